@@ -10,7 +10,7 @@ function(ingot_add_headers name)
   target_precompile_headers(${name} PRIVATE ${ARGN})
 endfunction()
 if(INGOT_SANITIZE AND NOT layers)
-  set(common_headers <algorithm> <cmath> <functional> <memory> <string> <vector> <ingot/core/tensor.h> <ingot/core/thread_pool.h>)
+  set(common_headers <algorithm> <cmath> <functional> <memory> <string> <vector> <ingot/core/tensor.h> <ingot/core/cpu/thread_pool.h>)
   ingot_add_headers(ingot_json_headers ${common_headers} <ingot/io/json.h>)
   # A target has one precompiled header, and tests have their own. Files that do not want their target's name the other.
   list(FILTER without_json EXCLUDE REGEX "\\.(test|simd)\\.cpp$|/gpu/emulation/")

@@ -1,4 +1,4 @@
-# presets/<name>.json become string literals in one generated source, which models/gpt/presets.cpp includes by name.
+# presets/<name>.json become string literals in one generated source, which models/gpt/config/presets.cpp includes by name.
 file(GLOB preset_files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/presets/*.json)
 set(generated "// Made by cmake/IngotPresets.cmake from presets/*.json.\n")
 foreach(file ${preset_files})

@@ -19,11 +19,13 @@
 set(INGOT_ROOMS "" CACHE STRING "rooms of src/ingot/kernels that the library has, besides those they use; all when empty")
 set(rooms_dir ${CMAKE_CURRENT_SOURCE_DIR}/src/ingot/kernels)
 
-# What a folder of src/ingot is called in names of targets and properties: kernels_rmsnorm; of a room's inner folders, the room's.
+# The name of a folder of src/ingot in names of targets and properties: src/ingot/kernels/rmsnorm is kernels_rmsnorm. Folders inside an operation,
+# a model, an engine or a program share its name, and folders inside core and io share theirs: each of these is one test executable.
 function(ingot_folder_name path result)
   file(RELATIVE_PATH name ${CMAKE_CURRENT_SOURCE_DIR} ${path})
   string(REGEX REPLACE "^src/ingot/" "" name ${name})
-  string(REGEX REPLACE "^(kernels/[^/]+)/.*" "\\1" name ${name})
+  string(REGEX REPLACE "^((kernels|models|engines|apps)/[^/]+)/.*" "\\1" name ${name})
+  string(REGEX REPLACE "^(core|io)/.*" "\\1" name ${name})
   string(REPLACE "/" "_" name ${name})
   set(${result} ${name} PARENT_SCOPE)
 endfunction()

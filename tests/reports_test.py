@@ -100,11 +100,11 @@ class Reports(unittest.TestCase):
         self.assertEqual(sanitize.explained_in(log(read, read) + log(read, write.replace("publish", "fetch")), "test_x"), 0)
         best = "ingot::sampling::block_best(unsigned long, ingot::sampling::BestMemory &)+0x19 in best.cuh:44"
         self.assertEqual(sanitize.explained_in(log(best, best), "test_kernels_sampling"), 0)
-        self.assertEqual(sanitize.explained_in(log(best, best), "test_models_gpt_oss_decode"), 1)
+        self.assertEqual(sanitize.explained_in(log(best, best), "test_models_decode"), 1)
         fill = "ingot::ptx::bulk_load(void *, const void *, unsigned int, unsigned long *)+0x4f50 in tma.cuh:34"
         read = "void ingot::gpt_oss_decode::TokenProducts<(ingot::WeightFormat)2>::load_staged<(ingot::WeightFormat)2>(T1 &)+0x30 in token_products.cuh:94"
-        self.assertEqual(sanitize.explained_in(log(fill, read), "test_models_gpt_oss_decode"), 1)
-        self.assertEqual(sanitize.explained_in(log(fill, fill) + log(fill, read.replace("load_staged", "store")), "test_models_gpt_oss_decode"), 0)
+        self.assertEqual(sanitize.explained_in(log(fill, read), "test_models_decode"), 1)
+        self.assertEqual(sanitize.explained_in(log(fill, fill) + log(fill, read.replace("load_staged", "store")), "test_models_decode"), 0)
         self.assertEqual(sanitize.explained_in(log(fill, read), "test_models_gpt_oss"), 0)
 
     def test_a_sanitizer_report_is_made_in_parts(self):
@@ -228,7 +228,7 @@ class Reports(unittest.TestCase):
         self.assertIn("torch.compile, dense rows | torch.compile, FlexAttention", rows[2])
         self.assertTrue(rows[-1].endswith("| 24.0 | 20.0 | 1.25x |"), rows[-1])
         files = {path.relative_to(ROOT).as_posix() for path in reports.files_of("train")}
-        self.assertLessEqual({"src/ingot/engines/train/optimizer.cpp", "src/ingot/models/gpt/block.cpp", "src/ingot/kernels/muon/muon.cu"}, files)
+        self.assertLessEqual({"src/ingot/engines/train/optimizer/optimizer.cpp", "src/ingot/models/gpt/block/block.cpp", "src/ingot/kernels/muon/muon.cu"}, files)
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
     def test_a_runs_operations_are_those_of_a_step_whatever_the_log_has_smoothed(self):
@@ -376,7 +376,7 @@ class Reports(unittest.TestCase):
         trained = reports.tree_hash("train")  # the same sources as the step's own report
         self.assertEqual([reports.tree_hash(suite) for suite in ("train_gpus", "train_memory")], [trained] * 2)
         files = {path.relative_to(ROOT).as_posix() for path in reports.files_of("generate")}
-        self.assertLessEqual({"src/ingot/models/gpt/device_decoder.cpp", "src/ingot/engines/generate/session.cpp", "src/ingot/kernels/sampling/sampling.cu"}, files)
+        self.assertLessEqual({"src/ingot/models/gpt/generate/device_decoder.cpp", "src/ingot/engines/generate/session.cpp", "src/ingot/kernels/sampling/sampling.cu"}, files)
         self.assertNotIn("src/ingot/engines/train/trainer.cpp", files)
 
     def test_the_headline_names_the_best_peer_of_its_case_and_nothing_else(self):

@@ -84,8 +84,8 @@ include(${CMAKE_CURRENT_LIST_DIR}/crash/crash.cmake)
 
 # Two cores end together where the longest tests begin first. Where others want the cores too, a sanitized one can take more than the 1,500 s
 # after which ctest ends a test.
-if(TEST models_gpt_oss_decode)
-  set_tests_properties(models_gpt_oss_decode PROPERTIES COST 300 TIMEOUT 3600)
+if(TEST models_decode)
+  set_tests_properties(models_decode PROPERTIES COST 300 TIMEOUT 3600)
 endif()
 foreach(test engines_train kernels_sampling)
   if(TEST ${test})

@@ -50,7 +50,7 @@ def problems_of_launches(texts, root):
 
     def home(path):
         parts = path.relative_to(root).parts
-        return parts[:2] if parts[0] == "kernels" else parts[:-1]
+        return parts[:2] if parts[0] in ("kernels", "models") else parts[:-1]
 
     def known(name, by):
         """What is defined by that name in the file's room or folder."""

@@ -1,4 +1,4 @@
-"""Fails when an object compiled for one CPU level defines a weak symbol (core/cpu.h says why that kills older CPUs).
+"""Fails when an object compiled for one CPU level defines a weak symbol (core/cpu/cpu.h says why that kills older CPUs).
 
     python3 tools/check_simd_objects.py OBJECT...
 """

@@ -15,7 +15,7 @@ ELSEWHERE = {"host_cost": ["bindings/python/native", "bindings/python/ingot"]}
 COMMON = ["src/ingot/gpu", "src/ingot/core", "CMakeLists.txt", "cmake/IngotCuda.cmake", "cmake/IngotRooms.cmake"]
 # What the room of attention, of the router and of quantised weights, and the model's own folders are to a token.
 ROOMS["decode"] = ["attention", "moe", "quant", "sampling"]
-ELSEWHERE["decode"] = ["src/ingot/megakernel", "src/ingot/models/gpt_oss"]
+ELSEWHERE["decode"] = ["src/ingot/megakernel", "src/ingot/models/decode", "src/ingot/models/gpt_oss"]
 ROOMS["prompt"], ELSEWHERE["prompt"] = [*ROOMS["decode"], "grouped"], ELSEWHERE["decode"]
 ROOMS["decode_gpus"], ELSEWHERE["decode_gpus"] = ROOMS["prompt"], ELSEWHERE["decode"]  # where there are several
 # What a training step of the preset golf runs.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/text/byte_bpe.h"
 
 namespace {

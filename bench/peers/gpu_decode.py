@@ -6,7 +6,7 @@ bench/results/<gpu>/decode.json.
 
 The limit is the bytes of weights and keys that a token reads, at what memory gives a kernel that only reads, in the same process; that of
 several sequences counts the experts that they chose, that of a hand-off is the barrier alone.
-What a token computes is tested (models/gpt_oss/decode/decode.cuda.test.cpp): through all layers of random weights a rounding decides
+What a token computes is tested (models/decode/phased/decode.cuda.test.cpp): through all layers of random weights a rounding decides
 which experts are taken, and two right answers differ.
 
 llama.cpp is a peer at 20B shapes where its `llama-bench`, built with CUDA, is given by path: on a GGUF with random weights (synthetic_gguf.py)

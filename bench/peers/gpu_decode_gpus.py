@@ -11,7 +11,7 @@ The limit of a token is the bytes of weights and keys that the busiest GPU reads
 that of gpu_prompt.py, of the busiest GPU. `stages` are a token's by GPU: what a stage took, of it the exchange from this GPU's having sent its
 part until all parts were there (`last_exchange_us`: on the GPU that was last, who waited for nobody), then the wait for the GPU's own blocks;
 `one_stages` are those of one GPU.
-What they compute is tested (models/gpt_oss/decode/ranks.cuda.test.cpp).
+What they compute is tested (models/decode/phased/ranks.cuda.test.cpp).
 """
 import json
 import subprocess

@@ -6,7 +6,7 @@ machine's CPU. Writes bench/results/<gpu>/generate.json.
 The models are trained for a few steps on random text here; what they say is of no interest. A time is the program's own for all tokens after
 the prompt, over their number: the recording of the token's graph is in it, and the windows that slide on: nano sees 64 tokens, and whenever
 they are full half of them are read again. Medians of three rounds in turn, each a process; of golf's 1,000 tokens the CPU makes the first 64.
-The limit is all parameters in bf16, read once from memory. That the GPU's tokens are right is tested (models/gpt/device_decoder.cuda.test.cpp);
+The limit is all parameters in bf16, read once from memory. That the GPU's tokens are right is tested (models/gpt/generate/device_decoder.cuda.test.cpp);
 these are times alone.
 """
 import json

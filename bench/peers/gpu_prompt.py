@@ -5,7 +5,7 @@ same prompts in steps of 16 tokens by the decode kernels. Writes bench/results/<
 
 The limit is the larger of two times: of reading all weights that chance would choose once a chunk, at what memory gives a kernel that only
 reads, and of all products, at that of a plain product, both measured in this run. What a prompt computes is tested
-(models/gpt_oss/decode/decode.cuda.test.cpp).
+(models/decode/phased/decode.cuda.test.cpp).
 """
 import json
 import subprocess

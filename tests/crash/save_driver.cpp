@@ -10,9 +10,9 @@
 
 #include "ingot/core/log.h"
 #include "ingot/io/checkpoint.h"
+#include "ingot/io/codecs/sha256.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
-#include "ingot/io/sha256.h"
 
 namespace {
 

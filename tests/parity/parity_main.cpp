@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "ingot/core/arena.h"
 #include "ingot/core/check.h"
-#include "ingot/engines/train/optimizer.h"
+#include "ingot/core/memory/arena.h"
+#include "ingot/engines/train/optimizer/optimizer.h"
 #include "ingot/engines/train/schedule.h"
 #include "ingot/models/gpt/gpt.h"
 

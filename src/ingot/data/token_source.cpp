@@ -4,9 +4,9 @@
 #include <bit>
 #include <cstring>
 
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
+#include "ingot/io/codecs/sha256.h"
 #include "ingot/io/file.h"
-#include "ingot/io/sha256.h"
 
 namespace ingot {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 // Allocators of a GPU's memory and of host memory that a GPU reads without a detour. Sources of ordinary Arenas.
-#include "ingot/core/allocator.h"
+#include "ingot/core/memory/allocator.h"
 
 namespace ingot::gpu {
 

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "ingot/core/ranks.test.h"
+#include "ingot/core/comm/ranks.test.h"
 #include "ingot/gpu/device.h"
 
 namespace ingot {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "ingot/core/socket_communicator.h"
+#include "ingot/core/comm/socket_communicator.h"
 
 namespace ingot::gpu {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ingot/io/safetensors.h"
+#include "ingot/io/formats/safetensors.h"
 
 namespace ingot {
 

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <ctime>
 
-#include "ingot/io/crc32c.h"
+#include "ingot/io/codecs/crc32c.h"
 
 namespace ingot {
 namespace {

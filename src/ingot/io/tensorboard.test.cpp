@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "ingot/io/crc32c.h"
+#include "ingot/io/codecs/crc32c.h"
 #include "ingot/testing/temporary_directory.h"
 
 namespace ingot {

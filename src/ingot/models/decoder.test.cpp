@@ -10,9 +10,9 @@
 #include <thread>
 
 #include "ingot/gpu/device.h"
-#include "ingot/models/gpt/decoder.h"
-#include "ingot/models/gpt/parameters.h"
-#include "ingot/models/gpt_oss/decode/decoder.h"
+#include "ingot/models/decode/model/decoder.h"
+#include "ingot/models/gpt/config/parameters.h"
+#include "ingot/models/gpt/generate/decoder.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/host_decoder.h"
 #include "ingot/testing/temporary_directory.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "ingot/core/cpu.h"
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
 
 INGOT_SIMD_DECLARE(double fma_loop_f32(int64_t rounds); double fma_loop_bf16(int64_t rounds);)
 INGOT_SIMD_TILES_DECLARE(double tile_loop_bf16(int64_t rounds);)

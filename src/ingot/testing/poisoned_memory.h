@@ -2,7 +2,7 @@
 // An allocator whose memory starts as NaN in every floating type, for tests of what writes before it reads.
 #include <cstring>
 
-#include "ingot/core/allocator.h"
+#include "ingot/core/memory/allocator.h"
 #include "ingot/gpu/device.h"
 
 namespace ingot::testing {

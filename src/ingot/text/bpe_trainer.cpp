@@ -7,7 +7,7 @@
 #include <unordered_map>
 
 #include "ingot/core/check.h"
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/text/byte_alphabet.h"
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/words.h"

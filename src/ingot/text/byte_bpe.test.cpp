@@ -6,8 +6,8 @@
 #include <thread>
 #include <unordered_map>
 
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/rng.h"
-#include "ingot/core/thread_pool.h"
 #include "ingot/io/file.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/text/golden.test.h"

@@ -2,7 +2,7 @@
 #include <unordered_map>
 
 #include "ingot/core/check.h"
-#include "ingot/io/gguf.h"
+#include "ingot/io/formats/gguf.h"
 #include "ingot/io/utf8.h"
 #include "ingot/text/byte_alphabet.h"
 #include "ingot/text/byte_bpe.h"

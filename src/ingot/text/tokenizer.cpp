@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "ingot/core/check.h"
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/io/file.h"
-#include "ingot/io/gguf.h"
+#include "ingot/io/formats/gguf.h"
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/char_tokenizer.h"
 #include "ingot/text/sentencepiece.h"

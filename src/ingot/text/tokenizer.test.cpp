@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/io/file.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/text/byte_bpe.h"

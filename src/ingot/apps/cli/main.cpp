@@ -1,4 +1,4 @@
-#include "ingot/apps/cli/cli.h"
+#include "ingot/apps/cli/framework/cli.h"
 
 int main(int argc, char** argv) {
   using namespace ingot::cli;

@@ -17,7 +17,7 @@
 #include <set>
 
 #include "ingot/core/log.h"
-#include "ingot/io/sha256.h"
+#include "ingot/io/codecs/sha256.h"
 
 namespace ingot::server {
 namespace {

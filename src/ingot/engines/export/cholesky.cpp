@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 
 namespace ingot {
 namespace {

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "ingot/core/check.h"
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/engines/export/cholesky.h"
 
 namespace ingot {

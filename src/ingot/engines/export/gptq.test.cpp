@@ -8,8 +8,8 @@
 #include <numeric>
 
 #include "ingot/core/check.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/rng.h"
-#include "ingot/core/thread_pool.h"
 #include "ingot/engines/export/cholesky.h"
 
 namespace ingot {

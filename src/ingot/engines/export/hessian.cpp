@@ -1,7 +1,7 @@
 #include "ingot/engines/export/hessian.h"
 
 #include "ingot/core/check.h"
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/data/packer.h"
 #include "ingot/engines/train/device_batch.h"
 #include "ingot/gpu/allocator.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ingot/core/arena.h"
+#include "ingot/core/memory/arena.h"
 #include "ingot/data/token_source.h"
 #include "ingot/models/gpt/gpt.h"
 

@@ -1,7 +1,7 @@
 #pragma once
 // Text from a model that continues text, as those of `ingot train` do.
 #include "ingot/engines/generate/session.h"
-#include "ingot/models/gpt/decoder.h"
+#include "ingot/models/gpt/generate/decoder.h"
 #include "ingot/text/tokenizer.h"
 
 namespace ingot {

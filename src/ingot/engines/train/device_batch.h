@@ -1,7 +1,7 @@
 #pragma once
 #include <vector>
 
-#include "ingot/core/arena.h"
+#include "ingot/core/memory/arena.h"
 #include "ingot/data/packer.h"
 #include "ingot/engines/train/staged.h"
 #include "ingot/models/gpt/call.h"

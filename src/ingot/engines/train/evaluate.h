@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "ingot/core/communicator.h"
+#include "ingot/core/comm/communicator.h"
 #include "ingot/data/evaluation.h"
 #include "ingot/models/gpt/gpt.h"
 #include "ingot/text/tokenizer.h"

@@ -1,9 +1,9 @@
 // Data parallel training on two GPUs and on four of one process, against one GPU with the same passes.
 #include <gtest/gtest.h>
 
-#include "ingot/core/ranks.test.h"
-#include "ingot/engines/train/shards.h"
-#include "ingot/engines/train/small_run.test.h"
+#include "ingot/core/comm/ranks.test.h"
+#include "ingot/engines/train/optimizer/shards.h"
+#include "ingot/engines/train/run/small_run.test.h"
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/nccl.h"
 #include "ingot/kernels/copy/host_copy.h"

@@ -1,12 +1,12 @@
 // Data parallel training: ranks as threads, over real sockets.
-#include "ingot/core/ranks.test.h"
+#include "ingot/core/comm/ranks.test.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "ingot/engines/train/shards.h"
-#include "ingot/engines/train/small_run.test.h"
+#include "ingot/engines/train/optimizer/shards.h"
+#include "ingot/engines/train/run/small_run.test.h"
 #include "ingot/engines/train/trainer.h"
 #include "ingot/io/checkpoint.h"
 

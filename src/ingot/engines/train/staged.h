@@ -3,7 +3,7 @@
 #include <array>
 #include <memory>
 
-#include "ingot/core/arena.h"
+#include "ingot/core/memory/arena.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
 

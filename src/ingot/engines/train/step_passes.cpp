@@ -5,7 +5,7 @@
 
 #include "ingot/core/check.h"
 #include "ingot/core/progress.h"
-#include "ingot/engines/train/shards.h"
+#include "ingot/engines/train/optimizer/shards.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/kernels/axpby/axpby.h"
 #include "ingot/kernels/copy/copy.h"

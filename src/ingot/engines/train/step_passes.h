@@ -5,8 +5,8 @@
 #include "ingot/data/prefetch.h"
 #include "ingot/engines/train/device_batch.h"
 #include "ingot/engines/train/pass_graphs.h"
-#include "ingot/engines/train/train_state.h"
-#include "ingot/models/gpt/flops.h"
+#include "ingot/engines/train/run/train_state.h"
+#include "ingot/models/gpt/config/flops.h"
 #include "ingot/models/gpt/gpt.h"
 
 namespace ingot {

@@ -1,13 +1,13 @@
 #include <memory>
 
-#include "ingot/core/cpu.h"
+#include "ingot/core/cpu/cpu.h"
 #include "ingot/core/rng.h"
-#include "ingot/engines/train/optimizer.h"
-#include "ingot/engines/train/run_config.h"
+#include "ingot/engines/train/optimizer/optimizer.h"
+#include "ingot/engines/train/run/run_config.h"
 #include "ingot/engines/train/schedule.h"
 #include "ingot/kernels/copy/copy.h"
+#include "ingot/models/gpt/config/presets.h"
 #include "ingot/models/gpt/gpt.h"
-#include "ingot/models/gpt/presets.h"
 #include "ingot/testing/bench.h"
 
 namespace ingot {

@@ -1,7 +1,7 @@
 // Training on a GPU: it learns as on the CPU, repeats bit for bit, and goes on where it was.
 #include <gtest/gtest.h>
 
-#include "ingot/engines/train/small_run.test.h"
+#include "ingot/engines/train/run/small_run.test.h"
 #include "ingot/kernels/copy/host_copy.h"
 #include "ingot/testing/gpu_test.h"
 

@@ -8,12 +8,12 @@
 #include <memory>
 #include <string>
 
-#include "ingot/core/arena.h"
-#include "ingot/core/communicator.h"
+#include "ingot/core/comm/communicator.h"
+#include "ingot/core/memory/arena.h"
 #include "ingot/engines/train/evaluate.h"
-#include "ingot/engines/train/run_data.h"
-#include "ingot/engines/train/run_directory.h"
-#include "ingot/engines/train/run_events.h"
+#include "ingot/engines/train/run/run_data.h"
+#include "ingot/engines/train/run/run_directory.h"
+#include "ingot/engines/train/run/run_events.h"
 #include "ingot/io/file.h"
 #include "ingot/models/gpt/trained.h"
 

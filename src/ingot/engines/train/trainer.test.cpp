@@ -6,13 +6,13 @@
 #include <csignal>
 #include <fstream>
 
-#include "ingot/core/thread_pool.h"
-#include "ingot/engines/train/small_run.test.h"
-#include "ingot/engines/train/train_checkpoint.h"
+#include "ingot/core/cpu/thread_pool.h"
+#include "ingot/engines/train/run/small_run.test.h"
+#include "ingot/engines/train/run/train_checkpoint.h"
 #include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
-#include "ingot/models/gpt/presets.h"
+#include "ingot/models/gpt/config/presets.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/text/char_tokenizer.h"
 

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/rng.h"
-#include "ingot/core/thread_pool.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/kernels/adamw/adamw.h"
 #include "ingot/kernels/copy/copy.h"

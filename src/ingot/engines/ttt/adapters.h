@@ -2,8 +2,8 @@
 // Low-rank adapters of several documents, and their optimizer: all begin alike, and learn each from its own document.
 #include <vector>
 
-#include "ingot/core/arena.h"
-#include "ingot/models/gpt/adapters.h"
+#include "ingot/core/memory/arena.h"
+#include "ingot/models/gpt/adapters/adapters.h"
 
 namespace ingot {
 

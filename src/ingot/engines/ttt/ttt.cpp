@@ -7,13 +7,13 @@
 #include <optional>
 #include <utility>
 
-#include "ingot/core/memory.h"
+#include "ingot/core/memory/memory.h"
 #include "ingot/engines/train/device_batch.h"
 #include "ingot/engines/train/pass_graphs.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/copy/copy.h"
-#include "ingot/models/gpt/device_weights.h"
+#include "ingot/models/gpt/generate/device_weights.h"
 
 namespace ingot {
 namespace {

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "ingot/engines/ttt/adaptation_case.test.h"
-#include "ingot/io/safetensors.h"
-#include "ingot/models/gpt/device_weights.h"
+#include "ingot/io/formats/safetensors.h"
+#include "ingot/models/gpt/generate/device_weights.h"
 #include "ingot/testing/gpu_test.h"
 #include "ingot/testing/temporary_directory.h"
 

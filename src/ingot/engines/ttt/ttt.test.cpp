@@ -5,8 +5,8 @@
 #include <atomic>
 #include <cmath>
 
-#include "ingot/core/ranks.test.h"
-#include "ingot/core/shared_counter.h"
+#include "ingot/core/comm/ranks.test.h"
+#include "ingot/core/cpu/shared_counter.h"
 #include "ingot/engines/ttt/adaptation_case.test.h"
 #include "ingot/testing/temporary_directory.h"
 

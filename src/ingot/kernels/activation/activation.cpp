@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <sstream>
 
-#include "ingot/core/cpu.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
-#include "ingot/core/thread_pool.h"
 
 INGOT_SIMD_DECLARE(void activate_span(VectorAct act, int64_t n, const float* x, float* y);
                    void activate_backward_span(VectorAct act, int64_t n, const float* dy, const float* x, float* dx);

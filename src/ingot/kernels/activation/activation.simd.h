@@ -1,7 +1,7 @@
 #pragma once
 // Vector forms of the activations, for *.simd.cpp files: the formulas of activation.h on Vec<float>, with the same
 // limits at infinity and the same treatment of NaN.
-#include "ingot/core/simd.h"
+#include "ingot/core/cpu/simd.h"
 #include "ingot/kernels/activation/vector_act.h"
 
 #define INGOT_VECTOR_FORM static inline __attribute__((always_inline)) Vec<float>

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "ingot/core/cpu.h"
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/kernels/activation/activation.cuh"
 #include "ingot/kernels/activation/gelu.cuh"
 #include "ingot/testing/testing.h"

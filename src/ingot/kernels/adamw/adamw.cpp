@@ -4,9 +4,9 @@
 #include <cmath>
 #include <limits>
 
-#include "ingot/core/cpu.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
-#include "ingot/core/thread_pool.h"
 #include "ingot/kernels/adamw/adamw_step.h"
 
 INGOT_SIMD_DECLARE(void adamw_span(const detail::AdamWStep<float>& s, int64_t n, const float* g, float* p, float* m,
@@ -89,7 +89,7 @@ template <class T> void ema_typed(const Ema& e) {
   });
 }
 
-// In the order of core/simd.h's Sums16.
+// In the order of core/cpu/simd.h's Sums16.
 template <class T> double sum_of_squares_of(int64_t n, const T* x) {
   if constexpr (std::is_same_v<T, float>) return INGOT_SIMD_CALL(sum_of_squares_span, n, x);
   double sum[16] = {};

@@ -1,4 +1,4 @@
-#include "ingot/core/simd.h"
+#include "ingot/core/cpu/simd.h"
 #include "ingot/kernels/adamw/adamw_step.h"
 
 namespace ingot::INGOT_SIMD {

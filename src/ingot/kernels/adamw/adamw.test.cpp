@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/kernels/adamw/adamw_cases.test.h"
 #include "ingot/testing/testing.h"
 

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
-#include "ingot/core/thread_pool.h"
 #include "ingot/kernels/attention/attention_segment.h"
 
 namespace ingot {

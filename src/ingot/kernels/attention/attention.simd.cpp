@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include "ingot/core/simd.h"
+#include "ingot/core/cpu/simd.h"
 
 namespace ingot::INGOT_SIMD {
 

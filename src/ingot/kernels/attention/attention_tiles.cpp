@@ -1,7 +1,7 @@
 // Cuts attention in f32 into tasks for attention.simd.cpp. The cut depends on each segment's own sizes, so a segment's
 // result depends neither on the number of threads nor on the segments beside it.
-#include "ingot/core/cpu.h"
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/kernels/attention/attention.simd.h"
 #include "ingot/kernels/attention/attention_segment.h"
 

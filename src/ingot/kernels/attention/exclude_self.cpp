@@ -1,8 +1,8 @@
 // Exclusive self attention: the part of each head's output along its own token's value is taken away (attention.h).
 #include <cmath>
 
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
-#include "ingot/core/thread_pool.h"
 #include "ingot/kernels/attention/attention_segment.h"
 
 namespace ingot {

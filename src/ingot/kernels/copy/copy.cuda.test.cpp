@@ -6,7 +6,7 @@
 #include <cmath>
 #include <string>
 
-#include "ingot/core/arena.h"
+#include "ingot/core/memory/arena.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/kernels/copy/copy_cases.test.h"
 #include "ingot/testing/device_buffer.h"

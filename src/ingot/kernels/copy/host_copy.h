@@ -1,6 +1,6 @@
 #pragma once
 // What a tensor holds, in host memory.
-#include "ingot/core/arena.h"
+#include "ingot/core/memory/arena.h"
 
 namespace ingot {
 

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/testing/bench.h"
 #include "ingot/testing/testing.h"
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ingot/core/cpu.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
-#include "ingot/core/thread_pool.h"
 
 INGOT_SIMD_DECLARE(float row_max(const float* logits, int64_t n);
                    double row_exp(const float* logits, float* out, int64_t n, float high, float softcap);

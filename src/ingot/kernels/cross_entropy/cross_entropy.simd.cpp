@@ -1,4 +1,4 @@
-#include "ingot/core/simd.h"
+#include "ingot/core/cpu/simd.h"
 
 namespace ingot::INGOT_SIMD {
 

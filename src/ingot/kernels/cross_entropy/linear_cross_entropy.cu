@@ -3,7 +3,7 @@
 
 #include "ingot/kernels/cross_entropy/capped.h"
 #include "ingot/kernels/cross_entropy/exponentials.h"
-#include "ingot/kernels/linear/core_product.h"
+#include "ingot/kernels/linear/cuda/core_product.h"
 
 namespace ingot::cuda {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <memory>
 
-#include "ingot/core/cpu.h"
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/testing/bench.h"
 #include "ingot/testing/testing.h"
 

@@ -4,12 +4,12 @@
 #include <atomic>
 #include <type_traits>
 
-#include "ingot/core/cpu.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
-#include "ingot/core/thread_pool.h"
 #include "ingot/gpu/cublaslt.h"
-#include "ingot/kernels/linear/linear.simd.h"
-#include "ingot/kernels/linear/linear_tiles.h"
+#include "ingot/kernels/linear/cpu/linear.simd.h"
+#include "ingot/kernels/linear/cpu/linear_tiles.h"
 #include "ingot/kernels/linear/sign_bits.h"
 
 INGOT_SIMD_DECLARE(

@@ -12,10 +12,10 @@
 #include "ingot/gpu/tile/cluster.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/activation/activation.cuh"
-#include "ingot/kernels/linear/activated.h"
-#include "ingot/kernels/linear/core_product.h"
+#include "ingot/kernels/linear/cuda/activated.h"
+#include "ingot/kernels/linear/cuda/core_product.h"
+#include "ingot/kernels/linear/cuda/linear_config.h"
 #include "ingot/kernels/linear/linear.h"
-#include "ingot/kernels/linear/linear_config.h"
 #include "ingot/kernels/linear/sign_bits.h"
 
 namespace ingot::cuda {

@@ -7,9 +7,9 @@
 #include <initializer_list>
 #include <vector>
 
-#include "ingot/core/cpu.h"
-#include "ingot/core/thread_pool.h"
-#include "ingot/kernels/linear/linear_tiles.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
+#include "ingot/kernels/linear/cpu/linear_tiles.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {

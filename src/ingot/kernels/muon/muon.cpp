@@ -4,9 +4,9 @@
 #include <atomic>
 #include <cmath>
 
-#include "ingot/core/cpu.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
-#include "ingot/core/thread_pool.h"
 
 INGOT_SIMD_DECLARE(
     double muon_momentum_f32(const float* g, float* buf, float* u, int64_t n, float scale, float mu, bool nesterov);

@@ -1,5 +1,5 @@
 // One row at a time: what muon does outside its products.
-#include "ingot/core/simd.h"
+#include "ingot/core/cpu/simd.h"
 
 namespace ingot::INGOT_SIMD {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/kernels/quant/device_order.h"
 
 namespace ingot {

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <set>
 
-#include "ingot/core/cpu.h"
+#include "ingot/core/cpu/cpu.h"
 #include "ingot/kernels/quant/device_order.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <limits>
 
-#include "ingot/core/cpu.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
-#include "ingot/core/thread_pool.h"
 #include "ingot/kernels/linear/linear.h"
 #include "ingot/kernels/quant/granules.h"
 #include "ingot/kernels/quant/quant.simd.h"

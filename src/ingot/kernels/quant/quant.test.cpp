@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "ingot/core/cpu.h"
+#include "ingot/core/cpu/cpu.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/kernels/residual/residual_cases.test.h"
 
 namespace ingot {

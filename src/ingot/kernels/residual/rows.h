@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
-#include "ingot/core/thread_pool.h"
 #include "ingot/kernels/residual/workspace.h"
 
 // These loops read each operand once and do a few operations per element, so they run at the speed of memory. Outputs

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ingot/core/cpu.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
-#include "ingot/core/thread_pool.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.simd.h"
 
 INGOT_SIMD_DECLARE(float rmsnorm_rstd(const float* s, int64_t n, float eps);

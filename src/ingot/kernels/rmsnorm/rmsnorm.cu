@@ -2,10 +2,10 @@
 #include <mutex>
 
 #include "ingot/gpu/launch.h"
+#include "ingot/kernels/rmsnorm/forward/rmsnorm_forward.h"
+#include "ingot/kernels/rmsnorm/forward/rmsnorm_walk.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
-#include "ingot/kernels/rmsnorm/rmsnorm_forward.h"
-#include "ingot/kernels/rmsnorm/rmsnorm_walk.cuh"
 
 namespace ingot::cuda {
 namespace {

@@ -1,6 +1,6 @@
 #include "ingot/kernels/rmsnorm/rmsnorm.simd.h"
 
-#include "ingot/core/simd.h"
+#include "ingot/core/cpu/simd.h"
 
 namespace ingot::INGOT_SIMD {
 

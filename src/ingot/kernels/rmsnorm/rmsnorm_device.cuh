@@ -1,7 +1,7 @@
 #pragma once
 // What the forward and the backward kernels share on the device.
 #include "ingot/gpu/tile/vec.cuh"
-#include "ingot/kernels/rmsnorm/row_map.h"
+#include "ingot/kernels/rmsnorm/parts/row_map.h"
 
 namespace ingot::cuda {
 

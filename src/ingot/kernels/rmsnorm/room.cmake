@@ -2,7 +2,7 @@
 ingot_room(PTX 75)
 ingot_ptx_test(FILTER "RmsNorm*Cuda.*")
 foreach(type bf16 f16 float)
-  ingot_instances(rmsnorm_${type} EMULATED FROM rmsnorm_large.cuh rmsnorm_rows.cuh TEMPLATES
+  ingot_instances(rmsnorm_${type} EMULATED FROM forward/rmsnorm_large.cuh forward/rmsnorm_rows.cuh TEMPLATES
     "auto pick_rmsnorm<${type}>(DType, const RmsNormConfig&, bool) -> void (*)(RmsNormParams)"
     "auto pick_rmsnorm_large<${type}>(DType, const RmsNormConfig&, bool) -> void (*)(LargeParams)")
 endforeach()

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <numbers>
 
-#include "ingot/core/cpu.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
-#include "ingot/core/thread_pool.h"
 #include "ingot/kernels/rope/rope.simd.h"
 
 INGOT_SIMD_DECLARE(void rope_token(const detail::RopeToken& t); void rope_token_backward(const detail::RopeToken& t);)

@@ -1,6 +1,6 @@
 #include "ingot/kernels/rope/rope.simd.h"
 
-#include "ingot/core/simd.h"
+#include "ingot/core/cpu/simd.h"
 
 namespace ingot::INGOT_SIMD {
 

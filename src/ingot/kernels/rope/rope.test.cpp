@@ -6,7 +6,7 @@
 #include <functional>
 #include <numbers>
 
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
-#include "ingot/core/thread_pool.h"
 
 namespace ingot {
 

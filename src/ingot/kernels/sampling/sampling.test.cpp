@@ -7,7 +7,7 @@
 #include <map>
 #include <numeric>
 
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/kernels/sampling/adjust.h"
 #include "ingot/kernels/sampling/logprobs.h"
 #include "ingot/kernels/sampling/sampling_cases.test.h"

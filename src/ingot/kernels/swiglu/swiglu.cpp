@@ -4,9 +4,9 @@
 #include <limits>
 #include <type_traits>
 
-#include "ingot/core/cpu.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
-#include "ingot/core/thread_pool.h"
 #include "ingot/kernels/swiglu/swiglu.simd.h"
 
 INGOT_SIMD_DECLARE(void swiglu_gate_span(int64_t n, const float* gate, const float* up, float* h,

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ingot/core/check.h"
-#include "ingot/core/memory.h"
+#include "ingot/core/memory/memory.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/cross_entropy/cross_entropy.h"

@@ -6,10 +6,10 @@
 // buffer that only one step uses is scratch and shares memory with every other step's.
 #include <vector>
 
-#include "ingot/core/arena.h"
-#include "ingot/core/cpu.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/memory/arena.h"
 #include "ingot/models/gpt/call.h"
-#include "ingot/models/gpt/program.h"
+#include "ingot/models/gpt/config/program.h"
 
 namespace ingot::detail {
 

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "ingot/core/allocator.h"
+#include "ingot/core/memory/allocator.h"
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/linear/linear.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "ingot/io/json.h"
-#include "ingot/models/gpt/parameters.h"
+#include "ingot/models/gpt/config/parameters.h"
 
 namespace ingot::testing {
 

@@ -9,9 +9,9 @@
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rope/rope.h"
 #include "ingot/kernels/softcap/softcap.h"
-#include "ingot/models/gpt/adapter.h"
-#include "ingot/models/gpt/block.h"
-#include "ingot/models/gpt/segments.h"
+#include "ingot/models/gpt/adapters/adapter.h"
+#include "ingot/models/gpt/block/block.h"
+#include "ingot/models/gpt/block/segments.h"
 
 namespace ingot {
 

@@ -6,9 +6,9 @@
 #include <cmath>
 
 #include "ingot/gpu/allocator.h"
-#include "ingot/models/gpt/device_weights.h"
+#include "ingot/models/gpt/config/place.h"
+#include "ingot/models/gpt/generate/device_weights.h"
 #include "ingot/models/gpt/gpt_variants.test.h"
-#include "ingot/models/gpt/place.h"
 #include "ingot/testing/device_buffer.h"
 #include "ingot/testing/gpu_test.h"
 

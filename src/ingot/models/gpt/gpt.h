@@ -3,10 +3,10 @@
 #include <memory>
 #include <vector>
 
-#include "ingot/models/gpt/cache.h"
 #include "ingot/models/gpt/call.h"
-#include "ingot/models/gpt/parameters.h"
-#include "ingot/models/gpt/program.h"
+#include "ingot/models/gpt/config/parameters.h"
+#include "ingot/models/gpt/config/program.h"
+#include "ingot/models/gpt/generate/cache.h"
 
 namespace ingot {
 

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "ingot/kernels/activation/activation.h"
-#include "ingot/models/gpt/config.h"
-#include "ingot/models/gpt/presets.h"
+#include "ingot/models/gpt/config/config.h"
+#include "ingot/models/gpt/config/presets.h"
 
 namespace ingot::testing {
 

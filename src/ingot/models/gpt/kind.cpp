@@ -1,9 +1,9 @@
 // Models of `ingot train`, for the registry.
 #include "ingot/gpu/device.h"
 #include "ingot/io/file.h"
-#include "ingot/models/gpt/decoder.h"
-#include "ingot/models/gpt/device_weights.h"
-#include "ingot/models/gpt/place.h"
+#include "ingot/models/gpt/config/place.h"
+#include "ingot/models/gpt/generate/decoder.h"
+#include "ingot/models/gpt/generate/device_weights.h"
 #include "ingot/models/gpt/trained.h"
 #include "ingot/models/registry.h"
 

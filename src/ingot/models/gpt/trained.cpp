@@ -1,15 +1,15 @@
 #include "ingot/models/gpt/trained.h"
 
 #include "ingot/io/checkpoint.h"
+#include "ingot/io/codecs/sha256.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
-#include "ingot/io/sha256.h"
-#include "ingot/models/gpt/artifact.h"
+#include "ingot/models/gpt/artifact/artifact.h"
 
 namespace ingot {
 namespace {
 
-// What generation needs of a run's configuration; the rest is the trainer's (engines/train/run_config.h).
+// What generation needs of a run's configuration; the rest is the trainer's (engines/train/run/run_config.h).
 void read_config(const std::string& text, const std::string& where, TrainedModel& into) {
   const Json json = parse_json(text, where);
   Fields all(json, where, ErrorCode::usage);

@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "ingot/core/arena.h"
-#include "ingot/io/safetensors.h"
+#include "ingot/core/memory/arena.h"
+#include "ingot/io/formats/safetensors.h"
 #include "ingot/kernels/linear/linear.h"
-#include "ingot/models/gpt/config.h"
-#include "ingot/models/gpt/parameters.h"
+#include "ingot/models/gpt/config/config.h"
+#include "ingot/models/gpt/config/parameters.h"
 #include "ingot/text/tokenizer.h"
 
 namespace ingot {

@@ -9,10 +9,10 @@
 #include <set>
 #include <span>
 
-#include "ingot/core/memory.h"
+#include "ingot/core/cpu/thread_pool.h"
+#include "ingot/core/memory/memory.h"
 #include "ingot/core/rng.h"
-#include "ingot/core/thread_pool.h"
-#include "ingot/io/archive.h"
+#include "ingot/io/formats/archive.h"
 #include "ingot/io/json.h"
 #include "ingot/kernels/quant/granules.h"
 #include "ingot/models/gpt_oss/checkpoint.h"

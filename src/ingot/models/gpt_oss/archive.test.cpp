@@ -7,8 +7,8 @@
 #include <fstream>
 #include <map>
 
-#include "ingot/io/archive.h"
 #include "ingot/io/file.h"
+#include "ingot/io/formats/archive.h"
 #include "ingot/kernels/quant/granules.h"
 #include "ingot/models/gpt_oss/gpt_oss.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"

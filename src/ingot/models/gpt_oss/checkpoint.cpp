@@ -5,7 +5,7 @@
 #include <cstring>
 #include <set>
 
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 
 namespace ingot::detail {
 

@@ -4,9 +4,9 @@
 #include <map>
 #include <memory>
 
-#include "ingot/io/gguf.h"
-#include "ingot/io/iris.h"
-#include "ingot/io/safetensors_set.h"
+#include "ingot/io/formats/gguf.h"
+#include "ingot/io/formats/iris.h"
+#include "ingot/io/formats/safetensors_set.h"
 #include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot::detail {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "ingot/io/archive.h"
 #include "ingot/io/file.h"
-#include "ingot/io/gguf.h"
-#include "ingot/io/iris.h"
+#include "ingot/io/formats/archive.h"
+#include "ingot/io/formats/gguf.h"
+#include "ingot/io/formats/iris.h"
 #include "ingot/io/json.h"
 
 namespace ingot {

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "ingot/core/memory.h"
+#include "ingot/core/memory/memory.h"
 
 namespace ingot {
 namespace {

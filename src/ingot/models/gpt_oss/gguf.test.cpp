@@ -1,12 +1,12 @@
 // GGUF files against the safetensors checkpoint of the same numbers.
-#include "ingot/io/gguf.h"
+#include "ingot/io/formats/gguf.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 
-#include "ingot/io/gguf_writer.test.h"
+#include "ingot/io/formats/gguf_writer.test.h"
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/gpt_oss/weights.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "ingot/core/thread_pool.h"
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/moe/moe.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"

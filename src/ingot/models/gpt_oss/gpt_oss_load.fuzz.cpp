@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
-#include "ingot/io/archive_sum.test.h"
 #include "ingot/io/file.h"
+#include "ingot/io/formats/archive_sum.test.h"
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/testing/fuzz.h"
 #include "ingot/testing/temporary_directory.h"

@@ -2,11 +2,11 @@
 #include <algorithm>
 
 #include "ingot/gpu/device.h"
-#include "ingot/io/archive.h"
 #include "ingot/io/file.h"
-#include "ingot/io/gguf.h"
+#include "ingot/io/formats/archive.h"
+#include "ingot/io/formats/gguf.h"
+#include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/gpt_oss/archive.h"
-#include "ingot/models/gpt_oss/decode/decoder.h"
 #include "ingot/models/gpt_oss/decoder.h"
 #include "ingot/models/registry.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ingot/io/safetensors.h"
+#include "ingot/io/formats/safetensors.h"
 #include "ingot/kernels/quant/quant.h"
 #include "ingot/testing/testing.h"
 

@@ -1,7 +1,7 @@
 #include "ingot/models/gpt_oss/weights.h"
 
-#include "ingot/core/memory.h"
-#include "ingot/io/archive.h"
+#include "ingot/core/memory/memory.h"
+#include "ingot/io/formats/archive.h"
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/checkpoint.h"
 

@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "ingot/core/arena.h"
+#include "ingot/core/memory/arena.h"
 #include "ingot/kernels/quant/quant.h"
 #include "ingot/models/gpt_oss/config.h"
 

@@ -1,0 +1,407 @@
+// ingot bench decode: a token of GPT-OSS, with synthetic weights on a GPU or of a model as generation has it.
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+#include "ingot/apps/cli/framework/cli.h"
+#include "ingot/apps/cli/shared/models.h"
+#include "ingot/apps/cli/shared/runs.h"
+#include "ingot/core/version.h"
+#include "ingot/gpu/device.h"
+#include "ingot/io/json.h"
+#include "ingot/models/decode/measure/measure.h"
+#include "ingot/models/gpt_oss/weights.h"
+
+namespace ingot::cli {
+namespace {
+
+struct Options {
+  std::string size = "120b", dense = "bf16";
+  DecodeMeasurement measurement;
+  bool phased = false, megakernel = false;  // only this one
+  bool json = false;
+  std::string model, device = "auto";
+  std::string contexts, answers, streams, gpus;
+};
+
+void print_path(const std::string& path, const TokenTimes& of, const std::string& more) {
+  write_out(path + ": mean " + fixed(of.mean_ms, 3) + " ms a token, p50 " + fixed(of.p50_ms, 3) + ", p99 " +
+            fixed(of.p99_ms, 3) + ", best " + fixed(of.best_ms, 3) + "; " + fixed(1e3 / of.mean_ms, 0) + " tokens/s" +
+            more + "\n");
+}
+std::string shown_path(const std::string& path) {
+  return path == "screened" ? "megakernel, head screened in 8 bits" : path;
+}
+void print_shared(const Options& o, const DecodeTimes& t, const SharedTimes& s) {
+  const std::string gpus = std::to_string(s.gpus) + " GPUs";
+  write_out(gpus + ", " + o.measurement.split + ": a token reads at most " + fixed(double(s.token_bytes) * 1e-9, 3) +
+            " GB on one of them\n");
+  for (const auto& [path, of] : s.token) {
+    const auto alone = std::find_if(t.token.begin(), t.token.end(), [&](const auto& one) { return one.first == path; });
+    print_path(
+        shown_path(path) + ", " + gpus, of,
+        alone == t.token.end() ? "" : "; " + fixed(of.mean_ms / alone->second.mean_ms, 3) + " of one GPU's time");
+  }
+  write_out("16 tokens of a prompt: " + fixed(s.prompt_ms, 2) + " ms\n");
+  if (o.measurement.prompt) write_out("time to first token: " + fixed(s.first_token_ms, 1) + " ms\n");
+  for (size_t g = 0; g < s.stages.size(); ++g)
+    for (const StageTimes& of : s.stages[g])
+      write_out("  GPU " + std::to_string(g) + ", " + of.name + ": " + fixed(of.work_us, 2) + " us of work, " +
+                (of.exchange_us > 0 ? "of it " + fixed(of.exchange_us, 2) + " until all parts were there (" +
+                                          fixed(of.last_exchange_us, 2) + " on the GPU that was last), "
+                                    : "") +
+                fixed(of.wait_us, 2) + " of waiting\n");
+  for (const auto& [name, of] :
+       {std::pair{"idle", s.idle}, {"while memory is read", s.loaded}, {"while the next one's memory is read", s.link}})
+    write_out(std::string("an exchange, ") + name + ": store to poll " + fixed(of.one_way, 2) +
+              " us, both ways at once " + fixed(of.both_ways, 2) + "; a hand-off with one " + fixed(of.exchange, 2) +
+              " us, within a GPU " + fixed(of.local, 2) + "\n");
+}
+
+template <class Times> void print_paths(const Times& t, double read_TBps) {
+  for (const auto& [path, of] : t.token) {
+    const bool screened = path == "screened";
+    const double TBps = double(screened ? t.screened_bytes : t.token_bytes) / of.mean_ms * 1e-9;
+    const std::string speed =
+        read_TBps > 0 ? ", " + fixed(TBps, 2) + " TB/s, " + fixed(100 * TBps / read_TBps, 0) + " % of reading alone"
+        : TBps > 0    ? ", " + fixed(1e3 * TBps, 1) + " GB/s"
+                      : "";
+    print_path(shown_path(path), of, speed);
+  }
+}
+
+void print_contexts(const DecodeTimes& t) {
+  for (const ContextTimes& at : t.contexts) {
+    const std::string bytes = at.token_bytes > 0 ? ", " + fixed(double(at.token_bytes) * 1e-9, 3) + " GB" : "";
+    write_out(with_commas(at.context) + " tokens of context" + bytes + ":\n");
+    print_paths(at, t.read_TBps);
+  }
+  for (const AnswerTimes& a : t.answers)
+    write_out("a prompt of " + with_commas(a.prompt) + " tokens, " + with_commas(a.tokens) +
+              " of an answer: first token " + fixed(a.first_token_ms, 1) + " ms, then " + fixed(a.token_ms(), 3) +
+              " ms a token, all in " + fixed(1e-3 * a.whole_ms, 3) + " s\n");
+}
+
+void print(const Options& o, const DecodeTimes& t) {
+  const std::string text = "GPT-OSS-" + o.size + " shapes, " + o.dense + " and mxfp4 experts" +
+                           (o.measurement.quant ? " of e4m3 inputs, " : ", ") + with_commas(o.measurement.context) +
+                           " tokens of context, " + fixed(double(t.weight_bytes) * 1e-9, 1) + " GB of weights\n";
+  write_out(text);
+  const auto print_all_shared = [&] {
+    for (const SharedTimes& s : t.shared) print_shared(o, t, s);
+  };
+  if (t.token.empty()) return print_all_shared();  // one has no room for it
+  write_out("a token reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB; reading alone reaches " +
+            fixed(t.read_TBps, 2) + " TB/s here\n");
+  print_paths(t, t.read_TBps);
+  print_contexts(t);
+  write_out("16 tokens of a prompt: " + fixed(t.prompt_ms, 2) + " ms\n");
+  if (o.measurement.prompt) write_out("time to first token: " + fixed(t.first_token_ms, 1) + " ms\n");
+  for (const StreamTimes& s : t.streams) {
+    const double TBps = double(s.step_bytes) / s.step.mean_ms * 1e-9;
+    write_out(std::to_string(s.streams) + (s.streams == 1 ? " stream: " : " streams: ") + fixed(s.step.mean_ms, 3) +
+              " ms a step, p50 " + fixed(s.step.p50_ms, 3) + ", p99 " + fixed(s.step.p99_ms, 3) + "; " +
+              fixed(1e3 * double(s.streams) / s.step.mean_ms, 0) + " tokens/s; " + fixed(s.experts, 1) +
+              " experts a layer, " + fixed(double(s.step_bytes) * 1e-9, 3) + " GB, " +
+              fixed(100 * TBps / t.read_TBps, 0) + " % of reading alone\n");
+    for (const auto& [name, us] : s.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
+  }
+  if (o.measurement.handoffs)
+    for (const auto& [name, of] : {std::pair{"idle", t.idle}, {"under load", t.loaded}})
+      write_out(std::string("a hand-off, ") + name + ": a barrier alone " + fixed(of.barrier, 2) +
+                " us, with a fence " + fixed(of.fenced, 2) + ", stamped words " + fixed(of.stamped, 2) +
+                ", the same without a barrier " + fixed(of.polled, 2) + "\n");
+  for (const auto& [name, us] : t.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
+  for (const StageTimes& s : t.stages)
+    write_out("  megakernel, " + s.name + ": " + fixed(s.work_us, 2) + " us of work, " + fixed(s.wait_us, 2) +
+              " of waiting\n");
+  print_all_shared();
+}
+
+OrderedJson as_json(const std::vector<std::pair<std::string, TokenTimes>>& paths) {
+  OrderedJson token = OrderedJson::object();
+  for (const auto& [path, of] : paths)
+    token[path] = {{"mean_ms", of.mean_ms}, {"p50_ms", of.p50_ms}, {"p99_ms", of.p99_ms}, {"best_ms", of.best_ms}};
+  return token;
+}
+OrderedJson as_json(const megakernel::ExchangeTimes& e) {
+  return {
+      {"one_way_us", e.one_way}, {"both_ways_us", e.both_ways}, {"handoff_us", e.local}, {"exchange_us", e.exchange}};
+}
+
+OrderedJson as_json(const megakernel::HandoffTimes& h) {
+  return {{"barrier_us", h.barrier}, {"fenced_us", h.fenced}, {"stamped_us", h.stamped}, {"polled_us", h.polled}};
+}
+
+void add_contexts(OrderedJson& json, const DecodeTimes& t) {
+  for (const ContextTimes& at : t.contexts)
+    json["contexts"].push_back({{"context", at.context},
+                                {"token", as_json(at.token)},
+                                {"token_bytes", at.token_bytes},
+                                {"screened_bytes", at.screened_bytes}});
+  for (const AnswerTimes& a : t.answers)
+    json["answers"].push_back({{"prompt", a.prompt},
+                               {"tokens", a.tokens},
+                               {"first_token_ms", a.first_token_ms},
+                               {"token_ms", a.token_ms()},
+                               {"whole_ms", a.whole_ms}});
+}
+OrderedJson as_json(const SharedTimes& s, const std::string& split) {
+  OrderedJson by_gpu = OrderedJson::array();
+  for (const auto& of_gpu : s.stages) {
+    by_gpu.push_back(OrderedJson::object());
+    for (const StageTimes& of : of_gpu) {
+      by_gpu.back()[of.name] = {{"work_us", of.work_us}, {"wait_us", of.wait_us}};
+      if (of.exchange_us > 0)
+        by_gpu.back()[of.name].update({{"exchange_us", of.exchange_us}, {"last_exchange_us", of.last_exchange_us}});
+    }
+  }
+  return {{"gpus", s.gpus},
+          {"split", split},
+          {"token", as_json(s.token)},
+          {"prompt_ms_of_16", s.prompt_ms},
+          {"token_bytes", s.token_bytes},
+          {"screened_bytes", s.screened_bytes},
+          {"first_token_ms", s.first_token_ms},
+          {"stages", by_gpu},
+          {"exchange_idle", as_json(s.idle)},
+          {"exchange_loaded", as_json(s.loaded)},
+          {"exchange_link", as_json(s.link)}};
+}
+OrderedJson as_json(const Options& o, const DecodeTimes& t) {
+  OrderedJson stages = OrderedJson::object();
+  for (const StageTimes& s : t.stages) stages[s.name] = {{"work_us", s.work_us}, {"wait_us", s.wait_us}};
+  OrderedJson phases = OrderedJson::object();
+  for (const auto& [name, us] : t.phases) phases[name] = us;
+  OrderedJson json{{"version", version()},
+                   {"commit", commit()},
+                   {"gpu", gpu::device_info().name},
+                   {"model", "gpt-oss-" + o.size},
+                   {"dense", o.dense},
+                   {"quant", o.measurement.quant},
+                   {"context", o.measurement.context},
+                   {"tokens", o.measurement.tokens},
+                   {"token", as_json(t.token)},
+                   {"prompt_ms_of_16", t.prompt_ms},
+                   {"first_token_ms", t.first_token_ms},
+                   {"token_bytes", t.token_bytes},
+                   {"screened_bytes", t.screened_bytes},
+                   {"weight_bytes", t.weight_bytes},
+                   {"read_TBps", t.read_TBps},
+                   {"phases_us", phases},
+                   {"stages", stages}};
+  add_contexts(json, t);
+  if (o.measurement.handoffs) json["handoffs"] = {{"idle", as_json(t.idle)}, {"loaded", as_json(t.loaded)}};
+  if (!t.streams.empty()) {
+    OrderedJson streams = OrderedJson::array();
+    for (const StreamTimes& s : t.streams)
+      streams.push_back({{"streams", s.streams},
+                         {"mean_ms", s.step.mean_ms},
+                         {"p50_ms", s.step.p50_ms},
+                         {"p99_ms", s.step.p99_ms},
+                         {"best_ms", s.step.best_ms},
+                         {"experts_a_layer", s.experts},
+                         {"step_bytes", s.step_bytes}});
+    json["streams"] = streams;
+  }
+  for (const SharedTimes& s : t.shared) json["shared"].push_back(as_json(s, o.measurement.split));
+  return json;
+}
+
+// --- a model as generation has it: told its context, greedy tokens one after the other
+
+using Clock = std::chrono::steady_clock;
+double ms_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+constexpr int64_t kFirst = 1 + 4;  // tokens before those that are timed: the prompt's, and some to warm up
+
+// Of weights and keys, on the CPU.
+int64_t bytes_of_token(const GptOssConfig& c, const GptOssWeights& w, int64_t context) {
+  const auto bytes = [&](const WeightMatrix& m) {
+    return weight_bytes(m.format, m.rows(), m.cols()) * (m.is_bank() ? c.experts_per_token : 1);
+  };
+  int64_t sum = bytes(w.head);
+  for (size_t l = 0; l < w.layers.size(); ++l) {
+    const GptOssLayer& y = w.layers[l];
+    sum += bytes(y.qkv) + bytes(y.o) + bytes(y.router) + bytes(y.gate_up) + bytes(y.down) +
+           2 * 4 * c.kv_width() * (c.sliding[l] ? std::min(c.window, context) : context);
+  }
+  return sum;
+}
+
+// Ids far apart, so that tokens go to different experts.
+void tell_prompt(Decoder& d, int slot, int64_t length) {
+  std::vector<int32_t> ids;
+  d.rewind(slot, 0);
+  for (int64_t at = 0; at < length; at += int64_t(ids.size())) {
+    ids.resize(size_t(std::min(d.batch(), length - at)));
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = int32_t(((at + int64_t(i)) * 7919 + 13) % d.vocab());
+    if (!d.extend(slot, ids)) fail(ErrorCode::interrupted, "stopped in a prompt of ", length, " tokens");
+  }
+}
+// Milliseconds from the prompt's first token to each of the answer's.
+std::vector<double> time_answer(Decoder& d, int slot, int64_t prompt, int64_t tokens) {
+  std::vector<double> at;
+  const int rounds = d.device().kind == Device::cuda ? 2 : 1;  // the first makes the graphs
+  for (int i = 0; i < rounds; ++i) {
+    at.clear();
+    const auto begin = Clock::now();
+    tell_prompt(d, slot, prompt);
+    (void)d.draw(slot,
+                 {.sampling = {.temperature = 0},
+                  .on_token =
+                      [&](int32_t) {
+                        at.push_back(ms_since(begin));
+                        return true;
+                      }},
+                 tokens);
+  }
+  return at;
+}
+TokenTimes times_of(const std::vector<double>& at) {
+  std::vector<double> ms;
+  for (size_t i = size_t(kFirst); i < at.size(); ++i) ms.push_back(at[i] - at[i - 1]);
+  std::sort(ms.begin(), ms.end());
+  return {.mean_ms = (at.back() - at[size_t(kFirst) - 1]) / double(ms.size()),
+          .p50_ms = ms[ms.size() / 2],
+          .p99_ms = ms[ms.size() * 99 / 100],
+          .best_ms = ms[0]};
+}
+
+int64_t gpus_of_model(const Options& o) {
+  const std::vector<int64_t> counts = numbers_in("--gpus", o.gpus);
+  if (counts.size() > 1)
+    fail(ErrorCode::usage, "--gpus: found ", o.gpus, " with --model, expected one number: a model is opened once");
+  return counts.empty() ? 1 : counts[0];
+}
+
+struct ModelTimes {
+  DecodeTimes times;
+  std::string device;
+};
+ModelTimes measure_model(const Options& o) {
+  require_gpt_oss(o.model);
+  const DecodeMeasurement& m = o.measurement;
+  int64_t longest = m.context;
+  for (const int64_t context : m.contexts) longest = std::max(longest, context);
+  longest += kFirst + m.tokens;
+  for (const auto& [prompt, tokens] : m.answers) longest = std::max(longest, prompt + tokens);
+  const OpenedModel model =
+      open_model(o.model, longest, {.quant = m.quant, .device = o.device, .gpus = gpus_of_model(o), .split = m.split});
+  Decoder& d = *model.decoder;
+  const bool on_gpu = d.device().kind == Device::cuda;
+  const GptOssConfig config = read_gpt_oss_config(o.model);
+  const GptOssWeights shapes = gpt_oss_shapes(o.model, config);
+  // What a GPU reads depends on more than a decoder says: its heads and parts.
+  const auto bytes = [&](int64_t context) { return on_gpu ? 0 : bytes_of_token(config, shapes, context); };
+  ModelTimes found{.times = {.weight_bytes = model.weight_bytes},
+                   .device = on_gpu ? gpu::device_info(d.device().index).name : "CPU"};
+  DecodeTimes& t = found.times;
+  const int slot = d.open();
+  const std::string path = on_gpu ? "cuda" : "cpu";
+  std::vector<double> at = time_answer(d, slot, m.context, kFirst + m.tokens);
+  t.first_token_ms = at[0], t.token_bytes = bytes(m.context);
+  t.token.emplace_back(path, times_of(at));
+  for (const int64_t context : m.contexts) {
+    at = time_answer(d, slot, context, kFirst + m.tokens);
+    t.contexts.push_back({.context = context, .token = {{path, times_of(at)}}, .token_bytes = bytes(context)});
+  }
+  for (const auto& [prompt, tokens] : m.answers) {
+    at = time_answer(d, slot, prompt, tokens);
+    t.answers.push_back({.prompt = prompt, .tokens = tokens, .first_token_ms = at[0], .whole_ms = at.back()});
+  }
+  return found;
+}
+
+void bench_model(const Options& o) {
+  const ModelTimes found = measure_model(o);
+  const DecodeTimes& t = found.times;
+  if (o.json) {
+    OrderedJson json{{"version", version()},
+                     {"commit", commit()},
+                     {"device", found.device},
+                     {"gpus", gpus_of_model(o)},
+                     {"model", o.model},
+                     {"quant", o.measurement.quant},
+                     {"context", o.measurement.context},
+                     {"tokens", o.measurement.tokens},
+                     {"token", as_json(t.token)},
+                     {"first_token_ms", t.first_token_ms},
+                     {"token_bytes", t.token_bytes},
+                     {"weight_bytes", t.weight_bytes}};
+    add_contexts(json, t);
+    return write_out(show_json(json) + "\n");
+  }
+  const int64_t gpus = gpus_of_model(o);
+  write_out(o.model + ", " + found.device + (gpus > 1 ? " and " + std::to_string(gpus - 1) + " more" : "") + ", " +
+            with_commas(o.measurement.context) + " tokens of context, " + fixed(double(t.weight_bytes) * 1e-9, 1) +
+            " GB of weights\n");
+  if (t.token_bytes > 0) write_out("a token reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB\n");
+  print_paths(t, 0);
+  print_contexts(t);
+  write_out("time to first token: " + fixed(t.first_token_ms, 1) + " ms\n");
+}
+
+}  // namespace
+
+void add_bench_decode(Command& bench) {
+  Command& c = bench.add(
+      "decode", "Times a token of GPT-OSS: a model's, or on a GPU one of random weights of the published shapes");
+
+  auto o = std::make_shared<Options>();
+  c.text("--model PATH", o->model,
+         "a checkpoint or an archive as generation has it, told the whole context (default: random weights)");
+  add_device(c, o->device);
+  c.choice("--synthetic SIZE", o->size, {"20b", "120b"}, "whose shapes (default: 120b)");
+  c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
+           "how attention and head are stored (default: bf16); experts are mxfp4");
+  c.integer("--context N", o->measurement.context, 1, 130000, "tokens before the first that is timed (default: 1024)");
+  c.integer("--tokens N", o->measurement.tokens, 1, 100000, "tokens to time (default: 200)");
+  c.flag("--phased", o->phased, "time the phased path alone, a launch a phase (default: both paths)");
+  c.flag("--megakernel", o->megakernel, "time the megakernel alone, one launch a token");
+  c.flag("--phases", o->measurement.phases, "time each phase alone, too, and the megakernel's stages");
+  c.text("--trace FILE", o->measurement.trace,
+         "write a token of the megakernel, each stage on each SM, for ui.perfetto.dev");
+  c.flag("--prompt", o->measurement.prompt,
+         "tell the whole context, for the time to the first token (default: keys and values are random)");
+  c.flag("--handoffs", o->measurement.handoffs, "time hand-offs between all SMs by themselves, too");
+  c.text("--contexts LIST", o->contexts, "the same at more contexts, like 8192,32768");
+  c.text("--answers LIST", o->answers, "time prompts and answers of so many tokens from end to end, like 1024:100");
+  c.text("--streams LIST", o->streams, "time steps of so many sequences at once, too, like 1,2,4,8");
+  add_gpu_counts(c, o->gpus, o->measurement.split);
+  add_quant(c, o->measurement.quant);
+  c.flag("--json", o->json, "print one JSON object");
+  c.examples(R"(  ingot bench decode
+  ingot bench decode --synthetic 20b --dense fp8 --context 8192 --phases
+  ingot bench decode --gpus 2,4
+  ingot bench decode --model model.ingot --device cpu --tokens 20
+  ingot bench decode --streams 1,2,4,8
+  ingot bench decode --trace token.json)");
+  c.run([o, &c] {
+    o->measurement.gpus = gpu_counts(o->gpus);
+    refuse_split_of_one(c, o->measurement.gpus.empty() ? 1 : o->measurement.gpus[0]);
+    if (o->model.empty() && o->device == "cpu")
+      fail(ErrorCode::usage,
+           "--device: found cpu without --model, expected one: random weights are made on a GPU, or by `ingot convert "
+           "--synthetic`");
+    if (!o->model.empty())
+      c.refuse_given({"synthetic", "dense", "phased", "megakernel", "phases", "trace", "prompt", "handoffs", "streams"},
+                     "--model");
+    o->measurement.size = o->size;
+    o->measurement.dense = o->dense == "bf16"  ? WeightFormat::bf16
+                           : o->dense == "fp8" ? WeightFormat::fp8
+                                               : WeightFormat::mxfp4;
+    if (o->phased != o->megakernel) o->measurement.phased = o->phased, o->measurement.megakernel = o->megakernel;
+    o->measurement.streams = numbers_in("--streams", o->streams);
+    o->measurement.contexts = numbers_in("--contexts", o->contexts);
+    const std::vector<int64_t> answers = numbers_in("--answers", o->answers, true);
+    for (size_t i = 0; i < answers.size(); i += 2) o->measurement.answers.emplace_back(answers[i], answers[i + 1]);
+    if (!o->model.empty()) return bench_model(*o);
+    const DecodeTimes times = measure_decode(o->measurement);
+    if (o->json) return write_out(show_json(as_json(*o, times)) + "\n");
+    print(*o, times);
+  });
+}
+
+}  // namespace ingot::cli

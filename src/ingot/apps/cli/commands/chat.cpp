@@ -1,0 +1,213 @@
+// ingot chat: a conversation with a GPT-OSS model, a turn a line.
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include "ingot/apps/cli/shared/conversation.h"
+#include "ingot/apps/cli/shared/runs.h"
+#include "ingot/core/log.h"
+#include "ingot/core/progress.h"
+#include "ingot/io/json.h"
+#include "ingot/models/gpt_oss/config.h"
+
+namespace ingot::cli {
+namespace {
+
+constexpr int64_t kContext = 8192;            // tokens, where the model has as many
+constexpr size_t kMaxLine = size_t(4) << 20;  // bytes of one turn
+const char* const kHelp =
+    "/new starts over, /effort low|medium|high changes how long the model thinks, /quit ends; Ctrl-C stops an answer";
+
+struct ChatCommand {
+  std::string model, analysis = "auto";
+  ConversationOptions conversation;
+  SamplingOptions sampling;
+  ModelOptions on;
+  int64_t tokens = 0, context = 0, seed = 1;
+  std::vector<std::string> stop_ids;
+  bool json = false;
+};
+
+// Lines of standard input, as they come.
+class Lines {
+ public:
+  bool next(std::string& line) {
+    while (true) {
+      const size_t end = rest_.find('\n');
+      if (end != std::string::npos || (ended_ && !rest_.empty())) {
+        line = rest_.substr(0, end);
+        rest_.erase(0, end == std::string::npos ? end : end + 1);
+        if (line.ends_with('\r')) line.pop_back();
+        return true;
+      }
+      if (ended_) return false;
+      if (rest_.size() > kMaxLine)
+        fail(ErrorCode::bad_data, "standard input: found a line of more than ", format_bytes(double(kMaxLine)),
+             ", expected a turn of at most that");
+      char bytes[1 << 16];
+      const ssize_t n = ::read(STDIN_FILENO, bytes, sizeof bytes);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail(ErrorCode::io, "standard input: ", std::strerror(errno));
+      ended_ = n == 0;
+      rest_.append(bytes, size_t(std::max<ssize_t>(n, 0)));
+    }
+  }
+
+ private:
+  std::string rest_;
+  bool ended_ = false;
+};
+
+std::vector<int32_t> parse_stop_ids(const std::vector<std::string>& words, int64_t vocab) {
+  std::vector<int32_t> ids;
+  for (const std::string& word : words) {
+    const Json id = Json::parse(word, nullptr, false);
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= uint64_t(vocab))
+      fail(ErrorCode::usage, "--stop-id: found '", word, "', expected an id from 0 to ", vocab - 1);
+    ids.push_back(id.get<int32_t>());
+  }
+  return ids;
+}
+
+class Conversation {
+ public:
+  Conversation(const ChatCommand& o, OpenedModel& model, const Vocabulary& vocabulary)
+      : o_(o),
+        model_(model),
+        settings_(o.conversation),
+        chat_(*model.decoder, *vocabulary.bpe, *vocabulary.harmony, opening_of(o.conversation)),
+        stop_ids_(parse_stop_ids(o.stop_ids, model.decoder->vocab())),
+        terminal_(isatty(STDIN_FILENO) == 1) {}
+
+  void run() {
+    if (terminal_) log_info(kHelp);
+    Lines lines;
+    for (std::string line; prompt(), lines.next(line);) {
+      if (line.find_first_not_of(" \t") == std::string::npos) continue;
+      if (line == "/quit" || line == "/exit") return;
+      if (command(line)) continue;
+      if (!terminal_) {
+        answer(line);
+        continue;
+      }
+      try {
+        answer(line);
+      } catch (const Error& e) {  // the next turn may fit, or /new makes room
+        if (e.code == ErrorCode::interrupted) throw;
+        log_error(e.what());
+      }
+    }
+    if (terminal_) write_out("\n");
+  }
+
+ private:
+  void prompt() const {
+    if (terminal_) write_out("> ");
+  }
+  bool command(const std::string& line) {
+    if (line == "/help") {
+      log_info(kHelp);
+    } else if (line == "/new") {
+      chat_.start_over(opening_of(settings_));
+    } else if (line.starts_with("/effort ")) {
+      const std::string effort = line.substr(8);
+      if (effort != "low" && effort != "medium" && effort != "high") {
+        if (!terminal_) fail(ErrorCode::usage, "/effort: found '", effort, "', expected low, medium or high");
+        log_error("/effort: found '", effort, "', expected low, medium or high");
+        return true;
+      }
+      settings_.reasoning = effort;
+      chat_.set_opening(opening_of(settings_));
+    } else if (looks_like_command(line)) {
+      const std::string message = "found the command '" + line + "', expected one of /new, /effort low|medium|high, " +
+                                  "/quit and /help; a blank in front of it makes it text";
+      if (!terminal_) fail(ErrorCode::usage, message);
+      log_error(message);
+    } else {
+      return false;
+    }
+    return true;
+  }
+  // "/word" alone, or one of ours with too many or too few words; "/usr/bin is a directory" is text.
+  static bool looks_like_command(const std::string& line) {
+    const std::string word = line.substr(0, line.find_first_of(" \t"));
+    for (const char* ours : {"/new", "/effort", "/quit", "/exit", "/help"})
+      if (word == ours) return true;
+    return word.size() > 1 && word[0] == '/' && line.find_last_not_of(" \t") < word.size() &&
+           std::all_of(word.begin() + 1, word.end(), [](unsigned char c) { return c >= 'a' && c <= 'z'; });
+  }
+
+  void answer(const std::string& line) {
+    const Interrupt interrupt;
+    AnswerPrinter printer(o_.analysis == "show" || (o_.analysis == "auto" && isatty(STDOUT_FILENO) == 1));
+    const int64_t tokens = o_.tokens > 0 ? o_.tokens : model_.decoder->context();
+    SessionOptions options{.tokens = tokens, .sampling = o_.sampling, .stop_ids = stop_ids_};
+    options.seed = uint64_t(o_.seed) + turns_++ * 0x9e3779b97f4a7c15u;  // every turn draws its own numbers
+    options.cancelled = [&] { return interrupt.asked(); };
+    Progress progress;
+    if (isatty(STDERR_FILENO) == 1)
+      options.on_prompt = [&](int64_t done, int64_t all) {
+        if (done < all) progress.update("prompt " + with_commas(done) + "/" + with_commas(all) + " tokens");
+      };
+    const HarmonyTurn turn = chat_.say(line, options, [&](const HarmonyMessage& m, std::string_view text) {
+      if (!o_.json) printer.show(m, text);
+    });
+    if (o_.json)
+      write_out(json_of(turn) + "\n");
+    else
+      printer.end();
+    const std::string ending = ending_line(turn, model_.decoder->context(), tokens);
+    log_info("[", speed_line(turn.answer), ending.empty() ? "" : "; ", ending, "]");
+    if (interrupt.signal() == SIGTERM) fail(ErrorCode::interrupted, "stopped by a signal");
+  }
+
+  const ChatCommand& o_;
+  OpenedModel& model_;
+  ConversationOptions settings_;
+  HarmonyChat chat_;
+  std::vector<int32_t> stop_ids_;
+  bool terminal_;
+  uint64_t turns_ = 0;
+};
+
+void chat(const ChatCommand& o) {
+  require_gpt_oss(o.model);
+  const GptOssConfig config = read_gpt_oss_config(o.model);
+  const Vocabulary vocabulary = load_vocabulary(o.model, o.conversation.tokenizer, true);
+  const int64_t context = o.context > 0 ? o.context : std::min(kContext, config.context);
+  OpenedModel model = open_model(o.model, context, o.on);
+  Conversation(o, model, vocabulary).run();
+}
+
+}  // namespace
+
+void add_chat(Command& root) {
+  Command& c = root.add("chat", "Talks with a GPT-OSS model, a turn a line");
+  auto o = std::make_shared<ChatCommand>();
+  c.text("--model DIR", o->model, "a GPT-OSS checkpoint, archive or GGUF file with its tokenizer").require();
+  add_options(c, o->conversation);
+  add_options(c, o->sampling);
+  c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed and turns give the same answers (default: 1)");
+  c.integer("--tokens N", o->tokens, 0, 1 << 30, "most tokens of one answer; 0: as many as fit (default: 0)");
+  c.integer("--context N", o->context, 0, 1 << 30,
+            "tokens of a conversation; 0: 8192, or the model's if that is less (default: 0)");
+  c.list("--stop-id N", o->stop_ids, "an id that also ends an answer; may be repeated");
+  c.choice("--analysis WHEN", o->analysis, {"auto", "show", "hide"},
+           "whether the model's thoughts are printed; auto: on a terminal (default: auto)");
+  add_options(c, o->on);
+  add_gpu_options(c, o->on);
+  c.flag("--json", o->json, "one JSON object an answer: its messages, ids, how it ended, the times");
+  c.examples(R"(  ingot chat --model gpt-oss-20b
+  ingot chat --model gpt-oss-20b --reasoning high --developer "Answer in French." --temperature 0.7
+  printf 'What is 2 + 2?\nAnd half of it?\n' | ingot chat --model gpt-oss-20b --temperature 0 --json)");
+  c.run([o, &c] {
+    refuse_split_of_one(c, o->on.gpus);
+    chat(*o);
+  });
+}
+
+}  // namespace ingot::cli

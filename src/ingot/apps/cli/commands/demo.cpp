@@ -1,0 +1,274 @@
+// ingot demo: from a folder of text to a trained, scored and sampled model in about two minutes.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <iostream>
+
+#include "ingot/apps/cli/framework/cli.h"
+#include "ingot/apps/cli/shared/chart.h"
+#include "ingot/apps/cli/shared/report.h"
+#include "ingot/apps/cli/shared/runs.h"
+#include "ingot/core/cpu/cpu.h"
+#include "ingot/core/cpu/thread_pool.h"
+#include "ingot/core/log.h"
+#include "ingot/core/progress.h"
+#include "ingot/core/version.h"
+#include "ingot/io/codecs/compress.h"
+#include "ingot/io/file.h"
+#include "ingot/io/json.h"
+#include "ingot/kernels/copy/host_copy.h"
+
+namespace ingot::cli {
+namespace {
+
+constexpr double kMeasureSeconds = 3;
+constexpr int64_t kSampleTokens = 80;
+const char* const kHeaderPrompt = "  template<typename _Tp>\n    class ";
+
+struct DemoCommand {
+  std::string data, out = "demo", preset = "demo", prompt, model, train, device = "auto";
+  double seconds = 110;  // with reading, measuring, sampling and scoring: two minutes and some
+  bool chat = true;
+};
+
+// The C++ headers of the newest compiler: some 800 real files that every machine that built this has.
+std::string compiler_headers() {
+  const std::string root = "/usr/include/c++";
+  std::string newest;
+  int64_t version = -1;
+  if (is_directory(root))
+    for (const std::string& name : list_directory(root))
+      if (!name.empty() && name.find_first_not_of("0123456789") == std::string::npos && std::stoll(name) > version)
+        version = std::stoll(name), newest = join_path(root, name);
+  if (newest.empty())
+    fail(ErrorCode::not_found, root, ": found no C++ headers, expected a compiler's; give a text with --data");
+  return newest;
+}
+
+// The beginning of the first held-out document: some words of it, whole characters.
+std::string prompt_from(const std::string& text) {
+  size_t end = std::min<size_t>(text.size(), 48);
+  while (end < text.size() && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return text.substr(0, end);
+}
+
+std::string last_line(const std::string& text) {
+  const size_t end = text.find_last_not_of("\r\n");
+  const size_t before = end == std::string::npos ? end : text.find_last_of("\r\n", end);
+  return text.substr(before == std::string::npos ? 0 : before + 1, end == std::string::npos ? 0 : end - before);
+}
+
+// Steps that fill `seconds` at the measured speed. Where the layer program grows during training, the later part is
+// slower in proportion to its applications.
+int64_t steps_for(const RunConfig& config, double tokens_per_second, double seconds) {
+  double cost = 1;
+  if (config.model.has_loop()) {
+    const double before = double(layer_program(config.model, false).applications.size());
+    const double after = double(layer_program(config.model, true).applications.size());
+    cost = config.model.loop_from + (1 - config.model.loop_from) * after / before;
+  }
+  const double tokens_per_step = double(config.train.batch_tokens * config.train.accumulation);
+  return std::max<int64_t>(20, int64_t(seconds * tokens_per_second / cost / tokens_per_step));
+}
+
+class Demo {
+ public:
+  explicit Demo(const DemoCommand& options) : o_(options) {}
+
+  void run() {
+    const auto started = std::chrono::steady_clock::now();
+    prepare();
+    train();
+    compare();
+    write_report();
+    log_info("\nwrote ", join_path(o_.out, "loss.svg"), " and ", join_path(o_.out, "report.html"), " after ",
+             format_duration(std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count()));
+    const std::string run = cli::quoted(run_directory()), data = cli::quoted(data_);
+    log_info("Try next:\n  ", program_name(), " generate ", run, " --prompt ",
+             o_.data.empty() ? "\"#include <\"" : cli::quoted(last_line(prompt_)), " --temperature 0.8\n  ",
+             program_name(), " serve ", run, "   # a page in the browser\n  ", program_name(), " eval ", run,
+             " --data ", data, " --json\n  ", program_name(), " train --data ", data,
+             " --out runs/longer --seconds 900");
+    if (o_.chat && isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)) chat();
+  }
+
+ private:
+  std::string run_directory() const { return join_path(o_.out, "run"); }
+
+  void prepare() {
+    data_ = o_.data.empty() ? compiler_headers() : o_.data;
+    create_directories(o_.out);
+    // Only what an earlier demo left may be removed.
+    if (exists(run_directory())) {
+      const auto holds = [&](const char* name) { return exists(join_path(run_directory(), name)); };
+      if (!holds("log.jsonl") && !holds(".lock"))  // the lock is what a run has first
+        fail(ErrorCode::usage, run_directory(),
+             ": found a directory that is not a run, expected none or an earlier demo's");
+      const Lock nobody_else(run_directory());  // a demo that still runs here keeps its directory
+    }
+    log_info("Reading ", data_, " and learning its vocabulary ...");
+    // Every step, unless told otherwise: the curve is a mean over many.
+    RunConfig config = resolve_config(o_.preset, o_.model, merge_json("{\"log_every\": 1}", o_.train, "configuration"));
+    RunData data = load_run_data(data_, config);
+    if (data.held_out_texts.empty()) fail(ErrorCode::usage, data_, ": found shards, expected text for the demo");
+    texts_ = data.held_out_texts;
+    if (exists(run_directory())) {  // not before there is something to take its place
+      const Lock nobody_else(run_directory());
+      remove_tree(run_directory());
+    }
+    prompt_ = !o_.prompt.empty() ? o_.prompt : o_.data.empty() ? kHeaderPrompt : prompt_from(texts_.front());
+    trainer_ = std::make_unique<Trainer>(config, std::move(data), run_directory(), command_line(), ResumeFrom{},
+                                         training_device(config.model, o_.device));
+    const RunData& d = trainer_->data();
+    log_info("  ", format_bytes(double(d.train_bytes)), " to learn from, ", format_bytes(double(d.held_out_bytes)),
+             " in ", counted(int64_t(texts_.size()), "document"), " held out; ", with_commas(d.train->size()),
+             " tokens, vocabulary ", d.tokenizer->vocab_size());
+    log_info("  a GPT of ", with_commas(trainer_->parameter_count()), " parameters on ",
+             counted(thread_count(), "thread"), " (", cpu_model(), ", ", name_of(cpu_level()), ")");
+    const double speed = trainer_->measure_tokens_per_second(kMeasureSeconds);
+    trainer_->set_steps(steps_for(trainer_->config(), speed, o_.seconds));
+    log_info("  ", format_count(speed), " tokens/s: ", trainer_->config().train.steps, " steps in about ",
+             format_duration(o_.seconds));
+  }
+
+  void sample(const std::string& moment, const Tensor& weights) {
+    const RunConfig& config = trainer_->config();
+    Generator generator(config.model, weights, trainer_->looping(), products_of(config.train));
+    Continuation c;
+    c.prompt = prompt_;
+    c.options = {.tokens = kSampleTokens, .sampling = {.temperature = 0.8, .top_p = 0.95}, .seed = 1};
+    samples_.push_back({moment, prompt_, continue_text(generator, *trainer_->data().tokenizer, c).text});
+    log_info("\n--- ", moment, "\n", prompt_, without_gaps(samples_.back().text), "\n");
+  }
+
+  void train() {
+    const int64_t steps = trainer_->config().train.steps;
+    std::vector<int64_t> moments;  // early ones close together: that is when most happens
+    for (double share : {0.03, 0.12, 0.4}) moments.push_back(std::max<int64_t>(1, int64_t(share * double(steps))));
+    sample("before training", HostCopy(trainer_->weights(), Stream{}).tensor());
+    Interrupt interrupt;
+    Progress progress;
+    TrainHooks hooks;
+    hooks.on_step = [&](const TrainStatus& s) {
+      progress.update(status_line(s));
+      if (std::find(moments.begin(), moments.end(), s.step) != moments.end())
+        sample("step " + std::to_string(s.step) + " of " + std::to_string(s.steps),
+               HostCopy(trainer_->weights(), Stream{}).tensor());
+    };
+    hooks.should_stop = [&] { return interrupt.asked(); };
+    result_ = trainer_->run(hooks);
+    progress.finish(status_line(result_.status));
+    if (result_.end == TrainEnd::stopped)
+      fail(ErrorCode::interrupted, "stopped at step ", result_.status.step, "; the run is in ", run_directory(), ": ",
+           program_name(), " generate ", run_directory());
+    check_saved(result_, run_directory());
+    sample("step " + std::to_string(steps) + " of " + std::to_string(steps),
+           HostCopy(trainer_->result_weights(), Stream{}).tensor());
+  }
+
+  void compare() {
+    compression_.emplace_back("ingot", result_.score.bits_per_byte);
+    int64_t bytes = 0, gzip = 0, xz = 0;
+    bool has_xz = true;
+    for (const std::string& text : texts_) {
+      bytes += int64_t(text.size());
+      gzip += gzip_size(text);
+      const auto size = has_xz ? xz_size(text) : std::nullopt;
+      has_xz = size.has_value();
+      xz += size.value_or(0);
+    }
+    compression_.emplace_back("gzip -9", 8.0 * double(gzip) / double(bytes));
+    if (has_xz) compression_.emplace_back("xz -9e", 8.0 * double(xz) / double(bytes));
+    log_info("Held-out text, bits per byte (each document alone; lower is better):");
+    for (const auto& [name, bits] : compression_)
+      log_info("  ", name, std::string(10 - name.size(), ' '), fixed(bits, 3));
+  }
+
+  void write_report() {
+    const RunData& d = trainer_->data();
+    Report report;
+    report.title = "Ingot demo";
+    report.facts = {
+        {"text", data_},
+        {"learnt from", format_bytes(double(d.train_bytes)) + ", " + with_commas(d.train->size()) + " tokens"},
+        {"held out", format_bytes(double(d.held_out_bytes)) + " in " + counted(int64_t(texts_.size()), "document") +
+                         ", never seen in training"},
+        {"model", with_commas(trainer_->parameter_count()) + " parameters, vocabulary " +
+                      std::to_string(d.tokenizer->vocab_size())},
+        {"training", std::to_string(result_.status.steps) + " steps in " + format_duration(result_.status.seconds) +
+                         ", " + format_count(result_.status.tokens_per_second) + " tokens/s"},
+        {"machine", cpu_model() + ", " + counted(thread_count(), "thread") + ", " + name_of(cpu_level())},
+        {"program", std::string("ingot ") + version() + " (" + commit() + ")"},
+        {"parameters' hash", result_.parameter_hash},
+    };
+    report.compression = compression_;
+    const Chart chart = chart_of_runs({run_directory()}, {});
+    report.wide_chart = render_svg(chart);
+    report.narrow_chart = render_svg(chart, {.width = 400, .height = 320});
+    report.samples = samples_;
+    report.config_json = write_json(parse_json(to_json(trainer_->config()), "configuration"), 2);
+    write_file(join_path(o_.out, "loss.svg"), report.wide_chart);
+    write_file(join_path(o_.out, "report.html"), render_html(report));
+  }
+
+  void chat() {
+    const RunConfig& config = trainer_->config();
+    const HostCopy weights(trainer_->result_weights(), Stream{});
+    Generator generator(config.model, weights.tensor(), trainer_->looping(), products_of(config.train));
+    write_out("\nType a line, it continues. /serve opens a page for the browser. An empty line or Ctrl-D ends.\n");
+    uint64_t seed = 1;
+    for (std::string line; write_out("\n> "), std::getline(std::cin, line) && !line.empty(); ++seed) {
+      if (line == "/serve") return serve();
+      Interrupt interrupt;
+      Continuation c;
+      c.prompt = line;
+      c.from = "this line";
+      c.options = {.tokens = 120, .sampling = {.temperature = 0.8, .top_p = 0.95}, .seed = seed};
+      c.show = [](std::string_view piece) { write_out(piece); };
+      c.stop = [&] { return interrupt.asked(); };
+      write_out(line);
+      try {
+        continue_text(generator, *trainer_->data().tokenizer, c);
+      } catch (const Error& e) { log_error(e.what()); }  // such as a character the model does not know
+      write_out("\n");
+    }
+  }
+
+  // In this process' place, which gives back what training took. Any free port: another server may have the usual one.
+  void serve() {
+    const std::string run = run_directory();
+    ::execl("/proc/self/exe", "ingot", "serve", run.c_str(), "--port", "0", static_cast<char*>(nullptr));
+    fail(ErrorCode::io, "cannot start `serve`: ", std::strerror(errno));
+  }
+
+  DemoCommand o_;
+  std::string data_, prompt_;
+  std::vector<std::string> texts_;
+  std::unique_ptr<Trainer> trainer_;
+  TrainResult result_;
+  std::vector<ReportSample> samples_;
+  std::vector<std::pair<std::string, double>> compression_;
+};
+
+}  // namespace
+
+void add_demo(Command& root) {
+  Command& c = root.add("demo", "Trains, scores and samples a small GPT on real text in about two minutes");
+  auto o = std::make_shared<DemoCommand>();
+  c.text("--data PATH", o->data, "a text file or a directory of text files (default: the compiler's C++ headers)");
+  c.text("--out DIR", o->out, "where to write the run, loss.svg and report.html (default: demo)");
+  c.number("--seconds X", o->seconds, 1, 1e6, "how long to train (default: 110)");
+  c.text("--preset NAME", o->preset, "what to train (default: demo)");
+  c.text("--prompt TEXT", o->prompt, "what to continue while it learns");
+  c.flag("--chat", o->chat, "end at a prompt, on a terminal; --set chat=false does not (default: on)");
+  add_device(c, o->device);
+  add_sections(c, o->model, o->train);
+  c.examples(R"(  ingot demo
+  ingot demo --data my-notes/ --seconds 300
+  ingot demo --data input.txt --out demo2 --prompt "Once upon a time")");
+  c.run([o] { Demo(*o).run(); });
+}
+
+}  // namespace ingot::cli

@@ -1,0 +1,313 @@
+// ingot eval: scores text or token ids under a model.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+
+#include "ingot/apps/cli/framework/bar.h"
+#include "ingot/apps/cli/framework/cli.h"
+#include "ingot/apps/cli/shared/adaptation.h"
+#include "ingot/apps/cli/shared/models.h"
+#include "ingot/apps/cli/shared/ranks.h"
+#include "ingot/apps/cli/shared/runs.h"
+#include "ingot/core/cpu/thread_pool.h"
+#include "ingot/core/log.h"
+#include "ingot/data/documents.h"
+#include "ingot/engines/generate/sequence_losses.h"
+#include "ingot/io/file.h"
+#include "ingot/io/json.h"
+#include "ingot/models/gpt/generate/device_weights.h"
+#include "ingot/models/gpt_oss/config.h"
+
+namespace ingot::cli {
+namespace {
+
+struct EvalCommand {
+  std::string run, model, data, ids, tokenizer, split = "held-out";
+  int64_t stride = 0, context = 0, batch_tokens = 4096;
+  ModelOptions on;
+  AdaptationCommand ttt;
+  bool json = false, flat = false;
+};
+
+// The part of `path` that is to be scored, cut as the run cut its own data.
+std::shared_ptr<const TokenSource> source_of(const EvalCommand& o, const TrainedModel& model) {
+  if (holds_shards(o.data)) {
+    ShardPaths shards = find_shards(o.data);
+    if (o.split == "all") shards.held_out.insert(shards.held_out.end(), shards.train.begin(), shards.train.end());
+    if (shards.held_out.empty())
+      fail(ErrorCode::not_found, o.data,
+           ": found no held-out shards (val_*.bin), expected some; --split all scores every shard");
+    return open_shards(shards.held_out, *model.tokenizer);
+  }
+  std::vector<Document> documents = read_documents(o.data);
+  if (o.split != "all")
+    documents = split_documents(std::move(documents),
+                                split_options(run_config_from_json(model.run_config, model.checkpoint).train))
+                    .held_out;
+  return tokenize_documents(*model.tokenizer, documents);
+}
+
+// The loss of every token after the first of each list, so that any other engine can be compared.
+void eval_ids(const EvalCommand& o) {
+  const std::string path = chosen_model(o.run, o.model);
+  if (!o.data.empty()) fail(ErrorCode::usage, "found --ids and --data, expected one of them");
+  const std::vector<std::vector<int32_t>> lists = read_ids(o.ids);
+  size_t longest = 0;
+  for (const auto& ids : lists) longest = std::max(longest, ids.size());
+  if (longest < 2) fail(ErrorCode::bad_data, o.ids, ": found lists of one id, expected one of at least two");
+  const OpenedModel model = open_model(path, int64_t(longest) - 1, o.on);
+  check_ids(lists, model.decoder->vocab(), o.ids);
+  Interrupt interrupt;
+  const auto start = std::chrono::steady_clock::now();
+  OrderedJson sequences = OrderedJson::array();
+  double sum = 0;
+  int64_t targets = 0;
+  for (size_t i = 0; i < lists.size(); ++i) {
+    const std::vector<double> losses = sequence_losses(*model.decoder, lists[i], [&] { return interrupt.asked(); });
+    for (size_t t = 0; t < losses.size(); ++t)
+      if (!std::isfinite(losses[t]))
+        fail(ErrorCode::numeric, path, ": found a loss of ", losses[t], " at position ", t + 1, " of list ", i + 1,
+             ", expected finite numbers");
+    sum += std::accumulate(losses.begin(), losses.end(), 0.0);
+    targets += int64_t(losses.size());
+    sequences.push_back({{"tokens", lists[i].size()}, {"losses", losses}});
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double loss = sum / double(targets);
+  if (!o.json)
+    return write_out(o.ids + " (" + counted(int64_t(lists.size()), "list") + "): loss " + fixed(loss, 4) +
+                     ", perplexity " + fixed(std::exp(loss), 3) + " over " + with_commas(targets) + " tokens\n");
+  const OrderedJson report = {{"model", path},      {"layers", o.on.layers}, {"lists", lists.size()},
+                              {"targets", targets}, {"loss", loss},          {"perplexity", perplexity_json(loss)},
+                              {"seconds", seconds}, {"sequences", sequences}};
+  write_out(show_json(report) + "\n");
+}
+
+void check_windows(const EvalCommand& o, int64_t context, int64_t most) {
+  if (context > most)
+    fail(ErrorCode::usage, "--context: found ", context, ", expected at most ", most, ", the model's");
+  if (o.stride > context)
+    fail(ErrorCode::usage, "--stride: found ", o.stride, ", expected at most the context of ", context);
+}
+
+// --- text under a GPT-OSS model
+
+struct Scored {
+  double loss_sum = 0;
+  int64_t targets = 0, bytes = 0, windows = 0;
+};
+
+std::vector<std::vector<int32_t>> encoded(const std::vector<Document>& documents, const Tokenizer& tokenizer) {
+  std::vector<std::vector<int32_t>> ids(documents.size());
+  parallel_tasks(int64_t(documents.size()), [&](int64_t i) {
+    const Document& d = documents[size_t(i)];
+    ids[size_t(i)] = about(d.name, [&] { return tokenizer.encode(d.text); });
+  });
+  return ids;
+}
+
+// Adds a document's tokens after its first: nothing stands before that one.
+void score_document(const std::vector<int32_t>& ids, const EvalCommand& o, int64_t context, Decoder& decoder,
+                    const Tokenizer& tokenizer, Scored& s, const std::function<void()>& after_window) {
+  for (const Window& w : windows_of(int64_t(ids.size()), context, o.stride)) {
+    const auto tokens = std::span(ids).subspan(size_t(w.begin), size_t(w.end - w.begin));
+    for (const double loss : sequence_losses(decoder, tokens, {}, w.first - w.begin)) s.loss_sum += loss;
+    if (!std::isfinite(s.loss_sum))
+      fail(ErrorCode::numeric, "found a loss of ", s.loss_sum, " in tokens ", w.first, " to ", w.end,
+           ", expected finite numbers");
+    s.targets += w.end - w.first;
+    for (int64_t t = w.first; t < w.end; ++t) s.bytes += tokenizer.bytes(ids[size_t(t - 1)], ids[size_t(t)]);
+    ++s.windows;
+    after_window();
+  }
+}
+
+void eval_text_of_gpt_oss(const EvalCommand& o, const std::string& path) {
+  constexpr int64_t kContext = 2048;
+  const int64_t most = read_gpt_oss_config(path).context,
+                context = o.context > 0 ? o.context : std::min(kContext, most);
+  check_windows(o, context, most);
+  if (holds_shards(o.data))
+    fail(ErrorCode::unsupported, o.data, ": found shards, expected text, which the model's own tokenizer encodes");
+  const Vocabulary v = load_vocabulary(path, o.tokenizer);
+  const std::vector<Document> documents = read_documents(o.data);
+  const auto ids = encoded(documents, *v.tokenizer);
+  int64_t longest = 0, targets = 0;
+  for (const auto& document : ids) {
+    longest = std::max(longest, int64_t(document.size()) - 1);
+    targets += std::max<int64_t>(0, int64_t(document.size()) - 1);
+  }
+  if (targets == 0) fail(ErrorCode::bad_data, o.data, ": found no document of two tokens, expected some to score");
+  const OpenedModel model = open_model(path, std::min(longest, context), o.on);
+  Bar bar("scoring", [](double n) { return format_count(n); });
+  Scored s;
+  for (size_t d = 0; d < ids.size(); ++d)
+    about(documents[d].name, [&] {
+      score_document(ids[d], o, context, *model.decoder, *v.tokenizer, s, [&] { bar.at(s.targets, targets); });
+    });
+  const double loss = s.loss_sum / double(s.targets), seconds = bar.seconds();
+  const double bits = s.bytes > 0 ? bits_per_byte(s.loss_sum, s.bytes) : 0;
+  if (!o.json)
+    return write_out(o.data + " (" + counted(int64_t(ids.size()), "document") + ", " + counted(s.windows, "window") +
+                     "): perplexity " + fixed(std::exp(loss), 3) + ", " +
+                     score_line({.loss = loss, .bits_per_byte = bits, .targets = s.targets, .bytes = s.bytes}) + "\n");
+  const OrderedJson report = {{"model", path},
+                              {"data", o.data},
+                              {"layers", o.on.layers},
+                              {"documents", ids.size()},
+                              {"windows", s.windows},
+                              {"targets", s.targets},
+                              {"bytes", s.bytes},
+                              {"loss", loss},
+                              {"perplexity", perplexity_json(loss)},
+                              {"bits_per_byte", bits},
+                              {"context", context},
+                              {"stride", o.stride},
+                              {"seconds", seconds},
+                              {"tokens_per_second", double(s.targets) / seconds}};
+  write_out(show_json(report) + "\n");
+}
+
+void eval(const EvalCommand& o) {
+  if (!o.ids.empty()) return eval_ids(o);
+  const std::string path = chosen_model(o.run, o.model);
+  if (o.data.empty()) fail(ErrorCode::usage, "found neither --data nor --ids, expected one of them");
+  if (is_gpt_oss(path)) return eval_text_of_gpt_oss(o, path);
+  if (o.on.layers > 0)
+    fail(ErrorCode::usage, "--layers: found ", o.on.layers, ", expected none with a model of `ingot train`");
+  if (!o.ttt.log.empty()) {
+    refuse_to_replace(o.ttt.log, {o.data, o.ttt.adapters});
+    refuse_to_replace_run(o.ttt.log, path);
+  }
+  if (o.flat && o.stride > 0) fail(ErrorCode::usage, "found --flat and --stride, expected one of them");
+  const TrainedModel model = load_trained(path);
+  check_windows(o, o.context > 0 ? o.context : model.config.context,
+                model.config.learned_positions ? model.config.context : INT64_MAX);
+  const auto source = source_of(o, model);
+  std::vector<DocumentScore> documents;
+  const ScoreOptions options{.batch_tokens = o.batch_tokens,
+                             .context = o.context,
+                             .stride = o.stride,
+                             .flat = o.flat,
+                             .looping = model.looping,
+                             .products = model.products};
+  AdaptedScore s;
+  if (o.ttt.on) {
+    s = score_adapted(o.ttt, model, o.on.device, source, &documents);
+  } else {
+    const DeviceWeights there(model.weights, training_device(model.config, o.on.device), options.stream);
+    static_cast<Score&>(s) = score(model.config, there.weights(), *model.tokenizer, source, options, &documents);
+  }
+  if (!o.ttt.is_first()) return;
+  if (!o.json)
+    return write_out(o.data + " (" + o.split + ", " + counted(int64_t(documents.size()), "document") +
+                     "): perplexity " + fixed(std::exp(s.loss), 3) + ", " + score_line(s) + "\n");
+  OrderedJson report = {{"run", path},
+                        {"checkpoint", model.checkpoint},
+                        {"step", model.step},
+                        {"parameter_hash", model.parameter_hash},
+                        {"data", o.data},
+                        {"split", o.split},
+                        {"documents", documents.size()},
+                        {"targets", s.targets},
+                        {"bytes", s.bytes},
+                        {"loss", s.loss},
+                        {"perplexity", perplexity_json(s.loss)},
+                        {"bits_per_byte", s.bits_per_byte},
+                        {"context", o.context != 0 ? o.context : model.config.context},
+                        {"stride", o.stride},
+                        {"seconds", s.seconds},
+                        {"tokens_per_second", double(s.targets) / s.seconds}};
+  if (o.ttt.on) {
+    report.erase("context"), report.erase("stride");
+    report["ttt"] = {{"chunk", o.ttt.options.chunk},
+                     {"window", options_for(o.ttt, model).window},
+                     {"rank", o.ttt.options.adapters.rank},
+                     {"lr", o.ttt.options.adapters.lr},
+                     {"beta2", o.ttt.options.adapters.beta2},
+                     {"eps", o.ttt.options.adapters.eps},
+                     {"decay", o.ttt.options.adapters.weight_decay},
+                     {"inexact", o.ttt.inexact},
+                     {"any_order", o.ttt.options.any_order},
+                     {"updates", s.updates},
+                     {"window_tokens", s.window_tokens},
+                     {"window_tokens_per_second", double(s.window_tokens) / s.seconds}};
+    if (s.whole_tokens > 0)
+      report["ttt"]["whole_windows"] = {{"window_tokens", s.whole_tokens},
+                                        {"seconds", s.whole_seconds},
+                                        {"window_tokens_per_second", double(s.whole_tokens) / s.whole_seconds}};
+  }
+  write_out(show_json(report) + "\n");
+}
+
+// Alone, or as one of several processes: of --ranks, or of torchrun and its like.
+void eval_with_ranks(EvalCommand o) {
+  const RankPlace place = o.ttt.on ? rank_place_from_environment() : RankPlace();
+  if (place.world == 1) return o.ttt.ranks > 1 ? start_ranks(int(o.ttt.ranks), {}) : eval(o);
+  if (o.ttt.ranks > 1 && o.ttt.ranks != place.world)
+    fail(ErrorCode::usage, "found --ranks ", o.ttt.ranks, " and WORLD_SIZE=", place.world,
+         ", expected one of them, or the same");
+  constexpr double kDeadline = 120;
+  o.ttt.place = place;
+  o.ttt.place.listener = inherited_listener();
+  try {
+    o.ttt.others = std::make_shared<SocketCommunicator>(o.ttt.place, kDeadline);
+    eval(o);
+  } catch (const LostRank& e) {
+    hand_over(e, true);
+    throw;
+  } catch (const Error& e) {
+    hand_over(e, false);
+    throw;
+  }
+}
+
+}  // namespace
+
+void add_eval(Command& root) {
+  Command& c = root.add("eval", "Scores text or token ids under a model: loss and bits per byte");
+  auto o = std::make_shared<EvalCommand>();
+  c.text("RUN", o->run, "a run's directory, one of its checkpoints, or what `ingot export` wrote");
+  c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint or archive");
+  c.text("--data PATH", o->data, "text or shards; for GPT-OSS text");
+  c.text("--ids FILE", o->ids,
+         "instead of text: one JSON list of token ids a line; --json gives the loss at every position");
+  add_options(c, o->on);
+  c.text("--tokenizer FILE", o->tokenizer, "of GPT-OSS, for --data (default: the one beside the model)");
+  c.choice("--split PART", o->split, {"held-out", "all"},
+           "held-out: the part the run would hold out of this data; all (default: held-out)");
+  c.integer("--stride N", o->stride, 0, 1 << 30,
+            "sliding windows that advance by N tokens (default 0: windows side by side)");
+  c.integer("--context N", o->context, 0, 1 << 30,
+            "longest window (default 0: the model's context; of GPT-OSS at most 2,048)");
+  c.integer("--batch-tokens N", o->batch_tokens, 1, 1 << 30, "tokens per forward pass (default: 4096)");
+  c.flag("--flat", o->flat, "cut every batch-tokens tokens, also inside documents (the parameter-golf rule)");
+  add_options(c, o->ttt);
+  c.flag("--json", o->json, "print one JSON object");
+  c.examples(R"(  ingot eval runs/a --data input.txt --json
+  ingot eval runs/a --data corpus/ --context 2048 --stride 64
+  ingot eval runs/a/step-00002000 --data other.txt --split all
+  ingot eval runs/a --data input.txt --ttt --ttt-log scores.jsonl
+  ingot eval --model gpt-oss-20b --data wiki.test.txt --context 2048 --stride 1024
+  ingot eval --model gpt-oss-20b --ids sequences.jsonl --json)");
+  c.run([o, &c] {
+    const std::string path = o->run.empty() ? o->model : o->run;
+    if (!o->ids.empty())
+      c.refuse_given({"split", "stride", "context", "batch-tokens", "flat", "tokenizer"}, "--ids");
+    else if (exists(path) && is_gpt_oss(path))
+      c.refuse_given({"split", "batch-tokens", "flat"}, "a GPT-OSS model, under which all of the text is scored");
+    else if (exists(path))
+      c.refuse_given({"tokenizer", "quant"}, "a run of `ingot train`, which has its own");
+    if (!o->ttt.on)
+      refuse_without_ttt(c);
+    else if (!o->ids.empty() || (exists(path) && is_gpt_oss(path)))
+      c.refuse_given({"ttt"}, o->ids.empty() ? "a GPT-OSS model" : "--ids");
+    else
+      c.refuse_given({"context", "stride", "batch-tokens", "flat"}, "--ttt, which has windows of its own");
+    eval_with_ranks(*o);
+  });
+  add_accuracy(c);
+}
+
+}  // namespace ingot::cli

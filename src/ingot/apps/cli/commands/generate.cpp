@@ -1,0 +1,272 @@
+// ingot generate: text or token ids from a model.
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "ingot/apps/cli/framework/cli.h"
+#include "ingot/apps/cli/shared/adaptation.h"
+#include "ingot/apps/cli/shared/conversation.h"
+#include "ingot/apps/cli/shared/models.h"
+#include "ingot/apps/cli/shared/runs.h"
+#include "ingot/core/log.h"
+#include "ingot/io/file.h"
+#include "ingot/io/json.h"
+#include "ingot/models/gpt_oss/config.h"
+
+namespace ingot::cli {
+namespace {
+
+struct GenerateCommand {
+  std::string run, model, prompt, file, ids;
+  bool asked = false;  // a prompt was given, if only an empty one
+  int64_t tokens = 200, seed = 1;
+  ModelOptions on;
+  SamplingOptions sampling;
+  ConversationOptions conversation;
+  AdaptationCommand ttt;
+  std::string trace;
+  bool only_new = false, past_end = false, json = false, raw = false;
+};
+
+OrderedJson report_of(const Answer& a) {
+  OrderedJson r;
+  r["ids"] = a.tokens;
+  r["finish"] = name_of(a.finish);
+  if (a.finish == Finish::stop) r["stop_id"] = a.stop_id;
+  r["prompt_tokens"] = a.prompt;
+  r["prompt_seconds"] = a.prompt_seconds;
+  r["token_seconds"] = a.token_seconds;
+  return r;
+}
+
+// The same with the new text.
+OrderedJson report_of(const std::string& text, const Answer& a) {
+  OrderedJson r = {{"text", text}};
+  r.update(report_of(a));
+  return r;
+}
+
+// The beginning, and where it came from.
+struct Prompt {
+  std::string text, from;
+};
+Prompt prompt_of(const GenerateCommand& o) {
+  if (o.asked && !o.file.empty()) fail(ErrorCode::usage, "found --prompt and --file, expected one of them");
+  if (o.file.empty() && (o.asked || isatty(STDIN_FILENO) == 1)) return {o.prompt, "--prompt"};
+  return {read_input(o.file), input_name(o.file)};
+}
+
+// What a model is read from: of a checkpoint all files that lie there.
+std::vector<std::string> files_of(const std::string& model) {
+  if (!is_directory(model)) return {model};
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(model)) files.push_back(entry.path());
+  return files;
+}
+
+// The model for a GPT-OSS prompt; with --trace one whose tokens show where their time goes.
+OpenedModel open_for(const GenerateCommand& o, const std::string& path, int64_t context) {
+  if (!o.trace.empty()) {
+    refuse_to_replace(o.trace, {o.file, o.ids});
+    refuse_to_replace(o.trace, files_of(path));
+  }
+  OpenedModel model = open_model(path, context + (o.trace.empty() ? 0 : 1), o.on);
+  if (!o.trace.empty() && !model.decoder->traces())
+    fail(ErrorCode::unsupported, "--trace: found a model on ", model.decoder->device(),
+         " whose tokens keep no times, expected GPT-OSS with experts in mxfp4 on Hopper GPUs");
+  return model;
+}
+void write_trace(const GenerateCommand& o, Decoder& decoder) {
+  constexpr int kOnly = 0;  // the one slot that is open
+  if (!o.trace.empty()) write_file(o.trace, decoder.trace(kOnly));
+}
+
+// One list of new ids for each list of the file.
+void generate_ids(const GenerateCommand& o) {
+  const std::string path = chosen_model(o.run, o.model);
+  if (o.asked || !o.file.empty()) fail(ErrorCode::usage, "found --ids with --prompt or --file, expected one of them");
+  const std::vector<std::vector<int32_t>> prompts = read_ids(o.ids);
+  size_t longest = 0;
+  for (const auto& p : prompts) longest = std::max(longest, p.size());
+  const OpenedModel model = open_for(o, path, int64_t(longest) + o.tokens);
+  check_ids(prompts, model.decoder->vocab(), o.ids);
+  Session session(*model.decoder);
+  Interrupt interrupt;
+  SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
+  if (!o.past_end) options.stop_ids = model.end_ids;
+  options.cancelled = [&] { return interrupt.asked(); };
+  for (const auto& prompt : prompts) {
+    session.forget();  // a line's ids do not depend, to the last rounding, on the lines before it
+    const Answer answer = session.generate(prompt, options);
+    std::vector<int32_t> ids = o.only_new || o.json ? std::vector<int32_t>() : prompt;
+    ids.insert(ids.end(), answer.tokens.begin(), answer.tokens.end());
+    write_out((o.json ? show_json(report_of(answer)) : show_json(OrderedJson(ids))) + "\n");
+    if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
+  }
+  write_trace(o, *model.decoder);
+}
+
+// A prompt as the user's turn of a conversation; prints the answer.
+void answer(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const Prompt& prompt) {
+  if (!v.harmony)
+    fail(ErrorCode::bad_data, o.conversation.tokenizer.empty() ? path : o.conversation.tokenizer,
+         ": found a tokenizer without the control tokens of Harmony (<|start|>, <|message|>, ...), expected one that "
+         "has "
+         "them, or --raw to go on with the prompt as it is");
+  const std::vector<HarmonyMessage> opening = opening_of(o.conversation);
+  std::vector<HarmonyMessage> asked = opening;
+  asked.push_back({.role = HarmonyRole::user, .content = prompt.text});
+  const size_t length =
+      about(prompt.from, [&] { return encode_harmony(render_harmony_prompt(asked), *v.bpe, *v.harmony).size(); });
+  const OpenedModel model = open_for(o, path, int64_t(length) + std::max<int64_t>(1, o.tokens));
+  HarmonyChat chat(*model.decoder, *v.bpe, *v.harmony, opening);
+  Interrupt interrupt;
+  AnswerPrinter printer(false);
+  SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
+  options.cancelled = [&] { return interrupt.asked(); };
+  const HarmonyTurn turn = chat.say(prompt.text, options, [&](const HarmonyMessage& m, std::string_view text) {
+    if (!o.json) printer.show(m, text);
+  });
+  if (o.json)
+    write_out(json_of(turn) + "\n");
+  else
+    printer.end();
+  if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
+  write_trace(o, *model.decoder);
+  const std::string ending = ending_line(turn, model.decoder->context(), o.tokens);
+  log_info("[", speed_line(turn.answer), ending.empty() ? "" : "; ", ending, "]");
+}
+
+// A prompt as it is, and how the model goes on.
+void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const Prompt& prompt) {
+  const std::vector<int32_t> ids = about(prompt.from, [&] { return v.bpe->encode(prompt.text); });
+  const OpenedModel model = open_for(o, path, int64_t(ids.size()) + o.tokens);
+  Session session(*model.decoder);
+  Interrupt interrupt;
+  Utf8Stream stream;
+  SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
+  if (!o.past_end) options.stop_ids = model.end_ids;
+  options.cancelled = [&] { return interrupt.asked(); };
+  std::string text;
+  const auto show = [&](const std::string& piece) {
+    if (!o.json) write_out(piece);
+    text += piece;
+  };
+  options.vocab = std::min<int64_t>(model.decoder->vocab(), v.bpe->vocab_size());
+  options.on_token = [&](int32_t id) {  // control tokens stand for no text
+    show(stream.push(v.bpe->decode({&id, 1})));
+    return true;
+  };
+  if (!o.only_new && !o.json) write_out(prompt.text);
+  const Answer answer = session.generate(ids, options);
+  show(stream.finish());
+  if (o.json)
+    write_out(show_json(report_of(text, answer)) + "\n");
+  else if (!(text.empty() ? prompt.text : text).ends_with('\n'))
+    write_out("\n");
+  if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
+  write_trace(o, *model.decoder);
+}
+
+// As a run of `ingot train` does it: its start token first, and on beyond its context.
+void go_on_in_documents(const GenerateCommand& o, const std::string& path, const Prompt& prompt) {
+  // Adapted to the prompt, or as it is: what the decoder reads outlives it.
+  std::unique_ptr<TrainedModel> trained;
+  Adapted adapted;
+  OpenedModel model;
+  if (o.ttt.on) {
+    trained = std::make_unique<TrainedModel>(load_trained(path));
+    const TrainedModel& t = *trained;
+    const Device device = training_device(t.config, o.on.device);
+    adapted = adapt(o.ttt, t, device, prompt.text, prompt.from);
+    const GptAdapters adapters = adapted.adapters->values(0, 1);
+    model.decoder = device.kind == Device::cuda
+                        ? make_device_decoder(t.config, t.weights, t.looping, device, 1, &adapters)
+                        : make_decoder(t.config, t.weights, t.looping, t.products, 1, &adapters);
+  } else {
+    model = open_model(path, 0, o.on);
+  }
+  const Vocabulary v = load_vocabulary(path);
+  Generator generator(std::move(model.decoder));
+  Interrupt interrupt;
+  Continuation c;
+  c.prompt = prompt.text, c.from = prompt.from;
+  c.options = {
+      .tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed), .stop_at_document_end = !o.past_end};
+  if (!o.json) c.show = [](std::string_view piece) { write_out(piece); };
+  c.stop = [&] { return interrupt.asked(); };
+  c.repeat_prompt = !o.only_new;
+  const Continued made = continue_text(generator, *v.tokenizer, c);
+  if (o.json)
+    write_out(show_json(report_of(made.text, made.answer)) + "\n");
+  else if (made.text.empty() || made.text.back() != '\n')
+    write_out("\n");
+  if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
+}
+
+void generate(const GenerateCommand& o) {
+  if (!o.ids.empty()) return generate_ids(o);
+  const std::string path = chosen_model(o.run, o.model);
+  const Prompt prompt = prompt_of(o);
+  if (!is_gpt_oss(path)) return go_on_in_documents(o, path, prompt);
+  const Vocabulary v = load_vocabulary(path, o.conversation.tokenizer);
+  return o.raw ? go_on(o, path, v, prompt) : answer(o, path, v, prompt);
+}
+
+}  // namespace
+
+void add_generate(Command& root) {
+  Command& c = root.add("generate", "Continues a prompt with a model");
+  auto o = std::make_shared<GenerateCommand>();
+  c.text("RUN", o->run, "a run's directory, or one of its checkpoints");
+  c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint or archive");
+  const Option& prompt =
+      c.text("--prompt TEXT", o->prompt, "the beginning (default: standard input, or nothing on a terminal)");
+  c.text("--file FILE", o->file, "a file with the beginning");
+  c.text("--ids FILE", o->ids, "instead of text: one JSON list of token ids a line; prints such lists");
+  c.integer("--tokens N", o->tokens, 0, 1 << 30, "most tokens to add (default: 200)");
+  add_options(c, o->sampling);
+  c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed gives the same text (default: 1)");
+  c.flag("--only-new", o->only_new, "do not repeat the prompt");
+  add_options(c, o->on);
+  add_gpu_options(c, o->on);
+  c.text("--adapters FILE", o->on.adapters, "of a run of `ingot train`: adapters that `ingot ttt` made");
+  c.flag("--ttt", o->ttt.on, "learn the prompt into adapters first (a run of `ingot train`)");
+  add_constants(c, o->ttt);
+  add_options(c, o->conversation);
+  c.text("--trace FILE", o->trace,
+         "after a GPT-OSS answer from a GPU, write where a token's time goes, for ui.perfetto.dev");
+  c.flag("--raw", o->raw, "continue the prompt of a GPT-OSS model as it is, not as a user's turn in its format");
+  c.flag("--json", o->json, "one JSON object: the new text and ids, why it ended, the times; with --ids one a line");
+  c.flag("--past-end", o->past_end, "go on where the model ends its document");
+  c.examples(R"(  ingot generate runs/a --prompt "ROMEO:" --tokens 200 --temperature 0.8 --seed 1
+  echo -n "template <class T>" | ingot generate runs/a --top-p 0.9
+  ingot generate runs/a --prompt "The" --temperature 0
+  ingot generate --model gpt-oss-20b --prompt "What is 2 + 2?" --reasoning low
+  ingot generate --model gpt-oss-20b --ids prompts.jsonl --tokens 32 --temperature 0 --json)");
+  c.run([o, &c, &prompt] {
+    o->asked = prompt.given || !o->prompt.empty();
+    if (!o->ids.empty())
+      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw"}, "--ids");
+    else if (o->raw)
+      c.refuse_given({"reasoning", "system", "developer", "date"}, "--raw");
+    refuse_split_of_one(c, o->on.gpus);
+    if (o->json) c.refuse_given({"only-new"}, "--json, which holds only what is new");
+    const std::string path = o->run.empty() ? o->model : o->run;
+    if (exists(path) && !is_gpt_oss(path))
+      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw", "trace", "whole-head"},
+                     "a run of `ingot train`");
+    else if (o->ids.empty() && !o->raw && exists(path))
+      c.refuse_given({"only-new", "past-end"}, "a question to a GPT-OSS model (--raw goes on with a text)");
+    if (!o->ttt.on)
+      c.refuse_given({"ttt-chunk", "ttt-window", "ttt-rank", "ttt-lr", "ttt-beta2", "ttt-eps", "ttt-decay"},
+                     "an answer without --ttt");
+    if (!o->ids.empty() && o->ttt.on) c.refuse_given({"ttt"}, "--ids");
+    if (exists(path) && is_gpt_oss(path)) c.refuse_given({"adapters", "ttt"}, "a GPT-OSS model");
+    o->ttt.adapters = o->on.adapters;
+    generate(*o);
+  });
+}
+
+}  // namespace ingot::cli

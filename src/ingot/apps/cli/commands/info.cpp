@@ -1,0 +1,222 @@
+// ingot info: what a model is made of.
+#include "ingot/apps/cli/framework/cli.h"
+#include "ingot/apps/cli/shared/runs.h"
+#include "ingot/core/progress.h"
+#include "ingot/io/checkpoint.h"
+#include "ingot/io/file.h"
+#include "ingot/io/formats/archive.h"
+#include "ingot/io/formats/gguf.h"
+#include "ingot/io/formats/iris.h"
+#include "ingot/io/formats/safetensors_set.h"
+#include "ingot/io/json.h"
+#include "ingot/models/gpt/artifact/artifact.h"
+#include "ingot/models/gpt/config/config.h"
+#include "ingot/models/gpt/config/parameters.h"
+#include "ingot/models/gpt/config/program.h"
+#include "ingot/models/gpt_oss/decoder.h"
+
+namespace ingot::cli {
+namespace {
+
+const char* name_of(ParameterKind kind) {
+  switch (kind) {
+    case ParameterKind::matrix: return "matrix";
+    case ParameterKind::embedding: return "embedding";
+    case ParameterKind::head: return "head";
+    case ParameterKind::scalar: return "scalar";
+  }
+  return "?";
+}
+
+OrderedJson describe(const GptConfig& config) {
+  const ParameterLayout layout(config);
+  OrderedJson report;
+  report["parameters"] = layout.count();
+  for (ParameterKind kind :
+       {ParameterKind::matrix, ParameterKind::embedding, ParameterKind::head, ParameterKind::scalar}) {
+    int64_t count = 0;
+    for (const Parameter& p : layout.all())
+      if (p.kind == kind) count += p.shape.numel();
+    report["parameters_by_kind"][name_of(kind)] = count;
+  }
+  report["tensors"] = layout.all().size();
+  report["weight_bytes"] = {{"f32", layout.count() * 4}, {"bf16", layout.count() * 2}};
+  report["applications"] = layer_program(config, config.has_loop()).applications.size();
+  report["config"] = OrderedJson::parse(to_json(config));
+  return report;
+}
+
+void print(const std::string& what, const OrderedJson& r) {
+  const auto row = [](const std::string& name, const std::string& value) {
+    write_out("  " + name + std::string(name.size() < 16 ? 16 - name.size() : 1, ' ') + value + "\n");
+  };
+  write_out(what + "\n");
+  row("parameters", with_commas(r["parameters"].get<int64_t>()));
+  for (const auto& [kind, count] : r["parameters_by_kind"].items()) row("  " + kind, with_commas(count.get<int64_t>()));
+  row("layers", std::to_string(r["config"]["layers"].get<int64_t>()) + ", applied " +
+                    std::to_string(r["applications"].get<int64_t>()) + " times");
+  row("size", format_bytes(r["weight_bytes"]["f32"].get<double>()) + " in fp32, " +
+                  format_bytes(r["weight_bytes"]["bf16"].get<double>()) + " in bf16");
+  if (r.contains("checkpoint")) {
+    row("checkpoint", r["checkpoint"].get<std::string>() + ", step " + std::to_string(r["step"].get<int64_t>()));
+    if (r.contains("artifact"))
+      row("artifact", "version " + std::to_string(r["artifact"]["version"].get<int>()) + ", coder " +
+                          r["artifact"]["coder"].get<std::string>() + ", " +
+                          with_commas(r["artifact"]["bytes"].get<int64_t>()) + " bytes");
+    row("parameter hash", r["parameter_hash"].get<std::string>());
+    if (r.contains("best"))
+      row("best by held-out loss", "step " + std::to_string(r["best"]["step"].get<int64_t>()) + ", " +
+                                       fixed(r["best"]["loss"].get<double>(), 4));
+    row("tokenizer", r["tokenizer"]["kind"].get<std::string>() + ", " +
+                         with_commas(r["tokenizer"]["vocab"].get<int64_t>()) + " tokens");
+  }
+  write_out("config\n");
+  for (const auto& [key, value] : r["config"].items())
+    row(key, value.is_string() ? value.get<std::string>() : value.dump());
+}
+
+// --- GPT-OSS: from the headers alone
+int64_t parameters_of(const GptOssConfig& c) {
+  const int64_t attention =
+      c.hidden * (2 * c.q_width() + 2 * c.kv_width()) + c.heads + (c.attention_bias ? c.qkv_width() + c.hidden : 0);
+  const int64_t expert = 3 * c.hidden * c.intermediate + 2 * c.intermediate + c.hidden;
+  const int64_t layer = attention + c.experts * (expert + c.hidden + 1) + 2 * c.hidden;
+  return c.layers * layer + (c.tied_embeddings ? 1 : 2) * c.vocab * c.hidden + c.hidden;
+}
+// Of a GGUF file also how many tensors each type has.
+void describe_gguf(const std::string& path, OrderedJson& r) {
+  const GgufSet set(path);
+  int64_t tensors = 0, bytes = 0;
+  std::map<std::string, int64_t> types;
+  for (const auto& file : set.files()) {
+    bytes += file->file().size();
+    for (const SafetensorsEntry& e : file->entries()) ++types[e.dtype], ++tensors;
+  }
+  r["tensors"] = tensors;
+  r["files"] = set.files().size();
+  r["bytes"] = bytes;
+  r["types"] = types;
+}
+// How many tensors of how many bytes; of an archive also its version and the format each kind of matrix has.
+void describe_files(const std::string& given, OrderedJson& r) {
+  const std::string path = gpt_oss_source(given);
+  if (ArchiveFile::is_one(path)) {
+    const ArchiveFile file(path);
+    r["archive_version"] = kArchiveVersion;
+    const Json about = Json::parse(file.about());
+    for (const char* key : {"dense", "experts"})
+      if (about.contains(key)) r[key] = about.at(key);
+    r["tensors"] = file.entries().size();
+    r["files"] = 1;
+    r["bytes"] = file.file_bytes();
+  } else if (GgufFile::is_one(path)) {
+    describe_gguf(path, r);
+  } else if (IrisFile::is_one(path)) {
+    r["tensors"] = IrisFile(path).entries().size();
+    r["files"] = 1;
+    r["bytes"] = file_size(path);
+  } else {
+    const SafetensorsSet set(path);
+    r["tensors"] = set.tensors().size();
+    r["files"] = set.files();
+    r["bytes"] = set.bytes();
+  }
+}
+OrderedJson describe_gpt_oss(const std::string& path) {
+  const GptOssConfig config = read_gpt_oss_config(path);
+  const int64_t weights = gpt_oss_weight_bytes(path, config);  // also checks every tensor's name, shape and type
+  const int64_t inactive = config.experts - config.experts_per_token;
+  const int64_t expert = 3 * config.hidden * config.intermediate + 2 * config.intermediate + config.hidden;
+  constexpr int64_t kContext = 4096;
+  const int64_t context = std::min(kContext, config.context);
+  OrderedJson r;
+  r["parameters"] = parameters_of(config);
+  r["parameters_per_token"] = parameters_of(config) - config.layers * inactive * expert;
+  describe_files(path, r);
+  r["memory_bytes"] = {{"weights", weights},
+                       {"context", context},
+                       {"with_context", weights + decoder_bytes(config, config.layers, {.context = context})}};
+  r["config"] = OrderedJson::parse(to_json(config));
+  return r;
+}
+void print_gpt_oss(const std::string& what, const OrderedJson& r) {
+  const auto row = [](const std::string& name, const std::string& value) {
+    write_out("  " + name + std::string(name.size() < 24 ? 24 - name.size() : 1, ' ') + value + "\n");
+  };
+  const OrderedJson& memory = r["memory_bytes"];
+  write_out(what + "\n");
+  row("parameters", with_commas(r["parameters"].get<int64_t>()));
+  row("  used for each token", with_commas(r["parameters_per_token"].get<int64_t>()));
+  row("tensors", with_commas(r["tensors"].get<int64_t>()) + " in " + counted(r["files"].get<int64_t>(), "file") + ", " +
+                     format_bytes(r["bytes"].get<double>()));
+  if (r.contains("archive_version"))
+    row("archive", "version " + std::to_string(r["archive_version"].get<int>()) + ", dense " +
+                       r["dense"].get<std::string>() + ", experts " + r["experts"].get<std::string>());
+  if (r.contains("types")) {
+    std::string types;
+    for (const auto& [type, count] : r["types"].items())
+      types += (types.empty() ? "" : ", ") + with_commas(count.get<int64_t>()) + " of " + type;
+    row("types", types);
+  }
+  row("memory", format_bytes(memory["weights"].get<double>()) + " for weights, " +
+                    format_bytes(memory["with_context"].get<double>()) + " with a context of " +
+                    with_commas(memory["context"].get<int64_t>()));
+  write_out("config\n");
+  for (const auto& [key, value] : r["config"].items())
+    row(key, value.is_string() ? value.get<std::string>() : value.dump());
+}
+
+}  // namespace
+
+void add_info(Command& root) {
+  struct InfoOptions {
+    std::string preset = "demo", run, model;
+    bool json = false;
+  };
+  Command& c = root.add("info", "Says what a model is made of: sizes, parameters, configuration");
+  auto o = std::make_shared<InfoOptions>();
+  c.text("RUN", o->run,
+         "a run's directory, a checkpoint or an artifact, also of GPT-OSS, or an archive (default: the preset)");
+  c.text("--preset NAME", o->preset,
+         "a preset: demo, nano, nano-golf, nano-golf-loop, golf-small, golf (default: demo)");
+  c.section("model", o->model, to_json(GptConfig{}));
+  c.flag("--json", o->json, "print one JSON object");
+  c.examples(R"(  ingot info --preset golf
+  ingot info --preset golf --json
+  ingot info --preset nano --set model.layers=12
+  ingot info runs/a
+  ingot info gpt-oss-20b)");
+  c.run([o, &c] {
+    if (!o->run.empty()) c.refuse_given({"preset"}, "RUN, which has a configuration");
+    if (!o->run.empty() && o->model != "{}")
+      fail(ErrorCode::usage, "found RUN and keys of a model, expected one of them: the run has a configuration");
+    OrderedJson report;
+    if (!o->run.empty() && is_gpt_oss(o->run)) {
+      report = describe_gpt_oss(o->run);
+      return o->json ? write_out(show_json(report) + "\n") : print_gpt_oss(o->run, report);
+    }
+    if (o->run.empty()) {
+      report = describe(resolve_config(o->preset, o->model, "{}").model);
+    } else {
+      const TrainedModel model = load_trained(o->run);
+      report = describe(model.config);
+      report["checkpoint"] = model.checkpoint;
+      report["step"] = model.step;
+      const std::string run = parent_path(model.checkpoint);
+      if (is_artifact(o->run)) {
+        const ArtifactForm form = artifact_form(read_file(o->run), o->run);
+        report["artifact"] = {{"version", form.version}, {"coder", name_of(form.coder)}, {"bytes", file_size(o->run)}};
+      } else if (const auto best = best_checkpoint(run)) {
+        report["best"] = {{"step", best->step}, {"loss", best->loss}, {"bits_per_byte", best->bits_per_byte}};
+      }
+      report["parameter_hash"] = model.parameter_hash;
+      report["tokenizer"] = {{"kind", model.tokenizer->kind()}, {"vocab", model.tokenizer->vocab_size()}};
+    }
+    if (o->json)
+      write_out(show_json(report) + "\n");
+    else
+      print(o->run.empty() ? "preset " + o->preset : o->run, report);
+  });
+}
+
+}  // namespace ingot::cli

@@ -1,0 +1,168 @@
+// ingot serve: a model behind OpenAI's API.
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+#include "ingot/apps/cli/framework/cli.h"
+#include "ingot/apps/cli/framework/interrupt.h"
+#include "ingot/apps/cli/shared/conversation.h"
+#include "ingot/apps/cli/shared/models.h"
+#include "ingot/core/log.h"
+#include "ingot/core/version.h"
+#include "ingot/io/file.h"
+#include "ingot/models/gpt_oss/config.h"
+#ifdef INGOT_HAS_MICROHTTPD
+#include "ingot/apps/server/server.h"
+#endif
+
+namespace ingot::cli {
+namespace {
+
+constexpr int64_t kContext = 8192;  // tokens of a slot, where the model has as many
+
+struct ServeCommand {
+  std::string run, model, name, tokenizer, key_file, reasoning = "medium", date = "today";
+  std::string host = "127.0.0.1";
+  std::vector<std::string> hosts, origins;
+  ModelOptions on;
+  int64_t port = 8080, context = 0, slots = 4, waiting = 64, connections = 256, connections_of_one = 0;
+  double drain = 30, patience = 30;
+  bool insecure = false, one_by_one = false;
+};
+
+#ifdef INGOT_HAS_MICROHTTPD
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
+
+// One key a line; empty lines and those that begin with # say nothing.
+std::vector<std::string> read_keys(const std::string& path) {
+  std::vector<std::string> keys;
+  if (path.empty()) return keys;
+  const std::string text = read_input(path);
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    std::string line = text.substr(at, end - at);
+    line.erase(line.find_last_not_of(" \t\r") + 1);
+    if (!line.empty() && line[0] != '#') keys.push_back(line);
+    at = end + 1;
+  }
+  if (keys.empty()) fail(ErrorCode::bad_data, path, ": found no key, expected one a line");
+  return keys;
+}
+
+// A scheme and a host. "null", which any sandboxed page may send, is nobody's.
+void check_origins(const std::vector<std::string>& origins) {
+  for (const std::string& origin : origins) {
+    const size_t scheme_end = origin.find("://");
+    const bool is_one = scheme_end != std::string::npos && scheme_end > 0 && scheme_end + 3 < origin.size() &&
+                        origin.find_first_of("/?#@ *", scheme_end + 3) == std::string::npos;
+    if (!is_one)
+      fail(ErrorCode::usage, "--cors-origin: found '", origin,
+           "', expected a scheme and a host alone, such as https://a.example");
+  }
+}
+
+server::ServerOptions server_options(const ServeCommand& o) {
+  check_origins(o.origins);
+  server::ServerOptions s{
+      .host = o.host, .port = int(o.port), .keys = read_keys(o.key_file), .hosts = o.hosts, .origins = o.origins};
+  s.connections = int(o.connections);
+  s.connections_of_one = int(o.connections_of_one);
+  s.header_seconds = s.body_seconds = s.stall_seconds = o.patience;
+  if (!is_loopback(o.host)) {
+    if (s.keys.empty() && !o.insecure)
+      fail(ErrorCode::usage, "--host: found ", o.host,
+           " without --api-key-file: whoever reaches this machine could ask; --insecure allows it");
+  } else {
+    // Another site's name may be made to point here, and its page would then be of our origin.
+    for (const char* name : {"localhost", "127.0.0.1", "::1"}) s.hosts.push_back(name);
+    s.hosts.push_back(o.host);
+  }
+  return s;
+}
+
+void serve(const ServeCommand& o) {
+  const std::string path = chosen_model(o.run, o.model);
+  if (std::any_of(o.name.begin(), o.name.end(), [](unsigned char c) { return c < ' ' || c == 127; }))
+    fail(ErrorCode::usage, "--name: found a name with control characters, expected one line of text");
+  Interrupt interrupt;
+  server::Server server(server_options(o));  // before the model, so that a taken port costs nothing
+  Vocabulary vocabulary = load_vocabulary(path, o.tokenizer);
+  ModelOptions on = o.on;
+  on.slots = o.slots;
+  OpenedModel model = open_model(path, o.context > 0 ? o.context : kContext, on);
+  std::string name = o.name;
+  if (name.empty()) name = std::filesystem::path(path).lexically_normal().filename().string();
+  if (name.empty()) name = "model";
+  Service service(std::move(model), std::move(vocabulary),
+                  {.name = name,
+                   .reasoning = o.reasoning,
+                   .date = o.date == "none" ? "" : o.date,
+                   .version = version(),
+                   .scheduling = {.waiting = o.waiting}});
+  server.serve(service);
+  const std::string address = o.host.find(':') == std::string::npos ? o.host : "[" + o.host + "]";
+  log_info("serving ", name, " at http://", address, ":", server.port(),
+           " (a page to chat on; OpenAI's base URL ends in /v1); Ctrl-C ends it");
+  while (!interrupt.asked()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  log_info("finishing the answers under way, for at most ", fixed(o.drain, 0), " s");
+  if (!server.stop(o.drain)) log_warn("some answers were cut off");
+}
+#else
+void serve(const ServeCommand&) {
+  fail(ErrorCode::unsupported,
+       "found a build without libmicrohttpd, expected one made where the package libmicrohttpd-dev is installed");
+}
+#endif
+
+}  // namespace
+
+void add_serve(Command& root) {
+  Command& c = root.add("serve", "Answers OpenAI's API over HTTP");
+  auto o = std::make_shared<ServeCommand>();
+  c.text("RUN", o->run, "a directory that ingot train wrote");
+  c.text("--model PATH", o->model, "a GPT-OSS checkpoint, archive or GGUF file, in RUN's place");
+  c.text("--name NAME", o->name, "what clients call the model (default: the path's last part)");
+  c.text("--host ADDRESS", o->host, "where to listen (default: 127.0.0.1, this machine alone)");
+  c.integer("--port N", o->port, 0, 65535, "0: any that is free (default: 8080)");
+  c.text("--api-key-file FILE", o->key_file, "keys, one a line, of which a client must send one");
+  c.flag("--insecure", o->insecure, "listen beyond this machine without keys");
+  c.list("--allow-host NAME", o->hosts, "a name that clients call this server by; may be repeated");
+  c.list("--cors-origin ORIGIN", o->origins,
+         "pages of this origin may ask, such as https://a.example; may be repeated");
+  c.integer("--slots N", o->slots, 1, 256, "most requests that are answered at a time (default: 4)");
+  c.flag(
+      "--one-by-one", o->one_by_one,
+      "of GPT-OSS on a GPU, no slots share passes over the weights: slower in all, and a seed's answer does not depend "
+      "on the others");
+  c.integer("--queue N", o->waiting, 0, 1 << 20, "most that wait for their turn; others get status 429 (default: 64)");
+  c.integer("--context N", o->context, 0, 1 << 30,
+            "tokens of a request and its answer; 0: 8192, or the model's if that is less (default: 0)");
+  c.integer("--connections N", o->connections, 1, 1 << 16, "most at a time (default: 256)");
+  c.integer("--connections-of-one N", o->connections_of_one, 0, 1 << 16,
+            "most at a time from one address; 0: as many as from all (default: 0)");
+  c.number("--patience SECONDS", o->patience, 0.1, 3600,
+           "for a request's whole header, for its body, and for a client that takes nothing (default: 30)");
+  c.number("--drain SECONDS", o->drain, 0, 3600, "how long a signal to end waits for answers under way (default: 30)");
+  c.text("--tokenizer FILE", o->tokenizer,
+         "a tokenizer.json or .tiktoken of the model's vocabulary (default: the one beside the model)");
+  c.choice("--reasoning EFFORT", o->reasoning, {"low", "medium", "high"},
+           "where a request says nothing (default: medium)");
+  c.text("--date DATE", o->date, "the date the model is told, or none (default: today)");
+  add_options(c, o->on);
+  add_gpu_options(c, o->on);
+  c.examples(R"(  ingot serve --model gpt-oss-20b
+  ingot serve runs/a --port 9000
+  ingot serve --model gpt-oss-20b --host 0.0.0.0 --api-key-file keys.txt --allow-host chat.example
+  curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "Once"}')");
+  c.run([o, &c] {
+    refuse_split_of_one(c, o->on.gpus);
+    const std::string path = o->run.empty() ? o->model : o->run;
+    if (exists(path) && !is_gpt_oss(path))
+      c.refuse_given({"reasoning", "date", "one-by-one", "whole-head"}, "a run of `ingot train`");
+    o->on.together = !o->one_by_one;
+    serve(*o);
+  });
+}
+
+}  // namespace ingot::cli

@@ -1,0 +1,35 @@
+#pragma once
+// What the commands that adapt a model to a text share.
+#include "ingot/apps/cli/framework/cli.h"
+#include "ingot/apps/cli/shared/runs.h"
+#include "ingot/core/comm/socket_communicator.h"
+#include "ingot/engines/ttt/ttt.h"
+
+namespace ingot::cli {
+
+struct AdaptationCommand {
+  bool on = false;
+  AdaptationOptions options;
+  int64_t documents = 0, window = 0;  // 0: by the device, by the model
+  std::string log, adapters, inexact = "none";
+  int64_t ranks = 1;
+  RankPlace place;
+  std::shared_ptr<SocketCommunicator> others;  // where this process is one of several
+  bool is_first() const { return others == nullptr || others->rank() == 0; }
+};
+void add_constants(Command& c, AdaptationCommand& o);
+// --ttt, its constants, and what scores have besides.
+void add_options(Command& c, AdaptationCommand& o);
+void refuse_without_ttt(const Command& c);
+
+// Its options for a model, checked.
+AdaptationOptions options_for(const AdaptationCommand& o, const TrainedModel& model);
+
+// Of a text's tokens: bos is put in front where the tokenizer has one.
+Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, Device device, const std::string& text,
+              const std::string& from, int64_t passes = 1);
+
+AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model, const std::string& device,
+                           std::shared_ptr<const TokenSource> source, std::vector<DocumentScore>* documents);
+
+}  // namespace ingot::cli

@@ -1,0 +1,138 @@
+#include "ingot/apps/cli/shared/conversation.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+
+#include "ingot/io/json.h"
+
+namespace ingot::cli {
+namespace {
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm day{};
+  localtime_r(&now, &day);
+  char text[16];
+  return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d", &day));
+}
+
+// Without the characters that move a terminal's cursor, change its colours or its title.
+std::string harmless(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = uint8_t(text[i]);
+    const bool c1 = byte == 0xc2 && i + 1 < text.size() && uint8_t(text[i + 1]) < 0xa0;  // U+0080 to U+009F
+    if (c1) ++i;
+    if (!c1 && (byte >= 32 || byte == '\n' || byte == '\t') && byte != 127) out += text[i];
+  }
+  return out;
+}
+
+}  // namespace
+
+void add_options(Command& c, ConversationOptions& o) {
+  c.text("--tokenizer FILE", o.tokenizer,
+         "a tokenizer.json or .tiktoken of the model's vocabulary (default: the one beside the model)");
+  c.choice("--reasoning EFFORT", o.reasoning, {"low", "medium", "high"}, "low, medium or high (default: medium)");
+  c.text("--system TEXT", o.system, "who the model is told to be (default: what it was trained with)");
+  c.text("--developer TEXT", o.developer, "instructions that stand above the user's");
+  c.text("--date DATE", o.date, "the date the model is told, or none (default: today)");
+}
+void add_options(Command& c, SamplingOptions& o) {
+  c.number("--temperature X", o.temperature, 0, 100, "0 takes the likeliest token each time (default: 1)");
+  c.integer("--top-k N", o.top_k, 0, 1 << 30, "draw among the N likeliest; 0: all (default: 0)");
+  c.number("--top-p X", o.top_p, 1e-9, 1, "draw among the likeliest that together reach X (default: 1)");
+  c.number("--min-p X", o.min_p, 0, 0.999999, "drop tokens less than X times as likely as the likeliest (default: 0)");
+}
+
+// "2026-01-31"; the model was trained with no other form.
+void check_date(const std::string& date) {
+  std::tm day{};
+  const char* end = date.size() == 10 ? ::strptime(date.c_str(), "%Y-%m-%d", &day) : nullptr;
+  const std::tm asked = day;
+  if (end == nullptr || *end != 0 || std::mktime(&day) == -1 || day.tm_mday != asked.tm_mday)
+    fail(ErrorCode::usage, "--date: found '", date, "', expected one like 2026-01-31, or none");
+}
+
+std::vector<HarmonyMessage> opening_of(const ConversationOptions& o) {
+  if (!o.date.empty() && o.date != "none") check_date(o.date);
+  HarmonySystem system;
+  if (!o.system.empty()) system.identity = o.system;
+  system.reasoning = o.reasoning;
+  system.current_date = o.date == "none" ? "" : o.date.empty() ? today() : o.date;
+  std::vector<HarmonyMessage> opening = {{.role = HarmonyRole::system, .content = harmony_system_text(system)}};
+  if (!o.developer.empty())
+    opening.push_back({.role = HarmonyRole::developer, .content = harmony_developer_text(o.developer, {})});
+  return opening;
+}
+
+AnswerPrinter::AnswerPrinter(bool analysis) : analysis_(analysis), terminal_(isatty(STDOUT_FILENO) == 1) {}
+
+void AnswerPrinter::paint(bool dim) {
+  if (dim != dimmed_ && terminal_) write_out(dim ? "\x1b[2m" : "\x1b[0m");
+  dimmed_ = dim;
+}
+
+void AnswerPrinter::show(const HarmonyMessage& message, std::string_view text) {
+  const bool thought = message.channel == "analysis" || !message.recipient.empty();
+  if (thought && !analysis_) return;
+  if (begun_ && message.channel != channel_) write_out(line_open_ ? "\n\n" : "\n");
+  channel_ = message.channel;
+  begun_ = true;
+  paint(thought);
+  const std::string out = terminal_ ? harmless(text) : std::string(text);
+  write_out(out);
+  if (!out.empty()) line_open_ = out.back() != '\n';
+}
+
+void AnswerPrinter::end() {
+  paint(false);
+  if (line_open_) write_out("\n");
+  begun_ = line_open_ = false;
+}
+
+std::string json_of(const HarmonyTurn& turn) {
+  OrderedJson r;
+  r["messages"] = OrderedJson::array();
+  for (const HarmonyMessage& m : turn.messages) {
+    OrderedJson message = {{"channel", m.channel}, {"content", m.content}};
+    if (!m.recipient.empty()) message["recipient"] = m.recipient;
+    if (!m.content_type.empty()) message["content_type"] = m.content_type;
+    r["messages"].push_back(message);
+  }
+  const Answer& a = turn.answer;
+  r["finish"] = turn.called.empty() ? name_of(a.finish) : "call";
+  r["ids"] = a.tokens;
+  r["prompt_tokens"] = a.prompt;
+  r["known_tokens"] = a.reused;
+  r["prompt_seconds"] = a.prompt_seconds;
+  r["token_seconds"] = a.token_seconds;
+  return show_json(r);
+}
+
+std::string speed_line(const Answer& a) {
+  std::string line = with_commas(int64_t(a.tokens.size())) + " tokens";
+  // The first token comes with the prompt's logits.
+  if (a.tokens.size() > 1 && a.token_seconds > 0)
+    line += ", " + fixed(double(a.tokens.size() - 1) / a.token_seconds, 1) + " tokens/s";
+  line += "; prompt " + with_commas(a.prompt) + " tokens";
+  if (a.reused > 0) line += ", " + with_commas(a.reused) + " of them known";
+  return line + ", " + fixed(a.prompt_seconds, 1) + " s";
+}
+
+std::string ending_line(const HarmonyTurn& turn, int64_t context, int64_t tokens) {
+  if (!turn.called.empty())
+    return "the model calls " + turn.called + " and waits for its result, which nothing here can give";
+  switch (turn.answer.finish) {
+    case Finish::context:
+      return "the context of " + with_commas(context) + " tokens is full: the answer is cut, --context gives more room";
+    case Finish::length: return "the answer is cut at " + with_commas(tokens) + " tokens, --tokens gives more";
+    case Finish::cancelled: return "stopped";
+    case Finish::stop: break;
+  }
+  return "";
+}
+
+}  // namespace ingot::cli

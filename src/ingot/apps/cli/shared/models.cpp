@@ -1,0 +1,154 @@
+#include "ingot/apps/cli/shared/models.h"
+
+#include <algorithm>
+
+#include "ingot/apps/cli/framework/cli.h"
+#include "ingot/apps/cli/shared/runs.h"
+#include "ingot/core/log.h"
+#include "ingot/core/progress.h"
+#include "ingot/gpu/device.h"
+#include "ingot/io/checkpoint.h"
+#include "ingot/io/file.h"
+#include "ingot/io/json.h"
+#include "ingot/models/gpt_oss/config.h"
+
+namespace ingot::cli {
+
+void add_options(Command& c, ModelOptions& o) {
+  c.integer("--layers N", o.layers, 0, 1 << 20, "run the first N layers of a GPT-OSS model; 0: all (default: 0)");
+  add_quant(c, o.quant);
+  add_device(c, o.device);
+}
+
+void add_quant(Command& c, bool& quant) {
+  c.flag("--quant", quant,
+         "round what GPT-OSS's experts multiply to e4m3 per 32 numbers (on a GPU without the megakernel)");
+}
+
+namespace {
+constexpr int64_t kMostGpus = 8;
+
+void add_split(Command& c, std::string& split) {
+  c.choice("--split HOW", split, {"tensor", "attention-experts"},
+           "how they share it: each a part of every layer, or the first attention and the others the experts "
+           "(default: tensor)");
+}
+}  // namespace
+
+void add_gpus(Command& c, int64_t& gpus, std::string& split) {
+  c.integer("--gpus N", gpus, 1, kMostGpus, "share a GPT-OSS model among the first N GPUs (default: 1)");
+  add_split(c, split);
+}
+void add_gpu_counts(Command& c, std::string& list, std::string& split) {
+  c.text("--gpus LIST", list, "share it among the first N GPUs too, of each of these numbers, like 2 or 2,4,8");
+  add_split(c, split);
+}
+std::vector<int> gpu_counts(const std::string& list) {
+  std::vector<int> counts;
+  for (const int64_t n : numbers_in("--gpus", list)) {
+    if (n > kMostGpus) fail(ErrorCode::usage, "--gpus: found ", n, ", expected numbers from 1 to ", kMostGpus);
+    if (n > 1) counts.push_back(int(n));
+  }
+  return counts;
+}
+
+void refuse_split_of_one(const Command& c, int64_t gpus) {
+  if (gpus == 1) c.refuse_given({"split"}, "one GPU (--gpus shares a model)");
+}
+
+void add_gpu_options(Command& c, ModelOptions& o) {
+  add_gpus(c, o.gpus, o.split);
+  c.flag(
+      "--whole-head", o.whole_head,
+      "read GPT-OSS's whole head in bf16 for greedy tokens too (default: on GPUs with room for it, 8 bits of it tell "
+      "which rows have to be; the tokens are the same)");
+}
+
+OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o) {
+  if (o.quant && exists(path) && !is_gpt_oss(path))
+    fail(ErrorCode::usage, "--quant: found ", path, ", which is not GPT-OSS, expected none with it");
+  OpenedModel m = ingot::open_model(path, {.tokens = tokens,
+                                           .layers = o.layers,
+                                           .slots = o.slots,
+                                           .device = device_named(o.device),
+                                           .gpus = o.gpus,
+                                           .split = o.split,
+                                           .screen = !o.whole_head,
+                                           .together = o.together,
+                                           .adapters = o.adapters,
+                                           .quant = o.quant});
+  if (!m.note.empty()) log_info(path, ": ", m.note);
+  if (m.decoder->device().kind == Device::cuda)
+    log_info(path, ": on ", o.gpus > 1 ? std::to_string(o.gpus) + " of " : "",
+             gpu::device_info(m.decoder->device().index).name);
+  if (m.load_seconds > 1)
+    log_info(path, ": ", format_bytes(double(m.weight_bytes)), " of weights in ", fixed(m.load_seconds, 1), " s");
+  return m;
+}
+
+namespace {
+bool is_run(const std::string& path) {
+  try {
+    open_checkpoint(path);
+    return true;
+  } catch (const Error&) { return false; }
+}
+}  // namespace
+
+void require_gpt_oss(const std::string& path) {
+  if (is_gpt_oss(path)) return;
+  if (is_run(path))
+    fail(ErrorCode::unsupported, path,
+         ": found a run of `ingot train`, expected a GPT-OSS checkpoint; `ingot generate` and `ingot eval` take runs");
+  fail(exists(path) ? ErrorCode::unsupported : ErrorCode::not_found, path, ": found ", found_instead(path),
+       ", expected GPT-OSS: a directory with config.json and safetensors, an archive, a GGUF or an .iris file");
+}
+
+void require_no_gpt_oss(const std::string& path) {
+  if (exists(path) && is_gpt_oss(path))
+    fail(ErrorCode::unsupported, path,
+         ": found a GPT-OSS model, expected a run of `ingot train`, a checkpoint or an artifact of one");
+}
+
+std::string chosen_model(const std::string& run, const std::string& model) {
+  if (run.empty() == model.empty())
+    fail(ErrorCode::usage, "found ", run.empty() ? "neither RUN nor" : "RUN and", " --model, expected one of them");
+  return run.empty() ? model : run;
+}
+
+std::vector<std::vector<int32_t>> read_ids(const std::string& path) {
+  const std::string text = read_input(path);
+  std::vector<std::vector<int32_t>> lists;
+  int64_t line = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view row = std::string_view(text).substr(at, end - at);
+    at = end + 1;
+    ++line;
+    if (row.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const std::string where = detail::concat(path, ": line ", line);
+    const Json json = parse_json(row, where);
+    const auto wrong = [&](const std::string& found) {
+      fail(ErrorCode::bad_data, where, ": found ", found, ", expected a list of token ids");
+    };
+    if (!json.is_array()) wrong(describe_json(json));
+    if (json.empty()) wrong("an empty list");
+    std::vector<int32_t>& ids = lists.emplace_back();
+    for (const Json& id : json) {
+      if (!id.is_number_integer() || id < 0 || id > INT32_MAX) wrong(describe_json(id) + " in it");
+      ids.push_back(id.get<int32_t>());
+    }
+  }
+  if (lists.empty()) fail(ErrorCode::bad_data, path, ": found no line, expected one list of token ids a line");
+  return lists;
+}
+
+void check_ids(const std::vector<std::vector<int32_t>>& lists, int64_t vocab, const std::string& path) {
+  for (size_t i = 0; i < lists.size(); ++i)
+    for (const int32_t id : lists[i])
+      if (id >= vocab)
+        fail(ErrorCode::bad_data, path, ": found id ", id, " in list ", i + 1, ", expected 0 to ", vocab - 1,
+             ", the model's vocabulary");
+}
+
+}  // namespace ingot::cli

@@ -1,0 +1,124 @@
+#include "ingot/apps/cli/shared/runs.h"
+
+#include <cmath>
+
+#include "ingot/apps/cli/shared/libraries.h"
+#include "ingot/core/log.h"
+#include "ingot/core/progress.h"
+#include "ingot/gpu/cublaslt.h"
+#include "ingot/gpu/device.h"
+#include "ingot/io/json.h"
+#include "ingot/models/gpt/config/presets.h"
+#include "ingot/text/utf8.h"
+
+namespace ingot::cli {
+RunConfig resolve_config(const std::string& preset, const std::string& model, const std::string& train) {
+  const std::string given = "{\"model\": " + model + ", \"train\": " + train + "}";
+  return run_config_from_json(merge_json(preset_text(preset), given, "configuration"), "configuration");
+}
+
+void add_sections(Command& c, std::string& model, std::string& train) {
+  const Json known = parse_json(to_json(RunConfig{}), "known keys");
+  c.section("model", model, known["model"].dump());
+  c.section("train", train, known["train"].dump());
+  // As nanoGPT calls them, where what they count is the same.
+  for (const auto& [theirs, ours] : {std::pair{"n_layer", "layers"},
+                                     {"n_head", "heads"},
+                                     {"n_embd", "dim"},
+                                     {"block_size", "context"},
+                                     {"vocab_size", "vocab"},
+                                     {"max_iters", "steps"},
+                                     {"batch_size", "batch_tokens"},
+                                     {"gradient_accumulation_steps", "accumulation"},
+                                     {"learning_rate", "matrix_lr"},
+                                     {"weight_decay", "matrix_decay"},
+                                     {"warmup_iters", "warmup_steps"},
+                                     {"grad_clip", "clip"},
+                                     {"eval_interval", "eval_every"},
+                                     {"log_interval", "log_every"},
+                                     {"out_dir", "out"},
+                                     {"dataset", "data"},
+                                     {"dtype", "products"}})
+    c.known_elsewhere(theirs, ours);
+}
+
+void add_device(Command& c, std::string& device) {
+  c.choice("--device WHERE", device, {"auto", "cpu", "cuda"},
+           "where the model runs; auto: on a GPU that it can use, else the CPU (default: auto)");
+}
+Device training_device(const GptConfig& config, const std::string& device) {
+  const GptPlace place = place_of_gpt(config, device_named(device));
+  if (!place.note.empty()) log_info(place.note);
+  if (place.device.kind == Device::cpu) return place.device;
+  log_info("on ", gpu::device_info(place.device.index).name);
+  use_installed_cublaslt();
+  if (!gpu::lt_available()) log_warn(gpu::lt_version(), "; without, ", kWithoutCublaslt);
+  return place.device;
+}
+
+SplitOptions split_options(const TrainOptions& o) {
+  return {.every = o.held_out_every, .tail = o.held_out_tail, .seed = o.split_seed};
+}
+Products products_of(const TrainOptions& o) { return o.products == "bf16" ? Products::bf16 : Products::fp32; }
+
+void check_saved(const TrainResult& result, const std::string& directory) {
+  if (result.checkpoint.empty())
+    fail(ErrorCode::io, directory, ": the model of step ", result.status.step,
+         " was not saved, as the warnings above say");
+}
+
+std::string status_line(const TrainStatus& s) {
+  const double ms = 1000 * s.step_seconds;
+  std::string line = "step " + std::to_string(s.step) + "/" + std::to_string(s.steps) + "  loss " + fixed(s.loss, 3);
+  line += "  " + fixed(ms, ms < 100 ? 1 : 0) + " ms  " + format_count(s.tokens_per_second) + " tok/s";
+  if (s.utilisation > 0)
+    line += "  " + fixed(100 * s.utilisation, 1) + "% MFU";
+  else
+    line += "  " + fixed(s.flops_per_second / 1e9, 1) + " GFLOP/s";
+  if (s.memory_bytes > 0) line += "  " + format_bytes(double(s.memory_bytes));
+  return line + "  ETA " + format_duration(s.seconds_left);
+}
+std::vector<std::pair<std::string, double>> numbers_of(const TrainStatus& s) {
+  std::vector<std::pair<std::string, double>> all{{"train/loss", s.loss},
+                                                  {"train/grad_norm", s.grad_norm},
+                                                  {"train/lr_factor", s.lr_factor},
+                                                  {"speed/tokens_per_second", s.tokens_per_second},
+                                                  {"speed/step_seconds", s.step_seconds},
+                                                  {"speed/flops_per_second", s.flops_per_second},
+                                                  {"memory/bytes", double(s.memory_bytes)}};
+  if (s.utilisation > 0) all.emplace_back("speed/utilisation", s.utilisation);
+  return all;
+}
+std::vector<std::pair<std::string, double>> numbers_of(const Score& s) {
+  std::vector<std::pair<std::string, double>> all{{"held_out/loss", s.loss}};
+  if (s.bytes > 0) all.emplace_back("held_out/bits_per_byte", s.bits_per_byte);
+  return all;
+}
+OrderedJson perplexity_json(double loss) {
+  const double perplexity = std::exp(loss);
+  return std::isfinite(perplexity) ? OrderedJson(perplexity) : OrderedJson();
+}
+std::string score_line(const Score& s) {
+  std::string line = "loss " + fixed(s.loss, 4);
+  if (s.bytes > 0) line += ", " + fixed(s.bits_per_byte, 4) + " bits per byte";
+  return line + " over " + with_commas(s.targets) + " tokens (" + with_commas(s.bytes) + " bytes)";
+}
+
+Continued continue_text(Generator& generator, const Tokenizer& tokenizer, const Continuation& c) {
+  const std::vector<int32_t> prompt = about(c.from, [&] { return tokenizer.encode(c.prompt); });
+  if (c.repeat_prompt && c.show) c.show(c.prompt);
+  Continued done;
+  Utf8Stream stream;
+  const auto show = [&](const std::string& piece) {
+    done.text += piece;
+    if (c.show && !piece.empty()) c.show(piece);
+  };
+  done.answer = generator.generate(tokenizer, prompt, c.options, [&](int32_t id) {
+    if (id != tokenizer.bos()) show(stream.push(tokenizer.token_bytes(id)));
+    return !c.stop || !c.stop();
+  });
+  show(stream.finish());
+  return done;
+}
+
+}  // namespace ingot::cli

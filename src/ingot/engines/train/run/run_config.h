@@ -1,0 +1,55 @@
+#pragma once
+// A run's configuration: the model and how it is trained. JSON only:
+//   {"model": {...GptConfig...}, "train": {..., "schedule": {...}, "optimizer": {...}}}
+// Presets, files, environment and command line are merged as JSON first (later wins, key by key) and read here once.
+#include <string>
+#include <vector>
+
+#include "ingot/engines/train/optimizer/optimizer.h"
+#include "ingot/engines/train/schedule.h"
+#include "ingot/models/gpt/config/config.h"
+
+namespace ingot {
+
+struct TrainOptions {
+  // Length: `steps`, or a time budget when `seconds` > 0, of which `reserve_seconds` are kept for the last save.
+  int64_t steps = 1000;
+  double seconds = 0, reserve_seconds = 1;
+  uint64_t seed = 1;
+  // Batches: `batch_tokens` per forward and backward, `accumulation` of them per step, cut at documents and at the
+  // model's context. Order: shuffled, sequential or windows (data/packer.h).
+  int64_t batch_tokens = 4096, accumulation = 1;
+  std::string order = "shuffled";
+  // char: the text's characters; bpe: trained on the training documents to model.vocab tokens; else a tokenizer's file.
+  std::string tokenizer = "bpe";
+  // Held out: every n-th document of a seeded shuffle, or the tail of a single document.
+  uint64_t split_seed = 1;  // not the run's seed: runs of several seeds are scored on the same documents
+  int64_t held_out_every = 20;
+  double held_out_tail = 0.1;
+  std::string products = "fp32";  // of matrices: fp32, or bf16 (operands rounded, sums in fp32)
+  // All in steps; 0: never (checkpoints: at the end only).
+  int64_t eval_every = 0, checkpoint_every = 0, log_every = 10;
+  int64_t keep_checkpoints = 2;  // the newest; the best by held-out score is kept besides
+  bool keep_best = true;         // save wherever held-out text scores best so far
+  std::string init_from;         // a run or a checkpoint whose weights are the first ones; empty: random
+  int64_t max_bad_steps = 5;     // steps in a row with a gradient that is not finite before the run gives up
+  // A GPU forms no activations anew in the backward pass where it has memory for them; the numbers are the same
+  // without.
+  bool keep_activations = true;
+  bool cuda_graphs = true;  // a GPU's passes are recorded once and replayed; the numbers are the same without
+  ScheduleOptions schedule;
+  OptimizerOptions optimizer;
+};
+void check(const TrainOptions& o);
+
+struct RunConfig {
+  GptConfig model;
+  TrainOptions train;
+};
+std::string to_json(const RunConfig& c);
+RunConfig run_config_from_json(const std::string& text, const std::string& where);
+
+// Merges `over` into `base` (JSON texts): objects key by key, everything else replaced.
+std::string merge_json(const std::string& base, const std::string& over, const std::string& where);
+
+}  // namespace ingot

@@ -1,0 +1,31 @@
+#pragma once
+// How far a run is: by steps, or by the seconds that it trains.
+#include <algorithm>
+
+#include "ingot/engines/train/run/run_config.h"
+
+namespace ingot {
+
+struct RunProgress {
+  const RunConfig& config;
+  int64_t step = 0;
+  double trained_seconds = 0;
+  bool looped = false;  // the recurrence is on for good: it was when the weights were saved
+
+  bool by_time() const { return config.train.seconds > 0; }
+  double budget() const { return config.train.seconds - config.train.reserve_seconds; }
+  double progress() const {
+    if (by_time()) return std::min(1.0, trained_seconds / budget());
+    return config.train.steps > 0 ? double(step) / double(config.train.steps) : 1;
+  }
+  int64_t expected_steps() const {
+    if (!by_time()) return config.train.steps;
+    const double p = progress();
+    return p > 0.01 ? int64_t(double(step) / p) : std::max<int64_t>(step + 1, 100);
+  }
+  bool done() const { return by_time() ? trained_seconds >= budget() : step >= config.train.steps; }
+  // Once on it stays on, also where a longer run is less far.
+  bool looping() const { return config.model.has_loop() && (looped || progress() >= config.model.loop_from); }
+};
+
+}  // namespace ingot

@@ -1,0 +1,70 @@
+#pragma once
+// GGUF files, llama.cpp's: "GGUF", u32 version 3, u64 tensors, u64 keys; the keys, each a name, a type and a value or a
+// list of values; of each tensor its name, u32 rank, u64 sizes (the innermost first), u32 type and u64 offset; from the
+// next multiple of general.alignment (32 where it is left out) on the tensors, each on such a multiple. Texts are a u64
+// length and bytes. Numbers are little-endian.
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <variant>
+
+#include "ingot/io/formats/safetensors.h"
+
+namespace ingot {
+
+// A value of the metadata: every integer as int64, every float as double.
+using GgufValue = std::variant<bool, int64_t, double, std::string, std::vector<bool>, std::vector<int64_t>,
+                               std::vector<double>, std::vector<std::string>>;
+
+class GgufFile {
+ public:
+  // Refuses names and keys that occur twice, counts, sizes and offsets that the file cannot hold, types that are not
+  // known, tensors that do not follow one another, a file that does not end with its last tensor. Only the part before
+  // the tensors is read.
+  explicit GgufFile(const std::string& path);
+  static bool is_one(const std::string& path);  // a regular file that begins like one
+  const std::string& path() const { return file_.path(); }
+  const File& file() const { return file_; }
+  // As safetensors describes them, the outermost size first; begin and end count from the file's beginning. dtype is
+  // the name of a type of ggml: "F32", "MXFP4", "Q4_K".
+  const std::vector<SafetensorsEntry>& entries() const { return entries_; }
+  const std::map<std::string, GgufValue>& metadata() const { return metadata_; }
+
+  // A key's value; empty where there is none, an error where it is of another kind. Integers serve as numbers.
+  std::optional<int64_t> integer(const std::string& key) const;
+  std::optional<double> number(const std::string& key) const;
+  std::optional<std::string> text(const std::string& key) const;
+  const std::vector<std::string>* texts(const std::string& key) const;
+  const std::vector<int64_t>* integers(const std::string& key) const;
+
+ private:
+  template <class T> const T* value(const std::string& key, const char* kind) const;
+  File file_;
+  std::vector<SafetensorsEntry> entries_;
+  std::map<std::string, GgufValue> metadata_;
+};
+
+// How many numbers a block of a type holds and how many bytes it takes.
+struct GgufBlock {
+  int64_t numbers, bytes;
+};
+GgufBlock gguf_block(const std::string& dtype);
+
+// The model that a directory holds as GGUF: its only .gguf file, or the first part of its only split one. Empty where
+// it is no directory or holds none; several models are an error that names them.
+std::string gguf_in(const std::string& directory);
+
+// All files of a model: one, or name-00001-of-00003.gguf and what follows it, opened by the first.
+class GgufSet {
+ public:
+  explicit GgufSet(const std::string& path);
+  const GgufFile& first() const { return *files_[0]; }  // has the metadata
+  const std::vector<std::unique_ptr<GgufFile>>& files() const { return files_; }
+
+ private:
+  void open_rest(const std::string& path, int64_t count);
+  std::vector<std::unique_ptr<GgufFile>> files_;
+};
+
+}  // namespace ingot

@@ -1,0 +1,36 @@
+#pragma once
+// The tensors of a directory, whichever file each is in: model.safetensors.index.json and the shards it names, or
+// model.safetensors, or, without either, every *.safetensors file there. Only headers are read on opening.
+#include <memory>
+
+#include "ingot/io/formats/safetensors.h"
+
+namespace ingot {
+
+class SafetensorsSet {
+ public:
+  // Errors: no such file; an index that names a file by more than a plain name, a shard that is missing, tensors that
+  // index and shards do not agree on, a tensor in two files, a total_size that is not the sum, an index beside a
+  // model.safetensors that it does not name.
+  explicit SafetensorsSet(const std::string& directory);
+
+  struct Place {
+    const SafetensorsFile* file = nullptr;
+    const SafetensorsEntry* entry = nullptr;
+    explicit operator bool() const { return entry != nullptr; }
+  };
+  Place find(const std::string& name) const;  // empty when absent
+  const std::map<std::string, Place>& tensors() const { return tensors_; }
+  int64_t bytes() const;  // of all tensors
+  size_t files() const { return files_.size(); }
+  const std::string& directory() const { return directory_; }
+
+ private:
+  void open(const std::string& name);
+  void open_index(const std::string& path);
+  std::string directory_;
+  std::map<std::string, std::unique_ptr<SafetensorsFile>> files_;  // by name in the directory
+  std::map<std::string, Place> tensors_;
+};
+
+}  // namespace ingot

@@ -1,6 +1,0 @@
-#include "ingot/kernels/linear/activated.cuh"
-
-namespace ingot::cuda {
-template void launch_activated<f16>(const Linear&, Stream);
-template void launch_sloped<f16>(const LinearBackward&, Stream);
-}  // namespace ingot::cuda

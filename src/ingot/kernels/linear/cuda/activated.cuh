@@ -1,0 +1,200 @@
+#pragma once
+// The two products of activated.h on the core.
+#include "ingot/gpu/gemm/core.cuh"
+#include "ingot/gpu/tile/vec.cuh"
+#include "ingot/kernels/activation/activation.cuh"
+#include "ingot/kernels/linear/cuda/activated.h"
+#include "ingot/kernels/linear/sign_bits.h"
+
+namespace ingot::cuda::activated_detail {
+
+using gemm::Major;
+
+constexpr int kSums = 64;  // of a thread in 64 rows of a tile
+static_assert(kActivatedTile.n == sign_bits::kColumns && gemm::kWarpRows == sign_bits::kRows,
+              "a thread's signs are one word");
+
+// y = f(alpha sums + bias); the sums and their signs where they are kept.
+template <class T, class F> class Activated {
+ public:
+  struct Params {
+    CUtensorMap y, pre;
+    const T* bias = nullptr;
+    uint64_t* signs = nullptr;
+    uint32_t rows = 0, columns = 0;
+    float alpha = 1;
+    bool keeps_pre = false;
+  };
+  using Shared = gemm::Staging<2>;
+
+  __device__ __forceinline__ Activated(const Params& p, Shared& s, uint32_t warp) : p_(p), out_(s.of[warp]) {}
+
+  __device__ __forceinline__ void operator()(float (&d)[kSums], const gemm::WarpAt& at) {
+    uint32_t signs[2] = {};
+#pragma unroll
+    for (int panel = 0; panel < 2; ++panel) {
+      const uint32_t column = at.column + panel * 64;
+      if (column >= p_.columns) break;
+      float v[32];
+#pragma unroll
+      for (int i = 0; i < 32; ++i) v[i] = p_.alpha * d[panel * 32 + i];
+      if (p_.bias != nullptr) add_bias(v, column);
+      if (p_.keeps_pre) send(v, &p_.pre, column, at.row);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        signs[panel] |= uint32_t(v[i] > 0) << i;
+        v[i] = act_value<F, T>(v[i]);
+      }
+      send(v, &p_.y, column, at.row);
+    }
+    if (p_.signs != nullptr && at.row < p_.rows && at.column < p_.columns)
+      p_.signs[sign_bits::word_at(at.row, at.column, p_.columns, threadIdx.x % 32)] =
+          uint64_t(signs[1]) << 32 | signs[0];
+  }
+  __device__ __forceinline__ void end() { out_.end(); }
+
+ private:
+  __device__ __forceinline__ void add_bias(float (&v)[32], uint32_t column) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t c = column + 8 * j + threadIdx.x % 4 * 2;
+      if (c >= p_.columns) break;  // columns are whole eights
+      const float x = tile::to_float(p_.bias[c]), y = tile::to_float(p_.bias[c + 1]);
+      v[4 * j] += x, v[4 * j + 1] += y, v[4 * j + 2] += x, v[4 * j + 3] += y;
+    }
+  }
+  __device__ __forceinline__ void send(const float (&v)[32], const CUtensorMap* map, uint32_t column, uint32_t row) {
+    uint32_t pairs[16];
+    gemm::pack<T>(v, pairs);
+    out_.write(pairs);
+    out_.send(map, column, row, 0);
+  }
+  const Params& p_;
+  gemm::WarpStore<2> out_;
+};
+
+// dx = sums * f', from what was kept: the argument, or the value and its argument's sign.
+template <class T, class F, bool kFromValue> class Sloped {
+ public:
+  struct Params {
+    CUtensorMap dx;
+    const T* kept = nullptr;
+    int64_t stride = 0;
+    const uint64_t* signs = nullptr;
+    uint32_t rows = 0, columns = 0;
+  };
+  using Shared = gemm::Staging<2>;
+
+  __device__ __forceinline__ Sloped(const Params& p, Shared& s, uint32_t warp) : p_(p), out_(s.of[warp]) {}
+
+  __device__ __forceinline__ void operator()(float (&d)[kSums], const gemm::WarpAt& at) {
+    // Both panels' loads are under way before the first is needed.
+    uint32_t kept[2][4][4];
+#pragma unroll
+    for (int panel = 0; panel < 2; ++panel)
+      gemm::load_panel(p_.kept, p_.stride, at.row, at.column + panel * 64, p_.rows, p_.columns, kept[panel]);
+    uint64_t signs = 0;
+    if (kFromValue && at.row < p_.rows && at.column < p_.columns)
+      signs = p_.signs[sign_bits::word_at(at.row, at.column, p_.columns, threadIdx.x % 32)];
+#pragma unroll
+    for (int panel = 0; panel < 2; ++panel) {
+      const uint32_t column = at.column + panel * 64, bits = uint32_t(signs >> 32 * panel);
+      if (column >= p_.columns) break;
+      uint32_t pairs[16];
+      out_.arrange(kept[panel], pairs);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        float x, y;
+        ptx::unpack(T{}, pairs[i], x, y);
+        const int j = panel * 32 + 2 * i;
+        pairs[i] = ptx::pack(T{}, d[j] * slope(x, bits >> 2 * i & 1), d[j + 1] * slope(y, bits >> (2 * i + 1) & 1));
+      }
+      out_.write(pairs);
+      out_.send(&p_.dx, column, at.row, 0);
+    }
+  }
+  __device__ __forceinline__ void end() { out_.end(); }
+
+ private:
+  static __device__ __forceinline__ float slope(float kept, bool positive) {
+    if constexpr (kFromValue)
+      return act_slope_from_value_and_sign<F, T>(kept, positive);
+    else
+      return act_slope<F, T>(kept);
+  }
+  const Params& p_;
+  gemm::WarpStore<2> out_;
+};
+
+template <class T, Major kWeights, class E> struct Product {
+  using Type = T;
+  static constexpr gemm::Tile kTile = kActivatedTile;
+  using A = gemm::Operand<T, Major::k, gemm::kTileM, false>;
+  using B = gemm::Operand<T, kWeights, kTile.n, true>;
+  using Schedule = gemm::Grid;
+  using Epilogue = E;
+};
+template <class Op>
+void launch(const char* name, const Tensor& a, const Tensor& w, const gemm::Problem& size,
+            const typename Op::Epilogue::Params& out, Stream stream) {
+  constexpr int kCluster = kActivatedTile.cluster;
+  const gemm::Grid schedule = gemm::Grid::of(size, kActivatedTile);
+  gemm::launch<Op>(name,
+                   {.a = Op::A::template params<kCluster>(name, a),
+                    .b = Op::B::template params<kCluster>(name, w),
+                    .schedule = schedule,
+                    .epilogue = out},
+                   a.device.index, stream, schedule.tiles);
+}
+
+template <class T, class F> void launch_forward(const Linear& a, Stream stream) {
+  using Op = Product<T, Major::k, Activated<T, F>>;
+  typename Op::Epilogue::Params out{.y = gemm::store_map<T>("linear: y", a.y),
+                                    .bias = a.b ? a.b.ptr<T>() : nullptr,
+                                    .signs = a.signs ? static_cast<uint64_t*>(a.signs.data) : nullptr,
+                                    .rows = uint32_t(a.y.rows()),
+                                    .columns = uint32_t(a.y.cols()),
+                                    .alpha = float(a.alpha),
+                                    .keeps_pre = bool(a.pre)};
+  if (a.pre) out.pre = gemm::store_map<T>("linear: pre", a.pre);
+  launch<Op>("linear", a.x, a.w, {a.y.rows(), a.y.cols(), a.x.cols()}, out, stream);
+}
+
+template <class T, class F, bool kFromValue> void launch_backward(const LinearBackward& a, Stream stream) {
+  using Op = Product<T, Major::mn, Sloped<T, F, kFromValue>>;
+  const Tensor& kept = kFromValue ? a.x : a.pre;
+  launch<Op>("linear_backward", a.dy, a.w, {a.dx.rows(), a.dx.cols(), a.dy.cols()},
+             {.dx = gemm::store_map<T>("linear_backward: dx", a.dx),
+              .kept = kept.ptr<T>(),
+              .stride = kept.row_stride(),
+              .signs = a.signs ? static_cast<const uint64_t*>(a.signs.data) : nullptr,
+              .rows = uint32_t(a.dx.rows()),
+              .columns = uint32_t(a.dx.cols())},
+             stream);
+}
+
+template <class Use> void with_fused(Act act, Use&& use) {
+  for_each_activation(
+      [&](auto f) {
+        if (act_of<decltype(f)> == act) use(f);
+      },
+      FusedActivations{});
+}
+
+}  // namespace ingot::cuda::activated_detail
+
+namespace ingot::cuda {
+
+template <class T> void launch_activated(const Linear& a, Stream stream) {
+  activated_detail::with_fused(a.act, [&](auto f) { activated_detail::launch_forward<T, decltype(f)>(a, stream); });
+}
+template <class T> void launch_sloped(const LinearBackward& a, Stream stream) {
+  activated_detail::with_fused(a.act, [&](auto f) {
+    using F = decltype(f);
+    if constexpr (has_slope_from_value_and_sign<F> && std::is_same_v<T, bf16>)
+      if (a.signs) return activated_detail::launch_backward<T, F, true>(a, stream);
+    activated_detail::launch_backward<T, F, false>(a, stream);
+  });
+}
+
+}  // namespace ingot::cuda

@@ -1,0 +1,6 @@
+#include "ingot/kernels/linear/cuda/activated.cuh"
+
+namespace ingot::cuda {
+template void launch_activated<f16>(const Linear&, Stream);
+template void launch_sloped<f16>(const LinearBackward&, Stream);
+}  // namespace ingot::cuda

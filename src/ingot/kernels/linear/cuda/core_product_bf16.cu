@@ -1,0 +1,5 @@
+#include "ingot/kernels/linear/cuda/core_product.cuh"
+
+namespace ingot::cuda {
+template void launch_core_product<bf16>(const PlainProduct&, int, Stream);
+}

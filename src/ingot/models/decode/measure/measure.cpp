@@ -1,0 +1,367 @@
+#include "ingot/models/decode/measure/measure.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <tuple>
+
+#include "ingot/gpu/allocator.h"
+#include "ingot/gpu/bandwidth.h"
+#include "ingot/io/file.h"
+#include "ingot/models/decode/measure/trace.h"
+#include "ingot/models/decode/megakernel/megakernel.h"
+#include "ingot/models/decode/model/ranked_model.h"
+#include "ingot/models/gpt_oss/archive.h"
+
+namespace ingot {
+
+#ifndef INGOT_HAS_CUDA_DECODE
+
+DecodeTimes measure_decode(const DecodeMeasurement&) {
+  fail(ErrorCode::unsupported, "decode on a GPU: Ingot was built without CUDA, expected a build with it");
+}
+
+#else
+namespace {
+
+using gpt_oss_decode::DeviceModel;
+using gpt_oss_decode::RankedModel;
+
+Stream stream_of(const DeviceModel& m) { return m.stream(); }
+Stream stream_of(const RankedModel& m) { return m.rank(0).stream(); }
+bool has_screen(const DeviceModel& m) { return m.has_screen(); }
+bool has_screen(const RankedModel& m) { return m.rank(0).has_screen(); }
+
+int64_t bytes_of_step(const DeviceModel& m, int64_t context, int64_t streams, double experts) {
+  const GptOssConfig& c = m.config();
+  int64_t bytes = m.model().head.matrix_bytes;
+  for (const auto& l : m.model().layers) {
+    bytes += l.qkv.matrix_bytes + l.o.matrix_bytes + l.router.matrix_bytes +
+             int64_t(experts * double(l.gate_up.matrix_bytes + l.down.matrix_bytes));
+    const int64_t keys = l.window > 0 ? std::min<int64_t>(l.window, context) : context;
+    bytes += streams * 2 * 2 * keys * (m.model().kv_heads < 0 ? c.kv_heads : m.model().kv_heads) *
+             gpt_oss_decode::cache_dim(c);
+  }
+  return bytes;
+}
+int64_t bytes_of_token(const DeviceModel& m, int64_t context) {
+  return bytes_of_step(m, context, 1, double(m.config().experts_per_token));
+}
+
+// Where it is screened; 0 without a screen.
+int64_t bytes_of_screened(const DeviceModel& m, int64_t context) {
+  if (!m.has_screen()) return 0;
+  return bytes_of_token(m, context) - m.model().head.matrix_bytes + m.model().screen.codes.matrix_bytes;
+}
+
+double seconds_of_reading(const DeviceModel& m, int64_t bytes) {
+  gpu::DeviceMemory sink(16);
+  gpu::Event begin, end;
+  double best = 1e9;
+  for (int i = 0; i < 4; ++i) {
+    begin.record(m.stream());
+    gpu::read_kernel(m.model().embed, bytes, sink.data(), m.stream());
+    end.record(m.stream());
+    end.synchronize();
+    best = std::min(best, end.seconds_since(begin));
+  }
+  return best;
+}
+
+// Ids far apart, so that tokens go to different experts. The last batch may be shorter.
+template <class Model> void tell_prompt(Model& m, int64_t length, int64_t batch) {
+  std::vector<int32_t> ids;
+  for (int64_t at = 0; at < length; at += int64_t(ids.size())) {
+    ids.resize(size_t(std::min(batch, length - at)));
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = int32_t((int64_t(i) * 7919 + at * 1959 + 13) % m.config().vocab);
+    m.extend(ids, at + int64_t(ids.size()) == length ? 1 : 0);
+  }
+}
+// Milliseconds of a prompt of `length` tokens, the second time: the first makes the graphs.
+template <class Model> double time_prompt(Model& m, int64_t length, int64_t batch) {
+  gpu::Event begin, end;
+  for (int round = 0; round < 2; ++round) {
+    m.rewind(0);
+    begin.record(stream_of(m));
+    tell_prompt(m, length, batch);
+    end.record(stream_of(m));
+  }
+  end.synchronize();
+  return 1e3 * end.seconds_since(begin);
+}
+
+constexpr int64_t kWarmUp = 10;
+// Of `count` calls of next(), after some more.
+template <class Next> TokenTimes time_steps(Stream stream, int64_t count, Next&& next) {
+  for (int64_t i = 0; i < kWarmUp; ++i) next();
+  std::vector<std::unique_ptr<gpu::Event> > events;
+  for (int64_t i = 0; i <= count; ++i) events.push_back(std::make_unique<gpu::Event>());
+  events[0]->record(stream);
+  for (int64_t i = 0; i < count; ++i) {
+    next();
+    events[size_t(i) + 1]->record(stream);
+  }
+  events.back()->synchronize();
+  std::vector<double> ms;
+  for (int64_t i = 0; i < count; ++i) ms.push_back(1e3 * events[size_t(i) + 1]->seconds_since(*events[size_t(i)]));
+  TokenTimes times{.mean_ms = 1e3 * events.back()->seconds_since(*events[0]) / double(count)};
+  std::sort(ms.begin(), ms.end());
+  times.best_ms = ms[0], times.p50_ms = ms[ms.size() / 2], times.p99_ms = ms[ms.size() * 99 / 100];
+  return times;
+}
+template <class Model> TokenTimes time_tokens(Model& m, int64_t tokens, bool id_alone = false) {
+  const TokenTimes times = time_steps(stream_of(m), tokens, [&] { m.continue_greedily(1, 0, id_alone); });
+  m.likeliest();  // refuses what is not numbers
+  return times;
+}
+// Each path from the same place.
+template <class Model, class Times>
+void time_paths(Model& m, const DecodeMeasurement& o, int64_t context, Times& times) {
+  for (const auto& [name, wanted, persistent] :
+       {std::tuple{"phased", o.phased, false}, {"megakernel", o.megakernel, true}}) {
+    if (!wanted || !m.use_megakernel(persistent)) continue;
+    m.pretend(context);
+    times.token.emplace_back(name, time_tokens(m, o.tokens));
+    if (!persistent || !has_screen(m)) continue;
+    m.pretend(context);
+    times.token.emplace_back("screened", time_tokens(m, o.tokens, true));
+  }
+}
+
+using PhaseTimes = std::vector<std::pair<std::string, double> >;
+// Of the step that these sequences have made last, or a token's. The experts' phases first, as long as the lists are
+// that step's: a phase that is run again and again leaves residual streams in which all sequences choose the same
+// experts.
+PhaseTimes time_phases(const DeviceModel& m, uint32_t streams) {
+  using namespace gpt_oss_decode;
+  PhaseTimes times;
+  const Buffers& buffers = streams > 1 ? m.stream_buffers() : m.buffers();
+  const std::pair<const char*, uint32_t> phases[] = {
+      {"gate and up", kGateUp},  {"down", kDown},     {"qkv", kQkv},  {"router", kRouter},
+      {"attention", kAttention}, {"output", kOutput}, {"head", kHead}};
+  for (const auto& [name, bit] : phases) {
+    const gpu::Graph graph(m.stream(), [&, mask = bit] {
+      run(m.model(), buffers,
+          {.T = streams,
+           .head_rows = streams,
+           .capacity = uint32_t(m.context()),
+           .phases = mask,
+           .streams = streams > 1 ? &m.streams() : nullptr},
+          m.stream());
+    });
+    constexpr int kRounds = 10;
+    graph.launch(m.stream());
+    gpu::Event begin, end;
+    begin.record(m.stream());
+    for (int i = 0; i < kRounds; ++i) graph.launch(m.stream());
+    end.record(m.stream());
+    end.synchronize();
+    const double launches = double(kRounds) * double(bit == kHead ? 1 : m.config().layers);
+    times.emplace_back(name, 1e6 * end.seconds_since(begin) / launches);
+  }
+  return times;
+}
+
+AnswerTimes time_answer(DeviceModel& m, int64_t prompt, int64_t tokens) {
+  gpu::Event begin, first, end;
+  for (const int64_t n : {int64_t(1), tokens}) {  // the first time makes the graphs
+    m.rewind(0);
+    begin.record(m.stream());
+    tell_prompt(m, prompt, m.prompt_batch());
+    first.record(m.stream());
+    m.continue_greedily(n - 1);
+    end.record(m.stream());
+    m.likeliest();  // refuses what is not numbers
+  }
+  return {.prompt = prompt,
+          .tokens = tokens,
+          .first_token_ms = 1e3 * first.seconds_since(begin),
+          .whole_ms = 1e3 * end.seconds_since(begin)};
+}
+
+double experts_of_a_layer(const DeviceModel& m) {
+  std::vector<uint32_t> counts(size_t(m.config().layers));
+  gpu::copy_to_host(counts.data(), m.stream_buffers().lists.count, int64_t(counts.size()) * 4);
+  return double(std::accumulate(counts.begin(), counts.end(), 0u)) / double(counts.size());
+}
+// Sequences begin with ids of their own, so that they go to experts of their own.
+void time_streams(DeviceModel& m, const DecodeMeasurement& o, DecodeTimes& times) {
+  for (const int64_t n : o.streams) {
+    StreamTimes t{.streams = n};
+    std::vector<int> slots;
+    std::vector<int32_t> ids;
+    for (int s = 0; s < int(n); ++s) {
+      slots.push_back(s);
+      ids.push_back(int32_t((int64_t(s) * 7919 + 13) % m.config().vocab));
+    }
+    const auto begin = [&] {
+      for (const int s : slots) m.pretend(o.context, s);
+      n == 1 ? m.extend(ids, 1, 0) : m.extend_streams(slots, ids);
+    };
+    begin();
+    if (n == 1) {
+      t.step = time_tokens(m, o.tokens);
+      t.experts = double(m.config().experts_per_token);
+    } else {
+      t.step = time_steps(m.stream(), o.tokens, [&] { m.continue_streams(slots, 1); });
+      begin();  // the same steps once more, whose experts are counted
+      m.continue_streams(slots, kWarmUp);
+      for (int64_t i = 0; i < o.tokens; ++i) {
+        m.continue_streams(slots, 1);
+        m.synchronize();
+        t.experts += experts_of_a_layer(m) / double(o.tokens);
+      }
+      for (const int s : slots) m.likeliest(s);  // refuses what is not numbers
+      if (o.phases) t.phases = time_phases(m, uint32_t(n));
+    }
+    t.step_bytes = bytes_of_step(m, o.context + o.tokens / 2, n, t.experts);
+    times.streams.push_back(t);
+  }
+}
+
+// As block 0 of each GPU sees them: mean of all layers and of some tokens.
+std::vector<std::vector<StageTimes> > time_stages(RankedModel& m) {
+  constexpr int kTokens = 10;
+  std::vector<std::vector<StageTimes> > times(static_cast<size_t>(m.ranks()));
+  for (auto& of_gpu : times)
+    for (uint32_t i = 0; i < gpt_oss_decode::kHandoffsOfLayer; ++i) of_gpu.push_back({gpt_oss_decode::stage_name(i)});
+  const double share = 1e-3 / double(kTokens * m.config().layers);
+  m.trace_token(1);  // loads the code
+  for (int token = 0; token < kTokens; ++token) {
+    std::map<std::pair<uint32_t, uint32_t>, uint64_t> shortest;  // by layer and stage
+    for (const auto& s : m.trace_token(1)) {
+      if (s.stage >= gpt_oss_decode::kHandoffsOfLayer) continue;  // the head
+      StageTimes& t = times[s.gpu][s.stage];
+      t.work_us += double(s.done_ns - s.begin_ns) * share;
+      t.wait_us += double(s.on_ns - s.done_ns) * share;
+      t.exchange_us += double(s.came_ns - s.sent_ns) * share;
+      uint64_t& least = shortest.try_emplace({s.layer, s.stage}, ~uint64_t(0)).first->second;
+      least = std::min(least, s.came_ns - s.sent_ns);
+    }
+    for (const auto& [at, ns] : shortest)
+      for (auto& of_gpu : times) of_gpu[at.second].last_exchange_us += double(ns) * share;
+  }
+  return times;
+}
+// The second token's: the first one's launch loads the code.
+void write_trace(RankedModel& m, const DecodeMeasurement& o) {
+  const uint32_t blocks = uint32_t(gpu::device_info().sms);
+  m.trace_token(blocks);
+  write_file(o.trace, perfetto_json(m.trace_token(blocks), "GPT-OSS-" + o.size + " shapes, a token"));
+}
+
+int64_t slots_for(const DecodeMeasurement& o) {
+  return o.streams.empty() ? 1 : std::max<int64_t>(1, *std::max_element(o.streams.begin(), o.streams.end()));
+}
+void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room, DecodeTimes& times) {
+  const GptOssWeights shapes = gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
+  RankedModel one(c, shapes, DeviceModel::roomy(c, shapes, {.context = room, .slots = slots_for(o), .screen = true}),
+                  1);
+  DeviceModel& m = one.rank(0);
+  times.weight_bytes = m.weight_bytes();
+  constexpr int64_t kSome = 10;  // batches
+  times.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
+  if (o.prompt) times.first_token_ms = time_prompt(m, o.context, m.prompt_batch());
+  time_paths(m, o, o.context, times);
+  times.token_bytes = bytes_of_token(m, o.context + o.tokens / 2);
+  times.screened_bytes = bytes_of_screened(m, o.context + o.tokens / 2);
+  const int64_t bytes = std::min<int64_t>(m.weight_bytes(), int64_t(8) << 30) / 16 * 16;
+  times.read_TBps = double(bytes) / seconds_of_reading(m, bytes) * 1e-12;
+  for (const int64_t context : o.contexts) {
+    ContextTimes& t = times.contexts.emplace_back();
+    t.context = context;
+    time_paths(m, o, context, t);
+    t.token_bytes = bytes_of_token(m, context + o.tokens / 2);
+    t.screened_bytes = bytes_of_screened(m, context + o.tokens / 2);
+  }
+  m.use_megakernel(o.megakernel);
+  for (const auto& [prompt, tokens] : o.answers) times.answers.push_back(time_answer(m, prompt, tokens));
+  time_streams(m, o, times);
+  if (o.handoffs) {
+    const uint32_t width = uint32_t(c.hidden) / 4 * 4;
+    times.idle = megakernel::measure_handoffs(width, false), times.loaded = megakernel::measure_handoffs(width, true);
+  }
+  if (o.phases && o.phased) times.phases = time_phases(m, 1);
+  m.pretend(o.context);
+  const bool one_kernel = o.megakernel && m.takes_trace();
+  if (o.phases && one_kernel) times.stages = time_stages(one)[0];
+  if (!o.trace.empty() && one_kernel && o.gpus.empty()) write_trace(one, o);
+}
+void measure_several(const GptOssConfig& c, const gpt_oss_decode::DeviceModelOptions& options,
+                     const DecodeMeasurement& o, DecodeTimes& times) {
+  SharedTimes& shared = times.shared.emplace_back();
+  shared.gpus = options.ranks;
+  for (const auto& [to, load] : {std::pair{&shared.idle, megakernel::ExchangeLoad::none},
+                                 {&shared.loaded, megakernel::ExchangeLoad::memory},
+                                 {&shared.link, megakernel::ExchangeLoad::link}})
+    *to = megakernel::measure_exchange(shared.gpus, uint32_t(c.hidden), load);
+  const GptOssWeights shapes = gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
+  RankedModel m(c, shapes, DeviceModel::roomy(c, shapes, options), 1);
+  if (times.weight_bytes == 0) times.weight_bytes = m.weight_bytes();
+  constexpr int64_t kSome = 10;  // batches
+  shared.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
+  if (o.prompt) shared.first_token_ms = time_prompt(m, o.context, m.prompt_batch());
+  time_paths(m, o, o.context, shared);
+  for (int r = 0; r < m.ranks(); ++r) {
+    const int64_t context = o.context + o.tokens / 2, bytes = bytes_of_token(m.rank(r), context);
+    shared.token_bytes = std::max(shared.token_bytes, bytes);
+    if (has_screen(m))  // on the GPUs that have rows of the head
+      shared.screened_bytes =
+          std::max(shared.screened_bytes, m.rank(r).has_screen() ? bytes_of_screened(m.rank(r), context) : bytes);
+  }
+  if (!o.megakernel || !m.use_megakernel(true)) return;
+  m.pretend(o.context);
+  shared.stages = time_stages(m);
+  if (!o.trace.empty()) write_trace(m, o);
+}
+
+}  // namespace
+
+DecodeTimes measure_decode(const DecodeMeasurement& o) {
+  const bool several = !o.gpus.empty();
+  for (const int gpus : several ? o.gpus : std::vector<int>{1})
+    if (const std::string misfit = gpt_oss_decode::ranks_misfit(gpus); !misfit.empty())
+      fail(ErrorCode::unsupported, "decode on ", several ? std::to_string(gpus) + " GPUs" : "a GPU", ": ", misfit);
+  if (!o.trace.empty() && !o.megakernel)
+    fail(ErrorCode::usage, "trace: found the phased path alone, expected the megakernel, whose stages it shows");
+  if (!o.trace.empty() && o.gpus.size() > 1)
+    fail(ErrorCode::usage, "trace: found ", o.gpus.size(), " numbers of GPUs, expected one, whose token it shows");
+  for (const int64_t context : o.contexts)
+    if (context < 1) fail(ErrorCode::usage, "contexts: found ", context, ", expected at least 1");
+  for (const int64_t n : o.streams)
+    if (n < 1 || n > gpt_oss_decode::kMostStreams)
+      fail(ErrorCode::usage, "streams: found ", n, ", expected 1 to ", gpt_oss_decode::kMostStreams);
+  if (o.quant && (several || !o.phased || !o.trace.empty()))
+    fail(ErrorCode::usage, "quant: found ", several ? "several GPUs" : "the megakernel or its trace",
+         ", expected the phased path on one GPU");
+  if (!o.streams.empty() && several) fail(ErrorCode::usage, "streams: found several GPUs, expected one");
+  GptOssConfig c = synthetic_gpt_oss(o.size);
+  c.e4m3_inputs = o.quant;
+  int64_t room = o.context + o.tokens + 64;  // the warm-up, the phases
+  for (const int64_t context : o.contexts) room = std::max(room, context + o.tokens + 64);
+  for (const auto& [prompt, tokens] : o.answers) {
+    if (prompt < 1 || tokens < 1)
+      fail(ErrorCode::usage, "answers: found ", prompt, ":", tokens, ", expected at least 1:1");
+    room = std::max(room, prompt + tokens);
+  }
+  if (several && !(o.contexts.empty() && o.answers.empty() && !o.handoffs))
+    fail(ErrorCode::usage, "found several GPUs, expected one for contexts, answers and hand-offs");
+  if (room > c.context)
+    fail(ErrorCode::usage, "found ", room, " tokens, expected at most ", c.context, ", the model's context");
+  std::vector<gpt_oss_decode::DeviceModelOptions> shared;
+  for (const int gpus : o.gpus) {
+    shared.push_back({.context = room, .screen = true, .ranks = gpus, .split = gpt_oss_decode::split_named(o.split)});
+    (void)gpt_oss_decode::slices_of(c, gpus, shared.back().split);
+  }
+  const int64_t alone = DeviceModel::bytes(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4),
+                                           {.context = room, .slots = slots_for(o)});
+  DecodeTimes times;
+  if (!several || alone <= gpu::device_memory(0).available()) measure_one(c, o, room, times);
+  for (const auto& options : shared) measure_several(c, options, o, times);
+  return times;
+}
+
+#endif
+
+}  // namespace ingot

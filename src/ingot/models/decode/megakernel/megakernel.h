@@ -1,0 +1,120 @@
+#pragma once
+// A token by one persistent kernel: one source file per format of the dense matrices (megakernel_*.cu).
+#include "ingot/megakernel/handoff.h"
+#include "ingot/megakernel/weight_stream.h"
+#include "ingot/models/decode/phased/stages.h"
+
+namespace ingot::gpt_oss_decode {
+
+// What the stages of a layer are told.
+struct LayerStages {
+  NormProduct qkv;
+  decode_attention::Params attention;
+  ResidualProduct output;
+  Router router;
+  GateUp gate_up;
+  Down down;
+};
+inline LayerStages stages_of(const Plan& s, const Layer& l, uint32_t index) {
+  return {qkv_of(s, l),           attention_of(s, l),      output_of(s, l),
+          router_of(s, l, index), gate_up_of(s, l, index), down_of(s, l, index)};
+}
+
+// What a block takes of each product, in granules.
+struct Shares {
+  uint32_t qkv, output, gate_up, down, head;
+  uint32_t routers;  // blocks that have a part of the output's rows, and so of the router's logits
+};
+// What blocks hand to all others in words that are zero until they are there, and zeros again between their uses: sums
+// (megakernel/sums.cuh), and the columns of `down`, two numbers of 16 bits a word, all of whose bits are turned round.
+// Layers of all tokens take turns with what is still read when the next layer begins:
+//   down of odd turns, qkv of even ones | output, router's logits, columns | qkv of odd turns, down of even ones
+struct TokenSums {
+  uint64_t* words;
+  int64_t x_stride, qkv_width, middle;  // words of down and output, qkv, of all between the bars
+  int64_t logits, columns;              // where they begin behind the output's
+
+  static TokenSums at(uint64_t* words, int64_t qkv_width, int64_t x_stride, int64_t experts, int64_t column_bytes) {
+    const auto even = [](int64_t n) { return (n + 1) / 2 * 2; };
+    return {words,           x_stride,
+            even(qkv_width), x_stride + even(experts) + column_bytes / 8,
+            x_stride,        x_stride + even(experts)};
+  }
+  INGOT_HD int64_t all() const { return 2 * (x_stride + qkv_width) + middle; }
+  INGOT_HD uint64_t* output() const { return words + x_stride + qkv_width; }
+  INGOT_HD uint64_t* qkv(uint32_t turn) const { return turn % 2 == 0 ? words + x_stride : output() + middle; }
+  INGOT_HD uint64_t* down(uint32_t turn) const { return turn % 2 == 0 ? output() + middle + qkv_width : words; }
+  // What becomes zeros in a turn's attention, a side and the middle: the qkv of the turn before, the down of the one
+  // before that, and what lies between the bars of the turn before, which by then all blocks have read.
+  INGOT_HD uint64_t* used(uint32_t turn) const { return turn % 2 == 0 ? output() : words; }
+  INGOT_HD int64_t used_words() const { return x_stride + qkv_width + middle; }
+};
+struct Token {
+  Embedding embedding;
+  NormProduct head;
+  const LayerStages* layers;  // on the device
+  const Ranks* ranks;         // on the device, where several GPUs make the token; else null
+  token_attention::Published attention;
+  uint32_t* stamps;  // that earlier launches have used; one a layer
+  TokenSums sums;
+  uint32_t count, head_rows;
+  uint32_t experts, k;
+  uint32_t choice, x, stage, ring, bytes;  // places in dynamic shared memory, and all of it
+  megakernel::WeightRing stream;
+  Shares shares;
+  megakernel::Grid grid;
+};
+
+// A head's rows in 8 bits, which the kernel reads in place of Token::head's matrix (screen.h), and that matrix, of
+// whose rows it reads those that may be the largest.
+struct ScreenedHead {
+  Matrix head;
+  const ScreenRow* rows;
+  uint64_t* lower_bounds;  // of Buffers
+};
+
+constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too few registers
+
+// Hand-offs of a token, in order: of each layer one after each stage.
+constexpr uint32_t kHandoffsOfLayer = 5;
+// And after the layers, of a screened head, what each block knows of the largest logit.
+// After the output's, or down's.
+INGOT_HD constexpr uint32_t handoff_of(uint32_t layer, bool down) { return kHandoffsOfLayer * layer + (down ? 4 : 2); }
+// Behind a block's times: the bytes of weights it reads in each stage of a layer, and for the head.
+constexpr uint32_t kTracedBytes = kHandoffsOfLayer + 1;
+// Behind those, of a layer's two exchanges over several GPUs: when this block had sent its part, when it had all.
+constexpr uint32_t kExchangeStamps = 4;
+
+template <WeightFormat Dense> struct Megakernel {
+  // Whether a block's memory has room for a token's activations and a ring of weights.
+  static bool fits(const Model& m);
+  // `layer`: any of the layers, for its sizes and formats.
+  static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
+};
+
+// The same with Grid::trace, of MXFP4 experts, in a source file of its own (megakernel_traced.cu): code that is not run
+// costs the other instances room in the instruction cache.
+template <WeightFormat Dense> struct TracedMegakernel {
+  static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
+};
+// An instance of its own too: the head's logits that may be the largest are the usual ones bit for bit, and so is the
+// likeliest id; what it leaves in place of the others is where they lie at most. Experts in MXFP4.
+template <WeightFormat Dense> struct ScreenedMegakernel {
+  // `token.head.w`: the codes.
+  static void launch(const Token& token, const ScreenedHead& head, const LayerStages& layer, int64_t blocks,
+                     Stream stream);
+};
+// Instances of their own too: one GPU of several (Token::ranks). Experts in MXFP4.
+template <WeightFormat Dense> struct RankMegakernel {
+  static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
+};
+template <WeightFormat Dense> struct TracedRankMegakernel {
+  static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
+};
+// As ScreenedMegakernel; `token.head.y` is this GPU's own memory.
+template <WeightFormat Dense> struct ScreenedRankMegakernel {
+  static void launch(const Token& token, const ScreenedHead& head, const LayerStages& layer, int64_t blocks,
+                     Stream stream);
+};
+
+}  // namespace ingot::gpt_oss_decode

@@ -1,0 +1,5 @@
+#include "ingot/models/decode/megakernel/megakernel.cuh"
+
+namespace ingot::gpt_oss_decode {
+template struct Megakernel<WeightFormat::bf16>;
+}  // namespace ingot::gpt_oss_decode

@@ -1,0 +1,190 @@
+// Attention of one token on the CPU: parts of several rounds, heads of several parts and tiles, rings.
+#include "ingot/models/decode/megakernel/piece_attention.cuh"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/tile/flag.cuh"
+#include "ingot/gpu/tile/shared.cuh"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+constexpr int kDim = 64;
+constexpr uint32_t kThreads = 32 * 15, kTeams = 5;
+struct Block {
+  static void sync() { __syncthreads(); }
+};
+struct Told {
+  decode_attention::Params p;
+  token_attention::Published at;
+  uint32_t position, stamp;
+  gpu::Watch watch;
+};
+
+__global__ void piece_attention_kernel(Told told) {
+  auto& m = tile::shared<piece_attention::Memory<kDim>>();
+  const piece_attention::Keys keys(told.p, told.position);
+  const piece_attention::Attention<kDim, kThreads, Block> attention(told.p, keys, told.at, told.stamp, m);
+  const auto put = [&](uint32_t n, uint32_t a, uint32_t b) {
+    tile::Stamped{{a, b, 0}, told.stamp}.store(told.at.mixed + n / 4);
+  };
+  const auto wait = [&](auto&& load, auto&& complete) {
+    tile::wait_until(
+        [&] {
+          if (complete()) return true;
+          load();
+          return false;
+        },
+        [] { return 0u; }, 1, told.watch, 0);
+  };
+  const size_t row = size_t(told.position) * (told.p.dim / 2);
+  const uint32_t units = attention.units(told.p, keys);
+  for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+    __syncthreads();
+    // A piece as a ring would have it: what it has no keys for is no number.
+    const auto pieces = [&](uint32_t count, auto&& use) {
+      constexpr uint32_t kKeys = piece_attention::kPieceKeys;
+      alignas(16) bf16 piece[2][kKeys][kDim];
+      const auto u = attention.unit_of(told.p, keys, unit);
+      for (uint32_t i = threadIdx.x / 32 / piece_attention::kPieceWarps; i < count; i += kTeams) {
+        const piece_attention::KeyRows r = attention.rows_of(told.p, u, i);
+        for (uint32_t which = 0; which < 2; ++which)
+          for (uint32_t row = 0; row < kKeys; ++row)
+            for (uint32_t d = 0; d < kDim; ++d) {
+              const bf16* const from = which == 0 ? told.p.keys : told.p.values;
+              piece[which][row][d] = row < r.rows              ? from[r.first + row * kDim + d]
+                                     : row < r.rows + r.others ? from[r.begin + (row - r.rows) * kDim + d]
+                                                               : bf16(NAN);
+            }
+        use(reinterpret_cast<const char*>(piece), i);
+      }
+    };
+    attention.attend(
+        unit, told.p.cos + row, told.p.sin + row, pieces,
+        [&](uint32_t i, uint32_t j, float& a, float& b) { a = told.p.qkv[i], b = told.p.qkv[j]; }, put, [] {});
+  }
+  if (!attention.has_parts()) return;
+  for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) attention.add_parts(unit, wait, put);
+}
+
+struct Case {
+  uint32_t position, heads, kv_heads, dim, rows, window, parts;
+};
+
+void check_token(const Case& c) {
+  const uint32_t width = (c.heads + 2 * c.kv_heads) * c.dim, half = c.dim / 2, group = c.heads / c.kv_heads;
+  auto numbers = [seed = uint64_t(c.position) * 8](size_t n, double scale) mutable {
+    std::vector<float> v(n);
+    testing::fill_normal(Tensor(v.data(), {int64_t(n)}), seed++, scale);
+    return v;
+  };
+  const std::vector<float> qkv = numbers(width, 1), sinks = numbers(c.heads, 1);
+  std::vector<float> cos(size_t(c.position + 1) * half), sin(cos.size());
+  for (size_t i = 0; i < cos.size(); ++i) cos[i] = float(std::cos(double(i))), sin[i] = float(std::sin(double(i)));
+  // The cache: NaN where nothing was written, zeros beyond dim.
+  const uint32_t low = c.window > 0 && c.position + 1 > c.window ? c.position + 1 - c.window : 0;
+  std::vector<bf16> keys(size_t(c.kv_heads) * c.rows * kDim, bf16(NAN)), values = keys;
+  const auto place = [&](uint32_t head, uint32_t key) { return (size_t(head) * c.rows + key % c.rows) * kDim; };
+  for (uint32_t head = 0; head < c.kv_heads; ++head)
+    for (uint32_t key = low; key < c.position; ++key) {
+      const std::vector<float> kv = numbers(2 * c.dim, 1);
+      for (uint32_t d = 0; d < kDim; ++d) {
+        keys[place(head, key) + d] = bf16(d < c.dim ? kv[d] : 0);
+        values[place(head, key) + d] = bf16(d < c.dim ? kv[c.dim + d] : 0);
+      }
+    }
+  for (uint32_t head = 0; head < c.kv_heads; ++head)
+    for (uint32_t d = c.dim; d < kDim; ++d)
+      keys[place(head, c.position) + d] = values[place(head, c.position) + d] = bf16(0);
+
+  // In fp64, of what the kernel rounds to bf16.
+  const auto rounded = [](double v) { return double(float(bf16(float(v)))); };
+  const auto rotated = [&](const float* x) {
+    std::vector<double> y(c.dim);
+    for (uint32_t d = 0; d < half; ++d) {
+      const double co = cos[size_t(c.position) * half + d], si = sin[size_t(c.position) * half + d];
+      y[d] = rounded(x[d] * co - x[d + half] * si), y[d + half] = rounded(x[d + half] * co + x[d] * si);
+    }
+    return y;
+  };
+  std::vector<double> want;
+  for (uint32_t h = 0; h < c.heads; ++h) {
+    const uint32_t head = h / group;
+    const std::vector<double> q = rotated(&qkv[h * c.dim]), fresh = rotated(&qkv[(c.heads + head) * c.dim]);
+    std::vector<double> out(c.dim);
+    double sum = std::exp(double(sinks[h]));
+    for (uint32_t key = low; key <= c.position; ++key) {
+      const bool is_new = key == c.position;
+      double dot = 0;
+      for (uint32_t d = 0; d < c.dim; ++d)
+        dot += q[d] * (is_new ? fresh[d] : double(float(keys[place(head, key) + d])));
+      const double share = std::exp(dot / std::sqrt(double(c.dim)));
+      sum += share;
+      for (uint32_t d = 0; d < c.dim; ++d)
+        out[d] += share * (is_new ? rounded(qkv[(c.heads + c.kv_heads + head) * c.dim + d])
+                                  : double(float(values[place(head, key) + d])));
+    }
+    for (double v : out) want.push_back(v / sum);
+  }
+
+  const uint32_t parts_bytes = uint32_t(token_attention::Published::parts_bytes(c.heads, c.parts, kDim));
+  std::vector<tile::Stamped> parts(parts_bytes / 16), mixed(c.heads * c.dim / 4);
+  uint32_t stop = gpu::kRunning, host_stop = 0;
+  gpu::WaitRecord record;
+  const Told told{.p = {.position = nullptr,
+                        .qkv = qkv.data(),
+                        .cos = cos.data(),
+                        .sin = sin.data(),
+                        .sinks = sinks.data(),
+                        .keys = keys.data(),
+                        .values = values.data(),
+                        .T = 1,
+                        .heads = c.heads,
+                        .kv_heads = c.kv_heads,
+                        .dim = c.dim,
+                        .rows = c.rows,
+                        .window = c.window,
+                        .parts = c.parts,
+                        .group = group,
+                        .scale = float(1 / std::sqrt(double(c.dim))),
+                        .columns = WeightFormat::bf16},
+                  .at = {parts.data(), mixed.data()},
+                  .position = c.position,
+                  .stamp = 9,
+                  .watch = {.stop = &stop, .host_stop = &host_stop, .record = &record, .limit_ns = 50'000'000}};
+  gpu::launch("token attention", piece_attention_kernel, {.grid = 3, .block = kThreads, .cooperative = true}, {}, told);
+
+  ASSERT_EQ(stop, uint32_t(gpu::kRunning));
+  double error = 0, size = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const tile::Stamped& four = mixed[i / 4];
+    ASSERT_EQ(four.stamp, 9u);
+    bf16 got;
+    got.bits = uint16_t(four.word[i % 4 / 2] >> 16 * (i % 2));
+    error += (float(got) - want[i]) * (float(got) - want[i]), size += want[i] * want[i];
+  }
+  // The shares and the result are rounded to bf16: two errors of at most 2^-9 of a number each.
+  EXPECT_LT(std::sqrt(error / size), 0x1p-8);
+}
+
+TEST(PieceAttentionEmulated, OneRoundOrManyOnePartOrManyEqualTheFp64Loop) {
+  for (const Case& c : {Case{0, 8, 1, 64, 16, 0, 1},        // the first token
+                        Case{127, 16, 2, 64, 160, 128, 2},  // a window's last token before keys leave it
+                        Case{300, 8, 1, 64, 143, 128, 2},   // a ring that wraps
+                        Case{700, 8, 1, 64, 701, 0, 1},     // six rounds
+                        Case{700, 8, 1, 32, 701, 0, 2},     // two parts of three rounds, a narrow head
+                        Case{130, 12, 1, 64, 200, 0, 4},    // two tiles, the new key alone in a part's round
+                        Case{384, 3, 1, 20, 400, 0, 16}}) {
+    SCOPED_TRACE(::testing::Message() << "position " << c.position << ", heads " << c.heads << ", dim " << c.dim
+                                      << ", parts " << c.parts);
+    check_token(c);
+  }
+}
+
+}  // namespace
+}  // namespace ingot

@@ -1,0 +1,167 @@
+#include "ingot/models/decode/model/decoder.h"
+
+#include <algorithm>
+
+#include "ingot/gpu/allocator.h"
+#include "ingot/gpu/device.h"
+#include "ingot/models/decode/measure/trace.h"
+#include "ingot/models/decode/model/ranked_model.h"
+#include "ingot/models/host_decoder.h"
+
+namespace ingot {
+
+std::string gpt_oss_gpu_rounding(const GptOssWeights& w) {
+  std::vector<const WeightMatrix*> all = {&w.embed};
+  const bool tied = w.embed.data.data != nullptr && w.head.data.data == w.embed.data.data;
+  if (!tied) all.push_back(&w.head);
+  for (const GptOssLayer& l : w.layers) all.insert(all.end(), {&l.qkv, &l.o, &l.router, &l.gate_up, &l.down});
+  const auto wide = std::count_if(all.begin(), all.end(), [](auto* m) { return m->format == WeightFormat::f32; });
+  if (wide == 0) return {};
+  return ingot::detail::concat(wide, " of ", all.size(), " matrices are rounded from f32 to bf16");
+}
+
+#ifndef INGOT_HAS_CUDA_DECODE
+
+std::string gpt_oss_gpus_misfit(const GptOssConfig&, const GptOssDecoderOptions&) {
+  return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
+}
+std::string gpt_oss_gpu_misfit(const GptOssConfig&, const GptOssWeights&, const GptOssDecoderOptions&) {
+  return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
+}
+std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& c, const GptOssWeights& w,
+                                          const GptOssDecoderOptions& o) {
+  fail(ErrorCode::unsupported, "device cuda: ", gpt_oss_gpu_misfit(c, w, o));
+}
+
+#else
+namespace {
+
+using gpt_oss_decode::DeviceModel;
+using gpt_oss_decode::DeviceModelOptions;
+using gpt_oss_decode::RankedModel;
+
+DeviceModelOptions device_options(const GptOssDecoderOptions& o) {
+  return {.context = o.context,
+          .slots = o.slots,
+          .screen = o.screen,
+          .ranks = int(o.gpus),
+          .split = gpt_oss_decode::split_named(o.split)};
+}
+
+// Two of the megakernel's tokens take no longer than a step of both.
+constexpr size_t kFewestTogether = 3;
+
+class GpuDecoder final : public HostDecoder {
+ public:
+  GpuDecoder(const GptOssConfig& c, const GptOssWeights& weights, const GptOssDecoderOptions& o)
+      : HostDecoder(o.slots),
+        model_(c, weights, DeviceModel::roomy(c, weights, device_options(o))),
+        batch_(std::max(o.batch, model_.prompt_batch())),
+        columns_(o.together ? model_.most_streams() : 1) {}
+
+  int64_t vocab() const override { return model_.config().vocab; }
+  int64_t context() const override { return model_.context(); }
+  int64_t batch() const override { return batch_; }
+  int64_t columns() const override { return columns_; }
+  Device device() const override { return {Device::cuda, 0}; }
+  bool traces() const override { return model_.rank(0).takes_trace(); }
+
+ private:
+  void start(int slot) override { model_.rewind(0, slot); }
+  int64_t held(int slot) const override { return model_.length(slot); }
+  int64_t cut(int slot, int64_t length) override {
+    model_.rewind(model_.can_rewind(length, slot) ? length : 0, slot);
+    return model_.length(slot);
+  }
+  void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
+    const size_t most = size_t(rows == Rows::all ? model_.rows_batch() : model_.prompt_batch());
+    for (size_t at = 0; at < ids.size(); at += most) {
+      const auto part = ids.subspan(at, std::min(most, ids.size() - at));
+      const bool last = at + part.size() == ids.size();
+      const size_t wanted = rows == Rows::all ? part.size() : last ? 1 : 0;
+      const int64_t begin = held(slot);
+      model_.extend(part, uint32_t(wanted), slot);
+      if (wanted == 0) continue;
+      logits_.resize(wanted * size_t(vocab()));
+      model_.logits(uint32_t(wanted), logits_.data(), slot);
+      take(begin + int64_t(part.size() - wanted), Tensor(logits_.data(), {int64_t(wanted), vocab()}));
+    }
+  }
+  bool extend_there(int slot, std::span<const int32_t> ids, int64_t vocab, bool id_alone) override {
+    const size_t most = size_t(model_.prompt_batch());
+    for (size_t at = 0; at < ids.size(); at += most) {
+      const auto part = ids.subspan(at, std::min(most, ids.size() - at));
+      model_.extend(part, at + part.size() == ids.size() ? 1 : 0, slot, uint32_t(vocab), id_alone);
+    }
+    if (vocab == 0) model_.synchronize();  // a prompt's errors are its own, and its time
+    return true;
+  }
+  bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) override {
+    if (slots.size() < kFewestTogether) return false;
+    model_.extend_streams(slots, ids, uint32_t(vocab));
+    return true;
+  }
+  std::optional<DrawnToken> draw_there(int slot, const DrawOptions& o, uint32_t step) override {
+    if (!DeviceModel::can_draw(o)) return {};
+    return model_.draw(o, step, slot);
+  }
+  void bring_there(int slot, const Take& take) override {
+    logits_.resize(size_t(vocab()));
+    model_.logits(1, logits_.data(), slot);
+    take(held(slot) - 1, Tensor(logits_.data(), {1, vocab()}));
+  }
+
+  // The second time's: the first launch loads the code. The token is forgotten.
+  std::string trace_of(int slot) override {
+    const uint32_t blocks = uint32_t(gpu::device_info().sms);
+    const int64_t length = held(slot);
+    std::vector<gpt_oss_decode::StageSpan> spans;
+    for (int round = 0; round < 2; ++round) {
+      spans = model_.trace_token(blocks, slot);
+      model_.rewind(length, slot);
+    }
+    return gpt_oss_decode::perfetto_json(spans,
+                                         ingot::detail::concat("GPT-OSS, a token after ", length, " of context"));
+  }
+
+  RankedModel model_;
+  int64_t batch_, columns_;
+  std::vector<float> logits_;
+};
+
+}  // namespace
+
+std::string gpt_oss_gpus_misfit(const GptOssConfig& c, const GptOssDecoderOptions& o) {
+  if (std::string misfit = gpt_oss_decode::ranks_misfit(int(o.gpus)); !misfit.empty()) return misfit;
+  try {
+    gpt_oss_decode::check_supported(c);
+    if (c.e4m3_inputs && o.gpus > 1) return ingot::detail::concat("found --quant on ", o.gpus, " GPUs, expected one");
+    (void)gpt_oss_decode::slices_of(c, int(o.gpus), gpt_oss_decode::split_named(o.split));
+  } catch (const Error& e) { return e.what(); }
+  return {};
+}
+std::string gpt_oss_gpu_misfit(const GptOssConfig& c, const GptOssWeights& w, const GptOssDecoderOptions& o) {
+  if (std::string misfit = gpt_oss_gpus_misfit(c, o); !misfit.empty()) return misfit;
+  for (int r = 0; r < int(o.gpus); ++r) {
+    DeviceModelOptions least = device_options(o).of_rank(r);
+    least.screen = false;
+    const int64_t needed = DeviceModel::bytes(c, w, least), free = gpu::device_memory(r).available();
+    if (free >= 0 && needed > free)
+      return ingot::detail::concat("found ", free, " bytes free on ", gpu::device_info(r).name,
+                                   o.gpus > 1 ? ingot::detail::concat(", cuda:", r) : std::string(), ", expected ",
+                                   needed, " for weights and a context of ", o.context > 0 ? o.context : c.context,
+                                   " tokens");
+  }
+  return {};
+}
+
+std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& c, const GptOssWeights& w,
+                                          const GptOssDecoderOptions& o) {
+  if (const std::string misfit = gpt_oss_gpu_misfit(c, w, o); !misfit.empty())
+    fail(ErrorCode::unsupported, "device cuda: ", misfit);
+  return std::make_unique<GpuDecoder>(c, w, o);
+}
+
+#endif
+
+}  // namespace ingot

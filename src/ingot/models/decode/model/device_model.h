@@ -1,0 +1,196 @@
+#pragma once
+// GPT-OSS with its weights, caches and activations in a GPU's memory.
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <span>
+#include <tuple>
+
+#include "ingot/gpu/device.h"
+#include "ingot/gpu/watch.h"
+#include "ingot/models/decode/model/slices.h"
+#include "ingot/models/decode/phased/decode.h"
+#include "ingot/models/decode/prompt/prompt.h"
+#include "ingot/models/decode/small_batch/streams.h"
+#include "ingot/models/decoder.h"
+#include "ingot/models/gpt_oss/weights.h"
+
+namespace ingot::gpt_oss_decode {
+
+struct DeviceModelOptions {
+  int64_t context = 0;  // of each slot; 0: the model's
+  int64_t slots = 1;    // sequences, each with its own cache
+  int device = 0;
+  bool megakernel = true;  // single tokens by the persistent kernel, where it takes the model
+  bool screen = false;     // a copy of the head in 8 bits, for greedy tokens (screen.h); where screen_takes()
+  bool prompts = true;     // more tokens than a step's by matrix kernels, where these take the model
+  double wait_limit = 2;   // seconds that a block of it waits for others
+  // One of several GPUs that share the model: it has a slice (ranked_model.h, which makes all of them).
+  int rank = 0, ranks = 1;
+  Split split = Split::tensor;
+
+  // Another rank's, whose GPU has its number.
+  DeviceModelOptions of_rank(int r) const {
+    DeviceModelOptions own = *this;
+    if (ranks > 1) own.rank = own.device = r;
+    return own;
+  }
+};
+
+// Weights of the config's shapes without memory: what a synthetic model is made of.
+GptOssWeights shapes_of(const GptOssConfig& config, WeightFormat dense, WeightFormat experts);
+
+// Of a draw, on the device; all slots'.
+struct DrawBuffers {
+  float* adjusted;    // (V)
+  uint32_t* allowed;  // ((V + 31) / 32)
+  int32_t* bias_ids;  // (kMostBiases)
+  float* biases;
+  int32_t* top;      // (kMostLogprobs)
+  double* logprobs;  // (1 + kMostLogprobs)
+  char* workspace;   // of logprobs()
+};
+constexpr int64_t kMostBiases = 1024, kMostLogprobs = 64;
+
+class DeviceModel {
+ public:
+  // What a model will take of the GPU's memory.
+  static int64_t bytes(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options);
+  // The same options, without a screen where memory has no room for one, of several ranks where one has none for its
+  // own: what a step leaves is the same on all.
+  static DeviceModelOptions roomy(const GptOssConfig& config, const GptOssWeights& weights, DeviceModelOptions options);
+  // Copies the weights, which may be gone afterwards. f32 matrices become bf16. Too little memory is said before any
+  // is taken.
+  DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options);
+  // Random weights of these shapes at realistic scale, made on the GPU.
+  DeviceModel(const GptOssConfig& config, const GptOssWeights& shapes, const DeviceModelOptions& options,
+              uint64_t seed);
+
+  const GptOssConfig& config() const { return slots_[0].model.config; }
+  int64_t context() const { return context_; }
+  int64_t batch() const { return max_columns(config()); }
+  int64_t prompt_batch() const { return prompt_tokens_; }  // what extend() takes where no logits but the last are asked
+  int64_t rows_batch() const { return std::max(batch(), std::min(prompt_batch(), kPromptRows)); }  // where all are
+  int64_t length(int slot = 0) const { return slots_[size_t(slot)].length; }
+  int64_t weight_bytes() const { return weight_bytes_; }
+  Stream stream() const { return *stream_; }
+  const Model& model(int slot = 0) const { return slots_[size_t(slot)].model; }
+  const Buffers& buffers(int slot = 0) const { return slots_[size_t(slot)].buffers; }
+  const PromptBuffers& prompt_buffers() const { return prompt_; }
+  const LayerStages* stages(int slot = 0) const { return slots_[size_t(slot)].stages; }
+  // Of several ranks each must be told of all, in order, before its first step.
+  void connect(std::span<const std::unique_ptr<DeviceModel>> all);
+  // Ready for the next step after one whose waits gave up, here or on another rank, as if it had not been: the token
+  // that hung is not among the slots'. Waits. The first slot that had one; 0 where none had.
+  int reset();
+  std::string place_in(int slot) const;  // where it is, for errors
+  // Waits for what was started. Who waited for what, where a wait of this GPU was the first to give up; else empty.
+  std::string wait();
+  // The same, with Error(interrupted), and all slots as before the token that hung.
+  void synchronize();
+  // Ends what is under way, as another rank cannot do its part.
+  void request_stop() { waits_->request_stop(); }
+  int device() const { return device_; }
+
+  // From the next step on. False where it is wanted and does not take the model: nothing changes.
+  bool use_megakernel(bool wanted);
+  bool has_screen() const { return model().screen.rows != nullptr; }
+
+  // What prompt_kernels() says of a prompt of so many tokens.
+  std::vector<int> kernels_of_prompt(int64_t tokens, uint32_t head_rows) const;
+  // Launches them all, so that their code is loaded, and waits for no other GPU. What they compute is nonsense: every
+  // rank must reset() before it goes on.
+  void rehearse_prompt(int64_t tokens, uint32_t head_rows, int slot = 0);
+  // Makes what extend() of so many tokens launches. It may allocate, and so wait for other GPUs' kernels.
+  void prepare(int64_t tokens, uint32_t head_rows, int slot = 0, uint32_t vocab = 0, bool id_alone = false);
+  // Appends 1 to batch() tokens, or with head_rows of at most 1 up to prompt_batch(), with all up to rows_batch(), and
+  // starts computing the logits of the last head_rows of them: 0, 1 or all. Ids from `vocab` on are not taken for the
+  // likeliest; 0: all may be. `id_alone`: nobody will ask for the logits, so a screen may be used; the id is the same.
+  void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0,
+              bool id_alone = false);
+  // Appends what the last step found likeliest, n times.
+  void continue_greedily(int64_t n, int slot = 0, bool id_alone = false);
+  // One token to each of several slots, by one pass over the weights; every slot then has its logits and what it found
+  // likeliest. One sequence's numbers are those of the phased path, not bit for bit the megakernel's.
+  int64_t most_streams() const {
+    return slots_.size() > 1 && !ranked() ? std::min<int64_t>({kMostStreams, int64_t(slots_.size()), batch()}) : 1;
+  }
+  void extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
+  // The same n times, of what each found likeliest.
+  void continue_streams(std::span<const int> slots, int64_t n);
+  const Streams& streams() const { return streams_; }
+  const Buffers& stream_buffers() const { return streams_buffers_; }
+  // The same once, by the megakernel, keeping its times in `trace`, of trace_of(...): prepared first, as it may wait
+  // for other GPUs' kernels.
+  void prepare_trace(const megakernel::Trace& trace, int slot = 0);
+  void continue_traced(int slot = 0);
+  // Waits. What the last step found; Error(numeric) for logits that are not numbers, Error(interrupted) where the
+  // megakernel's blocks waited for each other too long: then all slots are as before the token that hung.
+  int32_t likeliest(int slot = 0);
+  // Waits. Draws from the last step's first row of logits as these options say, on the GPU, and makes the logprobs that
+  // they ask for there; it counts as what the step found, and errors are the same. Where can_draw().
+  static bool can_draw(const DrawOptions& options);
+  DrawnToken draw(const DrawOptions& options, uint32_t step, int slot = 0);
+  // (rows, V), host memory. More than batch() of them before any slot goes on.
+  void logits(uint32_t rows, float* to, int slot = 0);
+  bool can_rewind(int64_t length, int slot = 0) const;
+  void rewind(int64_t length, int slot = 0);
+  // Whether a step can be traced: the megakernel takes the model, and its experts are in MXFP4.
+  bool takes_trace() const;
+  // For measurements: as if `length` tokens had been told, with random keys and values, of which the first call makes
+  // those of the whole cache.
+  void pretend(int64_t length, int slot = 0);
+
+ private:
+  struct Slot {
+    Model model;  // the weights are the same in all
+    Buffers buffers;
+    LayerStages* stages = nullptr;       // on the device
+    Ranks* ranks = nullptr;              // buffers.ranks on the device, where there are several
+    int64_t length = 0, valid_from = 0;  // rings hold the tokens from here on
+    bool pretends = false;               // its cache is random
+    uint32_t vocab = 0;                  // of the last step: the ids of which it found the likeliest
+    bool id_alone = false;               // it left no logits
+    std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> graphs;
+    std::unique_ptr<gpu::Graph> traced;
+  };
+  DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options,
+              const uint64_t* seed);
+  gpu::Graph& graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone = false);
+  bool screens(int64_t T, uint32_t head_rows, bool id_alone) const {
+    return id_alone && megakernel_ && has_screen() && T == 1 && head_rows == 1;
+  }
+  void check_logits(const Slot& slot) const;
+  void grow(Slot& slot, int64_t tokens);
+  bool ranked() const { return slots_[0].buffers.ranks.several(); }
+  void start_streams(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab);
+  void send_adjustments(const DrawOptions& options);
+
+  int64_t context_, ring_, prompt_tokens_, weight_bytes_ = 0;
+  Slice slice_;
+  uint64_t* inbox_ = nullptr;  // of several ranks
+  uint32_t* epoch_ = nullptr;
+  PromptBuffers prompt_{};
+  DrawBuffers draw_{};
+  Streams streams_;  // of several slots
+  StreamsInput* streams_input_ = nullptr;
+  Buffers streams_buffers_{};
+  std::map<std::tuple<uint32_t, uint32_t>, std::unique_ptr<gpu::Graph>> streams_graphs_;
+  // What lies there: it is sent again only where it has changed.
+  std::vector<LogitBias> bias_sent_;
+  std::vector<uint32_t> allowed_sent_;
+  int device_;
+  Arena arena_;
+  std::unique_ptr<gpu::OwnedStream> stream_;
+  std::unique_ptr<gpu::WaitControl> waits_;
+  bool megakernel_ = false;
+  std::vector<Slot> slots_;
+};
+
+// Random numbers of deviation `scale` as granules; fp8's row scales too.
+void fill_granules(const WeightMatrix& w, double scale, uint64_t seed, Stream stream);
+void fill_normal(void* to, DType dtype, int64_t n, double scale, double mean, uint64_t seed, Stream stream);
+// to_device_order() of granules in a GPU's memory.
+void order_for_device(const WeightMatrix& w, Stream stream);
+
+}  // namespace ingot::gpt_oss_decode

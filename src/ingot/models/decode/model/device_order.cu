@@ -1,0 +1,38 @@
+// What was uploaded as archives have it becomes what products take, where it lies: a pass at the memory's speed.
+#include <algorithm>
+
+#include "ingot/gpu/launch.h"
+#include "ingot/kernels/quant/device_order.h"
+#include "ingot/kernels/quant/granules.h"
+#include "ingot/models/decode/model/device_model.h"
+
+namespace ingot::gpt_oss_decode {
+namespace {
+
+constexpr int kThreads = 256, kBlocksPerSm = 8;
+
+// Of every 544 bytes the first 512 are codes; a lane's 16 a thread.
+__global__ void __launch_bounds__(kThreads) order_codes(uint4* to, int64_t pieces) {
+  constexpr int64_t kUnit = 34, kCodes = 32;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < pieces; i += int64_t(gridDim.x) * kThreads) {
+    if (i % kUnit >= kCodes) continue;
+    const uint4 w = to[i];
+    to[i] = make_uint4(granules::to_device_order(w.x), granules::to_device_order(w.y), granules::to_device_order(w.z),
+                       granules::to_device_order(w.w));
+  }
+}
+
+}  // namespace
+
+void order_for_device(const WeightMatrix& w, Stream stream) {
+  const int64_t pieces = w.data.numel() / 16;
+  if (w.format != WeightFormat::mxfp4 || pieces == 0) return;
+  const int device = std::max(0, gpu::current_device());
+  gpu::launch("order of granules", order_codes,
+              {.grid = std::min<int64_t>(kBlocksPerSm * gpu::sm_count(device), (pieces + kThreads - 1) / kThreads),
+               .block = kThreads,
+               .device = device},
+              stream, static_cast<uint4*>(w.data.data), pieces);
+}
+
+}  // namespace ingot::gpt_oss_decode

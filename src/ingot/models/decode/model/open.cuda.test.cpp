@@ -1,0 +1,134 @@
+// A path becomes a decoder on a GPU, or what stands against it is said: in a build whose GPU is the emulator's too.
+#ifdef INGOT_HAS_CUDA_DECODE
+#include <gtest/gtest.h>
+
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+
+#include "ingot/gpu/allocator.h"
+#include "ingot/io/file.h"
+#include "ingot/models/decode/model/ranked_model.h"
+#include "ingot/models/gpt_oss/archive.h"
+#include "ingot/models/gpt_oss/random_checkpoint.test.h"
+#include "ingot/models/registry.h"
+#include "ingot/testing/gpu_test.h"
+#include "ingot/testing/temporary_directory.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+using testing::error_of;
+
+struct GptOssOpenCuda : testing::GpuTest<> {
+  testing::TemporaryDirectory dir;
+  const std::string path = dir / "m";
+};
+
+// Matrices whose names contain `part` become f32.
+void write_wide(const std::string& path, const std::string& part) {
+  std::vector<std::vector<float>> memory;
+  testing::GptOssCheckpoint().write(path, {.damage = [&](auto& tensors, std::string&) {
+                                      for (auto& [name, t] : tensors) {
+                                        if (name.find(part) == std::string::npos) continue;
+                                        const bf16* const from = t.tensor.template ptr<bf16>();
+                                        memory.emplace_back(from, from + t.tensor.numel());
+                                        t.tensor = Tensor(memory.back().data(), t.tensor.shape);
+                                      }
+                                    }});
+}
+
+TEST_F(GptOssOpenCuda, MatricesInF32AreSaidToBecomeBf16) {
+  testing::GptOssCheckpoint().write(path);
+  EXPECT_EQ(open_model(path, {.tokens = 16}).note, "");
+  write_wide(path, "o_proj.weight");
+  EXPECT_EQ(open_model(path, {.tokens = 16}).note, "on the GPU: 2 of 12 matrices are rounded from f32 to bf16");
+  EXPECT_EQ(open_model(path, {.tokens = 16, .device = DeviceChoice::cpu}).note, "");
+}
+
+#ifdef INGOT_EMULATED_DEVICE
+struct GptOssOpenOnOthersCuda : GptOssOpenCuda {
+  void TearDown() override { gpt_oss_decode::pretend_capability(9, 0); }
+};
+TEST_F(GptOssOpenOnOthersCuda, AGpuThatIsNoHopperIsLeftForTheCpuOrRefusedInALine) {
+  testing::GptOssCheckpoint().write(path);
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 9}, {10, 0}}) {
+    gpt_oss_decode::pretend_capability(major, minor);
+    const std::string found =
+        detail::concat("found emulated GPU of compute capability ", major, ".", minor, ", expected 9.0");
+    const OpenedModel m = open_model(path, {.tokens = 16});
+    EXPECT_EQ(m.decoder->device().kind, Device::cpu);
+    EXPECT_EQ(m.note, "on the CPU: " + found);
+    EXPECT_EQ(open_model(path, {.tokens = 16, .device = DeviceChoice::cpu}).note, "");
+    const auto refused = [&](const OpenOptions& o) { return error_of([&] { open_model(path, o); }); };
+    EXPECT_EQ(refused({.tokens = 16, .device = DeviceChoice::cuda}), "unsupported: device cuda: " + found);
+  }
+  gpt_oss_decode::pretend_capability(9, 0);
+  EXPECT_EQ(open_model(path, {.tokens = 16}).decoder->device().kind, Device::cuda);
+}
+#endif
+
+// Word for word what the CPU says of the same file, and nothing of it stays: the next one opens.
+TEST_F(GptOssOpenCuda, ADamagedArchiveIsRefusedAsOnTheCpu) {
+  const std::string archive = dir / "m.ingot";
+  testing::GptOssCheckpoint().write(path);
+  convert_gpt_oss(path, archive);
+  const std::string whole = read_file(archive);
+  const auto refusal = [&](DeviceChoice device) {
+    return error_of([&] { open_model(archive, {.tokens = 16, .device = device}); });
+  };
+  const auto changed = [&](size_t at) {
+    std::string bytes = whole;
+    bytes[at] = char(bytes[at] ^ 1);
+    return bytes;
+  };
+  const std::pair<const char*, std::string> damaged[] = {
+      {"cut short, or changed", whole.substr(0, whole.size() - 1)},
+      {"cut short, or changed", whole.substr(0, 5000)},
+      {"cut short, or changed", whole + "x"},
+      {"found version 0", changed(8)},
+      {"the file is damaged", changed(whole.size() - 100)},
+      {"the file is damaged", changed(whole.size() - 2)},
+  };
+  for (const auto& [want, bytes] : damaged) {
+    SCOPED_TRACE(want);
+    write_file(archive, bytes);
+    const std::string found = refusal(DeviceChoice::cuda);
+    EXPECT_NE(found.find(want), std::string::npos) << found;
+    EXPECT_EQ(found, refusal(DeviceChoice::cpu));
+    EXPECT_EQ(found, refusal(DeviceChoice::automatic));
+  }
+  write_file(archive, whole);
+  EXPECT_EQ(open_model(archive, {.tokens = 16}).decoder->device().kind, Device::cuda);
+}
+
+// Both figures, of one GPU; a number in the file that reading would refuse is not come to.
+TEST_F(GptOssOpenCuda, TooLittleMemoryIsSaidBeforeAnythingIsRead) {
+  testing::GptOssCheckpoint().write(path, {.damage = [](auto& tensors, std::string&) {
+                                      *tensors.at("lm_head.weight").tensor.template ptr<bf16>() = bf16(NAN);
+                                    }});
+  const int64_t free = gpu::device_memory(0).available();
+  if (free < 0) GTEST_SKIP() << "memory whose size is not known";
+  const auto refused = [&](int64_t slots) {
+    return error_of([&] { open_model(path, {.tokens = 100'000, .slots = slots, .device = DeviceChoice::cuda}); });
+  };
+  EXPECT_NE(refused(1).find("found NaN"), std::string::npos);
+  const std::string found = refused(1'000'000);
+  EXPECT_TRUE(found.starts_with("unsupported: device cuda: found ")) << found;
+  EXPECT_TRUE(found.ends_with(" for weights and a context of 100000 tokens")) << found;
+  int64_t there = 0, needed = 0;
+  char name[100];
+  ASSERT_EQ(
+      std::sscanf(found.c_str(), "unsupported: device cuda: found %" SCNd64 " bytes free on %99[^,], expected %" SCNd64,
+                  &there, name, &needed),
+      3)
+      << found;
+  EXPECT_TRUE(free / 2 < there && there < 2 * free) << found;  // others take and give back memory meanwhile
+  EXPECT_GT(needed, 1'000'000 * int64_t(100'000) * 4);  // two layers' keys and values, of more than one byte each
+  EXPECT_GT(needed, there);
+}
+
+}  // namespace
+}  // namespace ingot
+#endif

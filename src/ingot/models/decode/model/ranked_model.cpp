@@ -1,0 +1,242 @@
+#include "ingot/models/decode/model/ranked_model.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <optional>
+#include <thread>
+
+#include "ingot/core/check.h"
+#include "ingot/megakernel/peers.h"
+
+namespace ingot::gpt_oss_decode {
+
+#ifdef INGOT_HAS_CUDA_DECODE
+
+namespace {
+#ifdef INGOT_EMULATED_DEVICE
+std::atomic<int> pretended = 90;
+#endif
+gpu::DeviceInfo described(int device) {
+  gpu::DeviceInfo gpu = gpu::device_info(device);
+#ifdef INGOT_EMULATED_DEVICE
+  gpu.major = pretended / 10, gpu.minor = pretended % 10;
+#endif
+  return gpu;
+}
+}  // namespace
+#ifdef INGOT_EMULATED_DEVICE
+void pretend_capability(int major, int minor) { pretended = 10 * major + minor; }
+#endif
+
+std::string ranks_misfit(int ranks) {
+  const auto text = [](const auto&... parts) { return ingot::detail::concat(parts...); };
+  if (ranks < 1 || ranks > int(megakernel::kMostRanks))
+    return text("found ", ranks, " GPUs, expected 1 to ", megakernel::kMostRanks);
+  const int count = gpu::device_count();
+  if (count == 0) return "found no GPU, expected one and its driver";
+  if (ranks > count) return text("found ", count, count == 1 ? " GPU" : " GPUs", ", expected ", ranks);
+  for (int r = 0; r < ranks; ++r) {
+    const gpu::DeviceInfo gpu = described(r);
+    if (gpu.major != 9 || gpu.minor != 0)
+      return text("found ", gpu.name, " of compute capability ", gpu.major, ".", gpu.minor, ", expected 9.0");
+    for (int q = 0; q < ranks; ++q)
+      if (q != r && !gpu::can_access_peer(r, q))
+        return text("found no peer access from cuda:", r, " to cuda:", q,
+                    ", expected GPUs that reach each other's memory (NVLink, or PCIe without isolation)");
+  }
+  return {};
+}
+
+RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o)
+    : RankedModel(c, w, o, nullptr) {}
+RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o, uint64_t seed)
+    : RankedModel(c, w, o, &seed) {}
+RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o,
+                         const uint64_t* seed)
+    : drawn_by_first_(size_t(o.slots)) {
+  if (const std::string misfit = ranks_misfit(o.ranks); !misfit.empty())
+    fail(ErrorCode::unsupported, "decode on GPUs: ", misfit);
+  (void)slices_of(c, o.ranks, o.split);
+  for (int r = 0; r < o.ranks; ++r)
+    ranks_.push_back(seed == nullptr ? std::make_unique<DeviceModel>(c, w, o.of_rank(r))
+                                     : std::make_unique<DeviceModel>(c, w, o.of_rank(r), *seed));
+  if (o.ranks == 1) return;
+  megakernel::let_peers_reach(o.ranks);
+  for (const auto& rank : ranks_) rank->connect(ranks_);
+}
+
+int64_t RankedModel::weight_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& rank : ranks_) bytes += rank->weight_bytes();
+  return bytes;
+}
+
+// Starts on every rank what `call` puts into its stream, `side_by_side` by a thread each: where that takes long, ranks
+// wait for each other meanwhile. One that cannot ends the others' waits.
+template <class Call> void RankedModel::on_each(bool side_by_side, Call&& call) {
+  if (ranks() == 1) return call(*ranks_[0]);
+  std::vector<std::exception_ptr> failed(ranks_.size());
+  const auto start = [&](size_t r) {
+    try {
+      call(*ranks_[r]);
+    } catch (...) {
+      failed[r] = std::current_exception();
+      for (const auto& rank : ranks_) rank->request_stop();
+    }
+  };
+#ifdef INGOT_EMULATED_DEVICE
+  side_by_side = true;  // there a launch returns when it is done
+#endif
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < ranks_.size(); ++r)
+    if (side_by_side)
+      threads.emplace_back(start, r);
+    else
+      start(r);
+  for (std::thread& t : threads) t.join();
+  const auto first = std::find_if(failed.begin(), failed.end(), [](const auto& e) { return e != nullptr; });
+  if (first == failed.end()) return;
+  (void)wait();
+  for (const auto& rank : ranks_) rank->reset();
+  std::rethrow_exception(*first);
+}
+
+std::string RankedModel::wait() {
+  std::string found;
+  std::optional<ErrorCode> broken;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    std::string of_rank;
+    try {
+      of_rank = ranks_[r]->wait();
+    } catch (const Error& e) { broken = e.code, of_rank = e.what(); }
+    if (!of_rank.empty()) found += ingot::detail::concat(found.empty() ? "" : "; ", "GPU ", r, ": ", of_rank);
+  }
+  if (broken) fail(*broken, "gpt-oss: ", found);
+  return found;
+}
+
+void RankedModel::synchronize() {
+  if (ranks() == 1) return ranks_[0]->synchronize();
+  const std::string found = wait();
+  if (found.empty()) return;
+  int hung = 0;
+  for (const auto& rank : ranks_) hung = std::max(hung, rank->reset());
+  // One rank may have appended what another had not: all go on from where the last one is.
+  for (int s = 0; s < int(drawn_by_first_.size()); ++s) {
+    const auto& last = **std::min_element(ranks_.begin(), ranks_.end(),
+                                          [&](const auto& a, const auto& b) { return a->length(s) < b->length(s); });
+    State state;
+    gpu::copy_to_host(&state, last.buffers(s).state, sizeof state);
+    for (const auto& rank : ranks_) {
+      if (rank->length(s) == last.length(s)) continue;
+      rank->rewind(last.length(s), s);
+      const gpu::DeviceGuard guard(rank->device());
+      gpu::copy_to_device(rank->buffers(s).state->tokens, state.tokens, sizeof state.tokens);
+    }
+  }
+  fail(ErrorCode::interrupted, "gpt-oss: the GPUs gave up after ", ranks_[0]->place_in(hung), ": ", found);
+}
+
+bool RankedModel::use_megakernel(bool wanted) {
+  bool takes = true;
+  for (const auto& rank : ranks_) takes &= rank->use_megakernel(wanted);
+  return takes;
+}
+
+void RankedModel::prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone) {
+  if (ranks() > 1)
+    for (const auto& rank : ranks_) rank->prepare(tokens, head_rows, slot, vocab, id_alone);
+}
+void RankedModel::prepare_prompt(int64_t tokens, uint32_t head_rows, int slot) {
+  if (ranks() == 1 || tokens <= batch() || tokens > prompt_batch() || length(slot) + tokens > context()) return;
+  std::vector<int> kernels;
+  for (const auto& rank : ranks_) {
+    const std::vector<int> own = rank->kernels_of_prompt(tokens, head_rows);
+    kernels.insert(kernels.end(), own.begin(), own.end());
+  }
+  if (rehearsed_.count(kernels) != 0) return;
+  synchronize();
+  on_each(true, [&](DeviceModel& m) { m.rehearse_prompt(tokens, head_rows, slot); });
+  (void)wait();
+  for (const auto& rank : ranks_) rank->reset();
+  rehearsed_.insert(kernels);
+}
+void RankedModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone) {
+  prepare_prompt(int64_t(ids.size()), head_rows, slot);
+  prepare(int64_t(ids.size()), head_rows, slot, vocab, id_alone);
+  on_each(int64_t(ids.size()) > batch(), [&](DeviceModel& m) { m.extend(ids, head_rows, slot, vocab, id_alone); });
+  drawn_by_first_[size_t(slot)] = false;
+}
+
+void RankedModel::share_drawn(int slot) {
+  if (!drawn_by_first_[size_t(slot)]) return;
+  const int32_t token = ranks_[0]->likeliest(slot);
+  for (const auto& rank : ranks_) {
+    const gpu::DeviceGuard guard(rank->device());
+    gpu::copy_to_device(rank->buffers(slot).state->tokens, &token, sizeof token);
+  }
+  drawn_by_first_[size_t(slot)] = false;
+}
+void RankedModel::continue_greedily(int64_t n, int slot, bool id_alone) {
+  if (ranks() == 1) return ranks_[0]->continue_greedily(n, slot, id_alone);
+  if (length(slot) + n > context())
+    fail(ErrorCode::usage, "found ", length(slot) + n, " tokens, expected at most ", context(), ", the context");
+  share_drawn(slot);
+  prepare(1, 1, slot, 0, id_alone);
+  // In turn: a stream takes so many launches, and a rank's would wait for those that another has not been given.
+  for (int64_t i = 0; i < n; ++i) on_each(false, [&](DeviceModel& m) { m.continue_greedily(1, slot, id_alone); });
+}
+
+std::vector<StageSpan> RankedModel::trace_token(uint32_t blocks, int slot) {
+  share_drawn(slot);
+  std::vector<megakernel::Trace> traces;
+  std::vector<std::unique_ptr<gpu::DeviceMemory>> memory;
+  for (const auto& rank : ranks_) {
+    const gpu::DeviceGuard guard(rank->device());
+    megakernel::Trace t = trace_of(rank->model(slot), blocks, nullptr);
+    memory.push_back(std::make_unique<gpu::DeviceMemory>(8 * int64_t(t.blocks) * t.words_of_block()));
+    t.words = static_cast<uint64_t*>(memory.back()->data());
+    traces.push_back(t);
+    rank->prepare_trace(t, slot);
+  }
+  on_each(false, [&](DeviceModel& m) { m.continue_traced(slot); });
+  likeliest(slot);  // waits, and says what went wrong
+  std::vector<std::vector<StageSpan>> found;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    const gpu::DeviceGuard guard(ranks_[r]->device());
+    std::vector<uint64_t> words(size_t(traces[r].blocks) * traces[r].words_of_block());
+    gpu::copy_to_host(words.data(), traces[r].words, int64_t(words.size()) * 8);
+    found.push_back(spans_of(traces[r], words));
+  }
+  return of_one_clock(std::move(found));
+}
+
+void RankedModel::extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab) {
+  ranks_[0]->extend_streams(slots, ids, vocab);
+}
+int32_t RankedModel::likeliest(int slot) {
+  if (ranks() > 1) synchronize();
+  return ranks_[0]->likeliest(slot);
+}
+DrawnToken RankedModel::draw(const DrawOptions& options, uint32_t step, int slot) {
+  if (ranks() > 1) synchronize();
+  drawn_by_first_[size_t(slot)] = ranks() > 1;
+  return ranks_[0]->draw(options, step, slot);
+}
+void RankedModel::logits(uint32_t rows, float* to, int slot) {
+  if (ranks() > 1) synchronize();
+  ranks_[0]->logits(rows, to, slot);
+}
+void RankedModel::rewind(int64_t length, int slot) {
+  if (ranks() > 1) synchronize();
+  for (const auto& rank : ranks_) rank->rewind(length, slot);
+}
+void RankedModel::pretend(int64_t length, int slot) {
+  if (ranks() > 1) synchronize();
+  for (const auto& rank : ranks_) rank->pretend(length, slot);
+}
+
+#endif
+
+}  // namespace ingot::gpt_oss_decode

@@ -1,0 +1,38 @@
+#pragma once
+// Weights on their way to a GPU: all threads fill pinned buffers side by side, from where the link takes them at its
+// own speed. A plain copy of pageable memory goes through one thread.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "ingot/core/memory/arena.h"
+#include "ingot/gpu/device.h"
+
+namespace ingot::gpt_oss_decode {
+
+class Uploader {
+ public:
+  static constexpr int64_t kPiece = int64_t(1) << 20;  // bytes of a buffer
+
+  explicit Uploader(int device);
+  // Everything has arrived when these return.
+  void copy(void* to, const void* from, int64_t bytes);
+  // Piece i is what make(i, buffer) writes there: it returns where that goes and how many bytes it has.
+  struct Piece {
+    void* to;
+    int64_t bytes;
+  };
+  void pieces(int64_t count, const std::function<Piece(int64_t, uint8_t*)>& make);
+
+ private:
+  struct Lane {  // of a thread, which fills one buffer while the other is sent
+    uint8_t* buffer[2];
+    gpu::OwnedStream stream[2];
+  };
+  int device_;
+  Arena buffers_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+};
+
+}  // namespace ingot::gpt_oss_decode

@@ -1,0 +1,549 @@
+#include <algorithm>
+#include <cmath>
+
+#include "ingot/gpu/device.h"
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/kernels/attention/decode.cuh"
+#include "ingot/kernels/quant/granules.h"
+#include "ingot/models/decode/megakernel/megakernel.h"
+#include "ingot/models/decode/phased/decode.h"
+#include "ingot/models/decode/phased/e4m3_inputs.cuh"
+#include "ingot/models/decode/phased/phases.cuh"
+#include "ingot/models/decode/phased/ranks.h"
+#include "ingot/models/decode/small_batch/several_router.cuh"
+#include "ingot/models/decode/small_batch/several_sums.cuh"
+#include "ingot/models/decode/small_batch/streams.cuh"
+
+namespace ingot::gpt_oss_decode {
+
+extern template struct Phases<WeightFormat::bf16>;
+extern template struct Phases<WeightFormat::fp8>;
+extern template struct Phases<WeightFormat::mxfp4>;
+extern template struct Megakernel<WeightFormat::bf16>;
+extern template struct Megakernel<WeightFormat::fp8>;
+extern template struct Megakernel<WeightFormat::mxfp4>;
+extern template struct TracedMegakernel<WeightFormat::bf16>;
+extern template struct TracedMegakernel<WeightFormat::fp8>;
+extern template struct TracedMegakernel<WeightFormat::mxfp4>;
+extern template struct RankMegakernel<WeightFormat::bf16>;
+extern template struct RankMegakernel<WeightFormat::fp8>;
+extern template struct RankMegakernel<WeightFormat::mxfp4>;
+extern template struct TracedRankMegakernel<WeightFormat::bf16>;
+extern template struct TracedRankMegakernel<WeightFormat::fp8>;
+extern template struct TracedRankMegakernel<WeightFormat::mxfp4>;
+
+namespace {
+
+// Of attention of sequences, which are many blocks already: so few parts up to this context, one of such a window.
+constexpr uint32_t kShortContext = 4096, kShortParts = 8, kShortWindow = 256;
+// Of down's, that a block has room for: an expert may have all tokens.
+constexpr uint32_t staged_columns(uint32_t T, uint32_t width) {
+  return std::max<uint32_t>(T, 48 * 1024 / granules::column_stride(width));
+}
+
+// --- the launches that do not depend on a format
+
+__global__ void __launch_bounds__(kThreads) embed_kernel(Embedding p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  embed(p, whole_grid());
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(decode_attention::kThreads) attention_kernel(decode_attention::Params p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  decode_attention::attend<kDim>(p, blockIdx.x, tile::shared<decode_attention::Memory<kDim>>());
+}
+// A block per token and key head.
+template <int kDim>
+__global__ void __launch_bounds__(decode_attention::kThreads) store_keys_kernel(decode_attention::Params p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t fresh = uint32_t(__ldcg(p.position)), key = fresh + blockIdx.x / p.kv_heads;
+  decode_attention::store_keys<kDim>(p, {key, key + 1, fresh}, blockIdx.x % p.kv_heads, threadIdx.x);
+}
+
+// The last block to come chooses.
+template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router_kernel(Router p, Normed normed) {
+  auto& last = tile::shared<uint32_t>();
+  char* const columns = tile::dynamic_shared<char>();
+  ptx::let_next_kernel_start();
+  RouterFeed feed;
+  feed.ask(split_of(p, blockIdx.x));
+  ptx::wait_for_earlier_kernels();
+  route<kCols>(p, whole_grid(), feed, columns);
+  if constexpr (kCols > 1) {
+    several::put_normed(p, normed, columns, blockIdx.x / p.splits, blockIdx.x % p.splits);
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) {
+    last = ptx::fetch_add_acq_rel(p.arrived, 1) == gridDim.x - 1;
+    if (last) ptx::store_relaxed(p.arrived, 0);
+  }
+  __syncthreads();
+  if (last == 0) return;
+  const ChoiceMemory m(columns, p.T, p.w.rows, p.k);
+  if constexpr (kCols > 1) {
+    constexpr int kTokens = int(routing::kTokens);
+    const routing::Copy lists{p.lists.expert, p.lists.row, p.lists.weight};
+    several::begin_lists<kTokens>(m, p.w.rows, min(p.T * p.k, p.w.rows), lists);
+    several::choose_experts(p, m);
+    const uint32_t count = several::list_experts(m, p.T, p.w.rows, p.k, tile::shared<uint32_t, 1>(), lists);
+    several::list_tokens<kTokens>(m, p.T, p.k, lists);
+    if (threadIdx.x == 0) *p.lists.count = count;
+  } else {
+    choose_experts(p, m);
+    routing::make_lists(m.chosen, m.weights, p.k, p.lists);
+  }
+}
+
+__global__ void __launch_bounds__(several::kSplitThreads) settle_kernel(const __grid_constant__ Settled p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  several::settle(p, blockIdx.x % p.T, blockIdx.x / p.T);
+}
+
+__global__ void advance(State* state, uint32_t by, const uint32_t* stop) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  if (threadIdx.x == 0 && !is_stopped(stop)) state->position += int32_t(by);
+}
+
+int device() { return std::max(0, gpu::current_device()); }
+
+// --- one step
+
+// Calls with the launches of this format.
+template <template <WeightFormat> class Kernels, class Call> auto with_format(WeightFormat f, Call&& call) {
+  if (f == WeightFormat::bf16) return call(Kernels<WeightFormat::bf16>{});
+  if (f == WeightFormat::fp8) return call(Kernels<WeightFormat::fp8>{});
+  return call(Kernels<WeightFormat::mxfp4>{});
+}
+
+struct Run {
+  const Plan& plan;
+  Stream stream;
+  bool e4m3_inputs = false;
+  // Experts by the kernels of several tokens: whose inputs are rounded, a token alone, too.
+  bool several_experts() const { return plan.T > 1 || e4m3_inputs; }
+
+  void embed_tokens() {
+    const Embedding p = embedding_of(plan);
+    const int64_t grid = (int64_t(p.T) * p.C + kThreads - 1) / kThreads;
+    gpu::launch("decode embedding", embed_kernel,
+                {.grid = std::min<int64_t>(grid, kMostBlocks), .block = kThreads, .overlap = true, .device = device()},
+                stream, p);
+  }
+  void qkv(const Layer& l) {
+    const NormProduct p = qkv_of(plan, l);
+    with_format<Phases>(l.qkv.format, [&](auto phases) {
+      p.T == 1 ? phases.norm_product(p, stream) : phases.several(several_of(p, normed_of(plan, l.qkv.format)), stream);
+    });
+  }
+  void attend(const Layer& l) {
+    if (padded_dim(plan.head_dim) == 64)
+      launch_attention(attention_kernel<64>, store_keys_kernel<64>, attention_of(plan, l));
+    else
+      launch_attention(attention_kernel<128>, store_keys_kernel<128>, attention_of(plan, l));
+  }
+  template <class Kernel>
+  void launch_attention(Kernel attention, Kernel store_keys, const decode_attention::Params& p) {
+    gpu::Launch at{.block = decode_attention::kThreads, .overlap = true, .device = device()};
+    if (p.tiles > 1) {
+      at.grid = int64_t(p.T) * p.kv_heads;
+      gpu::launch("decode keys", store_keys, at, stream, p);
+    }
+    at.grid = decode_attention::units_of(p);
+    gpu::launch("decode attention", attention, at, stream, p);
+  }
+  void attend(const Layer& l, const Streams& s) {
+    Plan one = plan;
+    one.T = 1;
+    decode_attention::Params p = attention_of(one, l);
+    if (p.window > 0 && p.window <= kShortWindow)
+      p.parts = 1;
+    else if (plan.capacity <= kShortContext)
+      p.parts = std::min(p.parts, kShortParts);
+    const gpu::Launch at{.grid = int64_t(plan.T) * decode_attention::units_of(p),
+                         .block = decode_attention::kThreads,
+                         .overlap = true,
+                         .device = device()};
+    const auto kernel = padded_dim(plan.head_dim) == 64 ? stream_attention_kernel<64> : stream_attention_kernel<128>;
+    gpu::launch("decode attention of sequences", kernel, at, stream, s, p);
+  }
+  void gather(const Streams& s) {
+    gpu::launch("decode tokens", gather_tokens_kernel, {.grid = 1, .block = 32, .overlap = true, .device = device()},
+                stream, s, plan.b.state, plan.T);
+  }
+  void scatter(const Streams& s) {
+    gpu::launch("decode logits", scatter_logits_kernel,
+                {.grid = int64_t(plan.T) * Streams::kBestParts, .block = kThreads, .overlap = true, .device = device()},
+                stream, s, plan.b.logits, plan.vocab, plan.drawn);
+    gpu::launch("decode ids", append_tokens_kernel,
+                {.grid = 1, .block = 32 * int64_t(plan.T), .overlap = true, .device = device()}, stream, s,
+                plan.b.stop);
+  }
+  void output(const Layer& l) {
+    const ResidualProduct p = output_of(plan, l);
+    with_format<Phases>(l.o.format, [&](auto phases) {
+      p.T == 1 ? phases.residual_product(p, stream) : phases.several(several_of(p), stream);
+    });
+  }
+  void route(const Layer& l, uint32_t index) {
+    const Router p = router_of(plan, l, index);
+    const Normed x = normed_of(plan, l.gate_up.format);
+    const int64_t smem =
+        std::max<int64_t>(int64_t(p.T) * granules::column_stride(p.w.cols), ChoiceMemory::bytes(p.T, p.w.rows, p.k));
+    const gpu::Launch at{
+        .grid = int64_t(p.w.bands) * p.splits, .block = kThreads, .smem = smem, .overlap = true, .device = device()};
+    if (!several_experts()) return gpu::launch("decode router", router_kernel<1>, at, stream, p, x);
+    if (p.T <= 8) return gpu::launch("decode router", router_kernel<8>, at, stream, p, x);
+    gpu::launch("decode router", router_kernel<16>, at, stream, p, x);
+  }
+  void gate_up(const Layer& l, uint32_t index, const Routed& routed = {}) {
+    GateUp p = gate_up_of(plan, l, index);
+    Normed x = several_experts() ? normed_of(plan, l.gate_up.format) : Normed{};
+    if (e4m3_inputs) {
+      gpu::launch("decode rounded norm", round_norm_kernel<kColumns>, rounding_launch(p.T, p.w.cols, device()), stream,
+                  RoundedNorm{p.x, p.x_stride, p.weight, x, p.T, p.w.cols, p.eps});
+      x.parts = 0, p.eps = 1;  // they are normed: 1 / sqrt(0 + 1) is left to multiply by
+    }
+    with_format<Phases>(l.gate_up.format, [&](auto phases) { phases.gate_up(p, x, routed, stream); });
+    if (!e4m3_inputs) return;
+    gpu::launch("decode rounded channels", round_rows_kernel<true>,
+                rounding_launch(p.T * plan.k, l.down.cols, device()), stream,
+                RoundedRows{p.hidden, granules::column_bytes(l.down.cols), p.T * plan.k, l.down.cols, p.down});
+  }
+  // By gate and up's blocks, where they may wait for each other, have room for it, and take what the router takes.
+  bool can_route_within(const Layer& l) const {
+    const auto bytes = plan.T <= 8 ? several::router_bytes<8> : several::router_bytes<16>;
+    return plan.T > 1 && !e4m3_inputs && plan.b.watch.stop != nullptr &&
+           bytes(plan.T, l.router.rows, plan.k) <= (plan.T <= 8 ? several::kSumsBytes<8> : several::kSumsBytes<16>);
+  }
+  Routed routed(const Layer& l, uint32_t index) const {
+    return {router_of(plan, l, index), plan.b.routed, plan.b.watch, wait_for_router(index)};
+  }
+  void down(const Layer& l, uint32_t index) {
+    const Down p = down_of(plan, l, index);
+    const ChoiceSums sums = several_experts()
+                                ? ChoiceSums{plan.b.choice_sums, plan.b.x_stride, staged_columns(plan.T, p.w.cols)}
+                                : ChoiceSums{};
+    with_format<Phases>(l.down.format, [&](auto phases) { phases.down(p, sums, stream); });
+  }
+  // Of several tokens: what `layer` left, or nothing of it (null), and what `next` begins with (null: nothing).
+  void settle(const Layer* layer, const Layer* next) {
+    if (plan.T == 1 && (layer == nullptr || !several_experts())) return;
+    if (plan.T == 1) next = nullptr;
+    const Settled p{.x = layer != nullptr ? plan.added() : plan.b.x,
+                    .x_stride = plan.b.x_stride,
+                    .sums = plan.b.choice_sums,
+                    .sums_stride = plan.b.x_stride,
+                    .T = plan.T,
+                    .k = layer != nullptr ? plan.k : 0,
+                    .C = plan.hidden,
+                    .first_part = layer != nullptr && plan.b.ranks.several(),
+                    .weight = next != nullptr ? next->attn_norm : nullptr,
+                    .normed = next != nullptr ? normed_of(plan, next->qkv.format) : Normed{}};
+    const int64_t grid = int64_t(p.T) * splits_of((p.C + 63) / 64);
+    gpu::launch("decode experts' sums", settle_kernel,
+                {.grid = grid, .block = several::kSplitThreads, .overlap = true, .device = device()}, stream, p);
+  }
+  void head(bool appends = true) {
+    NormProduct p = head_of(plan);
+    if (!appends) p.best = nullptr;
+    with_format<Phases>(plan.head.format, [&](auto phases) { phases.norm_product(p, stream); });
+  }
+};
+
+Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
+  const GptOssConfig& c = m.config;
+  const uint32_t kv_heads = uint32_t(m.kv_heads < 0 ? c.kv_heads : m.kv_heads), group = uint32_t(c.heads / c.kv_heads);
+  return {.b = b,
+          .table = m.embed,
+          .norm = m.norm,
+          .cos = m.cos,
+          .sin = m.sin,
+          .head = m.head,
+          .layers = uint32_t(m.layers.size()),
+          .hidden = uint32_t(c.hidden),
+          .heads = kv_heads * group,
+          .kv_heads = kv_heads,
+          .group = group,
+          .head_dim = uint32_t(c.head_dim),
+          .experts = uint32_t(c.experts),
+          .k = uint32_t(c.experts_per_token),
+          .vocab = uint32_t(c.vocab),
+          .T = step.T,
+          .head_rows = step.head_rows,
+          .drawn = step.vocab > 0 ? step.vocab : uint32_t(c.vocab),
+          .capacity = step.capacity,
+          .eps = float(c.norm_eps),
+          .limit = float(c.swiglu_limit),
+          .alpha = float(c.swiglu_alpha),
+          .scale = float(1 / std::sqrt(double(c.head_dim)))};
+}
+
+}  // namespace
+
+Matrix matrix_of(const WeightMatrix& w) {
+  INGOT_CHECK(w.in_granules(), "decode: found ", w.format, " in rows, expected granules");
+  Matrix m{.data = w.data.ptr<uint8_t>(), .format = w.format, .rows = uint32_t(w.rows()), .cols = uint32_t(w.cols())};
+  m.bands = w.cols() > 0 ? uint32_t(granule_bands(w.rows())) : 0;  // another GPU may have all columns
+  m.granules = std::max<uint32_t>(1, uint32_t(granule_padded_cols(w.cols()) / kGranuleCols));
+  m.band_bytes = band_bytes(w.format, w.cols());
+  m.matrix_bytes = m.bands * m.band_bytes;
+  return m;
+}
+
+uint32_t cache_dim(const GptOssConfig& c) { return padded_dim(uint32_t(c.head_dim)); }
+
+uint32_t max_columns(const GptOssConfig& c) {
+  const auto stride = [](int64_t numbers) { return int64_t(granules::column_stride(uint32_t(numbers))); };
+  for (const uint32_t T : {16u, 8u}) {
+    const int64_t most = std::min<int64_t>(c.experts, T * c.experts_per_token), lists = routing::copy_bytes(most, T);
+    const int64_t room = staged_columns(T, uint32_t(c.intermediate));
+    const int64_t columns = std::max({T * stride(c.q_width()), T * stride(c.hidden) + lists,
+                                      room * stride(c.intermediate) + lists + several::staged_bytes(room, most, T)});
+    if (columns + several::least_bytes(T) <= kSharedOfSm) return T;
+  }
+  return 1;
+}
+
+void check_supported(const GptOssConfig& c) {
+  const auto at_most = [](const char* what, int64_t found, int64_t most) {
+    if (found > most)
+      fail(ErrorCode::unsupported, "decode on a GPU: found ", what, " ", found, ", expected at most ", most);
+  };
+  constexpr int64_t kWidest = 90 * 1024;  // numbers of a column in shared memory
+  at_most("head_dim", c.head_dim, 128);
+  at_most("hidden_size", c.hidden, kWidest);
+  at_most("an attention width of", c.q_width(), kWidest);
+  at_most("intermediate_size times experts_per_token", c.intermediate * c.experts_per_token, kWidest);
+  at_most("num_local_experts", c.experts, 2048);
+  if (c.e4m3_inputs && max_columns(c) == 1)
+    fail(ErrorCode::unsupported,
+         "decode on a GPU: found experts of rounded inputs that are too wide for an SM's memory ",
+         "beside the columns of 8 tokens");
+}
+
+namespace {
+TokenSums sums_at(const GptOssConfig& c, uint64_t* words) {
+  return TokenSums::at(words, c.qkv_width(), granule_padded_cols(c.hidden), c.experts,
+                       c.experts_per_token * granules::column_bytes(uint32_t(c.intermediate)));
+}
+}  // namespace
+
+int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers& b) {
+  int64_t at = 0;
+  const auto take = [&](auto*& p, int64_t n) {
+    p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
+    at += (n * int64_t(sizeof(*p)) + 255) / 256 * 256;
+  };
+  const int64_t T = kColumns, k = c.experts_per_token, parts = decode_attention::parts_of(kColumns, 0, capacity),
+                entries = std::min(c.experts, T * k);
+  b.x_stride = granule_padded_cols(c.hidden);
+  take(b.state, 1);
+  take(b.x, T * b.x_stride);
+  take(b.qkv, T * c.qkv_width());
+  take(b.mixed, T * granules::column_bytes(uint32_t(c.q_width())));
+  take(b.hidden, T * k * granules::column_bytes(uint32_t(c.intermediate)));
+  take(b.part_max, T * c.heads * parts);
+  take(b.part_sum, T * c.heads * parts);
+  take(b.part_out, T * c.heads * parts * cache_dim(c));
+  take(b.normed, T * granules::column_bytes(uint32_t(c.hidden)));
+  take(b.choice_sums, T * k * b.x_stride);
+  const int64_t splits = splits_of(uint32_t(granule_padded_cols(c.hidden) / kGranuleCols));
+  take(b.router_part, splits * T * c.experts);
+  take(b.router_squares, splits * T);
+  b.entries = entries;
+  take(b.lists.count, c.layers);
+  take(b.lists.expert, c.layers * entries);
+  take(b.lists.weight, c.layers * entries * routing::kTokens);
+  take(b.lists.row, c.layers * entries * routing::kTokens);
+  take(b.logits, T * c.vocab);
+  b.own_logits = b.logits;
+  take(b.best, kMostBlocks);
+  if (b.ranks.several()) take(b.ranks.added, T * b.x_stride), take(b.ranks.key, 1);
+  const auto take_bytes = [&](auto*& p, int64_t bytes) {
+    char* place;
+    take(place, bytes);
+    p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(place);
+  };
+  const int64_t handover = at;
+  take(b.handoff, 1);
+  take_bytes(b.attention.parts, token_attention::Published::parts_bytes(c.heads, parts, cache_dim(c)));
+  take_bytes(b.attention.mixed, token_attention::Published::mixed_bytes(c.heads, c.head_dim));
+  take(b.stamps, 1);
+  take(b.lower_bounds, kMostBlocks);
+  take(b.sums, sums_at(c, nullptr).all());
+  if (b.ranks.several()) take(b.ranks.arrived, 1);
+  take(b.routed, 1);
+  take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
+  b.handover_bytes = at - handover;
+  return at;
+}
+
+int64_t lay_out(const GptOssConfig& c, char* memory, StreamsInput*& input, Streams& s) {
+  int64_t at = 0;
+  const auto take = [&](auto*& p, int64_t n) {
+    p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
+    at += (n * int64_t(sizeof(*p)) + 255) / 256 * 256;
+  };
+  take(input, 1);
+  s.input = input;
+  take(s.arrived, kMostStreams * c.kv_heads * decode_attention::tiles_of(1, uint32_t(c.heads / c.kv_heads)));
+  take(s.best, kMostStreams * Streams::kBestParts);
+  return at;
+}
+
+void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream) {
+  const Plan plan = plan_of(model, buffers, step);
+  Run r{plan, stream, model.config.e4m3_inputs};
+  INGOT_CHECK(!(r.e4m3_inputs && buffers.ranks.several()), "decode: found rounded inputs of experts over several GPUs");
+  const Ranks& ranks = buffers.ranks;
+  const bool several = ranks.several(), heads = ranks.of(ranks.heads), channels = ranks.of(ranks.channels),
+             ids = ranks.of(ranks.ids);
+  const auto wanted = [&](uint32_t phase, bool here = true) { return (step.phases & phase) != 0 && here; };
+  if (step.streams != nullptr) {
+    INGOT_CHECK(step.T <= kMostStreams && step.head_rows == step.T && !ranks.several(), "decode: found ", step.T,
+                " sequences, expected at most ", kMostStreams, ", with the logits of all, on one GPU");
+    if (wanted(kEmbed)) r.gather(*step.streams);
+  }
+  if (wanted(kEmbed)) r.embed_tokens();
+  if (wanted(kEmbed, heads) && plan.layers > 0) r.settle(nullptr, &model.layers[0]);
+  for (uint32_t i = 0; i < plan.layers; ++i) {
+    const Layer& l = model.layers[i];
+    if (wanted(kQkv, heads)) r.qkv(l);
+    if (wanted(kAttention, heads)) step.streams != nullptr ? r.attend(l, *step.streams) : r.attend(l);
+    if (wanted(kOutput, heads)) r.output(l);
+    if (wanted(kOutput, several)) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i}, stream);
+    if (wanted(kRouter) && wanted(kGateUp, channels) && r.can_route_within(l)) {
+      r.gate_up(l, i, r.routed(l, i));
+    } else {
+      if (wanted(kRouter)) r.route(l, i);
+      if (wanted(kGateUp, channels)) r.gate_up(l, i);
+    }
+    const Layer* const next = i + 1 < plan.layers && heads ? &model.layers[i + 1] : nullptr;
+    if (wanted(kDown, channels)) r.down(l, i), r.settle(&l, several ? nullptr : next);
+    if (!wanted(kDown, several)) continue;
+    add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
+    if (next != nullptr) r.settle(nullptr, next);
+  }
+  if (!wanted(kHead)) return;
+  if (step.streams != nullptr) {
+    r.head(false);
+    return r.scatter(*step.streams);
+  }
+  if (step.head_rows > 0) {
+    if (ids) r.head();
+    if (several) draw_over_ranks(buffers, {.T = step.T, .layer = plan.layers}, stream);
+    return;
+  }
+  gpu::launch("decode position", advance, {.grid = 1, .block = 32, .overlap = true, .device = device()}, stream,
+              buffers.state, step.T, buffers.stop);
+}
+
+uint32_t handoffs_of(const Model& m) { return kHandoffsOfLayer * uint32_t(m.layers.size()); }
+megakernel::Trace trace_of(const Model& m, uint32_t blocks, uint64_t* words) {
+  const uint32_t exchanges = m.kv_heads < 0 ? 0 : kExchangeStamps * uint32_t(m.layers.size());
+  return {.words = words, .blocks = blocks, .handoffs = handoffs_of(m), .extra = kTracedBytes + exchanges};
+}
+
+bool megakernel_takes(const Model& m) {
+  const bool formats = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
+    return l.qkv.format == m.head.format && l.o.format == m.head.format &&
+           l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
+  });
+  return !m.config.e4m3_inputs && formats && (m.kv_heads < 0 || m.layers[0].down.format == WeightFormat::mxfp4) &&
+         m.config.head_dim % 4 == 0 && padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim &&
+         with_format<Megakernel>(m.head.format, [&](auto kernels) { return kernels.fits(m); });
+}
+
+bool screen_takes(const Model& m) {
+  return megakernel_takes(m) && m.head.format == WeightFormat::bf16 && m.head.bands > 0 &&
+         m.layers[0].down.format == WeightFormat::mxfp4;
+}
+
+void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Persistent& how, Stream stream) {
+  INGOT_CHECK(step.T == 1, "decode token: found ", step.T, " tokens, expected 1");
+  INGOT_CHECK(megakernel_takes(m), "decode token: found a model of wider heads than ", kTokenHeadDim,
+              " numbers, of several formats, or too wide for an SM's memory, expected one that megakernel_takes()");
+  const Plan plan = plan_of(m, b, step);
+  Token token{.embedding = embedding_of(plan),
+              .head = head_of(plan),
+              .layers = how.layers,
+              .ranks = b.ranks.several() ? how.ranks : nullptr,
+              .attention = b.attention,
+              .stamps = b.stamps,
+              .sums = sums_at(m.config, b.sums),
+              .count = plan.layers,
+              .head_rows = plan.head_rows,
+              .experts = plan.experts,
+              .k = plan.k,
+              .grid = {.counter = b.handoff, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
+  const LayerStages layer = stages_of(plan, m.layers[0], 0);
+  const bool traced = how.trace.words != nullptr, several = b.ranks.several();
+  INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4 || !(traced || several), "decode token: found experts in ",
+              layer.down.w.format, ", expected mxfp4 ", traced ? "for a trace" : "over several GPUs");
+  INGOT_CHECK(!traced || how.trace.words_of_block() == trace_of(m, 0, nullptr).words_of_block(),
+              "decode trace: found room for ", how.trace.words_of_block(), " words, expected ",
+              trace_of(m, 0, nullptr).words_of_block());
+  if (several) {
+    INGOT_CHECK(how.ranks != nullptr, "decode token over several GPUs: found nothing of the others");
+    token.head.key = nullptr;  // the kernel appends
+  }
+  if (how.screened) {
+    INGOT_CHECK(screen_takes(m) && m.screen.rows != nullptr && step.head_rows == 1 && !traced,
+                "decode token: found a screen wanted of a model without one, of ", step.head_rows,
+                " rows of logits, or of a trace, expected the likeliest id of one row alone");
+    token.head.w = m.screen.codes;
+    token.head.y = b.own_logits;  // to be read again
+    const ScreenedHead head{m.head, m.screen.rows, b.lower_bounds};
+    return several ? ScreenedRankMegakernel<WeightFormat::bf16>::launch(token, head, layer, how.blocks, stream)
+                   : ScreenedMegakernel<WeightFormat::bf16>::launch(token, head, layer, how.blocks, stream);
+  }
+  const auto go = [&](auto kernels) { kernels.launch(token, layer, how.blocks, stream); };
+  if (several)
+    return traced ? with_format<TracedRankMegakernel>(m.head.format, go)
+                  : with_format<RankMegakernel>(m.head.format, go);
+  traced ? with_format<TracedMegakernel>(m.head.format, go) : with_format<Megakernel>(m.head.format, go);
+}
+
+std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t capacity) {
+  const Plan plan = plan_of(m, b, {.capacity = capacity});
+  std::vector<LayerStages> all;
+  for (size_t i = 0; i < m.layers.size(); ++i) all.push_back(stages_of(plan, m.layers[i], uint32_t(i)));
+  return all;
+}
+
+namespace {
+std::string name_of_handoff(uint32_t number) {
+  static constexpr const char* kStages[] = {"queries, keys and values", "attention", "the output", "gate and up",
+                                            "down"};
+  static_assert(std::size(kStages) == kHandoffsOfLayer, "a name for each stage");
+  return std::string(kStages[number % kHandoffsOfLayer]) + " of layer " + std::to_string(number / kHandoffsOfLayer);
+}
+// A number of RankWait's, or of a hand-off within this GPU.
+std::string name_of_wait(uint32_t number, uint32_t layers) {
+  if (number >= wait_for_router(0) && number < wait_for_router(layers))
+    return "the router of layer " + std::to_string(number - wait_for_router(0));
+  const uint32_t rank = number >> megakernel::kRankShift, handoff = number & ((1u << megakernel::kRankShift) - 1);
+  if (rank == 0 && layers > 0 && handoff == layers * kHandoffsOfLayer) return "the largest logit's least";
+  if (rank == 0) return name_of_handoff(handoff);
+  const std::string what = handoff == layers * kHandoffsOfLayer ? "its likeliest id" : name_of_handoff(handoff);
+  return "GPU " + std::to_string(rank - 1) + " and its part of " + what;
+}
+}  // namespace
+
+std::string handoff_report(const gpu::WaitControl& waits, uint32_t layers) {
+  std::string text = waits.report();
+  constexpr std::string_view kNumbered = " for wait ";
+  const size_t at = text.find(kNumbered);
+  if (at == std::string::npos) return text;
+  const size_t from = at + 5, end = text.find(':', from);
+  return text.replace(from, end - from, name_of_wait(uint32_t(std::stoul(text.substr(at + kNumbered.size()))), layers));
+}
+
+}  // namespace ingot::gpt_oss_decode

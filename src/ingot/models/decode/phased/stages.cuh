@@ -1,0 +1,353 @@
+#pragma once
+// The stages of a decode step, by `blocks` blocks of kThreads of which this is number `block`. The phased path gives
+// each a launch of its own (phases.cuh), the megakernel runs them in turn (megakernel.cuh). A stage takes a Feed that
+// has been asked for its block's first weights: nobody writes them, so they can be on their way before what the stage
+// waits for is there.
+#include "ingot/gpu/ptx/atomics.cuh"
+#include "ingot/gpu/tile/shared.cuh"
+#include "ingot/gpu/watch.h"
+#include "ingot/kernels/moe/route.cuh"
+#include "ingot/kernels/quant/granule_product.cuh"
+#include "ingot/kernels/sampling/best.cuh"
+#include "ingot/models/decode/phased/stages.h"
+
+namespace ingot::gpt_oss_decode {
+
+using granules::kThreads;
+using granules::kWarps;
+constexpr int kSms = 132;
+constexpr int kBlocksPerSm = 2;
+constexpr int kMostBlocks = kBlocksPerSm * kSms;
+template <int kCols> constexpr int kBlocks8 = (kCols + 7) / 8;
+
+struct At {
+  uint32_t block, blocks;
+};
+
+// --- embedding
+
+__device__ __forceinline__ void embed(const Embedding& p, At at) {
+  for (uint32_t i = at.block * kThreads + threadIdx.x; i < p.T * p.C; i += at.blocks * kThreads) {
+    const uint32_t t = i / p.C, c = i % p.C;
+    p.x[t * p.x_stride + c] = float(p.table[int64_t(__ldcg(&p.state->tokens[t])) * p.C + c]);
+  }
+}
+
+// --- products
+
+// This warp's part of a matrix's band; nothing where there is no such band.
+template <WeightFormat F>
+__device__ __forceinline__ typename granules::Feed<F>::Band band_of(const Matrix& w, int64_t band) {
+  return {band < w.bands ? w.data + band * w.band_bytes : nullptr, threadIdx.x / 32, w.granules};
+}
+
+// What a band's row is multiplied by in the end.
+template <WeightFormat F>
+__device__ __forceinline__ float row_scale(const Matrix& w, const uint8_t* band, uint32_t row) {
+  constexpr float kDrop = granules::Form<F>::kDrop;
+  if constexpr (F == WeightFormat::fp8)
+    return kDrop * reinterpret_cast<const float*>(band + int64_t(w.granules) * granules::Form<F>::kBytes)[row];
+  return kDrop;
+}
+
+template <int kCols> struct ProductMemory {
+  granules::Sums<kCols> sums;
+  float squares[kWarps][kCols], rstd[kCols];
+};
+// After a barrier, by threads that need it.
+template <int kCols>
+__device__ __forceinline__ float rstd_of(const float (&squares)[kWarps][kCols], uint32_t j, uint32_t C, float eps) {
+  return 1 / sqrtf(granules::sum_of<kCols>(squares, j) / float(C) + eps);
+}
+
+// The likeliest of the ids this thread has seen, where p.best asks for it.
+template <WeightFormat F, int kCols>
+__device__ __forceinline__ sampling::Best norm_product(const NormProduct& p, At at, granules::Feed<F>& feed,
+                                                       char* columns) {
+  auto& m = tile::shared<ProductMemory<kCols>>();
+  const uint32_t stride = granules::column_stride(p.w.cols);
+  granules::stage_normed<F, kCols>(columns, stride, p.x, p.x_stride, p.weight, p.w.cols, p.T, 0, p.w.granules,
+                                   m.squares);
+  __syncthreads();
+  const char* mine[kBlocks8<kCols>];
+  granules::lane_columns(columns, stride, p.T, mine);
+  const uint32_t row = threadIdx.x / kCols, j = threadIdx.x % kCols;
+  const bool ends = threadIdx.x < 16 * kCols && j < p.T;
+  const float rstd = ends ? rstd_of<kCols>(m.squares, j, p.w.cols, p.eps) : 0;
+  sampling::Best top;
+  for (uint32_t band = at.block, unit = 0; band < p.w.bands; band += at.blocks, ++unit) {
+    const uint8_t* const data = p.w.data + band * p.w.band_bytes;
+    const uint32_t n = 16 * band + row;
+    const bool mine_to_end = ends && n < p.w.rows;
+    const float scale = mine_to_end ? rstd * row_scale<F>(p.w, data, row) : 0;
+    const float bias = mine_to_end && p.bias != nullptr ? p.bias[n] : 0;
+    float sum[kBlocks8<kCols>][4] = {};
+    feed.multiply_band(band_of<F>(p.w, band), band_of<F>(p.w, band + at.blocks), mine, sum);
+    granules::put_sums<kCols>(m.sums.part[unit & 1], sum);
+    __syncthreads();
+    if (!mine_to_end) continue;
+    const float y = granules::total<kCols>(m.sums.part[unit & 1], row, j) * scale + bias;
+    p.y[int64_t(j) * p.y_stride + n] = y;
+    if (j == p.T - 1 && p.first_id + n < p.vocab) top.add(y, p.first_id + n);
+  }
+  return top;
+}
+// True in one thread of the grid, which knows the likeliest of all ids of this GPU.
+__device__ __forceinline__ bool likeliest_of_grid(const NormProduct& p, const sampling::Best& top, uint64_t& key) {
+  auto& m = tile::shared<sampling::BestMemory>();
+  return sampling::best_key_of_grid(top, p.best, p.arrived, m, key) && threadIdx.x == 0;
+}
+// What was queued after a step whose waits gave up computes from nonsense: it changes nothing.
+__device__ __forceinline__ bool is_stopped(const uint32_t* stop) {
+  return stop != nullptr && ptx::load_relaxed(stop) != gpu::kRunning;
+}
+__device__ __forceinline__ void append(const NormProduct& p, uint64_t key) {
+  if (p.key != nullptr) return void(*p.key = key);
+  if (is_stopped(p.stop)) return;
+  const sampling::Drawn drawn = sampling::drawn_of(key);
+  p.state->tokens[0] = drawn.token;
+  p.state->flaw |= drawn.flaw;
+  p.state->position += int32_t(p.advance);
+}
+
+// Of one token, like gate_up() and down(); several.cuh has those of more.
+template <WeightFormat F>
+__device__ __forceinline__ void residual_product(const ResidualProduct& p, At at, granules::Feed<F>& feed,
+                                                 char* column) {
+  auto& m = tile::shared<granules::Sums<1>>();
+  granules::stage_columns(column, granules::column_stride(p.w.cols), p.columns, p.w.cols, 1);
+  __syncthreads();
+  const char* const mine[1] = {column + threadIdx.x % 4 * 16};
+  const uint32_t row = threadIdx.x;
+  for (uint32_t band = at.block, unit = 0; band < p.w.bands; band += at.blocks, ++unit) {
+    const uint8_t* const data = p.w.data + band * p.w.band_bytes;
+    const uint32_t n = 16 * band + row;
+    const bool ends = row < 16 && n < p.w.rows;
+    float* const x = p.x + n;
+    const float scale = ends ? row_scale<F>(p.w, data, row) : 0;
+    const float old = ends ? (p.first_part ? 0 : __ldcg(x)) + (p.bias != nullptr ? p.bias[n] : 0) : 0;
+    float sum[1][4] = {};
+    feed.multiply_band(band_of<F>(p.w, band), band_of<F>(p.w, band + at.blocks), mine, sum);
+    granules::put_sums<1>(m.part[unit & 1], sum);
+    __syncthreads();
+    if (ends) *x = old + granules::total<1>(m.part[unit & 1], row, 0) * scale;
+  }
+}
+
+__device__ __forceinline__ float gated(float gate, float up, float limit, float alpha) {
+  if (limit > 0) {
+    gate = fminf(gate, limit);
+    up = fminf(fmaxf(up, -limit), limit);
+  }
+  return gate / (1 + __expf(-alpha * gate)) * (up + 1);
+}
+
+// Unit u of a bank is a band of a chosen expert.
+struct BankUnit {
+  uint32_t entry, band, expert;
+  const uint8_t* data;
+  __device__ BankUnit(const Matrix& w, const routing::Copy& lists, uint32_t u)
+      : entry(u / w.bands), band(u % w.bands), expert(uint32_t(lists.expert[entry])) {
+    data = w.data + expert * w.matrix_bytes + band * w.band_bytes;
+  }
+};
+template <WeightFormat F>
+__device__ __forceinline__ typename granules::Feed<F>::Band unit_of(const Matrix& w, const routing::Copy& lists,
+                                                                    uint32_t u, uint32_t units) {
+  return {u < units ? BankUnit(w, lists, u).data : nullptr, threadIdx.x / 32, w.granules};
+}
+
+// What gate_up() multiplies by, before a barrier.
+template <WeightFormat F> __device__ __forceinline__ void stage_gate_up(const GateUp& p, char* column) {
+  granules::stage_normed<F, 1>(column, granules::column_stride(p.w.cols), p.x, p.x_stride, p.weight, p.w.cols, 1, 0,
+                               p.w.granules, tile::shared<ProductMemory<1>>().squares);
+}
+// Gate and up of 8 channels a unit.
+template <WeightFormat F>
+__device__ __forceinline__ void gate_up(const GateUp& p, At at, const routing::Copy& lists, uint32_t units,
+                                        granules::Feed<F>& feed, const char* column) {
+  auto& m = tile::shared<ProductMemory<1>>();
+  const char* const mine[1] = {column + threadIdx.x % 4 * 16};
+  const uint32_t channel = threadIdx.x, width = p.w.rows / 2;
+  const bool in_rows = channel < 8;
+  const float rstd = in_rows ? rstd_of<1>(m.squares, 0, p.w.cols, p.eps) : 0;
+  for (uint32_t i = at.block, unit = 0; i < units; i += at.blocks, ++unit) {
+    const BankUnit u(p.w, lists, i);
+    const uint32_t n = 8 * u.band + channel;
+    const int32_t row = in_rows && n < width ? lists.row[u.entry] : -1;
+    float bias[2] = {}, scale[2] = {};
+    if (row >= 0)
+#pragma unroll
+      for (uint32_t k = 0; k < 2; ++k) {
+        bias[k] = p.bias[(int64_t(u.expert) * width + n) * 2 + k];
+        scale[k] = rstd * row_scale<F>(p.w, u.data, 2 * channel + k);
+      }
+    auto& sums = m.sums.part[unit & 1];
+    float sum[1][4] = {};
+    feed.multiply_band(unit_of<F>(p.w, lists, i, units), unit_of<F>(p.w, lists, i + at.blocks, units), mine, sum);
+    granules::put_sums<1>(sums, sum);
+    __syncthreads();
+    if (row < 0) continue;
+    const float gate = granules::total<1>(sums, 2 * channel, 0) * scale[0] + bias[0];
+    const float up = granules::total<1>(sums, 2 * channel + 1, 0) * scale[1] + bias[1];
+    granules::put(p.hidden + row * granules::column_bytes(width), p.down, n, gated(gate, up, p.limit, p.alpha));
+  }
+}
+
+// Entry i of a band; past its last entry the block's next band begins. Warps begin where those of the entry before
+// ended.
+template <WeightFormat F>
+__device__ __forceinline__ typename granules::Feed<F>::Band entry_of(const Matrix& w, const routing::Copy& lists,
+                                                                     uint32_t count, uint32_t band, uint32_t i,
+                                                                     uint32_t blocks) {
+  if (i == count) band += blocks, i = 0;
+  if (band >= w.bands || count == 0) return {};
+  const uint32_t first = (threadIdx.x / 32 + i * (kWarps - w.granules % kWarps)) % kWarps;
+  return {w.data + uint32_t(lists.expert[i]) * w.matrix_bytes + band * w.band_bytes, first, w.granules};
+}
+
+// Of one band, all experts.
+template <WeightFormat F>
+__device__ __forceinline__ void multiply_experts(const Down& p, const char* staged, const routing::Copy& lists,
+                                                 uint32_t band, uint32_t count, uint32_t blocks,
+                                                 granules::Feed<F>& feed, float (&sums)[kWarps][16][1]) {
+  float all[1][4] = {};
+  for (uint32_t i = 0; i < count; ++i) {
+    const auto here = entry_of<F>(p.w, lists, count, band, i, blocks);
+    const char* const mine[1] = {staged + lists.row[i] * int32_t(granules::column_stride(p.w.cols)) +
+                                 threadIdx.x % 4 * 16};
+    const float weight = lists.weight[i];
+    float sum[1][4] = {}, scale[2] = {1, 1};
+    if constexpr (F == WeightFormat::fp8) granules::load_row_scales(here.data, p.w.granules, scale);
+    feed.multiply_band(here, entry_of<F>(p.w, lists, count, band, i + 1, blocks), mine, sum);
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+      if (weight != 0) all[0][c] += sum[0][c] * (weight * scale[c / 2]);
+  }
+  granules::put_sums<1>(sums, all);
+  __syncthreads();
+}
+
+// Of one token. `staged`: memory for its k columns.
+template <WeightFormat F>
+__device__ __forceinline__ void down(const Down& p, At at, const routing::Copy& lists, uint32_t count,
+                                     granules::Feed<F>& feed, char* staged) {
+  auto& m = tile::shared<granules::Sums<1>>();
+  granules::stage_columns(staged, granules::column_stride(p.w.cols), p.hidden, p.w.cols, p.k);
+  __syncthreads();
+  for (uint32_t band = at.block, round = 0; band < p.w.bands; band += at.blocks, ++round) {
+    const uint32_t n = 16 * band + threadIdx.x;
+    const bool ends = threadIdx.x < 16 && n < p.w.rows;
+    float* const x = p.x + n;
+    const float old = ends && !p.first_part ? __ldcg(x) : 0;
+    float y = 0;
+    constexpr uint32_t kHeld = 4;  // biases on their way at once
+    for (uint32_t e = 0; ends && p.bias != nullptr && e < count; e += kHeld) {
+      float bias[kHeld];
+#pragma unroll
+      for (uint32_t k = 0; k < kHeld; ++k)
+        bias[k] = e + k < count ? p.bias[int64_t(lists.expert[e + k]) * p.w.rows + n] : 0;
+#pragma unroll
+      for (uint32_t k = 0; k < kHeld; ++k) {
+        const float weight = e + k < count ? lists.weight[e + k] : 0;
+        if (weight != 0) y += weight * bias[k];
+      }
+    }
+    multiply_experts<F>(p, staged, lists, band, count, at.blocks, feed, m.part[round & 1]);
+    if (ends) *x = old + y + granules::total<1>(m.part[round & 1], threadIdx.x, 0) * granules::Form<F>::kDrop;
+  }
+}
+
+// --- router: a unit is some granules of a band; whoever comes last, or everybody after a barrier, adds up and chooses
+
+template <int kCols> struct RouterMemory {
+  granules::Sums<kCols> sums;
+  float squares[kWarps][kCols];
+};
+// In dynamic shared memory, after the columns: logits (T, E), chosen (T, k), weights (T, k), first (E + 1).
+struct ChoiceMemory {
+  float* logits;
+  uint32_t* chosen;
+  float* weights;
+  uint32_t* first;
+  INGOT_HD static int64_t bytes(uint32_t T, uint32_t E, uint32_t k) { return 4 * (int64_t(T) * (E + 2 * k) + E + 1); }
+  __device__ ChoiceMemory(char* memory, uint32_t T, uint32_t E, uint32_t k) {
+    logits = reinterpret_cast<float*>(memory);
+    chosen = reinterpret_cast<uint32_t*>(logits + T * E);
+    weights = reinterpret_cast<float*>(chosen + T * k);
+    first = reinterpret_cast<uint32_t*>(weights + T * k);
+  }
+};
+
+// Of one token.
+__device__ inline void choose_experts(const Router& p, const ChoiceMemory& m) {
+  const uint32_t E = p.w.rows;
+  constexpr uint32_t kItems = 4, kHeld = 4;  // of each so many parts are on their way at once
+  for (uint32_t begin = threadIdx.x; begin < E; begin += kItems * kThreads) {
+    float sum[kItems] = {}, squares = 0, bias[kItems];
+#pragma unroll
+    for (uint32_t u = 0; u < kItems; ++u) {
+      const uint32_t i = begin + u * kThreads;
+      bias[u] = i < E ? p.bias[i] : 0;
+    }
+    for (uint32_t first = 0; first < p.splits; first += kHeld) {
+      float part[kItems][kHeld], square[kHeld];
+#pragma unroll
+      for (uint32_t s = 0; s < kHeld; ++s) {
+        const uint32_t at = (first + s) * kColumns;
+        square[s] = first + s < p.splits ? __ldcg(p.squares + at) : 0;
+#pragma unroll
+        for (uint32_t u = 0; u < kItems; ++u) {
+          const uint32_t i = begin + u * kThreads;
+          part[u][s] = i < E && first + s < p.splits ? __ldcg(p.part + at * E + i) : 0;
+        }
+      }
+#pragma unroll
+      for (uint32_t s = 0; s < kHeld; ++s) {
+        squares += square[s];
+#pragma unroll
+        for (uint32_t u = 0; u < kItems; ++u) sum[u] += part[u][s];
+      }
+    }
+#pragma unroll
+    for (uint32_t u = 0; u < kItems; ++u)
+      if (const uint32_t i = begin + u * kThreads; i < E)
+        m.logits[i] = sum[u] / sqrtf(squares / float(p.w.cols) + p.eps) + bias[u];
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) routing::choose(m.logits, E, p.k, m.chosen, m.weights);
+  __syncthreads();
+}
+
+using RouterFeed = granules::Feed<WeightFormat::bf16>;
+// This warp's granule of a unit; nothing where there is no such unit.
+__device__ __forceinline__ RouterFeed::Band split_of(const Router& p, uint32_t unit) {
+  const uint32_t first = unit % p.splits * kSplitGranules, band = unit / p.splits;
+  if (band >= p.w.bands) return {};
+  return {p.w.data + band * p.w.band_bytes, first + threadIdx.x / 32, min(first + kSplitGranules, p.w.granules)};
+}
+template <int kCols> __device__ __forceinline__ void route(const Router& p, At at, RouterFeed& feed, char* columns) {
+  auto& m = tile::shared<RouterMemory<kCols>>();
+  const uint32_t stride = granules::column_stride(p.w.cols), E = p.w.rows;
+  for (uint32_t unit = at.block; unit < p.w.bands * p.splits; unit += at.blocks) {
+    const uint32_t band = unit / p.splits, split = unit % p.splits;
+    const uint32_t first = split * kSplitGranules, end = min(first + kSplitGranules, p.w.granules);
+    granules::stage_normed<WeightFormat::bf16, kCols>(columns, stride, p.x, p.x_stride, p.weight, p.w.cols, p.T, first,
+                                                      end, m.squares);
+    __syncthreads();
+    const char* mine[kBlocks8<kCols>];
+    granules::lane_columns(columns, stride, p.T, mine);
+    float sum[kBlocks8<kCols>][4] = {};
+    feed.multiply_band(split_of(p, unit), split_of(p, unit + at.blocks), mine, sum);
+    granules::put_sums<kCols>(m.sums.part[0], sum);
+    __syncthreads();
+    const uint32_t row = threadIdx.x / kCols, j = threadIdx.x % kCols, e = 16 * band + row;
+    if (threadIdx.x < 16 * kCols && j < p.T && e < E)
+      p.part[(split * kColumns + j) * E + e] = granules::total<kCols>(m.sums.part[0], row, j);
+    if (band == 0 && threadIdx.x < p.T)
+      p.squares[split * kColumns + threadIdx.x] = granules::sum_of<kCols>(m.squares, threadIdx.x);
+    __syncthreads();
+  }
+}
+
+}  // namespace ingot::gpt_oss_decode

@@ -1,0 +1,271 @@
+#pragma once
+// What the stages of a decode step are told (stages.cuh has the stages), and where that comes from: one place for the
+// phased path's launches and for the megakernel.
+#include "ingot/core/hd.h"
+#include "ingot/models/decode/model/state.h"
+
+namespace ingot::gpt_oss_decode {
+
+struct Embedding {
+  const bf16* table;
+  const State* state;
+  float* x;
+  int64_t x_stride;
+  uint32_t T, C;
+};
+// y = norm(x) W^T + b for T rows; `best` (of the head): the largest of the last row.
+struct NormProduct {
+  const float* x;
+  int64_t x_stride;
+  const float *weight, *bias;  // bias may be null
+  Matrix w;
+  float* y;
+  int64_t y_stride;
+  uint32_t T;
+  float eps;
+  uint64_t* best = nullptr;
+  uint32_t* arrived = nullptr;
+  State* state = nullptr;
+  uint32_t vocab = 0, advance = 0;  // ids that may win; what the position grows by
+  uint32_t first_id = 0;            // of the rows
+  uint64_t* key = nullptr;          // where other GPUs have more ids: the likeliest goes here, nothing is appended
+  const uint32_t* stop = nullptr;   // of Buffers
+};
+// x += columns W^T + b; with `first_part` x begins as zeros, for a GPU's part of a sum.
+struct ResidualProduct {
+  const char* columns;
+  const float* bias;
+  Matrix w;
+  float* x;
+  int64_t x_stride;
+  uint32_t T;
+  bool first_part = false;
+};
+struct GateUp {
+  const float* x;
+  int64_t x_stride;
+  const float *weight, *bias;  // (C), (E, 2 I)
+  Matrix w;
+  char* hidden;  // (T k) columns of I, in the order `down` takes
+  WeightFormat down;
+  routing::Lists lists;
+  uint32_t T, most;  // most: experts there can be
+  float eps, limit, alpha;
+};
+struct Down {
+  const char* hidden;
+  const float* bias;  // (E, C), may be null
+  Matrix w;
+  float* x;
+  int64_t x_stride;
+  routing::Lists lists;
+  uint32_t T, k, most;
+  bool first_part = false;  // as ResidualProduct's
+};
+// What a product of several tokens takes: rows of x times the norm's weight, as columns in its matrix's order. Whoever
+// comes before the product makes them.
+struct Normed {
+  char* columns = nullptr;
+  float* squares = nullptr;  // (parts, 16): of x, in parts
+  uint32_t parts = 0;        // 0: columns of no norm
+  WeightFormat format = WeightFormat::bf16;
+};
+struct SeveralProduct {
+  Normed x;
+  Matrix w;
+  const float* bias;  // may be null
+  float* y;           // (T, y_stride)
+  int64_t y_stride;
+  uint32_t T;
+  float eps;
+  bool adds;  // to what is there
+};
+// What several tokens' experts give, weighted.
+struct ChoiceSums {
+  float* sums = nullptr;  // (T k, stride)
+  int64_t stride = 0;
+  uint32_t room = 0;  // columns that a block brings to its shared memory, at least T
+};
+// x += of each token the sums of its choices, if any, in their order; and the columns of what comes next, if wanted.
+struct Settled {
+  float* x;
+  int64_t x_stride;
+  const float* sums;  // of ChoiceSums
+  int64_t sums_stride;
+  uint32_t T, k, C;
+  bool first_part;      // as Down's
+  const float* weight;  // of the norm
+  Normed normed;        // no columns: none wanted
+};
+// Logits in parts: of a token all experts, of the columns a split.
+struct Router {
+  const float* x;
+  int64_t x_stride;
+  const float *weight, *bias;
+  Matrix w;
+  float *part, *squares;  // (splits, 16, E), (splits, 16)
+  uint32_t* arrived;
+  routing::Lists lists;
+  uint32_t T, k, splits;
+  float eps;
+};
+
+// The router of several tokens by the blocks of gate and up, which wait for each other. Without a counter: the lists
+// are there.
+struct Routed {
+  Router router{};
+  uint32_t* counter = nullptr;  // of tile::grid_barrier()
+  gpu::Watch watch{};
+  uint32_t what = 0;
+};
+// Its number for records, which no hand-off has.
+INGOT_HD constexpr uint32_t wait_for_router(uint32_t layer) { return (1u << 20) + layer; }
+
+// A step of a model: the same for all of its layers.
+struct Plan {
+  Buffers b;
+  const bf16* table;
+  const float *norm, *cos, *sin;
+  Matrix head;
+  uint32_t layers, hidden, heads, kv_heads, group, head_dim, experts, k;  // heads: of this GPU
+  uint32_t vocab;                                                         // of the model
+  uint32_t T, head_rows, drawn, capacity;  // drawn: ids that may win; capacity: of the cache
+  float eps, limit, alpha, scale;
+
+  // Experts that may be chosen.
+  INGOT_HD uint32_t most() const { return T * k < experts ? T * k : experts; }
+  // What output and down add to: the residual stream, or this GPU's part of what all add to it.
+  INGOT_HD float* added() const { return b.ranks.several() ? b.ranks.added : b.x; }
+};
+
+constexpr uint32_t kSplitGranules = 8;  // of the router: one a warp
+INGOT_HD constexpr uint32_t splits_of(uint32_t granules) { return (granules + kSplitGranules - 1) / kSplitGranules; }
+
+INGOT_HD inline Embedding embedding_of(const Plan& s) {
+  return {.table = s.table, .state = s.b.state, .x = s.b.x, .x_stride = s.b.x_stride, .T = s.T, .C = s.hidden};
+}
+INGOT_HD inline NormProduct qkv_of(const Plan& s, const Layer& l) {
+  return {.x = s.b.x,
+          .x_stride = s.b.x_stride,
+          .weight = l.attn_norm,
+          .bias = l.b_qkv,
+          .w = l.qkv,
+          .y = s.b.qkv,
+          .y_stride = int64_t(s.heads + 2 * s.kv_heads) * s.head_dim,
+          .T = s.T,
+          .eps = s.eps};
+}
+INGOT_HD inline decode_attention::Params attention_of(const Plan& s, const Layer& l) {
+  return {.position = &s.b.state->position,
+          .qkv = s.b.qkv,
+          .cos = s.cos,
+          .sin = s.sin,
+          .sinks = l.sinks,
+          .keys = l.keys,
+          .values = l.values,
+          .mixed = s.b.mixed,
+          .part_max = s.b.part_max,
+          .part_sum = s.b.part_sum,
+          .part_out = s.b.part_out,
+          .arrived = s.b.arrived + 2,
+          .T = s.T,
+          .heads = s.heads,
+          .kv_heads = s.kv_heads,
+          .dim = s.head_dim,
+          .rows = l.cache_rows,
+          .window = l.window,
+          .parts = decode_attention::parts_of(s.T, l.window, s.capacity),
+          .tiles = decode_attention::tiles_of(s.T, s.group),
+          .group = s.group,
+          .scale = s.scale,
+          .columns = l.o.format};
+}
+INGOT_HD inline ResidualProduct output_of(const Plan& s, const Layer& l) {
+  return {.columns = s.b.mixed,
+          .bias = l.b_o,
+          .w = l.o,
+          .x = s.added(),
+          .x_stride = s.b.x_stride,
+          .T = s.T,
+          .first_part = s.b.ranks.several()};
+}
+INGOT_HD inline Router router_of(const Plan& s, const Layer& l, uint32_t index) {
+  return {.x = s.b.x,
+          .x_stride = s.b.x_stride,
+          .weight = l.mlp_norm,
+          .bias = l.b_router,
+          .w = l.router,
+          .part = s.b.router_part,
+          .squares = s.b.router_squares,
+          .arrived = s.b.arrived,
+          .lists = s.b.lists_of(index),
+          .T = s.T,
+          .k = s.k,
+          .splits = splits_of(l.router.granules),
+          .eps = s.eps};
+}
+INGOT_HD inline GateUp gate_up_of(const Plan& s, const Layer& l, uint32_t index) {
+  return {.x = s.b.x,
+          .x_stride = s.b.x_stride,
+          .weight = l.mlp_norm,
+          .bias = l.b_gate_up,
+          .w = l.gate_up,
+          .hidden = s.b.hidden,
+          .down = l.down.format,
+          .lists = s.b.lists_of(index),
+          .T = s.T,
+          .most = s.most(),
+          .eps = s.eps,
+          .limit = s.limit,
+          .alpha = s.alpha};
+}
+INGOT_HD inline Down down_of(const Plan& s, const Layer& l, uint32_t index) {
+  return {.hidden = s.b.hidden,
+          .bias = l.b_down,
+          .w = l.down,
+          .x = s.added(),
+          .x_stride = s.b.x_stride,
+          .lists = s.b.lists_of(index),
+          .T = s.T,
+          .k = s.k,
+          .most = s.most(),
+          .first_part = s.b.ranks.several()};
+}
+INGOT_HD inline Normed normed_of(const Plan& s, WeightFormat format) {
+  return {
+      .columns = s.b.normed, .squares = s.b.router_squares, .parts = splits_of((s.hidden + 63) / 64), .format = format};
+}
+INGOT_HD inline SeveralProduct several_of(const NormProduct& p, const Normed& x) {
+  return {.x = x, .w = p.w, .bias = p.bias, .y = p.y, .y_stride = p.y_stride, .T = p.T, .eps = p.eps, .adds = false};
+}
+INGOT_HD inline SeveralProduct several_of(const ResidualProduct& p) {
+  return {.x = {.columns = const_cast<char*>(p.columns)},
+          .w = p.w,
+          .bias = p.bias,
+          .y = p.x,
+          .y_stride = p.x_stride,
+          .T = p.T,
+          .eps = 0,
+          .adds = !p.first_part};
+}
+INGOT_HD inline NormProduct head_of(const Plan& s) {
+  return {.x = s.b.x + (s.T - s.head_rows) * s.b.x_stride,
+          .x_stride = s.b.x_stride,
+          .weight = s.norm,
+          .bias = nullptr,
+          .w = s.head,
+          .y = s.b.logits,
+          .y_stride = int64_t(s.vocab),
+          .T = s.head_rows,
+          .eps = s.eps,
+          .best = s.b.best,
+          .arrived = s.b.arrived + 1,
+          .state = s.b.state,
+          .vocab = s.drawn,
+          .advance = s.T,
+          .first_id = s.b.ranks.first_id,
+          .key = s.b.ranks.key,
+          .stop = s.b.stop};
+}
+
+}  // namespace ingot::gpt_oss_decode

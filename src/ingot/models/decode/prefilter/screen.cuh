@@ -1,0 +1,64 @@
+#pragma once
+// What the megakernel's screened head does to a granule of codes, and how it compares (screen.h has the bound).
+#include "ingot/gpu/ptx/convert.cuh"
+#include "ingot/gpu/ptx/mma.cuh"
+#include "ingot/models/decode/prefilter/screen.h"
+
+namespace ingot::gpt_oss_decode::screen {
+
+// Bytes 0 and 2 of a word, and 1 and 3, as two bf16.
+constexpr uint32_t kSign = 0x80008000u, kCode = 0x03f803f8u, kOnes = 0x3c003c00u;
+__device__ __forceinline__ uint32_t even(uint32_t w) { return ((w << 8) & kSign) | ((w << 3) & kCode) | kOnes; }
+__device__ __forceinline__ uint32_t odd(uint32_t w) { return (w & kSign) | ((w >> 5) & kCode) | kOnes; }
+
+// sum += a granule of codes times a column of bf16 (granule_product.cuh), of which `column` is this lane's.
+__device__ __forceinline__ void multiply(const char* granule, const char* column, uint32_t lane, float (&sum)[4]) {
+#pragma unroll
+  for (uint32_t plane = 0; plane < 2; ++plane) {
+    const uint4 w = *reinterpret_cast<const uint4*>(granule + plane * 512 + lane * 16),
+                b = *reinterpret_cast<const uint4*>(column + plane * 64);
+    const uint32_t first[4] = {even(w.x), even(w.y), odd(w.x), odd(w.y)},
+                   second[4] = {even(w.z), even(w.w), odd(w.z), odd(w.w)}, low[2] = {b.x, b.y}, high[2] = {b.z, b.w};
+    ptx::mma_m16n8k16(bf16{}, sum, first, low);
+    ptx::mma_m16n8k16(bf16{}, sum, second, high);
+  }
+}
+
+// Grows with the number; 0 is below all.
+__device__ __forceinline__ uint32_t ordered(float v) {
+  const uint32_t u = __float_as_uint(v + 0.f);
+  return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+// What a token's column has to do with all bounds.
+struct Column {
+  float norm, drop;
+};
+// A norm whose square may have overflowed, or lost what was flushed to zero, bounds nothing.
+__device__ __forceinline__ Column column_of(float squares, float drop) {
+  const bool sound = squares > 0x1p-100f && squares < 0x1p100f;
+  return {sound ? sqrtf(squares) * (1 + 0x1p-10f) : INFINITY, drop};
+}
+// Where a logit lies: at most `upper`, and, where `lower` is not 0, at least that, both ordered().
+struct Range {
+  float upper;
+  uint32_t lower;
+};
+__device__ __forceinline__ Range range_of(float sum, const ScreenRow& row, const Column& x) {
+  constexpr float kSafe = 0x1p100f, kFlushed = 0x1p-100f, kUp = 1 + 0x1p-18f;
+  const float error = x.norm * row.bound * kUp, logit = sum * row.scale * x.drop,
+              bound = (x.drop * (error + kFlushed) + kFlushed) * kUp;
+  if (!(error < kSafe && bound < kSafe)) return {INFINITY, 0};
+  return {logit + bound, ordered(logit - bound)};
+}
+
+// In shared memory, behind the column.
+constexpr uint32_t kRounds = 8;  // of rows that are compared at once
+template <uint32_t kWarps, uint32_t kBands> struct Memory {
+  float squares[kWarps];
+  uint32_t lower[kWarps], largest[kWarps];
+  uint32_t count;
+  uint2 found[kRounds * kBands];  // bands with rows to read, and which of their 16
+};
+
+}  // namespace ingot::gpt_oss_decode::screen

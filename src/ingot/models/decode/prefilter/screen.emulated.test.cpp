@@ -1,0 +1,148 @@
+// The screened head on the CPU: its bounds, and that the likeliest id is the usual head's whatever the head.
+#include "ingot/models/decode/prefilter/screen.h"
+
+#include <gtest/gtest.h>
+
+#include "ingot/models/decode/fixtures/emulated_model.test.h"
+#include "ingot/models/decode/fixtures/screen_cases.test.h"
+
+namespace ingot {
+namespace {
+
+using gpt_oss_decode::screen_code;
+using gpt_oss_decode::screen_value;
+using testing::Emulated;
+using testing::HeadRows;
+using testing::ScreenedModel;
+
+TEST(GptOssScreenEmulated, ACodeIsTheNearestAndOwnValuesStay) {
+  for (uint32_t code = 0; code < 256; ++code) EXPECT_EQ(screen_code(double(screen_value(code))), code);
+  for (double x = -2.5; x < 2.5; x += 0x1p-11) {
+    double nearest = 10;
+    for (uint32_t code = 0; code < 256; ++code) nearest = std::min(nearest, std::abs(double(screen_value(code)) - x));
+    ASSERT_LE(std::abs(double(screen_value(screen_code(x))) - x), nearest) << x;
+  }
+}
+
+// Against the columns for which a row's codes are worst: its own errors, and, of sums that round, all signs its own.
+TEST(GptOssScreenEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
+  for (const auto& [name, head] : testing::heads_to_screen(37, 96)) {
+    SCOPED_TRACE(name);
+    const ScreenedModel m(head);
+    Emulated gpu(m.model, 4);
+    gpu.make_screen();
+    const gpt_oss_decode::Screen& s = gpu.model.screen;
+    const double g = gpt_oss_decode::screen_rounding(96);
+    for (size_t n = 0; n < head.size(); ++n) {
+      double errors = 0, squares = 0;
+      bool finite = true;
+      for (size_t c = 0; c < 96; ++c) {
+        const double w = double(float(bf16(head[n][c])));
+        finite = finite && std::isfinite(w);
+        const uint32_t code =
+            s.codes.data[n / 16 * size_t(s.codes.band_bytes) + c / 64 * gpt_oss_decode::kScreenGranule +
+                         gpt_oss_decode::screen_place(uint32_t(n % 16), uint32_t(c % 64))];
+        const double e = w - double(s.rows[n].scale) * double(screen_value(code));
+        errors += e * e, squares += w * w;
+      }
+      if (!finite) {
+        EXPECT_EQ(s.rows[n].bound, INFINITY);
+        continue;
+      }
+      const double least = std::sqrt(errors) + 2 * g * (std::sqrt(squares) + std::sqrt(errors));
+      ASSERT_GE(double(s.rows[n].bound), least) << n;
+      ASSERT_LE(double(s.rows[n].bound), least * (1 + 1e-5) + 0x1p-109) << n;
+      if (name == "random") EXPECT_LT(std::sqrt(errors), 0.02 * std::sqrt(squares));
+    }
+  }
+}
+
+// The likeliest id, its logit, and where the others lie at most; with `all` every logit.
+void check_head(const HeadRows& head, int64_t blocks, std::span<const int32_t> ids, uint32_t vocab = 0,
+                bool all = false) {
+  const ScreenedModel m(head);
+  Emulated usual(m.model, 4), gpu(m.model, 4);
+  gpu.make_screen();
+  gpu.blocks = usual.blocks = blocks;
+  for (const int32_t id : ids) {
+    usual.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = id;
+    usual.run_one_kernel({.vocab = vocab, .capacity = 4});
+    gpu.run_one_kernel({.vocab = vocab, .capacity = 4}, ~0u, {}, true);
+    EXPECT_EQ(std::memcmp(gpu.buffers.state, usual.buffers.state, sizeof(gpt_oss_decode::State)), 0)
+        << id << ": found " << gpu.buffers.state->tokens[0] << ", " << gpu.buffers.state->flaw << ", expected "
+        << usual.buffers.state->tokens[0] << ", " << usual.buffers.state->flaw;
+    const float *const got = gpu.buffers.logits, *const want = usual.buffers.logits;
+    for (size_t n = 0; n < (vocab > 0 ? vocab : head.size()); ++n) {
+      ASSERT_FALSE(want[n] > got[n]) << id << ", row " << n;
+      if (all || (usual.buffers.state->flaw == 0 && int32_t(n) == usual.buffers.state->tokens[0]))
+        ASSERT_EQ(std::memcmp(got + n, want + n, 4), 0)
+            << id << ", row " << n << ": found " << got[n] << ", expected " << want[n];
+    }
+  }
+  EXPECT_EQ(gpu.record.state, 0u);
+}
+TEST(GptOssScreenEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) {
+  const int32_t signs[] = {0}, ids[] = {0, 199}, ids_of_wide[] = {99, 3};
+  // Rows that are all compared away, that are all read, and some of each: what other numbers lead to, too.
+  const auto repeats = [](const std::string& name) {
+    return testing::kSanitized && name != "random" && name != "near ties" && name != "so small that all are read" &&
+           name != "not a number";
+  };
+  for (const auto& [name, head] : testing::heads_to_screen(200, 96)) {
+    SCOPED_TRACE(name);
+    if (!repeats(name)) check_head(head, 3, std::span(ids).first(testing::kSanitized ? 1 : 2));
+  }
+  const auto heads = testing::heads_to_screen(1700, 96);  // of one block more than it compares at once
+  for (size_t i : {1, 2, 3}) {
+    SCOPED_TRACE(heads[i].first);
+    if (!testing::kSanitized || i == 2) check_head(heads[i].second, 1, signs);
+  }
+  if (!testing::kSanitized)
+    check_head(heads[2].second, 2, signs, 500);
+  else
+    check_head(testing::random_head(200, 96, 1), 2, signs, 70);
+  // Rows of several pieces, whose sums depend on which warp has which.
+  for (const auto& [name, head] : testing::heads_to_screen(100, 992)) {
+    const bool all = name == "so small that all are read" || name == "all rows alike";
+    if (!repeats(name) && (all || name == "near ties"))
+      check_head(head, 2, std::span(ids_of_wide).first(testing::kSanitized ? 1 : 2), 0, all);
+  }
+}
+
+// A chain of tokens, each the likeliest after the one before, beside the usual head's; which then goes on itself.
+TEST(GptOssScreenEmulated, AModelGoesOnAsWithTheUsualHead) {
+  testing::DecodeCase t = testing::decode_cases()[0];
+  t.config.vocab = 333;
+  const testing::DecodeModel m(t.config, t.dense, t.experts, 11);
+  for (const int64_t blocks : {1, 4}) {
+    if (testing::kSanitized && blocks == 1) continue;  // as heads of one block are
+    Emulated usual(m, 30), gpu(m, 30);
+    gpu.make_screen();
+    gpu.blocks = usual.blocks = blocks;
+    usual.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 9;
+    for (int i = 0; i < (testing::kSanitized ? 4 : 8); ++i) {  // the third is the usual head's
+      usual.run_one_kernel({.capacity = 30});
+      gpu.run_one_kernel({.capacity = 30}, ~0u, {}, i % 3 != 2);
+      ASSERT_EQ(std::memcmp(gpu.buffers.state, usual.buffers.state, sizeof(gpt_oss_decode::State)), 0) << i;
+    }
+  }
+}
+
+TEST(GptOssScreenEmulated, AMissingBlockIsNamedAndTheNextTokenIsRight) {
+  const ScreenedModel m(testing::random_head(300, 96, 1));
+  Emulated gpu(m.model, 9), sound(m.model, 9);
+  gpu.make_screen();
+  sound.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 5;
+  sound.run_one_kernel({.capacity = 9});
+  gpu.run_one_kernel({.capacity = 9}, gpt_oss_decode::kHandoffsOfLayer, {}, true);
+  EXPECT_EQ(gpu.record.state, gpu::kTimedOut);
+  EXPECT_EQ(gpu.record.what, gpt_oss_decode::kHandoffsOfLayer);
+  EXPECT_EQ(gpu.buffers.state->position, 0);
+  gpu.stop = gpu::kRunning, gpu.record = {};
+  std::memset(gpu.buffers.handoff, 0, size_t(gpu.buffers.handover_bytes));
+  gpu.run_one_kernel({.capacity = 9}, ~0u, {}, true);
+  EXPECT_EQ(std::memcmp(gpu.buffers.state, sound.buffers.state, sizeof(gpt_oss_decode::State)), 0);
+}
+
+}  // namespace
+}  // namespace ingot

@@ -1,0 +1,194 @@
+// The screened head over several GPUs, in a build whose GPUs are the emulator's too.
+#ifdef INGOT_HAS_CUDA_DECODE
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "ingot/gpu/allocator.h"
+#include "ingot/models/decode/fixtures/screen_cases.test.h"
+#include "ingot/models/decode/fixtures/screened_answers.test.h"
+#include "ingot/models/decode/fixtures/several_gpus.test.h"
+#include "ingot/models/decode/model/decoder.h"
+#include "ingot/testing/temporary_directory.h"
+
+namespace ingot {
+namespace {
+
+using gpt_oss_decode::DeviceModel;
+using gpt_oss_decode::RankedModel;
+using gpt_oss_decode::Split;
+using testing::DecodeModel;
+using testing::download;
+using testing::kPatience;
+using testing::row_of;
+using testing::state_of;
+
+class GptOssScreenRanksCuda : public testing::SeveralGpus {
+ protected:
+  static void check_screened(const std::string& name, const testing::HeadRows& head, Split split);
+};
+// screen_ranks.emulated.test.cpp has more than two.
+INSTANTIATE_TEST_SUITE_P(, GptOssScreenRanksCuda,
+                         ::testing::ValuesIn(testing::kEmulated ? std::vector<int>{2} : std::vector<int>{2, 4}),
+                         testing::over_gpus);
+
+// That four GPUs can share.
+GptOssConfig small_config(int64_t vocab) {
+  GptOssConfig c = testing::decode_config(96, 16, 4, 16, 288, 6, 2, 5, 2);
+  c.vocab = vocab;
+  return c;
+}
+
+// Each GPU finds the likeliest of its own ids with its own screen; together it is the usual head's whatever the head,
+// and no logit lies above where its row's upper end is, which stays on the GPU.
+void GptOssScreenRanksCuda::check_screened(const std::string& name, const testing::HeadRows& head, Split split) {
+  SCOPED_TRACE(name);
+  const testing::ScreenedModel m(head, ranks());
+  RankedModel gpus(m.model.config, m.model.weights,
+                   {.context = 40, .screen = true, .wait_limit = kPatience, .ranks = ranks(), .split = split});
+  for (int r = 0; r < ranks(); ++r) ASSERT_EQ(gpus.rank(r).has_screen(), r == 0 || split == Split::tensor);
+  const int64_t rows = int64_t(head.size()), tokens = testing::kEmulated ? 1 : 20;
+  for (int64_t i = 0; i < tokens; ++i) {
+    const int32_t id = i % 2 == 0 ? 0 : int32_t(i * 7919 % rows);
+    const uint32_t vocab = i % 5 == 4 ? uint32_t(i % 10 == 9 ? rows / 3 : 2 * rows / 3) : 0;
+    const auto told = [&](bool id_alone) {
+      gpus.rewind(0);
+      gpus.extend({&id, 1}, 1, 0, vocab, id_alone);
+      gpus.synchronize();
+    };
+    told(false);
+    const gpt_oss_decode::State want = state_of(gpus, 0);
+    const std::vector<float> logits = row_of(gpus);
+    told(true);
+    for (int r = 0; r < ranks(); ++r) {
+      const gpt_oss_decode::State got = state_of(gpus, r);
+      ASSERT_EQ(std::memcmp(&got, &want, sizeof got), 0)
+          << "token " << i << ", GPU " << r << ": found " << got.tokens[0] << ", expected " << want.tokens[0];
+      const DeviceModel& gpu = gpus.rank(r);
+      const int64_t first = gpu.buffers().ranks.first_id, own = gpu.model().head.rows;
+      const auto upper = download(gpu.buffers().own_logits, std::max<int64_t>(1, own));
+      for (int64_t n = 0; n < own && first + n < (vocab > 0 ? vocab : rows); ++n) {
+        ASSERT_FALSE(logits[size_t(first + n)] > upper[size_t(n)]) << "token " << i << ", id " << first + n;
+        if (want.flaw == 0 && first + n == want.tokens[0])
+          ASSERT_EQ(std::memcmp(&logits[size_t(first + n)], &upper[size_t(n)], 4), 0) << "token " << i;
+      }
+    }
+  }
+  EXPECT_NE(testing::error_of([&] { row_of(gpus); }).find("expected its logits"), std::string::npos);
+}
+TEST_P(GptOssScreenRanksCuda, AScreenedHeadFindsTheUsualOnesIdWhateverTheHead) {
+  const size_t rows = testing::kEmulated ? 100 : 1000, cols = testing::kEmulated ? 96 : 2880;
+  for (const auto& [name, head] : testing::heads_to_screen(rows, cols)) {
+    check_screened(name, head, Split::tensor);
+    if (name == "near ties") check_screened(name, head, Split::attention_experts);
+  }
+  for (const size_t at : {size_t(1), rows / 2 - 17, rows / 2 + 17, rows - 3}) {
+    testing::HeadRows head = testing::random_head(rows, cols, 2, 1e-3);
+    testing::mislead(head, at, at + 2);
+    check_screened("row " + std::to_string(at) + " misleads", head, Split::tensor);
+  }
+}
+
+// Tokens in a row, of true sizes; the screens leave few rows.
+TEST_P(GptOssScreenRanksCuda, AScreenedModelOfThePublishedShapesGoesOnAsTheUsualOne) {
+  if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
+  const GptOssConfig c = testing::published_config(2, 8, 201088);
+  RankedModel gpus(c, gpt_oss_decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4),
+                   {.context = 1024, .screen = true, .ranks = ranks()}, 5);
+  size_t most = 0;
+  for (int32_t first = 0; first < 20; ++first) {
+    const int32_t id = first * 9999;
+    const auto chain = [&](bool screened) {
+      gpus.rewind(0);
+      gpus.extend({&id, 1}, 1, 0, 0, screened);
+      std::vector<int32_t> ids;
+      for (int i = 0; i < 20; ++i) {
+        ids.push_back(gpus.likeliest());
+        gpus.continue_greedily(1, 0, screened && i % 5 != 4);
+      }
+      return std::pair(ids, row_of(gpus));  // the last was the usual head
+    };
+    const auto [ids, logits] = chain(false);
+    const auto [screened_ids, same] = chain(true);
+    ASSERT_EQ(screened_ids, ids) << "prompt " << first;
+    ASSERT_EQ(std::memcmp(logits.data(), same.data(), logits.size() * 4), 0) << "prompt " << first;
+    gpus.rewind(0);  // all of them once more, the last one screened too
+    gpus.extend({&id, 1}, 1, 0, 0, true);
+    gpus.continue_greedily(20, 0, true);
+    gpus.synchronize();
+    size_t read = 0;  // in bf16: the others' are upper ends
+    for (int r = 0; r < ranks(); ++r) {
+      const int64_t begin = gpus.rank(r).buffers().ranks.first_id, own = gpus.rank(r).model().head.rows;
+      const auto upper = download(gpus.rank(r).buffers().own_logits, own);
+      for (int64_t n = 0; n < own; ++n) {
+        ASSERT_LE(logits[size_t(begin + n)], upper[size_t(n)]) << "prompt " << first << ", id " << begin + n;
+        read += logits[size_t(begin + n)] == upper[size_t(n)] ? 1 : 0;
+      }
+    }
+    most = std::max(most, read);
+  }
+  EXPECT_LT(most, 4000u) << "rows in bf16";  // 2 %; of weights and columns like these a few hundred a GPU
+}
+
+// More launches than a stream takes at a time.
+TEST_P(GptOssScreenRanksCuda, ManyTokensAreStartedAtOnce) {
+  if (testing::kEmulated) GTEST_SKIP() << "whose launches are done when they return";
+  GptOssConfig c = small_config(333);
+  c.context = 3001;
+  const DecodeModel m(c, WeightFormat::bf16, WeightFormat::mxfp4, 7);
+  RankedModel gpus(m.config, m.weights, {.context = 3001, .screen = true, .ranks = ranks()});
+  const int32_t id = 5;
+  gpt_oss_decode::State last[2];
+  for (const bool id_alone : {false, true}) {
+    gpus.rewind(0);
+    gpus.extend({&id, 1}, 1, 0, 0, id_alone);
+    gpus.continue_greedily(3000, 0, id_alone);
+    EXPECT_GE(gpus.likeliest(), 0);
+    last[id_alone] = state_of(gpus, ranks() - 1);
+  }
+  EXPECT_EQ(std::memcmp(&last[1], &last[0], sizeof last[0]), 0);
+}
+TEST_P(GptOssScreenRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
+  if (testing::kEmulated) GTEST_SKIP() << "screen_ranks.emulated.test.cpp has it, with the emulator's clock";
+  const DecodeModel m(small_config(333), WeightFormat::bf16, WeightFormat::mxfp4, 7);
+  RankedModel gpus(m.config, m.weights, {.context = 64, .screen = true, .wait_limit = 0.05, .ranks = ranks()});
+  const int32_t id = 5;
+  const auto next = [&] {
+    gpus.extend({&id, 1}, 1, 0, 0, true);
+    return gpus.likeliest();
+  };
+  const int32_t want = next();
+  gpus.rewind(0);
+  for (int r = 0; r < ranks(); ++r)
+    if (r != 1) gpus.rank(r).extend({&id, 1}, 1, 0, 0, true);  // and nobody tells GPU 1
+  const std::string found = testing::error_of([&] { gpus.likeliest(); });
+  EXPECT_NE(found.find("for GPU 1 and its part of the output of layer 0"), std::string::npos) << found;
+  EXPECT_EQ(gpus.length(), 0);
+  EXPECT_EQ(next(), want);
+}
+
+TEST_P(GptOssScreenRanksCuda, ADecodersAnswersAreTheSameWithScreensAndWithout) {
+  testing::check_screened_answers(DecodeModel(small_config(300), WeightFormat::bf16, WeightFormat::mxfp4, 7), ranks());
+}
+
+// Where one GPU's memory has no room for its part, no GPU makes one.
+TEST_P(GptOssScreenRanksCuda, ScreensGiveWayToWhatHasToBeThere) {
+  if (testing::kEmulated) GTEST_SKIP() << "whose memory has no end";
+  const GptOssConfig c = small_config(300);
+  const GptOssWeights shapes = gpt_oss_decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);
+  const auto screens = [&](int gpus, int64_t slots) {
+    return DeviceModel::roomy(c, shapes, {.context = 64, .slots = slots, .screen = true, .ranks = gpus}).screen;
+  };
+  EXPECT_TRUE(screens(1, 1));
+  EXPECT_TRUE(screens(ranks(), 1));
+  EXPECT_FALSE(screens(ranks(), 10'000'000));
+  const gpu::DeviceGuard guard(ranks() - 1);
+  const gpu::DeviceMemory all_but_some(gpu::device_memory(ranks() - 1).available() - (int64_t(1) << 28));
+  EXPECT_TRUE(screens(1, 1));
+  EXPECT_FALSE(screens(ranks(), 1));
+}
+
+}  // namespace
+}  // namespace ingot
+#endif

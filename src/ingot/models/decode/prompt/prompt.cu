@@ -1,0 +1,305 @@
+#include <algorithm>
+#include <cmath>
+
+#include "ingot/gpu/launch.h"
+#include "ingot/kernels/attention/attention.h"
+#include "ingot/kernels/grouped/grouped.h"
+#include "ingot/kernels/grouped/schedule.h"
+#include "ingot/kernels/quant/granules.h"
+#include "ingot/models/decode/megakernel/megakernel.h"
+#include "ingot/models/decode/phased/e4m3_inputs.cuh"
+#include "ingot/models/decode/prompt/prompt.cuh"
+#include "ingot/models/decode/prompt/prompt.h"
+
+namespace ingot::gpt_oss_decode {
+
+int64_t lay_out(const GptOssConfig& c, int64_t T, bool several, char* memory, PromptBuffers& b) {
+  int64_t at = 0;
+  const auto take = [&](auto*& p, int64_t n) {
+    p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
+    at += (n * int64_t(sizeof(*p)) + 255) / 256 * 256;
+  };
+  const int64_t S = T * c.experts_per_token, row = granule_padded_cols(c.hidden);
+  take(b.ids, T);
+  take(b.whole, 2);
+  take(b.keys, 2);
+  take(b.sliding, 2);
+  take(b.x, T * row);
+  take(b.normed, T * row);
+  take(b.qkv, T * c.qkv_width());
+  take(b.q, T * c.q_width());
+  take(b.mixed, T * c.q_width());
+  take(b.ring_keys, (c.window - 1 + T) * c.kv_width());
+  take(b.ring_values, (c.window - 1 + T) * c.kv_width());
+  take(b.router, T * c.experts);
+  take(b.chosen, c.layers * S);
+  take(b.weights, S);
+  take(b.place, S);
+  take(b.offsets, c.experts + 1);
+  take(b.claims, 1);
+  take(b.gathered, S * row);
+  take(b.hidden, S * granule_padded_cols(c.intermediate));
+  take(b.down, S * c.hidden);
+  take(b.logits, std::min(T, kPromptRows) * c.vocab);
+  if (several)
+    for (float*& part : b.part) take(part, T * row);
+  return at;
+}
+
+// The emulator does not know the kernels of products and attention: tests on the CPU bring their own
+// (prompt.emulated.test.cpp).
+#if defined(INGOT_EMULATE) && !defined(INGOT_EMULATED_DEVICE)
+#define INGOT_PROMPTS_ON_HOST
+void attention_on_host(const Attention& a);
+#endif
+#if !defined(INGOT_HAS_CUDA_GROUPED) && !defined(INGOT_PROMPTS_ON_HOST)
+bool prompts_take(const GptOssConfig&) { return false; }
+std::vector<int> prompt_kernels(const Model&, const Prompt&) { return {}; }
+void run_prompt(const Model&, const Buffers&, const PromptBuffers&, const Prompt&, Stream) {
+  fail(ErrorCode::unsupported, "gpt-oss: found a build without matrix kernels, expected one made with INGOT_CUDA=ON");
+}
+#else
+
+bool prompts_take(const GptOssConfig& c) {
+  return c.head_dim % 8 == 0 && c.experts_per_token <= int64_t(prompts::kMostChoices) &&
+         c.experts <= int64_t(grouped::kMostGroups);
+}
+
+namespace {
+
+using prompts::kThreads;
+
+// Of so many tokens the router's kernel takes less time than tiles of a product, which are few
+// (docs/lab/gpt-oss-prompts.md).
+constexpr int64_t kMostRouted = 1024;
+
+struct Run {
+  const Model& m;
+  const PromptBuffers& b;
+  const Prompt& p;
+  Stream stream;
+  const Ranks& ranks;
+  const GptOssConfig& c = m.config;
+  int64_t S = p.T * c.experts_per_token, stride = granule_padded_cols(c.hidden);
+  int64_t kv_heads = m.kv_heads < 0 ? c.kv_heads : m.kv_heads, heads = kv_heads * (c.heads / c.kv_heads);  // that this
+  int64_t q_width = heads * c.head_dim, kv_width = kv_heads * c.head_dim;                                  // GPU has
+
+  template <class Kernel, class P> void launch(const char* name, Kernel kernel, int64_t grid, const P& params) {
+    gpu::launch(name, kernel, {.grid = grid, .block = kThreads, .overlap = true, .device = p.device}, stream, params);
+  }
+  Tensor matrix(void* data, DType t, int64_t rows, int64_t cols, int64_t row_stride) const {
+    Tensor y(data, t, {rows, cols}, device());
+    y.stride[0] = row_stride;
+    return y;
+  }
+#ifdef INGOT_PROMPTS_ON_HOST
+  Device device() const { return {}; }
+  void attention_of(const Attention& a) { attention_on_host(a); }
+#else
+  Device device() const { return {Device::cuda, p.device}; }
+  void attention_of(const Attention& a) { attention(a, stream); }
+#endif
+  prompts::Norm norm_of(const float* weight) const {
+    return {
+        .x = b.x, .y = b.normed, .stride = stride, .weight = weight, .C = uint32_t(c.hidden), .eps = float(c.norm_eps)};
+  }
+  void norm(const prompts::Norm& n) { launch("prompt norm", prompts::norm_kernel, p.T, n); }
+  // What the experts found joins x.
+  prompts::Norm with_experts(prompts::Norm n) const {
+    n.down = b.down, n.place = b.place, n.weights = b.weights, n.k = uint32_t(c.experts_per_token);
+    return n;
+  }
+  // Of several GPUs: x += all parts of what layer i's output or down adds, then y = norm(x).
+  void norm_of_sum(const float* weight, bool down, size_t i) {
+    prompts::RankNorm n{.norm = norm_of(weight),
+                        .ranks = ranks,
+                        .part = {},
+                        .from = down ? ranks.channels : ranks.heads,
+                        .what = handoff_of(uint32_t(i), down)};
+    std::copy_n(b.parts[down], megakernel::kMostRanks, n.part);
+    gpu::launch("prompt part", prompts::say_ready_kernel, {.grid = 1, .block = 32, .overlap = true, .device = p.device},
+                stream, ranks.exchange);
+    launch("prompt sums and norm", prompts::rank_norm_kernel, p.T, n);
+  }
+  void norm_after_output(const Layer& l, size_t i) {
+    ranks.several() ? norm_of_sum(l.mlp_norm, false, i) : norm(norm_of(l.mlp_norm));
+  }
+  void norm_after_experts(const float* weight, size_t i) {
+    ranks.several() ? norm_of_sum(weight, true, i) : norm(with_experts(norm_of(weight)));
+  }
+  void product(const Matrix& w, const float* bias, const Tensor& x, const Tensor& y, bool add = false) {
+    grouped_linear({.x = x,
+                    .w = w.data,
+                    .format = w.format,
+                    .groups = 1,
+                    .n = w.rows,
+                    .bias = bias,
+                    .offsets = b.whole,
+                    .y = y,
+                    .add = add},
+                   stream);
+  }
+  Tensor normed() const { return matrix(b.normed, DType::bf16, p.T, c.hidden, stride); }
+
+  void attend(const Layer& l) {
+    const int64_t before = l.window > 0 ? std::min<int64_t>(p.position, l.window - 1) : 0, D = c.head_dim;
+    const int64_t width = q_width + 2 * kv_width;
+    product(l.qkv, l.b_qkv, normed(), matrix(b.qkv, DType::f32, p.T, width, width));
+    launch("prompt keys", prompts::rotate_kernel, before + p.T,
+           prompts::Rotate{.qkv = b.qkv,
+                           .cos = m.cos,
+                           .sin = m.sin,
+                           .q = b.q,
+                           .keys = l.keys,
+                           .values = l.values,
+                           .in_order = l.window > 0 ? b.ring_keys : nullptr,
+                           .v_in_order = l.window > 0 ? b.ring_values : nullptr,
+                           .heads = uint32_t(heads),
+                           .kv_heads = uint32_t(kv_heads),
+                           .dim = uint32_t(D),
+                           .cache_dim = cache_dim(c),
+                           .rows = l.cache_rows,
+                           .position = uint32_t(p.position),
+                           .before = uint32_t(before)});
+    const auto by_head = [&](bf16* data, int64_t rows, int64_t n) {
+      return Tensor(data, DType::bf16, {rows, n, D}, device());
+    };
+    const auto keys = [&](bf16* in_order, bf16* cache) {
+      if (l.window > 0) return by_head(in_order, before + p.T, kv_heads);
+      Tensor t = by_head(cache, p.position + p.T, kv_heads);
+      t.stride[0] = cache_dim(c), t.stride[1] = int64_t(l.cache_rows) * cache_dim(c);
+      return t;
+    };
+    attention_of({.q = by_head(b.q, p.T, heads),
+                  .k = keys(b.ring_keys, l.keys),
+                  .v = keys(b.ring_values, l.values),
+                  .cu_q = Tensor(b.whole, DType::i32, {2}, device()),
+                  .cu_k = Tensor(l.window > 0 ? b.sliding : b.keys, DType::i32, {2}, device()),
+                  .sinks = Tensor(const_cast<float*>(l.sinks), DType::f32, {heads}, device()),
+                  .out = by_head(b.mixed, p.T, heads),
+                  .scale = 1 / std::sqrt(double(D)),
+                  .window = int64_t(l.window)});
+    const bool several = ranks.several();
+    product(l.o, l.b_o, matrix(b.mixed, DType::bf16, p.T, q_width, q_width),
+            matrix(several ? b.part[0] : b.x, DType::f32, p.T, c.hidden, stride), !several);
+  }
+  void router_logits(const Layer& l) {
+    const int64_t E = c.experts, tokens = (p.T + prompts::kRouted - 1) / prompts::kRouted;
+    if (p.T > kMostRouted) return product(l.router, l.b_router, normed(), matrix(b.router, DType::f32, p.T, E, E));
+    launch("prompt router", prompts::route_kernel, int64_t(l.router.bands) * tokens,
+           prompts::Route{.x = b.normed,
+                          .w = l.router.data,
+                          .bias = l.b_router,
+                          .logits = b.router,
+                          .stride = stride,
+                          .band_bytes = l.router.band_bytes,
+                          .T = uint32_t(p.T),
+                          .E = uint32_t(E),
+                          .C = uint32_t(c.hidden),
+                          .granules = l.router.granules});
+  }
+  void route(const Layer& l, uint32_t* chosen) {
+    const uint32_t E = uint32_t(c.experts), k = uint32_t(c.experts_per_token);
+    router_logits(l);
+    launch("prompt choice", prompts::choose_kernel, (p.T + prompts::kWarps - 1) / prompts::kWarps,
+           prompts::Choose{b.router, chosen, b.weights, uint32_t(p.T), E, k});
+    launch("prompt places", prompts::places_kernel, E, prompts::Places{chosen, b.place, b.offsets, uint32_t(S), E});
+    launch("prompt rows", prompts::gather_kernel, p.T, prompts::Gather{b.normed, b.gathered, b.place, stride, k});
+  }
+  // In place, where the model's experts take rounded inputs.
+  void round_inputs(bf16* rows, int64_t row_stride, int64_t numbers) {
+    if (!c.e4m3_inputs) return;
+    gpu::launch("prompt rounded inputs", round_rows_kernel<false>,
+                rounding_launch(uint32_t(S), uint32_t(numbers), p.device), stream,
+                RoundedRows{reinterpret_cast<char*>(rows), 2 * row_stride, uint32_t(S), uint32_t(numbers)});
+  }
+  void experts(const Layer& l) {
+    const int64_t channels = l.down.cols;
+    round_inputs(b.gathered, stride, c.hidden);
+    const Tensor h = matrix(b.hidden, DType::bf16, S, channels, granule_padded_cols(channels));
+    grouped_linear({.x = matrix(b.gathered, DType::bf16, S, c.hidden, stride),
+                    .w = l.gate_up.data,
+                    .format = l.gate_up.format,
+                    .groups = c.experts,
+                    .n = l.gate_up.rows,
+                    .bias = l.b_gate_up,
+                    .offsets = b.offsets,
+                    .y = h,
+                    .limit = float(c.swiglu_limit),
+                    .alpha = float(c.swiglu_alpha),
+                    .claims = b.claims},
+                   stream);
+    round_inputs(b.hidden, granule_padded_cols(channels), channels);
+    grouped_linear({.x = h,
+                    .w = l.down.data,
+                    .format = l.down.format,
+                    .groups = c.experts,
+                    .n = l.down.rows,
+                    .bias = l.b_down,
+                    .offsets = b.offsets,
+                    .y = matrix(b.down, DType::f32, S, c.hidden, c.hidden),
+                    .claims = b.claims},
+                   stream);
+    if (!ranks.several()) return;
+    prompts::Norm part = with_experts(norm_of(nullptr));
+    part.x = b.part[1], part.first_part = true;
+    norm(part);
+  }
+};
+
+}  // namespace
+
+std::vector<int> prompt_kernels(const Model& m, const Prompt& p) {
+  const Layer& l = m.layers[0];
+  const int64_t sms = gpu::sm_count(p.device), S = p.T * m.config.experts_per_token, E = m.config.experts;
+  const auto product = [&](const Matrix& w, int64_t rows, int64_t groups, bool gated = false) {
+    const auto tile = grouped::pick_tile(rows, groups, w.bands, sms, w.format, gated);
+    return tile.kernel * 100 + tile.bands;
+  };
+  return {product(l.qkv, p.T, 1),
+          product(l.o, p.T, 1),
+          product(l.gate_up, S, E, true),
+          product(l.down, S, E),
+          p.T > kMostRouted ? product(l.router, p.T, 1) : 0,
+          p.head_rows > 1 ? product(m.head, p.T, 1) : 0,
+          int(std::min(p.head_rows, 2u))};
+}
+
+void run_prompt(const Model& m, const Buffers& buffers, const PromptBuffers& b, const Prompt& p, Stream stream) {
+  const Ranks& ranks = buffers.ranks;
+  Run r{m, b, p, stream, ranks};
+  const int64_t before = std::min<int64_t>(p.position, m.config.window - 1);
+  gpu::launch("prompt lengths", prompts::lengths_kernel, {.grid = 1, .block = 32, .overlap = true, .device = p.device},
+              stream, b.whole, b.keys, b.sliding, int32_t(p.T), int32_t(p.position + p.T), int32_t(before + p.T));
+  for (size_t i = 0; i < m.layers.size(); ++i) {
+    const Layer& l = m.layers[i];
+    if (i == 0) {
+      prompts::Norm first = r.norm_of(l.attn_norm);
+      first.table = m.embed, first.ids = b.ids;
+      r.norm(first);
+    } else {
+      r.norm_after_experts(l.attn_norm, i - 1);
+    }
+    if (ranks.of(ranks.heads)) r.attend(l);
+    r.norm_after_output(l, i);
+    r.route(l, b.chosen + int64_t(i) * r.S);
+    if (ranks.of(ranks.channels)) r.experts(l);
+  }
+  const bool all_rows = p.head_rows > 1;
+  r.norm_after_experts(all_rows ? m.norm : nullptr, m.layers.size() - 1);
+  if (all_rows && ranks.of(ranks.ids))
+    r.product(m.head, nullptr, r.normed(), r.matrix(b.logits, DType::f32, p.T, m.head.rows, m.config.vocab));
+  Buffers head = buffers;
+  head.x = b.x, head.x_stride = r.stride;
+  run(m, head,
+      {.T = uint32_t(p.T),
+       .head_rows = std::min(p.head_rows, 1u),
+       .vocab = p.vocab,
+       .capacity = p.capacity,
+       .phases = kHead},
+      stream);
+}
+
+#endif
+
+}  // namespace ingot::gpt_oss_decode

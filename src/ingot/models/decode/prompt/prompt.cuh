@@ -1,0 +1,361 @@
+#pragma once
+// What stands between the products of a prompt: norms, rotation, who goes to which expert.
+#include <type_traits>
+
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/tile/shared.cuh"
+#include "ingot/kernels/moe/route.cuh"
+#include "ingot/kernels/quant/granule_product.cuh"
+#include "ingot/megakernel/exchange.cuh"
+#include "ingot/models/decode/prompt/prompt.h"
+
+namespace ingot::gpt_oss_decode::prompts {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+
+// The sum of all threads' numbers, in all threads, in one order.
+__device__ __forceinline__ float block_sum(float v) {
+  auto& of_warp = tile::shared<float[kWarps]>();
+  v = granules::lanes_sum(v);
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = v;
+  __syncthreads();
+  float sum = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) sum += of_warp[w];
+  return sum;
+}
+
+// x (+)= what there is to add; y = norm(x). A block a token.
+struct Norm {
+  float* x;
+  bf16* y;
+  int64_t stride;
+  const float* weight;  // null: only x
+  uint32_t C;
+  float eps;
+  const bf16* table = nullptr;  // x = table[ids[t]]
+  const int32_t* ids = nullptr;
+  const float* down = nullptr;  // x += sum of k rows of `down`, weighted, in the order of choice
+  const int32_t* place = nullptr;
+  const float* weights = nullptr;
+  uint32_t k = 0;
+  bool first_part = false;  // x begins as zeros
+};
+constexpr uint32_t kMostChoices = 64;  // k
+struct Choices {
+  const float* row[kMostChoices];
+  float weight[kMostChoices];
+};
+// Numbers c to c + kWide - 1 of a token: what there is to add is added and kept.
+template <int kWide>
+__device__ __forceinline__ void gather_up(const Norm& p, const Choices& m, int64_t t, uint32_t c, float (&v)[kWide]) {
+  using Wide = std::conditional_t<kWide == 4, float4, float>;
+  using Narrow = std::conditional_t<kWide == 4, uint2, uint16_t>;
+  float* const x = p.x + t * p.stride;
+  if (p.table != nullptr) {
+    const Narrow from = *reinterpret_cast<const Narrow*>(p.table + int64_t(p.ids[t]) * p.C + c);
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) v[i] = float(reinterpret_cast<const bf16*>(&from)[i]);
+  } else if (p.first_part) {
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) v[i] = 0;
+  } else {
+    *reinterpret_cast<Wide*>(v) = *reinterpret_cast<const Wide*>(x + c);
+  }
+  constexpr uint32_t kTogether = 4;  // rows that are on their way at once
+  for (uint32_t first = 0; first < p.k; first += kTogether) {
+    alignas(16) float down[kTogether][kWide] = {};
+#pragma unroll
+    for (uint32_t k = 0; k < kTogether; ++k)
+      if (first + k < p.k)
+        *reinterpret_cast<Wide*>(down[k]) = __ldcg(reinterpret_cast<const Wide*>(m.row[first + k] + c));
+#pragma unroll
+    for (uint32_t k = 0; k < kTogether; ++k)
+      if (first + k < p.k)
+#pragma unroll
+        for (int i = 0; i < kWide; ++i) v[i] += m.weight[first + k] * down[k][i];
+  }
+  if (p.table != nullptr || p.k > 0) *reinterpret_cast<Wide*>(x + c) = *reinterpret_cast<const Wide*>(v);
+}
+template <int kWide> __device__ __forceinline__ void norm(const Norm& p, const Choices& m, int64_t t) {
+  using Narrow = std::conditional_t<kWide == 4, uint2, uint16_t>;
+  constexpr int kHeld = 3;  // of the first vectors of a thread, in registers
+  constexpr uint32_t kStep = kWide * kThreads;
+  alignas(16) float held[kHeld][kWide] = {};
+  float squares = 0;
+  const auto add = [&](const float(&v)[kWide]) {
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) squares += v[i] * v[i];
+  };
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h)
+    if (const uint32_t c = kWide * threadIdx.x + h * kStep; c < p.C)
+      gather_up<kWide>(p, m, t, c, held[h]), add(held[h]);
+  for (uint32_t c = kWide * threadIdx.x + kHeld * kStep; c < p.C; c += kStep) {
+    alignas(16) float v[kWide];
+    gather_up<kWide>(p, m, t, c, v), add(v);
+  }
+  if (p.weight == nullptr) return;
+  const float rstd = 1 / sqrtf(block_sum(squares) / float(p.C) + p.eps);
+  const auto put = [&](uint32_t c, const float(&v)[kWide]) {
+    Narrow y;
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) reinterpret_cast<bf16*>(&y)[i] = bf16(v[i] * p.weight[c + i] * rstd);
+    *reinterpret_cast<Narrow*>(p.y + t * p.stride + c) = y;
+  };
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h)
+    if (const uint32_t c = kWide * threadIdx.x + h * kStep; c < p.C) put(c, held[h]);
+  for (uint32_t c = kWide * threadIdx.x + kHeld * kStep; c < p.C; c += kStep) {
+    float v[kWide];
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) v[i] = p.x[t * p.stride + c + i];
+    put(c, v);
+  }
+}
+__device__ __forceinline__ void norm(const Norm& p, const Choices& m, int64_t t) {
+  if (p.C % 4 == 0)
+    norm<4>(p, m, t);
+  else
+    norm<1>(p, m, t);
+}
+__global__ void __launch_bounds__(kThreads) norm_kernel(Norm p) {
+  auto& m = tile::shared<Choices>();
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const int64_t t = blockIdx.x;
+  if (threadIdx.x < p.k) {
+    m.row[threadIdx.x] = p.down + int64_t(p.place[t * p.k + threadIdx.x]) * p.C;
+    m.weight[threadIdx.x] = p.weights[t * p.k + threadIdx.x];
+  }
+  __syncthreads();
+  norm(p, m, t);
+}
+
+// The kernel before has made this rank's part of the next exchange.
+__global__ void say_ready_kernel(const __grid_constant__ megakernel::Exchange x) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  if (threadIdx.x != 0) return;
+  const uint32_t epoch = ptx::load_relaxed(x.epoch) + 1;
+  megakernel::say_ready(x, epoch);
+  ptx::store_relaxed(x.epoch, epoch);
+}
+// x += the parts of this exchange, in the order of ranks; y = norm(x).
+struct RankNorm {
+  Norm norm;
+  Ranks ranks;
+  const float* part[megakernel::kMostRanks];  // (T, stride)
+  uint32_t from, what;                        // from: which ranks have one, a bit each
+};
+__global__ void __launch_bounds__(kThreads) rank_norm_kernel(const __grid_constant__ RankNorm p) {
+  auto& m = tile::shared<Choices>();
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const megakernel::Exchange& x = p.ranks.exchange;
+  const uint32_t r = threadIdx.x;
+  if (r < x.ranks) {
+    megakernel::wait_for_ready(x, ptx::load_relaxed(x.epoch), r, p.ranks.watch, p.what);
+    const uint32_t before = uint32_t(__popc(p.from & ((1u << r) - 1)));
+    if ((p.from >> r & 1) != 0) m.row[before] = p.part[r] + blockIdx.x * p.norm.stride, m.weight[before] = 1;
+  }
+  __syncthreads();
+  if (r == 0) megakernel::pass_on_stop(x, p.ranks.watch);
+  Norm all = p.norm;
+  all.k = uint32_t(__popc(p.from));
+  norm(all, m, blockIdx.x);
+}
+
+// Queries are rotated; keys too, and stored with the values: in the cache, and of sliding layers also in order, behind
+// the window before them. A block a token, those of the window before first.
+struct Rotate {
+  const float *qkv, *cos, *sin;
+  bf16 *q, *keys, *values;      // the layer's cache
+  bf16 *in_order, *v_in_order;  // null: the cache is in order
+  uint32_t heads, kv_heads, dim, cache_dim, rows;
+  uint32_t position, before;  // tokens of the window before this prompt
+};
+__device__ __forceinline__ int64_t cache_at(const Rotate& p, uint32_t position, uint32_t head) {
+  return (int64_t(head) * p.rows + position % p.rows) * p.cache_dim;
+}
+__global__ void __launch_bounds__(kThreads) rotate_kernel(Rotate p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t width = p.kv_heads * p.dim;
+  if (blockIdx.x < p.before) {
+    const uint32_t position = p.position - p.before + blockIdx.x;
+    for (uint32_t i = threadIdx.x; i < width; i += kThreads) {
+      const int64_t from = cache_at(p, position, i / p.dim) + i % p.dim, to = int64_t(blockIdx.x) * width + i;
+      p.in_order[to] = p.keys[from];
+      p.v_in_order[to] = p.values[from];
+    }
+    return;
+  }
+  const uint32_t t = blockIdx.x - p.before, position = p.position + t, half = p.dim / 2;
+  const float* const row = p.qkv + int64_t(t) * (p.heads + 2 * p.kv_heads) * p.dim;
+  for (uint32_t i = threadIdx.x; i < (p.heads + p.kv_heads) * half; i += kThreads) {
+    const uint32_t h = i / half, d = i % half, kv = h - p.heads;
+    const float co = p.cos[int64_t(position) * half + d], si = p.sin[int64_t(position) * half + d];
+    const float a = row[h * p.dim + d], b = row[h * p.dim + d + half];
+    const bf16 low = bf16(a * co - b * si), high = bf16(b * co + a * si);
+    if (h < p.heads) {
+      bf16* const q = p.q + (int64_t(t) * p.heads + h) * p.dim + d;
+      q[0] = low, q[half] = high;
+      continue;
+    }
+    bf16* const key = p.keys + cache_at(p, position, kv) + d;
+    key[0] = low, key[half] = high;
+    if (p.in_order == nullptr) continue;
+    bf16* const again = p.in_order + int64_t(p.before + t) * width + kv * p.dim + d;
+    again[0] = low, again[half] = high;
+  }
+  for (uint32_t i = threadIdx.x; i < width; i += kThreads) {
+    const bf16 v = bf16(row[(p.heads + p.kv_heads) * p.dim + i]);
+    p.values[cache_at(p, position, i / p.dim) + i % p.dim] = v;
+    if (p.v_in_order != nullptr) p.v_in_order[int64_t(p.before + t) * width + i] = v;
+  }
+}
+
+// What attention reads on the device, and where a product of one group begins and ends.
+__global__ void lengths_kernel(int32_t* whole, int32_t* keys, int32_t* sliding, int32_t T, int32_t n, int32_t m) {
+  ptx::wait_for_earlier_kernels();
+  if (threadIdx.x > 0) return;
+  whole[0] = keys[0] = sliding[0] = 0;
+  whole[1] = T, keys[1] = n, sliding[1] = m;
+}
+
+// logits = x w^T + bias of few rows of bf16 weights. A block kRouted rows of weights and as many tokens: more blocks
+// than tiles of a product, and the warps of one share K. Sums of warps are added in their order.
+constexpr uint32_t kRouted = 16;
+struct Route {
+  const bf16* x;     // (T, stride), the first C of each
+  const uint8_t* w;  // bands of bf16 granules
+  const float* bias;
+  float* logits;  // (T, E)
+  int64_t stride, band_bytes;
+  uint32_t T, E, C, granules;
+};
+__global__ void __launch_bounds__(kThreads) route_kernel(Route p) {
+  auto& parts = tile::shared<float[kWarps][kRouted][kRouted + 1]>();
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t bands = (p.E + kRouted - 1) / kRouted, band = blockIdx.x % bands;
+  const uint32_t first = blockIdx.x / bands * kRouted;
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, column = lane % 4 * 2;
+  float sums[2][4] = {};
+  for (uint32_t at = warp; at < p.granules; at += kWarps) {
+    const uint8_t* const granule = p.w + band * p.band_bytes + at * granules::Form<WeightFormat::bf16>::kBytes;
+    uint32_t a[4][4], b[4][2][2];
+#pragma unroll
+    for (uint32_t s = 0; s < 4; ++s) {
+      const uint4 four = __ldg(reinterpret_cast<const uint4*>(granule + s * 512 + lane * 16));
+      a[s][0] = four.x, a[s][1] = four.y, a[s][2] = four.z, a[s][3] = four.w;
+#pragma unroll
+      for (uint32_t block = 0; block < 2; ++block)
+#pragma unroll
+        for (uint32_t half = 0; half < 2; ++half) {
+          const uint32_t t = first + 8 * block + g, c = at * 64 + 16 * s + 8 * half + column;
+          const uint32_t two = t < p.T && c < p.C ? *reinterpret_cast<const uint32_t*>(p.x + t * p.stride + c) : 0;
+          b[s][block][half] = c + 1 < p.C ? two : two & 0xffffu;
+        }
+    }
+#pragma unroll
+    for (uint32_t s = 0; s < 4; ++s)
+#pragma unroll
+      for (uint32_t block = 0; block < 2; ++block) ptx::mma_m16n8k16(bf16{}, sums[block], a[s], b[s][block]);
+  }
+#pragma unroll
+  for (uint32_t block = 0; block < 2; ++block)
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) parts[warp][g + i / 2 * 8][8 * block + column + i % 2] = sums[block][i];
+  __syncthreads();
+  static_assert(kThreads == kRouted * kRouted, "a thread a sum");
+  const uint32_t row = threadIdx.x % kRouted, token = threadIdx.x / kRouted, e = band * kRouted + row,
+                 t = first + token;
+  float sum = 0;
+#pragma unroll
+  for (uint32_t w = 0; w < kWarps; ++w) sum += parts[w][row][token];
+  if (t < p.T && e < p.E) p.logits[int64_t(t) * p.E + e] = sum + p.bias[e];
+}
+
+// A warp a token.
+struct Choose {
+  const float* logits;  // (T, E)
+  uint32_t* chosen;
+  float* weights;
+  uint32_t T, E, k;
+};
+__global__ void __launch_bounds__(kThreads) choose_kernel(Choose p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t t = blockIdx.x * kWarps + threadIdx.x / 32;
+  if (t < p.T) routing::choose(p.logits + int64_t(t) * p.E, p.E, p.k, p.chosen + t * p.k, p.weights + t * p.k);
+}
+
+// A block an expert: its rows follow those of the experts before it, in the order of tokens. offsets[e] is where they
+// begin, place[s] where choice s has its row.
+struct Places {
+  const uint32_t* chosen;  // (S)
+  int32_t *place, *offsets;
+  uint32_t S, E;
+};
+__global__ void __launch_bounds__(kThreads) places_kernel(Places p) {
+  auto& of_warp = tile::shared<uint32_t[kWarps]>();
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t e = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  // Each warp has a range of choices: it counts those of this expert, then knows where its own begin.
+  constexpr uint32_t kAhead = 4, kStep = 32 * kAhead;
+  const uint32_t each = (p.S + kWarps * kStep - 1) / (kWarps * kStep) * kStep, begin = warp * each;
+  const auto for_all = [&](auto&& use) {
+    for (uint32_t first = begin + lane; first < begin + lane + each; first += kStep) {
+      uint32_t chosen[kAhead];
+#pragma unroll
+      for (uint32_t i = 0; i < kAhead; ++i) chosen[i] = first + 32 * i < p.S ? p.chosen[first + 32 * i] : ~0u;
+#pragma unroll
+      for (uint32_t i = 0; i < kAhead; ++i) use(first + 32 * i, chosen[i], __ballot_sync(~0u, int(chosen[i] == e)));
+    }
+  };
+  float less = 0;  // exact: far below 2^24
+  uint32_t here = 0;
+  for_all([&](uint32_t, uint32_t chosen, uint32_t all) {
+    less += chosen < e ? 1.f : 0.f;
+    here += uint32_t(__popc(all));
+  });
+  if (lane == 0) of_warp[warp] = here;
+  const float total = block_sum(less);  // its barrier is of_warp's, too
+  if (threadIdx.x == 0) p.offsets[e] = int32_t(total);
+  if (e == 0 && threadIdx.x == 0) p.offsets[p.E] = int32_t(p.S);
+  uint32_t at = uint32_t(total);
+#pragma unroll
+  for (uint32_t w = 0; w < kWarps; ++w) at += w < warp ? of_warp[w] : 0;
+  for_all([&](uint32_t s, uint32_t chosen, uint32_t all) {
+    if (chosen == e) p.place[s] = int32_t(at + uint32_t(__popc(all & ((1u << lane) - 1))));
+    at += uint32_t(__popc(all));
+  });
+}
+
+// Rows of x to where their choices have their places. A block a token.
+struct Gather {
+  const bf16* from;
+  bf16* to;
+  const int32_t* place;
+  int64_t stride;  // of both, a multiple of 8
+  uint32_t k;
+};
+__global__ void __launch_bounds__(kThreads) gather_kernel(Gather p) {
+  auto& to = tile::shared<uint4* [kMostChoices]>();
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const int64_t t = blockIdx.x;
+  if (threadIdx.x < p.k)
+    to[threadIdx.x] = reinterpret_cast<uint4*>(p.to + int64_t(p.place[t * p.k + threadIdx.x]) * p.stride);
+  __syncthreads();
+  const uint4* const from = reinterpret_cast<const uint4*>(p.from + t * p.stride);
+  for (uint32_t i = threadIdx.x; i < p.stride / 8; i += kThreads) {
+    const uint4 v = from[i];
+    for (uint32_t k = 0; k < p.k; ++k) to[k][i] = v;
+  }
+}
+
+}  // namespace ingot::gpt_oss_decode::prompts

@@ -1,0 +1,525 @@
+#pragma once
+// Products for 2 to 16 tokens of a step. A unit is a band of a matrix, or of one of a bank's chosen experts; teams of
+// warps take units in turn. Each warp of a team has some granules of every band, which are multiplied by all columns of
+// the step, and its next ones are on their way while it multiplies, whatever unit they belong to. Experts' units are
+// numbered by entry of the lists, band by band, and a block takes a run of them, so that all have about the same
+// number. What a token gets from a matrix depends on nothing but the two.
+#include "ingot/gpu/ptx/barrier.cuh"
+#include "ingot/gpu/ptx/cp_async.cuh"
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/tile/shared.cuh"
+#include "ingot/kernels/moe/route.cuh"
+#include "ingot/kernels/quant/granule_product.cuh"
+#include "ingot/models/decode/phased/stages.cuh"
+#include "ingot/models/decode/small_batch/several_router.cuh"
+
+namespace ingot::gpt_oss_decode::several {
+
+constexpr uint32_t kWarps = 24, kThreads = 32 * kWarps;
+constexpr uint32_t kTeam = 3;         // warps that share an expert's band: of 2,880 numbers each has 15 granules
+constexpr uint32_t kMatrixTeam = 12;  // that share any other band
+
+// --- a warp's granules: pieces of some, copied to its own slots in shared memory, which no other warp reads. (Loads to
+// registers wait for each other: a warp has six counters for all that it has asked for.)
+
+constexpr uint32_t kMostSlots = 3;
+template <WeightFormat F> class Ring {
+ public:
+  static constexpr uint32_t kPiece = F == WeightFormat::mxfp4 ? 3 : F == WeightFormat::fp8 ? 2 : 1;
+  static constexpr uint32_t kGranule = granules::Form<F>::kBytes, kSlotBytes = kPiece * kGranule;
+
+  __device__ __forceinline__ Ring(char* memory, uint32_t slots)
+      : slots_(memory + threadIdx.x / 32 * slots * kSlotBytes), count_(slots), put_(0), taken_(0) {}
+  __device__ __forceinline__ uint32_t slots() const { return count_; }
+  // By the whole warp, a piece into the slot after the last one, which is empty; lane l's bytes are from `from` on.
+  __device__ __forceinline__ void put(const uint8_t* from, uint32_t granules) {
+    const uint32_t mine = threadIdx.x % 32 * 16, to = ptx::shared_address(slots_ + put_) + mine;
+    if (granules == kPiece) {
+#pragma unroll
+      for (uint32_t at = 0; at < kSlotBytes; at += 512)
+        if (at + 512 <= kSlotBytes || at + mine < kSlotBytes) ptx::cp_async<16>(to + at, from + at);
+    } else {
+#pragma unroll 1
+      for (uint32_t at = 0; at + mine < granules * kGranule; at += 512) ptx::cp_async<16>(to + at, from + at);
+    }
+    put_none();
+    advance(put_);
+  }
+  __device__ __forceinline__ void put_none() const { ptx::cp_async_commit_group(); }
+  // sum += the next piece's granules times columns from byte `at` on. One piece is put after each.
+  template <int kBlocks>
+  __device__ __forceinline__ void multiply(uint32_t count, const char* const (&columns)[kBlocks], uint32_t at,
+                                           float (&sum)[kBlocks][4]) {
+    if (count_ == 3)
+      ptx::cp_async_wait_group<2>();
+    else if (count_ == 2)
+      ptx::cp_async_wait_group<1>();
+    else
+      ptx::cp_async_wait_group<0>();
+    __syncwarp();
+    const char* const from = slots_ + taken_;
+    if (kBlocks == 1 && count == kPiece) {  // without a branch between them
+      granules::Stored<F> held[kPiece];
+#pragma unroll
+      for (uint32_t u = 0; u < kPiece; ++u) load(held[u], from + u * kGranule);
+#pragma unroll
+      for (uint32_t u = 0; u < kPiece; ++u)
+        granules::multiply<F>(held[u], columns, at + u * granules::kColumnBytes, sum);
+    } else {
+#pragma unroll 1
+      for (uint32_t u = 0; u < count; ++u) {
+        granules::Stored<F> held;
+        load(held, from + u * kGranule);
+        granules::multiply<F>(held, columns, at + u * granules::kColumnBytes, sum);
+      }
+    }
+    __syncwarp();
+    advance(taken_);
+  }
+
+ private:
+  __device__ __forceinline__ void advance(uint32_t& slot) const {
+    slot = slot + kSlotBytes == count_ * kSlotBytes ? 0 : slot + kSlotBytes;
+  }
+  __device__ __forceinline__ static void load(granules::Stored<F>& s, const char* granule) {
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < int(sizeof(s.word) / 16); ++i) {
+      const uint4 w = *reinterpret_cast<const uint4*>(granule + i * 512 + lane * 16);
+      s.word[i][0] = w.x, s.word[i][1] = w.y, s.word[i][2] = w.z, s.word[i][3] = w.w;
+    }
+    if constexpr (F == WeightFormat::mxfp4) s.scales = *reinterpret_cast<const uint32_t*>(granule + 512 + lane / 4 * 4);
+  }
+  char* const slots_;
+  const uint32_t count_;
+  uint32_t put_, taken_;  // where the next ones are, in bytes
+};
+
+// --- a team's units
+
+struct Unit {
+  uint32_t index, entry, band;
+};
+__device__ __forceinline__ const uint8_t* data_of(const Matrix& w, const int32_t* expert, const Unit& u) {
+  return w.data + (expert == nullptr ? 0 : uint32_t(expert[u.entry]) * w.matrix_bytes) + u.band * w.band_bytes;
+}
+// Of the warps' sums, of two units in turn.
+template <int kCols> constexpr int64_t kSumsBytes = 2 * int64_t(kWarps) * kBlocks8<kCols> * 512;
+template <int kCols> struct Memory {
+  float rstd[kCols];
+  uint32_t entries;  // of the lists
+};
+// What a block needs beside columns and lists, with a slot a warp.
+INGOT_HD constexpr int64_t least_bytes(uint32_t T) {
+  return (T <= 8 ? kSumsBytes<8> : kSumsBytes<16>)+int64_t(kWarps) * Ring<WeightFormat::bf16>::kSlotBytes;
+}
+template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
+  static constexpr uint32_t kTeams = kWarps / kTeam;
+
+ public:
+  static constexpr int kBlocks = kBlocks8<kCols>;
+  // A block's run of the units of `count` experts, which `expert` in shared memory names. kSumsBytes at `sums`.
+  __device__ __forceinline__ Bank(const Matrix& w, const Ring<F>& ring, char* sums, const int32_t* expert,
+                                  uint32_t count, At at)
+      : Bank(w, ring, sums, expert, uint32_t(uint64_t(at.block) * count * w.bands / at.blocks),
+             uint32_t(uint64_t(at.block + 1) * count * w.bands / at.blocks), 1) {}
+  // Of one matrix each of `blocks` blocks takes every blocks-th band.
+  __device__ __forceinline__ Bank(const Matrix& w, const Ring<F>& ring, char* sums, At at)
+      : Bank(w, ring, sums, nullptr, at.block, w.bands, at.blocks) {}
+
+  __device__ __forceinline__ uint32_t first() const { return first_; }
+  __device__ __forceinline__ uint32_t end() const { return end_; }
+  // The first pieces.
+  __device__ __forceinline__ void ask() {
+    for (uint32_t i = 0; i < ring_.slots(); ++i) put_ahead();
+  }
+  // The team's units before `stop`: columns(unit, mine) says where this lane's columns are, prepare(unit, ends) brings
+  // what finish(unit, sums, that) takes, which happens in one warp of the team for each unit: lane 4 g + t has rows g
+  // and g + 8 of columns 2 t and 2 t + 1 of every 8.
+  template <class Columns, class Prepare, class Finish>
+  __device__ __forceinline__ void multiply(uint32_t stop, Columns&& columns, Prepare&& prepare, Finish&& finish) {
+    const uint32_t team = threadIdx.x / (32 * kTeam), warp = threadIdx.x / 32 % kTeam, lane = threadIdx.x % 32;
+#pragma unroll 1
+    while (here_.index < stop) {
+      const bool ends = turn_ == warp;
+      auto prepared = prepare(here_, ends);
+      const char* mine[kBlocks];
+      columns(here_, mine);
+      float sum[kBlocks][4] = {};
+#pragma unroll 1
+      for (uint32_t r = 0; r < rounds_; ++r) {
+        ring_.multiply(r + 1 < rounds_ ? Ring<F>::kPiece : last_, mine,
+                       (mine_ + r * Ring<F>::kPiece) * granules::kColumnBytes, sum);
+        put_ahead();
+      }
+      float4* const part = sums_ + parity_ * kWarps * kBlocks * 32 + lane;
+#pragma unroll
+      for (int k = 0; k < kBlocks; ++k)
+        part[(threadIdx.x / 32 * kBlocks + k) * 32] = make_float4(sum[k][0], sum[k][1], sum[k][2], sum[k][3]);
+      ptx::barrier_sync(1 + team, 32 * kTeam);
+      if (ends) {
+#pragma unroll
+        for (int k = 0; k < kBlocks; ++k) {
+          const float4* const from = part + (team * kTeam * kBlocks + k) * 32;
+          float4 all = from[0];
+#pragma unroll
+          for (uint32_t i = 1; i < kTeam; ++i) {
+            const float4 one = from[i * kBlocks * 32];
+            all.x += one.x, all.y += one.y, all.z += one.z, all.w += one.w;
+          }
+          sum[k][0] = all.x, sum[k][1] = all.y, sum[k][2] = all.z, sum[k][3] = all.w;
+        }
+        finish(here_, sum, prepared);
+      }
+      parity_ ^= 1;  // whoever ends this unit has done so before the next one's barrier
+      turn_ = turn_ + 1 == kTeam ? 0 : turn_ + 1;
+      advance(here_);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ Bank(const Matrix& w, const Ring<F>& ring, char* sums, const int32_t* expert,
+                                  uint32_t first, uint32_t end, uint32_t step)
+      : w_(w),
+        expert_(expert),
+        first_(first),
+        end_(end),
+        step_(step),
+        sums_(reinterpret_cast<float4*>(sums)),
+        ring_(ring) {
+    const uint32_t warp = threadIdx.x / 32 % kTeam, each = (w.granules + kTeam - 1) / kTeam;
+    mine_ = min(warp * each, w.granules);
+    const uint32_t granules = min(each, w.granules - mine_);  // the last warps have fewer rounds, or none
+    rounds_ = (granules + Ring<F>::kPiece - 1) / Ring<F>::kPiece;
+    last_ = granules - (rounds_ > 0 ? (rounds_ - 1) * Ring<F>::kPiece : 0);
+    here_.index = here_.band = first + threadIdx.x / (32 * kTeam) * step;
+    here_.entry = 0;
+    if (expert != nullptr) here_.entry = here_.index / w.bands, here_.band = here_.index % w.bands;
+    ahead_ = here_, left_ = rounds_;
+    find();
+  }
+  __device__ __forceinline__ void advance(Unit& u) const {
+    u.index += kTeams * step_, u.band += kTeams * step_;
+    while (expert_ != nullptr && u.band >= w_.bands) u.band -= w_.bands, ++u.entry;
+  }
+  // Where this lane's part of `ahead_` begins; null: nowhere.
+  __device__ __forceinline__ void find() {
+    from_ = nullptr;
+    if (ahead_.index < end_ && rounds_ > 0)
+      from_ = data_of(w_, expert_, ahead_) + mine_ * Ring<F>::kGranule + threadIdx.x % 32 * 16;
+  }
+  // The next piece that nobody has asked for, if there is one.
+  __device__ __forceinline__ void put_ahead() {
+    if (from_ == nullptr) return ring_.put_none();
+    const bool last = --left_ == 0;
+    ring_.put(from_, last ? last_ : Ring<F>::kPiece);
+    from_ += Ring<F>::kSlotBytes;
+    if (last) left_ = rounds_, advance(ahead_), find();
+  }
+
+  const Matrix& w_;
+  const int32_t* const expert_;
+  const uint32_t first_, end_, step_;
+  uint32_t mine_, rounds_, last_;  // of every band: first granule, pieces, granules of the last
+  Unit here_, ahead_;
+  uint32_t left_;  // pieces of `ahead_`
+  const uint8_t* from_ = nullptr;
+  float4* const sums_;
+  uint32_t parity_ = 0, turn_ = 0;
+  Ring<F> ring_;
+};
+
+// What rows g and g + 8 of a band are multiplied by, of fp8.
+template <WeightFormat F, int kScales>
+__device__ __forceinline__ void row_scales(const Matrix& w, const uint8_t* band, float (&scale)[kScales]) {
+  if constexpr (F == WeightFormat::fp8) granules::load_row_scales(band, w.granules, scale);
+}
+
+// `count` columns to shared memory, column i from row_of(i) of those in global memory, past L1.
+template <class Row>
+__device__ __forceinline__ void stage(char* to, const char* from, uint32_t numbers, uint32_t count, Row&& row_of) {
+  const uint32_t pieces = uint32_t(granules::column_bytes(numbers)) / 16, stride = granules::column_stride(numbers);
+  constexpr uint32_t kHeld = 5;  // pieces of 16 bytes on their way at once
+#pragma unroll 1
+  for (uint32_t first = threadIdx.x; first < count * pieces; first += kHeld * kThreads) {
+    uint4 held[kHeld] = {};
+#pragma unroll
+    for (uint32_t u = 0; u < kHeld; ++u)
+      if (const uint32_t i = first + u * kThreads; i < count * pieces)
+        held[u] = __ldcg(reinterpret_cast<const uint4*>(from) + int64_t(row_of(i / pieces)) * pieces + i % pieces);
+#pragma unroll
+    for (uint32_t u = 0; u < kHeld; ++u)
+      if (const uint32_t i = first + u * kThreads; i < count * pieces)
+        *reinterpret_cast<uint4*>(to + i / pieces * stride + i % pieces * 16) = held[u];
+  }
+}
+// The same of the first `count` ones, on their way without registers. A thread's own are there after
+// cp_async_wait_group<0>(), which must come before the first weights are asked for.
+__device__ __forceinline__ void ask_columns(char* to, const char* from, uint32_t numbers, uint32_t count) {
+  const uint32_t pieces = uint32_t(granules::column_bytes(numbers)) / 16, stride = granules::column_stride(numbers);
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < count * pieces; i += kThreads)
+    ptx::cp_async<16>(ptx::shared_address(to + i / pieces * stride + i % pieces * 16), from + int64_t(i) * 16);
+  ptx::cp_async_commit_group();
+}
+// Of normed columns, before a barrier, what their products are multiplied by in the end.
+__device__ __forceinline__ void put_rstd(const Normed& x, uint32_t T, uint32_t C, float eps, float* rstd) {
+  if (threadIdx.x >= T) return;
+  float sum = 0;
+  for (uint32_t s = 0; s < x.parts; ++s) sum += __ldcg(x.squares + s * kColumns + threadIdx.x);
+  rstd[threadIdx.x] = 1 / sqrtf(sum / float(C) + eps);
+}
+// This lane's columns, where all units share them.
+template <int kCols> struct SameColumns {
+  const char* (&mine)[kBlocks8<kCols>];
+  __device__ __forceinline__ void operator()(const Unit&, const char* (&columns)[kBlocks8<kCols>]) const {
+#pragma unroll
+    for (int k = 0; k < kBlocks8<kCols>; ++k) columns[k] = mine[k];
+  }
+};
+template <WeightFormat F> struct Prepared {
+  float bias[2] = {0, 0}, row_scale[F == WeightFormat::fp8 ? 2 : 1] = {};
+  __device__ __forceinline__ float scale(int h) const {
+    if constexpr (F == WeightFormat::fp8) return row_scale[h];
+    return 1;
+  }
+};
+
+// --- one matrix: y = columns W^T + b, or added to what is there
+
+template <WeightFormat F, int kCols>
+__device__ __forceinline__ void product(const SeveralProduct& p, uint32_t slots, At at, char* memory) {
+  auto& m = tile::shared<Memory<kCols>>();
+  const uint32_t stride = granules::column_stride(p.w.cols), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const Ring<F> ring(memory, slots);
+  char* const sums = memory + slots * kWarps * Ring<F>::kSlotBytes;
+  Bank<F, kCols, kMatrixTeam> bank(p.w, ring, sums, at);
+  bank.ask();
+  memory = sums + kSumsBytes<kCols>;
+  ptx::wait_for_earlier_kernels();
+  if (p.x.parts > 0) put_rstd(p.x, p.T, p.w.cols, p.eps, m.rstd);
+  stage(memory, p.x.columns, p.w.cols, p.T, [](uint32_t j) { return j; });
+  __syncthreads();
+  const char* mine[kBlocks8<kCols>];
+  granules::lane_columns(memory, stride, p.T, mine);
+  bank.multiply(
+      bank.end(), SameColumns<kCols>{mine},
+      [&](const Unit& u, bool ends) {
+        Prepared<F> r;
+        if (!ends) return r;
+        const uint32_t n = 16 * u.band + g;
+        if (p.bias != nullptr)
+          r.bias[0] = n < p.w.rows ? p.bias[n] : 0, r.bias[1] = n + 8 < p.w.rows ? p.bias[n + 8] : 0;
+        row_scales<F>(p.w, data_of(p.w, nullptr, u), r.row_scale);
+        return r;
+      },
+      [&](const Unit& u, const float(&sum)[kBlocks8<kCols>][4], const Prepared<F>& r) {
+#pragma unroll
+        for (int k = 0; k < kBlocks8<kCols>; ++k)
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const uint32_t j = 8 * k + 2 * t + c;
+            if (j >= p.T) continue;
+            const float scale = (p.x.parts > 0 ? m.rstd[j] : 1) * granules::Form<F>::kDrop;
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              const uint32_t n = 16 * u.band + g + 8 * h;
+              if (n >= p.w.rows) continue;
+              float* const y = p.y + j * p.y_stride + n;
+              *y = (p.adds ? __ldcg(y) : 0) + (sum[k][c + 2 * h] * (scale * r.scale(h)) + r.bias[h]);
+            }
+          }
+      });
+}
+
+// --- gate and up
+
+// By all blocks together: the router, to whose end each comes by itself. Leaves a block the columns, the experts of its
+// lists and what list_tokens() needs at `memory`, of which it returns how many there are. Waits for earlier kernels.
+template <int kCols>
+__device__ __forceinline__ uint32_t choose(const Routed& routed, const GateUp& p, const Normed& x, At at, char* memory,
+                                           char* columns, const routing::Copy& lists) {
+  auto& m = tile::shared<Memory<kCols>>();
+  const Router& r = routed.router;
+  const ChoiceMemory choice(memory, r.T, r.w.rows, r.k);
+  begin_lists<kCols>(choice, r.w.rows, p.most, lists);
+  route_wide<kCols, kThreads>(r, x, at,
+                              *reinterpret_cast<RouterRoom<kCols>*>(memory + choice_bytes(r.T, r.w.rows, r.k)));
+  tile::grid_barrier(routed.counter, routed.watch, routed.what);
+  ask_columns(columns, x.columns, p.w.cols, p.T);
+  put_rstd(x, p.T, p.w.cols, p.eps, m.rstd);
+  several::choose_experts(r, choice);
+  ptx::cp_async_wait_group<0>();
+  return list_experts(choice, r.T, r.w.rows, r.k, m.entries, lists);
+}
+
+// Lets the next kernel start when the lists are there, which that one reads before it waits. Without a router these and
+// the columns are an earlier kernel's.
+template <WeightFormat F, int kCols>
+__device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const Routed& routed, uint32_t slots, At at,
+                                        char* memory) {
+  const Ring<F> ring(memory, slots);
+  char* const sums = memory + slots * kWarps * Ring<F>::kSlotBytes;
+  memory = sums + kSumsBytes<kCols>;
+  auto& m = tile::shared<Memory<kCols>>();
+  const uint32_t stride = granules::column_stride(p.w.cols), width = p.w.rows / 2;
+  const bool routes = routed.counter != nullptr;
+  const routing::Copy lists = copy_at<kCols>(memory + p.T * stride, p.most);
+  uint32_t count;
+  if (routes) {
+    count = choose<kCols>(routed, p, x, at, sums, memory, lists);
+  } else {
+    ptx::wait_for_earlier_kernels();
+    ptx::let_next_kernel_start();
+    count = __ldcg(p.lists.count);
+    routing::copy_lists<kCols>(memory + p.T * stride, p.lists, p.most);
+    put_rstd(x, p.T, p.w.cols, p.eps, m.rstd);
+    __syncthreads();
+  }
+  Bank<F, kCols, kTeam> bank(p.w, ring, sums, lists.expert, count, at);
+  bank.ask();
+  if (routes) {
+    const Router& r = routed.router;
+    list_tokens<kCols>(ChoiceMemory(sums, r.T, r.w.rows, r.k), r.T, r.k, lists);
+  } else {
+    stage(memory, x.columns, p.w.cols, p.T, [](uint32_t j) { return j; });
+  }
+  __syncthreads();
+  if (routes) {
+    if (at.block == at.blocks - 1) publish_lists<kCols>(lists, count, p.lists);
+    ptx::let_next_kernel_start();
+  }
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const bool odd =
+      g % 2 != 0;  // rows 2 c and 2 c + 1 are gate and up of channel c: even lanes end row g's, odd g + 8's
+  const uint32_t channel = g / 2 + (odd ? 4 : 0);
+  const char* mine[kBlocks8<kCols>];
+  granules::lane_columns(memory, stride, p.T, mine);
+  bank.multiply(
+      bank.end(), SameColumns<kCols>{mine},
+      [&](const Unit& u, bool ends) {
+        Prepared<F> r;
+        const uint32_t n = 8 * u.band + channel;
+        if (!ends) return r;
+        if (n < width) {
+          const float2 bias =
+              *reinterpret_cast<const float2*>(p.bias + (int64_t(lists.expert[u.entry]) * width + n) * 2);
+          r.bias[0] = bias.x, r.bias[1] = bias.y;
+        }
+        row_scales<F>(p.w, data_of(p.w, lists.expert, u), r.row_scale);
+        return r;
+      },
+      [&](const Unit& u, const float(&sum)[kBlocks8<kCols>][4], const Prepared<F>& r) {
+        const uint32_t n = 8 * u.band + channel;
+#pragma unroll
+        for (int k = 0; k < kBlocks8<kCols>; ++k)
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const float low = sum[k][c] * r.scale(0), high = sum[k][2 + c] * r.scale(1);
+            const float other = __shfl_xor_sync(~0u, odd ? low : high, 4);
+            const uint32_t j = 8 * k + 2 * t + c;
+            const int32_t row = lists.row[u.entry * kCols + j];
+            if (row < 0 || n >= width) continue;
+            const float scale = m.rstd[j] * granules::Form<F>::kDrop;
+            const float gate = (odd ? other : low) * scale + r.bias[0], up = (odd ? high : other) * scale + r.bias[1];
+            granules::put(p.hidden + row * granules::column_bytes(width), p.down, n, gated(gate, up, p.limit, p.alpha));
+          }
+      });
+}
+
+// --- down
+
+// Which of the columns that the lists name lie in shared memory: those of some entries, one after the other.
+struct Staged {
+  uint32_t* row;    // (room): of p.hidden
+  uint32_t* place;  // (most, kCols): where an entry's columns are; of tokens that chose others, another's
+};
+INGOT_HD constexpr int64_t staged_bytes(int64_t room, int64_t most, int64_t columns) {
+  return 4 * (room + most * columns);
+}
+
+// By a block, before a barrier: as many entries from `first` on as have room, at least one. Returns the next one.
+template <int kCols>
+__device__ __forceinline__ uint32_t place_columns(const routing::Copy& lists, uint32_t first, uint32_t end,
+                                                  uint32_t room, const Staged& s, uint32_t& columns) {
+  const uint32_t lane = threadIdx.x % 32;
+  uint32_t used = 0, e = first;
+#pragma unroll 1
+  for (; e < end; ++e) {
+    const int32_t row = lane < uint32_t(kCols) ? lists.row[e * kCols + lane] : -1;
+    const uint32_t all = __ballot_sync(~0u, int(row >= 0)), more = uint32_t(__popc(all));
+    if (used + more > room) break;
+    const uint32_t place = row < 0 ? used : used + uint32_t(__popc(all & ((1u << lane) - 1)));
+    if (threadIdx.x < uint32_t(kCols)) {
+      s.place[e * kCols + lane] = place;
+      if (row >= 0) s.row[place] = uint32_t(row);
+    }
+    used += more;
+  }
+  columns = used;
+  return e;
+}
+
+template <WeightFormat F, int kCols>
+__device__ __forceinline__ void down(const Down& p, const ChoiceSums& to, uint32_t slots, At at, char* memory) {
+  const Ring<F> ring(memory, slots);
+  char* const sums = memory + slots * kWarps * Ring<F>::kSlotBytes;
+  memory = sums + kSumsBytes<kCols>;
+  const uint32_t stride = granules::column_stride(p.w.cols), count = __ldcg(p.lists.count);
+  char* const after = memory + to.room * stride;
+  const routing::Copy lists = routing::copy_lists<kCols>(after, p.lists, p.most);
+  const Staged staged{reinterpret_cast<uint32_t*>(after + routing::copy_bytes(p.most, kCols)),
+                      reinterpret_cast<uint32_t*>(after + routing::copy_bytes(p.most, kCols)) + to.room};
+  __syncthreads();
+  Bank<F, kCols, kTeam> bank(p.w, ring, sums, lists.expert, count, at);
+  bank.ask();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const uint32_t last = (bank.end() + p.w.bands - 1) / p.w.bands;
+#pragma unroll 1
+  for (uint32_t first = bank.first(); first < bank.end();) {
+    uint32_t columns;
+    const uint32_t entry = place_columns<kCols>(lists, first / p.w.bands, last, to.room, staged, columns);
+    __syncthreads();
+    stage(memory, p.hidden, p.w.cols, columns, [&](uint32_t i) { return staged.row[i]; });
+    __syncthreads();
+    const uint32_t stop = min(bank.end(), entry * p.w.bands);
+    bank.multiply(
+        stop,
+        [&](const Unit& u, const char*(&mine)[kBlocks8<kCols>]) {
+#pragma unroll
+          for (int k = 0; k < kBlocks8<kCols>; ++k)
+            mine[k] = memory + staged.place[u.entry * kCols + 8 * k + g] * stride + t * 16;
+        },
+        [&](const Unit& u, bool ends) {
+          Prepared<F> r;
+          if (!ends) return r;
+          const uint32_t n = 16 * u.band + g;
+          const float* const bias = p.bias == nullptr ? nullptr : p.bias + int64_t(lists.expert[u.entry]) * p.w.rows;
+          if (bias != nullptr) r.bias[0] = n < p.w.rows ? bias[n] : 0, r.bias[1] = n + 8 < p.w.rows ? bias[n + 8] : 0;
+          row_scales<F>(p.w, data_of(p.w, lists.expert, u), r.row_scale);
+          return r;
+        },
+        [&](const Unit& u, const float(&sum)[kBlocks8<kCols>][4], const Prepared<F>& r) {
+#pragma unroll
+          for (int k = 0; k < kBlocks8<kCols>; ++k)
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+              const uint32_t i = u.entry * kCols + 8 * k + 2 * t + c;
+              const int32_t row = lists.row[i];
+              if (row < 0) continue;
+              const float weight = lists.weight[i];
+#pragma unroll
+              for (int h = 0; h < 2; ++h) {
+                const uint32_t n = 16 * u.band + g + 8 * h;
+                const float y = sum[k][c + 2 * h] * (r.scale(h) * granules::Form<F>::kDrop) + r.bias[h];
+                if (n < p.w.rows) to.sums[row * to.stride + n] = weight * y;
+              }
+            }
+        });
+    first = stop;
+    __syncthreads();  // before others' columns come
+  }
+}
+
+}  // namespace ingot::gpt_oss_decode::several

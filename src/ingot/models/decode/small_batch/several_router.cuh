@@ -1,0 +1,221 @@
+#pragma once
+// The router of several tokens: the columns of gate and up, each token's choice, the lists of all.
+#include "ingot/gpu/ptx/fence.cuh"
+#include "ingot/gpu/tile/flag.cuh"
+#include "ingot/kernels/moe/route.cuh"
+#include "ingot/models/decode/small_batch/several_sums.cuh"
+
+namespace ingot::gpt_oss_decode::several {
+
+// Of what route() has staged, columns of the next product: a token or some by each of its bands' blocks, by half of
+// their threads.
+__device__ __forceinline__ void put_normed(const Router& p, const Normed& to, const char* columns, uint32_t band,
+                                           uint32_t split) {
+  constexpr uint32_t kFirst = granules::kThreads / 2;
+  const uint32_t first = split * kSplitGranules * 64, end = min(first + kSplitGranules * 64, p.w.granules * 64);
+  if (threadIdx.x < kFirst) return;
+  for (uint32_t t = band; t < p.T; t += p.w.bands)
+    for (uint32_t c = first + 4 * (threadIdx.x - kFirst); c < end; c += 4 * kFirst) {
+      float v[4];
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i)
+        v[i] = float(*reinterpret_cast<const bf16*>(columns + t * granules::column_stride(p.w.cols) +
+                                                    2 * granules::place(false, c + i)));
+      put_normed(to, t, p.w.cols, c, v);
+    }
+}
+
+// A token a warp: its logits, of which all parts are asked for at once, and its choice.
+__device__ __forceinline__ void choose_experts(const Router& p, const ChoiceMemory& m) {
+  const uint32_t E = p.w.rows, lane = threadIdx.x % 32;
+  constexpr uint32_t kHeld = 6, kItems = 4;
+#pragma unroll 1
+  for (uint32_t t = threadIdx.x / 32; t < p.T; t += blockDim.x / 32) {
+    float squares = 0;
+    for (uint32_t s = lane; s < p.splits; s += 32) squares += __ldcg(p.squares + s * kColumns + t);
+    float* const logits = m.logits + t * E;
+#pragma unroll 1
+    for (uint32_t of_all = 0; of_all < E; of_all += 32 * kItems) {
+      const uint32_t begin = of_all + lane;
+      float sum[kItems] = {}, bias[kItems];
+#pragma unroll
+      for (uint32_t u = 0; u < kItems; ++u) bias[u] = begin + 32 * u < E ? p.bias[begin + 32 * u] : 0;
+#pragma unroll 1
+      for (uint32_t first = 0; first < p.splits; first += kHeld) {
+        float part[kHeld][kItems];
+#pragma unroll
+        for (uint32_t s = 0; s < kHeld; ++s)
+#pragma unroll
+          for (uint32_t u = 0; u < kItems; ++u)
+            part[s][u] = first + s < p.splits && begin + 32 * u < E
+                             ? __ldcg(p.part + ((first + s) * kColumns + t) * E + begin + 32 * u)
+                             : 0;
+#pragma unroll
+        for (uint32_t s = 0; s < kHeld; ++s)
+#pragma unroll
+          for (uint32_t u = 0; u < kItems; ++u) sum[u] += part[s][u];
+      }
+      if (of_all == 0) squares = granules::lanes_sum(squares);
+#pragma unroll
+      for (uint32_t u = 0; u < kItems; ++u)
+        if (begin + 32 * u < E) logits[begin + 32 * u] = sum[u] / sqrtf(squares / float(p.w.cols) + p.eps) + bias[u];
+    }
+    __syncwarp();
+    routing::choose(logits, E, p.k, m.chosen + t * p.k, m.weights + t * p.k);
+  }
+  __syncthreads();
+}
+
+// The lists of all, by all threads of a block, in three steps: before anybody's choice is known, when it is, and what
+// is not needed before a product ends. Between them barriers. `to`: a block's own, as copy_lists() gives them; with
+// kCols = kTokens also those in global memory.
+template <int kCols>
+__device__ __forceinline__ void begin_lists(const ChoiceMemory& m, uint32_t E, uint32_t most, const routing::Copy& to) {
+#pragma unroll 1
+  for (uint32_t e = threadIdx.x; e < E; e += blockDim.x) m.first[e] = 0;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < most * kCols; i += blockDim.x) to.weight[i] = 0, to.row[i] = -1;
+}
+// Of the experts in their order. Returns after a barrier, with how many there are.
+__device__ __forceinline__ uint32_t list_experts(const ChoiceMemory& m, uint32_t T, uint32_t E, uint32_t k,
+                                                 uint32_t& entries, const routing::Copy& to) {
+  const uint32_t lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < T * k; i += blockDim.x) m.first[m.chosen[i]] = 1;
+  __syncthreads();
+  const auto chosen_of = [&](uint32_t chunk) {
+    const uint32_t e = 32 * chunk + lane;
+    return __ballot_sync(~0u, int(e < E && m.first[e] != 0));
+  };
+  uint32_t before = 0, next = 0;
+#pragma unroll 1
+  for (uint32_t chunk = threadIdx.x / 32; 32 * chunk < E; chunk += blockDim.x / 32) {  // a warp 32 experts
+#pragma unroll 1
+    for (; next < chunk; ++next) before += uint32_t(__popc(chosen_of(next)));
+    const uint32_t e = 32 * chunk + lane, all = chosen_of(chunk);
+    if ((all >> lane & 1) != 0) {
+      const uint32_t entry = before + uint32_t(__popc(all & ((1u << lane) - 1)));
+      to.expert[entry] = int32_t(e);
+      m.first[e] = 1 + entry;  // others may still ask whether it is zero
+    }
+    if (32 * chunk + 32 >= E && lane == 0) entries = before + uint32_t(__popc(all));
+  }
+  __syncthreads();
+  return entries;
+}
+template <int kCols>
+__device__ __forceinline__ void list_tokens(const ChoiceMemory& m, uint32_t T, uint32_t k, const routing::Copy& to) {
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < T * k; i += blockDim.x) {
+    const uint32_t at = (m.first[m.chosen[i]] - 1) * kCols + i / k;
+    to.weight[at] = m.weights[i], to.row[at] = int32_t(i);
+  }
+}
+
+// --- by the blocks of gate and up, `kThreads` of them each
+
+constexpr uint32_t kRouterStride = granules::column_stride(kSplitGranules * 64);
+template <int kCols> struct RouterRoom {
+  char columns[kCols][kRouterStride];
+  float sums[granules::kWarps][16][kCols], squares[granules::kWarps][kCols];
+};
+INGOT_HD inline int64_t choice_bytes(uint32_t T, uint32_t E, uint32_t k) {
+  return (ChoiceMemory::bytes(T, E, k) + 15) / 16 * 16;
+}
+template <int kCols> INGOT_HD inline int64_t router_bytes(uint32_t T, uint32_t E, uint32_t k) {
+  return choice_bytes(T, E, k) + int64_t(sizeof(RouterRoom<kCols>));
+}
+
+// route() by more warps: parts of the logits, to the same bits, and of gate and up's columns what lies in them. Waits
+// for earlier kernels.
+template <int kCols, uint32_t kThreads>
+__device__ __forceinline__ void route_wide(const Router& p, const Normed& normed, At at, RouterRoom<kCols>& m) {
+  constexpr uint32_t kGroups = kThreads / kSplitThreads, kHeld = 2;  // tokens on their way at once
+  static_assert(granules::kWarps == kSplitGranules && kSplitWarps <= granules::kWarps, "a granule a warp");
+  const uint32_t group = threadIdx.x / kSplitThreads, thread = threadIdx.x % kSplitThreads, warp = threadIdx.x / 32;
+  const auto ask = [&](uint32_t unit, granules::Stored<WeightFormat::bf16>& held) {
+    const uint32_t band = unit / p.splits, granule = unit % p.splits * kSplitGranules + warp;
+    if (band >= p.w.bands || warp >= kSplitGranules || granule >= p.w.granules) return;
+    granules::load<WeightFormat::bf16>(
+        held, p.w.data + band * p.w.band_bytes + granule * granules::Form<WeightFormat::bf16>::kBytes,
+        threadIdx.x % 32);
+  };
+  granules::Stored<WeightFormat::bf16> held{};
+  ask(at.block, held);
+  ptx::wait_for_earlier_kernels();
+#pragma unroll 1
+  for (uint32_t unit = at.block; unit < p.w.bands * p.splits; unit += at.blocks) {
+    const uint32_t band = unit / p.splits, split = unit % p.splits, C = p.w.cols,
+                   c = 4 * (split * kSplitThreads + thread);
+    float weight[4];
+    granules::load4(p.weight, c, C, weight);
+#pragma unroll 1
+    for (uint32_t first = group; first < p.T; first += kHeld * kGroups) {
+      float v[kHeld][4] = {};
+#pragma unroll
+      for (uint32_t u = 0; u < kHeld; ++u)
+        if (const uint32_t t = first + u * kGroups; t < p.T) granules::load4(p.x + t * p.x_stride, c, C, v[u]);
+#pragma unroll
+      for (uint32_t u = 0; u < kHeld; ++u) {
+        const uint32_t t = first + u * kGroups;
+        if (t >= p.T) continue;
+        float sum = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) sum += v[u][i] * v[u][i], v[u][i] *= weight[i];
+        granules::put4<WeightFormat::bf16>(m.columns[t], 4 * thread, v[u]);
+        if (t % p.w.bands == band && c < granules::padded(C)) {
+          float rounded[4];  // what the router multiplies
+#pragma unroll
+          for (uint32_t i = 0; i < 4; ++i) rounded[i] = float(bf16(v[u][i]));
+          put_normed(normed, t, C, c, rounded);
+        }
+        sum = granules::lanes_sum(sum);
+        if (thread % 32 == 0) m.squares[thread / 32][t] = sum;
+      }
+    }
+    __syncthreads();
+    if (warp < kSplitGranules) {
+      const char* mine[kBlocks8<kCols>];
+      granules::lane_columns(m.columns[0], kRouterStride, p.T, mine);
+      float sum[kBlocks8<kCols>][4] = {};
+      if (split * kSplitGranules + warp < p.w.granules)
+        granules::multiply<WeightFormat::bf16>(held, mine, warp * granules::kColumnBytes, sum);
+      granules::put_sums<kCols>(m.sums, sum);
+    }
+    ask(unit + at.blocks, held);
+    __syncthreads();
+    const uint32_t row = threadIdx.x / kCols, j = threadIdx.x % kCols, e = 16 * band + row;
+    if (threadIdx.x < 16 * kCols && j < p.T && e < p.w.rows)
+      p.part[(split * kColumns + j) * p.w.rows + e] = granules::total<kCols>(m.sums, row, j);
+    if (band == 0 && threadIdx.x < p.T) {
+      float sum = 0;
+#pragma unroll
+      for (uint32_t w = 0; w < kSplitWarps; ++w) sum += m.squares[w][threadIdx.x];
+      p.squares[split * kColumns + threadIdx.x] = sum;
+    }
+  }
+}
+
+// Where copy_lists() puts them.
+template <int kCols> __device__ __forceinline__ routing::Copy copy_at(char* memory, uint32_t most) {
+  routing::Copy c;
+  c.expert = reinterpret_cast<int32_t*>(memory);
+  c.row = c.expert + most;
+  c.weight = reinterpret_cast<float*>(c.row + most * kCols);
+  return c;
+}
+// For others, by one block.
+template <int kCols>
+__device__ __forceinline__ void publish_lists(const routing::Copy& from, uint32_t entries, const routing::Lists& to) {
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < entries * kCols; i += blockDim.x) {
+    const uint32_t at = i / kCols * uint32_t(routing::kTokens) + i % kCols;
+    to.weight[at] = from.weight[i], to.row[at] = from.row[i];
+    if (i % kCols == 0) to.expert[i / kCols] = from.expert[i / kCols];
+  }
+  if (threadIdx.x == 0) *to.count = entries;
+  ptx::fence_acq_rel_gpu();
+  __syncthreads();
+}
+
+}  // namespace ingot::gpt_oss_decode::several

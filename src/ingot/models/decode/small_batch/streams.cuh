@@ -1,0 +1,80 @@
+#pragma once
+// What a step of several sequences has besides the phases: its tokens are gathered, attention goes to each one's own
+// keys, and in the end every slot has its logits, its likeliest token and its new position.
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/kernels/attention/decode.cuh"
+#include "ingot/kernels/sampling/best.cuh"
+#include "ingot/models/decode/phased/stages.cuh"
+#include "ingot/models/decode/small_batch/streams.h"
+
+namespace ingot::gpt_oss_decode {
+
+// What changes from step to step is read past L1: kernels that start while earlier ones run may find old lines there.
+__device__ __forceinline__ uint32_t slot_of(const Streams& s, uint32_t j) { return __ldcg(&s.input->slot[j]); }
+template <class T> __device__ __forceinline__ T* of_slot(T* first, const Streams& s, uint32_t slot) {
+  return reinterpret_cast<T*>(uintptr_t(first) + uintptr_t(slot) * uintptr_t(s.slot_bytes));
+}
+
+__global__ void gather_tokens_kernel(const __grid_constant__ Streams s, State* batch, uint32_t T) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t j = threadIdx.x;
+  if (j >= T) return;
+  const int32_t given = __ldcg(&s.input->token[j]);
+  batch->tokens[j] = given >= 0 ? given : __ldcg(&of_slot(s.state, s, slot_of(s, j))->tokens[0]);
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(decode_attention::kThreads)
+    stream_attention_kernel(const __grid_constant__ Streams s, decode_attention::Params p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t units = decode_attention::units_of(p), j = blockIdx.x / units, slot = slot_of(s, j);
+  p.position = &of_slot(s.state, s, slot)->position;
+  p.keys = of_slot(p.keys, s, slot), p.values = of_slot(p.values, s, slot);
+  p.qkv += size_t(j) * (p.heads + 2 * p.kv_heads) * p.dim;
+  p.mixed += j * granules::column_bytes(p.heads * p.dim);
+  const size_t parts = size_t(j) * p.heads * p.parts;
+  p.part_max += parts, p.part_sum += parts, p.part_out += parts * kDim;
+  p.arrived = s.arrived + j * p.kv_heads * p.tiles;
+  decode_attention::attend<kDim>(p, blockIdx.x % units, tile::shared<decode_attention::Memory<kDim>>());
+}
+
+// A part of a row a block.
+__global__ void __launch_bounds__(kThreads)
+    scatter_logits_kernel(const __grid_constant__ Streams s, const float* rows, uint32_t V, uint32_t vocab) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  auto& m = tile::shared<sampling::BestMemory>();
+  const uint32_t j = blockIdx.x / Streams::kBestParts, part = blockIdx.x % Streams::kBestParts;
+  float* const to = of_slot(s.logits, s, slot_of(s, j));
+  sampling::Best top;
+  for (uint32_t v = part * kThreads + threadIdx.x; v < V; v += Streams::kBestParts * kThreads) {
+    const float logit = __ldcg(rows + size_t(j) * V + v);
+    to[v] = logit;
+    if (v < vocab) top.add(logit, v);
+  }
+  const uint64_t key = sampling::block_best(top.key, m);
+  if (threadIdx.x == 0) s.best[blockIdx.x] = key;
+}
+// A warp a sequence.
+__global__ void append_tokens_kernel(const __grid_constant__ Streams s, const uint32_t* stop) {
+  static_assert(Streams::kBestParts == 32, "a lane a part");
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  uint64_t key = __ldcg(s.best + threadIdx.x);
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    const uint64_t other = __shfl_xor_sync(~0u, key, mask);
+    key = other > key ? other : key;
+  }
+  if (threadIdx.x % 32 != 0 || is_stopped(stop)) return;
+  State& state = *of_slot(s.state, s, slot_of(s, threadIdx.x / 32));
+  const sampling::Drawn drawn = sampling::drawn_of(key);
+  state.tokens[0] = drawn.token;
+  state.flaw |= drawn.flaw;
+  state.position += 1;
+}
+
+}  // namespace ingot::gpt_oss_decode

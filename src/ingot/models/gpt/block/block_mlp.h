@@ -1,0 +1,15 @@
+#pragma once
+#include "ingot/models/gpt/block/block_view.h"
+
+namespace ingot::detail {
+
+// The MLP branch of a block: normed rows -> mlp_out.
+struct MlpBranch {
+  const BlockView& at;
+
+  void forward() const;
+  // The gradient of mlp_out -> the gradient of the normed rows, in scratch.normed_grad.
+  void backward(const Tensor& x, const Tensor& dout) const;
+};
+
+}  // namespace ingot::detail

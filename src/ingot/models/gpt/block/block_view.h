@@ -1,0 +1,172 @@
+#pragma once
+// What the parts of a block see: its tensors as rows of one block of tokens after the other, or of all.
+#include <algorithm>
+#include <cmath>
+
+#include "ingot/kernels/attention/attention.h"
+#include "ingot/models/gpt/adapters/adapter.h"
+#include "ingot/models/gpt/block/block.h"
+
+namespace ingot::detail {
+
+struct BlockView {
+  BlockView(const CallContext& c, const BlockTensors& tensors)
+      : call(c), config(c.config), b(tensors), application(*tensors.application), end(c.tokens) {}
+
+  bool kept() const { return b.scratch.kept; }
+  int64_t blocks() const { return std::max<int64_t>(1, (call.tokens + call.block_rows - 1) / call.block_rows); }
+  // Calls body() with the views below showing one block of tokens after the other; otherwise they show all.
+  template <class Body> void each_block(Body&& body) {
+    const int64_t rows = (call.tokens + blocks() - 1) / blocks();
+    for (begin = 0; begin < call.tokens; begin = end) {
+      end = std::min(call.tokens, begin + rows);
+      body();
+    }
+    begin = 0;
+    end = call.tokens;
+  }
+
+  BlockView of_tokens(int64_t first, int64_t last) const {
+    BlockView part = *this;
+    part.begin = first, part.end = last;
+    return part;
+  }
+
+  // --- views of this block's tokens ---
+  Tensor shown(const Tensor& t, Shape all) const { return view(t, all).slice(0, begin, end); }
+  Tensor channels(const Tensor& t) const { return t ? shown(t, {call.tokens, config.dim}) : Tensor(); }
+  Tensor q_rows(const Tensor& t) const { return t.slice(0, begin, end); }  // these may be parts of wider ones
+  Tensor kv_rows(const Tensor& t) const { return t.slice(0, begin, end); }
+  Tensor q_heads(const Tensor& t) const { return q_rows(t).split_last(config.heads); }
+  Tensor kv_heads(const Tensor& t) const { return kv_rows(t).split_last(config.kv_heads); }
+  Tensor lane0() const { return channels(b.in0); }
+  Tensor lane1() const { return channels(application.enters_lanes ? b.in0 : b.in1); }
+  // The backward pass forms these anew before attention and after it, block by block, and the forward pass once.
+  Tensor read(const Tensor& t) const { return of_block ? view(t, {end - begin, config.dim}) : channels(t); }
+  Tensor merged() const { return application.skip_slot < 0 ? lane0() : read(b.scratch.merged); }
+  Tensor mixed() const { return config.resid_mix ? read(b.scratch.mixed) : merged(); }
+  Tensor mlp_out() const { return channels(b.saved.mlp_out); }
+  Tensor pre() const { return b.saved.pre ? shown(b.saved.pre, {call.tokens, config.mlp_hidden}) : Tensor(); }
+  Tensor signs() const {  // where they are kept all tokens are one block
+    if (!b.saved.signs) return {};
+    return view(b.saved.signs, {linear_sign_bytes(call.tokens, config.mlp_hidden, call.device)});
+  }
+  Tensor activated() const {
+    return b.saved.hidden ? shown(b.saved.hidden, {call.tokens, config.mlp_hidden}) : hidden(b.scratch.hidden);
+  }
+  Tensor rstd_attn() const { return shown(b.saved.rstd_attn, {call.tokens}); }
+  Tensor rstd_mlp() const { return shown(b.saved.rstd_mlp, {call.tokens}); }
+  Tensor positions() const { return call.positions.slice(0, begin, end); }
+  Tensor lse() const { return view(b.saved.lse, {config.heads, call.tokens}); }
+  Tensor cached_lse() const {  // one segment's after the other
+    return view(b.saved.lse, {call.tokens * config.heads})
+        .slice(0, begin * config.heads, end * config.heads)
+        .reshape({config.heads, end - begin});
+  }
+  // Memory of one block.
+  Tensor normed() const { return view(b.scratch.normed, {end - begin, config.dim}); }
+  Tensor normed_mlp() const { return view(b.scratch.normed_mlp, {end - begin, config.dim}); }
+  Tensor mid() const { return view(b.scratch.mid, {end - begin, config.dim}); }
+  Tensor attn_out() const { return view(b.scratch.attn_out, {end - begin, config.dim}); }
+  Tensor branch_grad() const { return view(b.scratch.branch_grad, {end - begin, config.dim}); }
+  Tensor normed_grad() const { return view(b.scratch.normed_grad, {end - begin, config.dim}); }
+  Tensor hidden(const Tensor& t) const { return view(t, {end - begin, config.mlp_hidden}); }
+  Tensor z() const { return view(b.scratch.z, {end - begin, config.heads, config.head_dim}); }
+  Tensor z_grad() const { return view(b.scratch.z_grad, {end - begin, config.heads, config.head_dim}); }
+  bool rotates() const { return config.qk_norm || config.qk_gain || config.rotary_dim > 0; }
+  double layer_scale() const { return config.layer_scale ? 1 / std::sqrt(double(application.layer + 1)) : 1; }
+  double softmax_scale() const { return 1 / std::sqrt(double(config.head_dim)); }
+
+  // Rotated, or as they were projected where nothing changes them.
+  Tensor q() const { return q_heads(rotates() ? b.scratch.q : b.saved.q_raw); }
+  Tensor k() const { return kv_heads(rotates() ? b.scratch.k : b.saved.k_raw); }
+  Tensor v() const { return kv_heads(b.saved.v); }
+  // What the output projection reads.
+  Tensor excluded() const {
+    return application.exclude_self ? z().reshape({end - begin, config.heads * config.head_dim}) : q_rows(b.saved.y);
+  }
+  // Keys and values that queries see, with the first rows of each segment; cu_k left out: cu_q.
+  struct Seen {
+    Tensor k, v, cu_q, cu_k;
+  };
+  // Of these tokens' queries to what they see.
+  Attention attention_to(const Seen& s, const Tensor& lse) const {
+    return {.q = q(),
+            .k = s.k,
+            .v = s.v,
+            .cu_q = s.cu_q,
+            .cu_k = s.cu_k,
+            .out = q_heads(b.saved.y),
+            .lse = lse,
+            .scale = softmax_scale(),
+            .window = config.window};
+  }
+  AttentionBackward attention_backward_to(const Seen& s, const Tensor& lse, const Tensor& dk, const Tensor& dv) const {
+    const Attention a = attention_to(s, lse);
+    AttentionBackward back{.q = a.q, .k = a.k, .v = a.v, .cu_q = a.cu_q, .cu_k = a.cu_k, .out = a.out, .lse = a.lse};
+    back.dout = q_heads(b.scratch.y_grad);
+    back.dq = q_heads(b.scratch.q_grad), back.dk = dk, back.dv = dv;
+    back.scale = a.scale, back.window = a.window;
+    back.deterministic = !call.any_order;
+    back.workspace = b.scratch.attention_workspace;
+    return back;
+  }
+  // Attention adds its part of V's gradient to what the self exclusion left.
+  bool adds_to_v() const { return application.exclude_self && call.device.kind == Device::cuda; }
+  // So it does with the rows' sums of y * dy, which are formed where both are at hand.
+  Tensor delta() const {
+    if (!adds_to_v()) return {};
+    return Tensor(b.scratch.attention_workspace.data, DType::f32, {config.heads, call.tokens}, call.device);
+  }
+
+  AdapterCall adapter(AdapterPair ApplicationAdapters::*slot) const {
+    AdapterCall a{.cu = call.cu,
+                  .low = b.scratch.adapter_low,
+                  .low_grad = b.scratch.adapter_low_grad,
+                  .folded = b.scratch.folded,
+                  .products = call.products,
+                  .workspace = call.linear_workspace,
+                  .stream = call.stream};
+    if (call.adapters != nullptr) a.pair = &(call.adapters->applications[size_t(b.index)].*slot);
+    if (call.adapter_grads != nullptr) {
+      a.grad = &(call.adapter_grads->applications[size_t(b.index)].*slot);
+      a.write_grad = call.adapter_grads->written;
+    }
+    return a;
+  }
+  // Of these what the first matrix gave is kept.
+  AdapterCall output_adapter() const {
+    AdapterCall a = keeping(adapter(&ApplicationAdapters::o), b.scratch.o_low);
+    if (!output_rides()) return a;
+    a.rides = true;
+    if (b.scratch.o_low_grad) a.low_grad = b.scratch.o_low_grad;
+    return a;
+  }
+  // The output's first matrix goes with q, k and v, whose rows have columns for it.
+  bool output_rides() const {
+    if (!b.scratch.o_low || !b.saved.qkv || !b.w.qkv || b.saved.qkv.cols() == b.w.qkv.rows()) return false;
+    const AdapterCall o = adapter(&ApplicationAdapters::o);
+    return o.pair != nullptr && o.pair->a && (o.grad == nullptr || o.write_grad) &&
+           adapters_fold(adapter(&ApplicationAdapters::q), b.w.qkv, o.pair->a.size(1));
+  }
+  Tensor qkv_rows(const Tensor& t, int64_t more_columns) const {
+    return q_rows(t).slice(1, 0, b.w.qkv.rows() + more_columns);
+  }
+  AdapterCall mlp_adapter() const { return keeping(adapter(&ApplicationAdapters::mlp), b.scratch.mlp_low); }
+  static AdapterCall keeping(AdapterCall a, const Tensor& low) {
+    if (low) a.low = low, a.low_kept = true;
+    return a;
+  }
+  void show(MatrixInput which, const Tensor& x) const {
+    if (call.inputs != nullptr) call.inputs->seen(which, application.layer, x);
+  }
+
+  const CallContext& call;
+  const GptConfig& config;
+  const BlockTensors& b;
+  const Application& application;
+  int64_t begin = 0, end;  // the tokens that views show
+  bool of_block = false;   // merged and mixed rows are those of one block
+};
+
+}  // namespace ingot::detail

@@ -1,0 +1,21 @@
+#pragma once
+// Floating-point operations that a model's definition asks for, a multiply-add as two: those of matrices and of
+// attention's two products, nothing else, and nothing twice (what an implementation computes again does not count).
+#include <cstdint>
+#include <vector>
+
+#include "ingot/models/gpt/config/config.h"
+
+namespace ingot {
+
+struct GptFlops {
+  double per_token = 0;  // matrices of all applications, and the head
+  double per_pair = 0;   // a token that attends to one (itself, or one before it in its segment), in all applications
+};
+// Forward; a training pass, forward and backward, is three times that.
+GptFlops forward_flops(const GptConfig& config, bool looping);
+
+// Pairs of the segments [cu_seqlens[i], cu_seqlens[i + 1]): causal, and within the window where there is one.
+double attended_pairs(const std::vector<int32_t>& cu_seqlens, int64_t window);
+
+}  // namespace ingot

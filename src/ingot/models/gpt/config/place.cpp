@@ -1,0 +1,36 @@
+#include "ingot/models/gpt/config/place.h"
+
+#include "ingot/core/check.h"
+#include "ingot/core/dispatch.h"
+#include "ingot/gpu/device.h"
+
+namespace ingot {
+namespace {
+
+constexpr int64_t kWidestHead = 256;  // of attention on a GPU
+
+// Empty where a GPU runs the model; else what was found and expected.
+std::string misfit(const GptConfig& c) {
+  const auto text = [](const auto&... parts) { return ingot::detail::concat(parts...); };
+  if constexpr (!(INGOT_HAS_CUDA(ATTENTION) && INGOT_HAS_CUDA(LINEAR) && INGOT_HAS_CUDA(MUON)))
+    return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
+  if (gpu::device_count() == 0) return "found no GPU, expected one and its driver";
+  const gpu::DeviceInfo gpu = gpu::device_info();
+  if (gpu.major != 9 || gpu.minor != 0)
+    return text("found ", gpu.name, " of compute capability ", gpu.major, ".", gpu.minor, ", expected 9.0");
+  if (c.head_dim % 8 != 0 || c.head_dim > kWidestHead)
+    return text("found heads of ", c.head_dim, ", expected a multiple of 8 up to ", kWidestHead);
+  return {};
+}
+
+}  // namespace
+
+GptPlace place_of_gpt(const GptConfig& config, DeviceChoice choice) {
+  if (choice == DeviceChoice::cpu) return {};
+  const std::string found = misfit(config);
+  if (found.empty()) return {.device = {Device::cuda, 0}, .note = {}};
+  if (choice == DeviceChoice::cuda) fail(ErrorCode::unsupported, "device cuda: ", found);
+  return {.device = {}, .note = gpu::device_count() > 0 ? "on the CPU: " + found : std::string()};
+}
+
+}  // namespace ingot

@@ -1,0 +1,27 @@
+#pragma once
+// The order in which blocks run. A layer program is built once per recurrence state; weights are indexed by physical
+// layer, activations, caches and adapters by application.
+#include <vector>
+
+#include "ingot/models/gpt/config/config.h"
+
+namespace ingot {
+
+struct Application {
+  int layer = 0;              // physical
+  int skip_slot = -1;         // decoder position whose skip weights merge before this application, or -1
+  int skip_from = -1;         // application whose output is merged, or -1
+  bool pushes = false;        // an encoder application: its output is kept for a skip
+  bool lanes = false;         // a two-lane block
+  bool enters_lanes = false;  // the first of them: both lanes start as copies of x
+  bool exclude_self = false;
+};
+struct LayerProgram {
+  std::vector<Application> applications;
+  bool looping = false;
+};
+LayerProgram layer_program(const GptConfig& config, bool looping);
+// Skip slots of the config: the larger of its programs' counts.
+int skip_slots(const GptConfig& config);
+
+}  // namespace ingot

@@ -1,0 +1,39 @@
+#pragma once
+// Keys and values of generation, which outlive a call.
+#include <cstdint>
+#include <vector>
+
+#include "ingot/core/memory/arena.h"
+#include "ingot/models/gpt/config/program.h"
+
+namespace ingot {
+
+// Keys and values of every application for `sequences` sequences of up to `capacity` tokens.
+class GptCache {
+ public:
+  GptCache(const GptConfig& config, const LayerProgram& program, int64_t sequences, int64_t capacity, DType dtype,
+           Allocator& memory = system_memory());
+  int64_t sequences() const { return int64_t(lengths_.size()); }
+  int64_t capacity() const { return capacity_; }
+  Device device() const { return arena_.device(); }
+  int64_t length(int64_t sequence) const { return lengths_[size_t(sequence)]; }
+  void truncate(int64_t sequence, int64_t length);  // forgets tokens beyond `length`
+  void advance(int64_t sequence, int64_t tokens);   // after every application has written them
+  const Tensor& keys(int application) const { return k_[size_t(application)]; }
+  const Tensor& values(int application) const { return v_[size_t(application)]; }
+
+ private:
+  Arena arena_;
+  int64_t capacity_;
+  std::vector<Tensor> k_, v_;  // per application (sequences * capacity, Hkv, D)
+  std::vector<int64_t> lengths_;
+};
+
+// A call's segments go on where sequences of a cache end: segment s continues sequence sequences[s].
+struct CachedSegments {
+  GptCache& cache;
+  const std::vector<int64_t>& sequences;
+  int64_t window = 0;  // keys that a token may see at most, the call's own included; 0: all
+};
+
+}  // namespace ingot

@@ -1,0 +1,187 @@
+// Generation on a GPU: prompts as the host gives them, then a CUDA graph a token.
+#include <algorithm>
+#include <memory>
+#include <numeric>
+
+#include "ingot/gpu/allocator.h"
+#include "ingot/gpu/device.h"
+#include "ingot/kernels/copy/copy.h"
+#include "ingot/kernels/sampling/sampling.h"
+#include "ingot/models/gpt/generate/cache.h"
+#include "ingot/models/gpt/generate/decoder.h"
+#include "ingot/models/gpt/generate/device_weights.h"
+#include "ingot/models/host_decoder.h"
+
+namespace ingot {
+namespace {
+
+class DeviceGptDecoder final : public HostDecoder {
+ public:
+  DeviceGptDecoder(const GptConfig& c, const Tensor& weights, bool looping, Device device, int64_t slots,
+                   const GptAdapters* adapters)
+      : HostDecoder(slots),
+        config_(c),
+        device_(device),
+        own_stream_(stream_on(device)),
+        stream_(*own_stream_),
+        weights_(weights, device, stream_),
+        adapters_(adapters != nullptr ? *adapters : GptAdapters()),
+        model_(c, gpt_types(device),
+               {.capacity = c.context,
+                .looping = looping,
+                .max_adapter_rank = adapters != nullptr ? adapters->head.a.size(1) : 0,
+                .device = device,
+                .stream = stream_}),
+        cache_(c, model_.program(), slots, c.context, gpt_types(device).compute, gpu::memory_of(device)),
+        memory_(device_bytes(c), gpu::memory_of(device)),
+        pinned_(kWords * Arena::aligned(DType::i32, {1}) + Arena::aligned(DType::i32, {1}), gpu::pinned_memory()),
+        tokens_(memory_.take(DType::i32, {c.context})),
+        positions_(memory_.take(DType::i32, {c.context})),
+        cu_(memory_.take(DType::i32, {2})),
+        now_(memory_.take(DType::i32, {kWords})),
+        drawn_(memory_.take(DType::i32, {1})),
+        logits_(memory_.take(DType::f32, {1, c.vocab})),
+        next_(pinned_.take(DType::i32, {kWords})),
+        answer_(pinned_.take(DType::i32, {1})),
+        graphs_(size_t(slots)) {
+    gpu::synchronize(device_, stream_);  // the host's weights may go
+  }
+
+  int64_t vocab() const override { return config_.vocab; }
+  int64_t context() const override { return config_.context; }
+  int64_t batch() const override { return config_.context; }
+  Device device() const override { return device_; }
+
+ private:
+  // What changes with each token, as it lies on the GPU: the token, its position, cu of its query and of the keys with
+  // it, the draw's step. Two words stand apart so that tensors begin at multiples of eight bytes.
+  static constexpr int64_t kToken = 0, kPosition = 2, kCu = 4, kStep = 8, kWords = 10;
+
+  static std::unique_ptr<gpu::OwnedStream> stream_on(Device device) {
+    const gpu::DeviceGuard guard(device.index);
+    return std::make_unique<gpu::OwnedStream>();
+  }
+  static int64_t device_bytes(const GptConfig& c) {
+    return 2 * Arena::aligned(DType::i32, {c.context}) + 3 * Arena::aligned(DType::i32, {kWords}) +
+           Arena::aligned(DType::f32, {c.vocab});
+  }
+
+  const GptAdapters* adapters() const { return adapters_.applications.empty() ? nullptr : &adapters_; }
+  void start(int slot) override { cache_.truncate(slot, 0); }
+  int64_t held(int slot) const override { return cache_.length(slot); }
+  int64_t cut(int slot, int64_t length) override {
+    cache_.truncate(slot, length);
+    return length;
+  }
+  void extend_slot(int slot, std::span<const int32_t> tokens, Rows rows, const Take& take) override {
+    const gpu::DeviceGuard guard(device_.index);
+    const int64_t n = int64_t(tokens.size()), begin = held(slot);
+    std::vector<int32_t> ids(tokens.begin(), tokens.end()), positions(tokens.size()), wanted;
+    std::iota(positions.begin(), positions.end(), int32_t(begin));
+    int32_t cu[2] = {0, int32_t(n)};
+    for (int64_t t = rows == Rows::all ? 0 : n - 1; t < n; ++t) wanted.push_back(int32_t(t));
+    const int64_t count = int64_t(wanted.size());
+    const auto send = [&](int32_t* from, const Tensor& to, int64_t numbers) {
+      const Tensor part = to.slice(0, 0, numbers);
+      copy({.from = Tensor(from, {numbers}), .to = part}, stream_);
+      return part;
+    };
+    const TokenBatch batch{.tokens = send(ids.data(), tokens_, n),
+                           .positions = send(positions.data(), positions_, n),
+                           .cu_seqlens = send(cu, cu_, 2),
+                           .host_positions = Tensor(positions.data(), {n}),
+                           .host_cu_seqlens = Tensor(cu, {2})};
+    // Several rows are asked for by those who score text; memory for them is taken when they are.
+    Arena room;
+    if (count > 1) room = Arena(Arena::aligned(DType::f32, {count, config_.vocab}), gpu::memory_of(device_));
+    const Tensor there = count > 1 ? room.take(DType::f32, {count, config_.vocab}) : logits_;
+    model_.extend(weights_.weights(), batch, {slot}, cache_, Tensor(wanted.data(), {count}), there, adapters());
+    host_logits_.resize(size_t(count * config_.vocab));
+    const Tensor here(host_logits_.data(), {count, config_.vocab});
+    copy({.from = there, .to = here}, stream_);
+    gpu::synchronize(device_, stream_);
+    take(begin + n - count, here);
+  }
+
+  // A graph for each slot: of the draws that were asked for last.
+  struct Recorded {
+    std::unique_ptr<gpu::Graph> graph;
+    int64_t vocab = 0;
+    SamplingOptions sampling;
+    uint64_t seed = 0;
+    bool is(int64_t v, const SamplingOptions& o, uint64_t s) const {
+      return graph && vocab == v && seed == s && sampling.temperature == o.temperature && sampling.top_k == o.top_k &&
+             sampling.top_p == o.top_p && sampling.min_p == o.min_p;
+    }
+  };
+  int32_t drawn_after(int slot, int32_t token, int64_t vocab, const SamplingOptions& o, uint64_t seed,
+                      uint32_t step) override {
+    const gpu::DeviceGuard guard(device_.index);
+    const int64_t n = held(slot);
+    if (n == 0 || n >= config_.context) return -1;  // extend() says what is wrong
+    int32_t* const word = next_.ptr<int32_t>();
+    word[kToken] = token;
+    word[kPosition] = int32_t(n);
+    word[kCu] = word[kCu + 2] = 0, word[kCu + 1] = 1, word[kCu + 3] = int32_t(n + 1);
+    word[kStep] = int32_t(step);
+    Recorded& r = graphs_[size_t(slot)];
+    if (!r.is(vocab, o, seed)) {
+      const auto work = [&] { one_token(slot, vocab, o, seed); };
+      work();  // prepares what a recording could not
+      gpu::synchronize(device_, stream_);
+      r = {.graph = std::make_unique<gpu::Graph>(stream_, work), .vocab = vocab, .sampling = o, .seed = seed};
+    }
+    r.graph->launch(stream_);
+    gpu::synchronize(device_, stream_);
+    cache_.advance(slot, 1);
+    const int32_t drawn = *answer_.ptr<int32_t>();
+    if (drawn < 0) {
+      cache_.truncate(slot, n);
+      fail(ErrorCode::numeric, "sample: found logits that are not numbers after token ", token, " at position ", n,
+           ", expected numbers");
+    }
+    return drawn;
+  }
+  void one_token(int slot, int64_t vocab, const SamplingOptions& o, uint64_t seed) {
+    copy({.from = next_, .to = now_}, stream_);
+    const auto word = [&](int64_t at, int64_t count) { return now_.slice(0, at, at + count); };
+    const Tensor cu = word(kCu, 2), cached = word(kCu, 4).reshape({1, 2, 2});
+    int32_t host_cu[2] = {0, 1};
+    const TokenBatch batch{.tokens = word(kToken, 1),
+                           .positions = word(kPosition, 1),
+                           .cu_seqlens = cu,
+                           .host_positions = next_.slice(0, kPosition, kPosition + 1),
+                           .host_cu_seqlens = Tensor(host_cu, {2})};
+    model_.next(weights_.weights(), batch, slot, cache_, cached, logits_, adapters());
+    sample({.logits = logits_.slice(1, 0, vocab),
+            .tokens = drawn_,
+            .options = o,
+            .seed = seed,
+            .step_there = word(kStep, 1)},
+           stream_);
+    copy({.from = drawn_, .to = answer_}, stream_);
+  }
+
+  GptConfig config_;
+  Device device_;
+  std::unique_ptr<gpu::OwnedStream> own_stream_;  // the default stream cannot be recorded
+  Stream stream_;
+  DeviceWeights weights_;
+  GptAdapters adapters_;
+  Gpt model_;
+  GptCache cache_;
+  Arena memory_, pinned_;
+  Tensor tokens_, positions_, cu_, now_, drawn_, logits_;
+  Tensor next_, answer_;  // pinned
+  std::vector<float> host_logits_;
+  std::vector<Recorded> graphs_;
+};
+
+}  // namespace
+
+std::unique_ptr<Decoder> make_device_decoder(const GptConfig& config, const Tensor& weights, bool looping,
+                                             Device device, int64_t slots, const GptAdapters* adapters) {
+  return std::make_unique<DeviceGptDecoder>(config, weights, looping, device, slots, adapters);
+}
+
+}  // namespace ingot

@@ -1,0 +1,166 @@
+// Generation on a GPU beside the CPU, and its graphs beside what it does without.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "ingot/models/gpt/generate/decoder.h"
+#include "ingot/models/gpt/generate/device_weights.h"
+#include "ingot/models/gpt/gpt_variants.test.h"
+#include "ingot/testing/gpu_test.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+using testing::Buffer;
+
+const Device kGpu{Device::cuda, 0};
+
+class DeviceDecoderCuda : public testing::GpuTest<> {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (testing::kEmulated) GTEST_SKIP() << "the emulator has no tensor cores of Hopper";
+  }
+};
+
+// Weights of ordinary size: those that training begins with give even logits.
+Buffer weights_of(const GptConfig& c) {
+  const ParameterLayout layout(c);
+  Buffer flat(DType::f32, {layout.padded_count()});
+  fill_zero(flat);
+  initialise(c, layout, flat, 3);
+  for (const Parameter& p : layout.all())
+    if (p.kind != ParameterKind::scalar) {
+      Buffer random(DType::f32, p.shape);
+      testing::fill_normal(random, uint64_t(p.offset) + 1, 1.5 / std::sqrt(double(p.shape[-1])));
+      testing::assign(layout.view(flat, p), testing::values(random));
+    }
+  return flat;
+}
+std::vector<testing::Variant> models() {
+  std::vector<testing::Variant> all = testing::variants();
+  for (testing::Variant& v : all)
+    if (v.config.factorised()) v.config.embed_dim = 16;
+  return all;
+}
+const std::vector<int32_t> kPrompt{3, 1, 4, 1, 5};
+
+// A document's adapters, each of which adds a third of what a layer gives; no rank: none.
+struct Adapters {
+  Adapters(const GptConfig& c, bool looping, int64_t rank) {
+    if (rank == 0) return;
+    const AdapterLayout layout(c, layer_program(c, looping), rank);
+    numbers.resize(size_t(layout.numbers()));
+    const Tensor flat(numbers.data(), {layout.numbers()});
+    uint64_t seed = 1000;
+    for (const NamedTensor& t : layout.named(flat)) {
+      const bool first = t.name.ends_with(".a");
+      testing::fill_normal(t.tensor, ++seed, (first ? 1 : 0.3) / std::sqrt(double(t.tensor.size(1))));
+    }
+    cpu = std::make_unique<DeviceAdapters>(layout, flat, Device(), Stream());
+    gpu = std::make_unique<DeviceAdapters>(layout, flat, kGpu, Stream());
+    gpu::synchronize(kGpu, {});
+  }
+  static const GptAdapters* of(const std::unique_ptr<DeviceAdapters>& a) { return a ? &a->views() : nullptr; }
+  std::vector<float> numbers;
+  std::unique_ptr<DeviceAdapters> cpu, gpu;
+};
+
+double apart(const std::vector<float>& a, const std::vector<float>& b) {
+  double squares = 0;
+  for (size_t i = 0; i < a.size(); ++i) squares += std::pow(double(a[i]) - double(b[i]), 2);
+  return std::sqrt(squares / double(a.size()));
+}
+
+TEST_F(DeviceDecoderCuda, LogitsAreThoseOfTheCpuUpToRoundings) {
+  for (const auto& [name, c, looping] : models()) {
+    std::vector<float> plain;
+    for (const int64_t rank : {0, 8, 3}) {
+      SCOPED_TRACE(::testing::Message() << name << ", adapters of rank " << rank);
+      const Buffer weights = weights_of(c);
+      const Adapters adapters(c, looping, rank);
+      std::vector<float> seen[2];
+      for (const bool gpu : {false, true}) {
+        const auto decoder = gpu ? make_device_decoder(c, weights, looping, kGpu, 1, Adapters::of(adapters.gpu))
+                                 : make_decoder(c, weights, looping, Products::fp32, 1, Adapters::of(adapters.cpu));
+        Sequence s(*decoder);
+        const auto take = [&](int64_t, const Tensor& logits) {
+          const float* from = logits.ptr<float>();
+          seen[gpu].insert(seen[gpu].end(), from, from + logits.numel());
+        };
+        ASSERT_TRUE(s.extend(kPrompt, Decoder::Rows::all, take));
+        ASSERT_TRUE(s.extend(std::vector<int32_t>{9, 2}, Decoder::Rows::all, take));  // goes on in the cache
+      }
+      ASSERT_EQ(seen[0].size(), seen[1].size());
+      // Each application rounds some 15 rows to bf16 on the way to logits of size 2, with adapters two more each of
+      // five.
+      const double rows = double(layer_program(c, looping).applications.size()) * (rank > 0 ? 25 : 15);
+      const double allowed = testing::roundoff(DType::bf16) * std::sqrt(2 * rows) * 2, off = apart(seen[0], seen[1]);
+      EXPECT_LT(off, allowed);
+      std::printf("%s, rank %d: logits off by %.4f of %.4f allowed\n", name.c_str(), int(rank), off, allowed);
+      if (rank == 0)
+        plain = seen[0];
+      else
+        EXPECT_GT(apart(seen[0], plain), 2 * allowed) << "the adapters change nothing that would be seen";
+    }
+  }
+}
+
+// With logprobs the logits come to the host, which draws.
+TEST_F(DeviceDecoderCuda, GraphsDrawWhatTheHostDraws) {
+  for (const int64_t rank : {0, 8})
+    for (const auto& [name, c, looping] : models()) {
+      SCOPED_TRACE(::testing::Message() << name << ", adapters of rank " << rank);
+      const Buffer weights = weights_of(c);
+      const Adapters adapters(c, looping, rank);
+      const auto decoder = make_device_decoder(c, weights, looping, kGpu, 1, Adapters::of(adapters.gpu));
+      for (const SamplingOptions& o :
+           {SamplingOptions{.temperature = 0}, SamplingOptions{}, SamplingOptions{.top_k = 5, .top_p = 0.9}}) {
+        std::vector<int32_t> drawn[2];
+        for (const bool host : {false, true}) {
+          Sequence s(*decoder);
+          ASSERT_TRUE(s.extend(kPrompt));
+          for (int part = 0; part < 2; ++part) {  // a second call goes on with the waiting token
+            const Drawn d = s.draw(
+                {.sampling = o, .seed = 7, .step = uint32_t(8 * part), .vocab = c.vocab - 2, .logprobs = host ? 0 : -1},
+                8);
+            drawn[host].insert(drawn[host].end(), d.tokens.begin(), d.tokens.end());
+          }
+        }
+        EXPECT_EQ(drawn[0], drawn[1]);
+        EXPECT_EQ(drawn[0].size(), 16u);
+        EXPECT_LT(*std::max_element(drawn[0].begin(), drawn[0].end()), c.vocab - 2);
+      }
+    }
+}
+
+TEST_F(DeviceDecoderCuda, SlotsDoNotSeeEachOtherAndAFullContextEnds) {
+  const GptConfig c = testing::small_nano();
+  const Buffer weights = weights_of(c);
+  const auto decoder = make_device_decoder(c, weights, false, kGpu, 2);
+  const DrawOptions greedy{.sampling = {.temperature = 0}};
+  std::vector<int32_t> alone;
+  {
+    Sequence s(*decoder);
+    s.extend(kPrompt);
+    alone = s.draw(greedy, 100).tokens;
+  }
+  EXPECT_EQ(int64_t(alone.size()), c.context - int64_t(kPrompt.size()) + 1);  // the last one waits
+  Sequence a(*decoder), b(*decoder);
+  a.extend(kPrompt), b.extend(std::vector<int32_t>{7, 7, 2});
+  std::vector<int32_t> beside;
+  for (int i = 0; i < 10; ++i) {
+    const Drawn d = a.draw(greedy, 1);
+    beside.push_back(d.tokens[0]);
+    b.draw(greedy, 1);
+  }
+  EXPECT_EQ(beside, std::vector<int32_t>(alone.begin(), alone.begin() + 10));
+  a.rewind(int64_t(kPrompt.size()) - 1);  // forgets what was drawn
+  a.extend(std::vector<int32_t>{kPrompt.back()});
+  EXPECT_EQ(a.draw(greedy, 3).tokens, std::vector<int32_t>(alone.begin(), alone.begin() + 3));
+}
+
+}  // namespace
+}  // namespace ingot

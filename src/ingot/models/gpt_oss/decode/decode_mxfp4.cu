@@ -1,5 +1,0 @@
-#include "ingot/models/gpt_oss/decode/phases.cuh"
-
-namespace ingot::gpt_oss_decode {
-template struct Phases<WeightFormat::mxfp4>;
-}  // namespace ingot::gpt_oss_decode

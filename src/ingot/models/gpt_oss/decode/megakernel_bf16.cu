@@ -1,5 +1,0 @@
-#include "ingot/models/gpt_oss/decode/megakernel.cuh"
-
-namespace ingot::gpt_oss_decode {
-template struct Megakernel<WeightFormat::bf16>;
-}  // namespace ingot::gpt_oss_decode

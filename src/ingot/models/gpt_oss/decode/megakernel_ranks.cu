@@ -1,7 +1,0 @@
-#include "ingot/models/gpt_oss/decode/megakernel.cuh"
-
-namespace ingot::gpt_oss_decode {
-template struct RankMegakernel<WeightFormat::bf16>;
-template struct RankMegakernel<WeightFormat::fp8>;
-template struct RankMegakernel<WeightFormat::mxfp4>;
-}  // namespace ingot::gpt_oss_decode

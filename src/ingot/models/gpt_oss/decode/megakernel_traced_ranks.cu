@@ -1,7 +1,0 @@
-#include "ingot/models/gpt_oss/decode/megakernel.cuh"
-
-namespace ingot::gpt_oss_decode {
-template struct TracedRankMegakernel<WeightFormat::bf16>;
-template struct TracedRankMegakernel<WeightFormat::fp8>;
-template struct TracedRankMegakernel<WeightFormat::mxfp4>;
-}  // namespace ingot::gpt_oss_decode
