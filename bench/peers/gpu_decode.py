@@ -23,8 +23,8 @@ import torch
 import synthetic_gguf
 from gpu_common import Native, ceilings, gpu_state, parsed, picked, program_options, write_report
 
-# Of each model what one process times: contexts, whole answers (tokens of the prompt and of what follows), sequences of a step, hand-offs.
-MODELS = [dict(size="120b", dense="bf16", contexts=(128, 1024, 8192, 32768, 130000), answers=((100, 100), (1024, 100), (1024, 1024), (2048, 2048)), handoffs=True),
+# Of each model what one process times: contexts, whole answers (tokens of the prompt and of what follows), sequences of a step, grid barriers.
+MODELS = [dict(size="120b", dense="bf16", contexts=(128, 1024, 8192, 32768, 130000), answers=((100, 100), (1024, 100), (1024, 1024), (2048, 2048)), grid_barriers=True),
           dict(size="120b", dense="bf16", streams=(1, 2, 4, 8)),
           dict(size="120b", dense="fp8", contexts=(1024,)),
           dict(size="120b", dense="mxfp4", contexts=(1024, 32768), streams=(1, 8)),
@@ -52,8 +52,8 @@ def ask(model, ingot):
         line += ["--answers", ",".join(f"{a}:{b}" for a, b in model["answers"])]
     if "streams" in model:
         line += ["--streams", listed(model["streams"])]
-    if model.get("handoffs"):
-        line += ["--handoffs"]
+    if model.get("grid_barriers"):
+        line += ["--grid-barriers"]
     done = subprocess.run(line, capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{label(model)}: {done.stderr.strip()}")
@@ -86,8 +86,8 @@ def rows(model, found):
         if s["streams"] > 1:
             out.append(row(f"{what}, {s['streams']} sequences a step", [s["streams"], found["context"]], s["mean_ms"], {"one_by_one": s["streams"] * one},
                            limit_ms(s["step_bytes"]), step=s, note=f", {s['experts_a_layer']:.1f} experts a layer"))
-    for load, times in found.get("handoffs", {}).items():
-        out.append(row(f"a hand-off, {load}: stamped words behind a barrier", [132], times["stamped_us"] * 1e-3,
+    for load, times in found.get("grid_barriers", {}).items():
+        out.append(row(f"a grid barrier, {load}: stamped words behind a barrier", [132], times["stamped_us"] * 1e-3,
                        {"fenced": times["fenced_us"] * 1e-3, "polled": times["polled_us"] * 1e-3}, times["barrier_us"] * 1e-3))
     return out
 
@@ -102,7 +102,7 @@ def said(r):
 
 
 def count(model):  # with a head in bf16 there is a screened one, too
-    return (2 if model["dense"] == "bf16" else 1) * len(model.get("contexts", ())) + len(model.get("answers", ())) + sum(n > 1 for n in model.get("streams", ())) + (2 if model.get("handoffs") else 0)
+    return (2 if model["dense"] == "bf16" else 1) * len(model.get("contexts", ())) + len(model.get("answers", ())) + sum(n > 1 for n in model.get("streams", ())) + (2 if model.get("grid_barriers") else 0)
 
 
 RIVAL = "llama.cpp"

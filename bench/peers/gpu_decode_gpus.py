@@ -67,8 +67,8 @@ def measure_prompts(case, counts, ingot, ceiling):
 
 def say(r):
     exchange = ("" if "exchange_idle" not in r else
-                f"; an exchange {r['exchange_idle']['exchange_us'] - r['exchange_idle']['handoff_us']:.2f} us more than a hand-off, under load "
-                f"{r['exchange_loaded']['exchange_us'] - r['exchange_loaded']['handoff_us']:.2f}")
+                f"; an exchange {r['exchange_idle']['exchange_us'] - r['exchange_idle']['grid_barrier_us']:.2f} us more than a grid barrier, under load "
+                f"{r['exchange_loaded']['exchange_us'] - r['exchange_loaded']['grid_barrier_us']:.2f}")
     print(f"{r['name']:76} {r['ours_us'] / 1e3:.3f} ms a token, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's {r['peers']['one GPU'] / 1e3:.3f}{exchange}",
           flush=True)
 

@@ -22,8 +22,8 @@ def replacement(module):
         return "found gate_up_proj, expected gate_proj and up_proj"
     if not all(name in module._modules for name in _LINEARS):
         return None
-    if misfit := _misfit(module):
-        return misfit
+    if unsupported_reason := _unsupported_reason(module):
+        return unsupported_reason
     verdict = _verify(module)
     if isinstance(verdict, str):
         return verdict
@@ -31,7 +31,7 @@ def replacement(module):
     return Replacement("gated MLP", f"{activation} gate", errors, _fused(own_forward(module), frozenset(errors), activation))
 
 
-def _misfit(module):
+def _unsupported_reason(module):
     for name in _LINEARS:
         child = getattr(module, name)
         if not isinstance(child, torch.nn.Linear):

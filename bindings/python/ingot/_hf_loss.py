@@ -30,8 +30,8 @@ def replacement(module):
         return "found a forward without a signature"
     if "labels" not in names:
         return None
-    if misfit := _misfit(module):
-        return misfit
+    if unsupported_reason := _unsupported_reason(module):
+        return unsupported_reason
     softcap = float(getattr(module.config, "final_logit_softcapping", None) or 0)
     verdict = _verify(module, original, names, softcap)
     if isinstance(verdict, str):
@@ -45,7 +45,7 @@ def _decoder_of(module):
     return module._modules.get(getattr(module, "base_model_prefix", ""))
 
 
-def _misfit(module):
+def _unsupported_reason(module):
     if not is_plain_linear(module.lm_head):
         return f"found lm_head of type {type(module.lm_head).__name__}, or watched, expected Linear"
     if module.lm_head.weight.is_meta:

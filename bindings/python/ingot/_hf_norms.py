@@ -17,8 +17,8 @@ _TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**
 
 def replacement(module):
     """A Replacement, or the reason why there is none, or None where the module is nothing like an RMSNorm."""
-    if misfit := _misfit(module):
-        return misfit if "rmsnorm" in type(module).__name__.lower().replace("_", "") else None
+    if unsupported_reason := _unsupported_reason(module):
+        return unsupported_reason if "rmsnorm" in type(module).__name__.lower().replace("_", "") else None
     if not takes_one_input(module):
         return "its forward takes more than one input"
     if module.weight.is_meta:
@@ -39,7 +39,7 @@ def _epsilon(module):
     return None
 
 
-def _misfit(module):
+def _unsupported_reason(module):
     """What keeps a module from being an RMSNorm by its structure, or None."""
     own = dict(module.named_parameters(recurse=False))
     children = [name for name, _ in module.named_children()]

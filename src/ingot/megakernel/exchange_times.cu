@@ -8,7 +8,7 @@
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/megakernel/exchange.cuh"
 #include "ingot/megakernel/exchange_times.h"
-#include "ingot/megakernel/handoff.cuh"
+#include "ingot/megakernel/grid_barrier.cuh"
 #include "ingot/megakernel/peers.h"
 #include "ingot/megakernel/traffic.cuh"
 
@@ -31,7 +31,7 @@ struct Timed {
   int64_t traffic_bytes;
 };
 struct TimedMemory {
-  HandoffMemory handoffs;
+  GridBarrierMemory grid_barriers;
   uint32_t done;
 };
 
@@ -55,8 +55,8 @@ __device__ void ping(const Timed& p, uint32_t first) {
 }
 
 __device__ void hand_over(const Timed& p, TimedMemory& m) {
-  const Handoffs<Team> handoffs(p.grid, m.handoffs);
-  handoffs.begin();
+  const GridBarriers<Team> grid_barriers(p.grid, m.grid_barriers);
+  grid_barriers.begin();
   const uint32_t each = (p.numbers + gridDim.x - 1) / gridDim.x, first = blockIdx.x * each,
                  end = min(first + each, p.numbers);
   uint64_t start = 0;
@@ -71,8 +71,8 @@ __device__ void hand_over(const Timed& p, TimedMemory& m) {
                     ? sum_of_ranks<1>(p.exchange, (1u << p.exchange.ranks) - 1, i, n, 0, p.grid.watch, 0)
                     : mine;
     }
-    handoffs.arrive();
-    handoffs.wait();
+    grid_barriers.arrive();
+    grid_barriers.wait();
     for (uint32_t n = 4 * threadIdx.x; n + 3 < p.numbers; n += 4 * kTeam) {
       const float4 v = __ldcg(reinterpret_cast<const float4*>(sums + n));
       read += v.x + v.y + v.z + v.w;

@@ -9,7 +9,7 @@ struct ExchangeTimes {  // microseconds
   // From a store on one GPU to the poll on another that sees it: half of there and back, as GPUs' clocks differ.
   double one_way = 0;
   double both_ways = 0;  // the same where the other GPU sends words of its own at the same time
-  double local = 0;      // of a hand-off within a GPU
+  double local = 0;      // of a grid barrier within a GPU
   double exchange = 0;   // of one that adds the numbers of all GPUs on the way
 };
 // What the other warps of all SMs do meanwhile, as fast as they can: nothing, read memory, read the next GPU's memory.

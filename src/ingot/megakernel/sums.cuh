@@ -30,8 +30,8 @@ template <int kPlaces> struct FixedSum {
   static constexpr float kOne = float(int64_t(1) << kPlaces);
 };
 
-// After a hand-off (handoff.cuh) and a first load(): again until what it brings is complete(). All have added by then,
-// so nearly always it is; where a wait of the grid gave up it may never be.
+// After a grid barrier (grid_barrier.cuh) and a first load(): again until what it brings is complete(). All have added
+// by then, so nearly always it is; where a wait of the grid gave up it may never be.
 template <class Load, class Complete>
 __device__ __forceinline__ void read_again(Load&& load, Complete&& complete, const gpu::Watch& watch) {
   constexpr uint32_t kMost = 1u << 26;  // only a bug takes so many

@@ -1,5 +1,5 @@
 #pragma once
-// Memory's load while hand-offs and exchanges are timed.
+// Memory's load while grid barriers and exchanges are timed.
 #include "ingot/gpu/ptx/memory.cuh"
 
 namespace ingot::megakernel {

@@ -1,8 +1,8 @@
 #pragma once
 // Weights on their way to a persistent kernel's block: one warp copies them, piece by piece in the order of their
-// use, into a ring of slots; teams of warps take the slots in turn. The ring runs on across hand-offs, for nobody
+// use, into a ring of slots; teams of warps take the slots in turn. The ring runs on across grid barriers, for nobody
 // writes weights. How many pieces are under way at once is bounded: what waits in the memory system delays the
-// hand-offs, what waits in the ring does not.
+// grid barriers, what waits in the ring does not.
 #include <cstdint>
 
 #include "ingot/gpu/tile/flag.cuh"

@@ -4,7 +4,7 @@
 
 namespace ingot::megakernel {
 
-// Three under way are the 37 KB an SM that memory needs to be busy; more delay the hand-offs.
+// Three under way are the 37 KB an SM that memory needs to be busy; more delay the grid barriers.
 constexpr uint32_t kSlotBytes = 12544, kMostSlots = 16;
 constexpr uint32_t kTeamWarps = 3, kTeams = 5;  // warps that share a piece, and how many times so many there are
 

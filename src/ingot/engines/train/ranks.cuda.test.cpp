@@ -54,7 +54,7 @@ std::vector<Course> train_shared(const RunConfig& c, const TemporaryDirectory& d
   return shared;
 }
 // What keeps so many GPUs from training together, in a line.
-std::string misfit(int world) {
+std::string unsupported_reason(int world) {
   const int found = gpu::device_count();
   if (found < world) return "found " + std::to_string(found) + " GPUs, expected at least " + std::to_string(world);
   return gpu::nccl_available() ? "" : gpu::nccl_version();
@@ -62,7 +62,7 @@ std::string misfit(int world) {
 
 // A sum of two numbers has one order, so two ranks of one pass each compute what one GPU does with both passes.
 TEST(RanksCuda, TwoGpusTrainAsOneBitForBit) {
-  if (const std::string why = misfit(2); !why.empty()) GTEST_SKIP() << why;
+  if (const std::string why = unsupported_reason(2); !why.empty()) GTEST_SKIP() << why;
   for (const bool golf : {true, false}) {
     TemporaryDirectory dir;
     const RunConfig c = run_of(golf, 2);
@@ -80,7 +80,7 @@ TEST(RanksCuda, TwoGpusTrainAsOneBitForBit) {
 // norm is one GPU's within 6 * 2^-24 of the passes' norms together, of which each is at most a few times the mean's: 16
 // is generous there, and far below what a lost or doubled pass would do (engines/train/ranks.test.cpp).
 TEST(RanksCuda, FourGpusTrainAsOneButForTheOrderOfSumsAndRepeatThemselves) {
-  if (const std::string why = misfit(4); !why.empty()) GTEST_SKIP() << why;
+  if (const std::string why = unsupported_reason(4); !why.empty()) GTEST_SKIP() << why;
   for (const bool golf : {true, false}) {
     TemporaryDirectory dir;
     const RunConfig c = run_of(golf, 4);

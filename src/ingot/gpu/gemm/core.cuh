@@ -11,9 +11,9 @@
 //     using Epilogue = gemm::Store<bf16>;                            what becomes of the sums: epilogue.cuh
 //     gemm::launch<MyProduct>("my_op", {.a = A::params<2>("my_op: x", x), .b = ..., .schedule = Schedule::of(...),
 //                             .epilogue = ...}, device, stream);
-// Each of the four may be the room's own, if it has the members that those headers name. linear/core_product.cuh is the
-// plainest user; swiglu/gated.cuh has two products in a tile, in K and in a batch. Weights that are decoded on their
-// way have a kernel of their own on this ring of stages, kernels/grouped (docs/matrix-products.md says why).
+// Each of the four may be the room's own, if it has the members that those headers name. linear/cuda/core_product.cuh
+// is the plainest user; swiglu/gated.cuh has two products in a tile, in K and in a batch. Weights that are decoded on
+// their way have a kernel of their own on this ring of stages, kernels/grouped (docs/matrix-products.md says why).
 //
 // Each sum is formed by one thread in one order, so results repeat bit for bit.
 #include <cstdint>

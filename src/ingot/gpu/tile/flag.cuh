@@ -8,7 +8,7 @@
 // The last three return false when they gave up. A kernel may ignore that and run on as long as no address or loop
 // bound depends on what it waited for; before its end it calls leave(), for copies may still be under way.
 // Two count polls instead, for which a clock costs too much, and trap: a cluster's sums (reduce.cuh) and words of which
-// a hand-off said that they come (megakernel/sums.cuh).
+// a grid barrier said that they come (megakernel/sums.cuh).
 #include <cstdint>
 
 #include "ingot/gpu/ptx/atomics.cuh"

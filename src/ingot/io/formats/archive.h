@@ -22,7 +22,7 @@ constexpr int32_t kArchiveVersion = 1;
 struct ArchiveEntry {
   std::string name;
   std::string format;  // "f32", "bf16", "fp8", "mxfp4", "bytes": what the numbers are
-  std::string layout;  // "plain" or "granules": how they lie
+  std::string layout;  // "plain" or "weight tiles": how they lie
   std::vector<int64_t> shape;
   int64_t bytes = 0;
   int64_t offset = 0;  // in the file

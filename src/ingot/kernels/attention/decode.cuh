@@ -12,7 +12,7 @@
 #include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/ptx/mma.cuh"
 #include "ingot/kernels/attention/decode_params.h"
-#include "ingot/kernels/quant/granule_product.cuh"
+#include "ingot/kernels/quant/weight_tile_product.cuh"
 
 namespace ingot::decode_attention {
 
@@ -241,10 +241,10 @@ struct Total {
 // Numbers d to d + 3 of a row.
 __device__ __forceinline__ void put_result(const Params& p, Query q, uint32_t d, Total& total, float sink) {
   total.finish(sink);
-  char* const column = p.mixed + q.token * granules::column_bytes(p.heads * p.dim);
+  char* const column = p.mixed + q.token * weight_tiles::column_bytes(p.heads * p.dim);
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i)
-    if (d + i < p.dim) granules::put(column, p.columns, q.head * p.dim + d + i, total.out[i]);
+    if (d + i < p.dim) weight_tiles::put(column, p.columns, q.head * p.dim + d + i, total.out[i]);
 }
 
 template <int kDim>

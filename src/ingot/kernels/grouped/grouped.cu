@@ -5,7 +5,7 @@
 #include "ingot/gpu/tma_map.h"
 #include "ingot/kernels/grouped/grouped_kernel.h"
 #include "ingot/kernels/grouped/schedule.h"
-#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/quant/weight_tiles.h"
 
 namespace ingot {
 
@@ -15,7 +15,7 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
   const bool gated = a.y.dtype == DType::bf16;
   INGOT_CHECK(a.x.dtype == DType::bf16, op, ": found x of ", a.x.dtype, ", expected bf16");
   INGOT_CHECK(gated || a.y.dtype == DType::f32, op, ": found y of ", a.y.dtype, ", expected f32, or bf16 for a gate");
-  INGOT_CHECK(has_granules(a.format), op, ": found weights of ", a.format, ", expected bf16, fp8 or mxfp4");
+  INGOT_CHECK(has_weight_tiles(a.format), op, ": found weights of ", a.format, ", expected bf16, fp8 or mxfp4");
   INGOT_CHECK_EQ(a.y.rows(), a.x.rows(), op, ": rows of y");
   INGOT_CHECK_EQ(a.y.cols() * (gated ? 2 : 1), a.n, op, ": columns of y");
   INGOT_CHECK(!gated || !a.add, op, ": found add beside a gate, expected one of the two");
@@ -27,7 +27,7 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
   if (a.x.rows() == 0 || a.n == 0 || a.groups == 0) return;
   const int device = a.x.device.index;
   const int64_t blocks = gpu::sm_count(device);
-  const TileShape tile = pick_tile(a.x.rows(), a.groups, granule_bands(a.n), blocks, a.format, gated);
+  const TileShape tile = pick_tile(a.x.rows(), a.groups, weight_tile_bands(a.n), blocks, a.format, gated);
   const int64_t span = span_of(a.format, tile.kernel);
   Params p{.x = gpu::tensor_map("grouped_linear: x", a.x,
                                 {.rows = box_rows(tile.kernel), .cols = 64, .swizzle = tile::Swizzle::b128}),
@@ -38,8 +38,8 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
            .y = a.y.data,
            .y_stride = a.y.row_stride(),
            .groups = uint32_t(a.groups),
-           .bands = uint32_t(granule_bands(a.n)),
-           .granules = uint32_t(granule_padded_cols(a.x.cols()) / kGranuleCols),
+           .bands = uint32_t(weight_tile_bands(a.n)),
+           .weight_tiles = uint32_t(weight_tile_padded_cols(a.x.cols()) / kWeightTileCols),
            .n = uint32_t(a.n),
            .tile_rows = uint32_t(tile.rows),
            .add = a.add,
@@ -49,7 +49,7 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
   p.weights =
       gpu::tensor_map("grouped_linear: w",
                       Tensor(const_cast<uint8_t*>(a.w), DType::f64, {a.groups * p.bands, p.band_bytes / 8}, a.x.device),
-                      {.rows = tile.bands, .cols = int(span * granule_bytes(a.format) / 8)});
+                      {.rows = tile.bands, .cols = int(span * weight_tile_bytes(a.format) / 8)});
   p.matrix_bytes = p.bands * p.band_bytes;
   if (a.format == WeightFormat::bf16) return launch<WeightFormat::bf16>(p, tile, gated, blocks, device, stream);
   if (a.format == WeightFormat::fp8) return launch<WeightFormat::fp8>(p, tile, gated, blocks, device, stream);

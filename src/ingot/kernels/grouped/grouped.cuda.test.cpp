@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "ingot/kernels/grouped/schedule.h"
-#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/testing/device_buffer.h"
 #include "ingot/testing/gpu_test.h"
 #include "ingot/testing/testing.h"
@@ -17,17 +17,17 @@ namespace {
 
 using testing::DeviceBuffer;
 
-// A bank of random matrices in a GPU's granules, on the host and on the GPU, and what its numbers are.
+// A bank of random matrices in a GPU's weight tiles, on the host and on the GPU, and what its numbers are.
 struct Bank {
   std::vector<uint8_t> memory;
   std::vector<double> numbers;  // (groups, n, k)
   gpu::DeviceMemory device;
 
   Bank(WeightFormat f, int64_t groups, int64_t n, int64_t k)
-      : memory(size_t(groups * granule_bands(n) * band_bytes(f, k))),
+      : memory(size_t(groups * weight_tile_bands(n) * band_bytes(f, k))),
         numbers(size_t(groups * n * k)),
         device(int64_t(memory.size())) {
-    const WeightMatrix bank = granules_at(memory.data(), f, groups, n, k);
+    const WeightMatrix bank = weight_tiles_at(memory.data(), f, groups, n, k);
     for (int64_t g = 0; g < groups; ++g) {
       std::vector<float> wide(size_t(n * k));
       const Tensor x(wide.data(), {n, k});
@@ -43,7 +43,7 @@ struct Bank {
         testing::assign(rows.data, std::vector<double>(wide.begin(), wide.end()));
       else
         quantise(x, rows, {});
-      pack_granules(rows, bank.at(g));
+      pack_weight_tiles(rows, bank.at(g));
       dequantise(bank.at(g), Tensor(&numbers[size_t(g * n * k)], {n, k}), {});
     }
     to_device_order(bank);
@@ -139,7 +139,7 @@ TEST_F(GroupedCuda, EveryFormatTileAndForm) {
   check(WeightFormat::bf16, few, 6, 46, Form::plain);
 }
 
-// Of one matrix: tiles of 64 rows of weights, and steps of several granules that end beyond it.
+// Of one matrix: tiles of 64 rows of weights, and steps of several weight tiles that end beyond it.
 TEST_F(GroupedCuda, OneMatrixAndFewRows) {
   for (WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
     for (Form form : {Form::plain, Form::adds, Form::gated})

@@ -1,7 +1,8 @@
 #pragma once
 // The kernel: blocks stay for the whole product. A warp brings a stage at a time, 64 columns of 256 rows of weights as
-// granules (bulk copies) and of the tile's rows of x (a tensor copy); warpgroups turn granules into wgmma's A
-// operand in registers, which is what granules are ordered for, and multiply: rows of weights down, rows of x across.
+// weight tiles (bulk copies) and of the tile's rows of x (a tensor copy); warpgroups turn weight tiles into wgmma's A
+// operand in registers, which is what weight tiles are ordered for, and multiply: rows of weights down, rows of x
+// across.
 //
 // Codes of 4 and 8 bits become bf16 by moving bits, which leaves them smaller by 2^126 and 2^120; one multiplication
 // brings in the block's scale and most of that. What is left, kDrop, keeps large scales in bf16's range.
@@ -18,7 +19,7 @@
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/grouped/grouped_kernel.h"
 #include "ingot/kernels/grouped/schedule.h"
-#include "ingot/kernels/quant/granule_product.cuh"
+#include "ingot/kernels/quant/weight_tile_product.cuh"
 
 namespace ingot::grouped {
 
@@ -41,15 +42,16 @@ template <> constexpr float kDrop<WeightFormat::mxfp4> = 0x1p64f;
 // Tiles of at most so many rows of x are multiplied as such. A third width spills.
 template <WeightFormat F, int kRows> constexpr int kNarrow = narrow_of(F, kRows);
 
-// Granules of a band that come at a time. Waiting, handing back and addresses are some 40 instructions a warp and
+// Weight tiles of a band that come at a time. Waiting, handing back and addresses are some 40 instructions a warp and
 // stage, and instructions are what few rows wait for. What lies beyond a matrix is zeros, also of scales.
 template <WeightFormat F, int kRows> constexpr int kSpan = span_of(F, kRows);
-// Of these, what one group of products takes: a granule, or half of one where sums leave few registers.
+// Of these, what one group of products takes: a weight tile, or half of one where sums leave few registers.
 template <WeightFormat F, int kRows> constexpr bool kWhole = F == WeightFormat::mxfp4&& kRows <= 40;
 
 template <WeightFormat F, int kRows, int kTileBands> struct Memory {
-  static constexpr uint32_t kGranule = granules::Form<F>::kBytes, kGranules = kSpan<F, kRows>;
-  static constexpr uint32_t kA = kTileBands * kGranules * kGranule, kPanel = kRows * 128, kB = kGranules * kPanel;
+  static constexpr uint32_t kWeightTile = weight_tiles::Form<F>::kBytes, kWeightTiles = kSpan<F, kRows>;
+  static constexpr uint32_t kA = kTileBands * kWeightTiles * kWeightTile, kPanel = kRows * 128,
+                            kB = kWeightTiles * kPanel;
   static constexpr uint32_t kFit = (216 * 1024) / (kA + kB);
   static constexpr int kMost = kTileBands < 16 ? 12 : 8, kStages = kFit < kMost ? kFit : kMost;
   using Pipe = gemm::Pipeline<kStages, 1, gemm::Team::cooperative, Team<F, kRows, kTileBands>::kGroups>;
@@ -65,8 +67,8 @@ template <int kTileBands> __device__ __forceinline__ Walk walk_of(const Params& 
           blockIdx.x, gridDim.x};
 }
 template <WeightFormat F, int kRows> __device__ __forceinline__ uint32_t steps_of(const Params& p) {
-  constexpr uint32_t kGranules = kSpan<F, kRows>;
-  return (p.granules + kGranules - 1) / kGranules;
+  constexpr uint32_t kWeightTiles = kSpan<F, kRows>;
+  return (p.weight_tiles + kWeightTiles - 1) / kWeightTiles;
 }
 
 // By a warp, where tiles are claimed.
@@ -83,7 +85,7 @@ template <int kTileBands> __device__ __forceinline__ uint32_t count_tiles(const 
 template <WeightFormat F, int kRows, int kTileBands>
 __device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m, uint32_t tiles) {
   using M = Memory<F, kRows, kTileBands>;
-  constexpr uint32_t kBoxRows = box_rows(kRows), kBox = kBoxRows * 128, kGranules = M::kGranules;
+  constexpr uint32_t kBoxRows = box_rows(kRows), kBox = kBoxRows * 128, kWeightTiles = M::kWeightTiles;
   typename M::Pipe::Cursor at;
   Walk walk = walk_of<kTileBands>(p, m.offsets);
   const uint32_t steps = steps_of<F, kRows>(p), claims_at = steps > 4 ? steps - 4 : 0;
@@ -98,13 +100,13 @@ __device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m, uint32
     for (uint32_t step = 0; step < steps; ++step, at.advance()) {
       if (step == claims_at && p.claims != nullptr) claim = atomicInc(p.claims, tiles - 1);
       if (step == 0) say(at, t);
-      uint64_t* const full = M::Pipe::acquire(m.pipe, at, M::kA + kGranules * boxes * kBox);
-      ptx::tensor_load(m.a[at.stage], &p.weights, int(step * (kGranules * M::kGranule / 8)), int(band), full);
+      uint64_t* const full = M::Pipe::acquire(m.pipe, at, M::kA + kWeightTiles * boxes * kBox);
+      ptx::tensor_load(m.a[at.stage], &p.weights, int(step * (kWeightTiles * M::kWeightTile / 8)), int(band), full);
 #pragma unroll
-      for (uint32_t granule = 0; granule < kGranules; ++granule)
+      for (uint32_t weight_tile = 0; weight_tile < kWeightTiles; ++weight_tile)
         for (uint32_t box = 0; box < boxes; ++box)
-          ptx::tensor_load(m.b[at.stage] + granule * M::kPanel + box * kBox, &p.x,
-                           int((step * kGranules + granule) * 64), int(t.row + box * kBoxRows), full);
+          ptx::tensor_load(m.b[at.stage] + weight_tile * M::kPanel + box * kBox, &p.x,
+                           int((step * kWeightTiles + weight_tile) * 64), int(t.row + box * kBoxRows), full);
     }
     if (p.claims != nullptr) walk.next_tile = claimed_tile(claim, gridDim.x);
   }
@@ -112,8 +114,8 @@ __device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m, uint32
   M::Pipe::acquire(m.pipe, at, 0);
 }
 
-// So many steps of 16 columns of a granule in shared memory as A operands, from step kFirst on. `kept`: what reading
-// the first ones brings for the others.
+// So many steps of 16 columns of a weight tile in shared memory as A operands, from step kFirst on. `kept`: what
+// reading the first ones brings for the others.
 struct Kept {
   uint32_t codes[4], scales[2];
 };
@@ -127,16 +129,16 @@ __device__ __forceinline__ uint32_t multiply_by_half(uint32_t a, uint32_t b, int
   return *reinterpret_cast<const uint32_t*>(&product);
 }
 template <WeightFormat F, int kSteps>
-__device__ __forceinline__ void decode(uint32_t granule, int first, Kept& kept, uint32_t (&a)[kSteps][4]) {
+__device__ __forceinline__ void decode(uint32_t weight_tile, int first, Kept& kept, uint32_t (&a)[kSteps][4]) {
   const uint32_t lane = threadIdx.x % 32;
   if constexpr (F == WeightFormat::bf16) {
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) ptx::load_shared(a[s], granule + (first + s) * 512 + lane * 16);
+    for (int s = 0; s < kSteps; ++s) ptx::load_shared(a[s], weight_tile + (first + s) * 512 + lane * 16);
   } else if constexpr (F == WeightFormat::mxfp4) {
     if (first == 0) {
       uint32_t scales[1];
-      ptx::load_shared(kept.codes, granule + lane * 16);
-      ptx::load_shared(scales, granule + 512 + lane / 4 * 4);
+      ptx::load_shared(kept.codes, weight_tile + lane * 16);
+      ptx::load_shared(scales, weight_tile + 512 + lane / 4 * 4);
       kept.scales[0] = two_scales(scales[0] & 0x00ff00ffu);  // of row g, both blocks of 32 columns
       kept.scales[1] = two_scales(__byte_perm(scales[0], 0, 0x4341));
     }
@@ -145,9 +147,9 @@ __device__ __forceinline__ void decode(uint32_t granule, int first, Kept& kept, 
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         a[s][i] =
-            multiply_by_half(granules::two_of_mxfp4(kept.codes[first + s], i), kept.scales[i & 1], (first + s) / 2);
+            multiply_by_half(weight_tiles::two_of_mxfp4(kept.codes[first + s], i), kept.scales[i & 1], (first + s) / 2);
   } else {
-    // Granules hold four columns a lane, as products of 8 bits take them; those of 16 want two, and two 8 further.
+    // Weight tiles hold four columns a lane, as products of 8 bits take them; those of 16 want two, and two 8 further.
     constexpr uint32_t kUp = 0x5d805d80;  // 2^60
     const uint32_t g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -156,9 +158,9 @@ __device__ __forceinline__ void decode(uint32_t granule, int first, Kept& kept, 
       for (int i = 0; i < 4; ++i) {
         const uint32_t holder = 4 * g + i / 2 * 2 + t / 2, word = (first + s) % 2 * 2 + (i & 1);
         uint32_t w[1];
-        ptx::load_shared(w, granule + (first + s) / 2 * 512 + holder * 16 + word * 4);
+        ptx::load_shared(w, weight_tile + (first + s) / 2 * 512 + holder * 16 + word * 4);
         const uint32_t two = w[0] >> (t % 2 * 16);
-        a[s][i] = ptx::multiply_bf16x2(granules::even_of_fp8((two & 0xff) | (two & 0xff00) << 8), kUp);
+        a[s][i] = ptx::multiply_bf16x2(weight_tiles::even_of_fp8((two & 0xff) | (two & 0xff00) << 8), kUp);
       }
   }
 }
@@ -181,8 +183,8 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
     for (uint32_t& word : w) word = __shfl_sync(~0u, word, 0);
     return {w[0], w[1], w[2], w[3]};
   }
-  // All products of this tile, of so many rows of x. While those of a part of a granule run, the next part is decoded
-  // into other registers; a stage is handed back when the next one's first products are under way.
+  // All products of this tile, of so many rows of x. While those of a part of a weight tile run, the next part is
+  // decoded into other registers; a stage is handed back when the next one's first products are under way.
   template <int kWidth> __device__ __forceinline__ void multiply(float (&d)[kBlocks][kWidth / 2]) {
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r) ptx::fence_registers(d[r]);
@@ -202,8 +204,8 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
   uint32_t band_[kBlocks];  // of the tile, this warp's
 
  private:
-  static constexpr int kOfGranule = kWhole<F, kRows> ? 1 : 2, kSteps = 4 / kOfGranule;
-  static constexpr int kParts = kOfGranule * M::kGranules;  // of a stage
+  static constexpr int kOfWeightTile = kWhole<F, kRows> ? 1 : 2, kSteps = 4 / kOfWeightTile;
+  static constexpr int kParts = kOfWeightTile * M::kWeightTiles;  // of a stage
   using Part = uint32_t[kBlocks][kSteps][4];
   // A stage's products, the first of which is decoded in parts_[kFirst]; in the end that of the next stage is, in the
   // other of the two where parts are odd. Is there none?
@@ -214,7 +216,7 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
     const uint32_t b = __shfl_sync(~0u, b_ + at_.stage * M::kB, 0);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      issue<kWidth>(d, parts_[(kFirst + part) % 2], b + part / kOfGranule * M::kPanel, part, step > 0);
+      issue<kWidth>(d, parts_[(kFirst + part) % 2], b + part / kOfWeightTile * M::kPanel, part, step > 0);
       const bool more = part + 1 < kParts;
       if (!more && step + 1 == steps_) return true;
       ptx::wgmma_wait_group<1>();
@@ -230,10 +232,11 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
     return false;
   }
   __device__ __forceinline__ void decode_part(Part& a, int part) {
-    const uint32_t from = a_ + at_.stage * M::kA + part / kOfGranule * M::kGranule;
+    const uint32_t from = a_ + at_.stage * M::kA + part / kOfWeightTile * M::kWeightTile;
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r)
-      decode<F, kSteps>(from + band_[r] * (M::kGranules * M::kGranule), part % kOfGranule * kSteps, kept_[r], a[r]);
+      decode<F, kSteps>(from + band_[r] * (M::kWeightTiles * M::kWeightTile), part % kOfWeightTile * kSteps, kept_[r],
+                        a[r]);
   }
   template <int kWidth>
   __device__ __forceinline__ void issue(float (&d)[kBlocks][kWidth / 2], Part& a, uint32_t b, int part, bool adds) {
@@ -248,7 +251,7 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
       for (int r = 0; r < kBlocks; ++r)
         ptx::wgmma<bf16, kWidth>(
             d[r], a[r][s],
-            tile::operand<ptx::Major::k, tile::Swizzle::b128>(b, uint32_t(16 * (part % kOfGranule * kSteps + s))),
+            tile::operand<ptx::Major::k, tile::Swizzle::b128>(b, uint32_t(16 * (part % kOfWeightTile * kSteps + s))),
             adds || part > 0 || s > 0);
     ptx::wgmma_commit_group();
   }
@@ -280,8 +283,9 @@ template <WeightFormat F> __device__ __forceinline__ Ends ends_of(const Params& 
     e.scale[half] = kDrop<F>;
     if constexpr (F == WeightFormat::fp8)
       if (band < p.bands)
-        e.scale[half] *= reinterpret_cast<const float*>(p.w + t.group * p.matrix_bytes + band * p.band_bytes +
-                                                        size_t(p.granules) * granules::Form<F>::kBytes)[g + 8 * half];
+        e.scale[half] *=
+            reinterpret_cast<const float*>(p.w + t.group * p.matrix_bytes + band * p.band_bytes +
+                                           size_t(p.weight_tiles) * weight_tiles::Form<F>::kBytes)[g + 8 * half];
     e.bias[half] = p.bias != nullptr && n < p.n ? p.bias[size_t(t.group) * p.n + n] : 0;
   }
   return e;

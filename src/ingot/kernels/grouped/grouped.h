@@ -1,6 +1,6 @@
 #pragma once
-// Many rows times weights in granules (kernels/quant/granules.h), each group of rows with a matrix of its own: a
-// mixture of experts' products, or, of one group, any product.
+// Many rows times weights in weight tiles (kernels/quant/weight_tiles.h), each group of rows with a matrix of its own:
+// a mixture of experts' products, or, of one group, any product.
 //   y[r] (+)= x[r] w[g]^T + bias[g]        offsets[g] <= r < offsets[g + 1]
 //   h[r]    = gate of the same, whose numbers 2 j and 2 j + 1 are gate and up of channel j (kernels/swiglu)
 // On Hopper alone. Each sum is formed by one thread in one order: results repeat bit for bit.
@@ -11,7 +11,7 @@ namespace ingot {
 
 struct GroupedLinear {
   Tensor x;                // (R, K) bf16, rows 16-byte aligned
-  const uint8_t* w;        // on the device: `groups` matrices of N rows in its granules (quant/device_order.h)
+  const uint8_t* w;        // on the device: `groups` matrices of N rows in its weight tiles (quant/device_order.h)
   WeightFormat format;     // bf16, fp8 or mxfp4
   int64_t groups, n;       // n = N
   const float* bias;       // (groups, N) or null

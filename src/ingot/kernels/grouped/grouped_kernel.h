@@ -15,11 +15,11 @@ struct Params {
   uint32_t* claims;
   void* y;
   int64_t y_stride, band_bytes, matrix_bytes;
-  uint32_t groups, bands, granules, n, tile_rows;
+  uint32_t groups, bands, weight_tiles, n, tile_rows;
   bool add;
   float limit, alpha;
 };
-// Granules of a band that are brought at a time. Rows of fp8 end with scales, which are no granules.
+// Weight tiles of a band that are brought at a time. Rows of fp8 end with scales, which are no weight tiles.
 constexpr int span_of(WeightFormat f, int rows) { return f == WeightFormat::mxfp4 && rows <= 80 ? 3 : 1; }
 template <WeightFormat F>
 void launch(const Params& p, const TileShape& tile, bool gated, int64_t blocks, int device, Stream stream);

@@ -1,11 +1,11 @@
 #pragma once
-// The order of MXFP4's codes in a GPU's memory. A granule (granules.h) keeps its places and its scales; of each word of
-// 8 codes the 32 bits are dealt out so that four logic instructions and a rotation, with shifts to the left that the
-// multiplier does, give the four pairs of bf16 that matrix instructions take: five where codes in a row cost nine,
-// each two cycles of the pipe that products of few columns are bound by.
+// The order of MXFP4's codes in a GPU's memory. A weight tile (weight_tiles.h) keeps its places and its scales; of each
+// word of 8 codes the 32 bits are dealt out so that four logic instructions and a rotation, with shifts to the left
+// that the multiplier does, give the four pairs of bf16 that matrix instructions take: five where codes in a row cost
+// nine, each two cycles of the pipe that products of few columns are bound by.
 //
-// A pair is codes i and i + 4 of a granule's word, in the low and the high half: signs at bit 15, the other three bits
-// at 8 to 6, which is the number times 2^-126. With M for those eight places and y = w rotated left by 6:
+// A pair is codes i and i + 4 of a weight tile's word, in the low and the high half: signs at bit 15, the other three
+// bits at 8 to 6, which is the number times 2^-126. With M for those eight places and y = w rotated left by 6:
 //   pair 0: w & M      pair 1: (w << 4) & M      pair 2: (y << 4) & M      pair 3: (y ^ (y << 8)) & M
 // Found by trying all such forms of one rotation and three shifts: this is the cheapest whose 32 bits determine w.
 // Three shifts of M are all that have no bit in common, so pair 3 is what the others leave, sums of two bits.
@@ -13,7 +13,7 @@
 
 #include "ingot/core/hd.h"
 
-namespace ingot::granules {
+namespace ingot::weight_tiles {
 
 constexpr uint32_t kPairBits = 0x81c081c0u;
 
@@ -32,7 +32,7 @@ INGOT_HD constexpr uint32_t two_of_mxfp4(uint32_t w, int i) {
   if (i == 2) return (y << 4) & kPairBits;
   return (y ^ (y << 8)) & kPairBits;
 }
-// The word whose pairs are those of a granule's word of codes.
+// The word whose pairs are those of a weight tile's word of codes.
 INGOT_HD constexpr uint32_t to_device_order(uint32_t codes) {
   const auto pair = [codes](int i) {
     const uint32_t c = codes >> (4 * i) & 0x000f000fu;
@@ -55,4 +55,4 @@ INGOT_HD constexpr uint32_t from_device_order(uint32_t w) {
   return codes;
 }
 
-}  // namespace ingot::granules
+}  // namespace ingot::weight_tiles

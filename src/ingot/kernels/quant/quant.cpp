@@ -10,17 +10,19 @@
 #include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
 #include "ingot/kernels/linear/linear.h"
-#include "ingot/kernels/quant/granules.h"
 #include "ingot/kernels/quant/quant.simd.h"
+#include "ingot/kernels/quant/weight_tiles.h"
 
 INGOT_SIMD_DECLARE(
     void stored_dots_bf16(const detail::StoredDots& a); void stored_dots_fp8(const detail::StoredDots& a);
     void stored_dots_mxfp4(const detail::StoredDots& a); void stored_widen_bf16(const detail::StoredWiden& a);
     void stored_widen_fp8(const detail::StoredWiden& a); void stored_widen_mxfp4(const detail::StoredWiden& a);
-    void granule_dots_bf16(const detail::GranuleDots& a); void granule_dots_fp8(const detail::GranuleDots& a);
-    void granule_dots_mxfp4(const detail::GranuleDots& a); void granule_widen_bf16(const detail::GranuleWiden& a);
-    void granule_widen_fp8(const detail::GranuleWiden& a); void granule_widen_mxfp4(const detail::GranuleWiden& a);
-    void narrow_mxfp4(const detail::NarrowMxfp4& a);)
+    void weight_tile_dots_bf16(const detail::WeightTileDots& a);
+    void weight_tile_dots_fp8(const detail::WeightTileDots& a);
+    void weight_tile_dots_mxfp4(const detail::WeightTileDots& a);
+    void weight_tile_widen_bf16(const detail::WeightTileWiden& a);
+    void weight_tile_widen_fp8(const detail::WeightTileWiden& a);
+    void weight_tile_widen_mxfp4(const detail::WeightTileWiden& a); void narrow_mxfp4(const detail::NarrowMxfp4& a);)
 
 namespace ingot {
 
@@ -120,34 +122,34 @@ WeightMatrix WeightMatrix::at(int64_t expert) const {
 }
 WeightMatrix WeightMatrix::row_range(int64_t begin, int64_t end) const {
   WeightMatrix w = *this;
-  if (!in_granules()) {
+  if (!in_weight_tiles()) {
     w.data = data.slice(0, begin, end);
     if (scales) w.scales = scales.slice(0, begin, end);
     return w;
   }
-  INGOT_CHECK(begin % kGranuleRows == 0 && (end % kGranuleRows == 0 || end == n), "weights: found rows ", begin, " to ",
-              end, " of granules, expected multiples of ", kGranuleRows);
-  w.data = data.slice(0, begin / kGranuleRows, granule_bands(end));
+  INGOT_CHECK(begin % kWeightTileRows == 0 && (end % kWeightTileRows == 0 || end == n), "weights: found rows ", begin,
+              " to ", end, " of weight tiles, expected multiples of ", kWeightTileRows);
+  w.data = data.slice(0, begin / kWeightTileRows, weight_tile_bands(end));
   w.n = end - begin;
   return w;
 }
 
 namespace {
-void check_granules(const WeightMatrix& w, const char* op, const char* name) {
-  INGOT_CHECK(has_granules(w.format), op, ": ", name, ": found granules of ", w.format,
+void check_weight_tiles(const WeightMatrix& w, const char* op, const char* name) {
+  INGOT_CHECK(has_weight_tiles(w.format), op, ": ", name, ": found weight tiles of ", w.format,
               ", expected bf16, fp8 or mxfp4");
-  INGOT_CHECK(w.data.rank() == 2 || w.data.rank() == 3, op, ": ", name, ": found granules of shape ", w.data.shape,
+  INGOT_CHECK(w.data.rank() == 2 || w.data.rank() == 3, op, ": ", name, ": found weight tiles of shape ", w.data.shape,
               ", expected (bands, bytes), or one dimension more for a bank");
-  INGOT_CHECK(w.data.dtype == DType::u8 && w.data.contiguous() && !w.scales && w.data.size(-2) == granule_bands(w.n) &&
-                  w.data.size(-1) == band_bytes(w.format, w.k) &&
-                  (w.format != WeightFormat::mxfp4 || w.k % kMxBlock == 0),
-              op, ": ", name, ": found ", w.format, " granules of shape ", w.data.shape, " and dtype ", w.data.dtype,
-              ", expected ", Shape{granule_bands(w.n), band_bytes(w.format, w.k)}, " u8 for ", w.n, " rows of ", w.k);
+  INGOT_CHECK(
+      w.data.dtype == DType::u8 && w.data.contiguous() && !w.scales && w.data.size(-2) == weight_tile_bands(w.n) &&
+          w.data.size(-1) == band_bytes(w.format, w.k) && (w.format != WeightFormat::mxfp4 || w.k % kMxBlock == 0),
+      op, ": ", name, ": found ", w.format, " weight tiles of shape ", w.data.shape, " and dtype ", w.data.dtype,
+      ", expected ", Shape{weight_tile_bands(w.n), band_bytes(w.format, w.k)}, " u8 for ", w.n, " rows of ", w.k);
 }
 }  // namespace
 
 void check(const WeightMatrix& w, const char* op, const char* name) {
-  if (w.in_granules()) return check_granules(w, op, name);
+  if (w.in_weight_tiles()) return check_weight_tiles(w, op, name);
   const int rank = w.format == WeightFormat::mxfp4 ? 3 : 2;
   INGOT_CHECK(w.data.rank() == rank || w.data.rank() == rank + 1, op, ": ", name, ": found ", w.format,
               " numbers of shape ", w.data.shape, ", expected ", rank, " dimensions, or one more for a bank");
@@ -207,54 +209,54 @@ void widen_rows(const WeightMatrix& w, int64_t begin, int64_t end, float* out, i
       std::copy_n(reinterpret_cast<const float*>(row_bytes(w, n)), w.cols(), out + (n - begin) * out_row);
 }
 
-// Whole bands, each row of `cols` numbers in the order of granule_column(). Offsets of rows are multiples of 16.
+// Whole bands, each row of `cols` numbers in the order of weight_tile_column(). Offsets of rows are multiples of 16.
 void widen_bands(const WeightMatrix& w, int64_t begin, int64_t end, float* out, int64_t cols) {
   const int64_t bytes = w.data.size(-1);
-  const detail::GranuleWiden a{w.data.ptr<uint8_t>() + begin / kGranuleRows * bytes,
-                               exponents().data(),
-                               out,
-                               cols / kGranuleCols,
-                               bytes,
-                               cols,
-                               granule_bands(end - begin)};
+  const detail::WeightTileWiden a{w.data.ptr<uint8_t>() + begin / kWeightTileRows * bytes,
+                                  exponents().data(),
+                                  out,
+                                  cols / kWeightTileCols,
+                                  bytes,
+                                  cols,
+                                  weight_tile_bands(end - begin)};
   if (w.format == WeightFormat::bf16)
-    INGOT_SIMD_CALL(granule_widen_bf16, a);
+    INGOT_SIMD_CALL(weight_tile_widen_bf16, a);
   else if (w.format == WeightFormat::fp8)
-    INGOT_SIMD_CALL(granule_widen_fp8, a);
+    INGOT_SIMD_CALL(weight_tile_widen_fp8, a);
   else
-    INGOT_SIMD_CALL(granule_widen_mxfp4, a);
+    INGOT_SIMD_CALL(weight_tile_widen_mxfp4, a);
 }
 
-// Rows of x with their columns in the order of a format's granules, zeros behind the last. In the caller's scratch.
-float* in_granule_order(const Tensor& x, WeightFormat f) {
-  const int64_t rows = x.rows(), cols = x.cols(), padded = granule_padded_cols(cols);
+// Rows of x with their columns in the order of a format's weight tiles, zeros behind the last. In the caller's scratch.
+float* in_weight_tile_order(const Tensor& x, WeightFormat f) {
+  const int64_t rows = x.rows(), cols = x.cols(), padded = weight_tile_padded_cols(cols);
   float* to = static_cast<float*>(thread_scratch(1, rows * padded * int64_t(sizeof(float))));
-  int column[kGranuleCols];
-  for (int i = 0; i < kGranuleCols; ++i) column[i] = detail::granule_column(f, i);
+  int column[kWeightTileCols];
+  for (int i = 0; i < kWeightTileCols; ++i) column[i] = detail::weight_tile_column(f, i);
   parallel_for(rows, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, cols)), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
-      for (int64_t q = 0; q < padded; q += kGranuleCols) {
+      for (int64_t q = 0; q < padded; q += kWeightTileCols) {
         const float* from = x.ptr<float>() + t * x.row_stride() + q;
-        for (int i = 0; i < kGranuleCols; ++i) to[t * padded + q + i] = q + column[i] < cols ? from[column[i]] : 0.f;
+        for (int i = 0; i < kWeightTileCols; ++i) to[t * padded + q + i] = q + column[i] < cols ? from[column[i]] : 0.f;
       }
   });
   return to;
 }
 
-// One number of granules, exactly.
-double granule_number(const WeightMatrix& w, int64_t n, int64_t k) {
-  const uint8_t* band = w.data.ptr<uint8_t>() + n / kGranuleRows * w.data.size(-1);
-  const detail::GranulePlace place = detail::granule_place(w.format, n % kGranuleRows, k);
+// One number of weight tiles, exactly.
+double weight_tile_number(const WeightMatrix& w, int64_t n, int64_t k) {
+  const uint8_t* band = w.data.ptr<uint8_t>() + n / kWeightTileRows * w.data.size(-1);
+  const detail::WeightTilePlace place = detail::weight_tile_place(w.format, n % kWeightTileRows, k);
   const uint8_t* at = band + place.byte;
   if (w.format == WeightFormat::bf16) return float(*reinterpret_cast<const bf16*>(at));
-  const uint8_t* scale = band + detail::granule_scale_place(w.format, n % kGranuleRows, k, w.k);
+  const uint8_t* scale = band + detail::weight_tile_scale_place(w.format, n % kWeightTileRows, k, w.k);
   if (w.format == WeightFormat::fp8) return double(e4m3_value(*at)) * *reinterpret_cast<const float*>(scale);
   return double(e2m1_value(place.high ? *at >> 4 : *at & 15)) * e8m0_value(*scale);
 }
 
 // One number, exactly. The oracle's way in.
 double number(const WeightMatrix& w, int64_t n, int64_t k) {
-  if (w.in_granules()) return granule_number(w, n, k);
+  if (w.in_weight_tiles()) return weight_tile_number(w, n, k);
   switch (w.format) {
     case WeightFormat::f64: return w.data.ptr<double>()[n * w.cols() + k];
     case WeightFormat::f32: return w.data.ptr<float>()[n * w.cols() + k];
@@ -281,7 +283,7 @@ namespace cpu {
 void dequantise(const WeightMatrix& w, const Tensor& out, Stream) {
   const int64_t rows = w.rows(), cols = w.cols(), stride = out.row_stride();
   parallel_for(rows, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, cols)), [&](int64_t begin, int64_t end) {
-    if (out.dtype == DType::f32 && w.format != WeightFormat::f64 && !w.in_granules())
+    if (out.dtype == DType::f32 && w.format != WeightFormat::f64 && !w.in_weight_tiles())
       return widen_rows(w, begin, end, out.ptr<float>() + begin * stride, stride);
     for (int64_t n = begin; n < end; ++n)
       for (int64_t k = 0; k < cols; ++k)
@@ -395,39 +397,39 @@ void few_rows(const StoredLinear& a) {
                });
 }
 
-void few_rows_of_granules(const StoredLinear& a) {
-  const int64_t padded = granule_padded_cols(a.x.cols()), bytes = a.w.data.size(-1);
-  const float* x = in_granule_order(a.x, a.w.format);
-  const int64_t grain = std::max<int64_t>(kGranuleRows, kTaskNumbers / padded / kGranuleRows * kGranuleRows);
+void few_rows_of_weight_tiles(const StoredLinear& a) {
+  const int64_t padded = weight_tile_padded_cols(a.x.cols()), bytes = a.w.data.size(-1);
+  const float* x = in_weight_tile_order(a.x, a.w.format);
+  const int64_t grain = std::max<int64_t>(kWeightTileRows, kTaskNumbers / padded / kWeightTileRows * kWeightTileRows);
   parallel_for(a.y.cols(), grain, [&](int64_t begin, int64_t end) {
-    const detail::GranuleDots d{a.w.data.ptr<uint8_t>() + begin / kGranuleRows * bytes,
-                                exponents().data(),
-                                x,
-                                a.b ? a.b.ptr<float>() + begin : nullptr,
-                                a.y.ptr<float>() + begin,
-                                padded / kGranuleCols,
-                                bytes,
-                                padded,
-                                a.y.row_stride(),
-                                end - begin,
-                                int(a.x.rows())};
+    const detail::WeightTileDots d{a.w.data.ptr<uint8_t>() + begin / kWeightTileRows * bytes,
+                                   exponents().data(),
+                                   x,
+                                   a.b ? a.b.ptr<float>() + begin : nullptr,
+                                   a.y.ptr<float>() + begin,
+                                   padded / kWeightTileCols,
+                                   bytes,
+                                   padded,
+                                   a.y.row_stride(),
+                                   end - begin,
+                                   int(a.x.rows())};
     if (a.w.format == WeightFormat::bf16)
-      INGOT_SIMD_CALL(granule_dots_bf16, d);
+      INGOT_SIMD_CALL(weight_tile_dots_bf16, d);
     else if (a.w.format == WeightFormat::fp8)
-      INGOT_SIMD_CALL(granule_dots_fp8, d);
+      INGOT_SIMD_CALL(weight_tile_dots_fp8, d);
     else
-      INGOT_SIMD_CALL(granule_dots_mxfp4, d);
+      INGOT_SIMD_CALL(weight_tile_dots_mxfp4, d);
   });
 }
 
 void many_rows(const StoredLinear& a, Stream stream) {
   // Sums do not care for the order of columns, as long as it is the same in both operands.
-  const bool granules = a.w.in_granules();
-  const int64_t cols = granules ? granule_padded_cols(a.x.cols()) : a.x.cols();
-  const Tensor x = granules ? Tensor(in_granule_order(a.x, a.w.format), {a.x.rows(), cols}) : a.x;
+  const bool weight_tiles = a.w.in_weight_tiles();
+  const int64_t cols = weight_tiles ? weight_tile_padded_cols(a.x.cols()) : a.x.cols();
+  const Tensor x = weight_tiles ? Tensor(in_weight_tile_order(a.x, a.w.format), {a.x.rows(), cols}) : a.x;
   parallel_for(a.y.cols(), kWidenedRows, [&](int64_t begin, int64_t end) {
     float* wide = static_cast<float*>(thread_scratch(0, kWidenedRows * cols * int64_t(sizeof(float))));
-    if (granules)
+    if (weight_tiles)
       widen_bands(a.w, begin, end, wide, cols);
     else
       widen_rows(a.w, begin, end, wide, cols);
@@ -445,7 +447,7 @@ void stored_linear(const StoredLinear& a, Stream stream) {
   if (a.x.dtype == DType::f64) return linear_plain(a);
   if (a.y.numel() == 0) return;
   if (a.w.format == WeightFormat::f32) return linear({.x = a.x, .w = a.w.data, .b = a.b, .y = a.y}, stream);
-  if (a.x.rows() <= detail::kStoredRows) return a.w.in_granules() ? few_rows_of_granules(a) : few_rows(a);
+  if (a.x.rows() <= detail::kStoredRows) return a.w.in_weight_tiles() ? few_rows_of_weight_tiles(a) : few_rows(a);
   many_rows(a, stream);
 }
 
@@ -466,7 +468,7 @@ void dequantise(const WeightMatrix& w, const Tensor& out, Stream stream) {
 void quantise(const Tensor& x, const WeightMatrix& w, Stream stream) {
   const char* op = "quantise";
   check_matrix(op, w, x);
-  INGOT_CHECK(!w.in_granules(), op, ": found a matrix in granules, expected one in rows");
+  INGOT_CHECK(!w.in_weight_tiles(), op, ": found a matrix in weight tiles, expected one in rows");
   INGOT_CHECK_EQ(x.dtype, DType::f32, op, ": dtype of x");
   INGOT_CHECK(x.rank() == 2 && x.rows() == w.rows() && x.cols() == w.cols() && x.rows_uniform(), op,
               ": found numbers of shape ", x.shape, ", expected ", Shape{w.rows(), w.cols()}, ", row-major");

@@ -16,32 +16,32 @@ std::ostream& operator<<(std::ostream& out, WeightFormat f);
 
 constexpr int64_t kMxBlock = 32;  // numbers that share a scale
 
-// Row after row, or in granules of 16 x 64 numbers in the order of matrix instructions (granules.h).
-enum class WeightLayout : uint8_t { rows, granules };
+// Row after row, or in weight tiles of 16 x 64 numbers in the order of matrix instructions (weight_tiles.h).
+enum class WeightLayout : uint8_t { rows, weight_tiles };
 
 // A matrix (N, K), or a bank of them (E, N, K), as it is stored. Contiguous; a view, as a Tensor is.
 struct WeightMatrix {
   WeightFormat format = WeightFormat::f32;
   // rows: f64, f32, bf16: (..., N, K); fp8: (..., N, K) u8; mxfp4: (..., N, K / 32, 16) u8
-  // granules: (..., bands, bytes of a band) u8
+  // weight tiles: (..., bands, bytes of a band) u8
   Tensor data;
   Tensor scales;  // in rows: fp8: (..., N) f32; mxfp4: (..., N, K / 32) u8; else left out
   WeightLayout layout = WeightLayout::rows;
-  int64_t n = 0, k = 0;  // of granules: N and K, without what fills the last granules
+  int64_t n = 0, k = 0;  // of weight tiles: N and K, without what fills the last weight tiles
 
   WeightMatrix() = default;
   explicit WeightMatrix(const Tensor& plain);  // f64, f32 or bf16
   WeightMatrix(WeightFormat f, const Tensor& d, const Tensor& s) : format(f), data(d), scales(s) {}
   explicit operator bool() const { return bool(data); }
-  bool in_granules() const { return layout == WeightLayout::granules; }
-  bool is_bank() const { return data.rank() == (format == WeightFormat::mxfp4 && !in_granules() ? 4 : 3); }
-  int64_t rows() const { return in_granules() ? n : data.size(is_bank() ? 1 : 0); }
+  bool in_weight_tiles() const { return layout == WeightLayout::weight_tiles; }
+  bool is_bank() const { return data.rank() == (format == WeightFormat::mxfp4 && !in_weight_tiles() ? 4 : 3); }
+  int64_t rows() const { return in_weight_tiles() ? n : data.size(is_bank() ? 1 : 0); }
   int64_t cols() const {
-    return in_granules() ? k : format == WeightFormat::mxfp4 ? data.size(-2) * kMxBlock : data.size(-1);
+    return in_weight_tiles() ? k : format == WeightFormat::mxfp4 ? data.size(-2) * kMxBlock : data.size(-1);
   }
   int64_t bytes() const { return data.bytes() + (scales ? scales.bytes() : 0); }
   WeightMatrix at(int64_t expert) const;  // one matrix of a bank
-  // Of a matrix. In granules, `begin` is a multiple of 16, and so is `end` unless it is the last row's.
+  // Of a matrix. In weight tiles, `begin` is a multiple of 16, and so is `end` unless it is the last row's.
   WeightMatrix row_range(int64_t begin, int64_t end) const;
 };
 void check(const WeightMatrix& w, const char* op, const char* name);  // that the parts fit together

@@ -4,12 +4,12 @@
 
 namespace ingot::INGOT_SIMD {
 
-using detail::GranuleDots;
-using detail::GranuleWiden;
 using detail::kStoredRows;
 using detail::NarrowMxfp4;
 using detail::StoredDots;
 using detail::StoredWiden;
+using detail::WeightTileDots;
+using detail::WeightTileWiden;
 
 namespace {
 
@@ -155,7 +155,7 @@ template <class Read, class Number> void widen(const StoredWiden& a) {
 
 namespace {
 
-// --- granules: the 64 numbers of rows g and g + 8 of a granule, in the order of granule_column()
+// --- weight tiles: the 64 numbers of rows g and g + 8 of a weight tile, in the order of weight_tile_column()
 constexpr int kParts = 64 / L;  // vectors of a row
 struct RowPair {
   V low[kParts], high[kParts];
@@ -174,12 +174,12 @@ INGOT_SIMD_INLINE void split_words(const uint8_t* from, W& even, W& odd) {
   odd = shuffle(a, b, odd_at);
 }
 
-struct GranuleBf16 {
+struct WeightTileBf16 {
   static constexpr int64_t kBytes = 2048;
   // A row's 32 words come from 4 steps; each vector of them has low halves and high halves.
-  INGOT_SIMD_INLINE void read(const uint8_t* granule, int64_t g, const float*, RowPair& r) {
+  INGOT_SIMD_INLINE void read(const uint8_t* weight_tile, int64_t g, const float*, RowPair& r) {
     alignas(64) uint8_t words[256];
-    for (int64_t s = 0; s < 4; ++s) std::memcpy(words + s * 64, granule + s * 512 + g * 64, 64);
+    for (int64_t s = 0; s < 4; ++s) std::memcpy(words + s * 64, weight_tile + s * 512 + g * 64, 64);
     for (int i = 0; i < 32 / L; ++i) {
       W low, high;
       split_words(words + i * 2 * L * 4, low, high);
@@ -190,11 +190,11 @@ struct GranuleBf16 {
     }
   }
 };
-struct GranuleFp8 {
+struct WeightTileFp8 {
   static constexpr int64_t kBytes = 1024;
-  INGOT_SIMD_INLINE void read(const uint8_t* granule, int64_t g, const float*, RowPair& r) {
+  INGOT_SIMD_INLINE void read(const uint8_t* weight_tile, int64_t g, const float*, RowPair& r) {
     alignas(64) uint8_t words[128];
-    for (int64_t s = 0; s < 2; ++s) std::memcpy(words + s * 64, granule + s * 512 + g * 64, 64);
+    for (int64_t s = 0; s < 2; ++s) std::memcpy(words + s * 64, weight_tile + s * 512 + g * 64, 64);
     for (int i = 0; i < 16 / L; ++i) {
       W low, high;
       split_words(words + i * 2 * L * 4, low, high);
@@ -222,7 +222,7 @@ INGOT_SIMD_INLINE V e2m1(W code) {
     return value;
   }
 }
-struct GranuleMxfp4 {
+struct WeightTileMxfp4 {
   static constexpr int64_t kBytes = 544;
   // Words come step by step within a lane: two of the first block, two of the second, and so on.
   INGOT_SIMD_INLINE V scales(float first, float second) {
@@ -230,12 +230,12 @@ struct GranuleMxfp4 {
     for (int i = 0; i < L; ++i) v[i] = i % 4 < 2 ? first : second;
     return v;
   }
-  INGOT_SIMD_INLINE void read(const uint8_t* granule, int64_t g, const float* exponents, RowPair& r) {
-    const uint8_t* s = granule + 512 + 4 * g;
+  INGOT_SIMD_INLINE void read(const uint8_t* weight_tile, int64_t g, const float* exponents, RowPair& r) {
+    const uint8_t* s = weight_tile + 512 + 4 * g;
     const V low = scales(exponents[s[0]], exponents[s[2]]), high = scales(exponents[s[1]], exponents[s[3]]);
     for (int i = 0; i < 16 / L; ++i) {
       W word;
-      std::memcpy(&word, granule + g * 64 + i * L * 4, sizeof word);
+      std::memcpy(&word, weight_tile + g * 64 + i * L * 4, sizeof word);
       for (int plane = 0; plane < 4; ++plane) {
         const int code = plane / 2 * 2 + plane % 2 * 4;
         r.low[plane * (16 / L) + i] = e2m1(word >> (4 * code) & 15) * low;
@@ -247,12 +247,12 @@ struct GranuleMxfp4 {
 
 // G pairs of rows at a time: for one token all of them, so that a band is read from its beginning to its end.
 template <class Read, int T, int G>
-INGOT_SIMD_INLINE void granule_band(const GranuleDots& a, const uint8_t* band, int64_t first, int t0) {
+INGOT_SIMD_INLINE void weight_tile_band(const WeightTileDots& a, const uint8_t* band, int64_t first, int t0) {
   const bool scaled = Read::kBytes == 1024;
-  const float* scales = reinterpret_cast<const float*>(band + a.granules * Read::kBytes);
+  const float* scales = reinterpret_cast<const float*>(band + a.weight_tiles * Read::kBytes);
   for (int g0 = 0; g0 < 8; g0 += G) {
     V low[G][T] = {}, high[G][T] = {};
-    for (int64_t q = 0; q < a.granules; ++q)
+    for (int64_t q = 0; q < a.weight_tiles; ++q)
 #pragma GCC unroll 8
       for (int g = 0; g < G; ++g) {
         RowPair r;
@@ -279,28 +279,28 @@ INGOT_SIMD_INLINE void granule_band(const GranuleDots& a, const uint8_t* band, i
   }
 }
 
-template <class Read> void granule_dots(const GranuleDots& a) {
+template <class Read> void weight_tile_dots(const WeightTileDots& a) {
   constexpr int kAtOnce = L >= 16 ? 8 : 4;  // tokens whose sums fit into the registers
   const uint8_t* band = static_cast<const uint8_t*>(a.bands);
   for (int64_t first = 0; first < a.rows; first += 16, band += a.band_bytes)
     for (int t = 0; t < a.tokens;) {
       const int left = a.tokens - t;
       if (left >= 8 && kAtOnce == 8) {
-        granule_band<Read, 8, 1>(a, band, first, t), t += 8;
+        weight_tile_band<Read, 8, 1>(a, band, first, t), t += 8;
       } else if (left >= 4) {
-        granule_band<Read, 4, 1>(a, band, first, t), t += 4;
+        weight_tile_band<Read, 4, 1>(a, band, first, t), t += 4;
       } else if (left >= 2) {
-        granule_band<Read, 2, 2>(a, band, first, t), t += 2;
+        weight_tile_band<Read, 2, 2>(a, band, first, t), t += 2;
       } else {
-        granule_band<Read, 1, L >= 16 ? 8 : 4>(a, band, first, t), t += 1;
+        weight_tile_band<Read, 1, L >= 16 ? 8 : 4>(a, band, first, t), t += 1;
       }
     }
 }
 
-template <class Read> void granule_widen(const GranuleWiden& a) {
+template <class Read> void weight_tile_widen(const WeightTileWiden& a) {
   const uint8_t* band = static_cast<const uint8_t*>(a.bands);
   for (int64_t b = 0; b < a.count; ++b, band += a.band_bytes) {
-    const float* scales = reinterpret_cast<const float*>(band + a.granules * Read::kBytes);
+    const float* scales = reinterpret_cast<const float*>(band + a.weight_tiles * Read::kBytes);
     for (int64_t g = 0; g < 8; ++g) {
       float scale[2] = {1, 1};
       if (Read::kBytes == 1024) {
@@ -308,7 +308,7 @@ template <class Read> void granule_widen(const GranuleWiden& a) {
         std::memcpy(scale + 1, scales + g + 8, 4);
       }
       float *low = a.out + (b * 16 + g) * a.out_row, *high = low + 8 * a.out_row;
-      for (int64_t q = 0; q < a.granules; ++q) {
+      for (int64_t q = 0; q < a.weight_tiles; ++q) {
         RowPair r;
         Read::read(band + q * Read::kBytes, g, a.exponents, r);
         for (int i = 0; i < kParts; ++i) {
@@ -386,12 +386,12 @@ void narrow_mxfp4(const NarrowMxfp4& a) {
   for (int64_t b = 0; b < a.k / kBlock; ++b) narrow_block(a.x + b * kBlock, a.bytes + b * kBlock / 2, a.scales + b);
 }
 
-void granule_dots_bf16(const GranuleDots& a) { granule_dots<GranuleBf16>(a); }
-void granule_dots_fp8(const GranuleDots& a) { granule_dots<GranuleFp8>(a); }
-void granule_dots_mxfp4(const GranuleDots& a) { granule_dots<GranuleMxfp4>(a); }
-void granule_widen_bf16(const GranuleWiden& a) { granule_widen<GranuleBf16>(a); }
-void granule_widen_fp8(const GranuleWiden& a) { granule_widen<GranuleFp8>(a); }
-void granule_widen_mxfp4(const GranuleWiden& a) { granule_widen<GranuleMxfp4>(a); }
+void weight_tile_dots_bf16(const WeightTileDots& a) { weight_tile_dots<WeightTileBf16>(a); }
+void weight_tile_dots_fp8(const WeightTileDots& a) { weight_tile_dots<WeightTileFp8>(a); }
+void weight_tile_dots_mxfp4(const WeightTileDots& a) { weight_tile_dots<WeightTileMxfp4>(a); }
+void weight_tile_widen_bf16(const WeightTileWiden& a) { weight_tile_widen<WeightTileBf16>(a); }
+void weight_tile_widen_fp8(const WeightTileWiden& a) { weight_tile_widen<WeightTileFp8>(a); }
+void weight_tile_widen_mxfp4(const WeightTileWiden& a) { weight_tile_widen<WeightTileMxfp4>(a); }
 
 void stored_dots_bf16(const StoredDots& a) { kDots.bf16[a.tokens](a); }
 void stored_dots_fp8(const StoredDots& a) { kDots.fp8[a.tokens](a); }

@@ -38,23 +38,24 @@ struct NarrowMxfp4 {
   int64_t k;
 };
 
-// The same of whole bands of granules: rows are rows of bands, and x has a granule's columns in the order of
-// granule_column(), zeros where there are none.
-struct GranuleDots {
+// The same of whole bands of weight tiles: rows are rows of bands, and x has a weight tile's columns in the order of
+// weight_tile_column(), zeros where there are none.
+struct WeightTileDots {
   const void* bands;
   const float* exponents;
   const float* x;
   const float* bias;  // null: none
   float* y;
-  int64_t granules, band_bytes, x_row, y_row, rows;  // rows: at most 16 a band; the last may have fewer
+  int64_t weight_tiles, band_bytes, x_row, y_row, rows;  // rows: at most 16 a band; the last may have fewer
   int tokens;
 };
-// out[n * out_row + 64 q + i]: number i, in the order of granule_column(), of granule q; all 16 rows of every band.
-struct GranuleWiden {
+// out[n * out_row + 64 q + i]: number i, in the order of weight_tile_column(), of weight tile q; all 16 rows of every
+// band.
+struct WeightTileWiden {
   const void* bands;
   const float* exponents;
   float* out;
-  int64_t granules, band_bytes, out_row, count;  // count: bands
+  int64_t weight_tiles, band_bytes, out_row, count;  // count: bands
 };
 
 }  // namespace ingot::detail

@@ -14,7 +14,7 @@
 #include "ingot/core/rng.h"
 #include "ingot/io/formats/archive.h"
 #include "ingot/io/json.h"
-#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/gpt_oss/checkpoint.h"
 #include "ingot/text/byte_bpe.h"
 
@@ -57,8 +57,8 @@ std::vector<int64_t> sizes_of(const Shape& s) { return {s.dim, s.dim + s.rank}; 
 std::vector<int64_t> sizes_of(int64_t experts, int64_t rows, int64_t cols) {
   return experts > 0 ? std::vector{experts, rows, cols} : std::vector{rows, cols};
 }
-int64_t granules_bytes(WeightFormat f, int64_t experts, int64_t rows, int64_t cols) {
-  return std::max<int64_t>(1, experts) * granule_bands(rows) * band_bytes(f, cols);
+int64_t weight_tiles_bytes(WeightFormat f, int64_t experts, int64_t rows, int64_t cols) {
+  return std::max<int64_t>(1, experts) * weight_tile_bands(rows) * band_bytes(f, cols);
 }
 
 // --- writing -----------------------------------------------------------------------------------------------------
@@ -81,9 +81,9 @@ struct Plan {
     const WeightFormat f = role == Role::dense    ? forms.dense
                            : role == Role::expert ? forms.experts
                                                   : WeightFormat::bf16;
-    const int64_t bytes = role == Role::plain ? rows * cols * 2 : granules_bytes(f, experts, rows, cols);
+    const int64_t bytes = role == Role::plain ? rows * cols * 2 : weight_tiles_bytes(f, experts, rows, cols);
     parts.push_back(
-        {{name, name_of(f), role == Role::plain ? "plain" : "granules", sizes_of(experts, rows, cols), bytes},
+        {{name, name_of(f), role == Role::plain ? "plain" : "weight_tiles", sizes_of(experts, rows, cols), bytes},
          {},
          w,
          f});
@@ -96,8 +96,8 @@ class Pieces {
   std::span<const char> bytes_of(const WeightMatrix& piece, const Part& part) {
     const WeightMatrix stored = in_format(piece, part.to);
     if (part.entry.layout == "plain") return {static_cast<const char*>(stored.data.data), size_t(stored.data.bytes())};
-    out_.resize(size_t(granules_bytes(part.to, 0, piece.rows(), piece.cols())));
-    pack_granules(stored, granules_at(out_.data(), part.to, 0, piece.rows(), piece.cols()));
+    out_.resize(size_t(weight_tiles_bytes(part.to, 0, piece.rows(), piece.cols())));
+    pack_weight_tiles(stored, weight_tiles_at(out_.data(), part.to, 0, piece.rows(), piece.cols()));
     return {reinterpret_cast<const char*>(out_.data()), out_.size()};
   }
 
@@ -211,7 +211,7 @@ std::vector<std::pair<std::string, std::string>> attached_files(const std::strin
 
 void check(const GptOssForms& forms, const GptOssConfig& c, const std::string& where) {
   for (const auto& [form, what] : {std::pair{forms.dense, "dense"}, {forms.experts, "experts"}}) {
-    if (!has_granules(form))
+    if (!has_weight_tiles(form))
       fail(ErrorCode::usage, where, ": ", what, ": found ", form, ", expected bf16, fp8 or mxfp4");
   }
   const auto refuse = [&](const char* what, int64_t cols) {
@@ -293,7 +293,7 @@ class Inventor {
     int64_t rows = 1;
     for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
     const bool is_vector = part.entry.format == "f32";
-    // Experts lie one after the other, each from a granule's first row.
+    // Experts lie one after the other, each from a weight tile's first row.
     const int64_t one = shape.size() == 3 ? shape[1] : rows;
     for (int64_t row = 0; row < rows;) {
       const int64_t n = std::min({kPieceRows, rows - row, one - row % one});
@@ -451,7 +451,7 @@ struct Finder {
     t = Tensor(memory(e), DType::f32, shape);
   }
   void matrix(const std::string& name, WeightMatrix& w, int64_t experts, int64_t rows, int64_t cols, Role role) {
-    const ArchiveEntry& e = find(name, sizes_of(experts, rows, cols), role == Role::plain ? "plain" : "granules");
+    const ArchiveEntry& e = find(name, sizes_of(experts, rows, cols), role == Role::plain ? "plain" : "weight_tiles");
     if (role == Role::plain) {
       if (e.format != "bf16") wrong_format(e, "bf16");
       require_bytes(e, rows * cols * 2);
@@ -464,8 +464,8 @@ struct Finder {
                                                  : WeightFormat::f64;
     if (f == WeightFormat::f64 || (f == WeightFormat::mxfp4 && cols % kMxBlock != 0))
       wrong_format(e, f == WeightFormat::f64 ? "bf16, fp8 or mxfp4" : "one for rows of no whole mxfp4 block");
-    require_bytes(e, granules_bytes(f, experts, rows, cols));
-    w = granules_at(memory(e), f, experts, rows, cols);
+    require_bytes(e, weight_tiles_bytes(f, experts, rows, cols));
+    w = weight_tiles_at(memory(e), f, experts, rows, cols);
   }
 
   static int64_t layer_of(const std::string& name) {

@@ -1,6 +1,6 @@
 #pragma once
-// GPT-OSS models as .ingot archives: vectors as f32, the embedding in rows of bf16, every other matrix in granules
-// (kernels/quant/granules.h), so that the file's bytes are what the kernels read. Tokenizer files travel along.
+// GPT-OSS models as .ingot archives: vectors as f32, the embedding in rows of bf16, every other matrix in weight tiles
+// (kernels/quant/weight_tiles.h), so that the file's bytes are what the kernels read. Tokenizer files travel along.
 //   embed, layers.<l>.{attn_norm, qkv, b_qkv, sinks, o, b_o, mlp_norm, router, b_router, gate_up, b_gate_up, down,
 //   b_down}, norm, head, files/<name>
 // A tied head is written out like any other.

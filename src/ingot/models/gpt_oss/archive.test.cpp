@@ -9,7 +9,7 @@
 
 #include "ingot/io/file.h"
 #include "ingot/io/formats/archive.h"
-#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/gpt_oss/gpt_oss.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/testing/temporary_directory.h"
@@ -96,7 +96,7 @@ TEST(gpt_oss_archive,
   for (size_t l = 0; l < 2; ++l)
     for (WeightMatrix GptOssLayer::*part :
          {&GptOssLayer::qkv, &GptOssLayer::o, &GptOssLayer::router, &GptOssLayer::gate_up, &GptOssLayer::down}) {
-      EXPECT_TRUE((to.layers[l].*part).in_granules());
+      EXPECT_TRUE((to.layers[l].*part).in_weight_tiles());
       EXPECT_EQ(numbers(from.layers[l].*part), numbers(to.layers[l].*part)) << l;
     }
   for (int64_t batch : {1, 30}) {
@@ -401,7 +401,7 @@ TEST(gpt_oss_archive, archives_that_are_no_model_are_refused_with_one_line_each)
       {"\"layers.0.qkv\": found 1 bytes, expected", [&](Entries& e, auto&) { at(e, "layers.0.qkv").bytes = 1; }},
       {"\"layers.0.qkv\": found format \"q8\", expected bf16, fp8 or mxfp4",
        [&](Entries& e, auto&) { at(e, "layers.0.qkv").format = "q8"; }},
-      {"\"layers.0.qkv\": found layout \"plain\", expected granules",
+      {"\"layers.0.qkv\": found layout \"plain\", expected weight tiles",
        [&](Entries& e, auto&) { at(e, "layers.0.qkv").layout = "plain"; }},
       {"\"layers.1.sinks\": found format \"bf16\", expected f32",
        [&](Entries& e, auto&) { at(e, "layers.1.sinks").format = "bf16"; }},

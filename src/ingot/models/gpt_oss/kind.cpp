@@ -32,21 +32,25 @@ OpenedModel open(const std::string& path, const OpenOptions& o) {
                                      .screen = o.screen,
                                      .together = o.together};
   if (o.gpus > 1)
-    if (const std::string misfit = gpt_oss_gpus_misfit(config, options); !misfit.empty())
-      fail(ErrorCode::unsupported, "--gpus ", o.gpus, ": ", misfit);
+    if (const std::string unsupported_reason = gpt_oss_gpus_unsupported_reason(config, options);
+        !unsupported_reason.empty())
+      fail(ErrorCode::unsupported, "--gpus ", o.gpus, ": ", unsupported_reason);
   // From the headers: who has no room reads nothing.
-  std::string misfit = o.device == DeviceChoice::cpu ? "the CPU was asked for" : gpt_oss_gpus_misfit(config, options);
-  if (misfit.empty()) misfit = gpt_oss_gpu_misfit(config, gpt_oss_shapes(path, config, {.layers = o.layers}), options);
-  const bool on_gpu = o.device == DeviceChoice::cuda || o.gpus > 1 || misfit.empty();
-  if (on_gpu && !misfit.empty()) fail(ErrorCode::unsupported, "device cuda: ", misfit);
+  std::string unsupported_reason =
+      o.device == DeviceChoice::cpu ? "the CPU was asked for" : gpt_oss_gpus_unsupported_reason(config, options);
+  if (unsupported_reason.empty())
+    unsupported_reason =
+        gpt_oss_gpu_unsupported_reason(config, gpt_oss_shapes(path, config, {.layers = o.layers}), options);
+  const bool on_gpu = o.device == DeviceChoice::cuda || o.gpus > 1 || unsupported_reason.empty();
+  if (on_gpu && !unsupported_reason.empty()) fail(ErrorCode::unsupported, "device cuda: ", unsupported_reason);
   const int64_t layers = o.layers > 0 ? o.layers : config.layers;
   auto weights = std::make_shared<GptOssWeights>(load_gpt_oss(
       path, config,
       {.layers = o.layers, .other_bytes = on_gpu ? 0 : decoder_bytes(config, layers, options), .passed_on = on_gpu}));
   OpenedModel m;
   m.decoder = on_gpu ? make_gpu_decoder(config, *weights, options) : make_decoder(config, *weights, options);
-  if (o.device == DeviceChoice::automatic && !misfit.empty() && gpu::device_count() > 0)
-    m.note = "on the CPU: " + misfit;
+  if (o.device == DeviceChoice::automatic && !unsupported_reason.empty() && gpu::device_count() > 0)
+    m.note = "on the CPU: " + unsupported_reason;
   if (on_gpu)
     if (const std::string rounding = gpt_oss_gpu_rounding(*weights); !rounding.empty())
       m.note = "on the GPU: " + rounding;

@@ -10,7 +10,7 @@
 namespace ingot {
 
 // Vectors are f32. Matrices keep the format they are stored in: of a checkpoint bf16 or f32, experts also mxfp4, in
-// rows; of an archive (archive.h) bf16, fp8 or mxfp4, in granules but for the embedding.
+// rows; of an archive (archive.h) bf16, fp8 or mxfp4, in weight tiles but for the embedding.
 struct GptOssLayer {
   Tensor attn_norm, mlp_norm;   // (C)
   WeightMatrix qkv, o, router;  // (Q + 2 KV, C): rows of q, then k, then v; (C, Q); (E, C)

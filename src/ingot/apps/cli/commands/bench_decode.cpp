@@ -54,8 +54,8 @@ void print_shared(const Options& o, const DecodeTimes& t, const SharedTimes& s) 
   for (const auto& [name, of] :
        {std::pair{"idle", s.idle}, {"while memory is read", s.loaded}, {"while the next one's memory is read", s.link}})
     write_out(std::string("an exchange, ") + name + ": store to poll " + fixed(of.one_way, 2) +
-              " us, both ways at once " + fixed(of.both_ways, 2) + "; a hand-off with one " + fixed(of.exchange, 2) +
-              " us, within a GPU " + fixed(of.local, 2) + "\n");
+              " us, both ways at once " + fixed(of.both_ways, 2) + "; a grid barrier with one " +
+              fixed(of.exchange, 2) + " us, within a GPU " + fixed(of.local, 2) + "\n");
 }
 
 template <class Times> void print_paths(const Times& t, double read_TBps) {
@@ -106,9 +106,9 @@ void print(const Options& o, const DecodeTimes& t) {
               fixed(100 * TBps / t.read_TBps, 0) + " % of reading alone\n");
     for (const auto& [name, us] : s.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
   }
-  if (o.measurement.handoffs)
+  if (o.measurement.grid_barriers)
     for (const auto& [name, of] : {std::pair{"idle", t.idle}, {"under load", t.loaded}})
-      write_out(std::string("a hand-off, ") + name + ": a barrier alone " + fixed(of.barrier, 2) +
+      write_out(std::string("a grid barrier, ") + name + ": a barrier alone " + fixed(of.barrier, 2) +
                 " us, with a fence " + fixed(of.fenced, 2) + ", stamped words " + fixed(of.stamped, 2) +
                 ", the same without a barrier " + fixed(of.polled, 2) + "\n");
   for (const auto& [name, us] : t.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
@@ -125,11 +125,13 @@ OrderedJson as_json(const std::vector<std::pair<std::string, TokenTimes>>& paths
   return token;
 }
 OrderedJson as_json(const megakernel::ExchangeTimes& e) {
-  return {
-      {"one_way_us", e.one_way}, {"both_ways_us", e.both_ways}, {"handoff_us", e.local}, {"exchange_us", e.exchange}};
+  return {{"one_way_us", e.one_way},
+          {"both_ways_us", e.both_ways},
+          {"grid_barrier_us", e.local},
+          {"exchange_us", e.exchange}};
 }
 
-OrderedJson as_json(const megakernel::HandoffTimes& h) {
+OrderedJson as_json(const megakernel::GridBarrierTimes& h) {
   return {{"barrier_us", h.barrier}, {"fenced_us", h.fenced}, {"stamped_us", h.stamped}, {"polled_us", h.polled}};
 }
 
@@ -191,7 +193,7 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
                    {"phases_us", phases},
                    {"stages", stages}};
   add_contexts(json, t);
-  if (o.measurement.handoffs) json["handoffs"] = {{"idle", as_json(t.idle)}, {"loaded", as_json(t.loaded)}};
+  if (o.measurement.grid_barriers) json["grid_barriers"] = {{"idle", as_json(t.idle)}, {"loaded", as_json(t.loaded)}};
   if (!t.streams.empty()) {
     OrderedJson streams = OrderedJson::array();
     for (const StreamTimes& s : t.streams)
@@ -365,7 +367,7 @@ void add_bench_decode(Command& bench) {
          "write a token of the megakernel, each stage on each SM, for ui.perfetto.dev");
   c.flag("--prompt", o->measurement.prompt,
          "tell the whole context, for the time to the first token (default: keys and values are random)");
-  c.flag("--handoffs", o->measurement.handoffs, "time hand-offs between all SMs by themselves, too");
+  c.flag("--grid-barriers", o->measurement.grid_barriers, "time grid barriers between all SMs by themselves, too");
   c.text("--contexts LIST", o->contexts, "the same at more contexts, like 8192,32768");
   c.text("--answers LIST", o->answers, "time prompts and answers of so many tokens from end to end, like 1024:100");
   c.text("--streams LIST", o->streams, "time steps of so many sequences at once, too, like 1,2,4,8");
@@ -386,8 +388,9 @@ void add_bench_decode(Command& bench) {
            "--device: found cpu without --model, expected one: random weights are made on a GPU, or by `ingot convert "
            "--synthetic`");
     if (!o->model.empty())
-      c.refuse_given({"synthetic", "dense", "phased", "megakernel", "phases", "trace", "prompt", "handoffs", "streams"},
-                     "--model");
+      c.refuse_given(
+          {"synthetic", "dense", "phased", "megakernel", "phases", "trace", "prompt", "grid-barriers", "streams"},
+          "--model");
     o->measurement.size = o->size;
     o->measurement.dense = o->dense == "bf16"  ? WeightFormat::bf16
                            : o->dense == "fp8" ? WeightFormat::fp8

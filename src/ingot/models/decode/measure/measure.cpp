@@ -225,13 +225,14 @@ std::vector<std::vector<StageTimes> > time_stages(RankedModel& m) {
   constexpr int kTokens = 10;
   std::vector<std::vector<StageTimes> > times(static_cast<size_t>(m.ranks()));
   for (auto& of_gpu : times)
-    for (uint32_t i = 0; i < gpt_oss_decode::kHandoffsOfLayer; ++i) of_gpu.push_back({gpt_oss_decode::stage_name(i)});
+    for (uint32_t i = 0; i < gpt_oss_decode::kGridBarriersPerLayer; ++i)
+      of_gpu.push_back({gpt_oss_decode::stage_name(i)});
   const double share = 1e-3 / double(kTokens * m.config().layers);
   m.trace_token(1);  // loads the code
   for (int token = 0; token < kTokens; ++token) {
     std::map<std::pair<uint32_t, uint32_t>, uint64_t> shortest;  // by layer and stage
     for (const auto& s : m.trace_token(1)) {
-      if (s.stage >= gpt_oss_decode::kHandoffsOfLayer) continue;  // the head
+      if (s.stage >= gpt_oss_decode::kGridBarriersPerLayer) continue;  // the head
       StageTimes& t = times[s.gpu][s.stage];
       t.work_us += double(s.done_ns - s.begin_ns) * share;
       t.wait_us += double(s.on_ns - s.done_ns) * share;
@@ -278,9 +279,10 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   m.use_megakernel(o.megakernel);
   for (const auto& [prompt, tokens] : o.answers) times.answers.push_back(time_answer(m, prompt, tokens));
   time_streams(m, o, times);
-  if (o.handoffs) {
+  if (o.grid_barriers) {
     const uint32_t width = uint32_t(c.hidden) / 4 * 4;
-    times.idle = megakernel::measure_handoffs(width, false), times.loaded = megakernel::measure_handoffs(width, true);
+    times.idle = megakernel::measure_grid_barriers(width, false),
+    times.loaded = megakernel::measure_grid_barriers(width, true);
   }
   if (o.phases && o.phased) times.phases = time_phases(m, 1);
   m.pretend(o.context);
@@ -288,8 +290,8 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   if (o.phases && one_kernel) times.stages = time_stages(one)[0];
   if (!o.trace.empty() && one_kernel && o.gpus.empty()) write_trace(one, o);
 }
-void measure_several(const GptOssConfig& c, const gpt_oss_decode::DeviceModelOptions& options,
-                     const DecodeMeasurement& o, DecodeTimes& times) {
+void measure_small_batch(const GptOssConfig& c, const gpt_oss_decode::DeviceModelOptions& options,
+                         const DecodeMeasurement& o, DecodeTimes& times) {
   SharedTimes& shared = times.shared.emplace_back();
   shared.gpus = options.ranks;
   for (const auto& [to, load] : {std::pair{&shared.idle, megakernel::ExchangeLoad::none},
@@ -321,8 +323,10 @@ void measure_several(const GptOssConfig& c, const gpt_oss_decode::DeviceModelOpt
 DecodeTimes measure_decode(const DecodeMeasurement& o) {
   const bool several = !o.gpus.empty();
   for (const int gpus : several ? o.gpus : std::vector<int>{1})
-    if (const std::string misfit = gpt_oss_decode::ranks_misfit(gpus); !misfit.empty())
-      fail(ErrorCode::unsupported, "decode on ", several ? std::to_string(gpus) + " GPUs" : "a GPU", ": ", misfit);
+    if (const std::string unsupported_reason = gpt_oss_decode::ranks_unsupported_reason(gpus);
+        !unsupported_reason.empty())
+      fail(ErrorCode::unsupported, "decode on ", several ? std::to_string(gpus) + " GPUs" : "a GPU", ": ",
+           unsupported_reason);
   if (!o.trace.empty() && !o.megakernel)
     fail(ErrorCode::usage, "trace: found the phased path alone, expected the megakernel, whose stages it shows");
   if (!o.trace.empty() && o.gpus.size() > 1)
@@ -345,8 +349,8 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
       fail(ErrorCode::usage, "answers: found ", prompt, ":", tokens, ", expected at least 1:1");
     room = std::max(room, prompt + tokens);
   }
-  if (several && !(o.contexts.empty() && o.answers.empty() && !o.handoffs))
-    fail(ErrorCode::usage, "found several GPUs, expected one for contexts, answers and hand-offs");
+  if (several && !(o.contexts.empty() && o.answers.empty() && !o.grid_barriers))
+    fail(ErrorCode::usage, "found several GPUs, expected one for contexts, answers and grid barriers");
   if (room > c.context)
     fail(ErrorCode::usage, "found ", room, " tokens, expected at most ", c.context, ", the model's context");
   std::vector<gpt_oss_decode::DeviceModelOptions> shared;
@@ -358,7 +362,7 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
                                            {.context = room, .slots = slots_for(o)});
   DecodeTimes times;
   if (!several || alone <= gpu::device_memory(0).available()) measure_one(c, o, room, times);
-  for (const auto& options : shared) measure_several(c, options, o, times);
+  for (const auto& options : shared) measure_small_batch(c, options, o, times);
   return times;
 }
 

@@ -7,7 +7,7 @@
 
 #include "ingot/kernels/quant/quant.h"
 #include "ingot/megakernel/exchange_times.h"
-#include "ingot/megakernel/handoff_times.h"
+#include "ingot/megakernel/grid_barrier_times.h"
 #include "ingot/models/gpt_oss/config.h"
 
 namespace ingot {
@@ -24,7 +24,7 @@ struct DecodeMeasurement {
   bool quant = false;     // experts take e4m3 per 32 numbers (GptOssConfig::e4m3_inputs): the phased path alone
   std::vector<int> gpus;  // more than 1: a token over each of these numbers, after one over one GPU where it has room
   std::string split = "tensor";
-  bool handoffs = false;                             // what hand-offs between blocks cost, by themselves
+  bool grid_barriers = false;                        // what grid barriers between blocks cost, by themselves
   std::vector<int64_t> contexts;                     // with the same model, after `context`
   std::vector<std::pair<int64_t, int64_t>> answers;  // tokens of a prompt and of what follows, from end to end
   std::vector<int64_t> streams;                      // sequences of a step, each of these numbers
@@ -35,7 +35,7 @@ struct TokenTimes {  // greedy
 // Of a stage of the megakernel, as its first block sees it.
 struct StageTimes {
   std::string name;
-  double work_us = 0, wait_us = 0;  // until it is done itself; until all others are, with the hand-off
+  double work_us = 0, wait_us = 0;  // until it is done itself; until all others are, with the grid barrier
   // Over several GPUs, of the work: from its having sent its part until all have come, of this GPU and of whichever GPU
   // came last, who waits for nobody.
   double exchange_us = 0, last_exchange_us = 0;
@@ -55,7 +55,7 @@ struct ContextTimes {
   int64_t context = 0;
   std::vector<std::pair<std::string, TokenTimes>> token;  // by path
   int64_t token_bytes = 0;
-  int64_t screened_bytes = 0;  // where the head is screened (decode/screen.h)
+  int64_t screened_bytes = 0;  // where the head is screened (decode/prefilter/screen.h)
 };
 // A prompt and its answer, greedy, by the megakernel where it is timed.
 struct AnswerTimes {
@@ -84,8 +84,8 @@ struct DecodeTimes {
   std::vector<ContextTimes> contexts;
   std::vector<AnswerTimes> answers;
   std::vector<StreamTimes> streams;
-  megakernel::HandoffTimes idle, loaded;  // of the residual stream's width
-  std::vector<SharedTimes> shared;        // by number of GPUs, as asked for
+  megakernel::GridBarrierTimes idle, loaded;  // of the residual stream's width
+  std::vector<SharedTimes> shared;            // by number of GPUs, as asked for
 };
 // Error{unsupported} without a GPU that runs the kernels, or with too little memory, before any is taken.
 DecodeTimes measure_decode(const DecodeMeasurement& m);

@@ -102,8 +102,10 @@ void measure_on(RankedModel& m, const PromptMeasurement& o, std::span<const int3
 PromptMeasured measure_prompts(const PromptMeasurement& o) {
   const std::vector<int> counts = o.gpus.empty() ? std::vector<int>{1} : o.gpus;
   for (const int gpus : counts)
-    if (const std::string misfit = gpt_oss_decode::ranks_misfit(gpus); !misfit.empty())
-      fail(ErrorCode::unsupported, "prompts on ", gpus > 1 ? std::to_string(gpus) + " GPUs" : "a GPU", ": ", misfit);
+    if (const std::string unsupported_reason = gpt_oss_decode::ranks_unsupported_reason(gpus);
+        !unsupported_reason.empty())
+      fail(ErrorCode::unsupported, "prompts on ", gpus > 1 ? std::to_string(gpus) + " GPUs" : "a GPU", ": ",
+           unsupported_reason);
   const GptOssConfig c = synthetic_gpt_oss(o.size);
   INGOT_CHECK(!o.lengths.empty() && o.rounds > 0, "prompts: found ", o.lengths.size(), " lengths and ", o.rounds,
               " rounds, expected some of both");

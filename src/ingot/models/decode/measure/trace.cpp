@@ -10,7 +10,7 @@
 namespace ingot::gpt_oss_decode {
 namespace {
 
-constexpr uint32_t kStages = kHandoffsOfLayer, kOutput = 2, kDown = 4, kHead = kStages;
+constexpr uint32_t kStages = kGridBarriersPerLayer, kOutput = 2, kDown = 4, kHead = kStages;
 
 // The events of one file, a line each.
 class Events {
@@ -73,8 +73,8 @@ std::vector<StageSpan> spans_of(const megakernel::Trace& t, std::span<const uint
                exchanges = bytes.subspan(std::min<size_t>(kTracedBytes, bytes.size()));
     INGOT_CHECK(stamps[0] > 0 && std::is_sorted(stamps.begin(), stamps.end()), "decode trace: block ", b,
                 ": found times that are missing or run backwards, expected growing ones");
-    for (uint32_t n = 0; n <= t.handoffs; ++n) {
-      const bool head = n == t.handoffs;
+    for (uint32_t n = 0; n <= t.grid_barriers; ++n) {
+      const bool head = n == t.grid_barriers;
       const uint32_t stage = head ? kHead : n % kStages;
       spans.push_back({.block = b,
                        .layer = n / kStages,

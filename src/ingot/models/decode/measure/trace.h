@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ingot/megakernel/handoff.h"
+#include "ingot/megakernel/grid_barrier.h"
 
 namespace ingot::gpt_oss_decode {
 

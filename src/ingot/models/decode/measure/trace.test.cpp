@@ -15,7 +15,7 @@ constexpr uint64_t kStart = 5'000'000'000'000'000'000;
 std::vector<uint64_t> some_words(const megakernel::Trace& t) {
   std::vector<uint64_t> words;
   for (uint32_t b = 0; b < t.blocks; ++b) {
-    for (uint32_t n = 0; n <= t.handoffs; ++n) {
+    for (uint32_t n = 0; n <= t.grid_barriers; ++n) {
       words.push_back(kStart + n * 11'000);
       words.push_back(kStart + n * 11'000 + 10'000 + b * 1'000);
     }
@@ -23,7 +23,7 @@ std::vector<uint64_t> some_words(const megakernel::Trace& t) {
   }
   return words;
 }
-megakernel::Trace some_trace() { return {.blocks = 2, .handoffs = 10, .extra = 6}; }
+megakernel::Trace some_trace() { return {.blocks = 2, .grid_barriers = 10, .extra = 6}; }
 
 TEST(DecodeTrace, ASpanHasItsStagesTimesAndBytes) {
   const std::vector<StageSpan> spans = spans_of(some_trace(), some_words(some_trace()));
@@ -104,7 +104,7 @@ std::vector<uint64_t> words_with_exchanges(const megakernel::Trace& t) {
   }
   return words;
 }
-megakernel::Trace shared_trace() { return {.blocks = 2, .handoffs = 10, .extra = 6 + 2 * 4}; }
+megakernel::Trace shared_trace() { return {.blocks = 2, .grid_barriers = 10, .extra = 6 + 2 * 4}; }
 
 TEST(DecodeTrace, StagesWhosePartsGpusAddUpHaveTheExchange) {
   const auto spans = spans_of(shared_trace(), words_with_exchanges(shared_trace()));

@@ -1,11 +1,11 @@
 #pragma once
 // A whole token by one persistent kernel, a block an SM: one warp copies the block's share of the weights into a ring
-// (megakernel/weight_stream.cuh), as far ahead as the router allows; fifteen warps multiply what has come. A hand-off
-// after each stage:
+// (megakernel/weight_stream.cuh), as far ahead as the router allows; fifteen warps multiply what has come. A grid
+// barrier after each stage:
 //   qkv | attention | output, with the router's logits | gate and up | down | ... | head
 // All that is handed over is words that say when they are complete (megakernel/sums.cuh, tile/stamped.cuh, TokenSums),
-// so hand-offs have no fence and may be announced before the words are there; attention waits for its own head's words,
-// not for all blocks. Every block keeps the residual stream to itself and adds to it what all have added up; its
+// so grid barriers have no fence and may be announced before the words are there; attention waits for its own head's
+// words, not for all blocks. Every block keeps the residual stream to itself and adds to it what all have added up; its
 // copying warp chooses the experts.
 //
 // What a product can know before its column comes is worked out while others are waited for, by threads that have
@@ -22,7 +22,7 @@
 //   screened_head.cuh   a head of which few rows are read in bf16
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/moe/route.cuh"
-#include "ingot/megakernel/handoff.cuh"
+#include "ingot/megakernel/grid_barrier.cuh"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/megakernel/token_products.cuh"
 #include "ingot/models/decode/megakernel/token_rows.cuh"
@@ -37,7 +37,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks, bool kScree
 class TokenProgram : public TokenBlock {
  public:
   __device__ __forceinline__ explicit TokenProgram(const ScreenedHead* screened = nullptr)
-      : handoffs_(m_.token.grid, m_.handoffs), screened_head_(screened) {}
+      : grid_barriers_(m_.token.grid, m_.grid_barriers), screened_head_(screened) {}
 
   __device__ __forceinline__ void run(const Token& token) {
     copy_words(m_.token, token);
@@ -69,14 +69,14 @@ class TokenProgram : public TokenBlock {
       weights_.copy();
     __syncthreads();
     if (m_.token.head_rows == 0) {
-      if (blockIdx.x == 0 && threadIdx.x == 0 && handoffs_.all_came()) m_.token.head.state->position += 1;
+      if (blockIdx.x == 0 && threadIdx.x == 0 && grid_barriers_.all_came()) m_.token.head.state->position += 1;
       if constexpr (kRanks) ranks_.leave(blockIdx.x == 0 && threadIdx.x == 0);
       return;
     }
     uint64_t key;
     const bool last = likeliest_of_grid(m_.token.head, top, key);
     if constexpr (kRanks) key = last ? ranks_.likeliest(key) : 0;
-    if (last && handoffs_.all_came()) append(m_.token.head, key);
+    if (last && grid_barriers_.all_came()) append(m_.token.head, key);
     if constexpr (kRanks) ranks_.leave(last);
   }
 
@@ -87,24 +87,25 @@ class TokenProgram : public TokenBlock {
     if (blockIdx.x >= t.blocks || threadIdx.x >= kTracedBytes) return;
     const Section& s = m_.sections[threadIdx.x];
     t.words[int64_t(blockIdx.x) * t.words_of_block() + t.stamps() + threadIdx.x] =
-        uint64_t(s.range.end - s.range.begin) * uint64_t(s.granule_bytes) +
+        uint64_t(s.range.end - s.range.begin) * uint64_t(s.weight_tile_bytes) +
         (threadIdx.x == uint32_t(Stage::output) && s.range.begin < s.range.end
-             ? uint64_t((s.range.end - 1) / s.granules - s.range.begin / s.granules + 1) * layer(0).router.w.bands * 512
+             ? uint64_t((s.range.end - 1) / s.weight_tiles - s.range.begin / s.weight_tiles + 1) *
+                   layer(0).router.w.bands * 512
              : 0);
   }
 
   // --- the warps that multiply
 
   __device__ __forceinline__ void compute(sampling::Best& top) {
-    handoffs_.begin();
+    grid_barriers_.begin();
     megakernel::WeightReader from(m_.token.stream, m_.stream, memory_ + m_.token.ring,
                                   threadIdx.x / 32 / megakernel::kTeamWarps, megakernel::kTeams);
     embed_token();
     HeldPiece held;
     uint32_t round = 0;  // of a product: its first band
     RowNumbers row;
-    // One code for all products, one for all hand-offs: a program that does not fit into the instruction cache waits
-    // for itself. It begins before a hand-off that there is none of.
+    // One code for all products, one for all grid barriers: a program that does not fit into the instruction cache
+    // waits for itself. It begins before a grid barrier that there is none of.
     Stage stage = Stage::down;
 #pragma unroll 1
     for (uint32_t i = ~0u;;) {
@@ -128,15 +129,15 @@ class TokenProgram : public TokenBlock {
             if (rows_.ending(stage) < kEnding &&
                 m_.sections[int(stage)].range.begin < m_.sections[int(stage)].range.end)
               top = rows_.best();
-            return handoffs_.end();
+            return grid_barriers_.end();
           }
           // Where it was announced before, the first warp already waits while the others end their rows.
           const bool announced = stage == Stage::attention ? blockIdx.x < units(i) : announces(stage);
-          handoffs_.end_stage(!announced);
+          grid_barriers_.end_stage(!announced);
           if (stage == Stage::qkv)
-            handoffs_.pass();
+            grid_barriers_.pass();
           else if (!announced)
-            handoffs_.announce(stage == Stage::attention && m_.zeroes != 0);
+            grid_barriers_.announce(stage == Stage::attention && m_.zeroes != 0);
         }
       }
       // What does not depend on the others' part of this stage, all that the next one can know of itself.
@@ -168,15 +169,15 @@ class TokenProgram : public TokenBlock {
           products_.hold(round, s.pieces_of(round, kHeldBands), from, held);
       }
       if (!begins && !again) {
-        if (stage != Stage::qkv) handoffs_.wait(false);
+        if (stage != Stage::qkv) grid_barriers_.wait(false);
         if (stage == Stage::output) router_.route<E>(layer(i), i);
         if (stage == Stage::attention && i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
           ptx::store_relaxed(m_.token.stamps, m_.stamp - 1 + m_.token.count);
-        if (next == Stage::head && m_.token.head_rows == 0) return handoffs_.end();
+        if (next == Stage::head && m_.token.head_rows == 0) return grid_barriers_.end();
         if constexpr (kScreened)
           if (next == Stage::head) {
             screened_head_.run(top, from);
-            return handoffs_.end();
+            return grid_barriers_.end();
           }
       }
       stage = next;
@@ -192,7 +193,8 @@ class TokenProgram : public TokenBlock {
   __device__ __forceinline__ void embed_token() const {
     const Embedding& e = m_.token.embedding;
     const bf16* const row = e.table + int64_t(__ldcg(&e.state->tokens[0])) * e.C;
-    for (uint32_t c = threadIdx.x; c < granules::padded(e.C); c += kTokenThreads) x()[c] = c < e.C ? float(row[c]) : 0;
+    for (uint32_t c = threadIdx.x; c < weight_tiles::padded(e.C); c += kTokenThreads)
+      x()[c] = c < e.C ? float(row[c]) : 0;
     TokenTeam::sync();
   }
   // Brings a norm's weight near, by one thread of the grid.
@@ -219,7 +221,7 @@ class TokenProgram : public TokenBlock {
     const Section& s = m_.sections[int(stage)];
     const bool experts = stage == Stage::gate_up || stage == Stage::down, routes = !kRanks && stage == Stage::output,
                last = round + kHeldBands >= s.end_sums;
-    float drop = experts ? granules::Form<E>::kDrop : granules::Form<D>::kDrop;
+    float drop = experts ? weight_tiles::Form<E>::kDrop : weight_tiles::Form<D>::kDrop;
     if (rows_.ending(stage) < kEnding && !rows_.by_others(stage))  // these columns are normed
       drop *= columns_.rstd(stage == Stage::qkv       ? l.qkv.eps
                             : stage == Stage::gate_up ? l.gate_up.eps
@@ -230,7 +232,7 @@ class TokenProgram : public TokenBlock {
                                            from);
     else
       products_.template multiply<D, false>(s, nullptr, pieces, round, held, from);
-    if (last && announces(stage)) handoffs_.announce();
+    if (last && announces(stage)) grid_barriers_.announce();
     if (s.range.begin == s.range.end) return;
     TokenTeam::sync();
     if (rows_.ending(stage) < kEnding) rows_.end(stage, l, i, round, row, drop);
@@ -249,10 +251,10 @@ class TokenProgram : public TokenBlock {
       load();
       wait_for(
           load, [&] { return (RowSum::count(word[0]) == 2) & (RowSum::count(word[1]) == 2); },
-          kHandoffsOfLayer * layer + uint32_t(Stage::qkv));
+          kGridBarriersPerLayer * layer + uint32_t(Stage::qkv));
       a = RowSum::value(word[0]), b = RowSum::value(word[1]);
     };
-    const uint32_t number = kHandoffsOfLayer * layer + uint32_t(Stage::attention), units = this->units(layer);
+    const uint32_t number = kGridBarriersPerLayer * layer + uint32_t(Stage::attention), units = this->units(layer);
     const auto put = [&](uint32_t n, uint32_t a, uint32_t b) {
       tile::Stamped{{a, b, 0}, m_.stamp + layer}.store(m_.token.attention.mixed + n / 4);
     };
@@ -266,7 +268,7 @@ class TokenProgram : public TokenBlock {
           },
           projected, put,
           [&] {
-            if (units - unit <= gridDim.x) handoffs_.announce(m_.zeroes != 0);
+            if (units - unit <= gridDim.x) grid_barriers_.announce(m_.zeroes != 0);
           });
     }
     if (!attention.has_parts()) return;
@@ -299,7 +301,7 @@ class TokenProgram : public TokenBlock {
     multiply_round(stage, l, i, round, row, held, from);
   }
 
-  const megakernel::Handoffs<TokenTeam, kTraced> handoffs_;
+  const megakernel::GridBarriers<TokenTeam, kTraced> grid_barriers_;
   const TokenColumns columns_;
   const TokenRouter router_;
   const TokenRanks<kTraced> ranks_;
@@ -323,15 +325,15 @@ __global__ void __launch_bounds__(kTokenThreads + 32, 1)
 // --- launcher
 
 inline Shares shares_of(const Token& t, const LayerStages& l, uint32_t blocks) {
-  const auto granules = [&](const Matrix& w, uint32_t entries) {
-    return share_of_granules(uint64_t(w.bands) * entries, w.granules, blocks);
+  const auto weight_tiles = [&](const Matrix& w, uint32_t entries) {
+    return share_of_weight_tiles(uint64_t(w.bands) * entries, w.weight_tiles, blocks);
   };
-  Shares s{.qkv = granules(l.qkv.w, 1),
-           .output = granules(l.output.w, 1),
-           .gate_up = share_of_bands(uint64_t(l.gate_up.w.bands) * t.k, l.gate_up.w.granules, blocks),
-           .down = std::max(granules(l.down.w, t.k), l.down.w.granules * t.k),
-           .head = share_of_bands(t.head.w.bands, t.head.w.granules, blocks)};
-  const uint32_t of_output = l.output.w.bands * l.output.w.granules;
+  Shares s{.qkv = weight_tiles(l.qkv.w, 1),
+           .output = weight_tiles(l.output.w, 1),
+           .gate_up = share_of_bands(uint64_t(l.gate_up.w.bands) * t.k, l.gate_up.w.weight_tiles, blocks),
+           .down = std::max(weight_tiles(l.down.w, t.k), l.down.w.weight_tiles * t.k),
+           .head = share_of_bands(t.head.w.bands, t.head.w.weight_tiles, blocks)};
+  const uint32_t of_output = l.output.w.bands * l.output.w.weight_tiles;
   s.routers = (of_output + s.output - 1) / s.output;
   if (t.ranks != nullptr) {
     const uint32_t each = bands_of_block(t.embedding.C, blocks);

@@ -1,6 +1,6 @@
 #pragma once
 // A token by one persistent kernel: one source file per format of the dense matrices (megakernel_*.cu).
-#include "ingot/megakernel/handoff.h"
+#include "ingot/megakernel/grid_barrier.h"
 #include "ingot/megakernel/weight_stream.h"
 #include "ingot/models/decode/phased/stages.h"
 
@@ -20,7 +20,7 @@ inline LayerStages stages_of(const Plan& s, const Layer& l, uint32_t index) {
           router_of(s, l, index), gate_up_of(s, l, index), down_of(s, l, index)};
 }
 
-// What a block takes of each product, in granules.
+// What a block takes of each product, in weight tiles.
 struct Shares {
   uint32_t qkv, output, gate_up, down, head;
   uint32_t routers;  // blocks that have a part of the output's rows, and so of the router's logits
@@ -75,13 +75,15 @@ struct ScreenedHead {
 
 constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too few registers
 
-// Hand-offs of a token, in order: of each layer one after each stage.
-constexpr uint32_t kHandoffsOfLayer = 5;
+// Grid barriers of a token, in order: of each layer one after each stage.
+constexpr uint32_t kGridBarriersPerLayer = 5;
 // And after the layers, of a screened head, what each block knows of the largest logit.
 // After the output's, or down's.
-INGOT_HD constexpr uint32_t handoff_of(uint32_t layer, bool down) { return kHandoffsOfLayer * layer + (down ? 4 : 2); }
+INGOT_HD constexpr uint32_t grid_barrier_of(uint32_t layer, bool down) {
+  return kGridBarriersPerLayer * layer + (down ? 4 : 2);
+}
 // Behind a block's times: the bytes of weights it reads in each stage of a layer, and for the head.
-constexpr uint32_t kTracedBytes = kHandoffsOfLayer + 1;
+constexpr uint32_t kTracedBytes = kGridBarriersPerLayer + 1;
 // Behind those, of a layer's two exchanges over several GPUs: when this block had sent its part, when it had all.
 constexpr uint32_t kExchangeStamps = 4;
 

@@ -327,7 +327,7 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
     total.finish(sink);
     if (d >= p_.dim) return;
     uint32_t a, b;
-    granules::words4(p_.columns, total.out, a, b);
+    weight_tiles::words4(p_.columns, total.out, a, b);
     put(query * p_.dim + d, a, b);
   }
   // Rotates the queries and, in the last part, the new key; stores it and its value. Blocks of several tiles store the

@@ -8,9 +8,9 @@
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/tile/shared.cuh"
-#include "ingot/kernels/quant/granule_product.cuh"
+#include "ingot/kernels/quant/weight_tile_product.cuh"
 #include "ingot/kernels/sampling/best.cuh"
-#include "ingot/megakernel/handoff.cuh"
+#include "ingot/megakernel/grid_barrier.cuh"
 #include "ingot/megakernel/sums.cuh"
 #include "ingot/megakernel/weight_stream.cuh"
 #include "ingot/models/decode/megakernel/megakernel.h"
@@ -61,7 +61,7 @@ struct TokenMemory {
   Token token;
   LayerStages layers[2];  // this one and the next
   piece_attention::Keys keys[2];
-  megakernel::HandoffMemory handoffs;
+  megakernel::GridBarrierMemory grid_barriers;
   megakernel::WeightStreamMemory stream;
   Section sections[6];  // of Stage; attention reads no weights
   uint64_t routed;      // completes once a layer: what its experts are chosen by is there
@@ -89,11 +89,11 @@ inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
   const auto up = [](int64_t n, int64_t to) { return uint32_t((n + to - 1) / to * to); };
   t.choice = up(sizeof(TokenMemory) + (t.ranks != nullptr ? sizeof(RankMemory) : 0), 16);
   t.x = up(t.choice + ChoiceMemory::bytes(1, t.experts, t.k), 16);
-  t.stage = up(t.x + int64_t(granules::padded(l.qkv.w.cols)) * 4, 128);
+  t.stage = up(t.x + int64_t(weight_tiles::padded(l.qkv.w.cols)) * 4, 128);
   t.ring = up(t.stage + std::max({int64_t(sizeof(piece_attention::Memory<kDim>)),
-                                  int64_t(granules::column_stride(l.qkv.w.cols)) + kBestBytes,
-                                  int64_t(granules::column_stride(l.output.w.cols)),
-                                  t.k * granules::column_bytes(l.down.w.cols)}),
+                                  int64_t(weight_tiles::column_stride(l.qkv.w.cols)) + kBestBytes,
+                                  int64_t(weight_tiles::column_stride(l.output.w.cols)),
+                                  t.k * weight_tiles::column_bytes(l.down.w.cols)}),
               128);
   const int64_t slots = (most_bytes - t.ring) / megakernel::kSlotBytes;
   t.stream.slots = uint32_t(std::clamp<int64_t>(slots, 0, megakernel::kMostSlots));
@@ -107,7 +107,7 @@ INGOT_HD constexpr uint32_t bands_of_block(uint32_t C, uint32_t blocks) {
   return ((C + 15) / 16 + blocks - 1) / blocks;
 }
 
-template <WeightFormat F> constexpr uint32_t kMostOfPiece = megakernel::kSlotBytes / granules::Form<F>::kBytes;
+template <WeightFormat F> constexpr uint32_t kMostOfPiece = megakernel::kSlotBytes / weight_tiles::Form<F>::kBytes;
 
 // What the readers of a piece need to know of it.
 __device__ __forceinline__ megakernel::WeightNote note_of(const Piece& p) {
@@ -152,7 +152,7 @@ class TokenBlock {
 
   // Behind the head's column: what its end, usual or screened, keeps.
   __device__ __forceinline__ char* behind_column() const {
-    return stage() + granules::column_stride(m_.token.embedding.C);
+    return stage() + weight_tiles::column_stride(m_.token.embedding.C);
   }
   __device__ __forceinline__ const Matrix& matrix(Stage stage, const LayerStages& l) const {
     switch (stage) {
@@ -181,8 +181,8 @@ class TokenBlock {
   __device__ __forceinline__ void read_again(Load&& load, Complete&& complete) const {
     megakernel::read_again(load, complete, m_.token.grid.watch);
   }
-  // Of what no hand-off has announced: until what load() brings is complete(). Gives up before those who wait for this
-  // block do, so that the record names what was missing first.
+  // Of what no grid barrier has announced: until what load() brings is complete(). Gives up before those who wait for
+  // this block do, so that the record names what was missing first.
   template <class Load, class Complete>
   __device__ __forceinline__ void wait_for(Load&& load, Complete&& complete, uint32_t number) const {
     if (complete()) return;

@@ -15,7 +15,7 @@ class TokenColumns : public TokenBlock {
     constexpr uint32_t kHeld = 3,
                        kNext = kFp8 ? 2 : 1;  // words on their way at once; from a word's number to the other
     const auto number = [](uint32_t word) { return kFp8 ? word / 2 * 4 + word % 2 : 2 * word; };
-    const uint32_t C = w.cols, words = 32 * w.granules;
+    const uint32_t C = w.cols, words = 32 * w.weight_tiles;
     char* const column = stage();
     float* const x = this->x();
     float sum = 0;
@@ -58,12 +58,12 @@ class TokenColumns : public TokenBlock {
           if (c + h * kNext < C) v[h] += RowSum::value(added[u][h]);
           if (sums != nullptr) x[c + h * kNext] = v[h];
           sum += v[h] * v[h];
-          v[h] *= scale[u][h] * granules::Form<F>::kLift;
+          v[h] *= scale[u][h] * weight_tiles::Form<F>::kLift;
         }
-        *reinterpret_cast<uint32_t*>(column + 2 * granules::place(kFp8, c)) = ptx::pack(bf16{}, v[0], v[1]);
+        *reinterpret_cast<uint32_t*>(column + 2 * weight_tiles::place(kFp8, c)) = ptx::pack(bf16{}, v[0], v[1]);
       }
     }
-    sum = granules::lanes_sum(sum);
+    sum = weight_tiles::lanes_sum(sum);
     if (threadIdx.x % 32 == 0) m_.squares[threadIdx.x / 32] = sum;
   }
   // Of numbers of the hidden size, after a barrier.
@@ -103,15 +103,15 @@ class TokenColumns : public TokenBlock {
       });
 #pragma unroll
       for (uint32_t u = 0; u < kHeld; ++u)
-        if (4 * (first + u * kTokenThreads) < granules::padded(C))
-          granules::put_words4(column, D, 4 * (first + u * kTokenThreads), held[u].word[0], held[u].word[1]);
+        if (4 * (first + u * kTokenThreads) < weight_tiles::padded(C))
+          weight_tiles::put_words4(column, D, 4 * (first + u * kTokenThreads), held[u].word[0], held[u].word[1]);
       first += kHeld * kTokenThreads;
-    } while (first < granules::padded(C) / 4);
+    } while (first < weight_tiles::padded(C) / 4);
   }
   // All columns of `down`, of C channels each.
   __device__ __forceinline__ void stage_columns(uint32_t C, uint32_t count) const {
     constexpr uint32_t kHeld = 3;  // pieces of 16 bytes on their way at once
-    const uint32_t all = count * uint32_t(granules::column_bytes(C)) / 16;
+    const uint32_t all = count * uint32_t(weight_tiles::column_bytes(C)) / 16;
     const char* const from = columns();
     char* const to = stage();
 #pragma unroll 1
@@ -147,19 +147,19 @@ class TokenColumns : public TokenBlock {
   __device__ __forceinline__ void put_channel(const RowPlace& row, const Matrix& w, float value) const {
     constexpr bool kFp8 = E == WeightFormat::fp8;
     constexpr uint32_t kNext = kFp8 ? 2 : 1;
-    constexpr float kLift = granules::Form<E>::kLift;
+    constexpr float kLift = weight_tiles::Form<E>::kLift;
     const uint32_t width = w.rows / 2, n = row.n / 2;
     if (!row.mine()) value = 0;
     const float next = __shfl_down_sync(~0u, value, 2 * kNext);
     if (!row.ends() || row.n % 2 != 0 || n % (2 * kNext) >= kNext) return;
-    char* const column = columns() + row.entry() * granules::column_bytes(width);
+    char* const column = columns() + row.entry() * weight_tiles::column_bytes(width);
     const auto put = [&](uint32_t channel, uint32_t word) {
-      ptx::store_relaxed(reinterpret_cast<uint32_t*>(column + 2 * granules::place(kFp8, channel)), ~word);
+      ptx::store_relaxed(reinterpret_cast<uint32_t*>(column + 2 * weight_tiles::place(kFp8, channel)), ~word);
     };
     put(n, ptx::pack(bf16{}, value * kLift, next * kLift));
     if (n / 8 + 1 == w.bands)
 #pragma unroll 1
-      for (uint32_t behind = n + 8; behind < granules::padded(width); behind += 8) put(behind, 0);
+      for (uint32_t behind = n + 8; behind < weight_tiles::padded(width); behind += 8) put(behind, 0);
   }
 };
 

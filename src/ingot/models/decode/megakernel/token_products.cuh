@@ -8,8 +8,9 @@ namespace ingot::gpt_oss_decode {
 // A warp's part of a piece, in registers: while a column is waited for each team takes one out of the ring, which has
 // room for as many more.
 struct HeldPiece {
-  granules::Stored<WeightFormat::bf16> granule[2];
-  uint32_t what = 0;  // how many granules the piece has, of which of the round's bands (from bit 4), from which on (8)
+  weight_tiles::Stored<WeightFormat::bf16> weight_tile[2];
+  uint32_t what =
+      0;  // how many weight tiles the piece has, of which of the round's bands (from bit 4), from which on (8)
 };
 
 template <WeightFormat D, WeightFormat E, bool kRanks> class TokenProducts : public TokenBlock {
@@ -21,15 +22,15 @@ template <WeightFormat D, WeightFormat E, bool kRanks> class TokenProducts : pub
                                        HeldPiece& held) const {
     if constexpr (kHolds) {
       constexpr uint32_t team = megakernel::kTeamWarps;
-      static_assert(2 * team >= kMostOfPiece<D>, "a warp holds two granules");
+      static_assert(2 * team >= kMostOfPiece<D>, "a warp holds two weight tiles");
       const uint32_t lane = threadIdx.x % 32, begin = threadIdx.x / 32 % team;
-      from.read_one(pieces, [&](const char* granule, const megakernel::WeightNote& note) {
+      from.read_one(pieces, [&](const char* weight_tile, const megakernel::WeightNote& note) {
         const Piece p = noted(note);
         held.what = p.count + 16 * (p.band - round) + 256 * p.first;
 #pragma unroll
         for (uint32_t u = 0; u < 2; ++u)
           if (begin + u * team < p.count)
-            load_staged(held.granule[u], granule + (begin + u * team) * granules::Form<D>::kBytes, lane);
+            load_staged(held.weight_tile[u], weight_tile + (begin + u * team) * weight_tiles::Form<D>::kBytes, lane);
       });
     }
   }
@@ -51,7 +52,8 @@ template <WeightFormat D, WeightFormat E, bool kRanks> class TokenProducts : pub
       if (by_band) scale[0] = scale[1] = weights[entry];
       if constexpr (kBank && F == WeightFormat::fp8) {
         float of_row[2];
-        granules::load_row_scales(data + s.expert[entry] * s.matrix_bytes + of_band * s.band_bytes, s.granules, of_row);
+        weight_tiles::load_row_scales(data + s.expert[entry] * s.matrix_bytes + of_band * s.band_bytes, s.weight_tiles,
+                                      of_row);
         scale[0] *= of_row[0], scale[1] *= of_row[1];
       }
       // A band's rows g and g + 8 are in every lane of the four that share g.
@@ -64,23 +66,24 @@ template <WeightFormat D, WeightFormat E, bool kRanks> class TokenProducts : pub
     if constexpr (kHolds && !kBank) {
       if (held.what != 0) {
         of_band = band + held.what / 16 % 16;
-        const char* const mine[1] = {column + held.what / 256 * granules::kColumnBytes};
+        const char* const mine[1] = {column + held.what / 256 * weight_tiles::kColumnBytes};
 #pragma unroll
         for (uint32_t u = 0; u < 2; ++u)
           if (first + u * team < held.what % 16)
-            granules::multiply<F, 1>(held.granule[u], mine, (first + u * team) * granules::kColumnBytes, sum);
+            weight_tiles::multiply<F, 1>(held.weight_tile[u], mine, (first + u * team) * weight_tiles::kColumnBytes,
+                                         sum);
       }
     }
-    from.read(pieces, [&](const char* granule, const megakernel::WeightNote& note) {
+    from.read(pieces, [&](const char* weight_tile, const megakernel::WeightNote& note) {
       const Piece p = noted(note);
       if (of_band != ~0u && (p.band != of_band || p.entry != entry)) leave();
       entry = p.entry, of_band = p.band;
-      const char* const mine[1] = {column + p.entry * stride + p.first * granules::kColumnBytes};
+      const char* const mine[1] = {column + p.entry * stride + p.first * weight_tiles::kColumnBytes};
 #pragma unroll 1
       for (uint32_t g = first; g < p.count; g += team) {
-        granules::Stored<F> w;
-        load_staged(w, granule + g * granules::Form<F>::kBytes, lane);
-        granules::multiply<F, 1>(w, mine, g * granules::kColumnBytes, sum);
+        weight_tiles::Stored<F> w;
+        load_staged(w, weight_tile + g * weight_tiles::Form<F>::kBytes, lane);
+        weight_tiles::multiply<F, 1>(w, mine, g * weight_tiles::kColumnBytes, sum);
       }
     });
     if (of_band != ~0u) leave();
@@ -88,13 +91,15 @@ template <WeightFormat D, WeightFormat E, bool kRanks> class TokenProducts : pub
 
  private:
   template <WeightFormat F>
-  __device__ __forceinline__ static void load_staged(granules::Stored<F>& s, const char* granule, uint32_t lane) {
+  __device__ __forceinline__ static void load_staged(weight_tiles::Stored<F>& s, const char* weight_tile,
+                                                     uint32_t lane) {
 #pragma unroll
     for (int i = 0; i < int(sizeof(s.word) / 16); ++i) {
-      const uint4 w = *reinterpret_cast<const uint4*>(granule + i * 512 + lane * 16);
+      const uint4 w = *reinterpret_cast<const uint4*>(weight_tile + i * 512 + lane * 16);
       s.word[i][0] = w.x, s.word[i][1] = w.y, s.word[i][2] = w.z, s.word[i][3] = w.w;
     }
-    if constexpr (F == WeightFormat::mxfp4) s.scales = *reinterpret_cast<const uint32_t*>(granule + 512 + lane / 4 * 4);
+    if constexpr (F == WeightFormat::mxfp4)
+      s.scales = *reinterpret_cast<const uint32_t*>(weight_tile + 512 + lane / 4 * 4);
   }
 };
 

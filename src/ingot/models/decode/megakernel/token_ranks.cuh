@@ -16,7 +16,7 @@ template <bool kTraced> class TokenRanks : public TokenBlock {
   // This block's part of a sum, to all ranks: of two, a begin is the first.
   __device__ __forceinline__ void send_part(uint32_t i, Stage stage, const RowPlace& row, float value) const {
     const megakernel::Exchange& x = rank_memory().ranks.exchange;
-    const uint32_t epoch = epoch_of(i, stage), second = granules::padded(m_.token.embedding.C) + row.n;
+    const uint32_t epoch = epoch_of(i, stage), second = weight_tiles::padded(m_.token.embedding.C) + row.n;
     megakernel::send(x, epoch, row.begins() ? row.n : second, value);
     if (row.terms() == 2) megakernel::send(x, epoch, second, 0);
   }
@@ -27,7 +27,8 @@ template <bool kTraced> class TokenRanks : public TokenBlock {
     const bool routes = stage == Stage::output;
     const uint32_t C = m_.token.embedding.C, each = bands_of_block(C, gridDim.x), slot = threadIdx.x / 16,
                    row = threadIdx.x % 16, epoch = epoch_of(i, stage), from = routes ? r.heads : r.channels,
-                   what = kHandoffsOfLayer * i + uint32_t(stage), end = min((blockIdx.x + 1) * each, (C + 15) / 16);
+                   what = kGridBarriersPerLayer * i + uint32_t(stage),
+                   end = min((blockIdx.x + 1) * each, (C + 15) / 16);
     uint64_t* const sums = routes ? m_.token.sums.output() : down_sums(i);
     keep_exchange(i, routes, 0);
 #pragma unroll 1
@@ -38,7 +39,8 @@ template <bool kTraced> class TokenRanks : public TokenBlock {
         float part = 0;
         if (n < C) {
           const float gain = routes ? l.router.weight[n] : 0;
-          const float sum = megakernel::sum_of_ranks<2>(r.exchange, from, epoch, n, granules::padded(C), r.watch, what);
+          const float sum =
+              megakernel::sum_of_ranks<2>(r.exchange, from, epoch, n, weight_tiles::padded(C), r.watch, what);
           RowSum::add(sums + n, sum, 2);
           part = gain * (x()[n] + sum);
         }
@@ -57,7 +59,7 @@ template <bool kTraced> class TokenRanks : public TokenBlock {
   __device__ __forceinline__ uint64_t likeliest(uint64_t key) const {
     const Ranks& r = rank_memory().ranks;
     return megakernel::largest_of_ranks(r.exchange, r.ids, rank_memory().epoch + 2 * m_.token.count, key, r.watch,
-                                        kHandoffsOfLayer * m_.token.count);
+                                        kGridBarriersPerLayer * m_.token.count);
   }
   // `last`: in one thread of the grid, when all have begun.
   __device__ __forceinline__ void leave(bool last) const {

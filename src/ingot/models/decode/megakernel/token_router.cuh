@@ -58,7 +58,7 @@ class TokenRouter : public TokenBlock {
       }
     }
   }
-  // After the output's hand-off: its sums become the column of gate and up, the logits are laid before the copying
+  // After the output's grid barrier: its sums become the column of gate and up, the logits are laid before the copying
   // warp, who chooses. The last warps, which have least of the column to make, read the logits.
   template <WeightFormat E> __device__ __forceinline__ void route(const LayerStages& l, uint32_t i) const {
     const Router& p = l.router;
@@ -110,15 +110,15 @@ class TokenRouter : public TokenBlock {
   }
 
  private:
-  // A band's 16 rows are the columns of one step of the router's granules.
+  // A band's 16 rows are the columns of one step of the router's weight tiles.
   static constexpr uint32_t kStepBytes = 512;
   __device__ __forceinline__ static const uint8_t* router_step(const Matrix& w, uint32_t router_band, uint32_t band) {
-    return w.data + router_band * w.band_bytes + band / 4 * granules::Form<WeightFormat::bf16>::kBytes +
+    return w.data + router_band * w.band_bytes + band / 4 * weight_tiles::Form<WeightFormat::bf16>::kBytes +
            band % 4 * kStepBytes + threadIdx.x % 32 * 16;
   }
   // This lane's part of the steps that were asked for, behind the output's column; null where they have no room there.
   __device__ __forceinline__ char* asked_steps(const LayerStages& l, uint32_t held) const {
-    const uint32_t column = (granules::column_stride(l.output.w.cols) + 127) / 128 * 128;
+    const uint32_t column = (weight_tiles::column_stride(l.output.w.cols) + 127) / 128 * 128;
     if (m_.token.stage + column + held * l.router.w.bands * kStepBytes > m_.token.ring) return nullptr;
     return stage() + column + threadIdx.x % 32 * 16;
   }

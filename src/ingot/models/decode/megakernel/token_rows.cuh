@@ -33,11 +33,11 @@ class TokenRows : public TokenBlock {
     const Matrix& w = matrix(stage, l);
     place = {n, 32 * entry + RowPlace::kEnds + (begins ? RowPlace::kBegins + RowPlace::kTerm : 0) +
                     (ends ? RowPlace::kTerm : 0) + (n < w.rows ? RowPlace::kMine : 0)};
-    const float* const scale =
-        D == WeightFormat::fp8 && stage != Stage::gate_up && stage != Stage::down
-            ? reinterpret_cast<const float*>(w.data + band * w.band_bytes + w.granules * granules::Form<D>::kBytes) +
-                  threadIdx.x % 16
-            : nullptr;
+    const float* const scale = D == WeightFormat::fp8 && stage != Stage::gate_up && stage != Stage::down
+                                   ? reinterpret_cast<const float*>(w.data + band * w.band_bytes +
+                                                                    w.weight_tiles * weight_tiles::Form<D>::kBytes) +
+                                         threadIdx.x % 16
+                                   : nullptr;
     if (stage == Stage::output) {
       // They travel while others are waited for, and take no registers.
       RowNumbers& to = m_.output_rows[ending(stage)];
@@ -128,9 +128,9 @@ class TokenRows : public TokenBlock {
     router_.put_normed(ending(stage) / 16, threadIdx.x % 16,
                        mine ? row.gain * (y + (place.begins() ? x()[place.n] : 0)) : 0);
   }
-  // For tests: this block's queries, keys and values stay away, which no hand-off announces.
+  // For tests: this block's queries, keys and values stay away, which no grid barrier announces.
   __device__ __forceinline__ bool is_missing(uint32_t i) const {
-    return m_.token.grid.missing == kHandoffsOfLayer * i + uint32_t(Stage::qkv) && blockIdx.x == gridDim.x - 1;
+    return m_.token.grid.missing == kGridBarriersPerLayer * i + uint32_t(Stage::qkv) && blockIdx.x == gridDim.x - 1;
   }
 
   const TokenColumns columns_;

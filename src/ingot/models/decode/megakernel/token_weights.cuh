@@ -36,25 +36,25 @@ template <WeightFormat D, WeightFormat E, bool kScreened> class TokenWeights : p
   }
 
  private:
-  // A granule of a screened head's codes has the bytes of one of fp8.
+  // A weight tile of a screened head's codes has the bytes of one of fp8.
   static constexpr WeightFormat kOfHead = kScreened ? WeightFormat::fp8 : D;
-  static_assert(kScreenGranule == granules::Form<WeightFormat::fp8>::kBytes,
-                "a granule of codes has the bytes of fp8's");
+  static_assert(kScreenWeightTile == weight_tiles::Form<WeightFormat::fp8>::kBytes,
+                "a weight tile of codes has the bytes of fp8's");
   template <WeightFormat F>
   __device__ __forceinline__ Section section(const Matrix& w, uint32_t share, bool bank = false,
                                              bool by_band = false) const {
     const uint32_t entries = bank ? m_.token.k : 1;
-    return {.granule_bytes = granules::Form<F>::kBytes,
+    return {.weight_tile_bytes = weight_tiles::Form<F>::kBytes,
             .band_bytes = w.band_bytes,
             .matrix_bytes = w.matrix_bytes,
             .expert = bank ? chosen() : nullptr,
-            .granules = w.granules,
+            .weight_tiles = w.weight_tiles,
             .bands = max(w.bands, 1u),  // there are none where another GPU has them
             .entries = entries,
             .by_band = by_band,
-            .piece = piece_of(w.granules, kMostOfPiece<F>),
-            .column_stride = uint32_t(granules::column_bytes(w.cols)),
-            .range = range_of(w.granules * w.bands * entries, share, blockIdx.x)};
+            .piece = piece_of(w.weight_tiles, kMostOfPiece<F>),
+            .column_stride = uint32_t(weight_tiles::column_bytes(w.cols)),
+            .range = range_of(w.weight_tiles * w.bands * entries, share, blockIdx.x)};
   }
   __device__ __forceinline__ void put(megakernel::WeightWriter& to, Stage stage, const LayerStages& l,
                                       uint32_t i) const {
@@ -71,7 +71,7 @@ template <WeightFormat D, WeightFormat E, bool kScreened> class TokenWeights : p
       chooses = false;
       if (first >= end) return;
       s.add_expert(p);
-      const uint32_t bytes = p.count * uint32_t(s.granule_bytes), count = min(end - first, 32u);
+      const uint32_t bytes = p.count * uint32_t(s.weight_tile_bytes), count = min(end - first, 32u);
 #pragma unroll 1
       for (uint32_t lane = 0; lane < count; ++lane) to.put(lane, p.data, bytes, note_of(p));
     }

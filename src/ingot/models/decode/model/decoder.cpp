@@ -22,15 +22,15 @@ std::string gpt_oss_gpu_rounding(const GptOssWeights& w) {
 
 #ifndef INGOT_HAS_CUDA_DECODE
 
-std::string gpt_oss_gpus_misfit(const GptOssConfig&, const GptOssDecoderOptions&) {
+std::string gpt_oss_gpus_unsupported_reason(const GptOssConfig&, const GptOssDecoderOptions&) {
   return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
 }
-std::string gpt_oss_gpu_misfit(const GptOssConfig&, const GptOssWeights&, const GptOssDecoderOptions&) {
+std::string gpt_oss_gpu_unsupported_reason(const GptOssConfig&, const GptOssWeights&, const GptOssDecoderOptions&) {
   return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
 }
 std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& c, const GptOssWeights& w,
                                           const GptOssDecoderOptions& o) {
-  fail(ErrorCode::unsupported, "device cuda: ", gpt_oss_gpu_misfit(c, w, o));
+  fail(ErrorCode::unsupported, "device cuda: ", gpt_oss_gpu_unsupported_reason(c, w, o));
 }
 
 #else
@@ -131,8 +131,10 @@ class GpuDecoder final : public HostDecoder {
 
 }  // namespace
 
-std::string gpt_oss_gpus_misfit(const GptOssConfig& c, const GptOssDecoderOptions& o) {
-  if (std::string misfit = gpt_oss_decode::ranks_misfit(int(o.gpus)); !misfit.empty()) return misfit;
+std::string gpt_oss_gpus_unsupported_reason(const GptOssConfig& c, const GptOssDecoderOptions& o) {
+  if (std::string unsupported_reason = gpt_oss_decode::ranks_unsupported_reason(int(o.gpus));
+      !unsupported_reason.empty())
+    return unsupported_reason;
   try {
     gpt_oss_decode::check_supported(c);
     if (c.e4m3_inputs && o.gpus > 1) return ingot::detail::concat("found --quant on ", o.gpus, " GPUs, expected one");
@@ -140,8 +142,10 @@ std::string gpt_oss_gpus_misfit(const GptOssConfig& c, const GptOssDecoderOption
   } catch (const Error& e) { return e.what(); }
   return {};
 }
-std::string gpt_oss_gpu_misfit(const GptOssConfig& c, const GptOssWeights& w, const GptOssDecoderOptions& o) {
-  if (std::string misfit = gpt_oss_gpus_misfit(c, o); !misfit.empty()) return misfit;
+std::string gpt_oss_gpu_unsupported_reason(const GptOssConfig& c, const GptOssWeights& w,
+                                           const GptOssDecoderOptions& o) {
+  if (std::string unsupported_reason = gpt_oss_gpus_unsupported_reason(c, o); !unsupported_reason.empty())
+    return unsupported_reason;
   for (int r = 0; r < int(o.gpus); ++r) {
     DeviceModelOptions least = device_options(o).of_rank(r);
     least.screen = false;
@@ -157,8 +161,8 @@ std::string gpt_oss_gpu_misfit(const GptOssConfig& c, const GptOssWeights& w, co
 
 std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& c, const GptOssWeights& w,
                                           const GptOssDecoderOptions& o) {
-  if (const std::string misfit = gpt_oss_gpu_misfit(c, w, o); !misfit.empty())
-    fail(ErrorCode::unsupported, "device cuda: ", misfit);
+  if (const std::string unsupported_reason = gpt_oss_gpu_unsupported_reason(c, w, o); !unsupported_reason.empty())
+    fail(ErrorCode::unsupported, "device cuda: ", unsupported_reason);
   return std::make_unique<GpuDecoder>(c, w, o);
 }
 

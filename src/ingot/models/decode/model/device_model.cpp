@@ -6,7 +6,7 @@
 #include "ingot/core/log.h"
 #include "ingot/core/memory/memory.h"
 #include "ingot/gpu/allocator.h"
-#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/kernels/rope/rope.h"
 #include "ingot/kernels/sampling/adjust.h"
 #include "ingot/kernels/sampling/logprobs.h"
@@ -25,18 +25,18 @@ GptOssWeights shapes_of(const GptOssConfig& c, WeightFormat dense, WeightFormat 
   for (int64_t l = 0; l < c.layers; ++l) {
     GptOssLayer y;
     y.attn_norm = y.mlp_norm = vector({c.hidden});
-    y.qkv = granules_at(nullptr, dense, 0, c.qkv_width(), c.hidden);
-    y.o = granules_at(nullptr, dense, 0, c.hidden, c.q_width());
-    y.router = granules_at(nullptr, WeightFormat::bf16, 0, c.experts, c.hidden);
-    y.gate_up = granules_at(nullptr, experts, c.experts, 2 * c.intermediate, c.hidden);
-    y.down = granules_at(nullptr, experts, c.experts, c.hidden, c.intermediate);
+    y.qkv = weight_tiles_at(nullptr, dense, 0, c.qkv_width(), c.hidden);
+    y.o = weight_tiles_at(nullptr, dense, 0, c.hidden, c.q_width());
+    y.router = weight_tiles_at(nullptr, WeightFormat::bf16, 0, c.experts, c.hidden);
+    y.gate_up = weight_tiles_at(nullptr, experts, c.experts, 2 * c.intermediate, c.hidden);
+    y.down = weight_tiles_at(nullptr, experts, c.experts, c.hidden, c.intermediate);
     y.b_qkv = vector({c.qkv_width()}), y.b_o = vector({c.hidden}), y.b_router = vector({c.experts});
     y.sinks = vector({c.heads});
     y.b_gate_up = vector({c.experts, 2 * c.intermediate}), y.b_down = vector({c.experts, c.hidden});
     w.layers.push_back(y);
   }
   w.norm = vector({c.hidden});
-  w.head = granules_at(nullptr, dense, 0, c.vocab, c.hidden);
+  w.head = weight_tiles_at(nullptr, dense, 0, c.vocab, c.hidden);
   return w;
 }
 
@@ -45,7 +45,7 @@ namespace {
 
 constexpr int64_t kStepsBack = 4096;  // tokens that a sliding layer's ring keeps beside its window, to go back by
 
-WeightFormat stored_format(const WeightMatrix& w) { return has_granules(w.format) ? w.format : WeightFormat::bf16; }
+WeightFormat stored_format(const WeightMatrix& w) { return has_weight_tiles(w.format) ? w.format : WeightFormat::bf16; }
 
 // Gives every part of a model its place, or only counts, and fills it from the host or with random numbers.
 class Builder {
@@ -92,7 +92,7 @@ class Builder {
     const int64_t experts = from.is_bank() ? from.data.size(0) : 0;
     uint8_t* to;
     take(to, std::max<int64_t>(1, experts) * cut_bytes(f, cut));
-    const WeightMatrix device = granules_at(to, f, experts, cut.row_count(), cut.cols.size());
+    const WeightMatrix device = weight_tiles_at(to, f, experts, cut.row_count(), cut.cols.size());
     m = matrix_of(device);
     if (memory_ == nullptr) return;
     fill(device, m, from, scale, cut);
@@ -107,16 +107,17 @@ class Builder {
     const int64_t experts = from.is_bank() ? from.data.size(0) : 0, N = device.rows(), K = device.cols();
     if (seed_ != nullptr) {
       const uint64_t seed = next_seed();  // taken by every rank, so that what all have is the same
-      if (m.bands > 0) fill_granules(device, scale, seed, stream_);
+      if (m.bands > 0) fill_weight_tiles(device, scale, seed, stream_);
       return;
     }
     const bool all = N == from.rows() && K == from.cols();
-    if (all && from.in_granules()) return uploader().copy(to, from.data.data, from.data.bytes());
+    if (all && from.in_weight_tiles()) return uploader().copy(to, from.data.data, from.data.bytes());
     if (m.bands == 0) return;
-    if (from.in_granules() && band_bytes(f, K) <= Uploader::kPiece) return upload_cuts(from, cut, to, m.matrix_bytes);
+    if (from.in_weight_tiles() && band_bytes(f, K) <= Uploader::kPiece)
+      return upload_cuts(from, cut, to, m.matrix_bytes);
     for (int64_t e = 0; e < std::max<int64_t>(1, experts); ++e) {
       const WeightMatrix one = experts > 0 ? from.at(e) : from;
-      if (one.in_granules())
+      if (one.in_weight_tiles())
         upload_cut(one, cut, to + e * m.matrix_bytes);
       else
         upload_rows(one, cut, to + e * m.matrix_bytes, f);
@@ -139,7 +140,7 @@ class Builder {
       Cut cut;
       int64_t at;
     };
-    const int64_t band = band_bytes(from.format, cut.cols.size()), rows = Uploader::kPiece / band * kGranuleRows;
+    const int64_t band = band_bytes(from.format, cut.cols.size()), rows = Uploader::kPiece / band * kWeightTileRows;
     std::vector<Part> parts;
     for (int64_t e = 0; e < (from.is_bank() ? from.data.size(0) : 1); ++e) {
       int64_t at = e * matrix_bytes;
@@ -151,13 +152,13 @@ class Builder {
     }
     uploader().pieces(int64_t(parts.size()), [&](int64_t i, uint8_t* buffer) {
       const Part& part = parts[size_t(i)];
-      cut_granules(from.is_bank() ? from.at(part.expert) : from, part.cut, buffer);
+      cut_weight_tiles(from.is_bank() ? from.at(part.expert) : from, part.cut, buffer);
       return Uploader::Piece{to + part.at, cut_bytes(from.format, part.cut)};
     });
   }
   void upload_cut(const WeightMatrix& from, const Cut& cut, uint8_t* to) {
     cut_.resize(size_t(cut_bytes(from.format, cut)));
-    cut_granules(from, cut, cut_.data());
+    cut_weight_tiles(from, cut, cut_.data());
     gpu::copy_to_device(to, cut_.data(), int64_t(cut_.size()));
   }
   void upload_rows(const WeightMatrix& from, const Cut& cut, uint8_t* to, WeightFormat f) {
@@ -172,11 +173,11 @@ class Builder {
           narrow = rounded(rows);
           stored = WeightMatrix(Tensor(narrow.data(), DType::bf16, {rows.rows(), rows.cols()}));
         }
-        packed_.resize(size_t(granule_bands(rows.rows()) * band));
-        const WeightMatrix packed = granules_at(packed_.data(), f, 0, rows.rows(), rows.cols());
-        pack_granules(stored, packed);
+        packed_.resize(size_t(weight_tile_bands(rows.rows()) * band));
+        const WeightMatrix packed = weight_tiles_at(packed_.data(), f, 0, rows.rows(), rows.cols());
+        pack_weight_tiles(stored, packed);
         upload_cut(packed, {.rows = {{0, rows.rows()}}, .cols = cut.cols}, to);
-        to += granule_bands(rows.rows()) * cut_band;
+        to += weight_tile_bands(rows.rows()) * cut_band;
       }
   }
 
@@ -455,7 +456,7 @@ void DeviceModel::connect(std::span<const std::unique_ptr<DeviceModel>> all) {
 std::string DeviceModel::wait() {
   const gpu::DeviceGuard guard(device_);
   stream_->synchronize();
-  return handoff_report(*waits_, uint32_t(config().layers));
+  return grid_barrier_report(*waits_, uint32_t(config().layers));
 }
 
 int DeviceModel::reset() {
@@ -467,9 +468,9 @@ int DeviceModel::reset() {
     gpu::copy_to_host(&s, slot.buffers.state, sizeof s);
     if (slot.length != s.position) first = i;
     slot.length = s.position;
-    gpu::fill_bytes(slot.buffers.handoff, 0, slot.buffers.handover_bytes, *stream_);
+    gpu::fill_bytes(slot.buffers.grid_barrier, 0, slot.buffers.handover_bytes, *stream_);
   }
-  if (most_streams() > 1) gpu::fill_bytes(streams_buffers_.handoff, 0, streams_buffers_.handover_bytes, *stream_);
+  if (most_streams() > 1) gpu::fill_bytes(streams_buffers_.grid_barrier, 0, streams_buffers_.handover_bytes, *stream_);
   if (inbox_ != nullptr) {
     gpu::fill_bytes(inbox_, 0, inbox_bytes(config(), slots_[0].buffers.ranks.exchange.ranks), *stream_);
     gpu::fill_bytes(epoch_, 0, 4, *stream_);

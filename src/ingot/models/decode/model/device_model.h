@@ -187,10 +187,10 @@ class DeviceModel {
   std::vector<Slot> slots_;
 };
 
-// Random numbers of deviation `scale` as granules; fp8's row scales too.
-void fill_granules(const WeightMatrix& w, double scale, uint64_t seed, Stream stream);
+// Random numbers of deviation `scale` as weight tiles; fp8's row scales too.
+void fill_weight_tiles(const WeightMatrix& w, double scale, uint64_t seed, Stream stream);
 void fill_normal(void* to, DType dtype, int64_t n, double scale, double mean, uint64_t seed, Stream stream);
-// to_device_order() of granules in a GPU's memory.
+// to_device_order() of weight tiles in a GPU's memory.
 void order_for_device(const WeightMatrix& w, Stream stream);
 
 }  // namespace ingot::gpt_oss_decode

@@ -3,7 +3,7 @@
 
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/quant/device_order.h"
-#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/model/device_model.h"
 
 namespace ingot::gpt_oss_decode {
@@ -17,8 +17,8 @@ __global__ void __launch_bounds__(kThreads) order_codes(uint4* to, int64_t piece
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < pieces; i += int64_t(gridDim.x) * kThreads) {
     if (i % kUnit >= kCodes) continue;
     const uint4 w = to[i];
-    to[i] = make_uint4(granules::to_device_order(w.x), granules::to_device_order(w.y), granules::to_device_order(w.z),
-                       granules::to_device_order(w.w));
+    to[i] = make_uint4(weight_tiles::to_device_order(w.x), weight_tiles::to_device_order(w.y),
+                       weight_tiles::to_device_order(w.z), weight_tiles::to_device_order(w.w));
   }
 }
 
@@ -28,7 +28,7 @@ void order_for_device(const WeightMatrix& w, Stream stream) {
   const int64_t pieces = w.data.numel() / 16;
   if (w.format != WeightFormat::mxfp4 || pieces == 0) return;
   const int device = std::max(0, gpu::current_device());
-  gpu::launch("order of granules", order_codes,
+  gpu::launch("order of weight tiles", order_codes,
               {.grid = std::min<int64_t>(kBlocksPerSm * gpu::sm_count(device), (pieces + kThreads - 1) / kThreads),
                .block = kThreads,
                .device = device},

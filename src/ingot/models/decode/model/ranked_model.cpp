@@ -29,7 +29,7 @@ gpu::DeviceInfo described(int device) {
 void pretend_capability(int major, int minor) { pretended = 10 * major + minor; }
 #endif
 
-std::string ranks_misfit(int ranks) {
+std::string ranks_unsupported_reason(int ranks) {
   const auto text = [](const auto&... parts) { return ingot::detail::concat(parts...); };
   if (ranks < 1 || ranks > int(megakernel::kMostRanks))
     return text("found ", ranks, " GPUs, expected 1 to ", megakernel::kMostRanks);
@@ -55,8 +55,8 @@ RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const De
 RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o,
                          const uint64_t* seed)
     : drawn_by_first_(size_t(o.slots)) {
-  if (const std::string misfit = ranks_misfit(o.ranks); !misfit.empty())
-    fail(ErrorCode::unsupported, "decode on GPUs: ", misfit);
+  if (const std::string unsupported_reason = ranks_unsupported_reason(o.ranks); !unsupported_reason.empty())
+    fail(ErrorCode::unsupported, "decode on GPUs: ", unsupported_reason);
   (void)slices_of(c, o.ranks, o.split);
   for (int r = 0; r < o.ranks; ++r)
     ranks_.push_back(seed == nullptr ? std::make_unique<DeviceModel>(c, w, o.of_rank(r))

@@ -16,7 +16,7 @@ namespace ingot::gpt_oss_decode {
 
 // What keeps cuda:0 to cuda:(ranks - 1) from sharing a model, in a line; empty where nothing does: too few GPUs, other
 // than Hopper, no peer access between two of them.
-std::string ranks_misfit(int ranks);
+std::string ranks_unsupported_reason(int ranks);
 #ifdef INGOT_EMULATED_DEVICE
 // The emulator's GPUs say from now on that they are of this compute capability, 9.0 at first.
 void pretend_capability(int major, int minor);
@@ -25,7 +25,7 @@ void pretend_capability(int major, int minor);
 class RankedModel {
  public:
   // `options` of the first rank; `ranks` and `split` say what the others get. Error{unsupported} before any memory is
-  // taken where ranks_misfit() or slices_of() refuse.
+  // taken where ranks_unsupported_reason() or slices_of() refuse.
   RankedModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options);
   // Random weights of these shapes; what all ranks have is the same.
   RankedModel(const GptOssConfig& config, const GptOssWeights& shapes, const DeviceModelOptions& options,

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "ingot/core/check.h"
-#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/quant/weight_tiles.h"
 
 namespace ingot::gpt_oss_decode {
 namespace {
@@ -18,10 +18,11 @@ SliceRange part_of(int64_t all, int64_t unit, int64_t rank, int64_t ranks) {
   return {at(rank), at(rank + 1)};
 }
 
-// Key heads whose queries are whole granules of the output's columns and whose rows are whole bands.
+// Key heads whose queries are whole weight tiles of the output's columns and whose rows are whole bands.
 int64_t unit_of_heads(const GptOssConfig& c) {
   const int64_t queries = c.heads / c.kv_heads * c.head_dim;
-  return std::lcm(kGranuleCols / std::gcd(queries, kGranuleCols), kGranuleRows / std::gcd(c.head_dim, kGranuleRows));
+  return std::lcm(kWeightTileCols / std::gcd(queries, kWeightTileCols),
+                  kWeightTileRows / std::gcd(c.head_dim, kWeightTileRows));
 }
 
 }  // namespace
@@ -44,25 +45,26 @@ std::vector<Slice> slices_of(const GptOssConfig& c, int ranks, Split split) {
       fail(ErrorCode::unsupported, "found ", ranks, " GPUs, expected at most ", pieces + ranks - shared_by, ": ", what);
   };
   const int64_t sharers = tensor ? ranks : ranks - 1;
-  at_most("the experts' channels come in pieces of 64", sharers, pieces_of(c.intermediate, kGranuleCols));
+  at_most("the experts' channels come in pieces of 64", sharers, pieces_of(c.intermediate, kWeightTileCols));
   if (tensor) {
-    if (c.q_width() % kGranuleRows != 0 || c.kv_width() % kGranuleRows != 0)
+    if (c.q_width() % kWeightTileRows != 0 || c.kv_width() % kWeightTileRows != 0)
       fail(ErrorCode::unsupported, "several GPUs: found ", c.q_width(), " and ", c.kv_width(),
-           " rows of queries and keys, expected multiples of ", kGranuleRows);
+           " rows of queries and keys, expected multiples of ", kWeightTileRows);
     at_most("the key heads come in pieces whose queries fill 64 columns", ranks,
             pieces_of(c.kv_heads, unit_of_heads(c)));
-    at_most("the vocabulary comes in pieces of 16 ids", ranks, pieces_of(c.vocab, kGranuleRows));
+    at_most("the vocabulary comes in pieces of 16 ids", ranks, pieces_of(c.vocab, kWeightTileRows));
   }
   std::vector<Slice> all;
   for (int64_t r = 0; r < ranks; ++r) {
     if (tensor)
       all.push_back({.kv_heads = part_of(c.kv_heads, unit_of_heads(c), r, ranks),
-                     .channels = part_of(c.intermediate, kGranuleCols, r, ranks),
-                     .ids = part_of(c.vocab, kGranuleRows, r, ranks)});
+                     .channels = part_of(c.intermediate, kWeightTileCols, r, ranks),
+                     .ids = part_of(c.vocab, kWeightTileRows, r, ranks)});
     else if (r == 0)
       all.push_back({.kv_heads = {0, c.kv_heads}, .channels = {}, .ids = {0, c.vocab}});
     else
-      all.push_back({.kv_heads = {}, .channels = part_of(c.intermediate, kGranuleCols, r - 1, ranks - 1), .ids = {}});
+      all.push_back(
+          {.kv_heads = {}, .channels = part_of(c.intermediate, kWeightTileCols, r - 1, ranks - 1), .ids = {}});
   }
   return all;
 }
@@ -91,24 +93,26 @@ Cut down_cut(const GptOssConfig& c, const Slice& s) { return {.rows = {{0, c.hid
 Cut head_cut(const GptOssConfig& c, const Slice& s) { return {.rows = {s.ids}, .cols = {0, c.hidden}}; }
 
 int64_t cut_bytes(WeightFormat f, const Cut& cut) {
-  return cut.cols.size() == 0 ? 0 : granule_bands(cut.row_count()) * band_bytes(f, cut.cols.size());
+  return cut.cols.size() == 0 ? 0 : weight_tile_bands(cut.row_count()) * band_bytes(f, cut.cols.size());
 }
 
-void cut_granules(const WeightMatrix& from, const Cut& cut, uint8_t* to) {
+void cut_weight_tiles(const WeightMatrix& from, const Cut& cut, uint8_t* to) {
   if (cut.cols.size() == 0) return;
   const WeightFormat f = from.format;
-  const int64_t granule = granule_bytes(f), full = band_bytes(f, from.cols()), first = cut.cols.begin / kGranuleCols,
-                count = granule_padded_cols(cut.cols.size()) / kGranuleCols, band = band_bytes(f, cut.cols.size());
+  const int64_t weight_tile = weight_tile_bytes(f), full = band_bytes(f, from.cols()),
+                first = cut.cols.begin / kWeightTileCols,
+                count = weight_tile_padded_cols(cut.cols.size()) / kWeightTileCols,
+                band = band_bytes(f, cut.cols.size());
   const uint8_t* const data = from.data.ptr<uint8_t>();
   for (const SliceRange& rows : cut.rows) {
     if (rows.size() == 0) continue;
-    INGOT_CHECK(rows.begin % kGranuleRows == 0 && cut.cols.begin % kGranuleCols == 0, "cut: found row ", rows.begin,
-                ", column ", cut.cols.begin, ", expected whole granules");
-    for (int64_t b = rows.begin / kGranuleRows; b < granule_bands(rows.end); ++b, to += band) {
-      std::memcpy(to, data + b * full + first * granule, size_t(count * granule));
+    INGOT_CHECK(rows.begin % kWeightTileRows == 0 && cut.cols.begin % kWeightTileCols == 0, "cut: found row ",
+                rows.begin, ", column ", cut.cols.begin, ", expected whole weight tiles");
+    for (int64_t b = rows.begin / kWeightTileRows; b < weight_tile_bands(rows.end); ++b, to += band) {
+      std::memcpy(to, data + b * full + first * weight_tile, size_t(count * weight_tile));
       // fp8's row scales end a band.
-      std::memcpy(to + count * granule, data + (b + 1) * full - (band - count * granule),
-                  size_t(band - count * granule));
+      std::memcpy(to + count * weight_tile, data + (b + 1) * full - (band - count * weight_tile),
+                  size_t(band - count * weight_tile));
     }
   }
 }

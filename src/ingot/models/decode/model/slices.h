@@ -1,5 +1,6 @@
 #pragma once
-// What each of several GPUs holds of a model: ranges of whole granules (kernels/quant/granules.h) of the same archive.
+// What each of several GPUs holds of a model: ranges of whole weight tiles (kernels/quant/weight_tiles.h) of the same
+// archive.
 //     tensor              every rank has key heads with their queries, channels of every expert, and ids of the head
 //     attention_experts   the first rank has all heads and ids, the others share the experts' channels
 // Embedding, norms and router are everybody's. Of a product whose columns are shared each rank has a part of the sums,
@@ -25,11 +26,11 @@ struct Slice {
 };
 Slice whole(const GptOssConfig& config);
 // One slice for each rank; of one rank it is the whole. Error{unsupported} for more ranks than there are pieces, or
-// heads that are not whole granules.
+// heads that are not whole weight tiles.
 std::vector<Slice> slices_of(const GptOssConfig& config, int ranks, Split split);
 
 // Rows `rows`, one range after the other, and columns `cols` of a matrix or of each of a bank's. Ranges begin with a
-// band or granule and end with one, or with the matrix.
+// band or weight tile and end with one, or with the matrix.
 struct Cut {
   std::vector<SliceRange> rows;
   SliceRange cols;
@@ -41,9 +42,9 @@ Cut gate_up_cut(const GptOssConfig& config, const Slice& slice);
 Cut down_cut(const GptOssConfig& config, const Slice& slice);
 Cut head_cut(const GptOssConfig& config, const Slice& slice);
 
-// One matrix in granules and what is cut from it, as granules of their own: `to` has cut_bytes(...).
+// One matrix in weight tiles and what is cut from it, as weight tiles of their own: `to` has cut_bytes(...).
 int64_t cut_bytes(WeightFormat format, const Cut& cut);
-void cut_granules(const WeightMatrix& from, const Cut& cut, uint8_t* to);
+void cut_weight_tiles(const WeightMatrix& from, const Cut& cut, uint8_t* to);
 // The numbers of a vector that belong to the cut's rows; of a bank's (E, rows) those of each expert.
 std::vector<float> cut_vector(const Tensor& from, const Cut& cut);
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/fixtures/decode_cases.test.h"
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/testing/temporary_directory.h"
@@ -10,7 +10,7 @@
 namespace ingot::gpt_oss_decode {
 namespace {
 
-TEST(DecodeSlices, SharesOfThePublishedShapesAreWholeGranulesAndCoverTheModelOnce) {
+TEST(DecodeSlices, SharesOfThePublishedShapesAreWholeWeightTilesAndCoverTheModelOnce) {
   const GptOssConfig c = synthetic_gpt_oss("120b");
   for (const int ranks : {1, 2, 4, 8}) {
     SCOPED_TRACE(ranks);
@@ -59,7 +59,7 @@ TEST(DecodeSlices, MoreGpusThanPiecesAreRefusedWithBothNumbers) {
   EXPECT_NE(testing::error_of([] { split_named("experts"); }).find("found 'experts'"), std::string::npos);
 }
 
-// Numbers of a cut are those of the matrix, in every format, with what fills the last granules.
+// Numbers of a cut are those of the matrix, in every format, with what fills the last weight tiles.
 TEST(DecodeSlices, WhatIsCutHasTheMatrixsNumbers) {
   const GptOssConfig c = testing::decode_config(96, 8, 4, 16, 224, 3, 2, 5);
   for (const WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
@@ -74,10 +74,10 @@ TEST(DecodeSlices, WhatIsCutHasTheMatrixsNumbers) {
                                    {m.weights.head, head_cut(c, s)}}) {
         const WeightMatrix one = w.is_bank() ? w.at(2) : w;
         std::vector<uint8_t> memory(size_t(cut_bytes(f, cut)));
-        cut_granules(one, cut, memory.data());
+        cut_weight_tiles(one, cut, memory.data());
         const int64_t N = cut.row_count(), K = cut.cols.size();
         std::vector<float> got(size_t(N * K)), all(size_t(one.rows() * one.cols())), want;
-        dequantise(granules_at(memory.data(), f, 0, N, K), Tensor(got.data(), {N, K}), {});
+        dequantise(weight_tiles_at(memory.data(), f, 0, N, K), Tensor(got.data(), {N, K}), {});
         dequantise(one, Tensor(all.data(), {one.rows(), one.cols()}), {});
         for (const SliceRange& r : cut.rows)
           for (int64_t n = r.begin; n < r.end; ++n)

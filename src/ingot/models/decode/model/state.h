@@ -13,14 +13,14 @@ namespace ingot::gpt_oss_decode {
 
 constexpr uint32_t kColumns = 16;  // most tokens of a step
 
-// A matrix, or a bank of them, in granules.
+// A matrix, or a bank of them, in weight tiles.
 struct Matrix {
   const uint8_t* data = nullptr;
   WeightFormat format = WeightFormat::bf16;
-  uint32_t rows = 0, cols = 0, bands = 0, granules = 0;  // of one; granules of a band
+  uint32_t rows = 0, cols = 0, bands = 0, weight_tiles = 0;  // of one; weight tiles of a band
   int64_t band_bytes = 0, matrix_bytes = 0;
 };
-Matrix matrix_of(const WeightMatrix& granules);
+Matrix matrix_of(const WeightMatrix& weight_tiles);
 // A head in 8 bits beside the bf16 one, to find the rows that may be the largest (screen.h).
 struct ScreenRow {
   float scale, bound;
@@ -63,7 +63,7 @@ struct Ranks {
 struct Buffers {
   State* state;
   float *x, *qkv;                         // (16, x_stride), (16, qkv_width)
-  char *mixed, *hidden;                   // columns (granule_product.cuh) of q_width, (16); of intermediate, (16 k)
+  char *mixed, *hidden;                   // columns (weight_tile_product.cuh) of q_width, (16); of intermediate, (16 k)
   float *part_max, *part_sum, *part_out;  // of attention
   char* normed;                           // columns of the hidden size, (16)
   float* choice_sums;                     // (16 k, x_stride)
@@ -76,12 +76,13 @@ struct Buffers {
   uint64_t* best;                         // (blocks of the head)
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
   // The megakernel's. The first and the last are zero between launches, or nearly.
-  uint32_t* handoff;                     // of hand-offs
+  uint32_t* grid_barrier;                // of grid barriers
   token_attention::Published attention;  // stamped
   uint32_t* stamps;                      // how many have been used
   uint64_t* lower_bounds;                // of each block, what its largest logit is at least, stamped (high)
   uint64_t* sums;                        // TokenSums
-  int64_t handover_bytes;  // `handoff` to `arrived`, all of it: zero at first, to be zeroed after a launch that gave up
+  int64_t handover_bytes;  // `grid barrier` to `arrived`, all of it: zero at first, to be zeroed after a launch that
+                           // gave up
   int64_t x_stride;
   const uint32_t* stop = nullptr;  // of a gpu::Watch: where it says that a wait gave up nothing is appended
   gpu::Watch watch{};              // of waits of a kernel's blocks for each other; without it there are none

@@ -4,7 +4,7 @@
 
 #include "ingot/core/rng.h"
 #include "ingot/gpu/launch.h"
-#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/model/device_model.h"
 
 namespace ingot::gpt_oss_decode {
@@ -66,9 +66,9 @@ void fill_normal(void* to, DType dtype, int64_t n, double scale, double mean, ui
                 float(mean), seed);
 }
 
-// Numbers that fill up the last granule of a row are random too: they meet zeros. Codes are uniform: their mean square
-// is 8.56 for e2m1.
-void fill_granules(const WeightMatrix& w, double scale, uint64_t seed, Stream stream) {
+// Numbers that fill up the last weight tile of a row are random too: they meet zeros. Codes are uniform: their mean
+// square is 8.56 for e2m1.
+void fill_weight_tiles(const WeightMatrix& w, double scale, uint64_t seed, Stream stream) {
   const int64_t bytes = w.data.numel();
   if (w.format == WeightFormat::bf16) return fill_normal(w.data.data, DType::bf16, bytes / 2, scale, 0, seed, stream);
   Codes c{.to = w.data.ptr<uint8_t>(), .pieces = bytes / 16};
@@ -79,7 +79,7 @@ void fill_granules(const WeightMatrix& w, double scale, uint64_t seed, Stream st
     c.unit = uint32_t(band_bytes(w.format, w.cols()) / 16), c.tail = 4;
     c.tail_word = std::bit_cast<uint32_t>(float(scale / 1.5)), c.fp8 = true;
   }
-  gpu::launch("synthetic granules", fill_codes, {.grid = kGrid, .block = kThreads, .device = device()}, stream, c,
+  gpu::launch("synthetic weight tiles", fill_codes, {.grid = kGrid, .block = kThreads, .device = device()}, stream, c,
               seed);
 }
 

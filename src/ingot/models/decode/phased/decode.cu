@@ -5,14 +5,14 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/kernels/attention/decode.cuh"
-#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/phased/decode.h"
 #include "ingot/models/decode/phased/e4m3_inputs.cuh"
 #include "ingot/models/decode/phased/phases.cuh"
 #include "ingot/models/decode/phased/ranks.h"
-#include "ingot/models/decode/small_batch/several_router.cuh"
-#include "ingot/models/decode/small_batch/several_sums.cuh"
+#include "ingot/models/decode/small_batch/small_batch_router.cuh"
+#include "ingot/models/decode/small_batch/small_batch_sums.cuh"
 #include "ingot/models/decode/small_batch/streams.cuh"
 
 namespace ingot::gpt_oss_decode {
@@ -39,7 +39,7 @@ namespace {
 constexpr uint32_t kShortContext = 4096, kShortParts = 8, kShortWindow = 256;
 // Of down's, that a block has room for: an expert may have all tokens.
 constexpr uint32_t staged_columns(uint32_t T, uint32_t width) {
-  return std::max<uint32_t>(T, 48 * 1024 / granules::column_stride(width));
+  return std::max<uint32_t>(T, 48 * 1024 / weight_tiles::column_stride(width));
 }
 
 // --- the launches that do not depend on a format
@@ -194,8 +194,8 @@ struct Run {
   void route(const Layer& l, uint32_t index) {
     const Router p = router_of(plan, l, index);
     const Normed x = normed_of(plan, l.gate_up.format);
-    const int64_t smem =
-        std::max<int64_t>(int64_t(p.T) * granules::column_stride(p.w.cols), ChoiceMemory::bytes(p.T, p.w.rows, p.k));
+    const int64_t smem = std::max<int64_t>(int64_t(p.T) * weight_tiles::column_stride(p.w.cols),
+                                           ChoiceMemory::bytes(p.T, p.w.rows, p.k));
     const gpu::Launch at{
         .grid = int64_t(p.w.bands) * p.splits, .block = kThreads, .smem = smem, .overlap = true, .device = device()};
     if (!several_experts()) return gpu::launch("decode router", router_kernel<1>, at, stream, p, x);
@@ -214,7 +214,7 @@ struct Run {
     if (!e4m3_inputs) return;
     gpu::launch("decode rounded channels", round_rows_kernel<true>,
                 rounding_launch(p.T * plan.k, l.down.cols, device()), stream,
-                RoundedRows{p.hidden, granules::column_bytes(l.down.cols), p.T * plan.k, l.down.cols, p.down});
+                RoundedRows{p.hidden, weight_tiles::column_bytes(l.down.cols), p.T * plan.k, l.down.cols, p.down});
   }
   // By gate and up's blocks, where they may wait for each other, have room for it, and take what the router takes.
   bool can_route_within(const Layer& l) const {
@@ -288,10 +288,10 @@ Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
 }  // namespace
 
 Matrix matrix_of(const WeightMatrix& w) {
-  INGOT_CHECK(w.in_granules(), "decode: found ", w.format, " in rows, expected granules");
+  INGOT_CHECK(w.in_weight_tiles(), "decode: found ", w.format, " in rows, expected weight tiles");
   Matrix m{.data = w.data.ptr<uint8_t>(), .format = w.format, .rows = uint32_t(w.rows()), .cols = uint32_t(w.cols())};
-  m.bands = w.cols() > 0 ? uint32_t(granule_bands(w.rows())) : 0;  // another GPU may have all columns
-  m.granules = std::max<uint32_t>(1, uint32_t(granule_padded_cols(w.cols()) / kGranuleCols));
+  m.bands = w.cols() > 0 ? uint32_t(weight_tile_bands(w.rows())) : 0;  // another GPU may have all columns
+  m.weight_tiles = std::max<uint32_t>(1, uint32_t(weight_tile_padded_cols(w.cols()) / kWeightTileCols));
   m.band_bytes = band_bytes(w.format, w.cols());
   m.matrix_bytes = m.bands * m.band_bytes;
   return m;
@@ -300,7 +300,7 @@ Matrix matrix_of(const WeightMatrix& w) {
 uint32_t cache_dim(const GptOssConfig& c) { return padded_dim(uint32_t(c.head_dim)); }
 
 uint32_t max_columns(const GptOssConfig& c) {
-  const auto stride = [](int64_t numbers) { return int64_t(granules::column_stride(uint32_t(numbers))); };
+  const auto stride = [](int64_t numbers) { return int64_t(weight_tiles::column_stride(uint32_t(numbers))); };
   for (const uint32_t T : {16u, 8u}) {
     const int64_t most = std::min<int64_t>(c.experts, T * c.experts_per_token), lists = routing::copy_bytes(most, T);
     const int64_t room = staged_columns(T, uint32_t(c.intermediate));
@@ -330,8 +330,8 @@ void check_supported(const GptOssConfig& c) {
 
 namespace {
 TokenSums sums_at(const GptOssConfig& c, uint64_t* words) {
-  return TokenSums::at(words, c.qkv_width(), granule_padded_cols(c.hidden), c.experts,
-                       c.experts_per_token * granules::column_bytes(uint32_t(c.intermediate)));
+  return TokenSums::at(words, c.qkv_width(), weight_tile_padded_cols(c.hidden), c.experts,
+                       c.experts_per_token * weight_tiles::column_bytes(uint32_t(c.intermediate)));
 }
 }  // namespace
 
@@ -343,18 +343,18 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   };
   const int64_t T = kColumns, k = c.experts_per_token, parts = decode_attention::parts_of(kColumns, 0, capacity),
                 entries = std::min(c.experts, T * k);
-  b.x_stride = granule_padded_cols(c.hidden);
+  b.x_stride = weight_tile_padded_cols(c.hidden);
   take(b.state, 1);
   take(b.x, T * b.x_stride);
   take(b.qkv, T * c.qkv_width());
-  take(b.mixed, T * granules::column_bytes(uint32_t(c.q_width())));
-  take(b.hidden, T * k * granules::column_bytes(uint32_t(c.intermediate)));
+  take(b.mixed, T * weight_tiles::column_bytes(uint32_t(c.q_width())));
+  take(b.hidden, T * k * weight_tiles::column_bytes(uint32_t(c.intermediate)));
   take(b.part_max, T * c.heads * parts);
   take(b.part_sum, T * c.heads * parts);
   take(b.part_out, T * c.heads * parts * cache_dim(c));
-  take(b.normed, T * granules::column_bytes(uint32_t(c.hidden)));
+  take(b.normed, T * weight_tiles::column_bytes(uint32_t(c.hidden)));
   take(b.choice_sums, T * k * b.x_stride);
-  const int64_t splits = splits_of(uint32_t(granule_padded_cols(c.hidden) / kGranuleCols));
+  const int64_t splits = splits_of(uint32_t(weight_tile_padded_cols(c.hidden) / kWeightTileCols));
   take(b.router_part, splits * T * c.experts);
   take(b.router_squares, splits * T);
   b.entries = entries;
@@ -372,7 +372,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
     p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(place);
   };
   const int64_t handover = at;
-  take(b.handoff, 1);
+  take(b.grid_barrier, 1);
   take_bytes(b.attention.parts, token_attention::Published::parts_bytes(c.heads, parts, cache_dim(c)));
   take_bytes(b.attention.mixed, token_attention::Published::mixed_bytes(c.heads, c.head_dim));
   take(b.stamps, 1);
@@ -445,10 +445,10 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
               buffers.state, step.T, buffers.stop);
 }
 
-uint32_t handoffs_of(const Model& m) { return kHandoffsOfLayer * uint32_t(m.layers.size()); }
+uint32_t grid_barriers_of(const Model& m) { return kGridBarriersPerLayer * uint32_t(m.layers.size()); }
 megakernel::Trace trace_of(const Model& m, uint32_t blocks, uint64_t* words) {
   const uint32_t exchanges = m.kv_heads < 0 ? 0 : kExchangeStamps * uint32_t(m.layers.size());
-  return {.words = words, .blocks = blocks, .handoffs = handoffs_of(m), .extra = kTracedBytes + exchanges};
+  return {.words = words, .blocks = blocks, .grid_barriers = grid_barriers_of(m), .extra = kTracedBytes + exchanges};
 }
 
 bool megakernel_takes(const Model& m) {
@@ -482,7 +482,7 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
               .head_rows = plan.head_rows,
               .experts = plan.experts,
               .k = plan.k,
-              .grid = {.counter = b.handoff, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
+              .grid = {.counter = b.grid_barrier, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
   const LayerStages layer = stages_of(plan, m.layers[0], 0);
   const bool traced = how.trace.words != nullptr, several = b.ranks.several();
   INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4 || !(traced || several), "decode token: found experts in ",
@@ -519,25 +519,27 @@ std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t ca
 }
 
 namespace {
-std::string name_of_handoff(uint32_t number) {
+std::string name_of_grid_barrier(uint32_t number) {
   static constexpr const char* kStages[] = {"queries, keys and values", "attention", "the output", "gate and up",
                                             "down"};
-  static_assert(std::size(kStages) == kHandoffsOfLayer, "a name for each stage");
-  return std::string(kStages[number % kHandoffsOfLayer]) + " of layer " + std::to_string(number / kHandoffsOfLayer);
+  static_assert(std::size(kStages) == kGridBarriersPerLayer, "a name for each stage");
+  return std::string(kStages[number % kGridBarriersPerLayer]) + " of layer " +
+         std::to_string(number / kGridBarriersPerLayer);
 }
-// A number of RankWait's, or of a hand-off within this GPU.
+// A number of RankWait's, or of a grid barrier within this GPU.
 std::string name_of_wait(uint32_t number, uint32_t layers) {
   if (number >= wait_for_router(0) && number < wait_for_router(layers))
     return "the router of layer " + std::to_string(number - wait_for_router(0));
-  const uint32_t rank = number >> megakernel::kRankShift, handoff = number & ((1u << megakernel::kRankShift) - 1);
-  if (rank == 0 && layers > 0 && handoff == layers * kHandoffsOfLayer) return "the largest logit's least";
-  if (rank == 0) return name_of_handoff(handoff);
-  const std::string what = handoff == layers * kHandoffsOfLayer ? "its likeliest id" : name_of_handoff(handoff);
+  const uint32_t rank = number >> megakernel::kRankShift, grid_barrier = number & ((1u << megakernel::kRankShift) - 1);
+  if (rank == 0 && layers > 0 && grid_barrier == layers * kGridBarriersPerLayer) return "the largest logit's least";
+  if (rank == 0) return name_of_grid_barrier(grid_barrier);
+  const std::string what =
+      grid_barrier == layers * kGridBarriersPerLayer ? "its likeliest id" : name_of_grid_barrier(grid_barrier);
   return "GPU " + std::to_string(rank - 1) + " and its part of " + what;
 }
 }  // namespace
 
-std::string handoff_report(const gpu::WaitControl& waits, uint32_t layers) {
+std::string grid_barrier_report(const gpu::WaitControl& waits, uint32_t layers) {
   std::string text = waits.report();
   constexpr std::string_view kNumbered = " for wait ";
   const size_t at = text.find(kNumbered);

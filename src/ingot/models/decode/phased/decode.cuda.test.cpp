@@ -202,7 +202,7 @@ TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
                                      {14u, "down of layer 2"}}) {
     one.token(5, 4, number);
     EXPECT_EQ(download(one.model.buffers().state, 1)[0].position, 0);
-    const std::string found = gpt_oss_decode::handoff_report(one.waits);
+    const std::string found = gpt_oss_decode::grid_barrier_report(one.waits);
     // Attention waits for its own words, not for all blocks.
     const char* const counted = number == 0 ? ": found 0, expected 1 (timed out)" : ": found 3, expected 4 (timed out)";
     EXPECT_NE(found.find(std::string(" for ") + name + counted), std::string::npos) << found << ", planted " << name;
@@ -215,7 +215,7 @@ TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
       EXPECT_EQ(download(b.state, 1)[0].position, 0) << "queued after it, " << T << " tokens";
     }
     one.waits.reset(one.model.stream());
-    gpu::fill_bytes(b.handoff, 0, b.handover_bytes, one.model.stream());
+    gpu::fill_bytes(b.grid_barrier, 0, b.handover_bytes, one.model.stream());
   }
   const std::vector<float> got = one.token(5, 4);
   EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * 4), 0);
@@ -240,13 +240,13 @@ TEST_F(GptOssDecodeCuda, AScreenedTokenRepeatsAndAMissingBlockIsNamed) {
     const size_t g = size_t(run) % grids.size();
     ASSERT_EQ(id_of(grids[g], ~0u, true), want[g]) << "run " << run << ", " << grids[g] << " blocks";
     if (run % 1000 != 1) continue;
-    id_of(grids[g], gpt_oss_decode::kHandoffsOfLayer, true);
-    const std::string found = gpt_oss_decode::handoff_report(one.waits, 1);
+    id_of(grids[g], gpt_oss_decode::kGridBarriersPerLayer, true);
+    const std::string found = gpt_oss_decode::grid_barrier_report(one.waits, 1);
     EXPECT_NE(found.find(" for the largest logit's least: found 0, expected 1 (timed out)"), std::string::npos)
         << found;
     EXPECT_EQ(download(one.model.buffers().state, 1)[0].position, 0);
     one.waits.reset(one.model.stream());
-    gpu::fill_bytes(one.model.buffers().handoff, 0, one.model.buffers().handover_bytes, one.model.stream());
+    gpu::fill_bytes(one.model.buffers().grid_barrier, 0, one.model.buffers().handover_bytes, one.model.stream());
   }
   EXPECT_EQ(one.waits.report(), "");
 }
@@ -595,7 +595,7 @@ TEST_F(GptOssDecodeCuda, PromptsOfRoundedInputsTakeRoundedNumbers) {
   const int64_t rows = kLength * c.experts_per_token;
   for (const auto& [from, width] :
        {std::pair{gpu.prompt_buffers().gathered, c.hidden}, {gpu.prompt_buffers().hidden, c.intermediate}}) {
-    const int64_t stride = granule_padded_cols(width);
+    const int64_t stride = weight_tile_padded_cols(width);
     const std::vector<bf16> all = download(from, rows * stride);
     for (int64_t r = 0; r < rows; ++r) {
       std::vector<float> row(all.begin() + r * stride, all.begin() + r * stride + width), again = row;
@@ -720,7 +720,7 @@ std::vector<double> router_logits(const DeviceModel& m, int64_t layer, int32_t i
   run(front, m.buffers(), {.capacity = uint32_t(m.context()), .phases = ~uint32_t(gpt_oss_decode::kHead)}, m.stream());
   gpu::synchronize();
   const auto& l = front.layers.back();
-  const int64_t E = l.router.rows, C = l.router.cols, splits = gpt_oss_decode::splits_of(l.router.granules);
+  const int64_t E = l.router.rows, C = l.router.cols, splits = gpt_oss_decode::splits_of(l.router.weight_tiles);
   const auto part = download(m.buffers().router_part, splits * routing::kTokens * E);
   const auto squares = download(m.buffers().router_squares, splits * routing::kTokens);
   const auto bias = download(l.b_router, E);
@@ -740,7 +740,7 @@ std::vector<double> router_logits(const DeviceModel& m, int64_t layer, int32_t i
 // whose deviation is 2 here, thus differs by 0.02 (one sigma), that of two logits on two paths by twice that. So: a
 // position whose logits differ by more than a few such roundings has different experts in some layer; in the first such
 // layer, those that the one path took and the other did not are within 6 sigma of each other, and the weights of those
-// that both took are as near. A fault in a hand-off or in a product's part would not respect that.
+// that both took are as near. A fault in a grid barrier or in a product's part would not respect that.
 TEST_F(GptOssDecodeCuda, TheMegakernelAndThePhasedPathDifferOnlyByExpertsOnANearTie) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   constexpr double kSigma = 0.04, kSame = 0.03;

@@ -101,13 +101,13 @@ TEST(GptOssDecodeEmulated, ATracedTokenIsTheSameAndKeepsTimesAndBytes) {
       if (name == "qkv") qkv += s.bytes;
       if (name == "gate and up" || name == "down") experts += s.bytes;
     }
-    const auto granules = [](const gpt_oss_decode::Matrix& w) {  // without what a band of fp8 ends in
-      return uint64_t(w.bands) * w.granules * uint64_t(granule_bytes(w.format));
+    const auto weight_tiles = [](const gpt_oss_decode::Matrix& w) {  // without what a band of fp8 ends in
+      return uint64_t(w.bands) * w.weight_tiles * uint64_t(weight_tile_bytes(w.format));
     };
     const gpt_oss_decode::Layer& l = gpu.model.layers[0];
-    EXPECT_EQ(qkv, granules(l.qkv));
-    EXPECT_EQ(head, granules(gpu.model.head));
-    EXPECT_EQ(experts, uint64_t(t.config.experts_per_token) * (granules(l.gate_up) + granules(l.down)));
+    EXPECT_EQ(qkv, weight_tiles(l.qkv));
+    EXPECT_EQ(head, weight_tiles(gpu.model.head));
+    EXPECT_EQ(experts, uint64_t(t.config.experts_per_token) * (weight_tiles(l.gate_up) + weight_tiles(l.down)));
   }
 }
 
@@ -129,7 +129,7 @@ TEST(GptOssDecodeEmulated, AMissingHandOffEndsTheMegakernelAndAppendsNothing) {
   for (int64_t i = 0; i < t.config.heads * t.config.head_dim / 4; ++i)
     gpu.buffers.attention.mixed[i] = {{~0u, ~0u, 0}, *gpu.buffers.stamps + 1};
   gpu.stop = gpu::kRunning, gpu.record = {};
-  std::memset(gpu.buffers.handoff, 0, size_t(gpu.buffers.handover_bytes));
+  std::memset(gpu.buffers.grid_barrier, 0, size_t(gpu.buffers.handover_bytes));
   gpu.megakernel = true;
   EXPECT_EQ(gpu.extend({&id, 1}, 1), want);
   EXPECT_EQ(gpu.buffers.state->position, 1);

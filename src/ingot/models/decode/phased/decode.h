@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ingot/megakernel/handoff.h"
+#include "ingot/megakernel/grid_barrier.h"
 #include "ingot/models/decode/model/state.h"
 
 namespace ingot::gpt_oss_decode {
@@ -57,7 +57,7 @@ struct Persistent {
   bool screened = false;         // the likeliest id alone, by Model::screen: where screen_takes()
 };
 std::vector<LayerStages> stages_of(const Model& model, const Buffers& buffers, uint32_t capacity);
-uint32_t handoffs_of(const Model& model);
+uint32_t grid_barriers_of(const Model& model);
 // Of the first `blocks` blocks; `words` on the device.
 megakernel::Trace trace_of(const Model& model, uint32_t blocks, uint64_t* words);
 // No rounded inputs of experts (GptOssConfig::e4m3_inputs), heads of up to 64 numbers, attention and head of one
@@ -68,6 +68,6 @@ bool megakernel_takes(const Model& model);
 bool screen_takes(const Model& model);
 void run_megakernel(const Model& model, const Buffers& buffers, const Step& step, const Persistent& how, Stream stream);
 // Who waited for what ("... for the output of layer 3: found 131, ..."); empty where no wait gave up.
-std::string handoff_report(const gpu::WaitControl& waits, uint32_t layers = 0);
+std::string grid_barrier_report(const gpu::WaitControl& waits, uint32_t layers = 0);
 
 }  // namespace ingot::gpt_oss_decode

@@ -4,14 +4,14 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/kernels/quant/e4m3_blocks.h"
-#include "ingot/kernels/quant/granule_product.cuh"
+#include "ingot/kernels/quant/weight_tile_product.cuh"
 #include "ingot/models/decode/phased/stages.h"
 
 namespace ingot::gpt_oss_decode {
 
 constexpr uint32_t kRoundingThreads = 256;
 
-// Rows of bf16 in place: as they are, or columns in the order of a product with `format` (granules::put).
+// Rows of bf16 in place: as they are, or columns in the order of a product with `format` (weight tiles::put).
 struct RoundedRows {
   char* rows;
   int64_t row_bytes;
@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(kRoundingThreads) round_rows_kernel(const __gr
   ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_start();  // what comes next may read what this one's forerunners wrote before it waits
   on_block(p.count, p.numbers, [&](uint32_t row, uint32_t c) {
-    const float lift = kColumns ? granules::lift_of(p.format) : 1;
-    const uint32_t at = kColumns ? granules::place(p.format == WeightFormat::fp8, c) : c;
+    const float lift = kColumns ? weight_tiles::lift_of(p.format) : 1;
+    const uint32_t at = kColumns ? weight_tiles::place(p.format == WeightFormat::fp8, c) : c;
     uint16_t* const number = reinterpret_cast<uint16_t*>(p.rows + row * p.row_bytes) + at;
     const float v = c < p.numbers ? std::bit_cast<float>(uint32_t(__ldcg(number)) << 16) * (1 / lift) : 0;
     const float y = round_in_warp(v);
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kRoundingThreads) round_norm_kernel(const __gr
     for (uint32_t s = 0; s < p.to.parts; ++s) squares += __ldcg(p.to.squares + s * kTokens + t);
     const float rstd = 1 / sqrtf(squares / float(p.C) + p.eps);
     const float y = round_in_warp(c < p.C ? __ldcg(p.x + t * p.x_stride + c) * p.weight[c] * rstd : 0);
-    if (c < p.C) granules::put(p.to.columns + t * granules::column_bytes(p.C), p.to.format, c, y);
+    if (c < p.C) weight_tiles::put(p.to.columns + t * weight_tiles::column_bytes(p.C), p.to.format, c, y);
   });
 }
 

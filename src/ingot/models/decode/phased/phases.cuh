@@ -6,7 +6,7 @@
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/models/decode/phased/phases.h"
 #include "ingot/models/decode/phased/stages.cuh"
-#include "ingot/models/decode/small_batch/several.cuh"
+#include "ingot/models/decode/small_batch/small_batch.cuh"
 
 namespace ingot::gpt_oss_decode {
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ At whole_grid() { return {blockIdx.x, gridDim.x}; }
 template <WeightFormat F, int kCols>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) norm_product_kernel(NormProduct p) {
   ptx::let_next_kernel_start();
-  granules::Feed<F> feed;
+  weight_tiles::Feed<F> feed;
   feed.ask(band_of<F>(p.w, blockIdx.x));
   ptx::wait_for_earlier_kernels();
   const sampling::Best top = norm_product<F, kCols>(p, whole_grid(), feed, tile::dynamic_shared<char>());
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) norm_product_kernel(No
 template <WeightFormat F>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) residual_product_kernel(ResidualProduct p) {
   ptx::let_next_kernel_start();
-  granules::Feed<F> feed;
+  weight_tiles::Feed<F> feed;
   feed.ask(band_of<F>(p.w, blockIdx.x));
   ptx::wait_for_earlier_kernels();
   residual_product<F>(p, whole_grid(), feed, tile::dynamic_shared<char>());
@@ -37,9 +37,9 @@ template <WeightFormat F> __global__ void __launch_bounds__(kThreads, kBlocksPer
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t units = __ldcg(p.lists.count) * p.w.bands;
-  const routing::Copy lists = routing::copy_lists<1>(columns + granules::column_stride(p.w.cols), p.lists, p.most);
+  const routing::Copy lists = routing::copy_lists<1>(columns + weight_tiles::column_stride(p.w.cols), p.lists, p.most);
   __syncthreads();
-  granules::Feed<F> feed;
+  weight_tiles::Feed<F> feed;
   feed.ask(unit_of<F>(p.w, lists, blockIdx.x, units));
   stage_gate_up<F>(p, columns);
   __syncthreads();
@@ -50,30 +50,31 @@ template <WeightFormat F> __global__ void __launch_bounds__(kThreads, kBlocksPer
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t count = __ldcg(p.lists.count);
-  const routing::Copy lists = routing::copy_lists<1>(memory + p.k * granules::column_stride(p.w.cols), p.lists, p.most);
+  const routing::Copy lists =
+      routing::copy_lists<1>(memory + p.k * weight_tiles::column_stride(p.w.cols), p.lists, p.most);
   __syncthreads();
-  granules::Feed<F> feed;
+  weight_tiles::Feed<F> feed;
   feed.ask(entry_of<F>(p.w, lists, count, blockIdx.x, 0, gridDim.x));
   down<F>(p, whole_grid(), lists, count, feed, memory);
 }
 
-// Of several tokens (several.cuh), a block an SM.
+// Of several tokens (small_batch.cuh), a block an SM.
 template <WeightFormat F, int kCols>
 __global__ void __launch_bounds__(several::kThreads, 1)
-    several_product_kernel(const __grid_constant__ SeveralProduct p, uint32_t slots) {
+    small_batch_product_kernel(const __grid_constant__ SmallBatchProduct p, uint32_t slots) {
   ptx::let_next_kernel_start();
   several::product<F, kCols>(p, slots, whole_grid(), tile::dynamic_shared<char>());  // waits for earlier kernels
 }
 template <WeightFormat F, int kCols>
 __global__ void __launch_bounds__(several::kThreads, 1)
-    several_gate_up_kernel(const __grid_constant__ GateUp p, const __grid_constant__ Normed x,
-                           const __grid_constant__ Routed routed, uint32_t slots) {
+    small_batch_gate_up_kernel(const __grid_constant__ GateUp p, const __grid_constant__ Normed x,
+                               const __grid_constant__ Routed routed, uint32_t slots) {
   several::gate_up<F, kCols>(p, x, routed, slots, whole_grid(),
                              tile::dynamic_shared<char>());  // waits for earlier kernels
 }
 template <WeightFormat F, int kCols>
 __global__ void __launch_bounds__(several::kThreads, 1)
-    several_down_kernel(const __grid_constant__ Down p, const __grid_constant__ ChoiceSums to, uint32_t slots) {
+    small_batch_down_kernel(const __grid_constant__ Down p, const __grid_constant__ ChoiceSums to, uint32_t slots) {
   ptx::let_next_kernel_start();
   several::down<F, kCols>(p, to, slots, whole_grid(), tile::dynamic_shared<char>());  // waits for earlier kernels
 }
@@ -113,16 +114,16 @@ constexpr int64_t columns_for(uint32_t T, bool alone) { return alone ? 1 : T <= 
 template <WeightFormat F> void Phases<F>::norm_product(const NormProduct& p, Stream stream) {
   launch_columns(
       "decode norm and product", [](auto n) { return norm_product_kernel<F, n()>; }, p.T, p.w.bands,
-      int64_t(p.T) * granules::column_stride(p.w.cols), stream, p);
+      int64_t(p.T) * weight_tiles::column_stride(p.w.cols), stream, p);
 }
 template <WeightFormat F> void Phases<F>::residual_product(const ResidualProduct& p, Stream stream) {
-  launch_one("decode product", residual_product_kernel<F>, p.w.bands, granules::column_stride(p.w.cols), stream, p);
+  launch_one("decode product", residual_product_kernel<F>, p.w.bands, weight_tiles::column_stride(p.w.cols), stream, p);
 }
 // A block an SM, with as many slots as its memory has room for beside `smem` bytes. With `together` blocks may wait for
 // each other; they begin when the kernels before end, not as soon as an SM has room.
 template <WeightFormat F, class Kernel, class... P>
-void launch_several(const char* name, Kernel&& kernel_of, uint32_t T, int64_t units, int64_t smem, bool together,
-                    Stream stream, const P&... p) {
+void launch_small_batch(const char* name, Kernel&& kernel_of, uint32_t T, int64_t units, int64_t smem, bool together,
+                        Stream stream, const P&... p) {
   const auto go = [&](auto kernel, int64_t sums) {
     const int64_t slot = several::kWarps * several::Ring<F>::kSlotBytes;
     const int64_t slots = std::clamp<int64_t>((kSharedOfSm - sums - smem) / slot, 1, several::kMostSlots);
@@ -140,28 +141,29 @@ void launch_several(const char* name, Kernel&& kernel_of, uint32_t T, int64_t un
   go(kernel_of(std::integral_constant<int, 16>{}), several::kSumsBytes<16>);
 }
 
-template <WeightFormat F> void Phases<F>::several(const SeveralProduct& p, Stream stream) {
-  launch_several<F>(
-      "decode product of several", [](auto n) { return several_product_kernel<F, n()>; }, p.T, p.w.bands,
-      int64_t(p.T) * granules::column_stride(p.w.cols), false, stream, p);
+template <WeightFormat F> void Phases<F>::several(const SmallBatchProduct& p, Stream stream) {
+  launch_small_batch<F>(
+      "decode product of several", [](auto n) { return small_batch_product_kernel<F, n()>; }, p.T, p.w.bands,
+      int64_t(p.T) * weight_tiles::column_stride(p.w.cols), false, stream, p);
 }
 template <WeightFormat F>
 void Phases<F>::gate_up(const GateUp& p, const Normed& normed, const Routed& routed, Stream stream) {
-  const int64_t columns = int64_t(p.T) * granules::column_stride(p.w.cols),
+  const int64_t columns = int64_t(p.T) * weight_tiles::column_stride(p.w.cols),
                 lists = routing::copy_bytes(p.most, columns_for(p.T, normed.columns == nullptr));
   if (normed.columns == nullptr)
     return launch_one("decode gate and up", gate_up_kernel<F>, int64_t(p.most) * p.w.bands, columns + lists, stream, p);
-  launch_several<F>(
-      "decode gate and up of several", [](auto n) { return several_gate_up_kernel<F, n()>; }, p.T,
+  launch_small_batch<F>(
+      "decode gate and up of several", [](auto n) { return small_batch_gate_up_kernel<F, n()>; }, p.T,
       int64_t(p.most) * p.w.bands, columns + lists, routed.counter != nullptr, stream, p, normed, routed);
 }
 template <WeightFormat F> void Phases<F>::down(const Down& p, const ChoiceSums& sums, Stream stream) {
   const bool alone = sums.sums == nullptr;
-  const int64_t stride = granules::column_stride(p.w.cols),
+  const int64_t stride = weight_tiles::column_stride(p.w.cols),
                 lists = routing::copy_bytes(p.most, columns_for(p.T, alone));
   if (alone) return launch_one("decode down", down_kernel<F>, p.w.bands, p.k * stride + lists, stream, p);
-  launch_several<F>(
-      "decode down of several", [](auto n) { return several_down_kernel<F, n()>; }, p.T, int64_t(p.most) * p.w.bands,
+  launch_small_batch<F>(
+      "decode down of several", [](auto n) { return small_batch_down_kernel<F, n()>; }, p.T,
+      int64_t(p.most) * p.w.bands,
       sums.room * stride + lists + several::staged_bytes(sums.room, p.most, columns_for(p.T, false)), false, stream, p,
       sums);
 }

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "ingot/gpu/launch.h"
-#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/kernels/sampling/best.cuh"
 #include "ingot/megakernel/exchange.cuh"
 #include "ingot/models/decode/megakernel/megakernel.h"
@@ -65,7 +65,7 @@ void add_ranks(const Buffers& b, const RankStep& step, Stream stream) {
                    .T = step.T,
                    .C = step.width,
                    .from = step.down ? b.ranks.channels : b.ranks.heads,
-                   .what = handoff_of(step.layer, step.down)};
+                   .what = grid_barrier_of(step.layer, step.down)};
   const int64_t units = (int64_t(p.T) * p.C + kRankThreads - 1) / kRankThreads;
   gpu::launch("decode exchange", add_ranks_kernel,
               {.grid = std::min(units, kRankBlocks), .block = kRankThreads, .device = device(), .cooperative = true},
@@ -74,10 +74,10 @@ void add_ranks(const Buffers& b, const RankStep& step, Stream stream) {
 
 void draw_over_ranks(const Buffers& b, const RankStep& step, Stream stream) {
   gpu::launch("decode draw over GPUs", draw_over_ranks_kernel, {.grid = 1, .block = 32, .device = device()}, stream,
-              b.ranks, b.state, step.T, kHandoffsOfLayer * step.layer);
+              b.ranks, b.state, step.T, kGridBarriersPerLayer * step.layer);
 }
 
-uint32_t inbox_words(const GptOssConfig& c) { return kColumns * uint32_t(granule_padded_cols(c.hidden)); }
+uint32_t inbox_words(const GptOssConfig& c) { return kColumns * uint32_t(weight_tile_padded_cols(c.hidden)); }
 int64_t inbox_bytes(const GptOssConfig& c, uint32_t ranks) {
   return 8 * megakernel::Exchange::inbox_words(ranks, inbox_words(c));
 }

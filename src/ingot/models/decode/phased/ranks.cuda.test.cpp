@@ -313,13 +313,14 @@ TEST_P(GptOssRanksCuda, AGpuThatIsLostIsNamedAndOtherProcessesGoOn) {
 
 TEST_P(GptOssRanksCuda, WhatCannotBeSharedIsRefusedBeforeAnythingIsLoaded) {
   const Small small(ranks());
-  EXPECT_NE(gpt_oss_decode::ranks_misfit(9).find("expected 1 to 8"), std::string::npos);
+  EXPECT_NE(gpt_oss_decode::ranks_unsupported_reason(9).find("expected 1 to 8"), std::string::npos);
   const int more = gpu::device_count() + 1;
   if (more <= 8)
-    EXPECT_NE(gpt_oss_decode::ranks_misfit(more).find("expected " + std::to_string(more)), std::string::npos);
+    EXPECT_NE(gpt_oss_decode::ranks_unsupported_reason(more).find("expected " + std::to_string(more)),
+              std::string::npos);
   GptOssConfig one_head = small.m.config;
   one_head.kv_heads = 1;
-  EXPECT_NE(gpt_oss_gpus_misfit(one_head, {.gpus = ranks()})
+  EXPECT_NE(gpt_oss_gpus_unsupported_reason(one_head, {.gpus = ranks()})
                 .find("found " + std::to_string(ranks()) + " GPUs, expected at most 1"),
             std::string::npos);
   const int32_t id = -1;
@@ -335,8 +336,8 @@ TEST_P(GptOssRanksCuda, GpusThatDoNotReachEachOtherAreRefusedBeforeAnythingIsLoa
   const Small small(ranks());
   emulation::pretend_devices(ranks(), false);
   const std::string want = "found no peer access from cuda:0 to cuda:1";
-  EXPECT_NE(gpt_oss_decode::ranks_misfit(ranks()).find(want), std::string::npos);
-  EXPECT_EQ(gpt_oss_decode::ranks_misfit(1), "");
+  EXPECT_NE(gpt_oss_decode::ranks_unsupported_reason(ranks()).find(want), std::string::npos);
+  EXPECT_EQ(gpt_oss_decode::ranks_unsupported_reason(1), "");
   // Without memory: who touches them has begun to load.
   const GptOssWeights nothing = gpt_oss_decode::shapes_of(small.m.config, small.t.dense, small.t.experts);
   const auto made = [&] { RankedModel(small.m.config, nothing, DeviceModelOptions{.context = 64, .ranks = ranks()}); };
@@ -347,8 +348,8 @@ TEST_P(GptOssRanksCuda, GpusThatDoNotReachEachOtherAreRefusedBeforeAnythingIsLoa
 TEST_P(GptOssRanksCuda, TooLittleMemoryOnAGpuIsSaidBeforeAnyIsTaken) {
   if (testing::kEmulated) GTEST_SKIP() << "whose memory has no end";
   const Small small(ranks());
-  const std::string found =
-      gpt_oss_gpu_misfit(small.m.config, small.m.weights, {.context = 256, .slots = 10'000'000, .gpus = ranks()});
+  const std::string found = gpt_oss_gpu_unsupported_reason(small.m.config, small.m.weights,
+                                                           {.context = 256, .slots = 10'000'000, .gpus = ranks()});
   EXPECT_NE(found.find(" bytes free on "), std::string::npos) << found;
   EXPECT_NE(found.find(", cuda:0, expected "), std::string::npos) << found;
 }
@@ -372,8 +373,8 @@ TEST_P(GptOssRanksCuda, EachGpuHoldsItsSlicesAndNothingElse) {
           ASSERT_EQ(on_gpu.matrix_bytes, on_gpu.bands > 0 ? bytes : 0);
           std::vector<uint8_t> want(static_cast<size_t>(bytes));
           for (int64_t e = 0; e < matrices && on_gpu.bands > 0; ++e) {
-            cut_granules(from.is_bank() ? from.at(e) : from, cut, want.data());
-            to_device_order(granules_at(want.data(), from.format, 0, on_gpu.rows, on_gpu.cols));
+            cut_weight_tiles(from.is_bank() ? from.at(e) : from, cut, want.data());
+            to_device_order(weight_tiles_at(want.data(), from.format, 0, on_gpu.rows, on_gpu.cols));
             ASSERT_EQ(download(on_gpu.data + e * bytes, bytes), want) << "GPU " << r << ", matrix " << e;
           }
         };

@@ -136,7 +136,7 @@ TEST(GptOssRanksEmulated, AGpuWhoseBlockStaysAwayEndsAllAndTheNextTokenIsRight) 
     EXPECT_EQ(gpus.ranks[r]->buffers.state->position, 0);
     if (found.state == gpu::kRunning) continue;
     ++reports;
-    if (r == 1) EXPECT_EQ(found.what, 2u);                               // its other block waited for the hand-off
+    if (r == 1) EXPECT_EQ(found.what, 2u);                               // its other block waited for the grid barrier
     if (r == 0) EXPECT_EQ(found.what, megakernel::wait_for_rank(4, 1));  // its sums of the output had come
   }
   EXPECT_GE(reports, 1);

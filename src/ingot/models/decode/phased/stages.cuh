@@ -7,14 +7,14 @@
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/gpu/watch.h"
 #include "ingot/kernels/moe/route.cuh"
-#include "ingot/kernels/quant/granule_product.cuh"
+#include "ingot/kernels/quant/weight_tile_product.cuh"
 #include "ingot/kernels/sampling/best.cuh"
 #include "ingot/models/decode/phased/stages.h"
 
 namespace ingot::gpt_oss_decode {
 
-using granules::kThreads;
-using granules::kWarps;
+using weight_tiles::kThreads;
+using weight_tiles::kWarps;
 constexpr int kSms = 132;
 constexpr int kBlocksPerSm = 2;
 constexpr int kMostBlocks = kBlocksPerSm * kSms;
@@ -37,40 +37,40 @@ __device__ __forceinline__ void embed(const Embedding& p, At at) {
 
 // This warp's part of a matrix's band; nothing where there is no such band.
 template <WeightFormat F>
-__device__ __forceinline__ typename granules::Feed<F>::Band band_of(const Matrix& w, int64_t band) {
-  return {band < w.bands ? w.data + band * w.band_bytes : nullptr, threadIdx.x / 32, w.granules};
+__device__ __forceinline__ typename weight_tiles::Feed<F>::Band band_of(const Matrix& w, int64_t band) {
+  return {band < w.bands ? w.data + band * w.band_bytes : nullptr, threadIdx.x / 32, w.weight_tiles};
 }
 
 // What a band's row is multiplied by in the end.
 template <WeightFormat F>
 __device__ __forceinline__ float row_scale(const Matrix& w, const uint8_t* band, uint32_t row) {
-  constexpr float kDrop = granules::Form<F>::kDrop;
+  constexpr float kDrop = weight_tiles::Form<F>::kDrop;
   if constexpr (F == WeightFormat::fp8)
-    return kDrop * reinterpret_cast<const float*>(band + int64_t(w.granules) * granules::Form<F>::kBytes)[row];
+    return kDrop * reinterpret_cast<const float*>(band + int64_t(w.weight_tiles) * weight_tiles::Form<F>::kBytes)[row];
   return kDrop;
 }
 
 template <int kCols> struct ProductMemory {
-  granules::Sums<kCols> sums;
+  weight_tiles::Sums<kCols> sums;
   float squares[kWarps][kCols], rstd[kCols];
 };
 // After a barrier, by threads that need it.
 template <int kCols>
 __device__ __forceinline__ float rstd_of(const float (&squares)[kWarps][kCols], uint32_t j, uint32_t C, float eps) {
-  return 1 / sqrtf(granules::sum_of<kCols>(squares, j) / float(C) + eps);
+  return 1 / sqrtf(weight_tiles::sum_of<kCols>(squares, j) / float(C) + eps);
 }
 
 // The likeliest of the ids this thread has seen, where p.best asks for it.
 template <WeightFormat F, int kCols>
-__device__ __forceinline__ sampling::Best norm_product(const NormProduct& p, At at, granules::Feed<F>& feed,
+__device__ __forceinline__ sampling::Best norm_product(const NormProduct& p, At at, weight_tiles::Feed<F>& feed,
                                                        char* columns) {
   auto& m = tile::shared<ProductMemory<kCols>>();
-  const uint32_t stride = granules::column_stride(p.w.cols);
-  granules::stage_normed<F, kCols>(columns, stride, p.x, p.x_stride, p.weight, p.w.cols, p.T, 0, p.w.granules,
-                                   m.squares);
+  const uint32_t stride = weight_tiles::column_stride(p.w.cols);
+  weight_tiles::stage_normed<F, kCols>(columns, stride, p.x, p.x_stride, p.weight, p.w.cols, p.T, 0, p.w.weight_tiles,
+                                       m.squares);
   __syncthreads();
   const char* mine[kBlocks8<kCols>];
-  granules::lane_columns(columns, stride, p.T, mine);
+  weight_tiles::lane_columns(columns, stride, p.T, mine);
   const uint32_t row = threadIdx.x / kCols, j = threadIdx.x % kCols;
   const bool ends = threadIdx.x < 16 * kCols && j < p.T;
   const float rstd = ends ? rstd_of<kCols>(m.squares, j, p.w.cols, p.eps) : 0;
@@ -83,10 +83,10 @@ __device__ __forceinline__ sampling::Best norm_product(const NormProduct& p, At 
     const float bias = mine_to_end && p.bias != nullptr ? p.bias[n] : 0;
     float sum[kBlocks8<kCols>][4] = {};
     feed.multiply_band(band_of<F>(p.w, band), band_of<F>(p.w, band + at.blocks), mine, sum);
-    granules::put_sums<kCols>(m.sums.part[unit & 1], sum);
+    weight_tiles::put_sums<kCols>(m.sums.part[unit & 1], sum);
     __syncthreads();
     if (!mine_to_end) continue;
-    const float y = granules::total<kCols>(m.sums.part[unit & 1], row, j) * scale + bias;
+    const float y = weight_tiles::total<kCols>(m.sums.part[unit & 1], row, j) * scale + bias;
     p.y[int64_t(j) * p.y_stride + n] = y;
     if (j == p.T - 1 && p.first_id + n < p.vocab) top.add(y, p.first_id + n);
   }
@@ -110,12 +110,12 @@ __device__ __forceinline__ void append(const NormProduct& p, uint64_t key) {
   p.state->position += int32_t(p.advance);
 }
 
-// Of one token, like gate_up() and down(); several.cuh has those of more.
+// Of one token, like gate_up() and down(); small_batch.cuh has those of more.
 template <WeightFormat F>
-__device__ __forceinline__ void residual_product(const ResidualProduct& p, At at, granules::Feed<F>& feed,
+__device__ __forceinline__ void residual_product(const ResidualProduct& p, At at, weight_tiles::Feed<F>& feed,
                                                  char* column) {
-  auto& m = tile::shared<granules::Sums<1>>();
-  granules::stage_columns(column, granules::column_stride(p.w.cols), p.columns, p.w.cols, 1);
+  auto& m = tile::shared<weight_tiles::Sums<1>>();
+  weight_tiles::stage_columns(column, weight_tiles::column_stride(p.w.cols), p.columns, p.w.cols, 1);
   __syncthreads();
   const char* const mine[1] = {column + threadIdx.x % 4 * 16};
   const uint32_t row = threadIdx.x;
@@ -128,9 +128,9 @@ __device__ __forceinline__ void residual_product(const ResidualProduct& p, At at
     const float old = ends ? (p.first_part ? 0 : __ldcg(x)) + (p.bias != nullptr ? p.bias[n] : 0) : 0;
     float sum[1][4] = {};
     feed.multiply_band(band_of<F>(p.w, band), band_of<F>(p.w, band + at.blocks), mine, sum);
-    granules::put_sums<1>(m.part[unit & 1], sum);
+    weight_tiles::put_sums<1>(m.part[unit & 1], sum);
     __syncthreads();
-    if (ends) *x = old + granules::total<1>(m.part[unit & 1], row, 0) * scale;
+    if (ends) *x = old + weight_tiles::total<1>(m.part[unit & 1], row, 0) * scale;
   }
 }
 
@@ -152,20 +152,20 @@ struct BankUnit {
   }
 };
 template <WeightFormat F>
-__device__ __forceinline__ typename granules::Feed<F>::Band unit_of(const Matrix& w, const routing::Copy& lists,
-                                                                    uint32_t u, uint32_t units) {
-  return {u < units ? BankUnit(w, lists, u).data : nullptr, threadIdx.x / 32, w.granules};
+__device__ __forceinline__ typename weight_tiles::Feed<F>::Band unit_of(const Matrix& w, const routing::Copy& lists,
+                                                                        uint32_t u, uint32_t units) {
+  return {u < units ? BankUnit(w, lists, u).data : nullptr, threadIdx.x / 32, w.weight_tiles};
 }
 
 // What gate_up() multiplies by, before a barrier.
 template <WeightFormat F> __device__ __forceinline__ void stage_gate_up(const GateUp& p, char* column) {
-  granules::stage_normed<F, 1>(column, granules::column_stride(p.w.cols), p.x, p.x_stride, p.weight, p.w.cols, 1, 0,
-                               p.w.granules, tile::shared<ProductMemory<1>>().squares);
+  weight_tiles::stage_normed<F, 1>(column, weight_tiles::column_stride(p.w.cols), p.x, p.x_stride, p.weight, p.w.cols,
+                                   1, 0, p.w.weight_tiles, tile::shared<ProductMemory<1>>().squares);
 }
 // Gate and up of 8 channels a unit.
 template <WeightFormat F>
 __device__ __forceinline__ void gate_up(const GateUp& p, At at, const routing::Copy& lists, uint32_t units,
-                                        granules::Feed<F>& feed, const char* column) {
+                                        weight_tiles::Feed<F>& feed, const char* column) {
   auto& m = tile::shared<ProductMemory<1>>();
   const char* const mine[1] = {column + threadIdx.x % 4 * 16};
   const uint32_t channel = threadIdx.x, width = p.w.rows / 2;
@@ -185,55 +185,55 @@ __device__ __forceinline__ void gate_up(const GateUp& p, At at, const routing::C
     auto& sums = m.sums.part[unit & 1];
     float sum[1][4] = {};
     feed.multiply_band(unit_of<F>(p.w, lists, i, units), unit_of<F>(p.w, lists, i + at.blocks, units), mine, sum);
-    granules::put_sums<1>(sums, sum);
+    weight_tiles::put_sums<1>(sums, sum);
     __syncthreads();
     if (row < 0) continue;
-    const float gate = granules::total<1>(sums, 2 * channel, 0) * scale[0] + bias[0];
-    const float up = granules::total<1>(sums, 2 * channel + 1, 0) * scale[1] + bias[1];
-    granules::put(p.hidden + row * granules::column_bytes(width), p.down, n, gated(gate, up, p.limit, p.alpha));
+    const float gate = weight_tiles::total<1>(sums, 2 * channel, 0) * scale[0] + bias[0];
+    const float up = weight_tiles::total<1>(sums, 2 * channel + 1, 0) * scale[1] + bias[1];
+    weight_tiles::put(p.hidden + row * weight_tiles::column_bytes(width), p.down, n, gated(gate, up, p.limit, p.alpha));
   }
 }
 
 // Entry i of a band; past its last entry the block's next band begins. Warps begin where those of the entry before
 // ended.
 template <WeightFormat F>
-__device__ __forceinline__ typename granules::Feed<F>::Band entry_of(const Matrix& w, const routing::Copy& lists,
-                                                                     uint32_t count, uint32_t band, uint32_t i,
-                                                                     uint32_t blocks) {
+__device__ __forceinline__ typename weight_tiles::Feed<F>::Band entry_of(const Matrix& w, const routing::Copy& lists,
+                                                                         uint32_t count, uint32_t band, uint32_t i,
+                                                                         uint32_t blocks) {
   if (i == count) band += blocks, i = 0;
   if (band >= w.bands || count == 0) return {};
-  const uint32_t first = (threadIdx.x / 32 + i * (kWarps - w.granules % kWarps)) % kWarps;
-  return {w.data + uint32_t(lists.expert[i]) * w.matrix_bytes + band * w.band_bytes, first, w.granules};
+  const uint32_t first = (threadIdx.x / 32 + i * (kWarps - w.weight_tiles % kWarps)) % kWarps;
+  return {w.data + uint32_t(lists.expert[i]) * w.matrix_bytes + band * w.band_bytes, first, w.weight_tiles};
 }
 
 // Of one band, all experts.
 template <WeightFormat F>
 __device__ __forceinline__ void multiply_experts(const Down& p, const char* staged, const routing::Copy& lists,
                                                  uint32_t band, uint32_t count, uint32_t blocks,
-                                                 granules::Feed<F>& feed, float (&sums)[kWarps][16][1]) {
+                                                 weight_tiles::Feed<F>& feed, float (&sums)[kWarps][16][1]) {
   float all[1][4] = {};
   for (uint32_t i = 0; i < count; ++i) {
     const auto here = entry_of<F>(p.w, lists, count, band, i, blocks);
-    const char* const mine[1] = {staged + lists.row[i] * int32_t(granules::column_stride(p.w.cols)) +
+    const char* const mine[1] = {staged + lists.row[i] * int32_t(weight_tiles::column_stride(p.w.cols)) +
                                  threadIdx.x % 4 * 16};
     const float weight = lists.weight[i];
     float sum[1][4] = {}, scale[2] = {1, 1};
-    if constexpr (F == WeightFormat::fp8) granules::load_row_scales(here.data, p.w.granules, scale);
+    if constexpr (F == WeightFormat::fp8) weight_tiles::load_row_scales(here.data, p.w.weight_tiles, scale);
     feed.multiply_band(here, entry_of<F>(p.w, lists, count, band, i + 1, blocks), mine, sum);
 #pragma unroll
     for (int c = 0; c < 4; ++c)
       if (weight != 0) all[0][c] += sum[0][c] * (weight * scale[c / 2]);
   }
-  granules::put_sums<1>(sums, all);
+  weight_tiles::put_sums<1>(sums, all);
   __syncthreads();
 }
 
 // Of one token. `staged`: memory for its k columns.
 template <WeightFormat F>
 __device__ __forceinline__ void down(const Down& p, At at, const routing::Copy& lists, uint32_t count,
-                                     granules::Feed<F>& feed, char* staged) {
-  auto& m = tile::shared<granules::Sums<1>>();
-  granules::stage_columns(staged, granules::column_stride(p.w.cols), p.hidden, p.w.cols, p.k);
+                                     weight_tiles::Feed<F>& feed, char* staged) {
+  auto& m = tile::shared<weight_tiles::Sums<1>>();
+  weight_tiles::stage_columns(staged, weight_tiles::column_stride(p.w.cols), p.hidden, p.w.cols, p.k);
   __syncthreads();
   for (uint32_t band = at.block, round = 0; band < p.w.bands; band += at.blocks, ++round) {
     const uint32_t n = 16 * band + threadIdx.x;
@@ -254,14 +254,15 @@ __device__ __forceinline__ void down(const Down& p, At at, const routing::Copy& 
       }
     }
     multiply_experts<F>(p, staged, lists, band, count, at.blocks, feed, m.part[round & 1]);
-    if (ends) *x = old + y + granules::total<1>(m.part[round & 1], threadIdx.x, 0) * granules::Form<F>::kDrop;
+    if (ends) *x = old + y + weight_tiles::total<1>(m.part[round & 1], threadIdx.x, 0) * weight_tiles::Form<F>::kDrop;
   }
 }
 
-// --- router: a unit is some granules of a band; whoever comes last, or everybody after a barrier, adds up and chooses
+// --- router: a unit is some weight tiles of a band; whoever comes last, or everybody after a barrier, adds up and
+// chooses
 
 template <int kCols> struct RouterMemory {
-  granules::Sums<kCols> sums;
+  weight_tiles::Sums<kCols> sums;
   float squares[kWarps][kCols];
 };
 // In dynamic shared memory, after the columns: logits (T, E), chosen (T, k), weights (T, k), first (E + 1).
@@ -319,33 +320,33 @@ __device__ inline void choose_experts(const Router& p, const ChoiceMemory& m) {
   __syncthreads();
 }
 
-using RouterFeed = granules::Feed<WeightFormat::bf16>;
-// This warp's granule of a unit; nothing where there is no such unit.
+using RouterFeed = weight_tiles::Feed<WeightFormat::bf16>;
+// This warp's weight tile of a unit; nothing where there is no such unit.
 __device__ __forceinline__ RouterFeed::Band split_of(const Router& p, uint32_t unit) {
-  const uint32_t first = unit % p.splits * kSplitGranules, band = unit / p.splits;
+  const uint32_t first = unit % p.splits * kSplitWeightTiles, band = unit / p.splits;
   if (band >= p.w.bands) return {};
-  return {p.w.data + band * p.w.band_bytes, first + threadIdx.x / 32, min(first + kSplitGranules, p.w.granules)};
+  return {p.w.data + band * p.w.band_bytes, first + threadIdx.x / 32, min(first + kSplitWeightTiles, p.w.weight_tiles)};
 }
 template <int kCols> __device__ __forceinline__ void route(const Router& p, At at, RouterFeed& feed, char* columns) {
   auto& m = tile::shared<RouterMemory<kCols>>();
-  const uint32_t stride = granules::column_stride(p.w.cols), E = p.w.rows;
+  const uint32_t stride = weight_tiles::column_stride(p.w.cols), E = p.w.rows;
   for (uint32_t unit = at.block; unit < p.w.bands * p.splits; unit += at.blocks) {
     const uint32_t band = unit / p.splits, split = unit % p.splits;
-    const uint32_t first = split * kSplitGranules, end = min(first + kSplitGranules, p.w.granules);
-    granules::stage_normed<WeightFormat::bf16, kCols>(columns, stride, p.x, p.x_stride, p.weight, p.w.cols, p.T, first,
-                                                      end, m.squares);
+    const uint32_t first = split * kSplitWeightTiles, end = min(first + kSplitWeightTiles, p.w.weight_tiles);
+    weight_tiles::stage_normed<WeightFormat::bf16, kCols>(columns, stride, p.x, p.x_stride, p.weight, p.w.cols, p.T,
+                                                          first, end, m.squares);
     __syncthreads();
     const char* mine[kBlocks8<kCols>];
-    granules::lane_columns(columns, stride, p.T, mine);
+    weight_tiles::lane_columns(columns, stride, p.T, mine);
     float sum[kBlocks8<kCols>][4] = {};
     feed.multiply_band(split_of(p, unit), split_of(p, unit + at.blocks), mine, sum);
-    granules::put_sums<kCols>(m.sums.part[0], sum);
+    weight_tiles::put_sums<kCols>(m.sums.part[0], sum);
     __syncthreads();
     const uint32_t row = threadIdx.x / kCols, j = threadIdx.x % kCols, e = 16 * band + row;
     if (threadIdx.x < 16 * kCols && j < p.T && e < E)
-      p.part[(split * kColumns + j) * E + e] = granules::total<kCols>(m.sums.part[0], row, j);
+      p.part[(split * kColumns + j) * E + e] = weight_tiles::total<kCols>(m.sums.part[0], row, j);
     if (band == 0 && threadIdx.x < p.T)
-      p.squares[split * kColumns + threadIdx.x] = granules::sum_of<kCols>(m.squares, threadIdx.x);
+      p.squares[split * kColumns + threadIdx.x] = weight_tiles::sum_of<kCols>(m.squares, threadIdx.x);
     __syncthreads();
   }
 }

@@ -70,7 +70,7 @@ struct Normed {
   uint32_t parts = 0;        // 0: columns of no norm
   WeightFormat format = WeightFormat::bf16;
 };
-struct SeveralProduct {
+struct SmallBatchProduct {
   Normed x;
   Matrix w;
   const float* bias;  // may be null
@@ -118,7 +118,7 @@ struct Routed {
   gpu::Watch watch{};
   uint32_t what = 0;
 };
-// Its number for records, which no hand-off has.
+// Its number for records, which no grid barrier has.
 INGOT_HD constexpr uint32_t wait_for_router(uint32_t layer) { return (1u << 20) + layer; }
 
 // A step of a model: the same for all of its layers.
@@ -138,8 +138,10 @@ struct Plan {
   INGOT_HD float* added() const { return b.ranks.several() ? b.ranks.added : b.x; }
 };
 
-constexpr uint32_t kSplitGranules = 8;  // of the router: one a warp
-INGOT_HD constexpr uint32_t splits_of(uint32_t granules) { return (granules + kSplitGranules - 1) / kSplitGranules; }
+constexpr uint32_t kSplitWeightTiles = 8;  // of the router: one a warp
+INGOT_HD constexpr uint32_t splits_of(uint32_t weight_tiles) {
+  return (weight_tiles + kSplitWeightTiles - 1) / kSplitWeightTiles;
+}
 
 INGOT_HD inline Embedding embedding_of(const Plan& s) {
   return {.table = s.table, .state = s.b.state, .x = s.b.x, .x_stride = s.b.x_stride, .T = s.T, .C = s.hidden};
@@ -201,7 +203,7 @@ INGOT_HD inline Router router_of(const Plan& s, const Layer& l, uint32_t index) 
           .lists = s.b.lists_of(index),
           .T = s.T,
           .k = s.k,
-          .splits = splits_of(l.router.granules),
+          .splits = splits_of(l.router.weight_tiles),
           .eps = s.eps};
 }
 INGOT_HD inline GateUp gate_up_of(const Plan& s, const Layer& l, uint32_t index) {
@@ -235,10 +237,10 @@ INGOT_HD inline Normed normed_of(const Plan& s, WeightFormat format) {
   return {
       .columns = s.b.normed, .squares = s.b.router_squares, .parts = splits_of((s.hidden + 63) / 64), .format = format};
 }
-INGOT_HD inline SeveralProduct several_of(const NormProduct& p, const Normed& x) {
+INGOT_HD inline SmallBatchProduct several_of(const NormProduct& p, const Normed& x) {
   return {.x = x, .w = p.w, .bias = p.bias, .y = p.y, .y_stride = p.y_stride, .T = p.T, .eps = p.eps, .adds = false};
 }
-INGOT_HD inline SeveralProduct several_of(const ResidualProduct& p) {
+INGOT_HD inline SmallBatchProduct several_of(const ResidualProduct& p) {
   return {.x = {.columns = const_cast<char*>(p.columns)},
           .w = p.w,
           .bias = p.bias,

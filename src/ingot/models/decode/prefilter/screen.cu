@@ -2,7 +2,7 @@
 
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/shared.cuh"
-#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/prefilter/screen.h"
 
 namespace ingot::gpt_oss_decode {
@@ -24,12 +24,12 @@ template <class Op> __device__ double of_row(const double (&part)[kScreenThreads
 // A band a block.
 __global__ void __launch_bounds__(kScreenThreads) make_codes(Matrix head, Screen to, double rounding) {
   auto& m = tile::shared<ScreenMemory>();
-  const uint32_t row = threadIdx.x / kRowThreads, j = threadIdx.x % kRowThreads, padded = 64 * head.granules;
+  const uint32_t row = threadIdx.x / kRowThreads, j = threadIdx.x % kRowThreads, padded = 64 * head.weight_tiles;
   const auto add = [](double a, double b) { return a + b; };
   for (uint32_t band = blockIdx.x; band < head.bands; band += gridDim.x) {
     const uint8_t* const from = head.data + band * head.band_bytes;
     uint8_t* const codes = const_cast<uint8_t*>(to.codes.data) + band * to.codes.band_bytes;
-    const auto number = [&](uint32_t c) {  // of the A operand of mma.m16n8k16 (granules.h)
+    const auto number = [&](uint32_t c) {  // of the A operand of mma.m16n8k16 (weight_tiles.h)
       const uint32_t k = c % 16;
       return float(*reinterpret_cast<const bf16*>(from + c / 64 * 2048 + c % 64 / 16 * 512 +
                                                   (row % 8 * 4 + k % 8 / 2) * 16 + (row / 8 + k / 8 * 2) * 4 +
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kScreenThreads) make_codes(Matrix head, Screen
     for (uint32_t c = j; c < padded; c += kRowThreads) {
       const double w = c < head.cols && finite ? double(number(c)) : 0;
       const uint32_t code = scale > 0 ? screen_code(w / double(scale)) : 0;
-      codes[c / 64 * kScreenGranule + screen_place(row, c % 64)] = uint8_t(code);
+      codes[c / 64 * kScreenWeightTile + screen_place(row, c % 64)] = uint8_t(code);
       if (c >= head.cols) continue;  // meets zeros
       const double e = w - double(scale) * double(screen_value(code));
       errors += e * e, squares += w * w;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kScreenThreads) make_codes(Matrix head, Screen
 Matrix screen_matrix(const Matrix& head, uint8_t* memory) {
   Matrix m = head;
   m.data = memory;
-  m.band_bytes = int64_t(head.granules) * kScreenGranule, m.matrix_bytes = m.bands * m.band_bytes;
+  m.band_bytes = int64_t(head.weight_tiles) * kScreenWeightTile, m.matrix_bytes = m.bands * m.band_bytes;
   return m;
 }
 

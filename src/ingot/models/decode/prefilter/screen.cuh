@@ -1,5 +1,5 @@
 #pragma once
-// What the megakernel's screened head does to a granule of codes, and how it compares (screen.h has the bound).
+// What the megakernel's screened head does to a weight tile of codes, and how it compares (screen.h has the bound).
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/mma.cuh"
 #include "ingot/models/decode/prefilter/screen.h"
@@ -11,11 +11,11 @@ constexpr uint32_t kSign = 0x80008000u, kCode = 0x03f803f8u, kOnes = 0x3c003c00u
 __device__ __forceinline__ uint32_t even(uint32_t w) { return ((w << 8) & kSign) | ((w << 3) & kCode) | kOnes; }
 __device__ __forceinline__ uint32_t odd(uint32_t w) { return (w & kSign) | ((w >> 5) & kCode) | kOnes; }
 
-// sum += a granule of codes times a column of bf16 (granule_product.cuh), of which `column` is this lane's.
-__device__ __forceinline__ void multiply(const char* granule, const char* column, uint32_t lane, float (&sum)[4]) {
+// sum += a weight tile of codes times a column of bf16 (weight_tile_product.cuh), of which `column` is this lane's.
+__device__ __forceinline__ void multiply(const char* weight_tile, const char* column, uint32_t lane, float (&sum)[4]) {
 #pragma unroll
   for (uint32_t plane = 0; plane < 2; ++plane) {
-    const uint4 w = *reinterpret_cast<const uint4*>(granule + plane * 512 + lane * 16),
+    const uint4 w = *reinterpret_cast<const uint4*>(weight_tile + plane * 512 + lane * 16),
                 b = *reinterpret_cast<const uint4*>(column + plane * 64);
     const uint32_t first[4] = {even(w.x), even(w.y), odd(w.x), odd(w.y)},
                    second[4] = {even(w.z), even(w.w), odd(w.z), odd(w.w)}, low[2] = {b.x, b.y}, high[2] = {b.z, b.w};

@@ -40,7 +40,7 @@ TEST(GptOssScreenEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
         const double w = double(float(bf16(head[n][c])));
         finite = finite && std::isfinite(w);
         const uint32_t code =
-            s.codes.data[n / 16 * size_t(s.codes.band_bytes) + c / 64 * gpt_oss_decode::kScreenGranule +
+            s.codes.data[n / 16 * size_t(s.codes.band_bytes) + c / 64 * gpt_oss_decode::kScreenWeightTile +
                          gpt_oss_decode::screen_place(uint32_t(n % 16), uint32_t(c % 64))];
         const double e = w - double(s.rows[n].scale) * double(screen_value(code));
         errors += e * e, squares += w * w;
@@ -134,12 +134,12 @@ TEST(GptOssScreenEmulated, AMissingBlockIsNamedAndTheNextTokenIsRight) {
   gpu.make_screen();
   sound.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 5;
   sound.run_one_kernel({.capacity = 9});
-  gpu.run_one_kernel({.capacity = 9}, gpt_oss_decode::kHandoffsOfLayer, {}, true);
+  gpu.run_one_kernel({.capacity = 9}, gpt_oss_decode::kGridBarriersPerLayer, {}, true);
   EXPECT_EQ(gpu.record.state, gpu::kTimedOut);
-  EXPECT_EQ(gpu.record.what, gpt_oss_decode::kHandoffsOfLayer);
+  EXPECT_EQ(gpu.record.what, gpt_oss_decode::kGridBarriersPerLayer);
   EXPECT_EQ(gpu.buffers.state->position, 0);
   gpu.stop = gpu::kRunning, gpu.record = {};
-  std::memset(gpu.buffers.handoff, 0, size_t(gpu.buffers.handover_bytes));
+  std::memset(gpu.buffers.grid_barrier, 0, size_t(gpu.buffers.handover_bytes));
   gpu.run_one_kernel({.capacity = 9}, ~0u, {}, true);
   EXPECT_EQ(std::memcmp(gpu.buffers.state, sound.buffers.state, sizeof(gpt_oss_decode::State)), 0);
 }

@@ -24,7 +24,7 @@
 
 namespace ingot::gpt_oss_decode {
 
-constexpr uint32_t kScreenGranule = 1024;  // bytes of 16 rows by 64 columns
+constexpr uint32_t kScreenWeightTile = 1024;  // bytes of 16 rows by 64 columns
 
 INGOT_HD constexpr double screen_rounding(uint32_t cols) {
   return (17.0 / 16 * ((cols + 63) / 64 * 64) + 64) * 0x1p-23;
@@ -47,7 +47,7 @@ INGOT_HD inline uint32_t screen_code(double x) {
   }
   return code + (x < 0 ? 128 : 0);
 }
-// Where number (row, column) of a granule has its code: bytes 0 and 2 of a word become one register of
+// Where number (row, column) of a weight tile has its code: bytes 0 and 2 of a word become one register of
 // mma.m16n8k16's first operand, 1 and 3 another; a lane reads two steps of 16 columns at once.
 INGOT_HD constexpr uint32_t screen_place(uint32_t row, uint32_t col) {
   const uint32_t step = col / 16, k = col % 16, lane = row % 8 * 4 + k % 8 / 2, word = step % 2 * 2 + row / 8;

@@ -10,7 +10,7 @@
 namespace ingot {
 namespace {
 
-using gpt_oss_decode::kHandoffsOfLayer;
+using gpt_oss_decode::kGridBarriersPerLayer;
 using gpt_oss_decode::Split;
 using gpt_oss_decode::Step;
 using testing::DecodeCase;
@@ -192,12 +192,12 @@ TEST(GptOssScreenRanksEmulated, ABlockThatDoesNotSayWhatItKnowsIsNamedAndTheNext
   for (size_t r = 0; r < 2; ++r) next_token(*sound.ranks[r]) = next_token(*gpus.ranks[r]) = 5;
   sound.token({.capacity = 9}, false);
   gpus.set_limit(20'000'000);
-  gpus.token({.capacity = 9}, true, kHandoffsOfLayer);
+  gpus.token({.capacity = 9}, true, kGridBarriersPerLayer);
   // The GPU itself, or the other one that waits for its likeliest id.
   const gpu::WaitRecord &own = gpus.ranks[1]->record, &other = gpus.ranks[0]->record;
   EXPECT_TRUE(own.state == gpu::kTimedOut || other.state == gpu::kTimedOut);
-  if (own.state != gpu::kRunning) EXPECT_EQ(own.what, kHandoffsOfLayer);
-  if (other.state != gpu::kRunning) EXPECT_EQ(other.what, megakernel::wait_for_rank(kHandoffsOfLayer, 1));
+  if (own.state != gpu::kRunning) EXPECT_EQ(own.what, kGridBarriersPerLayer);
+  if (other.state != gpu::kRunning) EXPECT_EQ(other.what, megakernel::wait_for_rank(kGridBarriersPerLayer, 1));
   EXPECT_EQ(gpus.ranks[1]->buffers.state->position, 0);
   EXPECT_NE(gpus.ranks[1]->stop, gpu::kRunning);
   gpus.reset();

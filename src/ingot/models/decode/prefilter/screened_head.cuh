@@ -1,5 +1,5 @@
 #pragma once
-// The megakernel's screened head (screen.h has the bound, screen.cuh what it does to a granule): the codes say how
+// The megakernel's screened head (screen.h has the bound, screen.cuh what it does to a weight tile): the codes say how
 // large each row's logit can be, and what the largest is at least; rows that may be it are multiplied as the usual head
 // multiplies all. Where several GPUs make the token each does so with its own rows and finds the likeliest of its ids,
 // of which the usual exchange takes the likeliest of all: a lower end of another GPU's could leave fewer rows, but
@@ -16,7 +16,7 @@ template <WeightFormat D, bool kRanks> class ScreenedHeadProgram : public TokenB
  public:
   __device__ __forceinline__ explicit ScreenedHeadProgram(const ScreenedHead* head) : head_(head) {}
 
-  // After the last layer's hand-off: to `top` the likeliest of this block's rows that were multiplied.
+  // After the last layer's grid barrier: to `top` the likeliest of this block's rows that were multiplied.
   __device__ __forceinline__ void run(sampling::Best& top, megakernel::WeightReader& from) const {
     const NormProduct& p = m_.token.head;
     const Section& s = m_.sections[int(Stage::head)];
@@ -25,7 +25,7 @@ template <WeightFormat D, bool kRanks> class ScreenedHeadProgram : public TokenB
     columns_.stage_normed<D>(p.weight, p.w, m_.token.count > 0 ? down_sums(m_.token.count - 1) : nullptr);
     if (threadIdx.x == 0) m.count = 0;
     TokenTeam::sync();
-    const screen::Column x = norm_column(columns_.rstd(p.eps) * granules::Form<D>::kDrop);
+    const screen::Column x = norm_column(columns_.rstd(p.eps) * weight_tiles::Form<D>::kDrop);
     uint32_t lower = 0;
 #pragma unroll 1
     for (uint32_t round = s.begin_sums; round < s.end_sums; round += kHeldBands) {
@@ -72,7 +72,7 @@ template <WeightFormat D, bool kRanks> class ScreenedHeadProgram : public TokenB
   }
   __device__ __forceinline__ screen::Column norm_column(float drop) const {
     ScreenMemory& m = memory();
-    const uint32_t words = 32 * m_.token.head.w.granules;
+    const uint32_t words = 32 * m_.token.head.w.weight_tiles;
     float squares = 0;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < words; i += kTokenThreads) {
@@ -80,7 +80,7 @@ template <WeightFormat D, bool kRanks> class ScreenedHeadProgram : public TokenB
       ptx::unpack(bf16{}, reinterpret_cast<const uint32_t*>(stage())[i], a, b);
       squares += a * a + b * b;
     }
-    squares = granules::lanes_sum(squares);
+    squares = weight_tiles::lanes_sum(squares);
     if (threadIdx.x % 32 == 0) m.squares[threadIdx.x / 32] = squares;
     TokenTeam::sync();
     float sum = 0;
@@ -94,12 +94,13 @@ template <WeightFormat D, bool kRanks> class ScreenedHeadProgram : public TokenB
     constexpr uint32_t team = megakernel::kTeamWarps;
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const char* const column = stage() + lane % 4 * 16;
-    from.read(s.pieces_of(round, kHeldBands), [&](const char* granule, const megakernel::WeightNote& note) {
+    from.read(s.pieces_of(round, kHeldBands), [&](const char* weight_tile, const megakernel::WeightNote& note) {
       const Piece p = noted(note);
       float sum[4] = {};
 #pragma unroll 2
       for (uint32_t g = warp % team; g < p.count; g += team)
-        screen::multiply(granule + g * kScreenGranule, column + (p.first + g) * granules::kColumnBytes, lane, sum);
+        screen::multiply(weight_tile + g * kScreenWeightTile, column + (p.first + g) * weight_tiles::kColumnBytes, lane,
+                         sum);
       float(&to)[16] = m_.sums[p.band - round][warp];
       if (lane % 4 == 0) to[lane / 4] += sum[0], to[lane / 4 + 8] += sum[2];
     });
@@ -107,7 +108,7 @@ template <WeightFormat D, bool kRanks> class ScreenedHeadProgram : public TokenB
   // Of what each block knows: a word of each, which says of which token it is.
   __device__ __forceinline__ uint32_t largest_of_grid(uint32_t lower) const {
     ScreenMemory& m = memory();
-    const uint32_t warp = threadIdx.x / 32, number = kHandoffsOfLayer * m_.token.count;
+    const uint32_t warp = threadIdx.x / 32, number = kGridBarriersPerLayer * m_.token.count;
     lower = __reduce_max_sync(~0u, lower);
     if (threadIdx.x % 32 == 0) m.lower[warp] = lower;
     TokenTeam::sync();
@@ -159,10 +160,10 @@ template <WeightFormat D, bool kRanks> class ScreenedHeadProgram : public TokenB
   __device__ __forceinline__ void multiply_found(const Section& s, const uint2* found, uint32_t count, uint32_t turn,
                                                  float drop, sampling::Best& top) const {
     constexpr uint32_t team = megakernel::kTeamWarps, teams = megakernel::kTeams, kHalves = 2, kOfPiece = 2;
-    static_assert(kOfPiece * team >= kMostOfPiece<D>, "a warp's granules of a piece");
+    static_assert(kOfPiece * team >= kMostOfPiece<D>, "a warp's weight tiles of a piece");
     const Matrix& w = head_->head;
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, begin = warp % team,
-                   piece = piece_of(w.granules, kMostOfPiece<D>), of_band = (w.granules + piece - 1) / piece;
+                   piece = piece_of(w.weight_tiles, kMostOfPiece<D>), of_band = (w.weight_tiles + piece - 1) / piece;
     const char* const mine[1] = {stage() + lane % 4 * 16};
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i) {
@@ -173,18 +174,20 @@ template <WeightFormat D, bool kRanks> class ScreenedHeadProgram : public TokenB
 #pragma unroll 1
       for (uint32_t first = (turn + teams - (band.x - s.begin_sums) * of_band % teams) % teams; first < of_band;
            first += kHalves * teams) {
-        granules::Stored<D> granule[kHalves][kOfPiece];
-        const auto granule_of = [&](uint32_t h, uint32_t u) { return (first + h * teams) * piece + begin + u * team; };
+        weight_tiles::Stored<D> weight_tile[kHalves][kOfPiece];
+        const auto weight_tile_of = [&](uint32_t h, uint32_t u) {
+          return (first + h * teams) * piece + begin + u * team;
+        };
         const auto is_there = [&](uint32_t h, uint32_t u) {
-          return begin + u * team < piece && granule_of(h, u) < w.granules;
+          return begin + u * team < piece && weight_tile_of(h, u) < w.weight_tiles;
         };
 #pragma unroll
         for (uint32_t h = 0; h < kHalves; ++h)
 #pragma unroll
           for (uint32_t u = 0; u < kOfPiece; ++u) {
-            granule[h][u] = {};
+            weight_tile[h][u] = {};
             if (wanted && is_there(h, u))
-              granules::load(granule[h][u], data + granule_of(h, u) * granules::Form<D>::kBytes, lane);
+              weight_tiles::load(weight_tile[h][u], data + weight_tile_of(h, u) * weight_tiles::Form<D>::kBytes, lane);
           }
         __syncwarp();
 #pragma unroll
@@ -192,7 +195,8 @@ template <WeightFormat D, bool kRanks> class ScreenedHeadProgram : public TokenB
 #pragma unroll
           for (uint32_t u = 0; u < kOfPiece; ++u)
             if (is_there(h, u))
-              granules::multiply<D, 1>(granule[h][u], mine, granule_of(h, u) * granules::kColumnBytes, sum);
+              weight_tiles::multiply<D, 1>(weight_tile[h][u], mine, weight_tile_of(h, u) * weight_tiles::kColumnBytes,
+                                           sum);
       }
       float(&to)[16] = m_.sums[i][warp];
       if (lane % 4 == 0) to[lane / 4] = 0.f + sum[0][0], to[lane / 4 + 8] = 0.f + sum[0][2];

@@ -5,7 +5,7 @@
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/grouped/grouped.h"
 #include "ingot/kernels/grouped/schedule.h"
-#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/phased/e4m3_inputs.cuh"
 #include "ingot/models/decode/prompt/prompt.cuh"
@@ -19,7 +19,7 @@ int64_t lay_out(const GptOssConfig& c, int64_t T, bool several, char* memory, Pr
     p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
     at += (n * int64_t(sizeof(*p)) + 255) / 256 * 256;
   };
-  const int64_t S = T * c.experts_per_token, row = granule_padded_cols(c.hidden);
+  const int64_t S = T * c.experts_per_token, row = weight_tile_padded_cols(c.hidden);
   take(b.ids, T);
   take(b.whole, 2);
   take(b.keys, 2);
@@ -38,7 +38,7 @@ int64_t lay_out(const GptOssConfig& c, int64_t T, bool several, char* memory, Pr
   take(b.offsets, c.experts + 1);
   take(b.claims, 1);
   take(b.gathered, S * row);
-  take(b.hidden, S * granule_padded_cols(c.intermediate));
+  take(b.hidden, S * weight_tile_padded_cols(c.intermediate));
   take(b.down, S * c.hidden);
   take(b.logits, std::min(T, kPromptRows) * c.vocab);
   if (several)
@@ -80,7 +80,7 @@ struct Run {
   Stream stream;
   const Ranks& ranks;
   const GptOssConfig& c = m.config;
-  int64_t S = p.T * c.experts_per_token, stride = granule_padded_cols(c.hidden);
+  int64_t S = p.T * c.experts_per_token, stride = weight_tile_padded_cols(c.hidden);
   int64_t kv_heads = m.kv_heads < 0 ? c.kv_heads : m.kv_heads, heads = kv_heads * (c.heads / c.kv_heads);  // that this
   int64_t q_width = heads * c.head_dim, kv_width = kv_heads * c.head_dim;                                  // GPU has
 
@@ -115,7 +115,7 @@ struct Run {
                         .ranks = ranks,
                         .part = {},
                         .from = down ? ranks.channels : ranks.heads,
-                        .what = handoff_of(uint32_t(i), down)};
+                        .what = grid_barrier_of(uint32_t(i), down)};
     std::copy_n(b.parts[down], megakernel::kMostRanks, n.part);
     gpu::launch("prompt part", prompts::say_ready_kernel, {.grid = 1, .block = 32, .overlap = true, .device = p.device},
                 stream, ranks.exchange);
@@ -196,7 +196,7 @@ struct Run {
                           .T = uint32_t(p.T),
                           .E = uint32_t(E),
                           .C = uint32_t(c.hidden),
-                          .granules = l.router.granules});
+                          .weight_tiles = l.router.weight_tiles});
   }
   void route(const Layer& l, uint32_t* chosen) {
     const uint32_t E = uint32_t(c.experts), k = uint32_t(c.experts_per_token);
@@ -216,7 +216,7 @@ struct Run {
   void experts(const Layer& l) {
     const int64_t channels = l.down.cols;
     round_inputs(b.gathered, stride, c.hidden);
-    const Tensor h = matrix(b.hidden, DType::bf16, S, channels, granule_padded_cols(channels));
+    const Tensor h = matrix(b.hidden, DType::bf16, S, channels, weight_tile_padded_cols(channels));
     grouped_linear({.x = matrix(b.gathered, DType::bf16, S, c.hidden, stride),
                     .w = l.gate_up.data,
                     .format = l.gate_up.format,
@@ -229,7 +229,7 @@ struct Run {
                     .alpha = float(c.swiglu_alpha),
                     .claims = b.claims},
                    stream);
-    round_inputs(b.hidden, granule_padded_cols(channels), channels);
+    round_inputs(b.hidden, weight_tile_padded_cols(channels), channels);
     grouped_linear({.x = h,
                     .w = l.down.data,
                     .format = l.down.format,

@@ -5,7 +5,7 @@
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/moe/route.cuh"
-#include "ingot/kernels/quant/granule_product.cuh"
+#include "ingot/kernels/quant/weight_tile_product.cuh"
 #include "ingot/megakernel/exchange.cuh"
 #include "ingot/models/decode/prompt/prompt.h"
 
@@ -16,7 +16,7 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 // The sum of all threads' numbers, in all threads, in one order.
 __device__ __forceinline__ float block_sum(float v) {
   auto& of_warp = tile::shared<float[kWarps]>();
-  v = granules::lanes_sum(v);
+  v = weight_tiles::lanes_sum(v);
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = v;
   __syncthreads();
   float sum = 0;
@@ -229,11 +229,11 @@ __global__ void lengths_kernel(int32_t* whole, int32_t* keys, int32_t* sliding, 
 constexpr uint32_t kRouted = 16;
 struct Route {
   const bf16* x;     // (T, stride), the first C of each
-  const uint8_t* w;  // bands of bf16 granules
+  const uint8_t* w;  // bands of bf16 weight tiles
   const float* bias;
   float* logits;  // (T, E)
   int64_t stride, band_bytes;
-  uint32_t T, E, C, granules;
+  uint32_t T, E, C, weight_tiles;
 };
 __global__ void __launch_bounds__(kThreads) route_kernel(Route p) {
   auto& parts = tile::shared<float[kWarps][kRouted][kRouted + 1]>();
@@ -243,12 +243,12 @@ __global__ void __launch_bounds__(kThreads) route_kernel(Route p) {
   const uint32_t first = blockIdx.x / bands * kRouted;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, column = lane % 4 * 2;
   float sums[2][4] = {};
-  for (uint32_t at = warp; at < p.granules; at += kWarps) {
-    const uint8_t* const granule = p.w + band * p.band_bytes + at * granules::Form<WeightFormat::bf16>::kBytes;
+  for (uint32_t at = warp; at < p.weight_tiles; at += kWarps) {
+    const uint8_t* const weight_tile = p.w + band * p.band_bytes + at * weight_tiles::Form<WeightFormat::bf16>::kBytes;
     uint32_t a[4][4], b[4][2][2];
 #pragma unroll
     for (uint32_t s = 0; s < 4; ++s) {
-      const uint4 four = __ldg(reinterpret_cast<const uint4*>(granule + s * 512 + lane * 16));
+      const uint4 four = __ldg(reinterpret_cast<const uint4*>(weight_tile + s * 512 + lane * 16));
       a[s][0] = four.x, a[s][1] = four.y, a[s][2] = four.z, a[s][3] = four.w;
 #pragma unroll
       for (uint32_t block = 0; block < 2; ++block)

@@ -11,13 +11,13 @@ namespace ingot {
 
 // In place of the matrix kernels, which the emulator does not know.
 void grouped_linear(const GroupedLinear& a, Stream) {
-  const int64_t K = a.x.cols(), N = a.n, bytes = granule_bands(N) * band_bytes(a.format, K);
+  const int64_t K = a.x.cols(), N = a.n, bytes = weight_tile_bands(N) * band_bytes(a.format, K);
   const bool gated = a.y.dtype == DType::bf16;
   std::vector<double> w(size_t(N * K)), y(static_cast<size_t>(N));
   for (int64_t g = 0; g < a.groups; ++g) {
     if (a.offsets[g] == a.offsets[g + 1]) continue;
     std::vector<uint8_t> data(a.w + g * bytes, a.w + (g + 1) * bytes);
-    const WeightMatrix matrix = granules_at(data.data(), a.format, 0, N, K);
+    const WeightMatrix matrix = weight_tiles_at(data.data(), a.format, 0, N, K);
     from_device_order(matrix);
     dequantise(matrix, Tensor(w.data(), {N, K}), {});
     for (int64_t r = a.offsets[g]; r < a.offsets[g + 1]; ++r) {
@@ -180,8 +180,8 @@ TEST(GptOssPromptsEmulated, OneGpuIsTheModelOfRoundedInputs) {
   Prompts gpu(m, 16, 1, Split::tensor);
   gpu.extend(prompt_ids(t.config, 16));
   for (const auto& [rows, width, stride] :
-       {std::tuple{gpu.buffers[0].gathered, t.config.hidden, granule_padded_cols(t.config.hidden)},
-        {gpu.buffers[0].hidden, t.config.intermediate, granule_padded_cols(t.config.intermediate)}})
+       {std::tuple{gpu.buffers[0].gathered, t.config.hidden, weight_tile_padded_cols(t.config.hidden)},
+        {gpu.buffers[0].hidden, t.config.intermediate, weight_tile_padded_cols(t.config.intermediate)}})
     for (int64_t s = 0; s < 16 * t.config.experts_per_token; ++s) {
       std::vector<float> row(rows + s * stride, rows + s * stride + width), again = row;
       round_to_e4m3_blocks(again.data(), width);

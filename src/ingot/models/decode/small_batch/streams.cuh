@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(decode_attention::kThreads)
   p.position = &of_slot(s.state, s, slot)->position;
   p.keys = of_slot(p.keys, s, slot), p.values = of_slot(p.values, s, slot);
   p.qkv += size_t(j) * (p.heads + 2 * p.kv_heads) * p.dim;
-  p.mixed += j * granules::column_bytes(p.heads * p.dim);
+  p.mixed += j * weight_tiles::column_bytes(p.heads * p.dim);
   const size_t parts = size_t(j) * p.heads * p.parts;
   p.part_max += parts, p.part_sum += parts, p.part_out += parts * kDim;
   p.arrived = s.arrived + j * p.kv_heads * p.tiles;

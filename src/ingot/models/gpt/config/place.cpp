@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kWidestHead = 256;  // of attention on a GPU
 
 // Empty where a GPU runs the model; else what was found and expected.
-std::string misfit(const GptConfig& c) {
+std::string unsupported_reason(const GptConfig& c) {
   const auto text = [](const auto&... parts) { return ingot::detail::concat(parts...); };
   if constexpr (!(INGOT_HAS_CUDA(ATTENTION) && INGOT_HAS_CUDA(LINEAR) && INGOT_HAS_CUDA(MUON)))
     return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
@@ -27,7 +27,7 @@ std::string misfit(const GptConfig& c) {
 
 GptPlace place_of_gpt(const GptConfig& config, DeviceChoice choice) {
   if (choice == DeviceChoice::cpu) return {};
-  const std::string found = misfit(config);
+  const std::string found = unsupported_reason(config);
   if (found.empty()) return {.device = {Device::cuda, 0}, .note = {}};
   if (choice == DeviceChoice::cuda) fail(ErrorCode::unsupported, "device cuda: ", found);
   return {.device = {}, .note = gpu::device_count() > 0 ? "on the CPU: " + found : std::string()};

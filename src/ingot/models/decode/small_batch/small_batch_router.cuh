@@ -3,7 +3,7 @@
 #include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/kernels/moe/route.cuh"
-#include "ingot/models/decode/small_batch/several_sums.cuh"
+#include "ingot/models/decode/small_batch/small_batch_sums.cuh"
 
 namespace ingot::gpt_oss_decode::several {
 
@@ -11,16 +11,17 @@ namespace ingot::gpt_oss_decode::several {
 // their threads.
 __device__ __forceinline__ void put_normed(const Router& p, const Normed& to, const char* columns, uint32_t band,
                                            uint32_t split) {
-  constexpr uint32_t kFirst = granules::kThreads / 2;
-  const uint32_t first = split * kSplitGranules * 64, end = min(first + kSplitGranules * 64, p.w.granules * 64);
+  constexpr uint32_t kFirst = weight_tiles::kThreads / 2;
+  const uint32_t first = split * kSplitWeightTiles * 64,
+                 end = min(first + kSplitWeightTiles * 64, p.w.weight_tiles * 64);
   if (threadIdx.x < kFirst) return;
   for (uint32_t t = band; t < p.T; t += p.w.bands)
     for (uint32_t c = first + 4 * (threadIdx.x - kFirst); c < end; c += 4 * kFirst) {
       float v[4];
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i)
-        v[i] = float(*reinterpret_cast<const bf16*>(columns + t * granules::column_stride(p.w.cols) +
-                                                    2 * granules::place(false, c + i)));
+        v[i] = float(*reinterpret_cast<const bf16*>(columns + t * weight_tiles::column_stride(p.w.cols) +
+                                                    2 * weight_tiles::place(false, c + i)));
       put_normed(to, t, p.w.cols, c, v);
     }
 }
@@ -55,7 +56,7 @@ __device__ __forceinline__ void choose_experts(const Router& p, const ChoiceMemo
 #pragma unroll
           for (uint32_t u = 0; u < kItems; ++u) sum[u] += part[s][u];
       }
-      if (of_all == 0) squares = granules::lanes_sum(squares);
+      if (of_all == 0) squares = weight_tiles::lanes_sum(squares);
 #pragma unroll
       for (uint32_t u = 0; u < kItems; ++u)
         if (begin + 32 * u < E) logits[begin + 32 * u] = sum[u] / sqrtf(squares / float(p.w.cols) + p.eps) + bias[u];
@@ -114,10 +115,10 @@ __device__ __forceinline__ void list_tokens(const ChoiceMemory& m, uint32_t T, u
 
 // --- by the blocks of gate and up, `kThreads` of them each
 
-constexpr uint32_t kRouterStride = granules::column_stride(kSplitGranules * 64);
+constexpr uint32_t kRouterStride = weight_tiles::column_stride(kSplitWeightTiles * 64);
 template <int kCols> struct RouterRoom {
   char columns[kCols][kRouterStride];
-  float sums[granules::kWarps][16][kCols], squares[granules::kWarps][kCols];
+  float sums[weight_tiles::kWarps][16][kCols], squares[weight_tiles::kWarps][kCols];
 };
 INGOT_HD inline int64_t choice_bytes(uint32_t T, uint32_t E, uint32_t k) {
   return (ChoiceMemory::bytes(T, E, k) + 15) / 16 * 16;
@@ -131,16 +132,17 @@ template <int kCols> INGOT_HD inline int64_t router_bytes(uint32_t T, uint32_t E
 template <int kCols, uint32_t kThreads>
 __device__ __forceinline__ void route_wide(const Router& p, const Normed& normed, At at, RouterRoom<kCols>& m) {
   constexpr uint32_t kGroups = kThreads / kSplitThreads, kHeld = 2;  // tokens on their way at once
-  static_assert(granules::kWarps == kSplitGranules && kSplitWarps <= granules::kWarps, "a granule a warp");
+  static_assert(weight_tiles::kWarps == kSplitWeightTiles && kSplitWarps <= weight_tiles::kWarps,
+                "a weight tile a warp");
   const uint32_t group = threadIdx.x / kSplitThreads, thread = threadIdx.x % kSplitThreads, warp = threadIdx.x / 32;
-  const auto ask = [&](uint32_t unit, granules::Stored<WeightFormat::bf16>& held) {
-    const uint32_t band = unit / p.splits, granule = unit % p.splits * kSplitGranules + warp;
-    if (band >= p.w.bands || warp >= kSplitGranules || granule >= p.w.granules) return;
-    granules::load<WeightFormat::bf16>(
-        held, p.w.data + band * p.w.band_bytes + granule * granules::Form<WeightFormat::bf16>::kBytes,
+  const auto ask = [&](uint32_t unit, weight_tiles::Stored<WeightFormat::bf16>& held) {
+    const uint32_t band = unit / p.splits, weight_tile = unit % p.splits * kSplitWeightTiles + warp;
+    if (band >= p.w.bands || warp >= kSplitWeightTiles || weight_tile >= p.w.weight_tiles) return;
+    weight_tiles::load<WeightFormat::bf16>(
+        held, p.w.data + band * p.w.band_bytes + weight_tile * weight_tiles::Form<WeightFormat::bf16>::kBytes,
         threadIdx.x % 32);
   };
-  granules::Stored<WeightFormat::bf16> held{};
+  weight_tiles::Stored<WeightFormat::bf16> held{};
   ask(at.block, held);
   ptx::wait_for_earlier_kernels();
 #pragma unroll 1
@@ -148,13 +150,13 @@ __device__ __forceinline__ void route_wide(const Router& p, const Normed& normed
     const uint32_t band = unit / p.splits, split = unit % p.splits, C = p.w.cols,
                    c = 4 * (split * kSplitThreads + thread);
     float weight[4];
-    granules::load4(p.weight, c, C, weight);
+    weight_tiles::load4(p.weight, c, C, weight);
 #pragma unroll 1
     for (uint32_t first = group; first < p.T; first += kHeld * kGroups) {
       float v[kHeld][4] = {};
 #pragma unroll
       for (uint32_t u = 0; u < kHeld; ++u)
-        if (const uint32_t t = first + u * kGroups; t < p.T) granules::load4(p.x + t * p.x_stride, c, C, v[u]);
+        if (const uint32_t t = first + u * kGroups; t < p.T) weight_tiles::load4(p.x + t * p.x_stride, c, C, v[u]);
 #pragma unroll
       for (uint32_t u = 0; u < kHeld; ++u) {
         const uint32_t t = first + u * kGroups;
@@ -162,31 +164,31 @@ __device__ __forceinline__ void route_wide(const Router& p, const Normed& normed
         float sum = 0;
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) sum += v[u][i] * v[u][i], v[u][i] *= weight[i];
-        granules::put4<WeightFormat::bf16>(m.columns[t], 4 * thread, v[u]);
-        if (t % p.w.bands == band && c < granules::padded(C)) {
+        weight_tiles::put4<WeightFormat::bf16>(m.columns[t], 4 * thread, v[u]);
+        if (t % p.w.bands == band && c < weight_tiles::padded(C)) {
           float rounded[4];  // what the router multiplies
 #pragma unroll
           for (uint32_t i = 0; i < 4; ++i) rounded[i] = float(bf16(v[u][i]));
           put_normed(normed, t, C, c, rounded);
         }
-        sum = granules::lanes_sum(sum);
+        sum = weight_tiles::lanes_sum(sum);
         if (thread % 32 == 0) m.squares[thread / 32][t] = sum;
       }
     }
     __syncthreads();
-    if (warp < kSplitGranules) {
+    if (warp < kSplitWeightTiles) {
       const char* mine[kBlocks8<kCols>];
-      granules::lane_columns(m.columns[0], kRouterStride, p.T, mine);
+      weight_tiles::lane_columns(m.columns[0], kRouterStride, p.T, mine);
       float sum[kBlocks8<kCols>][4] = {};
-      if (split * kSplitGranules + warp < p.w.granules)
-        granules::multiply<WeightFormat::bf16>(held, mine, warp * granules::kColumnBytes, sum);
-      granules::put_sums<kCols>(m.sums, sum);
+      if (split * kSplitWeightTiles + warp < p.w.weight_tiles)
+        weight_tiles::multiply<WeightFormat::bf16>(held, mine, warp * weight_tiles::kColumnBytes, sum);
+      weight_tiles::put_sums<kCols>(m.sums, sum);
     }
     ask(unit + at.blocks, held);
     __syncthreads();
     const uint32_t row = threadIdx.x / kCols, j = threadIdx.x % kCols, e = 16 * band + row;
     if (threadIdx.x < 16 * kCols && j < p.T && e < p.w.rows)
-      p.part[(split * kColumns + j) * p.w.rows + e] = granules::total<kCols>(m.sums, row, j);
+      p.part[(split * kColumns + j) * p.w.rows + e] = weight_tiles::total<kCols>(m.sums, row, j);
     if (band == 0 && threadIdx.x < p.T) {
       float sum = 0;
 #pragma unroll

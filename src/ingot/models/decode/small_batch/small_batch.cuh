@@ -1,52 +1,52 @@
 #pragma once
 // Products for 2 to 16 tokens of a step. A unit is a band of a matrix, or of one of a bank's chosen experts; teams of
-// warps take units in turn. Each warp of a team has some granules of every band, which are multiplied by all columns of
-// the step, and its next ones are on their way while it multiplies, whatever unit they belong to. Experts' units are
-// numbered by entry of the lists, band by band, and a block takes a run of them, so that all have about the same
-// number. What a token gets from a matrix depends on nothing but the two.
+// warps take units in turn. Each warp of a team has some weight tiles of every band, which are multiplied by all
+// columns of the step, and its next ones are on their way while it multiplies, whatever unit they belong to. Experts'
+// units are numbered by entry of the lists, band by band, and a block takes a run of them, so that all have about the
+// same number. What a token gets from a matrix depends on nothing but the two.
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/moe/route.cuh"
-#include "ingot/kernels/quant/granule_product.cuh"
+#include "ingot/kernels/quant/weight_tile_product.cuh"
 #include "ingot/models/decode/phased/stages.cuh"
-#include "ingot/models/decode/small_batch/several_router.cuh"
+#include "ingot/models/decode/small_batch/small_batch_router.cuh"
 
 namespace ingot::gpt_oss_decode::several {
 
 constexpr uint32_t kWarps = 24, kThreads = 32 * kWarps;
-constexpr uint32_t kTeam = 3;         // warps that share an expert's band: of 2,880 numbers each has 15 granules
+constexpr uint32_t kTeam = 3;         // warps that share an expert's band: of 2,880 numbers each has 15 weight tiles
 constexpr uint32_t kMatrixTeam = 12;  // that share any other band
 
-// --- a warp's granules: pieces of some, copied to its own slots in shared memory, which no other warp reads. (Loads to
-// registers wait for each other: a warp has six counters for all that it has asked for.)
+// --- a warp's weight tiles: pieces of some, copied to its own slots in shared memory, which no other warp reads.
+// (Loads to registers wait for each other: a warp has six counters for all that it has asked for.)
 
 constexpr uint32_t kMostSlots = 3;
 template <WeightFormat F> class Ring {
  public:
   static constexpr uint32_t kPiece = F == WeightFormat::mxfp4 ? 3 : F == WeightFormat::fp8 ? 2 : 1;
-  static constexpr uint32_t kGranule = granules::Form<F>::kBytes, kSlotBytes = kPiece * kGranule;
+  static constexpr uint32_t kWeightTile = weight_tiles::Form<F>::kBytes, kSlotBytes = kPiece * kWeightTile;
 
   __device__ __forceinline__ Ring(char* memory, uint32_t slots)
       : slots_(memory + threadIdx.x / 32 * slots * kSlotBytes), count_(slots), put_(0), taken_(0) {}
   __device__ __forceinline__ uint32_t slots() const { return count_; }
   // By the whole warp, a piece into the slot after the last one, which is empty; lane l's bytes are from `from` on.
-  __device__ __forceinline__ void put(const uint8_t* from, uint32_t granules) {
+  __device__ __forceinline__ void put(const uint8_t* from, uint32_t weight_tiles) {
     const uint32_t mine = threadIdx.x % 32 * 16, to = ptx::shared_address(slots_ + put_) + mine;
-    if (granules == kPiece) {
+    if (weight_tiles == kPiece) {
 #pragma unroll
       for (uint32_t at = 0; at < kSlotBytes; at += 512)
         if (at + 512 <= kSlotBytes || at + mine < kSlotBytes) ptx::cp_async<16>(to + at, from + at);
     } else {
 #pragma unroll 1
-      for (uint32_t at = 0; at + mine < granules * kGranule; at += 512) ptx::cp_async<16>(to + at, from + at);
+      for (uint32_t at = 0; at + mine < weight_tiles * kWeightTile; at += 512) ptx::cp_async<16>(to + at, from + at);
     }
     put_none();
     advance(put_);
   }
   __device__ __forceinline__ void put_none() const { ptx::cp_async_commit_group(); }
-  // sum += the next piece's granules times columns from byte `at` on. One piece is put after each.
+  // sum += the next piece's weight tiles times columns from byte `at` on. One piece is put after each.
   template <int kBlocks>
   __device__ __forceinline__ void multiply(uint32_t count, const char* const (&columns)[kBlocks], uint32_t at,
                                            float (&sum)[kBlocks][4]) {
@@ -59,18 +59,18 @@ template <WeightFormat F> class Ring {
     __syncwarp();
     const char* const from = slots_ + taken_;
     if (kBlocks == 1 && count == kPiece) {  // without a branch between them
-      granules::Stored<F> held[kPiece];
+      weight_tiles::Stored<F> held[kPiece];
 #pragma unroll
-      for (uint32_t u = 0; u < kPiece; ++u) load(held[u], from + u * kGranule);
+      for (uint32_t u = 0; u < kPiece; ++u) load(held[u], from + u * kWeightTile);
 #pragma unroll
       for (uint32_t u = 0; u < kPiece; ++u)
-        granules::multiply<F>(held[u], columns, at + u * granules::kColumnBytes, sum);
+        weight_tiles::multiply<F>(held[u], columns, at + u * weight_tiles::kColumnBytes, sum);
     } else {
 #pragma unroll 1
       for (uint32_t u = 0; u < count; ++u) {
-        granules::Stored<F> held;
-        load(held, from + u * kGranule);
-        granules::multiply<F>(held, columns, at + u * granules::kColumnBytes, sum);
+        weight_tiles::Stored<F> held;
+        load(held, from + u * kWeightTile);
+        weight_tiles::multiply<F>(held, columns, at + u * weight_tiles::kColumnBytes, sum);
       }
     }
     __syncwarp();
@@ -81,14 +81,15 @@ template <WeightFormat F> class Ring {
   __device__ __forceinline__ void advance(uint32_t& slot) const {
     slot = slot + kSlotBytes == count_ * kSlotBytes ? 0 : slot + kSlotBytes;
   }
-  __device__ __forceinline__ static void load(granules::Stored<F>& s, const char* granule) {
+  __device__ __forceinline__ static void load(weight_tiles::Stored<F>& s, const char* weight_tile) {
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < int(sizeof(s.word) / 16); ++i) {
-      const uint4 w = *reinterpret_cast<const uint4*>(granule + i * 512 + lane * 16);
+      const uint4 w = *reinterpret_cast<const uint4*>(weight_tile + i * 512 + lane * 16);
       s.word[i][0] = w.x, s.word[i][1] = w.y, s.word[i][2] = w.z, s.word[i][3] = w.w;
     }
-    if constexpr (F == WeightFormat::mxfp4) s.scales = *reinterpret_cast<const uint32_t*>(granule + 512 + lane / 4 * 4);
+    if constexpr (F == WeightFormat::mxfp4)
+      s.scales = *reinterpret_cast<const uint32_t*>(weight_tile + 512 + lane / 4 * 4);
   }
   char* const slots_;
   const uint32_t count_;
@@ -149,7 +150,7 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
 #pragma unroll 1
       for (uint32_t r = 0; r < rounds_; ++r) {
         ring_.multiply(r + 1 < rounds_ ? Ring<F>::kPiece : last_, mine,
-                       (mine_ + r * Ring<F>::kPiece) * granules::kColumnBytes, sum);
+                       (mine_ + r * Ring<F>::kPiece) * weight_tiles::kColumnBytes, sum);
         put_ahead();
       }
       float4* const part = sums_ + parity_ * kWarps * kBlocks * 32 + lane;
@@ -187,11 +188,11 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
         step_(step),
         sums_(reinterpret_cast<float4*>(sums)),
         ring_(ring) {
-    const uint32_t warp = threadIdx.x / 32 % kTeam, each = (w.granules + kTeam - 1) / kTeam;
-    mine_ = min(warp * each, w.granules);
-    const uint32_t granules = min(each, w.granules - mine_);  // the last warps have fewer rounds, or none
-    rounds_ = (granules + Ring<F>::kPiece - 1) / Ring<F>::kPiece;
-    last_ = granules - (rounds_ > 0 ? (rounds_ - 1) * Ring<F>::kPiece : 0);
+    const uint32_t warp = threadIdx.x / 32 % kTeam, each = (w.weight_tiles + kTeam - 1) / kTeam;
+    mine_ = min(warp * each, w.weight_tiles);
+    const uint32_t weight_tiles = min(each, w.weight_tiles - mine_);  // the last warps have fewer rounds, or none
+    rounds_ = (weight_tiles + Ring<F>::kPiece - 1) / Ring<F>::kPiece;
+    last_ = weight_tiles - (rounds_ > 0 ? (rounds_ - 1) * Ring<F>::kPiece : 0);
     here_.index = here_.band = first + threadIdx.x / (32 * kTeam) * step;
     here_.entry = 0;
     if (expert != nullptr) here_.entry = here_.index / w.bands, here_.band = here_.index % w.bands;
@@ -206,7 +207,7 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
   __device__ __forceinline__ void find() {
     from_ = nullptr;
     if (ahead_.index < end_ && rounds_ > 0)
-      from_ = data_of(w_, expert_, ahead_) + mine_ * Ring<F>::kGranule + threadIdx.x % 32 * 16;
+      from_ = data_of(w_, expert_, ahead_) + mine_ * Ring<F>::kWeightTile + threadIdx.x % 32 * 16;
   }
   // The next piece that nobody has asked for, if there is one.
   __device__ __forceinline__ void put_ahead() {
@@ -220,7 +221,7 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
   const Matrix& w_;
   const int32_t* const expert_;
   const uint32_t first_, end_, step_;
-  uint32_t mine_, rounds_, last_;  // of every band: first granule, pieces, granules of the last
+  uint32_t mine_, rounds_, last_;  // of every band: first weight tile, pieces, weight tiles of the last
   Unit here_, ahead_;
   uint32_t left_;  // pieces of `ahead_`
   const uint8_t* from_ = nullptr;
@@ -232,13 +233,14 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
 // What rows g and g + 8 of a band are multiplied by, of fp8.
 template <WeightFormat F, int kScales>
 __device__ __forceinline__ void row_scales(const Matrix& w, const uint8_t* band, float (&scale)[kScales]) {
-  if constexpr (F == WeightFormat::fp8) granules::load_row_scales(band, w.granules, scale);
+  if constexpr (F == WeightFormat::fp8) weight_tiles::load_row_scales(band, w.weight_tiles, scale);
 }
 
 // `count` columns to shared memory, column i from row_of(i) of those in global memory, past L1.
 template <class Row>
 __device__ __forceinline__ void stage(char* to, const char* from, uint32_t numbers, uint32_t count, Row&& row_of) {
-  const uint32_t pieces = uint32_t(granules::column_bytes(numbers)) / 16, stride = granules::column_stride(numbers);
+  const uint32_t pieces = uint32_t(weight_tiles::column_bytes(numbers)) / 16,
+                 stride = weight_tiles::column_stride(numbers);
   constexpr uint32_t kHeld = 5;  // pieces of 16 bytes on their way at once
 #pragma unroll 1
   for (uint32_t first = threadIdx.x; first < count * pieces; first += kHeld * kThreads) {
@@ -256,7 +258,8 @@ __device__ __forceinline__ void stage(char* to, const char* from, uint32_t numbe
 // The same of the first `count` ones, on their way without registers. A thread's own are there after
 // cp_async_wait_group<0>(), which must come before the first weights are asked for.
 __device__ __forceinline__ void ask_columns(char* to, const char* from, uint32_t numbers, uint32_t count) {
-  const uint32_t pieces = uint32_t(granules::column_bytes(numbers)) / 16, stride = granules::column_stride(numbers);
+  const uint32_t pieces = uint32_t(weight_tiles::column_bytes(numbers)) / 16,
+                 stride = weight_tiles::column_stride(numbers);
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < count * pieces; i += kThreads)
     ptx::cp_async<16>(ptx::shared_address(to + i / pieces * stride + i % pieces * 16), from + int64_t(i) * 16);
@@ -288,9 +291,9 @@ template <WeightFormat F> struct Prepared {
 // --- one matrix: y = columns W^T + b, or added to what is there
 
 template <WeightFormat F, int kCols>
-__device__ __forceinline__ void product(const SeveralProduct& p, uint32_t slots, At at, char* memory) {
+__device__ __forceinline__ void product(const SmallBatchProduct& p, uint32_t slots, At at, char* memory) {
   auto& m = tile::shared<Memory<kCols>>();
-  const uint32_t stride = granules::column_stride(p.w.cols), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const uint32_t stride = weight_tiles::column_stride(p.w.cols), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const Ring<F> ring(memory, slots);
   char* const sums = memory + slots * kWarps * Ring<F>::kSlotBytes;
   Bank<F, kCols, kMatrixTeam> bank(p.w, ring, sums, at);
@@ -301,7 +304,7 @@ __device__ __forceinline__ void product(const SeveralProduct& p, uint32_t slots,
   stage(memory, p.x.columns, p.w.cols, p.T, [](uint32_t j) { return j; });
   __syncthreads();
   const char* mine[kBlocks8<kCols>];
-  granules::lane_columns(memory, stride, p.T, mine);
+  weight_tiles::lane_columns(memory, stride, p.T, mine);
   bank.multiply(
       bank.end(), SameColumns<kCols>{mine},
       [&](const Unit& u, bool ends) {
@@ -320,7 +323,7 @@ __device__ __forceinline__ void product(const SeveralProduct& p, uint32_t slots,
           for (int c = 0; c < 2; ++c) {
             const uint32_t j = 8 * k + 2 * t + c;
             if (j >= p.T) continue;
-            const float scale = (p.x.parts > 0 ? m.rstd[j] : 1) * granules::Form<F>::kDrop;
+            const float scale = (p.x.parts > 0 ? m.rstd[j] : 1) * weight_tiles::Form<F>::kDrop;
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
               const uint32_t n = 16 * u.band + g + 8 * h;
@@ -362,7 +365,7 @@ __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const 
   char* const sums = memory + slots * kWarps * Ring<F>::kSlotBytes;
   memory = sums + kSumsBytes<kCols>;
   auto& m = tile::shared<Memory<kCols>>();
-  const uint32_t stride = granules::column_stride(p.w.cols), width = p.w.rows / 2;
+  const uint32_t stride = weight_tiles::column_stride(p.w.cols), width = p.w.rows / 2;
   const bool routes = routed.counter != nullptr;
   const routing::Copy lists = copy_at<kCols>(memory + p.T * stride, p.most);
   uint32_t count;
@@ -394,7 +397,7 @@ __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const 
       g % 2 != 0;  // rows 2 c and 2 c + 1 are gate and up of channel c: even lanes end row g's, odd g + 8's
   const uint32_t channel = g / 2 + (odd ? 4 : 0);
   const char* mine[kBlocks8<kCols>];
-  granules::lane_columns(memory, stride, p.T, mine);
+  weight_tiles::lane_columns(memory, stride, p.T, mine);
   bank.multiply(
       bank.end(), SameColumns<kCols>{mine},
       [&](const Unit& u, bool ends) {
@@ -420,9 +423,10 @@ __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const 
             const uint32_t j = 8 * k + 2 * t + c;
             const int32_t row = lists.row[u.entry * kCols + j];
             if (row < 0 || n >= width) continue;
-            const float scale = m.rstd[j] * granules::Form<F>::kDrop;
+            const float scale = m.rstd[j] * weight_tiles::Form<F>::kDrop;
             const float gate = (odd ? other : low) * scale + r.bias[0], up = (odd ? high : other) * scale + r.bias[1];
-            granules::put(p.hidden + row * granules::column_bytes(width), p.down, n, gated(gate, up, p.limit, p.alpha));
+            weight_tiles::put(p.hidden + row * weight_tiles::column_bytes(width), p.down, n,
+                              gated(gate, up, p.limit, p.alpha));
           }
       });
 }
@@ -465,7 +469,7 @@ __device__ __forceinline__ void down(const Down& p, const ChoiceSums& to, uint32
   const Ring<F> ring(memory, slots);
   char* const sums = memory + slots * kWarps * Ring<F>::kSlotBytes;
   memory = sums + kSumsBytes<kCols>;
-  const uint32_t stride = granules::column_stride(p.w.cols), count = __ldcg(p.lists.count);
+  const uint32_t stride = weight_tiles::column_stride(p.w.cols), count = __ldcg(p.lists.count);
   char* const after = memory + to.room * stride;
   const routing::Copy lists = routing::copy_lists<kCols>(after, p.lists, p.most);
   const Staged staged{reinterpret_cast<uint32_t*>(after + routing::copy_bytes(p.most, kCols)),
@@ -512,7 +516,7 @@ __device__ __forceinline__ void down(const Down& p, const ChoiceSums& to, uint32
 #pragma unroll
               for (int h = 0; h < 2; ++h) {
                 const uint32_t n = 16 * u.band + g + 8 * h;
-                const float y = sum[k][c + 2 * h] * (r.scale(h) * granules::Form<F>::kDrop) + r.bias[h];
+                const float y = sum[k][c + 2 * h] * (r.scale(h) * weight_tiles::Form<F>::kDrop) + r.bias[h];
                 if (n < p.w.rows) to.sums[row * to.stride + n] = weight * y;
               }
             }

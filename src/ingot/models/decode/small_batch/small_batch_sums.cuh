@@ -9,26 +9,26 @@ namespace ingot::gpt_oss_decode::several {
 __device__ __forceinline__ void put_normed(const Normed& to, uint32_t token, uint32_t C, uint32_t c,
                                            const float (&v)[4]) {
   uint32_t a, b;
-  granules::words4(to.format, v, a, b);
-  granules::put_words4(to.columns + token * granules::column_bytes(C), to.format, c, a, b);
+  weight_tiles::words4(to.format, v, a, b);
+  weight_tiles::put_words4(to.columns + token * weight_tiles::column_bytes(C), to.format, c, a, b);
 }
-constexpr uint32_t kSplitThreads = kSplitGranules * 64 / 4, kSplitWarps = kSplitThreads / 32;
+constexpr uint32_t kSplitThreads = kSplitWeightTiles * 64 / 4, kSplitWarps = kSplitThreads / 32;
 // x += what each token's experts gave, in the order of its choice, and the next product's columns. A block takes
-// kSplitGranules granules of a token.
+// kSplitWeightTiles weight tiles of a token.
 __device__ __forceinline__ void settle(const Settled& p, uint32_t token, uint32_t part) {
   auto& squares = tile::shared<float[4]>();
-  const uint32_t c = part * kSplitGranules * 64 + 4 * threadIdx.x, warp = threadIdx.x / 32;
+  const uint32_t c = part * kSplitWeightTiles * 64 + 4 * threadIdx.x, warp = threadIdx.x / 32;
   float* const x = p.x + token * p.x_stride + c;
   float all[4] = {}, weight[4] = {};
-  if (p.normed.columns != nullptr && c < granules::padded(p.C)) granules::load4(p.weight, c, p.C, weight);
-  if (!p.first_part) granules::load4(x - c, c, p.C, all);
+  if (p.normed.columns != nullptr && c < weight_tiles::padded(p.C)) weight_tiles::load4(p.weight, c, p.C, weight);
+  if (!p.first_part) weight_tiles::load4(x - c, c, p.C, all);
   constexpr uint32_t kHeld = 4;
 #pragma unroll 1
   for (uint32_t first = 0; first < p.k; first += kHeld) {
     float one[kHeld][4] = {};
 #pragma unroll
     for (uint32_t s = 0; s < kHeld; ++s)
-      if (first + s < p.k) granules::load4(p.sums + (token * p.k + first + s) * p.sums_stride, c, p.C, one[s]);
+      if (first + s < p.k) weight_tiles::load4(p.sums + (token * p.k + first + s) * p.sums_stride, c, p.C, one[s]);
 #pragma unroll
     for (uint32_t s = 0; s < kHeld; ++s)
 #pragma unroll
@@ -42,8 +42,8 @@ __device__ __forceinline__ void settle(const Settled& p, uint32_t token, uint32_
     all[u] *= weight[u];
   }
   if (p.normed.columns == nullptr) return;
-  if (c < granules::padded(p.C)) put_normed(p.normed, token, p.C, c, all);
-  sum = granules::lanes_sum(sum);
+  if (c < weight_tiles::padded(p.C)) put_normed(p.normed, token, p.C, c, all);
+  sum = weight_tiles::lanes_sum(sum);
   if (threadIdx.x % 32 == 0) squares[warp] = sum;
   __syncthreads();
   if (threadIdx.x == 0)

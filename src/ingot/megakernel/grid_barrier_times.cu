@@ -4,8 +4,8 @@
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/tile/shared.cuh"
-#include "ingot/megakernel/handoff.cuh"
-#include "ingot/megakernel/handoff_times.h"
+#include "ingot/megakernel/grid_barrier.cuh"
+#include "ingot/megakernel/grid_barrier_times.h"
 #include "ingot/megakernel/traffic.cuh"
 
 namespace ingot::megakernel {
@@ -29,13 +29,13 @@ struct Timed {
   int64_t traffic_bytes;
 };
 struct TimedMemory {
-  HandoffMemory handoffs;
+  GridBarrierMemory grid_barriers;
   uint32_t done;
 };
 
 __device__ void hand_over(const Timed& p, TimedMemory& m) {
-  const Handoffs<Team> handoffs(p.grid, m.handoffs);
-  handoffs.begin();
+  const GridBarriers<Team> grid_barriers(p.grid, m.grid_barriers);
+  grid_barriers.begin();
   const uint32_t each = (p.numbers + gridDim.x - 1) / gridDim.x, first = min(blockIdx.x * each, p.numbers),
                  end = min(first + each, p.numbers);
   uint64_t start = 0;
@@ -55,8 +55,8 @@ __device__ void hand_over(const Timed& p, TimedMemory& m) {
           ptx::store_relaxed(words + n, uint64_t(i) << 32 | __float_as_uint(mine));
       }
     if (p.way != Way::polled) {
-      handoffs.arrive(p.way == Way::fenced);
-      handoffs.wait();
+      grid_barriers.arrive(p.way == Way::fenced);
+      grid_barriers.wait();
     }
     if (p.way == Way::fenced)
       for (uint32_t n = 4 * threadIdx.x; n + 3 < p.numbers; n += 4 * kTeam) {
@@ -92,7 +92,7 @@ __device__ void hand_over(const Timed& p, TimedMemory& m) {
   p.sink[blockIdx.x * kTeam + threadIdx.x] = read;
 }
 
-__global__ void __launch_bounds__(kThreads, 1) handoff_times_kernel(const __grid_constant__ Timed p) {
+__global__ void __launch_bounds__(kThreads, 1) grid_barrier_times_kernel(const __grid_constant__ Timed p) {
   auto& m = tile::shared<TimedMemory>();
   if (threadIdx.x == 0) m.done = 0;
   __syncthreads();
@@ -107,8 +107,9 @@ __global__ void __launch_bounds__(kThreads, 1) handoff_times_kernel(const __grid
 
 }  // namespace
 
-HandoffTimes measure_handoffs(uint32_t numbers, bool loaded) {
-  INGOT_CHECK(numbers > 0 && numbers % 4 == 0, "hand-off times: found ", numbers, " numbers, expected a multiple of 4");
+GridBarrierTimes measure_grid_barriers(uint32_t numbers, bool loaded) {
+  INGOT_CHECK(numbers > 0 && numbers % 4 == 0, "grid barrier times: found ", numbers,
+              " numbers, expected a multiple of 4");
   const int64_t blocks = gpu::device_info().sms;
   const gpu::DeviceMemory counter(256), plain(8 * int64_t(numbers)), words(16 * int64_t(numbers)),
       sink(4 * kTeam * blocks), ns(8);
@@ -131,10 +132,10 @@ HandoffTimes measure_handoffs(uint32_t numbers, bool loaded) {
                   .ns = static_cast<uint64_t*>(ns.data()),
                   .traffic = traffic ? static_cast<const uint8_t*>(traffic->data()) : nullptr,
                   .traffic_bytes = traffic ? traffic->bytes() : 0};
-    gpu::launch("hand-off times", handoff_times_kernel, {.grid = blocks, .block = kThreads, .cooperative = true},
-                stream, p);
+    gpu::launch("grid barrier times", grid_barrier_times_kernel,
+                {.grid = blocks, .block = kThreads, .cooperative = true}, stream, p);
     stream.synchronize();
-    waits.check("hand-off times");
+    waits.check("grid barrier times");
     uint64_t found = 0;
     gpu::copy_to_host(&found, ns.data(), sizeof found);
     return double(found) * 1e-3 / kRounds;

@@ -1,6 +1,6 @@
 #pragma once
-// Products of granules (granules.h) with a few columns, on tensor cores: the block's warps share a band's granules, and
-// their sums meet in shared memory.
+// Products of weight tiles (weight_tiles.h) with a few columns, on tensor cores: the block's warps share a band's
+// weight tiles, and their sums meet in shared memory.
 //   sum[r, j] = sum_c w[r, c] x[j, c]        r < 16 rows of a band, j < 1, 8 or 16 columns
 // A column is a row of bf16 activations in the order in which the lanes take them: 128 bytes for 64 numbers, two planes
 // of 4 x 16 bytes, of which lane 4 g + t takes the t-th. Codes become bf16 by moving bits alone, which leaves them
@@ -13,7 +13,7 @@
 #include "ingot/kernels/quant/device_order.h"
 #include "ingot/kernels/quant/quant.h"
 
-namespace ingot::granules {
+namespace ingot::weight_tiles {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 
@@ -21,7 +21,7 @@ template <WeightFormat F> struct Form;
 template <> struct Form<WeightFormat::bf16> {
   static constexpr uint32_t kBytes = 2048;
   static constexpr float kLift = 1, kDrop = 1;
-  static constexpr int kAhead = 2;  // granules a warp has asked for while it multiplies
+  static constexpr int kAhead = 2;  // weight tiles a warp has asked for while it multiplies
 };
 template <> struct Form<WeightFormat::fp8> {
   static constexpr uint32_t kBytes = 1024;
@@ -36,7 +36,7 @@ template <> struct Form<WeightFormat::mxfp4> {
 
 // --- columns
 
-constexpr uint32_t kColumnBytes = 128;  // of a granule
+constexpr uint32_t kColumnBytes = 128;  // of a weight tile
 INGOT_HD constexpr uint32_t padded(uint32_t numbers) { return (numbers + 63) / 64 * 64; }
 INGOT_HD constexpr int64_t column_bytes(uint32_t numbers) { return int64_t(padded(numbers)) * 2; }
 // In shared memory: lanes of neighbouring columns read different banks.
@@ -93,8 +93,8 @@ __device__ __forceinline__ float lanes_sum(float v) {
 }
 
 // Rows of x times the norm's weight become columns; their sums of squares are left in `squares`, a part a warp, for
-// whoever divides by the root mean square in the end: both can then be read at once. Granules [first, end) only. x's
-// rows and `weight` are 16-byte aligned.
+// whoever divides by the root mean square in the end: both can then be read at once. Weight tiles [first, end) only.
+// x's rows and `weight` are 16-byte aligned.
 template <WeightFormat F, int kCols>
 __device__ __forceinline__ void stage_normed(char* columns, uint32_t stride, const float* x, int64_t x_stride,
                                              const float* weight, uint32_t C, uint32_t T, uint32_t first, uint32_t end,
@@ -160,19 +160,20 @@ __device__ __forceinline__ void stage_columns(char* columns, uint32_t stride, co
   }
 }
 
-// --- granules
+// --- weight tiles
 
 template <WeightFormat F> struct Stored {
   uint32_t word[F == WeightFormat::bf16 ? 4 : F == WeightFormat::fp8 ? 2 : 1][4];
   uint32_t scales = 0;
 };
-template <WeightFormat F> __device__ __forceinline__ void load(Stored<F>& s, const uint8_t* granule, uint32_t lane) {
+template <WeightFormat F>
+__device__ __forceinline__ void load(Stored<F>& s, const uint8_t* weight_tile, uint32_t lane) {
   constexpr int kWords = sizeof(s.word) / 16;
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) ptx::load_streaming(granule + i * 512 + lane * 16, s.word[i]);
+  for (int i = 0; i < kWords; ++i) ptx::load_streaming(weight_tile + i * 512 + lane * 16, s.word[i]);
   if constexpr (F == WeightFormat::mxfp4) {
     uint32_t w[1];
-    ptx::load_streaming(granule + 512 + lane / 4 * 4, w);
+    ptx::load_streaming(weight_tile + 512 + lane / 4 * 4, w);
     s.scales = w[0];
   }
 }
@@ -187,7 +188,7 @@ __device__ __forceinline__ float scale_of(uint32_t scales, int i) {
   return __uint_as_float((scales >> (8 * i) & 0xff) << 23);
 }
 
-// sum += granule times columns. `columns` are this lane's: of column g of every 8, from the t-th 16 bytes on.
+// sum += weight tile times columns. `columns` are this lane's: of column g of every 8, from the t-th 16 bytes on.
 template <WeightFormat F, int kBlocks>
 __device__ __forceinline__ void multiply(const Stored<F>& s, const char* const (&columns)[kBlocks], uint32_t at,
                                          float (&sum)[kBlocks][4]) {
@@ -242,8 +243,8 @@ __device__ __forceinline__ void lane_columns(const char* columns, int64_t stride
     mine[k] = columns + j * stride + lane % 4 * 16;
   }
 }
-// A warp's granules, band after band: while some are multiplied the next are on their way, those of the next band too.
-// Of a band it takes granules first, first + kWarps, ...
+// A warp's weight tiles, band after band: while some are multiplied the next are on their way, those of the next band
+// too. Of a band it takes weight tiles first, first + kWarps, ...
 template <WeightFormat F> class Feed {
  public:
   struct Band {
@@ -280,9 +281,9 @@ template <WeightFormat F> class Feed {
   static constexpr uint32_t kAhead = Form<F>::kAhead;
   Stored<F> next_[kAhead];
 };
-// The scales of a band's rows g and g + 8, which follow its granules.
-__device__ __forceinline__ void load_row_scales(const uint8_t* band, uint32_t granules, float (&scale)[2]) {
-  const float* s = reinterpret_cast<const float*>(band + size_t(granules) * Form<WeightFormat::fp8>::kBytes);
+// The scales of a band's rows g and g + 8, which follow its weight tiles.
+__device__ __forceinline__ void load_row_scales(const uint8_t* band, uint32_t weight_tiles, float (&scale)[2]) {
+  const float* s = reinterpret_cast<const float*>(band + size_t(weight_tiles) * Form<WeightFormat::fp8>::kBytes);
   const uint32_t g = threadIdx.x % 32 / 4;
   scale[0] = s[g], scale[1] = s[g + 8];
 }
@@ -310,4 +311,4 @@ __device__ __forceinline__ float total(const float (&from)[kWarps][16][kCols], u
   return sum;
 }
 
-}  // namespace ingot::granules
+}  // namespace ingot::weight_tiles

@@ -1,37 +1,37 @@
 #pragma once
-// Hand-offs between the stages of a persistent kernel, whose blocks are all under way at once (launched `cooperative`).
-// A hand-off has two halves: after the first this block's results are on their way to the others, after the second
-// everybody's are here. In between a block asks for what its next stage reads and nobody writes.
-//     const megakernel::Handoffs<Team> handoffs(grid, memory);
-//     handoffs.begin();
+// Grid barriers between the stages of a persistent kernel, whose blocks are all under way at once (launched
+// `cooperative`). A grid barrier has two halves: after the first this block's results are on their way to the others,
+// after the second everybody's are here. In between a block asks for what its next stage reads and nobody writes.
+//     const megakernel::Handoffs<Team> grid barriers(grid, memory);
+//     grid_barriers.begin();
 //     stage_one(...);
-//     handoffs.arrive();
+//     grid_barriers.arrive();
 //     ... ask for weights ...
-//     handoffs.wait();
+//     grid_barriers.wait();
 //     stage_two(...);
 #include "ingot/gpu/tile/flag.cuh"
-#include "ingot/megakernel/handoff.h"
+#include "ingot/megakernel/grid_barrier.h"
 
 namespace ingot::megakernel {
 
-struct HandoffMemory {  // shared, of the block's first thread
+struct GridBarrierMemory {  // shared, of the block's first thread
   uint32_t phase, number;
 };
-// A counter that is zero before its first use serves any number of hand-offs, launches and grid sizes: block 0 adds
+// A counter that is zero before its first use serves any number of grid barriers, launches and grid sizes: block 0 adds
 // what makes the top bit flip when all have come.
 // `Team`: the threads of a block that take part, its first among them: a sync() of theirs.
 // `kTraced`: keeps the times of Grid::trace.
-template <class Team, bool kTraced = false> class Handoffs {
+template <class Team, bool kTraced = false> class GridBarriers {
  public:
-  using Memory = HandoffMemory;
-  __device__ __forceinline__ Handoffs(const Grid& grid, Memory& memory) : grid_(grid), m_(memory) {}
+  using Memory = GridBarrierMemory;
+  __device__ __forceinline__ GridBarriers(const Grid& grid, Memory& memory) : grid_(grid), m_(memory) {}
 
   // Once, by all threads. The counter's phase cannot change before this block has arrived.
   __device__ __forceinline__ void begin() const {
     if (threadIdx.x == 0) m_ = {ptx::load_relaxed(grid_.counter) & kTop, 0};
     stamp([&] { return 0u; });
   }
-  // Once, by all threads, after the last hand-off's stage.
+  // Once, by all threads, after the last grid barrier's stage.
   __device__ __forceinline__ void end() const {
     if constexpr (kTraced) Team::sync();
     stamp([&] { return grid_.trace.stamps() - 1; });
@@ -48,7 +48,7 @@ template <class Team, bool kTraced = false> class Handoffs {
     if (sync) Team::sync();
     stamp([&] { return 1 + 2 * m_.number; });
   }
-  // Where each reader waits for what it reads, all that is left of a hand-off is its number.
+  // Where each reader waits for what it reads, all that is left of a grid barrier is its number.
   __device__ __forceinline__ void pass() const {
     if (threadIdx.x != 0) return;
     stamp([&] { return 2 + 2 * m_.number; });
