@@ -10,7 +10,7 @@ struct GptOssDecoderOptions {
   int64_t batch = 512;  // tokens of a prompt at a time
   int64_t slots = 1;
   int64_t gpus = 1;              // cuda:0 to cuda:(gpus - 1) share the model
-  std::string split = "tensor";  // how: gpt_oss_decode::split_named()
+  std::string split = "tensor";  // how: decode::split_named()
   bool screen = true;            // on GPUs with room for it, greedy tokens by a head in 8 bits: the same tokens
   bool together = false;         // on one GPU, slots that are asked together share a pass over the weights
 };

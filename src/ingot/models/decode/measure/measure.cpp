@@ -25,8 +25,8 @@ DecodeTimes measure_decode(const DecodeMeasurement&) {
 #else
 namespace {
 
-using gpt_oss_decode::DeviceModel;
-using gpt_oss_decode::RankedModel;
+using decode::DeviceModel;
+using decode::RankedModel;
 
 Stream stream_of(const DeviceModel& m) { return m.stream(); }
 Stream stream_of(const RankedModel& m) { return m.rank(0).stream(); }
@@ -40,8 +40,7 @@ int64_t bytes_of_step(const DeviceModel& m, int64_t context, int64_t streams, do
     bytes += l.qkv.matrix_bytes + l.o.matrix_bytes + l.router.matrix_bytes +
              int64_t(experts * double(l.gate_up.matrix_bytes + l.down.matrix_bytes));
     const int64_t keys = l.window > 0 ? std::min<int64_t>(l.window, context) : context;
-    bytes += streams * 2 * 2 * keys * (m.model().kv_heads < 0 ? c.kv_heads : m.model().kv_heads) *
-             gpt_oss_decode::cache_dim(c);
+    bytes += streams * 2 * 2 * keys * (m.model().kv_heads < 0 ? c.kv_heads : m.model().kv_heads) * decode::cache_dim(c);
   }
   return bytes;
 }
@@ -134,7 +133,7 @@ using PhaseTimes = std::vector<std::pair<std::string, double> >;
 // that step's: a phase that is run again and again leaves residual streams in which all sequences choose the same
 // experts.
 PhaseTimes time_phases(const DeviceModel& m, uint32_t streams) {
-  using namespace gpt_oss_decode;
+  using namespace decode;
   PhaseTimes times;
   const Buffers& buffers = streams > 1 ? m.stream_buffers() : m.buffers();
   const std::pair<const char*, uint32_t> phases[] = {
@@ -225,14 +224,13 @@ std::vector<std::vector<StageTimes> > time_stages(RankedModel& m) {
   constexpr int kTokens = 10;
   std::vector<std::vector<StageTimes> > times(static_cast<size_t>(m.ranks()));
   for (auto& of_gpu : times)
-    for (uint32_t i = 0; i < gpt_oss_decode::kGridBarriersPerLayer; ++i)
-      of_gpu.push_back({gpt_oss_decode::stage_name(i)});
+    for (uint32_t i = 0; i < decode::kGridBarriersPerLayer; ++i) of_gpu.push_back({decode::stage_name(i)});
   const double share = 1e-3 / double(kTokens * m.config().layers);
   m.trace_token(1);  // loads the code
   for (int token = 0; token < kTokens; ++token) {
     std::map<std::pair<uint32_t, uint32_t>, uint64_t> shortest;  // by layer and stage
     for (const auto& s : m.trace_token(1)) {
-      if (s.stage >= gpt_oss_decode::kGridBarriersPerLayer) continue;  // the head
+      if (s.stage >= decode::kGridBarriersPerLayer) continue;  // the head
       StageTimes& t = times[s.gpu][s.stage];
       t.work_us += double(s.done_ns - s.begin_ns) * share;
       t.wait_us += double(s.on_ns - s.done_ns) * share;
@@ -256,7 +254,7 @@ int64_t slots_for(const DecodeMeasurement& o) {
   return o.streams.empty() ? 1 : std::max<int64_t>(1, *std::max_element(o.streams.begin(), o.streams.end()));
 }
 void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room, DecodeTimes& times) {
-  const GptOssWeights shapes = gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
+  const GptOssWeights shapes = decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
   RankedModel one(c, shapes, DeviceModel::roomy(c, shapes, {.context = room, .slots = slots_for(o), .screen = true}),
                   1);
   DeviceModel& m = one.rank(0);
@@ -290,15 +288,15 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   if (o.phases && one_kernel) times.stages = time_stages(one)[0];
   if (!o.trace.empty() && one_kernel && o.gpus.empty()) write_trace(one, o);
 }
-void measure_small_batch(const GptOssConfig& c, const gpt_oss_decode::DeviceModelOptions& options,
-                         const DecodeMeasurement& o, DecodeTimes& times) {
+void measure_small_batch(const GptOssConfig& c, const decode::DeviceModelOptions& options, const DecodeMeasurement& o,
+                         DecodeTimes& times) {
   SharedTimes& shared = times.shared.emplace_back();
   shared.gpus = options.ranks;
   for (const auto& [to, load] : {std::pair{&shared.idle, megakernel::ExchangeLoad::none},
                                  {&shared.loaded, megakernel::ExchangeLoad::memory},
                                  {&shared.link, megakernel::ExchangeLoad::link}})
     *to = megakernel::measure_exchange(shared.gpus, uint32_t(c.hidden), load);
-  const GptOssWeights shapes = gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
+  const GptOssWeights shapes = decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
   RankedModel m(c, shapes, DeviceModel::roomy(c, shapes, options), 1);
   if (times.weight_bytes == 0) times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
@@ -323,8 +321,7 @@ void measure_small_batch(const GptOssConfig& c, const gpt_oss_decode::DeviceMode
 DecodeTimes measure_decode(const DecodeMeasurement& o) {
   const bool several = !o.gpus.empty();
   for (const int gpus : several ? o.gpus : std::vector<int>{1})
-    if (const std::string unsupported_reason = gpt_oss_decode::ranks_unsupported_reason(gpus);
-        !unsupported_reason.empty())
+    if (const std::string unsupported_reason = decode::ranks_unsupported_reason(gpus); !unsupported_reason.empty())
       fail(ErrorCode::unsupported, "decode on ", several ? std::to_string(gpus) + " GPUs" : "a GPU", ": ",
            unsupported_reason);
   if (!o.trace.empty() && !o.megakernel)
@@ -334,8 +331,8 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
   for (const int64_t context : o.contexts)
     if (context < 1) fail(ErrorCode::usage, "contexts: found ", context, ", expected at least 1");
   for (const int64_t n : o.streams)
-    if (n < 1 || n > gpt_oss_decode::kMostStreams)
-      fail(ErrorCode::usage, "streams: found ", n, ", expected 1 to ", gpt_oss_decode::kMostStreams);
+    if (n < 1 || n > decode::kMostStreams)
+      fail(ErrorCode::usage, "streams: found ", n, ", expected 1 to ", decode::kMostStreams);
   if (o.quant && (several || !o.phased || !o.trace.empty()))
     fail(ErrorCode::usage, "quant: found ", several ? "several GPUs" : "the megakernel or its trace",
          ", expected the phased path on one GPU");
@@ -353,12 +350,12 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
     fail(ErrorCode::usage, "found several GPUs, expected one for contexts, answers and grid barriers");
   if (room > c.context)
     fail(ErrorCode::usage, "found ", room, " tokens, expected at most ", c.context, ", the model's context");
-  std::vector<gpt_oss_decode::DeviceModelOptions> shared;
+  std::vector<decode::DeviceModelOptions> shared;
   for (const int gpus : o.gpus) {
-    shared.push_back({.context = room, .screen = true, .ranks = gpus, .split = gpt_oss_decode::split_named(o.split)});
-    (void)gpt_oss_decode::slices_of(c, gpus, shared.back().split);
+    shared.push_back({.context = room, .screen = true, .ranks = gpus, .split = decode::split_named(o.split)});
+    (void)decode::slices_of(c, gpus, shared.back().split);
   }
-  const int64_t alone = DeviceModel::bytes(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4),
+  const int64_t alone = DeviceModel::bytes(c, decode::shapes_of(c, o.dense, WeightFormat::mxfp4),
                                            {.context = room, .slots = slots_for(o)});
   DecodeTimes times;
   if (!several || alone <= gpu::device_memory(0).available()) measure_one(c, o, room, times);

@@ -20,8 +20,8 @@ PromptMeasured measure_prompts(const PromptMeasurement&) {
 #else
 namespace {
 
-using gpt_oss_decode::DeviceModel;
-using gpt_oss_decode::RankedModel;
+using decode::DeviceModel;
+using decode::RankedModel;
 
 // Ids far apart, so that tokens go to different experts.
 std::vector<int32_t> ids_of(int64_t n, int64_t vocab) {
@@ -62,7 +62,7 @@ void count_work(const DeviceModel& m, PromptTimes& t) {
   for (int64_t at = 0; at < t.tokens; at += m.prompt_batch()) {
     const double T = double(std::min(m.prompt_batch(), t.tokens - at)), chosen = E * (1 - std::pow(1 - k / E, T));
     for (const auto& l : m.model().layers) {
-      const auto numbers = [](const gpt_oss_decode::Matrix& w) { return double(w.rows) * double(w.cols); };
+      const auto numbers = [](const decode::Matrix& w) { return double(w.rows) * double(w.cols); };
       t.bytes += double(l.qkv.matrix_bytes + l.o.matrix_bytes + l.router.matrix_bytes) +
                  chosen * double(l.gate_up.matrix_bytes + l.down.matrix_bytes);
       t.flops +=
@@ -102,8 +102,7 @@ void measure_on(RankedModel& m, const PromptMeasurement& o, std::span<const int3
 PromptMeasured measure_prompts(const PromptMeasurement& o) {
   const std::vector<int> counts = o.gpus.empty() ? std::vector<int>{1} : o.gpus;
   for (const int gpus : counts)
-    if (const std::string unsupported_reason = gpt_oss_decode::ranks_unsupported_reason(gpus);
-        !unsupported_reason.empty())
+    if (const std::string unsupported_reason = decode::ranks_unsupported_reason(gpus); !unsupported_reason.empty())
       fail(ErrorCode::unsupported, "prompts on ", gpus > 1 ? std::to_string(gpus) + " GPUs" : "a GPU", ": ",
            unsupported_reason);
   const GptOssConfig c = synthetic_gpt_oss(o.size);
@@ -113,10 +112,10 @@ PromptMeasured measure_prompts(const PromptMeasurement& o) {
     if (n < 1 || n > c.context)
       fail(ErrorCode::usage, "found a prompt of ", n, " tokens, expected 1 to ", c.context, ", the model's context");
   const int64_t longest = *std::max_element(o.lengths.begin(), o.lengths.end());
-  const GptOssWeights shapes = gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
-  const gpt_oss_decode::DeviceModelOptions one{.context = longest};
-  const gpt_oss_decode::Split split = gpt_oss_decode::split_named(o.split);
-  for (const int gpus : counts) (void)gpt_oss_decode::slices_of(c, gpus, split);
+  const GptOssWeights shapes = decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
+  const decode::DeviceModelOptions one{.context = longest};
+  const decode::Split split = decode::split_named(o.split);
+  for (const int gpus : counts) (void)decode::slices_of(c, gpus, split);
   const std::vector<int32_t> ids = ids_of(longest, c.vocab);
   std::vector<std::vector<double> > alone(o.lengths.size());
   if (!o.gpus.empty() && DeviceModel::bytes(c, shapes, one) <= gpu::device_memory(0).available()) {

@@ -7,7 +7,7 @@
 #include "ingot/io/json.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 namespace {
 
 constexpr uint32_t kStages = kGridBarriersPerLayer, kOutput = 2, kDown = 4, kHead = kStages;
@@ -154,4 +154,4 @@ std::string perfetto_json(std::span<const StageSpan> spans, const std::string& t
   return std::move(events).text();
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

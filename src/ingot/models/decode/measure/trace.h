@@ -9,7 +9,7 @@
 
 #include "ingot/megakernel/grid_barrier.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 // What a stage of a block took. The head is the last one, of layer `layers`, and nobody waits after it.
 struct StageSpan {
@@ -30,4 +30,4 @@ std::vector<StageSpan> of_one_clock(std::vector<std::vector<StageSpan>> gpus);
 // Times in microseconds since the first block began.
 std::string perfetto_json(std::span<const StageSpan> spans, const std::string& title);
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -7,7 +7,7 @@
 #include "ingot/core/check.h"
 #include "ingot/io/json.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 namespace {
 
 // Two blocks, two layers: every stage of block b takes 10 + b us and then waits 1 - b us.
@@ -153,4 +153,4 @@ TEST(DecodeTrace, GpusWithClocksOfTheirOwnAreShownByOne) {
 }
 
 }  // namespace
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

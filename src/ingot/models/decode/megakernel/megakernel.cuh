@@ -29,7 +29,7 @@
 #include "ingot/models/decode/megakernel/token_weights.cuh"
 #include "ingot/models/decode/prefilter/screened_head.cuh"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 // kRanks: several GPUs make the token; what output and down add to x is the sum of their parts.
 // kScreened: of the head only the likeliest id is wanted, and Token::head's matrix is in 8 bits (ScreenedHead).
@@ -405,4 +405,4 @@ void TracedMegakernel<D>::launch(const Token& token, const LayerStages& layer, i
   launch_token<D, WeightFormat::mxfp4, true>(token, layer, blocks, stream);
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

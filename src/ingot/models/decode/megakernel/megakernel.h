@@ -4,7 +4,7 @@
 #include "ingot/megakernel/weight_stream.h"
 #include "ingot/models/decode/phased/stages.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 // What the stages of a layer are told.
 struct LayerStages {
@@ -119,4 +119,4 @@ template <WeightFormat Dense> struct ScreenedRankMegakernel {
                      Stream stream);
 };
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

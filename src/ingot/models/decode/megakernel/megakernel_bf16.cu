@@ -1,5 +1,5 @@
 #include "ingot/models/decode/megakernel/megakernel.cuh"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 template struct Megakernel<WeightFormat::bf16>;
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -7,7 +7,7 @@
 // numbers. Where ranges end within a band two blocks hold a part of its sums.
 #include "ingot/models/decode/model/state.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 struct WeightTileRange {
   uint32_t begin = 0, end = 0;
@@ -86,4 +86,4 @@ INGOT_HD inline uint32_t piece_of(uint32_t weight_tiles, uint32_t most) {
   return (weight_tiles + pieces - 1) / pieces;
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

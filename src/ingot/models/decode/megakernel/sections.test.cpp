@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 namespace {
 
 Section section_of(uint32_t weight_tiles, uint32_t bands, uint32_t entries, bool by_band, WeightTileRange range,
@@ -92,4 +92,4 @@ TEST(DecodeSections, PiecesOfABandAreEven) {
 }
 
 }  // namespace
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -18,7 +18,7 @@
 #include "ingot/models/decode/megakernel/sections.h"
 #include "ingot/models/decode/phased/stages.cuh"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 // That compute; one warp more copies, and sixteen in all leave 128 registers a thread.
 constexpr uint32_t kTokenWarps = megakernel::kTeams * megakernel::kTeamWarps, kTokenThreads = 32 * kTokenWarps;
@@ -209,4 +209,4 @@ class TokenBlock {
   TokenMemory& m_;
 };
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -4,7 +4,7 @@
 #include "ingot/gpu/tile/stamped.cuh"
 #include "ingot/models/decode/megakernel/token_block.cuh"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 class TokenColumns : public TokenBlock {
  public:
@@ -163,4 +163,4 @@ class TokenColumns : public TokenBlock {
   }
 };
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -3,7 +3,7 @@
 // of TokenMemory.
 #include "ingot/models/decode/megakernel/token_block.cuh"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 // A warp's part of a piece, in registers: while a column is waited for each team takes one out of the ring, which has
 // room for as many more.
@@ -103,4 +103,4 @@ template <WeightFormat D, WeightFormat E, bool kRanks> class TokenProducts : pub
   }
 };
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -4,7 +4,7 @@
 #include "ingot/megakernel/exchange.cuh"
 #include "ingot/models/decode/megakernel/token_router.cuh"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 template <bool kTraced> class TokenRanks : public TokenBlock {
  public:
@@ -86,4 +86,4 @@ template <bool kTraced> class TokenRanks : public TokenBlock {
   const TokenRouter router_;
 };
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -5,7 +5,7 @@
 #include "ingot/models/decode/megakernel/token_columns.cuh"
 #include "ingot/models/decode/phased/choose.cuh"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 constexpr uint32_t kChosenBarrier = 1;      // between the copying warp, who chooses, and those that multiply
 using LogitSum = megakernel::FixedSum<20>;  // of all blocks
@@ -126,4 +126,4 @@ class TokenRouter : public TokenBlock {
   const TokenColumns columns_;
 };
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -4,7 +4,7 @@
 // `down` or the likeliest id.
 #include "ingot/models/decode/megakernel/token_ranks.cuh"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks, bool kScreened>
 class TokenRows : public TokenBlock {
@@ -138,4 +138,4 @@ class TokenRows : public TokenBlock {
   const TokenRanks<kTraced> ranks_;
 };
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

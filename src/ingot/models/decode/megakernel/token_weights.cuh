@@ -4,7 +4,7 @@
 #include "ingot/models/decode/megakernel/token_router.cuh"
 #include "ingot/models/decode/prefilter/screen.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 constexpr uint32_t kKeysAhead = 6;  // pieces of keys under way where there are many: nobody hands over meanwhile
 
@@ -110,4 +110,4 @@ template <WeightFormat D, WeightFormat E, bool kScreened> class TokenWeights : p
   const TokenRouter router_;
 };
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

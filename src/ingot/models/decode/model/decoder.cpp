@@ -36,16 +36,16 @@ std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& c, const GptOssWei
 #else
 namespace {
 
-using gpt_oss_decode::DeviceModel;
-using gpt_oss_decode::DeviceModelOptions;
-using gpt_oss_decode::RankedModel;
+using decode::DeviceModel;
+using decode::DeviceModelOptions;
+using decode::RankedModel;
 
 DeviceModelOptions device_options(const GptOssDecoderOptions& o) {
   return {.context = o.context,
           .slots = o.slots,
           .screen = o.screen,
           .ranks = int(o.gpus),
-          .split = gpt_oss_decode::split_named(o.split)};
+          .split = decode::split_named(o.split)};
 }
 
 // Two of the megakernel's tokens take no longer than a step of both.
@@ -115,13 +115,12 @@ class GpuDecoder final : public HostDecoder {
   std::string trace_of(int slot) override {
     const uint32_t blocks = uint32_t(gpu::device_info().sms);
     const int64_t length = held(slot);
-    std::vector<gpt_oss_decode::StageSpan> spans;
+    std::vector<decode::StageSpan> spans;
     for (int round = 0; round < 2; ++round) {
       spans = model_.trace_token(blocks, slot);
       model_.rewind(length, slot);
     }
-    return gpt_oss_decode::perfetto_json(spans,
-                                         ingot::detail::concat("GPT-OSS, a token after ", length, " of context"));
+    return decode::perfetto_json(spans, ingot::detail::concat("GPT-OSS, a token after ", length, " of context"));
   }
 
   RankedModel model_;
@@ -132,13 +131,12 @@ class GpuDecoder final : public HostDecoder {
 }  // namespace
 
 std::string gpt_oss_gpus_unsupported_reason(const GptOssConfig& c, const GptOssDecoderOptions& o) {
-  if (std::string unsupported_reason = gpt_oss_decode::ranks_unsupported_reason(int(o.gpus));
-      !unsupported_reason.empty())
+  if (std::string unsupported_reason = decode::ranks_unsupported_reason(int(o.gpus)); !unsupported_reason.empty())
     return unsupported_reason;
   try {
-    gpt_oss_decode::check_supported(c);
+    decode::check_supported(c);
     if (c.e4m3_inputs && o.gpus > 1) return ingot::detail::concat("found --quant on ", o.gpus, " GPUs, expected one");
-    (void)gpt_oss_decode::slices_of(c, int(o.gpus), gpt_oss_decode::split_named(o.split));
+    (void)decode::slices_of(c, int(o.gpus), decode::split_named(o.split));
   } catch (const Error& e) { return e.what(); }
   return {};
 }

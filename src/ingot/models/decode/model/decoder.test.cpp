@@ -11,7 +11,7 @@ namespace {
 
 TEST(GptOssGpuRounding, MatricesInF32AreCountedAndOthersAreNot) {
   const GptOssConfig c = synthetic_gpt_oss("20b");
-  GptOssWeights w = gpt_oss_decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);
+  GptOssWeights w = decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);
   EXPECT_EQ(gpt_oss_gpu_rounding(w), "");
   w.layers[0].router.format = w.layers[3].down.format = WeightFormat::f32;
   EXPECT_EQ(gpt_oss_gpu_rounding(w), "2 of 122 matrices are rounded from f32 to bf16");

@@ -16,7 +16,7 @@
 #include "ingot/models/decode/prefilter/screen.h"
 #include "ingot/models/host_decoder.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 GptOssWeights shapes_of(const GptOssConfig& c, WeightFormat dense, WeightFormat experts) {
   GptOssWeights w;
@@ -753,4 +753,4 @@ void DeviceModel::pretend(int64_t length, int index) {
 
 #endif
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

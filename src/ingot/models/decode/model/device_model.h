@@ -15,7 +15,7 @@
 #include "ingot/models/decoder.h"
 #include "ingot/models/gpt_oss/weights.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 struct DeviceModelOptions {
   int64_t context = 0;  // of each slot; 0: the model's
@@ -193,4 +193,4 @@ void fill_normal(void* to, DType dtype, int64_t n, double scale, double mean, ui
 // to_device_order() of weight tiles in a GPU's memory.
 void order_for_device(const WeightMatrix& w, Stream stream);
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

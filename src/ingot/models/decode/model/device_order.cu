@@ -6,7 +6,7 @@
 #include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/model/device_model.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 namespace {
 
 constexpr int kThreads = 256, kBlocksPerSm = 8;
@@ -35,4 +35,4 @@ void order_for_device(const WeightMatrix& w, Stream stream) {
               stream, static_cast<uint4*>(w.data.data), pieces);
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -49,12 +49,12 @@ TEST_F(GptOssOpenCuda, MatricesInF32AreSaidToBecomeBf16) {
 
 #ifdef INGOT_EMULATED_DEVICE
 struct GptOssOpenOnOthersCuda : GptOssOpenCuda {
-  void TearDown() override { gpt_oss_decode::pretend_capability(9, 0); }
+  void TearDown() override { decode::pretend_capability(9, 0); }
 };
 TEST_F(GptOssOpenOnOthersCuda, AGpuThatIsNoHopperIsLeftForTheCpuOrRefusedInALine) {
   testing::GptOssCheckpoint().write(path);
   for (const auto& [major, minor] : {std::pair{8, 0}, {8, 9}, {10, 0}}) {
-    gpt_oss_decode::pretend_capability(major, minor);
+    decode::pretend_capability(major, minor);
     const std::string found =
         detail::concat("found emulated GPU of compute capability ", major, ".", minor, ", expected 9.0");
     const OpenedModel m = open_model(path, {.tokens = 16});
@@ -64,7 +64,7 @@ TEST_F(GptOssOpenOnOthersCuda, AGpuThatIsNoHopperIsLeftForTheCpuOrRefusedInALine
     const auto refused = [&](const OpenOptions& o) { return error_of([&] { open_model(path, o); }); };
     EXPECT_EQ(refused({.tokens = 16, .device = DeviceChoice::cuda}), "unsupported: device cuda: " + found);
   }
-  gpt_oss_decode::pretend_capability(9, 0);
+  decode::pretend_capability(9, 0);
   EXPECT_EQ(open_model(path, {.tokens = 16}).decoder->device().kind, Device::cuda);
 }
 #endif

@@ -9,7 +9,7 @@
 #include "ingot/core/check.h"
 #include "ingot/megakernel/peers.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 #ifdef INGOT_HAS_CUDA_DECODE
 
@@ -239,4 +239,4 @@ void RankedModel::pretend(int64_t length, int slot) {
 
 #endif
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

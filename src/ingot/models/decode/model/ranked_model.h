@@ -12,7 +12,7 @@
 #include "ingot/models/decode/measure/trace.h"
 #include "ingot/models/decode/model/device_model.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 // What keeps cuda:0 to cuda:(ranks - 1) from sharing a model, in a line; empty where nothing does: too few GPUs, other
 // than Hopper, no peer access between two of them.
@@ -77,4 +77,4 @@ class RankedModel {
   std::set<std::vector<int>> rehearsed_;  // kernels of prompts
 };
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

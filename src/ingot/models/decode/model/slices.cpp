@@ -7,7 +7,7 @@
 #include "ingot/core/check.h"
 #include "ingot/kernels/quant/weight_tiles.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 namespace {
 
 int64_t pieces_of(int64_t all, int64_t unit) { return (all + unit - 1) / unit; }
@@ -126,4 +126,4 @@ std::vector<float> cut_vector(const Tensor& from, const Cut& cut) {
   return out;
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

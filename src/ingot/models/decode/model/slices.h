@@ -10,7 +10,7 @@
 
 #include "ingot/models/gpt_oss/weights.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 enum class Split { tensor, attention_experts };
 Split split_named(const std::string& name);  // "tensor" or "attention-experts"; Error{usage}
@@ -48,4 +48,4 @@ void cut_weight_tiles(const WeightMatrix& from, const Cut& cut, uint8_t* to);
 // The numbers of a vector that belong to the cut's rows; of a bank's (E, rows) those of each expert.
 std::vector<float> cut_vector(const Tensor& from, const Cut& cut);
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -7,7 +7,7 @@
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/testing/temporary_directory.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 namespace {
 
 TEST(DecodeSlices, SharesOfThePublishedShapesAreWholeWeightTilesAndCoverTheModelOnce) {
@@ -97,4 +97,4 @@ TEST(DecodeSlices, VectorsAreCutLikeTheRowsTheyBelongTo) {
 }
 
 }  // namespace
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -9,7 +9,7 @@
 #include "ingot/megakernel/exchange.h"
 #include "ingot/models/gpt_oss/config.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 constexpr uint32_t kColumns = 16;  // most tokens of a step
 
@@ -105,4 +105,4 @@ struct Model {
   Screen screen;
 };
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

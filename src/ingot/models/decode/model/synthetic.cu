@@ -7,7 +7,7 @@
 #include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/model/device_model.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 namespace {
 
 constexpr int kThreads = 256;
@@ -83,4 +83,4 @@ void fill_weight_tiles(const WeightMatrix& w, double scale, uint64_t seed, Strea
               seed);
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

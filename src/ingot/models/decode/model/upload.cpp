@@ -7,7 +7,7 @@
 #include "ingot/core/cpu/thread_pool.h"
 #include "ingot/gpu/allocator.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 #ifdef INGOT_HAS_CUDA_DECODE
 namespace {
@@ -54,4 +54,4 @@ void Uploader::pieces(int64_t count, const std::function<Piece(int64_t, uint8_t*
 }
 #endif
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -10,7 +10,7 @@
 #include "ingot/testing/gpu_test.h"
 #include "ingot/testing/temporary_directory.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 namespace {
 
 using UploaderCuda = testing::GpuTest<>;
@@ -57,5 +57,5 @@ TEST_F(UploaderCuda, PiecesGoWhereTheySayAndAnErrorIsPassedOn) {
 }
 
 }  // namespace
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode
 #endif

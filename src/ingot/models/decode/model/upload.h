@@ -9,7 +9,7 @@
 #include "ingot/core/memory/arena.h"
 #include "ingot/gpu/device.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 class Uploader {
  public:
@@ -35,4 +35,4 @@ class Uploader {
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

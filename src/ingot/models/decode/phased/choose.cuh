@@ -3,7 +3,7 @@
 // which nobody needs before the second product. Together what routing::choose() does.
 #include "ingot/kernels/moe/route.cuh"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 constexpr uint32_t kLogitsOfLane = 4;
 
@@ -56,4 +56,4 @@ __device__ __forceinline__ void weigh(const float* logits, uint32_t k, const uin
   for (uint32_t i = lane; i < k; i += 32) weights[i] = expf(logits[chosen[i]] - top) / sum;
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -15,7 +15,7 @@
 #include "ingot/models/decode/small_batch/small_batch_sums.cuh"
 #include "ingot/models/decode/small_batch/streams.cuh"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 extern template struct Phases<WeightFormat::bf16>;
 extern template struct Phases<WeightFormat::fp8>;
@@ -548,4 +548,4 @@ std::string grid_barrier_report(const gpu::WaitControl& waits, uint32_t layers) 
   return text.replace(from, end - from, name_of_wait(uint32_t(std::stoul(text.substr(at + kNumbered.size()))), layers));
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -21,7 +21,7 @@
 namespace ingot {
 namespace {
 
-using gpt_oss_decode::DeviceModel;
+using decode::DeviceModel;
 using testing::choices_of;
 using testing::DecodeCase;
 using testing::DecodeModel;
@@ -34,8 +34,8 @@ void check_cases(const std::vector<DecodeCase>& cases, bool megakernel) {
   for (const DecodeCase& t : cases) {
     std::unique_ptr<DeviceModel> gpu;
     testing::check_decode(t, [&](const DecodeModel& m, int64_t room) {
-      gpu = std::make_unique<DeviceModel>(
-          m.config, m.weights, gpt_oss_decode::DeviceModelOptions{.context = room, .megakernel = megakernel});
+      gpu = std::make_unique<DeviceModel>(m.config, m.weights,
+                                          decode::DeviceModelOptions{.context = room, .megakernel = megakernel});
       return testing::DecodeUnderTest{.extend =
                                           [&, vocab = size_t(m.config.vocab)](std::span<const int32_t> ids) {
                                             gpu->extend(ids, uint32_t(ids.size()));
@@ -158,7 +158,7 @@ TEST_F(GptOssDecodeCuda, ATracedTokenIsTheSameAndKeepsEveryBlocksTimes) {
   const gpu::DeviceMemory memory(numbers * 8);
   trace.words = static_cast<uint64_t*>(memory.data());
   EXPECT_EQ(one.token(5, 4, ~0u, trace), want);
-  const auto spans = gpt_oss_decode::spans_of(trace, download(trace.words, numbers));
+  const auto spans = decode::spans_of(trace, download(trace.words, numbers));
   EXPECT_EQ(spans.size(), size_t(4 * (5 * t.config.layers + 1)));
   EXPECT_LT(spans.back().on_ns - spans.front().begin_ns, uint64_t(60'000'000'000)) << "each was written";
 }
@@ -202,11 +202,11 @@ TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
                                      {14u, "down of layer 2"}}) {
     one.token(5, 4, number);
     EXPECT_EQ(download(one.model.buffers().state, 1)[0].position, 0);
-    const std::string found = gpt_oss_decode::grid_barrier_report(one.waits);
+    const std::string found = decode::grid_barrier_report(one.waits);
     // Attention waits for its own words, not for all blocks.
     const char* const counted = number == 0 ? ": found 0, expected 1 (timed out)" : ": found 3, expected 4 (timed out)";
     EXPECT_NE(found.find(std::string(" for ") + name + counted), std::string::npos) << found << ", planted " << name;
-    gpt_oss_decode::Buffers b = one.model.buffers();
+    decode::Buffers b = one.model.buffers();
     b.stop = one.waits.watch().stop;  // this test's, not the model's
     for (const auto& [T, head_rows] : {std::pair{3u, 1u}, {2u, 0u}}) {
       run(one.model.model(), b, {.T = T, .head_rows = head_rows, .capacity = uint32_t(one.model.context())},
@@ -240,8 +240,8 @@ TEST_F(GptOssDecodeCuda, AScreenedTokenRepeatsAndAMissingBlockIsNamed) {
     const size_t g = size_t(run) % grids.size();
     ASSERT_EQ(id_of(grids[g], ~0u, true), want[g]) << "run " << run << ", " << grids[g] << " blocks";
     if (run % 1000 != 1) continue;
-    id_of(grids[g], gpt_oss_decode::kGridBarriersPerLayer, true);
-    const std::string found = gpt_oss_decode::grid_barrier_report(one.waits, 1);
+    id_of(grids[g], decode::kGridBarriersPerLayer, true);
+    const std::string found = decode::grid_barrier_report(one.waits, 1);
     EXPECT_NE(found.find(" for the largest logit's least: found 0, expected 1 (timed out)"), std::string::npos)
         << found;
     EXPECT_EQ(download(one.model.buffers().state, 1)[0].position, 0);
@@ -294,7 +294,7 @@ TEST_F(GptOssDecodeCuda, DrawsWithBiasesMasksAndLogprobsAreTheCpus) {
   const std::vector<uint32_t> only = {0, 1u << 8};
   EXPECT_NE(testing::error_of([&] { gpu.draw({.bias = nothing, .allowed = only}, 0); }).find("only -inf logits"),
             std::string::npos);
-  const std::vector<LogitBias> many(size_t(gpt_oss_decode::kMostBiases + 1));
+  const std::vector<LogitBias> many(size_t(decode::kMostBiases + 1));
   EXPECT_NE(testing::error_of([&] { gpu.draw({.bias = many}, 0); }).find("expected at most 1024"), std::string::npos);
 }
 
@@ -368,7 +368,7 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfAStepAreTheModelEachSmall) {
 // whose step it was, and where that stands; the sequence beside them is left as it is.
 TEST_F(GptOssDecodeCuda, ARouterOfSeveralSequencesThatWaitsInVainIsNamedAndTheNextStepIsRight) {
   const DecodeModel m(testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5), WeightFormat::bf16, WeightFormat::mxfp4, 7);
-  const gpt_oss_decode::DeviceModelOptions how{.context = 40, .slots = 3, .megakernel = false, .wait_limit = 0.1};
+  const decode::DeviceModelOptions how{.context = 40, .slots = 3, .megakernel = false, .wait_limit = 0.1};
   DeviceModel sound(m.config, m.weights, how), harmed(m.config, m.weights, how);
   for (DeviceModel* model : {&sound, &harmed})
     for (const int slot : {0, 1, 2}) model->extend(std::vector<int32_t>(size_t(slot + 1), 7), 1, slot);
@@ -398,11 +398,11 @@ TEST_F(GptOssDecodeCuda, ARouterOfSeveralSequencesThatWaitsInVainIsNamedAndTheNe
 TEST_F(GptOssDecodeCuda, SeveralSequencesOfThePublishedShapesAreThoseAloneAndRepeatThemselves) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   constexpr int kSlots = 16, kRuns = 100;
-  static_assert(kSlots == gpt_oss_decode::kMostStreams);
+  static_assert(kSlots == decode::kMostStreams);
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
     SCOPED_TRACE(name_of(dense));
     const GptOssConfig c = testing::published_config(4, 32, 2000);
-    DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4),
+    DeviceModel gpu(c, decode::shapes_of(c, dense, WeightFormat::mxfp4),
                     {.context = 1024, .slots = kSlots, .megakernel = false}, 5);
     std::vector<int32_t> ids(kSlots * 3);
     testing::fill_ids(Tensor(ids.data(), {kSlots * 3}), 4, c.vocab);
@@ -476,7 +476,7 @@ TEST_F(GptOssDecodeCuda, TwoLayersOfThePublishedShapesAreTheCpuEngine) {
                                        {WeightFormat::fp8, WeightFormat::mxfp4},
                                        {WeightFormat::mxfp4, WeightFormat::mxfp4}}) {
     const GptOssConfig c = testing::published_config(2, 8, 2000);
-    DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, dense, experts), {.context = 512}, 5);
+    DeviceModel gpu(c, decode::shapes_of(c, dense, experts), {.context = 512}, 5);
     const OnHost host(gpu);
     constexpr int64_t kTokens = 180;
     std::vector<int32_t> ids(kTokens);
@@ -610,7 +610,7 @@ TEST_F(GptOssDecodeCuda, PromptsOfThePublishedShapesAreTheCpuEngineAndRepeatThem
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
     const GptOssConfig c = testing::published_config(2, 8, 2000);
-    DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512, .prompts = true}, 5);
+    DeviceModel gpu(c, decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512, .prompts = true}, 5);
     const OnHost host(gpu);
     constexpr int64_t kTokens = 330;
     std::vector<int32_t> ids(kTokens);
@@ -651,7 +651,7 @@ TEST_F(GptOssDecodeCuda, PromptsOfThePublishedShapesAreTheCpuEngineAndRepeatThem
 TEST_F(GptOssDecodeCuda, RunsAreBitIdenticalAndRewindingGivesTheSame) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(4, 8, 2000);
-  DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4), {.context = 512}, 5);
+  DeviceModel gpu(c, decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4), {.context = 512}, 5);
   std::vector<int32_t> ids(16);
   testing::fill_ids(Tensor(ids.data(), {16}), 4, c.vocab);
   std::vector<float> first;
@@ -671,7 +671,7 @@ TEST_F(GptOssDecodeCuda, TheMegakernelOfThePublishedShapesIsThePhasedPathAndRepe
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(4, 8, 2000);
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
-    DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512}, 5);
+    DeviceModel gpu(c, decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512}, 5);
     std::vector<int32_t> ids(19);
     testing::fill_ids(Tensor(ids.data(), {19}), 4, c.vocab);
     std::vector<float> phased, first;
@@ -713,14 +713,14 @@ std::map<int32_t, float> weights_of(const DeviceModel& m, int64_t layer) {
 }
 // A router's logits as the phased path has them.
 std::vector<double> router_logits(const DeviceModel& m, int64_t layer, int32_t id, int64_t position) {
-  gpt_oss_decode::Model front = m.model();
+  decode::Model front = m.model();
   front.layers.resize(size_t(layer + 1));
-  const gpt_oss_decode::State state{.tokens = {id}, .position = int32_t(position), .flaw = 0};
+  const decode::State state{.tokens = {id}, .position = int32_t(position), .flaw = 0};
   gpu::copy_to_device(m.buffers().state, &state, sizeof state);
-  run(front, m.buffers(), {.capacity = uint32_t(m.context()), .phases = ~uint32_t(gpt_oss_decode::kHead)}, m.stream());
+  run(front, m.buffers(), {.capacity = uint32_t(m.context()), .phases = ~uint32_t(decode::kHead)}, m.stream());
   gpu::synchronize();
   const auto& l = front.layers.back();
-  const int64_t E = l.router.rows, C = l.router.cols, splits = gpt_oss_decode::splits_of(l.router.weight_tiles);
+  const int64_t E = l.router.rows, C = l.router.cols, splits = decode::splits_of(l.router.weight_tiles);
   const auto part = download(m.buffers().router_part, splits * routing::kTokens * E);
   const auto squares = download(m.buffers().router_squares, splits * routing::kTokens);
   const auto bias = download(l.b_router, E);
@@ -749,7 +749,7 @@ TEST_F(GptOssDecodeCuda, TheMegakernelAndThePhasedPathDifferOnlyByExpertsOnANear
   for (const int64_t experts : {int64_t(32), int64_t(128)})
     for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
       const GptOssConfig c = testing::published_config(4, experts, 2000);
-      DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 4600}, 5);
+      DeviceModel gpu(c, decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 4600}, 5);
       for (const int64_t context : {3, 100, 127, 128, 500, 1500, 4500})
         for (int32_t id = 11; id < 2000; id += 331) {
           SCOPED_TRACE(::testing::Message() << experts << " experts, dense " << name_of(dense) << ", id " << id

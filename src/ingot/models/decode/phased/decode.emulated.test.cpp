@@ -87,24 +87,24 @@ TEST(GptOssDecodeEmulated, ATracedTokenIsTheSameAndKeepsTimesAndBytes) {
     EXPECT_EQ(row, want[0]);
     const size_t kept = kBlocks * trace.words_of_block();
     EXPECT_TRUE(std::all_of(words.begin() + int64_t(kept), words.end(), [](uint64_t w) { return w == 0; }));
-    const auto spans = gpt_oss_decode::spans_of(trace, std::span(words).first(kept));
+    const auto spans = decode::spans_of(trace, std::span(words).first(kept));
     ASSERT_EQ(spans.size(), size_t(kBlocks * (5 * t.config.layers + 1)));
 
     words.assign(words.size(), 0);
     trace = trace_of(gpu.model, kBlocks + 1, words.data());
     gpu.run_one_kernel({.capacity = 9}, ~0u, trace);
     uint64_t qkv = 0, head = 0, experts = 0;
-    for (const auto& s : gpt_oss_decode::spans_of(trace, words)) {
-      const std::string name = gpt_oss_decode::stage_name(s.stage);
+    for (const auto& s : decode::spans_of(trace, words)) {
+      const std::string name = decode::stage_name(s.stage);
       if (name == "head") head += s.bytes;
       if (s.layer != 0) continue;
       if (name == "qkv") qkv += s.bytes;
       if (name == "gate and up" || name == "down") experts += s.bytes;
     }
-    const auto weight_tiles = [](const gpt_oss_decode::Matrix& w) {  // without what a band of fp8 ends in
+    const auto weight_tiles = [](const decode::Matrix& w) {  // without what a band of fp8 ends in
       return uint64_t(w.bands) * w.weight_tiles * uint64_t(weight_tile_bytes(w.format));
     };
-    const gpt_oss_decode::Layer& l = gpu.model.layers[0];
+    const decode::Layer& l = gpu.model.layers[0];
     EXPECT_EQ(qkv, weight_tiles(l.qkv));
     EXPECT_EQ(head, weight_tiles(gpu.model.head));
     EXPECT_EQ(experts, uint64_t(t.config.experts_per_token) * (weight_tiles(l.gate_up) + weight_tiles(l.down)));

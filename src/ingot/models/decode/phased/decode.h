@@ -9,7 +9,7 @@
 #include "ingot/megakernel/grid_barrier.h"
 #include "ingot/models/decode/model/state.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 // Which sizes the kernels take; throws Error(unsupported) with both values.
 void check_supported(const GptOssConfig& config);
@@ -70,4 +70,4 @@ void run_megakernel(const Model& model, const Buffers& buffers, const Step& step
 // Who waited for what ("... for the output of layer 3: found 131, ..."); empty where no wait gave up.
 std::string grid_barrier_report(const gpu::WaitControl& waits, uint32_t layers = 0);
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

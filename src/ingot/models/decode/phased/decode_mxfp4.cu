@@ -1,5 +1,5 @@
 #include "ingot/models/decode/phased/phases.cuh"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 template struct Phases<WeightFormat::mxfp4>;
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -7,7 +7,7 @@
 #include "ingot/kernels/quant/weight_tile_product.cuh"
 #include "ingot/models/decode/phased/stages.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 constexpr uint32_t kRoundingThreads = 256;
 
@@ -73,4 +73,4 @@ inline gpu::Launch rounding_launch(uint32_t rows, uint32_t numbers, int device) 
   return {.grid = (units + kWarps - 1) / kWarps, .block = kRoundingThreads, .overlap = true, .device = device};
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

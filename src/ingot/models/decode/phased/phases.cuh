@@ -8,7 +8,7 @@
 #include "ingot/models/decode/phased/stages.cuh"
 #include "ingot/models/decode/small_batch/small_batch.cuh"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 __device__ __forceinline__ At whole_grid() { return {blockIdx.x, gridDim.x}; }
 
@@ -168,4 +168,4 @@ template <WeightFormat F> void Phases<F>::down(const Down& p, const ChoiceSums& 
       sums);
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

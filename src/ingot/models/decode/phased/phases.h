@@ -2,7 +2,7 @@
 // The launches of a step that depend on how a matrix is stored: one source file per format (decode_*.cu).
 #include "ingot/models/decode/phased/stages.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 template <WeightFormat F> struct Phases {
   static void norm_product(const NormProduct& p, Stream stream);
@@ -13,4 +13,4 @@ template <WeightFormat F> struct Phases {
   static void down(const Down& p, const ChoiceSums& sums, Stream stream);
 };
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -7,7 +7,7 @@
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/phased/ranks.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 namespace {
 
 constexpr uint32_t kRankThreads = 256;
@@ -82,4 +82,4 @@ int64_t inbox_bytes(const GptOssConfig& c, uint32_t ranks) {
   return 8 * megakernel::Exchange::inbox_words(ranks, inbox_words(c));
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

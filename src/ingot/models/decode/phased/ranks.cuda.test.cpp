@@ -21,9 +21,9 @@
 namespace ingot {
 namespace {
 
-using gpt_oss_decode::DeviceModelOptions;
-using gpt_oss_decode::RankedModel;
-using gpt_oss_decode::Split;
+using decode::DeviceModelOptions;
+using decode::RankedModel;
+using decode::Split;
 using testing::choices_of;
 using testing::DecodeCase;
 using testing::DecodeModel;
@@ -213,7 +213,7 @@ TEST_P(GptOssRanksCuda, ATracedTokenIsTheTokenAndShowsEveryExchangeOnAllGpus) {
   const auto last = [&](bool traced) {
     gpus.rewind(0);
     gpus.extend(ids, 1);
-    std::vector<gpt_oss_decode::StageSpan> spans;
+    std::vector<decode::StageSpan> spans;
     if (traced)
       spans = gpus.trace_token(2);
     else
@@ -313,11 +313,10 @@ TEST_P(GptOssRanksCuda, AGpuThatIsLostIsNamedAndOtherProcessesGoOn) {
 
 TEST_P(GptOssRanksCuda, WhatCannotBeSharedIsRefusedBeforeAnythingIsLoaded) {
   const Small small(ranks());
-  EXPECT_NE(gpt_oss_decode::ranks_unsupported_reason(9).find("expected 1 to 8"), std::string::npos);
+  EXPECT_NE(decode::ranks_unsupported_reason(9).find("expected 1 to 8"), std::string::npos);
   const int more = gpu::device_count() + 1;
   if (more <= 8)
-    EXPECT_NE(gpt_oss_decode::ranks_unsupported_reason(more).find("expected " + std::to_string(more)),
-              std::string::npos);
+    EXPECT_NE(decode::ranks_unsupported_reason(more).find("expected " + std::to_string(more)), std::string::npos);
   GptOssConfig one_head = small.m.config;
   one_head.kv_heads = 1;
   EXPECT_NE(gpt_oss_gpus_unsupported_reason(one_head, {.gpus = ranks()})
@@ -336,10 +335,10 @@ TEST_P(GptOssRanksCuda, GpusThatDoNotReachEachOtherAreRefusedBeforeAnythingIsLoa
   const Small small(ranks());
   emulation::pretend_devices(ranks(), false);
   const std::string want = "found no peer access from cuda:0 to cuda:1";
-  EXPECT_NE(gpt_oss_decode::ranks_unsupported_reason(ranks()).find(want), std::string::npos);
-  EXPECT_EQ(gpt_oss_decode::ranks_unsupported_reason(1), "");
+  EXPECT_NE(decode::ranks_unsupported_reason(ranks()).find(want), std::string::npos);
+  EXPECT_EQ(decode::ranks_unsupported_reason(1), "");
   // Without memory: who touches them has begun to load.
-  const GptOssWeights nothing = gpt_oss_decode::shapes_of(small.m.config, small.t.dense, small.t.experts);
+  const GptOssWeights nothing = decode::shapes_of(small.m.config, small.t.dense, small.t.experts);
   const auto made = [&] { RankedModel(small.m.config, nothing, DeviceModelOptions{.context = 64, .ranks = ranks()}); };
   EXPECT_NE(testing::error_of(made).find(want), std::string::npos);
 }
@@ -356,7 +355,7 @@ TEST_P(GptOssRanksCuda, TooLittleMemoryOnAGpuIsSaidBeforeAnyIsTaken) {
 
 // Every matrix on a GPU is what slices.h cuts, and the GPUs' together are the model's.
 TEST_P(GptOssRanksCuda, EachGpuHoldsItsSlicesAndNothingElse) {
-  using namespace gpt_oss_decode;
+  using namespace decode;
   for (const DecodeCase& t : cases(ranks()))
     for (const Split split : {Split::tensor, Split::attention_experts}) {
       SCOPED_TRACE(t.name);
@@ -367,7 +366,7 @@ TEST_P(GptOssRanksCuda, EachGpuHoldsItsSlicesAndNothingElse) {
       int64_t experts_of_all = 0;
       for (int r = 0; r < ranks(); ++r) {
         const Slice& s = slices[size_t(r)];
-        const gpt_oss_decode::Model& held = gpus.rank(r).model();
+        const decode::Model& held = gpus.rank(r).model();
         const auto same = [&](const Matrix& on_gpu, const WeightMatrix& from, const Cut& cut) {
           const int64_t matrices = from.is_bank() ? from.data.size(0) : 1, bytes = cut_bytes(from.format, cut);
           ASSERT_EQ(on_gpu.matrix_bytes, on_gpu.bands > 0 ? bytes : 0);
@@ -419,7 +418,7 @@ class MostMemory {
 TEST_P(GptOssRanksCuda, LoadingTakesLittleOfTheHostsMemory) {
   if (testing::kEmulated) GTEST_SKIP() << "whose GPUs' memory is the host's";
   const GptOssConfig c = testing::published_config(4, 16, 2000);
-  const RankedModel one(c, gpt_oss_decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4), {.context = 64}, 5);
+  const RankedModel one(c, decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4), {.context = 64}, 5);
   const testing::OnHost host(one.rank(0));
   const auto loaded = [&] { return RankedModel(c, host.weights, {.context = 64, .ranks = ranks()}).weight_bytes(); };
   loaded();  // drivers' own memory is there from now on
@@ -446,7 +445,7 @@ TEST_P(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThems
       for (size_t i = 316; i < 319; ++i) gpus.extend(std::span(ids).subspan(i, 1), 1);
       return row_of(gpus);
     };
-    RankedModel one(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512}, 5);
+    RankedModel one(c, decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512}, 5);
     const testing::OnHost host(one.rank(0));
     for (const Split split : {Split::tensor, Split::attention_experts}) {
       RankedModel several(c, host.weights, {.context = 512, .ranks = ranks(), .split = split});

@@ -9,7 +9,7 @@
 namespace ingot {
 namespace {
 
-using gpt_oss_decode::Split;
+using decode::Split;
 using testing::DecodeCase;
 using testing::DecodeModel;
 using testing::Emulated;
@@ -28,7 +28,7 @@ void check_case(const DecodeCase& t, int count, Split split, bool megakernel) {
               const auto rows = gpus->extend(ids, uint32_t(ids.size()));
               const Emulated& first = *gpus->ranks[0];
               for (const auto& e : gpus->ranks) {
-                EXPECT_EQ(std::memcmp(e->buffers.state, first.buffers.state, sizeof(gpt_oss_decode::State)), 0);
+                EXPECT_EQ(std::memcmp(e->buffers.state, first.buffers.state, sizeof(decode::State)), 0);
                 if (ids.size() == 1) continue;
                 for (size_t i = 0; i < ids.size(); ++i)  // the residual stream, bit for bit
                   EXPECT_EQ(std::memcmp(e->buffers.x + i * size_t(e->buffers.x_stride),
@@ -110,7 +110,7 @@ TEST(GptOssRanksEmulated, TracedTokensAreTheTokensAndShowEveryExchange) {
   });
   EXPECT_EQ(traced.ranks[0]->rows_of_logits(1), want);
   for (size_t r = 0; r < 2; ++r) {
-    const auto spans = gpt_oss_decode::spans_of(traces[r], words[r]);
+    const auto spans = decode::spans_of(traces[r], words[r]);
     EXPECT_EQ(int64_t(spans.size()), traced.ranks[r]->blocks * (5 * t.config.layers + 1));
     for (const auto& s : spans) EXPECT_EQ(s.sent_ns > 0, s.stage == 2 || s.stage == 4);
   }

@@ -4,7 +4,7 @@
 #include "ingot/core/tensor.h"
 #include "ingot/models/decode/model/state.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 struct RankStep {
   uint32_t T, width = 0;  // tokens; of x
@@ -20,4 +20,4 @@ void draw_over_ranks(const Buffers& buffers, const RankStep& step, Stream stream
 int64_t inbox_bytes(const GptOssConfig& config, uint32_t ranks);
 uint32_t inbox_words(const GptOssConfig& config);  // Exchange::words
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

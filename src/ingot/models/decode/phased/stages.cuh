@@ -11,7 +11,7 @@
 #include "ingot/kernels/sampling/best.cuh"
 #include "ingot/models/decode/phased/stages.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 using weight_tiles::kThreads;
 using weight_tiles::kWarps;
@@ -351,4 +351,4 @@ template <int kCols> __device__ __forceinline__ void route(const Router& p, At a
   }
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

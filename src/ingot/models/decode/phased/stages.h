@@ -4,7 +4,7 @@
 #include "ingot/core/hd.h"
 #include "ingot/models/decode/model/state.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 struct Embedding {
   const bf16* table;
@@ -270,4 +270,4 @@ INGOT_HD inline NormProduct head_of(const Plan& s) {
           .stop = s.b.stop};
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -5,7 +5,7 @@
 #include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/prefilter/screen.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 namespace {
 
 constexpr uint32_t kRowThreads = 16, kScreenThreads = 16 * kRowThreads;
@@ -87,4 +87,4 @@ void make_screen(const Matrix& head, const Screen& to, Stream stream) {
               stream, head, to, screen_rounding(head.cols));
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -14,7 +14,7 @@
 namespace ingot {
 namespace {
 
-using gpt_oss_decode::DeviceModel;
+using decode::DeviceModel;
 using testing::DecodeCase;
 using testing::DecodeModel;
 using testing::download;
@@ -38,8 +38,7 @@ TEST_F(GptOssScreenCuda, AScreenedHeadFindsTheUsualOnesIdWhateverTheHead) {
       usual.extend({&id, 1}, 1, 0, vocab);
       gpu.extend({&id, 1}, 1, 0, vocab, true);
       usual.synchronize(), gpu.synchronize();
-      const gpt_oss_decode::State got = download(gpu.buffers().state, 1)[0],
-                                  want = download(usual.buffers().state, 1)[0];
+      const decode::State got = download(gpu.buffers().state, 1)[0], want = download(usual.buffers().state, 1)[0];
       ASSERT_EQ(std::memcmp(&got, &want, sizeof got), 0)
           << "prompt " << i << ": found " << got.tokens[0] << ", expected " << want.tokens[0];
       const auto upper = download(gpu.buffers().logits, rows), logits = download(usual.buffers().logits, rows);
@@ -68,7 +67,7 @@ TEST_F(GptOssScreenCuda, ADecodersAnswersAreTheSameWithAScreenAndWithout) {
 TEST_F(GptOssScreenCuda, AScreenedModelOfThePublishedShapesGoesOnAsTheUsualOne) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(2, 32, 201088);
-  const GptOssWeights shapes = gpt_oss_decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);
+  const GptOssWeights shapes = decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);
   DeviceModel usual(c, shapes, {.context = 1024}, 5), gpu(c, shapes, {.context = 1024, .screen = true}, 5);
   size_t most = 0;
   for (int32_t first = 0; first < 40; ++first) {

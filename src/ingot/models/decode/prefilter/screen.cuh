@@ -4,7 +4,7 @@
 #include "ingot/gpu/ptx/mma.cuh"
 #include "ingot/models/decode/prefilter/screen.h"
 
-namespace ingot::gpt_oss_decode::screen {
+namespace ingot::decode::screen {
 
 // Bytes 0 and 2 of a word, and 1 and 3, as two bf16.
 constexpr uint32_t kSign = 0x80008000u, kCode = 0x03f803f8u, kOnes = 0x3c003c00u;
@@ -61,4 +61,4 @@ template <uint32_t kWarps, uint32_t kBands> struct Memory {
   uint2 found[kRounds * kBands];  // bands with rows to read, and which of their 16
 };
 
-}  // namespace ingot::gpt_oss_decode::screen
+}  // namespace ingot::decode::screen

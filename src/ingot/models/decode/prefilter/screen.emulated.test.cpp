@@ -9,8 +9,8 @@
 namespace ingot {
 namespace {
 
-using gpt_oss_decode::screen_code;
-using gpt_oss_decode::screen_value;
+using decode::screen_code;
+using decode::screen_value;
 using testing::Emulated;
 using testing::HeadRows;
 using testing::ScreenedModel;
@@ -31,17 +31,16 @@ TEST(GptOssScreenEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
     const ScreenedModel m(head);
     Emulated gpu(m.model, 4);
     gpu.make_screen();
-    const gpt_oss_decode::Screen& s = gpu.model.screen;
-    const double g = gpt_oss_decode::screen_rounding(96);
+    const decode::Screen& s = gpu.model.screen;
+    const double g = decode::screen_rounding(96);
     for (size_t n = 0; n < head.size(); ++n) {
       double errors = 0, squares = 0;
       bool finite = true;
       for (size_t c = 0; c < 96; ++c) {
         const double w = double(float(bf16(head[n][c])));
         finite = finite && std::isfinite(w);
-        const uint32_t code =
-            s.codes.data[n / 16 * size_t(s.codes.band_bytes) + c / 64 * gpt_oss_decode::kScreenWeightTile +
-                         gpt_oss_decode::screen_place(uint32_t(n % 16), uint32_t(c % 64))];
+        const uint32_t code = s.codes.data[n / 16 * size_t(s.codes.band_bytes) + c / 64 * decode::kScreenWeightTile +
+                                           decode::screen_place(uint32_t(n % 16), uint32_t(c % 64))];
         const double e = w - double(s.rows[n].scale) * double(screen_value(code));
         errors += e * e, squares += w * w;
       }
@@ -68,7 +67,7 @@ void check_head(const HeadRows& head, int64_t blocks, std::span<const int32_t> i
     usual.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = id;
     usual.run_one_kernel({.vocab = vocab, .capacity = 4});
     gpu.run_one_kernel({.vocab = vocab, .capacity = 4}, ~0u, {}, true);
-    EXPECT_EQ(std::memcmp(gpu.buffers.state, usual.buffers.state, sizeof(gpt_oss_decode::State)), 0)
+    EXPECT_EQ(std::memcmp(gpu.buffers.state, usual.buffers.state, sizeof(decode::State)), 0)
         << id << ": found " << gpu.buffers.state->tokens[0] << ", " << gpu.buffers.state->flaw << ", expected "
         << usual.buffers.state->tokens[0] << ", " << usual.buffers.state->flaw;
     const float *const got = gpu.buffers.logits, *const want = usual.buffers.logits;
@@ -123,7 +122,7 @@ TEST(GptOssScreenEmulated, AModelGoesOnAsWithTheUsualHead) {
     for (int i = 0; i < (testing::kSanitized ? 4 : 8); ++i) {  // the third is the usual head's
       usual.run_one_kernel({.capacity = 30});
       gpu.run_one_kernel({.capacity = 30}, ~0u, {}, i % 3 != 2);
-      ASSERT_EQ(std::memcmp(gpu.buffers.state, usual.buffers.state, sizeof(gpt_oss_decode::State)), 0) << i;
+      ASSERT_EQ(std::memcmp(gpu.buffers.state, usual.buffers.state, sizeof(decode::State)), 0) << i;
     }
   }
 }
@@ -134,14 +133,14 @@ TEST(GptOssScreenEmulated, AMissingBlockIsNamedAndTheNextTokenIsRight) {
   gpu.make_screen();
   sound.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 5;
   sound.run_one_kernel({.capacity = 9});
-  gpu.run_one_kernel({.capacity = 9}, gpt_oss_decode::kGridBarriersPerLayer, {}, true);
+  gpu.run_one_kernel({.capacity = 9}, decode::kGridBarriersPerLayer, {}, true);
   EXPECT_EQ(gpu.record.state, gpu::kTimedOut);
-  EXPECT_EQ(gpu.record.what, gpt_oss_decode::kGridBarriersPerLayer);
+  EXPECT_EQ(gpu.record.what, decode::kGridBarriersPerLayer);
   EXPECT_EQ(gpu.buffers.state->position, 0);
   gpu.stop = gpu::kRunning, gpu.record = {};
   std::memset(gpu.buffers.grid_barrier, 0, size_t(gpu.buffers.handover_bytes));
   gpu.run_one_kernel({.capacity = 9}, ~0u, {}, true);
-  EXPECT_EQ(std::memcmp(gpu.buffers.state, sound.buffers.state, sizeof(gpt_oss_decode::State)), 0);
+  EXPECT_EQ(std::memcmp(gpu.buffers.state, sound.buffers.state, sizeof(decode::State)), 0);
 }
 
 }  // namespace

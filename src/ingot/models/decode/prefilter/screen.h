@@ -22,7 +22,7 @@
 #include "ingot/core/hd.h"
 #include "ingot/models/decode/model/state.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 constexpr uint32_t kScreenWeightTile = 1024;  // bytes of 16 rows by 64 columns
 
@@ -59,4 +59,4 @@ Matrix screen_matrix(const Matrix& head, uint8_t* memory);
 // Makes the codes and the bounds of a bf16 head's rows.
 void make_screen(const Matrix& head, const Screen& to, Stream stream);
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -15,9 +15,9 @@
 namespace ingot {
 namespace {
 
-using gpt_oss_decode::DeviceModel;
-using gpt_oss_decode::RankedModel;
-using gpt_oss_decode::Split;
+using decode::DeviceModel;
+using decode::RankedModel;
+using decode::Split;
 using testing::DecodeModel;
 using testing::download;
 using testing::kPatience;
@@ -58,11 +58,11 @@ void GptOssScreenRanksCuda::check_screened(const std::string& name, const testin
       gpus.synchronize();
     };
     told(false);
-    const gpt_oss_decode::State want = state_of(gpus, 0);
+    const decode::State want = state_of(gpus, 0);
     const std::vector<float> logits = row_of(gpus);
     told(true);
     for (int r = 0; r < ranks(); ++r) {
-      const gpt_oss_decode::State got = state_of(gpus, r);
+      const decode::State got = state_of(gpus, r);
       ASSERT_EQ(std::memcmp(&got, &want, sizeof got), 0)
           << "token " << i << ", GPU " << r << ": found " << got.tokens[0] << ", expected " << want.tokens[0];
       const DeviceModel& gpu = gpus.rank(r);
@@ -94,7 +94,7 @@ TEST_P(GptOssScreenRanksCuda, AScreenedHeadFindsTheUsualOnesIdWhateverTheHead) {
 TEST_P(GptOssScreenRanksCuda, AScreenedModelOfThePublishedShapesGoesOnAsTheUsualOne) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(2, 8, 201088);
-  RankedModel gpus(c, gpt_oss_decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4),
+  RankedModel gpus(c, decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4),
                    {.context = 1024, .screen = true, .ranks = ranks()}, 5);
   size_t most = 0;
   for (int32_t first = 0; first < 20; ++first) {
@@ -139,7 +139,7 @@ TEST_P(GptOssScreenRanksCuda, ManyTokensAreStartedAtOnce) {
   const DecodeModel m(c, WeightFormat::bf16, WeightFormat::mxfp4, 7);
   RankedModel gpus(m.config, m.weights, {.context = 3001, .screen = true, .ranks = ranks()});
   const int32_t id = 5;
-  gpt_oss_decode::State last[2];
+  decode::State last[2];
   for (const bool id_alone : {false, true}) {
     gpus.rewind(0);
     gpus.extend({&id, 1}, 1, 0, 0, id_alone);
@@ -176,7 +176,7 @@ TEST_P(GptOssScreenRanksCuda, ADecodersAnswersAreTheSameWithScreensAndWithout) {
 TEST_P(GptOssScreenRanksCuda, ScreensGiveWayToWhatHasToBeThere) {
   if (testing::kEmulated) GTEST_SKIP() << "whose memory has no end";
   const GptOssConfig c = small_config(300);
-  const GptOssWeights shapes = gpt_oss_decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);
+  const GptOssWeights shapes = decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);
   const auto screens = [&](int gpus, int64_t slots) {
     return DeviceModel::roomy(c, shapes, {.context = 64, .slots = slots, .screen = true, .ranks = gpus}).screen;
   };

@@ -10,9 +10,9 @@
 namespace ingot {
 namespace {
 
-using gpt_oss_decode::kGridBarriersPerLayer;
-using gpt_oss_decode::Split;
-using gpt_oss_decode::Step;
+using decode::kGridBarriersPerLayer;
+using decode::Split;
+using decode::Step;
 using testing::DecodeCase;
 using testing::DecodeModel;
 using testing::Emulated;
@@ -23,7 +23,7 @@ using testing::ScreenedModel;
 size_t first_id(const EmulatedRanks& gpus, size_t r) { return gpus.ranks[r]->buffers.ranks.first_id; }
 int32_t& next_token(Emulated& e) { return e.buffers.state->tokens[0]; }
 void expect_same_states(const EmulatedRanks& gpus, const EmulatedRanks& usual) {
-  const gpt_oss_decode::State& want = *usual.ranks[0]->buffers.state;
+  const decode::State& want = *usual.ranks[0]->buffers.state;
   for (size_t r = 0; r < gpus.ranks.size(); ++r)
     EXPECT_EQ(std::memcmp(gpus.ranks[r]->buffers.state, &want, sizeof want), 0)
         << "GPU " << r << ": found " << next_token(*gpus.ranks[r]) << ", " << gpus.ranks[r]->buffers.state->flaw
@@ -48,7 +48,7 @@ void check_head(const HeadRows& head, int count, Split split, std::span<const in
     usual.token(step, false);
     gpus.token(step, true);
     expect_same_states(gpus, usual);
-    const gpt_oss_decode::State& state = *usual.ranks[0]->buffers.state;
+    const decode::State& state = *usual.ranks[0]->buffers.state;
     const float* const want = usual.ranks[0]->buffers.logits;
     for (size_t r = 0; r < gpus.ranks.size(); ++r) {
       const Emulated& e = *gpus.ranks[r];
@@ -114,7 +114,7 @@ TEST(GptOssScreenRanksEmulated, ARowThatMisleadsIsFoundOnEveryGpu) {
   const int32_t ids[] = {0};
   for (const int count : {2, 5}) {
     const ScreenedModel any(testing::random_head(300, 96, 2), count);
-    const auto slices = gpt_oss_decode::slices_of(any.model.config, count, Split::tensor);
+    const auto slices = decode::slices_of(any.model.config, count, Split::tensor);
     for (int r = 0; r < count; ++r) {
       SCOPED_TRACE(r);
       const size_t begin = size_t(slices[size_t(r)].ids.begin), end = size_t(slices[size_t(r)].ids.end);
@@ -205,7 +205,7 @@ TEST(GptOssScreenRanksEmulated, ABlockThatDoesNotSayWhatItKnowsIsNamedAndTheNext
   for (auto& e : gpus.ranks) *e->buffers.state = {.tokens = {5}, .position = 0, .flaw = 0};
   gpus.token({.capacity = 9}, true);
   for (const auto& e : gpus.ranks)
-    EXPECT_EQ(std::memcmp(e->buffers.state, sound.ranks[0]->buffers.state, sizeof(gpt_oss_decode::State)), 0);
+    EXPECT_EQ(std::memcmp(e->buffers.state, sound.ranks[0]->buffers.state, sizeof(decode::State)), 0);
 }
 
 }  // namespace

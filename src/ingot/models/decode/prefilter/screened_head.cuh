@@ -7,7 +7,7 @@
 #include "ingot/models/decode/megakernel/token_columns.cuh"
 #include "ingot/models/decode/prefilter/screen.cuh"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 using ScreenMemory = screen::Memory<kTokenWarps, kHeldBands>;
 static_assert(sizeof(ScreenMemory) <= kBestBytes, "in the place of what the usual head keeps there");
@@ -216,4 +216,4 @@ template <WeightFormat D, bool kRanks> class ScreenedHeadProgram : public TokenB
   const TokenColumns columns_;
 };
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -11,7 +11,7 @@
 #include "ingot/models/decode/prompt/prompt.cuh"
 #include "ingot/models/decode/prompt/prompt.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 int64_t lay_out(const GptOssConfig& c, int64_t T, bool several, char* memory, PromptBuffers& b) {
   int64_t at = 0;
@@ -302,4 +302,4 @@ void run_prompt(const Model& m, const Buffers& buffers, const PromptBuffers& b, 
 
 #endif
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

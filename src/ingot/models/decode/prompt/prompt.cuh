@@ -9,7 +9,7 @@
 #include "ingot/megakernel/exchange.cuh"
 #include "ingot/models/decode/prompt/prompt.h"
 
-namespace ingot::gpt_oss_decode::prompts {
+namespace ingot::decode::prompts {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
@@ -358,4 +358,4 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(Gather p) {
   }
 }
 
-}  // namespace ingot::gpt_oss_decode::prompts
+}  // namespace ingot::decode::prompts

@@ -40,7 +40,7 @@ void grouped_linear(const GroupedLinear& a, Stream) {
   }
 }
 
-namespace gpt_oss_decode {
+namespace decode {
 // In fp32, which is what the CPU's takes.
 void attention_on_host(const Attention& a) {
   const auto wide = [](const Tensor& t, std::vector<float>& memory) {
@@ -57,12 +57,12 @@ void attention_on_host(const Attention& a) {
   attention(b, {});
   std::transform(out.begin(), out.end(), a.out.ptr<bf16>(), [](float v) { return bf16(v); });
 }
-}  // namespace gpt_oss_decode
+}  // namespace decode
 
 namespace {
 
-using gpt_oss_decode::PromptBuffers;
-using gpt_oss_decode::Split;
+using decode::PromptBuffers;
+using decode::Split;
 using testing::DecodeCase;
 using testing::DecodeModel;
 using testing::EmulatedRanks;
@@ -77,9 +77,9 @@ struct Prompts {
   Prompts(const DecodeModel& m, uint32_t room, int count, Split split)
       : gpus(m, room, count, split), memory(size_t(count)), buffers(size_t(count)) {
     for (size_t r = 0; r < buffers.size(); ++r) {
-      const int64_t bytes = gpt_oss_decode::lay_out(m.config, room, count > 1, nullptr, buffers[r]);
+      const int64_t bytes = decode::lay_out(m.config, room, count > 1, nullptr, buffers[r]);
       memory[r].assign(size_t(bytes) + 256, char(0xff));  // NaN
-      gpt_oss_decode::lay_out(m.config, room, count > 1, testing::Emulated::aligned(memory[r]), buffers[r]);
+      decode::lay_out(m.config, room, count > 1, testing::Emulated::aligned(memory[r]), buffers[r]);
     }
     for (size_t r = 0; r < buffers.size() && count > 1; ++r) {
       buffers[r].logits = buffers[0].logits + gpus.ranks[r]->buffers.ranks.first_id;
@@ -133,7 +133,7 @@ void check_case(const DecodeCase& t, int count, Split split) {
               const auto rows = gpus->extend(ids);
               for (size_t r = 1; r < gpus->buffers.size(); ++r) {
                 const auto &e = *gpus->gpus.ranks[r], &first = *gpus->gpus.ranks[0];
-                EXPECT_EQ(std::memcmp(e.buffers.state, first.buffers.state, sizeof(gpt_oss_decode::State)), 0);
+                EXPECT_EQ(std::memcmp(e.buffers.state, first.buffers.state, sizeof(decode::State)), 0);
                 EXPECT_EQ(gpus->gpus.epochs[r], gpus->gpus.epochs[0]);
                 if (T == 1) continue;
                 for (size_t i = 0; i < T; ++i)  // the residual stream, bit for bit

@@ -5,7 +5,7 @@
 // and adds in the order of GPUs.
 #include "ingot/models/decode/phased/decode.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 constexpr int64_t kPromptTokens = 4096, kPromptRows = 256;  // at a time; of them with logits of each
 
@@ -46,4 +46,4 @@ void run_prompt(const Model& model, const Buffers& buffers, const PromptBuffers&
 // The kernels that it launches, as far as they depend on `prompt`: of equal lists they are the same.
 std::vector<int> prompt_kernels(const Model& model, const Prompt& prompt);
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

@@ -13,7 +13,7 @@
 #include "ingot/models/decode/phased/stages.cuh"
 #include "ingot/models/decode/small_batch/small_batch_router.cuh"
 
-namespace ingot::gpt_oss_decode::several {
+namespace ingot::decode::several {
 
 constexpr uint32_t kWarps = 24, kThreads = 32 * kWarps;
 constexpr uint32_t kTeam = 3;         // warps that share an expert's band: of 2,880 numbers each has 15 weight tiles
@@ -526,4 +526,4 @@ __device__ __forceinline__ void down(const Down& p, const ChoiceSums& to, uint32
   }
 }
 
-}  // namespace ingot::gpt_oss_decode::several
+}  // namespace ingot::decode::several

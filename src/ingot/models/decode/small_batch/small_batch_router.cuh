@@ -5,7 +5,7 @@
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/models/decode/small_batch/small_batch_sums.cuh"
 
-namespace ingot::gpt_oss_decode::several {
+namespace ingot::decode::several {
 
 // Of what route() has staged, columns of the next product: a token or some by each of its bands' blocks, by half of
 // their threads.
@@ -220,4 +220,4 @@ __device__ __forceinline__ void publish_lists(const routing::Copy& from, uint32_
   __syncthreads();
 }
 
-}  // namespace ingot::gpt_oss_decode::several
+}  // namespace ingot::decode::several

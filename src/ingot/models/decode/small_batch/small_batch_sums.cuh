@@ -3,7 +3,7 @@
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/models/decode/phased/stages.cuh"
 
-namespace ingot::gpt_oss_decode::several {
+namespace ingot::decode::several {
 
 // Four numbers of a column from c on.
 __device__ __forceinline__ void put_normed(const Normed& to, uint32_t token, uint32_t C, uint32_t c,
@@ -50,4 +50,4 @@ __device__ __forceinline__ void settle(const Settled& p, uint32_t token, uint32_
     p.normed.squares[part * kColumns + token] = (squares[0] + squares[1]) + (squares[2] + squares[3]);
 }
 
-}  // namespace ingot::gpt_oss_decode::several
+}  // namespace ingot::decode::several

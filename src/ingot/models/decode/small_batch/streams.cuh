@@ -8,7 +8,7 @@
 #include "ingot/models/decode/phased/stages.cuh"
 #include "ingot/models/decode/small_batch/streams.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 // What changes from step to step is read past L1: kernels that start while earlier ones run may find old lines there.
 __device__ __forceinline__ uint32_t slot_of(const Streams& s, uint32_t j) { return __ldcg(&s.input->slot[j]); }
@@ -77,4 +77,4 @@ __global__ void append_tokens_kernel(const __grid_constant__ Streams s, const ui
   state.position += 1;
 }
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode

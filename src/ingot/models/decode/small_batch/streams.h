@@ -3,7 +3,7 @@
 // sequence has of its own, keys, values and State, lies as often as there are slots, `slot_bytes` apart.
 #include "ingot/models/decode/model/state.h"
 
-namespace ingot::gpt_oss_decode {
+namespace ingot::decode {
 
 constexpr uint32_t kMostStreams = 16;
 
@@ -26,4 +26,4 @@ struct Streams {
 // Places what Streams has of its own in the device's memory; returns its bytes.
 int64_t lay_out(const GptOssConfig& config, char* memory, StreamsInput*& input, Streams& streams);
 
-}  // namespace ingot::gpt_oss_decode
+}  // namespace ingot::decode
