@@ -1,4 +1,4 @@
-"""What tools/check_names.py and tools/check_layers.py find in small trees of their own, and what they leave alone.
+"""What tools/check_names.py, tools/check_layers.py and tools/pronouns.py find in small trees of their own, and what they leave alone.
 
     python3 tests/checks_test.py
 """
@@ -11,6 +11,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
 import check_layers  # noqa: E402
 import check_names  # noqa: E402
+import pronouns  # noqa: E402
 
 
 class Names(unittest.TestCase):
@@ -90,6 +91,26 @@ class Launches(unittest.TestCase):
                 path.write_text(f"  {line}\n", encoding="utf-8")
                 found[line] = len(list(check_layers.problems_of(path, root)))
         self.assertEqual(list(found.values()), [1, 1, 1, 0, 0, 0, 0], found)
+
+
+class Pronouns(unittest.TestCase):
+    def counts(self, name, text):
+        return pronouns.counts_of(pronouns.prose_of(name, text))
+
+    def test_pronouns_are_counted_in_comments_and_not_in_code(self):
+        self.assertEqual(self.counts("a.h", 'int it = 1;  // It waits for others.\nauto s = "// that is no comment";\n/* the block\n   polls them */\n'), (3, 8))
+        self.assertEqual(self.counts("a.py", '"""Who reads this."""\nit = "that"  # of one\ndef f():\n    """Such."""\n    return "what"\n'), (3, 6))
+        self.assertEqual(self.counts("a.cmake", 'set(IT "# that")  # which file\nif(IT)\n# the next\n'), (1, 4))
+        self.assertEqual(self.counts("run", "#!/bin/sh\necho $# '# that'  # nobody\n"), (1, 1))
+        self.assertEqual(self.counts("a.json", '{"it": "that"}'), (0, 0))
+
+    def test_a_page_is_counted_without_its_code_and_tables(self):
+        page = "Those words.\n<!-- table:x -->\nit it\n<!-- /table -->\n```\nit\n```\nSee `it` in [the page](it.md).\n"
+        self.assertEqual(self.counts("docs/a.md", page), (1, 6))
+
+    def test_counts_add_up_by_folder(self):
+        counts = {"src/ingot/kernels/rope/a.h": (1, 10), "src/ingot/kernels/rope/parts/b.h": (2, 30), "tools/c.py": (0, 5), "run": (1, 2)}
+        self.assertEqual(pronouns.add_up(counts, pronouns.folder_of), {"src/ingot/kernels/rope": (3, 40), "tools": (0, 5), ".": (1, 2)})
 
 
 if __name__ == "__main__":
