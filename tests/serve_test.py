@@ -97,7 +97,15 @@ class Server:
         self.rest.start()
 
     def read_rest(self):
-        self.log += self.process.stderr.read().decode()
+        for line in self.process.stderr:
+            self.log += line.decode()
+
+    def log_until(self, text, seconds=20):
+        deadline = time.monotonic() + seconds
+        while text not in self.log:
+            assert time.monotonic() < deadline, f"{text} is not in the log: {self.log}"
+            time.sleep(0.01)
+        return self.log
 
     def request(self, method, path, body=None, headers={}, host=None):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -383,7 +391,7 @@ class Client(WithServer):
 
     def test_errors_name_the_field(self):
         for field, more in (("n", dict(n=9)), ("temperature", dict(temperature=3)), ("max_tokens", dict(max_tokens=0)), ("stop", dict(stop=["a"] * 5)),
-                            ("echo", dict(echo=True)), ("extra", dict(extra_body=dict(extra=1)))):
+                            ("echo", dict(echo=True)), ("repetition_penalty", dict(extra_body=dict(repetition_penalty=1.2)))):
             with self.assertRaises(openai.BadRequestError) as e:
                 self.complete(**more)
             self.assertEqual(e.exception.param, field)
@@ -414,6 +422,15 @@ class Client(WithServer):
         self.server.until("num_requests_running", 0)
 
 
+class StrictFields(WithServer):
+    OPTIONS = ("--strict-fields",)
+
+    def test_an_unknown_field_and_a_tool_of_another_type_are_refused_by_name(self):
+        for name, more in (("cache_prompt", dict(cache_prompt=True)), ("tools[0].type", dict(tools=[dict(type="web_search")]))):
+            status, text, _ = self.server.request("POST", "/v1/responses", dict(input="a") | more)
+            self.assertEqual((status, json.loads(text)["error"]["param"]), (400, name))
+
+
 class Protocol(WithServer):
     OPTIONS = ("--cors-origin", "https://friend.example", "--allow-host", "model.example", "--context", "60000")
 
@@ -424,6 +441,26 @@ class Protocol(WithServer):
         self.assertIn("text/plain", headers["Content-Type"])
         for line in text.splitlines():
             self.assertRegex(line, r"\A(# (HELP|TYPE) ingot:\w+ .+|ingot:\w+(\{\w+=\"[^\"]+\"\})? [\d.e+-]+)\Z")
+
+    def test_a_field_without_effect_is_ignored_and_named_once_in_the_log(self):
+        for _ in range(2):
+            self.assertEqual(self.server.request("POST", "/v1/completions", dict(prompt="a", max_tokens=1, cache_prompt=True, max_token=3, absent_field=None))[0], 200)
+        for name in ("cache_prompt", "max_token (did you mean max_tokens?)"):
+            self.assertEqual(self.server.log_until(name).count(json.dumps(name)), 1)
+        self.assertNotIn("absent_field", self.server.log)
+
+    def test_a_request_of_codex_is_answered_by_the_functions_that_it_has(self):
+        parameters = dict(type="object", properties=dict(command=dict(type="array", items=dict(type="string"))))
+        tools = [dict(type="function", name="shell", description="Runs", strict=False, parameters=parameters), dict(type="web_search"), dict(type="local_shell"), dict(type="image_generation"),
+                 dict(type="custom", name="apply_patch", description="d", format=dict(type="grammar", syntax="lark", definition="start: /a/")), dict(type="namespace", name="mcp", description="", tools=[])]
+        items = [dict(type="message", role="user", content=[dict(type="input_text", text="Hi")]), dict(type="custom_tool_call", call_id="c1", name="apply_patch", input="*** Begin Patch", status="completed"),
+                 dict(type="custom_tool_call_output", call_id="c1", output="done"), dict(type="message", role="assistant", phase="final_answer", content=[dict(type="output_text", text="Yes", annotations=[])]),
+                 dict(type="message", role="user", phase=None, content=[dict(type="input_text", text="Go on")])]
+        body = dict(model="tiny", instructions="You are Codex.", input=items, tools=tools, tool_choice="auto", parallel_tool_calls=False, store=False, stream=False, include=["reasoning.encrypted_content"],
+                    prompt_cache_key="k", client_metadata=dict(x="y"), reasoning=dict(effort="xhigh", summary="auto"), text=dict(verbosity="low"), max_output_tokens=4)
+        status, text, _ = self.server.request("POST", "/v1/responses", body)
+        self.assertEqual(status, 200, text)
+        self.assertIn('"tools[] of type web_search"', self.server.log_until("of type namespace"))
 
     def test_addresses_and_methods(self):
         for status, method, path, body in ((404, "GET", "/v1/none", None), (404, "GET", "//v1/models", None), (405, "GET", "/v1/completions", None), (405, "POST", "/health", "{}"),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_map>
 
 #include "ingot/core/check.h"
 #include "ingot/io/json.h"
@@ -17,12 +18,34 @@ template <class... Note> [[noreturn]] void refuse(const std::string& param, cons
 }
 std::string element(const std::string& param, size_t i) { return param + "[" + std::to_string(i) + "]"; }
 
-// An object's fields; one that nobody asked for is an error. null is as good as absent.
+// What becomes of fields that no reader asked for: an error, or a list of their names.
+struct Reading {
+  bool strict = false;
+  std::vector<std::string> ignored;
+
+  // `path` without its indices, so that a field of many messages has one name: messages[].id
+  void ignore(const std::string& path, const std::string& note = "") {
+    constexpr size_t kMostNames = 64;
+    std::string name;
+    for (size_t i = 0; i < path.size(); ++i) {
+      name += path[i];
+      if (path[i] == '[') i = std::min(path.find(']', i), path.size()) - 1;
+    }
+    name += note;
+    if (ignored.size() < kMostNames && std::find(ignored.begin(), ignored.end(), name) == ignored.end())
+      ignored.push_back(std::move(name));
+  }
+};
+
+// An object's fields. null is as good as absent.
 class Object {
  public:
-  Object(const Json& json, std::string path) : json_(json), path_(std::move(path)) {
+  Object(const Json& json, std::string path, Reading& reading)
+      : json_(json), path_(std::move(path)), reading_(reading) {
     if (!json.is_object()) refuse_value(path_.empty() ? "body" : path_, json, "an object");
   }
+  Reading& reading() const { return reading_; }
+  Object object(const char* key) { return Object(require(key), path(key), reading_); }
   const Json* find(const char* key) {
     known_.emplace_back(key);
     const auto it = json_.find(key);
@@ -70,20 +93,21 @@ class Object {
   void ignore(std::initializer_list<const char*> keys) {
     for (const char* key : keys) find(key);
   }
-  // What Ingot does not do is refused, unless it is asked for in the way that changes nothing.
+  // A field that would change the answer and that Ingot does not read. Its neutral value changes nothing.
   void unsupported(const char* key, const Json& neutral) {
     const Json* value = find(key);
     if (value != nullptr && *value != neutral)
       throw ApiError(400, path(key) + ": it is not supported, expected none", path(key), "unsupported_parameter");
   }
   void finish() const {
-    for (const auto& [key, value] : json_.items())
-      if (std::find(known_.begin(), known_.end(), key) == known_.end()) {
-        const std::string near = nearest_name(key, known_);
-        const std::string name = key.empty() ? path("''") : path(key);
-        throw ApiError(400, name + ": an unknown field" + (near.empty() ? "" : " (did you mean " + near + "?)"), name,
-                       "unknown_parameter");
-      }
+    for (const auto& [key, value] : json_.items()) {
+      if (value.is_null() || std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
+      const std::string near = nearest_name(key, known_);
+      const std::string note = near.empty() ? "" : " (did you mean " + near + "?)";
+      const std::string name = key.empty() ? path("''") : path(key);
+      if (reading_.strict) throw ApiError(400, name + ": an unknown field" + note, name, "unknown_parameter");
+      reading_.ignore(name, note);
+    }
   }
   static int64_t integer_of(const Json& value, const std::string& path, int64_t low, int64_t high) {
     // An unsigned number beyond int64_t would wrap.
@@ -102,8 +126,16 @@ class Object {
  private:
   const Json& json_;
   std::string path_;
+  Reading& reading_;
   std::vector<std::string> known_;
 };
+
+// none and minimal are low, xhigh and max are high: the nearest efforts that the model was trained with.
+std::string effort_of(Object& object, const char* key) {
+  const std::string effort = object.choice(key, {"", "none", "minimal", "low", "medium", "high", "xhigh", "max"});
+  if (effort == "none" || effort == "minimal") return "low";
+  return effort == "xhigh" || effort == "max" ? "high" : effort;
+}
 
 std::vector<int32_t> ids_of(const Json& list, const std::string& param) {
   std::vector<int32_t> ids;
@@ -135,17 +167,18 @@ std::vector<ApiPrompt> prompts_of(const Json& prompt, const ApiLimits& limits) {
 }
 
 // Text, or a list of parts of text.
-std::string content_of(const Json* content, const std::string& path) {
+std::string content_of(const Json* content, const std::string& path, Reading& reading) {
   if (content == nullptr) return "";
   if (content->is_string()) return content->get<std::string>();
   if (!content->is_array()) refuse_value(path, *content, "a string or a list of parts");
   std::string text;
   for (size_t i = 0; i < content->size(); ++i) {
-    Object part((*content)[i], element(path, i));
+    Object part((*content)[i], element(path, i), reading);
     const std::string type = part.require_text("type");
-    if (type != "text" && type != "input_text" && type != "output_text" && type != "reasoning_text")
+    if (type != "text" && type != "input_text" && type != "output_text" && type != "reasoning_text" &&
+        type != "summary_text" && type != "refusal")
       refuse(part.path("type"), "found '", type.substr(0, 40), "', expected text: the model has no other input");
-    text += part.require_text("text");
+    text += part.require_text(type == "refusal" ? "refusal" : "text");
     part.ignore({"annotations", "logprobs"});
     part.finish();
   }
@@ -162,36 +195,44 @@ void check_name(const std::string& name, const std::string& path) {
   if (!is_name(name)) refuse(path, "found '", name.substr(0, 80), "', expected 1 to 64 letters, digits, _ or -");
 }
 
-ApiCall call_of(const Json& json, const std::string& path) {
-  Object call(json, path);
+// How the model sees a call of a tool whose input is text.
+std::string arguments_of_text(const std::string& input) { return write_json(Json{{"input", input}}); }
+
+ApiCall call_of(const Json& json, const std::string& path, Reading& reading) {
+  Object call(json, path, reading);
   ApiCall c{.id = call.text("id")};
   call.ignore({"index"});
-  if (const std::string type = call.text("type", "function"); type != "function")
-    refuse(call.path("type"), "found '", type.substr(0, 40), "', expected function");
-  Object function(call.require("function"), call.path("function"));
-  c.name = function.require_text("name");
-  check_name(c.name, function.path("name"));
-  c.arguments = function.text("arguments", "{}");
-  function.finish();
+  const std::string type = call.text("type", "function");
+  if (type != "function" && type != "custom")
+    refuse(call.path("type"), "found '", type.substr(0, 40), "', expected function or custom");
+  Object called = call.object(type.c_str());
+  c.name = called.require_text("name");
+  check_name(c.name, called.path("name"));
+  c.arguments = type == "function" ? called.text("arguments", "{}") : arguments_of_text(called.text("input"));
+  called.finish();
   call.finish();
   return c;
 }
 
-ApiMessage message_of(const Json& json, const std::string& path) {
-  Object object(json, path);
-  ApiMessage m;
+ApiMessage message_of(const Json& json, const std::string& path, Reading& reading) {
+  Object object(json, path, reading);
+  ApiMessage m{.path = path};
   object.require("role");
   m.role = object.choice("role", {"user", "system", "developer", "assistant", "tool"});
   const Json* content = object.find("content");
-  m.content = content_of(content, object.path("content"));
-  object.ignore({"name", "refusal", "audio", "annotations", "function_call"});
+  const Json* refusal = object.find("refusal");  // what the assistant said in place of an answer
+  if (content == nullptr) content = refusal;
+  m.content = content_of(content, object.path("content"), reading);
+  object.ignore({"name", "annotations"});
+  object.unsupported("audio", nullptr);
+  object.unsupported("function_call", nullptr);
   const std::string reasoning = object.text("reasoning");
   m.reasoning = object.text("reasoning_content", reasoning);
   if (const Json* calls = object.find("tool_calls")) {
-    if (m.role != "assistant" || !calls->is_array())
+    if (!calls->is_array() || (m.role != "assistant" && !calls->empty()))
       refuse(object.path("tool_calls"), "found it in a message by ", m.role, ", expected a list in one by assistant");
     for (size_t i = 0; i < calls->size(); ++i)
-      m.calls.push_back(call_of((*calls)[i], element(object.path("tool_calls"), i)));
+      m.calls.push_back(call_of((*calls)[i], element(object.path("tool_calls"), i), reading));
   }
   m.call_id = object.text("tool_call_id");
   object.finish();
@@ -232,13 +273,29 @@ void read_function(Object& function, const Source& source, std::vector<std::stri
   r.tools.push_back(std::move(f));
 }
 
-void read_tool(const Json& json, size_t i, const Source& source, ApiRequest& r) {
-  Object tool(json, element("tools", i));
-  if (const std::string type = tool.require_text("type"); type != "function")
-    refuse(tool.path("type"), "found '", type.substr(0, 40), "', expected function");
-  Object function(tool.require("function"), tool.path("function"));
-  read_function(function, source, {"tools", std::to_string(i), "function"}, r);
-  tool.finish();
+// A tool of another type is left out: the model cannot call it, and the functions beside it are of use without it.
+void read_tools(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits) {
+  const Json* tools = body.find("tools");
+  if (tools == nullptr) return;
+  if (!tools->is_array() || int64_t(tools->size()) > limits.tools)
+    refuse_value("tools", *tools, detail::concat("a list of at most ", limits.tools, " functions"));
+  for (size_t i = 0; i < tools->size(); ++i) {
+    Object tool((*tools)[i], element("tools", i), body.reading());
+    if (const std::string type = tool.require_text("type"); type != "function") {
+      if (body.reading().strict) refuse(tool.path("type"), "found '", type.substr(0, 40), "', expected function");
+      body.reading().ignore("tools[] of type " + type.substr(0, 40));
+      continue;
+    }
+    std::vector<std::string> at = {"tools", std::to_string(i)};
+    if (r.responses) {  // a chat's function is an object of its own
+      read_function(tool, source, std::move(at), r);
+    } else {
+      Object function = tool.object("function");
+      at.push_back("function");
+      read_function(function, source, std::move(at), r);
+      tool.finish();
+    }
+  }
 }
 
 // none, auto, required, or one function by its name.
@@ -254,13 +311,13 @@ void read_tool_choice(Object& body, ApiRequest& r) {
     r.forced = kAnyFunction;
   } else {
     if (!choice->is_object()) refuse_value("tool_choice", *choice, "auto, none, required or a function");
-    Object object(*choice, "tool_choice");
+    Object object(*choice, "tool_choice", body.reading());
     if (const std::string type = object.require_text("type"); type != "function")
       refuse("tool_choice.type", "found '", type.substr(0, 40), "', expected function");
     if (r.responses) {
       r.forced = object.require_text("name");
     } else {
-      Object function(object.require("function"), "tool_choice.function");
+      Object function = object.object("function");
       r.forced = function.require_text("name");
       function.finish();
     }
@@ -296,34 +353,51 @@ bool is_schema_format(const Json& format) {
 void read_response_format(Object& body, const Source& source, ApiRequest& r) {
   const Json* json = body.find("response_format");
   if (json == nullptr) return;
-  Object format(*json, "response_format");
+  Object format(*json, "response_format", body.reading());
   std::optional<Object> schema;
   if (is_schema_format(*json)) {
     format.find("type");
-    schema.emplace(format.require("json_schema"), "response_format.json_schema");
+    schema.emplace(format.object("json_schema"));
   }
   read_format(format, schema ? &*schema : nullptr, source, {"response_format", "json_schema"}, r);
   format.finish();
 }
 
+// As OpenAI's clients ask for an effort, as OpenRouter's do, and as those of servers that render a template.
+void read_effort(Object& body, ApiRequest& r) {
+  r.reasoning = effort_of(body, "reasoning_effort");
+  const auto otherwise = [&](Object object, const char* key) {
+    const std::string effort = effort_of(object, key);
+    if (r.reasoning.empty()) r.reasoning = effort;
+    return object;
+  };
+  if (body.find("reasoning") != nullptr) {
+    Object reasoning = otherwise(body.object("reasoning"), "effort");
+    reasoning.ignore({"summary", "generate_summary"});
+    reasoning.finish();
+  }
+  if (body.find("chat_template_kwargs") != nullptr) {
+    Object arguments = otherwise(body.object("chat_template_kwargs"), "reasoning_effort");
+    arguments.unsupported("model_identity", nullptr);
+    arguments.unsupported("builtin_tools", Json::array());
+    arguments.finish();
+  }
+}
+
 void read_chat(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits) {
   const Json& messages = body.require("messages");
   if (!messages.is_array() || messages.empty()) refuse_value("messages", messages, "a list of at least one message");
-  if (int64_t(messages.size()) > limits.messages)
-    refuse("messages", "found ", messages.size(), ", expected at most ", limits.messages);
-  for (size_t i = 0; i < messages.size(); ++i) r.messages.push_back(message_of(messages[i], element("messages", i)));
-  if (const Json* tools = body.find("tools")) {
-    if (!tools->is_array() || int64_t(tools->size()) > limits.tools)
-      refuse_value("tools", *tools, detail::concat("a list of at most ", limits.tools, " functions"));
-    for (size_t i = 0; i < tools->size(); ++i) read_tool((*tools)[i], i, source, r);
-  }
+  for (size_t i = 0; i < messages.size(); ++i)
+    r.messages.push_back(message_of(messages[i], element("messages", i), body.reading()));
+  read_tools(body, source, r, limits);
   read_tool_choice(body, r);
   read_response_format(body, source, r);
-  r.reasoning = body.choice("reasoning_effort", {"", "low", "medium", "high"});
+  read_effort(body, r);
   if (body.flag("logprobs")) r.logprobs = 0;
   if (const auto top = body.integer("top_logprobs", 0, limits.logprobs)) {
-    if (r.logprobs < 0) refuse("top_logprobs", "found ", *top, " without logprobs, expected logprobs: true");
-    r.logprobs = *top;
+    if (r.logprobs < 0 && *top > 0)
+      refuse("top_logprobs", "found ", *top, " without logprobs, expected logprobs: true");
+    if (r.logprobs >= 0) r.logprobs = *top;
   }
   const auto newer = body.integer("max_completion_tokens", 1, INT32_MAX);
   const auto older = body.integer("max_tokens", 1, INT32_MAX);
@@ -332,9 +406,8 @@ void read_chat(Object& body, const Source& source, ApiRequest& r, const ApiLimit
   body.unsupported("function_call", "none");
   body.unsupported("modalities", Json::array({"text"}));
   body.unsupported("audio", nullptr);
-  body.unsupported("prediction", nullptr);
   body.unsupported("web_search_options", nullptr);
-  body.ignore({"parallel_tool_calls", "verbosity"});
+  body.ignore({"parallel_tool_calls", "verbosity", "prediction"});
 }
 
 void read_completion(Object& body, ApiRequest& r, const ApiLimits& limits) {
@@ -376,13 +449,30 @@ std::vector<LogitBias> bias_of(const Json& json, const ApiLimits& limits) {
   return bias;
 }
 
+// What llama.cpp, vLLM and SGLang read beside OpenAI's fields and what would change the answer.
+void refuse_fields_of_other_servers(Object& body) {
+  for (const char* factor : {"repetition_penalty", "repeat_penalty", "typical_p", "tfs_z", "length_penalty"})
+    body.unsupported(factor, 1);
+  for (const char* amount : {"top_a", "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range", "min_tokens"})
+    body.unsupported(amount, 0);
+  for (const char* limit : {"n_predict", "truncate_prompt_tokens"}) body.unsupported(limit, -1);
+  for (const char* off : {"ignore_eos", "use_beam_search", "continue_final_message"}) body.unsupported(off, false);
+  body.unsupported("add_generation_prompt", true);
+  for (const char* list : {"stop_token_ids", "bad_words", "logits_processors", "documents", "lora"})
+    body.unsupported(list, Json::array());
+  for (const char* text : {"grammar", "regex", "ebnf", "chat_template"}) body.unsupported(text, "");
+  for (const char* other : {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
+                            "json_schema", "allowed_token_ids", "logit_processors", "prompt_embeds", "prompt_logprobs"})
+    body.unsupported(other, nullptr);
+}
+
 void read_common(Object& body, ApiRequest& r, const ApiLimits& limits) {
   r.model = body.text("model");
   r.n = body.integer("n", 1, limits.choices).value_or(1);
   r.sampling.temperature = body.number("temperature", 0, 2).value_or(1);
   // 0 is written by clients that want the likeliest token, which any p as small leaves.
   r.sampling.top_p = std::max(body.number("top_p", 0, 1).value_or(1), 1e-9);
-  r.sampling.top_k = body.integer("top_k", 0, INT32_MAX).value_or(0);
+  r.sampling.top_k = std::max<int64_t>(body.integer("top_k", -1, INT32_MAX).value_or(0), 0);  // -1: all, as 0
   r.sampling.min_p = body.number("min_p", 0, 0.999999).value_or(0);
   if (const Json* seed = body.find("seed")) {
     if (!seed->is_number_integer()) refuse_value("seed", *seed, "an integer of 64 bits");
@@ -391,16 +481,18 @@ void read_common(Object& body, ApiRequest& r, const ApiLimits& limits) {
   if (const Json* stop = body.find("stop")) r.stop = stops_of(*stop, limits);
   if (const Json* bias = body.find("logit_bias")) r.bias = bias_of(*bias, limits);
   r.stream = body.flag("stream");
-  if (const Json* options = body.find("stream_options")) {
+  if (body.find("stream_options") != nullptr) {
     if (!r.stream) refuse("stream_options", "found it without stream, expected stream: true");
-    Object object(*options, "stream_options");
+    Object object = body.object("stream_options");
     r.stream_usage = object.flag("include_usage");
     object.ignore({"include_obfuscation"});
     object.finish();
   }
   r.frequency_penalty = body.number("frequency_penalty", -2, 2).value_or(0);
   r.presence_penalty = body.number("presence_penalty", -2, 2).value_or(0);
-  body.ignore({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"});
+  body.ignore({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+               "prompt_cache_retention", "prompt_cache_options", "moderation", "client_metadata"});
+  refuse_fields_of_other_servers(body);
 }
 
 }  // namespace
@@ -425,19 +517,47 @@ Json parse_body(std::string_view text, const ApiLimits& limits) {
   } catch (const Error& e) { throw ApiError(400, e.what(), "body", "invalid_json"); }
 }
 
+// The calls and results of tools that are no functions. A client may bring them from a conversation with another model;
+// one without call_id was run by that model's server, and has no result that is to be shown.
+std::optional<ApiMessage> other_item_of(Object& item, const std::string& type, ApiMessage m) {
+  for (const char* stored : {"item_reference", "compaction", "compaction_summary"})
+    if (type == stored)
+      throw ApiError(400, item.path("type") + ": found '" + type + "', expected items whose text is in the request",
+                     item.path("type"), "unsupported_parameter");
+  const bool known = item.find("call_id") != nullptr;
+  if (known && type.ends_with("_call_output")) {
+    m.role = "tool";
+    m.call_id = item.require_text("call_id");
+    const Json& output = item.require("output");
+    const bool text = output.is_string() || output.is_array();
+    m.content = text ? content_of(&output, item.path("output"), item.reading()) : write_json(output);
+    return m;
+  }
+  if (known && type.ends_with("_call")) {
+    ApiCall c{.id = item.require_text("call_id"), .name = item.text("name", type.substr(0, type.size() - 5))};
+    check_name(c.name, item.path("name"));
+    const Json* action = item.find(type == "apply_patch_call" ? "operation" : "action");
+    c.arguments = action != nullptr ? write_json(*action) : arguments_of_text(item.text("input"));
+    m.calls.push_back(std::move(c));
+    return m;
+  }
+  item.reading().ignore("input[] of type " + type.substr(0, 40));
+  return {};
+}
+
 // One item of a conversation. Thoughts and calls stand alone here; the model sees them as a turn of the assistant.
-ApiMessage item_of(const Json& json, const std::string& path) {
-  Object item(json, path);
+std::optional<ApiMessage> item_of(const Json& json, const std::string& path, Reading& reading) {
+  Object item(json, path, reading);
   const std::string type = item.text("type", "message");
-  item.ignore({"id", "status"});
-  ApiMessage m{.role = "assistant"};
+  item.ignore({"id", "status", "phase"});
+  ApiMessage m{.role = "assistant", .path = path};
   if (type == "message") {
     item.require("role");
     m.role = item.choice("role", {"user", "system", "developer", "assistant"});
-    m.content = content_of(&item.require("content"), item.path("content"));
+    m.content = content_of(&item.require("content"), item.path("content"), reading);
   } else if (type == "reasoning") {
     item.ignore({"summary", "encrypted_content"});
-    m.reasoning = content_of(item.find("content"), item.path("content"));
+    m.reasoning = content_of(item.find("content"), item.path("content"), reading);
   } else if (type == "function_call") {
     m.calls.push_back({.id = item.require_text("call_id"),
                        .name = item.require_text("name"),
@@ -446,43 +566,42 @@ ApiMessage item_of(const Json& json, const std::string& path) {
   } else if (type == "function_call_output") {
     m.role = "tool";
     m.call_id = item.require_text("call_id");
-    m.content = content_of(&item.require("output"), item.path("output"));
-  } else {
+    m.content = content_of(&item.require("output"), item.path("output"), reading);
+  } else if (reading.strict) {
     refuse(item.path("type"), "found '", type.substr(0, 40),
            "', expected message, reasoning, function_call or function_call_output");
+  } else {
+    return other_item_of(item, type, std::move(m));
   }
   item.finish();
   return m;
 }
 
-void read_input(Object& body, ApiRequest& r, const ApiLimits& limits) {
+void read_input(Object& body, ApiRequest& r) {
   if (const std::string text = body.text("instructions"); !text.empty())
-    r.messages.push_back({.role = "system", .content = text});
+    r.messages.push_back({.role = "system", .content = text, .path = "instructions"});
   const Json& input = body.require("input");
   if (input.is_string()) {
-    r.messages.push_back({.role = "user", .content = input.get<std::string>()});
+    r.messages.push_back({.role = "user", .content = input.get<std::string>(), .path = "input"});
     return;
   }
   if (!input.is_array() || input.empty()) refuse_value("input", input, "a string or a list of items");
-  if (int64_t(input.size()) > limits.messages)
-    refuse("input", "found ", input.size(), ", expected at most ", limits.messages);
-  for (size_t i = 0; i < input.size(); ++i) r.messages.push_back(item_of(input[i], element("input", i)));
+  const size_t before = r.messages.size();
+  for (size_t i = 0; i < input.size(); ++i)
+    if (auto message = item_of(input[i], element("input", i), body.reading()))
+      r.messages.push_back(std::move(*message));
+  if (r.messages.size() == before) refuse("input", "found no item that can be read, expected at least one message");
 }
 
 void read_responses(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits) {
-  read_input(body, r, limits);
+  read_input(body, r);
   if (r.n != 1) refuse("n", "found ", r.n, ", expected 1");
   if (const auto tokens = body.integer("max_output_tokens", 1, INT32_MAX)) r.tokens = *tokens;
-  if (const Json* reasoning = body.find("reasoning")) {
-    Object object(*reasoning, "reasoning");
-    r.reasoning = object.choice("effort", {"", "low", "medium", "high"});
-    object.ignore({"summary", "generate_summary"});
-    object.finish();
-  }
+  read_effort(body, r);
   if (const Json* text = body.find("text")) {
-    Object object(*text, "text");
+    Object object(*text, "text", body.reading());
     if (const Json* json = object.find("format")) {
-      Object format(*json, "text.format");
+      Object format = object.object("format");
       const bool schema = is_schema_format(*json);
       if (schema) format.find("type");
       read_format(format, schema ? &format : nullptr, source, {"text", "format"}, r);
@@ -491,23 +610,15 @@ void read_responses(Object& body, const Source& source, ApiRequest& r, const Api
     object.ignore({"verbosity"});
     object.finish();
   }
-  if (const Json* tools = body.find("tools")) {
-    if (!tools->is_array() || int64_t(tools->size()) > limits.tools)
-      refuse_value("tools", *tools, detail::concat("a list of at most ", limits.tools, " functions"));
-    for (size_t i = 0; i < tools->size(); ++i) {
-      // The same without the inner object.
-      Object tool((*tools)[i], element("tools", i));
-      if (const std::string type = tool.require_text("type"); type != "function")
-        refuse(tool.path("type"), "found '", type.substr(0, 40), "', expected function");
-      read_function(tool, source, {"tools", std::to_string(i)}, r);
-    }
-  }
+  read_tools(body, source, r, limits);
   read_tool_choice(body, r);
   body.unsupported("previous_response_id", nullptr);
   body.unsupported("conversation", nullptr);
+  body.unsupported("prompt", nullptr);
   body.unsupported("background", false);
-  body.unsupported("truncation", "disabled");
-  body.ignore({"parallel_tool_calls", "include"});
+  body.unsupported("top_logprobs", 0);
+  // Truncation cuts nothing of what fits, and max_tool_calls counts calls that a server makes by itself: none here.
+  body.ignore({"parallel_tool_calls", "include", "truncation", "max_tool_calls"});
 }
 
 }  // namespace
@@ -515,23 +626,27 @@ void read_responses(Object& body, const Source& source, ApiRequest& r, const Api
 ApiRequest parse_responses_request(std::string_view text, const ApiLimits& limits) {
   const Json json = parse_body(text, limits);
   ApiRequest r{.chat = true, .responses = true};
-  Object body(json, "");
+  Reading reading{.strict = limits.strict_fields};
+  Object body(json, "", reading);
   read_common(body, r, limits);
   read_responses(body, Source(text), r, limits);
   body.finish();
+  r.ignored = std::move(reading.ignored);
   return r;
 }
 
 ApiRequest parse_api_request(std::string_view text, bool chat, const ApiLimits& limits) {
   const Json json = parse_body(text, limits);
   ApiRequest r{.chat = chat};
-  Object body(json, "");
+  Reading reading{.strict = limits.strict_fields};
+  Object body(json, "", reading);
   read_common(body, r, limits);
   if (chat)
     read_chat(body, Source(text), r, limits);
   else
     read_completion(body, r, limits);
   body.finish();
+  r.ignored = std::move(reading.ignored);
   if (int64_t(r.prompts.size()) * r.n > limits.choices)
     refuse("n", "found ", r.n, " of ", r.prompts.size(), " prompts, expected at most ", limits.choices, " choices");
   return r;
@@ -560,11 +675,13 @@ std::string format_text(const ApiFormat& f) {
          f.schema;
 }
 
-std::string called_function(const ApiRequest& r, size_t answer) {
-  for (size_t i = answer; i-- > 0;)
-    for (const ApiCall& c : r.messages[i].calls)
-      if (c.id == r.messages[answer].call_id) return c.name;
-  refuse(element("messages", answer) + ".tool_call_id", "found no call of that id in the messages before it");
+// The calls so far, by their ids; of two with one id the later.
+using CalledNames = std::unordered_map<std::string, std::string>;
+
+std::string called_function(const CalledNames& names, const ApiRequest& r, const ApiMessage& result) {
+  if (const auto at = names.find(result.call_id); at != names.end()) return at->second;
+  refuse(result.path + (r.responses ? ".call_id" : ".tool_call_id"),
+         "found no call of that id in the messages before it");
 }
 
 }  // namespace
@@ -585,8 +702,10 @@ std::vector<HarmonyMessage> conversation_of(const ApiRequest& r, const std::stri
   std::string developer = harmony_developer_text(instructions, r.tools);
   if (r.format.kind == ApiFormat::Kind::schema) developer += (developer.empty() ? "" : "\n\n") + format_text(r.format);
   if (!developer.empty()) out.push_back({.role = HarmonyRole::developer, .content = developer});
+  CalledNames names;
   for (; i < r.messages.size(); ++i) {
     const ApiMessage& m = r.messages[i];
+    for (const ApiCall& c : m.calls) names[c.id] = c.name;
     if (is_instruction(m)) {
       out.push_back({.role = HarmonyRole::developer, .content = harmony_developer_text(m.content, {})});
     } else if (m.role == "user") {
@@ -595,7 +714,7 @@ std::vector<HarmonyMessage> conversation_of(const ApiRequest& r, const std::stri
       append_assistant(m, out);
     } else {
       out.push_back({.role = HarmonyRole::tool,
-                     .name = "functions." + called_function(r, i),
+                     .name = "functions." + called_function(names, r, m),
                      .recipient = "assistant",
                      .channel = "commentary",
                      .content = m.content});

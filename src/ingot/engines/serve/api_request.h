@@ -1,7 +1,9 @@
 #pragma once
-// The body of a request to POST /v1/completions or /v1/chat/completions, as OpenAI's clients write it. Reading is
-// strict: a field that is unknown, of the wrong type or out of range, or that asks for something Ingot does not do, is
-// an ApiError that names it. Nothing here depends on a model.
+// The body of a request to POST /v1/completions, /v1/chat/completions or /v1/responses, as OpenAI's clients write it.
+// A field of the wrong type or out of range is an ApiError that names the field, and so is a field that would change
+// the answer and that Ingot does not support. A field of null is absent. Other fields are ignored, and
+// ApiRequest::ignored has their names; ApiLimits::strict_fields makes each an ApiError. Nothing here depends on a
+// model.
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,9 +18,10 @@ namespace ingot {
 struct ApiLimits {
   int64_t body = int64_t(4) << 20;  // bytes
   int64_t choices = 8;              // n, times the prompts of one request
-  int64_t messages = 1024, tools = 128;
+  int64_t tools = 128;
   int64_t stops = 4, stop_bytes = 256;
   int64_t logprobs = 20, bias = 1024;
+  bool strict_fields = false;  // unknown fields, tools that are no functions and items of other types are errors
 };
 
 struct ApiCall {
@@ -28,6 +31,7 @@ struct ApiMessage {
   std::string role, content, reasoning;  // role: system, developer, user, assistant, tool
   std::vector<ApiCall> calls;            // of an assistant
   std::string call_id;                   // which call a tool answers
+  std::string path;                      // the field that it was read from
 };
 struct ApiPrompt {
   std::string text;
@@ -46,7 +50,7 @@ inline constexpr const char* kAnyFunction = "*";
 struct ApiRequest {
   bool chat = false;
   bool responses = false;            // a chat in the form of /v1/responses
-  std::string model;                 // empty: whichever there is
+  std::string model;                 // empty: the one that is served
   std::vector<ApiPrompt> prompts;    // of a completion
   std::vector<ApiMessage> messages;  // of a chat
   std::vector<HarmonyFunction> tools;
@@ -63,6 +67,7 @@ struct ApiRequest {
   double frequency_penalty = 0, presence_penalty = 0;
   int64_t logprobs = -1;  // DrawOptions
   bool stream = false, stream_usage = false;
+  std::vector<std::string> ignored;  // names of fields that had no effect, without indices
 };
 
 ApiRequest parse_api_request(std::string_view body, bool chat, const ApiLimits& limits = {});

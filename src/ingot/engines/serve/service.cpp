@@ -401,6 +401,12 @@ Service::~Service() = default;
 
 std::vector<std::vector<int32_t>> Service::prompts_of(const ApiRequest& r) const {
   std::vector<std::vector<int32_t>> prompts;
+  const int64_t context = model_.decoder->context();
+  if (int64_t(r.messages.size()) >= context)  // each has a token at least
+    throw ApiError(400,
+                   detail::concat("found ", r.messages.size(), " messages, expected fewer than the context's ", context,
+                                  " tokens"),
+                   r.responses ? "input" : "messages", "context_length_exceeded");
   if (r.chat) {
     if (!vocabulary_.harmony)
       throw ApiError(400, "found a chat, but " + options_.name + " has no chat format: expected POST /v1/completions",
@@ -420,13 +426,15 @@ std::vector<std::vector<int32_t>> Service::prompts_of(const ApiRequest& r) const
     }
     prompts.push_back(std::move(ids));
   }
-  const int64_t context = model_.decoder->context();
   for (const auto& p : prompts)
     if (int64_t(p.size()) >= context)
       throw ApiError(400,
                      detail::concat("found ", p.size(), " tokens, expected fewer than ", context,
                                     ", the context: an answer needs room for at least one"),
-                     r.chat ? "messages" : "prompt", "context_length_exceeded");
+                     r.responses ? "input"
+                     : r.chat    ? "messages"
+                                 : "prompt",
+                     "context_length_exceeded");
   return prompts;
 }
 
@@ -481,6 +489,7 @@ std::shared_ptr<Service::Ticket> Service::ask(const ApiRequest& r, const std::st
   if (!r.model.empty() && r.model != options_.name)
     throw ApiError(404, "model: found '" + r.model.substr(0, 100) + "', expected " + options_.name, "model",
                    "model_not_found");
+  log_ignored(r.ignored);
   auto ticket = std::make_shared<Ticket>(*this, r, std::move(answer));
   try {
     const auto prompts = prompts_of(r);
@@ -499,6 +508,17 @@ std::shared_ptr<Service::Ticket> Service::ask(const ApiRequest& r, const std::st
     throw api_error_of(std::current_exception());
   }
   return ticket;
+}
+
+// Each field once: a client sends it with every request. Names are a client's, so that their number has a bound.
+void Service::log_ignored(const std::vector<std::string>& fields) {
+  constexpr size_t kMostNames = 256;
+  const std::lock_guard lock(mutex_);
+  for (const std::string& field : fields) {
+    const std::string name = field.substr(0, 100);
+    if (logged_fields_.size() < kMostNames && logged_fields_.insert(name).second)
+      log_info("a request has a field that changes nothing here: ", show_json(OrderedJson(name)));
+  }
 }
 
 void Service::cancel(const std::shared_ptr<Ticket>& ticket) { ticket->cancel(); }

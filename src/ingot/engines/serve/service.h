@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "ingot/engines/serve/api_request.h"
@@ -69,12 +70,14 @@ class Service {
   std::shared_ptr<const TokenTree> token_tree() const;
   int64_t drawable() const;  // ids that have a text
   void count(const ServeOutcome& o);
+  void log_ignored(const std::vector<std::string>& fields);
 
   const ServiceOptions options_;
   OpenedModel model_;
   const Vocabulary vocabulary_;
   const int64_t created_;
   mutable std::mutex mutex_;
+  std::set<std::string> logged_fields_;
   std::mutex grammar_mutex_;
   std::shared_ptr<const TokenTree> tree_;  // made with the first request that needs it
   std::deque<std::pair<std::string, std::shared_ptr<TokenGrammar>>> grammars_;  // the latest first

@@ -28,7 +28,7 @@ struct ServeCommand {
   ModelOptions on;
   int64_t port = 8080, context = 0, slots = 4, waiting = 64, connections = 256, connections_of_one = 0;
   double drain = 30, patience = 30;
-  bool insecure = false, one_by_one = false;
+  bool insecure = false, one_by_one = false, strict_fields = false;
 };
 
 #ifdef INGOT_HAS_MICROHTTPD
@@ -66,6 +66,7 @@ server::ServerOptions server_options(const ServeCommand& o) {
   check_origins(o.origins);
   server::ServerOptions s{
       .host = o.host, .port = int(o.port), .keys = read_keys(o.key_file), .hosts = o.hosts, .origins = o.origins};
+  s.limits.strict_fields = o.strict_fields;
   s.connections = int(o.connections);
   s.connections_of_one = int(o.connections_of_one);
   s.header_seconds = s.body_seconds = s.stall_seconds = o.patience;
@@ -130,6 +131,9 @@ void add_serve(Command& root) {
   c.list("--allow-host NAME", o->hosts, "a name that clients call this server by; may be repeated");
   c.list("--cors-origin ORIGIN", o->origins,
          "pages of this origin may ask, such as https://a.example; may be repeated");
+  c.flag("--strict-fields", o->strict_fields,
+         "refuse fields of requests that are unknown and tools that are no functions (default: ignore them, and name "
+         "each once in the log)");
   c.integer("--slots N", o->slots, 1, 256, "most requests that are answered at a time (default: 4)");
   c.flag(
       "--one-by-one", o->one_by_one,
