@@ -8,10 +8,11 @@
 
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/watch.h"
-#include "ingot/models/decode/model/slices.h"
+#include "ingot/models/decode/model/sampling.h"
 #include "ingot/models/decode/phased/decode.h"
 #include "ingot/models/decode/prompt/prompt.h"
 #include "ingot/models/decode/small_batch/streams.h"
+#include "ingot/models/decode/weights/builder.h"
 #include "ingot/models/decoder.h"
 #include "ingot/models/gpt_oss/weights.h"
 
@@ -36,21 +37,6 @@ struct DeviceModelOptions {
     return own;
   }
 };
-
-// Weights of the config's shapes without memory: what a synthetic model is made of.
-GptOssWeights shapes_of(const GptOssConfig& config, WeightFormat dense, WeightFormat experts);
-
-// Of a draw, on the device; all slots'.
-struct DrawBuffers {
-  float* adjusted;    // (V)
-  uint32_t* allowed;  // ((V + 31) / 32)
-  int32_t* bias_ids;  // (kMostBiases)
-  float* biases;
-  int32_t* top;      // (kMostLogprobs)
-  double* logprobs;  // (1 + kMostLogprobs)
-  char* workspace;   // of logprobs()
-};
-constexpr int64_t kMostBiases = 1024, kMostLogprobs = 64;
 
 class DeviceModel {
  public:
@@ -171,7 +157,7 @@ class DeviceModel {
   uint64_t* inbox_ = nullptr;  // of several ranks
   uint32_t* epoch_ = nullptr;
   PromptBuffers prompt_{};
-  DrawBuffers draw_{};
+  SamplingBuffers sampling_{};
   Streams streams_;  // of several slots
   StreamsInput* streams_input_ = nullptr;
   Buffers streams_buffers_{};
@@ -186,11 +172,5 @@ class DeviceModel {
   bool megakernel_ = false;
   std::vector<Slot> slots_;
 };
-
-// Random numbers of deviation `scale` as weight tiles; fp8's row scales too.
-void fill_weight_tiles(const WeightMatrix& w, double scale, uint64_t seed, Stream stream);
-void fill_normal(void* to, DType dtype, int64_t n, double scale, double mean, uint64_t seed, Stream stream);
-// to_device_order() of weight tiles in a GPU's memory.
-void order_for_device(const WeightMatrix& w, Stream stream);
 
 }  // namespace ingot::decode

@@ -4,7 +4,7 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/quant/device_order.h"
 #include "ingot/kernels/quant/weight_tiles.h"
-#include "ingot/models/decode/model/device_model.h"
+#include "ingot/models/decode/weights/builder.h"
 
 namespace ingot::decode {
 namespace {

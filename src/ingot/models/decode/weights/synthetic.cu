@@ -5,7 +5,7 @@
 #include "ingot/core/rng.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/quant/weight_tiles.h"
-#include "ingot/models/decode/model/device_model.h"
+#include "ingot/models/decode/weights/builder.h"
 
 namespace ingot::decode {
 namespace {

@@ -1,5 +1,5 @@
 #ifdef INGOT_HAS_CUDA_DECODE
-#include "ingot/models/decode/model/upload.h"
+#include "ingot/models/decode/weights/upload.h"
 
 #include <gtest/gtest.h>
 

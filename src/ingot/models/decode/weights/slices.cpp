@@ -1,4 +1,4 @@
-#include "ingot/models/decode/model/slices.h"
+#include "ingot/models/decode/weights/slices.h"
 
 #include <algorithm>
 #include <cstring>

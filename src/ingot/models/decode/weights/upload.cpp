@@ -1,4 +1,4 @@
-#include "ingot/models/decode/model/upload.h"
+#include "ingot/models/decode/weights/upload.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,0 +1,79 @@
+// Slots: how long each sequence is, where its cache can be cut back to, and what a step that gave up leaves.
+#include <algorithm>
+
+#include "ingot/models/decode/model/device_model.h"
+
+namespace ingot::decode {
+
+#ifdef INGOT_HAS_CUDA_DECODE
+
+int DeviceModel::reset() {
+  const gpu::DeviceGuard guard(device_);
+  int first = 0;
+  for (int i = int(slots_.size()) - 1; i >= 0; --i) {
+    Slot& slot = slots_[size_t(i)];
+    State s;
+    gpu::copy_to_host(&s, slot.buffers.state, sizeof s);
+    if (slot.length != s.position) first = i;
+    slot.length = s.position;
+    gpu::fill_bytes(slot.buffers.grid_barrier, 0, slot.buffers.handover_bytes, *stream_);
+  }
+  if (most_streams() > 1) gpu::fill_bytes(streams_buffers_.grid_barrier, 0, streams_buffers_.handover_bytes, *stream_);
+  if (inbox_ != nullptr) {
+    gpu::fill_bytes(inbox_, 0, inbox_bytes(config(), slots_[0].buffers.ranks.exchange.ranks), *stream_);
+    gpu::fill_bytes(epoch_, 0, 4, *stream_);
+  }
+  waits_->reset(*stream_);
+  stream_->synchronize();
+  return first;
+}
+
+std::string DeviceModel::place_in(int slot) const {
+  return ingot::detail::concat("position ", length(slot),
+                               slots_.size() > 1 ? ingot::detail::concat(" of slot ", slot) : std::string());
+}
+
+void DeviceModel::grow(Slot& slot, int64_t tokens) {
+  if (slot.length + tokens > context_)
+    fail(ErrorCode::usage, "found ", slot.length + tokens, " tokens, expected at most ", context_, ", the context");
+  slot.length += tokens;
+  slot.valid_from = std::max(slot.valid_from, slot.length - ring_);
+}
+
+bool DeviceModel::can_rewind(int64_t length, int index) const {
+  const Slot& slot = slots_[size_t(index)];
+  return 0 <= length && length <= slot.length &&
+         (length == 0 || std::max<int64_t>(0, length - (config().window - 1)) >= slot.valid_from);
+}
+void DeviceModel::rewind(int64_t length, int index) {
+  Slot& slot = slots_[size_t(index)];
+  INGOT_CHECK(can_rewind(length, index), "gpt-oss: found a cache of ", slot.length, " tokens that cannot go back to ",
+              length);
+  const gpu::DeviceGuard guard(device_);
+  synchronize();
+  slot.length = length;
+  if (length == 0) slot.valid_from = 0;
+  const int32_t at[2] = {int32_t(length), 0};  // position, flaw
+  gpu::copy_to_device(&slot.buffers.state->position, at, sizeof at);
+}
+
+void DeviceModel::pretend(int64_t length, int index) {
+  Slot& slot = slots_[size_t(index)];
+  const gpu::DeviceGuard guard(device_);
+  rewind(0, index);
+  grow(slot, length);
+  const GptOssConfig& c = config();
+  uint64_t seed = 1;
+  const int64_t kv_heads = slice_.kv_heads.size();
+  for (const Layer& l : slot.model.layers)
+    for (bf16* rows : {l.keys, l.values})
+      if (!slot.pretends && kv_heads > 0)
+        fill_normal(rows, DType::bf16, kv_heads * int64_t(l.cache_rows) * cache_dim(c), 1, 0, ++seed, *stream_);
+  slot.pretends = true;
+  const State state{.tokens = {}, .position = int32_t(length), .flaw = 0};
+  gpu::copy_to_device(slot.buffers.state, &state, sizeof state);
+}
+
+#endif
+
+}  // namespace ingot::decode

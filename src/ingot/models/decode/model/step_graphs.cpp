@@ -1,0 +1,158 @@
+// Steps: a graph of launches for each kind of step, made when it is first asked for, and prompts, which have none.
+#include <algorithm>
+
+#include "ingot/models/decode/megakernel/megakernel.h"
+#include "ingot/models/decode/model/device_model.h"
+
+namespace ingot::decode {
+
+#ifdef INGOT_HAS_CUDA_DECODE
+
+bool DeviceModel::use_megakernel(bool wanted) {
+  const bool takes = megakernel_takes(slots_[0].model);
+  if (takes) megakernel_ = wanted;
+  return takes || !wanted;
+}
+
+gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone) {
+  const bool persistent = megakernel_ && T == 1, screened = screens(T, head_rows, id_alone);
+  auto& g = slot.graphs[{T, head_rows, vocab, persistent, screened}];
+  if (g != nullptr) return *g;
+  const Step step{.T = T, .head_rows = head_rows, .vocab = vocab, .capacity = uint32_t(context_)};
+  g = std::make_unique<gpu::Graph>(*stream_, [&] {
+    if (!persistent) return run(slot.model, slot.buffers, step, *stream_);
+    run_megakernel(slot.model, slot.buffers, step,
+                   {.layers = slot.stages, .watch = waits_->watch(), .ranks = slot.ranks, .screened = screened},
+                   *stream_);
+  });
+  return *g;
+}
+
+void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int index, uint32_t vocab, bool id_alone) {
+  Slot& slot = slots_[size_t(index)];
+  const int64_t T = int64_t(ids.size());
+  const int64_t most = head_rows <= 1 ? prompt_batch() : head_rows == T ? rows_batch() : batch();
+  INGOT_CHECK(1 <= T && T <= most, "gpt-oss: found a batch of ", T, " tokens, expected 1 to ", most);
+  for (int64_t t = 0; t < T; ++t)
+    INGOT_CHECK(ids[size_t(t)] >= 0 && ids[size_t(t)] < config().vocab, "gpt-oss: found id ", ids[size_t(t)],
+                " at position ", slot.length + t, ", expected 0 to ", config().vocab - 1);
+  const gpu::DeviceGuard guard(device_);
+  grow(slot, T);
+  slot.vocab = vocab > 0 ? vocab : uint32_t(config().vocab);
+  slot.id_alone = screens(T, head_rows, id_alone);
+  if (T > batch()) {
+    gpu::copy_rows({.to = prompt_.ids, .from = ids.data(), .row_bytes = T * 4, .device = device_}, *stream_);
+    return run_prompt(slot.model, slot.buffers, prompt_,
+                      {.T = T,
+                       .position = slot.length - T,
+                       .head_rows = head_rows,
+                       .vocab = vocab,
+                       .capacity = uint32_t(context_),
+                       .device = device_},
+                      *stream_);
+  }
+  gpu::copy_rows({.to = slot.buffers.state->tokens, .from = ids.data(), .row_bytes = T * 4, .device = device_},
+                 *stream_);
+  graph(slot, uint32_t(T), head_rows, vocab, id_alone).launch(*stream_);
+}
+
+std::vector<int> DeviceModel::kernels_of_prompt(int64_t tokens, uint32_t head_rows) const {
+  return prompt_kernels(model(), {.T = tokens,
+                                  .position = 0,
+                                  .head_rows = head_rows,
+                                  .vocab = 0,
+                                  .capacity = uint32_t(context_),
+                                  .device = device_});
+}
+void DeviceModel::rehearse_prompt(int64_t tokens, uint32_t head_rows, int index) {
+  Slot& slot = slots_[size_t(index)];
+  const gpu::DeviceGuard guard(device_);
+  slot.valid_from = std::max(slot.valid_from, slot.length + tokens - ring_);  // it writes where the prompt will
+  gpu::fill_bytes(waits_->watch().stop, 0xff, 4, *stream_);                   // no wait lasts
+  gpu::fill_bytes(prompt_.ids, 0, tokens * 4, *stream_);
+  run_prompt(slot.model, slot.buffers, prompt_,
+             {.T = tokens,
+              .position = slot.length,
+              .head_rows = head_rows,
+              .vocab = 0,
+              .capacity = uint32_t(context_),
+              .device = device_},
+             *stream_);
+}
+
+void DeviceModel::prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone) {
+  const gpu::DeviceGuard guard(device_);
+  if (1 <= tokens && tokens <= batch()) graph(slots_[size_t(slot)], uint32_t(tokens), head_rows, vocab, id_alone);
+}
+
+void DeviceModel::continue_greedily(int64_t n, int index, bool id_alone) {
+  Slot& slot = slots_[size_t(index)];
+  const gpu::DeviceGuard guard(device_);
+  grow(slot, n);
+  slot.vocab = uint32_t(config().vocab);
+  slot.id_alone = screens(1, 1, id_alone);
+  gpu::Graph& g = graph(slot, 1, 1, 0, id_alone);
+  for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
+}
+
+void DeviceModel::start_streams(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab) {
+  const int64_t T = int64_t(slots.size());
+  INGOT_CHECK(1 <= T && T <= most_streams(), "gpt-oss: found ", T, " slots of one step, expected 1 to ",
+              most_streams());
+  const gpu::DeviceGuard guard(device_);
+  for (const int slot : slots)
+    if (length(slot) + n > context_)
+      fail(ErrorCode::usage, "found ", length(slot) + n, " tokens, expected at most ", context_, ", the context");
+  StreamsInput input{};
+  for (size_t j = 0; j < slots.size(); ++j) {
+    input.slot[j] = uint32_t(slots[j]);
+    input.token[j] = ids.empty() ? -1 : ids[j];
+    Slot& slot = slots_[size_t(slots[j])];
+    grow(slot, n);
+    slot.vocab = vocab > 0 ? vocab : uint32_t(config().vocab);
+    slot.id_alone = false;
+  }
+  gpu::copy_rows({.to = streams_input_, .from = &input, .row_bytes = int64_t(sizeof input), .device = device_},
+                 *stream_);
+  auto& g = streams_graphs_[{uint32_t(T), vocab}];
+  if (g == nullptr) {
+    const Step step{.T = uint32_t(T),
+                    .head_rows = uint32_t(T),
+                    .vocab = vocab,
+                    .capacity = uint32_t(context_),
+                    .streams = &streams_};
+    g = std::make_unique<gpu::Graph>(*stream_, [&] { run(slots_[0].model, streams_buffers_, step, *stream_); });
+  }
+  for (int64_t i = 0; i < n; ++i) g->launch(*stream_);
+}
+void DeviceModel::extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab) {
+  INGOT_CHECK_EQ(ids.size(), slots.size(), "gpt-oss: ids of a step of several slots");
+  for (size_t j = 0; j < ids.size(); ++j)
+    INGOT_CHECK(ids[j] >= 0 && ids[j] < config().vocab, "gpt-oss: found id ", ids[j], " for slot ", slots[j],
+                ", expected 0 to ", config().vocab - 1);
+  start_streams(slots, ids, 1, vocab);
+}
+void DeviceModel::continue_streams(std::span<const int> slots, int64_t n) { start_streams(slots, {}, n, 0); }
+void DeviceModel::prepare_trace(const megakernel::Trace& trace, int index) {
+  Slot& slot = slots_[size_t(index)];
+  const gpu::DeviceGuard guard(device_);
+  slot.traced = std::make_unique<gpu::Graph>(*stream_, [&] {
+    run_megakernel(slot.model, slot.buffers, {.capacity = uint32_t(context_)},
+                   {.layers = slot.stages, .watch = waits_->watch(), .ranks = slot.ranks, .trace = trace}, *stream_);
+  });
+}
+void DeviceModel::continue_traced(int index) {
+  Slot& slot = slots_[size_t(index)];
+  const gpu::DeviceGuard guard(device_);
+  grow(slot, 1);
+  slot.id_alone = false;
+  slot.traced->launch(*stream_);
+}
+
+bool DeviceModel::takes_trace() const {
+  return megakernel_takes(model()) && model().layers[0].down.format == WeightFormat::mxfp4;
+}
+
+#endif
+
+}  // namespace ingot::decode

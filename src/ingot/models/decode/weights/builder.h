@@ -1,0 +1,65 @@
+#pragma once
+// Weights and every other part of a model that lies in a GPU's memory: one walk over the parts counts their bytes, and
+// a second one places and fills them.
+#include <memory>
+#include <vector>
+
+#include "ingot/models/decode/model/state.h"
+#include "ingot/models/decode/weights/slices.h"
+#include "ingot/models/decode/weights/upload.h"
+#include "ingot/models/gpt_oss/weights.h"
+
+namespace ingot::decode {
+
+// Weights of the config's shapes without memory: a synthetic model is made of them.
+GptOssWeights shapes_of(const GptOssConfig& config, WeightFormat dense, WeightFormat experts);
+
+// Gives every part of a model its place in `memory` and fills it from the host, or with random numbers where there is a
+// seed. Without memory it counts bytes only.
+class DeviceBuilder {
+ public:
+  int64_t bytes = 0;
+
+  DeviceBuilder(char* memory, const uint64_t* seed, Stream stream, int device)
+      : memory_(memory), seed_(seed), stream_(stream), device_(device) {}
+
+  template <class T> void take(T*& p, int64_t n) {
+    p = reinterpret_cast<T*>(memory_ + bytes);
+    bytes += (n * int64_t(sizeof(T)) + 255) / 256 * 256;
+  }
+  // `cut`: of the vector only the numbers that belong to its rows.
+  void vector(const float*& p, const Tensor& from, double scale, double mean = 0, const Cut* cut = nullptr);
+  void embedding(const bf16*& p, const WeightMatrix& from);
+  void matrix(Matrix& m, const WeightMatrix& from, double scale);
+  void matrix(Matrix& m, const WeightMatrix& from, double scale, const Cut& cut);
+
+ private:
+  void fill(const WeightMatrix& device, const Matrix& m, const WeightMatrix& from, double scale, const Cut& cut);
+  uint64_t next_seed() { return *seed_ * 65536 + next_++; }
+  Uploader& uploader();
+  // Uploads `cut` of a matrix, or of each matrix of a bank, some bands at a time.
+  void upload_cuts(const WeightMatrix& from, const Cut& cut, uint8_t* to, int64_t matrix_bytes);
+  void upload_cut(const WeightMatrix& from, const Cut& cut, uint8_t* to);
+  void upload_rows(const WeightMatrix& from, const Cut& cut, uint8_t* to, WeightFormat f);
+
+  char* memory_;
+  const uint64_t* seed_;
+  Stream stream_;
+  uint64_t next_ = 0;
+  std::vector<char> packed_;
+  std::vector<uint8_t> cut_;
+  int device_;
+  std::unique_ptr<Uploader> uploader_;
+};
+
+// The slice's part of all weights.
+void build_weights(DeviceBuilder& builder, const GptOssConfig& config, const GptOssWeights& weights, const Slice& slice,
+                   Model& model);
+
+// Random numbers of deviation `scale` as weight tiles; fp8's row scales too.
+void fill_weight_tiles(const WeightMatrix& w, double scale, uint64_t seed, Stream stream);
+void fill_normal(void* to, DType dtype, int64_t n, double scale, double mean, uint64_t seed, Stream stream);
+// to_device_order() of weight tiles in a GPU's memory.
+void order_for_device(const WeightMatrix& w, Stream stream);
+
+}  // namespace ingot::decode
