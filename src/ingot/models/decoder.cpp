@@ -90,34 +90,34 @@ std::string Decoder::trace(int slot) {
   return trace_of(slot);
 }
 
-void Decoder::check_draw(int slot, const DrawOptions& o, int64_t n) {
-  INGOT_CHECK(state(slot).beyond != Beyond::nothing, "draw: found slot ", slot,
+void Decoder::check_sample(int slot, const SampleOptions& o, int64_t n) {
+  INGOT_CHECK(state(slot).beyond != Beyond::nothing, "sample: found slot ", slot,
               " without logits or a waiting token, expected extend() before");
-  INGOT_CHECK(n >= 1, "draw: found ", n, " tokens, expected at least 1");
+  INGOT_CHECK(n >= 1, "sample: found ", n, " tokens, expected at least 1");
   check(o.sampling);
-  INGOT_CHECK(o.vocab >= 0 && o.vocab <= vocab(), "draw: found a vocabulary of ", o.vocab, ", expected at most ",
+  INGOT_CHECK(o.vocab >= 0 && o.vocab <= vocab(), "sample: found a vocabulary of ", o.vocab, ", expected at most ",
               vocab(), ", the model's");
   const int64_t drawable = o.vocab > 0 ? o.vocab : vocab();
-  INGOT_CHECK(o.logprobs >= -1 && o.logprobs <= drawable, "draw: found logprobs of ", o.logprobs,
+  INGOT_CHECK(o.logprobs >= -1 && o.logprobs <= drawable, "sample: found logprobs of ", o.logprobs,
               " tokens, expected -1 (none) to ", drawable, ", the vocabulary");
   for (const LogitBias& b : o.bias) {
-    INGOT_CHECK(b.id >= 0 && b.id < vocab(), "draw: found a bias for id ", b.id, ", expected 0 to ", vocab() - 1);
-    INGOT_CHECK(b.bias < HUGE_VALF, "draw: found a bias of ", b.bias, " for id ", b.id,
+    INGOT_CHECK(b.id >= 0 && b.id < vocab(), "sample: found a bias for id ", b.id, ", expected 0 to ", vocab() - 1);
+    INGOT_CHECK(b.bias < HUGE_VALF, "sample: found a bias of ", b.bias, " for id ", b.id,
                 ", expected a finite number or -infinity");
   }
   if (o.allowed.empty()) return;
-  INGOT_CHECK(int64_t(o.allowed.size()) == (drawable + 31) / 32, "draw: found ", o.allowed.size(),
+  INGOT_CHECK(int64_t(o.allowed.size()) == (drawable + 31) / 32, "sample: found ", o.allowed.size(),
               " words of allowed tokens, expected ", (drawable + 31) / 32);
   bool any = false;
   for (size_t i = 0; i < o.allowed.size(); ++i) {
     const int64_t bits = std::min<int64_t>(32, drawable - int64_t(i) * 32);
     any |= (o.allowed[i] & (bits == 32 ? ~0u : (1u << bits) - 1)) != 0;
   }
-  INGOT_CHECK(any, "draw: found no token that is allowed, expected at least one");
+  INGOT_CHECK(any, "sample: found no token that is allowed, expected at least one");
 }
 
-// What is beyond the slot's tokens after a draw.
-void Decoder::settle(int slot, const Drawn& d) {
+// What is beyond the slot's tokens after a sample.
+void Decoder::settle(int slot, const Sampled& d) {
   State& s = states_[size_t(slot)];
   if (d.error || d.stop_id >= 0) {
     s.beyond = Beyond::nothing;
@@ -127,12 +127,12 @@ void Decoder::settle(int slot, const Drawn& d) {
   }
 }
 
-Drawn Decoder::draw(int slot, const DrawOptions& options, int64_t n) {
-  check_draw(slot, options, n);
+Sampled Decoder::sample(int slot, const SampleOptions& options, int64_t n) {
+  check_sample(slot, options, n);
   State& s = states_[size_t(slot)];
-  Drawn d;
+  Sampled d;
   try {
-    d = draw_one(slot, s.beyond == Beyond::waiting ? s.waiting : -1, options, n);
+    d = sample_one(slot, s.beyond == Beyond::waiting ? s.waiting : -1, options, n);
   } catch (...) {
     s.beyond = Beyond::nothing;
     throw;
@@ -141,17 +141,17 @@ Drawn Decoder::draw(int slot, const DrawOptions& options, int64_t n) {
   return d;
 }
 
-std::vector<Drawn> Decoder::draw(std::span<const Request> requests) {
-  std::vector<Drawn> all(requests.size());
+std::vector<Sampled> Decoder::sample(std::span<const Request> requests) {
+  std::vector<Sampled> all(requests.size());
   std::vector<Request> good;
   std::vector<int32_t> waiting;
   std::vector<size_t> places;
   for (size_t i = 0; i < requests.size(); ++i) {
     const Request& r = requests[i];
     try {
-      check_draw(r.slot, r.options, r.n);
+      check_sample(r.slot, r.options, r.n);
       for (const Request& other : good)
-        INGOT_CHECK(other.slot != r.slot, "draw: found slot ", r.slot, " twice, expected each at most once");
+        INGOT_CHECK(other.slot != r.slot, "sample: found slot ", r.slot, " twice, expected each at most once");
     } catch (...) {
       all[i].error = std::current_exception();
       continue;
@@ -161,18 +161,18 @@ std::vector<Drawn> Decoder::draw(std::span<const Request> requests) {
     waiting.push_back(s.beyond == Beyond::waiting ? s.waiting : -1);
     places.push_back(i);
   }
-  std::vector<Drawn> drawn = draw_all(good, waiting);
+  std::vector<Sampled> sampled = sample_all(good, waiting);
   for (size_t i = 0; i < good.size(); ++i) {
-    settle(good[i].slot, drawn[i]);
-    all[places[i]] = std::move(drawn[i]);
+    settle(good[i].slot, sampled[i]);
+    all[places[i]] = std::move(sampled[i]);
   }
   return all;
 }
 
-std::vector<Drawn> Decoder::draw_all(std::span<const Request> requests, std::span<const int32_t> waiting) {
-  std::vector<Drawn> all(requests.size());
+std::vector<Sampled> Decoder::sample_all(std::span<const Request> requests, std::span<const int32_t> waiting) {
+  std::vector<Sampled> all(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) try {
-      all[i] = draw_one(requests[i].slot, waiting[i], requests[i].options, requests[i].n);
+      all[i] = sample_one(requests[i].slot, waiting[i], requests[i].options, requests[i].n);
     } catch (...) { all[i].error = std::current_exception(); }
   return all;
 }

@@ -1,11 +1,11 @@
 #pragma once
 // A model as generation sees it: slots, each a sequence of tokens with its keys and values, that grow, are cut back and
-// are drawn from. Chat, generate, eval, benchmarks and servers know models by this alone.
+// are sampled from. Chat, generate, eval, benchmarks and servers know models by this alone.
 //
 // A slot holds length() tokens. Beyond them it has one of three things:
-//   logits    of the token after its last one. extend() leaves them; the next draw() uses them up.
-//   a waiting token: the last one drawn, which the model has not been told yet. The next draw() tells it first.
-//   nothing   after open(), rewind(), a draw() that a stop id ended, or an error. draw() refuses; extend() goes on.
+//   logits    of the token after its last one. extend() leaves them; the next sample() uses them up.
+//   a waiting token: the last one sampled, which the model has not been told yet. The next sample() tells it first.
+//   nothing   after open(), rewind(), a sample() that a stop id ended, or an error. sample() refuses; extend() goes on.
 // extend() and rewind() forget a waiting token: who wants it told names it.
 //
 // What a slot gives depends on its own tokens and options alone, never on what other slots do. On the CPU that holds
@@ -26,7 +26,7 @@
 
 namespace ingot {
 
-// Why drawing ended: a stop id was drawn; as many tokens as were asked for; the context is full; it was asked to.
+// Why sampling ended: a stop id was sampled; as many tokens as were asked for; the context is full; it was asked to.
 enum class Finish { stop, length, context, cancelled };
 const char* name_of(Finish f);
 
@@ -39,44 +39,49 @@ struct LogitBias {
   float bias = 0;  // added to the logit; -infinity forbids the token
 };
 
-// How to draw. Spans must stay valid during the call. For every token, in this order:
+// How to sample. Spans must stay valid during the call. For every token, in this order:
 //   logits of ids below `vocab`;  + bias;  -infinity where `allowed` lacks the id;  then `sampling` (kernels/sampling),
 // which takes the random number Rng(seed, Purpose::sampling, step + i).uniform(0) for the i-th token of the call.
-struct DrawOptions {
+struct SampleOptions {
   SamplingOptions sampling;
   uint64_t seed = 1;
-  uint32_t step = 0;  // tokens of this answer drawn before
-  int64_t vocab = 0;  // ids from here on are never drawn: a tokenizer may have fewer than the model. 0: all may be
+  uint32_t step = 0;  // tokens of this answer sampled before
+  int64_t vocab = 0;  // ids from here on are never sampled: a tokenizer may have fewer than the model. 0: all may be
   std::span<const LogitBias> bias;  // of one id several times: added up
-  // Bit id % 32 of word id / 32: may be drawn. (vocab + 31) / 32 words, or empty: all may. It holds for every token of
-  // the call; who changes it with each token asks for one at a time. Nothing allowed is an error.
+  // Bit id % 32 of word id / 32: may be sampled. (vocab + 31) / 32 words, or empty: all may. It holds for every token
+  // of the call; who changes it with each token asks for one at a time. Nothing allowed is an error.
   std::span<const uint32_t> allowed;
-  std::span<const int32_t> stop_ids;  // drawing one of them ends the call; it is not among the tokens
+  std::span<const int32_t> stop_ids;  // sampling one of them ends the call; it is not among the tokens
   // -1: no logprobs. Else of each token and of the so many likeliest, under softmax of the model's logits of ids below
   // `vocab`: before bias, `allowed`, temperature and filters.
   int64_t logprobs = -1;
-  // Called with each token as it is drawn, on the thread that called draw(). False ends the call with that token.
+  // Called with each token as it is sampled, on the thread that called sample(). False ends the call with that token.
   std::function<bool(int32_t)> on_token;
 };
 
 struct TokenLogprobs {
-  double drawn = 0;
-  std::vector<TokenLogprob> top;  // likeliest first, of equal ones the lower id; may hold the token that was drawn
+  double drawn = 0;               // of the sampled token
+  std::vector<TokenLogprob> top;  // likeliest first, of equal ones the lower id; may hold the token that was sampled
 };
-// A draw of one token.
-struct DrawnToken {
+// One sampled token.
+struct SampledToken {
   int32_t token = -1;
   TokenLogprobs logprobs;  // where asked for
 };
 // The slot holds what it held, the token that waited, and the tokens given here: all of them where a stop id ended the
-// call, else all but the last, which waits. Where no token was drawn, what there was is there still.
-struct Drawn {
+// call, else all but the last, which waits. Where no token was sampled, what there was is there still.
+struct Sampled {
   std::vector<int32_t> tokens;
   std::vector<TokenLogprobs> logprobs;  // one for each token, where asked for
   Finish finish = Finish::length;
   int32_t stop_id = -1;      // the one that ended it
-  std::exception_ptr error;  // of a request among several; what was drawn before it is here
+  std::exception_ptr error;  // of a request among several; what was sampled before it is here
 };
+
+// The earlier names, for one version.
+using DrawOptions = SampleOptions;
+using Drawn = Sampled;
+using DrawnToken = SampledToken;
 
 class Decoder {
  public:
@@ -113,25 +118,28 @@ class Decoder {
   // is the decoder's affair; close() drops them.
   void mark(int slot);
 
-  // Draws 1 to n tokens, n >= 1. Full context: fewer, with Finish::context, the last one waiting (it is known without
+  // Samples 1 to n tokens, n >= 1. Full context: fewer, with Finish::context, the last one waiting (it is known without
   // being told). A wrong option is an Error before anything changes; an Error on the way (numeric) leaves the slot with
   // nothing beyond its tokens.
-  Drawn draw(int slot, const DrawOptions& options, int64_t n);
+  Sampled sample(int slot, const SampleOptions& options, int64_t n);
   // Several slots, each at most once, so that an engine may compute up to columns() of them together. An error of one
   // is in its result and leaves the others alone.
   struct Request {
     int slot = -1;
-    DrawOptions options;
+    SampleOptions options;
     int64_t n = 1;
   };
-  std::vector<Drawn> draw(std::span<const Request> requests);
+  std::vector<Sampled> sample(std::span<const Request> requests);
+  // The earlier name, for one version.
+  Sampled draw(int slot, const SampleOptions& options, int64_t n) { return sample(slot, options, n); }
+  std::vector<Sampled> draw(std::span<const Request> requests) { return sample(requests); }
 
   // Where the time of a token after the slot's goes, for ui.perfetto.dev: of an engine that traces(). It is computed,
   // twice, and not appended; logits of extend() are gone. A full context is Error{usage}.
   virtual bool traces() const { return false; }
   std::string trace(int slot);
 
-  // Ends the slot's extend() or draw() that is under way, or else the next one, at the next token or batch. That call
+  // Ends the slot's extend() or sample() that is under way, or else the next one, at the next token or batch. That call
   // uses the wish up; so do open() and close().
   void cancel(int slot) noexcept;
 
@@ -142,11 +150,11 @@ class Decoder {
   virtual bool append(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) = 0;
   virtual int64_t cut(int slot, int64_t length) = 0;
   virtual void keep(int) {}
-  // There are logits or a waiting token (`waiting` >= 0). Gives what draw() does; on_token may be empty.
-  virtual Drawn draw_one(int slot, int32_t waiting, const DrawOptions& options, int64_t n) = 0;
+  // There are logits or a waiting token (`waiting` >= 0). Gives what sample() does; on_token may be empty.
+  virtual Sampled sample_one(int slot, int32_t waiting, const SampleOptions& options, int64_t n) = 0;
   virtual std::string trace_of(int) { return {}; }
   // One after the other, unless the engine can do better. Errors go into the results.
-  virtual std::vector<Drawn> draw_all(std::span<const Request> requests, std::span<const int32_t> waiting);
+  virtual std::vector<Sampled> sample_all(std::span<const Request> requests, std::span<const int32_t> waiting);
   // Whether somebody asked to end what the slot does; the wish is used up.
   bool cancelled(int slot) { return states_[size_t(slot)].cancel.exchange(false, std::memory_order_relaxed); }
 
@@ -159,8 +167,8 @@ class Decoder {
     std::atomic<bool> cancel = false;
   };
   State& state(int slot);
-  void check_draw(int slot, const DrawOptions& o, int64_t n);
-  void settle(int slot, const Drawn& d);
+  void check_sample(int slot, const SampleOptions& o, int64_t n);
+  void settle(int slot, const Sampled& d);
   std::vector<State> states_;
 };
 
@@ -181,7 +189,8 @@ class Sequence {
   }
   int64_t rewind(int64_t length) { return decoder_->rewind(slot_, length); }
   void mark() { decoder_->mark(slot_); }
-  Drawn draw(const DrawOptions& options, int64_t n) { return decoder_->draw(slot_, options, n); }
+  Sampled sample(const SampleOptions& options, int64_t n) { return decoder_->sample(slot_, options, n); }
+  Sampled draw(const SampleOptions& options, int64_t n) { return sample(options, n); }  // the earlier name
   void cancel() noexcept { decoder_->cancel(slot_); }
 
  private:

@@ -429,9 +429,9 @@ TEST_P(decoder, only_allowed_tokens_are_drawn_and_none_allowed_is_an_error) {
   EXPECT_TRUE(counts.contains(4) && counts.contains(30) && counts.contains(36));
   allowed = {0, ~0u << 5};  // beyond the vocabulary alone
   EXPECT_EQ(error_of([&] { s.draw(o, 1); }),
-            "invalid argument: draw: found no token that is allowed, expected at least one");
+            "invalid argument: sample: found no token that is allowed, expected at least one");
   o.allowed = std::span(allowed).first(1);
-  EXPECT_EQ(error_of([&] { s.draw(o, 1); }), "invalid argument: draw: found 1 words of allowed tokens, expected 2");
+  EXPECT_EQ(error_of([&] { s.draw(o, 1); }), "invalid argument: sample: found 1 words of allowed tokens, expected 2");
   o.allowed = {};
   EXPECT_EQ(s.draw(o, 1).tokens.size(), 1u);  // refusals have changed nothing
 }
@@ -541,10 +541,10 @@ TEST_P(decoder, bad_requests_are_refused_and_change_nothing) {
   Sequence s(*d);
   tell(s, ids_of(1, 9));
   const auto refused = [&](const DrawOptions& o, int64_t n) { return error_of([&] { s.draw(o, n); }); };
-  EXPECT_EQ(refused(kHot, 0), "invalid argument: draw: found 0 tokens, expected at least 1");
+  EXPECT_EQ(refused(kHot, 0), "invalid argument: sample: found 0 tokens, expected at least 1");
   DrawOptions o = kHot;
   o.vocab = 38;
-  EXPECT_EQ(refused(o, 1), "invalid argument: draw: found a vocabulary of 38, expected at most 37, the model's");
+  EXPECT_EQ(refused(o, 1), "invalid argument: sample: found a vocabulary of 38, expected at most 37, the model's");
   o = kHot, o.sampling.top_p = 0;
   EXPECT_NE(refused(o, 1).find("found top_p 0"), std::string::npos);
   const std::vector<int32_t> bad = {3, 37}, none;

@@ -13,7 +13,7 @@ std::vector<LogitBias> in_order(std::span<const LogitBias> bias) {
   return sorted;
 }
 
-int32_t draw_from(const Tensor& row, const DrawOptions& o, uint32_t step) {
+int32_t draw_from(const Tensor& row, const SampleOptions& o, uint32_t step) {
   const int64_t vocab = o.vocab > 0 ? o.vocab : row.numel();
   std::vector<char> changed;
   void* logits = row.data;
@@ -86,14 +86,14 @@ Tensor HostDecoder::row(int slot) {
   return Tensor(kept.bytes.data(), kept.dtype, {vocab()});
 }
 
-DrawnToken HostDecoder::token_from(int slot, const DrawOptions& o, uint32_t step) {
+SampledToken HostDecoder::token_from(int slot, const SampleOptions& o, uint32_t step) {
   Row& kept = rows_[size_t(slot)];
   if (kept.is_there) {
-    if (std::optional<DrawnToken> drawn = draw_there(slot, o, step)) return *std::move(drawn);
+    if (std::optional<SampledToken> drawn = draw_there(slot, o, step)) return *std::move(drawn);
     bring_there(slot, [&](int64_t, const Tensor& logits) { keep_last(slot, logits); });
     kept.is_there = false;
   }
-  DrawnToken drawn{.token = draw_from(row(slot), o, step)};
+  SampledToken drawn{.token = draw_from(row(slot), o, step)};
   if (o.logprobs >= 0) drawn.logprobs = logprobs_of(row(slot), drawable(o), drawn.token, o.logprobs);
   return drawn;
 }
@@ -112,7 +112,7 @@ bool HostDecoder::goes_on(Progress& p) {
 void HostDecoder::tell_waiting(Progress& p) {
   if (p.waiting < 0) return;
   Row& kept = rows_[size_t(p.slot)];
-  const DrawOptions& o = p.options;
+  const SampleOptions& o = p.options;
   const bool id_alone = o.sampling.temperature <= 0 && o.bias.empty() && o.allowed.empty() && o.logprobs < 0;
   kept.is_there = extend_there(p.slot, {&p.waiting, 1}, drawable(o), id_alone);
   if (!kept.is_there) tell(p.slot, {&p.waiting, 1}, Rows::last, {});
@@ -120,9 +120,9 @@ void HostDecoder::tell_waiting(Progress& p) {
 
 // Takes what comes of a token: p ends, or the token waits.
 void HostDecoder::draw_next(Progress& p) {
-  const DrawOptions& o = p.options;
+  const SampleOptions& o = p.options;
   const uint32_t step = o.step + uint32_t(p.drawn.tokens.size());
-  DrawnToken drawn;
+  SampledToken drawn;
   if (p.waiting >= 0 && !p.told && o.bias.empty() && o.allowed.empty() && o.logprobs < 0)
     drawn.token = drawn_after(p.slot, p.waiting, drawable(o), o.sampling, o.seed, step);
   if (drawn.token < 0) {
@@ -145,7 +145,7 @@ void HostDecoder::draw_next(Progress& p) {
   }
 }
 
-Drawn HostDecoder::draw_one(int slot, int32_t waiting, const DrawOptions& o, int64_t n) {
+Sampled HostDecoder::sample_one(int slot, int32_t waiting, const SampleOptions& o, int64_t n) {
   Progress p{.slot = slot, .options = o, .n = n, .waiting = waiting};
   while (goes_on(p)) draw_next(p);
   return std::move(p.drawn);
@@ -160,8 +160,8 @@ void HostDecoder::tell_together(std::span<Progress*> of) {
 }
 
 // A token of each at a time, those that wait told together.
-std::vector<Drawn> HostDecoder::draw_all(std::span<const Request> requests, std::span<const int32_t> waiting) {
-  if (columns() == 1 || requests.size() == 1) return Decoder::draw_all(requests, waiting);
+std::vector<Sampled> HostDecoder::sample_all(std::span<const Request> requests, std::span<const int32_t> waiting) {
+  if (columns() == 1 || requests.size() == 1) return Decoder::sample_all(requests, waiting);
   std::vector<Progress> all;
   for (size_t i = 0; i < requests.size(); ++i)
     all.push_back(
@@ -194,7 +194,7 @@ std::vector<Drawn> HostDecoder::draw_all(std::span<const Request> requests, std:
     for (Progress* p : on)
       if (!p->ended) attempt(*p, [&] { draw_next(*p); });
   }
-  std::vector<Drawn> drawn;
+  std::vector<Sampled> drawn;
   for (Progress& p : all) drawn.push_back(std::move(p.drawn));
   return drawn;
 }

@@ -31,20 +31,20 @@ class HostDecoder : public Decoder {
   }
   // As draw_from() and logprobs_of(), from what extend_there() left. Nothing: it cannot with these options, and
   // bring_there() gives the logits to the host.
-  virtual std::optional<DrawnToken> draw_there(int slot, const DrawOptions& o, uint32_t step) { return {}; }
+  virtual std::optional<SampledToken> draw_there(int slot, const SampleOptions& o, uint32_t step) { return {}; }
   virtual void bring_there(int slot, const Take& take) {}
 
  private:
   bool append(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) final;
-  Drawn draw_one(int slot, int32_t waiting, const DrawOptions& options, int64_t n) final;
-  std::vector<Drawn> draw_all(std::span<const Request> requests, std::span<const int32_t> waiting) final;
+  Sampled sample_one(int slot, int32_t waiting, const SampleOptions& options, int64_t n) final;
+  std::vector<Sampled> sample_all(std::span<const Request> requests, std::span<const int32_t> waiting) final;
   // A draw of several tokens, one at a time.
   struct Progress {
     int slot;
-    const DrawOptions& options;
+    const SampleOptions& options;
     int64_t n;
     int32_t waiting;
-    Drawn drawn;
+    Sampled drawn;
     bool ended = false, told = false;  // told: the token that waits was, and there are logits
   };
   bool goes_on(Progress& p);  // else it has ended
@@ -54,8 +54,8 @@ class HostDecoder : public Decoder {
   void tell(int slot, std::span<const int32_t> ids, Rows rows, const Take& take);
   Tensor row(int slot);  // (V): the last token's logits
   void keep_last(int slot, const Tensor& logits);
-  DrawnToken token_from(int slot, const DrawOptions& o, uint32_t step);
-  int64_t drawable(const DrawOptions& o) const { return o.vocab > 0 ? o.vocab : vocab(); }
+  SampledToken token_from(int slot, const SampleOptions& o, uint32_t step);
+  int64_t drawable(const SampleOptions& o) const { return o.vocab > 0 ? o.vocab : vocab(); }
   struct Row {
     std::vector<char> bytes;
     DType dtype = DType::f32;
@@ -64,9 +64,9 @@ class HostDecoder : public Decoder {
   std::vector<Row> rows_;  // by slot: the last token's logits
 };
 
-// One row of logits as DrawOptions says: what an engine's own sampling is compared with. `row` (V) is left as it is.
+// One row of logits as SampleOptions says: what an engine's own sampling is compared with. `row` (V) is left as it is.
 // Nothing allowed is Error{invalid_argument}; NaN is Error{numeric}.
-int32_t draw_from(const Tensor& row, const DrawOptions& options, uint32_t step);
+int32_t draw_from(const Tensor& row, const SampleOptions& options, uint32_t step);
 TokenLogprobs logprobs_of(const Tensor& row, int64_t vocab, int32_t drawn, int64_t top);
 // What logprobs() (kernels/sampling/logprobs.h) left.
 TokenLogprobs logprobs_of(std::span<const int32_t> top, std::span<const double> values);

@@ -29,7 +29,7 @@ class Faulty : public Decoder {
     return true;
   }
   int64_t cut(int slot, int64_t length) override { return lengths_[slot] = length; }
-  Drawn draw_one(int slot, int32_t waiting, const DrawOptions& o, int64_t) override {
+  Sampled sample_one(int slot, int32_t waiting, const SampleOptions& o, int64_t) override {
     if (int64_t(o.step) >= after_) std::rethrow_exception(error_);
     lengths_[slot] += waiting >= 0;
     Drawn d{.tokens = {int32_t('a' + o.step)}};

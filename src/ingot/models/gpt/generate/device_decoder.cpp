@@ -153,12 +153,12 @@ class DeviceGptDecoder final : public HostDecoder {
                            .host_positions = next_.slice(0, kPosition, kPosition + 1),
                            .host_cu_seqlens = Tensor(host_cu, {2})};
     model_.next(weights_.weights(), batch, slot, cache_, cached, logits_, adapters());
-    sample({.logits = logits_.slice(1, 0, vocab),
-            .tokens = drawn_,
-            .options = o,
-            .seed = seed,
-            .step_there = word(kStep, 1)},
-           stream_);
+    ingot::sample({.logits = logits_.slice(1, 0, vocab),
+                   .tokens = drawn_,
+                   .options = o,
+                   .seed = seed,
+                   .step_there = word(kStep, 1)},
+                  stream_);
     copy({.from = drawn_, .to = answer_}, stream_);
   }
 
