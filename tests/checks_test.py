@@ -3,12 +3,14 @@
     python3 tests/checks_test.py
 """
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
 import check_layers  # noqa: E402
 import check_names  # noqa: E402
 import pronouns  # noqa: E402
@@ -111,6 +113,33 @@ class Pronouns(unittest.TestCase):
     def test_counts_add_up_by_folder(self):
         counts = {"src/ingot/kernels/rope/a.h": (1, 10), "src/ingot/kernels/rope/parts/b.h": (2, 30), "tools/c.py": (0, 5), "run": (1, 2)}
         self.assertEqual(pronouns.add_up(counts, pronouns.folder_of), {"src/ingot/kernels/rope": (3, 40), "tools": (0, 5), ".": (1, 2)})
+
+
+def missing_quotes(page, text_of):
+    """The lines of a page's quoted code that the file named above them does not have, in the order of the quote. Between two lines of
+    dots the lines must follow each other."""
+    for name, block in re.findall(r"<!-- from (\S+) -->\n```\w+\n(.*?)```", page, re.DOTALL):
+        lines, at = text_of(name).split("\n"), 0
+        for part in re.split(r"^ *\.\.\.\n", block, flags=re.MULTILINE):
+            quoted = part.rstrip("\n").split("\n")
+            found = next((i for i in range(at, len(lines) - len(quoted) + 1) if lines[i:i + len(quoted)] == quoted), None)
+            if found is None:
+                yield f"{name}: {quoted[0].strip()}"
+            else:
+                at = found + len(quoted)
+
+
+class Tutorial(unittest.TestCase):
+    def test_every_quoted_line_is_in_the_tree(self):
+        page = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+        self.assertEqual(page.count("```cpp") + page.count("```python"), len(re.findall("<!-- from ", page)))
+        self.assertEqual(list(missing_quotes(page, lambda name: (ROOT / name).read_text(encoding="utf-8"))), [])
+
+    def test_a_changed_or_reordered_line_is_found(self):
+        page = "<!-- from a.h -->\n```cpp\nint a;\n  ...\nint c;\n```\n"
+        self.assertEqual(list(missing_quotes(page, lambda name: "int a;\nint b;\nint c;\n")), [])
+        for text in ("int a;\nint b;\nint d;\n", "int c;\nint a;\n"):
+            self.assertEqual(list(missing_quotes(page, lambda name: text)), ["a.h: int c;"])
 
 
 if __name__ == "__main__":

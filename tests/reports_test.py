@@ -218,14 +218,14 @@ class Reports(unittest.TestCase):
         self.assertEqual(report_tables.tabled([other]), [other])
         beside = [{**row, "memory_bytes": {"ours": 1.5e9, "torch_eager": 3e9}}, {**row, "name": "beside Liger", "memory_bytes": {"ours": 1.5e9, "liger": 2e9}}]
         rows = list(report_tables.table({**GOOD, "suite": "swiglu", "results": [other_row, *beside]}))
-        self.assertEqual(rows[-2:], ["", "Peak memory of a training step in GB, beside operands and gradients: 4,096 x 4,096: Ingot 1.50, PyTorch 3.00, Liger 2.00."])
+        self.assertEqual(rows[-2:], ["", "Peak memory of a training step in GB, without operands and gradients: 4,096 x 4,096: Ingot 1.50, PyTorch 3.00, Liger 2.00."])
 
     def test_a_training_step_stands_beside_the_compiled_model_and_is_stale_with_the_trainer(self):
         result = {k: v for k, v in GOOD["results"][0].items() if k not in ("error", "tolerance")}
         report = {**GOOD, "suite": "train", "results": [{**result, "peers": {"compile_rows": 24.0, "compile_packed": 20.0}}]}
         self.assertEqual(reports.problems_of(report), [])
         rows = list(report_tables.table(report))
-        self.assertIn("torch.compile, dense rows | torch.compile, FlexAttention", rows[2])
+        self.assertIn("torch.compile, dense attention | torch.compile, FlexAttention", rows[2])
         self.assertTrue(rows[-1].endswith("| 24.0 | 20.0 | 1.25x |"), rows[-1])
         files = {path.relative_to(ROOT).as_posix() for path in reports.files_of("train")}
         self.assertLessEqual({"src/ingot/engines/train/optimizer/optimizer.cpp", "src/ingot/models/gpt/block/block.cpp", "src/ingot/kernels/muon/muon.cu"}, files)
@@ -372,7 +372,7 @@ class Reports(unittest.TestCase):
         self.assertTrue(table("generate", peers={"cpu": 12.0, "cpu_one_thread": 8.0})[-1].endswith("| 12.0 | 8.0 | 0.50x |"))
         beside = table("train_memory", name="golf, 11 applications, whole step", peers={"formed_again": 18.0},
                        memory_bytes={"ours": 21.8e9, "formed_again": 13.9e9})
-        self.assertEqual(beside[-1], "Memory of the GPU that a run takes, in GB: golf, 11 applications: Ingot 21.80, activations formed again 13.90.")
+        self.assertEqual(beside[-1], "GPU memory of a run in GB: golf, 11 layer calls: Ingot 21.80, activations recomputed 13.90.")
         trained = reports.tree_hash("train")  # the same sources as the step's own report
         self.assertEqual([reports.tree_hash(suite) for suite in ("train_gpus", "train_memory")], [trained] * 2)
         files = {path.relative_to(ROOT).as_posix() for path in reports.files_of("generate")}
@@ -382,18 +382,25 @@ class Reports(unittest.TestCase):
     def test_the_headline_names_the_best_peer_of_its_case_and_nothing_else(self):
         rows = {(suite, peer): row for suite, row, _, peer in report_tables.HEADLINES}
         token = {**rows["decode", "llama.cpp"], "ours_us": 1000.0, "peers": {"phased": 1500.0, "llama.cpp": 3000.0}}
+        answer = {**rows["decode", None], "ours_us": 1600.0, "peers": {}, "answer": {"first_token_ms": 40.04, "whole_ms": 1700.0}}
         case = {**rows["mlp", None], "ours_us": 50.04, "peers": {"torch_eager": 170.0, "torch_compile": 150.0}}
         step = {**rows["train", None], "ours_us": 75040.0, "peers": {"compile_rows": 120000.0, "compile_packed": 130000.0}}
         steps = {"cpu": "CPU", "level": "AVX2", "threads": 2, "results": [
             {**report_tables.HEADLINE_STEP, "mode": mode, "ms": ms} for mode, ms in (("native", 300.4), ("eager", 700.0), ("compile", 600.4))]}
         by_suite = {"mlp": [{"gpu": "GPU", "results": [GOOD["results"][0], case]}], "train": [{"gpu": "GPU", "results": [step, {**step, "peers": {}}]}],
-                    "decode": [{"gpu": "GPU", "results": [token, {**token, "peers": {"phased": 1500.0}}]}]}
-        of_token, *lines = report_tables.headline(by_suite, [steps, {**steps, "results": []}])
+                    "decode": [{"gpu": "GPU", "results": [token, {**token, "peers": {"phased": 1500.0}}, answer]}]}
+        of_answer, of_token, *lines = report_tables.headline(by_suite, [steps, {**steps, "results": []}])
         self.assertEqual(len(lines), 3)
-        self.assertIn("**1.00 ms**, llama.cpp 3.00 ms", of_token)
-        self.assertIn("**75.0 ms**, torch.compile, dense rows with its optimizer 120.0 ms", lines[0])
-        self.assertIn("**50.0 µs**, torch.compile 150.0 µs", lines[1])
-        self.assertIn("**300 ms**, PyTorch's best 600 ms", lines[2])
+        self.assertIn("the first token after **40.0 ms**, the whole answer after **1.70 s**", of_answer)
+        self.assertIn("**1.00 ms**; a token of llama.cpp's benchmark takes 3.00 ms", of_token)
+        self.assertIn("**75.0 ms**; torch.compile, dense attention with its optimizer takes 120.0 ms", lines[0])
+        self.assertIn("**50.0 µs**; torch.compile takes 150.0 µs", lines[1])
+        self.assertIn("**300 ms**; the faster of PyTorch eager and torch.compile takes 600 ms", lines[2])
+
+    def test_tables_use_the_words_of_the_glossary_for_rows_of_older_reports(self):
+        self.assertEqual(report_tables.row_name({"name": "golf, 11 applications, drawn"}), "golf, 11 layer calls, sampled")
+        self.assertEqual(report_tables.row_name({"name": "answers of 100", "note": ": first token 17.0 ms, all 0.17 s"}),
+                         "answers of 100: first token 17.0 ms, whole answer 0.17 s")
 
     def test_the_summary_takes_its_gpu_where_that_has_the_row_and_names_any_other(self):
         (name, shape, dtype), = report_tables.SUMMARY["swiglu"]

@@ -1,6 +1,6 @@
 """Writes the tables between `<!-- table:SUITE -->` and `<!-- /table -->` of a page from bench/results/<gpu>/SUITE.json, and
-those of CPU_TABLES from bench/cpu/<cpu>/SUITE.json. README's own: `headline`, its first numbers, from both, and `gpu_summary` and
-`cpu_summary`, a few rows of the full tables in docs/benchmarks*.md.
+those of CPU_TABLES from bench/cpu/<cpu>/SUITE.json. README has tables of its own: `headline`, its first numbers, from both, and `gpu_summary`
+and `cpu_summary`, a few rows of the full tables in docs/benchmarks.md.
 
     python3 tools/report_tables.py [--check] [PAGE ...]     --check changes nothing and fails where a table is not current;
                                                             without pages: README.md and every docs/*.md
@@ -14,16 +14,28 @@ import sys
 import reports
 
 MARKED = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
-PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "origin", "liger": "Liger", "tiny_cuda_nn": "tiny-cuda-nn",
-         "cublas": "cuBLAS", "cudnn": "cuDNN", "torch_packed": "PyTorch, packed", "bare_products": "the products alone",
-         "one GPU": "one GPU", "formed_again": "activations formed again", "cpu": "the machine's CPU, fp32", "cpu_one_thread": "one thread of it", "llama.cpp": "llama.cpp", "phased": "a launch a phase", "whole_head": "whole head", "one_by_one": "one by one", "fenced": "with a fence", "polled": "without a barrier",
-         "steps": "steps of 16", "compile_rows": "torch.compile, dense rows", "compile_packed": "torch.compile, FlexAttention", "compile_origin": "torch.compile, as parameter-golf",
-         "compile_chunk_head": "torch.compile, the head on the chunk alone", "eager_origin": "PyTorch, as parameter-golf"}
-NO_RIVALS = {"bare_products"}  # do less than what they stand beside
-# Whose rows say what a training step takes, of what, and the words that name their rows.
-WITH_MEMORY = {suite: ("Peak memory of a training step in GB, beside operands and gradients: ", lambda r: " x ".join(f"{n:,}" for n in r["shape"]))
+PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "original project", "liger": "Liger", "tiny_cuda_nn": "tiny-cuda-nn",
+         "cublas": "cuBLAS", "cudnn": "cuDNN", "torch_packed": "PyTorch, packed weights", "bare_products": "matrix products alone",
+         "one GPU": "one GPU", "formed_again": "activations recomputed", "cpu": "the machine's CPU, fp32", "cpu_one_thread": "one CPU thread", "llama.cpp": "llama.cpp",
+         "phased": "one launch per phase", "whole_head": "head in full precision", "one_by_one": "one sequence after another", "fenced": "barrier with a fence",
+         "polled": "without a barrier", "steps": "16 tokens per pass", "compile_rows": "torch.compile, dense attention", "compile_packed": "torch.compile, FlexAttention",
+         "compile_origin": "torch.compile, as in parameter-golf", "compile_chunk_head": "torch.compile, head on the chunk only", "eager_origin": "PyTorch, as in parameter-golf"}
+NO_RIVALS = {"bare_products"}  # compute less than the rows that they stand in
+# Words in names of committed rows, and the glossary's words for the same.
+ROW_WORDS = {"head screened in 8 bits": "int8 prefilter of the head", "applications": "layer calls", "drawn": "sampled", "sequences a step": "sequences per pass",
+             "experts a layer": "experts per layer", "stamped words behind a barrier": "words with ready flags behind a barrier",
+             "a step of 1 pass on each": "1 pass per GPU and step", " ms, all ": " ms, whole answer "}
+# Suites whose rows state memory: the words before the list, and the name of a row in it.
+WITH_MEMORY = {suite: ("Peak memory of a training step in GB, without operands and gradients: ", lambda r: " x ".join(f"{n:,}" for n in r["shape"]))
                for suite in ("swiglu", "cross_entropy")}
-WITH_MEMORY["train_memory"] = ("Memory of the GPU that a run takes, in GB: ", lambda r: r["name"].rsplit(", ", 1)[0])
+WITH_MEMORY["train_memory"] = ("GPU memory of a run in GB: ", lambda r: row_name(r).rsplit(", ", 1)[0])
+
+
+def row_name(result):
+    name = result["name"] + result.get("note", "")
+    for word, ours in ROW_WORDS.items():
+        name = name.replace(word, ours)
+    return name
 
 
 def percent(share):
@@ -35,13 +47,13 @@ def table(report):
     ceilings = report["ceilings"]
     yield (f"{report['gpu']}, driver {report['driver']}, CUDA {report['cuda']}, {report['date']}; copy bandwidth "
            f"{ceilings['copy_TBps']:.2f} TB/s in the same run. Times in µs."
-           + (f" Cut off: {report['incomplete']}." if "incomplete" in report else ""))
+           + (f" Incomplete: {report['incomplete']}." if "incomplete" in report else ""))
     yield ""
-    yield "| | shape | dtype | Ingot | of the limit | " + " | ".join(PEERS[p] for p in peers) + " | faster than the best |"
+    yield "| | shape | dtype | Ingot | share of the limit | " + " | ".join(PEERS[p] for p in peers) + " | speed-up over the fastest peer |"
     yield "|---|---|---|---:|---:|" + "---:|" * (len(peers) + 1)
     for r in report["results"]:
         best = min((us for peer, us in r["peers"].items() if peer not in NO_RIVALS), default=None)
-        cells = [r["name"] + r.get("note", ""), " x ".join(f"{n:,}" for n in r["shape"]), r["dtype"], f"{r['ours_us']:.1f}",
+        cells = [row_name(r), " x ".join(f"{n:,}" for n in r["shape"]), r["dtype"], f"{r['ours_us']:.1f}",
                  percent(100 * r["limit_us"] / r["ours_us"])]
         cells += [f"{r['peers'][p]:.1f}" if p in r["peers"] else "" for p in peers]
         yield "| " + " | ".join(cells + [f"{best / r['ours_us']:.2f}x" if best is not None else ""]) + " |"
@@ -59,7 +71,7 @@ def key_of(result):
 
 
 def tabled(suite):
-    """What a page has room for: SUMMARY_GPU's reports, and of other GPUs the rows that those lack."""
+    """The reports that a page shows: those of SUMMARY_GPU, and from other GPUs the rows that these lack."""
     own = [r for r in suite if SUMMARY_GPU in r["gpu"]]
     known = {key_of(result) for r in own for result in r["results"]}
     others = [{**r, "results": [result for result in r["results"] if key_of(result) not in known]} for r in suite if r not in own]
@@ -69,7 +81,7 @@ def tabled(suite):
 def train_step_table(report):
     yield f"{report['cpu']} ({report['level']}), {report['threads']} threads, PyTorch {report['torch']}, {report['date']}."
     yield ""
-    yield "| step of | products | Ingot | PyTorch eager | torch.compile | faster than the best | memory, of the best's |"
+    yield "| model | products | Ingot | PyTorch eager | torch.compile | speed-up over the faster peer | memory / that peer's memory |"
     yield "|---|---|---:|---:|---:|---:|---:|"
     by_key = {(r["shape"], r["precision"], r["mode"]): r for r in report["results"]}
     cases = dict.fromkeys((r["shape"], r["precision"]) for r in report["results"])
@@ -116,7 +128,7 @@ def archive_load_table(report):
            f"{report['archive_bytes'] / 1e9:.2f} GB of random numbers. {report['cpu']}, {report['threads']} threads, its virtual disk, "
            f"{report['date']}; medians of {len(report['rounds'])} rounds, `python3 bench/archive_load.py`.")
     yield ""
-    yield "| from a cold disk | seconds | of dd |"
+    yield "| from a cold disk | seconds | relative to dd |"
     yield "|---|---:|---:|"
     yield f"| dd bs=8M of the file | {seconds['dd']:.1f} | |"
     yield f"| loading the archive | {seconds['load']:.1f} | {report['load_over_dd']:.2f}x |"
@@ -126,8 +138,8 @@ def archive_load_table(report):
 
 def accuracy_table(report):
     yield (f"{report['tokens']:,} tokens in {report['lists']} sequences; the reference's loss is {report['loss']:.4f}, its perplexity "
-           f"{report['perplexity']:.3f}. Confident: where the reference gives its likeliest token {report['confident']:.0%} or more "
-           f"({report['results'][0]['confident_tokens']:,} tokens). Ranks are of the reference's likeliest token.")
+           f"{report['perplexity']:.3f}. *Confident* counts the positions where the reference gives its likeliest token {report['confident']:.0%} or more "
+           f"({report['results'][0]['confident_tokens']:,} tokens). *Mean rank* is the mean rank of the reference's likeliest token.")
     yield ""
     yield "| form | component | loss | perplexity | top-1 | confident | top-5 | top-10 | KL | cosine | mean rank |"
     yield "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
@@ -136,40 +148,47 @@ def accuracy_table(report):
                f"{r['top5_overlap']:.2%} | {r['top10_overlap']:.2%} | {r['kl']:.5f} | {r['cosine']:.5f} | {r['mean_rank']:.3f} |")
 
 
-# README's first numbers: of a suite, a row, and what it says of it: {ms}, {us}, {peer} and the peer's times (the best one's, or those of the
-# peer that is named; without it there is no line).
+# README's first numbers: a suite, its row, and the sentence: {ms}, {us}, {peer} and the peer's times (the fastest peer's, or those of the peer
+# that is named; without it there is no line). Of a whole answer {first_ms} and {whole_s}, without a peer.
 _TOKEN = {"shape": [1024], "dtype": "bf16, mxfp4"}
 HEADLINES = [
+    ("decode", {"name": "gpt-oss-120b, bf16 dense, answers of 1024", **_TOKEN},
+     "GPT-OSS-120B's shapes, a prompt of 1,024 tokens and a greedy answer of 1,024 tokens: the first token after **{first_ms:.1f} ms**, the whole answer after **{whole_s:.2f} s**.", None),
     ("decode", {"name": "gpt-oss-120b, bf16 dense, head screened in 8 bits", **_TOKEN},
-     "a greedy token of GPT-OSS-120B's shapes in the checkpoint's precision, one stream, 1,024 tokens of context: **{ms:.2f} ms**; drawn {peer_ms:.2f} ms.", "whole_head"),
-    ("decode", {"name": "gpt-oss-20b, bf16 dense", **_TOKEN}, "a drawn token of GPT-OSS-20B's: **{ms:.2f} ms**, llama.cpp {peer_ms:.2f} ms.", "llama.cpp"),
+     "kernel time of one greedy token of the same model, 1,024 tokens of context: **{ms:.2f} ms** with the int8 prefilter of the head, {peer_ms:.2f} ms with the head in full precision.", "whole_head"),
+    ("decode", {"name": "gpt-oss-20b, bf16 dense", **_TOKEN},
+     "kernel time of one token of GPT-OSS-20B's shapes, head in full precision: **{ms:.2f} ms**; a token of llama.cpp's benchmark takes {peer_ms:.2f} ms.", "llama.cpp"),
     ("train", {"name": "golf, 11 applications, whole step", "dtype": "bf16"},
-     "a training step of the preset `golf`, 98,304 tokens: **{ms:.1f} ms**, {peer} with its optimizer {peer_ms:.1f} ms.", None),
+     "a whole training step of the preset `golf`, 98,304 tokens: **{ms:.1f} ms**; {peer} with its optimizer takes {peer_ms:.1f} ms.", None),
     ("mlp", {"name": "MLP, 3 layers, forward + backward", "shape": [65536, 128], "dtype": "f16"},
-     "an MLP of 3 layers, 128 wide, 65,536 rows of f16, forward and backward: **{us:.1f} µs**, {peer} {peer_us:.1f} µs.", None),
+     "kernel time of an MLP of 3 layers, 128 wide, 65,536 rows of f16, forward and backward: **{us:.1f} µs**; {peer} takes {peer_us:.1f} µs.", None),
 ]
 HEADLINE_STEP = {"shape": "golf", "precision": "bf16"}  # the preset golf-small
 
 
 def headline(by_suite, step_reports):
-    """README's first numbers, on GPUs and on CPUs, each beside the best of what was measured with it."""
+    """README's first numbers, on GPUs and on CPUs, each beside the fastest peer of the same row."""
     for suite, row, text, named in HEADLINES:
         for report in by_suite.get(suite, []):
-            for r in (r for r in report["results"] if r["peers"] and all(r[k] == v for k, v in row.items())):
-                peer = named or min(r["peers"], key=r["peers"].get)
-                if peer not in r["peers"]:
-                    continue
-                us, peer_us = r["ours_us"], r["peers"][peer]
-                yield f"- {report['gpu'].removeprefix('NVIDIA ')}: " + text.format(us=us, ms=us / 1e3, peer=PEERS[peer], peer_us=peer_us, peer_ms=peer_us / 1e3)
+            for r in (r for r in report["results"] if all(r[k] == v for k, v in row.items())):
+                us, values = r["ours_us"], {}
+                rivals = {peer: time for peer, time in r["peers"].items() if named in (None, peer)}
+                if "answer" in r:
+                    values = {"first_ms": r["answer"]["first_token_ms"], "whole_s": r["answer"]["whole_ms"] / 1e3}
+                elif rivals:
+                    peer = min(rivals, key=rivals.get)
+                    values = {"peer": PEERS[peer], "peer_us": rivals[peer], "peer_ms": rivals[peer] / 1e3}
+                if values:
+                    yield f"- {report['gpu'].removeprefix('NVIDIA ')}: " + text.format(us=us, ms=us / 1e3, **values)
     for report in step_reports:
         by_mode = {r["mode"]: r["ms"] for r in report["results"] if all(r[k] == v for k, v in HEADLINE_STEP.items())}
         ours, peers = by_mode.pop("native", None), [by_mode[m] for m in ("eager", "compile") if m in by_mode]
         if ours and peers:
-            yield (f"- {report['cpu']} ({report['level']}), {report['threads']} threads: a training step of the preset `golf-small` without its recurrence "
-                   f"(6 layers, 256 wide), in {HEADLINE_STEP['precision']}: **{ours:.0f} ms**, PyTorch's best {min(peers):.0f} ms.")
+            yield (f"- {report['cpu']} ({report['level']}), {report['threads']} threads: a whole training step of the preset `golf-small` without its recurrence "
+                   f"(6 layers, 256 wide), in {HEADLINE_STEP['precision']}: **{ours:.0f} ms**; the faster of PyTorch eager and torch.compile takes {min(peers):.0f} ms.")
 
 
-# README's rows: one or two of most suites, the sizes a reader compares with first, on this GPU where it has the row.
+# README's rows: one or two of most suites, of the sizes that a reader compares first, measured on this GPU where its report has the row.
 SUMMARY_GPU = "H200"
 SUMMARY = {
     "rmsnorm": [("RMSNorm, backward", [65536, 1024], "bf16")],
@@ -186,7 +205,7 @@ SUMMARY = {
 
 
 def gpu_summary(by_suite):
-    yield "| | shape | dtype | Ingot | PyTorch | torch.compile | faster than the best peer |"
+    yield "| | shape | dtype | Ingot | PyTorch | torch.compile | speed-up over the fastest peer |"
     yield "|---|---|---|---:|---:|---:|---:|"
     for suite, rows in SUMMARY.items():
         for name, shape, dtype in rows:
@@ -228,7 +247,7 @@ def filled(text):
         return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((reports.ROOT / "bench" / "cpu").glob(f"*/{suite}.json"))]
 
     def shown(suite):
-        """All GPUs' reports, or SUMMARY_GPU's alone where it is whole."""
+        """The reports of all GPUs, or only that of SUMMARY_GPU where it is complete."""
         return [r for r in suite if SUMMARY_GPU in r["gpu"] and "incomplete" not in r] or suite
 
     def fill(match):
