@@ -56,10 +56,12 @@ struct HarmonyPiece {
   std::string text;
 };
 std::vector<HarmonyPiece> render_harmony(const HarmonyMessage& m);
-// A conversation. Where the last assistant message is final, the analysis before the first final message is left out,
-// as the model was trained to see it.
+// A whole conversation, for training or inspection. Where the last assistant message is final, the analysis before the
+// first final message is left out, as the published library renders conversations.
 std::vector<HarmonyPiece> render_harmony(std::span<const HarmonyMessage> conversation, bool drop_analysis = true);
-// The same with what makes the model answer: <|start|>assistant
+// A prompt: the conversation and <|start|>assistant, after which the model writes its next turn. A final message ends a
+// turn, and the analysis of ended turns (all before the last final message) is left out, as the model was trained to
+// see a prompt; the turn under way keeps its analysis.
 std::vector<HarmonyPiece> render_harmony_prompt(std::span<const HarmonyMessage> conversation,
                                                 bool drop_analysis = true);
 std::string harmony_text(std::span<const HarmonyPiece> pieces);  // to look at; not to encode

@@ -259,6 +259,31 @@ TEST(harmony, renders_a_whole_conversation) {
             head + thought + "<|start|>assistant");
 }
 
+TEST(harmony, a_prompt_keeps_the_analysis_of_the_turn_under_way_alone) {
+  const HarmonyMessage call = {
+      .role = Role::assistant, .recipient = "functions.f", .channel = "commentary", .content = "{}"};
+  const HarmonyMessage result = {.role = Role::tool, .name = "functions.f", .content = "7"};
+  const std::vector<HarmonyMessage> all = {
+      user("a"), says("analysis", "one"),   says("final", "A"), user("b"), says("analysis", "two"),  call,
+      result,    says("analysis", "three"), says("final", "B"), user("c"), says("analysis", "four"), call,
+      result,    says("analysis", "five")};
+  const auto thoughts = [&](size_t messages) {
+    const auto conversation = std::span(all).first(messages);
+    std::string seen;
+    for (const HarmonyPiece& p : render_harmony_prompt(conversation))
+      for (const char* thought : {"one", "two", "three", "four", "five"})
+        if (p.text == thought) seen += p.text + " ";
+    return seen;
+  };
+  EXPECT_EQ(thoughts(2), "one ");
+  EXPECT_EQ(thoughts(4), "");
+  EXPECT_EQ(thoughts(7), "two ");  // the result of a call continues its turn
+  EXPECT_EQ(thoughts(8), "two three ");
+  EXPECT_EQ(thoughts(10), "");       // the second turn has ended too
+  EXPECT_EQ(thoughts(13), "four ");  // a turn with calls does not bring earlier thoughts back
+  EXPECT_EQ(thoughts(14), "four five ");
+}
+
 TEST(harmony, what_a_user_writes_never_becomes_a_control_token) {
   const Vocabulary& v = vocabulary();
   std::string evil = "x";

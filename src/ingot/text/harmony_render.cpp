@@ -221,23 +221,32 @@ std::vector<HarmonyPiece> render_harmony(const HarmonyMessage& m) {
   return out;
 }
 
-std::vector<HarmonyPiece> render_harmony(std::span<const HarmonyMessage> conversation, bool drop_analysis) {
-  const auto by_assistant = [](const HarmonyMessage& m) { return m.role == HarmonyRole::assistant; };
-  const auto is_final = [&](const HarmonyMessage& m) { return by_assistant(m) && m.channel == "final"; };
-  const auto last = std::find_if(conversation.rbegin(), conversation.rend(), by_assistant);
-  const auto first = std::find_if(conversation.begin(), conversation.end(), is_final);
-  const bool drop = drop_analysis && last != conversation.rend() && is_final(*last);
+namespace {
+bool is_by_assistant(const HarmonyMessage& m) { return m.role == HarmonyRole::assistant; }
+bool is_final(const HarmonyMessage& m) { return is_by_assistant(m) && m.channel == "final"; }
+
+// The messages, without the analysis among the first `ended`.
+std::vector<HarmonyPiece> render_messages(std::span<const HarmonyMessage> conversation, size_t ended) {
   std::vector<HarmonyPiece> out;
-  for (auto m = conversation.begin(); m != conversation.end(); ++m) {
-    if (drop && m < first && m->channel == "analysis") continue;
-    const std::vector<HarmonyPiece> pieces = render_harmony(*m);
+  for (size_t i = 0; i < conversation.size(); ++i) {
+    if (i < ended && conversation[i].channel == "analysis") continue;
+    const std::vector<HarmonyPiece> pieces = render_harmony(conversation[i]);
     out.insert(out.end(), pieces.begin(), pieces.end());
   }
   return out;
 }
+}  // namespace
+
+std::vector<HarmonyPiece> render_harmony(std::span<const HarmonyMessage> conversation, bool drop_analysis) {
+  const auto last = std::find_if(conversation.rbegin(), conversation.rend(), is_by_assistant);
+  const auto first = std::find_if(conversation.begin(), conversation.end(), is_final);
+  const bool drop = drop_analysis && last != conversation.rend() && is_final(*last);
+  return render_messages(conversation, drop ? size_t(first - conversation.begin()) : 0);
+}
 
 std::vector<HarmonyPiece> render_harmony_prompt(std::span<const HarmonyMessage> conversation, bool drop_analysis) {
-  std::vector<HarmonyPiece> out = render_harmony(conversation, drop_analysis);
+  const auto last = std::find_if(conversation.rbegin(), conversation.rend(), is_final);
+  std::vector<HarmonyPiece> out = render_messages(conversation, drop_analysis ? size_t(conversation.rend() - last) : 0);
   out.push_back({true, "<|start|>"});
   out.push_back({false, "assistant"});
   return out;

@@ -128,6 +128,13 @@ TEST(harmony_chat, a_turn_is_asked_in_harmony_and_its_answer_taken_apart) {
   EXPECT_EQ(t.chat.conversation().size(), 6u);  // what it thought is still known here
 }
 
+TEST(harmony_chat, prompts_do_not_grow_by_the_thoughts_of_ended_turns) {
+  Talk t({"<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>final<|message|>yes<|return|>"});
+  std::vector<int64_t> prompts;
+  for (int turn = 0; turn < 4; ++turn) prompts.push_back(t.chat.say("hi", kGreedy).answer.prompt);
+  for (size_t i = 2; i < prompts.size(); ++i) EXPECT_EQ(prompts[i] - prompts[i - 1], prompts[1] - prompts[0]) << i;
+}
+
 TEST(harmony_chat, calls_and_other_peoples_turns_end_an_answer) {
   Talk t({"<|channel|>commentary to=functions.f<|message|>{}<|call|>",
           "<|channel|>final<|message|>yes<|end|><|start|>user<|message|>I say<|end|>",
