@@ -1,4 +1,5 @@
-"""What tools/check_names.py, tools/check_layers.py and tools/pronouns.py find in small trees of their own, and what they leave alone.
+"""What tools/check_names.py, tools/check_layers.py and tools/pronouns.py find in small trees of their own, and what they leave alone; when
+tools/check_cuda.py trusts its record.
 
     python3 tests/checks_test.py
 """
@@ -8,12 +9,46 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
+import check_cuda  # noqa: E402
 import check_layers  # noqa: E402
 import check_names  # noqa: E402
 import pronouns  # noqa: E402
+
+
+class RecordOfCudaGates(unittest.TestCase):
+    def keys(self, kernel="int k; // why\n", header="int h;\n", compiler="nvcc 13.0", command="nvcc -O3 -I{root}/src {root}/src/ingot/a.cu"):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder).resolve()
+            (root / "src/ingot").mkdir(parents=True)
+            (root / "src/ingot/a.cu").write_text('#include "ingot/b.h"\n' + kernel, encoding="utf-8")
+            (root / "src/ingot/b.h").write_text(header, encoding="utf-8")
+            check_cuda.headers_of.cache_clear()
+            with unittest.mock.patch.object(check_cuda, "ROOT", root):
+                return check_cuda.key_of({"file": str(root / "src/ingot/a.cu"), "command": command.format(root=root)}, root / "build", [compiler])
+
+    def test_a_key_changes_with_code_headers_flags_and_compilers_and_not_with_comments_or_places(self):
+        before = self.keys()
+        self.assertEqual(before, self.keys())  # in another folder
+        self.assertEqual(before, self.keys(kernel="  int k;  /* another\n reason */\n\n", header="// a comment\nint h;\n"))
+        for change in ({"kernel": "int l;\n"}, {"header": "int g;\n"}, {"compiler": "nvcc 13.1"}, {"command": "nvcc -O2 -I{root}/src {root}/src/ingot/a.cu"}):
+            self.assertNotEqual(before, self.keys(**change), change)
+
+    def test_comment_signs_in_literals_hide_no_code(self):
+        for one, other in (('f("//", 1);', 'f("//", 2);'), ("f('\"', \"//\", 1);", "f('\"', \"//\", 2);"), ('f(R"(/*)", 1);', 'f(R"(/*)", 2);')):
+            self.assertNotEqual(check_cuda.code_of(one), check_cuda.code_of(other))
+
+    def test_what_is_not_recorded_is_compiled_and_of_the_rest_a_sample(self):
+        entries = [{"file": str(i)} for i in range(20)]
+        keys = {str(i): (f"{i}.cu", f"key {i}") for i in range(20)}
+        record = {f"{i}.cu": f"key {i}" for i in range(15)} | {"16.cu": "an older key"}
+        chosen, known = check_cuda.to_compile(entries, keys, record, everything=False)
+        self.assertTrue({str(i) for i in range(15, 20)} <= {e["file"] for e in chosen})
+        self.assertEqual((len(chosen), known), (5 + check_cuda.SAMPLE, 15 - check_cuda.SAMPLE))
+        self.assertEqual(check_cuda.to_compile(entries, keys, record, everything=True), (entries, 0))
 
 
 class Names(unittest.TestCase):

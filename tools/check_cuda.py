@@ -1,16 +1,25 @@
-"""The gates CUDA code must pass on a machine without a GPU. Compiles every .cu's kernels as the build does for sm_90a, assembles them for older
-targets whose PTX travels with them, and has the compiler read every .cpp that changes with CUDA. For a .cu's kernels nvcc reads the whole file:
-errors in its host code are found, launches and instances of templates among them; code for it is not made. Fails on: an error; registers spilled; local memory;
-ptxas C7508, C7510, C7511 or C7512 (a register request ignored, wgmma serialised); another target than sm_90a; a translation unit of more than
-a minute of CPU time.
+"""The gates CUDA code must pass on a machine without a GPU. Compiles the kernels of every .cu as the build does for sm_90a, assembles them for the
+older targets whose PTX travels with them, and has the compiler read every .cpp that changes with CUDA. For a .cu nvcc reads the whole file: errors
+in host code are found, launches and instances of templates included; no host object is made. The gates fail on: a compiler error; spilled registers;
+local memory; ptxas C7508, C7510, C7511 or C7512 (an ignored register request, serialised wgmma); another target than sm_90a; a translation unit of
+more than a minute of CPU time.
 
-    python3 tools/check_cuda.py [--build DIR]     prints one line per file; exit status 77 where there is no nvcc
+    python3 tools/check_cuda.py [--build DIR] [--record] [--all]     prints one line per file; exit status 77 where there is no nvcc
+
+A file that passed does so again when nothing that the compiler reads has changed. tools/cuda_gates.json records for each file that passed a key: a
+hash of the file and of all headers of the tree that it includes (without comments, which the compiler does not read either), of its command line and of
+both compilers' versions. A run compiles only the files whose key is not recorded, and a random sample of the recorded files, so that a wrong record
+does not stay unseen. --all compiles every file. --record writes the keys of the files that passed into the record: commit the record with the
+change.
 """
 import argparse
 import concurrent.futures
+import functools
+import hashlib
 import json
 import os
 import pathlib
+import random
 import re
 import shlex
 import shutil
@@ -22,6 +31,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SECONDS = 60
 TARGET = "arch=compute_90a,code=sm_90a"
 NO_NVCC = 77
+RECORD = ROOT / "tools" / "cuda_gates.json"
+SAMPLE = 6  # recorded files that are compiled all the same
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 BAD = [
@@ -96,6 +107,61 @@ def compile_one(entry, folder):
     return source, seconds, registers, bad
 
 
+# A string or character literal, which may hold the signs of a comment, or a comment.
+STRING_OR_COMMENT = re.compile(r'R"(\w*)\((?:.|\n)*?\)\1"|\'(?:\\.|[^\'\\\n])\'|"(?:[^"\\\n]|\\.)*"|//[^\n]*(?:\\\n[^\n]*)*|/\*(?:.|\n)*?\*/')
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.M)
+
+
+def code_of(text):
+    """The text without comments, empty lines and indentation."""
+    text = STRING_OR_COMMENT.sub(lambda found: " " if found[0].startswith("/") else found[0], text)
+    return "\n".join(line for line in (" ".join(line.split()) for line in text.splitlines()) if line)
+
+
+@functools.cache
+def headers_of(path, folders):
+    """{path: hash of the code} of a file and of every file of `folders` that the file includes, directly or through others."""
+    found, waiting = {}, [path]
+    while waiting:
+        file = waiting.pop()
+        if file in found:
+            continue
+        code = code_of(file.read_text(encoding="utf-8"))
+        found[file] = hashlib.sha256(code.encode()).hexdigest()
+        for name in INCLUDE.findall(code):
+            waiting += [place for place in ((folder / name).resolve() for folder in (file.parent, *folders)) if place.is_file()][:1]
+    return found
+
+
+def name_of(source, build):
+    return source.relative_to(next(p for p in (build, ROOT) if source.is_relative_to(p))).as_posix()
+
+
+def versions():
+    """What the compilers say of themselves."""
+    return [subprocess.run([name, "--version"], capture_output=True, text=True, check=True).stdout
+            for name in (os.environ.get("CUDACXX", "nvcc"), os.environ.get("CXX", "c++"))]
+
+
+def key_of(entry, build, compilers):
+    """The hash of all that decides whether a file passes. Paths count from the tree and the build directory, wherever these are."""
+    def relative(text):
+        return text.replace(str(build), "BUILD").replace(str(ROOT), "TREE")
+    folders = (ROOT / "src", build / "generated")
+    headers = headers_of(pathlib.Path(entry["file"]).resolve(), folders)
+    # The command in words, so that the order in which CMake writes include folders is all that is left of the machine.
+    words = [relative(word) for word in shlex.split(entry["command"])]
+    text = [*compilers, *words, *sorted(f"{relative(str(path))} {code}" for path, code in headers.items())]
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()[:24]
+
+
+def to_compile(entries, keys, record, everything):
+    """The entries whose key is not recorded, and a sample of the others."""
+    recorded = [] if everything else [e for e in entries if record.get(keys[e["file"]][0]) == keys[e["file"]][1]]
+    sample = random.sample(recorded, min(SAMPLE, len(recorded)))
+    return [e for e in entries if e not in recorded or e in sample], len(recorded) - len(sample)
+
+
 def self_check():
     """The patterns must see what ptxas writes, or the gates pass everything."""
     seen = ["ptxas info    : Compiling entry function '_Z1kv' for 'sm_90a'\n    8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads",
@@ -109,7 +175,10 @@ def self_check():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", default=str(ROOT / "build" / "cuda-gates"))
-    build = pathlib.Path(parser.parse_args().build).resolve()
+    parser.add_argument("--record", action="store_true", help="write the keys of the files that pass into tools/cuda_gates.json")
+    parser.add_argument("--all", action="store_true", help="compile the recorded files too")
+    options = parser.parse_args()
+    build = pathlib.Path(options.build).resolve()
     self_check()
     if shutil.which(os.environ.get("CUDACXX", "nvcc")) is None:
         print("cuda gates: no nvcc here, nothing checked")
@@ -125,16 +194,26 @@ def main():
     rooms = {pathlib.Path(c["file"]).parent for c in commands if c["file"].endswith(".cu")}
     wanted = [c for c in commands if pathlib.Path(c["file"]).parent in rooms and ".simd." not in c["file"]]
     wanted.sort(key=lambda c: c["file"].endswith(".cpp"))  # short ones last, so that both threads end together
+    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
+    compilers = versions()
+    keys = {c["file"]: (name_of(pathlib.Path(c["file"]), build), key_of(c, build, compilers)) for c in wanted}
+    chosen, known = to_compile(wanted, keys, record, options.all)
+    passed = dict(item for file, item in keys.items() if record.get(item[0]) == item[1])
     failed = False
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for source, seconds, registers, bad in pool.map(lambda c: compile_one(c, folder), wanted):
+        for source, seconds, registers, bad in pool.map(lambda c: compile_one(c, folder), chosen):
             kernels = f", {len(registers)} kernels of at most {max(registers)} registers" if registers else ""
-            name = source.relative_to(next(p for p in (build, ROOT) if source.is_relative_to(p)))
-            print(f"{name}: {seconds:.1f} s{kernels}")
+            name, key = keys[str(source)]
+            print(f"{name}: {seconds:.1f} s{kernels}", flush=True)
+            passed.pop(name, None)
             for problem in bad:
                 failed = True
                 print(f"  FAILED {problem}")
-    print("cuda gates: " + ("failed" if failed else f"ok ({len(wanted)} files)"))
+            if not bad:
+                passed[name] = key
+    if options.record:
+        RECORD.write_text(json.dumps(passed, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    print("cuda gates: " + ("failed" if failed else f"ok ({len(chosen)} files compiled, {known} recorded as they are now)"))
     return 1 if failed else 0
 
 
