@@ -1,13 +1,14 @@
-"""What hf.patch knows of gated MLPs: gate_proj, up_proj, down_proj and act_fn, down_proj(act_fn(gate_proj(x)) * up_proj(x)).
+"""How hf.patch recognises and replaces gated MLPs: down_proj(act_fn(gate_proj(x)) * up_proj(x)).
 
-Which activation it is, if it is one that the kernels have, is found out by running it with small Linears in place of its own.
+Which of the kernels' activations act_fn is, if any, is found by running the module with small Linears in place of its own.
 """
 import copy
 
 import torch
 
 from . import functional
-from ._hf_parts import DTYPES, Replacement, error_of, is_plain_linear, own_forward, small_linear, takes_one_input, with_children
+from ._hf_parts import (DTYPES, Replacement, error_of, has_settings, is_plain_linear, own_forward, settings_of, small_linear, takes_one_input,
+                        tries_in_each_mode, with_children)
 from .nn import _fuses
 
 _LINEARS = ("gate_proj", "up_proj", "down_proj")
@@ -28,7 +29,9 @@ def replacement(module):
     if isinstance(verdict, str):
         return verdict
     errors, activation = verdict
-    return Replacement("gated MLP", f"{activation} gate", errors, _fused(own_forward(module), frozenset(errors), activation))
+    act = module.act_fn
+    key = frozenset(errors), activation, settings_of(module), type(act), settings_of(act) if isinstance(act, torch.nn.Module) else ()
+    return Replacement("gated MLP", f"{activation} gate", errors, _fused(own_forward(module), *key), key)
 
 
 def _unsupported_reason(module):
@@ -47,6 +50,8 @@ def _unsupported_reason(module):
         return "found gate_proj and up_proj that differ in shape or bias"
     if not callable(getattr(module, "act_fn", None)):
         return "found no activation act_fn"
+    if isinstance(module.act_fn, torch.nn.Module) and (list(module.act_fn.parameters()) or list(module.act_fn.children())):
+        return "found an activation act_fn with parameters or modules inside it"
     return None if takes_one_input(module) else "its forward takes more than one input"
 
 
@@ -77,26 +82,28 @@ def _verify(module):
             getattr(probe, name).to(dtype)
         x = rows.to(dtype)
         try:
-            expected = original(probe, x)
+            passes = [(mode, original(probe, x)) for mode in tries_in_each_mode(probe)]
         except Exception as e:
             why = f"its own forward failed on {dtype}: {e}"
             continue
-        if not isinstance(expected, torch.Tensor) or expected.shape != (6, 16) or expected.dtype is not dtype:
+        if any(not isinstance(y, torch.Tensor) or y.shape != (6, 16) or y.dtype is not dtype for _, y in passes):
             why = f"its output is not a tensor like down_proj's in {dtype}"
             continue
-        differences = []
+        differences, modes = [], []
         for activation in _ACTIVATIONS if form is None else (form,):
             try:
                 found = _call(probe, x, activation)
             except Exception as e:
                 return f"the kernel refused it: {e}"
-            error = error_of(found, expected)
-            if error <= _TOLERANCE[dtype]:
-                errors[dtype], form = error, activation
+            differing = [(error, mode) for mode, y in passes if not (error := error_of(found, y)) <= _TOLERANCE[dtype]]
+            if not differing:
+                errors[dtype], form = max(error_of(found, y) for _, y in passes), activation
                 break
-            differences.append(f"{error:.1e} from {activation}")
+            differences.append(f"{differing[0][0]:.1e} from {activation}")
+            modes.append(differing[0][1])
         else:
-            why = f"it differs in {dtype} by {' and '.join(differences)}"
+            mode = "training" if "training" in modes else "evaluation"
+            why = f"it differs in {dtype} in {mode} mode by {' and '.join(differences)}"
             if dtype is torch.float32:
                 return why  # 16 bits would not tell one activation from another that is near
     return (errors, form) if errors else why
@@ -109,9 +116,12 @@ def _call(module, x, activation):
     return module.down_proj(functional.swiglu(gate(x), up(x), activation=activation))
 
 
-def _fused(original, served, activation):
+def _fused(original, served, activation, settings, act_type, act_settings):
     def forward(self, *inputs, **named):
-        (x,) = inputs or named.values()  # whatever its own forward calls it
-        return _call(self, x, activation) if x.dtype in served else original(self, x)
+        (x,) = inputs or named.values()  # under whatever name the module's own forward has it
+        act = self.act_fn
+        if x.dtype in served and has_settings(self, settings) and type(act) is act_type and has_settings(act, act_settings):
+            return _call(self, x, activation)
+        return original(self, x)
 
     return forward

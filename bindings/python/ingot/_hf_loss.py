@@ -1,8 +1,8 @@
-"""What hf.patch knows of the losses of causal language models: the decoder, lm_head, and loss_function, which is given whole logits.
+"""How hf.patch recognises and replaces the losses of language models, also of those that see images: loss_function(lm_head(decoder(...))).
 
-The forward that replaces the model's own, in training and with labels, gives the decoder's output to functional.linear_cross_entropy; its
-output has no logits. What the model does between lm_head and its loss is not looked at but tried: the forward runs with a small Linear in
-lm_head's place, and an output that is given in the decoder's.
+In training and with labels, the forward that replaces the model's own gives the decoder's output to functional.linear_cross_entropy; its
+output has no logits. What the model computes between lm_head and its loss is found by running the model's forward with a small Linear in
+lm_head's place, and with given hidden states in place of the decoder's output.
 """
 import copy
 import inspect
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from . import functional
-from ._hf_parts import DTYPES, Replacement, is_plain_linear, own_forward, small_linear, with_children
+from ._hf_parts import DTYPES, Replacement, has_settings, is_plain_linear, own_forward, settings_of, small_linear, with_children
 
 _FEATURES, _CLASSES = 24, 40
 # Roundings of fp32 as kernels/cross_entropy's tests count them. In 16 bits the original rounds logits (below 60), and what a softcap makes of
@@ -32,13 +32,28 @@ def replacement(module):
         return None
     if unsupported_reason := _unsupported_reason(module):
         return unsupported_reason
-    softcap = float(getattr(module.config, "final_logit_softcapping", None) or 0)
-    verdict = _verify(module, original, names, softcap)
-    if isinstance(verdict, str):
+    for softcap in dict.fromkeys((_softcap(module), 0.0)):  # the text model of one that sees images may have a softcap that only it applies
+        verdict = _verify(module, original, names, softcap)
+        if not isinstance(verdict, str):
+            break
+    else:
         return verdict
-    errors, fields = verdict
+    errors, fields, wants_labels = verdict
     form = f"loss of logits with softcap {softcap:g}" if softcap else "loss"
-    return Replacement("loss", form, errors, _fused(original, names, frozenset(errors), softcap, fields))
+    key = tuple(names), frozenset(errors), softcap, fields, wants_labels, module.loss_function, _softcap(module), _settings(module)
+    return Replacement("loss", form, errors, _fused(original, *key), key)
+
+
+def _text_config(module):
+    return getattr(module.config, "text_config", None) or module.config
+
+
+def _softcap(module):
+    return float(getattr(_text_config(module), "final_logit_softcapping", None) or 0)
+
+
+def _settings(module):
+    return tuple((name, value) for name, value in settings_of(module) if name != "vocab_size")  # which resize_token_embeddings sets
 
 
 def _decoder_of(module):
@@ -56,18 +71,25 @@ def _unsupported_reason(module):
 
 
 class _Given(torch.nn.Module):
-    """A decoder whose output is given, whatever it is asked."""
+    """A decoder that returns given hidden states, and notes the names of its arguments."""
 
     def __init__(self, output):
         super().__init__()
-        self.output = output
+        self.output, self.names = output, set()
 
     def forward(self, *arguments, **named):
+        self.names.update(named)
         return _Output(self.output)
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise AttributeError(f"the forward uses the decoder's {name}, expected calls of the decoder alone") from None
 
 
 class _Output:
-    """As a ModelOutput that has the last hidden states and nothing else."""
+    """A ModelOutput that has the last hidden states and nothing else."""
 
     def __init__(self, last_hidden_state):
         self.last_hidden_state = last_hidden_state
@@ -82,7 +104,7 @@ class _Output:
 
 
 def _probe(module, dtype):
-    """The module with a small head, what its decoder gives, and labels."""
+    """The module with a small head, the hidden states that its decoder returns, and labels."""
     generator = torch.Generator().manual_seed(1)
     head = small_linear(_FEATURES, _CLASSES, module.lm_head, 1.0, generator).to(dtype).requires_grad_()
     with torch.device("cpu"):
@@ -93,7 +115,9 @@ def _probe(module, dtype):
     hidden = hidden.to(device, dtype).requires_grad_()
     probe = with_children(module, **{module.base_model_prefix: _Given(hidden), "lm_head": head})
     probe.config = copy.deepcopy(module.config)
-    probe.config.vocab_size = _CLASSES
+    for config in (probe.config, _text_config(probe)):
+        if hasattr(config, "vocab_size"):
+            config.vocab_size = _CLASSES
     if "vocab_size" in probe.__dict__:
         probe.vocab_size = _CLASSES
     probe.training = True
@@ -101,8 +125,8 @@ def _probe(module, dtype):
 
 
 def _verify(module, original, names, softcap):
-    """({dtype: error}, the output's type and its other fields' names), or a reason."""
-    errors, fields, why = {}, None, "no dtype could be tried"
+    """({dtype: error}, the output's type and the names of its other fields, whether the decoder is given the labels), or a reason."""
+    errors, fields, wants_labels, why = {}, None, False, "no dtype could be tried"
     for dtype in DTYPES:
         try:
             probe, hidden, labels = _probe(module, dtype)
@@ -118,10 +142,11 @@ def _verify(module, original, names, softcap):
             except Exception as e:
                 why = f"its own forward failed on {dtype}: {e}"
                 break
+            wants_labels = "labels" in getattr(probe, module.base_model_prefix).names
             fields = type(output), tuple(name for name in type(output).__dataclass_fields__ if name not in ("loss", "logits"))
             try:
                 with torch.enable_grad():
-                    ours = _fused(original, names, frozenset((dtype,)), softcap, fields)(probe, input_ids=ids, labels=labels, **options)
+                    ours = _loss_alone(probe, names, softcap, fields, wants_labels, {"input_ids": ids, **options}, labels)
                     found = [ours.loss, *torch.autograd.grad(ours.loss, parameters)]
             except Exception as e:
                 return f"the kernel refused it: {e}"
@@ -133,7 +158,7 @@ def _verify(module, original, names, softcap):
                 why = f"its loss or a gradient differs from the cross entropy of lm_head's output by {max(differences):.1e} in {dtype}"
                 if dtype is torch.float32:
                     return why  # 16 bits would not tell one loss from another that is near
-    return (errors, fields) if errors else why
+    return (errors, fields, wants_labels) if errors else why
 
 
 def _error(found, expected):
@@ -141,7 +166,7 @@ def _error(found, expected):
 
 
 def _loss(hidden, labels, head, softcap, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **_):
-    """As the models' own: token n's output against label n + 1."""
+    """The loss of the models: the output of token n is compared with label n + 1."""
     if shift_labels is None:
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     target = shift_labels.to(hidden.device).reshape(hidden.shape[:-1])
@@ -161,19 +186,31 @@ def _wants_more(module, named):
     return not isinstance(some, int) or some != 0 or tuple_ or (getattr(config, "output_router_logits", False) if router is None else router)
 
 
-def _fused(original, names, served, softcap, fields):
+def _loss_alone(module, names, softcap, fields, wants_labels, given, labels):
+    """The model's output without logits. given: the call's arguments by name, but for the labels."""
     output, others = fields
+    found = _decoder_of(module)(**given, **({"labels": labels} if wants_labels else {}))
+    of_loss = {name: value for name, value in given.items() if name not in names}
+    loss = _loss(found.last_hidden_state, labels, module.lm_head, softcap, **of_loss)
+    return output(loss=loss, logits=None, **{name: getattr(found, name, None) for name in others})
+
+
+def _same_function(a, b):
+    return getattr(a, "__func__", a) is getattr(b, "__func__", b)
+
+
+def _fused(original, names, served, softcap, fields, wants_labels, loss_function, softcap_of_config, settings):
+    def is_as_verified(self):
+        return (self.lm_head.weight.dtype in served and is_plain_linear(self.lm_head) and _same_function(self.loss_function, loss_function)
+                and _softcap(self) == softcap_of_config and has_settings(self, settings))
 
     def forward(self, *arguments, **named):
         given = {**dict(zip(names, arguments)), **named}
-        labels, head = given.pop("labels", None), self.lm_head
-        if not self.training or labels is None or head.weight.dtype not in served or not is_plain_linear(head) or _wants_more(self, given):
+        labels = given.pop("labels", None)
+        if not self.training or labels is None or _wants_more(self, given) or not is_as_verified(self):
             return original(self, *arguments, **named)
         given.pop("logits_to_keep", None)
         given.pop("return_dict", None)
-        found = _decoder_of(self)(**given)
-        of_loss = {name: value for name, value in given.items() if name not in names}
-        loss = _loss(found.last_hidden_state, labels, head, softcap, **of_loss)
-        return output(loss=loss, logits=None, **{name: getattr(found, name, None) for name in others})
+        return _loss_alone(self, names, softcap, fields, wants_labels, given, labels)
 
     return forward

@@ -1,14 +1,14 @@
-"""What hf.patch knows of RMSNorms.
+"""How hf.patch recognises and replaces RMSNorms.
 
-One counts by its structure: one parameter `weight` of one dimension, an epsilon, no children, one input. Whether it multiplies by `weight` or
-by `1 + weight` is found out by running it.
+A module is a candidate by its structure: one parameter `weight` of one dimension, an epsilon, no children, one input. Whether the module
+multiplies by `weight` or by `1 + weight` is found by running the module.
 """
 import copy
 
 import torch
 
 from . import functional
-from ._hf_parts import DTYPES, Replacement, error_of, own_forward, takes_one_input
+from ._hf_parts import DTYPES, LeftAlone, Replacement, error_of, fill_buffers, has_settings, own_forward, settings_of, takes_one_input, tries_in_each_mode
 
 # Largest error allowed relative to the largest value of a row: the original may round twice more than the kernel (after the
 # normalisation, after the product) and sums in another order.
@@ -26,9 +26,9 @@ def replacement(module):
     verdict = _verify(module)
     if isinstance(verdict, str):
         return verdict
-    errors, unit_offset = verdict
-    return Replacement("RMSNorm", "1 + weight" if unit_offset else "weight", errors,
-                       _fused(own_forward(module), frozenset(errors), _epsilon(module), unit_offset))
+    errors, served, unit_offset = verdict
+    key = served, _epsilon(module), unit_offset, settings_of(module)
+    return Replacement("RMSNorm", "1 + weight" if unit_offset else "weight", errors, _fused(own_forward(module), *key), key)
 
 
 def _epsilon(module):
@@ -59,6 +59,7 @@ def _unsupported_reason(module):
 def _probe(module):
     """A copy of the module with random weights, and rows from tiny (where epsilon matters) to large."""
     probe = copy.deepcopy(module)
+    fill_buffers(probe)
     weight = probe.weight.data
     with torch.device("cpu"):  # the same numbers wherever tensors are made by default
         generator = torch.Generator().manual_seed(1)
@@ -69,42 +70,63 @@ def _probe(module):
 
 
 def _verify(module):
-    """({dtype: error}, unit_offset) of the form that agrees, or a reason why none does."""
+    """({dtype of the input: error} for the weight's present dtype, {(dtype of the input, dtype of the weight)} that are served, unit_offset)
+    of the form that agrees, or a reason why none does."""
     try:
         probe, rows = _probe(module)
     except Exception as e:
         return f"no copy of it could be tried: {e}"
-    eps = _epsilon(probe)
-    errors, form, why = {}, None, "no dtype could be tried"
+    present = probe.weight.dtype
+    errors, served, form, why = {}, set(), None, "no dtype could be tried"
     for dtype in DTYPES:
-        x = rows.to(dtype)
-        try:
-            expected = probe.forward(x)  # hooks are not ours to call
-        except Exception as e:
-            why = f"its own forward failed on {dtype}: {e}"
-            continue
-        if not isinstance(expected, torch.Tensor) or expected.shape != x.shape or expected.dtype is not dtype:
-            continue  # its output widens: left to the original for this dtype
-        for unit_offset in (False, True) if form is None else (form,):
+        for weight_dtype in dict.fromkeys((present, dtype)):  # as the module is now, and as it is once the whole model has this dtype
+            probe.weight.data = probe.weight.data.to(weight_dtype)
+            try:
+                error, form = _compare(module, probe, rows.to(dtype), form)
+            except LeftAlone as e:
+                if weight_dtype is present:
+                    why = str(e) or why
+                    if dtype is torch.float32 and e.differs:
+                        return why  # 16 bits would not tell the module from one that is near
+                continue
+            served.add((dtype, weight_dtype))
+            if weight_dtype is present:
+                errors[dtype] = error
+    return (errors, frozenset(served), form) if errors else why
+
+
+def _compare(module, probe, x, form):
+    """(largest error, unit_offset) of the form that agrees in evaluation and in training mode."""
+    original, eps = own_forward(module), _epsilon(probe)
+    differences = []
+    for unit_offset in (False, True) if form is None else (form,):
+        errors = []
+        for mode in tries_in_each_mode(probe):
+            try:
+                expected = original(probe, x)  # not a call of the module, whose hooks are the user's
+            except Exception as e:
+                raise LeftAlone(f"its own forward failed on {x.dtype}: {e}") from e
+            if not isinstance(expected, torch.Tensor) or expected.shape != x.shape or expected.dtype is not x.dtype:
+                raise LeftAlone  # the output has a wider dtype than x: the module's own forward computes it
             try:
                 found = functional.rms_norm(x, probe.weight, eps, unit_offset=unit_offset)
             except Exception as e:
-                return f"the kernel refused it: {e}"
-            error = error_of(found, expected)
-            if error <= _TOLERANCE[dtype]:
-                errors[dtype], form = error, unit_offset
+                raise LeftAlone(f"the kernel refused it: {e}", differs=True) from e
+            errors.append(error_of(found, expected))
+            if not errors[-1] <= _TOLERANCE[x.dtype]:
+                differences.append((mode, errors[-1]))
                 break
-            why = f"it differs from RMSNorm by {error:.1e} in {dtype}"
         else:
-            if dtype is torch.float32:
-                return why  # 16 bits would not tell it from one that is near
-    return (errors, form) if errors else why
+            return max(errors), unit_offset
+    mode, error = max(differences, key=lambda d: (d[0] == "training", -d[1]))
+    raise LeftAlone(f"it differs from RMSNorm by {error:.1e} in {x.dtype} in {mode} mode", differs=True)
 
 
-def _fused(original, served, eps, unit_offset):
+def _fused(original, served, eps, unit_offset, settings):
     def forward(self, hidden_states):
-        if hidden_states.dtype in served:
-            return functional.rms_norm(hidden_states, self.weight, eps, unit_offset=unit_offset)
+        weight = self.weight
+        if (hidden_states.dtype, weight.dtype) in served and has_settings(self, settings):
+            return functional.rms_norm(hidden_states, weight, eps, unit_offset=unit_offset)
         return original(self, hidden_states)
 
     return forward

@@ -12,12 +12,21 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass
 class Replacement:
-    """A forward for one module, checked against its own."""
+    """A forward for one module, compared with the module's own forward in training and in evaluation mode."""
 
     kind: str  # in words, for the report
     form: str
-    errors: dict  # by dtype, of those that are served; the module's own forward does the others
+    errors: dict  # largest relative error by the dtype of the input, of the dtypes that the kernel serves
     forward: Callable  # of the module and its inputs
+    key: tuple = ()  # modules of one class with equal keys can share one `forward`
+
+
+class LeftAlone(Exception):
+    """Why a module is not replaced, or not in one dtype. differs: the module computes something else than the kernel."""
+
+    def __init__(self, reason="", differs=False):
+        super().__init__(reason)
+        self.differs = differs
 
 
 def takes_one_input(module):
@@ -35,18 +44,50 @@ def error_of(found, expected):
 
 
 def own_forward(module):
-    """What computes `module` so far, as a function of the module too: a copy of it has weights of its own."""
-    forward = module.forward
-    if isinstance(forward, types.MethodType) and forward.__self__ is module:
-        return forward.__func__
-    return lambda _, *arguments, **named: forward(*arguments, **named)
+    """The forward of the module's class, as a function of the module: copies of the module compute with their own weights."""
+    return type(module).forward
+
+
+_OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
+_SIMPLE = (int, float, str, type(None), torch.dtype, types.FunctionType, types.BuiltinFunctionType)
+
+
+def settings_of(module):
+    """((name, value), ...) of the attributes that a forward may depend on: numbers, strings, dtypes and functions."""
+    return tuple((name, value) for name, value in module.__dict__.items()
+                 if name not in _OF_EVERY_MODULE and name != "forward" and isinstance(value, _SIMPLE))
+
+
+def has_settings(module, settings):
+    """Whether the attributes are still those that `settings_of` found when the replacement was verified."""
+    for name, value in settings:
+        found = getattr(module, name, settings)
+        if found is not value and (type(found) is not type(value) or found != value):
+            return False
+    return True
 
 
 def with_children(module, **children):
-    """A copy of the module that shares all but these children."""
+    """A copy of the module that shares all but these children and the buffers."""
     probe = copy.copy(module)
     probe.__dict__["_modules"] = {**module._modules, **children}
+    probe.__dict__["_buffers"] = dict(module._buffers)
+    fill_buffers(probe)
     return probe
+
+
+def fill_buffers(probe):
+    """Other numbers in place of a probe's own buffers: a forward that reads a buffer then differs from its replacement, which reads none."""
+    for name, buffer in probe._buffers.items():
+        if buffer is not None and buffer.is_floating_point() and not buffer.is_meta:
+            probe._buffers[name] = torch.full_like(buffer, 0.37)
+
+
+def tries_in_each_mode(probe):
+    """Sets evaluation mode, then training mode twice: dropout and noise differ from one training pass to the next."""
+    for mode in ("evaluation", "training", "training"):
+        probe.train(mode == "training")
+        yield mode
 
 
 def is_plain_linear(module):

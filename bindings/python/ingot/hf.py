@@ -1,14 +1,20 @@
-"""Replaces parts of a model that exists, Hugging Face's or any other, and puts them back.
+"""Replaces parts of an existing model, Hugging Face's or any other, and puts them back.
 
     with ingot.hf.patch(model) as report:      # or: report = patch(model); ...; report.undo()
         print(report)
 
-Modules are known by their structure, RMSNorms (_hf_norms.py), gated MLPs (_hf_gated.py) and losses (_hf_loss.py). Each is run beside its
-replacement on random numbers, in every dtype that is served, with small weights in place of large ones; nothing is replaced that does not
-agree. What only looks alike is named in the report, with what does not fit. Modules keep their class, parameters, hooks and state dict:
-only `forward` is set on the instance.
+Modules are recognised by their structure: RMSNorms (_hf_norms.py), gated MLPs (_hf_gated.py) and losses (_hf_loss.py). Each is run beside its
+replacement on random numbers, in every dtype that is served, in training and in evaluation mode, with small weights in place of large ones.
+A module that does not agree is left alone, and the report names it with the reason. Modules keep their parameters, hooks and state dict.
+
+A replaced module has a subclass of its class, of the same name, whose `forward` is the replacement. Copies of the module (copy.copy, deepcopy,
+replicas of nn.DataParallel) have that class too and compute with their own weights; a pickled module is read back with its own class.
+The replacement is in force while the attributes that were verified are as they were (epsilon, activation, dtype of the weight, loss function);
+otherwise the module's own forward runs.
 """
+import copyreg
 import functools
+import operator
 import types
 from collections import Counter
 from dataclasses import dataclass, field
@@ -22,23 +28,27 @@ __all__ = ["patch", "Report"]
 
 @dataclass
 class Report:
-    """What `patch` did: (name, form, dtypes, largest relative error) of each replacement, (name, reason) of what only looked alike, and the
-    names of those that were patched already, which the report of that call restores."""
+    """The result of `patch`.
+
+    replaced: (name, form, dtypes, largest relative error) of each replacement. skipped: (name, reason) of each module that only looks alike.
+    already: names of modules that an earlier call has patched; the report of that call restores them.
+    """
 
     replaced: list = field(default_factory=list)
     skipped: list = field(default_factory=list)
     already: list = field(default_factory=list)
     _modules: list = field(default_factory=list, repr=False)
+    _classes: dict = field(default_factory=dict, repr=False)
     _errors: list = field(default_factory=list, repr=False)
     _kinds: Counter = field(default_factory=Counter, repr=False)
 
     def undo(self):
-        """Restores every module; calling it again does nothing."""
-        for module, previous in self._modules:
-            if previous is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.forward = previous
+        """Restores every module; calling it again does nothing. Copies that were made of patched modules compute with their own forward, too."""
+        for module, cls, instance_attributes in self._modules:
+            cls._is_in_force = False
+            if type(module) is cls:
+                module.__class__ = cls._own_class
+            module.__dict__.update(instance_attributes)
         self._modules.clear()
 
     def __enter__(self):
@@ -63,32 +73,92 @@ class Report:
         return "\n".join(lines)
 
 
+class _ReplacedType(type):
+    """The type of the classes of replaced modules. Pickle, unlike copy, puts a module's own class in their place."""
+
+
+def _reduce_class(cls):
+    own = cls.__dict__.get("_own_class")
+    return cls.__qualname__ if own is None else (operator.getitem, ((own,), 0))
+
+
+copyreg.pickle(_ReplacedType, _reduce_class)
+
+
+class _Replaced:
+    _is_in_force = False
+
+    def __init_subclass__(cls):
+        """Does not tell the module's own class, which may keep a list of its subclasses."""
+
+
+def _replaced_class(own, replacement):
+    """A subclass of `own` with the replacement's forward."""
+    original, replaced = own.forward, replacement.forward
+
+    def forward(self, *arguments, **named):
+        return (replaced if cls._is_in_force else original)(self, *arguments, **named)
+
+    cls = _ReplacedType(own.__name__, (_Replaced, own), {
+        "forward": functools.update_wrapper(forward, original),  # whoever asks for the signature gets the module's own
+        "__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__, "_own_class": own, "_is_in_force": True})
+    return cls
+
+
 def _is_patched(module):
-    return hasattr(getattr(module.__dict__.get("forward"), "__func__", None), "is_ingots")
+    return any(cls.__dict__.get("_is_in_force", False) for cls in type(module).__mro__ if isinstance(cls, _ReplacedType))
+
+
+def _forward_of_instance(module):
+    """({attribute: value} of the bound methods of the module's own forward that stand in its __dict__, a reason why it cannot be patched)."""
+    attributes = {}
+    hooked = "_hf_hook" in module.__dict__ and "_old_forward" in module.__dict__  # accelerate's hooks call _old_forward
+    for name in ("_old_forward",) if hooked else ("forward",):
+        forward = module.__dict__.get(name)
+        if forward is None:
+            continue
+        if getattr(forward, "__func__", None) is not type(module).forward or forward.__self__ is not module:
+            return {}, "found a forward that was set on the instance, expected its class's (patch the model before other tools set it)"
+        attributes[name] = forward
+    return attributes, None
 
 
 def _install(report, name, module, found):
-    # Whoever asks for the signature gets the module's own.
-    forward = functools.update_wrapper(found.forward, getattr(module.forward, "__func__", module.forward))
-    forward.is_ingots = True
-    report._modules.append((module, module.__dict__.get("forward")))
-    module.forward = types.MethodType(forward, module)
+    """Gives the module a class with the replacement; returns a reason where that is not possible."""
+    attributes, reason = _forward_of_instance(module)
+    if reason is not None:
+        return reason
+    own = type(module)
+    key = own, found.kind, found.key
+    try:
+        cls = report._classes.get(key) or report._classes.setdefault(key, _replaced_class(own, found))
+        module.__class__ = cls
+    except TypeError as e:
+        return f"its class cannot be replaced: {e}"
+    module.__dict__.pop("forward", None) if "forward" in attributes else None
+    if "_old_forward" in attributes:
+        module._old_forward = types.MethodType(cls.forward, module)
+    report._modules.append((module, cls, attributes))
     report.replaced.append((name, found.form, tuple(found.errors), max(found.errors.values())))
     report._errors.append(found.errors)
     report._kinds[found.kind] += 1
+    return None
 
 
 def patch(model, *, norms=True, mlps=True, loss=False):
-    """Replaces `model`'s RMSNorms and gated MLPs, in place; returns a Report whose undo() restores them.
+    """Replaces the RMSNorms and gated MLPs of `model`, in place; returns a Report whose undo() restores them.
 
-    loss=True: in training and with labels a causal language model's loss comes from functional.linear_cross_entropy, and its output has no
-    logits (None). Without labels, in eval mode, or where a call asks for some logits or a tuple, everything is as it was.
+    model: a torch.nn.Module, else a TypeError. norms, mlps: whether these are replaced.
+    loss=True: in training and with labels a language model's loss comes from functional.linear_cross_entropy, and the output has no
+    logits (None). Without labels, in evaluation mode, or where a call asks for some logits or a tuple, everything is as it was.
+    PyTorch's random numbers are the same after the call as before.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"hf.patch: model: found {type(model).__name__}, expected torch.nn.Module")
     kinds = [kind for kind, wanted in ((_hf_norms, norms), (_hf_gated, mlps), (_hf_loss, loss)) if wanted]
     report = Report()
-    with torch.no_grad():
+    devices = {p.device for p in model.parameters() if p.is_cuda}
+    with torch.no_grad(), torch.random.fork_rng([d.index for d in devices]):
         for name, module in model.named_modules():
             name = name or type(module).__name__
             if _is_patched(module):
@@ -96,8 +166,8 @@ def patch(model, *, norms=True, mlps=True, loss=False):
                 continue
             for kind in kinds:
                 found = kind.replacement(module)
-                if isinstance(found, str):
+                if found is not None and not isinstance(found, str):
+                    found = _install(report, name, module, found)
+                if found is not None:
                     report.skipped.append((name, found))
-                elif found is not None:
-                    _install(report, name, module, found)
     return report

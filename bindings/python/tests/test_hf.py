@@ -1,6 +1,7 @@
 """hf.patch on models made by hand, and on small random Hugging Face models where transformers is installed."""
 import copy
 import inspect
+import pickle
 import types
 
 import pytest
@@ -72,6 +73,10 @@ def model(device):
     return m.to(device)
 
 
+def is_replaced(module):
+    return hf._is_patched(module) or "forward" in module.__dict__
+
+
 def test_replaces_what_it_has_verified_and_nothing_else(device):
     m = model(device)
     with torch.device("meta"):  # where tensors are made by default does not matter
@@ -79,7 +84,7 @@ def test_replaces_what_it_has_verified_and_nothing_else(device):
     assert {name: form for name, form, _, _ in report.replaced} == {"llama": "weight", "gemma": "1 + weight", "torch": "weight"}
     assert {name for name, _ in report.skipped} == {"centered", "outside", "nearly", "gated", "optional"}
     assert "3 RMSNorms replaced, 5 similar modules left alone" in str(report)
-    assert all("forward" in m[k].__dict__ for k in ("llama", "gemma", "torch"))
+    assert all(is_replaced(m[k]) for k in ("llama", "gemma", "torch")) and not is_replaced(m["linear"])
 
 
 def test_outputs_and_gradients_stay_and_undo_restores(device):
@@ -102,7 +107,7 @@ def test_outputs_and_gradients_stay_and_undo_restores(device):
         assert all(torch.equal(v, state[k]) for k, v in m.state_dict().items())
         y = m["llama"](torch.randn(2, 48, device=device, dtype=torch.bfloat16))
         assert y.dtype is torch.float32  # fp32 weight, bf16 input: Llama's own forward widens, and still serves
-    assert all("forward" not in module.__dict__ for module in m.modules())
+    assert not any(is_replaced(module) for module in m.modules())
     assert all(torch.equal(a, b) for a, b in zip(outcome(), expected))
     report.undo()  # a second time does nothing
 
@@ -116,7 +121,6 @@ def test_a_half_precision_model_is_served_in_its_dtype(device):
 
 def test_a_copy_of_a_patched_model_computes_with_its_own_weights(device):
     m = model(device)
-    m["gemma"].forward = lambda x, own=m["gemma"].forward: own(x)  # not a method: all that there is to call
     hf.patch(m)
     copied = copy.deepcopy(m)
     with torch.no_grad():
@@ -129,14 +133,139 @@ def test_a_copy_of_a_patched_model_computes_with_its_own_weights(device):
     assert copied["llama"].weight.grad is not None and m["llama"].weight.grad is None
 
 
-def test_a_forward_of_the_instance_comes_back_and_a_meta_model_is_left_alone(device):
+def test_a_forward_that_was_set_on_the_instance_is_left_alone(device):
     m = model(device)
     m["gemma"].forward = own = types.MethodType(lambda self, x: GemmaNorm.forward(self, x), m["gemma"])
+    m["llama"].forward = m["llama"].forward  # the class's own, as accelerate leaves it after its hooks are removed
     with hf.patch(m) as report:
-        assert "gemma" in {name for name, *_ in report.replaced} and m["gemma"].forward is not own
-    assert m["gemma"].__dict__["forward"] is own
+        assert {name for name, *_ in report.replaced} == {"llama", "torch"} and m["gemma"].forward is own
+        assert "found a forward that was set on the instance" in dict(report.skipped)["gemma"]
+    assert m["llama"].__dict__["forward"] == types.MethodType(LlamaNorm.forward, m["llama"])
+
+
+def test_a_meta_model_is_left_alone():
     report = hf.patch(model(torch.device("meta")))
     assert not report.replaced and {why for _, why in report.skipped} >= {"its weight is on the meta device"}
+
+
+class NoisyNorm(LlamaNorm):  # differs in training alone
+    def forward(self, hidden_states):
+        y = super().forward(hidden_states)
+        return y + 0.01 * torch.randn_like(y) if self.training else y
+
+
+class BufferedNorm(LlamaNorm):  # is an RMSNorm as long as its buffer is 1
+    def __init__(self, n):
+        super().__init__(n)
+        self.register_buffer("gain", torch.ones(n))
+
+    def forward(self, hidden_states):
+        return super().forward(hidden_states) * self.gain
+
+
+@pytest.mark.parametrize("training", (False, True))
+def test_a_replacement_agrees_in_training_and_in_evaluation_mode(device, training):
+    m = nn.ModuleDict({"good": LlamaNorm(48), "noisy": NoisyNorm(48), "buffered": BufferedNorm(48), "mlp": Gated(40, 72, nn.SiLU()),
+                       "dropout": DropoutInside(40, 72, nn.SiLU()), "learns": Gated(40, 72, Swish()), "good_mlp": Gated(40, 72, nn.SiLU())}).to(device).train(training)
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    report = hf.patch(m)
+    assert torch.equal(torch.get_rng_state(), before), "patch() draws from the generator that training uses"
+    assert {name for name, *_ in report.replaced} == {"good", "mlp", "good_mlp"}, str(report)
+    reasons = dict(report.skipped)
+    assert "in training mode" in reasons["noisy"] and "in training mode" in reasons["dropout"]
+    assert "parameters" in reasons["learns"] and "differs from RMSNorm" in reasons["buffered"]
+    assert all(module.training is training for module in m.modules())
+
+
+def test_a_norm_that_changes_after_the_patch_is_computed_by_its_own_forward(device):
+    x = torch.randn(5, 48, device=device, dtype=torch.bfloat16)
+    for change in (lambda m: setattr(m, "variance_epsilon", 0.5), lambda m: setattr(m.weight, "data", m.weight.data.float())):
+        m = LlamaNorm(48).to(device, torch.bfloat16)
+        own = copy.deepcopy(m)
+        hf.patch(m)
+        for module in (m, own):
+            change(module)
+        assert torch.equal(m(x), own(x)) and m(x).dtype is own(x).dtype
+    m = LlamaNorm(48).to(device)
+    assert hf.patch(m).replaced
+    m.to(torch.bfloat16)  # this dtype was verified too, and the kernel serves it
+    assert m(x).dtype is torch.bfloat16
+
+
+def test_an_activation_that_changes_after_the_patch_is_used(device):
+    x = torch.randn(5, 40, device=device)
+    changes = (lambda m: setattr(m, "act_fn", nn.ReLU()), lambda m: setattr(m.act_fn, "approximate", "none"))
+    for change in changes:
+        m = Gated(40, 72, nn.GELU("tanh")).to(device)
+        own = copy.deepcopy(m)
+        assert hf.patch(m).replaced
+        for module in (m, own):
+            change(module)
+        assert torch.equal(m(x), own(x))
+
+
+def cpu_replica(module, factor):
+    """A replica as nn.DataParallel makes it, whose parameters are multiplied by `factor`."""
+    copies = {m: m._replicate_for_data_parallel() for m in module.modules()}
+    for m, replica in copies.items():
+        for name, child in m._modules.items():
+            replica._modules[name] = copies.get(child)
+        for name, p in m._parameters.items():
+            if p is None:
+                replica._parameters[name] = None
+            else:
+                setattr(replica, name, p * factor)
+    return copies[module]
+
+
+def test_copies_and_replicas_of_patched_modules_compute_with_their_own_weights(device):
+    m = nn.ModuleDict({"llama": LlamaNorm(40), "torch": nn.RMSNorm(40), "mlp": Gated(40, 72, nn.SiLU())}).to(device)
+    own = copy.deepcopy(m)
+    with torch.no_grad():
+        for p in own.parameters():
+            p.mul_(1.5)
+    report = hf.patch(m)
+    assert len(report.replaced) == 3
+    x = torch.randn(3, 40, device=device)
+    pickled = pickle.loads(pickle.dumps(m))
+    for name in m:
+        torch.testing.assert_close(cpu_replica(m[name], 1.5)(x), own[name](x), rtol=1e-5, atol=1e-5)
+        shallow = copy.copy(m[name])
+        shallow._parameters, shallow._modules = own[name]._parameters, own[name]._modules
+        torch.testing.assert_close(shallow(x), own[name](x), rtol=1e-5, atol=1e-5)
+        assert is_replaced(shallow) and type(shallow).__name__ == type(own[name]).__name__ and isinstance(shallow, type(own[name]))
+        assert type(pickled[name]) is type(own[name])
+        torch.testing.assert_close(pickled[name](x), m[name](x), rtol=1e-5, atol=1e-5)
+    twin = copy.deepcopy(m)
+    report.undo()
+    for name in m:
+        assert type(m[name]) is type(own[name])
+        assert torch.equal(twin[name](x), m[name](x))  # copies compute with their own forward from then on
+
+
+def test_accelerates_hooks_and_a_patch_come_and_go_in_any_order(device):
+    hooks = pytest.importorskip("accelerate.hooks")
+
+    class Doubles(hooks.ModelHook):
+        def post_forward(self, module, output):
+            return 2 * output
+
+    x = torch.randn(3, 48, device=device)
+    for order in ("hook patch undo remove", "hook patch remove undo", "patch hook undo remove", "patch hook remove undo"):
+        m = LlamaNorm(48).to(device)
+        plain, hooked, report = m(x), False, None
+        for action in order.split():
+            if action == "patch":
+                report = hf.patch(m)
+                assert report.replaced, str(report)
+            elif action == "undo":
+                report.undo()
+            else:
+                hooked = action == "hook"
+                hooks.add_hook_to_module(m, Doubles()) if hooked else hooks.remove_hook_from_module(m)
+            torch.testing.assert_close(m(x), plain * (2 if hooked else 1), rtol=1e-5, atol=1e-5)
+        assert type(m) is LlamaNorm and torch.equal(m(x), plain)
 
 
 def test_a_second_patch_leaves_the_first_alone_and_hooks_are_not_called(device):
@@ -148,7 +277,7 @@ def test_a_second_patch_leaves_the_first_alone_and_hooks_are_not_called(device):
     assert "nothing replaced, 5 similar modules left alone, 3 already patched" in str(second) and "  llama: already patched" in str(second)
     first.undo()
     second.undo()
-    assert all("forward" not in module.__dict__ for module in m.modules())
+    assert not any(is_replaced(module) for module in m.modules())
 
 
 class BiasedRMSNorm(LlamaNorm):
@@ -214,6 +343,20 @@ class Clamped(Gated):  # differs only where gates are large
 class TwoInputs(Gated):
     def forward(self, x, scale):
         return super().forward(x) * scale
+
+
+class DropoutInside(Gated):  # functional dropout, which evaluation mode does not show
+    def forward(self, x):
+        return torch.nn.functional.dropout(super().forward(x), 0.1, self.training)
+
+
+class Swish(nn.Module):  # silu until it has learned
+    def __init__(self):
+        super().__init__()
+        self.beta = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.beta * x)
 
 
 def gated_model(device):
@@ -378,7 +521,60 @@ def test_a_loss_that_is_another_is_left_alone(device):
 
 
 @with_loss
+def test_a_loss_function_that_changes_after_the_patch_is_used(device):
+    m, _, _ = causal_model("gemma2", device)
+    m.train()
+    ids = torch.randint(0, 64, (2, 11), device=device)
+    with hf.patch(m, loss=True):
+        assert m(ids, labels=ids).logits is None
+        m.config.final_logit_softcapping = 1.0
+        with_other_cap = m(ids, labels=ids)
+        m.loss_function = lambda logits, labels, vocab_size, **_: logits.square().mean()
+        other = m(ids, labels=ids)
+    assert with_other_cap.logits is not None and with_other_cap.logits.abs().max() <= 1
+    torch.testing.assert_close(other.loss, other.logits.square().mean())
+
+
+def model_with_images(name, device):
+    transformers = pytest.importorskip("transformers")
+    text = dict(vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+                max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    vision = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, image_size=16, patch_size=4)
+    torch.manual_seed(4)
+    if name == "gemma3":
+        config = transformers.Gemma3Config(text_config=dict(text, sliding_window=8), vision_config=vision, mm_tokens_per_image=4, image_token_index=70,
+                                           boi_token_index=71, eoi_token_index=72)
+        return transformers.Gemma3ForConditionalGeneration(config).to(device).train()
+    vision = dict(depth=1, hidden_size=32, intermediate_size=48, num_heads=4, out_hidden_size=32, patch_size=4, fullatt_block_indexes=[0])
+    rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4}
+    config = transformers.Qwen2_5_VLConfig(text_config=dict(text, rope_parameters=rope), vision_config=vision, image_token_id=70, video_token_id=71,
+                                           vision_start_token_id=72, vision_end_token_id=73)
+    return transformers.Qwen2_5_VLForConditionalGeneration(config).to(device).train()
+
+
+@with_loss
+@pytest.mark.parametrize("name", ("gemma3", "qwen2_5_vl"))
+def test_losses_of_models_that_see_images(device, name):
+    m = model_with_images(name, device)
+    ids = torch.randint(3, 60, (2, 14), device=device)
+    labels, given = ids.clone(), {}
+    labels[:, 2:6] = -100
+    if name == "gemma3":
+        ids[:, 2:6] = 70
+        given = dict(pixel_values=torch.randn(2, 3, 16, 16, device=device), token_type_ids=(ids == 70).long(), attention_mask=torch.ones_like(ids))
+    expected, grads = step(m, ids, labels=labels, **given)
+    with hf.patch(m, norms=False, mlps=False, loss=True) as report:
+        assert [form for _, form, _, _ in report.replaced] == ["loss"], str(report)
+        found, found_grads = step(m, ids, labels=labels, **given)
+    assert found.logits is None and type(found) is type(expected) and len(grads) == len(found_grads)
+    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-5)
+    for a, b in zip(found_grads, grads):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+@with_loss
 def test_a_patched_model_compiles_and_runs_under_autocast(device):
+    pytest.importorskip("transformers")
     m, _, _ = causal_model("llama", device)
     ids = torch.randint(0, 64, (2, 11), device=device)
     m.train()
