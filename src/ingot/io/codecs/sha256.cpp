@@ -1,21 +1,86 @@
 #include "ingot/io/codecs/sha256.h"
 
+#include <dlfcn.h>
+
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <vector>
 
+#include "ingot/core/check.h"
 #include "ingot/io/file.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
-#endif
 
 namespace ingot {
 namespace {
 
+// --- libcrypto, loaded at run time: its headers are not needed to build, and these functions are the same in 1.1, 3
+// and 4 ---
+struct Libcrypto {
+  const char* name = nullptr;
+  int (*init)(uint64_t options, const void* settings);
+  void* (*new_context)();
+  void (*free_context)(void*);
+  const void* (*sha256)();
+  int (*start)(void* context, const void* digest, void* engine);
+  int (*update)(void* context, const void* data, size_t bytes);
+  int (*finish)(void* context, unsigned char* digest, unsigned* bytes);
+};
+
+template <class F> bool find(void* library, const char* name, F& function) {
+  function = reinterpret_cast<F>(dlsym(library, name));
+  return function != nullptr;
+}
+
+Libcrypto load_libcrypto() {
+  for (const char* name : {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1", "libcrypto.so"}) {
+    void* const from = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (from == nullptr) continue;
+    Libcrypto c;
+    if (find(from, "OPENSSL_init_crypto", c.init) && find(from, "EVP_MD_CTX_new", c.new_context) &&
+        find(from, "EVP_MD_CTX_free", c.free_context) && find(from, "EVP_sha256", c.sha256) &&
+        find(from, "EVP_DigestInit_ex", c.start) && find(from, "EVP_DigestUpdate", c.update) &&
+        find(from, "EVP_DigestFinal_ex", c.finish)) {
+      // No handler at exit, because threads may still hash then, and no openssl.cnf, which nothing here depends on.
+      constexpr uint64_t kNoLoadConfig = 0x80, kNoAtExit = 0x80000;
+      c.init(kNoLoadConfig | kNoAtExit, nullptr);
+      c.name = name;
+      return c;
+    }
+    dlclose(from);
+  }
+  return {};
+}
+
+const Libcrypto& libcrypto() {
+  static const Libcrypto loaded = load_libcrypto();
+  return loaded;
+}
+
+class LibcryptoHasher : public detail::Hasher {
+ public:
+  LibcryptoHasher() : context_(crypto_.new_context()) {
+    if (context_ == nullptr) fail(ErrorCode::io, crypto_.name, ": no memory for a SHA-256");
+    check(crypto_.start(context_, crypto_.sha256(), nullptr));
+  }
+  ~LibcryptoHasher() override { crypto_.free_context(context_); }
+  LibcryptoHasher(const LibcryptoHasher&) = delete;
+  LibcryptoHasher& operator=(const LibcryptoHasher&) = delete;
+  void update(const void* data, int64_t bytes) override { check(crypto_.update(context_, data, size_t(bytes))); }
+  void finish(uint8_t (&digest)[32]) override { check(crypto_.finish(context_, digest, nullptr)); }
+
+ private:
+  void check(int success) const {
+    if (success != 1) fail(ErrorCode::io, crypto_.name, ": SHA-256 failed");
+  }
+  const Libcrypto& crypto_ = libcrypto();
+  void* context_;
+};
+
+// --- the plain loop
+// ----------------------------------------------------------------------------------------------------
+
 // The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
-alignas(16) constexpr uint32_t kRound[64] = {
+constexpr uint32_t kRound[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
     0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
@@ -25,71 +90,41 @@ alignas(16) constexpr uint32_t kRound[64] = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-uint32_t big_endian(const uint8_t* p) {
-  return uint32_t(p[0]) << 24 | uint32_t(p[1]) << 16 | uint32_t(p[2]) << 8 | uint32_t(p[3]);
-}
-
-#if defined(__x86_64__)
-bool has_sha_instructions() {
-  unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (b & (1u << 29)) == 0) return false;
-  return __builtin_cpu_supports("sse4.1") && __builtin_cpu_supports("ssse3");
-}
-
-__attribute__((target("sha,sse4.1,ssse3"))) void sha256_blocks_native(uint32_t* state, const uint8_t* data,
-                                                                      int64_t blocks) {
-  const __m128i swap = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
-  // The instructions want the state as (A B E F) and (C D G H), highest lane first.
-  const __m128i badc = _mm_shuffle_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(state)), 0xB1);
-  const __m128i hgfe = _mm_shuffle_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(state + 4)), 0x1B);
-  __m128i abef = _mm_alignr_epi8(badc, hgfe, 8), cdgh = _mm_blend_epi16(hgfe, badc, 0xF0);
-  for (; blocks > 0; --blocks, data += 64) {
-    const __m128i abef_before = abef, cdgh_before = cdgh;
-    __m128i w[4];  // a window of 16 schedule words
-#pragma GCC unroll 16
-    for (int group = 0; group < 16; ++group) {
-      __m128i& now = w[group & 3];
-      if (group < 4) {
-        now = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data + 16 * group)), swap);
-      } else {
-        const __m128i previous = w[(group + 3) & 3];
-        const __m128i middle = _mm_alignr_epi8(previous, w[(group + 2) & 3], 4);
-        now = _mm_sha256msg2_epu32(_mm_add_epi32(_mm_sha256msg1_epu32(now, w[(group + 1) & 3]), middle), previous);
-      }
-      const __m128i sum = _mm_add_epi32(now, _mm_load_si128(reinterpret_cast<const __m128i*>(kRound + 4 * group)));
-      cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum);
-      abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(sum, 0x0E));
+class PortableHasher : public detail::Hasher {
+ public:
+  void update(const void* data, int64_t bytes) override {
+    const auto* p = static_cast<const uint8_t*>(data);
+    while (bytes > 0) {
+      const int64_t begin = length_ % 64, n = std::min(64 - begin, bytes);
+      std::memcpy(block_ + begin, p, size_t(n));
+      p += n, bytes -= n, length_ += n;
+      if (length_ % 64 == 0) add_block();
     }
-    abef = _mm_add_epi32(abef, abef_before);
-    cdgh = _mm_add_epi32(cdgh, cdgh_before);
   }
-  const __m128i feba = _mm_shuffle_epi32(abef, 0x1B), dchg = _mm_shuffle_epi32(cdgh, 0xB1);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(state), _mm_blend_epi16(feba, dchg, 0xF0));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(state + 4), _mm_alignr_epi8(dchg, feba, 8));
-}
-#endif
+  void finish(uint8_t (&digest)[32]) override {
+    const uint64_t bits = uint64_t(length_) * 8;
+    const uint8_t padding[64] = {0x80};
+    update(padding, 1 + (119 - length_ % 64) % 64);  // up to 8 bytes before a block's end
+    uint8_t size[8];
+    for (int i = 0; i < 8; ++i) size[i] = uint8_t(bits >> (56 - 8 * i));
+    update(size, 8);
+    for (int i = 0; i < 32; ++i) digest[i] = uint8_t(state_[i / 4] >> (24 - 8 * (i % 4)));
+  }
 
-void process(uint32_t* state, const uint8_t* data, int64_t blocks) {
-#if defined(__x86_64__)
-  static const bool native = has_sha_instructions();
-  if (native) return sha256_blocks_native(state, data, blocks);
-#endif
-  detail::sha256_blocks_portable(state, data, blocks);
-}
-
-}  // namespace
-
-void detail::sha256_blocks_portable(uint32_t* state, const uint8_t* data, int64_t blocks) {
-  for (; blocks > 0; --blocks, data += 64) {
+ private:
+  void add_block() {
     uint32_t w[64];
-    for (int i = 0; i < 16; ++i) w[i] = big_endian(data + 4 * i);
+    for (int i = 0; i < 16; ++i) {
+      const uint8_t* p = block_ + 4 * i;
+      w[i] = uint32_t(p[0]) << 24 | uint32_t(p[1]) << 16 | uint32_t(p[2]) << 8 | uint32_t(p[3]);
+    }
     for (int i = 16; i < 64; ++i) {
       const uint32_t x = w[i - 15], y = w[i - 2];
       w[i] = w[i - 16] + w[i - 7] + (std::rotr(x, 7) ^ std::rotr(x, 18) ^ (x >> 3)) +
              (std::rotr(y, 17) ^ std::rotr(y, 19) ^ (y >> 10));
     }
     uint32_t s[8];
-    std::memcpy(s, state, sizeof s);
+    std::memcpy(s, state_, sizeof s);
     for (int i = 0; i < 64; ++i) {
       const uint32_t e = s[4], a = s[0];
       const uint32_t t1 = s[7] + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) + ((e & s[5]) ^ (~e & s[6])) +
@@ -99,39 +134,32 @@ void detail::sha256_blocks_portable(uint32_t* state, const uint8_t* data, int64_
       s[7] = s[6], s[6] = s[5], s[5] = s[4], s[4] = s[3] + t1;
       s[3] = s[2], s[2] = s[1], s[1] = s[0], s[0] = t1 + t2;
     }
-    for (int i = 0; i < 8; ++i) state[i] += s[i];
+    for (int i = 0; i < 8; ++i) state_[i] += s[i];
   }
+
+  uint32_t state_[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  uint8_t block_[64];
+  int64_t length_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<detail::Hasher> detail::libcrypto_hasher() {
+  if (libcrypto().name == nullptr) return nullptr;
+  return std::make_unique<LibcryptoHasher>();
 }
+std::unique_ptr<detail::Hasher> detail::portable_hasher() { return std::make_unique<PortableHasher>(); }
 
-Sha256::Sha256()
-    : state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19} {}
-
-void Sha256::update(const void* data, int64_t bytes) {
-  const auto* p = static_cast<const uint8_t*>(data);
-  const int64_t held = length_ % 64;
-  length_ += bytes;
-  if (held > 0) {
-    const int64_t take = bytes < 64 - held ? bytes : 64 - held;
-    if (take > 0) std::memcpy(block_ + held, p, size_t(take));
-    p += take;
-    bytes -= take;
-    if (held + take < 64) return;
-    process(state_.data(), block_, 1);
-  }
-  process(state_.data(), p, bytes / 64);
-  if (bytes % 64 > 0) std::memcpy(block_, p + bytes / 64 * 64, size_t(bytes % 64));
+Sha256::Sha256() : hasher_(detail::libcrypto_hasher()) {
+  if (hasher_ == nullptr) hasher_ = detail::portable_hasher();
 }
 
 std::string Sha256::hex() {
-  const uint64_t bits = uint64_t(length_) * 8;
-  const uint8_t end[64] = {0x80};
-  update(end, 1 + (119 - length_ % 64) % 64);  // up to 8 bytes before a block's end
-  uint8_t size[8];
-  for (int i = 0; i < 8; ++i) size[i] = uint8_t(bits >> (56 - 8 * i));
-  update(size, 8);
+  uint8_t digest[32];
+  hasher_->finish(digest);
   std::string text;
-  for (const uint32_t word : state_)
-    for (int shift = 28; shift >= 0; shift -= 4) text += "0123456789abcdef"[(word >> shift) & 15];
+  for (const uint8_t byte : digest)
+    for (const int nibble : {byte >> 4, byte & 15}) text += "0123456789abcdef"[nibble];
   return text;
 }
 
@@ -144,14 +172,16 @@ std::string sha256(std::string_view bytes) {
 std::string sha256_of_file(const std::string& path) {
   const File file = File::open(path);
   const int64_t size = file.size(), piece = int64_t(1) << 20;
-  std::vector<char> buffer(size_t(size < piece ? size : piece));
+  std::vector<char> buffer(size_t(std::min(size, piece)));
   Sha256 hash;
   for (int64_t at = 0; at < size; at += piece) {
-    const int64_t n = size - at < piece ? size - at : piece;
+    const int64_t n = std::min(piece, size - at);
     file.read_at(at, buffer.data(), n);
     hash.update(buffer.data(), n);
   }
   return hash.hex();
 }
+
+const char* sha256_library() { return libcrypto().name; }
 
 }  // namespace ingot

@@ -163,12 +163,12 @@ void ArchiveFile::verify(const std::function<void(int64_t)>& done) const {
       sum.update(data(e) + at, n);
       if (done) done(n);
     }
-    compare(e, sum);
+    compare(e, sum.hex());
   }
 }
 
-void ArchiveFile::compare(const ArchiveEntry& e, Sha256 sum) const {
-  if (const std::string found = sum.hex(); found != e.sha256)
+void ArchiveFile::compare(const ArchiveEntry& e, const std::string& found) const {
+  if (found != e.sha256)
     fail(ErrorCode::bad_data, path_, ": blob \"", e.name, "\": found the sum ", found.substr(0, 12), "..., expected ",
          e.sha256.substr(0, 12), "...: the file is damaged");
 }

@@ -46,8 +46,8 @@ class ArchiveFile {
   void prefetch(const std::vector<const ArchiveEntry*>& wanted) const;
   // Compares every blob with its sum. `done` is told bytes that were read.
   void verify(const std::function<void(int64_t)>& done = {}) const;
-  // The same for a blob whose bytes went into `sum` on the way to somewhere else.
-  void compare(const ArchiveEntry& e, Sha256 sum) const;
+  // Compares one blob's sum with `found`, which the caller made of the blob's bytes.
+  void compare(const ArchiveEntry& e, const std::string& found) const;
 
  private:
   void read_index();

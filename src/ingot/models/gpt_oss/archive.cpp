@@ -507,7 +507,7 @@ class Rewriter {
     sum_ = Sha256();
     if (!part.matrix.is_bank()) write_rows(part, part.matrix);
     for (int64_t i = 0; part.matrix.is_bank() && i < part.matrix.data.size(0); ++i) write_rows(part, part.matrix.at(i));
-    from_.compare(e, sum_);
+    from_.compare(e, sum_.hex());
   }
   void copy(const ArchiveEntry& e) {
     constexpr int64_t kPiece = 8 << 20;
@@ -518,7 +518,7 @@ class Rewriter {
       sum_.update(from_.data(e) + at, n);
       put(from_.data(e) + at, n);
     }
-    from_.compare(e, sum_);
+    from_.compare(e, sum_.hex());
   }
 
  private:

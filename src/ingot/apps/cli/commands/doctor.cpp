@@ -14,6 +14,7 @@
 #include "ingot/core/progress.h"
 #include "ingot/core/version.h"
 #include "ingot/gpu/nccl.h"
+#include "ingot/io/codecs/sha256.h"
 #include "ingot/io/json.h"
 
 namespace ingot::cli {
@@ -105,6 +106,8 @@ std::vector<Need> needs() {
       {"cuBLASLt", use_installed_cublaslt(), kWithoutCublaslt},
       {"NCCL", gpu::nccl_available() ? gpu::nccl_version() : "",
        "no training on several GPUs: pip install nvidia-nccl-cu13"},
+      {"libcrypto", sha256_library() != nullptr ? sha256_library() : "",
+       "checksums of checkpoints and archives take longer"},
       {"gzip", find_program("gzip"), "the demo cannot compare with gzip -9"},
       {"xz", find_program("xz"), "the demo cannot compare with xz -9e"},
   };
