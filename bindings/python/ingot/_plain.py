@@ -65,7 +65,7 @@ _COMPILED_PRODUCTS = ("cuda",)  # devices
 
 def compiled_mlp_is_faster(x, parameters, weight_norm, recompute):
     """Of a training step that torch.compile traces: below 512 rows its own products of layers 264 to 512 wide take less time than the kernels
-    (docs/mlp-to-512.md)."""
+    (docs/mlp-kernels.md)."""
     if x.device.type not in _COMPILED_PRODUCTS or x.dtype not in (torch.bfloat16, torch.float16) or weight_norm or recompute or x.dim() == 0:
         return False
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in (x, *parameters)):

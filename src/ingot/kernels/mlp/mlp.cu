@@ -33,7 +33,7 @@ int64_t fewest_backward_rows(const MlpBackward& m) {
   if (mlp_has_norms(m.layers)) return 1;  // in the portable form every block finds them for itself
   return !m.saved && mlp_backward_values(m) > 0 && !slope_follows_from_value(m.act) ? kFormedSlopesRows : 1;
 }
-// Beyond 128 columns the form for few rows is the fastest up to here (docs/mlp-to-512.md).
+// Beyond 128 columns the form for few rows is the fastest up to here (docs/mlp-kernels.md).
 bool takes_few_rows_to_512(const MlpBackward& m) {
   const int64_t most = mlp_widest(m) <= kMlpTo256 ? kFewRowsBackwardTo256 : kFewRowsBackwardTo512;
   return m.x.rows() <= most && mlp_widest(m) > kMlpTo128 && mlp_takes(m, MlpForm::to_512_few_rows);

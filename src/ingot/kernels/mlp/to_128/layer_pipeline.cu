@@ -1,4 +1,4 @@
-// The backward pass to 128 for many rows: what it takes, its launches. docs/mlp-to-128.md tells how it works.
+// The backward pass to 128 for many rows: what it takes, its launches. docs/mlp-kernels.md tells how it works.
 #include <algorithm>
 #include <atomic>
 

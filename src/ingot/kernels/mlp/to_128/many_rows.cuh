@@ -1,5 +1,5 @@
 #pragma once
-// The forward form to 128 for many rows. docs/mlp-to-128.md tells it as a whole.
+// The forward form to 128 for many rows. docs/mlp-kernels.md tells it as a whole.
 //
 // One block per SM holds all weights in shared memory. Each of its warpgroups takes 64 rows through the whole network
 // by itself: x into the registers that wgmma reads A from, every layer's sums turned in place into the next layer's A,

@@ -1,5 +1,5 @@
 #pragma once
-// The forward form to 256. docs/mlp-to-256.md tells it as a whole.
+// The forward form to 256. docs/mlp-kernels.md tells it as a whole.
 //
 // A block has two warpgroups that multiply and a warp that copies. A warpgroup takes 64 rows through the whole network
 // as in to_128/many_rows.cuh, activations in registers. W of a layer does not fit beside another: all layers pass

@@ -1,5 +1,5 @@
 #pragma once
-// The forward form to 512 for few rows. docs/mlp-to-512.md tells it as a whole.
+// The forward form to 512 for few rows. docs/mlp-kernels.md tells it as a whole.
 // A cluster's blocks go through all layers together; cluster_tile.cuh tells how.
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/mlp/to_512/cluster_tile.cuh"

@@ -1,5 +1,5 @@
 #pragma once
-// The forward form to 512. docs/mlp-to-512.md tells it as a whole.
+// The forward form to 512. docs/mlp-kernels.md tells it as a whole.
 //
 // A block has two warpgroups that multiply, each with 64 rows that it takes through the whole network, and four warps
 // that bring what they need. A warpgroup's activations lie in shared memory, 64 KB that each layer writes over. A layer
