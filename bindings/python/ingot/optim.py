@@ -15,32 +15,47 @@ _WIDE = (torch.float32, torch.float64)
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan 2024) for matrices, AdamW for the rest, in groups of parameters.
+    """Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon) for matrices, AdamW for the rest, in groups of parameters.
 
         ingot.optim.Muon([{"params": matrices, "lr": 0.02},
                           {"params": others, "lr": 3e-4, "use_muon": False}])
 
     Of a matrix's gradient g: B = momentum B + (1 - momentum) g; u = (1 - momentum) g + momentum B (nesterov) or B; X = the orthogonal factor of u
     by ns_steps steps of Newton-Schulz; p = p (1 - lr weight_decay) - lr f X, where f is sqrt(max(1, rows / columns)), and with
-    adjust_lr_fn="match_rms_adamw" 0.2 sqrt(max(rows, columns)). Arguments, defaults and state are torch.optim.Muon's, whose state dicts load
-    and which loads these. A parameter of three dimensions is a bank of matrices. All of one shape, up to 256 MB, are one call of the kernel, wherever they are.
+    adjust_lr_fn="match_rms_adamw" 0.2 sqrt(max(rows, columns)). Arguments, defaults and state are torch.optim.Muon's: state dicts of one load into
+    the other. A schedule that cycles momentum (OneCycleLR, CyclicLR) cycles Muon's, and leaves beta1 of AdamW groups as it is.
+
+    Shapes: (R, C) is a matrix. (B, R, C) is a bank of B matrices; the weight of a Conv1d has three dimensions too, and is a bank here. (N, C, H, W), the
+    weight of a convolution, is the matrix (N, C H W), as in KellerJordan/Muon, with f = sqrt(max(1, H / W)) as there. Matrices of one shape, up to
+    256 MB, are one call of the kernel, wherever they lie.
 
     Every option may differ from group to group:
     use_muon=False: AdamW (torch's own) of any parameters, with lr, betas, adam_eps and weight_decay; its state is torch.optim.AdamW's.
     row_normalise=True: rows of u are scaled to length 1 before the iteration.
-    products: what the iteration's matrix products run in: "fp32", "bf16", on a GPU "tf32" too. None: bf16 on a GPU, as torch.optim.Muon
+    products: the type of the iteration's matrix products: "fp32", "bf16", on a GPU "tf32" too. None: bf16 on a GPU, as torch.optim.Muon
     has it everywhere, fp32 (fp64 of fp64) on a CPU.
     lr may be a tensor of one element; one on the parameters' GPU is read there, when a captured graph replays.
+
+    Errors: ValueError for an option, a parameter, a gradient or a state dict that Muon does not take.
     """
+
+    _adam_options = {"betas": (0.9, 0.95), "adam_eps": 1e-8}
 
     def __init__(self, params, lr=1e-3, weight_decay=0.1, momentum=0.95, nesterov=True, ns_coefficients=(3.4445, -4.7750, 2.0315), eps=_EPS,
                  ns_steps=5, adjust_lr_fn=None, *, row_normalise=False, products=None, use_muon=True, betas=(0.9, 0.95), adam_eps=1e-8):
+        # Not among the defaults: a schedule of momentum cycles betas where it finds them there.
+        self._adam_options = {"betas": betas, "adam_eps": adam_eps}
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov, ns_coefficients=ns_coefficients,
                                       eps=eps, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn, row_normalise=row_normalise, products=products,
-                                      use_muon=use_muon, betas=betas, adam_eps=adam_eps))
+                                      use_muon=use_muon))
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "_adam_options": self._adam_options}
 
     def add_param_group(self, param_group):
         count = len(self.param_groups)
+        if not param_group.get("use_muon", self.defaults["use_muon"]):
+            param_group = {**self._adam_options, **param_group}
         super().add_param_group(param_group)
         try:
             _check_options(self.param_groups[-1])
@@ -50,11 +65,19 @@ class Muon(torch.optim.Optimizer):
             raise
 
     def load_state_dict(self, state_dict):
-        """A state dict of this class or of torch.optim.Muon; options that it lacks stay as they are."""
-        groups = [{**{name: own[name] for name in self.defaults}, **given} for own, given in zip(self.param_groups, state_dict["param_groups"])]
-        for group in groups:
+        """Loads a state dict of this class, of torch.optim.Muon, of torch.optim.AdamW (into groups with use_muon=False) or of KellerJordan/Muon's
+        classes. Options that the dict lacks stay as they are. Raises ValueError for a dict whose options or state mean something else here."""
+        groups = []
+        for own, given in zip(self.param_groups, state_dict["param_groups"]):
+            group = {**{name: value for name, value in own.items() if name != "params"}, **_own_options(own, given)}
             _check_options(group)
-        super().load_state_dict({**state_dict, "param_groups": groups + state_dict["param_groups"][len(groups):]})
+            groups.append(group)
+        state = dict(state_dict["state"])
+        for own, group in zip(self.param_groups, groups):
+            for p, key in zip(own["params"], group["params"]):
+                if key in state:
+                    state[key] = _own_state(p, state[key], group["use_muon"])
+        super().load_state_dict({**state_dict, "state": state, "param_groups": groups + state_dict["param_groups"][len(groups):]})
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -75,26 +98,28 @@ class Muon(torch.optim.Optimizer):
         banks = {}
         for p in parameters:
             if p.numel():
-                banks.setdefault((p.shape[-2:], p.dtype, p.device), []).append(p)
-        for (shape, dtype, device), members in banks.items():
+                window = p.shape[-2:] if p.dim() == 4 else None
+                banks.setdefault((_matrix_shape(p), window, p.dtype, p.device), []).append(p)
+        for (shape, window, dtype, device), members in banks.items():
             self._momenta(members)
             wide = dtype if dtype in _WIDE or (dtype is torch.bfloat16 and device.type == "cuda") else torch.float32
             matrices = [_matrices(tensors) for tensors in (members, [p.grad for p in members], [self.state[p]["momentum_buffer"] for p in members])]
-            numbers = *_rates(group, shape, device), bool(group["nesterov"]), bool(group["row_normalise"]), group["ns_steps"]
-            at_once = max(1, _CALL_BYTES // (shape.numel() * wide.itemsize))
+            numbers = *_rates(group, shape, window, device), bool(group["nesterov"]), bool(group["row_normalise"]), group["ns_steps"]
+            at_once = max(1, _CALL_BYTES // (math.prod(shape) * wide.itemsize))
             for begin in range(0, len(matrices[0]), at_once):
-                p, g, momentum = (_Bank(parts[begin : begin + at_once], wide) for parts in matrices)
+                p, g, momentum = (_Bank(parts[begin : begin + at_once], shape, wide) for parts in matrices)
                 muon_op(p.all, g.all, momentum.all, *numbers, list(group["ns_coefficients"]), _products(group, device))
                 p.write_back()
                 momentum.write_back()
 
     def _momenta(self, members):
-        """Momentum of those that have none: one bank, which its parts go on lying in."""
+        """Makes the momenta of parameters that have none: views of one bank, so that later steps need no copy."""
         new = [p for p in members if "momentum_buffer" not in self.state[p]]
         if not new:
             return
-        counts = [p.numel() // (p.shape[-2] * p.shape[-1]) for p in new]
-        bank = torch.zeros((sum(counts), *new[0].shape[-2:]), dtype=new[0].dtype, device=new[0].device)
+        shape = _matrix_shape(new[0])
+        counts = [p.numel() // math.prod(shape) for p in new]
+        bank = torch.zeros((sum(counts), *shape), dtype=new[0].dtype, device=new[0].device)
         for p, part in zip(new, bank.split(counts)):
             self.state[p]["momentum_buffer"] = part.view(p.shape)
 
@@ -111,18 +136,18 @@ class Muon(torch.optim.Optimizer):
 
 
 class _Bank:
-    """Matrices of one shape as one tensor (B, R, C): where they lie evenly in one memory that very memory, else a copy."""
+    """Tensors of `shape` elements each as one tensor (B, R, C): a view where they lie evenly in one memory, else a copy."""
 
-    def __init__(self, matrices, dtype):
-        self._parts = matrices
-        self.all = _where_they_lie(self._parts) if self._parts[0].dtype is dtype else None
+    def __init__(self, parts, shape, dtype):
+        self._parts = parts
+        self.all = _where_they_lie(parts) if parts[0].dtype is dtype and all(p.dim() == 2 for p in parts) else None
         self._copied = self.all is None
         if self._copied:
-            self.all = torch.stack(self._parts).to(dtype)
+            self.all = torch.stack([p.reshape(shape) for p in parts]).to(dtype)
 
     def write_back(self):
         if self._copied:
-            torch._foreach_copy_(self._parts, list(self.all.unbind(0)))
+            torch._foreach_copy_(self._parts, [m.view(p.shape) for m, p in zip(self.all.unbind(0), self._parts)])
 
 
 def _where_they_lie(parts):
@@ -140,20 +165,36 @@ def _where_they_lie(parts):
     return first.as_strided((len(parts), rows, columns), (apart, row, 1))
 
 
+def _matrix_shape(p):
+    """(R, C) of the matrices of a parameter: of a convolution's weight (N, C, H, W) it is (N, C H W)."""
+    return (p.shape[0], p[0].numel()) if p.dim() == 4 else tuple(p.shape[-2:])
+
+
 def _matrices(tensors):
-    """The matrices of matrices and banks, one by one."""
-    return [m for t in tensors for m in (t.detach().unbind(0) if t.dim() == 3 else (t.detach(),))]
+    """The matrices of matrices, banks and convolutions, one by one. A convolution whose channels lie last stays as it is: no matrix is a view of it."""
+    found = []
+    for t in tensors:
+        t = t.detach()
+        found += t.unbind(0) if t.dim() == 3 else [t.flatten(1) if t.dim() == 4 and t.is_contiguous() else t]
+    return found
 
 
 def _number(lr):
-    """An lr that the host may read: itself as it is, unless that waits for a GPU."""
+    """lr as a number, or lr itself where reading it would wait for a GPU."""
     return lr.item() if isinstance(lr, torch.Tensor) and not lr.is_cuda else lr
 
 
-def _rates(group, shape, device):
-    """(rates, lr, momentum, weight decay, the gradient's factor) that the kernel is given: its own factor of lr is sqrt(max(1, R / C))."""
+def _rates(group, shape, window, device):
+    """(rates, lr, momentum, weight decay, the gradient's factor) that the kernel is given. window: a convolution's (H, W), or None.
+
+    The kernel multiplies lr by sqrt(max(1, R / C)): `ratio` is the wanted factor over the kernel's."""
     rows, columns = shape
-    ratio = 0.2 * math.sqrt(max(rows, columns)) / math.sqrt(max(1.0, rows / columns)) if group["adjust_lr_fn"] == "match_rms_adamw" else 1.0
+    wanted = kernels = math.sqrt(max(1.0, rows / columns))
+    if group["adjust_lr_fn"] == "match_rms_adamw":
+        wanted = 0.2 * math.sqrt(max(rows, columns))
+    elif window is not None:
+        wanted = math.sqrt(max(1.0, window[0] / window[1]))
+    ratio = wanted / kernels
     lr, mu, decay = _number(group["lr"]), float(group["momentum"]), float(group["weight_decay"]) / ratio
     if not isinstance(lr, torch.Tensor):
         return None, lr * ratio, mu, decay, 1 - mu
@@ -167,8 +208,48 @@ def _products(group, device):
     return PRODUCTS[name]
 
 
+# Options by which other packages' optimizers differ from this one.
+_FOREIGN_OPTIONS = ("wd", "mu", "algorithm", "adamw_betas", "adamw_eps", "adamw_lr", "adamw_wd", "update_buffer", "muon_beta2", "rms_scale", "cautious_wd")
+
+
+def _own_options(own, given):
+    """The options of a group of a loaded dict under the names that they have here."""
+
+    def refuse(found, why):
+        raise ValueError(f"Muon: state dict: found {found}, {why}")
+
+    foreign = [name for name in _FOREIGN_OPTIONS if name in given and name not in own]
+    if foreign:
+        refuse(f"option {', '.join(foreign)}", "expected the options of ingot.optim.Muon, torch.optim.Muon, torch.optim.AdamW or KellerJordan/Muon")
+    if given.get("use_muon", own["use_muon"]) != own["use_muon"]:
+        refuse(f"use_muon={given['use_muon']}", f"expected the group's own, {own['use_muon']}")
+    if own["use_muon"]:
+        if "ns_steps" in given and "ns_coefficients" not in given:
+            refuse("ns_steps without ns_coefficients", "expected a Muon whose momentum is a mean of gradients (momentum B + (1 - momentum) g) and not their sum")
+        return given
+    for name, expected in (("amsgrad", False), ("maximize", False), ("decoupled_weight_decay", True)):
+        if given.get(name, expected) != expected:
+            refuse(f"{name}={given[name]}", f"expected {expected}: the group is AdamW's")
+    if "eps" in given and "adam_eps" not in given:
+        given = {**given, "adam_eps": given["eps"], "eps": own["eps"]}
+    return given
+
+
+def _own_state(p, state, use_muon):
+    """The state of one parameter as step() has it; refuses another package's."""
+    expected = {"momentum_buffer"} if use_muon else {"step", "exp_avg", "exp_avg_sq"}
+    if state and set(state) != expected:
+        raise ValueError(f"Muon: state dict: found {', '.join(map(str, state))} for a parameter of {tuple(p.shape)}, expected {', '.join(sorted(expected))}")
+    for name, t in state.items():
+        if name != "step" and (not isinstance(t, torch.Tensor) or t.shape != p.shape):
+            raise ValueError(f"Muon: state dict: {name}: found {tuple(t.shape) if isinstance(t, torch.Tensor) else type(t).__name__}, expected {tuple(p.shape)}")
+    if isinstance(state.get("step"), numbers.Real):  # a number in KellerJordan/Muon and in PyTorch before 1.12
+        state = {**state, "step": torch.tensor(float(state["step"]), dtype=torch.float32)}
+    return state
+
+
 def _check_options(group):
-    """Refuses what the group's optimizer does not take."""
+    """Raises a ValueError for an option that the group's optimizer does not take."""
 
     def expect(ok, name, expected):
         if not ok:
@@ -193,9 +274,9 @@ def _check_parameters(group):
     for p in group["params"] if group["use_muon"] else ():
         if type(p).__name__ == "DTensor":
             raise ValueError(f"Muon: found a DTensor of {tuple(p.shape)}, expected whole tensors: a matrix's factor needs all of it")
-        if p.dim() not in (2, 3) or not p.is_floating_point():
-            raise ValueError(f"Muon: found a parameter of shape {tuple(p.shape)} and {p.dtype}, expected a matrix or a bank of matrices (B, R, C) of "
-                             "floating-point numbers; give others in a group with use_muon=False")
+        if p.dim() not in (2, 3, 4) or not p.is_floating_point():
+            raise ValueError(f"Muon: found a parameter of shape {tuple(p.shape)} and {p.dtype}, expected a matrix, a bank of matrices (B, R, C) or a "
+                             "convolution's weight (N, C, H, W) of floating-point numbers; give others in a group with use_muon=False")
 
 
 def _at_least_0(value):

@@ -143,8 +143,8 @@ def test_where_matrices_lie_changes_no_bit(device):
     for i, p in enumerate(apart):
         assert torch.equal(p, together[i]) and torch.equal(p, turned[i]) and torch.equal(p, as_bank[0][i])
     assert not memory[:, 8].any()
-    assert optim._Bank([p.detach() for p in together], torch.float32).all.data_ptr() == memory.data_ptr()  # and no copy was made
-    lone = optim._Bank([together[1].detach(), together[0].detach()], torch.float32)  # the other way round
+    assert optim._Bank([p.detach() for p in together], (8, 24), torch.float32).all.data_ptr() == memory.data_ptr()  # and no copy was made
+    lone = optim._Bank([together[1].detach(), together[0].detach()], (8, 24), torch.float32)  # the other way round
     assert lone.all.data_ptr() not in (memory.data_ptr(), together[1].data_ptr())
 
 
@@ -304,7 +304,7 @@ def test_errors_name_what_was_found(device):
         with pytest.raises(ValueError, match=message):
             optim.Muon([w], **arguments)
     optimizer = optim.Muon([w])
-    with pytest.raises(ValueError, match=r"Muon: found a parameter of shape \(4,\) and torch.float32, expected a matrix or a bank"):
+    with pytest.raises(ValueError, match=r"Muon: found a parameter of shape \(4,\) and torch.float32, expected a matrix, a bank"):
         optimizer.add_param_group({"params": [torch.zeros(4, device=device)]})
     assert len(optimizer.param_groups) == 1
     state = optimizer.state_dict()
@@ -325,3 +325,120 @@ def test_errors_name_what_was_found(device):
         with pytest.raises(ValueError, match=r"muon: p: found shape \(4, 8\), expected \(matrices, rows, columns\)"):
             torch.ops.ingot.muon_(torch.zeros(4, 8), torch.zeros(4, 8), torch.zeros(4, 8), None, 0.1, 0.9, 0.0, 1.0, True, False, 5, COEFFICIENTS, 0)
     assert ingot.optim is optim
+
+
+def cycling(kind, optimizer):
+    if kind == "OneCycleLR":
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=10)
+    return torch.optim.lr_scheduler.CyclicLR(optimizer, base_lr=0.01, max_lr=0.02, step_size_up=3, cycle_momentum=True)
+
+
+@pytest.mark.skipif(torch_muon is None, reason="this PyTorch has no Muon")
+@pytest.mark.parametrize("kind", ["OneCycleLR", "CyclicLR"])
+def test_a_schedule_cycles_the_momentum_as_it_does_torchs(device, kind):
+    ours, theirs = ([torch.randn(8, 4, device=device, requires_grad=True)] for _ in range(2))
+    vector = torch.zeros(4, device=device, requires_grad=True)
+    vector.grad = torch.zeros_like(vector)
+    a = optim.Muon([{"params": ours}, {"params": [vector], "use_muon": False, "betas": (0.8, 0.9)}], lr=0.02)
+    b = torch.optim.Muon(theirs, lr=0.02)
+    schedules = cycling(kind, a), cycling(kind, b)
+    seen = set()
+    for step in range(8):
+        assert a.param_groups[0]["momentum"] == b.param_groups[0]["momentum"] and a.param_groups[1]["betas"] == (0.8, 0.9)
+        seen.add(a.param_groups[0]["momentum"])
+        train(a, ours, 1, step), train(b, theirs, 1, step)
+        for schedule in schedules:
+            schedule.step()
+    assert len(seen) > 2
+
+
+def test_a_copy_of_the_optimizer_adds_groups_with_its_own_betas(device):
+    optimizer = copy.deepcopy(optim.Muon([torch.zeros(4, 4, device=device, requires_grad=True)], betas=(0.5, 0.6), adam_eps=1e-3))
+    optimizer.add_param_group({"params": [torch.zeros(4, device=device, requires_grad=True)], "use_muon": False})
+    assert optimizer.param_groups[1]["betas"] == (0.5, 0.6) and optimizer.param_groups[1]["adam_eps"] == 1e-3
+
+
+def kellerjordans(steps=3):
+    """The state dict of KellerJordan/Muon's SingleDeviceMuonWithAuxAdam after some steps."""
+    state = {0: {"momentum_buffer": torch.full((8, 4), 0.25)}, 1: {"exp_avg": torch.full((5,), 0.5), "exp_avg_sq": torch.full((5,), 0.3), "step": steps}}
+    return {"state": state, "param_groups": [
+        {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.0, "use_muon": True, "params": [0]},
+        {"lr": 3e-4, "betas": (0.8, 0.95), "eps": 1e-10, "weight_decay": 0.0, "use_muon": False, "params": [1]}]}
+
+
+def muon_and_adamw(device):
+    parameters = [torch.ones(8, 4, device=device, requires_grad=True), torch.ones(5, device=device, requires_grad=True)]
+    return parameters, optim.Muon([{"params": parameters[:1]}, {"params": parameters[1:], "use_muon": False}])
+
+
+def test_kellerjordans_state_dict_goes_on_here(device):
+    parameters, optimizer = muon_and_adamw(device)
+    given = kellerjordans()
+    optimizer.load_state_dict(given)
+    assert given["state"][1]["step"] == 3, "the caller's dict has changed"
+    assert optimizer.param_groups[1]["adam_eps"] == 1e-10 and optimizer.param_groups[0]["momentum"] == 0.9
+    for p in parameters:
+        p.grad = torch.full_like(p, 0.1)
+    optimizer.step()
+    m, v = 0.8 * 0.5 + 0.2 * 0.1, 0.95 * 0.3 + 0.05 * 0.01
+    expected = 1 - 3e-4 * (m / (1 - 0.8**4)) / math.sqrt(v / (1 - 0.95**4))
+    torch.testing.assert_close(parameters[1], torch.full((5,), expected, device=device))
+    torch.testing.assert_close(optimizer.state[parameters[0]]["momentum_buffer"], torch.full((8, 4), 0.9 * 0.25 + 0.1 * 0.1, device=device))
+
+
+def test_torchs_adamw_state_dict_goes_on_in_a_group_of_adamw(device):
+    ours, theirs = ([torch.ones(5, device=device, requires_grad=True)] for _ in range(2))
+    a = optim.Muon([{"params": ours, "use_muon": False}])
+    b = torch.optim.AdamW(theirs, lr=0.1, betas=(0.7, 0.8), eps=1e-3, weight_decay=0.2)
+    train(b, theirs, 2)
+    with torch.no_grad():
+        ours[0].copy_(theirs[0])
+    a.load_state_dict(copy.deepcopy(b.state_dict()))
+    train(a, ours, 2, 2), train(b, theirs, 2, 2)
+    torch.testing.assert_close(ours[0], theirs[0])
+
+
+def changed(change):
+    given = kellerjordans()
+    change(given)
+    return given
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda d: d["param_groups"][0].update(wd=0.1), "found option wd, expected the options of"),  # Moonlight's
+    (lambda d: d["param_groups"][0].update(nesterov=True, ns_steps=5), "found ns_steps without ns_coefficients"),  # KellerJordan's of 2024
+    (lambda d: d["param_groups"][1].update(amsgrad=True), "found amsgrad=True, expected False"),
+    (lambda d: d["param_groups"][1].update(decoupled_weight_decay=False), "found decoupled_weight_decay=False, expected True"),
+    (lambda d: d["param_groups"][0].update(use_muon=False), "found use_muon=False, expected the group's own, True"),
+    (lambda d: d["state"][0].update(second_momentum_buffer=torch.zeros(8, 1)), r"found momentum_buffer, second_momentum_buffer for a parameter of \(8, 4\)"),  # NorMuon's
+    (lambda d: d["state"].update({0: {"momentum": torch.zeros(8, 4)}}), "found momentum for a parameter"),  # Dion's
+    (lambda d: d["state"].update({0: {"momentum_buffer": torch.zeros(4, 8)}}), r"momentum_buffer: found \(4, 8\), expected \(8, 4\)"),
+])
+def test_another_packages_state_is_refused_when_it_is_loaded(device, change, message):
+    parameters, optimizer = muon_and_adamw(device)
+    with pytest.raises(ValueError, match=f"Muon: state dict: {message}"):
+        optimizer.load_state_dict(changed(change))
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("adjust", [None, "match_rms_adamw"])
+@pytest.mark.parametrize("shape", [(16, 3, 3, 3), (4, 8, 3, 1), (6, 2, 1, 1), (2, 40, 5, 5)])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_weight_of_a_convolution_is_one_flattened_matrix(device, shape, adjust, channels_last):
+    """As KellerJordan/Muon has it: the matrix is (N, C H W), the factor of lr that of the window's height and width."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    weight = torch.randn(shape, device=device).to(memory_format=layout).requires_grad_()
+    flat = weight.detach().flatten(1).double()
+    window = math.sqrt(max(1, shape[2] / shape[3]))
+    wanted = 0.2 * math.sqrt(max(flat.shape)) if adjust else window
+    optimizer = optim.Muon([weight], lr=0.1, products="fp32", adjust_lr_fn=adjust)
+    buffer = torch.zeros_like(flat)
+    for step in range(2):
+        (g,) = gradients_of(step, [weight])
+        weight.grad = g.to(memory_format=layout)
+        optimizer.step()
+        g = g.flatten(1).double()
+        buffer.mul_(0.95).add_(0.05 * g)
+        flat.mul_(1 - 0.1 * 0.1).sub_(0.1 * wanted * factor(0.05 * g + 0.95 * buffer))
+    assert weight.is_contiguous(memory_format=layout) and optimizer.state[weight]["momentum_buffer"].shape == weight.shape
+    torch.testing.assert_close(weight.detach().flatten(1).double(), flat, rtol=0, atol=2 * 0.1 * wanted * 3e-4 + 1e-6)  # 3e-4: kernels/muon/muon.test.cpp
