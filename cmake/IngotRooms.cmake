@@ -3,8 +3,9 @@
 #
 #   ingot_instances(NAME FROM header... [IN namespace] [PTX arch] [EMULATED] [ELSEWHERE declaration...] TEMPLATES declaration...)
 #       One translation unit, generated/<folder>/NAME.cu in the build folder, which instantiates the TEMPLATES of the headers (named from
-#       the folder of room.cmake) in namespace ingot::cuda, or ingot::cuda::<namespace>. What its templates would instantiate on their own
-#       but another unit has stands under ELSEWHERE. EMULATED: it joins the room's emulated tests (docs/gpu-layer.md).
+#       the folder of room.cmake) in namespace ingot::cuda, or ingot where the folder is not in src/ingot/kernels, or <namespace> of these.
+#       A template that this unit would instantiate implicitly, although another unit has the instance, stands under ELSEWHERE.
+#       EMULATED: the unit joins the room's emulated tests (docs/gpu-layer.md).
 #   ingot_room([PTX arch] [TEST_SHARDS n] [HUGE_TESTS filter])
 #       PTX, here for all of the folder's .cu and above for one: they also travel as PTX for compute_<arch>, which the driver compiles for
 #       GPUs other than Hopper. TEST_SHARDS: with CUDA the room's tests are dealt out to n that can run side by side, less HUGE_TESTS,
@@ -40,9 +41,12 @@ function(ingot_instances name)
   foreach(header ${unit_FROM})
     string(APPEND text "#include \"${folder}/${header}\"\n")
   endforeach()
-  set(space ingot::cuda)
+  set(space ingot)
+  if(folder MATCHES "^ingot/kernels/")
+    set(space ingot::cuda)
+  endif()
   if(unit_IN)
-    set(space ingot::cuda::${unit_IN})
+    string(APPEND space ::${unit_IN})
   endif()
   string(APPEND text "\nnamespace ${space} {\n\n")
   foreach(template ${unit_ELSEWHERE})

@@ -1,8 +1,25 @@
-# The emulated tests run the instances too.
-foreach(format bf16 fp8 mxfp4)
-  set_property(GLOBAL APPEND PROPERTY INGOT_EMULATED_models_decode ${CMAKE_CURRENT_LIST_DIR}/phased/decode_${format}.cu
-    ${CMAKE_CURRENT_LIST_DIR}/megakernel/megakernel_${format}.cu)
+# The phased path's kernels, by the format of a matrix, and the variants of the token kernel (TokenVariant; megakernel.cu has the
+# same list). The emulated tests run all of them.
+set(formats bf16 fp8 mxfp4)
+foreach(dense ${formats})
+  ingot_instances(phases_${dense} FROM phased/phases.cuh IN decode EMULATED TEMPLATES "struct Phases<WeightFormat::${dense}>")
+  set(variants "")
+  foreach(experts ${formats})
+    list(APPEND variants "struct Megakernel<TokenVariant{.dense = WeightFormat::${dense}, .experts = WeightFormat::${experts}}>")
+  endforeach()
+  ingot_instances(megakernel_${dense} FROM megakernel/megakernel.cuh IN decode EMULATED TEMPLATES ${variants})
 endforeach()
-set_property(GLOBAL APPEND PROPERTY INGOT_EMULATED_models_decode ${CMAKE_CURRENT_LIST_DIR}/megakernel/megakernel_traced.cu ${CMAKE_CURRENT_LIST_DIR}/megakernel/megakernel_screened.cu
-  ${CMAKE_CURRENT_LIST_DIR}/megakernel/megakernel_ranks.cu ${CMAKE_CURRENT_LIST_DIR}/megakernel/megakernel_traced_ranks.cu
-  ${CMAKE_CURRENT_LIST_DIR}/megakernel/megakernel_screened_ranks.cu ${CMAKE_CURRENT_LIST_DIR}/phased/ranks.cu)
+function(ingot_mxfp4_variants name denses options)
+  set(variants "")
+  foreach(dense ${denses})
+    list(APPEND variants "struct Megakernel<TokenVariant{.dense = WeightFormat::${dense}, .experts = WeightFormat::mxfp4, ${options}}>")
+  endforeach()
+  ingot_instances(megakernel_${name} FROM megakernel/megakernel.cuh IN decode EMULATED TEMPLATES ${variants})
+endfunction()
+ingot_mxfp4_variants(traced "${formats}" ".traced = true")
+ingot_mxfp4_variants(ranks "${formats}" ".ranks = true")
+ingot_mxfp4_variants(traced_ranks "${formats}" ".traced = true, .ranks = true")
+ingot_mxfp4_variants(screened bf16 ".screened = true")
+ingot_mxfp4_variants(screened_ranks bf16 ".ranks = true, .screened = true")
+set_property(GLOBAL APPEND PROPERTY INGOT_EMULATED_models_decode ${CMAKE_CURRENT_LIST_DIR}/megakernel/megakernel.cu
+  ${CMAKE_CURRENT_LIST_DIR}/phased/ranks.cu)

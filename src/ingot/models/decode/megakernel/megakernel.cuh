@@ -31,12 +31,12 @@
 
 namespace ingot::decode {
 
-// kRanks: several GPUs make the token; what output and down add to x is the sum of their parts.
-// kScreened: of the head only the likeliest id is wanted, and Token::head's matrix is in 8 bits (ScreenedHead).
-template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks, bool kScreened = false>
-class TokenProgram : public TokenBlock {
+template <TokenVariant V> class TokenProgram : public TokenBlock {
+  static constexpr WeightFormat D = V.dense, E = V.experts;
+  static constexpr bool kTraced = V.traced, kRanks = V.ranks, kScreened = V.screened;
+
  public:
-  __device__ __forceinline__ explicit TokenProgram(const ScreenedHead* screened = nullptr)
+  __device__ __forceinline__ explicit TokenProgram(const ScreenedHead* screened)
       : grid_barriers_(m_.token.grid, m_.grid_barriers), screened_head_(screened) {}
 
   __device__ __forceinline__ void run(const Token& token) {
@@ -311,15 +311,22 @@ class TokenProgram : public TokenBlock {
   const ScreenedHeadProgram<D, kRanks> screened_head_;
 };
 
-template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks>
-__global__ void __launch_bounds__(kTokenThreads + 32, 1) token_kernel(const __grid_constant__ Token token) {
-  TokenProgram<D, E, kTraced, kRanks>().run(token);
-}
+// The kernel's parameters: the token, and of a screened variant its head.
+template <bool kScreened> struct TokenArguments {
+  Token token;
+  __device__ __forceinline__ const ScreenedHead* screened_head() const { return nullptr; }
+};
+template <> struct TokenArguments<true> {
+  Token token;
+  ScreenedHead head;
+  __device__ __forceinline__ const ScreenedHead* screened_head() const { return &head; }
+};
 
-template <WeightFormat D, bool kRanks>
+// The fields of a TokenVariant: nvcc takes no struct as a kernel's template argument.
+template <WeightFormat kDense, WeightFormat kExperts, bool kTraced, bool kRanks, bool kScreened>
 __global__ void __launch_bounds__(kTokenThreads + 32, 1)
-    screened_token_kernel(const __grid_constant__ Token token, const __grid_constant__ ScreenedHead head) {
-  TokenProgram<D, WeightFormat::mxfp4, false, kRanks, true>(&head).run(token);
+    token_kernel(const __grid_constant__ TokenArguments<kScreened> p) {
+  TokenProgram<TokenVariant{kDense, kExperts, kTraced, kRanks, kScreened}>(p.screened_head()).run(p.token);
 }
 
 // --- launcher
@@ -342,67 +349,20 @@ inline Shares shares_of(const Token& t, const LayerStages& l, uint32_t blocks) {
   return s;
 }
 
-constexpr int64_t kMostShared = 226 * 1024;  // what a block can have, less what is declared beside it
-
-template <WeightFormat D> bool Megakernel<D>::fits(const Model& m) {
-  Token token{.experts = uint32_t(m.config.experts), .k = uint32_t(m.config.experts_per_token)};
-  LayerStages layer{};
-  layer.qkv.w = m.layers[0].qkv, layer.output.w = m.layers[0].o, layer.down.w = m.layers[0].down;
-  place(token, layer, kMostShared);
-  return token.stream.ahead > 0;
-}
-
-template <class Kernel, class... More>
-void launch_kernel(Kernel kernel, Token token, const LayerStages& layer, int64_t blocks, Stream stream,
-                   const More&... more) {
-  place(token, layer, kMostShared);
+template <TokenVariant V>
+void Megakernel<V>::launch(const Token& token, const ScreenedHead& head, const LayerStages& layer, int64_t blocks,
+                           Stream stream) {
+  TokenArguments<V.screened> p{token};
+  if constexpr (V.screened) p.head = head;
+  place(p.token, layer, kMostShared);
   gpu::Launch at{.block = kTokenThreads + 32,
-                 .smem = token.bytes,
-                 .device = gpu::current_device() < 0 ? 0 : gpu::current_device(),
+                 .smem = p.token.bytes,
+                 .device = std::max(0, gpu::current_device()),
                  .cooperative = true};
-  at.grid = std::min<int64_t>(gpu::resident_blocks("decode token", kernel, at), kMostBlocks);
-  if (blocks > 0) at.grid = blocks;
-  token.shares = shares_of(token, layer, uint32_t(at.grid));
-  gpu::launch("decode token", kernel, at, stream, token, more...);
-}
-template <WeightFormat D, WeightFormat E, bool kTraced = false, bool kRanks = false>
-void launch_token(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream) {
-  launch_kernel(token_kernel<D, E, kTraced, kRanks>, token, layer, blocks, stream);
-}
-
-template <WeightFormat D>
-void Megakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream) {
-  const WeightFormat experts = layer.down.w.format;
-  if (experts == WeightFormat::mxfp4) return launch_token<D, WeightFormat::mxfp4>(token, layer, blocks, stream);
-  if (experts == WeightFormat::fp8) return launch_token<D, WeightFormat::fp8>(token, layer, blocks, stream);
-  launch_token<D, WeightFormat::bf16>(token, layer, blocks, stream);
-}
-
-template <WeightFormat D>
-void ScreenedMegakernel<D>::launch(const Token& token, const ScreenedHead& head, const LayerStages& layer,
-                                   int64_t blocks, Stream stream) {
-  launch_kernel(screened_token_kernel<D, false>, token, layer, blocks, stream, head);
-}
-
-template <WeightFormat D>
-void ScreenedRankMegakernel<D>::launch(const Token& token, const ScreenedHead& head, const LayerStages& layer,
-                                       int64_t blocks, Stream stream) {
-  launch_kernel(screened_token_kernel<D, true>, token, layer, blocks, stream, head);
-}
-
-template <WeightFormat D>
-void RankMegakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream) {
-  launch_token<D, WeightFormat::mxfp4, false, true>(token, layer, blocks, stream);
-}
-
-template <WeightFormat D>
-void TracedRankMegakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream) {
-  launch_token<D, WeightFormat::mxfp4, true, true>(token, layer, blocks, stream);
-}
-
-template <WeightFormat D>
-void TracedMegakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream) {
-  launch_token<D, WeightFormat::mxfp4, true>(token, layer, blocks, stream);
+  const auto kernel = token_kernel<V.dense, V.experts, V.traced, V.ranks, V.screened>;
+  at.grid = blocks > 0 ? blocks : std::min<int64_t>(gpu::resident_blocks("decode token", kernel, at), kMostBlocks);
+  p.token.shares = shares_of(p.token, layer, uint32_t(at.grid));
+  gpu::launch("decode token", kernel, at, stream, p);
 }
 
 }  // namespace ingot::decode

@@ -1,5 +1,5 @@
 #pragma once
-// A token by one persistent kernel: one source file per format of the dense matrices (megakernel_*.cu).
+// A token by one persistent kernel.
 #include "ingot/megakernel/grid_barrier.h"
 #include "ingot/megakernel/weight_stream.h"
 #include "ingot/models/decode/phased/stages.h"
@@ -49,6 +49,8 @@ struct TokenSums {
   INGOT_HD uint64_t* used(uint32_t turn) const { return turn % 2 == 0 ? output() : words; }
   INGOT_HD int64_t used_words() const { return x_stride + qkv_width + middle; }
 };
+// Of a model; `words`: of Buffers.
+TokenSums token_sums_of(const GptOssConfig& config, uint64_t* words);
 struct Token {
   Embedding embedding;
   NormProduct head;
@@ -87,34 +89,21 @@ constexpr uint32_t kTracedBytes = kGridBarriersPerLayer + 1;
 // Behind those, of a layer's two exchanges over several GPUs: when this block had sent its part, when it had all.
 constexpr uint32_t kExchangeStamps = 4;
 
-template <WeightFormat Dense> struct Megakernel {
-  // Whether a block's memory has room for a token's activations and a ring of weights.
-  static bool fits(const Model& m);
-  // `layer`: any of the layers, for its sizes and formats.
-  static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
-};
+// One variant of the token kernel. Each is an instance of its own (room.cmake), because code that is not run costs the
+// other variants room in the instruction cache.
+struct TokenVariant {
+  WeightFormat dense, experts;  // the formats of attention and head, and of the experts
+  bool traced = false;          // the kernel keeps Grid::trace; experts in MXFP4
+  bool ranks = false;           // one GPU of several (Token::ranks); experts in MXFP4
+  // The head's logits that may be the largest are those of the whole head bit for bit, and so is the likeliest id; in
+  // place of each other logit the kernel leaves its upper bound. `token.head.w` is the codes, and over several GPUs
+  // `token.head.y` is this GPU's own memory. Dense matrices in bf16, experts in MXFP4.
+  bool screened = false;
 
-// The same with Grid::trace, of MXFP4 experts, in a source file of its own (megakernel_traced.cu): code that is not run
-// costs the other instances room in the instruction cache.
-template <WeightFormat Dense> struct TracedMegakernel {
-  static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
+  bool operator==(const TokenVariant&) const = default;
 };
-// An instance of its own too: the head's logits that may be the largest are the usual ones bit for bit, and so is the
-// likeliest id; what it leaves in place of the others is where they lie at most. Experts in MXFP4.
-template <WeightFormat Dense> struct ScreenedMegakernel {
-  // `token.head.w`: the codes.
-  static void launch(const Token& token, const ScreenedHead& head, const LayerStages& layer, int64_t blocks,
-                     Stream stream);
-};
-// Instances of their own too: one GPU of several (Token::ranks). Experts in MXFP4.
-template <WeightFormat Dense> struct RankMegakernel {
-  static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
-};
-template <WeightFormat Dense> struct TracedRankMegakernel {
-  static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
-};
-// As ScreenedMegakernel; `token.head.y` is this GPU's own memory.
-template <WeightFormat Dense> struct ScreenedRankMegakernel {
+template <TokenVariant V> struct Megakernel {
+  // `layer`: any of the layers, for its sizes and formats. `head`: of a screened variant.
   static void launch(const Token& token, const ScreenedHead& head, const LayerStages& layer, int64_t blocks,
                      Stream stream);
 };

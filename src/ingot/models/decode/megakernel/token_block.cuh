@@ -84,6 +84,8 @@ struct RankMemory {
 
 constexpr int64_t kBestBytes = 16 * kHeldBands * sizeof(sampling::Best);  // behind the head's column
 
+constexpr int64_t kMostShared = 226 * 1024;  // what a block can have, less what is declared beside it
+
 // Where all of it lies, behind what is declared here, and how many slots of the ring that leaves room for.
 inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
   const auto up = [](int64_t n, int64_t to) { return uint32_t((n + to - 1) / to * to); };

@@ -17,22 +17,6 @@
 
 namespace ingot::decode {
 
-extern template struct Phases<WeightFormat::bf16>;
-extern template struct Phases<WeightFormat::fp8>;
-extern template struct Phases<WeightFormat::mxfp4>;
-extern template struct Megakernel<WeightFormat::bf16>;
-extern template struct Megakernel<WeightFormat::fp8>;
-extern template struct Megakernel<WeightFormat::mxfp4>;
-extern template struct TracedMegakernel<WeightFormat::bf16>;
-extern template struct TracedMegakernel<WeightFormat::fp8>;
-extern template struct TracedMegakernel<WeightFormat::mxfp4>;
-extern template struct RankMegakernel<WeightFormat::bf16>;
-extern template struct RankMegakernel<WeightFormat::fp8>;
-extern template struct RankMegakernel<WeightFormat::mxfp4>;
-extern template struct TracedRankMegakernel<WeightFormat::bf16>;
-extern template struct TracedRankMegakernel<WeightFormat::fp8>;
-extern template struct TracedRankMegakernel<WeightFormat::mxfp4>;
-
 namespace {
 
 // Of attention of sequences, which are many blocks already: so few parts up to this context, one of such a window.
@@ -116,10 +100,10 @@ int device() { return std::max(0, gpu::current_device()); }
 // --- one step
 
 // Calls with the launches of this format.
-template <template <WeightFormat> class Kernels, class Call> auto with_format(WeightFormat f, Call&& call) {
-  if (f == WeightFormat::bf16) return call(Kernels<WeightFormat::bf16>{});
-  if (f == WeightFormat::fp8) return call(Kernels<WeightFormat::fp8>{});
-  return call(Kernels<WeightFormat::mxfp4>{});
+template <class Call> void with_phases(WeightFormat f, Call&& call) {
+  if (f == WeightFormat::bf16) return call(Phases<WeightFormat::bf16>{});
+  if (f == WeightFormat::fp8) return call(Phases<WeightFormat::fp8>{});
+  call(Phases<WeightFormat::mxfp4>{});
 }
 
 struct Run {
@@ -138,7 +122,7 @@ struct Run {
   }
   void qkv(const Layer& l) {
     const NormProduct p = qkv_of(plan, l);
-    with_format<Phases>(l.qkv.format, [&](auto phases) {
+    with_phases(l.qkv.format, [&](auto phases) {
       p.T == 1 ? phases.norm_product(p, stream) : phases.several(several_of(p, normed_of(plan, l.qkv.format)), stream);
     });
   }
@@ -187,7 +171,7 @@ struct Run {
   }
   void output(const Layer& l) {
     const ResidualProduct p = output_of(plan, l);
-    with_format<Phases>(l.o.format, [&](auto phases) {
+    with_phases(l.o.format, [&](auto phases) {
       p.T == 1 ? phases.residual_product(p, stream) : phases.several(several_of(p), stream);
     });
   }
@@ -210,7 +194,7 @@ struct Run {
                   RoundedNorm{p.x, p.x_stride, p.weight, x, p.T, p.w.cols, p.eps});
       x.parts = 0, p.eps = 1;  // they are normed: 1 / sqrt(0 + 1) is left to multiply by
     }
-    with_format<Phases>(l.gate_up.format, [&](auto phases) { phases.gate_up(p, x, routed, stream); });
+    with_phases(l.gate_up.format, [&](auto phases) { phases.gate_up(p, x, routed, stream); });
     if (!e4m3_inputs) return;
     gpu::launch("decode rounded channels", round_rows_kernel<true>,
                 rounding_launch(p.T * plan.k, l.down.cols, device()), stream,
@@ -230,7 +214,7 @@ struct Run {
     const ChoiceSums sums = several_experts()
                                 ? ChoiceSums{plan.b.choice_sums, plan.b.x_stride, staged_columns(plan.T, p.w.cols)}
                                 : ChoiceSums{};
-    with_format<Phases>(l.down.format, [&](auto phases) { phases.down(p, sums, stream); });
+    with_phases(l.down.format, [&](auto phases) { phases.down(p, sums, stream); });
   }
   // Of several tokens: what `layer` left, or nothing of it (null), and what `next` begins with (null: nothing).
   void settle(const Layer* layer, const Layer* next) {
@@ -253,9 +237,11 @@ struct Run {
   void head(bool appends = true) {
     NormProduct p = head_of(plan);
     if (!appends) p.best = nullptr;
-    with_format<Phases>(plan.head.format, [&](auto phases) { phases.norm_product(p, stream); });
+    with_phases(plan.head.format, [&](auto phases) { phases.norm_product(p, stream); });
   }
 };
+
+}  // namespace
 
 Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
   const GptOssConfig& c = m.config;
@@ -284,8 +270,6 @@ Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
           .alpha = float(c.swiglu_alpha),
           .scale = float(1 / std::sqrt(double(c.head_dim)))};
 }
-
-}  // namespace
 
 Matrix matrix_of(const WeightMatrix& w) {
   INGOT_CHECK(w.in_weight_tiles(), "decode: found ", w.format, " in rows, expected weight tiles");
@@ -327,13 +311,6 @@ void check_supported(const GptOssConfig& c) {
          "decode on a GPU: found experts of rounded inputs that are too wide for an SM's memory ",
          "beside the columns of 8 tokens");
 }
-
-namespace {
-TokenSums sums_at(const GptOssConfig& c, uint64_t* words) {
-  return TokenSums::at(words, c.qkv_width(), weight_tile_padded_cols(c.hidden), c.experts,
-                       c.experts_per_token * weight_tiles::column_bytes(uint32_t(c.intermediate)));
-}
-}  // namespace
 
 int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers& b) {
   int64_t at = 0;
@@ -377,7 +354,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take_bytes(b.attention.mixed, token_attention::Published::mixed_bytes(c.heads, c.head_dim));
   take(b.stamps, 1);
   take(b.lower_bounds, kMostBlocks);
-  take(b.sums, sums_at(c, nullptr).all());
+  take(b.sums, token_sums_of(c, nullptr).all());
   if (b.ranks.several()) take(b.ranks.arrived, 1);
   take(b.routed, 1);
   take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
@@ -443,109 +420,6 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
   }
   gpu::launch("decode position", advance, {.grid = 1, .block = 32, .overlap = true, .device = device()}, stream,
               buffers.state, step.T, buffers.stop);
-}
-
-uint32_t grid_barriers_of(const Model& m) { return kGridBarriersPerLayer * uint32_t(m.layers.size()); }
-megakernel::Trace trace_of(const Model& m, uint32_t blocks, uint64_t* words) {
-  const uint32_t exchanges = m.kv_heads < 0 ? 0 : kExchangeStamps * uint32_t(m.layers.size());
-  return {.words = words, .blocks = blocks, .grid_barriers = grid_barriers_of(m), .extra = kTracedBytes + exchanges};
-}
-
-bool megakernel_takes(const Model& m) {
-  const bool formats = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
-    return l.qkv.format == m.head.format && l.o.format == m.head.format &&
-           l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
-  });
-  return !m.config.e4m3_inputs && formats && (m.kv_heads < 0 || m.layers[0].down.format == WeightFormat::mxfp4) &&
-         m.config.head_dim % 4 == 0 && padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim &&
-         with_format<Megakernel>(m.head.format, [&](auto kernels) { return kernels.fits(m); });
-}
-
-bool screen_takes(const Model& m) {
-  return megakernel_takes(m) && m.head.format == WeightFormat::bf16 && m.head.bands > 0 &&
-         m.layers[0].down.format == WeightFormat::mxfp4;
-}
-
-void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Persistent& how, Stream stream) {
-  INGOT_CHECK(step.T == 1, "decode token: found ", step.T, " tokens, expected 1");
-  INGOT_CHECK(megakernel_takes(m), "decode token: found a model of wider heads than ", kTokenHeadDim,
-              " numbers, of several formats, or too wide for an SM's memory, expected one that megakernel_takes()");
-  const Plan plan = plan_of(m, b, step);
-  Token token{.embedding = embedding_of(plan),
-              .head = head_of(plan),
-              .layers = how.layers,
-              .ranks = b.ranks.several() ? how.ranks : nullptr,
-              .attention = b.attention,
-              .stamps = b.stamps,
-              .sums = sums_at(m.config, b.sums),
-              .count = plan.layers,
-              .head_rows = plan.head_rows,
-              .experts = plan.experts,
-              .k = plan.k,
-              .grid = {.counter = b.grid_barrier, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
-  const LayerStages layer = stages_of(plan, m.layers[0], 0);
-  const bool traced = how.trace.words != nullptr, several = b.ranks.several();
-  INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4 || !(traced || several), "decode token: found experts in ",
-              layer.down.w.format, ", expected mxfp4 ", traced ? "for a trace" : "over several GPUs");
-  INGOT_CHECK(!traced || how.trace.words_of_block() == trace_of(m, 0, nullptr).words_of_block(),
-              "decode trace: found room for ", how.trace.words_of_block(), " words, expected ",
-              trace_of(m, 0, nullptr).words_of_block());
-  if (several) {
-    INGOT_CHECK(how.ranks != nullptr, "decode token over several GPUs: found nothing of the others");
-    token.head.key = nullptr;  // the kernel appends
-  }
-  if (how.screened) {
-    INGOT_CHECK(screen_takes(m) && m.screen.rows != nullptr && step.head_rows == 1 && !traced,
-                "decode token: found a screen wanted of a model without one, of ", step.head_rows,
-                " rows of logits, or of a trace, expected the likeliest id of one row alone");
-    token.head.w = m.screen.codes;
-    token.head.y = b.own_logits;  // to be read again
-    const ScreenedHead head{m.head, m.screen.rows, b.lower_bounds};
-    return several ? ScreenedRankMegakernel<WeightFormat::bf16>::launch(token, head, layer, how.blocks, stream)
-                   : ScreenedMegakernel<WeightFormat::bf16>::launch(token, head, layer, how.blocks, stream);
-  }
-  const auto go = [&](auto kernels) { kernels.launch(token, layer, how.blocks, stream); };
-  if (several)
-    return traced ? with_format<TracedRankMegakernel>(m.head.format, go)
-                  : with_format<RankMegakernel>(m.head.format, go);
-  traced ? with_format<TracedMegakernel>(m.head.format, go) : with_format<Megakernel>(m.head.format, go);
-}
-
-std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t capacity) {
-  const Plan plan = plan_of(m, b, {.capacity = capacity});
-  std::vector<LayerStages> all;
-  for (size_t i = 0; i < m.layers.size(); ++i) all.push_back(stages_of(plan, m.layers[i], uint32_t(i)));
-  return all;
-}
-
-namespace {
-std::string name_of_grid_barrier(uint32_t number) {
-  static constexpr const char* kStages[] = {"queries, keys and values", "attention", "the output", "gate and up",
-                                            "down"};
-  static_assert(std::size(kStages) == kGridBarriersPerLayer, "a name for each stage");
-  return std::string(kStages[number % kGridBarriersPerLayer]) + " of layer " +
-         std::to_string(number / kGridBarriersPerLayer);
-}
-// A number of RankWait's, or of a grid barrier within this GPU.
-std::string name_of_wait(uint32_t number, uint32_t layers) {
-  if (number >= wait_for_router(0) && number < wait_for_router(layers))
-    return "the router of layer " + std::to_string(number - wait_for_router(0));
-  const uint32_t rank = number >> megakernel::kRankShift, grid_barrier = number & ((1u << megakernel::kRankShift) - 1);
-  if (rank == 0 && layers > 0 && grid_barrier == layers * kGridBarriersPerLayer) return "the largest logit's least";
-  if (rank == 0) return name_of_grid_barrier(grid_barrier);
-  const std::string what =
-      grid_barrier == layers * kGridBarriersPerLayer ? "its likeliest id" : name_of_grid_barrier(grid_barrier);
-  return "GPU " + std::to_string(rank - 1) + " and its part of " + what;
-}
-}  // namespace
-
-std::string grid_barrier_report(const gpu::WaitControl& waits, uint32_t layers) {
-  std::string text = waits.report();
-  constexpr std::string_view kNumbered = " for wait ";
-  const size_t at = text.find(kNumbered);
-  if (at == std::string::npos) return text;
-  const size_t from = at + 5, end = text.find(':', from);
-  return text.replace(from, end - from, name_of_wait(uint32_t(std::stoul(text.substr(at + kNumbered.size()))), layers));
 }
 
 }  // namespace ingot::decode

@@ -137,6 +137,8 @@ struct Plan {
   // What output and down add to: the residual stream, or this GPU's part of what all add to it.
   INGOT_HD float* added() const { return b.ranks.several() ? b.ranks.added : b.x; }
 };
+struct Step;  // decode.h
+Plan plan_of(const Model& model, const Buffers& buffers, const Step& step);
 
 constexpr uint32_t kSplitWeightTiles = 8;  // of the router: one a warp
 INGOT_HD constexpr uint32_t splits_of(uint32_t weight_tiles) {

@@ -1,0 +1,155 @@
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "ingot/kernels/quant/weight_tiles.h"
+#include "ingot/models/decode/megakernel/token_block.cuh"
+#include "ingot/models/decode/phased/decode.h"
+
+namespace ingot::decode {
+namespace {
+
+// Every variant that room.cmake instantiates.
+constexpr auto kVariants = [] {
+  constexpr WeightFormat bf16 = WeightFormat::bf16, fp8 = WeightFormat::fp8, mxfp4 = WeightFormat::mxfp4;
+  std::array<TokenVariant, 20> all{};
+  size_t n = 0;
+  for (const WeightFormat dense : {bf16, fp8, mxfp4}) {
+    for (const WeightFormat experts : {bf16, fp8, mxfp4}) all[n++] = {.dense = dense, .experts = experts};
+    all[n++] = {.dense = dense, .experts = mxfp4, .traced = true};
+    all[n++] = {.dense = dense, .experts = mxfp4, .ranks = true};
+    all[n++] = {.dense = dense, .experts = mxfp4, .traced = true, .ranks = true};
+  }
+  all[n++] = {.dense = bf16, .experts = mxfp4, .screened = true};
+  all[n++] = {.dense = bf16, .experts = mxfp4, .ranks = true, .screened = true};
+  return all;
+}();
+
+template <size_t... I, class... Arguments>
+bool launch_instance(std::index_sequence<I...>, const TokenVariant& variant, const Arguments&... arguments) {
+  return ((kVariants[I] == variant && (Megakernel<kVariants[I]>::launch(arguments...), true)) || ...);
+}
+template <class... Arguments> void launch(const TokenVariant& variant, const Arguments&... arguments) {
+  const bool found = launch_instance(std::make_index_sequence<kVariants.size()>(), variant, arguments...);
+  INGOT_CHECK(found, "decode token: found no kernel of ", variant.dense, " with experts in ", variant.experts);
+}
+
+// Whether a block's memory has room for a token's activations and a ring of weights.
+bool fits(const Model& m) {
+  Token token{.experts = uint32_t(m.config.experts), .k = uint32_t(m.config.experts_per_token)};
+  LayerStages layer{};
+  layer.qkv.w = m.layers[0].qkv, layer.output.w = m.layers[0].o, layer.down.w = m.layers[0].down;
+  place(token, layer, kMostShared);
+  return token.stream.ahead > 0;
+}
+
+}  // namespace
+
+TokenSums token_sums_of(const GptOssConfig& c, uint64_t* words) {
+  return TokenSums::at(words, c.qkv_width(), weight_tile_padded_cols(c.hidden), c.experts,
+                       c.experts_per_token * weight_tiles::column_bytes(uint32_t(c.intermediate)));
+}
+
+uint32_t grid_barriers_of(const Model& m) { return kGridBarriersPerLayer * uint32_t(m.layers.size()); }
+megakernel::Trace trace_of(const Model& m, uint32_t blocks, uint64_t* words) {
+  const uint32_t exchanges = m.kv_heads < 0 ? 0 : kExchangeStamps * uint32_t(m.layers.size());
+  return {.words = words, .blocks = blocks, .grid_barriers = grid_barriers_of(m), .extra = kTracedBytes + exchanges};
+}
+
+bool megakernel_takes(const Model& m) {
+  const bool formats = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
+    return l.qkv.format == m.head.format && l.o.format == m.head.format &&
+           l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
+  });
+  return !m.config.e4m3_inputs && formats && (m.kv_heads < 0 || m.layers[0].down.format == WeightFormat::mxfp4) &&
+         m.config.head_dim % 4 == 0 && padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim && fits(m);
+}
+
+bool screen_takes(const Model& m) {
+  return megakernel_takes(m) && m.head.format == WeightFormat::bf16 && m.head.bands > 0 &&
+         m.layers[0].down.format == WeightFormat::mxfp4;
+}
+
+void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Persistent& how, Stream stream) {
+  INGOT_CHECK(step.T == 1, "decode token: found ", step.T, " tokens, expected 1");
+  INGOT_CHECK(megakernel_takes(m), "decode token: found a model of wider heads than ", kTokenHeadDim,
+              " numbers, of several formats, or too wide for an SM's memory, expected one that megakernel_takes()");
+  const Plan plan = plan_of(m, b, step);
+  Token token{.embedding = embedding_of(plan),
+              .head = head_of(plan),
+              .layers = how.layers,
+              .ranks = b.ranks.several() ? how.ranks : nullptr,
+              .attention = b.attention,
+              .stamps = b.stamps,
+              .sums = token_sums_of(m.config, b.sums),
+              .count = plan.layers,
+              .head_rows = plan.head_rows,
+              .experts = plan.experts,
+              .k = plan.k,
+              .grid = {.counter = b.grid_barrier, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
+  const LayerStages layer = stages_of(plan, m.layers[0], 0);
+  const bool traced = how.trace.words != nullptr, several = b.ranks.several();
+  INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4 || !(traced || several), "decode token: found experts in ",
+              layer.down.w.format, ", expected mxfp4 ", traced ? "for a trace" : "over several GPUs");
+  INGOT_CHECK(!traced || how.trace.words_of_block() == trace_of(m, 0, nullptr).words_of_block(),
+              "decode trace: found room for ", how.trace.words_of_block(), " words, expected ",
+              trace_of(m, 0, nullptr).words_of_block());
+  if (several) {
+    INGOT_CHECK(how.ranks != nullptr, "decode token over several GPUs: found nothing of the others");
+    token.head.key = nullptr;  // the kernel appends
+  }
+  ScreenedHead head{};
+  if (how.screened) {
+    INGOT_CHECK(screen_takes(m) && m.screen.rows != nullptr && step.head_rows == 1 && !traced,
+                "decode token: found a screen wanted of a model without one, of ", step.head_rows,
+                " rows of logits, or of a trace, expected the likeliest id of one row alone");
+    token.head.w = m.screen.codes;
+    token.head.y = b.own_logits;  // to be read again
+    head = {m.head, m.screen.rows, b.lower_bounds};
+  }
+  const TokenVariant variant{.dense = m.head.format,
+                             .experts = layer.down.w.format,
+                             .traced = traced,
+                             .ranks = several,
+                             .screened = how.screened};
+  launch(variant, token, head, layer, how.blocks, stream);
+}
+
+std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t capacity) {
+  const Plan plan = plan_of(m, b, {.capacity = capacity});
+  std::vector<LayerStages> all;
+  for (size_t i = 0; i < m.layers.size(); ++i) all.push_back(stages_of(plan, m.layers[i], uint32_t(i)));
+  return all;
+}
+
+namespace {
+std::string name_of_grid_barrier(uint32_t number) {
+  static constexpr const char* kStages[] = {"queries, keys and values", "attention", "the output", "gate and up",
+                                            "down"};
+  static_assert(std::size(kStages) == kGridBarriersPerLayer, "a name for each stage");
+  return std::string(kStages[number % kGridBarriersPerLayer]) + " of layer " +
+         std::to_string(number / kGridBarriersPerLayer);
+}
+// A number of RankWait's, or of a grid barrier within this GPU.
+std::string name_of_wait(uint32_t number, uint32_t layers) {
+  if (number >= wait_for_router(0) && number < wait_for_router(layers))
+    return "the router of layer " + std::to_string(number - wait_for_router(0));
+  const uint32_t rank = number >> megakernel::kRankShift, grid_barrier = number & ((1u << megakernel::kRankShift) - 1);
+  if (rank == 0 && layers > 0 && grid_barrier == layers * kGridBarriersPerLayer) return "the largest logit's least";
+  if (rank == 0) return name_of_grid_barrier(grid_barrier);
+  const std::string what =
+      grid_barrier == layers * kGridBarriersPerLayer ? "its likeliest id" : name_of_grid_barrier(grid_barrier);
+  return "GPU " + std::to_string(rank - 1) + " and its part of " + what;
+}
+}  // namespace
+
+std::string grid_barrier_report(const gpu::WaitControl& waits, uint32_t layers) {
+  std::string text = waits.report();
+  constexpr std::string_view kNumbered = " for wait ";
+  const size_t at = text.find(kNumbered);
+  if (at == std::string::npos) return text;
+  const size_t from = at + 5, end = text.find(':', from);
+  return text.replace(from, end - from, name_of_wait(uint32_t(std::stoul(text.substr(at + kNumbered.size()))), layers));
+}
+
+}  // namespace ingot::decode
