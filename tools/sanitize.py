@@ -23,7 +23,7 @@ TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 OPTIONS = {"synccheck": ["--num-cuda-barriers", "1024"], "racecheck": ["--print-limit", "100000"]}
 SHARD = 2  # tests of one run
 # What racecheck reports and is no race, by executable. It credits an arrival at an mbarrier to the lane that arrives, not to those that __syncwarp()
-# put before it (docs/lab/attention-on-a-gpu.md), and misses block barriers that warps reach from different branches (docs/lab/gpt-oss-decode.md).
+# put before it (docs/lab/attention.md), and misses block barriers that warps reach from different branches (docs/lab/gpt-oss-decode.md).
 HAZARD = re.compile(r"Race reported between (?:Read|Write) access at (.*)\n=+ +and (?:Read|Write) access at (.*?)(?: \[\d+ hazards\])?\n")
 EXPLAINED = [(executable, [re.compile(place) for place in pair]) for executable, *pair in (
     ("", r"attention_hopper::Multiplier<.*::run\(\).* in forward\.cuh", r"attention_hopper::KeyFetcher<.*::publish\(.* in walk\.cuh"),
