@@ -1,5 +1,5 @@
-// A kind of model of one's own: what follows a character is what followed it in a text. Registered, it opens by its
-// path and generates as every other kind does.
+// The smallest kind of model: the next character follows the current one as often as it did in a text. After
+// register_model() the program opens such a model by its path and generates with it as with any other kind.
 //   own_model TEXT.pairs PROMPT
 #include <cmath>
 #include <cstdio>

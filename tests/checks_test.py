@@ -81,9 +81,17 @@ class Names(unittest.TestCase):
     def test_a_word_of_the_code_that_is_gone_is_found_in_pages(self):
         tree = {"a.h": "int known_word; struct KnownType {};\n", "src/ingot/engines/ttt/ttt.h": "",
                 "docs/a.md": "`known_word`, `KnownType(x)`, `plain words`, `engines_ttt`, `<op>_bytes`, gone_outside\n`gone_word` `GoneType`\n",
-                "docs/lab/old.md": "`gone_word` in gone.h\n"}
+                "docs/lab/old.md": "`gone_word`\n"}
         self.assertEqual([p.split(" in ")[0] for p in self.problems(tree)],
                          ["docs/a.md:2: found gone_word", "docs/a.md:2: found GoneType"])
+
+    def test_a_link_to_a_heading_that_is_gone_is_found(self):
+        a, b = "a" + ".md", "b" + ".md"  # apart, as this file's comments are looked at too
+        tree = {f"docs/{a}": f"# One `word`, two\n[1](#one-word-two) [2](lab/{b}#b) [3](https://host/#x)\n```\n# no heading\n[no](#link)\n```\n"
+                             f"[4](#no-heading) [5](lab/{b}#a)\n",
+                f"docs/lab/{b}": f"# B\n[6](../{a}#one-word-two) [7](../{a}#two)\n"}
+        self.assertEqual([p.split(", expected")[0] for p in self.problems(tree)],
+                         [f"docs/{a}:7: found the link #no-heading", f"docs/{a}:7: found the link lab/{b}#a", f"docs/lab/{b}:2: found the link ../{a}#two"])
 
 
 KERNEL = """template <class T> __global__ void __launch_bounds__(kThreads, 1)

@@ -1,9 +1,9 @@
-"""Fails where a comment or a page names a file of this repository that is not there, or a page a word of the code that no file has.
+"""Fails where a comment or a page names a file that the repository does not have, where a page quotes a word that no source file has, or where
+a link in a page leads to a heading that does not exist.
 
     python3 tools/check_names.py [ROOT]
-
-Journals (docs/lab) keep what was so.
 """
+import os
 import pathlib
 import re
 import shutil
@@ -11,15 +11,15 @@ import subprocess
 import sys
 
 SOURCES = (".h", ".cpp", ".cu", ".cuh", ".py", ".cmake", ".sh", ".txt", ".toml", ".html")
-# The file's own ending decides; what is before it may have dots (softcap.cuda.test.cpp). Not behind a variable, a wildcard or a domain.
+# A path that ends like a source file; the name may contain dots (softcap.cuda.test.cpp). Not after a variable, a wildcard or a domain.
 FILE = re.compile(r"(?<![\w/.{}<>$*:])((?:\.\./)*(?:[\w.-]+/)*\w[\w-]*(?:\.\w+)*\.(?:cuh|cu|cpp|h|md|py|cmake|sh))(?![\w/])")
 COMMENT = re.compile(r"(?://|#|\"\"\")(.*)")
-# Names of others' files, and of no file.
+# Names of files in other projects, and names that are no files.
 NOT_OURS = {"llama.cpp", "torch/csrc/inductor/aoti_torch/c/shim.h", "megagemm/swiglu.py",
             "records/track_10min_16mb/2026-04-10_VarLenAttn/train_gpt.py", "train_gpt.py"}
-# Names of generated files: a change of these headers' comments would make reports of their rooms stale.
+# Names of generated files.
 GENERATED = {"rmsnorm_f32.cu", "rmsnorm_f16.cu", "rmsnorm_bf16.cu"}
-# Words that pages spell and code puts together.
+# Words that the code assembles from parts.
 NOT_IN_CODE = {"INGOT_MIN_P", "op_backward", "__has_include"}
 
 
@@ -32,11 +32,11 @@ def files_of(root):
 
 
 def is_page(name):
-    return name.endswith(".md") and not name.startswith("docs/lab/")
+    return name.endswith(".md")
 
 
 def lines_that_tell(name, text):
-    """(number, text) of a page's lines, or of a source's comments."""
+    """(number, text) of the lines of a page, or of the comments of a source file."""
     for number, line in enumerate(text.splitlines(), 1):
         if "#include" in line:
             continue
@@ -47,7 +47,7 @@ def lines_that_tell(name, text):
 
 
 def missing_files(name, text, files):
-    """Found by any end of their path, as comments name them: forward.cuh, hopper/forward.cuh."""
+    """A file may be named by any end of its path: forward.cuh, hopper/forward.cuh."""
     ends = {"/".join(parts[i:]) for parts in (f.split("/") for f in files) for i in range(len(parts))}
     for number, line in lines_that_tell(name, text):
         for found in FILE.findall(line):
@@ -57,13 +57,30 @@ def missing_files(name, text, files):
 
 
 def missing_words(name, text, words):
-    """Words in a page's `code` that could only be the code's: with an underscore, or a capital inside."""
+    """Words in a page's `code` that must be words of the source: those with an underscore or a capital letter inside."""
     for number, line in enumerate(text.splitlines(), 1):
         for code in re.findall(r"`([^`]+)`", line):
             for word in re.findall(r"(?<![<>\w/])[A-Za-z_]\w{3,}(?![\w/])", code):
                 of_code = "_" in word or re.search(r"[a-z][A-Z]", word)
                 if of_code and word not in words | NOT_IN_CODE:
                     yield f"{name}:{number}: found {word} in `{code}`, expected a word of the code"
+
+
+def anchor_of(heading):
+    """The anchor that GitHub gives a heading."""
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading.strip().lower())
+    return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+
+
+def broken_links(name, text, anchors):
+    """Links of a page to headings that do not exist. (missing_files() finds links to files that do not exist.)"""
+    folder = pathlib.PurePosixPath(name).parent
+    for number, line in enumerate(re.sub(r"```.*?```", lambda m: "\n" * m[0].count("\n"), text, flags=re.DOTALL).splitlines(), 1):
+        for link in re.findall(r"\]\(([^)\s]+)\)", line):
+            file, _, anchor = link.partition("#")
+            target = os.path.normpath(folder / file) if file else name
+            if ":" not in link and anchor and anchor not in anchors.get(target, [anchor]):
+                yield f"{name}:{number}: found the link {link}, expected one of the headings of {target}"
 
 
 def problems_of(root):
@@ -75,10 +92,14 @@ def problems_of(root):
     code = [text for name, text in texts.items() if not name.endswith(".md")]
     words = set(re.findall(r"\w+", "\n".join(code)))
     words |= {part.replace("/", "_") for f in files for part in [re.sub(r"^src/ingot/", "", f).rsplit("/", 1)[0]]}  # of tests
+    pages = {name: re.sub(r"```.*?```", "", text, flags=re.DOTALL) for name, text in texts.items() if is_page(name)}
+    anchors = {name: {anchor_of(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)} for name, text in pages.items()}
     for name, text in texts.items():
         if is_page(name) or name.endswith(SOURCES):
             yield from missing_files(name, text, files)
         if is_page(name):
+            yield from broken_links(name, text, anchors)
+        if is_page(name) and not name.startswith("docs/lab/"):  # which quotes the words of other programs and of earlier code
             yield from missing_words(name, text, words)
 
 

@@ -17,19 +17,19 @@ import check_names
 PRONOUNS = frozenset("it that what they them those these who which one others other such nobody whoever everybody".split())
 C_LIKE = (".h", ".cpp", ".cu", ".cuh")
 HASHED = (".cmake", ".sh", "CMakeLists.txt", ".toml")
-# A string is skipped, so that // inside it is no comment.
+# Strings are matched first, so that // inside a string is no comment.
 C_TOKEN = re.compile(r'R"(\w*)\(.*?\)\1"|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)+\'|//([^\n]*)|/\*(.*?)\*/', re.DOTALL)
 HASH_TOKEN = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'[^'\n]*'|(?:^|(?<=\s))#(?!!)([^\n]*)", re.MULTILINE)
 
 
 def python_comments(text):
-    """Comments, and strings that are a statement of their own: docstrings."""
+    """Comments and docstrings (strings that are a whole statement)."""
     begins_statement = True
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.string.lstrip("#!")
         elif token.type == tokenize.STRING and begins_statement:
-            yield token.string.strip("rbuRBU\"'")
+            yield re.sub(r"^[rbuRBU]*[\"']+|[\"']+$", "", token.string)
         if token.type not in (tokenize.COMMENT, tokenize.NL):
             begins_statement = token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
 
