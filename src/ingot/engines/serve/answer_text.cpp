@@ -40,6 +40,29 @@ void AnswerText::add_text(AnswerPiece& piece, std::string_view text) {
   if (stops_.found()) ended_ = true;
 }
 
+// The function that a message calls, or "". A model may leave out the namespace "functions.", and may call a function
+// that the request does not declare: a client must see such a call to answer it. A name that no API would take back
+// becomes one that every API takes.
+std::string AnswerText::called_function(const HarmonyMessage& m) const {
+  const std::string& to = m.recipient;
+  const auto is_declared = [&](const std::string& name) {
+    return std::find(options_.functions.begin(), options_.functions.end(), name) != options_.functions.end();
+  };
+  if (is_declared(to)) return to;
+  for (const char* speaker : {"", "assistant", "user", "system", "developer"})
+    if (to == speaker) return "";
+  std::string name = to.starts_with("functions.") && to.size() > 10 ? to.substr(10) : to;
+  if (is_declared(name)) return name;
+  constexpr size_t kLongest = 64;
+  name.resize(std::min(name.size(), kLongest));
+  for (char& c : name)
+    if (!(c >= 'a' && c <= 'z') && !(c >= 'A' && c <= 'Z') && !(c >= '0' && c <= '9') && c != '-') c = '_';
+  return name;
+}
+AnswerText::Inside AnswerText::inside(const HarmonyMessage& m) const {
+  return !called_function(m).empty() ? Inside::call : m.channel == "analysis" ? Inside::thought : Inside::text;
+}
+
 // What each message gained since the last look. A turn that is not the assistant's ends the answer.
 void AnswerText::read_harmony(AnswerPiece& piece, bool finished) {
   const std::vector<HarmonyMessage>& messages = parser_->messages();
@@ -52,15 +75,15 @@ void AnswerText::read_harmony(AnswerPiece& piece, bool finished) {
     const std::string added = m.content.substr(bytes_);
     const bool first = bytes_ == 0;
     bytes_ = m.content.size();
-    const std::string function = m.recipient.starts_with("functions.") ? m.recipient.substr(10) : "";
-    const auto& known = options_.functions;
-    if (!function.empty() && std::find(known.begin(), known.end(), function) != known.end()) {
+    const Inside in = inside(m);
+    if (in == Inside::call) {
       // The first piece has the name: it waits for an argument, or for the end of a call that has none.
       const bool whole = finished || message_ + 1 < messages.size();
       const bool says = !added.empty() || (first && whole);
       if (first && says) ++calls_;
-      if (says) piece.calls.push_back({.index = calls_ - 1, .name = first ? function : "", .arguments = added});
-    } else if (m.channel == "analysis" || !m.recipient.empty()) {
+      if (says)
+        piece.calls.push_back({.index = calls_ - 1, .name = first ? called_function(m) : "", .arguments = added});
+    } else if (in == Inside::thought) {
       piece.reasoning += added;
     } else {
       add_text(piece, added);
@@ -88,8 +111,10 @@ AnswerPiece AnswerText::push(int32_t id, const TokenLogprobs* logprobs) {
     const auto& now = parser_->messages();
     // A control token begins the content of a message or ends it.
     if (vocabulary_.harmony->is_special(id))
-      in_text_ = now.size() > messages && now.back().channel != "analysis" && now.back().recipient.empty();
-    of_text = in_text_ && !vocabulary_.harmony->is_special(id);
+      inside_ = now.size() > messages ? inside(now.back()) : Inside::header;
+    else if (inside_ == Inside::thought)
+      ++thought_tokens_;
+    of_text = inside_ == Inside::text && !vocabulary_.harmony->is_special(id);
     read_harmony(piece, false);
   } else {
     add_text(piece, characters_.push(vocabulary_.tokenizer->decode({&id, 1})));

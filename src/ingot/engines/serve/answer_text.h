@@ -34,7 +34,8 @@ struct CallPiece {
 struct TokenInfo {
   int32_t id = -1;
   TokenLogprobs logprobs;
-  int64_t offset = 0;  // bytes of text before it
+  int64_t offset = 0;     // bytes of text before it
+  bool is_first = false;  // of all that the model was given, so that it has no logprobs
 };
 struct AnswerPiece {
   std::string text, reasoning;
@@ -48,7 +49,7 @@ class AnswerText {
   struct Options {
     bool harmony = false;
     std::vector<std::string> stop;       // ends the text; thoughts and calls go on
-    std::vector<std::string> functions;  // what may be called; text for anything else counts as thoughts
+    std::vector<std::string> functions;  // declared by the request, so that a call may name one without its namespace
   };
   // The vocabulary must outlive it.
   AnswerText(const Vocabulary& vocabulary, Options options);
@@ -57,9 +58,11 @@ class AnswerText {
   AnswerPiece finish(int32_t stop_id);
   bool ended() const { return ended_; }  // no id that follows can add anything
   bool called() const { return calls_ > 0; }
+  int64_t thought_tokens() const { return thought_tokens_; }  // without control tokens
 
  private:
   void read_harmony(AnswerPiece& piece, bool finished);
+  std::string called_function(const HarmonyMessage& m) const;
   void add_text(AnswerPiece& piece, std::string_view text);
   void release(AnswerPiece& piece);
   const Vocabulary& vocabulary_;
@@ -67,9 +70,13 @@ class AnswerText {
   std::optional<HarmonyParser> parser_;
   Utf8Stream characters_;
   StopStrings stops_;
-  bool ended_ = false, in_text_ = false;
+  enum class Inside { header, thought, text, call };
+  Inside inside(const HarmonyMessage& m) const;
+  bool ended_ = false;
+  Inside inside_ = Inside::header;
   size_t message_ = 0, bytes_ = 0;  // the message that grows, and its bytes that were read
   size_t calls_ = 0;
+  int64_t thought_tokens_ = 0;
   int64_t read_ = 0, shown_ = 0;  // bytes of text
   std::vector<TokenInfo> tokens_;
 };

@@ -161,20 +161,47 @@ TEST(answer_text, a_stop_string_counts_in_the_text_and_not_in_thoughts) {
   EXPECT_TRUE(r.ended);
 }
 
-TEST(answer_text, calls_of_known_functions_are_calls_and_others_are_thoughts) {
+TEST(answer_text, calls_of_declared_and_of_other_functions_are_calls) {
   const Harmony h;
   const std::string said =
       "[channel]commentary to=functions.f [constrain]json[message]{\"a\": 1}[call][start]assistant "
       "to=functions.f[channel]commentary"
       "[message][call][start]assistant to=functions.g[channel]commentary[message]no";
   const auto r = h.read(said, {.functions = {"f"}});
-  ASSERT_EQ(r.calls.size(), 2u);
-  EXPECT_EQ(r.calls[0], (std::pair<std::string, std::string>{"f", "{\"a\": 1}"}));
-  EXPECT_EQ(r.calls[1], (std::pair<std::string, std::string>{"f", ""}));
-  EXPECT_EQ(r.reasoning, "no");
+  using Calls = std::vector<std::pair<std::string, std::string>>;
+  EXPECT_EQ(r.calls, (Calls{{"f", "{\"a\": 1}"}, {"f", ""}, {"g", "no"}}));
+  EXPECT_EQ(r.reasoning, "");
   EXPECT_EQ(r.text, "");
   EXPECT_TRUE(r.called);
-  EXPECT_FALSE(h.read(said).called);
+  EXPECT_EQ(h.read(said).calls, r.calls);  // nothing is declared
+}
+
+TEST(answer_text, a_call_may_leave_out_the_namespace_and_its_name_is_one_that_a_client_may_send_back) {
+  const Harmony h;
+  const auto called = [&](const std::string& recipient) {
+    const auto r = h.read("[channel]commentary to=" + recipient + " [constrain]json[message]{}[call]",
+                          {.functions = {"get_weather", "assistant"}});
+    EXPECT_EQ(r.calls.size(), 1u) << recipient;
+    return r.calls.empty() ? "" : r.calls[0].first;
+  };
+  EXPECT_EQ(called("get_weather"), "get_weather");
+  EXPECT_EQ(called("functions.get_weather"), "get_weather");
+  EXPECT_EQ(called("assistant"), "assistant");  // a function of that name is declared
+  EXPECT_EQ(called("python"), "python");
+  EXPECT_EQ(called("browser.search"), "browser_search");
+  EXPECT_EQ(called("functions."), "functions_");
+  EXPECT_EQ(called("functions." + std::string(100, 'x')), std::string(64, 'x'));
+  const auto text = h.read("[channel]commentary to=user[message]Let me look.[end]");
+  EXPECT_EQ(text.text, "Let me look.");
+  EXPECT_FALSE(text.called);
+}
+
+TEST(answer_text, tokens_of_thoughts_are_counted) {
+  const Harmony h;
+  AnswerText a(h.vocabulary, {.harmony = true});
+  for (const int32_t id : h.ids("[channel]analysis[message]four[end][start]assistant[channel]final[message]Yes."))
+    a.push(id, nullptr);
+  EXPECT_EQ(a.thought_tokens(), 4);
 }
 
 TEST(answer_text, any_ids_are_read_and_none_of_them_shows_a_control_token) {
