@@ -10,12 +10,13 @@ struct ResponseWriter::Json {
     if (item.kind == Kind::reasoning) return {{"type", "reasoning_text"}, {"text", item.text}};
     return {{"type", "output_text"}, {"text", item.text}, {"annotations", OrderedJson::array()}};
   }
-  static OrderedJson of(const Item& item, bool done) {
-    const char* status = done ? "completed" : "in_progress";
+  static OrderedJson of(const Item& item) {
+    const std::string status = item.status;
     if (item.kind == Kind::call)
       return {{"id", item.id},           {"type", "function_call"}, {"status", status},
               {"call_id", item.call_id}, {"name", item.name},       {"arguments", item.text}};
-    const OrderedJson content = item.text.empty() && !done ? OrderedJson::array() : OrderedJson::array({part(item)});
+    const OrderedJson content =
+        item.text.empty() && status == "in_progress" ? OrderedJson::array() : OrderedJson::array({part(item)});
     if (item.kind == Kind::reasoning)
       return {{"id", item.id},
               {"type", "reasoning"},
@@ -30,7 +31,7 @@ struct ResponseWriter::Json {
     r["error"] = w.error_.empty() ? OrderedJson() : OrderedJson{{"code", "server_error"}, {"message", w.error_}};
     r["incomplete_details"] = w.status_ == "incomplete" ? OrderedJson{{"reason", "max_output_tokens"}} : OrderedJson();
     r["output"] = OrderedJson::array();
-    for (const Item& item : w.items_) r["output"].push_back(of(item, !(w.open_ && &item == &w.items_.back())));
+    for (const Item& item : w.items_) r["output"].push_back(of(item));
     r["parallel_tool_calls"] = true;
     r["tool_choice"] = "auto";
     r["tools"] = OrderedJson::array();
@@ -39,6 +40,7 @@ struct ResponseWriter::Json {
       r["usage"] = {{"input_tokens", w.usage_.prompt},
                     {"input_tokens_details", {{"cached_tokens", w.usage_.cached}}},
                     {"output_tokens", w.usage_.tokens},
+                    {"output_tokens_details", {{"reasoning_tokens", w.usage_.thought_tokens}}},
                     {"total_tokens", w.usage_.prompt + w.usage_.tokens}};
     return r;
   }
@@ -84,7 +86,7 @@ std::string ResponseWriter::open(Kind kind, const std::string& name) {
   if (kind == Kind::call) item.call_id = "call_" + number;
   items_.push_back(item);
   open_ = true;
-  out += json.item_event("response.output_item.added", {{"item", Json::of(item, false)}});
+  out += json.item_event("response.output_item.added", {{"item", Json::of(item)}});
   if (kind != Kind::call) out += json.item_event("response.content_part.added", {{"part", Json::part(item)}});
   return out;
 }
@@ -99,10 +101,11 @@ std::string ResponseWriter::grow(Kind kind, const std::string& text) {
   return out + Json{*this}.item_event(type + ".delta", more);
 }
 
-std::string ResponseWriter::close() {
+std::string ResponseWriter::close(const char* status) {
   if (!std::exchange(open_, false)) return "";
   Json json{*this};
-  const Item& item = items_.back();
+  Item& item = items_.back();
+  item.status = status;
   const std::string type = name_of_delta(item.kind == Kind::call, item.kind == Kind::reasoning);
   std::string out;
   if (item.kind == Kind::call) {
@@ -113,7 +116,7 @@ std::string ResponseWriter::close() {
     out = json.item_event(type + ".done", more);
     out += json.item_event("response.content_part.done", {{"part", Json::part(item)}});
   }
-  return out + json.item_event("response.output_item.done", {{"item", Json::of(item, true)}});
+  return out + json.item_event("response.output_item.done", {{"item", Json::of(item)}});
 }
 
 std::string ResponseWriter::add(const AnswerPiece& piece) {
@@ -128,14 +131,14 @@ std::string ResponseWriter::add(const AnswerPiece& piece) {
 }
 
 std::string ResponseWriter::end(bool cut, const ResponseUsage& usage) {
-  std::string out = close();
+  std::string out = close(cut ? "incomplete" : "completed");
   usage_ = usage;
   status_ = cut ? "incomplete" : "completed";
   return out + Json{*this}.event_with_response("response." + status_);
 }
 
 std::string ResponseWriter::fail(const std::string& message) {
-  std::string out = close();
+  std::string out = close("incomplete");
   status_ = "failed";
   error_ = message;
   return out + Json{*this}.event_with_response("response.failed");

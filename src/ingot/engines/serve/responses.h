@@ -11,7 +11,7 @@
 namespace ingot {
 
 struct ResponseUsage {
-  int64_t prompt = 0, cached = 0, tokens = 0;
+  int64_t prompt = 0, cached = 0, tokens = 0, thought_tokens = 0;
 };
 
 class ResponseWriter {
@@ -29,10 +29,12 @@ class ResponseWriter {
   struct Item {
     Kind kind;
     std::string id, text, name, call_id;
+    const char* status = "in_progress";
   };
   std::string open(Kind kind, const std::string& name = "");
   std::string grow(Kind kind, const std::string& text);
-  std::string close();
+  // Ends the open item, if there is one, with a status.
+  std::string close(const char* status = "completed");
   struct Json;  // keeps the JSON library out of this header
   const std::string id_, model_;
   const int64_t created_;

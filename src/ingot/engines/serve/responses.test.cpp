@@ -66,10 +66,25 @@ TEST(responses, one_that_is_cut_or_fails_says_so) {
   const Json last = events_of(cut.end(true, {})).back();
   EXPECT_EQ(last["type"], "response.incomplete");
   EXPECT_EQ(last["response"]["incomplete_details"]["reason"], "max_output_tokens");
+  EXPECT_EQ(last["response"]["output"][0]["status"], "incomplete");
   failed.begin();
   const Json end = events_of(failed.fail("no")).back();
   EXPECT_EQ(end["type"], "response.failed");
   EXPECT_EQ(end["response"]["error"]["message"], "no");
+}
+
+TEST(responses, a_call_that_the_limit_cuts_is_incomplete_and_what_came_before_it_is_completed) {
+  ResponseWriter w("resp_x", "m", 5);
+  w.begin();
+  w.add({.reasoning = "Hm"});
+  w.add({.calls = {{.index = 0, .name = "f", .arguments = "{\"a\":"}}});
+  const std::vector<Json> events = events_of(w.end(true, {.tokens = 9, .thought_tokens = 4}));
+  const Json output = events.back()["response"]["output"];
+  EXPECT_EQ(output[0]["status"], "completed");
+  EXPECT_EQ(output[1]["status"], "incomplete");
+  for (const Json& e : events)
+    if (e["type"] == "response.output_item.done") EXPECT_EQ(e["item"]["status"], "incomplete");
+  EXPECT_EQ(events.back()["response"]["usage"]["output_tokens_details"]["reasoning_tokens"], 4);
 }
 
 }  // namespace
