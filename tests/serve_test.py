@@ -83,15 +83,15 @@ def tearDownModule():
 class Server:
     """`ingot serve` on a port of its own."""
 
-    def __init__(self, *options, model=None):
+    def __init__(self, *options, model=None, name="tiny"):
         date = [] if model else ["--date", "none"]  # which a run of `ingot train` is not told
-        self.process = start("serve", "--model", model or MODEL.model, "--port", 0, *date, "--name", "tiny", *options)
+        self.process = start("serve", "--model", model or MODEL.model, "--port", 0, *date, "--name", name, *options)
         self.log, self.port = "", None
         while self.port is None:
             line = self.process.stderr.readline().decode()
             assert line, f"it ended: {self.log}"
             self.log += line
-            found = re.search(r"serving tiny at http://[^ ]*:(\d+) ", line)
+            found = re.search(rf"serving {re.escape(name)} at http://[^ ]*:(\d+) ", line)
             self.port = int(found[1]) if found else None
         self.rest = threading.Thread(target=self.read_rest)
         self.rest.start()
@@ -192,6 +192,10 @@ class Client(WithServer):
 
     def test_models_are_listed(self):
         self.assertEqual([m.id for m in self.client.models.list()], ["tiny"])
+        self.assertEqual(self.client.models.retrieve("tiny"), self.client.models.list().data[0])
+        for other in ("other", "a/b", "%", "%2"):
+            with self.assertRaisesRegex(openai.NotFoundError, "expected tiny"):
+                self.client.models.retrieve(other)
 
     def test_a_completion_is_that_of_generate(self):
         mine = self.complete(prompt="assistant user", max_tokens=30, logit_bias=None, **GREEDY)
@@ -287,6 +291,11 @@ class Client(WithServer):
             self.assertEqual(whole.output_text, message.content or "")
             thoughts = "".join(part.text for item in whole.output if item.type == "reasoning" for part in item.content)
             self.assertEqual(thoughts, getattr(message, "reasoning_content", ""))
+            thought_tokens = whole.usage.output_tokens_details.reasoning_tokens
+            self.assertEqual((thought_tokens > 0, thought_tokens < whole.usage.output_tokens), (thoughts != "", True))
+            for item in whole.output:
+                cut = whole.status == "incomplete" and item is whole.output[-1]
+                self.assertIn(item.status, ("incomplete", "completed") if cut else ("completed",))  # the limit may fall between two items
             events = list(self.client.responses.create(stream=True, **more))
             self.assertEqual([e.sequence_number for e in events], list(range(len(events))))
             self.assertEqual("".join(e.delta for e in events if e.type == "response.output_text.delta"), whole.output_text)
@@ -391,7 +400,7 @@ class Client(WithServer):
 
     def test_errors_name_the_field(self):
         for field, more in (("n", dict(n=9)), ("temperature", dict(temperature=3)), ("max_tokens", dict(max_tokens=0)), ("stop", dict(stop=["a"] * 5)),
-                            ("echo", dict(echo=True)), ("repetition_penalty", dict(extra_body=dict(repetition_penalty=1.2)))):
+                            ("repetition_penalty", dict(extra_body=dict(repetition_penalty=1.2)))):
             with self.assertRaises(openai.BadRequestError) as e:
                 self.complete(**more)
             self.assertEqual(e.exception.param, field)
@@ -462,6 +471,34 @@ class Protocol(WithServer):
         self.assertEqual(status, 200, text)
         self.assertIn('"tools[] of type web_search"', self.server.log_until("of type namespace"))
 
+    def test_a_prompt_that_is_echoed_is_scored(self):
+        ask = lambda **body: json.loads(self.server.request("POST", "/v1/completions", dict(temperature=0, logprobs=2) | body)[1])
+        prompt = [97, 98, 99, 100]
+        said = ask(prompt=prompt, max_tokens=12, logit_bias=ENDLESS, echo=True)
+        scores, offsets = said["choices"][0]["logprobs"], said["choices"][0]["logprobs"]["text_offset"]
+        self.assertEqual((len(scores["tokens"]), len(scores["token_logprobs"]), len(scores["top_logprobs"])), (16, 16, 16))
+        self.assertEqual((scores["token_logprobs"][0], scores["top_logprobs"][0]), (None, None))
+        self.assertEqual((offsets, said["choices"][0]["text"].startswith("".join(scores["tokens"][:4]))), (sorted(offsets), True))
+        # Each prompt and choice has its own scores; a slot that holds the prompt changes nothing.
+        text = "assistant the user said"
+        whole = ask(prompt=text, max_tokens=0, echo=True)
+        parts = [c["logprobs"] for c in ask(prompt=[text, text + " no"], n=2, max_tokens=0, echo=True)["choices"]]
+        self.assertEqual((whole["choices"][0]["text"], whole["choices"][0]["finish_reason"], whole["usage"]["completion_tokens"]), (text, "length", 0))
+        self.assertEqual("".join(whole["choices"][0]["logprobs"]["tokens"]), text)
+        self.assertEqual([parts[0], parts[1]], [whole["choices"][0]["logprobs"]] * 2)
+        self.assertEqual(parts[2], parts[3])
+        self.assertGreater(len(parts[2]["tokens"]), len(parts[0]["tokens"]))
+        for score, top in list(zip(parts[0]["token_logprobs"], parts[0]["top_logprobs"]))[1:]:
+            self.assertLessEqual(score, max(top.values()) + 1e-9)
+        for n in range(1, 4):  # as sampled after what comes before it
+            one = ask(prompt=prompt[:n], max_tokens=1, logit_bias={str(prompt[n]): 100})["choices"][0]["logprobs"]
+            self.assertAlmostEqual(one["token_logprobs"][0], scores["token_logprobs"][n], delta=1e-4)
+        self.assertEqual(ask(prompt=text, max_tokens=3, echo=True, logprobs=None, logit_bias=ENDLESS)["choices"][0]["text"][: len(text)], text)
+        streamed = self.server.request("POST", "/v1/completions", dict(prompt=text, max_tokens=0, echo=True, logprobs=2, stream=True))[1]
+        self.assertEqual(json.loads(streamed.split("data: ")[1])["choices"][0]["logprobs"], parts[0])
+        for bad in (dict(max_tokens=0), dict(echo=1)):
+            self.assertEqual(self.server.request("POST", "/v1/completions", dict(prompt="a") | bad)[0], 400)
+
     def test_addresses_and_methods(self):
         for status, method, path, body in ((404, "GET", "/v1/none", None), (404, "GET", "//v1/models", None), (405, "GET", "/v1/completions", None), (405, "POST", "/health", "{}"),
                                            (404, "GET", "/v1/../health", None), (400, "POST", "/v1/completions", ""), (400, "POST", "/v1/completions", "[]"), (200, "GET", "/v1/models", None)):
@@ -512,7 +549,16 @@ class Protocol(WithServer):
             got = self.server.request("GET", "/v1/models", headers={"Origin": origin}, host="localhost:9")
             self.assertEqual((got[0], got[2]["Access-Control-Allow-Origin"]), (status, named))
         status, _, headers = self.server.request("OPTIONS", "/v1/chat/completions", headers={"Origin": "https://friend.example"})
-        self.assertEqual((status, headers["Access-Control-Allow-Headers"]), (204, "Authorization, Content-Type"))
+        self.assertEqual((status, headers["Access-Control-Allow-Headers"], headers["Access-Control-Allow-Private-Network"]), (204, "Authorization, Content-Type", None))
+
+    def test_a_preflight_of_an_allowed_origin_allows_what_it_asks_for(self):
+        asked = "authorization,content-type, x-stainless-os,x-stainless-retry-count"
+        ask = lambda origin, names: self.server.request("OPTIONS", "/v1/chat/completions", headers={"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": names, "Access-Control-Request-Private-Network": "true"})
+        status, _, headers = ask("https://friend.example", asked)
+        self.assertEqual((status, headers["Access-Control-Allow-Headers"], headers["Access-Control-Allow-Private-Network"]), (204, asked, "true"))
+        self.assertEqual(ask("https://friend.example", "a<b>, \u00e9")[2]["Access-Control-Allow-Headers"], "Authorization, Content-Type")  # no names of headers
+        status, _, headers = ask("https://evil.example", asked)
+        self.assertEqual((status, headers["Access-Control-Allow-Headers"]), (403, None))
 
     def test_an_answer_that_nobody_reads_any_more_ends(self):
         aborted = self.server.metric('request_success_total{finished_reason="abort"}')
@@ -669,6 +715,14 @@ class Process(unittest.TestCase):
         for origin in ("friend.example", "https://", "https://friend.example/", "https://friend.example/page", "*"):
             self.refuses(2, "--cors-origin: found .*, expected a scheme and a host alone", "--port", 0, "--cors-origin", origin)
         self.refuses(2, "--name: found a name with control characters", "--port", 0, "--name", "a\nb")
+
+    def test_a_model_s_name_may_have_slashes_and_blanks(self):
+        server = Server(name="org/tiny model")
+        for path in ("org/tiny%20model", "org%2Ftiny%20model", "org%2ftiny%20model"):
+            status, text, _ = server.request("GET", "/v1/models/" + path)
+            self.assertEqual((status, json.loads(text).get("id")), (200, "org/tiny model"))
+        self.assertEqual(server.request("GET", "/v1/models/tiny")[0], 404)
+        self.assertEqual(server.stop(), 0)
 
     def test_a_port_that_is_taken_costs_nothing(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:

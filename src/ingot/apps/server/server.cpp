@@ -191,15 +191,17 @@ bool lies_whole(MHD_Connection* c, const char* url, const char* method, const ch
   return end - at == 2 && at[0] == 0 && at[1] == 0;
 }
 
+// Of the names of headers.
+bool is_token_character(char c) {
+  static const std::string kMarks = "!#$%&'*+-.^_`|~";
+  return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') ||
+         (c != 0 && kMarks.find(c) != std::string::npos);
+}
+
 // Names are tokens, values have no control codes, and nothing stands between the lines.
 bool is_plain(MHD_Connection* c, const char* url, const char* method, const char* version) {
-  static const std::string kMarks = "!#$%&'*+-.^_`|~";
   for (const auto& [name, value] : entries(c, MHD_HEADER_KIND)) {
-    if (*name == 0) return false;
-    for (const char* p = name; *p != 0; ++p)
-      if (!(*p >= '0' && *p <= '9') && !(*p >= 'A' && *p <= 'Z') && !(*p >= 'a' && *p <= 'z') &&
-          kMarks.find(*p) == std::string::npos)
-        return false;
+    if (!std::all_of(name, name + std::strlen(name), is_token_character) || *name == 0) return false;
     for (const char* p = value; p != nullptr && *p != 0; ++p)
       if ((uint8_t(*p) < 32 && *p != '\t') || *p == 127) return false;
   }
@@ -213,6 +215,22 @@ std::string lower(std::string s) {
                  [](unsigned char c) { return char(c >= 'A' && c <= 'Z' ? c + 32 : c); });
   return s;
 }
+// A part of an address with its escapes (%2F) read; nothing where one is malformed.
+std::optional<std::string> unescaped(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '%') {
+      out += text[i];
+      continue;
+    }
+    const std::string digits(text.substr(i + 1, 2));
+    if (digits.size() != 2 || digits.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos) return {};
+    out += char(std::stoi(digits, nullptr, 16));
+    i += 2;
+  }
+  return out;
+}
+
 // "[::1]:8080" is ::1.
 std::string without_port(const std::string& host) {
   if (host.starts_with('[')) return host.substr(1, host.find(']') - 1);
@@ -380,12 +398,16 @@ struct Server::Impl {
     x.chat = url == "/v1/chat/completions";
     x.responses = url == "/v1/responses";
     x.post = x.chat || x.responses || url == "/v1/completions";
-    if (!x.post && url != "/v1/models" && url != "/metrics")
+    constexpr std::string_view kOneModel = "/v1/models/";
+    const bool one_model = url.starts_with(kOneModel);
+    if (!x.post && url != "/v1/models" && !one_model && url != "/metrics")
       throw ApiError(404, "found no such address", "", "not_found");
     method_must_be(x.post ? method == "POST" : get, x.post ? "POST" : "GET");
     if (s == nullptr || stopping) throw ApiError(503, s == nullptr ? "the model is loading" : "the server is closing");
     if (url == "/metrics") return Reply{.body = s->metrics_text(), .type = "text/plain; version=0.0.4; charset=utf-8"};
     if (url == "/v1/models") return Reply{.body = s->models_json() + "\n"};
+    // A name may have slashes, as they are or escaped.
+    if (one_model) return Reply{.body = s->model_json(unescaped(url.substr(kOneModel.size())).value_or("")) + "\n"};
     check_body_headers(x);
     return {};
   }
@@ -403,11 +425,20 @@ struct Server::Impl {
     return ApiError(413,
                     detail::concat("found a body of more than ", options.limits.body, " bytes, expected at most that"));
   }
-  static Reply preflight() {
-    return {.status = 204,
+  // An origin that is allowed may send any headers: libraries add their own, which pages cannot leave out.
+  static Reply preflight(MHD_Connection* c) {
+    const char* asked = header(c, "Access-Control-Request-Headers");
+    const bool names = asked != nullptr && *asked != 0 && std::all_of(asked, asked + std::strlen(asked), [](char at) {
+                         return is_token_character(at) || at == ',' || at == ' ';
+                       });
+    Reply r{.status = 204,
             .headers = {{"Access-Control-Allow-Methods", "GET, POST"},
-                        {"Access-Control-Allow-Headers", "Authorization, Content-Type"},
+                        {"Access-Control-Allow-Headers", names ? asked : "Authorization, Content-Type"},
                         {"Access-Control-Max-Age", "600"}}};
+    // A page from the internet needs leave to ask a server of a private network.
+    if (header(c, "Access-Control-Request-Private-Network") != nullptr)
+      r.headers.emplace_back("Access-Control-Allow-Private-Network", "true");
+    return r;
   }
 
   MHD_Result begin(Exchange& x, const char* url, const char* method_text, const char* version) {
@@ -419,7 +450,7 @@ struct Server::Impl {
     try {
       check_host(x.http);
       x.origin = check_origin(x.http);
-      auto reply = method == "OPTIONS" && !x.origin.empty() ? preflight() : route(x, url, method);
+      auto reply = method == "OPTIONS" && !x.origin.empty() ? preflight(x.http) : route(x, url, method);
       return reply ? send_soon(x, std::move(*reply)) : MHD_YES;  // the body follows
     } catch (const ApiError& e) {
       return method == "GET" ? send_soon(x, error_reply(e)) : send(x, error_reply(e, true));
@@ -503,7 +534,7 @@ struct Server::Impl {
       return impl.ask(*x);
     } catch (...) { return MHD_NO; }
   }
-  // No address here has an escape, so none is read.
+  // The library leaves addresses as they are, as lies_whole() wants them; only the name of a model may have escapes.
   static size_t as_it_is(void*, MHD_Connection*, char* text) { return std::strlen(text); }
   static void completed(void* self, MHD_Connection*, void** of, MHD_RequestTerminationCode) {
     Impl& impl = *static_cast<Impl*>(self);

@@ -413,8 +413,8 @@ void read_chat(Object& body, const Source& source, ApiRequest& r, const ApiLimit
 void read_completion(Object& body, ApiRequest& r, const ApiLimits& limits) {
   r.prompts = prompts_of(body.require("prompt"), limits);
   if (const auto logprobs = body.integer("logprobs", 0, limits.logprobs)) r.logprobs = *logprobs;
-  r.tokens = body.integer("max_tokens", 1, INT32_MAX).value_or(16);
-  body.unsupported("echo", false);
+  r.echo = body.flag("echo");
+  r.tokens = body.integer("max_tokens", r.echo ? 0 : 1, INT32_MAX).value_or(16);
   body.unsupported("suffix", "");
   if (const auto best = body.integer("best_of", 1, limits.choices); best && *best != 1)
     throw ApiError(400, "best_of: it is not supported, expected 1", "best_of", "unsupported_parameter");

@@ -7,7 +7,7 @@ namespace {
 
 void require_limits(const ingot::ApiRequest& r, const ingot::ApiLimits& limits) {
   FUZZ_REQUIRE(r.n >= 1 && r.n <= limits.choices && int64_t(r.prompts.size()) * r.n <= limits.choices);
-  FUZZ_REQUIRE(r.tokens == -1 || r.tokens >= 1);
+  FUZZ_REQUIRE(r.tokens == -1 || r.tokens >= (r.echo ? 0 : 1));
   FUZZ_REQUIRE(r.logprobs >= -1 && r.logprobs <= limits.logprobs);
   FUZZ_REQUIRE(int64_t(r.stop.size()) <= limits.stops && int64_t(r.bias.size()) <= limits.bias);
   for (const std::string& s : r.stop) FUZZ_REQUIRE(!s.empty() && int64_t(s.size()) <= limits.stop_bytes);

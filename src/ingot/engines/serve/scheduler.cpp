@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include "ingot/models/host_decoder.h"
+
 namespace ingot {
 namespace {
 
@@ -66,10 +68,11 @@ void Scheduler::check(const ServeRequest& r) const {
   if (r.prompt.empty()) fail(ErrorCode::usage, "found an empty prompt, expected at least one token");
   for (const int32_t id : r.prompt)
     if (id < 0 || id >= vocab) fail(ErrorCode::usage, "found id ", id, " in the prompt, expected 0 to ", vocab - 1);
-  if (int64_t(r.prompt.size()) >= decoder_.context())
+  const int64_t least = r.on_prompt ? 0 : 1;  // new tokens
+  if (int64_t(r.prompt.size()) > decoder_.context() - std::min<int64_t>(r.tokens, 1))
     fail(ErrorCode::usage, "found a prompt of ", r.prompt.size(), " tokens, expected fewer than ", decoder_.context(),
          ", the context");
-  if (r.tokens < 1) fail(ErrorCode::usage, "found a limit of ", r.tokens, " tokens, expected at least 1");
+  if (r.tokens < least) fail(ErrorCode::usage, "found a limit of ", r.tokens, " tokens, expected at least ", least);
   const int64_t drawable = r.vocab > 0 ? r.vocab : vocab;
   INGOT_CHECK_LE(drawable, vocab, "serve: ids that may be drawn");
   if (r.logprobs > drawable)
@@ -226,6 +229,7 @@ void Scheduler::start(Job& job, size_t index) {
   const auto& prompt = job.request.prompt;
   size_t known = s.client == job.request.client ? common_prefix(s.held, prompt) : 0;
   known = std::min(known, prompt.size() - 1);  // the last token is told anew: its logits are wanted
+  if (job.request.on_prompt) known = 0;        // every token's logits are wanted
   if (s.client != job.request.client) {        // nothing of another client's stays
     decoder_.close(s.number);
     s.number = decoder_.open();
@@ -254,17 +258,39 @@ bool Scheduler::tell_chunk() {
     const size_t most = size_t(alone ? decoder_.batch() : std::min(options_.chunk, decoder_.batch()));
     const auto part = prompt.subspan(job->told, std::min(most, prompt.size() - job->told));
     try {
-      if (!decoder_.extend(s.number, part)) {
+      if (!tell(*job, part)) {
         finish(job, Finish::cancelled);
         return true;
       }
       job->told += part.size();
       s.held.insert(s.held.end(), part.begin(), part.end());
       if (!job->telling()) decoder_.mark(s.number);
+      if (!job->telling() && job->request.tokens == 0) {
+        job->outcome.prompt_seconds = seconds_between(job->started, Clock::now());
+        finish(job, Finish::length);
+      }
     } catch (...) { finish(job, Finish::cancelled, std::current_exception()); }
     return true;
   }
   return false;
+}
+
+// Appends a part of a job's prompt to its slot, and scores the tokens that follow those of the part where the job asks
+// for that. False: cancelled.
+bool Scheduler::tell(Job& job, std::span<const int32_t> part) {
+  const ServeRequest& r = job.request;
+  const int slot = slots_[size_t(job.slot)].number;
+  if (!r.on_prompt) return decoder_.extend(slot, part);
+  const int64_t vocab = r.vocab > 0 ? r.vocab : decoder_.vocab();
+  return decoder_.extend(slot, part, Decoder::Rows::all, [&](int64_t position, const Tensor& logits) {
+    std::vector<TokenLogprobs> scores;
+    for (int64_t i = 0; i < logits.size(0); ++i) {
+      const size_t next = size_t(position + i + 1);
+      if (next < r.prompt.size())
+        scores.push_back(logprobs_of(logits.row(i), vocab, r.prompt[next], std::max<int64_t>(r.logprobs, 0)));
+    }
+    r.on_prompt(scores);
+  });
 }
 
 // What several slots give together. Should the call as a whole be refused, each is asked alone, so that one cannot end

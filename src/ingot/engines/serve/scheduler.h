@@ -37,7 +37,7 @@ struct ServeOutcome {
 
 struct ServeRequest {
   std::vector<int32_t> prompt;
-  int64_t tokens = 1;  // most new ones, at least 1
+  int64_t tokens = 1;  // most new ones, at least 1; 0 where the prompt alone is scored
   SamplingOptions sampling;
   uint64_t seed = 1;
   int64_t vocab = 0;  // DrawOptions
@@ -51,6 +51,10 @@ struct ServeRequest {
   // Asked before each draw; while it says false the request keeps its slot and gets no token. Empty: always.
   std::function<bool()> ready;
   std::string client;  // whose turn it is, and who may use what a slot still holds: only its own
+  // Given: the prompt is scored. It is computed whole, and before the first new token this gets, in order and in one or
+  // more calls, the logprobs of the prompt's tokens from its second one on, each with the `logprobs` likeliest in its
+  // place. On the scheduler's thread.
+  std::function<void(std::span<const TokenLogprobs>)> on_prompt;
   // On the scheduler's thread, as `allowed` is, and short. False ends the answer with this token, as stop. on_end comes
   // exactly once for a request that was taken, and last.
   std::function<bool(int32_t, const TokenLogprobs*)> on_token;
@@ -94,6 +98,7 @@ class Scheduler {
   size_t slot_for(const Job& job) const;
   void start(Job& job, size_t slot);
   bool tell_chunk();
+  bool tell(Job& job, std::span<const int32_t> part);
   bool draw_all();
   void prepare(Job& job);
   std::vector<Drawn> draw(const std::vector<Decoder::Request>& requests);

@@ -272,6 +272,49 @@ TEST(scheduler, a_long_prompt_does_not_hold_up_an_answer_for_longer_than_a_chunk
   EXPECT_GE(when_first, 80 / 4 - 1);  // a token of the one after each chunk of the other
 }
 
+TEST(scheduler, a_prompt_is_scored_whole_whatever_the_slot_holds) {
+  const Model m;
+  const auto decoder = m.decoder();
+  const std::vector<int32_t> prompt = ids_of(3, 21);
+  Scheduler scheduler(*decoder, {.chunk = 5});
+  Asked plain;
+  scheduler.submit(plain.request(prompt, 3));
+  plain.wait();
+  std::vector<double> expected;  // by drawing each token of the prompt from what comes before it
+  for (size_t n = 1; n < prompt.size(); ++n) {
+    Asked forced;
+    ServeRequest r = forced.request({prompt.begin(), prompt.begin() + int64_t(n)}, 1);
+    r.logprobs = 0;
+    r.bias = {{.id = prompt[n], .bias = 1000}};
+    scheduler.submit(std::move(r));
+    forced.wait();
+    ASSERT_EQ(forced.tokens, std::vector<int32_t>{prompt[n]});
+    expected.push_back(forced.logprobs[0].drawn);
+  }
+  for (const int64_t tokens : {0, 3}) {
+    Asked scored;
+    std::vector<TokenLogprobs> scores;
+    ServeRequest r = scored.request(prompt, tokens);
+    r.logprobs = 2;
+    r.on_prompt = [&](std::span<const TokenLogprobs> s) {
+      EXPECT_TRUE(scored.tokens.empty());
+      scores.insert(scores.end(), s.begin(), s.end());
+    };
+    scheduler.submit(std::move(r));
+    const ServeOutcome o = scored.wait();
+    EXPECT_EQ(o.finish, Finish::length);
+    EXPECT_EQ(o.reused, 0);
+    EXPECT_EQ(o.tokens, tokens);
+    ASSERT_EQ(scores.size(), expected.size());
+    for (size_t i = 0; i < scores.size(); ++i) {
+      EXPECT_NEAR(scores[i].drawn, expected[i], 1e-5) << i;
+      ASSERT_EQ(scores[i].top.size(), 2u);
+      EXPECT_GE(scores[i].top[0].logprob, scores[i].drawn);
+    }
+    if (tokens > 0) { EXPECT_EQ(scored.tokens, plain.tokens); }
+  }
+}
+
 TEST(scheduler, an_answer_ends_at_a_stop_id_at_false_and_where_the_context_is_full) {
   const Model m;
   const auto decoder = m.decoder(1, 24);

@@ -97,12 +97,17 @@ OrderedJson completion_logprobs(const Tokenizer& tokenizer, const std::vector<To
                    {"text_offset", OrderedJson::array()}};
   for (const TokenInfo& t : tokens) {
     r["tokens"].push_back(tokenizer.token_bytes(t.id));
+    r["text_offset"].push_back(t.offset);
+    if (t.is_first) {
+      r["token_logprobs"].push_back(nullptr);
+      r["top_logprobs"].push_back(nullptr);
+      continue;
+    }
     r["token_logprobs"].push_back(finite(t.logprobs.drawn));
     OrderedJson top = OrderedJson::object();
     // Two tokens may have the same text once broken bytes are shown: the likelier one stays.
     for (const TokenLogprob& p : t.logprobs.top) top.emplace(shown(tokenizer.token_bytes(p.id)), finite(p.logprob));
     r["top_logprobs"].push_back(top);
-    r["text_offset"].push_back(t.offset);
   }
   return r;
 }
@@ -136,6 +141,9 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     std::vector<CallPiece> calls;
     ServeOutcome outcome;
     Clock::time_point latest = {};
+    AnswerPiece echo = {};  // the prompt, where the text begins with it
+    int64_t offset = 0;     // bytes of text before the answer
+    size_t scored = 0;      // tokens of the echo that have their logprobs
     bool begun = false;
     int32_t grammar_state = 0;
   };
@@ -152,6 +160,19 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     choices_.push_back({.text = AnswerText(service_.vocabulary_, o)});
     ++left_;
   }
+  // The text of the choice begins with its prompt, of which `ids` has the first `hidden` tokens that stand for no text.
+  void set_echo(size_t index, std::string text, std::span<const int32_t> ids, size_t hidden) {
+    Choice& c = choices_[index];
+    c.echo.text = std::move(text);
+    c.offset = int64_t(c.echo.text.size());
+    if (request_.logprobs < 0) return;
+    c.scored = hidden == 0;  // nothing comes before the first token
+    int64_t offset = 0;
+    for (const int32_t id : ids.subspan(hidden)) {
+      c.echo.tokens.push_back({.id = id, .offset = offset, .is_first = hidden == 0 && c.echo.tokens.empty()});
+      offset += int64_t(service_.vocabulary_.tokenizer->decode({&id, 1}).size());
+    }
+  }
   void set_grammar(std::shared_ptr<TokenGrammar> grammar) { grammar_ = std::move(grammar); }
   void hook(ServeRequest& r, size_t index) {
     if (grammar_)
@@ -159,6 +180,13 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
         return self->grammar_->allowed(self->choices_[index].grammar_state);
       };
     r.ready = answer_.ready;
+    // A request for no new token needs the prompt's logits where it has one.
+    if (request_.echo && (request_.logprobs >= 0 || request_.tokens == 0))
+      r.on_prompt = [self = shared_from_this(), index](std::span<const TokenLogprobs> scores) {
+        Choice& c = self->choices_[index];
+        for (const TokenLogprobs& score : scores)
+          if (c.scored < c.echo.tokens.size()) c.echo.tokens[c.scored++].logprobs = score;
+      };
     r.on_token = [self = shared_from_this(), index](int32_t id, const TokenLogprobs* p) {
       return self->token(index, id, p);
     };
@@ -196,8 +224,18 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     Choice& c = choices_[index];
     time_token(c);
     if (grammar_) c.grammar_state = grammar_->next(c.grammar_state, id);
-    show(index, c.text.push(id, logprobs));
+    echo(c, index);
+    show(index, moved(c.text.push(id, logprobs), c.offset));
     return !c.text.ended();
+  }
+  // The piece of a text that begins so many bytes later.
+  static AnswerPiece moved(AnswerPiece piece, int64_t bytes) {
+    for (TokenInfo& t : piece.tokens) t.offset += bytes;
+    return piece;
+  }
+  // Once the prompt has been computed.
+  void echo(Choice& c, size_t index) {
+    if (request_.echo) show(index, std::exchange(c.echo, {}));
   }
   void time_token(Choice& c) {
     const auto now = Clock::now();
@@ -287,7 +325,8 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
       cancel();  // the other choices: the request as a whole has failed
     }
     if (!error_ && !abandoned_) {
-      show(index, c.text.finish(o.stop_id));
+      echo(c, index);
+      show(index, moved(c.text.finish(o.stop_id), c.offset));
       if (request_.stream && !writer_) {
         begin(index);
         send(index, request_.chat ? OrderedJson(OrderedJson::object()) : OrderedJson(""), nullptr,
@@ -313,7 +352,10 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     if (writer_) {
       const ServeOutcome& o = choices_[0].outcome;
       const bool cut = o.finish == Finish::length || o.finish == Finish::context;
-      write(writer_->end(cut, {.prompt = o.prompt, .cached = o.reused, .tokens = o.tokens}));
+      write(writer_->end(cut, {.prompt = o.prompt,
+                               .cached = o.reused,
+                               .tokens = o.tokens,
+                               .thought_tokens = choices_[0].text.thought_tokens()}));
       return answer_.end(200, request_.stream ? "" : writer_->whole());
     }
     if (!request_.stream) return answer_.end(200, show_json(whole()));
@@ -328,12 +370,13 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   }
   // Of all choices; a prompt counts once for its n.
   OrderedJson usage() const {
-    int64_t prompt = 0, cached = 0, tokens = 0;
+    int64_t prompt = 0, cached = 0, tokens = 0, thought_tokens = 0;
     double prompt_seconds = 0, token_seconds = 0;
     for (size_t i = 0; i < choices_.size(); ++i) {
       const ServeOutcome& o = choices_[i].outcome;
       if (int64_t(i) % request_.n == 0) prompt += o.prompt, cached += o.reused;
       tokens += o.tokens;
+      thought_tokens += choices_[i].text.thought_tokens();
       prompt_seconds = std::max(prompt_seconds, o.prompt_seconds);
       token_seconds = std::max(token_seconds, o.token_seconds);
     }
@@ -342,7 +385,8 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
              {{"prompt_tokens", prompt},
               {"completion_tokens", tokens},
               {"total_tokens", prompt + tokens},
-              {"prompt_tokens_details", {{"cached_tokens", cached}}}}},
+              {"prompt_tokens_details", {{"cached_tokens", cached}}},
+              {"completion_tokens_details", {{"reasoning_tokens", thought_tokens}}}}},
             {"timings",
              {{"prompt_n", prompt - cached},
               {"cache_n", cached},
@@ -399,8 +443,8 @@ Service::Service(OpenedModel model, Vocabulary vocabulary, const ServiceOptions&
 }
 Service::~Service() = default;
 
-std::vector<std::vector<int32_t>> Service::prompts_of(const ApiRequest& r) const {
-  std::vector<std::vector<int32_t>> prompts;
+std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
+  std::vector<Prompt> prompts;
   const int64_t context = model_.decoder->context();
   if (int64_t(r.messages.size()) >= context)  // each has a token at least
     throw ApiError(400,
@@ -413,23 +457,26 @@ std::vector<std::vector<int32_t>> Service::prompts_of(const ApiRequest& r) const
                      "messages", "unsupported_model");
     const std::string reasoning = options_.reasoning;
     const auto conversation = conversation_of(r, reasoning, options_.date == "today" ? today() : options_.date);
-    prompts.push_back(encode_harmony(render_harmony_prompt(conversation), *vocabulary_.bpe, *vocabulary_.harmony));
+    prompts.push_back({encode_harmony(render_harmony_prompt(conversation), *vocabulary_.bpe, *vocabulary_.harmony)});
   }
   for (const ApiPrompt& p : r.prompts) {
-    std::vector<int32_t> ids = p.ids;
-    if (ids.empty()) {
-      // A model of documents was trained with a token that begins each; one that chats was not.
-      const Tokenizer& t = *vocabulary_.tokenizer;
-      if (!vocabulary_.harmony && t.bos() >= 0) ids.push_back(t.bos());
-      const std::vector<int32_t> text = t.encode(p.text);
-      ids.insert(ids.end(), text.begin(), text.end());
+    const Tokenizer& t = *vocabulary_.tokenizer;
+    if (!p.ids.empty()) {
+      prompts.push_back({.ids = p.ids, .text = r.echo ? shown(t.decode(p.ids)) : ""});
+      continue;
     }
-    prompts.push_back(std::move(ids));
+    Prompt prompt{.text = p.text};
+    // A model of documents was trained with a token that begins each; one that chats was not.
+    if (!vocabulary_.harmony && t.bos() >= 0) prompt.ids.push_back(t.bos());
+    prompt.hidden = prompt.ids.size();
+    const std::vector<int32_t> text = t.encode(p.text);
+    prompt.ids.insert(prompt.ids.end(), text.begin(), text.end());
+    prompts.push_back(std::move(prompt));
   }
-  for (const auto& p : prompts)
-    if (int64_t(p.size()) >= context)
+  for (const Prompt& p : prompts)
+    if (int64_t(p.ids.size()) > context - (r.tokens == 0 ? 0 : 1))
       throw ApiError(400,
-                     detail::concat("found ", p.size(), " tokens, expected fewer than ", context,
+                     detail::concat("found ", p.ids.size(), " tokens, expected fewer than ", context,
                                     ", the context: an answer needs room for at least one"),
                      r.responses ? "input"
                      : r.chat    ? "messages"
@@ -486,9 +533,7 @@ int64_t Service::drawable() const {
 }
 
 std::shared_ptr<Service::Ticket> Service::ask(const ApiRequest& r, const std::string& client, ApiAnswer answer) {
-  if (!r.model.empty() && r.model != options_.name)
-    throw ApiError(404, "model: found '" + r.model.substr(0, 100) + "', expected " + options_.name, "model",
-                   "model_not_found");
+  if (!r.model.empty()) check_name(r.model);
   log_ignored(r.ignored);
   auto ticket = std::make_shared<Ticket>(*this, r, std::move(answer));
   try {
@@ -497,9 +542,10 @@ std::shared_ptr<Service::Ticket> Service::ask(const ApiRequest& r, const std::st
     for (size_t i = 0; i < prompts.size() * size_t(r.n); ++i) ticket->add_choice();
     uint64_t seed = r.seed.value_or(random_seed());
     size_t index = 0;
-    for (const auto& prompt : prompts)
+    for (const Prompt& prompt : prompts)
       for (int64_t i = 0; i < r.n; ++i, seed += 0x9e3779b97f4a7c15u) {  // each choice draws its own numbers
-        ServeRequest s = request_of(r, prompt, seed, client);
+        ServeRequest s = request_of(r, prompt.ids, seed, client);
+        if (r.echo) ticket->set_echo(index, prompt.text, prompt.ids, prompt.hidden);
         ticket->hook(s, index++);
         ticket->add(scheduler_->submit(std::move(s)));
       }
@@ -528,14 +574,23 @@ void Service::count(const ServeOutcome& o) {
   queue_.add(o.queue_seconds);
 }
 
+void Service::check_name(const std::string& name) const {
+  if (name != options_.name)
+    throw ApiError(404, "model: found '" + name.substr(0, 100) + "', expected " + options_.name, "model",
+                   "model_not_found");
+}
+
+std::string Service::model_json(const std::string& name) const {
+  check_name(name);
+  return show_json({{"id", options_.name},
+                    {"object", "model"},
+                    {"created", created_},
+                    {"owned_by", "ingot"},
+                    {"max_model_len", model_.decoder->context()},
+                    {"chat", chats()}});
+}
 std::string Service::models_json() const {
-  OrderedJson model = {{"id", options_.name},
-                       {"object", "model"},
-                       {"created", created_},
-                       {"owned_by", "ingot"},
-                       {"max_model_len", model_.decoder->context()},
-                       {"chat", chats()}};
-  return show_json({{"object", "list"}, {"data", OrderedJson::array({model})}});
+  return "{\"object\":\"list\",\"data\":[" + model_json(options_.name) + "]}";
 }
 
 std::string Service::metrics_text() const {

@@ -57,18 +57,25 @@ class Service {
   bool drain(double seconds) { return scheduler_->drain(seconds); }
 
   std::string models_json() const;
+  std::string model_json(const std::string& name) const;  // ApiError 404 for any other name than the model's
   std::string metrics_text() const;
   const std::string& name() const { return options_.name; }
   bool chats() const { return vocabulary_.harmony.has_value(); }
 
  private:
   friend class Ticket;
-  std::vector<std::vector<int32_t>> prompts_of(const ApiRequest& r) const;
+  struct Prompt {
+    std::vector<int32_t> ids;
+    size_t hidden = 0;  // tokens at the beginning that the request does not have
+    std::string text;
+  };
+  std::vector<Prompt> prompts_of(const ApiRequest& r) const;
   ServeRequest request_of(const ApiRequest& r, std::vector<int32_t> prompt, uint64_t seed,
                           const std::string& client) const;
   std::shared_ptr<TokenGrammar> grammar_of(const ApiRequest& r, const std::string& client);
   std::shared_ptr<const TokenTree> token_tree() const;
   int64_t drawable() const;  // ids that have a text
+  void check_name(const std::string& name) const;
   void count(const ServeOutcome& o);
   void log_ignored(const std::vector<std::string>& fields);
 
