@@ -3,6 +3,7 @@
     python3 tests/serve_test.py BINARY [unittest options]
 """
 import concurrent.futures
+import datetime
 import http.client
 import json
 import os
@@ -344,6 +345,18 @@ class Client(WithServer):
                                                     extra_body=dict(seed=seed, logit_bias=self.CLOSING))
             self.assertEqual(response.output_text, whole or "")
 
+    def test_patterns_formats_and_bounds_are_held(self):
+        properties = dict(code=dict(type="string", pattern="^[A-Z]{2}-\\d{1,3}$"), day=dict(type="string", format="date"), size=dict(type="integer", minimum=3, maximum=20, multipleOf=3),
+                          part=dict(type="number", exclusiveMinimum=0, maximum=1), of=dict(oneOf=[dict(type="null"), dict(type="boolean")]))
+        wanted = dict(type="json_schema", json_schema=dict(name="thing", strict=True, schema=dict(type="object", properties=properties, required=list(properties), additionalProperties=False)))
+        for choice in self.documents(response_format=wanted):
+            value = json.loads(choice.message.content)
+            self.assertRegex(value["code"], "^[A-Z]{2}-[0-9]{1,3}$")
+            datetime.date.fromisoformat(value["day"])
+            self.assertIn(value["size"], range(3, 21, 3))
+            self.assertTrue(0 < value["part"] <= 1, value)
+            self.assertIn(value["of"], (None, True, False))
+
     def test_a_call_can_be_forced_and_its_arguments_are_valid(self):
         names = set()
         for choice in self.documents(tools=TOOLS, tool_choice="required"):
@@ -359,7 +372,7 @@ class Client(WithServer):
         self.assertEqual(e.exception.param, "tool_choice")
 
     def test_schemas_that_are_not_read_are_refused_by_name(self):
-        for schema, param in ((dict(type="string", pattern="a"), "response_format.json_schema.schema.pattern"),
+        for schema, param in ((dict(type="string", pattern="^(?!a)"), "response_format.json_schema.schema.pattern"),
                               (dict(type="object", properties=dict(a=dict(oneOf=[]))), "response_format.json_schema.schema.properties.a.oneOf"),
                               (7, "response_format.json_schema.schema")):
             with self.assertRaises(openai.BadRequestError) as e:
@@ -457,6 +470,15 @@ class Protocol(WithServer):
         for name in ("cache_prompt", "max_token (did you mean max_tokens?)"):
             self.assertEqual(self.server.log_until(name).count(json.dumps(name)), 1)
         self.assertNotIn("absent_field", self.server.log)
+
+    def test_a_forced_call_without_strict_takes_any_schema(self):
+        properties = dict(n=dict(type="integer", minimum=1, maximum=5), s=dict(type="string", pattern="^(?!\\.)(?!.*\\.\\.).+@.+$", format="email"), o=dict(oneOf=[dict(type="string"), dict(type="string")]),
+                          t=dict(type="array", prefixItems=[dict(type="string")], uniqueItems=True, maxItems=1000), a=dict(allOf=[dict(type="object", properties=dict(x=dict(type="string")))] * 2))
+        function = dict(name="f", parameters=dict(type="object", properties=properties, required=["n", "other"], propertyNames=dict(pattern="^x")))
+        for strict in (False, True):
+            body = dict(messages=[dict(role="user", content="a")], tools=[dict(type="function", function=function | dict(strict=strict))], tool_choice="required", max_completion_tokens=3)
+            status, text, _ = self.server.request("POST", "/v1/chat/completions", body)
+            self.assertEqual(status, 400 if strict else 200, text)
 
     def test_a_request_of_codex_is_answered_by_the_functions_that_it_has(self):
         parameters = dict(type="object", properties=dict(command=dict(type="array", items=dict(type="string"))))

@@ -64,8 +64,8 @@ class Answer {
     g_.add(header_, channel("commentary" + to, arguments));
   }
   Grammar::Rule arguments_of(const HarmonyFunction& f) {
-    if (request_.forced.empty() && !is_strict(request_, f)) return any_json_object(g_);
-    return json_of_schema(g_, f.parameters, "tools." + f.name + ".parameters");
+    if (is_strict(request_, f)) return json_of_schema(g_, f.parameters, "tools." + f.name + ".parameters");
+    return request_.forced.empty() ? any_json_object(g_) : json_object_like_schema(g_, f.parameters);
   }
 
   Grammar& g_;

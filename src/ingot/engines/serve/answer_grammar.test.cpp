@@ -57,6 +57,23 @@ TEST(answer_grammar, the_final_text_is_json_and_thoughts_are_free) {
     EXPECT_FALSE(accepts(r, bad)) << bad;
 }
 
+TEST(answer_grammar, a_forced_call_without_strict_holds_what_can_be_held_of_its_schema) {
+  const std::string schema =
+      R"({"type": "object", "properties": {"x": {"type": "integer", "minimum": 1}, "y": {"type": "array", "uniqueItems": true}}, "required": ["x"]})";
+  const auto forced = [&](const char* strict) {
+    return request(R"("tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", "strict": )" +
+                   std::string(strict) + R"(, "parameters": )" + schema + "}}]");
+  };
+  EXPECT_TRUE(accepts(forced("false"), call_of("f", R"({"x": 1, "y": [2, 2]})")));
+  for (const char* bad : {R"({"x": 0})", R"({"x": "1"})", R"({"y": []})", "[]"})
+    EXPECT_FALSE(accepts(forced("false"), call_of("f", bad))) << bad;
+  Grammar g;
+  try {
+    answer_grammar(g, forced("true"));
+    FAIL();
+  } catch (const ApiError& e) { EXPECT_EQ(e.param, "tools.f.parameters.properties.y.uniqueItems"); }
+}
+
 TEST(answer_grammar, a_forced_call_is_one_of_those_allowed_with_arguments_of_its_schema) {
   const ApiRequest any = request(kTools + R"(, "tool_choice": "required")");
   EXPECT_TRUE(accepts(any, kThought + call_of("f", R"({"x": 1})")));
@@ -89,13 +106,13 @@ TEST(answer_grammar, a_schema_that_is_not_read_is_a_client_s_error_that_names_th
     } catch (const ApiError& e) { return std::to_string(e.status) + " " + e.param; }
     return std::string("accepted");
   };
-  const std::string bad = R"({"type": "object", "properties": {"a": {"type": "string", "pattern": "."}}})";
+  const std::string bad = R"({"type": "object", "properties": {"a": {"type": "string", "pattern": "\\b"}}})";
   EXPECT_EQ(
       refusal(R"("response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": )" + bad + "}}"),
       "400 response_format.json_schema.schema.properties.a.pattern");
   const std::string tools = R"("tools": [{"type": "function", "function": {"name": "f", "parameters": )" + bad;
   EXPECT_EQ(refusal(tools + R"(, "strict": true}}])"), "400 tools.f.parameters.properties.a.pattern");
-  EXPECT_EQ(refusal(tools + R"(}}], "tool_choice": "required")"), "400 tools.f.parameters.properties.a.pattern");
+  EXPECT_EQ(refusal(tools + R"(}}], "tool_choice": "required")"), "accepted");
   EXPECT_EQ(refusal(tools + "}}]"), "accepted");
 }
 

@@ -25,9 +25,9 @@ struct Reading {
 
   // `path` without its indices, so that a field of many messages has one name: messages[].id
   void ignore(const std::string& path, const std::string& note = "") {
-    constexpr size_t kMostNames = 64;
+    constexpr size_t kMostNames = 64, kMostBytes = 100;
     std::string name;
-    for (size_t i = 0; i < path.size(); ++i) {
+    for (size_t i = 0; i < path.size() && name.size() < kMostBytes; ++i) {
       name += path[i];
       if (path[i] == '[') i = std::min(path.find(']', i), path.size()) - 1;
     }

@@ -115,6 +115,12 @@ TEST(service, names_of_likely_tokens_are_different_also_where_bytes_are_no_chara
   EXPECT_EQ(likely, (Json{{"\uFFFD", -0.5}, {"a", -3}}));
 }
 
+TEST(service, a_long_name_of_an_ignored_field_is_kept_short) {
+  const ApiRequest r = parse_api_request("{\"prompt\": \"x\", \"" + std::string(1000000, 'k') + "\": 1}", false);
+  ASSERT_EQ(r.ignored.size(), 1u);
+  EXPECT_LT(r.ignored[0].size(), 200u);
+}
+
 TEST(service, what_a_client_says_does_not_make_its_error_long) {
   for (const std::string& name : {std::string(1000000, 'k'), std::string(1000000, '\x01')}) {
     try {

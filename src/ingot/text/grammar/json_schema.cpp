@@ -1,123 +1,192 @@
 #include "ingot/text/grammar/json_schema.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <set>
 
 #include "ingot/io/json.h"
+#include "ingot/text/grammar/decimals.h"
+#include "ingot/text/grammar/formats.h"
+#include "ingot/text/grammar/json_parts.h"
+#include "ingot/text/grammar/pattern.h"
+#include "ingot/text/utf8.h"
 
 namespace ingot {
 namespace {
 
 using Node = Grammar::Node;
 using Rule = Grammar::Rule;
-using Set = Grammar::Set;
 constexpr Node kEnd = Grammar::kEnd;
 
-// --- JSON's own parts
-// One character of a string, as UTF-8 (RFC 3629) or escaped. Half a surrogate pair is no character.
-Rule character_rule(Grammar& g) {
-  const Set tail = Grammar::range(0x80, 0xBF);
-  const auto tails = [&](int n) {
-    Node next = kEnd;
-    for (int i = 0; i < n; ++i) next = g.one_of(tail, next);
-    return next;
-  };
-  const auto lead = [&](int low, int high, int second_low, int second_high, int more) {
-    return g.one_of(Grammar::range(low, high), g.one_of(Grammar::range(second_low, second_high), tails(more)));
-  };
-  const Set digits = Grammar::range('0', '9');
-  const Set hex = digits | Grammar::range('a', 'f') | Grammar::range('A', 'F'), d = Grammar::bytes("dD");
-  const auto four = [&](const Set& first, const Set& second, Node next) {
-    return g.one_of(first, g.one_of(second, g.one_of(hex, g.one_of(hex, next))));
-  };
-  const Set low_half = Grammar::range('c', 'f') | Grammar::range('C', 'F');
-  const Set high_half = Grammar::bytes("89abAB");
-  const Node unicode = g.either({four(hex & ~d, hex, kEnd), four(d, Grammar::range('0', '7'), kEnd),
-                                 four(d, high_half, g.text("\\u", four(d, low_half, kEnd)))});
-  const Node escaped = g.either({g.one_of(Grammar::bytes("\"\\/bfnrt"), kEnd), g.one_of(Grammar::bytes("u"), unicode)});
-  return g.rule(g.either(
-      {g.one_of(Grammar::range(0x20, 0x7F) & ~Grammar::bytes("\"\\"), kEnd), g.one_of(Grammar::bytes("\\"), escaped),
-       g.one_of(Grammar::range(0xC2, 0xDF), tails(1)), lead(0xE0, 0xE0, 0xA0, 0xBF, 1), lead(0xE1, 0xEC, 0x80, 0xBF, 1),
-       lead(0xED, 0xED, 0x80, 0x9F, 1), lead(0xEE, 0xEF, 0x80, 0xBF, 1), lead(0xF0, 0xF0, 0x90, 0xBF, 2),
-       lead(0xF1, 0xF3, 0x80, 0xBF, 2), lead(0xF4, 0xF4, 0x80, 0x8F, 2)}));
+[[noreturn]] void refuse(const std::string& path, const std::string& what) { fail(ErrorCode::usage, path, ": ", what); }
+
+std::u32string code_points(const std::string& text) {
+  std::u32string out;
+  for (size_t i = 0; i < text.size();) {
+    const Utf8Char c = utf8_decode(text.data() + i);
+    out += c.code;
+    i += size_t(c.length);
+  }
+  return out;
 }
 
-struct Parts {
-  static constexpr int kDigits = 15;  // what a double keeps
-  Rule character, text, integer, number, space, any = -1, any_object = -1;
-  std::vector<Rule> anys;  // by how deep they may still nest
+const OrderedJson* find(const OrderedJson& s, const char* key) {
+  const auto at = s.find(key);
+  return at == s.end() ? nullptr : &*at;
+}
 
-  explicit Parts(Grammar& g) {
-    character = character_rule(g);
-    const Node more = g.either({});
-    g.add(more, g.one_of(Grammar::bytes("\""), kEnd));
-    g.add(more, g.call(character, more));
-    text = g.rule(g.one_of(Grammar::bytes("\""), more));
-    const auto whole = [&](Node next) {
-      const Node rest = g.one_of(Grammar::range('1', '9'), up_to(g, kDigits - 1, next));
-      const Node number = g.either({g.one_of(Grammar::bytes("0"), next), rest});
-      return g.either({number, g.one_of(Grammar::bytes("-"), number)});
-    };
-    integer = g.rule(whole(kEnd));
-    const Node power = g.one_of(Grammar::range('1', '9'), up_to(g, 1, kEnd));
-    const Node exponent = g.one_of(Grammar::bytes("eE"), g.either({power, g.one_of(Grammar::bytes("+-"), power)}));
-    const Node tail = g.either({kEnd, exponent});
-    const Node fraction =
-        g.one_of(Grammar::bytes("."), g.one_of(Grammar::range('0', '9'), up_to(g, kDigits - 1, tail)));
-    number = g.rule(whole(g.either({tail, fraction})));
-    constexpr int kIndent = 32;
-    Node indent = kEnd;
-    for (int i = 0; i < kIndent; ++i) indent = g.either({kEnd, g.one_of(Grammar::bytes(" "), indent)});
-    space = g.rule(g.either({kEnd, g.one_of(Grammar::bytes(" "), kEnd), g.one_of(Grammar::bytes("\n"), indent)}));
-    for (int depth = 0; depth <= kJsonNesting; ++depth) add_any(g, depth);
-    any = anys.back();
-    any_object = g.rule(object(g, text, anys[size_t(kJsonNesting - 1)], kEnd));
+// The place that a $ref names: "#", or "#/" and the keys on the way, with ~0 and ~1 for ~ and /.
+const OrderedJson& place_of(const OrderedJson& root, const OrderedJson& ref, const std::string& path) {
+  const std::string text = ref.is_string() ? ref.get<std::string>() : "";
+  if (text != "#" && !text.starts_with("#/"))
+    refuse(path + ".$ref",
+           "found " + describe_json(Json(ref)) + ", expected a place in this schema, such as #/$defs/name");
+  const OrderedJson* at = &root;
+  for (size_t from = 2; from <= text.size() && text.size() > 1;) {
+    const size_t to = std::min(text.find('/', from), text.size());
+    std::string key;
+    for (size_t i = from; i < to; ++i)
+      if (text[i] == '~' && i + 1 < to)
+        key += text[++i] == '1' ? '/' : '~';
+      else
+        key += text[i];
+    if (!at->is_object() || !at->contains(key)) refuse(path + ".$ref", "found nothing at '" + text.substr(0, 80) + "'");
+    at = &(*at)[key];
+    from = to + 1;
   }
-  // Up to so many digits more.
-  static Node up_to(Grammar& g, int n, Node next) {
-    const Set digit = Grammar::range('0', '9');
-    Node after = next;
-    for (int i = 0; i < n; ++i) after = g.either({next, g.one_of(digit, after)});
-    return after;
+  return *at;
+}
+
+const std::vector<std::string> kTypes = {"object", "array", "string", "integer", "number", "boolean", "null"};
+
+bool is_of(const OrderedJson& value, const std::string& type) {
+  if (type == "object") return value.is_object();
+  if (type == "array") return value.is_array();
+  if (type == "string") return value.is_string();
+  if (type == "boolean") return value.is_boolean();
+  if (type == "null") return value.is_null();
+  if (type == "number") return value.is_number();
+  return value.is_number_integer() || (value.is_number_float() && std::abs(value.get<double>()) < 1e18 &&
+                                       value.get<double>() == double(int64_t(value.get<double>())));
+}
+
+std::vector<std::string> types_of(const OrderedJson& s, const std::string& path) {
+  const OrderedJson* type = find(s, "type");
+  if (type == nullptr) return {};
+  std::vector<std::string> types;
+  for (const OrderedJson& t : type->is_array() ? *type : OrderedJson::array({*type})) {
+    if (!t.is_string() || std::find(kTypes.begin(), kTypes.end(), t.get<std::string>()) == kTypes.end())
+      refuse(path + ".type", "found " + describe_json(Json(t)) + ", expected a type of JSON");
+    types.push_back(t.get<std::string>());
   }
-  Node mark(Grammar& g, char c, Node next) const { return g.one_of(Grammar::bytes({&c, 1}), next); }
-  Node pair(Grammar& g, Rule key, Rule value, Node next) const {
-    return g.call(key, mark(g, ':', g.call(space, g.call(value, next))));
-  }
-  // Of any length.
-  Node object(Grammar& g, Rule key, Rule value, Node next) const {
-    const Node close = g.call(space, mark(g, '}', next)), more = g.either({});
-    const Node first = g.call(space, pair(g, key, value, more));
-    g.add(more, close);
-    g.add(more, mark(g, ',', first));
-    return mark(g, '{', g.either({close, first}));
-  }
-  Node array(Grammar& g, Rule value, Node next) const {
-    const Node close = g.call(space, mark(g, ']', next)), more = g.either({});
-    const Node first = g.call(space, g.call(value, more));
-    g.add(more, close);
-    g.add(more, mark(g, ',', first));
-    return mark(g, '[', g.either({close, first}));
-  }
-  void add_any(Grammar& g, int depth) {
-    std::vector<Node> kinds = {g.call(text, kEnd), g.call(number, kEnd), g.text("true", kEnd), g.text("false", kEnd),
-                               g.text("null", kEnd)};
-    if (depth > 0) {
-      kinds.push_back(object(g, text, anys.back(), kEnd));
-      kinds.push_back(array(g, anys.back(), kEnd));
+  if (types.empty()) refuse(path + ".type", "found no type, expected at least one");
+  return types;
+}
+
+// What each type's keywords are. Those of numbers are integers' too.
+const std::vector<std::pair<std::string, std::vector<const char*>>> kKeywords = {
+    {"array", {"items", "minItems", "maxItems"}},
+    {"number", {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}},
+    {"object", {"properties", "required", "additionalProperties"}},
+    {"string", {"minLength", "maxLength", "pattern"}}};
+
+// The types that the keywords of a schema without `type` speak of.
+std::vector<std::string> implied_types(const OrderedJson& s) {
+  std::vector<std::string> types;
+  for (const auto& [type, words] : kKeywords)
+    if (std::any_of(words.begin(), words.end(), [&](const char* word) { return s.contains(word); }))
+      types.push_back(type);
+  const OrderedJson* format = find(s, "format");
+  const bool text =
+      format != nullptr && format->is_string() && pattern_of_format(format->get<std::string>()) != nullptr;
+  if (text && (types.empty() || types.back() != "string")) types.push_back("string");
+  return types;
+}
+
+// Whether no value that the grammar makes of one of two schemas is valid under the other, as oneOf wants it.
+class ToldApart {
+ public:
+  explicit ToldApart(const OrderedJson& root) : root_(root) {}
+
+  bool apart(const OrderedJson& a, const OrderedJson& b, int depth = 0) const {
+    constexpr int kDeepest = 12;
+    if (depth > kDeepest || !a.is_object() || !b.is_object()) return false;
+    for (const auto& [s, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
+      if (const OrderedJson* ref = find(*s, "$ref")) return apart(place_of(root_, *ref, ""), *other, depth + 1);
+      for (const char* key : {"anyOf", "oneOf", "allOf"})
+        if (const OrderedJson* list = find(*s, key))
+          return list->is_array() && std::all_of(list->begin(), list->end(), [&](const OrderedJson& option) {
+                   return apart(option, *other, depth + 1);
+                 });
     }
-    anys.push_back(g.rule(g.either(std::move(kinds))));
+    const auto values_a = values_of(a), values_b = values_of(b);
+    if (values_a && values_b)
+      return std::none_of(values_a->begin(), values_a->end(), [&](const OrderedJson& v) {
+        return std::any_of(values_b->begin(), values_b->end(),
+                           [&](const OrderedJson& w) { return Json(v) == Json(w); });
+      });
+    if (values_a) return none_has_type(*values_a, b);
+    if (values_b) return none_has_type(*values_b, a);
+    return std::all_of(kTypes.begin(), kTypes.end(), [&](const std::string& type) {
+      const bool both = (makes(a, type) && allows(b, type)) || (makes(b, type) && allows(a, type));
+      return !both || (type == "object" && objects_apart(a, b, depth));
+    });
   }
-};
 
-// --- schemas
-[[noreturn]] void refuse(const std::string& path, const std::string& what) { fail(ErrorCode::usage, path, ": ", what); }
+ private:
+  static std::optional<OrderedJson> values_of(const OrderedJson& s) {
+    if (s.contains("const")) return OrderedJson::array({s["const"]});
+    const OrderedJson* list = find(s, "enum");
+    if (list == nullptr || !list->is_array()) return {};
+    return *list;
+  }
+  static bool none_has_type(const OrderedJson& values, const OrderedJson& s) {
+    const std::vector<std::string> types = types_of(s, "");
+    return !types.empty() && std::none_of(values.begin(), values.end(), [&](const OrderedJson& v) {
+      return std::any_of(types.begin(), types.end(), [&](const std::string& t) { return is_of(v, t); });
+    });
+  }
+  static bool has(const std::vector<std::string>& types, const std::string& type) {
+    return std::any_of(types.begin(), types.end(), [&](const std::string& t) {
+      return t == type || (t == "number" && type == "integer") || (t == "integer" && type == "number");
+    });
+  }
+  static bool allows(const OrderedJson& s, const std::string& type) {
+    const auto types = types_of(s, "");
+    return types.empty() || has(types, type);
+  }
+  static bool makes(const OrderedJson& s, const std::string& type) {
+    auto types = types_of(s, "");
+    if (types.empty()) types = implied_types(s);
+    return types.empty() || has(types, type);
+  }
+  bool objects_apart(const OrderedJson& a, const OrderedJson& b, int depth) const {
+    for (const auto& [s, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
+      const OrderedJson* required = find(*s, "required");
+      if (required == nullptr || !required->is_array()) continue;
+      for (const OrderedJson& name : *required) {
+        const OrderedJson *mine = property(*s, name), *theirs = property(*other, name);
+        if (mine != nullptr && theirs != nullptr && apart(*mine, *theirs, depth + 1)) return true;
+        const OrderedJson* more = find(*other, "additionalProperties");
+        if (theirs == nullptr && more != nullptr && *more == false) return true;
+      }
+    }
+    return false;
+  }
+  static const OrderedJson* property(const OrderedJson& s, const OrderedJson& name) {
+    const OrderedJson* properties = find(s, "properties");
+    if (properties == nullptr || !properties->is_object() || !name.is_string()) return nullptr;
+    return find(*properties, name.get<std::string>().c_str());
+  }
+  const OrderedJson& root_;
+};
 
 class Compiler {
  public:
-  Compiler(Grammar& g, const OrderedJson& root, const std::string& where)
-      : g_(g), parts_(g), root_(root), where_(where) {}
+  // `exact`: all of the schema is held, or it is refused. Else what cannot be held is left out.
+  Compiler(Grammar& g, const OrderedJson& root, const std::string& where, bool exact)
+      : g_(g), parts_(g), root_(root), where_(where), exact_(exact) {}
 
   Rule compile() {
     const Rule rule = rule_of(root_, where_);
@@ -141,32 +210,111 @@ class Compiler {
     if (!added) return at->second.rule;
     const Rule rule = g_.declare();
     at->second = {rule, path};
-    if (g_.size() > kMostNodes) refuse(where_, "found too large a schema");
+    check_size();
     g_.define(rule, body(schema, path));
     return rule;
   }
-
-  Node body(const OrderedJson& s, const std::string& path) {
-    if (s.is_boolean() && s.get<bool>()) return g_.call(parts_.any, kEnd);
-    if (!s.is_object()) refuse(path, "found " + describe_json(Json(s)) + ", expected a schema");
-    if (const OrderedJson* ref = find(s, "$ref")) return alone(s, path, "$ref"), g_.call(target(*ref, path), kEnd);
-    if (const OrderedJson* any = find(s, "anyOf")) return alone(s, path, "anyOf"), any_of(*any, path);
-    if (const OrderedJson* all = find(s, "allOf")) {
-      alone(s, path, "allOf");
-      if (!all->is_array() || all->size() != 1) refuse(path + ".allOf", "found more than one schema, expected one");
-      return g_.call(rule_of((*all)[0], path + ".allOf[0]"), kEnd);
+  void check_size() const {
+    if (g_.size() > kMostNodes) refuse(where_, "found too large a schema");
+  }
+  // Does what a keyword asks for. Where the schema need not be held, a keyword that cannot be is left out.
+  template <class Action> bool held(const Action& action) {
+    if (exact_) return action(), true;
+    try {
+      action();
+    } catch (const Error&) {
+      check_size();
+      return false;
     }
-    if (s.contains("const")) return only(s, path, {"const", "type"}), values(OrderedJson::array({s["const"]}), s, path);
-    if (const OrderedJson* list = find(s, "enum")) return only(s, path, {"enum", "type"}), values(*list, s, path);
-    return typed(s, path);
+    return true;
+  }
+  // The same for what tells the path of its errors from outside.
+  template <class Action> bool held(const std::string& path, const Action& action) {
+    return held([&] {
+      try {
+        action();
+      } catch (const Error& e) { refuse(path, e.what()); }
+    });
   }
 
-  Node any_of(const OrderedJson& list, const std::string& path) {
-    if (!list.is_array() || list.empty()) refuse(path + ".anyOf", "expected a list of schemas");
+  Node any() { return g_.call(parts_.any, kEnd); }
+
+  Node body(const OrderedJson& s, const std::string& path) {
+    if (s.is_boolean() && s.get<bool>()) return any();
+    if (!s.is_object()) {
+      if (!exact_) return any();
+      refuse(path, "found " + describe_json(Json(s)) + ", expected a schema");
+    }
+    Node node = kEnd;
+    // Beside properties or values, alternatives mostly say which of them belong together.
+    const bool says_more = !exact_ && (s.contains("properties") || s.contains("const") || s.contains("enum"));
+    if (const OrderedJson* ref = find(s, "$ref"))
+      if (held([&] { only(s, path, {"$ref"}), node = g_.call(target(*ref, path), kEnd); })) return node;
+    if (const OrderedJson* all = find(s, "allOf"))
+      if (held([&] { node = all_of(*all, s, path); })) return node;
+    for (const char* key : {"anyOf", "oneOf"})
+      if (const OrderedJson* list = find(s, key); list != nullptr && !says_more)
+        if (held([&] { only(s, path, {key}), node = any_of(*list, path + "." + key, key); })) return node;
+    if (s.contains("const"))
+      if (held([&] { only(s, path, {"const", "type"}), node = values(OrderedJson::array({s["const"]}), s, path); }))
+        return node;
+    if (const OrderedJson* list = find(s, "enum"))
+      if (held([&] { only(s, path, {"enum", "type"}), node = values(*list, s, path); })) return node;
+    if (held([&] { node = typed(s, path); })) return node;
+    return any();
+  }
+
+  // The alternatives of anyOf, and of oneOf, of which a value must not have two.
+  Node any_of(const OrderedJson& list, const std::string& path, const std::string& key) {
+    if (!list.is_array() || list.empty()) refuse(path, "expected a list of schemas");
     std::vector<Node> options;
     for (size_t i = 0; i < list.size(); ++i)
-      options.push_back(g_.call(rule_of(list[i], path + ".anyOf[" + std::to_string(i) + "]"), kEnd));
+      options.push_back(g_.call(rule_of(list[i], path + "[" + std::to_string(i) + "]"), kEnd));
+    if (exact_ && key == "oneOf") {
+      const ToldApart told(root_);
+      for (size_t i = 0; i < list.size(); ++i)
+        for (size_t k = i + 1; k < list.size(); ++k)
+          if (!told.apart(list[i], list[k]))
+            refuse(path, detail::concat("found alternatives ", i, " and ", k,
+                                        " that one value may have, expected them to differ in type or in const or enum "
+                                        "of a required property"));
+    }
     return g_.either(std::move(options));
+  }
+
+  Node all_of(const OrderedJson& list, const OrderedJson& s, const std::string& path) {
+    if (!exact_) {
+      merged_.push_back(merged(s, 0));
+      return g_.call(rule_of(merged_.back(), path), kEnd);
+    }
+    only(s, path, {"allOf"});
+    if (!list.is_array() || list.size() != 1) refuse(path + ".allOf", "found more than one schema, expected one");
+    return g_.call(rule_of(list[0], path + ".allOf[0]"), kEnd);
+  }
+  // One schema of those of allOf and of what stands beside it: all properties, all that is required, and of anything
+  // else what comes first.
+  OrderedJson merged(const OrderedJson& s, int depth) {
+    constexpr int kDeepest = 16;
+    if (depth > kDeepest || !s.is_object()) refuse(where_, "found an allOf that cannot be merged");
+    if (const OrderedJson* ref = find(s, "$ref")) return merged(place_of(root_, *ref, where_), depth + 1);
+    OrderedJson out = s;
+    out.erase("allOf");
+    const OrderedJson* all = find(s, "allOf");
+    if (all == nullptr || !all->is_array()) return out;
+    for (const OrderedJson& part : *all) {
+      const OrderedJson more = merged(part, depth + 1);
+      for (const auto& [key, value] : more.items()) {
+        if (key == "properties" && out.contains(key) && out[key].is_object() && value.is_object()) {
+          for (const auto& [name, schema] : value.items())
+            if (!out[key].contains(name)) out[key][name] = schema;
+        } else if (key == "required" && out.contains(key) && out[key].is_array() && value.is_array()) {
+          for (const OrderedJson& name : value) out[key].push_back(name);
+        } else if (!out.contains(key)) {
+          out[key] = value;
+        }
+      }
+    }
+    return out;
   }
 
   Node values(const OrderedJson& list, const OrderedJson& s, const std::string& path) {
@@ -179,53 +327,30 @@ class Compiler {
       if (types.empty() || std::any_of(types.begin(), types.end(), [&](const auto& t) { return is_of(value, t); }))
         options.push_back(g_.text(write_json(value), kEnd));
     if (options.empty()) refuse(path, "found no value of enum that has the type");
-    if (g_.size() > kMostNodes) refuse(where_, "found too large a schema");
+    check_size();
     return g_.either(std::move(options));
-  }
-  static bool is_of(const OrderedJson& value, const std::string& type) {
-    if (type == "object") return value.is_object();
-    if (type == "array") return value.is_array();
-    if (type == "string") return value.is_string();
-    if (type == "boolean") return value.is_boolean();
-    if (type == "null") return value.is_null();
-    if (type == "number") return value.is_number();
-    return value.is_number_integer() ||
-           (value.is_number_float() && value.get<double>() == double(int64_t(value.get<double>())));
-  }
-
-  std::vector<std::string> types_of(const OrderedJson& s, const std::string& path) {
-    const OrderedJson* type = find(s, "type");
-    if (type == nullptr) return {};
-    std::vector<std::string> types;
-    for (const OrderedJson& t : type->is_array() ? *type : OrderedJson::array({*type})) {
-      static const std::set<std::string> known = {"object", "array", "string", "integer", "number", "boolean", "null"};
-      if (!t.is_string() || known.count(t.get<std::string>()) == 0)
-        refuse(path + ".type", "found " + describe_json(Json(t)) + ", expected a type of JSON");
-      types.push_back(t.get<std::string>());
-    }
-    if (types.empty()) refuse(path + ".type", "found no type, expected at least one");
-    return types;
   }
 
   Node typed(const OrderedJson& s, const std::string& path) {
-    static const std::map<std::string, std::vector<const char*>> keywords = {
-        {"object", {"properties", "required", "additionalProperties"}},
-        {"array", {"items", "minItems", "maxItems"}},
-        {"string", {"minLength", "maxLength"}}};
     std::vector<std::string> types = types_of(s, path);
-    std::vector<const char*> allowed = {"type"};
+    std::vector<const char*> allowed = {"type", "format"};
     if (types.empty()) {  // what it speaks of says what it is
-      for (const auto& [type, words] : keywords)
-        for (const char* word : words)
-          if (s.contains(word) && (types.empty() || types.back() != type)) types.push_back(type);
-      if (types.size() > 1) refuse(path + ".type", "it is missing");
+      types = implied_types(s);
+      if (types.size() > 1) {
+        if (exact_) refuse(path + ".type", "it is missing");
+        if (!s.contains("properties")) return any();
+        types = {"object"};
+      }
     }
-    if (types.empty()) return only(s, path, allowed), g_.call(parts_.any, kEnd);
-    std::vector<Node> options;
+    if (types.empty()) return only(s, path, allowed), any();
     for (const std::string& type : types)
-      if (const auto of = keywords.find(type); of != keywords.end())
-        allowed.insert(allowed.end(), of->second.begin(), of->second.end());
+      for (const auto& [name, words] : kKeywords)
+        if (name == type || (name == "number" && type == "integer"))
+          allowed.insert(allowed.end(), words.begin(), words.end());
     only(s, path, allowed);
+    if (const OrderedJson* format = find(s, "format"); format != nullptr && !format->is_string() && exact_)
+      refuse(path + ".format", "expected a string");
+    std::vector<Node> options;
     for (const std::string& type : types) options.push_back(of_type(type, s, path));
     return g_.either(std::move(options));
   }
@@ -233,54 +358,78 @@ class Compiler {
     if (type == "object") return object(s, path);
     if (type == "array") return array(s, path);
     if (type == "string") return text(s, path);
-    if (type == "integer") return g_.call(parts_.integer, kEnd);
-    if (type == "number") return g_.call(parts_.number, kEnd);
+    if (type == "integer" || type == "number") return numbers(s, path, type == "integer");
     if (type == "null") return g_.text("null", kEnd);
     return g_.either({g_.text("true", kEnd), g_.text("false", kEnd)});
   }
 
-  // Properties in their order. Two chains, by whether one came before: then a comma separates.
+  // Properties in their order, and then those that additionalProperties has a schema for. Two chains, by whether one
+  // came before: then a comma separates.
   Node object(const OrderedJson& s, const std::string& path) {
-    static const OrderedJson none = OrderedJson::object();
+    static const OrderedJson none = OrderedJson::object(), anything = true;
     const OrderedJson* listed = find(s, "properties");
-    const OrderedJson& properties = listed == nullptr ? none : *listed;
-    if (!properties.is_object()) refuse(path + ".properties", "expected an object of schemas");
-    const std::set<std::string> required = required_of(s, properties, path);
+    if (listed != nullptr && !listed->is_object()) {
+      if (exact_) refuse(path + ".properties", "expected an object of schemas");
+      listed = nullptr;
+    }
     const OrderedJson* more = find(s, "additionalProperties");
     const bool closed = more != nullptr && more->is_boolean() && !more->get<bool>();
-    if (properties.empty() && !closed) {
-      if (more == nullptr || more->is_boolean()) return g_.call(parts_.any_object, kEnd);
-      return parts_.object(g_, parts_.text, rule_of(*more, path + ".additionalProperties"), kEnd);
-    }
-    if (more != nullptr && !more->is_boolean())
-      refuse(path + ".additionalProperties", "found a schema beside properties, expected true or false");
-    Node first = g_.call(parts_.space, parts_.mark(g_, '}', kEnd)), later = first;
+    const bool has_schema = more != nullptr && !more->is_boolean();
     std::vector<const OrderedJson*> schemas;
     std::vector<std::string> names;
-    for (const auto& [name, schema] : properties.items()) names.push_back(name), schemas.push_back(&schema);
+    for (const auto& [name, schema] : (listed == nullptr ? none : *listed).items())
+      names.push_back(name), schemas.push_back(&schema);
+    const std::set<std::string> required = required_of(s, path);
+    for (const std::string& name : required) {
+      if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+      if (closed && exact_)
+        refuse(path + ".required", "found " + describe_json(Json(name)) + ", expected a name in properties");
+      if (!closed) names.push_back(name), schemas.push_back(has_schema ? more : &anything);
+    }
+    if (names.empty() && !closed) {
+      if (!has_schema) return g_.call(parts_.any_object, kEnd);
+      return parts_.object(parts_.text, rule_of(*more, path + ".additionalProperties"), kEnd);
+    }
+    const Node close = g_.call(parts_.space, parts_.mark('}', kEnd));
+    Node first = close, later = close;
+    if (has_schema) std::tie(first, later) = further(*more, names, close, path);
     for (size_t i = names.size(); i-- > 0;) {
       const Rule value = rule_of(*schemas[i], path + ".properties." + names[i]);
       const Node key_text =
           g_.text(write_json(OrderedJson(names[i])) + ":", g_.call(parts_.space, g_.call(value, later)));
-      const Node said = g_.call(parts_.space, key_text), next = parts_.mark(g_, ',', said);
+      const Node said = g_.call(parts_.space, key_text), next = parts_.mark(',', said);
       const bool needed = required.count(names[i]) != 0;
       // What stands before it decides on the comma; what follows it has something before it.
       const Node skipped_first = first, skipped_later = later;
       first = needed ? said : g_.either({said, skipped_first});
       later = needed ? next : g_.either({next, skipped_later});
     }
-    return parts_.mark(g_, '{', first);
+    return parts_.mark('{', first);
   }
-  std::set<std::string> required_of(const OrderedJson& s, const OrderedJson& properties, const std::string& path) {
+  // Any number of properties of other names: behind none, and behind one.
+  std::pair<Node, Node> further(const OrderedJson& schema, const std::vector<std::string>& names, Node close,
+                                const std::string& path) {
+    std::vector<std::u32string> known;
+    for (const std::string& name : names) known.push_back(code_points(name));
+    const Rule key = g_.rule(parts_.string_of(strings_except(known), kEnd));
+    const Rule value = rule_of(schema, path + ".additionalProperties");
+    const Node later = g_.either({close});
+    const Node pair = g_.call(key, parts_.mark(':', g_.call(parts_.space, g_.call(value, later))));
+    const Node said = g_.call(parts_.space, pair);
+    g_.add(later, parts_.mark(',', said));
+    return {g_.either({close, said}), later};
+  }
+  std::set<std::string> required_of(const OrderedJson& s, const std::string& path) {
     std::set<std::string> required;
     const OrderedJson* list = find(s, "required");
     if (list == nullptr) return required;
-    if (!list->is_array()) refuse(path + ".required", "expected a list of names");
-    for (const OrderedJson& name : *list) {
-      if (!name.is_string() || !properties.contains(name.get<std::string>()))
-        refuse(path + ".required", "found " + describe_json(Json(name)) + ", expected a name in properties");
-      required.insert(name.get<std::string>());
-    }
+    held([&] {
+      if (!list->is_array()) refuse(path + ".required", "expected a list of names");
+      for (const OrderedJson& name : *list) {
+        if (!name.is_string()) refuse(path + ".required", "found " + describe_json(Json(name)) + ", expected a name");
+        required.insert(name.get<std::string>());
+      }
+    });
     return required;
   }
 
@@ -290,37 +439,72 @@ class Compiler {
     const bool fits = value->is_number_integer() && value->get<int64_t>() >= 0 &&
                       (!value->is_number_unsigned() || value->get<uint64_t>() <= uint64_t(most)) &&
                       value->get<int64_t>() <= most;
+    if (!fits && !exact_) return otherwise;
     if (!fits) refuse(path + "." + key, detail::concat("expected an integer from 0 to ", most));
     return value->get<int64_t>();
+  }
+  // minItems and maxItems, or minLength and maxLength; -1: no upper limit.
+  std::pair<int64_t, int64_t> counts(const OrderedJson& s, const std::string& path, const char* low_key,
+                                     const char* high_key, int64_t most) {
+    const int64_t low = count(s, path, low_key, 0, most), high = count(s, path, high_key, -1, most);
+    if (high < 0 || low <= high) return {low, high};
+    if (exact_) refuse(path + "." + low_key, detail::concat("found more than ", high_key));
+    return {0, -1};
   }
   Node array(const OrderedJson& s, const std::string& path) {
     const OrderedJson* items = find(s, "items");
     const Rule item = items == nullptr ? parts_.any : rule_of(*items, path + ".items");
-    const int64_t low = count(s, path, "minItems", 0, kMostItems), high = count(s, path, "maxItems", -1, kMostItems);
-    if (high >= 0 && low > high) refuse(path + ".minItems", "found more than maxItems");
-    const Node close = g_.call(parts_.space, parts_.mark(g_, ']', kEnd));
+    const auto [low, high] = counts(s, path, "minItems", "maxItems", kMostItems);
+    const Node close = g_.call(parts_.space, parts_.mark(']', kEnd));
     // After the last item that must be: any number more, or up to the most.
     Node rest = close;
     const auto one = [&](Node next) { return g_.call(parts_.space, g_.call(item, next)); };
     if (high < 0) {
       rest = g_.either({close});
-      g_.add(rest, parts_.mark(g_, ',', one(rest)));
+      g_.add(rest, parts_.mark(',', one(rest)));
     }
     const int64_t chain = high < 0 ? std::max<int64_t>(low, 1) : high;  // items said one by one
     for (int64_t i = chain; i > 1; --i) {
-      const Node next = parts_.mark(g_, ',', one(rest));
+      const Node next = parts_.mark(',', one(rest));
       rest = i <= low ? next : g_.either({close, next});
     }
-    if (high == 0) return parts_.mark(g_, '[', close);
+    if (high == 0) return parts_.mark('[', close);
     const Node first = one(rest);
-    return parts_.mark(g_, '[', low > 0 ? first : g_.either({close, first}));
+    return parts_.mark('[', low > 0 ? first : g_.either({close, first}));
   }
+
   Node text(const OrderedJson& s, const std::string& path) {
-    const int64_t low = count(s, path, "minLength", 0, kMostLength),
-                  high = count(s, path, "maxLength", -1, kMostLength);
+    const auto [low, high] = counts(s, path, "minLength", "maxLength", kMostLength);
+    std::optional<Dfa> strings;
+    const auto narrow = [&](const char* key, const std::string& pattern) {
+      held(path + "." + key, [&] {
+        Dfa d = dfa_of_pattern(pattern, budget_);
+        if (strings) d = intersect(*strings, d, budget_);
+        if (d.states.empty()) fail(ErrorCode::usage, "found one that no string has");
+        strings = std::move(d);
+      });
+    };
+    if (const OrderedJson* pattern = find(s, "pattern")) {
+      if (!pattern->is_string() && exact_) refuse(path + ".pattern", "expected a string");
+      if (pattern->is_string()) narrow("pattern", pattern->get<std::string>());
+    }
+    // A format need not be held where the schema need not be: some writers mean another one by its name.
+    if (const OrderedJson* format = find(s, "format"); format != nullptr && format->is_string() && exact_)
+      if (const char* pattern = pattern_of_format(format->get<std::string>())) narrow("format", pattern);
+    if (!strings) return any_text(low, high);
+    if (low > 0 || high >= 0)
+      held(path, [&] {
+        Dfa d = intersect(*strings, strings_of_length(low, high), budget_);
+        if (d.states.empty()) fail(ErrorCode::usage, "found no string of its length that has its pattern and format");
+        strings = std::move(d);
+      });
+    const Node node = parts_.string_of(*strings, kEnd);
+    check_size();
+    return node;
+  }
+  Node any_text(int64_t low, int64_t high) {
     if (low == 0 && high < 0) return g_.call(parts_.text, kEnd);
-    if (high >= 0 && low > high) refuse(path + ".minLength", "found more than maxLength");
-    const Node close = parts_.mark(g_, '"', kEnd);
+    const Node close = parts_.mark('"', kEnd);
     Node rest = close;
     if (high < 0) {
       rest = g_.either({close});
@@ -330,63 +514,104 @@ class Compiler {
       const Node next = g_.call(parts_.character, rest);
       rest = i <= low ? next : g_.either({close, next});
     }
-    return parts_.mark(g_, '"', rest);
+    return parts_.mark('"', rest);
   }
 
-  // "#", or "#/" and the keys on the way, with ~0 and ~1 for ~ and /.
+  Node numbers(const OrderedJson& s, const std::string& path, bool integers) {
+    DecimalRange range{.integers = integers};
+    const auto read = [&](const char* key, const auto& use) {
+      const OrderedJson* value = find(s, key);
+      if (value == nullptr) return;
+      held(path + "." + key, [&] {
+        if (!value->is_number()) fail(ErrorCode::usage, "expected a number");
+        use(parse_decimal(write_json(*value)));
+      });
+    };
+    // Of two bounds on one side the narrower; of equal ones that which leaves the value itself out.
+    const auto bound = [&](std::optional<DecimalBound>& to, const char* closed, const char* open, bool low) {
+      read(closed, [&](const Decimal& d) { to = {.value = d}; });
+      read(open, [&](const Decimal& d) {
+        const OrderedJson* other = to ? &s[closed] : nullptr;
+        const double value = s[open].get<double>(), known = other == nullptr ? value : other->get<double>();
+        if (low ? value >= known : value <= known) to = {.value = d, .open = true};
+      });
+    };
+    bound(range.low, "minimum", "exclusiveMinimum", true);
+    bound(range.high, "maximum", "exclusiveMaximum", false);
+    read("multipleOf", [&](const Decimal& d) {
+      if (d.negative || (d.whole.empty() && d.fraction.empty())) fail(ErrorCode::usage, "expected a number above 0");
+      range.multiple = d;
+    });
+    Node node = g_.call(integers ? parts_.integer : parts_.number, kEnd);
+    if (!range.low && !range.high && !range.multiple) return node;
+    held(path, [&] {
+      const Dfa d = dfa_of_decimals(range, budget_);
+      if (d.states.empty())
+        fail(ErrorCode::usage, "found no number of at most ", DecimalRange::kDigits, " digits within its bounds");
+      node = parts_.number_of(d, kEnd);
+      check_size();
+    });
+    return node;
+  }
+
   Rule target(const OrderedJson& ref, const std::string& path) {
-    const std::string text = ref.is_string() ? ref.get<std::string>() : "";
-    if (text != "#" && !text.starts_with("#/"))
-      refuse(path + ".$ref",
-             "found " + describe_json(Json(ref)) + ", expected a place in this schema, such as #/$defs/name");
-    const OrderedJson* at = &root_;
-    for (size_t from = 2; from <= text.size() && text.size() > 1;) {
-      const size_t to = std::min(text.find('/', from), text.size());
-      std::string key;
-      for (size_t i = from; i < to; ++i)
-        if (text[i] == '~' && i + 1 < to)
-          key += text[++i] == '1' ? '/' : '~';
-        else
-          key += text[i];
-      if (!at->is_object() || !at->contains(key))
-        refuse(path + ".$ref", "found nothing at '" + text.substr(0, 80) + "'");
-      at = &(*at)[key];
-      from = to + 1;
-    }
-    return rule_of(*at, where_ + text.substr(0, 80));
+    const OrderedJson& place = place_of(root_, ref, path);
+    return rule_of(place, where_ + ref.get<std::string>().substr(0, 80));
   }
 
-  static const OrderedJson* find(const OrderedJson& s, const char* key) {
-    const auto at = s.find(key);
-    return at == s.end() ? nullptr : &*at;
-  }
-  void alone(const OrderedJson& s, const std::string& path, const char* key) { only(s, path, {key}); }
   // Annotations say nothing about what is valid; everything else must be among `allowed`.
   void only(const OrderedJson& s, const std::string& path, const std::vector<const char*>& allowed) {
-    static const std::set<std::string> annotations = {"title",       "description", "default",  "examples",
-                                                      "$schema",     "$id",         "$comment", "$defs",
-                                                      "definitions", "deprecated",  "readOnly", "writeOnly"};
+    static const std::set<std::string> annotations = {
+        "title",        "description", "default",   "examples",        "example",
+        "$schema",      "$id",         "$comment",  "$defs",           "definitions",
+        "deprecated",   "readOnly",    "writeOnly", "contentEncoding", "contentMediaType",
+        "discriminator"};
+    if (!exact_) return;
     for (const auto& [key, value] : s.items())
-      if (annotations.count(key) == 0 && std::find(allowed.begin(), allowed.end(), key) == allowed.end())
+      if (annotations.count(key) == 0 && !key.starts_with("x-") &&
+          std::find(allowed.begin(), allowed.end(), key) == allowed.end())
         refuse(path + "." + key.substr(0, 40), "it is not supported here");
   }
 
   Grammar& g_;
-  const Parts parts_;
+  JsonParts parts_;
   const OrderedJson& root_;
   const std::string where_;
+  const bool exact_;
+  AutomatonBudget budget_;
   std::map<const OrderedJson*, Made> rules_;
+  std::deque<OrderedJson> merged_;
 };
+
+constexpr JsonLimits kSchemaLimits = {.depth = 64, .bytes = 1 << 20};
 
 }  // namespace
 
-Grammar::Rule any_json(Grammar& grammar) { return Parts(grammar).any; }
-Grammar::Rule any_json_object(Grammar& grammar) { return Parts(grammar).any_object; }
+Grammar::Rule any_json(Grammar& grammar) { return JsonParts(grammar).any; }
+Grammar::Rule any_json_object(Grammar& grammar) { return JsonParts(grammar).any_object; }
 
 Grammar::Rule json_of_schema(Grammar& grammar, const std::string& schema, const std::string& where) {
-  parse_json(schema, where, {.depth = 64, .bytes = 1 << 20});  // strict; what follows keeps the order of the keys
+  parse_json(schema, where, kSchemaLimits);  // strict; what follows keeps the order of the keys
   const OrderedJson root = OrderedJson::parse(schema);
-  return Compiler(grammar, root, where).compile();
+  return Compiler(grammar, root, where, true).compile();
+}
+
+Grammar::Rule json_object_like_schema(Grammar& grammar, const std::string& schema) {
+  try {
+    parse_json(schema, "schema", kSchemaLimits);
+    const OrderedJson root = OrderedJson::parse(schema);
+    Grammar trial = grammar;  // a schema that turns out too large leaves nothing behind
+    const Rule rule = Compiler(trial, root, "schema", false).compile();
+    GrammarWalk walk(trial, rule);
+    bool is_object = true;
+    for (int byte = 0; byte < 256; ++byte)
+      if (byte != '{' && walk.next(walk.start(), byte) != GrammarWalk::kDead) is_object = false;
+    if (is_object) {
+      grammar = std::move(trial);
+      return rule;
+    }
+  } catch (const Error&) {}
+  return any_json_object(grammar);
 }
 
 }  // namespace ingot

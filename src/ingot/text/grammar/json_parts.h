@@ -1,0 +1,42 @@
+#pragma once
+// What all JSON is made of, as rules of a grammar: strings, numbers, blanks, any value.
+#include <map>
+#include <vector>
+
+#include "ingot/text/grammar/dfa.h"
+#include "ingot/text/grammar/grammar.h"
+
+namespace ingot {
+
+class JsonParts {
+ public:
+  using Node = Grammar::Node;
+  using Rule = Grammar::Rule;
+  explicit JsonParts(Grammar& grammar);
+
+  // character: of a string, as UTF-8 (RFC 3629) or escaped; half a surrogate pair is no character.
+  // space: nothing, one blank, or a line's end with at most 32 blanks.
+  Rule character, text, integer, number, space, any = -1, any_object = -1;
+
+  Node mark(char c, Node next) const { return g_.one_of(Grammar::bytes({&c, 1}), next); }
+  // Of any length.
+  Node object(Rule key, Rule value, Node next) const;
+  Node array(Rule value, Node next) const;
+  // A string in quotes whose characters the automaton accepts. What has to be escaped is escaped, the rest is UTF-8.
+  Node string_of(const Dfa& dfa, Node next);
+  // A number whose characters the automaton accepts.
+  Node number_of(const Dfa& dfa, Node next);
+
+ private:
+  static constexpr int kDigits = 15;  // what a double keeps
+  Node up_to(int n, Node next) const;
+  void add_any(int depth);
+  Node states_of(const Dfa& dfa, Node end, bool in_string);
+  void add_characters(Node to, const CodeSet& set, Node next);
+  Rule beyond_ascii(const CodeSet& set);
+  Grammar& g_;
+  std::vector<Rule> anys_;  // by how deep they may still nest
+  std::map<std::vector<CodeSet::Range>, Rule> beyond_ascii_;
+};
+
+}  // namespace ingot
