@@ -5,7 +5,7 @@ import torch
 
 from . import _C, _plain
 from ._again import again, gradients
-from ._op import expect_tensors, expect_tensors_or_none, register, sum_dtype
+from ._op import dense, expect_tensors, expect_tensors_or_none, register, sum_dtype
 
 _SCHEMA = ("Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? sinks, float scale, float softcap, int window, bool causal, "
            "bool deterministic")
@@ -51,17 +51,17 @@ def _sinks_for(sinks, q):
     return None if sinks is None else sinks.to(sum_dtype(q.dtype)).contiguous()
 
 
-def run_attention_backward(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
-    """dq, dk, dv, and dsinks in the type of sums (empty without sinks)."""
+def run_attention_backward(dout, dlse, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
+    """dq, dk, dv, and dsinks in the type of sums (empty without sinks). dout (Tq, H, D) and dlse (H, Tq), or None, are the gradients of out and lse."""
     if _narrow_on_cpu(q):
-        wide = [None if t is None else t.float() for t in (dout, q, k, v)]
-        found = run_attention_backward(*wide, cu_q, cu_k, None if sinks is None else sinks.float(), out.float(), lse, scale, softcap,
-                                       window, causal, deterministic)
+        wide_dout, *wide = [None if t is None else t.float() for t in (dout, q, k, v)]
+        found = run_attention_backward(wide_dout, dlse, *wide, cu_q, cu_k, None if sinks is None else sinks.float(), out.float(), lse, scale,
+                                       softcap, window, causal, deterministic)
         return tuple(g.to(q.dtype) for g in found[:3]) + found[3:]
     dout, q, k, v, out = (_heads(t) for t in (dout, q, k, v, out))
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     dsinks = torch.zeros(0 if sinks is None else q.shape[1], dtype=sum_dtype(q.dtype), device=q.device)
-    _C.attention_backward(dout, q, k, v, cu_q, cu_k, _sinks_for(sinks, q), out, lse, dq, dk, dv, None if sinks is None else dsinks, scale,
+    _C.attention_backward(dout, q, k, v, cu_q, cu_k, _sinks_for(sinks, q), out, lse, dense(dlse), dq, dk, dv, None if sinks is None else dsinks, scale,
                           softcap, window, causal, deterministic)
     return dq, dk, dv, dsinks
 
@@ -70,20 +70,20 @@ def _fake_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, 
     return q.new_empty(q.shape[:2] + v.shape[2:]), q.new_empty(q.shape[1], q.shape[0], dtype=sum_dtype(q.dtype))
 
 
-def _fake_attention_backward(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
+def _fake_attention_backward(dout, dlse, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
     dsinks = q.new_empty(0 if sinks is None else q.shape[1], dtype=sum_dtype(q.dtype))
     return *(t.new_empty(t.shape) for t in (q, k, v)), dsinks
 
 
-def _backward_formula(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
+def _backward_formula(dout, dlse, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
     def forward(q, k, v, sinks):
-        return _plain.attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal)[0]
+        return _plain.attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal)
 
-    return gradients(forward, (q, k, v, sinks), (True, True, True, sinks is not None), (dout,))
+    return gradients(forward, (q, k, v, sinks), (True, True, True, sinks is not None), (dout, dlse))
 
 
 attention_backward_op = register(
-    f"attention_backward(Tensor dout, {_SCHEMA[:_SCHEMA.index(', float scale')]}, Tensor out, Tensor lse, "
+    f"attention_backward(Tensor dout, Tensor? dlse, {_SCHEMA[:_SCHEMA.index(', float scale')]}, Tensor out, Tensor lse, "
     f"{_SCHEMA[_SCHEMA.index('float scale'):]}) -> (Tensor, Tensor, Tensor, Tensor)",
     run_attention_backward,
     _fake_attention_backward,
@@ -94,15 +94,15 @@ attention_backward_op = register(
 def _setup(ctx, inputs, output):
     q, k, v, cu_q, cu_k, sinks, *ctx.options = inputs
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(q, k, v, cu_q, cu_k, sinks, *output)
 
 
-def _gradients(ctx, dout, _):
+def _gradients(ctx, dout, dlse):
     q, k, v, cu_q, cu_k, sinks, out, lse = ctx.saved_tensors
-    if dout is None:
+    if dout is None and dlse is None:
         return (None,) * 11
-    dq, dk, dv, dsinks = attention_backward_op(dout, q, k, v, cu_q, cu_k, sinks, out, lse, *ctx.options)
+    dout = torch.zeros_like(out) if dout is None else dout
+    dq, dk, dv, dsinks = attention_backward_op(dout, dlse, q, k, v, cu_q, cu_k, sinks, out, lse, *ctx.options)
     return dq, dk, dv, None, None, None if sinks is None else dsinks.to(sinks.dtype), None, None, None, None, None
 
 
@@ -185,7 +185,7 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     aligned at the end: query i sees keys up to i + Sk - Sq. window_size=(left, 0) lets it see `left` keys more than the one it ends at.
     sinks: (H), a logit that every query of the head sees besides its keys and whose value is zero. deterministic: the same call gives the same
     gradients, bit for bit; without (flash-attention's default), q's may differ in the last bits, and the backward pass of heads up to 128 wide without a softcap is faster.
-    Returns out, or with return_attn_probs (out, lse (B, H, Sq), None).
+    Returns out, or with return_attn_probs (out, lse (B, H, Sq), None); lse has a gradient, too. The third is the place of flash-attention's matrix.
     """
     op = "flash_attn_func"
     _check(op, q, k, v, 4, dropout_p, alibi_slopes)
@@ -204,7 +204,8 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=Non
                            causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=True, return_attn_probs=False,
                            block_table=None, *, sinks=None):
     """The same for sequences packed one after the other: q (Tq, H, D), k and v (Tk, Hkv, D), cu_seqlens (S + 1) int32 on their device, ascending
-    from 0, the last the number of tokens. On a GPU their values are trusted. max_seqlen is not needed. With return_attn_probs (out, lse (H, Tq), None).
+    from 0, the last at most the number of tokens. On a GPU their values are trusted. max_seqlen is not needed. Tokens behind the last sequence are
+    padding: out = 0, lse = -inf, and their gradients are 0. With return_attn_probs (out, lse (H, Tq), None).
     """
     op = "flash_attn_varlen_func"
     _check(op, q, k, v, 3, dropout_p, alibi_slopes)

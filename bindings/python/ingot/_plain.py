@@ -138,7 +138,7 @@ def qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign):
 
 
 def attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal):
-    """Of packed segments, as kernels/attention/attention.h says: out (Tq, H, D) and lse (H, Tq). All scores at once."""
+    """Attention over packed segments, as kernels/attention/attention.h defines it: out (Tq, H, D) and lse (H, Tq). All scores at once."""
     group = q.shape[1] // max(1, k.shape[1])
     wide_q, wide_k, wide_v = (_wide(t).transpose(0, 1) for t in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
     scores = scale * (wide_q @ wide_k.mT)
@@ -146,10 +146,11 @@ def attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal):
         scores = softcap * torch.tanh(scores / softcap)
     rows, columns = (torch.arange(n, device=q.device) for n in (q.shape[0], k.shape[0]))
     of_row, of_column = (torch.searchsorted(cu[1:].contiguous(), i, right=True) for cu, i in ((cu_q, rows), (cu_k, columns)))
+    covered = of_row < cu_q.shape[0] - 1
     last = of_row.clamp(max=cu_q.shape[0] - 2)
-    # The key that a row sees last, where masks are aligned at the segment's end.
+    # The last key that a row sees, where masks are aligned at the segment's end.
     end = cu_k[last + 1] - cu_q[last + 1] + rows
-    seen = of_row[:, None] == of_column
+    seen = (of_row[:, None] == of_column) & covered[:, None]
     if causal:
         seen = seen & (columns <= end[:, None])
     if window > 0:
@@ -157,7 +158,7 @@ def attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal):
     scores = scores.masked_fill(~seen, -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, _wide(sinks)[:, None, None].to(scores.dtype).expand(-1, scores.shape[1], 1)], -1)
-    none = (~seen).all(-1) if sinks is None else torch.zeros_like(rows, dtype=torch.bool)
+    none = (~seen).all(-1) if sinks is None else ~covered
     safe = torch.where(none[:, None], torch.zeros((), dtype=scores.dtype, device=q.device), scores)  # a row of -inf has no softmax
     lse = torch.where(none, -torch.inf, torch.logsumexp(safe, -1))
     weights = torch.where(none[:, None], 0.0, torch.softmax(safe, -1))[..., : k.shape[0]]

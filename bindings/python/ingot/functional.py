@@ -62,6 +62,12 @@ def _add_rms_norm(x, residual, weight, eps, unit_offset):
     return y, total
 
 
+def _records():
+    """Whether an operator that is called now keeps tensors for a backward pass. Under torch.jit.trace none does: the trace is repeated without
+    gradients and compared, and its backward pass forms them again."""
+    return torch.is_grad_enabled() and not torch.jit.is_tracing()
+
+
 def _autocast_to(x):
     """The dtype that autocast asks products on x's device to run in, or None."""
     kind = x.device.type
@@ -108,8 +114,7 @@ def mlp_of_parameters(x, parameters, bias, weight_norm, activation, activate_las
         _op.expect_tensors("mlp", parameters=p)
     if _plain.needed() or (is_dynamo_compiling() and _plain.compiled_mlp_is_faster(x, parameters, weight_norm, recompute)):
         return _plain.mlp(x, parameters, bias, weight_norm, activation, activate_last)
-    save = not recompute and torch.is_grad_enabled() and not torch.jit.is_tracing()  # which traces again without gradients, and compares
-    return _mlp.mlp_op(x, parameters, bias, weight_norm, activation, activate_last, save)[0]
+    return _mlp.mlp_op(x, parameters, bias, weight_norm, activation, activate_last, _records() and not recompute)[0]
 
 
 _GELU_ALPHA = 1.5957691216057307  # gelu_tanh(g) = g sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3))
@@ -187,7 +192,7 @@ def gated_linear(x, w, bias=None, *, up=None, up_bias=None, order="gate_first", 
         return _gates.gated_linear_eager(*operands, *options)
     if _plain.needed():
         return _plain.gated_linear(*operands, *options)
-    return _gates.gated_linear_op(*operands, *options, torch.is_grad_enabled())[0]
+    return _gates.gated_linear_op(*operands, *options, _records())[0]
 
 
 def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, softcap=0.0, z_loss=0.0):
@@ -242,7 +247,7 @@ def _linear_cross_entropy(x, weight, bias, target, options, reduce):
         return _loss.linear_cross_entropy_eager(x, weight, bias, target, reduce, *options)
     if _plain.needed():
         return _plain.linear_cross_entropy(x, weight, bias, target, *options, reduce)
-    needs = (t is not None and torch.is_grad_enabled() and t.requires_grad for t in (x, weight, bias))
+    needs = (t is not None and _records() and t.requires_grad for t in (x, weight, bias))
     return _loss.linear_cross_entropy_op(x, weight, bias, target, *options, reduce, *needs)[0]
 
 
@@ -267,7 +272,7 @@ def wide_mlp(x, w1, w2, b1=None, b2=None, *, activation="leaky_relu_squared", re
         raise ValueError(f"wide_mlp: found {found}, expected (..., C), (H, C), (H), (N, H), (N)")
     if _plain.needed():
         return _plain.wide_mlp(x, w1, b1, w2, b2, activation)
-    return _wide_mlp.wide_mlp_op(x, w1, b1, w2, b2, activation, torch.is_grad_enabled() and not recompute)[0]
+    return _wide_mlp.wide_mlp_op(x, w1, b1, w2, b2, activation, _records() and not recompute)[0]
 
 
 def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, original_context=0.0, beta_fast=32.0, beta_slow=1.0,
@@ -278,8 +283,13 @@ def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, orig
     if positions < 0:
         raise ValueError(f"rope_table: positions: found {positions}, expected 0 or more")
     device = torch.empty(0).device if device is None else device
-    cos, sin = (torch.empty(positions, dim // 2, dtype=dtype, device="cpu") for _ in range(2))
-    _C.rope_table(cos, sin, base, scaling, factor, original_context, beta_fast, beta_slow, truncate, attention_factor)
+    trace = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # a constant of a trace by torch.jit, which does not see what fills the tables
+    try:
+        cos, sin = (torch.empty(positions, dim // 2, dtype=dtype, device="cpu") for _ in range(2))
+        _C.rope_table(cos, sin, base, scaling, factor, original_context, beta_fast, beta_slow, truncate, attention_factor)
+    finally:
+        torch._C._set_tracing_state(trace)
     return cos.to(device), sin.to(device)
 
 

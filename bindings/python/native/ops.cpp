@@ -415,9 +415,9 @@ void run_attention(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_q, nb
 }
 
 void run_attention_backward(nb::handle dout, nb::handle q, nb::handle k, nb::handle v, nb::handle cu_q, nb::handle cu_k,
-                            nb::handle sinks, nb::handle out, nb::handle lse, nb::handle dq, nb::handle dk,
-                            nb::handle dv, nb::handle dsinks, double scale, double softcap, int64_t window, bool causal,
-                            bool deterministic) {
+                            nb::handle sinks, nb::handle out, nb::handle lse, nb::handle dlse, nb::handle dq,
+                            nb::handle dk, nb::handle dv, nb::handle dsinks, double scale, double softcap,
+                            int64_t window, bool causal, bool deterministic) {
   const char* op = "attention_backward";
   AttentionBackward a{.q = floats(op, "q", heads(op, "q", q)),
                       .k = heads(op, "k", k),
@@ -436,7 +436,8 @@ void run_attention_backward(nb::handle dout, nb::handle q, nb::handle k, nb::han
                       .softcap = softcap,
                       .window = window,
                       .causal = causal,
-                      .deterministic = deterministic};
+                      .deterministic = deterministic,
+                      .dlse = matrix(op, "dlse", dlse)};
   nb::object workspace;
   if (const int64_t bytes = attention_backward_workspace_bytes(a))
     workspace = empty_vector(q, a.q.device, DType::u8, bytes, a.workspace);

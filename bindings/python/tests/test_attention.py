@@ -158,10 +158,49 @@ def test_second_derivatives_of_fp64():
     cu = torch.tensor([0, 3, 7], dtype=torch.int32)
 
     def f(q, k, v, sinks):
-        return flash_attn_varlen_func(q, k, v, cu, cu, causal=True, window_size=(2, -1), softcap=3.0, sinks=sinks)
+        return flash_attn_varlen_func(q, k, v, cu, cu, causal=True, window_size=(2, -1), softcap=3.0, sinks=sinks, return_attn_probs=True)[:2]
 
     assert torch.autograd.gradcheck(f, (q, k, v, sinks))
     assert torch.autograd.gradgradcheck(f, (q, k, v, sinks))
+
+
+def of_out_and_lse(out, lse):
+    """A loss of both."""
+    return (out.double() * torch.linspace(-1, 1, out.shape[-1], device=out.device)).sum() + lse.double().where(lse > -torch.inf, 0).sin().sum()
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_lse_has_a_gradient(device, deterministic, sinks):
+    """As a merge of attention over parts of the keys, or a z-loss, needs it."""
+    q, k, v = operands(device, (2, 20, 4, 64), (2, 29, 2, 64), (2, 29, 2, 64))
+    given = [q, k, v] + ([torch.randn(4, device=device).requires_grad_()] if sinks else [])
+    out, lse, _ = flash_attn_func(q, k, v, causal=True, deterministic=deterministic, return_attn_probs=True, sinks=given[3] if sinks else None)
+    wide = [t.detach().double().requires_grad_() for t in given]
+    cu_q, cu_k = (torch.arange(0, 2 * n + 1, n, dtype=torch.int32, device=device) for n in (20, 29))
+    plain, plain_lse = _plain.attention(*(t.flatten(0, 1) for t in wide[:3]), cu_q, cu_k, wide[3] if sinks else None, 64**-0.5, 0.0, 0, True)
+    expected = torch.autograd.grad(of_out_and_lse(plain.unflatten(0, (2, 20)), plain_lse), wide)
+    for name, got, want in zip(("dq", "dk", "dv", "dsinks"), torch.autograd.grad(of_out_and_lse(out, lse), given), expected):
+        assert_close(got.to(dtype_of(device)), want, name)
+    alone = torch.autograd.grad(flash_attn_func(q, k, v, causal=True, return_attn_probs=True)[1].sum(), [q, k])
+    assert all(g.isfinite().all() and g.abs().max() > 0 for g in alone)
+
+
+def test_tokens_behind_the_last_sequence_are_padding(device):
+    q, k, v = operands(device, (50, 4, 64), (60, 2, 64), (60, 2, 64))
+    cu_q, cu_k = (torch.tensor(c, dtype=torch.int32, device=device) for c in ([0, 20, 33], [0, 11, 41]))
+    sinks = torch.randn(4, device=device)
+    for s in (None, sinks):
+        out, lse, _ = flash_attn_varlen_func(q, k, v, cu_q, cu_k, causal=True, return_attn_probs=True, sinks=s)
+        alone, alone_lse, _ = flash_attn_varlen_func(q[:33], k[:41], v[:41], cu_q, cu_k, causal=True, return_attn_probs=True, sinks=s)
+        assert torch.equal(out[:33], alone) and torch.equal(lse[:, :33], alone_lse)
+        assert not out[33:].any() and (lse[:, 33:] == -torch.inf).all()
+        found = torch.autograd.grad(of_out_and_lse(out, lse), (q, k, v))
+        for got, covered in zip(found, (33, 41, 41)):
+            assert got[:covered].isfinite().all() and got[:covered].any() and not got[covered:].any()
+        plain, plain_lse = _plain.attention(q, k, v, cu_q, cu_k, s, 0.125, 0.0, 0, True)
+        assert not plain[33:].any() and (plain_lse[:, 33:] == -torch.inf).all()
+        assert_close(out, plain.double(), "the plain form")
 
 
 def test_the_plain_form_is_the_kernels(device):

@@ -9,7 +9,7 @@ import torch
 import ingot
 from cases import modules, Net
 from conftest import DEVICE, on_cpu, on_gpu
-from ingot import _C, functional
+from ingot import _C, functional, nn
 
 
 def test_a_parametrised_weight_is_computed_at_every_call(device):
@@ -195,3 +195,54 @@ def test_work_runs_on_the_current_stream(device):
         y = functional.rms_norm(late, w, 1e-5)
     stream.synchronize()
     torch.testing.assert_close(y, torch.nn.functional.rms_norm(x + 1, (4096,), w, 1e-5), rtol=2**-7, atol=2**-7)
+
+
+class Function(torch.nn.Module):
+    """A function of functional as a module, with its parameters."""
+
+    def __init__(self, function, *parameters):
+        super().__init__()
+        self.function, self.parameters_of_it = function, torch.nn.ParameterList(parameters)
+
+    def forward(self, x):
+        return self.function(x, *self.parameters_of_it)
+
+
+def traced_modules():
+    def weight(*shape):
+        return torch.nn.Parameter(torch.randn(*shape))
+
+    target = torch.tensor([0, 3, 6, -100, 2])
+    return {
+        "RMSNorm": nn.RMSNorm(16), "RMSNorm of two dimensions": nn.RMSNorm((5, 16)), "MegaGemmRMSNorm": nn.MegaGemmRMSNorm(16),
+        "FusedMLP": nn.FusedMLP(16, 24, 16, 3), "FusedMLPSoftplusWN": nn.FusedMLPSoftplusWN(16, 24, 16), "SwiGLU": nn.SwiGLU(16, 24),
+        "MegaGemmTriton": nn.MegaGemmTriton(16), "FusedSwiGLU": nn.FusedSwiGLU(16, 24), "WideMLP": nn.WideMLP(16, 24),
+        "WideMLP of gelu": nn.WideMLP(16, 24, activation="gelu", bias=True),
+        "LinearCrossEntropy": Function(lambda x, w: functional.linear_cross_entropy(x, w, target), weight(7, 16)),
+        "LinearCrossEntropy of rows": Function(lambda x, w: functional.linear_cross_entropy(x, w, target, reduction="none"), weight(7, 16)),
+        "gated_linear": Function(functional.gated_linear, weight(24, 16)), "swiglu": Function(functional.swiglu),
+        "add_rms_norm": Function(lambda x, w: functional.rms_norm(x, w, residual=2 * x), weight(16)),
+        "attention": Function(lambda x: functional.flash_attn_func(*(x.view(1, 5, 2, 8) * i for i in (1, 2, 3)), causal=True)),
+        "rope": Function(lambda x: functional.rope(x.view(1, 5, 2, 8), *functional.rope_table(5, 8))),
+        "qk_norm_rope": Function(lambda x: functional.qk_norm_rope(x.view(1, 5, 2, 8), *functional.rope_table(5, 8))),
+        "activation": Function(lambda x: functional.activation(x, "gelu")),
+    }
+
+
+@on_cpu
+@pytest.mark.parametrize("name", traced_modules())
+@pytest.mark.filterwarnings("ignore")
+def test_torch_jit_traces_every_module(name):
+    torch.manual_seed(0)
+    module = traced_modules()[name]
+    traced = torch.jit.trace(module, torch.randn(5, 16))  # with its own check, which traces again without gradients
+    x = torch.randn(5, 16)
+
+    def outcome(module):
+        given = x.clone().requires_grad_()
+        y = module(given)
+        y = torch.cat([t.flatten() for t in y]) if isinstance(y, tuple) else y
+        return [y.detach(), *torch.autograd.grad(y.sin().sum(), [given, *module.parameters()])]
+
+    for found, expected in zip(outcome(traced), outcome(module), strict=True):
+        torch.testing.assert_close(found, expected)

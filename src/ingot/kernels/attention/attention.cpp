@@ -52,7 +52,16 @@ void check_offset_values(const char* op, const char* name, const Tensor& cu) {
 }
 int64_t last_offset(const Tensor& cu) { return cu.ptr<int32_t>()[cu.size(0) - 1]; }
 
-// What forward and backward have in common; both structs name their fields alike.
+// lse or its gradient.
+void check_lse(const char* op, const char* name, const Tensor& t, const Tensor& q) {
+  const Shape shape{q.size(1), q.size(0)};
+  INGOT_CHECK(t.shape == shape, op, ": found ", name, " of shape ", t.shape, ", expected ", shape);
+  INGOT_CHECK(t.size(1) <= 1 || t.step(1) == 1, op, ": found ", name, " with last stride ", t.step(1), ", expected 1");
+  INGOT_CHECK_EQ(t.dtype, q.dtype == DType::f64 ? DType::f64 : DType::f32, op, ": dtype of ", name);
+  check_device(op, name, t, q);
+}
+
+// The checks that forward and backward share; both structs name their fields alike.
 template <class Op> void check_common(const char* op, const Op& a) {
   INGOT_CHECK(a.q && a.k && a.v && a.out && a.cu_q, op, ": found an operand missing, expected q, k, v, cu_q and out");
   INGOT_CHECK_EQ(a.q.rank(), 3, op, ": rank of q");
@@ -74,7 +83,7 @@ template <class Op> void check_common(const char* op, const Op& a) {
     check_offset_values(op, "cu_k", a.cu_k);
     INGOT_CHECK_EQ(a.cu_k.size(0), a.cu_q.size(0), op, ": length of cu_k");
   }
-  if (a.q.device.kind == Device::cpu) INGOT_CHECK_EQ(last_offset(a.cu_q), a.q.size(0), op, ": last entry of cu_q");
+  if (a.q.device.kind == Device::cpu) INGOT_CHECK_LE(last_offset(a.cu_q), a.q.size(0), op, ": last entry of cu_q");
   if (a.sinks) {
     INGOT_CHECK(a.sinks.shape == Shape({heads}) && a.sinks.contiguous(), op, ": found sinks of shape ", a.sinks.shape,
                 ", expected ", Shape{heads}, ", contiguous");
@@ -82,15 +91,7 @@ template <class Op> void check_common(const char* op, const Op& a) {
                 ": found sinks of dtype ", a.sinks.dtype, ", expected ", a.q.dtype, ", or f32 beside 16-bit types");
     check_device(op, "sinks", a.sinks, a.q);
   }
-  if (a.lse) {
-    INGOT_CHECK(a.lse.shape == Shape({heads, a.q.size(0)}), op, ": found lse of shape ", a.lse.shape, ", expected ",
-                Shape{heads, a.q.size(0)});
-    INGOT_CHECK(a.lse.size(1) <= 1 || a.lse.step(1) == 1, op, ": found lse with last stride ", a.lse.step(1),
-                ", expected 1");
-    const DType want = a.q.dtype == DType::f64 ? DType::f64 : DType::f32;
-    INGOT_CHECK_EQ(a.lse.dtype, want, op, ": dtype of lse");
-    check_device(op, "lse", a.lse, a.q);
-  }
+  if (a.lse) check_lse(op, "lse", a.lse, a.q);
   INGOT_CHECK_GE(a.window, 0, op, ": window");
   INGOT_CHECK(a.window == 0 || a.causal, op, ": found a window of ", a.window,
               " without a causal mask, expected causal");
@@ -136,7 +137,11 @@ void check_backward(const AttentionBackward& a) {
   INGOT_CHECK_EQ(a.dk.size(0), a.k.size(0), op, ": rows of dk");
   INGOT_CHECK_EQ(a.dv.size(0), a.k.size(0), op, ": rows of dv");
   if (a.q.device.kind == Device::cpu)
-    INGOT_CHECK_EQ(last_offset(a.cu_k ? a.cu_k : a.cu_q), a.k.size(0), op, ": last entry of cu_k");
+    INGOT_CHECK_LE(last_offset(a.cu_k ? a.cu_k : a.cu_q), a.k.size(0), op, ": last entry of cu_k");
+  if (a.dlse) {
+    check_lse(op, "dlse", a.dlse, a.q);
+    INGOT_CHECK(!a.has_delta, op, ": found dlse beside has_delta, expected one of them");
+  }
   if (a.dsinks) {
     INGOT_CHECK(bool(a.sinks), op, ": found dsinks without sinks, expected both");
     INGOT_CHECK(a.dsinks.shape == Shape({heads}) && a.dsinks.contiguous(), op, ": found dsinks of shape ",
@@ -210,7 +215,8 @@ template <class T> T backward_row(const AttentionBackward& a, const Segment& g, 
   const Visible see = visible(g, i, a.causal, a.window);
   const T *q = head_row<T>(a.q, row, head), *dout = head_row<T>(a.dout, row, head);
   const T lse = static_cast<const T*>(a.lse.data)[head * a.lse.stride[0] + row];
-  const T delta = dot(dout, head_row<T>(a.out, row, head), dv);
+  T delta = dot(dout, head_row<T>(a.out, row, head), dv);
+  if (a.dlse) delta -= static_cast<const T*>(a.dlse.data)[head * a.dlse.stride[0] + row];  // d lse / d s[i,j] = p[i,j]
   T* dq = head_row<T>(a.dq, row, head);
   std::fill(dq, dq + d, T(0));
   for (int64_t j = see.begin; j < see.end; ++j) {
@@ -251,20 +257,47 @@ template <class T> void backward_plain(const AttentionBackward& a) {
     for (int64_t head = 0; head < heads; ++head) a.dsinks.ptr<T>()[head] += sinks[s * heads + head];
 }
 
+// --- rows that no segment covers ---------------------------------------------------------------------------
+
+template <class T> void clear_rows(const Tensor& t, int64_t begin) {
+  for (int64_t row = begin; row < t.size(0); ++row)
+    for (int64_t head = 0; head < t.size(1); ++head) std::fill_n(head_row<T>(t, row, head), t.cols(), T(0));
+}
+template <class T> void clear_uncovered(const Attention& a) {
+  const int64_t begin = last_offset(a.cu_q);
+  clear_rows<T>(a.out, begin);
+  if (!a.lse) return;
+  for (int64_t head = 0; head < a.lse.size(0); ++head)
+    std::fill_n(static_cast<T*>(a.lse.data) + head * a.lse.stride[0] + begin, a.lse.size(1) - begin,
+                -std::numeric_limits<T>::infinity());
+}
+template <class T> void clear_uncovered(const AttentionBackward& a) {
+  const int64_t keys = last_offset(a.cu_k ? a.cu_k : a.cu_q);
+  clear_rows<T>(a.dq, last_offset(a.cu_q));
+  clear_rows<T>(a.dk, keys);
+  clear_rows<T>(a.dv, keys);
+}
+
 }  // namespace
 
 namespace cpu {
 void attention(const Attention& a, Stream) {
-  if (a.q.dtype == DType::f32)
+  if (a.q.dtype == DType::f32) {
     detail::attention_f32(a);
-  else
+    clear_uncovered<float>(a);
+  } else {
     forward_plain<double>(a);
+    clear_uncovered<double>(a);
+  }
 }
 void attention_backward(const AttentionBackward& a, Stream) {
-  if (a.q.dtype == DType::f32)
+  if (a.q.dtype == DType::f32) {
     detail::attention_backward_f32(a);
-  else
+    clear_uncovered<float>(a);
+  } else {
     backward_plain<double>(a);
+    clear_uncovered<double>(a);
+  }
 }
 }  // namespace cpu
 

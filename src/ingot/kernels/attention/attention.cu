@@ -5,6 +5,7 @@
 #include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/attention/attention_cuda.h"
+#include "ingot/kernels/attention/clear_uncovered.h"
 #include "ingot/kernels/attention/hopper/forward.h"
 
 namespace ingot::cuda {
@@ -97,8 +98,10 @@ void attention(const Attention& a, Stream stream) {
   check_gpu_operands(op, a.q, a.v);
   check_gpu_vectors(op, "out", a.out);
   INGOT_CHECK(a.ring == 0, op, ": found a ring of ", a.ring, " keys on a GPU, expected packed keys");
-  if (a.q.size(0) == 0 || a.q.size(1) == 0 || a.cu_q.size(0) == 1) return;
+  if (a.q.size(0) == 0 || a.q.size(1) == 0) return;
   check_hopper(op, a.q.device);
+  clear_uncovered("attention: rows of no segment", {.rows = a.out, .cu = a.cu_q, .lse = a.lse}, {}, {}, stream);
+  if (a.cu_q.size(0) == 1) return;
   const bool capped = a.softcap > 0 || !(a.scale > 0);
   const int width = int(a.q.size(2));
   const ForwardKernel kernel =

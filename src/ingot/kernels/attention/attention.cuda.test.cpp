@@ -776,6 +776,75 @@ TEST_F(AttentionCuda, NothingToDoIsDone) {
     for (double value : values(x->host())) ASSERT_EQ(value, 0);
 }
 
+// Padding behind the last segment holds NaN; results hold NaN before the call.
+TEST_F(AttentionCuda, RowsOfNoSegmentAreZeroAndTakeNoGradient) {
+  for (int64_t d : {64, 128, 256})
+    for (Order order : {Order::fixed, Order::any})
+      for (int64_t padding : {1, 90, 3000}) {
+        SCOPED_TRACE(::testing::Message() << d << ' ' << padding);
+        Operands a({.queries = {77, 300, padding}, .keys = {77, 310, padding}, .heads = 4, .kv_heads = 2, .d = d});
+        for (auto [b, covered] : {std::pair{&a.q, 377}, {&a.k, 387}, {&a.v, 387}}) {
+          std::vector<double> x = values(b->host());
+          std::fill(x.begin() + covered * b->host().size(1) * d, x.end(), NAN);
+          testing::assign(b->host(), x);
+          b->upload();
+        }
+        Attention op = a.op();
+        op.cu_q = op.cu_q.slice(0, 0, 3), op.cu_k = op.cu_k.slice(0, 0, 3);
+        attention(op, {});
+        a.out.download(), a.lse.download();
+        Gradients g(a, order);
+        AttentionBackward back = g.op();
+        back.cu_q = op.cu_q, back.cu_k = op.cu_k, back.workspace = g.workspace;
+        attention_backward(back, {});
+        for (DeviceBuffer* b : {&g.dq, &g.dk, &g.dv}) b->download();
+        const auto expect_rows = [](const char* name, const Tensor& t, int64_t covered) {
+          for (double x : values(t.slice(0, 0, covered))) ASSERT_TRUE(std::isfinite(x)) << name;
+          for (double x : values(t.slice(0, covered, t.size(0)))) ASSERT_EQ(x, 0) << name;
+        };
+        expect_rows("out", a.out.host(), 377), expect_rows("dq", g.dq.host(), 377);
+        expect_rows("dk", g.dk.host(), 387), expect_rows("dv", g.dv.host(), 387);
+        for (double x : values(a.lse.host().slice(1, 377, 377 + padding))) ASSERT_EQ(x, -HUGE_VAL);
+      }
+}
+
+// Linear in dlse: of random numbers and of none, the difference is p scale k, p scale q and nothing for v.
+TEST_F(AttentionCuda, LseHasAGradient) {
+  for (int64_t d : {64, 128})
+    for (Order order : {Order::fixed, Order::any}) {
+      Operands a({.queries = {70, 33}, .keys = {70, 50}, .heads = 2, .kv_heads = 1, .d = d});
+      attention(a.op(), {});
+      a.lse.download();
+      Gradients g(a, order);
+      DeviceBuffer dlse(DType::f32, {2, 103});
+      testing::fill_normal(dlse.host(), 8), dlse.upload();
+      testing::assign(g.dout.host(), std::vector<double>(size_t(g.dout.host().numel()), 0)), g.dout.upload();
+      AttentionBackward back = g.op();
+      back.workspace = g.workspace, back.dlse = dlse;
+      attention_backward(back, {});
+      g.dq.download();
+      const auto q = values(a.q64), k = values(a.k64), lse = values(a.lse.host()), of = values(dlse.host()),
+                 got = values(g.dq.host());
+      for (int64_t i = 0; i < 70; ++i)
+        for (int64_t h = 0; h < 2; ++h) {
+          std::vector<double> want(size_t(d), 0), size(size_t(d), 0);
+          for (int64_t j = 0; j <= i; ++j) {
+            double score = 0;
+            for (int64_t x = 0; x < d; ++x) score += q[size_t((i * 2 + h) * d + x)] * k[size_t(j * d + x)];
+            const double p = std::exp(a.scale() * score - lse[size_t(h * 103 + i)]);
+            for (int64_t x = 0; x < d; ++x) {
+              const double term = p * of[size_t(h * 103 + i)] * a.scale() * k[size_t(j * d + x)];
+              want[size_t(x)] += term, size[size_t(x)] += std::abs(term);
+            }
+          }
+          for (int64_t x = 0; x < d; ++x)  // dS and dQ are rounded to bf16 once
+            ASSERT_NEAR(got[size_t((i * 2 + h) * d + x)], want[size_t(x)],
+                        2.1 * roundoff(DType::bf16) * size[size_t(x)] + 1e-6)
+                << d << ' ' << i;
+        }
+    }
+}
+
 TEST_F(AttentionCuda, ExcludesSelfAsTheCpuDoes) {
   for (DType type : {DType::f32, DType::bf16, DType::f16})
     for (auto [d, writes] : {std::pair<int64_t, bool>{64, false}, {64, true}, {128, false}, {40, true}}) {

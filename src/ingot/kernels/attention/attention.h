@@ -5,7 +5,8 @@
 //   lse_i = log(sum_j exp(s[i,j]) [+ exp(sink)])
 // Query head h reads key head h / (H / Hkv). Causal masks are aligned at the segment's end: query i of n sees keys up
 // to i + (m - n). window = w > 0 (causal only) lets it see the last w of those. A row that sees no key gives out = 0
-// and lse = -inf, or the sink where there is one; it takes no gradient. cu_q and cu_k start at 0 and cu_q[S] = Tq.
+// and lse = -inf, or the sink where there is one; it takes no gradient. cu_q and cu_k start at 0. Rows from cu_q[S] or
+// cu_k[S] on belong to no segment (padding): out = 0, lse = -inf, and their gradients are 0.
 #include "ingot/core/tensor.h"
 
 namespace ingot {
@@ -43,6 +44,7 @@ struct AttentionBackward {
   // and adds dq up in any order: its last bits may differ from call to call.
   bool deterministic = true;
   Tensor workspace;  // u8, attention_backward_workspace_bytes(a); on a CPU none
+  Tensor dlse;       // as lse: the gradient of lse, or left out; not beside has_delta
 };
 void attention_backward(const AttentionBackward& a, Stream stream);
 int64_t attention_backward_workspace_bytes(const AttentionBackward& a);

@@ -464,7 +464,7 @@ void load_block(const AttentionBackwardTask& t, Block& b) {
     const float lse = t.lse[head * t.lse_head + query];
     if (lse == -kInfinity) continue;
     b.lse[i] = lse;
-    b.delta[i] = reduce_add<float>(sum);
+    b.delta[i] = reduce_add<float>(sum) - (t.dlse ? t.dlse[head * t.dlse_head + query] : 0.f);
     if (t.dsinks) t.dsinks[head] -= __builtin_expf(t.sinks[head] - lse) * b.delta[i];
   }
 }

@@ -28,10 +28,11 @@ struct AttentionTask {
 
 struct AttentionBackwardTask {
   const float *q, *k, *v, *out, *dout, *lse, *sinks;
+  const float* dlse;  // as lse, or null
   float* dq;
   float *dk_sum, *dv_sum;  // (keys_end - keys_begin) rows of padded d and dv: overwritten
   float* dsinks;           // group numbers, overwritten; or null
-  int64_t q_row, q_head, k_row, v_row, out_row, out_head, dout_row, dout_head, lse_head, dq_row, dq_head;
+  int64_t q_row, q_head, k_row, v_row, out_row, out_head, dout_row, dout_head, lse_head, dlse_head, dq_row, dq_head;
   int64_t lane_begin, lane_end, keys_begin, keys_end;
   int64_t d, dv;
   AttentionMask mask;

@@ -56,7 +56,7 @@ const Case kCases[] = {
 // The operands of one case in `type`; the same numbers for every type that holds f32.
 struct Operands {
   Case c;
-  Buffer q, k, v, cu_q, cu_k, sinks, out, lse, dout, dq, dk, dv, dsinks;
+  Buffer q, k, v, cu_q, cu_k, sinks, out, lse, dout, dlse, dq, dk, dv, dsinks;
   static int64_t total(const std::vector<int64_t>& n) { return std::accumulate(n.begin(), n.end(), int64_t(0)); }
   static Shape shape(const std::vector<int64_t>& n, int64_t heads, int64_t d) { return {total(n), heads, d}; }
   Operands(const Case& k_, DType type, double size = 1.5)
@@ -70,11 +70,13 @@ struct Operands {
         out(type, shape(c.queries, c.heads, c.dv), c.dv + c.gap),
         lse(type, {c.heads, total(c.queries)}),
         dout(type, out.tensor().shape, c.dv + c.gap),
+        dlse(type, lse.tensor().shape),
         dq(type, q.tensor().shape, c.d + c.gap),
         dk(type, k.tensor().shape, c.d + c.gap),
         dv(type, v.tensor().shape, c.dv),
         dsinks(type, {c.heads}) {
     fill(q, 1, size), fill(k, 2, size), fill(v, 3, 1), fill(sinks, 4, 1), fill(dout, 5, 1), fill(dsinks, 6, 1);
+    fill(dlse, 7, 1);
     offsets(cu_q, c.queries), offsets(cu_k, c.keys);
   }
   static Case with_keys(Case k) {
@@ -91,6 +93,7 @@ struct Operands {
     for (int64_t m : n) at.push_back(at.back() + double(m));
     testing::assign(cu, at);
   }
+  bool with_dlse = false;  // whether the backward pass is given a gradient of lse
   double scale() const { return 1 / std::sqrt(double(c.d)); }
   Attention op() const {
     Attention a{.q = q,
@@ -124,6 +127,7 @@ struct Operands {
                         .window = c.window,
                         .causal = c.causal};
     if (c.sinks) a.sinks = sinks, a.dsinks = dsinks;
+    if (with_dlse) a.dlse = dlse;
     return a;
   }
   void run() {
@@ -131,7 +135,7 @@ struct Operands {
     attention_backward(backward_op(), {});
   }
   bool guards() const {
-    for (const Buffer* b : {&q, &k, &v, &cu_q, &cu_k, &sinks, &out, &lse, &dout, &dq, &dk, &dv, &dsinks})
+    for (const Buffer* b : {&q, &k, &v, &cu_q, &cu_k, &sinks, &out, &lse, &dout, &dlse, &dq, &dk, &dv, &dsinks})
       if (!b->guards_intact()) return false;
     return true;
   }
@@ -201,6 +205,7 @@ TEST(Attention, Fp32MatchesFp64ForwardAndBackward) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(::testing::PrintToString(c));
     Operands got(c, DType::f32), want(c, DType::f64);
+    got.with_dlse = want.with_dlse = c.heads % 4 == 0;
     got.run();
     want.run();
     // A score is a sum of d products of size up to (4.5 * 1.5)^2 with random signs; its error makes p off by as much,
@@ -234,10 +239,11 @@ TEST(Attention, GradientsAgreeWithFiniteDifferences) {
     SCOPED_TRACE(::testing::PrintToString(c));
     Operands a(c, DType::f64);
     testing::assign(a.dsinks, std::vector<double>(size_t(c.heads), 0));
+    a.with_dlse = true;
     a.run();
     const auto loss = [&] {
       attention(a.op(), {});
-      return testing::dot(a.out, a.dout);
+      return testing::dot(a.out, a.dout) + testing::dot(a.lse, a.dlse);
     };
     EXPECT_LT(testing::gradient_error(loss, a.q, a.dq, 1), 1e-6);
     EXPECT_LT(testing::gradient_error(loss, a.k, a.dk, 2), 1e-6);
@@ -294,6 +300,34 @@ TEST(Attention, RowsThatSeeNothingGiveZeroAndTakeNoGradient) {
       }
       for (const Buffer* b : {&a.dq, &a.dk, &a.dv, &a.dsinks})
         for (double v : values(*b)) EXPECT_TRUE(std::isfinite(v));
+    }
+}
+
+TEST(Attention, RowsOfNoSegmentAreZeroAndTakeNoGradient) {
+  for (const DType type : {DType::f32, DType::f64})
+    for (const int64_t segments : {0, 1, 2}) {
+      SCOPED_TRACE(::testing::Message() << type << ' ' << segments);
+      const std::vector<int64_t> queries{20, 7, 5}, keys{20, 9, 4};
+      Operands all({queries, keys, 2, 1, 16, 16, 3, 0, 0, true, true}, type), some(all.c, type);
+      all.run();
+      Attention op = some.op();
+      AttentionBackward back = some.backward_op();
+      for (Tensor* cu : {&op.cu_q, &op.cu_k, &back.cu_q, &back.cu_k}) *cu = cu->slice(0, 0, segments + 1);
+      attention(op, {});
+      attention_backward(back, {});
+      const int64_t q_end = Operands::total({queries.begin(), queries.begin() + segments}),
+                    k_end = Operands::total({keys.begin(), keys.begin() + segments});
+      const auto expect_rows = [](const char* name, const Buffer& got, const Buffer& want, int64_t covered) {
+        const Tensor a = got, b = want;
+        EXPECT_EQ(values(a.slice(0, 0, covered)), values(b.slice(0, 0, covered))) << name;
+        for (double x : values(a.slice(0, covered, a.size(0)))) EXPECT_EQ(x, 0) << name;
+      };
+      expect_rows("out", some.out, all.out, q_end);
+      expect_rows("dq", some.dq, all.dq, q_end);
+      expect_rows("dk", some.dk, all.dk, k_end);
+      expect_rows("dv", some.dv, all.dv, k_end);
+      for (double x : values(some.lse.tensor().slice(1, q_end, 32))) EXPECT_EQ(x, -HUGE_VAL);
+      EXPECT_TRUE(some.guards());
     }
 }
 
@@ -396,7 +430,7 @@ TEST(Attention, ErrorsNameBothValues) {
       {[](Attention& o) { o.k = o.k.slice(2, 0, 7); }, "7", "8"},
       {[](Attention& o) { o.v = o.v.slice(0, 0, 9); }, "9", "10"},
       {[](Attention& o) { o.q = o.q.slice(1, 0, 3), o.out = o.out.slice(1, 0, 3); }, "3 query heads", "2 key heads"},
-      {[](Attention& o) { o.cu_q = o.cu_q.slice(0, 0, 2), o.cu_k = {}; }, "6", "10"},
+      {[](Attention& o) { o.q = o.q.slice(0, 0, 9), o.out = o.out.slice(0, 0, 9), o.lse = {}; }, "10", "9"},
       {[](Attention& o) { o.causal = false, o.window = 5; }, "window of 5", "causal"},
       {[](Attention& o) { o.softcap = -2; }, "-2", "at least 0"},
       {[](Attention& o) { o.ring = 3; }, "k_first", "(2)"},
@@ -413,6 +447,12 @@ TEST(Attention, ErrorsNameBothValues) {
     attention_backward(op, {});
   });
   EXPECT_TRUE(m.find('5') != m.npos && m.find("10") != m.npos) << m;
+  const std::string of_lse = message([&] {
+    AttentionBackward op = a.backward_op();
+    op.dlse = a.dlse.tensor().slice(1, 0, 7);
+    attention_backward(op, {});
+  });
+  EXPECT_TRUE(of_lse.find("dlse of shape (4, 7)") != of_lse.npos && of_lse.find("(4, 10)") != of_lse.npos) << of_lse;
 }
 
 TEST(Attention, EveryOperandLiesOnOneDevice) {
@@ -431,10 +471,10 @@ TEST(Attention, EveryOperandLiesOnOneDevice) {
   EXPECT_EQ(testing::device_not_checked(op, {&F::k_first}, attention), "");
   Operands whole({{6, 4}, {}, 4, 2, 8, 8}, DType::f32);
   B back = whole.backward_op();
-  back.sinks = whole.sinks, back.dsinks = whole.dsinks;
+  back.sinks = whole.sinks, back.dsinks = whole.dsinks, back.dlse = whole.dlse;
   EXPECT_EQ(testing::device_not_checked(back,
                                         {&B::q, &B::k, &B::v, &B::cu_q, &B::sinks, &B::out, &B::lse, &B::dout, &B::dq,
-                                         &B::dk, &B::dv, &B::dsinks},
+                                         &B::dk, &B::dv, &B::dsinks, &B::dlse},
                                         attention_backward),
             "");
 }

@@ -6,6 +6,7 @@
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/attention/attention_cuda.h"
+#include "ingot/kernels/attention/clear_uncovered.h"
 #include "ingot/kernels/attention/hopper/backward.h"
 
 namespace ingot::cuda {
@@ -18,6 +19,8 @@ constexpr int kDeltaThreads = 256, kSinkThreads = 1024;
 struct DeltaParams {
   const void *out, *dout;
   Strides out_strides, dout_strides;
+  const float *lse, *dlse;  // dlse: or null
+  int64_t lse_stride, dlse_stride;
   float* delta;
   int64_t tokens, delta_stride;
   int heads, width, lanes;  // lanes: of a warp for one row, a power of two; each takes 8 columns
@@ -39,7 +42,10 @@ template <class T> __global__ void __launch_bounds__(kDeltaThreads) attention_de
     for (int i = 0; i < 8; ++i) sum += x[i] * y[i];
   }
   for (int step = p.lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  if (token < p.tokens && column == 0) p.delta[head * p.delta_stride + token] = sum;
+  if (token >= p.tokens || column != 0) return;
+  // d lse / d s[i,j] = p[i,j], where the row sees a key.
+  if (p.dlse != nullptr && p.lse[head * p.lse_stride + token] != -INFINITY) sum -= p.dlse[head * p.dlse_stride + token];
+  p.delta[head * p.delta_stride + token] = sum;
 }
 
 // dsink = -sum over queries of exp(sink - lse) delta, in an order that the number of queries fixes. A block per head.
@@ -73,6 +79,10 @@ template <class T> void launch_rows(const AttentionBackward& a, float* delta, in
                       .dout = a.dout.data,
                       .out_strides = strides_of(a.out),
                       .dout_strides = strides_of(a.dout),
+                      .lse = static_cast<const float*>(a.lse.data),
+                      .dlse = a.dlse ? static_cast<const float*>(a.dlse.data) : nullptr,
+                      .lse_stride = a.lse.stride[0],
+                      .dlse_stride = a.dlse ? a.dlse.stride[0] : 0,
                       .delta = delta,
                       .tokens = a.q.size(0),
                       .delta_stride = stride,
@@ -192,9 +202,13 @@ void attention_backward(const AttentionBackward& a, Stream stream) {
   check_gpu_operands(op, a.q, a.v);
   for (auto [name, t] : {std::pair{"dq", &a.dq}, {"dk", &a.dk}, {"dv", &a.dv}, {"out", &a.out}, {"dout", &a.dout}})
     check_gpu_vectors(op, name, *t);
-  if (a.q.size(1) == 0 || a.cu_q.size(0) == 1) return;
+  if (a.q.size(1) == 0) return;
   check_hopper(op, a.q.device);
   const gpu::DeviceGuard guard(a.q.device.index);
+  const Tensor& cu_k = a.cu_k ? a.cu_k : a.cu_q;
+  clear_uncovered("attention_backward: rows of no segment", {.rows = a.dq, .cu = a.cu_q}, {.rows = a.dk, .cu = cu_k},
+                  {.rows = a.add_dv ? Tensor{} : a.dv, .cu = cu_k}, stream);
+  if (a.cu_q.size(0) == 1) return;
   float* delta = static_cast<float*>(a.workspace.data);
   float* const sums = query_sums_of(a);
   const int64_t stride = a.q.size(0);

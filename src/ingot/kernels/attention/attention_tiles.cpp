@@ -125,6 +125,7 @@ void backward_task(const AttentionBackward& a, const Chunk& c, int64_t kv_head, 
   t.dout = head_row<float>(a.dout, g.q_begin, head), t.dout_row = a.dout.stride[0], t.dout_head = a.dout.stride[1];
   t.dq = head_row<float>(a.dq, g.q_begin, head), t.dq_row = a.dq.stride[0], t.dq_head = a.dq.stride[1];
   t.lse = lse_of(a.lse, g, head), t.lse_head = a.lse.stride[0];
+  t.dlse = lse_of(a.dlse, g, head), t.dlse_head = a.dlse.stride[0];
   t.sinks = a.sinks ? a.sinks.ptr<float>() + head : nullptr;
   t.dsinks = a.dsinks ? dsinks : nullptr;
   t.dk_sum = sums.dk, t.dv_sum = sums.dv;
