@@ -15,7 +15,7 @@ using namespace ingot;
 // Logits of the next character: the logarithm of how often it followed.
 class Pairs final : public HostDecoder {
  public:
-  Pairs(const Tokenizer& tokenizer, std::string_view text, const OpenOptions& o)
+  Pairs(const Tokenizer& tokenizer, std::string_view text, const DecoderOptions& o)
       : HostDecoder(o.slots), vocab_(tokenizer.vocab_size()), told_(size_t(o.slots)) {
     logits_.assign(size_t(vocab_ * vocab_), std::log(0.01f));
     const std::vector<int32_t> ids = tokenizer.encode(text);
@@ -52,7 +52,7 @@ bool holds(const std::string& path) { return path.ends_with(".pairs"); }
 Vocabulary vocabulary(const std::string& path, const std::string&, bool) {
   return {.tokenizer = std::make_shared<CharTokenizer>(CharTokenizer::from_text(read_file(path)))};
 }
-OpenedModel open(const std::string& path, const OpenOptions& o) {
+OpenedModel open(const std::string& path, const DecoderOptions& o) {
   const Vocabulary v = vocabulary(path, {}, false);
   return {.memory = v.tokenizer, .decoder = std::make_unique<Pairs>(*v.tokenizer, read_file(path), o)};
 }

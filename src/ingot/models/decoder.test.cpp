@@ -80,7 +80,7 @@ const Engine kEngines[] = {
      [](int64_t slots) {
        static const GptOssModel m;
        return make_gpu_decoder(m.config, m.weights,
-                               {.context = kContext, .batch = 8, .slots = slots, .together = true});
+                               {.context = kContext, .batch = 8, .slots = slots, .batched_sequences = true});
      },
      true},
 #endif

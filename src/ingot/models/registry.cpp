@@ -37,7 +37,7 @@ void check_device(const ModelKind& kind, DeviceChoice device) {
          ", which runs on the CPU only, expected device auto or cpu");
 }
 
-void check_gpus(const ModelKind& kind, const OpenOptions& o) {
+void check_gpus(const ModelKind& kind, const DecoderOptions& o) {
   if (o.gpus == 1) return;
   if (o.device == DeviceChoice::cpu)
     fail(ErrorCode::usage, "--gpus: found ", o.gpus, " with device cpu, expected device auto or cuda");
@@ -47,13 +47,6 @@ void check_gpus(const ModelKind& kind, const OpenOptions& o) {
 }
 
 }  // namespace
-
-DeviceChoice device_named(const std::string& name) {
-  if (name == "auto") return DeviceChoice::automatic;
-  if (name == "cpu") return DeviceChoice::cpu;
-  if (name == "cuda") return DeviceChoice::cuda;
-  fail(ErrorCode::usage, "device: found '", name, "', expected auto, cpu or cuda");
-}
 
 void register_model(const ModelKind& kind) {
   INGOT_CHECK(kind.holds && kind.open && kind.vocabulary, "register_model: found '", kind.name,
@@ -69,7 +62,7 @@ const ModelKind& model_kind_of(const std::string& path) {
        ", expected a run or a checkpoint", exists(path) ? ", an archive, a GGUF or an .iris file" : "");
 }
 
-OpenedModel open_model(const std::string& path, const OpenOptions& options) {
+OpenedModel open_model(const std::string& path, const DecoderOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const ModelKind& kind = model_kind_of(path);
   check_device(kind, options.device);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ingot/models/decoder.h"
+#include "ingot/models/options.h"
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/harmony.h"
 
@@ -22,22 +23,8 @@ struct Vocabulary {
   std::optional<HarmonyTokens> harmony;  // where it has the control tokens of that format; bpe is there then
 };
 
-enum class DeviceChoice { automatic, cpu, cuda };    // automatic: a GPU where there is one that the model runs on
-DeviceChoice device_named(const std::string& name);  // auto, cpu or cuda
+using OpenOptions = DecoderOptions;  // the name until 0.2
 
-struct OpenOptions {
-  int64_t tokens = 0;  // longest sequence that will be needed, for models whose context is longer than anyone wants
-                       // memory for; 0: the model's context
-  int64_t layers = 0;  // the first so many; 0: all. Not every kind can
-  int64_t slots = 1;   // sequences at a time
-  DeviceChoice device = DeviceChoice::automatic;
-  int64_t gpus = 1;              // that share the model; more than one are insisted on
-  std::string split = "tensor";  // how they do: "tensor" or "attention-experts"
-  bool screen = true;            // greedy tokens by a head in 8 bits where the engine can on GPUs: the same tokens
-  bool together = false;         // slots share passes over the weights where the engine can on a GPU
-  std::string adapters;          // a file of `ingot ttt`, for models of `ingot train`
-  bool quant = false;            // GPT-OSS's experts take e4m3 per 32 numbers: GptOssConfig::e4m3_inputs
-};
 struct OpenedModel {
   std::shared_ptr<const void> memory;  // what the decoder reads
   std::unique_ptr<Decoder> decoder;
@@ -51,7 +38,7 @@ struct ModelKind {
   const char* name = "";
   // Whether a path holds such a model, told from names and small files. Whether it is whole, open() finds out.
   bool (*holds)(const std::string& path) = nullptr;
-  OpenedModel (*open)(const std::string& path, const OpenOptions& options) = nullptr;
+  OpenedModel (*open)(const std::string& path, const DecoderOptions& options) = nullptr;
   // Its text; `tokenizer`: a file, or empty for the model's own. `harmony`: refuse one that cannot speak Harmony.
   Vocabulary (*vocabulary)(const std::string& path, const std::string& tokenizer, bool harmony) = nullptr;
   bool cuda = false;  // open() serves DeviceChoice::cuda
@@ -64,7 +51,7 @@ const ModelKind& model_kind_of(const std::string& path);
 
 // Error{not_found} where there is nothing, Error{bad_data} where there is no model, Error{unsupported} where this
 // build, machine or kind cannot run on the device that was asked for.
-OpenedModel open_model(const std::string& path, const OpenOptions& options = {});
+OpenedModel open_model(const std::string& path, const DecoderOptions& options = {});
 Vocabulary load_vocabulary(const std::string& path, const std::string& tokenizer = {}, bool harmony = false);
 
 }  // namespace ingot

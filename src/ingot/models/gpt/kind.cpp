@@ -10,7 +10,7 @@
 namespace ingot {
 namespace {
 
-OpenedModel open(const std::string& path, const OpenOptions& o) {
+OpenedModel open(const std::string& path, const DecoderOptions& o) {
   if (o.layers > 0)
     fail(ErrorCode::usage, "--layers: found ", o.layers, ", expected none with a model of `ingot train`");
   struct Held : TrainedModel {

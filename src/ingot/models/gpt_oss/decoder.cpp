@@ -10,12 +10,6 @@ namespace {
 constexpr int64_t kLogitNumbers = 16 << 20;  // of one block of logit rows: 64 MB
 constexpr size_t kSnapshots = 8;             // places to go back to; each holds the sliding layers' windows
 
-int64_t context_of(const GptOssConfig& c, const GptOssDecoderOptions& o) {
-  if (o.context < 0 || o.context > c.context)
-    fail(ErrorCode::usage, "context: found ", o.context, ", expected 1 to ", c.context, ", or 0 for the model's");
-  return o.context == 0 ? c.context : o.context;
-}
-
 // One slot: the cache, and the places it can go back to.
 struct Kept {
   GptOssCache cache;
@@ -47,10 +41,12 @@ struct Kept {
 
 class GptOssDecoder final : public HostDecoder {
  public:
-  GptOssDecoder(const GptOssConfig& c, const GptOssWeights& weights, const GptOssDecoderOptions& o)
-      : HostDecoder(o.slots), config_(c), model_(c, weights, {.batch = o.batch, .positions = context_of(c, o)}) {
+  GptOssDecoder(const GptOssConfig& c, const GptOssWeights& weights, const DecoderOptions& o)
+      : HostDecoder(o.slots),
+        config_(c),
+        model_(c, weights, {.batch = o.batch, .positions = context_of(o, c.context)}) {
     for (int64_t s = 0; s < o.slots; ++s)
-      slots_.push_back({GptOssCache(c, model_.layers(), context_of(c, o), o.batch), {}});
+      slots_.push_back({GptOssCache(c, model_.layers(), context_of(o, c.context), o.batch), {}});
   }
 
   int64_t vocab() const override { return config_.vocab; }
@@ -87,12 +83,12 @@ class GptOssDecoder final : public HostDecoder {
 }  // namespace
 
 std::unique_ptr<Decoder> make_decoder(const GptOssConfig& config, const GptOssWeights& weights,
-                                      const GptOssDecoderOptions& options) {
+                                      const DecoderOptions& options) {
   return std::make_unique<GptOssDecoder>(config, weights, options);
 }
 
-int64_t decoder_bytes(const GptOssConfig& c, int64_t layers, const GptOssDecoderOptions& o) {
-  const int64_t context = context_of(c, o);
+int64_t decoder_bytes(const GptOssConfig& c, int64_t layers, const DecoderOptions& o) {
+  const int64_t context = context_of(o, c.context);
   return GptOss::workspace_bytes(c, {.batch = o.batch, .positions = context}) +
          o.slots * GptOssCache::bytes(c, layers, context, o.batch) + std::max(c.vocab, kLogitNumbers) * 4;
 }

@@ -13,48 +13,38 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kBatch = 512;  // tokens of a prompt at a time
-
-OpenedModel open(const std::string& path, const OpenOptions& o) {
+OpenedModel open(const std::string& path, const DecoderOptions& asked) {
+  DecoderOptions o = asked;
   GptOssConfig config = read_gpt_oss_config(path);
-  config.e4m3_inputs = o.quant;
+  config.e4m3_inputs = o.e4m3_experts;
   if (o.layers > config.layers)
     fail(ErrorCode::usage, "--layers: found ", o.layers, ", expected at most ", config.layers, ", the model's");
-  if (o.tokens > config.context)
-    fail(ErrorCode::usage, "found ", o.tokens, " tokens, expected at most ", config.context, ", the model's context");
+  if (o.context > config.context)
+    fail(ErrorCode::usage, "found ", o.context, " tokens, expected at most ", config.context, ", the model's context");
   // A prompt shorter than a batch needs no room for more.
-  const int64_t longest = o.tokens > 0 ? o.tokens : config.context;
-  const GptOssDecoderOptions options{.context = o.tokens,
-                                     .batch = std::min(kBatch, longest),
-                                     .slots = o.slots,
-                                     .gpus = o.gpus,
-                                     .split = o.split,
-                                     .screen = o.screen,
-                                     .together = o.together};
+  o.batch = std::min(o.batch, o.context > 0 ? o.context : config.context);
   if (o.gpus > 1)
-    if (const std::string unsupported_reason = gpt_oss_gpus_unsupported_reason(config, options);
-        !unsupported_reason.empty())
+    if (const std::string unsupported_reason = gpt_oss_gpus_unsupported_reason(config, o); !unsupported_reason.empty())
       fail(ErrorCode::unsupported, "--gpus ", o.gpus, ": ", unsupported_reason);
   // From the headers: who has no room reads nothing.
   std::string unsupported_reason =
-      o.device == DeviceChoice::cpu ? "the CPU was asked for" : gpt_oss_gpus_unsupported_reason(config, options);
+      o.device == DeviceChoice::cpu ? "the CPU was asked for" : gpt_oss_gpus_unsupported_reason(config, o);
   if (unsupported_reason.empty())
-    unsupported_reason =
-        gpt_oss_gpu_unsupported_reason(config, gpt_oss_shapes(path, config, {.layers = o.layers}), options);
+    unsupported_reason = gpt_oss_gpu_unsupported_reason(config, gpt_oss_shapes(path, config, {.layers = o.layers}), o);
   const bool on_gpu = o.device == DeviceChoice::cuda || o.gpus > 1 || unsupported_reason.empty();
   if (on_gpu && !unsupported_reason.empty()) fail(ErrorCode::unsupported, "device cuda: ", unsupported_reason);
   const int64_t layers = o.layers > 0 ? o.layers : config.layers;
   auto weights = std::make_shared<GptOssWeights>(load_gpt_oss(
       path, config,
-      {.layers = o.layers, .other_bytes = on_gpu ? 0 : decoder_bytes(config, layers, options), .passed_on = on_gpu}));
+      {.layers = o.layers, .other_bytes = on_gpu ? 0 : decoder_bytes(config, layers, o), .passed_on = on_gpu}));
   OpenedModel m;
-  m.decoder = on_gpu ? make_gpu_decoder(config, *weights, options) : make_decoder(config, *weights, options);
+  m.decoder = on_gpu ? make_gpu_decoder(config, *weights, o) : make_decoder(config, *weights, o);
   if (o.device == DeviceChoice::automatic && !unsupported_reason.empty() && gpu::device_count() > 0)
     m.note = "on the CPU: " + unsupported_reason;
   if (on_gpu)
     if (const std::string rounding = gpt_oss_gpu_rounding(*weights); !rounding.empty())
       m.note = "on the GPU: " + rounding;
-  if (on_gpu && o.quant)
+  if (on_gpu && o.e4m3_experts)
     m.note += (m.note.empty() ? "on the GPU: " : "; ") +
               std::string("tokens by a launch a phase for --quant, not by the megakernel");
   m.end_ids.assign(config.end_tokens.begin(), config.end_tokens.end());

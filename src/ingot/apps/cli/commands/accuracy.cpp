@@ -100,7 +100,7 @@ void accuracy(const AccuracyCommand& o) {
   const GptOssConfig config = read_gpt_oss_config(o.model);
   check_ids(lists, config.vocab, o.ids);
   const int64_t batch = std::min<int64_t>({512, int64_t(longest), std::max<int64_t>(1, kKept / config.vocab)});
-  const GptOssDecoderOptions options{.context = int64_t(longest), .batch = batch};
+  const DecoderOptions options{.context = int64_t(longest), .batch = batch};
   const int64_t layers = o.layers > 0 ? std::min(o.layers, config.layers) : config.layers;
   const GptOssLoad load{.layers = o.layers, .other_bytes = 2 * decoder_bytes(config, layers, options) + kKept * 4};
   const GptOssWeights weights = load_gpt_oss(o.model, config, load);

@@ -34,8 +34,8 @@ std::string shown_path(const std::string& path) {
 }
 void print_shared(const Options& o, const DecodeTimes& t, const SharedTimes& s) {
   const std::string gpus = std::to_string(s.gpus) + " GPUs";
-  write_out(gpus + ", " + o.measurement.split + ": a token reads at most " + fixed(double(s.token_bytes) * 1e-9, 3) +
-            " GB on one of them\n");
+  write_out(gpus + ", " + name_of(o.measurement.split) + ": a token reads at most " +
+            fixed(double(s.token_bytes) * 1e-9, 3) + " GB on one of them\n");
   for (const auto& [path, of] : s.token) {
     const auto alone = std::find_if(t.token.begin(), t.token.end(), [&](const auto& one) { return one.first == path; });
     print_path(
@@ -148,7 +148,7 @@ void add_contexts(OrderedJson& json, const DecodeTimes& t) {
                                {"token_ms", a.token_ms()},
                                {"whole_ms", a.whole_ms}});
 }
-OrderedJson as_json(const SharedTimes& s, const std::string& split) {
+OrderedJson as_json(const SharedTimes& s, Split split) {
   OrderedJson by_gpu = OrderedJson::array();
   for (const auto& of_gpu : s.stages) {
     by_gpu.push_back(OrderedJson::object());
@@ -159,7 +159,7 @@ OrderedJson as_json(const SharedTimes& s, const std::string& split) {
     }
   }
   return {{"gpus", s.gpus},
-          {"split", split},
+          {"split", name_of(split)},
           {"token", as_json(s.token)},
           {"prompt_ms_of_16", s.prompt_ms},
           {"token_bytes", s.token_bytes},
@@ -289,8 +289,9 @@ ModelTimes measure_model(const Options& o) {
   for (const int64_t context : m.contexts) longest = std::max(longest, context);
   longest += kFirst + m.tokens;
   for (const auto& [prompt, tokens] : m.answers) longest = std::max(longest, prompt + tokens);
-  const OpenedModel model =
-      open_model(o.model, longest, {.quant = m.quant, .device = o.device, .gpus = gpus_of_model(o), .split = m.split});
+  const OpenedModel model = open_model(
+      o.model, longest,
+      {.device = device_named(o.device), .gpus = gpus_of_model(o), .split = m.split, .e4m3_experts = m.quant});
   Decoder& d = *model.decoder;
   const bool on_gpu = d.device().kind == Device::cuda;
   const GptOssConfig config = read_gpt_oss_config(o.model);

@@ -45,7 +45,7 @@ OrderedJson as_json(const Options& o, const PromptMeasured& found) {
           {"gpu", gpu::device_info().name},
           {"model", "gpt-oss-" + o.size},
           {"dense", o.dense},
-          {"split", o.measurement.split},
+          {"split", name_of(o.measurement.split)},
           {"chunk", found.chunk},
           {"weight_bytes", found.weight_bytes},
           {"prompts", prompts}};
@@ -81,7 +81,8 @@ void add_bench_prompt(Command& bench) {
     if (o->json) return write_out(show_json(as_json(*o, found)) + "\n");
     write_out("GPT-OSS-" + o->size + " shapes, " + o->dense + " and mxfp4 experts, " +
               fixed(double(found.weight_bytes) * 1e-9, 1) + " GB of weights, " + with_commas(found.chunk) +
-              " tokens at a time" + (o->measurement.gpus.empty() ? "" : ", " + o->measurement.split) + "\n");
+              " tokens at a time" +
+              (o->measurement.gpus.empty() ? std::string() : std::string(", ") + name_of(o->measurement.split)) + "\n");
     for (const PromptTimes& t : found.times)
       write_out(
           with_commas(t.tokens) + " tokens" + (t.gpus > 1 ? ", " + std::to_string(t.gpus) + " GPUs" : "") +

@@ -26,7 +26,7 @@ struct ChatCommand {
   std::string model, analysis = "auto";
   ConversationOptions conversation;
   SamplingOptions sampling;
-  ModelOptions on;
+  DecoderOptions on;
   int64_t tokens = 0, context = 0, seed = 1;
   std::vector<std::string> stop_ids;
   bool json = false;

@@ -25,7 +25,7 @@ namespace {
 struct EvalCommand {
   std::string run, model, data, ids, tokenizer, split = "held-out";
   int64_t stride = 0, context = 0, batch_tokens = 4096;
-  ModelOptions on;
+  DecoderOptions on;
   AdaptationCommand ttt;
   bool json = false, flat = false;
 };

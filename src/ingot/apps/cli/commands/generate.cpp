@@ -21,7 +21,7 @@ struct GenerateCommand {
   std::string run, model, prompt, file, ids;
   bool asked = false;  // a prompt was given, if only an empty one
   int64_t tokens = 200, seed = 1;
-  ModelOptions on;
+  DecoderOptions on;
   SamplingOptions sampling;
   ConversationOptions conversation;
   AdaptationCommand ttt;

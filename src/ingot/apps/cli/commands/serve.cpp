@@ -25,10 +25,10 @@ struct ServeCommand {
   std::string run, model, name, tokenizer, key_file, reasoning = "medium", date = "today";
   std::string host = "127.0.0.1";
   std::vector<std::string> hosts, origins;
-  ModelOptions on;
+  DecoderOptions on;
   int64_t port = 8080, context = 0, slots = 4, waiting = 64, connections = 256, connections_of_one = 0;
   double drain = 30, patience = 30;
-  bool insecure = false, one_by_one = false, strict_fields = false;
+  bool insecure = false, strict_fields = false;
 };
 
 #ifdef INGOT_HAS_MICROHTTPD
@@ -89,7 +89,7 @@ void serve(const ServeCommand& o) {
   Interrupt interrupt;
   server::Server server(server_options(o));  // before the model, so that a taken port costs nothing
   Vocabulary vocabulary = load_vocabulary(path, o.tokenizer);
-  ModelOptions on = o.on;
+  DecoderOptions on = o.on;
   on.slots = o.slots;
   OpenedModel model = open_model(path, o.context > 0 ? o.context : kContext, on);
   std::string name = o.name;
@@ -135,10 +135,11 @@ void add_serve(Command& root) {
          "refuse fields of requests that are unknown and tools that are no functions (default: ignore them, and name "
          "each once in the log)");
   c.integer("--slots N", o->slots, 1, 256, "most requests that are answered at a time (default: 4)");
-  c.flag(
-      "--one-by-one", o->one_by_one,
-      "of GPT-OSS on a GPU, no slots share passes over the weights: slower in all, and a seed's answer does not depend "
-      "on the others");
+  o->on.batched_sequences = true;
+  c.flag("--one-by-one", o->on.batched_sequences,
+         "compute each sequence of GPT-OSS on a GPU alone: slower in all, and the answer to a seed does not depend on "
+         "other requests (default: sequences share passes over the weights)")
+      .negated();
   c.integer("--queue N", o->waiting, 0, 1 << 20, "most that wait for their turn; others get status 429 (default: 64)");
   c.integer("--context N", o->context, 0, 1 << 30,
             "tokens of a request and its answer; 0: 8192, or the model's if that is less (default: 0)");
@@ -164,7 +165,6 @@ void add_serve(Command& root) {
     const std::string path = o->run.empty() ? o->model : o->run;
     if (exists(path) && !is_gpt_oss(path))
       c.refuse_given({"reasoning", "date", "one-by-one", "whole-head"}, "a run of `ingot train`");
-    o->on.together = !o->one_by_one;
     serve(*o);
   });
 }

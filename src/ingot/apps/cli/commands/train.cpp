@@ -94,7 +94,7 @@ void deal_passes(const TrainCommand& o, const std::string& directory, RunConfig&
 }
 
 Trainer open_run(const TrainCommand& o, const RunConfig& config, RunData data, const std::string& directory) {
-  const Device device = device_of_rank(config.model, o.device, o.others ? &o.others->place : nullptr);
+  const Device device = device_of_rank(config.model, device_named(o.device), o.others ? &o.others->place : nullptr);
   try {
     return Trainer(config, std::move(data), directory, command_line(),
                    {.last_good = o.resume == "last-good", .name = o.from}, device,

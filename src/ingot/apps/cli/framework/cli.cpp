@@ -127,7 +127,7 @@ void bind(const Option& option, const Json& value) {
   switch (option.kind) {
     case Kind::flag:
       if (!value.is_boolean()) wrong(option, value, "true or false");
-      *static_cast<bool*>(option.into) = value.get<bool>();
+      *static_cast<bool*>(option.into) = value.get<bool>() != option.negative;
       return;
     case Kind::integer: {
       const bool in_range = value.is_number_integer() && double(value.get<int64_t>()) >= option.low &&
@@ -151,6 +151,7 @@ void bind(const Option& option, const Json& value) {
         wrong(option, value, "one of " + listed(option.allowed));
       }
       *static_cast<std::string*>(option.into) = text;
+      if (option.chosen) option.chosen(text);
       return;
     }
     case Kind::list: {

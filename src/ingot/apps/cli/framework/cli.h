@@ -9,6 +9,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "ingot/core/check.h"
@@ -28,12 +30,19 @@ struct Option {
   bool required = false, given = false;  // given: by a flag on the command line
   double above = -HUGE_VAL;              // of a number that a flag or the environment gives for a section
   std::string instead_of;  // the path of a number that this one replaces: a flag over a file's other choice
+  bool negative = false;   // of a flag: given, it makes the variable false
+  std::function<void(const std::string&)> chosen;  // of a choice: takes its text, which `text` holds
+  std::string text;
   Option& require() {
     required = true;
     return *this;
   }
   Option& more_than(double least) {
     above = least;
+    return *this;
+  }
+  Option& negated() {
+    negative = true;
     return *this;
   }
   Option& replaces(const char* other) {
@@ -54,6 +63,19 @@ class Command {
   Option& number(const char* spelling, double& into, double low, double high, const char* help);
   Option& text(const char* spelling, std::string& into, const char* help);
   Option& choice(const char* spelling, std::string& into, std::vector<std::string> allowed, const char* help);
+  // The same for an enum: each spelling with its value.
+  template <class E>
+  requires std::is_enum_v<E> Option& choice(const char* spelling, E& into,
+                                            std::vector<std::pair<std::string, E>> values, const char* help) {
+    Option& option = declare(spelling, Kind::text, nullptr, help);
+    option.into = &option.text;
+    for (const auto& [name, value] : values) option.allowed.push_back(name);
+    option.chosen = [&into, values = std::move(values)](const std::string& text) {
+      for (const auto& [name, value] : values)
+        if (name == text) into = value;
+    };
+    return option;
+  }
   Option& list(const char* spelling, std::vector<std::string>& into, const char* help);
   // A nested object of the configuration, such as "model", that the command interprets itself: `json` receives what
   // file, environment and flags gave for it ("{}" when nothing). `known` is an object like it with every key: where a

@@ -115,7 +115,7 @@ Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, Device devi
   });
 }
 
-AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model, const std::string& device,
+AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model, DeviceChoice device,
                            std::shared_ptr<const TokenSource> source, std::vector<DocumentScore>* documents) {
   const Device on = device_of_rank(model.config, device, o.others ? &o.place : nullptr);
   std::optional<gpu::DeviceGuard> gpu;

@@ -29,7 +29,7 @@ AdaptationOptions options_for(const AdaptationCommand& o, const TrainedModel& mo
 Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, Device device, const std::string& text,
               const std::string& from, int64_t passes = 1);
 
-AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model, const std::string& device,
+AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model, DeviceChoice device,
                            std::shared_ptr<const TokenSource> source, std::vector<DocumentScore>* documents);
 
 }  // namespace ingot::cli

@@ -14,32 +14,34 @@
 
 namespace ingot::cli {
 
-void add_options(Command& c, ModelOptions& o) {
+void add_options(Command& c, DecoderOptions& o) {
   c.integer("--layers N", o.layers, 0, 1 << 20, "run the first N layers of a GPT-OSS model; 0: all (default: 0)");
-  add_quant(c, o.quant);
+  add_quant(c, o.e4m3_experts);
   add_device(c, o.device);
 }
 
-void add_quant(Command& c, bool& quant) {
-  c.flag("--quant", quant,
+void add_quant(Command& c, bool& e4m3_experts) {
+  c.flag("--quant", e4m3_experts,
          "round what GPT-OSS's experts multiply to e4m3 per 32 numbers (on a GPU without the megakernel)");
 }
 
 namespace {
 constexpr int64_t kMostGpus = 8;
 
-void add_split(Command& c, std::string& split) {
-  c.choice("--split HOW", split, {"tensor", "attention-experts"},
-           "how they share it: each a part of every layer, or the first attention and the others the experts "
-           "(default: tensor)");
+void add_split(Command& c, Split& split) {
+  c.choice<Split>(
+      "--split HOW", split,
+      {{name_of(Split::tensor), Split::tensor}, {name_of(Split::attention_experts), Split::attention_experts}},
+      "how they share it: each a part of every layer, or the first attention and the others the experts "
+      "(default: tensor)");
 }
 }  // namespace
 
-void add_gpus(Command& c, int64_t& gpus, std::string& split) {
+void add_gpus(Command& c, int64_t& gpus, Split& split) {
   c.integer("--gpus N", gpus, 1, kMostGpus, "share a GPT-OSS model among the first N GPUs (default: 1)");
   add_split(c, split);
 }
-void add_gpu_counts(Command& c, std::string& list, std::string& split) {
+void add_gpu_counts(Command& c, std::string& list, Split& split) {
   c.text("--gpus LIST", list, "share it among the first N GPUs too, of each of these numbers, like 2 or 2,4,8");
   add_split(c, split);
 }
@@ -56,27 +58,21 @@ void refuse_split_of_one(const Command& c, int64_t gpus) {
   if (gpus == 1) c.refuse_given({"split"}, "one GPU (--gpus shares a model)");
 }
 
-void add_gpu_options(Command& c, ModelOptions& o) {
+void add_gpu_options(Command& c, DecoderOptions& o) {
   add_gpus(c, o.gpus, o.split);
   c.flag(
-      "--whole-head", o.whole_head,
-      "read GPT-OSS's whole head in bf16 for greedy tokens too (default: on GPUs with room for it, 8 bits of it tell "
-      "which rows have to be; the tokens are the same)");
+       "--whole-head", o.int8_prefilter,
+       "read GPT-OSS's whole head in bf16 for greedy tokens too (default: on GPUs with room for it, 8 bits of it tell "
+       "which rows have to be; the tokens are the same)")
+      .negated();
 }
 
-OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o) {
-  if (o.quant && exists(path) && !is_gpt_oss(path))
+OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOptions& o) {
+  if (o.e4m3_experts && exists(path) && !is_gpt_oss(path))
     fail(ErrorCode::usage, "--quant: found ", path, ", which is not GPT-OSS, expected none with it");
-  OpenedModel m = ingot::open_model(path, {.tokens = tokens,
-                                           .layers = o.layers,
-                                           .slots = o.slots,
-                                           .device = device_named(o.device),
-                                           .gpus = o.gpus,
-                                           .split = o.split,
-                                           .screen = !o.whole_head,
-                                           .together = o.together,
-                                           .adapters = o.adapters,
-                                           .quant = o.quant});
+  DecoderOptions options = o;
+  options.context = tokens;
+  OpenedModel m = ingot::open_model(path, options);
   if (!m.note.empty()) log_info(path, ": ", m.note);
   if (m.decoder->device().kind == Device::cuda)
     log_info(path, ": on ", o.gpus > 1 ? std::to_string(o.gpus) + " of " : "",

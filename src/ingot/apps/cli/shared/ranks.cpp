@@ -252,15 +252,15 @@ bool asked_to_stop() {
   pollfd p{descriptor_in_environment(kStop), POLLIN, 0};
   return p.fd >= 0 && ::poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLIN)) != 0;
 }
-Device device_of_rank(const GptConfig& config, const std::string& device, const RankPlace* place) {
+Device device_of_rank(const GptConfig& config, DeviceChoice device, const RankPlace* place) {
   if (place == nullptr) return training_device(config, device);
   const int ranks = place->local_world, gpus = gpu::device_count();
-  if (gpus < ranks && device == "cuda")
+  if (gpus < ranks && device == DeviceChoice::cuda)
     fail(ErrorCode::unsupported, "found ", gpus, gpus == 1 ? " GPU" : " GPUs", ", expected one for each of ", ranks,
          " ranks");
-  if (gpus < ranks && gpus > 0 && device == "auto" && place->rank == 0)
+  if (gpus < ranks && gpus > 0 && device == DeviceChoice::automatic && place->rank == 0)
     log_info("on the CPU: found ", gpus, gpus == 1 ? " GPU" : " GPUs", ", expected one for each of ", ranks, " ranks");
-  Device chosen = training_device(config, gpus < ranks ? "cpu" : device);
+  Device chosen = training_device(config, gpus < ranks ? DeviceChoice::cpu : device);
   if (chosen.kind == Device::cuda) chosen.index = place->local_rank;
   return chosen;
 }

@@ -8,6 +8,7 @@
 #include "ingot/core/comm/communicator.h"
 #include "ingot/core/comm/rendezvous.h"
 #include "ingot/models/gpt/config/config.h"
+#include "ingot/models/options.h"
 
 namespace ingot::cli {
 
@@ -24,7 +25,7 @@ void tell_training();      // from here on a signal lets the run save
 bool asked_to_stop();
 // Where a rank's model runs: each rank of a host has a GPU of its own, or all are on the CPU. `place`: null where there
 // are no others.
-Device device_of_rank(const GptConfig& config, const std::string& device, const RankPlace* place);
+Device device_of_rank(const GptConfig& config, DeviceChoice device, const RankPlace* place);
 // Hands an error to who started this process, which says it, and ends this one.
 void hand_over(const Error& e, bool lost);
 

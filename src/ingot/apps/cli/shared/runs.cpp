@@ -42,12 +42,23 @@ void add_sections(Command& c, std::string& model, std::string& train) {
     c.known_elsewhere(theirs, ours);
 }
 
+namespace {
+constexpr const char* kDeviceHelp =
+    "where the model runs; auto: on a GPU that it can use, else the CPU (default: auto)";
+}
 void add_device(Command& c, std::string& device) {
-  c.choice("--device WHERE", device, {"auto", "cpu", "cuda"},
-           "where the model runs; auto: on a GPU that it can use, else the CPU (default: auto)");
+  c.choice("--device WHERE", device, {"auto", "cpu", "cuda"}, kDeviceHelp);
+}
+void add_device(Command& c, DeviceChoice& device) {
+  c.choice<DeviceChoice>("--device WHERE", device,
+                         {{"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}},
+                         kDeviceHelp);
 }
 Device training_device(const GptConfig& config, const std::string& device) {
-  const GptPlace place = place_of_gpt(config, device_named(device));
+  return training_device(config, device_named(device));
+}
+Device training_device(const GptConfig& config, DeviceChoice device) {
+  const GptPlace place = place_of_gpt(config, device);
   if (!place.note.empty()) log_info(place.note);
   if (place.device.kind == Device::cpu) return place.device;
   log_info("on ", gpu::device_info(place.device.index).name);

@@ -21,7 +21,9 @@ void add_sections(Command& c, std::string& model, std::string& train);
 // --device auto|cpu|cuda, and what it comes to for a model that is trained or scored; says which GPU it is, and whether
 // cuBLASLt is missing there.
 void add_device(Command& c, std::string& device);
+void add_device(Command& c, DeviceChoice& device);
 Device training_device(const GptConfig& config, const std::string& device);
+Device training_device(const GptConfig& config, DeviceChoice device);
 
 // How the run chose what to hold out, and the precision of its products.
 SplitOptions split_options(const TrainOptions& o);

@@ -255,8 +255,7 @@ int64_t slots_for(const DecodeMeasurement& o) {
 }
 void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room, DecodeTimes& times) {
   const GptOssWeights shapes = decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
-  RankedModel one(c, shapes, DeviceModel::roomy(c, shapes, {.context = room, .slots = slots_for(o), .screen = true}),
-                  1);
+  RankedModel one(c, shapes, DeviceModel::fit_to_memory(c, shapes, {.context = room, .slots = slots_for(o)}), 1);
   DeviceModel& m = one.rank(0);
   times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
@@ -288,16 +287,16 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   if (o.phases && one_kernel) times.stages = time_stages(one)[0];
   if (!o.trace.empty() && one_kernel && o.gpus.empty()) write_trace(one, o);
 }
-void measure_small_batch(const GptOssConfig& c, const decode::DeviceModelOptions& options, const DecodeMeasurement& o,
+void measure_small_batch(const GptOssConfig& c, const DecoderOptions& options, const DecodeMeasurement& o,
                          DecodeTimes& times) {
   SharedTimes& shared = times.shared.emplace_back();
-  shared.gpus = options.ranks;
+  shared.gpus = int(options.gpus);
   for (const auto& [to, load] : {std::pair{&shared.idle, megakernel::ExchangeLoad::none},
                                  {&shared.loaded, megakernel::ExchangeLoad::memory},
                                  {&shared.link, megakernel::ExchangeLoad::link}})
     *to = megakernel::measure_exchange(shared.gpus, uint32_t(c.hidden), load);
   const GptOssWeights shapes = decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
-  RankedModel m(c, shapes, DeviceModel::roomy(c, shapes, options), 1);
+  RankedModel m(c, shapes, DeviceModel::fit_to_memory(c, shapes, options), 1);
   if (times.weight_bytes == 0) times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
   shared.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
@@ -350,9 +349,9 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
     fail(ErrorCode::usage, "found several GPUs, expected one for contexts, answers and grid barriers");
   if (room > c.context)
     fail(ErrorCode::usage, "found ", room, " tokens, expected at most ", c.context, ", the model's context");
-  std::vector<decode::DeviceModelOptions> shared;
+  std::vector<DecoderOptions> shared;
   for (const int gpus : o.gpus) {
-    shared.push_back({.context = room, .screen = true, .ranks = gpus, .split = decode::split_named(o.split)});
+    shared.push_back({.context = room, .gpus = gpus, .split = o.split});
     (void)decode::slices_of(c, gpus, shared.back().split);
   }
   const int64_t alone = DeviceModel::bytes(c, decode::shapes_of(c, o.dense, WeightFormat::mxfp4),

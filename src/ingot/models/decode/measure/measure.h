@@ -9,6 +9,7 @@
 #include "ingot/megakernel/exchange_times.h"
 #include "ingot/megakernel/grid_barrier_times.h"
 #include "ingot/models/gpt_oss/config.h"
+#include "ingot/models/options.h"
 
 namespace ingot {
 
@@ -23,7 +24,7 @@ struct DecodeMeasurement {
   bool prompt = false;    // tell all of the context's tokens, for the time to the first token; else some
   bool quant = false;     // experts take e4m3 per 32 numbers (GptOssConfig::e4m3_inputs): the phased path alone
   std::vector<int> gpus;  // more than 1: a token over each of these numbers, after one over one GPU where it has room
-  std::string split = "tensor";
+  Split split = Split::tensor;
   bool grid_barriers = false;                        // what grid barriers between blocks cost, by themselves
   std::vector<int64_t> contexts;                     // with the same model, after `context`
   std::vector<std::pair<int64_t, int64_t>> answers;  // tokens of a prompt and of what follows, from end to end

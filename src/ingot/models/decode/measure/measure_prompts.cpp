@@ -113,9 +113,8 @@ PromptMeasured measure_prompts(const PromptMeasurement& o) {
       fail(ErrorCode::usage, "found a prompt of ", n, " tokens, expected 1 to ", c.context, ", the model's context");
   const int64_t longest = *std::max_element(o.lengths.begin(), o.lengths.end());
   const GptOssWeights shapes = decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
-  const decode::DeviceModelOptions one{.context = longest};
-  const decode::Split split = decode::split_named(o.split);
-  for (const int gpus : counts) (void)decode::slices_of(c, gpus, split);
+  const DecoderOptions one{.context = longest, .int8_prefilter = false};
+  for (const int gpus : counts) (void)decode::slices_of(c, gpus, o.split);
   const std::vector<int32_t> ids = ids_of(longest, c.vocab);
   std::vector<std::vector<double> > alone(o.lengths.size());
   if (!o.gpus.empty() && DeviceModel::bytes(c, shapes, one) <= gpu::device_memory(0).available()) {
@@ -124,7 +123,7 @@ PromptMeasured measure_prompts(const PromptMeasurement& o) {
   }
   PromptMeasured measured;
   for (const int gpus : counts) {
-    RankedModel m(c, shapes, {.context = longest, .ranks = gpus, .split = split}, 1);
+    RankedModel m(c, shapes, {.context = longest, .int8_prefilter = false, .gpus = gpus, .split = o.split}, 1);
     measure_on(m, o, ids, alone, measured);
   }
   return measured;

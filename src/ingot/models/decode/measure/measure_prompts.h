@@ -6,6 +6,7 @@
 
 #include "ingot/kernels/quant/quant.h"
 #include "ingot/models/gpt_oss/config.h"
+#include "ingot/models/options.h"
 
 namespace ingot {
 
@@ -16,7 +17,7 @@ struct PromptMeasurement {
   int64_t rounds = 5;     // each length so often, in turn
   bool steps = false;     // once in steps of the decode kernels, too
   std::vector<int> gpus;  // more than 1: over each of these numbers, after one where it has room for the model
-  std::string split = "tensor";
+  Split split = Split::tensor;
 };
 // From the call that tells the prompt to the host's knowing the token that follows it.
 struct PromptTimes {

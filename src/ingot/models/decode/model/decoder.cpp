@@ -22,14 +22,13 @@ std::string gpt_oss_gpu_rounding(const GptOssWeights& w) {
 
 #ifndef INGOT_HAS_CUDA_DECODE
 
-std::string gpt_oss_gpus_unsupported_reason(const GptOssConfig&, const GptOssDecoderOptions&) {
+std::string gpt_oss_gpus_unsupported_reason(const GptOssConfig&, const DecoderOptions&) {
   return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
 }
-std::string gpt_oss_gpu_unsupported_reason(const GptOssConfig&, const GptOssWeights&, const GptOssDecoderOptions&) {
+std::string gpt_oss_gpu_unsupported_reason(const GptOssConfig&, const GptOssWeights&, const DecoderOptions&) {
   return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
 }
-std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& c, const GptOssWeights& w,
-                                          const GptOssDecoderOptions& o) {
+std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o) {
   fail(ErrorCode::unsupported, "device cuda: ", gpt_oss_gpu_unsupported_reason(c, w, o));
 }
 
@@ -37,27 +36,18 @@ std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& c, const GptOssWei
 namespace {
 
 using decode::DeviceModel;
-using decode::DeviceModelOptions;
 using decode::RankedModel;
-
-DeviceModelOptions device_options(const GptOssDecoderOptions& o) {
-  return {.context = o.context,
-          .slots = o.slots,
-          .screen = o.screen,
-          .ranks = int(o.gpus),
-          .split = decode::split_named(o.split)};
-}
 
 // Two of the megakernel's tokens take no longer than a step of both.
 constexpr size_t kFewestTogether = 3;
 
 class GpuDecoder final : public HostDecoder {
  public:
-  GpuDecoder(const GptOssConfig& c, const GptOssWeights& weights, const GptOssDecoderOptions& o)
+  GpuDecoder(const GptOssConfig& c, const GptOssWeights& weights, const DecoderOptions& o)
       : HostDecoder(o.slots),
-        model_(c, weights, DeviceModel::roomy(c, weights, device_options(o))),
+        model_(c, weights, DeviceModel::fit_to_memory(c, weights, o)),
         batch_(std::max(o.batch, model_.prompt_batch())),
-        columns_(o.together ? model_.most_streams() : 1) {}
+        columns_(o.batched_sequences ? model_.most_streams() : 1) {}
 
   int64_t vocab() const override { return model_.config().vocab; }
   int64_t context() const override { return model_.context(); }
@@ -130,24 +120,23 @@ class GpuDecoder final : public HostDecoder {
 
 }  // namespace
 
-std::string gpt_oss_gpus_unsupported_reason(const GptOssConfig& c, const GptOssDecoderOptions& o) {
+std::string gpt_oss_gpus_unsupported_reason(const GptOssConfig& c, const DecoderOptions& o) {
   if (std::string unsupported_reason = decode::ranks_unsupported_reason(int(o.gpus)); !unsupported_reason.empty())
     return unsupported_reason;
   try {
     decode::check_supported(c);
     if (c.e4m3_inputs && o.gpus > 1) return ingot::detail::concat("found --quant on ", o.gpus, " GPUs, expected one");
-    (void)decode::slices_of(c, int(o.gpus), decode::split_named(o.split));
+    (void)decode::slices_of(c, int(o.gpus), o.split);
   } catch (const Error& e) { return e.what(); }
   return {};
 }
-std::string gpt_oss_gpu_unsupported_reason(const GptOssConfig& c, const GptOssWeights& w,
-                                           const GptOssDecoderOptions& o) {
+std::string gpt_oss_gpu_unsupported_reason(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o) {
   if (std::string unsupported_reason = gpt_oss_gpus_unsupported_reason(c, o); !unsupported_reason.empty())
     return unsupported_reason;
   for (int r = 0; r < int(o.gpus); ++r) {
-    DeviceModelOptions least = device_options(o).of_rank(r);
-    least.screen = false;
-    const int64_t needed = DeviceModel::bytes(c, w, least), free = gpu::device_memory(r).available();
+    DecoderOptions least = o;
+    least.int8_prefilter = false;
+    const int64_t needed = DeviceModel::bytes(c, w, least, r), free = gpu::device_memory(r).available();
     if (free >= 0 && needed > free)
       return ingot::detail::concat("found ", free, " bytes free on ", gpu::device_info(r).name,
                                    o.gpus > 1 ? ingot::detail::concat(", cuda:", r) : std::string(), ", expected ",
@@ -157,8 +146,7 @@ std::string gpt_oss_gpu_unsupported_reason(const GptOssConfig& c, const GptOssWe
   return {};
 }
 
-std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& c, const GptOssWeights& w,
-                                          const GptOssDecoderOptions& o) {
+std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o) {
   if (const std::string unsupported_reason = gpt_oss_gpu_unsupported_reason(c, w, o); !unsupported_reason.empty())
     fail(ErrorCode::unsupported, "device cuda: ", unsupported_reason);
   return std::make_unique<GpuDecoder>(c, w, o);

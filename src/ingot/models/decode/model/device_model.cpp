@@ -67,19 +67,14 @@ void build_streams(DeviceBuilder& b, const GptOssConfig& c, int64_t context, int
   lay_out(c, memory, input, streams);
 }
 
-int64_t context_of(const GptOssConfig& c, const DeviceModelOptions& o) {
-  if (o.context < 0 || o.context > c.context)
-    fail(ErrorCode::usage, "context: found ", o.context, ", expected 1 to ", c.context, ", or 0 for the model's");
-  return o.context == 0 ? c.context : o.context;
-}
 int64_t ring_of(const GptOssConfig& c, int64_t context) {
   return std::min(context, c.window - 1 + kColumns + kStepsBack);
 }
 static_assert(kPromptTokens <= kStepsBack, "a prompt's keys fit into a ring");
 // Tokens that extend() takes at most.
-int64_t prompt_tokens_of(const GptOssConfig& c, int64_t context, const DeviceModelOptions& o) {
-  return o.prompts && prompts_take(c) ? std::max<int64_t>(max_columns(c), std::min(context, kPromptTokens))
-                                      : max_columns(c);
+int64_t prompt_tokens_of(const GptOssConfig& c, int64_t context, const DecoderOptions& o) {
+  return o.prompt_kernels && prompts_take(c) ? std::max<int64_t>(max_columns(c), std::min(context, kPromptTokens))
+                                             : max_columns(c);
 }
 void build_prompt(DeviceBuilder& b, const GptOssConfig& c, int64_t tokens, int ranks, PromptBuffers& prompt) {
   if (tokens <= max_columns(c)) return;
@@ -90,56 +85,57 @@ void build_prompt(DeviceBuilder& b, const GptOssConfig& c, int64_t tokens, int r
 
 }  // namespace
 
-int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o) {
-  const int64_t context = context_of(c, o);
+int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o, int rank) {
+  const int64_t context = context_of(o, c.context);
+  const int gpus = int(o.gpus);
   Model m;
   float *cos, *sin;
-  DeviceBuilder counter(nullptr, nullptr, {}, o.device);
-  build_weights(counter, c, w, slices_of(c, o.ranks, o.split)[size_t(o.rank)], m);
-  build_screen(counter, o.screen, m);
+  DeviceBuilder counter(nullptr, nullptr, {}, rank);
+  build_weights(counter, c, w, slices_of(c, gpus, o.split)[size_t(rank)], m);
+  build_screen(counter, o.int8_prefilter, m);
   build_table(counter, c, context, cos, sin);
   uint64_t* inbox;
   uint32_t* epoch;
-  build_inbox(counter, c, o.ranks, inbox, epoch);
+  build_inbox(counter, c, gpus, inbox, epoch);
   LayerStages* stages;
   Ranks* ranks;
-  for (int64_t s = 0; s < o.slots; ++s) build_slot(counter, m, context, ring_of(c, context), o.ranks, stages, ranks);
+  for (int64_t s = 0; s < o.slots; ++s) build_slot(counter, m, context, ring_of(c, context), gpus, stages, ranks);
   PromptBuffers prompt;
-  build_prompt(counter, c, prompt_tokens_of(c, context, o), o.ranks, prompt);
+  build_prompt(counter, c, prompt_tokens_of(c, context, o), gpus, prompt);
   SamplingBuffers sampling;
   build_sampling(counter, c.vocab, sampling);
   Streams streams;
   StreamsInput* input;
   Buffers buffers;
-  build_streams(counter, c, context, o.slots, o.ranks, streams, input, buffers);
+  build_streams(counter, c, context, o.slots, gpus, streams, input, buffers);
   return counter.bytes;
 }
 
-DeviceModelOptions DeviceModel::roomy(const GptOssConfig& c, const GptOssWeights& w, DeviceModelOptions o) {
+DecoderOptions DeviceModel::fit_to_memory(const GptOssConfig& c, const GptOssWeights& w, DecoderOptions o) {
   // Graphs and the code of kernels take memory later, which a screen must not have taken.
   constexpr int64_t kSpare = int64_t(1) << 29;
-  for (int r = 0; r < o.ranks && o.screen; ++r) {
-    const DeviceModelOptions own = o.of_rank(r);
-    const int64_t free = gpu::device_memory(own.device).available();
-    o.screen = free < 0 || bytes(c, w, own) + kSpare <= free;
+  for (int r = 0; r < int(o.gpus) && o.int8_prefilter; ++r) {
+    const int64_t free = gpu::device_memory(r).available();
+    o.int8_prefilter = free < 0 || bytes(c, w, o, r) + kSpare <= free;
   }
   return o;
 }
 
-DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o)
-    : DeviceModel(c, w, o, nullptr) {}
-DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o, uint64_t seed)
-    : DeviceModel(c, w, o, &seed) {}
-DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o,
+DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o)
+    : DeviceModel(c, w, o, 0, nullptr) {}
+DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o, uint64_t seed)
+    : DeviceModel(c, w, o, 0, &seed) {}
+DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o, int rank,
                          const uint64_t* seed)
-    : context_(context_of(c, o)),
+    : context_(context_of(o, c.context)),
       ring_(ring_of(c, context_)),
       prompt_tokens_(prompt_tokens_of(c, context_, o)),
-      slice_(slices_of(c, o.ranks, o.split)[size_t(o.rank)]),
-      device_(o.device) {
+      slice_(slices_of(c, int(o.gpus), o.split)[size_t(rank)]),
+      device_(rank) {
   check_supported(c);
+  const int gpus = int(o.gpus);
   const gpu::DeviceGuard guard(device_);
-  const int64_t total = bytes(c, w, o);
+  const int64_t total = bytes(c, w, o, rank);
   require_memory(total, "GPT-OSS with a context of " + std::to_string(context_) + " tokens",
                  gpu::device_memory(device_));
   arena_ = Arena(total, gpu::device_memory(device_));
@@ -150,9 +146,9 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
   float *cos, *sin;
   build_weights(builder, c, w, slice_, model);
   weight_bytes_ = builder.bytes;
-  build_screen(builder, o.screen, model);
+  build_screen(builder, o.int8_prefilter, model);
   build_table(builder, c, context_, cos, sin);
-  build_inbox(builder, c, o.ranks, inbox_, epoch_);
+  build_inbox(builder, c, gpus, inbox_, epoch_);
   model.cos = cos, model.sin = sin;
   gpu::fill_bytes(memory + weight_bytes_, 0, total - weight_bytes_, *stream_);
   if (model.screen.rows != nullptr) make_screen(model.head, model.screen, *stream_);
@@ -161,16 +157,16 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
   for (int64_t s = 0; s < o.slots; ++s) {
     Slot& slot = slots_.emplace_back();
     slot.model = model;
-    char* const activations = build_slot(builder, slot.model, context_, ring_, o.ranks, slot.stages, slot.ranks);
-    slot.buffers.ranks.exchange.rank = uint32_t(o.rank), slot.buffers.ranks.exchange.ranks = uint32_t(o.ranks);
+    char* const activations = build_slot(builder, slot.model, context_, ring_, gpus, slot.stages, slot.ranks);
+    slot.buffers.ranks.exchange.rank = uint32_t(rank), slot.buffers.ranks.exchange.ranks = uint32_t(gpus);
     lay_out(c, uint32_t(context_), activations, slot.buffers);
     slot.buffers.stop = waits_->watch().stop, slot.buffers.watch = waits_->watch();
     const std::vector<LayerStages> stages = stages_of(slot.model, slot.buffers, uint32_t(context_));
     gpu::copy_to_device(slot.stages, stages.data(), int64_t(stages.size() * sizeof(LayerStages)));
   }
-  build_prompt(builder, c, prompt_tokens_, o.ranks, prompt_);
+  build_prompt(builder, c, prompt_tokens_, gpus, prompt_);
   build_sampling(builder, c.vocab, sampling_);
-  build_streams(builder, c, context_, o.slots, o.ranks, streams_, streams_input_, streams_buffers_);
+  build_streams(builder, c, context_, o.slots, gpus, streams_, streams_input_, streams_buffers_);
   if (most_streams() > 1) {
     const auto address = [&](int64_t s) { return reinterpret_cast<const char*>(buffers(int(s)).state); };
     streams_.slot_bytes = address(1) - address(0);

@@ -15,42 +15,27 @@
 #include "ingot/models/decode/weights/builder.h"
 #include "ingot/models/decoder.h"
 #include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/options.h"
 
 namespace ingot::decode {
-
-struct DeviceModelOptions {
-  int64_t context = 0;  // of each slot; 0: the model's
-  int64_t slots = 1;    // sequences, each with its own cache
-  int device = 0;
-  bool megakernel = true;  // single tokens by the persistent kernel, where it takes the model
-  bool screen = false;     // a copy of the head in 8 bits, for greedy tokens (screen.h); where screen_takes()
-  bool prompts = true;     // more tokens than a step's by matrix kernels, where these take the model
-  double wait_limit = 2;   // seconds that a block of it waits for others
-  // One of several GPUs that share the model: it has a slice (ranked_model.h, which makes all of them).
-  int rank = 0, ranks = 1;
-  Split split = Split::tensor;
-
-  // Another rank's, whose GPU has its number.
-  DeviceModelOptions of_rank(int r) const {
-    DeviceModelOptions own = *this;
-    if (ranks > 1) own.rank = own.device = r;
-    return own;
-  }
-};
 
 class DeviceModel {
  public:
   // What a model will take of the GPU's memory.
-  static int64_t bytes(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options);
-  // The same options, without a screen where memory has no room for one, of several ranks where one has none for its
-  // own: what a step leaves is the same on all.
-  static DeviceModelOptions roomy(const GptOssConfig& config, const GptOssWeights& weights, DeviceModelOptions options);
+  static int64_t bytes(const GptOssConfig& config, const GptOssWeights& weights, const DecoderOptions& options,
+                       int rank = 0);
+  // The same options, without the int8 prefilter where the memory of one of the GPUs has no room for its part: all
+  // ranks of a step must leave the same.
+  static DecoderOptions fit_to_memory(const GptOssConfig& config, const GptOssWeights& weights, DecoderOptions options);
   // Copies the weights, which may be gone afterwards. f32 matrices become bf16. Too little memory is said before any
   // is taken.
-  DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options);
+  DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DecoderOptions& options);
   // Random weights of these shapes at realistic scale, made on the GPU.
-  DeviceModel(const GptOssConfig& config, const GptOssWeights& shapes, const DeviceModelOptions& options,
-              uint64_t seed);
+  DeviceModel(const GptOssConfig& config, const GptOssWeights& shapes, const DecoderOptions& options, uint64_t seed);
+  // Rank `rank` of options.gpus, on the GPU of that number, with its slice of the model (ranked_model.h makes all
+  // ranks). With a seed the weights are random.
+  DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DecoderOptions& options, int rank,
+              const uint64_t* seed);
 
   const GptOssConfig& config() const { return slots_[0].model.config; }
   int64_t context() const { return context_; }
@@ -140,8 +125,6 @@ class DeviceModel {
     std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> graphs;
     std::unique_ptr<gpu::Graph> traced;
   };
-  DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options,
-              const uint64_t* seed);
   gpu::Graph& graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone = false);
   bool screens(int64_t T, uint32_t head_rows, bool id_alone) const {
     return id_alone && megakernel_ && has_screen() && T == 1 && head_rows == 1;

@@ -41,10 +41,10 @@ void write_wide(const std::string& path, const std::string& part) {
 
 TEST_F(GptOssOpenCuda, MatricesInF32AreSaidToBecomeBf16) {
   testing::GptOssCheckpoint().write(path);
-  EXPECT_EQ(open_model(path, {.tokens = 16}).note, "");
+  EXPECT_EQ(open_model(path, {.context = 16}).note, "");
   write_wide(path, "o_proj.weight");
-  EXPECT_EQ(open_model(path, {.tokens = 16}).note, "on the GPU: 2 of 12 matrices are rounded from f32 to bf16");
-  EXPECT_EQ(open_model(path, {.tokens = 16, .device = DeviceChoice::cpu}).note, "");
+  EXPECT_EQ(open_model(path, {.context = 16}).note, "on the GPU: 2 of 12 matrices are rounded from f32 to bf16");
+  EXPECT_EQ(open_model(path, {.context = 16, .device = DeviceChoice::cpu}).note, "");
 }
 
 #ifdef INGOT_EMULATED_DEVICE
@@ -57,15 +57,15 @@ TEST_F(GptOssOpenOnOthersCuda, AGpuThatIsNoHopperIsLeftForTheCpuOrRefusedInALine
     decode::pretend_capability(major, minor);
     const std::string found =
         detail::concat("found emulated GPU of compute capability ", major, ".", minor, ", expected 9.0");
-    const OpenedModel m = open_model(path, {.tokens = 16});
+    const OpenedModel m = open_model(path, {.context = 16});
     EXPECT_EQ(m.decoder->device().kind, Device::cpu);
     EXPECT_EQ(m.note, "on the CPU: " + found);
-    EXPECT_EQ(open_model(path, {.tokens = 16, .device = DeviceChoice::cpu}).note, "");
-    const auto refused = [&](const OpenOptions& o) { return error_of([&] { open_model(path, o); }); };
-    EXPECT_EQ(refused({.tokens = 16, .device = DeviceChoice::cuda}), "unsupported: device cuda: " + found);
+    EXPECT_EQ(open_model(path, {.context = 16, .device = DeviceChoice::cpu}).note, "");
+    const auto refused = [&](const DecoderOptions& o) { return error_of([&] { open_model(path, o); }); };
+    EXPECT_EQ(refused({.context = 16, .device = DeviceChoice::cuda}), "unsupported: device cuda: " + found);
   }
   decode::pretend_capability(9, 0);
-  EXPECT_EQ(open_model(path, {.tokens = 16}).decoder->device().kind, Device::cuda);
+  EXPECT_EQ(open_model(path, {.context = 16}).decoder->device().kind, Device::cuda);
 }
 #endif
 
@@ -76,7 +76,7 @@ TEST_F(GptOssOpenCuda, ADamagedArchiveIsRefusedAsOnTheCpu) {
   convert_gpt_oss(path, archive);
   const std::string whole = read_file(archive);
   const auto refusal = [&](DeviceChoice device) {
-    return error_of([&] { open_model(archive, {.tokens = 16, .device = device}); });
+    return error_of([&] { open_model(archive, {.context = 16, .device = device}); });
   };
   const auto changed = [&](size_t at) {
     std::string bytes = whole;
@@ -100,7 +100,7 @@ TEST_F(GptOssOpenCuda, ADamagedArchiveIsRefusedAsOnTheCpu) {
     EXPECT_EQ(found, refusal(DeviceChoice::automatic));
   }
   write_file(archive, whole);
-  EXPECT_EQ(open_model(archive, {.tokens = 16}).decoder->device().kind, Device::cuda);
+  EXPECT_EQ(open_model(archive, {.context = 16}).decoder->device().kind, Device::cuda);
 }
 
 // Both figures, of one GPU; a number in the file that reading would refuse is not come to.
@@ -111,7 +111,7 @@ TEST_F(GptOssOpenCuda, TooLittleMemoryIsSaidBeforeAnythingIsRead) {
   const int64_t free = gpu::device_memory(0).available();
   if (free < 0) GTEST_SKIP() << "memory whose size is not known";
   const auto refused = [&](int64_t slots) {
-    return error_of([&] { open_model(path, {.tokens = 100'000, .slots = slots, .device = DeviceChoice::cuda}); });
+    return error_of([&] { open_model(path, {.context = 100'000, .slots = slots, .device = DeviceChoice::cuda}); });
   };
   EXPECT_NE(refused(1).find("found NaN"), std::string::npos);
   const std::string found = refused(1'000'000);

@@ -48,21 +48,18 @@ std::string ranks_unsupported_reason(int ranks) {
   return {};
 }
 
-RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o)
+RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o)
     : RankedModel(c, w, o, nullptr) {}
-RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o, uint64_t seed)
+RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o, uint64_t seed)
     : RankedModel(c, w, o, &seed) {}
-RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o,
-                         const uint64_t* seed)
+RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o, const uint64_t* seed)
     : drawn_by_first_(size_t(o.slots)) {
-  if (const std::string unsupported_reason = ranks_unsupported_reason(o.ranks); !unsupported_reason.empty())
+  if (const std::string unsupported_reason = ranks_unsupported_reason(int(o.gpus)); !unsupported_reason.empty())
     fail(ErrorCode::unsupported, "decode on GPUs: ", unsupported_reason);
-  (void)slices_of(c, o.ranks, o.split);
-  for (int r = 0; r < o.ranks; ++r)
-    ranks_.push_back(seed == nullptr ? std::make_unique<DeviceModel>(c, w, o.of_rank(r))
-                                     : std::make_unique<DeviceModel>(c, w, o.of_rank(r), *seed));
-  if (o.ranks == 1) return;
-  megakernel::let_peers_reach(o.ranks);
+  (void)slices_of(c, int(o.gpus), o.split);
+  for (int r = 0; r < int(o.gpus); ++r) ranks_.push_back(std::make_unique<DeviceModel>(c, w, o, r, seed));
+  if (o.gpus == 1) return;
+  megakernel::let_peers_reach(int(o.gpus));
   for (const auto& rank : ranks_) rank->connect(ranks_);
 }
 

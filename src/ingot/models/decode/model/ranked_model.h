@@ -24,12 +24,11 @@ void pretend_capability(int major, int minor);
 
 class RankedModel {
  public:
-  // `options` of the first rank; `ranks` and `split` say what the others get. Error{unsupported} before any memory is
-  // taken where ranks_unsupported_reason() or slices_of() refuse.
-  RankedModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options);
+  // One rank a GPU, options.gpus of them; options.split says how they share the weights. Error{unsupported} before any
+  // memory is taken where ranks_unsupported_reason() or slices_of() refuse.
+  RankedModel(const GptOssConfig& config, const GptOssWeights& weights, const DecoderOptions& options);
   // Random weights of these shapes; what all ranks have is the same.
-  RankedModel(const GptOssConfig& config, const GptOssWeights& shapes, const DeviceModelOptions& options,
-              uint64_t seed);
+  RankedModel(const GptOssConfig& config, const GptOssWeights& shapes, const DecoderOptions& options, uint64_t seed);
 
   int ranks() const { return int(ranks_.size()); }
   DeviceModel& rank(int r) { return *ranks_[size_t(r)]; }
@@ -61,7 +60,7 @@ class RankedModel {
   void pretend(int64_t length, int slot = 0);
 
  private:
-  RankedModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options,
+  RankedModel(const GptOssConfig& config, const GptOssWeights& weights, const DecoderOptions& options,
               const uint64_t* seed);
   // Before any rank's kernels run: making a graph may wait for them.
   void prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone);

@@ -34,8 +34,8 @@ void check_cases(const std::vector<DecodeCase>& cases, bool megakernel) {
   for (const DecodeCase& t : cases) {
     std::unique_ptr<DeviceModel> gpu;
     testing::check_decode(t, [&](const DecodeModel& m, int64_t room) {
-      gpu = std::make_unique<DeviceModel>(m.config, m.weights,
-                                          decode::DeviceModelOptions{.context = room, .megakernel = megakernel});
+      gpu =
+          std::make_unique<DeviceModel>(m.config, m.weights, DecoderOptions{.context = room, .megakernel = megakernel});
       return testing::DecodeUnderTest{.extend =
                                           [&, vocab = size_t(m.config.vocab)](std::span<const int32_t> ids) {
                                             gpu->extend(ids, uint32_t(ids.size()));
@@ -80,7 +80,8 @@ struct OneKernel {
   DeviceModel model;
   gpu::WaitControl waits{0.05};
 
-  OneKernel(const DecodeModel& m, int64_t room) : model(m.config, m.weights, {.context = room, .screen = true}) {}
+  OneKernel(const DecodeModel& m, int64_t room)
+      : model(m.config, m.weights, {.context = room, .int8_prefilter = true}) {}
   std::vector<float> token(int32_t id, int64_t blocks, uint32_t missing = ~0u, const megakernel::Trace& trace = {},
                            bool screened = false) {
     gpu::copy_to_device(model.buffers().state->tokens, &id, sizeof id);
@@ -368,7 +369,7 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfAStepAreTheModelEachSmall) {
 // whose step it was, and where that stands; the sequence beside them is left as it is.
 TEST_F(GptOssDecodeCuda, ARouterOfSeveralSequencesThatWaitsInVainIsNamedAndTheNextStepIsRight) {
   const DecodeModel m(testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5), WeightFormat::bf16, WeightFormat::mxfp4, 7);
-  const decode::DeviceModelOptions how{.context = 40, .slots = 3, .megakernel = false, .wait_limit = 0.1};
+  const DecoderOptions how{.context = 40, .slots = 3, .megakernel = false, .wait_limit = 0.1};
   DeviceModel sound(m.config, m.weights, how), harmed(m.config, m.weights, how);
   for (DeviceModel* model : {&sound, &harmed})
     for (const int slot : {0, 1, 2}) model->extend(std::vector<int32_t>(size_t(slot + 1), 7), 1, slot);
@@ -529,7 +530,7 @@ void check_prompts(const GptOssConfig& config, WeightFormat dense, WeightFormat 
   int64_t length = 0;
   for (int64_t n : parts) length += n;
   const DecodeModel m(config, dense, experts, 7);
-  DeviceModel gpu(m.config, m.weights, {.context = length, .prompts = true});
+  DeviceModel gpu(m.config, m.weights, {.context = length, .prompt_kernels = true});
   ASSERT_GT(gpu.prompt_batch(), 70);
   std::vector<int32_t> ids(static_cast<size_t>(length));
   testing::fill_ids(Tensor(ids.data(), {length}), 3, config.vocab);
@@ -586,7 +587,7 @@ TEST_F(GptOssDecodeCuda, PromptsOfRoundedInputsTakeRoundedNumbers) {
   GptOssConfig c = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5);
   c.e4m3_inputs = true;
   const DecodeModel m(c, WeightFormat::bf16, WeightFormat::mxfp4, 7);
-  DeviceModel gpu(m.config, m.weights, {.context = kLength, .prompts = true});
+  DeviceModel gpu(m.config, m.weights, {.context = kLength, .prompt_kernels = true});
   ASSERT_GE(gpu.prompt_batch(), kLength);
   std::vector<int32_t> ids(static_cast<size_t>(kLength));
   testing::fill_ids(Tensor(ids.data(), {kLength}), 3, c.vocab);
@@ -610,7 +611,7 @@ TEST_F(GptOssDecodeCuda, PromptsOfThePublishedShapesAreTheCpuEngineAndRepeatThem
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
     const GptOssConfig c = testing::published_config(2, 8, 2000);
-    DeviceModel gpu(c, decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512, .prompts = true}, 5);
+    DeviceModel gpu(c, decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512, .prompt_kernels = true}, 5);
     const OnHost host(gpu);
     constexpr int64_t kTokens = 330;
     std::vector<int32_t> ids(kTokens);

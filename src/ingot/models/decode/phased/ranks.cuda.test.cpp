@@ -21,7 +21,6 @@
 namespace ingot {
 namespace {
 
-using decode::DeviceModelOptions;
 using decode::RankedModel;
 using decode::Split;
 using testing::choices_of;
@@ -48,7 +47,7 @@ struct Small {
   DecodeCase t = cases(count)[0];
   DecodeModel m{t.config, t.dense, t.experts, 7};
   RankedModel make(double patience = kPatience) const {
-    return {m.config, m.weights, DeviceModelOptions{.context = 64, .wait_limit = patience, .ranks = count}};
+    return {m.config, m.weights, DecoderOptions{.context = 64, .wait_limit = patience, .gpus = count}};
   }
 };
 
@@ -68,8 +67,8 @@ void GptOssRanksCuda::check_case(const DecodeCase& t, Split split, bool megakern
   testing::check_decode(t, [&](const DecodeModel& m, int64_t room) {
     gpus = std::make_unique<RankedModel>(
         m.config, m.weights,
-        DeviceModelOptions{
-            .context = room, .megakernel = megakernel, .wait_limit = kPatience, .ranks = ranks(), .split = split});
+        DecoderOptions{
+            .context = room, .megakernel = megakernel, .wait_limit = kPatience, .gpus = ranks(), .split = split});
     return testing::DecodeUnderTest{.extend =
                                         [&, vocab = size_t(m.config.vocab)](std::span<const int32_t> ids) {
                                           gpus->extend(ids, uint32_t(ids.size()));
@@ -109,7 +108,7 @@ void GptOssRanksCuda::check_prompts(GptOssConfig config, WeightFormat dense, Spl
   const int64_t V = config.vocab;
   std::vector<int32_t> ids(292);
   testing::fill_ids(Tensor(ids.data(), {292}), 3, V);
-  RankedModel gpus(m.config, m.weights, {.context = 300, .ranks = ranks(), .split = split});
+  RankedModel gpus(m.config, m.weights, {.context = 300, .gpus = ranks(), .split = split});
   if (gpus.prompt_batch() <= gpus.batch()) GTEST_SKIP() << "found a build without matrix kernels";
   testing::DecodeReference exact(m, false), chain(m, true);
   testing::LogitError of_chain, of_gpus;
@@ -179,7 +178,7 @@ TEST_P(GptOssRanksCuda, ManyTokensAreStartedAtOnce) {
   GptOssConfig config = cases(ranks())[0].config;
   config.context = 4000;
   const DecodeModel m(config, WeightFormat::bf16, WeightFormat::mxfp4, 7);
-  RankedModel gpus(m.config, m.weights, {.context = 4000, .ranks = ranks()});
+  RankedModel gpus(m.config, m.weights, {.context = 4000, .gpus = ranks()});
   const int32_t id = 5;
   gpus.extend({&id, 1}, 1);
   gpus.continue_greedily(3000);
@@ -339,7 +338,7 @@ TEST_P(GptOssRanksCuda, GpusThatDoNotReachEachOtherAreRefusedBeforeAnythingIsLoa
   EXPECT_EQ(decode::ranks_unsupported_reason(1), "");
   // Without memory: who touches them has begun to load.
   const GptOssWeights nothing = decode::shapes_of(small.m.config, small.t.dense, small.t.experts);
-  const auto made = [&] { RankedModel(small.m.config, nothing, DeviceModelOptions{.context = 64, .ranks = ranks()}); };
+  const auto made = [&] { RankedModel(small.m.config, nothing, DecoderOptions{.context = 64, .gpus = ranks()}); };
   EXPECT_NE(testing::error_of(made).find(want), std::string::npos);
 }
 #endif
@@ -361,7 +360,7 @@ TEST_P(GptOssRanksCuda, EachGpuHoldsItsSlicesAndNothingElse) {
       SCOPED_TRACE(t.name);
       const DecodeModel m(t.config, t.dense, t.experts, 7);
       const GptOssConfig& c = m.config;
-      const RankedModel gpus(c, m.weights, {.context = 64, .ranks = ranks(), .split = split});
+      const RankedModel gpus(c, m.weights, {.context = 64, .gpus = ranks(), .split = split});
       const std::vector<Slice> slices = slices_of(c, ranks(), split);
       int64_t experts_of_all = 0;
       for (int r = 0; r < ranks(); ++r) {
@@ -420,7 +419,7 @@ TEST_P(GptOssRanksCuda, LoadingTakesLittleOfTheHostsMemory) {
   const GptOssConfig c = testing::published_config(4, 16, 2000);
   const RankedModel one(c, decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4), {.context = 64}, 5);
   const testing::OnHost host(one.rank(0));
-  const auto loaded = [&] { return RankedModel(c, host.weights, {.context = 64, .ranks = ranks()}).weight_bytes(); };
+  const auto loaded = [&] { return RankedModel(c, host.weights, {.context = 64, .gpus = ranks()}).weight_bytes(); };
   loaded();  // drivers' own memory is there from now on
   const MostMemory most;
   const int64_t bytes = loaded();
@@ -448,7 +447,7 @@ TEST_P(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThems
     RankedModel one(c, decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512}, 5);
     const testing::OnHost host(one.rank(0));
     for (const Split split : {Split::tensor, Split::attention_experts}) {
-      RankedModel several(c, host.weights, {.context = 512, .ranks = ranks(), .split = split});
+      RankedModel several(c, host.weights, {.context = 512, .gpus = ranks(), .split = split});
       for (const bool prompt : {false, true}) {
         const std::vector<float> want = tell(one, prompt), first = tell(several, prompt);
         double error = 0, size = 0;

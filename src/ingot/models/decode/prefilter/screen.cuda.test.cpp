@@ -28,8 +28,8 @@ TEST_F(GptOssScreenCuda, AScreenedHeadFindsTheUsualOnesIdWhateverTheHead) {
   for (const auto& [name, head] : testing::heads_to_screen(size_t(rows), size_t(cols))) {
     SCOPED_TRACE(name);
     const testing::ScreenedModel m(head);
-    DeviceModel usual(m.model.config, m.model.weights, {.context = 40}),
-        gpu(m.model.config, m.model.weights, {.context = 40, .screen = true});
+    DeviceModel usual(m.model.config, m.model.weights, {.context = 40, .int8_prefilter = false}),
+        gpu(m.model.config, m.model.weights, {.context = 40, .int8_prefilter = true});
     ASSERT_TRUE(gpu.has_screen());
     const int64_t prompts = testing::kEmulated ? 2 : 30;
     for (int64_t i = 0; i < prompts; ++i) {
@@ -68,7 +68,8 @@ TEST_F(GptOssScreenCuda, AScreenedModelOfThePublishedShapesGoesOnAsTheUsualOne) 
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(2, 32, 201088);
   const GptOssWeights shapes = decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);
-  DeviceModel usual(c, shapes, {.context = 1024}, 5), gpu(c, shapes, {.context = 1024, .screen = true}, 5);
+  DeviceModel usual(c, shapes, {.context = 1024, .int8_prefilter = false}, 5),
+      gpu(c, shapes, {.context = 1024, .int8_prefilter = true}, 5);
   size_t most = 0;
   for (int32_t first = 0; first < 40; ++first) {
     const int32_t id = first * 4999;

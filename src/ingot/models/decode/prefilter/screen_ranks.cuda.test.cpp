@@ -46,7 +46,7 @@ void GptOssScreenRanksCuda::check_screened(const std::string& name, const testin
   SCOPED_TRACE(name);
   const testing::ScreenedModel m(head, ranks());
   RankedModel gpus(m.model.config, m.model.weights,
-                   {.context = 40, .screen = true, .wait_limit = kPatience, .ranks = ranks(), .split = split});
+                   {.context = 40, .int8_prefilter = true, .wait_limit = kPatience, .gpus = ranks(), .split = split});
   for (int r = 0; r < ranks(); ++r) ASSERT_EQ(gpus.rank(r).has_screen(), r == 0 || split == Split::tensor);
   const int64_t rows = int64_t(head.size()), tokens = testing::kEmulated ? 1 : 20;
   for (int64_t i = 0; i < tokens; ++i) {
@@ -95,7 +95,7 @@ TEST_P(GptOssScreenRanksCuda, AScreenedModelOfThePublishedShapesGoesOnAsTheUsual
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(2, 8, 201088);
   RankedModel gpus(c, decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4),
-                   {.context = 1024, .screen = true, .ranks = ranks()}, 5);
+                   {.context = 1024, .int8_prefilter = true, .gpus = ranks()}, 5);
   size_t most = 0;
   for (int32_t first = 0; first < 20; ++first) {
     const int32_t id = first * 9999;
@@ -137,7 +137,7 @@ TEST_P(GptOssScreenRanksCuda, ManyTokensAreStartedAtOnce) {
   GptOssConfig c = small_config(333);
   c.context = 3001;
   const DecodeModel m(c, WeightFormat::bf16, WeightFormat::mxfp4, 7);
-  RankedModel gpus(m.config, m.weights, {.context = 3001, .screen = true, .ranks = ranks()});
+  RankedModel gpus(m.config, m.weights, {.context = 3001, .int8_prefilter = true, .gpus = ranks()});
   const int32_t id = 5;
   decode::State last[2];
   for (const bool id_alone : {false, true}) {
@@ -152,7 +152,7 @@ TEST_P(GptOssScreenRanksCuda, ManyTokensAreStartedAtOnce) {
 TEST_P(GptOssScreenRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
   if (testing::kEmulated) GTEST_SKIP() << "screen_ranks.emulated.test.cpp has it, with the emulator's clock";
   const DecodeModel m(small_config(333), WeightFormat::bf16, WeightFormat::mxfp4, 7);
-  RankedModel gpus(m.config, m.weights, {.context = 64, .screen = true, .wait_limit = 0.05, .ranks = ranks()});
+  RankedModel gpus(m.config, m.weights, {.context = 64, .int8_prefilter = true, .wait_limit = 0.05, .gpus = ranks()});
   const int32_t id = 5;
   const auto next = [&] {
     gpus.extend({&id, 1}, 1, 0, 0, true);
@@ -178,7 +178,8 @@ TEST_P(GptOssScreenRanksCuda, ScreensGiveWayToWhatHasToBeThere) {
   const GptOssConfig c = small_config(300);
   const GptOssWeights shapes = decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);
   const auto screens = [&](int gpus, int64_t slots) {
-    return DeviceModel::roomy(c, shapes, {.context = 64, .slots = slots, .screen = true, .ranks = gpus}).screen;
+    return DeviceModel::fit_to_memory(c, shapes, {.context = 64, .slots = slots, .int8_prefilter = true, .gpus = gpus})
+        .int8_prefilter;
   };
   EXPECT_TRUE(screens(1, 1));
   EXPECT_TRUE(screens(ranks(), 1));

@@ -27,12 +27,6 @@ int64_t unit_of_heads(const GptOssConfig& c) {
 
 }  // namespace
 
-Split split_named(const std::string& name) {
-  if (name == "tensor") return Split::tensor;
-  if (name == "attention-experts") return Split::attention_experts;
-  fail(ErrorCode::usage, "split: found '", name, "', expected tensor or attention-experts");
-}
-
 Slice whole(const GptOssConfig& c) {
   return {.kv_heads = {0, c.kv_heads}, .channels = {0, c.intermediate}, .ids = {0, c.vocab}};
 }

@@ -5,15 +5,14 @@
 //     attention_experts   the first rank has all heads and ids, the others share the experts' channels
 // Embedding, norms and router are everybody's. Of a product whose columns are shared each rank has a part of the sums,
 // and its bias is the first's.
-#include <string>
 #include <vector>
 
 #include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/options.h"
 
 namespace ingot::decode {
 
-enum class Split { tensor, attention_experts };
-Split split_named(const std::string& name);  // "tensor" or "attention-experts"; Error{usage}
+using ingot::Split;
 
 struct SliceRange {
   int64_t begin = 0, end = 0;

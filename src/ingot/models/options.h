@@ -1,0 +1,39 @@
+#pragma once
+// How a model is opened and run: one struct goes from the command line, the server and the bindings to the engine.
+#include <cstdint>
+#include <string>
+
+namespace ingot {
+
+enum class DeviceChoice { automatic, cpu, cuda };    // automatic: a GPU where there is one that the model runs on
+DeviceChoice device_named(const std::string& name);  // auto, cpu or cuda
+
+// How several GPUs share a model (models/decode/weights/slices.h).
+enum class Split {
+  tensor,             // every GPU has a part of each layer
+  attention_experts,  // the first GPU has attention and head, the others share the experts
+};
+const char* name_of(Split split);  // tensor, attention-experts
+
+struct DecoderOptions {
+  int64_t context = 0;  // the longest sequence that a slot holds; 0: the model's context
+  int64_t layers = 0;   // run only the first layers; 0: all. Not every kind of model can
+  int64_t batch = 512;  // the most tokens of a prompt that a CPU computes at a time
+  int64_t slots = 1;    // sequences at a time, each with its own keys and values
+  DeviceChoice device = DeviceChoice::automatic;
+  bool megakernel = true;      // on a GPU, single tokens by the megakernel where it supports the model
+  bool prompt_kernels = true;  // on a GPU, prompts by matrix kernels where these support the model
+  bool int8_prefilter = true;  // on a GPU with room for the 8-bit head, greedy tokens by it: the same tokens
+  double wait_limit = 2;       // seconds that a block of a kernel waits for other blocks or GPUs before it gives up
+  int64_t gpus = 1;            // cuda:0 to cuda:(gpus - 1) share the model; more than one are insisted on
+  Split split = Split::tensor;
+  bool batched_sequences = false;  // on a GPU, slots that are sampled together share a pass over the weights
+  // The inputs of the experts' products are rounded to e4m3 times a power of two per 32 numbers
+  // (kernels/quant/e4m3_blocks.h), to see what that costs. Not every kind of model can.
+  bool e4m3_experts = false;
+  std::string adapters;  // a file of `ingot ttt`, for models of `ingot train`
+};
+// The tokens that a slot holds, of a model whose context is `model_context`. Error{usage} for more than that.
+int64_t context_of(const DecoderOptions& options, int64_t model_context);
+
+}  // namespace ingot
