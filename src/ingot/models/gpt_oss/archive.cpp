@@ -57,6 +57,7 @@ std::vector<int64_t> sizes_of(const Shape& s) { return {s.dim, s.dim + s.rank}; 
 std::vector<int64_t> sizes_of(int64_t experts, int64_t rows, int64_t cols) {
   return experts > 0 ? std::vector{experts, rows, cols} : std::vector{rows, cols};
 }
+constexpr const char* kTiled = "granules";  // what version 1 of the format calls the layout of weight tiles
 int64_t weight_tiles_bytes(WeightFormat f, int64_t experts, int64_t rows, int64_t cols) {
   return std::max<int64_t>(1, experts) * weight_tile_bands(rows) * band_bytes(f, cols);
 }
@@ -83,7 +84,7 @@ struct Plan {
                                                   : WeightFormat::bf16;
     const int64_t bytes = role == Role::plain ? rows * cols * 2 : weight_tiles_bytes(f, experts, rows, cols);
     parts.push_back(
-        {{name, name_of(f), role == Role::plain ? "plain" : "weight_tiles", sizes_of(experts, rows, cols), bytes},
+        {{name, name_of(f), role == Role::plain ? "plain" : kTiled, sizes_of(experts, rows, cols), bytes},
          {},
          w,
          f});
@@ -451,7 +452,7 @@ struct Finder {
     t = Tensor(memory(e), DType::f32, shape);
   }
   void matrix(const std::string& name, WeightMatrix& w, int64_t experts, int64_t rows, int64_t cols, Role role) {
-    const ArchiveEntry& e = find(name, sizes_of(experts, rows, cols), role == Role::plain ? "plain" : "weight_tiles");
+    const ArchiveEntry& e = find(name, sizes_of(experts, rows, cols), role == Role::plain ? "plain" : kTiled);
     if (role == Role::plain) {
       if (e.format != "bf16") wrong_format(e, "bf16");
       require_bytes(e, rows * cols * 2);

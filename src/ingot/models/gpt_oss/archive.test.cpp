@@ -401,7 +401,7 @@ TEST(gpt_oss_archive, archives_that_are_no_model_are_refused_with_one_line_each)
       {"\"layers.0.qkv\": found 1 bytes, expected", [&](Entries& e, auto&) { at(e, "layers.0.qkv").bytes = 1; }},
       {"\"layers.0.qkv\": found format \"q8\", expected bf16, fp8 or mxfp4",
        [&](Entries& e, auto&) { at(e, "layers.0.qkv").format = "q8"; }},
-      {"\"layers.0.qkv\": found layout \"plain\", expected weight tiles",
+      {"\"layers.0.qkv\": found layout \"plain\", expected granules",
        [&](Entries& e, auto&) { at(e, "layers.0.qkv").layout = "plain"; }},
       {"\"layers.1.sinks\": found format \"bf16\", expected f32",
        [&](Entries& e, auto&) { at(e, "layers.1.sinks").format = "bf16"; }},
