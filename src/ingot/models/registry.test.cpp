@@ -17,12 +17,12 @@ TEST(registry, a_model_opens_by_its_path_with_slots_and_the_context_asked_for) {
   const testing::TemporaryDirectory dir;
   testing::GptOssCheckpoint().write(dir / "m");
   EXPECT_STREQ(model_kind_of(dir / "m").name, "gpt-oss");
-  const OpenedModel m = open_model(dir / "m", {.tokens = 30, .layers = 1, .slots = 3});
+  const OpenedModel m = open_model(dir / "m", {.context = 30, .layers = 1, .slots = 3});
   EXPECT_EQ(m.decoder->context(), 30);
   EXPECT_EQ(m.decoder->slots(), 3);
   EXPECT_EQ(m.decoder->vocab(), testing::GptOssCheckpoint::kVocab);
   EXPECT_GT(m.weight_bytes, 0);
-  EXPECT_EQ(error_of([&] { open_model(dir / "m", {.tokens = 30, .layers = 3}); }),
+  EXPECT_EQ(error_of([&] { open_model(dir / "m", {.context = 30, .layers = 3}); }),
             "usage: --layers: found 3, expected at most 2, the model's");
 }
 
@@ -47,7 +47,7 @@ TEST(registry, a_device_that_is_not_there_is_refused_before_anything_is_read) {
   testing::GptOssCheckpoint().write(dir / "m");
   const std::string error = error_of([&] { open_model(dir / "m", {.device = DeviceChoice::cuda}); });
   EXPECT_TRUE(error.starts_with("unsupported: device cuda: found ")) << error;
-  EXPECT_NE(open_model(dir / "m", {.tokens = 8, .device = DeviceChoice::cpu}).decoder, nullptr);
+  EXPECT_NE(open_model(dir / "m", {.context = 8, .device = DeviceChoice::cpu}).decoder, nullptr);
 }
 
 TEST(registry, kinds_added_at_run_time_are_asked_first) {

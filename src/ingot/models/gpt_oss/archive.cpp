@@ -84,10 +84,7 @@ struct Plan {
                                                   : WeightFormat::bf16;
     const int64_t bytes = role == Role::plain ? rows * cols * 2 : weight_tiles_bytes(f, experts, rows, cols);
     parts.push_back(
-        {{name, name_of(f), role == Role::plain ? "plain" : kTiled, sizes_of(experts, rows, cols), bytes},
-         {},
-         w,
-         f});
+        {{name, name_of(f), role == Role::plain ? "plain" : kTiled, sizes_of(experts, rows, cols), bytes}, {}, w, f});
   }
 };
 
