@@ -1,10 +1,10 @@
-"""Whether a log of `ingot eval --ttt --ttt-log` is that of an honest score.
+"""Checks that a log of `ingot eval --ttt --ttt-log` records an honest score.
 
-    python3 tools/check_adaptation.py LOG [REPORT.json]     REPORT: what the same command printed with --json
+    python3 tools/check_adaptation.py LOG [REPORT.json]     REPORT: the output of the same command with --json
 
-Of each document: its chunks are scored in order, each once and next to the one before; each with adapters that had made exactly as
-many updates as chunks had been scored before it; an update follows its chunk's score; the last chunk causes none. No target is in two
-documents. With REPORT: the targets and the loss are the log's.
+For each document: its chunks are scored in order, each once and next to the previous chunk; each chunk is scored with adapters that had made
+exactly as many updates as chunks had been scored before; an update follows its chunk's score; the last chunk causes no update. No target is in
+two documents. With REPORT: targets and loss equal the log's.
 """
 import json
 import math
@@ -12,7 +12,7 @@ import sys
 
 
 def check(events, report=None):
-    """Returns (documents, chunks, targets, sum of losses); raises ValueError with the line that is wrong."""
+    """Returns (documents, chunks, targets, sum of losses); raises ValueError with the wrong line."""
     state, total, targets, chunks = {}, {}, 0, 0
     if not events:
         raise ValueError("found no event, expected the scores of at least one document")

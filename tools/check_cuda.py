@@ -32,7 +32,7 @@ SECONDS = 60
 TARGET = "arch=compute_90a,code=sm_90a"
 NO_NVCC = 77
 RECORD = ROOT / "tools" / "cuda_gates.json"
-SAMPLE = 6  # recorded files that are compiled all the same
+SAMPLE = 6  # recorded files that are compiled nevertheless
 
 ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 BAD = [
@@ -45,7 +45,7 @@ BAD = [
 
 
 def findings(log):
-    """What the gates object to in one compiler log, with the kernel it was said of."""
+    """The objections of the gates to one compiler log, each with its kernel."""
     kernel = "?"
     for line in log.splitlines():
         entry = ENTRY.search(line)
@@ -58,8 +58,8 @@ def findings(log):
 
 
 def split(command):
-    """The build's command as the gates run it, less the targets of which only PTX travels, and those targets."""
-    # Nobody keeps the objects: their host side would take three to seven seconds each, a third of the gates' time, lines a twentieth of it.
+    """The build's command in the form of the gates, without the targets that are shipped as PTX only; and these targets."""
+    # No object is kept. Compiling the host side would take three to seven seconds per file, a third of the gates' time, line information a twentieth.
     unneeded = {"--compress-mode=size": None, "-lineinfo": None, "-O3": None}
     words = [unneeded.get(word, word) for word in shlex.split(command)]
     words = [word for word in words if word is not None]
@@ -70,7 +70,7 @@ def split(command):
 
 def run(command, directory):
     """(exit status, CPU seconds, log) of a command and all its children."""
-    # Another process in between, so that the CPU time of nvcc's own children is counted for this command alone.
+    # A process in between, so that the CPU time of nvcc's children is counted for this command only.
     timed = [sys.executable, "-c",
              "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:]); u = resource.getrusage(resource.RUSAGE_CHILDREN);"
              "print(f'cpu {u.ru_utime + u.ru_stime:.1f}'); sys.exit(code)", *command]
@@ -84,7 +84,7 @@ def compile_one(entry, folder):
     command, ptx_targets = split(entry["command"])
     output = command.index("-o") + 1
     command[output] = str(pathlib.Path(folder) / command[output].replace("/", "_"))
-    if source.suffix == ".cpp":  # its code is not looked at
+    if source.suffix == ".cpp":  # its machine code is not checked
         command.append("-fsyntax-only")
     else:
         command[command.index("-c")] = "-cubin"
@@ -94,7 +94,7 @@ def compile_one(entry, folder):
     if source.suffix == ".cu" and TARGET not in " ".join(command):
         bad.append(f"found no {TARGET} in the compile command")
     for target in ptx_targets:
-        # The driver compiles it where it runs. Whether every instruction exists there takes no optimisation to see.
+        # The driver compiles the PTX on the target. An unoptimised assembly shows whether every instruction exists there.
         assembled = [word for word in command if word not in ("-gencode", TARGET)]
         assembled += ["-gencode", f"arch=compute_{target},code=sm_{target}", "-Xcicc=-O1", "-Xptxas=-O0"]
         status, more, ptx_log = run(assembled, entry["directory"])
@@ -107,7 +107,7 @@ def compile_one(entry, folder):
     return source, seconds, registers, bad
 
 
-# A string or character literal, which may hold the signs of a comment, or a comment.
+# A string or character literal, which may contain comment signs, or a comment.
 STRING_OR_COMMENT = re.compile(r'R"(\w*)\((?:.|\n)*?\)\1"|\'(?:\\.|[^\'\\\n])\'|"(?:[^"\\\n]|\\.)*"|//[^\n]*(?:\\\n[^\n]*)*|/\*(?:.|\n)*?\*/')
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.M)
 
@@ -120,7 +120,7 @@ def code_of(text):
 
 @functools.cache
 def headers_of(path, folders):
-    """{path: hash of the code} of a file and of every file of `folders` that the file includes, directly or through others."""
+    """{path: hash of the code} of a file and of every file of `folders` that the file includes, directly or indirectly."""
     found, waiting = {}, [path]
     while waiting:
         file = waiting.pop()
@@ -138,32 +138,32 @@ def name_of(source, build):
 
 
 def versions():
-    """What the compilers say of themselves."""
+    """The version strings of the compilers."""
     return [subprocess.run([name, "--version"], capture_output=True, text=True, check=True).stdout
             for name in (os.environ.get("CUDACXX", "nvcc"), os.environ.get("CXX", "c++"))]
 
 
 def key_of(entry, build, compilers):
-    """The hash of all that decides whether a file passes. Paths count from the tree and the build directory, wherever these are."""
+    """The hash of everything that decides whether a file passes. Paths are relative to the tree and to the build directory."""
     def relative(text):
         return text.replace(str(build), "BUILD").replace(str(ROOT), "TREE")
     folders = (ROOT / "src", build / "generated")
     headers = headers_of(pathlib.Path(entry["file"]).resolve(), folders)
-    # The command in words, so that the order in which CMake writes include folders is all that is left of the machine.
+    # The command as a list of words, without the paths of this machine; only the order of CMake's include folders remains.
     words = [relative(word) for word in shlex.split(entry["command"])]
     text = [*compilers, *words, *sorted(f"{relative(str(path))} {code}" for path, code in headers.items())]
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:24]
 
 
 def to_compile(entries, keys, record, everything):
-    """The entries whose key is not recorded, and a sample of the others."""
+    """The entries whose key is not recorded, and a sample of the recorded entries."""
     recorded = [] if everything else [e for e in entries if record.get(keys[e["file"]][0]) == keys[e["file"]][1]]
     sample = random.sample(recorded, min(SAMPLE, len(recorded)))
     return [e for e in entries if e not in recorded or e in sample], len(recorded) - len(sample)
 
 
 def self_check():
-    """The patterns must see what ptxas writes, or the gates pass everything."""
+    """Checks that the patterns match the output of ptxas; otherwise the gates would pass everything."""
     seen = ["ptxas info    : Compiling entry function '_Z1kv' for 'sm_90a'\n    8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads",
             "    0 bytes stack frame, 16 bytes spill stores, 16 bytes spill loads",
             "ptxas warning : Local memory used for function '_Z1kv', size of stack frame: 8 bytes",
@@ -190,7 +190,7 @@ def main():
         print(configured.stdout + configured.stderr)
         return 1
     commands = json.loads((build / "compile_commands.json").read_text())
-    # Files that read differently with CUDA: instances, those beside a .cu, and the device layer.
+    # Files whose text depends on CUDA: instances, files beside a .cu, and the device layer.
     rooms = {pathlib.Path(c["file"]).parent for c in commands if c["file"].endswith(".cu")}
     wanted = [c for c in commands if pathlib.Path(c["file"]).parent in rooms and ".simd." not in c["file"]]
     wanted.sort(key=lambda c: c["file"].endswith(".cpp"))  # short ones last, so that both threads end together

@@ -1,5 +1,5 @@
-"""Fails when a file under src/ingot includes from a layer above its own, or breaks a rule of ARCHITECTURE.md's layers. And where a kernel that
-may overlap the one before does not wait for it (docs/gpu-layer.md), or nobody looks at what a call of CUDA's or NCCL's returned.
+"""Fails when a file under src/ingot includes a header of a layer above its own, or breaks another rule of ARCHITECTURE.md's layers. Also fails when
+a kernel that may overlap the previous kernel does not wait for that kernel (docs/gpu-layer.md), or when the result of a CUDA or NCCL call is ignored.
 
     python3 tools/check_layers.py src/ingot
 """
@@ -14,12 +14,12 @@ MODEL_NAMES = re.compile(r"\b(gpt_oss|gpt2|GptOss|golf|nano)\b")
 
 WAIT, LETS = "wait_for_earlier_kernels", "let_next_kernel_start"
 NO_FUNCTION = {"if", "for", "while", "switch", "catch", "return", "sizeof", "alignas", "decltype", "__launch_bounds__", "__maxnreg__"}
-# A statement of its own, or what a branch does. (void) says that it is meant.
+# A call as a whole statement, or as the body of a branch. (void) marks an intended one.
 DROPPED = re.compile(r"^\s*(?:if \(.*\) |else )?((?:cuda|nccl)[A-Z]\w+)\(.*\);")
 
 
 def closed(text, at):
-    """The index behind the bracket that closes the one at `at`."""
+    """The index after the bracket that closes the bracket at `at`."""
     pairs, depth = {"(": 1, "{": 1, ")": -1, "}": -1}, 0
     for i in range(at, len(text)):
         depth += pairs.get(text[i], 0)
@@ -29,7 +29,7 @@ def closed(text, at):
 
 
 def functions_of(text):
-    """(name, is it a kernel, its body, its line) of what is defined in a device file."""
+    """(name, whether a kernel, body, line) of each definition in a device file."""
     for found in re.finditer(r"\b(\w+)\s*\(", text):
         begin = closed(text, found.end() - 1)
         brace = re.match(r"\s*(?:const\s*)?\{", text[begin:begin + 40])
@@ -41,7 +41,7 @@ def functions_of(text):
 
 
 def problems_of_launches(texts, root):
-    """Of device files' {path: text}."""
+    """The problems of launches in device files, given as {path: text}."""
     texts = {path: re.sub(r"//[^\n]*", "", text) for path, text in texts.items()}
     defined = {}
     for path, text in texts.items():
@@ -53,7 +53,7 @@ def problems_of_launches(texts, root):
         return parts[:2] if parts[0] in ("kernels", "models") else parts[:-1]
 
     def known(name, by):
-        """What is defined by that name in the file's room or folder."""
+        """The definitions of a name in the file's room or folder."""
         return [p for p in defined.get(name, []) if home(p[0]) == home(by)]
 
     def waits(path, body, depth=5):
@@ -75,7 +75,7 @@ def problems_of_launches(texts, root):
         for launch in re.finditer(r"gpu::launch\(", text):
             whole = text[launch.start():closed(text, launch.end() - 1)]
             kernel = re.match(r"gpu::launch\(\s*[^,]+,\s*(\w+)(?:<[^;{}]*?>)?,\s*(?:(\w+)\b)?", whole)
-            if kernel and kernel[2]:  # how, by a variable
+            if kernel and kernel[2]:  # the launch parameters, through a variable
                 whole = "".join(re.findall(rf"\b{kernel[2]}\s*(?:=\s*)?\{{[^;]*;", text))
                 whole = "" if re.search(rf"\b{kernel[2]}\.overlap = false", text[:launch.start()]) else whole
             if ".overlap = true" not in whole or not kernel:
@@ -115,11 +115,11 @@ def problems_of(path, root):
             yield f"{where}: torch belongs in bindings/python"
         if layer in ("kernels", "megakernel") and MODEL_NAMES.search(line):
             yield f"{where}: {layer}/ may not name a model"
-        # On the host an empty template only keeps the compiler from removing what is timed; the emulator's fibers change stacks.
+        # On the host an empty template only keeps the compiler from removing the timed code; the emulator's fibers change stacks.
         is_cuda = path.suffix in (".cu", ".cuh")
         if dropped := DROPPED.match(line):
             yield f"{where}: nobody looks at what {dropped[1]} returns, expected gpu::check_cuda(...) or (void)"
-        # A test of the host may put the CPU into the state that it is about.
+        # A test of host code may put the CPU into the tested state.
         if (is_cuda or not is_test) and relative.parts[:2] not in (("gpu", "ptx"), ("gpu", "emulation")) and re.search(r"\basm\s*(volatile)?\s*\(" + ("" if is_cuda else r"(?!\"\")"), line):
             yield f"{where}: inline assembly belongs in gpu/ptx"
         if is_cuda and not is_test and re.search(r"::name\s*[!=]=", line):

@@ -91,7 +91,7 @@ def problems_of(root):
             texts[name] = (root / name).read_text(encoding="utf-8", errors="replace")
     code = [text for name, text in texts.items() if not name.endswith(".md")]
     words = set(re.findall(r"\w+", "\n".join(code)))
-    words |= {part.replace("/", "_") for f in files for part in [re.sub(r"^src/ingot/", "", f).rsplit("/", 1)[0]]}  # of tests
+    words |= {part.replace("/", "_") for f in files for part in [re.sub(r"^src/ingot/", "", f).rsplit("/", 1)[0]]}  # names of test executables
     pages = {name: re.sub(r"```.*?```", "", text, flags=re.DOTALL) for name, text in texts.items() if is_page(name)}
     anchors = {name: {anchor_of(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)} for name, text in pages.items()}
     for name, text in texts.items():
@@ -99,7 +99,7 @@ def problems_of(root):
             yield from missing_files(name, text, files)
         if is_page(name):
             yield from broken_links(name, text, anchors)
-        if is_page(name) and not name.startswith("docs/lab/"):  # which quotes the words of other programs and of earlier code
+        if is_page(name) and not name.startswith("docs/lab/"):  # lab pages quote words of other programs and of earlier code
             yield from missing_words(name, text, words)
 
 

@@ -1,5 +1,5 @@
-"""Checks the committed GPU reports: their form, their errors against their tolerances, and whether the code they measured is
-still the code in the tree, or at least its kernels are (tools/same_kernels.py --reports). Stale and incomplete reports are listed; --strict makes
+"""Checks the committed GPU reports: their form, their errors against their tolerances, and whether the measured code is
+still the code of the tree, or at least has the same kernels (tools/same_kernels.py --reports). Stale and incomplete reports are listed; --strict makes
 them a failure.
 
     python3 tools/check_reports.py [--strict]
@@ -19,7 +19,7 @@ def main():
         if path.stem != report.get("suite"):
             broken.append(f"{name}: found suite {report.get('suite')!r}, expected {path.stem!r}")
             continue
-        if "tree" not in report or "date" not in report:  # which is said above
+        if "tree" not in report or "date" not in report:  # reported above
             continue
         if "incomplete" in report:
             incomplete.append(f"{name}: {report['incomplete']}")

@@ -1,4 +1,4 @@
-"""Fails when an object compiled for one CPU level defines a weak symbol (core/cpu/cpu.h says why that kills older CPUs).
+"""Fails when an object compiled for one CPU level defines a weak symbol (core/cpu/cpu.h explains why such symbols crash on older CPUs).
 
     python3 tools/check_simd_objects.py OBJECT...
 """
@@ -12,7 +12,7 @@ def weak_symbols(path):
     lines = subprocess.run(["nm", "--defined-only", "--demangle", path], check=True, capture_output=True, text=True).stdout
     for line in lines.splitlines():
         fields = line.split(maxsplit=2)
-        # DW.ref.*, a pointer to the unwinder's routine, is data, the same at every level.
+        # DW.ref.*, a pointer to the unwinder's routine, is data and equal at every level.
         if len(fields) == 3 and fields[1] in WEAK and not fields[2].startswith("DW.ref."):
             yield f"{path}: found the weak symbol '{fields[2]}', expected only symbols of the level's own namespace"
 

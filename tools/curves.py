@@ -5,9 +5,9 @@
     tools/curves.py build/cuda/ingot curves.json --device cuda
     tools/curves.py curves.json [--picture curves.svg]             # only compares
 
-The text is made here, the same each time, of words drawn as often as words are. Runs are added to the file; with both devices in it their curves are compared. A GPU's run may differ from the CPU's run of the same seed by no
-more, in the mean over steps, than two seeds differ on the CPU, and the means over seeds of the held-out loss by no more than twice the
-CPU's deviation of one seed. Exits 1 where a preset is outside.
+The text is generated, the same each time, of words with the frequencies of natural words. Runs are added to the file; if the file has runs of both
+devices, their curves are compared. In the mean over steps a GPU's run may differ from the CPU's run of the same seed by no more than two seeds differ
+on the CPU, and the mean over seeds of the held-out loss by no more than twice the CPU's deviation of one seed. Exits 1 if a preset is outside.
 """
 import argparse
 import concurrent.futures
@@ -26,7 +26,7 @@ STEPS = {"nano": 200, "nano-golf": 200, "golf-small": 80}
 
 
 def made_text(words=60000):
-    """Sentences of 3,000 made-up words, the n-th drawn as often as 1 / n, some of which are always followed by one of a few others."""
+    """Sentences of 3,000 made-up words. The n-th word has the frequency 1 / n; some words are always followed by one of a few words."""
     draw = random.Random(1)
     known = ["".join(draw.choices("aeiou" if i % 2 else "bcdfghlmnprstvw", k=1)[0] for i in range(draw.randint(2, 9))) for _ in range(3000)]
     weights, after = [1 / (n + 1) for n in range(len(known))], {w: draw.choices(known, k=4) for w in known[::3]}
@@ -56,7 +56,7 @@ def apart(a, b):
 
 
 def compare(preset, cpu, gpu):
-    """What is said of a preset, and whether the GPU's runs are within the spread of the CPU's."""
+    """The sentence about a preset, and whether the GPU's runs are within the spread of the CPU's runs."""
     pairs = [(cpu[s], gpu[s]) for s in sorted(cpu.keys() & gpu.keys())]
     seeds = statistics.mean(apart(a, b) for a, b in itertools.combinations(cpu.values(), 2))
     same = max(apart(a, b) for a, b in pairs)
@@ -73,7 +73,7 @@ def compare(preset, cpu, gpu):
 
 
 def picture(runs, file):
-    """Losses by step, a panel a preset: the CPU's seeds as lines, the GPU's as dashes."""
+    """Losses by step, one panel per preset: the CPU's seeds as lines, the GPU's as dashes."""
     width, height, left, gap, top = 300, 200, 42, 24, 30
     parts = []
     for n, (preset, devices) in enumerate(runs.items()):

@@ -4,14 +4,14 @@
     tools/experiment.py build/cpu/ingot corpus/ out --seeds 1 2 3 --seconds 60 --train "--preset golf-small" --export "--matrices int6" \
         --stride 64 --adapt "--ttt-lr 1e-4"
 
-What was read back is scored as it is, with --stride N by sliding windows too, and with --adapt by test-time training (`ingot eval --ttt`). These two
-take long; with --part EVERY:TOKENS they, and a plain score beside them, are of every EVERY-th document of those held out, cut to its first TOKENS
-tokens (DATA: shards of `ingot data pack`; written to OUT/part).
+The artifact is scored after reading it back: in windows side by side, with --stride N also in sliding windows, and with --adapt also by test-time
+training (`ingot eval --ttt`). The last two take long. --part EVERY:TOKENS restricts both, and a plain score beside them, to every EVERY-th held-out
+document, cut to its first TOKENS tokens (DATA: shards of `ingot data pack`; the part is written to OUT/part).
 
     tools/experiment.py --reports bench/results/h100/golf/seed-*.json    # the table of seeds that ran elsewhere, one at a time
 
-Each seed leaves OUT/seed-N (the run) and OUT/seed-N.ingot; OUT/experiment.json holds every number, with mean and deviation over seeds. A seed
-that is there is not trained again, and `ingot train` resumes one that was interrupted. Scores of all seeds are of the same held-out text.
+Each seed leaves OUT/seed-N (the run) and OUT/seed-N.ingot; OUT/experiment.json holds every number, with mean and deviation over seeds. A finished seed is not
+trained again, and `ingot train` resumes an interrupted seed. All seeds are scored on the same held-out text.
 """
 import argparse
 import array
@@ -33,13 +33,13 @@ def run(command):
         done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE)
     except OSError as error:
         sys.exit(f"experiment: {command[0]}: {error.strerror}")
-    if done.returncode != 0:  # it said why on standard error
+    if done.returncode != 0:  # the reason is on standard error
         sys.exit(done.returncode)
     return done.stdout
 
 
 def read(report):
-    """What a seed left."""
+    """The files of a seed."""
     try:
         found = json.loads(report.read_text())
     except OSError as error:
@@ -64,8 +64,8 @@ def part_of(text):
 
 
 def write_part(shards, to, every, tokens):
-    """Every `every`-th held-out document of `shards`, cut to its first `tokens` tokens, as one shard in the folder `to`. A document begins with the
-    token that the first one begins with; one more ends the last. (A shard: 256 int32, the third the number of its tokens; then uint16.)"""
+    """Every `every`-th held-out document of `shards`, cut to its first `tokens` tokens, as one shard in the folder `to`. Every document begins with
+    the first token of the shard, and the same token ends the last document. (A shard: 256 int32, the third the number of tokens; then uint16.)"""
     files, text, head = sorted(shards.glob("*val_*.bin")), array.array("H"), None
     for file in files:
         content = file.read_bytes()
@@ -85,7 +85,7 @@ def write_part(shards, to, every, tokens):
 
 
 def read_back(o, artifact):
-    """Scores of the artifact beyond the plain one, which `ingot export` gave."""
+    """Scores of the artifact besides the plain score, which `ingot export` reports."""
     def score(*options):
         return json.loads(run([o.ingot, "eval", artifact, "--data", o.out / "part" if o.part else o.data, "--json", *options]))
     found = {}
@@ -121,7 +121,7 @@ def one_seed(o, seed):
 
 
 def read_reports(files):
-    """What seeds gave that ran one at a time, elsewhere perhaps: all of the same options."""
+    """The results of seeds that ran one at a time, perhaps on other machines, with the same options."""
     seeds = [read(f) for f in files]
     for file, s in zip(files, seeds):
         if s.get("options") != seeds[0].get("options"):
@@ -132,7 +132,7 @@ def read_reports(files):
 
 
 def summary(seeds):
-    """Mean over seeds, and the deviation of one seed (n - 1); none of a single seed."""
+    """Mean over seeds and deviation of one seed (n - 1); no deviation for a single seed."""
     values = {key: [s[key] for s in seeds] for key, _ in columns(seeds)}
     values["cost"] = [s["bits_per_byte_after"] - s["bits_per_byte_before"] for s in seeds]
     if "bits_per_byte_adapted" in values:
@@ -188,5 +188,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except KeyboardInterrupt:  # the program under way has said what it saved
+    except KeyboardInterrupt:  # the running program has reported what was saved
         sys.exit(130)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Fuzzes every parser for SECONDS each (default 60), from the corpus in tests/fuzz_corpus. Where there is no clang with libFuzzer,
-# tests/fuzz_replay.cpp mutates the corpus without feedback from coverage. With --replay the corpus is only run through.
-# Findings are kept in build/fuzz/findings; a fixed one goes into the corpus.
+# Fuzzes every parser for SECONDS each (default 60), from the corpus in tests/fuzz_corpus. Without clang and libFuzzer,
+# tests/fuzz_replay.cpp mutates the corpus without feedback from coverage. --replay only runs the corpus.
+# Findings are kept in build/fuzz/findings; the input of a mended fault goes into the corpus.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/own_build.sh

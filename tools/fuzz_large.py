@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Calls every op of the package `ingot` on tensors of more than 2^31 elements: the last rows must be what the same rows give alone.
+"""Calls every op of the package `ingot` on tensors of more than 2^31 elements: the last rows must equal the result of the same rows alone.
 
     python3 tools/fuzz_large.py [OP,...]   on a GPU with 50 GB free
 
-Operands repeat a block of rows, so that what the end must be is known from a call of one block: near to a rounding or two of the type, as forms
-for few rows sum in other orders. A number that does not fit 32 bits somewhere shows as wrong rows, or as an error.
+Operands repeat a block of rows, so the expected end is known from a call with a single block, up to a rounding or two of the type, because variants
+for few rows sum in other orders. A number that does not fit into 32 bits shows as wrong rows or as an error.
 """
 import sys
 import time
@@ -13,7 +13,7 @@ import torch
 
 from ingot import functional
 
-BLOCK = 1031  # rows of a block: no power of two, so that wrapped rows are other rows
+BLOCK = 1031  # rows of a block: no power of two, so that an overflowing index reads different rows
 MORE = 2**31 + 2**21
 BF16 = torch.bfloat16
 
@@ -34,7 +34,7 @@ def near(name, found, expected, roundings=4):
 
 
 def by_rows(call, *operands):
-    """Of a call that computes rows by themselves: forward and backward of the whole and of its last block. Columns are x's."""
+    """Checks a call with independent rows: forward and backward of the whole and of the last block. Columns are x's."""
     one = [t.clone().requires_grad_() for t in operands]
     y = call(*one)
     dy = torch.randn_like(y)
@@ -128,7 +128,7 @@ def attention():
 
 
 def linear_cross_entropy():
-    """Of a weight of more than 2^31 elements."""
+    """Checks a weight with more than 2^31 elements."""
     columns, rows = 8192, 64
     classes = MORE // columns // 8 * 8
     w = torch.empty(classes, columns, dtype=BF16, device="cuda")

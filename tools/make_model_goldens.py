@@ -1,8 +1,8 @@
-"""Writes tests/data/gpt.json and optimizer.json: what spec/gpt.py makes of two small models, and spec/optimizer.py of one, in fp64.
+"""Writes tests/data/gpt.json and optimizer.json: the results of spec/gpt.py for two small models and of spec/optimizer.py for one model, in fp64.
 Parity compares far more (docs/parity.md) but needs PyTorch; this is for tests that do not. Prints what tests/cli_test.py expects of its
 small GPT-OSS checkpoint.
 
-    python3 tools/make_model_goldens.py      # wants torch
+    python3 tools/make_model_goldens.py      # needs torch
 
 Weights, ids and the optimizer's gradients follow from names and indices by `number`, which src/ingot/models/gpt/golden.test.h has too.
 """
@@ -35,7 +35,7 @@ CASES = {
 
 
 def bits(name, i):
-    """64 of them: FNV-1a of the name, then splitmix64's steps."""
+    """64 random bits: FNV-1a of the name, then splitmix64's steps."""
     h = 0xcbf29ce484222325
     for byte in name.encode():
         h = (h ^ byte) * 0x100000001b3 & MASK
@@ -70,12 +70,12 @@ def golden(config, looping):
     weights = {n: w.requires_grad_() for n, w in weights_of(config).items()}
     loss = gpt.losses(config, weights, tokens, targets, torch.tensor([0] + LENGTHS).cumsum(0), looping=looping)
     (loss * numbers("dloss", T)).sum().backward()
-    # Of every gradient its norm, and its product with random numbers.
+    # For every gradient the norm, and the product with random numbers.
     gradients = {n: [w.grad.norm().item(), (w.grad.flatten() * numbers("probe " + n, w.numel())).sum().item()] for n, w in weights.items()}
     return dict(config=asdict(config), looping=looping, lengths=LENGTHS, losses=loss.tolist(), gradients=gradients)
 
 
-# By sections, as a run's configuration has them.
+# Grouped in sections like a run's configuration.
 RECIPES = {
     "muon": dict(optimizer=dict(matrix_optimizer="muon", matrix_lr=0.022, matrix_decay=0.095, embed_lr=0.03, embed_decay=0.085, head_lr=0.01,
                                 head_decay=0.02, scalar_lr=0.02, scalar_decay=0.03, beta1=0.9, beta2=0.95, clip=1.0),
@@ -89,8 +89,8 @@ STEPS, TAKEN = 8, 5
 
 
 def optimized(recipe):
-    """Of every parameter after TAKEN steps, and of its average: norm, and product with random numbers. Every second gradient is small,
-    and so not clipped."""
+    """For every parameter after TAKEN steps, and for its average: norm, and product with random numbers. Every second gradient is small and
+    therefore not clipped."""
     config = gpt.GptConfig.from_dict(CASES["llama"][0])
     weights = weights_of(config)
     optimizer = Optimizer(config, weights, Recipe(**recipe["optimizer"], **recipe["schedule"]), STEPS)
@@ -109,7 +109,7 @@ def write(name, value):
 
 
 def cli_checkpoint_losses():
-    """Those of the checkpoint and the ids in tests/cli_test.py's class TinyGptOss."""
+    """The losses of the checkpoint and the ids in tests/cli_test.py's class TinyGptOss."""
     sys.argv = ["cli_test.py", "no program"]
     sys.path.insert(0, str(ROOT / "tests"))
     import cli_test

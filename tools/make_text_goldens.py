@@ -1,4 +1,4 @@
-"""Writes tests/data/text: tokenizers made by the reference implementations, and the ids they give to odd texts.
+"""Writes tests/data/text: tokenizers made by the reference implementations, and their ids for unusual texts.
 
     pip install tokenizers==0.23.3 tiktoken==0.14.0 sentencepiece==0.2.3
     python3 tools/make_text_goldens.py
@@ -72,7 +72,7 @@ def tiktoken_of(tokenizer, pattern):
 def train_sentencepiece(documents):
     lines = [line for d in documents for line in d.split("\n") if line.strip()]
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(  # parameter-golf's settings, but for the size
+    sentencepiece.SentencePieceTrainer.train(  # parameter-golf's settings except the size
         sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=450, byte_fallback=True, split_digits=True,
         normalization_rule_name="nmt_nfkc", add_dummy_prefix=False, character_coverage=0.999, pad_id=0, bos_id=1, eos_id=2, unk_id=3,
         hard_vocab_limit=False, num_threads=1, minloglevel=2)
@@ -84,7 +84,7 @@ def main():
     cases = texts(80)
     documents = [(ROOT / "LICENSE").read_text(encoding="utf-8")] + cases
     bpe = train_bpe(documents)
-    # tokenizers would cut <|bos|> out of a text; ours never does. Without the added token it is ordinary text there too.
+    # The library tokenizers would remove <|bos|> from a text; Ingot never does. Without the added token <|bos|> is ordinary text there too.
     plain = json.loads(bpe.to_str())
     plain["added_tokens"] = []
     plain = Tokenizer.from_str(json.dumps(plain))

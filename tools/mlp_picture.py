@@ -1,4 +1,4 @@
-"""Draws docs/mlp.svg from bench/results/<gpu>/mlp.json: time over rows for Ingot and its peers, with the bound, one panel a pass.
+"""Draws docs/mlp.svg from bench/results/<gpu>/mlp.json: time over rows for Ingot and its peers, with the bound, one panel per pass.
 
     python3 tools/mlp_picture.py [--check] [--gpu h200]     --check changes nothing and fails where the picture is not current
 """
@@ -13,7 +13,7 @@ import reports
 PICTURE = reports.ROOT / "docs" / "mlp.svg"
 PANELS = [("MLP, 3 layers, forward", "3 layers, forward"), ("MLP, 3 layers, forward + backward", "3 layers, forward + backward"),
           ("MLP, 5 layers, forward", "5 layers, forward"), ("MLP, 5 layers, forward + backward", "5 layers, forward + backward")]
-# What is drawn, in this order: name in the report, label, colour, dashes.
+# The curves in order: name in the report, label, colour, dashes.
 LINES = [("limit", "bound", "#777777", "5 4"), ("ours", "Ingot", "#0b6e4f", ""), ("origin", "origin (Triton)", "#c8553d", ""),
          ("torch_compile", "torch.compile", "#3d5a98", ""), ("torch_eager", "PyTorch", "#9a7aa0", "")]
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 400, 250, 64, 34, 36, 40
@@ -37,7 +37,7 @@ def ticks(low, high):
 
 
 class Panel:
-    """Both axes logarithmic; a point in data becomes one in pixels."""
+    """Maps a data point to pixels; both axes are logarithmic."""
 
     def __init__(self, lines, x, y):
         points = [p for line in lines.values() for p in line]

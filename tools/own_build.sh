@@ -1,5 +1,5 @@
 # Sourced by ./run and the scripts here, in the tree's root.
-# drop_foreign DIRECTORY: a build directory that came with a copied or moved tree would build the original; it is removed.
+# drop_foreign DIRECTORY: removes a build directory that came with a copied or moved tree, because the directory would build the original tree.
 drop_foreign() {
   local home
   home=$(sed -n 's/^CMAKE_HOME_DIRECTORY:[A-Z]*=//p' "$1/CMakeCache.txt" 2>/dev/null) || return 0

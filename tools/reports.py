@@ -1,4 +1,4 @@
-"""What the tools share about bench/results/<gpu>/<suite>.json: which files a suite exercises, their hash, and the format."""
+"""Common code of the tools for bench/results/<gpu>/<suite>.json: the files that a suite exercises, their hash, and the format."""
 import hashlib
 import json
 import pathlib
@@ -6,19 +6,19 @@ import pathlib
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 
-# The rooms a suite exercises, where they are not the one named like the suite.
+# The rooms that a suite exercises, for suites without a room of the same name.
 ROOMS = {"mlp": ["mlp", "activation"], "swiglu": ["swiglu", "linear"], "gate": ["swiglu", "activation"], "wide_mlp": ["linear", "activation"], "cross_entropy": ["cross_entropy", "linear"],
          "host_cost": ["rmsnorm", "mlp"]}
-# What a suite exercises outside the rooms.
+# Folders outside the rooms that a suite exercises.
 ELSEWHERE = {"host_cost": ["bindings/python/native", "bindings/python/ingot"]}
-# What every suite rests on besides its rooms: src/gpu, src/core and the build flags.
+# Code under every suite besides its rooms: src/gpu, src/core and the build flags.
 COMMON = ["src/ingot/gpu", "src/ingot/core", "CMakeLists.txt", "cmake/IngotCuda.cmake", "cmake/IngotRooms.cmake"]
-# What the room of attention, of the router and of quantised weights, and the model's own folders are to a token.
+# The rooms and folders that compute a token: attention, router, quantised weights, sampling and the model's own folders.
 ROOMS["decode"] = ["attention", "moe", "quant", "sampling"]
 ELSEWHERE["decode"] = ["src/ingot/megakernel", "src/ingot/models/decode", "src/ingot/models/gpt_oss"]
 ROOMS["prompt"], ELSEWHERE["prompt"] = [*ROOMS["decode"], "grouped"], ELSEWHERE["decode"]
-ROOMS["decode_gpus"], ELSEWHERE["decode_gpus"] = ROOMS["prompt"], ELSEWHERE["decode"]  # where there are several
-# What a training step of the preset golf runs.
+ROOMS["decode_gpus"], ELSEWHERE["decode_gpus"] = ROOMS["prompt"], ELSEWHERE["decode"]  # the same with several GPUs
+# The rooms of a training step of the preset golf.
 ROOMS["train"] = ["activation", "adamw", "attention", "axpby", "copy", "cross_entropy", "embedding", "lane_write", "linear", "mix", "muon",
                   "residual", "rmsnorm", "rope", "scaled_add", "skip_merge", "sum"]
 ELSEWHERE["train"] = ["src/ingot/engines/train", "src/ingot/models/gpt"]
@@ -26,22 +26,22 @@ for _suite in ("train_gpus", "train_memory"):
     ROOMS[_suite], ELSEWHERE[_suite] = ROOMS["train"], ELSEWHERE["train"]
 ROOMS["ttt"] = [room for room in ROOMS["train"] if room not in ("muon", "sum")]
 ELSEWHERE["ttt"] = ["src/ingot/engines/ttt", "src/ingot/models/gpt"]
-# What a token of generation by a run of the trainer takes.
+# The rooms of a generated token of a model of the trainer.
 ROOMS["generate"] = [room for room in ROOMS["ttt"] if room not in ("adamw", "cross_entropy")] + ["sampling"]
 ELSEWHERE["generate"] = ["src/ingot/engines/generate", "src/ingot/models/gpt"]
-# An earlier build beside the tree's, of rooms whose code moved.
+# An earlier build beside the tree's build, for rooms whose code moved.
 ROOMS["two_builds"] = ["mlp", "activation", "rmsnorm", "rope", "swiglu"]
-ONLY_OURSELVES = {"two_builds"}  # whose peer is no other library
-# Whose results are times alone: what they compute is for tests to say.
+ONLY_OURSELVES = {"two_builds"}  # suites without another library as peer
+# Suites with times only; tests check the computed values.
 TIMES_ALONE = {"decode", "decode_gpus", "prompt", "train", "train_gpus", "train_memory", "generate", "ttt"}
-# Whose products may be cuBLASLt's.
+# Suites whose products may use cuBLASLt.
 WITH_LIBRARY = {"linear", "swiglu", "wide_mlp", "cross_entropy", "train", "train_gpus", "train_memory", "ttt", "generate"}
-# Whose origin published kernels: these are measured too.
+# Suites whose original project published kernels, which are measured too.
 WITH_ORIGIN = {"rmsnorm", "mlp"}
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake", ".py"}
 
 
-# What compute-sanitizer found, tool by tool (tools/sanitize.py): no benchmark, but of the same tree, and checked with it.
+# The findings of compute-sanitizer by tool (tools/sanitize.py): no benchmark, but a report of the same tree, checked like the others.
 SANITIZERS = "sanitizers"
 
 
@@ -78,13 +78,13 @@ def tree_hash(suite, root=ROOT):
 
 
 def holds(report, tree):
-    """Whether a report is of this tree: of these very sources, or of kernels that are the same machine code (tools/same_kernels.py --reports)."""
+    """Whether a report describes this tree: the same sources, or kernels of the same machine code (tools/same_kernels.py --reports)."""
     return tree in (report["tree"], report.get("same_kernels", {}).get("tree"))
 
 
 def begun(suite, folder, gpu, cases, results=RESULTS):
-    """A report of this very tree in results/<folder>, made on a `gpu`, of fewer than all `cases` (it was cut off, or there are new ones), which
-    may be continued; None where there is none."""
+    """A report of the same tree in results/<folder>, made on a `gpu`, with fewer than all `cases` (an interrupted run, or new cases), which may
+    be continued; None if there is none."""
     path = results / folder / f"{suite}.json"
     report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     fits = report and len(report["results"]) < cases and report["gpu"] == gpu and holds(report, tree_hash(suite))
@@ -99,7 +99,7 @@ _SANITIZED = {"tool": str, "executable": str, "tests": int, "errors": int, "stat
 
 
 def problems_of(report):
-    """Everything that is wrong with a report's form or numbers, as sentences."""
+    """The faults in a report's form or numbers, as sentences."""
     def typed(where, table, fields):
         for name, kind in fields.items():
             if name not in table:

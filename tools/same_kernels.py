@@ -1,16 +1,16 @@
-"""Whether two builds hold the same kernels: for a change that moves, splits or tidies GPU code and must not change it.
+"""Checks whether two builds have the same kernels: for a change that moves, splits or tidies GPU code and must not change the machine code.
 
     python3 tools/same_kernels.py OLD/libingot.a NEW/libingot.a     (cuobjdump of the CUDA toolkit on PATH)
 
-Compares the instructions of every kernel, encodings included; names and files may change. Prints how many are in both, and the names
-of those that are in one only; exit status 1 where there are any, 77 where there is no cuobjdump.
+Compares the instructions of every kernel, encodings included; names and files may change. Prints how many kernels are in both builds, and the names
+of kernels in a single build; exit status 1 if there are such kernels, 77 without cuobjdump.
 
     python3 tools/same_kernels.py --reports OLD_TREE OLD_BUILD NEW_BUILD     (builds of Ninja, brought up to date first)
 
-Does so for every report under bench/results that was of OLD_TREE's sources and is not of this tree's. Where all kernels that the suite's rooms
-had are the same (host code that chooses among kernels, tiles or grids is not compared: read the files it names) the report gets `same_kernels`: this tree's hash, how many kernels, which files did change, and kernels that are new, which
-it does not measure; it is then not stale. Not
-host_cost's, which measures the host; nor, where the choice among cuBLASLt's kernels changed, those of suites that take any.
+Compares the kernels for every report under bench/results that measured OLD_TREE's sources and not this tree's. If all kernels of the suite's rooms
+are the same, the report gets the entry `same_kernels`: this tree's hash, the number of kernels, the changed files, and new kernels, which the report
+does not measure; the report is then not stale. Host code that chooses among kernels, tiles or grids is not compared: read the changed files. Exempt
+are host_cost, which measures the host, and, where the choice among cuBLASLt's kernels changed, the suites that use cuBLASLt.
 """
 import collections
 import functools
@@ -25,14 +25,14 @@ import sys
 import reports
 
 NO_CUOBJDUMP = 77
-CHOICE = {"src/ingot/gpu/cublaslt.cpp", "src/ingot/gpu/cublaslt.h"}  # of kernels that no object of ours holds
+CHOICE = {"src/ingot/gpu/cublaslt.cpp", "src/ingot/gpu/cublaslt.h"}  # choose among kernels outside Ingot's objects
 FUNCTION = re.compile(r"^\s*Function : (\S+)")
-# An instruction and its encoding, or the second half of one.
+# An instruction and its encoding, or the second half of an encoding.
 CODE = re.compile(r"^\s*(/\*[0-9a-f]{4,}\*/.*|/\* 0x[0-9a-f]{16} \*/)\s*$")
 
 
 def kernels(listing):
-    """{sha of the instructions: [names]} of what `cuobjdump -sass` prints."""
+    """{sha of the instructions: [names]} from the output of `cuobjdump -sass`."""
     found, name, lines = collections.defaultdict(list), None, []
 
     def end():
@@ -59,18 +59,18 @@ def kernels_of(path):
 
 
 def only_in(one, other):
-    """Names of the kernels of `one` that `other` has not, or has less often."""
+    """Names of the kernels of `one` that `other` lacks or has less often."""
     return sorted(name for body, names in one.items() for name in names[len(other.get(body, [])):])
 
 
 @functools.cache
 def kernels_of_object(path):
-    """As kernels_of(); an object may hold host code alone."""
+    """Like kernels_of(); an object may have host code only."""
     return kernels(subprocess.run(["cuobjdump", "-sass", path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False).stdout.splitlines())
 
 
 def kernels_of_suite(suite, build, root):
-    """Of the rooms that the suite exercises, from their objects in a build directory."""
+    """The kernels of the suite's rooms, from their objects in a build directory."""
     found, objects = collections.defaultdict(list), build / "CMakeFiles" / "ingot.dir"
     for place in reports.places_of(suite, root):
         for folder in (objects / place, objects / "generated" / pathlib.PurePath(place).relative_to("src") if place.startswith("src/") else objects / place):
@@ -89,7 +89,7 @@ def changed_files(suite, old, new):
 
 def keep_reports(old_tree, old_build, new_build):
     for build in (old_build, new_build):
-        if subprocess.run(["ninja", "-C", build, "ingot"], stdout=subprocess.PIPE, check=False).returncode != 0:  # objects of the files as they are now
+        if subprocess.run(["ninja", "-C", build, "ingot"], stdout=subprocess.PIPE, check=False).returncode != 0:  # the objects of the current files
             sys.exit(f"same kernels: {build}: ninja could not build `ingot` there")
     for path, report in reports.all_reports():
         suite, name = path.stem, path.relative_to(reports.ROOT)
@@ -114,7 +114,7 @@ def keep_reports(old_tree, old_build, new_build):
 
 
 def self_check():
-    """Names and spaces may differ; an operand or a bit of an encoding may not."""
+    """A self-test: names and spaces may differ; an operand or a bit of an encoding may not."""
     text = ["Function : a", "  /*0000*/   MOV R1, R2 ;   /* 0x0000000000000001 */", "        /* 0x000fe20000000f00 */"]
     renamed = ["Function : b", "  /*0000*/ MOV R1, R2 ;  /* 0x0000000000000001 */", "  /* 0x000fe20000000f00 */"]
     operand, bit = [*text], [*text]

@@ -1,6 +1,6 @@
 """compute-sanitizer over the GPU tests named ...Small, each tool over each test executable, in shards. Writes
-bench/results/<gpu>/sanitizers.json: per tool and executable the tests run and the errors found. What the report there says of the same tree, and
-this run does not repeat, stays: a report may be made in parts, and one cut short has what was done.
+bench/results/<gpu>/sanitizers.json: the tests and errors per tool and executable. Entries of the same tree
+that this run does not repeat stay: a report may be made in parts, and an interrupted run keeps its results.
 
     python3 tools/sanitize.py --build build/cuda [--tools memcheck,racecheck,synccheck,initcheck] [--seconds 240] [--jobs 12] [--out DIR]
                               [--executables test_kernels_linear,...]
@@ -18,12 +18,12 @@ import sys
 import reports
 
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
-# synccheck follows few mbarriers of a block unless told to; one it lost track of looks uninitialised, and its warp is ended.
-# racecheck shows a hundred hazards unless told to; those that are not shown cannot be told from explained ones.
+# By default synccheck follows few mbarriers of a block; a forgotten mbarrier looks uninitialised, and its warp is ended.
+# By default racecheck shows a hundred hazards; hazards that are not shown cannot be compared with the explained ones.
 OPTIONS = {"synccheck": ["--num-cuda-barriers", "1024"], "racecheck": ["--print-limit", "100000"]}
-SHARD = 2  # tests of one run
-# What racecheck reports and is no race, by executable. It credits an arrival at an mbarrier to the lane that arrives, not to those that __syncwarp()
-# put before it (docs/lab/attention.md), and misses block barriers that warps reach from different branches (docs/lab/gpt-oss-decode.md).
+SHARD = 2  # tests per run
+# Reports of racecheck that are no races, by executable. racecheck credits an arrival at an mbarrier to the arriving lane, not to the lanes that
+# __syncwarp() ordered before (docs/lab/attention.md), and misses block barriers that warps reach from different branches (docs/lab/gpt-oss-decode.md).
 HAZARD = re.compile(r"Race reported between (?:Read|Write) access at (.*)\n=+ +and (?:Read|Write) access at (.*?)(?: \[\d+ hazards\])?\n")
 EXPLAINED = [(executable, [re.compile(place) for place in pair]) for executable, *pair in (
     ("", r"attention_hopper::Multiplier<.*::run\(\).* in forward\.cuh", r"attention_hopper::KeyFetcher<.*::publish\(.* in walk\.cuh"),
@@ -40,7 +40,7 @@ SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: \d+ hazar
 
 
 def explained_in(text, executable):
-    """How many of the hazards in racecheck's log are known to be none."""
+    """The number of hazards in racecheck's log that are known to be no races."""
     pairs = [pair for name, pair in EXPLAINED if name in ("", executable)]
     return sum(any(all(pattern.search(place) for pattern, place in zip(pair, places)) for pair in pairs for places in (found, found[::-1]))
                for found in HAZARD.findall(text))
@@ -58,7 +58,7 @@ def tests_of(executable, pattern):
 
 
 def sanitize(tool, executable, pattern, shard, shards, seconds, logs):
-    """One shard of an executable's tests under a tool: tests passed, errors (None where the tool says nothing of them), exit status, log."""
+    """Runs one shard of an executable's tests under a tool: tests passed, errors (None if the tool reports no count), exit status, log."""
     command = ["compute-sanitizer", "--tool", tool, *OPTIONS.get(tool, []), str(executable), "--gtest_brief=1", f"--gtest_filter={pattern}"]
     log = logs / f"{tool}-{executable.name}-{shard}.log"
     with open(log, "w", encoding="utf-8") as out:
@@ -76,7 +76,7 @@ def sanitize(tool, executable, pattern, shard, shards, seconds, logs):
 
 
 def result_of(tool, executable, wanted, shards):
-    # A shard that says nothing of its errors is an error too, and so is a test that does not pass.
+    # A shard without a count of errors is an error too, and so is a test that does not pass.
     tests = sum(shard["tests"] for shard in shards)
     errors = sum(1 if shard["errors"] is None else shard["errors"] for shard in shards) + wanted - tests
     explained = sum(shard["explained"] for shard in shards)
@@ -85,7 +85,7 @@ def result_of(tool, executable, wanted, shards):
 
 
 def earlier_results(folder, pattern, results):
-    """Of the report in the folder, if it is of this tree and these tests, what is not among `results`."""
+    """The entries of the folder's report that are not among `results`, if the report is of this tree and these tests."""
     path = folder / f"{reports.SANITIZERS}.json"
     if not path.exists():
         return []

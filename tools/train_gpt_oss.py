@@ -1,12 +1,12 @@
 """Trains a small model of the GPT-OSS architecture with Hugging Face transformers on any text, and writes a checkpoint that
 `ingot convert`, `generate`, `eval` and `info` take: config.json, bf16 safetensors in shards, tokenizer.json (byte-level BPE under
-the names of o200k_harmony), and held_out.jsonl, token ids of documents that were not trained on.
+the names of o200k_harmony), and held_out.jsonl, token ids of documents outside the training text.
 
     python3 tools/train_gpt_oss.py --data /usr/include/c++ --out small-gpt-oss --seconds 60
     ingot eval accuracy --model small-gpt-oss --ids small-gpt-oss/held_out.jsonl
 
-About 20 million parameters as it stands; needs torch, transformers (5 or later) and tokenizers. A GPU takes a minute; --device cpu
-with --hidden 64 --layers 2 serves to try it.
+By default about 20 million parameters; needs torch, transformers (5 or later) and tokenizers. A GPU takes a minute; --device cpu
+with --hidden 64 --layers 2 is enough for a trial.
 """
 import argparse
 import hashlib
@@ -19,7 +19,7 @@ import torch
 import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-WORDS = "|".join([  # of o200k
+WORDS = "|".join([  # the word pattern of o200k
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
@@ -54,14 +54,14 @@ def arguments():
 
 
 def documents(path):
-    """Texts to train on, and one in twenty, chosen by its content, that is held out."""
+    """Texts for training, and the held-out texts: one in twenty, chosen by content."""
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     parts = [], []
     for file in files:
         content = file.read_bytes()
         if content and b"\0" not in content:
             parts[hashlib.sha256(content).digest()[0] % 20 == 0].append(content.decode("utf-8", errors="replace"))
-    if path.is_file() or not all(parts):  # one long text: its end
+    if path.is_file() or not all(parts):  # of a single long text the end
         text = "".join(parts[0] + parts[1])
         parts = [text[:len(text) * 19 // 20]], [text[len(text) * 19 // 20:]]
     return parts
@@ -152,7 +152,7 @@ def main():
     stride = max(args.context, (len(held) - args.context) // max(1, args.held_out))
     lists = [held[a:a + args.context].tolist() for a in range(0, len(held) - args.context, stride)][:args.held_out]
     (out / "held_out.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lists))
-    model = model.float()  # the numbers that were written, in fp32
+    model = model.float()  # the written numbers, in fp32
     torch.backends.cuda.matmul.allow_tf32 = False
     print(f"{steps} steps; held-out loss of the checkpoint under transformers, fp32: {held_out_loss(model, lists):.4f} over "
           f"{sum(len(x) - 1 for x in lists):,} tokens", flush=True)
