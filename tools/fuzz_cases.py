@@ -1,10 +1,10 @@
-"""What tools/fuzz_ops.py draws: every op and module of the package `ingot` with random shapes, types, layouts and options, and what each
-computes, in fp64.
+"""The cases of tools/fuzz_ops.py: every op and module of the package `ingot` with random shapes, types, layouts and options, and a reference of
+each in fp64.
 
-A reference is written once and runs two ways. Exactly: `Numbers()`. And as a kernel may compute it: `Numbers(dtype, ...)` rounds every stage
-to the type that a kernel has it in and moves it by as much again, up or down by chance; sums move by 2^-22 of the sum of the magnitudes of
-their terms (fp32; 2^-50 in fp64). How far such runs lie from the exact one is what a kernel's result may be off by (Monte Carlo arithmetic),
-whatever the operands' condition is.
+A reference is written once and runs in two ways. `Numbers()` computes exactly. `Numbers(dtype, ...)` computes as a kernel may: every stage is
+rounded to the kernel's type of this stage and perturbed by as much again, up or down at random; sums are perturbed by 2^-22 of the sum of the
+magnitudes of their terms (fp32; 2^-50 in fp64). A kernel's result may be as far from the exact run as such perturbed runs are (Monte Carlo
+arithmetic), whatever the condition of the operands.
 """
 import math
 import random
@@ -18,7 +18,7 @@ import ingot
 from ingot import functional
 
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-WIDE = {torch.float64: torch.float64}  # the type of sums, else fp32
+WIDE = {torch.float64: torch.float64}  # the type of sums; fp32 for every other type
 
 
 class _Moved(torch.autograd.Function):
@@ -33,7 +33,7 @@ class _Moved(torch.autograd.Function):
 
 
 class _Rounded(torch.autograd.Function):
-    """An operand that autocast rounds, in the exact reference too; its gradient passes."""
+    """An operand that autocast rounds, in the exact reference too; the gradient passes unchanged."""
 
     @staticmethod
     def forward(ctx, t, dtype):
@@ -58,7 +58,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Activated(torch.autograd.Function):
-    """f(x), whose slope may come from a rounded value: off by a rounding of 1 or of itself."""
+    """f(x), whose slope may be computed from a rounded value: an error of one rounding of 1 or of the slope itself."""
 
     @staticmethod
     def forward(ctx, x, f, numbers, of_slope=None):
@@ -88,7 +88,7 @@ class _BackwardMoved(torch.autograd.Function):
 
 
 class _Attended(torch.autograd.Function):
-    """softmax(s) v, where the last of s is a sink; backward as kernels have it, from sums of dout * out that they may take from what was rounded."""
+    """softmax(s) v, where the last of s is a sink. The backward pass is that of kernels: from sums of dout * out, which may use the rounded out."""
 
     @staticmethod
     def forward(ctx, s, lse, none, v, n):
@@ -111,7 +111,7 @@ class _Attended(torch.autograd.Function):
 
 
 class Numbers:
-    """Of one run of a reference. dtype None: exact."""
+    """The arithmetic of one run of a reference. dtype None: exact."""
 
     def __init__(self, dtype=None, seed=0, autocast=None):
         self.dtype, self.seed, self.autocast, self.stage = dtype, seed, autocast, 0
@@ -120,7 +120,7 @@ class Numbers:
         self.of_sums = 0.0 if self.exact else 2.0**-50 if dtype is torch.float64 else 2.0**-22
 
     def _chances(self, t):
-        """Up or down by half a unit to a whole one, by chance, equal numbers of a stage alike: as rounding is, whose errors of equal terms add up."""
+        """Perturbs up or down by half a unit to a whole unit at random. Equal numbers of a stage are perturbed alike, as by rounding, because the errors of equal terms add up."""
         self.stage += 1
         mixed = (t.float().view(torch.int32).long() + self.seed * 1000003 + self.stage * 104729) * 0x9E3779B97F4A7C1
         mixed = (mixed ^ (mixed >> 31)) * 0x5851F42D4C957F2D
@@ -137,18 +137,18 @@ class Numbers:
 
     def product(self, a, b):
         y = a @ b
-        of_sums = self.of_sums * max(1, a.shape[-1] / 1024)  # fp32 adds a long sum's terms to what is much larger than they
+        of_sums = self.of_sums * max(1, a.shape[-1] / 1024)  # fp32 adds the terms of a long sum to a much larger partial sum
         return y if self.exact else (y + of_sums * (a.abs() @ b.abs()) * self._chances(y)).to(WIDE.get(self.dtype, torch.float32)).double()
 
     def enter(self, t):
         return t if t is None or self.autocast is None else _Rounded.apply(t, self.autocast)
 
     def out(self, t):
-        """A value that a kernel may have in the op's type, and its gradient too."""
+        """A value that a kernel may hold in the op's type, like its gradient."""
         return t if self.exact else _Moved.apply(t, self, self.unit, self.dtype, True)
 
     def sum(self, t):
-        """A value in the type of sums, some roundings off."""
+        """A value in the type of sums with an error of some roundings."""
         return t if self.exact else _Moved.apply(t, self, self.of_sums, WIDE.get(self.dtype, torch.float32), True)
 
     def mm(self, a, b):
@@ -162,15 +162,15 @@ class Numbers:
         return _Activated.apply(x, ACTIVATIONS[name], self)
 
     def cap(self, x, cap):
-        """cap tanh(x / cap), whose slope is 1 less a square: off by a rounding of 1, whatever is left."""
+        """cap tanh(x / cap). The slope is 1 minus a square, with an error of one rounding of 1 however small the difference is."""
         return x if not cap else _Activated.apply(x, lambda x: cap * torch.tanh(x / cap), self)
 
     def sum_backward(self, t, size=1):
-        """A value whose gradient is some roundings off before others are added, `size` times as many."""
+        """A value whose gradient has an error of some roundings, `size` times as many, before other gradients are added."""
         return t if self.exact else _BackwardMoved.apply(t, self, self.of_sums * size, WIDE.get(self.dtype, torch.float32))
 
     def out_backward(self, t):
-        """A value in the type of sums whose gradient a kernel may have in the op's type."""
+        """A value in the type of sums whose gradient a kernel may hold in the op's type."""
         return t if self.exact else _BackwardMoved.apply(t, self, self.unit, self.dtype)
 
 
@@ -180,7 +180,7 @@ ACTIVATIONS = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x), "tanh": torch.tanh, "sigmoid": torch.sigmoid,
     "softplus": lambda x: F.softplus(x, threshold=500),
 }
-JUMPS = ("relu", "leaky_relu")  # in the slope: a rounding of the argument may be worth a whole gradient
+JUMPS = ("relu", "leaky_relu")  # activations whose slope jumps: a rounding of the argument may change a whole gradient
 
 
 @dataclass
@@ -188,15 +188,15 @@ class Case:
     op: str
     text: list
     dtype: torch.dtype  # of stages
-    inputs: dict = field(default_factory=dict)  # floating-point operands by name; those in `frozen` have no gradient
+    inputs: dict = field(default_factory=dict)  # floating-point operands by name; operands in `frozen` have no gradient
     call: Callable = None  # (**inputs) -> a tensor or several
-    reference: Callable = None  # (numbers, **inputs in fp64) -> as many
-    others: list = field(default_factory=list)  # further tensors that stay as they are
+    reference: Callable = None  # (numbers, **inputs in fp64) -> as many tensors
+    others: list = field(default_factory=list)  # further tensors, which must stay unchanged
     frozen: tuple = ()
     jumps: bool = False
     deterministic: bool = True
-    planted: str = ""  # what is not finite
-    masked: bool = False  # a NaN need not reach rows that do not see it
+    planted: str = ""  # the planted value that is not finite
+    masked: bool = False  # a NaN need not reach rows that do not depend on the NaN
     modes: tuple = ("eager", "eager", "eager", "no_grad", "inference", "compile", "checkpoint", "func", "stream", "graph")
     autocast: torch.dtype = None
     only_outputs: int = None  # how many outputs take a gradient
@@ -206,7 +206,7 @@ NEAR_TILES = (63, 64, 65, 127, 128, 129)
 
 
 class Draw:
-    """Random choices of one case."""
+    """The random choices of one case."""
 
     def __init__(self, seed, index, device):
         self.r = random.Random(f"{seed}/{index}")
@@ -217,12 +217,12 @@ class Draw:
         self.scale = self.r.choice([1.0] * 8 + [1e-3, 30.0, 1e3, 1e-6])
 
     def rows(self, columns, most=5000):
-        """A number of rows for so many columns."""
+        """A number of rows for the given number of columns."""
         r = self.r
         n = r.choice([r.choice([0, 1, 1, 2, 3]), r.randint(1, 20), r.choice(NEAR_TILES), r.choice((15, 16, 17, 31, 33, 48, 255, 257)), r.randint(1, 600),
                       r.choice([1000, 1024, 1025, 4096, 4097])])
         if self.gpu and r.random() < 0.06:
-            n, most = r.choice([65535, 65536, 65537, 100_003, 262_145]), math.inf  # more than a grid's second dimension has
+            n, most = r.choice([65535, 65536, 65537, 100_003, 262_145]), math.inf  # more than the limit of a grid's second dimension
         return min(n, most, max(1, self.most // max(1, columns)))
 
     def columns(self, most=20000, step=1):
@@ -235,7 +235,7 @@ class Draw:
         return n if step == 1 else max(step, n // step * step)
 
     def leading(self, rows):
-        """Leading dimensions of so many rows."""
+        """Leading dimensions with the given number of rows."""
         r = self.r
         if rows and r.random() < 0.4:
             divisors = [k for k in (1, 2, 3, 4, 5, 7, 8) if rows % k == 0]
@@ -259,7 +259,7 @@ class Draw:
         return self.lay_out(t) if layout else t
 
     def lay_out(self, t):
-        """The same values somewhere in a poisoned memory, with other strides."""
+        """The same values inside poisoned memory, with other strides."""
         r = self.r
         kind = r.choice(["dense"] * 6 + ["offset", "padded", "padded8", "transposed", "stepped", "columns", "permuted", "expanded"])
         if kind == "dense" or t.dim() == 0:
@@ -474,7 +474,7 @@ def gated_linear(d):
         return n.out(_gated(n, n.out(gate), n.out(up), **options))
 
     if module and not two and not columns:
-        if not d.gpu:  # PyTorch's own product of 16-bit rows that are apart and not aligned reads what is between them
+        if not d.gpu:  # PyTorch's own product of unaligned 16-bit rows with gaps reads the gaps
             case.inputs["x"] = case.inputs["x"].contiguous().clone()
         w3 = case.inputs["w3"] = d.tensor((d.columns(130), hidden), dtype, 1 / math.sqrt(max(1, hidden)))
         plain = reference
@@ -521,8 +521,8 @@ def linear_cross_entropy(d):
         x, weight, bias = n.enter(x), n.enter(weight), n.enter(bias)
         rows, t = x.reshape(target.numel(), features), target.reshape(-1).long()
         logits = n.out_backward(n.linear(rows, weight, bias))
-        capped = lambda: n.cap(logits, options["softcap"])  # probabilities and what is taken from them have slopes of their own
-        size = 1 + torch.logsumexp(capped().detach(), -1, keepdim=True).abs()  # p = exp(l - lse), from an lse of so many units
+        capped = lambda: n.cap(logits, options["softcap"])  # the slopes of the cap are separate for the probabilities and for the value at the target
+        size = 1 + torch.logsumexp(capped().detach(), -1, keepdim=True).abs()  # p = exp(l - lse) has an error of as many units as the lse
         lse = n.sum(torch.logsumexp(n.sum_backward(capped(), size), -1)) if rows.shape[0] else logits.sum(-1)
         counts = t != ignore
         at = n.sum_backward(capped()).gather(-1, torch.where(counts, t, 0)[:, None])[:, 0]
@@ -741,7 +741,7 @@ def attention(d):
 
 
 def muon(d):
-    """Some steps of the optimizer on matrices of several shapes; a result is a parameter afterwards."""
+    """Some steps of the optimizer on matrices of several shapes; the results are the parameters afterwards."""
     dtype = d.r.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16] + ([] if d.gpu else [torch.float64]))
     side = lambda: d.r.choice([1, 2, 3, 7, 8, 16, 24, 31, *(NEAR_TILES if d.gpu else (33,)), d.r.randint(1, 300 if d.gpu else 40)])
     shapes = [(side(), side()) for _ in range(d.r.choice([1, 2, 3]))]
@@ -800,7 +800,7 @@ def muon(d):
 
 
 class _Norm(torch.nn.Module):
-    """As transformers writes it."""
+    """The module in the form of transformers."""
 
     def __init__(self, columns, eps, unit_offset):
         super().__init__()

@@ -3,13 +3,13 @@
 
     python3 tools/fuzz_ops.py --seconds 60                        on the CPU
     python3 tools/fuzz_ops.py --seconds 60 --device cuda --ops attention,muon
-    python3 tools/fuzz_ops.py --device cuda --seed 7 --case 123   one case again, as a failure's last line says
+    python3 tools/fuzz_ops.py --device cuda --seed 7 --case 123   repeats one case, as a failure's last line says
 
-Case k of a seed is a function of both (and of --ops). Besides numbers (tools/fuzz_cases.py: how far they may be off) a case checks that a second
-call gives the same bits, that operands and what lies around them stay as they were, that nothing is written around what is allocated for
-results (whose memory is NaN before), and that PyTorch's modes give what a plain call gives: compiled, captured in a CUDA graph, on another
-stream, checkpointed, through torch.func, without gradients. Every seventh case breaks an argument: then one line must say which, what was
-found and what was expected. Batches of cases run in processes of their own: a crash, a hang or a GPU that is left unusable is a failure of its case.
+Case k of a seed is a function of k and the seed (and of --ops). A case compares the numbers with their bounds (tools/fuzz_cases.py). A case also
+checks that a second call gives the same bits; that operands and the memory around them stay unchanged; that nothing is written outside the memory of
+the results, which is NaN before; and that PyTorch's modes give the result of a plain call: compiled, captured in a CUDA graph, on another stream,
+checkpointed, through torch.func, without gradients. Every seventh case breaks an argument: then one line must name the argument, the value found and
+the value expected. Batches of cases run in processes of their own: a crash, a hang or an unusable GPU is a failure of the case.
 """
 import argparse
 import collections
@@ -26,9 +26,9 @@ import time
 import traceback
 
 HERE = pathlib.Path(__file__).resolve()
-FACTOR = 4  # of the largest distance among the disturbed runs
+FACTOR = 4  # allowed multiple of the largest distance among the perturbed runs
 RUNS = 3
-BATCH = 200  # cases of a process
+BATCH = 200  # cases per process
 SILENCE = 90  # seconds after which a case counts as hanging
 
 
@@ -93,7 +93,7 @@ REFUSALS = (ValueError, TypeError, NotImplementedError)
 
 
 def refusal(e):
-    """What is wrong with a refusal, or None."""
+    """The fault in a refusal, or None."""
     text = str(e)
     if not isinstance(e, REFUSALS):
         return f"{type(e).__name__} in place of a refusal: {text[:300]}"
@@ -111,14 +111,14 @@ def bits(t):
 
 
 def memory_of(t):
-    """All of the storage that `t` lies in, as bytes."""
+    """The whole storage of `t` as bytes."""
     import torch
 
     return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
 
 
 class Guards:
-    """While open, what Python allocates for results lies between marks and is NaN until it is written."""
+    """While open, memory that Python allocates for results lies between guards and is NaN until written."""
 
     ROOM, MARK = 512, 0xA5
 
@@ -146,7 +146,7 @@ class Guards:
         def shape_of(size):
             return tuple(size[0]) if len(size) == 1 and isinstance(size[0], (tuple, list, torch.Size)) else size
 
-        class Torch:  # what a module of the package sees as torch
+        class Torch:  # stands in for torch in a module of the package
             def __getattr__(self, name):
                 return getattr(torch, name)
 
@@ -177,7 +177,7 @@ class Guards:
             return make
 
         torch.Tensor.new_empty, torch.Tensor.new_zeros = new(False, own_tensor_empty), new(True, own_tensor_zeros)
-        ingot._C.use_ways(False, True)  # so that C++ asks Python for its memory
+        ingot._C.use_ways(False, True)  # so that C++ allocates through Python
         return self
 
     def __exit__(self, *error):
@@ -203,7 +203,7 @@ def tuple_of(y):
 
 
 def differentiate(torch, outputs, leaves, upstream):
-    """Gradients of the leaves that want one, by name."""
+    """Gradients by name, of the leaves that require a gradient."""
     pairs = [(y, u) for y, u in zip(outputs, upstream) if u is not None and y.requires_grad]
     names = [k for k, t in leaves.items() if t.requires_grad]
     if not pairs or not names:
@@ -213,7 +213,7 @@ def differentiate(torch, outputs, leaves, upstream):
 
 
 def oracle(torch, case, wanted, upstream, runs, seed):
-    """[(outputs, gradients)] of the exact run and of disturbed ones."""
+    """[(outputs, gradients)] of the exact run and of the perturbed runs."""
     import fuzz_cases
 
     found = []
@@ -222,14 +222,14 @@ def oracle(torch, case, wanted, upstream, runs, seed):
         wide = {k: t.detach().double().requires_grad_(k in wanted) for k, t in case.inputs.items()}
         outputs = tuple_of(case.reference(numbers, **wide))
         gradients = differentiate(torch, outputs, wide, [None if u is None else u.double() for u in upstream])
-        if run:  # a gradient is rounded to its operand's type, and to that of stages
+        if run:  # a gradient is rounded to its operand's type and to the type of the stages
             gradients = {k: None if g is None else rounded(case, numbers, k, g) for k, g in gradients.items()}
         found.append(([y.detach() for y in outputs], gradients))
     return found
 
 
 def rounded(case, numbers, k, g):
-    """A gradient: in the type of the stages (twice where it waits for its factor), then in its operand's."""
+    """Rounds a gradient: to the type of the stages (twice if its factor comes later), then to its operand's type."""
     import fuzz_cases
 
     own = case.inputs[k].dtype
@@ -239,7 +239,7 @@ def rounded(case, numbers, k, g):
 
 
 def compare(torch, case, name, found, exact, moved):
-    """(by how many times `found` is farther off than it may be, where)."""
+    """(the error of `found` as a multiple of the allowed error, its position)."""
     import fuzz_cases
 
     if found.numel() == 0:
@@ -258,14 +258,14 @@ def compare(torch, case, name, found, exact, moved):
         never = ~rows(torch.isfinite(exact))
         for m in moved:
             never &= ~torch.isfinite(rows(m))
-        kept = never & torch.isfinite(f) & (not case.masked and "inf" not in case.planted)  # the limit of a product with 0 may be 0
+        kept = never & torch.isfinite(f) & (not case.masked and "inf" not in case.planted)  # the limit of a product with 0 may be 0, so a finite value is allowed
         if kept.any():
             i, j = kept.nonzero()[0].tolist()
             return math.inf, f"{kept.sum().item()} of {kept.numel()} are finite, first [{i}, {j}]: found {f[i, j].item():.6g}, expected {e[i, j].item()}"
     zero = torch.zeros((), dtype=torch.float64, device=f.device)
     size = torch.where(finite, e.abs(), zero).amax(-1, keepdim=True)
     distance = torch.stack([torch.where(finite, (rows(m) - e).abs(), zero).amax(-1, keepdim=True) for m in moved]).amax(0)
-    if case.jumps or min(e.shape[-1], e.shape[0]) < 8:  # chance has too few numbers in a row, or a rounding may be worth a whole gradient
+    if case.jumps or min(e.shape[-1], e.shape[0]) < 8:  # too few numbers per row for statistics, or a rounding may change a whole gradient
         distance = torch.maximum(distance, size * (distance / (size + 1e-300)).amax().clamp(max=1))
     dtype = found.dtype
     least = {torch.float16: 2.0**-24, torch.bfloat16: 2.0**-118, torch.float32: 2.0**-118, torch.float64: 2.0**-1000}[dtype]
@@ -282,7 +282,7 @@ def same(torch, a, b):
 
 
 def draw_mode(case, d):
-    """How a case is called, and which operands want gradients."""
+    """The mode in which a case is called, and the operands that require gradients."""
     r = d.r
     names = [k for k in case.inputs if k not in case.frozen]
     mode = r.choice(case.modes)
@@ -302,7 +302,7 @@ def draw_mode(case, d):
 
 
 def check_memory(case, operands, upstreams, gradients):
-    """Of (tensor, memory before the call): nobody wrote operands or upstream gradients; gradients have their operands' shapes and types."""
+    """Checks (tensor, memory before the call): operands and upstream gradients are unchanged; gradients have their operands' shapes and types."""
     import torch
 
     for t, was in operands:
@@ -318,7 +318,7 @@ def check_memory(case, operands, upstreams, gradients):
 
 
 def check_numbers(torch, case, drawn, outputs, gradients, note):
-    """Outputs and gradients beside the oracle's; the worst ratio to what they may be off. A failure is looked at with more runs first."""
+    """Compares outputs and gradients with the oracle's; returns the worst ratio to the allowed error. Before a failure is reported, more runs are made."""
     wanted, upstream, seed = drawn
     for runs in (RUNS, 4 * RUNS):
         runs_found = oracle(torch, case, wanted, upstream, runs, seed)
@@ -333,7 +333,7 @@ def check_numbers(torch, case, drawn, outputs, gradients, note):
                     problems.append(f"gradient of {k}: found {'none' if g is None else 'one'}, expected {'none' if e is None else 'one'}")
             elif g is not None:
                 checks.append((f"gradient of {k}", g, e, [m[1][k] for m in moved]))
-        if case.planted and (case.masked or case.jumps):  # 0 times what is not finite reaches whoever shares a tile; a clamp's slope at a NaN is anyone's
+        if case.planted and (case.masked or case.jumps):  # 0 times a value that is not finite reaches all rows of a tile; a clamp's slope at a NaN is not defined
             checks = [c for c in checks if c[0].startswith("output")]
         for name, found, e, ms in checks:
             if tuple(found.shape) != tuple(e.shape):
@@ -351,7 +351,7 @@ def check_numbers(torch, case, drawn, outputs, gradients, note):
 
 
 def check_mode(torch, case, again, outputs, gradients, when, note):
-    """Bits of the call once more, `again`, which is None where there is none."""
+    """Compares the bits of a second call, `again`; None if there was no second call."""
     if again is not None:
         a_outputs, a_gradients, exact = again
         for i, (a, b) in enumerate(zip(a_outputs, outputs)):
@@ -366,7 +366,7 @@ def check_mode(torch, case, again, outputs, gradients, when, note):
 
 
 def whole(case, d):
-    """A case that is right: numbers, bits, memory."""
+    """Checks a case with valid arguments: numbers, bits, memory."""
     import torch
 
     r = d.r
@@ -383,14 +383,14 @@ def whole(case, d):
             raise Failure(wrong + (f" [{describe(case)}]")) from e
         return {"status": "refused", "message": str(e)[:200], "text": describe(case)}
 
-    # As eager as can be, for shapes and upstream gradients.
+    # A plain eager call first, for shapes and upstream gradients.
     guards = Guards(torch)
     try:
         with guards:
             leaves = leaves_of(case, wanted)
             outputs = tuple_of(forward(**leaves))
             upstream = [None] * len(outputs)
-            layout = d.gpu or "module=True" not in case.text  # to nn.Linear of 16 bits on a CPU see fuzz_cases.gated_linear
+            layout = d.gpu or "module=True" not in case.text  # for nn.Linear of 16 bits on a CPU see fuzz_cases.gated_linear
             if wanted:
                 count = len(outputs) if case.only_outputs is None else case.only_outputs
                 upstream = [d.tensor(tuple(y.shape), y.dtype, layout=layout) if i < count and (count == 1 or r.random() < 0.75) else None for i, y in enumerate(outputs)]
@@ -410,7 +410,7 @@ def whole(case, d):
     note = lambda: f"mode={mode}, gradients of {sorted(wanted)}, upstream {[None if u is None else text(u) for u in upstream]}"
     worst = check_numbers(torch, case, (wanted, upstream, seed), outputs, gradients, note)
 
-    # The same once more, in the mode.
+    # The same call again, in the mode.
     check_mode(torch, case, in_mode(torch, d, case, forward, mode, wanted, upstream, outputs, gradients), outputs, gradients, f"in mode {mode} or a second call", note)
     return {"status": "ok", "worst": round(worst, 3), "mode": mode}
 
@@ -439,7 +439,7 @@ def autocasted(torch, d, case, inputs):
 
 
 def in_mode(torch, d, case, forward, mode, wanted, upstream, outputs, gradients):
-    """(outputs, gradients, whether they must be the same bits) of a call as `mode` has it."""
+    """(outputs, gradients, whether the bits must be equal) of a call in `mode`."""
 
     def plain():
         leaves = leaves_of(case, wanted)
@@ -476,7 +476,7 @@ def in_mode(torch, d, case, forward, mode, wanted, upstream, outputs, gradients)
         found = run(*leaves.values())
         return [y.detach() for y in found], differentiate(torch, found, leaves, upstream), False
     if mode == "stream":
-        # Operands arrive on the stream, late: whoever runs elsewhere reads what was there before.
+        # Operands arrive late on the stream: work on any other stream would read the old contents.
         side = torch.cuda.Stream()
         real = {k: t.clone(memory_format=torch.preserve_format) for k, t in case.inputs.items()}
         if any(0 in t.stride() for t in case.inputs.values()):
@@ -519,7 +519,7 @@ def in_mode(torch, d, case, forward, mode, wanted, upstream, outputs, gradients)
 
 
 def broken(case, d):
-    """A call with one operand that does not fit. It is refused, or what it gives is finite or not, but the process goes on."""
+    """A call with one wrong operand. The call is refused or returns some result, and the process continues."""
     import torch
 
     r = d.r
@@ -566,7 +566,7 @@ def broken(case, d):
     except Exception as e:
         wrong = refusal(e)
         if "module=True" in note and (type(e) in (RuntimeError, AttributeError) or "linear()" in str(e) or "instance of torch.Tensor" in str(e)):
-            wrong = None  # an nn.Linear's own, or functional_call's
+            wrong = None  # a refusal of nn.Linear or of functional_call
         if wrong:
             raise Failure(f"{note}: {wrong} ({traceback.extract_tb(e.__traceback__)[-1].name})") from e
         return {"status": "refused as it should", "message": str(e)[:200], "kind": kind}
@@ -585,7 +585,7 @@ def start(options, indices):
     consecutive = indices[-1] - indices[0] + 1 == len(indices)
     cases = f"{indices[0]}-{indices[-1]}" if consecutive else ",".join(map(str, indices))
     command = [sys.executable, str(HERE), "--worker", "--device", options.device, "--seed", str(options.seed), "--case", cases]
-    environment = {**os.environ, "MALLOC_PERTURB_": "165"}  # what is not written is not zero
+    environment = {**os.environ, "MALLOC_PERTURB_": "165"}  # memory that is not written is not zero
     process = subprocess.Popen([*command, *(["--ops", options.ops] if options.ops else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     lines = queue.Queue()
 
@@ -600,7 +600,7 @@ def start(options, indices):
 
 
 def batch(options, indices, deadline, record):
-    """Runs cases in a process; returns those that have not run, or None where no process begins."""
+    """Runs cases in a process; returns the cases that did not run, or None if the process does not start."""
     process, lines = start(options, indices)
     done, running, errors, open_streams, last = 0, None, [], 2, time.monotonic()
     hangs = False
