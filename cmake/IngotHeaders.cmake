@@ -1,6 +1,7 @@
-# Unoptimised, most files compile for a third to a half of their time what they include. Under sanitizers library and programs read it
-# once: what nearly every file includes, and for those that speak JSON io/json.h too, which makes others slower. Other builds share objects
-# through ccache across build directories, which a precompiled header prevents.
+# Precompiled headers. Most files that are hardly optimised compile for a third to a half of their time the headers that they include. Builds under
+# sanitizers, and builds on machines without ccache, compile these headers once: the headers that nearly every file includes, and, for files that
+# include io/json.h, that header too (files without JSON would become slower by it). Where ccache is installed, builds share objects across build
+# directories, which a precompiled header prevents.
 function(ingot_add_headers name)
   file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/generated/${name}.cpp CONTENT "")
   add_library(${name} OBJECT ${CMAKE_CURRENT_BINARY_DIR}/generated/${name}.cpp)
@@ -9,21 +10,41 @@ function(ingot_add_headers name)
   target_compile_options(${name} PRIVATE ${ingot_driver_options})
   target_precompile_headers(${name} PRIVATE ${ARGN})
 endfunction()
-if(INGOT_SANITIZE AND NOT layers)
+if((INGOT_SANITIZE OR NOT INGOT_CCACHE) AND NOT layers)
   set(common_headers <algorithm> <cmath> <functional> <memory> <string> <vector> <ingot/core/tensor.h> <ingot/core/cpu/thread_pool.h>)
   ingot_add_headers(ingot_json_headers ${common_headers} <ingot/io/json.h>)
   # A target has one precompiled header, and tests have their own. Files that do not want their target's name the other.
   list(FILTER without_json EXCLUDE REGEX "\\.(test|simd)\\.cpp$|/gpu/emulation/")
   set_property(SOURCE ${without_json} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
+  if(NOT INGOT_SANITIZE)
+    # g++ 12 crashes where a file is optimised more than its precompiled header, so fully optimised files read the headers' text.
+    set(common_sources "")
+    foreach(source ${without_json})
+      if(source IN_LIST driver_sources)
+        list(APPEND common_sources ${source})
+      endif()
+    endforeach()
+  else()
+    set(common_sources ${without_json})
+  endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     ingot_add_headers(ingot_common_headers ${common_headers})
     set(common ${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/ingot_common_headers.dir/cmake_pch.hxx)
-    set_property(SOURCE ${without_json} APPEND PROPERTY COMPILE_OPTIONS -include ${common})
-    set_property(SOURCE ${without_json} APPEND PROPERTY OBJECT_DEPENDS ${common}.gch)
+    set_property(SOURCE ${common_sources} APPEND PROPERTY COMPILE_OPTIONS -include ${common})
+    set_property(SOURCE ${common_sources} APPEND PROPERTY OBJECT_DEPENDS ${common}.gch)
   endif()
 endif()
 function(ingot_precompile_headers target)
-  if(TARGET ingot_json_headers)
-    target_precompile_headers(${target} REUSE_FROM ingot_json_headers)
+  if(NOT TARGET ingot_json_headers)
+    return()
+  endif()
+  target_precompile_headers(${target} REUSE_FROM ingot_json_headers)
+  # g++ 12 warns of std::string's own code; outside a precompiled header the warning is hidden, as the code is a system header's.
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds>)
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "EXECUTABLE" AND CMAKE_POSITION_INDEPENDENT_CODE)
+    # The headers were compiled with the library's -fPIC; an executable's own -fPIE would make the compiler read their text again.
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${target} PRIVATE -fPIC)
   endif()
 endfunction()
