@@ -1,7 +1,7 @@
 #pragma once
-// What the ranks of a run tell each other. A rank is one process of a run; all of them make the same calls in the same
-// order, with tensors of the same sizes. Every call has a deadline: a rank that went away, or that does not answer, is
-// a LostRank that names it, never an endless wait.
+// Collective communication between the ranks of a run. A rank is one process of the run. All ranks make the same calls
+// in the same order, with tensors of the same sizes. Every call has a deadline: where a rank has ended or does not
+// answer, the call throws a LostRank that names the rank, and never waits without end.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -10,12 +10,13 @@
 
 namespace ingot {
 
-// Another rank of the run ended, does not answer, or does something else than this one.
+// Another rank of the run ended, does not answer, or made a different call than this rank.
 struct LostRank : Error {
   explicit LostRank(const std::string& message) : Error(ErrorCode::io, message) {}
 };
 
-// Part r of a tensor of one dimension is [begins[r], begins[r + 1]): world + 1 numbers. Parts may be empty.
+// A partition of a tensor of one dimension: part r is [begins[r], begins[r + 1]). `begins` has world + 1 numbers; parts
+// may be empty.
 using Parts = std::vector<int64_t>;
 
 class Communicator {
@@ -24,19 +25,22 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int world() const = 0;
 
-  // Contiguous tensors of one dimension, f32 or f64, in place and in the stream's order.
-  virtual void all_reduce(const Tensor& x, Stream stream) = 0;  // the sum over ranks, the same bits on each
-  // The sum over ranks of part r, on rank r; what the other parts hold afterwards is unspecified.
+  // The collectives take contiguous tensors of one dimension, f32 or f64, change them in place and run in stream order.
+  virtual void all_reduce(const Tensor& x,
+                          Stream stream) = 0;  // the sum over all ranks, with the same bits on every rank
+  // Leaves the sum over ranks of part r on rank r. The contents of the other parts are unspecified afterwards.
   virtual void reduce_scatter(const Tensor& x, const Parts& parts, Stream stream) = 0;
-  virtual void all_gather(const Tensor& x, const Parts& parts, Stream stream) = 0;  // part r as rank r has it
+  virtual void all_gather(const Tensor& x, const Parts& parts,
+                          Stream stream) = 0;  // copies part r of rank r to all ranks
   virtual void broadcast(const Tensor& x, int root, Stream stream) = 0;
-  // Until the stream has come here.
+  // Waits until the collectives issued on the stream are complete.
   virtual void wait(Stream stream) = 0;
 
-  // Host memory.
-  virtual void gather_bytes(const void* mine, int64_t bytes, void* all) = 0;  // all: world times `bytes`, by rank
+  // The two calls below work on host memory.
+  virtual void gather_bytes(const void* mine, int64_t bytes,
+                            void* all) = 0;  // `all` receives world blocks of `bytes`, ordered by rank
   virtual void broadcast_bytes(void* data, int64_t bytes, int root) = 0;
-  virtual void barrier(double seconds) = 0;  // until all are here, at most so long
+  virtual void barrier(double seconds) = 0;  // waits for all ranks, at most `seconds`
 };
 
 }  // namespace ingot

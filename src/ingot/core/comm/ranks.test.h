@@ -1,5 +1,5 @@
 #pragma once
-// Ranks as threads of one test, over real sockets.
+// Runs the ranks of a test as threads of one process, which communicate over real sockets.
 #include <exception>
 #include <functional>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace ingot::testing {
 
-// Runs `body` on every rank. Returns each rank's error, empty where it ended well.
+// Runs `body` on every rank. Returns the error message of each rank, empty for a rank without an error.
 inline std::vector<std::string> run_ranks(int world, double deadline,
                                           const std::function<void(SocketCommunicator&)>& body) {
   const LocalListener meet = listen_locally();

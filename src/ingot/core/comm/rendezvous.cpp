@@ -26,8 +26,8 @@ namespace ingot {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kPorts = 16;       // MASTER_PORT and the next ones, for where something else listens on it
-constexpr double kGreeting = 5;  // seconds that a connection has to say who it is
+constexpr int kPorts = 16;  // tries MASTER_PORT and the following ports, as another program may listen on the first
+constexpr double kGreeting = 5;  // seconds within which a new connection must send its greeting
 constexpr int64_t kTableLimit = 1 << 20;
 
 double seconds_until(Clock::time_point t) { return std::chrono::duration<double>(t - Clock::now()).count(); }
@@ -84,7 +84,7 @@ bool send_all(int descriptor, const void* from, size_t bytes, Clock::time_point 
   return true;
 }
 
-// What a rank says when it has connected. Hosts of one run have one byte order.
+// The greeting that a rank sends after connecting. All hosts of one run have the same byte order.
 struct Hello {
   char magic[8] = {'I', 'N', 'G', 'O', 'T', 'R', 'K', '1'};
   uint64_t run = 0;
@@ -128,9 +128,9 @@ int port_of(int descriptor) {
                                        : reinterpret_cast<sockaddr_in*>(&a)->sin_port);
 }
 
-// Port 0: any free one. No socket where the port is taken.
+// Port 0 means any free port. Returns no socket where the port is taken.
 Socket listen_on(bool loopback, int port) {
-  // Where the system has no IPv6, IPv4 alone.
+  // Without IPv6 on the system, IPv4 alone.
   for (const int family : {loopback ? AF_INET : AF_INET6, AF_INET}) {
     Socket s(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (!s) continue;
@@ -169,13 +169,13 @@ Socket try_connect(const std::string& host, int port, Clock::time_point until) {
   return {};
 }
 
-// The next rank that says hello, or none in the time.
+// Accepts the next rank that sends a greeting; returns no socket when time is up.
 Socket accept_rank(int listener, const Hello& ours, Hello& theirs, Clock::time_point until) {
   while (ready(listener, POLLIN, until)) {
     Socket s(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (s && receive_all(s.get(), &theirs, sizeof theirs, std::min(until, in_seconds(kGreeting))) &&
         same_run(theirs, ours))
-      return s;  // others are strangers
+      return s;  // other connections are not ranks of this run
   }
   return {};
 }
@@ -192,7 +192,7 @@ Socket accept_rank(int listener, const Hello& ours, Hello& theirs, Clock::time_p
        " s, expected all ", place.world, " ranks of the run at ", place.address, ":", place.port);
 }
 
-// Rank 0: everybody comes, then all are told where the others listen.
+// Rank 0 accepts all other ranks, then sends every rank the addresses at which the others listen.
 void gather_ranks(const RankPlace& place, Clock::time_point until, std::vector<Socket>& links) {
   Socket listener(place.listener);
   const bool loopback = is_loopback(place.address);
@@ -210,7 +210,7 @@ void gather_ranks(const RankPlace& place, Clock::time_point until, std::vector<S
     const std::string host = host_of_peer(s.get());
     where[size_t(theirs.rank)] = (is_loopback(host) ? "-" : host) + " " + std::to_string(theirs.port);
     come += !links[size_t(theirs.rank)];
-    links[size_t(theirs.rank)] = std::move(s);  // a rank that tried twice means the second
+    links[size_t(theirs.rank)] = std::move(s);  // where a rank connected twice, the second connection counts
   }
   std::string table;
   for (const std::string& w : where) table += (w.empty() ? "- 0" : w) + "\n";
@@ -239,7 +239,7 @@ Socket reach_first(const RankPlace& place, const Hello& ours, Clock::time_point 
   return {};
 }
 
-// Any other rank: to rank 0, then to those below; those above come.
+// Every other rank connects to rank 0, then to the ranks below its own, and accepts connections from the ranks above.
 void join_ranks(const RankPlace& place, Clock::time_point until, std::vector<Socket>& links) {
   const Socket listener = listen_on(is_loopback(place.address), 0);
   if (!listener) fail(ErrorCode::io, "rank ", place.rank, ": found no free port, expected one for the other ranks");
@@ -303,7 +303,8 @@ RankPlace rank_place_from_environment() {
   p.address = text_in_environment("MASTER_ADDR");
   if (p.address.empty()) fail(ErrorCode::usage, "MASTER_ADDR: found nothing, expected the host of rank 0");
   p.run = text_in_environment("TORCHELASTIC_RUN_ID") + text_in_environment("TORCHELASTIC_RESTART_COUNT");
-  if (text_in_environment("TORCHELASTIC_USE_AGENT_STORE") == "True") ++p.port;  // torchrun listens on the first
+  if (text_in_environment("TORCHELASTIC_USE_AGENT_STORE") == "True")
+    ++p.port;  // torchrun itself listens on the first port
   return p;
 }
 

@@ -1,32 +1,33 @@
 #pragma once
-// How the ranks of a run find each other: by torchrun's variables, over TCP.
+// Rendezvous: the ranks of a run find each other through torchrun's environment variables and connect over TCP.
 #include <string>
 #include <vector>
 
 namespace ingot {
 
 struct RankPlace {
-  int rank = 0, world = 1, local_rank = 0, local_world = 1;  // local: of this host
-  std::string address = "127.0.0.1";                         // where rank 0 listens
+  int rank = 0, world = 1, local_rank = 0, local_world = 1;  // local_*: counted on this host
+  std::string address = "127.0.0.1";                         // the address at which rank 0 listens
   int port = 0;
-  // Two runs whose ports are neighbours refuse each other's ranks by this.
+  // Identifies the run: two runs on neighbouring ports refuse each other's ranks by this value.
   std::string run;
-  int listener = -1;     // rank 0's listening socket where it inherited one; it takes it over
-  double seconds = 300;  // until all ranks must have come
+  int listener = -1;     // a listening socket that rank 0 inherited and now owns, or -1
+  double seconds = 300;  // time limit for all ranks to connect
 };
 
-// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, and LOCAL_WORLD_SIZE (else all are on one host); world 1
-// where RANK and WORLD_SIZE are not set. torchrun's own store may listen on MASTER_PORT: the ranks then take the next
-// ports.
+// Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and LOCAL_WORLD_SIZE (without the last, all ranks are
+// taken to be on one host). The world is 1 where RANK and WORLD_SIZE are not set. Where torchrun's own store listens on
+// MASTER_PORT, the ranks use the following ports.
 RankPlace rank_place_from_environment();
 
-// A socket on the loopback interface and a free port of it.
+// Opens a listening socket on a free port of the loopback interface.
 struct LocalListener {
   int descriptor = -1, port = 0;
 };
 LocalListener listen_locally();
 
-// One connected socket per rank, -1 at this one's own. Ranks that have not come in time are named.
+// Returns one connected socket per rank, and -1 in place of this rank. Throws an error that names the ranks that did
+// not connect in time.
 std::vector<int> connect_ranks(const RankPlace& place);
 
 }  // namespace ingot

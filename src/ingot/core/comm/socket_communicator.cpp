@@ -24,20 +24,21 @@ const char* name_of(Call c) {
   return uint32_t(c) <= uint32_t(Call::goodbye) ? kNames[uint32_t(c)] : "something unknown";
 }
 
-// Goes before what a rank sends for a call: ranks that make different calls see it at once.
+// The header in front of the bytes that a rank sends for a call, so that ranks that make different calls notice at
+// once.
 struct Frame {
   uint32_t magic = 0x4b4e5249;
   Call call = Call::barrier;
-  uint64_t number = 0;  // of the call
-  int64_t bytes = 0;    // behind it
+  uint64_t number = 0;  // the number of the call in the run
+  int64_t bytes = 0;    // bytes that follow the header
 };
-constexpr int64_t kMostWords = 4096;  // of a goodbye
-constexpr int64_t kSmall = 16 << 10;  // bytes that all send to all
+constexpr int64_t kMostWords = 4096;  // largest size of a farewell message, in bytes
+constexpr int64_t kSmall = 16 << 10;  // up to this many bytes, every rank sends its data directly to all ranks
 constexpr double kRollCallSeconds = 10;
 constexpr double kPartingSeconds = 1;
 constexpr int64_t kSumGrain = 1 << 15;
 
-// What goes to one rank and comes from it in one step of a call. Fewer than 0 bytes: nothing, not even a frame.
+// The transfers to and from one rank in one step of a call. A negative size means no transfer, not even a header.
 struct Transfer {
   int peer = 0;
   const void* send = nullptr;
@@ -46,7 +47,7 @@ struct Transfer {
   int64_t receive_bytes = -1;
 };
 
-// A transfer under way.
+// A transfer in progress.
 struct Flow {
   Flow(const Transfer& transfer, Call call, uint64_t number)
       : t(transfer), out{.call = call, .number = number, .bytes = transfer.send_bytes} {}
@@ -56,7 +57,7 @@ struct Flow {
 
   Transfer t;
   Frame out, in;
-  int64_t sent = 0, received = 0;  // frame and bytes
+  int64_t sent = 0, received = 0;  // bytes so far, the header included
   Clock::time_point heard = Clock::now();
 };
 
@@ -74,7 +75,8 @@ struct SocketCommunicator::Impl {
   std::vector<int> sockets;
   uint64_t calls = 0;
   std::vector<char> scratch;
-  std::vector<int> told;  // the ranks that have been told why this one goes, and may still have to read it
+  std::vector<int> told;  // the ranks to which this rank has sent its reason for leaving, and which may still have to
+                          // read the reason
 
   std::vector<int> others() const {
     std::vector<int> all;
@@ -84,7 +86,7 @@ struct SocketCommunicator::Impl {
   }
 
   // --- the end of a run
-  // Tells those who still listen, so that each rank gives the same reason, then throws.
+  // Sends the reason to all ranks that are still connected, so that every rank reports the same reason, then throws.
   [[noreturn]] void lose(const std::vector<int>& lost, const std::vector<Flow>& flows, const std::string& message) {
     const std::string words = message.substr(0, size_t(kMostWords));
     const Frame bye{.call = Call::goodbye, .number = calls, .bytes = int64_t(words.size())};
@@ -94,16 +96,16 @@ struct SocketCommunicator::Impl {
       const bool midst = std::any_of(flows.begin(), flows.end(),
                                      [&](const Flow& f) { return f.t.peer == r && f.in_midst_of_frame(); });
       if (std::find(lost.begin(), lost.end(), r) != lost.end()) continue;
-      // In the midst of a frame its head has said enough.
+      // In the middle of a transfer the header that was already sent is enough.
       if (!midst) [[maybe_unused]]
         const ssize_t n = ::send(sockets[size_t(r)], all.data(), all.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       told.push_back(r);
     }
     throw LostRank(message);
   }
-  // Before the connections close. One that closes with bytes that nobody has read is reset, and the other rank finds
-  // that in place of what it was told: so what still comes is read, until it has closed its end, or for
-  // kPartingSeconds.
+  // Reads before the connections close. Closing a connection with unread bytes resets the connection, and the other
+  // rank would find the reset in place of the reason. Therefore this rank reads all bytes that still arrive until the
+  // other rank has closed its end, for at most kPartingSeconds.
   void part() {
     for (const int r : told) ::shutdown(sockets[size_t(r)], SHUT_WR);
     std::vector<char> unread(told.empty() ? 0 : kSmall);
@@ -111,7 +113,7 @@ struct SocketCommunicator::Impl {
     while (!told.empty() && seconds_since(begin) < kPartingSeconds) {
       std::vector<pollfd> polls;
       for (const int r : told) polls.push_back({sockets[size_t(r)], POLLIN, 0});
-      ::poll(polls.data(), nfds_t(polls.size()), 100);  // ms; the loop looks at the clock
+      ::poll(polls.data(), nfds_t(polls.size()), 100);  // ms; the loop checks the clock
       std::erase_if(told, [&](int r) {
         const ssize_t n = ::recv(sockets[size_t(r)], unread.data(), unread.size(), MSG_DONTWAIT);
         return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
@@ -140,7 +142,7 @@ struct SocketCommunicator::Impl {
                         " s at call ", calls, ", ", name_of(flows.front().out.call), ", expected all ", world,
                         " ranks of the run"));
   }
-  // Another rank knows more than this one.
+  // Another rank knows more about the lost rank than this rank.
   [[noreturn]] void take_leave(const Flow& f) {
     std::string words(size_t(std::clamp<int64_t>(f.in.bytes, 0, kMostWords)), ' ');
     pollfd p{sockets[size_t(f.t.peer)], POLLIN, 0};
@@ -169,7 +171,7 @@ struct SocketCommunicator::Impl {
     const int more = f.sent < head && f.t.send_bytes > 0 ? MSG_MORE : 0;
     const ssize_t n = ::send(sockets[size_t(f.t.peer)], from, size_t(left), MSG_NOSIGNAL | MSG_DONTWAIT | more);
     if (n > 0) f.sent += n, f.heard = Clock::now();
-    // What it said before it went comes first.
+    // A message that the rank sent before it ended comes first.
     if (n < 0 && errno != EAGAIN && errno != EINTR && !f.receives()) lose_one(f, flows, std::strerror(errno));
     if (n < 0 && errno != EAGAIN && errno != EINTR) f.t.send_bytes = -1;
   }
@@ -203,8 +205,8 @@ struct SocketCommunicator::Impl {
         waited = std::max(waited, seconds_since(f.heard));
       }
       if (open.empty()) return;
-      // One that another rank waits for may keep a third from coming here: of several silent ones, those that live know
-      // better and say so, as they came to their deadline too.
+      // A silent rank may itself be waiting for a third rank. Of several silent ranks the living ones reach their own
+      // deadline too and report which rank they waited for, so their report is more precise than this rank's.
       if (waited > seconds && (silent_of(flows, seconds).size() == 1 || waited > seconds + grace_of(seconds)))
         lose_silent(flows, seconds);
       const int patience = int(std::clamp((seconds - waited) * 1000 + 1, 10.0, 1000.0));
@@ -223,7 +225,8 @@ struct SocketCommunicator::Impl {
     if (int64_t(scratch.size()) < bytes) scratch.resize(size_t(bytes));
     return scratch.data();
   }
-  // x = sum over ranks in their order, this rank's own numbers in x; the others' lie in `rows`, one behind the other.
+  // x = the sum over ranks in their order. This rank's numbers are in x; those of the other ranks are the consecutive
+  // rows of `rows`.
   template <class T> void add_in_order(T* x, const T* rows, int64_t n) const {
     parallel_for(n, kSumGrain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -389,7 +392,7 @@ void SocketCommunicator::fail_by_roll_call(const std::string& what) {
   ++impl_->calls;
   std::vector<char> all(size_t(impl_->world));
   const char here = 1;
-  // A rank that is there and well comes to its own deadline at about the same time.
+  // A rank that still runs reaches its own deadline at about the same time.
   impl_->gather_bytes(Call::roll, &here, 1, all.data(), kRollCallSeconds);
   impl_->lose({}, {}, what);
 }

@@ -1,5 +1,6 @@
 #pragma once
-// Ranks that talk over TCP, each with each. Sums are added in the order of ranks: x_0 + x_1 + ... + x_{world - 1}.
+// A communicator over TCP with a connection between every two ranks. Sums are added in the order of ranks:
+// x_0 + x_1 + ... + x_{world - 1}.
 #include <memory>
 
 #include "ingot/core/comm/communicator.h"
@@ -9,13 +10,13 @@ namespace ingot {
 
 class SocketCommunicator final : public Communicator {
  public:
-  // Connects all ranks. `deadline` seconds without a byte from a rank that is waited for are its end.
+  // Connects all ranks. A rank is lost when the others wait for it and receive no byte from it for `deadline` seconds.
   SocketCommunicator(const RankPlace& place, double deadline);
   ~SocketCommunicator() override;
 
   int rank() const override;
   int world() const override;
-  // Of host memory; the stream is not looked at.
+  // Tensors are in host memory; the stream is ignored.
   void all_reduce(const Tensor& x, Stream stream) override;
   void reduce_scatter(const Tensor& x, const Parts& parts, Stream stream) override;
   void all_gather(const Tensor& x, const Parts& parts, Stream stream) override;
@@ -26,9 +27,10 @@ class SocketCommunicator final : public Communicator {
   void barrier(double seconds) override;
 
   double deadline() const;
-  // Throws where a rank has gone; waits for nothing.
+  // Throws where a rank has ended; does not wait.
   void check_alive();
-  // Throws LostRank, naming those who are not in this call within a few seconds, after all the others were told.
+  // Throws a LostRank that names the ranks that do not enter this call within a few seconds. The connected ranks
+  // receive the reason first.
   [[noreturn]] void fail_by_roll_call(const std::string& what);
 
  private:
@@ -36,7 +38,7 @@ class SocketCommunicator final : public Communicator {
   std::unique_ptr<Impl> impl_;
 };
 
-// n numbers cut into `world` parts, the first ones longer by one where they do not divide.
+// Partitions n numbers into `world` parts whose sizes differ by at most one, the longer parts first.
 Parts even_parts(int64_t n, int world);
 
 }  // namespace ingot

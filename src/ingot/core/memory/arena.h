@@ -1,5 +1,5 @@
 #pragma once
-// Memory planned before it is used: buffers with known lifetimes share one block, and nothing is allocated afterwards.
+// Memory that is planned before use: buffers with known lifetimes share one block, and no allocation follows.
 #include <cstdint>
 #include <vector>
 
@@ -12,13 +12,13 @@ namespace ingot {
 // overlap.
 class ArenaPlan {
  public:
-  // Returns the buffer's number. It is alive from step `first` to step `last`, both included.
+  // Adds a buffer that is alive from step `first` to step `last`, both included. Returns the number of the buffer.
   int add(int64_t bytes, int first, int last);
-  // Largest first, each at the lowest offset that is free for its whole life.
+  // Places the largest buffers first, each at the lowest offset that is free during the buffer's whole lifetime.
   void solve();
   int64_t offset(int buffer) const { return buffers_[size_t(buffer)].offset; }
   int64_t total_bytes() const { return total_; }
-  int64_t sum_of_sizes() const;  // what the buffers would take without sharing
+  int64_t sum_of_sizes() const;  // the bytes of all buffers without sharing
 
  private:
   struct Buffer {
@@ -29,8 +29,8 @@ class ArenaPlan {
   int64_t total_ = 0;
 };
 
-// An aligned block of memory of one device, bounded at construction. What it holds at first is the allocator's affair:
-// whoever needs zeros writes them.
+// An aligned block of memory of one device, of a size fixed at construction. The initial contents depend on the
+// allocator; a caller that needs zeros writes them.
 class Arena {
  public:
   Arena() = default;
@@ -39,7 +39,7 @@ class Arena {
   Arena& operator=(Arena&& other) noexcept;
   ~Arena();
   Tensor at(int64_t offset, DType dtype, Shape shape) const;  // on the arena's device; checks the bound
-  // Takes the next bytes of the block: aligned(...) of them.
+  // Returns the next part of the block, of aligned(...) bytes.
   Tensor take(DType dtype, Shape shape);
   static constexpr int64_t kAlign = 64;
   static constexpr int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }

@@ -1,5 +1,5 @@
 #pragma once
-// How much memory this process may still take.
+// How much more memory this process may allocate.
 #include <cstdint>
 #include <string>
 
@@ -7,11 +7,13 @@
 
 namespace ingot {
 
-// What the system could give without swapping: MemAvailable, or less where a control group allows less. -1: unknown.
+// The memory that is available without swapping: MemAvailable, or the limit of the control group where that is lower.
+// -1 where unknown.
 int64_t available_memory();
-int64_t resident_memory();  // what this process takes of it; -1: unknown
-// Throws Error{unsupported} when `bytes` are more than the allocator says it has, naming both: "what needs 12.1 GB of
-// memory, found 7.9 GB available", of a GPU "... of memory on cuda:0, ...". Call it before the memory is taken.
+int64_t resident_memory();  // the resident memory of this process; -1 where unknown
+// Throws Error{unsupported} when `bytes` exceed the memory that the allocator reports as free. The message names both
+// sizes: "<purpose> needs 12.1 GB of memory, found 7.9 GB available", or "... of memory on cuda:0, ..." for a GPU. Call
+// require_memory() before the allocation.
 void require_memory(int64_t bytes, const std::string& what, const Allocator& from = system_memory());
 
 }  // namespace ingot
