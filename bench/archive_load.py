@@ -1,4 +1,4 @@
-"""How long an .ingot archive of GPT-OSS-20B's shape takes to load from a cold disk, beside dd on the same file.
+"""Measures how long an .ingot archive of GPT-OSS-20B's shape takes to load from a cold disk, beside dd on the same file.
 
     python3 bench/archive_load.py --program build/cpu/ingot --dir /var/tmp/archive-load --out bench/cpu/MACHINE/archive_load.json
     python3 bench/archive_load.py --program build/cuda/ingot --dir /var/tmp/archive-load --synthetic --device cuda   # onto a GPU
@@ -23,7 +23,7 @@ V, C, I, E, HEADS, KV, D = 201088, 2880, 2880, 32, 64, 8, 64
 
 
 def tensors(layers):
-    """(name, dtype, shape, kind) of the published form."""
+    """(name, dtype, shape, kind) of every tensor in the published form."""
     yield "model.embed_tokens.weight", "BF16", (V, C), "bf16"
     yield "lm_head.weight", "BF16", (V, C), "bf16"
     yield "model.norm.weight", "BF16", (C,), "bf16"
@@ -96,7 +96,7 @@ def seconds_of(command):
 
 
 def seconds_of_weights(log, whole):
-    """Of a run of so many seconds. The program says them where they are more than one: where it does not, at most that."""
+    """The loading seconds of a run. The program reports these if they exceed one second; otherwise the result is at most one."""
     said = re.search(r"of weights in ([0-9.]+) s", log)
     return float(said[1]) if said else min(whole, 1.0)
 

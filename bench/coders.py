@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What each coder makes of an artifact's integers: bytes and seconds, and whether what is read back is the same.
+"""Compares the coders on an artifact's integers: bytes, seconds, and whether the integers read back are the same.
 
     python3 bench/coders.py build/cpu/ingot ARTIFACT [--out bench/results/coders.json]
 
-Codes ARTIFACT anew by each coder (`ingot export ARTIFACT OUT --coder`), and prints one line each; --out keeps them as JSON, with what the
-model is: how far it was trained says whose weights these are.
+Codes ARTIFACT anew by each coder (`ingot export ARTIFACT OUT --coder`), and prints one line each; --out writes the lines as JSON, with the description of the
+model, because the weights depend on its training.
 """
 import argparse
 import datetime
@@ -19,7 +19,7 @@ CODERS = ("range", "brotli", "lzma")
 
 def ingot(o, *arguments):
     done = subprocess.run([str(a) for a in (o.ingot, *arguments)], stdout=subprocess.PIPE)
-    if done.returncode != 0:  # it said why on standard error
+    if done.returncode != 0:  # the reason is on standard error
         sys.exit(done.returncode)
     return json.loads(done.stdout)
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Every GPU benchmark by one command: Ingot beside its peers, in turn, and bench/results/<gpu>/<suite>.json of each suite.
+"""Runs every GPU benchmark: Ingot beside its peers, in turn, with a report bench/results/<gpu>/<suite>.json for each suite.
 
     python3 bench/gpu.py --native build/cuda/libingot_bench.so [SUITE...] [--origins FOLDER] [--liger WHEEL] [--warm N] [--continue]
 
-SUITE: rmsnorm, rope, gate, mlp, linear, swiglu, wide_mlp, cross_entropy, muon, attention, decode, decode_gpus, prompt, train, train_gpus, train_memory, generate, ttt, host_cost; all where none is named (host_cost imports ingot). FOLDER holds what cannot be installed:
+SUITE: rmsnorm, rope, gate, mlp, linear, swiglu, wide_mlp, cross_entropy, muon, attention, decode, decode_gpus, prompt, train, train_gpus, train_memory, generate, ttt, host_cost; all by default (host_cost imports ingot). FOLDER has the peers that cannot be installed:
 MGRrmsnorm/src/rmsnorm_kernel.cu, MGRrmsnorm/megagemm/swiglu.py, mlp-megakernel/fused_mlp.py and libtiny_cuda_nn.so (peers/tiny_cuda_nn.cu).
-A peer that is not found is listed in the report as absent; PyTorch eager and torch.compile always run. Options that are not listed here
-go to the suites' own programs (peers/gpu_<suite>.py --help). torch.compile's peers take most of the time of linear, swiglu, wide_mlp,
-cross_entropy, muon, attention, train and ttt: with --warm N, N processes compile a share each first, and the one that measures finds them in PyTorch's cache.
-A report is written after each case. --continue takes up what was cut off: of a report of the same sources and GPU it measures only the last cases that are missing, and the report keeps
+A missing peer is listed in the report as absent; PyTorch eager and torch.compile always run. All other options
+go to the suites' programs (peers/gpu_<suite>.py --help). torch.compile's peers take most of the time of linear, swiglu, wide_mlp,
+cross_entropy, muon, attention, train and ttt: with --warm N, N processes compile a share each first, and the measuring process finds the kernels in PyTorch's cache.
+A report is written after each case. --continue completes an interrupted report of the same sources and GPU: only the missing last cases are measured, and the report keeps
 the ceilings of each run (not of mlp, decode, decode_gpus, prompt, train, ttt and host_cost).
 """
 import argparse
@@ -21,7 +21,7 @@ SUITES = ("rmsnorm", "rope", "gate", "mlp", "linear", "swiglu", "wide_mlp", "cro
           "host_cost")
 WARMED = ("linear", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "train", "ttt")
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
-# suite: (option, where in FOLDER what it names must be, what is passed)
+# suite: (option, the file in FOLDER that must exist, the path that is passed)
 ORIGINS = {
     "rmsnorm": [("--origin", "MGRrmsnorm/src/rmsnorm_kernel.cu", "MGRrmsnorm/src")],
     "gate": [("--origin", "MGRrmsnorm/megagemm/swiglu.py", "MGRrmsnorm/megagemm")],
@@ -30,7 +30,7 @@ ORIGINS = {
 
 
 def command(suite, native, origins, liger, more):
-    """What measures `suite` with the peers that are there."""
+    """The command line that measures `suite` with the peers found."""
     line = [sys.executable, str(PEERS / f"gpu_{suite}.py")]
     if suite != "host_cost":
         line += ["--native", native]
@@ -66,7 +66,7 @@ def main():
     options, more = parser.parse_known_args()
     if options.again:
         os.environ["INGOT_BENCH_CONTINUE"] = "1"
-    os.environ.setdefault("INGOT_COMMAND", " ".join(["python3 bench/gpu.py", *options.suites, *(["--continue"] if options.again else [])]))  # what the reports say
+    os.environ.setdefault("INGOT_COMMAND", " ".join(["python3 bench/gpu.py", *options.suites, *(["--continue"] if options.again else [])]))  # the paths in the reports
     for suite in options.suites:
         if suite not in SUITES:
             parser.error(f"suite: found {suite}, expected of {', '.join(SUITES)}")

@@ -3,7 +3,7 @@
     ninja -C build ingot && python3 bench/peers/bpe.py [--build build] [--corpus DIR] [--megabytes 100] [--fuzz 20000] [--json FILE]
 
 Learning: 8,192 merges on the C++ headers that came with the compiler. Encoding: distinct files (each content once) under
---corpus with that vocabulary, one thread, one call a file; ours and the peers take turns, and the least time of --repeats
+--corpus with that vocabulary, one thread, one call a file; Ingot and the peers take turns, and the shortest time of --repeats
 counts. Peers use their fastest entry points: encode_batch_fast without threads, encode_to_numpy. Then the same for the
 pattern of o200k, with 32,768 tokens learned from the corpus and written as GPT-OSS's files are.
 """
@@ -21,7 +21,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MERGES, VOCAB = 8192, 8192 + 257
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-GPT2_POSSESSIVE = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # as tiktoken ships it
+GPT2_POSSESSIVE = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # as shipped by tiktoken
 SUFFIXES = {".h", ".hpp", ".tcc", ".c", ".cpp", ".py", ".pyi", ".txt", ".md", ".rst", ".html", ""}
 
 
@@ -61,7 +61,7 @@ def native(build, folder):
 
 
 def least(repeats, calls):
-    """The least seconds of each call; the calls take turns."""
+    """The shortest time of each call in seconds; the calls take turns."""
     best = {name: float("inf") for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
@@ -150,7 +150,7 @@ def encode_with(n, handle, hf, tik, texts, repeats):
 
 
 def fuzz(n, path, count):
-    """Odd texts on which ours or tiktoken's ids differ from tokenizers'."""
+    """Unusual texts on which the ids of Ingot or tiktoken differ from those of tokenizers."""
     from tokenizers import Tokenizer
     handle, hf, tik = n.bpe_load(path.encode()), Tokenizer.from_file(path), tiktoken_of(path, GPT2)
     rng, bad = random.Random(1), 0

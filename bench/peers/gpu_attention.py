@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 from gpu_common import add_peers, backward_of, captured, interleaved, pointer, relative_error, run_products, stream
 
 FORMS = ["", " in any order"]
-SETS = 2  # of inputs; each is larger than L2
+SETS = 2  # sets of inputs; each is larger than L2
 
 
 @dataclasses.dataclass
@@ -27,7 +27,7 @@ class Case:
     heads: int
     kv_heads: int
     width: int
-    lengths: list  # of the segments
+    lengths: list  # lengths of the segments
     backward: bool = False
     form: int = 0  # of a backward pass, of FORMS
 
@@ -50,11 +50,11 @@ class Case:
 
 
 def documents(tokens=98304, count=195, median=390, cap=2048):
-    """Lengths as of the documents that a small GPT is trained on: log-normal, cut at the context."""
+    """Lengths like those of a small GPT's training documents: log-normal, cut at the context."""
     draw = random.Random(7)
     lengths = [min(cap, max(1, int(draw.lognormvariate(math.log(median), 0.75)))) for _ in range(count)]
     short = tokens - sum(lengths)
-    for i in range(count):  # the difference to the wanted sum, a little of it everywhere
+    for i in range(count):  # distributes the difference to the wanted sum
         step = max(-lengths[i] + 1, min(cap - lengths[i], math.ceil(short / (count - i)) if short > 0 else math.floor(short / (count - i))))
         lengths[i] += step
         short -= step
@@ -128,7 +128,7 @@ class Buffers:
             visible, length = (lambda b, h, i, j: (i >= j) & (of[i] == of[j])), self.tokens
         try:
             mask = flex_attention.create_block_mask(visible, None, None, length, length, device="cuda")
-        except torch.OutOfMemoryError:  # all pairs of documents' tokens take 72 GiB, unless a compiler sees it; that takes a minute
+        except torch.OutOfMemoryError:  # without compilation the mask of all pairs of tokens takes 72 GiB; compiling takes a minute
             mask = torch.compile(flex_attention.create_block_mask)(visible, None, None, length, length, device="cuda")
         # max-autotune takes minutes: of 2 x 8,192 it took 1.68 times our time forward for 1.95, 1.35 backward for 1.35.
         compiled = torch.compile(flex_attention.flex_attention, fullgraph=True, dynamic=False)
@@ -148,7 +148,7 @@ class Buffers:
 
 
 def check(buffers, native):
-    """Of one segment and key head: the relative error of the results against fp64, and 1.5 times that of the same chain in bf16."""
+    """For one segment and key head: the relative error of the results against fp64, and 1.5 times the error of the same chain in bf16."""
     case = buffers.case
     buffers.ours(native)(0)
     torch.cuda.synchronize()

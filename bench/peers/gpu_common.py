@@ -1,4 +1,4 @@
-"""How every GPU benchmark here measures: ours and the peers in one process, each as a CUDA graph of at least 20 calls over
+"""The method of every GPU benchmark: Ingot and the peers in one process, each as a CUDA graph of at least 20 calls over
 rotated buffers, replayed in turn; medians. The ceilings are measured in the same run."""
 import argparse
 import contextlib
@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import reports  # noqa: E402
 
-IN_MEMORY = "/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None  # for checkpoints, so that none waits for a disk
+IN_MEMORY = "/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None  # for checkpoints, so that no run waits for a disk
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -52,7 +52,7 @@ def stream():
 
 
 def captured(call, calls, on=None):
-    """call(i) for i in range(calls) as one graph. What the calls return stays alive, so that no two share an output. Captured on
+    """call(i) for i in range(calls) as one graph. The returned tensors stay alive, so that no two calls share an output. Captured on
     the stream `on` where given: backward passes run on the stream of their forward pass."""
     side = on or torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -65,13 +65,13 @@ def captured(call, calls, on=None):
     with torch.cuda.graph(graph, stream=on):
         for i in range(calls):
             kept.append(call(i))
-    graph.kept = kept, call  # with what a backward pass finds saved
+    graph.kept = kept, call  # with the tensors saved for the backward pass
     return graph.replay, kept, graph
 
 
 def backward_of(function, inputs, upstream, calls):
     """The captured graph of `function`'s backward pass alone: gradients of inputs[i] (tuples of leaves) for upstream[i]."""
-    torch._functorch.config.donated_buffer = False  # what the forward pass saved serves many backward passes
+    torch._functorch.config.donated_buffer = False  # the saved tensors serve many backward passes
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -85,8 +85,8 @@ def backward_of(function, inputs, upstream, calls):
 
 
 def import_liger(wheel):
-    """Liger-Kernel, installed or in the wheel given by path; None where there is neither."""
-    if wheel:  # unpacked, as it holds folders without an __init__.py, which zipimport does not find
+    """Liger-Kernel, installed or in the wheel given by path; None without either."""
+    if wheel:  # unpacked, because zipimport does not find its folders without an __init__.py
         folder = tempfile.mkdtemp()
         zipfile.ZipFile(wheel).extractall(folder)
         sys.path.append(folder)
@@ -99,15 +99,15 @@ def import_liger(wheel):
 
 
 def relative_error(got, want):
-    """Of two tuples of tensors, in fp64: the largest relative error of one of them. Raises where one is no number: max() passes over NaN,
-    and what was never written is NaN."""
+    """The largest relative error between two tuples of tensors, in fp64. Raises if a tensor has a NaN, which max() ignores: memory that was
+    never written is NaN."""
     errors = [((g.double() - w.double()).norm() / w.double().norm()).item() for g, w in zip(got, want)]
     if not all(math.isfinite(e) for e in errors):
         raise ValueError(f"found relative errors {errors}, expected numbers: an output is not finite or was not written")
     return max(errors)
 
 
-# One of the processes that gpu.py --warm starts, "2/6": it compiles its share of a suite's cases, times little and writes nothing.
+# In a process of gpu.py --warm, such as "2/6": the process compiles its share of a suite's cases, measures little and writes nothing.
 SHARE = os.environ.get("INGOT_BENCH_SHARE")
 
 
@@ -120,7 +120,7 @@ def share(cases):
 
 @contextlib.contextmanager
 def turn(gate):
-    """The GPU to oneself: among processes that are given the same file."""
+    """Exclusive use of the GPU among processes with the same file."""
     if not gate:
         yield
         return
@@ -130,12 +130,12 @@ def turn(gate):
 
 
 def use_one_thread():
-    """For a peer's process among several: the initial weights' QR by all threads in each of them takes minutes, by one 1.3 s."""
+    """Restricts a peer's process to one thread: with all threads in several processes the QR of initial weights takes minutes, with one thread 1.3 s."""
     torch.set_num_threads(1)
 
 
 class Child:
-    """A peer's process. Its words go to files: what compiles for it may outlive it, and would hold a pipe open."""
+    """Starts a peer's process. The output goes to files, because compiler processes may outlive the peer and would hold a pipe open."""
 
     def __init__(self, line):
         self.out, self.err = (tempfile.TemporaryFile("w+", encoding="utf-8") for _ in range(2))
@@ -143,7 +143,7 @@ class Child:
         self.kill = self.process.kill
 
     def end(self, until):
-        """What it found before its time was up, or why it found nothing."""
+        """The peer's result within its time, or the reason for having none."""
         late = False
         try:
             self.process.wait(max(1, until - time.monotonic()))
@@ -158,13 +158,13 @@ class Child:
 
 
 def cached_graphs():
-    """How many graphs of this process PyTorch's cache had, with their backward passes or apart."""
+    """The number of this process's graphs in PyTorch's cache, with their backward passes or apart."""
     from torch._dynamo.utils import counters
     return max(counters["aot_autograd"]["autograd_cache_hit"], counters["inductor"]["fxgraph_cache_hit"])
 
 
 def peak_beside(call, before):
-    """The most bytes of PyTorch's allocator that call(0) takes beside what is there already, less `before`."""
+    """The peak bytes of PyTorch's allocator during call(0) beyond the present ones, minus `before`."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     start = torch.cuda.memory_allocated()
@@ -176,7 +176,7 @@ def peak_beside(call, before):
 
 
 def add_peers(graphs, absent, makers):
-    """Captures each of `makers`, (library, function) by name, into `graphs`; why one could not be, into `absent`."""
+    """Captures each of `makers`, (library, function) by name, into `graphs`; the reason of a failure goes into `absent`."""
     for name, (library, make) in makers.items():
         if not library:
             absent[name] = "not installed, and not given by path"
@@ -247,15 +247,15 @@ def gpu_folder():
 
 
 def rotation(bytes_, l2_bytes, most=100):
-    """How many sets of inputs a case of so many bytes rotates through, calls in a graph, and whether all sets still fit L2."""
+    """The number of input sets for a case of the given bytes, the calls in a graph, and whether all sets fit into L2."""
     wanted = -(-3 * l2_bytes // bytes_)
     sets = int(min(max(2, wanted), most))
     return sets, max(20, sets), sets < wanted
 
 
 def compared(case, buffers, function, ours, checked, copy_tbps, others):
-    """A case's result: Ingot beside `function` in PyTorch, eager and compiled, and `others`, in turn: of each its library,
-    or None, and what captures its graph. checked: the error and what it may be. A peer that cannot run here is listed with its reason."""
+    """A case's result: Ingot beside `function` in PyTorch, eager and compiled, and `others`, in turn. `others` gives the library of
+    each, or None, and the function that captures its graph. checked: the error and its tolerance. A peer that cannot run is listed with the reason."""
     error, tolerance = checked
     torch._dynamo.reset()  # fresh per shape
     compiled = torch.compile(function, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
@@ -269,7 +269,7 @@ def compared(case, buffers, function, ours, checked, copy_tbps, others):
 
 
 def sweep(buffers, native, configs):
-    """[microseconds, configuration] of the default (first) and of every one of `configs`, the fastest first. They take turns."""
+    """[microseconds, configuration] of the default (first) and of each of `configs`, the fastest first. The configurations take turns."""
     configs = [None, *configs]
     graphs = [captured(buffers.ours(native, (ctypes.c_int * len(c))(*c) if c else None), buffers.calls) for c in configs]
     us, _ = interleaved(dict(enumerate(g[0] for g in graphs)), buffers.calls, rounds=5, least_ms=0.5)
@@ -278,8 +278,8 @@ def sweep(buffers, native, configs):
 
 
 def begun(suite, options, cases, names=None):
-    """With gpu.py --continue: the results of the first of so many cases, which a report of this tree and GPU has that lacks some. Else, of
-    a run that writes no report, and where `names` says what the results are called and the report's are others, none."""
+    """With gpu.py --continue: the results of an incomplete report of this tree and GPU, which are those of the first cases. No results otherwise,
+    in a run without a report, or if the report's names differ from `names`."""
     wanted = os.environ.get("INGOT_BENCH_CONTINUE") and not (options.only or options.quick)
     report = reports.begun(suite, gpu_folder(), torch.cuda.get_device_name(0), cases) if wanted else None
     if report is None:
@@ -291,12 +291,12 @@ def begun(suite, options, cases, names=None):
     return results
 
 
-_EARLIER = {}  # of a suite that is continued: the runs before, and how many cases each had when it ended
+_EARLIER = {}  # for a continued suite: the earlier runs, and the number of cases at the end of each
 
 
 def write_report(suite, results, ceiling, extra, cases=None):
-    """Writes bench/results/<gpu>/<suite>.json. Called after every case, with the number of all cases: what a time limit cuts off
-    is then missing from the report, which says so, and nothing else is."""
+    """Writes bench/results/<gpu>/<suite>.json. Called after every case, with the number of all cases, so that a run ended by a
+    time limit leaves a report that lacks only the remaining cases and says so."""
     extra = {**extra, **({"earlier": _EARLIER[suite]} if suite in _EARLIER else {})}
     missing = 0 if cases is None else cases - len(results)
     report = {"suite": suite, "tree": reports.tree_hash(suite), "gpu": torch.cuda.get_device_name(0), "driver": gpu_state("driver_version"),
@@ -315,7 +315,7 @@ def write_report(suite, results, ceiling, extra, cases=None):
 
 
 def program_options(case="case"):
-    """The options of a suite that runs the program `ingot`, of which `--only` names a `case`."""
+    """The options of a suite that runs the program `ingot`; `--only` names a `case`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--native", required=True)
     parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
@@ -331,7 +331,7 @@ def parsed(parser):
 
 
 def several_gpus(text):
-    """Of --gpus: different numbers of GPUs, each beside one."""
+    """The option --gpus: numbers of GPUs, each measured beside one GPU."""
     found = [int(n) if n.isdigit() else 0 for n in text.split(",")]
     if min(found) < 2 or len(set(found)) < len(found):
         raise argparse.ArgumentTypeError(f"found {text}, expected different numbers from 2, like 2,4")
@@ -343,7 +343,7 @@ def add_gpu_counts(parser):
 
 
 def gpu_counts(suite, options):
-    """The numbers of GPUs to measure; none where there are too few, which is said."""
+    """The numbers of GPUs to measure; none, with a message, if there are too few GPUs."""
     there = torch.cuda.device_count()
     counts = options.gpus or [n for n in (2, 4, 8) if n <= there]
     if not counts or max(counts) > there:
@@ -356,16 +356,16 @@ def gpu_counts(suite, options):
 
 
 def picked(cases, options, label):
-    """Those that --quick and --only leave."""
+    """The cases selected by --quick and --only."""
     return [case for case in (cases[:1] if options.quick else cases) if not options.only or options.only in label(case)]
 
 
 def run_suite(suite, cases, quick, measure, sweep_case, notes, origin=None):
     """The command line of a suite whose bound is the copy bandwidth: measures every case and writes the report, or sweeps.
 
-    quick: the cases that --quick takes. measure(case, native, l2_bytes, copy_TBps, liger, origin) gives a case's result;
-    sweep_case(case, native, l2_bytes) what sweep() gives, error and tolerance. origin: where the suite has one, its help, and what loads it
-    from a path and a folder to build in.
+    quick: the cases of --quick. measure(case, native, l2_bytes, copy_TBps, liger, origin) returns a case's result;
+    sweep_case(case, native, l2_bytes) returns sweep()'s result, error and tolerance. origin: for suites with an original project, the help text and
+    the function that loads the project from a path and a build folder.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--native", required=True)
@@ -422,8 +422,8 @@ def l2_bytes():
 def run_products(suite, cases, quick, measure, label, liger=False):
     """The command line of a suite whose bound is the tensor cores: measures every case and writes the report.
 
-    quick: how many cases --quick takes. measure(case, native, ceilings) gives a case's result, label(case) what --only looks at; a case's
-    `flops` are what it asks for. liger: measure takes Liger's ops too, None where they are absent.
+    quick: the number of cases of --quick. measure(case, native, ceilings) returns a case's result, label(case) the text for --only; a case's
+    `flops` are the required operations. liger: measure takes Liger's ops too, or None if Liger is absent.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--native", required=True)

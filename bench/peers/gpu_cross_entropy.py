@@ -1,11 +1,11 @@
 """Linear + softcap + cross entropy on a GPU: losses and both gradients, beside PyTorch, torch.compile, Liger-Kernel and the three bare
-products of the same sizes. Writes bench/results/<gpu>/cross_entropy.json, with the memory that each takes beside operands and gradients.
+products of the same sizes. Writes bench/results/<gpu>/cross_entropy.json, with the memory of each besides operands and gradients.
 
     python3 bench/peers/gpu_cross_entropy.py --native build/cuda/libingot_bench.so [--liger WHEEL] [--only TEXT] [--quick]
 
-One case is the mean loss of all rows, dx and dw, in one graph. Ours adds to dw in f32, as a training step with several passes does; the
-peers write it in bf16. Liger, which forms its gradients in the forward pass and adds dw up in bf16, waits for the GPU in between and cannot
-be captured: its calls are timed as they are. It has rows of its own beside PyTorch, as torch.compile tunes each row for most of a minute.
+One case is the mean loss of all rows, dx and dw, in one graph. Ingot adds to dw in f32, like a training step with several passes; the
+peers write dw in bf16. Liger computes its gradients in the forward pass and accumulates dw in bf16. Liger waits for the GPU and cannot be captured,
+so its calls are timed directly. Liger has separate rows beside PyTorch, because torch.compile tunes each row for most of a minute.
 """
 import argparse
 import ctypes
@@ -85,8 +85,8 @@ class Buffers:
 
 
 def check(buffers, native):
-    """The worst relative error of losses, dx and dw against PyTorch in fp32 by chunks of rows, and what bf16 allows: two roundings to 8 bits,
-    of the gradient of the logits and of what is written, each at most 2^-9 of a number."""
+    """The worst relative error of losses, dx and dw against PyTorch in fp32 by chunks of rows, and the tolerance of bf16: two roundings to 8 bits,
+    of the gradient of the logits and of the result, each at most 2^-9 of a number."""
     case, chunk = buffers.case, 1024
     buffers.dw.zero_()
     buffers.ours(native)(0)

@@ -1,10 +1,10 @@
 """The gate of a gated MLP and the pointwise activations on a GPU: Ingot's shipped entry points beside PyTorch eager, torch.compile and
-Liger-Kernel and the origin's gate (both Triton), forward and backward. Writes bench/results/<gpu>/gate.json.
+Liger-Kernel and the original project's gate (both Triton), forward and backward. Writes bench/results/<gpu>/gate.json.
 
     python3 bench/peers/gpu_gate.py --native build/cuda/libingot_bench.so [--liger WHEEL] [--origin MGRrmsnorm/megagemm] [--sweep FILE]
         [--only TEXT] [--quick]
 
-Backward passes are timed alone. Liger's writes its gradients over gate and up, which therefore change from replay to replay.
+Backward passes are timed alone. Liger's kernel writes its gradients over gate and up, which therefore change from replay to replay.
 """
 import ctypes
 import dataclasses
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from gpu_common import DTYPES, backward_of, captured, compared, pointer, relative_error, rotation, run_suite, stream, sweep
 
 LAYOUTS = ["two tensors", "packed", "packed, up first", "interleaved"]
-PLAIN, GPT_OSS = (0.0, 1.0, 0.0), (7.0, 1.702, 1.0)  # limit, alpha, what is added to up
+PLAIN, GPT_OSS = (0.0, 1.0, 0.0), (7.0, 1.702, 1.0)  # limit, alpha, offset of up
 ACTIVATIONS = {
     "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "softplus": F.softplus,
     "relu_squared": lambda x: F.relu(x).square(), "leaky_relu_squared": lambda x: F.leaky_relu(x, 0.5).square(), "tanh": torch.tanh,
@@ -58,7 +58,7 @@ def cases():
 
 
 class Buffers:
-    """Enough inputs that a replay never finds one in L2, outputs of its own for each call."""
+    """Enough inputs that a replay never finds an input in L2, and separate outputs for each call."""
 
     def __init__(self, case, l2_bytes):
         self.case = case
@@ -121,7 +121,7 @@ class Buffers:
 
 
 def check(buffers, native):
-    """The relative error of one fresh call, and what it may be: 1.5 times what the plain chain of the same dtype loses."""
+    """The relative error of a fresh call, and its tolerance: 1.5 times the error of the plain chain in the same dtype."""
     case = buffers.case
     for t in buffers.inputs[0]:
         t.normal_(std=2)
@@ -135,7 +135,7 @@ def check(buffers, native):
         y = buffers.forward()(*leaves)
         return torch.autograd.grad(y, leaves, buffers.upstream[0][rows].to(dtype)) if case.backward else (y.detach(),)
     worst = (0.0, 1.0)
-    for rows in (slice(0, 1024), slice(case.rows - 1024, case.rows)):  # fp64 of everything would not fit beside the buffers
+    for rows in (slice(0, 1024), slice(case.rows - 1024, case.rows)):  # all data in fp64 would not fit beside the buffers
         got, want, chain = [t[rows] for t in buffers.out[0]], results(torch.float64, rows), results(DTYPES[case.dtype], rows)
         for g, w, c in zip(got, want, chain):
             worst = max(worst, (relative_error([g], [w]), 1.5 * relative_error([c], [w])), key=lambda r: r[0] / r[1])

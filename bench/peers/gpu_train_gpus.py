@@ -1,12 +1,12 @@
 """A training step of the preset golf over several GPUs beside the same step on one, in turn: `ingot train --gpus N`. Writes
-bench/results/<gpu>/train_gpus.json; where there is one GPU it says so and leaves the report as it is.
+bench/results/<gpu>/train_gpus.json; with a single GPU the script says so and leaves the report unchanged.
 
     python3 bench/peers/gpu_train_gpus.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--gpus 2,4] [--only TEXT] [--quick]
 
-Every case is measured over 2, 4 and 8 GPUs, as many as there are, or over the numbers of --gpus. All make the same passes of 98,304 tokens a step, a
-case's number of them on each of the most GPUs, several GPUs an equal share each, so a step holds all that they exchange and wait for; the share of
-one GPU's time, which is taken once a case, is the speed-up. Whole steps of the program, from its log, batches and log included, medians of two
-rounds in turn. The limit is that of the operations on all GPUs. That weights are those of one GPU is tested (engines/train/ranks.cuda.test.cpp).
+Every case is measured over 2, 4 and 8 GPUs, as many as there are, or over the numbers of --gpus. All make the same passes of 98,304 tokens per step: the case's
+number of passes on each GPU of the largest number, and equal shares on fewer GPUs. A step therefore includes all exchanges and waits. One GPU's time,
+measured once per case, over Ingot's time is the speed-up. Times are whole steps of the program, from its log, batches and log included, medians of two
+rounds in turn. The limit is the time of the operations on all GPUs. Tests check that the weights equal those of one GPU (engines/train/ranks.cuda.test.cpp).
 """
 import math
 import os
@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from gpu_common import add_gpu_counts, gpu_counts  # noqa: E402
 from train_runs import in_turn, measure_cases, measure_ours, median_of, parsed_runs, run_options  # noqa: E402
 
-CASES = ((11, 1), (11, 4), (17, 1))  # applications, and passes of each GPU where they are most
+CASES = ((11, 1), (11, 4), (17, 1))  # layer calls, and passes per GPU with the most GPUs
 
 
 def label(case, gpus, counts):
@@ -43,7 +43,7 @@ def measure(case, options, folder, ceiling, used):
 
 
 def name_nccl():
-    """NCCL as this process's PyTorch has it, for a program that does not find it by itself."""
+    """The NCCL of this process's PyTorch, for a program that does not find NCCL itself."""
     mapped = pathlib.Path("/proc/self/maps").read_text(encoding="utf-8").split()
     for path in mapped:
         if "libnccl.so" in path:

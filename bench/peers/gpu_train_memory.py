@@ -1,10 +1,10 @@
-"""A training step of the preset golf whose backward pass finds what the forward pass had, which is the default where the GPU has the memory,
-beside one that forms it again (`train.keep_activations=false`): time and memory. Writes bench/results/<gpu>/train_memory.json.
+"""A training step of the preset golf with the forward pass's activations kept, which is the default where the GPU has the memory,
+beside a step that computes them again (`train.keep_activations=false`): time and memory. Writes bench/results/<gpu>/train_memory.json.
 
     python3 bench/peers/gpu_train_memory.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only TEXT] [--quick]
 
 A step of one pass of 98,304 tokens, as gpu_train.py times it: whole steps of the program from its log, medians of two rounds in turn. Memory is
-what a run adds to the GPU's use, its context included.
+the GPU memory that a run adds, its context included.
 """
 import pathlib
 import sys
@@ -12,7 +12,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from train_runs import in_turn, measure_cases, measure_ours, median_of, parsed_runs, run_options  # noqa: E402
 
-CASES = (11, 17)  # applications
+CASES = (11, 17)  # layer calls
 
 
 def names(applications):

@@ -1,10 +1,10 @@
-"""Two builds of Ingot in turn in one process, on cases of the suites rmsnorm, rope, gate and mlp: what a change that should have moved code
-alone has done to times. Writes bench/results/<gpu>/two_builds.json; a result's only peer is the earlier build.
+"""Two builds of Ingot in turn in one process, on cases of the suites rmsnorm, rope, gate and mlp: the effect of a change that should only move
+code. Writes bench/results/<gpu>/two_builds.json; a result's only peer is the earlier build.
 
     python3 bench/peers/gpu_two_builds.py --native NEW/libingot_bench.so --before OLD/libingot_bench.so --commit OLD [--only TEXT] [--seconds N]
 
-Either may be built of some rooms (INGOT_ROOMS). The earlier build runs twice, so that the report says what the measurement itself is worth;
-results of the later one are checked as the suites check theirs.
+Either build may have a selection of rooms (INGOT_ROOMS). The earlier build runs twice, so that the report shows the uncertainty of the measurement;
+results of the later build are checked as in the suites.
 """
 import argparse
 import os
@@ -49,7 +49,7 @@ def rmsnorm_cases():
 
 
 def every_case():
-    """(suite, case, what makes its buffers, what checks them)."""
+    """(suite, case, the function that makes its buffers, the function that checks the results)."""
     for case in rmsnorm_cases():
         yield "rmsnorm", case, gpu_rmsnorm.Buffers, gpu_rmsnorm.check
     for case in gpu_rope.cases():

@@ -3,9 +3,9 @@ eager and compiled, and the bare products of the same sizes. Writes bench/result
 
     python3 bench/peers/gpu_wide_mlp.py --native build/cuda/libingot_bench.so [--only TEXT] [--quick]
 
-Ours keeps one 16-bit tensor and a bit an element, and adds weight gradients in f32, as a training step with several passes does; the peers
-write them in bf16. An error is the worst relative one of the outputs against fp32 by chunks of rows; what bf16 allows is three roundings, of
-the hidden values, of their gradients and of what is written, each at most 2^-9 of a number, squared and halved on the way: 6 x 2^-9.
+Ingot keeps one 16-bit tensor and one bit per element, and adds weight gradients in f32, like a training step with several passes; the peers
+write weight gradients in bf16. The error is the largest relative error of the outputs against fp32, by chunks of rows. The tolerance of bf16 is three
+roundings, of the hidden values, of their gradients and of the results, each at most 2^-9 of a number, squared and halved on the way: 6 x 2^-9.
 """
 import ctypes
 import dataclasses

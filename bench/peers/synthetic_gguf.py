@@ -1,9 +1,9 @@
-"""A GGUF of GPT-OSS's published shapes with random weights, for programs that read such files: what `gpu_decode.py --llama-bench` measures.
+"""A GGUF of GPT-OSS's published shapes with random weights, for programs that read GGUF files: the input of `gpu_decode.py --llama-bench`.
 
     python3 bench/peers/synthetic_gguf.py 20b bf16|q8_0 OUT.gguf
 
 Needs the package `gguf` (PyPI). Experts are MXFP4, the dense matrices bf16 or Q8_0 (8 bits with a scale per 32 numbers), scales such that
-activations stay of order one. All layers hold the same numbers: what a token takes does not depend on them, and writing them does. The file has
+activations stay of order one. All layers have the same numbers: the time of a token does not depend on the numbers, but the time of writing the file does. The file has
 no tokenizer.
 """
 import argparse
@@ -62,7 +62,7 @@ def write(size, dense, path):
         out.add_tensor(name, numbers.f32(n, scale, mean))
 
     as_dense = {"bf16": (numbers.bf16, kinds.BF16), "q8_0": (numbers.q8_0, kinds.Q8_0)}[dense]
-    made = {}  # of one layer, kept for all
+    made = {}  # the tensors of one layer, used for all layers
 
     def product(name, rows, cols):
         key = (rows, cols)

@@ -3,9 +3,9 @@
     python3 bench/peers/torch_golf_run.py SHARDS --out RUN [--seconds 480] [--until 190] [--beside RUN/log.jsonl]
 
 The model of torch_gpt.py by torch.compile, rows of 2,048 tokens cut from the shards as they lie (scaled_dot_product_attention does not keep
-documents apart), bf16 activations, the preset's recipe. As in ours, rates, momentum, average and recurrence follow the clock, which counts steps alone:
-compiling and scoring are not in it. --until and SIGINT cut the run short of its `--seconds`, which its schedule keeps. Writes RUN/log.jsonl with a line of
-each step and of each score (of the average, at the steps where the log given by --beside has one and at the end), for `ingot plot`.
+documents apart), bf16 activations, the preset's recipe. As in Ingot, rates, momentum, average and recurrence follow the clock, which counts only steps,
+not compiling and scoring. --until and SIGINT end the run before its `--seconds`, to which the schedule still refers. Writes RUN/log.jsonl for `ingot plot`, with a
+line for each step and each score (of the average, at the end and at the steps where the log of --beside has a score).
 Bits per byte count the held-out bytes of that log; without it only losses are printed.
 """
 import argparse
@@ -23,7 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from gpu_train import PRESET, TOKENS, TorchGpt, TorchOptimizer, compiled, recipe, spec  # noqa: E402
 from optimizer import lr_factor  # noqa: E402
 
-HEADER, RESERVE = 1024, 1.0  # bytes before a shard's tokens; seconds of the budget that ours keeps for its last save
+HEADER, RESERVE = 1024, 1.0  # bytes before a shard's tokens; seconds of the budget that Ingot reserves for its last save
 
 
 def tokens_of(folder, held_out, device):
@@ -41,7 +41,7 @@ class Run:
         self.context, self.rows, self.passes = config.context, o.tokens // config.context, PRESET["train"]["accumulation"]
         self.train, self.held_out = tokens_of(o.shards, False, o.device), tokens_of(o.shards, True, o.device)
         self.model = TorchGpt(config, spec.initialise(config, o.seed, torch.float32), config.context, torch.bfloat16).to(o.device)
-        self.forward = compiled(self.model, lambda: None) if o.device == "cuda" else self.model  # as `gpu.py train --warm` leaves it in PyTorch's cache
+        self.forward = compiled(self.model, lambda: None) if o.device == "cuda" else self.model  # the form that `gpu.py train --warm` leaves in PyTorch's cache
         self.optimizer = TorchOptimizer(self.model, recipe(), 1, torch.bfloat16)
         self.at, self.spent, self.looping = 0, 0.0, False
         o.out.mkdir(parents=True, exist_ok=True)
@@ -56,13 +56,13 @@ class Run:
     def batch(self, tokens, at):
         """Inputs and targets from token `at` on, around the end of the data."""
         flat = tokens[(at + torch.arange(self.rows * self.context + 1, device=self.device)) % len(tokens)].long()
-        return flat[:-1].view(self.rows, -1), flat[1:].clone().view(self.rows, -1)  # aligned as when it was compiled
+        return flat[:-1].view(self.rows, -1), flat[1:].clone().view(self.rows, -1)  # aligned as at compile time
 
     def compile(self):
-        """Both programs, before the clock starts."""
+        """Compiles both programs before the clock starts."""
         began = time.perf_counter()
         for looping in (False, True):
-            for _ in range(2):  # the first one chooses among Inductor's kernels
+            for _ in range(2):  # the first call chooses among Inductor's kernels
                 self.forward(*self.batch(self.train, 0), looping).backward()
         self.optimizer.clear()
         self.write(event="compiled", seconds=time.perf_counter() - began)
@@ -89,7 +89,7 @@ class Run:
 
     @torch.no_grad()
     def swapped(self):
-        """The average in the weights' place, and back."""
+        """Exchanges the weights and their average."""
         for p, a in zip(self.optimizer.parameters, self.optimizer.average):
             kept = p.clone()
             p.copy_(a)

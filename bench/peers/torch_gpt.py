@@ -1,4 +1,4 @@
-"""The model of spec/gpt.py as a good PyTorch user would write it: batches (B, T) of equally long rows, one product for Q, K
+"""The model of spec/gpt.py as an experienced PyTorch user would write it: batches (B, T) of equally long rows, one product for Q, K
 and V, scaled_dot_product_attention, one parameter per bank of matrices, fused AdamW and batched Newton-Schulz products.
 """
 import math
@@ -16,17 +16,17 @@ import gpt as spec  # noqa: E402
 import optimizer as spec_optimizer  # noqa: E402
 
 
-MATRICES = {"attn.o.weight", "mlp.up.weight", "mlp.down.weight"}  # of a block, besides q, k and v
-BY_ROW = {"skip_weights", "skip_gates", "parallel_post_lambdas", "parallel_resid_lambdas"}  # a row a slot, or a layer
+MATRICES = {"attn.o.weight", "mlp.up.weight", "mlp.down.weight"}  # matrices of a block, besides q, k and v
+BY_ROW = {"skip_weights", "skip_gates", "parallel_post_lambdas", "parallel_resid_lambdas"}  # one row per slot or per layer
 
 
 class TorchGpt(nn.Module):
-    """Matrices of all layers stand in banks (L, ...). Vectors and scalars of a layer are parameters of their own, and so are rows of what is
-    merged by slot or layer: as rows of a bank their places would be constants in what Inductor generates, and each layer's kernels
-    others to compile. `named` gives the tensors of spec/gpt.py.
+    """Matrices of all layers stand in banks (L, ...). Vectors and scalars of a layer, and the rows of skip weights by slot or layer, are
+    separate parameters: as rows of a bank their offsets would be constants in Inductor's code, and each layer would need kernels of its own.
+    `named` gives the tensors of spec/gpt.py.
 
-    activations: the type of activations and of the weights' copies that they meet, each bank cast once a pass; None: the weights' own,
-    or autocast's. packing, where forward() is given one: positions (T) inside documents, and the mask that attend() takes."""
+    activations: the type of activations and of the copies of weights multiplied with them, each bank cast once per pass; None: the type of the
+    weights, or autocast's. packing, where forward() is given one: positions (T) inside documents, and the mask that attend() takes."""
 
     def __init__(self, config, weights, length, activations=None):
         super().__init__()
@@ -76,7 +76,7 @@ class TorchGpt(nn.Module):
         return list(held) if isinstance(held, nn.ParameterList) else [held]
 
     def named(self, of=lambda p: p):
-        """The tensors of spec/gpt.py by name, or what `of` gives for their banks (such as gradients)."""
+        """The tensors of spec/gpt.py by name, or the results of `of` for their banks (for example gradients)."""
         out = {}
         for name, (attribute, i, rows) in self.places.items():
             held = [of(p) for p in self.parameters_of(attribute)]
@@ -89,7 +89,7 @@ class TorchGpt(nn.Module):
 
     def layers_of(self, attribute):
         held = getattr(self, attribute)
-        return [self.cast(w) for w in held] if isinstance(held, nn.ParameterList) else self.cast(held).unbind(0)  # its backward: a stack per bank
+        return [self.cast(w) for w in held] if isinstance(held, nn.ParameterList) else self.cast(held).unbind(0)  # its backward pass stacks each bank
 
     def rope(self, x, positions):  # (B, T, H, D)
         h = self.c.rotary_dim // 2
@@ -177,7 +177,7 @@ class TorchGpt(nn.Module):
 
 
 def compiled(model, run_when):
-    """torch.compile of all of it by Inductor; run_when() is called when the forward and backward pass are compiled and before they run.
+    """torch.compile of the whole model by Inductor; run_when() is called when the forward and backward pass are compiled and before they run.
     Kernels compile in this process: a graph has some 100, and several graphs at once, each with a pool of processes, would wait for cores."""
     torch._inductor.config.compile_threads = 1
     functorch = torch._functorch.config
@@ -193,7 +193,7 @@ def compiled(model, run_when):
 
 
 class TorchOptimizer:
-    """spec/optimizer.py with the same results (to rounding) and few, large operations."""
+    """spec/optimizer.py with the same results (up to rounding), in few, large operations."""
 
     def __init__(self, model, recipe, steps, dtype=torch.float32):
         self.r, self.steps, self.done, self.dtype = recipe, steps, 0, dtype
@@ -214,7 +214,7 @@ class TorchOptimizer:
         self.average = [p.detach().clone() for p in self.parameters] if recipe.ema_horizon > 0 else None
 
     def banks(self, i, t):
-        """A (L, R, C) bank as the banks of matrices Muon orthogonalises: the rows of qkv are three matrices."""
+        """Splits a (L, R, C) bank into the banks of matrices that Muon orthogonalises: the rows of qkv are three matrices."""
         if self.matrices[i] is not self.model.qkv:
             return [t]
         q, kv = self.model.q, self.model.kv

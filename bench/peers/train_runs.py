@@ -1,5 +1,5 @@
-"""Runs of `ingot train` that benchmarks time: steps of the preset golf over random tokens in documents, as its log tells them. What a step
-computes is tested (models/gpt, engines/train); these are times alone."""
+"""Runs of `ingot train` for benchmarks: steps of the preset golf over random tokens in documents, timed by the log. Tests check the computed values
+(models/gpt, engines/train); these are times only."""
 import json
 import math
 import pathlib
@@ -13,11 +13,11 @@ import torch
 from gpu_common import IN_MEMORY, ROOT, Native, begun, ceilings, gpu_state, median, parsed, picked, program_options, write_report
 
 PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
-TOKENS = 98304  # of a pass
+TOKENS = 98304  # tokens of a pass
 
 
 def document_lengths(tokens, longest, seed):
-    """Lengths with a median of 475 tokens, as web text has, 195 documents in 98,304 tokens; the last one is cut."""
+    """Lengths with a median of 475 tokens, as in web text, 195 documents in 98,304 tokens; the last document is cut."""
     draw, lengths = random.Random(seed), []
     while sum(lengths) < tokens:
         lengths.append(max(2, min(longest, round(draw.lognormvariate(math.log(475), 0.344)))))
@@ -47,15 +47,15 @@ def write_data(ingot, folder, vocab, tokens):
 
 
 def measured_of(logged, warm):
-    """Of a run's steps as they are logged, of which the first `warm` are not timed."""
+    """The logged steps of a run without the first `warm` steps."""
     measured = sorted(logged[warm:], key=lambda entry: entry["step_seconds"])
-    first = logged[0]  # the log's rates are smoothed from the first step on, so that the first one's is its own
+    first = logged[0]  # the log smooths its rates from the first step on, so only the first step's rate is its own
     return {"ms": 1e3 * measured[len(measured) // 2]["step_seconds"], "flops": first["flops_per_second"] * first["step_seconds"],
             "memory_bytes": max(entry["memory_bytes"] for entry in logged)}
 
 
 def how_far(log, said):
-    """Where a run was that had to be ended: the last it logged and the last it said (bytes, text or None)."""
+    """The state of a run that had to be ended: its last log lines and its last message (bytes, text or None)."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     said = (said.decode(errors="replace") if isinstance(said, bytes) else said or "").strip()
     logged = " ".join(line[:300] for line in lines[-2:]) or "nothing, not even its start"
@@ -82,7 +82,7 @@ def measure_ours(options, folder, applications, passes, steps, warm=4, more=()):
 
 
 def in_turn(variants, rounds=2):
-    """What each of `variants`, functions by name, found in so many rounds: first to last, then back, so that what drifts is shared."""
+    """The results of each of `variants`, functions by name, over several rounds: first to last, then back, so that drift affects all alike."""
     found = {name: [] for name in variants}
     for i in range(rounds):
         for name in list(variants)[::-1 if i % 2 else 1]:
@@ -95,7 +95,7 @@ def median_of(rounds, key="ms"):
 
 
 class Used:
-    """The memory of the GPU that is used before a run, which its log counts too."""
+    """The GPU memory in use before a run, which the run's log includes."""
 
     def __init__(self):
         torch.cuda.empty_cache()
@@ -106,7 +106,7 @@ class Used:
         return whole - free
 
     def taken_by(self, rounds):
-        self.bytes = min(self.bytes, self.now())  # what ended shortly before us may have held some at first
+        self.bytes = min(self.bytes, self.now())  # a process that has just ended may still hold memory at first
         return rounds[-1]["memory_bytes"] - self.bytes
 
 
@@ -124,8 +124,8 @@ def parsed_runs(parser):
 
 
 def measure_cases(suite, options, cases, names, measure, say, extra=None):
-    """Measures what the suite's report lacks of `cases`, and writes it after each. measure(case, options, folder, ceiling, used) gives a case's results,
-    which are called names(case) and of which say() prints a line each; extra: what else the report holds."""
+    """Measures the cases that the suite's report lacks, and writes the report after each case. measure(case, options, folder, ceiling, used) returns a
+    case's results with the names names(case); say() prints a line for each; extra: further entries of the report."""
     ceiling = ceilings(Native(options.native))
     used, before = Used(), gpu_state()
     chosen = picked(cases, options, lambda case: "; ".join(names(case)))

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Milliseconds of one CPU training step (forward, backward, optimizer) in PyTorch, and the memory it takes.
+"""Milliseconds of one CPU training step (forward, backward, optimizer) in PyTorch, and its memory.
 
     train_step.py [--native build/cpu/ingot] [--shape nano|golf] [--mode eager|compile|native] [--precision fp32|bf16]
                   [--threads 2] [--steps N] [--rounds N] [--json FILE]
 
-Without --shape, --mode or --precision all of them are measured, each in a process of its own, so that the peak resident set
-is its own. With --native the same step is measured in Ingot too (`ingot bench train_step`), between PyTorch's modes. On a machine
-that others use as well, several rounds take the modes in turn, and each mode's median round counts. Where FILE
-holds a report of the same CPU and number of threads, its results of other shapes, modes and precisions stay. memory_mib is the peak
+Without --shape, --mode or --precision all combinations are measured, each in a separate process, so that the peak resident set
+belongs to a single combination. With --native the same step is measured in Ingot too (`ingot bench train_step`), between PyTorch's modes. On a shared
+machine use several rounds, which take the modes in turn; each mode's median round counts. If FILE
+has a report of the same CPU and number of threads, its results of other shapes, modes and precisions stay. memory_mib is the peak
 resident set less the resident set after the imports. The same optimizer runs on both sides: nano with AdamW, golf with
 Muon, AdamW and an average of the weights (recipes in spec/optimizer.py).
 """
@@ -91,7 +91,7 @@ def measure(shape, mode, precision, threads, steps):
 
 
 def measure_native(binary, shape, precision, threads):
-    """The same step in `ingot bench`; none where this CPU has no bf16 products. Memory: its peak less that of `ingot --version`."""
+    """The same step in `ingot bench`; None if this CPU has no bf16 products. Memory: the peak minus the peak of `ingot --version`."""
     name, dtype = {"nano": "nano", "golf": "golf-small"}[shape], {"fp32": "f32", "bf16": "bf16"}[precision]
 
     def run(*command):
@@ -127,7 +127,7 @@ def summarise(results):
 
 
 def kept_results(path, cpu, threads, fresh):
-    """Those of an earlier report that were not measured again, each with the date and the command it came from."""
+    """Results of an earlier report that were not measured again, each with its date and command."""
     if not Path(path).exists():
         return []
     old = json.loads(Path(path).read_text())
@@ -139,7 +139,7 @@ def kept_results(path, cpu, threads, fresh):
 
 
 def measure_apart(shape, mode, precision, args):
-    """One mode in a process of its own; none where Ingot has no bf16 products on this CPU."""
+    """Measures one mode in a separate process; None if Ingot has no bf16 products on this CPU."""
     if mode == "native":
         return measure_native(args.native, shape, precision, args.threads)
     command = [sys.executable, __file__, "--shape", shape, "--mode", mode, "--precision", precision, "--threads", str(args.threads),
@@ -149,7 +149,7 @@ def measure_apart(shape, mode, precision, args):
 
 
 def measure_in_turn(shape, modes, precision, args):
-    """Each mode's median round, with the times of all of its rounds."""
+    """Each mode's median round, with the times of all rounds."""
     rounds = {mode: [] for mode in modes}
     for _ in range(args.rounds):
         for mode in modes:
