@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "ingot/kernels/quant/weight_tiles.h"
-#include "ingot/models/decode/megakernel/token_block.cuh"
+#include "ingot/models/decode/megakernel/token_context.cuh"
 #include "ingot/models/decode/phased/decode.h"
 
 namespace ingot::decode {
@@ -39,7 +39,7 @@ bool fits(const Model& m) {
   Token token{.experts = uint32_t(m.config.experts), .k = uint32_t(m.config.experts_per_token)};
   LayerStages layer{};
   layer.qkv.w = m.layers[0].qkv, layer.output.w = m.layers[0].o, layer.down.w = m.layers[0].down;
-  place(token, layer, kMostShared);
+  place_memory(token, layer, kMostShared);
   return token.stream.ahead > 0;
 }
 

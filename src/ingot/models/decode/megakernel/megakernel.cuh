@@ -1,315 +1,294 @@
 #pragma once
-// A whole token by one persistent kernel, a block an SM: one warp copies the block's share of the weights into a ring
-// (megakernel/weight_stream.cuh), as far ahead as the router allows; fifteen warps multiply what has come. A grid
-// barrier after each stage:
+// A whole token by one persistent kernel, a block an SM. One warp of a block copies the block's part of the weights
+// into a ring (megakernel/weight_stream.cuh), as far ahead as the router allows; fifteen warps multiply what has come.
+// A grid barrier follows each stage:
 //   qkv | attention | output, with the router's logits | gate and up | down | ... | head
-// All that is handed over is words that say when they are complete (megakernel/sums.cuh, tile/stamped.cuh, TokenSums),
-// so grid barriers have no fence and may be announced before the words are there; attention waits for its own head's
-// words, not for all blocks. Every block keeps the residual stream to itself and adds to it what all have added up; its
-// copying warp chooses the experts.
+// Blocks hand over words that say whether they are complete (megakernel/sums.cuh, tile/stamped.cuh, TokenSums). A grid
+// barrier therefore needs no fence, and a block may signal its arrival before its words are visible; attention waits
+// for the words of its own heads alone. Every block keeps the whole residual stream and adds to it what all blocks have
+// added up; its copying warp chooses the experts.
 //
-// What a product can know before its column comes is worked out while others are waited for, by threads that have
-// nothing to end.
-//
-// Here are the order of the stages, attention, the kernels and their launch. The rest is in parts:
-//   token_block.cuh     a block's memory and what its parts share
-//   token_weights.cuh   the copying warp, and which weights are this block's
-//   token_columns.cuh   what a product multiplies
-//   token_products.cuh  weights times column
-//   token_rows.cuh      the ends of products
-//   token_router.cuh    the choice of experts
-//   token_ranks.cuh     several GPUs
-//   screened_head.cuh   a head of which few rows are read in bf16
+// This file has the loop over the stages, the kernel and its launch. The parts:
+//   stage_table.h           the stages, and what each does
+//   work_range.h            the weight tiles of a block
+//   token_context.cuh       a block's memory, which all parts take by reference
+//   loader.cuh              the copying warp
+//   activation_vectors.cuh  what a product multiplies
+//   products.cuh            weights times activation vector
+//   epilogue.cuh            what becomes of the sums
+//   token_attention.cuh     attention
+//   router.cuh              the choice of experts
+//   rank_exchange.cuh       several GPUs
+//   prefilter/screened_head.cuh  a head of which few rows are read in bf16
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/megakernel/grid_barrier.cuh"
+#include "ingot/models/decode/megakernel/epilogue.cuh"
+#include "ingot/models/decode/megakernel/loader.cuh"
 #include "ingot/models/decode/megakernel/megakernel.h"
-#include "ingot/models/decode/megakernel/token_products.cuh"
-#include "ingot/models/decode/megakernel/token_rows.cuh"
-#include "ingot/models/decode/megakernel/token_weights.cuh"
+#include "ingot/models/decode/megakernel/products.cuh"
+#include "ingot/models/decode/megakernel/token_attention.cuh"
 #include "ingot/models/decode/prefilter/screened_head.cuh"
 
 namespace ingot::decode {
 
-template <TokenVariant V> class TokenProgram : public TokenBlock {
-  static constexpr WeightFormat D = V.dense, E = V.experts;
-  static constexpr bool kTraced = V.traced, kRanks = V.ranks, kScreened = V.screened;
-
- public:
-  __device__ __forceinline__ explicit TokenProgram(const ScreenedHead* screened)
-      : grid_barriers_(m_.token.grid, m_.grid_barriers), screened_head_(screened) {}
-
-  __device__ __forceinline__ void run(const Token& token) {
-    copy_words(m_.token, token);
-    copy_words(m_.layers[0], token.layers[0]);
-    if constexpr (kRanks) ranks_.begin(*token.ranks);
-    for (uint32_t i = threadIdx.x; i < sizeof(m_.sums) / 4; i += blockDim.x) (&m_.sums[0][0][0])[i] = 0;
-    if (threadIdx.x == 0) {
-      m_.stream.begin();
-      ptx::mbarrier_init(&m_.routed, kTokenWarps);
-      ptx::fence_mbarrier_init();
-      m_.position = uint32_t(__ldcg(&token.embedding.state->position));
-      m_.stamp = ptx::load_relaxed(token.stamps) + 1;  // memory begins as zeros
-    }
-    __syncthreads();
-    const auto& rotation = m_.layers[0].attention;
-    if (threadIdx.x == 0) m_.keys[0] = {rotation, m_.position};
-    if (threadIdx.x < rotation.dim / 2) {
-      m_.cos[threadIdx.x] = rotation.cos[size_t(m_.position) * (rotation.dim / 2) + threadIdx.x];
-      m_.sin[threadIdx.x] = rotation.sin[size_t(m_.position) * (rotation.dim / 2) + threadIdx.x];
-    }
-    if (threadIdx.x <= uint32_t(Stage::head))
-      m_.sections[threadIdx.x] = weights_.section_of(Stage(threadIdx.x), layer(0));
-    __syncthreads();
-    if constexpr (kTraced) keep_bytes();
-    sampling::Best top;
-    if (threadIdx.x < kTokenThreads)
-      compute(top);
-    else
-      weights_.copy();
-    __syncthreads();
-    if (m_.token.head_rows == 0) {
-      if (blockIdx.x == 0 && threadIdx.x == 0 && grid_barriers_.all_came()) m_.token.head.state->position += 1;
-      if constexpr (kRanks) ranks_.leave(blockIdx.x == 0 && threadIdx.x == 0);
-      return;
-    }
-    uint64_t key;
-    const bool last = likeliest_of_grid(m_.token.head, top, key);
-    if constexpr (kRanks) key = last ? ranks_.likeliest(key) : 0;
-    if (last && grid_barriers_.all_came()) append(m_.token.head, key);
-    if constexpr (kRanks) ranks_.leave(last);
-  }
-
- private:
-  // What this block reads of each product, behind its times.
-  __device__ __forceinline__ void keep_bytes() const {
-    const megakernel::Trace& t = m_.token.grid.trace;
-    if (blockIdx.x >= t.blocks || threadIdx.x >= kTracedBytes) return;
-    const Section& s = m_.sections[threadIdx.x];
-    t.words[int64_t(blockIdx.x) * t.words_of_block() + t.stamps() + threadIdx.x] =
-        uint64_t(s.range.end - s.range.begin) * uint64_t(s.weight_tile_bytes) +
-        (threadIdx.x == uint32_t(Stage::output) && s.range.begin < s.range.end
-             ? uint64_t((s.range.end - 1) / s.weight_tiles - s.range.begin / s.weight_tiles + 1) *
-                   layer(0).router.w.bands * 512
-             : 0);
-  }
-
-  // --- the warps that multiply
-
-  __device__ __forceinline__ void compute(sampling::Best& top) {
-    grid_barriers_.begin();
-    megakernel::WeightReader from(m_.token.stream, m_.stream, memory_ + m_.token.ring,
-                                  threadIdx.x / 32 / megakernel::kTeamWarps, megakernel::kTeams);
-    embed_token();
-    HeldPiece held;
-    uint32_t round = 0;  // of a product: its first band
-    RowNumbers row;
-    // One code for all products, one for all grid barriers: a program that does not fit into the instruction cache
-    // waits for itself. It begins before a grid barrier that there is none of.
-    Stage stage = Stage::down;
-#pragma unroll 1
-    for (uint32_t i = ~0u;;) {
-      const bool begins = i == ~0u;
-      bool again = false;  // the same product's next round
-      auto& attention_memory = *reinterpret_cast<piece_attention::Memory<kDim>*>(memory_ + m_.token.stage);
-      if (!begins) {
-        const LayerStages& l = layer(i);
-        if (stage == Stage::attention) {
-          attend({l.attention, m_.keys[i % 2], m_.token.attention, m_.stamp + i, attention_memory}, i, from);
-        } else {
-          multiply(stage, l, i, round, row, held, from);
-          again = round + kHeldBands < m_.sections[int(stage)].end_sums;
-        }
-        if (again) {
-          TokenTeam::sync();
-        } else {
-          if constexpr (kRanks)
-            if (stage == Stage::output || stage == Stage::down) ranks_.add(i, stage, l);
-          if (!kScreened && stage == Stage::head) {
-            if (rows_.ending(stage) < kEnding &&
-                m_.sections[int(stage)].range.begin < m_.sections[int(stage)].range.end)
-              top = rows_.best();
-            return grid_barriers_.end();
-          }
-          // Where it was announced before, the first warp already waits while the others end their rows.
-          const bool announced = stage == Stage::attention ? blockIdx.x < units(i) : announces(stage);
-          grid_barriers_.end_stage(!announced);
-          if (stage == Stage::qkv)
-            grid_barriers_.pass();
-          else if (!announced)
-            grid_barriers_.announce(stage == Stage::attention && m_.zeroes != 0);
-        }
-      }
-      // What does not depend on the others' part of this stage, all that the next one can know of itself.
-      const bool last = i + 1 == m_.token.count;
-      const Stage next = again ? stage : stage != Stage::down ? Stage(int(stage) + 1) : last ? Stage::head : Stage::qkv;
-      held = {};  // what a stage leaves to the next one and no other needs registers for
-      if (!again && stage == Stage::down) ++i;
-      const LayerStages& l = layer(i);
-      // The output's rows are found while attention's queries are on their way: who attends is waited for.
-      const Stage product = next == Stage::attention ? Stage::output : next;
-      const Section& s = m_.sections[int(product)];
-      round = again ? round + kHeldBands : s.begin_sums;
-      if (next != Stage::output || again) row = rows_.begin(product, l, s, round);
-      if (next == Stage::attention) {
-        zero(i, units(i));
-        if (!last) copy_words_async(m_.layers[(i + 1) % 2], m_.token.layers[i + 1]);
-        if (!last && threadIdx.x == 0) m_.keys[(i + 1) % 2] = {m_.token.layers[i + 1].attention, m_.position};
-      } else {
-        if (next == Stage::gate_up) {
-          prefetch_norm(l.gate_up.weight, l.gate_up.w);
-        } else if (next == Stage::down) {
-          const ChoiceMemory m = choice();
-          if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, l.router.k, l.router.lists);
-        } else {
-          const NormProduct& product = next == Stage::head ? m_.token.head : l.qkv;
-          prefetch_norm(product.weight, product.w);
-        }
-        if (next != Stage::gate_up && next != Stage::down && !(kScreened && next == Stage::head))
-          products_.hold(round, s.pieces_of(round, kHeldBands), from, held);
-      }
-      if (!begins && !again) {
-        if (stage != Stage::qkv) grid_barriers_.wait(false);
-        if (stage == Stage::output) router_.route<E>(layer(i), i);
-        if (stage == Stage::attention && i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
-          ptx::store_relaxed(m_.token.stamps, m_.stamp - 1 + m_.token.count);
-        if (next == Stage::head && m_.token.head_rows == 0) return grid_barriers_.end();
-        if constexpr (kScreened)
-          if (next == Stage::head) {
-            screened_head_.run(top, from);
-            return grid_barriers_.end();
-          }
-      }
-      stage = next;
-    }
-  }
-  // Of what says by itself that it is there a block may announce that it is before it is: when its first warps have
-  // multiplied their last weights, so that the rows are there when the others ask for them, or are asked for again. Not
-  // where the others wait for what other GPUs add to it.
-  __device__ __forceinline__ static bool announces(Stage stage) {
-    return stage == Stage::gate_up || (!kRanks && (stage == Stage::output || stage == Stage::down));
-  }
-
-  __device__ __forceinline__ void embed_token() const {
-    const Embedding& e = m_.token.embedding;
-    const bf16* const row = e.table + int64_t(__ldcg(&e.state->tokens[0])) * e.C;
-    for (uint32_t c = threadIdx.x; c < weight_tiles::padded(e.C); c += kTokenThreads)
-      x()[c] = c < e.C ? float(row[c]) : 0;
-    TokenTeam::sync();
-  }
-  // Brings a norm's weight near, by one thread of the grid.
-  __device__ __forceinline__ static void prefetch_norm(const float* weight, const Matrix& w) {
-    if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 32) ptx::prefetch_to_l2(weight, w.cols * 4 / 16 * 16);
-  }
-  // During attention: what all blocks have read becomes zeros again. By the blocks that attention leaves idle, where
-  // there are any, who then fence it: the others do not have to.
-  __device__ __forceinline__ void zero(uint32_t layer, uint32_t units) const {
-    const uint32_t first = units < gridDim.x ? units : 0;
-    if (threadIdx.x == 0) m_.zeroes = blockIdx.x >= first;
-    if (blockIdx.x < first) return;
-    uint64_t* const from = m_.token.sums.used(m_.stamp + layer);
-    const uint64_t* const to = from + m_.token.sums.used_words();
-#pragma unroll 1
-    for (uint64_t* p = from + (blockIdx.x - first) * kTokenThreads + threadIdx.x; p < to;
-         p += (gridDim.x - first) * kTokenThreads)
-      ptx::store_relaxed(p, uint64_t(0));
-  }
-  // A round of the block's part of a product.
-  __device__ __forceinline__ void multiply_round(Stage stage, const LayerStages& l, uint32_t i, uint32_t round,
-                                                 const RowNumbers& row, HeldPiece& held,
-                                                 megakernel::WeightReader& from) const {
-    const Section& s = m_.sections[int(stage)];
-    const bool experts = stage == Stage::gate_up || stage == Stage::down, routes = !kRanks && stage == Stage::output,
-               last = round + kHeldBands >= s.end_sums;
-    float drop = experts ? weight_tiles::Form<E>::kDrop : weight_tiles::Form<D>::kDrop;
-    if (rows_.ending(stage) < kEnding && !rows_.by_others(stage))  // these columns are normed
-      drop *= columns_.rstd(stage == Stage::qkv       ? l.qkv.eps
-                            : stage == Stage::gate_up ? l.gate_up.eps
-                                                      : m_.token.head.eps);
-    const uint32_t pieces = s.pieces_of(round, kHeldBands);
-    if (experts)
-      products_.template multiply<E, true>(s, (stage == Stage::down ? l.down.w : l.gate_up.w).data, pieces, round, held,
-                                           from);
-    else
-      products_.template multiply<D, false>(s, nullptr, pieces, round, held, from);
-    if (last && announces(stage)) grid_barriers_.announce();
-    if (s.range.begin == s.range.end) return;
-    TokenTeam::sync();
-    if (rows_.ending(stage) < kEnding) rows_.end(stage, l, i, round, row, drop);
-    if (routes) {
-      TokenTeam::sync();
-      router_.add_logits(l, round, s.bands_of(round, kHeldBands), last ? 1 : 0);
-    }
-  }
-  // Who attends waits for the queries, keys and values himself, and announces before his result is there.
-  __device__ __forceinline__ void attend(const Attention& attention, uint32_t layer,
-                                         megakernel::WeightReader& from) const {
-    const uint64_t* const sums = qkv_sums(layer);
-    const auto projected = [&](uint32_t i, uint32_t j, float& a, float& b) {
-      uint64_t word[2];
-      const auto load = [&] { word[0] = ptx::load_relaxed(sums + i), word[1] = ptx::load_relaxed(sums + j); };
-      load();
-      wait_for(
-          load, [&] { return (RowSum::count(word[0]) == 2) & (RowSum::count(word[1]) == 2); },
-          kGridBarriersPerLayer * layer + uint32_t(Stage::qkv));
-      a = RowSum::value(word[0]), b = RowSum::value(word[1]);
-    };
-    const uint32_t number = kGridBarriersPerLayer * layer + uint32_t(Stage::attention), units = this->units(layer);
-    const auto put = [&](uint32_t n, uint32_t a, uint32_t b) {
-      tile::Stamped{{a, b, 0}, m_.stamp + layer}.store(m_.token.attention.mixed + n / 4);
-    };
-#pragma unroll 1
-    for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
-      if (unit != blockIdx.x) TokenTeam::sync();
-      attention.attend(
-          unit, m_.cos, m_.sin,
-          [&](uint32_t count, auto&& use) {
-            from.read(count, [&](const char* piece, const megakernel::WeightNote& note) { use(piece, note.word[0]); });
-          },
-          projected, put,
-          [&] {
-            if (units - unit <= gridDim.x) grid_barriers_.announce(m_.zeroes != 0);
-          });
-    }
-    if (!attention.has_parts()) return;
-#pragma unroll 1
-    for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x)
-      attention.add_parts(
-          unit, [&](auto&& load, auto&& complete) { wait_for(load, complete, number); }, put);
-  }
-  // From the columns to what the block publishes, a round of it.
-  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t i, uint32_t round,
-                                           RowNumbers& row, HeldPiece& held, megakernel::WeightReader& from) const {
-    if (stage == Stage::gate_up) {  // its column is there, the choice now too
-      if (rows_.ending(stage) < kEnding && rows_.place_of(stage).mine())
-        row.bias = rows_.bias_of(stage, l, l.gate_up.w.rows, rows_.place_of(stage).entry(), rows_.place_of(stage).n);
-    } else if (stage == Stage::output) {
-      const bool begins = round == m_.sections[int(stage)].begin_sums;
-      columns_.stage_mixed<D>(begins ? l.output.w.cols : 0, m_.stamp + i, [&] {
-        join_copies();
-        if (!kRanks) router_.ask_router(l, round, m_.sections[int(stage)].bands_of(round, kHeldBands));
-      });
-    } else if (round > m_.sections[int(stage)].begin_sums) {
-      // the column is that of the round before
-    } else if (stage == Stage::down) {
-      columns_.stage_columns(l.down.w.cols, m_.token.k);
-    } else {
-      const NormProduct& p = stage == Stage::qkv ? l.qkv : m_.token.head;
-      columns_.stage_normed<D>(p.weight, p.w, i > 0 ? down_sums(i - 1) : nullptr);
-    }
-    TokenTeam::sync();
-    multiply_round(stage, l, i, round, row, held, from);
-  }
-
-  const megakernel::GridBarriers<TokenTeam, kTraced> grid_barriers_;
-  const TokenColumns columns_;
-  const TokenRouter router_;
-  const TokenRanks<kTraced> ranks_;
-  const TokenWeights<D, E, kScreened> weights_;
-  const TokenProducts<D, E, kRanks> products_;
-  const TokenRows<D, E, kTraced, kRanks, kScreened> rows_;
-  const ScreenedHeadProgram<D, kRanks> screened_head_;
+// Where the warps that multiply are: a round of a stage.
+struct TokenStep {
+  Stage stage = Stage::qkv;
+  uint32_t layer = 0;
+  uint32_t round = 0;         // the first sums of it
+  bool is_continued = false;  // an earlier round of the same product came before
 };
+// What a step has before its activation vector is complete.
+struct Prefetched {
+  RowConstants row;
+  PrefetchedChunk chunk;
+};
+
+// Whether a block signals its arrival when its first warps have multiplied their last weights, which is before its
+// results are visible: the readers then find complete words, or load them again. Not where the readers wait for the
+// other GPUs' parts.
+template <TokenVariant V> __device__ __forceinline__ bool arrives_early(Stage stage) {
+  return stage == Stage::gate_up || (!V.ranks && adds_to_residual(stage));
+}
+
+template <TokenVariant V> __device__ __forceinline__ void embed_token(const TokenContext<V>& block) {
+  const Embedding& e = block.m.token.embedding;
+  const bf16* const row = e.table + int64_t(__ldcg(&e.state->tokens[0])) * e.C;
+  for (uint32_t c = threadIdx.x; c < weight_tiles::padded(e.C); c += kTokenThreads)
+    block.x()[c] = c < e.C ? float(row[c]) : 0;
+  ComputeThreads::sync();
+}
+// One thread of the grid brings a norm's weight into the L2 cache.
+__device__ __forceinline__ void prefetch_norm(const float* weight, const Matrix& w) {
+  if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 32) ptx::prefetch_to_l2(weight, w.cols * 4 / 16 * 16);
+}
+
+// Everything of a step that does not depend on the results of other blocks.
+template <TokenVariant V>
+__device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep& step, Prefetched& prefetched,
+                                         megakernel::WeightReader& weights) {
+  const Stage stage = step.stage;
+  const uint32_t i = step.layer;
+  const Token& token = block.m.token;
+  const LayerStages& l = block.layer(i);
+  // The output's rows are prepared during attention, while the queries are on their way: everybody waits for attention.
+  const Stage product = stage == Stage::attention ? Stage::output : stage;
+  const WorkRange& s = block.work(product);
+  if (!step.is_continued) step.round = s.first_sums;
+  if (stage != Stage::output || step.is_continued)
+    prefetched.row = epilogue::begin_row(block, product, l, s, step.round);
+  prefetched.chunk = {};
+  if (stage == Stage::attention) {
+    clear_used_words(block, i);
+    const bool last = i + 1 == token.count;
+    if (!last) copy_words_async(block.m.layers[(i + 1) % 2], token.layers[i + 1]);
+    if (!last && threadIdx.x == 0) block.m.keys[(i + 1) % 2] = {token.layers[i + 1].attention, block.m.position};
+    return;
+  }
+  if (stage == Stage::gate_up) {
+    prefetch_norm(l.gate_up.weight, l.gate_up.w);
+  } else if (stage == Stage::down) {
+    const ChoiceMemory m = block.choice();
+    if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, l.router.k, l.router.lists);
+  } else {
+    const NormProduct& p = stage == Stage::head ? token.head : l.qkv;
+    prefetch_norm(p.weight, p.w);
+  }
+  if (!uses_experts(stage) && !(V.screened && stage == Stage::head))
+    prefetch_chunk<V>(step.round, s.chunks_in_round(step.round, kRoundGroups), weights, prefetched.chunk);
+}
+
+// The end of the wait for the stage before `step`.
+template <TokenVariant V>
+__device__ __forceinline__ void wait_for_results(const TokenContext<V>& block, const TokenStep& step) {
+  if (step.stage != Stage::attention) block.grid_barriers.wait(false);
+  if (step.stage == Stage::gate_up) router::route(block, block.layer(step.layer));
+  if (step.stage == Stage::output && step.layer == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
+    ptx::store_relaxed(block.m.token.stamps, block.m.epoch - 1 + block.m.token.count);
+}
+
+// Writes the activation vector of a product, where the first round of it has not.
+template <TokenVariant V>
+__device__ __forceinline__ void write_vector(const TokenContext<V>& block, const TokenStep& step,
+                                             Prefetched& prefetched) {
+  const Stage stage = step.stage;
+  const uint32_t i = step.layer;
+  const LayerStages& l = block.layer(i);
+  if (stage == Stage::gate_up) {  // the router has written the vector
+    epilogue::load_chosen_bias(block, l, prefetched.row);
+  } else if (stage == Stage::output) {
+    write_attention_vector<V.dense>(block, step.is_continued ? 0 : l.output.w.cols, block.m.epoch + i, [&] {
+      join_copies();
+      if (!V.ranks)
+        router::prefetch_weights(block, l, step.round, block.work(stage).groups_in_round(step.round, kRoundGroups));
+    });
+  } else if (step.is_continued) {
+    // the vector is that of the round before
+  } else if (stage == Stage::down) {
+    write_expert_vectors(block, l.down.w.cols, block.m.token.k);
+  } else {
+    const NormProduct& p = stage == Stage::qkv ? l.qkv : block.m.token.head;
+    write_normed_vector<V.dense>(block, p.weight, p.w, i > 0 ? block.down_sums(i - 1) : nullptr);
+  }
+  ComputeThreads::sync();
+}
+
+// A round of this block's part of a product, up to the words that it publishes.
+template <TokenVariant V>
+__device__ __forceinline__ void multiply(const TokenContext<V>& block, const TokenStep& step, Prefetched& prefetched,
+                                         megakernel::WeightReader& weights) {
+  write_vector(block, step, prefetched);
+  const Stage stage = step.stage;
+  const LayerStages& l = block.layer(step.layer);
+  const WorkRange& s = block.work(stage);
+  const bool experts = uses_experts(stage), routes = !V.ranks && stage == Stage::output,
+             last = step.round + kRoundGroups >= s.end_sums;
+  float output_scale = experts ? weight_tiles::Form<V.experts>::kDrop : weight_tiles::Form<V.dense>::kDrop;
+  if (epilogue::includes_thread(stage) && !adds_to_residual(stage))  // a product of the normed residual stream
+    output_scale *= residual_rstd(block, stage == Stage::qkv       ? l.qkv.eps
+                                         : stage == Stage::gate_up ? l.gate_up.eps
+                                                                   : block.m.token.head.eps);
+  const uint32_t chunks = s.chunks_in_round(step.round, kRoundGroups);
+  if (experts)
+    multiply_chunks<V.experts, true>(block, s, (stage == Stage::down ? l.down.w : l.gate_up.w).data, chunks, step.round,
+                                     prefetched.chunk, weights);
+  else
+    multiply_chunks<V.dense, false>(block, s, nullptr, chunks, step.round, prefetched.chunk, weights);
+  if (last && arrives_early<V>(stage)) block.grid_barriers.announce();
+  if (s.is_empty()) return;
+  ComputeThreads::sync();
+  if (epilogue::includes_thread(stage))
+    epilogue::finish_round(block, stage, l, step.layer, step.round, prefetched.row, output_scale);
+  if (routes) {
+    ComputeThreads::sync();
+    router::add_logits(block, l, step.round, s.groups_in_round(step.round, kRoundGroups), last ? 1 : 0);
+  }
+}
+
+// The end of a stage: the first half of its grid barrier.
+template <TokenVariant V>
+__device__ __forceinline__ void finish_stage(const TokenContext<V>& block, const TokenStep& step) {
+  const Stage stage = step.stage;
+  if constexpr (V.ranks)
+    if (adds_to_residual(stage)) rank_exchange::add_ranks(block, step.layer, stage, block.layer(step.layer));
+  // Where the block has arrived before, the first warp begins to wait while the epilogue threads finish their rows.
+  const bool arrived = stage == Stage::attention ? blockIdx.x < block.units(step.layer) : arrives_early<V>(stage);
+  block.grid_barriers.end_stage(!arrived);
+  if (stage == Stage::qkv)
+    block.grid_barriers.pass();
+  else if (!arrived)
+    block.grid_barriers.announce(stage == Stage::attention && block.m.clears != 0);
+}
+// Computes a step; whether its stage is finished.
+template <TokenVariant V>
+__device__ __forceinline__ bool compute(const TokenContext<V>& block, const TokenStep& step, Prefetched& prefetched,
+                                        megakernel::WeightReader& weights) {
+  if (step.stage == Stage::attention) {
+    attend(block, step.layer, weights);
+    return true;
+  }
+  multiply(block, step, prefetched, weights);
+  return step.round + kRoundGroups >= block.work(step.stage).end_sums;
+}
+__device__ __forceinline__ void advance(TokenStep& step, bool is_finished, uint32_t layers) {
+  step.is_continued = !is_finished;
+  if (!is_finished)
+    step.round += kRoundGroups;
+  else if (step.stage != Stage::down)
+    step.stage = Stage(int(step.stage) + 1);
+  else
+    step.stage = ++step.layer == layers ? Stage::head : Stage::qkv;
+}
+
+// By the warps that multiply; `top`: the largest logit of this thread's rows. All products share one code, and all grid
+// barriers, because a program larger than the instruction cache is slowed by its own fetches.
+template <TokenVariant V>
+__device__ __forceinline__ void compute_token(const TokenContext<V>& block, sampling::Best& top) {
+  block.grid_barriers.begin();
+  megakernel::WeightReader weights(block.m.token.stream, block.m.stream, block.memory + block.m.token.ring,
+                                   threadIdx.x / 32 / megakernel::kTeamWarps, megakernel::kTeams);
+  embed_token(block);
+  TokenStep step;
+  Prefetched prefetched;
+#pragma unroll 1
+  for (bool begins = true;; begins = false) {
+    if (!begins) {
+      const bool is_finished = compute(block, step, prefetched, weights);
+      if (!V.screened && is_finished && step.stage == Stage::head) {
+        if (epilogue::includes_thread(Stage::head) && !block.work(Stage::head).is_empty()) top = epilogue::best(block);
+        break;
+      }
+      is_finished ? finish_stage(block, step) : ComputeThreads::sync();
+      advance(step, is_finished, block.m.token.count);
+    }
+    prefetch(block, step, prefetched, weights);
+    if (begins || step.is_continued) continue;
+    wait_for_results(block, step);
+    if (step.stage != Stage::head) continue;
+    if (block.m.token.head_rows == 0) break;
+    if constexpr (V.screened) {
+      screened_head::run(block, top, weights);
+      break;
+    }
+  }
+  block.grid_barriers.end();
+}
+
+// In a traced kernel: the bytes of weights that this block reads in each stage, behind its times.
+template <TokenVariant V> __device__ __forceinline__ void record_bytes(const TokenContext<V>& block) {
+  const megakernel::Trace& t = block.m.token.grid.trace;
+  if (blockIdx.x >= t.blocks || threadIdx.x >= kTracedBytes) return;
+  const WorkRange& s = block.m.work[threadIdx.x];
+  const uint32_t row_tiles = (s.range.end - 1) / s.weight_tiles - s.range.begin / s.weight_tiles + 1;
+  t.words[int64_t(blockIdx.x) * t.words_of_block() + t.stamps() + threadIdx.x] =
+      uint64_t(s.range.end - s.range.begin) * uint64_t(s.weight_tile_bytes) +
+      (threadIdx.x == uint32_t(Stage::output) && !s.is_empty()
+           ? uint64_t(row_tiles) * block.layer(0).router.w.bands * router::kStepBytes
+           : 0);
+}
+
+// Fills the block's memory.
+template <TokenVariant V>
+__device__ __forceinline__ void begin_token(const TokenContext<V>& block, const Token& token) {
+  TokenMemory& m = block.m;
+  copy_words(m.token, token);
+  copy_words(m.layers[0], token.layers[0]);
+  if constexpr (V.ranks) rank_exchange::begin(block, *token.ranks);
+  for (uint32_t i = threadIdx.x; i < sizeof(m.sums) / 4; i += blockDim.x) (&m.sums[0][0][0])[i] = 0;
+  if (threadIdx.x == 0) {
+    m.stream.begin();
+    ptx::mbarrier_init(&m.logits_ready, kTokenWarps);
+    ptx::fence_mbarrier_init();
+    m.position = uint32_t(__ldcg(&token.embedding.state->position));
+    m.epoch = ptx::load_relaxed(token.stamps) + 1;  // of zeroed memory: 1
+  }
+  __syncthreads();
+  const auto& rotation = m.layers[0].attention;
+  if (threadIdx.x == 0) m.keys[0] = {rotation, m.position};
+  if (threadIdx.x < rotation.dim / 2) {
+    m.cos[threadIdx.x] = rotation.cos[size_t(m.position) * (rotation.dim / 2) + threadIdx.x];
+    m.sin[threadIdx.x] = rotation.sin[size_t(m.position) * (rotation.dim / 2) + threadIdx.x];
+  }
+  if (threadIdx.x < kStages) m.work[threadIdx.x] = loader::work_range(block, Stage(threadIdx.x), block.layer(0));
+  __syncthreads();
+  if constexpr (V.traced) record_bytes(block);
+}
+// After all blocks have computed: appends the token, or without a head advances the position.
+template <TokenVariant V>
+__device__ __forceinline__ void end_token(const TokenContext<V>& block, const sampling::Best& top) {
+  const NormProduct& head = block.m.token.head;
+  if (block.m.token.head_rows == 0) {
+    if (blockIdx.x == 0 && threadIdx.x == 0 && block.grid_barriers.all_came()) head.state->position += 1;
+    if constexpr (V.ranks) rank_exchange::end(block, blockIdx.x == 0 && threadIdx.x == 0);
+    return;
+  }
+  uint64_t key;
+  const bool last = likeliest_of_grid(head, top, key);
+  if constexpr (V.ranks) key = last ? rank_exchange::largest_key(block, key) : 0;
+  if (last && block.grid_barriers.all_came()) append(head, key);
+  if constexpr (V.ranks) rank_exchange::end(block, last);
+}
 
 // The kernel's parameters: the token, and of a screened variant its head.
 template <bool kScreened> struct TokenArguments {
@@ -322,28 +301,41 @@ template <> struct TokenArguments<true> {
   __device__ __forceinline__ const ScreenedHead* screened_head() const { return &head; }
 };
 
-// The fields of a TokenVariant: nvcc takes no struct as a kernel's template argument.
+// The template arguments are the fields of a TokenVariant: nvcc does not compile a kernel whose argument is a struct.
 template <WeightFormat kDense, WeightFormat kExperts, bool kTraced, bool kRanks, bool kScreened>
 __global__ void __launch_bounds__(kTokenThreads + 32, 1)
     token_kernel(const __grid_constant__ TokenArguments<kScreened> p) {
-  TokenProgram<TokenVariant{kDense, kExperts, kTraced, kRanks, kScreened}>(p.screened_head()).run(p.token);
+  const TokenContext<TokenVariant{kDense, kExperts, kTraced, kRanks, kScreened}> block(tile::dynamic_shared<char>(),
+                                                                                       p.screened_head());
+  begin_token(block, p.token);
+  sampling::Best top;
+  if (threadIdx.x < kTokenThreads)
+    compute_token(block, top);
+  else
+    loader::copy_token(block);
+  __syncthreads();
+  end_token(block, top);
 }
 
 // --- launcher
 
+// How many weight tiles of each product a block takes.
 inline Shares shares_of(const Token& t, const LayerStages& l, uint32_t blocks) {
-  const auto weight_tiles = [&](const Matrix& w, uint32_t entries) {
-    return share_of_weight_tiles(uint64_t(w.bands) * entries, w.weight_tiles, blocks);
+  const auto shared_rows = [&](const Matrix& w, uint32_t slots) {
+    return weight_tiles_per_block(uint64_t(w.bands) * slots, w.weight_tiles, blocks);
   };
-  Shares s{.qkv = weight_tiles(l.qkv.w, 1),
-           .output = weight_tiles(l.output.w, 1),
-           .gate_up = share_of_bands(uint64_t(l.gate_up.w.bands) * t.k, l.gate_up.w.weight_tiles, blocks),
-           .down = std::max(weight_tiles(l.down.w, t.k), l.down.w.weight_tiles * t.k),
-           .head = share_of_bands(t.head.w.bands, t.head.w.weight_tiles, blocks)};
-  const uint32_t of_output = l.output.w.bands * l.output.w.weight_tiles;
-  s.routers = (of_output + s.output - 1) / s.output;
+  const auto whole_rows = [&](const Matrix& w, uint32_t slots) {
+    return whole_row_tiles_per_block(uint64_t(w.bands) * slots, w.weight_tiles, blocks);
+  };
+  Shares s{.qkv = shared_rows(l.qkv.w, 1),
+           .output = shared_rows(l.output.w, 1),
+           .gate_up = whole_rows(l.gate_up.w, t.k),
+           .down = std::max(shared_rows(l.down.w, t.k), l.down.w.weight_tiles * t.k),
+           .head = whole_rows(t.head.w, 1)};
+  const uint32_t output_tiles = l.output.w.bands * l.output.w.weight_tiles;
+  s.routers = (output_tiles + s.output - 1) / s.output;
   if (t.ranks != nullptr) {
-    const uint32_t each = bands_of_block(t.embedding.C, blocks);
+    const uint32_t each = exchanged_row_tiles(t.embedding.C, blocks);
     s.routers = ((t.embedding.C + 15) / 16 + each - 1) / each;
   }
   return s;
@@ -354,7 +346,7 @@ void Megakernel<V>::launch(const Token& token, const ScreenedHead& head, const L
                            Stream stream) {
   TokenArguments<V.screened> p{token};
   if constexpr (V.screened) p.head = head;
-  place(p.token, layer, kMostShared);
+  place_memory(p.token, layer, kMostShared);
   gpu::Launch at{.block = kTokenThreads + 32,
                  .smem = p.token.bytes,
                  .device = std::max(0, gpu::current_device()),

@@ -1,0 +1,120 @@
+#pragma once
+// Which weight tiles of each product this block multiplies, and the warp that copies them, and attention's keys and
+// values, into the ring (megakernel/weight_stream.cuh).
+#include "ingot/models/decode/megakernel/router.cuh"
+#include "ingot/models/decode/prefilter/screen.h"
+
+namespace ingot::decode {
+namespace loader {
+
+template <WeightFormat F, TokenVariant V>
+__device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, const Matrix& w, uint32_t each,
+                                                bool experts, bool by_row_tile) {
+  const uint32_t slots = experts ? block.m.token.k : 1;
+  return {.weight_tile_bytes = weight_tiles::Form<F>::kBytes,
+          .row_tile_bytes = w.band_bytes,
+          .matrix_bytes = w.matrix_bytes,
+          .expert = experts ? block.chosen() : nullptr,
+          .weight_tiles = w.weight_tiles,
+          .row_tiles = max(w.bands, 1u),  // there are none where another GPU has them
+          .slots = slots,
+          .by_row_tile = by_row_tile,
+          .chunk_tiles = even_chunk_tiles(w.weight_tiles, kMostChunkTiles<F>),
+          .vector_stride = uint32_t(weight_tiles::column_bytes(w.cols)),
+          .range = range_of_block(w.weight_tiles * w.bands * slots, each, blockIdx.x)};
+}
+// This block's part of a product, the same in all layers.
+template <TokenVariant V>
+__device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, Stage stage, const LayerStages& l) {
+  // A weight tile of the int8 codes has as many bytes as one of fp8.
+  constexpr WeightFormat kHead = V.screened ? WeightFormat::fp8 : V.dense;
+  static_assert(kScreenWeightTile == weight_tiles::Form<WeightFormat::fp8>::kBytes,
+                "a weight tile of codes has the bytes of one of fp8");
+  const Shares& each = block.m.token.shares;
+  const Matrix& w = block.matrix(stage, l);
+  WorkRange s = stage == Stage::qkv       ? work_range<V.dense>(block, w, each.qkv, false, false)
+                : stage == Stage::output  ? work_range<V.dense>(block, w, each.output, false, false)
+                : stage == Stage::gate_up ? work_range<V.experts>(block, w, each.gate_up, true, false)
+                : stage == Stage::down
+                    ? work_range<V.experts>(block, w, each.down, true, true)
+                    : work_range<kHead>(block, w, stage == Stage::head ? each.head : 0, false, false);
+  s.begin();
+  return s;
+}
+
+template <TokenVariant V>
+__device__ __forceinline__ void copy_weights(const TokenContext<V>& block, megakernel::WeightWriter& ring, Stage stage,
+                                             uint32_t i) {
+  const LayerStages& l = block.layer(i);
+  const WorkRange& s = block.work(stage);
+  const uint8_t* const data = block.matrix(stage, l).data;
+  const uint32_t end = s.end_chunk;
+  bool chooses = stage == Stage::gate_up;
+#pragma unroll 1
+  for (uint32_t first = s.first_chunk; first < end || chooses; first += 32) {
+    // Each lane computes the place of one chunk, because one after the other would take too long; and it does so before
+    // the experts are known.
+    Chunk p = s.chunk(min(first + threadIdx.x % 32, end - 1), data);
+    if (chooses) router::choose(block, l.router, i % 2);
+    chooses = false;
+    if (first >= end) return;
+    s.move_to_expert(p);
+    const uint32_t bytes = p.count * uint32_t(s.weight_tile_bytes), count = min(end - first, 32u);
+#pragma unroll 1
+    for (uint32_t lane = 0; lane < count; ++lane) ring.put(lane, p.data, bytes, note_of(p));
+  }
+}
+
+constexpr uint32_t kKeyChunksAhead = 6;  // under way at once in a long context: no grid barrier is near that they delay
+
+// The keys and values of earlier tokens, of the block's units of attention.
+template <TokenVariant V>
+__device__ __forceinline__ void copy_keys(const TokenContext<V>& block, megakernel::WeightWriter& ring,
+                                          const decode_attention::Params& p, const piece_attention::Keys& keys) {
+  using Attention = typename TokenContext<V>::Attention;
+  constexpr uint32_t kRow = kDim * 2, kKeys = piece_attention::kPieceKeys;
+  static_assert(2 * kKeys * kRow <= megakernel::kSlotBytes, "a slot has room for a chunk's keys and values");
+  static_assert(piece_attention::kPieceWarps == megakernel::kTeamWarps, "a team reads a chunk");
+  const megakernel::WeightRing& r = block.m.token.stream;
+  const uint32_t units = Attention::units(p, keys), most = r.slots - megakernel::kTeams,
+                 ahead = keys.each > piece_attention::kRound ? min(kKeyChunksAhead, most) : r.ahead;
+#pragma unroll 1
+  for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+    const piece_attention::Unit u = Attention::unit_of(p, keys, unit);
+    const uint32_t chunks = Attention::pieces_of(u);
+#pragma unroll 1
+    for (uint32_t first = 0; first < chunks; first += 32) {
+      const uint32_t chunk = min(first + threadIdx.x % 32, chunks - 1), count = min(chunks - first, 32u);
+      const piece_attention::KeyRows r = Attention::rows_of(p, u, chunk);
+#pragma unroll 1
+      for (uint32_t lane = 0; lane < count; ++lane)
+        ring.put(lane, 2 * (r.rows + r.others) * kRow, {chunk}, ahead, [&](char* slot, uint64_t* full) {
+#pragma unroll 1
+          for (uint32_t i = 0; i < 2; ++i, slot += kKeys * kRow) {
+            const bf16* const from = i == 0 ? p.keys : p.values;
+            ptx::bulk_load(slot, from + r.first, r.rows * kRow, full);
+            if (r.others > 0) ptx::bulk_load(slot + r.rows * kRow, from + r.begin, r.others * kRow, full);
+          }
+        });
+    }
+  }
+}
+
+// By the copying warp: everything that the block reads for a token, stage by stage, as fast as slots become free.
+template <TokenVariant V> __device__ __forceinline__ void copy_token(const TokenContext<V>& block) {
+  const Token& t = block.m.token;
+  megakernel::WeightWriter ring(t.stream, block.m.stream, block.memory + t.ring);
+  uint32_t i = 0;
+#pragma unroll 1
+  for (Stage stage = Stage::qkv; stage != Stage::head || t.head_rows > 0; stage = Stage(int(stage) + 1)) {
+    if (stage == Stage::attention)
+      copy_keys(block, ring, block.layer(i).attention, block.m.keys[i % 2]);
+    else
+      copy_weights(block, ring, stage, i);
+    if (stage == Stage::head) return;
+    if (stage == Stage::down && ++i < t.count) stage = Stage(int(Stage::qkv) - 1);
+  }
+}
+
+}  // namespace loader
+}  // namespace ingot::decode

@@ -1,0 +1,137 @@
+#pragma once
+// The router of a layer. Each block multiplies its rows of the residual stream by the router's weights and adds the
+// products to the logits of all blocks. Then each block chooses the experts for itself: its copying warp does it, which
+// so knows first whose weights to copy.
+#include "ingot/models/decode/megakernel/activation_vectors.cuh"
+#include "ingot/models/decode/phased/choose.cuh"
+
+namespace ingot::decode {
+
+constexpr uint32_t kChosenBarrier = 1;      // between the copying warp, which chooses, and the warps that multiply
+using LogitSum = megakernel::FixedSum<20>;  // over all blocks
+
+namespace router {
+
+// The 16 rows of a row tile of the residual stream are the columns of one step of the router's weight tiles.
+constexpr uint32_t kStepBytes = 512;
+__device__ __forceinline__ const uint8_t* weight_step(const Matrix& w, uint32_t router_row_tile, uint32_t row_tile) {
+  return w.data + router_row_tile * w.band_bytes + row_tile / 4 * weight_tiles::Form<WeightFormat::bf16>::kBytes +
+         row_tile % 4 * kStepBytes + threadIdx.x % 32 * 16;
+}
+// This lane's part of the prefetched steps of `count` row tiles, behind the output's activation vector; null where
+// there is no room for them.
+template <TokenVariant V>
+__device__ __forceinline__ char* prefetched_steps(const TokenContext<V>& block, const LayerStages& l, uint32_t count) {
+  const Token& t = block.m.token;
+  const uint32_t vector = (weight_tiles::column_stride(l.output.w.cols) + 127) / 128 * 128;
+  if (t.stage + vector + count * l.router.w.bands * kStepBytes > t.ring) return nullptr;
+  return block.vectors() + vector + threadIdx.x % 32 * 16;
+}
+
+// Keeps a row of the residual stream times the norm's weight as two bf16: its first eight bits, and the next eight.
+template <TokenVariant V>
+__device__ __forceinline__ void put_input(const TokenContext<V>& block, uint32_t group, uint32_t row, float value) {
+  const bf16 high(value), low(value - float(high));
+  block.m.router_input[0][group][row] = high.bits, block.m.router_input[1][group][row] = low.bits;
+}
+// Prefetches the router's weights of `count` row tiles of the residual stream for add_logits().
+template <TokenVariant V>
+__device__ __forceinline__ void prefetch_weights(const TokenContext<V>& block, const LayerStages& l, uint32_t row_tile,
+                                                 uint32_t count) {
+  char* const to = prefetched_steps(block, l, count);
+  if (to == nullptr) return;
+  const Matrix& w = l.router.w;
+#pragma unroll 1
+  for (uint32_t r = kTokenWarps - 1 - threadIdx.x / 32; r < w.bands; r += kTokenWarps)
+#pragma unroll 1
+    for (uint32_t i = 0; i < count; ++i)
+      ptx::cp_async<16>(ptx::shared_address(to + (i * w.bands + r) * kStepBytes), weight_step(w, r, row_tile + i));
+  ptx::cp_async_commit_group();
+}
+// Adds the products of `count` row tiles of the router's input to the logits of all blocks. Each lane reads the weights
+// that it has prefetched itself. `parts`: 1 with the block's last row tiles, else 0.
+template <TokenVariant V>
+__device__ __forceinline__ void add_logits(const TokenContext<V>& block, const LayerStages& l, uint32_t row_tile,
+                                           uint32_t count, uint32_t parts) {
+  const Matrix& w = l.router.w;
+  const char* const prefetched = prefetched_steps(block, l, count);
+  const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  ptx::cp_async_wait_group<0>();
+#pragma unroll 1
+  for (uint32_t r = kTokenWarps - 1 - threadIdx.x / 32; r < w.bands; r += kTokenWarps) {
+    float sum[4] = {};
+#pragma unroll 1
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint4 step = prefetched != nullptr
+                             ? *reinterpret_cast<const uint4*>(prefetched + (i * w.bands + r) * kStepBytes)
+                             : *reinterpret_cast<const uint4*>(weight_step(w, r, row_tile + i));
+      const uint32_t a[4] = {step.x, step.y, step.z, step.w};
+      uint32_t b[2] = {};  // two of the eight columns: the two halves of the router's input
+      if (g < 2) {
+        b[0] = *reinterpret_cast<const uint32_t*>(&block.m.router_input[g][i][2 * t]);
+        b[1] = *reinterpret_cast<const uint32_t*>(&block.m.router_input[g][i][2 * t + 8]);
+      }
+      ptx::mma_m16n8k16(bf16{}, sum, a, b);
+    }
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h) {
+      const uint32_t e = 16 * r + g + 8 * h;
+      if (t == 0 && e < w.rows) LogitSum::add(block.logit_sums() + e, sum[2 * h] + sum[2 * h + 1], parts);
+    }
+  }
+}
+// After the output's grid barrier, by the warps that multiply: the output's sums become the activation vector of gate
+// and up, and the logits go to shared memory for the copying warp. The last warps read the logits, because they have
+// the least of the vector to write.
+template <TokenVariant V> __device__ __forceinline__ void route(const TokenContext<V>& block, const LayerStages& l) {
+  const Router& p = l.router;
+  const ChoiceMemory m = block.choice();
+  uint64_t word = 0;
+  uint32_t e = kTokenThreads - 1 - threadIdx.x;
+  const auto load = [&] {
+    if (e < p.w.rows) word = ptx::load_relaxed(block.logit_sums() + e);
+  };
+  load();
+  write_normed_vector<V.experts>(block, l.gate_up.weight, l.gate_up.w, block.output_sums());
+#pragma unroll 1
+  while (e < p.w.rows) {
+    block.read_again(load, [&] { return LogitSum::count(word) == block.m.token.shares.routers; });
+    m.logits[e] = LogitSum::value(word);
+    e += kTokenThreads;
+    load();
+  }
+  // All warps arrive: the copying warp reads what each of them wrote, the next layer's stages too.
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&block.m.logits_ready);
+  ptx::barrier_sync_unaligned(kChosenBarrier, kTokenThreads + 32);
+  if (threadIdx.x / 32 == kTokenWarps - 1) weigh(m.logits, p.k, m.chosen, m.weights);  // for `down`
+}
+// By the copying warp: waits for the logits and chooses the experts.
+template <TokenVariant V>
+__device__ __forceinline__ void choose(const TokenContext<V>& block, const Router& p, uint32_t parity) {
+  const ChoiceMemory m = block.choice();
+  float* const logits = m.logits;
+  const uint32_t lane = threadIdx.x % 32, rows = p.w.rows, k = p.k;
+  float bias[kLogitsOfLane], logit[kLogitsOfLane] = {};
+#pragma unroll
+  for (uint32_t u = 0; u < kLogitsOfLane; ++u)
+    bias[u] = lane + 32 * u < rows ? p.bias[lane + 32 * u] : 0;  // prefetched
+  megakernel::wait_for_slot(&block.m.logits_ready, parity);
+#pragma unroll
+  for (uint32_t u = 0; u < kLogitsOfLane; ++u)
+    if (lane + 32 * u < rows) logit[u] = logits[lane + 32 * u];
+  const float scale = residual_rstd(block, p.eps);
+#pragma unroll
+  for (uint32_t u = 0; u < kLogitsOfLane; ++u) {
+    logit[u] = logit[u] * scale + bias[u];
+    if (lane + 32 * u < rows) logits[lane + 32 * u] = logit[u];
+  }
+#pragma unroll 1
+  for (uint32_t e = lane + 32 * kLogitsOfLane; e < rows; e += 32) logits[e] = logits[e] * scale + p.bias[e];
+  __syncwarp();
+  choose_held(logits, logit, rows, k, m.chosen);
+  ptx::barrier_arrive(kChosenBarrier, kTokenThreads + 32);
+}
+
+}  // namespace router
+}  // namespace ingot::decode

@@ -1,0 +1,41 @@
+#pragma once
+// The stages of a token in their order, and what each does.
+#include <cstdint>
+
+#include "ingot/core/hd.h"
+
+namespace ingot::decode {
+
+enum class Stage { qkv, attention, output, gate_up, down, head };
+
+struct StageTraits {
+  bool normed;    // multiplies the normalized residual stream
+  bool experts;   // multiplies by the matrices of the chosen experts
+  bool residual;  // its rows are added to the residual stream
+};
+constexpr StageTraits kStageTable[] = {
+    {.normed = true, .experts = false, .residual = false},   // qkv
+    {.normed = false, .experts = false, .residual = false},  // attention
+    {.normed = false, .experts = false, .residual = true},   // output
+    {.normed = true, .experts = true, .residual = false},    // gate_up
+    {.normed = false, .experts = true, .residual = true},    // down
+    {.normed = true, .experts = false, .residual = false},   // head
+};
+constexpr uint32_t kStages = sizeof(kStageTable) / sizeof(kStageTable[0]);
+static_assert(uint32_t(Stage::head) + 1 == kStages, "the table has a row for each stage");
+
+// Whether a stage has a trait, as comparisons with the stages that have it: the stage is known at run time alone, and a
+// table in memory would be read again for each of its uses.
+template <bool StageTraits::*kTrait, uint32_t kFirst = 0> INGOT_HD constexpr bool has(Stage stage) {
+  if constexpr (kFirst == kStages)
+    return false;
+  else if constexpr (kStageTable[kFirst].*kTrait)
+    return stage == Stage(kFirst) || has<kTrait, kFirst + 1>(stage);
+  else
+    return has<kTrait, kFirst + 1>(stage);
+}
+INGOT_HD constexpr bool is_normed(Stage stage) { return has<&StageTraits::normed>(stage); }
+INGOT_HD constexpr bool uses_experts(Stage stage) { return has<&StageTraits::experts>(stage); }
+INGOT_HD constexpr bool adds_to_residual(Stage stage) { return has<&StageTraits::residual>(stage); }
+
+}  // namespace ingot::decode

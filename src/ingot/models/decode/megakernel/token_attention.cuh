@@ -1,0 +1,67 @@
+#pragma once
+// Attention as a stage of the token kernel (piece_attention.cuh). No grid barrier stands before it: a block waits for
+// the words of its own heads, and signals its completion before its result is visible, because each result word carries
+// an epoch.
+#include "ingot/models/decode/megakernel/token_context.cuh"
+
+namespace ingot::decode {
+
+// Words that all blocks have read become zeros again during attention. The blocks without a unit of attention do it,
+// where there are any; then only they need a fence at the next grid barrier.
+template <TokenVariant V>
+__device__ __forceinline__ void clear_used_words(const TokenContext<V>& block, uint32_t layer) {
+  const uint32_t units = block.units(layer), first = units < gridDim.x ? units : 0;
+  if (threadIdx.x == 0) block.m.clears = blockIdx.x >= first;
+  if (blockIdx.x < first) return;
+  const TokenSums& sums = block.m.token.sums;
+  uint64_t* const begin = sums.used(block.m.epoch + layer);
+  const uint64_t* const end = begin + sums.used_words();
+#pragma unroll 1
+  for (uint64_t* p = begin + (blockIdx.x - first) * kTokenThreads + threadIdx.x; p < end;
+       p += (gridDim.x - first) * kTokenThreads)
+    ptx::store_relaxed(p, uint64_t(0));
+}
+
+template <TokenVariant V>
+__device__ __forceinline__ void attend(const TokenContext<V>& block, uint32_t layer,
+                                       megakernel::WeightReader& weights) {
+  const Token& token = block.m.token;
+  const typename TokenContext<V>::Attention attention(
+      block.layer(layer).attention, block.m.keys[layer % 2], token.attention, block.m.epoch + layer,
+      *reinterpret_cast<piece_attention::Memory<kDim>*>(block.vectors()));
+  const uint64_t* const sums = block.qkv_sums(layer);
+  // Numbers i and j of the token's queries, keys and values.
+  const auto projected = [&](uint32_t i, uint32_t j, float& a, float& b) {
+    uint64_t word[2];
+    const auto load = [&] { word[0] = ptx::load_relaxed(sums + i), word[1] = ptx::load_relaxed(sums + j); };
+    load();
+    block.wait_for(
+        load, [&] { return (RowSum::count(word[0]) == 2) & (RowSum::count(word[1]) == 2); },
+        kGridBarriersPerLayer * layer + uint32_t(Stage::qkv));
+    a = RowSum::value(word[0]), b = RowSum::value(word[1]);
+  };
+  const uint32_t number = kGridBarriersPerLayer * layer + uint32_t(Stage::attention), units = block.units(layer);
+  const auto put = [&](uint32_t n, uint32_t a, uint32_t b) {
+    tile::Stamped{{a, b, 0}, block.m.epoch + layer}.store(token.attention.mixed + n / 4);
+  };
+#pragma unroll 1
+  for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+    if (unit != blockIdx.x) ComputeThreads::sync();
+    attention.attend(
+        unit, block.m.cos, block.m.sin,
+        [&](uint32_t count, auto&& use) {
+          weights.read(count, [&](const char* chunk, const megakernel::WeightNote& note) { use(chunk, note.word[0]); });
+        },
+        projected, put,
+        [&] {
+          if (units - unit <= gridDim.x) block.grid_barriers.announce(block.m.clears != 0);
+        });
+  }
+  if (!attention.has_parts()) return;
+#pragma unroll 1
+  for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x)
+    attention.add_parts(
+        unit, [&](auto&& load, auto&& complete) { block.wait_for(load, complete, number); }, put);
+}
+
+}  // namespace ingot::decode

@@ -1,0 +1,235 @@
+#pragma once
+// What the parts of the token kernel share: the shared memory of a block, where everything lies in it and in the words
+// that blocks hand to each other, and how a thread waits for such words. Every part takes a TokenContext by reference.
+#include <algorithm>
+#include <type_traits>
+
+#include "ingot/gpu/ptx/barrier.cuh"
+#include "ingot/gpu/ptx/cp_async.cuh"
+#include "ingot/gpu/tile/shared.cuh"
+#include "ingot/kernels/quant/weight_tile_product.cuh"
+#include "ingot/kernels/sampling/best.cuh"
+#include "ingot/megakernel/grid_barrier.cuh"
+#include "ingot/megakernel/sums.cuh"
+#include "ingot/megakernel/weight_stream.cuh"
+#include "ingot/models/decode/megakernel/megakernel.h"
+#include "ingot/models/decode/megakernel/piece_attention.cuh"
+#include "ingot/models/decode/megakernel/stage_table.h"
+#include "ingot/models/decode/megakernel/work_range.h"
+#include "ingot/models/decode/phased/stages.cuh"
+
+namespace ingot::decode {
+
+// Fifteen warps compute and one copies weights: sixteen leave a thread 128 registers.
+constexpr uint32_t kTokenWarps = megakernel::kTeams * megakernel::kTeamWarps, kTokenThreads = 32 * kTokenWarps;
+constexpr int kDim = kTokenHeadDim;
+constexpr uint32_t kRoundGroups = 12;  // groups of 16 sums that a block has memory for: one round of a product
+// Each epilogue thread finishes one row of a round. There are two sets: while the threads of one set finish the rows of
+// a product, the threads of the other set prefetch bias and scale for the next product. The second set finishes the
+// rows that are added to the residual stream. The first warp is in neither set, because it waits at the grid barrier.
+constexpr uint32_t kEpilogueThreads = 16 * kRoundGroups, kFirstEpilogueThread = kTokenThreads - kEpilogueThreads,
+                   kFirstResidualThread = 32;
+static_assert(kFirstResidualThread + kEpilogueThreads <= kFirstEpilogueThread, "the two sets have no thread in common");
+
+using RowSum = megakernel::FixedSum<28>;  // of the two blocks that may share a row
+
+// The row that an epilogue thread finishes in a round.
+struct EpilogueRow {
+  uint32_t row;                            // of its matrix
+  uint32_t bits;                           // the expert slot of the matrix, from bit 5 on, and these:
+  static constexpr uint32_t kExists = 1;   // its row tile exists, but the row may lie behind the matrix's last
+  static constexpr uint32_t kBegins = 2;   // this block multiplies the first weight tile of the row
+  static constexpr uint32_t kTerm = 4;     // terms of the row's sum that this block adds: two for a whole row tile
+  static constexpr uint32_t kInside = 16;  // it is a row of the matrix
+
+  __device__ __forceinline__ bool exists() const { return (bits & kExists) != 0; }
+  __device__ __forceinline__ bool begins() const { return (bits & kBegins) != 0; }
+  __device__ __forceinline__ uint32_t terms() const { return bits / kTerm % 4; }
+  __device__ __forceinline__ bool inside() const { return (bits & kInside) != 0; }
+  __device__ __forceinline__ uint32_t slot() const { return bits / 32; }
+};
+// What the epilogue multiplies and adds, prefetched. `scale`: of an fp8 row.
+struct RowConstants {
+  float bias, gain, scale;
+};
+
+struct ComputeThreads {
+  __device__ __forceinline__ static void sync() { ptx::barrier_sync_unaligned(3, kTokenThreads); }
+};
+// The begin of dynamic shared memory; the parts whose size depends on the model follow at the offsets in Token.
+struct TokenMemory {
+  Token token;
+  LayerStages layers[2];  // this layer and the next
+  piece_attention::Keys keys[2];
+  megakernel::GridBarrierMemory grid_barriers;
+  megakernel::WeightStreamMemory stream;
+  WorkRange work[kStages];  // attention's has no weights
+  uint64_t logits_ready;    // completes once a layer, when the router's logits are in shared memory
+  RowConstants output_rows[kEpilogueThreads];
+  uint32_t position;                          // of the token
+  uint32_t epoch;                             // of its first layer
+  EpilogueRow rows[2][kEpilogueThreads];      // of the two sets of epilogue threads
+  uint32_t clears, unused;                    // whether this block clears used words during attention
+  float cos[kDim / 2], sin[kDim / 2];         // of the position
+  float squares[kTokenWarps];                 // of the residual stream, a part from each warp
+  float sums[kRoundGroups][kTokenWarps][16];  // zeros between products
+  // The residual stream times the router's gain, of the output's rows in this block: two bf16 a number.
+  alignas(4) uint16_t router_input[2][kRoundGroups][16];
+};
+
+// Follows TokenMemory where several GPUs compute the token.
+struct RankMemory {
+  Ranks ranks;
+  uint32_t epoch, unused;  // of the last exchange before this token
+};
+
+constexpr int64_t kBestBytes = kEpilogueThreads * sizeof(sampling::Best);  // behind the head's activation vector
+
+constexpr int64_t kMostShared = 226 * 1024;  // of a block, without its static shared memory
+// Sets the offsets of what follows TokenMemory, and how many slots of the ring the rest has room for.
+inline void place_memory(Token& t, const LayerStages& l, int64_t most_bytes) {
+  const auto up = [](int64_t n, int64_t to) { return uint32_t((n + to - 1) / to * to); };
+  t.choice = up(sizeof(TokenMemory) + (t.ranks != nullptr ? sizeof(RankMemory) : 0), 16);
+  t.x = up(t.choice + ChoiceMemory::bytes(1, t.experts, t.k), 16);
+  t.stage = up(t.x + int64_t(weight_tiles::padded(l.qkv.w.cols)) * 4, 128);
+  t.ring = up(t.stage + std::max({int64_t(sizeof(piece_attention::Memory<kDim>)),
+                                  int64_t(weight_tiles::column_stride(l.qkv.w.cols)) + kBestBytes,
+                                  int64_t(weight_tiles::column_stride(l.output.w.cols)),
+                                  t.k * weight_tiles::column_bytes(l.down.w.cols)}),
+              128);
+  const int64_t slots = (most_bytes - t.ring) / megakernel::kSlotBytes;
+  t.stream.slots = uint32_t(std::clamp<int64_t>(slots, 0, megakernel::kMostSlots));
+  constexpr uint32_t kTeams = megakernel::kTeams;
+  t.stream.ahead = std::min(t.stream.ahead, t.stream.slots > kTeams ? t.stream.slots - kTeams : 0);
+  t.bytes = t.ring + t.stream.slots * megakernel::kSlotBytes;
+}
+
+// Row tiles of the residual stream that a block adds up where several GPUs compute the token.
+INGOT_HD constexpr uint32_t exchanged_row_tiles(uint32_t C, uint32_t blocks) {
+  return ((C + 15) / 16 + blocks - 1) / blocks;
+}
+
+template <WeightFormat F> constexpr uint32_t kMostChunkTiles = megakernel::kSlotBytes / weight_tiles::Form<F>::kBytes;
+
+// What the copying warp tells the readers of a chunk.
+__device__ __forceinline__ megakernel::WeightNote note_of(const Chunk& c) {
+  return {c.slot, c.row_tile, c.first, c.count};
+}
+__device__ __forceinline__ Chunk noted_chunk(const megakernel::WeightNote& n) {
+  return {nullptr, n.word[0], n.word[1], n.word[2], n.word[3]};
+}
+
+template <class T> __device__ __forceinline__ void copy_words(T& to, const T& from) {
+  static_assert(sizeof(T) % 8 == 0 && std::is_trivially_copyable_v<T>, "copied by words of 8 bytes");
+  for (uint32_t w = threadIdx.x; w < sizeof(T) / 8; w += kTokenThreads)
+    reinterpret_cast<uint64_t*>(&to)[w] = reinterpret_cast<const uint64_t*>(&from)[w];
+}
+// The same asynchronously: complete after join_copies() in all threads and a barrier.
+template <class T> __device__ __forceinline__ void copy_words_async(T& to, const T& from) {
+  static_assert(sizeof(T) % 8 == 0 && std::is_trivially_copyable_v<T>, "copied by words of 8 bytes");
+#pragma unroll 1
+  for (uint32_t w = threadIdx.x; w < sizeof(T) / 8; w += kTokenThreads)
+    ptx::cp_async<8>(ptx::shared_address(reinterpret_cast<uint64_t*>(&to) + w),
+                     reinterpret_cast<const uint64_t*>(&from) + w);
+}
+__device__ __forceinline__ void join_copies() {
+  ptx::cp_async_commit_group();
+  ptx::cp_async_wait_group<0>();
+}
+
+// A row's sum over all warps. The order of the additions decides its bits.
+__device__ __forceinline__ float sum_of_warps(const float (&sums)[kTokenWarps][16], uint32_t row) {
+  static_assert(kTokenWarps == 15, "the last four have three terms");
+  float fours[4];
+#pragma unroll
+  for (uint32_t w = 0; w < 4; ++w)
+    fours[w] = (sums[4 * w][row] + sums[4 * w + 1][row]) + (sums[4 * w + 2][row] + (w < 3 ? sums[4 * w + 3][row] : 0));
+  return (fours[0] + fours[1]) + (fours[2] + fours[3]);
+}
+
+template <TokenVariant V> struct TokenContext {
+  static constexpr WeightFormat kDense = V.dense, kExperts = V.experts;
+  using Attention = piece_attention::Attention<kDim, kTokenThreads, ComputeThreads>;
+  using GridBarriers = megakernel::GridBarriers<ComputeThreads, V.traced>;
+
+  char* const memory;
+  TokenMemory& m;
+  const GridBarriers grid_barriers;
+  const ScreenedHead* const screened_head;  // of a screened variant
+
+  __device__ __forceinline__ TokenContext(char* shared, const ScreenedHead* head)
+      : memory(shared),
+        m(*reinterpret_cast<TokenMemory*>(shared)),
+        grid_barriers(m.token.grid, m.grid_barriers),
+        screened_head(head) {}
+
+  __device__ __forceinline__ const LayerStages& layer(uint32_t i) const { return m.layers[i % 2]; }
+  __device__ __forceinline__ const WorkRange& work(Stage stage) const { return m.work[int(stage)]; }
+  __device__ __forceinline__ const Matrix& matrix(Stage stage, const LayerStages& l) const {
+    switch (stage) {
+      case Stage::qkv: return l.qkv.w;
+      case Stage::output: return l.output.w;
+      case Stage::gate_up: return l.gate_up.w;
+      case Stage::down: return l.down.w;
+      case Stage::attention:
+      case Stage::head: break;
+    }
+    return m.token.head.w;
+  }
+
+  // --- shared memory
+
+  // The activation vectors of the product; the scratch memory of attention.
+  __device__ __forceinline__ char* vectors() const { return memory + m.token.stage; }
+  // Behind the head's activation vector.
+  __device__ __forceinline__ char* head_memory() const {
+    return vectors() + weight_tiles::column_stride(m.token.embedding.C);
+  }
+  // Every block has the whole residual stream.
+  __device__ __forceinline__ float* x() const { return reinterpret_cast<float*>(memory + m.token.x); }
+  __device__ __forceinline__ ChoiceMemory choice() const {
+    return {memory + m.token.choice, 1, m.token.experts, m.token.k};
+  }
+  __device__ __forceinline__ const int32_t* chosen() const { return reinterpret_cast<const int32_t*>(choice().chosen); }
+  __device__ __forceinline__ RankMemory& rank_memory() const {
+    return *reinterpret_cast<RankMemory*>(memory + sizeof(TokenMemory));
+  }
+
+  // --- words of all blocks
+
+  __device__ __forceinline__ uint64_t* qkv_sums(uint32_t layer) const { return m.token.sums.qkv(m.epoch + layer); }
+  __device__ __forceinline__ uint64_t* down_sums(uint32_t layer) const { return m.token.sums.down(m.epoch + layer); }
+  __device__ __forceinline__ uint64_t* output_sums() const { return m.token.sums.output(); }
+  __device__ __forceinline__ uint64_t* logit_sums() const { return output_sums() + m.token.sums.logits; }
+  // Where all blocks put the activation vectors of `down`.
+  __device__ __forceinline__ char* shared_vectors() const {
+    return reinterpret_cast<char*>(output_sums() + m.token.sums.columns);
+  }
+
+  // Units of attention in layer i.
+  __device__ __forceinline__ uint32_t units(uint32_t i) const {
+    return Attention::units(layer(i).attention, m.keys[i % 2]);
+  }
+
+  // After a grid barrier: loads again until the words are complete().
+  template <class Load, class Complete>
+  __device__ __forceinline__ void read_again(Load&& load, Complete&& complete) const {
+    megakernel::read_again(load, complete, m.token.grid.watch);
+  }
+  // Waits without a grid barrier until the words that load() reads are complete(). It gives up earlier than the blocks
+  // that wait for this one, so that the record names the wait that failed first.
+  template <class Load, class Complete>
+  __device__ __forceinline__ void wait_for(Load&& load, Complete&& complete, uint32_t number) const {
+    if (complete()) return;
+    gpu::Watch watch = m.token.grid.watch;
+    watch.limit_ns = watch.limit_ns / 4 * 3;
+    tile::wait_until(
+        [&] {
+          load();
+          return complete();
+        },
+        [] { return 0u; }, 1, watch, number);
+  }
+};
+
+}  // namespace ingot::decode

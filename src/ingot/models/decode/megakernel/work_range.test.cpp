@@ -1,0 +1,95 @@
+#include "ingot/models/decode/megakernel/work_range.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+namespace ingot::decode {
+namespace {
+
+WorkRange work_range(uint32_t weight_tiles, uint32_t row_tiles, uint32_t slots, bool by_row_tile, WeightTileRange range,
+                     const int32_t* expert) {
+  WorkRange s{.weight_tile_bytes = 16,
+              .row_tile_bytes = 16 * int64_t(weight_tiles) + 64,
+              .matrix_bytes = row_tiles * (16 * int64_t(weight_tiles) + 64),
+              .expert = expert,
+              .weight_tiles = weight_tiles,
+              .row_tiles = row_tiles,
+              .slots = slots,
+              .by_row_tile = by_row_tile,
+              .chunk_tiles = even_chunk_tiles(weight_tiles, 7),
+              .range = range};
+  s.begin();
+  return s;
+}
+
+// All blocks together take every weight tile once, in chunks that fit and stay within a row tile. The sums of a row
+// tile are in at most two blocks, and in one where blocks take whole row tiles.
+TEST(DecodeWorkRange, EveryWeightTileIsTakenOnceWhateverTheGrid) {
+  const std::vector<int32_t> expert = {5, 0, 2};
+  const std::vector<uint8_t> memory(1 << 20);
+  const uint8_t* const base = memory.data();
+  for (const auto& [weight_tiles, row_tiles, slots, by_row_tile] : {std::tuple{45u, 20u, 1u, false},
+                                                                    {1u, 7u, 1u, false},
+                                                                    {9u, 6u, 3u, false},
+                                                                    {9u, 6u, 3u, true},
+                                                                    {64u, 3u, 1u, false}})
+    for (uint32_t blocks : {1u, 2u, 5u, 13u, 132u, 500u})
+      for (bool whole_row_tiles : {false, true}) {
+        if (whole_row_tiles && by_row_tile) continue;
+        SCOPED_TRACE(::testing::Message() << weight_tiles << " weight tiles, " << row_tiles << " row tiles, " << slots
+                                          << " slots, " << blocks << " blocks");
+        uint32_t each = whole_row_tiles ? whole_row_tiles_per_block(uint64_t(row_tiles) * slots, weight_tiles, blocks)
+                                        : weight_tiles_per_block(uint64_t(row_tiles) * slots, weight_tiles, blocks);
+        if (by_row_tile && each < weight_tiles * slots) each = weight_tiles * slots;
+        std::set<const uint8_t*> seen;
+        std::vector<std::set<uint32_t>> blocks_of(row_tiles * slots);
+        const uint32_t all = weight_tiles * row_tiles * slots;
+        for (uint32_t block = 0; block < blocks; ++block) {
+          const WorkRange s = work_range(weight_tiles, row_tiles, slots, by_row_tile, range_of_block(all, each, block),
+                                         slots > 1 ? expert.data() : nullptr);
+          uint32_t taken = 0;
+          for (uint32_t number = s.first_chunk; number < s.end_chunk; ++number) {
+            Chunk p = s.chunk(number, base);
+            s.move_to_expert(p);
+            ASSERT_GE(p.count, 1u);
+            ASSERT_LE(p.count, s.chunk_tiles);
+            ASSERT_LE(p.first + p.count, weight_tiles);
+            ASSERT_EQ(p.data, base + (slots > 1 ? expert[p.slot] : 0) * s.matrix_bytes + p.row_tile * s.row_tile_bytes +
+                                  p.first * s.weight_tile_bytes);
+            for (uint32_t g = 0; g < p.count; ++g) ASSERT_TRUE(seen.insert(p.data + 16 * g).second);
+            blocks_of[by_row_tile ? p.row_tile : p.slot * row_tiles + p.row_tile].insert(block);
+            taken += p.count;
+          }
+          ASSERT_EQ(taken, s.range.end - s.range.begin);
+          // Rounds of a few row tiles take the chunks in order, each round the chunks of its own sums.
+          for (uint32_t most : {1u, 3u, 12u}) {
+            uint32_t number = s.first_chunk, counted = s.first_sums;
+            for (uint32_t sums = s.first_sums; sums < s.end_sums; sums += most) {
+              for (const uint32_t end = number + s.chunks_in_round(sums, most); number < end; ++number) {
+                const Chunk p = s.chunk(number, base);
+                const uint32_t of = by_row_tile ? p.row_tile : p.slot * row_tiles + p.row_tile;
+                ASSERT_GE(of, sums);
+                ASSERT_LT(of, sums + s.groups_in_round(sums, most));
+              }
+              counted += s.groups_in_round(sums, most);
+            }
+            ASSERT_EQ(number, s.end_chunk);
+            ASSERT_EQ(counted, s.end_sums);
+          }
+        }
+        EXPECT_EQ(seen.size(), all);
+        for (const auto& of_row_tile : blocks_of) EXPECT_LE(of_row_tile.size(), whole_row_tiles ? 1u : 2u);
+      }
+}
+
+TEST(DecodeWorkRange, ChunksOfARowTileAreEven) {
+  EXPECT_EQ(even_chunk_tiles(45, 30), 23u);
+  EXPECT_EQ(even_chunk_tiles(45, 8), 8u);
+  EXPECT_EQ(even_chunk_tiles(3, 30), 3u);
+  EXPECT_EQ(even_chunk_tiles(64, 16), 16u);
+}
+
+}  // namespace
+}  // namespace ingot::decode
