@@ -7,22 +7,6 @@
 namespace ingot::decode {
 namespace loader {
 
-template <WeightFormat F, TokenVariant V>
-__device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, const Matrix& w, uint32_t each,
-                                                bool experts, bool by_row_tile) {
-  const uint32_t slots = experts ? block.m.token.k : 1;
-  return {.weight_tile_bytes = weight_tiles::Form<F>::kBytes,
-          .row_tile_bytes = w.band_bytes,
-          .matrix_bytes = w.matrix_bytes,
-          .expert = experts ? block.chosen() : nullptr,
-          .weight_tiles = w.weight_tiles,
-          .row_tiles = max(w.bands, 1u),  // there are none where another GPU has them
-          .slots = slots,
-          .by_row_tile = by_row_tile,
-          .chunk_tiles = even_chunk_tiles(w.weight_tiles, kMostChunkTiles<F>),
-          .vector_stride = uint32_t(weight_tiles::column_bytes(w.cols)),
-          .range = range_of_block(w.weight_tiles * w.bands * slots, each, blockIdx.x)};
-}
 // This block's part of a product, the same in all layers.
 template <TokenVariant V>
 __device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, Stage stage, const LayerStages& l) {
@@ -30,14 +14,25 @@ __device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, St
   constexpr WeightFormat kHead = V.screened ? WeightFormat::fp8 : V.dense;
   static_assert(kScreenWeightTile == weight_tiles::Form<WeightFormat::fp8>::kBytes,
                 "a weight tile of codes has the bytes of one of fp8");
-  const Shares& each = block.m.token.shares;
+  const bool experts = uses_experts(stage), is_head = stage == Stage::head;
   const Matrix& w = block.matrix(stage, l);
-  WorkRange s = stage == Stage::qkv       ? work_range<V.dense>(block, w, each.qkv, false, false)
-                : stage == Stage::output  ? work_range<V.dense>(block, w, each.output, false, false)
-                : stage == Stage::gate_up ? work_range<V.experts>(block, w, each.gate_up, true, false)
-                : stage == Stage::down
-                    ? work_range<V.experts>(block, w, each.down, true, true)
-                    : work_range<kHead>(block, w, stage == Stage::head ? each.head : 0, false, false);
+  const uint32_t slots = experts ? block.m.token.k : 1;
+  WorkRange s{.weight_tile_bytes = experts   ? weight_tiles::Form<V.experts>::kBytes
+                                   : is_head ? weight_tiles::Form<kHead>::kBytes
+                                             : weight_tiles::Form<V.dense>::kBytes,
+              .row_tile_bytes = w.band_bytes,
+              .matrix_bytes = w.matrix_bytes,
+              .expert = experts ? block.chosen() : nullptr,
+              .weight_tiles = w.weight_tiles,
+              .row_tiles = max(w.bands, 1u),  // there are none where another GPU has them
+              .slots = slots,
+              .by_row_tile = experts && adds_to_residual(stage),
+              .chunk_tiles = even_chunk_tiles(w.weight_tiles, experts   ? kMostChunkTiles<V.experts>
+                                                              : is_head ? kMostChunkTiles<kHead>
+                                                                        : kMostChunkTiles<V.dense>),
+              .vector_stride = uint32_t(weight_tiles::column_bytes(w.cols)),
+              .range = range_of_block(w.weight_tiles * w.bands * slots, block.m.token.work.weight_tiles[int(stage)],
+                                      blockIdx.x)};
   s.begin();
   return s;
 }

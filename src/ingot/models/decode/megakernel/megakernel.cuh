@@ -319,26 +319,22 @@ __global__ void __launch_bounds__(kTokenThreads + 32, 1)
 
 // --- launcher
 
-// How many weight tiles of each product a block takes.
-inline Shares shares_of(const Token& t, const LayerStages& l, uint32_t blocks) {
+inline BlockWork work_of_block(const Token& t, const LayerStages& l, uint32_t blocks) {
   const auto shared_rows = [&](const Matrix& w, uint32_t slots) {
     return weight_tiles_per_block(uint64_t(w.bands) * slots, w.weight_tiles, blocks);
   };
   const auto whole_rows = [&](const Matrix& w, uint32_t slots) {
     return whole_row_tiles_per_block(uint64_t(w.bands) * slots, w.weight_tiles, blocks);
   };
-  Shares s{.qkv = shared_rows(l.qkv.w, 1),
-           .output = shared_rows(l.output.w, 1),
-           .gate_up = whole_rows(l.gate_up.w, t.k),
-           .down = std::max(shared_rows(l.down.w, t.k), l.down.w.weight_tiles * t.k),
-           .head = whole_rows(t.head.w, 1)};
-  const uint32_t output_tiles = l.output.w.bands * l.output.w.weight_tiles;
-  s.routers = (output_tiles + s.output - 1) / s.output;
+  const uint32_t output = shared_rows(l.output.w, 1),
+                 down = std::max(shared_rows(l.down.w, t.k), l.down.w.weight_tiles * t.k);
+  BlockWork work{{shared_rows(l.qkv.w, 1), 0, output, whole_rows(l.gate_up.w, t.k), down, whole_rows(t.head.w, 1)}};
+  work.router_blocks = (l.output.w.bands * l.output.w.weight_tiles + output - 1) / output;
   if (t.ranks != nullptr) {
     const uint32_t each = exchanged_row_tiles(t.embedding.C, blocks);
-    s.routers = ((t.embedding.C + 15) / 16 + each - 1) / each;
+    work.router_blocks = ((t.embedding.C + 15) / 16 + each - 1) / each;
   }
-  return s;
+  return work;
 }
 
 template <TokenVariant V>
@@ -353,7 +349,7 @@ void Megakernel<V>::launch(const Token& token, const ScreenedHead& head, const L
                  .cooperative = true};
   const auto kernel = token_kernel<V.dense, V.experts, V.traced, V.ranks, V.screened>;
   at.grid = blocks > 0 ? blocks : std::min<int64_t>(gpu::resident_blocks("decode token", kernel, at), kMostBlocks);
-  p.token.shares = shares_of(p.token, layer, uint32_t(at.grid));
+  p.token.work = work_of_block(p.token, layer, uint32_t(at.grid));
   gpu::launch("decode token", kernel, at, stream, p);
 }
 

@@ -2,6 +2,7 @@
 // A token by one persistent kernel.
 #include "ingot/megakernel/grid_barrier.h"
 #include "ingot/megakernel/weight_stream.h"
+#include "ingot/models/decode/megakernel/stage_table.h"
 #include "ingot/models/decode/phased/stages.h"
 
 namespace ingot::decode {
@@ -20,10 +21,10 @@ inline LayerStages stages_of(const Plan& s, const Layer& l, uint32_t index) {
           router_of(s, l, index), gate_up_of(s, l, index), down_of(s, l, index)};
 }
 
-// What a block takes of each product, in weight tiles.
-struct Shares {
-  uint32_t qkv, output, gate_up, down, head;
-  uint32_t routers;  // blocks that have a part of the output's rows, and so of the router's logits
+// How many weight tiles of each product a block multiplies.
+struct BlockWork {
+  uint32_t weight_tiles[kStages];  // 0: a stage without weights
+  uint32_t router_blocks;          // blocks that have rows of the output's, and so a part of the router's logits
 };
 // What blocks hand to all others in words that are zero until they are there, and zeros again between their uses: sums
 // (megakernel/sums.cuh), and the columns of `down`, two numbers of 16 bits a word, all of whose bits are turned round.
@@ -63,7 +64,7 @@ struct Token {
   uint32_t experts, k;
   uint32_t choice, x, stage, ring, bytes;  // places in dynamic shared memory, and all of it
   megakernel::WeightRing stream;
-  Shares shares;
+  BlockWork work;
   megakernel::Grid grid;
 };
 

@@ -95,7 +95,7 @@ template <TokenVariant V> __device__ __forceinline__ void route(const TokenConte
   write_normed_vector<V.experts>(block, l.gate_up.weight, l.gate_up.w, block.output_sums());
 #pragma unroll 1
   while (e < p.w.rows) {
-    block.read_again(load, [&] { return LogitSum::count(word) == block.m.token.shares.routers; });
+    block.read_again(load, [&] { return LogitSum::count(word) == block.m.token.work.router_blocks; });
     m.logits[e] = LogitSum::value(word);
     e += kTokenThreads;
     load();
