@@ -1,16 +1,16 @@
-"""A token of GPT-OSS on a GPU, by one kernel and by a launch a phase, with random weights of the published shapes: `ingot bench decode`
-for every context and format, whole answers from prompt to end, several sequences a step, and hand-offs by themselves. Writes
+"""A token of GPT-OSS on a GPU, by one kernel and by one launch per phase, with random weights of the published shapes: `ingot bench decode`
+for every context and format, whole answers from prompt to end, several sequences per pass, and grid barriers by themselves. Writes
 bench/results/<gpu>/decode.json.
 
     python3 bench/peers/gpu_decode.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--llama-bench PATH] [--only TEXT] [--quick]
 
-The limit is the bytes of weights and keys that a token reads, at what memory gives a kernel that only reads, in the same process; that of
-several sequences counts the experts that they chose, that of a hand-off is the barrier alone.
-What a token computes is tested (models/decode/phased/decode.cuda.test.cpp): through all layers of random weights a rounding decides
-which experts are taken, and two right answers differ.
+The limit is the time of the weights and keys that a token reads, at the speed of a kernel that only reads, in the same process. The limit of several
+sequences counts their chosen experts; the limit of a grid barrier with data is the barrier alone.
+Tests check the computed values (models/decode/phased/decode.cuda.test.cpp), not this script: through all layers of random weights a rounding decides
+the choice of experts, and two correct results differ.
 
-llama.cpp is a peer at 20B shapes where its `llama-bench`, built with CUDA, is given by path: on a GGUF with random weights (synthetic_gguf.py)
-whose dense matrices are bf16, or Q8_0, its nearest to fp8; both have the same bytes of experts.
+llama.cpp is a peer at 20B shapes if the path of its `llama-bench`, built with CUDA, is given: on a GGUF with random weights (synthetic_gguf.py)
+whose dense matrices are bf16, or Q8_0, llama.cpp's nearest format to fp8; both have the same bytes of experts.
 """
 import json
 import os
@@ -23,7 +23,7 @@ import torch
 import synthetic_gguf
 from gpu_common import Native, ceilings, gpu_state, parsed, picked, program_options, write_report
 
-# Of each model what one process times: contexts, whole answers (tokens of the prompt and of what follows), sequences of a step, grid barriers.
+# For each model the measurements of one process: contexts, whole answers (tokens of the prompt and of the answer), sequences per pass, grid barriers.
 MODELS = [dict(size="120b", dense="bf16", contexts=(128, 1024, 8192, 32768, 130000), answers=((100, 100), (1024, 100), (1024, 1024), (2048, 2048)), grid_barriers=True),
           dict(size="120b", dense="bf16", streams=(1, 2, 4, 8)),
           dict(size="120b", dense="fp8", contexts=(1024,)),
@@ -31,7 +31,7 @@ MODELS = [dict(size="120b", dense="bf16", contexts=(128, 1024, 8192, 32768, 1300
           dict(size="20b", dense="bf16", contexts=(1024, 8192)),
           dict(size="20b", dense="fp8", contexts=(1024,)),
           dict(size="20b", dense="mxfp4", contexts=(1024,))]
-TOKENS = 128  # that are timed
+TOKENS = 128  # timed tokens
 
 
 def label(model):
@@ -43,7 +43,7 @@ def listed(numbers):
 
 
 def ask(model, ingot):
-    """What `ingot bench decode` says of a model."""
+    """The output of `ingot bench decode` for a model."""
     contexts = model.get("contexts", (1024,))
     line = [str(ingot), "bench", "decode", "--synthetic", model["size"], "--dense", model["dense"], "--context", str(contexts[0]), "--tokens", str(TOKENS), "--json"]
     if contexts[1:]:
@@ -61,7 +61,7 @@ def ask(model, ingot):
 
 
 def rows(model, found):
-    """The report's rows of it."""
+    """The report's rows for a model."""
     def row(name, shape, ours_ms, peers, limit_ms, **more):
         return {"name": name, "shape": shape, "dtype": f"{model['dense']}, mxfp4", "ours_us": 1e3 * ours_ms, "peers": {k: 1e3 * v for k, v in peers.items()},
                 "limit_us": 1e3 * limit_ms, "read_TBps": found["read_TBps"], **more}
@@ -101,7 +101,7 @@ def said(r):
     return text + "".join(f", {p} absent: {why}" for p, why in r.get("absent", {}).items())
 
 
-def count(model):  # with a head in bf16 there is a screened one, too
+def count(model):  # a bf16 head is also measured with the int8 prefilter
     return (2 if model["dense"] == "bf16" else 1) * len(model.get("contexts", ())) + len(model.get("answers", ())) + sum(n > 1 for n in model.get("streams", ())) + (2 if model.get("grid_barriers") else 0)
 
 
@@ -110,7 +110,7 @@ RIVAL_FORMS = {"bf16": "bf16", "fp8": "q8_0"}
 
 
 def measure_rival(bench, case, folder):
-    """Microseconds a token of llama-bench behind a context of the case's length, and what it says of itself."""
+    """Microseconds per token of llama-bench after a context of the case's length, and llama-bench's description of itself."""
     file = pathlib.Path(folder) / f"{case['dense']}.gguf"
     try:
         synthetic_gguf.write(case["size"], RIVAL_FORMS[case["dense"]], file)

@@ -1,17 +1,16 @@
 """A token of GPT-OSS over several GPUs, and prompts to their first token, beside one GPU in the same process, with random weights of the
-published shapes: `ingot bench decode --gpus LIST` and `ingot bench prompt --gpus LIST`, one process a case. Writes
-bench/results/<gpu>/decode_gpus.json; where there is one GPU it says so and leaves the report as it is.
+published shapes: `ingot bench decode --gpus LIST` and `ingot bench prompt --gpus LIST`, one process per case. Writes
+bench/results/<gpu>/decode_gpus.json; with a single GPU the script says so and leaves the report unchanged.
 
     python3 bench/peers/gpu_decode_gpus.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--gpus 2,4] [--only TEXT] [--quick]
 
 Every case is measured over 2, 4 and 8 GPUs, as many as there are, or over the numbers of --gpus; one GPU's figures are those of the same process,
 taken once. --only may name a number: `--only "4 GPUs"`.
 
-The limit of a token is the bytes of weights and keys that the busiest GPU reads, at what memory gives a kernel that only reads; a prompt's is
-that of gpu_prompt.py, of the busiest GPU. `stages` are a token's by GPU: what a stage took, of it the exchange from this GPU's having sent its
-part until all parts were there (`last_exchange_us`: on the GPU that was last, who waited for nobody), then the wait for the GPU's own blocks;
-`one_stages` are those of one GPU.
-What they compute is tested (models/decode/phased/ranks.cuda.test.cpp).
+The limit of a token is the time of the weights and keys that the busiest GPU reads, at the speed of a kernel that only reads; a prompt's limit is
+that of gpu_prompt.py for the busiest GPU. `stages` has the stages of a token by GPU: the time of the stage; in this time the exchange, from the sending
+of this GPU's part to the arrival of all parts (`last_exchange_us`: on the last GPU, which waited for no other); then the wait for the GPU's own blocks.
+`one_stages` has the same for one GPU. Tests check the computed values (models/decode/phased/ranks.cuda.test.cpp).
 """
 import json
 import subprocess
@@ -31,7 +30,7 @@ def label(case, gpus):
     return f"gpt-oss-{case['size']}, {case['dense']} dense, {gpus} GPUs, {case['split']}"
 
 
-def rows_of(case):  # with a head in bf16 there is a screened one, too
+def rows_of(case):  # a bf16 head is also measured with the int8 prefilter
     return 2 if case["dense"] == "bf16" else 1
 
 

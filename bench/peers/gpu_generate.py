@@ -1,13 +1,13 @@
-"""A token of generation by small models of `ingot train` on a GPU, one stream, greedy and drawn: `ingot generate`, beside the same program on the
+"""A token of generation by small models of `ingot train` on a GPU, one stream, greedy and sampled: `ingot generate`, beside the same program on the
 machine's CPU. Writes bench/results/<gpu>/generate.json.
 
     python3 bench/peers/gpu_generate.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only TEXT] [--quick]
 
-The models are trained for a few steps on random text here; what they say is of no interest. A time is the program's own for all tokens after
-the prompt, over their number: the recording of the token's graph is in it, and the windows that slide on: nano sees 64 tokens, and whenever
-they are full half of them are read again. Medians of three rounds in turn, each a process; of golf's 1,000 tokens the CPU makes the first 64.
-The limit is all parameters in bf16, read once from memory. That the GPU's tokens are right is tested (models/gpt/generate/device_decoder.cuda.test.cpp);
-these are times alone.
+The models are trained for a few steps on random text; their output does not matter. A time is the program's own time for all tokens after the
+prompt, divided by their number. The time includes the recording of the token's graph and the sliding of windows: nano sees 64 tokens, and a full
+window reads half of its tokens again. Medians of three rounds in turn, each in a process; of golf's 1,000 tokens the CPU makes the first 64.
+The limit is one reading of all parameters in bf16 from memory. Tests check the GPU's tokens (models/gpt/generate/device_decoder.cuda.test.cpp);
+these are times only.
 """
 import json
 import pathlib
@@ -21,7 +21,7 @@ from gpu_common import IN_MEMORY, Native, begun, ceilings, gpu_state, parsed, pi
 from train_runs import PRESET, in_turn, median_of, write_data  # noqa: E402
 
 DRAWS = {"greedy": ["--temperature", "0"], "drawn": ["--temperature", "0.8"]}
-# Model, draw, tokens, and how many of them on the CPU.
+# Model, sampling, tokens, and the number of tokens on the CPU.
 CASES = (("nano", "greedy", 2000, 2000), ("nano", "drawn", 2000, 2000), ("golf", "drawn", 1000, 64))
 
 
@@ -37,7 +37,7 @@ def run(options, *line):
 
 
 def make_run(options, model, folder):
-    """A run of `model` in `folder`, over random text: of as many characters as nano's vocabulary, or golf's random tokens with all applications."""
+    """A run of `model` in `folder` over random text: characters of nano's vocabulary, or golf's random tokens with all layer calls."""
     if model == "nano":
         letters = "".join(chr(c) for c in range(48, 48 + 65))
         text = folder / "text.txt"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What one call costs the host, launch included: Ingot's modules beside PyTorch's, eager and compiled, on inputs so small that the GPU
-waits. Writes bench/results/<gpu>/host_cost.json; times are microseconds of host time, and limit_us is the most we allow ourselves.
+"""The cost of one call on the host, launch included: Ingot's modules beside PyTorch's, eager and compiled, on inputs so small that the GPU
+waits. Writes bench/results/<gpu>/host_cost.json; times are microseconds of host time, and limit_us is Ingot's own budget.
 
     PYTHONPATH=build/cuda/python python3 bench/peers/gpu_host_cost.py
 """
@@ -34,7 +34,7 @@ def host_us(calls, repeats=40, each=300):
 
 
 def ceilings():
-    """Of PyTorch's own copies, sums and products: for the record, nothing here is bound by them."""
+    """The ceilings of PyTorch's own copies, sums and products, for the record; they bound nothing here."""
     source = torch.empty(1 << 28, device="cuda").normal_()
     target = torch.empty_like(source)
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -63,7 +63,7 @@ def main():
     results = []
     for name, shape, dtype, ours, theirs, x in cases():
         torch._dynamo.reset()
-        compiled = torch.compile(theirs, fullgraph=True)  # how its kernels were chosen makes no difference to the host
+        compiled = torch.compile(theirs, fullgraph=True)  # the choice of kernels does not affect the host
         with torch.no_grad():
             oracle = theirs.double()(x.double())
             theirs.to(x.dtype)
@@ -76,7 +76,7 @@ def main():
             results.append({"name": label, "shape": shape, "dtype": dtype, "ours_us": us.pop("ours"), "peers": us, "limit_us": limit,
                             "error": error, "tolerance": 12 * 2.0 ** (-8 if dtype == "bf16" else -11)})
             print(f"{label}: ours {results[-1]['ours_us']:.2f} us (limit {limit}), " + ", ".join(f"{k} {v:.2f}" for k, v in us.items()))
-    # The pieces of our call, to see where the time is.
+    # The parts of Ingot's call, to locate the time.
     x, w = torch.randn(8, 256, device="cuda", dtype=torch.bfloat16), torch.ones(256, device="cuda", dtype=torch.bfloat16)
     y = torch.empty_like(x)
     with torch.no_grad():

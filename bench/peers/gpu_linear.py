@@ -91,7 +91,7 @@ class Buffers:
 
 
 def check(buffers, native):
-    """The error of some rows, and 1.5 times what PyTorch's product of the same types loses."""
+    """The error of some rows, and 1.5 times the error of PyTorch's product in the same types."""
     case, worst = buffers.case, (0.0, 1.0)
     c = buffers.c[0]
     c.zero_() if case.adds else c.fill_(float("nan"))
@@ -102,8 +102,8 @@ def check(buffers, native):
         want = a[rows].double() @ b.double()
         chain = torch.mm(a[rows], b, out_dtype=torch.float32) if case.adds else a[rows] @ b
         error, allowed = relative_error([c[rows]], [want]), 1.5 * relative_error([chain], [want])
-        # Tensor cores cut off what they add: 16 products at a time, half an ulp on average, of a sum that grows as a root. PyTorch may cut
-        # long sums of few rows into parts, which lose less.
+        # Tensor cores truncate their additions: 16 products at a time, half an ulp on average, of a sum that grows as a square root. PyTorch may
+        # divide long sums of few rows into parts, which lose less.
         truncation = 2 / 3 * a.shape[1] / 16 * 2.0**-24 if case.adds else 0
         worst = max(worst, (error, max(allowed, truncation)), key=lambda r: r[0] / r[1])
     c.zero_()

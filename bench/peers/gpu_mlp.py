@@ -1,12 +1,12 @@
-"""Whole MLPs on a GPU: Ingot's shipped entry points beside PyTorch eager, torch.compile and, where they are given, the origin
+"""Whole MLPs on a GPU: Ingot's shipped entry points beside PyTorch eager, torch.compile and, if given, the original project
 (mlp-megakernel, Triton) and tiny-cuda-nn's fully fused MLP. Writes bench/results/<gpu>/mlp.json.
 
     python3 bench/peers/gpu_mlp.py --native build/cuda/libingot_bench.so [--origin mlp-megakernel] [--tiny libtiny_cuda_nn.so]
         [--only TEXT] [--no-compile]
 
-tiny_cuda_nn.cu beside this file says what that library is.
+tiny_cuda_nn.cu beside this file describes the library.
 
-Forward is inference: nothing is stored. A training step is the forward that stores what backward needs, then the backward with
+Forward is inference: nothing is stored. A training step is the forward pass with stored values, then the backward pass with
 dx and every dW, both in one graph. The limit of a pass is the larger of its products at the measured matrix rate and its traffic
 at the measured copy bandwidth, each input read once and each output written once.
 """
@@ -32,7 +32,7 @@ class Case:
     dtype: str = "f16"
     width: int = 128
     act: str = "softplus"
-    store: str = "values"  # of a training step: "values" (16 bit), "f32" as the origin stores, or "nothing" (recompute)
+    store: str = "values"  # stored in a training step: "values" (16 bit), "f32" like the original project, or "nothing" (recompute)
 
     @property
     def name(self):
@@ -64,7 +64,7 @@ def cases():
         for rows in (1024, 65536, 1048576):
             yield Case(rows, depth)
             yield Case(rows, depth, training=True)
-        for rows in (1024, 65536):  # the weight-norm comparison of the origin's bench
+        for rows in (1024, 65536):  # the weight-norm comparison of the original project's benchmark
             yield Case(rows, depth, weight_norm=True)
             yield Case(rows, depth, training=True, weight_norm=True)
     for store in ("f32", "nothing"):
@@ -87,7 +87,7 @@ def effective(w, g):
 
 
 def mlp(x, ws, gs, act):
-    """The plain chain: what PyTorch eager runs and torch.compile compiles; in fp64 it is the truth."""
+    """The plain chain for PyTorch eager and torch.compile; in fp64 the reference."""
     f = {"softplus": F.softplus, "relu": F.relu}[act]
     for i, w in enumerate(ws):
         x = x @ effective(w, gs[i] if gs else None).t()
@@ -97,7 +97,7 @@ def mlp(x, ws, gs, act):
 
 
 class Buffers:
-    """Inputs beyond L2 and outputs of each call; weights are not rotated."""
+    """Inputs larger than L2 and separate outputs for each call; weights are not rotated."""
 
     def __init__(self, case, l2_bytes):
         self.case, dtype = case, DTYPES[case.dtype]
@@ -172,8 +172,8 @@ def relative(got, want):
 
 
 def check(buffers, native):
-    """The largest relative error of y and every gradient of one fresh call, as a share of what each may be: 1.5 times the plain
-    chain's of the same dtype. Reported are the two numbers of the tensor that comes nearest."""
+    """The largest relative error of y and every gradient of one fresh call, as a share of the tolerance: 1.5 times the error of the plain
+    chain in the same dtype. The report has error and tolerance of the tensor that comes nearest to its tolerance."""
     case = buffers.case
     call = buffers.ours(native)
     if case.training:
@@ -217,7 +217,7 @@ class Origin:
         return case.act == "softplus" and case.dtype == "f16" and case.width == 128 and case.depth in (3, 5) and case.store != "nothing"
 
     def forward(self, case):
-        """(forward, pack) of what stands there for a case that it takes."""
+        """(forward, pack) of the original project for a supported case."""
         three = case.depth == 3
         module = self.three if three else self.five
         if case.weight_norm:  # all v in one tensor and all g in another
@@ -229,11 +229,11 @@ class Origin:
             run = (module.FusedMLPSoftplusFunction if three else module.FusedMLP5SoftplusFunction).apply
         else:
             run = self.kernel._fused_mlp_fwd if three else self.five._fused_mlp5_fwd
-        return lambda x, p: run(x, *p), lambda ws, gs: [w.t().contiguous() for w in ws]  # weights are [in, out] there
+        return lambda x, p: run(x, *p), lambda ws, gs: [w.t().contiguous() for w in ws]  # weights are [in, out] in that project
 
 
 class TinyCudaNN:
-    """Its softplus is log(1 + e^10x) / 10, its weights' gradients are f16; 64 or 128 wide, no weight norm."""
+    """tiny-cuda-nn: softplus is log(1 + e^10x) / 10, gradients of weights are f16; 64 or 128 wide, no weight norm."""
 
     def __init__(self, path):
         self.lib = ctypes.CDLL(str(path))
@@ -250,7 +250,7 @@ class TinyCudaNN:
         return case.dtype == "f16" and not case.weight_norm and case.store == "values" and case.rows % 256 == 0 and case.width in (64, 128)
 
     def steps(self, buffers):
-        """call(i) for a case it takes. The forward pass is checked on 256 rows, small ones as its e^10x overflows; gradients are not."""
+        """call(i) for a supported case. The forward pass is checked on 256 rows of small numbers, because e^10x overflows; gradients are not checked."""
         case = buffers.case
         weights = torch.cat([w.flatten() for w in buffers.ws])
         gradients, network = torch.zeros_like(weights), ctypes.c_void_p()
@@ -297,12 +297,12 @@ def measure(case, native, l2_bytes, ceiling, origin, tiny, with_compile):
         if not given and kind.takes(case):
             absent[name] = "not given by path"
     runs = {name: (buffers.peer, peer, {}) for name, peer in peers.items()}
-    if tiny and tiny.takes(case):  # its workspaces belong to a stream and must be there before the capture
+    if tiny and tiny.takes(case):  # the workspaces belong to a stream and must exist before the capture
         runs["tiny_cuda_nn"] = (tiny.steps, (buffers,), {"on": torch.cuda.Stream()})
     for name, (make, arguments, where) in runs.items():
         try:
             graphs[name] = captured(make(*arguments), buffers.calls, **where)
-        except Exception as e:  # a peer that cannot run here is listed with its reason
+        except Exception as e:  # a peer that cannot run is listed with the reason
             absent[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"
             torch.cuda.synchronize()
     us, spread = interleaved({name: g[0] for name, g in graphs.items()}, buffers.calls, rounds=11)
@@ -320,7 +320,7 @@ def main():
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile, and writes no report")
     options = parser.parse_args()
     torch.manual_seed(0)
-    select_algorithm.PRINT_AUTOTUNE = False  # its tables would bury ours
+    select_algorithm.PRINT_AUTOTUNE = False  # prints long tables otherwise
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     native = Native(options.native)
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size

@@ -1,8 +1,8 @@
-"""The backward forms of MLPs beside each other, by shape: microseconds of each in a CUDA graph, and which one is fastest. What mlp.cu's choice rests on.
+"""The backward variants of MLPs beside each other, by shape: microseconds of each in a CUDA graph, and the fastest. The basis of the choice in mlp.cu.
 
     python3 bench/peers/gpu_mlp_forms.py --native build/cuda/libingot_bench.so [--seconds N] [--json FILE]
 
-With --check each form's worst relative error too, against fp64, as a share of 1.5 times that of the plain chain in the same type.
+--check adds each variant's worst relative error against fp64, as a share of 1.5 times the error of the plain chain in the same type.
 """
 import argparse
 import ctypes
@@ -21,7 +21,7 @@ CALLS = 20
 
 
 def cases():
-    """(rows, widths, dtype, activation, what the forward pass kept)."""
+    """(rows, widths, dtype, activation, the stored values of the forward pass)."""
     for width in (512, 384, 264, 256, 192, 136):
         for act in ("softplus", "gelu"):
             yield from ((rows, [width] * 4, "bf16", act, "own") for rows in ROWS)

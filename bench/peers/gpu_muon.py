@@ -4,7 +4,7 @@
     python3 bench/peers/gpu_muon.py --native build/cuda/libingot_bench.so [--only TEXT] [--quick]
 
 The whole update is of f32 parameters, gradients and momentum with products in bf16: momentum, Nesterov, rows normalised, Newton-Schulz,
-decay and step. Operations are counted as plain products, twice the size of what the symmetric ones need.
+decay and step. Operations are counted as plain products, twice the operations of symmetric products.
 """
 import ctypes
 import dataclasses
@@ -58,7 +58,7 @@ def newton_schulz(x):
 
 
 def update(p, g, momentum):
-    """As kernels/muon/muon.h has it. Returns parameters and momentum."""
+    """The formula of kernels/muon/muon.h. Returns parameters and momentum."""
     momentum = MU * momentum + g
     u = g + MU * momentum
     u = u / u.norm(dim=-1, keepdim=True).clamp_min(1e-7)
@@ -99,7 +99,7 @@ class Banks:
         return step
 
     def peer(self, function):
-        """Without gradients; of the update what PyTorch gives is new, as its foreach forms would write it in place."""
+        """Without gradients. PyTorch returns the update in new tensors, because its foreach functions would write in place."""
         def call(_):
             with torch.no_grad():
                 if self.case.whole:
@@ -115,8 +115,8 @@ def of_all(whole):
 
 
 def check(banks, native):
-    """The worst bank's relative error against fp64, and 1.5 times what PyTorch's chain in the same types loses. The momentum, two roundings
-    of f32, is asked for by itself: an error there shows in the parameters of the next step alone."""
+    """The worst bank's relative error against fp64, and 1.5 times the error of PyTorch's chain in the same types. The momentum, two roundings
+    of f32, is checked separately: an error in the momentum shows only in the parameters of the next step."""
     worst = (0.0, 1.0)
     if banks.case.whole:
         before = [(p.clone(), m.clone()) for p, m in zip(banks.p, banks.momentum)]

@@ -1,10 +1,10 @@
 """Prompts of GPT-OSS on a GPU to their first token, with random weights of the published shapes: `ingot bench prompt` for every format, beside the
-same prompts in steps of 16 tokens by the decode kernels. Writes bench/results/<gpu>/prompt.json.
+same prompts in passes of 16 tokens by the decode kernels. Writes bench/results/<gpu>/prompt.json.
 
     python3 bench/peers/gpu_prompt.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only TEXT] [--quick]
 
-The limit is the larger of two times: of reading all weights that chance would choose once a chunk, at what memory gives a kernel that only
-reads, and of all products, at that of a plain product, both measured in this run. What a prompt computes is tested
+The limit is the larger of two times: of reading the weights of randomly chosen experts once per chunk, at the speed of a kernel that only
+reads, and of all products at the speed of a plain product, both measured in this run. Tests check the results of prompts
 (models/decode/phased/decode.cuda.test.cpp).
 """
 import json

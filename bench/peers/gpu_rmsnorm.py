@@ -1,11 +1,11 @@
 """RMSNorm on a GPU, forward and backward: Ingot's shipped entry points beside PyTorch eager, torch.compile, Liger-Kernel (Triton) and,
-where its source is given, the origin (MGRrmsnorm). Writes bench/results/<gpu>/rmsnorm.json.
+if its source is given, the original project (MGRrmsnorm). Writes bench/results/<gpu>/rmsnorm.json.
 
     python3 bench/peers/gpu_rmsnorm.py --native build/cuda/libingot_bench.so [--origin MGRrmsnorm/src] [--liger WHEEL]
                                        [--sweep FILE] [--only TEXT] [--quick]
 
-Backward passes are timed alone, with random upstream gradients: dx, and dw where there is a weight. Liger's and the origin's leave
-what the others do not: the first writes dx over dy, which therefore changes from replay to replay; the second adds dw up in 16 bits.
+Backward passes are timed alone, with random upstream gradients: dx, and dw where there is a weight. Two peers
+have side effects: Liger writes dx over dy, which therefore changes from replay to replay, and the original project accumulates dw in 16 bits.
 """
 import ctypes
 import dataclasses
@@ -27,7 +27,7 @@ class Case:
     dtype: str = "bf16"
     backward: bool = False
     weight: bool = True
-    residual: bool = False  # forward: x + residual is normalised and kept; backward: a gradient reaches that sum from elsewhere too
+    residual: bool = False  # forward: x + residual is normalised and kept; backward: another gradient reaches the sum
 
     @property
     def name(self):
@@ -52,7 +52,7 @@ CASES = ([Case(*s) for s in FORWARD] + [Case(32768, 4096, residual=True), Case(9
 
 
 class Buffers:
-    """Enough inputs that a replay never finds one in L2, outputs of its own for each call; weights are not rotated."""
+    """Enough inputs that a replay never finds an input in L2, and separate outputs for each call; weights are not rotated."""
 
     def __init__(self, case, native, l2_bytes):
         self.case = case
@@ -62,7 +62,7 @@ class Buffers:
         empty = lambda: torch.full((case.rows, case.cols), float("nan"), device="cuda", dtype=dtype)  # noqa: E731
         self.x = [new() for _ in range(self.sets)]
         self.w = torch.randn(case.cols, device="cuda", dtype=dtype) * 0.5 + 1 if case.weight else None
-        self.r = [new() for _ in range(self.sets)] if case.residual else None  # or what reaches the sum
+        self.r = [new() for _ in range(self.sets)] if case.residual else None  # or the gradient that reaches the sum
         self.y = [empty() for _ in range(self.calls)]                          # or dx
         self.s = [empty() for _ in range(self.calls)] if case.residual and not case.backward else None
         if case.backward:
@@ -114,7 +114,7 @@ class Buffers:
                                                     True, None), self.calls)
 
     def origin(self, library):
-        """As `captured` gives it, though its launches cannot be captured: a function that makes all calls."""
+        """Like `captured`, for launches that cannot be captured: a function that makes all calls."""
         case, pick = self.case, [i % self.sets for i in range(self.calls)]
         if case.backward and case.cols > 16384 * (2 if case.dtype != "f32" else 1):
             raise RuntimeError("takes at most 16,384 columns of fp32 or 32,768 of 16 bits")
@@ -151,12 +151,12 @@ def add_norm(x, r, *w):
     return norm(s, *w), s
 
 
-def keep_and_norm(x, *w):  # x is the sum, which others use too
+def keep_and_norm(x, *w):  # x is the sum, which other operations use too
     return norm(x, *w), x.view_as(x)
 
 
 def plain(s, w, dtype):
-    """The chain with one rounding, to `dtype`, at its end. In fp64: what is right."""
+    """The chain with a single rounding to `dtype` at the end; in fp64 the reference."""
     y = s * torch.rsqrt((s * s).mean(-1, keepdim=True) + EPS)
     return (y if w is None else y * w).to(dtype)
 
@@ -170,8 +170,8 @@ def plain_gradient(s, w, dy, dsum, dtype):
 
 
 def check(buffers, native):
-    """The relative error of one fresh call, and what it may be: 1.5 times that of fp32 sums and one rounding at the end. The largest
-    single error is held to a few roundoffs of the result (of the row's largest, backward), dw to fp32 sums."""
+    """The relative error of a fresh call, and its tolerance: 1.5 times the error of fp32 sums with one rounding at the end. The largest
+    single error may be a few roundoffs of the result (backward: of the row's largest value), dw the error of fp32 sums."""
     case, dtype = buffers.case, DTYPES[buffers.case.dtype]
     for t in [buffers.y[0]] + ([buffers.s[0]] if buffers.s else []) + ([buffers.x[0]] if not case.backward else []):
         t.fill_(float("nan")) if t is not buffers.x[0] else t.normal_(std=2)
@@ -228,7 +228,7 @@ def measure(case, native, l2_bytes, copy_tbps, liger, origin):
 
 
 def configurations(case):
-    """Every way of spreading the rows forward that fits, as libingot_bench's seven integers; backward has none to choose."""
+    """Every valid forward configuration, as libingot_bench's seven integers; the backward pass has no choice."""
     if case.backward:
         return
     vecs = case.cols * DTYPES[case.dtype].itemsize // 16

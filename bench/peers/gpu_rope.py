@@ -3,9 +3,9 @@ and backward, alone and fused with the norm of queries and keys and a gain. Writ
 
     python3 bench/peers/gpu_rope.py --native build/cuda/libingot_bench.so [--liger WHEEL] [--sweep FILE] [--only TEXT] [--quick]
 
-One tensor (T, H, D) holds the heads of queries and keys. PyTorch runs the form that Hugging Face's models use, with cos and sin of
-every token and dimension looked up beforehand in x's type; ours reads positions and a table in fp32. Liger rotates in place, queries
-and keys in two tensors of the same heads together; where only part of a head turns it stands beside our rotation in place, as neither
+One tensor (T, H, D) holds the heads of queries and keys. PyTorch runs the function of Hugging Face's models, with cos and sin of
+every token and dimension looked up in advance in x's type; Ingot reads positions and a table in fp32. Liger rotates in place, queries
+and keys in two tensors of the same heads together; where only part of a head is rotated, Liger's peer is Ingot's rotation in place, because neither
 moves the rest. Backward passes are timed alone.
 """
 import ctypes
@@ -31,7 +31,7 @@ class Case:
     norm: bool = False
     backward: bool = False
     interleaved: bool = False
-    in_place: bool = False  # only what turns is read and written
+    in_place: bool = False  # only the rotated part is read and written
 
     def __post_init__(self):
         self.rotary = self.rotary or self.d
@@ -72,7 +72,7 @@ def turn_in_place(x, cos, sin, interleaved):
 
 
 def turned(x, cos, sin, interleaved):
-    """Rotation of the first cos.shape[-1] dimensions, as Hugging Face's models write it."""
+    """Rotation of the first cos.shape[-1] dimensions, in the form of Hugging Face's models."""
     rotary = cos.shape[-1]
     head, rest = x[..., :rotary], x[..., rotary:]
     if interleaved:
@@ -84,7 +84,7 @@ def turned(x, cos, sin, interleaved):
 
 
 class Buffers:
-    """Enough inputs that a replay never finds one in L2, an output for each call; tables and gains are not rotated."""
+    """Enough inputs that a replay never finds an input in L2, and an output for each call; tables and gains are not rotated."""
 
     def __init__(self, case, l2_bytes):
         self.case = case
@@ -123,7 +123,7 @@ class Buffers:
             pointer(self.workspace), self.workspace.numel(), *sizes, eps, config, stream())
 
     def table(self, dtype):
-        """cos and sin of every dimension that turns, broadcast over heads."""
+        """cos and sin of every rotated dimension, broadcast over heads."""
         spread = (lambda t: t.repeat_interleave(2, -1)) if self.case.interleaved else (lambda t: torch.cat((t, t), -1))
         return tuple(spread(t).to(dtype)[:, None] for t in (self.cos, self.sin))
 
@@ -156,7 +156,7 @@ class Buffers:
 
 
 def check(buffers, native):
-    """The relative error of one fresh call, and what it may be: 1.5 times what the plain chain of the same dtype loses."""
+    """The relative error of a fresh call, and its tolerance: 1.5 times the error of the plain chain in the same dtype."""
     case = buffers.case
     buffers.x[0].normal_(std=2)
     before = [t.clone() for t in buffers.leaves(0)]
@@ -169,7 +169,7 @@ def check(buffers, native):
     def results(dtype):
         function, leaves = buffers.forward(dtype), [t.to(dtype, copy=True) for t in before]
         if dtype != torch.float64 and case.norm:
-            leaves[1] = buffers.gain  # stays in fp32, as it is for us
+            leaves[1] = buffers.gain  # stays in fp32, as in Ingot
         if not case.backward:
             return (function(*leaves),)
         leaves = [t.detach().requires_grad_() for t in leaves]
@@ -187,7 +187,7 @@ def measure(case, native, l2_bytes, copy_tbps, liger, _):
 
 
 def configurations(case):
-    """Every way of spreading the heads that fits, as libingot_bench's eight integers."""
+    """Every valid configuration, as libingot_bench's eight integers."""
     vectors = -(-case.d * DTYPES[case.dtype].itemsize // 16)
     lanes = -(-vectors // 2)
     for threads in (64, 128, 256):

@@ -1,12 +1,12 @@
 """Both projections of a gated MLP and the gate on a GPU: Ingot's shipped entry points beside PyTorch (two linears; one packed linear),
 torch.compile, Liger-Kernel's gate between two linears and the bare cuBLAS product of the same size; and the whole MLP with its down
-projection, as ingot.nn.SwiGLU runs it, with the memory that a training step takes. Writes bench/results/<gpu>/swiglu.json.
+projection, as in ingot.nn.SwiGLU, with the memory of a training step. Writes bench/results/<gpu>/swiglu.json.
 
     python3 bench/peers/gpu_swiglu.py --native build/cuda/libingot_bench.so [--liger WHEEL] [--only TEXT] [--quick]
 
-Forward is inference. Forward + backward keeps gate and up, and gives dx, dWg and dWu for a given dh, in one graph. Counted are the
-products: 4 M d H operations forward, 12 M d H with backward, 6 and 18 of the whole MLP; the bare product of a training step is three of
-the forward's size. Liger has rows of its own beside PyTorch, as torch.compile tunes each row for most of a minute.
+Forward is inference. Forward + backward keeps gate and up, and computes dx, dWg and dWu for a given dh, in one graph. Operations are
+those of the products: 4 M d H forward, 12 M d H with the backward pass, 6 and 18 for the whole MLP; the bare product of a training step is three
+products of the forward's size. Liger has separate rows beside PyTorch, because torch.compile tunes each row for most of a minute.
 """
 import ctypes
 import dataclasses
@@ -53,18 +53,18 @@ def cases():
     out += [Case(8192, 4096, 11008, training=t, layout="[in, 2H]") for t in (False, True)]
     out += [Case(1024, 4096, 4096, dtype="f32"), *(Case(*shapes[i], training=t, beside_liger=True) for i in (0, 2) for t in (False, True))]
     out += [Case(*shapes[0], training=t, whole=True) for t in (False, True)]
-    return out + [Case(1024, 4096, 4096, training=True, dtype="f32")]  # last, as torch.compile takes longest for it
+    return out + [Case(1024, 4096, 4096, training=True, dtype="f32")]  # last, because torch.compile takes longest for this case
 
 
 def without_results(call):
-    """Of a training step: a graph that kept all its gradients would take many times their memory."""
+    """The calls of a training step: a graph that kept all gradients would take many times their memory."""
     def step(i):
         call(i)
     return step
 
 
 def gate_backward(native, case, kept, dh):
-    """dgate and dup over gate and up."""
+    """Writes dgate and dup over gate and up."""
     none = pointer(None)
     native.gate(case.dtype.encode(), pointer(kept), none, none, pointer(dh), pointer(kept), none, case.rows, case.hidden, 1,
                 ctypes.c_double(0), ctypes.c_double(1), ctypes.c_double(0), none, stream())
@@ -84,7 +84,7 @@ class Buffers:
         nan = lambda *s: torch.full(s, float("nan"), device="cuda", dtype=dtype)  # noqa: E731
         self.h, self.kept, self.dx = nan(m, h), nan(m, 2 * h), nan(m, c)
         self.dw = torch.full_like(self.w[0], float("nan"))
-        self.workspace = torch.empty(2 * m * h * dtype.itemsize + (33 << 20), dtype=torch.uint8, device="cuda")  # most of it: forward of few rows
+        self.workspace = torch.empty(2 * m * h * dtype.itemsize + (33 << 20), dtype=torch.uint8, device="cuda")  # the largest workspace: forward with few rows
 
     def halves(self, w):
         return w.chunk(2, 1 if self.columns else 0)
@@ -121,7 +121,7 @@ class Buffers:
         return one
 
     def liger(self, ops):
-        """Liger's gate between PyTorch's linears, as its LigerSwiGLUMLP has it."""
+        """Liger's gate between PyTorch's linears, as in LigerSwiGLUMLP."""
         both = lambda x, wg, wu: ops.LigerSiLUMulFunction.apply(F.linear(x, wg), F.linear(x, wu))  # noqa: E731
         return (lambda x, wg, wu, wd: F.linear(both(x, wg, wu), wd)) if self.case.whole else both
 
@@ -156,13 +156,13 @@ class Buffers:
 
 
 class Whole(Buffers):
-    """The MLP with its down projection. Ours takes its memory from PyTorch's allocator where ingot.nn.SwiGLU does, and gives it back where that
-    does; the down projection is PyTorch's linear there too."""
+    """The MLP with its down projection. Ingot takes and returns memory of PyTorch's allocator at the same points as ingot.nn.SwiGLU; the down
+    projection is PyTorch's linear in both."""
 
     def __init__(self, case, l2_bytes):
         super().__init__(case, l2_bytes)
         self.workspace = None
-        self.room = 33 << 20  # cuBLASLt's, and gate and up where they are not kept
+        self.room = 33 << 20  # for cuBLASLt, and for gate and up if these are not kept
         if not case.training:
             self.room += 2 * case.rows * case.hidden * DTYPES[case.dtype].itemsize
 
@@ -175,7 +175,7 @@ class Whole(Buffers):
         kept = h.new_empty(case.rows, 2 * case.hidden) if case.training else None
         halves = kept.chunk(2, 1) if case.training else (None, None)
         sizes = (case.rows, case.channels, case.hidden, w.stride(0), 2 * case.hidden, 0)
-        workspace = x.new_empty(self.room, dtype=torch.uint8)  # where one kernel does it all, it is not used
+        workspace = x.new_empty(self.room, dtype=torch.uint8)  # unused where a single kernel computes everything
         native.gated_linear(name, pointer(x), pointer(wg), pointer(wu), pointer(h), *map(pointer, halves), *sizes, pointer(workspace),
                             workspace.numel(), stream())
         del workspace
@@ -217,7 +217,7 @@ class Whole(Buffers):
 
 
 def check_whole(buffers, native):
-    """The worst relative error of a fresh call's results against PyTorch in fp32, and 1.5 times what PyTorch's chain in the same type loses."""
+    """The worst relative error of a fresh call's results against PyTorch in fp32, and 1.5 times the error of PyTorch's chain in the same type."""
     def results(dtype):
         leaves = [t.detach().to(dtype).requires_grad_() for t in (buffers.x[0], *buffers.halves(buffers.w[0]), buffers.down[0])]
         y = buffers.two()(*leaves)
@@ -232,8 +232,8 @@ def check_whole(buffers, native):
 
 
 def check(buffers, native):
-    """The worst relative error of the results, and 1.5 times what PyTorch's chain in the same type loses, of the first and last rows (of
-    dW: of all rows, as a product in fp32)."""
+    """The worst relative error of the first and last rows of the results (of dW: of all rows, by a product in fp32), and 1.5 times the error of
+    PyTorch's chain in the same type."""
     case = buffers.case
     buffers.ours(native)(0)
     torch.cuda.synchronize()
@@ -265,11 +265,11 @@ def check(buffers, native):
 
 
 def peak_memory(buffers, native, functions):
-    """Bytes of a training step of ours and of each of `functions`, beside its operands and gradients."""
+    """Bytes of a training step of Ingot and of each of `functions`, besides operands and gradients."""
     gradients = sum(t[0].numel() * t[0].element_size() for t in (buffers.x, buffers.w, buffers.down))
     calls = {"ours": buffers.ours(native), **{name: buffers.call(function) for name, function in functions.items()}}
     for call in calls.values():
-        call(0)  # what is made once
+        call(0)  # allocated once
     return {name: peak_beside(call, gradients) for name, call in calls.items()}
 
 

@@ -1,15 +1,15 @@
-"""A training step of the preset golf on a GPU, 98,304 tokens of packed documents, 11 and 17 applications: `ingot train` beside PyTorch's
+"""A training step of the preset golf on a GPU, 98,304 tokens of packed documents, 11 and 17 layer calls: `ingot train` beside PyTorch's
 torch.compile of the same model (torch_gpt.py) as one graph. Writes bench/results/<gpu>/train.json, with the memory of each.
 
     python3 bench/peers/gpu_train.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only rows|packed] [--applications 11]
 
-Ours: whole steps of the program itself, batches and log included, from its log; a pass alone is what a step of five passes takes more
-than one of one pass, by the pass. PyTorch: bf16 activations and banks cast once a pass, fp32 weights, fused AdamW, Muon by batched
+Ingot: whole steps of the program, batches and log included, from its log. The time of a pass is the difference between a step of five passes and
+a step of one pass, divided by four. PyTorch: bf16 activations and banks cast once per pass, fp32 weights, fused AdamW, Muon by batched
 products, as `rows` (48 rows of 2,048 tokens, scaled_dot_product_attention, which does not keep documents apart) and `packed`
-(FlexAttention, its mask made before the clock starts). Each peer and number of applications has a process of its own. All compile beside our first
-round, a core each, backward passes too, a minute or two unless `gpu.py --warm 4` did it before; then they run one at a time, with the GPU to themselves,
-and ours again after them. Memory of a peer is what its allocator reserved and a context as large as this process's; ours is of the last round. What a
-step computes is tested (models/gpt, engines/train); these are times alone, of random tokens.
+(FlexAttention, with the mask made before the clock starts). Each peer and number of layer calls has a separate process. All processes compile during
+Ingot's first round, on one core each, backward passes too, in a minute or two unless `gpu.py --warm 4` ran before. Then the peers run one at a time, with
+exclusive use of the GPU, and Ingot runs again. The memory of a peer is its allocator's reservation plus a context as large as this process's; Ingot's
+memory is of the last round. Tests check the computed values (models/gpt, engines/train); these are times only, of random tokens.
 """
 import argparse
 import contextlib
@@ -29,7 +29,7 @@ from train_runs import PRESET, TOKENS, document_lengths, measure_ours, write_dat
 from optimizer import Recipe  # noqa: E402
 
 PROGRAMS = (11, 17)
-PASSES = 5  # of the longer step, whose difference to one pass gives a pass
+PASSES = 5  # passes of the longer step; the difference to one pass gives the time of a pass
 BLOCK = 128  # rows and columns of FlexAttention's mask
 
 
@@ -51,7 +51,7 @@ class PackedGpt(TorchGpt):
 
 
 def packing_of(lengths, device):
-    """Positions inside documents, and FlexAttention's mask from blocks alone: one of all pairs of tokens does not fit."""
+    """Positions inside documents, and FlexAttention's mask from blocks only: a mask of all pairs of tokens does not fit."""
     from torch.nn.attention.flex_attention import BlockMask
     lengths = torch.tensor(lengths, device=device)
     document = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
@@ -103,7 +103,7 @@ def measure_torch_in_turn(options, applications, held):
     looping, started, waited = applications == 17, time.perf_counter(), []
 
     def run_when():
-        if SHARE:  # it is in PyTorch's cache now
+        if SHARE:  # the graph is in PyTorch's cache now
             raise SystemExit(0)
         begin = time.perf_counter()
         held.enter_context(turn(options.gate))
@@ -151,7 +151,7 @@ def start_child(peer, applications, options):
 
 
 def compile_share(options, cases):
-    """A process of gpu.py --warm: compiles its share and measures nothing."""
+    """In a process of gpu.py --warm: compiles a share and measures nothing."""
     for peer, applications in share(cases):
         started = time.monotonic()
         _, reason = start_child(peer, applications, options).end(started + 1500)
@@ -159,7 +159,7 @@ def compile_share(options, cases):
 
 
 def results_of(ours, peers, ceiling, baseline):
-    """Rows of the report: of each program its whole step and its pass, where a peer was measured."""
+    """The report's rows: the whole step and the pass of each program that has a measured peer."""
     for applications in ours:
         rounds = ours[applications]
         beside = {f"compile_{peer}": found[applications] for peer, found in peers.items() if applications in found}
@@ -203,7 +203,7 @@ def main():
     if SHARE:
         return compile_share(options, [(peer, a) for peer in names for a in options.applications])
     free, whole = torch.cuda.mem_get_info()
-    baseline, before = whole - free, gpu_state()  # with this process's own
+    baseline, before = whole - free, gpu_state()  # with the context of this process
     ours, peers, absent = {}, {}, {}
 
     def go_round(folder):

@@ -1,15 +1,16 @@
-"""Test-time training of the preset golf on a GPU: `ingot eval --ttt` beside parameter-golf's algorithm in PyTorch, 17 applications, 64
+"""Test-time training of the preset golf on a GPU: `ingot eval --ttt` beside parameter-golf's algorithm in PyTorch, 17 layer calls, 64
 documents side by side, rank 96, chunks of 32, windows of 2,048, random tokens. Writes bench/results/<gpu>/ttt.json.
 
     python3 bench/peers/gpu_ttt.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only origin|chunk_head]
 
-Ours: the program itself, its own clock. `step` is a chunk of 64 documents with whole windows, the mean of 12 in a row; `run` is all of
-these documents, windows that grow from 32 tokens included, and what is allocated before; `any_order_us` a step with --ttt-any-order.
-PyTorch: torch.compile of an application (with or without a skip, in lanes or not; the first one's input has no gradient: five graphs for 17) and of the head with its losses, no
-CUDA graph, frozen bf16 weights, fp32 adapters and bf16 products, scaled_dot_product_attention, fused AdamW: `origin` with the head over all of the
-window as there, `chunk_head` over the chunk's rows alone, as ours. With --whole a step is one graph, which took longer than 85 s to compile on an
-H200's machine. Its compilation is not counted. Peers start with us and take their turns between our two rounds, one at a time, our second round alone. Where none
-compiles within --limit, `origin` runs uncompiled (`eager_origin`), and the report says why the others are absent. What a step computes is tested (engines/ttt); these are times alone.
+Ingot: the program with its own clock. `step` is a chunk of 64 documents with whole windows, the mean of 12 in a row. `run` is the whole of these
+documents, including the windows that grow from 32 tokens and the allocations. `any_order_us` is a step with --ttt-any-order.
+PyTorch: torch.compile of a layer call (with or without a skip, in lanes or not; the first call's input has no gradient: five graphs for 17 calls) and of the
+head with its losses, without a CUDA graph; frozen bf16 weights, fp32 adapters and bf16 products, scaled_dot_product_attention, fused AdamW. `origin` has the
+head over the whole window as in parameter-golf, `chunk_head` over the chunk's rows only, as in Ingot. With --whole a step is a single graph, which took
+longer than 85 s to compile on an H200's machine. Compilation is not counted. Peers start together with Ingot and take their turns between Ingot's two rounds,
+one at a time; Ingot's second round runs alone. If no peer compiles within --limit, `origin` runs uncompiled (`eager_origin`), and the report says why the
+other peers are absent. Tests check the computed values (engines/ttt); these are times only.
 """
 import argparse
 import contextlib
@@ -39,11 +40,11 @@ EAGER_SECONDS = 40
 
 # --- Ingot ---
 def write_documents(folder, length, vocab):
-    """Shards to score: documents of so many targets each, of random tokens behind the token 0, which starts a document."""
+    """Shards to score: documents with the given number of targets each, random tokens after the token 0, which starts a document."""
     folder.mkdir()
     ids = torch.randint(1, vocab, (DOCUMENTS, length), generator=torch.Generator().manual_seed(length)).to(torch.int16)
     ids[:, 0] = 0
-    ids = torch.cat([ids.flatten(), torch.zeros(1, dtype=torch.int16)])  # the next document's start is the last one's last target
+    ids = torch.cat([ids.flatten(), torch.zeros(1, dtype=torch.int16)])  # the start of the next document is the last target of the previous document
     (folder / "random_val_000000.bin").write_bytes(struct.pack("<256i", 20240520, 1, ids.numel(), *[0] * 253) + bytes(ids.untyped_storage()))
 
 
@@ -77,7 +78,7 @@ def score(options, run, data, *more):
 
 
 def ours_round(options, run, folder, *more):
-    """Seconds of a step with whole windows and of all of it, and the tokens that ran through the model."""
+    """Seconds of a step with whole windows and of the whole run, and the number of tokens processed."""
     found = score(options, run, folder / "documents", *more)
     whole = found["ttt"]["whole_windows"]
     assert whole["window_tokens"] == WHOLE * DOCUMENTS * options.window, whole
@@ -86,7 +87,7 @@ def ours_round(options, run, folder, *more):
 
 # --- PyTorch ---
 class AdaptedGpt(TorchGpt):
-    """Documents as rows of the batch, each with adapters of its own in every application: x (B, T, C), a (B, R, C), b (B, N, R)."""
+    """Documents as rows of the batch, each with separate adapters in every layer call: x (B, T, C), a (B, R, C), b (B, N, R)."""
 
     def adapters(self, documents, rank, looping, device):
         c, kv = self.c, self.kv
@@ -136,7 +137,7 @@ class AdaptedGpt(TorchGpt):
         return attn, mlp
 
     def application(self, lanes, x0, skip, p, slot):
-        """One application on the stream (x,) or on two lanes. Of a layer it knows its tensors alone, so that all layers share a graph."""
+        """One layer call on the stream (x,) or on two lanes. The function depends only on a layer's tensors, so that all layers share a graph."""
         attn, mlp = self.branches(p, 0, [slot])
         x = lanes[0]
         if skip is not None:
@@ -159,7 +160,7 @@ class AdaptedGpt(TorchGpt):
         x0, lanes, outputs = x, (x,), []
         for a, slot in zip(self.looping_program, slots):
             if a.lanes and len(lanes) == 1:
-                lanes = (lanes[0], lanes[0].view_as(lanes[0]))  # another tensor: the same one twice would be another graph
+                lanes = (lanes[0], lanes[0].view_as(lanes[0]))  # a separate tensor: the same tensor twice would make another graph
             p = {name: [bank[a.layer]] for name, bank in banks.items()}
             p |= {"layer_scale": [self.layer_scale_of(a.layer)]}
             if a.lanes:
@@ -198,14 +199,14 @@ def measure_torch(options, held):
     compiling = []
 
     def run_when():
-        if SHARE:  # it is in PyTorch's cache now
+        if SHARE:  # the graph is in PyTorch's cache now
             raise SystemExit(0)
         compiling.append(time.perf_counter() - started)
         held.enter_context(turn(options.gate))
     forward = model
     if options.whole and not options.eager:
         forward = compiled(model, run_when)
-    else:  # what compiles last needs the results of what runs first
+    else:  # the last graph to compile needs the results of the first graph
         held.enter_context(turn(options.gate))
     started = time.perf_counter()
     if not options.whole and not options.eager:
@@ -236,7 +237,7 @@ def measure_torch(options, held):
 
 @contextlib.contextmanager
 def started_children(wanted, options, eager=False):
-    """A process for each peer; none is left behind."""
+    """A process for each peer; all are ended."""
     children = {peer: start_child(peer, options, eager) for peer in wanted}
     try:
         yield children
@@ -252,8 +253,8 @@ def start_child(peer, options, eager=False):
 
 
 def flops_of_a_token(config):
-    """Of a window's token, forward and backward without base gradients, in a whole window: base products, half of attention's square,
-    adapters with their gradients. What one could not leave out, so without the head, of which a 64th remains."""
+    """Operations of a window's token, forward and backward without base gradients, in a whole window: base products, half of attention's square,
+    adapters with their gradients. Only unavoidable operations count, so the head is left out, of which a 64th remains."""
     c = config
     q, kv = c["heads"] * c["head_dim"], c["kv_heads"] * c["head_dim"]
     base = c["dim"] * (q + 2 * kv) + q * c["dim"] + 2 * c["dim"] * c["mlp_hidden"]
@@ -282,7 +283,7 @@ def parsed():
 
 
 def measure(options, wanted):
-    """Rounds of ours, one with attention in any order, what each peer found or why it found nothing, the ceilings, and the GPU's state before."""
+    """Ingot's rounds, one of them with attention in any order; the result of each peer or its reason for having none; the ceilings; the GPU's earlier state."""
     started, tokens, ours, peers, absent = time.monotonic(), DOCUMENTS * WINDOW, [], {}, {}
 
     def say(text):
@@ -318,7 +319,7 @@ def measure(options, wanted):
                 time.sleep(0.1)
         for peer, process in children.items():
             take(f"compile_{peer}", process, started + options.limit)
-        if wanted and not peers:  # better than none
+        if wanted and not peers:  # better than no result
             with started_children(wanted[:1], options, eager=True) as uncompiled:
                 take(f"eager_{wanted[0]}", uncompiled[wanted[0]], time.monotonic() + EAGER_SECONDS)
         if options.ours_alone or peers:
@@ -331,7 +332,7 @@ def main():
     if options.child:
         with contextlib.ExitStack() as held:
             print(json.dumps(measure_torch(options, held)), flush=True)
-            os._exit(0)  # the next one's turn comes when this one's memory is free
+            os._exit(0)  # the next peer's turn begins when this peer's memory is free
     wanted = () if options.ours_alone else [options.only] if options.only else PEERS
     if SHARE:
         for peer in share(wanted):
