@@ -1,5 +1,5 @@
 #pragma once
-// What the CUDA suite of MLPs is run on: the cases, and their operands.
+// The cases of the CUDA suite of MLPs, and their operands.
 #include <cmath>
 #include <deque>
 #include <functional>
@@ -36,7 +36,8 @@ inline std::ostream& operator<<(std::ostream& out, const Case& c) {
 
 inline std::vector<int64_t> equal_widths(size_t depth, int64_t width) { return std::vector<int64_t>(depth + 1, width); }
 
-// Each option meets each size it could go wrong with; not the whole product. The parts take turns through the options.
+// Each option is combined with each size at which the option could fail, not with every size. The parts take turns
+// through the options.
 struct CaseList {
   static constexpr Keep keeps[] = {Keep::own_type, Keep::nothing, Keep::f32};
   std::vector<Case> all;
@@ -66,7 +67,7 @@ struct CaseList {
                      .activate_last = depth % 3 == 0,
                      .keep = keeps[depth % 3]});
   }
-  // Weight norm alone, where some forms have kernels for it: every depth of them, with and without kept values.
+  // Weight norm alone, for which some variants have separate kernels: every depth, with and without kept values.
   void weight_norm_alone() {
     for (size_t depth = 1; depth <= 5; ++depth)
       for (Act act : {act_of<Softplus>, act_of<Silu>})
@@ -332,8 +333,8 @@ struct Problem {
   }
 };
 
-// Weights such that every layer's value before the activation has a standard deviation of 1.5 and, with a bias, a few
-// columns sit at -12 to -18, deep in the left tail.
+// Weights for which every layer's value before the activation has a standard deviation of 1.5 and, with a bias, a few
+// columns lie at -12 to -18, deep in the left tail.
 inline void Problem::fill(uint64_t seed) {
   fill_normal(x.host(), seed, 1);
   fill_normal(dy.host(), seed + 1, 1);
@@ -363,7 +364,7 @@ inline void Problem::fill(uint64_t seed) {
     const double scale = 1.5 / std::sqrt(squares / double(some * n) + 1e-9);
     for (double& v : weight) v *= scale;
     testing::assign(w[l].host(), weight);
-    if (c.weight_norm) {  // |v| is what g must be to keep W
+    if (c.weight_norm) {  // g = |v| keeps W unchanged
       Vector length(n, 0.0);
       for (size_t i = 0; i < n * k; ++i) length[i / k] += weight[i] * weight[i];
       for (double& v : length) v = std::sqrt(v) * 1.1;

@@ -1,5 +1,5 @@
 #pragma once
-// What the CUDA suite of MLPs compares with: a loop in fp64, the chain of correctly rounded operations whose error is
+// The references of the CUDA suite of MLPs: a loop in fp64, the chain of correctly rounded operations whose error is
 // the measure, and the comparison.
 #include <gtest/gtest.h>
 
@@ -18,7 +18,8 @@ inline void round_to(DType dtype, Vector& v) {
   v = values(rounded);
 }
 
-// (m, k) times (k, n) as a plain fp32 product sums: fused multiply-adds in the order of k, begun anew every 128.
+// (m, k) times (k, n), summed like a plain fp32 product: fused multiply-adds in the order of k, started again every
+// 128.
 inline Vector fp32_product(const Vector& a, const Vector& q, size_t m, size_t k, size_t n) {
   Vector out(m * n);
   const std::vector<float> left(a.begin(), a.end()), right(q.begin(), q.end());
@@ -117,7 +118,7 @@ struct Chain {
         saved.insert(saved.end(), kept.begin(), kept.end());
       }
       z.push_back(keeps_value() ? in : sum);
-      // What dW of the next layer multiplies follows from what is kept.
+      // The input of the next layer's dW, computed from the kept values.
       Vector input = active(l) && !keeps_value() ? apply(sum, false, false) : in;
       round_to(round, input);
       h.push_back(input);
@@ -170,17 +171,17 @@ inline Errors errors(const Vector& got, const Vector& want) {
     const double d = std::abs(got[i] - want[i]);
     e.rms += d * d;
     e.size += want[i] * want[i];
-    if (!(d <= e.worst)) e.worst = d, e.at = i;  // a NaN too
+    if (!(d <= e.worst)) e.worst = d, e.at = i;  // also catches NaN
   }
   const double n = double(std::max<size_t>(want.size(), 1));
   e.rms = std::sqrt(e.rms / n), e.size = std::sqrt(e.size / n);
   return e;
 }
-// At most 1.5 times the chain's error, and no single value further off than twice the chain's furthest. A few values
-// say little about a root mean square, so small results get more room: up to a rounding of a value of usual size. The
-// furthest of a few rows' values says little too: a dW of one row is a vector's errors times another's values, and the
-// worst of a hundred sums' errors is 3 to 6 times their root mean square (fp32, 64 products, 200 seeds). independent:
-// how many errors the result's were made of.
+// At most 1.5 times the chain's error, and no single value further off than twice the chain's furthest value. A root
+// mean square over few values is uncertain, so small results get more room: up to a rounding of a value of usual size.
+// The furthest of a few rows' values is uncertain too: a dW of one row is a vector's errors times another vector, and
+// the worst of a hundred sums' errors is 3 to 6 times their root mean square (fp32, 64 products, 200 seeds).
+// independent: the number of independent errors in the result.
 inline void expect_as_good_as(const char* what, const Vector& got, const Vector& want, const Vector& chain,
                               int64_t rows, double unit, size_t independent = SIZE_MAX) {
   ASSERT_EQ(got.size(), want.size()) << what;
@@ -211,8 +212,8 @@ inline void compare_all(const Problem& p, const Chain& want, const Chain& chain,
     const auto gradient = [&](const char* name, const DeviceBuffer& got, const Vector& exact, const Vector& rounded) {
       const std::string what = name + std::to_string(l);
       expect_as_good_as(what.c_str(), difference(values(got.host()), before.at(what)), exact, rounded, p.c.rows,
-                        p.dtype == DType::f32 ? 4 * unit : unit,        // f32: what it adds to rounds as well
-                        size_t(p.c.rows) * size_t(p.c.widths[l + 1]));  // those of dz
+                        p.dtype == DType::f32 ? 4 * unit : unit,        // f32: the accumulator rounds as well
+                        size_t(p.c.rows) * size_t(p.c.widths[l + 1]));  // the errors of dz
     };
     gradient("dw", p.dw[l], want.dw[l], chain.dw[l]);
     if (p.c.bias) gradient("db", p.db[l], want.db[l], chain.db[l]);

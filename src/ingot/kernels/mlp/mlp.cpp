@@ -50,7 +50,7 @@ void check_matrix(const char* op, const char* name, const Tensor& t, int64_t row
   INGOT_CHECK(t.rows_uniform(), op, ": ", name, ": found rows of shape ", t.shape,
               " that one stride does not reach, expected one stride between rows and 1 within");
 }
-// A parameter or its gradient; left out is fine.
+// A parameter or its gradient; may be left out.
 void check_parameter(const char* op, const char* name, size_t l, const Tensor& t, const Shape& shape, DType dtype,
                      Device device) {
   if (!t) return;
@@ -101,7 +101,7 @@ void check_workspace(const char* op, const Tensor& workspace, int64_t bytes, con
   INGOT_CHECK(workspace.device == x.device, op, ": workspace: found it on ", workspace.device, ", expected ", x.device);
 }
 
-// What the kernels can do; every other limit is the same on all devices.
+// The limits of the kernels; every other limit is the same on all devices.
 constexpr size_t kCudaLayers = 8;
 constexpr int64_t kCudaWidth = 512, kCudaRows = int64_t(1) << 33;  // tiles of rows are numbered with 32 bits
 void check_cuda_width(const char* op, const char* what, int64_t width) {
@@ -140,7 +140,7 @@ void check_cuda(const char* op, const Layers& layers, const Tensor& x) {
 
 // --- memory --------------------------------------------------------------------------------------------------
 
-// Pieces of the workspace in the order they are asked for; with no memory it only counts.
+// Pieces of the workspace in the order of the requests; without memory the size is only counted.
 class Pieces {
  public:
   Pieces() = default;
@@ -159,7 +159,7 @@ class Pieces {
 Tensor as_matrix(const Tensor& piece, int64_t rows, int64_t cols) {
   return Tensor(piece.data, piece.dtype, {rows, cols}, piece.device);
 }
-// Where each layer's value before the activation lies in `saved`; empty for a layer without activation.
+// The place in `saved` of each layer's value before the activation; empty for a layer without activation.
 std::vector<int64_t> offsets(int64_t rows, const Layers& layers) {
   std::vector<int64_t> at;
   int64_t next = 0;
@@ -187,7 +187,7 @@ struct ForwardMemory {
   }
 };
 struct BackwardMemory {
-  Tensor d[2], h, w, dw, saved;  // d: two gradients that take turns; h: an activation formed again
+  Tensor d[2], h, w, dw, saved;  // d: two alternating gradients; h: a recomputed activation
   BackwardMemory(Pieces& pieces, const MlpBackward& m) {
     const int64_t rows = m.x.rows(), wide = rows * widest(m.layers);
     for (Tensor* t : {&d[0], &d[1], &h}) *t = pieces.take(wide, m.x.dtype);
@@ -203,7 +203,7 @@ struct BackwardMemory {
 
 double inverse_norm(double sum_of_squares) { return 1 / std::sqrt(sum_of_squares + 1e-12); }
 
-// The weight a layer multiplies by: w itself, or g v / |v| formed in `memory`.
+// The weight of a layer's product: w, or g v / |v| computed in `memory`.
 Tensor effective_weight(const MlpLayer& layer, const Tensor& memory) {
   if (!layer.g) return layer.w;
   const int64_t n = layer.w.rows(), k = layer.w.cols();
@@ -243,7 +243,7 @@ void weight_norm_backward(const MlpLayer& layer, const Tensor& dw, const MlpLaye
   });
 }
 
-// The layers one after another; `h` are two buffers that take turns.
+// The layers one after another; `h` are two alternating buffers.
 void forward(const Mlp& m, const Tensor (&h)[2], const Tensor& w, const Tensor& saved, Stream stream) {
   const int64_t rows = m.x.rows();
   const std::vector<int64_t> at = offsets(rows, m.layers);
@@ -261,7 +261,7 @@ void forward(const Mlp& m, const Tensor (&h)[2], const Tensor& w, const Tensor& 
   }
 }
 
-// What backward reads of the forward pass: as given, converted, or formed again.
+// The inputs of the backward pass from the forward pass: as given, converted, or recomputed.
 void form_saved(const MlpBackward& m, const BackwardMemory& memory, Stream stream) {
   const int64_t elements = mlp_saved_elements(m.x.rows(), m.layers, m.activate_last);
   if (elements == 0 || (m.saved && m.saved.dtype == m.x.dtype)) return;
@@ -331,7 +331,7 @@ void mlp_backward(const MlpBackward& m, Stream stream) {
 
 namespace {
 
-// Of operands that have passed the checks of their shapes.
+// For operands whose shapes have been checked.
 int64_t backward_workspace_bytes(const MlpBackward& m) {
   if constexpr (INGOT_HAS_CUDA(MLP))
     if (m.x.device.kind == Device::cuda) return cuda::mlp_backward_workspace_bytes(m);
@@ -396,7 +396,7 @@ int64_t mlp_workspace_bytes(const Mlp& m) {
   return pieces.bytes();
 }
 int64_t mlp_backward_workspace_bytes(const MlpBackward& m) {
-  if (m.x.device.kind == Device::cuda) {  // what the forms lay out has room for no more
+  if (m.x.device.kind == Device::cuda) {  // the most that the layouts of the forms allow
     INGOT_CHECK(!m.layers.empty(), "mlp_backward: found no layers, expected at least one");
     INGOT_CHECK_EQ(m.grads.size(), m.layers.size(), "mlp_backward: grads");
     check_cuda_shapes("mlp_backward", m.layers, m.x);

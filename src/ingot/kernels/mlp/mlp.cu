@@ -7,12 +7,12 @@
 namespace ingot::cuda {
 namespace {
 
-// Up to here the few-rows forms are the faster ones. Saving costs the forward form for many rows more.
+// Up to this number of rows the few-rows forms are faster. Saving costs the forward form for many rows more.
 constexpr int64_t kFewRows = 2048, kFewRowsSaved = 4096, kFewRowsBackward = 8192;
 constexpr int64_t kFewRowsTo512 = 4224;  // 64 to each pair of SMs of an H100 or H200
 constexpr int64_t kFewRowsBackwardTo256 = 2048, kFewRowsBackwardTo512 = 4096;
-// From here on the forms for many rows take less time than the portable one, or about as much: where no layer is wider
-// than 128; and where slopes are formed of x.
+// From this number of rows on the forms for many rows are as fast as the portable form or faster: where no layer is
+// wider than 128; and where slopes are computed from x.
 constexpr int64_t kStreamedBackwardRowsTo128 = 4096, kFormedSlopesRows = 1536;
 
 int compute_major(Device device) {
@@ -30,10 +30,10 @@ void check_generation(const char* op, int compute_major) {
 
 int64_t fewest_backward_rows(const MlpBackward& m) {
   if (mlp_widest(m) <= kMlpTo128) return kStreamedBackwardRowsTo128;
-  if (mlp_has_norms(m.layers)) return 1;  // in the portable form every block finds them for itself
+  if (mlp_has_norms(m.layers)) return 1;  // in the portable form every block computes the scales
   return !m.saved && mlp_backward_values(m) > 0 && !slope_follows_from_value(m.act) ? kFormedSlopesRows : 1;
 }
-// Beyond 128 columns the form for few rows is the fastest up to here (docs/mlp-kernels.md).
+// Beyond 128 columns the form for few rows is the fastest up to this number of rows (docs/mlp-kernels.md).
 bool takes_few_rows_to_512(const MlpBackward& m) {
   const int64_t most = mlp_widest(m) <= kMlpTo256 ? kFewRowsBackwardTo256 : kFewRowsBackwardTo512;
   return m.x.rows() <= most && mlp_widest(m) > kMlpTo128 && mlp_takes(m, MlpForm::to_512_few_rows);
@@ -68,7 +68,7 @@ bool mlp_takes(const MlpBackward& m, MlpForm form) {
   }
 }
 
-// The other forms hold sm_90a's instructions; every other GPU runs the portable one from its PTX.
+// The other forms contain instructions of sm_90a; every other GPU runs the portable form from its PTX.
 MlpForm pick_mlp_form(const Mlp& m, int compute_major) {
   check_generation("mlp", compute_major);
   if (compute_major != 9) return MlpForm::portable;
@@ -131,7 +131,7 @@ void mlp_backward(const MlpBackward& m, Stream stream) {
   if (m.x.rows() > 0) mlp_backward_with(m, pick_mlp_form(m, compute_major(m.x.device)), stream);
 }
 int64_t mlp_workspace_bytes(const Mlp& m) {
-  const bool is_portable = m.x.dtype == DType::f32 || mlp_widest(m) <= kMlpTo128;  // or holds W of a norm in blocks
+  const bool is_portable = m.x.dtype == DType::f32 || mlp_widest(m) <= kMlpTo128;  // or keeps a normed W in blocks
   return is_portable ? 0 : mlp_formed_weights_bytes(m.layers);
 }
 int64_t mlp_backward_workspace_bytes(const MlpBackward& m) {

@@ -1,6 +1,6 @@
-// Every CUDA form against the fp64 loop, on what it says it takes. A form's error may be 1.5 times that of a chain of
-// correctly rounded operations in the same type: each layer's result is rounded once; sums are exact for 16-bit types
-// and those of a plain fp32 product for f32. Without a GPU the numeric cases skip.
+// Every CUDA form is compared with the fp64 loop, on all problems that the form takes. A form's error may be 1.5 times
+// that of a chain of correctly rounded operations in the same type: each layer's result is rounded once; sums are exact
+// for 16-bit types and those of a plain fp32 product for f32. Without a GPU the numeric cases skip.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -30,7 +30,7 @@ std::ostream& operator<<(std::ostream& out, const Forms& f) { return out << f.na
 class MlpCuda : public testing::GpuTest<::testing::TestWithParam<Forms>> {
  protected:
   static bool taken(const Case& c) {
-    // Asked with pointers to nowhere: whether a form takes a problem depends on shapes, types and options only.
+    // Asked with null pointers: whether a form takes a problem depends on shapes, types and options only.
     const DType t = GetParam().dtype;
     const Device gpu{Device::cuda, 0};
     Mlp f{.x = Tensor(nullptr, t, {c.rows, c.widths.front()}, gpu),
@@ -86,7 +86,7 @@ TEST_P(MlpCuda, AgreesWithTheFp64LoopForwardAndBackward) {
   EXPECT_GT(taken_cases, 10) << "the form refuses nearly every case";
 }
 
-// Small enough for the sanitizers: what has kernels of its own.
+// Small enough for the sanitizers: one case for each separate kernel.
 TEST_P(MlpCuda, EveryKernelSmall) {
   constexpr Act kSoftplus = act_of<Softplus>, kGelu = act_of<Gelu>, kSilu = act_of<Silu>;
   int taken_cases = 0;
@@ -108,7 +108,7 @@ TEST_P(MlpCuda, EveryKernelSmall) {
   if (taken_cases == 0) GTEST_SKIP() << "this form is not part of the build";
 }
 
-// Bits of everything that a run writes.
+// The bits of all outputs of a run.
 std::vector<Vector> outputs(const Problem& p) {
   std::vector<Vector> all = {values(p.y.host()), values(p.dx.host())};
   if (p.c.keep != Keep::nothing) all.push_back(values(p.saved.host()));
@@ -141,7 +141,7 @@ TEST_P(MlpCuda, RepeatsBitForBitAlsoFromAGraph) {
         testing::assign(p.db[l].host(), before.at("db" + std::to_string(l)));
         testing::assign(p.dg[l].host(), before.at("dg" + std::to_string(l)));
       }
-      p.upload();  // the workspace is what the last run left
+      p.upload();  // the workspace has the contents of the last run
       graph.launch(side);
       side.synchronize();
       p.download();
@@ -203,7 +203,7 @@ TEST_P(MlpCuda, ANanStaysInItsRow) {
   }
 }
 
-// Rows that repeat, more of them than all blocks take at once: every tile passes the same weights.
+// Repeating rows, more than all blocks take at once: every tile passes the same weights.
 TEST_P(MlpCuda, ARowsResultIsTheSameWhereverItStands) {
   constexpr int64_t kPeriod = 333, kRows = 27000;
   const auto check = [](size_t depth, int64_t width, bool weight_norm) {
@@ -237,7 +237,8 @@ TEST_P(MlpCuda, ARowsResultIsTheSameWhereverItStands) {
   }
 }
 
-// Other numbers of rows have other numbers of warpgroups, and of blocks that share rows: copies of some rows.
+// Other numbers of rows use other numbers of warpgroups, and of blocks that share rows; the rows are copies of a few
+// rows.
 TEST_P(MlpCuda, ARowsResultIsTheSameInABatchOfAnySize) {
   struct Sizes {
     int64_t width = 0, some = 0, copies = 0;
@@ -294,7 +295,7 @@ TEST_P(MlpCuda, AcceptsNoRows) {
   for (size_t l = 0; l < 3; ++l) EXPECT_TRUE(p.dw[l].untouched(true));
 }
 
-// A batch of sequences is their rows: every form, as the entry points choose it.
+// A batch of sequences equals its rows: every form, as chosen by the entry points.
 TEST_P(MlpCuda, TakesLeadingDimensionsAsRows) {
   for (int64_t rows : {90, 9000}) {
     const Case c{.widths = {128, 64, 8}, .rows = rows};
@@ -342,7 +343,7 @@ TEST_P(MlpCuda, TheEntryPointsChooseAFormThatAgrees) {
   }
 }
 
-// Everything a stream is given: launches, copies, fills.
+// All work on a stream: launches, copies, fills.
 size_t nodes_of(const std::function<void(Stream)>& work) {
   const gpu::OwnedStream side;
   const auto stream = static_cast<cudaStream_t>(Stream(side).handle);
@@ -355,8 +356,8 @@ size_t nodes_of(const std::function<void(Stream)>& work) {
   gpu::check_cuda(cudaGraphDestroy(graph), "graph");
   return n;
 }
-// Beyond 128 columns, and in the backward forms for these, one more where W of a weight norm is formed first; backward
-// one where values or slopes are.
+// Beyond 128 columns, and in the backward forms for these widths, one launch more where W of a weight norm is formed
+// first; backward one more where values or slopes are formed first.
 TEST_P(MlpCuda, IsOneLaunchForwardAndTwoBackward) {
   for (int64_t rows : {1, 100, 2000, 3000, 20000})
     for (Keep keep : {Keep::own_type, Keep::nothing, Keep::f32})

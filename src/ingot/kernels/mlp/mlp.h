@@ -46,13 +46,13 @@ struct MlpBackward {
 };
 void mlp_backward(const MlpBackward& m, Stream stream);
 
-// What the caller provides. These look at shapes, types, devices and options only, never at where data lies, so a
-// tensor with a null pointer serves to ask.
+// Sizes of the caller's memory. These functions read shapes, types, devices and options only, never the data, so
+// tensors with null pointers serve as arguments.
 int64_t mlp_saved_elements(int64_t rows, const std::vector<MlpLayer>& layers, bool activate_last);
 int64_t mlp_workspace_bytes(const Mlp& m);
 int64_t mlp_backward_workspace_bytes(const MlpBackward& m);
 
-// Bytes that must move and products that must be formed, each operand once; what is recomputed counts as work.
+// Bytes that must move and products that must be computed, each operand once; recomputation counts as work.
 int64_t bytes(const Mlp& m);
 int64_t flops(const Mlp& m);
 int64_t bytes(const MlpBackward& m);

@@ -56,7 +56,7 @@ struct Memory {
   }
 };
 
-// Enough for both directions, with or without `saved` and in any type of it.
+// Enough workspace for both directions, with or without `saved` and for any type of `saved`.
 int64_t workspace_bytes(const Net& n, const Memory& m, DType dtype) {
   const Tensor x(nullptr, dtype, {n.rows, n.widths.front()}), y(nullptr, dtype, {n.rows, n.widths.back()});
   const Tensor saved(nullptr, DType::f32, {mlp_saved_elements(n.rows, m.layers, n.activate_last)});
@@ -327,7 +327,7 @@ TEST(mlp, errors_name_what_was_found_and_what_was_expected) {
   }
 }
 
-// The operands lie nowhere: what a GPU does not take is refused before anything is read.
+// The operands have no memory: unsupported problems are refused before anything is read.
 TEST(mlp, a_gpu_takes_eight_layers_of_widths_in_multiples_of_eight_up_to_512) {
   const Device gpu{Device::cuda, 0};
   const auto message = [&](DType dtype, std::vector<int64_t> widths, int64_t gap = 0, int64_t rows = 4,
@@ -354,7 +354,7 @@ TEST(mlp, a_gpu_takes_eight_layers_of_widths_in_multiples_of_eight_up_to_512) {
   EXPECT_EQ(message(DType::bf16, {8, 8}, 0, 4, reinterpret_cast<void*>(8)),
             "mlp: b: found an address that is no multiple of 16, expected an aligned one");
 
-  // Whoever asks for the backward pass's workspace has not called it yet.
+  // The workspace's size must be known before the backward pass is called.
   MlpBackward nine{.x = Tensor(nullptr, DType::f16, {4, 8}, gpu)};
   nine.layers.resize(9, {.w = Tensor(nullptr, DType::f16, {8, 8}, gpu)});
   nine.grads.resize(9);

@@ -1,5 +1,5 @@
 #pragma once
-// What the forms of every device ask of their operands. M is Mlp or MlpBackward.
+// Queries of the operands for the forms of every device. M is Mlp or MlpBackward.
 #include <algorithm>
 
 #include "ingot/kernels/mlp/mlp.h"
@@ -14,7 +14,7 @@ template <class M> int64_t mlp_widest(const M& m) {  // of the input and all lay
 template <class M> bool mlp_activated(const M& m, size_t l) { return m.activate_last || l + 1 < m.layers.size(); }
 
 inline bool mlp_trained(const MlpLayer& grad) { return grad.w || grad.b || grad.g; }
-// The lowest layer of which dz is needed: nothing below it has a gradient to give.
+// The lowest layer whose dz is needed: no lower layer has a wanted gradient.
 inline size_t mlp_first_layer(const MlpBackward& m) {
   size_t first = 0;
   if (!m.dx)
@@ -22,7 +22,7 @@ inline size_t mlp_first_layer(const MlpBackward& m) {
   return first;
 }
 
-// A tensor of any rank as rows and columns.
+// Views a tensor of any rank as rows and columns.
 inline Tensor mlp_matrix(const Tensor& t) {
   Tensor view(t.data, t.dtype, {t.rows(), t.cols()}, t.device);
   view.stride[0] = t.row_stride();

@@ -8,7 +8,7 @@
 namespace ingot::cuda {
 namespace {
 
-// What takes so many bytes of x's type at the start of the workspace, which is what follows then.
+// Takes a piece of the given bytes, of x's type, from the start of the workspace; the workspace is the rest afterwards.
 Tensor take_ahead(MlpBackward& m, int64_t bytes) {
   const Tensor taken(m.workspace.data, m.x.dtype, {bytes / size_of(m.x.dtype)}, m.x.device);
   m.workspace =
@@ -16,9 +16,9 @@ Tensor take_ahead(MlpBackward& m, int64_t bytes) {
   return taken;
 }
 
-// --- values of what was kept: rounded, or, where that is what was before the activation, formed from it, and slopes
+// --- values from kept data: kept values are rounded; from kept arguments values and slopes are computed
 
-constexpr int kFormThreads = 256, kFormAtOnce = 4;  // of 8 values each
+constexpr int kFormThreads = 256, kFormAtOnce = 4;  // vectors of 8 values each
 constexpr int64_t kFormBlock = kFormThreads * kFormAtOnce;
 
 struct FormArguments {
@@ -27,7 +27,7 @@ struct FormArguments {
     uint4 *value, *slope;
     int64_t eights;
   } layer[kMlpMaxLayers];
-  float number;  // of the formula
+  float number;  // parameter of the formula
 };
 __host__ __device__ constexpr int64_t form_blocks(int64_t eights) { return (eights + kFormBlock - 1) / kFormBlock; }
 
@@ -46,8 +46,8 @@ template <class T, class Of> __device__ __forceinline__ uint4 packed(const float
                     ptx::pack(T{}, of(v[4]), of(v[5])), ptx::pack(T{}, of(v[6]), of(v[7])));
 }
 
-// The last rows first: those the forward pass has stored last, and L2 may still have them. F: the formula where what
-// was kept is its argument; otherwise values are rounded, and there are no slopes.
+// The last rows first: the forward pass stored these last, and L2 may still hold them. F: the formula if the kept data
+// is its argument; otherwise values are rounded, and there are no slopes.
 template <class From, class T, class F> __global__ void __launch_bounds__(kFormThreads) form_kernel(FormArguments a) {
   ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_start();
@@ -102,8 +102,7 @@ void form_slopes(const MlpBackward& m, const MlpBackward& then, const Tensor& sl
   });
 }
 
-// --- values of nothing but x: the forward pass as far as the last of them, which is also the result; slopes with them
-// where asked for
+// --- values from x alone: the forward pass up to the last value, which is also the result; with slopes where requested
 
 void run_forward(const MlpBackward& then, const Tensor& slopes, Stream stream) {
   const int values = mlp_backward_values(then);
@@ -172,9 +171,9 @@ bool mlp_backward_forms_slopes(const MlpBackward& m) { return mlp_backward_value
 MlpFormed mlp_backward_form(const MlpBackward& m, Stream stream) {
   if (mlp_backward_forms_slopes(m)) {
     const MlpFormedSlopes formed = mlp_backward_form_slopes(m, stream);
-    return {formed.m, formed.slopes, {SlopeKind::quadratic, {0, 1, 0}}};  // each is what is read
+    return {formed.m, formed.slopes, {SlopeKind::quadratic, {0, 1, 0}}};  // each counts the bytes read
   }
-  const SlopeFormula slope = slope_of(m.act).value_or(SlopeFormula{});  // without values none is asked for
+  const SlopeFormula slope = slope_of(m.act).value_or(SlopeFormula{});  // without values no workspace is needed
   if (mlp_backward_has_values(m)) return {m, m.saved, slope};
   const MlpBackward then = mlp_backward_form_values(m, stream);
   return {then, then.saved, slope};

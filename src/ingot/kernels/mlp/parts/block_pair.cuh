@@ -1,6 +1,6 @@
 #pragma once
-// What backward forms share in which pairs of blocks go through chunks of rows together: rings that both fill and
-// empty, sums of dW and db.
+// Shared code of backward forms in which pairs of blocks process chunks of rows together: rings that both blocks fill
+// and empty, sums of dW and db.
 #include <cuda.h>
 
 #include <cstdint>
@@ -31,15 +31,16 @@ using tile::Swizzle;
 
 constexpr uint32_t kBothBlocks = 3;
 
-__device__ __forceinline__ uint32_t warp_of_block() { return __shfl_sync(~0u, threadIdx.x / 32, 0); }  // known uniform
+__device__ __forceinline__ uint32_t warp_of_block() {
+  return __shfl_sync(~0u, threadIdx.x / 32, 0);
+}  // known to be uniform
 
-// A warp has read a stage: both blocks hear of it, as each fills a part of both blocks' stages.
+// A warp has read a stage. Both blocks are notified, because each fills a part of both blocks' stages.
 __device__ __forceinline__ void release_to_pair(uint64_t* empty, uint32_t lane) {
-  __syncwarp();  // all lanes have what they read by ordinary loads
+  __syncwarp();  // all lanes have completed their ordinary loads
   if (lane < kPair) ptx::mbarrier_arrive_remote_relaxed(ptx::cluster_address(empty, lane));
 }
-// dw = dz^T h of a chunk of kRows rows, panels of 64 columns that lie one behind the other; added, or in place of what
-// is there.
+// dw = dz^T h over a chunk of kRows rows, with contiguous panels of 64 columns; added to dw or written.
 template <class T, int kColumns, uint32_t kRows>
 __device__ __forceinline__ void multiply_chunk(float (&dw)[kColumns / 2], uint32_t dz, uint32_t h, bool adds) {
   ptx::wgmma_fence();
@@ -61,8 +62,8 @@ __device__ __forceinline__ void add_bias(float (&db)[2], uint32_t dz, uint32_t w
     db[0] += low, db[1] += high;
   }
 }
-// A warpgroup's 64 rows of dW, kColumns wide, to the block's part: of a row, columns 16 j + 2 t, + 1, + 8, + 9 lie
-// together at 4 (4 j + t).
+// Stores a warpgroup's 64 rows of dW, kColumns wide, in the block's part: columns 16 j + 2 t, + 1, + 8, + 9 of a row
+// lie together at 4 (4 j + t).
 template <int kColumns>
 __device__ __forceinline__ void put_rows(float* part, const float (&dw)[kColumns / 2], uint32_t warp, uint32_t lane) {
   float* const to = part + (warp * 16 + lane / 4) * kColumns + lane % 4 * 4;
@@ -73,7 +74,7 @@ __device__ __forceinline__ void put_rows(float* part, const float (&dw)[kColumns
       *reinterpret_cast<float4*>(to + low * 8 * kColumns + j * 16) =
           make_float4(dw[8 * j + 2 * low], dw[8 * j + 2 * low + 1], dw[8 * j + 4 + 2 * low], dw[8 * j + 5 + 2 * low]);
 }
-// The warps' sums of db, by a warpgroup, to its place in the block's part.
+// A warpgroup stores its warps' sums of db at their place in the block's part.
 __device__ __forceinline__ void put_bias(float* parts, int64_t at, float (&of)[4][kMlpPanel], const float (&db)[2],
                                          uint32_t group, uint32_t warp, uint32_t lane) {
   of[warp % 4][lane * 2] = db[0], of[warp % 4][lane * 2 + 1] = db[1];

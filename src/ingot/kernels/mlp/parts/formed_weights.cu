@@ -11,8 +11,8 @@ namespace {
 
 using namespace mlp_parts;
 
-constexpr int kThreads = 256, kRows = kThreads / 32;  // of a block; a warp takes a row
-constexpr int kChunks = kMlpTo512 / (32 * 8);         // of 8 elements, a lane's of a row
+constexpr int kThreads = 256, kRows = kThreads / 32;  // rows of a block; a warp takes a row
+constexpr int kChunks = kMlpTo512 / (32 * 8);         // vectors of 8 elements per lane and row
 
 struct FormArguments {
   struct {
@@ -55,7 +55,7 @@ bool mlp_has_norms(const std::vector<MlpLayer>& layers) {
 int64_t mlp_formed_weights_bytes(const std::vector<MlpLayer>& layers) {
   int64_t bytes = 0;
   for (const MlpLayer& layer : layers)
-    if (layer.g) bytes += (layer.w.bytes() + 255) / 256 * 256;  // tensor maps want whole lines
+    if (layer.g) bytes += (layer.w.bytes() + 255) / 256 * 256;  // tensor maps require whole lines
   return bytes;
 }
 

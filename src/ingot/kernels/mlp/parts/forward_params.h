@@ -1,12 +1,12 @@
 #pragma once
-// Hopper's forward forms on the host's side: operands as the kernels take them.
+// Host code of Hopper's forward forms: operands in the form of the kernels' parameters.
 #include <cstdint>
 
 #include "ingot/kernels/mlp/forms.h"
 
 namespace ingot::cuda {
 
-constexpr int kMlpResidentLayers = 5;  // of 128 x 128 that fit the shared memory beside the rows under way
+constexpr int kMlpResidentLayers = 5;  // layers of 128 x 128 that fit into shared memory beside the current rows
 
 struct MlpLayerParams {
   const void *w, *b, *g;  // w (n, k) contiguous; b and g (n) or null; all of the network's type
@@ -19,7 +19,7 @@ struct MlpForwardParams {
   int64_t x_stride_bytes, y_stride_bytes, rows;
   int layers;
   bool has_bias, has_gain, activate_last, saves, saved_f32;
-  float number;  // of a formula that takes one (activation.h)
+  float number;  // parameter of a formula with one (activation.h)
   MlpLayerParams layer[kMlpMaxLayers];
 };
 

@@ -1,7 +1,7 @@
 #pragma once
-// 64 rows in the registers of a warpgroup: x on its way there, products with W in shared memory, sums turned in place
-// into the next layer's A, y and what a training pass keeps from registers to memory. What the forward forms for Hopper
-// have in common.
+// 64 rows in the registers of a warpgroup: loading of x, products with W in shared memory, conversion of sums in place
+// into the next layer's A, and stores of y and of the values that training keeps. Shared code of the forward forms for
+// Hopper.
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -32,31 +32,31 @@ namespace ingot::cuda::mlp_parts {
 using Params = MlpForwardParams;
 using LayerParams = MlpLayerParams;
 
-constexpr uint32_t kTileRows = 64, kWarpRows = 16;  // what a warpgroup takes at a time, and each of its warps
+constexpr uint32_t kTileRows = 64, kWarpRows = 16;  // rows per warpgroup and per warp
 
-// What a training forward pass stores of a layer: in the network's type, or in a type known at run time only.
+// The stored values of a layer in a training forward pass: in the network's type, or in a type known only at run time.
 enum class Save { nothing, own_type, any_type };
 
 template <int kWidth> constexpr uint32_t weight_bytes() { return kWidth * kWidth * 2; }
 template <int kWidth> constexpr uint32_t panel_bytes() { return kWidth * 128; }        // 64 of the columns
-template <int kWidth> constexpr uint32_t x_bytes() { return kWarpRows * kWidth * 2; }  // of a warp
-constexpr uint32_t kStagingBytes = kWarpRows * 64;  // 32 columns of what a warp saves
+template <int kWidth> constexpr uint32_t x_bytes() { return kWarpRows * kWidth * 2; }  // staging memory of a warp
+constexpr uint32_t kStagingBytes = kWarpRows * 64;  // 32 columns of a warp's saved values
 
 // One warpgroup's 64 rows in the layout of A: step k / 16, then the four registers of a step.
 template <int kWidth> using Rows = uint32_t[kWidth / 16][4];
 template <int kWidth> using Sums = float[kWidth / 2];
 
 __device__ inline uint32_t lane() { return threadIdx.x % 32; }
-// The first of the warp's rows in a tile.
+// The warp's first row in a tile.
 __device__ inline int64_t first_row(uint32_t tile) {
   return int64_t(tile) * kTileRows + threadIdx.x % 128 / 32 * kWarpRows;
 }
-// Where the lane's row of matrix lane / 8 lies in A's 16 rows and 16 columns, for ldmatrix and stmatrix: matrices 0 and
-// 2 are the upper 8 rows, 2 and 3 the right 8 columns.
+// The place of the lane's row of matrix lane / 8 in A's 16 rows and 16 columns, for ldmatrix and stmatrix: matrices 0
+// and 2 are the upper 8 rows, 2 and 3 the right 8 columns.
 __device__ inline uint32_t matrix_row() { return lane() % 16; }
 __device__ inline uint32_t matrix_chunk() { return lane() / 16; }
 
-// The warp's 16 rows of x, on their way to its own shared memory: panels of 64 columns, swizzled by 128 bytes.
+// Loads the warp's 16 rows of x into its own shared memory: panels of 64 columns, swizzled by 128 bytes.
 template <int kWidth> struct ArrivingRows {
   static constexpr uint32_t kPanel = kWarpRows * 128;
   char* rows;
@@ -85,16 +85,16 @@ template <int kWidth> struct ArrivingRows {
   }
 };
 
-// Which feature column (or weight row) c of the last product stands for.
+// The feature of column (or weight row) c of the last product.
 __device__ inline uint32_t last_feature(uint32_t c) { return c / 32 * 32 + c % 8 / 2 * 8 + c / 8 % 4 * 2 + c % 2; }
 
-// Of a bias or a gain: zero where there is none, and beyond the last feature.
+// An element of a bias or a gain: zero without one, and beyond the last feature.
 template <class T> __device__ __forceinline__ T element(const void* vector, const LayerParams& of, uint32_t n) {
   return vector != nullptr && n < of.n ? static_cast<const T*>(vector)[n] : tile::from_float<T>(0.f);
 }
 
-// What a layer's sums and its bias are multiplied by: softplus in pairs with a bias works on h log2 e, as the factor
-// that its exponentials want then costs nothing.
+// The factor of a layer's sums and bias. Softplus in pairs with a bias works on h log2 e, so that the factor of its
+// exponentials costs nothing.
 struct Domain {
   float sums, bias;
 };
@@ -104,11 +104,11 @@ template <bool kTimesLog2e> __device__ __forceinline__ Domain domain_of(int l, i
   return {l == 0 ? detail::kLog2e : 1, detail::kLog2e};
 }
 
-// What the sums' columns get before the activation: nothing, or times the layer's factor plus their bias, or times
-// their own scale plus their bias.
+// The linear map of the sums' columns before the activation: none; times the layer's factor plus the bias; or times a
+// scale per column plus the bias.
 enum class Finish { none, bias, scale_and_bias };
 struct Vectors {
-  const float *bias, *scale;  // of all layers' columns
+  const float *bias, *scale;  // for all layers' columns
 };
 template <int kWidth, Finish kFinish>
 __device__ __forceinline__ void finish_block(Sums<kWidth>& d, int i, const Vectors& of, int l, float factor) {
@@ -125,7 +125,7 @@ __device__ __forceinline__ void finish_block(Sums<kWidth>& d, int i, const Vecto
   }
 }
 
-// d = a W^T, issued and not waited for. Only the lower half of a descriptor depends on the address.
+// Issues d = a W^T without waiting. Only the lower half of a descriptor depends on the address.
 template <class T, int kWidth>
 __device__ __forceinline__ void multiply(Sums<kWidth>& d, const Rows<kWidth>& a, uint32_t weights, uint32_t upper) {
   using tile::Swizzle;
@@ -166,11 +166,11 @@ __device__ __forceinline__ void pack_block(Rows<kWidth>& a, const Sums<kWidth>& 
     }
 }
 
-// Softplus of a pair of sums as fp16. The exponentials are fp32; what follows, e q(e) + max(x, 0), is done for both at
-// once in fp16, which takes 2/3 of the instructions and of the register reads that compete with the products' own. It
-// adds roundings of e, q and max(x, 0): a hidden value is off by 1.4 times the rounding that it suffers anyway, nearly
-// all of it by that of max(x, 0); y of 3 to 5 layers by 1.25 times what it would be with one rounding a layer. Values
-// that are saved in fp32 are not formed so.
+// Softplus of a pair of sums as fp16. The exponentials are fp32; e q(e) + max(x, 0) is then computed for both at once
+// in fp16, with 2/3 of the instructions and of the register reads, which compete with the products' reads. This adds
+// roundings of e, q and max(x, 0): a hidden value is off by 1.4 times its unavoidable rounding, nearly all of it by the
+// rounding of max(x, 0); y of 3 to 5 layers by 1.25 times the error with one rounding per layer. Values saved in fp32
+// are not computed in this way.
 template <class F> constexpr bool kHasPairForm = false;
 template <> inline constexpr bool kHasPairForm<Softplus> = true;
 template <class F, class T> constexpr bool kHasPairs = kHasPairForm<F>&& std::is_same_v<T, f16>;
@@ -178,9 +178,9 @@ template <class F, class T, Save kSave> constexpr bool kInPairs = kHasPairs<F, T
 template <class F, class T, Save kSave> constexpr bool kStoresLater = kInPairs<F, T, kSave>&& kSave == Save::own_type;
 template <class F, class T, Save kSave, Finish kFinish>
 constexpr bool kInLog2e = kInPairs<F, T, kSave>&& kSave == Save::nothing&& kFinish != Finish::none;
-// With kTimesLog2e it takes x log2 e and gives softplus(x) log2 e; the root mean square of the errors is the same, that
-// of the left tail alone 1.9 times one rounding's instead of 1.5, as the constant term is off by 0.4 units in the last
-// place.
+// With kTimesLog2e the argument is x log2 e and the result softplus(x) log2 e. The root mean square of the errors is
+// the same; that of the left tail alone is 1.9 instead of 1.5 times one rounding, because the constant term is off by
+// 0.4 units in the last place.
 template <bool kTimesLog2e> __device__ __forceinline__ uint32_t softplus_pair(float x0, float x1) {
   const auto twice = [](uint32_t bits) { return bits << 16 | bits; };
   const auto exp2_of = [](float x) { return detail::fast_exp2(fabsf(x) * -(kTimesLog2e ? 1 : detail::kLog2e)); };
@@ -209,7 +209,7 @@ struct Target {
   int64_t stride_bytes;
   uint32_t cols;
 };
-// The last product's columns from the sums: 16 bytes a thread, thanks to the permutation.
+// Stores the last product's columns from the sums: 16 bytes per thread, because of the permutation.
 template <class T, int kWidth>
 __device__ __forceinline__ void store_last(const Sums<kWidth>& d, Target to, int64_t first, int64_t rows) {
   const uint32_t q = threadIdx.x % 4;
@@ -224,7 +224,7 @@ __device__ __forceinline__ void store_last(const Sums<kWidth>& d, Target to, int
 #pragma unroll
       for (int j = 0; j < 4; ++j)
         w[i][j] = ptx::pack(T{}, d[4 * (4 * i + j) + 2 * half], d[4 * (4 * i + j) + 2 * half + 1]);
-    if (to.cols == kWidth) {  // of this, and of nothing else, the compiler makes four plain stores
+    if (to.cols == kWidth) {  // the compiler makes four plain stores of this form only
 #pragma unroll
       for (int i = 0; i < kWidth / 32; ++i) ptx::store_streaming(line + 64 * i, w[i]);
     } else {
@@ -234,7 +234,8 @@ __device__ __forceinline__ void store_last(const Sums<kWidth>& d, Target to, int
     }
   }
 }
-// Columns 32 i to 32 i + 31 of another product from the layout of A, through the warp's shared memory: 16 bytes a lane.
+// Stores columns 32 i to 32 i + 31 of another product from the layout of A, through the warp's shared memory: 16 bytes
+// per lane.
 template <int kWidth>
 __device__ __forceinline__ void store_block(const Rows<kWidth>& a, int i, char* staging, Target to, int64_t first,
                                             int64_t rows) {
@@ -255,7 +256,7 @@ __device__ __forceinline__ void store_block(const Rows<kWidth>& a, int i, char* 
   }
   __syncwarp();
 }
-// The same where all products' columns are permuted as the last one's: 16 bytes a thread already.
+// The same if all products' columns are permuted like the last product's: 16 bytes per thread without staging.
 template <int kWidth>
 __device__ __forceinline__ void store_turned_block(const Rows<kWidth>& a, int i, Target to, int64_t first,
                                                    int64_t rows) {
@@ -268,7 +269,7 @@ __device__ __forceinline__ void store_turned_block(const Rows<kWidth>& a, int i,
       ptx::store_streaming(to.rows + row * to.stride_bytes + 64 * i + q * 16, w);
   }
 }
-// The same columns of any product as they are, in fp32.
+// The same columns of any product, unpermuted in fp32.
 template <int kWidth>
 __device__ __forceinline__ void store_block_f32(const Sums<kWidth>& d, int i, bool turned, Target to, int64_t first,
                                                 int64_t rows) {
@@ -288,8 +289,8 @@ __device__ __forceinline__ void store_block_f32(const Sums<kWidth>& d, int i, bo
   }
 }
 
-// Columns 32 i to 32 i + 31 of a hidden layer, from finished sums to the next layer's A. save(i) is called when what
-// backward needs is there: in `d`, or for all but fp32 in `a`.
+// Converts columns 32 i to 32 i + 31 of a hidden layer from finished sums to the next layer's A. save(i) is called when
+// the values for the backward pass are complete: in `d`, or for all types except fp32 in `a`.
 template <class T, class F, int kWidth, Save kSave, bool kTimesLog2e, class SaveBlock>
 __device__ __forceinline__ void form_block(Sums<kWidth>& d, Rows<kWidth>& a, int i, bool f32, float number,
                                            SaveBlock&& save) {
@@ -306,8 +307,8 @@ __device__ __forceinline__ void form_block(Sums<kWidth>& d, Rows<kWidth>& a, int
   }
   if constexpr (kSaves && has_slope_from_value<F> && !kStoresLater<F, T, kSave>) save(i);
 }
-// A hidden layer's sums become the next layer's A; what backward needs goes to memory. kTurned: columns are permuted as
-// the last layer's.
+// Converts a hidden layer's sums to the next layer's A and stores the values for the backward pass. kTurned: columns
+// are permuted like the last layer's.
 template <class T, class F, int kWidth, Save kSave, Finish kFinish, bool kTurned = false>
 __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const Params& p, int l, const Vectors& of,
                                          char* staging, int64_t first) {
@@ -329,7 +330,7 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
     form_block<T, F, kWidth, kSave, kTimesLog2e>(d, a, i, f32, p.number, save);
   }
 }
-// What of A must be stored, while the next layer's products run.
+// Stores the parts of A that are kept, while the next layer's products run.
 template <class T, class F, int kWidth, Save kSave, bool kTurned = false>
 __device__ __forceinline__ void store_later(const Rows<kWidth>& a, const Params& p, int l, char* staging,
                                             int64_t first) {
@@ -343,7 +344,7 @@ __device__ __forceinline__ void store_later(const Rows<kWidth>& a, const Params&
         store_block<kWidth>(a, i, staging, saved, first, p.rows);
   }
 }
-// The last layer's sums become y.
+// Converts the last layer's sums to y.
 template <class T, class F, int kWidth, Save kSave, Finish kFinish>
 __device__ __forceinline__ void finish(Sums<kWidth>& d, const Params& p, const Vectors& of, int64_t first) {
   constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, kFinish>, kSaves = kSave != Save::nothing;
@@ -365,14 +366,13 @@ __device__ __forceinline__ void finish(Sums<kWidth>& d, const Params& p, const V
 #pragma unroll
     for (int i = 0; i < kWidth / 32; ++i) activate_block<T, F, kWidth>(d, i, p.number);
     if constexpr (kSaves && has_slope_from_value<F>) save();
-    if (kSaves && p.y == layer.saved) return;  // whoever forms values again wants the last ones once
+    if (kSaves && p.y == layer.saved) return;  // a recomputation of values needs the last values only once
   }
   store_last<T, kWidth>(d, {static_cast<char*>(p.y), p.y_stride_bytes, layer.n}, first, p.rows);
 }
 
-// Whose turn it is to issue a layer's products. Where a warpgroup has few tiles, all are in the same layer after the
-// start and stay so: they would wait for the tensor cores together and then for the activation's units. In turns they
-// do not.
+// Turns at issuing a layer's products. With few tiles per warpgroup all warpgroups would stay in the same layer after
+// the start, and wait for the tensor cores together and then for the activation's units. Turns prevent this.
 template <int kGroups> struct Turns {
   bool on;
   uint32_t warpgroup;
@@ -385,7 +385,8 @@ template <int kGroups> struct Turns {
   __device__ __forceinline__ void start() const {
     if (warpgroup == kGroups - 1) pass();
   }
-  // At the end: the block's first warpgroup may have had one tile more than this one, whose next would be `tile`.
+  // At the end: the block's first warpgroup may have had one tile more than this warpgroup, whose next tile would be
+  // `tile`.
   __device__ __forceinline__ void end(uint32_t tile, uint32_t tiles, int layers) const {
     const bool is_short = on && tile - warpgroup * gridDim.x < tiles;
     for (int l = 0; is_short && l < layers; ++l) {
@@ -395,7 +396,7 @@ template <int kGroups> struct Turns {
   }
 };
 
-// What launchers have in common: use(the activation's formula, operands), and a launch.
+// Shared code of launchers: use(the activation's formula, operands), and a launch.
 struct Operands {
   Params p;
   CUtensorMap x_map;
@@ -407,7 +408,7 @@ template <class Use> void with_operands(const Mlp& m, Use&& use) {
   const Operands o{mlp_forward_params(m), gpu::tensor_map("mlp: x", mlp_matrix(m.x), of_warp), m.x.device.index};
   with_formula(m.act, [&](auto f) { use(f, o); });
 }
-// use(std::integral_constant<Save, ...>): what is stored is part of the type where a formula depends on it.
+// use(std::integral_constant<Save, ...>): the stored values are part of the type where a formula depends on them.
 template <class T, class F, bool kSave, class Use> void with_save(const Params& p, Use&& use) {
   if constexpr (!kSave) return use(std::integral_constant<Save, Save::nothing>());
   if constexpr (kSave && kHasPairs<F, T>)

@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels of the backward forms for Hopper share: slopes from values, of the activations that allow it.
+// Shared code of the kernels of the backward forms for Hopper: slopes from values, for the activations that allow this.
 #include <cstdint>
 #include <type_traits>
 
@@ -12,7 +12,7 @@
 
 namespace ingot::cuda::mlp_parts {
 
-// Calls use(F{}) for the activation, one of those whose slope follows from its value.
+// Calls use(F{}) for the activation, whose slope must follow from its value.
 template <class Use, class... Fs>
 __device__ __forceinline__ void with_slope(Act act, Use&& use, ActivationList<Fs...>) {
   const auto consider = [&](auto f) {
@@ -68,9 +68,9 @@ __device__ __forceinline__ void slopes_at(uint32_t h, const float (&number)[3], 
   }
 }
 
-// A counter of blocks, below a mark. The workspace holds anything at the start, so the first to come puts the mark
-// there, of 16-bit values that no arithmetic gives (each a NaN with a payload of its own); the last to leave sets the
-// count to 0 again. One thread of a block each.
+// A counter of blocks, below a mark. The workspace has arbitrary contents at the start, so the first block writes the
+// mark, which consists of 16-bit values that no arithmetic gives (each a NaN with a special payload); the last block to
+// leave sets the count to 0 again. One thread per block.
 constexpr uint64_t kMark = 0xffa5'7fd3'ff96'0000, kCount = 0xffff;
 __device__ inline void mark_counter(uint64_t* counter) {
   for (uint64_t seen = ptx::load_acquire(counter); (seen & ~kCount) != kMark;) {
@@ -79,11 +79,11 @@ __device__ inline void mark_counter(uint64_t* counter) {
     seen = before;
   }
 }
-// When `most` have arrived, this one the last, all have seen what they waited for.
+// When `most` blocks have arrived, this block the last, all blocks have seen the full count.
 __device__ inline void leave_counter(uint64_t* counter, uint32_t most) {
   if ((ptx::fetch_add_relaxed(counter, 1) & kCount) == most - 1) ptx::store_release(counter, kMark);
 }
-// Until so many blocks have come here, of which this is one.
+// Waits until the given number of blocks have arrived, this block included.
 __device__ inline void meet_at_counter(uint64_t* counter, uint32_t blocks) {
   ptx::add_release(counter, 1);
   tile::poll_or_trap([&] { return uint32_t(ptx::load_acquire(counter) & kCount) >= blocks; });

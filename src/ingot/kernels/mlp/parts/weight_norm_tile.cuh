@@ -1,7 +1,7 @@
 #pragma once
-// Weight norm where W lies in shared memory as the tensor cores read it: panels of 64 columns, swizzled by 128 bytes.
-// The squares are summed by the tensor cores: of 16 rows times themselves the diagonal is wanted. A row's scale may so
-// differ from g weight_inverse_norm() in the last bits of fp32, and one in some thousand elements of W by a rounding.
+// Weight norm of a W in shared memory in the layout of the tensor cores: panels of 64 columns, swizzled by 128 bytes.
+// The tensor cores sum the squares, as the diagonal of 16 rows times themselves. A row's scale may therefore differ
+// from g weight_inverse_norm() in the last bits of fp32, and some one in a thousand elements of W by a rounding.
 #include <cstdint>
 
 #include "ingot/gpu/ptx/convert.cuh"
@@ -16,8 +16,8 @@
 
 namespace ingot::cuda::mlp_parts {
 
-// Asks L2 for a layer's weights, each block for its part of them, where kernels that may write them are still running:
-// all writes meet in L2, so nothing stale can be read from there later. One thread.
+// Prefetches a layer's weights into L2, each block a part, while kernels that may write the weights still run: all
+// writes go through L2, so no stale data can be read later. One thread.
 __device__ __forceinline__ void prefetch_weights(const MlpForwardParams& p, uint32_t l) {
   constexpr uint32_t kPart = 512;
   const uint32_t bytes = p.layer[l].n * p.layer[l].k * 2;  // a multiple of 128
@@ -25,10 +25,10 @@ __device__ __forceinline__ void prefetch_weights(const MlpForwardParams& p, uint
     ptx::prefetch_to_l2(static_cast<const char*>(p.layer[l].w) + at, min(kPart, bytes - at));
 }
 
-constexpr uint32_t kNormalisedRows = 16;  // by a warp at a time
+constexpr uint32_t kNormalisedRows = 16;  // rows per warp at a time
 
-// 16 rows of v by a warp, lane % 16's being `row`, in the layout of A: registers 0 and 2 of a step are of lane / 4's, 1
-// and 3 of that of the lane 8 further.
+// A warp loads 16 rows of v, `row` for lane % 16, in the layout of A: registers 0 and 2 of a step belong to lane / 4's
+// row, 1 and 3 to the row of the lane 8 further.
 template <class T, int kWidth> struct RowsOfV {
   static constexpr int kSteps = kWidth / 16;
   uint32_t from, v[kSteps][4];
@@ -54,7 +54,7 @@ template <class T, int kWidth> struct RowsOfV {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const auto sum = [&](int i) { return products[half][0][2 * half + i] + products[half][1][2 * half + i]; };
-      // Column `row` of the product's 8 is held by the row's lane row / 2 of four.
+      // Column `row` of the product's 8 lies in lane row / 2 of the row's four lanes.
       const float squares = __shfl_sync(~0u, row % 2 ? sum(1) : sum(0), int(lane / 4 * 4 + row / 2));
       of[half] = ptx::rsqrt_approx(squares + kWeightNormEps);
     }
@@ -68,7 +68,7 @@ template <class T, int kWidth> struct RowsOfV {
     ptx::unpack(T{}, two, x[0], x[1]);
     return ptx::pack(T{}, x[0] * by.x, x[1] * by.y);
   }
-  // Both rows' W, in place of v. Readers in the copy engine's or the tensor cores' proxy need their fence.
+  // Writes both rows' W over v. Readers through the copy engine's or the tensor cores' proxy need their fence.
   __device__ __forceinline__ void store_times(const float (&scale)[2]) {
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
