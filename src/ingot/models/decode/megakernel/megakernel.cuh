@@ -270,7 +270,7 @@ __device__ __forceinline__ void begin_token(const TokenContext<V>& block, const 
     m.cos[threadIdx.x] = rotation.cos[size_t(m.position) * (rotation.dim / 2) + threadIdx.x];
     m.sin[threadIdx.x] = rotation.sin[size_t(m.position) * (rotation.dim / 2) + threadIdx.x];
   }
-  if (threadIdx.x < kStages) m.work[threadIdx.x] = loader::work_range(block, Stage(threadIdx.x), block.layer(0));
+  if (threadIdx.x < kStageCount) m.work[threadIdx.x] = loader::work_range(block, Stage(threadIdx.x), block.layer(0));
   __syncthreads();
   if constexpr (V.traced) record_bytes(block);
 }

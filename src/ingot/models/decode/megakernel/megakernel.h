@@ -23,8 +23,8 @@ inline LayerStages stages_of(const Plan& s, const Layer& l, uint32_t index) {
 
 // How many weight tiles of each product a block multiplies.
 struct BlockWork {
-  uint32_t weight_tiles[kStages];  // 0: a stage without weights
-  uint32_t router_blocks;          // blocks that have rows of the output's, and so a part of the router's logits
+  uint32_t weight_tiles[kStageCount];  // 0: a stage without weights
+  uint32_t router_blocks;              // blocks that have rows of the output's, and so a part of the router's logits
 };
 // What blocks hand to all others in words that are zero until they are there, and zeros again between their uses: sums
 // (megakernel/sums.cuh), and the columns of `down`, two numbers of 16 bits a word, all of whose bits are turned round.

@@ -21,13 +21,13 @@ constexpr StageTraits kStageTable[] = {
     {.normed = false, .experts = true, .residual = true},    // down
     {.normed = true, .experts = false, .residual = false},   // head
 };
-constexpr uint32_t kStages = sizeof(kStageTable) / sizeof(kStageTable[0]);
-static_assert(uint32_t(Stage::head) + 1 == kStages, "the table has a row for each stage");
+constexpr uint32_t kStageCount = sizeof(kStageTable) / sizeof(kStageTable[0]);
+static_assert(uint32_t(Stage::head) + 1 == kStageCount, "the table has a row for each stage");
 
 // Whether a stage has a trait, as comparisons with the stages that have it: the stage is known at run time alone, and a
 // table in memory would be read again for each of its uses.
 template <bool StageTraits::*kTrait, uint32_t kFirst = 0> INGOT_HD constexpr bool has(Stage stage) {
-  if constexpr (kFirst == kStages)
+  if constexpr (kFirst == kStageCount)
     return false;
   else if constexpr (kStageTable[kFirst].*kTrait)
     return stage == Stage(kFirst) || has<kTrait, kFirst + 1>(stage);

@@ -63,8 +63,8 @@ struct TokenMemory {
   piece_attention::Keys keys[2];
   megakernel::GridBarrierMemory grid_barriers;
   megakernel::WeightStreamMemory stream;
-  WorkRange work[kStages];  // attention's has no weights
-  uint64_t logits_ready;    // completes once a layer, when the router's logits are in shared memory
+  WorkRange work[kStageCount];  // attention's has no weights
+  uint64_t logits_ready;        // completes once a layer, when the router's logits are in shared memory
   RowConstants output_rows[kEpilogueThreads];
   uint32_t position;                          // of the token
   uint32_t epoch;                             // of its first layer
