@@ -4,7 +4,7 @@
 
 namespace ingot::gpu {
 namespace {
-constexpr int kThreads = 256, kVecs = 4;  // 64 bytes in flight a thread
+constexpr int kThreads = 256, kVecs = 4;  // 64 bytes in flight per thread
 
 __global__ void __launch_bounds__(kThreads) copy_bytes(uint4* to, const uint4* from, int64_t n) {
   const int64_t first = int64_t(blockIdx.x) * kThreads * kVecs + threadIdx.x;

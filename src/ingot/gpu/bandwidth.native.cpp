@@ -1,4 +1,4 @@
-// Of libingot_bench.so (testing/native.h): what went wrong last, and the kernels that measure memory.
+// Functions of libingot_bench.so (testing/native.h): the last error, and the kernels that measure memory.
 #include "ingot/gpu/bandwidth.h"
 
 #include "ingot/testing/native.h"

@@ -15,7 +15,7 @@
 namespace ingot::gpu {
 namespace {
 
-// --- what is used of the library's interface, the same in its versions 12 and 13
+// --- the part of the library's interface that is used here, the same in its versions 12 and 13
 using Handle = struct LtHandle*;
 using Desc = struct LtDesc*;
 using Layout = struct LtLayout*;
@@ -36,7 +36,8 @@ enum : int { kTransposeA = 3, kTransposeB = 4, kEpilogue = 7, kBiasPointer = 8, 
 enum : int { kBatchCount = 5, kBatchStep = 6 };                                                    // of a matrix
 enum : int { kMaxWorkspace = 1, kReductions = 3, kAlignmentA = 5, kAlignmentB = 6, kAlignmentC = 7, kAlignmentD = 8 };
 enum : uint32_t { kPlain = 1, kWithBias = 4 };
-constexpr uint32_t kInTypeOfSums = 2;  // of kReductions: parts of a product over k are added in fp32, not in d's type
+constexpr uint32_t kInTypeOfSums =
+    2;  // value of kReductions: partial products over k are added in fp32, not in d's type
 constexpr int kNotSupported = 15;
 
 struct Library {
@@ -54,7 +55,7 @@ struct Library {
   int (*preference_set)(Preference, int, const void*, size_t) = nullptr;
   int (*preference_destroy)(Preference) = nullptr;
   size_t (*version)() = nullptr;
-  std::string problem;  // empty where all is there
+  std::string problem;  // empty where everything was found
 };
 
 template <class F> void find(Library& lib, void* from, F& function, const char* name) {
@@ -101,7 +102,7 @@ void check_lt(int status, const char* what) {
   INGOT_CHECK(status == 0, "cuBLASLt: ", what, ": found status ", status, ", expected 0");
 }
 
-// One per device, made when it is first used.
+// One per device, made at its first use.
 Handle handle_of(int device) {
   static std::mutex mutex;
   static std::unordered_map<int, Handle> handles;
@@ -131,7 +132,7 @@ uint32_t alignment_of(const void* p) {
   return uint32_t(at & (~at + 1));
 }
 
-// All that a plan depends on. Padding is never compared: every member is of one size.
+// Everything on which a plan depends. The struct has no padding, because all members have the same size.
 struct Key {
   std::array<int64_t, 20> of;
   bool operator==(const Key&) const = default;
@@ -166,8 +167,8 @@ Key key_of(const LtProduct& p, int device) {
            int64_t(p.c.data == p.d.data)}};
 }
 
-// The library stores columns: a row-major matrix is its transpose there, so D^T = op(B)^T op(A)^T is what is asked for,
-// and its first operand is our second.
+// The library stores matrices by columns, so a row-major matrix is its transpose there. The call therefore computes D^T
+// = op(B)^T op(A)^T, and its first operand is our second.
 class Plan {
  public:
   Plan(const LtProduct& p, Handle handle) {
@@ -242,8 +243,8 @@ class Plan {
   bool found_ = false;
 };
 
-// Asking the library takes tens of microseconds, so a thread keeps what it was told. Training with ever new numbers of
-// rows must not grow it without end.
+// The library's choice takes tens of microseconds, so each thread keeps earlier choices. The table has a limit, because
+// training may have a different number of rows in every call.
 Plan& plan_of(const LtProduct& p, int device, Handle handle) {
   constexpr size_t kMost = 1024;
   thread_local std::unordered_map<Key, Plan, Hash> plans;

@@ -1,7 +1,7 @@
 #pragma once
-// Plain matrix products by NVIDIA's cuBLASLt, which is opened at run time: neither its headers nor the library are
-// needed to build. It is looked for where INGOT_CUBLASLT says (a path), among what the process has loaded (PyTorch's),
-// and by the loader (PyPI's nvidia-cublas, or the toolkit's).
+// Plain matrix products by NVIDIA's cuBLASLt. The library is opened at run time, so neither its headers nor the library
+// are needed for a build. The search takes INGOT_CUBLASLT (a path) first, then the libraries that the process has
+// loaded (PyTorch's), then the loader's (PyPI's nvidia-cublas, or the toolkit's).
 #include <cstdint>
 #include <string>
 
@@ -22,16 +22,16 @@ struct LtProduct {
   LtMatrix a, b, c, d;         // c where beta is not 0; it may be d
   const void* bias = nullptr;  // (N), or none
   double alpha = 1, beta = 0;
-  enum class Round : uint8_t { none, tf32, bf16 } round = Round::none;  // what f32 operands may be rounded to
+  enum class Round : uint8_t { none, tf32, bf16 } round = Round::none;  // the type to which f32 operands may be rounded
   void* workspace = nullptr;
-  int64_t workspace_bytes = 0;  // more lets it choose more freely; kLtWorkspaceBytes is enough for all
+  int64_t workspace_bytes = 0;  // more allows more algorithms; kLtWorkspaceBytes is enough for all of them
 };
 constexpr int64_t kLtWorkspaceBytes = int64_t(32) << 20;
 
-// False where the library knows no way for these operands, or is not there.
+// False where the library has no algorithm for these operands, or was not found.
 bool lt_product(const LtProduct& p, int device, Stream stream);
 bool lt_available();
-// Its version as "13.1.0", or why it is not used.
+// The library's version as "13.1.0", or the reason why it is not used.
 std::string lt_version();
 
 }  // namespace ingot::gpu

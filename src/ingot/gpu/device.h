@@ -1,7 +1,7 @@
 #pragma once
-// What host code needs of a GPU: is there one, what is it, and owners of memory, streams, events and graphs. The
-// library itself never allocates; these serve tests, benches and programs. Without CUDA in the build, device_count() is
-// 0, current_device() is -1 and the rest fails by name.
+// GPUs as host code sees them: whether there is one, its properties, and owners of memory, streams, events and graphs.
+// Operations never allocate; these owners serve tests, benchmarks and programs. Without CUDA in the build,
+// device_count() is 0, current_device() is -1, and all other functions fail with an error that says so.
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -21,11 +21,12 @@ struct DeviceInfo {
   int driver = 0, runtime = 0;  // as CUDA writes versions: 13000 is 13.0
 };
 DeviceInfo device_info(int device = 0);
-// Whether kernels on `device` may read and write the memory of `peer`; lets them.
+// Whether kernels on `device` can read and write the memory of `peer`. enable_peer_access() allows them to.
 bool can_access_peer(int device, int peer);
 void enable_peer_access(int device, int peer);
-int sm_count(int device);  // asked for at every launch, as the runtime remembers it
-// Bytes a second, of the pins: 3.35e12 of an H100, 4.9e12 of an H200. Kept, as the driver takes a millisecond to tell.
+int sm_count(int device);  // asked for at every launch, because the runtime remembers the answer
+// The memory's peak in bytes per second: 3.35e12 of an H100, 4.9e12 of an H200. Kept after the first call, because the
+// driver takes a millisecond to answer.
 double memory_bandwidth(int device);
 
 // Throws Error(unsupported) unless status is cudaSuccess: the note, the error's name and text.
@@ -47,8 +48,8 @@ class DeviceGuard {
   int previous_ = -1;  // -1: nothing to restore
 };
 
-// Lets a kernel's blocks have this much dynamic shared memory on `device`, the current one. 48 KB, of which what the
-// kernel declares is a part, they have unasked.
+// Allows a kernel's blocks this much dynamic shared memory on `device`, the current one. Every block may have 48 KB,
+// including the shared memory that the kernel declares, without a call.
 void allow_smem(const char* name, const void* kernel, int device, int64_t bytes);
 
 class DeviceMemory {
@@ -111,8 +112,9 @@ class Graph {
   void* handle_ = nullptr;
 };
 
-// Copies of raw bytes. Those without a stream are done when they return, whatever stream comes next; they wait for none
-// but the default one. From host memory the others return when the source may be reused.
+// Copies of raw bytes. Copies without a stream are complete when the call returns and can be read from any stream; they
+// wait only for earlier work of the default stream. Copies with a stream return, where the source is host memory, when
+// the source may be reused.
 void copy_to_device(void* to, const void* from, int64_t bytes);
 void copy_to_host(void* to, const void* from, int64_t bytes);
 void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream);
@@ -121,13 +123,13 @@ void fill_bytes(void* to, uint8_t value, int64_t bytes, Stream stream);
 struct RowCopy {
   void* to = nullptr;
   const void* from = nullptr;
-  int64_t to_step = 0, from_step = 0;  // bytes from row to row, where there are several
+  int64_t to_step = 0, from_step = 0;  // bytes from one row to the next
   int64_t rows = 1, row_bytes = 0;
   int device = 0;
 };
 void copy_rows(const RowCopy& c, Stream stream);
 void synchronize();
-// Waits for what was put into the stream; on the CPU everything is done when its call returns.
+// Waits for all work of the stream; on the CPU all work is done when its call returns.
 void synchronize(Device device, Stream stream);
 
 }  // namespace ingot::gpu

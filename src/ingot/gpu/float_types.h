@@ -4,7 +4,7 @@
 
 namespace ingot {
 
-// Calls use(T{}) with the type of that dtype; others are refused by name.
+// Calls use(T{}) with the C++ type of the dtype; other types are refused by name.
 template <class Use> decltype(auto) with_gpu_float_type(DType t, const char* op, Use&& use) {
   switch (t) {
     case DType::f32: return use(float{});

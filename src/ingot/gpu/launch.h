@@ -19,11 +19,11 @@ struct Launch {
   int cluster = 1;              // blocks per cluster
   bool overlap = false;         // the kernel calls ptx::wait_for_earlier_kernels() first, so its blocks may start early
   int device = 0;
-  bool cooperative = false;  // blocks wait for each other: all run at once, or the launch is refused
+  bool cooperative = false;  // the blocks wait for each other: either all blocks run at once, or the launch is refused
 };
 
 #ifdef INGOT_EMULATE
-// On the CPU, to its end, or into the graph that is being recorded.
+// In emulation: runs the kernel to its end, or adds it to the graph that is being recorded.
 template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream, A&&... arguments) {
   const emulation::Shape shape{
@@ -74,7 +74,7 @@ void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream str
              " bytes of shared memory on cuda:", at.device);
 }
 
-// How many blocks of this kernel the device runs at once: the most that a cooperative launch may ask for.
+// The number of blocks of this kernel that the device runs at once, which is the limit of a cooperative launch.
 template <class... P> int64_t resident_blocks(const char* name, void (*kernel)(P...), const Launch& at) {
   const DeviceGuard guard(at.device);
   allow_smem(name, reinterpret_cast<const void*>(kernel), at.device, at.smem);

@@ -23,7 +23,7 @@
 namespace ingot::gpu {
 namespace {
 
-// --- what is used of the library's interface, the same since its version 2.10
+// --- the part of the library's interface that is used here, the same since its version 2.10
 using Comm = struct NcclComm*;
 struct UniqueId {
   char bytes[128];
@@ -47,7 +47,7 @@ struct Library {
   int (*all_gather)(const void*, void*, size_t, int, Comm, CudaStream) = nullptr;
   int (*reduce)(const void*, void*, size_t, int, int, int, Comm, CudaStream) = nullptr;
   int (*broadcast)(const void*, void*, size_t, int, int, Comm, CudaStream) = nullptr;
-  std::string problem;  // empty where all is there
+  std::string problem;  // empty where everything was found
 };
 
 template <class F> void find(Library& lib, void* from, F& function, const char* name) {
@@ -56,7 +56,7 @@ template <class F> void find(Library& lib, void* from, F& function, const char* 
     lib.problem = std::string("NCCL: found a library without ") + name + ", expected version 2.10 or later";
 }
 
-// Where Python's packages lie, of the environment that is active and of the system.
+// The directories of Python's packages, of the active environment and of the system.
 std::vector<std::string> packaged_libraries() {
   std::vector<std::string> roots;
   for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"})
@@ -135,8 +135,8 @@ std::string nccl_version() {
 namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
-constexpr double kLookEvery = 0.02;   // seconds between two looks at whether the others are there
-constexpr double kAbortSeconds = 10;  // that NCCL has to call its kernels back
+constexpr double kLookEvery = 0.02;   // seconds between two checks of the other ranks
+constexpr double kAbortSeconds = 10;  // the time that NCCL has to end its kernels
 
 void check_nccl(int status, const char* what) {
   if (status != kSuccess)
@@ -147,7 +147,7 @@ int type_code(const Tensor& x) {
   INGOT_CHECK(x.rank() == 1 && x.contiguous(), "NCCL: found shape ", x.shape, ", expected one contiguous dimension");
   return x.dtype == DType::f64 ? kFloat64 : kFloat32;
 }
-// All parts of one length: 0 where they are not.
+// The length of the parts where all are equal, else 0.
 int64_t common_length(const Parts& parts) {
   for (size_t r = 0; r + 1 < parts.size(); ++r)
     if (parts[r + 1] - parts[r] != parts[1]) return 0;
@@ -161,7 +161,7 @@ struct NcclCommunicator::Impl {
   int device;
   Comm comm = nullptr;
 
-  // Runs what may wait for other ranks without end, in a thread that is left behind where it does.
+  // Runs a call that may wait for other ranks for ever, in a thread that is abandoned where the call does not return.
   void with_deadline(const char* what, const std::function<void(Comm&)>& work) {
     struct Shared {
       std::atomic<bool> done{false};
@@ -181,7 +181,7 @@ struct NcclCommunicator::Impl {
     comm = shared->comm;
     if (!shared->error.empty()) fail(ErrorCode::unsupported, shared->error);
   }
-  // Asks `done` until it is so; ranks that go away or do not come to an end are a LostRank.
+  // Polls `done` until it is true. Throws LostRank where a rank goes away or does not finish.
   void wait_until(const char* what, const std::function<bool()>& done) {
     const auto start = Clock::now();
     auto looked = start;
@@ -208,7 +208,7 @@ struct NcclCommunicator::Impl {
       throw;
     }
   }
-  // Kernels that wait for a rank that is no more would keep this process from ending.
+  // Kernels that wait for a rank that has ended would keep this process from ending.
   void call_back(const char* reason) {
     if (comm == nullptr) return;
     const auto done = std::make_shared<std::atomic<bool>>(false);
@@ -227,14 +227,14 @@ struct NcclCommunicator::Impl {
 
 NcclCommunicator::NcclCommunicator(SocketCommunicator& control, int device)
     : control_(control), impl_(std::make_unique<Impl>(control, device)) {
-  // Each rank says what is missing on its own host, before any waits for another.
+  // Each rank reports what is missing on its own host before any rank waits for another.
   if (!nccl_available()) fail(ErrorCode::unsupported, library().problem);
   UniqueId id{};
   if (rank() == 0) check_nccl(library().unique_id(&id), "the run's number");
   control.broadcast_bytes(&id, sizeof id, 0);
   impl_->with_deadline("connecting the GPUs", [id, r = rank(), n = world(), device](Comm& comm) {
     check_nccl(library().init_rank(&comm, n, id, r), "connecting the GPUs");
-    // What is prepared at the first call is there before training begins.
+    // NCCL's preparations at the first call are then done before training begins.
     DeviceMemory number(8);
     OwnedStream stream;
     fill_bytes(number.data(), 0, 8, stream);
@@ -245,7 +245,7 @@ NcclCommunicator::NcclCommunicator(SocketCommunicator& control, int device)
 }
 NcclCommunicator::~NcclCommunicator() {
   if (impl_->comm == nullptr) return;
-  // At a good end all come here; a rank that fails alone must not wait for the others.
+  // At a normal end all ranks call this; a rank that fails alone must not wait for the others.
   if (std::uncaught_exceptions() > 0)
     library().abort(impl_->comm);
   else

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kDeadline = 60;
 
-// Several GPUs and NCCL; what is missing is said.
+// Skips the test, and says why, without several GPUs or without NCCL.
 class NcclCuda : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -53,8 +53,8 @@ template <class T> class OnGpu {
   int device_;
 };
 
-// Any order of a sum of W numbers of at most 1/2 is within (W - 1) roundings of at most W / 2 of the exact one; of two
-// numbers there is one order.
+// A sum of W numbers of at most 1/2, in any order, differs from the exact sum by at most W - 1 roundings of numbers of
+// at most W / 2. Two numbers have only one order.
 template <class T> void check_calls(int world) {
   const double ulp = sizeof(T) == 4 ? 0x1p-24 : 0x1p-53;
   const double bound = world == 2 ? 0 : world * world / 2.0 * ulp;
@@ -72,7 +72,7 @@ template <class T> void check_calls(int world) {
       gpu::OwnedStream stream;
       const OnGpu<T> whole(rank, n), shared(rank, n), sent(rank, n);
       ranks.all_reduce(whole.tensor(), stream);
-      // Both ways: parts of one length where they divide, and one part that has nearly all.
+      // Both code paths: parts of equal length where the length divides, and one part with nearly all numbers.
       Parts parts = even_parts(n, world);
       if (n % 2 == 1) parts = Parts(static_cast<size_t>(world), 0), parts.push_back(n);
       ranks.reduce_scatter(shared.tensor(), parts, stream);

@@ -1,8 +1,8 @@
 #pragma once
-// Ranks with a GPU each, over NVIDIA's NCCL, which is opened at run time: neither its header nor the library are needed
-// to build. It is looked for where INGOT_NCCL says (a path), by the loader, and among the packages of Python
-// (nvidia-nccl-cu13, which PyTorch brings). NVLink multicast is off unless NCCL_NVLS_ENABLE says otherwise: on a
-// machine that is shared it can put GPUs out of service.
+// Communication between ranks with a GPU each, by NVIDIA's NCCL. The library is opened at run time, so neither its
+// header nor the library are needed for a build. The search takes INGOT_NCCL (a path) first, then the loader's
+// libraries, then Python's packages (nvidia-nccl-cu13, which PyTorch installs). NVLink multicast is off unless
+// NCCL_NVLS_ENABLE turns it on, because on a shared machine it can put GPUs out of service.
 #include <memory>
 #include <string>
 
@@ -10,12 +10,12 @@
 
 namespace ingot::gpu {
 
-// Its version as "2.28.9", or in one line why it is not used and what to install.
+// The library's version as "2.28.9", or one line with the reason why it is not used and with what to install.
 std::string nccl_version();
 bool nccl_available();
 
-// What goes through host memory goes over `control`, which must outlive it, and so does the news of a rank that is
-// lost. The order of sums is NCCL's own: the same in every run on the same machine, and the same bits on every rank.
+// `control` carries the messages that go through host memory and the news that a rank is lost; it must outlive this
+// object. The order of sums is NCCL's own: the same in every run on the same machine, and the same bits on every rank.
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(SocketCommunicator& control, int device);
@@ -23,7 +23,7 @@ class NcclCommunicator final : public Communicator {
 
   int rank() const override { return control_.rank(); }
   int world() const override { return control_.world(); }
-  // Of the device's memory; they return when the work is in the stream.
+  // Operations on the device's memory; they return when the work is in the stream.
   void all_reduce(const Tensor& x, Stream stream) override;
   void reduce_scatter(const Tensor& x, const Parts& parts, Stream stream) override;
   void all_gather(const Tensor& x, const Parts& parts, Stream stream) override;

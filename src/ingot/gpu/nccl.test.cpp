@@ -7,7 +7,7 @@
 namespace ingot {
 namespace {
 
-// In a process of its own, as the library is looked for once.
+// In a process of its own, because the library is searched for only once.
 TEST(nccl, a_missing_library_is_one_line_that_says_what_to_do) {
   const auto print = [](const char* path, const char* nvls) {
     ::setenv("INGOT_NCCL", path, 1);
@@ -19,10 +19,10 @@ TEST(nccl, a_missing_library_is_one_line_that_says_what_to_do) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(print("/nowhere/libnccl.so.2", nullptr), ::testing::ExitedWithCode(0),
               "^NCCL: found no library at INGOT_NCCL=/nowhere/libnccl.so.2\\|0\\|0$");
-  // A library that is another one.
+  // A library that is not NCCL.
   EXPECT_EXIT(print("libm.so.6", nullptr), ::testing::ExitedWithCode(0),
               "^NCCL: found a library without ncclGetVersion, expected version 2.10 or later\\|0\\|0$");
-  // Who asks for multicast has it.
+  // Multicast is on where the user asks for it.
   EXPECT_EXIT(print("/nowhere", "1"), ::testing::ExitedWithCode(0), "\\|1\\|0$");
 }
 

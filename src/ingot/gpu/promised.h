@@ -3,8 +3,8 @@
 
 namespace ingot::gpu {
 
-// What its data sheet promises of dense bf16 products with fp32 sums, in operations a second, of a GPU by its name; 0
-// where it is not known here.
+// The peak of dense bf16 products with fp32 sums in operations per second, as the GPU's data sheet states it, by the
+// GPU's name. 0 for GPUs that are not in the table.
 double promised_bf16_flops(const std::string& name);
 
 }  // namespace ingot::gpu

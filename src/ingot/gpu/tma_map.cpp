@@ -63,8 +63,8 @@ void check_operand(const char* name, const Tensor& t, const TmaBox& box) {
               tile::row_bytes(box.swizzle));
 }
 
-// All that a map is made of, as the driver takes it: innermost dimension first, strides in bytes, the innermost's is
-// implied.
+// The arguments of a map as the driver takes them: innermost dimension first, strides in bytes, without the innermost
+// stride.
 struct Key {
   void* data = nullptr;
   cuuint64_t size[3] = {}, stride[2] = {};
@@ -88,8 +88,8 @@ Key key_of(const Tensor& t, const TmaBox& box) {
   return key;
 }
 
-// The maps that a thread made last. Weights stay where they are, and an allocator hands out the same addresses call
-// after call; a map says nothing of what lies there, so one for the same address and shape is the same map.
+// The maps that a thread made last. Weights keep their addresses, and an allocator returns the same addresses in call
+// after call. A map does not depend on the contents, so the same address and shape give the same map.
 class Known {
  public:
   const CUtensorMap* find(const Key& key) {
@@ -121,7 +121,7 @@ class Known {
 void write_tensor_map(void* out, const char* name, const Tensor& t, const TmaBox& box) {
   thread_local const std::unique_ptr<Known> known = std::make_unique<Known>();
   const CUtensorMapDataType type = type_of(name, t.dtype);
-  // What a key does not tell apart is not looked up.
+  // Arguments that the key cannot represent are not looked up.
   const bool keyed = (t.rank() == 2 || t.rank() == 3) && t.step(-1) == 1 && t.device.kind == Device::cuda;
   const Key key = keyed ? key_of(t, box) : Key();
   if (const CUtensorMap* map = keyed ? known->find(key) : nullptr) {

@@ -1,7 +1,7 @@
 #pragma once
-// Tensor maps: what the copy engine needs to know of a tensor in global memory. Made on the host, passed to kernels by
+// Tensor maps describe tensors in global memory to the copy engine. They are made on the host and passed to kernels by
 // value as `const __grid_constant__ CUtensorMap`. Included by .cu files; the driver's function is found at run time, so
-// nothing links libcuda.
+// libcuda is not linked.
 //     2-D: rows x cols, cols contiguous.    3-D: (outer, rows, cols).
 //     A load brings box_rows x box_cols elements to shared memory as one panel (tile/swizzle.cuh); box_cols elements
 //     are at most one swizzle row (none: up to 256 elements, rows of box_cols elements without swizzle).
@@ -25,8 +25,9 @@ struct TmaBox {
 // others multiples of 16 bytes. `name` is for the error. Out of bounds is read as zero and not written.
 inline CUtensorMap tensor_map(const char* name, const Tensor& t, const TmaBox& box);
 
-// Writes the map to 128 bytes at `map`, which need not be aligned: g++ 13 gives a returned map a slot of 16 bytes'
-// alignment in code that nvcc hands to it, where the function that fills the slot may count on the type's 64.
+// Writes the map to the 128 bytes at `map`, which need not be aligned. In code that nvcc hands to g++ 13, a returned
+// map lies in a slot with an alignment of 16 bytes, while the function that fills the slot may rely on the type's
+// alignment of 64.
 void write_tensor_map(void* map, const char* name, const Tensor& t, const TmaBox& box);
 
 inline CUtensorMap tensor_map(const char* name, const Tensor& t, const TmaBox& box) {

@@ -1,9 +1,10 @@
 #pragma once
-// Bounded device waits, the host's side. A kernel whose blocks wait for each other takes a Watch; its waits
-// (tile/flag.cuh) give up when one of them lasts longer than `limit_ns` or the host asks, record who waited for what,
-// and from then on no wait blocks: every block runs to its end by its usual path, and what it computed is discarded.
-//     WaitControl control(2.0);                                      // once, per engine: it allocates
-//     launch("decode", decode, {..., .cooperative = true}, stream, ..., control.watch());
+// Bounded device waits, the host's side. A kernel whose blocks wait for each other takes a Watch. A wait of the kernel
+// (tile/flag.cuh) gives up when it lasts longer than `limit_ns` or when the host asks for it, and records the waiting
+// block and the awaited value. From then on no wait blocks: every block runs to its end by its usual path, and the
+// results are discarded.
+//     WaitControl control(2.0);                                      // once per engine, because the constructor
+//     allocates launch("decode", decode, {..., .cooperative = true}, stream, ..., control.watch());
 //     ... synchronise the stream ...
 //     control.check("decode", {"layer input", "grid barrier"});      // throws where a wait gave up
 #include <cstdint>
@@ -14,10 +15,10 @@
 
 namespace ingot::gpu {
 
-// What the stop word says. Who was stopped by another GPU leaves no record: that one has it.
+// The values of the stop word. A GPU that another GPU stopped leaves no record: the other GPU has the record.
 enum : uint32_t { kRunning = 0, kTimedOut = 1, kStoppedByHost = 2, kStoppedByPeer = 3 };
 
-// What the first wait that gave up was waiting for. In mapped host memory.
+// The record of the first wait that gave up. In mapped host memory.
 struct WaitRecord {
   uint32_t state = kRunning;
   uint32_t what = 0;  // the kernel's number for this wait
@@ -27,7 +28,7 @@ struct WaitRecord {
 };
 
 struct Watch {
-  uint32_t* stop = nullptr;             // device memory: kRunning, or why not
+  uint32_t* stop = nullptr;             // in device memory: kRunning, or the reason of the end
   const uint32_t* host_stop = nullptr;  // mapped host memory: not 0 asks the kernel to end
   WaitRecord* record = nullptr;
   uint64_t limit_ns = 0;
@@ -43,11 +44,11 @@ class WaitControl {
   Watch watch() const { return watch_; }
   // Asks a running kernel to end: its waits give up within about a millisecond.
   void request_stop();
-  // After the kernel: who waited for what, or nothing. `names` says what the kernel's numbers mean.
+  // After the kernel: which block waited for what, or an empty string. `names` are the names of the kernel's numbers.
   std::string report(std::initializer_list<const char*> names = {}) const;
-  // Throws Error(interrupted) with that report where there is one.
+  // Throws Error(interrupted) with this report where a wait gave up.
   void check(const char* op, std::initializer_list<const char*> names = {}) const;
-  // Ready for the next launch after one that gave up. The kernel's own flags and counters are the caller's to reset.
+  // Prepares the next launch after one that gave up. The caller resets the kernel's own flags and counters.
   void reset(Stream stream);
 
  private:

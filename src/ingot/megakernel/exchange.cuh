@@ -1,13 +1,14 @@
 #pragma once
-// Sums over several GPUs: each rank writes its part into the memory of all, itself included, every number with the
-// exchange's epoch in one word, so that nothing else tells that it has come; whoever reads waits for the words and adds
-// in the order of ranks, so that all ranks get the same bits.
+// Sums over several GPUs. Each rank writes its part into the memory of all ranks, itself included. Every number travels
+// in one word together with the epoch of the exchange, so a word tells by itself that it has arrived. The reader waits
+// for the words and adds them in the order of ranks, so all ranks get the same bits.
 //     send(x, epoch, i, value);                                        // number i of this rank's part
 //     const float sum = sum_of_ranks<1>(x, from, epoch, i, 0, watch, what);
-// Or, of many numbers, each rank leaves its part where it has made it, and the others read it there:
-//     say_ready(x, epoch);                                             // one thread, after the kernel that made it
-//     wait_for_ready(x, epoch, rank, watch, what);                     // one thread, before the block reads rank's
-// A part's memory may be written again two exchanges later: who says that one is ready has read the one before.
+// Of many numbers, a rank may instead leave its part in its own memory, where the other ranks read it:
+//     say_ready(x, epoch);                                // one thread, after the kernel that wrote the part
+//     wait_for_ready(x, epoch, rank, watch, what);        // one thread, before the block reads rank's part
+// The memory of a part may be overwritten two exchanges later: a rank that announces an exchange as ready has read the
+// one before.
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/megakernel/exchange.h"
 
@@ -22,12 +23,12 @@ __device__ __forceinline__ void send(const Exchange& x, uint32_t epoch, uint32_t
   for (uint32_t r = 0; r < x.ranks; ++r) ptx::store_relaxed_system(x.inbox[r] + at, word);
 }
 
-// The sum of number i of the ranks in `from` (a bit each), each of kParts parts, `stride` numbers apart. What it waits
-// for, to `what` of the watch's record, is a rank. Nonsense where a wait gave up.
+// The sum of number i over the ranks in `from` (one bit each). Each rank has kParts parts, `stride` numbers apart. The
+// record of the watch gets `what` and the rank that the thread waited for. The sum is meaningless where a wait gave up.
 template <uint32_t kParts>
 __device__ __forceinline__ float sum_of_ranks(const Exchange& x, uint32_t from, uint32_t epoch, uint32_t i,
                                               uint32_t stride, const gpu::Watch& watch, uint32_t what) {
-  constexpr uint32_t kHeld = 2;  // ranks whose words are on their way at once
+  constexpr uint32_t kHeld = 2;  // ranks whose words are loaded at the same time
   const uint64_t* const inbox = x.inbox[x.rank] + i;
   float sum = 0;
 #pragma unroll 1
@@ -64,7 +65,7 @@ __device__ __forceinline__ float sum_of_ranks(const Exchange& x, uint32_t from, 
   return sum;
 }
 
-// The largest of the keys of the ranks in `from`, of which this one's may be one: by one thread of each rank.
+// The largest key of the ranks in `from`, which may include this rank. Called by one thread of each rank.
 __device__ __forceinline__ uint64_t largest_of_ranks(const Exchange& x, uint32_t from, uint32_t epoch, uint64_t mine,
                                                      const gpu::Watch& watch, uint32_t what) {
   if (from >> x.rank & 1)
@@ -97,8 +98,8 @@ __device__ __forceinline__ void say_ready(const Exchange& x, uint32_t epoch) {
 #pragma unroll 1
   for (uint32_t r = 0; r < x.ranks; ++r) ptx::store_release_system(x.ready(r, x.rank), epoch);
 }
-// A rank may be an exchange ahead, and no more: a word of long ago is not one of the future when numbers have come
-// round.
+// A rank may be one exchange ahead, and no more. The comparison therefore also holds when the numbers of exchanges wrap
+// around.
 __device__ __forceinline__ void wait_for_ready(const Exchange& x, uint32_t epoch, uint32_t rank,
                                                const gpu::Watch& watch, uint32_t what) {
   const uint32_t* const word = x.ready(x.rank, rank);
@@ -107,7 +108,8 @@ __device__ __forceinline__ void wait_for_ready(const Exchange& x, uint32_t epoch
                    watch, wait_for_rank(what, rank));
 }
 
-// Before the end of a kernel, by one thread of a block: where a wait gave up here, those of all ranks do.
+// By one thread of a block, before the end of a kernel: where a wait gave up on this rank, the waits of all ranks give
+// up.
 __device__ __forceinline__ void pass_on_stop(const Exchange& x, const gpu::Watch& watch) {
   if (!tile::stopped(watch)) return;
   for (uint32_t r = 0; r < x.ranks; ++r)

@@ -9,7 +9,7 @@
 namespace ingot::megakernel {
 namespace {
 
-// Two ranks, and one thread of an emulated kernel that is either.
+// Two ranks; each is one thread of an emulated kernel.
 struct TwoRanks {
   static constexpr uint32_t kWords = 4;
   std::vector<uint64_t> inbox[2];
@@ -41,7 +41,7 @@ TEST(ExchangeEmulated, SumsAreInTheOrderOfRanksOnEveryRank) {
   });
 }
 
-// As with --split attention-experts: the rank that sends gets no sums from the one that is slow, until a layer later.
+// As with --split attention-experts: the sending rank gets no sums from the slow rank until a layer later.
 TEST(ExchangeEmulated, ARankThatIsALayerAheadOverwritesNothingThatWasNotRead) {
   TwoRanks two;
   TwoRanks::run([&] {
@@ -84,7 +84,7 @@ TEST(ExchangeEmulated, APartThatLiesReadyIsWaitedForAndOneAheadWillDo) {
     say_ready(two.of[1], 2);
     wait_for_ready(two.of[0], 1, 1, two.watch(0), 0);
     wait_for_ready(two.of[0], 2, 1, two.watch(0), 0);
-    say_ready(two.of[1], 0);  // numbers come round
+    say_ready(two.of[1], 0);  // the numbers of exchanges wrap around
     wait_for_ready(two.of[0], ~0u, 1, two.watch(0), 0);
     say_ready(two.of[1], 2);
     EXPECT_EQ(two.stop[0], gpu::kRunning);

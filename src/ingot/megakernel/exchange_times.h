@@ -1,21 +1,22 @@
 #pragma once
-// What an exchange between GPUs costs (exchange.cuh), in the surroundings it has in a persistent kernel: every block
-// publishes its share of the numbers, a grid barrier follows, every block reads all.
+// Measures an exchange between GPUs (exchange.cuh) as a persistent kernel uses it: every block publishes its share of
+// the numbers, a grid barrier follows, and every block reads all numbers.
 #include <cstdint>
 
 namespace ingot::megakernel {
 
 struct ExchangeTimes {  // microseconds
-  // From a store on one GPU to the poll on another that sees it: half of there and back, as GPUs' clocks differ.
+  // The time from a store on one GPU until a poll on another GPU sees the value: half of a round trip, because the
+  // clocks of the GPUs differ.
   double one_way = 0;
-  double both_ways = 0;  // the same where the other GPU sends words of its own at the same time
-  double local = 0;      // of a grid barrier within a GPU
-  double exchange = 0;   // of one that adds the numbers of all GPUs on the way
+  double both_ways = 0;  // the same while the other GPU also sends words
+  double local = 0;      // a grid barrier within one GPU
+  double exchange = 0;   // a grid barrier that also adds the numbers of all GPUs
 };
-// What the other warps of all SMs do meanwhile, as fast as they can: nothing, read memory, read the next GPU's memory.
+// What the other warps of all SMs do meanwhile, at full speed: nothing, read memory, or read the next GPU's memory.
 enum class ExchangeLoad { none, memory, link };
-// Of `numbers` numbers over cuda:0 to cuda:(ranks - 1), which reach each other's memory. Waits are bounded:
-// Error(interrupted).
+// Exchanges `numbers` numbers between cuda:0 and cuda:(ranks - 1), which must reach each other's memory. Waits are
+// bounded: Error(interrupted).
 ExchangeTimes measure_exchange(int ranks, uint32_t numbers, ExchangeLoad load);
 
 }  // namespace ingot::megakernel

@@ -1,12 +1,13 @@
 #pragma once
-// Grid barriers between the stages of a persistent kernel, whose blocks are all under way at once (launched
-// `cooperative`). A grid barrier has two halves: after the first this block's results are on their way to the others,
-// after the second everybody's are here. In between a block asks for what its next stage reads and nobody writes.
-//     const megakernel::Handoffs<Team> grid barriers(grid, memory);
+// Grid barriers between the stages of a persistent kernel, whose blocks all run at the same time (launched
+// `cooperative`). A grid barrier has two halves: after arrive() this block's results are on their way to the other
+// blocks, after wait() the results of all blocks can be read. Between the two halves a block requests data of its next
+// stage that no block writes, such as weights.
+//     const megakernel::GridBarriers<Team> grid_barriers(grid, memory);
 //     grid_barriers.begin();
 //     stage_one(...);
 //     grid_barriers.arrive();
-//     ... ask for weights ...
+//     ... request weights ...
 //     grid_barriers.wait();
 //     stage_two(...);
 #include "ingot/gpu/tile/flag.cuh"
@@ -14,13 +15,12 @@
 
 namespace ingot::megakernel {
 
-struct GridBarrierMemory {  // shared, of the block's first thread
+struct GridBarrierMemory {  // in shared memory, used by the block's first thread
   uint32_t phase, number;
 };
 // A counter that is zero before its first use serves any number of grid barriers, launches and grid sizes: block 0 adds
-// what makes the top bit flip when all have come.
-// `Team`: the threads of a block that take part, its first among them: a sync() of theirs.
-// `kTraced`: keeps the times of Grid::trace.
+// a number that makes the top bit flip when all blocks have arrived. `Team`: the threads of a block that take part,
+// including the first thread; sync() is a barrier of the team. `kTraced`: records the times of Grid::trace.
 template <class Team, bool kTraced = false> class GridBarriers {
  public:
   using Memory = GridBarrierMemory;
@@ -36,19 +36,19 @@ template <class Team, bool kTraced = false> class GridBarriers {
     if constexpr (kTraced) Team::sync();
     stamp([&] { return grid_.trace.stamps() - 1; });
   }
-  // Each is a barrier of the team. With `fence` false what the block has stored may come later than its arrival: for
-  // words that say by themselves whether they are complete (sums.cuh).
+  // arrive() and wait() are also barriers of the team. With `fence` false the block's stores may become visible after
+  // its arrival: for words that tell by themselves whether they are complete (sums.cuh).
   __device__ __forceinline__ void arrive(bool fence = true) const {
     end_stage();
     announce(fence);
   }
-  // The same in two: where all that a block hands over says by itself that it is there, and its threads have read
-  // what was handed to them, it may be announced before it is there.
+  // arrive() in two calls, for blocks whose results all tell by themselves that they have arrived. The arrival may then
+  // be announced before the results are written, once the block's threads have read their own inputs.
   __device__ __forceinline__ void end_stage(bool sync = true) const {
     if (sync) Team::sync();
     stamp([&] { return 1 + 2 * m_.number; });
   }
-  // Where each reader waits for what it reads, all that is left of a grid barrier is its number.
+  // Where every reader waits for the words it reads, only the number of the grid barrier is needed.
   __device__ __forceinline__ void pass() const {
     if (threadIdx.x != 0) return;
     stamp([&] { return 2 + 2 * m_.number; });
@@ -62,8 +62,8 @@ template <class Team, bool kTraced = false> class GridBarriers {
     else
       ptx::add_relaxed(grid_.counter, one);
   }
-  // Returns early, like all later ones, where a wait of the grid gave up. With `fence` false what the others have
-  // stored before may still be on its way.
+  // Returns early, like all later waits, where a wait of the grid gave up. With `fence` false earlier stores of other
+  // blocks may still be on their way.
   __device__ __forceinline__ void wait(bool fence = true) const {
     if (threadIdx.x == 0) {
       tile::wait_until(
@@ -76,7 +76,7 @@ template <class Team, bool kTraced = false> class GridBarriers {
     }
     Team::sync();
   }
-  // False where what was computed may be nonsense.
+  // False where a wait gave up, so that the results may be meaningless.
   __device__ __forceinline__ bool all_came() const { return !tile::stopped(grid_.watch); }
 
  private:

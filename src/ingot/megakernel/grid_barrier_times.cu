@@ -12,7 +12,7 @@ namespace ingot::megakernel {
 namespace {
 
 constexpr uint32_t kTeam = 128, kThreads = 512, kWarmUp = 50, kRounds = 1000;
-constexpr uint32_t kHeld = 12;  // pairs of words on their way at once
+constexpr uint32_t kHeld = 12;  // pairs of words loaded at the same time
 struct Team {
   __device__ __forceinline__ static void sync() { ptx::barrier_sync_unaligned(1, kTeam); }
 };
@@ -22,10 +22,10 @@ struct Timed {
   Way way;
   uint32_t numbers;  // even
   float* plain;      // (2, numbers)
-  uint64_t* words;   // (2, numbers): a number and the round that it is of
+  uint64_t* words;   // (2, numbers): a number and its round
   float* sink;
   uint64_t* ns;            // of kRounds rounds
-  const uint8_t* traffic;  // memory to read meanwhile; null: none
+  const uint8_t* traffic;  // memory that other warps read meanwhile, or null
   int64_t traffic_bytes;
 };
 struct TimedMemory {
@@ -43,7 +43,7 @@ __device__ void hand_over(const Timed& p, TimedMemory& m) {
 #pragma unroll 1
   for (uint32_t i = 1; i <= kWarmUp + kRounds; ++i) {
     if (i == kWarmUp + 1) start = ptx::global_timer();
-    // A block is at most one round ahead of another, so two places in turn are enough.
+    // A block is at most one round ahead of any other, so two places used in turn are enough.
     float* const plain = p.plain + i % 2 * p.numbers;
     uint64_t* const words = p.words + i % 2 * p.numbers;
     if (p.way != Way::barrier)
@@ -84,8 +84,8 @@ __device__ void hand_over(const Timed& p, TimedMemory& m) {
           if (from + u * 2 * kTeam < p.numbers)
             read += __uint_as_float(uint32_t(w[u][0])) + __uint_as_float(uint32_t(w[u][1]));
       }
-    // Nobody overwrites what a thread of another block has still to read: whoever publishes round i + 2 has seen all of
-    // round i + 1, which its threads publish after this.
+    // No word is overwritten that a thread of another block has still to read: a block that publishes round i + 2 has
+    // seen all words of round i + 1, and every thread publishes its words of round i + 1 after reading round i.
     Team::sync();
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.ns = ptx::global_timer() - start;

@@ -1,18 +1,18 @@
 #pragma once
-// What a grid barrier within a GPU costs, in the surroundings it has in a persistent kernel: every block publishes its
-// share of the numbers, then every block reads all of them.
+// Measures a grid barrier within one GPU as a persistent kernel uses it: every block publishes its share of the
+// numbers, then every block reads all numbers.
 #include <cstdint>
 
 namespace ingot::megakernel {
 
-struct GridBarrierTimes {  // microseconds a grid barrier
-  double barrier = 0;      // of all blocks, nothing handed over
+struct GridBarrierTimes {  // microseconds per grid barrier
+  double barrier = 0;      // the barrier alone, without data
   double fenced = 0;       // plain stores, a fence, the barrier, reads
-  double stamped = 0;      // words that carry a stamp, the barrier without a fence, reads that look at the stamps
-  double polled = 0;       // the same words without a barrier: reads until all stamps are there
+  double stamped = 0;      // words with a stamp, the barrier without a fence, reads that check the stamps
+  double polled = 0;       // the same words without a barrier: the reads repeat until all stamps have arrived
 };
-// Of `numbers` numbers, by a block an SM of the current GPU; `loaded`: while the other warps of all SMs read memory as
-// fast as they can. Waits are bounded: Error(interrupted).
+// With `numbers` numbers, one block per SM of the current GPU. `loaded`: the other warps of all SMs read memory at full
+// speed meanwhile. Waits are bounded: Error(interrupted).
 GridBarrierTimes measure_grid_barriers(uint32_t numbers, bool loaded);
 
 }  // namespace ingot::megakernel

@@ -2,8 +2,8 @@
 
 namespace ingot::megakernel {
 
-// From now on cuda:0 to cuda:(ranks - 1) reach each other's memory. Each pair is told once a process: a second time
-// would be an error of CUDA's, which its tools report.
+// After this call cuda:0 to cuda:(ranks - 1) reach each other's memory. Each pair is enabled once per process, because
+// CUDA reports a second time as an error, which its tools would show.
 void let_peers_reach(int ranks);
 
 }  // namespace ingot::megakernel

@@ -1,7 +1,7 @@
 #pragma once
-// Numbers that several blocks add up in global memory: a word of 64 bits holds a sum in fixed point and, in its lowest
-// bits, how often somebody added to it. Who reads a word sees both at once, so neither side needs a fence, and sums of
-// whole numbers do not depend on their order. A word is zero before its first addition.
+// Sums to which several blocks add in global memory. A word of 64 bits holds a sum in fixed point and, in its lowest
+// bits, the number of additions so far. A reader sees both at once, so neither side needs a fence, and sums of integers
+// do not depend on the order of the additions. A word is zero before its first addition.
 #include <cstdint>
 
 #include "ingot/gpu/ptx/atomics.cuh"
@@ -9,15 +9,15 @@
 
 namespace ingot::megakernel {
 
-// In steps of 2^-kPlaces, of at most 512 terms. What is not a number below kMost makes the sum NaN.
+// The sum has steps of 2^-kPlaces and at most 512 terms. A term that is not a number below kMost makes the sum NaN.
 template <int kPlaces> struct FixedSum {
   static constexpr int kCountBits = 10;
   static constexpr float kMost = 0x1p22f;
   static_assert(kPlaces + 23 + 9 + kCountBits < 64 || kPlaces == 28, "of 28 places: two terms");
 
   __device__ __forceinline__ static void add(uint64_t* word, float term, uint32_t count) {
-    const int64_t fixed =
-        fabsf(term) < kMost ? __float2ll_rn(term * kOne) : int64_t(1) << (kPlaces + 23);  // a NaN compares false
+    const int64_t fixed = fabsf(term) < kMost ? __float2ll_rn(term * kOne)
+                                              : int64_t(1) << (kPlaces + 23);  // comparisons with a NaN are false
     ptx::add_relaxed(word, (uint64_t(fixed) << kCountBits) + count);
   }
   __device__ __forceinline__ static uint32_t count(uint64_t word) { return uint32_t(word) & ((1u << kCountBits) - 1); }
@@ -30,11 +30,12 @@ template <int kPlaces> struct FixedSum {
   static constexpr float kOne = float(int64_t(1) << kPlaces);
 };
 
-// After a grid barrier (grid_barrier.cuh) and a first load(): again until what it brings is complete(). All have added
-// by then, so nearly always it is; where a wait of the grid gave up it may never be.
+// Called after a grid barrier (grid_barrier.cuh) and a first load(): loads again until the word is complete(). All
+// blocks have added by then, so the first word is nearly always complete. Where a wait of the grid gave up, the word
+// may never become complete.
 template <class Load, class Complete>
 __device__ __forceinline__ void read_again(Load&& load, Complete&& complete, const gpu::Watch& watch) {
-  constexpr uint32_t kMost = 1u << 26;  // only a bug takes so many
+  constexpr uint32_t kMost = 1u << 26;  // only a bug needs so many polls
 #pragma unroll 1
   for (uint32_t polls = 1; !complete(); ++polls) {
     if (polls % 32 == 0 && tile::stopped(watch)) return;

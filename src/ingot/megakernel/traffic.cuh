@@ -1,15 +1,15 @@
 #pragma once
-// Memory's load while grid barriers and exchanges are timed.
+// Load on the memory while grid barriers and exchanges are timed.
 #include "ingot/gpu/ptx/memory.cuh"
 
 namespace ingot::megakernel {
 
-constexpr int64_t kTraffic = int64_t(512) << 20;  // bytes read over and over: beyond any L2
+constexpr int64_t kTraffic = int64_t(512) << 20;  // bytes read over and over: more than any L2 holds
 
 // Threads kFirst to kThreads of every block read `bytes` at `from` until the block's `done` is set.
 template <uint32_t kFirst, uint32_t kThreads>
 __device__ __forceinline__ void read_until(const uint32_t& done, const uint8_t* from, int64_t bytes, float* sink) {
-  constexpr uint32_t kHeld = 6;  // 37 KB an SM under way
+  constexpr uint32_t kHeld = 6;  // 37 KB in flight per SM
   const int64_t step = int64_t(kThreads - kFirst) * 16, all = step * kHeld * gridDim.x;
   const int64_t own = (threadIdx.x - kFirst) * 16;
   uint32_t read = 0;

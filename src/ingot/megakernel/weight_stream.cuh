@@ -1,8 +1,8 @@
 #pragma once
-// Weights on their way to a persistent kernel's block: one warp copies them, piece by piece in the order of their
-// use, into a ring of slots; teams of warps take the slots in turn. The ring runs on across grid barriers, for nobody
-// writes weights. How many pieces are under way at once is bounded: what waits in the memory system delays the
-// grid barriers, what waits in the ring does not.
+// The weight stream of a persistent kernel's block: one warp copies the weights, piece by piece in the order of their
+// use, into a ring of slots, and teams of warps take the slots in turn. The ring keeps running across grid barriers,
+// because no block writes weights. The number of pieces in flight is bounded: requests that wait in the memory system
+// delay the grid barriers, whereas pieces that wait in the ring do not.
 #include <cstdint>
 
 #include "ingot/gpu/tile/flag.cuh"
@@ -16,7 +16,7 @@
 
 namespace ingot::megakernel {
 
-// What the writer tells the readers of a piece.
+// The copying warp's note to the readers of a piece.
 struct alignas(16) WeightNote {
   uint32_t word[4];
 };
@@ -34,14 +34,14 @@ struct WeightStreamMemory {
   }
 };
 
-// Which fill of the ring: its slot, and the parity of the phase it completes.
+// A fill of the ring: its slot, and the parity of the phase that the fill completes.
 struct RingPlace {
   uint32_t slot = 0, phase = 0;
   __device__ __forceinline__ void advance(uint32_t slots) {
     if (++slot == slots) slot = 0, phase ^= 1;
   }
 };
-// Only a bug can keep these from completing: whoever arrives on them waits for nothing without a limit.
+// Only a bug can keep these barriers from completing, because every wait of the threads that arrive on them is bounded.
 __device__ __forceinline__ void wait_for_slot(uint64_t* barrier, uint32_t parity) {
 #ifdef INGOT_EMULATE
   while (!ptx::mbarrier_try_wait(barrier, parity)) {}
@@ -54,13 +54,14 @@ class WeightWriter {
  public:
   __device__ __forceinline__ WeightWriter(const WeightRing& ring, WeightStreamMemory& m, char* slots)
       : ring_(ring), m_(m), slots_(slots) {}
-  // By all lanes of a warp, of which lane `lane` tells what: `bytes`, at most kSlotBytes, a multiple of 16.
+  // Called by all lanes of a warp; lane `lane` holds the arguments. `bytes` is at most kSlotBytes and a multiple of 16.
   __device__ __forceinline__ void put(uint32_t lane, const uint8_t* from, uint32_t bytes, const WeightNote& note) {
-    // Nobody reads them again before the next token: what others keep in L2 stays there.
+    // No block reads these weights again before the next token, so they should not displace other data in L2.
     put(lane, bytes, note, ring_.ahead,
         [&](char* slot, uint64_t* full) { ptx::bulk_load(slot, from, bytes, full, policy_); });
   }
-  // The same of a piece that copy(slot, barrier) asks for, `bytes` in all, when fewer than `ahead` are under way.
+  // The same, for a piece that copy(slot, barrier) requests; `bytes` in all. The request is made when fewer than
+  // `ahead` pieces are in flight.
   template <class Copy>
   __device__ __forceinline__ void put(uint32_t lane, uint32_t bytes, const WeightNote& note, uint32_t ahead,
                                       Copy&& copy) {
@@ -71,7 +72,7 @@ class WeightWriter {
       oldest_.advance(ring_.slots);
     }
     ++under_way_;
-    __syncwarp();  // a piece can come and be read before a slow lane has seen that its slot was empty
+    __syncwarp();  // a piece can arrive and be read before a slow lane has seen that its slot was empty
     if (threadIdx.x % 32 == lane) {
       m_.note[at_.slot] = note;
       ptx::mbarrier_arrive_expect_tx(&m_.full[at_.slot], bytes);
@@ -89,7 +90,7 @@ class WeightWriter {
   uint32_t under_way_ = 0;
 };
 
-// A warp's view: team `team` of `teams` takes every teams-th piece, whatever it belongs to.
+// A reading warp's view: team `team` of `teams` takes every teams-th piece, regardless of the matrix.
 class WeightReader {
  public:
   __device__ __forceinline__ WeightReader(const WeightRing& ring, WeightStreamMemory& m, const char* slots,
@@ -103,9 +104,9 @@ class WeightReader {
     while (turn_ < count) take(use);
     turn_ -= count;
   }
-  // Of the pieces that come next the first that this team takes, counted from 0.
+  // The first of the coming pieces that this team takes, counted from 0.
   __device__ __forceinline__ uint32_t turn() const { return turn_; }
-  // The first of them ahead of read(), of the same count.
+  // The first of these pieces, ahead of read() with the same count.
   template <class Use> __device__ __forceinline__ void read_one(uint32_t count, Use&& use) {
     if (turn_ < count) take(use);
   }
@@ -126,7 +127,7 @@ class WeightReader {
   const char* const slots_;
   const uint32_t teams_;
   RingPlace at_;
-  uint32_t turn_;  // pieces of others before the next of this team
+  uint32_t turn_;  // pieces of other teams before this team's next
 };
 
 }  // namespace ingot::megakernel

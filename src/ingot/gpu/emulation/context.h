@@ -1,6 +1,6 @@
 #pragma once
-// Where a fiber goes on. On x86-64 a change-over is a dozen instructions: swapcontext() asks the kernel for the signal
-// mask each time, which took two thirds of what emulated tests take. Elsewhere it is swapcontext().
+// The state in which a fiber continues. On x86-64 a switch takes a dozen instructions: swapcontext() asks the kernel
+// for the signal mask each time, which took two thirds of the emulated tests' time. Other CPUs use swapcontext().
 #include <cstddef>
 #include <cstdint>
 
@@ -12,7 +12,8 @@ namespace ingot::emulation {
 
 #if defined(__x86_64__)
 namespace detail {
-// Keeps what the callee has to keep, less the modes of floating-point arithmetic, which no kernel changes.
+// Saves the registers that a callee must preserve, except the modes of floating-point arithmetic, which no kernel
+// changes.
 __attribute__((naked, noinline, no_sanitize("address", "thread", "undefined"))) inline void change_stack(
     void** /*leaving*/, void* /*entering*/) {
   asm(R"(
@@ -37,9 +38,9 @@ __attribute__((naked, noinline, no_sanitize("address", "thread", "undefined"))) 
 
 class Context {
  public:
-  // Entered first, it calls `main` on this stack, which never returns.
+  // The first switch to this state calls `main` on the given stack; `main` never returns.
   void start_at(char* stack, size_t bytes, void (*main)()) {
-    // Six registers, where change_stack() returns to, and where `main` would: nowhere, which ends a backtrace.
+    // Six registers, the return address of change_stack(), and a null return address of `main`, which ends a backtrace.
     void** const top = reinterpret_cast<void**>(uintptr_t(stack + bytes) / 16 * 16);
     for (int i = 1; i <= 8; ++i) top[-i] = nullptr;
     top[-2] = reinterpret_cast<void*>(main);
@@ -59,8 +60,8 @@ class Context {
     context_.uc_stack.ss_size = bytes;
     context_.uc_link = nullptr;
     makecontext(&context_, main, 0);
-    // AddressSanitizer's swapcontext() forgets all it knows of the stack that is named here, and takes longer for that
-    // than kernels run; start_switch_fiber tells it which one is in use.
+    // AddressSanitizer's swapcontext() discards its knowledge of the stack named here, which takes longer than the
+    // kernels themselves. start_switch_fiber tells the sanitizer which stack is in use.
     context_.uc_stack = {};
   }
   void change_to(Context& other) { swapcontext(&context_, &other.context_); }

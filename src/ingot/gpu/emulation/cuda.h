@@ -1,6 +1,6 @@
 #pragma once
-// CUDA's words for code that is compiled for the CPU (INGOT_EMULATE): what kernels here use of the language, its
-// built-in variables and functions. Shared memory is asked for through tile/shared.cuh.
+// CUDA's names for code that is compiled for the CPU (INGOT_EMULATE): the parts of the language that kernels here use,
+// its built-in variables and functions. Shared memory is requested through tile/shared.cuh.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -12,7 +12,7 @@
 
 #define __host__
 #define __device__
-#define __global__ static  // as a real kernel's host stub of the same name may be in the program
+#define __global__ static  // because the host stub of the real kernel, with the same name, may be in the program
 #define __forceinline__ inline
 #define __noinline__
 #define __grid_constant__
@@ -70,11 +70,11 @@ inline void __nanosleep(uint32_t ns) {
 
 namespace ingot::emulation {
 
-// A GPU refuses what x86 does not mind.
+// A GPU refuses misaligned accesses, which x86 allows.
 inline void check_aligned(const void* p, size_t bytes) {
   if (reinterpret_cast<uintptr_t>(p) % bytes != 0) misaligned(p, bytes);
 }
-// What lane `from` gives, or one's own where it lies outside of the segment of `width` lanes.
+// The value of lane `from`, or the lane's own value where `from` lies outside the segment of `width` lanes.
 template <class T> T shuffle(uint32_t mask, T v, int from, int width, Where at) {
   static_assert(sizeof(T) <= 8);
   uint64_t bits = 0;
@@ -149,7 +149,7 @@ template <class T> T atomicAdd(T* p, T v) {
   ingot::emulation::maybe_yield();
   if constexpr (std::is_integral_v<T>) {
     return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
-  } else {  // a turn of a fiber is not interrupted
+  } else {  // a fiber is not interrupted between two switches
     const T old = *p;
     *p = old + v;
     return old;

@@ -1,4 +1,4 @@
-// The emulation itself: what threads exchange, and that planted bugs are found and named.
+// Tests of the emulator: threads exchange data, and planted bugs are found and named.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -252,7 +252,8 @@ TEST(EmulationFinds, AClusterThatDoesNotWaitForABlockItReads) {
   EXPECT_TRUE(found);
 }
 
-// The neighbour's word without a barrier: some order shows it, and ThreadSanitizer names it in any order.
+// Reads the neighbour's word without a barrier: some orders give a wrong result, and ThreadSanitizer reports the race
+// in any order.
 void read_without_barrier(std::vector<uint32_t>* out) {
   run({.grid = 1, .block = 32}, [&] {
     auto& tile = tile::shared<uint32_t[32]>();
@@ -292,7 +293,8 @@ TEST(EmulationFinds, PlainAccessesBeyondSharedMemory) {
                    }),
                "AddressSanitizer");
 }
-// What is known of a thread's stack outlasts others' turns: the first to come has to wait.
+// The sanitizer's knowledge of a thread's stack survives a switch to other threads: the first thread to arrive has to
+// wait.
 TEST(EmulationFinds, WritesBeyondALocalArrayBehindABarrier) {
   uint32_t came = 0;
   EXPECT_DEATH(run({.grid = 1, .block = 32},

@@ -21,13 +21,13 @@ namespace ingot::emulation {
 namespace {
 
 constexpr size_t kStackBytes = 256 << 10, kPageBytes = 4096;
-constexpr int64_t kMaxSharedBytes = 227 << 10;  // what a Hopper block may have
-constexpr uint64_t kSwitchNs = 100;             // virtual time of one change-over
+constexpr int64_t kMaxSharedBytes = 227 << 10;  // the most that a Hopper block may have
+constexpr uint64_t kSwitchNs = 100;             // virtual time of one switch
 constexpr uint64_t kMaxIdleSwitches = 20'000'000;
-// A 32-bit address: which block of the cluster (15: this one), which variable, which byte.
+// A 32-bit address: the block of the cluster (15: this one), the variable, the byte.
 constexpr uint32_t kOwnBlock = 15, kMaxVariables = 256, kOffsetBits = 20;
 
-// A stack with a page below it that may not be touched.
+// A stack with an inaccessible page below it.
 class Stack {
  public:
   Stack() {
@@ -45,7 +45,7 @@ class Stack {
   char* base_ = nullptr;
 };
 
-// Stacks that launches have left to later ones: the system takes longer to make one than many a thread runs.
+// Stacks of earlier launches, for reuse: the system takes longer to make a stack than many threads run.
 class Stacks {
  public:
   std::unique_ptr<Stack> take() {
@@ -170,7 +170,7 @@ uint64_t draw(uint64_t below) {
   return (grid->random >> 11) % below;
 }
 
-// From the running fiber (or the main context) to another; nullptr: to the main context.
+// Switches from the running fiber (or the main context) to another; nullptr: to the main context.
 void change_to(Fiber* next) {
   Fiber* const from = self;
   if (next == from) return;
@@ -207,8 +207,8 @@ void block_here(std::vector<Fiber*>& waiting, const char* what, Where where) {
   self->what = what;
   self->where = where;
   waiting.push_back(self);
-  tsan_release(&grid->end);  // should it wait for ever
-  change_to(take_ready());   // nobody ready: to the main context, which reports
+  tsan_release(&grid->end);  // where the fiber waits for ever
+  change_to(take_ready());   // no fiber is ready: switch to the main context, which reports the deadlock
 }
 
 template <class... Note> [[noreturn]] void complain(const Note&... note) {
@@ -224,7 +224,7 @@ void fiber_main() {
   self->sanitized.enter_first();
   tsan_acquire(&grid->start);
   try {
-    const Attention listen;  // ThreadSanitizer hears the kernel, not the scheduler
+    const Attention listen;  // ThreadSanitizer sees the kernel's accesses, not the scheduler's
     (*grid->thread)();
   } catch (...) {
     if (!grid->failure) grid->failure = std::current_exception();
@@ -382,7 +382,7 @@ void yield() {
   if (++grid->idle > kMaxIdleSwitches)
     complain("found ", kMaxIdleSwitches, " polls during which no thread got on, expected a wait to end");
   grid->ready.push_back(self);
-  tsan_release(&grid->end);  // should another thread fail
+  tsan_release(&grid->end);  // where another thread fails
   change_to(take_ready());
 }
 void maybe_yield() {
@@ -392,7 +392,7 @@ void maybe_yield() {
 void yield_to_others() {
   yield();
   const Silence silence;
-  // What another thread has to do takes it longer than a change-over here: virtual time must not run ahead.
+  // Another thread's work takes longer than a switch here, so virtual time must not run ahead of it.
   if (grid->idle % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 uint64_t clock_ns(uint64_t passing) {
@@ -419,7 +419,7 @@ uint32_t sync_block(bool vote, Where where) {
     block_here(b.waiting, "a block barrier", where);
   }
   tsan_acquire(&b.sync[phase % 2]);
-  return b.result;  // nobody completes the next phase before all have read this one
+  return b.result;  // the next phase cannot complete before all threads have read this one
 }
 
 void sync_named(uint32_t id, uint32_t threads, bool wait, Where where) {

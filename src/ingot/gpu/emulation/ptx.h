@@ -1,6 +1,6 @@
 #pragma once
-// gpu/ptx for code compiled for the CPU: the functions that row kernels and other bodies without wgmma and tensor
-// copies use.
+// gpu/ptx for code compiled for the CPU: the functions that row kernels use, and other kernels without wgmma and tensor
+// copies.
 #include <array>
 #include <bit>
 #include <stdexcept>
@@ -72,7 +72,7 @@ inline void cluster_store_relaxed(uint64_t* local, uint32_t rank, uint64_t word)
   std::memcpy(emulation::at_shared_address(cluster_address(local, rank), 8), &word, 8);
 }
 inline uint64_t cluster_load_relaxed(const uint64_t* local) {
-  emulation::yield();  // who polls lets others run
+  emulation::yield();  // a polling thread lets other threads run
   return *static_cast<const volatile uint64_t*>(local);
 }
 constexpr uint16_t multicast_mask(uint32_t first, uint32_t blocks) { return uint16_t(((1u << blocks) - 1) << first); }
@@ -117,7 +117,7 @@ inline void load_relaxed(const uint64_t* p, uint64_t (&v)[2]) {
 }
 inline void load_relaxed_16(const void* p, uint64_t& low, uint64_t& high) {
   emulation::check_aligned(p, 16);
-  emulation::yield();  // nobody comes between the two halves
+  emulation::yield();  // no other thread runs between the two halves
   low = __atomic_load_n(static_cast<const uint64_t*>(p), __ATOMIC_RELAXED);
   high = __atomic_load_n(static_cast<const uint64_t*>(p) + 1, __ATOMIC_RELAXED);
 }
@@ -131,7 +131,7 @@ template <class T> T load_acquire(const T* p) {
   emulation::yield();
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
-// Of what kernels on other threads write: they get time too.
+// For words that kernels on other threads write: those threads get time to run.
 template <class T> T load_acquire_system(const T* p) {
   emulation::yield_to_others();
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
@@ -191,12 +191,12 @@ template <int N> void cp_async_wait_group() {}
 // --- mbarrier.cuh, tma.cuh's linear loads: done at once
 
 struct Mbarrier {
-  uint16_t expected, pending;  // arrivals of a phase, and how many are missing
-  int32_t bytes : 31;          // that copies still owe
+  uint16_t expected, pending;  // arrivals of a phase, and the number still missing
+  int32_t bytes : 31;          // bytes that copies still have to deliver
   uint32_t phase : 1;
 };
 static_assert(sizeof(Mbarrier) == 8, "what an mbarrier takes");
-// Atomic for the sanitizers' sake: threads change over nowhere in here.
+// Atomic only for the sanitizers: no fiber switches inside these functions.
 template <class Change> void change_mbarrier(uint64_t* barrier, Change&& change) {
   Mbarrier b = std::bit_cast<Mbarrier>(__atomic_load_n(barrier, __ATOMIC_ACQUIRE));
   change(b);

@@ -1,6 +1,6 @@
 #pragma once
-// What sanitizers are told of fibers: AddressSanitizer which stack is in use, ThreadSanitizer that each fiber is a
-// thread of its own, synchronised with others by barriers alone.
+// Tells the sanitizers about fibers: AddressSanitizer which stack is in use, ThreadSanitizer that each fiber is a
+// thread of its own, synchronised with other fibers by barriers alone.
 #include <algorithm>
 #include <cstddef>
 
@@ -65,7 +65,7 @@ class SanitizedFiber {
   SanitizedFiber(const SanitizedFiber&) = delete;
   SanitizedFiber& operator=(const SanitizedFiber&) = delete;
 #if defined(__SANITIZE_THREAD__)
-  // A fiber given up in the middle keeps its thread: ThreadSanitizer would complain about how it ends.
+  // A fiber that is abandoned in the middle keeps its thread, because ThreadSanitizer would complain about such an end.
   ~SanitizedFiber() {
     if (!owned_ || !ended_) return;
     void* const now = __tsan_get_current_fiber();
@@ -91,7 +91,8 @@ class SanitizedFiber {
     owned_ = true;
 #endif
   }
-  // Before its stack serves another: what it has poisoned, of which a fiber that came to its end has the last frames.
+  // Called before the stack serves another fiber: clears the poisoned bytes, of which a fiber that ended normally has
+  // left those of its last frames.
   void allow_stack(char* stack, size_t bytes) const {
     const size_t left = ended_ ? std::min(kLastFrames, bytes) : bytes;
     asan_allow(stack + bytes - left, left);
@@ -102,7 +103,7 @@ class SanitizedFiber {
 #endif
     left_ = this;
     ended_ = for_ever;
-#if defined(__SANITIZE_THREAD__)  // last: what follows counts as the other fiber's doing
+#if defined(__SANITIZE_THREAD__)  // last, because the following accesses count as the other fiber's
     __tsan_switch_to_fiber(next.thread_, __tsan_switch_to_fiber_no_sync);
 #endif
   }
@@ -123,7 +124,7 @@ class SanitizedFiber {
  private:
   static constexpr size_t kLastFrames = 8 << 10;
 
-  // The main context's stack is learnt from AddressSanitizer when it is first left.
+  // AddressSanitizer reports the main context's stack at the first switch away from it.
   static void note_left(const void* stack, size_t bytes) {
     if (left_ != nullptr && left_->stack_ == nullptr) {
       left_->stack_ = static_cast<const char*>(stack);

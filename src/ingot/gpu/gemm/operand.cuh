@@ -1,11 +1,10 @@
 #pragma once
-// An operand source: what brings an operand's part of a stage to shared memory. The core asks a source for
-//     kMajor, kBytes               how a stage of it lies there (tile/descriptor.cuh), and how much it is
-//     Params                       what it needs to know, a part of the kernel's argument
+// An operand source brings an operand's part of a stage to shared memory. The core requires of a source:
+//     kMajor, kBytes               the order of a stage in shared memory (tile/descriptor.cuh), and its size
+//     Params                       the source's parameters, a part of the kernel's argument
 //     load<kCluster>(params, to, tile, row, step, barrier, rank)     by one thread: starts the copies of step `step`
-// and counts kBytes to arrive on `barrier` of every block of the cluster, whoever loads them. Rows of A are the block's
-// own; with a cluster, rows of B are the same for both blocks, and each loads a part of them for both.
-//
+// Whichever block loads, kBytes arrive on `barrier` of every block of the cluster. Each block has its own rows of A. In
+// a cluster both blocks use the same rows of B, and each block loads a part of them for both.
 // Operand: 16-bit matrices by tensor copies, zeros beyond their edges. In memory they are
 //     K-major   (rows, K) row-major: X and W of X W^T                    MN-major   (K, rows) row-major: W of dY W,
 // and both of dY^T X, which nobody has to transpose: wgmma reads either. Pairs of matrices without a copy:
@@ -38,7 +37,7 @@ inline Tensor as_bank(const Tensor& t) {
   return bank;
 }
 
-// kShared: the blocks of a cluster want the same rows, as they do of B.
+// kShared: the blocks of a cluster need the same rows, as of B.
 template <class T, Major kMajorOf, int kRows, bool kShared, Pair kPair = Pair::none> struct Operand {
   static_assert(sizeof(T) == 2, "stages hold 64 elements of K in 128 bytes");
   static constexpr Major kMajor = kMajorOf;
@@ -87,7 +86,7 @@ template <class T, Major kMajorOf, int kRows, bool kShared, Pair kPair = Pair::n
   }
 
  private:
-  // kDivide: the cluster's blocks divide these rows among them.
+  // kDivide: each of the cluster's blocks loads a part of these rows.
   template <int kCluster, bool kDivide>
   static __device__ __forceinline__ void load_rows(const CUtensorMap* map, char* to, uint32_t row, uint32_t step,
                                                    uint32_t batch, uint64_t* barrier, uint32_t rank) {

@@ -1,7 +1,7 @@
 #pragma once
-// What the core asks of matrices in memory: 16-bit operands whose rows begin at multiples of 16 bytes, and results
-// whose rows are whole 16 bytes. The copy engine sees the inner edge of what it writes in such units: a last one that a
-// row does not fill is written as a whole, over what lies behind the row.
+// The core's requirements on matrices in memory: rows of 16-bit operands begin at multiples of 16 bytes, and rows of
+// results are whole multiples of 16 bytes. The copy engine writes in units of 16 bytes: the last unit of a row is
+// written as a whole, beyond the end of a row that does not fill it.
 #include <algorithm>
 #include <cstdint>
 
@@ -31,12 +31,13 @@ inline bool rows_are_aligned(const Tensor& t) {
   return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && as_matrix(t).row_stride() * size_of(t.dtype) % 16 == 0;
 }
 
-// Of what is written: nothing but the rows is.
+// For results: nothing but the rows is written.
 inline void check_whole_rows(const char* name, const Tensor& t) {
   INGOT_CHECK(rows_are_whole(t), name, ": found rows of ", t.cols(), " elements of ", t.dtype, ", ", row_bytes(t),
               " bytes, expected a multiple of 16 bytes");
 }
-// Or nothing but the rows and padding behind each, the caller's own, up to the next 16 bytes.
+// For results: nothing but the rows is written and, behind each row, padding of the caller's up to the next multiple of
+// 16 bytes.
 inline void check_padded_rows(const char* name, const Tensor& t) {
   const int64_t padded = (row_bytes(t) + 15) / 16 * 16, step = t.stride[t.rank() - 2] * size_of(t.dtype);
   INGOT_CHECK(step >= padded, name, ": found rows of ", row_bytes(t), " bytes that begin every ", step,

@@ -1,5 +1,5 @@
 #pragma once
-// The ring of stages between the producer and the consumers, and whose turn it is among the latter.
+// The ring of stages between the producer and the consumers, and the turns of the consumers.
 //     full[s]    one arrival, by the block's own producer, and the bytes of a stage
 //     empty[s]   one arrival per warp that reads the stage, in all blocks of the cluster: what a block loads for both
 //                may come only when both are done with what was there
@@ -21,7 +21,7 @@ template <int kStages, int kCluster, Team kTeam, int kGroups = kWarpgroups> stru
     uint64_t full[kStages], empty[kStages];
   };
 
-  // By one thread; the others wait at the block's or cluster's barrier.
+  // Called by one thread; the other threads wait at the barrier of the block or the cluster.
   static __device__ void init(Memory& m) {
     for (int s = 0; s < kStages; ++s) {
       ptx::mbarrier_init(&m.full[s], 1);
@@ -29,17 +29,17 @@ template <int kStages, int kCluster, Team kTeam, int kGroups = kWarpgroups> stru
     }
     ptx::fence_mbarrier_init();
   }
-  // The producer's: the stage may be overwritten, and so many bytes will come.
+  // Called by the producer: waits until the stage may be overwritten, and announces the bytes to come.
   static __device__ __forceinline__ uint64_t* acquire(Memory& m, const Cursor& at, uint32_t bytes) {
     tile::wait_or_trap(&m.empty[at.stage], at.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(&m.full[at.stage], bytes);
     return &m.full[at.stage];
   }
-  // The consumers', by whole warps.
+  // Called by the consumers, by whole warps.
   static __device__ __forceinline__ void wait(Memory& m, const Cursor& at) {
     tile::wait_warp_or_trap(&m.full[at.stage], at.phase);
   }
-  // Only wgmma has read the stage, and it has ended: no fence is needed.
+  // Only wgmma has read the stage, and the product has ended, so no fence is needed.
   static __device__ __forceinline__ void release(Memory& m, uint32_t stage) {
     const uint32_t lane = threadIdx.x % 32;
     if constexpr (kCluster == 1) {

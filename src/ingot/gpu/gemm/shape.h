@@ -1,6 +1,6 @@
 #pragma once
-// The words of matrix products: C (M x N) = A (M x K) B (N x K)^T, in `batch` copies. All of it is host code or
-// constants, so that choices can be tested without a GPU.
+// The vocabulary of matrix products: C (M x N) = A (M x K) B (N x K)^T, in `batch` copies. This file contains only host
+// code and constants, so that choices can be tested without a GPU.
 #include <cstdint>
 
 namespace ingot::gemm {
@@ -10,14 +10,14 @@ struct Problem {
   bool operator==(const Problem&) const = default;
 };
 
-// How the two warpgroups that multiply share a block's tiles.
-//     cooperative  each takes 64 rows of every tile: the widest tile and the least traffic; what follows the sums is
-//                  not hidden, which is cheap where K is large
-//     ping_pong    each takes every other tile as a whole: one's epilogue runs under the other's products
+// How the two multiplying warpgroups share a block's tiles.
+//     cooperative  each takes 64 rows of every tile: the widest tile and the least traffic; the epilogue is not
+//                  hidden, which is cheap where K is large
+//     ping_pong    each takes every other tile as a whole: the epilogue of one runs during the other's products
 enum class Team : uint8_t { cooperative, ping_pong };
 
-// What a block makes of C at a time. With a cluster of 2, two blocks one above the other share the rows of B: each
-// loads half of them for both.
+// The part of C that a block computes at a time. In a cluster of 2, two blocks one above the other share the rows of B:
+// each loads half of them for both.
 struct Tile {
   int n = 256;
   Team team = Team::cooperative;
@@ -26,9 +26,9 @@ struct Tile {
 };
 
 constexpr int kTileM = 128;  // rows of a block's tile
-constexpr int kTileK = 64;   // of a 16-bit type: one row of the 128-byte swizzle
+constexpr int kTileK = 64;   // elements of a 16-bit type: one row of the 128-byte swizzle
 constexpr int kWarpgroups = 2, kConsumerThreads = 128 * kWarpgroups, kThreads = 128 + kConsumerThreads;
-constexpr uint32_t kPanelBytes = 64 * 128;  // 64 rows of 128 bytes, whatever they are
+constexpr uint32_t kPanelBytes = 64 * 128;  // 64 rows of 128 bytes, of any type
 constexpr int64_t kSharedBytes = 227 * 1024;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -1,7 +1,7 @@
 #pragma once
-// Words that threads of different blocks pass to each other, in global memory (or, _system, in mapped host memory and
-// that of other GPUs).
-// Relaxed: only the word itself. Acquire and release: also what was written before the release.
+// Accesses to words by which threads of different blocks communicate, in global memory (or, with _system, in mapped
+// host memory and the memory of other GPUs).
+// Relaxed: orders only the word itself. Acquire and release: also all writes before the release.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
@@ -24,7 +24,7 @@ __device__ inline uint64_t load_relaxed(const uint64_t* p) {
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 }
-// Two words by one load, each of them an access of its own. p is a multiple of 16.
+// Two words by one load; each word is an atomic access of its own. p is a multiple of 16.
 __device__ inline void load_relaxed(const uint64_t* p, uint64_t (&v)[2]) {
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(v[0]), "=l"(v[1]) : "l"(p) : "memory");
 }
@@ -44,7 +44,7 @@ __device__ inline uint32_t load_acquire_system(const uint32_t* p) {
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
-// Of memory that other GPUs write to.
+// For memory that other GPUs write to.
 __device__ inline uint64_t load_relaxed_system(const uint64_t* p) {
   uint64_t v;
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -78,7 +78,7 @@ __device__ inline void store_release_system(uint32_t* p, uint32_t v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-// *p += v without an answer.
+// *p += v, without a result.
 __device__ inline void add_relaxed(uint32_t* p, uint32_t v) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
@@ -91,12 +91,12 @@ __device__ inline void add_release(uint32_t* p, uint32_t v) {
 __device__ inline void add_release(uint64_t* p, uint64_t v) {
   asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-// Four neighbours by one request. p is a multiple of 16.
+// Four adjacent numbers by one request. p is a multiple of 16.
 __device__ inline void add_relaxed(float* p, float a, float b, float c, float d) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(a), "f"(b), "f"(c), "f"(d)
                : "memory");
 }
-// *p += v; the value before.
+// *p += v; returns the value before.
 __device__ inline uint32_t fetch_add_relaxed(uint32_t* p, uint32_t v) {
   uint32_t old;
   asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
@@ -117,7 +117,7 @@ __device__ inline uint32_t fetch_add_acq_rel(uint32_t* p, uint32_t v) {
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
   return old;
 }
-// *p = desired if it is `expected`; the value before.
+// *p = desired if *p is `expected`; returns the value before.
 __device__ inline uint32_t compare_exchange_acq_rel(uint32_t* p, uint32_t expected, uint32_t desired) {
   uint32_t old;
   asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], %2, %3;"

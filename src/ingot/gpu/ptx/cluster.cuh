@@ -1,6 +1,6 @@
 #pragma once
-// Thread block clusters: rank, barrier, and stores to a neighbour's shared memory. Before sm_90 there are none: a block
-// is its own cluster, for the functions that row kernels use.
+// Thread block clusters: rank, barrier, and stores to the shared memory of another block of the cluster. Before sm_90
+// there are no clusters: each block is then a cluster of its own, for the functions that row kernels use.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
@@ -33,8 +33,8 @@ __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
-// For those who have nothing to show but barriers, which fence_mbarrier_init() releases: cluster_arrive() waits until
-// the whole GPU sees all that the thread has written.
+// For threads that publish only mbarriers, which fence_mbarrier_init() releases. cluster_arrive() would wait until the
+// whole GPU sees all earlier writes of the thread.
 __device__ inline void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -44,8 +44,8 @@ __device__ inline void cluster_wait() {
 #endif
 }
 
-// Writes `value` where block `rank` of the cluster keeps its copy of `local`. The block must have started (one cluster
-// barrier) and must not have ended (another one after the store).
+// Writes `value` to block `rank`'s copy of `local`. That block must have started (one cluster barrier) and must not
+// have ended (another one after the store).
 __device__ inline void cluster_store(float* local, uint32_t rank, float value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   *local = value;
@@ -58,8 +58,9 @@ __device__ inline void cluster_store(float* local, uint32_t rank, float value) {
 #endif
 }
 
-// The same for a word that carries its own news (a value and the number of its round, say): no fence, no barrier, and
-// so no waiting for this thread's other stores. Whoever polls it with cluster_load_relaxed sees all of it or nothing.
+// The same for a word that tells by itself that it has arrived (a value and the number of its round, say): without
+// fence and barrier, so this thread does not wait for its other stores. A thread that polls the word with
+// cluster_load_relaxed sees all of it or none.
 __device__ inline void cluster_store_relaxed(uint64_t* local, uint32_t rank, uint64_t word) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   *static_cast<volatile uint64_t*>(local) = word;
@@ -81,8 +82,8 @@ __device__ inline uint64_t cluster_load_relaxed(const uint64_t* local) {
 #endif
 }
 
-// Where block `rank` of the cluster keeps its copy of `local`: an address for the functions below, for remote mbarrier
-// arrivals and for copies between blocks.
+// The address of block `rank`'s copy of `local`, for the functions below, for remote mbarrier arrivals and for copies
+// between blocks.
 __device__ inline uint32_t cluster_address(const void* local, uint32_t rank) {
   uint32_t address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(local)), "r"(rank));
@@ -105,7 +106,7 @@ __device__ inline void cluster_load(uint32_t address, uint32_t (&w)[4]) {
                : "r"(address)
                : "memory");
 }
-// The mask of a multicast to blocks first, first + 1, ... of the cluster.
+// The mask of a multicast to the blocks first, first + 1, ... of the cluster.
 constexpr uint16_t multicast_mask(uint32_t first, uint32_t blocks) { return uint16_t(((1u << blocks) - 1) << first); }
 
 }  // namespace ingot::ptx

@@ -1,6 +1,6 @@
 #pragma once
-// Global memory, 4 to 16 bytes a thread, with the cache hints that row kernels need. Addresses are aligned to the
-// width.
+// Loads and stores of global memory, 4 to 16 bytes per thread, with the cache hints that row kernels need. Addresses
+// are aligned to the width.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
@@ -8,7 +8,8 @@
 
 namespace ingot::ptx {
 
-// Loads that leave L1 to what is read again (weights). Not the read-only path: the output may alias the input.
+// Loads that bypass L1, which is left to data that is read again (weights). The read-only path is not used, because the
+// output may alias the input.
 __device__ inline void load_streaming(const void* p, uint32_t (&w)[1]) {
   asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(w[0]) : "l"(p) : "memory");
 }
@@ -22,8 +23,9 @@ __device__ inline void load_streaming(const void* p, uint32_t (&w)[4]) {
                : "memory");
 }
 
-// For what is read twice: the first time it is told to stay in L1 and, at the cost of all else, in L2; the second time
-// to be the first to leave both. Without the second it stays for long, so that what is written leaves L2 before it.
+// For data that is read twice. The first load asks L1 and, at the cost of all other data, L2 to keep the line; the
+// second load asks both to evict it first. Without the second hint the line stays for long, so that written lines leave
+// L2 before it.
 // Before sm_80 plain loads; no result changes.
 __device__ inline void load_keeping(const void* p, uint32_t (&w)[2]) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -49,7 +51,7 @@ __device__ inline void load_keeping(const void* p, uint32_t (&w)[4]) {
   load_streaming(p, w);
 #endif
 }
-// In L2 alone: L1 is left to what is read again.
+// In L2 alone: L1 is left to data that is read again.
 __device__ inline void load_keeping_l2(const void* p, uint32_t (&w)[2]) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile(
@@ -87,8 +89,9 @@ __device__ inline void load_dropping(const void* p, uint32_t (&w)[4]) {
 #endif
 }
 
-// Loads through L1, for what other warps of the SM read too; zeros where there is nothing to read. The zeros and the
-// load are one text, as the compiler would wait for the load to choose between the two.
+// Loads through L1, for data that other warps of the SM also read; zeros where the thread has nothing to read. The
+// zeros and the load are one piece of assembly, because otherwise the compiler would wait for the load in order to
+// choose between the two.
 __device__ inline void load_cached_or_zero(const void* p, bool there, uint32_t (&w)[4]) {
   asm volatile(
       "{.reg .pred there; setp.ne.b32 there, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
@@ -98,7 +101,7 @@ __device__ inline void load_cached_or_zero(const void* p, bool there, uint32_t (
       : "memory");
 }
 
-// Stores that leave L1 to what is read again.
+// Stores that bypass L1, which is left to data that is read again.
 __device__ inline void store_streaming(void* p, const uint32_t (&w)[2]) {
   asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
 }
@@ -108,7 +111,7 @@ __device__ inline void store_streaming(void* p, const uint32_t (&w)[4]) {
                : "memory");
 }
 
-// Stores that are the first to leave L2: for outputs larger than L2, which nobody can read back from there.
+// Stores whose lines leave L2 first: for outputs larger than L2, which no kernel can read back from there.
 __device__ inline void store_evict_first(void* p, const uint32_t (&w)[1]) {
   asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory");
 }
@@ -120,15 +123,15 @@ __device__ inline void store_evict_first(void* p, const uint32_t (&w)[4]) {
                : "memory");
 }
 
-// Asks L2 for what will be read soon. Changes nothing that anybody can see: the bytes may still be written. Address and
-// size in multiples of 16.
+// Prefetches data into L2. No result changes: the bytes may still be written before they are read. Address and size are
+// multiples of 16.
 __device__ inline void prefetch_to_l2(const void* p, uint32_t bytes) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
 #endif
 }
 
-// Shared memory by address.
+// Loads and stores of shared memory by address.
 __device__ inline void load_shared(uint32_t (&w)[1], uint32_t address) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(w[0]) : "r"(address) : "memory");
 }

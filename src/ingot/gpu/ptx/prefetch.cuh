@@ -1,6 +1,6 @@
 #pragma once
-// Asking L2 for what will be read by loads that it is asked to keep (memory.cuh). Changes nothing that anybody can see:
-// the bytes may still be written.
+// Prefetches into L2 data that will be loaded with the hint to keep it (memory.cuh). No result changes: the bytes may
+// still be written before they are read.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
@@ -8,8 +8,8 @@
 
 namespace ingot::ptx {
 
-// As prefetch_to_l2, to stay as those loads' lines do: beside them it would be the first to go. Address and size in
-// multiples of 16.
+// As prefetch_to_l2, with the same hint to keep the lines; without the hint they would be evicted first. Address and
+// size are multiples of 16.
 __device__ inline void prefetch_to_l2_keeping(const void* p, uint32_t bytes) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile(

@@ -1,7 +1,7 @@
 #pragma once
-// Registers move from the warps that copy to the warps that multiply. N: registers a thread, a multiple of 8 from 24 to
-// 256. All warps of a warpgroup call it, each role in one branch of a single if/else, in a kernel with
-// __launch_bounds__(threads, 1); else ptxas ignores it and says so (C7508).
+// Moves registers from the warps that copy to the warps that multiply. N: registers per thread, a multiple of 8 from 24
+// to 256. All warps of a warpgroup call the function, each role in one branch of a single if/else, in a kernel with
+// __launch_bounds__(threads, 1); otherwise ptxas ignores the request and reports C7508.
 namespace ingot::ptx {
 
 template <int N> __device__ inline void increase_registers() {

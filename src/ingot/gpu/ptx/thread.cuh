@@ -1,5 +1,5 @@
 #pragma once
-// What a thread may ask the hardware: the time, whether it is the elected lane of its warp; sleep and trap.
+// The clock, the elected lane of a warp, sleep and trap.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
@@ -31,7 +31,7 @@ __device__ inline bool elect_one() {
   return elected != 0;
 }
 __device__ inline void sleep(uint32_t nanoseconds) { asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds) : "memory"); }
-// Kills the kernel with an error that the process cannot clear: for states that only a bug can reach.
+// Ends the kernel with an error that the process cannot clear: for states that only a bug can reach.
 __device__ inline void trap() { asm volatile("trap;"); }
 
 }  // namespace ingot::ptx

@@ -6,11 +6,11 @@ namespace ingot::tile {
 
 template <class V, int kThreads> struct BlockSumMemory { V of_warps[kThreads / 32]; };
 
-// Over the block, `add(a, b)` being what two parts come to. May be called again with the same memory.
+// A reduction over the block by `add(a, b)`. The function may be called again with the same memory.
 template <int kThreads, class V, class Add>
 __device__ inline V block_reduce(V v, BlockSumMemory<V, kThreads>& memory, Add&& add) {
   for (int step = 16; step > 0; step /= 2) v = add(v, __shfl_xor_sync(~0u, v, step));
-  __syncthreads();  // who read what was there before
+  __syncthreads();  // the threads that read the previous sums
   if (threadIdx.x % 32 == 0) memory.of_warps[threadIdx.x / 32] = v;
   __syncthreads();
   V sum = memory.of_warps[0];

@@ -1,5 +1,6 @@
 #pragma once
-// All threads of a cluster meet: barriers that one of them has made are ready, and what any has written is there.
+// A barrier of all threads of a cluster: mbarriers that a thread has initialised can then be used, and earlier writes
+// of all threads are visible.
 #include "ingot/gpu/ptx/cluster.cuh"
 
 namespace ingot::tile {

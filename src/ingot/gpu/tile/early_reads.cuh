@@ -1,6 +1,6 @@
 #pragma once
-// What a grid reads first, asked for while earlier kernels still end. L2 is where everybody's writes meet, so what they
-// change there is changed for this kernel too.
+// Prefetches the first operands of a grid into L2 while earlier kernels are still ending. All writes of the GPU meet in
+// L2, so a prefetched line also receives the earlier kernels' later writes.
 #include <algorithm>
 #include <cstdint>
 
@@ -9,24 +9,25 @@
 
 namespace ingot::tile {
 
-// Of all operands together. What half of the threads of an H200 load at once: memory has work until the others have
-// asked for theirs. More delays the kernel before: 8 MB cost what 4 gain.
+// The bytes of all operands together: as many as half of the threads of an H200 load at once, so that the memory is
+// busy until the other threads have issued their loads. More would delay the kernel before: 8 MB cost what 4 MB gain.
 constexpr int64_t kEarlyBytes = int64_t(4) << 20;
 
-// How many of the first blocks ask, if each reads so many bytes.
+// The number of blocks that prefetch, where each block reads so many bytes.
 constexpr uint32_t early_blocks(int64_t bytes_of_block) { return uint32_t(kEarlyBytes / bytes_of_block); }
 
-// Of an operand without gaps the first `blocks` blocks ask for `bytes` each. Who asks for what does not matter.
+// The first `blocks` blocks prefetch `bytes` each of an operand without gaps. Which block prefetches which bytes does
+// not matter.
 struct EarlyReads {
   uint32_t blocks = 0, bytes = 0;
 };
-// For a grid that reads each of so many operands of so many bytes in order.
+// For a grid that reads `operands` operands of `operand_bytes` bytes each, in order.
 inline EarlyReads early_reads(int64_t operand_bytes, int64_t grid, int operands = 1) {
   const int64_t bytes = operand_bytes / grid / 16 * 16;
   if (bytes == 0) return {};
   return {uint32_t(std::min<int64_t>(grid, early_blocks(bytes * operands))), uint32_t(bytes)};
 }
-// kKeep: it is loaded by loads that L2 is asked to keep.
+// kKeep: the kernel loads the operand with the hint to keep it in L2.
 template <bool kKeep> __device__ inline void ask_early(const EarlyReads& e, const void* operand) {
   if (blockIdx.x >= e.blocks || threadIdx.x != 0 || operand == nullptr) return;
   const char* const from = static_cast<const char*>(operand) + int64_t(blockIdx.x) * e.bytes;
@@ -36,8 +37,8 @@ template <bool kKeep> __device__ inline void ask_early(const EarlyReads& e, cons
     ptx::prefetch_to_l2(from, e.bytes);
 }
 
-// By one thread: units `first` to `first + count` of an operand, as far as they are of one row and whole pieces of 16
-// bytes; N elements each.
+// Called by one thread. Prefetches the units `first` to `first + count` of an operand (N elements each), as far as they
+// lie in one row and are whole pieces of 16 bytes.
 template <class T, int N>
 __device__ inline void ask_early(const Rows& operand, const RowUnits& units, uint32_t first, uint32_t count) {
   const Division place = place_of(units, first);

@@ -1,14 +1,15 @@
 #pragma once
-// Where device code waits, each wait bounded (watch.h says how they end).
-//     wait_or_trap(barrier, parity)             an mbarrier that this block, its cluster or the copy engine completes
-//     poll_or_trap(done)                        what other blocks bring about, all of which are running
+// Waits of device code. Every wait is bounded (watch.h describes how a wait ends that takes too long).
+//     wait_or_trap(barrier, parity)             an mbarrier on which this block, its cluster or the copy engine arrives
+//     poll_or_trap(done)                        a condition that other running blocks bring about
 //     wait(barrier, parity, watch, what)        as the first, in a kernel that has a Watch
 //     wait_at_least(flag, want, watch, what)    a counter that another block raises (flag_raise, or any release)
 //     grid_barrier(counter, watch, what)        all blocks; only in kernels launched with `cooperative`
-// The last three return false when they gave up. A kernel may ignore that and run on as long as no address or loop
-// bound depends on what it waited for; before its end it calls leave(), for copies may still be under way.
-// Two count polls instead, for which a clock costs too much, and trap: a cluster's sums (reduce.cuh) and words of which
-// a grid barrier said that they come (megakernel/sums.cuh).
+// The last three return false when a wait gave up. A kernel may ignore this result and run on, as long as no address
+// and no loop bound depends on the awaited data; before its end such a kernel calls leave(), because copies may still
+// be in flight.
+// Two other waits count polls and trap, because reading a clock would cost too much: the sums of a cluster
+// (reduce.cuh), and words that must arrive because a grid barrier has been passed (megakernel/sums.cuh).
 #include <cstdint>
 
 #include "ingot/gpu/ptx/atomics.cuh"
@@ -21,13 +22,13 @@
 
 namespace ingot::tile {
 
-constexpr uint32_t kTrapAfter = 10'000'000;  // of 1024 ns: far beyond any copy, any time slice under a debugger's tools
+constexpr uint32_t kTrapAfter = 10'000'000;  // of 1024 ns: far longer than any copy and any time slice under a debugger
 
-// Counted in 32 bits: one register across the loop, in kernels whose accumulators leave few.
+// The clock in 32 bits: one register across the loop, in kernels whose accumulators leave few registers.
 __device__ inline uint32_t coarse_timer() { return uint32_t(ptx::global_timer() >> 10); }
 
-// Where only a bug can keep done() from coming true. The first looks at the clock before it asks, the second only where
-// it has to ask again.
+// For conditions that only a bug can keep from becoming true. The first function reads the clock before it calls
+// done(), the second only after done() has returned false.
 template <class Done> __device__ __forceinline__ void poll_or_trap(Done&& done) {
   const uint32_t start = coarse_timer();
   while (!done())
@@ -42,22 +43,23 @@ template <class Done> __device__ __forceinline__ void ask_then_poll_or_trap(Done
 }
 
 #ifndef INGOT_EMULATE
-// For pipelines inside a block or cluster. Spelt out: by poll_or_trap() the registers of kernels with many waits are
-// others.
+// For pipelines inside a block or cluster. Written out, because kernels with many waits get a different number of
+// registers when this function calls poll_or_trap().
 __device__ inline void wait_or_trap(uint64_t* barrier, uint32_t parity) {
   if (ptx::mbarrier_try_wait(barrier, parity)) return;
   const uint32_t start = coarse_timer();
   while (!ptx::mbarrier_try_wait(barrier, parity))
     if (coarse_timer() - start > kTrapAfter) ptx::trap();
 }
-// The same by a whole warp, whose lanes then go on together: the compiler keeps what follows in uniform registers.
+// The same by a whole warp, whose lanes then go on together, so the compiler keeps the following values in uniform
+// registers.
 __device__ inline void wait_warp_or_trap(uint64_t* barrier, uint32_t parity) {
   if (__all_sync(~0u, ptx::mbarrier_try_wait(barrier, parity))) return;
   const uint32_t start = coarse_timer();
   while (!__all_sync(~0u, ptx::mbarrier_try_wait(barrier, parity)))
     if (coarse_timer() - start > kTrapAfter) ptx::trap();
 }
-// The same where other blocks of the cluster arrive: sees what they wrote before.
+// The same where other blocks of the cluster arrive: their earlier writes are then visible.
 __device__ inline void wait_cluster_or_trap(uint64_t* barrier, uint32_t parity) {
   if (ptx::mbarrier_try_wait_cluster(barrier, parity)) return;
   const uint32_t start = coarse_timer();
@@ -82,17 +84,18 @@ __device__ inline void give_up(const gpu::Watch& watch, uint32_t why, uint32_t w
   ptx::store_release_system(&r.state, why);
 }
 
-// Polls until done(), which may change `what` as it finds out. seen() is asked for the record only.
+// Polls until done() is true; done() may change `what`. seen() is called only for the record.
 template <class Done, class Seen>
 __device__ __forceinline__ bool wait_until(Done&& done, Seen&& seen, uint32_t expected, const gpu::Watch& watch,
                                            const uint32_t& what) {
   uint64_t start = 0;
   for (uint32_t polls = 1; !done(); ++polls) {
-    if (polls % 32 != 0) continue;  // the first polls are the ones that must answer at once
+    if (polls % 32 != 0) continue;  // the first polls are not delayed by looking at stop words and clock
     if (stopped(watch)) return false;
     const uint64_t now = ptx::global_timer();
     if (start == 0) start = now;
-    const bool by_host = polls % 1024 == 0 && ptx::load_acquire_system(watch.host_stop) != 0;  // over PCIe: rarely
+    const bool by_host =
+        polls % 1024 == 0 && ptx::load_acquire_system(watch.host_stop) != 0;  // over PCIe, therefore rarely
     if (by_host || now - start > watch.limit_ns) {
       give_up(watch, by_host ? gpu::kStoppedByHost : gpu::kTimedOut, what, expected, seen(), now - start);
       return false;
@@ -113,18 +116,19 @@ __device__ inline bool wait_cluster(uint64_t* barrier, uint32_t parity, const gp
 }
 #endif
 
-// Counters only grow; the comparison survives their wrapping around.
+// Counters only grow; the comparison also holds when a counter wraps around.
 __device__ inline bool reached(uint32_t value, uint32_t want) { return int32_t(value - want) >= 0; }
-// One thread waits; a block barrier hands what it saw to the others.
+// One thread waits; a block barrier then makes the data visible to the other threads.
 __device__ inline bool wait_at_least(const uint32_t* flag, uint32_t want, const gpu::Watch& watch, uint32_t what) {
   return wait_until([&] { return reached(ptx::load_acquire(flag), want); }, [&] { return ptx::load_relaxed(flag); },
                     want, watch, what);
 }
-// One thread raises, after a block barrier: releases what the whole block wrote.
+// One thread raises the flag after a block barrier, which releases the writes of the whole block.
 __device__ inline void flag_raise(uint32_t* flag, uint32_t by = 1) { ptx::add_release(flag, by); }
 
-// All threads of all blocks. The counter is zero before its first use and then serves any number of barriers, launches
-// and grid sizes: block 0 adds what makes the top bit flip when all have come. After a wait gave up it must be zeroed.
+// Called by all threads of all blocks. The counter is zero before its first use and then serves any number of barriers,
+// launches and grid sizes: block 0 adds a number that makes the top bit flip when all blocks have arrived. After a wait
+// gave up the counter must be set to zero.
 __device__ inline bool grid_barrier(uint32_t* counter, const gpu::Watch& watch, uint32_t what) {
   constexpr uint32_t kTop = 0x80000000u;
   __syncthreads();
@@ -137,8 +141,9 @@ __device__ inline bool grid_barrier(uint32_t* counter, const gpu::Watch& watch, 
   return __syncthreads_and(ok) != 0;
 }
 
-// Before the end of a kernel that ignores failed waits: bulk copies that nobody waited for may still be writing to this
-// block's shared memory. A millisecond is far more than they take; nothing happens in a kernel that was not stopped.
+// Called before the end of a kernel that ignores failed waits, because bulk copies for which no thread waited may still
+// be writing to this block's shared memory. A millisecond is far longer than such a copy takes. In a kernel that was
+// not stopped the function returns at once.
 __device__ inline void leave(const gpu::Watch& watch) {
   if (!stopped(watch)) return;
   const uint64_t start = ptx::global_timer();

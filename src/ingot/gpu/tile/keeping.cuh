@@ -1,5 +1,5 @@
 #pragma once
-// Loads of vectors that L2 is asked to keep, in L1 too or not.
+// Loads of vectors with the hint to keep them in L2, through L1 or not.
 #include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 

@@ -40,8 +40,8 @@ struct ClusterSumMemory {
   float partial[kMaxCluster];
 };
 
-// Sums one value per block over the cluster. The caller has executed cluster_arrive() at its start; here the matching
-// wait makes sure that every block of the cluster runs before its memory is written.
+// Sums one value per block over the cluster. The caller has executed cluster_arrive() at its start; the matching wait
+// in this function makes sure that every block of the cluster is running before its memory is written.
 __device__ inline float cluster_sum(float v, uint32_t blocks, ClusterSumMemory& memory) {
   ptx::cluster_wait();
   if (threadIdx.x < blocks) ptx::cluster_store(&memory.partial[ptx::cluster_rank()], threadIdx.x, v);
@@ -52,10 +52,10 @@ __device__ inline float cluster_sum(float v, uint32_t blocks, ClusterSumMemory& 
   return sum;
 }
 
-// Sums over groups of threads and over the blocks of a cluster, round after round. Other stores of the block may be
-// under way all the time: a value travels to other blocks together with the number of its round, as a barrier of the
-// cluster would wait for those stores too. One barrier of the group a round: whoever writes round n + 2 has passed the
-// one of n + 1, and so has everybody who read round n.
+// Sums over groups of threads and over the blocks of a cluster, round after round, while other stores of the block may
+// be in flight all the time. A value travels to other blocks together with the number of its round, because a barrier
+// of the cluster would also wait for those stores. A round has one barrier of the group: a thread that writes round n +
+// 2 has passed the barrier of round n + 1, as has every thread that read round n.
 template <int R> class RoundSums {
  public:
   static constexpr int kMaxThreads = 1024;
@@ -100,7 +100,7 @@ template <int R> class RoundSums {
   }
 
  private:
-  static constexpr int kMaxPolls = 1 << 26;  // seconds: only a block that died can be late by that much
+  static constexpr int kMaxPolls = 1 << 26;  // seconds: only a block that has died can be so late
 
   __device__ void add_warps(float (&v)[R], uint32_t count, uint32_t round) {
     float(&sums)[R][64] = memory_.of_warps[round & 1];

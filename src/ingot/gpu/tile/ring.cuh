@@ -12,7 +12,7 @@ template <uint32_t kStages> struct Ring {
   static constexpr uint32_t phase(uint32_t i) { return i / kStages & 1; }
 };
 
-// The same, carried along: no division where kStages is no power of two.
+// The same as running variables: no division where kStages is not a power of two.
 template <uint32_t kStages> struct RingCursor {
   uint32_t stage = 0, phase = 0;
   constexpr void advance() {
@@ -21,7 +21,7 @@ template <uint32_t kStages> struct RingCursor {
       phase ^= 1;
     }
   }
-  // As many fills further as a group of warps leaves to the others.
+  // Advances by the fills that a group of warps leaves to other groups.
   constexpr void advance(uint32_t fills) {
     stage += fills;
     phase ^= stage / kStages & 1;

@@ -1,6 +1,7 @@
 #pragma once
-// For pointwise kernels: a matrix cut into units of equal length (vectors or elements), one a thread at a time. Rows
-// may lie any distance apart; where no operand has gaps the matrix is one long row and nothing is divided.
+// For pointwise kernels: a matrix cut into units of equal length (vectors or elements), each processed by one thread.
+// Rows may lie any distance apart; where no operand has gaps the matrix is treated as one long row, and no division is
+// needed.
 #include <algorithm>
 
 #include "ingot/core/tensor.h"
@@ -39,7 +40,8 @@ inline bool rows_start_aligned(const Tensor& t, int64_t bytes) {
 
 constexpr int64_t kMaxUnits = int64_t(1) << 30;  // of one launch: divide() needs less than 2^31
 
-// Calls part(row, unit, RowUnits) for every launch's first row and unit: one, but for matrices of more than kMaxUnits.
+// Calls part(row, unit, RowUnits) with the first row and unit of every launch. There is one launch, except for matrices
+// of more than kMaxUnits units.
 template <class Part> void for_each_launch(int64_t rows, int64_t units_per_row, bool one_row, Part&& part) {
   if (one_row) units_per_row *= rows, rows = rows > 0 ? 1 : 0;
   if (units_per_row == 0) return;
@@ -54,7 +56,7 @@ template <class Part> void for_each_launch(int64_t rows, int64_t units_per_row, 
       part(row, unit, u);
     }
 }
-// The operand from there on.
+// The operand from this row and unit on.
 inline Rows moved(const Rows& r, int64_t row, int64_t element, DType t) {
   return {static_cast<char*>(r.data) + (row * r.stride + element) * size_of(t), r.stride};
 }

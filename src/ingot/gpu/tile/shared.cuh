@@ -1,7 +1,7 @@
 #pragma once
 // Shared memory, one variable per type and slot: `auto& memory = tile::shared<Memory>();`. Two calls with the same type
-// name the same memory; give the second another slot. Kernels that also run in emulation take it from here instead of
-// from __shared__.
+// name the same memory, unless the second names another slot. Kernels that also run in emulation use this function in
+// place of __shared__.
 #include <cstdint>
 
 #ifdef INGOT_EMULATE
@@ -21,7 +21,7 @@ template <class T, int kSlot = 0> __device__ __forceinline__ T& shared() {
   __shared__ T memory;
   return memory;
 }
-// What the launch asked for (Launch::smem), aligned for swizzled tiles.
+// The launch's dynamic shared memory (Launch::smem), aligned for swizzled tiles.
 template <class T> __device__ __forceinline__ T* dynamic_shared() {
   extern __shared__ __align__(1024) char ingot_dynamic_shared[];
   return reinterpret_cast<T*>(ingot_dynamic_shared);

@@ -1,6 +1,6 @@
 #pragma once
-// Twelve bytes and a stamp in one access of 16: who reads the stamp it waits for has the bytes, without a fence on
-// either side. Stamps of one place never repeat while an old one may lie there.
+// Twelve bytes of data and a stamp in one access of 16 bytes: a reader that sees the awaited stamp has the data as
+// well, without a fence on either side. A stamp must not be reused in a place while an old one may still lie there.
 #include <cstdint>
 
 #include "ingot/gpu/ptx/atomics.cuh"
