@@ -580,7 +580,7 @@ class Chat(TinyGptOss):
         other = self.directory / "other.json"
         self.assertEqual(ingot("tokenizer", "train", "--data", ROOT / "LICENSE", "--vocab", 300, "--pattern", "o200k", "--out", other).returncode, 0)
         generate = ["generate", "--model", self.model, "--tokens", 3]
-        self.refuses(3, "other.json: found a tokenizer without the control tokens of Harmony .*, or --raw to go on", *generate, "--prompt", "Hi", "--tokenizer", other)
+        self.refuses(3, "other.json: found a tokenizer without the control tokens of a chat format .*, or --raw to continue", *generate, "--prompt", "Hi", "--tokenizer", other)
         run = ingot(*generate, "--prompt", "Hi", "--tokenizer", other, "--raw")
         self.assertEqual(run.returncode, 0, run.error)
         for option in ("--only-new", "--past-end"):

@@ -21,6 +21,7 @@ if(TARGET ingot_cli)
   set_tests_properties(cli cli_runs cli_gpt_oss PROPERTIES COST 60)
   add_test(NAME schema COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/schema_test.py $<TARGET_FILE:test_text_grammar>)
   add_test(NAME serve COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_test.py $<TARGET_FILE:ingot_cli>)
+  add_test(NAME serve_messages COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_messages_test.py $<TARGET_FILE:ingot_cli>)
   add_test(NAME serve_hostile COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_hostile_test.py $<TARGET_FILE:ingot_cli>)
   # What a few seconds of it show; ten minutes by hand. Sanitizers keep what was freed.
   set(growth 16)

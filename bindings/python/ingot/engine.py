@@ -24,7 +24,7 @@ class Answer:
     """What a model said. Times in seconds; prompt_tokens of which reused_tokens were known from the prompt before."""
     text: str  # of the final channel, or all where a model writes no headers; with raw=True all of it
     thoughts: str  # of the analysis channel
-    messages: list  # all of them, as (channel, recipient of a call or "", content)
+    messages: list  # all of them, as (channel, function that is called or "", content)
     ids: list  # as drawn, without the one that ended them
     finish: str  # "stop", "length", "context" or "cancelled"; "stop" also where a stop string ended it
     prompt_tokens: int

@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "ingot/core/check.h"
-#include "ingot/engines/generate/harmony_answer.h"
+#include "ingot/engines/generate/chat.h"
 #include "ingot/models/registry.h"
 #include "ingot/text/utf8.h"
 
@@ -86,9 +86,10 @@ nb::dict report_of(const Answer& a) {
   return d;
 }
 
-HarmonyRole role_named(const std::string& name) {
-  for (HarmonyRole r : {HarmonyRole::system, HarmonyRole::developer, HarmonyRole::user, HarmonyRole::assistant})
-    if (name == name_of(r)) return r;
+ChatRole role_named(const std::string& name) {
+  if (name == "system" || name == "developer") return ChatRole::instructions;
+  if (name == "user") return ChatRole::user;
+  if (name == "assistant") return ChatRole::assistant;
   fail(ErrorCode::invalid_argument, "engine: role: found ", name, ", expected system, developer, user or assistant");
 }
 
@@ -125,7 +126,7 @@ class Engine {
     out["vocab"] = d.vocab();
     out["weight_bytes"] = model_.weight_bytes;
     out["load_seconds"] = model_.load_seconds;
-    out["harmony"] = vocabulary_.harmony.has_value();
+    out["harmony"] = vocabulary_.chat != nullptr;  // whether it holds conversations
     out["note"] = model_.note;
     return out;
   }
@@ -166,30 +167,24 @@ class Engine {
   nb::dict answer(const std::vector<std::tuple<std::string, std::string>>& conversation, const std::string& identity,
                   const std::string& reasoning, const std::string& date, int64_t tokens, double temperature,
                   int64_t top_k, double top_p, double min_p, uint64_t seed, int64_t logprobs, nb::object on_text) {
-    if (!vocabulary_.harmony)
+    if (!vocabulary_.chat)
       fail(ErrorCode::unsupported,
-           "engine: found a tokenizer without the control tokens of Harmony (<|start|>, <|message|>, ...), expected "
-           "one that has them, or raw=True");
-    HarmonySystem system{.current_date = date, .reasoning = reasoning};
-    if (!identity.empty()) system.identity = identity;
-    std::vector<HarmonyMessage> messages = {{.role = HarmonyRole::system, .content = harmony_system_text(system)}};
-    for (const auto& [name, content] : conversation) {
-      HarmonyMessage m{.role = role_named(name), .content = content};
-      if (m.role == HarmonyRole::system) m.role = HarmonyRole::developer;  // whose words a client's system prompt is
-      if (m.role == HarmonyRole::developer) m.content = harmony_developer_text(content, {});
-      if (m.role == HarmonyRole::assistant) m.channel = "final";
-      messages.push_back(std::move(m));
-    }
+           "engine: found a tokenizer without the control tokens of a chat format (<|start|>, <|message|>, ...), "
+           "expected one that has them, or raw=True");
+    ChatConversation asked{.identity = identity, .date = date};
+    asked.effort = nearest_effort(*vocabulary_.chat, reasoning);
+    for (const auto& [name, content] : conversation)
+      asked.messages.push_back({.role = role_named(name), .content = content});
     Listener listener(std::move(on_text));
     const SessionOptions o = options_of(tokens, temperature, top_k, top_p, min_p, seed, logprobs, listener);
-    const HarmonyTurn turn = unlocked([&] {
-      return ingot::answer(session_, *vocabulary_.bpe, *vocabulary_.harmony, messages, o,
-                           [&](const HarmonyMessage& m, std::string_view text) { listener.hear(m.channel, text); });
+    const ChatTurn turn = unlocked([&] {
+      return ingot::answer(session_, *vocabulary_.chat, *vocabulary_.tokenizer, asked, o,
+                           [&](const ChatPart& part, std::string_view text) { listener.hear(part.label, text); });
     });
     listener.raise_what_was_raised();
     nb::dict d = report_of(turn.answer);
     nb::list said;
-    for (const HarmonyMessage& m : turn.messages) said.append(nb::make_tuple(m.channel, m.recipient, m.content));
+    for (const ChatPart& p : turn.parts) said.append(nb::make_tuple(p.label, p.name, p.content));
     d["messages"] = said;
     return d;
   }

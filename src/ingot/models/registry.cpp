@@ -72,8 +72,8 @@ OpenedModel open_model(const std::string& path, const DecoderOptions& options) {
   return m;
 }
 
-Vocabulary load_vocabulary(const std::string& path, const std::string& tokenizer, bool harmony) {
-  return model_kind_of(path).vocabulary(path, tokenizer, harmony);
+Vocabulary load_vocabulary(const std::string& path, const std::string& tokenizer, bool chat) {
+  return model_kind_of(path).vocabulary(path, tokenizer, chat);
 }
 
 }  // namespace ingot

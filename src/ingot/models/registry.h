@@ -12,15 +12,15 @@
 #include "ingot/models/decoder.h"
 #include "ingot/models/options.h"
 #include "ingot/text/byte_bpe.h"
-#include "ingot/text/harmony.h"
+#include "ingot/text/chat_format.h"
 
 namespace ingot {
 
 // A model's text.
 struct Vocabulary {
   std::shared_ptr<const Tokenizer> tokenizer;
-  const ByteBpe* bpe = nullptr;          // the same, where it is byte-level BPE
-  std::optional<HarmonyTokens> harmony;  // where it has the control tokens of that format; bpe is there then
+  const ByteBpe* bpe = nullptr;            // the same, where it is byte-level BPE
+  std::shared_ptr<const ChatFormat> chat;  // null: the model has no chat format and only continues text
 };
 
 using OpenOptions = DecoderOptions;  // the name until 0.2
@@ -39,10 +39,14 @@ struct ModelKind {
   // Whether a path holds such a model, told from names and small files. Whether it is whole, open() finds out.
   bool (*holds)(const std::string& path) = nullptr;
   OpenedModel (*open)(const std::string& path, const DecoderOptions& options) = nullptr;
-  // Its text; `tokenizer`: a file, or empty for the model's own. `harmony`: refuse one that cannot speak Harmony.
-  Vocabulary (*vocabulary)(const std::string& path, const std::string& tokenizer, bool harmony) = nullptr;
-  bool cuda = false;  // open() serves DeviceChoice::cuda
-  bool gpus = false;  // and several of them
+  // Its text and its chat format; `tokenizer`: a file, or empty for the model's own. `chat`: a vocabulary without a
+  // chat format is refused.
+  Vocabulary (*vocabulary)(const std::string& path, const std::string& tokenizer, bool chat) = nullptr;
+  // The longest context of the model; null: opening the model tells.
+  int64_t (*context)(const std::string& path) = nullptr;
+  bool cuda = false;   // open() serves DeviceChoice::cuda
+  bool gpus = false;   // and several of them
+  bool chats = false;  // vocabularies have a chat format where their tokens allow one
 };
 
 void register_model(const ModelKind& kind);  // before other threads look
@@ -52,6 +56,6 @@ const ModelKind& model_kind_of(const std::string& path);
 // Error{not_found} where there is nothing, Error{bad_data} where there is no model, Error{unsupported} where this
 // build, machine or kind cannot run on the device that was asked for.
 OpenedModel open_model(const std::string& path, const DecoderOptions& options = {});
-Vocabulary load_vocabulary(const std::string& path, const std::string& tokenizer = {}, bool harmony = false);
+Vocabulary load_vocabulary(const std::string& path, const std::string& tokenizer = {}, bool chat = false);
 
 }  // namespace ingot

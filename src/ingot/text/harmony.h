@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ingot/text/byte_bpe.h"
+#include "ingot/text/chat_format.h"
 #include "ingot/text/utf8.h"
 
 namespace ingot {
@@ -27,10 +28,7 @@ struct HarmonyMessage {
   bool operator==(const HarmonyMessage&) const = default;
 };
 
-struct HarmonyFunction {
-  std::string name, description;
-  std::string parameters;  // a JSON schema, or empty: none
-};
+using HarmonyFunction = ChatFunction;
 struct HarmonyNamespace {
   std::string name, description;
   std::vector<HarmonyFunction> functions;

@@ -12,11 +12,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <random>
 #include <set>
 
 #include "ingot/core/log.h"
+#include "ingot/engines/serve/messages.h"
 #include "ingot/io/codecs/sha256.h"
 
 namespace ingot::server {
@@ -53,6 +55,7 @@ struct Delivery {
   std::mutex mutex;
   MHD_Connection* connection = nullptr;  // null once the request is over
   bool streams = false, asleep = false, ended = false;
+  bool of_messages = false;  // Exchange
   int status = 200;
   std::string waiting;  // bytes to send
   double stall_seconds = 0;
@@ -105,7 +108,10 @@ struct Delivery {
     wake();
   }
   // The scheduler is too late to end it.
-  void cut_off(const ApiError& e) { end(e.status, streams ? "data: " + to_json(e) + "\n\n" : to_json(e)); }
+  void cut_off(const ApiError& e) {
+    const std::string json = of_messages ? to_messages_json(e) : to_json(e);
+    end(e.status, !streams ? json : (of_messages ? "event: error\ndata: " : "data: ") + json + "\n\n");
+  }
 };
 
 struct Reply {
@@ -119,7 +125,9 @@ struct Exchange {
   Connection* connection = nullptr;
   MHD_Connection* http = nullptr;
   std::atomic<bool> post = false;  // it has a body; the watcher looks at it
-  bool chat = false, responses = false;
+  enum class Kind { completion, chat, responses, messages, count_tokens, tokenize, detokenize };
+  Kind kind = Kind::completion;
+  bool of_messages = false;  // errors are told in Anthropic's form
   std::string client, origin, body;
   size_t received = 0;
   Clock::time_point started = Clock::now();
@@ -129,8 +137,8 @@ struct Exchange {
   std::shared_ptr<Service::Ticket> ticket;
 };
 
-Reply error_reply(const ApiError& e, bool close = false) {
-  return {.status = e.status, .body = to_json(e) + "\n", .close = close};
+Reply error_reply(const Exchange& x, const ApiError& e, bool close = false) {
+  return {.status = e.status, .body = (x.of_messages ? to_messages_json(e) : to_json(e)) + "\n", .close = close};
 }
 
 const char* header(MHD_Connection* c, const char* name) {
@@ -324,13 +332,16 @@ struct Server::Impl {
   }
   std::string check_key(MHD_Connection* c) const {
     if (key_hashes.empty()) return "";
-    const auto given = headers(c, "Authorization");
+    // Anthropic's clients send x-api-key, and some both.
+    const auto given = headers(c, "Authorization"), plain = headers(c, "X-Api-Key");
     std::string key;
+    if (given.empty() && plain.size() == 1) key = plain[0];
     if (given.size() == 1 && lower(given[0].substr(0, 7)) == "bearer ") key = given[0].substr(7);
     const std::string hash = sha256(key);
     bool known = false;
     for (const std::string& h : key_hashes) known |= same(h, hash);
-    if (!known || given.size() != 1) throw ApiError(401, "found no API key that is known here", "", "invalid_api_key");
+    if (!known || given.size() + plain.size() == 0 || given.size() > 1)
+      throw ApiError(401, "found no API key that is known here", "", "invalid_api_key");
     return hash;
   }
 
@@ -394,10 +405,19 @@ struct Server::Impl {
                            : stopping ? "{\"status\":\"closing\"}\n"
                                       : "{\"status\":\"loading\"}\n"};
     }
+    using Kind = Exchange::Kind;
+    static const std::map<std::string, Kind> kinds = {{"/v1/completions", Kind::completion},
+                                                      {"/v1/chat/completions", Kind::chat},
+                                                      {"/v1/responses", Kind::responses},
+                                                      {"/v1/messages", Kind::messages},
+                                                      {"/v1/messages/count_tokens", Kind::count_tokens},
+                                                      {"/tokenize", Kind::tokenize},
+                                                      {"/detokenize", Kind::detokenize}};
+    const auto kind = kinds.find(url);
+    x.post = kind != kinds.end();
+    if (x.post) x.kind = kind->second;
+    x.of_messages = x.post && (x.kind == Kind::messages || x.kind == Kind::count_tokens);
     x.client = check_key(x.http);
-    x.chat = url == "/v1/chat/completions";
-    x.responses = url == "/v1/responses";
-    x.post = x.chat || x.responses || url == "/v1/completions";
     constexpr std::string_view kOneModel = "/v1/models/";
     const bool one_model = url.starts_with(kOneModel);
     if (!x.post && url != "/v1/models" && !one_model && url != "/metrics")
@@ -446,14 +466,14 @@ struct Server::Impl {
     try {
       check_framing(x.http, url, method_text, version);
       check_size(x.http, url);
-    } catch (const ApiError& e) { return send(x, error_reply(e, true)); }
+    } catch (const ApiError& e) { return send(x, error_reply(x, e, true)); }
     try {
       check_host(x.http);
       x.origin = check_origin(x.http);
       auto reply = method == "OPTIONS" && !x.origin.empty() ? preflight(x.http) : route(x, url, method);
       return reply ? send_soon(x, std::move(*reply)) : MHD_YES;  // the body follows
     } catch (const ApiError& e) {
-      return method == "GET" ? send_soon(x, error_reply(e)) : send(x, error_reply(e, true));
+      return method == "GET" ? send_soon(x, error_reply(x, e)) : send(x, error_reply(x, e, true));
     }
   }
   // Before the body, if there is one, and the connection is closed; else where the library keeps it open.
@@ -464,15 +484,33 @@ struct Server::Impl {
     return MHD_YES;
   }
 
+  // What needs the model's vocabulary alone.
+  std::optional<Reply> answer_at_once(const Exchange& x) const {
+    const Service& s = *service.load();
+    const ApiLimits& l = options.limits;
+    switch (x.kind) {
+      case Exchange::Kind::tokenize: return Reply{.body = s.tokenize(parse_tokenize_request(x.body, l)) + "\n"};
+      case Exchange::Kind::detokenize: return Reply{.body = s.detokenize(parse_detokenize_request(x.body, l)) + "\n"};
+      case Exchange::Kind::count_tokens: return Reply{.body = s.count_tokens(parse_messages_request(x.body, l)) + "\n"};
+      default: return {};
+    }
+  }
+  ApiRequest request_of(const Exchange& x) const {
+    if (x.kind == Exchange::Kind::responses) return parse_responses_request(x.body, options.limits);
+    if (x.kind == Exchange::Kind::messages) return parse_messages_request(x.body, options.limits);
+    return parse_api_request(x.body, x.kind == Exchange::Kind::chat, options.limits);
+  }
+
   MHD_Result ask(Exchange& x) {
     try {
       if (x.received > size_t(options.limits.body)) throw too_large();
-      const ApiRequest request = x.responses ? parse_responses_request(x.body, options.limits)
-                                             : parse_api_request(x.body, x.chat, options.limits);
+      if (auto reply = answer_at_once(x)) return send(x, *reply);
+      const ApiRequest request = request_of(x);
       x.body = {};
       auto d = std::make_shared<Delivery>();
       d->connection = x.http;
       d->streams = request.stream;
+      d->of_messages = x.of_messages;
       d->stall_seconds = options.stall_seconds;
       Service* s = service;
       const auto ticket = s->ask(request, x.client,
@@ -484,9 +522,9 @@ struct Server::Impl {
         x.delivery = d;
         x.ticket = ticket;
       }
-    } catch (const ApiError& e) { return send(x, error_reply(e)); } catch (const std::exception& e) {
+    } catch (const ApiError& e) { return send(x, error_reply(x, e)); } catch (const std::exception& e) {
       log_error("request failed: ", e.what());
-      return send(x, error_reply(ApiError(500, "the request failed; the server's log says why")));
+      return send(x, error_reply(x, ApiError(500, "the request failed; the server's log says why")));
     }
     return x.delivery->streams ? send_stream(x) : deliver(x);
   }

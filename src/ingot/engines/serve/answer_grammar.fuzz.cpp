@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ingot/testing/fuzz.h"
+#include "ingot/text/harmony_bytes.test.h"
 
 namespace {
 
@@ -54,7 +55,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
           responses ? ingot::parse_responses_request(body) : ingot::parse_api_request(body, true);
       if (!ingot::has_grammar(r)) continue;
       ingot::Grammar grammar;
-      const ingot::Grammar::Rule rule = ingot::answer_grammar(grammar, r);
+      const ingot::Grammar::Rule rule = ingot::answer_grammar(grammar, r, ingot::testing::harmony_format());
       ingot::GrammarWalk walk(std::move(grammar), rule);
       for (uint64_t i = 0; i < 12; ++i) answer(walk, r, seed + i);
     } catch (const ingot::ApiError& e) {

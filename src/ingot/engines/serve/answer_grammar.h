@@ -1,6 +1,7 @@
 #pragma once
 // What an answer to a chat must be, where the request says more than that it is text: JSON, JSON of a schema, calls of
-// functions. It is said of the whole answer in Harmony, control tokens included; thoughts stay free.
+// functions. The rule is that of the whole answer in the model's chat format, control tokens included; thoughts stay
+// free.
 #include "ingot/engines/serve/api_request.h"
 #include "ingot/text/grammar/grammar.h"
 
@@ -8,11 +9,9 @@ namespace ingot {
 
 // Where not, the answer is drawn freely.
 bool has_grammar(const ApiRequest& request);
-// What follows <|start|>assistant, to the token that ends the answer. A schema outside of what json_schema.h reads is
-// an ApiError that names the place.
-Grammar::Rule answer_grammar(Grammar& grammar, const ApiRequest& request);
-// The ids of its control symbols.
-std::vector<int32_t> grammar_controls(const HarmonyTokens& tokens);
+// What follows the prompt, to the token that ends the answer. A schema outside of what json_schema.h reads is an
+// ApiError that names the place.
+Grammar::Rule answer_grammar(Grammar& grammar, const ApiRequest& request, const ChatFormat& chat);
 // Equal for requests of one grammar.
 std::string grammar_key(const ApiRequest& request);
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "ingot/text/harmony_bytes.test.h"
+
 namespace ingot {
 namespace {
 
@@ -10,7 +12,7 @@ bool accepts(const ApiRequest& r, const std::string& answer) {
   static const std::vector<std::string> controls = {"<|start|>",     "<|end|>",    "<|message|>", "<|channel|>",
                                                     "<|constrain|>", "<|return|>", "<|call|>"};
   Grammar g;
-  const Grammar::Rule rule = answer_grammar(g, r);
+  const Grammar::Rule rule = answer_grammar(g, r, testing::harmony_format());
   GrammarWalk walk(std::move(g), rule);
   int32_t state = walk.start();
   for (size_t at = 0; at < answer.size() && state != GrammarWalk::kDead;) {
@@ -69,7 +71,7 @@ TEST(answer_grammar, a_forced_call_without_strict_holds_what_can_be_held_of_its_
     EXPECT_FALSE(accepts(forced("false"), call_of("f", bad))) << bad;
   Grammar g;
   try {
-    answer_grammar(g, forced("true"));
+    answer_grammar(g, forced("true"), testing::harmony_format());
     FAIL();
   } catch (const ApiError& e) { EXPECT_EQ(e.param, "tools.f.parameters.properties.y.uniqueItems"); }
 }
@@ -102,7 +104,7 @@ TEST(answer_grammar, a_schema_that_is_not_read_is_a_client_s_error_that_names_th
   const auto refusal = [](const std::string& more) {
     try {
       Grammar g;
-      answer_grammar(g, request(more));
+      answer_grammar(g, request(more), testing::harmony_format());
     } catch (const ApiError& e) { return std::to_string(e.status) + " " + e.param; }
     return std::string("accepted");
   };

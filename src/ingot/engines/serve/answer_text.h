@@ -1,13 +1,14 @@
 #pragma once
 // What a client reads of an answer's ids, piece by piece: text, thoughts, calls of functions, logprobs. Pieces are
 // whole characters, and together they are the text that ends before the first stop string.
-#include <optional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "ingot/engines/serve/scheduler.h"
 #include "ingot/models/registry.h"
+#include "ingot/text/utf8.h"
 
 namespace ingot {
 
@@ -19,10 +20,11 @@ class StopStrings {
   std::string push(std::string_view text);
   std::string finish();  // what still waited
   bool found() const { return found_; }
+  const std::string& which() const { return which_; }  // the string that was found
 
  private:
   std::vector<std::string> stops_;
-  std::string waiting_;
+  std::string waiting_, which_;
   bool found_ = false;
 };
 
@@ -47,9 +49,9 @@ struct AnswerPiece {
 class AnswerText {
  public:
   struct Options {
-    bool harmony = false;
+    bool chat = false;                   // the ids are an answer in the vocabulary's chat format
     std::vector<std::string> stop;       // ends the text; thoughts and calls go on
-    std::vector<std::string> functions;  // declared by the request, so that a call may name one without its namespace
+    std::vector<std::string> functions;  // that the request declares
   };
   // The vocabulary must outlive it.
   AnswerText(const Vocabulary& vocabulary, Options options);
@@ -58,23 +60,18 @@ class AnswerText {
   AnswerPiece finish(int32_t stop_id);
   bool ended() const { return ended_; }  // no id that follows can add anything
   bool called() const { return calls_ > 0; }
-  int64_t thought_tokens() const { return thought_tokens_; }  // without control tokens
+  int64_t thought_tokens() const { return thought_tokens_; }         // without control tokens
+  const std::string& stop_string() const { return stops_.which(); }  // the one that ended the text, or empty
 
  private:
-  void read_harmony(AnswerPiece& piece, bool finished);
-  std::string called_function(const HarmonyMessage& m) const;
+  void add_deltas(AnswerPiece& piece, const std::vector<ChatDelta>& deltas);
   void add_text(AnswerPiece& piece, std::string_view text);
   void release(AnswerPiece& piece);
   const Vocabulary& vocabulary_;
-  const Options options_;
-  std::optional<HarmonyParser> parser_;
+  std::unique_ptr<ChatParser> parser_;
   Utf8Stream characters_;
   StopStrings stops_;
-  enum class Inside { header, thought, text, call };
-  Inside inside(const HarmonyMessage& m) const;
   bool ended_ = false;
-  Inside inside_ = Inside::header;
-  size_t message_ = 0, bytes_ = 0;  // the message that grows, and its bytes that were read
   size_t calls_ = 0;
   int64_t thought_tokens_ = 0;
   int64_t read_ = 0, shown_ = 0;  // bytes of text

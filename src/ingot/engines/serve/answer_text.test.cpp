@@ -4,6 +4,7 @@
 
 #include "ingot/core/rng.h"
 #include "ingot/text/byte_tokenizer.test.h"
+#include "ingot/text/harmony_bytes.test.h"
 
 namespace ingot {
 namespace {
@@ -88,18 +89,8 @@ TEST(answer_text, a_stop_string_ends_the_text_and_its_logprobs) {
 
 // Harmony's control tokens above the bytes.
 struct Harmony {
-  static constexpr const char* kNames[] = {"<|startoftext|>", "<|endoftext|>", "<|return|>",
-                                           "<|constrain|>",   "<|channel|>",   "<|start|>",
-                                           "<|end|>",         "<|message|>",   "<|call|>"};
-  std::shared_ptr<const ByteBpe> bpe;
-  Vocabulary vocabulary;
-  Harmony() {
-    ByteBpeRules rules{.pattern = WordPattern::o200k};
-    for (int b = 0; b < 256; ++b) rules.tokens.push_back(std::string(1, char(b)));
-    for (const char* name : kNames) rules.specials.push_back({256 + int32_t(rules.specials.size()), name});
-    bpe = std::make_shared<ByteBpe>(std::move(rules));
-    vocabulary = {.tokenizer = bpe, .bpe = bpe.get(), .harmony = HarmonyTokens(*bpe, "test")};
-  }
+  std::shared_ptr<const ByteBpe> bpe = testing::harmony_bytes();
+  Vocabulary vocabulary{.tokenizer = bpe, .bpe = bpe.get(), .chat = std::make_shared<HarmonyFormat>(bpe, "test")};
   // "[channel]" and the like are control tokens here.
   std::vector<int32_t> ids(const std::string& text) const {
     std::vector<int32_t> out;
@@ -111,7 +102,7 @@ struct Harmony {
       }
       const std::string name = "<|" + text.substr(at + 1, end - at - 1) + "|>";
       for (int32_t i = 0; i < 9; ++i)
-        if (name == kNames[i]) out.push_back(256 + i);
+        if (name == testing::kHarmonyNames[i]) out.push_back(256 + i);
       at = end;
     }
     return out;
@@ -122,7 +113,7 @@ struct Harmony {
     bool called, ended;
   };
   Read read(const std::string& said, AnswerText::Options o = {}, int32_t stop_id = -1) const {
-    o.harmony = true;
+    o.chat = true;
     AnswerText a(vocabulary, o);
     Read r;
     const auto add = [&](const AnswerPiece& p) {
@@ -198,7 +189,7 @@ TEST(answer_text, a_call_may_leave_out_the_namespace_and_its_name_is_one_that_a_
 
 TEST(answer_text, tokens_of_thoughts_are_counted) {
   const Harmony h;
-  AnswerText a(h.vocabulary, {.harmony = true});
+  AnswerText a(h.vocabulary, {.chat = true});
   for (const int32_t id : h.ids("[channel]analysis[message]four[end][start]assistant[channel]final[message]Yes."))
     a.push(id, nullptr);
   EXPECT_EQ(a.thought_tokens(), 4);
@@ -212,7 +203,10 @@ TEST(answer_text, any_ids_are_read_and_none_of_them_shows_a_control_token) {
     for (uint64_t i = 0; i < 40; ++i) {
       const uint32_t k = rng.bits(i) % 14;
       const char* const words[] = {"final", "analysis", "user", " to=functions.f", "x"};
-      said += k < 9 ? "[" + std::string(Harmony::kNames[k]).substr(2, std::string(Harmony::kNames[k]).size() - 4) + "]"
+      said += k < 9 ? "[" +
+                          std::string(testing::kHarmonyNames[k])
+                              .substr(2, std::string(testing::kHarmonyNames[k]).size() - 4) +
+                          "]"
                     : words[k - 9];
     }
     const auto r = h.read(said, {.functions = {"f"}});

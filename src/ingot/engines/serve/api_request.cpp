@@ -130,11 +130,10 @@ class Object {
   std::vector<std::string> known_;
 };
 
-// none and minimal are low, xhigh and max are high: the nearest efforts that the model was trained with.
 std::string effort_of(Object& object, const char* key) {
-  const std::string effort = object.choice(key, {"", "none", "minimal", "low", "medium", "high", "xhigh", "max"});
-  if (effort == "none" || effort == "minimal") return "low";
-  return effort == "xhigh" || effort == "max" ? "high" : effort;
+  std::vector<std::string> known = {""};
+  known.insert(known.end(), chat_efforts().begin(), chat_efforts().end());
+  return object.choice(key, known);
 }
 
 std::vector<int32_t> ids_of(const Json& list, const std::string& param) {
@@ -261,7 +260,7 @@ class Source {
 
 // Name, description and parameters; all of the object's fields are read. `at`: the keys that lead to it.
 void read_function(Object& function, const Source& source, std::vector<std::string> at, ApiRequest& r) {
-  HarmonyFunction f{.name = function.require_text("name"), .description = function.text("description")};
+  ChatFunction f{.name = function.require_text("name"), .description = function.text("description")};
   check_name(f.name, function.path("name"));
   if (const Json* parameters = function.find("parameters")) {
     if (!parameters->is_object()) refuse_value(function.path("parameters"), *parameters, "a JSON schema");
@@ -322,7 +321,7 @@ void read_tool_choice(Object& body, ApiRequest& r) {
       function.finish();
     }
     object.finish();
-    if (std::none_of(r.tools.begin(), r.tools.end(), [&](const HarmonyFunction& f) { return f.name == r.forced; }))
+    if (std::none_of(r.tools.begin(), r.tools.end(), [&](const ChatFunction& f) { return f.name == r.forced; }))
       refuse("tool_choice", "found '", r.forced.substr(0, 80), "', expected a function in tools");
   }
   if (r.tools.empty()) refuse("tool_choice", "found it without tools, expected at least one function");
@@ -420,16 +419,16 @@ void read_completion(Object& body, ApiRequest& r, const ApiLimits& limits) {
     throw ApiError(400, "best_of: it is not supported, expected 1", "best_of", "unsupported_parameter");
 }
 
-std::vector<std::string> stops_of(const Json& stop, const ApiLimits& limits) {
+std::vector<std::string> stops_of(const Json& stop, const ApiLimits& limits, const std::string& name = "stop") {
   const Json list = stop.is_string() ? Json::array({stop}) : stop;
   if (!list.is_array() || int64_t(list.size()) > limits.stops)
-    refuse_value("stop", stop, detail::concat("a string, or at most ", limits.stops));
+    refuse_value(name, stop, detail::concat("a string, or at most ", limits.stops));
   std::vector<std::string> stops;
   for (size_t i = 0; i < list.size(); ++i) {
-    if (!list[i].is_string()) refuse_value(element("stop", i), list[i], "a string");
+    if (!list[i].is_string()) refuse_value(element(name, i), list[i], "a string");
     const std::string text = list[i].get<std::string>();
     if (text.empty() || int64_t(text.size()) > limits.stop_bytes)
-      refuse(element("stop", i), "found ", text.size(), " bytes, expected 1 to ", limits.stop_bytes);
+      refuse(element(name, i), "found ", text.size(), " bytes, expected 1 to ", limits.stop_bytes);
     stops.push_back(text);
   }
   return stops;
@@ -654,71 +653,234 @@ ApiRequest parse_api_request(std::string_view text, bool chat, const ApiLimits& 
 
 namespace {
 
-// A turn of the assistant: what it thought, what it said, what it called.
-void append_assistant(const ApiMessage& m, std::vector<HarmonyMessage>& to) {
-  const auto say = [&](const char* channel, const std::string& text) {
-    if (!text.empty()) to.push_back({.role = HarmonyRole::assistant, .channel = channel, .content = text});
-  };
-  say("analysis", m.reasoning);
-  say(m.calls.empty() ? "final" : "commentary", m.content);
-  for (const ApiCall& c : m.calls)
-    to.push_back({.role = HarmonyRole::assistant,
-                  .recipient = "functions." + c.name,
-                  .channel = "commentary",
-                  .content_type = "<|constrain|>json",
-                  .content = c.arguments});
+// --- Anthropic's form
+// What one block adds to a turn. Results are messages of their own, which stand before the user's text.
+void read_block(Object& block, ApiMessage& turn, std::vector<ApiMessage>& results) {
+  const std::string type = block.require_text("type");
+  if (type == "text") {
+    turn.content += block.require_text("text");
+    block.ignore({"citations"});
+  } else if (type == "thinking" && turn.role == "assistant") {
+    turn.reasoning += block.text("thinking");
+    block.ignore({"signature"});
+  } else if (type == "redacted_thinking" && turn.role == "assistant") {
+    block.ignore({"data"});
+  } else if (type == "tool_use" && turn.role == "assistant") {
+    ApiCall call{.id = block.require_text("id"), .name = block.require_text("name")};
+    check_name(call.name, block.path("name"));
+    call.arguments = write_json(block.require("input"));
+    block.ignore({"caller"});
+    turn.calls.push_back(std::move(call));
+  } else if (type == "tool_result" && turn.role == "user") {
+    ApiMessage result{.role = "tool", .call_id = block.require_text("tool_use_id"), .path = block.path("")};
+    result.path.pop_back();
+    result.content = content_of(block.find("content"), block.path("content"), block.reading());
+    if (block.flag("is_error")) result.content = "Error: " + result.content;
+    results.push_back(std::move(result));
+  } else {
+    refuse(block.path("type"), "found '", type.substr(0, 40), "' in a message by ", turn.role,
+           ", expected text, tool_result of the user, tool_use or thinking of the assistant");
+  }
+  block.ignore({"cache_control"});
+  block.finish();
 }
 
-// How a model of Harmony is told of the form its answer must have.
-std::string format_text(const ApiFormat& f) {
-  return "# Response Formats\n\n## " + f.name + "\n\n" + (f.description.empty() ? "" : "// " + f.description + "\n") +
-         f.schema;
+void read_turn(const Json& json, const std::string& path, Reading& reading, std::vector<ApiMessage>& to) {
+  Object object(json, path, reading);
+  ApiMessage turn{.path = path};
+  object.require("role");
+  turn.role = object.choice("role", {"user", "assistant", "system"});
+  const Json& content = object.require("content");
+  std::vector<ApiMessage> results;
+  if (content.is_array()) {
+    for (size_t i = 0; i < content.size(); ++i) {
+      Object block(content[i], element(object.path("content"), i), reading);
+      read_block(block, turn, results);
+    }
+  } else {
+    turn.content = content_of(&content, object.path("content"), reading);
+  }
+  object.finish();
+  const bool only_results = !results.empty() && turn.content.empty();
+  for (ApiMessage& r : results) to.push_back(std::move(r));
+  if (!only_results) to.push_back(std::move(turn));
 }
+
+void read_messages_tools(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits) {
+  const Json* tools = body.find("tools");
+  if (tools == nullptr) return;
+  if (!tools->is_array() || int64_t(tools->size()) > limits.tools)
+    refuse_value("tools", *tools, detail::concat("a list of at most ", limits.tools, " tools"));
+  for (size_t i = 0; i < tools->size(); ++i) {
+    Object tool((*tools)[i], element("tools", i), body.reading());
+    // Other types are tools that Anthropic's servers run or describe.
+    if (const std::string type = tool.text("type", "custom"); type != "custom") {
+      if (body.reading().strict) refuse(tool.path("type"), "found '", type.substr(0, 40), "', expected custom");
+      body.reading().ignore("tools[]", " of type " + type);
+      continue;
+    }
+    ChatFunction f{.name = tool.require_text("name"), .description = tool.text("description")};
+    check_name(f.name, tool.path("name"));
+    if (const Json* schema = tool.find("input_schema")) {
+      if (!schema->is_object()) refuse_value(tool.path("input_schema"), *schema, "a JSON schema");
+      f.parameters = source.at({"tools", std::to_string(i), "input_schema"});
+    }
+    if (tool.flag("strict")) r.strict.push_back(f.name);
+    tool.ignore({"cache_control", "eager_input_streaming", "defer_loading", "allowed_callers", "input_examples"});
+    tool.finish();
+    r.tools.push_back(std::move(f));
+  }
+}
+
+void read_messages_tool_choice(Object& body, ApiRequest& r) {
+  if (body.find("tool_choice") == nullptr) return;
+  Object choice = body.object("tool_choice");
+  choice.require("type");
+  const std::string type = choice.choice("type", {"auto", "any", "tool", "none"});
+  if (type == "any") r.forced = kAnyFunction;
+  if (type == "tool") {
+    r.forced = choice.require_text("name");
+    if (std::none_of(r.tools.begin(), r.tools.end(), [&](const ChatFunction& f) { return f.name == r.forced; }))
+      refuse("tool_choice.name", "found '", r.forced.substr(0, 80), "', expected a tool in tools");
+  }
+  if (type == "any" && r.tools.empty()) refuse("tool_choice", "found any without tools, expected at least one");
+  if (type == "none") r.tools.clear(), r.strict.clear();
+  choice.ignore({"disable_parallel_tool_use"});
+  choice.finish();
+}
+
+// How long to think: an effort, or a budget of tokens, which stands for the effort that usually takes as many.
+void read_thinking(Object& body, const Source& source, ApiRequest& r) {
+  r.shows_thoughts = false;
+  if (body.find("thinking") != nullptr) {
+    Object thinking = body.object("thinking");
+    thinking.require("type");
+    const std::string type = thinking.choice("type", {"enabled", "disabled", "adaptive"});
+    r.shows_thoughts = type != "disabled";
+    if (type == "disabled") r.reasoning = "none";
+    constexpr int64_t kLow = 4096, kMedium = 16384;
+    if (const auto budget = thinking.integer("budget_tokens", 1, INT32_MAX))
+      r.reasoning = *budget < kLow ? "low" : *budget < kMedium ? "medium" : "high";
+    if (thinking.text("display") == "omitted") r.shows_thoughts = false;
+    thinking.finish();
+  }
+  if (body.find("output_config") != nullptr) {
+    Object config = body.object("output_config");
+    if (const std::string effort = effort_of(config, "effort"); !effort.empty()) r.reasoning = effort;
+    if (config.find("format") != nullptr) {
+      Object format = config.object("format");
+      format.require("type");
+      format.choice("type", {"json_schema"});
+      const Json& schema = format.require("schema");
+      if (!schema.is_object()) refuse_value(format.path("schema"), schema, "a JSON schema");
+      r.format = {.kind = ApiFormat::Kind::schema, .name = "answer", .path = format.path("schema")};
+      r.format.schema = source.at({"output_config", "format", "schema"});
+      format.finish();
+    }
+    config.finish();
+  }
+}
+
+void read_messages(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits) {
+  if (const std::string system = content_of(body.find("system"), "system", body.reading()); !system.empty())
+    r.messages.push_back({.role = "system", .content = system, .path = "system"});
+  const Json& messages = body.require("messages");
+  if (!messages.is_array() || messages.empty()) refuse_value("messages", messages, "a list of at least one message");
+  for (size_t i = 0; i < messages.size(); ++i)
+    read_turn(messages[i], element("messages", i), body.reading(), r.messages);
+  if (r.messages.back().role == "assistant")
+    refuse(element("messages", messages.size() - 1),
+           "found a message by the assistant at the end, expected one by the user: the beginning of an answer cannot "
+           "be given");
+  if (r.n != 1) refuse("n", "found ", r.n, ", expected 1");
+  if (const auto tokens = body.integer("max_tokens", 1, INT32_MAX)) r.tokens = *tokens;
+  if (const Json* stop = body.find("stop_sequences")) r.stop = stops_of(*stop, limits, "stop_sequences");
+  read_messages_tools(body, source, r, limits);
+  read_messages_tool_choice(body, r);
+  read_thinking(body, source, r);
+  body.unsupported("container", nullptr);
+  body.unsupported("mcp_servers", Json::array());
+  body.ignore({"service_tier", "context_management", "inference_geo", "betas", "cache_control", "speed"});
+}
+
+}  // namespace
+
+ApiRequest parse_messages_request(std::string_view text, const ApiLimits& limits) {
+  const Json json = parse_body(text, limits);
+  ApiRequest r{.chat = true, .messages_api = true};
+  Reading reading{.strict = limits.strict_fields};
+  Object body(json, "", reading);
+  read_common(body, r, limits);
+  read_messages(body, Source(text), r, limits);
+  body.finish();
+  r.ignored = std::move(reading.ignored);
+  return r;
+}
+
+TokenizeRequest parse_tokenize_request(std::string_view text, const ApiLimits& limits) {
+  const Json json = parse_body(text, limits);
+  Reading reading{.strict = limits.strict_fields};
+  Object body(json, "", reading);
+  TokenizeRequest t;
+  t.pieces = body.flag("return_token_strs");
+  t.llama_pieces = body.flag("with_pieces");
+  if (body.find("messages") != nullptr) {
+    t.chat.chat = true;
+    read_chat(body, Source(text), t.chat, limits);
+    return t;
+  }
+  const bool of_vllm = body.find("prompt") != nullptr;
+  t.text = of_vllm ? body.require_text("prompt") : body.require_text("content");
+  t.special = body.flag(of_vllm ? "add_special_tokens" : "add_special", of_vllm);
+  return t;
+}
+
+std::vector<int32_t> parse_detokenize_request(std::string_view text, const ApiLimits& limits) {
+  const Json json = parse_body(text, limits);
+  Reading reading{.strict = limits.strict_fields};
+  Object body(json, "", reading);
+  const Json& tokens = body.require("tokens");
+  if (!tokens.is_array()) refuse_value("tokens", tokens, "a list of token ids");
+  return tokens.empty() ? std::vector<int32_t>() : ids_of(tokens, "tokens");
+}
+
+namespace {
 
 // The calls so far, by their ids; of two with one id the later.
 using CalledNames = std::unordered_map<std::string, std::string>;
 
 std::string called_function(const CalledNames& names, const ApiRequest& r, const ApiMessage& result) {
   if (const auto at = names.find(result.call_id); at != names.end()) return at->second;
-  refuse(result.path + (r.responses ? ".call_id" : ".tool_call_id"),
+  refuse(result.path + (r.responses      ? ".call_id"
+                        : r.messages_api ? ".tool_use_id"
+                                         : ".tool_call_id"),
          "found no call of that id in the messages before it");
 }
 
 }  // namespace
 
-std::vector<HarmonyMessage> conversation_of(const ApiRequest& r, const std::string& reasoning,
-                                            const std::string& date) {
-  HarmonySystem system;
-  system.reasoning = r.reasoning.empty() ? reasoning : r.reasoning;
-  system.current_date = date;
-  system.calls_functions = !r.tools.empty();
-  std::vector<HarmonyMessage> out = {{.role = HarmonyRole::system, .content = harmony_system_text(system)}};
-  // What stands at the top is the developer's; the model knows one such message, with the functions.
-  size_t i = 0;
-  std::string instructions;
-  const auto is_instruction = [](const ApiMessage& m) { return m.role == "system" || m.role == "developer"; };
-  for (; i < r.messages.size() && is_instruction(r.messages[i]); ++i)
-    instructions += (instructions.empty() ? "" : "\n\n") + r.messages[i].content;
-  std::string developer = harmony_developer_text(instructions, r.tools);
-  if (r.format.kind == ApiFormat::Kind::schema) developer += (developer.empty() ? "" : "\n\n") + format_text(r.format);
-  if (!developer.empty()) out.push_back({.role = HarmonyRole::developer, .content = developer});
+ChatConversation conversation_of(const ApiRequest& r) {
+  ChatConversation out{.functions = r.tools, .effort = r.reasoning};
+  if (r.format.kind == ApiFormat::Kind::schema) {
+    out.answer_name = r.format.name;
+    out.answer_description = r.format.description;
+    out.answer_schema = r.format.schema;
+  }
   CalledNames names;
-  for (; i < r.messages.size(); ++i) {
-    const ApiMessage& m = r.messages[i];
+  for (const ApiMessage& m : r.messages) {
     for (const ApiCall& c : m.calls) names[c.id] = c.name;
-    if (is_instruction(m)) {
-      out.push_back({.role = HarmonyRole::developer, .content = harmony_developer_text(m.content, {})});
-    } else if (m.role == "user") {
-      out.push_back({.role = HarmonyRole::user, .content = m.content});
-    } else if (m.role == "assistant") {
-      append_assistant(m, out);
-    } else {
-      out.push_back({.role = HarmonyRole::tool,
-                     .name = "functions." + called_function(names, r, m),
-                     .recipient = "assistant",
-                     .channel = "commentary",
-                     .content = m.content});
-    }
+    if (m.role == "system" || m.role == "developer")
+      out.messages.push_back({.role = ChatRole::instructions, .content = m.content});
+    else if (m.role == "user")
+      out.messages.push_back({.role = ChatRole::user, .content = m.content});
+    else if (m.role == "assistant")
+      out.messages.push_back(
+          {.role = ChatRole::assistant, .content = m.content, .thoughts = m.reasoning, .calls = m.calls});
+    else
+      out.messages.push_back({.role = ChatRole::result,
+                              .content = m.content,
+                              .function = called_function(names, r, m),
+                              .call_id = m.call_id});
   }
   return out;
 }

@@ -2,6 +2,7 @@
 #include "ingot/engines/serve/api_request.h"
 
 #include "ingot/testing/fuzz.h"
+#include "ingot/text/harmony_format.h"
 
 namespace {
 
@@ -24,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
           kind == 2 ? ingot::parse_responses_request(body) : ingot::parse_api_request(body, kind == 1);
       require_limits(r, {});
       FUZZ_REQUIRE(kind > 0 ? !r.messages.empty() : !r.prompts.empty());
-      if (kind > 0) FUZZ_REQUIRE(ingot::conversation_of(r, "low", "").size() > 1);
+      if (kind > 0) FUZZ_REQUIRE(ingot::harmony_messages(ingot::conversation_of(r)).size() > 1);
     } catch (const ingot::ApiError& e) {
       FUZZ_REQUIRE(e.status == 400 && !e.param.empty());
       FUZZ_REQUIRE(ingot::to_json(e).starts_with(R"({"error":{"message":")"));

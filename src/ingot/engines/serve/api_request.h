@@ -11,7 +11,7 @@
 
 #include "ingot/engines/serve/api_error.h"
 #include "ingot/models/decoder.h"
-#include "ingot/text/harmony.h"
+#include "ingot/text/chat_format.h"
 
 namespace ingot {
 
@@ -24,9 +24,7 @@ struct ApiLimits {
   bool strict_fields = false;  // unknown fields, tools that are no functions and items of other types are errors
 };
 
-struct ApiCall {
-  std::string id, name, arguments;
-};
+using ApiCall = ChatCall;
 struct ApiMessage {
   std::string role, content, reasoning;  // role: system, developer, user, assistant, tool
   std::vector<ApiCall> calls;            // of an assistant
@@ -50,14 +48,16 @@ inline constexpr const char* kAnyFunction = "*";
 struct ApiRequest {
   bool chat = false;
   bool responses = false;            // a chat in the form of /v1/responses
+  bool messages_api = false;         // a chat in the form of /v1/messages
+  bool shows_thoughts = true;        // of /v1/messages: whether the answer has blocks of thoughts
   std::string model;                 // empty: the one that is served
   std::vector<ApiPrompt> prompts;    // of a completion
   std::vector<ApiMessage> messages;  // of a chat
-  std::vector<HarmonyFunction> tools;
+  std::vector<ChatFunction> tools;
   std::vector<std::string> strict;  // names of those whose arguments must be valid under their schema
   std::string forced;               // the function that must be called, kAnyFunction, or empty
   ApiFormat format;
-  std::string reasoning;  // low, medium, high, or empty: the server's choice
+  std::string reasoning;  // one of chat_efforts(), or empty: the server's choice
   int64_t n = 1;
   int64_t tokens = -1;  // most new ones; -1: as many as fit, of a completion 16
   SamplingOptions sampling;
@@ -76,9 +76,21 @@ ApiRequest parse_api_request(std::string_view body, bool chat, const ApiLimits& 
 // POST /v1/responses: the same conversation as a list of items. Nothing is stored, so previous_response_id is refused.
 ApiRequest parse_responses_request(std::string_view body, const ApiLimits& limits = {});
 
-// The conversation as the model was trained to see it, up to where the assistant's answer begins. `date`: today, or
-// empty. A tool message whose call is not in the conversation is an ApiError.
-std::vector<HarmonyMessage> conversation_of(const ApiRequest& request, const std::string& reasoning,
-                                            const std::string& date);
+// POST /v1/messages, as Anthropic's clients write it, and POST /v1/messages/count_tokens.
+ApiRequest parse_messages_request(std::string_view body, const ApiLimits& limits = {});
+
+// POST /tokenize, in the fields of vLLM (prompt or messages) or llama.cpp (content), and POST /detokenize.
+struct TokenizeRequest {
+  std::optional<std::string> text;  // nothing: the prompt of `chat`
+  ApiRequest chat;
+  bool special = false;       // with the token that begins a document, where the model has one
+  bool pieces = false;        // with the text of each token beside the ids, as vLLM
+  bool llama_pieces = false;  // each token as {"id", "piece"}, as llama.cpp
+};
+TokenizeRequest parse_tokenize_request(std::string_view body, const ApiLimits& limits = {});
+std::vector<int32_t> parse_detokenize_request(std::string_view body, const ApiLimits& limits = {});
+
+// The conversation of a chat, for a chat format. A tool message whose call is not in the conversation is an ApiError.
+ChatConversation conversation_of(const ApiRequest& request);
 
 }  // namespace ingot

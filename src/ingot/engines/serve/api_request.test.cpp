@@ -5,6 +5,7 @@
 #include <array>
 
 #include "ingot/io/json.h"
+#include "ingot/text/harmony_format.h"
 
 namespace ingot {
 namespace {
@@ -202,7 +203,10 @@ TEST(api_request, a_chat_becomes_the_conversation_that_the_model_knows) {
     "tools": [{"type": "function", "function": {"name": "weather", "description": "Says it.",
       "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]})",
                                          true);
-  const std::vector<HarmonyMessage> c = conversation_of(r, "low", "2026-01-31");
+  ChatConversation conversation = conversation_of(r);
+  conversation.effort = "low";
+  conversation.date = "2026-01-31";
+  const std::vector<HarmonyMessage> c = harmony_messages(conversation);
   ASSERT_EQ(c.size(), 9u);
   EXPECT_EQ(c[0].role, HarmonyRole::system);
   for (const char* line : {"Current date: 2026-01-31", "Reasoning: low", "must go to the commentary channel"})
@@ -236,7 +240,7 @@ TEST(api_request, items_of_a_response_are_the_same_conversation) {
   EXPECT_TRUE(r.chat && r.responses);
   EXPECT_EQ(r.tokens, 9);
   EXPECT_EQ(r.reasoning, "low");
-  const std::vector<HarmonyMessage> c = conversation_of(r, "high", "");
+  const std::vector<HarmonyMessage> c = harmony_messages(conversation_of(r));
   ASSERT_EQ(c.size(), 7u);
   EXPECT_NE(c[1].content.find("Be brief."), std::string::npos);
   EXPECT_EQ(c[2].content, "Hi");
@@ -279,7 +283,7 @@ TEST(api_request, a_schema_keeps_the_order_of_its_properties_and_the_model_is_to
       true);
   EXPECT_EQ(chat.format.schema, schema);
   EXPECT_EQ(chat.format.path, "response_format.json_schema.schema");
-  const auto conversation = conversation_of(chat, "low", "");
+  const auto conversation = harmony_messages(conversation_of(chat));
   ASSERT_EQ(conversation.size(), 3u);
   EXPECT_EQ(conversation[1].content, "# Response Formats\n\n## thing\n\n// A thing\n" + schema);
   const ApiRequest response = parse_responses_request(
@@ -342,16 +346,16 @@ TEST(api_request, a_field_that_would_change_the_answer_is_refused_unless_it_is_n
   }
 }
 
-TEST(api_request, an_effort_is_read_wherever_clients_write_it_and_the_nearest_is_taken) {
+TEST(api_request, an_effort_is_read_wherever_clients_write_it) {
   const auto effort = [](const std::string& more) { return parse_api_request(chat_with(more), true).reasoning; };
   EXPECT_EQ(effort(""), "");
-  EXPECT_EQ(effort(R"("reasoning_effort": "none")"), "low");
-  EXPECT_EQ(effort(R"("reasoning_effort": "minimal")"), "low");
-  EXPECT_EQ(effort(R"("reasoning_effort": "xhigh")"), "high");
+  EXPECT_EQ(effort(R"("reasoning_effort": "none")"), "none");
+  EXPECT_EQ(effort(R"("reasoning_effort": "minimal")"), "minimal");
+  EXPECT_EQ(effort(R"("reasoning_effort": "xhigh")"), "xhigh");
   EXPECT_EQ(effort(R"("reasoning": {"effort": "medium"})"), "medium");
   EXPECT_EQ(effort(R"("reasoning": {"effort": "low"}, "chat_template_kwargs": {"reasoning_effort": "high"})"), "low");
   EXPECT_EQ(effort(R"("reasoning_effort": "high", "reasoning": {"effort": "low"})"), "high");
-  EXPECT_EQ(parse_responses_request(R"({"input": "a", "reasoning": {"effort": "xhigh"}})").reasoning, "high");
+  EXPECT_EQ(parse_responses_request(R"({"input": "a", "reasoning": {"effort": "xhigh"}})").reasoning, "xhigh");
 }
 
 TEST(api_request, tools_that_are_no_functions_are_left_out) {
@@ -382,7 +386,7 @@ TEST(api_request, calls_of_other_tools_are_shown_to_the_model_as_calls_of_functi
   EXPECT_EQ(r.messages[3].calls[0].name, "local_shell");
   EXPECT_EQ(r.messages[3].calls[0].arguments, R"({"command":["ls"],"type":"exec"})");
   EXPECT_EQ(r.ignored, std::vector<std::string>{"input[] of type web_search_call"});
-  EXPECT_EQ(conversation_of(r, "low", "").back().name, "functions.local_shell");
+  EXPECT_EQ(conversation_of(r).messages.back().function, "local_shell");
   const ApiRequest chat = parse_api_request(
       R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": null,
         "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "run", "input": "ls"}}]}]})",
@@ -409,14 +413,12 @@ TEST(api_request, a_result_without_its_call_is_refused) {
   const ApiRequest r =
       parse_api_request(R"({"messages": [{"role": "tool", "tool_call_id": "c9", "content": "x"}]})", true);
   try {
-    conversation_of(r, "low", "");
+    conversation_of(r);
     FAIL();
   } catch (const ApiError& e) { EXPECT_EQ(e.param, "messages[0].tool_call_id"); }
   try {
-    conversation_of(
-        parse_responses_request(
-            R"({"instructions": "i", "input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]})"),
-        "low", "");
+    conversation_of(parse_responses_request(
+        R"({"instructions": "i", "input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]})"));
     FAIL();
   } catch (const ApiError& e) { EXPECT_EQ(e.param, "input[0].call_id"); }
 }

@@ -130,17 +130,17 @@ std::string ResponseWriter::add(const AnswerPiece& piece) {
   return out;
 }
 
-std::string ResponseWriter::end(bool cut, const ResponseUsage& usage) {
-  std::string out = close(cut ? "incomplete" : "completed");
-  usage_ = usage;
-  status_ = cut ? "incomplete" : "completed";
+std::string ResponseWriter::end(const AnswerEnd& end) {
+  status_ = end.cut ? "incomplete" : "completed";
+  std::string out = close(status_.c_str());
+  usage_ = end.usage;
   return out + Json{*this}.event_with_response("response." + status_);
 }
 
-std::string ResponseWriter::fail(const std::string& message) {
+std::string ResponseWriter::fail(const ApiError& error) {
   std::string out = close("incomplete");
   status_ = "failed";
-  error_ = message;
+  error_ = error.what();
   return out + Json{*this}.event_with_response("response.failed");
 }
 

@@ -2,27 +2,21 @@
 // An answer in the form of OpenAI's POST /v1/responses: a list of items (thoughts, messages, calls of functions) and,
 // of a stream, the events that build it. One writer makes both, so that the last event holds what the whole answer
 // would be.
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "ingot/engines/serve/answer_text.h"
+#include "ingot/engines/serve/answer_writer.h"
 
 namespace ingot {
 
-struct ResponseUsage {
-  int64_t prompt = 0, cached = 0, tokens = 0, thought_tokens = 0;
-};
-
-class ResponseWriter {
+class ResponseWriter final : public AnswerWriter {
  public:
   ResponseWriter(std::string id, std::string model, int64_t created);
-  // Each gives its events.
-  std::string begin();
-  std::string add(const AnswerPiece& piece);
-  std::string end(bool cut, const ResponseUsage& usage);
-  std::string fail(const std::string& message);
-  std::string whole() const;  // after end()
+  std::string begin() override;
+  std::string add(const AnswerPiece& piece) override;
+  std::string end(const AnswerEnd& end) override;
+  std::string fail(const ApiError& error) override;
+  std::string whole() const override;
 
  private:
   enum class Kind { reasoning, message, call };
@@ -39,7 +33,7 @@ class ResponseWriter {
   const std::string id_, model_;
   const int64_t created_;
   std::string status_ = "in_progress", error_;
-  ResponseUsage usage_;
+  AnswerUsage usage_;
   std::vector<Item> items_;
   bool open_ = false;
   int64_t sequence_ = 0;

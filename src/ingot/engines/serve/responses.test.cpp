@@ -28,7 +28,7 @@ TEST(responses, events_build_what_the_last_one_holds) {
   text += w.add({.calls = {{.index = 0, .name = "f", .arguments = "{"}}});
   text += w.add({.calls = {{.index = 0, .arguments = "}"}}});
   text += w.add({.calls = {{.index = 1, .name = "g", .arguments = ""}}});
-  text += w.end(false, {.prompt = 7, .cached = 2, .tokens = 3});
+  text += w.end({.usage = {.prompt = 7, .cached = 2, .tokens = 3}});
   const std::vector<Json> events = events_of(text);
   std::vector<std::string> grown(4);
   int64_t added = 0, done = 0;
@@ -63,12 +63,12 @@ TEST(responses, one_that_is_cut_or_fails_says_so) {
   ResponseWriter cut("resp_x", "m", 5), failed("resp_y", "m", 5);
   cut.begin();
   cut.add({.text = "a"});
-  const Json last = events_of(cut.end(true, {})).back();
+  const Json last = events_of(cut.end({.cut = true})).back();
   EXPECT_EQ(last["type"], "response.incomplete");
   EXPECT_EQ(last["response"]["incomplete_details"]["reason"], "max_output_tokens");
   EXPECT_EQ(last["response"]["output"][0]["status"], "incomplete");
   failed.begin();
-  const Json end = events_of(failed.fail("no")).back();
+  const Json end = events_of(failed.fail(ApiError(500, "no"))).back();
   EXPECT_EQ(end["type"], "response.failed");
   EXPECT_EQ(end["response"]["error"]["message"], "no");
 }
@@ -78,7 +78,7 @@ TEST(responses, a_call_that_the_limit_cuts_is_incomplete_and_what_came_before_it
   w.begin();
   w.add({.reasoning = "Hm"});
   w.add({.calls = {{.index = 0, .name = "f", .arguments = "{\"a\":"}}});
-  const std::vector<Json> events = events_of(w.end(true, {.tokens = 9, .thought_tokens = 4}));
+  const std::vector<Json> events = events_of(w.end({.cut = true, .usage = {.tokens = 9, .thought_tokens = 4}}));
   const Json output = events.back()["response"]["output"];
   EXPECT_EQ(output[0]["status"], "completed");
   EXPECT_EQ(output[1]["status"], "incomplete");

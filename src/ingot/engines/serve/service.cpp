@@ -6,11 +6,12 @@
 #include <random>
 
 #include "ingot/core/log.h"
-#include "ingot/engines/generate/harmony_answer.h"
 #include "ingot/engines/serve/answer_grammar.h"
 #include "ingot/engines/serve/answer_text.h"
+#include "ingot/engines/serve/messages.h"
 #include "ingot/engines/serve/responses.h"
 #include "ingot/io/json.h"
+#include "ingot/io/utf8.h"
 #include "ingot/text/utf8.h"
 
 namespace ingot {
@@ -150,13 +151,18 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
 
   Ticket(Service& service, const ApiRequest& request, ApiAnswer answer)
       : service_(service), request_(request), answer_(std::move(answer)) {
-    if (request.responses) writer_.emplace(id_, service.options_.name, created_);
+    if (request.responses) writer_ = std::make_unique<ResponseWriter>(id_, service.options_.name, created_);
+  }
+  // Once the prompt is known.
+  void begin_writer(int64_t prompt_tokens) {
+    if (request_.messages_api)
+      writer_ = std::make_unique<MessageWriter>(id_, service_.options_.name, prompt_tokens, request_.shows_thoughts);
     if (writer_) start_ = writer_->begin();
   }
 
   void add_choice() {
-    AnswerText::Options o{.harmony = request_.chat, .stop = request_.stop};
-    for (const HarmonyFunction& f : request_.tools) o.functions.push_back(f.name);
+    AnswerText::Options o{.chat = request_.chat, .stop = request_.stop};
+    for (const ChatFunction& f : request_.tools) o.functions.push_back(f.name);
     choices_.push_back({.text = AnswerText(service_.vocabulary_, o)});
     ++left_;
   }
@@ -299,7 +305,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     if (!piece.calls.empty()) delta["tool_calls"] = calls_json(piece.calls, true);
     send(index, delta, logprobs, nullptr);
   }
-  // Events of /v1/responses.
+  // Events of a writer.
   void write(const std::string& events) {
     if (!request_.stream) return;
     answer_.event(std::exchange(begun_, true) ? events : start_ + events);
@@ -342,9 +348,9 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     }
     if (error_) {
       const ApiError e = api_error_of(error_);
-      if (!request_.stream) return answer_.end(e.status, to_json(e));
+      if (!request_.stream) return answer_.end(e.status, request_.messages_api ? to_messages_json(e) : to_json(e));
       if (writer_)
-        write(writer_->fail(e.what()));
+        write(writer_->fail(e));
       else
         answer_.event("data: " + to_json(e) + "\n\n");
       return answer_.end(200, "");
@@ -352,10 +358,12 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     if (writer_) {
       const ServeOutcome& o = choices_[0].outcome;
       const bool cut = o.finish == Finish::length || o.finish == Finish::context;
-      write(writer_->end(cut, {.prompt = o.prompt,
-                               .cached = o.reused,
-                               .tokens = o.tokens,
-                               .thought_tokens = choices_[0].text.thought_tokens()}));
+      const AnswerText& text = choices_[0].text;
+      write(writer_->end(
+          {.cut = cut,
+           .stop_string = text.stop_string(),
+           .usage = {
+               .prompt = o.prompt, .cached = o.reused, .tokens = o.tokens, .thought_tokens = text.thought_tokens()}}));
       return answer_.end(200, request_.stream ? "" : writer_->whole());
     }
     if (!request_.stream) return answer_.end(200, show_json(whole()));
@@ -421,11 +429,15 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   Service& service_;
   const ApiRequest request_;
   const ApiAnswer answer_;
-  const std::string id_ = (request_.responses ? "resp_" : request_.chat ? "chatcmpl-" : "cmpl-") + random_word();
+  const std::string id_ = (request_.responses      ? "resp_"
+                           : request_.messages_api ? "msg_"
+                           : request_.chat         ? "chatcmpl-"
+                                                   : "cmpl-") +
+                          random_word();
   const int64_t created_ = std::time(nullptr);
   const Clock::time_point arrived_ = Clock::now();
-  std::optional<ResponseWriter> writer_;
-  std::string start_;  // its first events, which go out with the first that say something
+  std::unique_ptr<AnswerWriter> writer_;  // of APIs whose stream builds the whole answer
+  std::string start_;                     // its first events, which go out with the first that say something
   bool begun_ = false;
   std::mutex jobs_mutex_;  // of the two below: jobs are added while the first of them run
   std::vector<std::weak_ptr<Scheduler::Job>> jobs_;
@@ -452,12 +464,13 @@ std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
                                   " tokens"),
                    r.responses ? "input" : "messages", "context_length_exceeded");
   if (r.chat) {
-    if (!vocabulary_.harmony)
+    if (!chats())
       throw ApiError(400, "found a chat, but " + options_.name + " has no chat format: expected POST /v1/completions",
                      "messages", "unsupported_model");
-    const std::string reasoning = options_.reasoning;
-    const auto conversation = conversation_of(r, reasoning, options_.date == "today" ? today() : options_.date);
-    prompts.push_back({encode_harmony(render_harmony_prompt(conversation), *vocabulary_.bpe, *vocabulary_.harmony)});
+    ChatConversation conversation = conversation_of(r);
+    conversation.effort = nearest_effort(*vocabulary_.chat, r.reasoning.empty() ? options_.reasoning : r.reasoning);
+    conversation.date = options_.date == "today" ? today() : options_.date;
+    prompts.push_back({.ids = vocabulary_.chat->prompt(conversation)});
   }
   for (const ApiPrompt& p : r.prompts) {
     const Tokenizer& t = *vocabulary_.tokenizer;
@@ -467,7 +480,7 @@ std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
     }
     Prompt prompt{.text = p.text};
     // A model of documents was trained with a token that begins each; one that chats was not.
-    if (!vocabulary_.harmony && t.bos() >= 0) prompt.ids.push_back(t.bos());
+    if (!chats() && t.bos() >= 0) prompt.ids.push_back(t.bos());
     prompt.hidden = prompt.ids.size();
     const std::vector<int32_t> text = t.encode(p.text);
     prompt.ids.insert(prompt.ids.end(), text.begin(), text.end());
@@ -494,7 +507,7 @@ ServeRequest Service::request_of(const ApiRequest& r, std::vector<int32_t> promp
                  .seed = seed,
                  .vocab = drawable(),
                  .bias = r.bias,
-                 .stop_ids = r.chat ? harmony_stop_ids(*vocabulary_.harmony) : model_.end_ids,
+                 .stop_ids = r.chat ? vocabulary_.chat->stop_ids() : model_.end_ids,
                  .frequency_penalty = r.frequency_penalty,
                  .presence_penalty = r.presence_penalty,
                  .client = client};
@@ -512,7 +525,7 @@ std::shared_ptr<TokenGrammar> Service::grammar_of(const ApiRequest& r, const std
   if (at != grammars_.end()) grammars_.erase(at);
   if (!grammar) {
     Grammar rules;
-    const Grammar::Rule start = answer_grammar(rules, r);
+    const Grammar::Rule start = answer_grammar(rules, r, *vocabulary_.chat);
     if (!tree_) tree_ = token_tree();
     grammar = std::make_shared<TokenGrammar>(tree_, std::move(rules), start);
   }
@@ -522,11 +535,11 @@ std::shared_ptr<TokenGrammar> Service::grammar_of(const ApiRequest& r, const std
 }
 
 std::shared_ptr<const TokenTree> Service::token_tree() const {
-  const HarmonyTokens& harmony = *vocabulary_.harmony;
+  const ChatFormat& chat = *vocabulary_.chat;
   std::vector<std::string> tokens(static_cast<size_t>(drawable()));
   for (size_t id = 0; id < tokens.size(); ++id)
-    if (!harmony.is_special(int32_t(id))) tokens[id] = vocabulary_.tokenizer->token_bytes(int32_t(id));
-  return std::make_shared<const TokenTree>(tokens, grammar_controls(harmony));
+    if (!chat.is_control(int32_t(id))) tokens[id] = vocabulary_.tokenizer->token_bytes(int32_t(id));
+  return std::make_shared<const TokenTree>(tokens, chat.grammar_controls());
 }
 int64_t Service::drawable() const {
   return std::min<int64_t>(model_.decoder->vocab(), vocabulary_.tokenizer->vocab_size());
@@ -538,6 +551,7 @@ std::shared_ptr<Service::Ticket> Service::ask(const ApiRequest& r, const std::st
   auto ticket = std::make_shared<Ticket>(*this, r, std::move(answer));
   try {
     const auto prompts = prompts_of(r);
+    ticket->begin_writer(int64_t(prompts[0].ids.size()));
     if (has_grammar(r)) ticket->set_grammar(grammar_of(r, client));
     for (size_t i = 0; i < prompts.size() * size_t(r.n); ++i) ticket->add_choice();
     uint64_t seed = r.seed.value_or(random_seed());
@@ -591,6 +605,48 @@ std::string Service::model_json(const std::string& name) const {
 }
 std::string Service::models_json() const {
   return "{\"object\":\"list\",\"data\":[" + model_json(options_.name) + "]}";
+}
+
+std::string Service::count_tokens(const ApiRequest& r) const {
+  return show_json({{"input_tokens", prompts_of(r)[0].ids.size()}});
+}
+
+std::string Service::tokenize(const TokenizeRequest& r) const {
+  const Tokenizer& t = *vocabulary_.tokenizer;
+  std::vector<int32_t> ids;
+  if (!r.text) {
+    ids = prompts_of(r.chat)[0].ids;
+  } else {
+    if (r.special && !chats() && t.bos() >= 0) ids.push_back(t.bos());
+    const std::vector<int32_t> text = t.encode(*r.text);
+    ids.insert(ids.end(), text.begin(), text.end());
+  }
+  OrderedJson tokens = OrderedJson::array(), strings = OrderedJson::array();
+  for (const int32_t id : ids) {
+    const std::string bytes = t.token_bytes(id);
+    if (r.pieces) strings.push_back(shown(bytes));
+    if (r.llama_pieces) {
+      // A piece that is no text is a list of its bytes.
+      OrderedJson list = OrderedJson::array();
+      for (const char c : bytes) list.push_back(int(uint8_t(c)));
+      tokens.push_back({{"id", id}, {"piece", find_invalid_utf8(bytes) < 0 ? OrderedJson(bytes) : list}});
+    } else {
+      tokens.push_back(id);
+    }
+  }
+  OrderedJson out = {{"count", ids.size()}, {"max_model_len", model_.decoder->context()}, {"tokens", tokens}};
+  if (r.pieces) out["token_strs"] = strings;
+  return show_json(out);
+}
+
+std::string Service::detokenize(const std::vector<int32_t>& ids) const {
+  const Tokenizer& t = *vocabulary_.tokenizer;
+  for (size_t i = 0; i < ids.size(); ++i)
+    if (ids[i] < 0 || ids[i] >= t.vocab_size())
+      throw ApiError(400, detail::concat("tokens[", i, "]: found ", ids[i], ", expected 0 to ", t.vocab_size() - 1),
+                     detail::concat("tokens[", i, "]"));
+  const std::string text = shown(t.decode(ids));
+  return show_json({{"prompt", text}, {"content", text}});  // as vLLM and as llama.cpp name it
 }
 
 std::string Service::metrics_text() const {

@@ -58,9 +58,13 @@ class Service {
 
   std::string models_json() const;
   std::string model_json(const std::string& name) const;  // ApiError 404 for any other name than the model's
+  // The tokens of a chat's prompt: {"input_tokens": n}.
+  std::string count_tokens(const ApiRequest& request) const;
+  std::string tokenize(const TokenizeRequest& request) const;
+  std::string detokenize(const std::vector<int32_t>& ids) const;
   std::string metrics_text() const;
   const std::string& name() const { return options_.name; }
-  bool chats() const { return vocabulary_.harmony.has_value(); }
+  bool chats() const { return vocabulary_.chat != nullptr; }
 
  private:
   friend class Ticket;

@@ -45,8 +45,8 @@ OpenedModel open(const std::string& path, const DecoderOptions& o) {
   return m;
 }
 
-Vocabulary vocabulary(const std::string& path, const std::string& tokenizer, bool harmony) {
-  if (harmony) fail(ErrorCode::unsupported, path, ": found a model of `ingot train`, expected one that speaks Harmony");
+Vocabulary vocabulary(const std::string& path, const std::string& tokenizer, bool chat) {
+  if (chat) fail(ErrorCode::unsupported, path, ": found a model of `ingot train`, expected one that has a chat format");
   Vocabulary v;
   v.tokenizer = trained_tokenizer(path);
   if (!tokenizer.empty()) {  // open() holds the model's own to the hash that the model has

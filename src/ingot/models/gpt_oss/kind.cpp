@@ -9,6 +9,7 @@
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/decoder.h"
 #include "ingot/models/registry.h"
+#include "ingot/text/harmony_format.h"
 
 namespace ingot {
 namespace {
@@ -88,7 +89,7 @@ std::unique_ptr<Tokenizer> tokenizer_of(const std::string& model) {
 }
 
 // Refuses a tokenizer that belongs to another model.
-Vocabulary vocabulary(const std::string& model, const std::string& file, bool harmony) {
+Vocabulary vocabulary(const std::string& model, const std::string& file, bool chat) {
   const GptOssConfig config = read_gpt_oss_config(model);
   const std::string path = file.empty() ? model : file;
   Vocabulary v;
@@ -100,21 +101,31 @@ Vocabulary vocabulary(const std::string& model, const std::string& file, bool ha
   if (v.bpe->vocab_size() > config.vocab)
     fail(ErrorCode::bad_data, path, ": found a tokenizer of ", v.bpe->vocab_size(), " tokens, expected at most ",
          config.vocab, ", the model's vocabulary");
-  if (!harmony && !has_control_tokens(*v.bpe)) return v;
-  v.harmony.emplace(*v.bpe, path);
+  if (!chat && !has_control_tokens(*v.bpe)) return v;
+  const auto harmony = std::make_shared<HarmonyFormat>(std::shared_ptr<const ByteBpe>(v.tokenizer, v.bpe), path);
+  v.chat = harmony;
   // The published tokenizer names fewer tokens than the model has; where the answer ends tells whether it is the
   // model's.
   const std::vector<int64_t>& ends = config.end_tokens;
-  if (!ends.empty() && std::find(ends.begin(), ends.end(), v.harmony->answer_end) == ends.end())
-    fail(ErrorCode::bad_data, path, ": found <|return|> with id ", v.harmony->answer_end, ", expected ", ends[0],
+  if (!ends.empty() && std::find(ends.begin(), ends.end(), harmony->tokens().answer_end) == ends.end())
+    fail(ErrorCode::bad_data, path, ": found <|return|> with id ", harmony->tokens().answer_end, ", expected ", ends[0],
          ", where the model's answers end: a tokenizer of another vocabulary");
   return v;
 }
 
+int64_t context(const std::string& path) { return read_gpt_oss_config(path).context; }
+
 }  // namespace
 
 ModelKind gpt_oss_kind() {
-  return {.name = "gpt-oss", .holds = is_gpt_oss, .open = open, .vocabulary = vocabulary, .cuda = true, .gpus = true};
+  return {.name = "gpt-oss",
+          .holds = is_gpt_oss,
+          .open = open,
+          .vocabulary = vocabulary,
+          .context = context,
+          .cuda = true,
+          .gpus = true,
+          .chats = true};
 }
 
 }  // namespace ingot

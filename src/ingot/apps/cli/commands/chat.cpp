@@ -1,4 +1,4 @@
-// ingot chat: a conversation with a GPT-OSS model, a turn a line.
+// ingot chat: a conversation with a model that has a chat format, a turn a line.
 #include <poll.h>
 #include <unistd.h>
 
@@ -12,7 +12,6 @@
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
 #include "ingot/io/json.h"
-#include "ingot/models/gpt_oss/config.h"
 
 namespace ingot::cli {
 namespace {
@@ -79,7 +78,8 @@ class Conversation {
       : o_(o),
         model_(model),
         settings_(o.conversation),
-        chat_(*model.decoder, *vocabulary.bpe, *vocabulary.harmony, opening_of(o.conversation)),
+        format_(*vocabulary.chat),
+        chat_(*model.decoder, format_, *vocabulary.tokenizer, opening_of(o.conversation, format_)),
         stop_ids_(parse_stop_ids(o.stop_ids, model.decoder->vocab())),
         terminal_(isatty(STDIN_FILENO) == 1) {}
 
@@ -112,7 +112,7 @@ class Conversation {
     if (line == "/help") {
       log_info(kHelp);
     } else if (line == "/new") {
-      chat_.start_over(opening_of(settings_));
+      chat_.start_over(opening_of(settings_, format_));
     } else if (line.starts_with("/effort ")) {
       const std::string effort = line.substr(8);
       if (effort != "low" && effort != "medium" && effort != "high") {
@@ -121,7 +121,7 @@ class Conversation {
         return true;
       }
       settings_.reasoning = effort;
-      chat_.set_opening(opening_of(settings_));
+      chat_.set_opening(opening_of(settings_, format_));
     } else if (looks_like_command(line)) {
       const std::string message = "found the command '" + line + "', expected one of /new, /effort low|medium|high, " +
                                   "/quit and /help; a blank in front of it makes it text";
@@ -153,8 +153,8 @@ class Conversation {
       options.on_prompt = [&](int64_t done, int64_t all) {
         if (done < all) progress.update("prompt " + with_commas(done) + "/" + with_commas(all) + " tokens");
       };
-    const HarmonyTurn turn = chat_.say(line, options, [&](const HarmonyMessage& m, std::string_view text) {
-      if (!o_.json) printer.show(m, text);
+    const ChatTurn turn = chat_.say(line, options, [&](const ChatPart& part, std::string_view text) {
+      if (!o_.json) printer.show(part, text);
     });
     if (o_.json)
       write_out(json_of(turn) + "\n");
@@ -168,25 +168,24 @@ class Conversation {
   const ChatCommand& o_;
   OpenedModel& model_;
   ConversationOptions settings_;
-  HarmonyChat chat_;
+  const ChatFormat& format_;
+  Chat chat_;
   std::vector<int32_t> stop_ids_;
   bool terminal_;
   uint64_t turns_ = 0;
 };
 
 void chat(const ChatCommand& o) {
-  require_gpt_oss(o.model);
-  const GptOssConfig config = read_gpt_oss_config(o.model);
+  require_chat(o.model);
   const Vocabulary vocabulary = load_vocabulary(o.model, o.conversation.tokenizer, true);
-  const int64_t context = o.context > 0 ? o.context : std::min(kContext, config.context);
-  OpenedModel model = open_model(o.model, context, o.on);
+  OpenedModel model = open_model(o.model, context_of(o.model, o.context, kContext), o.on);
   Conversation(o, model, vocabulary).run();
 }
 
 }  // namespace
 
 void add_chat(Command& root) {
-  Command& c = root.add("chat", "Talks with a GPT-OSS model, a turn a line");
+  Command& c = root.add("chat", "Talks with a model such as GPT-OSS, a turn a line");
   auto o = std::make_shared<ChatCommand>();
   c.text("--model DIR", o->model, "a GPT-OSS checkpoint, archive or GGUF file with its tokenizer").require();
   add_options(c, o->conversation);

@@ -12,7 +12,7 @@
 #include "ingot/core/log.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
-#include "ingot/models/gpt_oss/config.h"
+#include "ingot/text/utf8.h"
 
 namespace ingot::cli {
 namespace {
@@ -109,24 +109,22 @@ void generate_ids(const GenerateCommand& o) {
 
 // A prompt as the user's turn of a conversation; prints the answer.
 void answer(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const Prompt& prompt) {
-  if (!v.harmony)
+  if (!v.chat)
     fail(ErrorCode::bad_data, o.conversation.tokenizer.empty() ? path : o.conversation.tokenizer,
-         ": found a tokenizer without the control tokens of Harmony (<|start|>, <|message|>, ...), expected one that "
-         "has "
-         "them, or --raw to go on with the prompt as it is");
-  const std::vector<HarmonyMessage> opening = opening_of(o.conversation);
-  std::vector<HarmonyMessage> asked = opening;
-  asked.push_back({.role = HarmonyRole::user, .content = prompt.text});
-  const size_t length =
-      about(prompt.from, [&] { return encode_harmony(render_harmony_prompt(asked), *v.bpe, *v.harmony).size(); });
+         ": found a tokenizer without the control tokens of a chat format (<|start|>, <|message|>, ...), expected one "
+         "that has them, or --raw to continue the prompt as it is");
+  const ChatConversation opening = opening_of(o.conversation, *v.chat);
+  ChatConversation asked = opening;
+  asked.messages.push_back({.role = ChatRole::user, .content = prompt.text});
+  const size_t length = about(prompt.from, [&] { return v.chat->prompt(asked).size(); });
   const OpenedModel model = open_for(o, path, int64_t(length) + std::max<int64_t>(1, o.tokens));
-  HarmonyChat chat(*model.decoder, *v.bpe, *v.harmony, opening);
+  Chat chat(*model.decoder, *v.chat, *v.tokenizer, opening);
   Interrupt interrupt;
   AnswerPrinter printer(false);
   SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
   options.cancelled = [&] { return interrupt.asked(); };
-  const HarmonyTurn turn = chat.say(prompt.text, options, [&](const HarmonyMessage& m, std::string_view text) {
-    if (!o.json) printer.show(m, text);
+  const ChatTurn turn = chat.say(prompt.text, options, [&](const ChatPart& part, std::string_view text) {
+    if (!o.json) printer.show(part, text);
   });
   if (o.json)
     write_out(json_of(turn) + "\n");
@@ -209,7 +207,7 @@ void generate(const GenerateCommand& o) {
   if (!o.ids.empty()) return generate_ids(o);
   const std::string path = chosen_model(o.run, o.model);
   const Prompt prompt = prompt_of(o);
-  if (!is_gpt_oss(path)) return go_on_in_documents(o, path, prompt);
+  if (!chats(path)) return go_on_in_documents(o, path, prompt);
   const Vocabulary v = load_vocabulary(path, o.conversation.tokenizer);
   return o.raw ? go_on(o, path, v, prompt) : answer(o, path, v, prompt);
 }
@@ -254,16 +252,16 @@ void add_generate(Command& root) {
     refuse_split_of_one(c, o->on.gpus);
     if (o->json) c.refuse_given({"only-new"}, "--json, which holds only what is new");
     const std::string path = o->run.empty() ? o->model : o->run;
-    if (exists(path) && !is_gpt_oss(path))
+    if (exists(path) && !chats(path))
       c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw", "trace", "whole-head"},
                      "a run of `ingot train`");
     else if (o->ids.empty() && !o->raw && exists(path))
-      c.refuse_given({"only-new", "past-end"}, "a question to a GPT-OSS model (--raw goes on with a text)");
+      c.refuse_given({"only-new", "past-end"}, "a question to a model that chats (--raw goes on with a text)");
     if (!o->ttt.on)
       c.refuse_given({"ttt-chunk", "ttt-window", "ttt-rank", "ttt-lr", "ttt-beta2", "ttt-eps", "ttt-decay"},
                      "an answer without --ttt");
     if (!o->ids.empty() && o->ttt.on) c.refuse_given({"ttt"}, "--ids");
-    if (exists(path) && is_gpt_oss(path)) c.refuse_given({"adapters", "ttt"}, "a GPT-OSS model");
+    if (chats(path)) c.refuse_given({"adapters", "ttt"}, "a GPT-OSS model");
     o->ttt.adapters = o->on.adapters;
     generate(*o);
   });

@@ -11,7 +11,6 @@
 #include "ingot/core/log.h"
 #include "ingot/core/version.h"
 #include "ingot/io/file.h"
-#include "ingot/models/gpt_oss/config.h"
 #ifdef INGOT_HAS_MICROHTTPD
 #include "ingot/apps/server/server.h"
 #endif
@@ -91,7 +90,7 @@ void serve(const ServeCommand& o) {
   Vocabulary vocabulary = load_vocabulary(path, o.tokenizer);
   DecoderOptions on = o.on;
   on.slots = o.slots;
-  OpenedModel model = open_model(path, o.context > 0 ? o.context : kContext, on);
+  OpenedModel model = open_model(path, context_of(path, o.context, kContext), on);
   std::string name = o.name;
   if (name.empty()) name = std::filesystem::path(path).lexically_normal().filename().string();
   if (name.empty()) name = "model";
@@ -163,7 +162,7 @@ void add_serve(Command& root) {
   c.run([o, &c] {
     refuse_split_of_one(c, o->on.gpus);
     const std::string path = o->run.empty() ? o->model : o->run;
-    if (exists(path) && !is_gpt_oss(path))
+    if (exists(path) && !chats(path))
       c.refuse_given({"reasoning", "date", "one-by-one", "whole-head"}, "a run of `ingot train`");
     serve(*o);
   });

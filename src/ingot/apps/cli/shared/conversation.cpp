@@ -56,15 +56,11 @@ void check_date(const std::string& date) {
     fail(ErrorCode::usage, "--date: found '", date, "', expected one like 2026-01-31, or none");
 }
 
-std::vector<HarmonyMessage> opening_of(const ConversationOptions& o) {
+ChatConversation opening_of(const ConversationOptions& o, const ChatFormat& format) {
   if (!o.date.empty() && o.date != "none") check_date(o.date);
-  HarmonySystem system;
-  if (!o.system.empty()) system.identity = o.system;
-  system.reasoning = o.reasoning;
-  system.current_date = o.date == "none" ? "" : o.date.empty() ? today() : o.date;
-  std::vector<HarmonyMessage> opening = {{.role = HarmonyRole::system, .content = harmony_system_text(system)}};
-  if (!o.developer.empty())
-    opening.push_back({.role = HarmonyRole::developer, .content = harmony_developer_text(o.developer, {})});
+  ChatConversation opening{.identity = o.system, .effort = nearest_effort(format, o.reasoning)};
+  opening.date = o.date == "none" ? "" : o.date.empty() ? today() : o.date;
+  if (!o.developer.empty()) opening.messages.push_back({.role = ChatRole::instructions, .content = o.developer});
   return opening;
 }
 
@@ -75,11 +71,11 @@ void AnswerPrinter::paint(bool dim) {
   dimmed_ = dim;
 }
 
-void AnswerPrinter::show(const HarmonyMessage& message, std::string_view text) {
-  const bool thought = message.channel == "analysis" || !message.recipient.empty();
+void AnswerPrinter::show(const ChatPart& part, std::string_view text) {
+  const bool thought = part.kind != ChatKind::text;  // what a call says is no answer either
   if (thought && !analysis_) return;
-  if (begun_ && message.channel != channel_) write_out(line_open_ ? "\n\n" : "\n");
-  channel_ = message.channel;
+  if (begun_ && (part.kind != latest_.kind || part.label != latest_.label)) write_out(line_open_ ? "\n\n" : "\n");
+  latest_ = {.kind = part.kind, .label = part.label};
   begun_ = true;
   paint(thought);
   const std::string out = terminal_ ? harmless(text) : std::string(text);
@@ -93,13 +89,12 @@ void AnswerPrinter::end() {
   begun_ = line_open_ = false;
 }
 
-std::string json_of(const HarmonyTurn& turn) {
+std::string json_of(const ChatTurn& turn) {
   OrderedJson r;
   r["messages"] = OrderedJson::array();
-  for (const HarmonyMessage& m : turn.messages) {
-    OrderedJson message = {{"channel", m.channel}, {"content", m.content}};
-    if (!m.recipient.empty()) message["recipient"] = m.recipient;
-    if (!m.content_type.empty()) message["content_type"] = m.content_type;
+  for (const ChatPart& p : turn.parts) {
+    OrderedJson message = {{"kind", name_of(p.kind)}, {"channel", p.label}, {"content", p.content}};
+    if (p.kind == ChatKind::call) message["function"] = message["recipient"] = p.name;  // recipient: its earlier name
     r["messages"].push_back(message);
   }
   const Answer& a = turn.answer;
@@ -122,7 +117,7 @@ std::string speed_line(const Answer& a) {
   return line + ", " + fixed(a.prompt_seconds, 1) + " s";
 }
 
-std::string ending_line(const HarmonyTurn& turn, int64_t context, int64_t tokens) {
+std::string ending_line(const ChatTurn& turn, int64_t context, int64_t tokens) {
   if (!turn.called.empty())
     return "the model calls " + turn.called + " and waits for its result, which nothing here can give";
   switch (turn.answer.finish) {

@@ -1,8 +1,8 @@
 #pragma once
-// What chat and generate share where a model speaks Harmony.
+// What chat and generate share where a model has a chat format.
 #include "ingot/apps/cli/framework/cli.h"
 #include "ingot/apps/cli/shared/models.h"
-#include "ingot/engines/generate/harmony_chat.h"
+#include "ingot/engines/generate/chat.h"
 
 namespace ingot::cli {
 
@@ -11,26 +11,26 @@ struct ConversationOptions {
 };
 void add_options(Command& c, ConversationOptions& o);
 void add_options(Command& c, SamplingOptions& o);
-// The messages before the first turn.
-std::vector<HarmonyMessage> opening_of(const ConversationOptions& o);
+// The conversation before the first turn, for a model of this format.
+ChatConversation opening_of(const ConversationOptions& o, const ChatFormat& format);
 
 // Writes answers as they come: final text to standard output; thoughts where they are wanted, dimmed on a terminal. On
 // a terminal characters that would control it are left out.
 class AnswerPrinter {
  public:
   explicit AnswerPrinter(bool analysis);
-  void show(const HarmonyMessage& message, std::string_view text);
+  void show(const ChatPart& part, std::string_view text);
   void end();  // of the answer: a line break where one is missing
  private:
   void paint(bool dim);
   bool analysis_, terminal_, dimmed_ = false;
-  std::string channel_;
+  ChatPart latest_;  // its kind and label
   bool begun_ = false, line_open_ = false;
 };
-std::string json_of(const HarmonyTurn& turn);  // one line
+std::string json_of(const ChatTurn& turn);  // one line
 // "42 tokens, 11.8 tokens/s; prompt 130 tokens, 96 of them known, 0.4 s"
 std::string speed_line(const Answer& a);
 // What the user should know about how the answer ended, or empty.
-std::string ending_line(const HarmonyTurn& turn, int64_t context, int64_t tokens);
+std::string ending_line(const ChatTurn& turn, int64_t context, int64_t tokens);
 
 }  // namespace ingot::cli

@@ -100,6 +100,23 @@ void require_gpt_oss(const std::string& path) {
        ", expected GPT-OSS: a directory with config.json and safetensors, an archive, a GGUF or an .iris file");
 }
 
+bool chats(const std::string& path) {
+  const std::vector<ModelKind> kinds = model_kinds();
+  return exists(path) &&
+         std::any_of(kinds.begin(), kinds.end(), [&](const ModelKind& k) { return k.chats && k.holds(path); });
+}
+
+// A kind that does not chat is not GPT-OSS.
+void require_chat(const std::string& path) {
+  if (!chats(path)) require_gpt_oss(path);
+}
+
+int64_t context_of(const std::string& path, int64_t asked, int64_t usual) {
+  if (asked > 0) return asked;
+  const ModelKind& kind = model_kind_of(path);
+  return kind.context == nullptr ? usual : std::min(usual, kind.context(path));
+}
+
 void require_no_gpt_oss(const std::string& path) {
   if (exists(path) && is_gpt_oss(path))
     fail(ErrorCode::unsupported, path,

@@ -23,6 +23,12 @@ void refuse_split_of_one(const Command& c, int64_t gpus);
 void add_gpu_options(Command& c, DecoderOptions& o);
 // `tokens`: the longest sequence that will be needed. Says how long it took where that is noticeable.
 OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOptions& o);
+// Whether a path holds a model of a kind that chats.
+bool chats(const std::string& path);
+// For commands that serve no other model.
+void require_chat(const std::string& path);
+// The context to open a model with: `asked`, or where that is 0 `usual`, or the model's if that is less.
+int64_t context_of(const std::string& path, int64_t asked, int64_t usual);
 // For commands that serve no other model.
 void require_gpt_oss(const std::string& path);
 // For commands that adapt, quantise or train further.

@@ -1,4 +1,4 @@
-#include "ingot/engines/generate/harmony_chat.h"
+#include "ingot/engines/generate/chat.h"
 
 #include <gtest/gtest.h>
 
@@ -9,6 +9,7 @@
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/host_decoder.h"
 #include "ingot/testing/temporary_directory.h"
+#include "ingot/text/harmony_format.h"
 
 namespace ingot {
 namespace {
@@ -16,8 +17,10 @@ namespace {
 using testing::error_of;
 
 struct Vocabulary {
-  ByteBpe bpe;
-  HarmonyTokens tokens;
+  std::shared_ptr<const ByteBpe> tokenizer = std::make_shared<ByteBpe>(learn());
+  const ByteBpe& bpe = *tokenizer;
+  HarmonyFormat format{tokenizer, "test"};
+  const HarmonyTokens& tokens = format.tokens();
   static ByteBpe learn() {
     const std::vector<std::string_view> documents = {"assistant analysis final commentary user to=functions.f",
                                                      "assistant\nanalysis\nfinal\ncommentary\nuser"};
@@ -26,7 +29,6 @@ struct Vocabulary {
                       .special_tokens = {"<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>",
                                          "<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|call|>"}});
   }
-  Vocabulary() : bpe(learn()), tokens(bpe, "test") {}
   std::vector<int32_t> ids(std::string text) const {  // control tokens spelled out
     std::vector<int32_t> out;
     while (!text.empty()) {
@@ -84,128 +86,134 @@ class Speaker final : public HostDecoder {
 };
 
 const SessionOptions kGreedy{.tokens = 100, .sampling = {.temperature = 0}};
-const std::vector<HarmonyMessage> kOpening = {{.role = HarmonyRole::system, .content = "Reasoning: low"}};
+const ChatConversation kOpening = {.identity = "It.", .effort = "low"};
 
-HarmonyMessage says(const std::string& channel, const std::string& content) {
-  return {.role = HarmonyRole::assistant, .channel = channel, .content = content};
+ChatPart thinks(const std::string& content) {
+  return {.kind = ChatKind::thought, .label = "analysis", .content = content};
 }
+ChatPart says(const std::string& content, const std::string& label = "final") {
+  return {.kind = ChatKind::text, .label = label, .content = content};
+}
+using Parts = std::vector<ChatPart>;
 struct Talk {
   Speaker speaker;
-  HarmonyChat chat;
+  Chat chat;
   explicit Talk(std::vector<std::string> lines, int64_t context = 1000)
-      : speaker(std::move(lines), context), chat(speaker, vocabulary().bpe, vocabulary().tokens, kOpening) {}
+      : speaker(std::move(lines), context), chat(speaker, vocabulary().format, vocabulary().bpe, kOpening) {}
 };
 
-TEST(harmony_chat, a_turn_is_asked_in_harmony_and_its_answer_taken_apart) {
+TEST(chat, a_turn_is_asked_in_the_format_and_its_answer_taken_apart) {
   Talk t(
       {"<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>final<|message|>caf\u00e9 "
        "\u2020<|return|>",
        "<|channel|>final<|message|>two<|return|>"});
-  std::vector<std::pair<std::string, std::string>> shown;  // channel, text
-  const auto show = [&](const HarmonyMessage& m, std::string_view text) {
-    EXPECT_TRUE(m.content.ends_with(text));
+  std::vector<std::pair<std::string, std::string>> shown;  // label, text
+  const auto show = [&](const ChatPart& p, std::string_view text) {
+    EXPECT_TRUE(p.content.ends_with(text));
     EXPECT_LT(find_invalid_utf8(text), 0);
-    if (shown.empty() || shown.back().first != m.channel) shown.emplace_back(m.channel, "");
+    if (shown.empty() || shown.back().first != p.label) shown.emplace_back(p.label, "");
     shown.back().second += text;
   };
-  const HarmonyTurn first = t.chat.say("hi <|end|>", kGreedy, show);
-  EXPECT_EQ(first.messages,
-            (std::vector<HarmonyMessage>{says("analysis", "think"), says("final", "caf\u00e9 \u2020")}));
+  const ChatTurn first = t.chat.say("hi <|end|>", kGreedy, show);
+  EXPECT_EQ(first.parts, (Parts{thinks("think"), says("caf\u00e9 \u2020")}));
   EXPECT_EQ(shown,
             (std::vector<std::pair<std::string, std::string>>{{"analysis", "think"}, {"final", "caf\u00e9 \u2020"}}));
   EXPECT_EQ(first.answer.finish, Finish::stop);
   EXPECT_EQ(first.answer.stop_id, vocabulary().tokens.answer_end);
   // The next turn shows the model its answer, without the thought that led to it.
   t.chat.say("and?", kGreedy);
-  std::vector<HarmonyMessage> want = kOpening;
-  want.insert(want.end(), {{.role = HarmonyRole::user, .content = "hi <|end|>"},
-                           says("final", "caf\u00e9 \u2020"),
-                           {.role = HarmonyRole::user, .content = "and?"}});
-  std::vector<int32_t> prompt = encode_harmony(render_harmony_prompt(want), vocabulary().bpe, vocabulary().tokens);
+  ChatConversation want = kOpening;
+  want.messages = {{.role = ChatRole::user, .content = "hi <|end|>"},
+                   {.role = ChatRole::assistant, .content = "caf\u00e9 \u2020"},
+                   {.role = ChatRole::user, .content = "and?"}};
+  const std::vector<int32_t> prompt = vocabulary().format.prompt(want);
   ASSERT_GE(t.speaker.told.size(), prompt.size());
   EXPECT_EQ(std::vector<int32_t>(t.speaker.told.begin(), t.speaker.told.begin() + int64_t(prompt.size())), prompt);
-  EXPECT_EQ(t.chat.conversation().back(), says("final", "two"));
-  EXPECT_EQ(t.chat.conversation().size(), 6u);  // what it thought is still known here
+  EXPECT_EQ(t.chat.conversation().messages.back().content, "two");
+  EXPECT_EQ(t.chat.conversation().messages.size(), 5u);  // what it thought is still known here
 }
 
-TEST(harmony_chat, prompts_do_not_grow_by_the_thoughts_of_ended_turns) {
+TEST(chat, prompts_do_not_grow_by_the_thoughts_of_ended_turns) {
   Talk t({"<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>final<|message|>yes<|return|>"});
   std::vector<int64_t> prompts;
   for (int turn = 0; turn < 4; ++turn) prompts.push_back(t.chat.say("hi", kGreedy).answer.prompt);
   for (size_t i = 2; i < prompts.size(); ++i) EXPECT_EQ(prompts[i] - prompts[i - 1], prompts[1] - prompts[0]) << i;
 }
 
-TEST(harmony_chat, calls_and_other_peoples_turns_end_an_answer) {
+TEST(chat, calls_and_other_peoples_turns_end_an_answer) {
   Talk t({"<|channel|>commentary to=functions.f<|message|>{}<|call|>",
           "<|channel|>final<|message|>yes<|end|><|start|>user<|message|>I say<|end|>",
           "<|channel|>final<|message|>cut<|endoftext|>", "no header at all<|return|>"});
-  const HarmonyTurn call = t.chat.say("a", kGreedy);
-  EXPECT_EQ(call.called, "functions.f");
-  const HarmonyTurn other = t.chat.say("b", kGreedy);
-  EXPECT_EQ(other.messages, std::vector<HarmonyMessage>{says("final", "yes")});
+  const ChatTurn call = t.chat.say("a", kGreedy);
+  EXPECT_EQ(call.called, "f");
+  const ChatTurn other = t.chat.say("b", kGreedy);
+  EXPECT_EQ(other.parts, Parts{says("yes")});
   EXPECT_EQ(other.answer.finish, Finish::stop);
-  EXPECT_EQ(t.chat.say("c", kGreedy).messages, std::vector<HarmonyMessage>{says("final", "cut")});
-  EXPECT_EQ(t.chat.say("d", kGreedy).messages, std::vector<HarmonyMessage>{says("", "no header at all")});
+  EXPECT_EQ(t.chat.say("c", kGreedy).parts, Parts{says("cut")});
+  EXPECT_EQ(t.chat.say("d", kGreedy).parts, Parts{says("no header at all", "")});
 }
 
-TEST(harmony_chat, a_cancelled_answer_stays_as_far_as_it_came) {
+TEST(chat, a_cancelled_answer_stays_as_far_as_it_came) {
   Talk t({"<|channel|>final<|message|>abcdef<|return|>", "<|channel|>final<|message|>fine<|return|>"});
   SessionOptions o = kGreedy;
   int tokens = 0;
   o.cancelled = [&] { return tokens >= 6; };
   o.on_token = [&](int32_t) { return ++tokens > 0; };
-  const HarmonyTurn cut = t.chat.say("a", o);
+  const ChatTurn cut = t.chat.say("a", o);
   EXPECT_EQ(cut.answer.finish, Finish::cancelled);
-  ASSERT_EQ(cut.messages.size(), 1u);
-  EXPECT_TRUE(std::string("abcdef").starts_with(cut.messages[0].content) && !cut.messages[0].content.empty());
-  EXPECT_EQ(t.chat.say("b", kGreedy).messages, std::vector<HarmonyMessage>{says("final", "fine")});
+  ASSERT_EQ(cut.parts.size(), 1u);
+  EXPECT_TRUE(std::string("abcdef").starts_with(cut.parts[0].content) && !cut.parts[0].content.empty());
+  EXPECT_EQ(t.chat.say("b", kGreedy).parts, Parts{says("fine")});
 }
 
-TEST(harmony_chat, a_full_context_ends_the_answer_and_a_turn_too_long_changes_nothing) {
-  Talk t({"<|channel|>final<|message|>and so on and so on and so on and so on and so on and so on<|return|>"}, 60);
-  const HarmonyTurn full = t.chat.say("a", kGreedy);
+TEST(chat, a_full_context_ends_the_answer_and_a_turn_too_long_changes_nothing) {
+  ChatConversation asked = kOpening;
+  asked.messages.push_back({.role = ChatRole::user, .content = "a"});
+  const int64_t context = int64_t(vocabulary().format.prompt(asked).size()) + 20;
+  Talk t({"<|channel|>final<|message|>and so on and so on and so on and so on and so on and so on<|return|>"}, context);
+  const ChatTurn full = t.chat.say("a", kGreedy);
   EXPECT_EQ(full.answer.finish, Finish::context);
-  const auto before = t.chat.conversation();
-  const std::string error = error_of([&] { t.chat.say(std::string(500, 'x'), kGreedy); });
+  const auto before = t.chat.conversation().messages;
+  const std::string error = error_of([&] { t.chat.say(std::string(1000, 'x'), kGreedy); });
   EXPECT_TRUE(error.starts_with("usage: found a conversation of ") &&
-              error.ends_with("expected fewer than 60, the context"))
+              error.ends_with("expected fewer than " + std::to_string(context) + ", the context"))
       << error;
-  EXPECT_EQ(t.chat.conversation(), before);
+  EXPECT_EQ(t.chat.conversation().messages, before);
   t.chat.start_over(kOpening);
   EXPECT_EQ(t.chat.say("b", kGreedy).answer.finish, Finish::context);
 }
 
-TEST(harmony_answer, a_conversation_is_the_callers_and_asking_it_again_keeps_nothing) {
+TEST(chat_answer, a_conversation_is_the_callers_and_asking_it_again_keeps_nothing) {
   Speaker speaker({"<|channel|>final<|message|>yes<|return|>"});
   Session session(speaker);
   const Vocabulary& v = vocabulary();
-  std::vector<HarmonyMessage> asked = kOpening;
-  asked.push_back({.role = HarmonyRole::user, .content = "a"});
+  ChatConversation asked = kOpening;
+  asked.messages.push_back({.role = ChatRole::user, .content = "a"});
   int tokens = 0;
   SessionOptions o = kGreedy;
   o.on_token = [&](int32_t) { return ++tokens > 0; };
-  const HarmonyTurn one = answer(session, v.bpe, v.tokens, asked, o);
+  const ChatTurn one = answer(session, v.format, v.bpe, asked, o);
   session.forget();  // the speaker begins a line with a prompt of several tokens
-  const HarmonyTurn two = answer(session, v.bpe, v.tokens, asked, o);
-  EXPECT_EQ(one.messages, std::vector<HarmonyMessage>{says("final", "yes")});
-  EXPECT_EQ(two.messages, one.messages);
+  const ChatTurn two = answer(session, v.format, v.bpe, asked, o);
+  EXPECT_EQ(one.parts, Parts{says("yes")});
+  EXPECT_EQ(two.parts, one.parts);
   EXPECT_EQ(two.answer.tokens, one.answer.tokens);
   EXPECT_EQ(size_t(tokens), one.answer.tokens.size() + two.answer.tokens.size());
 }
 
-TEST(harmony_answer, ids_pushed_one_by_one_become_the_same_messages) {
+TEST(chat_answer, ids_pushed_one_by_one_become_the_same_parts) {
   const Vocabulary& v = vocabulary();
   std::string shown;
-  HarmonyAnswer said(v.bpe, v.tokens, [&](const HarmonyMessage&, std::string_view text) { shown += text; });
+  ChatAnswer said(v.format, [&](const ChatPart&, std::string_view text) { shown += text; });
   const std::vector<int32_t> ids = v.ids("<|channel|>final<|message|>one \u2020<|end|><|start|>user<|message|>I say");
   size_t taken = 0;
   while (taken < ids.size() && said.push(ids[taken])) ++taken;
   EXPECT_LT(taken, ids.size());  // somebody else's turn
-  const HarmonyTurn turn = said.finish({.finish = Finish::length});
-  EXPECT_EQ(turn.messages, std::vector<HarmonyMessage>{says("final", "one \u2020")});
+  const ChatTurn turn = said.finish({.finish = Finish::length});
+  EXPECT_EQ(turn.parts, Parts{says("one \u2020")});
   EXPECT_EQ(shown, "one \u2020");
   EXPECT_EQ(turn.answer.finish, Finish::stop);
-  const std::vector<int32_t> stops = harmony_stop_ids(v.tokens);
+  const std::vector<int32_t> stops = v.format.stop_ids();
   EXPECT_EQ(std::count(stops.begin(), stops.end(), v.tokens.end), 0);
   EXPECT_EQ(std::count(stops.begin(), stops.end(), v.tokens.call), 1);
 }
@@ -246,7 +254,7 @@ class Folded final : public HostDecoder {
   int32_t last_ = -1;
 };
 
-TEST(harmony_chat, turns_reuse_what_was_told_though_windows_have_moved_on) {
+TEST(chat, turns_reuse_what_was_told_though_windows_have_moved_on) {
   const testing::TemporaryDirectory dir;
   testing::GptOssCheckpoint checkpoint;
   checkpoint.write(dir / "m");
@@ -255,16 +263,16 @@ TEST(harmony_chat, turns_reuse_what_was_told_though_windows_have_moved_on) {
   const GptOssWeights weights = load_gpt_oss(dir / "m", config);
   const auto decoder = [&] { return Folded(make_decoder(config, weights, {.context = 900, .batch = 8})); };
   Folded one = decoder();
-  HarmonyChat chat(one, vocabulary().bpe, vocabulary().tokens, kOpening);
+  Chat chat(one, vocabulary().format, vocabulary().bpe, kOpening);
   SessionOptions o = kGreedy;
   o.tokens = 40;  // far beyond the windows
   for (const char* text : {"first", "second, longer than the first", "third"}) {
-    const std::vector<HarmonyMessage> before = chat.conversation();
-    const HarmonyTurn turn = chat.say(text, o);
-    if (before.size() > 1) { EXPECT_GT(turn.answer.reused, 0) << text; }
+    const ChatConversation before = chat.conversation();
+    const ChatTurn turn = chat.say(text, o);
+    if (!before.messages.empty()) { EXPECT_GT(turn.answer.reused, 0) << text; }
     Folded other = decoder();
-    HarmonyChat fresh(other, vocabulary().bpe, vocabulary().tokens, before);
-    EXPECT_EQ(turn.messages.size(), 1u);
+    Chat fresh(other, vocabulary().format, vocabulary().bpe, before);
+    EXPECT_EQ(turn.parts.size(), 1u);
     EXPECT_EQ(fresh.say(text, o).answer.tokens, turn.answer.tokens) << text;
   }
 }
