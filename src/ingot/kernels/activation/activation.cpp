@@ -55,7 +55,7 @@ VectorAct vector_form_of(Act act) {
 
 namespace {
 
-constexpr int64_t kGrain = 16384;  // elements per task: some microseconds of work, three operands within L2
+constexpr int64_t kGrain = 16384;  // elements per task: some microseconds of work; three operands fit in L2
 
 void check_operand(const Tensor& t, const Tensor& like, const char* what) {
   INGOT_CHECK(t.shape == like.shape, what, ": found shape ", t.shape, ", expected ", like.shape);
@@ -83,8 +83,8 @@ template <class Run> void for_each_span(const Tensor& a, const Tensor& b, const 
 namespace cpu {
 namespace {
 
-// Functions of one span choose the activation themselves: tasks compiled for every pair of activation and type would be
-// five times the code. Only spans of a few elements notice.
+// Functions of one span choose the activation inside the span: compiling the tasks for every pair of activation and
+// type would give five times the code. Only spans of a few elements are slower for it.
 template <class F, class T>
 constexpr bool has_vector_form = std::is_same_v<T, float>&& vector_form<F>() != VectorAct::none;
 

@@ -31,23 +31,25 @@ template <class T> INGOT_HD T logistic_slope(T x) {
 }
 }  // namespace detail
 
-// How a slope follows from a value h, for kernels that take numbers in place of a formula: 1 - e^-h;
-// h > 0 ? number[0] : number[1]; number[0] + h (number[1] + h number[2]).
+// The formula by which a slope follows from a value h, for kernels that take numbers in place of code: 1 - e^-h; h > 0
+// ? number[0] : number[1]; number[0] + h (number[1] + h number[2]).
 enum class SlopeKind { exponential, step, quadratic };
 struct SlopeFormula {
   SlopeKind kind = SlopeKind::step;
   float number[3] = {};
 };
 
-// How much of a formula the registers of a Hopper kernel hold that has a network's rows in them (kernels/mlp): found by
-// compiling and by measuring. What an activation leaves out is right for most; tools/check_cuda.py shows where not.
+// How a formula fits into the registers of a Hopper kernel that holds a network's rows in registers (kernels/mlp). The
+// values were found by compiling and by measuring. The defaults are right for most activations; tools/check_cuda.py
+// shows where they are not.
 struct KernelFit {
-  // Most warpgroups of a block of 128 columns: results alone, values stored as well, and weights that stream.
+  // The most warpgroups of a block with 128 columns: with results alone, with stored values, and with streamed weights.
   int warpgroups = 3, warpgroups_storing = 3, warpgroups_streaming = 3;
-  // One element after the other: the compiler would weave their formulas into each other, and no registers be left.
+  // Computes one element after the other, because the compiler would otherwise interleave the formulas of several
+  // elements and run out of registers.
   bool one_by_one = false;
-  // Whether what is not rare has kernels of its own, to so many columns. Where not, the branches of the general kernel
-  // keep formulas apart.
+  // Whether the common cases have kernels of their own for layers up to this width. Otherwise the general kernel
+  // serves them, whose branches keep formulas apart.
   bool own_to_256 = true, own_to_512 = true;
 };
 
@@ -55,11 +57,12 @@ struct KernelFit {
 //   slope_from_value    training then keeps values and no arguments
 //   slope_formula       the same in numbers: backward passes for Hopper then need no array of slopes
 //   fit                 a KernelFit
-//   Formula, number     those that differ by a number: value(x, c) and slope(x, c) of all of them, and c; kernels that
-//                       are compiled for each activation (kernels/mlp) then are for the formula. Its fit is theirs
-// Kernels may have a cheaper form of it (KernelForm in activation.cuh), CPU loops one over vectors (vector_act.h);
-// without, both run value() and slope().
-// A NaN comes out as a NaN: comparisons are written so that it takes the branch that keeps x.
+//   Formula, number     for activations that differ by a number c: value(x, c) and slope(x, c) of all of them, and c.
+//                       Kernels that are compiled per activation (kernels/mlp) are then compiled for the formula, and
+//                       use the formula's fit
+// Kernels may have a cheaper form of an activation (KernelForm in activation.cuh), CPU loops a form over vectors
+// (vector_act.h); without such a form, both run value() and slope().
+// The result of a NaN is a NaN: comparisons are written so that a NaN takes the branch that keeps x.
 // x > 0 ? x : c x
 struct LeakyFormula {
   template <class T> INGOT_HD static T value(T x, T c) { return x > 0 ? x : c * x; }
@@ -224,11 +227,11 @@ template <class... Fs> struct ActivationList { static constexpr int size = sizeo
 using Activations = ActivationList<Identity, Relu, LeakyRelu, LeakyReluSquared, ReluSquared, Silu, Gelu, GeluTanh,
                                    QuickGelu, Tanh, Sigmoid, Softplus>;
 
-// Whether f'(x) follows from f(x) alone: then a layer's output is all its backward pass needs of it.
+// Whether f'(x) follows from f(x) alone: the backward pass of a layer then needs only the layer's output.
 template <class F> inline constexpr bool has_slope_from_value = requires { F::slope_from_value(1.0); }
 || requires { F::slope_from_value(1.0, 1.0); };
 
-// Whether f'(x) follows from f(x) and whether x > 0: squares lose nothing else.
+// Whether f'(x) follows from f(x) and the sign of x: a square loses nothing but the sign.
 template <class F> inline constexpr bool has_slope_from_value_and_sign = requires {
   F::slope_from_value_and_sign(1.0, true);
 };
@@ -242,7 +245,7 @@ template <class F> constexpr KernelFit kernel_fit_of() {
 template <class F> inline constexpr KernelFit kernel_fit = kernel_fit_of<F>();
 template <class F> inline constexpr bool has_slope_formula = requires { F::slope_formula; };
 
-// The formula of an activation: its own, or the one that it shares, which takes a number.
+// The formula of an activation: its own, or the shared formula that takes a number.
 template <class F> inline constexpr bool takes_number = requires { F::value(1.0, 1.0); };
 template <class F> inline constexpr bool shares_formula = requires { typename F::Formula; };
 template <class F> constexpr auto formula_of(F f) {
@@ -270,7 +273,7 @@ template <class Use, class... Fs> void with_activation(Act act, Use&& use, Activ
   INGOT_CHECK(known, "activation: found number ", int(act), ", expected less than ", sizeof...(Fs));
 }
 template <class Use> void with_activation(Act act, Use&& use) { with_activation(act, use, Activations{}); }
-// Calls use(its formula), of which there are fewer than activations; the number is number_of(act).
+// Calls use(formula of the activation); several activations may share a formula, and their number is number_of(act).
 template <class Use> void with_formula(Act act, Use&& use) {
   with_activation(act, [&](auto f) { use(formula_of(f)); });
 }
@@ -306,7 +309,7 @@ void activate(const Activate& a, Stream stream);
 struct ActivateBackward {
   Act act = Act::identity;
   Tensor dy, x, dx;
-  Tensor y;  // gets f(x), for less than a call of its own costs; or left out
+  Tensor y;  // gets f(x), at less than the cost of a call of its own; or left out
 };
 void activate_backward(const ActivateBackward& a, Stream stream);
 

@@ -22,7 +22,7 @@ void activate_backward_span(VectorAct act, int64_t n, const float* dy, const flo
   });
 }
 
-// Both; what value and slope have in common is computed once.
+// Value and slope; their common subexpressions are computed once.
 void activate_both_span(VectorAct act, int64_t n, const float* dy, const float* x, float* dx, float* y) {
   with_vector_form(act, [=](auto f) {
     constexpr int L = kLanes<float>;

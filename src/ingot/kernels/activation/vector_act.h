@@ -1,6 +1,6 @@
 #pragma once
-// The activations that have a form over vectors in activation.simd.h, by their names. Plain, so that vector code may
-// include it.
+// The names of the activations that have a form over vectors in activation.simd.h. A plain header, so that vector code
+// may include it.
 #define INGOT_VECTOR_ACTS(ACT) \
   ACT(identity)                \
   ACT(relu)                    \

@@ -106,7 +106,7 @@ template <class T> bool all_finite_in(int64_t n, const T* x) {
 
 }  // namespace
 
-// The factor of a call; where it is not finite the call does nothing.
+// The factor of a call; the call does nothing where the factor is not finite.
 double factor_of(const Tensor& factor) { return factor ? *factor.ptr<double>() : 1; }
 
 void adamw(const AdamW& call, Stream) {
@@ -217,7 +217,7 @@ void sum_of_squares(const SumOfSquares& a, Stream stream) {
 int64_t sum_of_squares_workspace_bytes([[maybe_unused]] int64_t numbers, [[maybe_unused]] Device device) {
   if constexpr (INGOT_HAS_CUDA(ADAMW))
     if (device.kind == Device::cuda) return cuda::sum_of_squares_workspace_bytes(numbers);
-  return 0;  // a CPU's threads bring their own
+  return 0;  // the threads of a CPU have workspaces of their own
 }
 
 void clip_factor(const ClipFactor& a, Stream stream) {

@@ -20,16 +20,16 @@ struct AdamW {
       rates;  // (3) f64: adamw_rates() in place of lr, weight_decay and step, so that a graph's replays may change them
 };
 void adamw(const AdamW& a, Stream stream);
-// What changes from step to step: lr / (1-b1^step), 1 / sqrt(1-b2^step), lr wd. The bits of a step are the same by
-// either way.
+// The numbers that change from step to step: lr / (1-b1^step), 1 / sqrt(1-b2^step), lr wd. The bits of a step are the
+// same either way.
 std::array<double, 3> adamw_rates(const AdamW& a);
 
 // average = decay * average + (1 - decay) * p
 struct Ema {
   Tensor p, average;
   double decay = 0.999;
-  Tensor factor;  // (1) f64, of the step that made p: not finite: nothing is written. Left out: 1
-  Tensor rate;    // (1) f64: decay in place of the one above, as AdamW's rates
+  Tensor factor;  // (1) f64, factor of the step that made p; where it is not finite nothing is written. Left out: 1
+  Tensor rate;    // (1) f64: replaces `decay`, as AdamW's rates replace lr
 };
 void ema(const Ema& e, Stream stream);
 
@@ -50,7 +50,7 @@ struct ClipFactor {
 };
 void clip_factor(const ClipFactor& a, Stream stream);
 
-// Whether every element is finite. Of host memory: copy_to_host() brings what lies elsewhere.
+// Whether every element is finite. For tensors in host memory; copy_to_host() copies others there.
 bool all_finite(const Tensor& t);
 
 }  // namespace ingot

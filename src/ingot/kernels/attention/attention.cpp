@@ -41,7 +41,7 @@ void check_offsets(const char* op, const char* name, const Tensor& cu, const Ten
   INGOT_CHECK(cu.contiguous(), op, ": found ", name, " with stride ", cu.step(0), ", expected 1");
 }
 
-// Offsets are read on the CPU only; a GPU kernel trusts them.
+// Offsets are checked only on the CPU; a GPU kernel trusts them.
 void check_offset_values(const char* op, const char* name, const Tensor& cu) {
   if (cu.device.kind != Device::cpu) return;
   const int32_t* at = cu.ptr<int32_t>();
@@ -61,7 +61,7 @@ void check_lse(const char* op, const char* name, const Tensor& t, const Tensor& 
   check_device(op, name, t, q);
 }
 
-// The checks that forward and backward share; both structs name their fields alike.
+// The checks of forward and backward; both structs use the same field names.
 template <class Op> void check_common(const char* op, const Op& a) {
   INGOT_CHECK(a.q && a.k && a.v && a.out && a.cu_q, op, ": found an operand missing, expected q, k, v, cu_q and out");
   INGOT_CHECK_EQ(a.q.rank(), 3, op, ": rank of q");
@@ -209,7 +209,7 @@ template <class T> void forward_plain(const Attention& a) {
   });
 }
 
-// One query row: adds to dk and dv of its keys, writes dq, and returns what it gives its head's sink.
+// One query row: adds to dk and dv of its keys, writes dq, and returns its term of the gradient of its head's sink.
 template <class T> T backward_row(const AttentionBackward& a, const Segment& g, int64_t head, int64_t i) {
   const int64_t kv_head = head / (a.q.size(1) / a.k.size(1)), row = g.q_begin + i, d = a.q.cols(), dv = a.v.cols();
   const Visible see = visible(g, i, a.causal, a.window);

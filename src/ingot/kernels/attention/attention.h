@@ -3,10 +3,10 @@
 //   s[i,j] = scale * q_i . k_j,   s = softcap * tanh(s / softcap) where softcap > 0
 //   out_i = sum_j p[i,j] v_j,     p = softmax over the visible j, and over the head's sink where there is one
 //   lse_i = log(sum_j exp(s[i,j]) [+ exp(sink)])
-// Query head h reads key head h / (H / Hkv). Causal masks are aligned at the segment's end: query i of n sees keys up
-// to i + (m - n). window = w > 0 (causal only) lets it see the last w of those. A row that sees no key gives out = 0
-// and lse = -inf, or the sink where there is one; it takes no gradient. cu_q and cu_k start at 0. Rows from cu_q[S] or
-// cu_k[S] on belong to no segment (padding): out = 0, lse = -inf, and their gradients are 0.
+// Query head h reads key head h / (H / Hkv). Causal masks are aligned at the segment's end: query i of n sees the keys
+// up to i + (m - n). window = w > 0 (causal only) restricts the query to the last w of these keys. A row that sees no
+// key has out = 0 and lse = -inf (or the sink, where there is one) and no gradient. cu_q and cu_k start at 0. Rows from
+// cu_q[S] or cu_k[S] on belong to no segment (padding): out = 0, lse = -inf, and their gradients are 0.
 #include "ingot/core/tensor.h"
 
 namespace ingot {
@@ -22,9 +22,9 @@ struct Attention {
   double softcap = 0;
   int64_t window = 0;
   bool causal = true;
-  // A ring of keys per segment: segment s owns rows [s * ring, (s + 1) * ring) of k and v, cu_k counts its visible
-  // keys, and its i-th visible key is in row s * ring + (k_first[s] + i) % ring. ring = 0: packed rows, cu_k are row
-  // numbers.
+  // A ring of keys per segment: segment s owns the rows [s * ring, (s + 1) * ring) of k and v, cu_k counts its visible
+  // keys, and its i-th visible key is in row s * ring + (k_first[s] + i) % ring. With ring = 0 rows are packed, and
+  // cu_k contains row numbers.
   int64_t ring = 0;
   Tensor k_first;  // (S) i32
 };
@@ -35,13 +35,13 @@ struct AttentionBackward {
   Tensor q, k, v, cu_q, cu_k, sinks, out, lse, dout;
   Tensor dq, dk, dv;       // shapes of q, k, v
   Tensor dsinks;           // (H) or left out; f32 beside 16-bit types
-  bool add_dv = false;     // dv is added to what is there; on a GPU
+  bool add_dv = false;     // dv is added to; on a GPU
   bool has_delta = false;  // workspace begins with the sums of dout * out, (H, Tq) f32; on a GPU
   double scale = 1, softcap = 0;
   int64_t window = 0;
   bool causal = true;
-  // On a GPU, where not deterministic and there is no softcap, one kernel gives all gradients of heads up to 128 wide
-  // and adds dq up in any order: its last bits may differ from call to call.
+  // On a GPU, without `deterministic` and without softcap, one kernel computes all gradients of heads up to 128 wide
+  // and adds dq in any order, so its last bits may differ from call to call.
   bool deterministic = true;
   Tensor workspace;  // u8, attention_backward_workspace_bytes(a); on a CPU none
   Tensor dlse;       // as lse: the gradient of lse, or left out; not beside has_delta
@@ -49,8 +49,8 @@ struct AttentionBackward {
 void attention_backward(const AttentionBackward& a, Stream stream);
 int64_t attention_backward_workspace_bytes(const AttentionBackward& a);
 
-// Exclusive self attention: z_h = y_h - (y_h . u) u with u = v / max(|v|, 1e-12), v the token's own value of the head's
-// group.
+// Exclusive self attention: z_h = y_h - (y_h . u) u with u = v / max(|v|, 1e-12), where v is the token's own value of
+// the head's group.
 //   dy = dz - (dz . u) u        dv += (du - (du . u) u) / |v|,   du = -sum_h [(dz_h . u) y_h + (y_h . u) dz_h]
 struct ExcludeSelf {
   Tensor y, v, z;  // (T, H, D), (T, Hkv, D), (T, H, D); z may alias y, but the backward pass needs y
@@ -60,7 +60,7 @@ struct ExcludeSelfBackward {
   Tensor y, v, dz, dy;    // dy may alias dz
   Tensor dv;              // (T, Hkv, D) accumulated
   bool write_dv = false;  // written instead
-  Tensor delta;           // (H, T) f32: sums of dy * y, as attention_backward wants them, or left out; on a GPU
+  Tensor delta;           // (H, T) f32: sums of dy * y, an input of attention_backward, or left out; on a GPU
 };
 void exclude_self_backward(const ExcludeSelfBackward& a, Stream stream);
 

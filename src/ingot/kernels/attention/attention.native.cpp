@@ -1,4 +1,4 @@
-// Of libingot_bench.so (testing/native.h).
+// Functions of libingot_bench.so (testing/native.h).
 #include "ingot/kernels/attention/attention.h"
 
 #include <cmath>
@@ -7,7 +7,7 @@
 
 namespace ingot::testing {
 
-// --- attention over packed segments: what a backward pass needs besides
+// --- attention over packed segments: the other operands of a backward pass
 EXPORT int ingot_bench_attention_workspace(int64_t segments, int64_t tokens, int64_t heads, int64_t width, int64_t form,
                                            int64_t* bytes) {
   return guarded([&] {

@@ -1,5 +1,5 @@
 // Attention with queries along the vector: scores are kept transposed, (keys x lanes). Keys and values are read in
-// place, one broadcast at a time, so nothing but the queries is packed; the softmax runs down the columns, without a
+// place, one broadcast at a time, so only the queries are packed; the softmax runs down the columns, without a
 // horizontal sum; and a panel of lanes skips the keys that none of its queries sees. Online softmax over tiles of keys
 // after Milakov and Gimelshein (2018), backward from lse after Dao et al. (2022).
 #include "ingot/kernels/attention/attention.simd.h"
@@ -28,7 +28,7 @@ INGOT_SIMD_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 // --- three products ----------------------------------------------------------------------------------------
 // Each keeps R x V accumulators in registers: six by two hide the latency of the multiply-adds on every level.
 
-// Calls use<R>(at) over [0, n) in blocks of six; the rest is cut so that no block of one or two rows is left behind.
+// Calls use<R>(at) over [0, n) in blocks of six; the rest is divided so that no block has only one or two rows.
 template <class Use> INGOT_SIMD_INLINE void for_blocks(int64_t n, Use&& use) {
   int64_t at = 0;
   for (; n - at > 8 || n - at == 6; at += 6) use.template operator()<6>(at);
@@ -209,8 +209,8 @@ INGOT_SIMD_INLINE Range visible(const AttentionMask& m, int64_t query) {
   return {m.window > 0 ? most(0, end - m.window) : 0, end};
 }
 
-// What the lanes of one panel see: [begin, end) each, [any.begin, any.end) some of them, [all.begin, all.end) every
-// one.
+// The keys that the lanes of one panel see: [begin, end) per lane, [any.begin, any.end) seen by at least one lane,
+// [all.begin, all.end) seen by every lane.
 template <int V> struct PanelMask {
   I begin[V], end[V];
   Range any, all;
@@ -241,7 +241,7 @@ template <int V> struct Softmax {
   F top[V], sum[V];  // running maximum, and sum of e^(s - top)
 };
 
-// Turns a tile of scores into weights relative to the new maximum; `keep` gets the factor on what was summed before.
+// Turns a tile of scores into weights relative to the new maximum; `keep` gets the factor for the earlier sums.
 template <int V>
 INGOT_SIMD_INLINE void weigh_tile(float* s, int64_t first, int64_t keys, const PanelMask<V>& mask, float softcap,
                                   Softmax<V>& run, F (&keep)[V]) {
@@ -263,7 +263,7 @@ INGOT_SIMD_INLINE void weigh_tile(float* s, int64_t first, int64_t keys, const P
   }
   F base[V], sum[V];
   for (int v = 0; v < V; ++v) {
-    base[v] = top[v] == -kInfinity ? F{} : top[v];  // nothing seen yet: e^(-inf - 0) is 0, e^(-inf + inf) would be NaN
+    base[v] = top[v] == -kInfinity ? F{} : top[v];  // no key seen yet: e^(-inf - 0) is 0, e^(-inf + inf) would be NaN
     keep[v] = exp(run.top[v] - base[v]);
     sum[v] = run.sum[v] * keep[v];
     run.top[v] = top[v];
@@ -374,7 +374,7 @@ void forward_row(const AttentionTask& t, int64_t lane) {
   const int64_t query = lane / t.mask.group, head = lane % t.mask.group;
   const Range see = visible(t.mask, query);
   const int64_t n = see.end - see.begin, split = most(0, least(n, t.wrap - see.begin));  // keys before the ring wraps
-  const int64_t second = most(0, see.begin - t.wrap);                                    // first of those after it
+  const int64_t second = most(0, see.begin - t.wrap);  // first key after the ring wraps
   const float* q = t.q + query * t.q_row + head * t.q_head;
   float *s = t.scratch, *out = t.out + query * t.out_row + head * t.out_head;
   row_scores(q, t.k + see.begin * t.k_row, t.k_row, t.d, split, t.scale, s);
@@ -407,7 +407,7 @@ void forward_row(const AttentionTask& t, int64_t lane) {
 // --- backward ----------------------------------------------------------------------------------------------
 
 constexpr int64_t kBlock = detail::kAttentionBlock;
-constexpr int kPanels = int(kBlock) / W;  // at most: each has one or two vectors
+constexpr int kPanels = int(kBlock) / W;  // the most panels: each has one or two vectors
 
 // A block of lanes, packed once and used with every tile of keys.
 struct Block {
@@ -434,7 +434,7 @@ INGOT_SIMD_INLINE Block block_in(float* scratch, int64_t d, int64_t dv) {
   return b;
 }
 
-// Panels of two vectors, the last of one where one is left.
+// Panels of two vectors; the last panel may have one.
 INGOT_SIMD_INLINE int panel_vectors(const Block& b, int64_t at) { return b.lanes - at >= 2 * W ? 2 : 1; }
 
 void load_block(const AttentionBackwardTask& t, Block& b) {
@@ -453,7 +453,7 @@ void load_block(const AttentionBackwardTask& t, Block& b) {
   }
   for (int64_t i = 0; i < b.lanes * t.d; i += W) store(b.dq + i, F{});
   for (int64_t i = 0; i < b.lanes; ++i) {
-    b.lse[i] = kInfinity;  // a lane that is not there, or sees nothing: e^(s - inf) = 0
+    b.lse[i] = kInfinity;  // a lane without a query, or whose query sees no key: e^(s - inf) = 0
     b.delta[i] = 0;
     if (i >= live) continue;
     const int64_t lane = b.lane + i, query = lane / group, head = lane % group;
@@ -539,7 +539,7 @@ void backward_tile(const AttentionBackwardTask& t, const Block& b, int64_t first
   lane[panels] = b.lanes;
   const int64_t pd = attention_pad(t.d), pdv = attention_pad(t.dv), row = first - t.keys_begin;
   for_blocks(keys, [&]<int R>(int64_t j) {
-    int from = 0, to = panels;  // the panels that see one of these keys
+    int from = 0, to = panels;  // the panels with a query that sees one of these keys
     while (from < to && (rows[from].end <= j || rows[from].begin >= j + R)) ++from;
     while (to > from && (rows[to - 1].end <= j || rows[to - 1].begin >= j + R)) --to;
     if (from == to) return;

@@ -2,10 +2,10 @@
 // to = from        the same shape, any strides; between floating types rounded to nearest, ties to even
 // to = value
 //
-// Both lie on the CPU, both on one GPU, or one on each. Between the two the type stays, and rows are one stride apart
-// on either side. Such a copy is over when the stream has come to it: until then host memory must stay as it is
-// (`from`) or must not be read (`to`). Where host memory is not pinned (gpu/allocator.h) the call itself may take until
-// then.
+// Both tensors lie on the CPU, both on one GPU, or one on each. Between CPU and GPU the type stays the same, and rows
+// are one stride apart on either side. Such a copy is complete when the stream has reached it: until then host memory
+// must not change (`from`) or must not be read (`to`). Where host memory is not pinned (gpu/allocator.h) the call
+// itself may wait until then.
 #include "ingot/core/tensor.h"
 
 namespace ingot {
@@ -15,8 +15,9 @@ struct Copy {
 };
 void copy(const Copy& c, Stream stream);
 
-// to[at + i] = from[i] for each row i, where `at` is read when the stream comes to it: so a graph's replays may put
-// rows in other places. Of one type; rows without gaps. Rows that would lie outside of `to` are left out.
+// to[at + i] = from[i] for each row i. `at` is read when the stream reaches the copy, so the replays of a graph may
+// write to different places. Both have one type, and rows without gaps. Rows that would lie outside of `to` are left
+// out.
 struct CopyAt {
   Tensor from, to;  // (N, ...), (M, ...)
   Tensor at;        // (1) i32
@@ -25,7 +26,7 @@ void copy_at(const CopyAt& c, Stream stream);
 
 struct Fill {
   Tensor to;
-  double value = 0;  // of an integer type: one that it can hold
+  double value = 0;  // for an integer type: a value that the type can hold
 };
 void fill(const Fill& f, Stream stream);
 

@@ -1,20 +1,21 @@
 #pragma once
-// Pure functions of shapes and strides: what two tensors share, and the fewest loops that reach both.
+// Pure functions of shapes and strides: whether two tensors overlap, and the fewest loops that visit both.
 #include "ingot/core/tensor.h"
 
 namespace ingot::detail {
 
-// Loops over both tensors, the innermost last; in front sizes of 1. Neighbours that are one run in both are merged.
+// Loops over both tensors, the innermost last; unused loops in front have size 1. Adjacent dimensions that are
+// contiguous in both tensors are merged.
 struct Strided {
   int64_t dim[kMaxRank], from[kMaxRank], to[kMaxRank];
 };
 Strided strided(const Tensor& from, const Tensor& to);
 
-// Whether rows are one stride apart, at least as far as a row is long.
+// Whether rows are one stride apart, which is at least the length of a row.
 bool rows_apart(const Tensor& t);
 
-// Whether an element of one may lie in an element of the other. Exact where one of them lies before the other or where
-// both are rows of one matrix, side by side; else true.
+// Whether the tensors may share memory. Exact where one tensor lies before the other, or where both are column ranges
+// of one matrix; otherwise true.
 bool may_overlap(const Tensor& a, const Tensor& b);
 
 }  // namespace ingot::detail

@@ -1,15 +1,16 @@
 #pragma once
-// What a tensor holds, in host memory.
+// The contents of a tensor in host memory.
 #include "ingot/core/memory/arena.h"
 
 namespace ingot {
 
-// On the CPU the tensor itself; else a copy of it, as it is when the stream has come to it. Waits for the stream.
+// On the CPU the tensor itself; otherwise a copy of its contents when the stream has reached the copy. Waits for the
+// stream.
 class HostCopy {
  public:
   HostCopy(const Tensor& t, Stream stream);
   const Tensor& tensor() const { return host_; }
-  void write_back() const;  // to where it came from; waits too
+  void write_back() const;  // copies back to the tensor; also waits
 
  private:
   Tensor there_, host_;

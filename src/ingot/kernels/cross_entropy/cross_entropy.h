@@ -12,20 +12,21 @@
 namespace ingot {
 
 struct CrossEntropy {
-  Tensor logits;     // (T, V), before the softcap
-  Tensor targets;    // (T) i32 in [0, V) or ignore_index; the first one outside is named; on a GPU its loss is a NaN
-  Tensor loss, lse;  // (T) f32 (f64 for f64); lse may be left out
-  Tensor dloss;      // (T) the gradient of each row's loss, or left out: no dlogits
-  Tensor dlogits;    // (T, V); may alias logits; on a GPU bf16 or f16 beside f32 logits, too
+  Tensor logits;   // (T, V), before the softcap
+  Tensor targets;  // (T) i32 in [0, V) or ignore_index; an error names the first target outside; on a GPU its loss is a
+                   // NaN
+  Tensor loss, lse;                // (T) f32 (f64 for f64); lse may be left out
+  Tensor dloss;                    // (T) the gradient of each row's loss, or left out: no dlogits
+  Tensor dlogits;                  // (T, V); may alias logits; on a GPU bf16 or f16 beside f32 logits, too
   double softcap = 0, z_loss = 0;  // 0: none
-  int32_t ignore_index = -1;       // of a token too, which then has no loss
+  int32_t ignore_index = -1;       // is allowed for a token too, which then has no loss
   double label_smoothing = 0;      // 0 to 1
 };
 void cross_entropy(const CrossEntropy& a, Stream stream);
 
-// Losses, and when dloss is given (the upstream gradient of every row is known before, as for a mean) the gradients
-// too, in one pass over chunks of rows: three products, and no more memory than one chunk of logits and, where there
-// are several chunks, the weights in the products' order.
+// Losses, and where dloss is given also the gradients (the upstream gradient of every row is then known in advance, as
+// for a mean), in one pass over chunks of rows: three products, and no more memory than one chunk of logits and, where
+// there are several chunks, the weights in the products' order.
 struct LinearCrossEntropy {
   Tensor x, w;       // (T, C), (V, C)
   Tensor x2, w2;     // (T, R), (V, R): a second pair whose product is added (a low-rank adapter), or left out
@@ -39,7 +40,8 @@ struct LinearCrossEntropy {
   int32_t ignore_index = -1;
   Products products = Products::fp32;
   double label_smoothing = 0;
-  // (S + 1), in host memory: rows [cu2[s], cu2[s + 1]) have a pair of their own, w2[s] and dw2[s] of (S, V, R).
+  // (S + 1), in host memory: the rows [cu2[s], cu2[s + 1]) have their own second weight w2[s] and gradient dw2[s], of
+  // (S, V, R).
   std::span<const int32_t> cu2;
 };
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream);

@@ -10,15 +10,15 @@
 // without it products with few rows may be slower. On Hopper the activations of a wide network's middle (the squared
 // ReLUs, gelu) and their slopes are part of the products.
 //
-// Of f(x) = max(x, x / 2)^2 and max(x, 0)^2 the slope follows from the value and the sign of x alone (slope 2 sqrt(y)
-// or -sqrt(y)), so a forward pass that keeps `signs`, a bit an element, need not keep pre. Not in f16, whose squares
-// underflow below 2^-12.
+// For f(x) = max(x, x / 2)^2 and max(x, 0)^2 the slope follows from the value and the sign of x alone (slope 2 sqrt(y)
+// or -sqrt(y)). A forward pass that keeps `signs`, one bit per element, therefore need not keep pre. Not in f16, whose
+// squares underflow below 2^-12.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/activation/activation.h"
 
 namespace ingot {
 
-// To what f32 operands may be rounded. tf32 (10 bits of mantissa, for the tensor cores) is fp32 on a CPU.
+// The type to which f32 operands may be rounded. tf32 (10 bits of mantissa, for the tensor cores) is fp32 on a CPU.
 enum class Products { fp32, bf16, tf32 };
 
 struct Linear {
@@ -30,12 +30,12 @@ struct Linear {
   double alpha = 1;         // y = f(alpha * x W^T + b)
   bool accumulate = false;  // y += x W^T; needs the identity and no bias
   Products products = Products::fp32;
-  Tensor w_packed;   // what linear_pack() made of w for these products, or left out
+  Tensor w_packed;   // the result of linear_pack(w) for these products, or left out
   Tensor workspace;  // u8, or left out
 };
 void linear(const Linear& a, Stream stream);
 
-// Products of one w with several x need not each pack it anew. On a CPU; the same sums in the same order.
+// Packs w once for products with several x. On a CPU; the same sums in the same order.
 struct LinearPack {
   Tensor w, packed;  // (N, K); u8, linear_packed_bytes(w, products)
   Products products = Products::fp32;
@@ -52,7 +52,7 @@ struct LinearBackward {
   Act act = Act::identity;
   bool accumulate_dx = false;
   Products products = Products::fp32;
-  bool form_x = false;  // x = f(pre) is written first instead of read: a caller need keep pre alone
+  bool form_x = false;  // x = f(pre) is computed first instead of read, so a caller needs to keep only pre
   Tensor workspace;     // u8, or left out
 };
 void linear_backward(const LinearBackward& a, Stream stream);
@@ -64,7 +64,7 @@ struct MatMul {
   double alpha = 1, beta = 0;
   Products products = Products::fp32;
   Tensor add;  // read in place of c: c = alpha * op(a) op(b) + beta * add, or left out; may be c, a or b
-  // The result is known to be symmetric: half of it is computed, the rest is its mirror image. (On a GPU all of it.)
+  // The caller knows that the result is symmetric: one half is computed and mirrored. (On a GPU all of it is computed.)
   bool symmetric = false;
   Tensor workspace;  // u8, or left out
   Tensor bias;       // (N), added to each row, or left out
@@ -74,7 +74,7 @@ void matmul(const MatMul& m, Stream stream);
 // one matrix for all; without bias and symmetric. On the CPU the bits of each are matmul's; on a GPU it is one product
 // of cuBLASLt where that is there.
 void matmul_each(const MatMul& m, Stream stream);
-// The same by a plain loop on the CPU: the oracle. `products` and `symmetric` change nothing here.
+// The same by a plain loop on the CPU: the oracle. It ignores `products` and `symmetric`.
 void matmul_plain(const MatMul& m);
 
 int64_t linear_workspace_bytes(Device device);  // 0 on a CPU

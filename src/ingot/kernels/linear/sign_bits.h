@@ -1,7 +1,7 @@
 #pragma once
-// Where linear keeps whether an element before its activation was positive: on a GPU one bit each, in the order in
+// The storage of the signs of a linear layer's elements before the activation. On a GPU one bit each, in the order in
 // which the core's threads hold their sums, so that a thread writes and reads the 64 bits of its part of 16 rows x 128
-// columns as one word; on a CPU a byte each, row by row.
+// columns as one word; on a CPU one byte each, row by row.
 #include <cstdint>
 
 #include "ingot/core/hd.h"

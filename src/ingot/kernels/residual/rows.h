@@ -1,5 +1,6 @@
 #pragma once
-// What the pointwise ops of residual streams share on the CPU: rows, blocks of rows, sums over tokens, checks.
+// Shared code of the pointwise operations of residual streams on the CPU: rows, blocks of rows, sums over tokens,
+// checks.
 #include <algorithm>
 #include <cmath>
 
@@ -7,8 +8,9 @@
 #include "ingot/core/dispatch.h"
 #include "ingot/kernels/residual/workspace.h"
 
-// These loops read each operand once and do a few operations per element, so they run at the speed of memory. Outputs
-// may be inputs, at the same index only: ivdep tells the compiler so, which else falls back to scalar code for y = x.
+// These loops read each operand once and do a few operations per element, so they run at the speed of memory. An output
+// may be an input at the same index only. ivdep tells the compiler so; otherwise the compiler uses scalar code for y =
+// x.
 #define INGOT_POINTWISE _Pragma("GCC ivdep")
 
 namespace ingot::residual {

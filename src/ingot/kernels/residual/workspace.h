@@ -1,6 +1,6 @@
 #pragma once
-// Memory that the backward passes of residual ops need on a GPU, where sums over tokens are first those of blocks of
-// rows.
+// Memory that the backward passes of residual operations need on a GPU, where sums over tokens are first computed per
+// block of rows.
 #include <algorithm>
 
 #include "ingot/core/tensor.h"
@@ -9,7 +9,7 @@ namespace ingot {
 
 namespace residual {
 constexpr int kMostSums = 6;              // sums over tokens of one op
-constexpr int64_t kMostRowBlocks = 1024;  // four per SM of a large GPU, and a function of nothing else
+constexpr int64_t kMostRowBlocks = 1024;  // four per SM of a large GPU; the same on every GPU
 }  // namespace residual
 
 // u8, for (rows, cols); 0 on a CPU, whose threads bring their own.

@@ -1,9 +1,9 @@
 #pragma once
-// What stands between two branches of a residual stream, in one pass over its rows: a branch is added, the first rows
-// are mixed in, and the rows are normed for the next branch. As three ops one after another (scaled_add, mix, rmsnorm),
-// each of which rounds to the rows' type. On a GPU one kernel does it for rows of 16 bits, up to 1,024 wide, without w
-// and with a branch or x0 but not both; all else is those ops. All matrices (T, C) with any row stride; vectors (C),
-// f32 beside 16-bit types.
+// The operations between two branches of a residual stream in one pass over its rows: a branch is added, the first rows
+// are mixed in, and the rows are normalised for the next branch. The reference is three operations one after another
+// (scaled_add, mix, rmsnorm), each of which rounds to the rows' type. On a GPU one kernel computes all of it for rows
+// of 16 bits, up to 1,024 wide, without w and with either a branch or x0; all other cases call the three operations.
+// All matrices are (T, C) with any row stride; vectors are (C), f32 beside 16-bit types.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/residual/workspace.h"
 
@@ -24,11 +24,11 @@ void residual_norm(const ResidualNorm& r, Stream stream);
 // d = the gradient of m through the norm + dsum
 // with a: dx = a * d, and with x0: dx0 += b * d, da += sum_t x * d, db += sum_t x0 * d; without: dx = d
 // with a branch: dbranch = scale * dx, dscale += sum_t branch * dx
-// The branch is the one whose sum `m` is (or x, where rows were mixed).
+// `m` is the sum with this branch (or x, where rows were mixed).
 struct ResidualNormBackward {
   Tensor dy, m, rstd, dsum;
   Tensor w, dw;                     // dw accumulated
-  Tensor x, x0, a, b, dx0, da, db;  // da, db left out where frozen; x and x0 too where nobody wants dx0
+  Tensor x, x0, a, b, dx0, da, db;  // da, db left out where frozen; x and x0 too where dx0 is not needed
   Tensor dx;                        // written; may alias dsum
   Tensor branch, scale, dbranch, dscale;
   Tensor workspace, norm_workspace;  // residual_workspace_bytes, rmsnorm_backward_workspace_bytes

@@ -1,4 +1,4 @@
-// Of libingot_bench.so (testing/native.h).
+// Functions of libingot_bench.so (testing/native.h).
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"

@@ -1,5 +1,6 @@
 #pragma once
-// What rmsnorm.cpp asks of rmsnorm.simd.cpp, one row at a time. Plain structs: every CPU level's object file sees them.
+// The functions of rmsnorm.simd.cpp that rmsnorm.cpp calls, one row at a time. Plain structs, because the object files
+// of every CPU level include them.
 #include <cstdint>
 
 namespace ingot::detail {
@@ -8,7 +9,7 @@ template <class A> struct RmsNormBackwardRow {
   int64_t n;
   const A *dy, *s, *w, *dsum;  // w and dsum may be null
   A *dx, *dw;                  // either may be null; dw is added to
-  A rstd, scale, offset;       // offset: what is added to w
+  A rstd, scale, offset;       // offset: the constant that is added to w
   bool accumulate;             // dx is added to
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// How the CUDA forward pass spreads rows over threads. A pure function of sizes, so that the choice is tested without a
-// GPU.
+// How the CUDA forward pass distributes rows over threads. Pure functions of sizes, so that the choice is tested
+// without a GPU.
 #include <cstdint>
 
 #include "ingot/core/tensor.h"
@@ -17,7 +17,7 @@ struct RmsNormConfig {
   int group = 32;           // threads per row and block, a power of two
   int cluster = 1;          // blocks per row; above 1 only with group == threads
   int threads = 128;        // per block
-  bool streaming = false;   // loads and stores say that they are made once
+  bool streaming = false;   // loads and stores carry the hint that the data is used once
   // Tensors larger than L2, a group is a whole block or some lanes of a warp:
   bool kept = false;    // rows in registers, 2 or 4 vectors a thread, or 1 of each of kRowPair rows
   bool reread = false;  // rows are read twice: with a residual 2 vectors a thread, without 4
@@ -33,19 +33,19 @@ constexpr int kKeptThreads = 512;
 constexpr int kRowPair = 2;
 constexpr int kWalkThreads = 512, kWalkVecs = 4, kWalkStages = 2;
 constexpr int kRmsNormMaxCluster = 8;
-// Half of Hopper's L2: from here on a copy or a norm is a few percent faster when its loads and stores say that they
-// are made once (both or neither: hints on the loads alone cost as much), and a reader of y finds little of it in L2
-// anyway.
+// Half of Hopper's L2: from this size on a copy or a norm is a few percent faster when its loads and stores carry the
+// hint that the data is used once (both or neither: hints on the loads alone cost as much), and a reader of y would
+// find little of it in L2 anyway.
 constexpr int64_t kStreamingBytes = int64_t(25) << 20;
 
-// What a configuration may use of the GPU. The kernels are there as sm_90a code and as PTX for sm_75, which knows
-// neither clusters nor overlapping launches; which of them runs is the driver's choice.
+// The features of the GPU that a configuration may use. The kernels exist as sm_90a code and as PTX for sm_75, which
+// has neither clusters nor overlapping launches; the driver chooses between the two.
 struct SmLimits {
   int sms = 132;
   int smem = 227 * 1024;  // bytes of shared memory a block may have
-  bool hopper = true;     // the sm_90a code runs: clusters, overlap
-  // Clusters of 2, 4 and 8 blocks that run at once when each block fills its SM: fewer than sms / size, as the SMs come
-  // in groups that need not divide.
+  bool hopper = true;     // whether the sm_90a code runs, with clusters and overlap
+  // The number of clusters of 2, 4 and 8 blocks that run at once when each block fills its SM: fewer than sms / size,
+  // because the SMs are grouped and the size of a group need not be a multiple of the cluster's.
   int clusters[3] = {66, 32, 14};
   constexpr int resident(int cluster) const {
     return cluster == 1 ? sms : clusters[cluster == 2 ? 0 : cluster == 4 ? 1 : 2];
@@ -72,7 +72,7 @@ constexpr int element_threads(int64_t cols) {  // about eight elements a thread 
   return int(wanted < 32 ? 32 : wanted > kRmsNormElementThreads ? kRmsNormElementThreads : wanted);
 }
 
-// The forms for tensors larger than L2, where they were measured to be faster; false elsewhere.
+// The variants for tensors larger than L2, where they were measured to be faster; false elsewhere.
 constexpr bool pick_large_config(const RmsNormShape& s, int64_t vecs, RmsNormConfig& c) {
   const int most_kept = size_of(s.dtype) == 2 ? 2 : 4;  // vectors a thread
   c.kept = !s.residual && vecs <= most_kept * kKeptThreads;
@@ -110,7 +110,7 @@ constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, SmLimits sm =
   }
   c.streaming = s.rows * s.cols * size_of(s.dtype) >= kStreamingBytes;
   if (c.streaming && s.plain && sm.hopper && pick_large_config(s, vecs, c)) return c;
-  // Few rows leave the GPU empty: short work per thread shortens the only thing that is left, latency.
+  // Few rows leave the GPU mostly idle: only latency counts, and short work per thread shortens it.
   if (s.rows <= 4 * int64_t(sm.sms) && vecs <= 2 * kRmsNormMaxThreads) {
     c.vecs_per_thread = vecs < 64 ? 1 : 2;
   } else if (vecs <= 128) {
@@ -121,8 +121,8 @@ constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, SmLimits sm =
     c.vecs_per_thread = vecs <= 1024 && !odd ? 4 : most;
   }
   int64_t group = round_up_pow2((vecs + c.vecs_per_thread - 1) / c.vecs_per_thread);
-  // A row that needs a cluster is spread thinly: small blocks of several rows share an SM, and one loads while another
-  // waits for its neighbours.
+  // A row that needs a cluster is distributed over small blocks: several rows then share an SM, and one loads while
+  // another waits for its neighbours.
   const int widest = group > kRmsNormMaxThreads && sm.hopper ? 256 : kRmsNormMaxThreads;
   while (group > widest && c.cluster < kRmsNormMaxCluster) {
     group /= 2;
@@ -133,12 +133,12 @@ constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, SmLimits sm =
   return c;
 }
 
-// How the backward pass spreads rows over threads: a group of threads takes `rows_at_once` neighbouring rows, `columns`
-// of them a thread, and blocks stay and walk over rows; `blocks` of them (or clusters of blocks) share the rows, and
-// each leaves one row of sums of dw behind.
+// How the backward pass distributes rows over threads: a group of threads takes `rows_at_once` adjacent rows, each
+// thread `columns` of their columns. Blocks are persistent and walk over the rows; `blocks` of them (or clusters of
+// blocks) share the rows, and each writes one row of sums of dw.
 struct RmsNormBackwardConfig {
   bool vectors = true;
-  int group = 32, cluster = 1, threads = 512;  // as above, but that a group may be any number of whole warps
+  int group = 32, cluster = 1, threads = 512;  // as above, except that a group may be any number of whole warps
   int stages = 2;                              // times rows_at_once: rows per group in shared memory
   int blocks = 1;                              // per row: times `cluster` is the grid
   int columns = 16, rows_at_once = 1;
@@ -156,16 +156,16 @@ struct RmsNormBackwardShape {
 };
 
 constexpr int kBackwardElementThreads = 512;
-// Sums of dw take at most this many floats, so that narrow and wide rows alike leave a few MB behind.
+// The most floats of sums of dw, so that the sums take a few MB for narrow and for wide rows.
 constexpr int64_t kPartialFloats = int64_t(1) << 24;
 
 // Between two rows of sums: whole vectors.
 constexpr int64_t partial_stride(int64_t cols) { return (cols + 3) / 4 * 4; }
 
-// Kernels of mixed types are compiled for all that is rare.
+// Kernels of mixed types are compiled with all rare options.
 constexpr bool backward_is_rare(const RmsNormBackwardShape& s) { return s.rare || s.s != s.dy; }
-// 16-byte pieces of shared memory that a thread needs per row: s, dy and what is added to dx. dy narrower than s still
-// takes a piece for each vector of s.
+// The 16-byte pieces of shared memory that a thread needs per row: s, dy and the old dx that is added. A dy narrower
+// than s still takes a piece for each vector of s.
 constexpr int backward_pieces(int s_bytes, int dy_bytes, int columns, bool rare) {
   const int s = columns * s_bytes / 16, dy = columns * dy_bytes / 16;
   return s + (dy > s ? dy : s) + (rare ? s : 0);
@@ -183,21 +183,21 @@ constexpr int backward_stage_bytes(const RmsNormBackwardConfig& c, const RmsNorm
          backward_pieces(int(size_of(s.s)), int(size_of(s.dy)), c.columns, backward_is_rare(s));
 }
 constexpr int kBackwardStaticBytes = 3072;
-// What one of the blocks on an SM may have, less what a block of the second kernel needs beside them.
+// The shared memory of one of the blocks on an SM, less the part that a block of the second kernel needs beside them.
 constexpr int backward_smem_share(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, SmLimits sm) {
   const int blocks = backward_threads(c, s) / c.threads;
   return (sm.smem - 4096) / (blocks < 1 ? 1 : blocks) - 1024 - kBackwardStaticBytes;
 }
-// All of its share, although it may need less: otherwise blocks of the next call, which come while this one still runs,
-// crowd the SMs that happen to have room, and stay there.
+// A block takes all of its share, although it may need less. Otherwise blocks of the next call, which start while this
+// one still runs, would all go to the SMs that happen to have room, and stay there.
 constexpr int64_t backward_smem(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, SmLimits sm) {
   if (!c.vectors) return 0;
   const int need = c.stages * backward_stage_bytes(c, s), share = backward_smem_share(c, s, sm);
   return need > share ? need : share;
 }
 
-// How many columns and rows a thread takes at once. Narrow rows lie side by side in a warp's loads; wide ones in 16
-// bits wait for their neighbours once for two rows, where there are rows enough.
+// The columns and rows that a thread takes at once. Narrow rows lie side by side in a warp's loads. Wide rows of 16
+// bits are taken in pairs where there are enough rows, so that a thread waits for its neighbours once for two rows.
 constexpr void pick_backward_work(RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, SmLimits sm) {
   const bool halves = size_of(s.s) == 2, rare = backward_is_rare(s);
   const bool narrow = s.cols <= 256 || (rare && halves && s.cols <= 4096);
@@ -237,7 +237,7 @@ constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwa
   } else {
     const int64_t per_block = (threads + c.cluster - 1) / c.cluster;
     c.group = int(per_block <= 32 ? round_up_pow2(per_block) : (per_block + 31) / 32 * 32);
-    // One block fills an SM, and leaves one row of sums of dw. Fewer rows: smaller blocks reach more SMs.
+    // One block fills an SM and writes one row of sums of dw. Where there are fewer rows, smaller blocks use more SMs.
     const int room = backward_threads(c, s), most = c.columns == 16 && c.group < 256 && room > 576 ? 576 : room;
     const int unit = c.group > 32 ? c.group : 32;
     int units = c.cluster > 1 ? 1 : most / unit;
@@ -264,7 +264,7 @@ constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwa
   return c;
 }
 
-// The most rows of sums that any call with these sizes leaves behind, whatever its alignment and operands.
+// The most rows of sums that any call with these sizes writes, whatever its alignment and operands.
 constexpr int64_t most_partial_rows(int64_t rows, int64_t cols, DType s, SmLimits sm) {
   int64_t most = 0;
   for (const bool aligned : {false, true})
@@ -278,7 +278,7 @@ constexpr int64_t most_partial_rows(int64_t rows, int64_t cols, DType s, SmLimit
   return most;
 }
 
-// The forward pass under a given configuration: what benches and tests compare. It must fit the operands.
+// The forward pass with a given configuration, for benchmarks and tests. The configuration must fit the operands.
 struct RmsNormTuning {
   RmsNormConfig config;
   bool overlap = true;   // programmatic dependent launch

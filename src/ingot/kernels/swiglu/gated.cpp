@@ -1,5 +1,5 @@
-// gated_linear and its backward: checks, and the same in pieces (two products, the gate) wherever no kernel does it at
-// once: on a CPU, in f32, and on a GPU for sizes that leave most of it idle.
+// gated_linear and its backward pass: checks, and the computation in pieces (two products, the gate) for the cases
+// without a single kernel: on a CPU, in f32, and on a GPU for sizes that leave most of it idle.
 #include "ingot/core/dispatch.h"
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/swiglu/swiglu.h"
@@ -81,7 +81,7 @@ Tensor half_of(const Tensor& workspace, int which, int64_t rows, int64_t hidden,
                 workspace.device);
 }
 
-// Behind the halves: room for cuBLASLt, without which it has fewer ways to choose from.
+// Behind the halves: workspace for cuBLASLt, which has fewer algorithms without it.
 Tensor product_room(const Tensor& workspace, int64_t before) {
   const int64_t begin = (before + 255) / 256 * 256, bytes = linear_workspace_bytes(workspace.device);
   if (bytes == 0) return {};
@@ -99,7 +99,7 @@ bool is_fused([[maybe_unused]] const GatedLinear& g) {
   return false;
 }
 
-// Of gate and up, where the caller does not keep them.
+// Memory for gate and up, where the caller does not keep them.
 int64_t kept_bytes(const GatedLinear& g) {
   return g.gate ? 0 : 2 * half_bytes(g.x.rows(), g.transposed ? g.w_gate.cols() : g.w_gate.rows(), g.x.dtype);
 }
@@ -144,8 +144,8 @@ int64_t flops(const GatedLinear& g) { return 4 * g.x.rows() * g.w_gate.numel(); 
 
 namespace {
 
-// Two matrices, or vectors, of which the second goes on where the first ends, below it (axis 0) or beside it (axis 1):
-// both as one. Else nothing.
+// Joins two matrices, or vectors, of which the second begins where the first ends, below it (axis 0) or beside it (axis
+// 1). Otherwise returns nothing.
 Tensor one_of(const Tensor& first, const Tensor& second, int axis) {
   const int rank = first.rank();
   if (rank < 1 + axis || rank > 2 || second.rank() != rank || second.dtype != first.dtype) return {};
@@ -172,7 +172,7 @@ Joined joined(const GatedLinearBackward& g, bool up_first) {
 struct Gradients {
   Tensor gate, up;  // dgate, dup
   Tensor room;      // for products
-  Tensor both;      // (T, 2H), whose halves they are, in the order of what is joined: one product then, not two
+  Tensor both;  // (T, 2H), of which they are the halves in the order of the joined weights: then one product, not two
   Joined with;
 };
 
@@ -200,7 +200,7 @@ bool dx_is_on_core(const GatedLinearBackward&, const Gradients&) { return false;
 bool dw_is_on_core(const GatedLinearBackward&, const Gradients&) { return false; }
 #endif
 
-// Where the caller formed them.
+// Where the caller has computed them.
 Gradients formed_gradients(const GatedLinearBackward& g) {
   Gradients d{.gate = g.gate, .up = g.up, .room = product_room(g.workspace, 0)};
   for (bool up_first : {false, true}) {
@@ -210,7 +210,7 @@ Gradients formed_gradients(const GatedLinearBackward& g) {
   }
   return d;
 }
-// In the workspace: beside each other where that makes one product of two on a GPU.
+// In the workspace: beside each other where one product can then replace two on a GPU.
 Gradients gradients_of(const GatedLinearBackward& g) {
   if (!g.dh) return formed_gradients(g);
   const int64_t rows = g.dh.rows(), hidden = g.dh.cols();
@@ -324,7 +324,7 @@ void bias_gradients(const GatedLinearBackward& g, const Gradients& d, Stream str
   const auto sums = [&](const Tensor& of, const Tensor& db) {
     if (!db) return;
     if (g.overwrite && db.device.kind == Device::cuda) {
-      const gpu::DeviceGuard guard(db.device.index);  // whose default stream it is, where none is given
+      const gpu::DeviceGuard guard(db.device.index);  // the device of the default stream, where no stream is given
       gpu::fill_bytes(db.data, 0, db.bytes(), stream);
     }
     if (g.overwrite && db.device.kind == Device::cpu) fill_zero(db);

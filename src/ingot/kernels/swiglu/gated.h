@@ -5,14 +5,15 @@
 
 namespace ingot::cuda {
 
-// Pairs of blocks: in a training step L2 is full of what others wrote, and they ask less of it.
+// Pairs of blocks: in a training step other kernels' data fills L2, and pairs read less from L2.
 constexpr gemm::Tile kGatedTile = gemm::kPairs128;
 
-// As a product: a tile's columns are gate and up of half as many columns of h.
+// As one product: the columns of a tile are gate and up of half as many columns of h.
 constexpr gemm::Problem gated_problem(int64_t rows, int64_t hidden, int64_t channels) {
   return {rows, gemm::ceil_div(hidden, kGatedTile.n / 2) * kGatedTile.n, channels};
 }
-// Few tiles leave most of the GPU idle; two products by cuBLASLt, which divides K, and the gate are faster then.
+// With few tiles most of the GPU is idle; two products by cuBLASLt, which also divides K, followed by the gate are then
+// faster.
 inline bool gated_is_faster(int64_t rows, int64_t hidden, int64_t channels, int64_t sms) {
   const gemm::Problem p = gated_problem(rows, hidden, channels);
   return gemm::efficiency(p, kGatedTile, sms) * double(rows * hidden * 2) / double(p.m * p.n) >= 0.7;

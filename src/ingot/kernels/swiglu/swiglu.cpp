@@ -29,7 +29,7 @@ template <class T> struct Limits {
         up_offset(T(o.up_offset)),
         cubic(T(o.cubic)) {}
   T gate(T g) const { return g > limit ? limit : g; }
-  // What the sigmoid is taken of, and its slope. An infinite g must not meet cubic = 0.
+  // The argument of the sigmoid, and its slope. An infinite g must not be multiplied by cubic = 0.
   T argument(T g) const { return cubic == 0 ? alpha * g : g * (alpha + cubic * g * g); }
   T argument_slope(T g) const { return cubic == 0 ? alpha : alpha + 3 * cubic * g * g; }
   T up(T u) const { return (u > limit ? limit : u < -limit ? -limit : u) + up_offset; }
@@ -200,7 +200,7 @@ void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream) {
   INGOT_DISPATCH(SWIGLU, s.dh.device, swiglu_gate_backward, s, stream);
 }
 
-// The gated MLP is a gated linear and the product that follows it, on whatever device they are.
+// The gated MLP is a gated linear layer and the product that follows, on any device.
 void swiglu(const Swiglu& s, Stream stream) {
   check_pieces("swiglu", s);
   const Tensor h(s.workspace.data, s.x.dtype, {s.x.rows(), s.w_gate.rows()}, s.x.device);
@@ -238,7 +238,7 @@ void swiglu_backward(const SwigluBackward& s, Stream stream) {
     linear_backward({.dy = s.dy, .x = first, .dw = s.dw_down, .db = s.db_down, .products = s.products}, stream);
   }
   linear_backward({.dy = s.dy, .w = s.w_down, .dx = second, .products = s.products}, stream);
-  // h is dead, so its memory takes dgate; dup replaces dh element by element.
+  // h is no longer needed, so dgate is written to its memory; dup replaces dh element by element.
   swiglu_gate_backward({.gate = s.gate, .up = s.up, .dh = second, .dgate = first, .dup = second, .options = s.options},
                        stream);
   gated_linear_backward({.x = s.x,

@@ -29,14 +29,14 @@ struct SwigluGateBackward {
 };  // dgate, dup may alias dh, gate, up
 void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream);
 
-// h = g(x Wg^T + bg) * (x Wu^T + bu). On a GPU in one kernel for 16-bit types (gpu/gemm): gate and up are not in memory
-// unless they are asked for.
-// The weights are any two views with rows of one stride: halves of a packed (2H, C), its even and odd rows, two
-// tensors; or, transposed, (C, H) each: halves of the columns of (C, 2H).
+// h = g(x Wg^T + bg) * (x Wu^T + bu). On a GPU one kernel for 16-bit types (gpu/gemm), which writes gate and up to
+// memory only where the caller asks for them.
+// The weights are any two views whose rows have one common stride: the halves of a packed (2H, C), its even and odd
+// rows, or two tensors; or, transposed, (C, H) each: halves of the columns of (C, 2H).
 struct GatedLinear {
   Tensor x, w_gate, w_up;  // (T, C), (H, C) each
   Tensor b_gate, b_up;     // (H) each, or left out
-  Tensor h;                // (T, H), or left out where gate and up are what is wanted
+  Tensor h;                // (T, H), or left out where only gate and up are wanted
   Tensor gate, up;         // (T, H): kept for the backward pass; both or neither
   Tensor workspace;        // u8, gated_linear_workspace_bytes(...): 0 on a CPU where gate and up are kept
   GateOptions options;
@@ -44,16 +44,16 @@ struct GatedLinear {
   Products products = Products::fp32;
 };
 void gated_linear(const GatedLinear& g, Stream stream);
-int64_t gated_linear_workspace_bytes(const GatedLinear& g);  // of everything else in it
+int64_t gated_linear_workspace_bytes(const GatedLinear& g);  // given all other members
 int64_t bytes(const GatedLinear& g);
 int64_t flops(const GatedLinear& g);
 
 // dgate, dup from dh and the gate; dx = dgate Wg + dup Wu; dWg += dgate^T x, dWu += dup^T x; db += sums over rows.
 // dx is one kernel, and both dW are. Of 16-bit operands dW and db may be f32.
 //
-// Without a workspace for dgate and dup: let swiglu_gate_backward write them over gate and up and leave dh out. Where
-// gate and up are the halves of one (T, 2H), in the order in which weights are halves of one matrix, dx is one product
-// whoever multiplies; so are both dW where they are such halves.
+// Without a workspace for dgate and dup: let swiglu_gate_backward write them over gate and up, and leave dh out. Where
+// gate and up are the halves of one (T, 2H), in the order in which the weights are halves of one matrix, dx is a single
+// product on every device; so are both dW where they are such halves.
 struct GatedLinearBackward {
   Tensor dh;                              // left out: gate and up are dgate and dup
   Tensor x, w_gate, w_up;                 // x for dW and where gate and up are left out
@@ -68,7 +68,7 @@ struct GatedLinearBackward {
   Products products = Products::fp32;
 };
 void gated_linear_backward(const GatedLinearBackward& g, Stream stream);
-int64_t gated_linear_backward_workspace_bytes(const GatedLinearBackward& g);  // of everything else in it
+int64_t gated_linear_backward_workspace_bytes(const GatedLinearBackward& g);  // given all other members
 
 // y = (gate(x Wg^T + bg, x Wu^T + bu)) Wd^T + bd
 struct Swiglu {

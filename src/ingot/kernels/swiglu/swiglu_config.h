@@ -1,6 +1,6 @@
 #pragma once
-// How the CUDA gate spreads its elements over threads. A pure function of sizes, so that the choice is tested without a
-// GPU.
+// How the CUDA gate distributes its elements over threads. Pure functions of sizes, so that the choice is tested
+// without a GPU.
 #include <cstdint>
 
 #include "ingot/core/tensor.h"
@@ -29,7 +29,7 @@ struct SwigluGateShape {
   bool backward = false;
 };
 
-// Nothing of what is written can still be in L2 when it is read next (50 to 60 MB on Hopper).
+// The size from which none of the written data can still be in L2 at the next read (50 to 60 MB on Hopper).
 constexpr bool swiglu_gate_is_large(const SwigluGateShape& s) {
   return s.rows * s.cols * size_of(s.dtype) * (s.backward ? 2 : 1) > int64_t(64) << 20;
 }
@@ -39,7 +39,7 @@ constexpr SwigluGateConfig pick_swiglu_gate_config(const SwigluGateShape& s, int
   SwigluGateConfig c;
   c.vectors = s.aligned && columns % per_vec == 0;
   const int64_t units = c.vectors ? s.rows * columns / per_vec : s.rows * s.cols;
-  // Several units a thread where they are small, once there is work for all.
+  // Several units per thread where units are small, once all threads have work.
   if ((s.interleaved || !c.vectors) && units >= int64_t(sms) * 2048 * 4)
     c.units_per_thread = s.interleaved && !s.backward ? 4 : 2, c.threads = 128;
   else if (swiglu_gate_is_large(s))
@@ -47,12 +47,12 @@ constexpr SwigluGateConfig pick_swiglu_gate_config(const SwigluGateShape& s, int
   return c;
 }
 
-// A pass under a given configuration: what benches and tests compare. It must fit the operands.
+// A pass with a given configuration, for benchmarks and tests. The configuration must fit the operands.
 struct SwigluGateTuning {
   SwigluGateConfig config;
   bool overlap = true;  // programmatic dependent launch
-  int large = -1;       // L2 is asked to keep what is read and to drop what is written: 1 yes, 0 no, -1 by size
-  int early = -1;       // the next kernel is let in at once: 1 yes, 0 no, -1 by size
+  int large = -1;       // hints to L2 to keep the inputs and to drop the outputs: 1 yes, 0 no, -1 by size
+  int early = -1;       // lets the next kernel start at once: 1 yes, 0 no, -1 by size
 };
 void swiglu_gate_with(const SwigluGate& s, const SwigluGateTuning& tuning, Stream stream);
 void swiglu_gate_backward_with(const SwigluGateBackward& s, const SwigluGateTuning& tuning, Stream stream);
