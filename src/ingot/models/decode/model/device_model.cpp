@@ -5,6 +5,7 @@
 #include "ingot/core/memory/memory.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/kernels/rope/rope.h"
+#include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/phased/ranks.h"
 #include "ingot/models/decode/prefilter/screen.h"
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ingot/models/decode/model/device_model.h"
+#include "ingot/models/decode/phased/ranks.h"
 
 namespace ingot::decode {
 
