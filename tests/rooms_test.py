@@ -18,7 +18,9 @@ USE = """
 import torch, ingot
 x = torch.tensor([[3.0, 4.0]])
 torch.testing.assert_close(ingot.functional.rms_norm(x), x / 12.5**0.5)
-for room, call in (("mlp", lambda: ingot.nn.FusedMLP(8, 8, 8)(torch.ones(1, 8))), ("swiglu", lambda: ingot.functional.swiglu(x))):
+for room, call in (("mlp", lambda: ingot.nn.FusedMLP(8, 8, 8)(torch.ones(1, 8))), ("swiglu", lambda: ingot.functional.swiglu(x)),
+                   ("activation", lambda: ingot.functional.activation(x, "relu")), ("muon", lambda: ingot._C.muon(x)),
+                   ("attention", lambda: ingot.functional.flash_attn_func(*[torch.ones(1, 2, 1, 8)] * 3))):
     try:
         call()
     except NotImplementedError as e:

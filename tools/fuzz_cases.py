@@ -6,6 +6,7 @@ rounded to the kernel's type of this stage and perturbed by as much again, up or
 magnitudes of their terms (fp32; 2^-50 in fp64). A kernel's result may be as far from the exact run as such perturbed runs are (Monte Carlo
 arithmetic), whatever the condition of the operands.
 """
+import inspect
 import math
 import random
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import ingot
-from ingot import functional
+from ingot import _declare, functional
 
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 WIDE = {torch.float64: torch.float64}  # the type of sums; fp32 for every other type
@@ -860,4 +861,24 @@ def hf_patch(d):
     return case
 
 
+def _declared(op):
+    """Cases of a declared operator (ingot/_declare.py): its formula in fp64, some roundings of the type of sums off."""
+
+    def case_of(d):
+        dtype, columns, which = d.dtype(), d.columns(), d.r.randrange(len(op.options))
+        options = op.options[which]
+        case = Case(op.name, [f"{k}={v}" for k, v in options.items()], dtype, jumps=which in op.jumps)
+        shape = (*d.leading(d.rows(columns)), columns)
+        case.inputs = {name: d.tensor(shape[-1:] if name in op.columns else shape, dtype, d.r.choice([1.0, 5.0, d.scale])) for name in op.tensors}
+        given = inspect.signature(op.function).bind_partial(**options)
+        given.apply_defaults()
+        case.call = lambda **t: op.function(**t, **options)
+        case.reference = lambda n, **t: n.out(n.sum(op.formula(*(n.sum(t[name]) for name in op.tensors), *(given.arguments[name] for name in op.others))))
+        d.plant(case, ["x"])
+        return case
+
+    return case_of
+
+
 OPS = {f.__name__: f for f in (rms_norm, fused_mlp, swiglu, gated_linear, linear_cross_entropy, wide_mlp, rope, activation, attention, muon, hf_patch)}
+OPS |= {name: _declared(op) for name, op in _declare.OPS.items() if name not in OPS}

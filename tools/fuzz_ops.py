@@ -164,7 +164,7 @@ class Guards:
             def zeros(*size, dtype=torch.float32, device="cpu"):
                 return guards.make(shape_of(size), dtype, device, True) if usable(dtype) else torch.zeros(*size, dtype=dtype, device=device)
 
-        for name in ("_activation", "_attention", "_gates", "_loss", "_mlp", "_op", "_rms_norm", "_rope", "_wide_mlp"):
+        for name in ("_attention", "_declare", "_gates", "_loss", "_mlp", "_op", "_rms_norm", "_rope", "_wide_mlp"):
             module = getattr(ingot, name, None) or sys.modules[f"ingot.{name}"]
             self.saved.append((module, "torch", module.torch))
             module.torch = Torch()

@@ -1,13 +1,17 @@
-"""python -m ingot: versions, and whether the CUDA kernels are there and can run."""
+"""python -m ingot: versions, and whether the CUDA kernels are there and can run. --declared: the table of declared operators for docs/python.md."""
 import platform
+import sys
 
 import torch
 
 import ingot
-from ingot import _C
+from ingot import _C, _declare
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--declared"]:
+        print(_declare.table())
+        return
     print(f"ingot {ingot.__version__} ({_C.commit}), Python {platform.python_version()}, PyTorch {torch.__version__}")
     ways = "functions of its libraries" if _C.has_symbols() else "DLPack's C interface" if _C.has_exchange() else "Python calls (slower)"
     print(f"PyTorch is asked through {ways}")

@@ -1,9 +1,10 @@
-"""What the operations share: how each is given to PyTorch, and the shapes their kernels take.
+"""What the operators share: how each is registered with PyTorch, and the layouts that their kernels take.
 
-Every op exists three times over one implementation: a plain Python function that allocates and calls the kernel (`run_*`), an
-autograd.Function for eager training, and an operator registered with torch.library for whatever traces, transforms or watches
-operations. `functional` chooses among them (see _C.route): the first two cost a few microseconds, the third about twice that. Of
-rms_norm and mlp the first two are written once more in C++ (native/calls.cpp), for dense operands.
+Every op has up to three entries over one implementation: a plain Python function that allocates and calls the kernel (`run_*`), an
+autograd.Function for eager training, and an operator registered with torch.library for tracing, transforms and dispatch
+modes. `functional` chooses among them (see _C.route): the first two cost a few microseconds, the third about twice as much. The first two of
+rms_norm and mlp are also written in C++ (native/calls.cpp), for dense operands. Operators over rows need none of this by hand: _declare.py
+derives all of it from one declaration.
 """
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten

@@ -6,11 +6,11 @@ NotImplementedError (this build or machine cannot do it); all name the operation
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from . import _C, _activation, _gates, _loss, _mlp, _op, _plain, _rms_norm, _rope, _wide_mlp
+from . import _C, _declare, _gates, _loss, _mlp, _op, _plain, _rms_norm, _rope, _wide_mlp, ops  # noqa: F401  (ops declares operators)
 from ._C import route
 from ._attention import flash_attn_func, flash_attn_varlen_func
 
-__all__ = ["activation", "flash_attn_func", "flash_attn_varlen_func", "fused_mlp", "gated_linear", "linear_cross_entropy", "qk_norm_rope", "rms_norm", "rope", "rope_",
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "fused_mlp", "gated_linear", "linear_cross_entropy", "qk_norm_rope", "rms_norm", "rope", "rope_",
            "rope_table", "swiglu", "wide_mlp"]
 
 _PLAIN, _DIFFERENTIATE, _DISPATCH = _C.PLAIN, _C.DIFFERENTIATE, _C.DISPATCH
@@ -372,17 +372,8 @@ def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-
     return _rope.qk_norm_rope_op(x, positions, cos, sin, gain, eps, interleaved, sign)
 
 
-def activation(x, name):
-    """The activation `name` of every element: one of ACTIVATIONS."""
-    if not isinstance(x, torch.Tensor):
-        return _untensored("activation", "x", activation, x, name)
-    _op.expect_tensors("activation", x=x)
-    _op.activation_number("activation", name)
-    if not is_dynamo_compiling() and route(x) == _PLAIN:
-        return _activation.run_activation(x, name)
-    if _plain.needed():
-        return _plain.activation(x, name)
-    return _activation.activation_op(x, name)
-
-
 ACTIVATIONS = tuple(_op.ACTIVATIONS)
+
+for _name, _declared in _declare.OPS.items():
+    globals()[_name] = _declared.function
+    __all__.append(_name)

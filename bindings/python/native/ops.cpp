@@ -7,13 +7,13 @@
 #include <nanobind/stl/vector.h>
 
 #include "calls.h"
+#include "declare.h"
 #include "edge.h"
 #include "engine.h"
 #include "ingot/core/check.h"
 #include "ingot/core/version.h"
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/activation/activation.h"
-#include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/mlp/mlp.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rope/rope.h"
@@ -304,58 +304,6 @@ void gated_backward(nb::handle dh, nb::handle x, nb::handle w, nb::handle w_up, 
 
 // --- rotary embedding ------------------------------------------------------------------------------------------------
 
-void rotate(nb::handle x, nb::handle y, nb::handle positions, nb::handle cos, nb::handle sin, bool interleaved,
-            int sign) {
-  const char* op = "rope";
-  const Rope a{.x = floats(op, "x", heads(op, "x", x)),
-               .y = heads(op, "y", y),
-               .positions = vector(op, "positions", positions),
-               .cos = matrix(op, "cos", cos),
-               .sin = matrix(op, "sin", sin),
-               .interleaved = interleaved,
-               .sign = sign};
-  const Stream stream = stream_of(a.x);
-  unlocked([&] { rope(a, stream); });
-}
-
-void norm_rotate(nb::handle x, nb::handle y, nb::handle positions, nb::handle cos, nb::handle sin, nb::handle gain,
-                 double eps, bool interleaved, int sign) {
-  const char* op = "qk_norm_rope";
-  const QkNormRope a{.x = floats(op, "x", heads(op, "x", x)),
-                     .y = heads(op, "y", y),
-                     .positions = vector(op, "positions", positions),
-                     .cos = matrix(op, "cos", cos),
-                     .sin = matrix(op, "sin", sin),
-                     .gain = vector(op, "gain", gain),
-                     .eps = eps,
-                     .interleaved = interleaved,
-                     .sign = sign};
-  const Stream stream = stream_of(a.x);
-  unlocked([&] { qk_norm_rope(a, stream); });
-}
-void norm_rotate_backward(nb::handle x, nb::handle dy, nb::handle dx, nb::handle positions, nb::handle cos,
-                          nb::handle sin, nb::handle gain, nb::handle dgain, double eps, bool interleaved, int sign) {
-  const char* op = "qk_norm_rope_backward";
-  QkNormRopeBackward a{.x = floats(op, "x", heads(op, "x", x)),
-                       .dy = heads(op, "dy", dy),
-                       .dx = heads(op, "dx", dx),
-                       .positions = vector(op, "positions", positions),
-                       .cos = matrix(op, "cos", cos),
-                       .sin = matrix(op, "sin", sin),
-                       .gain = vector(op, "gain", gain),
-                       .dgain = vector(op, "dgain", dgain),
-                       .eps = eps,
-                       .interleaved = interleaved,
-                       .sign = sign};
-  nb::object workspace;
-  if (a.dgain) {
-    const int64_t bytes = qk_norm_rope_backward_workspace_bytes(a.x.size(0), a.x.size(1), a.x.device);
-    if (bytes > 0) workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
-  }
-  const Stream stream = stream_of(a.x);
-  unlocked([&] { qk_norm_rope_backward(a, stream); });
-}
-
 void fill_rope_table(nb::handle cos, nb::handle sin, double base, const std::string& scaling, double factor,
                      double original_context, double beta_fast, double beta_slow, bool truncate,
                      double attention_factor) {
@@ -375,74 +323,10 @@ void fill_rope_table(nb::handle cos, nb::handle sin, double base, const std::str
 
 // --- activations -----------------------------------------------------------------------------------------------------
 
-void run_activate(nb::handle x, nb::handle y, int act) {
-  const char* op = "activation";
-  const Activate a{Act(act), floats(op, "x", matrix(op, "x", x)), matrix(op, "y", y)};
-  const Stream stream = stream_of(a.x);
-  unlocked([&] { activate(a, stream); });
-}
-void run_activate_backward(nb::handle dy, nb::handle x, nb::handle dx, int act) {
-  const char* op = "activation_backward";
-  const ActivateBackward a{Act(act), matrix(op, "dy", dy), matrix(op, "x", x), matrix(op, "dx", dx)};
-  const Stream stream = stream_of(a.x);
-  unlocked([&] { activate_backward(a, stream); });
-}
 std::vector<std::string> activation_names() {
   std::vector<std::string> names;
   for_each_activation([&](auto f) { names.emplace_back(f.name); });
   return names;
-}
-
-// --- attention -------------------------------------------------------------------------------------------------------
-
-void run_attention(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_q, nb::handle cu_k, nb::handle sinks,
-                   nb::handle out, nb::handle lse, double scale, double softcap, int64_t window, bool causal) {
-  const char* op = "attention";
-  const Attention a{.q = floats(op, "q", heads(op, "q", q)),
-                    .k = heads(op, "k", k),
-                    .v = heads(op, "v", v),
-                    .cu_q = vector(op, "cu_seqlens_q", cu_q),
-                    .cu_k = vector(op, "cu_seqlens_k", cu_k),
-                    .sinks = vector(op, "sinks", sinks),
-                    .out = heads(op, "out", out),
-                    .lse = matrix(op, "lse", lse),
-                    .scale = scale,
-                    .softcap = softcap,
-                    .window = window,
-                    .causal = causal};
-  const Stream stream = stream_of(a.q);
-  unlocked([&] { attention(a, stream); });
-}
-
-void run_attention_backward(nb::handle dout, nb::handle q, nb::handle k, nb::handle v, nb::handle cu_q, nb::handle cu_k,
-                            nb::handle sinks, nb::handle out, nb::handle lse, nb::handle dlse, nb::handle dq,
-                            nb::handle dk, nb::handle dv, nb::handle dsinks, double scale, double softcap,
-                            int64_t window, bool causal, bool deterministic) {
-  const char* op = "attention_backward";
-  AttentionBackward a{.q = floats(op, "q", heads(op, "q", q)),
-                      .k = heads(op, "k", k),
-                      .v = heads(op, "v", v),
-                      .cu_q = vector(op, "cu_seqlens_q", cu_q),
-                      .cu_k = vector(op, "cu_seqlens_k", cu_k),
-                      .sinks = vector(op, "sinks", sinks),
-                      .out = heads(op, "out", out),
-                      .lse = matrix(op, "lse", lse),
-                      .dout = heads(op, "dout", dout),
-                      .dq = heads(op, "dq", dq),
-                      .dk = heads(op, "dk", dk),
-                      .dv = heads(op, "dv", dv),
-                      .dsinks = vector(op, "dsinks", dsinks),
-                      .scale = scale,
-                      .softcap = softcap,
-                      .window = window,
-                      .causal = causal,
-                      .deterministic = deterministic,
-                      .dlse = matrix(op, "dlse", dlse)};
-  nb::object workspace;
-  if (const int64_t bytes = attention_backward_workspace_bytes(a))
-    workspace = empty_vector(q, a.q.device, DType::u8, bytes, a.workspace);
-  const Stream stream = stream_of(a.q);
-  unlocked([&] { attention_backward(a, stream); });
 }
 
 // --- errors ----------------------------------------------------------------------------------------------------------
@@ -529,18 +413,10 @@ NB_MODULE(_C, m) {
   define(m, "swiglu_gate_backward", &gate_backward);
   define(m, "gated_linear", &gated);
   define(m, "gated_linear_backward", &gated_backward);
-  define(m, "rope", &rotate);
-  define(m, "qk_norm_rope", &norm_rotate);
-  define(m, "qk_norm_rope_backward", &norm_rotate_backward);
+  declare_ops(m);
   m.def("rope_table", &fill_rope_table);
-  define(m, "attention", &run_attention);
-  define(m, "attention_backward", &run_attention_backward);
-  define(m, "muon", &run_muon);
   define(m, "wide_mlp", &run_wide_mlp);
   define(m, "wide_mlp_backward", &run_wide_mlp_backward);
-  define(m, "linear_cross_entropy", &run_linear_cross_entropy);
-  define(m, "activation", &run_activate);
-  define(m, "activation_backward", &run_activate_backward);
   m.def("activation_names", &activation_names);
 #ifndef INGOT_WITHOUT_ENGINE
   define_engine(m);

@@ -1,67 +1,10 @@
 #include "training.h"
 
 #include "ingot/core/check.h"
-#include "ingot/kernels/cross_entropy/cross_entropy.h"
 #include "ingot/kernels/linear/linear.h"
-#include "ingot/kernels/muon/muon.h"
 #include "tensors.h"
 
 namespace ingot::python {
-
-void run_muon(nb::handle p, nb::handle g, nb::handle momentum, nb::handle rates, double lr, double mu,
-              double weight_decay, double grad_scale, bool nesterov, bool row_normalise, int steps, double a, double b,
-              double c, int products) {
-  const char* op = "muon";
-  INGOT_CHECK(products >= 0 && products <= int(Products::tf32), op, ": products: found ", products,
-              ", expected 0 to 2");
-  Muon m{.p = floats(op, "p", bank(op, "p", p)),
-         .g = bank(op, "g", g),
-         .momentum = bank(op, "momentum", momentum),
-         .lr = lr,
-         .mu = mu,
-         .weight_decay = weight_decay,
-         .grad_scale = grad_scale,
-         .rates = vector(op, "rates", rates),
-         .nesterov = nesterov,
-         .row_normalise = row_normalise,
-         .steps = steps,
-         .a = a,
-         .b = b,
-         .c = c,
-         .products = Products(products)};
-  nb::object workspace;
-  if (m.p.numel() > 0)
-    if (const int64_t bytes = muon_workspace_bytes(m.p.size(0), m.p.size(1), m.p.size(2), m.p.dtype, m.p.device))
-      workspace = empty_vector(p, m.p.device, DType::u8, bytes, m.workspace);
-  const Stream stream = stream_of(m.p);
-  unlocked([&] { muon(m, stream); });
-}
-
-void run_linear_cross_entropy(nb::handle x, nb::handle w, nb::handle x2, nb::handle w2, nb::handle targets,
-                              nb::handle loss, nb::handle dloss, nb::handle dx, nb::handle dw, nb::handle dw2,
-                              double softcap, double z_loss, int ignore_index, double label_smoothing) {
-  const char* op = "linear_cross_entropy";
-  LinearCrossEntropy a{.x = floats(op, "x", matrix(op, "x", x)),
-                       .w = matrix(op, "weight", w),
-                       .x2 = matrix(op, "x2", x2),
-                       .w2 = matrix(op, "w2", w2),
-                       .targets = vector(op, "target", targets),
-                       .loss = vector(op, "loss", loss),
-                       .dloss = vector(op, "dloss", dloss),
-                       .dx = matrix(op, "dx", dx),
-                       .dw = matrix(op, "dw", dw),
-                       .dw2 = matrix(op, "dw2", dw2),
-                       .softcap = softcap,
-                       .z_loss = z_loss,
-                       .ignore_index = ignore_index,
-                       .label_smoothing = label_smoothing};
-  nb::object workspace;
-  if (const int64_t bytes =
-          linear_cross_entropy_workspace_bytes(a.x.rows(), a.x.cols(), a.w.rows(), a.x.dtype, a.products, a.x.device))
-    workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
-  const Stream stream = stream_of(a.x);
-  unlocked([&] { linear_cross_entropy(a, stream); });
-}
 
 namespace {
 // Room for products on a GPU, from torch's allocator.

@@ -1,9 +1,21 @@
 """What several files of tests call: every operation with its arguments, a net of all modules, and comparisons."""
+import inspect
+
 import torch
 
 import ingot
 from conftest import DEVICE, has_loss
-from ingot import _C, functional
+from ingot import _C, _declare, functional
+
+
+def declared(device, dtype=torch.float32, most=100):
+    """(name, the declaration, whether its derivative jumps, tensors for x (4, 16), options) of cases of every declared operator, of each at most so many."""
+    for op in _declare.OPS.values():
+        for options in op.options[-most:]:
+            tensors = [torch.randn(16 if t in op.columns else (4, 16), device=device, dtype=dtype).requires_grad_() for t in op.tensors]
+            arguments = inspect.signature(op.function).bind(*tensors, **options)
+            arguments.apply_defaults()
+            yield ", ".join([op.name, *map(str, options.values())]), op, options in [op.options[j] for j in op.jumps], tensors, arguments.args[len(tensors):]
 
 
 def samples(device):
@@ -68,8 +80,9 @@ def samples(device):
     yield "qk_norm_rope without table and gain", ops.qk_norm_rope.default, (heads, None, None, None, None, 1e-6, False, 1)
     yield "qk_norm_rope_backward", ops.qk_norm_rope_backward.default, (heads.detach(), torch.randn_like(heads), positions, cos, sin,
                                                                        gain.detach(), 1e-6, False, 1)
-    yield "activation", ops.activation.default, (x, "gelu")
-    yield "activation_backward", ops.activation_backward.default, (torch.randn_like(x), x.detach(), "softplus")
+    for name, op, _, tensors, options in declared(device, most=2):
+        yield name, getattr(ops, op.name).default, (*tensors, *options)
+        yield f"{op.name}_backward, {name}", getattr(ops, f"{op.name}_backward").default, (torch.randn_like(tensors[0]), *(t.detach() for t in tensors), *options)
     dy = torch.randn(4, 16, device=device, requires_grad=True)  # as above, derived again
     yield "rms_norm_backward, derived", ops.rms_norm_backward.default, (dy, h16, x, w, None, 1e-5, False, True, True)
     yield "mlp_backward, derived", ops.mlp_backward.default, (dy[:, :8].detach().requires_grad_(), x, parameters, x.detach().new_empty(0), [True] * 6, True,
@@ -77,7 +90,8 @@ def samples(device):
     yield "swiglu_gate_backward, derived", ops.swiglu_gate_backward.default, (dy, x, x.detach().clone().requires_grad_(), 0, 7.0, 1.7, 1.0, 0.07)
     yield "qk_norm_rope_backward, derived", ops.qk_norm_rope_backward.default, (heads, torch.randn_like(heads).requires_grad_(), positions, cos, sin, gain, 1e-6,
                                                                                False, 1)
-    yield "activation_backward, derived", ops.activation_backward.default, (dy, x, "gelu")
+    for name, op, _, tensors, options in declared(device, most=2):
+        yield f"{op.name}_backward, derived, {name}", getattr(ops, f"{op.name}_backward").default, (dy, *tensors, *options)
 
 
 class Doubled(torch.nn.Module):
@@ -123,8 +137,8 @@ def everything(device, dtype=torch.float32):
     yield "rope, interleaved", lambda x: functional.rope(x.view(4, 2, 8), *table, sign=-1, interleaved=True)
     yield "qk_norm_rope", lambda x: functional.qk_norm_rope(x.view(4, 2, 8), *table, gain=gain)
     yield "qk_norm_rope without a table", lambda x: functional.qk_norm_rope(x.view(4, 2, 8))
-    for name in functional.ACTIVATIONS:
-        yield name, (lambda name: lambda x: functional.activation(x, name))(name)
+    for name, op, _, tensors, options in declared(device, dtype):
+        yield name, (lambda f, others: lambda x: f(x, *others))(op.function, (*(t.detach() for t in tensors[1:]), *options))
 
 
 class Net(torch.nn.Module):

@@ -5,6 +5,7 @@ from torch.autograd import functional as transforms
 
 import ingot
 import reference
+from cases import declared
 from conftest import DEVICE, has_loss, on_cpu
 from ingot import functional
 from test_loss import oracle as cross_entropy
@@ -65,6 +66,10 @@ def pairs(device, dtype):
            lambda x, gain: reference.rope(reference.rms_norm(x.view(4, 2, 8), None, EPS), cos, sin, positions) * gain.unsqueeze(-1), [gain])
     for name in functional.ACTIVATIONS:
         yield name, lambda x, name=name: functional.activation(x, name), lambda x, name=name: reference.ACTIVATIONS[name](x), []
+    for name, op, _, tensors, options in declared(device, dtype):
+        if op.name != "activation":  # which has a reference of its own
+            yield (name, lambda x, *t, op=op, options=options: op.function(x, *t, *options),
+                   lambda x, *t, op=op, options=options: op.formula(x, *t, *options), tensors[1:])
 
 
 def penalty(f, x, parameters):

@@ -1,0 +1,6 @@
+"""The declared operators, a file each (see _declare.py)."""
+import importlib
+import pkgutil
+
+for _found in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
+    importlib.import_module(f"{__name__}.{_found.name}")

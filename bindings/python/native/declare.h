@@ -1,0 +1,96 @@
+#pragma once
+// Ops whose call from Python is a list: the arguments in order, and the member of the op's struct that each of them
+// fills. declare() makes the function of the module from it: it reads the arguments, takes the workspace from
+// PyTorch's allocator, and runs the op on PyTorch's stream without the interpreter's lock. In a build without the op's
+// room the function refuses by the room's name. declared.cpp has the lists.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cctype>
+#include <string>
+#include <type_traits>
+
+#include "ingot/core/check.h"
+#include "ingot/core/dispatch.h"
+#include "tensors.h"
+
+namespace ingot::python {
+
+// The value where the room is part of the build, else null; then nothing refers to the room's functions.
+#define INGOT_BUILT(ROOM, ...)                                    \
+  [] {                                                            \
+    if constexpr (INGOT_DETAIL_IS_ONE(INGOT_WITHOUT_##ROOM) == 0) \
+      return __VA_ARGS__;                                         \
+    else                                                          \
+      return nullptr;                                             \
+  }()
+
+// A tensor, or None, which leaves the member empty.
+template <class Op> struct Operand {
+  const char* name;
+  Tensor Op::*member;
+  Tensor (*view)(const char* op, const char* name, nb::handle tensor);
+};
+template <class Op> Operand<Op> rows(const char* name, Tensor Op::*m) { return {name, m, &matrix}; }     // (T, C)
+template <class Op> Operand<Op> numbers(const char* name, Tensor Op::*m) { return {name, m, &vector}; }  // all elements
+template <class Op> Operand<Op> heads(const char* name, Tensor Op::*m) { return {name, m, &heads}; }     // (T, H, D)
+template <class Op> Operand<Op> bank(const char* name, Tensor Op::*m) { return {name, m, &bank}; }       // (B, R, C)
+
+// A number, a truth value, or the number of an enumerator up to `last`.
+template <class Op, class T> struct Option {
+  const char* name;
+  T Op::*member;
+  int last;
+};
+template <class Op, class T> Option<Op, T> option(const char* name, T Op::*m) { return {name, m, 0}; }
+template <class Op, class T> Option<Op, T> choice(const char* name, T Op::*m, int last) { return {name, m, last}; }
+
+template <class Op> void read(const char* op, const Operand<Op>& o, nb::handle given, Op& a) {
+  a.*o.member = o.view(op, o.name, given);
+}
+template <class Op, class T> void read(const char* op, const Option<Op, T>& o, nb::handle given, Op& a) {
+  if constexpr (std::is_enum_v<T>) {
+    const int value = nb::cast<int>(given);
+    INGOT_CHECK(value >= 0 && value <= o.last, op, ": ", o.name, ": found ", value, ", expected 0 to ", o.last);
+    a.*o.member = T(value);
+  } else {
+    a.*o.member = nb::cast<T>(given);
+  }
+}
+
+template <class Op> struct Native {
+  const char* room;                                 // in capitals, as in INGOT_BUILT
+  void (*run)(const Op&, Stream);                   // null in a build without the room
+  int64_t (*workspace_bytes)(const Op&) = nullptr;  // null: the op needs none
+};
+
+[[noreturn]] inline void refuse_left_out(std::string room) {
+  for (char& c : room) c = char(std::tolower(c));
+  fail(ErrorCode::unsupported, room, ": found a build without it, expected one whose INGOT_ROOMS names it or is empty");
+}
+
+// The first argument says on which device and stream the op runs.
+template <class Op, class... Rest>
+void declare(nb::module_& m, const char* name, Native<Op> op, Operand<Op> first, Rest... rest) {
+  m.def(name, [=](nb::args given) {
+    if (op.run == nullptr) refuse_left_out(op.room);
+    INGOT_CHECK_EQ(given.size(), 1 + sizeof...(rest), name, ": number of arguments");
+    Op a{};
+    read(name, first, given[0], a);
+    floats(name, first.name, a.*first.member);
+    size_t i = 0;
+    (read(name, rest, nb::object(given[++i]), a), ...);
+    const Tensor& x = a.*first.member;
+    nb::object workspace;
+    if constexpr (requires { a.workspace; })
+      if (op.workspace_bytes != nullptr)
+        if (const int64_t bytes = op.workspace_bytes(a))
+          workspace = empty_vector(nb::object(given[0]), x.device, DType::u8, bytes, a.workspace);
+    const Stream stream = stream_of(x);
+    unlocked([&] { op.run(a, stream); });
+  });
+}
+
+void declare_ops(nb::module_& m);
+
+}  // namespace ingot::python

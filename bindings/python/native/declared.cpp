@@ -1,0 +1,93 @@
+// The ops that are declared: a new op is an include and a list here, and a file in ../ingot/ops.
+#include "declare.h"
+#include "ingot/kernels/activation/activation.h"
+#include "ingot/kernels/attention/attention.h"
+#include "ingot/kernels/cross_entropy/cross_entropy.h"
+#include "ingot/kernels/muon/muon.h"
+#include "ingot/kernels/rope/rope.h"
+
+namespace ingot::python {
+
+void declare_ops(nb::module_& m) {
+  int last_activation = -1;
+  for_each_activation([&](auto) { ++last_activation; });
+  declare(m, "activation", Native<Activate>{"ACTIVATION", INGOT_BUILT(ACTIVATION, &activate)}, rows("x", &Activate::x),
+          rows("y", &Activate::y), choice("name", &Activate::act, last_activation));
+  using DActivate = ActivateBackward;
+  declare(m, "activation_backward", Native<DActivate>{"ACTIVATION", INGOT_BUILT(ACTIVATION, &activate_backward)},
+          rows("dy", &DActivate::dy), rows("x", &DActivate::x), rows("dx", &DActivate::dx),
+          choice("name", &DActivate::act, last_activation));
+
+  declare(m, "rope", Native<Rope>{"ROPE", INGOT_BUILT(ROPE, &rope)}, heads("x", &Rope::x), heads("y", &Rope::y),
+          numbers("positions", &Rope::positions), rows("cos", &Rope::cos), rows("sin", &Rope::sin),
+          option("interleaved", &Rope::interleaved), option("sign", &Rope::sign));
+  declare(m, "qk_norm_rope", Native<QkNormRope>{"ROPE", INGOT_BUILT(ROPE, &qk_norm_rope)}, heads("x", &QkNormRope::x),
+          heads("y", &QkNormRope::y), numbers("positions", &QkNormRope::positions), rows("cos", &QkNormRope::cos),
+          rows("sin", &QkNormRope::sin), numbers("gain", &QkNormRope::gain), option("eps", &QkNormRope::eps),
+          option("interleaved", &QkNormRope::interleaved), option("sign", &QkNormRope::sign));
+  using DNormRope = QkNormRopeBackward;
+  declare(m, "qk_norm_rope_backward",
+          Native<DNormRope>{"ROPE", INGOT_BUILT(ROPE, &qk_norm_rope_backward),
+                            INGOT_BUILT(
+                                ROPE,
+                                +[](const DNormRope& a) -> int64_t {
+                                  if (!a.dgain) return 0;
+                                  return qk_norm_rope_backward_workspace_bytes(a.x.size(0), a.x.size(1), a.x.device);
+                                })},
+          heads("x", &DNormRope::x), heads("dy", &DNormRope::dy), heads("dx", &DNormRope::dx),
+          numbers("positions", &DNormRope::positions), rows("cos", &DNormRope::cos), rows("sin", &DNormRope::sin),
+          numbers("gain", &DNormRope::gain), numbers("dgain", &DNormRope::dgain), option("eps", &DNormRope::eps),
+          option("interleaved", &DNormRope::interleaved), option("sign", &DNormRope::sign));
+
+  declare(m, "attention", Native<Attention>{"ATTENTION", INGOT_BUILT(ATTENTION, &attention)}, heads("q", &Attention::q),
+          heads("k", &Attention::k), heads("v", &Attention::v), numbers("cu_seqlens_q", &Attention::cu_q),
+          numbers("cu_seqlens_k", &Attention::cu_k), numbers("sinks", &Attention::sinks), heads("out", &Attention::out),
+          rows("lse", &Attention::lse), option("scale", &Attention::scale), option("softcap", &Attention::softcap),
+          option("window", &Attention::window), option("causal", &Attention::causal));
+  using DAttention = AttentionBackward;
+  declare(m, "attention_backward",
+          Native<DAttention>{"ATTENTION", INGOT_BUILT(ATTENTION, &attention_backward),
+                             INGOT_BUILT(ATTENTION, &attention_backward_workspace_bytes)},
+          heads("dout", &DAttention::dout), heads("q", &DAttention::q), heads("k", &DAttention::k),
+          heads("v", &DAttention::v), numbers("cu_seqlens_q", &DAttention::cu_q),
+          numbers("cu_seqlens_k", &DAttention::cu_k), numbers("sinks", &DAttention::sinks),
+          heads("out", &DAttention::out), rows("lse", &DAttention::lse), rows("dlse", &DAttention::dlse),
+          heads("dq", &DAttention::dq), heads("dk", &DAttention::dk), heads("dv", &DAttention::dv),
+          numbers("dsinks", &DAttention::dsinks), option("scale", &DAttention::scale),
+          option("softcap", &DAttention::softcap), option("window", &DAttention::window),
+          option("causal", &DAttention::causal), option("deterministic", &DAttention::deterministic));
+
+  // One step on a bank. rates: (lr, momentum, weight decay) as three of fp64 on the bank's device, or None.
+  declare(m, "muon",
+          Native<Muon>{"MUON", INGOT_BUILT(MUON, &muon),
+                       INGOT_BUILT(
+                           MUON,
+                           +[](const Muon& a) -> int64_t {
+                             const Tensor& p = a.p;
+                             if (p.numel() == 0) return 0;
+                             return muon_workspace_bytes(p.size(0), p.size(1), p.size(2), p.dtype, p.device);
+                           })},
+          bank("p", &Muon::p), bank("g", &Muon::g), bank("momentum", &Muon::momentum), numbers("rates", &Muon::rates),
+          option("lr", &Muon::lr), option("mu", &Muon::mu), option("weight_decay", &Muon::weight_decay),
+          option("grad_scale", &Muon::grad_scale), option("nesterov", &Muon::nesterov),
+          option("row_normalise", &Muon::row_normalise), option("steps", &Muon::steps), option("a", &Muon::a),
+          option("b", &Muon::b), option("c", &Muon::c), choice("products", &Muon::products, int(Products::tf32)));
+
+  // x2 and w2: a second pair whose product is added, or None. dw and dw2 accumulate.
+  using Loss = LinearCrossEntropy;
+  declare(m, "linear_cross_entropy",
+          Native<Loss>{"CROSS_ENTROPY", INGOT_BUILT(CROSS_ENTROPY, &linear_cross_entropy),
+                       INGOT_BUILT(
+                           CROSS_ENTROPY,
+                           +[](const Loss& a) {
+                             return linear_cross_entropy_workspace_bytes(a.x.rows(), a.x.cols(), a.w.rows(), a.x.dtype,
+                                                                         a.products, a.x.device);
+                           })},
+          rows("x", &Loss::x), rows("weight", &Loss::w), rows("x2", &Loss::x2), rows("w2", &Loss::w2),
+          numbers("target", &Loss::targets), numbers("loss", &Loss::loss), numbers("dloss", &Loss::dloss),
+          rows("dx", &Loss::dx), rows("dw", &Loss::dw), rows("dw2", &Loss::dw2), option("softcap", &Loss::softcap),
+          option("z_loss", &Loss::z_loss), option("ignore_index", &Loss::ignore_index),
+          option("label_smoothing", &Loss::label_smoothing));
+}
+
+}  // namespace ingot::python
