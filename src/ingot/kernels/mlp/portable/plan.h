@@ -1,10 +1,10 @@
 #pragma once
-// What the portable kernels are told: the operands' places, the workspace's pieces, the cut of the work.
+// The plan of the portable kernels: the operands' addresses, the parts of the workspace, the division of the work.
 #include "ingot/kernels/mlp/portable/portable.h"
 
 namespace ingot::cuda {
 
-// What both directions have in common.
+// The part of the plan that forward and backward have in common.
 template <class M> PortableRows portable_rows(const M& m, int& scales) {
   PortableRows p;
   p.depth = int(m.layers.size());
@@ -30,7 +30,7 @@ template <class M> PortableRows portable_rows(const M& m, int& scales) {
   return p;
 }
 
-// Everything that backward is told, with its workspace laid out; without memory it only counts.
+// The plan of the backward pass with its workspace; without memory it only computes sizes.
 struct PortableBackward {
   PortableRows rows;
   PortableGrad grad;

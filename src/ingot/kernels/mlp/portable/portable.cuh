@@ -1,6 +1,6 @@
 #pragma once
-// The portable kernels (sm_80 and later). A block takes a tile of rows through all layers: its activations stay in
-// shared memory, two buffers that take turns, while tiles of the weights stream past from L2, fetched one ahead.
+// The portable kernels (sm_80 and later). A block takes a tile of rows through all layers. Its activations stay in
+// shared memory, in two buffers used in turn, while tiles of the weights stream from L2, each fetched one tile ahead.
 // 16-bit types multiply on the tensor cores, f32 by fused multiply-adds in the order of k.
 #include <type_traits>
 
@@ -121,7 +121,7 @@ template <int kRows> struct Product<float, kRows> {
   __device__ void multiply(const float* in, int stride, int red0, int reduction, const float* weights) {
     const float* a = in + row(0) * stride + red0;
     const int lane = int(threadIdx.x % 32);
-    // Sums of 32 products, then of those: a short sum loses less to rounding than one long one.
+    // Sums of 32 products, then sums of these sums: several short sums lose less to rounding than one long one.
     float part[kPerThread][4] = {};
 #pragma unroll 1
     for (int k = 0; k < reduction; k += 4) {
@@ -157,13 +157,13 @@ template <int kRows> struct Product<float, kRows> {
 
 // --- weights -------------------------------------------------------------------------------------------------
 
-// A tile's place: kPortableOut of what the product gives from `out`, kRed of what it sums over from `red`.
+// A tile's place: kPortableOut columns of the product from `out` on, kRed terms of its sums from `red` on.
 template <class T, bool kBackward> struct TilePlace {
   int layer, out = 0, red = 0;
   __device__ static int out_size(const PortableLayer& l) { return kBackward ? l.K : l.N; }
   __device__ static int red_size(const PortableLayer& l) { return kBackward ? l.N : l.K; }
-  // To the next tile in the order the products take them: forward goes up through the layers, backward down. True after
-  // the last one, then at the first again.
+  // Advances to the next tile in the order of the products: forward goes up through the layers, backward down. Returns
+  // true after the last tile, and continues with the first.
   __device__ bool advance(const PortableRows& p, int begin, int end) {
     red += kRed<T>;
     if (red < red_size(p.layer[layer])) return false;
@@ -176,8 +176,8 @@ template <class T, bool kBackward> struct TilePlace {
   }
 };
 
-// The tiles of all layers, once or over and over, each fetched while the one before it is used. Each thread fetches
-// chunks of 16 bytes, kChunks to a row of the weight and kStep rows apart.
+// The tiles of all layers, once or repeatedly, each fetched while the tile before is used. Each thread fetches chunks
+// of 16 bytes: kChunks chunks make a row of the weight, and a thread's chunks are kStep rows apart.
 template <class T, bool kBackward, bool kOnce = true> struct WeightStream {
   static constexpr int kElements = int(portable_weight_tile(int(sizeof(T))) / sizeof(T));
   static constexpr int kChunks = (kBackward ? kPortableOut : kRed<T>) / kPer<T>, kStep = kPortableThreads / kChunks;
@@ -186,10 +186,10 @@ template <class T, bool kBackward, bool kOnce = true> struct WeightStream {
   const PortableRows& p;
   const float* scales;  // of all rows of all weights, or null
   T* ring;
-  int begin, end;  // the first layer and the one after the last, in the order taken
-  bool done;       // nothing is left to fetch
+  int begin, end;  // the first layer and the layer after the last, in the order of use
+  bool done;       // no tile is left to fetch
   TilePlace<T, kBackward> issue_place, use_place;
-  int slot = 0;  // that next() gives
+  int slot = 0;  // the tile that next() returns
 
   __device__ WeightStream(const PortableRows& params, const float* row_scales, T* memory, int first, int last)
       : p(params),
@@ -202,7 +202,7 @@ template <class T, bool kBackward, bool kOnce = true> struct WeightStream {
         use_place{first} {
     issue(0);
   }
-  // Where this thread's first chunk lies in a tile, and how far the next ones are.
+  // The place of this thread's first chunk in a tile, and the distance to its next chunks.
   __device__ static int my_row() { return int(threadIdx.x) / kChunks; }
   __device__ static int my_chunk() { return int(threadIdx.x) % kChunks; }
   static constexpr int kSlotStep =
@@ -233,7 +233,7 @@ template <class T, bool kBackward, bool kOnce = true> struct WeightStream {
     }
     ptx::cp_async_commit_group();
   }
-  // The next tile; what was written to shared memory before by any thread is seen after it.
+  // Returns the next tile. Earlier writes of all threads to shared memory are visible afterwards.
   __device__ const T* next() {
     static_assert(kPortableStages == 2);
     ptx::cp_async_wait_group<0>();
@@ -241,10 +241,10 @@ template <class T, bool kBackward, bool kOnce = true> struct WeightStream {
     if constexpr (kBackward) scale(tile);
     __syncthreads();
     slot ^= 1;
-    issue(slot);  // everyone has left it
+    issue(slot);  // all threads have finished with this buffer
     return tile;
   }
-  // Weight norm, backward: each thread scales the chunks that it has fetched. Forward scales the sums instead.
+  // Weight norm, backward: each thread scales the chunks that it has fetched. The forward pass scales the sums instead.
   __device__ void scale(T* tile) {
     if (scales == nullptr) return;
     const PortableLayer& l = p.layer[use_place.layer];
@@ -274,7 +274,7 @@ template <class T> struct Smem {
   __device__ T* h(int turn) const { return first + (turn & 1) * buffer; }
 };
 
-// weight_inverse_norm of R rows at once, with the same bits: one memory latency for all.
+// weight_inverse_norm of R rows at once, with the same bits: all rows wait together for the memory.
 template <class T, int R>
 __device__ inline void weight_inverse_norms(const T* const (&v)[R], int K, float (&inverse)[R]) {
 #pragma unroll
@@ -356,7 +356,7 @@ __device__ inline void load_saved(const PortableRows& p, const PortableLayer& l,
     load_pair(static_cast<const T*>(p.saved) + at, v);
 }
 
-// 128 columns of a layer: bias, activation, what backward needs, and where the result goes.
+// 128 columns of a layer: bias, activation, the values that backward needs, and the place of the result.
 template <class T, int kRows>
 __device__ inline void finish_forward(const PortableRows& p, int l, int out0, int64_t row0, const float* scales,
                                       Product<T, kRows>& sum, T* h, bool to_y) {
@@ -447,7 +447,7 @@ __global__ void __launch_bounds__(kPortableThreads, portable_blocks(kRows, int(s
 
 // --- the chain of gradients ------------------------------------------------------------------------------------
 
-// Where a dW needs the layer's input and it lies nowhere in T: formed from what was saved.
+// Recomputes a layer's input from the saved values, where dW needs the input and no copy of it in T exists.
 template <class T, int kRows> __device__ inline void form_inputs(const PortableRows& p, int64_t row0) {
   for (int l = 1; l < p.depth; ++l) {
     if (p.layer[l].input == nullptr) continue;
@@ -492,7 +492,7 @@ template <class T, int kRows> __device__ inline void first_gradient(const Portab
   });
 }
 
-// 128 columns of dh = dz W: times the slope of the layer below and on, or out as dx.
+// 128 columns of dh = dz W: multiplied by the slope of the layer below and kept, or written as dx.
 template <class T, int kRows>
 __device__ inline void finish_backward(const PortableRows& p, int l, int out0, int64_t row0, Product<T, kRows>& sum,
                                        T* d) {
@@ -542,7 +542,7 @@ __global__ void __launch_bounds__(kPortableThreads, portable_blocks(kRows, int(s
       WeightStream<T, false> weights(p, smem.scales, smem.ring, 0, p.recomputed);
       load_rows(p.x, p.x_stride, p.layer[0].K, row0, p.rows, smem.h(0), p.stride, kRows);
       forward_tile<T, kRows, false>(p, p.recomputed, row0, smem, 0, weights);
-      __syncthreads();  // `saved` is read by other threads than wrote it
+      __syncthreads();  // threads read parts of `saved` that other threads wrote
     }
     form_inputs<T, kRows>(p, row0);
     WeightStream<T, true> weights(p, smem.scales, smem.ring, p.depth - 1, min(lowest, p.depth) - 1);
@@ -638,8 +638,8 @@ __device__ inline void load_grad_stage(const PortableGrad::Layer& l, int n0, int
   }
 }
 
-// Sums of one block: its square of dW over its rows, and of db where it owns it. Every 128 or 64 rows the running sum
-// moves to a second one: short sums lose less.
+// Sums of one block: its square of dW over its rows, and its part of db where the block owns it. Every 128 or 64 rows
+// the running sum is added to a second one, because short sums lose less to rounding.
 template <class T> struct GradSums {
   float dw[GradProduct<T>::kPairs][2] = {};
   float db = 0;  // of column threadIdx.x % 64, every fourth row
@@ -683,7 +683,7 @@ __device__ inline void sum_rows(const PortableGrad& p, const PortableGrad::Layer
   }
 }
 
-// True in the block that is the last of `count` to come here; it sees what the others wrote before.
+// True in the block that arrives last of `count` blocks; the other blocks' earlier writes are visible to it.
 __device__ inline bool last_to_arrive(uint32_t* counter, int count, bool& shared_flag) {
   __threadfence();
   __syncthreads();
@@ -694,7 +694,7 @@ __device__ inline bool last_to_arrive(uint32_t* counter, int count, bool& shared
   return last;
 }
 
-// The four partial sums of a bias' 64 columns, in order, to the first 64 threads.
+// Adds the four partial sums of a bias' 64 columns in order, in the first 64 threads.
 __device__ inline float sum_bias(float mine, float (&memory)[4][kGradTile]) {
   memory[threadIdx.x / kGradTile][threadIdx.x % kGradTile] = mine;
   __syncthreads();

@@ -1,5 +1,5 @@
 #pragma once
-// What the portable kernels are told, and how their work is cut: plain structs and pure functions of sizes.
+// The portable kernels' arguments and the division of their work: plain structs and pure functions of sizes.
 #include <algorithm>
 #include <cstdint>
 
@@ -8,20 +8,20 @@
 
 namespace ingot::cuda {
 
-constexpr int kPortableThreads = 256, kPortableBlocks = 2;  // per block; blocks that an SM holds at most
-// A tile of a weight in shared memory is kPortableOut wide along what a product gives; one is used while the next
-// comes.
+constexpr int kPortableThreads = 256, kPortableBlocks = 2;  // threads per block; the most blocks on an SM
+// A tile of a weight in shared memory is kPortableOut wide along the product's columns; one tile is used while the next
+// is fetched.
 constexpr int kPortableOut = 128, kPortableStages = 2;
-// dW is cut into squares; a stage holds as many rows of both operands.
+// dW is divided into squares; a stage holds the same number of rows of both operands.
 constexpr int kGradTile = 64, kGradStages = 3;
 
 struct PortableLayer {
   const void *w = nullptr, *b = nullptr, *g = nullptr;
   int K = 0, N = 0;
-  int scale_at = 0;       // where the rows' scales begin in shared memory
+  int scale_at = 0;       // start of the rows' scales in shared memory
   int64_t saved_at = 0;   // elements into `saved`
   void* dz = nullptr;     // (T, N): the gradient before the activation; null: dy itself
-  void* input = nullptr;  // (T, K) the layer's input formed again for dW; null: it lies in x or in `saved`
+  void* input = nullptr;  // (T, K) the layer's input, recomputed for dW; null: the input lies in x or in `saved`
 };
 
 // The forward pass, and the chain of gradients down to x, by tiles of rows.
@@ -35,7 +35,7 @@ struct PortableRows {
   Act act = Act::identity;
   bool activate_last = false, saved_f32 = false, saves_value = false, weight_norm = false;
   int stride = 0;  // elements between rows of the activations in shared memory
-  // Backward: the layers whose forward values are formed again; the lowest layer with a gradient.
+  // Backward: the layers whose forward values are recomputed; the lowest layer with a gradient.
   int recomputed = 0, first = 0;
   uint32_t* counters = nullptr;
   int counter_count = 0;
@@ -70,27 +70,28 @@ struct PortableConfig {
 // Elements between rows: an odd multiple of 16 bytes, so that eight rows at the same column meet all banks.
 constexpr int portable_stride(int widest, int element) { return (widest + 15) / 16 * 16 + 16 / element; }
 constexpr int portable_reduction(int element) { return element == 2 ? 128 : 32; }
-// Bytes of a weight's tile; f32 rows are padded by 16 bytes, whichever way it lies.
+// Bytes of a weight's tile; f32 rows are padded by 16 bytes in either orientation.
 constexpr int64_t portable_weight_tile(int element) {
   return element == 2 ? int64_t(128) * kPortableOut * 2 : int64_t(32 + 4) * kPortableOut * 4;
 }
 constexpr int64_t portable_smem(int rows, int stride, int element, int scales) {
   return kPortableStages * portable_weight_tile(element) + 2 * int64_t(rows) * stride * element + scales * int64_t(4);
 }
-// Rows of a tile, from the height that reads shared memory least for each product to the one that reaches most SMs.
-// The lowest fits 227 KB up to 512 wide, and 99 KB up to 128 wide.
+// Rows of a tile, from the height with the fewest reads of shared memory per product to the height that uses most SMs.
+// The lowest tile fits in 227 KB up to 512 wide, and in 99 KB up to 128 wide.
 constexpr int kPortableHeights = 3;
 constexpr int portable_height(int element, int i) {
   constexpr int kHeights[2][kPortableHeights] = {{128, 64, 16}, {56, 32, 8}};
   return kHeights[element == 4][i];
 }
-// The highest of the chain of gradients, by number. 16-bit chains of 128 rows gain 6 % at 256 wide and nothing
-// elsewhere, and take longest to compile of all.
+// The highest tile of the chain of gradients, as an index. 16-bit chains of 128 rows are 6 % faster at 256 wide and no
+// faster elsewhere, and take longest to compile.
 constexpr int portable_backward_height(int element) { return element == 2 ? 1 : 0; }
-// Blocks that an SM holds at most, by registers: two, but one of the highest 16-bit tiles.
+// The most blocks on an SM by registers: two, but only one with the highest 16-bit tiles.
 constexpr int portable_blocks(int rows, int element) { return element == 2 && rows == 128 ? 1 : kPortableBlocks; }
-// The highest tile, from number `first` on, that fits and leaves no SM without one. Where the next lower one fits an SM
-// twice and this one does not, that one is the better: one block's activations hide behind the other's products.
+// The highest tile, from index `first` on, that fits and leaves no SM without a tile. Where the next lower tile fits
+// twice on an SM and this one does not, the lower one is better: the activations of one block are hidden behind the
+// other block's products.
 inline PortableConfig pick_portable(int64_t rows, int stride, int element, int scales, const PortableDevice& device,
                                     int first) {
   const auto smem = [&](int i) { return portable_smem(portable_height(element, i), stride, element, scales); };
@@ -107,7 +108,8 @@ inline PortableConfig pick_portable(int64_t rows, int stride, int element, int s
           .grid = std::clamp<int64_t>(tiles(i), 1, device.sms * per_sm(i))};
 }
 
-constexpr int64_t kGradBlocks = 264;  // two for each SM of an H200; the same everywhere, so that sums are too
+// Two for each SM of an H200; the same on every GPU, so that the sums are the same too.
+constexpr int64_t kGradBlocks = 264;
 struct PortableSplit {
   int splits = 1;
   int64_t rows_per_split = kGradTile;

@@ -1,6 +1,7 @@
 #pragma once
-// The portable kernels on the CPU, a fiber a thread: what the two emulated tests (f16 on tensor-core fragments, f32)
-// share. Sanitizers see the kernels' own lines; the bounds on errors are those of the GPU suite, without a chain.
+// The portable kernels on the CPU, one fiber per thread: the code that the two emulated tests (f16 on tensor-core
+// fragments, f32) share. Sanitizers see the kernels' own source lines; the bounds on errors are those of the GPU suite,
+// without a chain.
 #include <gtest/gtest.h>
 
 #include <cmath>

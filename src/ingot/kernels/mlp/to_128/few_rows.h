@@ -1,11 +1,12 @@
 #pragma once
-// What the few-rows forms, forward and backward, agree on.
+// Constants that the few-rows variants of forward and backward share.
 #include "ingot/kernels/mlp/forms.h"
 
 namespace ingot::cuda::to_128_few_rows {
 
 constexpr int kPanel = kMlpPanel;
 
-constexpr int64_t kFewest = 2048;  // up to here a block of the forward form takes 16 rows: there is an SM for each
+// Up to this number of rows a block of the forward variant takes 16 rows, and every block has an SM.
+constexpr int64_t kFewest = 2048;
 
 }  // namespace ingot::cuda::to_128_few_rows

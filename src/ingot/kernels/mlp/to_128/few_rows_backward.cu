@@ -1,4 +1,4 @@
-// The few-rows backward form: what it takes, how the work is cut, its two launches.
+// The few-rows backward variant: the networks it supports, the division of the work, its two launches.
 #include <algorithm>
 
 #include "ingot/gpu/tile/swizzle.cuh"
@@ -11,14 +11,14 @@ namespace {
 using namespace to_128_few_rows;
 using tile::Swizzle;
 
-// How the work is cut; a pure function of the rows.
+// The division of the work; a pure function of the rows.
 struct Config {
   int block_rows = 32;  // of the chain: 16, 32 or 64
   int tile = 32;        // rows of a dW that a cluster sums: 32 or 64
   int sum_stages = 1;
 };
-// A chain's block takes few rows as long as there is an SM for each; sums of more rows want larger tiles, as they then
-// wait for memory.
+// A chain's block takes few rows as long as every block has an SM. Sums of more rows use larger tiles, because they
+// then wait for memory.
 Config pick_config(int64_t rows) {
   if (rows <= kBlocks * kChunk) return {.block_rows = 16, .tile = 32, .sum_stages = 1};
   if (rows <= 2048) return {.block_rows = 16, .tile = 32, .sum_stages = 2};
@@ -39,7 +39,7 @@ Chain make_chain(const MlpBackward& m, const Config& c) {
                   .keeps_dz = mlp_keeps_dz(m, l)};
     a.has_gain = a.has_gain || m.layers[l].g;
   }
-  // 10 KB are what lies beside the stages and the two tiles of dz.
+  // 10 KB for the data beside the stages and the two tiles of dz.
   const int panels = mlp_panels(m);
   const int64_t left = kMlpSharedBytes - 10 * 1024 - 2 * panels * c.block_rows * 128;
   const int fit = int(left / chain_stage_bytes(c.block_rows, panels)), steps = a.layers - a.lowest;
@@ -86,7 +86,7 @@ void run(const MlpBackward& m, Stream stream) {
 
 using namespace to_128_few_rows_backward;
 
-// Values that were not kept in x's type would cost a third launch.
+// Values that were not kept in x's type would need a third launch.
 bool mlp_backward_to_128_few_rows_takes(const MlpBackward& m) {
   return mlp_backward_has_shape_and_slopes(m, kMlpTo128) && mlp_backward_has_values(m);
 }

@@ -2,11 +2,11 @@
 // The backward pass of a whole MLP where there are few rows and only latency counts. Two kernels:
 //
 //   chain   dz_{l-1} = (dz_l W_l) . f'(z_{l-1})  from the top layer down, and dx: a block takes kRows rows through all.
-//   sums    dW_l = dz_l^T h_{l-1} over all rows: each cluster of eight blocks 32 or 64 rows of one dW. Its blocks share
-//           the rows of the batch and then hand each other their sums: no partial sum reaches memory, and the order is
-//           fixed. While the chain runs, these blocks fetch h; only dz is late.
+//   sums    dW_l = dz_l^T h_{l-1} over all rows: each cluster of eight blocks computes 32 or 64 rows of one dW. Its
+//           blocks share the rows of the batch and then exchange their sums in shared memory: no partial sum goes to
+//           global memory, and the order is fixed. While the chain runs, these blocks fetch h; only dz is late.
 //
-// Both multiply transposed, features by rows, so that few rows fill the tensor cores: the chain's product is
+// Both kernels multiply transposed, features by rows, so that few rows fill the tensor cores: the chain's product is
 // (features x features) (features x kRows). A dz lies in shared memory row by row, in panels of 64 columns.
 #include <cuda.h>
 
@@ -49,7 +49,7 @@ template <int kPanels, int kRows> struct ChainMemory {
   uint64_t full[kMlpMaxLayers], normed[kMlpMaxLayers], dy_full, formed, stored;
   float gain[kMlpMaxLayers][kWidth];
   alignas(1024) uint8_t dz[2][kPanels][kRows * 128];
-  Stage stage[1];  // more follow: as many as layers, or as fit
+  Stage stage[1];  // more follow: one per layer, or as many as fit
 };
 
 template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
@@ -67,7 +67,7 @@ template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
   __device__ int layer_of(int step) const { return a.layers - 1 - step; }
   __device__ int steps() const { return a.layers - a.lowest; }
 
-  // What a step needs besides the dz of the step before. What comes from furthest away first.
+  // The other operands of a step, besides the dz of the step before. The slowest to arrive are requested first.
   __device__ void load(int step) {
     const int l = layer_of(step), slot = step % a.stages;
     if (l > 0)
@@ -79,7 +79,7 @@ template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
   // Role::copy. One thread each.
   __device__ void start_loading() {
     load_tile(s.dz[0], maps.dy, row, &s.dy_full);
-    if (a.activate_last)  // what f' follows from
+    if (a.activate_last)  // values from which f' follows
       load_tile(s.dz[1], maps.h[a.layers - 1], row, &s.dy_full);
     else
       ptx::mbarrier_arrive(&s.dy_full);
@@ -178,7 +178,7 @@ template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
     float sums[kSums], slope[kSums];
     wait_warp_or_trap(&s.full[slot], step / a.stages & 1);
     if (kNorm && a.layer[l].g != nullptr) {
-      if (step == 0) normalise<T, kPanels>(w, s.gain[l], &s.normed[0], warp, kWarps);  // nothing else to do yet
+      if (step == 0) normalise<T, kPanels>(w, s.gain[l], &s.normed[0], warp, kWarps);  // no other work yet
       wait_warp_or_trap(&s.normed[slot], step / a.stages & 1);
     }
     if (step > 0)
@@ -191,7 +191,8 @@ template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
     ptx::fence_registers(sums);
     put(sums, slope, slopes, ptx::shared_address(s.dz[(step + 1) & 1]));
     ptx::fence_proxy_async_shared();
-    wait_warp_or_trap(&s.stored, step & 1);  // the next step writes over what left for memory before this one
+    wait_warp_or_trap(&s.stored,
+                      step & 1);  // the next step overwrites data whose copy to memory began before this step
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(&s.formed);
     __syncwarp();
@@ -243,7 +244,8 @@ __global__ void __launch_bounds__(threads<kPanels>(kNorm), 1)
   __syncwarp();
   __syncthreads();
   ptx::wait_for_earlier_kernels();
-  // Not before the wait: the next kernel reads what the kernels before this one wrote without waiting for this one.
+  // Not before the wait, because the next kernel reads results of the kernels before this one without waiting for this
+  // one.
   ptx::let_next_kernel_start();
   const Role role = role_of<kPanels>(block.warp);
   const bool copies = role == Role::copy && block.lane == 0;
@@ -276,8 +278,9 @@ template <int kPanels, int kTile> struct SumMemory {
     float db[kWarps][kGiven];
   };
   uint64_t h_full[kMaxSumStages], dz_full[kMaxSumStages], taken_full;
-  alignas(16) Part taken[kBlocks];  // what each block of the cluster gives
-  alignas(1024) Stage stage[1];     // as many as the launch asks for; the first one then holds what is given
+  alignas(16) Part taken[kBlocks];  // the part of each block of the cluster
+  // As many stages as the launch allows; the first one later holds the parts that are exchanged.
+  alignas(1024) Stage stage[1];
   static_assert(sizeof(Part) * kBlocks <= sizeof(Stage), "what is given must fit where the first stage was");
 };
 
@@ -357,13 +360,13 @@ template <class T, int kPanels, int kTile> struct SumBlock {
   // Turned so that the four column pairs of a fragment meet different banks.
   static __device__ uint32_t dw_column(uint32_t n, uint32_t k) { return (k + n / 2 % 4 * 8) % kWidth; }
 
-  // Where the part for block `to` is put together: this block's own needs no copy.
+  // The place where the part for block `to` is assembled; this block's own part needs no copy.
   __device__ Part& share(Part* given, uint32_t to) const { return to == rank ? s.taken[rank] : given[to]; }
 
   __device__ void hand_out(const float (&dw)[kTile / 2], float (&db)[2]) {
     Part* given = reinterpret_cast<Part*>(s.stage[0].h);
     const uint32_t k = warp * 16 + lane / 4;
-    __syncthreads();  // all have read the stage
+    __syncthreads();  // all threads have read the stage
 #pragma unroll
     for (int j = 0; j < kTile / 8; ++j)
 #pragma unroll
@@ -392,7 +395,7 @@ template <class T, int kPanels, int kTile> struct SumBlock {
     __syncwarp();
   }
 
-  // What this block's warps finish: warp w row w (and w + kWarps, ...) of the block's share.
+  // The rows that this block's warps finish: warp w takes row w (and w + kWarps, ...) of the block's share.
   struct Row {
     int n;
     bool inside;      // a row of dW at all
@@ -405,7 +408,8 @@ template <class T, int kPanels, int kTile> struct SumBlock {
     const bool inside = warp + turn * kWarps < kGiven && n < at.n;
     return {n, inside, inside && int(lane * 4) < at.k, int64_t(n) * at.k + lane * 4};
   }
-  // Of the row: what is added to, and of a weight-normalised layer u = v r and g r. Asked for while dz is on its way.
+  // Of the row: the old gradient, and for a weight-normalised layer u = v r and g r. The loads are issued while dz is
+  // on its way.
   struct Before {
     float4 dw = {};
     float db = 0, dg = 0, u[4] = {}, scale = 0;
@@ -486,7 +490,7 @@ __global__ void __launch_bounds__(kMultipliers<kPanels>)
   if (threadIdx.x == 0) block.prepare();
   __syncthreads();
   ptx::cluster_arrive();
-  // After a chain, which lets this kernel start when its own wait is over, only what the chain writes may be late.
+  // The chain lets this kernel start when its own wait is over, so only the chain's results may be late.
   if (!a.after_chain) ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_start();
   block.start_loading_h();
@@ -510,7 +514,7 @@ __global__ void __launch_bounds__(kMultipliers<kPanels>)
   }
   block.hand_out(dw, db);
   wait_warp_or_trap(&block.s.taken_full, 0);
-  ptx::cluster_arrive();  // what was sent to this block has come, so its senders may end
+  ptx::cluster_arrive();  // all parts for this block have arrived, so their senders may end
 #pragma unroll
   for (uint32_t i = 0; i < kTurns; ++i) block.finish_row(i, before[i]);
   if (a.after_chain && !late) ptx::wait_for_earlier_kernels();  // this kernel ends after the chain

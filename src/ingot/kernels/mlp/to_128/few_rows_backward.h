@@ -1,6 +1,6 @@
 #pragma once
-// The few-rows backward form on the host's side: what its two kernels are given, and their launchers.
-// to_128/few_rows_backward.cuh tells how they work.
+// The few-rows backward variant on the host's side: the arguments of its two kernels, and their launchers.
+// to_128/few_rows_backward.cuh describes the kernels.
 #include <cstdint>
 
 #include "ingot/kernels/mlp/parts/backward_plan.h"
@@ -8,7 +8,7 @@
 
 namespace ingot::cuda::to_128_few_rows_backward {
 
-constexpr int kBlocks = 8;   // of a cluster that shares the rows of a sum
+constexpr int kBlocks = 8;   // blocks of a cluster that shares the rows of a sum
 constexpr int kChunk = 128;  // rows of a sum at a time
 constexpr int kMaxSumStages = 3;
 
@@ -30,7 +30,7 @@ struct ChainLaunch {
 };
 
 struct SumLayer : MlpSumLayer {
-  int tiles = 0;  // 0: nothing is asked of this layer
+  int tiles = 0;  // 0: no gradient of this layer is needed
   bool dz_is_late = false;
 };
 struct Sums {

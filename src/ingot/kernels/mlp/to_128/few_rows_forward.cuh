@@ -1,7 +1,8 @@
 #pragma once
-// The forward form to 128 for few rows, where only latency counts. A block takes kRows rows through the whole network,
-// whose weights are asked for all at once, and starts when the first layer's are there. Products are transposed,
-// features by rows, so that few rows fill the tensor cores; between layers the activations lie in shared memory.
+// The forward variant up to 128 wide for few rows, where only latency counts. A block takes kRows rows through the
+// whole network. It requests all weights at once, and starts when the first layer's have arrived. Products are
+// transposed, features by rows, so that few rows fill the tensor cores; between layers the activations lie in shared
+// memory.
 #include <cuda.h>
 
 #include <algorithm>
@@ -41,7 +42,7 @@ template <int kPanels, int kRows, bool kSavesArgument> struct Memory {
   float bias[kMlpMaxLayers][kWidth], gain[kMlpMaxLayers][kWidth];
   alignas(1024) Tile h[2];
   Tile z[kSavesArgument ? 2 : 1];  // before the activation
-  alignas(1024) Stage stage[1];    // more follow: as many as layers, or as fit
+  alignas(1024) Stage stage[1];    // more follow: one per layer, or as many as fit
 };
 
 // Zero where there is no bias, and beyond the last column.
@@ -49,7 +50,8 @@ template <class T> __device__ __forceinline__ float bias_element(const MlpLayerP
   return layer.b != nullptr && n < layer.n ? tile::to_float(static_cast<const T*>(layer.b)[n]) : 0.f;
 }
 
-// kNorm: with weight norm. Its warps and its code would cost the others registers and time.
+// kNorm: with weight norm. A separate instance, because its warps and code would cost other networks registers and
+// time.
 template <class T, class F, int kPanels, int kRows, bool kNorm> struct Block {
   static constexpr bool kSavesArgument = !has_slope_from_value<F>;
   using Shared = Memory<kPanels, kRows, kSavesArgument>;
@@ -159,7 +161,7 @@ template <class T, class F, int kPanels, int kRows, bool kNorm> struct Block {
     const bool active = l + 1 < p.layers || p.activate_last, saves = layer.saved != nullptr;
     const uint32_t w = ptx::shared_address(s.stage[slot].w);
     const bool norms = kNorm && layer.g != nullptr;
-    if (l == 0 && norms) {  // nothing else to do yet
+    if (l == 0 && norms) {  // no other work yet
       wait_warp_or_trap(&s.full[0], 0);
       normalise<T, kPanels>(w, s.gain[0], &s.normed[0], warp, kWarps);
     }
@@ -180,7 +182,8 @@ template <class T, class F, int kPanels, int kRows, bool kNorm> struct Block {
     }
     put(sums, ptx::shared_address(s.h[(l + 1) & 1]));
     ptx::fence_proxy_async_shared();
-    if (l > 0) wait_warp_or_trap(&s.stored, (l - 1) & 1);  // the next layer writes over what left for memory then
+    if (l > 0)
+      wait_warp_or_trap(&s.stored, (l - 1) & 1);  // the next layer overwrites data whose copy to memory began then
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(&s.formed);
     __syncwarp();
@@ -225,8 +228,9 @@ template <class T, class F, int kPanels, int kRows, bool kNorm> void launch_as(c
   using Shared = typename Block<T, F, kPanels, kRows, kNorm>::Shared;
   Params a{.network = mlp_forward_params(m)};
   const int64_t blocks = (m.x.rows() + kRows - 1) / kRows;
-  // Up to about half of the SMs: blocks side by side leave whole neighbourhoods free for the clusters of a backward
-  // pass that is about to start. They share nothing; those beyond the last row have nothing to do.
+  // With few blocks, up to about half of the SMs: blocks placed side by side leave whole groups of SMs free for the
+  // clusters of a backward pass that is about to start. The blocks share nothing; blocks beyond the last row have no
+  // work.
   const int together = blocks <= 64 ? 8 : 1;
   const int64_t stage = sizeof(typename Shared::Stage), rest = sizeof(Shared) - stage;
   a.stages = int(std::min<int64_t>(a.network.layers, (kMlpSharedBytes - rest) / stage));

@@ -1,6 +1,6 @@
 #pragma once
-// The few-rows forward form on the host's side: its tensors as the copy engine takes them, and its launchers, each in a
-// file of its own.
+// The few-rows forward variant on the host's side: tensor maps of its tensors, and its launchers, each in a file of its
+// own.
 #include <cuda.h>
 
 #include "ingot/kernels/mlp/parts/forward_params.h"

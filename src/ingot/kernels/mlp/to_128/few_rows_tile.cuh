@@ -1,11 +1,11 @@
 #pragma once
-// What the few-rows kernels share: rows of a batch as tiles in shared memory, and the weights that they meet.
+// Shared code of the few-rows kernels: rows of a batch as tiles in shared memory, and the weights that multiply them.
 //
 // A tile of activations or gradients lies row by row in panels of 64 columns, swizzled; so does W, by its inputs. A
 // block has a warpgroup for every 64 features; warp w multiplies features 16 w .. 16 w + 15 by all rows of the tile.
-// One more warp does all copies, in the order in which they are needed: an SM takes in 64 bytes a cycle, so what is
-// needed first must not share that with what is needed last, and a thread that asks for more than is coming waits. With
-// weight norm, eight more form the layers' weights.
+// One more warp issues all copies in the order of need: an SM receives 64 bytes per cycle, so data needed first must
+// not share this rate with data needed last, and a thread that issues more copies than can be in flight waits. With
+// weight norm, eight more warps compute the layers' weights.
 #include <cuda.h>
 
 #include <cstdint>
@@ -44,8 +44,8 @@ template <int kPanels> __device__ __forceinline__ Role role_of(uint32_t warp) {
 }
 __device__ __forceinline__ uint32_t warp_of_block() { return __shfl_sync(~0u, threadIdx.x / 32, 0); }  // known uniform
 
-// Where in a tile of kRows rows the transposing ldmatrix and stmatrix find rows 0 .. 15 of a warp's 16 features: a
-// fragment of features by rows.
+// The addresses, in a tile of kRows rows, at which the transposing ldmatrix and stmatrix find rows 0 .. 15 of a warp's
+// 16 features: a fragment of features by rows.
 template <int kRows> __device__ __forceinline__ uint32_t tile_fragment(uint32_t warp, uint32_t lane) {
   return warp / 4 * kRows * 128 + (lane / 16 * 8 + lane % 8) * 128 +
          ((warp % 4 * 32 + lane / 8 % 2 * 16) ^ (lane % 8 << 4));

@@ -1,4 +1,5 @@
-// The backward pass to 128 for many rows: what it takes, its launches. docs/mlp-kernels.md tells how it works.
+// The backward pass up to 128 wide for many rows: the networks it supports, and its launches. docs/mlp-kernels.md
+// describes it.
 #include <algorithm>
 #include <atomic>
 
@@ -22,13 +23,13 @@ struct SumArguments {
   const float* partial = nullptr;
 };
 
-// Blocks of the larger size to an SM: two, those of four layers' gradients run at once; of the smaller one three, of
-// six.
+// Blocks per SM: two of the larger size, which run the gradients of four layers at once; three of the smaller size, for
+// six layers.
 constexpr int kSumThreadsWide = 512, kSumThreadsDeep = 384, kSumBlocksAtOnce = 256;
-constexpr int kAtOnce = 5;  // parts that a thread asks for before it adds
+constexpr int kAtOnce = 5;  // parts that a thread loads before it adds
 
-// One block for each pair of rows of each dW. Groups of half of kWidth threads sum every so many parts; the order is
-// fixed. Little code: all SMs read it at once, while nothing else is done.
+// One block for each pair of rows of each dW. Groups of half of kWidth threads each sum every n-th part, in a fixed
+// order. The code is short, because all SMs fetch it at once while nothing else runs.
 template <class T, int kWidth, int kThreads>
 __global__ void __launch_bounds__(kThreads, kThreads == kSumThreadsWide ? 2 : 3) sum_kernel(SumArguments a) {
   constexpr int kAcross = kWidth / 2, kGroups = kThreads / kAcross;
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kSumThreadsWide ? 2 : 3)
   while (pair >= row_pairs(a.layer[l].n)) pair -= row_pairs(a.layer[l++].n);
   const SummedLayer& at = a.layer[l];
   const int first = first_row(pair), row = first + 8 * warp;  // the latter of warps 0 and 1
-  // The first kernel waited for all before it, so only what it writes itself is waited for here.
+  // The first kernel waited for all kernels before it, so this kernel waits only for the first kernel's results.
   GradientRow<T> of;
   if (warp < 2 && row < at.n) of = load_row<T>(at, row, lane);
   const int column = thread % kAcross * 2;
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kSumThreadsWide ? 2 : 3)
   int parts = column < at.k && (at.dw != nullptr || at.dg != nullptr) ? at.parts : 0;
   ptx::settle(from), ptx::settle(parts);  // else the compiler forms them after the wait
   ptx::wait_for_earlier_kernels();
-  ptx::let_next_kernel_start();  // it waits for this one in its turn
+  ptx::let_next_kernel_start();  // the next kernel in turn waits for this one
   float4 sum = {};
 #pragma unroll 1
   for (int p = thread / kAcross; p < parts; p += kAtOnce * kGroups) {
@@ -99,7 +100,8 @@ int shared_bytes(const MlpBackward& m) {
   return int(mlp_panels(m) == 2 ? sizeof(layer_pipeline::SharedMemory<2>) : sizeof(layer_pipeline::SharedMemory<1>));
 }
 
-// How many clusters run at once: fewer than SMs / size where the size does not divide a processing cluster's SMs.
+// The number of clusters that run at once: fewer than SMs / size where the size does not divide the number of SMs of a
+// processing cluster.
 int clusters_at_once(const MlpBackward& m, int size) {
   static std::atomic<int> known[16][4][kMaxCluster + 1];
   const int device = m.x.device.index;
@@ -126,8 +128,8 @@ int clusters_at_once(const MlpBackward& m, int size) {
   return n;
 }
 
-// The cut of the work: a layer a block, units of 64 rows. The workspace has a part of each layer's sums from each
-// cluster, layer after layer.
+// The division of the work: one layer per block, units of 64 rows. The workspace has a part of each layer's sums from
+// each cluster, layer after layer.
 struct Cut {
   int units = 0, clusters = 0, blocks = 0;  // of a cluster
   int parts = 0;
@@ -137,7 +139,8 @@ Cut cut_of(const MlpBackward& m) {
   Cut c{.units = int((m.x.rows() + kRows - 1) / kRows)};
   c.clusters = std::min(c.units, clusters_at_once(m, cluster));
   c.parts = layers * c.clusters;
-  // Blocks below the lowest gradient fall away; the rest is cut as ever, so that its sums have the same bits.
+  // Blocks below the lowest gradient are dropped; the other work is divided as usual, so that its sums have the same
+  // bits.
   c.blocks = cluster - int(mlp_first_layer(m));
   return c;
 }

@@ -36,14 +36,14 @@ constexpr int kThreads = 512;
 constexpr int kHelperRegisters = 24, kChainRegisters = 144, kDwRegisters = 200;
 constexpr uint32_t kDzSlots = 4, kHSlots = 6;
 constexpr uint32_t kChain = 1;  // the named barrier of its warpgroups
-constexpr int kFirstUnits = 2;  // asked for at once; the others when W is there, so that W does not wait for them
+constexpr int kFirstUnits = 2;  // requested at once; the others when W has arrived, so that W does not wait for them
 
 struct Arguments {
   LayerShape layer[kMlpMaxLayers];
   int layers = 0, cluster = 1;
   bool entry = false;  // the first block of a cluster forms dz_L = dy . f' of an activated last layer
   float* partial = nullptr;
-  int clusters = 0, units_each = 0, units_left = 0;  // each takes so many units, the first ones one more
+  int clusters = 0, units_each = 0, units_left = 0;  // units of each cluster; the first clusters take one more
   Act act = Act::identity;
   bool want_dx = false, want_db = false;
 };
@@ -51,7 +51,7 @@ struct Arguments {
 // A block's part of the plan.
 struct Plan {
   int layer = 0;                         // or `layers`, of an entry
-  int units = 0, row = 0, row_step = 0;  // of its cluster; the first one's row, and from each to the next
+  int units = 0, row = 0, row_step = 0;  // units of its cluster; first unit's row, and the distance between two units
   bool entry = false, top = false, bottom = false, sends = false;
   uint32_t rank = 0;
   int cluster = 0;
@@ -65,14 +65,14 @@ template <int kPanels> struct SharedMemory {
   Unit out[kDzSlots];  // W before the first unit
   uint64_t dz_full[kDzSlots], dz_empty[kDzSlots], h_full[kHSlots], h_empty[kHSlots];
   uint64_t out_full[2][kDzSlots];  // of each chain warpgroup
-  uint64_t room[kDzSlots];         // below, in that slot, or in `out`, if that goes to memory
+  uint64_t room[kDzSlots];         // in the block below, in that slot, or in `out`, if the result goes to memory
   uint64_t weights_full;
-  uint64_t taken;       // the block below has all that was sent to it
+  uint64_t taken;       // the block below has received all data sent to it
   float scale[kWidth];  // of weight norm
   Plan plan;
 };
 
-// What the threads of a block see, whatever they do.
+// The state that all threads of a block share, whatever their role.
 template <class T, int kPanels> struct BlockView {
   using Shared = SharedMemory<kPanels>;
   static constexpr int kWidth = Shared::kWidth;

@@ -1,10 +1,11 @@
 #pragma once
-// The layer pipeline's two warpgroups that take gradients from layer to layer, and the threads that send them on.
+// The two warpgroups of the layer pipeline that compute the gradients from layer to layer, and the threads that send
+// the results on.
 #include "ingot/kernels/mlp/to_128/layer_pipeline_block.cuh"
 
 namespace ingot::cuda::layer_pipeline {
 
-struct NoSlope {};  // in the place of an activation: below the lowest layer lies dx
+struct NoSlope {};  // in the place of an activation: below the lowest layer the result is dx
 
 template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
   using View = BlockView<T, kPanels>;
@@ -15,9 +16,10 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
   __device__ static uint32_t fragment_of(uint32_t thread) {
     return tile::swizzled<Swizzle::b128>(thread % 32 / 16 * 8 + thread % 8, thread / 32 % 4 * 32 + thread / 8 % 2 * 16);
   }
-  // Weight norm: W^T of v^T, a scale for each output. The chain finds them together, 16 rows of v a warp.
+  // Weight norm: W^T from v^T and a scale for each output. The chain's warps compute the scales together, 16 rows of v
+  // per warp.
   struct Gains {
-    float of[2] = {};  // of rows first_scaled() + lane / 4 and that 8 further
+    float of[2] = {};  // of the rows first_scaled() + lane / 4 and that row + 8
   };
   __device__ static uint32_t first_scaled() { return (threadIdx.x / 32 - 4) * kNormalisedRows; }
   __device__ __forceinline__ Gains load_gains(const LayerShape& at) const {
@@ -49,7 +51,7 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
   }
   // W^T, 64 inputs of panel p, as the products take it: registers of 16 outputs each.
   __device__ __forceinline__ void hold_weights(uint32_t (&w)[kWidth / 16][4], uint32_t p) {
-    if (plan().entry) {  // its product is to give dy itself
+    if (plan().entry) {  // its product must reproduce dy
       const uint32_t input = p * kPanel + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, two = threadIdx.x % 4 * 2;
 #pragma unroll
       for (uint32_t k = 0; k < kWidth / 16; ++k)
@@ -68,9 +70,10 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
       for (uint32_t k = 0; k < kWidth / 16; ++k) ptx::ldmatrix_trans(w[k], from + k * 2048);
       if (at.g != nullptr) scale_weights(w, gains);
     }
-    ptx::barrier_sync(kChain, 256);  // the first units' results go where W was
+    ptx::barrier_sync(kChain, 256);  // the first units' results are written where W was
   }
-  // A unit's rows in parts of 16, between whose slopes the steps of the next product are started.
+  // A unit's rows are taken in parts of 16; between the slopes of two parts the next steps of the following product are
+  // issued.
   static constexpr uint32_t kParts = kRows / 16;
   // Part j of acc = W^T dz^T.
   __device__ __forceinline__ static void start_product(float (&acc)[kSums], const uint32_t (&w)[kWidth / 16][4],
@@ -96,12 +99,12 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
     ptx::stmatrix_trans(to + j * 2048, v);
   }
 
-  // Where a chain warpgroup is: its buffers of dz and of h.
+  // The position of a chain warpgroup: its buffers of dz and of h.
   struct Place {
     tile::RingCursor<kDzSlots> dz;
     tile::RingCursor<kHSlots> h;
   };
-  static constexpr uint32_t kStep = kPanels == 2 ? 1 : 2;  // units from one of a chain warpgroup's to the next
+  static constexpr uint32_t kStep = kPanels == 2 ? 1 : 2;  // distance between two units of a chain warpgroup
   __device__ static void next(Place& at) {
 #pragma unroll
     for (uint32_t i = 0; i < kStep; ++i) at.dz.advance(), at.h.advance();
@@ -113,7 +116,7 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
   }
   __device__ int units_of(uint32_t r) const { return kPanels == 2 ? plan().units : (plan().units + 1 - int(r)) / 2; }
 
-  // What chain warpgroup r forms, to the block below or to dx. One thread.
+  // Sends the results of chain warpgroup r to the block below, or to dx. Called by one thread.
   __device__ void send(uint32_t r) {
     const uint32_t p = kPanels == 2 ? r : 0, below = plan().rank + 1;
     const bool bottom = plan().bottom;
@@ -124,7 +127,8 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
       for (uint32_t i = 0; i < kDzSlots / kStep; ++i) ptx::mbarrier_arrive(&s.room[(kPanels == 2 ? i : 2 * i + r)]);
     for (int i = 0; i < units; ++i, next(at), row += int(kStep) * plan().row_step) {
       wait_or_trap(&s.out_full[r][at.dz.stage], at.dz.phase);
-      ptx::fence_proxy_async_shared();  // here and not where the chain has written: it would wait for the fence
+      ptx::fence_proxy_async_shared();  // here and not after the chain's stores, because the chain would wait for the
+                                        // fence
       if (bottom) {
         ptx::tensor_store(&maps.dx, int(p) * kPanel, row, s.out[at.dz.stage][p]);
         ptx::bulk_commit_group();
@@ -153,7 +157,7 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
       with_slope(
           a.act, [&](auto f) { take_units<decltype(f)>(w, r); }, Activations{});
   }
-  // The next unit's product runs while this one's slopes are formed.
+  // The next unit's product runs while this unit's slopes are computed.
   template <class F> __device__ __forceinline__ void take_units(const uint32_t (&w)[kWidth / 16][4], uint32_t r) {
     int left = units_of(r);
     if (left == 0) return;
@@ -170,13 +174,13 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
       take_unit<F>(acc[1], acc[0], w, at, r, --left > 0);
       if (left == 0) break;
     }
-    ptx::wgmma_wait_group<0>();  // of a product that nobody asked for
+    ptx::wgmma_wait_group<0>();  // of a product whose result is not used
     ptx::fence_registers(acc[0]);
     ptx::fence_registers(acc[1]);
   }
-  // Its product has been started; starts the next one's, a few steps before each part of the slopes, as a warp waits
-  // for its turn at each. Without a next one that of whatever lies there: a branch around it would cost moves of
-  // registers.
+  // The unit's product has been started. The function starts the next unit's product, a few steps before each part of
+  // the slopes, because a warp waits for its turn at each step. Without a next unit it multiplies whatever lies in the
+  // buffer, because a branch around the product would cost moves of registers.
   template <class F>
   __device__ __forceinline__ void take_unit(float (&acc)[kSums], float (&acc_then)[kSums],
                                             const uint32_t (&w)[kWidth / 16][4], Place& at, uint32_t r, bool more) {
@@ -186,7 +190,7 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
     const uint32_t h = ptx::shared_address(s.h[at.h.stage]) + fragment,
                    to = ptx::shared_address(s.out[at.dz.stage]) + fragment,
                    dz_then = ptx::shared_address(s.dz[then.dz.stage]);
-    // One after the other, what is there already would take its time three times.
+    // One after the other, work on data that has already arrived would take three times as long.
     tile::ask_then_poll_or_trap([&] {
       const bool h_there = ptx::mbarrier_try_wait(&s.h_full[at.h.stage], at.h.phase),
                  room = ptx::mbarrier_try_wait(&s.room[at.dz.stage], at.dz.phase),
@@ -195,7 +199,7 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
     });
     __syncwarp();
     constexpr bool kSlopes = !std::is_same_v<F, NoSlope>;
-    constexpr uint32_t kAhead = 2;  // parts of h asked for before they are needed
+    constexpr uint32_t kAhead = 2;  // parts of h loaded ahead of their use
     uint32_t v[kParts][4];
 #pragma unroll
     for (uint32_t j = 0; kSlopes && j < kAhead; ++j) ptx::ldmatrix_trans(v[j], h + j * 2048);

@@ -10,7 +10,8 @@ template <class T, int kPanels> struct Filling : BlockView<T, kPanels> {
 
   __device__ const CUtensorMap& map_of_h() const { return maps.h[s.plan.layer]; }
 
-  // One thread. Little code, here and wherever all blocks start: they read it at once, and wait for it.
+  // One thread. The code is short, here and wherever all blocks start, because all blocks fetch it at once and wait for
+  // it.
   __device__ void initialise() {
     const int cluster = a.cluster > 1 ? int(ptx::cluster_index()) : int(blockIdx.x);
     const uint32_t rank = a.cluster > 1 ? ptx::cluster_rank() : 0;
@@ -21,7 +22,7 @@ template <class T, int kPanels> struct Filling : BlockView<T, kPanels> {
     p.layer = a.layers - int(rank) - (a.entry ? 0 : 1);
     p.sends = !p.bottom || a.want_dx;
     p.units = a.units_each + (cluster < a.units_left);
-    // From the last rows to the first: what a forward pass has stored last is still in L2.
+    // From the last rows to the first, because the rows that a forward pass has stored last are still in L2.
     p.row = (a.units_each * a.clusters + a.units_left - 1 - cluster) * kRows, p.row_step = -a.clusters * kRows;
     // Warps that read a unit: of the chain, and of dW.
     const uint32_t readers = (p.sends ? 4 * kTogether : 0) + (p.entry ? 0 : 4);
@@ -50,8 +51,8 @@ template <class T, int kPanels> struct Filling : BlockView<T, kPanels> {
       ptx::tensor_load(s.out[0][0] + p * kWidth * 128, &maps.w[s.plan.layer], p * kPanel, 0, &s.weights_full);
   }
 
-  // Nobody reads these again, and in L2 they would take the place of what the forward pass has stored and nobody has
-  // read yet.
+  // No block reads these rows again, and in L2 they would displace rows that the forward pass has stored and that are
+  // still to be read.
   static constexpr uint64_t kHint = ptx::kEvictFirst;
   __device__ void load_h(tile::RingCursor<kHSlots> at, int row) {
     ptx::mbarrier_arrive_expect_tx(&s.h_full[at.stage], kBytes);
@@ -65,7 +66,7 @@ template <class T, int kPanels> struct Filling : BlockView<T, kPanels> {
     for (int p = 0; p < kPanels; ++p)
       ptx::tensor_load(s.dz[at.stage][p], &maps.dy, p * kPanel, row, &s.dz_full[at.stage], kHint);
   }
-  // When the copies of the last units are here, the block above may end. One thread.
+  // When the copies of the last units have arrived, the block above may end. One thread.
   __device__ void tell_all_taken() {
     constexpr int kSlots = kDzSlots;
     for (int i = plan().units - 1; i >= 0 && i >= plan().units - kSlots; --i)
@@ -99,7 +100,7 @@ template <class T, int kPanels> struct Filling : BlockView<T, kPanels> {
     }
     if (!plan().top) tell_all_taken();
   }
-  // What can be asked for before the neighbours have started. One thread.
+  // The copies that can be issued before the neighbours have started. One thread.
   __device__ void start_filling() {
     static_assert(kFirstUnits <= int(kDzSlots) && kFirstUnits <= int(kHSlots));
     tile::RingCursor<kHSlots> at;

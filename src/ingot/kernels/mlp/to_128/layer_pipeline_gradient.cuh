@@ -34,7 +34,7 @@ template <class T, int kPanels> struct WeightGradient : BlockView<T, kPanels> {
       }
       if (a.want_db) {
         add_bias_gradient<T, kPanels, 16>(db, dz);
-        __syncwarp();  // all lanes have what they read before dz is given back
+        __syncwarp();  // all lanes have finished reading before dz is returned
       }
       ptx::wgmma_wait_group<0>();
       if (threadIdx.x % 32 == 0) {
@@ -47,7 +47,7 @@ template <class T, int kPanels> struct WeightGradient : BlockView<T, kPanels> {
     for (int m = 0; m < kPanels; ++m) ptx::fence_registers(dw[m]);
     store_partial(dw, db);
   }
-  // As the threads hold them: the sums know where a row lies.
+  // In the order in which the threads hold them; the kernel of the sums knows this order.
   __device__ __forceinline__ void store_partial(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     float* out = a.partial + (a.layer[plan().layer].first_part + plan().cluster) * part_floats(kPanels);

@@ -1,5 +1,5 @@
 #pragma once
-// What its kernels and launchers agree on: operands, the layout of the partial sums of dW.
+// Shared by the layer pipeline's kernels and launchers: the operands, and the layout of the partial sums of dW.
 #include <cuda.h>
 
 #include "ingot/gpu/ptx/convert.cuh"
@@ -25,7 +25,7 @@ struct LayerShape : MlpSumLayer {
 
 struct Maps {
   CUtensorMap dy, dx;
-  CUtensorMap h[kMlpMaxLayers + 1];  // h[0] is x, h[l] what layer l - 1 saved
+  CUtensorMap h[kMlpMaxLayers + 1];  // h[0] is x, h[l] the saved values of layer l - 1
   CUtensorMap w[kMlpMaxLayers];
 };
 

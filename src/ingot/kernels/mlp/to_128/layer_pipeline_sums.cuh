@@ -1,6 +1,6 @@
 #pragma once
-// The end of the fast backward pass: of rows of a layer's dW and of its db, the sums of the clusters' parts, in an
-// order that depends on nothing but their number; weight norm's backward; +=.
+// The end of the backward pass: for rows of a layer's dW and for its db, adds the clusters' parts in an order that
+// depends only on their number, applies the backward pass of weight norm, and adds the result to the old gradient.
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/vec.cuh"
@@ -9,8 +9,8 @@
 
 namespace ingot::cuda::layer_pipeline {
 
-// Columns 4 * lane .. of one row of a gradient, and what else its sums need: asked for before the sums are there, and
-// not looked at until they are.
+// Columns 4 * lane .. of one row of a gradient, and the other operands of its sums. The loads are issued before the
+// sums have arrived, and their results are used only afterwards.
 template <class T> struct GradientRow {
   float4 old = {};
   float old_db = 0, old_dg = 0;  // lane 0
@@ -48,8 +48,8 @@ __device__ void add_row(const LayerShape& at, int row, const GradientRow<T>& of,
         make_float4(of.old.x + dw[0], of.old.y + dw[1], of.old.z + dw[2], of.old.w + dw[3]);
 }
 
-// Adds what kGroups groups of threads have summed, in order. Each group's kAcross float4 have two columns of a pair of
-// rows; `of_row` is where the first one's have the lane's row.
+// Adds the sums of kGroups groups of threads in order. The kAcross float4 of each group hold two columns of a pair of
+// rows; `of_row` is the place of the lane's row in the first group.
 template <int kGroups, int kAcross> __device__ __forceinline__ void add_groups(float (&dw)[4], const float2* of_row) {
 #pragma unroll 2
   for (int i = 0; i < kGroups; ++i, of_row += 2 * kAcross) {

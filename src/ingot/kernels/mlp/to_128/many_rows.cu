@@ -9,8 +9,8 @@ namespace {
 
 // Whether the network fits the shared memory of an SM; otherwise its weights pass through it.
 bool is_resident(const Mlp& m) { return mlp_panels(m) == 1 || m.layers.size() <= kMlpResidentLayers; }
-// What to_128/many_rows_usual.cuh takes. With a bias and this many rows the other kernels are 1 to 4 % faster: they ask
-// for the bias before anything else.
+// The networks of to_128/many_rows_usual.cuh. With a bias and this many rows the other kernels are 1 to 4 % faster,
+// because they load the bias before anything else.
 bool is_usual(const Mlp& m) {
   constexpr int64_t kLeast = 2048, kMost = 131072;
   const auto count = [&](auto has) { return size_t(std::count_if(m.layers.begin(), m.layers.end(), has)); };
@@ -28,7 +28,8 @@ template <class T, bool kSave> void launch(const Mlp& m, Stream stream) {
 
 }  // namespace
 
-// Three start sooner, and keep up as long as each has few tiles and little to do for them. To norm weights, four.
+// Three warpgroups start sooner, and are as fast as long as each has few tiles and little work per tile. Normalising
+// weights needs four.
 bool mlp_three_warpgroups_suffice(const MlpForwardParams& p) {
   constexpr int64_t kFewWithBias = 32768;
   return p.rows <= (p.has_bias ? kFewWithBias : kMlpFewTileRows) && !p.has_gain;

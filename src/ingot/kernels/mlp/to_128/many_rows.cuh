@@ -1,10 +1,10 @@
 #pragma once
-// The forward form to 128 for many rows. docs/mlp-kernels.md tells it as a whole.
+// The forward variant up to 128 wide for many rows. docs/mlp-kernels.md describes it as a whole.
 //
 // One block per SM holds all weights in shared memory. Each of its warpgroups takes 64 rows through the whole network
-// by itself: x into the registers that wgmma reads A from, every layer's sums turned in place into the next layer's A,
-// y from registers to memory. A warp's 16 rows never leave it, so after the weights have arrived no warp waits for
-// another.
+// by itself: x is loaded into the registers from which wgmma reads A, every layer's sums are turned in place into the
+// next layer's A, and y goes from registers to memory. A warp's 16 rows never leave the warp, so after the weights have
+// arrived no warp waits for another.
 //
 // The rows of the last weight matrix are permuted in shared memory so that the 8 features that a thread holds of a row
 // in 4 adjacent column groups of an accumulator are adjacent in y, 16 bytes: column 32 i + 8 j + 2 q + e of the last
@@ -40,14 +40,15 @@ using namespace mlp_parts;
 
 template <int kWidth> constexpr int kMostLayers = kWidth == 64 ? kMlpMaxLayers : kMlpResidentLayers;
 
-// The most warpgroups whose share of the register file holds a tile; some formulas, and saving, take much of it.
+// The most warpgroups whose share of the register file holds a tile; some formulas, and storing values, need many
+// registers.
 template <class F, int kWidth, Save kSave> constexpr int most_warpgroups() {
   if (kWidth == 64) return 4;
   return kSave == Save::nothing ? kernel_fit<F>.warpgroups : kernel_fit<F>.warpgroups_storing;
 }
 constexpr int64_t kFewTiles = kMlpFewTileRows / kTileRows;
 
-// Where things lie in shared memory, in bytes.
+// Offsets in shared memory, in bytes.
 struct Layout {
   uint32_t x, staging, bias, gain, barriers, size;
 };
@@ -65,7 +66,7 @@ INGOT_HD constexpr Layout layout_of(int layers, int groups, bool has_bias, bool 
   return at;
 }
 
-// Of what layer and feature column i of all layers' columns is.
+// The layer and the feature of column i of all layers' columns.
 struct Column {
   int l;
   uint32_t n;
@@ -111,7 +112,7 @@ template <class T, int kWidth, int kGroups> struct WeightPieces {
   static __device__ __forceinline__ uint32_t own_row(int batch = 0) {
     return first_row() + (batch * kBatch + piece() / kSame) * kRowsAtOnce;
   }
-  // 1 / |v| of that row.
+  // 1 / |v| of the row.
   static __device__ __forceinline__ float inverse_norm_of_own_row(const char* weights, int batch = 0) {
     const WeightChunk<T>* const mine =
         reinterpret_cast<const WeightChunk<T>*>(weights + place()) + batch * kBatch * kRowsAtOnce * 8;
@@ -133,14 +134,14 @@ template <class T, int kWidth, int kGroups> struct WeightPieces {
   }
 };
 
-// The network on its way to shared memory: all copies start at once, and each layer is waited for when it is needed.
+// Loads the network into shared memory: all copies start at once, and a layer is waited for when it is needed.
 template <class T, int kWidth, int kGroups, bool kTimesLog2e> struct Network {
   using Pieces = WeightPieces<T, kWidth, kGroups>;
   static constexpr uint32_t kLoaders = Pieces::kThreads;
   char* weights;
   float* bias;
   T* gain;
-  uint64_t *loaded, *ready;  // of each layer: v has come; W is there. The same without weight norm
+  uint64_t *loaded, *ready;  // of each layer: v has arrived; W has been computed. The same barrier without weight norm
 
   __device__ __forceinline__ void init(const Params& p) const {
     if (threadIdx.x >= uint32_t(p.layers)) return;
@@ -155,7 +156,7 @@ template <class T, int kWidth, int kGroups, bool kTimesLog2e> struct Network {
       ptx::cp_async_mbarrier_arrive(loaded + l);
     }
   }
-  // Weight norm: W is made of v as it arrives, 16 rows by a warp at a time.
+  // Weight norm: W is computed from v as v arrives, 16 rows by a warp at a time.
   __device__ __forceinline__ void normalise(const Params& p, uint32_t warp) const {
     constexpr uint32_t kParts = kWidth / kNormalisedRows;
 #pragma unroll 1
@@ -173,7 +174,7 @@ template <class T, int kWidth, int kGroups, bool kTimesLog2e> struct Network {
     tile::wait_warp_or_trap(ready + l, 0);
     ptx::fence_proxy_async_shared();
   }
-  // Bias and gain. They are asked for first of all: what is asked for after the weights comes after them.
+  // Bias and gain. They are loaded first, because loads issued after the weights arrive after them.
   static constexpr int kEach = (kMostLayers<kWidth> * kWidth + 128 * kGroups - 1) / (128 * kGroups);
   struct Elements {
     T bias[kEach], gain[kEach];
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
     mlp_to_128_kernel(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap x_map) {
   extern __shared__ __align__(1024) char shared[];
   const Layout at = layout_of<T, kWidth, kSave>(p.layers, kGroups, kFinish != Finish::none, p.has_gain);
-  // The same in all lanes, and known to be: the loop below must not diverge.
+  // The same in all lanes, and the compiler knows it: the loop below must not diverge.
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + at.barriers);
   ArrivingRows<kWidth> x{shared + at.x + warp * x_bytes<kWidth>(), barriers + 2 * kMlpMaxLayers + warp};
@@ -227,11 +228,12 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
   if (tile < tiles) x.prefetch(x_map, tile);
   ptx::wait_for_earlier_kernels();
   typename decltype(network)::Elements elements;
-  // What is rare stands behind the rest: code is slow the first time, and all of this runs once.
+  // Rare cases come last in the code, because code is slow at its first execution, and all of this runs once.
   constexpr bool kHasBias = kFinish != Finish::none;
   const bool has_gain = __builtin_expect(p.has_gain, false);
   if (kHasBias || has_gain) network.template load_vectors<kHasBias>(p, elements);
-  // The first warpgroup's rows, then the weights, then the others' rows: nobody waits long for what is wanted later.
+  // The first warpgroup's rows, then the weights, then the other warpgroups' rows, so that no warp waits long for data
+  // that is needed later.
   if (tile < tiles && warp < 4) x.load(x_map, tile);
   network.load_weights(p);
   if (tile < tiles && warp >= 4) x.load(x_map, tile);
@@ -247,7 +249,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
   const Turns<kGroups> turns{kGroups > 2 && tiles > step && tiles <= kFewTiles, warp / 4};
   turns.start();
   if (has_gain) network.normalise(p, warp);
-  if (tile >= tiles) network.wait_for(p.layers - 1);  // no thread leaves with copies under way
+  if (tile >= tiles) network.wait_for(p.layers - 1);  // no thread ends with copies in flight
   bool is_first = true;
   for (; tile < tiles; is_first = false, tile += step) {
     x.take(a);
@@ -258,7 +260,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
       turns.pass();
       if (l > 0) store_later<T, F, kWidth, kSave>(a, p, l - 1, staging, first_row(tile));
       if (l == 0 && tile + step < tiles) {
-        __syncwarp();  // all lanes have what they took from where the next rows go
+        __syncwarp();  // all lanes have finished reading the memory of the next rows
         x.load(x_map, tile + step);
       }
       wait<kWidth>(d, a);
@@ -271,7 +273,8 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
 
 template <class T, class F, int kWidth, Save kSave> void launch_as(const Operands& o, Stream stream) {
   const Params& p = o.p;
-  // 128 wide, nearly all networks without a bias are others' (to_128/many_rows_usual.cuh): the rest add zeros.
+  // At 128 wide, nearly all networks without a bias use other kernels (to_128/many_rows_usual.cuh); the remaining ones
+  // add zeros.
   constexpr bool kAddsZeros = kWidth == 128;
   const bool has_bias = kAddsZeros || p.has_bias;
   const auto smem = [&](int groups) {

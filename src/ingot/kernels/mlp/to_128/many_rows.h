@@ -1,11 +1,11 @@
 #pragma once
-// The forward form for many rows on the host's side.
+// The forward variant for many rows on the host's side.
 #include "ingot/kernels/mlp/parts/forward_params.h"
 
 namespace ingot::cuda {
 
 constexpr int64_t kMlpFewTileRows = 4096 * 64;
-// Of three and four warpgroups a block, where both fit.
+// Chooses between three and four warpgroups per block, where both fit.
 bool mlp_three_warpgroups_suffice(const MlpForwardParams& p);
 
 // T: f16 or bf16.

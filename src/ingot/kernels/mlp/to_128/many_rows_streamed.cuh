@@ -1,16 +1,16 @@
 #pragma once
-// The many-rows form for networks that do not fit the shared memory of an SM: 128 wide, 6 to 8 layers. The same chain
-// of products and activations as in to_128/many_rows.cuh, but the weights pass through a ring: position t of the
+// The many-rows variant for networks that do not fit in the shared memory of an SM: 128 wide, 6 to 8 layers. The chain
+// of products and activations is that of to_128/many_rows.cuh, but the weights pass through a ring: position t of the
 // block's work is layer t % layers of its tile t / layers, and lies in slot t % kSlots. All warpgroups of a block pass
-// all positions, and may be a few layers apart. Each layer's next copy is asked for by one of them, in turns.
+// all positions, and may be a few layers apart. The warpgroups take turns to issue each layer's next copy.
 //
-// Weight norm scales the sums' columns, as W would have to be made again at every pass.
+// Weight norm scales the sums' columns, because W would have to be computed again at every pass.
 #include "ingot/kernels/mlp/to_128/many_rows.cuh"
 
 namespace ingot::cuda::to_128_many_rows {
 
 constexpr int kDeepWidth = 128, kSlots = 4, kDeepLayers = kMlpMaxLayers;
-constexpr uint32_t kLag = 2;  // how many positions later a slot is filled again, so that nobody waits for the others
+constexpr uint32_t kLag = 2;  // positions after which a slot is filled again, so that no warpgroup waits for the others
 
 template <class F> constexpr int deep_warpgroups() { return kernel_fit<F>.warpgroups_streaming; }
 
@@ -32,8 +32,8 @@ INGOT_HD constexpr DeepLayout deep_layout(int layers, int groups) {
 template <class T, int kGroups, bool kTimesLog2e> struct WeightRing {
   using Pieces = WeightPieces<T, kDeepWidth, 1>;  // of one warpgroup
   char* slots;
-  uint64_t *full, *empty;  // of each slot: by every thread that loads it; by each warp that has read it
-  uint64_t* scaled;        // of each layer, by every thread that forms its scales
+  uint64_t *full, *empty;  // of each slot: arrivals of every thread that loads it, and of each warp that has read it
+  uint64_t* scaled;        // of each layer: arrivals of every thread that computes its scales
   float *bias, *scale;
   uint32_t warpgroup;
 
@@ -55,8 +55,8 @@ template <class T, int kGroups, bool kTimesLog2e> struct WeightRing {
     tile::wait_warp_or_trap(full + t % kSlots, t / kSlots % 2);
     ptx::fence_proxy_async_shared();
   }
-  // The products of position t are formed: its slot may be filled again. Whose turn it is fills the slot of an earlier
-  // position, which the other warpgroups are likely to have passed too.
+  // The products of position t are complete, so its slot may be filled again. The warpgroup whose turn it is fills the
+  // slot of an earlier position, which the other warpgroups have probably passed too.
   __device__ __forceinline__ void pass(const Params& p, uint32_t t, uint32_t positions) const {
     if (lane() == 0) ptx::mbarrier_arrive(empty + t % kSlots);
     if (t < kLag || !mine(t) || t - kLag + kSlots >= positions) return;
@@ -75,7 +75,7 @@ template <class T, int kGroups, bool kTimesLog2e> struct WeightRing {
     }
     __syncthreads();
   }
-  // In the first tile, while a layer's first products are formed.
+  // In the first tile, while a layer's first products are computed.
   __device__ __forceinline__ void form_scale(const Params& p, uint32_t l) const {
     if (!mine(l)) return;
 #pragma unroll 1
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
       warp / 4};
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
   uint32_t tile = blockIdx.x + gridDim.x * (warp / 4);
-  // As many as the first warpgroup has, which has the most; the others may come without a tile.
+  // As many rounds as the first warpgroup has, which has the most; the others may have a round without a tile.
   const uint32_t positions = (tiles - blockIdx.x + step - 1) / step * uint32_t(p.layers);
 
   if (threadIdx.x == 0) ring.init();
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   if (tile < tiles && warp < 4) x.load(x_map, tile);
-  for (uint32_t t = warp / 4; t < kSlots; t += kGroups) ring.load(p, t);  // layers are more than slots
+  for (uint32_t t = warp / 4; t < kSlots; t += kGroups) ring.load(p, t);  // there are more layers than slots
   if (tile < tiles && warp >= 4) x.load(x_map, tile);
   ring.load_vectors(p);
   const uint64_t descriptor =
@@ -137,13 +137,13 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
       if (tile >= tiles) {
         if (normalises) ring.form_scale(p, t);
         ring.pass(p, t, positions);
-        if (normalises) ring.wait_for_scale(t);  // before this warp fills the slot again, from which they are formed
+        if (normalises) ring.wait_for_scale(t);  // before this warp refills the slot from which they are computed
         continue;
       }
       multiply<T, kWidth>(d, a, weights + t % kSlots * kSlotStep, upper);
       if (normalises) ring.form_scale(p, t);
       if (l == 0 && tile + step < tiles) {
-        __syncwarp();  // all lanes have what they took from where the next rows go
+        __syncwarp();  // all lanes have finished reading the memory of the next rows
         x.load(x_map, tile + step);
       }
       wait<kWidth>(d, a);
@@ -169,7 +169,7 @@ namespace ingot::cuda {
 
 template <class T, bool kSave> void launch_mlp_to_128_streamed(const Mlp& m, Stream stream) {
   using namespace to_128_many_rows;
-  // Over so many layers the errors of values formed in pairs would add up to more than training should see.
+  // Over so many layers the errors of values computed in pairs would add up to more than training tolerates.
   constexpr Save kWhat = kSave ? Save::any_type : Save::nothing;
   with_operands(m, [&](auto f, const Operands& o) { launch_deep_as<T, decltype(f), kWhat>(o, stream); });
 }

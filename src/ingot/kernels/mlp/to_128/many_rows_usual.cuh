@@ -1,9 +1,9 @@
 #pragma once
-// The many-rows form for networks whose last layer is linear, 128 wide, all layers with weight norm or none: the same
-// chain of products and activations as in many_rows.cuh. There is nothing in these kernels that such networks do not
-// need: code that is jumped over costs time as well, as the first pass waits for its neighbours and as the activation's
-// instructions are ordered otherwise beside it. And the copy engine brings the weights, so that no warp waits in asking
-// for them.
+// The many-rows variant for networks whose last layer is linear, 128 wide, with weight norm on all layers or on none.
+// The chain of products and activations is that of many_rows.cuh. These kernels contain no code that such networks do
+// not need: code that is jumped over also costs time, because the first pass waits for the code next to it and because
+// the compiler orders the activation's instructions differently beside it. The copy engine brings the weights, so that
+// no warp waits while issuing loads.
 #include "ingot/kernels/mlp/to_128/many_rows.cuh"
 #include "ingot/kernels/mlp/to_128/many_rows.h"
 
@@ -16,19 +16,20 @@ struct UsualMaps {
   CUtensorMap w[kUsualLayers];  // panels of 64 columns; where only the last one is permuted, eights of its rows
 };
 
-// Who forms W of weight norm, in place as it arrives: nobody; all warps, before their own rows; or, of the first
-// layers, the last warpgroup and four warps more, and these the other layers' while the first are used.
+// The warps that compute W of weight norm, in place as v arrives: none; or all warps, before their own rows; or, for
+// the first layers, the last warpgroup and four warps more, which compute the other layers while the first are used.
 enum class Norm { none, first, aside };
-constexpr uint32_t kHelpedLayers = 2;  // that the last warpgroup takes part in
+constexpr uint32_t kHelpedLayers = 2;  // layers in which the last warpgroup takes part
 template <class F, Save kSave> constexpr bool kFormsAside = most_warpgroups<F, kUsualWidth, kSave>() == 4;
-// Whether the columns of all layers' products are permuted, not only the last one's: that costs nothing where W is
-// formed, and is worth it where values are stored.
+// Whether the columns of all layers' products are permuted, not only of the last one's: this costs nothing where W is
+// computed here, and pays where values are stored.
 template <Save kSave, Norm kNorm> constexpr bool kTurnsAll = kSave != Save::nothing&& kNorm != Norm::none;
 
-// W on its way to shared memory; each layer is waited for when it is needed.
+// Loads W into shared memory; a layer is waited for when it is needed.
 struct UsualWeights {
   char* weights;
-  uint64_t *loaded, *ready;  // of each layer: W or v has come; W is there. The same without weight norm
+  // Of each layer: W or v has arrived; W has been computed. The same barrier without weight norm.
+  uint64_t *loaded, *ready;
 
   __device__ __forceinline__ char* layer(int l) const { return weights + l * weight_bytes<kUsualWidth>(); }
   __device__ __forceinline__ void expect(int l) const {
@@ -57,10 +58,10 @@ struct UsualWeights {
   }
 };
 
-// Where the columns of every product are permuted as the last layer's, what a thread holds of a hidden layer is 16
-// adjacent bytes of what training stores; the next layer's inputs are permuted with them. Both permutations swap q and
-// j of 32 i + 8 q + 2 j + e. They are done in place as W is formed, so the 16 rows of a warp are such as take each
-// other's places: row r of a part goes from `from` to `to`.
+// Where the columns of every product are permuted as the last layer's, a thread holds of a hidden layer 16 adjacent
+// bytes of the values that training stores; the next layer's inputs are permuted with them. Both permutations swap q
+// and j of 32 i + 8 q + 2 j + e. They are done in place while W is computed, so a warp takes 16 rows that exchange
+// places among themselves: row r of a part goes from `from` to `to`.
 struct TurnedRow {
   uint32_t from, to = 0;
   __device__ __forceinline__ explicit TurnedRow(uint32_t natural) : from(natural) {}
@@ -72,9 +73,9 @@ struct TurnedRow {
   }
 };
 
-// W = factor gain v / |v| in place, as normalise_rows() does it, but for the sums of squares: where the tensor cores
-// are busy for others, a few products of ours would wait their turn again and again. Of a part of 16 rows; kTurned:
-// they and, where they are a layer's values, the columns change places.
+// W = factor gain v / |v| in place, as normalise_rows() computes it, except for the sums of squares: where other warps
+// keep the tensor cores busy, a few products of this warp would wait for their turn again and again. For a part of 16
+// rows; kTurned: the rows and, where they are a layer's values, the columns exchange places.
 template <class T, bool kTurned>
 __device__ __forceinline__ void form_rows(uint32_t panels, uint32_t part, bool turns_columns, const T* gain,
                                           float factor) {
@@ -149,15 +150,15 @@ INGOT_HD constexpr Layout usual_layout(int layers) {
                                           kSave != Save::nothing && !kTurnsAll<kSave, kNorm>);
 }
 
-// A block as one of its threads sees it: run() in the order of time.
+// A block from the view of one of its threads; run() is in order of time.
 template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm> struct UsualBlock {
   static constexpr int kWidth = kUsualWidth;
   static constexpr bool kHasBias = kFinish != Finish::none, kNorms = kNorm != Norm::none;
   static constexpr bool kTurned = kTurnsAll<kSave, kNorm>;
   static_assert(!kHasBias || !kNorms, "networks with both are others' business");
-  // Softplus in inference: the first layer and the last have code of their own, so that no branch stands between a
-  // product and what becomes of it. Where no gains carry its log2 e, their sums are multiplied by it: two
-  // multiplications an element for all layers instead of one for each.
+  // Softplus in inference: the first and the last layer have code of their own, so that no branch stands between a
+  // product and the use of its result. Where no gains carry the factor log2 e, the sums of these layers are multiplied
+  // by it: two multiplications per element for all layers instead of one for each layer.
   static constexpr bool kPeels = kInPairs<F, T, kSave> && kSave == Save::nothing && !kHasBias;
   static constexpr bool kTimesLog2e = kPeels || kInLog2e<F, T, kSave, kFinish>;
   static constexpr uint32_t kWarps = 4 * kGroups, kAllWarps = usual_threads<kGroups, kNorm>() / 32;
@@ -189,8 +190,8 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     return {shared + at.x + w * x_bytes<kWidth>(), barriers + 2 * kMlpMaxLayers + w};
   }
 
-  // What is read first is asked of L2 before anything else. The other warpgroups' rows would keep it waiting, and the
-  // end of the kernel before as well: memory gives no more.
+  // The data read first is prefetched into L2 before anything else. Prefetching the other warpgroups' rows would delay
+  // it, and the end of the kernel before as well, because the memory is saturated.
   __device__ __forceinline__ void prepare() {
     if (warp < 4 && first_tile < tiles) x.prefetch(maps.x, first_tile);
     if (threadIdx.x < uint32_t(p.layers)) {
@@ -205,7 +206,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
     ptx::wait_for_earlier_kernels();
   }
-  // Gains are asked for before the weights, as they would else come after all of them.
+  // Gains are loaded before the weights, because otherwise they would arrive after all weights.
   __device__ __forceinline__ void load_gains(Gains& gains) const {
     const uint32_t features = uint32_t(p.layers) * kWidth, former = threadIdx.x - 32 * kForms;
 #pragma unroll
@@ -215,9 +216,10 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
         gains[j] = element<T>(p.layer[l].g, p.layer[l], kTurned ? (former + j * kFormers) % kWidth : n);
       }
   }
-  // The first layer and the first warpgroup's rows, then the others' rows, then the other layers: nobody waits long for
-  // what is wanted later. What must be formed is wanted earlier than it is used. A warp of the second warpgroup asks:
-  // it has nothing else to do as yet, where those that form W must have the gains.
+  // The first layer and the first warpgroup's rows, then the other warpgroups' rows, then the other layers, so that no
+  // warp waits long for data that is needed later. Layers whose W must be computed are needed earlier than they are
+  // used. A warp of the second warpgroup issues the copies: it has no other work yet, while the warps that compute W
+  // need the gains.
   __device__ __forceinline__ void ask() {
     constexpr int kAheadOfRows = kNorm == Norm::none ? 1 : kNorm == Norm::aside ? 3 : kUsualLayers;
     if (first_tile < tiles && warp < 4) x.load(maps.x, first_tile);
@@ -239,7 +241,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     __syncwarp();
   }
   __device__ __forceinline__ void keep_bias() const {
-    // The warp that asks for the weights is busy.
+    // The warp that issues the copies of the weights is busy.
     const uint32_t first = warp == 4 ? uint32_t(p.layers) * kWidth : threadIdx.x - (warp > 4 ? 32 : 0);
     for (uint32_t i = first; i < uint32_t(p.layers) * kWidth; i += 128 * kGroups - 32) {
       const auto [l, n] = column_of<kWidth>(p, i);
@@ -248,7 +250,8 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     }
     __syncthreads();
   }
-  // The last layer is 32 copies. The last warpgroup asks for them when the first layer is there, which is early enough.
+  // The last layer takes 32 copies. The last warpgroup issues them when the first layer has arrived, which is early
+  // enough.
   __device__ __forceinline__ void ask_for_last_layer() const {
     if (last > 0) network.wait_for(0);
     if (lane() == 0) network.load_turned(maps, last, int(warp % 4));
@@ -306,7 +309,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
         turns.pass();
         if (l > 0) store_later<T, F, kWidth, kSave, kTurned>(a, p, l - 1, staging, first_row(tile));
         if (l == 0 && tile + step < tiles) {
-          __syncwarp();  // all lanes have what they took from where the next rows go
+          __syncwarp();  // all lanes have finished reading the memory of the next rows
           x.load(maps.x, tile + step);
         }
         wait<kWidth>(d, a);
@@ -402,7 +405,7 @@ template <class T, class F, Save kSave> void launch_usual_as(const Mlp& m, const
     if constexpr (kFormsAside<F, kSave>)
       if (o.p.rows <= kMlpFewTileRows) return launch(three, sums, std::integral_constant<Norm, Norm::aside>());
     constexpr std::integral_constant<Norm, Norm::first> first;
-    // Four warpgroups form W sooner. Deep networks take three where the fourth would have no tiles.
+    // Four warpgroups compute W sooner. Deep networks use three where the fourth would have no tiles.
     const int64_t at_once = kTileRows * int64_t(sm_count(o.device));
     const bool idles = o.p.layers > 3 && o.p.rows > at_once && o.p.rows <= 3 * at_once;
     if constexpr (kInPairs<F, T, kSave> && kSave == Save::own_type)

@@ -1,4 +1,4 @@
-// The backward form to 256: what it takes, how the work is cut, its launches.
+// The backward variant up to 256 wide: the networks it supports, the division of the work, its launches.
 #include <algorithm>
 #include <iterator>
 
@@ -9,12 +9,13 @@ namespace ingot::cuda {
 namespace to_256_backward {
 namespace {
 
-// Where the sums' parts and the counters lie in the workspace, behind every layer's dz.
+// The places of the sums' parts and the counters in the workspace, behind every layer's dz.
 struct Place {
   int splits = 1;
   int64_t part = 0, bias_part = 0, counters = 0, bytes = 0;
 };
-// The rows are cut by their number, the depth and the GPU's size alone, so that frozen layers change no other's sums.
+// The rows are divided by their number, the depth and the GPU's size alone, so that freezing a layer changes no other
+// layer's sums.
 Place place_sums(const MlpBackward& m) {
   Place at;
   const int layers = int(m.layers.size());
@@ -30,7 +31,7 @@ Place place_sums(const MlpBackward& m) {
   return at;
 }
 
-// `layers`: as they are given, with their norms, which the sums know of.
+// `layers`: the layers as the caller gives them, with weight norm, which the kernel of the sums takes into account.
 Arguments make_arguments(const MlpBackward& m, const std::vector<MlpLayer>& layers, const Place& place,
                          const SlopeFormula& slope) {
   char* const base = static_cast<char*>(m.workspace.data);
@@ -61,7 +62,7 @@ Maps make_maps(const MlpBackward& m, const Tensor& of_slopes) {
   return maps;
 }
 
-// `of_slopes`: what they follow from by the formula, as `saved` has the values.
+// `of_slopes`: the numbers from which slopes follow by the formula, in the layout of `saved`.
 void run(const MlpBackward& m, const std::vector<MlpLayer>& layers, const Tensor& of_slopes, const SlopeFormula& slope,
          Stream stream) {
   const Arguments a = make_arguments(m, layers, place_sums(m), slope);

@@ -10,7 +10,7 @@ namespace ingot::cuda::to_256_backward {
 constexpr int kSumThreads = kGroups * 128 + 32;
 constexpr int kMultiplyRegisters = 224, kServeRegisters = 56;
 
-// The neighbour may still fill this block's memory, or say that it has read its own.
+// The neighbour may still write to this block's memory, or report that it has finished reading.
 __device__ __forceinline__ void end_together() {
   ptx::cluster_arrive_relaxed();
   ptx::cluster_wait();
@@ -70,7 +70,7 @@ template <class T> void launch(const Maps& maps, const Arguments& a, const Launc
                   [&](auto slope) { gpu::launch("mlp_backward", chain_kernel<T, slope()>, how, stream, maps, a); });
   if (!at.has_sums) return;
   how.grid = int64_t(a.layers) * a.splits * kPair, how.block = kSumThreads;
-  how.overlap = false, how.cooperative = true;  // who waits for all others must run beside them
+  how.overlap = false, how.cooperative = true;  // blocks that wait for all other blocks must run at the same time
   gpu::launch("mlp_backward: sums", sum_kernel<T>, how, stream, maps, a);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// The backward form to 256 on the host's side: what its kernels are given, and their launchers. to_256/chain.cuh and
-// to_256/sums.cuh tell how they work.
+// The backward variant up to 256 wide on the host's side: the arguments of its kernels, and their launchers.
+// to_256/chain.cuh and to_256/sums.cuh describe the kernels.
 #include <cstdint>
 
 #include "ingot/kernels/mlp/parts/backward_plan.h"
@@ -15,13 +15,12 @@ constexpr int kGroupRows = 64, kGroups = 2;                 // of a warpgroup; w
 constexpr int kUnitRows = kPair * kGroups * kGroupRows;     // rows that a cluster takes through the chain at a time
 constexpr uint32_t kStageRows = 32;                         // of W
 constexpr int kChunk = 64;                                  // rows of a sum at a time
-constexpr int kSquare = 128;                                // rows of a dW that a block sums; the pair has all
+constexpr int kSquare = 128;                                // rows of a dW that a block sums; the pair sums all rows
 constexpr int64_t kPartFloats = int64_t(kSquare) * kWidth;  // of a block's sums
 
-// Where all blocks find what they work on: boxes of 64 rows and columns, of w kStageRows. `h` is what slopes follow
-// from.
+// The operands of all blocks: boxes of 64 rows and columns, of w kStageRows rows. Slopes follow from `h`.
 struct Maps : MlpChainMaps {
-  CUtensorMap input[kMlpMaxLayers];  // what a layer multiplies
+  CUtensorMap input[kMlpMaxLayers];  // the input of a layer
 };
 struct Layer : MlpSumLayer {
   bool keeps_dz = false;  // its dz goes to the workspace
@@ -32,13 +31,14 @@ struct Arguments {
   int units = 0;
   float number[3] = {};
   bool activate_last = false;
-  int chunks = 0, splits = 0;                   // of the rows, for the sums
+  int chunks = 0, splits = 0;                   // parts of the rows, for the sums
   float *part = nullptr, *bias_part = nullptr;  // (layer, split, block of the pair): kPartFloats, kSquare
-  // Marked: of blocks whose dz is there, and for each layer and block of the pair of those whose parts are there.
+  // Counters of the blocks whose dz has been written, and for each layer and block of the pair of the blocks whose
+  // parts have been written.
   uint64_t* counter = nullptr;
 };
 struct LaunchAt : ChainLaunch {
-  bool has_sums = false;  // somebody wants a dW or db
+  bool has_sums = false;  // a dW or db is needed
 };
 
 template <class T> void launch(const Maps& maps, const Arguments& a, const LaunchAt& at, Stream stream);

@@ -1,9 +1,9 @@
 #pragma once
 // The chain of gradients where layers are up to 256 wide:  dz_{l-1} = (dz_l W_l) . f'(z_{l-1})  from the top layer
-// down, and dx. A pair of blocks takes 256 rows through all layers, each warpgroup 64: its dz is wgmma's A, in
-// registers, and a product's 64 x 256 sums become the next A. Both blocks read the same W_l, 32 rows of it a stage:
-// each fetches half for both. h_{l-1} comes to shared memory, and the dz that its slopes give goes where it was, and
-// from there to memory.
+// down, and dx. A pair of blocks takes 256 rows through all layers, each warpgroup 64 of them: a warpgroup's dz is
+// wgmma's A, in registers, and the 64 x 256 sums of a product become the next A. Both blocks read the same W_l, 32 rows
+// per stage; each fetches half for both. h_{l-1} is loaded into shared memory; the dz computed with its slopes replaces
+// it there, and is then sent to memory.
 #include <type_traits>
 
 #include "ingot/gpu/ptx/ldmatrix.cuh"
@@ -17,7 +17,8 @@ namespace ingot::cuda::to_256_backward {
 constexpr uint32_t kStagesOfLayer = kWidth / kStageRows;
 constexpr uint32_t kSteps = kWidth / 16;  // of 16 columns
 
-// What a tile's buffer is used for, one after the other: dy, what the last layer saved, ..., and last what becomes dx.
+// The uses of a tile's buffer, one after the other: dy, the saved values of the last layer, ..., and finally the values
+// that become dx.
 struct Use {
   const CUtensorMap *from = nullptr, *to = nullptr;
 };
@@ -75,7 +76,7 @@ template <class T, Slope kSlope> struct ChainBlock {
 
   __device__ Use use_of(int number) const {
     if (number == 0) return {&maps.dy, nullptr};
-    const int l = a.layers - number - (a.activate_last ? 0 : 1);  // whose values come, and dz goes
+    const int l = a.layers - number - (a.activate_last ? 0 : 1);  // whose values arrive, and whose dz is sent
     if (l < 0) return {nullptr, &maps.dx};
     return {&maps.h[l], a.layer[l].keeps_dz ? &maps.dz[l] : nullptr};
   }
@@ -86,7 +87,7 @@ template <class T, Slope kSlope> struct ChainBlock {
     for (uint32_t p = half * 2; p < half * 2 + 2; ++p)
       ptx::tensor_load(s.chain.tile[g][p], use.from, int(p) * kMlpPanel, row, &s.tile_full[g][half]);
   }
-  // Sends what the warpgroup has made of the half, which is use number `n` of the block's.
+  // Sends the warpgroup's results of the half; `n` is the number of this use of the buffer.
   __device__ void store_half(const Use& use, int g, uint32_t half, int row, uint32_t n) {
     wait_or_trap(&s.tile_done[g][half], n & 1);
     if (use.to != nullptr)
@@ -116,7 +117,7 @@ template <class T, Slope kSlope> struct ChainBlock {
     if (n > 0)
       for (int g = 0; g < kGroups; ++g) store(g, 0), store(g, 1);
     ptx::bulk_wait_group<0>();
-    ptx::fence_proxy_async();  // other blocks are told of what these copies wrote
+    ptx::fence_proxy_async();  // other blocks are told that these copies are complete
   }
 
   // --- the products, by a warpgroup
@@ -137,7 +138,7 @@ template <class T, Slope kSlope> struct ChainBlock {
     if (lane == 0) ptx::mbarrier_arrive(&s.tile_done[group][half]);
     __syncwarp();
   }
-  // step(i) for the steps of the tile, which is there and then goes to memory, half by half.
+  // Calls step(i) for the steps of the tile, which has arrived and is then sent to memory, half by half.
   template <class Step> __device__ __forceinline__ void each_step(Step&& step) {
 #pragma unroll
     for (uint32_t half = 0; half < kHalves; ++half) {
@@ -173,7 +174,7 @@ template <class T, Slope kSlope> struct ChainBlock {
       ptx::stmatrix(place(i), dz[i]);
     });
   }
-  // One warpgroup's products run under the other's slopes.
+  // One warpgroup's products run while the other computes slopes.
   __device__ __forceinline__ void hand_over() const { ptx::barrier_arrive(1 + (group ^ 1), 128 * kGroups); }
   __device__ __forceinline__ void multiply(float (&sums)[kWidth / 2], const uint32_t (&dz)[kSteps][4]) {
     ptx::barrier_sync(1 + group, 128 * kGroups);
@@ -201,7 +202,7 @@ template <class T, Slope kSlope> struct ChainBlock {
     ptx::fence_registers(sums);
     release_to_pair(&s.w_empty[before], lane);
   }
-  // The next A and what goes to memory: sums of the product with W of layer l times slopes, or dx.
+  // The next A and the data for memory: the sums of the product with W of layer l times slopes, or dx.
   template <bool kSlopes>
   __device__ __forceinline__ void finish(const float (&sums)[kWidth / 2], uint32_t (&dz)[kSteps][4]) {
     each_step([&](uint32_t i) {

@@ -7,7 +7,7 @@ namespace ingot::cuda {
 
 namespace {
 
-// Every layer is activated, and y is where the last one's values are kept, or nothing else is.
+// Every layer is activated, and either y is the place of the last layer's values, or no values are kept.
 bool is_values(const Mlp& m) {
   if (!m.activate_last) return false;
   if (!m.saved) return m.layers.size() == 1;

@@ -1,12 +1,12 @@
 #pragma once
-// The forward form to 256. docs/mlp-kernels.md tells it as a whole.
+// The forward variant up to 256 wide. docs/mlp-kernels.md describes it as a whole.
 //
 // A block has two warpgroups that multiply and a warp that copies. A warpgroup takes 64 rows through the whole network
 // as in to_128/many_rows.cuh, activations in registers. W of a layer does not fit beside another: all layers pass
 // through a ring as panels of 64 columns, again for every round of tiles, and both warpgroups read each panel, half a
 // layer apart: one multiplies while the other one activates.
 //
-// Weight norm is no business of these kernels: W comes formed (parts/formed_weights.h).
+// These kernels do not handle weight norm: W is computed before (parts/formed_weights.h).
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/tile/ring.cuh"
 #include "ingot/kernels/mlp/parts/row_tile.cuh"
@@ -30,7 +30,7 @@ struct SlopeMaps : Maps {
   CUtensorMap slopes[kMlpMaxLayers];
 };
 
-// Where things lie in shared memory, in bytes; the ring is the first.
+// Offsets in shared memory, in bytes; the ring comes first.
 struct Layout {
   uint32_t x, staging, factors, barriers, size;
 };
@@ -47,7 +47,8 @@ static_assert(to_256_layout(kMlpMaxLayers).size <= kMlpSharedBytes, "the deepest
 
 __device__ __forceinline__ uint32_t panels_of(uint32_t columns) { return (columns + 63) / 64; }
 
-// 16 rows of x, for a warp of each warpgroup in turns: who has taken its own asks for the other one's.
+// 16 rows of x, for a warp of each warpgroup in turn: the warp that has read its own rows issues the copy of the other
+// warp's.
 struct TurningRows {
   static constexpr uint32_t kPanel = kWarpRows * 128;
   char* rows;
@@ -68,13 +69,13 @@ struct TurningRows {
       if (uint32_t(panel) < panels)
 #pragma unroll
         for (int k = 0; k < 4; ++k) ptx::ldmatrix(a[4 * panel + k], (from ^ k * 32) + panel * kPanel);
-    __syncwarp();  // all lanes have theirs: the next rows may come
+    __syncwarp();  // all lanes have read their part, so the next rows may be loaded
   }
 };
 
 struct PanelRing {
   char* slots;
-  uint64_t *full, *empty;  // of each slot: its bytes are here; every warp has read it
+  uint64_t *full, *empty;  // of each slot: its bytes have arrived; every warp has read it
 
   __device__ __forceinline__ void init(uint32_t readers) const {
     for (uint32_t i = 0; i < kSlots; ++i) {
@@ -96,13 +97,13 @@ struct PanelRing {
   __device__ __forceinline__ void wait_for(const tile::RingCursor<kSlots>& at) const {
     tile::wait_warp_or_trap(full + at.stage, at.phase);
   }
-  // What read the slot is done.
+  // The product that read the slot is complete.
   __device__ __forceinline__ void release(uint32_t slot) const {
     if (lane() == 0) ptx::mbarrier_arrive(empty + slot);
   }
 };
 
-// What the sums are multiplied by and what is added to them, two columns at a time: scale, scale, bias, bias.
+// The factors and summands of the sums, two columns at a time: scale, scale, bias, bias.
 struct Factors {
   float4* of;  // of each layer
 
@@ -163,7 +164,7 @@ struct PanelStore {
   char* staging;
 
   __device__ __forceinline__ void begin() const {
-    ptx::bulk_wait_group_read<0>();  // what was there before is on its way
+    ptx::bulk_wait_group_read<0>();  // the previous contents are on their way
     __syncwarp();
   }
   __device__ __forceinline__ void put(int step, const uint32_t (&columns)[4]) const {
@@ -186,7 +187,7 @@ __device__ __forceinline__ void store_panel(const Rows<kWidth>& a, int panel, co
   store.end(panel, to, first);
 }
 
-// A layer's sums become the next layer's A, or y; what backward needs goes to memory.
+// Turns a layer's sums into the next layer's A, or y; the values that backward needs go to memory.
 template <class T, class F, Save kSave>
 __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const Params& p, int l, const Factors& of,
                                          char* staging, int64_t first) {
@@ -206,9 +207,9 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
     form_block<T, F, kWidth, kSave, kTimesLog2e>(d, a, i, p.saved_f32, p.number, save);
   }
 }
-// The same where slopes, or else the activation's arguments, go to memory in T as values are formed of them. What is
-// left out beyond the layer's columns costs a branch, and that keeps the compiler from weaving the formulas of all
-// columns into each other, for which there are no registers.
+// The same where slopes, or the activation's arguments, go to memory in T while values are computed from them. Leaving
+// out columns beyond the layer's width takes a branch, which also keeps the compiler from interleaving the formulas of
+// all columns, for which there are not enough registers.
 template <class T, class F, bool kSlopes>
 __device__ __forceinline__ void activate_and_store(Sums<kWidth>& d, Rows<kWidth>& a, int l, uint32_t columns,
                                                    float number, const Factors& of, const PanelStore& store,
@@ -246,7 +247,7 @@ template <class T> __device__ __forceinline__ void finish(Sums<kWidth>& d, Rows<
   }
 }
 
-// What the warps that multiply share; x and staging are the warp's own.
+// The state that the multiplying warps share; x and staging belong to one warp.
 struct Block {
   PanelRing ring;
   Factors factors;
@@ -254,7 +255,9 @@ struct Block {
   char* staging;
 };
 
-// The last layer is activated never, or, of values alone, ever, and of values and slopes, or as the network says.
+// The last layer is never activated; or, in instances that keep values alone, always; or, in instances that keep values
+// and slopes, as the network requires. Values of T are stored while the next layer multiplies them, and arguments
+// before.
 enum class Last { linear, activated, sloped, any };
 // Values of T are stored while the next layer multiplies them, and arguments before.
 template <class F, Save kSave, Last kLast>
@@ -278,7 +281,7 @@ __device__ __forceinline__ void run_rows(const Params& p, const MapsOf<kLast>& m
   Turns<kGroups> turns{blockIdx.x + gridDim.x < tiles, warpgroup};
   turns.start();
   for (uint32_t round = 0; round < rounds; ++round, tile += kGroups * gridDim.x) {
-    // In the last round the second warpgroup may be without rows: it hands the panels back.
+    // In the last round the second warpgroup may have no rows: it then only returns the panels.
     if (tile >= tiles) {
       for (int l = 0; l < p.layers; ++l)
         for (uint32_t panel = 0; panel < panels_of(p.layer[l].k); ++panel, at.advance()) {
@@ -350,7 +353,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::increase_registers<240>();
     if (warp < 4) block.x.load(block.x.mine, maps.x, blockIdx.x, panels_of(p.layer[0].k));
     block.factors.load<T, kInLog2e<F, T, kSave, Finish::scale_and_bias>>(p);
-    ptx::barrier_sync_unaligned(kGroups + 1, 32 * kWarps);  // the factors are there
+    ptx::barrier_sync_unaligned(kGroups + 1, 32 * kWarps);  // the factors have arrived
     run_rows<T, F, kSave, kLast>(p, maps, block, warp / 4, tiles, rounds);
   } else {
     ptx::decrease_registers<24>();
@@ -358,9 +361,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Whether what is not rare has kernels of its own. In some formulas the compiler would weave more elements into each
-// other than registers hold, and the branches of the rare kernel keep it from that. What stores arguments has branches
-// of its own.
+// Whether the common cases have kernels of their own. With some formulas the compiler would interleave more elements
+// than registers can hold, and the branches of the general kernel prevent that. Instances that store arguments have
+// branches anyway.
 template <class F> constexpr bool kHasOwn = kernel_fit<F>.own_to_256;
 
 constexpr gpu::TmaBox kBoxOfWarp{.rows = kWarpRows, .cols = 64, .swizzle = tile::Swizzle::b128};

@@ -1,11 +1,12 @@
 #pragma once
-// The forward kernels to 256 on the host's side.
+// The forward kernels up to 256 wide on the host's side.
 #include "ingot/kernels/mlp/parts/forward_params.h"
 
 namespace ingot::cuda {
 
-// Of networks whose last layer is linear: nothing is kept, or values, or arguments, of their type. Of those of which
-// backward wants no more than that, the last layer activated and kept as y. And one for all else.
+// The instances. For networks whose last layer is linear: nothing is kept, or values, or arguments, in their type. For
+// networks whose backward pass needs no more: the last layer activated and kept as y. And one instance for all other
+// cases.
 enum class MlpTo256Kernel { inference, keeps, values, general };
 // T: f16 or bf16.
 template <class T, MlpTo256Kernel kKernel> void launch_mlp_to_256(const Mlp& m, Stream stream);

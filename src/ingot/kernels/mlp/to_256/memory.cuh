@@ -1,12 +1,12 @@
 #pragma once
-// The shared memory of the backward form to 256. The sums begin where the chain's tiles and weights were, once they are
-// done; barriers have places of their own.
+// The shared memory of the backward variant up to 256 wide. The sums start where the chain's tiles and weights were,
+// once the chain is done; barriers have places of their own.
 #include "ingot/kernels/mlp/to_256/ring.cuh"
 
 namespace ingot::cuda::to_256_backward {
 
 constexpr int kThreads = kGroups * 128 + 128;
-constexpr uint32_t kStages = 9, kHalves = 2;  // of the ring of weights; a tile comes and goes in halves
+constexpr uint32_t kStages = 9, kHalves = 2;  // of the ring of weights; a tile is loaded and stored in halves
 constexpr uint32_t kSumStages = 4;
 
 struct ChainBuffers {

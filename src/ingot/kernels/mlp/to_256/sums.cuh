@@ -1,15 +1,15 @@
 #pragma once
-// dW_l = dz_l^T h_{l-1} and db_l where layers are up to 256 wide. A pair of blocks has all of one dW over a part of the
-// rows, each block 128 rows of it, a warpgroup 64 x 256. The blocks fetch their own columns of dz, and half of h for
-// both. Every part goes to memory; when all parts of a layer are there, each block adds, in their order, a share of its
-// rows of dW. So blocks wait for each other, and the launch is a cooperative one.
+// dW_l = dz_l^T h_{l-1} and db_l where layers are up to 256 wide. A pair of blocks computes all of one dW over a part
+// of the rows: each block 128 rows of dW, each warpgroup 64 x 256. The blocks fetch their own columns of dz, and half
+// of h for both. Every part goes to memory; when all parts of a layer have been written, each block adds a share of the
+// rows of dW in the order of the parts. Blocks wait for each other, so the launch is cooperative.
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/mlp/parts/slopes.cuh"
 #include "ingot/kernels/mlp/to_256/memory.cuh"
 
 namespace ingot::cuda::to_256_backward {
 
-constexpr uint32_t kAllGroups = 1 + kGroups;  // the named barrier of all that multiply; the groups' own come before
+constexpr uint32_t kAllGroups = 1 + kGroups;  // named barrier of all multiplying warps; warpgroups' own are lower
 
 template <class T> struct SumBlock {
   Memory& s;
@@ -21,7 +21,7 @@ template <class T> struct SumBlock {
       l < a.layers && (a.layer[l].dw != nullptr || a.layer[l].db != nullptr || a.layer[l].dg != nullptr);
 
   __device__ int chunks() const { return (a.chunks - split + a.splits - 1) / a.splits; }  // of this block
-  // From the end: that is what the chain has written last.
+  // From the end, because the chain has written these rows last.
   __device__ int first_row(int i) const { return (a.chunks - 1 - split - i * a.splits) * kChunk; }
   __device__ int64_t part(int of) const { return (int64_t(l) * a.splits + of) * kPair + rank; }
 
@@ -69,14 +69,14 @@ template <class T> struct SumBlock {
     ptx::fence_registers(dw);
   }
 
-  // Where a part has a row's columns: see put_rows.
+  // The place of a row's columns in a part: see put_rows.
   static __device__ __forceinline__ int column(uint32_t four) { return int(four / 4 * 16 + four % 4 * 2); }
   __device__ __forceinline__ void put_part(const float (&dw)[kWidth / 2], const float (&db)[2]) const {
     put_rows<kWidth>(a.part + part(split) * kPartFloats, dw, warp, lane);
     put_bias(a.bias_part, part(split) * kSquare, s.db[group], db, group, warp, lane);
   }
 
-  // Row `row` of this block's, by a warp: a lane has four columns twice.
+  // Row `row` of this block, by a warp: a lane has two times four columns.
   __device__ __forceinline__ void finish_row(int row) const {
     const MlpSumLayer& at = a.layer[l];
     const int n = int(rank) * kSquare + row;
@@ -149,7 +149,7 @@ template <class T> struct SumBlock {
     put_part(dw, db);
     __threadfence();
     ptx::barrier_sync(kAllGroups, kGroups * 128);
-    // Those who have parts of this block's rows of dW.
+    // The blocks that have parts of this block's rows of dW.
     if (threadIdx.x == 0) meet_at_counter(a.counter + 1 + l * kPair + int(rank), uint32_t(a.splits));
     ptx::barrier_sync(kAllGroups, kGroups * 128);
     __threadfence();

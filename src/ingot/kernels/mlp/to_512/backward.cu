@@ -1,4 +1,4 @@
-// The backward form to 512: what it takes, how the work is cut, its launches.
+// The backward variant up to 512 wide: the networks it supports, the division of the work, its launches.
 #include <algorithm>
 #include <iterator>
 
@@ -9,7 +9,7 @@ namespace ingot::cuda {
 namespace to_512_backward {
 namespace {
 
-// Where the sums' parts and the counters lie in the workspace, behind every layer's dz.
+// The places of the sums' parts and the counters in the workspace, behind every layer's dz.
 struct Place {
   int teams = 1;
   int64_t part = 0, bias_part = 0, counter = 0, bytes = 0;
@@ -25,14 +25,14 @@ template <class Use> auto with_cut(const MlpBackward& m, Use&& use) {
 template <class Cut> int64_t tiles_of(const MlpLayer& layer) {
   return int64_t(Cut::squares_of(int(layer.w.rows()))) * Cut::halves_of(int(layer.w.cols()));
 }
-// What all layers' rows cost: what a pair sums and a chunk of rows is one.
+// The cost of all layers' rows; the unit is one pair's sums over one chunk of rows.
 template <class Cut> int64_t cost_of(const MlpBackward& m) {
   int64_t tiles = 0;
   for (const MlpLayer& layer : m.layers) tiles += tiles_of<Cut>(layer);
   return tiles * chunks_of(m);
 }
-// A team has a chunk of rows at least. The rows are cut by sizes and the GPU alone, so that frozen layers change no
-// other's sums.
+// A team has at least one chunk of rows. The rows are divided by sizes and the GPU alone, so that freezing a layer
+// changes no other layer's sums.
 template <class Cut> Place place_sums(const MlpBackward& m) {
   Place at;
   const int most = std::clamp(sm_count(m.x.device.index) / (Cut::kTeam * kPair), 1, kMaxTeams);
@@ -56,13 +56,13 @@ Chain make_chain(const MlpBackward& m, const Place& place, const SlopeFormula& s
     const int rows = kPair * groups * kGroupRows;
     return int((m.x.rows() + rows - 1) / rows);
   };
-  a.groups = units(1) <= clusters ? 1 : kGroups;  // few rows on as many SMs as there are
+  a.groups = units(1) <= clusters ? 1 : kGroups;  // few rows are distributed over all SMs
   if (a.lowest < a.layers || a.activate_last) a.units = units(a.groups);
   a.counter = reinterpret_cast<uint32_t*>(static_cast<char*>(m.workspace.data) + place.counter);
   return a;
 }
 
-// `layers`: as they are given, with their norms.
+// `layers`: the layers as the caller gives them, with weight norm.
 template <class Cut> Sums make_sums(const MlpBackward& m, const std::vector<MlpLayer>& layers, const Place& place) {
   char* const base = static_cast<char*>(m.workspace.data);
   Sums a{.layers = int(m.layers.size()),
@@ -104,7 +104,7 @@ template <class T, class Cut> void launch(const MlpFormed& formed, const std::ve
 
 using namespace to_512_backward;
 
-// Slopes that do not follow from values are formed of what was kept.
+// Slopes that do not follow from values are computed from the kept numbers.
 bool mlp_backward_to_512_takes(const MlpBackward& m) {
   return mlp_backward_has_shape(m, kWidth) && (!mlp_backward_forms_slopes(m) || m.saved);
 }

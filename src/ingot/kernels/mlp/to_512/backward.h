@@ -1,6 +1,6 @@
 #pragma once
-// The backward form to 512 on the host's side: what its kernels are given, and their launchers. to_512/chain.cuh and
-// to_512/sums.cuh tell how they work.
+// The backward variant up to 512 wide on the host's side: the arguments of its kernels, and their launchers.
+// to_512/chain.cuh and to_512/sums.cuh describe the kernels.
 #include <cstdint>
 
 #include "ingot/kernels/mlp/parts/backward_plan.h"
@@ -11,12 +11,12 @@ using mlp_parts::ChainLaunch;
 using mlp_parts::kPair;
 
 constexpr int kWidth = kMlpTo512;
-constexpr int kGroupRows = 64, kGroups = 2;  // of a warpgroup of the chain; those of a block that multiply
+constexpr int kGroupRows = 64, kGroups = 2;  // rows of a warpgroup of the chain; multiplying warpgroups of a block
 constexpr int kSlotRows = 32;                // of W
 constexpr int kChunk = 64;                   // rows of a sum at a time
 constexpr int kMaxTeams = 36;
 
-// How layers are cut that are at most two halves wide.
+// The division of layers that are at most two halves wide.
 template <int kColumns> struct Cut {
   static constexpr int kHalf = kColumns;                                   // columns of a product's sums
   static constexpr int kHalfPanels = (kHalf + kMlpPanel - 1) / kMlpPanel;  // fetched for them
@@ -24,8 +24,8 @@ template <int kColumns> struct Cut {
   static constexpr int kSumGroups = kHalf > 192 ? 2 : 3;                   // warpgroups of a block that sums
   static constexpr int kSquare = kMlpPanel * kSumGroups;                   // rows of dW that it sums
   static constexpr int64_t kPartFloats = int64_t(kSquare) * kHalf;         // of a block's sums
-  static constexpr int kTeam = kSumGroups == 2 ? 4 : 2;                    // pairs that have all of the widest dW
-  // Of what a pair fetches together, each block takes half of the panels, or half of the rows of each panel.
+  static constexpr int kTeam = kSumGroups == 2 ? 4 : 2;                    // pairs that together sum the widest dW
+  // A pair fetches shared data together: each block half of the panels, or half of the rows of each panel.
   static constexpr bool kSharesPanels = kHalfPanels % kPair == 0;
   static constexpr int fetched_rows(int rows) { return kSharesPanels ? rows : rows / kPair; }
 
@@ -43,7 +43,7 @@ struct Chain {
   int groups = kGroups, units = 0;  // warpgroups of a block that have rows; of as many rows for each of a pair
   float number[3] = {};
   bool activate_last = false;
-  uint32_t* counter = nullptr;  // that the sums find at zero
+  uint32_t* counter = nullptr;  // that are zero when the sums start
 };
 // A team takes chunks cut[team][l], ..., cut[team + 1][l] - 1 of layer l's sums.
 struct Sums {
@@ -51,7 +51,7 @@ struct Sums {
   int layers = 0, teams = 0, chunks = 0;
   int cut[kMaxTeams + 1][kMlpMaxLayers] = {};
   float *part = nullptr, *bias_part = nullptr;  // (team + layer, pair, block): Cut::kPartFloats, Cut::kSquare
-  uint32_t* counter = nullptr;                  // blocks whose parts are there
+  uint32_t* counter = nullptr;                  // number of blocks whose parts have been written
 };
 
 // kHalf: 192, 224 or 256.

@@ -1,10 +1,10 @@
 #pragma once
 // The chain of gradients where layers are up to 512 wide:  dz_{l-1} = (dz_l W_l) . f'(z_{l-1})  from the top layer
-// down, and dx. A pair of blocks takes 256 rows through all layers, each warpgroup 64. Its dz of the layer above is
-// wgmma's A and lies in shared memory, 64 KB. Of dz W a warpgroup forms half of the columns, multiplies them with the
-// slopes and keeps them in registers, packed, until the product of the other columns has read the last of A; then both
-// go where A was, and from there to memory. W and h, whose slopes are wanted, pass through one ring in the order of
-// their use. Both blocks read the same W: each fetches half for both.
+// down, and dx. A pair of blocks takes 256 rows through all layers, each warpgroup 64 of them. The dz of the layer
+// above is wgmma's A and lies in shared memory, 64 KB. A warpgroup computes half of the columns of dz W, multiplies
+// them by the slopes and keeps them packed in registers until the product of the other columns has read the last of A.
+// Both halves then replace A, and are sent from there to memory. W and h, from which slopes follow, pass through one
+// ring in the order of their use. Both blocks read the same W; each fetches half for both.
 #include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
@@ -27,8 +27,8 @@ template <class Cut> struct ChainMemory {
   alignas(1024) uint8_t tile[kGroups][kPanels][kPanelBytes];  // dz
   uint8_t slot[kSlots][kSlotBytes];
   uint64_t full[kSlots], empty[kSlots];
-  uint64_t tile_full[kGroups][kPanels];                // dy is there
-  uint64_t tile_done[kGroups][2], tile_free[kGroups];  // half of dz is there to be sent; all has been read
+  uint64_t tile_full[kGroups][kPanels];                // dy has arrived
+  uint64_t tile_done[kGroups][2], tile_free[kGroups];  // half of dz is ready to be sent; all of it has been read
 };
 
 __device__ __forceinline__ int panels_of(int width) { return (width + kMlpPanel - 1) / kMlpPanel; }
@@ -104,7 +104,7 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
         }
     });
   }
-  // Where what stands in the tile goes, if anywhere: dx, or dz of layer l.
+  // The destination of the tile's contents, if any: dx, or dz of layer l.
   __device__ const CUtensorMap* destination(int l) const {
     if (l < 0) return &maps.dx;
     return a.layer[l].keeps_dz ? &maps.dz[l] : nullptr;
@@ -113,8 +113,9 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
     ptx::mbarrier_arrive_expect_tx(&s.tile_full[g][p], kPanelBytes);
     ptx::tensor_load(s.tile[g][p], &maps.dy, p * kMlpPanel, row, &s.tile_full[g][p]);
   }
-  // dy into a warpgroup's tile, and out of it what each layer makes of it: a panel at a time, as the copies of W would
-  // stand behind all that is asked for at once. The next unit's dy comes where the last panel has gone.
+  // Loads dy into a warpgroup's tile, and stores the results of each layer from the tile: one panel at a time, because
+  // the copies of W would queue behind all copies that are issued at once. The next unit's dy is loaded after the last
+  // panel has been stored.
   __device__ void move_tile(uint32_t g) {
     const int dy_panels = panels_of(a.layer[top()].n), step = int(gridDim.x) * groups() * kGroupRows,
               end = a.units * kPair * groups() * kGroupRows;
@@ -172,7 +173,7 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
     release_to_pair(&s.empty[at.stage], lane);
     at.advance();
   }
-  // dy becomes dz of the top layer, which is activated, and A.
+  // Turns dy into dz of the top layer, which is activated, and into A.
   __device__ __forceinline__ void enter() {
     const int panels = panels_of(a.layer[top()].n);
 #pragma unroll 1
@@ -227,7 +228,7 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
     ptx::fence_registers(sums);
     release_to_pair(&s.empty[before], lane);
   }
-  // How many columns of a half its panel p has.
+  // The number of columns in panel p of a half.
   static constexpr int columns_of(int p) { return p < kHalf / kMlpPanel ? kMlpPanel : kHalf % kMlpPanel; }
   // The sums of a half's panel p times slopes, or dx, packed.
   template <bool kSlopes>
@@ -251,18 +252,18 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
       ptx::stmatrix(place(tile_panel(at / 4), at % 4), dz[i]);
     }
   }
-  // The tile may be written: its products have ended, and what was sent from it has been read.
+  // Waits until the tile may be written: its products have ended, and the copies from it have been read.
   __device__ __forceinline__ void claim_tile() const {
     wait_warp_or_trap(&s.tile_free[group], (sent & 1) ^ 1);
     sync_group();
   }
-  // What was written to half of the tile may go to memory.
+  // Half of the tile is written and may be sent to memory.
   __device__ __forceinline__ void hand_over(uint32_t half) const {
     ptx::fence_proxy_async_shared();
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(&s.tile_done[group][half]);
   }
-  // The tile is what the next product reads.
+  // The tile is complete and can be read by the next product.
   __device__ __forceinline__ void end_tile() {
     sync_group();
     ++sent;
@@ -329,7 +330,7 @@ __global__ void __launch_bounds__(kChainThreads, 1)
     if (mover < uint32_t(block.groups()) && block.lane == 0) block.move_tile(mover);
     __syncwarp();
   }
-  tile::sync_cluster();  // the neighbour may still fill this block's memory, or say that it has read its own
+  tile::sync_cluster();  // the neighbour may still write to this block's memory, or report that it has finished reading
 }
 
 template <class T, int kHalf>

@@ -1,6 +1,6 @@
 #pragma once
-// The forward form to 512 for few rows. docs/mlp-kernels.md tells it as a whole.
-// A cluster's blocks go through all layers together; cluster_tile.cuh tells how.
+// The forward variant up to 512 wide for few rows. docs/mlp-kernels.md describes it as a whole.
+// A cluster's blocks go through all layers together, as cluster_tile.cuh describes.
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/mlp/to_512/cluster_tile.cuh"
 #include "ingot/kernels/mlp/to_512/panels.cuh"
@@ -116,8 +116,8 @@ template <class T, class F> struct Multiplier {
       v[2] = fmaf(v[2], f.x, b.x), v[3] = fmaf(v[3], f.y, b.y);
     }
   }
-  // The sums become values, in the layout of A. What backward needs goes to memory, but for values of hidden layers
-  // that are stored from shared memory.
+  // Turns the sums into values, in the layout of A. The values that backward needs go to memory, except for values of
+  // hidden layers that are stored from shared memory.
   __device__ __forceinline__ void activate(Sums<kColumns>& d, Rows<kColumns>& a, int l) const {
     const LayerParams& layer = p.layer[l];
     const bool saves = p.saves && !stores_panels<F>(p, l);
@@ -134,12 +134,12 @@ template <class T, class F> struct Multiplier {
     for (int i = 0; i < kColumns / 32; ++i)
       form_block<T, F, kColumns, Save::any_type, false>(d, a, i, p.saved_f32, p.number, save);
   }
-  // The panel goes to its place in every block.
+  // Copies the panel to its place in every block.
   __device__ __forceinline__ void share(const Rows<kColumns>& a, int l) const {
     const uint32_t panel = of.panel();
     char* const to = s.rows[(l + 1) % 2][panel];
     const bool stores = stores_panels<F>(p, l);
-    if (stores) {  // the copy engine has read what it was given two layers ago
+    if (stores) {  // the copy engine has read the data of two layers ago
       if (threadIdx.x % 128 == 0) ptx::bulk_wait_group_read<0>();
       sync_group();
     }
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     if (of.group < groups) load_weights(p, maps, s, of);
   }
   __syncwarp();
-  ptx::cluster_arrive_relaxed();  // others may still send to this block, or read what it has sent
+  ptx::cluster_arrive_relaxed();  // other blocks may still send to this block, or read its data
   ptx::cluster_wait();
 }
 

@@ -1,4 +1,4 @@
-// The backward form to 512 for few rows: what it takes, its launches.
+// The backward variant up to 512 wide for few rows: the networks it supports, its launches.
 #include <algorithm>
 #include <iterator>
 
@@ -32,7 +32,7 @@ Sums make_sums(const MlpBackward& m) {
   return a;
 }
 
-// `of_slopes`: what slopes follow from by the formula.
+// `of_slopes`: the numbers from which slopes follow by the formula.
 template <class T>
 void launch(const MlpBackward& m, const Tensor& of_slopes, const SlopeFormula& slope, Stream stream) {
   const gpu::TmaBox panel = mlp_panel_box(kMlpPanel);
@@ -56,8 +56,8 @@ void launch(const MlpBackward& m, const Tensor& of_slopes, const SlopeFormula& s
 
 using namespace to_512_few_rows_backward;
 
-// Values that were not kept, or in fp32, are formed first; so are slopes that do not follow from values, of what was
-// kept.
+// Values that were not kept, or kept in fp32, are computed first; so are slopes that do not follow from values, from
+// the kept numbers.
 bool mlp_backward_to_512_few_rows_takes(const MlpBackward& m) {
   return mlp_backward_has_shape(m, kMlpTo512) && (!mlp_backward_forms_slopes(m) || m.saved) && !mlp_has_norms(m.layers);
 }

@@ -1,6 +1,6 @@
 #pragma once
-// The backward form to 512 for few rows on the host's side: what its kernels are given, and their launchers.
-// few_rows_chain.cuh and few_rows_sums.cuh tell how they work.
+// The backward variant up to 512 wide for few rows on the host's side: the arguments of its kernels, and their
+// launchers. few_rows_chain.cuh and few_rows_sums.cuh describe the kernels.
 #include <cstdint>
 
 #include "ingot/kernels/mlp/parts/backward_plan.h"
@@ -22,7 +22,7 @@ struct ChainLaunch {
   int tiles = 0, cluster = 0, device = 0;  // of 64 rows; blocks that take one
 };
 
-// A block has kSumRows x kSumColumns of one dW, over all rows.
+// A block sums kSumRows x kSumColumns of one dW over all rows.
 constexpr int kSumGroups = 2, kSumRows = kSumGroups * kMlpPanel, kSumColumns = kMlpPanel;
 constexpr int kChunk = 64;  // rows at a time
 struct Sums {

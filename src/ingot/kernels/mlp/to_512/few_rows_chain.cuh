@@ -19,7 +19,7 @@ using to_512_cluster::Share;
 using to_512_cluster::slices_of;
 using to_512_cluster::Slot;
 
-// All that a warpgroup takes from the ring, by one thread.
+// Loads everything that a warpgroup takes from the ring, by one thread.
 __device__ __forceinline__ void fill_ring(Memory& s, const MlpChainMaps& maps, const Chain& a, const Share& of,
                                           uint32_t tile) {
   Slot at(of);
@@ -42,7 +42,7 @@ template <class T, Slope kSlope> struct ChainGroup {
   const Share of;
   const uint32_t tile;
   Slot at;
-  int step = 0;  // what the panels came from
+  int step = 0;  // the source of the panels
   const uint32_t lane = threadIdx.x % 32;
 
   // Where this lane's ldmatrix and stmatrix find 16 columns of its warp's 16 rows: columns 16 i of a panel.
@@ -90,12 +90,12 @@ template <class T, Slope kSlope> struct ChainGroup {
     to_512_cluster::release(s, at.number);
     at.advance();
   }
-  // The copy engine has read what this group gave it two steps ago.
+  // Waits until the copy engine has read this group's data of two steps ago.
   __device__ __forceinline__ void claim_panel() const {
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_group_read<0>();
     to_512_cluster::sync_group(of);
   }
-  // The panel is in its place in this block; to every other one, if a product will read it, and to memory.
+  // The panel is in its place in this block; copies it to every other block, if a product will read it, and to memory.
   __device__ __forceinline__ void hand_on(const CUtensorMap* memory, bool is_read) {
     ptx::fence_proxy_async_shared();
     char* const panel = s.rows[(step + 1) % 2][of.panel()];
@@ -108,12 +108,12 @@ template <class T, Slope kSlope> struct ChainGroup {
       ptx::bulk_commit_group();
     }
   }
-  // Where dz of layer l goes, or dx.
+  // The destination of dz of layer l, or of dx.
   __device__ __forceinline__ const CUtensorMap* destination(int l) const {
     if (l < 0) return &maps.dx;
     return a.layer[l].keeps_dz ? &maps.dz[l] : nullptr;
   }
-  // dy becomes dz of the top layer, which is activated.
+  // Turns dy into dz of the top layer, which is activated.
   __device__ __forceinline__ void enter() {
     const int top = a.layers - 1;
     const bool is_read = a.lowest < a.layers;
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(to_512_cluster::kMostThreads, 1)
     if (of.group < groups) fill_ring(s, maps, a, of, tile);
   }
   __syncwarp();
-  ptx::cluster_arrive_relaxed();  // others may still send to this block, or read what it has sent
+  ptx::cluster_arrive_relaxed();  // other blocks may still send to this block, or read its data
   ptx::cluster_wait();
 }
 

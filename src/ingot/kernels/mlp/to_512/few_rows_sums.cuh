@@ -1,6 +1,7 @@
 #pragma once
-// dW_l = dz_l^T h_{l-1} and db_l of few rows: a block has 128 x 64 of one layer's dW over all of them, a warpgroup 64 x
-// 64 in registers, and adds it to what is there. So no parts of sums are put together, and blocks wait for nobody.
+// dW_l = dz_l^T h_{l-1} and db_l of few rows. A block sums 128 x 64 of one layer's dW over all rows, each warpgroup 64
+// x 64 in registers, and adds the result to the old gradient. No partial sums are combined, and no block waits for
+// another.
 #include "ingot/kernels/mlp/parts/block_pair.cuh"
 #include "ingot/kernels/mlp/to_512/few_rows_backward.h"
 
@@ -45,7 +46,7 @@ template <class T> struct SumBlock {
     }
   }
   __device__ __forceinline__ void release(uint32_t stage) const {
-    __syncwarp();  // all lanes have what they read by ordinary loads
+    __syncwarp();  // all lanes have finished their ordinary loads
     if (lane == 0) ptx::mbarrier_arrive(&s.empty[stage]);
   }
   __device__ __forceinline__ void add_rows(float (&dw)[kSumColumns / 2], float (&db)[2]) {
@@ -64,8 +65,8 @@ template <class T> struct SumBlock {
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(dw);
   }
-  // Calls each(row of dW, which of a lane's two, index of two adjacent sums, their first column) for those that there
-  // are.
+  // Calls each(row of dW, which of the lane's two rows, index of two adjacent sums, their first column) for those that
+  // exist.
   template <class Each> __device__ __forceinline__ void each_two(Each&& each) const {
     const int first = row + int(threadIdx.x / 32 * 16 + lane / 4);
 #pragma unroll

@@ -1,11 +1,11 @@
 #pragma once
-// The forward form to 512. docs/mlp-kernels.md tells it as a whole.
+// The forward variant up to 512 wide. docs/mlp-kernels.md describes it as a whole.
 //
-// A block has two warpgroups that multiply, each with 64 rows that it takes through the whole network, and four warps
-// that bring what they need. A warpgroup's activations lie in shared memory, 64 KB that each layer writes over. A layer
-// of more columns than a pass has (160, 192, 224 or 256, as the widest layer needs it) has two passes; what the first
-// gives waits in registers until the second has read the layer's input. W passes through a ring in slices of a pass'
-// rows by 32 columns, again for every 128 rows; both warpgroups of both blocks of a pair read each slice, and each
+// A block has two multiplying warpgroups, each of which takes 64 rows through the whole network, and four warps that
+// load their data. A warpgroup's activations lie in shared memory, 64 KB, which each layer overwrites. A layer with
+// more columns than a pass has (160, 192, 224 or 256, as the widest layer needs) has two passes; the first pass's
+// results wait in registers until the second has read the layer's input. W passes through a ring in slices of a pass'
+// rows by 32 columns, again for every 128 rows. Both warpgroups of both blocks of a pair read each slice, and each
 // block fetches half of it for both.
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/tile/cluster.cuh"
@@ -29,7 +29,7 @@ template <int kColumns> struct Memory {
   static constexpr uint32_t kRowBytes = kGroups * kPanels * kPanelBytes;
   static constexpr uint32_t kVectorBytes = (2 * kPass + kMlpMaxLayers) * sizeof(float) + 512;
   static constexpr uint32_t kSlots = (uint32_t(kMlpSharedBytes) - kRowBytes - kVectorBytes) / kSliceBytes;
-  static constexpr uint32_t kLead = kSlots / 2;  // slices that the second warpgroup is behind the first
+  static constexpr uint32_t kLead = kSlots / 2;  // distance of the second warpgroup behind the first, in slices
   static_assert(kPass % 32 == 0 && kPass <= 256, "values are formed 32 columns at a time");
 
   alignas(1024) char rows[kGroups][kPanels][kPanelBytes];  // x, then each layer's values; A of the products
@@ -56,7 +56,7 @@ template <class Each> __device__ __forceinline__ void each_round(uint32_t tiles,
 
 // --- the warps that serve
 
-// All slices of all rounds, by one thread: this block's part of each, for all blocks of the cluster.
+// Loads all slices of all rounds, by one thread: this block's part of each, for all blocks of the cluster.
 template <class Memory>
 __device__ __forceinline__ void load_weights(const Params& p, const Maps& maps, Memory& s, uint32_t tiles) {
   constexpr uint32_t kPass = Memory::kPass, kRows = kPass / kPair, kSliceBytes = Memory::kSliceBytes;
@@ -75,7 +75,7 @@ __device__ __forceinline__ void load_weights(const Params& p, const Maps& maps, 
     });
   });
 }
-// Rows of x for both warpgroups, by one thread; the next ones' way to L2 begins a round ahead.
+// Loads rows of x for both warpgroups, by one thread; the next rows are prefetched into L2 a round ahead.
 template <class Memory>
 __device__ __forceinline__ void load_rows(const Params& p, const Maps& maps, Memory& s, uint32_t tiles) {
   const uint32_t panels = (p.layer[0].k + kMlpPanel - 1) / kMlpPanel, step = gridDim.x * kGroups;
@@ -105,7 +105,7 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
   const Maps& maps;
   Memory& s;
   const uint32_t group;
-  const uint32_t empty;  // where lanes that hand slices back find a block's w_empty
+  const uint32_t empty;  // address of a block's w_empty, for the lanes that return slices
   tile::RingCursor<kSlots> at = {};
 
   __device__ __forceinline__ void release(uint32_t slot) const {
@@ -113,8 +113,8 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
   }
   __device__ __forceinline__ void sync_group() const { ptx::barrier_sync(2 + group, 128); }
 
-  // d = A W^T of a pass. Turns keep the second warpgroup some slices behind, so that one activates while the other one
-  // multiplies.
+  // d = A W^T of a pass. Turns keep the second warpgroup some slices behind, so that one warpgroup activates while the
+  // other multiplies.
   __device__ __forceinline__ void multiply(Sums<kPass>& d, uint32_t slices, bool of_x, uint32_t parity, bool turns) {
     constexpr uint64_t kOfA = tile::operand_descriptor<tile::Major::k, tile::Swizzle::b128>(0);
     constexpr uint64_t kOfW = tile::operand_descriptor<tile::Major::k, kOfSlice>(0);
@@ -147,7 +147,7 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
     ptx::fence_registers(d);
     release(before);
   }
-  // A round without rows: slices are handed back as they come.
+  // A round without rows: slices are returned as they arrive.
   __device__ __forceinline__ void pass_by() {
     each_pass<kPass>(p, [&](int l, uint32_t) {
       for (uint32_t i = 0; i < slices_of(p.layer[l]); ++i, at.advance()) {
@@ -156,8 +156,8 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
       }
     });
   }
-  // A pass' bias, zero where there is none, two columns a thread: asked for before the products, and left to the
-  // warpgroup after them, between two of its barriers.
+  // A pass' bias, zero where there is none, two columns per thread. It is loaded before the products, and given to the
+  // warpgroup after them, between two of the warpgroup's barriers.
   __device__ __forceinline__ uint32_t bias_column() const { return threadIdx.x % 128 * 2; }
   __device__ __forceinline__ uint32_t load_bias(const LayerParams& layer, uint32_t pass) const {
     const uint32_t column = pass * kPass + bias_column();
@@ -183,8 +183,8 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
       v[2] = fmaf(v[2], factor, b.x), v[3] = fmaf(v[3], factor, b.y);
     }
   }
-  // A pass' sums become values in the layout of A. What backward needs goes to memory, but for values of hidden layers
-  // that are stored from shared memory.
+  // Turns a pass' sums into values in the layout of A. The values that backward needs go to memory, except for values
+  // of hidden layers that are stored from shared memory.
   __device__ __forceinline__ void activate(Sums<kPass>& d, Rows<kPass>& a, int l, uint32_t pass, int64_t first) {
     const LayerParams& layer = p.layer[l];
     const bool last = l + 1 == p.layers, f32 = kSave == Save::any_type && p.saved_f32;
@@ -213,7 +213,7 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
       pack_block<T, kPass>(a, d, i);
     }
   }
-  // A pass' values to their place among the next layer's A.
+  // Writes a pass' values to their place in the next layer's A.
   template <uint32_t kNumber> __device__ __forceinline__ void put(const Rows<kPass>& a) const {
     constexpr uint32_t kFirst = kNumber * kPass / 16;
     const uint32_t row = threadIdx.x % 128 / 32 * kWarpRows + matrix_row();
@@ -230,7 +230,7 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
       ptx::tensor_store(&maps.saved[l], int(i * kMlpPanel), int(tile * kTileRows), s.rows[group][i]);
     ptx::bulk_commit_group();
   }
-  // The rows' memory is about to be written over: the copy engine has read them.
+  // Before the rows' memory is overwritten: waits until the copy engine has read it.
   __device__ __forceinline__ void wait_for_stores() const {
     if (kSaves && threadIdx.x % 128 == 0) ptx::bulk_wait_group_read<0>();
   }
@@ -326,12 +326,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warp == kWarps + 1 && lane() == 0) load_rows(p, maps, s, tiles);
   }
   __syncwarp();
-  // The neighbour may still fill this block's memory, or hand back what it has read; of what this block hands back
-  // last nobody waits for the arrival, which therefore stands before this one.
+  // The neighbour may still write to this block's memory, or return slices. No block waits for the slices that this
+  // block returns last, so these arrivals come before this barrier.
   tile::sync_cluster();
 }
 
-// Whether what is not rare has kernels of its own: in some formulas the compiler would spill.
+// Whether the common cases have kernels of their own: with some formulas the compiler would spill registers.
 template <class F> constexpr bool kHasOwn = kernel_fit<F>.own_to_512;
 
 template <class T, class F, Save kSave, class Memory> void launch_as(const Mlp& m, const Params& p, Stream stream) {

@@ -1,5 +1,5 @@
 #pragma once
-// The forward kernels to 512 on the host's side.
+// The forward kernels up to 512 wide on the host's side.
 #include "ingot/kernels/mlp/parts/forward_params.h"
 
 namespace ingot::cuda {
@@ -8,10 +8,12 @@ namespace ingot::cuda {
 template <class T, int kPass, bool kSaves> void launch_mlp_to_512(const Mlp& m, Stream stream);
 template <class T> void launch_mlp_to_512_few_rows(const Mlp& m, int cluster, Stream stream);
 
-// How many columns of a layer are summed at a time, in one pass or two: the fewest of 160, 192, 224 and 256.
+// The number of columns of a layer that are summed at a time, in one pass or two: the smallest of 160, 192, 224 and 256
+// that suffices.
 int mlp_to_512_pass(int64_t widest);
 
-// How many blocks of a GPU of so many SMs take 64 rows together: 8, 4 or 2, all of them at once if there are few rows.
+// The number of blocks that take 64 rows together on a GPU with so many SMs: 8, 4 or 2, if there are few enough rows
+// that all blocks run at once.
 int mlp_to_512_cluster(int64_t rows, int sms);
 
 }  // namespace ingot::cuda

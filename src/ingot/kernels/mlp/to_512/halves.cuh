@@ -1,5 +1,5 @@
 #pragma once
-// What the two kernels share: rings whose stages a pair of blocks fills and empties together.
+// Shared by the two kernels: rings whose stages a pair of blocks fills and empties together.
 #include "ingot/kernels/mlp/parts/block_pair.cuh"
 #include "ingot/kernels/mlp/to_512/backward.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels to 512 share.
+// Shared code of the kernels up to 512 wide.
 #include "ingot/gpu/ptx/cluster.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/mlp/parts/row_tile.cuh"
@@ -28,7 +28,7 @@ inline Maps maps_of(const Mlp& m, const Params& p, const gpu::TmaBox& weights) {
   return maps;
 }
 
-// Whether layer l's values are stored from shared memory, where they are what the next layer multiplies.
+// Whether layer l's values are stored from shared memory, where they lie as the next layer's input.
 template <class F> __device__ __forceinline__ bool stores_panels(const Params& p, int l) {
   return has_slope_from_value<F> && p.saves && !p.saved_f32 && l + 1 < p.layers;
 }

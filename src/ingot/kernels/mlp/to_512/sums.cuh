@@ -1,12 +1,12 @@
 #pragma once
-// dW_l = dz_l^T h_{l-1} and db_l where layers are up to 512 wide. A pair of blocks has 256 x 256 of a dW over a part of
-// the rows, each block 128 rows of it, a warpgroup 64 x 256 in registers; where no layer is wider than 384, it has 384
-// x 192, a block three warpgroups. The blocks fetch their own columns of dz, and half of h for both. A team of four
-// pairs, or two, has all of a dW, and takes the same rows at the same time, so that memory gives each row once and L2
-// twice; of a smaller dW its pairs share the rows. Teams cut what all layers'
-// rows cost into equal parts, so a team may end one layer and begin the next. Every part goes to memory; when all are
-// there, each warp adds the parts of some rows of dW, in their order. So blocks wait for each other, and the launch is
-// a cooperative one.
+// dW_l = dz_l^T h_{l-1} and db_l where layers are up to 512 wide. A pair of blocks sums 256 x 256 of a dW over a part
+// of the rows: each block 128 rows of dW, each warpgroup 64 x 256 in registers. Where no layer is wider than 384, a
+// pair sums 384 x 192 and a block has three warpgroups. The blocks fetch their own columns of dz, and half of h for
+// both. A team of four pairs, or two, sums all of a dW and takes the same rows at the same time, so that the memory
+// delivers each row once and L2 twice; for a smaller dW the team's pairs share the rows. The total cost of all layers'
+// rows is divided equally among the teams, so a team may end one layer and begin the next. Every part goes to memory;
+// when all parts have been written, each warp adds the parts of some rows of dW in their order. Blocks wait for each
+// other, so the launch is cooperative.
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/mlp/to_512/halves.cuh"
 
@@ -32,15 +32,15 @@ template <class Cut> struct SumMemory {
   SumBarriers barriers;
 };
 
-// How a layer's dW lies on the pairs of a team.
+// The distribution of a layer's dW over the pairs of a team.
 template <class Cut> struct Tiles {
-  int across, all;  // what a pair sums: side by side, and in all
+  int across, all;  // pairs' areas of dW: side by side, and in total
   __device__ explicit Tiles(const MlpSumLayer& at)
       : across(Cut::halves_of(at.k)), all(Cut::squares_of(at.n) * across) {}
   __device__ int shares() const { return Cut::kTeam / all; }  // of the rows
 };
 
-// What a pair does for a layer: chunks first, ..., end - 1 of one tile.
+// A pair's work for a layer: chunks first, ..., end - 1 of one tile.
 struct Task {
   int l, row, column;  // of dW
   int first, end;
@@ -63,7 +63,7 @@ template <class T, class Cut> struct SumBlock {
     return at.dw != nullptr || at.db != nullptr || at.dg != nullptr;
   }
   __device__ bool takes_part(int team, int l) const { return a.cut[team][l] < a.cut[team + 1][l]; }
-  // Calls each(task) for what this pair does, from the first layer to the last.
+  // Calls each(task) for this pair's work, from the first layer to the last.
   template <class Each> __device__ __forceinline__ void each_task(Each&& each) {
 #pragma unroll 1
     for (int l = 0; l < a.layers; ++l) {
@@ -95,7 +95,7 @@ template <class T, class Cut> struct SumBlock {
       for (int i = task.first; i < task.end; ++i, at.advance()) {
         auto& to = s.stage[at.stage];
         uint64_t* const full = &barriers.full[at.stage];
-        const int row = (a.chunks - 1 - i) * kChunk;  // from the end: that is what the chain has written last
+        const int row = (a.chunks - 1 - i) * kChunk;  // from the end, because the chain has written these rows last
         wait_or_trap(&barriers.empty[at.stage], at.phase ^ 1);
         ptx::mbarrier_arrive_expect_tx(full, uint32_t(sizeof(to)));
         for (int g = 0; g < kGroups; ++g)
@@ -125,7 +125,7 @@ template <class T, class Cut> struct SumBlock {
     if (task.first < task.end) release_to_pair(&barriers.empty[before], lane);
   }
 
-  // Where a part has a row's columns, see put_rows: a lane has two fours of them, 128 columns apart, or one.
+  // The place of a row's columns in a part (see put_rows): a lane has two groups of four, 128 columns apart, or one.
   __device__ __forceinline__ bool has_four(int four) const { return four == 0 || 128 + int(lane) * 4 < kHalf; }
   __device__ __forceinline__ int column(int half, int two) const {
     return half * kHalf + int(lane / 4 * 16 + lane % 4 * 2) + two / 2 * 128 + two % 2 * 8;
@@ -139,8 +139,8 @@ template <class T, class Cut> struct SumBlock {
   }
   __device__ __forceinline__ void sum() {
     each_task([&](const Task& task) {
-      // Not left to a first product that adds to nothing, as that is known at run time only: where the chain comes
-      // before, the compiler would hold registers for them beside it.
+      // Not left to a first product that ignores the old sums, because that choice is known only at run time: where the
+      // chain comes before, the compiler would keep extra registers for the sums.
       float dw[kHalf / 2] = {}, db[2] = {};
       add_rows(task, dw, db);
       put_part(task, dw, db);
@@ -154,7 +154,7 @@ template <class T, class Cut> struct SumBlock {
     const MlpSumLayer& layer = a.layer[l];
     const Tiles<Cut> tiles(layer);
     const int tile = n / (2 * kSquare) * tiles.across + half, block = n / kSquare % 2, row = n % kSquare;
-    int first = 0, end = a.teams;  // those that have parts
+    int first = 0, end = a.teams;  // the pairs that have parts
     while (!takes_part(first, l)) ++first;
     while (!takes_part(end - 1, l)) --end;
     const int shares = tiles.shares(), shift = __ffs(shares) - 1, parts = (end - first) * shares;
@@ -253,7 +253,7 @@ template <class T, class Cut> struct SumBlock {
       row -= rows;
     }
   }
-  // Until all blocks have put their parts. All kThreads of the block.
+  // Waits until all blocks have written their parts. Called by all kThreads of the block.
   template <uint32_t kThreads> __device__ __forceinline__ void wait_for_parts() const {
     __threadfence();
     ptx::barrier_sync_unaligned(0, kThreads);
@@ -264,10 +264,10 @@ template <class T, class Cut> struct SumBlock {
     ptx::barrier_sync_unaligned(0, kThreads);
     __threadfence();
   }
-  // All warps, when this block's parts are there: those that multiply, and the others.
+  // Called by all warps, multiplying or not, when this block's parts have been written.
   template <bool kMultiplies, uint32_t kThreads> __device__ __forceinline__ void finish_together() const {
     wait_for_parts<kThreads>();
-    ptx::cluster_arrive_relaxed();  // the neighbour has filled and read what it will
+    ptx::cluster_arrive_relaxed();  // the neighbour has finished its writes and reads
     if constexpr (kMultiplies) finish();
     __syncwarp();
     ptx::cluster_wait();
