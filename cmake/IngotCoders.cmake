@@ -1,5 +1,5 @@
-# brotli and lzma for artifacts (io/byte_coder): each where its headers and library are found; INGOT_CODERS OFF looks for neither. Their
-# static libraries where they are, so that what was built here runs where the shared ones are not.
+# brotli and lzma for artifacts (io/byte_coder), where headers and library are found; INGOT_CODERS=OFF searches for neither. Static
+# libraries are preferred, so that the binary also runs on machines without the shared ones.
 option(INGOT_CODERS "brotli and lzma for artifacts, where they are found" ON)
 set(found "")
 set(coder_libraries "")

@@ -1,5 +1,6 @@
-# fuzz_<target> from each <target>.fuzz.cpp. With clang: libFuzzer with AddressSanitizer and UndefinedBehaviorSanitizer, and what the
-# parsers need is compiled once more for it. Other compilers get a driver that replays and mutates files, in the asan preset's build.
+# fuzz_<target> from each <target>.fuzz.cpp. With clang: libFuzzer with AddressSanitizer and UndefinedBehaviorSanitizer, and the sources
+# that the parsers need are compiled once more for it. Other compilers get a driver that replays and mutates files, in the asan preset's
+# build.
 file(GLOB_RECURSE fuzz_sources CONFIGURE_DEPENDS src/ingot/*.fuzz.cpp)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   set(fuzzed_sources ${library_sources})
@@ -38,7 +39,7 @@ foreach(source ${fuzz_sources})
     ingot_precompile_headers(fuzz_${target})
   endif()
   list(APPEND fuzz_targets fuzz_${target})
-  # The corpus is run through as a test.
+  # A test runs the corpus.
   add_test(NAME fuzz_${target} COMMAND fuzz_${target} -runs=0 ${CMAKE_CURRENT_SOURCE_DIR}/tests/fuzz_corpus/${target})
   set_tests_properties(fuzz_${target} PROPERTIES LABELS fuzz)
 endforeach()

@@ -7,7 +7,7 @@ set(left_out_patterns "")
 foreach(room ${rooms_left_out})
   list(APPEND left_out_patterns PATTERN "kernels/${room}" EXCLUDE)
 endforeach()
-# Headers keep their place, so an include reads the same in the tree and installed. simd.h only serves the library's own files.
+# Headers keep their folders, so an include is the same in the tree and in an installation. simd.h only serves the library's own files.
 install(DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/src/ingot DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILES_MATCHING PATTERN "*.h" PATTERN "simd.h" EXCLUDE PATTERN "testing" EXCLUDE PATTERN "apps" EXCLUDE
   ${left_out_patterns})

@@ -1,5 +1,5 @@
-# INGOT_PYTHON=AUTO|ON|OFF: the extension module ingot._C, with nanobind and without PyTorch. `pip install .` sets ON; AUTO builds it
-# beside the tests where this Python has nanobind and its own headers, and stages the package in <build>/python.
+# INGOT_PYTHON=AUTO|ON|OFF: the extension module ingot._C, with nanobind and without PyTorch. `pip install .` sets ON. AUTO builds the
+# module beside the tests where this Python has nanobind and its own headers, and stages the package in <build>/python.
 set(python_missing "")
 if(INGOT_SANITIZE)
   set(python_missing "a sanitized module needs a sanitized interpreter")
@@ -43,7 +43,7 @@ foreach(room ${rooms_left_out})
 endforeach()
 set_target_properties(ingot_python PROPERTIES OUTPUT_NAME _C CXX_VISIBILITY_PRESET hidden)
 target_link_libraries(ingot_python PRIVATE ingot ${CMAKE_DL_LIBS})
-# PyTorch brings another CUDA runtime and perhaps another Ingot: ours stay inside.
+# The module's symbols are hidden, because PyTorch has another CUDA runtime and the process perhaps another Ingot.
 target_link_options(ingot_python PRIVATE -Wl,--exclude-libs,ALL)
 install(TARGETS ingot_python LIBRARY DESTINATION ingot COMPONENT python)
 

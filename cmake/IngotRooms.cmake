@@ -1,5 +1,5 @@
-# Rooms: the folders of src/ingot/kernels. A folder of src/ingot that wants more than the patterns give it says so in a room.cmake,
-# which is read here and may call
+# Rooms are the folders of src/ingot/kernels. A folder of src/ingot that needs more than the patterns provide has a room.cmake, which is
+# read here and may call
 #
 #   ingot_instances(NAME FROM header... [IN namespace] [PTX arch] [EMULATED] [ELSEWHERE declaration...] TEMPLATES declaration...)
 #       One translation unit, generated/<folder>/NAME.cu in the build folder, which instantiates the TEMPLATES of the headers (named from
@@ -7,16 +7,16 @@
 #       A template that this unit would instantiate implicitly, although another unit has the instance, stands under ELSEWHERE.
 #       EMULATED: the unit joins the room's emulated tests (docs/gpu-layer.md).
 #   ingot_room([PTX arch] [TEST_SHARDS n] [HUGE_TESTS filter])
-#       PTX, here for all of the folder's .cu and above for one: they also travel as PTX for compute_<arch>, which the driver compiles for
-#       GPUs other than Hopper. TEST_SHARDS: with CUDA the room's tests are dealt out to n that can run side by side, less HUGE_TESTS,
-#       which are one test, one after the other.
+#       PTX: the folder's .cu (above: the unit) are also included as PTX for compute_<arch>, which the driver compiles for GPUs other
+#       than Hopper. TEST_SHARDS: with CUDA the room's tests are divided among n tests that can run side by side, except HUGE_TESTS,
+#       which are one test of their own and run one after the other.
 #   ingot_ptx_test(FILTER gtest-filter [SHARDS n])
-#       The room's tests once more with kernels that the driver compiles from PTX (CUDA_FORCE_PTX_JIT), the ones that FILTER names.
+#       Runs the room's tests that FILTER names once more, with kernels that the driver compiles from PTX (CUDA_FORCE_PTX_JIT).
 #
 # Folders inside a room may hold sources and tests of any kind and a room.cmake of their own; their tests join the room's.
 #
-# INGOT_ROOMS=rmsnorm;rope builds these and the rooms that they use, without models, engines and apps. The Python module refuses calls of
-# the others by name.
+# INGOT_ROOMS=rmsnorm;rope builds these rooms and the rooms that they use, without models, engines and apps. The Python module refuses calls
+# of other operations by name.
 set(INGOT_ROOMS "" CACHE STRING "rooms of src/ingot/kernels that the library has, besides those they use; all when empty")
 set(rooms_dir ${CMAKE_CURRENT_SOURCE_DIR}/src/ingot/kernels)
 
@@ -93,7 +93,7 @@ function(ingot_ptx_test)
   set_property(GLOBAL PROPERTY INGOT_PTX_SHARDS_${owner} "${test_SHARDS}")
 endfunction()
 
-# The architecture as whose PTX a .cu travels too; empty for most.
+# The architecture whose PTX is included for a .cu; empty for most files.
 function(ingot_ptx_of source result)
   get_property(arch GLOBAL PROPERTY INGOT_PTX_OF_${source})
   get_property(folders GLOBAL PROPERTY INGOT_PTX_FOLDERS)
@@ -109,7 +109,7 @@ endfunction()
 
 # --- INGOT_ROOMS -------------------------------------------------------------------------------------------------------
 file(GLOB all_rooms RELATIVE ${rooms_dir} CONFIGURE_DEPENDS ${rooms_dir}/*)
-# Adds to `found` the rooms that `room` includes headers of, and those that these do.
+# Adds to `found` the rooms whose headers `room` includes, and recursively the rooms that these include.
 function(ingot_add_rooms room)
   if(NOT room IN_LIST all_rooms)
     list(JOIN all_rooms ", " names)
@@ -150,7 +150,7 @@ if(INGOT_ROOMS)
 endif()
 list(TRANSFORM rooms_left_out REPLACE "(.+)" "/src/ingot/kernels/\\1/" OUTPUT_VARIABLE left_out_folders)
 list(JOIN left_out_folders "|" left_out_regex)
-# Takes the files of rooms that are left out from a list.
+# Removes the files of omitted rooms from a list.
 macro(ingot_filter_rooms list)
   if(left_out_regex)
     list(FILTER ${list} EXCLUDE REGEX "${left_out_regex}")

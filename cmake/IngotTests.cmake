@@ -1,4 +1,5 @@
-# test_<folder>: all *.test.cpp of one folder, of a room with its inner ones. `ctest -R kernels_rmsnorm` runs one room; GPU cases skip without a GPU.
+# test_<folder>: all *.test.cpp of one folder, for a room including its inner folders. `ctest -R kernels_rmsnorm` runs one room; GPU cases
+# are skipped without a GPU.
 find_package(GTest REQUIRED)
 file(GLOB_RECURSE testing_sources CONFIGURE_DEPENDS src/ingot/testing/*.cpp src/ingot/gpu/emulation/*.cpp)
 list(FILTER testing_sources EXCLUDE REGEX "\\.test\\.cpp$")
@@ -11,10 +12,10 @@ target_link_libraries(ingot_testing PUBLIC ingot ingot_flags GTest::gtest)
 if(NOT layers)
   target_link_libraries(ingot_testing PUBLIC nlohmann_json::nlohmann_json)
 endif()
-# EXPECT_EQ holds an if of its own; what g++ 12 wrongly says of std::string is no longer hidden in a precompiled header.
+# EXPECT_EQ contains an if (dangling-else). g++ 12's wrong warnings about std::string are not hidden where the header is precompiled.
 set(ingot_test_options "$<$<COMPILE_LANGUAGE:CXX>:${ingot_driver_options};-Wno-dangling-else;-Wno-array-bounds;-Wno-stringop-overflow>")
 
-# What nearly every test includes, read once: it takes two thirds of the time in which a small test compiles.
+# The headers that nearly every test includes are precompiled: they take two thirds of the time in which a small test compiles.
 file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/generated/test_headers.cpp CONTENT "")
 add_library(ingot_test_headers OBJECT ${CMAKE_CURRENT_BINARY_DIR}/generated/test_headers.cpp)
 target_link_libraries(ingot_test_headers PRIVATE ingot_testing)
@@ -31,8 +32,8 @@ if(layers)
   list(FILTER test_sources INCLUDE REGEX "/src/ingot/(${layers})/")
 endif()
 ingot_filter_rooms(test_sources)
-# <name>.emulated.test.cpp runs the kernels and launchers of <name>.cu, and those instances of its room that are EMULATED, on the CPU
-# (docs/gpu-layer.md). A build with CUDA has the real ones, and the GPU to run them; one whose GPU is the emulator runs *.cuda.test.cpp.
+# <name>.emulated.test.cpp runs the kernels and launchers of <name>.cu, and the room's instances that are EMULATED, on the CPU
+# (docs/gpu-layer.md). A build with CUDA runs the real kernels on its GPU instead; a build whose GPU is the emulator runs *.cuda.test.cpp.
 set(emulated_sources ${test_sources})
 list(FILTER emulated_sources INCLUDE REGEX "\\.emulated\\.test\\.cpp$")
 if(INGOT_WITH_CUDA OR INGOT_CUDA STREQUAL "EMULATED")
@@ -49,7 +50,7 @@ else()
     get_property(instances GLOBAL PROPERTY INGOT_EMULATED_${folder})
     list(APPEND kernels ${instances})
     if(kernels)
-      # Loops hardly optimised are fast enough for small tests, and a room's many instances compile in a third of the time.
+      # Slightly optimised loops are fast enough for small tests, and a room's many instances compile in a third of the time.
       set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX SKIP_PRECOMPILE_HEADERS ON COMPILE_DEFINITIONS INGOT_EMULATE
         COMPILE_OPTIONS "-xc++;${ingot_driver_options};-Wno-unknown-pragmas")
       list(APPEND sources_of_${folder} ${kernels})
@@ -100,7 +101,7 @@ foreach(folder ${test_folders})
   endif()
 endforeach()
 
-# Kernels for GPUs other than Hopper: a room's tests over its PTX, which this makes the driver compile.
+# Kernels for GPUs other than Hopper: runs a room's tests with the PTX, which CUDA_FORCE_PTX_JIT makes the driver compile.
 if(INGOT_WITH_CUDA)
   get_property(folders GLOBAL PROPERTY INGOT_PTX_TESTS)
   foreach(folder ${folders})
