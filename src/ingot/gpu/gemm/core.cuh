@@ -2,7 +2,7 @@
 // The matrix product kernel for Hopper: persistent, warp-specialised. One warp brings tiles of A and B by tensor copies
 // into a ring of stages; two warpgroups multiply them by wgmma into fp32 registers and hand the sums to an epilogue.
 //
-// To make a kernel of it, a room writes a type with these members and launches it:
+// To make a kernel from the core, an operation defines a type with these members and launches it:
 //     using Type = bf16;                                             what is multiplied: bf16 or f16
 //     static constexpr gemm::Tile kTile = {.n = 256, ...};           shape.h
 //     using A = gemm::Operand<bf16, Major::k, gemm::kTileM, false>;  where the operands come from: operand.cuh
@@ -11,9 +11,10 @@
 //     using Epilogue = gemm::Store<bf16>;                            what becomes of the sums: epilogue.cuh
 //     gemm::launch<MyProduct>("my_op", {.a = A::params<2>("my_op: x", x), .b = ..., .schedule = Schedule::of(...),
 //                             .epilogue = ...}, device, stream);
-// Each of the four may be the room's own, if it has the members that those headers name. linear/cuda/core_product.cuh
-// is the plainest user; swiglu/gated.cuh has two products in a tile, in K and in a batch. Weights that are decoded on
-// their way have a kernel of their own on this ring of stages, kernels/grouped (docs/matrix-products.md says why).
+// Each of the four may be the operation's own type, if it has the members that those headers name.
+// linear/cuda/core_product.cuh is the simplest user; swiglu/gated.cuh has two products in a tile, in K and in a batch.
+// Weights that are decoded before the product have a kernel of their own on this ring of stages, kernels/grouped
+// (docs/matrix-products.md gives the reason).
 //
 // Each sum is formed by one thread in one order, so results repeat bit for bit.
 #include <cstdint>
@@ -33,10 +34,10 @@
 
 namespace ingot::gemm {
 
-// What the register file gives each thread: the producer needs few, so the others may have many.
+// Registers per thread: the producer needs few, so the consumers may have many.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-// What is left of shared memory after the epilogue's part is stages.
+// The shared memory that the epilogue does not need holds stages.
 template <class Op> struct Layout {
   static constexpr int64_t kStageBytes = Op::A::kBytes + Op::B::kBytes, kBarriers = 512;
   static constexpr int64_t kFree = kSharedBytes - int64_t(sizeof(typename Op::Epilogue::Shared)) - kBarriers;
@@ -60,7 +61,7 @@ template <class Op> struct Arguments {
   typename Op::Epilogue::Params epilogue;
 };
 
-// Where this block stands: tiles go to clusters.
+// The block's place in its cluster: tiles are assigned to clusters.
 template <class Op> struct BlockAt {
   static constexpr int kCluster = Op::kTile.cluster;
   uint32_t rank = kCluster > 1 ? ptx::cluster_rank() : 0;
@@ -68,7 +69,7 @@ template <class Op> struct BlockAt {
   __device__ __forceinline__ uint32_t row(const TileAt& t) const { return t.m + rank * kTileM; }
 };
 
-// One thread: every tile's steps, as the ring has room.
+// By one thread: loads every tile's steps as the ring has room.
 template <class Op> __device__ void produce(const Arguments<Op>& p, Memory<Op>& m, const BlockAt<Op>& block) {
   using Pipe = typename Memory<Op>::Pipe;
   constexpr int kCluster = Op::kTile.cluster;
@@ -82,7 +83,7 @@ template <class Op> __device__ void produce(const Arguments<Op>& p, Memory<Op>& 
     }
 }
 
-// A warpgroup's part of a tile: so many blocks of 64 rows, and their sums.
+// A warpgroup's part of a tile: its blocks of 64 rows, and their sums.
 template <class Op> struct Sums {
   static constexpr int kBlocks = Op::kTile.team == Team::ping_pong ? 2 : 1;
   float d[kBlocks][Op::kTile.n / 2];
@@ -107,7 +108,7 @@ __device__ __forceinline__ void multiply(Sums<Op>& sums, uint32_t a, uint32_t b,
   ptx::wgmma_commit_group();
 }
 
-// All of a tile's products. A stage is handed back when the next one's products are under way.
+// All products of a tile. A stage is returned to the producer when the next stage's products have been issued.
 template <class Op>
 __device__ __forceinline__ void multiply_tile(Sums<Op>& sums, Memory<Op>& m, uint32_t steps,
                                               typename Memory<Op>::Pipe::Cursor& at, uint32_t row_block,
@@ -142,7 +143,7 @@ __device__ __forceinline__ void consume(const Arguments<Op>& p, Memory<Op>& m, c
   typename Memory<Op>::Pipe::Cursor at;
   auto walk = p.schedule.walk(block.cluster, block.clusters);
   TileAt t;
-  // The other warpgroup's tile: its stages are not this one's.
+  // The other warpgroup's tile: skips its stages.
   const auto leave_one = [&] {
     const bool there = walk.next(t);
     if (there) at.advance(t.k_steps);
@@ -153,7 +154,8 @@ __device__ __forceinline__ void consume(const Arguments<Op>& p, Memory<Op>& m, c
     turns.start();
     if (warpgroup == 1) more = leave_one();
   }
-  bool last_turn = false;  // whoever has the turn when nothing is left takes it, so that none is left over
+  // A warpgroup that has the turn after the last tile still takes it, so that no turn is pending.
+  bool last_turn = false;
   while (more) {
     if (!walk.next(t)) {
       last_turn = true;
@@ -178,7 +180,8 @@ template <class Op>
 __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant__ Arguments<Op> p) {
   auto& m = *tile::dynamic_shared<Memory<Op>>();
   const BlockAt<Op> block;
-  const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be the same in all lanes
+  const uint32_t warp =
+      __shfl_sync(~0u, threadIdx.x / 32, 0);  // the compiler knows that the value is the same in all lanes
   if (threadIdx.x == 0) Memory<Op>::Pipe::init(m.pipe);
   if (Op::kTile.cluster > 1)
     tile::sync_cluster();
@@ -193,11 +196,11 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
     ptx::increase_registers<kConsumerRegisters>();
     consume<Op>(p, m, block, warp - 4);
   }
-  // No block leaves while the other one may still copy to it or arrive at its barriers.
+  // No block ends while the other block may still copy to it or arrive at its barriers.
   if (Op::kTile.cluster > 1) tile::sync_cluster();
 }
 
-// `blocks`: at most so many, 0 for as many as the GPU has SMs.
+// `blocks`: the most blocks; 0: one per SM.
 template <class Op>
 void launch(const char* name, const Arguments<Op>& p, int device, Stream stream, int64_t tiles, int64_t blocks = 0) {
   static_assert(sizeof(Memory<Op>) <= kSharedBytes, "shared memory of a block");

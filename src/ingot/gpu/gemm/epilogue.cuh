@@ -1,11 +1,11 @@
 #pragma once
-// Epilogues: what becomes of the sums. The core makes one object per consumer thread,
+// Epilogues process and store the sums. The core makes one object per consumer thread,
 //     Epilogue(const Epilogue::Params&, Epilogue::Shared&, warp)     warp: 0 to 7
-// and calls, by whole warps, whose 16 rows they are:
+// and calls, by whole warps, each for its own 16 rows:
 //     epilogue(d, at)      the sums of 64 rows x kN columns as wgmma leaves them (ptx/wgmma.cuh)
 //     epilogue.end()       after the last
-// A warp needs no other warp: WarpStore takes its 16 rows through its own panels of shared memory to tensor copies.
-// Columns come in panels of 128 bytes: 64 of 16 bits, 32 of fp32.
+// A warp does not wait for other warps: WarpStore passes its 16 rows through its own panels of shared memory to tensor
+// copies. Columns come in panels of 128 bytes: 64 of 16 bits, 32 of fp32.
 #include <cstdint>
 #include <type_traits>
 
@@ -23,7 +23,7 @@
 
 namespace ingot::gemm {
 
-// Where the warp's sums belong: fragment element d[4 * j + e] is row `row` + lane / 4 + (e < 2 ? 0 : 8), column
+// The place of the warp's sums: fragment element d[4 * j + e] is row `row` + lane / 4 + (e < 2 ? 0 : 8), column
 // `column` + 8 * j + lane % 4 * 2 + e % 2.
 struct WarpAt {
   uint32_t batch, row, row_end, column;
@@ -47,10 +47,10 @@ template <class T> CUtensorMap padded_store_map(const char* name, const Tensor& 
   check_padded_rows(name, t);
   return gpu::tensor_map(name, as_bank(t), kStoreBox<T>);
 }
-// For panels written by write_turned: the mirror image of what a symmetric product's tile holds.
+// For panels written by write_turned: the mirror image of a tile of a symmetric product.
 constexpr gpu::TmaBox kTurnedBox{.rows = 64, .cols = kWarpRows, .swizzle = tile::Swizzle::b32};
 
-// One warp's panels in turn: while the copy engine reads one, the next is written.
+// One warp's panels, used in turn: while the copy engine reads one, the warp writes the next.
 template <int kPanels = 2> class WarpStore {
  public:
   __device__ __forceinline__ explicit WarpStore(WarpStaging<kPanels>& s) : panels_(ptx::shared_address(&s)) {}
@@ -99,7 +99,7 @@ template <int kPanels = 2> class WarpStore {
       for (int j = 0; j < 4; ++j) pairs[4 * i + j] = of_columns[j];
     }
   }
-  // The panel goes to (row, column) of the map's tensor, or is added to what is there; beyond its edges nothing does.
+  // Stores the panel at (row, column) of the map's tensor, or adds it; parts beyond the tensor's edges are dropped.
   __device__ __forceinline__ void send(const CUtensorMap* map, uint32_t column, uint32_t row, uint32_t batch,
                                        bool add = false) {
     ptx::fence_proxy_async_shared();
@@ -156,9 +156,9 @@ struct AsIs {
   static __device__ __forceinline__ float2 value(const Params&, uint32_t, uint32_t, float2 sums) { return sums; }
 };
 
-// C = f(sums), or C += f(sums), element by element, in T; f is Finish::value(params, row, column, sums of this and the
-// next column), asked for rows and columns beyond C's too. C's rows are whole 16 bytes, or it is refused. Two matrices
-// C, of equal shape: batch 0 is the first's, batch 1 the second's.
+// C = f(sums), or C += f(sums), element by element, in T. f is Finish::value(params, row, column, sums of this and the
+// next column), which is also called for rows and columns beyond C's. C's rows must be whole multiples of 16 bytes.
+// With two matrices C of equal shape, batch 0 is the first's and batch 1 the second's.
 template <class T, class Finish = AsIs, int kMatrices = 1, int kPanels = 2> class Store {
  public:
   struct Params {

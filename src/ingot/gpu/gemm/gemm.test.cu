@@ -33,8 +33,8 @@ struct Product {
   using Epilogue = Store<Out>;
 };
 
-// A matrix (batch, rows, k) of normals on the host, and as the kernel reads it: K-major or MN-major, with a gap after
-// each row that nobody may read.
+// A matrix (batch, rows, k) of normal numbers on the host, and the same as the kernel reads it: K-major or MN-major,
+// with a gap after each row that must not be read.
 struct Matrix {
   Matrix(DType t, Major major, int64_t batch, int64_t rows, int64_t k, uint64_t seed)
       : rows(rows),
@@ -71,7 +71,7 @@ Expected dot(const double* a, const double* b, int64_t k) {
 Expected dot(const Matrix& a, const Matrix& b, int64_t batch, int64_t m, int64_t n) {
   return dot(a.row(batch, m), b.row(batch, n), a.k);
 }
-// All of a product, kept: tests ask for few products many times, of the same matrices.
+// The operands and the result of a product are kept, because tests use few products many times.
 const std::vector<Expected>& product_of(const Matrix& a, const Matrix& b, DType t, const Problem& s) {
   static std::map<std::tuple<DType, int64_t, int64_t, int64_t, int64_t>, std::vector<Expected>> known;
   std::vector<Expected>& all = known[{t, s.batch, s.m, s.n, s.k}];
@@ -137,7 +137,7 @@ template <class P, class Out> void run(const Problem& s, int64_t blocks = 0, boo
 
 const Problem kShapes[] = {{128, 256, 64},       // one tile, one step
                            {128, 256, 128},      // two steps
-                           {256, 512, 512},      // the ring comes round
+                           {256, 512, 512},      // the ring wraps around
                            {8, 8, 8},            // the smallest
                            {300, 520, 200},      // ragged everywhere
                            {130, 136, 1032, 2},  // two products
@@ -175,7 +175,7 @@ TEST_F(GemmCore, AddsToWhatIsThere) {
   }
 }
 TEST_F(GemmCore, WithoutKTheSumsAreZero) {
-  // No tensor map describes nothing: operands stand in that no step reads.
+  // A tensor map cannot describe an empty matrix: other operands take its place, which no step reads.
   using P = Product<bf16, kWide, Major::k, Major::k, float>;
   const Matrix a(DType::bf16, Major::k, 1, 130, 64, 1), b(DType::bf16, Major::k, 1, 264, 64, 2);
   DeviceBuffer c(DType::f32, {1, 130, 264});

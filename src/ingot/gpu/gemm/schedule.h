@@ -1,11 +1,12 @@
 #pragma once
-// Which tiles a cluster computes, in which order. Everybody in a block walks the same list: the producer to know what
-// to load, the consumers where their sums belong. A schedule is made on the host, travels as a kernel argument, and has
+// The tiles that a cluster computes, and their order. All threads of a block walk the same list: the producer to know
+// the next loads, the consumers the place of their sums. A schedule is made on the host, is passed as a kernel
+// argument, and has
 //     Walk walk(first, step) const      the walk of a cluster: tiles first, first + step, ...
 //     bool Walk::next(TileAt& t)        false after the last
-// Grid: all tiles of one product or of a batch of equal ones. Triangle: those of a symmetric result that touch or lie
-// below its diagonal. Grouped: products of different heights that share N and K, whose rows follow each other; where
-// each begins is read on the device.
+// Grid: all tiles of one product or of a batch of equal products. Triangle: the tiles of a symmetric result that touch
+// or lie below its diagonal. Grouped: products of different heights with common N and K, whose rows follow each other;
+// the first row of each is read on the device.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -35,8 +36,8 @@ template <class S> struct CountedWalk {
   }
 };
 
-// Blocks of `kHeight` cluster rows are walked column by column, back and forth: the clusters that run at a time read
-// few rows of A and few of B, which stay in L2.
+// Blocks of `kHeight` cluster rows are walked column by column, back and forth: the clusters that run at the same time
+// read few rows of A and few of B, which stay in L2.
 struct Grid {
   static constexpr uint32_t kHeight = 8;
   uint32_t tiles = 0;
@@ -89,7 +90,7 @@ struct Triangle {
   INGOT_HD TileAt at(uint32_t i) const {
     const tile::Division in = tile::divide(i, of_batch);
     uint32_t r = uint32_t((sqrtf(8.f * float(in.remainder) + 1.f) - 1.f) * 0.5f);
-    while (r * (r + 1) / 2 > in.remainder) --r;  // the root is rounded
+    while (r * (r + 1) / 2 > in.remainder) --r;  // the square root is rounded
     while ((r + 1) * (r + 2) / 2 <= in.remainder) ++r;
     return {in.quotient, r * side, (in.remainder - r * (r + 1) / 2) * side, m, k_steps};
   }
@@ -99,7 +100,7 @@ struct Triangle {
 // Product g has rows offsets[g] to offsets[g + 1] - 1 of A and C, and B number g. Empty ones cost nothing. Tiles end
 // with their product (TileAt::m_end), so the epilogue must not write beyond: no tensor copies of whole tiles.
 struct Grouped {
-  const int32_t* offsets = nullptr;  // groups + 1, where the walk is: on the device
+  const int32_t* offsets = nullptr;  // groups + 1, in device memory
   uint32_t groups = 0, n_tiles = 0, tile_m = 0, tile_n = 0, k_steps = 0;
   tile::Divisor of_row;
 

@@ -44,7 +44,7 @@ TEST(GemmSchedule, AGridVisitsEveryTileOnce) {
       }
 }
 
-// What runs at a time reads few rows of A and few of B.
+// Tiles that run at the same time read few rows of A and few of B.
 TEST(GemmSchedule, AWaveOfTilesIsNearlySquare) {
   const Grid g = Grid::of({8192, 22016, 4096}, kTiles[0]);
   for (uint32_t first = 0; first + 66 <= g.tiles; first += 66) {
