@@ -103,6 +103,19 @@ void launch() {{ gpu::launch("op", some_kernel<float>, {{.grid = 1, .overlap = {
 WAIT = "ptx::wait_for_earlier_kernels();"
 
 
+class Switches(unittest.TestCase):
+    def test_gpu_code_behind_a_name_that_no_build_defines_is_found(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            files = {"kernels/rope/rope.cu": "", "kernels/rope/rope.cpp": "#ifdef INGOT_HAS_CUDA_ROPE\n#endif\n", "kernels/mix/cuda/mix.cu": "",
+                     "kernels/mix/mix.cpp": "\n#ifndef INGOT_HAS_CUDA_MIX\n#endif\n"}
+            for name, text in files.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(text, encoding="utf-8")
+            self.assertEqual(list(check_layers.problems_of_switches(sorted(root / name for name in files), root)),
+                             [f"{root / 'kernels/mix/mix.cpp'}:2: found INGOT_HAS_CUDA_MIX, expected a mix.cu in a folder of that name"])
+
+
 class Launches(unittest.TestCase):
     def problems(self, body, overlap="true", more=""):
         room = pathlib.Path("ingot/kernels/op")

@@ -126,11 +126,23 @@ def problems_of(path, root):
             yield f"{where}: a kernel asks for a trait of an activation (activation.h), not for its name"
 
 
+def problems_of_switches(files, root):
+    """An #ifdef INGOT_HAS_CUDA_X without the .cu for which CMake defines it (cmake/IngotCuda.cmake) leaves GPU code out without a word."""
+    defined = {path.stem for path in files if path.suffix == ".cu" and path.stem == path.parent.name}
+    defined |= {"decode"} if root / "models/decode/phased/decode.cu" in files else set()
+    for path in files:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            switch = re.match(r"\s*#\s*(?:if|ifdef|ifndef|elif)\b.*\bINGOT_HAS_CUDA_(\w+)", line)
+            if switch and switch[1].lower() not in defined:
+                yield f"{path}:{number}: found INGOT_HAS_CUDA_{switch[1]}, expected a {switch[1].lower()}.cu in a folder of that name"
+
+
 def main():
     root = pathlib.Path(sys.argv[1])
     files = [path for path in sorted(root.rglob("*")) if path.suffix in (".h", ".cpp", ".cu", ".cuh")]
     bad = [p for path in files for p in problems_of(path, root)]
     bad += problems_of_launches({path: path.read_text(encoding="utf-8") for path in files if path.suffix in (".cu", ".cuh") and ".test." not in path.name}, root)
+    bad += problems_of_switches(files, root)
     print("\n".join(bad) if bad else "layers: ok")
     return 1 if bad else 0
 
