@@ -106,8 +106,8 @@ WAIT = "ptx::wait_for_earlier_kernels();"
 class Switches(unittest.TestCase):
     def test_gpu_code_behind_a_name_that_no_build_defines_is_found(self):
         with tempfile.TemporaryDirectory() as folder:
-            root = pathlib.Path(folder)
-            files = {"kernels/rope/rope.cu": "", "kernels/rope/rope.cpp": "#ifdef INGOT_HAS_CUDA_ROPE\n#endif\n", "kernels/mix/cuda/mix.cu": "",
+            root, moved = pathlib.Path(folder), "mix"
+            files = {"kernels/rope/rope.cu": "", "kernels/rope/rope.cpp": "#ifdef INGOT_HAS_CUDA_ROPE\n#endif\n", f"kernels/mix/cuda/{moved}.cu": "",
                      "kernels/mix/mix.cpp": "\n#ifndef INGOT_HAS_CUDA_MIX\n#endif\n"}
             for name, text in files.items():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
