@@ -1,5 +1,6 @@
 #pragma once
-// Low-rank adapters of several documents, and their optimizer: all begin alike, and learn each from its own document.
+// Low-rank adapters of several documents, and their optimizer. All documents begin with the same adapters, and each
+// document's adapters learn from this document.
 #include <vector>
 
 #include "ingot/core/memory/arena.h"
@@ -21,23 +22,23 @@ class DocumentAdapters {
   static int64_t bytes(const GptConfig& config, const LayerProgram& program, const AdapterOptions& options,
                        GptTypes types, int64_t documents);
 
-  // The first documents' adapters as they begin; all, left out.
+  // Resets the adapters of the first documents, or of all documents, to their initial values.
   void reset(int64_t count = -1);
-  // Those of documents [first, first + count), as a model takes them: segment s reads document first + s.
+  // The adapters of documents [first, first + count) as a model's argument: segment s reads document first + s.
   GptAdapters values(int64_t first, int64_t count) const;
-  GptAdapters gradients(int64_t count) const;  // of the first documents, to be written
-  // One step of the first documents, which have all made as many.
+  GptAdapters gradients(int64_t count) const;  // gradients of the first documents, to be written
+  // One step of the first documents, all of which have made the same number of steps.
   void step(int64_t count);
   int64_t updates() const { return updates_; }  // since reset()
 
   int64_t numbers() const { return layout_.numbers(); }  // of one document
-  // One document's, in host memory that lives as long as the result.
+  // One document's adapters, in host memory that lives as long as the result.
   struct Saved {
     std::vector<float> memory;
     std::vector<NamedTensor> tensors;
   };
   Saved saved(int64_t document) const;
-  // Where every document begins from now on: a file of what saved() gives.
+  // Sets the initial adapters of every document from a file of saved().
   void begin_from(const SafetensorsFile& file);
 
  private:
@@ -48,8 +49,9 @@ class DocumentAdapters {
   int64_t documents_, updates_ = 0;
   void bring_beginning();
   Arena host_memory_, memory_;
-  Tensor begin_, device_begin_;                    // (numbers), in host memory and, but on the CPU, on the device
-  Tensor values_, compute_, gradients_, squares_;  // (documents, numbers); compute_ where products read another type
+  Tensor begin_, device_begin_;  // (numbers), in host memory and, on a GPU, also on the device
+  // (documents, numbers); compute_ where products read a different type
+  Tensor values_, compute_, gradients_, squares_;
 };
 
 }  // namespace ingot

@@ -1,5 +1,5 @@
 #pragma once
-// The model's vocabulary: what a model is made for, and what one call of it is given.
+// The arguments of a model: the options of its construction, and the arguments of one call.
 #include <numeric>
 #include <span>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace ingot {
 
-// Element types of a model. On the CPU all are one, f32 or f64.
+// Element types of a model. On the CPU all are the same, f32 or f64.
 struct GptTypes {
   GptTypes() = default;
   GptTypes(DType all) : master(all), compute(all), activations(all) {}
@@ -21,46 +21,46 @@ struct GptTypes {
   // Losses and statistics of rows.
   DType sums() const { return activations == DType::f64 ? DType::f64 : DType::f32; }
 };
-// What a model is trained in on a device: f32; on a GPU bf16 activations and bf16 copies of f32 weights.
+// The types of training on a device: f32; on a GPU bf16 activations and bf16 copies of f32 weights.
 GptTypes gpt_types(Device device);
 
-// Flat weights (ParameterLayout). `compute` is the copy that products read where its type is another than master's;
-// vectors and scalars are always read from `master`. `qkv`, of weights that get no gradient: each layer's q, k and v
-// once more, one below the other (layers, (H + 2 Hkv) D, C), which one product reads where two would.
+// Flat weights (ParameterLayout). `compute` is the copy that products read where their type differs from master's;
+// vectors and scalars are always read from `master`. `qkv`, for weights without gradients: a second copy of each
+// layer's q, k and v, one below the other (layers, (H + 2 Hkv) D, C), so that one product replaces two.
 struct GptWeights {
   GptWeights(const Tensor& m, const Tensor& c = {}) : master(m), compute(c) {}
   Tensor master, compute, qkv;
 };
 
-// Those of a model that reads such weights.
+// The types of a model that reads such weights.
 inline GptTypes types_of(const GptWeights& w) {
   const DType compute = w.compute ? w.compute.dtype : w.master.dtype;
   return {w.master.dtype, compute, compute};
 }
 
-// What a model is bound to; fixed at its construction.
+// The options of a model, fixed at its construction.
 struct GptOptions {
   int64_t capacity = 0;   // most tokens of one call
   bool looping = false;   // which of the two layer programs
   bool training = false;  // keeps what the backward pass needs
-  // Training on a GPU: the backward pass forms no rows anew that the forward pass had; more memory, the same bits.
+  // Training on a GPU: the backward pass recomputes no rows of the forward pass; more memory, the same bits.
   bool keep_rows = false;
   Products products = Products::fp32;
   int64_t max_adapter_rank = 0;  // largest rank of the adapters passed later; 0: none
-  // Documents of one call whose adapters of q, k and v may become weights of their own, W + B A in the products' type,
-  // where that is less work; 0: none.
+  // Documents of one call whose adapters of q, k and v may be added to weights of their own, W + B A in the products'
+  // type, where that is less work; 0: none.
   int64_t most_folded = 0;
   int64_t most_scored = 0;  // most tokens of one call that are scored; 0: the capacity, without TokenBatch::last
-  // With keep_rows and base weights that get no gradient: what the last application does to tokens that are not scored
-  // ends at their keys and values.
+  // With keep_rows and base weights without gradients: for tokens that are not scored, the last application ends after
+  // their keys and values.
   bool cut_last = false;
-  // Training on a GPU, where not 0: attention adds up the queries' gradients in any order, which is faster; their last
-  // bits may then differ from call to call. Segments of one call at most, empty ones included.
+  // Training on a GPU, where not 0: attention adds the queries' gradients in any order, which is faster; their last
+  // bits may then differ from call to call. The value is the most segments of one call, empty ones included.
   int64_t any_order_segments = 0;
   int64_t most_keys = 0;        // most keys of one segment in training, cached ones included; 0: nothing is cached
   int64_t max_positions = 0;    // rotary positions that may occur; 0: the config's context
-  Device device;                // on which weights, batches, losses and logits lie
-  Stream stream;                // on which all of its work is put
+  Device device;                // the device of weights, batches, losses and logits
+  Stream stream;                // the stream of all of the model's work
   Allocator* memory = nullptr;  // of activations; null: that of the device
 };
 
@@ -68,11 +68,12 @@ struct GptOptions {
 struct TokenBatch {
   Tensor tokens, targets, positions;  // (T)
   Tensor cu_seqlens;                  // (S + 1)
-  // The same numbers in host memory, for what decides on them: which segment, how many tokens, how far a cache reaches.
-  // Left out where the batch itself lies there.
+  // The same numbers in host memory, for decisions on the host: the segments, the number of tokens, the length of a
+  // cache. Left out where the batch itself lies in host memory.
   Tensor host_positions, host_cu_seqlens;
-  // How many of each segment's last tokens are scored (S, in host memory); left out: all are. Then targets, losses and
-  // their gradients are those of these tokens alone, one segment after the other, and the head sees no others.
+  // The number of each segment's last tokens that are scored (S, in host memory); left out: all tokens. Targets, losses
+  // and their gradients then belong to the scored tokens alone, one segment after the other, and the head computes no
+  // other rows.
   std::span<const int32_t> last;
 
   const Tensor& positions_on_host() const { return host_positions ? host_positions : positions; }
@@ -84,14 +85,14 @@ struct TokenBatch {
   }
 };
 
-// Which rows a forward pass multiplies with matrices. q, k and v share theirs; a tied embedding is the head.
+// The rows that a forward pass multiplies by matrices. q, k and v have the same rows; a tied embedding is the head.
 enum class MatrixInput { embed_proj, attention, attention_output, mlp_up, mlp_down, head_proj, head };
-// Is shown them as they are multiplied: once or several times an application, all tokens in all.
+// Receives these rows when they are multiplied: once or several times per application, all tokens in total.
 class MatrixInputs {
  public:
   virtual ~MatrixInputs() = default;
-  // x (N, K) on the model's device, to be read by work on its stream before the call returns. `layer`: of the four
-  // kinds that blocks have, else 0.
+  // x (N, K) on the model's device, to be read by work on the model's stream before the call returns. `layer`: for the
+  // four kinds of matrices in blocks, otherwise 0.
   virtual void seen(MatrixInput which, int layer, const Tensor& x) = 0;
 };
 
@@ -105,7 +106,7 @@ struct ApplicationAdapters {
 struct GptAdapters {
   std::vector<ApplicationAdapters> applications;
   AdapterPair head;      // added to the logits before the softcap
-  bool written = false;  // as gradients: those of segments that are scored are written, in place of added to
+  bool written = false;  // as gradients: the gradients of scored segments are written, not added to
 };
 
 }  // namespace ingot

@@ -10,10 +10,10 @@
 
 namespace ingot {
 
-// A model bound to a capacity: everything it will need is planned and allocated here, nothing later.
+// A model with a fixed capacity: all memory is planned and allocated on construction, none later.
 class Gpt {
  public:
-  // What a model takes of memory, without taking any.
+  // The memory that a model needs, without allocating it.
   static int64_t planned_bytes(const GptConfig& config, const GptTypes& types, const GptOptions& options);
 
   Gpt(const GptConfig& config, const GptTypes& types, const GptOptions& options);
@@ -25,15 +25,16 @@ class Gpt {
   const GptOptions& options() const;
   int64_t arena_bytes() const;
 
-  // Loss of each target (T), natural logarithm; 0 where the target is the ignore index -1. `inputs` is shown what
-  // matrices are multiplied with.
-  // With `cached` segments go on where cached sequences end, as for extend().
+  // Loss of each target (T), natural logarithm; 0 where the target is the ignore index -1. `inputs` receives the inputs
+  // of the matrices.
+  // With `cached` the segments continue cached sequences, as for extend().
   void losses(const GptWeights& weights, const TokenBatch& batch, const Tensor& loss,
               const GptAdapters* adapters = nullptr, MatrixInputs* inputs = nullptr,
               const CachedSegments* cached = nullptr);
 
-  // The same, and gradients of sum_t dloss[t] * loss[t]: accumulated into `grads` (flat, as weights; left out: base
-  // weights are frozen and their products are skipped) and into `adapter_grads`. What is cached counts as constant.
+  // The same, and gradients of sum_t dloss[t] * loss[t], accumulated into `grads` (flat, as weights; left out: base
+  // weights are frozen and their products are skipped) and into `adapter_grads`. Cached keys and values count as
+  // constants.
   void losses_and_gradients(const GptWeights& weights, const TokenBatch& batch, const Tensor& dloss, const Tensor& loss,
                             const Tensor& grads, const GptAdapters* adapters = nullptr,
                             GptAdapters* adapter_grads = nullptr, const CachedSegments* cached = nullptr);
@@ -43,13 +44,14 @@ class Gpt {
               const GptAdapters* adapters = nullptr);
 
   // The same for tokens that continue cached sequences: segment s of the batch continues sequence sequences[s].
-  // Positions must go on where the cache ends; the new keys are added to it.
+  // Positions must continue at the end of the cached sequence; the new keys are added to the cache.
   void extend(const GptWeights& weights, const TokenBatch& batch, const std::vector<int64_t>& sequences,
               GptCache& cache, const Tensor& rows, const Tensor& logits, const GptAdapters* adapters = nullptr);
 
-  // One token of one sequence on a GPU, all that changes from token to token read there when the stream comes to it, so
-  // that a graph of this call may be replayed: the batch's token and position, cached_cu (1, 2, 2) {{0, 1}, {0, n + 1}}
-  // of the n tokens so far. Nothing is checked, and the cache is not told. logits (1, V), f32 too.
+  // One token of one sequence on a GPU. All inputs that change from token to token are read from device memory when the
+  // stream reaches the call, so that a graph of this call may be replayed: the batch's token and position, and
+  // cached_cu (1, 2, 2) {{0, 1}, {0, n + 1}} for the n tokens so far. The call checks nothing and does not update the
+  // cache's length. logits (1, V), f32 too.
   void next(const GptWeights& weights, const TokenBatch& batch, int64_t sequence, GptCache& cache,
             const Tensor& cached_cu, const Tensor& logits, const GptAdapters* adapters = nullptr);
 

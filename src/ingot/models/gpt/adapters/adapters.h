@@ -1,5 +1,6 @@
 #pragma once
-// Where adapters lie: one document's in one row of numbers, under names as "applications.3.q.a", and in files of them.
+// The storage of adapters: those of one document in one row of numbers, under names as "applications.3.q.a", and in
+// files of these tensors.
 #include <string>
 #include <vector>
 
@@ -16,13 +17,13 @@ class AdapterLayout {
     std::string name;
     int64_t offset, rows, cols;
   };
-  // a (rank, in) and b (out, rank), one after the other: of q, k, v, o and mlp of each application, and of the head.
+  // a (rank, in) and b (out, rank), one after the other, for q, k, v, o and mlp of each application, and for the head.
   const std::vector<Piece>& pieces() const { return pieces_; }
   int64_t numbers() const { return numbers_; }  // of one document, padding included
   int64_t rank() const { return rank_; }
-  // As a model takes them: segment s reads row s of `flat` (documents, numbers).
+  // The adapters as a model's argument: segment s reads row s of `flat` (documents, numbers).
   GptAdapters views(const Tensor& flat) const;
-  // One document's (numbers).
+  // The adapters of one document (numbers).
   std::vector<NamedTensor> named(const Tensor& flat) const;
 
  private:
@@ -31,8 +32,8 @@ class AdapterLayout {
   std::vector<Piece> pieces_;
 };
 
-// A file that save_safetensors() made of named(). Errors: tensors of another model or rank by name, numbers that are
-// not finite.
+// Reads a file that save_safetensors() wrote from named(). Errors name tensors of another model or rank, and numbers
+// that are not finite.
 int64_t adapter_rank(const SafetensorsFile& file);
 void read_adapters(const SafetensorsFile& file, const AdapterLayout& layout, const Tensor& flat);  // (numbers) f32
 

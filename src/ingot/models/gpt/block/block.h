@@ -1,6 +1,6 @@
 #pragma once
-// One application of one block, forward and backward: the only implementation there is. Training, evaluation,
-// adaptation and generation all run it.
+// One application of one block, forward and backward. Training, evaluation, adaptation and generation all use this
+// implementation.
 #include <algorithm>
 
 #include "ingot/models/gpt/buffers.h"
@@ -9,42 +9,43 @@
 
 namespace ingot::detail {
 
-// A layer's parameters as views into a flat tensor; all empty when the flat tensor is (frozen gradients).
+// A layer's parameters as views into a flat tensor; all are empty when the flat tensor is empty (frozen gradients).
 struct LayerViews {
   Tensor attn_norm, mlp_norm, q, k, v, o, up, down, q_gain, attn_scale, mlp_scale, mix_a, mix_b;
-  Tensor kv, qkv;                // k and v, and with q, as one matrix, where they lie together
+  Tensor kv, qkv;                // k and v, and q, k and v, as one matrix where they are adjacent
   Tensor lane_post, lane_resid;  // (2, 2), (2)
 };
 struct SkipViews {
   Tensor weight, gate;
 };
 
-// What all blocks of one call share.
+// The arguments that all blocks of one call share.
 struct CallContext {
   int64_t scored() const { return scored_cu.empty() ? 0 : scored_cu.back(); }
   int64_t rows_out() const { return cut ? scored() : tokens; }  // of the last application
 
   const GptConfig& config;
   int64_t tokens;
-  int64_t block_rows;  // at most so many tokens at a time where each is worked on by itself
+  int64_t block_rows;  // the most tokens at a time in operations on single tokens
   Device device;
   Stream stream;
   Tensor positions, cu_seqlens;                // i32, on the device
   std::span<const int32_t> cu;                 // cu_seqlens in host memory
-  std::span<const int32_t> scored_cu;          // the same of the tokens that are scored; cu where all are
-  bool cut = false;                            // the last application's output has rows of the scored tokens alone
-  Tensor scored_positions, scored_cu_seqlens;  // of these tokens, on the device; where it is cut
+  std::span<const int32_t> scored_cu;          // the same for the scored tokens; equal to cu where all are scored
+  bool cut = false;                            // the last application's output has only the scored tokens' rows
+  Tensor scored_positions, scored_cu_seqlens;  // of these tokens, on the device; only where the output is cut
   Tensor cos, sin;                             // empty without rotation
   Act act;
   Products products;
-  bool any_order = false;   // of what attention's backward pass adds up
-  Tensor linear_workspace;  // of whatever product is running
+  bool any_order = false;   // workspace for the sums of attention's backward pass
+  Tensor linear_workspace;  // workspace of the current product
   const GptAdapters* adapters = nullptr;
   GptAdapters* adapter_grads = nullptr;
-  MatrixInputs* inputs = nullptr;          // of a forward pass alone
+  MatrixInputs* inputs = nullptr;          // of a forward pass without a backward pass
   const CachedSegments* cached = nullptr;  // keys and values of this application live in a cache
-  Tensor cache_at;   // (1) i32, on the device: where the only sequence goes on, where that is not known to the host
-  Tensor cached_cu;  // (S, 2, 2) i32, on the device: of segment s (0, its tokens) and (0, the keys that are seen)
+  Tensor cache_at;   // (1) i32, on the device: the position at which the only sequence continues, where the host does
+                     // not know it
+  Tensor cached_cu;  // (S, 2, 2) i32, on the device: for segment s (0, its tokens) and (0, its visible keys)
 };
 
 struct BlockTensors {
@@ -56,26 +57,26 @@ struct BlockTensors {
   Tensor in0, in1, x0, out0, out1;
   Saved saved;
   Scratch scratch;
-  const ScoredRows* scored = nullptr;  // of the last application where it is cut
+  const ScoredRows* scored = nullptr;  // of the last application where its output is cut
 };
 
 void block_forward(const CallContext& call, const BlockTensors& b);
 
-// g0, g1: gradients of the outputs in, of the inputs out (in place; a cut application's outputs have fewer rows).
-// x0_grad is accumulated, skip_grad written: an output is merged once.
+// g0, g1 contain the gradients of the outputs on entry, and of the inputs on return (in place; the outputs of a cut
+// application have fewer rows). x0_grad is accumulated; skip_grad is written, because an output is merged once.
 struct BlockGradients {
   Tensor g0, g1, x0_grad, skip_grad;
-  bool of_input = true;  // false: nobody reads the gradient of what the application read
+  bool of_input = true;  // false: the gradient of the application's inputs is not needed
 };
 void block_backward(const CallContext& call, const BlockTensors& b, const BlockGradients& g);
 
-// Keys that segment s sees, with those of its `added` tokens.
+// The visible keys of segment s, including those of its `added` tokens.
 inline int64_t cached_keys(const CachedSegments& cached, size_t s, int64_t added) {
   const int64_t all = cached.cache.length(cached.sequences[s]) + added;
   return cached.window > 0 ? std::min(all, cached.window) : all;
 }
 
-// A contiguous tensor's memory seen as the first rows it needs for another shape.
+// A contiguous tensor's memory viewed as another, smaller shape.
 inline Tensor view(const Tensor& t, Shape shape) { return Tensor(t.data, t.dtype, shape, t.device); }
 
 }  // namespace ingot::detail

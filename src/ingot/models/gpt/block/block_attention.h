@@ -1,6 +1,6 @@
 #pragma once
-// The attention branch of a block: normed rows -> attn_out. Backward, the gradient of attn_out is in
-// scratch.branch_grad, and that of the normed rows comes to scratch.normed_grad.
+// The attention branch of a block: normed rows -> attn_out. Backward, scratch.branch_grad contains the gradient of
+// attn_out, and the gradient of the normed rows is written to scratch.normed_grad.
 #include "ingot/models/gpt/block/block_view.h"
 
 namespace ingot::detail {
@@ -8,7 +8,7 @@ namespace ingot::detail {
 struct AttentionBranch {
   const BlockView& at;
 
-  // Rotated q and k from the raw projections; the raw ones themselves where nothing changes them.
+  // Rotated q and k from the raw projections; the raw projections themselves where no operation changes them.
   void rotate() const;
   void rotate_queries() const;
   void rotate_keys() const;
@@ -16,16 +16,17 @@ struct AttentionBranch {
   void project_queries() const;
   void project_keys() const;
   void attend() const;
-  // With adapters, which are given all tokens at once, the normed rows are still those that were projected.
+  // Adapters get all tokens at once, and then the normed rows are still those of the projection.
   void attention_output() const;
-  // The same bits once more: 2 T C H D operations cost less than T rows in memory from the forward pass to here.
+  // Computes the same bits again: 2 T C H D operations cost less than keeping T rows in memory from the forward pass to
+  // here.
   void attention_output_again() const;
-  // The gradient of attn_out is in scratch.branch_grad, what attention_output multiplied still in scratch.z.
+  // The gradient of attn_out is in scratch.branch_grad, and the input of attention_output still in scratch.z.
   void attention_output_backward() const;
   void attend_backward() const;
   // The gradients of q, k and v -> the gradient of the normed rows, in scratch.normed_grad.
   void projections_backward(bool of_input) const;
-  // To the gradient of the normed rows; o's adapter reads these too.
+  // Adds to the gradient of the normed rows; o's adapter reads these rows too.
   void queries_backward() const;
   void keys_backward(bool accumulate) const;
   void rotate_queries_backward() const;

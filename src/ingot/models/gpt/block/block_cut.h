@@ -1,16 +1,16 @@
 #pragma once
-// The last application of a program where only some tokens are scored: rows of these between all tokens, where they
-// stand among the others, and packed.
+// The last application of a program where only some tokens are scored: their rows as views among all tokens, and as
+// packed rows.
 #include "ingot/models/gpt/block/block_view.h"
 #include "ingot/models/gpt/block/segments.h"
 
 namespace ingot::detail {
 
-// The same application as one of the scored tokens' rows, which stand packed.
+// The same application over the packed rows of the scored tokens.
 struct PackedApplication {
   explicit PackedApplication(const BlockView& whole) : application(whole.application), call(whole.call), b(whole.b) {
     const ScoredRows& r = *whole.b.scored;
-    application.skip_slot = -1, application.enters_lanes = false;  // what was read is merged
+    application.skip_slot = -1, application.enters_lanes = false;  // the input is a merged one
     call.tokens = call.block_rows = call.scored();
     call.cu = call.scored_cu;
     call.positions = call.scored_positions, call.cu_seqlens = call.scored_cu_seqlens;
@@ -35,7 +35,7 @@ struct ScoredTokens {
   void gather(const Tensor& from, const Tensor& to) const;
   void scatter(const Tensor& from, const Tensor& to) const;
   void add_scattered(const Tensor& from, const Tensor& to) const;
-  // Rows of the scored tokens alone become those of all, zero where there was none.
+  // Expands the rows of the scored tokens to rows of all tokens, with zeros for the others.
   void spread(const Tensor& g) const;
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// What the parts of a block see: its tensors as rows of one block of tokens after the other, or of all.
+// The tensors of a block as its parts see them: rows of one block of tokens after the other, or of all tokens.
 #include <algorithm>
 #include <cmath>
 
@@ -15,7 +15,7 @@ struct BlockView {
 
   bool kept() const { return b.scratch.kept; }
   int64_t blocks() const { return std::max<int64_t>(1, (call.tokens + call.block_rows - 1) / call.block_rows); }
-  // Calls body() with the views below showing one block of tokens after the other; otherwise they show all.
+  // Calls body() while the views below show one block of tokens after the other; otherwise they show all tokens.
   template <class Body> void each_block(Body&& body) {
     const int64_t rows = (call.tokens + blocks() - 1) / blocks();
     for (begin = 0; begin < call.tokens; begin = end) {

@@ -1,6 +1,5 @@
 #pragma once
-// What a small GPT is made of. Every architectural feature is a field; presets are JSON files under presets/ and fill
-// these.
+// The configuration of a small GPT. Every architectural feature is a field; presets are JSON files under presets/.
 #include <cstdint>
 #include <string>
 
@@ -17,7 +16,7 @@ struct GptConfig {
   std::string activation = "gelu";
   bool tied_embeddings = true;
   bool learned_positions = false;
-  bool embed_norm = false;  // rows of the embedding are normed, before the projection and the learned positions
+  bool embed_norm = false;  // rows of the embedding are normalised before the projection and the learned positions
   bool norm_weight = true;  // a learned factor per channel in every norm
   double norm_eps = 1e-5;
   bool layer_scale = false;  // norms multiplied by 1 / sqrt(layer + 1), by physical layer
@@ -51,7 +50,7 @@ struct GptConfig {
   bool factorised() const { return embed_dim != 0 && embed_dim != dim; }
   bool has_loop() const { return loop_extra > 0 && loop_last >= loop_first; }
 };
-void check(const GptConfig& c);  // throws, naming the field, what was found and what is allowed
+void check(const GptConfig& c);  // throws an error with the field, the value found and the values allowed
 std::string to_json(const GptConfig& c);
 GptConfig gpt_config_from_json(const std::string& text, const std::string& where);  // unknown keys are errors
 GptConfig gpt_preset(const std::string& name);  // golf, nano, demo, ...; lists them when unknown

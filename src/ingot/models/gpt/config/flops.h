@@ -1,6 +1,6 @@
 #pragma once
-// Floating-point operations that a model's definition asks for, a multiply-add as two: those of matrices and of
-// attention's two products, nothing else, and nothing twice (what an implementation computes again does not count).
+// Floating-point operations that a model's definition requires, a multiply-add counted as two: those of matrices and of
+// attention's two products, nothing else, and nothing twice (recomputation does not count).
 #include <cstdint>
 #include <vector>
 
@@ -10,9 +10,10 @@ namespace ingot {
 
 struct GptFlops {
   double per_token = 0;  // matrices of all applications, and the head
-  double per_pair = 0;   // a token that attends to one (itself, or one before it in its segment), in all applications
+  double per_pair =
+      0;  // one pair of a token and a token to which it attends (itself or an earlier one), in all applications
 };
-// Forward; a training pass, forward and backward, is three times that.
+// Forward; a training pass, forward and backward, takes three times as many.
 GptFlops forward_flops(const GptConfig& config, bool looping);
 
 // Pairs of the segments [cu_seqlens[i], cu_seqlens[i + 1]): causal, and within the window where there is one.

@@ -1,5 +1,5 @@
 #pragma once
-// Where a small GPT is trained and scored: the CPU, or a GPU that can run it.
+// The device on which a small GPT is trained and scored: the CPU, or a GPU that can run the model.
 #include <string>
 
 #include "ingot/core/tensor.h"
@@ -10,9 +10,9 @@ namespace ingot {
 
 struct GptPlace {
   Device device;
-  std::string note;  // why a GPU that is there is not taken; empty otherwise
+  std::string note;  // the reason why an existing GPU is not used; otherwise empty
 };
-// `choice` cuda insists: Error(unsupported) says what is missing.
+// `choice` cuda requires a GPU: Error(unsupported) says what is missing.
 GptPlace place_of_gpt(const GptConfig& config, DeviceChoice choice);
 
 }  // namespace ingot

@@ -13,7 +13,7 @@ struct Application {
   int skip_from = -1;         // application whose output is merged, or -1
   bool pushes = false;        // an encoder application: its output is kept for a skip
   bool lanes = false;         // a two-lane block
-  bool enters_lanes = false;  // the first of them: both lanes start as copies of x
+  bool enters_lanes = false;  // the first of the two-lane blocks: both lanes start as copies of x
   bool exclude_self = false;
 };
 struct LayerProgram {

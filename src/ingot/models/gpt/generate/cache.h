@@ -29,11 +29,11 @@ class GptCache {
   std::vector<int64_t> lengths_;
 };
 
-// A call's segments go on where sequences of a cache end: segment s continues sequence sequences[s].
+// The segments of a call continue sequences of a cache: segment s continues sequence sequences[s].
 struct CachedSegments {
   GptCache& cache;
   const std::vector<int64_t>& sequences;
-  int64_t window = 0;  // keys that a token may see at most, the call's own included; 0: all
+  int64_t window = 0;  // the most keys that a token may see, including those of the call; 0: all
 };
 
 }  // namespace ingot

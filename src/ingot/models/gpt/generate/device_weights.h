@@ -1,5 +1,5 @@
 #pragma once
-// Weights and adapters in host memory as a model on another device reads them.
+// Weights and adapters in host memory, for a model on another device.
 #include "ingot/core/memory/arena.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/kernels/copy/copy.h"
@@ -51,8 +51,8 @@ class DeviceAdapters {
   GptAdapters views_;
 };
 
-// Weights that stay as they are. Grouped queries lie in another bank of matrices than keys and values: a GPU, which
-// multiplies with all three at once, gets copies side by side.
+// Weights that do not change. Grouped queries lie in another bank of matrices than keys and values. A GPU multiplies by
+// all three at once, so it gets adjacent copies.
 class FrozenWeights {
  public:
   FrozenWeights(const GptConfig& config, const GptWeights& weights, Stream stream) : weights_(weights) {
