@@ -1,8 +1,8 @@
 #pragma once
 // Harmony, the conversation format of GPT-OSS:
 //   <|start|>ROLE[ to=RECIPIENT][<|channel|>CHANNEL][ TYPE]<|message|>CONTENT<|end|>
-// Rendering gives pieces that are encoded one by one, so nothing a user writes can become a control token. Parsing
-// reads token ids, never text, accepts any sequence of them, and never lets a control token into what it returns.
+// Rendering gives pieces that are encoded separately, so that nothing a user writes becomes a control token. Parsing
+// reads token ids, never text, accepts any sequence of ids, and never returns a control token.
 #include <memory>
 #include <span>
 #include <string>
@@ -14,14 +14,14 @@
 
 namespace ingot {
 
-// --- what is said
+// --- messages
 enum class HarmonyRole { system, developer, user, assistant, tool };
 const char* name_of(HarmonyRole r);
 
 struct HarmonyMessage {
   HarmonyRole role = HarmonyRole::user;
-  std::string name;          // of a tool, such as functions.get_weather; else empty
-  std::string recipient;     // a tool that is called, or empty
+  std::string name;          // the name of a tool, such as functions.get_weather; otherwise empty
+  std::string recipient;     // the tool that the message calls, or empty
   std::string channel;       // analysis, commentary, final, or empty
   std::string content_type;  // such as "<|constrain|>json", or empty
   std::string content;
@@ -62,13 +62,14 @@ std::vector<HarmonyPiece> render_harmony(std::span<const HarmonyMessage> convers
 // see a prompt; the turn under way keeps its analysis.
 std::vector<HarmonyPiece> render_harmony_prompt(std::span<const HarmonyMessage> conversation,
                                                 bool drop_analysis = true);
-std::string harmony_text(std::span<const HarmonyPiece> pieces);  // to look at; not to encode
+std::string harmony_text(std::span<const HarmonyPiece> pieces);  // for display and tests; never encoded
 
 // --- ids
-// Those without which there is no conversation.
+// The control tokens that a conversation needs.
 inline constexpr const char* kHarmonyControls[] = {"<|start|>",     "<|end|>",    "<|message|>", "<|channel|>",
                                                    "<|constrain|>", "<|return|>", "<|call|>"};
-// The control tokens of a vocabulary; one that lacks any of them is refused (bad_data), named by `where`.
+// The control tokens of a vocabulary. A vocabulary that lacks one of kHarmonyControls is refused (bad_data) with
+// `where` in the message.
 struct HarmonyTokens {
   int32_t start, end, message, channel, constrain, answer_end, call;  // answer_end: <|return|>
   int32_t end_of_text;                                                // <|endoftext|>, or `end` where there is none
@@ -79,16 +80,16 @@ struct HarmonyTokens {
 std::vector<int32_t> encode_harmony(std::span<const HarmonyPiece> pieces, const ByteBpe& tokenizer,
                                     const HarmonyTokens& tokens);
 
-// Reads what a model writes, id by id. Any ids are accepted: a header cut short keeps what was read, a missing
-// <|start|> begins a message all the same, reserved tokens vanish.
+// Reads a model's answer id by id. Any ids are accepted: an incomplete header keeps the fields read so far, a message
+// may begin without <|start|>, and reserved tokens are dropped.
 class HarmonyParser {
  public:
-  // `answering`: the ids go on after <|start|>assistant, as a model's answer does.
+  // `answering`: the ids continue after <|start|>assistant, as a model's answer does.
   HarmonyParser(const ByteBpe& tokenizer, const HarmonyTokens& tokens, bool answering = true);
-  // The text that this id adds to the current message's content; never half a character.
+  // Returns the text that the id adds to the content of the current message; never half a character.
   std::string push(int32_t id);
   void finish();  // the end of the ids
-  // The message being written is the last one once its content has begun.
+  // The message under way is the last element once its content has begun.
   const std::vector<HarmonyMessage>& messages() const { return messages_; }
 
  private:
@@ -99,8 +100,8 @@ class HarmonyParser {
   const ByteBpe& tokenizer_;
   const HarmonyTokens& tokens_;
   State state_ = State::between;
-  std::string header_;    // its text; control tokens in it are single bytes that text cannot hold
-  bool started_ = false;  // the header stands behind <|start|>
+  std::string header_;    // the header's text; control tokens are single bytes that no text contains
+  bool started_ = false;  // the header follows <|start|>
   Utf8Stream stream_;
   std::vector<HarmonyMessage> messages_;
 };

@@ -8,7 +8,7 @@ namespace ingot {
 namespace {
 
 const std::string kAssistant = "assistant";
-// Control tokens inside a header. Bytes that no UTF-8 text holds, so text cannot forge them.
+// Control tokens inside a header, as bytes that no UTF-8 text contains, so that text cannot forge them.
 constexpr char kChannelMark = '\xfe', kConstrainMark = '\xff';
 
 bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
@@ -26,7 +26,7 @@ std::vector<std::string> words_of(const std::string& text) {
   }
   return words;
 }
-// A name without control marks, and without what a model spells like a control token.
+// A name up to the first control mark or the first text spelled like a control token.
 std::string clean(std::string name) {
   name = name.substr(0, std::min({name.find(kConstrainMark), name.find(kChannelMark), name.find("<|")}));
   std::string out;
@@ -47,7 +47,7 @@ bool is_channel(const std::string& name) {
   return std::find(std::begin(kChannels), std::end(kChannels), name) != std::end(kChannels);
 }
 
-// What a word of the header says beyond role and channel.
+// Reads a word of the header other than role and channel.
 void take_word(const std::string& word, HarmonyMessage& m) {
   if (word.rfind("to=", 0) == 0) {
     m.recipient = clean(word.substr(3));
@@ -56,13 +56,13 @@ void take_word(const std::string& word, HarmonyMessage& m) {
     const std::string type = clean(word.substr(1));
     if (!type.empty()) m.content_type = "<|constrain|>" + type;
   } else if (const std::string type = clean(word); m.channel.empty() && is_channel(type)) {
-    m.channel = type;  // its <|channel|> is missing
+    m.channel = type;  // the <|channel|> before the word is missing
   } else if (!type.empty()) {
     m.content_type = type;
   }
 }
 
-// False: no role that is known.
+// False: the word is not a known role.
 bool take_role(const std::string& word, HarmonyMessage& m) {
   static const std::map<std::string, HarmonyRole> known = {{"system", HarmonyRole::system},
                                                            {"developer", HarmonyRole::developer},
@@ -76,7 +76,7 @@ bool take_role(const std::string& word, HarmonyMessage& m) {
     if (colon != std::string::npos) m.name = name.substr(colon + 1);
     return true;
   }
-  if (name.starts_with(kAssistant)) {  // glued to a channel whose mark is missing
+  if (name.starts_with(kAssistant)) {  // joined to a channel whose mark is missing
     const std::string rest = channel_of(name.substr(kAssistant.size()));
     if (is_channel(rest)) m.channel = rest;
     return true;
@@ -85,10 +85,10 @@ bool take_role(const std::string& word, HarmonyMessage& m) {
   return false;
 }
 
-// `started`: it stands behind <|start|>, so its first word is who speaks.
+// `started`: the header follows <|start|>, so its first word is the author.
 HarmonyMessage read_header(const std::string& header, bool started) {
   HarmonyMessage m{.role = HarmonyRole::assistant};
-  // A constrain mark may be glued to what stands before it: it begins a word of its own.
+  // A constrain mark may be joined to the word before it, but begins a word of its own.
   std::string spaced;
   for (const char c : header) {
     if (c == kConstrainMark || c == kChannelMark) spaced += ' ';
@@ -107,7 +107,7 @@ HarmonyMessage read_header(const std::string& header, bool started) {
     } else if (role_next && plain) {
       role_known = take_role(word, m);
       role_next = false;
-      stray = !role_known && !started;  // text between messages: it says nothing until the channel's mark
+      stray = !role_known && !started;  // text between messages has no meaning before the channel's mark
     } else if (!stray || !plain) {
       take_word(word, m);
     }
@@ -176,7 +176,7 @@ void HarmonyParser::begin_content() {
   state_ = State::content;
 }
 
-// Ends whatever is open.
+// Ends the open header or message.
 void HarmonyParser::close() {
   if (state_ == State::content) {
     messages_.back().content += stream_.finish();
@@ -185,14 +185,14 @@ void HarmonyParser::close() {
     const std::string rest = header_.starts_with(kAssistant) ? header_.substr(kAssistant.size()) : "";
     const bool marked = header_.find_first_of(std::string{kChannelMark, kConstrainMark}) != std::string::npos;
     if (!marked && m.channel.empty() && m.recipient.empty() && words_of(rest).size() > 0) {
-      // A model that knows no headers: it all was content.
+      // The model wrote no header: all text is content.
       messages_.push_back({.role = HarmonyRole::assistant, .content = stream_.push(rest) + stream_.finish()});
     } else if (!m.channel.empty() || !m.recipient.empty() || !m.content_type.empty()) {
-      messages_.push_back(m);  // cut inside the header: what it said so far is kept, with nothing in it
+      messages_.push_back(m);  // cut inside the header: a message with the fields read so far and no content
     }
   } else if (const auto words = words_of(header_);
              state_ == State::between && words.size() > 0 && words != std::vector<std::string>{kAssistant}) {
-    // Text that no message holds: the model said it all the same.
+    // Text outside any message is still part of the answer.
     std::erase(header_, kConstrainMark);
     messages_.push_back({.role = HarmonyRole::assistant, .content = stream_.push(header_) + stream_.finish()});
   }
@@ -228,12 +228,12 @@ std::string HarmonyParser::push(int32_t id) {
     const size_t before = messages_.size(), length = before > 0 ? messages_.back().content.size() : 0;
     const bool writing = state_ == State::content;
     if (known) control(id);
-    // An incomplete character at the end of a message became U+FFFD.
+    // An incomplete character at the end of a message is replaced by U+FFFD.
     return writing ? messages_[before - 1].content.substr(length) : "";
   }
   const std::string bytes = tokenizer_.token_bytes(id);
   if (state_ != State::content) {
-    // Bytes that could pass for marks are no text: they would be replaced anyway.
+    // Bytes equal to the marks are not valid text and would be replaced anyway.
     for (const char c : bytes) header_ += c == kChannelMark || c == kConstrainMark ? '?' : c;
     return "";
   }

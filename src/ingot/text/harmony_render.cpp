@@ -25,8 +25,8 @@ std::string commented(const std::string& text) {
 }
 
 // --- JSON schemas as types
-// Byte for byte what the model was trained to see, also where that is odd: a nested object shows its description twice,
-// and only the first line of a longer description is a comment.
+// Byte for byte as in the model's training, including oddities: a nested object shows its description twice, and only
+// the first line of a longer description is a comment.
 std::string text_of(const OrderedJson& schema, const char* key) {
   return schema.is_object() && schema.contains(key) && schema[key].is_string() ? schema[key].get<std::string>() : "";
 }
@@ -45,13 +45,13 @@ std::string default_of(const OrderedJson& schema) {
 
 std::string type_of(const OrderedJson& schema, const std::string& indent);
 
-// A type with " | null" where the schema says so.
+// A type, with " | null" if the schema is nullable.
 std::string nullable_type(const OrderedJson& schema, const std::string& indent) {
   const std::string type = type_of(schema, indent);
   const bool nullable = schema.is_object() && schema.contains("nullable") && schema["nullable"] == true;
   return nullable && type.find("null") == std::string::npos ? type + " | null" : type;
 }
-// One of several types, with what is said of it behind.
+// One of several alternative types, followed by its description and default.
 std::string variant(const OrderedJson& schema, const std::string& indent, const std::string& description) {
   std::vector<std::string> words;
   if (!description.empty()) words.push_back(description);
@@ -59,7 +59,7 @@ std::string variant(const OrderedJson& schema, const std::string& indent, const 
   return indent + " | " + nullable_type(schema, indent + "   ") + (words.empty() ? "" : " // " + join(words, " "));
 }
 
-// The lines of a property that may have one of several types.
+// The lines of a property with alternative types.
 std::string property_of_variants(const std::string& name, const OrderedJson& schema, const OrderedJson& variants,
                                  const std::string& indent) {
   const std::string about = text_of(schema, "description");
@@ -132,7 +132,8 @@ std::string type_of(const OrderedJson& schema, const std::string& indent) {
 }
 
 OrderedJson schema_of(const std::string& text) {
-  parse_json(text, "parameters", {.bytes = 1 << 20});  // strict; what follows keeps the order of the keys
+  parse_json(text, "parameters",
+             {.bytes = 1 << 20});  // refuses invalid JSON; the second parser keeps the order of the keys
   return OrderedJson::parse(text);
 }
 

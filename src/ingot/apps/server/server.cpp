@@ -27,18 +27,19 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
-// The page, with @NONCE@ where its own script and style are let through.
+// The page; @NONCE@ marks the nonces that let its own script and style pass the content security policy.
 const std::string kPage =
 #include <ingot_page.inc>
     ;
 
-// A connection between two requests, or with a request on its way.
+// A connection, idle between two requests or busy with one request.
 struct Connection {
   int descriptor = -1;
   bool busy = false, abrupt = false;
   Clock::time_point since = Clock::now();
 
-  // Whether closing it drops what its client has not read, which the system would else keep for minutes.
+  // Whether closing the connection drops the bytes that its client has not read; otherwise the system would keep the
+  // bytes for minutes.
   void set_abrupt(bool yes) {
     if (yes == std::exchange(abrupt, yes)) return;
     const linger none{.l_onoff = yes, .l_linger = 0};
@@ -46,14 +47,14 @@ struct Connection {
   }
 };
 
-// An answer on its way from the scheduler's thread to a connection, which sleeps while there is nothing to send. A
-// client that reads more slowly than tokens come gets no more of them until it has read half of what waits.
+// An answer between the scheduler's thread and a connection, which is suspended while there is nothing to send. A
+// client that reads more slowly than tokens come gets no more tokens until half of the waiting bytes have been read.
 struct Delivery {
   static constexpr size_t kMostWaiting = 256 << 10;
-  static constexpr double kSlowest = 4096;  // bytes a second, of an answer that has ended
+  static constexpr double kSlowest = 4096;  // bytes a second that the reader of an ended answer must take
 
   std::mutex mutex;
-  MHD_Connection* connection = nullptr;  // null once the request is over
+  MHD_Connection* connection = nullptr;  // null once the request has ended
   bool streams = false, asleep = false, ended = false;
   bool of_messages = false;  // Exchange
   int status = 200;
@@ -62,7 +63,7 @@ struct Delivery {
   Clock::time_point latest = Clock::now();
   bool behind = false;
   Clock::time_point behind_since;
-  double patience = 0;  // seconds, from where it is behind
+  double patience = 0;  // seconds from the moment the client falls behind
 
   // Under the mutex.
   void wake() {
@@ -82,7 +83,7 @@ struct Delivery {
   }
   void push(const std::string& bytes) {
     const std::lock_guard lock(mutex);
-    if (ended) return;  // it was cut off
+    if (ended) return;  // the answer was cut off
     waiting += bytes;
     latest = Clock::now();
     if (waiting.size() > kMostWaiting) fall_behind(stall_seconds);
@@ -96,7 +97,7 @@ struct Delivery {
     const std::lock_guard lock(mutex);
     return !behind;
   }
-  // The first end counts.
+  // Only the first call has an effect.
   void end(int code, const std::string& body) {
     const std::lock_guard lock(mutex);
     if (ended) return;
@@ -104,10 +105,10 @@ struct Delivery {
     waiting += body;
     ended = true;
     behind = false;
-    fall_behind(stall_seconds + double(waiting.size()) / kSlowest);  // what is left
+    fall_behind(stall_seconds + double(waiting.size()) / kSlowest);  // time to read the rest
     wake();
   }
-  // The scheduler is too late to end it.
+  // For an answer that the scheduler does not end in time.
   void cut_off(const ApiError& e) {
     const std::string json = of_messages ? to_messages_json(e) : to_json(e);
     end(e.status, !streams ? json : (of_messages ? "event: error\ndata: " : "data: ") + json + "\n\n");
@@ -124,14 +125,14 @@ struct Reply {
 struct Exchange {
   Connection* connection = nullptr;
   MHD_Connection* http = nullptr;
-  std::atomic<bool> post = false;  // it has a body; the watcher looks at it
+  std::atomic<bool> post = false;  // the request has a body; read by the watcher
   enum class Kind { completion, chat, responses, messages, count_tokens, tokenize, detokenize };
   Kind kind = Kind::completion;
-  bool of_messages = false;  // errors are told in Anthropic's form
+  bool of_messages = false;  // errors have Anthropic's form
   std::string client, origin, body;
   size_t received = 0;
   Clock::time_point started = Clock::now();
-  int64_t pieces = 0;  // in which the body came
+  int64_t pieces = 0;  // pieces in which the body arrived
   std::optional<Reply> reply;
   std::shared_ptr<Delivery> delivery;
   std::shared_ptr<Service::Ticket> ticket;
@@ -161,7 +162,7 @@ std::vector<std::string> headers(MHD_Connection* c, const char* name) {
   return found.values;
 }
 
-using Entry = std::pair<const char*, const char*>;  // where they lie; the value may be null
+using Entry = std::pair<const char*, const char*>;  // name and value in the connection's memory; the value may be null
 std::vector<Entry> entries(MHD_Connection* c, MHD_ValueKind kind) {
   std::vector<Entry> found;
   MHD_get_connection_values(
@@ -175,9 +176,9 @@ std::vector<Entry> entries(MHD_Connection* c, MHD_ValueKind kind) {
 }
 size_t length_of(const char* text) { return text == nullptr ? 0 : std::strlen(text); }
 
-// Versions of libmicrohttpd before 1.0 let pass, and misread, a line that goes on in the next one, a zero byte, and a
-// line feed alone. They cut up the header where it lies, putting zeros in place of separators: what they found, one
-// after another, must then be the whole header, each line ended by two zeros.
+// libmicrohttpd before version 1.0 accepts, and misreads, a header line that continues in the next line, a zero byte,
+// and a bare line feed. These versions split the header in place and replace separators by zeros: the entries found, in
+// order, must then cover the whole header, and each line must end in two zeros.
 bool lies_whole(MHD_Connection* c, const char* url, const char* method, const char* version) {
   const auto* size = MHD_get_connection_info(c, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
   if (size == nullptr) return false;
@@ -199,7 +200,7 @@ bool lies_whole(MHD_Connection* c, const char* url, const char* method, const ch
   return end - at == 2 && at[0] == 0 && at[1] == 0;
 }
 
-// Of the names of headers.
+// Whether a character may stand in the name of a header.
 bool is_token_character(char c) {
   static const std::string kMarks = "!#$%&'*+-.^_`|~";
   return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') ||
@@ -223,7 +224,7 @@ std::string lower(std::string s) {
                  [](unsigned char c) { return char(c >= 'A' && c <= 'Z' ? c + 32 : c); });
   return s;
 }
-// A part of an address with its escapes (%2F) read; nothing where one is malformed.
+// Decodes the escapes (%2F) in a part of an address; nothing if an escape is malformed.
 std::optional<std::string> unescaped(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -245,7 +246,7 @@ std::string without_port(const std::string& host) {
   return host.substr(0, host.rfind(':'));
 }
 
-// In a time that says nothing of either.
+// Compares in a time that does not depend on the contents.
 bool same(const std::string& a, const std::string& b) {
   unsigned differ = a.size() != b.size();
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) differ |= unsigned(a[i] ^ b[i]);
@@ -277,7 +278,7 @@ struct Server::Impl {
   const ServerOptions options;
   std::vector<std::string> key_hashes;
   MHD_Daemon* daemon = nullptr;
-  int listener = -1;  // the daemon's, which closes it
+  int listener = -1;  // closed by the daemon
   std::atomic<Service*> service = nullptr;
   std::atomic<bool> stopping = false, watching = true;
   std::mutex mutex;
@@ -289,8 +290,8 @@ struct Server::Impl {
     for (const std::string& key : o.keys) key_hashes.push_back(sha256(key));
   }
 
-  // --- who may ask what
-  // A header that is larger than any client's, though it fits into the memory of a connection.
+  // --- checks of a request's header
+  // Refuses headers larger than any client's, even if they fit into the memory of a connection.
   static void check_size(MHD_Connection* c, const char* url) {
     constexpr size_t kAddress = 8192, kLine = 8192, kLines = 100;
     size_t address = std::strlen(url), line = 0;
@@ -303,7 +304,7 @@ struct Server::Impl {
       throw ApiError(431, detail::concat("found a header of more than ", kLines, " lines, or a line of more than ",
                                          kLine, " bytes"));
   }
-  // Nothing that two servers could read in two ways. The connection closes, whatever else it carries.
+  // Refuses headers that two servers could read differently; the connection closes.
   static void check_framing(MHD_Connection* c, const char* url, const char* method, const char* version) {
     const auto lengths = headers(c, "Content-Length"), codings = headers(c, "Transfer-Encoding");
     const bool number = lengths.empty() || (!lengths[0].empty() && lengths[0].size() <= 18 &&
@@ -320,7 +321,8 @@ struct Server::Impl {
       throw ApiError(403, "found a host that this server is not known by; --allow-host adds one", "",
                      "host_not_allowed");
   }
-  // A page of another origin may ask where it was allowed to. Returns the origin to name in the answer, or "".
+  // Pages of another origin may send requests if the origin is allowed. Returns the origin to name in the answer, or
+  // "".
   std::string check_origin(MHD_Connection* c) const {
     const char* origin = header(c, "Origin");
     if (origin == nullptr) return "";
@@ -389,7 +391,7 @@ struct Server::Impl {
         {.type = "text/event-stream", .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}});
   }
 
-  // A request that needs no body, or nothing where it is a question to the model.
+  // Answers requests without a body; nothing for requests whose body follows.
   std::optional<Reply> route(Exchange& x, const std::string& url, const std::string& method) {
     const bool get = method == "GET" || method == "HEAD";
     Service* s = service;
@@ -426,7 +428,7 @@ struct Server::Impl {
     if (s == nullptr || stopping) throw ApiError(503, s == nullptr ? "the model is loading" : "the server is closing");
     if (url == "/metrics") return Reply{.body = s->metrics_text(), .type = "text/plain; version=0.0.4; charset=utf-8"};
     if (url == "/v1/models") return Reply{.body = s->models_json() + "\n"};
-    // A name may have slashes, as they are or escaped.
+    // A name may have slashes, plain or escaped.
     if (one_model) return Reply{.body = s->model_json(unescaped(url.substr(kOneModel.size())).value_or("")) + "\n"};
     check_body_headers(x);
     return {};
@@ -455,7 +457,7 @@ struct Server::Impl {
             .headers = {{"Access-Control-Allow-Methods", "GET, POST"},
                         {"Access-Control-Allow-Headers", names ? asked : "Authorization, Content-Type"},
                         {"Access-Control-Max-Age", "600"}}};
-    // A page from the internet needs leave to ask a server of a private network.
+    // Browsers ask for permission before a page from the internet sends requests to a private network.
     if (header(c, "Access-Control-Request-Private-Network") != nullptr)
       r.headers.emplace_back("Access-Control-Allow-Private-Network", "true");
     return r;
@@ -476,7 +478,8 @@ struct Server::Impl {
       return method == "GET" ? send_soon(x, error_reply(x, e)) : send(x, error_reply(x, e, true));
     }
   }
-  // Before the body, if there is one, and the connection is closed; else where the library keeps it open.
+  // A reply sent before a body closes the connection. Without a body the reply is sent in the next call, so that the
+  // library keeps the connection open.
   static MHD_Result send_soon(Exchange& x, Reply reply) {
     if (header(x.http, "Content-Length") != nullptr || header(x.http, "Transfer-Encoding") != nullptr)
       return send(x, reply);
@@ -484,7 +487,7 @@ struct Server::Impl {
     return MHD_YES;
   }
 
-  // What needs the model's vocabulary alone.
+  // Answers requests that need only the model's vocabulary.
   std::optional<Reply> answer_at_once(const Exchange& x) const {
     const Service& s = *service.load();
     const ApiLimits& l = options.limits;
@@ -518,7 +521,7 @@ struct Server::Impl {
                                   .end = [d](int status, const std::string& body) { d->end(status, body); },
                                   .ready = [d] { return d->ready(); }});
       {
-        const std::lock_guard lock(mutex);  // the watcher looks at both
+        const std::lock_guard lock(mutex);  // the watcher reads both
         x.delivery = d;
         x.ticket = ticket;
       }
@@ -528,7 +531,7 @@ struct Server::Impl {
     }
     return x.delivery->streams ? send_stream(x) : deliver(x);
   }
-  // The whole answer, or sleep until there is one.
+  // Sends the whole answer, or suspends the connection until the answer is complete.
   static MHD_Result deliver(Exchange& x) {
     Delivery& d = *x.delivery;
     const std::lock_guard lock(d.mutex);
@@ -560,11 +563,11 @@ struct Server::Impl {
       if (x->delivery) return deliver(*x);
       if (x->reply) return send(*x, *x->reply);
       if (*size > 0) {
-        // No client sends so many pieces; their lengths cost more than what is in them.
+        // No client sends so many pieces; such a body would cost more for its lengths than for its content.
         constexpr int64_t kPieces = 1 << 16;
         if (++x->pieces > kPieces) return MHD_NO;
         x->received += *size;
-        // Beyond the limit it is read and dropped, for as long as a body may take, so that the client sees the answer.
+        // A body beyond the limit is read and dropped, so that the client reads the answer.
         if (x->received <= size_t(impl.options.limits.body)) x->body.append(data, *size);
         *size = 0;
         return MHD_YES;
@@ -572,7 +575,8 @@ struct Server::Impl {
       return impl.ask(*x);
     } catch (...) { return MHD_NO; }
   }
-  // The library leaves addresses as they are, as lies_whole() wants them; only the name of a model may have escapes.
+  // The library must not decode addresses, because lies_whole() compares them; only the name of a model may have
+  // escapes.
   static size_t as_it_is(void*, MHD_Connection*, char* text) { return std::strlen(text); }
   static void completed(void* self, MHD_Connection*, void** of, MHD_RequestTerminationCode) {
     Impl& impl = *static_cast<Impl*>(self);
@@ -591,7 +595,7 @@ struct Server::Impl {
       x->delivery->connection = nullptr;
       if (!x->delivery->ended) ticket = x->ticket;
     }
-    if (ticket) impl.service.load()->cancel(ticket);  // the client went away
+    if (ticket) impl.service.load()->cancel(ticket);  // the client has disconnected
     delete x;
   }
   static void connected(void* self, MHD_Connection* c, void** of, MHD_ConnectionNotificationCode what) {
@@ -600,7 +604,7 @@ struct Server::Impl {
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
       auto* connection =
           new Connection{.descriptor = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd};
-      // Else the system keeps megabytes for a client that does not read.
+      // Otherwise the system buffers megabytes for a client that does not read.
       const int buffer = 256 << 10;
       ::setsockopt(connection->descriptor, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
       impl.connections.insert(connection);
@@ -612,7 +616,7 @@ struct Server::Impl {
     }
   }
 
-  // --- clients that go away, or take too long
+  // --- clients that disconnect or take too long
   void watch() {
     while (watching) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -626,7 +630,7 @@ struct Server::Impl {
       for (const auto& ticket : gone) service.load()->cancel(ticket);
     }
   }
-  // A connection that sleeps is not polled by the library.
+  // The library does not poll suspended connections.
   void look_at(Exchange& x, std::vector<std::shared_ptr<Service::Ticket>>& gone) const {
     if (!x.delivery) {
       if (x.post && seconds_since(x.started) > options.body_seconds) ::shutdown(x.connection->descriptor, SHUT_RDWR);
@@ -645,15 +649,15 @@ struct Server::Impl {
     if (broken || (closed && !d.streams)) {
       gone.push_back(x.ticket);
     } else if (d.streams && d.asleep && seconds_since(d.latest) > (closed ? 0.1 : 10)) {
-      // Whoever closed only one direction reads this; whoever went away makes the next look end it. A prompt that takes
-      // long does not look like a dead server.
+      // A client that closed only its sending direction reads this comment; a client that has gone causes an error that
+      // the next check finds. During a long prompt the comment shows that the server is alive.
       d.waiting += ": waiting\n\n";
       d.latest = Clock::now();
       d.wake();
     }
   }
 
-  // A descriptor for each connection, before any comes: libmicrohttpd without one tries again and again.
+  // Reserves a descriptor for each connection at the start: without descriptors libmicrohttpd retries in a busy loop.
   void take_descriptors() const {
     constexpr rlim_t kOthers = 64;
     const rlim_t needed = rlim_t(options.connections) + kOthers;
@@ -711,8 +715,8 @@ struct Server::Impl {
     return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
                                                : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
   }
-  // A round of a large model may take minutes: its clients are told, as libmicrohttpd cannot end while connections
-  // sleep.
+  // A round of a large model may take minutes. Its clients get an error, because libmicrohttpd cannot end while
+  // connections are suspended.
   static constexpr double kLastRound = 10;  // seconds
   void cut_off_all() {
     std::vector<std::shared_ptr<Delivery>> open;
@@ -738,7 +742,7 @@ struct Server::Impl {
       for (const auto& ticket : left) s->cancel(ticket);
       if (!s->drain(kLastRound)) cut_off_all();
     }
-    // What has been said is still to be sent.
+    // Finished answers are still being sent.
     for (const auto start = Clock::now(); seconds_since(start) < 5;
          std::this_thread::sleep_for(std::chrono::milliseconds(10))) {
       const std::lock_guard lock(mutex);

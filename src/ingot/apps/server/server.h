@@ -1,5 +1,5 @@
 #pragma once
-// HTTP for a Service, on libmicrohttpd: routes, keys, limits, streams, and what becomes of clients that go away.
+// The HTTP server of a Service, on libmicrohttpd: routes, keys, limits, streams, and clients that disconnect.
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,28 +10,29 @@ namespace ingot::server {
 
 struct ServerOptions {
   std::string host = "127.0.0.1";
-  int port = 8080;                   // 0: any that is free
-  std::vector<std::string> keys;     // none: everybody may ask
-  std::vector<std::string> hosts;    // names that a request may call this server by, without port; empty: any
-  std::vector<std::string> origins;  // pages of other origins that may ask, as browsers spell them
+  int port = 8080;                   // 0: any free port
+  std::vector<std::string> keys;     // none: requests need no key
+  std::vector<std::string> hosts;    // host names that requests may use, without port; empty: any
+  std::vector<std::string> origins;  // origins whose pages may send requests, as browsers spell origins
   ApiLimits limits;
   int connections = 256;
   int connections_of_one = 0;  // from one address; 0: no limit
-  double header_seconds = 30;  // for a request's whole header, from the connection or the last answer
+  double header_seconds = 30;  // for a complete request header, counted from the connection or the last answer
   double body_seconds = 30;
-  double stall_seconds = 30;  // without a byte moving, or for a reader to catch up
+  double stall_seconds = 30;  // without progress of a transfer, or for a slow reader to catch up
 };
 
 class Server {
  public:
-  // Listens; until serve() everything is answered with 503. Error{busy} where the port is taken.
+  // Listens; until serve() every request is answered with 503. Error{busy} if the port is in use.
   explicit Server(const ServerOptions& options);
-  ~Server();  // ends what is left of the answers
+  ~Server();  // ends the remaining answers
   Server(const Server&) = delete;
   // The service must live until stop().
   void serve(Service& service);
   int port() const;
-  // No more requests; waits so long for answers under way, then cancels the rest. True: none had to be.
+  // Accepts no more requests, waits for the answers under way, and cancels the rest after this time. True: nothing had
+  // to be cancelled.
   bool stop(double seconds);
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-// How far one model is from another, token by token, both told the same text. p are the reference's probabilities, q
-// the other's; ranks are by logits, the lower id first among equals.
+// The difference between a model and a reference on the same text, token by token. p are the probabilities of the
+// reference, q those of the model; ranks are by logits, the lower id first among equal logits.
 #include <functional>
 #include <vector>
 
@@ -12,12 +12,12 @@ struct Accuracy {
   int64_t tokens = 0;                   // positions compared
   double loss = 0, reference_loss = 0;  // of the text's next token, natural logarithm
   double top1 = 0;                      // share of positions where both have the same likeliest token
-  double confident_top1 = 0;            // the same where the reference gives its own at least kConfident
-  int64_t confident = 0;                // how many those are
-  double top5 = 0, top10 = 0;           // share of the reference's 5 or 10 likeliest that are among the other's
-  double kl = 0;                        // mean of sum p log(p / q)
-  double cosine = 0;                    // mean of the logits' cosine
-  double mean_rank = 0;                 // of the reference's likeliest token in the other's logits; 1 is best
+  double confident_top1 = 0;   // the same over positions where the reference's likeliest token has at least kConfident
+  int64_t confident = 0;       // the number of such positions
+  double top5 = 0, top10 = 0;  // share of the reference's 5 or 10 likeliest tokens that are among the model's
+  double kl = 0;               // mean of sum p log(p / q)
+  double cosine = 0;           // mean of the logits' cosine
+  double mean_rank = 0;        // rank of the reference's likeliest token in the model's logits; 1 is best
 };
 constexpr double kConfident = 0.9;
 
@@ -32,7 +32,7 @@ class AccuracyMeter {
   int64_t confident_same_ = 0;
 };
 
-// Over every token after the first of each list. Takes a slot of each for the time of a list.
+// Compares over every token after the first of each list. Uses a slot of each decoder while a list is compared.
 Accuracy compare_models(Decoder& reference, Decoder& other, const std::vector<std::vector<int32_t>>& lists,
                         const std::function<bool()>& cancelled = {});
 

@@ -1,5 +1,5 @@
 #pragma once
-// How well a model foretells a text.
+// The losses of a model on a text.
 #include <functional>
 #include <span>
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace ingot {
 
-// The loss of every token from ids[first] on, 1 <= first, natural logarithm. Takes a slot of its own; the last token is
-// not told, so ids may be one more than the context.
+// The loss (natural logarithm) of every token from ids[first] on, 1 <= first. Uses a slot of its own. The last token is
+// not fed, so ids may have one token more than the context.
 std::vector<double> sequence_losses(Decoder& decoder, std::span<const int32_t> ids,
                                     const std::function<bool()>& cancelled = {}, int64_t first = 1);
 
@@ -18,9 +18,10 @@ struct Window {
   int64_t begin, end, first;
   bool operator==(const Window&) const = default;
 };
-// A document of `tokens` tokens in windows that foretell from at most `context` tokens each, and score every token but
-// the document's first exactly once. stride 0: side by side. Else each begins `stride` later, and the last one is as
-// long as the others: every token is foretold from at least context - stride + 1 tokens, or all there are before it.
+// Splits a document of `tokens` tokens into windows of at most `context` input tokens that score every token but the
+// document's first exactly once. With stride 0 the windows are adjacent. Otherwise each window begins `stride` tokens
+// later and the last window is as long as the rest: every token is predicted from at least context - stride + 1 tokens,
+// or from all tokens before it.
 std::vector<Window> windows_of(int64_t tokens, int64_t context, int64_t stride);
 
 }  // namespace ingot

@@ -46,7 +46,7 @@ void Session::forget() {
   told_.clear();
 }
 
-// The context is full: its newest half stays, with the token that waits behind it.
+// The context is full: its newest half stays, with the pending token.
 void Session::slide(int32_t next) {
   const int64_t kept = std::max<int64_t>(1, sequence_.decoder().context() / 2);
   std::vector<int32_t> half(told_.end() - (kept - 1), told_.end());
@@ -55,7 +55,7 @@ void Session::slide(int32_t next) {
   tell(half, {});
 }
 
-// Tokens until something ends the answer; there are logits to begin with.
+// Samples tokens until the answer ends; the slot has logits at the start.
 void Session::draw(const SessionOptions& o, Answer& answer) {
   int64_t made = 0;
   DrawOptions d{.sampling = o.sampling, .seed = o.seed, .vocab = o.vocab, .bias = o.bias, .stop_ids = o.stop_ids};

@@ -1,23 +1,24 @@
 #pragma once
-// Generation in one slot of a decoder: prompt, then tokens until something ends it. What the slot already holds of the
-// next prompt is used again.
+// Generation in one slot of a decoder: the prompt, then sampled tokens until the answer ends. The part of the next
+// prompt that the slot already holds is reused.
 #include "ingot/models/decoder.h"
 
 namespace ingot {
 
 struct SessionOptions {
-  int64_t tokens = 200;  // most new ones
+  int64_t tokens = 200;  // most new tokens
   SamplingOptions sampling;
   uint64_t seed = 1;
-  int64_t vocab = 0;  // ids from here on are never drawn: a tokenizer may have fewer than the model. 0: all may be
+  int64_t vocab = 0;  // ids from here on are never sampled, as a tokenizer may have fewer ids than the model; 0: all
   std::vector<int32_t> stop_ids;
   std::vector<LogitBias> bias;  // models/decoder.h
   int64_t logprobs = -1;        // models/decoder.h
-  // Where the context is full: end, or go on with its newest half (a longer prompt then loses its beginning).
+  // When the context is full, the answer ends, or with `slide` continues with the newest half of the context (a longer
+  // prompt then loses its beginning).
   bool slide = false;
-  std::function<bool(int32_t)> on_token;  // each new token as it is drawn, not the stop id; false ends the answer
-  std::function<bool()> cancelled;        // asked between batches of the prompt and before each token
-  std::function<void(int64_t, int64_t)> on_prompt;  // tokens of the prompt that are done, and all of them
+  std::function<bool(int32_t)> on_token;            // each new token but the stop id; false ends the answer
+  std::function<bool()> cancelled;                  // called between batches of the prompt and before each token
+  std::function<void(int64_t, int64_t)> on_prompt;  // tokens of the prompt that are computed, and their total
 };
 struct Answer {
   std::vector<int32_t> tokens;          // without the stop id

@@ -7,7 +7,7 @@ namespace ingot {
 std::string StopStrings::push(std::string_view text) {
   if (found_) return "";
   waiting_ += text;
-  // The one that is complete first, however the pieces lie; of two that end together the longer.
+  // The stop string that is complete first, independent of the pieces; of two that end together the longer.
   size_t begin = std::string::npos, end = std::string::npos;
   for (const std::string& stop : stops_)
     if (const size_t at = waiting_.find(stop); at != std::string::npos)
@@ -54,7 +54,7 @@ void AnswerText::add_deltas(AnswerPiece& piece, const std::vector<ChatDelta>& de
   }
 }
 
-// Logprobs of what has been shown.
+// Releases the logprobs of the tokens whose text has been released.
 void AnswerText::release(AnswerPiece& piece) {
   shown_ += int64_t(piece.text.size());
   auto it = tokens_.begin();

@@ -1,6 +1,6 @@
 #pragma once
-// What a client reads of an answer's ids, piece by piece: text, thoughts, calls of functions, logprobs. Pieces are
-// whole characters, and together they are the text that ends before the first stop string.
+// Converts the ids of an answer to text, thoughts, calls of functions and logprobs, piece by piece. Pieces are whole
+// characters; together the pieces of text are the text before the first stop string.
 #include <memory>
 #include <string>
 #include <string_view>
@@ -12,13 +12,13 @@
 
 namespace ingot {
 
-// Text up to that of several strings which is complete first; they may come in any pieces: what could be the beginning
-// of one waits.
+// Text up to the stop string that is complete first. Text may come in any pieces: an end that could begin a stop string
+// is held back.
 class StopStrings {
  public:
   explicit StopStrings(std::vector<std::string> stops) : stops_(std::move(stops)) {}
   std::string push(std::string_view text);
-  std::string finish();  // what still waited
+  std::string finish();  // the text that was held back
   bool found() const { return found_; }
   const std::string& which() const { return which_; }  // the string that was found
 
@@ -30,14 +30,14 @@ class StopStrings {
 
 struct CallPiece {
   size_t index = 0;
-  std::string name;  // with the first piece of a call
+  std::string name;  // set in the first piece of a call
   std::string arguments;
 };
 struct TokenInfo {
   int32_t id = -1;
   TokenLogprobs logprobs;
-  int64_t offset = 0;     // bytes of text before it
-  bool is_first = false;  // of all that the model was given, so that it has no logprobs
+  int64_t offset = 0;     // bytes of text before the token
+  bool is_first = false;  // the first token of the prompt, which has no logprobs
 };
 struct AnswerPiece {
   std::string text, reasoning;
@@ -50,12 +50,12 @@ class AnswerText {
  public:
   struct Options {
     bool chat = false;                   // the ids are an answer in the vocabulary's chat format
-    std::vector<std::string> stop;       // ends the text; thoughts and calls go on
+    std::vector<std::string> stop;       // end the text; thoughts and calls are not searched
     std::vector<std::string> functions;  // that the request declares
   };
-  // The vocabulary must outlive it.
+  // The vocabulary must outlive this object.
   AnswerText(const Vocabulary& vocabulary, Options options);
-  // Not for the stop id. `logprobs` may be null.
+  // For every id but the stop id. `logprobs` may be null.
   AnswerPiece push(int32_t id, const TokenLogprobs* logprobs);
   AnswerPiece finish(int32_t stop_id);
   bool ended() const { return ended_; }  // no id that follows can add anything

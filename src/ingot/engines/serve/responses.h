@@ -1,7 +1,6 @@
 #pragma once
 // An answer in the form of OpenAI's POST /v1/responses: a list of items (thoughts, messages, calls of functions) and,
-// of a stream, the events that build it. One writer makes both, so that the last event holds what the whole answer
-// would be.
+// for a stream, the events that build the list.
 #include <string>
 #include <vector>
 

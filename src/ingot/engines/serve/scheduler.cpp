@@ -28,16 +28,16 @@ class Scheduler::Job {
   int slot = -1;    // index into slots_, or none yet
   size_t told = 0;  // tokens of the prompt that the slot holds
   ServeOutcome outcome;
-  std::map<int32_t, int64_t> drawn;  // how often, where penalties ask
-  std::vector<LogitBias> bias;       // of the next draw
+  std::map<int32_t, int64_t> drawn;  // how often each token was sampled, where penalties need the count
+  std::vector<LogitBias> bias;       // for the next token
   std::shared_ptr<const std::vector<uint32_t>> allowed;
   bool telling() const { return told < request.prompt.size(); }
 };
 
-// A slot stays open between requests, so that its client's next prompt may go on from what it holds.
+// A slot stays open between requests, so that its client's next prompt can reuse the tokens in the slot.
 struct Scheduler::Slot {
-  int number = -1;            // the decoder's
-  std::vector<int32_t> held;  // the tokens in it
+  int number = -1;            // of the decoder's slot
+  std::vector<int32_t> held;  // the tokens in the slot
   std::string client;
   Clock::time_point used;
   bool busy = false;
@@ -61,7 +61,7 @@ Scheduler::~Scheduler() {
   for (const Slot& s : slots_) decoder_.close(s.number);
 }
 
-// Everything that could make the decoder refuse later, when others would have to wait for it.
+// Checks everything that the decoder could refuse later, while other requests would wait.
 void Scheduler::check(const ServeRequest& r) const {
   const int64_t vocab = decoder_.vocab();
   ingot::check(r.sampling);
@@ -92,7 +92,7 @@ Scheduler::Handle Scheduler::submit(ServeRequest request) {
   {
     const std::lock_guard lock(mutex_);
     if (draining_) fail(ErrorCode::busy, "the server is closing");
-    // Free slots count: a burst that fits into them waits for nobody.
+    // Free slots count too: a burst of requests that fits into the free slots does not wait.
     if (counts_.waiting + counts_.running >= options_.waiting + int64_t(slots_.size())) {
       ++counts_.refused;
       fail(ErrorCode::busy, "found ", counts_.waiting, " requests waiting, expected at most ", options_.waiting);
@@ -106,7 +106,7 @@ Scheduler::Handle Scheduler::submit(ServeRequest request) {
 
 void Scheduler::cancel(const Handle& job) {
   job->cancelled = true;
-  // Under the lock, or the thread could miss it between its look and its sleep.
+  // Under the lock, or the thread could miss the notification between its test and its sleep.
   const std::lock_guard lock(mutex_);
   changed_.notify_all();
 }
@@ -127,7 +127,8 @@ void Scheduler::run() {
   while (step()) {}
 }
 
-// One round: who gave up goes, who waits gets a slot, one chunk, one token for each. False: the end.
+// One round: cancelled requests end, waiting requests get slots, one chunk of a prompt is fed, every running answer
+// gets a token. False: the scheduler has ended.
 bool Scheduler::step() {
   std::vector<Handle> ended;
   {
@@ -144,14 +145,14 @@ bool Scheduler::step() {
   for (const Handle& job : ended) finish(job, Finish::cancelled, job->outcome.error);
   admit();
   const bool told = tell_chunk(), drew = draw_all();
-  if (!told && !drew) {  // nobody's client takes more: look again soon, or when something new comes
+  if (!told && !drew) {  // no client takes more tokens: try again soon, or at the next notification
     std::unique_lock lock(mutex_);
     if (!running_.empty()) changed_.wait_for(lock, kNobodyReady);
   }
   return true;
 }
 
-// Those who gave up, waiting or running, and those who waited too long. Under the lock.
+// Collects the requests that were cancelled, waiting or running, and those that waited too long. Under the lock.
 void Scheduler::sweep(std::vector<Handle>& ended) {
   const auto now = Clock::now();
   for (auto it = waiting_.begin(); it != waiting_.end();) {
@@ -171,9 +172,9 @@ void Scheduler::sweep(std::vector<Handle>& ended) {
     if (job->cancelled) ended.push_back(job);
 }
 
-// The oldest request of the client whose last turn is longest ago. Under the lock; there is one.
+// The oldest request of the client whose last turn is longest ago. Under the lock; some request waits.
 Scheduler::Handle Scheduler::next_waiting() {
-  // A client that is not in the list had no turn lately: it comes first.
+  // A client outside the list had no recent turn and comes first.
   const auto rank = [&](const Handle& job) {
     const auto turn = std::find(turns_.begin(), turns_.end(), job->request.client);
     return turn == turns_.end() ? int64_t(-1) : turn - turns_.begin();
@@ -208,7 +209,7 @@ void Scheduler::admit() {
   }
 }
 
-// The client's own free slot that holds most of the prompt, else the free one that was used longest ago.
+// The client's free slot that holds most of the prompt, else the least recently used free slot.
 size_t Scheduler::slot_for(const Job& job) const {
   size_t best = slots_.size(), most = 0;
   for (size_t i = 0; i < slots_.size(); ++i) {
@@ -228,9 +229,9 @@ void Scheduler::start(Job& job, size_t index) {
   s.busy = true;
   const auto& prompt = job.request.prompt;
   size_t known = s.client == job.request.client ? common_prefix(s.held, prompt) : 0;
-  known = std::min(known, prompt.size() - 1);  // the last token is told anew: its logits are wanted
-  if (job.request.on_prompt) known = 0;        // every token's logits are wanted
-  if (s.client != job.request.client) {        // nothing of another client's stays
+  known = std::min(known, prompt.size() - 1);  // the last token is fed again for its logits
+  if (job.request.on_prompt) known = 0;        // the logits of every token are needed
+  if (s.client != job.request.client) {        // tokens of another client are dropped
     decoder_.close(s.number);
     s.number = decoder_.open();
     s.held.clear();
@@ -244,8 +245,8 @@ void Scheduler::start(Job& job, size_t index) {
   counts_.reused_tokens += job.outcome.reused;
 }
 
-// A chunk of one prompt; of several prompts each has its turn. Where nobody waits for a token, a GPU takes as much as
-// it takes at once: each pass over a prompt reads all weights. False: there was none to tell.
+// Feeds a chunk of one prompt; several prompts take turns. If no answer waits for a token, a GPU gets as many tokens as
+// its batch holds, because each pass over a prompt reads all weights. False: no prompt was left to feed.
 bool Scheduler::tell_chunk() {
   const bool awaited = std::any_of(running_.begin(), running_.end(), [](const Handle& job) { return !job->telling(); });
   const bool alone = !awaited && decoder_.device().kind == Device::cuda;
@@ -275,8 +276,8 @@ bool Scheduler::tell_chunk() {
   return false;
 }
 
-// Appends a part of a job's prompt to its slot, and scores the tokens that follow those of the part where the job asks
-// for that. False: cancelled.
+// Appends a part of a job's prompt to its slot and, if the job asks for scores, scores the tokens that follow the
+// part's tokens. False: cancelled.
 bool Scheduler::tell(Job& job, std::span<const int32_t> part) {
   const ServeRequest& r = job.request;
   const int slot = slots_[size_t(job.slot)].number;
@@ -293,8 +294,8 @@ bool Scheduler::tell(Job& job, std::span<const int32_t> part) {
   });
 }
 
-// What several slots give together. Should the call as a whole be refused, each is asked alone, so that one cannot end
-// the others.
+// Samples for several slots together. If the call as a whole fails, each slot is sampled alone, so that one request
+// cannot end the rest.
 std::vector<Drawn> Scheduler::draw(const std::vector<Decoder::Request>& requests) {
   try {
     return decoder_.draw(requests);
@@ -307,7 +308,7 @@ std::vector<Drawn> Scheduler::draw(const std::vector<Decoder::Request>& requests
   }
 }
 
-// What the next draw depends on beyond the slot: penalties, and what may come.
+// Prepares the biases of penalties and the allowed tokens of a job's next token.
 void Scheduler::prepare(Job& job) {
   const ServeRequest& r = job.request;
   job.bias = r.bias;
@@ -316,7 +317,7 @@ void Scheduler::prepare(Job& job) {
   if (r.allowed) job.allowed = r.allowed();
 }
 
-// One token for everybody who takes one. False: for nobody.
+// Samples one token for every answer whose client is ready. False: no answer took a token.
 bool Scheduler::draw_all() {
   std::vector<Handle> jobs;
   std::vector<Decoder::Request> requests;
@@ -347,7 +348,7 @@ bool Scheduler::draw_all() {
   const std::vector<Drawn> drawn = draw(requests);
   for (size_t i = 0; i < jobs.size(); ++i) {
     Job& job = *jobs[i];
-    // An error on the way leaves the slot with nothing beyond its tokens: it cannot go on.
+    // After an error the slot has no logits and no pending token, so that the request cannot continue.
     if (drawn[i].error) {
       finish(jobs[i], Finish::cancelled, drawn[i].error);
       continue;
@@ -371,7 +372,7 @@ bool Scheduler::draw_all() {
   return true;
 }
 
-// Counts, and what the slot holds now: the token that waits comes into it with the next draw.
+// Updates counts and the tokens of the slot; the pending token enters the slot when the next token is sampled.
 void Scheduler::take(Job& job, const Drawn& drawn) {
   Slot& s = slots_[size_t(job.slot)];
   job.latest = Clock::now();
@@ -396,7 +397,7 @@ void Scheduler::finish(const Handle& job, Finish finish, std::exception_ptr erro
     Slot& s = slots_[size_t(job->slot)];
     s.busy = false;
     s.used = Clock::now();
-    // The last token may wait outside, and after an error the length alone says what is there.
+    // The last token may still be pending, and after an error only the decoder knows the length.
     s.held.resize(std::min(s.held.size(), size_t(decoder_.length(s.number))));
   }
   std::erase(running_, job);
@@ -409,7 +410,7 @@ void Scheduler::finish(const Handle& job, Finish finish, std::exception_ptr erro
   }
   try {
     job->request.on_end(job->outcome);
-  } catch (...) {}  // whoever asked is gone; the others are not concerned
+  } catch (...) {}  // the client has gone; other requests are not affected
   const std::lock_guard lock(mutex_);
   --(job->slot >= 0 ? counts_.running : counts_.waiting);
   if (counts_.running + counts_.waiting == 0) idle_.notify_all();

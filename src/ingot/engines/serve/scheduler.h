@@ -1,7 +1,7 @@
 #pragma once
-// Many requests, one decoder. A thread of its own owns the decoder: it gives waiting requests a slot, tells prompts in
-// chunks, and between two chunks draws one token for everyone who answers, so no stream waits longer than a chunk.
-// Which client is next is decided by turns, so that one with many requests does not keep out the others.
+// Many requests share one decoder. The scheduler's own thread owns the decoder: the thread gives waiting requests a
+// slot, feeds prompts in chunks, and between two chunks samples one token for every running answer, so that no stream
+// waits longer than a chunk. Clients take turns, so that a client with many requests does not block the rest.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -18,50 +18,52 @@
 namespace ingot {
 
 struct ServeOptions {
-  int64_t waiting = 64;       // most requests without a slot; one more is Error{busy}
-  double wait_seconds = 120;  // a request that got no slot for so long ends with Error{busy}
-  int64_t chunk = 256;        // most tokens of a prompt between two draws; never more than the decoder's batch
+  int64_t waiting = 64;       // most requests without a slot; a further request is Error{busy}
+  double wait_seconds = 120;  // a request that waits longer for a slot ends with Error{busy}
+  int64_t chunk = 256;        // most tokens of a prompt between two sampled tokens; at most the decoder's batch
 };
 
 // How a request ended.
 struct ServeOutcome {
   Finish finish = Finish::length;
   int32_t stop_id = -1;
-  std::exception_ptr error;        // what ended it otherwise
-  int64_t prompt = 0, reused = 0;  // tokens of the prompt; those that a slot still held
-  int64_t tokens = 0;              // new ones
-  double queue_seconds = 0;        // until it had a slot
-  double prompt_seconds = 0;       // from there to the first token
+  std::exception_ptr error;        // the error that ended the request, if any
+  int64_t prompt = 0, reused = 0;  // tokens of the prompt; of these, tokens that the slot already held
+  int64_t tokens = 0;              // new tokens
+  double queue_seconds = 0;        // from arrival to a slot
+  double prompt_seconds = 0;       // from the slot to the first token
   double token_seconds = 0;        // from the first token to the last
 };
 
 struct ServeRequest {
   std::vector<int32_t> prompt;
-  int64_t tokens = 1;  // most new ones, at least 1; 0 where the prompt alone is scored
+  int64_t tokens = 1;  // most new tokens, at least 1; 0 if only the prompt is scored
   SamplingOptions sampling;
   uint64_t seed = 1;
   int64_t vocab = 0;  // DrawOptions
   std::vector<LogitBias> bias;
   std::vector<int32_t> stop_ids;
   int64_t logprobs = -1;
-  // Of a token that was drawn: so much less likely for each time, and once.
+  // Subtracted from the logit of a sampled token: the first for each occurrence, the second once.
   double frequency_penalty = 0, presence_penalty = 0;
-  // Which tokens may come next, as DrawOptions::allowed has it; asked before each draw. Empty: all.
+  // The tokens that may come next, as in SampleOptions::allowed; called before each token is sampled. Empty: all
+  // tokens.
   std::function<std::shared_ptr<const std::vector<uint32_t>>()> allowed;
-  // Asked before each draw; while it says false the request keeps its slot and gets no token. Empty: always.
+  // Called before each token is sampled; while the result is false the request keeps its slot and gets no token. Empty:
+  // always ready.
   std::function<bool()> ready;
-  std::string client;  // whose turn it is, and who may use what a slot still holds: only its own
-  // Given: the prompt is scored. It is computed whole, and before the first new token this gets, in order and in one or
-  // more calls, the logprobs of the prompt's tokens from its second one on, each with the `logprobs` likeliest in its
-  // place. On the scheduler's thread.
+  std::string client;  // clients take turns, and only the same client reuses the tokens of a slot
+  // Where set, the prompt is scored: the whole prompt is computed, and before the first new token the function
+  // receives, in order and in one or more calls, the logprobs of the prompt's tokens from the second token on, each
+  // with the `logprobs` likeliest tokens of that position. Called on the scheduler's thread.
   std::function<void(std::span<const TokenLogprobs>)> on_prompt;
-  // On the scheduler's thread, as `allowed` is, and short. False ends the answer with this token, as stop. on_end comes
-  // exactly once for a request that was taken, and last.
+  // Called on the scheduler's thread, like `allowed`, and must return quickly. False ends the answer after this token,
+  // with Finish::stop. on_end is called exactly once for an accepted request, and last.
   std::function<bool(int32_t, const TokenLogprobs*)> on_token;
   std::function<void(const ServeOutcome&)> on_end;
 };
 
-// Counters since the start; the last two are of this moment.
+// Counters since the start, except `running` and `waiting`, which are current.
 struct ServeCounts {
   int64_t prompt_tokens = 0, reused_tokens = 0, tokens = 0;
   int64_t stopped = 0, full = 0, cancelled = 0, failed = 0, refused = 0;
@@ -73,17 +75,19 @@ class Scheduler {
   class Job;
   using Handle = std::shared_ptr<Job>;
 
-  // The decoder must outlive it, and nobody else uses it meanwhile.
+  // The decoder must outlive the scheduler, which uses the decoder alone.
   explicit Scheduler(Decoder& decoder, const ServeOptions& options = {});
-  ~Scheduler();  // cancels what there is
+  ~Scheduler();  // cancels all requests
   Scheduler(const Scheduler&) = delete;
 
-  // From any thread. Error{usage} for what the model cannot do, Error{busy} where too many wait or it is closing.
+  // From any thread. Error{usage} for a request that the model cannot serve, Error{busy} if too many requests wait or
+  // the scheduler is closing.
   Handle submit(ServeRequest request);
-  // From any thread, also twice and after the end: it ends with Finish::cancelled before its next token or chunk.
+  // From any thread, also repeatedly and after the end. The request ends with Finish::cancelled before its next token
+  // or chunk.
   void cancel(const Handle& job);
 
-  // No more requests are taken. True once all have ended, within the time.
+  // Accepts no more requests. True if all requests end within the time.
   bool drain(double seconds);
   ServeCounts counts() const;
 
@@ -109,14 +113,14 @@ class Scheduler {
   const ServeOptions options_;
   mutable std::mutex mutex_;
   std::condition_variable changed_, idle_;
-  std::deque<Handle> waiting_;      // by arrival
+  std::deque<Handle> waiting_;      // in the order of arrival
   std::vector<std::string> turns_;  // clients that got a slot, the latest last
   bool draining_ = false, closing_ = false;
   ServeCounts counts_;
-  // The thread's own.
+  // Used by the thread only.
   std::vector<Slot> slots_;
   std::vector<Handle> running_;
-  size_t turn_ = 0;  // whose prompt is told next
+  size_t turn_ = 0;  // the request whose prompt is fed next
   std::thread thread_;
 };
 

@@ -46,8 +46,8 @@ ApiError logged(const std::string& what) {
   return ApiError(500, "the request failed; the server's log says why under " + id);
 }
 
-// What the client is told of an error that ended its request. Of one that it did not cause it learns only where to
-// look.
+// The error that a client is told. Of an error that the client did not cause, the client gets only the number under
+// which the log has the details.
 ApiError api_error_of(std::exception_ptr error) {
   try {
     std::rethrow_exception(error);
@@ -64,10 +64,10 @@ const char* reason_of(Finish finish, bool called) {
   return finish == Finish::length || finish == Finish::context ? "length" : called ? "tool_calls" : "stop";
 }
 
-// JSON has no infinity; OpenAI writes this.
+// JSON has no infinity; OpenAI's API writes -9999.
 double finite(double logprob) { return std::max(logprob, -9999.0); }
 
-// What JSON shows of a token's bytes, which may be part of a character.
+// A token's bytes as JSON text; bytes of an incomplete character are replaced.
 std::string shown(const std::string& bytes) {
   Utf8Stream stream;
   std::string text = stream.push(bytes);
@@ -106,7 +106,7 @@ OrderedJson completion_logprobs(const Tokenizer& tokenizer, const std::vector<To
     }
     r["token_logprobs"].push_back(finite(t.logprobs.drawn));
     OrderedJson top = OrderedJson::object();
-    // Two tokens may have the same text once broken bytes are shown: the likelier one stays.
+    // Two tokens may have the same text once incomplete characters are replaced: the likelier token stays.
     for (const TokenLogprob& p : t.logprobs.top) top.emplace(shown(tokenizer.token_bytes(p.id)), finite(p.logprob));
     r["top_logprobs"].push_back(top);
   }
@@ -133,16 +133,16 @@ std::string Histogram::text(const std::string& name, const std::string& help) co
   return out + detail::concat(name, "_sum ", sum_, "\n", name, "_count ", total, "\n");
 }
 
-// One request: its choices, as far as they are.
+// One request and its choices.
 class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
  public:
   struct Choice {
     AnswerText text;
-    AnswerPiece all;  // what a whole answer collects
+    AnswerPiece all;  // collected for a whole answer
     std::vector<CallPiece> calls;
     ServeOutcome outcome;
     Clock::time_point latest = {};
-    AnswerPiece echo = {};  // the prompt, where the text begins with it
+    AnswerPiece echo = {};  // the prompt, for a text that begins with the prompt
     int64_t offset = 0;     // bytes of text before the answer
     size_t scored = 0;      // tokens of the echo that have their logprobs
     bool begun = false;
@@ -166,7 +166,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     choices_.push_back({.text = AnswerText(service_.vocabulary_, o)});
     ++left_;
   }
-  // The text of the choice begins with its prompt, of which `ids` has the first `hidden` tokens that stand for no text.
+  // Makes the text of the choice begin with its prompt. The first `hidden` tokens of `ids` stand for no text.
   void set_echo(size_t index, std::string text, std::span<const int32_t> ids, size_t hidden) {
     Choice& c = choices_[index];
     c.echo.text = std::move(text);
@@ -186,7 +186,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
         return self->grammar_->allowed(self->choices_[index].grammar_state);
       };
     r.ready = answer_.ready;
-    // A request for no new token needs the prompt's logits where it has one.
+    // Without new tokens the request ends once its prompt has been scored.
     if (request_.echo && (request_.logprobs >= 0 || request_.tokens == 0))
       r.on_prompt = [self = shared_from_this(), index](std::span<const TokenLogprobs> scores) {
         Choice& c = self->choices_[index];
@@ -198,7 +198,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     };
     r.on_end = [self = shared_from_this(), index](const ServeOutcome& o) { self->ended(index, o); };
   }
-  // The first choices may have ended, and taken the others with them, before the last one is there.
+  // The first choices may have ended, and cancelled the rest, before the last choice is submitted.
   void add(const Scheduler::Handle& job) {
     bool late = false;
     {
@@ -218,7 +218,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     for (const auto& weak : jobs)
       if (const auto job = weak.lock()) service_.scheduler_->cancel(job);
   }
-  // Nobody listens: the request was refused after some of it had been taken.
+  // The request was refused after some of its choices had been submitted: nothing more is sent.
   void abandon() {
     abandoned_ = true;
     cancel();
@@ -234,7 +234,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     show(index, moved(c.text.push(id, logprobs), c.offset));
     return !c.text.ended();
   }
-  // The piece of a text that begins so many bytes later.
+  // The piece, with the offsets of its tokens increased.
   static AnswerPiece moved(AnswerPiece piece, int64_t bytes) {
     for (TokenInfo& t : piece.tokens) t.offset += bytes;
     return piece;
@@ -328,7 +328,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     if (!error_ && (o.error || o.finish == Finish::cancelled)) {
       error_ =
           o.error ? o.error : std::make_exception_ptr(ApiError(503, "the answer was cut off: the server is closing"));
-      cancel();  // the other choices: the request as a whole has failed
+      cancel();  // the remaining choices: the request as a whole has failed
     }
     if (!error_ && !abandoned_) {
       echo(c, index);
@@ -376,7 +376,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     answer_.event("data: [DONE]\n\n");
     answer_.end(200, "");
   }
-  // Of all choices; a prompt counts once for its n.
+  // The sum over all choices; a prompt counts once for its n choices.
   OrderedJson usage() const {
     int64_t prompt = 0, cached = 0, tokens = 0, thought_tokens = 0;
     double prompt_seconds = 0, token_seconds = 0;
@@ -388,7 +388,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
       prompt_seconds = std::max(prompt_seconds, o.prompt_seconds);
       token_seconds = std::max(token_seconds, o.token_seconds);
     }
-    const int64_t later = tokens - int64_t(choices_.size());  // the first comes with the prompt
+    const int64_t later = tokens - int64_t(choices_.size());  // the first token comes with the prompt
     return {{"usage",
              {{"prompt_tokens", prompt},
               {"completion_tokens", tokens},
@@ -437,13 +437,13 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   const int64_t created_ = std::time(nullptr);
   const Clock::time_point arrived_ = Clock::now();
   std::unique_ptr<AnswerWriter> writer_;  // of APIs whose stream builds the whole answer
-  std::string start_;                     // its first events, which go out with the first that say something
+  std::string start_;                     // the writer's first events, sent with the first content
   bool begun_ = false;
-  std::mutex jobs_mutex_;  // of the two below: jobs are added while the first of them run
+  std::mutex jobs_mutex_;  // guards jobs_ and cancelled_: jobs are added while earlier jobs run
   std::vector<std::weak_ptr<Scheduler::Job>> jobs_;
   bool cancelled_ = false;
   std::vector<Choice> choices_;
-  std::shared_ptr<TokenGrammar> grammar_;  // of every choice; none: they are free
+  std::shared_ptr<TokenGrammar> grammar_;  // of every choice; null: answers are free
   size_t left_ = 0;
   std::exception_ptr error_;
   std::atomic<bool> abandoned_ = false;
@@ -458,7 +458,7 @@ Service::~Service() = default;
 std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
   std::vector<Prompt> prompts;
   const int64_t context = model_.decoder->context();
-  if (int64_t(r.messages.size()) >= context)  // each has a token at least
+  if (int64_t(r.messages.size()) >= context)  // each message has at least one token
     throw ApiError(400,
                    detail::concat("found ", r.messages.size(), " messages, expected fewer than the context's ", context,
                                   " tokens"),
@@ -479,7 +479,7 @@ std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
       continue;
     }
     Prompt prompt{.text = p.text};
-    // A model of documents was trained with a token that begins each; one that chats was not.
+    // Models of documents were trained with a token that begins each document; models that chat were not.
     if (!chats() && t.bos() >= 0) prompt.ids.push_back(t.bos());
     prompt.hidden = prompt.ids.size();
     const std::vector<int32_t> text = t.encode(p.text);
@@ -515,7 +515,7 @@ ServeRequest Service::request_of(const ApiRequest& r, std::vector<int32_t> promp
   return s;
 }
 
-// Kept for the next request of the same client that asks for the same.
+// The grammar is kept for the client's next request with the same form.
 std::shared_ptr<TokenGrammar> Service::grammar_of(const ApiRequest& r, const std::string& client) {
   constexpr size_t kKept = 8;
   const std::string key = client + '\0' + grammar_key(r);
@@ -557,7 +557,7 @@ std::shared_ptr<Service::Ticket> Service::ask(const ApiRequest& r, const std::st
     uint64_t seed = r.seed.value_or(random_seed());
     size_t index = 0;
     for (const Prompt& prompt : prompts)
-      for (int64_t i = 0; i < r.n; ++i, seed += 0x9e3779b97f4a7c15u) {  // each choice draws its own numbers
+      for (int64_t i = 0; i < r.n; ++i, seed += 0x9e3779b97f4a7c15u) {  // each choice has its own random numbers
         ServeRequest s = request_of(r, prompt.ids, seed, client);
         if (r.echo) ticket->set_echo(index, prompt.text, prompt.ids, prompt.hidden);
         ticket->hook(s, index++);
@@ -570,7 +570,8 @@ std::shared_ptr<Service::Ticket> Service::ask(const ApiRequest& r, const std::st
   return ticket;
 }
 
-// Each field once: a client sends it with every request. Names are a client's, so that their number has a bound.
+// Logs each field once, because clients send a field with every request. Clients choose the names, so their number is
+// bounded.
 void Service::log_ignored(const std::vector<std::string>& fields) {
   constexpr size_t kMostNames = 256;
   const std::lock_guard lock(mutex_);
@@ -626,7 +627,7 @@ std::string Service::tokenize(const TokenizeRequest& r) const {
     const std::string bytes = t.token_bytes(id);
     if (r.pieces) strings.push_back(shown(bytes));
     if (r.llama_pieces) {
-      // A piece that is no text is a list of its bytes.
+      // A piece that is not valid UTF-8 is given as a list of its bytes.
       OrderedJson list = OrderedJson::array();
       for (const char c : bytes) list.push_back(int(uint8_t(c)));
       tokens.push_back({{"id", id}, {"piece", find_invalid_utf8(bytes) < 0 ? OrderedJson(bytes) : list}});

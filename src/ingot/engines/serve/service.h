@@ -1,6 +1,6 @@
 #pragma once
-// A model that answers OpenAI's requests, whatever carries them: a parsed request goes in, JSON comes out, whole or as
-// server-sent events. Metrics count what happened.
+// A model that answers requests of OpenAI's and Anthropic's APIs, independent of the transport: a parsed request goes
+// in, JSON comes out, whole or as server-sent events. Metrics count requests, tokens and times.
 #include <array>
 #include <deque>
 #include <functional>
@@ -18,17 +18,17 @@ namespace ingot {
 
 struct ServiceOptions {
   std::string name;                  // what clients call the model
-  std::string reasoning = "medium";  // where a request says nothing
+  std::string reasoning = "medium";  // if a request has no effort
   std::string date;                  // the date the model is told; empty: none, "today": the day of the request
   std::string version;
   ServeOptions scheduling;
 };
 
-// Where an answer goes: one of the two, from the scheduler's thread, `end` exactly once and last.
+// The receiver of an answer. Both functions are called on the scheduler's thread, `end` exactly once and last.
 struct ApiAnswer {
   std::function<void(std::string)> event;            // of a stream: complete events
   std::function<void(int status, std::string)> end;  // the body; of a stream: empty
-  std::function<bool()> ready;                       // whether it takes more events now; empty: always
+  std::function<bool()> ready;                       // whether the client takes more events now; empty: always
 };
 
 // Counts of values up to each bound, as Prometheus wants them.
@@ -46,12 +46,13 @@ class Histogram {
 
 class Service {
  public:
-  class Ticket;  // a request on its way
+  class Ticket;  // a request under way
 
   Service(OpenedModel model, Vocabulary vocabulary, const ServiceOptions& options);
   ~Service();
 
-  // Throws ApiError; afterwards `answer` says everything. `client` shares no cache and no turns with others.
+  // Throws ApiError; after that `answer` reports every result. Clients with different names share neither cached tokens
+  // nor turns.
   std::shared_ptr<Ticket> ask(const ApiRequest& request, const std::string& client, ApiAnswer answer);
   void cancel(const std::shared_ptr<Ticket>& ticket);
   bool drain(double seconds) { return scheduler_->drain(seconds); }
@@ -90,10 +91,10 @@ class Service {
   mutable std::mutex mutex_;
   std::set<std::string> logged_fields_;
   std::mutex grammar_mutex_;
-  std::shared_ptr<const TokenTree> tree_;  // made with the first request that needs it
-  std::deque<std::pair<std::string, std::shared_ptr<TokenGrammar>>> grammars_;  // the latest first
+  std::shared_ptr<const TokenTree> tree_;  // made for the first request that needs a grammar
+  std::deque<std::pair<std::string, std::shared_ptr<TokenGrammar>>> grammars_;  // most recent first
   Histogram queue_, first_token_, between_tokens_, whole_;
-  std::unique_ptr<Scheduler> scheduler_;  // last: its thread uses the others
+  std::unique_ptr<Scheduler> scheduler_;  // last: its thread uses the members above
 };
 
 }  // namespace ingot

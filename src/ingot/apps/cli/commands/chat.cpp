@@ -16,7 +16,7 @@
 namespace ingot::cli {
 namespace {
 
-constexpr int64_t kContext = 8192;            // tokens, where the model has as many
+constexpr int64_t kContext = 8192;            // tokens, or the model's context if that is smaller
 constexpr size_t kMaxLine = size_t(4) << 20;  // bytes of one turn
 const char* const kHelp =
     "/new starts over, /effort low|medium|high changes how long the model thinks, /quit ends; Ctrl-C stops an answer";
@@ -31,7 +31,7 @@ struct ChatCommand {
   bool json = false;
 };
 
-// Lines of standard input, as they come.
+// The lines of standard input, as they arrive.
 class Lines {
  public:
   bool next(std::string& line) {
@@ -96,7 +96,7 @@ class Conversation {
       }
       try {
         answer(line);
-      } catch (const Error& e) {  // the next turn may fit, or /new makes room
+      } catch (const Error& e) {  // the next turn may fit, or /new frees the context
         if (e.code == ErrorCode::interrupted) throw;
         log_error(e.what());
       }
@@ -132,7 +132,7 @@ class Conversation {
     }
     return true;
   }
-  // "/word" alone, or one of ours with too many or too few words; "/usr/bin is a directory" is text.
+  // "/word" alone, or a known command with a wrong number of words; "/usr/bin is a directory" is text.
   static bool looks_like_command(const std::string& line) {
     const std::string word = line.substr(0, line.find_first_of(" \t"));
     for (const char* ours : {"/new", "/effort", "/quit", "/exit", "/help"})
@@ -146,7 +146,7 @@ class Conversation {
     AnswerPrinter printer(o_.analysis == "show" || (o_.analysis == "auto" && isatty(STDOUT_FILENO) == 1));
     const int64_t tokens = o_.tokens > 0 ? o_.tokens : model_.decoder->context();
     SessionOptions options{.tokens = tokens, .sampling = o_.sampling, .stop_ids = stop_ids_};
-    options.seed = uint64_t(o_.seed) + turns_++ * 0x9e3779b97f4a7c15u;  // every turn draws its own numbers
+    options.seed = uint64_t(o_.seed) + turns_++ * 0x9e3779b97f4a7c15u;  // every turn has its own random numbers
     options.cancelled = [&] { return interrupt.asked(); };
     Progress progress;
     if (isatty(STDERR_FILENO) == 1)

@@ -19,7 +19,7 @@ namespace {
 
 struct GenerateCommand {
   std::string run, model, prompt, file, ids;
-  bool asked = false;  // a prompt was given, if only an empty one
+  bool asked = false;  // a prompt was given, possibly empty
   int64_t tokens = 200, seed = 1;
   DecoderOptions on;
   SamplingOptions sampling;
@@ -40,14 +40,14 @@ OrderedJson report_of(const Answer& a) {
   return r;
 }
 
-// The same with the new text.
+// The same report, with the new text.
 OrderedJson report_of(const std::string& text, const Answer& a) {
   OrderedJson r = {{"text", text}};
   r.update(report_of(a));
   return r;
 }
 
-// The beginning, and where it came from.
+// The text to continue, and its source.
 struct Prompt {
   std::string text, from;
 };
@@ -57,7 +57,7 @@ Prompt prompt_of(const GenerateCommand& o) {
   return {read_input(o.file), input_name(o.file)};
 }
 
-// What a model is read from: of a checkpoint all files that lie there.
+// The files of a model: of a directory, all files in it.
 std::vector<std::string> files_of(const std::string& model) {
   if (!is_directory(model)) return {model};
   std::vector<std::string> files;
@@ -65,7 +65,7 @@ std::vector<std::string> files_of(const std::string& model) {
   return files;
 }
 
-// The model for a GPT-OSS prompt; with --trace one whose tokens show where their time goes.
+// The model for a prompt; with --trace, a model that records where the time of a token goes.
 OpenedModel open_for(const GenerateCommand& o, const std::string& path, int64_t context) {
   if (!o.trace.empty()) {
     refuse_to_replace(o.trace, {o.file, o.ids});
@@ -78,11 +78,11 @@ OpenedModel open_for(const GenerateCommand& o, const std::string& path, int64_t 
   return model;
 }
 void write_trace(const GenerateCommand& o, Decoder& decoder) {
-  constexpr int kOnly = 0;  // the one slot that is open
+  constexpr int kOnly = 0;  // the only open slot
   if (!o.trace.empty()) write_file(o.trace, decoder.trace(kOnly));
 }
 
-// One list of new ids for each list of the file.
+// Prints one list of new ids for each list of the file.
 void generate_ids(const GenerateCommand& o) {
   const std::string path = chosen_model(o.run, o.model);
   if (o.asked || !o.file.empty()) fail(ErrorCode::usage, "found --ids with --prompt or --file, expected one of them");
@@ -97,7 +97,7 @@ void generate_ids(const GenerateCommand& o) {
   if (!o.past_end) options.stop_ids = model.end_ids;
   options.cancelled = [&] { return interrupt.asked(); };
   for (const auto& prompt : prompts) {
-    session.forget();  // a line's ids do not depend, to the last rounding, on the lines before it
+    session.forget();  // so that the ids of a line do not depend on earlier lines, to the last rounding
     const Answer answer = session.generate(prompt, options);
     std::vector<int32_t> ids = o.only_new || o.json ? std::vector<int32_t>() : prompt;
     ids.insert(ids.end(), answer.tokens.begin(), answer.tokens.end());
@@ -107,7 +107,7 @@ void generate_ids(const GenerateCommand& o) {
   write_trace(o, *model.decoder);
 }
 
-// A prompt as the user's turn of a conversation; prints the answer.
+// Answers a prompt as the user's turn of a conversation.
 void answer(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const Prompt& prompt) {
   if (!v.chat)
     fail(ErrorCode::bad_data, o.conversation.tokenizer.empty() ? path : o.conversation.tokenizer,
@@ -136,7 +136,7 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
   log_info("[", speed_line(turn.answer), ending.empty() ? "" : "; ", ending, "]");
 }
 
-// A prompt as it is, and how the model goes on.
+// Continues a prompt without the chat format.
 void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const Prompt& prompt) {
   const std::vector<int32_t> ids = about(prompt.from, [&] { return v.bpe->encode(prompt.text); });
   const OpenedModel model = open_for(o, path, int64_t(ids.size()) + o.tokens);
@@ -167,9 +167,9 @@ void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& 
   write_trace(o, *model.decoder);
 }
 
-// As a run of `ingot train` does it: its start token first, and on beyond its context.
+// Continues a prompt with a run of `ingot train`: the start token comes first, and the text may exceed the context.
 void go_on_in_documents(const GenerateCommand& o, const std::string& path, const Prompt& prompt) {
-  // Adapted to the prompt, or as it is: what the decoder reads outlives it.
+  // The model, adapted to the prompt or unchanged; both outlive the decoder.
   std::unique_ptr<TrainedModel> trained;
   Adapted adapted;
   OpenedModel model;

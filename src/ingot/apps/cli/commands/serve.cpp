@@ -1,4 +1,4 @@
-// ingot serve: a model behind OpenAI's API.
+// ingot serve: a model behind OpenAI's and Anthropic's APIs.
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -18,7 +18,7 @@
 namespace ingot::cli {
 namespace {
 
-constexpr int64_t kContext = 8192;  // tokens of a slot, where the model has as many
+constexpr int64_t kContext = 8192;  // tokens of a slot, or the model's context if that is smaller
 
 struct ServeCommand {
   std::string run, model, name, tokenizer, key_file, reasoning = "medium", date = "today";
@@ -33,7 +33,7 @@ struct ServeCommand {
 #ifdef INGOT_HAS_MICROHTTPD
 bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
-// One key a line; empty lines and those that begin with # say nothing.
+// Reads one key per line; empty lines and lines that begin with # are ignored.
 std::vector<std::string> read_keys(const std::string& path) {
   std::vector<std::string> keys;
   if (path.empty()) return keys;
@@ -49,7 +49,7 @@ std::vector<std::string> read_keys(const std::string& path) {
   return keys;
 }
 
-// A scheme and a host. "null", which any sandboxed page may send, is nobody's.
+// An origin is a scheme and a host. "null", which any sandboxed page may send, identifies no page.
 void check_origins(const std::vector<std::string>& origins) {
   for (const std::string& origin : origins) {
     const size_t scheme_end = origin.find("://");
@@ -74,7 +74,8 @@ server::ServerOptions server_options(const ServeCommand& o) {
       fail(ErrorCode::usage, "--host: found ", o.host,
            " without --api-key-file: whoever reaches this machine could ask; --insecure allows it");
   } else {
-    // Another site's name may be made to point here, and its page would then be of our origin.
+    // Another site's name could be made to point at this address, and pages of that site would then share the server's
+    // origin.
     for (const char* name : {"localhost", "127.0.0.1", "::1"}) s.hosts.push_back(name);
     s.hosts.push_back(o.host);
   }
@@ -86,7 +87,7 @@ void serve(const ServeCommand& o) {
   if (std::any_of(o.name.begin(), o.name.end(), [](unsigned char c) { return c < ' ' || c == 127; }))
     fail(ErrorCode::usage, "--name: found a name with control characters, expected one line of text");
   Interrupt interrupt;
-  server::Server server(server_options(o));  // before the model, so that a taken port costs nothing
+  server::Server server(server_options(o));  // before the model is loaded, so that a port in use is found at once
   Vocabulary vocabulary = load_vocabulary(path, o.tokenizer);
   DecoderOptions on = o.on;
   on.slots = o.slots;

@@ -18,7 +18,7 @@ std::string today() {
   return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d", &day));
 }
 
-// Without the characters that move a terminal's cursor, change its colours or its title.
+// The text without characters that move a terminal's cursor or change its colours or title.
 std::string harmless(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -47,7 +47,7 @@ void add_options(Command& c, SamplingOptions& o) {
   c.number("--min-p X", o.min_p, 0, 0.999999, "drop tokens less than X times as likely as the likeliest (default: 0)");
 }
 
-// "2026-01-31"; the model was trained with no other form.
+// Only dates like 2026-01-31: the model was trained with this form only.
 void check_date(const std::string& date) {
   std::tm day{};
   const char* end = date.size() == 10 ? ::strptime(date.c_str(), "%Y-%m-%d", &day) : nullptr;
@@ -72,7 +72,7 @@ void AnswerPrinter::paint(bool dim) {
 }
 
 void AnswerPrinter::show(const ChatPart& part, std::string_view text) {
-  const bool thought = part.kind != ChatKind::text;  // what a call says is no answer either
+  const bool thought = part.kind != ChatKind::text;  // the arguments of a call are not part of the answer either
   if (thought && !analysis_) return;
   if (begun_ && (part.kind != latest_.kind || part.label != latest_.label)) write_out(line_open_ ? "\n\n" : "\n");
   latest_ = {.kind = part.kind, .label = part.label};

@@ -1,5 +1,5 @@
 #pragma once
-// What chat and generate share where a model has a chat format.
+// Options and output that chat and generate share for models with a chat format.
 #include "ingot/apps/cli/framework/cli.h"
 #include "ingot/apps/cli/shared/models.h"
 #include "ingot/engines/generate/chat.h"
@@ -14,13 +14,13 @@ void add_options(Command& c, SamplingOptions& o);
 // The conversation before the first turn, for a model of this format.
 ChatConversation opening_of(const ConversationOptions& o, const ChatFormat& format);
 
-// Writes answers as they come: final text to standard output; thoughts where they are wanted, dimmed on a terminal. On
-// a terminal characters that would control it are left out.
+// Writes answers as they arrive: text to standard output; thoughts if wanted, dimmed on a terminal. On a terminal,
+// control characters are left out.
 class AnswerPrinter {
  public:
   explicit AnswerPrinter(bool analysis);
   void show(const ChatPart& part, std::string_view text);
-  void end();  // of the answer: a line break where one is missing
+  void end();  // ends the answer, with a line break if one is missing
  private:
   void paint(bool dim);
   bool analysis_, terminal_, dimmed_ = false;
@@ -30,7 +30,7 @@ class AnswerPrinter {
 std::string json_of(const ChatTurn& turn);  // one line
 // "42 tokens, 11.8 tokens/s; prompt 130 tokens, 96 of them known, 0.4 s"
 std::string speed_line(const Answer& a);
-// What the user should know about how the answer ended, or empty.
+// A note for the user if the answer did not end by itself, or empty.
 std::string ending_line(const ChatTurn& turn, int64_t context, int64_t tokens);
 
 }  // namespace ingot::cli
