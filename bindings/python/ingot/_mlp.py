@@ -13,8 +13,11 @@ def _narrow_on_cpu(x):
     return not x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
 
 
-def run_mlp(x, parameters, bias, weight_norm, act, activate_last, save):
-    """(y, saved); saved is None where nothing is kept."""
+def run_mlp(x, parameters, options, save):
+    """(y, saved); saved is None where nothing is kept. options: those of mlp_options, whose SAVE does not count."""
+    each = 1 + bool(options & _C.BIAS) + bool(options & _C.WEIGHT_NORM)
+    if not parameters or len(parameters) % each:
+        raise ValueError(f"mlp: parameters: found {len(parameters)} tensors, expected {each} for every layer")
     for p in parameters:
         expect_tensors("mlp", parameters=p)
         if p.dim() == 0:
@@ -22,11 +25,10 @@ def run_mlp(x, parameters, bias, weight_norm, act, activate_last, save):
     if _narrow_on_cpu(x):
         _check_dtypes(x, parameters)
         wide = [p.float() for p in parameters]
-        return run_mlp(x.float(), wide, bias, weight_norm, act, activate_last, False)[0].to(x.dtype), None
+        return run_mlp(x.float(), wide, options, False)[0].to(x.dtype), None
     if x.dim() == 0:
         raise ValueError("mlp: x: found a tensor without dimensions, expected at least one")
-    found = _C.mlp(x, parameters, bias, weight_norm, act, activate_last, save)
-    return found or _C.mlp(_aligned(x), [_aligned(p) for p in parameters], bias, weight_norm, act, activate_last, save)
+    return _C.mlp(x, parameters, options, save) or _C.mlp(_aligned(x), [_aligned(p) for p in parameters], options, save)
 
 
 def _aligned(t):
@@ -64,7 +66,7 @@ def _split_gradients(gradients, parameters, wanted):
 
 
 def _op_mlp(x, parameters, bias, weight_norm, activation, activate_last, save):
-    y, saved = run_mlp(x, parameters, bias, weight_norm, activation_number("mlp", activation), activate_last, save)
+    y, saved = run_mlp(x, parameters, mlp_options(bias, weight_norm, activation_number("mlp", activation), activate_last, not save), save)
     return y, x.new_empty(0) if saved is None else saved
 
 
@@ -153,10 +155,6 @@ def _mlp_gradients(ctx, recorded, dy, x, saved, parameters, wanted):
     run = _mlp_backward_formula if is_batched(dy) else mlp_backward_op  # PyTorch batches no operator that takes lists of tensors
     dx, flat = run(dy, x, parameters, saved, wanted, need_x, bias, weight_norm, ACTIVATION_NAMES[act], activate_last)
     return dx if need_x else None, flat
-
-
-def run_mlp_options(x, parameters, options, save):
-    return run_mlp(x, parameters, *_split_options(options), save)
 
 
 class _Mlp(torch.autograd.Function):

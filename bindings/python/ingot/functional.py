@@ -16,7 +16,7 @@ __all__ = ["flash_attn_func", "flash_attn_varlen_func", "fused_mlp", "gated_line
 _PLAIN, _DIFFERENTIATE, _DISPATCH = _C.PLAIN, _C.DIFFERENTIATE, _C.DISPATCH
 
 # To the two ops whose calls are written in C++ as well (native/calls.cpp).
-_C.attach_calls(_rms_norm.rms_norm_eager, _rms_norm.run_rms_norm_plain, _rms_norm.run_rms_norm, _mlp.mlp_eager, _mlp.mlp_edge_eager, _mlp.run_mlp_options)
+_C.attach_calls(_rms_norm.rms_norm_eager, _rms_norm.run_rms_norm_plain, _rms_norm.run_rms_norm, _mlp.mlp_eager, _mlp.mlp_edge_eager, _mlp.run_mlp)
 
 
 def _untensored(op, name, function, x, *arguments, **options):

@@ -314,6 +314,17 @@ nb::object mlp_call(nb::handle x, nb::sequence parameters, nb::handle options) {
   return mlp_over(x, held, options);
 }
 
+nb::object mlp_dense(nb::handle x, nb::sequence parameters, nb::handle options, bool save) {
+  Objects held;
+  for (nb::handle p : parameters) held.push_back(nb::borrow(p));
+  Mlp a;
+  Sizes sizes;
+  if (!describe_mlp(x, held, options_of(options), a, sizes)) return nb::none();
+  nb::object saved = nb::none();
+  const nb::object y = run_mlp(x, a, sizes, save, saved);
+  return nb::make_tuple(y, saved);
+}
+
 nb::object mlp_of_module(nb::handle x, nb::handle attributes) {
   if (any_autocast()) return nb::none();
   // Another thread, or what the call runs of Python's, may replace these and the parameters meanwhile.

@@ -16,6 +16,9 @@ nb::object rms_norm_forward(nb::handle ctx, nb::handle x, nb::handle w);
 // of the activation. Under autocast mlp_of_module returns None too, and both do of a parametrised module.
 enum MlpFlags : int { kBias = 1 << 8, kWeightNorm = 1 << 9, kActivateLast = 1 << 10, kSave = 1 << 11 };
 nb::object mlp_call(nb::handle x, nb::sequence parameters, nb::handle options);
+// (y, saved or None), for the operator and the Python functions; None where these have to make operands contiguous and
+// aligned first.
+nb::object mlp_dense(nb::handle x, nb::sequence parameters, nb::handle options, bool save);
 nb::object mlp_of_module(nb::handle x, nb::handle attributes);
 nb::object mlp_forward(nb::args context_x_and_parameters);
 nb::object mlp_edge_forward(nb::handle ctx, nb::handle x, nb::handle edge);  // where mlp_of_module found an Edge

@@ -113,26 +113,6 @@ std::vector<MlpLayer> layers_of(const char* op, nb::sequence parameters, const M
   return layers;
 }
 
-// (y, saved or None); None instead where Python has to make operands contiguous and aligned first.
-nb::object run_mlp(nb::handle x, nb::sequence parameters, bool bias, bool weight_norm, int act, bool activate_last,
-                   bool save) {
-  const char* op = "mlp";
-  Mlp a{.act = Act(act), .activate_last = activate_last};
-  Sizes sizes;
-  if (!dense_matrix(op, "x", x, a.x, &sizes) || !aligned(floats(op, "x", a.x))) return nb::none();
-  for (nb::handle p : parameters)
-    if (Tensor t; !dense_vector(op, "parameters", p, t) || !aligned(t)) return nb::none();
-  a.layers = layers_of(op, parameters, {bias, weight_norm, act, activate_last});
-  sizes.of[sizes.rank - 1] = a.layers.back().w.rows();
-  nb::object y = empty(x, a.x.device, a.x.dtype, sizes, a.y), saved = nb::none(), workspace;
-  if (save)
-    saved = empty_vector(x, a.x.device, a.x.dtype, mlp_saved_elements(a.x.rows(), a.layers, activate_last), a.saved);
-  if (const int64_t bytes = mlp_workspace_bytes(a))
-    workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
-  const Stream stream = stream_of(a.x);
-  unlocked([&] { mlp(a, stream); });
-  return nb::make_tuple(y, saved);
-}
 // `gradients` is one zeroed buffer, the parameters' gradients one after the other; `wanted` says which have a place in
 // it.
 void run_mlp_backward(nb::handle dy, nb::handle x, nb::handle dx, nb::sequence parameters, nb::handle gradients,
@@ -387,7 +367,7 @@ NB_MODULE(_C, m) {
   define(m, "rms_norm", &rms_norm);
   m.def("rms_norm_backward_workspace_bytes", &rms_norm_backward_workspace_bytes);
   define(m, "rms_norm_backward", &rms_norm_backward);
-  m.def("mlp", &run_mlp);
+  m.def("mlp", &mlp_dense);
   define(m, "mlp_backward", &run_mlp_backward);
   define(m, "rms_norm_call", &rms_norm_call);
   m.def("rms_norm_of_module", &rms_norm_of_module);

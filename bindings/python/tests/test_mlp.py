@@ -340,6 +340,7 @@ def test_errors_name_operation_argument_found_and_expected(device):
         (lambda: functional.fused_mlp(x, [w[0][0]]), ValueError, "mlp: weight: found 1 dimensions, expected 2"),
         (lambda: functional.fused_mlp(x[:, ::2].requires_grad_(), [w[0][0, ::2]]), ValueError, "mlp: weight: found . dimensions, expected 2"),
         (lambda: functional.fused_mlp(x, []), ValueError, "mlp: parameters: found 0"),
+        (lambda: torch.ops.ingot.mlp(x, [w[0]] * 3, True, False, "relu", False, False), ValueError, "mlp: parameters: found 3 tensors, expected 2 for every layer"),
         (lambda: ingot.nn.FusedMLP(0, 32, 8), ValueError, "FusedMLP: in_features: found 0"),
         (lambda: ingot.nn.FusedMLP.from_sequential([nn.Linear(4, 4)]), TypeError, "model: found list, expected nn.Sequential"),
         (lambda: ingot.nn.FusedMLP.from_sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4, bias=False))), ValueError,
