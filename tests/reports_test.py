@@ -102,9 +102,9 @@ class Reports(unittest.TestCase):
         self.assertEqual(sanitize.explained_in(log(best, best), "test_kernels_sampling"), 0)
         self.assertEqual(sanitize.explained_in(log(best, best), "test_models_decode"), 1)
         fill = "ingot::ptx::bulk_load(void *, const void *, unsigned int, unsigned long *)+0x4f50 in tma.cuh:34"
-        read = "void ingot::decode::TokenProducts<(ingot::WeightFormat)2>::load_staged<(ingot::WeightFormat)2>(T1 &)+0x30 in token_products.cuh:94"
+        read = "void ingot::decode::load_from_ring<(ingot::WeightFormat)2>(const char *, T2 &)+0x30 in products.cuh:30"
         self.assertEqual(sanitize.explained_in(log(fill, read), "test_models_decode"), 1)
-        self.assertEqual(sanitize.explained_in(log(fill, fill) + log(fill, read.replace("load_staged", "store")), "test_models_decode"), 0)
+        self.assertEqual(sanitize.explained_in(log(fill, fill) + log(fill, read.replace("load_from_ring", "store")), "test_models_decode"), 0)
         self.assertEqual(sanitize.explained_in(log(fill, read), "test_models_gpt_oss"), 0)
 
     def test_a_sanitizer_report_is_made_in_parts(self):
