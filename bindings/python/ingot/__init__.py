@@ -3,9 +3,9 @@
     from ingot.nn import RMSNorm, FusedMLP, SwiGLU      modules; state dicts load from the modules they replace
     from ingot import functional                        the same as functions
     ingot.optim.Muon(parameters)                        Muon for matrices, AdamW for the rest
-    ingot.hf.patch(model)                               replaces the RMSNorms of a model, reversibly
-    ingot.engine.GptOss(path).generate(prompt)          GPT-OSS checkpoints and archives, answered here
-    python -m ingot                                     what this build has
+    ingot.hf.patch(model)                               replaces RMSNorms, gated MLPs and losses of a model, reversibly
+    ingot.engine.GptOss(path).generate(prompt)          GPT-OSS checkpoints and archives, answered by this process
+    python -m ingot                                     the versions and kernels of this build
 """
 try:
     import torch
@@ -16,7 +16,7 @@ from . import _C
 
 _C.attach(torch)
 
-from . import functional, hf, nn, optim  # noqa: E402  (they register the operations)
+from . import functional, hf, nn, optim  # noqa: E402  (these modules register the operators)
 
 if hasattr(_C, "Engine"):  # not in a build of some rooms
     from . import engine  # noqa: E402, F401

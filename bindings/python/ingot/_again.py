@@ -1,13 +1,14 @@
 """Derivatives of derivatives.
 
-Each operation's backward pass is an operator of its own, `<op>_backward`, that runs a kernel. What autograd knows of that operator is its
-formula: the same results in PyTorch's own operations, which can be derived any number of times. So first derivatives always come from
-kernels, and second ones (gradient penalties, Hessians, products with them) simply work.
+Each operation's backward pass is an operator of its own, `<op>_backward`, which runs a kernel. Autograd differentiates that operator by its
+formula: the same results in PyTorch's own operations, which can be differentiated any number of times. First derivatives therefore always come from
+kernels, and second derivatives (gradient penalties, Hessians, products with Hessians) from formulas.
 
-How a new operation joins: its formula, forward, goes into _plain.py. Its backward operator is registered with `**again(formula)`, where
-`formula` takes the operator's arguments and returns its results, None for those not asked for; `gradients` below writes it in one line. Its
-autograd.Function, if it has one, runs the kernel in `backward(ctx, recorded, ...)` where `recorded` is false, and else calls the operator with
-the tensors as they were saved, so that the results know what they come from. Tests: a line in `pairs` of test_second_order.py.
+A new operation that is written by hand: its forward formula goes into _plain.py. Its backward operator is registered with `**again(formula)`, where
+`formula` takes the operator's arguments and returns the operator's results, None for each result that is not wanted; `gradients` below makes this one
+line. Its autograd.Function, if it has one, runs the kernel in `backward(ctx, recorded, ...)` where `recorded` is false, and otherwise calls the operator
+with the saved tensors, so that autograd records how the results depend on them. Tests: a line in `pairs` of test_second_order.py. Declared operators
+(_declare.py) have all of this.
 """
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -17,8 +18,8 @@ is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def gradients(function, inputs, wanted, cotangents):
-    """Of sum(cotangent * output) over the outputs of `function(*inputs)`, for each input that is wanted; None for others, and for those
-    that no output depends on. Outputs and cotangents may be None. The result can be derived where gradients are recorded."""
+    """The gradients of sum(cotangent * output) over the outputs of `function(*inputs)` by each wanted input; None for an input that is not wanted
+    or that no output depends on. Outputs and cotangents may be None. The result can be differentiated where gradients are recorded."""
     if not any(wanted):
         return [None] * len(inputs)
     derive = _by_transform if _transforms_active() else _by_tape
@@ -26,7 +27,7 @@ def gradients(function, inputs, wanted, cotangents):
 
 
 def _counted(outputs, cotangents):
-    """The pairs that contribute: an operator's output that was not asked for is empty where its formula has None."""
+    """The pairs (output, cotangent) that contribute. An output that was not wanted is empty in the operator and None in its formula."""
     outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
     return [(y, c.to(y.dtype)) for y, c in zip(outputs, cotangents) if y is not None and c is not None]
 
@@ -72,7 +73,7 @@ def _by_transform(function, inputs, wanted, cotangents):
 
 
 def again(formula):
-    """What an operator is registered with whose gradient is that of `formula`, of the same arguments."""
+    """Arguments of `register` for an operator whose gradient is that of `formula`, a function of the operator's arguments."""
 
     def setup(ctx, inputs, output):
         flat, ctx.arguments = tree_flatten(inputs)
@@ -96,22 +97,22 @@ _TENSOR = object()
 
 
 def _each(argument, need):
-    """For each leaf of an argument whether its gradient is needed: PyTorch says it of a list of tensors one by one."""
+    """For each leaf of an argument, whether its gradient is needed: for a list of tensors PyTorch gives a list."""
     if not isinstance(argument, (list, tuple)):
         return [need]
     return need if isinstance(need, (list, tuple)) else [need] * len(argument)
 
 
 def _of_argument(argument, gradient):
-    """As PyTorch expects it: lists for lists of tensors, None for all other lists."""
+    """The gradient in the structure that PyTorch expects: a list for a list of tensors, None for any other list."""
     if not isinstance(argument, (list, tuple)):
         return gradient
     return list(gradient) if any(isinstance(a, torch.Tensor) for a in argument) else None
 
 
 def knowing_whether_recorded(backward):
-    """Of an autograd.Function: `backward(ctx, recorded, *gradients)`. Recorded: a graph of this pass is asked for, or the gradients stand for
-    several at once (is_grads_batched), and results must come from the operator; else from the kernel."""
+    """The backward of an autograd.Function from `backward(ctx, recorded, *gradients)`. recorded: the caller wants a graph of this pass, or the gradients
+    are a batch (is_grads_batched), so the results must come from the operator; otherwise the kernel is called directly."""
 
     def run(ctx, *gradients):
         for g in gradients:
@@ -124,7 +125,7 @@ def knowing_whether_recorded(backward):
 
 
 def _in_memory(g):
-    """`g`, whose values PyTorch may not have written anywhere yet: as a lazy negative, or as zeros without memory."""
+    """`g` with its values in memory: PyTorch may hold a lazy negative, or zeros without memory."""
     if g is None or not (g.is_neg() or g._is_zerotensor()):
         return g
     return g.resolve_neg() if g.is_neg() else torch.zeros_like(g)

@@ -1,4 +1,4 @@
-"""Attention as PyTorch sees it: the operator over packed segments, and flash-attention's two functions on top of it."""
+"""Attention: the operator over packed segments, and flash-attention's two functions, which call the operator."""
 import functools
 
 import torch
@@ -165,8 +165,8 @@ def _kept_offsets(batch, length, device, stream):
 
 
 def _offsets(batch, length, q):
-    """Of segments of one length. Kept for the stream that makes them, except where a trace, a mode or a graph would keep them as its own, or
-    inference mode what no gradient can be recorded with."""
+    """Offsets of segments of one length. They are cached for the stream that makes them, except where a trace, a dispatch mode or a CUDA graph would own
+    the tensor, and in inference mode, whose tensors cannot take part in recorded calls."""
     device = q.device
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or _C.route(q) == _C.DISPATCH:
         return _regular_offsets(batch, length, device)
@@ -182,10 +182,11 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     """softmax(softmax_scale q k^T) v, with flash-attention's arguments.
 
     q: (B, Sq, H, D); k, v: (B, Sk, Hkv, D), H a multiple of Hkv. On a GPU bfloat16 or float16 and D a multiple of 8 up to 256. A causal mask is
-    aligned at the end: query i sees keys up to i + Sk - Sq. window_size=(left, 0) lets it see `left` keys more than the one it ends at.
-    sinks: (H), a logit that every query of the head sees besides its keys and whose value is zero. deterministic: the same call gives the same
-    gradients, bit for bit; without (flash-attention's default), q's may differ in the last bits, and the backward pass of heads up to 128 wide without a softcap is faster.
-    Returns out, or with return_attn_probs (out, lse (B, H, Sq), None); lse has a gradient, too. The third is the place of flash-attention's matrix.
+    aligned at the end: query i sees keys up to i + Sk - Sq. window_size=(left, 0): query i sees the last left + 1 of these keys.
+    sinks: (H), one more logit for every query of the head, whose value vector is zero. deterministic: the same call gives the same
+    gradients, bit for bit; deterministic=False (flash-attention's default): the gradient of q may differ in the last bits, and the backward pass of heads up to 128 wide without a softcap is faster.
+    Returns out, or with return_attn_probs (out, lse (B, H, Sq), None); lse has a gradient, too. The third result is None, in the place of flash-attention's matrix of probabilities.
+    Source: the formula in kernels/attention/attention.h. Errors are those of ingot.functional.
     """
     op = "flash_attn_func"
     _check(op, q, k, v, 4, dropout_p, alibi_slopes)
@@ -203,7 +204,7 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, dropout_p=0.0, softmax_scale=None,
                            causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=True, return_attn_probs=False,
                            block_table=None, *, sinks=None):
-    """The same for sequences packed one after the other: q (Tq, H, D), k and v (Tk, Hkv, D), cu_seqlens (S + 1) int32 on their device, ascending
+    """flash_attn_func for sequences packed one after the other: q (Tq, H, D), k and v (Tk, Hkv, D), cu_seqlens (S + 1) int32 on their device, ascending
     from 0, the last at most the number of tokens. On a GPU their values are trusted. max_seqlen is not needed. Tokens behind the last sequence are
     padding: out = 0, lse = -inf, and their gradients are 0. With return_attn_probs (out, lse (H, Tq), None).
     """

@@ -1,7 +1,7 @@
-"""Gates, alone and with the products before them, as PyTorch sees them (see _op).
+"""Gated units, with and without the products before them: operators and autograd.Functions (see _op).
 
-Of a gated linear, gate and up are kept for the backward pass as the halves of one tensor, `kept`, in the order of weights that are halves:
-up first where theirs is. Their gradients are as large, and where nobody reads kept again they are written over it.
+For the backward pass a gated linear keeps gate and up as the halves of one tensor, `kept`, in the order of the halves of the weights: up first where
+the weights have up first. The gradients of gate and up are as large, and are written over `kept` where no later pass reads it.
 """
 import torch
 
@@ -134,7 +134,7 @@ def run_gated_linear(x, w, w_up, bias, up_bias, order, columns, limit, alpha, up
 
 
 def run_gated_linear_backward(dkept, x, w, w_up, bias, up_bias, order, columns, *needs):
-    """(dx, dw, dw_up, dbias, dup_bias) of the gradients of gate and up, which lie as those do in kept; None for what is not needed."""
+    """(dx, dw, dw_up, dbias, dup_bias) of the gradients of gate and up, which lie as those do in kept; None for each gradient that is not needed."""
     if _narrow_on_cpu(x):
         wide = _wide(dkept, x, w, w_up, bias, up_bias)
         return _rounded(x.dtype, run_gated_linear_backward(*wide, order, columns, *needs))
@@ -190,7 +190,7 @@ def _setup_gated_linear(ctx, inputs, output):
 
 
 def _gated_linear_gradients(ctx, dh, dkept):
-    """Of all twelve arguments. dkept: what the derivative of a first backward pass, which read kept, gives for it."""
+    """The gradients of all twelve arguments. dkept: the gradient of `kept`, which a differentiated first backward pass has read; or None."""
     *operands, kept = ctx.saved_tensors
     order, columns, *numbers = ctx.options
     found = dkept if ctx.keep else None
@@ -215,8 +215,8 @@ gated_linear_op = register(
 )
 
 
-# Eager training: two nodes, so that autograd lets go of dh before there are dx and dw. Both results are one kernel's: h waits in a list for
-# the node that it belongs to.
+# Eager training has two autograd nodes, so that autograd frees dh before dx and dw are allocated. One kernel computes both results: h waits in
+# a list for the second node.
 
 
 class _KeptOfGatedLinear(torch.autograd.Function):
@@ -249,12 +249,12 @@ class _GateOfKept(torch.autograd.Function):
         (kept,) = ctx.saved_tensors
         if recorded:
             dkept = swiglu_gate_backward_op(dh, kept, None, *ctx.options)[0]
-        elif _is_read_again(kept) or not kept.is_contiguous():  # hooks of saved tensors may lay it out otherwise
+        elif _is_read_again(kept) or not kept.is_contiguous():  # hooks of saved tensors may have changed the layout
             dkept = run_swiglu_gate_backward(dh, kept, None, *ctx.options)[0]
         else:
             dkept = kept.detach()
             _C.swiglu_gate_backward(as_rows(dh), kept, None, dkept, None, *ctx.options)
-            torch.autograd.graph.increment_version(kept)  # whoever holds it otherwise is told
+            torch.autograd.graph.increment_version(kept)  # autograd reports any other use of the old values
         return None, dkept, *(None,) * 5
 
 

@@ -13,7 +13,7 @@ from .nn import _fuses
 
 _LINEARS = ("gate_proj", "up_proj", "down_proj")
 _ACTIVATIONS = ("silu", "gelu_tanh")
-# Relative to the largest value of a row of what down_proj is given: the original rounds the activation once more.
+# Relative to the largest value of a row of down_proj's input: the original rounds the activation once more.
 _TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 
 
@@ -118,7 +118,7 @@ def _call(module, x, activation):
 
 def _fused(original, served, activation, settings, act_type, act_settings):
     def forward(self, *inputs, **named):
-        (x,) = inputs or named.values()  # under whatever name the module's own forward has it
+        (x,) = inputs or named.values()  # the module's own forward may name its input anything
         act = self.act_fn
         if x.dtype in served and has_settings(self, settings) and type(act) is act_type and has_settings(act, act_settings):
             return _call(self, x, activation)

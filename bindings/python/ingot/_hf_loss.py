@@ -14,8 +14,8 @@ from . import functional
 from ._hf_parts import DTYPES, Replacement, has_settings, is_plain_linear, own_forward, settings_of, small_linear, with_children
 
 _FEATURES, _CLASSES = 24, 40
-# Roundings of fp32 as kernels/cross_entropy's tests count them. In 16 bits the original rounds logits (below 60), and what a softcap makes of
-# them: relative to 1, the size of probabilities.
+# Roundings of fp32 as in the tests of kernels/cross_entropy. In 16 bits the original rounds logits (below 60) and capped logits: relative to 1,
+# the size of probabilities.
 _TOLERANCE = {torch.float32: 130 * 2.0**-24, torch.bfloat16: 4 * 60 * 2.0**-9, torch.float16: 4 * 60 * 2.0**-12}
 
 
@@ -32,7 +32,7 @@ def replacement(module):
         return None
     if unsupported_reason := _unsupported_reason(module):
         return unsupported_reason
-    for softcap in dict.fromkeys((_softcap(module), 0.0)):  # the text model of one that sees images may have a softcap that only it applies
+    for softcap in dict.fromkeys((_softcap(module), 0.0)):  # a model that sees images may not apply the softcap of its text model
         verdict = _verify(module, original, names, softcap)
         if not isinstance(verdict, str):
             break

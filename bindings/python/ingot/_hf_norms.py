@@ -40,7 +40,7 @@ def _epsilon(module):
 
 
 def _unsupported_reason(module):
-    """What keeps a module from being an RMSNorm by its structure, or None."""
+    """The reason why a module's structure is not an RMSNorm's, or None."""
     own = dict(module.named_parameters(recurse=False))
     children = [name for name, _ in module.named_children()]
     if children:

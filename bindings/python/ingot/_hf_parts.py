@@ -1,4 +1,4 @@
-"""What hf.patch's kinds of replacements share."""
+"""Parts that the replacements of hf.patch share."""
 import copy
 import inspect
 import types
@@ -91,7 +91,7 @@ def tries_in_each_mode(probe):
 
 
 def is_plain_linear(module):
-    """An nn.Linear as it was made: nothing watches, wraps or computes its weight."""
+    """Whether the module is an unchanged nn.Linear: no hooks, no replaced forward, no computed weight."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return type(module) is torch.nn.Linear and "forward" not in module.__dict__ and not any(hooks)
 

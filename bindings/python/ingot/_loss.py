@@ -1,4 +1,4 @@
-"""Linear layer and cross entropy as PyTorch sees them: operators over rows, whose logits exist a chunk at a time."""
+"""Linear layer and cross entropy: operators over rows, whose logits exist only for a chunk of rows at a time."""
 import torch
 
 from . import _C, _plain
@@ -14,14 +14,14 @@ def _narrow_on_cpu(x):
 
 
 def _i32(target):
-    """Targets in 32 bits; one that they cannot hold stays one that no class has, and is refused, or on a GPU has a NaN for a loss."""
+    """Targets in 32 bits. A target beyond 32 bits becomes a number that is no class: an error on a CPU, a loss of NaN on a GPU."""
     if target.dtype is torch.int64:
         target = target.clamp(_I32.min, _I32.max)
     return target.to(torch.int32).contiguous()
 
 
 def _kept_dtype(parameter):
-    """Of a gradient that waits for its factor: a sum over all rows may be more than fp16 holds."""
+    """The dtype of a gradient before its factor is applied: a sum over all rows may exceed fp16."""
     return torch.float32 if parameter.dtype is torch.float16 else parameter.dtype
 
 
@@ -114,8 +114,8 @@ def _needs(ctx):
 
 
 def _formed_again(ctx, run, dloss, operands):
-    """The gradients from the operands: the product for the logits once more, and the two of the gradients. Those of a sum are formed without
-    dloss and then multiplied, as the ones that were formed with the sum: the same bits."""
+    """The gradients computed again from the operands: the product for the logits, and the two products of the gradients. Gradients of a sum are computed
+    without dloss and then multiplied by dloss, like the gradients that are computed together with the sum, so the bits are the same."""
     x = operands[0]
     of_rows = x.new_ones(x.shape[0], dtype=sum_dtype(x.dtype)) if ctx.reduce else dloss
     found = run(of_rows, *operands, *ctx.options, *_needs(ctx))
@@ -157,8 +157,8 @@ linear_cross_entropy_op = register(f"linear_cross_entropy({_OPERANDS}, bool redu
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """A sum's gradients are formed with it. The first backward pass multiplies them in place and hands them on; one that comes later forms
-    them again."""
+    """The gradients of a sum are computed together with the sum. The first backward pass multiplies them in place and returns them; a later backward pass
+    computes them again."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, target, reduce, *options):

@@ -1,4 +1,4 @@
-"""Whole MLPs as PyTorch sees them (see _op)."""
+"""Whole MLPs: operators and autograd.Functions (see _op)."""
 import gc
 
 import torch
@@ -32,8 +32,8 @@ def run_mlp(x, parameters, options, save):
 
 
 def _aligned(t):
-    """`t` or a copy of it, contiguous and, on a GPU, at an address that is a multiple of 16, as MLPs take it. No elements are contiguous to
-    PyTorch whatever their strides."""
+    """`t` or a copy of it, contiguous and, on a GPU, at an address that is a multiple of 16, as the MLP kernels require. PyTorch calls a tensor without
+    elements contiguous whatever its strides are."""
     t = t.contiguous() if t.numel() else t.new_empty(t.shape)
     return t.clone() if t.is_cuda and t.data_ptr() % 16 else t
 
@@ -137,7 +137,7 @@ mlp_op = register(
 
 
 def mlp_options(bias, weight_norm, act, activate_last, recompute):
-    """One integer, as native/calls.h reads it."""
+    """The options of a call as one integer, the form that native/calls.h reads."""
     return act | _C.BIAS * bool(bias) | _C.WEIGHT_NORM * bool(weight_norm) | _C.ACTIVATE_LAST * bool(activate_last) | _C.SAVE * (not recompute)
 
 
@@ -168,14 +168,14 @@ class _Mlp(torch.autograd.Function):
         return (dx, *_split_gradients(flat, parameters, wanted))
 
 
-_NEXT = 2**64 - 1  # the greatest number has the first turn
+_NEXT = 2**64 - 1  # the node with the greatest number runs first
 
 
 def _make_edge(*parameters):
-    """A tensor whose gradient is that of all `parameters`, one after the other: see native/edge.h. It has no memory.
+    """A tensor without memory whose gradient is the concatenation of the gradients of `parameters`: see native/edge.h.
 
-    Of PyTorch's own nodes, which keep nothing that a backward pass would free. They are older than what their gradients come from, but
-    have their turn as soon as they are ready, as the nodes that take gradients up have.
+    PyTorch's own autograd nodes make the tensor; a backward pass frees nothing in them. They are older than the nodes that give them gradients, but
+    run as soon as they are ready, as the nodes that accumulate gradients do.
     """
     edge = torch.cat([p.view(-1) for p in parameters])
     edge.untyped_storage().resize_(0)

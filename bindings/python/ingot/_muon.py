@@ -1,4 +1,4 @@
-"""Muon's step on a bank of matrices as PyTorch sees it: an operator that writes the parameters and the momentum."""
+"""Muon's step on a bank of matrices as an operator that writes the parameters and the momentum."""
 import torch
 
 from . import _C

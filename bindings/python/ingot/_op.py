@@ -25,7 +25,7 @@ def activation_number(op, name):
 
 
 def expect_tensors(op, **operands):
-    """An error for an operand that is neither a dense tensor nor a symbol of a trace."""
+    """Raises a TypeError or ValueError for an operand that is neither a dense tensor nor a symbol of a trace."""
     for name, t in operands.items():
         if isinstance(t, torch.Tensor):
             if t.layout is not torch.strided or t.is_nested:
@@ -39,7 +39,7 @@ def expect_tensors_or_none(op, **operands):
 
 
 def sum_dtype(dtype):
-    """The type that statistics and parameters' gradients are kept in."""
+    """The dtype of statistics and of the gradients of parameters."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
@@ -47,7 +47,7 @@ _EPS = {dtype: torch.finfo(sum_dtype(dtype)).eps for dtype in (torch.float64, to
 
 
 def default_eps(eps, dtype):
-    """What torch.nn.RMSNorm takes for None: the epsilon of the type that sums are kept in."""
+    """eps, or for None the value of torch.nn.RMSNorm: the machine epsilon of the dtype of sums."""
     return _EPS.get(dtype, 0.0) if eps is None else eps
 
 
@@ -89,8 +89,8 @@ def or_nothing(t, like):
 
 
 def _transformable(op, setup, backward):
-    """`op` as torch.func wants it: operators whose gradient is written in Python do not take part in its transforms. Lists among the
-    arguments are laid flat on the way."""
+    """`op` for torch.func, whose transforms do not follow operators with a gradient written in Python. Lists among the arguments are flattened for
+    the call."""
 
     class Transformable(torch.autograd.Function):
         generate_vmap_rule = True
@@ -155,7 +155,7 @@ def _one_by_one(op):
 
 
 def on_one_device(name, fake):
-    """`fake` where all tensors are on one device: the kernel on the meta device is called as soon as one of them is there."""
+    """`fake` with a check that all tensors are on one device: PyTorch calls the fake kernel as soon as one tensor is on the meta device."""
 
     def checked(*arguments):
         found = {str(t.device): None for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)}
@@ -181,10 +181,9 @@ def register(schema, run, fake, backward=None, setup=None):
 
 
 def eager(function):
-    """`function.apply` without the Python around it, which asks about transforms that _C.route has already excluded.
+    """`function.apply` without PyTorch's Python wrapper, which checks for transforms that _C.route has already excluded.
 
-    apply looks up its class's attributes by text, through every base; a class that holds them itself, and looks there first, has them at
-    hand.
+    apply looks up attributes of its class by name, through every base class. The class made here holds these attributes itself and looks there first.
     """
     try:
         found = {name: function.__dict__[name] for name in ("forward", "_backward_cls")}

@@ -1,8 +1,7 @@
-"""The operations in PyTorch's own, derivable any number of times.
+"""The formulas of the operations in PyTorch's own operations, differentiable any number of times.
 
-They run where the kernels have no derivative, which is forward mode (jvp, jacfwd, hessian) and rotation by a table that wants a gradient, and
-where torch.compile traces transforms of torch.func, through which it cannot follow the kernels. Sums are formed in fp32 (fp64 of fp64), as the
-kernels form them.
+They run where the kernels have no derivative: in forward mode (jvp, jacfwd, hessian), for a rotation whose table needs a gradient, and where
+torch.compile traces transforms of torch.func, in which PyTorch cannot follow the kernels. Sums are in fp32 (fp64 for fp64), as in the kernels.
 """
 import torch
 import torch.nn.functional as F
@@ -26,7 +25,7 @@ _ACTIVATIONS = {
 
 
 def needed():
-    """Whether only these serve: in forward mode, whose level torch.func's transforms set too, and in transforms that are compiled."""
+    """Whether a call must use a formula: in forward mode, whose level torch.func's transforms set too, and in compiled transforms."""
     return forward_ad._current_level >= 0 or (is_dynamo_compiling() and torch._C._are_functorch_transforms_active())
 
 
@@ -64,7 +63,7 @@ _COMPILED_PRODUCTS = ("cuda",)  # devices
 
 
 def compiled_mlp_is_faster(x, parameters, weight_norm, recompute):
-    """Of a training step that torch.compile traces: below 512 rows its own products of layers 264 to 512 wide take less time than the kernels
+    """Whether PyTorch's products are faster in a training step that torch.compile traces: below 512 rows, for layers 264 to 512 wide
     (docs/mlp-kernels.md)."""
     if x.device.type not in _COMPILED_PRODUCTS or x.dtype not in (torch.bfloat16, torch.float16) or weight_norm or recompute or x.dim() == 0:
         return False
@@ -102,7 +101,7 @@ def gated_linear(x, w, w_up, bias, up_bias, order, columns, *options):
 
 
 def gate_and_up(x, w, w_up, bias, up_bias, order, columns):
-    """As they are kept: the halves of one tensor."""
+    """Gate and up in the form that is kept for the backward pass: the halves of one tensor."""
     both = _projection(x, w, bias, columns)
     if w_up is not None:
         return torch.cat((both, _projection(x, w_up, up_bias, columns)), -1)

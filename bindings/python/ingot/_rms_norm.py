@@ -1,4 +1,4 @@
-"""RMSNorm, alone and of a sum, as PyTorch sees it (see _op)."""
+"""RMSNorm, alone and of a sum: operators and autograd.Functions (see _op)."""
 import torch
 
 from . import _C, _plain
@@ -32,7 +32,7 @@ def run_add_rms_norm(x, residual, weight, eps, unit_offset):
 
 
 def run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
-    """(dx, dweight in the type of sums), None for what is not needed."""
+    """(dx, dweight in the type of sums), None for a gradient that is not needed."""
     dy, dsum, s = as_rows(dy, 2), as_rows(dsum, 2), as_rows(s, 2)
     dx = empty_rows(s) if need_dx else None
     dw = workspace = None

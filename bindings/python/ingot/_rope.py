@@ -1,4 +1,4 @@
-"""Rotary embeddings, alone and with the norm of queries and keys, as PyTorch sees them (see _op)."""
+"""Rotary embeddings, alone and with the norm of queries and keys: operators (see _op)."""
 import torch
 
 from . import _C, _plain
@@ -34,7 +34,7 @@ def run_rope_(x, positions, cos, sin, interleaved, sign):
         raise ValueError(f"rope_: x: found strides {x.stride()} for shape {tuple(x.shape)}, expected contiguous heads, tokens one stride apart")
     _C.rope(x, x, dense(positions), dense(cos), dense(sin), interleaved, sign)
     if not x.is_inference():
-        torch.autograd.graph.increment_version(x)  # autograd is to find out where it had kept x
+        torch.autograd.graph.increment_version(x)  # autograd must notice where it has saved x
     return x
 
 

@@ -1,4 +1,4 @@
-"""Two linear layers of any width with an activation between them, as PyTorch sees them."""
+"""Two linear layers of any width with an activation between them: operators (see _op)."""
 import torch
 
 from . import _C, _plain
@@ -23,12 +23,12 @@ def _keeps_signs(x, activation):
 
 
 def _sign_bytes(x, rows, columns):
-    """What linear_sign_bytes() says: on a GPU a bit an element, in whole blocks of 16 x 128, on a CPU a byte."""
+    """The value of linear_sign_bytes() in kernels/linear: on a GPU one bit per element, in whole blocks of 16 x 128, on a CPU one byte."""
     return -(-rows // 16) * -(-columns // 128) * 256 if x.is_cuda else rows * columns
 
 
 def _kept(x, w1, activation, keep):
-    """(h, signs or what h was before the activation) to be kept, without elements where they are not."""
+    """(h, the signs of h or h before the activation) to keep for the backward pass; a tensor that is not kept has no elements."""
     shape = (*x.shape[:-1], w1.shape[0])
     if not keep:
         return x.new_empty(0), x.new_empty(0)
@@ -65,7 +65,7 @@ def run_wide_mlp(x, w1, b1, w2, b2, activation, keep):
 
 
 def run_wide_mlp_backward(dy, x, w1, b1, w2, b2, h, kept, activation, *needs):
-    """(dx, dw1, db1, dw2, db2), None for what is not needed. Where nothing was kept it is formed again."""
+    """(dx, dw1, db1, dw2, db2), None for a gradient that is not needed. Where nothing was kept, the forward pass runs again."""
     if _narrow_on_cpu(x):
         found = run_wide_mlp_backward(*_wide(dy, x, w1, b1, w2, b2), h.float(), kept.float(), activation, *needs)
         return tuple(t if t is None else t.to(x.dtype) for t in found)

@@ -1,7 +1,8 @@
 """Ingot's operations as functions of tensors. Differentiable any number of times; usable under torch.compile, autocast, CUDA graphs and torch.func.
 
-Sizes: T rows (all leading dimensions), C columns. Errors are ValueError (a contract is broken), TypeError (an operand is no tensor) or
-NotImplementedError (this build or machine cannot do it); all name the operation, the argument, what was found and what was expected.
+Sizes: T rows (all leading dimensions), C columns. Errors: ValueError (wrong shape, dtype or option), TypeError (an operand that is no tensor) or
+NotImplementedError (this build or this machine lacks the kernel). Each error names the operation, the argument, the value found and the value
+expected. The formulas stand at the head of the headers in src/ingot/kernels.
 """
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -20,7 +21,7 @@ _C.attach_calls(_rms_norm.rms_norm_eager, _rms_norm.run_rms_norm_plain, _rms_nor
 
 
 def _untensored(op, name, function, x, *arguments, **options):
-    """What `function` returns for an x that is no tensor: a node of a symbolic trace (torch.fx) where x is of one, else an exception."""
+    """The result of `function` for an x that is no tensor: a node where x belongs to a symbolic trace (torch.fx), otherwise a TypeError."""
     if isinstance(x, torch.fx.Proxy):
         return x.tracer.create_proxy("call_function", function, (x, *arguments), options)
     raise TypeError(f"{op}: {name}: found {type(x).__name__}, expected torch.Tensor")
@@ -30,7 +31,7 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
     """y = s / sqrt(mean(s^2) + eps) * weight over the last dimension of s = x + residual.
 
     x: (..., C) float64, float32, bfloat16 or float16. weight: (C), of any of these (float64 beside float64, and only there), or None.
-    unit_offset multiplies by 1 + weight. eps=None is what torch.nn.RMSNorm takes: the epsilon of the type that sums are kept in.
+    unit_offset multiplies by 1 + weight. eps=None: the value of torch.nn.RMSNorm, the machine epsilon of the dtype of sums.
     Returns y in x's dtype, or (y, s) where a residual is given. Sums are kept in fp32 (fp64 for fp64).
     """
     if residual is None and not is_dynamo_compiling():
@@ -63,13 +64,13 @@ def _add_rms_norm(x, residual, weight, eps, unit_offset):
 
 
 def _records():
-    """Whether an operator that is called now keeps tensors for a backward pass. Under torch.jit.trace none does: the trace is repeated without
-    gradients and compared, and its backward pass forms them again."""
+    """Whether an operator keeps tensors for a backward pass. Under torch.jit.trace no operator does: PyTorch repeats the trace without gradients and
+    compares, and the backward pass computes the tensors again."""
     return torch.is_grad_enabled() and not torch.jit.is_tracing()
 
 
 def _autocast_to(x):
-    """The dtype that autocast asks products on x's device to run in, or None."""
+    """The dtype of products on x's device under autocast, or None without autocast."""
     kind = x.device.type
     if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind) or x.dtype is torch.float64 or not x.is_floating_point():
         return None
@@ -130,7 +131,7 @@ def gate_numbers(op, activation, limit, alpha, up_offset):
 
 
 def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset=0.0, activation="silu"):
-    """silu(gate) * up, of two (..., H) tensors or of one packed (..., 2H); activation="gelu_tanh" for that in silu's place.
+    """silu(gate) * up, of two (..., H) tensors or of one packed (..., 2H); with activation="gelu_tanh", gelu_tanh(gate) * up. Returns (..., H).
 
     order (packed): "gate_first" is [gate | up], "gate_second" is [up | gate], "interleaved" alternates gate and up.
     GPT-OSS: limit=7, alpha=1.702, up_offset=1, which is min(gate, limit) sigmoid(alpha gate) (clamp(up, -limit, limit) + 1).
@@ -162,9 +163,9 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
 def gated_linear(x, w, bias=None, *, up=None, up_bias=None, order="gate_first", columns=False, limit=0.0, alpha=1.0, up_offset=0.0, activation="silu"):
     """silu(gate) * up, [gate | up] = x w^T + bias: both products and the gate; on Hopper in one kernel, for 16-bit types.
 
-    x: (..., C). w: (2H, C), whose rows are the gate's and up's as `order` says of functional.swiglu; columns=True: (C, 2H). bias: (2H), not
-    beside interleaved rows. Where `up` is given, w and bias are the gate's alone and up (H, C) and up_bias (H) its equals. activation as
-    functional.swiglu has it. All of one dtype: float32, bfloat16 or float16 (on a CPU computed in float32 and rounded), or float64 on a CPU.
+    x: (..., C). w: (2H, C), the rows of gate and up in the `order` of functional.swiglu; columns=True: (C, 2H). bias: (2H), not
+    with interleaved rows. Where `up` (H, C) is given, w (H, C) and bias (H) belong to the gate alone, and up_bias (H) to up. activation and the numbers
+    as in functional.swiglu. Returns (..., H). All of one dtype: float32, bfloat16 or float16 (on a CPU computed in float32 and rounded), or float64 on a CPU.
     """
     op = "gated_linear"
     if not isinstance(x, torch.Tensor):
@@ -198,8 +199,8 @@ def gated_linear(x, w, bias=None, *, up=None, up_bias=None, order="gate_first", 
 def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, softcap=0.0, z_loss=0.0):
     """cross_entropy(softcap tanh(l / softcap), target), l = x weight^T + bias, whose logits l are never in memory as a whole.
 
-    x: (..., C). weight: (V, C), as an nn.Linear's. bias: (V) or None. target: integers of x's leading shape, from 0 to V - 1, or ignore_index:
-    no loss, no gradient. Another is an error, on a GPU a NaN for its row's loss. softcap 0: none. z_loss adds z_loss log(sum exp)^2 to each
+    x: (..., C). weight: (V, C), as an nn.Linear's. bias: (V) or None. target: integers of x's leading shape, from 0 to V - 1, or ignore_index
+    (no loss, no gradient). Any other target is an error, on a GPU a loss of NaN for its row. softcap 0: none. z_loss adds z_loss log(sum exp)^2 to each
     row's loss. label_smoothing s: the target is 1 - s of its class and s / V of each. reduction: "mean" (over rows that count), "sum", or
     "none", of target's shape. Losses are float32 (float64 of float64). torch.nn.functional.linear_cross_entropy computes the same, without softcap and
     z_loss.
@@ -254,9 +255,9 @@ def _linear_cross_entropy(x, weight, bias, target, options, reduce):
 def wide_mlp(x, w1, w2, b1=None, b2=None, *, activation="leaky_relu_squared", recompute=False):
     """f(x w1^T + b1) w2^T + b2, of any width; on Hopper the activation and its slope are part of the products.
 
-    x: (..., C). w1: (H, C), b1: (H), w2: (N, H), b2: (N). activation: a name of `ingot.functional.ACTIVATIONS`. For the backward pass of the squared
-    ReLUs f's values and one bit for each are kept (a byte on a CPU; not of float16, whose squares underflow), of others what f was given;
-    recompute keeps nothing. Under autocast everything runs in autocast's dtype; otherwise all tensors have one dtype.
+    x: (..., C). w1: (H, C), b1: (H), w2: (N, H), b2: (N). activation: a name of `ingot.functional.ACTIVATIONS`. Returns (..., N). For the backward
+    pass of the squared ReLUs, f's values and one bit per value are kept (a byte on a CPU; not in float16, whose squares underflow), of other
+    activations the arguments of f; recompute keeps nothing. Under autocast everything runs in autocast's dtype; otherwise all tensors have one dtype.
     """
     if not isinstance(x, torch.Tensor):
         return _untensored("wide_mlp", "x", wide_mlp, x, w1, w2, b1, b2, activation=activation, recompute=recompute)
@@ -284,7 +285,7 @@ def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, orig
         raise ValueError(f"rope_table: positions: found {positions}, expected 0 or more")
     device = torch.empty(0).device if device is None else device
     trace = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # a constant of a trace by torch.jit, which does not see what fills the tables
+    torch._C._set_tracing_state(None)  # torch.jit does not see the call that fills the tables: they are constants of its trace
     try:
         cos, sin = (torch.empty(positions, dim // 2, dtype=dtype, device="cpu") for _ in range(2))
         _C.rope_table(cos, sin, base, scaling, factor, original_context, beta_fast, beta_slow, truncate, attention_factor)
@@ -314,17 +315,17 @@ def _positions(op, x, positions, cos):
         raise ValueError(f"{op}: positions: found {positions.dtype}, expected integers")
     positions = positions.reshape(-1)
     if positions.dtype is torch.int64 and not positions.is_cuda:
-        positions = positions.clamp(-1, 2**31 - 1)  # a position that 32 bits cannot hold is refused, and not another one
+        positions = positions.clamp(-1, 2**31 - 1)  # so that a position beyond 32 bits is refused, and does not become another position
     return positions.to(torch.int32)
 
 
 def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     """Rotates pairs of the last dimension of x (..., S, H, D) by the angle of each token's position.
 
-    cos, sin: rows per position, from `rope_table`, at most D / 2 columns (fewer: a partial rotation), float32 (float64 for float64).
-    Where they want a gradient, PyTorch's own operations compute it.
-    positions: integers that index their rows, (S) or one per token; 0, 1, ... where left out. On a GPU, which reads
-    32 bits of them, one outside of the table takes its last row.
+    cos, sin: (positions, R / 2) from `rope_table`, R at most D (less: a partial rotation), float32 (float64 for float64).
+    Where the table needs a gradient, PyTorch's own operations compute the result.
+    positions: integers that index rows of the table, (S) or one per token; 0, 1, ... where left out. On a GPU, which reads 32 bits of a position,
+    a position outside of the table takes the last row. Returns a tensor of x's shape and dtype.
     Pairs are (j, j + R/2) of the first R dimensions, or (2j, 2j + 1) where interleaved. sign=-1 turns the other way.
     """
     if not isinstance(x, torch.Tensor):
@@ -340,12 +341,12 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
 
 
 def _by_formula(cos, sin):
-    """Whether a derivative is asked for that the kernels do not form: in forward mode, or of the table."""
+    """Whether the call needs a derivative that the kernels do not have: in forward mode, or by the table."""
     return _plain.needed() or (cos is not None and sin is not None and torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
 
 
 def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
-    """`rope` in place: turns x and returns it. What a partial rotation leaves alone is not even read, which saves its share of the time.
+    """`rope` in place: rotates x and returns x. A partial rotation does not read the columns that stay as they are.
 
     For inference: refused where gradients are recorded and under torch.compile.
     """

@@ -114,7 +114,7 @@ class FusedMLP(_Direct):
         self.layers = nn.ModuleList(_Layer(k, n, bias, weight_norm, device, dtype) for k, n in zip(widths, widths[1:]))
         self.reset_parameters()
 
-    # What was given cannot be changed afterwards: the call takes it as one number.
+    # The options cannot be changed afterwards: the call takes them as one number.
     bias = property(lambda self: bool(self._options & _C.BIAS))
     weight_norm = property(lambda self: bool(self._options & _C.WEIGHT_NORM))
     activate_last = property(lambda self: bool(self._options & _C.ACTIVATE_LAST))
@@ -155,7 +155,8 @@ class FusedMLP(_Direct):
     def from_sequential(cls, model, **options):
         """A FusedMLP with the weights of an nn.Sequential of Linears (plain, or with weight_norm) and one kind of activation.
 
-        What does not train there does not train here, and the mode (train or eval) is the same. The weights are copies.
+        Parameters keep their requires_grad flags, and the module keeps its mode (training or evaluation). The weights are copies. Raises ValueError for
+        layers that do not alternate, differ in width, bias, dtype or device, or have several activations.
         """
         if not isinstance(model, nn.Sequential):
             raise TypeError(f"FusedMLP.from_sequential: model: found {type(model).__name__}, expected nn.Sequential")
@@ -281,7 +282,7 @@ def _packed_layers(module, state):
 
 
 def _match_weight_norm(state, prefix, weight_norm):
-    """Converts one layer's entries to what the module holds: with a gain, or without."""
+    """Converts one layer's entries of a state dict to the parameters of the module: with a gain, or without."""
     weight, gain = state.get(prefix + "weight"), state.get(prefix + "gain")
     if weight is None or weight_norm == (gain is not None):
         return
@@ -316,7 +317,7 @@ FusedMLP5SoftplusWN = _softplus_alias("FusedMLP5SoftplusWN", 5, True)
 
 
 def _fuses(x, w, *parameters):
-    """Whether functional.gated_linear is there for these and what PyTorch would compute from them: on Hopper, 16 bits, no autocast."""
+    """Whether functional.gated_linear has a fused kernel for these operands and computes the same as PyTorch: on Hopper, in 16 bits, without autocast."""
     return (isinstance(x, torch.Tensor) and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
             and all(t.dtype is x.dtype and t.device == x.device for t in (w, *parameters) if t is not None)
             and not torch.is_autocast_enabled("cuda") and torch.cuda.get_device_capability(x.device)[0] == 9)
@@ -386,7 +387,7 @@ class WideMLP(nn.Module):
 
 class LinearCrossEntropy(nn.Linear):
     """The last Linear of a model and its loss: forward(x, target) is functional.linear_cross_entropy of its weight, whose logits are never in
-    memory as a whole. Parameters, state dict and initialisation are nn.Linear's; `logits(x)` is what inference needs of it."""
+    memory as a whole. Parameters, state dict and initialisation are nn.Linear's; `logits(x)` computes the logits for inference."""
 
     def __init__(self, in_features, num_classes, bias=False, device=None, dtype=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0,
                  softcap=0.0, z_loss=0.0):
