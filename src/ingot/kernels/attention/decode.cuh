@@ -241,7 +241,7 @@ struct Total {
 // Numbers d to d + 3 of a row.
 __device__ __forceinline__ void put_result(const Params& p, Query q, uint32_t d, Total& total, float sink) {
   total.finish(sink);
-  char* const column = p.mixed + q.token * weight_tiles::column_bytes(p.heads * p.dim);
+  char* const column = p.mixed + q.token * weight_tiles::vector_bytes(p.heads * p.dim);
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i)
     if (d + i < p.dim) weight_tiles::put(column, p.columns, q.head * p.dim + d + i, total.out[i]);

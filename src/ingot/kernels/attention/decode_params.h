@@ -38,14 +38,14 @@ INGOT_HD constexpr uint32_t units_of(const Params& p) { return p.parts * p.tiles
 }  // namespace ingot::decode_attention
 
 namespace ingot::tile {
-struct Stamped;
+struct EpochWords;
 }
 namespace ingot::token_attention {
 
 // Where the results of a token's attention by a persistent kernel go, stamped: numbers 4 i to 4 i + 3 of the mixed
 // values, as two words of a column (weight_tile_product.cuh), are mixed[i].
 struct Published {
-  tile::Stamped *parts, *mixed;  // (heads, parts, kDim / 4, 2), (heads * dim / 4)
+  tile::EpochWords *parts, *mixed;  // (heads, parts, kDim / 4, 2), (heads * dim / 4)
   static constexpr int64_t parts_bytes(int64_t heads, int64_t parts, int64_t cache_dim) {
     return heads * parts * cache_dim * 8;
   }

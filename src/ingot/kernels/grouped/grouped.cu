@@ -27,7 +27,7 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
   if (a.x.rows() == 0 || a.n == 0 || a.groups == 0) return;
   const int device = a.x.device.index;
   const int64_t blocks = gpu::sm_count(device);
-  const TileShape tile = pick_tile(a.x.rows(), a.groups, weight_tile_bands(a.n), blocks, a.format, gated);
+  const TileShape tile = pick_tile(a.x.rows(), a.groups, row_tile_count(a.n), blocks, a.format, gated);
   const int64_t span = span_of(a.format, tile.kernel);
   Params p{.x = gpu::tensor_map("grouped_linear: x", a.x,
                                 {.rows = box_rows(tile.kernel), .cols = 64, .swizzle = tile::Swizzle::b128}),
@@ -38,19 +38,19 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
            .y = a.y.data,
            .y_stride = a.y.row_stride(),
            .groups = uint32_t(a.groups),
-           .bands = uint32_t(weight_tile_bands(a.n)),
+           .row_tiles = uint32_t(row_tile_count(a.n)),
            .weight_tiles = uint32_t(weight_tile_padded_cols(a.x.cols()) / kWeightTileCols),
            .n = uint32_t(a.n),
            .tile_rows = uint32_t(tile.rows),
            .add = a.add,
            .limit = a.limit,
            .alpha = a.alpha};
-  p.band_bytes = band_bytes(a.format, a.x.cols());
-  p.weights =
-      gpu::tensor_map("grouped_linear: w",
-                      Tensor(const_cast<uint8_t*>(a.w), DType::f64, {a.groups * p.bands, p.band_bytes / 8}, a.x.device),
-                      {.rows = tile.bands, .cols = int(span * weight_tile_bytes(a.format) / 8)});
-  p.matrix_bytes = p.bands * p.band_bytes;
+  p.row_tile_bytes = row_tile_bytes(a.format, a.x.cols());
+  p.weights = gpu::tensor_map(
+      "grouped_linear: w",
+      Tensor(const_cast<uint8_t*>(a.w), DType::f64, {a.groups * p.row_tiles, p.row_tile_bytes / 8}, a.x.device),
+      {.rows = tile.row_tiles, .cols = int(span * weight_tile_bytes(a.format) / 8)});
+  p.matrix_bytes = p.row_tiles * p.row_tile_bytes;
   if (a.format == WeightFormat::bf16) return launch<WeightFormat::bf16>(p, tile, gated, blocks, device, stream);
   if (a.format == WeightFormat::fp8) return launch<WeightFormat::fp8>(p, tile, gated, blocks, device, stream);
   launch<WeightFormat::mxfp4>(p, tile, gated, blocks, device, stream);

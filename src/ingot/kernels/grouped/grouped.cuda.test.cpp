@@ -24,7 +24,7 @@ struct Bank {
   gpu::DeviceMemory device;
 
   Bank(WeightFormat f, int64_t groups, int64_t n, int64_t k)
-      : memory(size_t(groups * weight_tile_bands(n) * band_bytes(f, k))),
+      : memory(size_t(groups * row_tile_count(n) * row_tile_bytes(f, k))),
         numbers(size_t(groups * n * k)),
         device(int64_t(memory.size())) {
     const WeightMatrix bank = weight_tiles_at(memory.data(), f, groups, n, k);

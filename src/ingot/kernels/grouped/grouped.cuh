@@ -5,7 +5,7 @@
 // across.
 //
 // Codes of 4 and 8 bits become bf16 by moving bits, which leaves them smaller by 2^126 and 2^120; one multiplication
-// brings in the block's scale and most of that. What is left, kDrop, keeps large scales in bf16's range.
+// brings in the block's scale and most of that. What is left, kOutputScale, keeps large scales in bf16's range.
 #include <cuda_bf16.h>
 
 #include "ingot/gpu/gemm/pipeline.cuh"
@@ -35,15 +35,15 @@ template <WeightFormat F, int kRows, int kTileBands> struct Team {
   static_assert(kTileBands == 4 * kBlocks * kGroups, "bands of a tile are dealt out to warps");
 };
 
-template <WeightFormat F> constexpr float kDrop = 1;
-template <> constexpr float kDrop<WeightFormat::fp8> = 0x1p60f;
-template <> constexpr float kDrop<WeightFormat::mxfp4> = 0x1p64f;
+template <WeightFormat F> constexpr float kOutputScale = 1;
+template <> constexpr float kOutputScale<WeightFormat::fp8> = 0x1p60f;
+template <> constexpr float kOutputScale<WeightFormat::mxfp4> = 0x1p64f;
 
 // Tiles of at most so many rows of x are multiplied as such. A third width spills.
 template <WeightFormat F, int kRows> constexpr int kNarrow = narrow_of(F, kRows);
 
-// Weight tiles of a band that come at a time. Waiting, handing back and addresses are some 40 instructions a warp and
-// stage, and instructions are what few rows wait for. What lies beyond a matrix is zeros, also of scales.
+// Weight tiles of a row tile that come at a time. Waiting, handing back and addresses are some 40 instructions a warp
+// and stage, and instructions are what few rows wait for. What lies beyond a matrix is zeros, also of scales.
 template <WeightFormat F, int kRows> constexpr int kSpan = span_of(F, kRows);
 // Of these, what one group of products takes: a weight tile, or half of one where sums leave few registers.
 template <WeightFormat F, int kRows> constexpr bool kWhole = F == WeightFormat::mxfp4&& kRows <= 40;
@@ -63,7 +63,7 @@ template <WeightFormat F, int kRows, int kTileBands> struct Memory {
 };
 
 template <int kTileBands> __device__ __forceinline__ Walk walk_of(const Params& p, const int32_t* offsets) {
-  return {offsets,    p.groups, uint32_t(kTileBands), (p.bands + kTileBands - 1) / kTileBands, p.tile_rows,
+  return {offsets,    p.groups, uint32_t(kTileBands), (p.row_tiles + kTileBands - 1) / kTileBands, p.tile_rows,
           blockIdx.x, gridDim.x};
 }
 template <WeightFormat F, int kRows> __device__ __forceinline__ uint32_t steps_of(const Params& p) {
@@ -79,9 +79,9 @@ template <int kTileBands> __device__ __forceinline__ uint32_t count_tiles(const 
   return __reduce_add_sync(~0u, tiles);
 }
 
-// One thread: every tile's stages, as the ring has room, and with the first which tile it is. A stage's bands are one
-// copy: seventeen small ones took longer to ask for than the products of a stage to compute. Bands beyond a matrix are
-// the next one's, or zeros; nobody reads them.
+// One thread: every tile's stages, as the ring has room, and with the first which tile it is. A stage's row tiles are
+// one copy: seventeen small ones took longer to ask for than the products of a stage to compute. Bands beyond a matrix
+// are the next one's, or zeros; nobody reads them.
 template <WeightFormat F, int kRows, int kTileBands>
 __device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m, uint32_t tiles) {
   using M = Memory<F, kRows, kTileBands>;
@@ -95,13 +95,13 @@ __device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m, uint32
     m.tile[in.stage] = t;
   };
   for (Tile t; walk.next(t);) {
-    const uint32_t boxes = t.rows() <= kBoxRows ? 1 : kRows / kBoxRows, band = t.group * p.bands + t.band;
+    const uint32_t boxes = t.rows() <= kBoxRows ? 1 : kRows / kBoxRows, row_tile = t.group * p.row_tiles + t.row_tile;
     uint32_t claim = 0;
     for (uint32_t step = 0; step < steps; ++step, at.advance()) {
       if (step == claims_at && p.claims != nullptr) claim = atomicInc(p.claims, tiles - 1);
       if (step == 0) say(at, t);
       uint64_t* const full = M::Pipe::acquire(m.pipe, at, M::kA + kWeightTiles * boxes * kBox);
-      ptx::tensor_load(m.a[at.stage], &p.weights, int(step * (kWeightTiles * M::kWeightTile / 8)), int(band), full);
+      ptx::tensor_load(m.a[at.stage], &p.weights, int(step * (kWeightTiles * M::kWeightTile / 8)), int(row_tile), full);
 #pragma unroll
       for (uint32_t weight_tile = 0; weight_tile < kWeightTiles; ++weight_tile)
         for (uint32_t box = 0; box < boxes; ++box)
@@ -270,30 +270,30 @@ __device__ __forceinline__ float gate(float gate, float up, float limit, float a
   return gate / (1 + __expf(-alpha * gate)) * (up + 1);
 }
 
-// What a band's rows g and g + 8 are multiplied by and get added.
+// What a row tile's rows g and g + 8 are multiplied by and get added.
 struct Ends {
   float scale[2], bias[2];
 };
-template <WeightFormat F> __device__ __forceinline__ Ends ends_of(const Params& p, const Tile& t, uint32_t band) {
+template <WeightFormat F> __device__ __forceinline__ Ends ends_of(const Params& p, const Tile& t, uint32_t row_tile) {
   const uint32_t g = threadIdx.x % 32 / 4;
   Ends e;
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
-    const uint32_t n = 16 * band + g + 8 * half;
-    e.scale[half] = kDrop<F>;
+    const uint32_t n = 16 * row_tile + g + 8 * half;
+    e.scale[half] = kOutputScale<F>;
     if constexpr (F == WeightFormat::fp8)
-      if (band < p.bands)
+      if (row_tile < p.row_tiles)
         e.scale[half] *=
-            reinterpret_cast<const float*>(p.w + t.group * p.matrix_bytes + band * p.band_bytes +
+            reinterpret_cast<const float*>(p.w + t.group * p.matrix_bytes + row_tile * p.row_tile_bytes +
                                            size_t(p.weight_tiles) * weight_tiles::Form<F>::kBytes)[g + 8 * half];
     e.bias[half] = p.bias != nullptr && n < p.n ? p.bias[size_t(t.group) * p.n + n] : 0;
   }
   return e;
 }
 
-// A band's sums: thread (g, t) has rows g and g + 8 of the weights, of every 8 rows of x the two from 2 t on.
+// A row tile's sums: thread (g, t) has rows g and g + 8 of the weights, of every 8 rows of x the two from 2 t on.
 template <WeightFormat F, int kRows, bool kGated>
-__device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t band, const Ends& e,
+__device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t row_tile, const Ends& e,
                                        const float (&d)[kRows / 2]) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4;
   if constexpr (kGated) {
@@ -306,7 +306,7 @@ __device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t 
         // Gate and up are neighbours' rows: of the two rows of x, each of them takes one.
         const bool second = g % 2 == 1;
         const float other = __shfl_xor_sync(~0u, second ? v[0] : v[1], 4);
-        const uint32_t n = 16 * band + 8 * half + g, r = t.row + 8 * j + lane % 4 * 2 + second;
+        const uint32_t n = 16 * row_tile + 8 * half + g, r = t.row + 8 * j + lane % 4 * 2 + second;
         if (r < t.row_end && n < p.n)
           static_cast<bf16*>(p.y)[size_t(r) * p.y_stride + n / 2] =
               bf16(gate(second ? other : v[0], second ? v[1] : other, p.limit, p.alpha));
@@ -321,7 +321,7 @@ __device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t 
 #pragma unroll
         for (int i = 0; i < 4 * kTogether; ++i) {  // as in d: two columns of each half
           const uint32_t half = i / 2 % 2, row = t.row + 8 * (first + i / 4) + lane % 4 * 2 + i % 2;
-          const uint32_t n = 16 * band + 8 * half + g;
+          const uint32_t n = 16 * row_tile + 8 * half + g;
           if (row < t.row_end && n < p.n) use(i, half, static_cast<float*>(p.y) + size_t(row) * p.y_stride + n);
         }
       };
@@ -337,16 +337,17 @@ __device__ __forceinline__ void compute(const Params& p, Consumer<F, kRows, kTil
   // Few rows leave registers for what the end needs, and little time to wait for it.
   constexpr bool kEarly = kRows <= 16 && kBlocks == 1;
   Ends early = {};
-  if constexpr (kEarly) early = ends_of<F>(p, t, t.band + consumer.band_[0]);
+  if constexpr (kEarly) early = ends_of<F>(p, t, t.row_tile + consumer.band_[0]);
   float d[kBlocks][kWidth / 2];
   consumer.template multiply<kWidth>(d);
-  const auto end = [&](uint32_t band, const auto& sums) {
-    if (band < p.bands) finish<F, kWidth, kGated>(p, t, band, kEarly ? early : ends_of<F>(p, t, band), sums);
+  const auto end = [&](uint32_t row_tile, const auto& sums) {
+    if (row_tile < p.row_tiles)
+      finish<F, kWidth, kGated>(p, t, row_tile, kEarly ? early : ends_of<F>(p, t, row_tile), sums);
   };
   // Not a loop: it would not be unrolled, being long, and sums that are indexed lie in memory.
   static_assert(kBlocks <= 2);
-  end(t.band + consumer.band_[0], d[0]);
-  if constexpr (kBlocks == 2) end(t.band + consumer.band_[1], d[1]);
+  end(t.row_tile + consumer.band_[0], d[0]);
+  if constexpr (kBlocks == 2) end(t.row_tile + consumer.band_[1], d[1]);
 }
 
 template <WeightFormat F, int kRows, int kTileBands, bool kGated> __device__ __forceinline__ void run(const Params& p) {
@@ -405,7 +406,7 @@ void launch_tall(const Params& p, int rows, int64_t blocks, int device, Stream s
 template <WeightFormat F>
 void launch(const Params& p, const TileShape& tile, bool gated, int64_t blocks, int device, Stream stream) {
   if (gated) return launch_tall<F, true>(p, tile.kernel, blocks, device, stream);
-  if (tile.bands == int(kBands)) return launch_tall<F, false>(p, tile.kernel, blocks, device, stream);
+  if (tile.row_tiles == int(kBands)) return launch_tall<F, false>(p, tile.kernel, blocks, device, stream);
   if (tile.kernel == 80) return launch_tile<F, 80, kFewBands, false>(p, blocks, device, stream);
   launch_tile<F, 128, kFewBands, false>(p, blocks, device, stream);
 }

@@ -13,7 +13,7 @@ constexpr uint32_t kFewBands = 4;       // of those of one matrix and few rows o
 constexpr uint32_t kMostGroups = 2048;  // a block keeps where they begin in shared memory
 
 struct Tile {
-  uint32_t group = 0, band = 0, row = 0, row_end = 0;  // rows of x; the first that is no longer the tile's
+  uint32_t group = 0, row_tile = 0, row = 0, row_end = 0;  // rows of x; the first that is no longer the tile's
   INGOT_HD uint32_t rows() const { return row_end - row; }
 };
 struct Walk {
@@ -63,12 +63,12 @@ constexpr int narrow_of(WeightFormat f, int rows) {
 // Rows of x in a tile, and in the tile of the kernel that takes it.
 struct TileShape {
   int rows, kernel;
-  int bands = kBands;
+  int row_tiles = kBands;
 };
 // Of groups: few where memory is what takes time, then so many that nearly every group is one tile, of MXFP4 a few
 // tiles. Of one matrix: those whose waves of tiles end first. Weights take as long as some rows of x, and a quarter of
 // them makes more tiles of few rows than there would be multiprocessors without work.
-inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t bands, int64_t sms, WeightFormat f, bool gated) {
+inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int64_t sms, WeightFormat f, bool gated) {
   const auto [middle, widest] = widths_of(f);
   const bool mx = f == WeightFormat::mxfp4;
   if (groups > 1) {
@@ -80,12 +80,12 @@ inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t bands, int64_t 
   const TileShape tiles[] = {
       {widest, widest}, {middle, middle}, {mx ? middle : 40, middle}, {128, 128, kFewBands}, {80, 80, kFewBands}};
   const auto time_of = [&](const TileShape& t) {
-    const int64_t all = (bands + t.bands - 1) / t.bands * ((rows + t.rows - 1) / t.rows);
-    return (all + sms - 1) / sms * (t.bands == int(kBands) ? 3 * (t.rows + 40) : t.rows + 85);
+    const int64_t all = (row_tiles + t.row_tiles - 1) / t.row_tiles * ((rows + t.rows - 1) / t.rows);
+    return (all + sms - 1) / sms * (t.row_tiles == int(kBands) ? 3 * (t.rows + 40) : t.rows + 85);
   };
   TileShape best = tiles[0];
   for (const TileShape& t : tiles)
-    if (time_of(t) < time_of(best) && !(gated && t.bands != int(kBands))) best = t;
+    if (time_of(t) < time_of(best) && !(gated && t.row_tiles != int(kBands))) best = t;
   return best;
 }
 // Rows of x that one load brings.

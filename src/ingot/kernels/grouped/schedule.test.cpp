@@ -15,11 +15,11 @@ TEST(GroupedSchedule, EveryRowMeetsEveryBandOnceWhateverTheNumberOfBlocks) {
   for (uint32_t blocks : {1u, 3u, 132u})
     for (auto [rows, tile_bands] : {std::pair{16u, kBands}, {80u, kBands}, {80u, kFewBands}}) {
       const uint32_t tiles = 48 / tile_bands;
-      std::map<std::tuple<uint32_t, uint32_t, uint32_t>, int> seen;  // group, band, row
+      std::map<std::tuple<uint32_t, uint32_t, uint32_t>, int> seen;  // group, row tile, row
       for (uint32_t b = 0; b < blocks; ++b) {
         Walk walk{offsets.data(), 7, tile_bands, tiles, rows, b, blocks};
         for (Tile t; walk.next(t);)
-          for (uint32_t r = t.row; r < t.row + rows && r < t.row_end; ++r) ++seen[{t.group, t.band, r}];
+          for (uint32_t r = t.row; r < t.row + rows && r < t.row_end; ++r) ++seen[{t.group, t.row_tile, r}];
       }
       size_t expected = 0;
       for (uint32_t g = 0; g < 7; ++g)
@@ -49,7 +49,7 @@ TEST(GroupedSchedule, ClaimedTilesAreAllTilesOnceAndTheCounterIsZeroAgain) {
         Walk& walk = walks[random / 65536 % walks.size()];
         Tile t;
         if (walk.next(t)) {
-          ++seen[{t.group, t.band, t.row}];
+          ++seen[{t.group, t.row_tile, t.row}];
           walk.next_tile = claimed_tile(claims, blocks);
           claims = claims >= tiles - 1 ? 0 : claims + 1;  // atomicInc
           ++made;
@@ -66,8 +66,8 @@ TEST(GroupedSchedule, ClaimedTilesAreAllTilesOnceAndTheCounterIsZeroAgain) {
 }
 
 constexpr WeightFormat kMx = WeightFormat::mxfp4, kBf16 = WeightFormat::bf16;
-TileShape pick(WeightFormat f, int64_t rows, int64_t groups, int64_t bands, bool gated = false) {
-  return pick_tile(rows, groups, bands, 132, f, gated);
+TileShape pick(WeightFormat f, int64_t rows, int64_t groups, int64_t row_tiles, bool gated = false) {
+  return pick_tile(rows, groups, row_tiles, 132, f, gated);
 }
 
 TEST(GroupedSchedule, TilesAreWideEnoughForTheUsualGroup) {
@@ -81,10 +81,10 @@ TEST(GroupedSchedule, TilesAreWideEnoughForTheUsualGroup) {
 }
 
 TEST(GroupedSchedule, TilesOfOneMatrixAreThoseWhoseWavesEndFirst) {
-  const auto is = [](const TileShape& t, int rows, int kernel, uint32_t bands) {
+  const auto is = [](const TileShape& t, int rows, int kernel, uint32_t row_tiles) {
     EXPECT_EQ(t.rows, rows);
     EXPECT_EQ(t.kernel, kernel);
-    EXPECT_EQ(t.bands, int(bands));
+    EXPECT_EQ(t.row_tiles, int(row_tiles));
   };
   is(pick(kBf16, 2048, 1, 180), 128, 128, kBands);  // two waves; of 80 rows three
   is(pick(kBf16, 1024, 1, 320), 80, 80, kBands);    // 160 tiles of 128 rows are two waves

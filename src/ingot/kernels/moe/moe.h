@@ -1,5 +1,5 @@
 #pragma once
-// A mixture of experts: each token goes to the k experts its router likes best.
+// A mixture of experts: the router chooses k experts for each token.
 //   experts[t,:] = the k largest of logits[t,:], largest first, the lower number first among equals
 //   weights[t,:] = softmax(those k logits)
 //   y[t] = sum_i weights[t,i] * expert(experts[t,i], x[t])
@@ -17,7 +17,7 @@ struct Route {
 };
 void route(const Route& r, Stream stream);
 
-// With e4m3_inputs what both products take is rounded first (kernels/quant/e4m3_blocks.h).
+// With e4m3_inputs the inputs of both products are rounded first (kernels/quant/e4m3_blocks.h).
 struct Experts {
   Tensor x;                 // (T, C) f32 or f64
   Tensor experts, weights;  // (T, k) i32, k different ones in [0, E), and (T, k)
@@ -30,8 +30,8 @@ struct Experts {
   GateOptions options;      // interleaved is ignored: it always is
   bool e4m3_inputs = false;
 };
-// Tokens of one expert are multiplied together; results are added in the order of `experts`, so a token's sum does not
-// depend on the tokens beside it but for the rounding of products of 8 rows and fewer (kernels/quant).
+// Tokens of one expert are multiplied together. Results are added in the order of `experts`, so that a token's sum does
+// not depend on the tokens beside it, except for the rounding of products of 8 rows and fewer (kernels/quant).
 void experts(const Experts& a, Stream stream);
 int64_t experts_workspace_bytes(int64_t tokens, int64_t per_token, int64_t experts, int64_t width, int64_t hidden,
                                 DType dtype, Device device);

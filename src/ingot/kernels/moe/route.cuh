@@ -1,8 +1,8 @@
 #pragma once
-// Who goes where, for a few tokens, by one block: the k largest of each token's logits, their softmax, and the list of
-// experts that anybody chose.
-//   entry i: expert[i]; weight[i][t] of token t, 0 where it chose others; row[i][t] = t k + its place in t's choice, or
-//   -1
+// The routing of a few tokens by one block: the k largest logits of each token, their softmax, and the list of the
+// experts that any token chose.
+//    slot i: expert[i]; weight[i][t] of token t, 0 if it did not choose the expert; row[i][t] = t k + its place in t's
+//            choice, or -1
 #include "ingot/kernels/moe/route_lists.h"
 
 #ifdef INGOT_EMULATE
@@ -18,27 +18,28 @@ struct Choice {
 __device__ __forceinline__ bool better(Choice a, Choice b) {
   return a.value != b.value ? a.value > b.value : a.expert < b.expert;
 }
-// Whole numbers in the order of floats.
+// Unsigned integers in the order of the floats.
 __device__ __forceinline__ uint32_t ordered(float v) {
   const uint32_t bits = __float_as_uint(v);
   return bits ^ (int32_t(bits) < 0 ? 0xffffffffu : 0x80000000u);
 }
-// The best of a warp's lanes, in every lane. NaN never wins against a number; the result is an expert all the same.
+// The best choice among the lanes of a warp, in every lane. A NaN never wins against a number, but the result is always
+// a valid expert.
 __device__ __forceinline__ uint32_t best_of_lanes(Choice c) {
   const uint32_t key = ordered(c.value == 0 ? 0 : c.value), top = __reduce_max_sync(~0u, key);
   return ~__reduce_max_sync(~0u, key == top ? ~c.expert : 0);
 }
 
-// The choice of one token, by a warp. What is chosen of `logits` (E) is left in chosen[0 .. k) and, with its share,
-// weights[0 .. k), all in shared memory.
+// The choice of one token, by a warp: the k largest of `logits` (E) go to chosen[0 .. k), their softmax to weights[0 ..
+// k). All are in shared memory.
 __device__ __forceinline__ void choose(const float* logits, uint32_t E, uint32_t k, uint32_t* chosen, float* weights) {
-  constexpr uint32_t kHeld = 4;  // of a lane's logits in registers; more are read again for every choice
+  constexpr uint32_t kHeld = 4;  // logits of a lane in registers; more are read again for every choice
   const uint32_t lane = threadIdx.x % 32;
   const auto number = [&](uint32_t e) { return e < E && logits[e] == logits[e] ? logits[e] : -INFINITY; };
   float held[kHeld];
 #pragma unroll
   for (uint32_t u = 0; u < kHeld; ++u) held[u] = number(lane + 32 * u);
-  uint32_t taken = 0;  // of those held
+  uint32_t taken = 0;  // a bit for each of them that was chosen
   float top = 0, sum = 0;
 #pragma unroll 1
   for (uint32_t i = 0; i < k; ++i) {
@@ -56,7 +57,7 @@ __device__ __forceinline__ void choose(const float* logits, uint32_t E, uint32_t
     }
     const uint32_t expert = best_of_lanes(best);
     if (expert % 32 == lane && expert < 32 * kHeld) taken |= 1u << expert / 32;
-    const float value = logits[expert];  // a NaN is seen in the weights
+    const float value = logits[expert];  // a NaN shows in the weights
     if (i == 0) top = value;
     const float share = expf(value - top);
     sum += share;
@@ -67,7 +68,7 @@ __device__ __forceinline__ void choose(const float* logits, uint32_t E, uint32_t
   __syncwarp();
 }
 
-// Of one token each choice is an entry. By all threads of the block, after a barrier.
+// For one token each choice is a slot of the list. By all threads of the block, after a barrier.
 __device__ __forceinline__ void make_lists(const uint32_t* chosen, const float* weights, uint32_t k,
                                            const Lists& lists) {
   for (uint32_t i = threadIdx.x; i < k; i += blockDim.x) {
@@ -78,8 +79,8 @@ __device__ __forceinline__ void make_lists(const uint32_t* chosen, const float* 
   if (threadIdx.x == 0) *lists.count = k;
 }
 
-// A block's own copy of the lists of up to `most` entries, whose loads do not wait for each other: in shared memory, or
-// the lists themselves, where one block makes them.
+// A block's own copy of the lists of up to `most` expert slots in shared memory, so that loads do not wait for each
+// other; or the lists themselves, where one block writes them.
 struct Copy {
   int32_t *expert, *row;  // (most), (most, kCols)
   float* weight;          // (most, kCols)

@@ -1,14 +1,14 @@
 #pragma once
 // The experts that a few tokens chose, as a list that kernels go through.
-//   entry i: expert[i]; weight[i][t] of token t, 0 where it chose others; row[i][t] = t k + its place in t's choice, or
-//   -1
+//    slot i: expert[i]; weight[i][t] of token t, 0 if it did not choose the expert; row[i][t] = t k + its place in t's
+//            choice, or -1
 #include <cstdint>
 
 namespace ingot::routing {
 
 constexpr uint32_t kTokens = 16;  // at most
 
-// In global memory; n: entries there can be, the lesser of E and T k.
+// In global memory; n: the largest number of slots, the lesser of E and T k.
 struct Lists {
   uint32_t* count;
   int32_t* expert;  // (n), in ascending order

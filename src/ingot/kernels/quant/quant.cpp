@@ -129,7 +129,7 @@ WeightMatrix WeightMatrix::row_range(int64_t begin, int64_t end) const {
   }
   INGOT_CHECK(begin % kWeightTileRows == 0 && (end % kWeightTileRows == 0 || end == n), "weights: found rows ", begin,
               " to ", end, " of weight tiles, expected multiples of ", kWeightTileRows);
-  w.data = data.slice(0, begin / kWeightTileRows, weight_tile_bands(end));
+  w.data = data.slice(0, begin / kWeightTileRows, row_tile_count(end));
   w.n = end - begin;
   return w;
 }
@@ -141,10 +141,10 @@ void check_weight_tiles(const WeightMatrix& w, const char* op, const char* name)
   INGOT_CHECK(w.data.rank() == 2 || w.data.rank() == 3, op, ": ", name, ": found weight tiles of shape ", w.data.shape,
               ", expected (bands, bytes), or one dimension more for a bank");
   INGOT_CHECK(
-      w.data.dtype == DType::u8 && w.data.contiguous() && !w.scales && w.data.size(-2) == weight_tile_bands(w.n) &&
-          w.data.size(-1) == band_bytes(w.format, w.k) && (w.format != WeightFormat::mxfp4 || w.k % kMxBlock == 0),
+      w.data.dtype == DType::u8 && w.data.contiguous() && !w.scales && w.data.size(-2) == row_tile_count(w.n) &&
+          w.data.size(-1) == row_tile_bytes(w.format, w.k) && (w.format != WeightFormat::mxfp4 || w.k % kMxBlock == 0),
       op, ": ", name, ": found ", w.format, " weight tiles of shape ", w.data.shape, " and dtype ", w.data.dtype,
-      ", expected ", Shape{weight_tile_bands(w.n), band_bytes(w.format, w.k)}, " u8 for ", w.n, " rows of ", w.k);
+      ", expected ", Shape{row_tile_count(w.n), row_tile_bytes(w.format, w.k)}, " u8 for ", w.n, " rows of ", w.k);
 }
 }  // namespace
 
@@ -209,7 +209,8 @@ void widen_rows(const WeightMatrix& w, int64_t begin, int64_t end, float* out, i
       std::copy_n(reinterpret_cast<const float*>(row_bytes(w, n)), w.cols(), out + (n - begin) * out_row);
 }
 
-// Whole bands, each row of `cols` numbers in the order of weight_tile_column(). Offsets of rows are multiples of 16.
+// Whole row tiles, each row of `cols` numbers in the order of weight_tile_column(). Offsets of rows are multiples
+// of 16.
 void widen_bands(const WeightMatrix& w, int64_t begin, int64_t end, float* out, int64_t cols) {
   const int64_t bytes = w.data.size(-1);
   const detail::WeightTileWiden a{w.data.ptr<uint8_t>() + begin / kWeightTileRows * bytes,
@@ -218,7 +219,7 @@ void widen_bands(const WeightMatrix& w, int64_t begin, int64_t end, float* out, 
                                   cols / kWeightTileCols,
                                   bytes,
                                   cols,
-                                  weight_tile_bands(end - begin)};
+                                  row_tile_count(end - begin)};
   if (w.format == WeightFormat::bf16)
     INGOT_SIMD_CALL(weight_tile_widen_bf16, a);
   else if (w.format == WeightFormat::fp8)
@@ -245,11 +246,11 @@ float* in_weight_tile_order(const Tensor& x, WeightFormat f) {
 
 // One number of weight tiles, exactly.
 double weight_tile_number(const WeightMatrix& w, int64_t n, int64_t k) {
-  const uint8_t* band = w.data.ptr<uint8_t>() + n / kWeightTileRows * w.data.size(-1);
+  const uint8_t* row_tile = w.data.ptr<uint8_t>() + n / kWeightTileRows * w.data.size(-1);
   const detail::WeightTilePlace place = detail::weight_tile_place(w.format, n % kWeightTileRows, k);
-  const uint8_t* at = band + place.byte;
+  const uint8_t* at = row_tile + place.byte;
   if (w.format == WeightFormat::bf16) return float(*reinterpret_cast<const bf16*>(at));
-  const uint8_t* scale = band + detail::weight_tile_scale_place(w.format, n % kWeightTileRows, k, w.k);
+  const uint8_t* scale = row_tile + detail::weight_tile_scale_place(w.format, n % kWeightTileRows, k, w.k);
   if (w.format == WeightFormat::fp8) return double(e4m3_value(*at)) * *reinterpret_cast<const float*>(scale);
   return double(e2m1_value(place.high ? *at >> 4 : *at & 15)) * e8m0_value(*scale);
 }

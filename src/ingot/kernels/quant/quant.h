@@ -23,9 +23,9 @@ enum class WeightLayout : uint8_t { rows, weight_tiles };
 struct WeightMatrix {
   WeightFormat format = WeightFormat::f32;
   // rows: f64, f32, bf16: (..., N, K); fp8: (..., N, K) u8; mxfp4: (..., N, K / 32, 16) u8
-  // weight tiles: (..., bands, bytes of a band) u8
+  // weight tiles: (..., row tiles, bytes of a row tile) u8
   Tensor data;
-  Tensor scales;  // in rows: fp8: (..., N) f32; mxfp4: (..., N, K / 32) u8; else left out
+  Tensor scales;  // for rows: fp8: (..., N) f32; mxfp4: (..., N, K / 32) u8; else empty
   WeightLayout layout = WeightLayout::rows;
   int64_t n = 0, k = 0;  // of weight tiles: N and K, without what fills the last weight tiles
 
@@ -41,22 +41,23 @@ struct WeightMatrix {
   }
   int64_t bytes() const { return data.bytes() + (scales ? scales.bytes() : 0); }
   WeightMatrix at(int64_t expert) const;  // one matrix of a bank
-  // Of a matrix. In weight tiles, `begin` is a multiple of 16, and so is `end` unless it is the last row's.
+  // Rows [begin, end) of a matrix. In weight tiles, `begin` is a multiple of 16, and so is `end` unless it is the last
+  // row's end.
   WeightMatrix row_range(int64_t begin, int64_t end) const;
 };
-void check(const WeightMatrix& w, const char* op, const char* name);  // that the parts fit together
-// Bytes of a stored matrix, and whether a format can hold rows of `cols` numbers.
+void check(const WeightMatrix& w, const char* op, const char* name);  // throws unless the parts fit together
+// The bytes of a stored matrix, and whether a format can hold rows of `cols` numbers.
 int64_t weight_bytes(WeightFormat f, int64_t rows, int64_t cols);
 
 // Stored numbers as (N, K) f32 or f64: exact, but for fp8 products rounded once to the output's type.
 void dequantise(const WeightMatrix& w, const Tensor& out, Stream stream);
-// Numbers (N, K) f32 into the matrix's own format: to nearest, ties to even, saturating. An mxfp4 block takes, of the
-// two scales that can be best, the one with the smaller squared error (equal: the smaller scale); an fp8 row takes
-// max |x| / 448. Infinities and NaN are refused.
+// Converts f32 numbers (N, K) to the matrix's own format: to nearest, ties to even, saturating. An mxfp4 block takes,
+// of the two scales that can be best, the one with the smaller squared error (if equal, the smaller scale); an fp8 row
+// takes max |x| / 448. Infinities and NaN are refused.
 void quantise(const Tensor& x, const WeightMatrix& w, Stream stream);
 
-// y = x W^T + b, fp32 sums. Up to 8 rows of x read the stored weights once and never widen them in memory; more rows
-// widen some rows of W at a time. f64 operands take the plain loop: the oracle.
+// y = x W^T + b, fp32 sums. Up to 8 rows of x read the stored weights once, without widening them in memory; with more
+// rows some rows of W at a time are widened. f64 operands take the plain loop, the oracle.
 struct StoredLinear {
   Tensor x;        // (T, K)
   WeightMatrix w;  // (N, K)

@@ -245,18 +245,18 @@ struct WeightTileMxfp4 {
   }
 };
 
-// G pairs of rows at a time: for one token all of them, so that a band is read from its beginning to its end.
+// G pairs of rows at a time: for one token all of them, so that a row tile is read from its beginning to its end.
 template <class Read, int T, int G>
-INGOT_SIMD_INLINE void weight_tile_band(const WeightTileDots& a, const uint8_t* band, int64_t first, int t0) {
+INGOT_SIMD_INLINE void weight_tile_band(const WeightTileDots& a, const uint8_t* row_tile, int64_t first, int t0) {
   const bool scaled = Read::kBytes == 1024;
-  const float* scales = reinterpret_cast<const float*>(band + a.weight_tiles * Read::kBytes);
+  const float* scales = reinterpret_cast<const float*>(row_tile + a.weight_tiles * Read::kBytes);
   for (int g0 = 0; g0 < 8; g0 += G) {
     V low[G][T] = {}, high[G][T] = {};
     for (int64_t q = 0; q < a.weight_tiles; ++q)
 #pragma GCC unroll 8
       for (int g = 0; g < G; ++g) {
         RowPair r;
-        Read::read(band + q * Read::kBytes, g0 + g, a.exponents, r);
+        Read::read(row_tile + q * Read::kBytes, g0 + g, a.exponents, r);
 #pragma GCC unroll 8
         for (int i = 0; i < kParts; ++i)
 #pragma GCC unroll 8
@@ -281,26 +281,26 @@ INGOT_SIMD_INLINE void weight_tile_band(const WeightTileDots& a, const uint8_t* 
 
 template <class Read> void weight_tile_dots(const WeightTileDots& a) {
   constexpr int kAtOnce = L >= 16 ? 8 : 4;  // tokens whose sums fit into the registers
-  const uint8_t* band = static_cast<const uint8_t*>(a.bands);
-  for (int64_t first = 0; first < a.rows; first += 16, band += a.band_bytes)
+  const uint8_t* row_tile = static_cast<const uint8_t*>(a.row_tiles);
+  for (int64_t first = 0; first < a.rows; first += 16, row_tile += a.row_tile_bytes)
     for (int t = 0; t < a.tokens;) {
       const int left = a.tokens - t;
       if (left >= 8 && kAtOnce == 8) {
-        weight_tile_band<Read, 8, 1>(a, band, first, t), t += 8;
+        weight_tile_band<Read, 8, 1>(a, row_tile, first, t), t += 8;
       } else if (left >= 4) {
-        weight_tile_band<Read, 4, 1>(a, band, first, t), t += 4;
+        weight_tile_band<Read, 4, 1>(a, row_tile, first, t), t += 4;
       } else if (left >= 2) {
-        weight_tile_band<Read, 2, 2>(a, band, first, t), t += 2;
+        weight_tile_band<Read, 2, 2>(a, row_tile, first, t), t += 2;
       } else {
-        weight_tile_band<Read, 1, L >= 16 ? 8 : 4>(a, band, first, t), t += 1;
+        weight_tile_band<Read, 1, L >= 16 ? 8 : 4>(a, row_tile, first, t), t += 1;
       }
     }
 }
 
 template <class Read> void weight_tile_widen(const WeightTileWiden& a) {
-  const uint8_t* band = static_cast<const uint8_t*>(a.bands);
-  for (int64_t b = 0; b < a.count; ++b, band += a.band_bytes) {
-    const float* scales = reinterpret_cast<const float*>(band + a.weight_tiles * Read::kBytes);
+  const uint8_t* row_tile = static_cast<const uint8_t*>(a.row_tiles);
+  for (int64_t b = 0; b < a.count; ++b, row_tile += a.row_tile_bytes) {
+    const float* scales = reinterpret_cast<const float*>(row_tile + a.weight_tiles * Read::kBytes);
     for (int64_t g = 0; g < 8; ++g) {
       float scale[2] = {1, 1};
       if (Read::kBytes == 1024) {
@@ -310,7 +310,7 @@ template <class Read> void weight_tile_widen(const WeightTileWiden& a) {
       float *low = a.out + (b * 16 + g) * a.out_row, *high = low + 8 * a.out_row;
       for (int64_t q = 0; q < a.weight_tiles; ++q) {
         RowPair r;
-        Read::read(band + q * Read::kBytes, g, a.exponents, r);
+        Read::read(row_tile + q * Read::kBytes, g, a.exponents, r);
         for (int i = 0; i < kParts; ++i) {
           store(low + q * 64 + i * L, r.low[i] * scale[0]);
           store(high + q * 64 + i * L, r.high[i] * scale[1]);

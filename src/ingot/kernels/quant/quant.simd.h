@@ -1,10 +1,10 @@
 #pragma once
-// What quant.cpp hands to every CPU level of quant.simd.cpp.
+// The arguments of the functions in quant.simd.cpp, which is compiled once for every CPU level.
 #include <cstdint>
 
 namespace ingot::detail {
 
-constexpr int kStoredRows = 8;  // rows of x that one pass over the weights serves
+constexpr int kStoredRows = 8;  // rows of x in one pass over the weights
 
 // y[t * y_row + n] = sum_k x[t * x_row + k] w[n, k] + bias[n] for n in [0, rows): t < tokens <= kStoredRows.
 // bf16: data holds k numbers a row. fp8: bytes, and a scale per row. mxfp4: k / 2 bytes and k / 32 scales a row, and x
@@ -29,7 +29,7 @@ struct StoredWiden {
   int64_t k, out_row, rows;
 };
 
-// One row of k finite numbers as mxfp4: of the two scales that come near its largest number, the one with the smaller
+// One row of k finite numbers as mxfp4: of the two candidate scales near the largest number, the one with the smaller
 // error.
 struct NarrowMxfp4 {
   const float* x;
@@ -38,24 +38,24 @@ struct NarrowMxfp4 {
   int64_t k;
 };
 
-// The same of whole bands of weight tiles: rows are rows of bands, and x has a weight tile's columns in the order of
-// weight_tile_column(), zeros where there are none.
+// The same for whole row tiles: x has the columns of each weight tile in the order of weight_tile_column(), with zeros
+// where the matrix has no column.
 struct WeightTileDots {
-  const void* bands;
+  const void* row_tiles;
   const float* exponents;
   const float* x;
   const float* bias;  // null: none
   float* y;
-  int64_t weight_tiles, band_bytes, x_row, y_row, rows;  // rows: at most 16 a band; the last may have fewer
+  int64_t weight_tiles, row_tile_bytes, x_row, y_row, rows;  // rows: at most 16 a row tile; the last may have fewer
   int tokens;
 };
 // out[n * out_row + 64 q + i]: number i, in the order of weight_tile_column(), of weight tile q; all 16 rows of every
-// band.
+// row tile.
 struct WeightTileWiden {
-  const void* bands;
+  const void* row_tiles;
   const float* exponents;
   float* out;
-  int64_t weight_tiles, band_bytes, out_row, count;  // count: bands
+  int64_t weight_tiles, row_tile_bytes, out_row, count;  // count: row tiles
 };
 
 }  // namespace ingot::detail

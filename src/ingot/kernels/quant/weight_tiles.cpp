@@ -47,20 +47,21 @@ void unpack_codes(const uint8_t* weight_tile, uint8_t* rows, int64_t row_bytes) 
     }
 }
 
-// A band's rows side by side, filled up to whole weight tiles.
+// A row tile's rows side by side, filled up to whole weight tiles.
 struct BandRows {
   int64_t row_bytes, used_bytes, rows;
   uint8_t* numbers;  // 16 rows
-  BandRows(const WeightMatrix& w, int64_t band)
+  BandRows(const WeightMatrix& w, int64_t row_tile)
       : row_bytes(weight_tile_padded_cols(w.cols()) * number_bits(w.format) / 8),
         used_bytes(w.cols() * number_bits(w.format) / 8),
-        rows(std::min(kWeightTileRows, w.rows() - band * kWeightTileRows)),
+        rows(std::min(kWeightTileRows, w.rows() - row_tile * kWeightTileRows)),
         numbers(static_cast<uint8_t*>(thread_scratch(0, kWeightTileRows * row_bytes))) {}
 };
 
-void pack_band(const WeightMatrix& from, int64_t band, uint8_t* to) {
-  const BandRows b(from, band);
-  const int64_t first = band * kWeightTileRows, weight_tiles = weight_tile_padded_cols(from.cols()) / kWeightTileCols;
+void pack_band(const WeightMatrix& from, int64_t row_tile, uint8_t* to) {
+  const BandRows b(from, row_tile);
+  const int64_t first = row_tile * kWeightTileRows,
+                weight_tiles = weight_tile_padded_cols(from.cols()) / kWeightTileCols;
   std::memset(b.numbers, 0, size_t(kWeightTileRows * b.row_bytes));
   for (int64_t r = 0; r < b.rows; ++r)
     std::memcpy(b.numbers + r * b.row_bytes, static_cast<const uint8_t*>(from.data.data) + (first + r) * b.used_bytes,
@@ -90,9 +91,9 @@ void pack_band(const WeightMatrix& from, int64_t band, uint8_t* to) {
   std::memcpy(to + weight_tiles * bytes, scales, sizeof scales);
 }
 
-void unpack_band(const uint8_t* from, int64_t band, const WeightMatrix& to) {
-  const BandRows b(to, band);
-  const int64_t first = band * kWeightTileRows, weight_tiles = weight_tile_padded_cols(to.cols()) / kWeightTileCols;
+void unpack_band(const uint8_t* from, int64_t row_tile, const WeightMatrix& to) {
+  const BandRows b(to, row_tile);
+  const int64_t first = row_tile * kWeightTileRows, weight_tiles = weight_tile_padded_cols(to.cols()) / kWeightTileCols;
   const int64_t bytes = weight_tile_bytes(to.format), width = kWeightTileCols * number_bits(to.format) / 8;
   for (int64_t q = 0; q < weight_tiles; ++q) {
     const uint8_t* weight_tile = from + q * bytes;
@@ -155,11 +156,11 @@ int64_t weight_tile_bytes(WeightFormat f) {
   require_weight_tiles(f);
   return kWeightTileRows * kWeightTileCols * number_bits(f) / 8 + (f == WeightFormat::mxfp4 ? kMxScales : 0);
 }
-int64_t weight_tile_bands(int64_t rows) { return (rows + kWeightTileRows - 1) / kWeightTileRows; }
+int64_t row_tile_count(int64_t rows) { return (rows + kWeightTileRows - 1) / kWeightTileRows; }
 int64_t weight_tile_padded_cols(int64_t cols) {
   return (cols + kWeightTileCols - 1) / kWeightTileCols * kWeightTileCols;
 }
-int64_t band_bytes(WeightFormat f, int64_t cols) {
+int64_t row_tile_bytes(WeightFormat f, int64_t cols) {
   return weight_tile_padded_cols(cols) / kWeightTileCols * weight_tile_bytes(f) +
          (f == WeightFormat::fp8 ? kWeightTileRows * int64_t(sizeof(float)) : 0);
 }
@@ -169,8 +170,8 @@ WeightMatrix weight_tiles_at(void* memory, WeightFormat f, int64_t experts, int6
   w.format = f;
   w.layout = WeightLayout::weight_tiles;
   w.n = rows, w.k = cols;
-  const int64_t bands = weight_tile_bands(rows), bytes = band_bytes(f, cols);
-  w.data = Tensor(memory, DType::u8, experts > 0 ? Shape{experts, bands, bytes} : Shape{bands, bytes});
+  const int64_t row_tiles = row_tile_count(rows), bytes = row_tile_bytes(f, cols);
+  w.data = Tensor(memory, DType::u8, experts > 0 ? Shape{experts, row_tiles, bytes} : Shape{row_tiles, bytes});
   return w;
 }
 

@@ -33,7 +33,7 @@ struct Pair {
                      2),
               poison),
         scale_bytes(size_t(n * (k / 32 + 4)), poison),
-        packed(size_t(weight_tile_bands(n) * band_bytes(f, k)), poison) {
+        packed(size_t(row_tile_count(n) * row_tile_bytes(f, k)), poison) {
     if (f == WeightFormat::bf16)
       rows = WeightMatrix(Tensor(bytes.data(), DType::bf16, {n, k}));
     else if (f == WeightFormat::fp8)
@@ -119,8 +119,8 @@ TEST(weight_tiles, every_number_and_every_scale_has_a_place_of_its_own) {
           EXPECT_TRUE(taken.insert(detail::weight_tile_scale_place(f, r, c, 128) * 2 + i).second);
       }
     EXPECT_EQ(*taken.begin(), 0);
-    EXPECT_EQ(int64_t(taken.size()), 2 * band_bytes(f, 128)) << f;
-    EXPECT_EQ(*taken.rbegin(), 2 * band_bytes(f, 128) - 1) << f;
+    EXPECT_EQ(int64_t(taken.size()), 2 * row_tile_bytes(f, 128)) << f;
+    EXPECT_EQ(*taken.rbegin(), 2 * row_tile_bytes(f, 128) - 1) << f;
     std::set<int> columns;
     for (int i = 0; i < 64; ++i) columns.insert(detail::weight_tile_column(f, i));
     EXPECT_EQ(columns.size(), 64u);
@@ -178,7 +178,7 @@ TEST(weight_tiles, a_word_in_device_order_gives_its_pairs_as_bf16_and_its_codes_
 
 TEST(weight_tiles, device_order_changes_codes_alone_and_goes_back) {
   for (WeightFormat f : kFormats) {
-    std::vector<uint8_t> memory(size_t(3 * 2 * band_bytes(f, 160)));
+    std::vector<uint8_t> memory(size_t(3 * 2 * row_tile_bytes(f, 160)));
     for (size_t i = 0; i < memory.size(); ++i) memory[i] = uint8_t(i * 167 + i / 256);
     const std::vector<uint8_t> before = memory;
     const WeightMatrix bank = weight_tiles_at(memory.data(), f, 3, 20, 160);

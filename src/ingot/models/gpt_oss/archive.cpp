@@ -21,7 +21,7 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kPieceRows = 1024;  // of one step of a conversion; a multiple of a band's
+constexpr int64_t kPieceRows = 1024;  // of one step of a conversion; a multiple of a row tile's
 constexpr int64_t kMaxAttached = 256 << 20;
 const char* const kFiles = "files/";
 
@@ -59,7 +59,7 @@ std::vector<int64_t> sizes_of(int64_t experts, int64_t rows, int64_t cols) {
 }
 constexpr const char* kTiled = "granules";  // what version 1 of the format calls the layout of weight tiles
 int64_t weight_tiles_bytes(WeightFormat f, int64_t experts, int64_t rows, int64_t cols) {
-  return std::max<int64_t>(1, experts) * weight_tile_bands(rows) * band_bytes(f, cols);
+  return std::max<int64_t>(1, experts) * row_tile_count(rows) * row_tile_bytes(f, cols);
 }
 
 // --- writing -----------------------------------------------------------------------------------------------------

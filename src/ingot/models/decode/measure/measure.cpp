@@ -30,8 +30,8 @@ using decode::RankedModel;
 
 Stream stream_of(const DeviceModel& m) { return m.stream(); }
 Stream stream_of(const RankedModel& m) { return m.rank(0).stream(); }
-bool has_screen(const DeviceModel& m) { return m.has_screen(); }
-bool has_screen(const RankedModel& m) { return m.rank(0).has_screen(); }
+bool has_prefilter(const DeviceModel& m) { return m.has_prefilter(); }
+bool has_prefilter(const RankedModel& m) { return m.rank(0).has_prefilter(); }
 
 int64_t bytes_of_step(const DeviceModel& m, int64_t context, int64_t streams, double experts) {
   const GptOssConfig& c = m.config();
@@ -48,10 +48,10 @@ int64_t bytes_of_token(const DeviceModel& m, int64_t context) {
   return bytes_of_step(m, context, 1, double(m.config().experts_per_token));
 }
 
-// Where it is screened; 0 without a screen.
-int64_t bytes_of_screened(const DeviceModel& m, int64_t context) {
-  if (!m.has_screen()) return 0;
-  return bytes_of_token(m, context) - m.model().head.matrix_bytes + m.model().screen.codes.matrix_bytes;
+// With the int8 prefilter; 0 without the int8 prefilter.
+int64_t bytes_with_prefilter(const DeviceModel& m, int64_t context) {
+  if (!m.has_prefilter()) return 0;
+  return bytes_of_token(m, context) - m.model().head.matrix_bytes + m.model().prefilter.codes.matrix_bytes;
 }
 
 double seconds_of_reading(const DeviceModel& m, int64_t bytes) {
@@ -122,7 +122,7 @@ void time_paths(Model& m, const DecodeMeasurement& o, int64_t context, Times& ti
     if (!wanted || !m.use_megakernel(persistent)) continue;
     m.pretend(context);
     times.token.emplace_back(name, time_tokens(m, o.tokens));
-    if (!persistent || !has_screen(m)) continue;
+    if (!persistent || !has_prefilter(m)) continue;
     m.pretend(context);
     times.token.emplace_back("screened", time_tokens(m, o.tokens, true));
   }
@@ -146,7 +146,7 @@ PhaseTimes time_phases(const DeviceModel& m, uint32_t streams) {
            .head_rows = streams,
            .capacity = uint32_t(m.context()),
            .phases = mask,
-           .streams = streams > 1 ? &m.streams() : nullptr},
+           .sequences = streams > 1 ? &m.streams() : nullptr},
           m.stream());
     });
     constexpr int kRounds = 10;
@@ -263,7 +263,7 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   if (o.prompt) times.first_token_ms = time_prompt(m, o.context, m.prompt_batch());
   time_paths(m, o, o.context, times);
   times.token_bytes = bytes_of_token(m, o.context + o.tokens / 2);
-  times.screened_bytes = bytes_of_screened(m, o.context + o.tokens / 2);
+  times.screened_bytes = bytes_with_prefilter(m, o.context + o.tokens / 2);
   const int64_t bytes = std::min<int64_t>(m.weight_bytes(), int64_t(8) << 30) / 16 * 16;
   times.read_TBps = double(bytes) / seconds_of_reading(m, bytes) * 1e-12;
   for (const int64_t context : o.contexts) {
@@ -271,7 +271,7 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
     t.context = context;
     time_paths(m, o, context, t);
     t.token_bytes = bytes_of_token(m, context + o.tokens / 2);
-    t.screened_bytes = bytes_of_screened(m, context + o.tokens / 2);
+    t.screened_bytes = bytes_with_prefilter(m, context + o.tokens / 2);
   }
   m.use_megakernel(o.megakernel);
   for (const auto& [prompt, tokens] : o.answers) times.answers.push_back(time_answer(m, prompt, tokens));
@@ -305,9 +305,9 @@ void measure_small_batch(const GptOssConfig& c, const DecoderOptions& options, c
   for (int r = 0; r < m.ranks(); ++r) {
     const int64_t context = o.context + o.tokens / 2, bytes = bytes_of_token(m.rank(r), context);
     shared.token_bytes = std::max(shared.token_bytes, bytes);
-    if (has_screen(m))  // on the GPUs that have rows of the head
+    if (has_prefilter(m))  // on the GPUs that have rows of the head
       shared.screened_bytes =
-          std::max(shared.screened_bytes, m.rank(r).has_screen() ? bytes_of_screened(m.rank(r), context) : bytes);
+          std::max(shared.screened_bytes, m.rank(r).has_prefilter() ? bytes_with_prefilter(m.rank(r), context) : bytes);
   }
   if (!o.megakernel || !m.use_megakernel(true)) return;
   m.pretend(o.context);
@@ -330,8 +330,8 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
   for (const int64_t context : o.contexts)
     if (context < 1) fail(ErrorCode::usage, "contexts: found ", context, ", expected at least 1");
   for (const int64_t n : o.streams)
-    if (n < 1 || n > decode::kMostStreams)
-      fail(ErrorCode::usage, "streams: found ", n, ", expected 1 to ", decode::kMostStreams);
+    if (n < 1 || n > decode::kMostSequences)
+      fail(ErrorCode::usage, "streams: found ", n, ", expected 1 to ", decode::kMostSequences);
   if (o.quant && (several || !o.phased || !o.trace.empty()))
     fail(ErrorCode::usage, "quant: found ", several ? "several GPUs" : "the megakernel or its trace",
          ", expected the phased path on one GPU");

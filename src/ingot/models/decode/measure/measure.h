@@ -18,8 +18,9 @@ struct DecodeMeasurement {
   WeightFormat dense = WeightFormat::bf16;  // qkv, o and head; experts are mxfp4
   int64_t context = 1024;                   // tokens there are before the first one is timed
   int64_t tokens = 200;
-  bool phased = true, megakernel = true;  // a launch a phase; one kernel for the whole token, and with a screened head
-  bool phases = false;                    // each phase alone, too
+  bool phased = true,
+       megakernel = true;  // a launch a phase; one kernel for the whole token, and with a prefiltered head
+  bool phases = false;     // each phase alone, too
   std::string trace;  // a file for the times of a token of the megakernel, all stages on all SMs (trace.h); empty: none
   bool prompt = false;    // tell all of the context's tokens, for the time to the first token; else some
   bool quant = false;     // experts take e4m3 per 32 numbers (GptOssConfig::e4m3_inputs): the phased path alone
@@ -56,7 +57,7 @@ struct ContextTimes {
   int64_t context = 0;
   std::vector<std::pair<std::string, TokenTimes>> token;  // by path
   int64_t token_bytes = 0;
-  int64_t screened_bytes = 0;  // where the head is screened (decode/prefilter/screen.h)
+  int64_t screened_bytes = 0;  // where the head is prefiltered (decode/prefilter/int8_prefilter.h)
 };
 // A prompt and its answer, greedy, by the megakernel where it is timed.
 struct AnswerTimes {
@@ -73,7 +74,7 @@ struct StreamTimes {
   std::vector<std::pair<std::string, double>> phases;  // as DecodeTimes'
 };
 struct DecodeTimes {
-  std::vector<std::pair<std::string, TokenTimes>> token;  // by path: "phased", "megakernel", "screened"
+  std::vector<std::pair<std::string, TokenTimes>> token;  // by path: "phased", "megakernel", "prefiltered"
   double prompt_ms = 0;                                   // of 16 tokens of the prompt
   double first_token_ms = 0;                              // of all of it, where it was told, to the token after it
   int64_t token_bytes = 0;                                // of weights and keys that a token reads

@@ -2,7 +2,7 @@
 // The activation vectors of a token's products: each thread reads the words of all blocks until they are complete and
 // writes them to shared memory in the order of matrix instructions. Also how a block publishes its part of the vectors
 // of `down`.
-#include "ingot/gpu/tile/stamped.cuh"
+#include "ingot/gpu/tile/epoch_words.cuh"
 #include "ingot/models/decode/megakernel/token_context.cuh"
 
 namespace ingot::decode {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void write_normed_vector(const TokenContext<V>& block
         if (c + h * kNext < C) v[h] += RowSum::value(added[u][h]);
         if (sums != nullptr) x[c + h * kNext] = v[h];
         sum += v[h] * v[h];
-        v[h] *= scale[u][h] * weight_tiles::Form<F>::kLift;
+        v[h] *= scale[u][h] * weight_tiles::Form<F>::kInputScale;
       }
       *reinterpret_cast<uint32_t*>(vector + 2 * weight_tiles::place(kFp8, c)) = ptx::pack(bf16{}, v[0], v[1]);
     }
@@ -84,24 +84,24 @@ template <WeightFormat F, TokenVariant V, class Meanwhile>
 __device__ __forceinline__ void write_attention_vector(const TokenContext<V>& block, uint32_t C, uint32_t epoch,
                                                        Meanwhile&& meanwhile) {
   constexpr uint32_t kWords = 3;  // of a thread, requested together, four numbers each
-  const tile::Stamped* const from = block.m.token.attention.mixed;
+  const tile::EpochWords* const from = block.m.token.attention.mixed;
   char* const vector = block.vectors();
   uint32_t first = threadIdx.x;
 #pragma unroll 1
   do {
-    tile::Stamped words[kWords];
+    tile::EpochWords words[kWords];
     const auto exists = [&](uint32_t u) { return 4 * (first + u * kTokenThreads) < C; };
     const auto load = [&] {
 #pragma unroll
       for (uint32_t u = 0; u < kWords; ++u)
-        if (exists(u)) words[u] = tile::Stamped::load(from + first + u * kTokenThreads);
+        if (exists(u)) words[u] = tile::EpochWords::load(from + first + u * kTokenThreads);
     };
     load();
     if (first == threadIdx.x) meanwhile();
     block.read_again(load, [&] {
       bool all = true;
 #pragma unroll
-      for (uint32_t u = 0; u < kWords; ++u) all &= (words[u].stamp == epoch) | !exists(u);
+      for (uint32_t u = 0; u < kWords; ++u) all &= (words[u].epoch == epoch) | !exists(u);
       return all;
     });
 #pragma unroll
@@ -116,7 +116,7 @@ __device__ __forceinline__ void write_attention_vector(const TokenContext<V>& bl
 template <TokenVariant V>
 __device__ __forceinline__ void write_expert_vectors(const TokenContext<V>& block, uint32_t C, uint32_t count) {
   constexpr uint32_t kWords = 3;  // of 16 bytes, of a thread, requested together
-  const uint32_t all = count * uint32_t(weight_tiles::column_bytes(C)) / 16;
+  const uint32_t all = count * uint32_t(weight_tiles::vector_bytes(C)) / 16;
   const char* const from = block.shared_vectors();
   char* const to = block.vectors();
 #pragma unroll 1
@@ -154,17 +154,17 @@ __device__ __forceinline__ void publish_channel(const TokenContext<V>& block, co
                                                 float value) {
   constexpr bool kFp8 = V.experts == WeightFormat::fp8;
   constexpr uint32_t kNext = kFp8 ? 2 : 1;
-  constexpr float kInputScale = weight_tiles::Form<V.experts>::kLift;
+  constexpr float kInputScale = weight_tiles::Form<V.experts>::kInputScale;
   const uint32_t width = w.rows / 2, n = row.row / 2;
   if (!row.inside()) value = 0;
   const float next = __shfl_down_sync(~0u, value, 2 * kNext);
   if (!row.exists() || row.row % 2 != 0 || n % (2 * kNext) >= kNext) return;
-  char* const vector = block.shared_vectors() + row.slot() * weight_tiles::column_bytes(width);
+  char* const vector = block.shared_vectors() + row.slot() * weight_tiles::vector_bytes(width);
   const auto put = [&](uint32_t channel, uint32_t word) {
     ptx::store_relaxed(reinterpret_cast<uint32_t*>(vector + 2 * weight_tiles::place(kFp8, channel)), ~word);
   };
   put(n, ptx::pack(bf16{}, value * kInputScale, next * kInputScale));
-  if (n / 8 + 1 == w.bands)
+  if (n / 8 + 1 == w.row_tiles)
 #pragma unroll 1
     for (uint32_t behind = n + 8; behind < weight_tiles::padded(width); behind += 8) put(behind, 0);
 }

@@ -55,7 +55,7 @@ __device__ __forceinline__ RowConstants begin_row(const TokenContext<V>& block, 
                   (ends ? EpilogueRow::kTerm : 0) + (n < w.rows ? EpilogueRow::kInside : 0)};
   const float* const scale =
       V.dense == WeightFormat::fp8 && !uses_experts(stage)
-          ? reinterpret_cast<const float*>(w.data + row_tile * w.band_bytes +
+          ? reinterpret_cast<const float*>(w.data + row_tile * w.row_tile_bytes +
                                            w.weight_tiles * weight_tiles::Form<V.dense>::kBytes) +
                 threadIdx.x % 16
           : nullptr;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void finish_row(const TokenContext<V>& block, Stage s
     const float up = __shfl_xor_sync(~0u, y, 1);
     return publish_channel(block, place, l.gate_up.w, gated(y, up, l.gate_up.limit, l.gate_up.alpha));
   }
-  if (!V.screened && stage == Stage::head) {
+  if (!V.prefiltered && stage == Stage::head) {
     sampling::Best top;
     if (round > block.work(stage).first_sums) top = best(block);
     const NormProduct& head = block.m.token.head;

@@ -2,7 +2,7 @@
 // Which weight tiles of each product this block multiplies, and the warp that copies them, and attention's keys and
 // values, into the ring (megakernel/weight_stream.cuh).
 #include "ingot/models/decode/megakernel/router.cuh"
-#include "ingot/models/decode/prefilter/screen.h"
+#include "ingot/models/decode/prefilter/int8_prefilter.h"
 
 namespace ingot::decode {
 namespace loader {
@@ -11,8 +11,8 @@ namespace loader {
 template <TokenVariant V>
 __device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, Stage stage, const LayerStages& l) {
   // A weight tile of the int8 codes has as many bytes as one of fp8.
-  constexpr WeightFormat kHead = V.screened ? WeightFormat::fp8 : V.dense;
-  static_assert(kScreenWeightTile == weight_tiles::Form<WeightFormat::fp8>::kBytes,
+  constexpr WeightFormat kHead = V.prefiltered ? WeightFormat::fp8 : V.dense;
+  static_assert(kPrefilterTileBytes == weight_tiles::Form<WeightFormat::fp8>::kBytes,
                 "a weight tile of codes has the bytes of one of fp8");
   const bool experts = uses_experts(stage), is_head = stage == Stage::head;
   const Matrix& w = block.matrix(stage, l);
@@ -20,18 +20,18 @@ __device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, St
   WorkRange s{.weight_tile_bytes = experts   ? weight_tiles::Form<V.experts>::kBytes
                                    : is_head ? weight_tiles::Form<kHead>::kBytes
                                              : weight_tiles::Form<V.dense>::kBytes,
-              .row_tile_bytes = w.band_bytes,
+              .row_tile_bytes = w.row_tile_bytes,
               .matrix_bytes = w.matrix_bytes,
               .expert = experts ? block.chosen() : nullptr,
               .weight_tiles = w.weight_tiles,
-              .row_tiles = max(w.bands, 1u),  // there are none where another GPU has them
+              .row_tiles = max(w.row_tiles, 1u),  // there are none where another GPU has them
               .slots = slots,
               .by_row_tile = experts && adds_to_residual(stage),
               .chunk_tiles = even_chunk_tiles(w.weight_tiles, experts   ? kMostChunkTiles<V.experts>
                                                               : is_head ? kMostChunkTiles<kHead>
                                                                         : kMostChunkTiles<V.dense>),
-              .vector_stride = uint32_t(weight_tiles::column_bytes(w.cols)),
-              .range = range_of_block(w.weight_tiles * w.bands * slots, block.m.token.work.weight_tiles[int(stage)],
+              .vector_stride = uint32_t(weight_tiles::vector_bytes(w.cols)),
+              .range = range_of_block(w.weight_tiles * w.row_tiles * slots, block.m.token.work.weight_tiles[int(stage)],
                                       blockIdx.x)};
   s.begin();
   return s;

@@ -20,8 +20,8 @@ constexpr auto kVariants = [] {
     all[n++] = {.dense = dense, .experts = mxfp4, .ranks = true};
     all[n++] = {.dense = dense, .experts = mxfp4, .traced = true, .ranks = true};
   }
-  all[n++] = {.dense = bf16, .experts = mxfp4, .screened = true};
-  all[n++] = {.dense = bf16, .experts = mxfp4, .ranks = true, .screened = true};
+  all[n++] = {.dense = bf16, .experts = mxfp4, .prefiltered = true};
+  all[n++] = {.dense = bf16, .experts = mxfp4, .ranks = true, .prefiltered = true};
   return all;
 }();
 
@@ -47,7 +47,7 @@ bool fits(const Model& m) {
 
 TokenSums token_sums_of(const GptOssConfig& c, uint64_t* words) {
   return TokenSums::at(words, c.qkv_width(), weight_tile_padded_cols(c.hidden), c.experts,
-                       c.experts_per_token * weight_tiles::column_bytes(uint32_t(c.intermediate)));
+                       c.experts_per_token * weight_tiles::vector_bytes(uint32_t(c.intermediate)));
 }
 
 uint32_t grid_barriers_of(const Model& m) { return kGridBarriersPerLayer * uint32_t(m.layers.size()); }
@@ -56,7 +56,7 @@ megakernel::Trace trace_of(const Model& m, uint32_t blocks, uint64_t* words) {
   return {.words = words, .blocks = blocks, .grid_barriers = grid_barriers_of(m), .extra = kTracedBytes + exchanges};
 }
 
-bool megakernel_takes(const Model& m) {
+bool supports_megakernel(const Model& m) {
   const bool formats = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
     return l.qkv.format == m.head.format && l.o.format == m.head.format &&
            l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
@@ -65,14 +65,14 @@ bool megakernel_takes(const Model& m) {
          m.config.head_dim % 4 == 0 && padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim && fits(m);
 }
 
-bool screen_takes(const Model& m) {
-  return megakernel_takes(m) && m.head.format == WeightFormat::bf16 && m.head.bands > 0 &&
+bool supports_prefilter(const Model& m) {
+  return supports_megakernel(m) && m.head.format == WeightFormat::bf16 && m.head.row_tiles > 0 &&
          m.layers[0].down.format == WeightFormat::mxfp4;
 }
 
 void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Persistent& how, Stream stream) {
   INGOT_CHECK(step.T == 1, "decode token: found ", step.T, " tokens, expected 1");
-  INGOT_CHECK(megakernel_takes(m), "decode token: found a model of wider heads than ", kTokenHeadDim,
+  INGOT_CHECK(supports_megakernel(m), "decode token: found a model of wider heads than ", kTokenHeadDim,
               " numbers, of several formats, or too wide for an SM's memory, expected one that megakernel_takes()");
   const Plan plan = plan_of(m, b, step);
   Token token{.embedding = embedding_of(plan),
@@ -80,7 +80,7 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
               .layers = how.layers,
               .ranks = b.ranks.several() ? how.ranks : nullptr,
               .attention = b.attention,
-              .stamps = b.stamps,
+              .last_epoch = b.last_epoch,
               .sums = token_sums_of(m.config, b.sums),
               .count = plan.layers,
               .head_rows = plan.head_rows,
@@ -98,20 +98,20 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
     INGOT_CHECK(how.ranks != nullptr, "decode token over several GPUs: found nothing of the others");
     token.head.key = nullptr;  // the kernel appends
   }
-  ScreenedHead head{};
-  if (how.screened) {
-    INGOT_CHECK(screen_takes(m) && m.screen.rows != nullptr && step.head_rows == 1 && !traced,
-                "decode token: found a screen wanted of a model without one, of ", step.head_rows,
-                " rows of logits, or of a trace, expected the likeliest id of one row alone");
-    token.head.w = m.screen.codes;
-    token.head.y = b.own_logits;  // to be read again
-    head = {m.head, m.screen.rows, b.lower_bounds};
+  PrefilteredHead head{};
+  if (how.prefiltered) {
+    INGOT_CHECK(supports_prefilter(m) && m.prefilter.rows != nullptr && step.head_rows == 1 && !traced,
+                "decode token: found the int8 prefilter requested for a model without one, for ", step.head_rows,
+                " rows of logits, or with a trace, expected a greedy token of one row");
+    token.head.w = m.prefilter.codes;
+    token.head.y = b.own_logits;  // this GPU's own, because the kernel reads it again
+    head = {m.head, m.prefilter.rows, b.lower_bounds};
   }
   const TokenVariant variant{.dense = m.head.format,
                              .experts = layer.down.w.format,
                              .traced = traced,
                              .ranks = several,
-                             .screened = how.screened};
+                             .prefiltered = how.prefiltered};
   launch(variant, token, head, layer, how.blocks, stream);
 }
 
@@ -130,7 +130,7 @@ std::string name_of_grid_barrier(uint32_t number) {
   return std::string(kStages[number % kGridBarriersPerLayer]) + " of layer " +
          std::to_string(number / kGridBarriersPerLayer);
 }
-// A number of RankWait's, or of a grid barrier within this GPU.
+// Names the wait of a record: an exchange with a rank, or a grid barrier within this GPU.
 std::string name_of_wait(uint32_t number, uint32_t layers) {
   if (number >= wait_for_router(0) && number < wait_for_router(layers))
     return "the router of layer " + std::to_string(number - wait_for_router(0));

@@ -3,10 +3,10 @@
 // into a ring (megakernel/weight_stream.cuh), as far ahead as the router allows; fifteen warps multiply what has come.
 // A grid barrier follows each stage:
 //   qkv | attention | output, with the router's logits | gate and up | down | ... | head
-// Blocks hand over words that say whether they are complete (megakernel/sums.cuh, tile/stamped.cuh, TokenSums). A grid
-// barrier therefore needs no fence, and a block may signal its arrival before its words are visible; attention waits
-// for the words of its own heads alone. Every block keeps the whole residual stream and adds to it what all blocks have
-// added up; its copying warp chooses the experts.
+// Blocks hand over words that say whether they are complete (megakernel/sums.cuh, tile/epoch_words.cuh, TokenSums). A
+// grid barrier therefore needs no fence, and a block may signal its arrival before its words are visible; attention
+// waits for the words of its own heads alone. Every block keeps the whole residual stream and adds to it what all
+// blocks have added up; its copying warp chooses the experts.
 //
 // This file has the loop over the stages, the kernel and its launch. The parts:
 //   stage_table.h           the stages, and what each does
@@ -19,7 +19,7 @@
 //   token_attention.cuh     attention
 //   router.cuh              the choice of experts
 //   rank_exchange.cuh       several GPUs
-//   prefilter/screened_head.cuh  a head of which few rows are read in bf16
+//   prefilter/prefiltered_head.cuh  a head of which few rows are read in bf16
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/megakernel/grid_barrier.cuh"
@@ -28,7 +28,7 @@
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/megakernel/products.cuh"
 #include "ingot/models/decode/megakernel/token_attention.cuh"
-#include "ingot/models/decode/prefilter/screened_head.cuh"
+#include "ingot/models/decode/prefilter/prefiltered_head.cuh"
 
 namespace ingot::decode {
 
@@ -95,7 +95,7 @@ __device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep
     const NormProduct& p = stage == Stage::head ? token.head : l.qkv;
     prefetch_norm(p.weight, p.w);
   }
-  if (!uses_experts(stage) && !(V.screened && stage == Stage::head))
+  if (!uses_experts(stage) && !(V.prefiltered && stage == Stage::head))
     prefetch_chunk<V>(step.round, s.chunks_in_round(step.round, kRoundGroups), weights, prefetched.chunk);
 }
 
@@ -105,7 +105,7 @@ __device__ __forceinline__ void wait_for_results(const TokenContext<V>& block, c
   if (step.stage != Stage::attention) block.grid_barriers.wait(false);
   if (step.stage == Stage::gate_up) router::route(block, block.layer(step.layer));
   if (step.stage == Stage::output && step.layer == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
-    ptx::store_relaxed(block.m.token.stamps, block.m.epoch - 1 + block.m.token.count);
+    ptx::store_relaxed(block.m.token.last_epoch, block.m.epoch - 1 + block.m.token.count);
 }
 
 // Writes the activation vector of a product, where the first round of it has not.
@@ -144,7 +144,8 @@ __device__ __forceinline__ void multiply(const TokenContext<V>& block, const Tok
   const WorkRange& s = block.work(stage);
   const bool experts = uses_experts(stage), routes = !V.ranks && stage == Stage::output,
              last = step.round + kRoundGroups >= s.end_sums;
-  float output_scale = experts ? weight_tiles::Form<V.experts>::kDrop : weight_tiles::Form<V.dense>::kDrop;
+  float output_scale =
+      experts ? weight_tiles::Form<V.experts>::kOutputScale : weight_tiles::Form<V.dense>::kOutputScale;
   if (epilogue::includes_thread(stage) && !adds_to_residual(stage))  // a product of the normed residual stream
     output_scale *= residual_rstd(block, stage == Stage::qkv       ? l.qkv.eps
                                          : stage == Stage::gate_up ? l.gate_up.eps
@@ -215,7 +216,7 @@ __device__ __forceinline__ void compute_token(const TokenContext<V>& block, samp
   for (bool begins = true;; begins = false) {
     if (!begins) {
       const bool is_finished = compute(block, step, prefetched, weights);
-      if (!V.screened && is_finished && step.stage == Stage::head) {
+      if (!V.prefiltered && is_finished && step.stage == Stage::head) {
         if (epilogue::includes_thread(Stage::head) && !block.work(Stage::head).is_empty()) top = epilogue::best(block);
         break;
       }
@@ -227,8 +228,8 @@ __device__ __forceinline__ void compute_token(const TokenContext<V>& block, samp
     wait_for_results(block, step);
     if (step.stage != Stage::head) continue;
     if (block.m.token.head_rows == 0) break;
-    if constexpr (V.screened) {
-      screened_head::run(block, top, weights);
+    if constexpr (V.prefiltered) {
+      prefiltered_head::run(block, top, weights);
       break;
     }
   }
@@ -244,7 +245,7 @@ template <TokenVariant V> __device__ __forceinline__ void record_bytes(const Tok
   t.words[int64_t(blockIdx.x) * t.words_of_block() + t.stamps() + threadIdx.x] =
       uint64_t(s.range.end - s.range.begin) * uint64_t(s.weight_tile_bytes) +
       (threadIdx.x == uint32_t(Stage::output) && !s.is_empty()
-           ? uint64_t(row_tiles) * block.layer(0).router.w.bands * router::kStepBytes
+           ? uint64_t(row_tiles) * block.layer(0).router.w.row_tiles * router::kStepBytes
            : 0);
 }
 
@@ -261,7 +262,7 @@ __device__ __forceinline__ void begin_token(const TokenContext<V>& block, const 
     ptx::mbarrier_init(&m.logits_ready, kTokenWarps);
     ptx::fence_mbarrier_init();
     m.position = uint32_t(__ldcg(&token.embedding.state->position));
-    m.epoch = ptx::load_relaxed(token.stamps) + 1;  // of zeroed memory: 1
+    m.epoch = ptx::load_relaxed(token.last_epoch) + 1;  // of zeroed memory: 1
   }
   __syncthreads();
   const auto& rotation = m.layers[0].attention;
@@ -290,23 +291,23 @@ __device__ __forceinline__ void end_token(const TokenContext<V>& block, const sa
   if constexpr (V.ranks) rank_exchange::end(block, last);
 }
 
-// The kernel's parameters: the token, and of a screened variant its head.
-template <bool kScreened> struct TokenArguments {
+// The kernel's parameters: the token, and of a prefiltered variant its head.
+template <bool kPrefiltered> struct TokenArguments {
   Token token;
-  __device__ __forceinline__ const ScreenedHead* screened_head() const { return nullptr; }
+  __device__ __forceinline__ const PrefilteredHead* prefiltered_head() const { return nullptr; }
 };
 template <> struct TokenArguments<true> {
   Token token;
-  ScreenedHead head;
-  __device__ __forceinline__ const ScreenedHead* screened_head() const { return &head; }
+  PrefilteredHead head;
+  __device__ __forceinline__ const PrefilteredHead* prefiltered_head() const { return &head; }
 };
 
 // The template arguments are the fields of a TokenVariant: nvcc does not compile a kernel whose argument is a struct.
-template <WeightFormat kDense, WeightFormat kExperts, bool kTraced, bool kRanks, bool kScreened>
+template <WeightFormat kDense, WeightFormat kExperts, bool kTraced, bool kRanks, bool kPrefiltered>
 __global__ void __launch_bounds__(kTokenThreads + 32, 1)
-    token_kernel(const __grid_constant__ TokenArguments<kScreened> p) {
-  const TokenContext<TokenVariant{kDense, kExperts, kTraced, kRanks, kScreened}> block(tile::dynamic_shared<char>(),
-                                                                                       p.screened_head());
+    token_kernel(const __grid_constant__ TokenArguments<kPrefiltered> p) {
+  const TokenContext<TokenVariant{kDense, kExperts, kTraced, kRanks, kPrefiltered}> block(tile::dynamic_shared<char>(),
+                                                                                          p.prefiltered_head());
   begin_token(block, p.token);
   sampling::Best top;
   if (threadIdx.x < kTokenThreads)
@@ -321,15 +322,15 @@ __global__ void __launch_bounds__(kTokenThreads + 32, 1)
 
 inline BlockWork work_of_block(const Token& t, const LayerStages& l, uint32_t blocks) {
   const auto shared_rows = [&](const Matrix& w, uint32_t slots) {
-    return weight_tiles_per_block(uint64_t(w.bands) * slots, w.weight_tiles, blocks);
+    return weight_tiles_per_block(uint64_t(w.row_tiles) * slots, w.weight_tiles, blocks);
   };
   const auto whole_rows = [&](const Matrix& w, uint32_t slots) {
-    return whole_row_tiles_per_block(uint64_t(w.bands) * slots, w.weight_tiles, blocks);
+    return whole_row_tiles_per_block(uint64_t(w.row_tiles) * slots, w.weight_tiles, blocks);
   };
   const uint32_t output = shared_rows(l.output.w, 1),
                  down = std::max(shared_rows(l.down.w, t.k), l.down.w.weight_tiles * t.k);
   BlockWork work{{shared_rows(l.qkv.w, 1), 0, output, whole_rows(l.gate_up.w, t.k), down, whole_rows(t.head.w, 1)}};
-  work.router_blocks = (l.output.w.bands * l.output.w.weight_tiles + output - 1) / output;
+  work.router_blocks = (l.output.w.row_tiles * l.output.w.weight_tiles + output - 1) / output;
   if (t.ranks != nullptr) {
     const uint32_t each = exchanged_row_tiles(t.embedding.C, blocks);
     work.router_blocks = ((t.embedding.C + 15) / 16 + each - 1) / each;
@@ -338,16 +339,16 @@ inline BlockWork work_of_block(const Token& t, const LayerStages& l, uint32_t bl
 }
 
 template <TokenVariant V>
-void Megakernel<V>::launch(const Token& token, const ScreenedHead& head, const LayerStages& layer, int64_t blocks,
+void Megakernel<V>::launch(const Token& token, const PrefilteredHead& head, const LayerStages& layer, int64_t blocks,
                            Stream stream) {
-  TokenArguments<V.screened> p{token};
-  if constexpr (V.screened) p.head = head;
+  TokenArguments<V.prefiltered> p{token};
+  if constexpr (V.prefiltered) p.head = head;
   place_memory(p.token, layer, kMostShared);
   gpu::Launch at{.block = kTokenThreads + 32,
                  .smem = p.token.bytes,
                  .device = std::max(0, gpu::current_device()),
                  .cooperative = true};
-  const auto kernel = token_kernel<V.dense, V.experts, V.traced, V.ranks, V.screened>;
+  const auto kernel = token_kernel<V.dense, V.experts, V.traced, V.ranks, V.prefiltered>;
   at.grid = blocks > 0 ? blocks : std::min<int64_t>(gpu::resident_blocks("decode token", kernel, at), kMostBlocks);
   p.token.work = work_of_block(p.token, layer, uint32_t(at.grid));
   gpu::launch("decode token", kernel, at, stream, p);

@@ -1,5 +1,5 @@
 #pragma once
-// A token by one persistent kernel.
+// A whole token by one persistent kernel (megakernel.cuh), and the arguments that it takes.
 #include "ingot/megakernel/grid_barrier.h"
 #include "ingot/megakernel/weight_stream.h"
 #include "ingot/models/decode/megakernel/stage_table.h"
@@ -7,7 +7,7 @@
 
 namespace ingot::decode {
 
-// What the stages of a layer are told.
+// The arguments of a layer's stages.
 struct LayerStages {
   NormProduct qkv;
   decode_attention::Params attention;
@@ -24,88 +24,89 @@ inline LayerStages stages_of(const Plan& s, const Layer& l, uint32_t index) {
 // How many weight tiles of each product a block multiplies.
 struct BlockWork {
   uint32_t weight_tiles[kStageCount];  // 0: a stage without weights
-  uint32_t router_blocks;              // blocks that have rows of the output's, and so a part of the router's logits
+  uint32_t router_blocks;              // blocks with rows of the output, which add a part of the router's logits
 };
-// What blocks hand to all others in words that are zero until they are there, and zeros again between their uses: sums
-// (megakernel/sums.cuh), and the columns of `down`, two numbers of 16 bits a word, all of whose bits are turned round.
-// Layers of all tokens take turns with what is still read when the next layer begins:
-//   down of odd turns, qkv of even ones | output, router's logits, columns | qkv of odd turns, down of even ones
+// The words that blocks hand to all other blocks. A word is zero until its value is complete, and becomes zero again
+// between two uses: sums (megakernel/sums.cuh), and the activation vectors of `down`, two 16-bit numbers a word with
+// all bits inverted. The layers of all tokens take turns, because some words are still read when the next layer begins:
+//    down of odd turns, qkv of even ones | output, logits, vectors | qkv of odd turns, down of even ones
 struct TokenSums {
   uint64_t* words;
-  int64_t x_stride, qkv_width, middle;  // words of down and output, qkv, of all between the bars
-  int64_t logits, columns;              // where they begin behind the output's
+  int64_t x_stride, qkv_width, middle;  // words of down and output, of qkv, and of all between the bars
+  int64_t logits, vectors;              // where they begin, behind the output's sums
 
-  static TokenSums at(uint64_t* words, int64_t qkv_width, int64_t x_stride, int64_t experts, int64_t column_bytes) {
+  static TokenSums at(uint64_t* words, int64_t qkv_width, int64_t x_stride, int64_t experts, int64_t vector_bytes) {
     const auto even = [](int64_t n) { return (n + 1) / 2 * 2; };
     return {words,           x_stride,
-            even(qkv_width), x_stride + even(experts) + column_bytes / 8,
+            even(qkv_width), x_stride + even(experts) + vector_bytes / 8,
             x_stride,        x_stride + even(experts)};
   }
   INGOT_HD int64_t all() const { return 2 * (x_stride + qkv_width) + middle; }
   INGOT_HD uint64_t* output() const { return words + x_stride + qkv_width; }
   INGOT_HD uint64_t* qkv(uint32_t turn) const { return turn % 2 == 0 ? words + x_stride : output() + middle; }
   INGOT_HD uint64_t* down(uint32_t turn) const { return turn % 2 == 0 ? output() + middle + qkv_width : words; }
-  // What becomes zeros in a turn's attention, a side and the middle: the qkv of the turn before, the down of the one
-  // before that, and what lies between the bars of the turn before, which by then all blocks have read.
+  // The words that become zeros during a turn's attention: qkv of the turn before, down of the turn before that, and
+  // the words between the bars of the turn before. All blocks have read them by then.
   INGOT_HD uint64_t* used(uint32_t turn) const { return turn % 2 == 0 ? output() : words; }
   INGOT_HD int64_t used_words() const { return x_stride + qkv_width + middle; }
 };
-// Of a model; `words`: of Buffers.
+// For a model; `words`: of Buffers.
 TokenSums token_sums_of(const GptOssConfig& config, uint64_t* words);
 struct Token {
   Embedding embedding;
   NormProduct head;
-  const LayerStages* layers;  // on the device
-  const Ranks* ranks;         // on the device, where several GPUs make the token; else null
+  const LayerStages* layers;  // device memory
+  const Ranks* ranks;         // device memory, where several GPUs compute the token; else null
   token_attention::Published attention;
-  uint32_t* stamps;  // that earlier launches have used; one a layer
+  uint32_t* last_epoch;  // of earlier launches; each layer takes one epoch
   TokenSums sums;
   uint32_t count, head_rows;
   uint32_t experts, k;
-  uint32_t choice, x, stage, ring, bytes;  // places in dynamic shared memory, and all of it
+  uint32_t choice, x, stage, ring, bytes;  // offsets in dynamic shared memory, and its bytes
   megakernel::WeightRing stream;
   BlockWork work;
   megakernel::Grid grid;
 };
 
-// A head's rows in 8 bits, which the kernel reads in place of Token::head's matrix (screen.h), and that matrix, of
-// whose rows it reads those that may be the largest.
-struct ScreenedHead {
+// The head's rows in 8 bits, which the kernel reads in place of Token::head's matrix (int8_prefilter.h), and the bf16
+// matrix, of which it reads the rows that may have the largest logit.
+struct PrefilteredHead {
   Matrix head;
-  const ScreenRow* rows;
+  const PrefilterRow* rows;
   uint64_t* lower_bounds;  // of Buffers
 };
 
 constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too few registers
 
-// Grid barriers of a token, in order: of each layer one after each stage.
+// The grid barriers of a token, in order: one after each stage of each layer.
 constexpr uint32_t kGridBarriersPerLayer = 5;
-// And after the layers, of a screened head, what each block knows of the largest logit.
-// After the output's, or down's.
+// The barrier after a layer's output or down. The number after the last layer's stands for the exchange of lower bounds
+// in a prefiltered head.
 INGOT_HD constexpr uint32_t grid_barrier_of(uint32_t layer, bool down) {
   return kGridBarriersPerLayer * layer + (down ? 4 : 2);
 }
-// Behind a block's times: the bytes of weights it reads in each stage of a layer, and for the head.
+// The words behind a block's times: the bytes of weights that it reads in each stage of a layer, and for the head.
 constexpr uint32_t kTracedBytes = kGridBarriersPerLayer + 1;
-// Behind those, of a layer's two exchanges over several GPUs: when this block had sent its part, when it had all.
+// And behind these, for the two exchanges of a layer over several GPUs: the times at which this block had sent its
+// part, and had received all parts.
 constexpr uint32_t kExchangeStamps = 4;
 
-// One variant of the token kernel. Each is an instance of its own (room.cmake), because code that is not run costs the
-// other variants room in the instruction cache.
+// One variant of the token kernel. Each variant is an instance of its own (room.cmake), because code that does not run
+// still takes room in the instruction cache.
 struct TokenVariant {
   WeightFormat dense, experts;  // the formats of attention and head, and of the experts
-  bool traced = false;          // the kernel keeps Grid::trace; experts in MXFP4
-  bool ranks = false;           // one GPU of several (Token::ranks); experts in MXFP4
-  // The head's logits that may be the largest are those of the whole head bit for bit, and so is the likeliest id; in
-  // place of each other logit the kernel leaves its upper bound. `token.head.w` is the codes, and over several GPUs
-  // `token.head.y` is this GPU's own memory. Dense matrices in bf16, experts in MXFP4.
-  bool screened = false;
+  bool traced = false;          // records Grid::trace; needs MXFP4 experts
+  bool ranks = false;           // one GPU of several (Token::ranks); needs MXFP4 experts
+  // The int8 prefilter of the head. The logits that may be the largest are those of the whole head bit for bit, and so
+  // is the greedy token; in place of any other logit the kernel leaves its upper bound. `token.head.w` is the codes,
+  // and over several GPUs `token.head.y` is this GPU's own memory. Needs dense matrices in bf16 and MXFP4 experts.
+  bool prefiltered = false;
 
   bool operator==(const TokenVariant&) const = default;
 };
 template <TokenVariant V> struct Megakernel {
-  // `layer`: any of the layers, for its sizes and formats. `head`: of a screened variant.
-  static void launch(const Token& token, const ScreenedHead& head, const LayerStages& layer, int64_t blocks,
+  // `layer`: any layer of the model, for its sizes and formats. `head`: for a prefiltered variant.
+  static void launch(const Token& token, const PrefilteredHead& head, const LayerStages& layer, int64_t blocks,
                      Stream stream);
 };
 

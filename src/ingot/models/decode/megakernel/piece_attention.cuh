@@ -1,11 +1,12 @@
 #pragma once
-// Attention of one new token with all it sees, by the blocks of a persistent kernel, all `kThreads` of each for (key
-// head, tile of 8 query heads, part of the keys). What earlier tokens left comes in pieces through shared memory, as
-// far ahead as whoever copies them likes, and so before the token's own numbers are there. Where a head has several
-// parts, as many as there are keys for, which the position decides, each of their blocks adds up some of its rows: one
-// trip to L2 more, for what parts have seen travels with a stamp (tile/stamped.cuh).
-// Of the scores' matrix instructions 8 of 16 rows are zeros.
-#include "ingot/gpu/tile/stamped.cuh"
+// Attention of one new token with all keys that it sees, by the blocks of a persistent kernel. All `kThreads` threads
+// of a block compute a unit: a key head, a tile of 8 query heads, and a part of the keys. The keys and values of
+// earlier tokens come through shared memory in chunks, which may be copied far ahead, before the queries of the token
+// are complete. A head has as many parts as its number of keys is worth, which follows from the position. With several
+// parts, each of their blocks adds up some rows of the result. That costs one more trip to L2, because a part's result
+// travels with an epoch (tile/epoch_words.cuh).
+// Of the matrix instructions for the scores, 8 of 16 rows are zeros.
+#include "ingot/gpu/tile/epoch_words.cuh"
 #include "ingot/kernels/attention/decode.cuh"
 
 namespace ingot::piece_attention {
@@ -13,13 +14,13 @@ namespace ingot::piece_attention {
 using decode_attention::Params;
 using token_attention::Published;
 
-constexpr uint32_t kWarps = 8;                     // whose results have a place
-constexpr uint32_t kRound = 16 * kWarps;           // a part is a multiple of it; one that is as long is short
-constexpr uint32_t kPieceWarps = 3;                // neighbours that share a piece, 16 keys each
-constexpr uint32_t kPieceKeys = 16 * kPieceWarps;  // in rows, behind them their values
+constexpr uint32_t kWarps = 8;                     // whose results have memory
+constexpr uint32_t kRound = 16 * kWarps;           // a part is a multiple; a part of just this length is short
+constexpr uint32_t kPieceWarps = 3;                // neighbours that share a chunk, 16 keys each
+constexpr uint32_t kPieceKeys = 16 * kPieceWarps;  // a chunk's rows of keys, followed by its rows of values
 constexpr uint32_t kRows = 8;                      // query heads of a tile
 
-// A tile's query heads, rows of them from the first on, and the keys from begin to end - 1 of their key head.
+// Query heads first to first + rows - 1, and the keys begin to end - 1 of their key head.
 struct Unit {
   uint32_t part, first, rows, head, begin, end;
 };
@@ -37,9 +38,9 @@ template <int kDim> struct Memory {
   }
 };
 
-// Of all a token sees, and of a part: which the position decides.
+// The keys that a token sees, and their parts. Both follow from the position.
 struct Keys {
-  uint32_t low, fresh, each, parts;  // from low to fresh, the token's own; `each` of a part
+  uint32_t low, fresh, each, parts;  // keys low to fresh, which is the token's own; `each` keys in a part
   Keys() = default;
   __device__ __forceinline__ Keys(const Params& p, uint32_t position)
       : low(p.window > 0 && position + 1 > p.window ? position + 1 - p.window : 0), fresh(position) {
@@ -49,21 +50,21 @@ struct Keys {
   }
 };
 
-// Where a piece's keys, or values, lie: `rows` from the first on, then the others from their ring's begin on.
+// Where the keys, or values, of a chunk lie: `rows` of them from `first` on, the others from the begin of the ring on.
 struct KeyRows {
-  size_t first, begin;  // numbers of the cache before them
+  size_t first, begin;  // offsets into the cache
   uint32_t rows, others;
 };
 
-// What a warp has seen: maximum and sum of row g in lane 4 g + t.
+// The result of a warp: the maximum and sum of row g are in lane 4 g + t.
 template <int kDim> struct Seen {
-  float out[kDim / 16][4] = {};    // numbers 8 g + 2 n of rows 2 t and 2 t + 1, then the ones behind them
-  float max = -INFINITY, sum = 0;  // the sum is this lane's part of the row's
+  float out[kDim / 16][4] = {};    // numbers 8 g + 2 n of rows 2 t and 2 t + 1, then the numbers after them
+  float max = -INFINITY, sum = 0;  // sum: this lane's part of the row's sum
 
-  // 16 of a piece's keys, from its row `row` on, which is key number `key`: those from `end` on are not seen, the new
-  // one, `fresh`, lies elsewhere. Lane 4 g + t has numbers kEach t to kEach t + kEach - 1 of keys g and g + 8,
-  // whose order in the products is the queries' too, and numbers 8 g to 8 g + 7 of values 2 t, 2 t + 1 and the eighth
-  // after each: products of all lanes' n-th ones give numbers 8 i + n of a result.
+  // Adds 16 keys of a chunk, from row `row` on; the first is key number `key`. Keys from `end` on are not seen, and the
+  // new key, `fresh`, lies elsewhere. Lane 4 g + t has numbers kEach t to kEach t + kEach - 1 of keys g and g + 8, in
+  // an order that the queries share, and numbers 8 g to 8 g + 7 of values 2 t, 2 t + 1 and the same plus 8. The
+  // products of the n-th numbers of all lanes then give numbers 8 i + n of a result.
   __device__ __forceinline__ void add(const Memory<kDim>& m, const char* piece, uint32_t row, uint32_t key,
                                       uint32_t end, uint32_t fresh, float scale) {
     static_assert(kDim == 64, "eight numbers of a value to a lane");
@@ -109,7 +110,7 @@ template <int kDim> struct Seen {
       sum += e0 + e1;
       shares[n] = ptx::pack(bf16{}, e0, e1);
     }
-    // Values are the left operand: 16 of their numbers beside 8 rows.
+    // The values are the left operand: 16 of their numbers, beside 8 rows.
 #pragma unroll
     for (int n = 0; n < kDim / 16; ++n) {
       uint32_t a[4];
@@ -125,7 +126,7 @@ template <int kDim> struct Seen {
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
   }
-  // Takes what another warp has put there, before this one does. After add_lanes().
+  // Adds the result that another warp has stored. After add_lanes(), before this warp stores its own.
   __device__ __forceinline__ void fold(Memory<kDim>& m, uint32_t warp) {
     const float other = m.max[warp][threadIdx.x % 32 / 4];
     lift(fmaxf(max, other));
@@ -162,7 +163,7 @@ template <int kDim> struct Seen {
     }
   }
   __device__ __forceinline__ static float of(float top) { return top == -INFINITY ? 0 : top; }
-  // Of a number of row g, that of row 2 t + r.
+  // From a number of row g, the number of row 2 t + r.
   __device__ __forceinline__ static float of_row(float v, int r) {
     return __shfl_sync(~0u, v, threadIdx.x % 4 * 8 + 4 * r);
   }
@@ -182,14 +183,15 @@ template <int kDim> struct Seen {
   }
 };
 
-// `Team`: a sync() of the block's kThreads threads. dim is a multiple of 4. cos, sin: of the token's position.
+// `Team`: its sync() is a barrier of the block's kThreads threads. dim is a multiple of 4. cos, sin: of the token's
+// position.
 template <int kDim, uint32_t kThreads, class Team> class Attention {
-  using Stamped = tile::Stamped;
+  using EpochWords = tile::EpochWords;
 
  public:
-  __device__ __forceinline__ Attention(const Params& p, const Keys& keys, const Published& at, uint32_t stamp,
+  __device__ __forceinline__ Attention(const Params& p, const Keys& keys, const Published& at, uint32_t epoch,
                                        Memory<kDim>& m)
-      : p_(p), at_(at), m_(m), keys_(keys), stamp_(stamp) {}
+      : p_(p), at_(at), m_(m), keys_(keys), epoch_(epoch) {}
   __device__ __forceinline__ static uint32_t units(const Params& p, const Keys& keys) {
     return keys.parts * tiles(p) * p.kv_heads;
   }
@@ -204,11 +206,11 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
     u.begin = keys.low + u.part * keys.each, u.end = min(u.begin + keys.each, keys.fresh + 1);
     return u;
   }
-  // How many pieces the unit's keys come in.
+  // Chunks of the unit's keys.
   __device__ __forceinline__ static uint32_t pieces_of(const Unit& u) {
     return (u.end - u.begin + kPieceKeys - 1) / kPieceKeys;
   }
-  // Where a piece's keys, and values, lie.
+  // Where the keys, and values, of a chunk lie.
   __device__ __forceinline__ static KeyRows rows_of(const Params& p, const Unit& u, uint32_t piece) {
     const uint32_t key = u.begin + piece * kPieceKeys, row = key % p.rows, all = min(u.end - key, kPieceKeys),
                    rows = min(all, p.rows - row);
@@ -216,10 +218,11 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
     return {(head + row) * kDim, head * kDim, rows, all - rows};
   }
 
-  // The memory is the unit's. projected(i, j, a, b): numbers i and j of the token's queries, keys and values.
-  // pieces(count, use): use(piece, index) by each warp that shares one; in a short part no warp has two. put(n, a, b):
-  // the result's numbers n to n + 3, as two words of a column; where there are several parts add_parts() does that,
-  // after this was called for all of the block's units. soon(): when the result is a trip to L2 away, by all threads.
+  // Computes a unit, which takes the whole Memory. projected(i, j, a, b) gives numbers i and j of the token's queries,
+  // keys and values. pieces(count, use) calls use(chunk, index) in each warp of the team that shares a chunk; in a
+  // short part no warp has two chunks. put(n, a, b) publishes numbers n to n + 3 of the result as two words of an
+  // activation vector; with several parts, add_parts() calls it instead, after this function was called for all units
+  // of the block. soon() is called by all threads when the result is one trip to L2 away.
   template <class Pieces, class Projected, class Put, class Soon>
   __device__ __forceinline__ void attend(uint32_t unit, const float* cos, const float* sin, Pieces&& pieces,
                                          Projected&& projected, Put&& put, Soon&& soon) const {
@@ -230,7 +233,7 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
     stage(u, cos, sin, projected);
     Team::sync();
     if (!has_parts()) soon();
-    uint32_t place = is_long ? warp : ~0u;  // of the warp's result
+    uint32_t place = is_long ? warp : ~0u;  // where the warp's result goes
     Seen<kDim> seen;
     pieces(pieces_of(u), [&](const char* piece, uint32_t index) {
       const uint32_t tile = index * kPieceWarps + of_piece, key = u.begin + 16 * tile;
@@ -248,7 +251,7 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
     if (place < kWarps) seen.put(m_, place);
     Team::sync();
     if (has_parts()) soon();
-    // A thread for each four numbers of a row.
+    // One thread for each four numbers of a row.
     const uint32_t row = from_last() / (kDim / 4), d = from_last() % (kDim / 4) * 4,
                    places = is_long ? kWarps : (u.end - u.begin + 15) / 16;
     if (row >= u.rows) return;
@@ -259,16 +262,16 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
     for (uint32_t w = 0; w < kWarps; ++w)
       if (w < places) total.add(m_.max[w][row], m_.sum[w][row], *m_.fours(w, row, d));
     if (!has_parts()) return put_result(u.first + row, d, total, m_.sink[row], put);
-    Stamped* const to = part(u.first + row, u.part);
+    EpochWords* const to = part(u.first + row, u.part);
     packed(total.out).store(to + d / 4);
-    if (d == 0) Stamped{{bits(total.max), bits(total.sum), 0}, stamp_}.store(to + kDim / 4);
+    if (d == 0) EpochWords{{bits(total.max), bits(total.sum), 0}, epoch_}.store(to + kDim / 4);
   }
-  // Some rows of the unit's, as add_parts() of the other parts' units does the rest: fours of numbers part,
-  // part + parts, ... of the tile, a lane for each part of a four.
+  // With several parts: adds some rows of the result, while the units of the other parts add the rest. This unit takes
+  // the groups of four numbers `part`, part + parts, ... of the tile, with one lane for each part of a group.
   template <class WaitFor, class Put>
   __device__ __forceinline__ void add_parts(uint32_t unit, WaitFor&& wait_for, Put&& put) const {
     const Unit u = unit_of(p_, keys_, unit);
-    uint32_t lanes = 1;  // of a four
+    uint32_t lanes = 1;  // of a group of four numbers
 #pragma unroll 1
     while (lanes < keys_.parts) lanes *= 2;
     static_assert(kThreads >= 2 * kRows * (kDim / 4) + 32, "room for all lanes of at most 16 parts");
@@ -279,11 +282,11 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
     decode_attention::Total total;
     if (mine) sink = p_.sinks[query];
     if (mine && index < keys_.parts) {
-      const Stamped* const from = part(query, index);
-      Stamped a, b;
-      const auto load = [&] { a = Stamped::load(from + four % (kDim / 4)), b = Stamped::load(from + kDim / 4); };
+      const EpochWords* const from = part(query, index);
+      EpochWords a, b;
+      const auto load = [&] { a = EpochWords::load(from + four % (kDim / 4)), b = EpochWords::load(from + kDim / 4); };
       load();
-      wait_for(load, [&] { return a.stamp == stamp_ && b.stamp == stamp_; });
+      wait_for(load, [&] { return a.epoch == epoch_ && b.epoch == epoch_; });
       const float4 v = unpacked(a);
       total = {__uint_as_float(b.word[0]), __uint_as_float(b.word[1]), {v.x, v.y, v.z, v.w}};
     }
@@ -301,22 +304,22 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
   }
 
  private:
-  // The thread's number, those of the first warps last: they have something else to wait for.
+  // Counts the threads from the last: the first warps have something else to wait for.
   __device__ __forceinline__ static uint32_t from_last() { return kThreads - 1 - threadIdx.x; }
   __device__ __forceinline__ static uint32_t bits(float v) { return __float_as_uint(v); }
   __device__ __forceinline__ static uint32_t tiles(const Params& p) { return (p.group + kRows - 1) / kRows; }
-  // Its numbers, four a word, then its maximum and its sum.
-  __device__ __forceinline__ Stamped* part(uint32_t query, uint32_t index) const {
+  // The result of a part: four numbers in 16 bytes, then its maximum and its sum.
+  __device__ __forceinline__ EpochWords* part(uint32_t query, uint32_t index) const {
     return at_.parts + (size_t(query) * p_.parts + index) * (kDim / 2);
   }
-  // Of a part's numbers the first 24 bits travel: eight more than a column's numbers have.
-  __device__ __forceinline__ Stamped packed(const float (&v)[4]) const {
+  // Of each number the first 24 bits travel, eight more than an activation vector has.
+  __device__ __forceinline__ EpochWords packed(const float (&v)[4]) const {
     const uint32_t last = bits(v[3]);
     return {{(bits(v[0]) & ~0xffu) | last >> 24, (bits(v[1]) & ~0xffu) | (last >> 16 & 0xff),
              (bits(v[2]) & ~0xffu) | (last >> 8 & 0xff)},
-            stamp_};
+            epoch_};
   }
-  __device__ __forceinline__ static float4 unpacked(const Stamped& s) {
+  __device__ __forceinline__ static float4 unpacked(const EpochWords& s) {
     const uint32_t last = s.word[0] << 24 | (s.word[1] & 0xff) << 16 | (s.word[2] & 0xff) << 8;
     return make_float4(__uint_as_float(s.word[0] & ~0xffu), __uint_as_float(s.word[1] & ~0xffu),
                        __uint_as_float(s.word[2] & ~0xffu), __uint_as_float(last));
@@ -330,8 +333,8 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
     weight_tiles::words4(p_.columns, total.out, a, b);
     put(query * p_.dim + d, a, b);
   }
-  // Rotates the queries and, in the last part, the new key; stores it and its value. Blocks of several tiles store the
-  // same.
+  // Rotates the queries and, in the last part, the new key, and stores the new key and value. The blocks of several
+  // tiles store the same words.
   template <class Projected>
   __device__ __forceinline__ void stage(const Unit& u, const float* cos, const float* sin,
                                         Projected&& projected) const {
@@ -342,7 +345,7 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
       const uint32_t r = i / (kDim / 2), d = i % (kDim / 2);
       const bool is_query = r < u.rows, is_value = r == u.rows + 1;
       uint16_t* const to = is_query ? m_.q[r] : is_value ? m_.v : m_.k;
-      if (d >= half) {  // beyond dim
+      if (d >= half) {  // padding
         for (uint32_t at = p_.dim + 2 * (d - half); at < p_.dim + 2 * (d - half) + 2; ++at) to[at] = 0;
         continue;
       }
@@ -362,7 +365,7 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
   const Published& at_;
   Memory<kDim>& m_;
   const Keys& keys_;
-  const uint32_t stamp_;
+  const uint32_t epoch_;
 };
 
 }  // namespace ingot::piece_attention

@@ -22,16 +22,16 @@ struct Block {
 struct Told {
   decode_attention::Params p;
   token_attention::Published at;
-  uint32_t position, stamp;
+  uint32_t position, epoch;
   gpu::Watch watch;
 };
 
 __global__ void piece_attention_kernel(Told told) {
   auto& m = tile::shared<piece_attention::Memory<kDim>>();
   const piece_attention::Keys keys(told.p, told.position);
-  const piece_attention::Attention<kDim, kThreads, Block> attention(told.p, keys, told.at, told.stamp, m);
+  const piece_attention::Attention<kDim, kThreads, Block> attention(told.p, keys, told.at, told.epoch, m);
   const auto put = [&](uint32_t n, uint32_t a, uint32_t b) {
-    tile::Stamped{{a, b, 0}, told.stamp}.store(told.at.mixed + n / 4);
+    tile::EpochWords{{a, b, 0}, told.epoch}.store(told.at.mixed + n / 4);
   };
   const auto wait = [&](auto&& load, auto&& complete) {
     tile::wait_until(
@@ -133,7 +133,7 @@ void check_token(const Case& c) {
   }
 
   const uint32_t parts_bytes = uint32_t(token_attention::Published::parts_bytes(c.heads, c.parts, kDim));
-  std::vector<tile::Stamped> parts(parts_bytes / 16), mixed(c.heads * c.dim / 4);
+  std::vector<tile::EpochWords> parts(parts_bytes / 16), mixed(c.heads * c.dim / 4);
   uint32_t stop = gpu::kRunning, host_stop = 0;
   gpu::WaitRecord record;
   const Told told{.p = {.position = nullptr,
@@ -155,15 +155,15 @@ void check_token(const Case& c) {
                         .columns = WeightFormat::bf16},
                   .at = {parts.data(), mixed.data()},
                   .position = c.position,
-                  .stamp = 9,
+                  .epoch = 9,
                   .watch = {.stop = &stop, .host_stop = &host_stop, .record = &record, .limit_ns = 50'000'000}};
   gpu::launch("token attention", piece_attention_kernel, {.grid = 3, .block = kThreads, .cooperative = true}, {}, told);
 
   ASSERT_EQ(stop, uint32_t(gpu::kRunning));
   double error = 0, size = 0;
   for (size_t i = 0; i < want.size(); ++i) {
-    const tile::Stamped& four = mixed[i / 4];
-    ASSERT_EQ(four.stamp, 9u);
+    const tile::EpochWords& four = mixed[i / 4];
+    ASSERT_EQ(four.epoch, 9u);
     bf16 got;
     got.bits = uint16_t(four.word[i % 4 / 2] >> 16 * (i % 2));
     error += (float(got) - want[i]) * (float(got) - want[i]), size += want[i] * want[i];

@@ -86,24 +86,24 @@ __device__ __forceinline__ void multiply_chunks(const TokenContext<V>& block, co
   if constexpr (kPrefetchesChunk<V> && !kSlots) {
     if (prefetched.bits != 0) {
       row_tile = round + prefetched.row_tile();
-      const char* const mine[1] = {vector + prefetched.first() * weight_tiles::kColumnBytes};
+      const char* const mine[1] = {vector + prefetched.first() * weight_tiles::kVectorTileBytes};
 #pragma unroll
       for (uint32_t u = 0; u < 2; ++u)
         if (first + u * team < prefetched.count())
-          weight_tiles::multiply<F, 1>(prefetched.weight_tile[u], mine, (first + u * team) * weight_tiles::kColumnBytes,
-                                       sum);
+          weight_tiles::multiply<F, 1>(prefetched.weight_tile[u], mine,
+                                       (first + u * team) * weight_tiles::kVectorTileBytes, sum);
     }
   }
   weights.read(chunks, [&](const char* weight_tile, const megakernel::WeightNote& note) {
     const Chunk p = noted_chunk(note);
     if (row_tile != ~0u && (p.row_tile != row_tile || p.slot != slot)) store_sum();
     slot = p.slot, row_tile = p.row_tile;
-    const char* const mine[1] = {vector + p.slot * stride + p.first * weight_tiles::kColumnBytes};
+    const char* const mine[1] = {vector + p.slot * stride + p.first * weight_tiles::kVectorTileBytes};
 #pragma unroll 1
     for (uint32_t g = first; g < p.count; g += team) {
       weight_tiles::Stored<F> w;
       load_from_ring(w, weight_tile + g * weight_tiles::Form<F>::kBytes, lane);
-      weight_tiles::multiply<F, 1>(w, mine, g * weight_tiles::kColumnBytes, sum);
+      weight_tiles::multiply<F, 1>(w, mine, g * weight_tiles::kVectorTileBytes, sum);
     }
   });
   if (row_tile != ~0u) store_sum();

@@ -15,7 +15,7 @@ namespace router {
 // The 16 rows of a row tile of the residual stream are the columns of one step of the router's weight tiles.
 constexpr uint32_t kStepBytes = 512;
 __device__ __forceinline__ const uint8_t* weight_step(const Matrix& w, uint32_t router_row_tile, uint32_t row_tile) {
-  return w.data + router_row_tile * w.band_bytes + row_tile / 4 * weight_tiles::Form<WeightFormat::bf16>::kBytes +
+  return w.data + router_row_tile * w.row_tile_bytes + row_tile / 4 * weight_tiles::Form<WeightFormat::bf16>::kBytes +
          row_tile % 4 * kStepBytes + threadIdx.x % 32 * 16;
 }
 // This lane's part of the prefetched steps of `count` row tiles, behind the output's activation vector; null where
@@ -23,8 +23,8 @@ __device__ __forceinline__ const uint8_t* weight_step(const Matrix& w, uint32_t 
 template <TokenVariant V>
 __device__ __forceinline__ char* prefetched_steps(const TokenContext<V>& block, const LayerStages& l, uint32_t count) {
   const Token& t = block.m.token;
-  const uint32_t vector = (weight_tiles::column_stride(l.output.w.cols) + 127) / 128 * 128;
-  if (t.stage + vector + count * l.router.w.bands * kStepBytes > t.ring) return nullptr;
+  const uint32_t vector = (weight_tiles::vector_stride(l.output.w.cols) + 127) / 128 * 128;
+  if (t.stage + vector + count * l.router.w.row_tiles * kStepBytes > t.ring) return nullptr;
   return block.vectors() + vector + threadIdx.x % 32 * 16;
 }
 
@@ -42,10 +42,10 @@ __device__ __forceinline__ void prefetch_weights(const TokenContext<V>& block, c
   if (to == nullptr) return;
   const Matrix& w = l.router.w;
 #pragma unroll 1
-  for (uint32_t r = kTokenWarps - 1 - threadIdx.x / 32; r < w.bands; r += kTokenWarps)
+  for (uint32_t r = kTokenWarps - 1 - threadIdx.x / 32; r < w.row_tiles; r += kTokenWarps)
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i)
-      ptx::cp_async<16>(ptx::shared_address(to + (i * w.bands + r) * kStepBytes), weight_step(w, r, row_tile + i));
+      ptx::cp_async<16>(ptx::shared_address(to + (i * w.row_tiles + r) * kStepBytes), weight_step(w, r, row_tile + i));
   ptx::cp_async_commit_group();
 }
 // Adds the products of `count` row tiles of the router's input to the logits of all blocks. Each lane reads the weights
@@ -58,12 +58,12 @@ __device__ __forceinline__ void add_logits(const TokenContext<V>& block, const L
   const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   ptx::cp_async_wait_group<0>();
 #pragma unroll 1
-  for (uint32_t r = kTokenWarps - 1 - threadIdx.x / 32; r < w.bands; r += kTokenWarps) {
+  for (uint32_t r = kTokenWarps - 1 - threadIdx.x / 32; r < w.row_tiles; r += kTokenWarps) {
     float sum[4] = {};
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i) {
       const uint4 step = prefetched != nullptr
-                             ? *reinterpret_cast<const uint4*>(prefetched + (i * w.bands + r) * kStepBytes)
+                             ? *reinterpret_cast<const uint4*>(prefetched + (i * w.row_tiles + r) * kStepBytes)
                              : *reinterpret_cast<const uint4*>(weight_step(w, r, row_tile + i));
       const uint32_t a[4] = {step.x, step.y, step.z, step.w};
       uint32_t b[2] = {};  // two of the eight columns: the two halves of the router's input

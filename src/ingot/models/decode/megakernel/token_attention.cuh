@@ -42,7 +42,7 @@ __device__ __forceinline__ void attend(const TokenContext<V>& block, uint32_t la
   };
   const uint32_t number = kGridBarriersPerLayer * layer + uint32_t(Stage::attention), units = block.units(layer);
   const auto put = [&](uint32_t n, uint32_t a, uint32_t b) {
-    tile::Stamped{{a, b, 0}, block.m.epoch + layer}.store(token.attention.mixed + n / 4);
+    tile::EpochWords{{a, b, 0}, block.m.epoch + layer}.store(token.attention.mixed + n / 4);
   };
 #pragma unroll 1
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {

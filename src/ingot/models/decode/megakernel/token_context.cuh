@@ -93,9 +93,9 @@ inline void place_memory(Token& t, const LayerStages& l, int64_t most_bytes) {
   t.x = up(t.choice + ChoiceMemory::bytes(1, t.experts, t.k), 16);
   t.stage = up(t.x + int64_t(weight_tiles::padded(l.qkv.w.cols)) * 4, 128);
   t.ring = up(t.stage + std::max({int64_t(sizeof(piece_attention::Memory<kDim>)),
-                                  int64_t(weight_tiles::column_stride(l.qkv.w.cols)) + kBestBytes,
-                                  int64_t(weight_tiles::column_stride(l.output.w.cols)),
-                                  t.k * weight_tiles::column_bytes(l.down.w.cols)}),
+                                  int64_t(weight_tiles::vector_stride(l.qkv.w.cols)) + kBestBytes,
+                                  int64_t(weight_tiles::vector_stride(l.output.w.cols)),
+                                  t.k * weight_tiles::vector_bytes(l.down.w.cols)}),
               128);
   const int64_t slots = (most_bytes - t.ring) / megakernel::kSlotBytes;
   t.stream.slots = uint32_t(std::clamp<int64_t>(slots, 0, megakernel::kMostSlots));
@@ -155,13 +155,13 @@ template <TokenVariant V> struct TokenContext {
   char* const memory;
   TokenMemory& m;
   const GridBarriers grid_barriers;
-  const ScreenedHead* const screened_head;  // of a screened variant
+  const PrefilteredHead* const prefiltered_head;  // of a prefiltered variant
 
-  __device__ __forceinline__ TokenContext(char* shared, const ScreenedHead* head)
+  __device__ __forceinline__ TokenContext(char* shared, const PrefilteredHead* head)
       : memory(shared),
         m(*reinterpret_cast<TokenMemory*>(shared)),
         grid_barriers(m.token.grid, m.grid_barriers),
-        screened_head(head) {}
+        prefiltered_head(head) {}
 
   __device__ __forceinline__ const LayerStages& layer(uint32_t i) const { return m.layers[i % 2]; }
   __device__ __forceinline__ const WorkRange& work(Stage stage) const { return m.work[int(stage)]; }
@@ -183,7 +183,7 @@ template <TokenVariant V> struct TokenContext {
   __device__ __forceinline__ char* vectors() const { return memory + m.token.stage; }
   // Behind the head's activation vector.
   __device__ __forceinline__ char* head_memory() const {
-    return vectors() + weight_tiles::column_stride(m.token.embedding.C);
+    return vectors() + weight_tiles::vector_stride(m.token.embedding.C);
   }
   // Every block has the whole residual stream.
   __device__ __forceinline__ float* x() const { return reinterpret_cast<float*>(memory + m.token.x); }
@@ -203,7 +203,7 @@ template <TokenVariant V> struct TokenContext {
   __device__ __forceinline__ uint64_t* logit_sums() const { return output_sums() + m.token.sums.logits; }
   // Where all blocks put the activation vectors of `down`.
   __device__ __forceinline__ char* shared_vectors() const {
-    return reinterpret_cast<char*>(output_sums() + m.token.sums.columns);
+    return reinterpret_cast<char*>(output_sums() + m.token.sums.vectors);
   }
 
   // Units of attention in layer i.

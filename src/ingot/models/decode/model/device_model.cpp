@@ -7,7 +7,7 @@
 #include "ingot/kernels/rope/rope.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/phased/ranks.h"
-#include "ingot/models/decode/prefilter/screen.h"
+#include "ingot/models/decode/prefilter/int8_prefilter.h"
 
 namespace ingot::decode {
 
@@ -17,13 +17,13 @@ namespace {
 constexpr int64_t kStepsBack = 4096;  // tokens that a sliding layer's ring keeps beside its window, to go back by
 
 // Room for a head in 8 bits, where one is wanted and serves.
-void build_screen(DeviceBuilder& b, bool wanted, Model& m) {
-  if (!wanted || !screen_takes(m)) return;
+void build_prefilter(DeviceBuilder& b, bool wanted, Model& m) {
+  if (!wanted || !supports_prefilter(m)) return;
   uint8_t* codes;
-  ScreenRow* rows;
-  b.take(codes, screen_matrix(m.head, nullptr).matrix_bytes);
-  b.take(rows, 16 * int64_t(m.head.bands));
-  m.screen = {screen_matrix(m.head, codes), rows};
+  PrefilterRow* rows;
+  b.take(codes, prefilter_matrix(m.head, nullptr).matrix_bytes);
+  b.take(rows, 16 * int64_t(m.head.row_tiles));
+  m.prefilter = {prefilter_matrix(m.head, codes), rows};
 }
 
 // A slot's cache and activations: zeros at first. Returns where the activations lie.
@@ -58,8 +58,8 @@ void build_table(DeviceBuilder& b, const GptOssConfig& c, int64_t context, float
   b.take(sin, context * c.head_dim / 2);
 }
 
-void build_streams(DeviceBuilder& b, const GptOssConfig& c, int64_t context, int64_t slots, int ranks, Streams& streams,
-                   StreamsInput*& input, Buffers& buffers) {
+void build_streams(DeviceBuilder& b, const GptOssConfig& c, int64_t context, int64_t slots, int ranks,
+                   BatchedSequences& streams, BatchInput*& input, Buffers& buffers) {
   if (slots == 1 || ranks > 1) return;
   char* memory;
   b.take(memory, lay_out(c, uint32_t(context), nullptr, buffers));
@@ -69,16 +69,16 @@ void build_streams(DeviceBuilder& b, const GptOssConfig& c, int64_t context, int
 }
 
 int64_t ring_of(const GptOssConfig& c, int64_t context) {
-  return std::min(context, c.window - 1 + kColumns + kStepsBack);
+  return std::min(context, c.window - 1 + kMostTokens + kStepsBack);
 }
 static_assert(kPromptTokens <= kStepsBack, "a prompt's keys fit into a ring");
 // Tokens that extend() takes at most.
 int64_t prompt_tokens_of(const GptOssConfig& c, int64_t context, const DecoderOptions& o) {
-  return o.prompt_kernels && prompts_take(c) ? std::max<int64_t>(max_columns(c), std::min(context, kPromptTokens))
-                                             : max_columns(c);
+  return o.prompt_kernels && prompts_take(c) ? std::max<int64_t>(max_step_tokens(c), std::min(context, kPromptTokens))
+                                             : max_step_tokens(c);
 }
 void build_prompt(DeviceBuilder& b, const GptOssConfig& c, int64_t tokens, int ranks, PromptBuffers& prompt) {
-  if (tokens <= max_columns(c)) return;
+  if (tokens <= max_step_tokens(c)) return;
   char* memory;
   b.take(memory, lay_out(c, tokens, ranks > 1, nullptr, prompt));
   lay_out(c, tokens, ranks > 1, memory, prompt);
@@ -93,7 +93,7 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
   float *cos, *sin;
   DeviceBuilder counter(nullptr, nullptr, {}, rank);
   build_weights(counter, c, w, slices_of(c, gpus, o.split)[size_t(rank)], m);
-  build_screen(counter, o.int8_prefilter, m);
+  build_prefilter(counter, o.int8_prefilter, m);
   build_table(counter, c, context, cos, sin);
   uint64_t* inbox;
   uint32_t* epoch;
@@ -105,15 +105,15 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
   build_prompt(counter, c, prompt_tokens_of(c, context, o), gpus, prompt);
   SamplingBuffers sampling;
   build_sampling(counter, c.vocab, sampling);
-  Streams streams;
-  StreamsInput* input;
+  BatchedSequences streams;
+  BatchInput* input;
   Buffers buffers;
   build_streams(counter, c, context, o.slots, gpus, streams, input, buffers);
   return counter.bytes;
 }
 
 DecoderOptions DeviceModel::fit_to_memory(const GptOssConfig& c, const GptOssWeights& w, DecoderOptions o) {
-  // Graphs and the code of kernels take memory later, which a screen must not have taken.
+  // Graphs and the code of kernels take memory later, which an int8 prefilter must not have taken.
   constexpr int64_t kSpare = int64_t(1) << 29;
   for (int r = 0; r < int(o.gpus) && o.int8_prefilter; ++r) {
     const int64_t free = gpu::device_memory(r).available();
@@ -147,12 +147,12 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
   float *cos, *sin;
   build_weights(builder, c, w, slice_, model);
   weight_bytes_ = builder.bytes;
-  build_screen(builder, o.int8_prefilter, model);
+  build_prefilter(builder, o.int8_prefilter, model);
   build_table(builder, c, context_, cos, sin);
   build_inbox(builder, c, gpus, inbox_, epoch_);
   model.cos = cos, model.sin = sin;
   gpu::fill_bytes(memory + weight_bytes_, 0, total - weight_bytes_, *stream_);
-  if (model.screen.rows != nullptr) make_screen(model.head, model.screen, *stream_);
+  if (model.prefilter.rows != nullptr) make_prefilter(model.head, model.prefilter, *stream_);
   stream_->synchronize();
   waits_ = std::make_unique<gpu::WaitControl>(o.wait_limit);
   for (int64_t s = 0; s < o.slots; ++s) {

@@ -11,7 +11,7 @@
 #include "ingot/models/decode/model/sampling.h"
 #include "ingot/models/decode/phased/decode.h"
 #include "ingot/models/decode/prompt/prompt.h"
-#include "ingot/models/decode/small_batch/streams.h"
+#include "ingot/models/decode/small_batch/batched_sequences.h"
 #include "ingot/models/decode/weights/builder.h"
 #include "ingot/models/decoder.h"
 #include "ingot/models/gpt_oss/weights.h"
@@ -39,7 +39,7 @@ class DeviceModel {
 
   const GptOssConfig& config() const { return slots_[0].model.config; }
   int64_t context() const { return context_; }
-  int64_t batch() const { return max_columns(config()); }
+  int64_t batch() const { return max_step_tokens(config()); }
   int64_t prompt_batch() const { return prompt_tokens_; }  // what extend() takes where no logits but the last are asked
   int64_t rows_batch() const { return std::max(batch(), std::min(prompt_batch(), kPromptRows)); }  // where all are
   int64_t length(int slot = 0) const { return slots_[size_t(slot)].length; }
@@ -65,7 +65,7 @@ class DeviceModel {
 
   // From the next step on. False where it is wanted and does not take the model: nothing changes.
   bool use_megakernel(bool wanted);
-  bool has_screen() const { return model().screen.rows != nullptr; }
+  bool has_prefilter() const { return model().prefilter.rows != nullptr; }
 
   // What prompt_kernels() says of a prompt of so many tokens.
   std::vector<int> kernels_of_prompt(int64_t tokens, uint32_t head_rows) const;
@@ -76,7 +76,8 @@ class DeviceModel {
   void prepare(int64_t tokens, uint32_t head_rows, int slot = 0, uint32_t vocab = 0, bool id_alone = false);
   // Appends 1 to batch() tokens, or with head_rows of at most 1 up to prompt_batch(), with all up to rows_batch(), and
   // starts computing the logits of the last head_rows of them: 0, 1 or all. Ids from `vocab` on are not taken for the
-  // likeliest; 0: all may be. `id_alone`: nobody will ask for the logits, so a screen may be used; the id is the same.
+  // likeliest; 0: all may be. `id_alone`: nobody will ask for the logits, so an int8 prefilter may be used; the id is
+  // the same.
   void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0,
               bool id_alone = false);
   // Appends what the last step found likeliest, n times.
@@ -84,12 +85,12 @@ class DeviceModel {
   // One token to each of several slots, by one pass over the weights; every slot then has its logits and what it found
   // likeliest. One sequence's numbers are those of the phased path, not bit for bit the megakernel's.
   int64_t most_streams() const {
-    return slots_.size() > 1 && !ranked() ? std::min<int64_t>({kMostStreams, int64_t(slots_.size()), batch()}) : 1;
+    return slots_.size() > 1 && !ranked() ? std::min<int64_t>({kMostSequences, int64_t(slots_.size()), batch()}) : 1;
   }
   void extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
   // The same n times, of what each found likeliest.
   void continue_streams(std::span<const int> slots, int64_t n);
-  const Streams& streams() const { return streams_; }
+  const BatchedSequences& streams() const { return streams_; }
   const Buffers& stream_buffers() const { return streams_buffers_; }
   // The same once, by the megakernel, keeping its times in `trace`, of trace_of(...): prepared first, as it may wait
   // for other GPUs' kernels.
@@ -126,8 +127,8 @@ class DeviceModel {
     std::unique_ptr<gpu::Graph> traced;
   };
   gpu::Graph& graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone = false);
-  bool screens(int64_t T, uint32_t head_rows, bool id_alone) const {
-    return id_alone && megakernel_ && has_screen() && T == 1 && head_rows == 1;
+  bool uses_prefilter(int64_t T, uint32_t head_rows, bool id_alone) const {
+    return id_alone && megakernel_ && has_prefilter() && T == 1 && head_rows == 1;
   }
   void check_logits(const Slot& slot) const;
   void grow(Slot& slot, int64_t tokens);
@@ -141,8 +142,8 @@ class DeviceModel {
   uint32_t* epoch_ = nullptr;
   PromptBuffers prompt_{};
   SamplingBuffers sampling_{};
-  Streams streams_;  // of several slots
-  StreamsInput* streams_input_ = nullptr;
+  BatchedSequences streams_;  // of several slots
+  BatchInput* streams_input_ = nullptr;
   Buffers streams_buffers_{};
   std::map<std::tuple<uint32_t, uint32_t>, std::unique_ptr<gpu::Graph>> streams_graphs_;
   // What lies there: it is sent again only where it has changed.

@@ -11,23 +11,23 @@
 
 namespace ingot::decode {
 
-constexpr uint32_t kColumns = 16;  // most tokens of a step
+constexpr uint32_t kMostTokens = 16;  // most tokens of a step
 
 // A matrix, or a bank of them, in weight tiles.
 struct Matrix {
   const uint8_t* data = nullptr;
   WeightFormat format = WeightFormat::bf16;
-  uint32_t rows = 0, cols = 0, bands = 0, weight_tiles = 0;  // of one; weight tiles of a band
-  int64_t band_bytes = 0, matrix_bytes = 0;
+  uint32_t rows = 0, cols = 0, row_tiles = 0, weight_tiles = 0;  // of one; weight tiles of a row tile
+  int64_t row_tile_bytes = 0, matrix_bytes = 0;
 };
 Matrix matrix_of(const WeightMatrix& weight_tiles);
-// A head in 8 bits beside the bf16 one, to find the rows that may be the largest (screen.h).
-struct ScreenRow {
+// A head in 8 bits beside the bf16 one, to find the rows that may be the largest (int8_prefilter.h).
+struct PrefilterRow {
   float scale, bound;
 };
-struct Screen {
-  Matrix codes;                     // no data: there is none
-  const ScreenRow* rows = nullptr;  // of all bands
+struct Int8Prefilter {
+  Matrix codes;                        // no data: there is none
+  const PrefilterRow* rows = nullptr;  // of all row tiles
 };
 // A cache's row: head_dim, filled up to what the kernels are made for.
 INGOT_HD constexpr uint32_t padded_dim(uint32_t head_dim) { return head_dim <= 64 ? 64 : 128; }
@@ -41,7 +41,7 @@ struct Layer {
 
 // On the device, from launch to launch. A step appends tokens[0 .. T); the step after it begins at `position`.
 struct State {
-  int32_t tokens[kColumns];
+  int32_t tokens[kMostTokens];
   int32_t position;
   uint32_t flaw;  // 1: a logit was NaN, 2: all were -inf
 };
@@ -70,7 +70,7 @@ struct Buffers {
   float *router_part, *router_squares;    // (splits, 16, E), (splits, 16)
   uint32_t* routed;                       // of Routed
   routing::Lists lists;                   // of the first layer; the others' follow
-  int64_t entries;                        // of a layer's lists
+  int64_t expert_slots;                   // of a layer's lists
   float* logits;                          // (16, vocab)
   float* own_logits;                      // the same, but this GPU's where those are another's
   uint64_t* best;                         // (blocks of the head)
@@ -78,7 +78,7 @@ struct Buffers {
   // The megakernel's. The first and the last are zero between launches, or nearly.
   uint32_t* grid_barrier;                // of grid barriers
   token_attention::Published attention;  // stamped
-  uint32_t* stamps;                      // how many have been used
+  uint32_t* last_epoch;                  // how many have been used
   uint64_t* lower_bounds;                // of each block, what its largest logit is at least, stamped (high)
   uint64_t* sums;                        // TokenSums
   int64_t handover_bytes;  // `grid barrier` to `arrived`, all of it: zero at first, to be zeroed after a launch that
@@ -89,7 +89,7 @@ struct Buffers {
   Ranks ranks;                     // with several, `logits` are the first rank's, from this one's first id on
 
   INGOT_HD routing::Lists lists_of(size_t layer) const {
-    const int64_t n = int64_t(layer) * entries;
+    const int64_t n = int64_t(layer) * expert_slots;
     return {lists.count + layer, lists.expert + n, lists.weight + n * routing::kTokens,
             lists.row + n * routing::kTokens};
   }
@@ -102,7 +102,7 @@ struct Model {
   const float *norm, *cos, *sin;
   Matrix head;
   std::vector<Layer> layers;
-  Screen screen;
+  Int8Prefilter prefilter;
 };
 
 }  // namespace ingot::decode

@@ -9,20 +9,20 @@ namespace ingot::decode {
 #ifdef INGOT_HAS_CUDA_DECODE
 
 bool DeviceModel::use_megakernel(bool wanted) {
-  const bool takes = megakernel_takes(slots_[0].model);
+  const bool takes = supports_megakernel(slots_[0].model);
   if (takes) megakernel_ = wanted;
   return takes || !wanted;
 }
 
 gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone) {
-  const bool persistent = megakernel_ && T == 1, screened = screens(T, head_rows, id_alone);
-  auto& g = slot.graphs[{T, head_rows, vocab, persistent, screened}];
+  const bool persistent = megakernel_ && T == 1, prefiltered = uses_prefilter(T, head_rows, id_alone);
+  auto& g = slot.graphs[{T, head_rows, vocab, persistent, prefiltered}];
   if (g != nullptr) return *g;
   const Step step{.T = T, .head_rows = head_rows, .vocab = vocab, .capacity = uint32_t(context_)};
   g = std::make_unique<gpu::Graph>(*stream_, [&] {
     if (!persistent) return run(slot.model, slot.buffers, step, *stream_);
     run_megakernel(slot.model, slot.buffers, step,
-                   {.layers = slot.stages, .watch = waits_->watch(), .ranks = slot.ranks, .screened = screened},
+                   {.layers = slot.stages, .watch = waits_->watch(), .ranks = slot.ranks, .prefiltered = prefiltered},
                    *stream_);
   });
   return *g;
@@ -39,7 +39,7 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
   const gpu::DeviceGuard guard(device_);
   grow(slot, T);
   slot.vocab = vocab > 0 ? vocab : uint32_t(config().vocab);
-  slot.id_alone = screens(T, head_rows, id_alone);
+  slot.id_alone = uses_prefilter(T, head_rows, id_alone);
   if (T > batch()) {
     gpu::copy_rows({.to = prompt_.ids, .from = ids.data(), .row_bytes = T * 4, .device = device_}, *stream_);
     return run_prompt(slot.model, slot.buffers, prompt_,
@@ -90,7 +90,7 @@ void DeviceModel::continue_greedily(int64_t n, int index, bool id_alone) {
   const gpu::DeviceGuard guard(device_);
   grow(slot, n);
   slot.vocab = uint32_t(config().vocab);
-  slot.id_alone = screens(1, 1, id_alone);
+  slot.id_alone = uses_prefilter(1, 1, id_alone);
   gpu::Graph& g = graph(slot, 1, 1, 0, id_alone);
   for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
 }
@@ -103,7 +103,7 @@ void DeviceModel::start_streams(std::span<const int> slots, std::span<const int3
   for (const int slot : slots)
     if (length(slot) + n > context_)
       fail(ErrorCode::usage, "found ", length(slot) + n, " tokens, expected at most ", context_, ", the context");
-  StreamsInput input{};
+  BatchInput input{};
   for (size_t j = 0; j < slots.size(); ++j) {
     input.slot[j] = uint32_t(slots[j]);
     input.token[j] = ids.empty() ? -1 : ids[j];
@@ -120,7 +120,7 @@ void DeviceModel::start_streams(std::span<const int> slots, std::span<const int3
                     .head_rows = uint32_t(T),
                     .vocab = vocab,
                     .capacity = uint32_t(context_),
-                    .streams = &streams_};
+                    .sequences = &streams_};
     g = std::make_unique<gpu::Graph>(*stream_, [&] { run(slots_[0].model, streams_buffers_, step, *stream_); });
   }
   for (int64_t i = 0; i < n; ++i) g->launch(*stream_);
@@ -150,7 +150,7 @@ void DeviceModel::continue_traced(int index) {
 }
 
 bool DeviceModel::takes_trace() const {
-  return megakernel_takes(model()) && model().layers[0].down.format == WeightFormat::mxfp4;
+  return supports_megakernel(model()) && model().layers[0].down.format == WeightFormat::mxfp4;
 }
 
 #endif

@@ -1,14 +1,14 @@
 #pragma once
-// The choice of experts in two halves: which they are, whose weights can then be asked for, and what their shares are,
-// which nobody needs before the second product. Together what routing::choose() does.
+// The choice of experts in two halves, which together do what routing::choose() does: first which experts are chosen,
+// so that their weights can be requested; then the weights of the choices, which are needed in the second product only.
 #include "ingot/kernels/moe/route.cuh"
 
 namespace ingot::decode {
 
 constexpr uint32_t kLogitsOfLane = 4;
 
-// By a warp: the k largest of E logits in shared memory, of which lane i holds numbers i, i + 32, ... as far as they
-// go. A NaN is the smallest, the first of equals wins.
+// By a warp: chooses the k largest of E logits in shared memory. Lane i holds the logits i, i + 32, ... in registers,
+// as far as `held` goes. A NaN counts as the smallest; of equal logits the first wins.
 __device__ __forceinline__ void choose_held(const float* logits, const float (&held)[kLogitsOfLane], uint32_t E,
                                             uint32_t k, uint32_t* chosen) {
   const uint32_t lane = threadIdx.x % 32;
@@ -20,7 +20,7 @@ __device__ __forceinline__ void choose_held(const float* logits, const float (&h
 #pragma unroll
   for (uint32_t u = 0; u < kLogitsOfLane; ++u) {
     key[u] = key_of(held[u]);
-    if (lane + 32 * u >= E) key[u] = 0;  // none, or taken
+    if (lane + 32 * u >= E) key[u] = 0;  // no such expert, or already chosen
   }
 #pragma unroll 1
   for (uint32_t i = 0; i < k; ++i) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ void choose_held(const float* logits, const float (&h
   }
 }
 
-// By a warp: the softmax of the chosen ones' logits. All in shared memory.
+// By a warp: the softmax over the chosen logits. All operands are in shared memory.
 __device__ __forceinline__ void weigh(const float* logits, uint32_t k, const uint32_t* chosen, float* weights) {
   const uint32_t lane = threadIdx.x % 32;
   const float top = logits[chosen[0]];

@@ -11,19 +11,20 @@
 #include "ingot/models/decode/phased/e4m3_inputs.cuh"
 #include "ingot/models/decode/phased/phases.cuh"
 #include "ingot/models/decode/phased/ranks.h"
+#include "ingot/models/decode/small_batch/batched_sequences.cuh"
 #include "ingot/models/decode/small_batch/small_batch_router.cuh"
 #include "ingot/models/decode/small_batch/small_batch_sums.cuh"
-#include "ingot/models/decode/small_batch/streams.cuh"
 
 namespace ingot::decode {
 
 namespace {
 
-// Of attention of sequences, which are many blocks already: so few parts up to this context, one of such a window.
+// Attention of several sequences has many blocks anyway. It takes at most kShortParts parts up to this context, and one
+// part for windows up to kShortWindow.
 constexpr uint32_t kShortContext = 4096, kShortParts = 8, kShortWindow = 256;
-// Of down's, that a block has room for: an expert may have all tokens.
-constexpr uint32_t staged_columns(uint32_t T, uint32_t width) {
-  return std::max<uint32_t>(T, 48 * 1024 / weight_tiles::column_stride(width));
+// Activation vectors of down that a block holds; an expert may have all tokens.
+constexpr uint32_t staged_vectors(uint32_t T, uint32_t width) {
+  return std::max<uint32_t>(T, 48 * 1024 / weight_tiles::vector_stride(width));
 }
 
 // --- the launches that do not depend on a format
@@ -49,17 +50,17 @@ __global__ void __launch_bounds__(decode_attention::kThreads) store_keys_kernel(
   decode_attention::store_keys<kDim>(p, {key, key + 1, fresh}, blockIdx.x % p.kv_heads, threadIdx.x);
 }
 
-// The last block to come chooses.
+// The last block to arrive chooses the experts.
 template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router_kernel(Router p, Normed normed) {
   auto& last = tile::shared<uint32_t>();
-  char* const columns = tile::dynamic_shared<char>();
+  char* const vectors = tile::dynamic_shared<char>();
   ptx::let_next_kernel_start();
   RouterFeed feed;
   feed.ask(split_of(p, blockIdx.x));
   ptx::wait_for_earlier_kernels();
-  route<kCols>(p, whole_grid(), feed, columns);
+  route<kCols>(p, whole_grid(), feed, vectors);
   if constexpr (kCols > 1) {
-    several::put_normed(p, normed, columns, blockIdx.x / p.splits, blockIdx.x % p.splits);
+    small_batch::put_normed(p, normed, vectors, blockIdx.x / p.splits, blockIdx.x % p.splits);
     __syncthreads();
   }
   if (threadIdx.x == 0) {
@@ -68,14 +69,14 @@ template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router_kerne
   }
   __syncthreads();
   if (last == 0) return;
-  const ChoiceMemory m(columns, p.T, p.w.rows, p.k);
+  const ChoiceMemory m(vectors, p.T, p.w.rows, p.k);
   if constexpr (kCols > 1) {
     constexpr int kTokens = int(routing::kTokens);
     const routing::Copy lists{p.lists.expert, p.lists.row, p.lists.weight};
-    several::begin_lists<kTokens>(m, p.w.rows, min(p.T * p.k, p.w.rows), lists);
-    several::choose_experts(p, m);
-    const uint32_t count = several::list_experts(m, p.T, p.w.rows, p.k, tile::shared<uint32_t, 1>(), lists);
-    several::list_tokens<kTokens>(m, p.T, p.k, lists);
+    small_batch::begin_lists<kTokens>(m, p.w.rows, min(p.T * p.k, p.w.rows), lists);
+    small_batch::choose_experts(p, m);
+    const uint32_t count = small_batch::list_experts(m, p.T, p.w.rows, p.k, tile::shared<uint32_t, 1>(), lists);
+    small_batch::list_tokens<kTokens>(m, p.T, p.k, lists);
     if (threadIdx.x == 0) *p.lists.count = count;
   } else {
     choose_experts(p, m);
@@ -83,10 +84,11 @@ template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router_kerne
   }
 }
 
-__global__ void __launch_bounds__(several::kSplitThreads) settle_kernel(const __grid_constant__ Settled p) {
+__global__ void __launch_bounds__(small_batch::kSplitThreads)
+    add_residual_and_norm_kernel(const __grid_constant__ ResidualNorm p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  several::settle(p, blockIdx.x % p.T, blockIdx.x / p.T);
+  small_batch::add_residual_and_norm(p, blockIdx.x % p.T, blockIdx.x / p.T);
 }
 
 __global__ void advance(State* state, uint32_t by, const uint32_t* stop) {
@@ -110,8 +112,8 @@ struct Run {
   const Plan& plan;
   Stream stream;
   bool e4m3_inputs = false;
-  // Experts by the kernels of several tokens: whose inputs are rounded, a token alone, too.
-  bool several_experts() const { return plan.T > 1 || e4m3_inputs; }
+  // Rounded inputs take the small-batch kernels even for one token.
+  bool uses_small_batch_experts() const { return plan.T > 1 || e4m3_inputs; }
 
   void embed_tokens() {
     const Embedding p = embedding_of(plan);
@@ -123,7 +125,8 @@ struct Run {
   void qkv(const Layer& l) {
     const NormProduct p = qkv_of(plan, l);
     with_phases(l.qkv.format, [&](auto phases) {
-      p.T == 1 ? phases.norm_product(p, stream) : phases.several(several_of(p, normed_of(plan, l.qkv.format)), stream);
+      p.T == 1 ? phases.norm_product(p, stream)
+               : phases.small_batch(small_batch_product(p, normed_of(plan, l.qkv.format)), stream);
     });
   }
   void attend(const Layer& l) {
@@ -142,7 +145,7 @@ struct Run {
     at.grid = decode_attention::units_of(p);
     gpu::launch("decode attention", attention, at, stream, p);
   }
-  void attend(const Layer& l, const Streams& s) {
+  void attend(const Layer& l, const BatchedSequences& s) {
     Plan one = plan;
     one.T = 1;
     decode_attention::Params p = attention_of(one, l);
@@ -154,16 +157,20 @@ struct Run {
                          .block = decode_attention::kThreads,
                          .overlap = true,
                          .device = device()};
-    const auto kernel = padded_dim(plan.head_dim) == 64 ? stream_attention_kernel<64> : stream_attention_kernel<128>;
+    const auto kernel =
+        padded_dim(plan.head_dim) == 64 ? sequence_attention_kernel<64> : sequence_attention_kernel<128>;
     gpu::launch("decode attention of sequences", kernel, at, stream, s, p);
   }
-  void gather(const Streams& s) {
+  void gather(const BatchedSequences& s) {
     gpu::launch("decode tokens", gather_tokens_kernel, {.grid = 1, .block = 32, .overlap = true, .device = device()},
                 stream, s, plan.b.state, plan.T);
   }
-  void scatter(const Streams& s) {
+  void scatter(const BatchedSequences& s) {
     gpu::launch("decode logits", scatter_logits_kernel,
-                {.grid = int64_t(plan.T) * Streams::kBestParts, .block = kThreads, .overlap = true, .device = device()},
+                {.grid = int64_t(plan.T) * BatchedSequences::kBestParts,
+                 .block = kThreads,
+                 .overlap = true,
+                 .device = device()},
                 stream, s, plan.b.logits, plan.vocab, plan.drawn);
     gpu::launch("decode ids", append_tokens_kernel,
                 {.grid = 1, .block = 32 * int64_t(plan.T), .overlap = true, .device = device()}, stream, s,
@@ -172,67 +179,72 @@ struct Run {
   void output(const Layer& l) {
     const ResidualProduct p = output_of(plan, l);
     with_phases(l.o.format, [&](auto phases) {
-      p.T == 1 ? phases.residual_product(p, stream) : phases.several(several_of(p), stream);
+      p.T == 1 ? phases.residual_product(p, stream) : phases.small_batch(small_batch_product(p), stream);
     });
   }
   void route(const Layer& l, uint32_t index) {
     const Router p = router_of(plan, l, index);
     const Normed x = normed_of(plan, l.gate_up.format);
-    const int64_t smem = std::max<int64_t>(int64_t(p.T) * weight_tiles::column_stride(p.w.cols),
+    const int64_t smem = std::max<int64_t>(int64_t(p.T) * weight_tiles::vector_stride(p.w.cols),
                                            ChoiceMemory::bytes(p.T, p.w.rows, p.k));
-    const gpu::Launch at{
-        .grid = int64_t(p.w.bands) * p.splits, .block = kThreads, .smem = smem, .overlap = true, .device = device()};
-    if (!several_experts()) return gpu::launch("decode router", router_kernel<1>, at, stream, p, x);
+    const gpu::Launch at{.grid = int64_t(p.w.row_tiles) * p.splits,
+                         .block = kThreads,
+                         .smem = smem,
+                         .overlap = true,
+                         .device = device()};
+    if (!uses_small_batch_experts()) return gpu::launch("decode router", router_kernel<1>, at, stream, p, x);
     if (p.T <= 8) return gpu::launch("decode router", router_kernel<8>, at, stream, p, x);
     gpu::launch("decode router", router_kernel<16>, at, stream, p, x);
   }
   void gate_up(const Layer& l, uint32_t index, const Routed& routed = {}) {
     GateUp p = gate_up_of(plan, l, index);
-    Normed x = several_experts() ? normed_of(plan, l.gate_up.format) : Normed{};
+    Normed x = uses_small_batch_experts() ? normed_of(plan, l.gate_up.format) : Normed{};
     if (e4m3_inputs) {
-      gpu::launch("decode rounded norm", round_norm_kernel<kColumns>, rounding_launch(p.T, p.w.cols, device()), stream,
-                  RoundedNorm{p.x, p.x_stride, p.weight, x, p.T, p.w.cols, p.eps});
-      x.parts = 0, p.eps = 1;  // they are normed: 1 / sqrt(0 + 1) is left to multiply by
+      gpu::launch("decode rounded norm", round_norm_kernel<kMostTokens>, rounding_launch(p.T, p.w.cols, device()),
+                  stream, RoundedNorm{p.x, p.x_stride, p.weight, x, p.T, p.w.cols, p.eps});
+      x.parts = 0, p.eps = 1;  // the vectors are normalized: the factor becomes 1 / sqrt(0 + 1)
     }
     with_phases(l.gate_up.format, [&](auto phases) { phases.gate_up(p, x, routed, stream); });
     if (!e4m3_inputs) return;
     gpu::launch("decode rounded channels", round_rows_kernel<true>,
                 rounding_launch(p.T * plan.k, l.down.cols, device()), stream,
-                RoundedRows{p.hidden, weight_tiles::column_bytes(l.down.cols), p.T * plan.k, l.down.cols, p.down});
+                RoundedRows{p.hidden, weight_tiles::vector_bytes(l.down.cols), p.T * plan.k, l.down.cols, p.down});
   }
-  // By gate and up's blocks, where they may wait for each other, have room for it, and take what the router takes.
+  // Whether the blocks of gate and up may compute the router: they may wait for each other and have the memory.
   bool can_route_within(const Layer& l) const {
-    const auto bytes = plan.T <= 8 ? several::router_bytes<8> : several::router_bytes<16>;
+    const auto bytes = plan.T <= 8 ? small_batch::router_bytes<8> : small_batch::router_bytes<16>;
     return plan.T > 1 && !e4m3_inputs && plan.b.watch.stop != nullptr &&
-           bytes(plan.T, l.router.rows, plan.k) <= (plan.T <= 8 ? several::kSumsBytes<8> : several::kSumsBytes<16>);
+           bytes(plan.T, l.router.rows, plan.k) <=
+               (plan.T <= 8 ? small_batch::kSumsBytes<8> : small_batch::kSumsBytes<16>);
   }
   Routed routed(const Layer& l, uint32_t index) const {
     return {router_of(plan, l, index), plan.b.routed, plan.b.watch, wait_for_router(index)};
   }
   void down(const Layer& l, uint32_t index) {
     const Down p = down_of(plan, l, index);
-    const ChoiceSums sums = several_experts()
-                                ? ChoiceSums{plan.b.choice_sums, plan.b.x_stride, staged_columns(plan.T, p.w.cols)}
+    const ChoiceSums sums = uses_small_batch_experts()
+                                ? ChoiceSums{plan.b.choice_sums, plan.b.x_stride, staged_vectors(plan.T, p.w.cols)}
                                 : ChoiceSums{};
     with_phases(l.down.format, [&](auto phases) { phases.down(p, sums, stream); });
   }
-  // Of several tokens: what `layer` left, or nothing of it (null), and what `next` begins with (null: nothing).
-  void settle(const Layer* layer, const Layer* next) {
-    if (plan.T == 1 && (layer == nullptr || !several_experts())) return;
+  // For a small batch: adds the results of the experts of `layer` (null: nothing), and writes the first activation
+  // vectors of `next` (null: none).
+  void add_residual_and_norm(const Layer* layer, const Layer* next) {
+    if (plan.T == 1 && (layer == nullptr || !uses_small_batch_experts())) return;
     if (plan.T == 1) next = nullptr;
-    const Settled p{.x = layer != nullptr ? plan.added() : plan.b.x,
-                    .x_stride = plan.b.x_stride,
-                    .sums = plan.b.choice_sums,
-                    .sums_stride = plan.b.x_stride,
-                    .T = plan.T,
-                    .k = layer != nullptr ? plan.k : 0,
-                    .C = plan.hidden,
-                    .first_part = layer != nullptr && plan.b.ranks.several(),
-                    .weight = next != nullptr ? next->attn_norm : nullptr,
-                    .normed = next != nullptr ? normed_of(plan, next->qkv.format) : Normed{}};
+    const ResidualNorm p{.x = layer != nullptr ? plan.added() : plan.b.x,
+                         .x_stride = plan.b.x_stride,
+                         .sums = plan.b.choice_sums,
+                         .sums_stride = plan.b.x_stride,
+                         .T = plan.T,
+                         .k = layer != nullptr ? plan.k : 0,
+                         .C = plan.hidden,
+                         .first_part = layer != nullptr && plan.b.ranks.several(),
+                         .weight = next != nullptr ? next->attn_norm : nullptr,
+                         .normed = next != nullptr ? normed_of(plan, next->qkv.format) : Normed{}};
     const int64_t grid = int64_t(p.T) * splits_of((p.C + 63) / 64);
-    gpu::launch("decode experts' sums", settle_kernel,
-                {.grid = grid, .block = several::kSplitThreads, .overlap = true, .device = device()}, stream, p);
+    gpu::launch("decode experts' sums", add_residual_and_norm_kernel,
+                {.grid = grid, .block = small_batch::kSplitThreads, .overlap = true, .device = device()}, stream, p);
   }
   void head(bool appends = true) {
     NormProduct p = head_of(plan);
@@ -274,23 +286,24 @@ Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
 Matrix matrix_of(const WeightMatrix& w) {
   INGOT_CHECK(w.in_weight_tiles(), "decode: found ", w.format, " in rows, expected weight tiles");
   Matrix m{.data = w.data.ptr<uint8_t>(), .format = w.format, .rows = uint32_t(w.rows()), .cols = uint32_t(w.cols())};
-  m.bands = w.cols() > 0 ? uint32_t(weight_tile_bands(w.rows())) : 0;  // another GPU may have all columns
+  m.row_tiles = w.cols() > 0 ? uint32_t(row_tile_count(w.rows())) : 0;  // another GPU may have all columns
   m.weight_tiles = std::max<uint32_t>(1, uint32_t(weight_tile_padded_cols(w.cols()) / kWeightTileCols));
-  m.band_bytes = band_bytes(w.format, w.cols());
-  m.matrix_bytes = m.bands * m.band_bytes;
+  m.row_tile_bytes = row_tile_bytes(w.format, w.cols());
+  m.matrix_bytes = m.row_tiles * m.row_tile_bytes;
   return m;
 }
 
 uint32_t cache_dim(const GptOssConfig& c) { return padded_dim(uint32_t(c.head_dim)); }
 
-uint32_t max_columns(const GptOssConfig& c) {
-  const auto stride = [](int64_t numbers) { return int64_t(weight_tiles::column_stride(uint32_t(numbers))); };
+uint32_t max_step_tokens(const GptOssConfig& c) {
+  const auto stride = [](int64_t numbers) { return int64_t(weight_tiles::vector_stride(uint32_t(numbers))); };
   for (const uint32_t T : {16u, 8u}) {
     const int64_t most = std::min<int64_t>(c.experts, T * c.experts_per_token), lists = routing::copy_bytes(most, T);
-    const int64_t room = staged_columns(T, uint32_t(c.intermediate));
-    const int64_t columns = std::max({T * stride(c.q_width()), T * stride(c.hidden) + lists,
-                                      room * stride(c.intermediate) + lists + several::staged_bytes(room, most, T)});
-    if (columns + several::least_bytes(T) <= kSharedOfSm) return T;
+    const int64_t room = staged_vectors(T, uint32_t(c.intermediate));
+    const int64_t vectors =
+        std::max({T * stride(c.q_width()), T * stride(c.hidden) + lists,
+                  room * stride(c.intermediate) + lists + small_batch::staged_bytes(room, most, T)});
+    if (vectors + small_batch::least_bytes(T) <= kSharedOfSm) return T;
   }
   return 1;
 }
@@ -300,13 +313,13 @@ void check_supported(const GptOssConfig& c) {
     if (found > most)
       fail(ErrorCode::unsupported, "decode on a GPU: found ", what, " ", found, ", expected at most ", most);
   };
-  constexpr int64_t kWidest = 90 * 1024;  // numbers of a column in shared memory
+  constexpr int64_t kWidest = 90 * 1024;  // numbers of an activation vector in shared memory
   at_most("head_dim", c.head_dim, 128);
   at_most("hidden_size", c.hidden, kWidest);
   at_most("an attention width of", c.q_width(), kWidest);
   at_most("intermediate_size times experts_per_token", c.intermediate * c.experts_per_token, kWidest);
   at_most("num_local_experts", c.experts, 2048);
-  if (c.e4m3_inputs && max_columns(c) == 1)
+  if (c.e4m3_inputs && max_step_tokens(c) == 1)
     fail(ErrorCode::unsupported,
          "decode on a GPU: found experts of rounded inputs that are too wide for an SM's memory ",
          "beside the columns of 8 tokens");
@@ -318,27 +331,27 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
     p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
     at += (n * int64_t(sizeof(*p)) + 255) / 256 * 256;
   };
-  const int64_t T = kColumns, k = c.experts_per_token, parts = decode_attention::parts_of(kColumns, 0, capacity),
-                entries = std::min(c.experts, T * k);
+  const int64_t T = kMostTokens, k = c.experts_per_token, parts = decode_attention::parts_of(kMostTokens, 0, capacity),
+                expert_slots = std::min(c.experts, T * k);
   b.x_stride = weight_tile_padded_cols(c.hidden);
   take(b.state, 1);
   take(b.x, T * b.x_stride);
   take(b.qkv, T * c.qkv_width());
-  take(b.mixed, T * weight_tiles::column_bytes(uint32_t(c.q_width())));
-  take(b.hidden, T * k * weight_tiles::column_bytes(uint32_t(c.intermediate)));
+  take(b.mixed, T * weight_tiles::vector_bytes(uint32_t(c.q_width())));
+  take(b.hidden, T * k * weight_tiles::vector_bytes(uint32_t(c.intermediate)));
   take(b.part_max, T * c.heads * parts);
   take(b.part_sum, T * c.heads * parts);
   take(b.part_out, T * c.heads * parts * cache_dim(c));
-  take(b.normed, T * weight_tiles::column_bytes(uint32_t(c.hidden)));
+  take(b.normed, T * weight_tiles::vector_bytes(uint32_t(c.hidden)));
   take(b.choice_sums, T * k * b.x_stride);
   const int64_t splits = splits_of(uint32_t(weight_tile_padded_cols(c.hidden) / kWeightTileCols));
   take(b.router_part, splits * T * c.experts);
   take(b.router_squares, splits * T);
-  b.entries = entries;
+  b.expert_slots = expert_slots;
   take(b.lists.count, c.layers);
-  take(b.lists.expert, c.layers * entries);
-  take(b.lists.weight, c.layers * entries * routing::kTokens);
-  take(b.lists.row, c.layers * entries * routing::kTokens);
+  take(b.lists.expert, c.layers * expert_slots);
+  take(b.lists.weight, c.layers * expert_slots * routing::kTokens);
+  take(b.lists.row, c.layers * expert_slots * routing::kTokens);
   take(b.logits, T * c.vocab);
   b.own_logits = b.logits;
   take(b.best, kMostBlocks);
@@ -352,17 +365,17 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.grid_barrier, 1);
   take_bytes(b.attention.parts, token_attention::Published::parts_bytes(c.heads, parts, cache_dim(c)));
   take_bytes(b.attention.mixed, token_attention::Published::mixed_bytes(c.heads, c.head_dim));
-  take(b.stamps, 1);
+  take(b.last_epoch, 1);
   take(b.lower_bounds, kMostBlocks);
   take(b.sums, token_sums_of(c, nullptr).all());
   if (b.ranks.several()) take(b.ranks.arrived, 1);
   take(b.routed, 1);
-  take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
+  take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kMostTokens, uint32_t(c.heads / c.kv_heads)));
   b.handover_bytes = at - handover;
   return at;
 }
 
-int64_t lay_out(const GptOssConfig& c, char* memory, StreamsInput*& input, Streams& s) {
+int64_t lay_out(const GptOssConfig& c, char* memory, BatchInput*& input, BatchedSequences& s) {
   int64_t at = 0;
   const auto take = [&](auto*& p, int64_t n) {
     p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
@@ -370,8 +383,8 @@ int64_t lay_out(const GptOssConfig& c, char* memory, StreamsInput*& input, Strea
   };
   take(input, 1);
   s.input = input;
-  take(s.arrived, kMostStreams * c.kv_heads * decode_attention::tiles_of(1, uint32_t(c.heads / c.kv_heads)));
-  take(s.best, kMostStreams * Streams::kBestParts);
+  take(s.arrived, kMostSequences * c.kv_heads * decode_attention::tiles_of(1, uint32_t(c.heads / c.kv_heads)));
+  take(s.best, kMostSequences * BatchedSequences::kBestParts);
   return at;
 }
 
@@ -383,17 +396,17 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
   const bool several = ranks.several(), heads = ranks.of(ranks.heads), channels = ranks.of(ranks.channels),
              ids = ranks.of(ranks.ids);
   const auto wanted = [&](uint32_t phase, bool here = true) { return (step.phases & phase) != 0 && here; };
-  if (step.streams != nullptr) {
-    INGOT_CHECK(step.T <= kMostStreams && step.head_rows == step.T && !ranks.several(), "decode: found ", step.T,
-                " sequences, expected at most ", kMostStreams, ", with the logits of all, on one GPU");
-    if (wanted(kEmbed)) r.gather(*step.streams);
+  if (step.sequences != nullptr) {
+    INGOT_CHECK(step.T <= kMostSequences && step.head_rows == step.T && !ranks.several(), "decode: found ", step.T,
+                " sequences, expected at most ", kMostSequences, ", with the logits of all, on one GPU");
+    if (wanted(kEmbed)) r.gather(*step.sequences);
   }
   if (wanted(kEmbed)) r.embed_tokens();
-  if (wanted(kEmbed, heads) && plan.layers > 0) r.settle(nullptr, &model.layers[0]);
+  if (wanted(kEmbed, heads) && plan.layers > 0) r.add_residual_and_norm(nullptr, &model.layers[0]);
   for (uint32_t i = 0; i < plan.layers; ++i) {
     const Layer& l = model.layers[i];
     if (wanted(kQkv, heads)) r.qkv(l);
-    if (wanted(kAttention, heads)) step.streams != nullptr ? r.attend(l, *step.streams) : r.attend(l);
+    if (wanted(kAttention, heads)) step.sequences != nullptr ? r.attend(l, *step.sequences) : r.attend(l);
     if (wanted(kOutput, heads)) r.output(l);
     if (wanted(kOutput, several)) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i}, stream);
     if (wanted(kRouter) && wanted(kGateUp, channels) && r.can_route_within(l)) {
@@ -403,15 +416,15 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
       if (wanted(kGateUp, channels)) r.gate_up(l, i);
     }
     const Layer* const next = i + 1 < plan.layers && heads ? &model.layers[i + 1] : nullptr;
-    if (wanted(kDown, channels)) r.down(l, i), r.settle(&l, several ? nullptr : next);
+    if (wanted(kDown, channels)) r.down(l, i), r.add_residual_and_norm(&l, several ? nullptr : next);
     if (!wanted(kDown, several)) continue;
     add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
-    if (next != nullptr) r.settle(nullptr, next);
+    if (next != nullptr) r.add_residual_and_norm(nullptr, next);
   }
   if (!wanted(kHead)) return;
-  if (step.streams != nullptr) {
+  if (step.sequences != nullptr) {
     r.head(false);
-    return r.scatter(*step.streams);
+    return r.scatter(*step.sequences);
   }
   if (step.head_rows > 0) {
     if (ids) r.head();

@@ -9,7 +9,7 @@
 #include "ingot/models/decode/fixtures/decode_cases.test.h"
 #include "ingot/models/decode/fixtures/device_model.test.h"
 #include "ingot/models/decode/fixtures/on_host.test.h"
-#include "ingot/models/decode/fixtures/screen_cases.test.h"
+#include "ingot/models/decode/fixtures/prefilter_cases.test.h"
 #include "ingot/models/decode/measure/trace.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/model/decoder.h"
@@ -83,7 +83,7 @@ struct OneKernel {
   OneKernel(const DecodeModel& m, int64_t room)
       : model(m.config, m.weights, {.context = room, .int8_prefilter = true}) {}
   std::vector<float> token(int32_t id, int64_t blocks, uint32_t missing = ~0u, const megakernel::Trace& trace = {},
-                           bool screened = false) {
+                           bool prefiltered = false) {
     gpu::copy_to_device(model.buffers().state->tokens, &id, sizeof id);
     run_megakernel(model.model(), model.buffers(), {.capacity = uint32_t(model.context())},
                    {.layers = model.stages(),
@@ -91,7 +91,7 @@ struct OneKernel {
                     .blocks = blocks,
                     .trace = trace,
                     .missing = missing,
-                    .screened = screened},
+                    .prefiltered = prefiltered},
                    model.stream());
     gpu::synchronize();
     std::vector<float> logits(size_t(model.config().vocab));
@@ -133,16 +133,16 @@ TEST_F(GptOssDecodeCuda, PhaseByPhaseIsTheModelSmall) { check_cases(small_cases(
 TEST_F(GptOssDecodeCuda, TheMegakernelIsTheModelSmall) {
   for (const DecodeCase& t : small_cases({})) check_grid(t, 3);
 }
-TEST_F(GptOssDecodeCuda, AScreenedHeadFindsTheUsualOnesIdSmall) {
-  const testing::ScreenedModel m(testing::random_head(100, 64, 1));
+TEST_F(GptOssDecodeCuda, ThePrefilterFindsTheIdOfTheWholeHeadSmall) {
+  const testing::PrefilteredModel m(testing::random_head(100, 64, 1));
   OneKernel one(m.model, 8);
-  ASSERT_TRUE(one.model.has_screen());
+  ASSERT_TRUE(one.model.has_prefilter());
   for (const int32_t id : {0, 5, 99}) {
     int32_t found[2];
-    for (const bool screened : {false, true}) {
+    for (const bool prefiltered : {false, true}) {
       one.model.rewind(0);
-      one.token(id, 3, ~0u, {}, screened);
-      found[screened] = download(one.model.buffers().state, 1)[0].tokens[0];
+      one.token(id, 3, ~0u, {}, prefiltered);
+      found[prefiltered] = download(one.model.buffers().state, 1)[0].tokens[0];
     }
     EXPECT_EQ(found[1], found[0]) << "after " << id;
   }
@@ -223,14 +223,14 @@ TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
   EXPECT_EQ(one.waits.report(), "");
 }
 
-// A screened head at every grid size, ten thousand times, and where a block does not say what it knows.
-TEST_F(GptOssDecodeCuda, AScreenedTokenRepeatsAndAMissingBlockIsNamed) {
+// A prefiltered head at every grid size, ten thousand times, and where a block does not say what it knows.
+TEST_F(GptOssDecodeCuda, APrefilteredTokenRepeatsAndAMissingBlockIsNamed) {
   constexpr int kRuns = testing::kEmulated ? 3 : 10000;
-  const testing::ScreenedModel m(testing::random_head(700, 96, 1));
+  const testing::PrefilteredModel m(testing::random_head(700, 96, 1));
   OneKernel one(m.model, 4);
-  const auto id_of = [&](int64_t blocks, uint32_t missing, bool screened) {
+  const auto id_of = [&](int64_t blocks, uint32_t missing, bool prefiltered) {
     one.model.rewind(0);
-    one.token(5, blocks, missing, {}, screened);
+    one.token(5, blocks, missing, {}, prefiltered);
     return download(one.model.buffers().state, 1)[0].tokens[0];
   };
   const std::vector<int64_t> grids =
@@ -399,7 +399,7 @@ TEST_F(GptOssDecodeCuda, ARouterOfSeveralSequencesThatWaitsInVainIsNamedAndTheNe
 TEST_F(GptOssDecodeCuda, SeveralSequencesOfThePublishedShapesAreThoseAloneAndRepeatThemselves) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   constexpr int kSlots = 16, kRuns = 100;
-  static_assert(kSlots == decode::kMostStreams);
+  static_assert(kSlots == decode::kMostSequences);
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
     SCOPED_TRACE(name_of(dense));
     const GptOssConfig c = testing::published_config(4, 32, 2000);

@@ -8,7 +8,7 @@
 #include <map>
 #include <numeric>
 
-#include "ingot/gpu/tile/stamped.cuh"
+#include "ingot/gpu/tile/epoch_words.cuh"
 #include "ingot/models/decode/fixtures/decode_cases.test.h"
 #include "ingot/models/decode/fixtures/emulated_model.test.h"
 #include "ingot/models/decode/measure/trace.h"
@@ -101,8 +101,8 @@ TEST(GptOssDecodeEmulated, ATracedTokenIsTheSameAndKeepsTimesAndBytes) {
       if (name == "qkv") qkv += s.bytes;
       if (name == "gate and up" || name == "down") experts += s.bytes;
     }
-    const auto weight_tiles = [](const decode::Matrix& w) {  // without what a band of fp8 ends in
-      return uint64_t(w.bands) * w.weight_tiles * uint64_t(weight_tile_bytes(w.format));
+    const auto weight_tiles = [](const decode::Matrix& w) {  // without what a row tile of fp8 ends in
+      return uint64_t(w.row_tiles) * w.weight_tiles * uint64_t(weight_tile_bytes(w.format));
     };
     const decode::Layer& l = gpu.model.layers[0];
     EXPECT_EQ(qkv, weight_tiles(l.qkv));
@@ -127,7 +127,7 @@ TEST(GptOssDecodeEmulated, AMissingHandOffEndsTheMegakernelAndAppendsNothing) {
   EXPECT_EQ(gpu.buffers.state->position, 0);
   // A block that begins when all is over may take the stamps that the next token will have: nothing of it may be left.
   for (int64_t i = 0; i < t.config.heads * t.config.head_dim / 4; ++i)
-    gpu.buffers.attention.mixed[i] = {{~0u, ~0u, 0}, *gpu.buffers.stamps + 1};
+    gpu.buffers.attention.mixed[i] = {{~0u, ~0u, 0}, *gpu.buffers.last_epoch + 1};
   gpu.stop = gpu::kRunning, gpu.record = {};
   std::memset(gpu.buffers.grid_barrier, 0, size_t(gpu.buffers.handover_bytes));
   gpu.megakernel = true;

@@ -11,7 +11,7 @@ namespace ingot::decode {
 namespace {
 
 constexpr uint32_t kRankThreads = 256;
-constexpr int64_t kRankBlocks = 64;  // that wait for their like on other GPUs: all run at once
+constexpr int64_t kRankBlocks = 64;  // all must run at once, because they wait for blocks on other GPUs
 
 struct RankSums {
   Ranks ranks;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kRankThreads, 1) add_ranks_kernel(const __grid
     p.x[i / p.C * p.x_stride + i % p.C] += megakernel::sum_of_ranks<1>(x, p.from, epoch, i, 0, p.ranks.watch, p.what);
   __syncthreads();
   if (threadIdx.x != 0) return;
-  // The last block to come counts the exchange: all have read the number before.
+  // The last block to arrive counts the exchange, because only then all blocks have read the number before.
   if (ptx::fetch_add_acq_rel(p.ranks.arrived, 1) == gridDim.x - 1) {
     ptx::store_relaxed(p.ranks.arrived, 0);
     ptx::store_relaxed(x.epoch, epoch);
@@ -77,7 +77,7 @@ void draw_over_ranks(const Buffers& b, const RankStep& step, Stream stream) {
               b.ranks, b.state, step.T, kGridBarriersPerLayer * step.layer);
 }
 
-uint32_t inbox_words(const GptOssConfig& c) { return kColumns * uint32_t(weight_tile_padded_cols(c.hidden)); }
+uint32_t inbox_words(const GptOssConfig& c) { return kMostTokens * uint32_t(weight_tile_padded_cols(c.hidden)); }
 int64_t inbox_bytes(const GptOssConfig& c, uint32_t ranks) {
   return 8 * megakernel::Exchange::inbox_words(ranks, inbox_words(c));
 }

@@ -368,9 +368,9 @@ TEST_P(GptOssRanksCuda, EachGpuHoldsItsSlicesAndNothingElse) {
         const decode::Model& held = gpus.rank(r).model();
         const auto same = [&](const Matrix& on_gpu, const WeightMatrix& from, const Cut& cut) {
           const int64_t matrices = from.is_bank() ? from.data.size(0) : 1, bytes = cut_bytes(from.format, cut);
-          ASSERT_EQ(on_gpu.matrix_bytes, on_gpu.bands > 0 ? bytes : 0);
+          ASSERT_EQ(on_gpu.matrix_bytes, on_gpu.row_tiles > 0 ? bytes : 0);
           std::vector<uint8_t> want(static_cast<size_t>(bytes));
-          for (int64_t e = 0; e < matrices && on_gpu.bands > 0; ++e) {
+          for (int64_t e = 0; e < matrices && on_gpu.row_tiles > 0; ++e) {
             cut_weight_tiles(from.is_bank() ? from.at(e) : from, cut, want.data());
             to_device_order(weight_tiles_at(want.data(), from.format, 0, on_gpu.rows, on_gpu.cols));
             ASSERT_EQ(download(on_gpu.data + e * bytes, bytes), want) << "GPU " << r << ", matrix " << e;

@@ -1,6 +1,6 @@
 #pragma once
-// What the GPUs of a model over several tell each other between the launches of a step; within the megakernel it does
-// so itself (megakernel/exchange.cuh).
+// The exchanges between the GPUs of a model in the phased path: kernels of their own between the phases. The megakernel
+// exchanges within its kernel (megakernel/exchange.cuh).
 #include "ingot/core/tensor.h"
 #include "ingot/models/decode/model/state.h"
 
@@ -8,15 +8,15 @@ namespace ingot::decode {
 
 struct RankStep {
   uint32_t T, width = 0;  // tokens; of x
-  uint32_t layer;         // for the record of a wait that gave up
-  bool down = false;      // down's sums, not the output's
+  uint32_t layer;         // for the record of a wait that gives up
+  bool down = false;      // the sums of down, not of the output
 };
-// x += the ranks' parts in their order, of every token.
+// x += the parts of all ranks, in their order, for every token.
 void add_ranks(const Buffers& buffers, const RankStep& step, Stream stream);
-// Appends the likeliest id of all ranks.
+// Appends the id of the largest logit of all ranks.
 void draw_over_ranks(const Buffers& buffers, const RankStep& step, Stream stream);
 
-// Where a slot's inbox of `ranks` ranks has room: bytes, zeros at first.
+// Bytes of the inbox of a slot, which receives from `ranks` ranks; zeros at first.
 int64_t inbox_bytes(const GptOssConfig& config, uint32_t ranks);
 uint32_t inbox_words(const GptOssConfig& config);  // Exchange::words
 

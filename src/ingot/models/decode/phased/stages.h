@@ -1,6 +1,6 @@
 #pragma once
-// What the stages of a decode step are told (stages.cuh has the stages), and where that comes from: one place for the
-// phased path's launches and for the megakernel.
+// The arguments of the stages of a decode step (stages.cuh), and their values for a model and its buffers. The phased
+// path and the megakernel both take them from here.
 #include "ingot/core/hd.h"
 #include "ingot/models/decode/model/state.h"
 
@@ -13,7 +13,7 @@ struct Embedding {
   int64_t x_stride;
   uint32_t T, C;
 };
-// y = norm(x) W^T + b for T rows; `best` (of the head): the largest of the last row.
+// y = norm(x) W^T + b for T rows. `best` (of the head): receives the largest logit of the last row.
 struct NormProduct {
   const float* x;
   int64_t x_stride;
@@ -26,14 +26,14 @@ struct NormProduct {
   uint64_t* best = nullptr;
   uint32_t* arrived = nullptr;
   State* state = nullptr;
-  uint32_t vocab = 0, advance = 0;  // ids that may win; what the position grows by
-  uint32_t first_id = 0;            // of the rows
-  uint64_t* key = nullptr;          // where other GPUs have more ids: the likeliest goes here, nothing is appended
+  uint32_t vocab = 0, advance = 0;  // ids that may be sampled; what the position grows by
+  uint32_t first_id = 0;            // of the rows of this GPU
+  uint64_t* key = nullptr;          // over several GPUs: receives the largest logit; nothing is appended
   const uint32_t* stop = nullptr;   // of Buffers
 };
-// x += columns W^T + b; with `first_part` x begins as zeros, for a GPU's part of a sum.
+// x += vectors W^T + b. With `first_part` x counts as zero: this GPU's part of a sum over GPUs.
 struct ResidualProduct {
-  const char* columns;
+  const char* vectors;
   const float* bias;
   Matrix w;
   float* x;
@@ -46,10 +46,10 @@ struct GateUp {
   int64_t x_stride;
   const float *weight, *bias;  // (C), (E, 2 I)
   Matrix w;
-  char* hidden;  // (T k) columns of I, in the order `down` takes
+  char* hidden;  // (T k) activation vectors of I numbers, in the order that `down` reads
   WeightFormat down;
   routing::Lists lists;
-  uint32_t T, most;  // most: experts there can be
+  uint32_t T, most;  // most: expert slots there can be
   float eps, limit, alpha;
 };
 struct Down {
@@ -60,14 +60,14 @@ struct Down {
   int64_t x_stride;
   routing::Lists lists;
   uint32_t T, k, most;
-  bool first_part = false;  // as ResidualProduct's
+  bool first_part = false;  // as in ResidualProduct
 };
-// What a product of several tokens takes: rows of x times the norm's weight, as columns in its matrix's order. Whoever
-// comes before the product makes them.
+// The input of a small batch's product: rows of x times the norm's weight, as activation vectors in the order of the
+// product's matrix. The stage before the product writes them.
 struct Normed {
-  char* columns = nullptr;
-  float* squares = nullptr;  // (parts, 16): of x, in parts
-  uint32_t parts = 0;        // 0: columns of no norm
+  char* vectors = nullptr;
+  float* squares = nullptr;  // (parts, 16): sums of squares of x, in parts
+  uint32_t parts = 0;        // 0: the vectors are not normalized
   WeightFormat format = WeightFormat::bf16;
 };
 struct SmallBatchProduct {
@@ -78,26 +78,27 @@ struct SmallBatchProduct {
   int64_t y_stride;
   uint32_t T;
   float eps;
-  bool adds;  // to what is there
+  bool adds;  // to y
 };
-// What several tokens' experts give, weighted.
+// The weighted results of the experts of several tokens.
 struct ChoiceSums {
   float* sums = nullptr;  // (T k, stride)
   int64_t stride = 0;
-  uint32_t room = 0;  // columns that a block brings to its shared memory, at least T
+  uint32_t room = 0;  // activation vectors that a block holds in shared memory, at least T
 };
-// x += of each token the sums of its choices, if any, in their order; and the columns of what comes next, if wanted.
-struct Settled {
+// x += the results of each token's choices, if there are any, in their order; and the activation vectors of the next
+// product, if it wants any.
+struct ResidualNorm {
   float* x;
   int64_t x_stride;
   const float* sums;  // of ChoiceSums
   int64_t sums_stride;
   uint32_t T, k, C;
-  bool first_part;      // as Down's
+  bool first_part;      // as in Down
   const float* weight;  // of the norm
-  Normed normed;        // no columns: none wanted
+  Normed normed;        // without vectors: none are written
 };
-// Logits in parts: of a token all experts, of the columns a split.
+// The logits come in parts: all experts of a token, over a split of the channels.
 struct Router {
   const float* x;
   int64_t x_stride;
@@ -110,18 +111,18 @@ struct Router {
   float eps;
 };
 
-// The router of several tokens by the blocks of gate and up, which wait for each other. Without a counter: the lists
-// are there.
+// The router of a small batch, computed by the blocks of gate and up, which wait for each other. Without a counter an
+// earlier kernel has written the lists.
 struct Routed {
   Router router{};
   uint32_t* counter = nullptr;  // of tile::grid_barrier()
   gpu::Watch watch{};
   uint32_t what = 0;
 };
-// Its number for records, which no grid barrier has.
+// The number of this wait in records; no grid barrier has it.
 INGOT_HD constexpr uint32_t wait_for_router(uint32_t layer) { return (1u << 20) + layer; }
 
-// A step of a model: the same for all of its layers.
+// A step of a model; the same for all of its layers.
 struct Plan {
   Buffers b;
   const bf16* table;
@@ -129,18 +130,18 @@ struct Plan {
   Matrix head;
   uint32_t layers, hidden, heads, kv_heads, group, head_dim, experts, k;  // heads: of this GPU
   uint32_t vocab;                                                         // of the model
-  uint32_t T, head_rows, drawn, capacity;  // drawn: ids that may win; capacity: of the cache
+  uint32_t T, head_rows, drawn, capacity;  // drawn: ids that may be sampled; capacity: of the cache
   float eps, limit, alpha, scale;
 
-  // Experts that may be chosen.
+  // Expert slots there can be.
   INGOT_HD uint32_t most() const { return T * k < experts ? T * k : experts; }
-  // What output and down add to: the residual stream, or this GPU's part of what all add to it.
+  // What output and down add to: the residual stream, or this GPU's part of the sum over GPUs.
   INGOT_HD float* added() const { return b.ranks.several() ? b.ranks.added : b.x; }
 };
 struct Step;  // decode.h
 Plan plan_of(const Model& model, const Buffers& buffers, const Step& step);
 
-constexpr uint32_t kSplitWeightTiles = 8;  // of the router: one a warp
+constexpr uint32_t kSplitWeightTiles = 8;  // of the router, one for each warp
 INGOT_HD constexpr uint32_t splits_of(uint32_t weight_tiles) {
   return (weight_tiles + kSplitWeightTiles - 1) / kSplitWeightTiles;
 }
@@ -185,7 +186,7 @@ INGOT_HD inline decode_attention::Params attention_of(const Plan& s, const Layer
           .columns = l.o.format};
 }
 INGOT_HD inline ResidualProduct output_of(const Plan& s, const Layer& l) {
-  return {.columns = s.b.mixed,
+  return {.vectors = s.b.mixed,
           .bias = l.b_o,
           .w = l.o,
           .x = s.added(),
@@ -237,13 +238,13 @@ INGOT_HD inline Down down_of(const Plan& s, const Layer& l, uint32_t index) {
 }
 INGOT_HD inline Normed normed_of(const Plan& s, WeightFormat format) {
   return {
-      .columns = s.b.normed, .squares = s.b.router_squares, .parts = splits_of((s.hidden + 63) / 64), .format = format};
+      .vectors = s.b.normed, .squares = s.b.router_squares, .parts = splits_of((s.hidden + 63) / 64), .format = format};
 }
-INGOT_HD inline SmallBatchProduct several_of(const NormProduct& p, const Normed& x) {
+INGOT_HD inline SmallBatchProduct small_batch_product(const NormProduct& p, const Normed& x) {
   return {.x = x, .w = p.w, .bias = p.bias, .y = p.y, .y_stride = p.y_stride, .T = p.T, .eps = p.eps, .adds = false};
 }
-INGOT_HD inline SmallBatchProduct several_of(const ResidualProduct& p) {
-  return {.x = {.columns = const_cast<char*>(p.columns)},
+INGOT_HD inline SmallBatchProduct small_batch_product(const ResidualProduct& p) {
+  return {.x = {.vectors = const_cast<char*>(p.vectors)},
           .w = p.w,
           .bias = p.bias,
           .y = p.x,

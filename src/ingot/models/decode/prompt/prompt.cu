@@ -46,8 +46,7 @@ int64_t lay_out(const GptOssConfig& c, int64_t T, bool several, char* memory, Pr
   return at;
 }
 
-// The emulator does not know the kernels of products and attention: tests on the CPU bring their own
-// (prompt.emulated.test.cpp).
+// The emulator has no kernels for products and attention. Tests on the CPU bring their own (prompt.emulated.test.cpp).
 #if defined(INGOT_EMULATE) && !defined(INGOT_EMULATED_DEVICE)
 #define INGOT_PROMPTS_ON_HOST
 void attention_on_host(const Attention& a);
@@ -69,8 +68,7 @@ namespace {
 
 using prompts::kThreads;
 
-// Of so many tokens the router's kernel takes less time than tiles of a product, which are few
-// (docs/lab/gpt-oss-prompts.md).
+// Up to so many tokens the router's kernel is faster than the few tiles of a product (docs/lab/gpt-oss-prompts.md).
 constexpr int64_t kMostRouted = 1024;
 
 struct Run {
@@ -104,12 +102,12 @@ struct Run {
         .x = b.x, .y = b.normed, .stride = stride, .weight = weight, .C = uint32_t(c.hidden), .eps = float(c.norm_eps)};
   }
   void norm(const prompts::Norm& n) { launch("prompt norm", prompts::norm_kernel, p.T, n); }
-  // What the experts found joins x.
+  // Adds the results of the experts to x.
   prompts::Norm with_experts(prompts::Norm n) const {
     n.down = b.down, n.place = b.place, n.weights = b.weights, n.k = uint32_t(c.experts_per_token);
     return n;
   }
-  // Of several GPUs: x += all parts of what layer i's output or down adds, then y = norm(x).
+  // Over several GPUs: x += all parts of layer i's output or down, then y = norm(x).
   void norm_of_sum(const float* weight, bool down, size_t i) {
     prompts::RankNorm n{.norm = norm_of(weight),
                         .ranks = ranks,
@@ -186,13 +184,13 @@ struct Run {
   void router_logits(const Layer& l) {
     const int64_t E = c.experts, tokens = (p.T + prompts::kRouted - 1) / prompts::kRouted;
     if (p.T > kMostRouted) return product(l.router, l.b_router, normed(), matrix(b.router, DType::f32, p.T, E, E));
-    launch("prompt router", prompts::route_kernel, int64_t(l.router.bands) * tokens,
+    launch("prompt router", prompts::route_kernel, int64_t(l.router.row_tiles) * tokens,
            prompts::Route{.x = b.normed,
                           .w = l.router.data,
                           .bias = l.b_router,
                           .logits = b.router,
                           .stride = stride,
-                          .band_bytes = l.router.band_bytes,
+                          .row_tile_bytes = l.router.row_tile_bytes,
                           .T = uint32_t(p.T),
                           .E = uint32_t(E),
                           .C = uint32_t(c.hidden),
@@ -253,8 +251,8 @@ std::vector<int> prompt_kernels(const Model& m, const Prompt& p) {
   const Layer& l = m.layers[0];
   const int64_t sms = gpu::sm_count(p.device), S = p.T * m.config.experts_per_token, E = m.config.experts;
   const auto product = [&](const Matrix& w, int64_t rows, int64_t groups, bool gated = false) {
-    const auto tile = grouped::pick_tile(rows, groups, w.bands, sms, w.format, gated);
-    return tile.kernel * 100 + tile.bands;
+    const auto tile = grouped::pick_tile(rows, groups, w.row_tiles, sms, w.format, gated);
+    return tile.kernel * 100 + tile.row_tiles;
   };
   return {product(l.qkv, p.T, 1),
           product(l.o, p.T, 1),

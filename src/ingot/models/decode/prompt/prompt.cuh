@@ -1,5 +1,5 @@
 #pragma once
-// What stands between the products of a prompt: norms, rotation, who goes to which expert.
+// The kernels between the products of a prompt: norms, rotation, and the assignment of tokens to experts.
 #include <type_traits>
 
 #include "ingot/gpu/ptx/grid.cuh"
@@ -13,7 +13,7 @@ namespace ingot::decode::prompts {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-// The sum of all threads' numbers, in all threads, in one order.
+// The sum of all threads' numbers, in all threads, added in a fixed order.
 __device__ __forceinline__ float block_sum(float v) {
   auto& of_warp = tile::shared<float[kWarps]>();
   v = weight_tiles::lanes_sum(v);
@@ -25,28 +25,28 @@ __device__ __forceinline__ float block_sum(float v) {
   return sum;
 }
 
-// x (+)= what there is to add; y = norm(x). A block a token.
+// x (+)= the sum of the terms below; y = norm(x). A block for each token.
 struct Norm {
   float* x;
   bf16* y;
   int64_t stride;
-  const float* weight;  // null: only x
+  const float* weight;  // null: only x is computed
   uint32_t C;
   float eps;
   const bf16* table = nullptr;  // x = table[ids[t]]
   const int32_t* ids = nullptr;
-  const float* down = nullptr;  // x += sum of k rows of `down`, weighted, in the order of choice
+  const float* down = nullptr;  // x += the weighted sum of k rows of `down`, in the order of choice
   const int32_t* place = nullptr;
   const float* weights = nullptr;
   uint32_t k = 0;
-  bool first_part = false;  // x begins as zeros
+  bool first_part = false;  // x counts as zero
 };
 constexpr uint32_t kMostChoices = 64;  // k
 struct Choices {
   const float* row[kMostChoices];
   float weight[kMostChoices];
 };
-// Numbers c to c + kWide - 1 of a token: what there is to add is added and kept.
+// Adds the terms of numbers c to c + kWide - 1 of a token, and keeps the sum.
 template <int kWide>
 __device__ __forceinline__ void gather_up(const Norm& p, const Choices& m, int64_t t, uint32_t c, float (&v)[kWide]) {
   using Wide = std::conditional_t<kWide == 4, float4, float>;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void gather_up(const Norm& p, const Choices& m, int64
   } else {
     *reinterpret_cast<Wide*>(v) = *reinterpret_cast<const Wide*>(x + c);
   }
-  constexpr uint32_t kTogether = 4;  // rows that are on their way at once
+  constexpr uint32_t kTogether = 4;  // rows requested together
   for (uint32_t first = 0; first < p.k; first += kTogether) {
     alignas(16) float down[kTogether][kWide] = {};
 #pragma unroll
@@ -79,7 +79,7 @@ __device__ __forceinline__ void gather_up(const Norm& p, const Choices& m, int64
 }
 template <int kWide> __device__ __forceinline__ void norm(const Norm& p, const Choices& m, int64_t t) {
   using Narrow = std::conditional_t<kWide == 4, uint2, uint16_t>;
-  constexpr int kHeld = 3;  // of the first vectors of a thread, in registers
+  constexpr int kHeld = 3;  // of the first vectors of a thread, kept in registers
   constexpr uint32_t kStep = kWide * kThreads;
   alignas(16) float held[kHeld][kWide] = {};
   float squares = 0;
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(Norm p) {
   norm(p, m, t);
 }
 
-// The kernel before has made this rank's part of the next exchange.
+// The kernel before has written this rank's part of the next exchange.
 __global__ void say_ready_kernel(const __grid_constant__ megakernel::Exchange x) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
@@ -141,12 +141,12 @@ __global__ void say_ready_kernel(const __grid_constant__ megakernel::Exchange x)
   megakernel::say_ready(x, epoch);
   ptx::store_relaxed(x.epoch, epoch);
 }
-// x += the parts of this exchange, in the order of ranks; y = norm(x).
+// x += the parts of this exchange, in the order of the ranks; y = norm(x).
 struct RankNorm {
   Norm norm;
   Ranks ranks;
   const float* part[megakernel::kMostRanks];  // (T, stride)
-  uint32_t from, what;                        // from: which ranks have one, a bit each
+  uint32_t from, what;                        // from: a bit for each rank that has a part
 };
 __global__ void __launch_bounds__(kThreads) rank_norm_kernel(const __grid_constant__ RankNorm p) {
   auto& m = tile::shared<Choices>();
@@ -166,8 +166,8 @@ __global__ void __launch_bounds__(kThreads) rank_norm_kernel(const __grid_consta
   norm(all, m, blockIdx.x);
 }
 
-// Queries are rotated; keys too, and stored with the values: in the cache, and of sliding layers also in order, behind
-// the window before them. A block a token, those of the window before first.
+// Rotates queries and keys, and stores keys and values: in the cache, and for sliding layers also in order, behind the
+// window before them. A block for each token, the tokens of that window first.
 struct Rotate {
   const float *qkv, *cos, *sin;
   bf16 *q, *keys, *values;      // the layer's cache
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kThreads) rotate_kernel(Rotate p) {
   }
 }
 
-// What attention reads on the device, and where a product of one group begins and ends.
+// The arrays that attention reads on the device, and the bounds of a product of one group.
 __global__ void lengths_kernel(int32_t* whole, int32_t* keys, int32_t* sliding, int32_t T, int32_t n, int32_t m) {
   ptx::wait_for_earlier_kernels();
   if (threadIdx.x > 0) return;
@@ -224,27 +224,29 @@ __global__ void lengths_kernel(int32_t* whole, int32_t* keys, int32_t* sliding, 
   whole[1] = T, keys[1] = n, sliding[1] = m;
 }
 
-// logits = x w^T + bias of few rows of bf16 weights. A block kRouted rows of weights and as many tokens: more blocks
-// than tiles of a product, and the warps of one share K. Sums of warps are added in their order.
+// logits = x w^T + bias, for few rows of bf16 weights. A block takes kRouted rows of weights and as many tokens, which
+// gives more blocks than the tiles of a product would; its warps share K. The sums of the warps are added in their
+// order.
 constexpr uint32_t kRouted = 16;
 struct Route {
   const bf16* x;     // (T, stride), the first C of each
-  const uint8_t* w;  // bands of bf16 weight tiles
+  const uint8_t* w;  // row tiles of bf16 weight tiles
   const float* bias;
   float* logits;  // (T, E)
-  int64_t stride, band_bytes;
+  int64_t stride, row_tile_bytes;
   uint32_t T, E, C, weight_tiles;
 };
 __global__ void __launch_bounds__(kThreads) route_kernel(Route p) {
   auto& parts = tile::shared<float[kWarps][kRouted][kRouted + 1]>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const uint32_t bands = (p.E + kRouted - 1) / kRouted, band = blockIdx.x % bands;
-  const uint32_t first = blockIdx.x / bands * kRouted;
+  const uint32_t row_tiles = (p.E + kRouted - 1) / kRouted, row_tile = blockIdx.x % row_tiles;
+  const uint32_t first = blockIdx.x / row_tiles * kRouted;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, column = lane % 4 * 2;
   float sums[2][4] = {};
   for (uint32_t at = warp; at < p.weight_tiles; at += kWarps) {
-    const uint8_t* const weight_tile = p.w + band * p.band_bytes + at * weight_tiles::Form<WeightFormat::bf16>::kBytes;
+    const uint8_t* const weight_tile =
+        p.w + row_tile * p.row_tile_bytes + at * weight_tiles::Form<WeightFormat::bf16>::kBytes;
     uint32_t a[4][4], b[4][2][2];
 #pragma unroll
     for (uint32_t s = 0; s < 4; ++s) {
@@ -270,7 +272,7 @@ __global__ void __launch_bounds__(kThreads) route_kernel(Route p) {
     for (uint32_t i = 0; i < 4; ++i) parts[warp][g + i / 2 * 8][8 * block + column + i % 2] = sums[block][i];
   __syncthreads();
   static_assert(kThreads == kRouted * kRouted, "a thread a sum");
-  const uint32_t row = threadIdx.x % kRouted, token = threadIdx.x / kRouted, e = band * kRouted + row,
+  const uint32_t row = threadIdx.x % kRouted, token = threadIdx.x / kRouted, e = row_tile * kRouted + row,
                  t = first + token;
   float sum = 0;
 #pragma unroll
@@ -278,7 +280,7 @@ __global__ void __launch_bounds__(kThreads) route_kernel(Route p) {
   if (t < p.T && e < p.E) p.logits[int64_t(t) * p.E + e] = sum + p.bias[e];
 }
 
-// A warp a token.
+// A warp for each token.
 struct Choose {
   const float* logits;  // (T, E)
   uint32_t* chosen;
@@ -292,8 +294,8 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(Choose p) {
   if (t < p.T) routing::choose(p.logits + int64_t(t) * p.E, p.E, p.k, p.chosen + t * p.k, p.weights + t * p.k);
 }
 
-// A block an expert: its rows follow those of the experts before it, in the order of tokens. offsets[e] is where they
-// begin, place[s] where choice s has its row.
+// A block for each expert: its rows follow the rows of the experts before, in the order of tokens. offsets[e] is the
+// first row of expert e, place[s] the row of choice s.
 struct Places {
   const uint32_t* chosen;  // (S)
   int32_t *place, *offsets;
@@ -304,7 +306,7 @@ __global__ void __launch_bounds__(kThreads) places_kernel(Places p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t e = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  // Each warp has a range of choices: it counts those of this expert, then knows where its own begin.
+  // Each warp has a range of choices. It counts the choices of this expert, and then knows its first row.
   constexpr uint32_t kAhead = 4, kStep = 32 * kAhead;
   const uint32_t each = (p.S + kWarps * kStep - 1) / (kWarps * kStep) * kStep, begin = warp * each;
   const auto for_all = [&](auto&& use) {
@@ -323,7 +325,7 @@ __global__ void __launch_bounds__(kThreads) places_kernel(Places p) {
     here += uint32_t(__popc(all));
   });
   if (lane == 0) of_warp[warp] = here;
-  const float total = block_sum(less);  // its barrier is of_warp's, too
+  const float total = block_sum(less);  // its barrier also publishes of_warp
   if (threadIdx.x == 0) p.offsets[e] = int32_t(total);
   if (e == 0 && threadIdx.x == 0) p.offsets[p.E] = int32_t(p.S);
   uint32_t at = uint32_t(total);
@@ -335,7 +337,7 @@ __global__ void __launch_bounds__(kThreads) places_kernel(Places p) {
   });
 }
 
-// Rows of x to where their choices have their places. A block a token.
+// Copies each row of x to the rows of the token's choices. A block for each token.
 struct Gather {
   const bf16* from;
   bf16* to;

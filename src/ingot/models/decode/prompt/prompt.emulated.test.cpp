@@ -11,7 +11,7 @@ namespace ingot {
 
 // In place of the matrix kernels, which the emulator does not know.
 void grouped_linear(const GroupedLinear& a, Stream) {
-  const int64_t K = a.x.cols(), N = a.n, bytes = weight_tile_bands(N) * band_bytes(a.format, K);
+  const int64_t K = a.x.cols(), N = a.n, bytes = row_tile_count(N) * row_tile_bytes(a.format, K);
   const bool gated = a.y.dtype == DType::bf16;
   std::vector<double> w(size_t(N * K)), y(static_cast<size_t>(N));
   for (int64_t g = 0; g < a.groups; ++g) {

@@ -1,9 +1,9 @@
 #pragma once
-// Products for 2 to 16 tokens of a step. A unit is a band of a matrix, or of one of a bank's chosen experts; teams of
-// warps take units in turn. Each warp of a team has some weight tiles of every band, which are multiplied by all
-// columns of the step, and its next ones are on their way while it multiplies, whatever unit they belong to. Experts'
-// units are numbered by entry of the lists, band by band, and a block takes a run of them, so that all have about the
-// same number. What a token gets from a matrix depends on nothing but the two.
+// Products for 2 to 16 tokens of a step. A unit of work is a row tile of a matrix, or of the matrix in an expert slot;
+// teams of warps take the units in turn. Each warp of a team has some weight tiles of every row tile and multiplies
+// them by all activation vectors of the step. Its next weight tiles are on their way meanwhile, even those of the next
+// unit. The units of the experts are numbered by expert slot, row tile by row tile, and each block takes an equal run
+// of them. A token's result depends only on the token and the matrix, not on the other tokens.
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
@@ -13,14 +13,14 @@
 #include "ingot/models/decode/phased/stages.cuh"
 #include "ingot/models/decode/small_batch/small_batch_router.cuh"
 
-namespace ingot::decode::several {
+namespace ingot::decode::small_batch {
 
 constexpr uint32_t kWarps = 24, kThreads = 32 * kWarps;
-constexpr uint32_t kTeam = 3;         // warps that share an expert's band: of 2,880 numbers each has 15 weight tiles
-constexpr uint32_t kMatrixTeam = 12;  // that share any other band
+constexpr uint32_t kTeam = 3;  // warps that share a row tile of an expert: of 2,880 numbers each has 15 weight tiles
+constexpr uint32_t kMatrixTeam = 12;  // warps that share a row tile of any other matrix
 
-// --- a warp's weight tiles: pieces of some, copied to its own slots in shared memory, which no other warp reads.
-// (Loads to registers wait for each other: a warp has six counters for all that it has asked for.)
+// --- a warp's weight tiles: chunks of them are copied to the warp's own slots in shared memory. (Loads into registers
+// would wait for each other, because a warp has only six counters for outstanding loads.)
 
 constexpr uint32_t kMostSlots = 3;
 template <WeightFormat F> class Ring {
@@ -31,7 +31,7 @@ template <WeightFormat F> class Ring {
   __device__ __forceinline__ Ring(char* memory, uint32_t slots)
       : slots_(memory + threadIdx.x / 32 * slots * kSlotBytes), count_(slots), put_(0), taken_(0) {}
   __device__ __forceinline__ uint32_t slots() const { return count_; }
-  // By the whole warp, a piece into the slot after the last one, which is empty; lane l's bytes are from `from` on.
+  // By the whole warp: copies a chunk into the slot after the last one, which must be empty. `from`: this lane's bytes.
   __device__ __forceinline__ void put(const uint8_t* from, uint32_t weight_tiles) {
     const uint32_t mine = threadIdx.x % 32 * 16, to = ptx::shared_address(slots_ + put_) + mine;
     if (weight_tiles == kPiece) {
@@ -46,9 +46,10 @@ template <WeightFormat F> class Ring {
     advance(put_);
   }
   __device__ __forceinline__ void put_none() const { ptx::cp_async_commit_group(); }
-  // sum += the next piece's weight tiles times columns from byte `at` on. One piece is put after each.
+  // sum += the weight tiles of the next chunk times the activation vectors from byte `at` on. One chunk is put after
+  // each.
   template <int kBlocks>
-  __device__ __forceinline__ void multiply(uint32_t count, const char* const (&columns)[kBlocks], uint32_t at,
+  __device__ __forceinline__ void multiply(uint32_t count, const char* const (&vectors)[kBlocks], uint32_t at,
                                            float (&sum)[kBlocks][4]) {
     if (count_ == 3)
       ptx::cp_async_wait_group<2>();
@@ -58,19 +59,19 @@ template <WeightFormat F> class Ring {
       ptx::cp_async_wait_group<0>();
     __syncwarp();
     const char* const from = slots_ + taken_;
-    if (kBlocks == 1 && count == kPiece) {  // without a branch between them
+    if (kBlocks == 1 && count == kPiece) {  // no branch between the weight tiles
       weight_tiles::Stored<F> held[kPiece];
 #pragma unroll
       for (uint32_t u = 0; u < kPiece; ++u) load(held[u], from + u * kWeightTile);
 #pragma unroll
       for (uint32_t u = 0; u < kPiece; ++u)
-        weight_tiles::multiply<F>(held[u], columns, at + u * weight_tiles::kColumnBytes, sum);
+        weight_tiles::multiply<F>(held[u], vectors, at + u * weight_tiles::kVectorTileBytes, sum);
     } else {
 #pragma unroll 1
       for (uint32_t u = 0; u < count; ++u) {
         weight_tiles::Stored<F> held;
         load(held, from + u * kWeightTile);
-        weight_tiles::multiply<F>(held, columns, at + u * weight_tiles::kColumnBytes, sum);
+        weight_tiles::multiply<F>(held, vectors, at + u * weight_tiles::kVectorTileBytes, sum);
       }
     }
     __syncwarp();
@@ -93,24 +94,25 @@ template <WeightFormat F> class Ring {
   }
   char* const slots_;
   const uint32_t count_;
-  uint32_t put_, taken_;  // where the next ones are, in bytes
+  uint32_t put_, taken_;  // the slots that come next, in bytes
 };
 
 // --- a team's units
 
 struct Unit {
-  uint32_t index, entry, band;
+  uint32_t index, expert_slot, row_tile;
 };
 __device__ __forceinline__ const uint8_t* data_of(const Matrix& w, const int32_t* expert, const Unit& u) {
-  return w.data + (expert == nullptr ? 0 : uint32_t(expert[u.entry]) * w.matrix_bytes) + u.band * w.band_bytes;
+  return w.data + (expert == nullptr ? 0 : uint32_t(expert[u.expert_slot]) * w.matrix_bytes) +
+         u.row_tile * w.row_tile_bytes;
 }
-// Of the warps' sums, of two units in turn.
+// The sums of all warps, for two units in turn.
 template <int kCols> constexpr int64_t kSumsBytes = 2 * int64_t(kWarps) * kBlocks8<kCols> * 512;
 template <int kCols> struct Memory {
   float rstd[kCols];
-  uint32_t entries;  // of the lists
+  uint32_t expert_slots;  // of the lists
 };
-// What a block needs beside columns and lists, with a slot a warp.
+// Shared memory that a block needs beside activation vectors and lists, with one slot for each warp.
 INGOT_HD constexpr int64_t least_bytes(uint32_t T) {
   return (T <= 8 ? kSumsBytes<8> : kSumsBytes<16>)+int64_t(kWarps) * Ring<WeightFormat::bf16>::kSlotBytes;
 }
@@ -119,38 +121,38 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
 
  public:
   static constexpr int kBlocks = kBlocks8<kCols>;
-  // A block's run of the units of `count` experts, which `expert` in shared memory names. kSumsBytes at `sums`.
+  // A block's run of the units of the `count` experts named by `expert` in shared memory. `sums`: kSumsBytes.
   __device__ __forceinline__ Bank(const Matrix& w, const Ring<F>& ring, char* sums, const int32_t* expert,
                                   uint32_t count, At at)
-      : Bank(w, ring, sums, expert, uint32_t(uint64_t(at.block) * count * w.bands / at.blocks),
-             uint32_t(uint64_t(at.block + 1) * count * w.bands / at.blocks), 1) {}
-  // Of one matrix each of `blocks` blocks takes every blocks-th band.
+      : Bank(w, ring, sums, expert, uint32_t(uint64_t(at.block) * count * w.row_tiles / at.blocks),
+             uint32_t(uint64_t(at.block + 1) * count * w.row_tiles / at.blocks), 1) {}
+  // Of one matrix, each block takes every `blocks`-th row tile.
   __device__ __forceinline__ Bank(const Matrix& w, const Ring<F>& ring, char* sums, At at)
-      : Bank(w, ring, sums, nullptr, at.block, w.bands, at.blocks) {}
+      : Bank(w, ring, sums, nullptr, at.block, w.row_tiles, at.blocks) {}
 
   __device__ __forceinline__ uint32_t first() const { return first_; }
   __device__ __forceinline__ uint32_t end() const { return end_; }
-  // The first pieces.
+  // Puts the first chunks.
   __device__ __forceinline__ void ask() {
     for (uint32_t i = 0; i < ring_.slots(); ++i) put_ahead();
   }
-  // The team's units before `stop`: columns(unit, mine) says where this lane's columns are, prepare(unit, ends) brings
-  // what finish(unit, sums, that) takes, which happens in one warp of the team for each unit: lane 4 g + t has rows g
-  // and g + 8 of columns 2 t and 2 t + 1 of every 8.
-  template <class Columns, class Prepare, class Finish>
-  __device__ __forceinline__ void multiply(uint32_t stop, Columns&& columns, Prepare&& prepare, Finish&& finish) {
+  // Multiplies the team's units before `stop`. vectors(unit, mine) sets where this lane's activation vectors lie.
+  // prepare(unit, ends) prefetches the constants that finish(unit, sums, constants) takes. One warp of the team
+  // finishes each unit: its lane 4 g + t has rows g and g + 8 of the activation vectors 2 t and 2 t + 1 of every 8.
+  template <class Vectors, class Prepare, class Finish>
+  __device__ __forceinline__ void multiply(uint32_t stop, Vectors&& vectors, Prepare&& prepare, Finish&& finish) {
     const uint32_t team = threadIdx.x / (32 * kTeam), warp = threadIdx.x / 32 % kTeam, lane = threadIdx.x % 32;
 #pragma unroll 1
     while (here_.index < stop) {
       const bool ends = turn_ == warp;
       auto prepared = prepare(here_, ends);
       const char* mine[kBlocks];
-      columns(here_, mine);
+      vectors(here_, mine);
       float sum[kBlocks][4] = {};
 #pragma unroll 1
       for (uint32_t r = 0; r < rounds_; ++r) {
         ring_.multiply(r + 1 < rounds_ ? Ring<F>::kPiece : last_, mine,
-                       (mine_ + r * Ring<F>::kPiece) * weight_tiles::kColumnBytes, sum);
+                       (mine_ + r * Ring<F>::kPiece) * weight_tiles::kVectorTileBytes, sum);
         put_ahead();
       }
       float4* const part = sums_ + parity_ * kWarps * kBlocks * 32 + lane;
@@ -172,7 +174,7 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
         }
         finish(here_, sum, prepared);
       }
-      parity_ ^= 1;  // whoever ends this unit has done so before the next one's barrier
+      parity_ ^= 1;  // the warp that finishes this unit has done so before the next unit's barrier
       turn_ = turn_ + 1 == kTeam ? 0 : turn_ + 1;
       advance(here_);
     }
@@ -190,26 +192,26 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
         ring_(ring) {
     const uint32_t warp = threadIdx.x / 32 % kTeam, each = (w.weight_tiles + kTeam - 1) / kTeam;
     mine_ = min(warp * each, w.weight_tiles);
-    const uint32_t weight_tiles = min(each, w.weight_tiles - mine_);  // the last warps have fewer rounds, or none
+    const uint32_t weight_tiles = min(each, w.weight_tiles - mine_);  // the last warps may have fewer rounds, or none
     rounds_ = (weight_tiles + Ring<F>::kPiece - 1) / Ring<F>::kPiece;
     last_ = weight_tiles - (rounds_ > 0 ? (rounds_ - 1) * Ring<F>::kPiece : 0);
-    here_.index = here_.band = first + threadIdx.x / (32 * kTeam) * step;
-    here_.entry = 0;
-    if (expert != nullptr) here_.entry = here_.index / w.bands, here_.band = here_.index % w.bands;
+    here_.index = here_.row_tile = first + threadIdx.x / (32 * kTeam) * step;
+    here_.expert_slot = 0;
+    if (expert != nullptr) here_.expert_slot = here_.index / w.row_tiles, here_.row_tile = here_.index % w.row_tiles;
     ahead_ = here_, left_ = rounds_;
     find();
   }
   __device__ __forceinline__ void advance(Unit& u) const {
-    u.index += kTeams * step_, u.band += kTeams * step_;
-    while (expert_ != nullptr && u.band >= w_.bands) u.band -= w_.bands, ++u.entry;
+    u.index += kTeams * step_, u.row_tile += kTeams * step_;
+    while (expert_ != nullptr && u.row_tile >= w_.row_tiles) u.row_tile -= w_.row_tiles, ++u.expert_slot;
   }
-  // Where this lane's part of `ahead_` begins; null: nowhere.
+  // Finds where this lane's part of `ahead_` begins; null where there is none.
   __device__ __forceinline__ void find() {
     from_ = nullptr;
     if (ahead_.index < end_ && rounds_ > 0)
       from_ = data_of(w_, expert_, ahead_) + mine_ * Ring<F>::kWeightTile + threadIdx.x % 32 * 16;
   }
-  // The next piece that nobody has asked for, if there is one.
+  // Puts the next chunk that has not been requested, if there is one.
   __device__ __forceinline__ void put_ahead() {
     if (from_ == nullptr) return ring_.put_none();
     const bool last = --left_ == 0;
@@ -221,27 +223,27 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
   const Matrix& w_;
   const int32_t* const expert_;
   const uint32_t first_, end_, step_;
-  uint32_t mine_, rounds_, last_;  // of every band: first weight tile, pieces, weight tiles of the last
+  uint32_t mine_, rounds_, last_;  // of every row tile: first weight tile, chunks, weight tiles of the last chunk
   Unit here_, ahead_;
-  uint32_t left_;  // pieces of `ahead_`
+  uint32_t left_;  // chunks of `ahead_` that are not requested
   const uint8_t* from_ = nullptr;
   float4* const sums_;
   uint32_t parity_ = 0, turn_ = 0;
   Ring<F> ring_;
 };
 
-// What rows g and g + 8 of a band are multiplied by, of fp8.
+// The fp8 scales of rows g and g + 8.
 template <WeightFormat F, int kScales>
-__device__ __forceinline__ void row_scales(const Matrix& w, const uint8_t* band, float (&scale)[kScales]) {
-  if constexpr (F == WeightFormat::fp8) weight_tiles::load_row_scales(band, w.weight_tiles, scale);
+__device__ __forceinline__ void row_scales(const Matrix& w, const uint8_t* row_tile, float (&scale)[kScales]) {
+  if constexpr (F == WeightFormat::fp8) weight_tiles::load_row_scales(row_tile, w.weight_tiles, scale);
 }
 
-// `count` columns to shared memory, column i from row_of(i) of those in global memory, past L1.
+// Copies `count` activation vectors to shared memory, past L1: vector i is row_of(i) in global memory.
 template <class Row>
 __device__ __forceinline__ void stage(char* to, const char* from, uint32_t numbers, uint32_t count, Row&& row_of) {
-  const uint32_t pieces = uint32_t(weight_tiles::column_bytes(numbers)) / 16,
-                 stride = weight_tiles::column_stride(numbers);
-  constexpr uint32_t kHeld = 5;  // pieces of 16 bytes on their way at once
+  const uint32_t pieces = uint32_t(weight_tiles::vector_bytes(numbers)) / 16,
+                 stride = weight_tiles::vector_stride(numbers);
+  constexpr uint32_t kHeld = 5;  // 16-byte words requested together
 #pragma unroll 1
   for (uint32_t first = threadIdx.x; first < count * pieces; first += kHeld * kThreads) {
     uint4 held[kHeld] = {};
@@ -255,29 +257,29 @@ __device__ __forceinline__ void stage(char* to, const char* from, uint32_t numbe
         *reinterpret_cast<uint4*>(to + i / pieces * stride + i % pieces * 16) = held[u];
   }
 }
-// The same of the first `count` ones, on their way without registers. A thread's own are there after
-// cp_async_wait_group<0>(), which must come before the first weights are asked for.
-__device__ __forceinline__ void ask_columns(char* to, const char* from, uint32_t numbers, uint32_t count) {
-  const uint32_t pieces = uint32_t(weight_tiles::column_bytes(numbers)) / 16,
-                 stride = weight_tiles::column_stride(numbers);
+// The same for the first `count` vectors, asynchronously and without registers. A thread's own words are complete after
+// cp_async_wait_group<0>(), which must come before the first weights are requested.
+__device__ __forceinline__ void prefetch_vectors(char* to, const char* from, uint32_t numbers, uint32_t count) {
+  const uint32_t pieces = uint32_t(weight_tiles::vector_bytes(numbers)) / 16,
+                 stride = weight_tiles::vector_stride(numbers);
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < count * pieces; i += kThreads)
     ptx::cp_async<16>(ptx::shared_address(to + i / pieces * stride + i % pieces * 16), from + int64_t(i) * 16);
   ptx::cp_async_commit_group();
 }
-// Of normed columns, before a barrier, what their products are multiplied by in the end.
+// Before a barrier: the factor 1 / rms of each normalized activation vector.
 __device__ __forceinline__ void put_rstd(const Normed& x, uint32_t T, uint32_t C, float eps, float* rstd) {
   if (threadIdx.x >= T) return;
   float sum = 0;
-  for (uint32_t s = 0; s < x.parts; ++s) sum += __ldcg(x.squares + s * kColumns + threadIdx.x);
+  for (uint32_t s = 0; s < x.parts; ++s) sum += __ldcg(x.squares + s * kMostTokens + threadIdx.x);
   rstd[threadIdx.x] = 1 / sqrtf(sum / float(C) + eps);
 }
-// This lane's columns, where all units share them.
-template <int kCols> struct SameColumns {
+// This lane's activation vectors, where all units have the same.
+template <int kCols> struct SameVectors {
   const char* (&mine)[kBlocks8<kCols>];
-  __device__ __forceinline__ void operator()(const Unit&, const char* (&columns)[kBlocks8<kCols>]) const {
+  __device__ __forceinline__ void operator()(const Unit&, const char* (&vectors)[kBlocks8<kCols>]) const {
 #pragma unroll
-    for (int k = 0; k < kBlocks8<kCols>; ++k) columns[k] = mine[k];
+    for (int k = 0; k < kBlocks8<kCols>; ++k) vectors[k] = mine[k];
   }
 };
 template <WeightFormat F> struct Prepared {
@@ -288,12 +290,12 @@ template <WeightFormat F> struct Prepared {
   }
 };
 
-// --- one matrix: y = columns W^T + b, or added to what is there
+// --- one matrix: y = vectors W^T + b, or y += the same
 
 template <WeightFormat F, int kCols>
 __device__ __forceinline__ void product(const SmallBatchProduct& p, uint32_t slots, At at, char* memory) {
   auto& m = tile::shared<Memory<kCols>>();
-  const uint32_t stride = weight_tiles::column_stride(p.w.cols), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const uint32_t stride = weight_tiles::vector_stride(p.w.cols), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const Ring<F> ring(memory, slots);
   char* const sums = memory + slots * kWarps * Ring<F>::kSlotBytes;
   Bank<F, kCols, kMatrixTeam> bank(p.w, ring, sums, at);
@@ -301,16 +303,16 @@ __device__ __forceinline__ void product(const SmallBatchProduct& p, uint32_t slo
   memory = sums + kSumsBytes<kCols>;
   ptx::wait_for_earlier_kernels();
   if (p.x.parts > 0) put_rstd(p.x, p.T, p.w.cols, p.eps, m.rstd);
-  stage(memory, p.x.columns, p.w.cols, p.T, [](uint32_t j) { return j; });
+  stage(memory, p.x.vectors, p.w.cols, p.T, [](uint32_t j) { return j; });
   __syncthreads();
   const char* mine[kBlocks8<kCols>];
-  weight_tiles::lane_columns(memory, stride, p.T, mine);
+  weight_tiles::lane_vectors(memory, stride, p.T, mine);
   bank.multiply(
-      bank.end(), SameColumns<kCols>{mine},
+      bank.end(), SameVectors<kCols>{mine},
       [&](const Unit& u, bool ends) {
         Prepared<F> r;
         if (!ends) return r;
-        const uint32_t n = 16 * u.band + g;
+        const uint32_t n = 16 * u.row_tile + g;
         if (p.bias != nullptr)
           r.bias[0] = n < p.w.rows ? p.bias[n] : 0, r.bias[1] = n + 8 < p.w.rows ? p.bias[n + 8] : 0;
         row_scales<F>(p.w, data_of(p.w, nullptr, u), r.row_scale);
@@ -323,10 +325,10 @@ __device__ __forceinline__ void product(const SmallBatchProduct& p, uint32_t slo
           for (int c = 0; c < 2; ++c) {
             const uint32_t j = 8 * k + 2 * t + c;
             if (j >= p.T) continue;
-            const float scale = (p.x.parts > 0 ? m.rstd[j] : 1) * weight_tiles::Form<F>::kDrop;
+            const float scale = (p.x.parts > 0 ? m.rstd[j] : 1) * weight_tiles::Form<F>::kOutputScale;
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-              const uint32_t n = 16 * u.band + g + 8 * h;
+              const uint32_t n = 16 * u.row_tile + g + 8 * h;
               if (n >= p.w.rows) continue;
               float* const y = p.y + j * p.y_stride + n;
               *y = (p.adds ? __ldcg(y) : 0) + (sum[k][c + 2 * h] * (scale * r.scale(h)) + r.bias[h]);
@@ -337,11 +339,12 @@ __device__ __forceinline__ void product(const SmallBatchProduct& p, uint32_t slo
 
 // --- gate and up
 
-// By all blocks together: the router, to whose end each comes by itself. Leaves a block the columns, the experts of its
-// lists and what list_tokens() needs at `memory`, of which it returns how many there are. Waits for earlier kernels.
+// The router, computed by all blocks together; each block evaluates the end of it for itself. Leaves the activation
+// vectors, the experts of the lists and the input of list_tokens() at `memory`; returns the number of expert slots.
+// Waits for earlier kernels.
 template <int kCols>
 __device__ __forceinline__ uint32_t choose(const Routed& routed, const GateUp& p, const Normed& x, At at, char* memory,
-                                           char* columns, const routing::Copy& lists) {
+                                           char* vectors, const routing::Copy& lists) {
   auto& m = tile::shared<Memory<kCols>>();
   const Router& r = routed.router;
   const ChoiceMemory choice(memory, r.T, r.w.rows, r.k);
@@ -349,15 +352,15 @@ __device__ __forceinline__ uint32_t choose(const Routed& routed, const GateUp& p
   route_wide<kCols, kThreads>(r, x, at,
                               *reinterpret_cast<RouterRoom<kCols>*>(memory + choice_bytes(r.T, r.w.rows, r.k)));
   tile::grid_barrier(routed.counter, routed.watch, routed.what);
-  ask_columns(columns, x.columns, p.w.cols, p.T);
+  prefetch_vectors(vectors, x.vectors, p.w.cols, p.T);
   put_rstd(x, p.T, p.w.cols, p.eps, m.rstd);
-  several::choose_experts(r, choice);
+  small_batch::choose_experts(r, choice);
   ptx::cp_async_wait_group<0>();
-  return list_experts(choice, r.T, r.w.rows, r.k, m.entries, lists);
+  return list_experts(choice, r.T, r.w.rows, r.k, m.expert_slots, lists);
 }
 
-// Lets the next kernel start when the lists are there, which that one reads before it waits. Without a router these and
-// the columns are an earlier kernel's.
+// Trigger the dependent launch after the expert lists are written, because the next kernel reads them before its grid
+// wait. Without a router, an earlier kernel has written the lists and the activation vectors.
 template <WeightFormat F, int kCols>
 __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const Routed& routed, uint32_t slots, At at,
                                         char* memory) {
@@ -365,7 +368,7 @@ __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const 
   char* const sums = memory + slots * kWarps * Ring<F>::kSlotBytes;
   memory = sums + kSumsBytes<kCols>;
   auto& m = tile::shared<Memory<kCols>>();
-  const uint32_t stride = weight_tiles::column_stride(p.w.cols), width = p.w.rows / 2;
+  const uint32_t stride = weight_tiles::vector_stride(p.w.cols), width = p.w.rows / 2;
   const bool routes = routed.counter != nullptr;
   const routing::Copy lists = copy_at<kCols>(memory + p.T * stride, p.most);
   uint32_t count;
@@ -385,7 +388,7 @@ __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const 
     const Router& r = routed.router;
     list_tokens<kCols>(ChoiceMemory(sums, r.T, r.w.rows, r.k), r.T, r.k, lists);
   } else {
-    stage(memory, x.columns, p.w.cols, p.T, [](uint32_t j) { return j; });
+    stage(memory, x.vectors, p.w.cols, p.T, [](uint32_t j) { return j; });
   }
   __syncthreads();
   if (routes) {
@@ -394,26 +397,26 @@ __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const 
   }
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool odd =
-      g % 2 != 0;  // rows 2 c and 2 c + 1 are gate and up of channel c: even lanes end row g's, odd g + 8's
+      g % 2 != 0;  // rows 2 c and 2 c + 1 are gate and up of channel c: even lanes finish row g, odd lanes row g + 8
   const uint32_t channel = g / 2 + (odd ? 4 : 0);
   const char* mine[kBlocks8<kCols>];
-  weight_tiles::lane_columns(memory, stride, p.T, mine);
+  weight_tiles::lane_vectors(memory, stride, p.T, mine);
   bank.multiply(
-      bank.end(), SameColumns<kCols>{mine},
+      bank.end(), SameVectors<kCols>{mine},
       [&](const Unit& u, bool ends) {
         Prepared<F> r;
-        const uint32_t n = 8 * u.band + channel;
+        const uint32_t n = 8 * u.row_tile + channel;
         if (!ends) return r;
         if (n < width) {
           const float2 bias =
-              *reinterpret_cast<const float2*>(p.bias + (int64_t(lists.expert[u.entry]) * width + n) * 2);
+              *reinterpret_cast<const float2*>(p.bias + (int64_t(lists.expert[u.expert_slot]) * width + n) * 2);
           r.bias[0] = bias.x, r.bias[1] = bias.y;
         }
         row_scales<F>(p.w, data_of(p.w, lists.expert, u), r.row_scale);
         return r;
       },
       [&](const Unit& u, const float(&sum)[kBlocks8<kCols>][4], const Prepared<F>& r) {
-        const uint32_t n = 8 * u.band + channel;
+        const uint32_t n = 8 * u.row_tile + channel;
 #pragma unroll
         for (int k = 0; k < kBlocks8<kCols>; ++k)
 #pragma unroll
@@ -421,11 +424,11 @@ __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const 
             const float low = sum[k][c] * r.scale(0), high = sum[k][2 + c] * r.scale(1);
             const float other = __shfl_xor_sync(~0u, odd ? low : high, 4);
             const uint32_t j = 8 * k + 2 * t + c;
-            const int32_t row = lists.row[u.entry * kCols + j];
+            const int32_t row = lists.row[u.expert_slot * kCols + j];
             if (row < 0 || n >= width) continue;
-            const float scale = m.rstd[j] * weight_tiles::Form<F>::kDrop;
+            const float scale = m.rstd[j] * weight_tiles::Form<F>::kOutputScale;
             const float gate = (odd ? other : low) * scale + r.bias[0], up = (odd ? high : other) * scale + r.bias[1];
-            weight_tiles::put(p.hidden + row * weight_tiles::column_bytes(width), p.down, n,
+            weight_tiles::put(p.hidden + row * weight_tiles::vector_bytes(width), p.down, n,
                               gated(gate, up, p.limit, p.alpha));
           }
       });
@@ -433,19 +436,20 @@ __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const 
 
 // --- down
 
-// Which of the columns that the lists name lie in shared memory: those of some entries, one after the other.
+// Which activation vectors lie in shared memory: those of some expert slots, one after the other.
 struct Staged {
   uint32_t* row;    // (room): of p.hidden
-  uint32_t* place;  // (most, kCols): where an entry's columns are; of tokens that chose others, another's
+  uint32_t* place;  // (most, kCols): place of a slot's vector; any vector for tokens that did not choose the expert
 };
-INGOT_HD constexpr int64_t staged_bytes(int64_t room, int64_t most, int64_t columns) {
-  return 4 * (room + most * columns);
+INGOT_HD constexpr int64_t staged_bytes(int64_t room, int64_t most, int64_t vectors) {
+  return 4 * (room + most * vectors);
 }
 
-// By a block, before a barrier: as many entries from `first` on as have room, at least one. Returns the next one.
+// By a block, before a barrier: places as many expert slots from `first` on as there is room for, at least one. Returns
+// the slot after them.
 template <int kCols>
-__device__ __forceinline__ uint32_t place_columns(const routing::Copy& lists, uint32_t first, uint32_t end,
-                                                  uint32_t room, const Staged& s, uint32_t& columns) {
+__device__ __forceinline__ uint32_t place_vectors(const routing::Copy& lists, uint32_t first, uint32_t end,
+                                                  uint32_t room, const Staged& s, uint32_t& vectors) {
   const uint32_t lane = threadIdx.x % 32;
   uint32_t used = 0, e = first;
 #pragma unroll 1
@@ -460,7 +464,7 @@ __device__ __forceinline__ uint32_t place_columns(const routing::Copy& lists, ui
     }
     used += more;
   }
-  columns = used;
+  vectors = used;
   return e;
 }
 
@@ -469,7 +473,7 @@ __device__ __forceinline__ void down(const Down& p, const ChoiceSums& to, uint32
   const Ring<F> ring(memory, slots);
   char* const sums = memory + slots * kWarps * Ring<F>::kSlotBytes;
   memory = sums + kSumsBytes<kCols>;
-  const uint32_t stride = weight_tiles::column_stride(p.w.cols), count = __ldcg(p.lists.count);
+  const uint32_t stride = weight_tiles::vector_stride(p.w.cols), count = __ldcg(p.lists.count);
   char* const after = memory + to.room * stride;
   const routing::Copy lists = routing::copy_lists<kCols>(after, p.lists, p.most);
   const Staged staged{reinterpret_cast<uint32_t*>(after + routing::copy_bytes(p.most, kCols)),
@@ -479,27 +483,28 @@ __device__ __forceinline__ void down(const Down& p, const ChoiceSums& to, uint32
   bank.ask();
   ptx::wait_for_earlier_kernels();
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const uint32_t last = (bank.end() + p.w.bands - 1) / p.w.bands;
+  const uint32_t last = (bank.end() + p.w.row_tiles - 1) / p.w.row_tiles;
 #pragma unroll 1
   for (uint32_t first = bank.first(); first < bank.end();) {
-    uint32_t columns;
-    const uint32_t entry = place_columns<kCols>(lists, first / p.w.bands, last, to.room, staged, columns);
+    uint32_t vectors;
+    const uint32_t expert_slot = place_vectors<kCols>(lists, first / p.w.row_tiles, last, to.room, staged, vectors);
     __syncthreads();
-    stage(memory, p.hidden, p.w.cols, columns, [&](uint32_t i) { return staged.row[i]; });
+    stage(memory, p.hidden, p.w.cols, vectors, [&](uint32_t i) { return staged.row[i]; });
     __syncthreads();
-    const uint32_t stop = min(bank.end(), entry * p.w.bands);
+    const uint32_t stop = min(bank.end(), expert_slot * p.w.row_tiles);
     bank.multiply(
         stop,
         [&](const Unit& u, const char*(&mine)[kBlocks8<kCols>]) {
 #pragma unroll
           for (int k = 0; k < kBlocks8<kCols>; ++k)
-            mine[k] = memory + staged.place[u.entry * kCols + 8 * k + g] * stride + t * 16;
+            mine[k] = memory + staged.place[u.expert_slot * kCols + 8 * k + g] * stride + t * 16;
         },
         [&](const Unit& u, bool ends) {
           Prepared<F> r;
           if (!ends) return r;
-          const uint32_t n = 16 * u.band + g;
-          const float* const bias = p.bias == nullptr ? nullptr : p.bias + int64_t(lists.expert[u.entry]) * p.w.rows;
+          const uint32_t n = 16 * u.row_tile + g;
+          const float* const bias =
+              p.bias == nullptr ? nullptr : p.bias + int64_t(lists.expert[u.expert_slot]) * p.w.rows;
           if (bias != nullptr) r.bias[0] = n < p.w.rows ? bias[n] : 0, r.bias[1] = n + 8 < p.w.rows ? bias[n + 8] : 0;
           row_scales<F>(p.w, data_of(p.w, lists.expert, u), r.row_scale);
           return r;
@@ -509,21 +514,21 @@ __device__ __forceinline__ void down(const Down& p, const ChoiceSums& to, uint32
           for (int k = 0; k < kBlocks8<kCols>; ++k)
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
-              const uint32_t i = u.entry * kCols + 8 * k + 2 * t + c;
+              const uint32_t i = u.expert_slot * kCols + 8 * k + 2 * t + c;
               const int32_t row = lists.row[i];
               if (row < 0) continue;
               const float weight = lists.weight[i];
 #pragma unroll
               for (int h = 0; h < 2; ++h) {
-                const uint32_t n = 16 * u.band + g + 8 * h;
-                const float y = sum[k][c + 2 * h] * (r.scale(h) * weight_tiles::Form<F>::kDrop) + r.bias[h];
+                const uint32_t n = 16 * u.row_tile + g + 8 * h;
+                const float y = sum[k][c + 2 * h] * (r.scale(h) * weight_tiles::Form<F>::kOutputScale) + r.bias[h];
                 if (n < p.w.rows) to.sums[row * to.stride + n] = weight * y;
               }
             }
         });
     first = stop;
-    __syncthreads();  // before others' columns come
+    __syncthreads();  // before the next activation vectors overwrite these
   }
 }
 
-}  // namespace ingot::decode::several
+}  // namespace ingot::decode::small_batch

@@ -1,39 +1,40 @@
 #pragma once
-// The router of several tokens: the columns of gate and up, each token's choice, the lists of all.
+// The router of a small batch: the activation vectors of gate and up, the choice of each token, and the lists of all
+// tokens.
 #include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/models/decode/small_batch/small_batch_sums.cuh"
 
-namespace ingot::decode::several {
+namespace ingot::decode::small_batch {
 
-// Of what route() has staged, columns of the next product: a token or some by each of its bands' blocks, by half of
-// their threads.
-__device__ __forceinline__ void put_normed(const Router& p, const Normed& to, const char* columns, uint32_t band,
+// Writes activation vectors of the next product from what route() has in shared memory. The blocks of a row tile share
+// the tokens; half of the threads of a block write.
+__device__ __forceinline__ void put_normed(const Router& p, const Normed& to, const char* vectors, uint32_t row_tile,
                                            uint32_t split) {
   constexpr uint32_t kFirst = weight_tiles::kThreads / 2;
   const uint32_t first = split * kSplitWeightTiles * 64,
                  end = min(first + kSplitWeightTiles * 64, p.w.weight_tiles * 64);
   if (threadIdx.x < kFirst) return;
-  for (uint32_t t = band; t < p.T; t += p.w.bands)
+  for (uint32_t t = row_tile; t < p.T; t += p.w.row_tiles)
     for (uint32_t c = first + 4 * (threadIdx.x - kFirst); c < end; c += 4 * kFirst) {
       float v[4];
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i)
-        v[i] = float(*reinterpret_cast<const bf16*>(columns + t * weight_tiles::column_stride(p.w.cols) +
+        v[i] = float(*reinterpret_cast<const bf16*>(vectors + t * weight_tiles::vector_stride(p.w.cols) +
                                                     2 * weight_tiles::place(false, c + i)));
       put_normed(to, t, p.w.cols, c, v);
     }
 }
 
-// A token a warp: its logits, of which all parts are asked for at once, and its choice.
+// A warp for each token: adds its logits, whose parts are all requested together, and chooses.
 __device__ __forceinline__ void choose_experts(const Router& p, const ChoiceMemory& m) {
   const uint32_t E = p.w.rows, lane = threadIdx.x % 32;
   constexpr uint32_t kHeld = 6, kItems = 4;
 #pragma unroll 1
   for (uint32_t t = threadIdx.x / 32; t < p.T; t += blockDim.x / 32) {
     float squares = 0;
-    for (uint32_t s = lane; s < p.splits; s += 32) squares += __ldcg(p.squares + s * kColumns + t);
+    for (uint32_t s = lane; s < p.splits; s += 32) squares += __ldcg(p.squares + s * kMostTokens + t);
     float* const logits = m.logits + t * E;
 #pragma unroll 1
     for (uint32_t of_all = 0; of_all < E; of_all += 32 * kItems) {
@@ -49,7 +50,7 @@ __device__ __forceinline__ void choose_experts(const Router& p, const ChoiceMemo
 #pragma unroll
           for (uint32_t u = 0; u < kItems; ++u)
             part[s][u] = first + s < p.splits && begin + 32 * u < E
-                             ? __ldcg(p.part + ((first + s) * kColumns + t) * E + begin + 32 * u)
+                             ? __ldcg(p.part + ((first + s) * kMostTokens + t) * E + begin + 32 * u)
                              : 0;
 #pragma unroll
         for (uint32_t s = 0; s < kHeld; ++s)
@@ -67,9 +68,9 @@ __device__ __forceinline__ void choose_experts(const Router& p, const ChoiceMemo
   __syncthreads();
 }
 
-// The lists of all, by all threads of a block, in three steps: before anybody's choice is known, when it is, and what
-// is not needed before a product ends. Between them barriers. `to`: a block's own, as copy_lists() gives them; with
-// kCols = kTokens also those in global memory.
+// The lists of all tokens, written by all threads of a block in three steps with barriers between them: before any
+// choice is known, when the choices are known, and what is needed only when a product ends. `to`: the block's own
+// lists, as copy_lists() places them; with kCols = kTokens also the lists in global memory.
 template <int kCols>
 __device__ __forceinline__ void begin_lists(const ChoiceMemory& m, uint32_t E, uint32_t most, const routing::Copy& to) {
 #pragma unroll 1
@@ -77,9 +78,9 @@ __device__ __forceinline__ void begin_lists(const ChoiceMemory& m, uint32_t E, u
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < most * kCols; i += blockDim.x) to.weight[i] = 0, to.row[i] = -1;
 }
-// Of the experts in their order. Returns after a barrier, with how many there are.
+// Lists the experts in their order. Returns after a barrier, with the number of expert slots.
 __device__ __forceinline__ uint32_t list_experts(const ChoiceMemory& m, uint32_t T, uint32_t E, uint32_t k,
-                                                 uint32_t& entries, const routing::Copy& to) {
+                                                 uint32_t& expert_slots, const routing::Copy& to) {
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < T * k; i += blockDim.x) m.first[m.chosen[i]] = 1;
@@ -90,19 +91,19 @@ __device__ __forceinline__ uint32_t list_experts(const ChoiceMemory& m, uint32_t
   };
   uint32_t before = 0, next = 0;
 #pragma unroll 1
-  for (uint32_t chunk = threadIdx.x / 32; 32 * chunk < E; chunk += blockDim.x / 32) {  // a warp 32 experts
+  for (uint32_t chunk = threadIdx.x / 32; 32 * chunk < E; chunk += blockDim.x / 32) {  // a warp for 32 experts
 #pragma unroll 1
     for (; next < chunk; ++next) before += uint32_t(__popc(chosen_of(next)));
     const uint32_t e = 32 * chunk + lane, all = chosen_of(chunk);
     if ((all >> lane & 1) != 0) {
-      const uint32_t entry = before + uint32_t(__popc(all & ((1u << lane) - 1)));
-      to.expert[entry] = int32_t(e);
-      m.first[e] = 1 + entry;  // others may still ask whether it is zero
+      const uint32_t expert_slot = before + uint32_t(__popc(all & ((1u << lane) - 1)));
+      to.expert[expert_slot] = int32_t(e);
+      m.first[e] = 1 + expert_slot;  // not zero: other warps may still test that
     }
-    if (32 * chunk + 32 >= E && lane == 0) entries = before + uint32_t(__popc(all));
+    if (32 * chunk + 32 >= E && lane == 0) expert_slots = before + uint32_t(__popc(all));
   }
   __syncthreads();
-  return entries;
+  return expert_slots;
 }
 template <int kCols>
 __device__ __forceinline__ void list_tokens(const ChoiceMemory& m, uint32_t T, uint32_t k, const routing::Copy& to) {
@@ -115,9 +116,9 @@ __device__ __forceinline__ void list_tokens(const ChoiceMemory& m, uint32_t T, u
 
 // --- by the blocks of gate and up, `kThreads` of them each
 
-constexpr uint32_t kRouterStride = weight_tiles::column_stride(kSplitWeightTiles * 64);
+constexpr uint32_t kRouterStride = weight_tiles::vector_stride(kSplitWeightTiles * 64);
 template <int kCols> struct RouterRoom {
-  char columns[kCols][kRouterStride];
+  char vectors[kCols][kRouterStride];
   float sums[weight_tiles::kWarps][16][kCols], squares[weight_tiles::kWarps][kCols];
 };
 INGOT_HD inline int64_t choice_bytes(uint32_t T, uint32_t E, uint32_t k) {
@@ -127,27 +128,27 @@ template <int kCols> INGOT_HD inline int64_t router_bytes(uint32_t T, uint32_t E
   return choice_bytes(T, E, k) + int64_t(sizeof(RouterRoom<kCols>));
 }
 
-// route() by more warps: parts of the logits, to the same bits, and of gate and up's columns what lies in them. Waits
-// for earlier kernels.
+// route() by more warps. It computes parts of the logits, bit for bit the same, and writes the part of gate and up's
+// activation vectors that the same channels give. Waits for earlier kernels.
 template <int kCols, uint32_t kThreads>
 __device__ __forceinline__ void route_wide(const Router& p, const Normed& normed, At at, RouterRoom<kCols>& m) {
-  constexpr uint32_t kGroups = kThreads / kSplitThreads, kHeld = 2;  // tokens on their way at once
+  constexpr uint32_t kGroups = kThreads / kSplitThreads, kHeld = 2;  // tokens requested together
   static_assert(weight_tiles::kWarps == kSplitWeightTiles && kSplitWarps <= weight_tiles::kWarps,
                 "a weight tile a warp");
   const uint32_t group = threadIdx.x / kSplitThreads, thread = threadIdx.x % kSplitThreads, warp = threadIdx.x / 32;
   const auto ask = [&](uint32_t unit, weight_tiles::Stored<WeightFormat::bf16>& held) {
-    const uint32_t band = unit / p.splits, weight_tile = unit % p.splits * kSplitWeightTiles + warp;
-    if (band >= p.w.bands || warp >= kSplitWeightTiles || weight_tile >= p.w.weight_tiles) return;
+    const uint32_t row_tile = unit / p.splits, weight_tile = unit % p.splits * kSplitWeightTiles + warp;
+    if (row_tile >= p.w.row_tiles || warp >= kSplitWeightTiles || weight_tile >= p.w.weight_tiles) return;
     weight_tiles::load<WeightFormat::bf16>(
-        held, p.w.data + band * p.w.band_bytes + weight_tile * weight_tiles::Form<WeightFormat::bf16>::kBytes,
+        held, p.w.data + row_tile * p.w.row_tile_bytes + weight_tile * weight_tiles::Form<WeightFormat::bf16>::kBytes,
         threadIdx.x % 32);
   };
   weight_tiles::Stored<WeightFormat::bf16> held{};
   ask(at.block, held);
   ptx::wait_for_earlier_kernels();
 #pragma unroll 1
-  for (uint32_t unit = at.block; unit < p.w.bands * p.splits; unit += at.blocks) {
-    const uint32_t band = unit / p.splits, split = unit % p.splits, C = p.w.cols,
+  for (uint32_t unit = at.block; unit < p.w.row_tiles * p.splits; unit += at.blocks) {
+    const uint32_t row_tile = unit / p.splits, split = unit % p.splits, C = p.w.cols,
                    c = 4 * (split * kSplitThreads + thread);
     float weight[4];
     weight_tiles::load4(p.weight, c, C, weight);
@@ -164,9 +165,9 @@ __device__ __forceinline__ void route_wide(const Router& p, const Normed& normed
         float sum = 0;
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) sum += v[u][i] * v[u][i], v[u][i] *= weight[i];
-        weight_tiles::put4<WeightFormat::bf16>(m.columns[t], 4 * thread, v[u]);
-        if (t % p.w.bands == band && c < weight_tiles::padded(C)) {
-          float rounded[4];  // what the router multiplies
+        weight_tiles::put4<WeightFormat::bf16>(m.vectors[t], 4 * thread, v[u]);
+        if (t % p.w.row_tiles == row_tile && c < weight_tiles::padded(C)) {
+          float rounded[4];  // the input of the router
 #pragma unroll
           for (uint32_t i = 0; i < 4; ++i) rounded[i] = float(bf16(v[u][i]));
           put_normed(normed, t, C, c, rounded);
@@ -178,27 +179,27 @@ __device__ __forceinline__ void route_wide(const Router& p, const Normed& normed
     __syncthreads();
     if (warp < kSplitWeightTiles) {
       const char* mine[kBlocks8<kCols>];
-      weight_tiles::lane_columns(m.columns[0], kRouterStride, p.T, mine);
+      weight_tiles::lane_vectors(m.vectors[0], kRouterStride, p.T, mine);
       float sum[kBlocks8<kCols>][4] = {};
       if (split * kSplitWeightTiles + warp < p.w.weight_tiles)
-        weight_tiles::multiply<WeightFormat::bf16>(held, mine, warp * weight_tiles::kColumnBytes, sum);
+        weight_tiles::multiply<WeightFormat::bf16>(held, mine, warp * weight_tiles::kVectorTileBytes, sum);
       weight_tiles::put_sums<kCols>(m.sums, sum);
     }
     ask(unit + at.blocks, held);
     __syncthreads();
-    const uint32_t row = threadIdx.x / kCols, j = threadIdx.x % kCols, e = 16 * band + row;
+    const uint32_t row = threadIdx.x / kCols, j = threadIdx.x % kCols, e = 16 * row_tile + row;
     if (threadIdx.x < 16 * kCols && j < p.T && e < p.w.rows)
-      p.part[(split * kColumns + j) * p.w.rows + e] = weight_tiles::total<kCols>(m.sums, row, j);
-    if (band == 0 && threadIdx.x < p.T) {
+      p.part[(split * kMostTokens + j) * p.w.rows + e] = weight_tiles::total<kCols>(m.sums, row, j);
+    if (row_tile == 0 && threadIdx.x < p.T) {
       float sum = 0;
 #pragma unroll
       for (uint32_t w = 0; w < kSplitWarps; ++w) sum += m.squares[w][threadIdx.x];
-      p.squares[split * kColumns + threadIdx.x] = sum;
+      p.squares[split * kMostTokens + threadIdx.x] = sum;
     }
   }
 }
 
-// Where copy_lists() puts them.
+// Where copy_lists() places the lists.
 template <int kCols> __device__ __forceinline__ routing::Copy copy_at(char* memory, uint32_t most) {
   routing::Copy c;
   c.expert = reinterpret_cast<int32_t*>(memory);
@@ -206,18 +207,19 @@ template <int kCols> __device__ __forceinline__ routing::Copy copy_at(char* memo
   c.weight = reinterpret_cast<float*>(c.row + most * kCols);
   return c;
 }
-// For others, by one block.
+// By one block, for later kernels.
 template <int kCols>
-__device__ __forceinline__ void publish_lists(const routing::Copy& from, uint32_t entries, const routing::Lists& to) {
+__device__ __forceinline__ void publish_lists(const routing::Copy& from, uint32_t expert_slots,
+                                              const routing::Lists& to) {
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < entries * kCols; i += blockDim.x) {
+  for (uint32_t i = threadIdx.x; i < expert_slots * kCols; i += blockDim.x) {
     const uint32_t at = i / kCols * uint32_t(routing::kTokens) + i % kCols;
     to.weight[at] = from.weight[i], to.row[at] = from.row[i];
     if (i % kCols == 0) to.expert[i / kCols] = from.expert[i / kCols];
   }
-  if (threadIdx.x == 0) *to.count = entries;
+  if (threadIdx.x == 0) *to.count = expert_slots;
   ptx::fence_acq_rel_gpu();
   __syncthreads();
 }
 
-}  // namespace ingot::decode::several
+}  // namespace ingot::decode::small_batch

@@ -1,26 +1,27 @@
 #pragma once
-// What several tokens' experts gave, added up, and columns of the product that comes next.
+// Adds the results of the experts of a small batch to the residual stream, and writes the activation vectors of the
+// next product.
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/models/decode/phased/stages.cuh"
 
-namespace ingot::decode::several {
+namespace ingot::decode::small_batch {
 
-// Four numbers of a column from c on.
+// Writes four numbers of an activation vector, from c on.
 __device__ __forceinline__ void put_normed(const Normed& to, uint32_t token, uint32_t C, uint32_t c,
                                            const float (&v)[4]) {
   uint32_t a, b;
   weight_tiles::words4(to.format, v, a, b);
-  weight_tiles::put_words4(to.columns + token * weight_tiles::column_bytes(C), to.format, c, a, b);
+  weight_tiles::put_words4(to.vectors + token * weight_tiles::vector_bytes(C), to.format, c, a, b);
 }
 constexpr uint32_t kSplitThreads = kSplitWeightTiles * 64 / 4, kSplitWarps = kSplitThreads / 32;
-// x += what each token's experts gave, in the order of its choice, and the next product's columns. A block takes
-// kSplitWeightTiles weight tiles of a token.
-__device__ __forceinline__ void settle(const Settled& p, uint32_t token, uint32_t part) {
+// x += the results of a token's experts, in the order of its choice; and the activation vectors of the next product. A
+// block takes kSplitWeightTiles weight tiles of a token.
+__device__ __forceinline__ void add_residual_and_norm(const ResidualNorm& p, uint32_t token, uint32_t part) {
   auto& squares = tile::shared<float[4]>();
   const uint32_t c = part * kSplitWeightTiles * 64 + 4 * threadIdx.x, warp = threadIdx.x / 32;
   float* const x = p.x + token * p.x_stride + c;
   float all[4] = {}, weight[4] = {};
-  if (p.normed.columns != nullptr && c < weight_tiles::padded(p.C)) weight_tiles::load4(p.weight, c, p.C, weight);
+  if (p.normed.vectors != nullptr && c < weight_tiles::padded(p.C)) weight_tiles::load4(p.weight, c, p.C, weight);
   if (!p.first_part) weight_tiles::load4(x - c, c, p.C, all);
   constexpr uint32_t kHeld = 4;
 #pragma unroll 1
@@ -41,13 +42,13 @@ __device__ __forceinline__ void settle(const Settled& p, uint32_t token, uint32_
     sum += all[u] * all[u];
     all[u] *= weight[u];
   }
-  if (p.normed.columns == nullptr) return;
+  if (p.normed.vectors == nullptr) return;
   if (c < weight_tiles::padded(p.C)) put_normed(p.normed, token, p.C, c, all);
   sum = weight_tiles::lanes_sum(sum);
   if (threadIdx.x % 32 == 0) squares[warp] = sum;
   __syncthreads();
   if (threadIdx.x == 0)
-    p.normed.squares[part * kColumns + token] = (squares[0] + squares[1]) + (squares[2] + squares[3]);
+    p.normed.squares[part * kMostTokens + token] = (squares[0] + squares[1]) + (squares[2] + squares[3]);
 }
 
-}  // namespace ingot::decode::several
+}  // namespace ingot::decode::small_batch

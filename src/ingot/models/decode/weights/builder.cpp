@@ -78,7 +78,7 @@ void DeviceBuilder::matrix(Matrix& m, const WeightMatrix& from, double scale, co
   m = matrix_of(device);
   if (memory_ == nullptr) return;
   fill(device, m, from, scale, cut);
-  if (m.bands > 0) order_for_device(device, stream_);
+  if (m.row_tiles > 0) order_for_device(device, stream_);
 }
 
 // The weight tiles are in the order of an archive.
@@ -89,13 +89,14 @@ void DeviceBuilder::fill(const WeightMatrix& device, const Matrix& m, const Weig
   const int64_t experts = from.is_bank() ? from.data.size(0) : 0, N = device.rows(), K = device.cols();
   if (seed_ != nullptr) {
     const uint64_t seed = next_seed();  // taken by every rank, so that what all have is the same
-    if (m.bands > 0) fill_weight_tiles(device, scale, seed, stream_);
+    if (m.row_tiles > 0) fill_weight_tiles(device, scale, seed, stream_);
     return;
   }
   const bool all = N == from.rows() && K == from.cols();
   if (all && from.in_weight_tiles()) return uploader().copy(to, from.data.data, from.data.bytes());
-  if (m.bands == 0) return;
-  if (from.in_weight_tiles() && band_bytes(f, K) <= Uploader::kPiece) return upload_cuts(from, cut, to, m.matrix_bytes);
+  if (m.row_tiles == 0) return;
+  if (from.in_weight_tiles() && row_tile_bytes(f, K) <= Uploader::kPiece)
+    return upload_cuts(from, cut, to, m.matrix_bytes);
   for (int64_t e = 0; e < std::max<int64_t>(1, experts); ++e) {
     const WeightMatrix one = experts > 0 ? from.at(e) : from;
     if (one.in_weight_tiles())
@@ -114,7 +115,8 @@ void DeviceBuilder::upload_cuts(const WeightMatrix& from, const Cut& cut, uint8_
     Cut cut;
     int64_t at;
   };
-  const int64_t band = band_bytes(from.format, cut.cols.size()), rows = Uploader::kPiece / band * kWeightTileRows;
+  const int64_t row_tile = row_tile_bytes(from.format, cut.cols.size()),
+                rows = Uploader::kPiece / row_tile * kWeightTileRows;
   std::vector<Part> parts;
   for (int64_t e = 0; e < (from.is_bank() ? from.data.size(0) : 1); ++e) {
     int64_t at = e * matrix_bytes;
@@ -136,8 +138,8 @@ void DeviceBuilder::upload_cut(const WeightMatrix& from, const Cut& cut, uint8_t
   gpu::copy_to_device(to, cut_.data(), int64_t(cut_.size()));
 }
 void DeviceBuilder::upload_rows(const WeightMatrix& from, const Cut& cut, uint8_t* to, WeightFormat f) {
-  constexpr int64_t kRows = 1024;  // at a time, a multiple of a band's
-  const int64_t band = band_bytes(f, from.cols()), cut_band = band_bytes(f, cut.cols.size());
+  constexpr int64_t kRows = 1024;  // at a time, a multiple of a row tile's
+  const int64_t row_tile = row_tile_bytes(f, from.cols()), cut_band = row_tile_bytes(f, cut.cols.size());
   for (const SliceRange& range : cut.rows)
     for (int64_t r = range.begin; r < range.end; r += kRows) {
       const WeightMatrix rows = from.row_range(r, std::min(range.end, r + kRows));
@@ -147,11 +149,11 @@ void DeviceBuilder::upload_rows(const WeightMatrix& from, const Cut& cut, uint8_
         narrow = rounded(rows);
         stored = WeightMatrix(Tensor(narrow.data(), DType::bf16, {rows.rows(), rows.cols()}));
       }
-      packed_.resize(size_t(weight_tile_bands(rows.rows()) * band));
+      packed_.resize(size_t(row_tile_count(rows.rows()) * row_tile));
       const WeightMatrix packed = weight_tiles_at(packed_.data(), f, 0, rows.rows(), rows.cols());
       pack_weight_tiles(stored, packed);
       upload_cut(packed, {.rows = {{0, rows.rows()}}, .cols = cut.cols}, to);
-      to += weight_tile_bands(rows.rows()) * cut_band;
+      to += row_tile_count(rows.rows()) * cut_band;
     }
 }
 

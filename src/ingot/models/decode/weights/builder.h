@@ -37,7 +37,7 @@ class DeviceBuilder {
   void fill(const WeightMatrix& device, const Matrix& m, const WeightMatrix& from, double scale, const Cut& cut);
   uint64_t next_seed() { return *seed_ * 65536 + next_++; }
   Uploader& uploader();
-  // Uploads `cut` of a matrix, or of each matrix of a bank, some bands at a time.
+  // Uploads `cut` of a matrix, or of each matrix of a bank, some row tiles at a time.
   void upload_cuts(const WeightMatrix& from, const Cut& cut, uint8_t* to, int64_t matrix_bytes);
   void upload_cut(const WeightMatrix& from, const Cut& cut, uint8_t* to);
   void upload_rows(const WeightMatrix& from, const Cut& cut, uint8_t* to, WeightFormat f);

@@ -18,7 +18,7 @@ SliceRange part_of(int64_t all, int64_t unit, int64_t rank, int64_t ranks) {
   return {at(rank), at(rank + 1)};
 }
 
-// Key heads whose queries are whole weight tiles of the output's columns and whose rows are whole bands.
+// Key heads whose queries are whole weight tiles of the output's columns and whose rows are whole row tiles.
 int64_t unit_of_heads(const GptOssConfig& c) {
   const int64_t queries = c.heads / c.kv_heads * c.head_dim;
   return std::lcm(kWeightTileCols / std::gcd(queries, kWeightTileCols),
@@ -87,26 +87,26 @@ Cut down_cut(const GptOssConfig& c, const Slice& s) { return {.rows = {{0, c.hid
 Cut head_cut(const GptOssConfig& c, const Slice& s) { return {.rows = {s.ids}, .cols = {0, c.hidden}}; }
 
 int64_t cut_bytes(WeightFormat f, const Cut& cut) {
-  return cut.cols.size() == 0 ? 0 : weight_tile_bands(cut.row_count()) * band_bytes(f, cut.cols.size());
+  return cut.cols.size() == 0 ? 0 : row_tile_count(cut.row_count()) * row_tile_bytes(f, cut.cols.size());
 }
 
 void cut_weight_tiles(const WeightMatrix& from, const Cut& cut, uint8_t* to) {
   if (cut.cols.size() == 0) return;
   const WeightFormat f = from.format;
-  const int64_t weight_tile = weight_tile_bytes(f), full = band_bytes(f, from.cols()),
+  const int64_t weight_tile = weight_tile_bytes(f), full = row_tile_bytes(f, from.cols()),
                 first = cut.cols.begin / kWeightTileCols,
                 count = weight_tile_padded_cols(cut.cols.size()) / kWeightTileCols,
-                band = band_bytes(f, cut.cols.size());
+                row_tile = row_tile_bytes(f, cut.cols.size());
   const uint8_t* const data = from.data.ptr<uint8_t>();
   for (const SliceRange& rows : cut.rows) {
     if (rows.size() == 0) continue;
     INGOT_CHECK(rows.begin % kWeightTileRows == 0 && cut.cols.begin % kWeightTileCols == 0, "cut: found row ",
                 rows.begin, ", column ", cut.cols.begin, ", expected whole weight tiles");
-    for (int64_t b = rows.begin / kWeightTileRows; b < weight_tile_bands(rows.end); ++b, to += band) {
+    for (int64_t b = rows.begin / kWeightTileRows; b < row_tile_count(rows.end); ++b, to += row_tile) {
       std::memcpy(to, data + b * full + first * weight_tile, size_t(count * weight_tile));
-      // fp8's row scales end a band.
-      std::memcpy(to + count * weight_tile, data + (b + 1) * full - (band - count * weight_tile),
-                  size_t(band - count * weight_tile));
+      // fp8's row scales end a row tile.
+      std::memcpy(to + count * weight_tile, data + (b + 1) * full - (row_tile - count * weight_tile),
+                  size_t(row_tile - count * weight_tile));
     }
   }
 }

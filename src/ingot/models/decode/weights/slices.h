@@ -29,7 +29,7 @@ Slice whole(const GptOssConfig& config);
 std::vector<Slice> slices_of(const GptOssConfig& config, int ranks, Split split);
 
 // Rows `rows`, one range after the other, and columns `cols` of a matrix or of each of a bank's. Ranges begin with a
-// band or weight tile and end with one, or with the matrix.
+// row tile or weight tile and end with one, or with the matrix.
 struct Cut {
   std::vector<SliceRange> rows;
   SliceRange cols;

@@ -76,7 +76,7 @@ void fill_weight_tiles(const WeightMatrix& w, double scale, uint64_t seed, Strea
     const uint32_t exponent = uint32_t(127 + std::lround(std::log2(scale / std::sqrt(8.5625))));
     c.unit = 34, c.tail = 2, c.tail_word = exponent * 0x01010101u, c.fp8 = false;
   } else {
-    c.unit = uint32_t(band_bytes(w.format, w.cols()) / 16), c.tail = 4;
+    c.unit = uint32_t(row_tile_bytes(w.format, w.cols()) / 16), c.tail = 4;
     c.tail_word = std::bit_cast<uint32_t>(float(scale / 1.5)), c.fp8 = true;
   }
   gpu::launch("synthetic weight tiles", fill_codes, {.grid = kGrid, .block = kThreads, .device = device()}, stream, c,

@@ -1,11 +1,11 @@
-// The screened head over several GPUs on the CPU: the likeliest id is the usual head's, whichever GPU has it.
+// The prefiltered head over several GPUs on the CPU: the likeliest id is the usual head's, whichever GPU has it.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 
 #include "ingot/models/decode/fixtures/emulated_ranks.test.h"
-#include "ingot/models/decode/fixtures/screen_cases.test.h"
+#include "ingot/models/decode/fixtures/prefilter_cases.test.h"
 
 namespace ingot {
 namespace {
@@ -18,7 +18,7 @@ using testing::DecodeModel;
 using testing::Emulated;
 using testing::EmulatedRanks;
 using testing::HeadRows;
-using testing::ScreenedModel;
+using testing::PrefilteredModel;
 
 size_t first_id(const EmulatedRanks& gpus, size_t r) { return gpus.ranks[r]->buffers.ranks.first_id; }
 int32_t& next_token(Emulated& e) { return e.buffers.state->tokens[0]; }
@@ -35,9 +35,9 @@ void expect_same_states(const EmulatedRanks& gpus, const EmulatedRanks& usual) {
 void check_head(const HeadRows& head, int count, Split split, std::span<const int32_t> ids, uint32_t vocab = 0,
                 bool all = false, int64_t blocks = 0) {
   SCOPED_TRACE(::testing::Message() << count << (split == Split::tensor ? " GPUs" : " GPUs, attention-experts"));
-  const ScreenedModel m(head, count);
+  const PrefilteredModel m(head, count);
   EmulatedRanks usual(m.model, 4, count, split), gpus(m.model, 4, count, split);
-  gpus.make_screens();
+  gpus.make_prefilters();
   for (size_t r = 0; r < gpus.ranks.size() && blocks > 0; ++r) usual.ranks[r]->blocks = gpus.ranks[r]->blocks = blocks;
   const Step step{.vocab = vocab, .capacity = 4};
   const size_t drawn = vocab > 0 ? vocab : head.size();
@@ -71,9 +71,9 @@ bool is_left_out(const std::string& name) {
   return testing::kSanitized && name != "near ties" && name != "so small that all are read";
 }
 
-TEST(GptOssScreenRanksEmulated, TheIdIsTheUsualHeadsOverAnyNumberOfGpus) {
+TEST(GptOssPrefilterRanksEmulated, TheIdIsTheUsualHeadsOverAnyNumberOfGpus) {
   const int32_t ids[] = {0, 199};
-  for (const auto& [name, head] : testing::heads_to_screen(200, 96)) {
+  for (const auto& [name, head] : testing::heads_to_prefilter(200, 96)) {
     SCOPED_TRACE(name);
     if (is_left_out(name)) continue;
     const bool some = name == "random" || name == "near ties" || name == "not a number";
@@ -84,23 +84,23 @@ TEST(GptOssScreenRanksEmulated, TheIdIsTheUsualHeadsOverAnyNumberOfGpus) {
   }
 }
 // Of a head that only the first GPU has, whatever it is.
-TEST(GptOssScreenRanksEmulated, TheFirstGpuScreensAloneWhereItAloneHasTheHead) {
+TEST(GptOssPrefilterRanksEmulated, TheFirstGpuPrefiltersAloneWhereItAloneHasTheHead) {
   const int32_t ids[] = {0};
-  const auto heads = testing::heads_to_screen(60, 96);
+  const auto heads = testing::heads_to_prefilter(60, 96);
   for (const size_t i : {1, 2}) {
     SCOPED_TRACE(heads[i].first);
     check_head(heads[i].second, int(i) + 1, Split::attention_experts, ids);
   }
 }
-TEST(GptOssScreenRanksEmulated, HeadsOfManyRoundsAndRowsOfSeveralPieces) {
+TEST(GptOssPrefilterRanksEmulated, HeadsOfManyRoundsAndRowsOfSeveralPieces) {
   const int32_t ids[] = {0}, ids_of_wide[] = {99, 3};
-  const auto heads = testing::heads_to_screen(3400, 96);  // of one block more than it compares at once
+  const auto heads = testing::heads_to_prefilter(3400, 96);  // of one block more than it compares at once
   for (const size_t i : {1, 2}) {
     SCOPED_TRACE(heads[i].first);
     if (!testing::kSanitized || i == 2) check_head(heads[i].second, 2, Split::tensor, ids, 0, false, 1);
   }
   // Sums depend on which warp has which piece.
-  for (const auto& [name, head] : testing::heads_to_screen(130, 992)) {
+  for (const auto& [name, head] : testing::heads_to_prefilter(130, 992)) {
     SCOPED_TRACE(name);
     const bool all = name == "so small that all are read" || name == "all rows alike";
     if (is_left_out(name) || !(all || name == "near ties")) continue;
@@ -110,10 +110,10 @@ TEST(GptOssScreenRanksEmulated, HeadsOfManyRoundsAndRowsOfSeveralPieces) {
 }
 // On the GPU that has the largest logit its own lower end must leave the row, whose codes mislead, in; on the others
 // nothing comes near.
-TEST(GptOssScreenRanksEmulated, ARowThatMisleadsIsFoundOnEveryGpu) {
+TEST(GptOssPrefilterRanksEmulated, ARowThatMisleadsIsFoundOnEveryGpu) {
   const int32_t ids[] = {0};
   for (const int count : {2, 5}) {
-    const ScreenedModel any(testing::random_head(300, 96, 2), count);
+    const PrefilteredModel any(testing::random_head(300, 96, 2), count);
     const auto slices = decode::slices_of(any.model.config, count, Split::tensor);
     for (int r = 0; r < count; ++r) {
       SCOPED_TRACE(r);
@@ -128,11 +128,11 @@ TEST(GptOssScreenRanksEmulated, ARowThatMisleadsIsFoundOnEveryGpu) {
   }
 }
 // The same logit on every GPU: the lowest id wins, and ids that may not be drawn are not even looked at.
-TEST(GptOssScreenRanksEmulated, TiesGoToTheLowestIdAndOnlyIdsThatMayBeDrawnWin) {
+TEST(GptOssPrefilterRanksEmulated, TiesGoToTheLowestIdAndOnlyIdsThatMayBeDrawnWin) {
   const int32_t ids[] = {0};
   HeadRows head(300, std::vector<float>(96));
   for (size_t n = 0; n < head.size(); ++n)
-    for (size_t c = 0; c < 96; ++c) head[n][c] = ScreenedModel::sign(int64_t(c)) * (n % 20 == 7 ? 0.3f : 0.29f);
+    for (size_t c = 0; c < 96; ++c) head[n][c] = PrefilteredModel::sign(int64_t(c)) * (n % 20 == 7 ? 0.3f : 0.29f);
   for (const uint32_t vocab : {0u, 161u, 160u, 159u, 5u})
     if (!testing::kSanitized || vocab == 160) check_head(head, 2, Split::tensor, ids, vocab);
   for (size_t n = 0; n < head.size(); ++n)  // ever larger: the last that may be drawn
@@ -146,22 +146,22 @@ void check_chain(const DecodeCase& t, int count, Split split) {
   SCOPED_TRACE(::testing::Message() << count << (split == Split::tensor ? " GPUs" : " GPUs, attention-experts"));
   const DecodeModel m(t.config, t.dense, t.experts, 11);
   EmulatedRanks usual(m, 30, count, split), gpus(m, 30, count, split);
-  gpus.make_screens();
-  EXPECT_TRUE(gpus.ranks[0]->has_screen());
+  gpus.make_prefilters();
+  EXPECT_TRUE(gpus.ranks[0]->has_prefilter());
   for (size_t r = 0; r < gpus.ranks.size(); ++r) next_token(*usual.ranks[r]) = next_token(*gpus.ranks[r]) = 9;
   for (int i = 0; i < (testing::kSanitized ? 4 : 7); ++i) {
-    const bool screened = i % 4 != 2;
+    const bool prefiltered = i % 4 != 2;
     usual.token({.capacity = 30}, false);
-    gpus.token({.capacity = 30}, screened);
+    gpus.token({.capacity = 30}, prefiltered);
     expect_same_states(gpus, usual);
     ASSERT_FALSE(::testing::Test::HasFailure()) << "token " << i;
-    if (screened) continue;
+    if (prefiltered) continue;
     ASSERT_EQ(std::memcmp(gpus.ranks[0]->buffers.logits, usual.ranks[0]->buffers.logits, size_t(t.config.vocab) * 4),
               0);
   }
   EXPECT_EQ(gpus.ranks[0]->buffers.state->position, testing::kSanitized ? 4 : 7);
 }
-TEST(GptOssScreenRanksEmulated, AModelGoesOnAsWithTheUsualHead) {
+TEST(GptOssPrefilterRanksEmulated, AModelGoesOnAsWithTheUsualHead) {
   DecodeCase two = {"two", testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2), WeightFormat::bf16,
                     WeightFormat::mxfp4};
   two.config.vocab = 333;
@@ -173,22 +173,22 @@ TEST(GptOssScreenRanksEmulated, AModelGoesOnAsWithTheUsualHead) {
   if (!testing::kSanitized) check_chain(four, 4, Split::tensor);
 }
 
-// The ranks' screens are their own: dense weights in other formats have none, on one GPU or several.
-TEST(GptOssScreenRanksEmulated, OnlyAHeadInBf16IsScreened) {
+// The ranks' uses_prefilter are their own: dense weights in other formats have none, on one GPU or several.
+TEST(GptOssPrefilterRanksEmulated, OnlyAHeadInBf16IsPrefiltered) {
   const GptOssConfig two = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2);
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
     for (const Split split : {Split::tensor, Split::attention_experts}) {
       const DecodeModel m(two, dense, WeightFormat::mxfp4, 7);
       const EmulatedRanks gpus(m, 9, 2, split);
-      EXPECT_EQ(screen_takes(gpus.ranks[0]->model), dense == WeightFormat::bf16);
-      EXPECT_EQ(screen_takes(gpus.ranks[1]->model), dense == WeightFormat::bf16 && split == Split::tensor);
+      EXPECT_EQ(supports_prefilter(gpus.ranks[0]->model), dense == WeightFormat::bf16);
+      EXPECT_EQ(supports_prefilter(gpus.ranks[1]->model), dense == WeightFormat::bf16 && split == Split::tensor);
     }
 }
 
-TEST(GptOssScreenRanksEmulated, ABlockThatDoesNotSayWhatItKnowsIsNamedAndTheNextTokenIsRight) {
-  const ScreenedModel m(testing::random_head(300, 96, 1), 2);
+TEST(GptOssPrefilterRanksEmulated, ABlockThatDoesNotSayWhatItKnowsIsNamedAndTheNextTokenIsRight) {
+  const PrefilteredModel m(testing::random_head(300, 96, 1), 2);
   EmulatedRanks gpus(m.model, 9, 2, Split::tensor), sound(m.model, 9, 2, Split::tensor);
-  gpus.make_screens();
+  gpus.make_prefilters();
   for (size_t r = 0; r < 2; ++r) next_token(*sound.ranks[r]) = next_token(*gpus.ranks[r]) = 5;
   sound.token({.capacity = 9}, false);
   gpus.set_limit(20'000'000);

@@ -1,4 +1,4 @@
-// The screened head of one GPU, in a build whose GPU is the emulator's too.
+// The prefiltered head of one GPU, in a build whose GPU is the emulator's too.
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 
@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "ingot/models/decode/fixtures/device_model.test.h"
-#include "ingot/models/decode/fixtures/screen_cases.test.h"
-#include "ingot/models/decode/fixtures/screened_answers.test.h"
+#include "ingot/models/decode/fixtures/prefilter_answers.test.h"
+#include "ingot/models/decode/fixtures/prefilter_cases.test.h"
 #include "ingot/testing/gpu_test.h"
 #include "ingot/testing/temporary_directory.h"
 
@@ -19,18 +19,18 @@ using testing::DecodeCase;
 using testing::DecodeModel;
 using testing::download;
 
-class GptOssScreenCuda : public testing::GpuTest<> {};
+class GptOssPrefilterCuda : public testing::GpuTest<> {};
 
-// The screened head gives the usual one's id and its logit whatever the head, and says of none that it is less than it
-// is.
-TEST_F(GptOssScreenCuda, AScreenedHeadFindsTheUsualOnesIdWhateverTheHead) {
+// The prefiltered head gives the usual one's id and its logit whatever the head, and says of none that it is less than
+// it is.
+TEST_F(GptOssPrefilterCuda, ThePrefilterFindsTheIdOfTheWholeHeadWhateverTheHead) {
   const int64_t rows = testing::kEmulated ? 200 : 1500, cols = testing::kEmulated ? 96 : 2880;
-  for (const auto& [name, head] : testing::heads_to_screen(size_t(rows), size_t(cols))) {
+  for (const auto& [name, head] : testing::heads_to_prefilter(size_t(rows), size_t(cols))) {
     SCOPED_TRACE(name);
-    const testing::ScreenedModel m(head);
+    const testing::PrefilteredModel m(head);
     DeviceModel usual(m.model.config, m.model.weights, {.context = 40, .int8_prefilter = false}),
         gpu(m.model.config, m.model.weights, {.context = 40, .int8_prefilter = true});
-    ASSERT_TRUE(gpu.has_screen());
+    ASSERT_TRUE(gpu.has_prefilter());
     const int64_t prompts = testing::kEmulated ? 2 : 30;
     for (int64_t i = 0; i < prompts; ++i) {
       const int32_t id = i % 2 == 0 ? 0 : int32_t(i * 7919 % rows);
@@ -56,15 +56,15 @@ TEST_F(GptOssScreenCuda, AScreenedHeadFindsTheUsualOnesIdWhateverTheHead) {
               std::string::npos);
   }
 }
-TEST_F(GptOssScreenCuda, ADecodersAnswersAreTheSameWithAScreenAndWithout) {
+TEST_F(GptOssPrefilterCuda, ADecodersAnswersAreTheSameWithAPrefilterAndWithout) {
   DecodeCase t = testing::decode_cases()[0];
   t.config.vocab = 300;
   const std::vector<LogitBias> bias = {{40, 2.5f}};
   const DrawOptions biased[] = {{.sampling = {.temperature = 0}, .bias = bias}};
-  testing::check_screened_answers(DecodeModel(t.config, t.dense, t.experts, 7), 1, biased);
+  testing::check_prefilter_answers(DecodeModel(t.config, t.dense, t.experts, 7), 1, biased);
 }
-// Tokens in a row, of true sizes, graphs that take turns; the screen leaves few rows.
-TEST_F(GptOssScreenCuda, AScreenedModelOfThePublishedShapesGoesOnAsTheUsualOne) {
+// Tokens in a row, of true sizes, graphs that take turns; the int8 prefilter leaves few rows.
+TEST_F(GptOssPrefilterCuda, APrefilteredModelOfThePublishedShapesContinuesAsWithTheWholeHead) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(2, 32, 201088);
   const GptOssWeights shapes = decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);

@@ -1,4 +1,4 @@
-// The screened head over several GPUs, in a build whose GPUs are the emulator's too.
+// The prefiltered head over several GPUs, in a build whose GPUs are the emulator's too.
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 
@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "ingot/gpu/allocator.h"
-#include "ingot/models/decode/fixtures/screen_cases.test.h"
-#include "ingot/models/decode/fixtures/screened_answers.test.h"
+#include "ingot/models/decode/fixtures/prefilter_answers.test.h"
+#include "ingot/models/decode/fixtures/prefilter_cases.test.h"
 #include "ingot/models/decode/fixtures/several_gpus.test.h"
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/testing/temporary_directory.h"
@@ -24,12 +24,12 @@ using testing::kPatience;
 using testing::row_of;
 using testing::state_of;
 
-class GptOssScreenRanksCuda : public testing::SeveralGpus {
+class GptOssPrefilterRanksCuda : public testing::SeveralGpus {
  protected:
-  static void check_screened(const std::string& name, const testing::HeadRows& head, Split split);
+  static void check_prefiltered(const std::string& name, const testing::HeadRows& head, Split split);
 };
-// screen_ranks.emulated.test.cpp has more than two.
-INSTANTIATE_TEST_SUITE_P(, GptOssScreenRanksCuda,
+// prefilter_ranks.emulated.test.cpp has more than two.
+INSTANTIATE_TEST_SUITE_P(, GptOssPrefilterRanksCuda,
                          ::testing::ValuesIn(testing::kEmulated ? std::vector<int>{2} : std::vector<int>{2, 4}),
                          testing::over_gpus);
 
@@ -40,14 +40,14 @@ GptOssConfig small_config(int64_t vocab) {
   return c;
 }
 
-// Each GPU finds the likeliest of its own ids with its own screen; together it is the usual head's whatever the head,
-// and no logit lies above where its row's upper end is, which stays on the GPU.
-void GptOssScreenRanksCuda::check_screened(const std::string& name, const testing::HeadRows& head, Split split) {
+// Each GPU finds the likeliest of its own ids with its own int8 prefilter; together it is the usual head's whatever the
+// head, and no logit lies above where its row's upper end is, which stays on the GPU.
+void GptOssPrefilterRanksCuda::check_prefiltered(const std::string& name, const testing::HeadRows& head, Split split) {
   SCOPED_TRACE(name);
-  const testing::ScreenedModel m(head, ranks());
+  const testing::PrefilteredModel m(head, ranks());
   RankedModel gpus(m.model.config, m.model.weights,
                    {.context = 40, .int8_prefilter = true, .wait_limit = kPatience, .gpus = ranks(), .split = split});
-  for (int r = 0; r < ranks(); ++r) ASSERT_EQ(gpus.rank(r).has_screen(), r == 0 || split == Split::tensor);
+  for (int r = 0; r < ranks(); ++r) ASSERT_EQ(gpus.rank(r).has_prefilter(), r == 0 || split == Split::tensor);
   const int64_t rows = int64_t(head.size()), tokens = testing::kEmulated ? 1 : 20;
   for (int64_t i = 0; i < tokens; ++i) {
     const int32_t id = i % 2 == 0 ? 0 : int32_t(i * 7919 % rows);
@@ -77,21 +77,21 @@ void GptOssScreenRanksCuda::check_screened(const std::string& name, const testin
   }
   EXPECT_NE(testing::error_of([&] { row_of(gpus); }).find("expected its logits"), std::string::npos);
 }
-TEST_P(GptOssScreenRanksCuda, AScreenedHeadFindsTheUsualOnesIdWhateverTheHead) {
+TEST_P(GptOssPrefilterRanksCuda, ThePrefilterFindsTheIdOfTheWholeHeadWhateverTheHead) {
   const size_t rows = testing::kEmulated ? 100 : 1000, cols = testing::kEmulated ? 96 : 2880;
-  for (const auto& [name, head] : testing::heads_to_screen(rows, cols)) {
-    check_screened(name, head, Split::tensor);
-    if (name == "near ties") check_screened(name, head, Split::attention_experts);
+  for (const auto& [name, head] : testing::heads_to_prefilter(rows, cols)) {
+    check_prefiltered(name, head, Split::tensor);
+    if (name == "near ties") check_prefiltered(name, head, Split::attention_experts);
   }
   for (const size_t at : {size_t(1), rows / 2 - 17, rows / 2 + 17, rows - 3}) {
     testing::HeadRows head = testing::random_head(rows, cols, 2, 1e-3);
     testing::mislead(head, at, at + 2);
-    check_screened("row " + std::to_string(at) + " misleads", head, Split::tensor);
+    check_prefiltered("row " + std::to_string(at) + " misleads", head, Split::tensor);
   }
 }
 
-// Tokens in a row, of true sizes; the screens leave few rows.
-TEST_P(GptOssScreenRanksCuda, AScreenedModelOfThePublishedShapesGoesOnAsTheUsualOne) {
+// Tokens in a row, of true sizes; the uses_prefilter leave few rows.
+TEST_P(GptOssPrefilterRanksCuda, APrefilteredModelOfThePublishedShapesContinuesAsWithTheWholeHead) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(2, 8, 201088);
   RankedModel gpus(c, decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4),
@@ -99,21 +99,21 @@ TEST_P(GptOssScreenRanksCuda, AScreenedModelOfThePublishedShapesGoesOnAsTheUsual
   size_t most = 0;
   for (int32_t first = 0; first < 20; ++first) {
     const int32_t id = first * 9999;
-    const auto chain = [&](bool screened) {
+    const auto chain = [&](bool prefiltered) {
       gpus.rewind(0);
-      gpus.extend({&id, 1}, 1, 0, 0, screened);
+      gpus.extend({&id, 1}, 1, 0, 0, prefiltered);
       std::vector<int32_t> ids;
       for (int i = 0; i < 20; ++i) {
         ids.push_back(gpus.likeliest());
-        gpus.continue_greedily(1, 0, screened && i % 5 != 4);
+        gpus.continue_greedily(1, 0, prefiltered && i % 5 != 4);
       }
       return std::pair(ids, row_of(gpus));  // the last was the usual head
     };
     const auto [ids, logits] = chain(false);
-    const auto [screened_ids, same] = chain(true);
-    ASSERT_EQ(screened_ids, ids) << "prompt " << first;
+    const auto [prefiltered_ids, same] = chain(true);
+    ASSERT_EQ(prefiltered_ids, ids) << "prompt " << first;
     ASSERT_EQ(std::memcmp(logits.data(), same.data(), logits.size() * 4), 0) << "prompt " << first;
-    gpus.rewind(0);  // all of them once more, the last one screened too
+    gpus.rewind(0);  // all of them once more, the last one prefiltered too
     gpus.extend({&id, 1}, 1, 0, 0, true);
     gpus.continue_greedily(20, 0, true);
     gpus.synchronize();
@@ -132,7 +132,7 @@ TEST_P(GptOssScreenRanksCuda, AScreenedModelOfThePublishedShapesGoesOnAsTheUsual
 }
 
 // More launches than a stream takes at a time.
-TEST_P(GptOssScreenRanksCuda, ManyTokensAreStartedAtOnce) {
+TEST_P(GptOssPrefilterRanksCuda, ManyTokensAreStartedAtOnce) {
   if (testing::kEmulated) GTEST_SKIP() << "whose launches are done when they return";
   GptOssConfig c = small_config(333);
   c.context = 3001;
@@ -149,8 +149,8 @@ TEST_P(GptOssScreenRanksCuda, ManyTokensAreStartedAtOnce) {
   }
   EXPECT_EQ(std::memcmp(&last[1], &last[0], sizeof last[0]), 0);
 }
-TEST_P(GptOssScreenRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
-  if (testing::kEmulated) GTEST_SKIP() << "screen_ranks.emulated.test.cpp has it, with the emulator's clock";
+TEST_P(GptOssPrefilterRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
+  if (testing::kEmulated) GTEST_SKIP() << "prefilter_ranks.emulated.test.cpp has it, with the emulator's clock";
   const DecodeModel m(small_config(333), WeightFormat::bf16, WeightFormat::mxfp4, 7);
   RankedModel gpus(m.config, m.weights, {.context = 64, .int8_prefilter = true, .wait_limit = 0.05, .gpus = ranks()});
   const int32_t id = 5;
@@ -168,26 +168,26 @@ TEST_P(GptOssScreenRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRig
   EXPECT_EQ(next(), want);
 }
 
-TEST_P(GptOssScreenRanksCuda, ADecodersAnswersAreTheSameWithScreensAndWithout) {
-  testing::check_screened_answers(DecodeModel(small_config(300), WeightFormat::bf16, WeightFormat::mxfp4, 7), ranks());
+TEST_P(GptOssPrefilterRanksCuda, ADecodersAnswersAreTheSameWithAPrefilterAndWithout) {
+  testing::check_prefilter_answers(DecodeModel(small_config(300), WeightFormat::bf16, WeightFormat::mxfp4, 7), ranks());
 }
 
 // Where one GPU's memory has no room for its part, no GPU makes one.
-TEST_P(GptOssScreenRanksCuda, ScreensGiveWayToWhatHasToBeThere) {
+TEST_P(GptOssPrefilterRanksCuda, APrefilterTakesNoMemoryThatTheModelNeeds) {
   if (testing::kEmulated) GTEST_SKIP() << "whose memory has no end";
   const GptOssConfig c = small_config(300);
   const GptOssWeights shapes = decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);
-  const auto screens = [&](int gpus, int64_t slots) {
+  const auto uses_prefilter = [&](int gpus, int64_t slots) {
     return DeviceModel::fit_to_memory(c, shapes, {.context = 64, .slots = slots, .int8_prefilter = true, .gpus = gpus})
         .int8_prefilter;
   };
-  EXPECT_TRUE(screens(1, 1));
-  EXPECT_TRUE(screens(ranks(), 1));
-  EXPECT_FALSE(screens(ranks(), 10'000'000));
+  EXPECT_TRUE(uses_prefilter(1, 1));
+  EXPECT_TRUE(uses_prefilter(ranks(), 1));
+  EXPECT_FALSE(uses_prefilter(ranks(), 10'000'000));
   const gpu::DeviceGuard guard(ranks() - 1);
   const gpu::DeviceMemory all_but_some(gpu::device_memory(ranks() - 1).available() - (int64_t(1) << 28));
-  EXPECT_TRUE(screens(1, 1));
-  EXPECT_FALSE(screens(ranks(), 1));
+  EXPECT_TRUE(uses_prefilter(1, 1));
+  EXPECT_FALSE(uses_prefilter(ranks(), 1));
 }
 
 }  // namespace

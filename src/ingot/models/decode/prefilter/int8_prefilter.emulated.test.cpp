@@ -1,47 +1,49 @@
-// The screened head on the CPU: its bounds, and that the likeliest id is the usual head's whatever the head.
-#include "ingot/models/decode/prefilter/screen.h"
+// The prefiltered head on the CPU: its bounds, and that the likeliest id is the usual head's whatever the head.
+#include "ingot/models/decode/prefilter/int8_prefilter.h"
 
 #include <gtest/gtest.h>
 
 #include "ingot/models/decode/fixtures/emulated_model.test.h"
-#include "ingot/models/decode/fixtures/screen_cases.test.h"
+#include "ingot/models/decode/fixtures/prefilter_cases.test.h"
 
 namespace ingot {
 namespace {
 
-using decode::screen_code;
-using decode::screen_value;
+using decode::prefilter_code;
+using decode::prefilter_value;
 using testing::Emulated;
 using testing::HeadRows;
-using testing::ScreenedModel;
+using testing::PrefilteredModel;
 
-TEST(GptOssScreenEmulated, ACodeIsTheNearestAndOwnValuesStay) {
-  for (uint32_t code = 0; code < 256; ++code) EXPECT_EQ(screen_code(double(screen_value(code))), code);
+TEST(GptOssPrefilterEmulated, ACodeIsTheNearestAndOwnValuesStay) {
+  for (uint32_t code = 0; code < 256; ++code) EXPECT_EQ(prefilter_code(double(prefilter_value(code))), code);
   for (double x = -2.5; x < 2.5; x += 0x1p-11) {
     double nearest = 10;
-    for (uint32_t code = 0; code < 256; ++code) nearest = std::min(nearest, std::abs(double(screen_value(code)) - x));
-    ASSERT_LE(std::abs(double(screen_value(screen_code(x))) - x), nearest) << x;
+    for (uint32_t code = 0; code < 256; ++code)
+      nearest = std::min(nearest, std::abs(double(prefilter_value(code)) - x));
+    ASSERT_LE(std::abs(double(prefilter_value(prefilter_code(x))) - x), nearest) << x;
   }
 }
 
 // Against the columns for which a row's codes are worst: its own errors, and, of sums that round, all signs its own.
-TEST(GptOssScreenEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
-  for (const auto& [name, head] : testing::heads_to_screen(37, 96)) {
+TEST(GptOssPrefilterEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
+  for (const auto& [name, head] : testing::heads_to_prefilter(37, 96)) {
     SCOPED_TRACE(name);
-    const ScreenedModel m(head);
+    const PrefilteredModel m(head);
     Emulated gpu(m.model, 4);
-    gpu.make_screen();
-    const decode::Screen& s = gpu.model.screen;
-    const double g = decode::screen_rounding(96);
+    gpu.make_prefilter();
+    const decode::Int8Prefilter& s = gpu.model.prefilter;
+    const double g = decode::prefilter_rounding(96);
     for (size_t n = 0; n < head.size(); ++n) {
       double errors = 0, squares = 0;
       bool finite = true;
       for (size_t c = 0; c < 96; ++c) {
         const double w = double(float(bf16(head[n][c])));
         finite = finite && std::isfinite(w);
-        const uint32_t code = s.codes.data[n / 16 * size_t(s.codes.band_bytes) + c / 64 * decode::kScreenWeightTile +
-                                           decode::screen_place(uint32_t(n % 16), uint32_t(c % 64))];
-        const double e = w - double(s.rows[n].scale) * double(screen_value(code));
+        const uint32_t code =
+            s.codes.data[n / 16 * size_t(s.codes.row_tile_bytes) + c / 64 * decode::kPrefilterTileBytes +
+                         decode::prefilter_place(uint32_t(n % 16), uint32_t(c % 64))];
+        const double e = w - double(s.rows[n].scale) * double(prefilter_value(code));
         errors += e * e, squares += w * w;
       }
       if (!finite) {
@@ -59,9 +61,9 @@ TEST(GptOssScreenEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
 // The likeliest id, its logit, and where the others lie at most; with `all` every logit.
 void check_head(const HeadRows& head, int64_t blocks, std::span<const int32_t> ids, uint32_t vocab = 0,
                 bool all = false) {
-  const ScreenedModel m(head);
+  const PrefilteredModel m(head);
   Emulated usual(m.model, 4), gpu(m.model, 4);
-  gpu.make_screen();
+  gpu.make_prefilter();
   gpu.blocks = usual.blocks = blocks;
   for (const int32_t id : ids) {
     usual.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = id;
@@ -80,18 +82,18 @@ void check_head(const HeadRows& head, int64_t blocks, std::span<const int32_t> i
   }
   EXPECT_EQ(gpu.record.state, 0u);
 }
-TEST(GptOssScreenEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) {
+TEST(GptOssPrefilterEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) {
   const int32_t signs[] = {0}, ids[] = {0, 199}, ids_of_wide[] = {99, 3};
   // Rows that are all compared away, that are all read, and some of each: what other numbers lead to, too.
   const auto repeats = [](const std::string& name) {
     return testing::kSanitized && name != "random" && name != "near ties" && name != "so small that all are read" &&
            name != "not a number";
   };
-  for (const auto& [name, head] : testing::heads_to_screen(200, 96)) {
+  for (const auto& [name, head] : testing::heads_to_prefilter(200, 96)) {
     SCOPED_TRACE(name);
     if (!repeats(name)) check_head(head, 3, std::span(ids).first(testing::kSanitized ? 1 : 2));
   }
-  const auto heads = testing::heads_to_screen(1700, 96);  // of one block more than it compares at once
+  const auto heads = testing::heads_to_prefilter(1700, 96);  // of one block more than it compares at once
   for (size_t i : {1, 2, 3}) {
     SCOPED_TRACE(heads[i].first);
     if (!testing::kSanitized || i == 2) check_head(heads[i].second, 1, signs);
@@ -101,7 +103,7 @@ TEST(GptOssScreenEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) {
   else
     check_head(testing::random_head(200, 96, 1), 2, signs, 70);
   // Rows of several pieces, whose sums depend on which warp has which.
-  for (const auto& [name, head] : testing::heads_to_screen(100, 992)) {
+  for (const auto& [name, head] : testing::heads_to_prefilter(100, 992)) {
     const bool all = name == "so small that all are read" || name == "all rows alike";
     if (!repeats(name) && (all || name == "near ties"))
       check_head(head, 2, std::span(ids_of_wide).first(testing::kSanitized ? 1 : 2), 0, all);
@@ -109,14 +111,14 @@ TEST(GptOssScreenEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) {
 }
 
 // A chain of tokens, each the likeliest after the one before, beside the usual head's; which then goes on itself.
-TEST(GptOssScreenEmulated, AModelGoesOnAsWithTheUsualHead) {
+TEST(GptOssPrefilterEmulated, AModelGoesOnAsWithTheUsualHead) {
   testing::DecodeCase t = testing::decode_cases()[0];
   t.config.vocab = 333;
   const testing::DecodeModel m(t.config, t.dense, t.experts, 11);
   for (const int64_t blocks : {1, 4}) {
     if (testing::kSanitized && blocks == 1) continue;  // as heads of one block are
     Emulated usual(m, 30), gpu(m, 30);
-    gpu.make_screen();
+    gpu.make_prefilter();
     gpu.blocks = usual.blocks = blocks;
     usual.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 9;
     for (int i = 0; i < (testing::kSanitized ? 4 : 8); ++i) {  // the third is the usual head's
@@ -127,10 +129,10 @@ TEST(GptOssScreenEmulated, AModelGoesOnAsWithTheUsualHead) {
   }
 }
 
-TEST(GptOssScreenEmulated, AMissingBlockIsNamedAndTheNextTokenIsRight) {
-  const ScreenedModel m(testing::random_head(300, 96, 1));
+TEST(GptOssPrefilterEmulated, AMissingBlockIsNamedAndTheNextTokenIsRight) {
+  const PrefilteredModel m(testing::random_head(300, 96, 1));
   Emulated gpu(m.model, 9), sound(m.model, 9);
-  gpu.make_screen();
+  gpu.make_prefilter();
   sound.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 5;
   sound.run_one_kernel({.capacity = 9});
   gpu.run_one_kernel({.capacity = 9}, decode::kGridBarriersPerLayer, {}, true);

@@ -1,22 +1,23 @@
 #pragma once
-// What a step of several sequences has besides the phases: its tokens are gathered, attention goes to each one's own
-// keys, and in the end every slot has its logits, its likeliest token and its new position.
+// The kernels that only a step of several sequences has: its tokens are gathered from the slots, attention reads each
+// sequence's own keys, and in the end every slot receives its logits, the id of its largest logit and its new position.
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/kernels/attention/decode.cuh"
 #include "ingot/kernels/sampling/best.cuh"
 #include "ingot/models/decode/phased/stages.cuh"
-#include "ingot/models/decode/small_batch/streams.h"
+#include "ingot/models/decode/small_batch/batched_sequences.h"
 
 namespace ingot::decode {
 
-// What changes from step to step is read past L1: kernels that start while earlier ones run may find old lines there.
-__device__ __forceinline__ uint32_t slot_of(const Streams& s, uint32_t j) { return __ldcg(&s.input->slot[j]); }
-template <class T> __device__ __forceinline__ T* of_slot(T* first, const Streams& s, uint32_t slot) {
+// Words that change from step to step are read past L1, because kernels that start while earlier ones run may find old
+// cache lines.
+__device__ __forceinline__ uint32_t slot_of(const BatchedSequences& s, uint32_t j) { return __ldcg(&s.input->slot[j]); }
+template <class T> __device__ __forceinline__ T* of_slot(T* first, const BatchedSequences& s, uint32_t slot) {
   return reinterpret_cast<T*>(uintptr_t(first) + uintptr_t(slot) * uintptr_t(s.slot_bytes));
 }
 
-__global__ void gather_tokens_kernel(const __grid_constant__ Streams s, State* batch, uint32_t T) {
+__global__ void gather_tokens_kernel(const __grid_constant__ BatchedSequences s, State* batch, uint32_t T) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t j = threadIdx.x;
@@ -27,30 +28,30 @@ __global__ void gather_tokens_kernel(const __grid_constant__ Streams s, State* b
 
 template <int kDim>
 __global__ void __launch_bounds__(decode_attention::kThreads)
-    stream_attention_kernel(const __grid_constant__ Streams s, decode_attention::Params p) {
+    sequence_attention_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t units = decode_attention::units_of(p), j = blockIdx.x / units, slot = slot_of(s, j);
   p.position = &of_slot(s.state, s, slot)->position;
   p.keys = of_slot(p.keys, s, slot), p.values = of_slot(p.values, s, slot);
   p.qkv += size_t(j) * (p.heads + 2 * p.kv_heads) * p.dim;
-  p.mixed += j * weight_tiles::column_bytes(p.heads * p.dim);
+  p.mixed += j * weight_tiles::vector_bytes(p.heads * p.dim);
   const size_t parts = size_t(j) * p.heads * p.parts;
   p.part_max += parts, p.part_sum += parts, p.part_out += parts * kDim;
   p.arrived = s.arrived + j * p.kv_heads * p.tiles;
   decode_attention::attend<kDim>(p, blockIdx.x % units, tile::shared<decode_attention::Memory<kDim>>());
 }
 
-// A part of a row a block.
+// A block for each part of a row.
 __global__ void __launch_bounds__(kThreads)
-    scatter_logits_kernel(const __grid_constant__ Streams s, const float* rows, uint32_t V, uint32_t vocab) {
+    scatter_logits_kernel(const __grid_constant__ BatchedSequences s, const float* rows, uint32_t V, uint32_t vocab) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   auto& m = tile::shared<sampling::BestMemory>();
-  const uint32_t j = blockIdx.x / Streams::kBestParts, part = blockIdx.x % Streams::kBestParts;
+  const uint32_t j = blockIdx.x / BatchedSequences::kBestParts, part = blockIdx.x % BatchedSequences::kBestParts;
   float* const to = of_slot(s.logits, s, slot_of(s, j));
   sampling::Best top;
-  for (uint32_t v = part * kThreads + threadIdx.x; v < V; v += Streams::kBestParts * kThreads) {
+  for (uint32_t v = part * kThreads + threadIdx.x; v < V; v += BatchedSequences::kBestParts * kThreads) {
     const float logit = __ldcg(rows + size_t(j) * V + v);
     to[v] = logit;
     if (v < vocab) top.add(logit, v);
@@ -58,9 +59,9 @@ __global__ void __launch_bounds__(kThreads)
   const uint64_t key = sampling::block_best(top.key, m);
   if (threadIdx.x == 0) s.best[blockIdx.x] = key;
 }
-// A warp a sequence.
-__global__ void append_tokens_kernel(const __grid_constant__ Streams s, const uint32_t* stop) {
-  static_assert(Streams::kBestParts == 32, "a lane a part");
+// A warp for each sequence.
+__global__ void append_tokens_kernel(const __grid_constant__ BatchedSequences s, const uint32_t* stop) {
+  static_assert(BatchedSequences::kBestParts == 32, "a lane a part");
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   uint64_t key = __ldcg(s.best + threadIdx.x);
