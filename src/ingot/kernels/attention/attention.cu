@@ -1,4 +1,4 @@
-// Attention on Hopper: what a GPU asks of the operands, and the forward launch. The kernels stand in hopper/.
+// Attention on Hopper: the GPU's requirements on the operands, and the forward launch. The kernels are in hopper/.
 #include <algorithm>
 
 #include "ingot/gpu/launch.h"
@@ -14,7 +14,7 @@ using namespace attention_hopper;
 
 namespace {
 constexpr int kWidest = 256;
-constexpr int64_t kKeptBytes = 24 << 20;  // of L2, for what many tiles read
+constexpr int64_t kKeptBytes = 24 << 20;  // bytes of L2 for data that many tiles read
 constexpr double kLog2E = 1.4426950408889634;
 }  // namespace
 
@@ -106,7 +106,7 @@ void attention(const Attention& a, Stream stream) {
   const int width = int(a.q.size(2));
   const ForwardKernel kernel =
       a.q.dtype == DType::bf16 ? forward_kernel<bf16>(width, capped) : forward_kernel<f16>(width, capped);
-  const bool has_keys = a.k.size(0) > 0;  // otherwise nothing is fetched
+  const bool has_keys = a.k.size(0) > 0;  // otherwise no data is prefetched
   const WalkMaps maps{.rows = {head_map("attention: q", a.q, kernel.rows)},
                       .k = head_map("attention: k", has_keys ? a.k : a.q, kernel.keys),
                       .v = head_map("attention: v", has_keys ? a.v : a.q, kernel.keys)};

@@ -144,12 +144,12 @@ int64_t delta_bytes(const AttentionBackward& a) {
 int64_t query_sum_places(const AttentionBackward& a) {
   return detail::tile_places(a.q.size(0), a.cu_q.size(0) - 1, 64);
 }
-// dQ in fp32, added up by many blocks: behind delta in the workspace.
+// The sums of dQ in fp32, to which many blocks add: behind delta in the workspace.
 int64_t query_sum_bytes(const AttentionBackward& a) {
   if (!joins_gradients(a) || a.cu_q.size(0) < 2) return 0;
   return query_sum_places(a) * a.q.size(1) * (a.q.size(2) <= 64 ? 1 : 2) * 64 * 64 * int64_t(sizeof(float));
 }
-float* query_sums_of(const AttentionBackward& a) {  // null: dQ is formed apart
+float* query_sums_of(const AttentionBackward& a) {  // null: dQ is computed by a kernel of its own
   if (query_sum_bytes(a) == 0) return nullptr;
   return reinterpret_cast<float*>(static_cast<char*>(a.workspace.data) + delta_bytes(a));
 }
@@ -167,7 +167,7 @@ template <class T> void launch_query_sums(const AttentionBackward& a, const floa
               {.grid = query_sum_places(a) * p.heads, .block = 128, .device = a.q.device.index}, stream, p);
 }
 
-// With sums: dQ is added up there too.
+// With sums: this kernel adds up dQ too.
 template <class T>
 void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, float* sums, Stream stream) {
   const KeyGradientKernel kernel =

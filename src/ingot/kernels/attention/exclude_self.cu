@@ -33,8 +33,8 @@ struct Params {
   int64_t tokens = 0;
 };
 
-// A lane's elements of a head, of which kLanes lanes hold all. One of these forms:
-// kRoom: numbers to a lane; what is beyond the width is zero, so the room changes no bit.
+// A lane's elements of a head that kLanes lanes hold together. kRoom: numbers per lane; numbers beyond the width are
+// zero, so the room changes no bit.
 template <class T, int kRoom> struct ByNumber {
   using Type = T;
   static constexpr int kLanes = 32, kCount = kRoom;
@@ -75,7 +75,8 @@ template <class Form> __device__ inline float dot(const float (&a)[Form::kCount]
   return sum;
 }
 
-// Past the last item lanes compute the last once more and store nothing: the others of their warp need them.
+// Lanes past the last item compute the last item again without storing, because the other lanes of their warp need
+// them.
 struct Item {
   int64_t token;
   int kv_head;
@@ -121,7 +122,7 @@ template <class Form> __global__ void __launch_bounds__(kThreads) exclude_self_b
     }
     if (item.there) Form::store(at<T>(p.dy, item.token, h), dz, p.width);
     if (p.delta == nullptr) continue;
-      // Of dy as it is stored.
+      // Of dy as rounded for storage.
 #pragma unroll
     for (float& x : dz) x = tile::to_float(tile::from_float<T>(x));
     const float delta = dot<Form>(dz, y);
@@ -159,7 +160,7 @@ template <class Form> void launch(const char* op, void (*kernel)(Params), const 
   constexpr int kItems = kThreads / Form::kLanes;
   gpu::launch(op, kernel, {.grid = (p.items + kItems - 1) / kItems, .block = kThreads, .device = device}, stream, p);
 }
-// go.operator()<Form>() with the form that takes these heads.
+// Calls go.operator()<Form>() with the variant for these heads.
 template <class T, class Go> void with_form(const Params& p, Go&& go) {
   if (p.items == 0) return;
   const bool vectors =

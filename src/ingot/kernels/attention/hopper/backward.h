@@ -1,11 +1,12 @@
 #pragma once
-// What the launcher hands to the kernels of the backward pass: one walks over queries and gives dQ, one over keys and
-// gives dK and dV; both form P and dS anew. So no sum crosses blocks, and all are in fixed order.
+// The arguments of the kernels of the backward pass. One kernel walks over queries and computes dQ, one walks over keys
+// and computes dK and dV; both recompute P and dS. No sum is shared between blocks, and all sums have a fixed order.
 #include "ingot/kernels/attention/hopper/walk.h"
 
 namespace ingot::cuda::attention_hopper {
 
-// What both need of the scores and of the forward pass. delta: of each query and head, the sum of dO * O.
+// The arguments of both kernels from the scores and the forward pass. delta: for each query and head, the sum of dO *
+// O.
 struct ScoreParams {
   const float *lse, *delta;  // (H, Tq), rows lse_stride and delta_stride apart
   int64_t lse_stride, delta_stride;
@@ -34,8 +35,8 @@ struct KeyGradientParams {
   int64_t query_rows;  // of q and dout
   void *dk, *dv;
   Strides dk_strides, dv_strides;
-  bool add_dv;        // to what is there, which was rounded too
-  float* query_sums;  // where dQ is added up (query_sums.cuh)
+  bool add_dv;        // adds to the old value, which was rounded too
+  float* query_sums;  // sums of dQ (query_sums.cuh)
 };
 struct KeyGradientMaps {
   CUtensorMap q, dout, k, v;
@@ -47,7 +48,7 @@ struct KeyGradientKernel {
 };
 template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped);
 
-// dQ is added up by the kernel that walks over keys, in any order.
+// The kernel that walks over keys also adds up dQ, in any order.
 constexpr bool joins_gradients(int width, bool capped, bool deterministic) {
   return width <= 128 && !capped && !deterministic;
 }

@@ -1,9 +1,9 @@
 #pragma once
-// Attention's forward kernel for Hopper. A block per SM takes tiles of queries of one head in turn. One warp fetches Q,
-// then K and V a step of keys at a time through a ring, from the last step that the tile sees to the first, and runs
-// ahead into the next tile. Each of two or three warpgroups takes 64 of the tile's queries: S = Q K^T in registers,
-// softmax in place, and P, packed, is the register operand of O += P V. The next step's S multiplies while this step's
-// softmax runs, and the other warpgroups' products run under it too.
+// Attention's forward kernel for Hopper. One block per SM takes tiles of queries of one head in turn. One warp fetches
+// Q, then K and V through a ring, one step of keys at a time, from the last step that the tile sees to the first, and
+// runs ahead into the next tile. Each of two or three warpgroups takes 64 of the tile's queries: S = Q K^T in
+// registers, softmax in place, and P, packed, is the register operand of O += P V. The next step's product S runs
+// during this step's softmax, and so do the other warpgroups' products.
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/math.cuh"
@@ -59,10 +59,10 @@ template <class F> struct Multiplier {
       if (tile_.steps < 0) break;
       take_tile();
     }
-    if (group == 0) await_turn();  // nobody leaves while another arrives
+    if (group == 0) await_turn();  // no warpgroup ends while another one arrives
   }
 
-  // Of the steps that the block fetches those that these 64 queries see.
+  // The steps, of those that the block fetches, that these 64 queries see.
   __device__ __forceinline__ void take_tile() {
     const int first = tile_.first + 64 * int(group), end = min(first + 64, tile_.queries);
     int low = tile_.begin, high_step = tile_.begin;
@@ -89,8 +89,8 @@ template <class F> struct Multiplier {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
-  // The warpgroups issue their products in turns, so that one's softmax runs under the others'. Each takes a turn for
-  // every step of the tile, seen or not.
+  // The warpgroups issue their products in turns, so that one's softmax runs during the others' products. Each
+  // warpgroup takes a turn for every step of the tile, also for steps that its queries do not see.
   __device__ __forceinline__ void await_turn() {
     if constexpr (F::kTurns) ptx::barrier_sync_unaligned(1 + group, 256);
   }
@@ -107,10 +107,11 @@ template <class F> struct Multiplier {
     ring.advance();
   }
 
-  // Scores are compared as they are, or capped in powers of two; this is what turns one into a power of two.
+  // Scores are compared as they are, or capped as exponents of two; this function converts a score to an exponent of
+  // two.
   __device__ __forceinline__ float unit() const { return F::kCapped ? 1.f : p.scale_log2; }
 
-  // A sink is a key that all see, whose value is zero: it comes first.
+  // A sink is a key that all queries see and whose value is zero; it comes first.
   __device__ __forceinline__ void begin_rows() {
 #pragma unroll
     for (float& x : o) x = 0;
@@ -141,7 +142,8 @@ template <class F> struct Multiplier {
     ptx::wgmma_commit_group();
   }
 
-  // Steps n down to `last`: the scores of a step multiply while the values of the one before do.
+  // Steps n down to `last`: the product of a step's scores runs together with the product of the values of the step
+  // before.
   __device__ __forceinline__ void multiply(int n, int last) {
     tile::wait_warp_or_trap(&memory.k_full[ring.stage], ring.phase);
     await_turn();
@@ -183,7 +185,8 @@ template <class F> struct Multiplier {
     ring.advance();
   }
 
-  // Scores of step n become powers relative to the rows' largest score so far; shrink: what that does to older sums.
+  // Turns the scores of step n into powers relative to the rows' largest score so far; shrink: the factor for older
+  // sums.
   __device__ __forceinline__ void softmax(int n, float (&shrink)[2]) {
     if constexpr (F::kCapped) {
 #pragma unroll
@@ -196,7 +199,7 @@ template <class F> struct Multiplier {
 #pragma unroll
       for (int j = 0; j < F::kKeys / 8; ++j) top = fmaxf(top, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
       top = quad_max(top);
-      const float base = (top == -INFINITY ? 0.f : top) * unit();  // nothing seen so far: all powers are 0
+      const float base = (top == -INFINITY ? 0.f : top) * unit();  // no key seen so far: all powers are 0
       shrink[r] = ptx::exp2_approx(high[r] * unit() - base);
       high[r] = top;
       float added = 0;
@@ -212,7 +215,7 @@ template <class F> struct Multiplier {
     }
   }
 
-  // Does a row of the warpgroup's not see a key of step n?
+  // Whether some row of the warpgroup does not see some key of step n.
   __device__ __forceinline__ bool is_masked(int n) const {
     const int first = tile_.first + 64 * int(group), begin = n * F::kKeys, end = begin + F::kKeys;
     if (end > tile_.keys) return true;

@@ -1,5 +1,5 @@
 #pragma once
-// What attention does with wgmma's accumulators (ptx/wgmma.cuh): thread 4 g + t of a warp holds of every 8 columns j
+// Attention's operations on wgmma's accumulators (ptx/wgmma.cuh): thread 4 g + t of a warp holds of every 8 columns j
 // d[4 j], d[4 j + 1] of row g and d[4 j + 2], d[4 j + 3] of row g + 8, columns 8 j + 2 t and the next.
 #include <cstdint>
 
@@ -30,7 +30,7 @@ __device__ __forceinline__ float capped(float score, float in, float out) {
   return copysignf(out * ((1 - e) * ptx::reciprocal_approx(1 + e)), x);
 }
 
-// P of a score as the products give it, and what the cap does to its gradient. lse in powers of two.
+// P of a score, and the factor of the cap in its gradient. lse as an exponent of two.
 struct Probability {
   float value, slope;
 };
@@ -65,8 +65,8 @@ __device__ __forceinline__ void transpose_in_quad(uint32_t (&w)[4], uint32_t t) 
     }
 }
 
-// Rows g and g + 8 of an accumulator tile times `scale`, to memory in T, 16 bytes a lane. row[r]: where the row begins,
-// or null. width: how many columns there are, a multiple of 8. adds: to what is there.
+// Stores rows g and g + 8 of an accumulator tile, times `scale`, in T, 16 bytes per lane. row[r]: the start of the row,
+// or null. width: the number of columns, a multiple of 8. adds: to the old values.
 template <class T, int N>
 __device__ __forceinline__ void store_rows(const float (&d)[N], const float (&scale)[2], T* const (&row)[2], int width,
                                            uint32_t t, bool adds = false) {

@@ -1,11 +1,11 @@
 #pragma once
-// dK and dV. A block takes tiles of keys of one key head in turn; a warp fetches K and V once, then for each query head
-// of the group a step of queries at a time: Q, dO, lse and delta. Products are transposed, keys by queries: P^T and
-// dS^T come as the register operands of dV += P^T dO and dK += dS^T Q, which run under the next step's products. All
-// heads of the group add to the same registers.
+// dK and dV. A block takes tiles of keys of one key head in turn. A warp fetches K and V once, then for each query head
+// of the group one step of queries at a time: Q, dO, lse and delta. Products are transposed, keys by queries: P^T and
+// dS^T are the register operands of dV += P^T dO and dK += dS^T Q, which run during the next step's products. All heads
+// of the group add to the same registers.
 //
-// Up to 128 wide each of two warpgroups has 64 of the keys. Above, registers hold one of the sums only: both have the
-// same 64 keys, one forms dV, the other dK.
+// Up to 128 wide each of two warpgroups has 64 of the keys. Above, registers hold only one of the sums: both warpgroups
+// have the same 64 keys, one computes dV, the other dK.
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
@@ -28,16 +28,16 @@ struct KeyGradientForm {
   static_assert(kQueries % 16 == 0, "products sum over 16 queries at a time");
   static constexpr bool kApart = kApart_, kCapped = kCapped_;  // apart: a warpgroup for dV, one for dK
   static_assert(!kApart || kGroups == 2);
-  static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_;  // adds: dQ is formed too (query_sums.cuh)
+  static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_;  // adds: dQ is computed too (query_sums.cuh)
   static constexpr int kKeys = kApart ? 64 : 64 * kGroups, kThreads = 128 * (kGroups + 1);
-  // Launched with 168 registers a thread, of four warpgroups with 128. What is more than their sum nobody gets, and
-  // setmaxnreg waits for ever.
+  // Launched with 168 registers per thread, or 128 with four warpgroups. The warpgroups share this total; for a larger
+  // one setmaxnreg would wait for ever.
   static constexpr int kFetcherRegisters = kGroups == 3 ? 32 : 24, kMultiplierRegisters = kGroups == 3 ? 160 : 240;
   static_assert(kFetcherRegisters + kGroups * kMultiplierRegisters <= (kGroups == 3 ? 4 * 128 : 3 * 168));
   static constexpr uint32_t kPanelK = kKeys * 128, kPanelQ = kQueries * 128;
 };
 
-// What the warp that fetches tells of a tile of keys. steps < 0: there is no further tile.
+// The fetching warp's message about a tile of keys. steps < 0: there is no further tile.
 struct KeyTile {
   int kv_head, first;
   int q_begin, k_begin;
@@ -49,14 +49,14 @@ struct KeyTile {
 template <class F> struct KeyMemory {
   char k[F::kPanels][F::kPanelK], v[F::kPanels][F::kPanelK];
   char q[F::kStages][F::kPanels][F::kPanelQ], dout[F::kStages][F::kPanels][F::kPanelQ];
-  [[no_unique_address]] SharedScores<F> scores;                                    // nothing where dQ is formed apart
+  [[no_unique_address]] SharedScores<F> scores;  // empty where dQ is computed by a kernel of its own
   alignas(16) float lse[F::kStages][F::kQueries], delta[F::kStages][F::kQueries];  // lse in powers of two
   uint64_t kv_full, kv_empty, q_full[F::kStages], q_empty[F::kStages];
   uint64_t raw[2];  // copies whose last rows must be zeroed
   [[no_unique_address]] SharedScoresBarriers<F> scores_barriers;
   KeyTile tile;
 };
-// Tiles that most queries see come first: under a causal mask a segment's first keys.
+// Tiles that most queries see come first: with a causal mask these are a segment's first keys.
 template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_t place) {
   const int64_t in_set = w.places * w.heads_in_set;
   const int64_t set = place / in_set, heads = min(int64_t(w.heads_in_set), w.heads - set * w.heads_in_set);
@@ -131,7 +131,7 @@ template <class F> struct QueryFetcher {
       ptx::tensor_load_3d(memory.v[i], &maps.v, 64 * i, t.kv_head, t.k_begin + t.first, barrier);
     }
   }
-  // dQ sums over keys: rows behind the segment's end are zeroed, if anybody's.
+  // dQ sums over keys, so rows behind the segment's end are zeroed where they belong to another segment.
   __device__ void zero_keys(int rows) {
     tile::wait_warp_or_trap(&memory.raw[raw % 2], raw / 2 & 1);
     ++raw;
@@ -144,12 +144,12 @@ template <class F> struct QueryFetcher {
     if (lane == 0) ptx::mbarrier_arrive(&memory.kv_full);
   }
 
-  // Rows behind the segment's end are zero, and P of them: their lse is infinite. They are zeroed when the next step
-  // has been asked for, which needs nothing of this one.
+  // Rows behind the segment's end are zero, and so is their P, because their lse is infinite. They are zeroed after the
+  // next step has been requested, which does not depend on this step.
   __device__ void fetch_step(const KeyTile& t, int head, int n) {
     const int first = n * F::kQueries, rows = t.queries - first, stage = int(ring.stage);
     const int64_t token = int64_t(t.q_begin) + first;
-    float lse[kPerLane], delta[kPerLane];  // asked for before the wait
+    float lse[kPerLane], delta[kPerLane];  // requested before the wait
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       const int row = int(lane) + 32 * i;
@@ -174,7 +174,7 @@ template <class F> struct QueryFetcher {
     if (lane == 0) ptx::mbarrier_arrive(barrier);
     zero_pending();
     if (others_follow) pending_stage = stage, pending_rows = rows, pending_raw = raw++;
-    if (F::kStages < 3) zero_pending();  // else the next step would wait for room that this one gives
+    if (F::kStages < 3) zero_pending();  // otherwise the next step would wait for room that this step returns
     ring.advance();
   }
   __device__ void zero_pending() {
@@ -191,7 +191,7 @@ template <class F> struct QueryFetcher {
   }
 };
 
-// kDv, kDk: which of the sums this warpgroup forms.
+// kDv, kDk: the sums that this warpgroup computes.
 template <class F, bool kDv, bool kDk> struct KeyGradient {
   using T = typename F::T;
   static constexpr auto kB128 = tile::Swizzle::b128;
@@ -233,7 +233,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
 
   __device__ __forceinline__ uint32_t stage_before() const { return (ring.stage == 0 ? F::kStages : ring.stage) - 1; }
 
-  // A step of queries that see none of these 64 keys.
+  // A step whose queries see none of these 64 keys.
   __device__ __forceinline__ void pass_over(const Turn<F>& turn) {
     turn.await();
     turn.pass();
@@ -267,7 +267,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
           continue;
         }
         if constexpr (F::kAddsQueries) end_sums();
-        if (has_before) {  // not held while others pass: the ring would be full
+        if (has_before) {  // not held while other warpgroups go on, because the ring would be full
           end_sums();
           release(&memory.q_empty[stage_before()]);
           has_before = false;
@@ -283,7 +283,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       end_sums();
       if (tile_.steps > 0) form_sums();
     }
-    if constexpr (F::kAddsQueries) tile_ = memory.tile;  // registers hold what the steps need of it
+    if constexpr (F::kAddsQueries) tile_ = memory.tile;  // registers hold the parts that the steps need
     release(&memory.kv_empty);
     end_sums();
     if (has_before) release(&memory.q_empty[stage_before()]);
@@ -356,7 +356,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       if (has_sums) sums.add(memory.tile, p.walk);
       return;
     }
-    // Packed only now: registers hold the sums and either scores or operands, not both.
+    // Packed only now, because registers hold the sums and either scores or operands, but not both.
     if constexpr (kDv) {
       pack_operand<T>(a, s);
       issue_sum(dv, a, dout);
@@ -402,7 +402,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       int low = p.walk.causal ? key_of(r) - (tile_.keys - tile_.queries) - n * F::kQueries - 2 * int(t) : 0;
-      if (F::kAddsQueries && key_of(r) >= tile_.keys) low = F::kQueries;  // of no segment, or another's
+      if (F::kAddsQueries && key_of(r) >= tile_.keys) low = F::kQueries;  // rows of no segment, or of another one
       const int64_t last = p.walk.window > 0 ? low + p.walk.window : F::kQueries;
       const int end = int(min(last, int64_t(F::kQueries)));
 #pragma unroll

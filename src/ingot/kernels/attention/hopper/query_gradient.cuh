@@ -1,6 +1,6 @@
 #pragma once
-// dQ: the walk of the forward kernel, with dO beside Q. S = Q K^T and dP = dO V^T multiply together; dS = P (dP -
-// delta) in registers is the operand of dQ += dS K, which runs under the next step's products.
+// dQ: the walk of the forward kernel, with dO beside Q. The products S = Q K^T and dP = dO V^T run together; dS = P (dP
+// - delta) in registers is the operand of dQ += dS K, which runs during the next step's products.
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
@@ -58,7 +58,7 @@ template <class F> struct QueryGradient {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  // A step that none of these 64 queries sees.
+  // A step of keys that none of these 64 queries sees.
   __device__ __forceinline__ void pass_over(const Turn<F>& turn) {
     turn.await();
     turn.pass();
@@ -79,7 +79,7 @@ template <class F> struct QueryGradient {
       lse[r] = there ? p.scores.lse[tile_.head * p.scores.lse_stride + token] * kLog2E : INFINITY;
       delta[r] = there ? p.scores.delta[tile_.head * p.scores.delta_stride + token] : 0;
     }
-    // Of the block's steps those that these 64 queries see; what a row does not see is masked.
+    // The block's steps that these 64 queries see; keys that a row does not see are masked.
     const detail::StepRange seen =
         detail::steps_seen(tile_.first + 64 * int(group), tile_.queries, tile_.keys, p.walk.causal, p.walk.window,
                            F::kKeys, tile_.begin, tile_.begin + tile_.steps);
@@ -107,7 +107,7 @@ template <class F> struct QueryGradient {
     tile::wait_warp_or_trap(&memory.v_full[ring.stage], ring.phase);
     issue(dp, ptx::shared_address(memory.rows[1]), v);
     turn.pass();
-    ptx::wgmma_wait_group<1>();  // the products of the step before are done too
+    ptx::wgmma_wait_group<1>();  // the products of the step before are complete too
     ptx::fence_registers(s);
     if (F::kStages > 1 && has_before) release(&memory.k_empty[before]);
     probabilities();
@@ -125,7 +125,7 @@ template <class F> struct QueryGradient {
       ptx::wgmma<T, F::kWidth, ptx::Major::mn>(dq, a[i], tile::operand<ptx::Major::mn, kB128>(k, 16 * i, F::kPanelK),
                                                true);
     ptx::wgmma_commit_group();
-    if constexpr (F::kStages == 1) {  // the next step's K wants this one's place
+    if constexpr (F::kStages == 1) {  // the next step's K needs this memory
       ptx::wgmma_wait_group<0>();
       ptx::fence_registers(dq);
       release(&memory.k_empty[ring.stage]);
@@ -156,7 +156,8 @@ template <class F> struct QueryGradient {
       s[i] = x.value;
     }
   }
-  // What a row does not see, in the scores or their gradients: of what is not there both may be anything.
+  // Masks keys that a row does not see, in the scores or their gradients; for rows that do not exist both may be any
+  // number.
   __device__ __forceinline__ void mask(float (&d)[F::kKeys / 2], int n) const {
     const int column = n * F::kKeys + 2 * int(t);
 #pragma unroll

@@ -1,10 +1,10 @@
 #pragma once
-// dQ by the kernel that walks over keys (key_gradient.cuh): both warpgroups write dS^T of a step to shared memory, each
-// forms a part of 64 x 64 of dQ = dS K over all keys of the tile, and adds it to sums in global memory. Blocks add in
-// no fixed order. A last kernel scales and rounds the sums.
+// dQ computed by the kernel that walks over keys (key_gradient.cuh): both warpgroups write dS^T of a step to shared
+// memory, each computes a part of 64 x 64 of dQ = dS K over all keys of the tile, and adds it to sums in global memory.
+// Blocks add in no fixed order. A last kernel scales and rounds the sums.
 //
-// Sums lie in blocks of 64 queries of one head, by 64 columns, as wgmma's accumulators hold them: lanes' additions are
-// neighbours, and nothing is transposed. Segment s has the blocks from cu[s] / 64 + s on (tiles.h).
+// Sums lie in blocks of 64 queries of one head, by 64 columns, in the order of wgmma's accumulators: lanes add to
+// adjacent numbers, and no transposition is needed. Segment s has the blocks from cu[s] / 64 + s on (tiles.h).
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/fence.cuh"
@@ -37,7 +37,7 @@ template <class F> struct SharedScoresBarriers<F, false> {
   __device__ void prepare() {}
 };
 
-// A warpgroup's part. Of 64 queries in a step both form 64 columns of them; of 128 queries each forms 64.
+// A warpgroup's part. Of 64 queries in a step each warpgroup computes 64 columns; of 128 queries each computes 64.
 template <class F> struct QuerySums {
   using T = typename F::T;
   static constexpr auto kB128 = tile::Swizzle::b128;
@@ -83,8 +83,8 @@ template <class F> struct QuerySums {
     ptx::fence_proxy_async_shared();
     arrive(&barriers->full[steps % 2]);
   }
-  // The product of the step shared before the one of `steps`. Where there is none, of what lies there, for nothing: the
-  // compiler serialises products that not all paths issue.
+  // Issues the product of the step shared before the step of `steps`. Where there is none, a product of whatever lies
+  // there, without use, because the compiler serialises products that not all paths issue.
   __device__ __forceinline__ void issue(bool has_sums) {
     const uint32_t before = steps - 1;
     if (has_sums) tile::wait_warp_or_trap(&barriers->full[before % 2], before / 2 & 1);
@@ -97,7 +97,7 @@ template <class F> struct QuerySums {
           dq, tile::operand<ptx::Major::mn, kB128>(ds, 16 * i, F::kPanelK),
           tile::operand<ptx::Major::mn, kB128>(keys, 16 * i, F::kPanelK), i > 0);
   }
-  // When it is done.
+  // Called when the product is complete.
   template <class Tile> __device__ __forceinline__ void add(const Tile& t, const Walk& w) {
     arrive(&barriers->empty[(steps - 1) % 2]);
     const uint32_t unit = unit_of(group, t.q_begin / 64 + t.segment, first, t.queries, head, w.heads * w.group);
@@ -106,7 +106,7 @@ template <class F> struct QuerySums {
 #pragma unroll
     for (int j = 0; j < 8; ++j) ptx::add_relaxed(to + j * 512, dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
   }
-  // Of the step of queries from `first_` on, of head `head_` of all.
+  // Adds the sums of the step of queries from `first_` on, head `head_` of all heads.
   __device__ __forceinline__ void next(int head_, int first_) {
     head = head_, first = first_;
     ++steps;

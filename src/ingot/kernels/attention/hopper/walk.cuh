@@ -1,9 +1,9 @@
 #pragma once
-// The walk of a block over tiles of queries, and for each tile over the steps of keys that it sees: the warp that
-// fetches, and what it tells the warpgroups that multiply. Forward and dQ walk like this.
+// The walk of a block over tiles of queries, and for each tile over the steps of keys that the tile sees: the fetching
+// warp, and its messages to the multiplying warpgroups. Forward and dQ use this walk.
 //
-// Rows of K and V behind a segment's end belong to others. Where a product sums over keys, 0 * NaN would reach the
-// sums: these rows are zeroed before anyone reads them.
+// Rows of K and V behind a segment's end belong to other segments. Where a product sums over keys, 0 * NaN would reach
+// the sums, so these rows are zeroed before they are read.
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/barrier.cuh"
@@ -17,7 +17,7 @@
 
 namespace ingot::cuda::attention_hopper {
 
-// What the warp that fetches tells the others of a tile. steps < 0: there is no further tile.
+// The fetching warp's message about a tile. steps < 0: there is no further tile.
 struct Tile {
   int head, first;       // of the segment's queries
   int q_begin, k_begin;  // the segment's first rows
@@ -25,8 +25,8 @@ struct Tile {
   int begin, steps;      // steps of keys: from begin + steps - 1 down to begin
 };
 
-// Warpgroups that issue their products in turns, so that one's exponentials run under the others' products. Each takes
-// a turn for every step of a tile, seen or not.
+// Warpgroups that issue their products in turns, so that one's exponentials run during the others' products. Each takes
+// a turn for every step of a tile, also for steps that its queries do not see.
 template <class F> struct Turn {
   uint32_t group;
   __device__ __forceinline__ void await() const {
@@ -39,7 +39,7 @@ template <class F> struct Turn {
     if (group == F::kGroups - 1) pass();  // to the first
   }
   __device__ __forceinline__ void end() const {
-    if (group == 0) await();  // nobody leaves while another arrives
+    if (group == 0) await();  // no warpgroup ends while another one arrives
   }
 };
 
@@ -54,8 +54,8 @@ template <class F> struct WalkMemory {
   Tile tile;
 };
 
-// The tile at `place` of the list of all heads. Heads come in sets whose keys and values stay in L2; in a set all
-// heads' tiles that see most come first.
+// The tile at `place` of the list of all heads. Heads come in sets whose keys and values stay in L2; within a set, the
+// tiles of all heads that see most keys come first.
 template <class F> __device__ inline Tile find_tile(const Walk& p, int64_t place) {
   const int64_t in_set = p.places * p.heads_in_set;
   const int64_t set = place / in_set, heads = min(int64_t(p.heads_in_set), p.heads - set * p.heads_in_set);
@@ -83,16 +83,16 @@ template <uint32_t kBytes> __device__ inline void zero_rows(char* panel, int row
     *reinterpret_cast<uint4*>(panel + at) = make_uint4(0, 0, 0, 0);
 }
 
-// A block's first item is that of its number; more it claims when it is about to ask for the last steps of one. Which
-// block takes an item does not matter to its results.
-constexpr int kAskAhead = 1;                        // steps: what an answer takes
+// A block's first item is the item of its number. The block claims further items shortly before it requests the last
+// steps of an item. The results do not depend on the block that takes an item.
+constexpr int kAskAhead = 1;                        // steps: the time of an answer
 static __device__ uint32_t claim_counters[kSlots];  // zero between launches, but for kNoCounter's
 
 struct Claims {
   int64_t all;
   uint32_t *counter, lane;
   uint32_t given;        // items that are not claimed
-  uint32_t claimed = 0;  // of lane 0; may still be on its way
+  uint32_t claimed = 0;  // of lane 0; the answer may still be on its way
 
   __device__ Claims(const Walk& w, uint32_t lane_)
       : all(w.places * w.heads), counter(&claim_counters[w.slot]), lane(lane_), given(gridDim.x) {}
@@ -100,10 +100,10 @@ struct Claims {
   __device__ void ask() {
     if (lane == 0) claimed = ptx::fetch_add_relaxed(counter, 1);
   }
-  // The item asked for, or one beyond the last.
+  // The claimed item, or one beyond the last.
   __device__ int64_t take() {
     const int64_t item = int64_t(__shfl_sync(~0u, claimed, 0)) + given;
-    if (lane == 0 && item == all + gridDim.x - 1) ptx::store_relaxed(counter, 0);  // all have found nothing
+    if (lane == 0 && item == all + gridDim.x - 1) ptx::store_relaxed(counter, 0);  // all blocks have found no item
     return item;
   }
 };
@@ -127,7 +127,7 @@ template <class F> struct KeyFetcher {
     publish({.steps = -1});
   }
 
-  // Waits until Q's memory is free: the last tile's products with it are done, and all have read what `tile` said.
+  // Waits until Q's memory is free: the last tile's products with Q are complete, and all warpgroups have read `tile`.
   __device__ void publish(const Tile& t) {
     tile::wait_warp_or_trap(&memory.q_empty, (tiles & 1) ^ 1);
     ++tiles;
@@ -143,12 +143,12 @@ template <class F> struct KeyFetcher {
         ptx::tensor_load_3d(memory.rows[o][i], &maps.rows[o], 64 * i, t.head, t.q_begin + t.first, &memory.q_full);
   }
 
-  // The first step's K does not wait for Q's memory. What must be zeroed is when what comes next has been asked for.
+  // The first step's K does not wait for Q's memory. Rows are zeroed after the following copies have been requested.
   __device__ void fetch(const Tile& t, Claims& claims) {
     const int kv_head = t.head / w.group, last = t.begin + t.steps - 1;
     for (int n = last; n >= t.begin; --n) {
       const int token = t.k_begin + n * F::kKeys, rows = t.keys - n * F::kKeys;
-      const bool others_follow = rows < F::kKeys && t.k_begin + t.keys < w.key_rows;  // else the copy brings zeros
+      const bool others_follow = rows < F::kKeys && t.k_begin + t.keys < w.key_rows;  // otherwise the copy brings zeros
       const uint32_t stage = ring.stage;
       if (n == min(last, t.begin + kAskAhead)) claims.ask();
       tile::wait_warp_or_trap(&memory.k_empty[stage], ring.phase ^ 1);

@@ -1,5 +1,5 @@
 #pragma once
-// What a walk over tiles of queries (walk.cuh) needs to know.
+// The arguments of a walk over tiles of queries (walk.cuh).
 #include <cuda.h>
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Strides {
 struct Walk {
   const int32_t *cu_q, *cu_k;
   int segments, heads, group;  // group: query heads per key head
-  int heads_in_set;            // whose operands stay in L2 together
+  int heads_in_set;            // heads whose operands fit in L2 together
   int64_t key_rows;            // of k and v
   int64_t window;
   bool causal;
