@@ -1,5 +1,5 @@
-// What a module does in one step, for operands as they usually are: plain dense tensors that nobody watches. Everything
-// else goes back to Python (_rms_norm.py, _mlp.py).
+// The call of a module in one step, for plain dense tensors without hooks, modes or transforms. Every other call goes
+// back to Python (_rms_norm.py, _mlp.py).
 #include "calls.h"
 
 #include <cfloat>
@@ -68,8 +68,9 @@ nb::object dictionary_of(nb::handle object) {
   return nb::steal(found);
 }
 
-// What `apply` gets beside tensors on its way to `forward`: apply looks at every argument for a tensor, and notes what
-// its gradient needs. Nested calls (of a finalizer, while apply allocates) put back what they found.
+// Arguments of `forward` besides the tensors, which bypass `apply`: apply examines every argument for a tensor and
+// records its need of a gradient. A nested call (of a finalizer, while apply allocates) restores the arguments of the
+// outer call.
 class Beside {
  public:
   explicit Beside(std::initializer_list<nb::handle> values) : outer_(current_) {
@@ -92,8 +93,8 @@ class Beside {
 };
 thread_local const Beside* Beside::current_ = nullptr;
 
-// Whether nn.Module.__call__ would do no more than call `forward`, the one of its class: no hooks, no compiled form,
-// nothing replaced, no profiler that looks for modules' calls.
+// Whether nn.Module.__call__ would only call the `forward` of the class: no hooks, no compiled form, no replaced
+// method, no profiler of module calls.
 bool calls_only_forward(nb::handle attributes) {
   if (PyThreadState_Get()->c_profilefunc != nullptr) return false;
   for (PyObject* hooks : module_.global_hooks)
@@ -107,12 +108,12 @@ bool calls_only_forward(nb::handle attributes) {
   return (!compiled.is_valid() || compiled.is_none()) && attribute_of(module_.type, module_.call_name).is(module_.call);
 }
 
-// What autograd.Function.apply wants of its class it asks for by names made on the spot, which the interpreter's cache
-// of attributes does not know: type's own way goes through every base of the class and of its type each time. Classes
-// of quick_class have a table instead.
+// autograd.Function.apply looks up attributes of its class by newly made names, which miss the interpreter's attribute
+// cache: type's own lookup goes through every base of the class and of its type each time. Classes made by quick_class
+// have a table instead.
 struct QuickClass {
   PyObject* type;
-  std::vector<std::pair<PyObject*, PyObject*>> own;  // names, and what they stand for
+  std::vector<std::pair<PyObject*, PyObject*>> own;  // names and values
 };
 std::vector<QuickClass> quick_classes_;
 
@@ -142,8 +143,8 @@ nb::object quick_type() {
 
 // --- rms_norm --------------------------------------------------------------------------------------------------------
 
-// Up to this many elements backward forms rstd again, which costs a GPU nothing that shows; keeping it costs the host
-// an allocation, a sixth of the call.
+// Up to this many elements the backward pass computes rstd again, at no measurable cost on a GPU; keeping rstd costs
+// the host an allocation, a sixth of the call.
 constexpr int64_t kRecomputeRstd = 1 << 20;
 
 // x, weight, eps and unit_offset of `a`; false where rows are not dense, or empty.
@@ -259,7 +260,8 @@ nb::object tuple_of(const Objects& objects) {
   return tuple;
 }
 
-// A call through a module's edge, described before apply is called: what forward needs beside x. Nests as Beside does.
+// A call through a module's edge, described before apply is called: the arguments of forward besides x. Calls nest as
+// those of Beside do.
 struct EdgeCall {
   const Objects& parameters;
   nb::object options;
@@ -327,7 +329,7 @@ nb::object mlp_dense(nb::handle x, nb::sequence parameters, nb::handle options, 
 
 nb::object mlp_of_module(nb::handle x, nb::handle attributes) {
   if (any_autocast()) return nb::none();
-  // Another thread, or what the call runs of Python's, may replace these and the parameters meanwhile.
+  // Another thread, or Python code that the call runs, may replace these objects and the parameters during the call.
   const nb::object options = nb::borrow(entry(attributes, python_.module_options));
   const nb::object edge = nb::borrow(entry(attributes, python_.edge));
   const nb::handle modules = entry(attributes, python_.modules);

@@ -9,7 +9,7 @@ namespace ingot::python {
 namespace {
 
 PyObject* make_ = nullptr;
-// All there are; the interpreter's lock guards it. Never destroyed: modules may outlive what is static.
+// All edges; the interpreter's lock guards the set. Never destroyed: modules may outlive static objects.
 std::unordered_set<Edge*>& edges() {
   static auto* all = new std::unordered_set<Edge*>;
   return *all;

@@ -1,7 +1,7 @@
 #pragma once
-// All parameters of a module as one input of autograd's: a tensor whose gradient is theirs, one after the other. What a
-// call costs where it records for backward grows with the tensors it is recorded for, and PyTorch makes and drops a
-// node for every parameter each time; with an edge it does so once.
+// All parameters of a module as one input for autograd: a tensor whose gradient is the concatenation of the parameters'
+// gradients. The cost of a recorded call grows with the number of tensors, because PyTorch makes and drops a node for
+// every parameter in every call; with an edge PyTorch makes these nodes once.
 #include <nanobind/nanobind.h>
 
 #include <vector>
@@ -12,8 +12,8 @@ namespace ingot::python {
 
 namespace nb = nanobind;
 
-// Of one module, in its __dict__. Pickles and deep copies of it are empty; copy.copy(module) shares it, as it shares
-// the parameters. An edge keeps what the graph behind it keeps: those parameters.
+// An edge belongs to one module and stands in the module's __dict__. A pickled or deep-copied edge is empty;
+// copy.copy(module) shares the edge, as it shares the parameters. The graph behind an edge keeps the parameters alive.
 class Edge {
  public:
   Edge();
@@ -21,10 +21,10 @@ class Edge {
   Edge(const Edge&) = delete;
   Edge& operator=(const Edge&) = delete;
 
-  // The tensor for these parameters, which `layers` describes, on this stream: from the second call in a row that asks
-  // for the same, of which all are leaves that want a gradient. Not valid otherwise, and what there was is let go of:
-  // a parameter's node serves whoever uses it as long as it is there, even when the parameter has another shape by
-  // then.
+  // The tensor for these parameters, which `layers` describes, on this stream: valid from the second call in a row with
+  // the same parameters, if all of them are leaves that require a gradient. Otherwise the result is not valid and an
+  // earlier tensor is released: while a parameter's node is alive, autograd uses this node even if the parameter has
+  // another shape by then.
   nb::object of(const std::vector<nb::object>& parameters, const std::vector<MlpLayer>& layers, Stream stream);
   void forget();
 
@@ -42,9 +42,10 @@ class Edge {
   nb::object tensor_;
 };
 
-// What makes the tensor, called with the parameters.
+// Sets the Python function that makes the tensor from the parameters.
 void attach_edges(nb::handle make);
-// For gc.callbacks: before the oldest objects are collected too, edges let go of what hides cycles from it.
+// For gc.callbacks: before a collection of the oldest generation, edges release their tensors, which hide reference
+// cycles from the collector.
 void forget_edges(nb::handle phase, nb::dict info);
 
 }  // namespace ingot::python

@@ -19,8 +19,8 @@ using namespace nb::literals;
 
 namespace {
 
-// A caller's function, called with the interpreter's lock; what it raises ends the answer and is raised there. So does
-// a signal that Python has a handler for.
+// A caller's function, called with the interpreter's lock. An exception of the function ends the answer and is raised
+// in the caller, as is the exception of a signal handler of Python.
 class Listener {
  public:
   explicit Listener(nb::object function) : function_(std::move(function)) {}
@@ -93,7 +93,7 @@ ChatRole role_named(const std::string& name) {
   fail(ErrorCode::invalid_argument, "engine: role: found ", name, ", expected system, developer, user or assistant");
 }
 
-// One model, one sequence: what it holds of the next prompt is used again.
+// One model and one sequence: the tokens that the sequence shares with the next prompt are used again.
 class Engine {
   // Without the interpreter's lock, and one at a time.
   template <class Work> auto unlocked(Work&& work) {
@@ -126,12 +126,12 @@ class Engine {
     out["vocab"] = d.vocab();
     out["weight_bytes"] = model_.weight_bytes;
     out["load_seconds"] = model_.load_seconds;
-    out["harmony"] = vocabulary_.chat != nullptr;  // whether it holds conversations
+    out["harmony"] = vocabulary_.chat != nullptr;  // whether the model has a chat format
     out["note"] = model_.note;
     return out;
   }
 
-  // Goes on with `prompt` as it is. on_text("", text) may return False to end it.
+  // Continues `prompt` without a chat format. on_text("", text) may return False to end the answer.
   nb::dict go_on(const std::vector<int32_t>& prompt, int64_t tokens, double temperature, int64_t top_k, double top_p,
                  double min_p, uint64_t seed, int64_t logprobs, bool past_end, nb::object on_text) {
     Listener listener(std::move(on_text));

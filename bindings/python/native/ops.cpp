@@ -1,6 +1,6 @@
 // The module ingot._C: Ingot's operations on torch.Tensor objects whose memory the caller has allocated. Shapes, dtypes
-// and devices are checked by the operations themselves; what Python adds (allocation, autograd, registration) is in
-// ingot/*.py.
+// and devices are checked by the operations themselves; allocation, autograd and registration are in ingot/*.py. Ops
+// whose call is a list of arguments stand in declared.cpp.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -113,8 +113,8 @@ std::vector<MlpLayer> layers_of(const char* op, nb::sequence parameters, const M
   return layers;
 }
 
-// `gradients` is one zeroed buffer, the parameters' gradients one after the other; `wanted` says which have a place in
-// it.
+// `gradients` is one zeroed buffer, the parameters' gradients one after the other; `wanted` says which parameters have
+// a place in the buffer.
 void run_mlp_backward(nb::handle dy, nb::handle x, nb::handle dx, nb::sequence parameters, nb::handle gradients,
                       const std::vector<bool>& wanted, bool bias, bool weight_norm, int act, bool activate_last,
                       nb::handle saved) {
@@ -224,7 +224,8 @@ GatePair bias_pair(const char* op, const char* name, nb::handle packed, nb::hand
   return {second, first};
 }
 
-// Gate and up as they are kept, or their gradients: the halves of one tensor, in the order of weights that are halves.
+// Gate and up in the form kept for the backward pass, or their gradients: the halves of one tensor, in the order of the
+// halves of the weights.
 GatePair kept_pair(const char* op, nb::handle kept, int order) {
   return gate_pair(op, "kept", kept, nb::none(), order == kGateSecond ? kGateSecond : kGateFirst);
 }
@@ -311,8 +312,8 @@ std::vector<std::string> activation_names() {
 
 // --- errors ----------------------------------------------------------------------------------------------------------
 
-// A broken contract is a ValueError; what this build or machine cannot do is a NotImplementedError, which is a
-// RuntimeError, as is the rest.
+// An invalid argument is a ValueError; a kernel that this build or machine lacks is a NotImplementedError, a subclass
+// of RuntimeError; every other error is a RuntimeError.
 PyObject* exception_type(ErrorCode code) {
   switch (code) {
     case ErrorCode::invalid_argument:

@@ -73,7 +73,7 @@ DType dtype_of_view(const char* op, const char* name, const View& v) {
        "), expected float64, float32, bfloat16, float16, int64, int32 or uint8");
 }
 
-// What both ways of asking yield: sizes and strides borrowed from, or copied off, the object.
+// The description of a tensor by either way: sizes and strides are borrowed from the object or copied.
 struct Described {
   void* data;
   DType dtype;
@@ -83,7 +83,7 @@ struct Described {
   int64_t copies[2 * kMaxDims];
 };
 
-// Of a tensor that is no block of memory: sparse, nested, on the meta device.
+// The error for a tensor without a block of memory: sparse, nested, or on the meta device.
 [[noreturn]] void fail_undescribed(const char* op, const char* name, nb::handle h) {
   const nb::object layout = h.attr("layout"), device = h.attr("device");
   const auto word = [](const nb::object& o) { return nb::cast<std::string>(nb::str(o)); };
@@ -138,7 +138,7 @@ std::string shape_text(const Described& d) {
   return text + ")";
 }
 
-// False where one of the other ways is to look, and to say what is wrong.
+// False where another way must describe the tensor and report the error.
 bool describe_at_once(nb::handle h, Described& d) {
   const TorchSymbols& s = *torch_.symbols;
   const void* t = s.tensor(h);
@@ -244,7 +244,7 @@ void attach(nb::module_ torch) {
     const nb::object capsule = torch.attr("Tensor").attr("__dlpack_c_exchange_api__");
     auto* exchange = static_cast<const Exchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
     if (exchange == nullptr) PyErr_Clear();
-    // The table lives as long as the process; a later major version may change what stands behind its head.
+    // The table lives as long as the process; a later major version may change the fields behind its head.
     while (exchange != nullptr && exchange->major != 1) exchange = exchange->previous;
     if (exchange != nullptr && exchange->view != nullptr && exchange->current_stream != nullptr) t.exchange = exchange;
   }
@@ -368,8 +368,8 @@ nb::object tuple_of(const int64_t* values, int n) {
   return nb::steal(tuple);
 }
 
-// What torch.compile's code allocates with: no dispatcher on the way, and always on the current device. Not valid where
-// that is another one, or PyTorch has no such function.
+// Allocates as the code of torch.compile does: without the dispatcher, always on the current device. Not valid where
+// the current device is another one, or PyTorch has no such function.
 nb::object empty_quickly(Device device, const nb::object& dtype, const Sizes& sizes) {
   const bool cpu = device.kind == Device::cpu;
   PyObject* f = cpu ? torch_.empty_on_cpu : torch_.empty_on_gpu;
@@ -444,8 +444,8 @@ bool requires_grad(nb::handle h) {  // of a plain tensor
   if (const TorchSymbols* s = torch_.symbols) return s->requires_grad(s->implementation(h));
   return attribute(h, torch_.requires_grad).ptr() == Py_True;
 }
-// Whether the values lie in memory as they are: not negated on the way, and not on the meta device. A parameter's do;
-// one on that device says so where it is described.
+// Whether the values lie in memory without a lazy negation, and not on the meta device. Parameters have no lazy
+// negation, and a parameter on the meta device is refused where it is described.
 bool holds_values(nb::handle h) {
   if (Py_TYPE(h.ptr()) == torch_.parameter) return true;
   if (const TorchSymbols* s = torch_.symbols) {

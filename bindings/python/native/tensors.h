@@ -1,5 +1,5 @@
 #pragma once
-// torch.Tensor objects as ingot::Tensor views and back-end streams. This code is compiled without PyTorch: it asks the
+// torch.Tensor objects as ingot::Tensor views and back-end streams. This code is compiled without PyTorch and asks the
 // objects themselves.
 #include <nanobind/nanobind.h>
 
@@ -25,10 +25,10 @@ Tensor heads(const char* op, const char* name, nb::handle t);
 Tensor bank(const char* op, const char* name, nb::handle t);
 inline Tensor vector(const char* op, const char* name, nb::handle t) { return view(op, name, t, 1); }
 
-// `t` itself, which must be of a type that the operations compute in.
+// Returns `t`, or throws if the operations do not compute in its dtype.
 const Tensor& floats(const char* op, const char* name, const Tensor& t);
 
-// Where kernels that read whole vectors can: a GPU's memory at a multiple of 16 bytes, as it is allocated.
+// Whether kernels can read whole vectors: an address that is a multiple of 16 bytes on a GPU, as allocations are.
 inline bool aligned(const Tensor& t) {
   return t.device.kind == Device::cpu || reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
 }
@@ -37,11 +37,12 @@ struct Sizes {
   int rank = 0;
   int64_t of[kMaxDims];
 };
-// (rows, columns), or all elements, of a tensor that is; false of one that is not, or has no dimension.
+// The view (rows, columns), or of all elements, of a contiguous tensor; false for any other tensor, and for one without
+// dimensions.
 bool dense_matrix(const char* op, const char* name, nb::handle tensor, Tensor& out, Sizes* sizes = nullptr);
 bool dense_vector(const char* op, const char* name, nb::handle tensor, Tensor& out);
 
-// New tensors from PyTorch's allocator, and in `view` what they view. `like`: any tensor on that device.
+// New tensors from PyTorch's allocator, and their views in `view`. `like`: any tensor on that device.
 nb::object empty(nb::handle like, Device device, DType dtype, const Sizes& sizes,
                  Tensor& view);  // view: (rows, columns)
 nb::object empty_vector(nb::handle like, Device device, DType dtype, int64_t size, Tensor& view);
@@ -58,20 +59,20 @@ Stream stream_of(const Tensor& t);
 // How a module may run an op on these tensors.
 enum Route : int {
   kDispatch = 0,  // through torch.ops: something watches or transforms operations, or an operand is not a plain tensor
-  kPlain = 1,     // straight to the kernel: nobody will ask for gradients
+  kPlain = 1,     // straight to the kernel: no gradients are recorded
   kDifferentiate = 2,  // through an autograd.Function
 };
 int route(nb::args tensors);
 int route(std::initializer_list<nb::handle> tensors);
 int route(nb::handle first, const std::vector<nb::object>& more);
 
-// Whether autograd would give each of these a gradient and stop there; false too where only Python could tell.
+// Whether each tensor is a leaf that requires a gradient; false also where only Python could tell.
 bool all_wanted_leaves(const std::vector<nb::object>& tensors);
-const void* implementation(nb::handle tensor);  // what its object stands for, of these
-bool any_autocast();                            // for a CPU or a GPU at least; true where PyTorch does not say
+const void* implementation(nb::handle tensor);  // the address of the C++ tensor behind such an object
+bool any_autocast();                            // for a CPU or a GPU; true where PyTorch does not say
 
-// Of the ways to ask PyTorch, from the fastest on: functions of its libraries, DLPack's exchange (2.10 and later),
-// Python.
+// Allows the faster ways to ask PyTorch: functions of its libraries, then DLPack's exchange (2.10 and later); the last
+// way is Python.
 void use_ways(bool symbols, bool exchange);
 bool has_exchange();
 bool has_symbols();

@@ -49,7 +49,7 @@ bool look_up_all(void* library, TorchSymbols& s) {
          look_up(library, "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", s.autocast);
 }
 
-// Compares what the functions say of a tensor with what its attributes say.
+// Compares the functions' description of a tensor with its attributes.
 bool describes(const TorchSymbols& s, nb::handle h) {
   if (reinterpret_cast<uintptr_t>(s.implementation(h)) != nb::cast<uintptr_t>(h.attr("_cdata"))) return false;
   const void* t = s.tensor(h);
@@ -69,7 +69,7 @@ bool describes(const TorchSymbols& s, nb::handle h) {
          s.is_zero(t) == nb::cast<bool>(h.attr("_is_zerotensor")());
 }
 
-// Puts back what it was.
+// Restores the previous value.
 struct GradMode {
   const nb::object set, was;
   explicit GradMode(nb::handle c) : set(c.attr("_set_grad_enabled")), was(c.attr("is_grad_enabled")()) {}

@@ -1,8 +1,7 @@
 #pragma once
-// Functions that PyTorch's libraries export, looked up by name in the running process: each answers in a few
-// nanoseconds what its Python counterpart takes ten times as long for. This code is compiled without PyTorch, so they
-// are used where all of them are there and a few tensors are described as Python describes them; elsewhere Python is
-// asked.
+// Functions that PyTorch's libraries export, looked up by name in the running process: each takes a few nanoseconds, a
+// tenth of its Python counterpart. This code is compiled without PyTorch, so the functions are used only if all of them
+// exist and describe a few test tensors as Python does; otherwise Python is asked.
 #include <nanobind/nanobind.h>
 
 #include "ingot/core/tensor.h"
@@ -21,7 +20,7 @@ struct TorchSymbols {
   int32_t (*layout)(const void* tensor, int32_t* out);
   int32_t (*device_type)(const void* tensor, int32_t* out);
   int32_t (*device_index)(const void* tensor, int32_t* out);
-  // C++: their names say what they take.
+  // C++ functions: their mangled names state their arguments.
   bool (*requires_grad)(const void* impl);
   bool (*is_leaf)(const void* tensor);
   bool (*is_neg)(const void* tensor);   // its memory holds the values' negatives
@@ -44,7 +43,7 @@ struct TorchSymbols {
   bool any_autocast() const { return autocast(int8_t(cpu)) || autocast(int8_t(cuda)); }
 };
 
-// Null where they are not to be used.
+// Null if the functions must not be used.
 const TorchSymbols* find_torch_symbols(nb::module_ torch);
 
 }  // namespace ingot::python
