@@ -1,4 +1,4 @@
-"""GPT-OSS for people who script: a checkpoint, an archive or a GGUF in, answers out, on a GPU where there is one that it runs on.
+"""GPT-OSS for scripts: a checkpoint, an archive or a GGUF in, answers out, on a GPU if there is a supported one.
 
     model = ingot.engine.GptOss("gpt-oss-20b.ingot")
     print(model.generate("Why is the sky blue?", max_tokens=300).text)
@@ -120,14 +120,15 @@ class _Stops:
 
 
 class GptOss:
-    """A model and one sequence of tokens, of which the next prompt's beginning is used again.
+    """A model and one sequence of tokens. The tokens that the sequence shares with the beginning of the next prompt are used again.
 
-    path: a checkpoint's directory, an .ingot, a .gguf or an .iris file. tokenizer: a file, where it is not beside or inside the model.
-    device: "auto" (a GPU where there is one with room), "cpu" or "cuda". context: longest sequence that will be needed; 0: the model's.
-    quant: what the experts multiply is rounded to e4m3 times a power of two per 32 numbers, as `ingot --quant` does.
-    Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether it holds conversations), note (why no
-    GPU was taken although there is one, or what it does otherwise than usual). One answer at a time: another thread's call is a RuntimeError. Errors are those of the package: ValueError for a wrong argument,
-    NotImplementedError for what this build, machine or model cannot do, else RuntimeError, each one line.
+    path: a checkpoint's directory, an .ingot, a .gguf or an .iris file. tokenizer: a file, if the tokenizer is neither beside nor inside the model.
+    device: "auto" (a GPU if one has enough memory), "cpu" or "cuda". context: longest sequence in tokens; 0: the model's.
+    quant: the inputs of the experts are rounded to e4m3 times a power of two per 32 numbers, as with `ingot --quant`.
+    Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether the model has a chat format), note (why no
+    GPU was taken although there is one, or how this run differs from the usual). One answer at a time: a call of another thread is a RuntimeError.
+    Errors: ValueError for a wrong argument, NotImplementedError for a function that this build, machine or model lacks, otherwise RuntimeError; each is
+    one line.
     """
 
     def __init__(self, path, *, device="auto", tokenizer=None, context=0, quant=False):
@@ -147,7 +148,7 @@ class GptOss:
     def generate(self, prompt, *, max_tokens=200, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1, stop=(), logprobs=-1,
                  reasoning="medium", system=None, date=None, raw=False, past_end=False, on_text=None):
         """The Answer to `prompt`: a user's words, or messages of {"role": ..., "content": ...} with the roles system (or developer), user and
-        assistant; with raw=True a text or a list of ids to go on with as it is.
+        assistant; with raw=True a text or a list of ids, which the answer continues.
 
         stop: strings (or one, or None), of which the first ends the text and is not part of it. logprobs: of each token and so many likeliest; -1: none.
         reasoning: low, medium or high. system: who the model is told to be. date: yyyy-mm-dd, "" for none; None: today.
@@ -158,7 +159,7 @@ class GptOss:
         if not isinstance(stop, (list, tuple)):
             raise _wrong("stop", stop, "text or a list of texts")
         stops = _Stops([_text("stop", s) for s in stop])
-        said, channels = [], []  # of what is shown
+        said, channels = [], []  # of the text that is shown
         if reasoning not in ("low", "medium", "high"):
             raise _wrong("reasoning", reasoning, "'low', 'medium' or 'high'")
 
@@ -205,7 +206,7 @@ class GptOss:
             try:
                 self.generate(prompt, on_text=hear, **options)
                 pieces.put(None)
-            except BaseException as e:  # the thread that reads raises it
+            except BaseException as e:  # the reading thread raises the exception
                 pieces.put(e)
 
         thread = threading.Thread(target=work, daemon=True)

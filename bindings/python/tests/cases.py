@@ -1,4 +1,4 @@
-"""What several files of tests call: every operation with its arguments, a net of all modules, and comparisons."""
+"""Parts that several test files share: every operation with its arguments, a net of all modules, and comparisons."""
 import inspect
 
 import torch
@@ -107,7 +107,7 @@ class Doubled(torch.nn.Module):
 
 
 def everything(device, dtype=torch.float32):
-    """(name, a function of x (4, 16) that is differentiable in it) for all that the package computes; some parameters do not train."""
+    """(name, a function of x (4, 16) that is differentiable in it) for every operation of the package; some parameters do not train."""
     norm, offset, whole = (ingot.nn.RMSNorm(n, unit_offset=u, elementwise_affine=a, device=device, dtype=dtype)
                            for n, u, a in ((16, False, True), (16, True, True), ((4, 16), False, False)))
     mlp = ingot.nn.FusedMLP(16, 24, 8, device=device, dtype=dtype).requires_grad_(False)
@@ -183,7 +183,7 @@ def modules(device):
 
 
 def mlp_with_edge(device, **options):
-    """An MLP whose calls go through an edge from now on, as long as its parameters stay what they are."""
+    """An MLP whose calls go through an edge from now on, as long as its parameters do not change."""
     mlp = ingot.nn.FusedMLP(16, 24, 8, device=device, **options)
     x = torch.randn(3, 16, device=device)
     for _ in range(3):
@@ -197,7 +197,7 @@ def has_edge(y):
 
 
 def direct(mlp, x):
-    """What the call computes without the module, and so without its edge."""
+    """The result of the call without the module, and so without its edge."""
     return functional.mlp_of_parameters(x, list(mlp.parameters()), mlp.bias, mlp.weight_norm, mlp.activation, mlp.activate_last, mlp.recompute)
 
 

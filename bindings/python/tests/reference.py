@@ -1,4 +1,4 @@
-"""What the operations compute, in plain differentiable PyTorch; in fp64 it is the oracle."""
+"""The formulas of the operations in plain differentiable PyTorch; in fp64 they are the oracle."""
 import torch
 import torch.nn.functional as F
 from ingot import _plain

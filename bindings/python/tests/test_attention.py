@@ -111,7 +111,7 @@ def test_opcheck(device):
 
 
 def test_what_an_earlier_call_was_made_under_does_not_show(device):
-    """The offsets of a batch's sequences are kept from call to call: never those of a mode, of a trace or of inference."""
+    """Offsets of a batch's sequences are cached from call to call; offsets made under a dispatch mode, in a trace or in inference mode are not."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -172,7 +172,7 @@ def of_out_and_lse(out, lse):
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_lse_has_a_gradient(device, deterministic, sinks):
-    """As a merge of attention over parts of the keys, or a z-loss, needs it."""
+    """Merging attention over parts of the keys, or a z-loss, needs this gradient."""
     q, k, v = operands(device, (2, 20, 4, 64), (2, 29, 2, 64), (2, 29, 2, 64))
     given = [q, k, v] + ([torch.randn(4, device=device).requires_grad_()] if sinks else [])
     out, lse, _ = flash_attn_func(q, k, v, causal=True, deterministic=deterministic, return_attn_probs=True, sinks=given[3] if sinks else None)
@@ -243,7 +243,7 @@ def test_bad_operands_are_named(device):
 
 
 def test_strides_of_dimensions_of_one_element_mean_nothing(device):
-    """One key head, one key: PyTorch keeps any stride there, also when it copies, and GPUs take multiples of 16 bytes."""
+    """With one key head and one key PyTorch allows any stride, also in copies, while GPU kernels need multiples of 16 bytes."""
     q, k, v = operands(device, (1, 9, 4, 16), (1, 9, 1, 16), (1, 9, 1, 16))
     k1, v1 = (t.detach().as_strided(t.shape, (144, 16, 1, 1)).requires_grad_() for t in (k, v))
     one = [t.detach().as_strided((1, 1, 4 if t is q else 1, 16), (3, 5, 16 if t is q else 1, 1)).requires_grad_() for t in (q, k, v)]

@@ -1,4 +1,4 @@
-"""Calls that are traced, compiled, exported, transformed, computed again or recorded."""
+"""Calls under tracing, compilation, export, transforms, checkpointing and recording."""
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -41,12 +41,12 @@ def test_compiles_without_graph_breaks_forward_and_backward(device):
     x = torch.randn(6, 16, device=device)
     expected = gradients(net, net, x)
     torch._dynamo.reset()
-    # Tracing is what can break; the default backend on the GPU, without code generation on the CPU.
+    # Tracing can break, code generation hardly; the default backend on the GPU, without code generation on the CPU.
     compiled = torch.compile(net, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
     assert_same(gradients(net, compiled, x), expected)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), expected[0], rtol=2e-4, atol=2e-5)
-    for rows in (9, 13):  # sizes that were not there when it compiled
+    for rows in (9, 13):  # sizes that the compiled function has not seen
         z = torch.randn(rows, 16, device=device)
         assert_same(gradients(net, compiled, z), gradients(net, net, z))
 

@@ -1,4 +1,4 @@
-"""A short run of tools/fuzz_ops.py, of cases that are the same every time."""
+"""A short run of tools/fuzz_ops.py, with the same cases every time."""
 import pathlib
 import re
 import subprocess

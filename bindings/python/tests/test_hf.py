@@ -465,7 +465,7 @@ def test_hugging_face_models_keep_their_numbers(device, name):
     with hf.patch(m, loss=has_loss(device)) as report:
         assert len(report.replaced) == norms + mlps + has_loss(device), str(report)
         assert [why for _, why in report.skipped] == ["found gate_up_proj, expected gate_proj and up_proj"] * 2 * (name == "gpt_oss"), str(report)
-        patched, patched_grads = step(m, ids, labels=ids)  # logits too: it is not in training
+        patched, patched_grads = step(m, ids, labels=ids)  # with logits, because the model is not in training
     torch.testing.assert_close(patched.logits, out.logits, rtol=1e-4, atol=1e-4)
     for a, b in zip(patched_grads, grads):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
@@ -500,7 +500,7 @@ def test_losses_of_hugging_face_models(device, name):
         assert m(ids).logits.shape == (2, 11, 64)
         if name == "gpt_oss":
             assert m(ids, labels=labels, output_router_logits=True).aux_loss is not None
-        m.lm_head.register_forward_hook(lambda *a: None)  # whoever watches it sees it
+        m.lm_head.register_forward_hook(lambda *a: None)  # hooks of the head are still called
         assert m(ids, labels=labels).logits is not None
     assert m(ids, labels=labels).logits is not None
 

@@ -1,4 +1,4 @@
-"""Linear layer, softcap and cross entropy together: losses and gradients against fp64, and what PyTorch puts around them."""
+"""Linear layer, softcap and cross entropy together: losses and gradients against fp64, and under PyTorch's modes and transforms."""
 import pytest
 import torch
 import torch.nn.functional as F
@@ -51,7 +51,7 @@ def test_losses_and_gradients_against_fp64(device, dtype):
             loss.backward(dloss)
             expected.backward(dloss.double())
             assert loss.dtype is torch.float32 and loss.shape == expected.shape
-            # As kernels/cross_entropy's test has it: logits up to 12 from sums of 40 products, turned into relative errors by the exponential.
+            # As in the test of kernels/cross_entropy: logits up to 12 from sums of 40 products, turned into relative errors by the exponential.
             # A gradient in 16 bits is rounded once, and again when it is multiplied by dloss.
             of_sums = 100 + 4 * 40**0.5
             # On a GPU the logits' gradients are fp16 too, below 6e-8 in steps of that: each is off by half a step, before dloss where rows are summed.
@@ -110,7 +110,7 @@ def test_rows_that_do_not_count(device):
         options = {"ignore_index": ignored}
         loss = functional.linear_cross_entropy(x, w, target, b, **options)
         loss.backward()
-        assert loss.isnan() and not any(t.grad.any() for t in (x, w, b))  # as PyTorch has it: a mean of nothing, and gradients of 0
+        assert loss.isnan() and not any(t.grad.any() for t in (x, w, b))  # as in PyTorch: a mean of nothing is NaN, with gradients of 0
         assert functional.linear_cross_entropy(x, w, target, b, reduction="sum", **options) == 0
         rows = functional.linear_cross_entropy(x, w, target, b, reduction="none", **options)
         assert rows.shape == target.shape and not rows.any()
@@ -140,7 +140,7 @@ def test_a_graph_may_be_gone_through_again(device):
         again = torch.autograd.grad(loss, (x, w, b), retain_graph=True)
         recorded = torch.autograd.grad(loss, (x, w, b), create_graph=True)
         for a, g, h, r in zip(first, copies, again, recorded):
-            assert torch.equal(a, g)  # what was handed on is the caller's
+            assert torch.equal(a, g)  # a returned gradient belongs to the caller
             assert torch.equal(h, g) and torch.equal(r, g)
     (x, w, b), target = case(device)
     for frozen in range(3):

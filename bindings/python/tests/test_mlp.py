@@ -68,7 +68,7 @@ def test_agrees_with_fp64_forward_and_backward_for_random_upstream_gradients(dev
 @pytest.mark.parametrize("widths", [(128, 128, 128, 128), (512, 512, 512), (64, 264, 256, 40)])
 @pytest.mark.parametrize("rows", [300, 20000])
 def test_fp32_is_at_least_as_accurate_as_cublas(device, widths, rows):
-    """All that products are formed for, y, dx and every dW: the root mean square of errors against fp64 beside cuBLAS without TF32."""
+    """The results of products (y, dx and every dW): root mean square of the errors against fp64, beside cuBLAS without TF32."""
     assert not torch.backends.cuda.matmul.allow_tf32
     weights, _, _ = parameters(device, torch.float32, widths, False, False)
     leaves = [torch.randn(rows, widths[0], device=device, requires_grad=True), *weights]
@@ -394,7 +394,7 @@ def test_compiled_training_steps_of_few_wide_rows_are_pytorchs_own_products(monk
 
 
 def test_no_rows_of_a_transposed_tensor(device):
-    """PyTorch says of no elements that they are contiguous, whatever their strides."""
+    """PyTorch calls a tensor without elements contiguous, whatever its strides are."""
     w, b = torch.randn(16, 8, device=device), torch.randn(16, device=device)
     for dtype in (torch.float32, torch.float16):
         for x in (torch.randn(8, 5, device=device).t()[:0], torch.randn(3, 8, 5, device=device).transpose(1, 2)[:, :0]):

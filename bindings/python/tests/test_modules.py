@@ -1,4 +1,4 @@
-"""What PyTorch does to modules and around their calls: hooks, profilers, copies, threads, streams; and importing."""
+"""Modules under PyTorch's machinery: hooks, profilers, copies, threads, streams; and importing."""
 import subprocess
 import sys
 import threading
@@ -31,7 +31,7 @@ def test_a_parametrised_weight_is_computed_at_every_call(device):
 
 
 def ways_to_follow_a_call(module, seen):
-    """(how, what undoes it): each appends to `seen` when the module is called."""
+    """(how, a function that undoes it): each appends to `seen` when the module is called."""
     for name in ("forward", "forward_pre", "full_backward", "full_backward_pre"):
         handle = getattr(module, f"register_{name}_hook")(lambda *a: seen.append(1))
         yield f"{name} hook", handle.remove

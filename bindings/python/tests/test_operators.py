@@ -1,4 +1,4 @@
-"""The operators as PyTorch sees them: its own checks, derivatives in both directions, shapes without numbers, and what they refuse."""
+"""The operators under PyTorch's own checks: derivatives in both directions, shapes without numbers, and refusals."""
 import pytest
 import torch
 
@@ -10,7 +10,7 @@ from ingot import _C, functional
 
 
 def largest_number(op, arguments):
-    """Of the results and of the gradients that opcheck compares: those of the sum of all results' sums."""
+    """The largest of the results and of the gradients that opcheck compares: gradients of the sum of all results' sums."""
     leaves = [a for a in torch.utils._pytree.tree_leaves(arguments) if isinstance(a, torch.Tensor) and a.requires_grad]
     results = [y for y in torch.utils._pytree.tree_leaves(op(*arguments)) if isinstance(y, torch.Tensor) and y.is_floating_point() and y.numel()]
     total = sum(y.sum().abs() for y in results)
@@ -243,7 +243,7 @@ def test_a_tensor_of_another_device_is_refused():
 
 
 class OnCuda(torch.Tensor):
-    """Memory of the CPU that says it is on a GPU; only what reads attributes (no exchange) believes it."""
+    """Memory of the CPU whose attributes name a GPU; only code that reads attributes (no exchange) is deceived."""
 
     device = property(lambda self: torch.device("cuda", 0))
 

@@ -87,7 +87,7 @@ def test_follows_newton_schulz_in_fp64(device, dtype, options):
     for p, want in zip(parameters, reference.p):
         # The kernel adds 1e-7 to a norm of at least 0.3, where the reference has a maximum: 3e-7 of X. fp32: the bound of
         # kernels/muon/muon.test.cpp, 3e-4 of an X whose entries are below 1.3. bf16: p and the momentum are rounded at every step, the
-        # momentum to 2^-9 of itself, which is multiplied as the first is.
+        # momentum to 2^-9 of itself; the iteration multiplies this error by the same slope.
         size = 0.2 * math.sqrt(max(p.shape[-2:])) if "match_rms_adamw" in options.values() else math.sqrt(max(1, p.shape[-2] / p.shape[-1]))
         of_factor = {torch.float64: 3e-7 * 1.3, torch.float32: 3e-4, torch.bfloat16: 2.0**-9 * SLOPE**2}[dtype]
         of_value = {torch.float64: 2.0**-50, torch.float32: 2.0**-22, torch.bfloat16: 2.0**-9}[dtype]
@@ -99,7 +99,7 @@ def test_follows_newton_schulz_in_fp64(device, dtype, options):
 @pytest.mark.skipif(torch_muon is None, reason="this PyTorch has no Muon")
 @pytest.mark.parametrize("options", [{}, {"nesterov": False}, {"adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.3, "momentum": 0.5}])
 def test_is_torchs_muon(monkeypatch, options):
-    """With PyTorch's products widened to fp64 all that is left between the two is 1e-7 added to a norm of more than 0.3."""
+    """With PyTorch's products widened to fp64 the only difference between the two is 1e-7 added to a norm of more than 0.3."""
     monkeypatch.setattr(torch_muon, "_zeropower_via_newtonschulz", lambda g, coefficients, steps, eps: factor(g, steps, coefficients))
     ours, theirs = ([p for p in matrices("cpu", torch.float64) if p.dim() == 2] for _ in range(2))
     train(optim.Muon(ours, lr=0.05, **options), ours, 3)
@@ -110,7 +110,7 @@ def test_is_torchs_muon(monkeypatch, options):
 
 @pytest.mark.skipif(torch_muon is None, reason="this PyTorch has no Muon")
 def test_is_within_torchs_own_rounding_of_torchs_muon(device):
-    """PyTorch iterates in bf16, as our kernel does if it is asked to. Of X + (b A + c A A) X the terms have three and five factors X, each
+    """PyTorch iterates in bf16, as the kernel does with products="bf16". Of X + (b A + c A A) X the terms have three and five factors X, each
     rounded by 2^-9: a step errs by (3 |b| + 5 |c|) 2^-9 of X, and five steps, whose slopes are about 1 where X has arrived, by as much each."""
     narrow = 5 * (3 * abs(COEFFICIENTS[1]) + 5 * abs(COEFFICIENTS[2])) * 2.0**-9
     start = [p.detach() for p in matrices(device) if p.dim() == 2]

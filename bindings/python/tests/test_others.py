@@ -118,7 +118,7 @@ def test_gradients_of_gate_and_up_are_written_over_them_unless_the_graph_is_kept
     wide = before.double().requires_grad_()
     reference.swiglu(*reference.split(wide, order)).backward(dh.double())
     assert_near(kept, wide.grad, 2 if dh.dtype is torch.bfloat16 else 16, "gradients of gate and up where those were")
-    assert kept._version > version  # whoever saved it otherwise is told
+    assert kept._version > version  # another use of the saved tensor is reported
     with pytest.raises(RuntimeError, match="second time"):
         torch.autograd.grad(h, leaves, dh)
 
@@ -225,7 +225,7 @@ def test_the_modules_agree_with_their_parts(device):
         want = module.w3(functional.swiglu(module.w12(x), order=module.order))
         assert_near(module(x), want.double(), 8, module.order)
         seen = []
-        handle = module.w12.register_forward_hook(lambda *a: seen.append(a))  # whoever watches w12 still sees it
+        handle = module.w12.register_forward_hook(lambda *a: seen.append(a))  # hooks of w12 are still called
         module(x)
         handle.remove()
         assert len(seen) == 1
@@ -442,7 +442,7 @@ def test_tensors_that_are_not_dense_are_refused_by_name(device):
 
 
 def test_a_table_shorter_than_the_sequence_is_refused_where_positions_are_counted(device):
-    """A GPU does not check positions; those that nobody gave are known before."""
+    """A GPU does not check positions; positions that are left out are known on the host and checked."""
     x, (cos, sin) = torch.randn(9, 2, 8, device=device), functional.rope_table(5, 8, device=device)
     for call in (functional.rope, functional.qk_norm_rope, functional.rope_):
         with pytest.raises(ValueError, match="rope_?: positions: found none for x of shape .* beside a table of 5 rows, expected a row for each of 9"):

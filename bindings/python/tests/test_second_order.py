@@ -112,7 +112,7 @@ def test_penalties_on_gradients_of_parameters(device):
     for name, ours, plain, parameters in pairs(device, torch.float32):
         if not parameters:
             continue
-        x = torch.randn(4, 16, device=device)  # wants no gradient itself
+        x = torch.randn(4, 16, device=device)  # x needs no gradient
 
         def loss(f):
             of_parameters = torch.autograd.grad(f(x, *parameters).square().sum(), parameters, create_graph=True)

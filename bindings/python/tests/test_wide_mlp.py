@@ -43,7 +43,7 @@ def test_outputs_and_gradients_against_fp64(device, dtype, activation):
             assert y.dtype is dtype
             assert_near(y, expected, roundings, f"y, {bias}")
             for name, got, want in zip(("x", "w1", "w2", "b1", "b2"), operands, wide):
-                # against the whole gradient's size: a unit that is hardly ever active has one that is all cancellation
+                # relative to the whole gradient: the gradient of a unit that is rarely active is mostly cancellation
                 assert_near(got.grad.reshape(1, -1), want.grad.reshape(1, -1), roundings, f"gradient of {name}, {recompute}")
 
 
@@ -144,7 +144,7 @@ def test_errors_name_what_was_found(device):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sums_of_16_bits_are_fp32_also_where_a_product_is_cut_over_its_features(device, dtype):
-    """One rounding of the result, and fp32's over 1100 terms. The second product is that with the identity, which is exact."""
+    """One rounding of the result, and roundings of fp32 over 1100 terms. The second product is with the identity and exact."""
     for rows, columns, features in ((129, 24, 1100), (1000, 2, 1096), (1000, 8, 1100), (129, 100, 1096), (3, 7, 1100)):
         x, w = torch.randn(rows, features, device=device).to(dtype), (torch.randn(columns, features, device=device) / features**0.5).to(dtype)
         y = functional.wide_mlp(x, w, torch.eye(columns, device=device, dtype=dtype), activation="identity")
