@@ -28,14 +28,14 @@ void check(const SessionOptions& o, std::span<const int32_t> prompt, const Decod
 }  // namespace
 
 // Appends ids in batches. False: cancelled on the way.
-bool Session::tell(std::span<const int32_t> ids, const SessionOptions& o) {
+bool Session::feed(std::span<const int32_t> ids, const SessionOptions& o) {
   const size_t batch = size_t(sequence_.decoder().batch());
   for (size_t at = 0; at < ids.size();) {
     if (o.cancelled && o.cancelled()) return false;
     const auto part = ids.subspan(at, std::min(batch, ids.size() - at));
     if (!sequence_.extend(part)) return false;
     at += part.size();
-    told_.insert(told_.end(), part.begin(), part.end());
+    fed_.insert(fed_.end(), part.begin(), part.end());
     if (o.on_prompt && ids.size() > 1) o.on_prompt(int64_t(at), int64_t(ids.size()));
   }
   return true;
@@ -43,22 +43,22 @@ bool Session::tell(std::span<const int32_t> ids, const SessionOptions& o) {
 
 void Session::forget() {
   sequence_.rewind(0);
-  told_.clear();
+  fed_.clear();
 }
 
 // The context is full: its newest half stays, with the pending token.
 void Session::slide(int32_t next) {
   const int64_t kept = std::max<int64_t>(1, sequence_.decoder().context() / 2);
-  std::vector<int32_t> half(told_.end() - (kept - 1), told_.end());
+  std::vector<int32_t> half(fed_.end() - (kept - 1), fed_.end());
   half.push_back(next);
   forget();
-  tell(half, {});
+  feed(half, {});
 }
 
 // Samples tokens until the answer ends; the slot has logits at the start.
-void Session::draw(const SessionOptions& o, Answer& answer) {
+void Session::sample(const SessionOptions& o, Answer& answer) {
   int64_t made = 0;
-  DrawOptions d{.sampling = o.sampling, .seed = o.seed, .vocab = o.vocab, .bias = o.bias, .stop_ids = o.stop_ids};
+  SampleOptions d{.sampling = o.sampling, .seed = o.seed, .vocab = o.vocab, .bias = o.bias, .stop_ids = o.stop_ids};
   d.logprobs = o.logprobs;
   d.on_token = [&](int32_t token) {
     ++made;
@@ -67,14 +67,14 @@ void Session::draw(const SessionOptions& o, Answer& answer) {
   };
   while (true) {
     d.step = uint32_t(made);
-    const Drawn drawn = sequence_.draw(d, o.tokens - made);
-    answer.tokens.insert(answer.tokens.end(), drawn.tokens.begin(), drawn.tokens.end());
-    answer.logprobs.insert(answer.logprobs.end(), drawn.logprobs.begin(), drawn.logprobs.end());
-    answer.finish = drawn.finish;
-    answer.stop_id = drawn.stop_id;
-    told_.insert(told_.end(), drawn.tokens.begin(), drawn.tokens.end());
-    told_.resize(size_t(sequence_.length()));  // the last token may wait
-    if (drawn.finish != Finish::context || !o.slide) return;
+    const Sampled sampled = sequence_.sample(d, o.tokens - made);
+    answer.tokens.insert(answer.tokens.end(), sampled.tokens.begin(), sampled.tokens.end());
+    answer.logprobs.insert(answer.logprobs.end(), sampled.logprobs.begin(), sampled.logprobs.end());
+    answer.finish = sampled.finish;
+    answer.stop_id = sampled.stop_id;
+    fed_.insert(fed_.end(), sampled.tokens.begin(), sampled.tokens.end());
+    fed_.resize(size_t(sequence_.length()));  // the last token may be pending
+    if (sampled.finish != Finish::context || !o.slide) return;
     slide(answer.tokens.back());
   }
 }
@@ -87,16 +87,16 @@ Answer Session::generate(std::span<const int32_t> prompt, const SessionOptions& 
   try {
     auto start = std::chrono::steady_clock::now();
     // The last token is always told anew: its logits are wanted.
-    const auto differ = std::mismatch(told_.begin(), told_.end(), prompt.begin(), prompt.end() - 1);
-    answer.reused = sequence_.rewind(differ.first - told_.begin());
-    told_.resize(size_t(answer.reused));
-    const bool ready = tell(prompt.subspan(size_t(answer.reused)), o);
+    const auto differ = std::mismatch(fed_.begin(), fed_.end(), prompt.begin(), prompt.end() - 1);
+    answer.reused = sequence_.rewind(differ.first - fed_.begin());
+    fed_.resize(size_t(answer.reused));
+    const bool ready = feed(prompt.subspan(size_t(answer.reused)), o);
     answer.prompt_seconds = seconds_since(start);
     if (ready) sequence_.mark();
     const bool goes_on = ready && !(o.tokens > 0 && o.cancelled && o.cancelled());
     answer.finish = goes_on ? Finish::length : Finish::cancelled;
     start = std::chrono::steady_clock::now();
-    if (goes_on && o.tokens > 0) draw(o, answer);
+    if (goes_on && o.tokens > 0) sample(o, answer);
     answer.token_seconds = seconds_since(start);
   } catch (...) {
     forget();

@@ -36,14 +36,15 @@ class Session {
   Answer generate(std::span<const int32_t> prompt, const SessionOptions& options);
   void forget();  // the next prompt is computed whole
   const Decoder& decoder() const { return sequence_.decoder(); }
-  const std::vector<int32_t>& told() const { return told_; }  // what the slot holds
+  const std::vector<int32_t>& fed() const { return fed_; }   // what the slot holds
+  const std::vector<int32_t>& told() const { return fed_; }  // the earlier name of fed()
 
  private:
-  bool tell(std::span<const int32_t> ids, const SessionOptions& o);
-  void draw(const SessionOptions& o, Answer& answer);
+  bool feed(std::span<const int32_t> ids, const SessionOptions& o);
+  void sample(const SessionOptions& o, Answer& answer);
   void slide(int32_t next);
   Sequence sequence_;
-  std::vector<int32_t> told_;
+  std::vector<int32_t> fed_;
 };
 
 }  // namespace ingot

@@ -88,7 +88,7 @@ TEST_F(session_turns, a_turn_that_goes_on_uses_what_is_there_and_says_the_same) 
 TEST_F(session_turns, a_turn_whose_answer_was_rewritten_goes_back_to_the_end_of_its_prompt) {
   answer_first();
   std::vector<int32_t> second = join(first, ids_of(3, 12));
-  second[60] = session.told()[60] == 5 ? 6 : 5;  // nothing of the answer is kept
+  second[60] = session.fed()[60] == 5 ? 6 : 5;  // nothing of the answer is kept
   const Answer b = session.generate(second, kGreedy);
   EXPECT_EQ(b.reused, 60);
   EXPECT_EQ(b.tokens, fresh.generate(second, kGreedy).tokens);
@@ -188,7 +188,7 @@ TEST(session, ends_at_a_stop_id_at_the_context_and_when_it_is_told_to) {
   const Answer cut = session.generate(prompt, o);
   EXPECT_EQ(cut.finish, Finish::cancelled);
   EXPECT_TRUE(cut.tokens.empty());
-  EXPECT_EQ(session.told().size(), 16u);
+  EXPECT_EQ(session.fed().size(), 16u);
   EXPECT_EQ(session.generate(prompt, kGreedy).tokens, free);  // and goes on as if nothing had happened
 }
 

@@ -7,7 +7,7 @@
 
 namespace ingot {
 
-// Where not, the answer is drawn freely.
+// Whether answers to the request are held to a grammar.
 bool has_grammar(const ApiRequest& request);
 // What follows the prompt, to the token that ends the answer. A schema outside of what json_schema.h reads is an
 // ApiError that names the place.

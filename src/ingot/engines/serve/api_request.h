@@ -65,7 +65,7 @@ struct ApiRequest {
   std::vector<std::string> stop;
   std::vector<LogitBias> bias;
   double frequency_penalty = 0, presence_penalty = 0;
-  int64_t logprobs = -1;  // DrawOptions
+  int64_t logprobs = -1;  // SampleOptions
   bool echo = false;  // a completion's text begins with its prompt, whose tokens are scored where logprobs are asked
   bool stream = false, stream_usage = false;
   std::vector<std::string> ignored;  // names of fields that had no effect, without indices

@@ -25,13 +25,13 @@ class Scheduler::Job {
   ServeRequest request;
   std::atomic<bool> cancelled = false;
   Clock::time_point arrived = Clock::now(), started, first, latest;
-  int slot = -1;    // index into slots_, or none yet
-  size_t told = 0;  // tokens of the prompt that the slot holds
+  int slot = -1;   // index into slots_, or none yet
+  size_t fed = 0;  // tokens of the prompt that the slot holds
   ServeOutcome outcome;
-  std::map<int32_t, int64_t> drawn;  // how often each token was sampled, where penalties need the count
-  std::vector<LogitBias> bias;       // for the next token
+  std::map<int32_t, int64_t> sampled;  // how often each token was sampled, where penalties need the count
+  std::vector<LogitBias> bias;         // for the next token
   std::shared_ptr<const std::vector<uint32_t>> allowed;
-  bool telling() const { return told < request.prompt.size(); }
+  bool feeding() const { return fed < request.prompt.size(); }
 };
 
 // A slot stays open between requests, so that its client's next prompt can reuse the tokens in the slot.
@@ -73,10 +73,10 @@ void Scheduler::check(const ServeRequest& r) const {
     fail(ErrorCode::usage, "found a prompt of ", r.prompt.size(), " tokens, expected fewer than ", decoder_.context(),
          ", the context");
   if (r.tokens < least) fail(ErrorCode::usage, "found a limit of ", r.tokens, " tokens, expected at least ", least);
-  const int64_t drawable = r.vocab > 0 ? r.vocab : vocab;
-  INGOT_CHECK_LE(drawable, vocab, "serve: ids that may be drawn");
-  if (r.logprobs > drawable)
-    fail(ErrorCode::usage, "found ", r.logprobs, " logprobs, expected at most ", drawable, ", the vocabulary");
+  const int64_t samplable = r.vocab > 0 ? r.vocab : vocab;
+  INGOT_CHECK_LE(samplable, vocab, "serve: ids that may be sampled");
+  if (r.logprobs > samplable)
+    fail(ErrorCode::usage, "found ", r.logprobs, " logprobs, expected at most ", samplable, ", the vocabulary");
   for (const LogitBias& b : r.bias)
     if (b.id < 0 || b.id >= vocab) fail(ErrorCode::usage, "found id ", b.id, " with a bias, expected 0 to ", vocab - 1);
   for (const double penalty : {r.frequency_penalty, r.presence_penalty})
@@ -144,8 +144,8 @@ bool Scheduler::step() {
   }
   for (const Handle& job : ended) finish(job, Finish::cancelled, job->outcome.error);
   admit();
-  const bool told = tell_chunk(), drew = draw_all();
-  if (!told && !drew) {  // no client takes more tokens: try again soon, or at the next notification
+  const bool fed = feed_chunk(), sampled = sample_all();
+  if (!fed && !sampled) {  // no client takes more tokens: try again soon, or at the next notification
     std::unique_lock lock(mutex_);
     if (!running_.empty()) changed_.wait_for(lock, kNobodyReady);
   }
@@ -237,9 +237,9 @@ void Scheduler::start(Job& job, size_t index) {
     s.held.clear();
   }
   s.client = job.request.client;
-  job.told = size_t(decoder_.rewind(s.number, int64_t(known)));
-  s.held.assign(prompt.begin(), prompt.begin() + int64_t(job.told));
-  job.outcome.reused = int64_t(job.told);
+  job.fed = size_t(decoder_.rewind(s.number, int64_t(known)));
+  s.held.assign(prompt.begin(), prompt.begin() + int64_t(job.fed));
+  job.outcome.reused = int64_t(job.fed);
   const std::lock_guard lock(mutex_);
   counts_.prompt_tokens += job.outcome.prompt;
   counts_.reused_tokens += job.outcome.reused;
@@ -247,26 +247,26 @@ void Scheduler::start(Job& job, size_t index) {
 
 // Feeds a chunk of one prompt; several prompts take turns. If no answer waits for a token, a GPU gets as many tokens as
 // its batch holds, because each pass over a prompt reads all weights. False: no prompt was left to feed.
-bool Scheduler::tell_chunk() {
-  const bool awaited = std::any_of(running_.begin(), running_.end(), [](const Handle& job) { return !job->telling(); });
+bool Scheduler::feed_chunk() {
+  const bool awaited = std::any_of(running_.begin(), running_.end(), [](const Handle& job) { return !job->feeding(); });
   const bool alone = !awaited && decoder_.device().kind == Device::cuda;
   for (size_t i = 0; i < running_.size(); ++i) {
     const Handle job = running_[(turn_ + i) % running_.size()];
-    if (!job->telling() || job->cancelled) continue;
+    if (!job->feeding() || job->cancelled) continue;
     turn_ = (turn_ + i + 1) % running_.size();
     Slot& s = slots_[size_t(job->slot)];
     const std::span<const int32_t> prompt = job->request.prompt;
     const size_t most = size_t(alone ? decoder_.batch() : std::min(options_.chunk, decoder_.batch()));
-    const auto part = prompt.subspan(job->told, std::min(most, prompt.size() - job->told));
+    const auto part = prompt.subspan(job->fed, std::min(most, prompt.size() - job->fed));
     try {
-      if (!tell(*job, part)) {
+      if (!feed(*job, part)) {
         finish(job, Finish::cancelled);
         return true;
       }
-      job->told += part.size();
+      job->fed += part.size();
       s.held.insert(s.held.end(), part.begin(), part.end());
-      if (!job->telling()) decoder_.mark(s.number);
-      if (!job->telling() && job->request.tokens == 0) {
+      if (!job->feeding()) decoder_.mark(s.number);
+      if (!job->feeding() && job->request.tokens == 0) {
         job->outcome.prompt_seconds = seconds_between(job->started, Clock::now());
         finish(job, Finish::length);
       }
@@ -278,7 +278,7 @@ bool Scheduler::tell_chunk() {
 
 // Appends a part of a job's prompt to its slot and, if the job asks for scores, scores the tokens that follow the
 // part's tokens. False: cancelled.
-bool Scheduler::tell(Job& job, std::span<const int32_t> part) {
+bool Scheduler::feed(Job& job, std::span<const int32_t> part) {
   const ServeRequest& r = job.request;
   const int slot = slots_[size_t(job.slot)].number;
   if (!r.on_prompt) return decoder_.extend(slot, part);
@@ -296,15 +296,15 @@ bool Scheduler::tell(Job& job, std::span<const int32_t> part) {
 
 // Samples for several slots together. If the call as a whole fails, each slot is sampled alone, so that one request
 // cannot end the rest.
-std::vector<Drawn> Scheduler::draw(const std::vector<Decoder::Request>& requests) {
+std::vector<Sampled> Scheduler::sample(const std::vector<Decoder::Request>& requests) {
   try {
-    return decoder_.draw(requests);
+    return decoder_.sample(requests);
   } catch (...) {
-    std::vector<Drawn> drawn(requests.size());
+    std::vector<Sampled> sampled(requests.size());
     for (size_t i = 0; i < requests.size(); ++i) try {
-        drawn[i] = decoder_.draw(requests[i].slot, requests[i].options, requests[i].n);
-      } catch (...) { drawn[i].error = std::current_exception(); }
-    return drawn;
+        sampled[i] = decoder_.sample(requests[i].slot, requests[i].options, requests[i].n);
+      } catch (...) { sampled[i].error = std::current_exception(); }
+    return sampled;
   }
 }
 
@@ -312,18 +312,18 @@ std::vector<Drawn> Scheduler::draw(const std::vector<Decoder::Request>& requests
 void Scheduler::prepare(Job& job) {
   const ServeRequest& r = job.request;
   job.bias = r.bias;
-  for (const auto& [id, times] : job.drawn)
+  for (const auto& [id, times] : job.sampled)
     job.bias.push_back({.id = id, .bias = -float(double(times) * r.frequency_penalty + r.presence_penalty)});
   if (r.allowed) job.allowed = r.allowed();
 }
 
 // Samples one token for every answer whose client is ready. False: no answer took a token.
-bool Scheduler::draw_all() {
+bool Scheduler::sample_all() {
   std::vector<Handle> jobs;
   std::vector<Decoder::Request> requests;
   bool ended = false;
   for (const Handle& job : std::vector<Handle>(running_)) {
-    if (job->telling() || job->cancelled) continue;
+    if (job->feeding() || job->cancelled) continue;
     const ServeRequest& r = job->request;
     try {
       if (r.ready && !r.ready()) continue;
@@ -333,39 +333,40 @@ bool Scheduler::draw_all() {
       ended = true;
       continue;
     }
-    DrawOptions o{.sampling = r.sampling,
-                  .seed = r.seed,
-                  .step = uint32_t(job->outcome.tokens),
-                  .vocab = r.vocab,
-                  .bias = job->bias,
-                  .stop_ids = r.stop_ids,
-                  .logprobs = r.logprobs};
+    SampleOptions o{.sampling = r.sampling,
+                    .seed = r.seed,
+                    .step = uint32_t(job->outcome.tokens),
+                    .vocab = r.vocab,
+                    .bias = job->bias,
+                    .stop_ids = r.stop_ids,
+                    .logprobs = r.logprobs};
     if (job->allowed) o.allowed = *job->allowed;
     requests.push_back({.slot = slots_[size_t(job->slot)].number, .options = o, .n = 1});
     jobs.push_back(job);
   }
   if (requests.empty()) return ended;
-  const std::vector<Drawn> drawn = draw(requests);
+  const std::vector<Sampled> sampled = sample(requests);
   for (size_t i = 0; i < jobs.size(); ++i) {
     Job& job = *jobs[i];
     // After an error the slot has no logits and no pending token, so that the request cannot continue.
-    if (drawn[i].error) {
-      finish(jobs[i], Finish::cancelled, drawn[i].error);
+    if (sampled[i].error) {
+      finish(jobs[i], Finish::cancelled, sampled[i].error);
       continue;
     }
     bool goes_on = true;
     try {
-      take(job, drawn[i]);
-      for (size_t t = 0; t < drawn[i].tokens.size() && goes_on; ++t)
-        goes_on = job.request.on_token(drawn[i].tokens[t], job.request.logprobs < 0 ? nullptr : &drawn[i].logprobs[t]);
+      take(job, sampled[i]);
+      for (size_t t = 0; t < sampled[i].tokens.size() && goes_on; ++t)
+        goes_on =
+            job.request.on_token(sampled[i].tokens[t], job.request.logprobs < 0 ? nullptr : &sampled[i].logprobs[t]);
     } catch (...) {
       finish(jobs[i], Finish::cancelled, std::current_exception());
       continue;
     }
     if (!goes_on)
       finish(jobs[i], Finish::stop);
-    else if (drawn[i].finish != Finish::length)
-      finish(jobs[i], drawn[i].finish);
+    else if (sampled[i].finish != Finish::length)
+      finish(jobs[i], sampled[i].finish);
     else if (job.outcome.tokens >= job.request.tokens)
       finish(jobs[i], Finish::length);
   }
@@ -373,7 +374,7 @@ bool Scheduler::draw_all() {
 }
 
 // Updates counts and the tokens of the slot; the pending token enters the slot when the next token is sampled.
-void Scheduler::take(Job& job, const Drawn& drawn) {
+void Scheduler::take(Job& job, const Sampled& sampled) {
   Slot& s = slots_[size_t(job.slot)];
   job.latest = Clock::now();
   if (job.outcome.tokens == 0) {
@@ -381,13 +382,13 @@ void Scheduler::take(Job& job, const Drawn& drawn) {
     job.outcome.prompt_seconds = seconds_between(job.started, job.first);
   }
   job.outcome.token_seconds = seconds_between(job.first, job.latest);
-  job.outcome.tokens += int64_t(drawn.tokens.size());
-  job.outcome.stop_id = drawn.stop_id;
-  s.held.insert(s.held.end(), drawn.tokens.begin(), drawn.tokens.end());
+  job.outcome.tokens += int64_t(sampled.tokens.size());
+  job.outcome.stop_id = sampled.stop_id;
+  s.held.insert(s.held.end(), sampled.tokens.begin(), sampled.tokens.end());
   if (job.request.frequency_penalty != 0 || job.request.presence_penalty != 0)
-    for (const int32_t id : drawn.tokens) ++job.drawn[id];
+    for (const int32_t id : sampled.tokens) ++job.sampled[id];
   const std::lock_guard lock(mutex_);
-  counts_.tokens += int64_t(drawn.tokens.size());
+  counts_.tokens += int64_t(sampled.tokens.size());
 }
 
 void Scheduler::finish(const Handle& job, Finish finish, std::exception_ptr error) {

@@ -40,7 +40,7 @@ struct ServeRequest {
   int64_t tokens = 1;  // most new tokens, at least 1; 0 if only the prompt is scored
   SamplingOptions sampling;
   uint64_t seed = 1;
-  int64_t vocab = 0;  // DrawOptions
+  int64_t vocab = 0;  // SampleOptions
   std::vector<LogitBias> bias;
   std::vector<int32_t> stop_ids;
   int64_t logprobs = -1;
@@ -101,12 +101,12 @@ class Scheduler {
   void admit();
   size_t slot_for(const Job& job) const;
   void start(Job& job, size_t slot);
-  bool tell_chunk();
-  bool tell(Job& job, std::span<const int32_t> part);
-  bool draw_all();
+  bool feed_chunk();
+  bool feed(Job& job, std::span<const int32_t> part);
+  bool sample_all();
   void prepare(Job& job);
-  std::vector<Drawn> draw(const std::vector<Decoder::Request>& requests);
-  void take(Job& job, const Drawn& drawn);
+  std::vector<Sampled> sample(const std::vector<Decoder::Request>& requests);
+  void take(Job& job, const Sampled& sampled);
   void finish(const Handle& job, Finish finish, std::exception_ptr error = {});
 
   Decoder& decoder_;

@@ -505,7 +505,7 @@ ServeRequest Service::request_of(const ApiRequest& r, std::vector<int32_t> promp
                  .tokens = r.tokens < 0 ? d.context() : r.tokens,
                  .sampling = r.sampling,
                  .seed = seed,
-                 .vocab = drawable(),
+                 .vocab = samplable(),
                  .bias = r.bias,
                  .stop_ids = r.chat ? vocabulary_.chat->stop_ids() : model_.end_ids,
                  .frequency_penalty = r.frequency_penalty,
@@ -536,12 +536,12 @@ std::shared_ptr<TokenGrammar> Service::grammar_of(const ApiRequest& r, const std
 
 std::shared_ptr<const TokenTree> Service::token_tree() const {
   const ChatFormat& chat = *vocabulary_.chat;
-  std::vector<std::string> tokens(static_cast<size_t>(drawable()));
+  std::vector<std::string> tokens(static_cast<size_t>(samplable()));
   for (size_t id = 0; id < tokens.size(); ++id)
     if (!chat.is_control(int32_t(id))) tokens[id] = vocabulary_.tokenizer->token_bytes(int32_t(id));
   return std::make_shared<const TokenTree>(tokens, chat.grammar_controls());
 }
-int64_t Service::drawable() const {
+int64_t Service::samplable() const {
   return std::min<int64_t>(model_.decoder->vocab(), vocabulary_.tokenizer->vocab_size());
 }
 

@@ -79,7 +79,7 @@ class Service {
                           const std::string& client) const;
   std::shared_ptr<TokenGrammar> grammar_of(const ApiRequest& r, const std::string& client);
   std::shared_ptr<const TokenTree> token_tree() const;
-  int64_t drawable() const;  // ids that have a text
+  int64_t samplable() const;  // ids that have a text
   void check_name(const std::string& name) const;
   void count(const ServeOutcome& o);
   void log_ignored(const std::vector<std::string>& fields);

@@ -42,8 +42,8 @@ void add_options(Command& c, ConversationOptions& o) {
 }
 void add_options(Command& c, SamplingOptions& o) {
   c.number("--temperature X", o.temperature, 0, 100, "0 takes the likeliest token each time (default: 1)");
-  c.integer("--top-k N", o.top_k, 0, 1 << 30, "draw among the N likeliest; 0: all (default: 0)");
-  c.number("--top-p X", o.top_p, 1e-9, 1, "draw among the likeliest that together reach X (default: 1)");
+  c.integer("--top-k N", o.top_k, 0, 1 << 30, "sample among the N likeliest; 0: all (default: 0)");
+  c.number("--top-p X", o.top_p, 1e-9, 1, "sample among the likeliest that together reach X (default: 1)");
   c.number("--min-p X", o.min_p, 0, 0.999999, "drop tokens less than X times as likely as the likeliest (default: 0)");
 }
 
