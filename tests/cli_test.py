@@ -33,7 +33,7 @@ class Frame(InDirectory):
         packages.mkdir(parents=True)
         library = packages / "libcublasLt.so.12"
         shutil.copyfile(any_library, library)
-        (packages / "libcublasLt.so.13").write_bytes(b"not a library")  # it is passed over
+        (packages / "libcublasLt.so.13").write_bytes(b"not a library")  # the file is skipped
         report = json.loads(ingot("doctor", "--json", env={"VIRTUAL_ENV": str(self.directory / "env"), "CUDA_HOME": "", "CUDA_PATH": ""}).text)
         if report["found"]["cuBLASLt"].startswith("libcublasLt"):
             self.skipTest("the loader finds one here")
@@ -218,7 +218,7 @@ class Data(InDirectory):
         self.assertEqual(len(report["held_out"]), 1)
         self.refuses(2, "found shards in it", "data", "pack", "--data", texts, "--tokenizer", tokenizer, "--out", self.directory / "shards")
         self.assertEqual(json.loads(ingot("data", "info", texts, "--json").text)["documents"], 40)
-        held_out = json.loads(ingot("data", "info", report["held_out"][0]["path"], "--json").text)  # a shard is what its name says
+        held_out = json.loads(ingot("data", "info", report["held_out"][0]["path"], "--json").text)  # the name decides whether a file is a shard
         self.assertEqual((held_out["train"], held_out["held_out"]), ([], report["held_out"]))
         shard = pathlib.Path(report["train"][0]["path"])
         shard.write_bytes(shard.read_bytes()[:-1])

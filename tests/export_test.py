@@ -84,7 +84,7 @@ class Export(unittest.TestCase):
             self.assertEqual(report["loss_after"], usual["loss_after"])
             self.assertLess(abs(report["total_bytes"] - usual["total_bytes"]), 0.2 * usual["total_bytes"])
             self.assertEqual(json.loads(ingot("info", out, "--json").text)["artifact"]["coder"], coder)
-            # The artifact coded anew is the one that the run gave, and back again.
+            # The artifact coded anew equals the artifact of the run, and the reverse.
             again, back = self.directory / f"{coder}-again.ingot", self.directory / f"{coder}-back.ingot"
             for read, written, by in ((self.directory / "range.ingot", again, coder), (again, back, "range")):
                 run = ingot("export", read, written, "--coder", by, "--json")
@@ -232,7 +232,7 @@ class Export(unittest.TestCase):
         self.assertEqual((again.stdout, (out / "seed-1" / "log.jsonl").read_bytes()), (first.stdout, trained))
         self.assertEqual(first.stdout.decode().splitlines()[0].split(),
                          ["seed", "as", "trained", "read", "back", "sliding", "adapted", "bytes"])
-        reports = [str(out / f"seed-{n}.json") for n in (2, 1)]  # put together from what each left
+        reports = [str(out / f"seed-{n}.json") for n in (2, 1)]  # assembled from the reports of both seeds
         together = subprocess.run([sys.executable, EXPERIMENT, "--reports", *reports], capture_output=True, timeout=60)
         self.assertEqual((together.returncode, together.stdout), (0, first.stdout), together.stderr.decode())
         twice = subprocess.run([sys.executable, EXPERIMENT, "--reports", reports[0], reports[0]], capture_output=True, timeout=60)

@@ -1,4 +1,4 @@
-"""The program under test, as the first argument names it, for the tests that run it as a user does."""
+"""The program under test, named by the first argument, for tests that run the program as a user does."""
 import os
 import pathlib
 import signal
@@ -14,13 +14,13 @@ _program = pathlib.Path(BINARY).read_bytes()
 ADDRESS_SANITIZED = b"__asan_init" in _program
 SANITIZED = ADDRESS_SANITIZED or b"__tsan_init" in _program
 TEXT = "".join(f"The {i}th line says that {i * i % 97} times {i % 13} is äöü {i * i % 97 * (i % 13)}.\n" for i in range(900))
-# Options of a run that takes no time.
+# Options of a very short run.
 TINY = ["--preset", "nano", "--set", "model.dim=16", "--set", "model.heads=2", "--set", "model.kv_heads=2", "--set", "model.head_dim=8",
         "--set", "model.mlp_hidden=32", "--set", "model.layers=2", "--set", "model.context=32", "--batch-tokens", "128", "--threads", "1"]
 
 
 def ingot(*arguments, stdin=b"", env=None, cwd=None):
-    """What it answered: returncode, text and error."""
+    """The result of a run of the program: returncode, text and error."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("INGOT_")} | (env or {})
     run = subprocess.run([BINARY, *map(str, arguments)], input=stdin, capture_output=True, env=environment, cwd=cwd, timeout=120)
     run.text, run.error = run.stdout.decode(), run.stderr.decode(errors="surrogateescape")  # an error may name any file
@@ -28,7 +28,7 @@ def ingot(*arguments, stdin=b"", env=None, cwd=None):
 
 
 def start(*arguments, **more):
-    """A process that a signal will reach, also where these tests run as a job in the background."""
+    """A process that receives signals, also where these tests run as a background job."""
     default = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen([BINARY, *map(str, arguments)], stderr=subprocess.PIPE, preexec_fn=default, **more)
 

@@ -97,7 +97,7 @@ class Proxy(serve_test.WithServer):
         with self.ask("POST", "/v1/completions", body) as s:
             first = s.recv(65536)
             self.assertIn(b" 200 ", first[:20])
-            self.server.until("num_requests_running", 1)  # headers may come before it runs; it goes on
+            self.server.until("num_requests_running", 1)  # headers may arrive before the answer begins; the stream continues
             end = first[-200:]
             while b"[DONE]" not in end:
                 part = s.recv(65536)

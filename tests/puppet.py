@@ -31,7 +31,7 @@ ALPHABET = byte_alphabet()
 
 
 def tokenizer_json(pieces):
-    """Control tokens first, then the bytes, then whole pieces of text; a word that is a piece is one token."""
+    """Control tokens first, then the bytes, then whole pieces of text; a word equal to a piece is one token."""
     spell = lambda data: "".join(ALPHABET[b] for b in data)
     vocab = {f"<|{name}|>": i for i, name in enumerate(CONTROLS)}
     for b in range(256):
@@ -116,14 +116,14 @@ WORDS = ["assistant", "analysis", "commentary", "final", "user", "system", "deve
 
 
 def puppet_model(path, script, after=None, word=None, hidden=128):
-    """After the prompt's last token, `assistant`, comes script[0], then script[1]... A piece may stand twice: what follows its second place is
-    told apart by an attention head that sees whether a piece that stands once, and between the two places, has been said. With `after` and
-    `word` it says `after` instead wherever that word stands in the prompt."""
+    """After the prompt's last token, `assistant`, the model answers script[0], then script[1]... A piece may occur twice: an attention head
+    distinguishes the two occurrences by a mark, a piece that occurs once and between the two. With `after` and `word` the model answers
+    `after` instead wherever that word occurs in the prompt."""
     path = pathlib.Path(path)
     path.mkdir(parents=True, exist_ok=True)
     pieces = list(script) + list(after or []) + ([word] if word else [])
     tokenizer, vocab = tokenizer_json(WORDS + [p for p in pieces if not (isinstance(p, str) and p.startswith("<|"))])
-    follows = {}  # id -> [what follows while the mark is unseen, and once it is seen]
+    follows = {}  # id -> [successor before the mark, successor after the mark]
     ids = [id_of(vocab, "assistant")] + [id_of(vocab, p) for p in script]
     if after is None:
         for before, now in zip(ids, ids[1:]):
@@ -142,7 +142,7 @@ def puppet_model(path, script, after=None, word=None, hidden=128):
         ids = [id_of(vocab, "assistant")] + [id_of(vocab, p) for p in after]
         for before, now in zip(ids, ids[1:]):
             follows.setdefault(before, [now, now])[1] = now
-    width = hidden + 32  # codes, then: a constant, the mark, what the head says
+    width = hidden + 32  # codes, then: a constant, the mark, the head's output
     one, marked, seen = hidden, hidden + 1, hidden + 2
     c = config_of(len(vocab), width, 32, 1, 2, 1, 32, 2, sliding_window=4096)
     noise = random.Random(7)
@@ -167,7 +167,7 @@ def puppet_model(path, script, after=None, word=None, hidden=128):
         if name.endswith("q_proj.weight"):
             values[15 * width + one] = 16.0
         if name.endswith("k_proj.weight"):
-            values[15 * width + marked] = 16.0  # of the pair that turns most slowly
+            values[15 * width + marked] = 16.0  # of the pair with the lowest frequency
         if name.endswith("v_proj.weight"):
             values[marked] = 1.0
         if name.endswith("o_proj.weight"):

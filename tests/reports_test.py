@@ -85,7 +85,7 @@ class Reports(unittest.TestCase):
             with unittest.mock.patch.dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}"):
                 runs = [sanitize.sanitize("racecheck", pathlib.Path("test_x"), "*Small", i, 3, 60, pathlib.Path(folder)) for i in range(3)]
         self.assertEqual([run["errors"] for run in runs], [0, 3, None])
-        # Three found, one for silence, two for the tests that did not pass.
+        # Three errors found, one for the run without a count, two for the tests that did not pass.
         self.assertEqual(sanitize.result_of("racecheck", pathlib.Path("test_x"), 18, runs),
                          {"tool": "racecheck", "executable": "test_x", "tests": 16, "errors": 6, "status": 1})
         self.assertEqual(sanitize.result_of("racecheck", pathlib.Path("test_x"), 6, runs[:1])["errors"], 0)
@@ -144,7 +144,7 @@ class Reports(unittest.TestCase):
         built = 0
         sass = {"kernels/rmsnorm": "MOV R1, R2", "gpu": "EXIT"}
 
-        def dump(command, **_):  # cuobjdump of an "object" is what stands in it
+        def dump(command, **_):  # cuobjdump of an "object" prints the object's text
             if command[0] == "ninja":
                 return unittest.mock.Mock(returncode=built)
             return unittest.mock.Mock(stdout=pathlib.Path(command[2]).read_text())
@@ -177,7 +177,7 @@ class Reports(unittest.TestCase):
             self.assertIn("1 stale", said(check_reports.main))
             other = build / "new" / "CMakeFiles" / "ingot.dir" / "src" / "ingot" / "gpu" / "a.cu.o"
             kept = other.read_text()
-            other.write_text(kept.replace("EXIT", "NOP"))  # one kernel is another
+            other.write_text(kept.replace("EXIT", "NOP"))  # one kernel differs
             self.assertIn("stays stale, 1 of 2 kernels are gone or others", said(same_kernels.keep_reports, old, build / "old", build / "new"))
             self.assertEqual(json.loads(path.read_text()), report)
             other.write_text(kept)
@@ -194,7 +194,7 @@ class Reports(unittest.TestCase):
             with self.assertRaisesRegex(SystemExit, "could not build"):
                 same_kernels.keep_reports(old, build / "old", build / "new")
             built = 0
-            path.write_text(json.dumps(report))  # other kernels of a library, in a suite that takes some
+            path.write_text(json.dumps(report))  # other kernels of a library, in a suite that uses some of its kernels
             with unittest.mock.patch.object(same_kernels, "CHOICE", {names[2]}), unittest.mock.patch.object(reports, "WITH_LIBRARY", {"rmsnorm"}):
                 self.assertIn("stays stale, cuBLASLt's", said(same_kernels.keep_reports, old, build / "old", build / "new"))
             said(same_kernels.keep_reports, old, build / "old", build / "new")
@@ -320,7 +320,7 @@ class Reports(unittest.TestCase):
                           ("golf, 11 applications, 4 GPUs, a step of 1 pass on each", [4000], 100000, 400000, 500)])
 
         def measured(report):
-            """The cases that are measured where there is such a report."""
+            """The cases that are measured where a report exists already."""
             seen, written = [], []
             with contextlib.ExitStack() as patches:
                 for name, value in (("ceilings", lambda native: {}), ("Native", lambda path: None), ("Used", lambda: None), ("gpu_state", lambda: ""),
@@ -417,7 +417,7 @@ class Reports(unittest.TestCase):
     def test_one_command_measures_each_suite_beside_the_peers_that_are_there(self):
         for suite in gpu.SUITES:
             self.assertTrue((gpu.PEERS / f"gpu_{suite}.py").is_file())
-        for suite in {report["suite"] for _, report in reports.all_reports()}:  # and what is stale names what would renew it
+        for suite in {report["suite"] for _, report in reports.all_reports()}:  # and a stale report is named with the command that renews the report
             program, *named = reports.how_to_measure(suite).split(" ")
             self.assertTrue((ROOT / program).is_file() and set(named) <= set(gpu.SUITES), (suite, program, named))
         with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,6 @@
-"""A build of some rooms (INGOT_ROOMS): it holds these and what they use, its Python module works and refuses the others by name. A Python
-module where zlib is missing: all rooms, no models. And the matrix kernel of docs/gpu-layer.md, a room that edits nothing else.
+"""A build of some rooms (INGOT_ROOMS): it contains these rooms and the rooms that they use, and its Python module works and refuses other
+operations by name. A Python module without zlib: all rooms, no models. And the matrix kernel of docs/gpu-layer.md, a room that needs no
+other edit.
 
     python3 tests/rooms_test.py SOURCE_DIR [--python]     --python: with the module, run where PyTorch is installed
 """
@@ -41,7 +42,7 @@ def built_rooms(build):
            {m[1] for f in files if (m := re.search(r"/src/ingot/([^/]+)/", f))}
 
 
-# What docs/gpu-layer.md takes for granted: a room's header, and the entry that dispatches to its kernel.
+# Files that docs/gpu-layer.md does not show: a room's header, and the entry that dispatches to its kernel.
 ROOM = {"scaled_product.h": """#pragma once
 #include "ingot/core/tensor.h"
 namespace ingot {

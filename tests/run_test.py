@@ -1,4 +1,4 @@
-"""What ./run does before the compiler: seen with a cmake and a ninja that only write down how they were called."""
+"""The steps of ./run before compilation, with a cmake and a ninja that only record their arguments."""
 import os
 import pathlib
 import shutil
@@ -34,7 +34,7 @@ class CopiedTree(unittest.TestCase):
         self.environment = os.environ | dict(PATH=f"{programs}:{os.environ['PATH']}", INGOT_BUILD="cpu")
 
     def build(self, tree):
-        """What was called, and what was said."""
+        """The recorded calls, and the output."""
         (tree / "calls").unlink(missing_ok=True)
         run = subprocess.run(["bash", tree / "run", "build", "--no-install"], capture_output=True, text=True, env=self.environment)
         self.assertEqual(run.returncode, 0, run.stderr)

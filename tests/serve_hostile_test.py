@@ -1,8 +1,8 @@
-"""What `ingot serve` does with clients that mean no good, or break: the rows S01 to S24 of its list of attacks, each by a test.
+"""`ingot serve` with hostile or broken clients: the rows S01 to S24 of the list of attacks, each in a test.
 
     python3 tests/serve_hostile_test.py BINARY [unittest options]
 
-INGOT_STREAMS=64 makes the last one as large as it is by hand. Rows that other files prove stand in ELSEWHERE.
+INGOT_STREAMS=64 makes the last test as large as when run by hand. Rows that other files test are listed in ELSEWHERE.
 """
 import concurrent.futures
 import json
@@ -52,7 +52,7 @@ LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 LONG = dict(prompt="a", max_tokens=100000, logit_bias=ENDLESS)
 
-SLOW = 10 if SANITIZED else 1  # what limits of time are multiplied by
+SLOW = 10 if SANITIZED else 1  # factor on time limits
 
 setUpModule, tearDownModule = serve_test.setUpModule, serve_test.tearDownModule
 
@@ -62,7 +62,7 @@ def statuses(back):
 
 
 def memory_of(process):
-    """Bytes it holds; nothing that says much where a sanitizer keeps what was freed."""
+    """Resident bytes of the server; of little meaning under a sanitizer, which keeps freed memory."""
     if ADDRESS_SANITIZED:
         return 0
     return int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{process.pid}/status").read_text())[1]) << 10
@@ -114,7 +114,7 @@ class Slow(WithServer):
         before, memory = self.server.metric("generation_tokens_total"), memory_of(self.server.process)
         silent = self.reader()
         self.server.until("num_requests_running", 1)
-        # Others are answered meanwhile.
+        # Other clients are answered meanwhile.
         self.assertEqual(self.server.request("POST", "/v1/completions", BODY.decode())[0], 200)
         self.server.until("num_requests_running", 0, 30 * SLOW)
         self.assertLess(self.server.metric("generation_tokens_total") - before, 20000)  # of 100,000
@@ -233,7 +233,7 @@ class Bodies(WithServer):
                 self.assertEqual(statuses(self.server.raw(POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % n + body)), [status])
             self.assertEqual(statuses(self.server.raw(POST + b"Connection: close\r\n" + CHUNKED + b"\r\n%x\r\n" % n + body + b"\r\n0\r\n\r\n"))[:1], [status])
         started = time.monotonic()
-        self.assertEqual(statuses(self.server.raw(POST + b"Content-Length: %d\r\n\r\n" % (limit + 1))), [413])  # before any of it
+        self.assertEqual(statuses(self.server.raw(POST + b"Content-Length: %d\r\n\r\n" % (limit + 1))), [413])  # before any part of the body is read
         self.assertLess(time.monotonic() - started, 3)
         self.assertEqual(statuses(self.server.raw(POST + b"Connection: close\r\n\r\n")), [400])  # neither length nor chunks: empty
 
@@ -315,7 +315,7 @@ class Connections(unittest.TestCase):
 
     def test_s08_there_is_a_descriptor_for_each_connection_and_the_limit_costs_no_work(self):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))  # a server inherits it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))  # a server inherits this limit
         try:
             server = self.server("--connections", 150)
         finally:
@@ -381,7 +381,7 @@ class Gone(WithServer):
 
 
 class Requests(WithServer):
-    """Bodies that are JSON, or nearly."""
+    """Bodies that are JSON or almost JSON."""
 
     def chat(self, **more):
         return self.server.request("POST", "/v1/chat/completions", dict(messages=[dict(role="user", content="Hi")], max_completion_tokens=4) | more)
@@ -464,7 +464,7 @@ class Requests(WithServer):
         self.assertEqual(self.chat(stop=["<|end|>"])[0], 200)
 
     def test_s16_whatever_tokens_a_model_says_the_answer_is_one(self):
-        controls = {str(i): 6 for i in range(9)}  # a model that says little else
+        controls = {str(i): 6 for i in range(9)}  # a model whose answer has little else
         for seed in range(40):
             status, text, _ = self.chat(seed=seed, temperature=2, max_completion_tokens=40, logit_bias=controls if seed % 2 else None)
             self.assertEqual(status, 200, text)
@@ -474,7 +474,7 @@ class Requests(WithServer):
 
     def test_s20_every_event_is_json_and_their_text_that_of_the_whole_answer(self):
         for seed in range(10):
-            # Bytes of characters that need several, and strings that end it which begin with one another.
+            # Characters of several bytes, and stop strings that begin with one another.
             body = dict(prompt="\u65e5\u672c", seed=seed, max_tokens=60, temperature=2, logit_bias=ENDLESS | {str(i): 5 for i in range(150, 260)}, stop=["aab", "ab", "\u00e9"] if seed % 2 else None)
             text = json.dumps(body | dict(stream=True)).encode()
             back = self.server.raw(POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(text) + text)

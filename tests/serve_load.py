@@ -42,7 +42,7 @@ def options():
 
 OPTIONS = options() if __name__ == "__main__" else None
 if OPTIONS:
-    sys.argv = [sys.argv[0], OPTIONS.binary]  # which the tests' own module reads
+    sys.argv = [sys.argv[0], OPTIONS.binary]  # the tests' own module reads this argument
     import serve_test
 
 
@@ -68,7 +68,7 @@ def watch_health(port, seconds, results):
 
 
 class Client:
-    """Streams one request after the other on a connection that it keeps."""
+    """Streams one request after the other on one connection."""
 
     BODIES = [dict(prompt="user " * (1 + i % 7) + str(i), max_tokens=20 + 9 * (i % 11), logit_bias=serve_test.ENDLESS,
                    **(dict(temperature=0) if i % 2 else dict(temperature=1, seed=i))) for i in range(40)] if OPTIONS else []
@@ -140,7 +140,7 @@ def load(o):
         t.join()
     took = results.get(timeout=60)
     health.join()
-    kept = 0  # idle connections that are as they were
+    kept = 0  # idle connections that are still open
     for s in idle:
         s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         kept += s.recv(4096).startswith(b"HTTP/1.1 200 ")
@@ -173,7 +173,7 @@ def streamed_token(port, prompt, tokens):
         back += part
     s.close()
     said = re.search(rb'"predicted_n":(\d+),"predicted_ms":([\d.]+)', back)
-    return float(said[2]) / 1e3 / (int(said[1]) - 1)  # it may have ended early
+    return float(said[2]) / 1e3 / (int(said[1]) - 1)  # the process may have ended early
 
 
 def overhead(o):

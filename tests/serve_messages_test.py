@@ -34,7 +34,7 @@ def setUpModule():
 
 
 class Said(unittest.TestCase):
-    """Each test serves a model that says one thing."""
+    """Each test serves a model with one fixed answer."""
 
     def serve(self, script, *options, after=None, word=None):
         holder = tempfile.TemporaryDirectory()
@@ -57,7 +57,7 @@ class Messages(Said):
         server = self.serve(THOUGHT[:-2] + ["<|start|>", "assistant"] + FINAL)
         message = self.ask(server, system="Be brief.")
         self.assertEqual([message[k] for k in ("type", "role", "model", "stop_reason", "stop_sequence")], ["message", "assistant", "tiny", "end_turn", None])
-        self.assertEqual(message["content"], [dict(type="text", text="It rains STOP in Paris.")])  # thoughts are shown where they are asked for
+        self.assertEqual(message["content"], [dict(type="text", text="It rains STOP in Paris.")])  # thoughts are shown where the request enables them
         thinking = self.ask(server, thinking=dict(type="enabled", budget_tokens=2000))
         self.assertEqual([b["type"] for b in thinking["content"]], ["thinking", "text"])
         self.assertEqual(thinking["content"][0]["thinking"], "let me see")

@@ -1,4 +1,4 @@
-"""TensorBoard itself reads what `ingot train --tensorboard` wrote, of a run that stopped and went on too.
+"""TensorBoard reads the files of `ingot train --tensorboard`, also of a run that stopped and continued.
 
     python3 tests/tensorboard_test.py BINARY
 """

@@ -1,4 +1,4 @@
-# Whole-system tests: what no single folder can check.
+# Whole-system tests.
 add_test(NAME install COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install_test.sh
   ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_BINARY_DIR} ${CMAKE_CXX_COMPILER})
 if(INGOT_SANITIZE) # a user of a sanitized library must link the same run-time library
@@ -8,7 +8,7 @@ if(TARGET ingot_simd_avx512 AND TARGET ingot_simd_amx)
   add_test(NAME simd_objects COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_simd_objects.py
     $<TARGET_OBJECTS:ingot_simd_avx512> $<TARGET_OBJECTS:ingot_simd_amx> COMMAND_EXPAND_LISTS)
 endif()
-# Tools in Python know nothing of the build, so a sanitizer sees nothing of them.
+# Python tools do not depend on the build, so they are not tested under sanitizers.
 if(NOT INGOT_SANITIZE)
   add_test(NAME checks COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/checks_test.py)
   add_test(NAME run COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/run_test.py)
@@ -23,7 +23,7 @@ if(TARGET ingot_cli)
   add_test(NAME serve COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_test.py $<TARGET_FILE:ingot_cli>)
   add_test(NAME serve_messages COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_messages_test.py $<TARGET_FILE:ingot_cli>)
   add_test(NAME serve_hostile COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_hostile_test.py $<TARGET_FILE:ingot_cli>)
-  # What a few seconds of it show; ten minutes by hand. Sanitizers keep what was freed.
+  # A few seconds; ten minutes by hand. Under sanitizers, which keep freed memory, the limit of growth is higher.
   set(growth 16)
   if(INGOT_SANITIZE)
     set(growth 1000)
@@ -84,7 +84,7 @@ if(Python3_FOUND AND NOT INGOT_SANITIZE)
 endif()
 include(${CMAKE_CURRENT_LIST_DIR}/crash/crash.cmake)
 
-# Two cores end together where the longest tests begin first. Where others want the cores too, a sanitized one can take more than the 1,500 s
+# The longest tests begin first, so that all cores are busy until the end. On a loaded machine a sanitized test can take more than the 1,500 s
 # after which ctest ends a test.
 if(TEST models_decode)
   set_tests_properties(models_decode PROPERTIES COST 300 TIMEOUT 3600)
