@@ -8,6 +8,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -205,6 +206,18 @@ class GptOss(TinyGptOss):
         self.assertEqual((described["tensors"], described["files"], described["bytes"]), (41, 2, self.index["metadata"]["total_size"]))
         self.assertEqual(described["config"]["num_local_experts"], 3)
         self.assertIn("parameters", ingot("info", self.model).text)
+
+    def test_the_folder_of_a_repository_in_hugging_face_s_cache_is_its_snapshot(self):
+        repository = self.directory / "hub/models--openai--tiny"
+        snapshot, ids = repository / "snapshots/abc", self.file("few.jsonl", "[1, 2, 3]")
+        shutil.copytree(self.model, snapshot)
+        (repository / "refs").mkdir()
+        (repository / "refs/main").write_text("abc")
+        score = lambda path: ingot("eval", "--model", path, "--ids", ids, "--json").text
+        self.assertEqual(json.loads(score(repository))["loss"], json.loads(score(self.model))["loss"])
+        self.assertEqual(json.loads(ingot("info", repository, "--json").text)["tensors"], 41)
+        (repository / "refs/main").write_text("gone")
+        self.assertIn("names the snapshot 'gone', which is missing", ingot("eval", "--model", repository, "--ids", ids).error)
 
     def test_losses_are_those_of_the_definition(self):
         """Of spec/gpt_oss.py in fp64, by tools/make_model_goldens.py: wherever PyTorch is, parity compares much more."""

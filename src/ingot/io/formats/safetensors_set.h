@@ -10,8 +10,8 @@ namespace ingot {
 class SafetensorsSet {
  public:
   // Errors: no such file; an index that names a file by more than a plain name, a shard that is missing, tensors that
-  // index and shards do not agree on, a tensor in two files, a total_size that is not the sum, an index beside a
-  // model.safetensors that it does not name.
+  // index and shards do not agree on, a tensor in two files, an index beside a model.safetensors that it does not name.
+  // A total_size that is not the sum is a line in the log.
   explicit SafetensorsSet(const std::string& directory);
 
   struct Place {

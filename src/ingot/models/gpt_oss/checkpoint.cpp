@@ -6,6 +6,7 @@
 #include <set>
 
 #include "ingot/core/cpu/thread_pool.h"
+#include "ingot/io/formats/gguf_blocks.h"
 
 namespace ingot::detail {
 
@@ -159,7 +160,8 @@ class Layout : public CheckpointLayout {
 
   // --- tensors of a GGUF file
   static constexpr std::initializer_list<const char*> kNumbers = {"F32", "F16", "BF16"};
-  static constexpr std::initializer_list<const char*> kBlocks = {"F32", "F16", "BF16", "Q8_0", "MXFP4"};
+  static constexpr std::initializer_list<const char*> kBlocks = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1", "Q5_0",
+                                                                 "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"};
 
   void decode(const StoredTensor* from, const Tensor& to, int64_t offset, Into into, int64_t rows, int64_t cols,
               int64_t stride) {
@@ -371,33 +373,14 @@ void refuse_large_scales(const Read& r, const char* begin, const char* end) {
 
 // --- blocks of ggml
 
-float float_at(const uint8_t* p) {
-  float x;
-  std::memcpy(&x, p, sizeof x);
-  return x;
-}
-template <class T> float narrow_at(const uint8_t* p) {
-  T x;
-  std::memcpy(&x.bits, p, sizeof x.bits);
-  return float(x);
-}
 // A block of 32 numbers lies 0 with 16, 1 with 17, ...: the first in the low halves.
 int mx_code(const uint8_t* codes, int i) { return i < 16 ? codes[i] & 15 : codes[i - 16] >> 4; }
 
 // A row as floats, all of them finite unless the file says otherwise.
 void to_floats(const std::string& dtype, const uint8_t* p, int64_t cols, float* out) {
-  if (dtype == "F32")
-    for (int64_t k = 0; k < cols; ++k) out[k] = float_at(p + 4 * k);
-  else if (dtype == "F16")
-    for (int64_t k = 0; k < cols; ++k) out[k] = narrow_at<f16>(p + 2 * k);
-  else if (dtype == "BF16")
-    for (int64_t k = 0; k < cols; ++k) out[k] = narrow_at<bf16>(p + 2 * k);
-  else if (dtype == "Q8_0")
-    for (int64_t k = 0; k < cols; k += 32, p += 34)
-      for (int64_t i = 0; i < 32; ++i) out[k + i] = narrow_at<f16>(p) * float(static_cast<int8_t>(p[2 + i]));
-  else
-    for (int64_t k = 0; k < cols; k += 32, p += 17)
-      for (int i = 0; i < 32; ++i) out[k + i] = e2m1_value(mx_code(p + 1, i)) * e8m0_value(p[0]);
+  if (dtype != "MXFP4") return dequantize_gguf(dtype, p, cols, out);
+  for (int64_t k = 0; k < cols; k += 32, p += 17)
+    for (int i = 0; i < 32; ++i) out[k + i] = e2m1_value(mx_code(p + 1, i)) * e8m0_value(p[0]);
 }
 // The blocks of a checkpoint: 0 with 1, 2 with 3, ...
 void to_mx_blocks(const uint8_t* p, int64_t cols, uint8_t* out) {

@@ -6,6 +6,7 @@
 #include "ingot/io/formats/archive.h"
 #include "ingot/io/formats/gguf.h"
 #include "ingot/io/formats/iris.h"
+#include "ingot/io/hugging_face_cache.h"
 #include "ingot/io/json.h"
 
 namespace ingot {
@@ -374,7 +375,8 @@ bool has_safetensors(const std::string& directory) {
 }
 }  // namespace
 
-std::string gpt_oss_source(const std::string& path) {
+std::string gpt_oss_source(const std::string& given) {
+  const std::string path = snapshot_of(given);
   if (!is_directory(path) || has_safetensors(path)) return path;
   const std::string gguf = gguf_in(path);
   return gguf.empty() ? path : gguf;
@@ -396,7 +398,8 @@ GptOssConfig read_gpt_oss_config(const std::string& given) {
   return c;
 }
 
-bool is_gpt_oss(const std::string& directory) {
+bool is_gpt_oss(const std::string& given) {
+  const std::string directory = snapshot_of(given);
   if (ArchiveFile::is_one(directory) || IrisFile::is_one(directory) || GgufFile::is_one(directory)) return true;
   const std::string path = join_path(directory, "config.json");
   if (!is_directory(directory)) return false;

@@ -5,6 +5,7 @@
 #include "ingot/io/file.h"
 #include "ingot/io/formats/archive.h"
 #include "ingot/io/formats/gguf.h"
+#include "ingot/io/hugging_face_cache.h"
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/decoder.h"
@@ -81,8 +82,8 @@ std::unique_ptr<Tokenizer> tokenizer_of(const std::string& model) {
     return load_tokenizer(path);
   if (ArchiveFile::is_one(path))
     if (auto inside = archived_tokenizer(path)) return inside;
-  if (is_directory(model))
-    if (const std::string beside = tokenizer_in(model); !beside.empty()) return load_tokenizer(beside);
+  if (const std::string directory = snapshot_of(model); is_directory(directory))
+    if (const std::string beside = tokenizer_in(directory); !beside.empty()) return load_tokenizer(beside);
   fail(ErrorCode::not_found, model, ": found a model without a tokenizer, expected ",
        is_directory(model) ? "a tokenizer.json or o200k_base.tiktoken beside the weights" : "one in the file",
        ", or --tokenizer FILE");
