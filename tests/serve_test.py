@@ -480,6 +480,14 @@ class Protocol(WithServer):
             status, text, _ = self.server.request("POST", "/v1/chat/completions", body)
             self.assertEqual(status, 400 if strict else 200, text)
 
+    def test_a_response_repeats_what_was_asked(self):
+        body = dict(input="a", instructions="Be brief.", metadata=dict(a="b"), temperature=0.5, max_output_tokens=2, tools=[dict(type="function", name="f", parameters=dict(type="object", properties={}))])
+        status, text, _ = self.server.request("POST", "/v1/responses", body)
+        self.assertEqual(status, 200, text)
+        answer = json.loads(text)
+        self.assertEqual({key: answer[key] for key in body if key != "input"}, {key: body[key] for key in body if key != "input"})
+        self.assertEqual((answer["tool_choice"], answer["top_p"], answer["store"]), ("auto", 1, False))
+
     def test_a_request_of_codex_is_answered_by_the_functions_that_it_has(self):
         parameters = dict(type="object", properties=dict(command=dict(type="array", items=dict(type="string"))))
         tools = [dict(type="function", name="shell", description="Runs", strict=False, parameters=parameters), dict(type="web_search"), dict(type="local_shell"), dict(type="image_generation"),

@@ -246,9 +246,12 @@ ApiMessage message_of(const Json& json, const std::string& path, Reading& readin
 class Source {
  public:
   explicit Source(std::string_view text) : text_(text) {}
-  std::string at(const std::vector<std::string>& keys) const {
+  const OrderedJson& body() const {
     if (!body_) body_ = OrderedJson::parse(text_);  // it has been read strictly before
-    const OrderedJson* value = &*body_;
+    return *body_;
+  }
+  std::string at(const std::vector<std::string>& keys) const {
+    const OrderedJson* value = &body();
     for (const std::string& key : keys) value = value->is_array() ? &(*value)[std::stoul(key)] : &(*value)[key];
     return write_json(*value);
   }
@@ -620,6 +623,36 @@ void read_responses(Object& body, const Source& source, ApiRequest& r, const Api
   body.ignore({"parallel_tool_calls", "include", "truncation", "max_tool_calls"});
 }
 
+// The fields of a request that its response repeats, with the values that were used.
+std::string repeated_fields(const OrderedJson& body, const ApiRequest& r) {
+  const auto given = [&](const char* key, const OrderedJson& otherwise) {
+    const auto at = body.find(key);
+    return at == body.end() || at->is_null() ? otherwise : *at;
+  };
+  OrderedJson tools = OrderedJson::array();
+  for (const OrderedJson& tool : given("tools", OrderedJson::array()))
+    if (tool["type"] == "function") tools.push_back(tool);
+  const OrderedJson format = {{"format", {{"type", "text"}}}};
+  OrderedJson text = given("text", format);
+  if (!text.contains("format") || text["format"].is_null()) text["format"] = format["format"];
+  OrderedJson fields;
+  fields["instructions"] = given("instructions", nullptr);
+  fields["max_output_tokens"] = given("max_output_tokens", nullptr);
+  fields["metadata"] = given("metadata", OrderedJson::object());
+  fields["parallel_tool_calls"] = given("parallel_tool_calls", true);
+  fields["previous_response_id"] = nullptr;
+  fields["reasoning"] = {{"effort", r.reasoning.empty() ? OrderedJson() : OrderedJson(r.reasoning)},
+                         {"summary", nullptr}};
+  fields["store"] = false;
+  fields["temperature"] = r.sampling.temperature;
+  fields["text"] = text;
+  fields["tool_choice"] = given("tool_choice", "auto");
+  fields["tools"] = tools;
+  fields["top_p"] = given("top_p", 1);
+  fields["truncation"] = given("truncation", "disabled");
+  return write_json(fields);
+}
+
 }  // namespace
 
 ApiRequest parse_responses_request(std::string_view text, const ApiLimits& limits) {
@@ -628,9 +661,11 @@ ApiRequest parse_responses_request(std::string_view text, const ApiLimits& limit
   Reading reading{.strict = limits.strict_fields};
   Object body(json, "", reading);
   read_common(body, r, limits);
-  read_responses(body, Source(text), r, limits);
+  const Source source(text);
+  read_responses(body, source, r, limits);
   body.finish();
   r.ignored = std::move(reading.ignored);
+  r.repeated = repeated_fields(source.body(), r);
   return r;
 }
 

@@ -68,6 +68,7 @@ struct ApiRequest {
   int64_t logprobs = -1;  // SampleOptions
   bool echo = false;  // a completion's text begins with its prompt, whose tokens are scored where logprobs are asked
   bool stream = false, stream_usage = false;
+  std::string repeated;              // of /v1/responses: the fields that the response repeats, a JSON object
   std::vector<std::string> ignored;  // names of fields that had no effect, without indices
 };
 

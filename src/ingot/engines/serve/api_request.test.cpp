@@ -409,6 +409,33 @@ TEST(api_request, items_are_read_as_newer_clients_dump_them) {
   EXPECT_TRUE(r.ignored.empty());
 }
 
+TEST(api_request, a_response_repeats_the_fields_of_its_request) {
+  const auto repeated = [](const std::string& more) {
+    return parse_json(parse_responses_request("{\"input\": \"a\"" + more + "}").repeated, "repeated");
+  };
+  EXPECT_EQ(repeated(""),
+            parse_json(R"({"instructions": null, "max_output_tokens": null, "metadata": {}, "parallel_tool_calls": true,
+      "previous_response_id": null, "reasoning": {"effort": null, "summary": null}, "store": false, "temperature": 1.0,
+      "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": 1, "truncation": "disabled"})",
+                       "expected"));
+  const Json all = repeated(
+      R"(, "instructions": "Be brief.", "max_output_tokens": 5, "metadata": {"a": "b"}, "parallel_tool_calls": false,
+      "reasoning": {"effort": "xhigh"}, "temperature": 0.5, "top_p": 0.9, "text": {"verbosity": "low", "format": null}, "tool_choice": "none",
+      "tools": [{"type": "web_search"}, {"type": "function", "name": "f", "parameters": {"type": "object"}}], "store": true)");
+  EXPECT_EQ(all["instructions"], "Be brief.");
+  EXPECT_EQ(all["max_output_tokens"], 5);
+  EXPECT_EQ(all["metadata"], (Json{{"a", "b"}}));
+  EXPECT_EQ(all["parallel_tool_calls"], false);
+  EXPECT_EQ(all["reasoning"]["effort"], "xhigh");
+  EXPECT_EQ(all["temperature"], 0.5);
+  EXPECT_EQ(all["top_p"], 0.9);
+  EXPECT_EQ(all["text"], parse_json(R"({"verbosity": "low", "format": {"type": "text"}})", "expected"));
+  EXPECT_EQ(all["tool_choice"], "none");
+  EXPECT_EQ(all["tools"],
+            parse_json(R"([{"type": "function", "name": "f", "parameters": {"type": "object"}}])", "expected"));
+  EXPECT_EQ(all["store"], false);
+}
+
 TEST(api_request, a_result_without_its_call_is_refused) {
   const ApiRequest r =
       parse_api_request(R"({"messages": [{"role": "tool", "tool_call_id": "c9", "content": "x"}]})", true);

@@ -32,9 +32,7 @@ struct ResponseWriter::Json {
     r["incomplete_details"] = w.status_ == "incomplete" ? OrderedJson{{"reason", "max_output_tokens"}} : OrderedJson();
     r["output"] = OrderedJson::array();
     for (const Item& item : w.items_) r["output"].push_back(of(item));
-    r["parallel_tool_calls"] = true;
-    r["tool_choice"] = "auto";
-    r["tools"] = OrderedJson::array();
+    r.update(OrderedJson::parse(w.repeated_));
     r["usage"] = nullptr;
     if (w.status_ != "in_progress" && w.status_ != "failed")
       r["usage"] = {{"input_tokens", w.usage_.prompt},
@@ -68,8 +66,8 @@ const char* name_of_delta(bool call, bool reasoning) {
 }
 }  // namespace
 
-ResponseWriter::ResponseWriter(std::string id, std::string model, int64_t created)
-    : id_(std::move(id)), model_(std::move(model)), created_(created) {}
+ResponseWriter::ResponseWriter(std::string id, std::string model, int64_t created, std::string repeated)
+    : id_(std::move(id)), model_(std::move(model)), repeated_(std::move(repeated)), created_(created) {}
 
 std::string ResponseWriter::begin() {
   Json json{*this};

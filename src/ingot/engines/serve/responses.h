@@ -10,7 +10,8 @@ namespace ingot {
 
 class ResponseWriter final : public AnswerWriter {
  public:
-  ResponseWriter(std::string id, std::string model, int64_t created);
+  // `repeated`: a JSON object of the request's fields that the response has too.
+  ResponseWriter(std::string id, std::string model, int64_t created, std::string repeated = "{}");
   std::string begin() override;
   std::string add(const AnswerPiece& piece) override;
   std::string end(const AnswerEnd& end) override;
@@ -29,7 +30,7 @@ class ResponseWriter final : public AnswerWriter {
   // Ends the open item, if there is one, with a status.
   std::string close(const char* status = "completed");
   struct Json;  // keeps the JSON library out of this header
-  const std::string id_, model_;
+  const std::string id_, model_, repeated_;
   const int64_t created_;
   std::string status_ = "in_progress", error_;
   AnswerUsage usage_;

@@ -151,7 +151,8 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
 
   Ticket(Service& service, const ApiRequest& request, ApiAnswer answer)
       : service_(service), request_(request), answer_(std::move(answer)) {
-    if (request.responses) writer_ = std::make_unique<ResponseWriter>(id_, service.options_.name, created_);
+    if (request.responses)
+      writer_ = std::make_unique<ResponseWriter>(id_, service.options_.name, created_, request.repeated);
   }
   // Once the prompt is known.
   void begin_writer(int64_t prompt_tokens) {
