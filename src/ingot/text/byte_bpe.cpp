@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "ingot/core/check.h"
+#include "ingot/text/nfc.h"
 #include "ingot/text/stable_hash.h"
 #include "ingot/text/words.h"
 
@@ -69,6 +70,40 @@ struct Workspace {
   std::vector<uint64_t> heap;
 };
 
+// Texts that are looked for in another, the leftmost first and of those the longest.
+class AddedTexts {
+ public:
+  void add(std::string text, int32_t id) {
+    auto& list = by_first_[uint8_t(text[0])];
+    const auto at = std::find_if(list.begin(), list.end(), [&](const Text& t) { return t.text.size() < text.size(); });
+    list.insert(at, {std::move(text), id});
+  }
+  // Calls between(text) for what lies between and found(id) for each, in their order.
+  template <class Between, class Found> void cut(std::string_view text, Between&& between, Found&& found) const {
+    size_t begin = 0;
+    for (size_t i = 0; i < text.size();) {
+      const Text* match = nullptr;
+      for (const Text& t : by_first_[uint8_t(text[i])])
+        if (match == nullptr && text.compare(i, t.text.size(), t.text) == 0) match = &t;
+      if (match == nullptr) {
+        ++i;
+        continue;
+      }
+      if (i > begin) between(text.substr(begin, i - begin));
+      found(match->id);
+      begin = i += match->text.size();
+    }
+    if (begin < text.size()) between(text.substr(begin));
+  }
+
+ private:
+  struct Text {
+    std::string text;
+    int32_t id;
+  };
+  std::vector<Text> by_first_[256];  // longest first
+};
+
 std::string quoted(std::string_view bytes) {
   static constexpr char kHex[] = "0123456789abcdef";
   std::string out = "\"";
@@ -90,6 +125,7 @@ struct ByteBpe::Impl {
   MergeTable merges;
   std::unordered_map<std::string_view, int32_t> whole_words;  // with ignore_merges
   std::vector<uint8_t> special;                               // by id
+  AddedTexts added, added_normalized;
   int32_t bos = -1;
   uint32_t hash = 0;
 
@@ -108,6 +144,7 @@ struct ByteBpe::Impl {
   int64_t merge_long(const char* word, int64_t n, Workspace& w) const;
   void encode_word(const char* word, int64_t n, Workspace& w, std::vector<int32_t>& out, int64_t& count) const;
   void encode_words(std::string_view text, Workspace& w, std::vector<int32_t>& out) const;
+  void encode_text(std::string_view text, Workspace& w, std::vector<int32_t>& out) const;
 };
 
 ByteBpe::Impl::Impl(ByteBpeRules r, const std::string& origin) : rules(std::move(r)) {
@@ -115,10 +152,22 @@ ByteBpe::Impl::Impl(ByteBpeRules r, const std::string& origin) : rules(std::move
     fail(ErrorCode::bad_data, origin, ": found ", rules.tokens.size(), " tokens, expected at most ", kMaxTokens);
   take_specials(origin);
   std::unordered_map<std::string_view, int32_t> ids;
+  for (const AddedToken& a : rules.added) {
+    if (a.id < 0 || a.id >= int32_t(rules.tokens.size()) || special[size_t(a.id)])
+      fail(ErrorCode::bad_data, origin, ": added token: found id ", a.id, ", expected an ordinary token below ",
+           rules.tokens.size());
+  }
   take_tokens(ids, origin);
   if (rules.merge_by_token) find_merges(ids);
   take_merges(ids, origin);
   if (rules.ignore_merges) whole_words = std::move(ids);
+  for (const AddedToken& a : rules.added) {
+    const std::string& text = rules.tokens[size_t(a.id)];
+    if (a.normalized && rules.nfc)
+      added_normalized.add(to_nfc(text), a.id);
+    else
+      (a.normalized ? added_normalized : added).add(text, a.id);
+  }
   find_bos();
   make_hash();
 }
@@ -154,17 +203,22 @@ void ByteBpe::Impl::take_specials(const std::string& origin) {
 void ByteBpe::Impl::take_tokens(std::unordered_map<std::string_view, int32_t>& ids, const std::string& origin) {
   ids.reserve(rules.tokens.size());
   std::fill(std::begin(byte_ids), std::end(byte_ids), -1);
+  std::vector<bool> is_added(rules.tokens.size());
+  for (const AddedToken& a : rules.added) is_added[size_t(a.id)] = true;
   for (size_t i = 0; i < rules.tokens.size(); ++i) {
     const std::string& token = rules.tokens[i];
     if (special[i]) continue;
     if (token.empty())
       fail(ErrorCode::bad_data, origin, ": found no token with id ", i, ", expected no gaps below ",
            rules.tokens.size());
+    if (is_added[i]) continue;
     const auto [at, is_new] = ids.emplace(token, int32_t(i));
     if (!is_new)
       fail(ErrorCode::bad_data, origin, ": token ", quoted(token), " found twice, ids ", at->second, " and ", i);
     if (token.size() == 1) byte_ids[uint8_t(token[0])] = int32_t(i);
   }
+  // An added token may have the bytes of another token, which then is the one that merges make.
+  for (const AddedToken& a : rules.added) ids.emplace(rules.tokens[size_t(a.id)], a.id);
   for (int b = 0; b < 256; ++b)
     if (byte_ids[b] < 0)
       fail(ErrorCode::bad_data, origin, ": found no token for byte ", b, ", expected one for each of the 256 bytes");
@@ -229,6 +283,12 @@ void ByteBpe::Impl::make_hash() {
   for (const SpecialToken& s : rules.specials) {
     h.number(s.id);
     h.bytes(s.text);
+  }
+  if (rules.nfc) h.bytes("nfc");
+  if (!rules.added.empty()) h.bytes("added");
+  for (const AddedToken& a : rules.added) {
+    h.number(a.id);
+    h.number(a.normalized);
   }
   hash = h.value();
 }
@@ -319,8 +379,8 @@ void ByteBpe::Impl::encode_word(const char* word, int64_t n, Workspace& w, std::
 
 void ByteBpe::Impl::encode_words(std::string_view text, Workspace& w, std::vector<int32_t>& out) const {
   const char* const end = text.data() + text.size();
-  int64_t count = 0;
-  out.resize(std::max<size_t>(text.size() / 3, 64));
+  auto count = int64_t(out.size());
+  out.resize(out.size() + std::max<size_t>(text.size() / 3, 64));
   detail::cut_words(rules.pattern, text, [&](const char* p, const char* q) {
     const int64_t n = q - p;
     if (int64_t(out.size()) - count < std::max<int64_t>(n, Workspace::kMaxIds))
@@ -362,6 +422,20 @@ void ByteBpe::Impl::encode_words(std::string_view text, Workspace& w, std::vecto
   out.resize(size_t(count));
 }
 
+// Added tokens are looked for in the text as it is, then others in the normalized text between those.
+void ByteBpe::Impl::encode_text(std::string_view text, Workspace& w, std::vector<int32_t>& out) const {
+  if (rules.added.empty() && !rules.nfc) return encode_words(text, w, out);
+  const auto found = [&](int32_t id) { out.push_back(id); };
+  const auto words = [&](std::string_view part) { encode_words(part, w, out); };
+  const auto between = [&](std::string_view part) {
+    if (rules.nfc)
+      added_normalized.cut(to_nfc(part), words, found);
+    else
+      added_normalized.cut(part, words, found);
+  };
+  added.cut(text, between, found);
+}
+
 ByteBpe::ByteBpe(ByteBpeRules rules, const std::string& origin)
     : impl_(std::make_unique<Impl>(std::move(rules), origin)) {}
 ByteBpe::~ByteBpe() = default;
@@ -386,7 +460,7 @@ std::vector<int32_t> ByteBpe::encode(std::string_view text) const {
     }
   }
   if (!w) w = std::make_unique<Workspace>();
-  impl_->encode_words(text, *w, out);
+  impl_->encode_text(text, *w, out);
   if (w->ids.capacity() > (1 << 20)) return out;  // an enormous word: its memory goes with the workspace
   std::lock_guard lock(impl_->mutex);
   impl_->idle.push_back(std::move(w));

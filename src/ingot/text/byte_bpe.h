@@ -1,7 +1,7 @@
 #pragma once
-// Byte-level BPE, as GPT-2 and its successors use it: a pre-tokenizer cuts the text into words, each word's bytes are
-// merged pair by pair, lowest rank first (leftmost on ties). Reads and writes Hugging Face's tokenizer.json, and reads
-// tiktoken's files of ranks and what a GGUF file holds.
+// Byte-level BPE, as GPT-2 and its successors use it: a pre-tokenizer cuts the text into words, and each word's bytes
+// are merged pair by pair, lowest rank first (leftmost on ties). Reads and writes Hugging Face's tokenizer.json, and
+// reads tiktoken's files of ranks and the vocabulary in a GGUF file.
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -15,14 +15,22 @@
 namespace ingot {
 class GgufFile;
 
-// How text is cut into words, named after the vocabularies that introduced the patterns. Llama 3 uses cl100k's.
-enum class WordPattern { gpt2, cl100k, o200k, qwen2 };
+// How text is cut into words, named after the vocabularies that introduced the patterns. Llama 3 uses cl100k's pattern.
+// smollm: every digit alone, and what lies between digits by gpt2's pattern.
+enum class WordPattern { gpt2, cl100k, o200k, qwen2, tekken, smollm };
 const char* word_pattern_name(WordPattern p);
-const char* word_pattern_regex(WordPattern p);  // the spelling written to tokenizer.json
+const char* word_pattern_regex(WordPattern p);  // the spelling written to tokenizer.json; of smollm that of gpt2
 
 struct SpecialToken {
   int32_t id;
   std::string text;
+};
+
+// A token that ordinary text may contain: the text is cut at each occurrence, the leftmost and longest first, before it
+// is cut into words. Its text stands in ByteBpeRules::tokens, as an ordinary token's does.
+struct AddedToken {
+  int32_t id;
+  bool normalized = false;  // looked for in the normalized text
 };
 
 // What defines a byte-level BPE. Token i stands for the bytes tokens[i]; special tokens may lie among them (their entry
@@ -33,10 +41,12 @@ struct ByteBpeRules {
   std::vector<std::pair<int32_t, int32_t>> merges;  // by rank; the merge of a and b is the token of their joined bytes
   std::vector<SpecialToken> specials;               // by id
   bool ignore_merges = false;  // a word that is a token stands as it is, however merges would cut it
-  // tiktoken's rule: any two tokens merge whose joined bytes are a token, the smallest such token first. `merges` is
-  // then made here, in that order. It differs from ranks of their own only where overlapping pairs join to the same
-  // token.
+  // tiktoken's rule: any two tokens merge whose joined bytes are a token, the smallest such token first. The
+  // constructor then makes `merges` in that order. This rule and ranks of the merges differ only where overlapping
+  // pairs join to the same token.
   bool merge_by_token = false;
+  std::vector<AddedToken> added;  // by id
+  bool nfc = false;               // text is brought into Unicode's normalization form C before it is cut into words
 };
 
 class ByteBpe final : public Tokenizer {
@@ -49,10 +59,10 @@ class ByteBpe final : public Tokenizer {
 
   static ByteBpe load(const std::string& path);
   static ByteBpe parse(std::string_view json, const std::string& origin);
-  // Lines of "base64 rank", as tiktoken keeps them: o200k_base's tokens with the special tokens of o200k_harmony behind
-  // them, <|startoftext|> first.
+  // Lines of "base64 rank", as tiktoken keeps a vocabulary: o200k_base's tokens, followed by the special tokens of
+  // o200k_harmony, <|startoftext|> first.
   static ByteBpe parse_tiktoken(std::string_view text, const std::string& origin);
-  // llama.cpp's spelling of the same, in a model's file: tokens with their types, merges, a pre-tokenizer by name.
+  // The vocabulary in a model's GGUF file: tokens with their types, merges, and a pre-tokenizer by name.
   static ByteBpe from_gguf(const GgufFile& file);
   void save(const std::string& path) const;  // as tokenizer.json
   std::string to_json() const;
@@ -75,8 +85,8 @@ class ByteBpe final : public Tokenizer {
 struct BpeTrainOptions {
   WordPattern pattern = WordPattern::gpt2;
   int64_t min_count = 2;  // a pair seen less often is never merged
-  // They take the first ids. bos is recognised by its name, as in files: <|bos|>, <|begin_of_text|>, <|startoftext|>,
-  // <bos>, <s>, else <|endoftext|>.
+  // The special tokens take the first ids. bos is recognised by its name, as in files: <|bos|>, <|begin_of_text|>,
+  // <|startoftext|>, <bos>, <s>, else <|endoftext|>.
   std::vector<std::string> special_tokens = {"<|bos|>"};
   void (*progress)(void* context, int64_t merges, int64_t of) = nullptr;
   void* context = nullptr;

@@ -11,6 +11,7 @@
 #include "ingot/io/file.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/text/golden.test.h"
+#include "ingot/text/nfc.h"
 #include "ingot/text/utf8.h"
 #include "ingot/text/words.h"
 
@@ -20,7 +21,8 @@ namespace {
 using testing::error_of;
 using testing::Golden;
 using testing::text_data;
-constexpr WordPattern kPatterns[] = {WordPattern::gpt2, WordPattern::cl100k, WordPattern::o200k, WordPattern::qwen2};
+constexpr WordPattern kPatterns[] = {WordPattern::gpt2,  WordPattern::cl100k, WordPattern::o200k,
+                                     WordPattern::qwen2, WordPattern::tekken, WordPattern::smollm};
 
 ByteBpe golden_bpe(WordPattern pattern = WordPattern::gpt2) {
   ByteBpeRules rules = ByteBpe::load(text_data("bpe.json")).rules();
@@ -61,8 +63,8 @@ std::vector<int32_t> merge_by_definition(const ByteBpeRules& rules, std::string_
 }
 
 TEST(ByteBpe, GivesTheIdsOfTheReferencesForEveryPattern) {
-  const Golden golden;
-  for (WordPattern pattern : kPatterns) {
+  const Golden golden;  // tests/parity/parity_tokenizer.py compares the other patterns
+  for (WordPattern pattern : {WordPattern::gpt2, WordPattern::cl100k, WordPattern::o200k, WordPattern::qwen2}) {
     const ByteBpe bpe = golden_bpe(pattern);
     const auto want = golden.ids(word_pattern_name(pattern));
     for (size_t i = 0; i < golden.texts.size(); ++i)
@@ -123,6 +125,8 @@ TEST(ByteBpe, CutsWordsAsThePatternsSay) {
        "'\xc5\xbf|a|'LL|b| x|123|4"},  // a long s is an s without case
       {WordPattern::cl100k, "!!\r\n\n  \n a\ta", "!!\r\n\n|  \n| a|\ta"},
       {WordPattern::qwen2, "x12 3", "x|1|2| |3"},
+      {WordPattern::tekken, "HTTPServer don't 12/\n", "HTTPServer| don|'t| |1|2|/\n"},
+      {WordPattern::smollm, "it's  12  a3\n\n4 !", "it|'s|  |1|2| | a|3|\n\n|4| !"},
       {WordPattern::o200k, "HTTPServer don't ABC's", "HTTPServer| don't| ABC's"},
       {WordPattern::o200k,
        "\xcc\x81"
@@ -158,6 +162,49 @@ TEST(ByteBpe, SpecialTokensTextIsOrdinaryText) {
   EXPECT_EQ(bpe.decode(ids), "a");
   EXPECT_EQ(bpe.bytes(-1, bpe.bos()), 0);
   EXPECT_EQ(bpe.token_bytes(bpe.bos()), "<|bos|>");
+}
+
+TEST(ByteBpe, OrdinaryTextIsCutAtAddedTokensTheLongestFirst) {
+  ByteBpeRules rules = golden_bpe().rules();
+  const auto first = int32_t(rules.tokens.size());
+  for (const char* text : {"<think>", "<think>s", "  ", "e\xcc\x81!"}) {
+    rules.added.push_back({int32_t(rules.tokens.size()), text[0] == 'e'});
+    rules.tokens.push_back(text);
+  }
+  rules.nfc = true;
+  const ByteBpe bpe(rules);
+  const auto joined = [&](std::initializer_list<std::vector<int32_t>> parts) {
+    std::vector<int32_t> all;
+    for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
+    return all;
+  };
+  EXPECT_EQ(bpe.encode("<think>"), std::vector<int32_t>{first});
+  EXPECT_EQ(bpe.encode("<think>so<think>"), joined({{first + 1}, bpe.encode("o"), {first}}));
+  EXPECT_EQ(bpe.encode("a   b"), joined({bpe.encode("a"), {first + 2}, bpe.encode(" b")}));
+  // One that is looked for in the normalized text is found in either spelling.
+  EXPECT_EQ(bpe.encode("e\xcc\x81!"), std::vector<int32_t>{first + 3});
+  EXPECT_EQ(bpe.encode("x\xc3\xa9!"), joined({bpe.encode("x"), {first + 3}}));
+  EXPECT_EQ(bpe.bytes(-1, first), 7);
+  EXPECT_EQ(bpe.decode(bpe.encode("a<think>so  ")), "a<think>so  ");
+  EXPECT_NE(bpe.hash(), golden_bpe().hash());
+  const ByteBpe back = ByteBpe::parse(bpe.to_json(), "t.json");
+  EXPECT_EQ(back.hash(), bpe.hash());
+  EXPECT_EQ(back.to_json(), bpe.to_json());
+  rules.added.push_back({0, false});
+  EXPECT_NE(error_of([&] { ByteBpe bad(rules); }).find("added token: found id 0"), std::string::npos);
+}
+
+TEST(ByteBpe, TextIsBroughtIntoNormalFormCWhereTheFileAsksForIt) {
+  ByteBpeRules rules = golden_bpe().rules();
+  rules.nfc = true;
+  const ByteBpe plain = golden_bpe(), nfc(rules);
+  EXPECT_EQ(nfc.encode("cafe\xcc\x81 \xe1\x84\x92\xe1\x85\xa1\xe1\x86\xab"), plain.encode("caf\xc3\xa9 \xed\x95\x9c"));
+  EXPECT_NE(plain.encode("e\xcc\x81"), plain.encode("\xc3\xa9"));
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    const std::string text = to_nfc(odd_text(seed, 30));
+    EXPECT_EQ(nfc.encode(text), plain.encode(text));
+    EXPECT_EQ(to_nfc(text), text);
+  }
 }
 
 TEST(ByteBpe, RefusesTextThatIsNotUtf8WithTheOffset) {
@@ -371,7 +418,7 @@ TEST(ByteBpe, RefusesDamagedFilesByName) {
       {"/model/dropout", "0.1", "model.dropout"},
       {"/model/vocab", "[]", "expected object"},
       {"/model/merges", "{}", "expected array"},
-      {"/normalizer", "{\"type\": \"NFC\"}", "found \"NFC\""},
+      {"/normalizer", "{\"type\": \"NFKC\"}", "found \"NFKC\", expected none or \"NFC\""},
       {"/pre_tokenizer/type", "\"Whitespace\"", "found \"Whitespace\""},
       {"/pre_tokenizer/add_prefix_space", "true", "expected false"},
       {"/pre_tokenizer",
@@ -381,7 +428,12 @@ TEST(ByteBpe, RefusesDamagedFilesByName) {
       {"/added_tokens/0/id", "3", "<|bos|>"},
       {"/added_tokens/0/id", "-3", "found id -3"},
       {"/added_tokens/0/content", "\"\"", "empty text"},
-      {"/added_tokens/0/special", "false", "\"<|bos|>\": special: found false, expected true"},
+      {"/added_tokens/0/special", "3", "\"<|bos|>\": special: found number 3, expected true or false"},
+      {"/added_tokens/0", "{\"id\": 0, \"content\": \"x y\", \"special\": false, \"lstrip\": true}",
+       "\"x y\": lstrip: found true, expected false"},
+      {"/added_tokens/0", "{\"id\": 5, \"content\": \"x y\", \"special\": false}", "two tokens with id 5"},
+      {"/added_tokens/0", "{\"id\": 100000, \"content\": \"x y\", \"special\": false}", "expected no gaps"},
+      {"/added_tokens/0", "{\"id\": 0, \"content\": \"\", \"special\": false}", "found an empty text"},
       {"/added_tokens", "3", "expected array"},
   };
   for (const Case& c : cases) {

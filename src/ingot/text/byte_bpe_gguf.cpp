@@ -24,8 +24,10 @@ class Reader {
     if (model != "gpt2")
       refuse("tokenizer.ggml.model: found \"", model.substr(0, 40), "\", expected \"gpt2\", a byte-level BPE");
     rules_.pattern = pattern();
-    // The format does not say it; the vocabularies of these patterns have it so.
-    rules_.ignore_merges = rules_.pattern == WordPattern::o200k || rules_.pattern == WordPattern::cl100k;
+    // The format has no field for these two; the tokenizers that the vocabularies come from have them.
+    rules_.ignore_merges = rules_.pattern == WordPattern::o200k || rules_.pattern == WordPattern::cl100k ||
+                           rules_.pattern == WordPattern::tekken;
+    rules_.nfc = rules_.pattern == WordPattern::qwen2;
     read_tokens();
     read_merges();
     return std::move(rules_);
@@ -41,7 +43,10 @@ class Reader {
     if (name == "gpt-2") return WordPattern::gpt2;
     if (name == "qwen2") return WordPattern::qwen2;
     if (name == "llama-bpe") return WordPattern::cl100k;
-    refuse("tokenizer.ggml.pre: found \"", name.substr(0, 40), "\", expected gpt-4o, gpt-2, qwen2 or llama-bpe");
+    if (name == "tekken") return WordPattern::tekken;
+    if (name == "smollm") return WordPattern::smollm;
+    refuse("tokenizer.ggml.pre: found \"", name.substr(0, 40),
+           "\", expected gpt-4o, gpt-2, qwen2, llama-bpe, tekken or smollm");
   }
   std::string bytes_of(std::string_view spelling) const {
     std::string out;
@@ -75,10 +80,12 @@ class Reader {
           if (find_invalid_utf8(text) >= 0) refuse("token ", id, ": found a name that is not UTF-8");
           rules_.specials.push_back({int32_t(id), text});
           break;
-        case kUserDefined:
-          refuse("token ", id, " \"", text.substr(0, 80),
-                 "\": found a token that ordinary text may hold, expected normal and control tokens");
-        default: refuse("token ", id, ": found type ", (*types)[id], ", expected 1, 2, 3 or 5");
+        case kUserDefined:  // its text as it is, not in the spelling of bytes
+          if (find_invalid_utf8(text) >= 0) refuse("token ", id, ": found a text that is not UTF-8");
+          rules_.tokens[id] = text;
+          rules_.added.push_back({int32_t(id)});
+          break;
+        default: refuse("token ", id, ": found type ", (*types)[id], ", expected 1 to 5");
       }
     }
   }

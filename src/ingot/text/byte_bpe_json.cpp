@@ -2,6 +2,7 @@
 // change ids and is not implemented is refused by name.
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "ingot/core/check.h"
 #include "ingot/io/file.h"
@@ -30,6 +31,9 @@ constexpr PatternSpelling kSpellings[] = {
      R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
      R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
      R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
+    {WordPattern::tekken, R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
+                          R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
+                          R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
     {WordPattern::qwen2,
      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
 };
@@ -62,6 +66,9 @@ class Reader {
   WordPattern read_pattern() const;
   WordPattern read_split(const Json& split) const;
   void check_byte_level(const Json& level) const;
+  void check_own_pattern(const Json& level) const;
+  void read_normalizer();
+  void place_added();
   void check_model(const Json& model) const;
   void read_added();
   void read_vocab(const Json& vocab);
@@ -72,7 +79,8 @@ class Reader {
   const Json& json_;
   const std::string& origin_;
   std::unordered_map<char32_t, char> bytes_;
-  std::unordered_map<std::string, int32_t> added_;
+  std::unordered_map<std::string, int32_t> added_;  // special ones
+  std::vector<std::string> ordinary_;               // the texts of rules_.added
   ByteBpeRules rules_;
 };
 
@@ -114,15 +122,24 @@ WordPattern Reader::read_split(const Json& split) const {
   for (const PatternSpelling& s : kSpellings)
     if (regex == s.regex) return s.pattern;
   refuse("pre_tokenizer.pattern: found the unknown regular expression ", regex,
-         ", expected that of gpt2, cl100k (llama3), o200k or qwen2");
+         ", expected that of gpt2, cl100k (llama3), o200k, qwen2 or tekken");
 }
 
-// {ByteLevel with its own pattern}, or {Sequence of a Split and a ByteLevel without}
+// A ByteLevel with its own pattern, or a sequence of two: a Split and a ByteLevel without a pattern, or Digits and a
+// ByteLevel with its own.
 WordPattern Reader::read_pattern() const {
   const Json* pre = find(json_, "pre_tokenizer");
   if (!pre) refuse("found no pre_tokenizer, expected ByteLevel");
   if (type_of(*pre, "pre_tokenizer") == "Sequence") {
     const Json& steps = need(*pre, "pretokenizers", "pre_tokenizer.", Json::value_t::array);
+    if (steps.size() == 2 && type_of(steps[0], "pre_tokenizer") == "Digits") {
+      const Json* individual = find(steps[0], "individual_digits");
+      if (!individual || *individual != Json(true))
+        refuse("pre_tokenizer.individual_digits: found ", individual ? describe_json(*individual) : "none",
+               ", expected true");
+      check_own_pattern(steps[1]);
+      return WordPattern::smollm;
+    }
     if (steps.size() == 2) {
       const WordPattern pattern = read_split(steps[0]);
       check_byte_level(steps[1]);
@@ -134,11 +151,15 @@ WordPattern Reader::read_pattern() const {
     if (steps.size() != 1) refuse("pre_tokenizer: found ", steps.size(), " steps, expected a Split and a ByteLevel");
     pre = &steps[0];
   }
-  check_byte_level(*pre);
-  const Json* use_regex = find(*pre, "use_regex");
+  check_own_pattern(*pre);
+  return WordPattern::gpt2;
+}
+
+void Reader::check_own_pattern(const Json& level) const {
+  check_byte_level(level);
+  const Json* use_regex = find(level, "use_regex");
   if (use_regex && *use_regex != Json(true))
     refuse("pre_tokenizer.use_regex: found ", describe_json(*use_regex), ", expected true");
-  return WordPattern::gpt2;
 }
 
 void Reader::check_model(const Json& model) const {
@@ -169,13 +190,45 @@ void Reader::read_added() {
     const std::string text = need(token, "content", "added_tokens.", Json::value_t::string).get<std::string>();
     const Json* id = find(token, "id");
     if (!id) refuse("added_tokens: found no id for \"", text, "\"");
-    // Ordinary text may hold such a token and is cut at it; a run of spaces, in some vocabularies.
-    const Json* special = find(token, "special");
-    if (special && *special != Json(true))
-      refuse("added_tokens: \"", text, "\": special: found ", describe_json(*special), ", expected true");
-    rules_.specials.push_back({id_of(*id, text), text});
-    added_.emplace(text, rules_.specials.back().id);
+    const auto flag = [&](const char* key, bool otherwise) {
+      const Json* value = find(token, key);
+      if (value && !value->is_boolean())
+        refuse("added_tokens: \"", text, "\": ", key, ": found ", describe_json(*value), ", expected true or false");
+      return value ? value->get<bool>() : otherwise;
+    };
+    if (flag("special", true)) {
+      rules_.specials.push_back({id_of(*id, text), text});
+      added_.emplace(text, rules_.specials.back().id);
+      continue;
+    }
+    if (text.empty()) refuse("added_tokens: found an empty text");
+    for (const char* key : {"single_word", "lstrip", "rstrip"})
+      if (flag(key, false)) refuse("added_tokens: \"", text, "\": ", key, ": found true, expected false");
+    rules_.added.push_back({id_of(*id, text), flag("normalized", true)});
+    ordinary_.emplace_back(text);
   }
+}
+
+// The texts of added tokens that ordinary text may contain. The vocabulary may name such a token, too.
+void Reader::place_added() {
+  for (size_t i = 0; i < rules_.added.size(); ++i) {
+    const auto id = size_t(rules_.added[i].id);
+    if (id >= rules_.tokens.size() + rules_.specials.size() + rules_.added.size())
+      refuse("token \"", ordinary_[i], "\": found id ", id, ", expected no gaps");
+    if (id >= rules_.tokens.size()) rules_.tokens.resize(id + 1);
+    std::string& token = rules_.tokens[id];
+    if (!token.empty() && token != ordinary_[i])
+      refuse("found two tokens with id ", id, ": \"", byte_spelling(token), "\" and \"", ordinary_[i], "\"");
+    token = ordinary_[i];
+  }
+}
+
+void Reader::read_normalizer() {
+  const Json* normalizer = find(json_, "normalizer");
+  if (!normalizer) return;
+  const std::string type = type_of(*normalizer, "normalizer");
+  if (type != "NFC") refuse("normalizer: found \"", type, "\", expected none or \"NFC\"");
+  rules_.nfc = true;
 }
 
 std::string Reader::token_of(std::string_view spelling) const {
@@ -193,7 +246,7 @@ std::string Reader::token_of(std::string_view spelling) const {
 
 void Reader::read_vocab(const Json& vocab) {
   // Without gaps no id reaches the number of entries, so a large id in a small file cannot ask for much memory.
-  const size_t most = vocab.size() + rules_.specials.size();
+  const size_t most = vocab.size() + rules_.specials.size() + rules_.added.size();
   for (const auto& [spelling, value] : vocab.items()) {
     const int32_t id = id_of(value, spelling);
     const auto special = added_.find(spelling);
@@ -204,6 +257,10 @@ void Reader::read_vocab(const Json& vocab) {
       continue;
     }
     if (spelling.empty()) refuse("model.vocab: found an empty token with id ", id);
+    // An added token may stand here as its text, not in the spelling of bytes.
+    if (const auto at = std::find(ordinary_.begin(), ordinary_.end(), spelling);
+        at != ordinary_.end() && rules_.added[size_t(at - ordinary_.begin())].id == id)
+      continue;
     if (size_t(id) >= most)
       refuse("token \"", spelling, "\": found id ", id, " among ", most, " tokens, expected no gaps");
     if (size_t(id) >= rules_.tokens.size()) rules_.tokens.resize(size_t(id) + 1);
@@ -241,8 +298,7 @@ void Reader::read_merges(const Json& merges) {
 
 ByteBpeRules Reader::read() {
   if (!json_.is_object()) refuse("found ", describe_json(json_), ", expected an object (tokenizer.json)");
-  if (const Json* n = find(json_, "normalizer"))
-    refuse("normalizer: found \"", type_of(*n, "normalizer"), "\", expected none");
+  read_normalizer();
   rules_.pattern = read_pattern();
   const Json& model = need(json_, "model", "", Json::value_t::object);
   check_model(model);
@@ -252,6 +308,7 @@ ByteBpeRules Reader::read() {
   }
   read_added();
   read_vocab(need(model, "vocab", "model.", Json::value_t::object));
+  place_added();
   read_merges(need(model, "merges", "model.", Json::value_t::array));
   return std::move(rules_);
 }
@@ -259,8 +316,14 @@ ByteBpeRules Reader::read() {
 std::string json_string(std::string_view s) { return write_json(Json(std::string(s))); }
 
 std::string pre_tokenizer_json(WordPattern pattern) {
-  if (pattern == WordPattern::gpt2)
-    return R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})";
+  const std::string own_pattern =
+      R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})";
+  if (pattern == WordPattern::gpt2) return own_pattern;
+  if (pattern == WordPattern::smollm)
+    return R"({"type": "Sequence", "pretokenizers": [
+    {"type": "Digits", "individual_digits": true},
+    )" + own_pattern +
+           "]}";
   return R"({"type": "Sequence", "pretokenizers": [
     {"type": "Split", "pattern": {"Regex": )" +
          json_string(word_pattern_regex(pattern)) + R"(}, "behavior": "Isolated", "invert": false},
@@ -275,11 +338,14 @@ const char* word_pattern_name(WordPattern p) {
     case WordPattern::cl100k: return "cl100k";
     case WordPattern::o200k: return "o200k";
     case WordPattern::qwen2: return "qwen2";
+    case WordPattern::tekken: return "tekken";
+    case WordPattern::smollm: return "smollm";
   }
   return "unknown";
 }
 
 const char* word_pattern_regex(WordPattern p) {
+  if (p == WordPattern::smollm) p = WordPattern::gpt2;
   for (const PatternSpelling& s : kSpellings)
     if (s.pattern == p) return s.regex;
   return "";
@@ -296,20 +362,33 @@ std::string ByteBpe::to_json() const {
   const ByteBpeRules& r = rules();
   std::string out = "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": [";
   const char* comma = "";
-  for (const SpecialToken& s : r.specials) {
-    out += std::string(comma) + "\n    {\"id\": " + std::to_string(s.id) + ", \"content\": " + json_string(s.text) +
-           ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": true}";
+  const auto add = [&](int32_t id, const std::string& text, bool normalized, bool special) {
+    const auto said = [](bool is) { return is ? "true" : "false"; };
+    out += std::string(comma) + "\n    {\"id\": " + std::to_string(id) + ", \"content\": " + json_string(text) +
+           ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": " + said(normalized) +
+           ", \"special\": " + said(special) + "}";
     comma = ",";
-  }
-  out += "],\n  \"normalizer\": null,\n  \"pre_tokenizer\": " + pre_tokenizer_json(r.pattern) +
+  };
+  for (const SpecialToken& s : r.specials) add(s.id, s.text, false, true);
+  for (const AddedToken& a : r.added) add(a.id, r.tokens[size_t(a.id)], a.normalized, false);
+  out += std::string("],\n  \"normalizer\": ") + (r.nfc ? R"({"type": "NFC"})" : "null") +
+         ",\n  \"pre_tokenizer\": " + pre_tokenizer_json(r.pattern) +
          ",\n  \"post_processor\": null,\n  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, "
          "\"trim_offsets\": true, \"use_regex\": true},\n  \"model\": {\n    \"type\": \"BPE\", \"dropout\": null, "
          "\"unk_token\": null, \"continuing_subword_prefix\": null, \"end_of_word_suffix\": null, \"fuse_unk\": false, "
          "\"byte_fallback\": false, \"ignore_merges\": " +
          (r.ignore_merges ? "true" : "false") + ",\n    \"vocab\": {";
   comma = "";
+  // An added token stands here as its text, unless an ordinary token is spelled like that.
+  std::vector<bool> is_added(r.tokens.size());
+  for (const AddedToken& a : r.added) is_added[size_t(a.id)] = true;
+  std::unordered_set<std::string> spellings;
+  for (size_t i = 0; i < r.tokens.size() && !r.added.empty(); ++i)
+    if (!is_added[i]) spellings.insert(byte_spelling(r.tokens[i]));
   for (size_t i = 0; i < r.tokens.size(); ++i) {
-    const std::string spelling = r.tokens[i].empty() ? token_bytes(int32_t(i)) : byte_spelling(r.tokens[i]);
+    if (is_added[i] && spellings.count(r.tokens[i]) != 0) continue;
+    const bool as_it_is = r.tokens[i].empty() || is_added[i];
+    const std::string spelling = as_it_is ? token_bytes(int32_t(i)) : byte_spelling(r.tokens[i]);
     out += std::string(comma) + "\n      " + json_string(spelling) + ": " + std::to_string(i);
     comma = ",";
   }

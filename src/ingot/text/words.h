@@ -1,7 +1,7 @@
 #pragma once
-// The word patterns as hand-written matchers: next_word gives the end of the word that starts at `p`. Each alternative
-// is decided by its first characters and scanned once (only o200k looks back, at what it remembered), so cutting is
-// linear in any text. Input must be valid UTF-8.
+// The word patterns as hand-written matchers: next_PATTERN gives the end of the word that starts at `p`. The first
+// characters decide on the alternative, which is scanned once (only o200k goes back, to a place that it remembered), so
+// cutting is linear in any text. Input must be valid UTF-8.
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/unicode.h"
 #include "ingot/text/utf8.h"
@@ -66,7 +66,7 @@ struct WordCutter {
     if (a == 'l' && b == 'l') return p + 3;
     return nullptr;
   }
-  // \s+(?!\S)|\s+ at whitespace: all of it at the end of the text, else all but the last character, else that one.
+  // \s+(?!\S)|\s+ at whitespace: the whole run at the end of the text, else all but its last character, else that one.
   const char* spaces(const char* p) const {
     const char* last = p;
     const char* q = p;
@@ -76,7 +76,7 @@ struct WordCutter {
     }
     return q == end || last == p ? q : last;
   }
-  // \s*[\r\n]+|\s+(?!\S)|\s+ at whitespace: up to the last newline of the run where it has one.
+  // \s*[\r\n]+|\s+(?!\S)|\s+ at whitespace: up to the last newline of a run that has one.
   const char* spaces_to_newline(const char* p) const {
     const char *last = p, *after_newline = nullptr, *q = p;
     for (Seen s = look(q); s.kind & kSpace; s = look(q)) {
@@ -122,9 +122,10 @@ struct WordCutter {
     return q == body ? nullptr : newlines(q, also);
   }
 
-  const char* next_o200k(const char* p) const {
+  // o200k, and tekken: without contractions, and of one digit.
+  const char* next_o200k(const char* p, bool contractions, int digits) const {
     const Seen first = look(p);
-    // [^\r\n\p{L}\p{N}]? is greedy: try with it, then without; a mark may be either.
+    // [^\r\n\p{L}\p{N}]? is greedy: try with this character, then without; a mark may be that character or a letter.
     const bool may_prefix = !(first.kind & (kNewline | kLetter | kNumber));
     const bool may_start = (first.kind & (kUpper | kLower)) != 0;
     const char* q = nullptr;
@@ -133,10 +134,10 @@ struct WordCutter {
     if (!q && may_prefix) q = upper_word(first.next);
     if (!q && may_start) q = upper_word(p);
     if (q) {
-      const char* more = contraction(q, true);
+      const char* more = contractions ? contraction(q, true) : nullptr;
       return more ? more : q;
     }
-    if (first.kind & kNumber) return numbers_up_to(p, 3);
+    if (first.kind & kNumber) return numbers_up_to(p, digits);
     if ((q = punctuation(p, first, '/'))) return q;
     return spaces_to_newline(p);
   }
@@ -173,7 +174,26 @@ template <class Word> void cut_words(WordPattern pattern, std::string_view text,
     case WordPattern::gpt2: return all([&](const char* p) { return cutter.next_gpt2(p); });
     case WordPattern::cl100k: return all([&](const char* p) { return cutter.next_cl100k(p, 3); });
     case WordPattern::qwen2: return all([&](const char* p) { return cutter.next_cl100k(p, 1); });
-    case WordPattern::o200k: return all([&](const char* p) { return cutter.next_o200k(p); });
+    case WordPattern::o200k: return all([&](const char* p) { return cutter.next_o200k(p, true, 3); });
+    case WordPattern::tekken: return all([&](const char* p) { return cutter.next_o200k(p, false, 1); });
+    case WordPattern::smollm: break;
+  }
+  // Every digit alone; what lies between two is a text of its own, whose end gpt2's pattern sees.
+  const char* const text_end = cutter.end;
+  for (const char* p = text.data(); p != text_end;) {
+    cutter.end = text_end;
+    if (cutter.look(p).kind & kNumber) {
+      const char* next = cutter.look(p).next;
+      word(p, next);
+      p = next;
+      continue;
+    }
+    cutter.end = cutter.run(p, [](uint8_t k) { return (k & kNumber) == 0; });
+    while (p != cutter.end) {
+      const char* next = cutter.next_gpt2(p);
+      word(p, next);
+      p = next;
+    }
   }
 }
 

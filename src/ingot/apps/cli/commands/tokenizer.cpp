@@ -23,7 +23,8 @@ struct TrainingOptions {
 };
 
 WordPattern pattern_of(const std::string& name) {
-  for (WordPattern p : {WordPattern::gpt2, WordPattern::cl100k, WordPattern::o200k})
+  for (WordPattern p :
+       {WordPattern::gpt2, WordPattern::cl100k, WordPattern::o200k, WordPattern::tekken, WordPattern::smollm})
     if (name == word_pattern_name(p)) return p;
   return WordPattern::qwen2;
 }
@@ -126,8 +127,8 @@ void add_tokenizer(Command& root) {
     t.integer("--vocab N", o->vocab, 257, 1000000, "tokens, special ones and the 256 bytes included (default: 4096)");
     t.text("--out FILE", o->out, "where to write (default: tokenizer.json)");
     t.choice("--kind KIND", o->kind, {"bpe", "char"}, "bpe, or char: one token per character (default: bpe)");
-    t.choice("--pattern NAME", o->pattern, {"gpt2", "cl100k", "o200k", "qwen2"},
-             "how text is cut into words before merging: gpt2, cl100k, o200k or qwen2 (default: gpt2)");
+    t.choice("--pattern NAME", o->pattern, {"gpt2", "cl100k", "o200k", "qwen2", "tekken", "smollm"},
+             "how text is cut into words before merging: gpt2, cl100k, o200k, qwen2, tekken or smollm (default: gpt2)");
     t.list("--special TEXT", o->specials,
            "special tokens, the first starts a document; may be repeated (default: <|bos|>)");
     t.integer("--min-count N", o->min_count, 1, 1000000000, "never merge a pair seen less often (default: 2)");
