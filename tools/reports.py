@@ -33,7 +33,7 @@ ELSEWHERE["generate"] = ["src/ingot/engines/generate", "src/ingot/models/gpt"]
 ROOMS["two_builds"] = ["mlp", "activation", "rmsnorm", "rope", "swiglu"]
 ONLY_OURSELVES = {"two_builds"}  # suites without another library as peer
 # Suites with times only; tests check the computed values.
-TIMES_ALONE = {"decode", "decode_gpus", "prompt", "train", "train_gpus", "train_memory", "generate", "ttt"}
+TIMES_ALONE = {"sampling", "decode", "decode_gpus", "prompt", "train", "train_gpus", "train_memory", "generate", "ttt"}
 # Suites whose products may use cuBLASLt.
 WITH_LIBRARY = {"linear", "swiglu", "wide_mlp", "cross_entropy", "train", "train_gpus", "train_memory", "ttt", "generate"}
 # Suites whose original project published kernels, which are measured too.

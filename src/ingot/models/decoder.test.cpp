@@ -52,6 +52,63 @@ struct GptModel {
   }
 };
 
+// An engine that leaves logits on a device of its own, here the host's memory, and samples there for all slots at once.
+class OnADevice final : public HostDecoder {
+ public:
+  explicit OnADevice(int64_t slots) : HostDecoder(slots), rows_(size_t(slots)) {
+    static const GptModel m;
+    for (int64_t s = 0; s < slots; ++s) {
+      inner_.push_back(make_decoder(m.config, m.weights, true, Products::fp32, 1));
+      inner_.back()->open();
+    }
+  }
+  int64_t vocab() const override { return inner_[0]->vocab(); }
+  int64_t context() const override { return inner_[0]->context(); }
+  int64_t batch() const override { return inner_[0]->batch(); }
+  int64_t columns() const override { return 4; }
+  int calls = 0;  // of sample_on_device()
+
+ private:
+  void start(int slot) override { inner_[size_t(slot)]->rewind(0, 0); }
+  int64_t held(int slot) const override { return inner_[size_t(slot)]->length(0); }
+  int64_t cut(int slot, int64_t length) override { return inner_[size_t(slot)]->rewind(0, length); }
+  void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
+    inner_[size_t(slot)]->extend(0, ids, rows, take);
+  }
+  bool extend_there(int slot, std::span<const int32_t> ids, int64_t, bool) override {
+    extend_slot(slot, ids, Rows::last, [&](int64_t, const Tensor& logits) {
+      rows_[size_t(slot)].resize(size_t(vocab()));
+      copy(logits, Tensor(rows_[size_t(slot)].data(), {1, vocab()}));
+    });
+    return true;
+  }
+  bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) override {
+    if (slots.size() < 3) return false;
+    for (size_t i = 0; i < slots.size(); ++i) extend_there(slots[i], ids.subspan(i, 1), vocab, false);
+    return true;
+  }
+  Tensor row(int slot) { return Tensor(rows_[size_t(slot)].data(), {vocab()}); }
+  bool samples_on_device(const SampleOptions& o) const override { return o.bias.size() < 3; }
+  std::vector<SlotSampled> sample_on_device(std::span<const SlotSample> of) override {
+    ++calls;
+    std::vector<SlotSampled> found(of.size());
+    for (size_t i = 0; i < of.size(); ++i) try {
+        const SampleOptions& o = *of[i].options;
+        found[i].token.token = draw_from(row(of[i].slot), o, of[i].step);
+        if (o.logprobs >= 0)
+          found[i].token.logprobs =
+              logprobs_of(row(of[i].slot), o.vocab > 0 ? o.vocab : vocab(), found[i].token.token, o.logprobs);
+      } catch (...) { found[i].error = std::current_exception(); }
+    return found;
+  }
+  void bring_there(int slot, const Take& take) override {
+    take(held(slot) - 1, Tensor(rows_[size_t(slot)].data(), {1, vocab()}));
+  }
+
+  std::vector<std::unique_ptr<Decoder>> inner_;
+  std::vector<std::vector<float>> rows_;
+};
+
 struct Engine {
   const char* name;
   std::function<std::unique_ptr<Decoder>(int64_t slots)> make;
@@ -69,6 +126,7 @@ const Engine kEngines[] = {
        static const GptOssModel m;
        return make_decoder(m.config, m.weights, {.context = kContext, .batch = 8, .slots = slots});
      }},
+    {"several_slots_on_a_device", [](int64_t slots) { return std::make_unique<OnADevice>(slots); }},
 #ifdef INGOT_HAS_CUDA_DECODE
     {"gpt_oss_on_a_gpu",
      [](int64_t slots) {
@@ -580,6 +638,27 @@ class Breaks final : public HostDecoder {
   }
   int64_t lengths_[2] = {};
 };
+
+TEST(HostDecoder, tokens_of_several_slots_are_sampled_by_one_call) {
+  for (const int64_t slots : {2, 4, 6}) {
+    OnADevice d(slots);
+    std::vector<Sequence> sequences;
+    std::vector<Decoder::Request> requests;
+    for (int64_t i = 0; i < slots; ++i) {
+      sequences.emplace_back(d);
+      tell(sequences.back(), ids_of(uint64_t(i), 3));
+      SampleOptions o = kHot;
+      o.seed = uint64_t(i), o.logprobs = i == 1 ? 2 : -1;
+      requests.push_back({.slot = sequences.back().slot(), .options = o, .n = 5});
+    }
+    const std::vector<Sampled> found = d.sample(requests);
+    EXPECT_EQ(d.calls, 5) << slots;
+    for (int64_t i = 0; i < slots; ++i) {
+      OnADevice one(1);
+      EXPECT_EQ(found[size_t(i)].tokens, alone(one, ids_of(uint64_t(i), 3), requests[size_t(i)].options, 5)) << i;
+    }
+  }
+}
 
 TEST(decoder_errors, numbers_that_break_on_the_way_are_an_error_and_leave_nothing_to_draw_from) {
   Breaks d;

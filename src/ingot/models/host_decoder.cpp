@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ingot/kernels/sampling/adjust.h"
 #include "ingot/kernels/sampling/logprobs.h"
 
 namespace ingot {
@@ -15,28 +14,19 @@ std::vector<LogitBias> in_order(std::span<const LogitBias> bias) {
 
 int32_t draw_from(const Tensor& row, const SampleOptions& o, uint32_t step) {
   const int64_t vocab = o.vocab > 0 ? o.vocab : row.numel();
-  std::vector<char> changed;
-  void* logits = row.data;
-  if (!o.bias.empty() || !o.allowed.empty()) {
-    changed.resize(size_t(vocab * size_of(row.dtype)));
-    logits = changed.data();
-    std::vector<int32_t> ids;
-    std::vector<float> biases;
-    for (const LogitBias& b : in_order(o.bias)) ids.push_back(b.id), biases.push_back(b.bias);
-    const int64_t n = int64_t(ids.size());
-    adjust_logits({.logits = Tensor(row.data, row.dtype, {vocab}),
-                   .adjusted = Tensor(logits, row.dtype, {vocab}),
-                   .bias_ids = n > 0 ? Tensor(ids.data(), {n}) : Tensor(),
-                   .biases = n > 0 ? Tensor(biases.data(), {n}) : Tensor(),
-                   .allowed = o.allowed.empty() ? Tensor() : Tensor(o.allowed.data(), {int64_t(o.allowed.size())})},
-                  {});
-  }
+  std::vector<int32_t> ids;
+  std::vector<float> biases;
+  for (const LogitBias& b : in_order(o.bias)) ids.push_back(b.id), biases.push_back(b.bias);
+  const int64_t n = int64_t(ids.size());
   int32_t token = 0;
-  sample({.logits = Tensor(logits, row.dtype, {1, vocab}),
+  sample({.logits = Tensor(row.data, row.dtype, {1, vocab}),
           .tokens = Tensor(&token, {1}),
           .options = o.sampling,
           .seed = o.seed,
-          .step = step},
+          .step = step,
+          .bias_ids = n > 0 ? Tensor(ids.data(), {1, n}) : Tensor(),
+          .biases = n > 0 ? Tensor(biases.data(), {1, n}) : Tensor(),
+          .allowed = o.allowed.empty() ? Tensor() : Tensor(o.allowed.data(), {1, int64_t(o.allowed.size())})},
          {});
   return token;
 }
@@ -89,7 +79,12 @@ Tensor HostDecoder::row(int slot) {
 SampledToken HostDecoder::token_from(int slot, const SampleOptions& o, uint32_t step) {
   Row& kept = rows_[size_t(slot)];
   if (kept.is_there) {
-    if (std::optional<SampledToken> drawn = draw_there(slot, o, step)) return *std::move(drawn);
+    if (samples_on_device(o)) {
+      const SlotSample one{.slot = slot, .options = &o, .step = step};
+      SlotSampled found = std::move(sample_on_device({&one, 1})[0]);
+      if (found.error) std::rethrow_exception(found.error);
+      return std::move(found.token);
+    }
     bring_there(slot, [&](int64_t, const Tensor& logits) { keep_last(slot, logits); });
     kept.is_there = false;
   }
@@ -118,17 +113,21 @@ void HostDecoder::tell_waiting(Progress& p) {
   if (!kept.is_there) tell(p.slot, {&p.waiting, 1}, Rows::last, {});
 }
 
-// Takes what comes of a token: p ends, or the token waits.
-void HostDecoder::draw_next(Progress& p) {
+void HostDecoder::sample_next(Progress& p) {
   const SampleOptions& o = p.options;
-  const uint32_t step = o.step + uint32_t(p.drawn.tokens.size());
-  SampledToken drawn;
+  SampledToken sampled;
   if (p.waiting >= 0 && !p.told && o.bias.empty() && o.allowed.empty() && o.logprobs < 0)
-    drawn.token = drawn_after(p.slot, p.waiting, drawable(o), o.sampling, o.seed, step);
-  if (drawn.token < 0) {
+    sampled.token = drawn_after(p.slot, p.waiting, drawable(o), o.sampling, o.seed, step_of(p));
+  if (sampled.token < 0) {
     if (!p.told) tell_waiting(p);
-    drawn = token_from(p.slot, o, step);
+    sampled = token_from(p.slot, o, step_of(p));
   }
+  take(p, std::move(sampled));
+}
+
+// p ends with the token, or the token waits.
+void HostDecoder::take(Progress& p, SampledToken drawn) {
+  const SampleOptions& o = p.options;
   p.told = false;
   if (std::find(o.stop_ids.begin(), o.stop_ids.end(), drawn.token) != o.stop_ids.end()) {
     p.drawn.finish = Finish::stop;
@@ -147,7 +146,7 @@ void HostDecoder::draw_next(Progress& p) {
 
 Sampled HostDecoder::sample_one(int slot, int32_t waiting, const SampleOptions& o, int64_t n) {
   Progress p{.slot = slot, .options = o, .n = n, .waiting = waiting};
-  while (goes_on(p)) draw_next(p);
+  while (goes_on(p)) sample_next(p);
   return std::move(p.drawn);
 }
 
@@ -159,6 +158,46 @@ void HostDecoder::tell_together(std::span<Progress*> of) {
   for (Progress* p : of) p->told = rows_[size_t(p->slot)].is_there = true;
 }
 
+namespace {
+// An error of the call ends the request.
+template <class Progress, class Call> void attempt(Progress& p, Call&& call) {
+  try {
+    call();
+  } catch (...) {
+    p.drawn.error = std::current_exception();
+    p.ended = true;
+  }
+}
+}  // namespace
+
+// The next token of those whose logits are on the engine's device, or can be left there, by one call: the others keep
+// theirs for sample_next().
+void HostDecoder::sample_together(std::span<Progress*> of) {
+  std::vector<Progress*> there;
+  std::vector<SlotSample> requests;
+  for (Progress* p : of) {
+    if (p->ended || !samples_on_device(p->options)) continue;
+    if (p->waiting >= 0 && !p->told) attempt(*p, [&] { tell_waiting(*p), p->told = true; });
+    if (p->ended || !rows_[size_t(p->slot)].is_there) continue;
+    there.push_back(p);
+    requests.push_back({.slot = p->slot, .options = &p->options, .step = step_of(*p)});
+  }
+  if (there.empty()) return;
+  std::vector<SlotSampled> found;
+  try {
+    found = sample_on_device(requests);
+  } catch (...) {
+    for (Progress* p : there) p->drawn.error = std::current_exception(), p->ended = true;
+    return;
+  }
+  for (size_t i = 0; i < there.size(); ++i)
+    attempt(*there[i], [&] {
+      if (found[i].error) std::rethrow_exception(found[i].error);
+      take(*there[i], std::move(found[i].token));
+      there[i]->sampled = true;
+    });
+}
+
 // A token of each at a time, those that wait told together.
 std::vector<Sampled> HostDecoder::sample_all(std::span<const Request> requests, std::span<const int32_t> waiting) {
   if (columns() == 1 || requests.size() == 1) return Decoder::sample_all(requests, waiting);
@@ -166,14 +205,6 @@ std::vector<Sampled> HostDecoder::sample_all(std::span<const Request> requests, 
   for (size_t i = 0; i < requests.size(); ++i)
     all.push_back(
         {.slot = requests[i].slot, .options = requests[i].options, .n = requests[i].n, .waiting = waiting[i]});
-  const auto attempt = [](Progress& p, auto&& call) {
-    try {
-      call();
-    } catch (...) {
-      p.drawn.error = std::current_exception();
-      p.ended = true;
-    }
-  };
   for (bool any = true; any;) {
     std::vector<Progress*> on, told;
     for (Progress& p : all)
@@ -191,8 +222,9 @@ std::vector<Sampled> HostDecoder::sample_all(std::span<const Request> requests, 
         for (Progress* p : part) p->drawn.error = std::current_exception(), p->ended = true;
       }
     }
+    sample_together(on);
     for (Progress* p : on)
-      if (!p->ended) attempt(*p, [&] { draw_next(*p); });
+      if (!std::exchange(p->sampled, false) && !p->ended) attempt(*p, [&] { sample_next(*p); });
   }
   std::vector<Sampled> drawn;
   for (Progress& p : all) drawn.push_back(std::move(p.drawn));

@@ -1,11 +1,20 @@
 #pragma once
 // A decoder that brings each token's logits to the host and draws there. An engine gives logits; this does the rest. An
 // engine that draws itself leaves them where they are.
-#include <optional>
-
 #include "ingot/models/decoder.h"
 
 namespace ingot {
+
+// A token to sample for a slot, `step` tokens of the answer having been sampled before it.
+struct SlotSample {
+  int slot = 0;
+  const SampleOptions* options = nullptr;
+  uint32_t step = 0;
+};
+struct SlotSampled {
+  SampledToken token;
+  std::exception_ptr error;
+};
 
 class HostDecoder : public Decoder {
  public:
@@ -29,9 +38,11 @@ class HostDecoder : public Decoder {
   virtual bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) {
     return false;
   }
-  // As draw_from() and logprobs_of(), from what extend_there() left. Nothing: it cannot with these options, and
-  // bring_there() gives the logits to the host.
-  virtual std::optional<SampledToken> draw_there(int slot, const SampleOptions& o, uint32_t step) { return {}; }
+  // Whether the engine can sample on its device as these options ask; else bring_there() gives the logits to the host.
+  virtual bool samples_on_device(const SampleOptions& o) const { return false; }
+  // As draw_from() and logprobs_of(), for each of several slots from the logits that extend_there() left. An error of
+  // one slot is in its result.
+  virtual std::vector<SlotSampled> sample_on_device(std::span<const SlotSample> of) { return {}; }
   virtual void bring_there(int slot, const Take& take) {}
 
  private:
@@ -46,10 +57,14 @@ class HostDecoder : public Decoder {
     int32_t waiting;
     Sampled drawn;
     bool ended = false, told = false;  // told: the token that waits was, and there are logits
+    bool sampled = false;              // its next token, together with those of other slots
   };
   bool goes_on(Progress& p);  // else it has ended
   void tell_waiting(Progress& p);
-  void draw_next(Progress& p);
+  uint32_t step_of(const Progress& p) const { return p.options.step + uint32_t(p.drawn.tokens.size()); }
+  void sample_next(Progress& p);
+  void take(Progress& p, SampledToken sampled);
+  void sample_together(std::span<Progress*> of);
   void tell_together(std::span<Progress*> of);
   void tell(int slot, std::span<const int32_t> ids, Rows rows, const Take& take);
   Tensor row(int slot);  // (V): the last token's logits
@@ -70,7 +85,7 @@ int32_t draw_from(const Tensor& row, const SampleOptions& options, uint32_t step
 TokenLogprobs logprobs_of(const Tensor& row, int64_t vocab, int32_t drawn, int64_t top);
 // What logprobs() (kernels/sampling/logprobs.h) left.
 TokenLogprobs logprobs_of(std::span<const int32_t> top, std::span<const double> values);
-// As adjust_logits() takes them: by id, of one id in the order that is given.
+// As sample() takes them: by id, of one id in the order that is given.
 std::vector<LogitBias> in_order(std::span<const LogitBias> bias);
 
 }  // namespace ingot

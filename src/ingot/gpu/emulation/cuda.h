@@ -161,6 +161,10 @@ template <class T> T atomicMax(T* p, T v) {
   while (old < v && !__atomic_compare_exchange_n(p, &old, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
   return old;
 }
+template <class T> T atomicOr(T* p, T v) {
+  ingot::emulation::maybe_yield();
+  return __atomic_fetch_or(p, v, __ATOMIC_RELAXED);
+}
 template <class T> T atomicExch(T* p, T v) {
   ingot::emulation::maybe_yield();
   return __atomic_exchange_n(p, v, __ATOMIC_RELAXED);

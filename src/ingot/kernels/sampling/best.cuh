@@ -18,6 +18,10 @@ struct Best {
     key = k > key ? k : key;
   }
 };
+// The logit of ordered bits, the upper half of a key; NaN for those of no logit.
+__device__ __forceinline__ float float_of_ordered(uint32_t ordered) {
+  return __uint_as_float(ordered & 0x80000000u ? ordered ^ 0x80000000u : ~ordered);
+}
 struct Drawn {
   int32_t token = 0;
   uint32_t flaw = 0;

@@ -1,4 +1,4 @@
-#include "ingot/kernels/sampling/logits_cases.test.h"
+#include "ingot/kernels/sampling/logprobs_cases.test.h"
 #include "ingot/kernels/sampling/sampling_cases.test.h"
 #include "ingot/testing/device_buffer.h"
 #include "ingot/testing/gpu_test.h"
@@ -8,27 +8,37 @@ namespace {
 
 class SamplingCuda : public testing::GpuTest<> {};
 const auto on_gpu = [](const Sample& s) { sample(s, {}); };
+int64_t bytes_on_gpu(int64_t rows) { return sample_workspace_bytes(rows, {Device::cuda, 0}); }
+using testing::DeviceBuffer;
 
-TEST_F(SamplingCuda, DrawsAreTheCpusSmall) { sampling_cases::draws_are_the_cpus<testing::DeviceBuffer>(2, on_gpu); }
+TEST_F(SamplingCuda, TokensAreTheCpusSmall) {
+  sampling_cases::tokens_are_the_cpus<DeviceBuffer>(2, bytes_on_gpu, on_gpu);
+}
+TEST_F(SamplingCuda, CutsAmongEqualLogitsAreTheCpusSmall) {
+  sampling_cases::cuts_among_equal_logits_are_the_cpus<DeviceBuffer>(bytes_on_gpu, on_gpu);
+}
+TEST_F(SamplingCuda, RowsWithTheirOwnOptionsAreTheCpusSmall) {
+  sampling_cases::rows_with_their_own_options_are_the_cpus<DeviceBuffer>(bytes_on_gpu, on_gpu);
+}
 TEST_F(SamplingCuda, RowsWithoutADistributionGiveMinusOneSmall) {
-  sampling_cases::rows_without_a_distribution_give_minus_one<testing::DeviceBuffer>(on_gpu);
+  sampling_cases::rows_without_a_distribution_give_minus_one<DeviceBuffer>(bytes_on_gpu, on_gpu);
 }
-TEST_F(SamplingCuda, StepsAddUpSmall) { sampling_cases::steps_add_up<testing::DeviceBuffer>(on_gpu); }
-TEST_F(SamplingCuda, DrawsAreTheCpus) { sampling_cases::draws_are_the_cpus<testing::DeviceBuffer>(100, on_gpu); }
-TEST_F(SamplingCuda, DrawsOfAFullVocabularyAreTheCpus) {
-  sampling_cases::draws_of_a_full_vocabulary_are_the_cpus<testing::DeviceBuffer>(8, on_gpu);
+TEST_F(SamplingCuda, StepsAddUpSmall) { sampling_cases::steps_add_up<DeviceBuffer>(bytes_on_gpu, on_gpu); }
+TEST_F(SamplingCuda, TokensAreTheCpus) { sampling_cases::tokens_are_the_cpus<DeviceBuffer>(100, bytes_on_gpu, on_gpu); }
+TEST_F(SamplingCuda, TokensOfAFullVocabularyAreTheCpus) {
+  sampling_cases::tokens_of_a_full_vocabulary_are_the_cpus<DeviceBuffer>(16, 4, bytes_on_gpu, on_gpu);
 }
 
-TEST_F(SamplingCuda, AdjustedLogitsAreTheCpusSmall) {
-  sampling_cases::adjusted_logits_are_the_cpus<testing::DeviceBuffer>(
-      [](const AdjustLogits& a) { adjust_logits(a, {}); });
+int64_t logprob_bytes_on_gpu(int64_t V, int64_t k, int64_t rows) {
+  return logprobs_workspace_bytes(V, k, {Device::cuda, 0}, rows);
 }
 TEST_F(SamplingCuda, LogprobsAreTheCpus) {
-  sampling_cases::logprobs_are_the_cpus<testing::DeviceBuffer>(
-      201088, [](const Logprobs& l) { logprobs(l, {}); },
-      [](int64_t V, int64_t k) {
-        return logprobs_workspace_bytes(V, k, {Device::cuda, 0});
-      });
+  sampling_cases::logprobs_are_the_cpus<DeviceBuffer>(
+      201088, [](const Logprobs& l) { logprobs(l, {}); }, logprob_bytes_on_gpu);
+}
+TEST_F(SamplingCuda, LogprobsOfRowsAreTheCpusSmall) {
+  sampling_cases::logprobs_of_rows_are_the_cpus<DeviceBuffer>([](const Logprobs& l) { logprobs(l, {}); },
+                                                              logprob_bytes_on_gpu);
 }
 
 }  // namespace

@@ -8,8 +8,9 @@
 #include <numeric>
 
 #include "ingot/core/cpu/thread_pool.h"
-#include "ingot/kernels/sampling/adjust.h"
+#include "ingot/kernels/sampling/filters.h"
 #include "ingot/kernels/sampling/logprobs.h"
+#include "ingot/kernels/sampling/noise.h"
 #include "ingot/kernels/sampling/sampling_cases.test.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
@@ -20,19 +21,19 @@ namespace {
 using testing::Buffer;
 using testing::values;
 
-// The tokens drawn for `draws` rows that all hold the same logits.
-std::vector<int32_t> draw(const std::vector<double>& logits, const SamplingOptions& options, int64_t draws,
-                          uint64_t seed = 1, DType dtype = DType::f32) {
+// The tokens of `count` rows that all hold the same logits.
+std::vector<int32_t> tokens_of(const std::vector<double>& logits, const SamplingOptions& options, int64_t count,
+                               uint64_t seed = 1, DType dtype = DType::f32) {
   const int64_t V = int64_t(logits.size());
-  Buffer rows(dtype, {draws, V}), tokens(DType::i32, {draws});
-  for (int64_t b = 0; b < draws; ++b) testing::assign(rows.tensor().row(b), logits);
+  Buffer rows(dtype, {count, V}), tokens(DType::i32, {count});
+  for (int64_t b = 0; b < count; ++b) testing::assign(rows.tensor().row(b), logits);
   sample({.logits = rows, .tokens = tokens, .options = options, .seed = seed}, {});
   EXPECT_TRUE(tokens.guards_intact() && rows.guards_intact());
   const int32_t* t = tokens.tensor().ptr<int32_t>();
-  return {t, t + draws};
+  return {t, t + count};
 }
 
-// What a draw should follow, written as the definitions read: sort everything, cut, normalise.
+// What tokens should follow, written as the definitions read: sort everything, cut, normalise.
 std::vector<double> distribution(const std::vector<double>& logits, const SamplingOptions& o) {
   std::vector<size_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
@@ -73,12 +74,12 @@ const SamplingOptions kOptions[] = {
     {.top_k = 1000},  // more than there are
 };
 
-TEST(Sampling, DrawsFollowTheDistribution) {
-  constexpr int64_t kDraws = 20000;
+TEST(Sampling, TokensFollowTheDistribution) {
+  constexpr int64_t kTokens = 20000;
   for (const SamplingOptions& o : kOptions) {
     const auto p = distribution(kLogits, o);
     std::vector<double> counts(p.size(), 0);
-    for (int32_t t : draw(kLogits, o, kDraws)) ++counts[size_t(t)];
+    for (int32_t t : tokens_of(kLogits, o, kTokens)) ++counts[size_t(t)];
     double chi2 = 0;
     int free = -1;
     for (size_t v = 0; v < p.size(); ++v) {
@@ -87,7 +88,7 @@ TEST(Sampling, DrawsFollowTheDistribution) {
         continue;
       }
       ++free;
-      chi2 += (counts[v] - kDraws * p[v]) * (counts[v] - kDraws * p[v]) / (kDraws * p[v]);
+      chi2 += (counts[v] - kTokens * p[v]) * (counts[v] - kTokens * p[v]) / (kTokens * p[v]);
     }
     // mean `free`, variance 2 `free`: with the seed fixed this is one number, not a chance
     EXPECT_LT(chi2, free + 4 * std::sqrt(2.0 * std::max(free, 1)) + 1)
@@ -106,7 +107,7 @@ TEST(Sampling, FiltersKeepExactlyTheDefinedTokensOfALargeVocabulary) {
                                    {.min_p = 0.3}}) {
     const auto p = distribution(logits, o);
     std::map<int32_t, int> seen;
-    for (int32_t t : draw(logits, o, 500)) {
+    for (int32_t t : tokens_of(logits, o, 500)) {
       EXPECT_GT(p[size_t(t)], 0) << t;
       ++seen[t];
     }
@@ -116,37 +117,179 @@ TEST(Sampling, FiltersKeepExactlyTheDefinedTokensOfALargeVocabulary) {
 
 TEST(Sampling, GreedyTakesTheFirstOfTheLargest) {
   for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
-    EXPECT_EQ(draw({0, 3, 1, 3}, {.temperature = 0}, 3, 1, dtype), std::vector<int32_t>(3, 1));
-    EXPECT_EQ(draw({5}, {.temperature = 0}, 1, 1, dtype)[0], 0);
-    EXPECT_EQ(draw({0, -1e4, 7, 3}, {.top_k = 1}, 4, 9, dtype), std::vector<int32_t>(4, 2));
-    EXPECT_EQ(draw({0, 3, 2, 3}, {.top_k = 1}, 4, 9, dtype), std::vector<int32_t>(4, 1));
-    EXPECT_EQ(draw({0, 3, 2, 1}, {.temperature = 1e-300}, 4, 9, dtype), std::vector<int32_t>(4, 1));
-    EXPECT_EQ(draw({0, 9, 2, 1}, {.top_p = 1e-9}, 4, 9, dtype), std::vector<int32_t>(4, 1));
+    EXPECT_EQ(tokens_of({0, 3, 1, 3}, {.temperature = 0}, 3, 1, dtype), std::vector<int32_t>(3, 1));
+    EXPECT_EQ(tokens_of({5}, {.temperature = 0}, 1, 1, dtype)[0], 0);
+    EXPECT_EQ(tokens_of({0, -1e4, 7, 3}, {.top_k = 1}, 4, 9, dtype), std::vector<int32_t>(4, 2));
+    EXPECT_EQ(tokens_of({0, 3, 2, 3}, {.top_k = 1}, 4, 9, dtype), std::vector<int32_t>(4, 1));
+    EXPECT_EQ(tokens_of({0, 3, 2, 1}, {.temperature = 1e-300}, 4, 9, dtype), std::vector<int32_t>(4, 1));
+    EXPECT_EQ(tokens_of({0, 9, 2, 1}, {.top_p = 1e-9}, 4, 9, dtype), std::vector<int32_t>(4, 1));
   }
 }
 
-TEST(Sampling, TokensOfMinusInfinityAreNeverDrawn) {
+TEST(Sampling, LogitsOfMinusInfinityAreNeverSampled) {
   for (double temperature : {0.5, 1.0, 1e30})
     for (int32_t t :
-         draw({-HUGE_VAL, 1, -HUGE_VAL, 1, -HUGE_VAL}, {.temperature = temperature, .top_p = 0.999999}, 300))
+         tokens_of({-HUGE_VAL, 1, -HUGE_VAL, 1, -HUGE_VAL}, {.temperature = temperature, .top_p = 0.999999}, 300))
       EXPECT_TRUE(t == 1 || t == 3) << t;
-  // and those of plus infinity share everything
-  for (int32_t t : draw({HUGE_VAL, 1, HUGE_VAL}, {}, 100)) EXPECT_TRUE(t == 0 || t == 2) << t;
+  // Of those of plus infinity the sums are equal.
+  EXPECT_EQ(tokens_of({1, HUGE_VAL, HUGE_VAL}, {}, 9), std::vector<int32_t>(9, 1));
+  EXPECT_EQ(tokens_of({1, HUGE_VAL, HUGE_VAL}, {.top_p = 0.5}, 9), std::vector<int32_t>(9, 1));
 }
 
-TEST(Sampling, SeedsStepsAndRowsGiveDifferentDrawsAndRepeatExactly) {
+// fp64, with the random bits as noise.h describes them.
+double exact_noise(uint64_t seed, uint32_t step, uint32_t lane, uint32_t id) {
+  const Rng rng(seed, Purpose::sampling, step);
+  const uint64_t block = uint64_t(lane) << 30 | id / 4;
+  const double complement = 0x1p32 - double(rng.block(block)[id % 4] | 1u);  // exact, odd
+  double v = complement * 0x1p-32;
+  if (complement < 65536)
+    v = (complement - 1) * 0x1p-32 + (double(rng.block(block | uint64_t(1) << 63)[id % 4] >> 1) + 0.5) * 0x1p-62;
+  return -std::log(-std::log1p(-v));
+}
+
+TEST(SamplingNoise, IsGumbelNoiseToThreeMillionths) {
+  double worst = 0, tail = 0;
+  const auto error = [](uint32_t word) {
+    const double v = double(sampling::complement(word)) * 0x1p-32;
+    return std::abs(sampling::noise_of(word) + std::log(-std::log1p(-v)));
+  };
+  for (uint64_t i = 0; i < uint64_t(1) << 32; i += 2 * 4093)  // all: 5.5e-7
+    if (sampling::complement(uint32_t(i)) >= sampling::kTail) worst = std::max(worst, error(uint32_t(i)));
+  for (uint32_t i = 0; i < 65536; ++i) worst = std::max({worst, error(i), error(~(sampling::kTail + i))});
+  for (int bit = 0; bit < 32; ++bit)  // where exponents change
+    for (uint32_t i = 0; i < 2000; ++i)
+      for (const uint32_t word : {(1u << bit) + i - 1000, ~((1u << bit) + i - 1000)})
+        if (sampling::complement(word) >= sampling::kTail) worst = std::max(worst, error(word));
+  for (uint32_t i = 0; i < 2000; ++i) worst = std::max(worst, error(sampling::kRootHalf - 1000 + i));
+  EXPECT_LT(worst, 6e-7);
+  for (uint32_t c = 1; c < sampling::kTail; c += 2)
+    for (const uint32_t more : {0u, ~0u, 0x9e3779b9u * c}) {
+      const double v = (c - 1) * 0x1p-32 + (double(more >> 1) + 0.5) * 0x1p-62;
+      tail = std::max(tail, std::abs(sampling::noise_of_tail(0u - c, more) + std::log(-std::log1p(-v))));
+    }
+  EXPECT_LT(tail, 2e-6);
+  // The ends of both parts: nothing is infinite, and the tail begins where the rest ends.
+  EXPECT_NEAR(sampling::noise_of(0), -std::log(32 * std::log(2.)), 1e-6);
+  EXPECT_NEAR(sampling::noise_of_tail(~0u, 0), 63 * std::log(2.), 1e-5);
+  EXPECT_NEAR(sampling::noise_of_tail(0u - (sampling::kTail - 1), ~0u), sampling::noise_of(0u - sampling::kTail - 1),
+              1e-4);
+}
+
+TEST(SamplingNoise, TheBoundIsNeverBelowTheNoise) {
+  for (uint64_t i = 0; i < uint64_t(1) << 32; i += 1021)
+    if (const uint32_t word = uint32_t(i); sampling::complement(word) >= sampling::kTail)
+      ASSERT_GE(sampling::noise_bound(word), sampling::noise_of(word)) << word;
+  for (int bit = 16; bit < 32; ++bit)
+    for (uint32_t i = 0; i < 200; ++i)
+      if (const uint32_t word = 0u - ((1u << bit) + i - 100); sampling::complement(word) >= sampling::kTail)
+        ASSERT_GE(sampling::noise_bound(word), sampling::noise_of(word)) << word;
+}
+
+TEST(Sampling, TokensAreTheArgmaxOfLogitsAndNoise) {
+  std::vector<double> logits(1003);
+  const Rng rng(8, Purpose::test);
+  for (size_t v = 0; v < logits.size(); ++v) logits[v] = 3 * rng.normal(v);
+  for (const double T : {0.3, 1., 2.5, 1e5}) {
+    const std::vector<int32_t> found = tokens_of(logits, {.temperature = T}, 60, 3);
+    for (uint32_t row = 0; row < 60; ++row) {
+      const auto sum = [&](int32_t v) { return float(logits[size_t(v)]) / T + exact_noise(3, 0, row, uint32_t(v)); };
+      double largest = -HUGE_VAL;
+      for (int32_t v = 0; v < int32_t(logits.size()); ++v) largest = std::max(largest, sum(v));
+      EXPECT_GE(sum(found[row]), largest - 1e-5) << T << ", row " << row;
+    }
+  }
+}
+
+TEST(Sampling, IdsOfProbability1eMinus5AreSampledAsOftenAsTheyShould) {
+  // Of 400 rows of 6,000 unlikely ids beside a likely one 24 are expected.
+  std::vector<double> logits(6001, 0);
+  logits[3000] = std::log(1e5);
+  int found = 0;
+  for (const int32_t t : tokens_of(logits, {}, 400)) found += t != 3000;
+  EXPECT_NEAR(found, 24, 4 * std::sqrt(24));
+}
+
+TEST(Sampling, SeedsStepsAndRowsGiveDifferentTokensAndRepeatExactly) {
   const std::vector<double> flat(64, 0.0);
-  EXPECT_EQ(draw(flat, {}, 50, 3), draw(flat, {}, 50, 3));
-  EXPECT_NE(draw(flat, {}, 50, 3), draw(flat, {}, 50, 4));
+  EXPECT_EQ(tokens_of(flat, {}, 50, 3), tokens_of(flat, {}, 50, 3));
+  EXPECT_NE(tokens_of(flat, {}, 50, 3), tokens_of(flat, {}, 50, 4));
   Buffer logits(DType::f32, {50, 64}), a(DType::i32, {50}), b(DType::i32, {50});
   fill_zero(logits);
   sample({.logits = logits, .tokens = a, .seed = 3, .step = 0}, {});
   sample({.logits = logits, .tokens = b, .seed = 3, .step = 1}, {});
   EXPECT_NE(values(a), values(b));
-  // row b of a batch draws what the documented counter says
-  for (int64_t row = 0; row < 50; ++row)
-    EXPECT_EQ(a.tensor().ptr<int32_t>()[row],
-              int(std::ceil(64 * Rng(3, Purpose::sampling, 0).uniform(uint64_t(row)))) - 1);
+  std::map<double, int> seen;  // rows of equal logits differ
+  for (const double t : values(a)) ++seen[t];
+  EXPECT_GT(seen.size(), 25u);
+}
+
+// As sampling.h defines what is kept: everything sorted, weights one after the other.
+std::vector<bool> kept_by_definition(const std::vector<double>& logits, const SamplingOptions& o) {
+  const SampleRow row = row_of(o, int64_t(logits.size()));
+  std::vector<size_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  if (row.top_k > 0) order.resize(size_t(row.top_k));
+  const auto octaves = [&](size_t v) {
+    return sampling::octaves_below(float(logits[order[0]]), float(logits[v]), row.octaves_per_logit);
+  };
+  if (row.top_p > 0) {
+    std::vector<sampling::Wide> sums = {0};
+    for (const size_t v : order) {
+      const int octave = int(std::min(octaves(v), 100.f));
+      sums.push_back(sums.back() +
+                     (octave < 48 ? sampling::Wide(sampling::mantissa_of(octaves(v))) << (48 - octave) : 0));
+    }
+    size_t n = 1;
+    while (sums[n] * 0x100000000u < sums.back() * row.top_p) ++n;
+    order.resize(n);
+  }
+  std::vector<bool> kept(logits.size(), false);
+  for (const size_t v : order) kept[v] = octaves(v) <= row.most_octaves;
+  return kept;
+}
+
+TEST(Sampling, FiltersKeepExactlyWhatTheirDefinitionKeeps) {
+  for (const bool ties : {false, true}) {
+    // So close to each other that each id that is kept is sampled some 20 times or more.
+    std::vector<double> logits(150);
+    const Rng rng(6, Purpose::test);
+    for (size_t v = 0; v < logits.size(); ++v)
+      logits[v] = float(0.1 * (ties ? std::round(2 * rng.normal(v)) : 2 * rng.normal(v)));
+    for (const SamplingOptions& o : {SamplingOptions{.top_k = 1},
+                                     {.top_k = 37},
+                                     {.top_k = 149},
+                                     {.top_p = 0.01},
+                                     {.top_p = 0.5},
+                                     {.top_p = 0.9999},
+                                     {.temperature = 0.5, .top_k = 60, .top_p = 0.97, .min_p = 0.4},
+                                     {.temperature = 50, .top_p = 0.7},
+                                     {.min_p = 0.7}}) {
+      SCOPED_TRACE(::testing::Message() << "ties " << ties << " top_k " << o.top_k << " top_p " << o.top_p);
+      const std::vector<bool> kept = kept_by_definition(logits, o);
+      std::vector<bool> seen(logits.size(), false);
+      for (const int32_t t : tokens_of(logits, o, 8000)) seen[size_t(t)] = true;
+      EXPECT_EQ(seen, kept);
+    }
+    // Far from each other: nothing else is ever sampled.
+    for (double& x : logits) x *= 30;
+    for (const double top_p : {0.3, 0.9, 0.99, 0.99999}) {
+      const std::vector<bool> kept = kept_by_definition(logits, {.top_p = top_p});
+      for (const int32_t t : tokens_of(logits, {.top_p = top_p}, 3000)) EXPECT_TRUE(kept[size_t(t)]) << t;
+    }
+  }
+}
+
+TEST(Sampling, RowsDoNotDependOnTheirCompany) {
+  sampling_cases::rows_with_their_own_options_are_the_cpus<testing::Buffer>(
+      [](int64_t) { return int64_t(0); },
+      [](const Sample& all) {  // one row at a time
+        for (int64_t i = 0; i < all.rows.size(0); ++i) {
+          Sample one = all;
+          one.rows = all.rows.slice(0, i, i + 1);
+          sample(one, {});
+        }
+      });
 }
 
 TEST(Sampling, ThreadsStridesAndEmptyBatchesChangeNothing) {
@@ -193,7 +336,8 @@ TEST(Sampling, RowsWithoutADistributionAreNumericErrorsThatNameTheRow) {
 }
 
 TEST(Sampling, StepsAddUp) {
-  sampling_cases::steps_add_up<testing::Buffer>([](const Sample& s) { sample(s, {}); });
+  sampling_cases::steps_add_up<testing::Buffer>([](int64_t) { return int64_t(0); },
+                                                [](const Sample& s) { sample(s, {}); });
 }
 
 struct BadOption {
@@ -218,35 +362,38 @@ TEST(Sampling, OptionsOutsideTheirRangeAreNamed) {
   }
 }
 
-TEST(adjust_logits, adds_biases_in_order_and_forbids_what_is_not_allowed) {
-  for (const DType type : {DType::f32, DType::f64}) {
-    Buffer row(type, {40}), ids(DType::i32, {4}), biases(DType::f32, {4}), allowed(DType::u32, {2});
-    testing::fill_normal(row, 3);
-    const std::vector<double> before = values(row);
+TEST(Sampling, BiasesAreAddedInOrderAndMasksForbid) {
+  for (const DType type : {DType::f32, DType::f64, DType::bf16}) {
+    Buffer row(type, {1, 40}), ids(DType::i32, {1, 4}), biases(DType::f32, {1, 4}), allowed(DType::u32, {1, 2}),
+        token(DType::i32, {1});
+    std::vector<double> logits(40, 0);
+    logits[5] = 9, logits[7] = 1, logits[32] = 8, logits[33] = 2;
+    testing::assign(row, logits);
     testing::assign(ids, {5, 5, 33, 41});  // the last one is no id
-    testing::assign(biases, {1e30, -1e30, 2, 7});
+    testing::assign(biases, {1e30, -1e30, -1.5, 70});
     testing::assign(allowed, {double(0xffff'ffffu), double(0xfeu)});  // all but 32
-    adjust_logits({.logits = row, .adjusted = row, .bias_ids = ids, .biases = biases, .allowed = allowed}, {});
-    EXPECT_TRUE(row.guards_intact());
-    const std::vector<double> after = values(row);
-    for (size_t v = 0; v < 40; ++v) {
-      if (v == 32) continue;
-      const double want = v == 5 ? 0 : v == 33 ? before[v] + 2 : before[v];
-      EXPECT_NEAR(after[v], want, v == 33 ? 1e-6 : 0) << v;  // 1e30 swallows what it is added to
-    }
-    EXPECT_EQ(after[32], -HUGE_VAL);
+    Sample s{.logits = row, .tokens = token, .options = {.temperature = 0}};
+    const auto found = [&] {
+      sample(s, {});
+      return values(token)[0];
+    };
+    EXPECT_EQ(found(), 5);
+    s.bias_ids = ids, s.biases = biases;  // 9 is swallowed, 2 becomes 0.5
+    EXPECT_EQ(found(), 32);
+    s.allowed = allowed;
+    EXPECT_EQ(found(), 7);
+    EXPECT_EQ(values(row), logits);
+    s.options = {.temperature = 3};  // ids that a mask forbids are not sampled either
+    for (s.seed = 1; s.seed < 500; ++s.seed) EXPECT_NE(found(), 32);
   }
-  Buffer row(DType::f32, {40}), words(DType::u32, {1}), half(DType::bf16, {40});
+  Buffer row(DType::f32, {1, 40}), token(DType::i32, {1}), words(DType::u32, {1, 1});
   EXPECT_NE(testing::error_of([&] {
-              adjust_logits({.logits = row, .adjusted = row, .allowed = words}, {});
+              sample({.logits = row, .tokens = token, .allowed = words}, {});
             }).find("found allowed of shape"),
             std::string::npos);
-  EXPECT_NE(
-      testing::error_of([&] { adjust_logits({.logits = half, .adjusted = half}, {}); }).find("expected f32 or f64"),
-      std::string::npos);
   EXPECT_NE(testing::error_of([&] {
-              adjust_logits({.logits = row, .adjusted = row, .biases = row}, {});
-            }).find("as many i32 as f32, or neither"),
+              sample({.logits = row, .tokens = token, .biases = row}, {});
+            }).find("as many i32 as f32"),
             std::string::npos);
 }
 
@@ -263,7 +410,7 @@ TEST(logprobs, are_log_softmax_likeliest_first_and_of_equal_ones_the_lower_id) {
   Buffer row(DType::f32, {3}), token(DType::i32, {1}), top(DType::i32, {4}), found(DType::f64, {5});
   EXPECT_NE(testing::error_of([&] {
               logprobs({.logits = row, .token = token, .top = top, .values = found}, {});
-            }).find("expected at most 3"),
+            }).find("rows of at most 3"),
             std::string::npos);
 }
 

@@ -1,9 +1,10 @@
 #pragma once
-// Draws of another backend beside the CPU's: the same tokens from the same logits and seed.
+// Tokens of another backend beside the CPU's: the same tokens from the same logits and seed.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "ingot/kernels/sampling/filters.h"
 #include "ingot/kernels/sampling/sampling.h"
 #include "ingot/testing/any_buffer.h"
 
@@ -45,7 +46,17 @@ template <class B> void fill(B& logits, const Logits& c, uint64_t seed) {
   testing::send(logits);
 }
 
-template <class B, class Call> void draws_are_the_cpus(int64_t rows, Call&& call) {
+// The kernels' workspace, zero at first.
+using WorkspaceBytes = int64_t (*)(int64_t rows);
+template <class B> B workspace_of(int64_t rows, WorkspaceBytes bytes) {
+  B w(DType::u8, {std::max<int64_t>(16, bytes(rows))});
+  fill_zero(testing::host_of(w));
+  testing::send(w);
+  return w;
+}
+
+template <class B, class Call> void tokens_are_the_cpus(int64_t rows, WorkspaceBytes bytes, Call&& call) {
+  B workspace = workspace_of<B>(rows, bytes);
   for (const Logits& c : kLogits)
     for (DType type : {DType::f32, DType::bf16, DType::f16}) {
       if (type != DType::f32 && c.V != 700) continue;
@@ -54,7 +65,7 @@ template <class B, class Call> void draws_are_the_cpus(int64_t rows, Call&& call
       for (const SamplingOptions& o : kDeviceOptions) {
         B tokens(DType::i32, {rows});
         testing::send(tokens);
-        call(Sample{.logits = logits, .tokens = tokens, .options = o, .seed = 77, .step = 5});
+        call(Sample{.logits = logits, .tokens = tokens, .options = o, .seed = 77, .step = 5, .workspace = workspace});
         testing::Buffer want(DType::i32, {rows});
         sample({.logits = testing::host_of(logits), .tokens = want, .options = o, .seed = 77, .step = 5}, {});
         SCOPED_TRACE(::testing::Message() << c.V << " " << type << " temperature " << o.temperature << " top_k "
@@ -64,16 +75,108 @@ template <class B, class Call> void draws_are_the_cpus(int64_t rows, Call&& call
     }
 }
 
-// The vocabulary of GPT-OSS, several draws of each kind.
-template <class B, class Call> void draws_of_a_full_vocabulary_are_the_cpus(int64_t rows, Call&& call) {
+// Thousands of equal logits, among which filters cut by id, and logits that differ in their last bits: histograms of
+// the places themselves.
+template <class B, class Call> void cuts_among_equal_logits_are_the_cpus(WorkspaceBytes bytes, Call&& call) {
+  constexpr int64_t V = 6001, rows = 3;
+  B logits(DType::f32, {rows, V}), workspace = workspace_of<B>(rows, bytes);
+  std::vector<double> x;
+  for (int64_t v = 0; v < V; ++v) x.push_back(v % 3 == 0 ? -1 : 2);
+  for (int64_t v = 0; v < V; ++v) x.push_back(5 + double(v * 7919 % V) * 0x1p-21);
+  for (int64_t v = 0; v < V; ++v) x.push_back(v % 2 == 0 ? 0. : -0.);
+  testing::assign(testing::host_of(logits), x);
+  testing::send(logits);
+  for (const SamplingOptions& o : {SamplingOptions{.top_k = 3900},
+                                   {.top_k = 5500},
+                                   {.top_k = 2},
+                                   {.top_p = 0.3},
+                                   {.top_p = 0.99},
+                                   {.temperature = 1e6, .top_k = 5900, .top_p = 0.5},
+                                   {.top_k = 4000, .top_p = 0.999},
+                                   {.top_p = 1e-9}})
+    for (uint32_t step = 0; step < 2; ++step) {
+      B tokens(DType::i32, {rows});
+      testing::send(tokens);
+      call(Sample{.logits = logits, .tokens = tokens, .options = o, .seed = 3, .step = step, .workspace = workspace});
+      testing::Buffer want(DType::i32, {rows});
+      sample({.logits = testing::host_of(logits), .tokens = want, .options = o, .seed = 3, .step = step}, {});
+      SCOPED_TRACE(::testing::Message() << "top_k " << o.top_k << " top_p " << o.top_p);
+      testing::expect_close(tokens, testing::values(want), 0, 0);
+    }
+}
+
+// Rows with options, biases, masks and places of their own; tokens of other rows are left alone.
+template <class B, class Call> void rows_with_their_own_options_are_the_cpus(WorkspaceBytes bytes, Call&& call) {
+  constexpr int64_t V = 2003, R = 20, n = 17;
+  B logits(DType::f32, {R, V}), tokens(DType::i32, {R}), allowed(DType::u32, {R, (V + 31) / 32}),
+      bias_ids(DType::i32, {R, n}), biases(DType::f32, {R, n}), workspace = workspace_of<B>(R, bytes);
+  testing::fill_normal(testing::host_of(logits), 5, 3);
+  const Rng rng(9, Purpose::test);
+  std::vector<double> words, ids, amounts;
+  for (int64_t i = 0; i < R * ((V + 31) / 32); ++i) words.push_back(double(rng.bits(uint64_t(i)) | 1u));
+  for (int64_t r = 0; r < R; ++r)
+    for (int64_t i = 0; i < n; ++i) {
+      ids.push_back(double(i * i * V / 250));  // some twice, some from V on
+      amounts.push_back(i % 7 == 3 ? -HUGE_VAL : 6 * rng.normal(uint64_t(100000 + r * n + i)));
+    }
+  testing::assign(testing::host_of(allowed), words);
+  testing::assign(testing::host_of(bias_ids), ids);
+  testing::assign(testing::host_of(biases), amounts);
+  testing::send(logits), testing::send(allowed), testing::send(bias_ids), testing::send(biases);
+  B rows(DType::u8, {R - 2, int64_t(sizeof(SampleRow))});
+  testing::Buffer want(DType::i32, {R});
+  for (const bool all_filter : {false, true}) {
+    SampleRow* const row = reinterpret_cast<SampleRow*>(testing::host_of(rows).data);
+    for (int32_t i = 0; i < R - 2; ++i) {
+      SamplingOptions o = kDeviceOptions[size_t(i) % std::size(kDeviceOptions)];
+      if (all_filter) o = {.temperature = 1 + 0.1 * i, .top_k = 1 + 30 * i, .top_p = 0.9};
+      row[i] = row_of(o, i % 3 == 0 ? V : V - 100);
+      row[i].seed = uint64_t(1000 + i), row[i].step = uint32_t(i / 2), row[i].lane = uint32_t(i % 5);
+      row[i].row = i == 3 ? int32_t(R - 1) : i;
+      row[i].biases = i % 2 == 0 ? n : 0, row[i].masked = i % 4 < 2 ? 1 : 0;
+    }
+    for (int32_t* t = testing::host_of(tokens).template ptr<int32_t>();
+         t < testing::host_of(tokens).template ptr<int32_t>() + R; ++t)
+      *t = -7;
+    testing::assign(want, std::vector<double>(size_t(R), -7));
+    testing::send(rows), testing::send(tokens);
+    Sample s{.logits = logits,
+             .tokens = tokens,
+             .bias_ids = bias_ids,
+             .biases = biases,
+             .allowed = allowed,
+             .rows = rows,
+             .some_do_not = !all_filter,
+             .workspace = workspace};
+    call(s);
+    sample({.logits = testing::host_of(logits),
+            .tokens = want,
+            .bias_ids = testing::host_of(bias_ids),
+            .biases = testing::host_of(biases),
+            .allowed = testing::host_of(allowed),
+            .rows = testing::host_of(rows)},
+           {});
+    testing::fetch(tokens);
+    EXPECT_EQ(testing::values(testing::host_of(tokens)), testing::values(want));
+  }
+}
+
+// The vocabulary of GPT-OSS, several tokens of each kind.
+template <class B, class Call>
+void tokens_of_a_full_vocabulary_are_the_cpus(int64_t rows, uint32_t steps, WorkspaceBytes bytes, Call&& call) {
   constexpr int64_t V = 201088;
-  B logits(DType::f32, {rows, V}), tokens(DType::i32, {rows});
+  B logits(DType::f32, {rows, V}), tokens(DType::i32, {rows}), workspace = workspace_of<B>(rows, bytes);
   testing::fill_normal(testing::host_of(logits), 6, 3);
   testing::send(logits);
-  for (const SamplingOptions& o : {SamplingOptions{}, {.top_p = 0.95}, {.temperature = 2, .top_k = 50}})
-    for (uint32_t step = 0; step < 2; ++step) {
+  for (const SamplingOptions& o : {SamplingOptions{},
+                                   {.top_p = 0.95},
+                                   {.temperature = 2, .top_k = 50},
+                                   {.top_k = 100000, .top_p = 0.999},
+                                   {.min_p = 0.05},
+                                   {.temperature = 40, .top_p = 0.9}})
+    for (uint32_t step = 0; step < steps; ++step) {
       testing::send(tokens);
-      call(Sample{.logits = logits, .tokens = tokens, .options = o, .seed = 3, .step = step});
+      call(Sample{.logits = logits, .tokens = tokens, .options = o, .seed = 3, .step = step, .workspace = workspace});
       testing::Buffer want(DType::i32, {rows});
       sample({.logits = testing::host_of(logits), .tokens = want, .options = o, .seed = 3, .step = step}, {});
       testing::expect_close(tokens, testing::values(want), 0, 0);
@@ -81,28 +184,30 @@ template <class B, class Call> void draws_of_a_full_vocabulary_are_the_cpus(int6
 }
 
 // What the CPU reports as an error is token -1 of that row, and of that row alone.
-template <class B, class Call> void rows_without_a_distribution_give_minus_one(Call&& call) {
-  for (double temperature : {0., 1.}) {
+template <class B, class Call> void rows_without_a_distribution_give_minus_one(WorkspaceBytes bytes, Call&& call) {
+  B workspace = workspace_of<B>(4, bytes);
+  for (const SamplingOptions& o : {SamplingOptions{.temperature = 0}, {}, {.top_k = 5, .top_p = 0.5}}) {
     B logits(DType::f32, {4, 40}), tokens(DType::i32, {4});
     std::vector<double> x(160, 0);
     x[5] = 1e6, x[40 + 17] = NAN, x[120 + 39] = 1e6;
     for (size_t v = 80; v < 120; ++v) x[v] = -HUGE_VAL;
     testing::assign(testing::host_of(logits), x);
     testing::send(logits), testing::send(tokens);
-    call(Sample{.logits = logits, .tokens = tokens, .options = {.temperature = temperature}});
+    call(Sample{.logits = logits, .tokens = tokens, .options = o, .workspace = workspace});
     testing::expect_close(tokens, std::vector<double>{5, -1, -1, 39}, 0, 0);
   }
   B none(DType::f32, {0, 5}), nothing(DType::i32, {0});
-  call(Sample{.logits = none, .tokens = nothing});
+  call(Sample{.logits = none, .tokens = nothing, .workspace = workspace});
 }
 
 // A step that lies beside the logits is added to the one that is given.
-template <class B, class Call> void steps_add_up(Call&& call) {
+template <class B, class Call> void steps_add_up(WorkspaceBytes bytes, Call&& call) {
+  B workspace = workspace_of<B>(3, bytes);
   B logits(DType::f32, {3, 50}), there(DType::i32, {1}), tokens(DType::i32, {3});
   testing::fill_normal(testing::host_of(logits), 4);
   testing::assign(testing::host_of(there), std::vector<double>{4});
   testing::send(logits), testing::send(there), testing::send(tokens);
-  call(Sample{.logits = logits, .tokens = tokens, .seed = 5, .step = 3, .step_there = there});
+  call(Sample{.logits = logits, .tokens = tokens, .seed = 5, .step = 3, .step_there = there, .workspace = workspace});
   testing::Buffer want(DType::i32, {3});
   sample({.logits = testing::host_of(logits), .tokens = want, .seed = 5, .step = 7}, {});
   testing::expect_close(tokens, testing::values(want), 0, 0);

@@ -31,6 +31,7 @@ struct GenerateCommand {
 
 OrderedJson report_of(const Answer& a) {
   OrderedJson r;
+  r["version"] = kAnswerVersion;
   r["ids"] = a.tokens;
   r["finish"] = name_of(a.finish);
   if (a.finish == Finish::stop) r["stop_id"] = a.stop_id;
@@ -42,7 +43,7 @@ OrderedJson report_of(const Answer& a) {
 
 // The same report, with the new text.
 OrderedJson report_of(const std::string& text, const Answer& a) {
-  OrderedJson r = {{"text", text}};
+  OrderedJson r = {{"version", kAnswerVersion}, {"text", text}};
   r.update(report_of(a));
   return r;
 }

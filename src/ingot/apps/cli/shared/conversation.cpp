@@ -91,6 +91,7 @@ void AnswerPrinter::end() {
 
 std::string json_of(const ChatTurn& turn) {
   OrderedJson r;
+  r["version"] = kAnswerVersion;
   r["messages"] = OrderedJson::array();
   for (const ChatPart& p : turn.parts) {
     OrderedJson message = {{"kind", name_of(p.kind)}, {"channel", p.label}, {"content", p.content}};

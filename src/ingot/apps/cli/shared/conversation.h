@@ -27,6 +27,8 @@ class AnswerPrinter {
   ChatPart latest_;  // its kind and label
   bool begun_ = false, line_open_ = false;
 };
+// Of the reports of `generate --json` and `chat --json`. 2: a seed's tokens are those of docs/sampling.md.
+constexpr int kAnswerVersion = 2;
 std::string json_of(const ChatTurn& turn);  // one line
 // "42 tokens, 11.8 tokens/s; prompt 130 tokens, 96 of them known, 0.4 s"
 std::string speed_line(const Answer& a);

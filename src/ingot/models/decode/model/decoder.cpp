@@ -91,10 +91,8 @@ class GpuDecoder final : public HostDecoder {
     model_.extend_streams(slots, ids, uint32_t(vocab));
     return true;
   }
-  std::optional<DrawnToken> draw_there(int slot, const DrawOptions& o, uint32_t step) override {
-    if (!DeviceModel::can_draw(o)) return {};
-    return model_.draw(o, step, slot);
-  }
+  bool samples_on_device(const SampleOptions& o) const override { return DeviceModel::samples(o); }
+  std::vector<SlotSampled> sample_on_device(std::span<const SlotSample> of) override { return model_.sample(of); }
   void bring_there(int slot, const Take& take) override {
     logits_.resize(size_t(vocab()));
     model_.logits(1, logits_.data(), slot);

@@ -104,7 +104,7 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
   PromptBuffers prompt;
   build_prompt(counter, c, prompt_tokens_of(c, context, o), gpus, prompt);
   SamplingBuffers sampling;
-  build_sampling(counter, c.vocab, sampling);
+  build_sampling(counter, c.vocab, o.slots, sampling);
   BatchedSequences streams;
   BatchInput* input;
   Buffers buffers;
@@ -166,13 +166,14 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
     gpu::copy_to_device(slot.stages, stages.data(), int64_t(stages.size() * sizeof(LayerStages)));
   }
   build_prompt(builder, c, prompt_tokens_, gpus, prompt_);
-  build_sampling(builder, c.vocab, sampling_);
+  build_sampling(builder, c.vocab, o.slots, sampling_);
   build_streams(builder, c, context_, o.slots, gpus, streams_, streams_input_, streams_buffers_);
+  for (int s = 1; s < int(o.slots); ++s)
+    INGOT_CHECK(reinterpret_cast<const char*>(buffers(s).state) - reinterpret_cast<const char*>(buffers(s - 1).state) ==
+                    bytes_between_slots(),
+                "gpt-oss: slots lie at uneven distances");
   if (most_streams() > 1) {
-    const auto address = [&](int64_t s) { return reinterpret_cast<const char*>(buffers(int(s)).state); };
-    streams_.slot_bytes = address(1) - address(0);
-    for (int64_t s = 2; s < o.slots; ++s)
-      INGOT_CHECK(address(s) - address(s - 1) == streams_.slot_bytes, "gpt-oss: slots lie at uneven distances");
+    streams_.slot_bytes = bytes_between_slots();
     streams_.state = buffers().state, streams_.logits = buffers().logits;
     streams_buffers_.stop = buffers().stop, streams_buffers_.watch = buffers().watch;
   }

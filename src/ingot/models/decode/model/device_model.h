@@ -13,8 +13,8 @@
 #include "ingot/models/decode/prompt/prompt.h"
 #include "ingot/models/decode/small_batch/batched_sequences.h"
 #include "ingot/models/decode/weights/builder.h"
-#include "ingot/models/decoder.h"
 #include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/host_decoder.h"
 #include "ingot/models/options.h"
 
 namespace ingot::decode {
@@ -99,10 +99,12 @@ class DeviceModel {
   // Waits. What the last step found; Error(numeric) for logits that are not numbers, Error(interrupted) where the
   // megakernel's blocks waited for each other too long: then all slots are as before the token that hung.
   int32_t likeliest(int slot = 0);
-  // Waits. Draws from the last step's first row of logits as these options say, on the GPU, and makes the logprobs that
-  // they ask for there; it counts as what the step found, and errors are the same. Where can_draw().
-  static bool can_draw(const DrawOptions& options);
-  DrawnToken draw(const DrawOptions& options, uint32_t step, int slot = 0);
+  // Samples for each of several slots from its last step's first row of logits, on the GPU, and makes the logprobs that
+  // the options ask for; waits once. Each token counts as what the slot's step found. An error of one slot's numbers is
+  // in its result; others are thrown. Where samples() of the options.
+  static bool samples(const SampleOptions& options);
+  std::vector<SlotSampled> sample(std::span<const SlotSample> of);
+  SampledToken sample(const SampleOptions& options, uint32_t step, int slot = 0);  // throws all errors
   // (rows, V), host memory. More than batch() of them before any slot goes on.
   void logits(uint32_t rows, float* to, int slot = 0);
   bool can_rewind(int64_t length, int slot = 0) const;
@@ -123,6 +125,8 @@ class DeviceModel {
     bool pretends = false;               // its cache is random
     uint32_t vocab = 0;                  // of the last step: the ids of which it found the likeliest
     bool id_alone = false;               // it left no logits
+    std::vector<LogitBias> bias_sent;    // what lies in its rows of SamplingBuffers
+    std::vector<uint32_t> allowed_sent;
     std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> graphs;
     std::unique_ptr<gpu::Graph> traced;
   };
@@ -134,7 +138,11 @@ class DeviceModel {
   void grow(Slot& slot, int64_t tokens);
   bool ranked() const { return slots_[0].buffers.ranks.several(); }
   void start_streams(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab);
-  void send_adjustments(const DrawOptions& options);
+  void send_adjustments(const SampleOptions& options, int slot);
+  int64_t bytes_between_slots() const;
+  Tensor rows_of_slots(void* first, DType type, int64_t numbers) const;
+  void start_sampling(std::span<const SlotSample> of);
+  TokenLogprobs fetch_logprobs(const SlotSample& of) const;
 
   int64_t context_, ring_, prompt_tokens_, weight_bytes_ = 0;
   Slice slice_;
@@ -146,9 +154,7 @@ class DeviceModel {
   BatchInput* streams_input_ = nullptr;
   Buffers streams_buffers_{};
   std::map<std::tuple<uint32_t, uint32_t>, std::unique_ptr<gpu::Graph>> streams_graphs_;
-  // What lies there: it is sent again only where it has changed.
-  std::vector<LogitBias> bias_sent_;
-  std::vector<uint32_t> allowed_sent_;
+  Arena host_states_;  // pinned, (slots) State
   int device_;
   Arena arena_;
   std::unique_ptr<gpu::OwnedStream> stream_;

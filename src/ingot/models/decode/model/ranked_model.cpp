@@ -216,10 +216,10 @@ int32_t RankedModel::likeliest(int slot) {
   if (ranks() > 1) synchronize();
   return ranks_[0]->likeliest(slot);
 }
-DrawnToken RankedModel::draw(const DrawOptions& options, uint32_t step, int slot) {
+std::vector<SlotSampled> RankedModel::sample(std::span<const SlotSample> of) {
   if (ranks() > 1) synchronize();
-  drawn_by_first_[size_t(slot)] = ranks() > 1;
-  return ranks_[0]->draw(options, step, slot);
+  for (const SlotSample& r : of) drawn_by_first_[size_t(r.slot)] = ranks() > 1;
+  return ranks_[0]->sample(of);
 }
 void RankedModel::logits(uint32_t rows, float* to, int slot) {
   if (ranks() > 1) synchronize();

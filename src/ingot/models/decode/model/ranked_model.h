@@ -53,7 +53,7 @@ class RankedModel {
   // The same once, by the megakernel: its stages on the first `blocks` blocks of every GPU, by the first one's clock.
   std::vector<StageSpan> trace_token(uint32_t blocks, int slot = 0);
   int32_t likeliest(int slot = 0);
-  DrawnToken draw(const DrawOptions& options, uint32_t step, int slot = 0);
+  std::vector<SlotSampled> sample(std::span<const SlotSample> of);
   void logits(uint32_t rows, float* to, int slot = 0);
   bool can_rewind(int64_t length, int slot = 0) const { return rank(0).can_rewind(length, slot); }
   void rewind(int64_t length, int slot = 0);

@@ -1,111 +1,188 @@
-// Sampling on the GPU: from the logits that a slot's last step left there.
+// Sampling on the GPU, from the logits that the slots' last steps left there.
 #include <algorithm>
 
-#include "ingot/kernels/sampling/adjust.h"
+#include "ingot/gpu/allocator.h"
+#include "ingot/kernels/copy/copy.h"
 #include "ingot/kernels/sampling/logprobs.h"
 #include "ingot/models/decode/model/device_model.h"
-#include "ingot/models/host_decoder.h"
 
 namespace ingot::decode {
 
 #ifdef INGOT_HAS_CUDA_DECODE
 
-void build_sampling(DeviceBuilder& b, int64_t vocab, SamplingBuffers& sampling) {
-  b.take(sampling.adjusted, vocab);
-  b.take(sampling.allowed, (vocab + 31) / 32);
-  b.take(sampling.bias_ids, kMostBiases);
-  b.take(sampling.biases, kMostBiases);
-  b.take(sampling.top, kMostLogprobs);
-  b.take(sampling.logprobs, 1 + kMostLogprobs);
-  b.take(sampling.workspace, logprobs_workspace_bytes(vocab, kMostLogprobs, {Device::cuda, 0}));
+void build_sampling(DeviceBuilder& b, int64_t vocab, int64_t slots, SamplingBuffers& sampling) {
+  const Device device{Device::cuda, 0};
+  b.take(sampling.states, slots);
+  b.take(sampling.rows, 2 * slots);
+  b.take(sampling.allowed, slots * ((vocab + 31) / 32));
+  b.take(sampling.bias_ids, slots * kMostBiases);
+  b.take(sampling.biases, slots * kMostBiases);
+  b.take(sampling.workspace, sample_workspace_bytes(slots, device));
+  b.take(sampling.top, slots * kMostLogprobs);
+  b.take(sampling.logprobs, slots * (1 + kMostLogprobs));
+  b.take(sampling.logprob_workspace, logprobs_workspace_bytes(vocab, kMostLogprobs, device, slots));
 }
+
+namespace {
+[[noreturn]] void fail_without_numbers(const State& s) {
+  fail(ErrorCode::numeric, "gpt-oss: found ", (s.flaw & 1) != 0 ? "a NaN logit" : "only -inf logits",
+       " before position ", s.position, ", expected numbers");
+}
+bool has_token(const State& s) { return s.flaw == 0 && s.tokens[0] >= 0; }
+}  // namespace
 
 int32_t DeviceModel::likeliest(int slot) {
   const gpu::DeviceGuard guard(device_);
   synchronize();
   State s;
   gpu::copy_to_host(&s, buffers(slot).state, sizeof s);
-  if (s.flaw == 0 && s.tokens[0] >= 0) return s.tokens[0];
-  fail(ErrorCode::numeric, "gpt-oss: found ", (s.flaw & 1) != 0 ? "a NaN logit" : "only -inf logits",
-       " before position ", s.position, ", expected numbers");
+  if (!has_token(s)) fail_without_numbers(s);
+  return s.tokens[0];
 }
 
-bool DeviceModel::can_draw(const DrawOptions& o) {
+bool DeviceModel::samples(const SampleOptions& o) {
   return int64_t(o.bias.size()) <= kMostBiases && o.logprobs <= kMostLogprobs;
 }
-void DeviceModel::send_adjustments(const DrawOptions& o) {
+// What a slot's rows hold already is not sent again.
+void DeviceModel::send_adjustments(const SampleOptions& o, int index) {
+  Slot& slot = slots_[size_t(index)];
+  const int64_t words = (config().vocab + 31) / 32;
   const auto send = [&](void* to, const void* from, size_t bytes) {
     gpu::copy_rows({.to = to, .from = from, .row_bytes = int64_t(bytes), .device = device_}, *stream_);
   };
   const auto same = [](const LogitBias& a, const LogitBias& b) { return a.id == b.id && a.bias == b.bias; };
   if (const std::vector<LogitBias> bias = in_order(o.bias);
-      !std::equal(bias.begin(), bias.end(), bias_sent_.begin(), bias_sent_.end(), same)) {
+      !std::equal(bias.begin(), bias.end(), slot.bias_sent.begin(), slot.bias_sent.end(), same)) {
     std::vector<int32_t> ids;
     std::vector<float> biases;
     for (const LogitBias& b : bias) ids.push_back(b.id), biases.push_back(b.bias);
-    if (!bias.empty())
-      send(sampling_.bias_ids, ids.data(), ids.size() * 4), send(sampling_.biases, biases.data(), ids.size() * 4);
-    bias_sent_ = bias;
+    if (!bias.empty()) {
+      send(sampling_.bias_ids + index * kMostBiases, ids.data(), ids.size() * 4);
+      send(sampling_.biases + index * kMostBiases, biases.data(), ids.size() * 4);
+    }
+    slot.bias_sent = bias;
   }
-  if (o.allowed.empty() || std::equal(o.allowed.begin(), o.allowed.end(), allowed_sent_.begin(), allowed_sent_.end()))
+  if (o.allowed.empty() ||
+      std::equal(o.allowed.begin(), o.allowed.end(), slot.allowed_sent.begin(), slot.allowed_sent.end()))
     return;
-  send(sampling_.allowed, o.allowed.data(), o.allowed.size_bytes());
-  allowed_sent_.assign(o.allowed.begin(), o.allowed.end());
+  send(sampling_.allowed + index * words, o.allowed.data(), o.allowed.size_bytes());
+  slot.allowed_sent.assign(o.allowed.begin(), o.allowed.end());
 }
 
 void DeviceModel::check_logits(const Slot& slot) const {
   INGOT_CHECK(!slot.id_alone, "gpt-oss: found a step that was asked for the likeliest id alone, expected its logits");
 }
 
-// A step that found no numbers says so in `flaw`, which a draw leaves alone.
-DrawnToken DeviceModel::draw(const DrawOptions& o, uint32_t step, int index) {
-  INGOT_CHECK(can_draw(o), "gpt-oss: found ", o.bias.size(), " biases and logprobs of ", o.logprobs,
-              " ids, expected at most ", kMostBiases, " and ", kMostLogprobs);
-  const gpu::DeviceGuard guard(device_);
-  const Buffers& b = buffers(index);
-  const Device device{Device::cuda, device_};
-  const int64_t vocab = o.vocab > 0 ? o.vocab : config().vocab;
-  const bool adjusts = !o.bias.empty() || !o.allowed.empty();
-  const Tensor row(b.logits, {vocab}, device), token(b.state->tokens, {1}, device);
-  if (adjusts) {
-    send_adjustments(o);
-    const int64_t n = int64_t(o.bias.size());
-    adjust_logits({.logits = row,
-                   .adjusted = Tensor(sampling_.adjusted, {vocab}, device),
-                   .bias_ids = n > 0 ? Tensor(sampling_.bias_ids, {n}, device) : Tensor(),
-                   .biases = n > 0 ? Tensor(sampling_.biases, {n}, device) : Tensor(),
-                   .allowed = o.allowed.empty() ? Tensor() : Tensor(sampling_.allowed, {(vocab + 31) / 32}, device)},
-                  *stream_);
+// The slots' memory as tensors of a row each.
+int64_t DeviceModel::bytes_between_slots() const {
+  if (slots_.size() == 1) return int64_t(sizeof(float)) * config().vocab;
+  return reinterpret_cast<const char*>(buffers(1).state) - reinterpret_cast<const char*>(buffers(0).state);
+}
+Tensor DeviceModel::rows_of_slots(void* first, DType type, int64_t numbers) const {
+  Tensor rows(first, type, {int64_t(slots_.size()), numbers}, {Device::cuda, device_});
+  rows.stride[0] = bytes_between_slots() / size_of(type);
+  return rows;
+}
+
+// Rows of those whose token the step has not found, and behind them rows of those that want logprobs.
+void DeviceModel::start_sampling(std::span<const SlotSample> of) {
+  std::vector<SampleRow> rows, scored;
+  bool some_filter = false, some_do_not = false;
+  int64_t top = 0;
+  for (const SlotSample& r : of) {
+    const SampleOptions& o = *r.options;
+    INGOT_CHECK(samples(o), "gpt-oss: found ", o.bias.size(), " biases and logprobs of ", o.logprobs,
+                " ids, expected at most ", kMostBiases, " and ", kMostLogprobs);
+    const Slot& slot = slots_[size_t(r.slot)];
+    const int64_t vocab = o.vocab > 0 ? o.vocab : config().vocab;
+    // Of a greedy token the step has found the id.
+    const bool found =
+        o.bias.empty() && o.allowed.empty() && o.sampling.temperature <= 0 && slot.vocab == uint32_t(vocab);
+    if (!found || o.logprobs >= 0) check_logits(slot);
+    if (o.logprobs >= 0) scored.push_back({.row = r.slot, .ids = int32_t(vocab)}), top = std::max(top, o.logprobs);
+    if (found) continue;
+    send_adjustments(o, r.slot);
+    SampleRow& row = rows.emplace_back(row_of(o.sampling, vocab));
+    row.seed = o.seed, row.step = r.step, row.row = r.slot;
+    row.biases = int32_t(o.bias.size()), row.masked = o.allowed.empty() ? 0 : 1;
+    (filters(row) ? some_filter : some_do_not) = true;
   }
-  const Slot& slot = slots_[size_t(index)];
-  // Of a greedy draw the step has found the token.
-  const bool found = !adjusts && o.sampling.temperature <= 0 && slot.vocab == uint32_t(vocab);
-  if (!found || o.logprobs >= 0) check_logits(slot);
-  if (!found)
-    sample({.logits = Tensor(adjusts ? sampling_.adjusted : b.logits, {1, vocab}, device),
-            .tokens = token,
-            .options = o.sampling,
-            .seed = o.seed,
-            .step = step},
-           *stream_);
-  const int64_t top = std::max<int64_t>(0, o.logprobs);
-  const Tensor values(sampling_.logprobs, {1 + top}, device);
-  if (o.logprobs >= 0)
-    logprobs(
-        {.logits = row,
-         .token = token,
-         .top = top > 0 ? Tensor(sampling_.top, {top}, device) : Tensor(),
-         .values = values,
-         .workspace = Tensor(sampling_.workspace, DType::u8, {logprobs_workspace_bytes(vocab, top, device)}, device)},
+  const int64_t n = int64_t(rows.size()), m = int64_t(scored.size()), slots = int64_t(slots_.size()),
+                V = config().vocab, row_bytes = int64_t(sizeof(SampleRow));
+  if (n + m == 0) return;
+  rows.insert(rows.end(), scored.begin(), scored.end());
+  const Device device{Device::cuda, device_};
+  gpu::copy_rows({.to = sampling_.rows, .from = rows.data(), .row_bytes = (n + m) * row_bytes, .device = device_},
+                 *stream_);
+  const Tensor logits = rows_of_slots(buffers().logits, DType::f32, V),
+               tokens = rows_of_slots(buffers().state->tokens, DType::i32, 1).select(1, 0);
+  if (n > 0)
+    ingot::sample(
+        {.logits = logits,
+         .tokens = tokens,
+         .bias_ids = Tensor(sampling_.bias_ids, {slots, kMostBiases}, device),
+         .biases = Tensor(sampling_.biases, {slots, kMostBiases}, device),
+         .allowed = Tensor(sampling_.allowed, {slots, (V + 31) / 32}, device),
+         .rows = Tensor(sampling_.rows, DType::u8, {n, row_bytes}, device),
+         .some_filter = some_filter,
+         .some_do_not = some_do_not,
+         .workspace = Tensor(sampling_.workspace, DType::u8, {sample_workspace_bytes(slots, device)}, device)},
         *stream_);
-  DrawnToken drawn{.token = likeliest(index)};
-  if (o.logprobs < 0) return drawn;
+  if (m == 0) return;
+  // From the logits before biases and masks, of each slot as many as one of them wants.
+  const auto part = [&](void* first, DType type, int64_t most, int64_t numbers) {
+    return Tensor(first, type, {slots, most}, device).slice(1, 0, numbers);
+  };
+  logprobs({.logits = logits,
+            .token = tokens,
+            .top = top > 0 ? part(sampling_.top, DType::i32, kMostLogprobs, top) : Tensor(),
+            .values = part(sampling_.logprobs, DType::f64, 1 + kMostLogprobs, 1 + top),
+            .rows = Tensor(sampling_.rows + n, DType::u8, {m, row_bytes}, device),
+            .workspace = Tensor(sampling_.logprob_workspace, DType::u8,
+                                {logprobs_workspace_bytes(V, kMostLogprobs, device, slots)}, device)},
+           *stream_);
+}
+
+// A step that found no numbers says so in `flaw`, which sampling leaves alone.
+std::vector<SlotSampled> DeviceModel::sample(std::span<const SlotSample> of) {
+  const gpu::DeviceGuard guard(device_);
+  start_sampling(of);
+  const size_t slots = slots_.size();
+  if (host_states_.capacity() == 0) host_states_ = Arena(int64_t(slots * sizeof(State)), gpu::pinned_memory());
+  // Brought before the wait, so that a step waits once.
+  State* const states = static_cast<State*>(host_states_.at(0, DType::u8, {int64_t(slots * sizeof(State))}).data);
+  const State* from = buffers().state;
+  if (slots > 1) {
+    constexpr int64_t kNumbers = int64_t(sizeof(State) / 4);
+    const Tensor together(sampling_.states, DType::i32, {int64_t(slots), kNumbers}, {Device::cuda, device_});
+    copy({.from = rows_of_slots(buffers().state, DType::i32, kNumbers), .to = together}, *stream_);
+    from = sampling_.states;
+  }
+  gpu::copy_rows({.to = states, .from = from, .row_bytes = int64_t(slots * sizeof(State)), .device = device_},
+                 *stream_);
+  synchronize();
+  std::vector<SlotSampled> found(of.size());
+  for (size_t i = 0; i < of.size(); ++i) try {
+      const State& state = states[of[i].slot];
+      if (!has_token(state)) fail_without_numbers(state);
+      found[i].token.token = state.tokens[0];
+      if (of[i].options->logprobs >= 0) found[i].token.logprobs = fetch_logprobs(of[i]);
+    } catch (...) { found[i].error = std::current_exception(); }
+  return found;
+}
+TokenLogprobs DeviceModel::fetch_logprobs(const SlotSample& r) const {
+  const int64_t top = r.options->logprobs;
   std::vector<int32_t> ids(static_cast<size_t>(top));
   std::vector<double> numbers(size_t(1 + top));
-  gpu::copy_to_host(numbers.data(), sampling_.logprobs, int64_t(numbers.size()) * 8);
-  if (top > 0) gpu::copy_to_host(ids.data(), sampling_.top, top * 4);
-  drawn.logprobs = logprobs_of(ids, numbers);
-  return drawn;
+  gpu::copy_to_host(numbers.data(), sampling_.logprobs + r.slot * (1 + kMostLogprobs), int64_t(numbers.size()) * 8);
+  if (top > 0) gpu::copy_to_host(ids.data(), sampling_.top + r.slot * kMostLogprobs, top * 4);
+  return logprobs_of(ids, numbers);
+}
+SampledToken DeviceModel::sample(const SampleOptions& o, uint32_t step, int slot) {
+  const SlotSample one{.slot = slot, .options = &o, .step = step};
+  SlotSampled found = std::move(sample({&one, 1})[0]);
+  if (found.error) std::rethrow_exception(found.error);
+  return std::move(found.token);
 }
 
 void DeviceModel::logits(uint32_t rows, float* to, int slot) {

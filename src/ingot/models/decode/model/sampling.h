@@ -1,20 +1,24 @@
 #pragma once
-// Memory of a GPU for sampling a token from logits that lie there; all slots use the same.
+// Memory of a GPU for sampling tokens from logits that lie there: a row of everything for each slot.
+#include "ingot/kernels/sampling/sampling.h"
+#include "ingot/models/decode/model/state.h"
 #include "ingot/models/decode/weights/builder.h"
 
 namespace ingot::decode {
 
-constexpr int64_t kMostBiases = 1024, kMostLogprobs = 64;  // of one call
+constexpr int64_t kMostBiases = 1024, kMostLogprobs = 64;  // of one slot
 
 struct SamplingBuffers {
-  float* adjusted;    // (V): logits with biases added, -infinity for ids that are not allowed
-  uint32_t* allowed;  // ((V + 31) / 32)
-  int32_t* bias_ids;  // (kMostBiases)
+  State* states;      // (slots): copies of theirs, together
+  SampleRow* rows;    // (2 slots): what is asked for in this step
+  uint32_t* allowed;  // (slots, (V + 31) / 32)
+  int32_t* bias_ids;  // (slots, kMostBiases)
   float* biases;
-  int32_t* top;      // (kMostLogprobs)
-  double* logprobs;  // (1 + kMostLogprobs)
-  char* workspace;   // of logprobs()
+  char* workspace;          // of sample()
+  int32_t* top;             // (slots, kMostLogprobs)
+  double* logprobs;         // (slots, 1 + kMostLogprobs)
+  char* logprob_workspace;  // of logprobs()
 };
-void build_sampling(DeviceBuilder& builder, int64_t vocab, SamplingBuffers& sampling);
+void build_sampling(DeviceBuilder& builder, int64_t vocab, int64_t slots, SamplingBuffers& sampling);
 
 }  // namespace ingot::decode

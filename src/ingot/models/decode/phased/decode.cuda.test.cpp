@@ -278,7 +278,7 @@ TEST_F(GptOssDecodeCuda, DrawsWithBiasesMasksAndLogprobsAreTheCpus) {
         if (step % 7 == 0) gpu.rewind(0);
         gpu.extend(ids, 1, 0, step % 2 == 0 ? 0 : uint32_t(vocab));
         gpu.logits(1, row.data());
-        const DrawnToken drawn = gpu.draw(o, step);
+        const DrawnToken drawn = gpu.sample(o, step);
         const Tensor logits(row.data(), {V});
         EXPECT_EQ(drawn.token, draw_from(logits, o, step));
         ids = {drawn.token};
@@ -293,10 +293,10 @@ TEST_F(GptOssDecodeCuda, DrawsWithBiasesMasksAndLogprobsAreTheCpus) {
       }
   const std::vector<LogitBias> nothing = {{40, -INFINITY}};
   const std::vector<uint32_t> only = {0, 1u << 8};
-  EXPECT_NE(testing::error_of([&] { gpu.draw({.bias = nothing, .allowed = only}, 0); }).find("only -inf logits"),
+  EXPECT_NE(testing::error_of([&] { gpu.sample({.bias = nothing, .allowed = only}, 0); }).find("only -inf logits"),
             std::string::npos);
   const std::vector<LogitBias> many(size_t(decode::kMostBiases + 1));
-  EXPECT_NE(testing::error_of([&] { gpu.draw({.bias = many}, 0); }).find("expected at most 1024"), std::string::npos);
+  EXPECT_NE(testing::error_of([&] { gpu.sample({.bias = many}, 0); }).find("expected at most 1024"), std::string::npos);
 }
 
 // Each sequence of a step is the model, whatever the others are: prompts of 1 to 5 tokens, then `steps` of these slots.

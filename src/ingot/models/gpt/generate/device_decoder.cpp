@@ -33,17 +33,19 @@ class DeviceGptDecoder final : public HostDecoder {
                 .device = device,
                 .stream = stream_}),
         cache_(c, model_.program(), slots, c.context, gpt_types(device).compute, gpu::memory_of(device)),
-        memory_(device_bytes(c), gpu::memory_of(device)),
+        memory_(device_bytes(c, device), gpu::memory_of(device)),
         pinned_(kWords * Arena::aligned(DType::i32, {1}) + Arena::aligned(DType::i32, {1}), gpu::pinned_memory()),
         tokens_(memory_.take(DType::i32, {c.context})),
         positions_(memory_.take(DType::i32, {c.context})),
         cu_(memory_.take(DType::i32, {2})),
         now_(memory_.take(DType::i32, {kWords})),
         drawn_(memory_.take(DType::i32, {1})),
+        sampling_(memory_.take(DType::u8, {sample_workspace_bytes(1, device)})),
         logits_(memory_.take(DType::f32, {1, c.vocab})),
         next_(pinned_.take(DType::i32, {kWords})),
         answer_(pinned_.take(DType::i32, {1})),
         graphs_(size_t(slots)) {
+    gpu::fill_bytes(sampling_.data, 0, sampling_.bytes(), stream_);
     gpu::synchronize(device_, stream_);  // the host's weights may go
   }
 
@@ -61,9 +63,9 @@ class DeviceGptDecoder final : public HostDecoder {
     const gpu::DeviceGuard guard(device.index);
     return std::make_unique<gpu::OwnedStream>();
   }
-  static int64_t device_bytes(const GptConfig& c) {
+  static int64_t device_bytes(const GptConfig& c, Device device) {
     return 2 * Arena::aligned(DType::i32, {c.context}) + 3 * Arena::aligned(DType::i32, {kWords}) +
-           Arena::aligned(DType::f32, {c.vocab});
+           Arena::aligned(DType::f32, {c.vocab}) + Arena::aligned(sample_workspace_bytes(1, device));
   }
 
   const GptAdapters* adapters() const { return adapters_.applications.empty() ? nullptr : &adapters_; }
@@ -157,7 +159,8 @@ class DeviceGptDecoder final : public HostDecoder {
                    .tokens = drawn_,
                    .options = o,
                    .seed = seed,
-                   .step_there = word(kStep, 1)},
+                   .step_there = word(kStep, 1),
+                   .workspace = sampling_},
                   stream_);
     copy({.from = drawn_, .to = answer_}, stream_);
   }
@@ -171,7 +174,7 @@ class DeviceGptDecoder final : public HostDecoder {
   Gpt model_;
   GptCache cache_;
   Arena memory_, pinned_;
-  Tensor tokens_, positions_, cu_, now_, drawn_, logits_;
+  Tensor tokens_, positions_, cu_, now_, drawn_, sampling_, logits_;
   Tensor next_, answer_;  // pinned
   std::vector<float> host_logits_;
   std::vector<Recorded> graphs_;
