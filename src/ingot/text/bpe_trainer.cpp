@@ -1,5 +1,5 @@
-// Learning a byte-level BPE: words are counted once, then the most frequent pair is merged in the distinct words that
-// hold it, and the counts of its neighbours are corrected.
+// Learning a byte-level BPE: words are counted once; then, again and again, the most frequent pair is merged in the
+// distinct words that contain the pair, and the counts of the neighbouring pairs are corrected.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -76,7 +76,7 @@ std::vector<std::string_view> cut_chunks(std::span<const std::string_view> docum
   return chunks;
 }
 
-// Counts are sums of integers, so it does not matter which thread counts which chunk.
+// Counts are sums of integers, so the result does not depend on which thread counts which chunk.
 WordCounts count_words(std::span<const std::string_view> documents, WordPattern pattern) {
   const std::vector<std::string_view> chunks = cut_chunks(documents);
   std::vector<WordCounts> parts(std::max<size_t>(1, std::min<size_t>(chunks.size(), size_t(thread_count()))));
@@ -96,7 +96,8 @@ WordCounts count_words(std::span<const std::string_view> documents, WordPattern 
 struct Pair {
   uint64_t key;
   int64_t count = 0;
-  std::vector<int32_t> words;  // that held it when it was counted; some may have lost it since
+  std::vector<int32_t>
+      words;  // which contained the pair when they were counted; some may not contain the pair any more
 };
 constexpr uint64_t pair_key(int32_t a, int32_t b) { return uint64_t(uint32_t(a)) << 32 | uint32_t(b); }
 
@@ -152,7 +153,7 @@ class Trainer {
   std::vector<int32_t> symbols_;
   std::vector<Word> words_;
   PairTable pairs_;
-  std::vector<Best> heap_;        // may hold counts that have fallen since; they are corrected when they come up
+  std::vector<Best> heap_;        // counts may have fallen since; an entry is corrected when it comes to the top
   std::vector<uint64_t> raised_;  // pairs whose count rose in the current merge
 };
 

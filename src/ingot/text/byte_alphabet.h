@@ -16,7 +16,7 @@ constexpr std::array<char32_t, 256> byte_to_char() {
 }
 inline constexpr std::array<char32_t, 256> kByteToChar = byte_to_char();
 
-// All bytes in the order of their characters: the order in which trainers give them ids.
+// All bytes in the order of their characters, in which trainers number the tokens of single bytes.
 constexpr std::array<uint8_t, 256> alphabet_order() {
   std::array<uint8_t, 256> order{};
   int n = 0;

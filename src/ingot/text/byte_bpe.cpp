@@ -54,7 +54,7 @@ class MergeTable {
   int shift_ = 60;
 };
 
-// What one encode call needs beside the vocabulary: words seen lately, and the memory to merge in.
+// The memory of one encode call: recent words with their ids, and the arrays in which words are merged.
 struct Workspace {
   static constexpr int kSets = 1 << 15, kMaxIds = 4, kMaxBytes = 15;
   struct Entry {
@@ -130,7 +130,7 @@ struct ByteBpe::Impl {
   uint32_t hash = 0;
 
   mutable std::mutex mutex;
-  mutable std::vector<std::unique_ptr<Workspace>> idle;  // one for each call that was ever at work at the same time
+  mutable std::vector<std::unique_ptr<Workspace>> idle;  // as many as calls ever ran at the same time
 
   Impl(ByteBpeRules r, const std::string& origin);
   void take_specials(const std::string& origin);
@@ -224,7 +224,7 @@ void ByteBpe::Impl::take_tokens(std::unordered_map<std::string_view, int32_t>& i
       fail(ErrorCode::bad_data, origin, ": found no token for byte ", b, ", expected one for each of the 256 bytes");
 }
 
-// Every way to make a token of two others, in the order of the tokens made.
+// Every pair of tokens whose joined bytes are a token, in the order of the joined tokens.
 void ByteBpe::Impl::find_merges(const std::unordered_map<std::string_view, int32_t>& ids) {
   rules.merges.clear();
   for (const std::string& token : rules.tokens) {
@@ -293,7 +293,7 @@ void ByteBpe::Impl::make_hash() {
   hash = h.value();
 }
 
-// Merges in place, lowest rank first and leftmost on ties. ids has room for n; returns how many are left.
+// Merges in place, lowest rank first and leftmost on ties. `ids` has room for n ids; returns the number of ids left.
 int ByteBpe::Impl::merge_short(const char* word, int n, int32_t* ids) const {
   Merge pairs[kShortWord];  // pairs[i] joins ids[i] and ids[i + 1]
   for (int i = 0; i < n; ++i) ids[i] = byte_ids[uint8_t(word[i])];
@@ -315,8 +315,8 @@ int ByteBpe::Impl::merge_short(const char* word, int n, int32_t* ids) const {
   return n;
 }
 
-// The same for words of any length, in O(n log n): a heap of (rank, position), whose outdated entries are skipped, and
-// a linked list of what is left. The result is in w.ids.
+// Merges words of any length in O(n log n): a heap of (rank, position), whose outdated entries are skipped, and a
+// linked list of the remaining ids. The result is in w.ids.
 int64_t ByteBpe::Impl::merge_long(const char* word, int64_t n, Workspace& w) const {
   INGOT_CHECK(n < INT32_MAX, "encode: found one word of ", n, " bytes, expected fewer than ", INT32_MAX);
   w.ids.resize(n), w.next.resize(n), w.previous.resize(n), w.ranks.resize(n);
@@ -461,7 +461,7 @@ std::vector<int32_t> ByteBpe::encode(std::string_view text) const {
   }
   if (!w) w = std::make_unique<Workspace>();
   impl_->encode_text(text, *w, out);
-  if (w->ids.capacity() > (1 << 20)) return out;  // an enormous word: its memory goes with the workspace
+  if (w->ids.capacity() > (1 << 20)) return out;  // frees the memory that an enormous word took
   std::lock_guard lock(impl_->mutex);
   impl_->idle.push_back(std::move(w));
   return out;

@@ -1,5 +1,5 @@
-// tokenizer.json, read and written: the part of Hugging Face's format that describes a byte-level BPE. What would
-// change ids and is not implemented is refused by name.
+// tokenizer.json, read and written: the part of Hugging Face's format that describes a byte-level BPE. A setting that
+// would change ids and is not implemented is refused by its name.
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
@@ -20,7 +20,7 @@ struct PatternSpelling {
   WordPattern pattern;
   const char* regex;
 };
-// The first spelling of each is the one that is written. All spellings of one pattern match the same words.
+// Files are written with the first spelling of a pattern. All spellings of one pattern match the same words.
 constexpr PatternSpelling kSpellings[] = {
     {WordPattern::gpt2, R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
     {WordPattern::gpt2, R"('(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},

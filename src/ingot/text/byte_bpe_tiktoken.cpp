@@ -7,7 +7,7 @@
 namespace ingot {
 namespace {
 
-// Every cut of every token is looked up: the squares of their lengths, together.
+// find_merges() looks up every cut of every token, so the work is the sum of the squares of the tokens' lengths.
 constexpr uint64_t kMaxCutBytes = uint64_t(1) << 33;
 constexpr int kHarmonySpecials = 1090;  // 199998 to 201087 behind the published ranks
 
@@ -32,7 +32,7 @@ bool decode_base64(std::string_view text, std::string& bytes) {
     bits = 0;
   }
   for (size_t i = 0; i < padding; ++i) {
-    if (bytes.back() != 0) return false;  // bits that no byte takes
+    if (bytes.back() != 0) return false;  // bits left over behind the last byte
     bytes.pop_back();
   }
   return true;
@@ -82,7 +82,7 @@ ByteBpe ByteBpe::parse_tiktoken(std::string_view text, const std::string& origin
     if (cut_bytes > kMaxCutBytes)
       fail(ErrorCode::bad_data, origin, ": line ", number, ": found a token of ", bytes.size(),
            " bytes, expected tokens the length of words");
-    // Ranks in order: as every published file has them, and no rank can ask for memory.
+    // Every published file has its ranks in order. A rank that must be the next one cannot ask for memory.
     if (rank != int64_t(rules.tokens.size()))
       fail(ErrorCode::bad_data, origin, ": line ", number, ": found rank ", rank, ", expected ", rules.tokens.size());
     rules.tokens.push_back(bytes);

@@ -1,6 +1,6 @@
 #pragma once
-// One token per character (Unicode code point), ids in code point order. No bos, and no token for a character that was
-// not in the text the vocabulary was made from: such text is refused.
+// One token per character (Unicode code point), ids in code point order. There is no bos. Text with a character that
+// was not in the text from which the vocabulary was made is refused.
 #include <string>
 #include <string_view>
 #include <unordered_map>

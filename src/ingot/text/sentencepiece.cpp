@@ -25,7 +25,7 @@ struct Symbol {
   int64_t previous = -1, next = -1;
 };
 
-// Two neighbours that together are a piece. Best first: the higher score, then further left.
+// Two neighbours that together are a piece. The best candidate has the higher score; of equal scores the left one wins.
 struct Candidate {
   float score;
   int64_t left, right;
@@ -47,12 +47,12 @@ struct SentencePiece::Impl {
   detail::SentencePieceModel model;
   detail::Charsmap charsmap;
   std::unordered_map<std::string_view, int32_t> pieces;    // normal, user-defined, unused: what merging may build
-  std::unordered_map<std::string_view, int32_t> reserved;  // the others, by name
+  std::unordered_map<std::string_view, int32_t> reserved;  // control, unknown and byte pieces, by name
   std::vector<size_t> user_lengths;                        // of user-defined pieces, longest first
   int32_t byte_ids[256];
   int32_t unknown = -1, bos = -1;
   size_t longest_piece = 0;
-  bool words_apart = true;  // no piece holds a space after another character, so words can be merged one by one
+  bool words_apart = true;  // no piece has a space behind another character, so words can be merged one by one
   uint32_t hash = 0;
 
   Impl(detail::SentencePieceModel m, const std::string& origin);
@@ -110,7 +110,8 @@ void SentencePiece::Impl::take_pieces(const std::string& origin) {
     if (p.type == PieceType::user_defined) user_lengths.push_back(p.text.size());
     if (!ordinary) continue;
     longest_piece = std::max(longest_piece, p.text.size());
-    if (p.type == PieceType::unused) words_apart = false;  // taking one apart again looks at the whole text's merges
+    if (p.type == PieceType::unused)
+      words_apart = false;  // splitting an unused piece needs the merges of the whole text
     for (size_t at = p.text.find(kSpace); at != p.text.npos; at = p.text.find(kSpace, at + 1))
       if (at > 0 && (at < 3 || p.text.compare(at - 3, 3, kSpace) != 0)) words_apart = false;
   }
@@ -163,7 +164,7 @@ size_t SentencePiece::Impl::user_defined_at(std::string_view text) const {
   return 0;
 }
 
-// What the start of `text` becomes, and how many of its bytes that is.
+// The normalized beginning of `text`, and the number of bytes that it replaces.
 std::pair<std::string_view, size_t> SentencePiece::Impl::normalize_prefix(std::string_view text) const {
   if (const size_t n = user_defined_at(text)) return {text.substr(0, n), n};
   const detail::Charsmap::Match match = charsmap.longest(text);
@@ -218,7 +219,7 @@ void SentencePiece::Impl::merge_word(std::string_view word, std::vector<int32_t>
   }
   symbols.back().next = -1;
   std::priority_queue<Candidate> candidates;
-  // How an unused piece came about, to take it apart again.
+  // The two parts of each unused piece, into which it is split at the end.
   std::unordered_map<std::string_view, std::pair<std::string_view, std::string_view>> parts;
   const auto view = [&](const Symbol& s) { return word.substr(size_t(s.begin), size_t(s.length)); };
   const auto consider = [&](int64_t left, int64_t right) {
@@ -236,7 +237,7 @@ void SentencePiece::Impl::merge_word(std::string_view word, std::vector<int32_t>
     const Candidate c = candidates.top();
     candidates.pop();
     Symbol &a = symbols[size_t(c.left)], &b = symbols[size_t(c.right)];
-    if (a.length == 0 || b.length == 0 || a.length + b.length != c.length) continue;  // one of them has merged since
+    if (a.length == 0 || b.length == 0 || a.length + b.length != c.length) continue;  // a neighbour has merged since
     a.length = c.length;
     a.next = b.next;
     if (b.next >= 0) symbols[size_t(b.next)].previous = c.left;

@@ -166,7 +166,7 @@ Charsmap::Match Charsmap::longest(std::string_view text) const {
   for (size_t i = 0; i < text.size(); ++i) {
     const uint8_t c = uint8_t(text[i]);
     node ^= c;
-    // A damaged table may point anywhere; leaving it means that no longer rule applies.
+    // A damaged table may point outside of itself; then no longer rule applies.
     if (node >= units_.size() || (units_[node] & 0x800000ffu) != c) break;
     const uint32_t unit = units_[node];
     node ^= offset(unit);

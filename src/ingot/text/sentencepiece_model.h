@@ -40,7 +40,7 @@ class Charsmap {
   Charsmap(std::string_view blob, const std::string& origin);
   struct Match {
     std::string_view replacement;
-    int64_t length = 0;  // bytes of text that it replaces; 0 when no rule applies
+    int64_t length = 0;  // bytes of text that the rule replaces; 0 when no rule applies
   };
   Match longest(std::string_view text) const;
 

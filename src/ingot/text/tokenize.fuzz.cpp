@@ -1,5 +1,5 @@
-// Any UTF-8 becomes ids that give it back, none of them a control token, and the ids of short texts are those of the
-// definition. The first byte chooses the pattern and the rule of merging, the rest is the text.
+// Any UTF-8 becomes ids that decode to the same text, without control tokens, and short texts have the ids of the plain
+// definition. The first byte chooses the pattern and the rule of merging; the rest is the text.
 #include <map>
 
 #include "ingot/io/utf8.h"
@@ -25,7 +25,8 @@ ByteBpe learn(WordPattern pattern, bool by_token) {
   return ByteBpe(rules);
 }
 
-// Again and again the lowest rank, leftmost first; a whole word that is a token stands where the rules say so.
+// The definition: repeatedly merge the pair of the lowest rank, the leftmost of equal ranks; with ignore_merges a word
+// that is a token stays whole.
 std::vector<int32_t> by_definition(const ByteBpeRules& rules, const std::map<std::string, int32_t>& ids,
                                    const std::map<std::pair<int32_t, int32_t>, int32_t>& ranks,
                                    const std::string& word) {

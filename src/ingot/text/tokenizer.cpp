@@ -33,7 +33,7 @@ std::string any_tokenizer_in(const std::string& directory) {
   return path.empty() ? gguf : path;
 }
 
-// "IQ== 0": printable base64, a space, a number.
+// A line such as "IQ== 0": base64, a space, a number.
 bool is_tiktoken(std::string_view content) {
   const std::string_view line = content.substr(0, std::min(content.find('\n'), size_t(1024)));
   const size_t space = line.find(' ');

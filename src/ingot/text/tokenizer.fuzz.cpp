@@ -1,4 +1,4 @@
-// What is accepted as a tokenizer turns text into ids of its vocabulary, and ids of its vocabulary into text.
+// A file that is accepted as a tokenizer turns text into ids of its vocabulary, and such ids into text.
 #include "ingot/text/tokenizer.h"
 
 #include "ingot/testing/fuzz.h"

@@ -1,6 +1,7 @@
 #pragma once
-// Text to token ids and back. Every tokenizer stands behind this one interface, and load_tokenizer finds out which one
-// a file holds. encode and decode are inverse on valid UTF-8 (SentencePiece: up to its normalisation of the text).
+// Text to token ids and back. Every tokenizer implements this one interface, and load_tokenizer finds out which kind a
+// file holds. encode and decode are inverse on valid UTF-8, except for the normalization that a tokenizer's file asks
+// for.
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -26,9 +27,10 @@ class Tokenizer {
   // The token that starts a document, or -1 where the tokenizer has none.
   virtual int32_t bos() const = 0;
   virtual int vocab_size() const = 0;
-  // Of the vocabulary and the rules: equal for tokenizers that give equal ids, kept in shards and checkpoints. Never 0.
+  // A hash of the vocabulary and the rules: equal for tokenizers that give equal ids. Shards and checkpoints store the
+  // hash. Never 0.
   virtual uint32_t hash() const = 0;
-  // What `id` adds to decoded text; the text of its name for a special token.
+  // The bytes that `id` adds to decoded text; for a special token its name.
   virtual std::string token_bytes(int32_t id) const = 0;
   virtual std::string kind() const = 0;  // "byte_bpe", "sentencepiece", "char"
 };

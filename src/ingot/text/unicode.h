@@ -1,5 +1,5 @@
 #pragma once
-// Classes of characters that word patterns ask about.
+// The classes of characters that word patterns tell apart.
 #include <cstdint>
 
 namespace ingot::detail {
@@ -8,8 +8,8 @@ enum CharClass : uint8_t {
   kLetter = 1,    // L*
   kNumber = 2,    // N*
   kSpace = 4,     // White_Space
-  kUpper = 8,     // Lu Lt Lm Lo M*: what o200k lets begin a word
-  kLower = 16,    // Ll Lm Lo M*: what may follow
+  kUpper = 8,     // Lu Lt Lm Lo M*: characters that begin a word of o200k
+  kLower = 16,    // Ll Lm Lo M*: characters that go on with a word of o200k
   kMark = 32,     // M*
   kNewline = 64,  // \r \n
 };

@@ -25,9 +25,9 @@ inline Utf8Char utf8_decode(const char* p) {
 }
 void utf8_append(std::string& out, char32_t code);
 
-// Turns tokens' bytes, which may end inside a character, into text that never does: what is incomplete waits for the
-// next call. Bytes that can never become a character give U+FFFD each maximal part (Unicode's recommended practice), so
-// the output is always valid UTF-8.
+// Turns tokens' bytes, which may end inside a character, into whole characters: an incomplete character waits for the
+// next call. Each maximal part of bytes that can never become a character gives one U+FFFD (Unicode's recommended
+// practice), so the output is always valid UTF-8.
 class Utf8Stream {
  public:
   std::string push(std::string_view bytes);

@@ -1,5 +1,5 @@
-// A request that asks for a form is refused by name or has a grammar, and each answer that this lets to its end holds
-// JSON where JSON was asked for.
+// A request that asks for a form is refused by name or has a grammar, and each complete answer of the grammar contains
+// JSON where the request asks for JSON.
 #include "ingot/engines/serve/answer_grammar.h"
 
 #include <nlohmann/json.hpp>
@@ -21,7 +21,7 @@ void require_json(const ingot::ApiRequest& r, const std::vector<int>& said) {
   FUZZ_REQUIRE(nlohmann::json::accept(said.begin() + int64_t(begin), said.end() - 1));
 }
 
-// A walk by a generator that the input seeds: controls and what ends a part of JSON come first half of the time.
+// A random walk, seeded by the input; half of the time control tokens and closing characters are tried first.
 void answer(ingot::GrammarWalk& walk, const ingot::ApiRequest& r, uint64_t seed) {
   static const std::string kEnds = "\"}],:0\"}";
   std::vector<int> said;
@@ -61,7 +61,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     } catch (const ingot::ApiError& e) {
       FUZZ_REQUIRE(e.status == 400 && !e.param.empty());
     } catch (const ingot::Error& e) {
-      // More states or ways to read it than a request may cost.
+      // The grammar needs more states or ways to read the text than a request may cost.
       FUZZ_REQUIRE(e.code == ingot::ErrorCode::usage);
     }
   return 0;

@@ -18,7 +18,7 @@ template <class... Note> [[noreturn]] void refuse(const std::string& param, cons
 }
 std::string element(const std::string& param, size_t i) { return param + "[" + std::to_string(i) + "]"; }
 
-// What becomes of fields that no reader asked for: an error, or a list of their names.
+// Unknown fields are errors (strict), or their names are collected.
 struct Reading {
   bool strict = false;
   std::vector<std::string> ignored;
@@ -194,7 +194,7 @@ void check_name(const std::string& name, const std::string& path) {
   if (!is_name(name)) refuse(path, "found '", name.substr(0, 80), "', expected 1 to 64 letters, digits, _ or -");
 }
 
-// How the model sees a call of a tool whose input is text.
+// The arguments that the model sees for a call of a tool whose input is text.
 std::string arguments_of_text(const std::string& input) { return write_json(Json{{"input", input}}); }
 
 ApiCall call_of(const Json& json, const std::string& path, Reading& reading) {
@@ -451,7 +451,7 @@ std::vector<LogitBias> bias_of(const Json& json, const ApiLimits& limits) {
   return bias;
 }
 
-// What llama.cpp, vLLM and SGLang read beside OpenAI's fields and what would change the answer.
+// Fields of llama.cpp, vLLM and SGLang that would change the answer.
 void refuse_fields_of_other_servers(Object& body) {
   for (const char* factor : {"repetition_penalty", "repeat_penalty", "typical_p", "tfs_z", "length_penalty"})
     body.unsupported(factor, 1);
@@ -519,8 +519,8 @@ Json parse_body(std::string_view text, const ApiLimits& limits) {
   } catch (const Error& e) { throw ApiError(400, e.what(), "body", "invalid_json"); }
 }
 
-// The calls and results of tools that are no functions. A client may bring them from a conversation with another model;
-// one without call_id was run by that model's server, and has no result that is to be shown.
+// The calls and results of tools that are not functions. A client may bring such items from a conversation with another
+// model. A call without call_id was run by that model's server, and its result is not an item of its own.
 std::optional<ApiMessage> other_item_of(Object& item, const std::string& type, ApiMessage m) {
   for (const char* stored : {"item_reference", "compaction", "compaction_summary"})
     if (type == stored)

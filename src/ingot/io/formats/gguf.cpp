@@ -53,7 +53,7 @@ int64_t bytes_of(uint32_t kind) {
   }
 }
 
-// What stands before the tensors, read in pieces: every length is checked against what is left of the file first.
+// Reads the part before the tensors, piece by piece. Every length is first checked against the rest of the file.
 class Reader {
  public:
   Reader(const File& file, int64_t size) : file_(file), size_(size) {}
@@ -134,7 +134,7 @@ bool read_bool(Reader& r, const std::string& what) {
 }
 
 template <class T, class Read> GgufValue read_list(int64_t count, Read&& read) {
-  std::vector<T> values;  // grows with what is read: a count asks for no memory
+  std::vector<T> values;  // grows as values are read, so that a false count cannot ask for memory
   for (int64_t i = 0; i < count; ++i) values.push_back(read());
   return values;
 }
@@ -186,7 +186,7 @@ bool is_plain(const std::string& name) {
   return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 127; });
 }
 
-// A tensor's description, its begin still counted from where the tensors begin.
+// A tensor's description; `begin` still counts from the first tensor.
 SafetensorsEntry read_entry(Reader& r, int64_t i) {
   const std::string where = detail::concat("tensor ", i);
   SafetensorsEntry e;
@@ -329,7 +329,7 @@ std::string part_ending(int64_t i, int64_t count) {
   return text;
 }
 
-// Whether a name says that it is a part, and not the first.
+// Whether a name is that of a part behind the first.
 bool is_later_part(const std::string& name) {
   const size_t ending = part_ending(0, 1).size();
   long long part = 1, parts = 1;
@@ -347,7 +347,7 @@ std::string gguf_in(const std::string& directory) {
   if (models.size() > 1)
     fail(ErrorCode::usage, directory, ": found ", models.size(),
          " GGUF models, expected one of them by its name, such as ", models[0]);
-  if (models.empty()) models = later;  // opening it says that the first part is missing
+  if (models.empty()) models = later;  // opening a later part reports that the first is missing
   return models.empty() ? "" : models[0];
 }
 

@@ -1,5 +1,5 @@
-// What is accepted has its tensors inside the file, one after the other, of the bytes that their shapes and types make,
-// and its metadata can be asked for.
+// A file that is accepted has its tensors inside the file, one after the other, each with the bytes that its shape and
+// type make, and every key of its metadata can be read.
 #include "ingot/io/formats/gguf.h"
 
 #include "ingot/testing/fuzz.h"

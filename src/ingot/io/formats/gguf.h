@@ -31,7 +31,8 @@ class GgufFile {
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }
   const std::map<std::string, GgufValue>& metadata() const { return metadata_; }
 
-  // A key's value; empty where there is none, an error where it is of another kind. Integers serve as numbers.
+  // The value of a key; empty where the key is missing, an error where the value is of another kind. number() takes an
+  // integer too.
   std::optional<int64_t> integer(const std::string& key) const;
   std::optional<double> number(const std::string& key) const;
   std::optional<std::string> text(const std::string& key) const;
@@ -51,8 +52,8 @@ struct GgufBlock {
 };
 GgufBlock gguf_block(const std::string& dtype);
 
-// The model that a directory holds as GGUF: its only .gguf file, or the first part of its only split one. Empty where
-// it is no directory or holds none; several models are an error that names them.
+// The GGUF model in a directory: its only .gguf file, or the first part of its only split file. Empty where the path is
+// no directory or the directory has no such file; several models are an error that names them.
 std::string gguf_in(const std::string& directory);
 
 // All files of a model: one, or name-00001-of-00003.gguf and what follows it, opened by the first.

@@ -25,7 +25,7 @@ GgufWriter sample() {
 }
 std::string refusal(const std::string& bytes) {
   static const TemporaryDirectory dir;
-  File file = File::create(dir / "m.gguf");  // nothing here is worth a sync
+  File file = File::create(dir / "m.gguf");  // written without a sync, which tests do not need
   file.write(bytes);
   return error_of([&] { GgufFile(dir / "m.gguf"); });
 }
@@ -155,7 +155,8 @@ TEST(gguf, a_directory_with_one_model_stands_for_it) {
   EXPECT_EQ(gguf_in(dir.path()), "");
   EXPECT_EQ(gguf_in(dir / "nothing"), "");
   write_file(dir / "m-00002-of-00002.gguf", "");
-  EXPECT_EQ(gguf_in(dir.path()), dir / "m-00002-of-00002.gguf");  // whoever opens it is told of the first
+  EXPECT_EQ(gguf_in(dir.path()),
+            dir / "m-00002-of-00002.gguf");  // opening the file reports that the first part is missing
   write_file(dir / "m-00001-of-00002.gguf", "");
   write_file(dir / "notes.txt", "");
   EXPECT_EQ(gguf_in(dir.path()), dir / "m-00001-of-00002.gguf");

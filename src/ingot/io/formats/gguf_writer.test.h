@@ -1,5 +1,5 @@
 #pragma once
-// Writes GGUF files for tests, whole or damaged: every number that the format holds can be another.
+// Writes GGUF files for tests, whole or damaged: every number of the format can be changed.
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -11,7 +11,7 @@ class GgufWriter {
  public:
   uint32_t version = 3;
   int64_t align = 32;
-  int64_t more_tensors = 0, more_keys = 0;  // beyond those that are there
+  int64_t more_tensors = 0, more_keys = 0;  // added to the counts in the header
 
   GgufWriter& key(const std::string& name, uint32_t value) { return add(name, 4, number(value)); }
   GgufWriter& key(const std::string& name, float value) { return add(name, 6, number(value)); }
@@ -27,14 +27,14 @@ class GgufWriter {
     for (const int32_t v : values) bytes += number(v);
     return add(name, 9, bytes);
   }
-  // Any type and bytes.
+  // A tensor of any type and bytes.
   GgufWriter& add(const std::string& name, uint32_t type, const std::string& bytes) {
     keys_ += text(name) + number(type) + bytes;
     ++key_count_;
     return *this;
   }
 
-  // `shape`: the outermost size first. `shift` is added to the offset that is right.
+  // `shape`: the outermost size first. `shift` is added to the correct offset.
   GgufWriter& tensor(const std::string& name, uint32_t type, const std::vector<int64_t>& shape,
                      const std::string& bytes, int64_t shift = 0) {
     infos_ += text(name) + number(uint32_t(shape.size()));

@@ -1,6 +1,6 @@
 #pragma once
-// Which numbers lie within bounds, as JSON writes them without an exponent: an automaton over their characters. Of at
-// most 15 digits a double keeps every one, so a number compares with its bounds as its text does.
+// An automaton over the characters of the JSON numbers without an exponent that lie within bounds. A double keeps every
+// decimal of at most 15 digits, so comparing the texts of such numbers is comparing the numbers.
 #include <optional>
 #include <string>
 
@@ -13,7 +13,7 @@ struct Decimal {
   bool negative = false;
   std::string whole, fraction;  // digits, without zeros at the outer end
 };
-// `text`: a number as JSON writes it. Error{usage}: it has too many digits.
+// `text`: a JSON number. Error{usage}: the number has too many digits.
 Decimal parse_decimal(const std::string& text);
 
 struct DecimalBound {
@@ -24,7 +24,7 @@ struct DecimalRange {
   static constexpr int kDigits = 15;
   bool integers = false;
   std::optional<DecimalBound> low, high;
-  std::optional<Decimal> multiple;  // of which the numbers are multiples; above 0
+  std::optional<Decimal> multiple;  // the numbers are multiples of this one, which is above 0
 };
 // Error{usage}: the multiple has too many digits for an automaton.
 Dfa dfa_of_decimals(const DecimalRange& range, AutomatonBudget& budget);

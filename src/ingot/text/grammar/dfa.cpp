@@ -88,7 +88,7 @@ class Determinizer {
     return std::binary_search(set.begin(), set.end(), nfa_.accept);
   }
   int32_t find(std::vector<int32_t> set, bool at_start) {
-    const bool matched = search_ && has_accept(set);  // whatever follows changes nothing
+    const bool matched = search_ && has_accept(set);  // the rest of the string does not matter any more
     if (matched) set = {nfa_.accept}, at_start = false;
     const auto [at, added] = number_.emplace(std::pair(set, at_start), int32_t(sets_.size()));
     if (!added) return at->second;
@@ -100,7 +100,7 @@ class Determinizer {
     return at->second;
   }
   void add_edges(size_t from, const std::vector<int32_t>& set) {
-    if (set.empty()) return;  // its edges are there
+    if (set.empty()) return;  // find() has made the edges
     std::vector<uint32_t> cuts;
     const auto cut = [&](const CodeSet& codes) {
       for (const auto& [low, high] : codes.ranges()) cuts.push_back(low), cuts.push_back(high + 1);

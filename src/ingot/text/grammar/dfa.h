@@ -1,6 +1,6 @@
 #pragma once
-// Finite automata over code points: which strings, or which numbers as they are written, a schema allows. A pattern is
-// built as a nondeterministic automaton, determinized, and intersected with what else the schema says.
+// Finite automata over code points, for the strings and the written numbers of a schema. A pattern becomes a
+// nondeterministic automaton, is determinized, and is intersected with the automata of the schema's other keywords.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -9,7 +9,7 @@
 
 namespace ingot {
 
-// Code points of text, so without surrogates: ascending ranges that do not touch, both ends included.
+// A set of code points without surrogates: ascending ranges that do not touch, both ends included.
 class CodeSet {
  public:
   using Range = std::pair<uint32_t, uint32_t>;
@@ -61,19 +61,19 @@ struct Nfa {
   void edge(int32_t from, CodeSet set, int32_t to) { states[size_t(from)].edges.push_back({std::move(set), to}); }
 };
 
-// The work that automata of one schema may cost. Error{usage}: it is spent, or one automaton would be too large.
+// The work that the automata of one schema may cost. Error{usage}: the budget is spent, or an automaton is too large.
 struct AutomatonBudget {
   size_t steps = 20'000'000;
   void spend(size_t n = 1);
 };
 
-// `search`: a match anywhere in the string is enough, as for the pattern of a schema; else the whole string is read.
-// All three give no state from which no string is accepted.
+// `search`: a match anywhere in the string is enough, as for a schema's pattern; otherwise the whole string must match.
+// The results have no dead states: from every state some string is accepted.
 Dfa determinize(const Nfa& nfa, bool search, AutomatonBudget& budget);
 Dfa intersect(const Dfa& a, const Dfa& b, AutomatonBudget& budget);
 // Strings of low to high characters; high < 0: no upper limit.
 Dfa strings_of_length(int64_t low, int64_t high);
-// Every string but these.
+// Every string except the names.
 Dfa strings_except(const std::vector<std::u32string>& names);
 
 }  // namespace ingot

@@ -1,5 +1,5 @@
 #pragma once
-// The strings of a schema's `format`, as patterns.
+// Patterns for the strings of a schema's `format`.
 #include <string>
 
 namespace ingot {

@@ -48,7 +48,7 @@ Grammar::Rule Grammar::rule(Node start) {
   return Rule(starts_.size()) - 1;
 }
 
-// The least set of nodes that reach an end: grown until nothing is added.
+// The least fixed point: nodes that reach an end are added until none is left to add.
 std::vector<bool> Grammar::ends() const {
   std::vector<bool> reaches(nodes_.size());
   for (bool grew = true; grew;) {
@@ -79,7 +79,7 @@ int32_t GrammarWalk::pushed(Grammar::Node back_to, int32_t calls) {
   return at->second;
 }
 
-// The places from which a symbol can be read that `at` leads to without one.
+// Adds the places that `at` leads to without reading a symbol and from which a symbol can be read.
 void GrammarWalk::settle(Place at, std::vector<Place>& seen, std::vector<Place>& places, bool& complete) {
   constexpr size_t kMostPlaces = 4096;
   std::vector<Place> open = {at};

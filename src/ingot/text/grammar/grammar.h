@@ -2,9 +2,9 @@
 // A language as rules that call one another, and a walk through it, symbol by symbol. Symbols are the 256 bytes and,
 // from kFirstControl on, tokens that no bytes can spell.
 //
-// Nodes are built from the end: each is told what follows it. A state of the walk is a set of places, each with the
-// calls it has to return from; states are found as they are needed and kept, so that a symbol seen before costs a look
-// into a table.
+// A grammar is built from its end: a node is made with the node that follows. A state of the walk is a set of places,
+// each with the calls from which it has to return. The walk makes states when they are first reached and keeps them, so
+// that a symbol seen before costs one lookup in a table.
 #include <bitset>
 #include <cstdint>
 #include <deque>
@@ -22,12 +22,12 @@ class Grammar {
   using Node = int32_t;
   using Rule = int32_t;
 
-  static constexpr Node kEnd = 0;  // of the rule that it stands in
+  static constexpr Node kEnd = 0;  // the end of the rule in which the node stands
   Grammar() { nodes_.push_back({}); }
   Node one_of(const Set& set, Node next);
   Node text(std::string_view bytes, Node next);
   Node control(int which, Node next);
-  // What either() was given may be added to, which is how repetition is said.
+  // An either-node may get further options later; a repetition is an option that leads back to the node.
   Node either(std::vector<Node> options);
   void add(Node either, Node option);
   Node call(Rule rule, Node next);
@@ -36,11 +36,11 @@ class Grammar {
   Rule rule(Node start);
 
   size_t size() const { return nodes_.size(); }
-  // Whether a rule has an end that can be reached at all.
+  // For each rule, whether some string leads from its start to its end.
   std::vector<bool> ends() const;
 
   static Set bytes(std::string_view members);
-  static Set range(int low, int high);  // both included
+  static Set range(int low, int high);  // both ends included
 
  private:
   friend class GrammarWalk;
@@ -56,24 +56,24 @@ class Grammar {
   std::vector<Node> starts_;
 };
 
-// States of a grammar from one rule on. The grammar is copied. One thread at a time.
+// A walk through the texts of one rule, in a copy of the grammar. One thread at a time.
 class GrammarWalk {
  public:
   static constexpr int32_t kDead = -1;
   GrammarWalk(Grammar grammar, Grammar::Rule start);
   int32_t start() const { return 0; }
-  // The state after `symbol`, or kDead where it may not follow. Error{usage}: more states or ways to read the text than
-  // anybody should have to pay for.
+  // The state after `symbol`, or kDead where the symbol may not follow. Error{usage}: the grammar needs more states, or
+  // more ways to read the text, than a request may cost.
   int32_t next(int32_t state, int symbol) {
     const int32_t known = states_[size_t(state)].next[size_t(symbol)];
     return known != kUnknown ? known : find(state, symbol);
   }
-  bool complete(int32_t state) const { return states_[size_t(state)].complete; }  // what was said may end here
+  bool complete(int32_t state) const { return states_[size_t(state)].complete; }  // the text may end here
   int64_t states() const { return int64_t(states_.size()); }
 
  private:
   static constexpr int32_t kUnknown = -2;
-  using Place = std::pair<Grammar::Node, int32_t>;  // and the calls above it, or -1
+  using Place = std::pair<Grammar::Node, int32_t>;  // a node and the index of its caller in calls_, or -1
   struct State {
     std::vector<Place> places;
     bool complete = false;
@@ -86,7 +86,7 @@ class GrammarWalk {
   const Grammar grammar_;
   std::deque<State> states_;
   std::map<std::pair<std::vector<Place>, bool>, int32_t> known_;
-  std::vector<Place> calls_;  // where to go on, and the calls beyond
+  std::vector<Place> calls_;  // the node after the call, and the caller of the caller
   std::map<Place, int32_t> call_of_;
 };
 

@@ -74,7 +74,7 @@ JsonParts::JsonParts(Grammar& g) : character(character_rule(g)), g_(g) {
   any_object = g.rule(object(text, anys_[size_t(kJsonNesting - 1)], kEnd));
 }
 
-// Up to so many digits more.
+// Up to n further digits.
 Node JsonParts::up_to(int n, Node next) const {
   const Set digit = Grammar::range('0', '9');
   Node after = next;
@@ -130,7 +130,7 @@ Node JsonParts::states_of(const Dfa& dfa, Node end, bool in_string) {
   return nodes[0];
 }
 
-// The characters of `set` as a string has them.
+// The characters of `set` as they stand in a JSON string.
 void JsonParts::add_characters(Node to, const CodeSet& set, Node next) {
   Set bytes, names;
   for (uint32_t c = 0x20; c < 0x80; ++c)
@@ -153,7 +153,8 @@ void JsonParts::add_characters(Node to, const CodeSet& set, Node next) {
   if (!set.ranges().empty() && set.ranges().back().second >= 0x80) g_.add(to, g_.call(beyond_ascii(set), next));
 }
 
-// As UTF-8: a range is cut where the number of bytes changes, and then at the borders of what its last bytes can say.
+// The characters in UTF-8. A range is cut where the number of bytes changes, and then so that each part is a product of
+// ranges of bytes.
 Rule JsonParts::beyond_ascii(const CodeSet& set) {
   std::vector<CodeSet::Range> ranges;
   for (const auto& [low, high] : set.ranges())
@@ -161,7 +162,7 @@ Rule JsonParts::beyond_ascii(const CodeSet& set) {
   const auto [known, added] = beyond_ascii_.try_emplace(ranges, -1);
   if (!added) return known->second;
   std::vector<Node> options;
-  // The `n` bytes from the first that differs on; `low` and `high` are what they say, 6 bits each but the first.
+  // Nodes for the last n bytes of the characters low to high; every byte but the first carries 6 bits.
   const auto bytes = [&](const auto& self, int n, uint32_t low, uint32_t high, uint32_t lead) -> std::vector<Node> {
     if (n == 1) return {g_.one_of(Grammar::range(int(lead | low), int(lead | high)), kEnd)};
     const uint32_t step = 1u << (6 * (n - 1)), mask = step - 1;

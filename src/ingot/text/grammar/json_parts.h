@@ -1,5 +1,5 @@
 #pragma once
-// What all JSON is made of, as rules of a grammar: strings, numbers, blanks, any value.
+// The parts of every JSON text as rules of a grammar: strings, numbers, blanks, any value.
 #include <map>
 #include <vector>
 
@@ -19,23 +19,24 @@ class JsonParts {
   Rule character, text, integer, number, space, any = -1, any_object = -1;
 
   Node mark(char c, Node next) const { return g_.one_of(Grammar::bytes({&c, 1}), next); }
-  // Of any length.
+  // Objects and arrays of any length.
   Node object(Rule key, Rule value, Node next) const;
   Node array(Rule value, Node next) const;
-  // A string in quotes whose characters the automaton accepts. What has to be escaped is escaped, the rest is UTF-8.
+  // A string in quotes whose characters the automaton accepts. Quotes, backslashes and control characters are escaped;
+  // all other characters are UTF-8.
   Node string_of(const Dfa& dfa, Node next);
   // A number whose characters the automaton accepts.
   Node number_of(const Dfa& dfa, Node next);
 
  private:
-  static constexpr int kDigits = 15;  // what a double keeps
+  static constexpr int kDigits = 15;  // a double keeps every decimal of so many digits
   Node up_to(int n, Node next) const;
   void add_any(int depth);
   Node states_of(const Dfa& dfa, Node end, bool in_string);
   void add_characters(Node to, const CodeSet& set, Node next);
   Rule beyond_ascii(const CodeSet& set);
   Grammar& g_;
-  std::vector<Rule> anys_;  // by how deep they may still nest
+  std::vector<Rule> anys_;  // by the depth of nesting that is left
   std::map<std::vector<CodeSet::Range>, Rule> beyond_ascii_;
 };
 

@@ -84,14 +84,14 @@ std::vector<std::string> types_of(const OrderedJson& s, const std::string& path)
   return types;
 }
 
-// What each type's keywords are. Those of numbers are integers' too.
+// The keywords of each type. An integer has the keywords of a number.
 const std::vector<std::pair<std::string, std::vector<const char*>>> kKeywords = {
     {"array", {"items", "minItems", "maxItems"}},
     {"number", {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}},
     {"object", {"properties", "required", "additionalProperties"}},
     {"string", {"minLength", "maxLength", "pattern"}}};
 
-// The types that the keywords of a schema without `type` speak of.
+// The types that have the keywords of a schema without `type`.
 std::vector<std::string> implied_types(const OrderedJson& s) {
   std::vector<std::string> types;
   for (const auto& [type, words] : kKeywords)
@@ -104,7 +104,7 @@ std::vector<std::string> implied_types(const OrderedJson& s) {
   return types;
 }
 
-// Whether no value that the grammar makes of one of two schemas is valid under the other, as oneOf wants it.
+// Whether two schemas may be alternatives of oneOf: no value in the grammar of either is valid under the other.
 class ToldApart {
  public:
   explicit ToldApart(const OrderedJson& root) : root_(root) {}
@@ -184,7 +184,7 @@ class ToldApart {
 
 class Compiler {
  public:
-  // `exact`: all of the schema is held, or it is refused. Else what cannot be held is left out.
+  // `exact`: a keyword that the grammar cannot express is an error. Otherwise the keyword is left out.
   Compiler(Grammar& g, const OrderedJson& root, const std::string& where, bool exact)
       : g_(g), parts_(g), root_(root), where_(where), exact_(exact) {}
 
@@ -204,7 +204,7 @@ class Compiler {
   static constexpr size_t kMostNodes = 200000;
   static constexpr int64_t kMostItems = 256, kMostLength = 1024, kMostValues = 1000;
 
-  // Each place of the schema is one rule, however often it is referred to.
+  // Each place of the schema becomes one rule, however many references lead to the place.
   Rule rule_of(const OrderedJson& schema, const std::string& path) {
     const auto [at, added] = rules_.try_emplace(&schema, Made{});
     if (!added) return at->second.rule;
@@ -217,7 +217,7 @@ class Compiler {
   void check_size() const {
     if (g_.size() > kMostNodes) refuse(where_, "found too large a schema");
   }
-  // Does what a keyword asks for. Where the schema need not be held, a keyword that cannot be is left out.
+  // Runs the action for one keyword. In exact mode an Error passes on; otherwise the keyword is left out.
   template <class Action> bool held(const Action& action) {
     if (exact_) return action(), true;
     try {
@@ -228,7 +228,7 @@ class Compiler {
     }
     return true;
   }
-  // The same for what tells the path of its errors from outside.
+  // The same for actions whose errors lack the path.
   template <class Action> bool held(const std::string& path, const Action& action) {
     return held([&] {
       try {
@@ -246,7 +246,8 @@ class Compiler {
       refuse(path, "found " + describe_json(Json(s)) + ", expected a schema");
     }
     Node node = kEnd;
-    // Beside properties or values, alternatives mostly say which of them belong together.
+    // Alternatives beside properties or values mostly say which properties belong together, which the grammar leaves
+    // out.
     const bool says_more = !exact_ && (s.contains("properties") || s.contains("const") || s.contains("enum"));
     if (const OrderedJson* ref = find(s, "$ref"))
       if (held([&] { only(s, path, {"$ref"}), node = g_.call(target(*ref, path), kEnd); })) return node;
@@ -264,7 +265,7 @@ class Compiler {
     return any();
   }
 
-  // The alternatives of anyOf, and of oneOf, of which a value must not have two.
+  // The alternatives of anyOf or oneOf. Under oneOf a value must not be valid under two alternatives.
   Node any_of(const OrderedJson& list, const std::string& path, const std::string& key) {
     if (!list.is_array() || list.empty()) refuse(path, "expected a list of schemas");
     std::vector<Node> options;
@@ -291,8 +292,8 @@ class Compiler {
     if (!list.is_array() || list.size() != 1) refuse(path + ".allOf", "found more than one schema, expected one");
     return g_.call(rule_of(list[0], path + ".allOf[0]"), kEnd);
   }
-  // One schema of those of allOf and of what stands beside it: all properties, all that is required, and of anything
-  // else what comes first.
+  // One schema out of the parts of allOf and the keywords beside allOf: all properties, all required names, and of
+  // every other keyword the first occurrence.
   OrderedJson merged(const OrderedJson& s, int depth) {
     constexpr int kDeepest = 16;
     if (depth > kDeepest || !s.is_object()) refuse(where_, "found an allOf that cannot be merged");
@@ -334,7 +335,7 @@ class Compiler {
   Node typed(const OrderedJson& s, const std::string& path) {
     std::vector<std::string> types = types_of(s, path);
     std::vector<const char*> allowed = {"type", "format"};
-    if (types.empty()) {  // what it speaks of says what it is
+    if (types.empty()) {  // the keywords tell the type
       types = implied_types(s);
       if (types.size() > 1) {
         if (exact_) refuse(path + ".type", "it is missing");
@@ -363,8 +364,8 @@ class Compiler {
     return g_.either({g_.text("true", kEnd), g_.text("false", kEnd)});
   }
 
-  // Properties in their order, and then those that additionalProperties has a schema for. Two chains, by whether one
-  // came before: then a comma separates.
+  // The listed properties in their order, then the properties that a schema in additionalProperties allows. There are
+  // two chains of nodes: `first` while the object is still empty, and `later`, which begins with a comma.
   Node object(const OrderedJson& s, const std::string& path) {
     static const OrderedJson none = OrderedJson::object(), anything = true;
     const OrderedJson* listed = find(s, "properties");
@@ -399,14 +400,14 @@ class Compiler {
           g_.text(write_json(OrderedJson(names[i])) + ":", g_.call(parts_.space, g_.call(value, later)));
       const Node said = g_.call(parts_.space, key_text), next = parts_.mark(',', said);
       const bool needed = required.count(names[i]) != 0;
-      // What stands before it decides on the comma; what follows it has something before it.
+      // Whatever follows this property has a property before it, and so begins with a comma.
       const Node skipped_first = first, skipped_later = later;
       first = needed ? said : g_.either({said, skipped_first});
       later = needed ? next : g_.either({next, skipped_later});
     }
     return parts_.mark('{', first);
   }
-  // Any number of properties of other names: behind none, and behind one.
+  // Any number of properties with names that are not listed: the nodes for an empty object and for a non-empty one.
   std::pair<Node, Node> further(const OrderedJson& schema, const std::vector<std::string>& names, Node close,
                                 const std::string& path) {
     std::vector<std::u32string> known;
@@ -456,14 +457,14 @@ class Compiler {
     const Rule item = items == nullptr ? parts_.any : rule_of(*items, path + ".items");
     const auto [low, high] = counts(s, path, "minItems", "maxItems", kMostItems);
     const Node close = g_.call(parts_.space, parts_.mark(']', kEnd));
-    // After the last item that must be: any number more, or up to the most.
+    // After the required items: any number of further items, or as many as maxItems allows.
     Node rest = close;
     const auto one = [&](Node next) { return g_.call(parts_.space, g_.call(item, next)); };
     if (high < 0) {
       rest = g_.either({close});
       g_.add(rest, parts_.mark(',', one(rest)));
     }
-    const int64_t chain = high < 0 ? std::max<int64_t>(low, 1) : high;  // items said one by one
+    const int64_t chain = high < 0 ? std::max<int64_t>(low, 1) : high;  // items that have nodes of their own
     for (int64_t i = chain; i > 1; --i) {
       const Node next = parts_.mark(',', one(rest));
       rest = i <= low ? next : g_.either({close, next});
@@ -488,7 +489,7 @@ class Compiler {
       if (!pattern->is_string() && exact_) refuse(path + ".pattern", "expected a string");
       if (pattern->is_string()) narrow("pattern", pattern->get<std::string>());
     }
-    // A format need not be held where the schema need not be: some writers mean another one by its name.
+    // Only exact mode holds formats: some authors of schemas mean something else by the name of a format.
     if (const OrderedJson* format = find(s, "format"); format != nullptr && format->is_string() && exact_)
       if (const char* pattern = pattern_of_format(format->get<std::string>())) narrow("format", pattern);
     if (!strings) return any_text(low, high);
@@ -527,7 +528,7 @@ class Compiler {
         use(parse_decimal(write_json(*value)));
       });
     };
-    // Of two bounds on one side the narrower; of equal ones that which leaves the value itself out.
+    // Of two bounds on one side the narrower counts; of equal bounds the exclusive one.
     const auto bound = [&](std::optional<DecimalBound>& to, const char* closed, const char* open, bool low) {
       read(closed, [&](const Decimal& d) { to = {.value = d}; });
       read(open, [&](const Decimal& d) {
@@ -559,7 +560,7 @@ class Compiler {
     return rule_of(place, where_ + ref.get<std::string>().substr(0, 80));
   }
 
-  // Annotations say nothing about what is valid; everything else must be among `allowed`.
+  // Annotations do not change which values are valid; every other keyword must be among `allowed`.
   void only(const OrderedJson& s, const std::string& path, const std::vector<const char*>& allowed) {
     static const std::set<std::string> annotations = {
         "title",        "description", "default",   "examples",        "example",
@@ -591,7 +592,7 @@ Grammar::Rule any_json(Grammar& grammar) { return JsonParts(grammar).any; }
 Grammar::Rule any_json_object(Grammar& grammar) { return JsonParts(grammar).any_object; }
 
 Grammar::Rule json_of_schema(Grammar& grammar, const std::string& schema, const std::string& where) {
-  parse_json(schema, where, kSchemaLimits);  // strict; what follows keeps the order of the keys
+  parse_json(schema, where, kSchemaLimits);  // the strict reader; the next line keeps the order of keys
   const OrderedJson root = OrderedJson::parse(schema);
   return Compiler(grammar, root, where, true).compile();
 }
@@ -600,7 +601,7 @@ Grammar::Rule json_object_like_schema(Grammar& grammar, const std::string& schem
   try {
     parse_json(schema, "schema", kSchemaLimits);
     const OrderedJson root = OrderedJson::parse(schema);
-    Grammar trial = grammar;  // a schema that turns out too large leaves nothing behind
+    Grammar trial = grammar;  // so that a schema that turns out too large leaves no nodes behind
     const Rule rule = Compiler(trial, root, "schema", false).compile();
     GrammarWalk walk(trial, rule);
     bool is_object = true;

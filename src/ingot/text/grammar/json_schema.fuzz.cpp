@@ -1,4 +1,4 @@
-// A schema is refused with a usage error or becomes a grammar, and what that grammar says to its end is JSON.
+// A schema is refused with a usage error or becomes a grammar whose complete texts are JSON.
 #include "ingot/text/grammar/json_schema.h"
 
 #include <nlohmann/json.hpp>
@@ -8,14 +8,14 @@
 
 namespace {
 
-// Walks by a generator that the input seeds; each complete text on the way is held against an independent parser.
+// A random walk, seeded by the input; an independent parser checks each complete text on the way.
 void say(ingot::GrammarWalk& walk, uint64_t seed) {
   std::string said;
   for (int32_t state = walk.start(); said.size() < 120;) {
     int32_t after = ingot::GrammarWalk::kDead;
     for (int tried = 0; tried < 300 && after == ingot::GrammarWalk::kDead; ++tried) {
       seed = seed * 6364136223846793005u + 1442695040888963407u;
-      // What ends a part comes first half of the time, so that many texts are whole before they are too long.
+      // Half of the time closing characters are tried first, so that many texts are complete before they are too long.
       static constexpr char kEnds[] = {'"', '}', ']', ',', ':', '0', '"', '}'};
       const bool end = tried < 12 && (seed >> 32) % 2 == 0;
       const int symbol = end ? kEnds[(seed >> 40) % 8] : tried < 44 ? int((seed >> 33) % 256) : tried - 44;

@@ -1,8 +1,8 @@
 #pragma once
-// JSON as a grammar: any value, or what a JSON schema allows. What the grammar says is always JSON (RFC 8259) and valid
-// under the schema; it says less than the schema allows where that keeps a model from talking for ever: numbers of at
-// most 15 digits on either side of the point, at most one blank or one indented line between two parts, properties in
-// the schema's order and none beyond them.
+// JSON as a grammar: any value, or the values of a JSON schema. Every text of the grammar is JSON (RFC 8259) and valid
+// under the schema. The grammar leaves out some texts that the schema allows, so that a model cannot go on for ever:
+// numbers have at most 15 digits on either side of the point, at most one blank or one indented line stands between two
+// parts, and properties come in the schema's order, with no others unless additionalProperties has a schema.
 //
 // Read: type, properties, required, additionalProperties, items, minItems, maxItems, minLength, maxLength, pattern
 // (pattern.h), format (formats.h), minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, enum, const,
@@ -23,9 +23,8 @@ Grammar::Rule any_json_object(Grammar& grammar);
 // `schema`: JSON text, `where`: what errors call it. Error{usage}: "<where>.properties.a.pattern: it is not supported".
 Grammar::Rule json_of_schema(Grammar& grammar, const std::string& schema, const std::string& where);
 
-// An object that has what can be held of the schema: types, properties, required ones, enums, and of the other keywords
-// those above. What cannot be held is left out, and so is `format`. Never an error: of a schema that says nothing of an
-// object, any object.
+// Objects under the keywords above except `format`. A keyword that the grammar cannot express is left out, schemas in
+// allOf are merged, and a schema that does not describe objects gives any object. No schema is an error.
 Grammar::Rule json_object_like_schema(Grammar& grammar, const std::string& schema);
 
 }  // namespace ingot

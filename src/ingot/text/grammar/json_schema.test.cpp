@@ -47,8 +47,9 @@ struct Dice {
   bool one_in(uint64_t n) { return below(n) == 0; }
 };
 
-// Bytes drawn at random from what may follow. Ends when it may; after a while it prefers what closes. Empty: chance did
-// not find the end, as of a pattern that wants one character of many.
+// Random bytes among those that may follow. The text may end when the walk is complete; after `patience` bytes closing
+// brackets and quotes are preferred. Empty: random bytes did not find the end, as with a pattern that needs one
+// character of many.
 std::string said(GrammarWalk& walk, Dice& dice, size_t patience) {
   std::string text;
   int32_t state = walk.start();
@@ -60,7 +61,7 @@ std::string said(GrammarWalk& walk, Dice& dice, size_t patience) {
     EXPECT_FALSE(may.empty()) << "a dead end after " << text;
     if (may.empty() || text.size() > 50 * patience) return "";
     int byte = may[dice.below(may.size())];
-    // A pattern may have no end where a closing bracket always follows the last one.
+    // A string under a pattern may never end if every byte is a closing bracket.
     if (text.size() > patience && (text.size() < 4 * patience || dice.one_in(2)))
       for (const char close : {'}', ']', '"'})
         for (const int b : may)
@@ -70,8 +71,9 @@ std::string said(GrammarWalk& walk, Dice& dice, size_t patience) {
   }
 }
 
-// --- an independent reading of what a schema means
-std::wstring wide(const std::string& text) {  // a character each, so that the library's patterns read UTF-8
+// --- an independent validator
+std::wstring wide(
+    const std::string& text) {  // one element per character, so that std::wregex reads the characters of UTF-8
   std::wstring out;
   for (size_t i = 0; i < text.size(); i += size_t(utf8_decode(text.data() + i).length))
     out += wchar_t(utf8_decode(text.data() + i).code);
@@ -141,7 +143,7 @@ bool valid(const Json& s, const Json& v, const Json& root) {
   return true;
 }
 
-// A pattern, and a text that has it from its first character to its last.
+// A pattern, and a text that the pattern matches from the first character to the last.
 std::pair<std::string, std::string> random_pattern(Dice& dice, int depth) {
   const uint64_t kind = dice.below(depth > 0 ? 7 : 3);
   if (kind == 0) return {"[^b-d]", std::string(1, "ae-\"\n"[dice.below(5)])};
@@ -155,7 +157,7 @@ std::pair<std::string, std::string> random_pattern(Dice& dice, int depth) {
   return {a + b, in_a + in_b};
 }
 
-// Its texts and numbers are told by `example`, which is no keyword.
+// A schema of one string or number, with a valid value as the annotation `example`.
 OrderedJson random_narrow(Dice& dice) {
   OrderedJson s = OrderedJson::object();
   const uint64_t kind = dice.below(3);
@@ -234,7 +236,7 @@ OrderedJson random_schema(Dice& dice, int depth) {
   return s;
 }
 
-// A value of a schema, by the schema alone.
+// A valid value, made from the schema without the grammar.
 OrderedJson random_value(const OrderedJson& s, Dice& dice, const OrderedJson& root, int depth = 8) {
   if (s.contains("$ref")) return random_value(root["$defs"]["shared"], dice, root, depth - 1);
   if (s.contains("example")) return s["example"];
@@ -276,7 +278,7 @@ OrderedJson random_value(const OrderedJson& s, Dice& dice, const OrderedJson& ro
 
 TEST(json_schema, what_random_schemas_allow_is_valid_json_of_them_and_their_values_are_allowed) {
   int64_t objects = 0, endless = 0;
-  std::ofstream documents;  // for tests/schema_test.py, which validates them by another program
+  std::ofstream documents;  // tests/schema_test.py validates the documents with another program
   if (const char* path = std::getenv("INGOT_SCHEMA_DOCUMENTS")) documents.open(path);
   for (uint64_t seed = 0; seed < 400; ++seed) {
     Dice dice{seed};
@@ -451,7 +453,7 @@ TEST(json_schema, further_properties_have_other_names_and_the_schema_for_them) {
                  {R"({"b":[1]})", R"({"a":null,"b":2})"}, {"{}", R"({"a":null})"});
 }
 
-// Objects that hold to what can be held of a schema that exact reading refuses.
+// Forced calls without strict.
 TEST(json_schema, what_can_be_held_of_a_schema_is_held_and_nothing_is_refused) {
   const auto held = [](const std::string& schema, const std::vector<const char*>& good,
                        const std::vector<const char*>& bad) {
@@ -556,7 +558,7 @@ TEST(json_schema, what_is_not_read_is_refused_by_name) {
     EXPECT_NE(refusal(bad), "") << bad;
 }
 
-// [[[... of a schema that both options read: their number doubles with each bracket unless it is bounded.
+// Both alternatives read [[[...: the number of ways to read the text would double with each bracket.
 TEST(json_schema, a_text_that_can_be_read_in_too_many_ways_is_an_error_and_not_a_flood) {
   GrammarWalk walk = walk_of(
       R"({"anyOf":[{"type":"array","items":{"$ref":"#"},"minItems":1},{"type":"array","items":{"$ref":"#"}}]})");

@@ -20,8 +20,8 @@ struct Expression {
 };
 using Part = std::unique_ptr<Expression>;
 
-// \d and its kind. Engines disagree beyond ASCII: `certain` are those that all of them mean, `possible` those that some
-// do.
+// The sets of \d, \w and \s. Engines disagree beyond ASCII: `certain` has the characters that every engine matches,
+// `possible` those that some engine matches.
 struct ClassEscape {
   CodeSet certain, possible;
 };
@@ -98,7 +98,7 @@ class Parser {
       if (part->kind == Expression::Kind::at_start || part->kind == Expression::Kind::at_end ||
           part->kind == Expression::Kind::repeat)
         refuse("a quantifier here");
-      take(U"?");  // which match is found first does not matter
+      take(U"?");  // a lazy quantifier accepts the same strings
       auto repeat = std::make_unique<Expression>();
       repeat->kind = Expression::Kind::repeat;
       repeat->low = low;
@@ -108,7 +108,7 @@ class Parser {
     }
     return part;
   }
-  // {, } and ] that are no part of a quantifier or a class are themselves.
+  // The characters {, } and ] outside of quantifiers and classes are literals.
   bool quantifier(int64_t& low, int64_t& high) {
     if (take(U"*")) return low = 0, high = -1, true;
     if (take(U"+")) return low = 1, high = -1, true;
@@ -162,7 +162,7 @@ class Parser {
     }
     Part inner = alternatives(depth + 1);
     if (!take(U")")) refuse("a ( without its )");
-    auto wrapped = std::make_unique<Expression>();  // so that a quantifier behind the group is not one too many
+    auto wrapped = std::make_unique<Expression>();  // so that a quantifier may follow a group that ends in one
     wrapped->parts.push_back(std::move(inner));
     return wrapped;
   }
@@ -170,7 +170,7 @@ class Parser {
   bool is_class_escape(char32_t c) const {
     return c != 0 && std::u32string_view(U"dDwWsS").find(c) != std::u32string_view::npos;
   }
-  // What follows a backslash outside of a class.
+  // The set of an escape outside of a class; the backslash has been read.
   CodeSet escaped() {
     const char32_t c = peek();
     if (!is_class_escape(c)) return one(character_escape(false));
@@ -232,7 +232,7 @@ class Parser {
     return code;
   }
 
-  // After the [.
+  // The set of a class; the [ has been read.
   CodeSet char_class() {
     const bool negated = take(U"^");
     CodeSet certain, possible;
@@ -257,7 +257,7 @@ class Parser {
     if (set.empty()) refuse("an empty class");
     return set;
   }
-  // A character, or -1 for a class that was added.
+  // The character of a literal, or -1 for an escape such as \d, whose set has been added.
   int64_t class_item(CodeSet& certain, CodeSet& possible) {
     if (!take(U"\\")) return int64_t(text_[at_++]);
     const char32_t c = peek();
@@ -273,7 +273,7 @@ class Parser {
   size_t at_ = 0;
 };
 
-// From `from` on; gives the state that the expression ends in.
+// Adds the states of the expression behind `from`, and returns the state in which the expression ends.
 int32_t add(Nfa& nfa, const Expression& e, int32_t from) {
   switch (e.kind) {
     case Expression::Kind::set: {

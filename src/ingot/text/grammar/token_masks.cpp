@@ -21,7 +21,7 @@ TokenTree::TokenTree(const std::vector<std::string>& tokens, std::vector<int32_t
   for (const int32_t open : path) nodes_[size_t(open)].after = int32_t(nodes_.size());
 }
 
-// Tokens come in the order of their bytes; `path` are the nodes of the one before.
+// Tokens come in the order of their bytes; `path` has the nodes of the previous token.
 void TokenTree::grow(const std::string& bytes, int32_t id, std::vector<int32_t>& path) {
   if (bytes.empty() || bytes.size() > UINT16_MAX) return;
   size_t shared = 0;
@@ -42,7 +42,7 @@ void TokenTree::grow(const std::string& bytes, int32_t id, std::vector<int32_t>&
 std::vector<uint32_t> TokenTree::mask(GrammarWalk& walk, int32_t state) const {
   std::vector<uint32_t> mask(size_t(vocab_ + 31) / 32);
   const auto allow = [&](int32_t id) { mask[size_t(id / 32)] |= 1u << (id % 32); };
-  std::vector<int32_t> states(longest_ + 1);  // after so many bytes
+  std::vector<int32_t> states(longest_ + 1);  // by the number of bytes read
   states[0] = state;
   for (size_t i = 0; i < nodes_.size();) {
     const Node& n = nodes_[i];

@@ -1,5 +1,5 @@
 #pragma once
-// Which tokens of a vocabulary may follow what was said, in a grammar of bytes and control tokens.
+// Which tokens of a vocabulary may come next, in a grammar of bytes and control tokens.
 #include <memory>
 #include <mutex>
 #include <span>
@@ -10,21 +10,23 @@
 
 namespace ingot {
 
-// The tokens' bytes as a tree, laid out so that one pass over an array walks it and leaves out what cannot be.
+// The tokens' bytes as a tree in preorder, so that one pass over an array visits the tree and skips subtrees that
+// cannot follow.
 class TokenTree {
  public:
-  // tokens[id]: its bytes; one without bytes is no text. controls[i]: the id of the i-th control symbol, or -1.
+  // tokens[id]: the token's bytes; a token without bytes never follows as text. controls[i]: the id of the i-th control
+  // symbol, or -1.
   TokenTree(const std::vector<std::string>& tokens, std::vector<int32_t> controls);
   int64_t vocab() const { return vocab_; }
-  std::vector<uint32_t> mask(GrammarWalk& walk, int32_t state) const;  // as DrawOptions::allowed has it
+  std::vector<uint32_t> mask(GrammarWalk& walk, int32_t state) const;  // as in SampleOptions::allowed
   int32_t next(GrammarWalk& walk, int32_t state, int32_t id) const;
 
  private:
   struct Node {
     uint8_t byte;
-    uint16_t depth;  // of the bytes before it
-    int32_t after;   // the next node that does not begin with this one
-    int32_t token;   // the first one that ends here, or -1
+    uint16_t depth;  // the number of bytes before this one
+    int32_t after;   // the next node that is not below this one
+    int32_t token;   // the first token that ends here, or -1
   };
   void grow(const std::string& bytes, int32_t id, std::vector<int32_t>& path);
   int64_t vocab_;
@@ -35,15 +37,15 @@ class TokenTree {
   std::vector<int32_t> controls_;
 };
 
-// A grammar on a vocabulary; masks are kept. Several threads may use one.
+// A grammar over a vocabulary, with a cache of masks. Several threads may use one.
 class TokenGrammar {
  public:
   TokenGrammar(std::shared_ptr<const TokenTree> tree, Grammar grammar, Grammar::Rule start);
   int32_t start() const { return 0; }
   using Mask = std::shared_ptr<const std::vector<uint32_t>>;
-  // One in which no token is allowed is Error{numeric}: the vocabulary cannot say what has to follow.
+  // Error{numeric} where no token may follow: the vocabulary has no token for the text that the grammar wants.
   Mask allowed(int32_t state);
-  int32_t next(int32_t state, int32_t id);  // kDead: it was not allowed
+  int32_t next(int32_t state, int32_t id);  // kDead: the token was not allowed
 
  private:
   std::mutex mutex_;

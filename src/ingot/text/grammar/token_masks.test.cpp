@@ -11,7 +11,7 @@
 namespace ingot {
 namespace {
 
-// Pieces of one to eight bytes, some twice, some that are no text, and the single bytes.
+// The single bytes, and tokens of one to eight bytes: some occur twice, some are not UTF-8.
 std::vector<std::string> vocabulary_of(size_t n) {
   const std::string letters = "{}[]\":,0123456789 .-+eE\\nutrabclsf\n\xc3\xa9\xe6\x97\xa5";
   std::vector<std::string> tokens(n);
@@ -79,7 +79,7 @@ TEST(token_masks, a_vocabulary_that_cannot_say_what_must_follow_is_an_error) {
             "numeric: found no token that may follow, expected the vocabulary to have one");
 }
 
-// The bound is loose: it tells milliseconds from seconds, on a machine that has other things to do.
+// The bound is loose: it tells milliseconds from seconds on a busy machine.
 TEST(token_masks, a_mask_of_200000_tokens_takes_milliseconds) {
   const auto tree = std::make_shared<const TokenTree>(vocabulary_of(200000), std::vector<int32_t>{199999, 199998});
   auto [g, rule] = grammar_of_object();
