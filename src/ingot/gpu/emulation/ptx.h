@@ -43,7 +43,6 @@ inline float exp2_approx(float x) { return std::exp2(x); }
 inline float log2_approx(float x) { return std::log2(x); }
 inline float reciprocal_approx(float x) { return 1 / x; }
 inline float rsqrt_approx(float x) { return __frsqrt_rn(x); }
-inline float tanh_approx(float x) { return std::tanh(x); }
 inline float max_nan(float x, float y) { return std::isnan(x) || std::isnan(y) ? NAN : std::max(x, y); }
 
 // --- grid.cuh, cluster.cuh, barrier.cuh, thread.cuh, fence.cuh
@@ -61,9 +60,6 @@ inline uint32_t cluster_address(const void* local, uint32_t rank) {
 }
 template <int N> void cluster_store(uint32_t address, const uint32_t (&w)[N]) {
   std::memcpy(emulation::at_shared_address(address, sizeof(w)), w, sizeof(w));
-}
-template <int N> void cluster_load(uint32_t address, uint32_t (&w)[N]) {
-  std::memcpy(w, emulation::at_shared_address(address, sizeof(w)), sizeof(w));
 }
 inline void cluster_store(float* local, uint32_t rank, float value) {
   std::memcpy(emulation::at_shared_address(cluster_address(local, rank), 4), &value, 4);
@@ -88,8 +84,6 @@ inline void barrier_arrive(uint32_t id, uint32_t threads, emulation::Where at = 
 }
 
 inline uint64_t global_timer() { return emulation::clock_ns(); }
-inline uint64_t cycle_clock() { return emulation::clock_ns(); }
-inline uint32_t sm_id() { return 0; }
 inline bool elect_one(emulation::Where at = emulation::Where::current()) {
   emulation::sync_warp(~0u, at);
   return emulation::lane() == 0;
@@ -98,12 +92,8 @@ inline void sleep(uint32_t nanoseconds) { __nanosleep(nanoseconds); }
 inline void trap() { __trap(); }
 
 inline void fence_proxy_async_shared() {}
-inline void fence_proxy_async_cluster() {}
-inline void fence_proxy_async_global() {}
 inline void fence_proxy_async() {}
-inline void fence_acq_rel_cluster() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 inline void fence_acq_rel_gpu() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
-inline void fence_acq_rel_system() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 
 // --- atomics.cuh: polls give way to the thread that is waited for
 
@@ -306,11 +296,5 @@ void mma_m16n8k16(T, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[
       },
       at);
 }
-inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                             emulation::Where at = emulation::Where::current()) {
-  multiply_fragments<1>(
-      d, a, b, [](uint32_t w, int) { return __uint_as_float(w & ~0x1fffu); }, at);
-}
-inline uint32_t to_tf32(float x) { return (__float_as_uint(x) + 0x1000) & ~0x1fffu; }
 
 }  // namespace ingot::ptx

@@ -97,15 +97,6 @@ __device__ inline void cluster_store(uint32_t address, const uint32_t (&w)[4]) {
                "r"(w[3])
                : "memory");
 }
-__device__ inline void cluster_load(uint32_t address, uint32_t (&w)[1]) {
-  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(w[0]) : "r"(address) : "memory");
-}
-__device__ inline void cluster_load(uint32_t address, uint32_t (&w)[4]) {
-  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-               : "r"(address)
-               : "memory");
-}
 // The mask of a multicast to the blocks first, first + 1, ... of the cluster.
 constexpr uint16_t multicast_mask(uint32_t first, uint32_t blocks) { return uint16_t(((1u << blocks) - 1) << first); }
 

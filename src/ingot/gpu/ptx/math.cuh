@@ -37,12 +37,6 @@ __device__ inline float sqrt_approx(float x) {
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// tanh(x), relative error 2^-11.
-__device__ inline float tanh_approx(float x) {
-  float y;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 // The larger; a NaN where either is one.
 __device__ inline float max_nan(float x, float y) {
   float z;

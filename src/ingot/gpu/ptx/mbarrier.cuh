@@ -14,10 +14,6 @@ __device__ inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
 }
 // Makes initialised barriers visible to the cluster and to the copy engine.
 __device__ inline void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-// The memory may then be used for something else.
-__device__ inline void mbarrier_invalidate(uint64_t* barrier) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
 
 __device__ inline void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -33,13 +29,8 @@ __device__ inline void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t byt
                : "memory");
 }
 
-// The same on a barrier of another block of the cluster; the address comes from cluster_address(). The release covers
-// the cluster, so the waiting side needs mbarrier_try_wait_cluster().
-__device__ inline void mbarrier_arrive_remote(uint32_t cluster_address) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_address) : "memory");
-}
-// Without the release, which costs a fence of the whole GPU's memory: hands back a buffer that only wgmma or the copy
-// engine have read.
+// The same on a barrier of another block of the cluster; the address comes from cluster_address(). Without a release,
+// which costs a fence of the whole GPU's memory: hands back a buffer that only wgmma or the copy engine have read.
 __device__ inline void mbarrier_arrive_remote_relaxed(uint32_t cluster_address) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_address) : "memory");
 }
@@ -53,25 +44,6 @@ __device__ inline void mbarrier_arrive_expect_tx_remote(uint32_t cluster_address
 __device__ inline bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
   asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-               : "=r"(done)
-               : "r"(shared_address(barrier)), "r"(parity)
-               : "memory");
-  return done != 0;
-}
-// The same, seeing what other blocks of the cluster wrote before their arrivals.
-__device__ inline bool mbarrier_try_wait_cluster(uint64_t* barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-      : "=r"(done)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-// The same without suspension: a peek.
-__device__ inline bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
                : "=r"(done)
                : "r"(shared_address(barrier)), "r"(parity)
                : "memory");

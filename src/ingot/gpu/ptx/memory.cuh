@@ -89,18 +89,6 @@ __device__ inline void load_dropping(const void* p, uint32_t (&w)[4]) {
 #endif
 }
 
-// Loads through L1, for data that other warps of the SM also read; zeros where the thread has nothing to read. The
-// zeros and the load are one piece of assembly, because otherwise the compiler would wait for the load in order to
-// choose between the two.
-__device__ inline void load_cached_or_zero(const void* p, bool there, uint32_t (&w)[4]) {
-  asm volatile(
-      "{.reg .pred there; setp.ne.b32 there, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
-      " @there ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
-      : "=&r"(w[0]), "=&r"(w[1]), "=&r"(w[2]), "=&r"(w[3])
-      : "l"(p), "r"(int(there))
-      : "memory");
-}
-
 // Stores that bypass L1, which is left to data that is read again.
 __device__ inline void store_streaming(void* p, const uint32_t (&w)[2]) {
   asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");

@@ -3,7 +3,6 @@
 //   d[0..1]   row g,     columns 2t, 2t + 1      d[2..3]   row g + 8, the same
 //   16 bit    a[0] row g, a[1] row g + 8: k = 2t, 2t + 1;   a[2], a[3] the same rows: k + 8
 //             b[0] column g: k = 2t, 2t + 1;   b[1]: k + 8                                     (low half first)
-//   tf32      a[0] row g, a[1] row g + 8: k = t;   a[2], a[3]: k = t + 4;   b[0] k = t, b[1] k = t + 4, column g
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
@@ -26,20 +25,6 @@ __device__ inline void mma_m16n8k16(f16, float (&d)[4], const uint32_t (&a)[4], 
       " {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-// Floats whose low 13 bits are ignored; to_tf32() rounds where truncation would not do.
-__device__ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
-      " {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-// To 10 bits of mantissa, nearest, ties away from zero.
-__device__ inline uint32_t to_tf32(float x) {
-  uint32_t w;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(w) : "f"(x));
-  return w;
 }
 
 }  // namespace ingot::ptx

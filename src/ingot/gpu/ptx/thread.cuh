@@ -13,17 +13,6 @@ __device__ inline uint64_t global_timer() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
   return t;
 }
-// Cycles of this SM.
-__device__ inline uint64_t cycle_clock() {
-  uint64_t t;
-  asm volatile("mov.u64 %0, %%clock64;" : "=l"(t)::"memory");
-  return t;
-}
-__device__ inline uint32_t sm_id() {
-  uint32_t id;
-  asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
-  return id;
-}
 // True in exactly one lane of a converged warp, always the same one.
 __device__ inline bool elect_one() {
   uint32_t elected;

@@ -19,11 +19,6 @@ __device__ inline uint64_t evict_first_policy() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-__device__ inline uint64_t evict_last_policy() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
 
 // --- linear copies
 
@@ -41,39 +36,10 @@ __device__ inline void bulk_load(void* to, const void* from, uint32_t bytes, uin
       "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(hint)
       : "memory");
 }
-// Global -> the same place in every block of `mask` (bit r: block r of the cluster); completes on each one's barrier.
-__device__ inline void bulk_load_multicast(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
-                                           uint16_t mask) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
-      "%4;" ::"r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(mask)
-      : "memory");
-}
 // This block's shared memory -> a peer's; completes on the peer's barrier. Both addresses from cluster_address().
 __device__ inline void bulk_copy_to_cluster(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "r"(shared_address(from)), "r"(bytes), "r"(barrier)
-               : "memory");
-}
-__device__ inline void bulk_prefetch(const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-// Shared -> global, in the thread's current bulk group.
-__device__ inline void bulk_store(void* to, const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
-               "r"(bytes)
-               : "memory");
-}
-__device__ inline void bulk_store(void* to, const void* from, uint32_t bytes, uint64_t hint) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to),
-               "r"(shared_address(from)), "r"(bytes), "l"(hint)
-               : "memory");
-}
-// global += shared, fp32. The order in which blocks' additions land is not fixed.
-__device__ inline void bulk_add_f32(float* to, const float* from, uint32_t bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
-               "r"(shared_address(from)), "r"(bytes)
                : "memory");
 }
 
@@ -171,11 +137,6 @@ __device__ inline void tensor_store_3d(const void* map, int x, int y, int z, con
                : "memory");
 }
 // global += shared, in the map's type.
-__device__ inline void tensor_add(const void* map, int x, int y, const void* from) {
-  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
-               "r"(x), "r"(y), "r"(shared_address(from))
-               : "memory");
-}
 __device__ inline void tensor_add_3d(const void* map, int x, int y, int z, const void* from) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),

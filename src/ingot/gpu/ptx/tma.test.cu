@@ -39,19 +39,18 @@ __global__ void mbarrier_phases(uint32_t* answers) {
   __shared__ uint64_t barrier;
   start_barrier(&barrier, 2);
   if (threadIdx.x != 0) return;
-  answers[0] = ptx::mbarrier_test_wait(&barrier, 1);  // the phase before the first has completed
-  answers[1] = ptx::mbarrier_test_wait(&barrier, 0);
+  answers[0] = ptx::mbarrier_try_wait(&barrier, 1);  // the phase before the first has completed
+  answers[1] = ptx::mbarrier_try_wait(&barrier, 0);
   ptx::mbarrier_arrive(&barrier);
-  answers[2] = ptx::mbarrier_test_wait(&barrier, 0);
+  answers[2] = ptx::mbarrier_try_wait(&barrier, 0);
   ptx::mbarrier_arrive(&barrier);
-  answers[3] = ptx::mbarrier_test_wait(&barrier, 0);
+  answers[3] = ptx::mbarrier_try_wait(&barrier, 0);
   answers[4] = ptx::mbarrier_try_wait(&barrier, 0);
-  answers[5] = ptx::mbarrier_test_wait(&barrier, 1);
+  answers[5] = ptx::mbarrier_try_wait(&barrier, 1);
   ptx::mbarrier_arrive(&barrier);
   ptx::mbarrier_arrive(&barrier);
-  answers[6] = ptx::mbarrier_try_wait_cluster(&barrier, 1);
-  answers[7] = ptx::mbarrier_test_wait(&barrier, 0);
-  ptx::mbarrier_invalidate(&barrier);
+  answers[6] = ptx::mbarrier_try_wait(&barrier, 1);
+  answers[7] = ptx::mbarrier_try_wait(&barrier, 0);
 }
 
 TEST_F(TmaCuda, BarriersCompleteAPhaseWhenAllHaveArrivedSmall) {
@@ -65,53 +64,31 @@ TEST_F(TmaCuda, BarriersCompleteAPhaseWhenAllHaveArrivedSmall) {
 
 constexpr int kWords = 256;
 
-__global__ void linear_copies(uint32_t* to, const uint32_t* from, float* sums, uint64_t* policies) {
+__global__ void linear_copies(uint32_t* to, const uint32_t* from, uint64_t* policy) {
   __shared__ alignas(128) uint32_t tile[2][kWords];
-  __shared__ alignas(16) float ones[4];
   __shared__ uint64_t barrier;
   start_barrier(&barrier, 1);
   if (threadIdx.x == 0) {
-    ptx::bulk_prefetch(from, sizeof(tile));
     ptx::mbarrier_expect_tx(&barrier, sizeof(tile) / 2);
     ptx::bulk_load(tile[0], from, sizeof(tile) / 2, &barrier);
     ptx::mbarrier_arrive_expect_tx(&barrier, sizeof(tile) / 2);
     ptx::bulk_load(tile[1], from + kWords, sizeof(tile) / 2, &barrier, ptx::kEvictFirst);
+    *policy = ptx::evict_first_policy();
   }
   tile::wait_or_trap(&barrier, 0);
-  for (int i = threadIdx.x; i < kWords; i += blockDim.x) tile[1][i] += tile[0][i];
-  if (threadIdx.x < 4) ones[threadIdx.x] = 1 + threadIdx.x;
-  ptx::fence_proxy_async_shared();
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  ptx::bulk_store(to, tile[0], sizeof(tile) / 2);
-  ptx::bulk_commit_group();
-  ptx::bulk_store(to + kWords, tile[1], sizeof(tile) / 2, ptx::kEvictLast);
-  ptx::bulk_commit_group();
-  ptx::bulk_add_f32(sums, ones, sizeof(ones));
-  ptx::bulk_commit_group();
-  policies[0] = ptx::evict_first_policy();
-  policies[1] = ptx::evict_last_policy();
-  ptx::bulk_wait_group_read<1>();
-  ptx::bulk_wait_group<0>();
+  for (int i = threadIdx.x; i < 2 * kWords; i += blockDim.x) to[i] = tile[i / kWords][i % kWords];
 }
 
-TEST_F(TmaCuda, CopiesLinesBothWaysAndAddsSmall) {
+TEST_F(TmaCuda, CopiesLinesSmall) {
   const DeviceArray<uint32_t> from(counting(2 * kWords));
   DeviceArray<uint32_t> to(2 * kWords);
-  DeviceArray<float> sums(std::vector<float>{10, 20, 30, 40});
-  DeviceArray<uint64_t> policies(2);
-  gpu::launch("linear_copies", linear_copies, {.grid = 1, .block = 64}, {}, to.device(), from.device(), sums.device(),
-              policies.device());
+  DeviceArray<uint64_t> policy(1);
+  gpu::launch("linear_copies", linear_copies, {.grid = 1, .block = 64}, {}, to.device(), from.device(),
+              policy.device());
   to.download();
-  sums.download();
-  policies.download();
-  for (size_t i = 0; i < kWords; ++i) {
-    ASSERT_EQ(to.host[i], from.host[i]);
-    ASSERT_EQ(to.host[kWords + i], from.host[i] + from.host[kWords + i]);
-  }
-  EXPECT_EQ(sums.host, (std::vector<float>{11, 22, 33, 44}));
-  EXPECT_EQ(policies.host[0], ptx::kEvictFirst) << "the constant is what createpolicy makes";
-  EXPECT_EQ(policies.host[1], ptx::kEvictLast);
+  policy.download();
+  EXPECT_EQ(to.host, from.host);
+  EXPECT_EQ(policy.host[0], ptx::kEvictFirst) << "the constant is what createpolicy makes";
 }
 
 // --- tensor copies
@@ -150,7 +127,7 @@ __global__ void store_box(const __grid_constant__ CUtensorMap map, uint32_t rank
   __syncthreads();
   if (threadIdx.x != 0) return;
   if (add)
-    rank == 3 ? ptx::tensor_add_3d(&map, x, y, z, tile) : ptx::tensor_add(&map, x, y, tile);
+    ptx::tensor_add_3d(&map, x, y, z, tile);
   else if (rank == 3)
     ptx::tensor_store_3d(&map, x, y, z, tile);
   else if (hint != 0)
@@ -266,23 +243,21 @@ TEST_F(TmaCuda, StoresBoxesAndDropsWhatIsOutsideSmall) {
 }
 
 TEST_F(TmaCuda, AddsBoxesOfFloatsSmall) {
-  for (int z : {-1, 0}) {
-    const BoxCase c{DType::f32, Swizzle::b128, 52, 30, z};
-    const Boxes b(c);
-    std::vector<float> start(Boxes::kOuter * Boxes::kPlane, 0.5f), box(size_t(b.rows() * b.cols));
-    std::iota(box.begin(), box.end(), 1.f);
-    DeviceArray<float> to(start);
-    const DeviceArray<float> in(box);
-    for (int twice = 0; twice < 2; ++twice)
-      gpu::launch("store_box", store_box, {.grid = 1, .block = 64, .smem = b.rows() * 128}, {}, b.map(to.device(), c),
-                  uint32_t(z < 0 ? 2 : 3), c.x, c.y, c.z, uint32_t(b.rows()), 128u, c.swizzle, true, uint64_t(0),
-                  reinterpret_cast<const uint32_t*>(in.device()));
-    to.download();
-    for (int r = 0; r < b.rows(); ++r)
-      for (int k = 0; k < b.cols; ++k)
-        if (const int64_t i = b.at(c, r, k); i >= 0) start[size_t(i)] += 2 * box[size_t(r * b.cols + k)];
-    EXPECT_EQ(to.host, start);
-  }
+  const BoxCase c{DType::f32, Swizzle::b128, 52, 30, 0};
+  const Boxes b(c);
+  std::vector<float> start(Boxes::kOuter * Boxes::kPlane, 0.5f), box(size_t(b.rows() * b.cols));
+  std::iota(box.begin(), box.end(), 1.f);
+  DeviceArray<float> to(start);
+  const DeviceArray<float> in(box);
+  for (int twice = 0; twice < 2; ++twice)
+    gpu::launch("store_box", store_box, {.grid = 1, .block = 64, .smem = b.rows() * 128}, {}, b.map(to.device(), c), 3u,
+                c.x, c.y, c.z, uint32_t(b.rows()), 128u, c.swizzle, true, uint64_t(0),
+                reinterpret_cast<const uint32_t*>(in.device()));
+  to.download();
+  for (int r = 0; r < b.rows(); ++r)
+    for (int k = 0; k < b.cols; ++k)
+      if (const int64_t i = b.at(c, r, k); i >= 0) start[size_t(i)] += 2 * box[size_t(r * b.cols + k)];
+  EXPECT_EQ(to.host, start);
 }
 
 std::string refusal(const Tensor& t, const gpu::TmaBox& box) {
@@ -334,18 +309,16 @@ TEST_F(TmaCuda, TellsMapsOfOneAddressApartSmall) {
 constexpr uint32_t kBlocks = 4;
 constexpr uint16_t kMask = 0b1011;  // block 2 gets nothing
 
-// Block 0 loads for the blocks of kMask: 16 words by the linear form, a box of 8 x 32 floats by the tensor form.
-__global__ void multicast(const __grid_constant__ CUtensorMap map, const uint32_t* from, uint64_t hint, uint32_t* out) {
+// Block 0 loads a box of 8 x 32 floats for the blocks of kMask.
+__global__ void multicast(const __grid_constant__ CUtensorMap map, uint64_t hint, uint32_t* out) {
   __shared__ alignas(1024) uint32_t box[8 * 32];
-  __shared__ alignas(16) uint32_t line[16];
   __shared__ uint64_t barrier;
   for (int i = threadIdx.x; i < 8 * 32; i += blockDim.x) box[i] = 7;
-  if (threadIdx.x < 16) line[threadIdx.x] = 7;
   ptx::fence_proxy_async_shared();
   start_barrier(&barrier, 1);
   const uint32_t rank = ptx::cluster_rank();
   const bool mine = kMask >> rank & 1;
-  if (threadIdx.x == 0 && mine) ptx::mbarrier_arrive_expect_tx(&barrier, sizeof(box) + sizeof(line));
+  if (threadIdx.x == 0 && mine) ptx::mbarrier_arrive_expect_tx(&barrier, sizeof(box));
   ptx::cluster_arrive();
   ptx::cluster_wait();
   if (rank == 0 && threadIdx.x == 0) {
@@ -353,11 +326,9 @@ __global__ void multicast(const __grid_constant__ CUtensorMap map, const uint32_
       ptx::tensor_load_multicast(box, &map, 0, 8, &barrier, kMask, hint);
     else
       ptx::tensor_load_multicast(box, &map, 0, 8, &barrier, kMask);
-    ptx::bulk_load_multicast(line, from, sizeof(line), &barrier, kMask);
   }
-  if (mine) tile::wait_cluster_or_trap(&barrier, 0);
-  for (int i = threadIdx.x; i < 8 * 32; i += blockDim.x) out[rank * 512 + i] = box[i];
-  if (threadIdx.x < 16) out[rank * 512 + 256 + threadIdx.x] = line[threadIdx.x];
+  if (mine) tile::wait_or_trap(&barrier, 0);
+  for (int i = threadIdx.x; i < 8 * 32; i += blockDim.x) out[rank * 256 + i] = box[i];
   ptx::cluster_arrive();
   ptx::cluster_wait();
 }
@@ -365,18 +336,16 @@ __global__ void multicast(const __grid_constant__ CUtensorMap map, const uint32_
 TEST_F(TmaCuda, MulticastReachesTheBlocksOfTheMaskSmall) {
   for (uint64_t hint : {uint64_t(0), ptx::kEvictLast}) {
     const DeviceArray<uint32_t> from(counting(32 * 32));
-    DeviceArray<uint32_t> out(kBlocks * 512);
+    DeviceArray<uint32_t> out(kBlocks * 256);
     const CUtensorMap map =
         gpu::tensor_map("multicast", Tensor(from.device(), DType::f32, {32, 32}, Device{Device::cuda, 0}),
                         {.rows = 8, .cols = 32, .swizzle = Swizzle::none});
-    gpu::launch("multicast", multicast, {.grid = kBlocks, .block = 32, .cluster = kBlocks}, {}, map, from.device(),
-                hint, out.device());
+    gpu::launch("multicast", multicast, {.grid = kBlocks, .block = 32, .cluster = kBlocks}, {}, map, hint,
+                out.device());
     out.download();
     for (uint32_t rank = 0; rank < kBlocks; ++rank)
-      for (uint32_t i = 0; i < 272; ++i)
-        ASSERT_EQ(out.host[rank * 512 + i], !(kMask >> rank & 1) ? 7
-                                            : i < 256            ? from.host[8 * 32 + i]
-                                                                 : from.host[i - 256])
+      for (uint32_t i = 0; i < 256; ++i)
+        ASSERT_EQ(out.host[rank * 256 + i], kMask >> rank & 1 ? from.host[8 * 32 + i] : 7)
             << "block " << rank << " word " << i;
   }
 }
@@ -391,7 +360,7 @@ __global__ void multicast_3d(const __grid_constant__ CUtensorMap map, uint32_t* 
   ptx::cluster_wait();
   if (ptx::cluster_rank() == 1 && threadIdx.x == 0)
     ptx::tensor_load_3d_multicast(box, &map, 0, 4, 1, &barrier, ptx::multicast_mask(0, 2));
-  tile::wait_cluster_or_trap(&barrier, 0);
+  tile::wait_or_trap(&barrier, 0);
   for (int i = threadIdx.x; i < 64; i += blockDim.x) out[ptx::cluster_rank() * 64 + i] = box[i];
   ptx::cluster_arrive();
   ptx::cluster_wait();
@@ -430,22 +399,17 @@ __global__ void pass_on(uint32_t* all) {
     const uint32_t four[4] = {rank, rank + 10, rank + 20, rank + 30}, one[1] = {rank + 40};
     ptx::cluster_store(ptx::cluster_address(stored, next), four);
     ptx::cluster_store(ptx::cluster_address(stored + 4, next), one);
-    for (int twice = 0; twice < 2; ++twice) ptx::mbarrier_arrive_remote(ptx::cluster_address(&everybody, 0));
+    for (int twice = 0; twice < 2; ++twice) ptx::mbarrier_arrive_remote_relaxed(ptx::cluster_address(&everybody, 0));
   }
-  tile::wait_cluster_or_trap(&filled, 0);
-  if (rank == 0) tile::wait_cluster_or_trap(&everybody, 0);
+  tile::wait_or_trap(&filled, 0);
+  if (rank == 0) tile::wait_or_trap(&everybody, 0);
   for (uint32_t i = threadIdx.x; i < 64; i += blockDim.x) out[rank * 128 + i] = theirs[i];
   ptx::cluster_arrive();
   ptx::cluster_wait();
   if (threadIdx.x < 5) out[rank * 128 + 64 + threadIdx.x] = stored[threadIdx.x];
   if (threadIdx.x == 0) {
-    uint32_t four[4], one[1];
-    ptx::cluster_load(ptx::cluster_address(mine, next), four);  // the neighbour's own tile
-    ptx::cluster_load(ptx::cluster_address(mine + 5, next), one);
-    for (int i = 0; i < 4; ++i) out[rank * 128 + 70 + i] = four[i];
-    out[rank * 128 + 74] = one[0];
-    out[rank * 128 + 75] = size;
-    out[rank * 128 + 76] = ptx::cluster_index();
+    out[rank * 128 + 70] = size;
+    out[rank * 128 + 71] = ptx::cluster_index();
   }
   ptx::cluster_arrive_relaxed();
   ptx::cluster_wait();
@@ -457,75 +421,59 @@ TEST_F(TmaCuda, BlocksOfAClusterReachEachOthersMemorySmall) {
   gpu::launch("pass_on", pass_on, {.grid = kClusters * kBlocks, .block = 32, .cluster = kBlocks}, {}, out.device());
   out.download();
   for (uint32_t block = 0; block < kClusters * kBlocks; ++block) {
-    const uint32_t rank = block % kBlocks, before = (rank + kBlocks - 1) % kBlocks, next = (rank + 1) % kBlocks;
+    const uint32_t rank = block % kBlocks, before = (rank + kBlocks - 1) % kBlocks;
     const uint32_t* o = out.host.data() + block * 128;
     for (uint32_t i = 0; i < 64; ++i) ASSERT_EQ(o[i], before * 1000 + i);
     for (uint32_t i = 0; i < 5; ++i) ASSERT_EQ(o[64 + i], before + 10 * i);
-    for (uint32_t i = 0; i < 4; ++i) ASSERT_EQ(o[70 + i], next * 1000 + i);
-    ASSERT_EQ(o[74], next * 1000 + 5);
-    ASSERT_EQ(o[75], kBlocks);
-    ASSERT_EQ(o[76], block / kBlocks);
+    ASSERT_EQ(o[70], kBlocks);
+    ASSERT_EQ(o[71], block / kBlocks);
   }
 }
 
-// Words that carry their own news pass around the cluster; each is answered through a fence, by a barrier that is told
-// without a release, and by the copy engine, which takes what the neighbour stored.
-__global__ void pass_news(uint32_t* all) {
-  __shared__ alignas(16) uint32_t stored[4];
-  __shared__ uint64_t news, answered;
+// Words with their own ready flag pass around the cluster; each is answered by an arrival without a release.
+__global__ void pass_words(uint32_t* all) {
+  __shared__ uint64_t received, answered;
   const uint32_t rank = ptx::cluster_rank(), size = ptx::cluster_size(), next = (rank + 1) % size;
-  uint32_t* out = all + blockIdx.x * 8;
-  news = 0;
+  uint32_t* out = all + blockIdx.x * 4;
+  received = 0;
   if (threadIdx.x == 0) ptx::mbarrier_init(&answered, 1);
   ptx::fence_mbarrier_init();
   ptx::cluster_arrive();
   ptx::cluster_wait();
   if (threadIdx.x == 0) {
-    const uint32_t four[4] = {rank + 1, rank + 11, rank + 21, rank + 31};
-    ptx::cluster_store(ptx::cluster_address(stored, next), four);
-    ptx::fence_acq_rel_cluster();  // before the word that says so
-    ptx::cluster_store_relaxed(&news, next, uint64_t(rank + 1) << 32 | 77);
+    ptx::cluster_store_relaxed(&received, next, uint64_t(rank + 1) << 32 | 77);
     uint64_t word = 0;
-    for (int polls = 0; word == 0 && polls < 10'000'000; ++polls) word = ptx::cluster_load_relaxed(&news);
-    ptx::fence_acq_rel_cluster();
+    for (int polls = 0; word == 0 && polls < 10'000'000; ++polls) word = ptx::cluster_load_relaxed(&received);
     ptx::mbarrier_arrive_remote_relaxed(ptx::cluster_address(&answered, (rank + size - 1) % size));
-    ptx::fence_proxy_async_cluster();
-    ptx::bulk_store(out, stored, sizeof(stored));
-    ptx::bulk_commit_group();
-    ptx::bulk_wait_group<0>();
-    out[4] = uint32_t(word >> 32);
-    out[5] = uint32_t(word);
+    out[0] = uint32_t(word >> 32);
+    out[1] = uint32_t(word);
   }
-  tile::wait_cluster_or_trap(&answered, 0);
+  tile::wait_or_trap(&answered, 0);
   tile::wait_warp_or_trap(&answered, 0);  // and again, by the warp
-  if (threadIdx.x == 0) out[6] = 1;
+  if (threadIdx.x == 0) out[2] = 1;
   ptx::cluster_arrive();
   ptx::cluster_wait();
 }
-TEST_F(TmaCuda, NewsPassThroughAClusterInOneWord) {
-  DeviceArray<uint32_t> out(std::vector<uint32_t>(3 * kBlocks * 8));
-  gpu::launch("pass_news", pass_news, {.grid = 3 * kBlocks, .block = 32, .cluster = kBlocks}, {}, out.device());
+TEST_F(TmaCuda, WordsPassThroughACluster) {
+  DeviceArray<uint32_t> out(std::vector<uint32_t>(3 * kBlocks * 4));
+  gpu::launch("pass_words", pass_words, {.grid = 3 * kBlocks, .block = 32, .cluster = kBlocks}, {}, out.device());
   out.download();
   for (uint32_t block = 0; block < 3 * kBlocks; ++block) {
-    const uint32_t before = (block + kBlocks - 1) % kBlocks, *o = out.host.data() + block * 8;
-    for (uint32_t i = 0; i < 4; ++i) EXPECT_EQ(o[i], before + 1 + 10 * i) << block;
-    EXPECT_EQ(o[4], before + 1);
-    EXPECT_EQ(o[5], 77u);
-    EXPECT_EQ(o[6], 1u);
+    const uint32_t before = (block + kBlocks - 1) % kBlocks, *o = out.host.data() + block * 4;
+    EXPECT_EQ(o[0], before + 1) << block;
+    EXPECT_EQ(o[1], 77u);
+    EXPECT_EQ(o[2], 1u);
   }
 }
 
-// What ordinary stores left in global memory is read by the copy engine, after the fence for that memory or for all.
-template <bool kAll> __global__ void read_what_was_stored(uint32_t* words, uint32_t* out) {
+// The copy engine reads from global memory what ordinary stores wrote before a fence.
+__global__ void read_what_was_stored(uint32_t* words, uint32_t* out) {
   __shared__ alignas(128) uint32_t tile[128];
   __shared__ uint64_t barrier;
   start_barrier(&barrier, 1);
   for (uint32_t round = 0; round < 20; ++round) {
     words[threadIdx.x] = 1000 * round + threadIdx.x;
-    if constexpr (kAll)
-      ptx::fence_proxy_async();
-    else
-      ptx::fence_proxy_async_global();
+    ptx::fence_proxy_async();
     __syncthreads();
     if (threadIdx.x == 0) {
       ptx::mbarrier_arrive_expect_tx(&barrier, sizeof(tile));
@@ -537,13 +485,11 @@ template <bool kAll> __global__ void read_what_was_stored(uint32_t* words, uint3
   }
 }
 TEST_F(TmaCuda, TheCopyEngineReadsWhatWasStoredBeforeAFenceSmall) {
-  for (const bool all : {false, true}) {
-    DeviceArray<uint32_t> words(std::vector<uint32_t>(128)), out(20 * 128);
-    gpu::launch("read_what_was_stored", all ? read_what_was_stored<true> : read_what_was_stored<false>,
-                {.grid = 1, .block = 128}, {}, words.device(), out.device());
-    out.download();
-    for (uint32_t i = 0; i < 20 * 128; ++i) ASSERT_EQ(out.host[i], 1000 * (i / 128) + i % 128) << all;
-  }
+  DeviceArray<uint32_t> words(std::vector<uint32_t>(128)), out(20 * 128);
+  gpu::launch("read_what_was_stored", read_what_was_stored, {.grid = 1, .block = 128}, {}, words.device(),
+              out.device());
+  out.download();
+  for (uint32_t i = 0; i < 20 * 128; ++i) ASSERT_EQ(out.host[i], 1000 * (i / 128) + i % 128);
 }
 
 // --- cp.async

@@ -59,13 +59,6 @@ __device__ inline void wait_warp_or_trap(uint64_t* barrier, uint32_t parity) {
   while (!__all_sync(~0u, ptx::mbarrier_try_wait(barrier, parity)))
     if (coarse_timer() - start > kTrapAfter) ptx::trap();
 }
-// The same where other blocks of the cluster arrive: their earlier writes are then visible.
-__device__ inline void wait_cluster_or_trap(uint64_t* barrier, uint32_t parity) {
-  if (ptx::mbarrier_try_wait_cluster(barrier, parity)) return;
-  const uint32_t start = coarse_timer();
-  while (!ptx::mbarrier_try_wait_cluster(barrier, parity))
-    if (coarse_timer() - start > kTrapAfter) ptx::trap();
-}
 #endif
 
 __device__ inline bool stopped(const gpu::Watch& watch) { return ptx::load_relaxed(watch.stop) != gpu::kRunning; }
@@ -109,10 +102,6 @@ __device__ __forceinline__ bool wait_until(Done&& done, Seen&& seen, uint32_t ex
 __device__ inline bool wait(uint64_t* barrier, uint32_t parity, const gpu::Watch& watch, uint32_t what) {
   return wait_until([&] { return ptx::mbarrier_try_wait(barrier, parity); }, [&] { return parity ^ 1; }, parity, watch,
                     what);
-}
-__device__ inline bool wait_cluster(uint64_t* barrier, uint32_t parity, const gpu::Watch& watch, uint32_t what) {
-  return wait_until([&] { return ptx::mbarrier_try_wait_cluster(barrier, parity); }, [&] { return parity ^ 1; }, parity,
-                    watch, what);
 }
 #endif
 

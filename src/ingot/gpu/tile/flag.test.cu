@@ -98,7 +98,7 @@ __global__ void wait_for_nothing(Watch watch, uint32_t* answers) {
   __syncthreads();
   answers[threadIdx.x] = tile::wait(&barrier, 1, watch, 7);
   answers[32 + threadIdx.x] = tile::wait(&barrier, 0, watch, 2);
-  answers[64 + threadIdx.x] = tile::wait_cluster(&barrier, 0, watch, 3);  // at once, as all waits are over
+  answers[64 + threadIdx.x] = tile::wait(&barrier, 0, watch, 3);  // at once, because all waits have given up
   tile::leave(watch);
 }
 TEST_F(FlagCuda, BoundsWaitsForBarriersSmall) {
