@@ -1,6 +1,7 @@
-# INGOT_CUDA=AUTO|ON|OFF|EMULATED. With CUDA, every src/ingot/**/*.cu and every instance (IngotRooms.cmake) joins the library, INGOT_CUDA_BUILD is
-# defined, and each room with a <room>.cu gets INGOT_HAS_CUDA_<ROOM>. EMULATED: the same sources by the C++ compiler, for the emulator as
-# the only GPU (docs/gpu-layer.md): tests of GPU code, and programs on small models, run where there is none.
+# INGOT_CUDA=AUTO|ON|OFF|EMULATED. With CUDA, every src/ingot/**/*.cu and every instance (IngotRooms.cmake) joins the library,
+# INGOT_CUDA_BUILD is defined, and each room with a <room>.cu gets INGOT_HAS_CUDA_<ROOM>. EMULATED compiles the same sources with the C++
+# compiler, and the emulator is the only GPU (docs/gpu-layer.md): tests of GPU code, and programs with small models, then run on machines
+# without a GPU.
 set(INGOT_WITH_CUDA OFF)
 if(NOT INGOT_CUDA MATCHES "^(OFF|EMULATED)$")
   include(CheckLanguage)
@@ -37,7 +38,7 @@ function(ingot_cuda_rooms sources)
 endfunction()
 
 if(INGOT_WITH_CUDA)
-  # CMake before 3.25.2 does not know nvcc's C++20 flag; say it ourselves.
+  # CMake before 3.25.2 does not know nvcc's C++20 flag, so it is given here.
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
@@ -55,12 +56,13 @@ if(INGOT_WITH_CUDA)
   target_compile_definitions(ingot PUBLIC INGOT_CUDA_BUILD)
   set(ingot_cuda_options $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr -gencode arch=compute_90a,code=sm_90a
     -Xptxas=-v,-warn-spills,-warn-lmem-usage -lineinfo>)
-  # A seventh of the size. The driver unpacks a file when its first kernel is used: 2.3 ms in place of 1.6 for 3 MB of kernels.
+  # Compressed kernels take a seventh of the size. The driver unpacks a file when its first kernel is used: 2.3 ms in place of 1.6 for 3 MB
+  # of kernels.
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
     list(APPEND ingot_cuda_options $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
   endif()
   target_compile_options(ingot PRIVATE ${ingot_cuda_options})
-  # Kernels that also travel as PTX, which the driver compiles on GPUs other than Hopper and, with CUDA_FORCE_PTX_JIT=1, on any.
+  # Kernels that are also included as PTX, which the driver compiles on GPUs other than Hopper and, with CUDA_FORCE_PTX_JIT=1, on any GPU.
   foreach(source ${cuda_sources})
     ingot_ptx_of(${source} arch)
     if(arch)
@@ -71,7 +73,7 @@ if(INGOT_WITH_CUDA)
   message(STATUS "Ingot: CUDA kernels ON (${CMAKE_CUDA_COMPILER}, sm_90a)")
 elseif(INGOT_CUDA STREQUAL "EMULATED")
   ingot_cuda_sources(cuda_sources)
-  # What the emulator does not know yet: wgmma, the copy engine, mbarriers.
+  # Features that the emulator does not have yet: wgmma, the copy engine, mbarriers.
   list(FILTER cuda_sources EXCLUDE REGEX "/kernels/((attention|grouped|linear|mlp|muon|swiglu)/|cross_entropy/(capped|exponentials)_)")
   file(GLOB emulation_sources CONFIGURE_DEPENDS src/ingot/gpu/emulation/*.cpp)
   list(FILTER emulation_sources EXCLUDE REGEX "\\.test\\.cpp$")
@@ -85,8 +87,8 @@ else()
   message(STATUS "Ingot: CUDA kernels OFF (INGOT_CUDA=${INGOT_CUDA}, no nvcc in use)")
 endif()
 
-# What Python benchmarks load to time the shipped entry points of the rooms that are built. Its CUDA runtime stays its own: PyTorch brings
-# another.
+# The library that Python benchmarks load to time the shipped entry points of the rooms that are built. It links its own CUDA runtime,
+# because PyTorch has another.
 if(INGOT_WITH_CUDA)
   set(native_sources ${all_sources})
   list(FILTER native_sources INCLUDE REGEX "\\.native\\.cpp$")
