@@ -63,7 +63,7 @@ struct Nfa {
 
 // The work that the automata of one schema may cost. Error{usage}: the budget is spent, or an automaton is too large.
 struct AutomatonBudget {
-  size_t steps = 20'000'000;
+  size_t steps = 5'000'000;
   void spend(size_t n = 1);
 };
 

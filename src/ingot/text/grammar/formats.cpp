@@ -2,6 +2,8 @@
 
 #include <map>
 
+#include "ingot/text/grammar/pattern.h"
+
 namespace ingot {
 namespace {
 
@@ -37,10 +39,17 @@ std::map<std::string, std::string> make_patterns() {
 
 }  // namespace
 
-const char* pattern_of_format(const std::string& format) {
-  static const std::map<std::string, std::string> patterns = make_patterns();
-  const auto at = patterns.find(format);
-  return at == patterns.end() ? nullptr : at->second.c_str();
+const Dfa* dfa_of_format(const std::string& format) {
+  static const std::map<std::string, Dfa> automata = [] {  // made once: a schema may have many
+    std::map<std::string, Dfa> all;
+    for (const auto& [name, pattern] : make_patterns()) {
+      AutomatonBudget budget;
+      all.emplace(name, dfa_of_pattern(pattern, budget));
+    }
+    return all;
+  }();
+  const auto at = automata.find(format);
+  return at == automata.end() ? nullptr : &at->second;
 }
 
 }  // namespace ingot

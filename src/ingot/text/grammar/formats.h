@@ -1,12 +1,14 @@
 #pragma once
-// Patterns for the strings of a schema's `format`.
+// The strings of a schema's `format`.
 #include <string>
+
+#include "ingot/text/grammar/dfa.h"
 
 namespace ingot {
 
 // date, time, date-time (RFC 3339, with a zone, days that exist, no leap second), uuid, email (dotted names, a domain
 // with a top level of letters), ipv4 and uri (a scheme, then //host, or a path; no user, no IPv6). nullptr: any other
 // format, which is an annotation.
-const char* pattern_of_format(const std::string& format);
+const Dfa* dfa_of_format(const std::string& format);
 
 }  // namespace ingot

@@ -98,8 +98,7 @@ std::vector<std::string> implied_types(const OrderedJson& s) {
     if (std::any_of(words.begin(), words.end(), [&](const char* word) { return s.contains(word); }))
       types.push_back(type);
   const OrderedJson* format = find(s, "format");
-  const bool text =
-      format != nullptr && format->is_string() && pattern_of_format(format->get<std::string>()) != nullptr;
+  const bool text = format != nullptr && format->is_string() && dfa_of_format(format->get<std::string>()) != nullptr;
   if (text && (types.empty() || types.back() != "string")) types.push_back("string");
   return types;
 }
@@ -477,9 +476,9 @@ class Compiler {
   Node text(const OrderedJson& s, const std::string& path) {
     const auto [low, high] = counts(s, path, "minLength", "maxLength", kMostLength);
     std::optional<Dfa> strings;
-    const auto narrow = [&](const char* key, const std::string& pattern) {
+    const auto narrow = [&](const char* key, const auto& make) {
       held(path + "." + key, [&] {
-        Dfa d = dfa_of_pattern(pattern, budget_);
+        Dfa d = make();
         if (strings) d = intersect(*strings, d, budget_);
         if (d.states.empty()) fail(ErrorCode::usage, "found one that no string has");
         strings = std::move(d);
@@ -487,11 +486,11 @@ class Compiler {
     };
     if (const OrderedJson* pattern = find(s, "pattern")) {
       if (!pattern->is_string() && exact_) refuse(path + ".pattern", "expected a string");
-      if (pattern->is_string()) narrow("pattern", pattern->get<std::string>());
+      if (pattern->is_string()) narrow("pattern", [&] { return dfa_of_pattern(pattern->get<std::string>(), budget_); });
     }
     // Only exact mode holds formats: some authors of schemas mean something else by the name of a format.
     if (const OrderedJson* format = find(s, "format"); format != nullptr && format->is_string() && exact_)
-      if (const char* pattern = pattern_of_format(format->get<std::string>())) narrow("format", pattern);
+      if (const Dfa* dfa = dfa_of_format(format->get<std::string>())) narrow("format", [&] { return *dfa; });
     if (!strings) return any_text(low, high);
     if (low > 0 || high >= 0)
       held(path, [&] {

@@ -274,10 +274,11 @@ class Parser {
 };
 
 // Adds the states of the expression behind `from`, and returns the state in which the expression ends.
-int32_t add(Nfa& nfa, const Expression& e, int32_t from) {
+int32_t add(Nfa& nfa, const Expression& e, int32_t from, AutomatonBudget& budget) {
   switch (e.kind) {
     case Expression::Kind::set: {
       const int32_t to = nfa.add();
+      budget.spend(e.set.ranges().size());  // of which every repetition has a copy
       nfa.edge(from, e.set, to);
       return to;
     }
@@ -288,31 +289,31 @@ int32_t add(Nfa& nfa, const Expression& e, int32_t from) {
       return to;
     }
     case Expression::Kind::sequence:
-      for (const Part& part : e.parts) from = add(nfa, *part, from);
+      for (const Part& part : e.parts) from = add(nfa, *part, from, budget);
       return from;
     case Expression::Kind::either: {
       const int32_t to = nfa.add();
       for (const Part& part : e.parts) {
         const int32_t begin = nfa.add();
         nfa.step(from, begin);
-        nfa.step(add(nfa, *part, begin), to);
+        nfa.step(add(nfa, *part, begin, budget), to);
       }
       return to;
     }
     case Expression::Kind::repeat: break;
   }
-  for (int64_t i = 0; i < e.low; ++i) from = add(nfa, *e.parts[0], from);
+  for (int64_t i = 0; i < e.low; ++i) from = add(nfa, *e.parts[0], from, budget);
   const int32_t end = nfa.add();
   if (e.high < 0) {
     const int32_t begin = nfa.add();
     nfa.step(from, begin);
-    nfa.step(add(nfa, *e.parts[0], begin), begin);
+    nfa.step(add(nfa, *e.parts[0], begin, budget), begin);
     nfa.step(begin, end);
     return end;
   }
   for (int64_t i = e.low; i < e.high; ++i) {
     nfa.step(from, end);
-    from = add(nfa, *e.parts[0], from);
+    from = add(nfa, *e.parts[0], from, budget);
   }
   nfa.step(from, end);
   return end;
@@ -324,7 +325,7 @@ Dfa dfa_of_pattern(std::string_view pattern, AutomatonBudget& budget) {
   const Part expression = Parser(pattern).parse();
   Nfa nfa;
   nfa.start = nfa.add();
-  nfa.accept = add(nfa, *expression, nfa.start);
+  nfa.accept = add(nfa, *expression, nfa.start, budget);
   return determinize(nfa, true, budget);
 }
 
