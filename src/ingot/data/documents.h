@@ -6,14 +6,24 @@
 
 namespace ingot {
 
+constexpr const char* kStandardInput = "-";  // as a path
+
 struct Document {
-  std::string name;  // the file's path
+  std::string name;  // the file's path, of a line of JSON with ":<line>"
   std::string text;  // UTF-8, not empty
 };
 
-// A file is one document; a directory is one document per file below it, in sorted order. Empty files are left out.
-// Text that is not UTF-8 is bad_data naming the file and the byte; so is a path without any text.
-std::vector<Document> read_documents(const std::string& path);
+// The documents of `path`:
+//   a directory       one per file below it, in sorted order
+//   *.jsonl, *.ndjson one per line, the field "text" of its object; blank lines are left out
+//   "-"               standard input: lines of JSON where the first is an object with a "text", else one document
+//   another file      one
+// Empty texts are left out. Text that is not UTF-8 is bad_data naming the file and the byte; so is a path without text.
+//
+// In a directory, names that begin with "." are left out, and so is what Ingot wrote (own_output.h). Linked files are
+// read, and linked directories too, once each and after the others; but not one that holds `path`. `left_out`, when
+// given, receives a line for each run, tokenizer and so on, and for each linked directory, that is not read.
+std::vector<Document> read_documents(const std::string& path, std::vector<std::string>* left_out = nullptr);
 
 struct SplitOptions {
   int64_t every = 20;  // hold out every 20th document of a shuffle

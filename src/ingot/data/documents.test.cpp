@@ -1,6 +1,7 @@
 #include "ingot/data/documents.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <set>
 
@@ -35,6 +36,84 @@ TEST(documents, a_directory_gives_one_document_per_file_in_sorted_order) {
   EXPECT_EQ(total_bytes(documents), 1 + 4 + 3);
 }
 
+TEST(documents, what_ingot_wrote_among_the_texts_is_left_out_and_named) {
+  const TemporaryDirectory dir;
+  const auto write = [&](const std::string& name, const std::string& text) {
+    create_directories(parent_path(dir / name));
+    write_file(dir / name, text);
+  };
+  write("a.txt", "a");
+  for (const char* name : {"demo/run/config.json", "demo/run/log.jsonl", "demo/run/step-00000002/model.safetensors",
+                           "demo/report.html", "demo/loss.svg", "adapters.safetensors", "boards/events.out.tfevents.1"})
+    write(name, "x\xFF");
+  write("kept/manifest.json", "{}");
+  write("kept/model.safetensors", "x");
+  write("tok", "{\n  \"version\": \"1.0\",\n  \"truncation\": null,");
+  write("chars.json", "{\n  \"format\": \"ingot-char\",\n");
+  write("m.ingot", "INGOTGPT\xFF");
+  write("m.ingot.tokenizer", "x");
+  write("shards/train_000000.bin", std::string("\x88\xD8\x34\x01", 4));
+  write("page/report.html", "no demo's");
+  write("page/config.json", "{}");
+  std::vector<std::string> left_out, names;
+  for (const Document& d : read_documents(dir.path(), &left_out)) names.push_back(d.name);
+  EXPECT_EQ(names, (std::vector<std::string>{dir / "a.txt", dir / "page/config.json", dir / "page/report.html"}));
+  const std::vector<std::string> expected = {dir / "adapters.safetensors (weights)",
+                                             dir / "boards/events.out.tfevents.1 (TensorBoard's)",
+                                             dir / "chars.json (a tokenizer)",
+                                             dir / "demo/loss.svg (of a demo)",
+                                             dir / "demo/report.html (of a demo)",
+                                             dir / "demo/run (a run)",
+                                             dir / "kept (a checkpoint)",
+                                             dir / "m.ingot (a model)",
+                                             dir / "m.ingot.tokenizer (a model's tokenizer)",
+                                             dir / "shards/train_000000.bin (token shards)",
+                                             dir / "tok (a tokenizer)"};
+  EXPECT_EQ(left_out, expected);
+  EXPECT_EQ(error_of([&] { read_documents(dir / "demo/run"); }),
+            "bad data: " + (dir / "demo/run") + ": found a run, expected text");
+}
+
+TEST(documents, linked_directories_are_read_once_unless_they_hold_the_texts) {
+  const TemporaryDirectory dir, elsewhere;
+  create_directories(dir / "texts/sub");
+  write_file(dir / "texts/sub/1", "one");
+  write_file(dir / "beside", "not below the texts");
+  write_file(elsewhere / "2", "two");
+  const auto link = [&](const std::string& to, const std::string& name) {
+    ASSERT_EQ(::symlink(to.c_str(), (dir / name).c_str()), 0);
+  };
+  link(elsewhere.path(), "texts/linked");
+  link(elsewhere.path(), "texts/linked_twice");
+  link(dir / "texts", "texts/sub/loop");
+  link(dir / "texts/sub", "texts/again");
+  link(dir.path(), "texts/up");
+  std::vector<std::string> left_out, names;
+  for (const Document& d : read_documents(dir / "texts", &left_out)) names.push_back(d.name);
+  EXPECT_EQ(names, (std::vector<std::string>{dir / "texts/linked/2", dir / "texts/sub/1"}));
+  EXPECT_EQ(left_out, (std::vector<std::string>{dir / "texts/up (a link to a directory above)"}));
+}
+
+TEST(documents, every_line_of_a_jsonl_file_is_a_document) {
+  const TemporaryDirectory dir;
+  const std::string file = dir / "a.jsonl";
+  write_file(file, "{\"text\": \"one\\nline\", \"id\": 7}\n\n{\"text\": \"\"}\r\n{\"text\": \"\\u00e9\"}");
+  const std::vector<Document> documents = read_documents(file);
+  ASSERT_EQ(documents.size(), 2u);
+  EXPECT_EQ(documents[0].text, "one\nline");
+  EXPECT_EQ(documents[1].text, "\xC3\xA9");
+  EXPECT_EQ(documents[1].name, file + ":4");
+  for (const auto& [line, found] : {std::pair{"{\"content\": \"x\"}", "found object without a string \"text\""},
+                                    {"{\"text\": 3}", "found object without a string \"text\""},
+                                    {"[1]", "found array"}}) {
+    write_file(file, std::string("{\"text\": \"x\"}\n") + line + "\n");
+    const std::string error = error_of([&] { read_documents(file); });
+    EXPECT_NE(error.find(file + ":2: " + found), std::string::npos) << error;
+  }
+  write_file(file, "{\"text\": \"x\"}\n{\"text\": \n");
+  EXPECT_NE(error_of([&] { read_documents(file); }).find(file + ":2: byte "), std::string::npos);
+}
+
 TEST(documents, missing_empty_and_ill_coded_text_is_refused_by_name) {
   const TemporaryDirectory dir;
   create_directories(dir / "none");
@@ -44,7 +123,7 @@ TEST(documents, missing_empty_and_ill_coded_text_is_refused_by_name) {
             std::string::npos);
   EXPECT_NE(error_of([&] { read_documents(dir / "empty"); }).find("found an empty file, expected text"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { read_documents(dir / "none"); }).find("found no file in it"), std::string::npos);
+  EXPECT_NE(error_of([&] { read_documents(dir / "none"); }).find("found no file of text in it"), std::string::npos);
   EXPECT_EQ(error_of([&] { read_documents(dir.path()); }),
             "bad data: " + (dir / "latin") + ": byte 3: found 0xe9, expected UTF-8 text");
 }

@@ -194,7 +194,10 @@ bool holds_shards(const std::string& path) {
     const std::vector<std::string> names = list_directory(path);
     return std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.ends_with(".bin"); });
   }
-  if (path.ends_with(".bin")) return true;
+  return path != kStandardInput && (path.ends_with(".bin") || begins_like_shard(path));
+}
+
+bool begins_like_shard(const std::string& path) {
   const File file = File::open(path);
   int32_t magic = 0;
   if (file.size() >= 4) file.read_at(0, &magic, 4);

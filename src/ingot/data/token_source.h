@@ -62,6 +62,7 @@ ShardHeader read_shard_header(const std::string& path);
 
 // A file that begins like a shard or is called *.bin, or a directory with *.bin files.
 bool holds_shards(const std::string& path);
+bool begins_like_shard(const std::string& path);  // of a file
 struct ShardPaths {
   std::vector<std::string> train, held_out;  // names with "_val_" or "val_" in front are held out
 };

@@ -259,6 +259,21 @@ std::string read_file(const std::string& path, int64_t max_bytes) {
   return bytes;
 }
 
+std::string read_standard_input(int64_t max_bytes) {
+  std::string bytes;
+  for (;;) {
+    const size_t size = bytes.size(), step = std::max<size_t>(1 << 16, size);
+    if (int64_t(size) > max_bytes)
+      fail(ErrorCode::bad_data, "standard input: found more than ", max_bytes, " bytes, expected at most that many");
+    bytes.resize(size + step);
+    const ssize_t n = ::read(STDIN_FILENO, bytes.data() + size, step);
+    bytes.resize(size + size_t(std::max<ssize_t>(n, 0)));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_errno("standard input", "cannot read", errno);
+    if (n == 0) return bytes;
+  }
+}
+
 void write_file(const std::string& path, std::string_view bytes) {
   AtomicFile file(path);
   file.write(bytes);

@@ -93,6 +93,7 @@ class MappedFile {
 };
 
 std::string read_file(const std::string& path, int64_t max_bytes = int64_t(1) << 40);
+std::string read_standard_input(int64_t max_bytes);                // all of it
 void write_file(const std::string& path, std::string_view bytes);  // durable and atomic
 int64_t file_size(const std::string& path);
 bool exists(const std::string& path);
