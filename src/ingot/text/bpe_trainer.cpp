@@ -4,12 +4,14 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <set>
 #include <unordered_map>
 
 #include "ingot/core/check.h"
 #include "ingot/core/cpu/thread_pool.h"
 #include "ingot/text/byte_alphabet.h"
 #include "ingot/text/byte_bpe.h"
+#include "ingot/text/utf8.h"
 #include "ingot/text/words.h"
 
 namespace ingot {
@@ -244,6 +246,33 @@ void Trainer::merge(uint64_t key, int32_t id) {
   }
 }
 
+std::string spelling_of(std::string_view bytes) {
+  std::string out;
+  for (const char c : bytes) utf8_append(out, detail::kByteToChar[uint8_t(c)]);
+  return out;
+}
+
+// What a file of these special tokens could not say, or would be read as something else.
+void check_specials(const std::vector<std::string>& specials) {
+  std::set<std::string> bytes;
+  for (int b = 0; b < 256; ++b) bytes.insert(spelling_of(std::string(1, char(b))));
+  std::vector<SpecialToken> all;
+  for (const std::string& text : specials) {
+    require_utf8(text, "special token");
+    if (text.empty()) fail(ErrorCode::usage, "special tokens: found an empty text, expected a name like <|bos|>");
+    if (bytes.contains(text))
+      fail(ErrorCode::usage, "special tokens: found '", text,
+           "', which is how a tokenizer.json spells a byte; expected a name like <|bos|>");
+    for (const SpecialToken& s : all)
+      if (s.text == text) fail(ErrorCode::usage, "special tokens: found '", text, "' twice, expected each once");
+    all.push_back({int32_t(all.size()), text});
+  }
+  if (const int32_t start = start_token(all); !all.empty() && start != 0)
+    fail(ErrorCode::usage, "special tokens: found '", all[0].text,
+         "' first, whose name says that it starts no document",
+         start > 0 ? detail::concat("; expected '", all[size_t(start)].text, "' first") : std::string());
+}
+
 // Special tokens, then the bytes in the order of their characters.
 ByteBpeRules first_tokens(const BpeTrainOptions& options) {
   ByteBpeRules rules;
@@ -262,6 +291,8 @@ ByteBpe train_bpe(std::span<const std::string_view> documents, int vocab_size, c
   const int smallest = 256 + int(options.special_tokens.size());
   INGOT_CHECK(vocab_size >= smallest && vocab_size <= kMaxVocab, "train_bpe: found vocab_size ", vocab_size,
               ", expected ", smallest, " (the bytes and the special tokens) to ", kMaxVocab);
+  check_specials(options.special_tokens);
+  const std::set<std::string> specials(options.special_tokens.begin(), options.special_tokens.end());
   for (size_t i = 0; i < documents.size(); ++i) require_utf8(documents[i], "train_bpe: document " + std::to_string(i));
 
   ByteBpeRules rules = first_tokens(options);
@@ -277,6 +308,7 @@ ByteBpe train_bpe(std::span<const std::string_view> documents, int vocab_size, c
   while (int(rules.tokens.size()) < vocab_size && trainer.pop(options.min_count, best)) {
     const int32_t a = int32_t(best.key >> 32), b = int32_t(best.key & 0xffffffff);
     std::string joined = rules.tokens[size_t(a)] + rules.tokens[size_t(b)];
+    if (specials.contains(spelling_of(joined))) continue;  // a file holds one token of a spelling
     // Two pairs may join to the same bytes: "a" + "bc" and "ab" + "c" are one token.
     const auto [at, is_new] = ids.emplace(joined, int32_t(rules.tokens.size()));
     if (is_new) rules.tokens.push_back(std::move(joined));

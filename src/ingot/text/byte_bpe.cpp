@@ -119,6 +119,20 @@ std::string quoted(std::string_view bytes) {
 
 }  // namespace
 
+int32_t start_token(std::span<const SpecialToken> specials) {
+  for (const SpecialToken& s : specials) {
+    if (s.id != 0) continue;
+    const auto says = [&](const char* word) { return s.text.find(word) != std::string::npos; };
+    if (!says("unk") && !says("UNK") && !says("pad") && !says("PAD") && !says("mask") && !says("MASK") &&
+        !says("SEP") && !says("</s>") && !says("eos") && !says("EOS"))
+      return 0;
+  }
+  for (const char* name : {"<|bos|>", "<|begin_of_text|>", "<|startoftext|>", "<bos>", "<s>", "<|endoftext|>"})
+    for (const SpecialToken& s : specials)
+      if (s.text == name) return s.id;
+  return -1;
+}
+
 struct ByteBpe::Impl {
   ByteBpeRules rules;
   int32_t byte_ids[256];
@@ -261,11 +275,7 @@ void ByteBpe::Impl::take_merges(const std::unordered_map<std::string_view, int32
   }
 }
 
-void ByteBpe::Impl::find_bos() {
-  for (const char* name : {"<|bos|>", "<|begin_of_text|>", "<|startoftext|>", "<bos>", "<s>", "<|endoftext|>"})
-    for (const SpecialToken& s : rules.specials)
-      if (bos < 0 && s.text == name) bos = s.id;
-}
+void ByteBpe::Impl::find_bos() { bos = start_token(rules.specials); }
 
 void ByteBpe::Impl::make_hash() {
   detail::StableHash h;

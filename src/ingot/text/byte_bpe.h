@@ -33,6 +33,10 @@ struct AddedToken {
   bool normalized = false;  // looked for in the normalized text
 };
 
+// The token that starts a document: the special token with id 0, unless its name says that it is for unknown or padded
+// places or an end; else the first of <|bos|>, <|begin_of_text|>, <|startoftext|>, <bos>, <s>, <|endoftext|>; else -1.
+int32_t start_token(std::span<const SpecialToken> specials);
+
 // What defines a byte-level BPE. Token i stands for the bytes tokens[i]; special tokens may lie among them (their entry
 // in `tokens` is empty) or above.
 struct ByteBpeRules {
@@ -85,8 +89,8 @@ class ByteBpe final : public Tokenizer {
 struct BpeTrainOptions {
   WordPattern pattern = WordPattern::gpt2;
   int64_t min_count = 2;  // a pair seen less often is never merged
-  // The special tokens take the first ids. bos is recognised by its name, as in files: <|bos|>, <|begin_of_text|>,
-  // <|startoftext|>, <bos>, <s>, else <|endoftext|>.
+  // The special tokens take the first ids, and the first one starts a document (start_token). One that is spelled like
+  // a byte is refused; a merge that would be spelled like one is not made.
   std::vector<std::string> special_tokens = {"<|bos|>"};
   void (*progress)(void* context, int64_t merges, int64_t of) = nullptr;
   void* context = nullptr;

@@ -207,6 +207,36 @@ TEST(ByteBpe, TextIsBroughtIntoNormalFormCWhereTheFileAsksForIt) {
   }
 }
 
+TEST(ByteBpe, TheFirstSpecialTokenStartsADocumentAndIsReadBack) {
+  const std::string_view documents[] = {"the theme of the thesis the \xC3\xA9t\xC3\xA9"};
+  const std::vector<std::vector<std::string>> lists = {
+      {"<|doc|>"}, {"<|endoftext|>", "<s>"}, {"the", "<|bos|>"}, {"\xC3\x83\xC2\xA9"}};
+  for (const auto& specials : lists) {
+    const ByteBpe bpe = train_bpe(documents, 270, {.special_tokens = specials});
+    const ByteBpe again = ByteBpe::parse(bpe.to_json(), "again");
+    EXPECT_EQ(bpe.bos(), 0) << specials[0];
+    EXPECT_EQ(again.bos(), 0) << specials[0];
+    EXPECT_EQ(again.hash(), bpe.hash()) << specials[0];
+    EXPECT_EQ(again.encode("the thesis"), bpe.encode("the thesis")) << specials[0];
+  }
+  EXPECT_EQ(start_token(std::vector<SpecialToken>{{0, "<unk>"}, {1, "<s>"}}), 1);
+  EXPECT_EQ(start_token(std::vector<SpecialToken>{{7, "<|im_start|>"}}), -1);
+}
+
+TEST(ByteBpe, RefusesSpecialTokensThatAFileCouldNotHold) {
+  const std::string_view documents[] = {"text"};
+  const auto error = [&](const std::vector<std::string>& specials) {
+    return error_of([&] { train_bpe(documents, 300, {.special_tokens = specials}); });
+  };
+  EXPECT_NE(error({"a"}).find("found 'a', which is how a tokenizer.json spells a byte"), std::string::npos);
+  EXPECT_NE(error({"\xC4\xA0"}).find("spells a byte"), std::string::npos);  // the spelling of a space
+  EXPECT_NE(error({"<a>", "<a>"}).find("found '<a>' twice"), std::string::npos);
+  EXPECT_NE(error({""}).find("found an empty text"), std::string::npos);
+  EXPECT_NE(error({"<pad>", "<s>"})
+                .find("found '<pad>' first, whose name says that it starts no document; expected '<s>' first"),
+            std::string::npos);
+}
+
 TEST(ByteBpe, RefusesTextThatIsNotUtf8WithTheOffset) {
   const ByteBpe bpe = golden_bpe();
   EXPECT_EQ(error_of([&] { bpe.encode("abc\xff"); }), "bad data: text to encode: byte 3 (0xff) is not valid UTF-8");

@@ -64,6 +64,11 @@ struct SentencePiece::Impl {
     if (id < 0 || id >= int32_t(model.pieces.size())) return true;
     return type(id) == PieceType::control || type(id) == PieceType::unknown || type(id) == PieceType::unused;
   }
+  // Whether the space after `previous` is the one that encoding puts before a text.
+  bool begins_with_dummy_prefix(int32_t previous) const {
+    return model.add_dummy_prefix &&
+           (previous < 0 || previous >= int32_t(model.pieces.size()) || type(previous) == PieceType::control);
+  }
   int32_t id_of(std::string_view piece) const;
   size_t user_defined_at(std::string_view text) const;
   std::pair<std::string_view, size_t> normalize_prefix(std::string_view text) const;
@@ -344,8 +349,19 @@ int64_t SentencePiece::bytes(int32_t previous, int32_t id) const {
   if (impl_->is_boundary(id)) return 0;
   if (impl_->type(id) == PieceType::byte) return 1;
   const std::string& piece = impl_->model.pieces[size_t(id)].text;
-  if (!piece.starts_with(kSpace)) return int64_t(piece.size());
-  return int64_t(piece.size() - kSpace.size()) + (impl_->is_boundary(previous) ? 0 : 1);
+  int64_t size = int64_t(piece.size());
+  for (size_t at = piece.find(kSpace); at != piece.npos; at = piece.find(kSpace, at + kSpace.size()))
+    size -= int64_t(kSpace.size()) - 1;
+  return size - (piece.starts_with(kSpace) && impl_->begins_with_dummy_prefix(previous) ? 1 : 0);
+}
+
+int64_t SentencePiece::bytes_after(std::span<const int32_t> before, int32_t id) const {
+  const size_t n = before.size();
+  const auto is_byte = [&](int32_t i, int byte) { return i >= 0 && i == impl_->byte_ids[byte]; };
+  if (n < 2 || !is_byte(id, 0x81) || !is_byte(before[n - 1], 0x96) || !is_byte(before[n - 2], 0xE2))
+    return bytes(n == 0 ? -1 : before[n - 1], id);
+  // The two before counted 1 each, and the space is one byte.
+  return impl_->begins_with_dummy_prefix(n > 2 ? before[n - 3] : -1) ? -2 : -1;
 }
 
 int32_t SentencePiece::bos() const { return impl_->bos; }

@@ -21,9 +21,12 @@ class SentencePiece final : public Tokenizer {
 
   std::vector<int32_t> encode(std::string_view text) const override;
   std::string decode(std::span<const int32_t> ids) const override;
-  // The PR's tables: a leading U+2581 counts one byte unless `previous` is control, unknown or unused; a byte piece
-  // counts 1.
+  // Each U+2581 of a piece counts one byte, the space that it stands for; none where it is the dummy prefix, at the
+  // start of a document. A byte piece counts 1.
   int64_t bytes(int32_t previous, int32_t id) const override;
+  // A vocabulary without a piece for U+2581 spells a space by the byte pieces E2 96 81: together they count one byte,
+  // of which the last one's share is negative.
+  int64_t bytes_after(std::span<const int32_t> before, int32_t id) const override;
   int32_t bos() const override;
   int vocab_size() const override;
   uint32_t hash() const override;

@@ -50,12 +50,13 @@ struct TestPiece {
   Type type;
 };
 
-std::string model_of(std::vector<TestPiece> pieces, bool keep_spaces = true, int type = 2) {
+std::string model_of(std::vector<TestPiece> pieces, bool keep_spaces = true, int type = 2, bool byte_fallback = false,
+                     bool dummy_prefix = false) {
   Writer model;
   for (const TestPiece& p : pieces)
     model.text(1, Writer().text(1, p.text).real(2, p.score).number(3, uint64_t(p.type)).bytes);
-  model.text(2, Writer().number(3, uint64_t(type)).bytes);
-  model.text(3, Writer().number(3, 0).number(4, !keep_spaces).bytes);
+  model.text(2, Writer().number(3, uint64_t(type)).number(35, byte_fallback).bytes);
+  model.text(3, Writer().number(3, dummy_prefix).number(4, !keep_spaces).bytes);
   return model.bytes;
 }
 
@@ -87,15 +88,16 @@ TEST(SentencePiece, EncodesAndDecodesLikeTheReference) {
   EXPECT_EQ(sp.bos(), 1);
 }
 
-TEST(SentencePiece, CountsBytesAsTheTablesOfBitsPerByteDo) {
+TEST(SentencePiece, CountsTheBytesOfTheText) {
   const SentencePiece sp = SentencePiece::load(text_data("sp.model"));
-  // " the" after a word: the space counts; after bos it does not. A byte piece counts 1, control pieces 0.
+  // " the" counts its space after a word and, as this model puts none before a text, after bos. A byte piece counts 1,
+  // control pieces 0.
   const auto the = sp.encode("x the");
   ASSERT_GE(the.size(), 2u);
   const int32_t id = the[1];
   ASSERT_EQ(sp.token_bytes(id)[0], ' ');
   EXPECT_EQ(sp.bytes(the[0], id), int64_t(sp.token_bytes(id).size()));
-  EXPECT_EQ(sp.bytes(sp.bos(), id), int64_t(sp.token_bytes(id).size()) - 1);
+  EXPECT_EQ(sp.bytes(sp.bos(), id), int64_t(sp.token_bytes(id).size()));
   EXPECT_EQ(sp.bytes(-1, id), sp.bytes(sp.bos(), id));
   EXPECT_EQ(sp.bytes(id, sp.bos()), 0);
   EXPECT_EQ(sp.bytes(id, 4), 1);  // <0x00>
@@ -103,8 +105,38 @@ TEST(SentencePiece, CountsBytesAsTheTablesOfBitsPerByteDo) {
   const SentencePiece s = small();
   EXPECT_EQ(s.bytes(2, 0), 0);   // unknown
   EXPECT_EQ(s.bytes(2, 7), 0);   // unused
-  EXPECT_EQ(s.bytes(7, 10), 1);  // after unused
+  EXPECT_EQ(s.bytes(7, 10), 2);  // after unused
   EXPECT_EQ(s.bytes(8, 10), 2);  // after user-defined
+  EXPECT_EQ(s.bytes(1, 10), 2);  // after <s>, where encoding puts no space before a text
+  const SentencePiece with_prefix = SentencePiece::parse(model_of(kSmall, true, 2, false, true), "prefix.model");
+  EXPECT_EQ(with_prefix.bytes(1, 10), 1);  // after <s>, the space that encoding puts before a text
+  EXPECT_EQ(with_prefix.bytes(2, 10), 2);
+  std::vector<TestPiece> spaces = kSmall;
+  spaces.push_back({"\xe2\x96\x81\xe2\x96\x81\xe2\x96\x81", -2, kNormal});
+  EXPECT_EQ(SentencePiece::parse(model_of(spaces), "spaces.model").bytes(2, 11), 3);
+}
+
+// As for the cases of text without a piece for U+2581: a space is then three byte pieces.
+TEST(SentencePiece, CountsASpaceOfThreeBytePiecesOnce) {
+  std::vector<std::string> names;
+  for (int b = 0; b < 256; ++b) {
+    char name[8];
+    std::snprintf(name, sizeof name, "<0x%02X>", unsigned(b));
+    names.push_back(name);
+  }
+  std::vector<TestPiece> pieces = {{"<unk>", 0, kUnknown}, {"<s>", 0, kControl}};
+  for (const std::string& name : names) pieces.push_back({name.c_str(), 0, kByte});
+  pieces.push_back({"a", -1, kNormal});
+  for (const bool dummy_prefix : {false, true}) {
+    const SentencePiece sp = SentencePiece::parse(model_of(pieces, true, 2, true, dummy_prefix), "bytes.model");
+    for (const std::string text : {"a a", " a", "a  a", "\xe3\x96\x81", "\xe2\x96\x82 a", "a"}) {
+      std::vector<int32_t> ids = {sp.bos()};
+      for (const int32_t id : sp.encode(text)) ids.push_back(id);
+      int64_t sum = 0;
+      for (size_t i = 1; i < ids.size(); ++i) sum += sp.bytes_after(std::span(ids).first(i), ids[i]);
+      EXPECT_EQ(sum, int64_t(text.size())) << '"' << text << '"' << dummy_prefix;
+    }
+  }
 }
 
 TEST(SentencePiece, MergesByScoreThenFromTheLeft) {

@@ -21,9 +21,16 @@ class Tokenizer {
   // The bytes of `ids`, joined. A cut inside a character leaves incomplete UTF-8: Utf8Stream holds it back. Special
   // tokens (bos, control) stand for no text. An id outside the vocabulary is refused.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
-  // Bytes of text that `id` stands for after `previous` (any id): the denominator of bits per byte. 0 for bos and
-  // control.
+  // Bytes of text that `id` stands for after `previous` (any id, -1 for none): the denominator of bits per byte. 0 for
+  // bos and control.
   virtual int64_t bytes(int32_t previous, int32_t id) const = 0;
+  // The same after the tokens `before`, of which the last kContext count. Only where a character may be spelled by
+  // several tokens that stand for another number of bytes together does it differ from bytes(); it may be negative
+  // then.
+  virtual int64_t bytes_after(std::span<const int32_t> before, int32_t id) const {
+    return bytes(before.empty() ? -1 : before.back(), id);
+  }
+  static constexpr int64_t kContext = 3;
   // The token that starts a document, or -1 where the tokenizer has none.
   virtual int32_t bos() const = 0;
   virtual int vocab_size() const = 0;
