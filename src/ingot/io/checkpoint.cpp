@@ -317,6 +317,7 @@ std::string found_instead(const std::string& path) {
 }
 
 void set_aside_after(const std::string& run_directory, int64_t step) {
+  const auto best = best_checkpoint(run_directory);
   for (const int64_t later : steps_in(run_directory)) {
     if (later <= step) continue;
     std::string aside = join_path(run_directory, "aside-" + directory_name(later));
@@ -325,8 +326,7 @@ void set_aside_after(const std::string& run_directory, int64_t step) {
     rename_path(join_path(run_directory, directory_name(later)), aside);
     log_info("set aside as ", aside);
   }
-  if (const auto best = best_checkpoint(run_directory); best && best->step > step)
-    remove_file(join_path(run_directory, kBest));
+  if (!best || best->step > step) remove_file(join_path(run_directory, kBest));
   sync_directory(run_directory);
 }
 
@@ -340,6 +340,7 @@ std::optional<BestCheckpoint> best_checkpoint(const std::string& run_directory) 
   fields.require("loss", best.loss);
   fields.require("bits_per_byte", best.bits_per_byte);
   fields.finish();
+  if (!exists(join_path(run_directory, directory_name(best.step)))) return std::nullopt;
   return best;
 }
 

@@ -58,7 +58,7 @@ Checkpoint open_checkpoint(const std::string& directory);
 // What stands at a path that is neither a run nor a checkpoint, for messages: "a model of the architecture 'llama'".
 std::string found_instead(const std::string& path);
 // Renames checkpoints after `step` to "aside-step-...", so that they are not taken for the run's newest again, and
-// forgets the best if it is one of them. Nothing removes them.
+// forgets the best if it is one of them or gone. Nothing removes them.
 void set_aside_after(const std::string& run_directory, int64_t step);
 
 // The checkpoint with the lowest held-out loss, in best.json: it is kept whatever its age.
@@ -66,7 +66,7 @@ struct BestCheckpoint {
   int64_t step = 0;
   double loss = 0, bits_per_byte = 0;
 };
-std::optional<BestCheckpoint> best_checkpoint(const std::string& run_directory);
+std::optional<BestCheckpoint> best_checkpoint(const std::string& run_directory);  // nothing where it is gone
 // `best.step` must be a checkpoint; the one that was the best goes where it is older than the newest `keep`.
 void set_best_checkpoint(const std::string& run_directory, const BestCheckpoint& best, int keep);
 

@@ -208,6 +208,11 @@ TEST(checkpoint, the_best_is_kept_whatever_its_age_until_there_is_a_better_one) 
   set_best_checkpoint(dir.path(), {.step = 40, .loss = 1.25, .bits_per_byte = 2}, 2);
   EXPECT_EQ(list_directory(dir.path()), (std::vector<std::string>{"best.json", "step-00000030", "step-00000040"}));
   EXPECT_EQ(open_checkpoint(dir / "best").step(), 40);
+  remove_tree(dir / "step-00000040");
+  EXPECT_FALSE(best_checkpoint(dir.path()));  // what is gone is not named
+  EXPECT_THROW(open_checkpoint(dir / "best"), Error);
+  set_aside_after(dir.path(), 30);
+  EXPECT_FALSE(exists(dir / "best.json"));
   write_file(dir / "best.json", "{");  // damaged: an error where it is asked for, no reason to lose a save
   EXPECT_THROW(open_checkpoint(dir / "best"), Error);
   save(dir, 50, 2);
