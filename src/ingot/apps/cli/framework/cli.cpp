@@ -42,6 +42,14 @@ template <class T> bool parse_number(std::string_view word, T& into) {
   return error == std::errc() && end == word.data() + word.size() && !word.empty();
 }
 
+// An unset variable of a script gives an empty word. Only a text may be one; files, directories and names are not.
+const std::string& not_empty(const Option& option, const std::string& word, const std::string& where) {
+  const std::string what = option.placeholder.empty() ? option.name : option.placeholder;
+  if (word.empty() && what != "TEXT" && option.allowed.empty())
+    fail(ErrorCode::usage, where, ": found an empty word, expected ", what, " (", option.help, ")");
+  return word;
+}
+
 Json value_of(const Option& option, const std::string& word, const std::string& where) {
   int64_t integer = 0;
   double number = 0;
@@ -56,8 +64,8 @@ Json value_of(const Option& option, const std::string& word, const std::string& 
     case Kind::number:
       if (parse_number(word, number) && std::isfinite(number)) return number;
       fail(ErrorCode::usage, where, ": found '", word, "', expected a finite number");
-    case Kind::text: return word;
-    case Kind::list: return Json::array({word});
+    case Kind::text: return not_empty(option, word, where);
+    case Kind::list: return Json::array({not_empty(option, word, where)});
   }
   return nullptr;
 }
@@ -146,6 +154,7 @@ void bind(const Option& option, const Json& value) {
     case Kind::text: {
       if (!value.is_string()) wrong(option, value, "a string");
       const auto text = value.get<std::string>();
+      not_empty(option, text, option.path);
       if (!option.allowed.empty() &&
           std::find(option.allowed.begin(), option.allowed.end(), text) == option.allowed.end()) {
         wrong(option, value, "one of " + listed(option.allowed));
@@ -159,6 +168,7 @@ void bind(const Option& option, const Json& value) {
       into.clear();
       for (const Json& item : value.is_array() ? value : Json::array({value})) {
         if (!item.is_string()) wrong(option, item, "a string");
+        not_empty(option, item.get_ref<const std::string&>(), option.path);
         into.push_back(item.get<std::string>());
       }
       return;
@@ -423,9 +433,10 @@ class Program {
     const Option& option = *given.option;
     const std::string where = given.parsed->get_name();
     if (given.parsed->count() == 0) return;
-    if (option.kind == Kind::list)
+    if (option.kind == Kind::list) {
+      for (const std::string& word : given.words) not_empty(option, word, where);
       give(option, given.words, where, tree);
-    else
+    } else
       give(option, value_of(option, option.kind == Kind::flag ? given.set : given.words.back(), where), where, tree);
   }
   // Puts what a flag or the environment says in its place.
@@ -611,19 +622,7 @@ std::string read_input(const std::string& path) {
   if (!path.empty() && path != "-") return read_file(path, kMaxInput);
   if (path.empty() && isatty(STDIN_FILENO))
     fail(ErrorCode::usage, "no input: give it on standard input or with --file");
-  std::string bytes;
-  for (;;) {
-    const size_t size = bytes.size(), step = std::max<size_t>(1 << 16, size);
-    if (int64_t(size) > kMaxInput)
-      fail(ErrorCode::bad_data, "standard input: found more than ", format_bytes(double(kMaxInput)),
-           ", expected at most that");
-    bytes.resize(size + step);
-    const ssize_t n = ::read(STDIN_FILENO, bytes.data() + size, step);
-    bytes.resize(size + size_t(std::max<ssize_t>(n, 0)));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail(ErrorCode::io, "standard input: ", std::strerror(errno));
-    if (n == 0) return bytes;
-  }
+  return read_standard_input(kMaxInput);
 }
 
 std::string fixed(double value, int digits) {
