@@ -191,6 +191,118 @@ class Runs(InDirectory):
         self.refuses(2, "init_from: .*: found the tensor .*expected", *tune, "--set", "mlp_hidden=64")
         self.refuses(4, "nothing: found no such", *tune[:6], self.directory / "nothing")
 
+    def test_a_fine_tuned_run_goes_on_when_its_base_moved_or_is_spelled_otherwise(self):
+        base, tokenizer = self.directory / "base", self.directory / "tok.json"
+        self.assertEqual(ingot(*self.train("--steps", 2, out=base)).returncode, 0)
+        tune = lambda start, steps: ["train", "--data", self.text, "--out", self.run_directory, "--init-from", start, "--steps", steps]
+        self.assertEqual(ingot(*tune("base", 2), cwd=self.directory).returncode, 0)
+        for steps, start in enumerate(("./base", "base/", base), start=3):
+            run = ingot(*tune(start, steps), cwd=self.directory)
+            self.assertEqual(run.returncode, 0, run.error)
+            self.assertIn(f"resuming at step {steps - 1}", run.error)
+        base.rename(self.directory / "elsewhere")
+        run = ingot(*tune(base, 6))
+        self.assertEqual(run.returncode, 0, run.error)
+        self.refuses(2, "first difference: /model/mlp_hidden", *tune(base, 7), "--set", "mlp_hidden=64")
+        # The file of a tokenizer likewise.
+        self.assertEqual(ingot("tokenizer", "train", "--data", self.text, "--vocab", 300, "--out", tokenizer).returncode, 0)
+        own = self.directory / "own"
+        train = lambda file, steps: self.train("--set", f"train.tokenizer={file}", "--steps", steps, out=own)
+        self.assertEqual(ingot(*train("tok.json", 1), cwd=self.directory).returncode, 0)
+        self.assertEqual(ingot(*train("./tok.json", 2), cwd=self.directory).returncode, 0)
+        tokenizer.unlink()
+        self.assertEqual(ingot(*train("tok.json", 3), cwd=self.directory).returncode, 0)
+
+    def test_what_a_command_wrote_among_its_texts_is_no_text_of_the_next_one(self):
+        notes = self.directory / "notes"
+        notes.mkdir()
+        for i in range(4):
+            (notes / f"{i}.txt").write_text(TEXT[i * 4000:(i + 1) * 4000])
+        train = lambda steps: ["train", *TINY, "--data", notes, "--out", notes / "run", "--steps", steps]
+        first = ingot(*train(2))
+        self.assertEqual(first.returncode, 0, first.error)
+        again = ingot(*train(3))
+        self.assertEqual(again.returncode, 0, again.error)
+        self.assertIn("left out of the texts: " + str(notes / "run") + " (a run)\n", again.error)
+        for name in ("tok.json", "again.json"):
+            run = ingot("tokenizer", "train", "--data", notes, "--vocab", 300, "--out", notes / name)
+            self.assertIn("read 4 documents", run.error)
+        self.refuses(2, r"scores\.jsonl: found a name below \S+notes, whose files are read as texts", "eval", notes / "run", "--data", notes,
+                     "--ttt", "--ttt-log", notes / "scores.jsonl")
+
+    def test_json_lines_and_standard_input_are_documents(self):
+        texts = [TEXT[i * 3000:(i + 1) * 3000] for i in range(3)]
+        lines = "".join(json.dumps({"text": t, "id": i}) + "\n" for i, t in enumerate(texts)).encode()
+        named = json.loads(ingot("data", "info", self.file("a.jsonl", lines), "--json").text)
+        self.assertEqual(named["documents"], 3)
+        for given, documents in ((lines, 3), ("".join(texts).encode(), 1)):
+            self.assertEqual(json.loads(ingot("data", "info", "-", "--json", stdin=given).text)["documents"], documents)
+        run = ingot("train", *TINY, "--data", "-", "--out", self.run_directory, "--steps", 2, stdin=TEXT.encode())
+        self.assertEqual(run.returncode, 0, run.error)
+        score = lambda data, stdin=b"": json.loads(ingot("eval", self.run_directory, "--data", data, "--json", stdin=stdin).text)
+        self.assertEqual(score("-", TEXT.encode())["loss"], score(self.text)["loss"])
+        self.refuses(2, "--data: found standard input with --seeds", "train", *TINY, "--data", "-", "--out", self.directory / "s", "--seeds", "1,2")
+        self.refuses(2, "--data: found standard input with several ranks", "train", *TINY, "--data", "-", "--out", self.directory / "s", "--ranks", 2)
+        self.refuses(3, "standard input: found no text", "data", "info", "-")
+
+    def test_all_of_a_text_is_scored_unless_the_run_was_trained_on_it(self):
+        self.assertEqual(ingot(*self.train("--steps", 2)).returncode, 0)
+        other = self.file("other.txt", TEXT[2000:7000])
+        score = lambda data, *more: json.loads(ingot("eval", self.run_directory, "--data", data, "--json", *more).text)
+        own, whole = score(self.text), score(other)
+        self.assertEqual((own["split"], whole["split"]), ("held-out", "all"))
+        self.assertEqual(score(other, "--split", "all")["loss"], whole["loss"])
+        self.assertLess(score(other, "--split", "held-out")["bytes"], whole["bytes"] / 5)
+        said = ingot("eval", self.run_directory, "--data", other)
+        self.assertIn("is not what the run was trained on: all of it is scored", said.error)
+        self.assertIn("other.txt (all, 1 document): ", said.text)
+
+    def test_what_cannot_be_scored_is_found_before_training(self):
+        two = self.directory / "two"
+        two.mkdir()
+        (two / "a.txt").write_text(TEXT)
+        (two / "b.txt").write_text("\n")
+        for seed in range(1, 9):
+            run = ingot("train", *TINY, "--data", two, "--out", self.directory / f"r{seed}", "--steps", 3, "--set", f"split_seed={seed}",
+                        "--set", "train.tokenizer=char")
+            if run.returncode != 0:
+                break
+        self.assertEqual(run.returncode, 3, run.error)
+        self.assertIn("found 1 tokens, expected at least 2 to score", run.error)
+        self.assertNotIn("step 1/", run.error)
+
+    def test_a_score_that_is_no_number_ends_with_status_8_and_the_run_is_saved(self):
+        rates = [word for key in ("matrix_lr", "embed_lr", "scalar_lr") for word in ("--set", f"{key}=1e10")]
+        run = ingot("train", "--data", self.text, "--out", self.run_directory, "--batch-tokens", 512, "--steps", 1, *rates)
+        self.assertEqual(run.returncode, 8, run.error)
+        self.assertIn("step 1 has no score: scoring ", run.error)
+        self.assertTrue((self.run_directory / "step-00000001/manifest.json").exists())
+        for more in ([], ["--json"]):
+            self.refuses(8, "expected a finite number", "eval", self.run_directory, "--data", self.text, *more)
+
+    def test_losses_are_means_over_the_targets_that_count(self):
+        pairs = self.directory / "pairs"
+        pairs.mkdir()
+        for i in range(300):
+            (pairs / f"{i}.txt").write_text("ab")
+        still = [word for key in ("matrix_lr", "embed_lr", "scalar_lr", "softcap") for word in ("--set", f"{key}=0")]
+        run = ingot("train", *TINY, "--set", "order=segments", "--set", "train.tokenizer=char", *still, "--set", "log_every=1", "--data", pairs,
+                    "--out", self.run_directory, "--steps", 2)
+        self.assertEqual(run.returncode, 0, run.error)
+        losses = [json.loads(line)["loss"] for line in (self.run_directory / "log.jsonl").read_text().splitlines() if '"event":"step"' in line]
+        score = json.loads(ingot("eval", self.run_directory, "--data", pairs, "--split", "all", "--json").text)
+        self.assertEqual((score["targets"], score["bytes"]), (300, 300))
+        for loss in losses:
+            self.assertAlmostEqual(loss, score["loss"], places=4)
+
+    def test_two_runs_of_one_name_stay_apart_in_tensorboard(self):
+        board = self.directory / "board"
+        for above in ("a", "b", "a"):
+            steps = 2 if above == "b" else 3
+            run = ingot(*self.train("--steps", steps, "--tensorboard", board, out=self.directory / above / "run"))
+            self.assertEqual(run.returncode, 0, run.error)
+        self.assertEqual(sorted(p.name for p in board.iterdir()), ["run", "run-2"])
+
     def test_a_directory_may_have_any_name(self):
         name = self.directory / os.fsdecode("Läufe \"1\" \\ \n ".encode() + b"\xff")
         run = ingot(*self.train("--steps", 30, out=name))
@@ -363,7 +475,27 @@ class Messages(InDirectory):
         for command in (generate, ["serve", run, "--port", 0], ["chat", "--model", run]):
             self.refuses(2, "found --split, which changes nothing with one GPU", *command, "--split", "tensor")
         self.refuses(2, "found --preset, which changes nothing with RUN", "info", run, "--preset", "golf")
+        char = ["tokenizer", "train", "--data", self.text, "--out", self.directory / "c.json", "--kind", "char"]
+        for option in (["--vocab", 300], ["--special", "x"], ["--pattern", "gpt2"], ["--min-count", 3]):
+            self.refuses(2, f"found {option[0]}, which changes nothing with --kind char", *char, *option)
+        self.refuses(2, "found --rank-timeout, which changes nothing with a run of one process", "train", *TINY, "--steps", 2, "--data", self.text,
+                     "--out", run, "--rank-timeout", 3)
+        self.refuses(2, "found --seed, which changes nothing with --held-out-every 0", "data", "pack", "--data", self.text, "--tokenizer",
+                     run / "tokenizer.json", "--out", self.directory / "sh", "--held-out-every", 0, "--seed", 3)
         self.refuses(2, "found RUN and keys of a model", "info", run, "--set", "model.layers=3")
+
+    def test_an_empty_word_is_no_name(self):
+        run = self.directory / "run"
+        self.assertEqual(ingot("train", *TINY, "--steps", 2, "--data", self.text, "--out", run).returncode, 0)
+        for command in (["train", *TINY, "--data", self.text, "--out", ""], ["train", "--data", self.text, "--out", "x", "--init-from", ""],
+                        ["export", run, "", "--data", self.text], ["tokenizer", "train", "--data", self.text, "--out", ""],
+                        ["tokenizer", "train", "--data", "", "--out", "x"], ["eval", run, "--data", self.text, "--ttt", "--ttt-log", ""],
+                        ["plot", run, "--out", ""], ["ttt", run, "--file", self.text, "--out", ""], ["eval", "", "--data", self.text]):
+            with self.subTest(command=command):
+                self.refuses(2, "found an empty word, expected ", *command, cwd=self.directory)
+        self.assertEqual(sorted(p.name for p in self.directory.iterdir()), ["run", "text.txt"])
+        config = self.file("c.json", json.dumps({"out": "", "data": str(self.text)}))
+        self.refuses(2, "out: found an empty word", "train", *TINY, "--config", config)
 
     def test_what_a_command_reads_is_not_replaced_by_its_result(self):
         run, log = self.directory / "run", self.directory / "run/log.jsonl"

@@ -1,6 +1,7 @@
 #pragma once
-// Batches that score a whole token source once: every token but the first is a target exactly once, and nothing is cut
-// off. The last batch is shorter.
+// Batches that score a whole token source once. Every token is a target exactly once, but for the source's first one
+// and, where the tokenizer has no bos, for the first one of each document. With bos, the next document's bos is the
+// last target of a document. The last batch is shorter.
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -25,7 +26,7 @@ class EvaluationBatches {
  public:
   EvaluationBatches(std::shared_ptr<const TokenSource> source, const EvaluationOptions& options);
   int64_t count() const { return int64_t(firsts_.size()) - 1; }
-  int64_t targets() const { return source_->size() - 1; }
+  int64_t targets() const;
   int64_t documents() const { return documents_; }
   // Batch i; Batch::documents names each segment's document. Thread-safe.
   void fill(int64_t i, Batch& into) const;
@@ -34,9 +35,12 @@ class EvaluationBatches {
   struct Segment {
     int64_t begin;
     int32_t length, unscored;  // the first `unscored` targets belong to an earlier segment
+    int32_t before;            // tokens of the document that Batch::before holds
     int32_t document;
   };
   void cut_document(int64_t begin, int64_t end, int32_t document);
+  void add_segment(int64_t begin, int64_t length, int64_t unscored, int64_t document_begin, int64_t document);
+  int64_t inputs_end(const std::vector<int64_t>& begins, size_t d) const;
   void cut_flat(const std::vector<int64_t>& begins);
 
   std::shared_ptr<const TokenSource> source_;
@@ -46,8 +50,11 @@ class EvaluationBatches {
   std::vector<int64_t> firsts_;  // first segment of each batch, and the number of segments
 };
 
-// Bytes of text that the scored targets stand for: the denominator of bits per byte. bos and control count zero.
-int64_t target_bytes(const Tokenizer& tokenizer, const Batch& batch);
+// Bytes of text that target t of segment s stands for: the denominator of bits per byte. bos and control count zero.
+int64_t target_bytes(const Tokenizer& tokenizer, const Batch& batch, int64_t s, int64_t t);
+int64_t target_bytes(const Tokenizer& tokenizer, const Batch& batch);  // of all scored targets
+// What the targets of documents of so many bytes must come to: without bos the first token of each is no target.
+int64_t expected_bytes(int64_t document_bytes, const Tokenizer& tokenizer, const TokenSource& source);
 // bits per byte = sum of losses (natural logarithm) / ln 2 / bytes
 double bits_per_byte(double loss_sum, int64_t bytes);
 

@@ -7,12 +7,13 @@
 
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/text/byte_tokenizer.test.h"
+#include "ingot/text/char_tokenizer.h"
 
 namespace ingot {
 namespace {
 
-// Every token is unique, so a target tells where it stands.
-std::shared_ptr<const TokenSource> unique_tokens(const std::vector<int64_t>& lengths) {
+// Every token is unique, so a target tells where it stands. `bos` is one that does not occur.
+std::shared_ptr<const TokenSource> unique_tokens(const std::vector<int64_t>& lengths, int32_t bos = 1 << 20) {
   std::vector<int32_t> tokens;
   std::vector<int64_t> begins;
   for (const int64_t n : lengths) {
@@ -20,7 +21,7 @@ std::shared_ptr<const TokenSource> unique_tokens(const std::vector<int64_t>& len
     for (int64_t i = 0; i < n; ++i) tokens.push_back(int32_t(tokens.size()));
   }
   const int64_t vocab = int64_t(tokens.size());
-  return tokens_in_memory(std::move(tokens), std::move(begins), -1, vocab);
+  return tokens_in_memory(std::move(tokens), std::move(begins), bos, vocab);
 }
 
 const std::vector<int64_t> kLengths = {5, 1, 40, 100, 16, 17, 2, 33};
@@ -47,7 +48,7 @@ std::vector<int64_t> contexts(const std::shared_ptr<const TokenSource>& source, 
         context[size_t(b.targets[size_t(t)])] = b.positions[size_t(t)] + 1;
       }
   }
-  EXPECT_EQ(batches.targets(), source->size() - 1);
+  EXPECT_EQ(batches.targets(), source->size() - (source->bos() >= 0 ? 1 : int64_t(begins.size())));
   return context;
 }
 
@@ -64,6 +65,34 @@ TEST(evaluation, every_target_is_scored_exactly_once) {
           for (size_t t = 1; t < got.size(); ++t)
             EXPECT_GT(got[t], 0) << tokens << " " << context << " " << stride << " " << t;
         }
+}
+
+TEST(evaluation, without_bos_a_documents_first_token_is_no_target) {
+  const auto source = unique_tokens(kLengths, -1);
+  const std::vector<int64_t> begins = source->document_begins();
+  for (const int64_t tokens : {1, 7, 16, 50, 1000})
+    for (const int64_t stride : {0, 3})
+      for (const bool flat : {false, true}) {
+        if (flat && stride > 0) continue;
+        const auto got =
+            contexts(source, {.tokens = tokens, .context = 16, .stride = std::min(stride, tokens), .flat = flat});
+        for (size_t t = 0; t < got.size(); ++t)
+          EXPECT_EQ(got[t] > 0, !std::binary_search(begins.begin(), begins.end(), int64_t(t))) << tokens << " " << t;
+      }
+  EXPECT_THROW(EvaluationBatches(unique_tokens({1, 1, 1}, -1), {.tokens = 8}), Error);
+  EXPECT_THROW(EvaluationBatches(unique_tokens({1, 1, 1}, -1), {.tokens = 8, .flat = true}), Error);
+}
+
+TEST(evaluation, a_batch_holds_the_tokens_of_the_document_before_each_segment) {
+  const auto source = unique_tokens({2, 9});
+  const EvaluationBatches batches(source, {.tokens = 4, .context = 4});
+  std::vector<std::vector<int32_t>> before;
+  Batch b;
+  for (int64_t i = 0; i < batches.count(); ++i) {
+    batches.fill(i, b);
+    before.insert(before.end(), b.before.begin(), b.before.end());
+  }
+  EXPECT_EQ(before, (std::vector<std::vector<int32_t>>{{}, {}, {3, 4, 5}}));
 }
 
 TEST(evaluation, sliding_gives_each_target_the_context_it_promises) {
@@ -104,6 +133,19 @@ TEST(evaluation, bytes_are_those_of_the_scored_targets) {
     EXPECT_EQ(bytes, 15);  // all of the text; the second document's bos counts none
   }
   EXPECT_DOUBLE_EQ(bits_per_byte(std::log(2.0) * 30, 15), 2);
+}
+
+TEST(evaluation, without_bos_the_first_token_of_each_document_is_missing_from_the_expected_bytes) {
+  const CharTokenizer chars = CharTokenizer::from_text("\xC3\xA9tude");
+  const std::vector<Document> documents = {{"a", "\xC3\xA9t\xC3\xA9"}, {"b", "t"}};
+  const auto source = tokenize_documents(chars, documents);
+  EXPECT_EQ(expected_bytes(total_bytes(documents), chars, *source), 3);
+  const EvaluationBatches batches(source, {.tokens = 8});
+  Batch b;
+  batches.fill(0, b);
+  EXPECT_EQ(target_bytes(chars, b), 3);
+  const testing::ByteTokenizer bytes;
+  EXPECT_EQ(expected_bytes(6, bytes, *tokenize_documents(bytes, documents)), 6);
 }
 
 TEST(evaluation, impossible_options_are_refused) {

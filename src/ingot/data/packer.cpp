@@ -85,6 +85,7 @@ void Packer::plan_sequential() {
   const std::vector<int64_t> bounds = source_->part_bounds();
   const int64_t step = (options_.tokens + 1) * options_.world;
   part_steps_.push_back(0);
+  if (source_->bos() < 0) document_begins_ = source_->document_begins();
   std::vector<int32_t> piece;
   for (size_t part = 0; part + 1 < bounds.size(); ++part) {
     // Mostly in the first piece. A shard without any bos is used from its beginning.
@@ -115,6 +116,9 @@ void Packer::plan_pieces(int64_t longest) {
       pieces_.push_back({at, std::min(longest, end - at), at + longest >= end});
   for (const Piece& p : pieces_) epoch_tokens_ += p.length;
   if (epoch_tokens_ == 0) fail(ErrorCode::bad_data, source_->name(), ": found no tokens, expected at least 1");
+  if (!ends_are_scored() && epoch_tokens_ + 1 == int64_t(begins.size()))
+    fail(ErrorCode::bad_data, source_->name(), ": found documents of one token and none longer, expected one of two ",
+         "tokens: the tokenizer has no token that starts a document, so a document's first token is no target");
 }
 
 double Packer::batches_per_epoch() const {
@@ -133,14 +137,43 @@ void Packer::fill(int64_t k, Batch& into) const {
   }
 }
 
-void Packer::fill_sequential(int64_t k, Batch& into) const {
-  const int64_t span = options_.tokens + 1, step = k % part_steps_.back();
+std::pair<size_t, int64_t> Packer::sequential_span(int64_t k) const {
+  const int64_t step = k % part_steps_.back();
   const size_t part = size_t(std::upper_bound(part_steps_.begin(), part_steps_.end(), step) - part_steps_.begin()) - 1;
-  Row& row = thread_row(span);
-  source_->read(part_begins_[part] + ((step - part_steps_[part]) * options_.world + options_.rank) * span, row.tokens);
-  for (int64_t t = 1; t < options_.tokens; ++t)
-    if (row.tokens[size_t(t)] == source_->bos()) row.starts.push_back(int32_t(t));
+  const int64_t spans = (step - part_steps_[part]) * options_.world + options_.rank;
+  return {part, part_begins_[part] + spans * (options_.tokens + 1)};
+}
+
+void Packer::fill_sequential(int64_t k, Batch& into) const {
+  const int64_t n = options_.tokens, first = sequential_span(k).second;
+  Row& row = thread_row(n + 1);
+  source_->read(first, row.tokens);
+  if (source_->bos() >= 0) {
+    for (int64_t t = 1; t < n; ++t)
+      if (row.tokens[size_t(t)] == source_->bos()) row.starts.push_back(int32_t(t));
+    return pack_row(row.tokens, row.starts, options_.max_segment, into);
+  }
+  auto begin = std::upper_bound(document_begins_.begin(), document_begins_.end(), first);
+  for (auto at = begin; at != document_begins_.end() && *at < first + n; ++at)
+    row.starts.push_back(int32_t(*at - first));
   pack_row(row.tokens, row.starts, options_.max_segment, into);
+  for (; begin != document_begins_.end() && *begin <= first + n; ++begin) into.targets[size_t(*begin - first - 1)] = -1;
+}
+
+int64_t Packer::targets(int64_t k) const {
+  const int64_t n = options_.tokens;
+  if (ends_are_scored()) return n;
+  int64_t unscored = 0;
+  if (options_.order == BatchOrder::sequential) {
+    const int64_t first = sequential_span(k).second;
+    unscored = std::upper_bound(document_begins_.begin(), document_begins_.end(), first + n) -
+               std::upper_bound(document_begins_.begin(), document_begins_.end(), first);
+  } else {
+    for_each_piece(k, n, [&](const Piece& piece, int64_t offset, int64_t take, int64_t) {
+      if (piece.ends_document && offset + take == piece.length) ++unscored;
+    });
+  }
+  return n - unscored;
 }
 
 std::shared_ptr<const Packer::Epoch> Packer::epoch(int64_t number) const {
@@ -160,24 +193,34 @@ std::shared_ptr<const Packer::Epoch> Packer::epoch(int64_t number) const {
   return made;
 }
 
-void Packer::fill_shuffled(int64_t k, Batch& into) const {
-  const int64_t n = options_.tokens, size = epoch_tokens_;
-  Row& row = thread_row(n + 1);
+template <class Body> void Packer::for_each_piece(int64_t k, int64_t length, Body&& body) const {
   // Epochs follow each other in one endless row of tokens.
-  for (int64_t done = 0; done <= n;) {
-    const int64_t at = (k * options_.world + options_.rank) * n + done;
-    const std::shared_ptr<const Epoch> order = epoch(at / size);
-    const int64_t in_epoch = at % size;
+  for (int64_t done = 0; done < length;) {
+    const int64_t at = (k * options_.world + options_.rank) * options_.tokens + done;
+    const std::shared_ptr<const Epoch> order = epoch(at / epoch_tokens_);
+    const int64_t in_epoch = at % epoch_tokens_;
     const size_t i =
         size_t(std::upper_bound(order->begins.begin(), order->begins.end(), in_epoch) - order->begins.begin()) - 1;
-    const int64_t offset = in_epoch - order->begins[i];
-    const int64_t take = std::min(order->begins[i + 1] - in_epoch, n + 1 - done);
-    source_->read(pieces_[size_t(order->pieces[i])].begin + offset,
-                  std::span(row.tokens).subspan(size_t(done), size_t(take)));
-    if (offset == 0 && done > 0 && done < n) row.starts.push_back(int32_t(done));
+    const Piece& piece = pieces_[size_t(order->pieces[i])];
+    const int64_t offset = in_epoch - order->begins[i], take = std::min(piece.length - offset, length - done);
+    body(piece, offset, take, done);
     done += take;
   }
+}
+
+void Packer::fill_shuffled(int64_t k, Batch& into) const {
+  const int64_t n = options_.tokens;
+  Row& row = thread_row(n + 1);
+  thread_local std::vector<int64_t> unscored;
+  unscored.clear();
+  for_each_piece(k, n + 1, [&](const Piece& piece, int64_t offset, int64_t take, int64_t done) {
+    source_->read(piece.begin + offset, std::span(row.tokens).subspan(size_t(done), size_t(take)));
+    if (offset > 0 || done == 0) return;
+    if (done < n) row.starts.push_back(int32_t(done));
+    if (!ends_are_scored()) unscored.push_back(done - 1);
+  });
   pack_row(row.tokens, row.starts, options_.max_segment, into);
+  for (const int64_t t : unscored) into.targets[size_t(t)] = -1;
 }
 
 // As fill_shuffled, but targets never come from another piece's document. A piece that a batch's end cuts goes on in
@@ -189,14 +232,7 @@ void Packer::fill_segments(int64_t k, Batch& into) const {
   into.positions.resize(size_t(n));
   into.cu_seqlens.assign(1, 0);
   into.documents.clear();
-  for (int64_t done = 0; done < n;) {
-    const int64_t at = (k * options_.world + options_.rank) * n + done;
-    const std::shared_ptr<const Epoch> order = epoch(at / epoch_tokens_);
-    const int64_t in_epoch = at % epoch_tokens_;
-    const size_t i =
-        size_t(std::upper_bound(order->begins.begin(), order->begins.end(), in_epoch) - order->begins.begin()) - 1;
-    const Piece& piece = pieces_[size_t(order->pieces[i])];
-    const int64_t offset = in_epoch - order->begins[i], take = std::min(piece.length - offset, n - done);
+  for_each_piece(k, n, [&](const Piece& piece, int64_t offset, int64_t take, int64_t done) {
     const bool ends = piece.ends_document && offset + take == piece.length;
     Row& row = thread_row(ends ? take : take + 1);
     source_->read(piece.begin + offset, row.tokens);
@@ -204,8 +240,7 @@ void Packer::fill_segments(int64_t k, Batch& into) const {
     std::copy_n(row.tokens.begin(), take, into.tokens.begin() + done);
     std::copy_n(row.tokens.begin() + 1, take, into.targets.begin() + done);
     push_segment(done, done + take, into);
-    done += take;
-  }
+  });
 }
 
 void Packer::fill_windows(int64_t k, Batch& into) const {

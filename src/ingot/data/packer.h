@@ -3,7 +3,7 @@
 // options and k, so a run resumes by remembering one number.
 //
 //   tokens      x_0 .. x_{T-1}
-//   targets     x_1 .. x_T (at a document's end the target is the next document's bos)
+//   targets     x_1 .. x_T; at a document's end bos, or -1 (not scored) where the tokenizer has no bos
 //   positions   restart at each cut
 //   cu_seqlens  0, the cuts, T
 // Cuts: where a document begins, and every max_segment tokens from there (from the batch's start for one that began
@@ -22,7 +22,9 @@ struct Batch {
   std::vector<int32_t> tokens, targets, positions;  // T; targets of -1 are not scored
   std::vector<int32_t> cu_seqlens;                  // segments + 1
   std::vector<int32_t> documents;                   // per segment; only evaluation fills it
-  std::vector<int32_t> last;                        // per segment, of which targets are; only adaptation fills it
+  // Per segment, the tokens of its document before it, at most Tokenizer::kContext; only evaluation fills it.
+  std::vector<std::vector<int32_t>> before;
+  std::vector<int32_t> last;  // per segment, of which targets are; only adaptation fills it
   int64_t size() const { return int64_t(tokens.size()); }
   int64_t segments() const { return int64_t(cu_seqlens.size()) - 1; }
 };
@@ -32,9 +34,9 @@ struct Batch {
 //   shuffled    documents in a new order each epoch; consecutive batches share one token, so every token is a target
 //               once.
 //   segments    documents cut into pieces of at most max_segment tokens, and the pieces in a new order each epoch: a
-//               batch draws from many documents even where documents are long. A document's last target is bos, or
-//               none without one.
-//   windows     T / max_segment windows at random offsets, not cut at documents (text without bos, as nanoGPT does).
+//               batch draws from many documents even where documents are long.
+//   windows     T / max_segment windows at random offsets, not cut at documents: the text is one stream, and every
+//               token a target, as in nanoGPT.
 enum class BatchOrder { sequential, shuffled, segments, windows };
 BatchOrder batch_order(const std::string& name);
 const char* name_of(BatchOrder order);
@@ -52,6 +54,8 @@ class Packer {
   Packer(std::shared_ptr<const TokenSource> source, const PackOptions& options);
   // Makes batch k. Thread-safe; reuses the memory of `into`.
   void fill(int64_t k, Batch& into) const;
+  // How many targets of batch k are scored. Fewer than its tokens only where the tokenizer has no bos.
+  int64_t targets(int64_t k) const;
   double batches_per_epoch() const;  // whole in sequential order
   const TokenSource& source() const { return *source_; }
   const PackOptions& options() const { return options_; }
@@ -67,6 +71,11 @@ class Packer {
     int64_t begin, length;
     bool ends_document;
   };
+  // Calls body(piece, offset in it, tokens taken, tokens before them) for the pieces in the epochs' orders that batch
+  // k's first `length` tokens come from.
+  template <class Body> void for_each_piece(int64_t k, int64_t length, Body&& body) const;
+  bool ends_are_scored() const { return source_->bos() >= 0 || options_.order == BatchOrder::windows; }
+  std::pair<size_t, int64_t> sequential_span(int64_t k) const;  // the part, and the span's first token
   void plan_sequential();
   void plan_pieces(int64_t longest);
   std::shared_ptr<const Epoch> epoch(int64_t number) const;
@@ -78,6 +87,7 @@ class Packer {
   std::shared_ptr<const TokenSource> source_;
   PackOptions options_;
   std::vector<int64_t> part_begins_, part_steps_;  // sequential: first bos, and steps before each part
+  std::vector<int64_t> document_begins_;           // sequential without bos
   std::vector<Piece> pieces_;                      // shuffled: documents; segments: their pieces
   int64_t epoch_tokens_ = 0;                       // sum of the pieces' lengths
   mutable std::mutex mutex_;

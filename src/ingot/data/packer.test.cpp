@@ -187,6 +187,31 @@ TEST(segments, without_bos_a_documents_end_has_no_target) {
   EXPECT_EQ(target, (std::map<int32_t, int32_t>{{5, 6}, {6, 7}, {7, -1}, {8, 9}, {9, -1}}));
 }
 
+TEST(packer, without_bos_no_target_is_of_another_document_and_those_that_count_are_counted) {
+  const Sample s = make_sample(40, 6, false);
+  std::map<int32_t, bool> begins_document;  // by token: ids of different documents differ
+  for (const int64_t begin : s.begins) begins_document[s.tokens[size_t(begin)]] = true;
+  for (const BatchOrder order : {BatchOrder::shuffled, BatchOrder::segments, BatchOrder::sequential}) {
+    const Packer packer(in_memory(s, false), {.order = order, .tokens = 50, .max_segment = 16});
+    Batch b;
+    for (int64_t k = 0; k < 60; ++k) {
+      packer.fill(k, b);
+      int64_t targets = 0;
+      for (size_t t = 0; t < b.tokens.size(); ++t) {
+        if (b.targets[t] < 0) continue;
+        ++targets;
+        EXPECT_FALSE(begins_document[b.targets[t]]) << name_of(order) << " " << k;
+        EXPECT_EQ(b.targets[t], b.tokens[t] + 1) << name_of(order) << " " << k;
+      }
+      EXPECT_EQ(packer.targets(k), targets) << name_of(order) << " " << k;
+    }
+  }
+  const Packer with_bos(in_memory(make_sample(40, 6)), {.order = BatchOrder::shuffled, .tokens = 50});
+  EXPECT_EQ(with_bos.targets(3), 50);
+  const auto ones = tokens_in_memory({5, 6, 7}, {0, 1, 2}, -1, 10);
+  EXPECT_THROW(Packer(ones, {.order = BatchOrder::segments, .tokens = 2}), Error);
+}
+
 TEST(windows, are_contiguous_and_start_anywhere) {
   std::vector<int32_t> tokens(100);
   for (int i = 0; i < 100; ++i) tokens[size_t(i)] = i;

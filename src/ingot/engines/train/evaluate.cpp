@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "ingot/engines/train/device_batch.h"
 #include "ingot/gpu/allocator.h"
@@ -13,6 +14,7 @@ Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer&
             std::shared_ptr<const TokenSource> source, const ScoreOptions& options,
             std::vector<DocumentScore>* documents) {
   const auto start = std::chrono::steady_clock::now();
+  const std::string name = source->name();
   const int64_t context = options.context > 0 ? options.context : config.context;
   const int64_t capacity = std::max(options.batch_tokens, context);
   const EvaluationBatches batches(
@@ -48,10 +50,9 @@ Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer&
     Sums& of_batch = sums[size_t(i)];
     for (int64_t s = 0; s < batch.segments(); ++s)
       for (int64_t t = batch.cu_seqlens[size_t(s)]; t < batch.cu_seqlens[size_t(s) + 1]; ++t) {
-        const int32_t target = batch.targets[size_t(t)];
-        if (target < 0) continue;
+        if (batch.targets[size_t(t)] < 0) continue;
         const double nll = loss.dtype == DType::f64 ? loss.ptr<double>()[t] : double(loss.ptr<float>()[t]);
-        const int64_t bytes = tokenizer.bytes(batch.tokens[size_t(t)], target);
+        const int64_t bytes = target_bytes(tokenizer, batch, s, t);
         of_batch.loss += nll;
         of_batch.targets += 1;
         of_batch.bytes += bytes;
@@ -75,6 +76,8 @@ Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer&
     total.targets += s.targets;
     total.bytes += s.bytes;
   }
+  if (!std::isfinite(sum))
+    fail(ErrorCode::numeric, "scoring ", name, ": found a loss of ", sum, ", expected a finite number");
   total.loss = total.targets > 0 ? sum / double(total.targets) : 0;
   total.bits_per_byte = total.bytes > 0 ? bits_per_byte(sum, total.bytes) : 0;
   total.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -33,7 +33,8 @@ struct ScoreOptions {
   Communicator* ranks = nullptr;  // that score a share each, all for the same result; without `documents`
 };
 
-// `documents`, when given, receives one entry per document of the source.
+// A sum of losses that is not finite is an Error of code numeric. `documents`, when given, receives one entry per
+// document of the source.
 Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer& tokenizer,
             std::shared_ptr<const TokenSource> source, const ScoreOptions& options,
             std::vector<DocumentScore>* documents = nullptr);

@@ -76,8 +76,10 @@ Gpt& StepPasses::bound_model(bool loop) {
   return *model_;
 }
 
-void StepPasses::run(Prefetch& batches, bool loop) {
+void StepPasses::run(Prefetch& batches, bool loop, int64_t targets) {
   Gpt& gpt = bound_model(loop);
+  if (targets != targets_) fill({.to = s_.dloss, .value = targets > 0 ? 1.0 / double(targets) : 0.0}, s_.stream);
+  targets_ = targets;
   step_flops_ = 0;
   Batch batch;
   for (int64_t pass = 0; pass < s_.passes; ++pass) {

@@ -18,8 +18,9 @@ class StepPasses {
   // Before the first step: keeps rows of the forward pass where they fit, and refuses what would be found out in the
   // middle of the run.
   void plan();
-  // Leaves this rank's gradients in step_grads() and the sums of losses in `pass_losses`.
-  void run(Prefetch& batches, bool loop);
+  // Leaves this rank's gradients in step_grads() and the sums of losses in `pass_losses`. `targets`: those of the step
+  // that are scored, in all passes of all ranks; gradients are of the mean over them.
+  void run(Prefetch& batches, bool loop, int64_t targets);
   void forget_model();
   double flops() const { return step_flops_; }  // of the latest step, by this rank
   int64_t replays() const { return graphs_.replays(); }
@@ -34,6 +35,7 @@ class StepPasses {
   bool keep_rows_ = false;  // GptOptions
   GptFlops flops_;          // of the model's program
   double step_flops_ = 0;
+  int64_t targets_ = -1;  // that `dloss` was filled for
   DeviceBatch on_device_;
   std::unique_ptr<Gpt> model_;
   PassGraphs graphs_;  // of the model

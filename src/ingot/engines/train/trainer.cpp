@@ -76,8 +76,7 @@ struct Trainer::Impl {
     require_memory(state.memory.capacity() + state.optimizer.bytes(),
                    detail::concat("training ", state.layout.count(), " parameters"), gpu::memory_of(where));
     passes.plan();
-    fill({.to = state.dloss, .value = 1.0 / double(config.train.batch_tokens * config.train.accumulation)},
-         state.stream);
+    check_held_out();
     packer = std::make_shared<Packer>(data.train, PackOptions{.order = batch_order(config.train.order),
                                                               .tokens = config.train.batch_tokens,
                                                               .max_segment = config.model.context,
@@ -92,6 +91,15 @@ struct Trainer::Impl {
   }
 
   // --- where a run begins ---
+  // What scoring would refuse after the first steps: too few tokens, ids outside of the vocabulary.
+  void check_held_out() const {
+    const EvaluationBatches batches(data.held_out, {.tokens = config.train.batch_tokens});
+    std::vector<int32_t> ids;
+    for (int64_t at = 0, size = data.held_out->size(); at < size; at += int64_t(ids.size())) {
+      ids.resize(size_t(std::min(size - at, int64_t(1) << 20)));
+      data.held_out->read(at, ids);
+    }
+  }
   void take_weights_of(const std::string& path) {
     const TrainedModel other = load_trained(path);
     if (other.tokenizer->hash() != data.tokenizer->hash())
@@ -186,8 +194,15 @@ struct Trainer::Impl {
   }
   // Matrices' updates are iterated in bf16 on a GPU: that is what the method is known for.
   Products optimizer_products() const { return state.compute ? Products::bf16 : products_of(config.train); }
-  // Over all ranks, added in the order of passes.
-  double mean_loss() const {
+  // Of the next step: the scored targets of all ranks' passes.
+  int64_t step_targets() const {
+    int64_t sum = 0;
+    for (int64_t pass = 0; pass < config.train.accumulation; ++pass)
+      sum += packer->targets(at.step * config.train.accumulation + pass);
+    return sum;
+  }
+  // The mean over so many targets. Passes of all ranks are added in their order.
+  double mean_loss(int64_t targets) const {
     const HostCopy mine(state.pass_losses, state.stream);
     std::vector<double> all(size_t(config.train.accumulation));
     if (ranks)
@@ -196,7 +211,7 @@ struct Trainer::Impl {
       std::copy_n(mine.tensor().ptr<double>(), all.size(), all.data());
     double sum = 0;
     for (const double x : all) sum += x;
-    return sum / double(config.train.batch_tokens * config.train.accumulation);
+    return targets > 0 ? sum / double(targets) : 0;
   }
   TrainStatus train_step(Prefetch& batches) {
     const auto start = Clock::now();
@@ -204,7 +219,8 @@ struct Trainer::Impl {
     const double p = at.progress();
     s.looping = at.looping();
     s.lr_factor = learning_rate_factor(config.train.schedule, p, at.step, at.expected_steps());
-    passes.run(batches, s.looping);
+    const int64_t targets = step_targets();
+    passes.run(batches, s.looping, targets);
     OptimizerStep step{.step = at.step + 1,
                        .lr_factor = s.lr_factor,
                        .momentum = muon_momentum(config.train.schedule, p),
@@ -212,11 +228,12 @@ struct Trainer::Impl {
     if (state.optimizer.average()) step.ema = ema_decay(config.train.schedule, double(at.expected_steps()));
     state.optimizer.step(state.all_weights(), state.step_grads(), step);
     ranks.wait(state.stream);
-    s.loss = mean_loss();  // the step's only wait
+    s.loss = mean_loss(targets);  // the step's only wait
     s.grad_norm = read_number(state.optimizer.gradient_norm(), state.stream);
     note_bad_step(s);
     ++at.step;
-    at.trained_seconds = ranks.as_rank_0(at.trained_seconds + seconds_since(start));
+    s.step_seconds = std::max(1e-9, seconds_since(start));
+    note_time();
     if (at.step % kCompareEvery == 0) compare_weights();
     s.step = at.step;
     s.steps = at.expected_steps();
@@ -237,6 +254,24 @@ struct Trainer::Impl {
       fail(ErrorCode::numeric, "training stopped at step ", at.step, ": found ", bad_steps,
            " steps in a row whose gradient is not finite, the last time in ", where,
            "; expected finite numbers. The last checkpoint is ", last_checkpoint.empty() ? "none" : last_checkpoint);
+  }
+  // --- the clock of a run by time: scores and saves count, the last ones are what train.reserve_seconds are for
+  Clock::time_point clock_begun;
+  double seconds_before = 0;  // that the run had when this process began
+  void begin_clock() { clock_begun = Clock::now(), seconds_before = at.trained_seconds; }
+  void note_time() { at.trained_seconds = ranks.as_rank_0(seconds_before + seconds_since(clock_begun)); }
+
+  // A failed score is reported and never stops training, unless ranks no longer know of each other what they do.
+  std::optional<Score> score_or_warn(std::optional<Error>* failure = nullptr) {
+    try {
+      return score_on_held_out();
+    } catch (const LostRank&) { throw; } catch (const Error& e) {
+      if (ranks && e.code != ErrorCode::numeric) throw;
+      if (ranks.rank() == 0) log_warn("step ", at.step, " has no score: ", e.what());
+      log.write({{"event", "score_failed"}, {"step", at.step}, {"error", e.what()}});
+      if (failure != nullptr) failure->emplace(e);
+      return std::nullopt;
+    }
   }
   Score score_on_held_out() const {
     const Products products = products_of(config.train);
@@ -290,7 +325,7 @@ double Trainer::measure_tokens_per_second(double seconds) {
   }
   Prefetch batches = m.batches_ahead();
   const auto whole_step = [&] {
-    m.passes.run(batches, m.at.looping());
+    m.passes.run(batches, m.at.looping(), m.step_targets());
     m.state.optimizer.step(m.state.all_weights(), m.state.step_grads(),
                            {.step = m.at.step + 1, .products = m.optimizer_products()});
     gpu::synchronize(m.state.device, m.state.stream);
@@ -320,6 +355,7 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
   const int64_t whole_memory =
       m.state.device.kind == Device::cpu ? 0 : gpu::device_info(m.state.device.index).memory_bytes;
   int64_t saved_at = m.resumed ? m.at.step : -1;
+  m.begin_clock();
   result.status = {
       .step = m.at.step, .steps = m.at.expected_steps(), .progress = m.at.progress(), .seconds = m.at.trained_seconds};
   while (!m.at.done()) {
@@ -327,9 +363,7 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
       result.end = TrainEnd::stopped;
       break;
     }
-    const double before = m.at.trained_seconds;
     TrainStatus s = m.train_step(batches);
-    s.step_seconds = std::max(1e-9, m.at.trained_seconds - before);
     const auto smooth = [](double old, double now) { return old == 0 ? now : 0.9 * old + 0.1 * now; };
     rate = smooth(rate, tokens_per_step / s.step_seconds);
     flops_rate = smooth(flops_rate, m.passes.flops() / s.step_seconds);
@@ -345,20 +379,26 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
     result.status = s;
     if (hooks.on_step) hooks.on_step(s);
     if (o.eval_every > 0 && s.step % o.eval_every == 0 && !m.at.done()) {
-      const Score x = m.score_on_held_out();
-      m.log.write(score_event(m.at, x));
-      if (hooks.on_score) hooks.on_score(s, x);
-      if (m.ranks.as_rank_0(m.directory.is_best(x)) && m.save()) saved_at = s.step, m.directory.note_best(s.step, x);
+      if (const std::optional<Score> x = m.score_or_warn()) {
+        m.log.write(score_event(m.at, *x));
+        if (hooks.on_score) hooks.on_score(s, *x);
+        if (m.ranks.as_rank_0(m.directory.is_best(*x)) && m.save())
+          saved_at = s.step, m.directory.note_best(s.step, *x);
+      }
+      m.note_time();
     }
     const bool due = o.checkpoint_every > 0 && s.step % o.checkpoint_every == 0 && !m.at.done() && saved_at != s.step;
     if (due && m.save()) saved_at = s.step;
+    if (due) m.note_time();
   }
   m.passes.forget_model();
   if (saved_at != m.at.step && !(m.at.step == 0 && result.end == TrainEnd::stopped) && m.save()) saved_at = m.at.step;
   if (result.end == TrainEnd::finished) {
-    result.score = m.score_on_held_out();
-    m.log.write(score_event(m.at, result.score));
-    if (saved_at == m.at.step && m.directory.is_best(result.score)) m.directory.note_best(m.at.step, result.score);
+    if (const std::optional<Score> x = m.score_or_warn(&result.score_failure)) {
+      result.score = *x;
+      m.log.write(score_event(m.at, *x));
+      if (saved_at == m.at.step && m.directory.is_best(*x)) m.directory.note_best(m.at.step, *x);
+    }
   }
   if (saved_at == m.at.step) result.checkpoint = m.last_checkpoint;
   m.compare_weights();

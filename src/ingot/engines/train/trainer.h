@@ -6,6 +6,7 @@
 // resumed continues bit for bit (same binary and CPU level, any number of threads).
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "ingot/core/comm/communicator.h"
@@ -28,8 +29,9 @@ enum class TrainEnd { finished, stopped };
 struct TrainResult {
   TrainEnd end = TrainEnd::finished;
   TrainStatus status;
-  Score score;             // of the final weights on all held-out tokens; only when finished
-  std::string checkpoint;  // of the last step; empty when saving it failed
+  Score score;                         // of the final weights on all held-out tokens; only when finished
+  std::optional<Error> score_failure;  // why there is no score although the run finished
+  std::string checkpoint;              // of the last step; empty when saving it failed
   std::string parameter_hash;
   int failed_saves = 0;
 };

@@ -33,7 +33,8 @@ std::vector<Work> documents_of(const TokenSource& source) {
   const int64_t last = source.size() - 1;
   std::vector<Work> all;
   for (size_t d = 0; d < begins.size(); ++d) {
-    const int64_t end = std::min(last, d + 1 < begins.size() ? begins[d + 1] : last);
+    // Without bos, the next document's first token is no target.
+    const int64_t end = d + 1 < begins.size() ? begins[d + 1] - (source.bos() < 0 ? 1 : 0) : last;
     if (end > begins[d]) all.push_back({int64_t(d), begins[d], end - begins[d]});
   }
   std::stable_sort(all.begin(), all.end(), [](const Work& a, const Work& b) { return a.targets > b.targets; });
@@ -361,7 +362,9 @@ class Found {
         tokenizer_(tokenizer),
         source_(source),
         options_(o),
-        scores_(source.document_begins().size()) {}
+        scores_(source.document_begins().size()) {
+    for (const Work& w : documents_of(source)) all_ += w.targets;
+  }
 
   // Of what stands before a batch some is other ranks' and may still be under way.
   void go_on_behind(std::span<const Work> before) {
@@ -374,7 +377,7 @@ class Found {
     time(runs);
     for (const Run& run : runs)
       if (run.learnt) tell_updates(run);
-    if (!runs.empty() && options_.progress) options_.progress(done_, source_.size() - 1);
+    if (!runs.empty() && options_.progress) options_.progress(done_, all_);
   }
   // Of all ranks, when all is reported.
   AdaptedScore total() {
@@ -401,10 +404,12 @@ class Found {
       if (!std::isfinite(sum))
         fail(ErrorCode::numeric, source_.name(), ": found a loss of ", sum, " in chunk ", run.chunk, " of document ",
              w.document, ", expected finite numbers");
-      std::vector<int32_t> ids(size_t(end - begin + 1));
-      source_.read(w.begin + begin, ids);
+      const int64_t before = std::min(begin, Tokenizer::kContext);
+      std::vector<int32_t> ids(size_t(before + end - begin + 1));
+      source_.read(w.begin + begin - before, ids);
       DocumentScore& of = scores_[size_t(w.document)];
-      for (size_t t = 1; t < ids.size(); ++t) of.bytes += tokenizer_.bytes(ids[t - 1], ids[t]);
+      for (size_t t = size_t(before) + 1; t < ids.size(); ++t)
+        of.bytes += tokenizer_.bytes_after(std::span(ids).first(t), ids[t]);
       of.loss_sum += sum, of.targets += end - begin, done_ += end - begin;
       if (options_.listener)
         options_.listener({.kind = AdaptationEvent::score,
@@ -444,8 +449,8 @@ class Found {
   const TokenSource& source_;
   const AdaptationOptions& options_;
   std::vector<DocumentScore> scores_;
-  AdaptedScore total_;  // less what scores_ holds
-  int64_t done_ = 0;    // targets
+  AdaptedScore total_;          // less what scores_ holds
+  int64_t done_ = 0, all_ = 0;  // targets
   Clock::time_point last_;
   size_t whole_before_ = 0;  // documents of the step before, where it was one of whole windows
 };
@@ -507,6 +512,8 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
   if (source->size() < 2)
     fail(ErrorCode::bad_data, source->name(), ": found ", source->size(), " tokens, expected at least 2 to score");
   const std::vector<Work> works = documents_of(*source);
+  if (works.empty())
+    fail(ErrorCode::bad_data, source->name(), ": found no document of two tokens, expected one to score");
   const int64_t world = o.ranks != nullptr ? o.ranks->world() : 1;
   const int64_t mine = (int64_t(works.size()) + world - 1) / world, together = std::min(o.documents, mine);
   const int64_t longest = works.front().targets, tokens = most_tokens(works, together, o, weights.master.device);

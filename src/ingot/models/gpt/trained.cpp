@@ -108,6 +108,7 @@ TrainedModel load_trained(const std::string& directory) {
   fields.require("step", t.step);
   fields.require("looping", t.looping);
   fields.require("tokenizer_hash", hash);
+  if (state.contains("data_fingerprint")) fields.require("data_fingerprint", t.data_fingerprint);
   check_tokenizer(t, hash);
   const ParameterLayout layout(t.config);
   t.memory = Arena(layout.padded_count() * 4);

@@ -23,7 +23,8 @@ struct TrainedModel {
   Tensor weights;  // flat f32, the result weights
   int64_t step = 0;
   std::string checkpoint, parameter_hash, tokenizer_file;
-  std::string run_config;  // the run's whole config.json
+  std::string run_config;        // the run's whole config.json
+  std::string data_fingerprint;  // of the tokens that it was trained on (data/token_source.h); empty: not known
 };
 // From a run's directory (its newest complete checkpoint), RUN/best, one checkpoint's directory, or an artifact.
 TrainedModel load_trained(const std::string& directory);

@@ -1,5 +1,6 @@
 // ingot data pack|info: text into token shards, and what shards or texts hold.
 #include "ingot/apps/cli/framework/cli.h"
+#include "ingot/apps/cli/shared/runs.h"
 #include "ingot/core/check.h"
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
@@ -23,9 +24,9 @@ void pack(const PackOptions& o) {
   const auto tokenizer = load_tokenizer(o.tokenizer);
   DocumentSplit split;
   if (o.held_out_every == 0)
-    split.train = read_documents(o.data);
+    split.train = documents_of(o.data);
   else
-    split = split_documents(read_documents(o.data), {.every = o.held_out_every, .seed = uint64_t(o.seed)});
+    split = split_documents(documents_of(o.data), {.every = o.held_out_every, .seed = uint64_t(o.seed)});
   create_directories(o.out);
   if (holds_shards(o.out))
     fail(ErrorCode::usage, o.out, ": found shards in it, which training would read with the new ones; expected none");
@@ -71,7 +72,7 @@ void describe(const std::string& data, bool json) {
     report["train"] = describe_shards(shards.train);
     report["held_out"] = describe_shards(shards.held_out);
   } else {
-    const auto documents = read_documents(data);
+    const auto documents = documents_of(data);
     size_t longest = 0;
     for (const Document& d : documents) longest = std::max(longest, d.text.size());
     report["documents"] = documents.size();
@@ -99,7 +100,7 @@ void add_data(Command& root) {
   {
     Command& p = c.add("pack", "Tokenizes text and writes shards: <out>/train_*.bin and, held out, <out>/val_*.bin");
     auto o = std::make_shared<PackOptions>();
-    p.text("--data PATH", o->data, "a text file, or a directory with one document per file").require();
+    p.text("--data PATH", o->data, "a text file, a directory with one document per file, or JSON lines").require();
     p.text("--tokenizer FILE", o->tokenizer, "the tokenizer").require();
     p.text("--out DIR", o->out, "the directory to write to").require();
     p.integer("--shard-tokens N", o->shard_tokens, 1, INT32_MAX, "most tokens of a shard (default: 100000000)");
@@ -108,13 +109,16 @@ void add_data(Command& root) {
     p.integer("--seed N", o->seed, 0, int64_t(1) << 53, "of the shuffle (default: 1)");
     p.examples(R"(  ingot data pack --data corpus/ --tokenizer tok.json --out shards/
   ingot train --preset demo --data shards/ --tokenizer tok.json --out runs/a)");
-    p.run([o] { pack(*o); });
+    p.run([o, &p] {
+      if (o->held_out_every == 0) p.refuse_given({"seed"}, "--held-out-every 0");
+      pack(*o);
+    });
   }
   {
     Command& i = c.add("info", "Says what a directory of shards, a shard or a text holds");
     auto data = std::make_shared<std::string>();
     auto json = std::make_shared<bool>(false);
-    i.text("PATH", *data, "shards or text").require();
+    i.text("PATH", *data, "shards or text; - is standard input").require();
     i.flag("--json", *json, "print one JSON object");
     i.examples(R"(  ingot data info shards/
   ingot data info corpus/ --json)");

@@ -112,6 +112,7 @@ class Demo {
     // Every step, unless told otherwise: the curve is a mean over many.
     RunConfig config = resolve_config(o_.preset, o_.model, merge_json("{\"log_every\": 1}", o_.train, "configuration"));
     RunData data = load_run_data(data_, config);
+    tell_left_out(data.left_out);
     if (data.held_out_texts.empty()) fail(ErrorCode::usage, data_, ": found shards, expected text for the demo");
     texts_ = data.held_out_texts;
     if (exists(run_directory())) {  // not before there is something to take its place
@@ -164,6 +165,7 @@ class Demo {
       fail(ErrorCode::interrupted, "stopped at step ", result_.status.step, "; the run is in ", run_directory(), ": ",
            program_name(), " generate ", run_directory());
     check_saved(result_, run_directory());
+    check_scored(result_, run_directory());
     sample("step " + std::to_string(steps) + " of " + std::to_string(steps),
            HostCopy(trainer_->result_weights(), Stream{}).tensor());
   }
@@ -257,7 +259,8 @@ class Demo {
 void add_demo(Command& root) {
   Command& c = root.add("demo", "Trains, scores and samples a small GPT on real text in about two minutes");
   auto o = std::make_shared<DemoCommand>();
-  c.text("--data PATH", o->data, "a text file or a directory of text files (default: the compiler's C++ headers)");
+  c.text("--data PATH", o->data,
+         "a text file, a directory of text files or JSON lines (default: the compiler's C++ headers)");
   c.text("--out DIR", o->out, "where to write the run, loss.svg and report.html (default: demo)");
   c.number("--seconds X", o->seconds, 1, 1e6, "how long to train (default: 110)");
   c.text("--preset NAME", o->preset, "what to train (default: demo)");

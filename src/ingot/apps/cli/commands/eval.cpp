@@ -23,29 +23,63 @@ namespace ingot::cli {
 namespace {
 
 struct EvalCommand {
-  std::string run, model, data, ids, tokenizer, split = "held-out";
+  std::string run, model, data, ids, tokenizer, split;
   int64_t stride = 0, context = 0, batch_tokens = 4096;
   DecoderOptions on;
   AdaptationCommand ttt;
   bool json = false, flat = false;
 };
 
-// The part of `path` that is to be scored, cut as the run cut its own data.
-std::shared_ptr<const TokenSource> source_of(const EvalCommand& o, const TrainedModel& model) {
-  if (holds_shards(o.data)) {
-    ShardPaths shards = find_shards(o.data);
-    if (o.split == "all") shards.held_out.insert(shards.held_out.end(), shards.train.begin(), shards.train.end());
-    if (shards.held_out.empty())
-      fail(ErrorCode::not_found, o.data,
-           ": found no held-out shards (val_*.bin), expected some; --split all scores every shard");
-    return open_shards(shards.held_out, *model.tokenizer);
+// What is scored of the data.
+struct Part {
+  std::shared_ptr<const TokenSource> tokens;
+  std::string split;       // held-out or all
+  int64_t text_bytes = 0;  // of the documents; 0 of shards
+};
+
+// Whether a run was trained on these tokens, the rest of its data being held out.
+bool trained_on(const TrainedModel& model, const TokenSource& train) {
+  return model.data_fingerprint.empty() || train.fingerprint() == model.data_fingerprint;
+}
+
+Part part_of_shards(const EvalCommand& o, const TrainedModel& model) {
+  const ShardPaths shards = find_shards(o.data);
+  std::vector<std::string> paths = shards.held_out;
+  const auto open = [&](const std::vector<std::string>& p) { return open_shards(p, *model.tokenizer); };
+  std::string split = o.split;
+  if (split.empty())
+    split = !paths.empty() && (shards.train.empty() || trained_on(model, *open(shards.train))) ? "held-out" : "all";
+  if (split == "all") paths.insert(paths.end(), shards.train.begin(), shards.train.end());
+  if (paths.empty())
+    fail(ErrorCode::not_found, o.data,
+         ": found no held-out shards (val_*.bin), expected some; --split all scores every shard");
+  return {open(paths), split};
+}
+
+Part part_of_text(const EvalCommand& o, const TrainedModel& model) {
+  std::vector<Document> documents = documents_of(o.data);
+  const auto part = [&](const std::vector<Document>& scored, const char* split) {
+    return Part{tokenize_documents(*model.tokenizer, scored), split, total_bytes(scored)};
+  };
+  if (o.split == "all") return part(documents, "all");
+  const SplitOptions options = split_options(run_config_from_json(model.run_config, model.checkpoint).train);
+  DocumentSplit split;
+  try {
+    split = split_documents(documents, options);
+  } catch (const Error&) {
+    if (o.split == "held-out") throw;
+    return part(documents, "all");  // too short to be a run's data
   }
-  std::vector<Document> documents = read_documents(o.data);
-  if (o.split != "all")
-    documents = split_documents(std::move(documents),
-                                split_options(run_config_from_json(model.run_config, model.checkpoint).train))
-                    .held_out;
-  return tokenize_documents(*model.tokenizer, documents);
+  const bool own = o.split == "held-out" || trained_on(model, *tokenize_documents(*model.tokenizer, split.train));
+  return own ? part(split.held_out, "held-out") : part(documents, "all");
+}
+
+// Of the data that the run was trained on, what it held out; all of other data.
+Part part_of(const EvalCommand& o, const TrainedModel& model) {
+  const Part part = holds_shards(o.data) ? part_of_shards(o, model) : part_of_text(o, model);
+  if (o.split.empty() && part.split == "all" && o.ttt.is_first())
+    log_info(o.data, " is not what the run was trained on: all of it is scored");
+  return part;
 }
 
 // The loss of every token after the first of each list, so that any other engine can be compared.
@@ -131,7 +165,7 @@ void eval_text_of_gpt_oss(const EvalCommand& o, const std::string& path) {
   if (holds_shards(o.data))
     fail(ErrorCode::unsupported, o.data, ": found shards, expected text, which the model's own tokenizer encodes");
   const Vocabulary v = load_vocabulary(path, o.tokenizer);
-  const std::vector<Document> documents = read_documents(o.data);
+  const std::vector<Document> documents = documents_of(o.data);
   const auto ids = encoded(documents, *v.tokenizer);
   int64_t longest = 0, targets = 0;
   for (const auto& document : ids) {
@@ -178,13 +212,15 @@ void eval(const EvalCommand& o) {
     fail(ErrorCode::usage, "--layers: found ", o.on.layers, ", expected none with a model of `ingot train`");
   if (!o.ttt.log.empty()) {
     refuse_to_replace(o.ttt.log, {o.data, o.ttt.adapters});
+    refuse_among_texts(o.ttt.log, o.data);
     refuse_to_replace_run(o.ttt.log, path);
   }
   if (o.flat && o.stride > 0) fail(ErrorCode::usage, "found --flat and --stride, expected one of them");
   const TrainedModel model = load_trained(path);
   check_windows(o, o.context > 0 ? o.context : model.config.context,
                 model.config.learned_positions ? model.config.context : INT64_MAX);
-  const auto source = source_of(o, model);
+  const Part part = part_of(o, model);
+  const auto& source = part.tokens;
   std::vector<DocumentScore> documents;
   const ScoreOptions options{.batch_tokens = o.batch_tokens,
                              .context = o.context,
@@ -200,15 +236,16 @@ void eval(const EvalCommand& o) {
     static_cast<Score&>(s) = score(model.config, there.weights(), *model.tokenizer, source, options, &documents);
   }
   if (!o.ttt.is_first()) return;
+  if (part.text_bytes > 0) warn_of_other_bytes(s.bytes, expected_bytes(part.text_bytes, *model.tokenizer, *source));
   if (!o.json)
-    return write_out(o.data + " (" + o.split + ", " + counted(int64_t(documents.size()), "document") +
+    return write_out(o.data + " (" + part.split + ", " + counted(int64_t(documents.size()), "document") +
                      "): perplexity " + fixed(std::exp(s.loss), 3) + ", " + score_line(s) + "\n");
   OrderedJson report = {{"run", path},
                         {"checkpoint", model.checkpoint},
                         {"step", model.step},
                         {"parameter_hash", model.parameter_hash},
                         {"data", o.data},
-                        {"split", o.split},
+                        {"split", part.split},
                         {"documents", documents.size()},
                         {"targets", s.targets},
                         {"bytes", s.bytes},
@@ -244,11 +281,16 @@ void eval(const EvalCommand& o) {
 // Alone, or as one of several processes: of --ranks, or of torchrun and its like.
 void eval_with_ranks(EvalCommand o) {
   const RankPlace place = o.ttt.on ? rank_place_from_environment() : RankPlace();
-  if (place.world == 1) return o.ttt.ranks > 1 ? start_ranks(int(o.ttt.ranks), {}) : eval(o);
+  if (place.world == 1) {
+    if (o.ttt.ranks == 1) return eval(o);
+    refuse_standard_input(o.data, "--ranks");
+    return start_ranks(int(o.ttt.ranks), {});
+  }
   if (o.ttt.ranks > 1 && o.ttt.ranks != place.world)
     fail(ErrorCode::usage, "found --ranks ", o.ttt.ranks, " and WORLD_SIZE=", place.world,
          ", expected one of them, or the same");
   constexpr double kDeadline = 120;
+  refuse_standard_input(o.data, "several ranks");
   o.ttt.place = place;
   o.ttt.place.listener = inherited_listener();
   try {
@@ -270,13 +312,14 @@ void add_eval(Command& root) {
   auto o = std::make_shared<EvalCommand>();
   c.text("RUN", o->run, "a run's directory, one of its checkpoints, or what `ingot export` wrote");
   c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint or archive");
-  c.text("--data PATH", o->data, "text or shards; for GPT-OSS text");
+  c.text("--data PATH", o->data, "text, JSON lines or shards, - for standard input; for GPT-OSS text");
   c.text("--ids FILE", o->ids,
          "instead of text: one JSON list of token ids a line; --json gives the loss at every position");
   add_options(c, o->on);
   c.text("--tokenizer FILE", o->tokenizer, "of GPT-OSS, for --data (default: the one beside the model)");
   c.choice("--split PART", o->split, {"held-out", "all"},
-           "held-out: the part the run would hold out of this data; all (default: held-out)");
+           "held-out: the part that the run would hold out of this data; all (default: held-out of the data that the "
+           "run was trained on, all of other data)");
   c.integer("--stride N", o->stride, 0, 1 << 30,
             "sliding windows that advance by N tokens (default 0: windows side by side)");
   c.integer("--context N", o->context, 0, 1 << 30,
@@ -287,7 +330,7 @@ void add_eval(Command& root) {
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot eval runs/a --data input.txt --json
   ingot eval runs/a --data corpus/ --context 2048 --stride 64
-  ingot eval runs/a/step-00002000 --data other.txt --split all
+  ingot eval runs/a/step-00002000 --data other.txt
   ingot eval runs/a --data input.txt --ttt --ttt-log scores.jsonl
   ingot eval --model gpt-oss-20b --data wiki.test.txt --context 2048 --stride 1024
   ingot eval --model gpt-oss-20b --ids sequences.jsonl --json)");

@@ -62,7 +62,7 @@ Text text_of(const std::string& path, const TrainedModel& model) {
     return {open_shards(shards.train, *model.tokenizer), open_shards(shards.held_out, *model.tokenizer)};
   }
   const TrainOptions train = run_config_from_json(model.run_config, model.checkpoint).train;
-  const DocumentSplit split = split_documents(read_documents(path), split_options(train));
+  const DocumentSplit split = split_documents(documents_of(path), split_options(train));
   return {tokenize_documents(*model.tokenizer, split.train), tokenize_documents(*model.tokenizer, split.held_out)};
 }
 

@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "ingot/apps/cli/framework/cli.h"
+#include "ingot/apps/cli/shared/runs.h"
 #include "ingot/core/check.h"
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
@@ -34,7 +35,7 @@ void train(const TrainingOptions& o) {
   AtomicFile file(o.out);  // before the work, whose result might have nowhere to go
   std::vector<Document> documents;
   for (const std::string& path : o.data)
-    for (Document& d : read_documents(path)) documents.push_back(std::move(d));
+    for (Document& d : documents_of(path)) documents.push_back(std::move(d));
   log_info("read ", counted(int64_t(documents.size()), "document"), ", ", format_bytes(double(total_bytes(documents))));
   if (o.kind == "char") {
     std::string all;
@@ -123,7 +124,7 @@ void add_tokenizer(Command& root) {
   {
     Command& t = c.add("train", "Learns a vocabulary from text and writes a tokenizer.json");
     auto o = std::make_shared<TrainingOptions>();
-    t.list("--data PATH", o->data, "a text file or a directory of text files; may be repeated").require();
+    t.list("--data PATH", o->data, "a text file, a directory of text files, or JSON lines; may be repeated").require();
     t.integer("--vocab N", o->vocab, 257, 1000000, "tokens, special ones and the 256 bytes included (default: 4096)");
     t.text("--out FILE", o->out, "where to write (default: tokenizer.json)");
     t.choice("--kind KIND", o->kind, {"bpe", "char"}, "bpe, or char: one token per character (default: bpe)");
@@ -135,7 +136,11 @@ void add_tokenizer(Command& root) {
     t.examples(R"(  ingot tokenizer train --data corpus/ --vocab 4096 --out tok.json
   ingot tokenizer train --data a.txt --data b.txt --vocab 8192 --pattern o200k --out tok.json
   ingot tokenizer train --data input.txt --kind char --out chars.json)");
-    t.run([o] { train(*o); });
+    t.run([o, &t] {
+      if (o->kind == "char")
+        t.refuse_given({"vocab", "special", "pattern", "min-count"}, "--kind char, which has a token per character");
+      train(*o);
+    });
   }
   {
     Command& e = c.add("encode", "Text from standard input or a file to ids, separated by spaces, on standard output");

@@ -1,6 +1,7 @@
 // ingot train: one run, or one per seed.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <optional>
 #include <sstream>
 
@@ -60,18 +61,46 @@ struct Start {
   RunConfig config;
   std::string tokenizer;
 };
-Start start_of(const TrainCommand& o) {
-  const Json given = parse_json(o.train, "configuration");
-  const auto init = given.find("init_from");
-  if (init == given.end() || !init->is_string() || init->get<std::string>().empty())
-    return {resolve_config(o.preset.empty() ? "demo" : o.preset, o.model, o.train), o.tokenizer};
+
+// The tokenizer's file in a run's directory, or "".
+std::string tokenizer_of_run(const std::string& directory) {
+  for (const char* name : {"tokenizer.json", "tokenizer.model"})
+    if (exists(join_path(directory, name))) return join_path(directory, name);
+  return "";
+}
+
+// A fine-tuned run that has begun holds its configuration and its tokenizer, and once it has a checkpoint also its
+// weights: then the model that it began with is not asked for again, and may have moved.
+Start fine_tuning_start(const TrainCommand& o, const std::string& init_from, const std::string& directory) {
   if (!o.preset.empty())
     fail(ErrorCode::usage, "found --preset and --init-from, expected one of them: the run has a configuration");
-  require_no_gpt_oss(init->get<std::string>());
-  const TrainedModel other = load_trained(init->get<std::string>());
   const std::string over = "{\"model\": " + o.model + ", \"train\": " + o.train + "}";
-  return {run_config_from_json(merge_json(other.run_config, over, "configuration"), "configuration"),
-          o.tokenizer.empty() ? other.tokenizer_file : o.tokenizer};
+  const auto over_config = [&](const std::string& base) {
+    return run_config_from_json(merge_json(base, over, "configuration"), "configuration");
+  };
+  const std::string before = join_path(directory, "config.json");
+  if (exists(before))
+    return {over_config(read_file(before)), o.tokenizer.empty() ? tokenizer_of_run(directory) : o.tokenizer};
+  require_no_gpt_oss(init_from);
+  const TrainedModel other = load_trained(init_from);
+  return {over_config(other.run_config), o.tokenizer.empty() ? other.tokenizer_file : o.tokenizer};
+}
+
+Start start_of(const TrainCommand& o, const std::string& directory) {
+  const Json given = parse_json(o.train, "configuration");
+  const auto init = given.find("init_from");
+  const bool fine_tuned = init != given.end() && init->is_string() && !init->get<std::string>().empty();
+  Start start = fine_tuned ? fine_tuning_start(o, init->get<std::string>(), directory)
+                           : Start{resolve_config(o.preset.empty() ? "demo" : o.preset, o.model, o.train), o.tokenizer};
+  // The same holds for the file of a tokenizer.
+  std::string& named = start.config.train.tokenizer;
+  const std::string& file = !start.tokenizer.empty() ? start.tokenizer : named;
+  if (exists(join_path(directory, "config.json")) && file != "bpe" && file != "char" && !exists(file))
+    if (const std::string own = tokenizer_of_run(directory); !own.empty()) {
+      if (o.is_first()) log_info(file, " is not there any more: going on with ", own);
+      start.tokenizer = own;
+    }
+  return start;
 }
 
 // A run goes on from what it did last: the second time the words must not send it back again.
@@ -124,6 +153,21 @@ class Dashboard {
   TensorBoard board_;
 };
 
+// The run's directory below that of all boards. Where another run of the same name has it, "NAME-2" and so on: the file
+// `.run` says whose it is.
+std::string board_of_run(const std::string& boards, const std::string& name, const std::string& run) {
+  const std::string whose = std::filesystem::weakly_canonical(run).string();
+  for (int64_t n = 1;; ++n) {
+    const std::string board = join_path(boards, n == 1 ? name : name + "-" + std::to_string(n));
+    const std::string owner = join_path(board, ".run");
+    if (exists(owner) && read_file(owner) != whose) continue;
+    create_directories(board);
+    if (!exists(owner)) write_file(owner, whose);
+    if (n > 1) log_info("TensorBoard shows this run as ", base_name(board), ", since another one is called ", name);
+    return board;
+  }
+}
+
 // What a run writes first would replace somebody's vocabulary or log. A run that was ended early has left its lock.
 void refuse_files_of_others(const TrainCommand& o, const std::string& directory) {
   const auto there = [&](const char* name) { return exists(join_path(directory, name)); };
@@ -138,12 +182,15 @@ void refuse_files_of_others(const TrainCommand& o, const std::string& directory)
   }
 }
 
-TrainResult run_one(const TrainCommand& o, const Start& start, const std::string& directory) {
+TrainResult run_one(const TrainCommand& o, std::optional<int64_t> seed, const std::string& directory) {
   if (o.is_first()) refuse_files_of_others(o, directory);
+  const Start start = start_of(o, directory);
   RunConfig resolved = start.config;
+  if (seed) resolved.train.seed = uint64_t(*seed);
   deal_passes(o, directory, resolved);
   RunData data = load_run_data(o.data, resolved, start.tokenizer);
   Trainer trainer = open_run(o, resolved, std::move(data), directory);
+  if (o.is_first()) tell_left_out(trainer.data().left_out);
   if (o.is_first())
     log_info(directory, ": ", with_commas(trainer.parameter_count()), " parameters, ",
              with_commas(trainer.data().train->size()), " training tokens, ",
@@ -153,8 +200,9 @@ TrainResult run_one(const TrainCommand& o, const Start& start, const std::string
 
   Interrupt interrupt;
   Progress progress;
-  Dashboard dashboard(o.is_first() && !o.tensorboard.empty() ? join_path(o.tensorboard, o.name_of(directory)) : "",
-                      first);
+  Dashboard dashboard(
+      o.is_first() && !o.tensorboard.empty() ? board_of_run(o.tensorboard, o.name_of(directory), directory) : "",
+      first);
   TrainHooks hooks;
   if (o.is_first()) {
     hooks.on_step = [&](const TrainStatus& s) {
@@ -170,6 +218,7 @@ TrainResult run_one(const TrainCommand& o, const Start& start, const std::string
   tell_training();
   const TrainResult result = trainer.run(hooks);
   if (!o.is_first()) {  // the first one says all of it
+    check_scored(result, directory);
     if (result.end == TrainEnd::stopped) fail(ErrorCode::interrupted, "stopped at step ", result.status.step);
     return result;
   }
@@ -181,12 +230,16 @@ TrainResult run_one(const TrainCommand& o, const Start& start, const std::string
     fail(ErrorCode::interrupted, "stopped at step ", result.status.step, " of ", result.status.steps, ", saved in ",
          result.checkpoint, "; to resume: ", command_to_resume());
   }
-  dashboard.show(result.status.step, result.score);
-  log_info("held out: ", score_line(result.score));
+  if (!result.score_failure) {
+    dashboard.show(result.status.step, result.score);
+    log_info("held out: ", score_line(result.score));
+    warn_of_other_bytes(result.score, trainer.data());
+  }
   check_saved(result, directory);
   log_info("saved ", result.checkpoint, " (parameters ", result.parameter_hash.substr(0, 16), ")");
   if (const auto best = best_checkpoint(directory); best && best->step != result.status.step)
     log_info("best: ", join_path(directory, "best"), ", step ", best->step, ", held-out loss ", fixed(best->loss, 4));
+  check_scored(result, directory);
   return result;
 }
 
@@ -226,9 +279,8 @@ void train_runs(const TrainCommand& o) {
   if (!o.from.empty() && (o.resume != "newest" || !o.seeds.empty()))
     fail(ErrorCode::usage, "found --from with ", o.seeds.empty() ? "--resume last-good" : "--seeds",
          ", expected one of them");
-  const Start start = start_of(o);
   if (o.seeds.empty()) {
-    run_one(o, start, o.out);
+    run_one(o, std::nullopt, o.out);
     if (!o.is_first()) return;
     log_info("try: ", program_name(), " generate ", o.out, " --prompt \"...\"   or   ", program_name(), " plot ",
              o.out);
@@ -236,9 +288,7 @@ void train_runs(const TrainCommand& o) {
   }
   std::vector<double> losses, bits;
   for (int64_t seed : seeds_of(o.seeds)) {
-    Start seeded = start;
-    seeded.config.train.seed = uint64_t(seed);
-    const TrainResult result = run_one(o, seeded, join_path(o.out, "seed-" + std::to_string(seed)));
+    const TrainResult result = run_one(o, seed, join_path(o.out, "seed-" + std::to_string(seed)));
     losses.push_back(result.score.loss);
     bits.push_back(result.score.bits_per_byte);
   }
@@ -274,6 +324,8 @@ void train(TrainCommand o) {
   if (place.world > 1 && o.ranks > 1 && o.ranks != place.world)
     fail(ErrorCode::usage, "found ", o.gpus > 0 ? "--gpus " : "--ranks ", o.ranks, " and WORLD_SIZE=", place.world,
          ", expected one of them, or the same");
+  if (place.world > 1 || o.ranks > 1) refuse_standard_input(o.data, "several ranks");
+  if (!o.seeds.empty()) refuse_standard_input(o.data, "--seeds");
   if (place.world > 1) return train_as_rank(std::move(o), place);
   if (o.ranks > 1) return start_ranks(int(o.ranks), [&] { return advice_of(o); });
   train_runs(o);
@@ -286,7 +338,9 @@ void add_train(Command& root) {
   auto o = std::make_shared<TrainCommand>();
   c.text("--preset NAME", o->preset,
          "what to start from: demo, nano, nano-golf, nano-golf-loop, golf-small, golf (default: demo)");
-  c.text("--data PATH", o->data, "a text file, a directory of text files, or shards").require();
+  c.text("--data PATH", o->data,
+         "a text file, a directory of text files, JSON lines with a \"text\", or shards; - is standard input")
+      .require();
   c.text("--out DIR", o->out, "the run's directory: configuration, tokenizer, log, checkpoints").require();
   c.setting(
       "--init-from RUN", "train.init_from", Kind::text,
@@ -298,7 +352,8 @@ void add_train(Command& root) {
   add_device(c, o->device);
   c.setting("--steps N", "train.steps", Kind::integer, "length of the run in optimizer steps")
       .replaces("train.seconds");
-  c.setting("--seconds X", "train.seconds", Kind::number, "length of the run in wall-clock time, instead of steps")
+  c.setting("--seconds X", "train.seconds", Kind::number,
+            "length of the run in wall-clock time, scores and saves on the way included, instead of steps")
       .more_than(0);
   c.setting("--seed N", "train.seed", Kind::integer, "of initialisation and order of data (default: 1)");
   c.text("--seeds LIST", o->seeds, "several runs, DIR/seed-N each, and their mean and deviation: 1,2,3");
@@ -322,7 +377,11 @@ void add_train(Command& root) {
   ingot train --data more.txt --out runs/tuned --init-from runs/a/best --steps 500
 Ctrl-C saves and stops; the same command goes on from there, with a larger --steps also a finished run. A configuration file holds {"model": {...}, "train": {...}},
 or keys alone: {"preset": "nano", "layers": 8, "steps": 5000, "matrix_lr": 0.01}; the config.json of a run shows every key.)");
-  c.run([o] { train(*o); });
+  c.run([o, &c] {
+    if (o->ranks == 1 && o->gpus <= 1 && rank_place_from_environment().world == 1)
+      c.refuse_given({"rank-timeout"}, "a run of one process");
+    train(*o);
+  });
 }
 
 }  // namespace ingot::cli

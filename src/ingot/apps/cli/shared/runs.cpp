@@ -1,12 +1,15 @@
 #include "ingot/apps/cli/shared/runs.h"
 
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "ingot/apps/cli/shared/libraries.h"
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
 #include "ingot/gpu/cublaslt.h"
 #include "ingot/gpu/device.h"
+#include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/models/gpt/config/presets.h"
 #include "ingot/text/utf8.h"
@@ -72,10 +75,55 @@ SplitOptions split_options(const TrainOptions& o) {
 }
 Products products_of(const TrainOptions& o) { return o.products == "bf16" ? Products::bf16 : Products::fp32; }
 
+std::vector<Document> documents_of(const std::string& path) {
+  std::vector<std::string> left_out;
+  std::vector<Document> documents = read_documents(path, &left_out);
+  tell_left_out(left_out);
+  return documents;
+}
+void tell_left_out(const std::vector<std::string>& left_out) {
+  constexpr size_t kNamed = 5;
+  if (left_out.empty()) return;
+  std::string names;
+  for (size_t i = 0; i < std::min(kNamed, left_out.size()); ++i) names += (i > 0 ? ", " : "") + left_out[i];
+  if (left_out.size() > kNamed) names += " and " + std::to_string(left_out.size() - kNamed) + " more";
+  log_info("left out of the texts: ", names);
+}
+void refuse_among_texts(const std::string& out, const std::string& data) {
+  if (!is_directory(data)) return;
+  namespace fs = std::filesystem;
+  std::error_code unreadable;
+  const fs::path root = fs::weakly_canonical(data, unreadable);
+  for (fs::path above = fs::weakly_canonical(parent_path(out), unreadable);; above = above.parent_path()) {
+    if (above == root)
+      fail(ErrorCode::usage, out, ": found a name below ", data,
+           ", whose files are read as texts, expected another place");
+    if (above == above.parent_path()) return;
+  }
+}
+void refuse_standard_input(const std::string& data, const std::string& reader) {
+  if (data == kStandardInput)
+    fail(ErrorCode::usage, "--data: found standard input with ", reader, ", expected a path: it is read several times");
+}
+
 void check_saved(const TrainResult& result, const std::string& directory) {
   if (result.checkpoint.empty())
     fail(ErrorCode::io, directory, ": the model of step ", result.status.step,
          " was not saved, as the warnings above say");
+}
+
+void check_scored(const TrainResult& result, const std::string& directory) {
+  if (result.score_failure) fail(result.score_failure->code, directory, ": ", result.score_failure->what());
+}
+
+void warn_of_other_bytes(int64_t found, int64_t expected) {
+  if (found != expected)
+    log_warn("the scored tokens stand for ", with_commas(found), " bytes, and the text has ", with_commas(expected),
+             ": bits per byte are of the tokens' bytes");
+}
+void warn_of_other_bytes(const Score& score, const RunData& data) {
+  if (data.held_out_bytes > 0)
+    warn_of_other_bytes(score.bytes, expected_bytes(data.held_out_bytes, *data.tokenizer, *data.held_out));
 }
 
 std::string status_line(const TrainStatus& s) {

@@ -29,8 +29,21 @@ Device training_device(const GptConfig& config, DeviceChoice device);
 SplitOptions split_options(const TrainOptions& o);
 Products products_of(const TrainOptions& o);
 
+// The documents of a path; says what was left out of it.
+std::vector<Document> documents_of(const std::string& path);
+void tell_left_out(const std::vector<std::string>& left_out);
+// Throws where `out` would be one of the texts below the directory `data`: for results that nothing tells from a text.
+void refuse_among_texts(const std::string& out, const std::string& data);
+// Throws where `data` is standard input, which can be read once: for commands that read it several times.
+void refuse_standard_input(const std::string& data, const std::string& reader);
+
 // Throws where the weights of a finished run could not be saved.
 void check_saved(const TrainResult& result, const std::string& directory);
+// Throws where a finished run could not be scored.
+void check_scored(const TrainResult& result, const std::string& directory);
+// A warning where the bytes of a score's targets are not the text's, as after a normalisation.
+void warn_of_other_bytes(const Score& score, const RunData& data);
+void warn_of_other_bytes(int64_t found, int64_t expected);
 
 // "step 120/2000  loss 4.312  74.1 ms  1.33M tok/s  34.1% MFU  14.2 GB  ETA 1m 05s"; in place of the share of what the
 // device promises, where that is not known, "85.3 GFLOP/s".

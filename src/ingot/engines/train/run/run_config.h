@@ -12,7 +12,8 @@
 namespace ingot {
 
 struct TrainOptions {
-  // Length: `steps`, or a time budget when `seconds` > 0, of which `reserve_seconds` are kept for the last save.
+  // Length: `steps`, or a time budget when `seconds` > 0: steps, scores and saves, of which `reserve_seconds` are kept
+  // for the last save and score.
   int64_t steps = 1000;
   double seconds = 0, reserve_seconds = 1;
   uint64_t seed = 1;

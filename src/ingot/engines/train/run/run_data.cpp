@@ -63,7 +63,7 @@ RunData load_run_data(const std::string& path, RunConfig& config, const std::str
   if (holds_shards(path)) return load_shards(path, config, file);
   RunData data;
   const DocumentSplit split = split_documents(
-      read_documents(path),
+      read_documents(path, &data.left_out),
       {.every = config.train.held_out_every, .tail = config.train.held_out_tail, .seed = config.train.split_seed});
   if (file.empty()) {
     auto made = make_tokenizer(config, split.train, split.held_out);

@@ -14,6 +14,7 @@ struct RunData {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const TokenSource> train, held_out;
   std::vector<std::string> held_out_texts;  // where the data is text
+  std::vector<std::string> left_out;        // what was not read of the data (data/documents.h)
   std::string tokenizer_file;               // the tokenizer as a file's content
   std::string tokenizer_name;               // tokenizer.json or tokenizer.model
   int64_t train_bytes = 0, held_out_bytes = 0;

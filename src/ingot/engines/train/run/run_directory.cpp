@@ -22,7 +22,8 @@ std::optional<Checkpoint> RunDirectory::find(const ResumeFrom& from) {
   return from.last_good ? last_good_checkpoint(directory_) : latest_checkpoint(directory_);
 }
 
-// The length of a run may change when it is resumed; what defines its numbers may not.
+// The length of a run may change when it is resumed, and so may the path of the model that it began with; what defines
+// its numbers may not.
 void RunDirectory::check_same_run() const {
   const std::string where = path("config.json");
   // Read as a configuration and written again: what an earlier version did not know has its default.
@@ -30,8 +31,13 @@ void RunDirectory::check_same_run() const {
   Json now = parse_json(text_of(config_), "the new configuration");
   for (Json* j : {&before, &now})
     for (const char* key : {"steps", "seconds", "reserve_seconds", "eval_every", "checkpoint_every", "log_every",
-                            "keep_checkpoints", "keep_best", "keep_activations", "cuda_graphs"})
+                            "keep_checkpoints", "keep_best", "keep_activations", "cuda_graphs", "init_from"})
       (*j)["train"].erase(key);
+  // A file of a tokenizer may be called otherwise or have moved: the tokenizers themselves are compared below.
+  const auto is_file = [](const Json& j) {
+    return j["train"]["tokenizer"] != "bpe" && j["train"]["tokenizer"] != "char";
+  };
+  if (is_file(before) && is_file(now)) before["train"]["tokenizer"] = now["train"]["tokenizer"];
   const Json patch = Json::diff(before, now);
   if (!patch.empty())
     fail(ErrorCode::usage, where,

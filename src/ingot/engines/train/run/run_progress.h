@@ -1,5 +1,5 @@
 #pragma once
-// How far a run is: by steps, or by the seconds that it trains.
+// How far a run is: by steps, or by the seconds that it has taken.
 #include <algorithm>
 
 #include "ingot/engines/train/run/run_config.h"
@@ -9,8 +9,8 @@ namespace ingot {
 struct RunProgress {
   const RunConfig& config;
   int64_t step = 0;
-  double trained_seconds = 0;
-  bool looped = false;  // the recurrence is on for good: it was when the weights were saved
+  double trained_seconds = 0;  // steps, scores and saves
+  bool looped = false;         // the recurrence is on for good: it was when the weights were saved
 
   bool by_time() const { return config.train.seconds > 0; }
   double budget() const { return config.train.seconds - config.train.reserve_seconds; }
