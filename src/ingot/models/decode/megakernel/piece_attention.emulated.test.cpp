@@ -1,4 +1,4 @@
-// Attention of one token on the CPU: parts of several rounds, heads of several parts and tiles, rings.
+// Attention of one token on the CPU: parts of several rounds, heads of several parts and tiles, caches that are rings.
 #include "ingot/models/decode/megakernel/piece_attention.cuh"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ __global__ void piece_attention_kernel(Told told) {
   const uint32_t units = attention.units(told.p, keys);
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     __syncthreads();
-    // A piece as a ring would have it: what it has no keys for is no number.
+    // A chunk as it comes from the ring; rows without a key are NaN.
     const auto pieces = [&](uint32_t count, auto&& use) {
       constexpr uint32_t kKeys = piece_attention::kPieceKeys;
       alignas(16) bf16 piece[2][kKeys][kDim];
@@ -86,7 +86,7 @@ void check_token(const Case& c) {
   const std::vector<float> qkv = numbers(width, 1), sinks = numbers(c.heads, 1);
   std::vector<float> cos(size_t(c.position + 1) * half), sin(cos.size());
   for (size_t i = 0; i < cos.size(); ++i) cos[i] = float(std::cos(double(i))), sin[i] = float(std::sin(double(i)));
-  // The cache: NaN where nothing was written, zeros beyond dim.
+  // The cache: NaN where nothing was written, zeros as padding of the head.
   const uint32_t low = c.window > 0 && c.position + 1 > c.window ? c.position + 1 - c.window : 0;
   std::vector<bf16> keys(size_t(c.kv_heads) * c.rows * kDim, bf16(NAN)), values = keys;
   const auto place = [&](uint32_t head, uint32_t key) { return (size_t(head) * c.rows + key % c.rows) * kDim; };
@@ -102,7 +102,7 @@ void check_token(const Case& c) {
     for (uint32_t d = c.dim; d < kDim; ++d)
       keys[place(head, c.position) + d] = values[place(head, c.position) + d] = bf16(0);
 
-  // In fp64, of what the kernel rounds to bf16.
+  // In fp64, from numbers rounded to bf16 as in the kernel.
   const auto rounded = [](double v) { return double(float(bf16(float(v)))); };
   const auto rotated = [&](const float* x) {
     std::vector<double> y(c.dim);
@@ -168,7 +168,7 @@ void check_token(const Case& c) {
     got.bits = uint16_t(four.word[i % 4 / 2] >> 16 * (i % 2));
     error += (float(got) - want[i]) * (float(got) - want[i]), size += want[i] * want[i];
   }
-  // The shares and the result are rounded to bf16: two errors of at most 2^-9 of a number each.
+  // The probabilities and the result are rounded to bf16: two relative errors of at most 2^-9.
   EXPECT_LT(std::sqrt(error / size), 0x1p-8);
 }
 

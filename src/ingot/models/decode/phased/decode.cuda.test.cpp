@@ -58,7 +58,7 @@ TEST_F(GptOssDecodeCuda, RandomCasesAreTheModel) {
   for (const DecodeCase& t : testing::random_cases(30))
     for (const bool megakernel : {false, true}) check_cases({t}, megakernel);
 }
-// The megakernel is asked for, but not for them.
+// Rounded inputs need the phased path, also where the megakernel is requested.
 TEST_F(GptOssDecodeCuda, EveryCaseOfRoundedInputsIsTheModel) { check_cases(testing::rounded_cases(), true); }
 
 TEST_F(GptOssDecodeCuda, ALayerOfRoundedInputsIsRoundedNumberByNumber) {
@@ -75,7 +75,7 @@ TEST_F(GptOssDecodeCuda, ALayerOfRoundedInputsIsRoundedNumberByNumber) {
   });
 }
 
-// A model with its own watch, whose launches may be given a grid and a fault.
+// A model with its own watch, so that a launch can be given a grid and a fault.
 struct OneKernel {
   DeviceModel model;
   gpu::WaitControl waits{0.05};
@@ -114,13 +114,14 @@ void check_grid(const DecodeCase& t, int64_t blocks) {
                                     .state = [&] { return download(one->model.buffers().state, 1)[0]; }};
   });
 }
-// Who adds which part of a sum depends on the grid; the model does not.
+// The grid decides which block adds which part of a sum; the model's answers do not depend on it.
 TEST_F(GptOssDecodeCuda, TheMegakernelIsTheModelAtEveryGridSize) {
   for (int64_t blocks : testing::kEmulated ? std::vector<int64_t>{1, 3} : std::vector<int64_t>{1, 2, 3, 7, 132})
     check_grid(testing::decode_cases()[0], blocks);
 }
 
-// Few tokens of little models for compute-sanitizer, beyond a window: a launch a phase, and one kernel of few blocks.
+// Few tokens of small models for compute-sanitizer, beyond a window: by the phased path, and by a megakernel of few
+// blocks.
 std::vector<DecodeCase> small_cases(const std::vector<int64_t>& batches) {
   std::vector<DecodeCase> all;
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
@@ -164,13 +165,13 @@ TEST_F(GptOssDecodeCuda, ATracedTokenIsTheSameAndKeepsEveryBlocksTimes) {
   EXPECT_LT(spans.back().on_ns - spans.front().begin_ns, uint64_t(60'000'000'000)) << "each was written";
 }
 
-// Counters that carry their phase from launch to launch, at grids of changing size.
+// The counters keep their phase from launch to launch, also when the grid changes its size.
 TEST_F(GptOssDecodeCuda, TenThousandLaunchesAndReplaysGiveTheSameWithoutAHang) {
   constexpr int kRuns = testing::kEmulated ? 6 : 10000, kTokens = 4;
   const DecodeCase t = testing::decode_cases()[0];
   const DecodeModel m(t.config, t.dense, t.experts, 7);
   OneKernel one(m, t.length);
-  std::map<int64_t, std::vector<float>> first;  // by grid: who adds what depends on it
+  std::map<int64_t, std::vector<float>> first;  // by grid, which decides who adds which part
   for (int run = 0; run < kRuns; ++run) {
     const int64_t blocks = 1 + run % 3;
     one.model.rewind(0);
@@ -184,7 +185,7 @@ TEST_F(GptOssDecodeCuda, TenThousandLaunchesAndReplaysGiveTheSameWithoutAHang) {
     one.model.rewind(0);
     one.model.extend({&id, 1}, 1);
     one.model.continue_greedily(kTokens - 1);
-    one.model.likeliest();  // says so where a wait gave up
+    one.model.likeliest();  // throws where a wait gave up
     one.model.logits(1, row.data());
     if (run == 0) last = row;
     ASSERT_EQ(last, row) << "replay " << run;
@@ -208,7 +209,7 @@ TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
     const char* const counted = number == 0 ? ": found 0, expected 1 (timed out)" : ": found 3, expected 4 (timed out)";
     EXPECT_NE(found.find(std::string(" for ") + name + counted), std::string::npos) << found << ", planted " << name;
     decode::Buffers b = one.model.buffers();
-    b.stop = one.waits.watch().stop;  // this test's, not the model's
+    b.stop = one.waits.watch().stop;  // the watch of this test, not of the model
     for (const auto& [T, head_rows] : {std::pair{3u, 1u}, {2u, 0u}}) {
       run(one.model.model(), b, {.T = T, .head_rows = head_rows, .capacity = uint32_t(one.model.context())},
           one.model.stream());
@@ -223,7 +224,8 @@ TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
   EXPECT_EQ(one.waits.report(), "");
 }
 
-// A prefiltered head at every grid size, ten thousand times, and where a block does not say what it knows.
+// A prefiltered head at every grid size, ten thousand times; and an error that names the block which does not publish
+// its lower bound.
 TEST_F(GptOssDecodeCuda, APrefilteredTokenRepeatsAndAMissingBlockIsNamed) {
   constexpr int kRuns = testing::kEmulated ? 3 : 10000;
   const testing::PrefilteredModel m(testing::random_head(700, 96, 1));
@@ -252,8 +254,8 @@ TEST_F(GptOssDecodeCuda, APrefilteredTokenRepeatsAndAMissingBlockIsNamed) {
   EXPECT_EQ(one.waits.report(), "");
 }
 
-// Whatever is asked for: the CPU's token from the same logits and seed, and its logprobs, whose sums of exponentials
-// are of doubles in another order.
+// For all sampling options: the token that the CPU samples from the same logits and seed, and its logprobs, whose sums
+// of exponentials are in double precision and another order.
 TEST_F(GptOssDecodeCuda, DrawsWithBiasesMasksAndLogprobsAreTheCpus) {
   const DecodeCase t = testing::decode_cases()[0];
   const DecodeModel m(t.config, t.dense, t.experts, 7);
@@ -299,7 +301,8 @@ TEST_F(GptOssDecodeCuda, DrawsWithBiasesMasksAndLogprobsAreTheCpus) {
   EXPECT_NE(testing::error_of([&] { gpu.sample({.bias = many}, 0); }).find("expected at most 1024"), std::string::npos);
 }
 
-// Each sequence of a step is the model, whatever the others are: prompts of 1 to 5 tokens, then `steps` of these slots.
+// Each sequence of a step is the model, whatever the other sequences are: prompts of 1 to 5 tokens, then `steps` of
+// these slots.
 void check_streams(const GptOssConfig& config, WeightFormat dense, WeightFormat experts, int slots,
                    const std::vector<std::vector<int>>& steps) {
   const DecodeModel m(config, dense, experts, 7);
@@ -343,7 +346,7 @@ void check_streams(const GptOssConfig& config, WeightFormat dense, WeightFormat 
             }).find(detail::concat("found id ", V, " for slot 1")),
             std::string::npos);
 }
-// Slots in any order, some left out, one that goes on alone.
+// Slots in any order; some take no part in a step; one continues alone.
 TEST_F(GptOssDecodeCuda, SeveralSequencesOfAStepAreTheModelEach) {
   constexpr WeightFormat kBf16 = WeightFormat::bf16, kFp8 = WeightFormat::fp8, kMx = WeightFormat::mxfp4;
   const std::vector<std::tuple<GptOssConfig, WeightFormat, WeightFormat>> models = {
@@ -365,8 +368,8 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfAStepAreTheModelEachSmall) {
                 {{2, 0, 1}, {1, 0}});
 }
 
-// The counter as if a block less had to come: all but the first wait for a change that was before them. The error says
-// whose step it was, and where that stands; the sequence beside them is left as it is.
+// The counter is set as if one block less had to arrive, so that all waits but the first wait for a change that came
+// before them. The error names the sequence and its position; the sequence beside them stays as it is.
 TEST_F(GptOssDecodeCuda, ARouterOfSeveralSequencesThatWaitsInVainIsNamedAndTheNextStepIsRight) {
   const DecodeModel m(testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5), WeightFormat::bf16, WeightFormat::mxfp4, 7);
   const DecoderOptions how{.context = 40, .slots = 3, .megakernel = false, .wait_limit = 0.1};
@@ -392,9 +395,9 @@ TEST_F(GptOssDecodeCuda, ARouterOfSeveralSequencesThatWaitsInVainIsNamedAndTheNe
   }
 }
 
-// Sixteen sequences, the most of a step, of true shapes: each beside the same sequence alone, and the same bit for bit
-// whenever it is repeated, whoever the others of its steps are. Without a near tie (other experts in some layer) the
-// two paths differ by roundings to 8 bits, as the two paths of one sequence do (see
+// Sixteen sequences, the most of a step, of the published shapes. Each is compared with the same sequence alone, and
+// repeats itself bit for bit whatever the other sequences of its steps are. Except for near ties (other experts in some
+// layer) the two paths differ by roundings to 8 bits, as the two paths of one sequence do (see
 // TheMegakernelAndThePhasedPathDifferOnlyByExpertsOnANearTie).
 TEST_F(GptOssDecodeCuda, SeveralSequencesOfThePublishedShapesAreThoseAloneAndRepeatThemselves) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
@@ -407,10 +410,11 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfThePublishedShapesAreThoseAloneAndRep
                     {.context = 1024, .slots = kSlots, .megakernel = false}, 5);
     std::vector<int32_t> ids(kSlots * 3);
     testing::fill_ids(Tensor(ids.data(), {kSlots * 3}), 4, c.vocab);
-    const auto in_order = [](testing::DecodeReference::Choices c) {  // one token's are in the order of its choice
-      for (auto& layer : c) std::sort(layer.begin(), layer.end());
-      return c;
-    };
+    const auto in_order =
+        [](testing::DecodeReference::Choices c) {  // the single token's experts are in the order of its choice
+          for (auto& layer : c) std::sort(layer.begin(), layer.end());
+          return c;
+        };
     const auto prompt = [&](int slot) { gpu.pretend(1 + 63 * slot, slot); };
     const auto row_of = [&](int slot) {
       std::vector<float> row(static_cast<size_t>(c.vocab));
@@ -427,7 +431,7 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfThePublishedShapesAreThoseAloneAndRep
     }
     int same = 0;
     double largest = 0;
-    std::map<int, std::vector<float>> shared;  // of each slot's step, whoever else takes part in it
+    std::map<int, std::vector<float>> shared;  // of each slot's step, whatever the other slots of the step are
     for (const int T : {16, 12, 8, 5, 2}) {
       std::vector<int> slots;
       for (int j = 0; j < T; ++j) slots.push_back((5 * j + T) % kSlots);
@@ -469,8 +473,9 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfThePublishedShapesAreThoseAloneAndRep
   }
 }
 
-// Where a router's choice hangs by a rounding the two go apart for a token or two: the median token says whether they
-// are one model. Its logits come through some 20 roundings to 8 bits, of which each leaves a part in 2^9 to 2^8.
+// Where rounding decides the router's choice, the two differ for a token or two; the median token shows whether they
+// are the same model. Its logits come through some 20 roundings to 8 bits, each of which adds a relative error of 2^-9
+// to 2^-8.
 TEST_F(GptOssDecodeCuda, TwoLayersOfThePublishedShapesAreTheCpuEngine) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   for (const auto& [dense, experts] : {std::pair{WeightFormat::bf16, WeightFormat::mxfp4},
@@ -511,7 +516,7 @@ TEST_F(GptOssDecodeCuda, TwoLayersOfThePublishedShapesAreTheCpuEngine) {
   }
 }
 
-// The experts that token t of a prompt of T tokens went to, by layer.
+// The experts of token t of a prompt of T tokens, by layer.
 testing::DecodeReference::Choices choices_of_prompt(const DeviceModel& m, int64_t T, int64_t t) {
   const int64_t layers = m.config().layers, k = m.config().experts_per_token;
   const auto chosen = download(m.prompt_buffers().chosen, layers * T * k);
@@ -521,8 +526,8 @@ testing::DecodeReference::Choices choices_of_prompt(const DeviceModel& m, int64_
   return all;
 }
 
-// Prompts of several lengths one after the other, over windows' ends, and single tokens between them. Of some the
-// logits of all rows.
+// Prompts of several lengths one after the other, across the ends of windows, with single tokens between them. For some
+// prompts the logits of all rows.
 void check_prompts(const GptOssConfig& config, WeightFormat dense, WeightFormat experts) {
   SCOPED_TRACE(::testing::Message() << "dense " << name_of(dense) << ", experts " << name_of(experts) << ", heads of "
                                     << config.head_dim << ", window " << config.window);
@@ -581,7 +586,7 @@ TEST_F(GptOssDecodeCuda, PromptsAreTheModelSmall) {
   check_prompts(testing::decode_config(64, 4, 2, 16, 64, 4, 2, 37, 2), WeightFormat::bf16, WeightFormat::mxfp4);
 }
 
-// What the last layer's products took: rounding it again changes nothing.
+// The inputs of the last layer's products: rounding them again changes nothing.
 TEST_F(GptOssDecodeCuda, PromptsOfRoundedInputsTakeRoundedNumbers) {
   constexpr int64_t kLength = 40;
   GptOssConfig c = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5);
@@ -606,7 +611,7 @@ TEST_F(GptOssDecodeCuda, PromptsOfRoundedInputsTakeRoundedNumbers) {
   }
 }
 
-// As TwoLayersOfThePublishedShapesAreTheCpuEngine, whose words on tolerances hold: prompts, and a token after each.
+// The tolerances are those of TwoLayersOfThePublishedShapesAreTheCpuEngine: prompts, and a token after each.
 TEST_F(GptOssDecodeCuda, PromptsOfThePublishedShapesAreTheCpuEngineAndRepeatThemselves) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
@@ -702,7 +707,7 @@ TEST_F(GptOssDecodeCuda, TheMegakernelOfThePublishedShapesIsThePhasedPathAndRepe
 
 // --- where the megakernel and the phased path take different experts
 
-// The first token's experts of a layer after a step, with the weights of its choice.
+// The experts of the first token in a layer after a step, with their weights.
 std::map<int32_t, float> weights_of(const DeviceModel& m, int64_t layer) {
   const routing::Lists lists = m.buffers().lists_of(size_t(layer));
   const uint32_t n = download(lists.count, 1)[0];
@@ -712,7 +717,7 @@ std::map<int32_t, float> weights_of(const DeviceModel& m, int64_t layer) {
   for (uint32_t i = 0; i < n; ++i) all[expert[i]] = weight[i * routing::kTokens];
   return all;
 }
-// A router's logits as the phased path has them.
+// A router's logits as the phased path computes them.
 std::vector<double> router_logits(const DeviceModel& m, int64_t layer, int32_t id, int64_t position) {
   decode::Model front = m.model();
   front.layers.resize(size_t(layer + 1));
@@ -736,12 +741,13 @@ std::vector<double> router_logits(const DeviceModel& m, int64_t layer, int32_t i
   return logits;
 }
 
-// What goes into a router has come through some 20 roundings to 8 bits, each of which leaves 2^-9 / sqrt(3) of its size
-// and is not the same on both paths: by 1 % at most of layers, with one rounding or two more or less. A router's logit,
-// whose deviation is 2 here, thus differs by 0.02 (one sigma), that of two logits on two paths by twice that. So: a
-// position whose logits differ by more than a few such roundings has different experts in some layer; in the first such
-// layer, those that the one path took and the other did not are within 6 sigma of each other, and the weights of those
-// that both took are as near. A fault in a grid barrier or in a product's part would not respect that.
+// The input of a router has come through some 20 roundings to 8 bits. Each leaves a relative error of 2^-9 / sqrt(3),
+// and the two paths do not share it: in all, at most 1 % per layer. The logits of the router have a standard deviation
+// of 2 here, so one logit differs by 0.02 (one sigma), and the difference of two logits on two paths by twice that. If
+// the logits of a position differ by more than a few such roundings, the two paths chose different experts in some
+// layer. In the first such layer, the experts that only one path chose are within 6 sigma of each other, and the
+// weights of the experts that both chose are as close. A fault in a grid barrier or in a part of a product would not
+// keep these bounds.
 TEST_F(GptOssDecodeCuda, TheMegakernelAndThePhasedPathDifferOnlyByExpertsOnANearTie) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   constexpr double kSigma = 0.04, kSame = 0.03;

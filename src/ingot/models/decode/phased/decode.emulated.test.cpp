@@ -1,4 +1,4 @@
-// The kernels of a decode step on the CPU: what a sanitizer can see of them, and that their numbers are right.
+// The kernels of a decode step on the CPU: their numbers are right, and sanitizers see them.
 #include "ingot/models/decode/phased/decode.h"
 
 #include <gtest/gtest.h>
@@ -44,10 +44,10 @@ TEST(GptOssDecodeEmulated, EveryCaseIsTheModelThroughTheMegakernel) {
 TEST(GptOssDecodeEmulated, RandomCasesAreTheModel) {
   for (const DecodeCase& t : testing::random_cases(2))
     for (const bool megakernel : {false, true})
-      if (megakernel || !testing::kSanitized) check_case(t, megakernel);  // whose batches run phase by phase
+      if (megakernel || !testing::kSanitized) check_case(t, megakernel);  // batches take the phased path in both cases
 }
 
-// The megakernel is not for them.
+// The megakernel does not take rounded inputs.
 TEST(GptOssDecodeEmulated, EveryCaseOfRoundedInputsIsTheModel) {
   for (const DecodeCase& t : testing::rounded_cases()) check_case(t, true);
 }
@@ -67,7 +67,7 @@ TEST(GptOssDecodeEmulated, ALayerOfRoundedInputsIsRoundedNumberByNumber) {
   });
 }
 
-// In every format of the dense matrices; what the blocks read adds up to the matrices.
+// In every format of the dense matrices: the bytes that the blocks read add up to the matrices.
 TEST(GptOssDecodeEmulated, ATracedTokenIsTheSameAndKeepsTimesAndBytes) {
   const DecodeCase t = testing::decode_cases()[0];
   for (WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
@@ -77,7 +77,7 @@ TEST(GptOssDecodeEmulated, ATracedTokenIsTheSameAndKeepsTimesAndBytes) {
     const int32_t id = 5;
     plain.megakernel = true;
     const std::vector<std::vector<double>> want = plain.extend({&id, 1}, 1);
-    constexpr uint32_t kBlocks = 2;  // of three: the last one writes nothing
+    constexpr uint32_t kBlocks = 2;  // of three: the last block writes nothing
     megakernel::Trace trace = trace_of(gpu.model, kBlocks, nullptr);
     std::vector<uint64_t> words(size_t((kBlocks + 1) * trace.words_of_block()));
     trace.words = words.data();
@@ -101,7 +101,7 @@ TEST(GptOssDecodeEmulated, ATracedTokenIsTheSameAndKeepsTimesAndBytes) {
       if (name == "qkv") qkv += s.bytes;
       if (name == "gate and up" || name == "down") experts += s.bytes;
     }
-    const auto weight_tiles = [](const decode::Matrix& w) {  // without what a row tile of fp8 ends in
+    const auto weight_tiles = [](const decode::Matrix& w) {  // without the scales behind an fp8 row tile
       return uint64_t(w.row_tiles) * w.weight_tiles * uint64_t(weight_tile_bytes(w.format));
     };
     const decode::Layer& l = gpu.model.layers[0];
@@ -125,7 +125,7 @@ TEST(GptOssDecodeEmulated, AMissingHandOffEndsTheMegakernelAndAppendsNothing) {
   EXPECT_EQ(gpu.record.seen, 2u);
   EXPECT_EQ(gpu.record.expected, 3u);
   EXPECT_EQ(gpu.buffers.state->position, 0);
-  // A block that begins when all is over may take the stamps that the next token will have: nothing of it may be left.
+  // A block that begins after a wait gave up may already write the epochs of the next token; nothing of it may remain.
   for (int64_t i = 0; i < t.config.heads * t.config.head_dim / 4; ++i)
     gpu.buffers.attention.mixed[i] = {{~0u, ~0u, 0}, *gpu.buffers.last_epoch + 1};
   gpu.stop = gpu::kRunning, gpu.record = {};

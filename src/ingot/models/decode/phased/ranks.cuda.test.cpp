@@ -1,4 +1,4 @@
-// GPT-OSS over two GPUs and over four, in a build whose GPUs are the emulator's too.
+// GPT-OSS over two GPUs and over four; in a build with the emulator the GPUs are emulated.
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ using testing::kPatience;
 using testing::row_of;
 using testing::state_of;
 
-// A model that so many GPUs can share.
+// Models that so many GPUs can share.
 std::vector<DecodeCase> cases(int gpus) {
   const GptOssConfig config = gpus == 2 ? testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2)
                                         : testing::decode_config(96, 16, 4, 16, 288, 6, 2, 5, 2);
@@ -56,7 +56,7 @@ class GptOssRanksCuda : public testing::SeveralGpus {
   static void check_case(const DecodeCase& t, Split split, bool megakernel);
   static void check_prompts(GptOssConfig config, WeightFormat dense, Split split);
 };
-// The emulator's four take minutes; ranks.emulated.test.cpp has some.
+// Four emulated GPUs take minutes; ranks.emulated.test.cpp has some of these cases.
 INSTANTIATE_TEST_SUITE_P(, GptOssRanksCuda,
                          ::testing::ValuesIn(testing::kEmulated ? std::vector<int>{2} : std::vector<int>{2, 4}),
                          testing::over_gpus);
@@ -99,7 +99,8 @@ TEST_P(GptOssRanksCuda, AttentionOnAGpuAndExpertsOnOthersAreTheModel) {
   for (const bool megakernel : {true, false}) check_case(cases(ranks())[0], Split::attention_experts, megakernel);
 }
 
-// Over the matrix kernels' prompts, beyond a window, with logits of all and of the last alone, and tokens behind.
+// Prompts of the matrix kernels, beyond a window, with the logits of all tokens and of the last alone, and tokens after
+// them.
 void GptOssRanksCuda::check_prompts(GptOssConfig config, WeightFormat dense, Split split) {
   SCOPED_TRACE(::testing::Message() << name_of(dense) << (split == Split::tensor ? ", tensor" : ", attention-experts"));
   config.context = 300;
@@ -172,7 +173,7 @@ TEST_P(GptOssRanksCuda, RunsAreBitIdenticalAndAllGpusHaveTheSameState) {
   }
 }
 
-// More launches than a stream takes at a time.
+// More launches than a stream queues at once.
 TEST_P(GptOssRanksCuda, ManyTokensAreStartedAtOnce) {
   if (testing::kEmulated) GTEST_SKIP() << "whose launches are done when they return";
   GptOssConfig config = cases(ranks())[0].config;
@@ -196,7 +197,7 @@ TEST_P(GptOssRanksCuda, APromptThatAGpuDoesNotTakePartInEndsAndTheNextOneIsRight
   const std::vector<float> want = row_of(gpus);
   gpus.rewind(0);
   for (int r = 0; r < ranks(); ++r)
-    if (r != 1) gpus.rank(r).extend(ids, 1);  // and nobody tells GPU 1
+    if (r != 1) gpus.rank(r).extend(ids, 1);  // GPU 1 is not launched
   const std::string found = testing::error_of([&] { gpus.likeliest(); });
   EXPECT_NE(found.find("for GPU 1 and its part of the output of layer 0"), std::string::npos) << found;
   EXPECT_EQ(gpus.length(), 0);
@@ -229,7 +230,7 @@ TEST_P(GptOssRanksCuda, ATracedTokenIsTheTokenAndShowsEveryExchangeOnAllGpus) {
   for (const size_t of_gpu : exchanges) EXPECT_GT(of_gpu, 0u);
 }
 
-// What one GPU's decoder draws, greedily and by chance, so do several.
+// A decoder over several GPUs samples the tokens that one GPU samples, greedy and random.
 TEST_P(GptOssRanksCuda, TheDecoderDrawsWhatOneGpuDraws) {
   const Small small(ranks());
   const auto drawn = [&](int64_t gpus, double temperature) {
@@ -259,7 +260,7 @@ TEST_P(GptOssRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
     gpus.rewind(0);
     const auto start = std::chrono::steady_clock::now();
     for (int r = 0; r < ranks(); ++r)
-      if (r != 1) gpus.rank(r).extend({&id, 1}, 1);  // and nobody tells GPU 1
+      if (r != 1) gpus.rank(r).extend({&id, 1}, 1);  // GPU 1 is not launched
     const std::string found = testing::error_of([&] { gpus.likeliest(); });
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
     EXPECT_NE(found.find("for GPU 1 and its part of the output of layer 0"), std::string::npos) << found;
@@ -274,7 +275,7 @@ TEST_P(GptOssRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
 }
 
 #ifndef INGOT_EMULATED_DEVICE
-// An error in a kernel ends its GPU for the process: here an id whose row lies nowhere.
+// An error in a kernel ends its GPU for the process; here an id without a row in the embedding.
 [[noreturn]] void lose_a_gpu(int gpus_there, bool while_another_waits) {
   const Small small(gpus_there);
   RankedModel gpus = small.make(0.2);
@@ -295,7 +296,7 @@ TEST_P(GptOssRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
   std::_Exit(0);
 }
 TEST_P(GptOssRanksCuda, AGpuThatIsLostIsNamedAndOtherProcessesGoOn) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a process of its own
   const Small small(ranks());
   RankedModel gpus = small.make();
   const int32_t id = 5;
@@ -336,7 +337,7 @@ TEST_P(GptOssRanksCuda, GpusThatDoNotReachEachOtherAreRefusedBeforeAnythingIsLoa
   const std::string want = "found no peer access from cuda:0 to cuda:1";
   EXPECT_NE(decode::ranks_unsupported_reason(ranks()).find(want), std::string::npos);
   EXPECT_EQ(decode::ranks_unsupported_reason(1), "");
-  // Without memory: who touches them has begun to load.
+  // Without memory: an access shows that loading has begun.
   const GptOssWeights nothing = decode::shapes_of(small.m.config, small.t.dense, small.t.experts);
   const auto made = [&] { RankedModel(small.m.config, nothing, DecoderOptions{.context = 64, .gpus = ranks()}); };
   EXPECT_NE(testing::error_of(made).find(want), std::string::npos);
@@ -352,7 +353,7 @@ TEST_P(GptOssRanksCuda, TooLittleMemoryOnAGpuIsSaidBeforeAnyIsTaken) {
   EXPECT_NE(found.find(", cuda:0, expected "), std::string::npos) << found;
 }
 
-// Every matrix on a GPU is what slices.h cuts, and the GPUs' together are the model's.
+// Every matrix on a GPU is the slice that slices.h cuts, and the slices together are the model.
 TEST_P(GptOssRanksCuda, EachGpuHoldsItsSlicesAndNothingElse) {
   using namespace decode;
   for (const DecodeCase& t : cases(ranks()))
@@ -390,7 +391,7 @@ TEST_P(GptOssRanksCuda, EachGpuHoldsItsSlicesAndNothingElse) {
     }
 }
 
-// The most of this process's own memory, of files none, while it lives.
+// The largest anonymous memory of this process during the object's life.
 class MostMemory {
  public:
   MostMemory()
@@ -413,7 +414,7 @@ class MostMemory {
   const int64_t before_;
   std::thread thread_;
 };
-// From a file as from an archive's mapping: a slice goes to its GPU piece by piece.
+// From files and from an archive's mapping: a slice is copied to its GPU in pieces.
 TEST_P(GptOssRanksCuda, LoadingTakesLittleOfTheHostsMemory) {
   if (testing::kEmulated) GTEST_SKIP() << "whose GPUs' memory is the host's";
   const GptOssConfig c = testing::published_config(4, 16, 2000);
@@ -429,7 +430,7 @@ TEST_P(GptOssRanksCuda, LoadingTakesLittleOfTheHostsMemory) {
   EXPECT_LT(most.grown(), int64_t(64) << 20);
 }
 
-// Layers of the published shapes: as one GPU, to the rounding of sums in another order.
+// Layers of the published shapes: equal to one GPU, up to the rounding of sums in another order.
 TEST_P(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThemselves) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(4, 8, 2000);

@@ -1,4 +1,4 @@
-// Several GPUs that make a token together, each a thread whose kernels run on the CPU.
+// Several GPUs that compute a token together; each is a thread whose kernels run on the CPU.
 #include "ingot/models/decode/phased/ranks.h"
 
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ void check_case(const DecodeCase& t, int count, Split split, bool megakernel) {
 std::vector<DecodeCase> rank_cases() {
   constexpr WeightFormat kBf16 = WeightFormat::bf16, kFp8 = WeightFormat::fp8, kMx = WeightFormat::mxfp4;
   const GptOssConfig two = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2);
-  const int64_t length = testing::kSanitized ? 11 : 12;  // of which two and more by themselves
+  const int64_t length = testing::kSanitized ? 11 : 12;  // of which two or more are single tokens
   return {{"bf16, mxfp4", two, kBf16, kMx, length, {7}},
           {"fp8, mxfp4", two, kFp8, kMx, length, {9}},
           {"mxfp4, mxfp4", two, kMx, kMx, length, {9}}};
@@ -66,7 +66,7 @@ DecodeCase four_heads() {
 
 TEST(GptOssRanksEmulated, TwoGpusAreTheModelPhaseByPhase) {
   for (const DecodeCase& t : rank_cases())
-    if (!testing::kSanitized || t.dense == WeightFormat::mxfp4)  // one GPU has the formats, more than two have bf16
+    if (!testing::kSanitized || t.dense == WeightFormat::mxfp4)  // the tests of one GPU have all formats
       check_case(t, 2, Split::tensor, false);
 }
 TEST(GptOssRanksEmulated, TwoGpusAreTheModelThroughTheMegakernel) {
@@ -78,13 +78,13 @@ TEST(GptOssRanksEmulated, FourGpusAreTheModel) {
 }
 TEST(GptOssRanksEmulated, EightGpusAreTheModel) {
   GptOssConfig eight_heads = testing::decode_config(64, 16, 8, 32, 544, 3, 2, 5, 1);
-  eight_heads.vocab = 121;  // a piece of ids for each
+  eight_heads.vocab = 121;  // a part of the ids for each
   const DecodeCase eight = {"eight key heads", eight_heads, WeightFormat::bf16, WeightFormat::mxfp4, 3, {2}};
   check_case(eight, 8, Split::tensor, true);
   check_case(eight, 8, Split::tensor, false);
 }
 TEST(GptOssRanksEmulated, OneGpuForAttentionAndOthersForTheExpertsAreTheModel) {
-  if (!testing::kSanitized) check_case(four_heads(), 2, Split::attention_experts, true);  // a rank of experts alone
+  if (!testing::kSanitized) check_case(four_heads(), 2, Split::attention_experts, true);  // one rank has experts only
   check_case(four_heads(), 5, Split::attention_experts, true);
   check_case(four_heads(), 3, Split::attention_experts, false);
 }
@@ -128,7 +128,7 @@ TEST(GptOssRanksEmulated, AGpuWhoseBlockStaysAwayEndsAllAndTheNextTokenIsRight) 
     gpus.ranks[r]->buffers.state->tokens[0] = id;
     gpus.ranks[r]->run_one_kernel({.capacity = 9}, r == 1 ? 2 : ~0u);  // the second one's last block, at the output
   });
-  // Whoever gave up first says so; both have ended, and appended nothing.
+  // The rank that gave up first has the record; both ranks have ended and appended nothing.
   int reports = 0;
   for (size_t r = 0; r < 2; ++r) {
     const gpu::WaitRecord& found = gpus.ranks[r]->record;
@@ -137,7 +137,7 @@ TEST(GptOssRanksEmulated, AGpuWhoseBlockStaysAwayEndsAllAndTheNextTokenIsRight) 
     if (found.state == gpu::kRunning) continue;
     ++reports;
     if (r == 1) EXPECT_EQ(found.what, 2u);                               // its other block waited for the grid barrier
-    if (r == 0) EXPECT_EQ(found.what, megakernel::wait_for_rank(4, 1));  // its sums of the output had come
+    if (r == 0) EXPECT_EQ(found.what, megakernel::wait_for_rank(4, 1));  // its own sums of the output were complete
   }
   EXPECT_GE(reports, 1);
   gpus.reset();
@@ -162,7 +162,7 @@ TEST(GptOssRanksEmulated, AGpuThatNeverBeginsIsNamed) {
     EXPECT_EQ(gpus.ranks[0]->record.what, megakernel::wait_for_rank(2, 1));
     EXPECT_EQ(gpus.ranks[0]->buffers.state->position, 0);
     EXPECT_EQ(gpus.ranks[1]->stop, gpu::kStoppedByPeer);
-    // One that comes late finds itself stopped, and appends nothing.
+    // A late rank finds itself stopped and appends nothing.
     on_threads(2, [&](size_t r) {
       if (r == 1) gpus.ranks[r]->step(part, 1);
     });

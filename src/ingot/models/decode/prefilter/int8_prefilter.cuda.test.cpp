@@ -1,4 +1,4 @@
-// The prefiltered head of one GPU, in a build whose GPU is the emulator's too.
+// The prefiltered head of one GPU; in a build with the emulator the GPU is emulated.
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 
@@ -21,8 +21,8 @@ using testing::download;
 
 class GptOssPrefilterCuda : public testing::GpuTest<> {};
 
-// The prefiltered head gives the usual one's id and its logit whatever the head, and says of none that it is less than
-// it is.
+// For every head, the prefiltered head gives the id of the whole head and its logit, and no upper bound is below the
+// logit.
 TEST_F(GptOssPrefilterCuda, ThePrefilterFindsTheIdOfTheWholeHeadWhateverTheHead) {
   const int64_t rows = testing::kEmulated ? 200 : 1500, cols = testing::kEmulated ? 96 : 2880;
   for (const auto& [name, head] : testing::heads_to_prefilter(size_t(rows), size_t(cols))) {
@@ -63,7 +63,7 @@ TEST_F(GptOssPrefilterCuda, ADecodersAnswersAreTheSameWithAPrefilterAndWithout) 
   const DrawOptions biased[] = {{.sampling = {.temperature = 0}, .bias = bias}};
   testing::check_prefilter_answers(DecodeModel(t.config, t.dense, t.experts, 7), 1, biased);
 }
-// Tokens in a row, of true sizes, graphs that take turns; the int8 prefilter leaves few rows.
+// A sequence of tokens with the published sizes, with graphs that take turns; the int8 prefilter leaves few rows.
 TEST_F(GptOssPrefilterCuda, APrefilteredModelOfThePublishedShapesContinuesAsWithTheWholeHead) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(2, 32, 201088);
@@ -80,13 +80,13 @@ TEST_F(GptOssPrefilterCuda, APrefilteredModelOfThePublishedShapesContinuesAsWith
       usual.continue_greedily(1);
       gpu.continue_greedily(1, 0, i % 5 != 4);
     }
-    usual.synchronize(), gpu.synchronize();  // the last was the usual head
+    usual.synchronize(), gpu.synchronize();  // the last token was computed with the whole head
     const auto logits = download(usual.buffers().logits, c.vocab), same = download(gpu.buffers().logits, c.vocab);
     ASSERT_EQ(std::memcmp(logits.data(), same.data(), logits.size() * 4), 0);
     usual.continue_greedily(1), gpu.continue_greedily(1, 0, true);
     usual.synchronize(), gpu.synchronize();
     const auto upper = download(gpu.buffers().logits, c.vocab), exact = download(usual.buffers().logits, c.vocab);
-    size_t read = 0;  // in bf16: the others' are upper ends
+    size_t read = 0;  // rows read in bf16; in place of other logits are upper bounds
     for (size_t n = 0; n < exact.size(); ++n) {
       ASSERT_LE(exact[n], upper[n]);
       read += exact[n] == upper[n] ? 1 : 0;

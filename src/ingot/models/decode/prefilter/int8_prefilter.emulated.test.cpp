@@ -1,4 +1,4 @@
-// The prefiltered head on the CPU: its bounds, and that the likeliest id is the usual head's whatever the head.
+// The prefiltered head on the CPU: its bounds hold, and its greedy token is that of the whole head, for every head.
 #include "ingot/models/decode/prefilter/int8_prefilter.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,8 @@ TEST(GptOssPrefilterEmulated, ACodeIsTheNearestAndOwnValuesStay) {
   }
 }
 
-// Against the columns for which a row's codes are worst: its own errors, and, of sums that round, all signs its own.
+// Against the activation vectors that are worst for the codes of a row: the row's own errors, and, for the rounding of
+// sums, vectors whose products with the row all have the same sign.
 TEST(GptOssPrefilterEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
   for (const auto& [name, head] : testing::heads_to_prefilter(37, 96)) {
     SCOPED_TRACE(name);
@@ -58,7 +59,7 @@ TEST(GptOssPrefilterEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
   }
 }
 
-// The likeliest id, its logit, and where the others lie at most; with `all` every logit.
+// Compares the greedy token and its logit, and the upper bounds of the other rows; with `all`, every logit.
 void check_head(const HeadRows& head, int64_t blocks, std::span<const int32_t> ids, uint32_t vocab = 0,
                 bool all = false) {
   const PrefilteredModel m(head);
@@ -84,7 +85,7 @@ void check_head(const HeadRows& head, int64_t blocks, std::span<const int32_t> i
 }
 TEST(GptOssPrefilterEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) {
   const int32_t signs[] = {0}, ids[] = {0, 199}, ids_of_wide[] = {99, 3};
-  // Rows that are all compared away, that are all read, and some of each: what other numbers lead to, too.
+  // Rows that are all excluded, that are all read, and some of each: cases that other numbers reach too.
   const auto repeats = [](const std::string& name) {
     return testing::kSanitized && name != "random" && name != "near ties" && name != "so small that all are read" &&
            name != "not a number";
@@ -102,7 +103,7 @@ TEST(GptOssPrefilterEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) 
     check_head(heads[2].second, 2, signs, 500);
   else
     check_head(testing::random_head(200, 96, 1), 2, signs, 70);
-  // Rows of several pieces, whose sums depend on which warp has which.
+  // Row tiles of several chunks, whose sums depend on which warp multiplies which chunk.
   for (const auto& [name, head] : testing::heads_to_prefilter(100, 992)) {
     const bool all = name == "so small that all are read" || name == "all rows alike";
     if (!repeats(name) && (all || name == "near ties"))
@@ -110,7 +111,7 @@ TEST(GptOssPrefilterEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) 
   }
 }
 
-// A chain of tokens, each the likeliest after the one before, beside the usual head's; which then goes on itself.
+// A chain of greedy tokens beside the chain of the whole head, which then continues without the prefilter.
 TEST(GptOssPrefilterEmulated, AModelGoesOnAsWithTheUsualHead) {
   testing::DecodeCase t = testing::decode_cases()[0];
   t.config.vocab = 333;
@@ -121,7 +122,7 @@ TEST(GptOssPrefilterEmulated, AModelGoesOnAsWithTheUsualHead) {
     gpu.make_prefilter();
     gpu.blocks = usual.blocks = blocks;
     usual.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 9;
-    for (int i = 0; i < (testing::kSanitized ? 4 : 8); ++i) {  // the third is the usual head's
+    for (int i = 0; i < (testing::kSanitized ? 4 : 8); ++i) {  // the third token takes the whole head
       usual.run_one_kernel({.capacity = 30});
       gpu.run_one_kernel({.capacity = 30}, ~0u, {}, i % 3 != 2);
       ASSERT_EQ(std::memcmp(gpu.buffers.state, usual.buffers.state, sizeof(decode::State)), 0) << i;

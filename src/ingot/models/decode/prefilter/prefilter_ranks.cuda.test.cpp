@@ -1,4 +1,4 @@
-// The prefiltered head over several GPUs, in a build whose GPUs are the emulator's too.
+// The prefiltered head over several GPUs; in a build with the emulator the GPUs are emulated.
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 
@@ -33,15 +33,15 @@ INSTANTIATE_TEST_SUITE_P(, GptOssPrefilterRanksCuda,
                          ::testing::ValuesIn(testing::kEmulated ? std::vector<int>{2} : std::vector<int>{2, 4}),
                          testing::over_gpus);
 
-// That four GPUs can share.
+// A model that four GPUs can share.
 GptOssConfig small_config(int64_t vocab) {
   GptOssConfig c = testing::decode_config(96, 16, 4, 16, 288, 6, 2, 5, 2);
   c.vocab = vocab;
   return c;
 }
 
-// Each GPU finds the likeliest of its own ids with its own int8 prefilter; together it is the usual head's whatever the
-// head, and no logit lies above where its row's upper end is, which stays on the GPU.
+// Each GPU finds the largest of its own logits with its own int8 prefilter. Together they find the token of the whole
+// head, for every head, and no logit is above the row's upper bound, which stays on its GPU.
 void GptOssPrefilterRanksCuda::check_prefiltered(const std::string& name, const testing::HeadRows& head, Split split) {
   SCOPED_TRACE(name);
   const testing::PrefilteredModel m(head, ranks());
@@ -90,7 +90,7 @@ TEST_P(GptOssPrefilterRanksCuda, ThePrefilterFindsTheIdOfTheWholeHeadWhateverThe
   }
 }
 
-// Tokens in a row, of true sizes; the uses_prefilter leave few rows.
+// A sequence of tokens with the published sizes; the int8 prefilters leave few rows.
 TEST_P(GptOssPrefilterRanksCuda, APrefilteredModelOfThePublishedShapesContinuesAsWithTheWholeHead) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(2, 8, 201088);
@@ -107,17 +107,17 @@ TEST_P(GptOssPrefilterRanksCuda, APrefilteredModelOfThePublishedShapesContinuesA
         ids.push_back(gpus.likeliest());
         gpus.continue_greedily(1, 0, prefiltered && i % 5 != 4);
       }
-      return std::pair(ids, row_of(gpus));  // the last was the usual head
+      return std::pair(ids, row_of(gpus));  // the last token was computed with the whole head
     };
     const auto [ids, logits] = chain(false);
     const auto [prefiltered_ids, same] = chain(true);
     ASSERT_EQ(prefiltered_ids, ids) << "prompt " << first;
     ASSERT_EQ(std::memcmp(logits.data(), same.data(), logits.size() * 4), 0) << "prompt " << first;
-    gpus.rewind(0);  // all of them once more, the last one prefiltered too
+    gpus.rewind(0);  // all tokens again, now with the last one prefiltered
     gpus.extend({&id, 1}, 1, 0, 0, true);
     gpus.continue_greedily(20, 0, true);
     gpus.synchronize();
-    size_t read = 0;  // in bf16: the others' are upper ends
+    size_t read = 0;  // rows read in bf16; in place of other logits are upper bounds
     for (int r = 0; r < ranks(); ++r) {
       const int64_t begin = gpus.rank(r).buffers().ranks.first_id, own = gpus.rank(r).model().head.rows;
       const auto upper = download(gpus.rank(r).buffers().own_logits, own);
@@ -131,7 +131,7 @@ TEST_P(GptOssPrefilterRanksCuda, APrefilteredModelOfThePublishedShapesContinuesA
   EXPECT_LT(most, 4000u) << "rows in bf16";  // 2 %; of weights and columns like these a few hundred a GPU
 }
 
-// More launches than a stream takes at a time.
+// More launches than a stream queues at once.
 TEST_P(GptOssPrefilterRanksCuda, ManyTokensAreStartedAtOnce) {
   if (testing::kEmulated) GTEST_SKIP() << "whose launches are done when they return";
   GptOssConfig c = small_config(333);
@@ -161,7 +161,7 @@ TEST_P(GptOssPrefilterRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIs
   const int32_t want = next();
   gpus.rewind(0);
   for (int r = 0; r < ranks(); ++r)
-    if (r != 1) gpus.rank(r).extend({&id, 1}, 1, 0, 0, true);  // and nobody tells GPU 1
+    if (r != 1) gpus.rank(r).extend({&id, 1}, 1, 0, 0, true);  // GPU 1 is not launched
   const std::string found = testing::error_of([&] { gpus.likeliest(); });
   EXPECT_NE(found.find("for GPU 1 and its part of the output of layer 0"), std::string::npos) << found;
   EXPECT_EQ(gpus.length(), 0);
@@ -172,7 +172,7 @@ TEST_P(GptOssPrefilterRanksCuda, ADecodersAnswersAreTheSameWithAPrefilterAndWith
   testing::check_prefilter_answers(DecodeModel(small_config(300), WeightFormat::bf16, WeightFormat::mxfp4, 7), ranks());
 }
 
-// Where one GPU's memory has no room for its part, no GPU makes one.
+// Where one GPU's memory has no room for its part, no GPU makes a prefilter.
 TEST_P(GptOssPrefilterRanksCuda, APrefilterTakesNoMemoryThatTheModelNeeds) {
   if (testing::kEmulated) GTEST_SKIP() << "whose memory has no end";
   const GptOssConfig c = small_config(300);

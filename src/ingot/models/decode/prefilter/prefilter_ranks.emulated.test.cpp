@@ -1,4 +1,5 @@
-// The prefiltered head over several GPUs on the CPU: the likeliest id is the usual head's, whichever GPU has it.
+// The prefiltered head over several GPUs on the CPU: the greedy token is that of the whole head, whichever GPU has its
+// row.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -30,8 +31,8 @@ void expect_same_states(const EmulatedRanks& gpus, const EmulatedRanks& usual) {
         << ", expected " << want.tokens[0] << ", " << want.flaw;
 }
 
-// The likeliest id, its logit, and where the others lie at most, each in its GPU's own memory; with `all` every logit.
-// `blocks`: of each GPU's kernel; 0: as many as it has.
+// Compares the greedy token, its logit, and the upper bounds of the other rows, each in the memory of its GPU; with
+// `all`, every logit. `blocks`: of each GPU's kernel; 0: as many as are resident.
 void check_head(const HeadRows& head, int count, Split split, std::span<const int32_t> ids, uint32_t vocab = 0,
                 bool all = false, int64_t blocks = 0) {
   SCOPED_TRACE(::testing::Message() << count << (split == Split::tensor ? " GPUs" : " GPUs, attention-experts"));
@@ -66,7 +67,7 @@ void check_head(const HeadRows& head, int count, Split split, std::span<const in
     }
   }
 }
-// Rows that are all compared away, that are all read, and some of each: what other numbers lead to, too.
+// Rows that are all excluded, that are all read, and some of each: cases that other numbers reach too.
 bool is_left_out(const std::string& name) {
   return testing::kSanitized && name != "near ties" && name != "so small that all are read";
 }
@@ -83,7 +84,7 @@ TEST(GptOssPrefilterRanksEmulated, TheIdIsTheUsualHeadsOverAnyNumberOfGpus) {
         check_head(head, count, Split::tensor, std::span(ids).first(1));
   }
 }
-// Of a head that only the first GPU has, whatever it is.
+// A head of which the first GPU has all rows.
 TEST(GptOssPrefilterRanksEmulated, TheFirstGpuPrefiltersAloneWhereItAloneHasTheHead) {
   const int32_t ids[] = {0};
   const auto heads = testing::heads_to_prefilter(60, 96);
@@ -99,7 +100,7 @@ TEST(GptOssPrefilterRanksEmulated, HeadsOfManyRoundsAndRowsOfSeveralPieces) {
     SCOPED_TRACE(heads[i].first);
     if (!testing::kSanitized || i == 2) check_head(heads[i].second, 2, Split::tensor, ids, 0, false, 1);
   }
-  // Sums depend on which warp has which piece.
+  // Sums depend on which warp multiplies which chunk.
   for (const auto& [name, head] : testing::heads_to_prefilter(130, 992)) {
     SCOPED_TRACE(name);
     const bool all = name == "so small that all are read" || name == "all rows alike";
@@ -108,8 +109,8 @@ TEST(GptOssPrefilterRanksEmulated, HeadsOfManyRoundsAndRowsOfSeveralPieces) {
     if (!testing::kSanitized && !all) check_head(head, 3, Split::tensor, std::span(ids_of_wide).first(1));
   }
 }
-// On the GPU that has the largest logit its own lower end must leave the row, whose codes mislead, in; on the others
-// nothing comes near.
+// On the GPU with the largest logit, the lower bound must not exclude that row, although its codes mislead; on the
+// other GPUs no row comes near.
 TEST(GptOssPrefilterRanksEmulated, ARowThatMisleadsIsFoundOnEveryGpu) {
   const int32_t ids[] = {0};
   for (const int count : {2, 5}) {
@@ -127,7 +128,7 @@ TEST(GptOssPrefilterRanksEmulated, ARowThatMisleadsIsFoundOnEveryGpu) {
     }
   }
 }
-// The same logit on every GPU: the lowest id wins, and ids that may not be drawn are not even looked at.
+// The same logit on every GPU: the lowest id wins, and ids that may not be sampled are not compared.
 TEST(GptOssPrefilterRanksEmulated, TiesGoToTheLowestIdAndOnlyIdsThatMayBeDrawnWin) {
   const int32_t ids[] = {0};
   HeadRows head(300, std::vector<float>(96));
@@ -135,13 +136,13 @@ TEST(GptOssPrefilterRanksEmulated, TiesGoToTheLowestIdAndOnlyIdsThatMayBeDrawnWi
     for (size_t c = 0; c < 96; ++c) head[n][c] = PrefilteredModel::sign(int64_t(c)) * (n % 20 == 7 ? 0.3f : 0.29f);
   for (const uint32_t vocab : {0u, 161u, 160u, 159u, 5u})
     if (!testing::kSanitized || vocab == 160) check_head(head, 2, Split::tensor, ids, vocab);
-  for (size_t n = 0; n < head.size(); ++n)  // ever larger: the last that may be drawn
+  for (size_t n = 0; n < head.size(); ++n)  // increasing: the last id that may be sampled wins
     for (float& w : head[n]) w *= 1 + float(n) * 0x1p-6f;
   for (const uint32_t vocab : {0u, 209u, 97u})
     if (!testing::kSanitized || vocab == 97) check_head(head, 3, Split::tensor, ids, vocab);
 }
 
-// A chain of tokens, each the likeliest after the one before, beside the usual head's; some are of the usual head.
+// A chain of greedy tokens beside the chain of the whole head; some tokens take the whole head.
 void check_chain(const DecodeCase& t, int count, Split split) {
   SCOPED_TRACE(::testing::Message() << count << (split == Split::tensor ? " GPUs" : " GPUs, attention-experts"));
   const DecodeModel m(t.config, t.dense, t.experts, 11);
@@ -173,7 +174,7 @@ TEST(GptOssPrefilterRanksEmulated, AModelGoesOnAsWithTheUsualHead) {
   if (!testing::kSanitized) check_chain(four, 4, Split::tensor);
 }
 
-// The ranks' uses_prefilter are their own: dense weights in other formats have none, on one GPU or several.
+// Every rank has a prefilter of its own rows; dense weights in other formats have none, on one GPU or several.
 TEST(GptOssPrefilterRanksEmulated, OnlyAHeadInBf16IsPrefiltered) {
   const GptOssConfig two = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2);
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
@@ -193,7 +194,7 @@ TEST(GptOssPrefilterRanksEmulated, ABlockThatDoesNotSayWhatItKnowsIsNamedAndTheN
   sound.token({.capacity = 9}, false);
   gpus.set_limit(20'000'000);
   gpus.token({.capacity = 9}, true, kGridBarriersPerLayer);
-  // The GPU itself, or the other one that waits for its likeliest id.
+  // The record of the GPU itself, or of the other GPU, which waits for its likeliest id.
   const gpu::WaitRecord &own = gpus.ranks[1]->record, &other = gpus.ranks[0]->record;
   EXPECT_TRUE(own.state == gpu::kTimedOut || other.state == gpu::kTimedOut);
   if (own.state != gpu::kRunning) EXPECT_EQ(own.what, kGridBarriersPerLayer);

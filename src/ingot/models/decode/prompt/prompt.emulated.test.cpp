@@ -1,4 +1,5 @@
-// Prompts on one GPU and on several, each a thread whose kernels run on the CPU; products and attention are the CPU's.
+// Prompts on one GPU and on several; each is a thread whose kernels run on the CPU, with the CPU's products and
+// attention.
 #include "ingot/models/decode/prompt/prompt.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +10,7 @@
 
 namespace ingot {
 
-// In place of the matrix kernels, which the emulator does not know.
+// In place of the matrix kernels, which the emulator cannot run.
 void grouped_linear(const GroupedLinear& a, Stream) {
   const int64_t K = a.x.cols(), N = a.n, bytes = row_tile_count(N) * row_tile_bytes(a.format, K);
   const bool gated = a.y.dtype == DType::bf16;
@@ -41,7 +42,7 @@ void grouped_linear(const GroupedLinear& a, Stream) {
 }
 
 namespace decode {
-// In fp32, which is what the CPU's takes.
+// In fp32, the type that the CPU's attention takes.
 void attention_on_host(const Attention& a) {
   const auto wide = [](const Tensor& t, std::vector<float>& memory) {
     for (int64_t r = 0; r < t.size(0); ++r)
@@ -68,7 +69,7 @@ using testing::DecodeModel;
 using testing::EmulatedRanks;
 using testing::on_threads;
 
-// The prompt's buffers of all ranks, connected as RankedModel does.
+// The prompt buffers of all ranks, connected as by RankedModel.
 struct Prompts {
   EmulatedRanks gpus;
   std::vector<std::vector<char>> memory;
@@ -99,7 +100,7 @@ struct Prompts {
                 .device = 0},
                {});
   }
-  // The logits of all.
+  // The logits of all tokens.
   std::vector<std::vector<double>> extend(std::span<const int32_t> ids) {
     const size_t V = size_t(gpus.c.vocab), T = ids.size();
     if (T == 1) return gpus.extend(ids, 1);
@@ -154,7 +155,8 @@ void check_case(const DecodeCase& t, int count, Split split) {
   });
 }
 
-// Beyond a window, over a ring's end, single tokens between and behind them: a ring has room for 16 at a time.
+// Beyond a window and across the end of a ring, with single tokens between and after prompts; a ring has room for 16
+// tokens at a time.
 DecodeCase prompt_case(const GptOssConfig& c, WeightFormat dense) {
   if (testing::kSanitized) return {name_of(dense), c, dense, WeightFormat::mxfp4, 24, {16, 1, 6}};
   return {name_of(dense), c, dense, WeightFormat::mxfp4, 38, {16, 1, 15, 3}};
@@ -175,7 +177,7 @@ TEST(GptOssPromptsEmulated, OneGpuIsTheModelOfRoundedInputs) {
   DecodeCase t = prompt_case(two_heads(), WeightFormat::bf16);
   t.config.e4m3_inputs = true;
   check_case(t, 1, Split::tensor);
-  // What the last layer's products took is rounded: rounding it again changes nothing.
+  // The inputs of the last layer's products are rounded: rounding them again changes nothing.
   const DecodeModel m(t.config, t.dense, t.experts, 7);
   Prompts gpu(m, 16, 1, Split::tensor);
   gpu.extend(prompt_ids(t.config, 16));
@@ -201,7 +203,7 @@ TEST(GptOssPromptsEmulated, OneGpuForAttentionAndOthersForTheExpertsAreTheModel)
   check_case(prompt_case(four_heads(), WeightFormat::bf16), 5, Split::attention_experts);
 }
 
-// Without logits, or of the last token alone, too.
+// Without logits, and with the logits of the last token alone.
 TEST(GptOssPromptsEmulated, APromptInPiecesIsThePrompt) {
   const DecodeCase t = prompt_case(two_heads(), WeightFormat::bf16);
   const DecodeModel m(t.config, t.dense, t.experts, 7);
@@ -220,10 +222,10 @@ TEST(GptOssPromptsEmulated, APromptInPiecesIsThePrompt) {
               std::max_element(rows.back().begin(), rows.back().end()) - rows.back().begin());
   }
   for (size_t v = 0; v < rows[0].size(); ++v)
-    EXPECT_NEAR(rows[0][v], rows[1][v], 0.1);  // logits of deviation 4, of 8 bits
+    EXPECT_NEAR(rows[0][v], rows[1][v], 0.1);  // logits with a standard deviation of 4, in 8 bits
 }
 
-// Two GPUs that a test disturbs, and what others, undisturbed, make of a prompt of 16 tokens.
+// Two GPUs that a test disturbs, and the result of a prompt of 16 tokens on two undisturbed GPUs.
 struct TwoGpus {
   DecodeModel m{two_heads(), WeightFormat::bf16, WeightFormat::mxfp4, 7};
   std::vector<int32_t> ids = prompt_ids(two_heads(), 16);
@@ -248,7 +250,7 @@ TEST(GptOssPromptsEmulated, AGpuThatNeverBeginsIsNamedAndTheNextPromptIsRight) {
   EXPECT_EQ(gpus.extend(ids), two.want);
 }
 
-// As DeviceModel::rehearse_prompt() does it.
+// As in DeviceModel::rehearse_prompt().
 TEST(GptOssPromptsEmulated, APromptThatWaitsForNobodyLeavesNothingBehind) {
   TwoGpus two;
   auto& gpus = two.gpus;
