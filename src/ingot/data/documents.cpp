@@ -40,7 +40,7 @@ class TextFiles {
     for (std::string up = root; ::stat(up.c_str(), &s) == 0 && above_.insert(FileId(s)).second;) up += "/..";
     if (::stat(root.c_str(), &s) == 0) seen_.insert(FileId(s));
     collect(root);
-    // Links come after all that is here without them, so that what is reachable twice has its own name.
+    // Links are followed after the walk, so that a file that is reachable twice is read under its own name.
     while (!links_.empty()) {
       const std::set<std::string> links = std::move(links_);
       links_.clear();
@@ -56,7 +56,8 @@ class TextFiles {
       if (name[0] == '.') continue;
       const std::string path = join_path(directory, name);
       struct stat self, target;
-      if (::lstat(path.c_str(), &self) != 0 || ::stat(path.c_str(), &target) != 0) continue;  // gone, or a broken link
+      if (::lstat(path.c_str(), &self) != 0 || ::stat(path.c_str(), &target) != 0)
+        continue;  // removed meanwhile, or a broken link
       if (S_ISDIR(self.st_mode)) {
         if (seen_.insert(FileId(self)).second && !is_own_output(path)) collect(path);
       } else if (S_ISDIR(target.st_mode)) {

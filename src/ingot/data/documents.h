@@ -1,5 +1,5 @@
 #pragma once
-// Text to train on: documents, and which of them are held out.
+// Text to train on: the documents, and the choice of held-out documents.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,9 +20,9 @@ struct Document {
 //   another file      one
 // Empty texts are left out. Text that is not UTF-8 is bad_data naming the file and the byte; so is a path without text.
 //
-// In a directory, names that begin with "." are left out, and so is what Ingot wrote (own_output.h). Linked files are
-// read, and linked directories too, once each and after the others; but not one that holds `path`. `left_out`, when
-// given, receives a line for each run, tokenizer and so on, and for each linked directory, that is not read.
+// In a directory, names that begin with "." are left out, and so is what Ingot wrote (own_output.h). Linked files and
+// directories are read, each directory once; a linked directory that contains `path` is not. `left_out`, when given,
+// receives a line for each run, tokenizer and so on, and for each linked directory, that is not read.
 std::vector<Document> read_documents(const std::string& path, std::vector<std::string>* left_out = nullptr);
 
 struct SplitOptions {

@@ -43,7 +43,7 @@ int64_t EvaluationBatches::targets() const {
   return sum;
 }
 
-// Where the inputs of document d end: a token without a target after it is none.
+// Where the inputs of document d end: the last token is no input if no target follows.
 int64_t EvaluationBatches::inputs_end(const std::vector<int64_t>& begins, size_t d) const {
   if (d + 1 == begins.size()) return source_->size() - 1;
   return begins[d + 1] - (source_->bos() < 0 ? 1 : 0);
@@ -61,7 +61,8 @@ void EvaluationBatches::cut_document(int64_t begin, int64_t end, int32_t documen
     for (int64_t at = begin; at < end; at += context) add_segment(at, std::min(context, end - at), 0, begin, document);
     return;
   }
-  // Each segment scores what comes after `scored`; the last one is pushed back so that it is as long as the others.
+  // Each segment scores the tokens after `scored`. The last segment begins earlier, so that it is as long as the
+  // previous ones.
   for (int64_t scored = begin; scored < end;) {
     const int64_t last = scored == begin ? std::min(end, begin + context) : std::min(end, scored + options_.stride);
     const int64_t first = std::max(begin, last - context);
@@ -84,7 +85,8 @@ void EvaluationBatches::cut_flat(const std::vector<int64_t>& begins) {
       at += length;
       if (at >= end) at = std::max(at, d + 1 < begins.size() ? begins[d + 1] : end);
     }
-    if (firsts_.back() == int64_t(segments_.size())) firsts_.pop_back();  // nothing but a document's last token
+    if (firsts_.back() == int64_t(segments_.size()))
+      firsts_.pop_back();  // the batch holds only a document's last token
   }
   firsts_.push_back(int64_t(segments_.size()));
 }

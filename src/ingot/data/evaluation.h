@@ -1,7 +1,7 @@
 #pragma once
-// Batches that score a whole token source once. Every token is a target exactly once, but for the source's first one
-// and, where the tokenizer has no bos, for the first one of each document. With bos, the next document's bos is the
-// last target of a document. The last batch is shorter.
+// Batches that score a whole token source once. Every token is a target exactly once, except the source's first token
+// and, if the tokenizer has no bos, the first token of each document. With bos, the next document's bos is the last
+// target of a document. The last batch is shorter.
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -14,11 +14,11 @@ struct EvaluationOptions {
   int64_t tokens = 0;      // most tokens of one batch
   int64_t context = 2048;  // longest segment; lowered to `tokens`
   // 0: segments do not overlap. Otherwise segments of `context` tokens advance by `stride` inside a document, and each
-  // target is scored in the first segment that holds it: with at least context - stride tokens before it, or all the
-  // document's.
+  // target is scored in the first segment that holds it: with at least context - stride tokens before the target, or
+  // all earlier tokens of the document.
   int64_t stride = 0;
   // Batches of exactly `tokens` tokens that may begin inside a document (the parameter-golf rule: the result depends a
-  // little on `tokens`). Otherwise segments stay whole, and the result does not.
+  // little on `tokens`). Otherwise segments stay whole, and the result does not depend on `tokens`.
   bool flat = false;
 };
 
@@ -53,7 +53,8 @@ class EvaluationBatches {
 // Bytes of text that target t of segment s stands for: the denominator of bits per byte. bos and control count zero.
 int64_t target_bytes(const Tokenizer& tokenizer, const Batch& batch, int64_t s, int64_t t);
 int64_t target_bytes(const Tokenizer& tokenizer, const Batch& batch);  // of all scored targets
-// What the targets of documents of so many bytes must come to: without bos the first token of each is no target.
+// The bytes that the targets of documents of `document_bytes` bytes stand for: all of them, or, without bos, all but
+// those of each document's first token.
 int64_t expected_bytes(int64_t document_bytes, const Tokenizer& tokenizer, const TokenSource& source);
 // bits per byte = sum of losses (natural logarithm) / ln 2 / bytes
 double bits_per_byte(double loss_sum, int64_t bytes);

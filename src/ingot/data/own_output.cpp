@@ -30,7 +30,7 @@ std::string file_kind(const std::string& path) {
   for (const char* beginning : kTokenizers)
     if (begins_with(path, beginning)) return "a tokenizer";
   if (begins_like_shard(path)) return "token shards";
-  // `ingot demo` puts them beside its run.
+  // `ingot demo` writes these two beside its run.
   const bool of_demo = name == "report.html" || name == "loss.svg";
   if (of_demo && is_run(join_path(parent_path(path), "run"))) return "of a demo";
   return "";

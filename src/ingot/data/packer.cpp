@@ -13,7 +13,8 @@ void push_segment(int64_t begin, int64_t end, Batch& into) {
   for (int64_t t = begin; t < end; ++t) into.positions[size_t(t)] = int32_t(t - begin);
 }
 
-// The row of T + 1 tokens that batches are cut from; kept per thread, so that the steady state allocates nothing.
+// The row of T + 1 tokens from which a batch is cut. Each thread keeps its row, so that the steady state allocates
+// nothing.
 struct Row {
   std::vector<int32_t> tokens, starts;
 };
@@ -88,7 +89,7 @@ void Packer::plan_sequential() {
   if (source_->bos() < 0) document_begins_ = source_->document_begins();
   std::vector<int32_t> piece;
   for (size_t part = 0; part + 1 < bounds.size(); ++part) {
-    // Mostly in the first piece. A shard without any bos is used from its beginning.
+    // The first bos is usually in the first piece that is read. A shard without any bos is used from its beginning.
     int64_t first = bounds[part];
     for (int64_t at = first; source_->bos() >= 0 && at < bounds[part + 1]; at += int64_t(piece.size())) {
       piece.resize(size_t(std::min(bounds[part + 1] - at, int64_t(1) << 16)));
@@ -223,8 +224,8 @@ void Packer::fill_shuffled(int64_t k, Batch& into) const {
   for (const int64_t t : unscored) into.targets[size_t(t)] = -1;
 }
 
-// As fill_shuffled, but targets never come from another piece's document. A piece that a batch's end cuts goes on in
-// the next batch with positions from 0.
+// Like fill_shuffled, but no target belongs to another piece's document. A piece that is cut at a batch's end continues
+// in the next batch with positions from 0.
 void Packer::fill_segments(int64_t k, Batch& into) const {
   const int64_t n = options_.tokens;
   into.tokens.resize(size_t(n));

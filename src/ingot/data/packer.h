@@ -6,8 +6,8 @@
 //   targets     x_1 .. x_T; at a document's end bos, or -1 (not scored) where the tokenizer has no bos
 //   positions   restart at each cut
 //   cu_seqlens  0, the cuts, T
-// Cuts: where a document begins, and every max_segment tokens from there (from the batch's start for one that began
-// earlier).
+// A segment is cut where a document begins, and every max_segment tokens after that beginning. For a document that
+// began in an earlier batch the tokens are counted from the start of this batch.
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -21,10 +21,10 @@ namespace ingot {
 struct Batch {
   std::vector<int32_t> tokens, targets, positions;  // T; targets of -1 are not scored
   std::vector<int32_t> cu_seqlens;                  // segments + 1
-  std::vector<int32_t> documents;                   // per segment; only evaluation fills it
-  // Per segment, the tokens of its document before it, at most Tokenizer::kContext; only evaluation fills it.
+  std::vector<int32_t> documents;                   // the document of each segment; only evaluation fills this
+  // Per segment, the tokens of its document before it, at most Tokenizer::kContext. Only evaluation fills this.
   std::vector<std::vector<int32_t>> before;
-  std::vector<int32_t> last;  // per segment, of which targets are; only adaptation fills it
+  std::vector<int32_t> last;  // per segment: how many of its last tokens have targets; only adaptation fills this
   int64_t size() const { return int64_t(tokens.size()); }
   int64_t segments() const { return int64_t(cu_seqlens.size()) - 1; }
 };
@@ -54,7 +54,7 @@ class Packer {
   Packer(std::shared_ptr<const TokenSource> source, const PackOptions& options);
   // Makes batch k. Thread-safe; reuses the memory of `into`.
   void fill(int64_t k, Batch& into) const;
-  // How many targets of batch k are scored. Fewer than its tokens only where the tokenizer has no bos.
+  // How many targets of batch k are scored. Some tokens of a batch have no target only if the tokenizer has no bos.
   int64_t targets(int64_t k) const;
   double batches_per_epoch() const;  // whole in sequential order
   const TokenSource& source() const { return *source_; }
@@ -65,7 +65,7 @@ class Packer {
   struct Epoch {
     int64_t number = -1;
     std::vector<int64_t> pieces;  // in this epoch's order
-    std::vector<int64_t> begins;  // of each in the epoch's row of tokens, and the row's length at the end
+    std::vector<int64_t> begins;  // where each piece begins in the epoch's row of tokens; the row's length comes last
   };
   struct Piece {
     int64_t begin, length;

@@ -10,7 +10,7 @@ namespace ingot {
 Prefetch::Prefetch(std::function<void(int64_t, Batch&)> make, int64_t first, int ahead) : make_(std::move(make)) {
   INGOT_CHECK_GE(ahead, 1, "prefetch: batches ahead");
   spare_.resize(size_t(ahead));
-  // Signals are the main thread's business: this one starts with all of them blocked.
+  // The main thread handles signals, so this thread starts with all signals blocked.
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);

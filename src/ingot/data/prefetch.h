@@ -1,5 +1,5 @@
 #pragma once
-// A thread that makes batches ahead of their use.
+// A thread that makes batches before they are used.
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -11,8 +11,8 @@
 
 namespace ingot {
 
-// Delivers make(first), make(first + 1), ... in order, at most `ahead` of them waiting. An exception of make() is
-// thrown by the next() that would have returned its batch, and by every later one.
+// Delivers make(first), make(first + 1), ... in order, with at most `ahead` batches waiting. If make() throws for a
+// batch, the call of next() that would have returned this batch throws the exception, and so does every later call.
 class Prefetch {
  public:
   Prefetch(std::function<void(int64_t, Batch&)> make, int64_t first, int ahead = 3);

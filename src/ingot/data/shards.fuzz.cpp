@@ -1,4 +1,5 @@
-// What is accepted as a shard reads to its end with ids inside the vocabulary, packs, and counts each target once.
+// An accepted shard can be read to its end with ids inside the vocabulary and can be packed, and each of its targets is
+// counted once.
 #include "ingot/data/evaluation.h"
 #include "ingot/testing/fuzz.h"
 

@@ -153,7 +153,7 @@ std::shared_ptr<const TokenSource> tokenize_documents(const Tokenizer& tokenizer
   std::vector<int32_t> tokens;
   std::vector<int64_t> begins;
   for (const std::vector<int32_t>& document : ids) {
-    if (tokenizer.bos() < 0 && document.empty()) continue;  // normalised away
+    if (tokenizer.bos() < 0 && document.empty()) continue;  // the tokenizer's normalisation removed all of the text
     begins.push_back(int64_t(tokens.size()));
     if (tokenizer.bos() >= 0) tokens.push_back(tokenizer.bos());
     tokens.insert(tokens.end(), document.begin(), document.end());

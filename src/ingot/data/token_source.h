@@ -27,9 +27,9 @@ class TokenSource {
   virtual std::vector<int64_t> document_begins() const = 0;
   // Where each part (shard) begins, and size() at the end.
   virtual std::vector<int64_t> part_bounds() const = 0;
-  // Changes when the tokens do (shards: their names, sizes and headers). A run resumes only on the same data.
+  // A hash of the tokens (of shards: their names, sizes and headers). A run resumes only on data with the same hash.
   virtual std::string fingerprint() const = 0;
-  // What to call it in messages.
+  // The name of the source in messages.
   virtual std::string name() const = 0;
   int32_t bos() const { return bos_; }
   int64_t vocab_size() const { return vocab_; }
@@ -42,7 +42,7 @@ class TokenSource {
   int64_t vocab_;
 };
 
-// bos (where there is one) and the tokens of each document.
+// The tokens of each document, after bos if the tokenizer has one.
 std::shared_ptr<const TokenSource> tokenize_documents(const Tokenizer& tokenizer,
                                                       const std::vector<Document>& documents);
 std::shared_ptr<const TokenSource> tokens_in_memory(std::vector<int32_t> tokens, std::vector<int64_t> document_begins,
@@ -68,7 +68,8 @@ struct ShardPaths {
 };
 ShardPaths find_shards(const std::string& path);
 
-// Every header is checked here, and the tokenizer's hash where the shard knows it; token ids when they are read.
+// Every header is checked here, and the tokenizer's hash if the shard holds one. Token ids are checked when they are
+// read.
 std::shared_ptr<const TokenSource> open_shards(const std::vector<std::string>& paths, const Tokenizer& tokenizer);
 std::shared_ptr<const TokenSource> open_shards(const std::vector<std::string>& paths, int32_t bos, int64_t vocab,
                                                uint32_t tokenizer_hash = 0);

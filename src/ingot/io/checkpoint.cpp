@@ -63,7 +63,7 @@ void remove_leftovers(const std::string& run_directory) {
     if (name.compare(0, std::strlen(kTemporary), kTemporary) == 0) remove_tree(join_path(run_directory, name));
 }
 
-// The only text a manifest of this content may have: a byte changed anywhere is seen by comparing.
+// The only valid text of a manifest with this content, so that comparing texts finds every changed byte.
 std::string render(const Manifest& manifest) {
   OrderedJson files = OrderedJson::object();
   for (const FileRecord& f : manifest.files) files[f.name] = {{"bytes", f.bytes}, {"sha256", f.sha256}};
@@ -149,12 +149,12 @@ std::string write_files(const std::string& directory, int64_t step, const Checkp
   return text;
 }
 
-// Puts the finished directory in its place, in one step even where a checkpoint of the same number stands there: then
-// the two change places, and the old one is a leftover.
+// Renames the finished directory to its final name. If a checkpoint of the same step exists, the two exchange names in
+// one step, and the old one is removed later.
 void put_in_place(const std::string& from, const std::string& to) {
   if (!exists(to)) return rename_path(from, to);
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) return;
-  const std::string aside = from + "-old";  // a file system without exchange
+  const std::string aside = from + "-old";  // for file systems without an exchange of names
   remove_tree(aside);
   rename_path(to, aside);
   rename_path(from, to);
@@ -174,7 +174,7 @@ void prune(const std::string& run_directory, int64_t saved, int keep) {
     if (steps[i] != saved && (!best || steps[i] != best->step)) remove_checkpoint(run_directory, steps[i]);
 }
 
-// The newest checkpoint before `step` that is whole, or nothing; `log`: say what is wrong with others.
+// The newest complete checkpoint before `step`, or nothing; with `log`, errors in other checkpoints are logged.
 std::optional<Checkpoint> newest_whole_before(const std::string& run_directory, int64_t step, bool log) {
   const std::vector<int64_t> steps = steps_in(run_directory);
   for (auto s = steps.rbegin(); s != steps.rend(); ++s)
@@ -213,19 +213,19 @@ std::string save_checkpoint(const std::string& run_directory, int64_t step, cons
     put_in_place(temporary, target);
     placed = true;
     sync_directory(run_directory);
-    // What the system called written and renamed is believed only when it can be read.
+    // The save counts as successful only when the written files can be read back.
     verify(target, read_manifest(target));
     if (read_file(join_path(target, kManifest)) != manifest)
       fail(ErrorCode::io, target, ": holds another checkpoint than the one just written");
   } catch (const Error& e) {
     try {
       remove_tree(temporary);
-      if (placed && !replaced) remove_tree(target);  // it is not whole, and would stand in the way of a resume
+      if (placed && !replaced) remove_tree(target);  // an incomplete checkpoint would prevent a resume
     } catch (const Error& left) { log_warn("cannot clean up after a failed save: ", left.what()); }
     if (e.code == ErrorCode::invalid_argument) throw;
     throw Error(ErrorCode::io, "checkpoint of step " + std::to_string(step) + " not saved: " + e.what());
   }
-  try {  // the checkpoint is safe; trouble with old ones must not look like a failed save
+  try {  // the checkpoint is safe, so an error with old checkpoints must not look like a failed save
     remove_leftovers(run_directory);
     prune(run_directory, step, keep);
   } catch (const Error& e) { log_warn("cannot remove old checkpoints: ", e.what()); }
@@ -304,7 +304,7 @@ std::string found_instead(const std::string& path) {
   Json json;
   try {
     if (exists(config)) json = read_json_file(config);
-  } catch (const Error&) {}  // whatever it is, it is no model
+  } catch (const Error&) {}  // a file that cannot be read is no model
   if (!json.is_object()) return "no checkpoint";
   if (json.contains("model") && json.contains("train")) return "a run without a checkpoint";
   const Json type =

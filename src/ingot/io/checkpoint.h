@@ -2,7 +2,7 @@
 // Checkpoints of a run directory:
 //   <run>/step-00001000/{model.safetensors, optimizer.safetensors, state.json, manifest.json}
 // The manifest (format version, sizes and SHA-256 of the others) is written last, under a temporary name for the
-// directory, which is synced, renamed and its parent synced: a checkpoint is there whole or not at all.
+// directory, which is synced, renamed and its parent synced: a checkpoint exists completely or not at all.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -41,33 +41,34 @@ class Checkpoint {
 // found and what was expected).
 Checkpoint read_checkpoint(const std::string& path);
 
-// The newest checkpoint is damaged, and an earlier one is whole.
+// Thrown if the newest checkpoint is damaged and an earlier checkpoint is complete.
 struct DamagedCheckpoint : Error {
   using Error::Error;
 };
-// The newest checkpoint of a run, or nothing when it has none. What an interrupted save left is removed. A damaged
-// newest checkpoint is an error, never silently passed over; the message names the newest whole one.
+// The newest checkpoint of a run, or nothing if the run has none. The remains of an interrupted save are removed. A
+// damaged newest checkpoint is an error; the message names the newest complete checkpoint.
 std::optional<Checkpoint> latest_checkpoint(const std::string& run_directory);
-// The newest whole one, or nothing. What is wrong with newer ones is logged.
+// The newest complete checkpoint, or nothing. Errors in newer checkpoints are logged.
 std::optional<Checkpoint> last_good_checkpoint(const std::string& run_directory);
-// One of a run's by its name: "step-00001000", "step-1000" or "1000".
+// A checkpoint of a run by its name: "step-00001000", "step-1000" or "1000".
 Checkpoint named_checkpoint(const std::string& run_directory, const std::string& name);
 // A run directory (its newest checkpoint), RUN/best, or a checkpoint directory. Removes nothing. Error{not_found} when
 // there is none.
 Checkpoint open_checkpoint(const std::string& directory);
-// What stands at a path that is neither a run nor a checkpoint, for messages: "a model of the architecture 'llama'".
+// Describes, for messages, a path that is neither a run nor a checkpoint: "a model of the architecture 'llama'".
 std::string found_instead(const std::string& path);
-// Renames checkpoints after `step` to "aside-step-...", so that they are not taken for the run's newest again, and
-// forgets the best if it is one of them or gone. Nothing removes them.
+// Renames checkpoints after `step` to "aside-step-...", so that none of them is taken for the run's newest checkpoint.
+// best.json is removed if its checkpoint is one of these or no longer exists. Renamed checkpoints are never removed.
 void set_aside_after(const std::string& run_directory, int64_t step);
 
-// The checkpoint with the lowest held-out loss, in best.json: it is kept whatever its age.
+// The checkpoint with the lowest held-out loss, named in best.json; it is kept whatever its age.
 struct BestCheckpoint {
   int64_t step = 0;
   double loss = 0, bits_per_byte = 0;
 };
-std::optional<BestCheckpoint> best_checkpoint(const std::string& run_directory);  // nothing where it is gone
-// `best.step` must be a checkpoint; the one that was the best goes where it is older than the newest `keep`.
+std::optional<BestCheckpoint> best_checkpoint(
+    const std::string& run_directory);  // nothing if its checkpoint no longer exists
+// `best.step` must be a checkpoint. The previous best checkpoint is removed if it is older than the newest `keep`.
 void set_best_checkpoint(const std::string& run_directory, const BestCheckpoint& best, int keep);
 
 }  // namespace ingot

@@ -12,7 +12,7 @@ template class nlohmann::basic_json<>;
 namespace ingot {
 namespace {
 
-// An iterator that lets the handler below know how far the lexer has read, for its messages.
+// An iterator that tells the handler below how far the lexer has read, for messages.
 struct CountingIterator {
   using iterator_category = std::input_iterator_tag;
   using value_type = char;
@@ -41,7 +41,7 @@ std::string shortened(std::string_view text) {
   return text.size() > 40 ? out + "..." : out;
 }
 
-// Builds the document, refusing what nlohmann's own builder accepts.
+// Builds the document, and refuses deviations that nlohmann's own builder accepts.
 class Builder : public nlohmann::json_sax<Json> {
  public:
   Builder(const std::string& where, const char* begin, const char* const* furthest, int max_depth)
@@ -77,7 +77,7 @@ class Builder : public nlohmann::json_sax<Json> {
       text = text.substr(its_name + 2);
     if (const size_t colon = text.find(": "); text.starts_with("parse error at") && colon != std::string::npos)
       text = text.substr(colon + 2);
-    constexpr size_t kShown = 200;  // it ends with what was read last, which may be most of the text
+    constexpr size_t kShown = 200;  // the message ends with the last token, which may be most of the text
     if (text.size() > kShown) text = text.substr(0, kShown) + "...";
     fail(ErrorCode::bad_data, where_, ": byte ", position > 0 ? position - 1 : 0, ": ", text);
   }
@@ -124,12 +124,12 @@ class Builder : public nlohmann::json_sax<Json> {
 template <class J> std::string dump(const J& value, int indent) {
   try {
     return value.dump(indent);
-  } catch (const nlohmann::detail::exception&) {  // the only one it has
+  } catch (const nlohmann::detail::exception&) {  // the parser throws no other exception
     fail(ErrorCode::bad_data, "json: found text that is not UTF-8, which JSON cannot hold");
   }
 }
 
-// dump() writes NaN as null, which reads back as something else.
+// dump() writes NaN as null, which would be read back as another value.
 template <class J> void check_finite(const J& value) {
   if (value.is_number_float())
     INGOT_CHECK(std::isfinite(value.template get<double>()),
@@ -153,7 +153,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-// What a field of type T wants, and whether a value is one.
+// The description of a field of type T, and whether a value fits.
 template <class T> std::string expected_text() {
   if constexpr (std::is_same_v<T, bool>)
     return "true or false";
@@ -215,7 +215,7 @@ Json parse_json(std::string_view bytes, const std::string& where, const JsonLimi
     fail(ErrorCode::bad_data, where, ": found ", bytes.size(), " bytes of JSON, expected at most ", limits.bytes);
   if (bytes.substr(0, 3) == "\xEF\xBB\xBF")
     fail(ErrorCode::bad_data, where, ": byte 0: found a byte-order mark, expected JSON without one");
-  // The lexer takes NUL for the end of the input and would ignore what follows.
+  // The lexer takes NUL for the end of the input and would ignore the rest.
   if (const size_t nul = bytes.find('\0'); nul != std::string_view::npos)
     fail(ErrorCode::bad_data, where, ": byte ", nul, ": found a NUL byte, expected JSON text");
   const char* furthest = bytes.data();
@@ -293,7 +293,7 @@ void Fields::wrong(const char* key, const std::string& expected) const {
 }
 
 std::string nearest_name(std::string_view word, const std::vector<std::string>& names) {
-  if (word.size() > 100) return "";  // no name is so long, and each is compared in time that grows with both
+  if (word.size() > 100) return "";  // no name is so long, and the time of a comparison grows with both lengths
   std::string near;
   size_t best = std::max<size_t>(2, word.size() / 3) + 1;
   for (const std::string& name : names)

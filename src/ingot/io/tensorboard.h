@@ -14,8 +14,8 @@ namespace ingot {
 class TensorBoard {
  public:
   TensorBoard() = default;
-  // A new file in `directory`. What earlier files of it say of steps after `step` counts no more, as of a run that was
-  // resumed there.
+  // A new file in `directory`. TensorBoard ignores the numbers of steps after `step` in earlier files, as for a run
+  // that was resumed at `step`.
   TensorBoard(const std::string& directory, int64_t step);
   explicit operator bool() const { return bool(file_); }
   const std::string& path() const { return file_.path(); }

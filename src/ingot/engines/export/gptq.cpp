@@ -26,7 +26,7 @@ void check_matrix(const GptqMatrix& m) {
            ", expected finite weights");
 }
 
-// A row all of whose weights are one number has no deviation: qmax stands for that number.
+// A row of equal weights has no deviation: then qmax stands for the weight.
 f16 scale_of(std::span<const float> row, const GptqOptions& o) {
   double sum = 0, squares = 0, largest = 0;
   for (const float w : row) sum += w, largest = std::max(largest, std::abs(double(w)));
@@ -48,10 +48,10 @@ QuantizedMatrix scaled(const GptqMatrix& m, const GptqOptions& o) {
   return out;
 }
 
-// How columns are taken, and what each is owed: with H = R R^T, R upper triangular, in that order, the error is |e R|^2
-// for e = w - s q, and column k makes up for those before it when it rounds w_k + sum over j < k of e_j R_jk / R_kk.
-// That is GPTQ's update by the factor of H's inverse, R^-1, without the inverse, and its blocks of columns are not
-// needed.
+// The order of the columns, and the correction of each. With H = R R^T in this order, R upper triangular, the error is
+// |e R|^2 for e = w - s q. Column k compensates the errors of the earlier columns if it rounds w_k + sum over j < k of
+// e_j R_jk / R_kk. This is GPTQ's update by the factor R^-1 of H's inverse, without the inverse and without GPTQ's
+// blocks of columns.
 struct Feedback {
   std::vector<int64_t> order;
   std::vector<double> owed;  // [n, n], row k: R_jk / R_kk for j < k
@@ -95,7 +95,7 @@ Feedback feedback_of(const GptqMatrix& m, double damping) {
   return f;
 }
 
-// Rows are independent; this many share each pass over `owed`, a vector lane each.
+// Rows are independent. This many rows share each pass over `owed`, one vector lane per row.
 constexpr int64_t kLanes = 16;
 void quantize_rows(const GptqMatrix& m, const Feedback& f, int64_t first, int64_t last, QuantizedMatrix& out) {
   const int64_t n = m.cols;

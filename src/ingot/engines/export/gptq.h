@@ -1,8 +1,8 @@
 #pragma once
 // GPTQ (Frantar et al., ICLR 2023): weights W [rows, cols] of y = x W^T become integers q and a scale s per row, so
-// that the error where it matters, sum over rows of (w - s q) H (w - s q)^T with H = sum of x^T x over calibration
-// text, is small. Columns are taken by falling diagonal of H; each is rounded after the errors of those before it are
-// made up for.
+// that the error of the products, sum over rows of (w - s q) H (w - s q)^T with H = sum of x^T x over calibration text,
+// is small. Columns are rounded in the order of H's diagonal, the largest first, and each column is rounded after it
+// was corrected for the errors of the earlier columns.
 #include <cstdint>
 #include <span>
 #include <string>
@@ -26,7 +26,7 @@ struct QuantizedMatrix {
   std::vector<f16> scales;     // [rows]
 };
 
-// A matrix and the sum of x^T x of what it is multiplied with; `name` is for errors.
+// A matrix, and the sum of x^T x over its inputs x; errors contain `name`.
 struct GptqMatrix {
   std::string name;
   int64_t rows = 0, cols = 0;
@@ -34,8 +34,8 @@ struct GptqMatrix {
   std::span<const double> hessian;  // [cols, cols], symmetric; read on and below the diagonal
 };
 
-// A column that calibration never saw (H's diagonal is 0) is rounded alone. Errors: numeric for weights or a Hessian
-// that are not finite, for scales beyond fp16, and for a Hessian that is singular in spite of the damping.
+// A column whose input was always 0 in calibration (H's diagonal is 0) is rounded alone. Errors: numeric for weights or
+// a Hessian that are not finite, for scales beyond fp16, and for a Hessian that is singular in spite of the damping.
 QuantizedMatrix quantize_gptq(const GptqMatrix& m, const GptqOptions& o);
 // The same scales, each weight rounded by itself.
 QuantizedMatrix quantize_to_nearest(const GptqMatrix& m, const GptqOptions& o);

@@ -11,7 +11,7 @@
 namespace ingot {
 namespace {
 
-// Of every parameter that rows are multiplied with, which rows.
+// The input rows of each parameter that is multiplied with rows.
 std::map<std::string, std::pair<MatrixInput, int>> inputs_of(const GptConfig& c) {
   std::map<std::string, std::pair<MatrixInput, int>> all;
   for (int i = 0; i < int(c.layers); ++i) {
@@ -56,7 +56,7 @@ void Hessians::seen(MatrixInput which, int layer, const Tensor& x) {
 }
 
 void Hessians::end_batch() {
-  constexpr int64_t kBatches = 16;  // of golf's sums, 218 MB, come to the host after so many
+  constexpr int64_t kBatches = 16;  // golf's sums (218 MB) are copied to the host after this many batches
   if (++batches_ >= (on_gpu_ ? kBatches : 1)) end();
 }
 void Hessians::end() {
@@ -84,7 +84,7 @@ Hessians capture_hessians(const GptConfig& config, const GptWeights& weights, st
                           const CalibrationOptions& o) {
   INGOT_CHECK(o.batches >= 1 && o.batch_tokens >= 1, "hessians: found ", o.batches, " batches of ", o.batch_tokens,
               " tokens, expected at least one of one");
-  // A token more: the last one's target. So bounded, the product does not overflow.
+  // One more token is needed as the last target. With this bound the product does not overflow.
   if (o.batches > (text->size() - 1) / o.batch_tokens)
     fail(ErrorCode::bad_data, text->name(), ": found ", text->size(), " tokens for calibration, expected ", o.batches,
          " batches of ", o.batch_tokens, " and one more; ask for fewer batches");

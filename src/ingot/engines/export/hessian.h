@@ -1,6 +1,6 @@
 #pragma once
-// What a model's matrices are multiplied with on text: H = sum over tokens of x^T x for every matrix y = x W^T, the
-// applications of a looped layer summed. GPTQ (gptq.h) quantises with it.
+// The second moments of the inputs of a model's matrices on text: H = sum over tokens of x^T x for every matrix y = x
+// W^T, summed over the layer calls of a looped layer. GPTQ (gptq.h) uses H.
 #include <map>
 #include <memory>
 #include <span>
@@ -42,7 +42,7 @@ class Hessians : public MatrixInputs {
 
 struct CalibrationOptions {
   int64_t batches = 64, batch_tokens = 4096;
-  uint64_t seed = 1;  // of the order in which documents are drawn
+  uint64_t seed = 1;  // of the order of the documents
   bool looping = false;
   Products products = Products::fp32;
   Stream stream;

@@ -8,14 +8,14 @@
 
 namespace ingot {
 
-// Brings packed batches to where a model reads them.
+// Copies packed batches to the device of a model.
 class DeviceBatch {
  public:
   DeviceBatch(Device device, Stream stream, int64_t most_tokens);
-  // Views of the batch itself on the CPU; else copies at the same addresses in every call, made when the stream comes
-  // to them and valid until the next call's are, with the batch as the host's twins. Nothing waits for the GPU, unless
-  // it is Staged::kTurns calls behind. Empty segments are added on a GPU, so that few numbers of segments occur
-  // (segment_bucket): they change no result.
+  // On the CPU: views of the batch itself. On a GPU: copies, at the same addresses in every call. The stream makes the
+  // copies, and they are valid until the copies of the next call are made; the batch itself serves as their twins in
+  // host memory. The call waits for the GPU only if the GPU is Staged::kTurns calls behind. On a GPU empty segments are
+  // added, which change no result, so that few different numbers of segments occur (segment_bucket).
   TokenBatch put(Batch& b);
 
  private:
@@ -23,7 +23,7 @@ class DeviceBatch {
   Arena memory_;
   Staged staged_;
   std::vector<int32_t> cuts_, last_;                  // of the latest batch, in host memory
-  Tensor tokens_, targets_, positions_, cu_seqlens_;  // of the most that fits; empty on the CPU
+  Tensor tokens_, targets_, positions_, cu_seqlens_;  // of the largest batch; empty on the CPU
 };
 
 }  // namespace ingot

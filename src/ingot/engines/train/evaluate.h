@@ -16,7 +16,7 @@ struct Score {
   int64_t targets = 0, bytes = 0;
   double seconds = 0;
 };
-// One document's share, in the order of the source.
+// The sums of one document; documents are in the order of the source.
 struct DocumentScore {
   double loss_sum = 0;
   int64_t targets = 0, bytes = 0;
@@ -29,8 +29,9 @@ struct ScoreOptions {
   bool flat = false;    // cut every batch_tokens tokens, also inside documents
   bool looping = false;
   Products products = Products::fp32;
-  Stream stream;                  // of the device on which the weights lie
-  Communicator* ranks = nullptr;  // that score a share each, all for the same result; without `documents`
+  Stream stream;  // of the weights' device
+  Communicator* ranks =
+      nullptr;  // each rank scores a share, and all get the same result; not together with `documents`
 };
 
 // A sum of losses that is not finite is an Error of code numeric. `documents`, when given, receives one entry per

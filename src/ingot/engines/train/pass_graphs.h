@@ -1,5 +1,6 @@
 #pragma once
-// The launches of a pass, forward and backward, as CUDA graphs: there are hundreds, and small models wait for the host.
+// The launches of a forward and backward pass as CUDA graphs: a pass has hundreds of launches, and without graphs the
+// GPU waits for the host if the model is small.
 #include <functional>
 #include <map>
 #include <memory>
@@ -8,19 +9,20 @@
 
 namespace ingot {
 
-// What decides which launches a pass makes, next to the model it is of.
+// The numbers that, beside the model, determine the launches of a pass.
 struct PassKey {
   int64_t tokens = 0, segments = 0;
   auto operator<=>(const PassKey&) const = default;
 };
 
-// A pass of a key runs as it is the first time, is recorded the second time, and replayed from then on: what is rare is
-// never recorded, and what a first call prepares (handles, kernels' code) is there before a recording, which could not
-// wait for it. All that a pass reads and writes stays where it is until clear().
+// The first pass of a key runs directly, the second one is recorded, and later ones are replayed. Thus rare keys are
+// never recorded, and what a first call prepares (handles, the kernels' code) exists before the recording, which could
+// not wait for the preparation. All memory that a pass reads and writes keeps its address until clear().
 class PassGraphs {
  public:
   PassGraphs(Stream stream, bool on) : stream_(stream), on_(on) {}
-  // Puts the work of `pass` into the stream. A pass that cannot be recorded is said once, and all run as they are.
+  // Puts the work of `pass` into the stream. If a pass cannot be recorded, this is reported once, and all passes run
+  // directly.
   void run(const PassKey& key, const std::function<void()>& pass);
   void clear() { graphs_.clear(); }
   int64_t replays() const { return replays_; }
@@ -31,12 +33,12 @@ class PassGraphs {
 
   Stream stream_;
   bool on_;
-  std::map<PassKey, std::unique_ptr<gpu::Graph>> graphs_;  // null: seen once
+  std::map<PassKey, std::unique_ptr<gpu::Graph>> graphs_;  // null: the key has occurred once
   int64_t replays_ = 0;
 };
 
-// Segments of a batch of so many tokens, empty ones added so that few numbers occur: at most a quarter more, or to a
-// multiple of eight.
+// The number of segments, empty ones included, with which a batch of `tokens` tokens is run: at most a quarter more, or
+// the next multiple of eight, so that few different numbers occur.
 int64_t segment_bucket(int64_t segments, int64_t tokens);
 
 }  // namespace ingot

@@ -1,6 +1,6 @@
 #pragma once
-// How learning rate, momentum, averaging and the layer program change along a run. Progress is a number from 0 to 1:
-// the share of steps done, or of the time budget spent; everything here is a pure function of it.
+// How learning rate, momentum, averaging and the layer program change during a run. Progress is a number from 0 to 1:
+// the share of the steps, or of the time budget. All functions here are pure functions of the progress.
 #include <cstdint>
 #include <string>
 

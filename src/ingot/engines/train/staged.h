@@ -1,5 +1,5 @@
 #pragma once
-// Pinned host memory in turns: what a GPU reads when its stream comes to it, while the host writes what comes next.
+// Pinned host memory in turns: the host writes one turn while the GPU's stream still reads the previous turns.
 #include <array>
 #include <memory>
 
@@ -16,7 +16,7 @@ class Staged {
   Staged() = default;
   explicit Staged(int64_t bytes)
       : step_(Arena::aligned(bytes)), memory_(int64_t(kTurns) * step_, gpu::pinned_memory()) {}
-  // Memory for a turn. Waits where the GPU has not read what was there kTurns before.
+  // Memory for a turn. Waits if the GPU has not yet read the turn that used this memory kTurns turns ago.
   void begin() {
     turn_ = (turn_ + 1) % kTurns, used_ = 0;
     if (read_[turn_])
@@ -29,13 +29,13 @@ class Staged {
     used_ += Arena::aligned(dtype, shape);
     return t;
   }
-  // All copies from it are in the stream.
+  // All copies from this turn's memory are in the stream.
   void end(Stream stream) { read_[turn_]->record(stream); }
 
  private:
   int64_t step_ = 0, used_ = 0;
   Arena memory_;
-  std::array<std::unique_ptr<gpu::Event>, kTurns> read_;  // null: never used
+  std::array<std::unique_ptr<gpu::Event>, kTurns> read_;  // null: this turn was never used
   size_t turn_ = 0;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// The passes of a step, forward and backward, that a rank makes: the model bound to the device and its launches.
+// The forward and backward passes of a step on one rank: the model bound to the device, and its launches.
 #include <memory>
 
 #include "ingot/data/prefetch.h"
@@ -15,14 +15,15 @@ class StepPasses {
  public:
   explicit StepPasses(TrainState& state);
 
-  // Before the first step: keeps rows of the forward pass where they fit, and refuses what would be found out in the
-  // middle of the run.
+  // To be called before the first step: decides whether the rows of the forward pass are kept (if they fit into
+  // memory), and refuses a batch that would not fit later in the run.
   void plan();
-  // Leaves this rank's gradients in step_grads() and the sums of losses in `pass_losses`. `targets`: those of the step
-  // that are scored, in all passes of all ranks; gradients are of the mean over them.
+  // Leaves this rank's gradients in step_grads() and the sums of losses in `pass_losses`. `targets` is the number of
+  // scored targets of the step, in all passes of all ranks; the gradients are those of the mean loss over these
+  // targets.
   void run(Prefetch& batches, bool loop, int64_t targets);
   void forget_model();
-  double flops() const { return step_flops_; }  // of the latest step, by this rank
+  double flops() const { return step_flops_; }  // of the latest step on this rank
   int64_t replays() const { return graphs_.replays(); }
 
  private:
@@ -35,7 +36,7 @@ class StepPasses {
   bool keep_rows_ = false;  // GptOptions
   GptFlops flops_;          // of the model's program
   double step_flops_ = 0;
-  int64_t targets_ = -1;  // that `dloss` was filled for
+  int64_t targets_ = -1;  // the number of targets for which `dloss` was filled
   DeviceBatch on_device_;
   std::unique_ptr<Gpt> model_;
   PassGraphs graphs_;  // of the model

@@ -30,12 +30,12 @@ double seconds_since(Clock::time_point t) { return std::chrono::duration<double>
 
 constexpr int64_t kCompareEvery = 100;  // steps after which ranks compare their weights
 
-// Of bf16 products in a second, without sparsity. 0: not known, as of every CPU.
+// Operations of bf16 products per second in the data sheet, without sparsity. 0: not known, as for every CPU.
 double promised_flops(Device device) {
   if (device.kind == Device::cpu) return 0;
   return gpu::promised_bf16_flops(gpu::device_info(device.index).name);
 }
-// `whole` is the GPU's.
+// `whole` is the size of the GPU's memory.
 int64_t used_memory(Device device, int64_t whole) {
   return device.kind == Device::cpu ? resident_memory() : whole - gpu::memory_of(device).available();
 }
@@ -56,7 +56,7 @@ struct Trainer::Impl {
   int failed_saves = 0, bad_steps = 0;
   std::string last_checkpoint;
   bool resumed = false;
-  std::string init_hash;  // of the parameters that training began with, where they are another run's
+  std::string init_hash;  // the hash of the initial parameters if they come from another run
 
   Impl(const RunConfig& c, RunData d, const std::string& dir, const std::string& cmd, const ResumeFrom& from,
        Device where, Communicator* others)
@@ -91,7 +91,7 @@ struct Trainer::Impl {
   }
 
   // --- where a run begins ---
-  // What scoring would refuse after the first steps: too few tokens, ids outside of the vocabulary.
+  // Refuses before the first step what scoring would refuse later: too few tokens, and ids outside the vocabulary.
   void check_held_out() const {
     const EvaluationBatches batches(data.held_out, {.tokens = config.train.batch_tokens});
     std::vector<int32_t> ids;
@@ -129,7 +129,7 @@ struct Trainer::Impl {
     if (!init_hash.empty()) line["init_parameter_hash"] = init_hash;
     log.write(line);
   }
-  // Rank 0 has what a checkpoint or another run gave.
+  // Rank 0 has read a checkpoint or another run; the other ranks receive its state.
   void share_state() {
     struct Word {
       int64_t step;
@@ -185,23 +185,23 @@ struct Trainer::Impl {
   }
 
   // --- one step ---
-  // This rank's passes of steps from the next one on.
+  // The batches of this rank's passes, from the next step on.
   Prefetch batches_ahead() const {
     const int64_t here = state.passes, all = config.train.accumulation, first = ranks.rank() * here;
     return Prefetch(
         [p = packer, here, all, first](int64_t i, Batch& into) { p->fill(i / here * all + first + i % here, into); },
         at.step * here);
   }
-  // Matrices' updates are iterated in bf16 on a GPU: that is what the method is known for.
+  // On a GPU, Muon's iterations run in bf16, as its authors do.
   Products optimizer_products() const { return state.compute ? Products::bf16 : products_of(config.train); }
-  // Of the next step: the scored targets of all ranks' passes.
+  // The number of scored targets in the next step, over the passes of all ranks.
   int64_t step_targets() const {
     int64_t sum = 0;
     for (int64_t pass = 0; pass < config.train.accumulation; ++pass)
       sum += packer->targets(at.step * config.train.accumulation + pass);
     return sum;
   }
-  // The mean over so many targets. Passes of all ranks are added in their order.
+  // The mean loss over `targets` targets. The passes of all ranks are added in their order.
   double mean_loss(int64_t targets) const {
     const HostCopy mine(state.pass_losses, state.stream);
     std::vector<double> all(size_t(config.train.accumulation));
@@ -257,11 +257,12 @@ struct Trainer::Impl {
   }
   // --- the clock of a run by time: scores and saves count, the last ones are what train.reserve_seconds are for
   Clock::time_point clock_begun;
-  double seconds_before = 0;  // that the run had when this process began
+  double seconds_before = 0;  // seconds that the run had taken before this process
   void begin_clock() { clock_begun = Clock::now(), seconds_before = at.trained_seconds; }
   void note_time() { at.trained_seconds = ranks.as_rank_0(seconds_before + seconds_since(clock_begun)); }
 
-  // A failed score is reported and never stops training, unless ranks no longer know of each other what they do.
+  // A failed score is reported and does not stop training. With several ranks only a score that is not finite, which
+  // all ranks see, is treated this way.
   std::optional<Score> score_or_warn(std::optional<Error>* failure = nullptr) {
     try {
       return score_on_held_out();
@@ -275,7 +276,8 @@ struct Trainer::Impl {
   }
   Score score_on_held_out() const {
     const Products products = products_of(config.train);
-    // The average has no copy in the products' type; that of the weights is theirs again after this.
+    // The average has no copy of its own in the products' type: it borrows the copy of the weights, which is renewed
+    // afterwards.
     const Tensor result = state.result_weights();
     const bool other = state.compute && result.data != state.weights.data;
     if (other) copy({.from = result, .to = state.compute}, state.stream);
@@ -312,8 +314,8 @@ void Trainer::set_steps(int64_t steps) {
 
 double Trainer::measure_tokens_per_second(double seconds) {
   Impl& m = *impl_;
-  // Whole steps, optimizer included; everything they change is put back.
-  std::vector<Tensor> changed{m.state.weights};  // its copy follows from it
+  // Whole steps are run, optimizer included, and all changed tensors are restored.
+  std::vector<Tensor> changed{m.state.weights};  // the copy in the products' type is renewed from the weights
   for (const NamedState& s : m.state.optimizer.state()) changed.push_back(s.tensor);
   int64_t bytes = 0;
   for (const Tensor& t : changed) bytes += Arena::aligned(t.bytes());
@@ -330,7 +332,7 @@ double Trainer::measure_tokens_per_second(double seconds) {
                            {.step = m.at.step + 1, .products = m.optimizer_products()});
     gpu::synchronize(m.state.device, m.state.stream);
   };
-  whole_step();  // the first touches memory
+  whole_step();  // the first step touches memory for the first time
   int64_t tokens = 0;
   const auto start = Clock::now();
   do {
@@ -370,7 +372,7 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
     s.tokens_per_second = rate;
     s.flops_per_second = flops_rate;
     if (promised > 0) s.utilisation = flops_rate / promised;
-    // Asking takes time, and the answer hardly changes.
+    // Asking for the memory in use takes time, and the answer hardly changes.
     const bool asked = s.step % o.log_every == 0 || m.at.done() || result.status.memory_bytes == 0;
     s.memory_bytes = asked ? used_memory(m.state.device, whole_memory) : result.status.memory_bytes;
     s.seconds_left =

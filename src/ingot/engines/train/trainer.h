@@ -39,13 +39,13 @@ struct TrainResult {
 class Trainer {
  public:
   // Takes the directory's lock; another process on it is Error{busy}. An empty `directory` keeps everything in memory.
-  // A directory that already holds a run is resumed when its configuration, data and tokenizer are the same, and
-  // refused otherwise; the length may be another one. `command` is kept in the log as provenance. All of a step's
-  // numbers lie on `device`; a run may go on on another one, not bit for bit.
+  // If the directory already holds a run, the run is resumed if its configuration, data and tokenizer are the same, and
+  // refused otherwise; its length may differ. `command` is kept in the log as provenance. All numbers of a step lie on
+  // `device`; a run may continue on another device, but not bit for bit.
   //
-  // With `ranks` each takes its share of a step's passes, and all hold the same weights, bit for bit. The first one has
-  // the directory; `directory` of others is not looked at. A run may go on with another number of ranks: its steps are
-  // the same, but for the order in which passes' gradients are added.
+  // With `ranks`, each rank makes its share of a step's passes, and all ranks hold the same weights, bit for bit. Rank
+  // 0 has the directory; the `directory` of other ranks is ignored. A run may continue with another number of ranks:
+  // its steps are the same except for the order in which the gradients of passes are added.
   Trainer(const RunConfig& config, RunData data, const std::string& directory, const std::string& command = {},
           const ResumeFrom& from = {}, Device device = {}, Communicator* ranks = nullptr);
   ~Trainer();
@@ -55,12 +55,11 @@ class Trainer {
   const RunData& data() const;
   bool looping() const;
   Device device() const;
-  int64_t replayed_passes() const;  // that ran as CUDA graphs
+  int64_t replayed_passes() const;  // passes that were replayed as CUDA graphs
   Tensor weights() const;           // as trained
-  Tensor result_weights() const;    // the average where there is one
+  Tensor result_weights() const;    // the average, or the weights if there is none
   int64_t parameter_count() const;
-  // Runs a few steps' worth of work without changing anything; tokens per second of training at the present layer
-  // program.
+  // Runs a few steps and restores the state. Returns the tokens per second of training with the present layer program.
   double measure_tokens_per_second(double seconds);
   void set_steps(int64_t steps);  // before the first step
   TrainResult run(const TrainHooks& hooks = {});

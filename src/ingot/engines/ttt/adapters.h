@@ -26,7 +26,8 @@ class DocumentAdapters {
   void reset(int64_t count = -1);
   // The adapters of documents [first, first + count) as a model's argument: segment s reads document first + s.
   GptAdapters values(int64_t first, int64_t count) const;
-  GptAdapters gradients(int64_t count) const;  // gradients of the first documents, to be written
+  GptAdapters gradients(
+      int64_t count) const;  // gradients the gradients of the first documents, which a backward pass writes
   // One step of the first documents, all of which have made the same number of steps.
   void step(int64_t count);
   int64_t updates() const { return updates_; }  // since reset()

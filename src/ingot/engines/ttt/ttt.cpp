@@ -26,14 +26,14 @@ struct Work {
   int64_t document, begin, targets;
 };
 
-// Documents in the order in which they are adapted: the longest first, so that those side by side end together and
-// those that go on are the first of them.
+// Documents in the order in which they are adapted, the longest first: documents side by side end at about the same
+// time, and those that continue stand first.
 std::vector<Work> documents_of(const TokenSource& source) {
   const std::vector<int64_t> begins = source.document_begins();
   const int64_t last = source.size() - 1;
   std::vector<Work> all;
   for (size_t d = 0; d < begins.size(); ++d) {
-    // Without bos, the next document's first token is no target.
+    // Without bos, the first token of the next document is no target.
     const int64_t end = d + 1 < begins.size() ? begins[d + 1] - (source.bos() < 0 ? 1 : 0) : last;
     if (end > begins[d]) all.push_back({int64_t(d), begins[d], end - begins[d]});
   }
@@ -41,11 +41,11 @@ std::vector<Work> documents_of(const TokenSource& source) {
   return all;
 }
 
-// Products of fewer rows add up in another order (kernels/linear), and a document alone would not get the bits that it
-// gets beside others: then tokens of no document follow.
+// Products of fewer rows add in another order (kernels/linear), so a document alone would get other bits than beside
+// other documents. Shorter batches are therefore filled up with padding tokens.
 constexpr int64_t kFewestTokens = 9;
 
-// Windows of documents as a model takes them, and their sequences in a cache.
+// Windows of documents in the form that a model takes, and their sequences in a cache.
 struct Windows {
   Batch batch;
   std::vector<int64_t> sequences;
@@ -55,8 +55,8 @@ struct Windows {
     batch.cu_seqlens.assign(1, 0);
     sequences.clear();
   }
-  // A document's end made up to a whole chunk by tokens that nobody reads or scores: documents that end together have
-  // windows of one length, and one product.
+  // Fills a document's last chunk up with padding tokens that are never read or scored. Documents that end in the same
+  // step then have windows of one length, and one product.
   void fill_up(int64_t tokens) {
     for (int64_t t = 0; t < tokens; ++t) {
       batch.positions.push_back(batch.positions.back() + 1);
@@ -77,7 +77,7 @@ struct Windows {
     batch.targets.insert(batch.targets.end(), row_.end() - scored, row_.end());
     sequences.push_back(sequence);
   }
-  // Tokens of no document, where there are too few: of a sequence that is spare.
+  // Adds padding tokens, of a spare sequence, if the batch has too few tokens.
   void pad(int64_t spare) {
     if (batch.size() >= kFewestTokens) return;
     for (int32_t t = 0; batch.size() < kFewestTokens; ++t) {
@@ -93,7 +93,7 @@ struct Windows {
   std::vector<int32_t> row_;
 };
 
-// Of a model, adapters and what is to stay free.
+// The memory of a model and its adapters, and the memory that stays free.
 int64_t bytes_of(const GptConfig& config, const AdaptationOptions& o, const GptTypes& types, const GptOptions& options,
                  int64_t documents) {
   constexpr int64_t kFree = int64_t(2) << 30;
@@ -117,17 +117,17 @@ GptOptions model_options(const GptConfig& config, const AdaptationOptions& o, co
       .max_positions = std::max({o.inexact == Inexact::stale_keys ? longest : o.window, config.context, kFewestTokens}),
       .device = device,
       .stream = o.stream};
-  if (device.kind == Device::cuda && o.any_order)  // with tokens of no document
+  if (device.kind == Device::cuda && o.any_order)  // padding tokens included
     options.any_order_segments = segment_bucket(documents + 1, options.capacity);
-  if (device.kind == Device::cuda && exact) {  // rows that the backward pass need not form anew, where they fit
+  if (device.kind == Device::cuda && exact) {  // rows are kept for the backward pass if they fit
     options.keep_rows = options.cut_last = true;
     options.keep_rows = bytes_of(config, o, types, options, documents) <= gpu::memory_of(device).available();
   }
   return options;
 }
 
-// How many documents at most, where those of whole windows are `together`: on a GPU more of shorter ones, whose
-// windows are as many tokens, if there is memory for their adapters.
+// The most documents side by side. `together` documents have whole windows; on a GPU there may be more shorter
+// documents, with as many window tokens in all, if there is memory for their adapters.
 int64_t most_documents(const GptConfig& config, const AdaptationOptions& o, const GptTypes& types, Device device,
                        int64_t together, int64_t tokens, int64_t longest) {
   if (device.kind == Device::cpu || o.inexact != Inexact::none) return together;
@@ -137,10 +137,10 @@ int64_t most_documents(const GptConfig& config, const AdaptationOptions& o, cons
   return most;
 }
 
-// A model, and as many documents' adapters as are adapted side by side.
+// A model, and the adapters of the documents that are adapted side by side.
 class Adaptation {
  public:
-  // At most so many documents at once, of at most so many window tokens together.
+  // At most `documents` documents at once, with at most `tokens` window tokens in all.
   Adaptation(const GptConfig& config, const GptWeights& weights, const AdaptationOptions& options, int64_t documents,
              int64_t tokens, int64_t longest)
       : weights_(config, weights, options.stream),
@@ -170,9 +170,9 @@ class Adaptation {
   GptTypes types() const { return types_; }
   int64_t window_tokens() const { return window_tokens_; }
 
-  // Runs chunk `ci` of the given documents, whose adapters are those from `first` on (one more is there). With `learn`
-  // their gradients are formed too. On a GPU all of it is only put into the stream. Returns what losses_of() takes,
-  // which has to be called within kTurns further calls.
+  // Runs chunk `ci` of the given documents, whose adapters begin at `first` (one spare adapter follows). With `learn`
+  // the gradients of the adapters are formed too. On a GPU the work is only put into the stream. The result is the
+  // argument of losses_of(), which must be called within kTurns further calls.
   static constexpr size_t kTurns = 4;
   size_t chunk(int64_t ci, std::span<const Work> works, const TokenSource& source, DocumentAdapters& adapters,
                int64_t first, bool learn) {
@@ -205,7 +205,7 @@ class Adaptation {
     }
     return turn_;
   }
-  // The losses of a chunk's targets, one document after the other; waits for them.
+  // Waits for the losses of a chunk's targets and returns them, one document after another.
   std::vector<double> losses_of(size_t turn) {
     Read& read = reads_[turn];
     if (read.done) read.done->synchronize();
@@ -220,8 +220,8 @@ class Adaptation {
  private:
   int64_t window(int64_t longest) const { return std::min(o_.window, longest); }
 
-  // The windows that end with the chunk, positions from 0 in each. With a cache the chunk alone, and before it, where
-  // keys are to be those of now, the rest of the window as it is then.
+  // The windows that end with the chunk, with positions from 0 in each. With a cache, the chunk alone; the rest of the
+  // window is run before the chunk if its keys must be those of the present adapters.
   void fill_windows(int64_t ci, std::span<const Work> works, const TokenSource& source,
                     const DocumentAdapters& adapters, int64_t first, bool fill_up) {
     const auto of_each = [&](Windows& windows, auto&& add) {
@@ -272,12 +272,12 @@ class Adaptation {
   struct Read {
     std::vector<int32_t> targets;
     Tensor losses;                     // in host memory
-    std::unique_ptr<gpu::Event> done;  // on a GPU: when they are there
+    std::unique_ptr<gpu::Event> done;  // on a GPU: when the losses have arrived
   };
   std::array<Read, kTurns> reads_;
   size_t turn_ = 0;
   Windows windows_, prefixes_;
-  // Of what is inexact.
+  // Only for inexact adaptation.
   std::unique_ptr<GptCache> cache_;
   std::unique_ptr<Gpt> prefix_;
   std::unique_ptr<DeviceBatch> prefix_on_device_;
@@ -286,7 +286,7 @@ class Adaptation {
 
 DocumentAdapters make_adapters(const Adaptation& a, const GptConfig& config, const AdaptationOptions& o,
                                int64_t documents) {
-  ++documents;  // tokens of no document read some too
+  ++documents;  // padding tokens read adapters too
   require_memory(DocumentAdapters::bytes(config, a.program(), o.adapters, a.types(), documents),
                  detail::concat("adapting ", documents - 1, " documents at once"), gpu::memory_of(a.device()));
   DocumentAdapters adapters(config, a.program(), o.adapters, a.types(), documents, a.device(), o.stream);
@@ -294,18 +294,19 @@ DocumentAdapters make_adapters(const Adaptation& a, const GptConfig& config, con
   return adapters;
 }
 
-// The window of a document's last chunk, made up to a whole one.
+// The window of a document's last chunk, filled up to a whole chunk.
 int64_t window_of(int64_t targets, const AdaptationOptions& o) {
   return std::min(o.window, (targets + o.chunk - 1) / o.chunk * o.chunk);
 }
-// The least that any rank has.
+// The smallest n of all ranks.
 int64_t agreed(int64_t n, Communicator* ranks) {
   if (ranks == nullptr) return n;
   std::vector<int64_t> all(size_t(ranks->world()));
   ranks->gather_bytes(&n, sizeof n, all.data());
   return *std::min_element(all.begin(), all.end());
 }
-// Of windows together: of so many of the longest documents, or, where more of shorter ones follow, of whole windows.
+// The most window tokens of a batch: those of the `together` longest documents, or, if more shorter documents fit,
+// those of `together` whole windows.
 int64_t most_tokens(std::span<const Work> works, int64_t together, const AdaptationOptions& o, Device device) {
   const int64_t longest = together * window_of(works.front().targets, o);
   if (device.kind == Device::cpu || o.inexact != Inexact::none) return longest;
@@ -313,7 +314,8 @@ int64_t most_tokens(std::span<const Work> works, int64_t together, const Adaptat
   for (const Work& w : works) all += window_of(w.targets, o);
   return std::max(longest, std::min(all, together * o.window));
 }
-// Neighbours in the order in which they are adapted, at most so many and so many tokens of windows together.
+// Batches of documents that are neighbours in the order of adaptation: at most `most` documents and `tokens` window
+// tokens each.
 std::vector<std::span<const Work>> batches_of(std::span<const Work> works, int64_t most, int64_t tokens,
                                               const AdaptationOptions& o) {
   std::vector<std::span<const Work>> all;
@@ -326,7 +328,7 @@ std::vector<std::span<const Work>> batches_of(std::span<const Work> works, int64
 
 constexpr double kLongestWait = 1e6;  // seconds: other ranks may have a long document to go
 
-// Adds up what each rank did: a document is scored by one of them, and a sum with zeros has the same bits.
+// Adds the results of all ranks. One rank scores each document, so adding the zeros of the other ranks keeps the bits.
 void add_ranks(std::vector<DocumentScore>& scores, AdaptedScore& total, Communicator& ranks) {
   const size_t world = size_t(ranks.world());
   ranks.barrier(kLongestWait);
@@ -346,15 +348,15 @@ void add_ranks(std::vector<DocumentScore>& scores, AdaptedScore& total, Communic
   }
 }
 
-// A chunk that was run, and the step that it caused: reported while the next one runs.
+// A chunk that was run and the optimizer step after it; they are reported while the next chunk runs.
 struct Run {
-  int64_t chunk, updates;  // that were made before it
+  int64_t chunk, updates;  // updates: optimizer steps before this chunk
   std::span<const Work> works;
   bool learnt;
   size_t losses;
 };
 
-// What chunks that were run have found: added up, and told as it comes.
+// The sums of the losses of all chunks, and the reports to listeners.
 class Found {
  public:
   Found(Adaptation& adaptation, const Tokenizer& tokenizer, const TokenSource& source, const AdaptationOptions& o)
@@ -366,7 +368,7 @@ class Found {
     for (const Work& w : documents_of(source)) all_ += w.targets;
   }
 
-  // Of what stands before a batch some is other ranks' and may still be under way.
+  // Counts the targets before a batch as done, although other ranks may still be adapting some of them.
   void go_on_behind(std::span<const Work> before) {
     done_ = 0;
     for (const Work& w : before) done_ += w.targets;
@@ -379,12 +381,12 @@ class Found {
       if (run.learnt) tell_updates(run);
     if (!runs.empty() && options_.progress) options_.progress(done_, all_);
   }
-  // Of all ranks, when all is reported.
+  // The result of all ranks, to be called after the last report.
   AdaptedScore total() {
     total_.window_tokens = adaptation_.window_tokens();
     if (options_.ranks != nullptr && options_.ranks->world() > 1) add_ranks(scores_, total_, *options_.ranks);
     AdaptedScore t = total_;
-    double sum = 0;  // in the documents' order, whatever was batched with what
+    double sum = 0;  // added in the order of the documents, whatever their batches were
     for (const DocumentScore& d : scores_) sum += d.loss_sum, t.targets += d.targets, t.bytes += d.bytes;
     t.loss = t.targets > 0 ? sum / double(t.targets) : 0;
     t.bits_per_byte = t.bytes > 0 ? bits_per_byte(sum, t.bytes) : 0;
@@ -393,7 +395,7 @@ class Found {
   const std::vector<DocumentScore>& scores() const { return scores_; }
 
  private:
-  // What a chunk's targets lost.
+  // Adds the losses of a chunk's targets.
   void add(const Run& run) {
     const std::vector<double> losses = adaptation_.losses_of(run.losses);
     size_t next = 0;
@@ -449,17 +451,18 @@ class Found {
   const TokenSource& source_;
   const AdaptationOptions& options_;
   std::vector<DocumentScore> scores_;
-  AdaptedScore total_;          // less what scores_ holds
+  AdaptedScore total_;          // without the sums in scores_
   int64_t done_ = 0, all_ = 0;  // targets
   Clock::time_point last_;
-  size_t whole_before_ = 0;  // documents of the step before, where it was one of whole windows
+  size_t whole_before_ = 0;  // documents of the previous step if all its windows were whole, else 0
 };
 
 void stop_if_asked(const AdaptationOptions& o) {
   if (o.cancelled && o.cancelled()) fail(ErrorCode::interrupted, "stopped by a signal");
 }
 
-// Documents side by side, chunk by chunk; the longest first. Those that go on learn from a chunk when it is scored.
+// Adapts documents side by side, chunk by chunk, the longest document first. Documents that continue learn from a chunk
+// after it was scored.
 void score_batch(std::span<const Work> batch, const TokenSource& source, const AdaptationOptions& o,
                  Adaptation& adaptation, DocumentAdapters& adapters, Found& found) {
   const auto chunks = [&](const Work& w) { return (w.targets + o.chunk - 1) / o.chunk; };
@@ -529,7 +532,7 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
   for (size_t next; (next = size_t(claim())) < batches.size();) {
     const std::span<const Work> batch = batches[next];
     if (world > 1) found.go_on_behind(std::span(works).first(size_t(batch.data() - works.data())));
-    adapters.reset(int64_t(batch.size()) + 1);  // with those that tokens of no document read
+    adapters.reset(int64_t(batch.size()) + 1);  // one more than documents: padding tokens read adapters too
     score_batch(batch, *source, o, adaptation, adapters, found);
   }
   AdaptedScore total = found.total();
@@ -563,7 +566,7 @@ Adapted adapt(const GptConfig& config, const GptWeights& weights, std::span<cons
       if (o.progress)
         o.progress(pass * work.targets + std::min(work.targets, (ci + 1) * o.chunk), passes * work.targets);
     }
-  gpu::synchronize(adaptation.device(), o.stream);  // who reads the adapters may have another stream
+  gpu::synchronize(adaptation.device(), o.stream);  // the reader of the adapters may use another stream
   done.loss = sum / double(work.targets);
   done.targets = work.targets, done.updates = done.adapters->updates();
   return done;

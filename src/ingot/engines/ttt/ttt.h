@@ -20,7 +20,7 @@ struct AdaptationEvent {
   int64_t document = 0, chunk = 0;
   int64_t first = 0, end = 0;  // the chunk's targets, counted in the source
   int64_t updates = 0;         // steps that the document's adapters had made when the chunk was scored; after an update
-  double loss_sum = 0;         // of a score
+  double loss_sum = 0;         // of a score event
 };
 
 // Two ways to run far fewer tokens. Their scores differ from the rule's, so both are off by default. Both learn from
@@ -39,7 +39,7 @@ struct AdaptationOptions {
   bool looping = false;
   Products products = Products::fp32;
   Stream stream;
-  const SafetensorsFile* begin_from = nullptr;  // adapters that every document begins with
+  const SafetensorsFile* begin_from = nullptr;  // the first adapters of every document
   std::function<void(const AdaptationEvent&)> listener;
   std::function<void(int64_t done, int64_t all)> progress;  // targets
   std::function<bool()> cancelled;
@@ -52,7 +52,7 @@ constexpr int64_t kShorter = 4;
 void check(const AdaptationOptions& o, const GptConfig& config);
 
 struct AdaptedScore : Score {
-  int64_t window_tokens = 0;  // that ran through the model
+  int64_t window_tokens = 0;  // tokens that ran through the model
   int64_t updates = 0;
   // Over steps whose windows were all whole and that followed such a step of the same documents: their tokens, and the
   // time from one step's losses to the next step's. With several ranks the sums of both.

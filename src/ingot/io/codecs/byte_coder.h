@@ -1,7 +1,7 @@
 #pragma once
-// Bytes by the general compressors that parameter-golf's models are written with, each there where its library was when
-// this was built: brotli at quality 11, lzma (an .xz stream) at preset 6. Bytes are shuffled first: all those at even
-// places, then the others, so that the halves of 16-bit numbers stand together.
+// The general compressors of parameter-golf's models: brotli at quality 11, and lzma (an .xz stream) at preset 6. Each
+// exists if its library was found at build time. Bytes are shuffled first, those at even places before those at odd
+// places, so that equal halves of 16-bit numbers are adjacent.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,9 +13,9 @@ enum class ByteCoder : uint8_t { brotli = 1, lzma = 2 };
 const char* name_of(ByteCoder c);
 bool has_byte_coder(ByteCoder c);
 
-// Errors: unsupported, where the library was not there at the build; bad_data, naming `name`, where bytes were cut, are
-// left over, are no stream of the coder or stand for another number of bytes than `size`. No more memory is taken than
-// for `size`, beside what the coder needs itself.
+// Errors: unsupported, if the library was missing at build time; bad_data with `name`, if bytes are missing or left
+// over, are no stream of the coder, or decode to another number of bytes than `size`. Memory is taken for `size` bytes
+// and for the coder itself.
 std::string encode_bytes(ByteCoder c, std::string_view bytes);
 std::string decode_bytes(ByteCoder c, std::string_view coded, int64_t size, const std::string& name);
 

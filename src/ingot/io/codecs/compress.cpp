@@ -56,7 +56,7 @@ struct Descriptor {
   }
 };
 
-// Feeds the child and counts what it says, until it closes its output.
+// Writes to the child and counts the bytes of its output until it closes the output.
 int64_t exchange(Descriptor& to, Descriptor& from, std::string_view input, const std::string& name) {
   char buffer[65536];
   int64_t total = 0;
@@ -73,7 +73,7 @@ int64_t exchange(Descriptor& to, Descriptor& from, std::string_view input, const
       if (n > 0)
         input.remove_prefix(size_t(n));
       else if (n < 0 && errno != EAGAIN && errno != EINTR)
-        input = {};  // it stopped reading; its exit status tells why
+        input = {};  // the child stopped reading; its exit status tells why
     }
     if (wait[0].revents != 0) {
       const ssize_t n = ::read(from.value, buffer, sizeof buffer);

@@ -9,8 +9,8 @@ namespace ingot {
 namespace {
 
 constexpr int kProbabilityBits = 15;
-// The probability of a zero. Its first steps are those of a mean over all bits seen, later ones stay small, so that it
-// can follow a matrix whose rows change.
+// The probability of a zero. Its first steps are those of a mean over all bits so far. Later steps keep a minimum size,
+// so that the probability follows a matrix whose rows change.
 struct Probability {
   uint16_t value = 1 << 14;
   uint16_t seen = 0;

@@ -1,5 +1,5 @@
-// What is accepted comes back from its own coding; a count that the bytes cannot hold takes no memory. Bytes: bits,
-// then the count (2 bytes, or 2^60 where both are 255), then what is decoded.
+// Accepted symbols are the same after coding and decoding; a count that the bytes cannot contain takes no memory. Input
+// bytes: bits, then the count (2 bytes, or 2^60 if both are 255), then the coded bytes.
 #include "ingot/io/codecs/integer_coder.h"
 
 #include "ingot/testing/fuzz.h"

@@ -25,7 +25,7 @@ class Planner {
     plan_.solve();
     return plan_.total_bytes();
   }
-  Arena place(Allocator& memory) {  // addresses; on the CPU memory comes as it is written
+  Arena place(Allocator& memory) {  // reserves addresses; on the CPU the system gives memory when it is written
     Arena arena(plan_.total_bytes(), memory);
     for (const Wanted& w : wanted_) *w.into = arena.at(plan_.offset(w.buffer), w.dtype, w.shape);
     return arena;
@@ -57,7 +57,7 @@ struct Plan {
   int head_step() const { return A + 1; }
   int backward_step(int i) const { return A + 2 + 3 * (A - 1 - i); }  // the first of three
   int last_step() const { return options.training ? 4 * A + 2 : A + 1; }
-  // Until when the forward of application i must keep what its backward reads.
+  // The last step in which a tensor is needed that the forward of layer call i keeps for its backward.
   int kept_until(int i) const { return options.training ? backward_step(i) + 2 : forward_step(i); }
   int64_t q_width() const { return c.heads * c.head_dim; }
   int64_t kv_width() const { return c.kv_heads * c.head_dim; }
@@ -68,7 +68,7 @@ struct Plan {
   void stream() {
     for (int i = 0; i <= A; ++i) {
       int last = i == A ? head_step() : kept_until(i);
-      for (int j = 0; j < A; ++j)  // the output of application i - 1 may feed a later skip
+      for (int j = 0; j < A; ++j)  // the output of layer call i - 1 may feed a later skip
         if (program.applications[size_t(j)].skip_from == i - 1 && i > 0) last = std::max(last, kept_until(j));
       const int first = i == 0 ? 0 : forward_step(i - 1);
       if (i == 0 && c.resid_mix) last = options.training ? last_step() : forward_step(A - 1);
@@ -91,7 +91,7 @@ struct Plan {
     }
     planner.add(s.y, {T, q_width()}, f, k);
     planner.add(s.lse, types.sums(), {T * c.heads}, f, k);
-    // These are read only before attention's backward; the MLP's output only for the gradients of what scales it.
+    // These tensors are read only before attention's backward; the MLP's output only for the gradients of its scales.
     const int up = options.training ? backward_step(i) : f;
     planner.add(s.rstd_mlp, types.sums(), {T}, f, up);
     planner.add(s.mlp_out, {T, c.dim}, f, c.branch_scale || program.applications[size_t(i)].lanes ? up : f);
@@ -106,7 +106,7 @@ struct Plan {
   }
 
   int64_t block_rows() const { return most_block_rows(T, options); }
-  // There one product is faster than two of half the width.
+  // On a GPU one product is faster than two of half the width.
   bool on_gpu() const { return options.device.kind == Device::cuda; }
   bool keeps_rows() const { return options.training && options.keep_rows && block_rows() == T; }
   bool keeps_signs() const {
@@ -150,7 +150,7 @@ struct Plan {
     const int64_t rows = qkv_width() + (output_rides() ? options.max_adapter_rank : 0);
     if (options.most_folded > 0) planner.add(t, {options.most_folded, rows, c.dim}, first, last);
   }
-  // What two steps know by one name.
+  // Tensors that two steps share under one name.
   void share() {
     for (int i = 0; i < A; ++i) {
       Scratch &f = b.forward[size_t(i)], &s = b.backward[size_t(i)];

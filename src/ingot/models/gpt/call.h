@@ -16,8 +16,8 @@ struct GptTypes {
   GptTypes(DType all) : master(all), compute(all), activations(all) {}
   GptTypes(DType m, DType c, DType a) : master(m), compute(c), activations(a) {}
   DType master = DType::f32;       // the weights as trained, and gradients
-  DType compute = DType::f32;      // the weights as matrices are multiplied
-  DType activations = DType::f32;  // and gradients of activations
+  DType compute = DType::f32;      // the weights in matrix products
+  DType activations = DType::f32;  // activations, and their gradients
   // Losses and statistics of rows.
   DType sums() const { return activations == DType::f64 ? DType::f64 : DType::f32; }
 };
@@ -50,7 +50,7 @@ struct GptOptions {
   // Documents of one call whose adapters of q, k and v may be added to weights of their own, W + B A in the products'
   // type, where that is less work; 0: none.
   int64_t most_folded = 0;
-  int64_t most_scored = 0;  // most tokens of one call that are scored; 0: the capacity, without TokenBatch::last
+  int64_t most_scored = 0;  // most scored tokens of one call; 0: the capacity, without TokenBatch::last
   // With keep_rows and base weights without gradients: for tokens that are not scored, the last application ends after
   // their keys and values.
   bool cut_last = false;
@@ -61,10 +61,10 @@ struct GptOptions {
   int64_t max_positions = 0;    // rotary positions that may occur; 0: the config's context
   Device device;                // the device of weights, batches, losses and logits
   Stream stream;                // the stream of all of the model's work
-  Allocator* memory = nullptr;  // of activations; null: that of the device
+  Allocator* memory = nullptr;  // for activations; null: the device's allocator
 };
 
-// Packed documents. All i32. positions count from 0 inside a segment; targets may be left out where no loss is wanted.
+// Packed documents. All i32. positions count from 0 inside a segment; targets may be left out if no loss is wanted.
 struct TokenBatch {
   Tensor tokens, targets, positions;  // (T)
   Tensor cu_seqlens;                  // (S + 1)
@@ -96,7 +96,7 @@ class MatrixInputs {
   virtual void seen(MatrixInput which, int layer, const Tensor& x) = 0;
 };
 
-// Low-rank adapters, one set per document (segment) and application:  delta(x) = (x A^T) B^T.
+// Low-rank adapters, one set per document (segment) and layer call:  delta(x) = (x A^T) B^T.
 struct AdapterPair {
   Tensor a, b;
 };  // (S, R, in), (S, out, R); empty: none

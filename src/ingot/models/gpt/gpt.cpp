@@ -106,7 +106,7 @@ struct Gpt::Impl {
 
   void make_rope_table() {
     if (config.rotary_dim == 0) return;
-    // Formed on the host, and read where the model runs.
+    // Formed on the host, and copied to the model's device.
     const Shape shape{options.max_positions, config.rotary_dim / 2};
     const auto take_both = [&](Allocator& from) {
       Arena arena(2 * Arena::aligned(types.sums(), shape), from);
@@ -120,7 +120,7 @@ struct Gpt::Impl {
     Arena there = take_both(gpu::memory_of(options.device));
     copy({.from = host_cos, .to = cos}, options.stream);
     copy({.from = host_sin, .to = sin}, options.stream);
-    gpu::synchronize(options.device, options.stream);  // the host's goes
+    gpu::synchronize(options.device, options.stream);  // the host's memory is freed now
     table_memory = std::move(there);
   }
 
@@ -129,7 +129,7 @@ struct Gpt::Impl {
     if (!flat.master || p == nullptr) return {};
     return layout.view(flat.compute && p->kind != ParameterKind::scalar ? flat.compute : flat.master, *p);
   }
-  // Parameters of one width as one, where each follows the one before it.
+  // One view of several parameters of equal width, if they are adjacent.
   Tensor get_all(const GptWeights& flat, std::initializer_list<const Parameter*> all) const {
     const Tensor first = get(flat, *all.begin());
     const Parameter* last = nullptr;
@@ -236,7 +236,7 @@ void Gpt::Impl::check_call(const GptWeights& weights, const TokenBatch& batch, b
   check_on_host(batch);
 }
 
-// What is decided on: read in host memory, wherever the batch lies.
+// The numbers that the host needs for decisions, in host memory, whatever the device of the batch.
 void Gpt::Impl::check_on_host(const TokenBatch& batch) const {
   const int64_t tokens = batch.tokens.numel();
   for (const auto& [there, here, name] : {std::tuple(&batch.positions, &batch.positions_on_host(), "positions"),
@@ -271,7 +271,8 @@ void Gpt::Impl::check_adapters(const TokenBatch& batch, const GptAdapters* adapt
   INGOT_CHECK_GT(options.max_adapter_rank, 0, "gpt: adapters need max_adapter_rank in the options");
   const std::span<const int32_t> cu = batch.cu();
   int64_t segments = int64_t(cu.size()) - 1;
-  while (segments > 0 && cu[size_t(segments) - 1] == cu[size_t(segments)]) --segments;  // empty ones read none
+  while (segments > 0 && cu[size_t(segments) - 1] == cu[size_t(segments)])
+    --segments;  // empty segments have no adapters
   const auto fits = [&](const AdapterPair& p, const char* name) {
     if (!p.a) return;
     INGOT_CHECK_GE(p.a.size(0), segments, "gpt: ", name, " adapters, one per segment");
@@ -290,8 +291,7 @@ void Gpt::Impl::check_adapters(const TokenBatch& batch, const GptAdapters* adapt
 
 // --- embedding
 
-// The tokens' rows of the table, normed where the config says so, in `into`; `raw` keeps them as they were before the
-// norm.
+// The tokens' rows of the table, normed where the config says so, in `into`; `raw` receives the rows before the norm.
 Tensor Gpt::Impl::look_up(const GptWeights& weights, const TokenBatch& batch, const Tensor& raw,
                           const Tensor& into) const {
   const Shape shape{batch.tokens.numel(), embed_width()};
@@ -320,7 +320,8 @@ void Gpt::Impl::embed_forward(const GptWeights& weights, const TokenBatch& batch
     embedding({.ids = batch.positions, .table = get(weights, positions), .y = x0, .accumulate = true}, options.stream);
 }
 
-// g0 holds the gradient of what the first application read; x0_grad what reached x0 through the residual mixes.
+// g0 holds the gradient of the first layer call's input; x0_grad holds the gradient that reached x0 through the
+// residual mixes.
 void Gpt::Impl::embed_backward(const GptWeights& weights, const TokenBatch& batch, const Tensor& grads) {
   if (!grads) return;
   const int64_t T = batch.tokens.numel();
@@ -382,7 +383,7 @@ void Gpt::Impl::blocks_forward(const detail::CallContext& call, const GptWeights
 void Gpt::Impl::blocks_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads) {
   INGOT_CHECK(!grads || !weights.qkv, "gpt: found weights with a copy of q, k and v, expected none that get gradients");
   const Shape shape{call.tokens, config.dim};
-  const bool of_x0 = config.resid_mix && grads;  // frozen, nobody reads it
+  const bool of_x0 = config.resid_mix && grads;  // with frozen weights this gradient is not needed
   if (of_x0) fill({.to = view(buffers.x0_grad, shape)}, options.stream);
   for (int i = int(program.applications.size()) - 1; i >= 0; --i) {
     const Application& a = program.applications[size_t(i)];
@@ -399,7 +400,7 @@ void Gpt::Impl::blocks_backward(const detail::CallContext& call, const GptWeight
 
 // --- head
 
-// What leaves the last block: x, or the lanes combined.
+// The output of the last block: x, or the combination of the lanes.
 Tensor Gpt::Impl::stream_out(int64_t tokens) {
   const Shape shape{tokens, config.dim};
   const Tensor lane0 = view(buffers.in0.back(), shape);
@@ -412,7 +413,7 @@ Tensor Gpt::Impl::stream_out(int64_t tokens) {
   return x;
 }
 
-// The rows of it that are scored.
+// The scored rows of the output.
 Tensor Gpt::Impl::scored_rows(const detail::CallContext& call) {
   const Tensor x = stream_out(call.rows_out());
   if (call.scored() == call.rows_out()) return x;
@@ -463,7 +464,7 @@ void Gpt::Impl::head_losses(const detail::CallContext& call, const GptWeights& w
   if (backward) head_backward(call, weights, grads, x);
 }
 
-// With head adapters every document has logits of its own: x W^T + (f A_s^T) B_s^T.
+// With head adapters the logits depend on the document: x W^T + (f A_s^T) B_s^T.
 void Gpt::Impl::losses_per_segment(LinearCrossEntropy ce, const detail::CallContext& call) {
   const AdapterPair& pair = call.adapters->head;
   const AdapterPair* grad =
@@ -473,7 +474,7 @@ void Gpt::Impl::losses_per_segment(LinearCrossEntropy ce, const detail::CallCont
   const Tensor low = view(buffers.head_low, {T, rank}), low_grad = view(buffers.head_low_grad, {T, rank});
   std::span<const int32_t> cu = call.scored_cu;
   while (cu.size() > 2 && cu[cu.size() - 2] == cu.back())
-    cu = cu.first(cu.size() - 1);  // there are no adapters of them
+    cu = cu.first(cu.size() - 1);  // the last segment has no adapters
   const auto product = [&](const Tensor& a, bool ta, const Tensor& b, bool tb, const Tensor& into, double beta) {
     matmul_each({.a = a,
                  .b = b,
@@ -589,7 +590,7 @@ void Gpt::Impl::head_logits(const detail::CallContext& call, const GptWeights& w
   if (config.softcap > 0) softcap({.x = logits, .y = logits, .cap = config.softcap}, options.stream);
 }
 
-// The last application need not go on with tokens that are not scored.
+// The last layer call need not compute the outputs of tokens that are not scored.
 void Gpt::Impl::cut(detail::CallContext& call, const TokenBatch& batch) {
   const int64_t N = call.scored();
   if (!buffers.scored_rows.merged || N == 0 || N == call.tokens) return;
@@ -619,7 +620,7 @@ void Gpt::Impl::check_cached(const TokenBatch& batch, const CachedSegments& cach
   INGOT_CHECK_EQ(cached.cache.device(), options.device, "gpt: device of the cache");
   INGOT_CHECK(sequences.size() < cu.size(), "gpt: found ", sequences.size(), " cached sequences for ", cu.size() - 1,
               " segments");
-  INGOT_CHECK_EQ(cu[sequences.size()], cu.back(), "gpt: one cached sequence per segment");  // but for empty ones
+  INGOT_CHECK_EQ(cu[sequences.size()], cu.back(), "gpt: one cached sequence per segment");  // except for empty segments
   for (size_t s = 0; s < sequences.size(); ++s) {
     INGOT_CHECK(sequences[s] >= 0 && sequences[s] < cached.cache.sequences(), "gpt: found cached sequence ",
                 sequences[s], ", expected 0 to ", cached.cache.sequences() - 1);
@@ -636,7 +637,7 @@ void Gpt::Impl::check_cached(const TokenBatch& batch, const CachedSegments& cach
   }
 }
 
-// What a call that goes on in a cache knows besides; and, after it, the cache's new lengths.
+// The additional data of a call that continues cached sequences, and the update of the cache's lengths after the call.
 void Gpt::Impl::go_on(detail::CallContext& call, const CachedSegments* cached) {
   if (cached == nullptr) return;
   call.cached = cached;
@@ -648,7 +649,7 @@ void Gpt::Impl::advance(const detail::CallContext& call) {
     call.cached->cache.advance(call.cached->sequences[s], call.cu[s + 1] - call.cu[s]);
 }
 
-// How far each segment reaches with what is cached of its sequence, where the attention reads it.
+// The number of keys of each segment, cached ones included, on the device where attention reads it.
 Tensor Gpt::Impl::cached_offsets(std::span<const int32_t> cu, const CachedSegments& cached) {
   cached_cu.clear();
   for (size_t s = 0; s < cached.sequences.size(); ++s) {
@@ -661,7 +662,7 @@ Tensor Gpt::Impl::cached_offsets(std::span<const int32_t> cu, const CachedSegmen
   if (cached_cu_memory.capacity() < host.bytes())
     cached_cu_memory = Arena(2 * host.bytes(), gpu::memory_of(options.device));
   const Tensor there = cached_cu_memory.at(0, DType::i32, shape);
-  // The host's memory is not pinned, so the call returns when it may be used again.
+  // The host's memory is not pinned, so the call returns only when the memory may be used again.
   copy({.from = host, .to = there}, options.stream);
   return there;
 }

@@ -29,7 +29,7 @@ OpenedModel open(const std::string& path, const DecoderOptions& o) {
     const Tensor flat(trained->numbers.data(), {layout.numbers()});
     read_adapters(file, layout, flat);
     trained->adapters = std::make_unique<DeviceAdapters>(layout, flat, place.device, Stream());
-    gpu::synchronize(place.device, {});  // the decoder has a stream of its own
+    gpu::synchronize(place.device, {});  // the decoder uses another stream
     adapters = &trained->adapters->views();
   }
   OpenedModel m;
@@ -49,7 +49,7 @@ Vocabulary vocabulary(const std::string& path, const std::string& tokenizer, boo
   if (chat) fail(ErrorCode::unsupported, path, ": found a model of `ingot train`, expected one that has a chat format");
   Vocabulary v;
   v.tokenizer = trained_tokenizer(path);
-  if (!tokenizer.empty()) {  // open() holds the model's own to the hash that the model has
+  if (!tokenizer.empty()) {  // open() compares the model's own tokenizer with the hash in the model
     const std::shared_ptr<const Tokenizer> given = load_tokenizer(tokenizer);
     if (given->hash() != v.tokenizer->hash())
       fail(ErrorCode::bad_data, tokenizer, ": found a tokenizer of ", given->vocab_size(), " tokens with hash ",

@@ -28,8 +28,8 @@ struct TrainedModel {
 };
 // From a run's directory (its newest complete checkpoint), RUN/best, one checkpoint's directory, or an artifact.
 TrainedModel load_trained(const std::string& directory);
-// Whether it may be one of these: any directory, RUN/best, and a file that begins as an artifact. What is wrong with
-// it, load_trained() says.
+// Whether the path may be one of these: any directory, RUN/best, or a file that begins like an artifact. load_trained()
+// reports the errors.
 bool is_trained(const std::string& directory);
 std::shared_ptr<const Tokenizer> trained_tokenizer(const std::string& directory);  // its tokenizer alone
 

@@ -1,4 +1,4 @@
-// ingot data pack|info: text into token shards, and what shards or texts hold.
+// ingot data pack|info: writes text as token shards, and describes shards or texts.
 #include "ingot/apps/cli/framework/cli.h"
 #include "ingot/apps/cli/shared/runs.h"
 #include "ingot/core/check.h"
@@ -41,7 +41,7 @@ void pack(const PackOptions& o) {
   try {
     write(split.train, "train");
     write(split.held_out, "val");
-  } catch (...) {  // after a failure a part of the text must not pass for all of it
+  } catch (...) {  // after a failure, the shards of a part must not be taken for the whole text
     try {
       for (const std::string& name : list_directory(o.out))
         if (name.ends_with(".bin")) remove_file(join_path(o.out, name));

@@ -29,11 +29,11 @@ const char* const kHeaderPrompt = "  template<typename _Tp>\n    class ";
 
 struct DemoCommand {
   std::string data, out = "demo", preset = "demo", prompt, model, train, device = "auto";
-  double seconds = 110;  // with reading, measuring, sampling and scoring: two minutes and some
+  double seconds = 110;  // the whole demo takes a little more than two minutes
   bool chat = true;
 };
 
-// The C++ headers of the newest compiler: some 800 real files that every machine that built this has.
+// The C++ headers of the newest compiler: about 800 real files, present on every machine that compiled this program.
 std::string compiler_headers() {
   const std::string root = "/usr/include/c++";
   std::string newest;
@@ -61,7 +61,7 @@ std::string last_line(const std::string& text) {
 }
 
 // Steps that fill `seconds` at the measured speed. Where the layer program grows during training, the later part is
-// slower in proportion to its applications.
+// slower in proportion to its layer calls.
 int64_t steps_for(const RunConfig& config, double tokens_per_second, double seconds) {
   double cost = 1;
   if (config.model.has_loop()) {
@@ -100,22 +100,22 @@ class Demo {
   void prepare() {
     data_ = o_.data.empty() ? compiler_headers() : o_.data;
     create_directories(o_.out);
-    // Only what an earlier demo left may be removed.
+    // Only the run of an earlier demo may be removed.
     if (exists(run_directory())) {
       const auto holds = [&](const char* name) { return exists(join_path(run_directory(), name)); };
-      if (!holds("log.jsonl") && !holds(".lock"))  // the lock is what a run has first
+      if (!holds("log.jsonl") && !holds(".lock"))  // a run writes its lock first
         fail(ErrorCode::usage, run_directory(),
              ": found a directory that is not a run, expected none or an earlier demo's");
-      const Lock nobody_else(run_directory());  // a demo that still runs here keeps its directory
+      const Lock nobody_else(run_directory());  // refuses the directory of a demo that is still running
     }
     log_info("Reading ", data_, " and learning its vocabulary ...");
-    // Every step, unless told otherwise: the curve is a mean over many.
+    // Logs every step unless an option says otherwise, because the curve is a mean over many steps.
     RunConfig config = resolve_config(o_.preset, o_.model, merge_json("{\"log_every\": 1}", o_.train, "configuration"));
     RunData data = load_run_data(data_, config);
     tell_left_out(data.left_out);
     if (data.held_out_texts.empty()) fail(ErrorCode::usage, data_, ": found shards, expected text for the demo");
     texts_ = data.held_out_texts;
-    if (exists(run_directory())) {  // not before there is something to take its place
+    if (exists(run_directory())) {  // only now that the new run's data has been read
       const Lock nobody_else(run_directory());
       remove_tree(run_directory());
     }
@@ -146,7 +146,7 @@ class Demo {
 
   void train() {
     const int64_t steps = trainer_->config().train.steps;
-    std::vector<int64_t> moments;  // early ones close together: that is when most happens
+    std::vector<int64_t> moments;  // the first samples are close together, because the model changes most at the start
     for (double share : {0.03, 0.12, 0.4}) moments.push_back(std::max<int64_t>(1, int64_t(share * double(steps))));
     sample("before training", HostCopy(trainer_->weights(), Stream{}).tensor());
     Interrupt interrupt;
@@ -233,12 +233,13 @@ class Demo {
       write_out(line);
       try {
         continue_text(generator, *trainer_->data().tokenizer, c);
-      } catch (const Error& e) { log_error(e.what()); }  // such as a character the model does not know
+      } catch (const Error& e) { log_error(e.what()); }  // such as a character without a token
       write_out("\n");
     }
   }
 
-  // In this process' place, which gives back what training took. Any free port: another server may have the usual one.
+  // Replaces this process, which frees the memory of training. Any free port is used, because another server may have
+  // the usual one.
   void serve() {
     const std::string run = run_directory();
     ::execl("/proc/self/exe", "ingot", "serve", run.c_str(), "--port", "0", static_cast<char*>(nullptr));

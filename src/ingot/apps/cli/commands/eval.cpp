@@ -30,14 +30,14 @@ struct EvalCommand {
   bool json = false, flat = false;
 };
 
-// What is scored of the data.
+// The part of the data that is scored.
 struct Part {
   std::shared_ptr<const TokenSource> tokens;
   std::string split;       // held-out or all
-  int64_t text_bytes = 0;  // of the documents; 0 of shards
+  int64_t text_bytes = 0;  // bytes of the documents; 0 for shards
 };
 
-// Whether a run was trained on these tokens, the rest of its data being held out.
+// Whether these are the tokens that the run was trained on; true if this is not known.
 bool trained_on(const TrainedModel& model, const TokenSource& train) {
   return model.data_fingerprint.empty() || train.fingerprint() == model.data_fingerprint;
 }
@@ -74,7 +74,7 @@ Part part_of_text(const EvalCommand& o, const TrainedModel& model) {
   return own ? part(split.held_out, "held-out") : part(documents, "all");
 }
 
-// Of the data that the run was trained on, what it held out; all of other data.
+// The held-out part of the data that the run was trained on, or all of other data.
 Part part_of(const EvalCommand& o, const TrainedModel& model) {
   const Part part = holds_shards(o.data) ? part_of_shards(o, model) : part_of_text(o, model);
   if (o.split.empty() && part.split == "all" && o.ttt.is_first())
@@ -82,7 +82,7 @@ Part part_of(const EvalCommand& o, const TrainedModel& model) {
   return part;
 }
 
-// The loss of every token after the first of each list, so that any other engine can be compared.
+// Scores every token after the first of each list, so that the losses can be compared with another engine's.
 void eval_ids(const EvalCommand& o) {
   const std::string path = chosen_model(o.run, o.model);
   if (!o.data.empty()) fail(ErrorCode::usage, "found --ids and --data, expected one of them");
@@ -141,7 +141,7 @@ std::vector<std::vector<int32_t>> encoded(const std::vector<Document>& documents
   return ids;
 }
 
-// Adds a document's tokens after its first: nothing stands before that one.
+// Adds the losses of a document's tokens after the first one, which has no context.
 void score_document(const std::vector<int32_t>& ids, const EvalCommand& o, int64_t context, Decoder& decoder,
                     const Tokenizer& tokenizer, Scored& s, const std::function<void()>& after_window) {
   for (const Window& w : windows_of(int64_t(ids.size()), context, o.stride)) {
@@ -278,7 +278,7 @@ void eval(const EvalCommand& o) {
   write_out(show_json(report) + "\n");
 }
 
-// Alone, or as one of several processes: of --ranks, or of torchrun and its like.
+// Scores alone, or as one of several processes started by --ranks or a launcher such as torchrun.
 void eval_with_ranks(EvalCommand o) {
   const RankPlace place = o.ttt.on ? rank_place_from_environment() : RankPlace();
   if (place.world == 1) {

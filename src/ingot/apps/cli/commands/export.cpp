@@ -27,7 +27,7 @@ struct ExportCommand {
   bool json = false;
 };
 
-// OUT is new or an artifact: whatever else stands there is somebody's text, archive or notes.
+// OUT must be new or an artifact; any other file there (a text, an archive, notes) is not replaced.
 void require_place(const ExportCommand& o) {
   require_directory_of(o.out);
   if (exists(o.out) && File::open(o.out).size() > 0 && !is_artifact(o.out))
@@ -35,13 +35,13 @@ void require_place(const ExportCommand& o) {
   refuse_to_replace(artifact_tokenizer(o.out), {o.data});
 }
 
-// The artifact and its tokenizer. A write that fails leaves what was there. Only an end between the two renames can
-// leave a new tokenizer beside an old artifact, which refuses it by its hash.
+// The artifact and its tokenizer. A failed write leaves the earlier files. Only a kill between the two renames can
+// leave a new tokenizer beside an old artifact, which then refuses the tokenizer by its hash.
 void write_both(const ExportCommand& o, const std::string& bytes, const std::string& tokenizer) {
   AtomicFile model(o.out), beside(artifact_tokenizer(o.out));
   model.write(bytes);
   beside.write(tokenizer);
-  beside.commit();  // first: a new artifact can be read as soon as it is there
+  beside.commit();  // the tokenizer comes first, so that a new artifact can be read as soon as it exists
   model.commit();
 }
 
@@ -49,7 +49,7 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The run's text, cut as the run cut it.
+// The run's text, split into training and held-out parts as the run did.
 struct Text {
   std::shared_ptr<const TokenSource> train, held_out;
 };
@@ -87,7 +87,7 @@ ArtifactTensor quantized(const ExportCommand& o, const Parameter& p, std::span<c
                          std::span<const double> hessian) {
   if (p.kind == ParameterKind::scalar || p.shape.numel() < o.fp16_below) return as_fp16(p, numbers);
   const GptqOptions options = options_of(o, p.kind);
-  // Nothing is multiplied with an embedding that is not the head's: each of its weights counts alone.
+  // An embedding that is not the head is not multiplied with anything, so its weights are rounded independently.
   const std::vector<double> none(hessian.empty() ? size_t(p.shape[1] * p.shape[1]) : 0);
   const GptqMatrix m{p.name, p.shape[0], p.shape[1], numbers, hessian.empty() ? std::span(none) : hessian};
   QuantizedMatrix q =
@@ -95,7 +95,7 @@ ArtifactTensor quantized(const ExportCommand& o, const Parameter& p, std::span<c
   return {.bits = q.bits, .numbers = std::move(q.scales), .values = std::move(q.values)};
 }
 
-// What reading and scoring need of the run.
+// The part of the run's configuration that reading and scoring need.
 std::string kept_config(const TrainedModel& model) {
   const TrainOptions t = run_config_from_json(model.run_config, model.checkpoint).train;
   return write_json(Json{{"model", parse_json(to_json(model.config), "model")},
@@ -131,7 +131,7 @@ std::string size_lines(const ExportCommand& o, const std::string& bytes, const s
          " of " + with_commas(o.limit) + "\n";
 }
 
-// An artifact's integers under another coder.
+// Writes an artifact's integers with another coder.
 void recode(const ExportCommand& o) {
   require_place(o);
   const double started = now_seconds();
@@ -189,7 +189,7 @@ void export_run(const ExportCommand& o) {
   const std::string bytes = artifact_bytes(a);
   const double coded = now_seconds();
   require_within(o, bytes);
-  // What cannot be scored is not written.
+  // The score is made before the file is written, so that a model without a score leaves no file.
   const Score before = score_of(model, there.weights(), text, o.batch_tokens);
   const double scored = now_seconds();
   write_both(o, bytes, read_file(model.tokenizer_file));

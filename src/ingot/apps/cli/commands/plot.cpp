@@ -12,7 +12,7 @@ namespace ingot::cli {
 namespace {
 
 // The records of a JSONL log that have both numbers. The key "score.loss" means `loss` in records whose event is
-// "score"; without a dot the event is "step". A last line without its end is what a killed run left: ignored.
+// "score"; without a dot the event is "step". An incomplete last line, left by a killed run, is ignored.
 Series read_series(const std::string& log, const std::string& path, const std::string& x_key, const std::string& key) {
   const size_t dot = key.find('.');
   const std::string event = dot == std::string::npos ? "step" : key.substr(0, dot);
@@ -27,12 +27,12 @@ Series read_series(const std::string& log, const std::string& path, const std::s
     begin = end + 1;
     if (!record.is_object()) continue;
     const auto named = record.find("event"), x = record.find(x_key), y = record.find(y_key);
-    // A run that went back to an earlier checkpoint never saw what came after it.
+    // The records after the checkpoint to which a run went back do not belong to the run any more.
     if (named != record.end() && *named == "resume" && x != record.end() && x->is_number())
       while (!series.x.empty() && series.x.back() > x->get<double>()) series.x.pop_back(), series.y.pop_back();
     if (named != record.end() && *named != event) continue;
     if (x == record.end() || y == record.end() || !x->is_number() || !y->is_number()) continue;
-    // A run that was resumed from an earlier checkpoint wrote some steps twice: the later line counts.
+    // A run that was resumed from an earlier checkpoint has some steps twice; the later line counts.
     while (!series.x.empty() && series.x.back() >= x->get<double>()) series.x.pop_back(), series.y.pop_back();
     series.x.push_back(x->get<double>());
     series.y.push_back(y->get<double>());
@@ -42,11 +42,11 @@ Series read_series(const std::string& log, const std::string& path, const std::s
 
 std::string log_of(const std::string& run) { return is_directory(run) ? join_path(run, "log.jsonl") : run; }
 
-// What the axis shows: "loss" of loss and score.loss; of different numbers all.
+// The name of the axis: "loss" for loss and score.loss; all names for different numbers.
 std::string label_of(const std::vector<std::string>& keys) {
   std::vector<std::string> names;
   for (const std::string& key : keys) {
-    const std::string name = key.substr(key.find('.') + 1);  // all of it where there is no dot
+    const std::string name = key.substr(key.find('.') + 1);  // the whole key if it has no dot
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
   std::string label;
@@ -81,7 +81,7 @@ Chart chart_of_runs(const std::vector<std::string>& runs, const ChartChoice& cho
   }
   chart.y_label = label_of(keys);
   if (chart.title.empty()) chart.title = runs.size() == 1 ? runs[0] : chart.y_label;
-  // One batch says little: a twelfth of the run, of short ones more.
+  // A single batch is noisy: the mean is over a twelfth of the run, and over more of short runs.
   chart.smooth = choice.smooth > 0 ? int(choice.smooth)
                                    : int(longest >= 40   ? longest / 12
                                          : longest >= 12 ? std::max<size_t>(3, longest / 6)

@@ -32,7 +32,7 @@ WordPattern pattern_of(const std::string& name) {
 
 void train(const TrainingOptions& o) {
   refuse_to_replace(o.out, o.data);
-  AtomicFile file(o.out);  // before the work, whose result might have nowhere to go
+  AtomicFile file(o.out);  // opened before the work, so that an OUT that cannot be written is found first
   std::vector<Document> documents;
   for (const std::string& path : o.data)
     for (Document& d : documents_of(path)) documents.push_back(std::move(d));

@@ -46,8 +46,8 @@ struct TrainCommand {
   std::string preset, data, out, tokenizer, seeds, model, train, resume = "newest", from, device = "auto", tensorboard;
   int64_t ranks = 1, gpus = 0;
   double rank_timeout = 120;
-  std::shared_ptr<OtherRanks> others;  // where this process is one of several
-  // "a" of runs/a, and of one of several seeds "a/seed-1".
+  std::shared_ptr<OtherRanks> others;  // only if this process is one of several
+  // The name of a run: "a" for runs/a, "a/seed-1" for one of several seeds.
   std::string name_of(const std::string& directory) const {
     const std::string name = base_name(directory);
     return seeds.empty() ? name : join_path(base_name(parent_path(directory)), name);
@@ -55,8 +55,7 @@ struct TrainCommand {
   bool is_first() const { return others == nullptr || others->sockets.rank() == 0; }
 };
 
-// The configuration, and where the weights and the tokenizer come from: a preset or another run, and over it what was
-// given.
+// The configuration and the tokenizer's file: those of a preset or of another run, changed by the given options.
 struct Start {
   RunConfig config;
   std::string tokenizer;
@@ -92,7 +91,7 @@ Start start_of(const TrainCommand& o, const std::string& directory) {
   const bool fine_tuned = init != given.end() && init->is_string() && !init->get<std::string>().empty();
   Start start = fine_tuned ? fine_tuning_start(o, init->get<std::string>(), directory)
                            : Start{resolve_config(o.preset.empty() ? "demo" : o.preset, o.model, o.train), o.tokenizer};
-  // The same holds for the file of a tokenizer.
+  // Nor is the tokenizer's file asked for again.
   std::string& named = start.config.train.tokenizer;
   const std::string& file = !start.tokenizer.empty() ? start.tokenizer : named;
   if (exists(join_path(directory, "config.json")) && file != "bpe" && file != "char" && !exists(file))
@@ -103,10 +102,10 @@ Start start_of(const TrainCommand& o, const std::string& directory) {
   return start;
 }
 
-// A run goes on from what it did last: the second time the words must not send it back again.
+// A run continues from its last checkpoint, so --from must not be repeated, or the run would go back again.
 std::string command_to_resume() { return command_line_without("--from"); }
 
-// Where nobody chose how many passes a step has: as many as the run has had so far, else one a rank. Rank 0 has the
+// Chooses the passes per step if no option did: as many as the run has had so far, or one per rank. Only rank 0 has the
 // run's directory.
 void deal_passes(const TrainCommand& o, const std::string& directory, RunConfig& config) {
   const Json given = parse_json(o.train, "configuration");
@@ -133,7 +132,7 @@ Trainer open_run(const TrainCommand& o, const RunConfig& config, RunData data, c
   }
 }
 
-// A full disk under a dashboard must not stop training: the first failure is said, and the rest stays silent.
+// A full disk must not stop training because of a dashboard: the first failure is reported, and later ones are silent.
 class Dashboard {
  public:
   Dashboard(const std::string& directory, int64_t step) {
@@ -153,8 +152,8 @@ class Dashboard {
   TensorBoard board_;
 };
 
-// The run's directory below that of all boards. Where another run of the same name has it, "NAME-2" and so on: the file
-// `.run` says whose it is.
+// The run's directory below the directory of all boards. If another run of the same name has it, this run gets "NAME-2"
+// and so on. The file `.run` in a board names its run.
 std::string board_of_run(const std::string& boards, const std::string& name, const std::string& run) {
   const std::string whose = std::filesystem::weakly_canonical(run).string();
   for (int64_t n = 1;; ++n) {
@@ -168,7 +167,8 @@ std::string board_of_run(const std::string& boards, const std::string& name, con
   }
 }
 
-// What a run writes first would replace somebody's vocabulary or log. A run that was ended early has left its lock.
+// Refuses a directory that is no run but holds files that a run would replace, such as a vocabulary or a log. A run
+// that ended early is recognised by its lock.
 void refuse_files_of_others(const TrainCommand& o, const std::string& directory) {
   const auto there = [&](const char* name) { return exists(join_path(directory, name)); };
   if (there("config.json") || there(".lock")) return;
@@ -217,7 +217,7 @@ TrainResult run_one(const TrainCommand& o, std::optional<int64_t> seed, const st
   hooks.should_stop = [&] { return interrupt.asked() || asked_to_stop(); };
   tell_training();
   const TrainResult result = trainer.run(hooks);
-  if (!o.is_first()) {  // the first one says all of it
+  if (!o.is_first()) {  // rank 0 reports the result
     check_scored(result, directory);
     if (result.end == TrainEnd::stopped) fail(ErrorCode::interrupted, "stopped at step ", result.status.step);
     return result;
@@ -265,7 +265,7 @@ std::string mean_and_deviation(const std::vector<double>& v) {
   return fixed(mean, 4) + " +- " + fixed(v.size() > 1 ? std::sqrt(squares / double(v.size() - 1)) : 0, 4);
 }
 
-// What a run whose rank was lost can go on from.
+// Advice from which checkpoint a run continues after a rank was lost.
 std::string advice_of(const TrainCommand& o) {
   if (!o.seeds.empty()) return "the same command goes on";
   try {
@@ -297,7 +297,7 @@ void train_runs(const TrainCommand& o) {
            mean_and_deviation(bits));
 }
 
-// One of several processes: of `ingot train --ranks`, or of torchrun and its like.
+// Trains as one of several processes, started by `ingot train --ranks` or a launcher such as torchrun.
 void train_as_rank(TrainCommand o, RankPlace place) {
   place.listener = inherited_listener();
   try {

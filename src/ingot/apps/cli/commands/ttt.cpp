@@ -14,7 +14,7 @@ struct TttCommand {
   bool json = false;
 };
 
-// OUT is new or holds adapters: whatever else stands there is somebody's text or weights.
+// OUT must be new or a file of adapters; any other file there (a text, weights) is not replaced.
 void require_place(const TttCommand& o) {
   require_directory_of(o.out);
   refuse_to_replace(o.out, {o.file});

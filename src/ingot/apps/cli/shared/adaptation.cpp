@@ -25,7 +25,7 @@ std::string line_of(const AdaptationEvent& e) {
   return line.dump() + "\n";
 }
 
-// What each rank has, by rank, on each of them.
+// Gathers the values of all ranks, in the order of ranks, on every rank.
 std::string of_all_ranks(const std::string& mine, Communicator& ranks) {
   const size_t world = size_t(ranks.world());
   const int64_t size = int64_t(mine.size());
@@ -131,7 +131,7 @@ AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model
     options.claim = [&] { return counter->next(); };
   }
   std::unique_ptr<AtomicFile> log;
-  std::string own_log;  // of one of several ranks
+  std::string own_log;  // the log of this rank, one of several
   if (!o.log.empty() && o.is_first()) log = std::make_unique<AtomicFile>(o.log);
   if (!o.log.empty() && o.others)
     options.listener = [&](const AdaptationEvent& e) { own_log += line_of(e); };

@@ -1,5 +1,5 @@
 #pragma once
-// What the commands that adapt a model to a text share.
+// Functions shared by the commands that adapt a model to a text.
 #include "ingot/apps/cli/framework/cli.h"
 #include "ingot/apps/cli/shared/runs.h"
 #include "ingot/core/comm/socket_communicator.h"
@@ -14,18 +14,18 @@ struct AdaptationCommand {
   std::string log, adapters, inexact = "none";
   int64_t ranks = 1;
   RankPlace place;
-  std::shared_ptr<SocketCommunicator> others;  // where this process is one of several
+  std::shared_ptr<SocketCommunicator> others;  // only if this process is one of several
   bool is_first() const { return others == nullptr || others->rank() == 0; }
 };
 void add_constants(Command& c, AdaptationCommand& o);
-// --ttt, its constants, and what scores have besides.
+// The option --ttt, its constants, and the further options of scores.
 void add_options(Command& c, AdaptationCommand& o);
 void refuse_without_ttt(const Command& c);
 
-// Its options for a model, checked.
+// The checked options for a model.
 AdaptationOptions options_for(const AdaptationCommand& o, const TrainedModel& model);
 
-// Of a text's tokens: bos is put in front where the tokenizer has one.
+// The tokens of a text, after bos if the tokenizer has one.
 Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, Device device, const std::string& text,
               const std::string& from, int64_t passes = 1);
 

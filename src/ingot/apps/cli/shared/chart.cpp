@@ -13,7 +13,7 @@ namespace {
 constexpr int kLeft = 64, kRight = 20, kTop = 44, kBottom = 52;
 constexpr int kLegendRow = 20, kMark = 18;
 constexpr double kLetter = 7.2, kTitleLetter = 9.2;  // widths, generously
-constexpr double kMaxPoints = 2000;                  // per line: more than the pixels there are
+constexpr double kMaxPoints = 2000;                  // per line: more than the width in pixels
 const char* const kColors[] = {"#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f"};
 const char* const kStyle = R"(<style>
 .chart-page { fill: #ffffff } .chart-ink { fill: #111827 } .chart-soft { fill: #4b5563 }
@@ -28,7 +28,7 @@ const char* const kStyle = R"(<style>
 int64_t letters(const std::string& text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
-// The end of a name is what tells paths apart.
+// Paths differ mostly at their ends, so the beginning is cut.
 std::string fitting(const std::string& text, double width, double letter) {
   int64_t drop = letters(text) - std::max<int64_t>(4, int64_t(width / letter));
   if (drop <= 0) return text;
@@ -152,7 +152,7 @@ class Drawing {
       polyline(s, s.y, "stroke=\"" + color + "\" stroke-width=\"1.8\"");
     }
   }
-  // In rows between the title and the data, which it never hides.
+  // The legend stands in rows between the title and the data and hides no data.
   void place_legend() {
     double x = kLeft;
     int row = 0;
@@ -204,7 +204,7 @@ std::string escape_xml(const std::string& text) {
     else if (c == '"')
       out += "&quot;";
     else if (static_cast<unsigned char>(c) < ' ' && c != '\n' && c != '\t')
-      out += "\xEF\xBF\xBD";  // XML has no such character
+      out += "\xEF\xBF\xBD";  // XML does not allow this character
     else
       out += c;
   }

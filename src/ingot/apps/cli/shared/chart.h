@@ -22,7 +22,7 @@ struct ChartSize {
 };
 std::string render_svg(const Chart& chart, const ChartSize& size = {});
 
-// What to draw of runs' logs: run directories or JSONL files.
+// The numbers to draw from the logs of runs (run directories or JSONL files).
 struct ChartChoice {
   std::vector<std::string> keys;  // empty: loss, and held-out loss as points
   std::string x = "step", title;  // an empty title: the run's name

@@ -30,13 +30,13 @@ namespace ingot::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr double kGrace = 5;  // seconds that the others have to say why they end, once one has ended
+constexpr double kGrace = 5;  // seconds in which the other ranks can report their errors after one rank has ended
 constexpr const char *kListener = "INGOT_RANK_LISTENER", *kReport = "INGOT_RANK_REPORT", *kStop = "INGOT_RANK_STOP",
                      *kCounter = "INGOT_RANK_COUNTER";
 
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
-// A pipe's ends, closed with it.
+// The ends of a pipe, closed by the destructor.
 struct Pipe {
   Pipe() {
     if (::pipe2(ends.data(), O_CLOEXEC) != 0) fail(ErrorCode::io, "ranks: a pipe: ", std::strerror(errno));
@@ -57,13 +57,13 @@ struct Told {
   std::string message;
 };
 
-// One process, as the one that started it sees it.
+// A child process as seen by its parent.
 struct Rank {
   Pipe reports, stop;
   pid_t process = -1;
-  std::string heard;  // of its reports
+  std::string heard;  // the part of its reports read so far
   bool training = false, ended = false, ended_by_us = false;
-  int status = 0;  // as waitpid says it
+  int status = 0;  // as returned by waitpid
   std::optional<Told> told;
 
   bool failed() const { return ended && status != 0; }
@@ -85,7 +85,7 @@ struct Rank {
     listen();
     if (ended || ::waitpid(process, &status, WNOHANG) != process) return;
     ended = true;
-    listen();  // its last words
+    listen();  // reads its last reports
   }
   void kill() {
     if (ended) return;
@@ -107,7 +107,7 @@ std::vector<std::string> environment_of(int rank, int count, const LocalListener
                                std::string(kStop) + "=" + std::to_string(r.stop.out()),
                                std::string(kCounter) + "=" + std::to_string(counter.descriptor())};
   if (rank == 0) all.push_back(std::string(kListener) + "=" + std::to_string(meet.descriptor));
-  // The CPUs are for all of them; what each would say, the first one says.
+  // The ranks share the CPUs, and only rank 0 logs.
   if (!is_set("INGOT_THREADS")) all.push_back("INGOT_THREADS=" + std::to_string(std::max(1, thread_count() / count)));
   if (rank > 0 && !is_set("INGOT_LOG")) all.push_back("INGOT_LOG=error");
   const size_t ours = all.size();
@@ -144,7 +144,7 @@ void start(Rank& r, int rank, int count, const LocalListener& meet, const Shared
   r.process = ::fork();
   if (r.process < 0) fail(ErrorCode::io, "ranks: rank ", rank, " cannot be started: ", std::strerror(errno));
   if (r.process == 0) {
-    // Only what a handler may call, until exec. Signals are for the one that starts: a terminal sends them to all.
+    // Only async-signal-safe functions until exec. The parent handles signals, which a terminal sends to all processes.
     ::signal(SIGINT, SIG_IGN), ::signal(SIGTERM, SIG_IGN);
     ::fcntl(r.reports.in(), F_SETFD, 0), ::fcntl(r.stop.out(), F_SETFD, 0);
     ::fcntl(counter.descriptor(), F_SETFD, 0);
@@ -164,7 +164,7 @@ void kill_all(const Ranks& ranks) {
   for (const auto& r : ranks) r->kill();
 }
 
-// Until all have ended.
+// Waits until all processes have ended.
 void watch(const Ranks& ranks, const Interrupt& interrupt) {
   std::optional<Clock::time_point> first_failure;
   bool asked = false;
@@ -187,8 +187,8 @@ void watch(const Ranks& ranks, const Interrupt& interrupt) {
   fail(ErrorCode::io, message, more.empty() ? "" : "; ", more);
 }
 
-// The one message: a rank that was killed; what a rank says of itself, the first one's before others'; what is said of
-// a rank that does not answer.
+// Chooses the one message: a killed rank first, then the report of a rank about itself (rank 0 before others), then a
+// report about a rank that does not answer.
 void judge(const Ranks& ranks, bool interrupted, const std::function<std::string()>& advice) {
   for (size_t r = 0; r < ranks.size(); ++r)
     if (ranks[r]->was_killed()) {
@@ -248,7 +248,7 @@ void tell_training() {
   if (was_started()) report("training");
 }
 bool asked_to_stop() {
-  // The other end closes: asked to, or because who started this process is no more.
+  // The other end closes on request, or because the parent process has ended.
   pollfd p{descriptor_in_environment(kStop), POLLIN, 0};
   return p.fd >= 0 && ::poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLIN)) != 0;
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Several processes that train or score one model: how they are started, and how a started one talks with who started
-// it.
+// Several processes that train or score one model: starting them, and the communication between a started process and
+// its parent.
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,21 +12,21 @@
 
 namespace ingot::cli {
 
-// Starts `count` processes of this program with the same words, each with its place in the environment, and returns
-// when all have ended well. The first SIGINT or SIGTERM asks them to save and stop, the second ends them at once. A
-// rank that ends otherwise ends all, with one Error that names it; `advice` is added to it where a rank was lost.
+// Starts `count` processes of this program with the same arguments and a rank in the environment, and returns when all
+// have ended successfully. The first SIGINT or SIGTERM asks them to save and stop, the second one ends them at once. If
+// a rank fails, all ranks end, and one Error names the rank; `advice` is added to the message if a rank was lost.
 void start_ranks(int count, const std::function<std::string()>& advice);
 
-// In a process that start_ranks started; elsewhere none of these does anything.
+// For a process that start_ranks started; in other processes these functions do nothing.
 bool was_started();
 int inherited_listener();  // of rank 0; -1: none
 int inherited_counter();   // a SharedCounter of all ranks; -1: none
-void tell_training();      // from here on a signal lets the run save
+void tell_training();      // from now on a signal lets the run save
 bool asked_to_stop();
-// Where a rank's model runs: each rank of a host has a GPU of its own, or all are on the CPU. `place`: null where there
-// are no others.
+// The device of a rank's model: each rank of a host has its own GPU, or all run on the CPU. `place` is null for a
+// process alone.
 Device device_of_rank(const GptConfig& config, DeviceChoice device, const RankPlace* place);
-// Hands an error to who started this process, which says it, and ends this one.
+// Sends an error to the parent process, which reports it, and ends this process.
 void hand_over(const Error& e, bool lost);
 
 }  // namespace ingot::cli

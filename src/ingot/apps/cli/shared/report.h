@@ -1,5 +1,5 @@
 #pragma once
-// The demo's report: one HTML file that needs nothing from a network.
+// The demo's report: one HTML file that loads nothing from a network.
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,7 +12,7 @@ struct ReportSample {
 };
 struct Report {
   std::string title;
-  std::vector<std::pair<std::string, std::string>> facts;   // what was trained on what
+  std::vector<std::pair<std::string, std::string>> facts;   // names and values shown at the top
   std::vector<std::pair<std::string, double>> compression;  // name, bits per byte; the first is ours
   std::string wide_chart, narrow_chart;                     // SVG, for wide and narrow pages
   std::vector<ReportSample> samples;
@@ -20,7 +20,7 @@ struct Report {
 };
 std::string render_html(const Report& report);
 
-// A text in which long stretches of white space are said instead of shown: an untrained model may write nothing else.
+// The text with long stretches of white space replaced by a note, because an untrained model may write nothing else.
 std::string without_gaps(const std::string& text);
 
 }  // namespace ingot::cli

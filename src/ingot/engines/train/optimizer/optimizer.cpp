@@ -111,12 +111,12 @@ void Optimizer::sum_over_ranks(const Tensor& grads) {
     const Tensor bank = bank_of(grads, b);
     const Parts parts = in_numbers(dealt_[i], b);
     ranks.reduce_scatter(bank, parts, place_.stream);
-    // Matrices of others are theirs to count in the norm.
+    // Each rank counts its own matrices in the norm.
     if (parts[rank] > 0) fill({.to = bank.slice(0, 0, parts[rank])}, place_.stream);
     if (parts[rank + 1] < parts.back()) fill({.to = bank.slice(0, parts[rank + 1], parts.back())}, place_.stream);
   }
-  ranks.all_reduce(grads.slice(0, adam_offset_, grads.numel()), place_.stream);  // all else, in one go
-  // What every rank has, the first one counts.
+  ranks.all_reduce(grads.slice(0, adam_offset_, grads.numel()), place_.stream);  // all other parameters in one call
+  // Rank 0 counts the gradients that all ranks have.
   const bool counts_all = dealt_.empty() || rank == 0;
   sum_of_squares(
       {.x = counts_all ? grads : grads.slice(0, 0, adam_offset_), .sum = norm_, .workspace = norm_workspace_},
@@ -171,7 +171,7 @@ void Optimizer::step(const GptWeights& weights, const Tensor& grads, const Optim
   std::memcpy(by.data, &now, sizeof now);
   copy({.from = by, .to = rates_}, place_.stream);
   staged_.end(place_.stream);
-  // Whether there is an average is all that the launches depend on: tensors are the same in every step.
+  // The launches depend only on whether there is an average, because the tensors are the same in every step.
   graphs_.run({.tokens = at.ema >= 0}, [&] { launch(weights, grads, at); });
 }
 

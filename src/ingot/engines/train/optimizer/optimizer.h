@@ -33,17 +33,17 @@ void check(const OptimizerOptions& o);
 struct OptimizerStep {
   int64_t step = 1;  // counts from 1
   double lr_factor = 1, momentum = 0.95;
-  double ema = -1;  // decay of the average: at 0 it becomes the weights; below, it stays what it was
+  double ema = -1;  // decay of the average: at 0 it becomes the weights; negative: the average does not change
   Products products = Products::fp32;
 };
 
-// Where the state lies and the work is put.
+// The memory of the state, and the stream of the work.
 struct OptimizerPlace {
   Device device;
   Stream stream;
-  Allocator* memory = nullptr;    // null: that of the device
-  Communicator* ranks = nullptr;  // that share the step; null: this process alone
-  bool graphs = false;            // a GPU's steps of a process alone are recorded once and replayed
+  Allocator* memory = nullptr;    // null: the device's allocator
+  Communicator* ranks = nullptr;  // the ranks that share a step; null: this process alone
+  bool graphs = false;            // on a GPU and without ranks, steps are recorded once and replayed
 };
 
 struct NamedState {
@@ -55,31 +55,33 @@ class Optimizer {
  public:
   Optimizer(const ParameterLayout& layout, DType dtype, const OptimizerOptions& options, bool averages,
             const OptimizerPlace& place = {});
-  // Updates weights from grads (flat, as the layout), and the weights' copy in the products' type where there is one.
-  // A gradient whose norm is not finite changes nothing. Waits for nothing but other ranks: with them grads are this
-  // rank's part of a sum and are used up, each rank updates its matrices, and all have all weights afterwards.
+  // Updates the weights from `grads` (flat, in the layout's order), and the weights' copy in the products' type if
+  // there is one. If the gradient's norm is not finite, nothing changes. The call waits for nothing but other ranks.
+  // With ranks, `grads` is this rank's part of a sum and is overwritten; each rank updates its own matrices, and
+  // afterwards all ranks have all weights.
   void step(const GptWeights& weights, const Tensor& grads, const OptimizerStep& at);
   const Tensor& gradient_norm() const { return norm_; }  // (1) f64 on the device: of the last step, before clipping
   void start_average(const Tensor& weights);             // the average begins at these weights
-  Tensor average() const { return average_; }            // empty when there is none
+  Tensor average() const { return average_; }            // empty if there is no average
   std::vector<NamedState> state() const;                 // everything a checkpoint must hold
-  // Ranks hold the momentum of their own matrices: after this all of it is in state(), on each.
+  // Each rank holds the momentum of its own matrices. After this call state() has the momentum of all matrices on every
+  // rank.
   void gather_state();
   int64_t bytes() const { return arena_.capacity(); }
 
  private:
-  // Of a step, as they lie together on a GPU.
+  // The rates of a step, in the order in which they lie on a GPU.
   struct Rates {
     std::array<double, 3> muon, matrix, embedding, head, scalar;
     double ema = 0;
   };
   Rates rates_of(const OptimizerStep& at) const;
   void launch(const GptWeights& weights, const Tensor& grads, const OptimizerStep& at);
-  // The sum of gradients over ranks, where this one uses it, and its norm.
+  // Sums the gradients over ranks, for the matrices that this rank updates, and forms the norm of the sum.
   void sum_over_ranks(const Tensor& grads);
   AdamW adamw_of(double lr, double decay, const OptimizerStep& at) const;
   void adamw_range(ParameterRange range, AdamW a, const Tensor& rates, const Tensor& weights, const Tensor& grads);
-  Tensor rates(size_t first, int64_t count) const;  // of rates_; empty where they are given with each launch
+  Tensor rates(size_t first, int64_t count) const;  // a part of rates_; empty if the rates are arguments of each launch
 
   const ParameterLayout& layout_;
   OptimizerOptions options_;
@@ -87,10 +89,10 @@ class Optimizer {
   Arena arena_;
   Tensor momentum_, m_, v_, average_, workspace_, norm_workspace_;
   Tensor norm_, factor_;  // (1) f64: of the gradient
-  Tensor rates_;          // on a GPU, where graphs read them
+  Tensor rates_;          // on a GPU, read by graphs
   Staged staged_;
   PassGraphs graphs_;
-  int64_t adam_offset_ = 0;   // m and v begin here in the flat layout
+  int64_t adam_offset_ = 0;   // AdamW's m and v begin here in the flat layout
   std::vector<Parts> dealt_;  // matrices of each bank, by rank
 };
 

@@ -30,14 +30,14 @@ struct TrainOptions {
   std::string products = "fp32";  // of matrices: fp32, or bf16 (operands rounded, sums in fp32)
   // All in steps; 0: never (checkpoints: at the end only).
   int64_t eval_every = 0, checkpoint_every = 0, log_every = 10;
-  int64_t keep_checkpoints = 2;  // the newest; the best by held-out score is kept besides
-  bool keep_best = true;         // save wherever held-out text scores best so far
-  std::string init_from;         // a run or a checkpoint whose weights are the first ones; empty: random
+  int64_t keep_checkpoints = 2;  // the newest ones; the checkpoint with the best held-out score is kept too
+  bool keep_best = true;         // save whenever held-out text has the best score so far
+  std::string init_from;         // a run or a checkpoint whose weights the run begins with; empty: random weights
   int64_t max_bad_steps = 5;     // steps in a row with a gradient that is not finite before the run gives up
-  // A GPU forms no activations anew in the backward pass where it has memory for them; the numbers are the same
-  // without.
+  // If a GPU has enough memory, activations are kept for the backward pass instead of computed again; the numbers are
+  // the same.
   bool keep_activations = true;
-  bool cuda_graphs = true;  // a GPU's passes are recorded once and replayed; the numbers are the same without
+  bool cuda_graphs = true;  // passes on a GPU are recorded once and replayed; the numbers are the same
   ScheduleOptions schedule;
   OptimizerOptions optimizer;
 };

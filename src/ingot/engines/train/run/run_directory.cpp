@@ -22,11 +22,11 @@ std::optional<Checkpoint> RunDirectory::find(const ResumeFrom& from) {
   return from.last_good ? last_good_checkpoint(directory_) : latest_checkpoint(directory_);
 }
 
-// The length of a run may change when it is resumed, and so may the path of the model that it began with; what defines
-// its numbers may not.
+// A resumed run may have another length, and the model it began with may have moved. All options that define the run's
+// numbers must be the same.
 void RunDirectory::check_same_run() const {
   const std::string where = path("config.json");
-  // Read as a configuration and written again: what an earlier version did not know has its default.
+  // Parsed and written again, so that options which an earlier version did not have get their defaults.
   Json before = parse_json(to_json(run_config_from_json(read_file(where), where)), where);
   Json now = parse_json(text_of(config_), "the new configuration");
   for (Json* j : {&before, &now})
@@ -52,7 +52,7 @@ void RunDirectory::check_same_run() const {
 void RunDirectory::write_new() const {
   if (exists(path("config.json"))) return;
   write_file(path(data_.tokenizer_name.c_str()), data_.tokenizer_file);
-  write_file(path("config.json"), text_of(config_));  // last: its presence says that the directory is a run
+  write_file(path("config.json"), text_of(config_));  // written last, because its presence marks the directory as a run
 }
 
 void RunDirectory::write_config() const {

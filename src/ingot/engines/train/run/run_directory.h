@@ -10,8 +10,8 @@
 
 namespace ingot {
 
-// Where a run that is resumed goes on: at its newest checkpoint, at the newest one that is whole, or at the one named.
-// Checkpoints after that are set aside.
+// The checkpoint from which a resumed run continues: the newest one, the newest complete one, or the one named. Later
+// checkpoints are set aside.
 struct ResumeFrom {
   bool last_good = false;
   std::string name;
@@ -19,8 +19,8 @@ struct ResumeFrom {
 
 class RunDirectory {
  public:
-  // An empty `directory` keeps everything in memory: then nothing below is there to be called but is_best and
-  // note_best. `config` and `data` must outlive this.
+  // With an empty `directory` the run is kept in memory; then only is_best and note_best may be called. `config` and
+  // `data` must outlive this object.
   RunDirectory(std::string directory, const RunConfig& config, const RunData& data)
       : directory_(std::move(directory)), config_(config), data_(data) {}
 
@@ -28,15 +28,16 @@ class RunDirectory {
   const std::string& name() const { return directory_; }
   std::string path(const char* name) const { return join_path(directory_, name); }
 
-  // Takes the lock, and finds the checkpoint to go on from. Writes nothing but the lock: what is refused later must not
-  // leave a run behind.
+  // Takes the lock and finds the checkpoint to continue from. Only the lock is written, so that a run that is refused
+  // later leaves nothing behind.
   std::optional<Checkpoint> find(const ResumeFrom& from);
-  void write_new() const;     // of a run that is not there yet: config.json and the tokenizer
-  void write_config() const;  // where it is not what stands there
+  void write_new() const;     // writes config.json and the tokenizer of a new run
+  void write_config() const;  // rewrites config.json if it differs
   std::string save(int64_t step, const CheckpointContent& content) const;  // the checkpoint's path
 
   bool is_best(const Score& score) const;
-  // The checkpoint of this step is there. Trouble is reported and never stops training.
+  // Records the checkpoint of this step, which must exist, as the best one. An error is reported and does not stop
+  // training.
   void note_best(int64_t step, const Score& score) const;
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// What a run says of itself: a step's status, and the lines of log.jsonl.
+// The reports of a run: the status of a step, and the lines of log.jsonl.
 #include "ingot/engines/train/evaluate.h"
 #include "ingot/engines/train/run/run_progress.h"
 #include "ingot/engines/train/run/train_state.h"
@@ -8,14 +8,15 @@
 namespace ingot {
 
 struct TrainStatus {
-  int64_t step = 0, steps = 0;  // done, and in all (expected, when the run goes by time)
+  int64_t step = 0, steps = 0;  // steps done, and steps in all (expected, if the run has a time budget)
   double progress = 0, loss = 0, grad_norm = 0, lr_factor = 1;
   double seconds = 0, tokens_per_second = 0, seconds_left = 0;
-  double step_seconds = 0;  // of the last one; tokens_per_second is smoothed over some ten
+  double step_seconds = 0;  // of the last step; tokens_per_second is smoothed over about ten steps
   double flops_per_second =
-      0;                   // of a rank: what the model's definition asks for (models/gpt/config/flops.h), smoothed too
-  double utilisation = 0;  // of that in what the device's data sheet promises for bf16; 0: not known of this device
-  int64_t memory_bytes = 0;  // in use: of the GPU as a whole, or by this process
+      0;  // of a rank, smoothed: the operations that the model's definition requires (models/gpt/config/flops.h)
+  double utilisation =
+      0;  // flops_per_second as a share of the bf16 rate in the device's data sheet; 0: that rate is not known
+  int64_t memory_bytes = 0;  // in use on the GPU by all processes, or by this process on a CPU
   bool looping = false;
 };
 

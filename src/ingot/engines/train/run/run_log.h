@@ -6,11 +6,11 @@
 
 namespace ingot {
 
-// log.jsonl of a run: one JSON object a line. A full disk must not stop training: the first failure is reported and the
-// rest stays silent. Before open() nothing is written.
+// log.jsonl of a run: one JSON object a line. A full disk must not stop training: the first failure is reported, and
+// later ones are silent. Before open() nothing is written.
 class RunLog {
  public:
-  // What a full disk or a kill cut off goes first: a line behind it would read as one with it.
+  // Removes an incomplete last line, left by a full disk or a kill, because the next line would continue it.
   void open(const std::string& path);
   void write(const OrderedJson& line);
 
@@ -19,7 +19,7 @@ class RunLog {
   bool failed_ = false;
 };
 
-// JSON has no word for a number that is not finite.
+// Null for a number that is not finite, for which JSON has no notation.
 OrderedJson finite_or_null(double x);
 
 }  // namespace ingot

@@ -10,7 +10,7 @@ struct RunProgress {
   const RunConfig& config;
   int64_t step = 0;
   double trained_seconds = 0;  // steps, scores and saves
-  bool looped = false;         // the recurrence is on for good: it was when the weights were saved
+  bool looped = false;         // the recurrence stays on, because it was on when the weights were saved
 
   bool by_time() const { return config.train.seconds > 0; }
   double budget() const { return config.train.seconds - config.train.reserve_seconds; }
@@ -24,7 +24,7 @@ struct RunProgress {
     return p > 0.01 ? int64_t(double(step) / p) : std::max<int64_t>(step + 1, 100);
   }
   bool done() const { return by_time() ? trained_seconds >= budget() : step >= config.train.steps; }
-  // Once on it stays on, also where a longer run is less far.
+  // The recurrence stays on, also if a longer run has made less progress.
   bool looping() const { return config.model.has_loop() && (looped || progress() >= config.model.loop_from); }
 };
 

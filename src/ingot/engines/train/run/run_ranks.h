@@ -1,5 +1,6 @@
 #pragma once
-// The ranks of a run, as a process sees them: alone it is rank 0 of one, and all of this costs nothing.
+// The ranks of a run as seen by one process. A process alone is rank 0 of one rank, and all functions here return at
+// once.
 #include <algorithm>
 #include <functional>
 #include <vector>
@@ -9,7 +10,8 @@
 
 namespace ingot {
 
-constexpr double kLoadSeconds = 1800;  // that ranks may differ in reading their data, and that a save may take
+constexpr double kLoadSeconds =
+    1800;  // how far apart ranks may finish reading their data, and how long a save may take
 
 class RunRanks {
  public:
@@ -19,10 +21,11 @@ class RunRanks {
   explicit operator bool() const { return ranks_ != nullptr; }
   int64_t world() const { return ranks_ != nullptr ? ranks_->world() : 1; }
   int64_t rank() const { return ranks_ != nullptr ? ranks_->rank() : 0; }
-  // Of a step, by this rank. A step's passes are dealt in blocks, so that sums in the order of ranks are in theirs.
+  // The passes of a step that this rank makes. Passes are assigned in blocks, so that sums in the order of ranks are
+  // sums in the order of passes.
   int64_t passes_of(const TrainOptions& o) const { return o.accumulation / world(); }
 
-  // Before anything is written: all are in the same run of the same program.
+  // To be called before anything is written: refuses ranks that are in another run or of another program.
   void meet(const RunConfig& config, const RunData& data, Device device) const;
   // Calls refuse(rank) for the first rank that differs from rank 0.
   void check_same(uint64_t mine, const std::function<void(int64_t)>& refuse) const;

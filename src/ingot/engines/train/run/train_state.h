@@ -1,5 +1,5 @@
 #pragma once
-// All numbers of a run that outlive a step, and what one step leaves, on the device that trains.
+// All numbers of a run that outlive a step, and the results of one step, on the device of the run.
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,28 +21,28 @@ struct TrainState {
   const Tensor& step_grads() const { return total ? total : grads; }
   Tensor result_weights() const { return optimizer.average() ? optimizer.average() : weights; }
   void initialise_weights() const;
-  // Weights of another run, of the same tokenizer and configuration.
+  // Copies the weights of another run with the same tokenizer and configuration.
   void take_weights(const TrainedModel& other, const std::string& path) const;
   void renew_compute() const;  // from the weights
-  // Rank 0 has what a checkpoint or another run gave.
+  // Copies the state of rank 0, which has read a checkpoint or another run, to all ranks.
   void share(const RunRanks& ranks) const;
   // The first parameter, over all ranks, whose gradient is not finite.
   std::string broken_tensor(const RunRanks& ranks) const;
 
   const RunConfig& config;
-  const int64_t passes;  // of a step, by this rank
+  const int64_t passes;  // of a step on this rank
   ParameterLayout layout;
-  Device device;                                 // of all that a step touches
+  Device device;                                 // of all tensors of a step
   std::unique_ptr<gpu::OwnedStream> own_stream;  // a GPU's: the default stream cannot be recorded
   Stream stream;
   GptTypes types;
   Arena memory;
   Tensor weights, grads;
-  Tensor compute;      // the weights as they are multiplied, where that is another type
+  Tensor compute;      // the weights in the type of matrix products, if that is another type
   Tensor loss, dloss;  // (T) of one pass
   Tensor loss_sum;     // (1) f64: of one pass
   Tensor pass_losses;  // (passes of this rank) f64
-  Tensor total;        // gradients of the passes so far, where there are several: each pass begins at zero
+  Tensor total;        // the sum of the gradients of earlier passes, if a step has several: each pass begins at zero
   Optimizer optimizer;
 
  private:

@@ -13,7 +13,7 @@ Tensor low_rows(const Tensor& scratch, int64_t tokens, int64_t rank) {
   return Tensor(scratch.data, scratch.dtype, {tokens, rank}, scratch.device);
 }
 
-// A run's in memory for all documents' weights.
+// The part of a group of segments in the memory for all documents' weights.
 Tensor folded_rows(const Tensor& memory, const Tensor& w, const SegmentRun& run, int64_t more_rows) {
   const Shape all{run.first + run.count, w.rows() + more_rows, w.cols()};
   return run.each_of(Tensor(memory.data, memory.dtype, all, memory.device));
@@ -41,7 +41,7 @@ template <class Use> void each_adapter(std::span<const AdapterCall> adapters, Us
     row = end;
   }
 }
-// W + B A of a run's documents, and the rider's A below.
+// W + B A of the group's documents, and below it the A of the second adapter (`rider`).
 Tensor fold(std::span<const AdapterCall> adapters, const Tensor& w, const SegmentRun& run, const AdapterPair* rider) {
   const int64_t rank = rider != nullptr ? rider->a.size(1) : 0;
   const Tensor own = folded_rows(adapters.front().folded, w, run, rank);
@@ -56,7 +56,7 @@ Tensor fold(std::span<const AdapterCall> adapters, const Tensor& w, const Segmen
 
 }  // namespace
 
-// A folded document writes and reads N K numbers more, and N + K fewer a token.
+// A document with weights of its own writes and reads N K numbers more per document, and N + K fewer per token.
 bool adapters_fold(const AdapterCall& c, const Tensor& w, int64_t more_rows) {
   if (!c.folded || c.pair == nullptr || !c.pair->a) return false;
   int64_t segments = 0;

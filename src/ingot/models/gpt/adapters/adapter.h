@@ -11,10 +11,10 @@ struct AdapterCall {
   const AdapterPair* grad = nullptr;  // backward: accumulated; null or empty: frozen
   std::span<const int32_t> cu;        // (S + 1), in host memory
   Tensor low, low_grad;               // (T, >= R)
-  bool write_grad = false;            // in place of adding to it
+  bool write_grad = false;            // the gradient is written instead of added
   bool low_kept = false;              // backward: `low` still contains the result of adapter_forward
   bool rides = false;                 // adapted_linear multiplies with A, forward and backward
-  Tensor folded;                      // scratch for documents' own weights, or left out
+  Tensor folded;                      // scratch memory for weights of each document, or left out
   Tensor kept;  // adapted_linear_backward: a copy of the matrices that adapted_linear wrote to `folded`
   Products products = Products::fp32;
   Tensor workspace;  // of the products

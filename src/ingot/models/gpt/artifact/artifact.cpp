@@ -23,7 +23,7 @@ void put_f16(std::string& out, const std::vector<f16>& numbers) {
   for (const f16 x : numbers) out.push_back(char(x.bits & 255)), out.push_back(char(x.bits >> 8));
 }
 
-// Takes what it is asked for from the front.
+// Reads from the front of the bytes.
 class Reader {
  public:
   Reader(std::string_view bytes, const std::string& name) : bytes_(bytes), name_(name) {}
@@ -50,7 +50,7 @@ class Reader {
   size_t at_ = 0;
 };
 
-// How tensors are coded: by our coder, and since when fp16 numbers too.
+// Whether tensors are coded by the range coder, and from which version on fp16 numbers are too.
 struct Coding {
   bool by_range, codes_numbers;
 };
@@ -119,11 +119,12 @@ std::vector<int8_t> integers(std::string_view bytes, const Parameter& p, int bit
 }
 ByteCoder byte_coder(ArtifactCoder c) { return c == ArtifactCoder::brotli ? ByteCoder::brotli : ByteCoder::lzma; }
 
-// A stream stands for no more than so many bytes each of its own, so that a small file takes little memory.
+// A stream may stand for at most this many bytes per byte of its own, so that a small file takes little memory.
 constexpr int64_t kMostBytesOfAByte = 1000;
 bool too_dense(int64_t coded, int64_t bytes) { return bytes > coded * kMostBytesOfAByte + 4096; }
 
-// The coder spends at least 1/710 of a bit on each bit of an integer, so that what bytes can hold is bounded.
+// The coder spends at least 1/710 of a bit on each bit of an integer, so the number of integers in the given bytes is
+// bounded.
 void check_size(const Parameter& p, int bits, int64_t bytes, Coding coding, const std::string& name) {
   const int64_t count = p.shape.numel(), rows = count / std::max<int64_t>(1, p.shape[-1]);
   if (bits != 16 && (bits < 4 || bits > 8 || p.shape.rank != 2))
@@ -144,7 +145,7 @@ struct Entry {
 struct Table {
   std::vector<Entry> entries;
   int64_t bytes = 0;       // of all tensors
-  uint32_t coded_sum = 0;  // of what they are together, with brotli and lzma
+  uint32_t coded_sum = 0;  // with brotli and lzma: of the one stream of all tensors
 };
 Table read_table(Reader& in, const ParameterLayout& layout, Coding coding, const std::string& name) {
   Table table;
@@ -167,7 +168,7 @@ Table read_table(Reader& in, const ParameterLayout& layout, Coding coding, const
   return table;
 }
 
-// All up to the table.
+// Everything before the table.
 struct Beginning {
   ArtifactForm form;
   std::string_view description;

@@ -1,5 +1,5 @@
-// What is accepted comes back from its own bytes. The description's sum is mended, so that altered descriptions and
-// sizes are looked at too.
+// An accepted artifact is the same when written and read again. The description's checksum is corrected, so that
+// altered descriptions and sizes are tested too.
 #include "ingot/models/gpt/artifact/artifact.h"
 
 #include "ingot/io/codecs/crc32c.h"

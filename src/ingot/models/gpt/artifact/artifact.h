@@ -25,7 +25,7 @@ namespace ingot {
 
 constexpr uint32_t kArtifactVersion = 3;  // 1 and 2 are read too
 
-// How the tensors became few bytes.
+// The coder of the tensors.
 enum class ArtifactCoder : uint8_t { range = 0, brotli = 1, lzma = 2 };
 const char* name_of(ArtifactCoder c);
 ArtifactCoder artifact_coder_named(const std::string& name);  // Error{unsupported} where this build has no such coder
@@ -45,8 +45,8 @@ struct Artifact {
   std::vector<ArtifactTensor> tensors;  // in ParameterLayout's order
 };
 
-// Error{bad_data} names `name`, what was found and what was expected. What a parsed artifact takes of memory is bounded
-// by the bytes given.
+// Error{bad_data} names `name`, what was found and what was expected. The memory of a parsed artifact is bounded by the
+// number of bytes given.
 std::string artifact_bytes(const Artifact& a);
 Artifact parse_artifact(std::string_view bytes, const std::string& name);
 bool is_artifact(const std::string& path);  // by its first bytes

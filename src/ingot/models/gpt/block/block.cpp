@@ -10,11 +10,11 @@
 namespace ingot::detail {
 namespace {
 
-// The order in which an application's parts come, and what they write to the residual stream.
+// The order of a layer call's parts, and their writes to the residual stream.
 class Block {
  public:
   Block(const CallContext& call, const BlockTensors& b) : at_(call, b) {}
-  Block(const Block&) = delete;  // its parts see its view
+  Block(const Block&) = delete;  // the parts hold references to the view
 
   void forward() {
     if (at_.b.scored != nullptr) return forward_cut();
@@ -47,7 +47,7 @@ class Block {
     if (!at_.kept()) attn_.rotate();
     attn_.attend_backward();
     at_.each_block([&] {
-      if (at_.blocks() > 1) {  // else they are those from before attention
+      if (at_.blocks() > 1) {  // with one block of tokens the rows from before attention are still there
         stream_.merge_skip();
         stream_.mix_input();
       }
@@ -56,7 +56,7 @@ class Block {
     });
   }
 
-  // --- the last application, where only some tokens are scored: all of them have keys and values ---
+  // --- the last layer call, if only some tokens are scored: all tokens have keys and values ---
   void forward_cut() {
     stream_.merge_skip();
     stream_.read_input();
@@ -76,7 +76,7 @@ class Block {
     attention(p.at_.attention_to(all_keys(), p.at_.lse()), at_.call.stream);
     p.write();
   }
-  // What the scored tokens' queries see.
+  // The keys and values that the queries of the scored tokens see.
   BlockView::Seen all_keys() const {
     return {.k = at_.k(), .v = at_.v(), .cu_q = at_.call.scored_cu_seqlens, .cu_k = at_.call.cu_seqlens};
   }

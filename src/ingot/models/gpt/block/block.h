@@ -22,7 +22,7 @@ struct SkipViews {
 // The arguments that all blocks of one call share.
 struct CallContext {
   int64_t scored() const { return scored_cu.empty() ? 0 : scored_cu.back(); }
-  int64_t rows_out() const { return cut ? scored() : tokens; }  // of the last application
+  int64_t rows_out() const { return cut ? scored() : tokens; }  // of the last layer call
 
   const GptConfig& config;
   int64_t tokens;
@@ -42,7 +42,7 @@ struct CallContext {
   const GptAdapters* adapters = nullptr;
   GptAdapters* adapter_grads = nullptr;
   MatrixInputs* inputs = nullptr;          // of a forward pass without a backward pass
-  const CachedSegments* cached = nullptr;  // keys and values of this application live in a cache
+  const CachedSegments* cached = nullptr;  // keys and values of this layer call live in a cache
   Tensor cache_at;   // (1) i32, on the device: the position at which the only sequence continues, where the host does
                      // not know it
   Tensor cached_cu;  // (S, 2, 2) i32, on the device: for segment s (0, its tokens) and (0, its visible keys)
@@ -53,7 +53,7 @@ struct BlockTensors {
   const Application* application = nullptr;
   LayerViews w, dw;
   SkipViews skip_w, skip_dw;
-  Tensor skip;  // the encoder output that is merged, or empty
+  Tensor skip;  // the encoder output that is merged into the stream, or empty
   Tensor in0, in1, x0, out0, out1;
   Saved saved;
   Scratch scratch;

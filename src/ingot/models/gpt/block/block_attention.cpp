@@ -113,7 +113,7 @@ void AttentionBranch::projections_backward(bool of_input) const {
                        at.adapter(&ApplicationAdapters::v)};
   all[0].kept = s.folded_kept;
   const AdapterCall output = at.output_adapter();
-  if (output.rides) output_adapter_backward();  // leaves its columns of qkv_grad
+  if (output.rides) output_adapter_backward();  // writes its columns of qkv_grad
   adapted_linear_backward(all, at.normed(), at.b.w.qkv, at.b.dw.qkv,
                           at.qkv_rows(s.qkv_grad, output.rides ? output.pair->a.size(1) : 0),
                           of_input ? at.normed_grad() : Tensor(), false, output.rides ? &output : nullptr);
@@ -167,8 +167,8 @@ void AttentionBranch::project_backward(const Tensor& dy, const Tensor& w, const 
   adapted_linear_backward(one, at.normed(), w, dw, dy, at.normed_grad(), accumulate);
 }
 
-// Calls use(begin, end, keys, values, cu) for each segment: its tokens; the keys and values that they see, of what is
-// cached and, after that, of themselves; how many both are.
+// Calls use(begin, end, keys, values, cu) for each segment: its tokens; the keys and values that the tokens see, first
+// the cached ones and then those of the tokens themselves; and the numbers of both (cu).
 template <class Use> void AttentionBranch::each_cached(Use&& use) const {
   const CachedSegments& cached = *at.call.cached;
   for (size_t s = 0; s < cached.sequences.size(); ++s) {
@@ -181,7 +181,7 @@ template <class Use> void AttentionBranch::each_cached(Use&& use) const {
   }
 }
 
-// Appends this call's keys and values to each sequence's cache and attends to all of it.
+// Appends this call's keys and values to each sequence's cache and attends to the whole cache.
 void AttentionBranch::attend_cached() const {
   if (at.call.cache_at) {
     const GptCache& cache = at.call.cached->cache;
@@ -204,7 +204,7 @@ void AttentionBranch::attend_cached() const {
               at.call.stream);
   });
 }
-// What is cached is constant: of the keys' gradients those of the call's own tokens stay.
+// Cached keys and values are constant, so only the gradients of the keys of this call's tokens are kept.
 void AttentionBranch::attend_cached_backward() const {
   const Scratch& s = at.b.scratch;
   each_cached([&](int64_t begin, int64_t end, const Tensor& keys, const Tensor& values, const Tensor& cu) {

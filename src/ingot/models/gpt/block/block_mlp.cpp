@@ -17,7 +17,7 @@ void MlpBranch::forward() const {
           .workspace = at.call.linear_workspace},
          at.call.stream);
   at.show(MatrixInput::mlp_down, h);
-  // The large product adds to the small one's result while it has operations to hide that behind.
+  // The large product adds to the small product's result, because its operations hide the additions.
   const bool adapted = adapter_forward(at.mlp_adapter(), at.normed_mlp(), at.mlp_out(), false);
   linear({.x = h,
           .w = at.b.w.down,

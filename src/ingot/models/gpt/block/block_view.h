@@ -35,19 +35,20 @@ struct BlockView {
   // --- views of this block's tokens ---
   Tensor shown(const Tensor& t, Shape all) const { return view(t, all).slice(0, begin, end); }
   Tensor channels(const Tensor& t) const { return t ? shown(t, {call.tokens, config.dim}) : Tensor(); }
-  Tensor q_rows(const Tensor& t) const { return t.slice(0, begin, end); }  // these may be parts of wider ones
+  Tensor q_rows(const Tensor& t) const { return t.slice(0, begin, end); }  // the rows may be parts of wider rows
   Tensor kv_rows(const Tensor& t) const { return t.slice(0, begin, end); }
   Tensor q_heads(const Tensor& t) const { return q_rows(t).split_last(config.heads); }
   Tensor kv_heads(const Tensor& t) const { return kv_rows(t).split_last(config.kv_heads); }
   Tensor lane0() const { return channels(b.in0); }
   Tensor lane1() const { return channels(application.enters_lanes ? b.in0 : b.in1); }
-  // The backward pass forms these anew before attention and after it, block by block, and the forward pass once.
+  // The forward pass forms these rows once; the backward pass forms them again before and after attention, block by
+  // block.
   Tensor read(const Tensor& t) const { return of_block ? view(t, {end - begin, config.dim}) : channels(t); }
   Tensor merged() const { return application.skip_slot < 0 ? lane0() : read(b.scratch.merged); }
   Tensor mixed() const { return config.resid_mix ? read(b.scratch.mixed) : merged(); }
   Tensor mlp_out() const { return channels(b.saved.mlp_out); }
   Tensor pre() const { return b.saved.pre ? shown(b.saved.pre, {call.tokens, config.mlp_hidden}) : Tensor(); }
-  Tensor signs() const {  // where they are kept all tokens are one block
+  Tensor signs() const {  // signs are kept only if all tokens are one block
     if (!b.saved.signs) return {};
     return view(b.saved.signs, {linear_sign_bytes(call.tokens, config.mlp_hidden, call.device)});
   }
@@ -58,7 +59,7 @@ struct BlockView {
   Tensor rstd_mlp() const { return shown(b.saved.rstd_mlp, {call.tokens}); }
   Tensor positions() const { return call.positions.slice(0, begin, end); }
   Tensor lse() const { return view(b.saved.lse, {config.heads, call.tokens}); }
-  Tensor cached_lse() const {  // one segment's after the other
+  Tensor cached_lse() const {  // the values of one segment after those of the previous one
     return view(b.saved.lse, {call.tokens * config.heads})
         .slice(0, begin * config.heads, end * config.heads)
         .reshape({config.heads, end - begin});
@@ -77,19 +78,19 @@ struct BlockView {
   double layer_scale() const { return config.layer_scale ? 1 / std::sqrt(double(application.layer + 1)) : 1; }
   double softmax_scale() const { return 1 / std::sqrt(double(config.head_dim)); }
 
-  // Rotated, or as they were projected where nothing changes them.
+  // Rotated, or the projections themselves if nothing changes them.
   Tensor q() const { return q_heads(rotates() ? b.scratch.q : b.saved.q_raw); }
   Tensor k() const { return kv_heads(rotates() ? b.scratch.k : b.saved.k_raw); }
   Tensor v() const { return kv_heads(b.saved.v); }
-  // What the output projection reads.
+  // The input of the output projection.
   Tensor excluded() const {
     return application.exclude_self ? z().reshape({end - begin, config.heads * config.head_dim}) : q_rows(b.saved.y);
   }
-  // Keys and values that queries see, with the first rows of each segment; cu_k left out: cu_q.
+  // The keys and values that the queries see, with the first row of each segment; without cu_k, cu_q serves for both.
   struct Seen {
     Tensor k, v, cu_q, cu_k;
   };
-  // Of these tokens' queries to what they see.
+  // Attention of these tokens' queries to the keys and values that they see.
   Attention attention_to(const Seen& s, const Tensor& lse) const {
     return {.q = q(),
             .k = s.k,
@@ -111,9 +112,9 @@ struct BlockView {
     back.workspace = b.scratch.attention_workspace;
     return back;
   }
-  // Attention adds its part of V's gradient to what the self exclusion left.
+  // Attention adds its part of V's gradient to the part of the self exclusion.
   bool adds_to_v() const { return application.exclude_self && call.device.kind == Device::cuda; }
-  // So it does with the rows' sums of y * dy, which are formed where both are at hand.
+  // Attention also adds to the rows' sums of y * dy, which are formed where both tensors are at hand.
   Tensor delta() const {
     if (!adds_to_v()) return {};
     return Tensor(b.scratch.attention_workspace.data, DType::f32, {config.heads, call.tokens}, call.device);
@@ -134,7 +135,7 @@ struct BlockView {
     }
     return a;
   }
-  // Of these what the first matrix gave is kept.
+  // The adapters whose first product is kept.
   AdapterCall output_adapter() const {
     AdapterCall a = keeping(adapter(&ApplicationAdapters::o), b.scratch.o_low);
     if (!output_rides()) return a;
@@ -142,7 +143,7 @@ struct BlockView {
     if (b.scratch.o_low_grad) a.low_grad = b.scratch.o_low_grad;
     return a;
   }
-  // The output's first matrix goes with q, k and v, whose rows have columns for it.
+  // The first matrix of the output adapter is multiplied together with q, k and v, whose rows have columns for it.
   bool output_rides() const {
     if (!b.scratch.o_low || !b.saved.qkv || !b.w.qkv || b.saved.qkv.cols() == b.w.qkv.rows()) return false;
     const AdapterCall o = adapter(&ApplicationAdapters::o);
@@ -166,7 +167,7 @@ struct BlockView {
   const BlockTensors& b;
   const Application& application;
   int64_t begin = 0, end;  // the tokens that views show
-  bool of_block = false;   // merged and mixed rows are those of one block
+  bool of_block = false;   // the merged and mixed rows are those of one block of tokens
 };
 
 }  // namespace ingot::detail

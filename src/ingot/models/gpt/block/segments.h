@@ -7,18 +7,19 @@
 
 namespace ingot::detail {
 
-// Neighbouring segments of one length, of each of which as many of its last tokens are scored.
+// Neighbouring segments of equal length and with equally many scored tokens at their ends.
 struct SegmentRun {
   int64_t first = 0, count = 0;    // segments
   int64_t begin = 0, length = 0;   // first token; tokens of each
-  int64_t packed = 0, scored = 0;  // the same among the scored tokens
+  int64_t packed = 0, scored = 0;  // first scored token; scored tokens of each segment
 
   // Tokens of a (T, C) tensor as (count, length, C).
   Tensor of(const Tensor& t) const { return each(t, begin, length); }
-  // Scored tokens of a (T, C) tensor as (count, scored, C), and of one that holds no others.
+  // The scored tokens of a (T, C) tensor as (count, scored, C); the second function takes a tensor of scored tokens
+  // alone.
   Tensor last_of(const Tensor& t) const { return each(t, begin, length).slice(1, length - scored, length); }
   Tensor packed_of(const Tensor& t) const { return each(t, packed, scored); }
-  // What a tensor (S, ...) has of each.
+  // The part of a tensor (S, ...) for each segment.
   Tensor each_of(const Tensor& t) const { return t.slice(0, first, first + count); }
 
  private:

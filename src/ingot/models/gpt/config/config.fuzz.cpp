@@ -1,4 +1,4 @@
-// What is accepted as a config passes its own check, and is written and read back unchanged.
+// An accepted config passes its own check, and is unchanged when written and read again.
 #include "ingot/models/gpt/config/config.h"
 
 #include "ingot/testing/fuzz.h"

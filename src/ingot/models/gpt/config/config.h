@@ -36,7 +36,7 @@ struct GptConfig {
   bool branch_scale = false;  // attn_scale and mlp_scale per channel
   bool unet_skips = false, skip_gates = false;
   int64_t lane_start = -1;           // physical layers from here on keep two lanes; -1: none
-  std::string lane_output = "mean";  // what leaves the last layer: mean, attn (lane 0) or mlp (lane 1)
+  std::string lane_output = "mean";  // the output of the last layer: mean, attn (lane 0) or mlp (lane 1)
   // Depth recurrence: physical layers [loop_first, loop_last] run 1 + loop_extra times once switched on.
   int64_t loop_first = 0, loop_last = -1, loop_extra = 0;
   double loop_from = 0;  // fraction of training after which the loop is on

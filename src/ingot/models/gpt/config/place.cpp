@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kWidestHead = 256;  // of attention on a GPU
 
-// Empty where a GPU runs the model; else what was found and expected.
+// Empty if a GPU can run the model; else a sentence with the value found and the value expected.
 std::string unsupported_reason(const GptConfig& c) {
   const auto text = [](const auto&... parts) { return ingot::detail::concat(parts...); };
   if constexpr (!(INGOT_HAS_CUDA(ATTENTION) && INGOT_HAS_CUDA(LINEAR) && INGOT_HAS_CUDA(MUON)))

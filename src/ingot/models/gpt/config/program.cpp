@@ -25,7 +25,7 @@ LayerProgram layer_program(const GptConfig& config, bool looping) {
   program.looping = looping && config.has_loop();
   const std::vector<int> order = layer_order(config, program.looping);
   const int count = int(order.size()), encoders = config.unet_skips ? count / 2 : 0;
-  std::vector<int> stack;  // encoder applications whose output waits for its decoder
+  std::vector<int> stack;  // encoder layer calls whose output waits for its decoder
   bool in_lanes = false;
   for (int i = 0; i < count; ++i) {
     Application a;

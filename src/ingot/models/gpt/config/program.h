@@ -1,6 +1,6 @@
 #pragma once
 // The order in which blocks run. A layer program is built once per recurrence state; weights are indexed by physical
-// layer, activations, caches and adapters by application.
+// layer; activations, caches and adapters by layer call ("application" in names).
 #include <vector>
 
 #include "ingot/models/gpt/config/config.h"
@@ -9,9 +9,9 @@ namespace ingot {
 
 struct Application {
   int layer = 0;              // physical
-  int skip_slot = -1;         // decoder position whose skip weights merge before this application, or -1
-  int skip_from = -1;         // application whose output is merged, or -1
-  bool pushes = false;        // an encoder application: its output is kept for a skip
+  int skip_slot = -1;         // decoder position whose skip weights merge before this layer call, or -1
+  int skip_from = -1;         // layer call whose output is merged, or -1
+  bool pushes = false;        // an encoder layer call: its output is kept for a skip
   bool lanes = false;         // a two-lane block
   bool enters_lanes = false;  // the first of the two-lane blocks: both lanes start as copies of x
   bool exclude_self = false;

@@ -1,5 +1,5 @@
 #pragma once
-// Keys and values of generation, which outlive a call.
+// The keys and values of generation, which live longer than one call.
 #include <cstdint>
 #include <vector>
 
@@ -8,7 +8,7 @@
 
 namespace ingot {
 
-// Keys and values of every application for `sequences` sequences of up to `capacity` tokens.
+// Keys and values of every layer call for `sequences` sequences of up to `capacity` tokens.
 class GptCache {
  public:
   GptCache(const GptConfig& config, const LayerProgram& program, int64_t sequences, int64_t capacity, DType dtype,
@@ -18,7 +18,7 @@ class GptCache {
   Device device() const { return arena_.device(); }
   int64_t length(int64_t sequence) const { return lengths_[size_t(sequence)]; }
   void truncate(int64_t sequence, int64_t length);  // forgets tokens beyond `length`
-  void advance(int64_t sequence, int64_t tokens);   // after every application has written them
+  void advance(int64_t sequence, int64_t tokens);   // after every layer call has written its keys and values
   const Tensor& keys(int application) const { return k_[size_t(application)]; }
   const Tensor& values(int application) const { return v_[size_t(application)]; }
 

@@ -9,7 +9,7 @@
 
 namespace ingot {
 
-// On the CPU the given tensor itself; on a GPU copies of it, in the products' type too.
+// On the CPU the given tensor itself; on a GPU copies of the tensor, one of them in the products' type.
 class DeviceWeights {
  public:
   DeviceWeights(const Tensor& flat, Device device, Stream stream) : weights_(flat) {
