@@ -66,7 +66,7 @@ Rows basis_of(Rows rows) {
 }
 
 // dW = dY^T X, so every row of a matrix's gradient is made of the rows it was multiplied with, and those span what H's
-// rows do: three for each application, fewer than there are columns. Rows of anything else would not hold it.
+// rows do: three for each layer call, fewer than there are columns. Rows of anything else would not hold it.
 TEST(Hessians, gradients_of_all_matrices_lie_in_what_their_inputs_span) {
   for (const testing::Variant& v : testing::variants()) {
     Case c(v.config, v.looping);
@@ -109,8 +109,8 @@ TEST(Hessians, gradients_of_all_matrices_lie_in_what_their_inputs_span) {
 }
 
 // Normed rows without a gain have a mean square of s^2, s = 1 / sqrt(layer + 1), so the diagonal's sum counts
-// applications.
-TEST(Hessians, applications_of_a_looped_layer_are_summed) {
+// layer calls.
+TEST(Hessians, layer_calls_of_a_looped_layer_are_summed) {
   const GptConfig config = testing::small_golf();
   for (const bool looping : {false, true}) {
     Case c(config, looping);
@@ -121,7 +121,7 @@ TEST(Hessians, applications_of_a_looped_layer_are_summed) {
     }
     for (int i = 0; i < int(config.layers); ++i) {
       int applied = 0;
-      for (const Application& a : c.model.program().applications) applied += a.layer == i;
+      for (const LayerCall& a : c.model.program().layer_calls) applied += a.layer == i;
       for (const char* name : {".attn.k.weight", ".mlp.up.weight"}) {
         const std::span<const double> h = hessians.of("blocks." + std::to_string(i) + name);
         double trace = 0;

@@ -73,11 +73,11 @@ double apart(const ChunkLosses& a, const ChunkLosses& b) {
   return std::sqrt(squares / double(count));
 }
 
-// What bf16 alone makes of a chunk's score, as in GptCuda: each application rounds some 60 rows at random, logits are
+// What bf16 alone makes of a chunk's score, as in GptCuda: each layer call rounds some 60 rows at random, logits are
 // of size 5, and a chunk adds up four losses, which share some of their errors.
 double of_rounding(const Text& k, bool looping) {
-  const double applications = double(layer_program(k.config, looping).applications.size());
-  return 4 * 5 * testing::roundoff(DType::bf16) * std::sqrt(60 * applications);
+  const double layer_calls = double(layer_program(k.config, looping).layer_calls.size());
+  return 4 * 5 * testing::roundoff(DType::bf16) * std::sqrt(60 * layer_calls);
 }
 
 TEST_F(TttCuda, ScoresAreThoseOfTheCpuInFp64) {

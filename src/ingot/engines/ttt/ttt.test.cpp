@@ -30,8 +30,8 @@ std::vector<double> by_definition(const Case& k, int64_t document, const Adaptat
   DocumentAdapters adapters(k.config, model.program(), o.adapters, DType::f64, 1, {}, {});
   std::vector<double> square(size_t(adapters.numbers()), 0), chunks;
   GptAdapters values = adapters.values(0, 1), gradients = adapters.gradients(1);
-  double* const p = static_cast<double*>(values.applications[0].q.a.data);  // of all, one after the other
-  const double* const g = static_cast<const double*>(gradients.applications[0].q.a.data);
+  double* const p = static_cast<double*>(values.layer_calls[0].q.a.data);  // of all, one after the other
+  const double* const g = static_cast<const double*>(gradients.layer_calls[0].q.a.data);
   const int64_t count = (targets + o.chunk - 1) / o.chunk;
   for (int64_t c = 0; c < count; ++c) {
     const int64_t end = std::min(targets, (c + 1) * o.chunk), first = std::max<int64_t>(0, end - o.window);

@@ -69,16 +69,16 @@ struct Plan {
     for (int i = 0; i <= A; ++i) {
       int last = i == A ? head_step() : kept_until(i);
       for (int j = 0; j < A; ++j)  // the output of layer call i - 1 may feed a later skip
-        if (program.applications[size_t(j)].skip_from == i - 1 && i > 0) last = std::max(last, kept_until(j));
+        if (program.layer_calls[size_t(j)].skip_from == i - 1 && i > 0) last = std::max(last, kept_until(j));
       const int first = i == 0 ? 0 : forward_step(i - 1);
       if (i == 0 && c.resid_mix) last = options.training ? last_step() : forward_step(A - 1);
       planner.add(b.in0[size_t(i)], {T, c.dim}, first, last);
-      const bool second = i > 0 && program.applications[size_t(i - 1)].lanes;
+      const bool second = i > 0 && program.layer_calls[size_t(i - 1)].lanes;
       if (second) planner.add(b.in1[size_t(i)], {T, c.dim}, first, last);
     }
   }
 
-  void application(int i) {
+  void layer_call(int i) {
     const int f = forward_step(i), k = kept_until(i);
     Saved& s = b.saved[size_t(i)];
     planner.add(s.rstd_attn, types.sums(), {T}, f, k);
@@ -94,7 +94,7 @@ struct Plan {
     // These tensors are read only before attention's backward; the MLP's output only for the gradients of its scales.
     const int up = options.training ? backward_step(i) : f;
     planner.add(s.rstd_mlp, types.sums(), {T}, f, up);
-    planner.add(s.mlp_out, {T, c.dim}, f, c.branch_scale || program.applications[size_t(i)].lanes ? up : f);
+    planner.add(s.mlp_out, {T, c.dim}, f, c.branch_scale || program.layer_calls[size_t(i)].lanes ? up : f);
     if (keeps_signs()) {
       planner.add(s.hidden, {T, c.mlp_hidden}, f, up);
       planner.add(s.signs, DType::u8, {linear_sign_bytes(T, c.mlp_hidden, options.device)}, f, up);
@@ -122,7 +122,7 @@ struct Plan {
     constexpr int64_t kAlign = 64;
     return qkv_width() + (output_rides() ? (options.max_adapter_rank + kAlign - 1) / kAlign * kAlign : 0);
   }
-  bool in_lanes(int i) const { return program.applications[size_t(i)].lanes; }
+  bool in_lanes(int i) const { return program.layer_calls[size_t(i)].lanes; }
 
   void scratch(int i) {
     Scratch& s = b.forward[size_t(i)];
@@ -131,7 +131,7 @@ struct Plan {
     const auto add = [&](Tensor& t, int64_t rows, int64_t width, int backward) {
       planner.add(t, {rows, width}, now, keeps_rows() && backward > 0 ? backward_step(i) + backward - 1 : now);
     };
-    if (program.applications[size_t(i)].skip_slot >= 0) add(s.merged, T, c.dim, 3);
+    if (program.layer_calls[size_t(i)].skip_slot >= 0) add(s.merged, T, c.dim, 3);
     if (c.resid_mix) add(s.mixed, T, c.dim, 3);
     add(s.q, T, q_width(), 2);
     add(s.k, T, kv_width(), 2);
@@ -259,7 +259,7 @@ struct Plan {
     if (c.lane_start >= 0) planner.add(b.g1, {T, c.dim}, head, last_step());
     if (c.resid_mix) planner.add(b.x0_grad, {T, c.dim}, head, last_step());
     for (int j = 0; j < A; ++j) {
-      const int from = program.applications[size_t(j)].skip_from;
+      const int from = program.layer_calls[size_t(j)].skip_from;
       if (from >= 0) planner.add(b.skip_grad[size_t(from + 1)], {T, c.dim}, backward_step(j), backward_step(from));
     }
     planner.add(b.embedded_again, {T, c.factorised() ? E : c.dim}, last_step(), last_step());
@@ -271,16 +271,16 @@ struct Plan {
 
 Plan plan_for(Buffers& b, const GptConfig& config, const LayerProgram& program, const GptTypes& types,
               const GptOptions& options) {
-  const size_t applications = program.applications.size();
-  b.in0.resize(applications + 1);
-  b.in1.resize(applications + 1);
-  b.skip_grad.resize(applications + 1);
-  b.saved.resize(applications);
-  b.forward.resize(applications);
-  b.backward.resize(applications);
-  Plan plan{config, program, options, types, Planner(types.activations), b, options.capacity, int(applications)};
+  const size_t layer_calls = program.layer_calls.size();
+  b.in0.resize(layer_calls + 1);
+  b.in1.resize(layer_calls + 1);
+  b.skip_grad.resize(layer_calls + 1);
+  b.saved.resize(layer_calls);
+  b.forward.resize(layer_calls);
+  b.backward.resize(layer_calls);
+  Plan plan{config, program, options, types, Planner(types.activations), b, options.capacity, int(layer_calls)};
   plan.stream();
-  for (int i = 0; i < int(applications); ++i) plan.application(i);
+  for (int i = 0; i < int(layer_calls); ++i) plan.layer_call(i);
   plan.scored_rows();
   plan.ends();
   return plan;

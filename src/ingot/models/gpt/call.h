@@ -51,7 +51,7 @@ struct GptOptions {
   // type, where that is less work; 0: none.
   int64_t most_folded = 0;
   int64_t most_scored = 0;  // most scored tokens of one call; 0: the capacity, without TokenBatch::last
-  // With keep_rows and base weights without gradients: for tokens that are not scored, the last application ends after
+  // With keep_rows and base weights without gradients: for tokens that are not scored, the last layer call ends after
   // their keys and values.
   bool cut_last = false;
   // Training on a GPU, where not 0: attention adds the queries' gradients in any order, which is faster; their last
@@ -87,7 +87,7 @@ struct TokenBatch {
 
 // The rows that a forward pass multiplies by matrices. q, k and v have the same rows; a tied embedding is the head.
 enum class MatrixInput { embed_proj, attention, attention_output, mlp_up, mlp_down, head_proj, head };
-// Receives these rows when they are multiplied: once or several times per application, all tokens in total.
+// Receives these rows when they are multiplied: once or several times per layer call, all tokens in total.
 class MatrixInputs {
  public:
   virtual ~MatrixInputs() = default;
@@ -100,11 +100,12 @@ class MatrixInputs {
 struct AdapterPair {
   Tensor a, b;
 };  // (S, R, in), (S, out, R); empty: none
-struct ApplicationAdapters {
+struct LayerCallAdapters {
   AdapterPair q, k, v, o, mlp;
-};  // o reads the block's normed input, mlp bypasses the MLP
+};                                              // o reads the block's normed input, mlp bypasses the MLP
+using ApplicationAdapters = LayerCallAdapters;  // the earlier name, for one version
 struct GptAdapters {
-  std::vector<ApplicationAdapters> applications;
+  std::vector<LayerCallAdapters> layer_calls;
   AdapterPair head;      // added to the logits before the softcap
   bool written = false;  // as gradients: the gradients of scored segments are written, not added to
 };

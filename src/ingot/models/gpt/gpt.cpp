@@ -267,7 +267,7 @@ void Gpt::Impl::check_on_host(const TokenBatch& batch) const {
 
 void Gpt::Impl::check_adapters(const TokenBatch& batch, const GptAdapters* adapters) const {
   if (adapters == nullptr) return;
-  INGOT_CHECK_EQ(adapters->applications.size(), program.applications.size(), "gpt: adapters, one set per application");
+  INGOT_CHECK_EQ(adapters->layer_calls.size(), program.layer_calls.size(), "gpt: adapters, one set per layer call");
   INGOT_CHECK_GT(options.max_adapter_rank, 0, "gpt: adapters need max_adapter_rank in the options");
   const std::span<const int32_t> cu = batch.cu();
   int64_t segments = int64_t(cu.size()) - 1;
@@ -279,7 +279,7 @@ void Gpt::Impl::check_adapters(const TokenBatch& batch, const GptAdapters* adapt
     INGOT_CHECK_LE(p.a.size(1), options.max_adapter_rank, "gpt: rank of the ", name, " adapter");
     INGOT_CHECK_EQ(p.a.size(1), p.b.size(2), "gpt: ranks of the ", name, " adapter's two matrices");
   };
-  for (const ApplicationAdapters& a : adapters->applications) {
+  for (const LayerCallAdapters& a : adapters->layer_calls) {
     fits(a.q, "q");
     fits(a.k, "k");
     fits(a.v, "v");
@@ -354,10 +354,10 @@ void Gpt::Impl::embed_backward(const GptWeights& weights, const TokenBatch& batc
 // --- blocks
 
 detail::BlockTensors Gpt::Impl::block(int i, const GptWeights& weights, const Tensor& grads, bool backward) const {
-  const Application& a = program.applications[size_t(i)];
+  const LayerCall& a = program.layer_calls[size_t(i)];
   const size_t n = size_t(i);
   return {.index = i,
-          .application = &a,
+          .layer_call = &a,
           .w = layer(weights, a.layer),
           .dw = layer(grads, a.layer),
           .skip_w = skip(weights, a.skip_slot),
@@ -373,9 +373,9 @@ detail::BlockTensors Gpt::Impl::block(int i, const GptWeights& weights, const Te
 }
 
 void Gpt::Impl::blocks_forward(const detail::CallContext& call, const GptWeights& weights) {
-  for (int i = 0; i < int(program.applications.size()); ++i) {
+  for (int i = 0; i < int(program.layer_calls.size()); ++i) {
     detail::BlockTensors b = block(i, weights, {}, false);
-    if (call.cut && i + 1 == int(program.applications.size())) b.scored = &buffers.scored_rows;
+    if (call.cut && i + 1 == int(program.layer_calls.size())) b.scored = &buffers.scored_rows;
     detail::block_forward(call, b);
   }
 }
@@ -385,15 +385,15 @@ void Gpt::Impl::blocks_backward(const detail::CallContext& call, const GptWeight
   const Shape shape{call.tokens, config.dim};
   const bool of_x0 = config.resid_mix && grads;  // with frozen weights this gradient is not needed
   if (of_x0) fill({.to = view(buffers.x0_grad, shape)}, options.stream);
-  for (int i = int(program.applications.size()) - 1; i >= 0; --i) {
-    const Application& a = program.applications[size_t(i)];
+  for (int i = int(program.layer_calls.size()) - 1; i >= 0; --i) {
+    const LayerCall& a = program.layer_calls[size_t(i)];
     detail::BlockGradients g{
         .g0 = buffers.g0, .g1 = buffers.g1, .x0_grad = of_x0 ? buffers.x0_grad : Tensor(), .of_input = i > 0 || grads};
     if (a.skip_from >= 0) g.skip_grad = buffers.skip_grad[size_t(a.skip_from) + 1];
     if (const Tensor& from_skip = buffers.skip_grad[size_t(i) + 1])
       axpby({.x = view(from_skip, shape), .y = view(buffers.g0, shape)}, options.stream);
     detail::BlockTensors b = block(i, weights, grads, true);
-    if (call.cut && i + 1 == int(program.applications.size())) b.scored = &buffers.scored_rows;
+    if (call.cut && i + 1 == int(program.layer_calls.size())) b.scored = &buffers.scored_rows;
     detail::block_backward(call, b, g);
   }
 }
@@ -404,7 +404,7 @@ void Gpt::Impl::blocks_backward(const detail::CallContext& call, const GptWeight
 Tensor Gpt::Impl::stream_out(int64_t tokens) {
   const Shape shape{tokens, config.dim};
   const Tensor lane0 = view(buffers.in0.back(), shape);
-  if (!program.applications.back().lanes || config.lane_output == "attn") return lane0;
+  if (!program.layer_calls.back().lanes || config.lane_output == "attn") return lane0;
   const Tensor lane1 = view(buffers.in1.back(), shape);
   if (config.lane_output == "mlp") return lane1;
   const Tensor x = view(buffers.final, shape);
@@ -537,7 +537,7 @@ void Gpt::Impl::head_backward(const detail::CallContext& call, const GptWeights&
       if (run.scored > 0) copy({.from = run.packed_of(dx), .to = run.last_of(g0)}, options.stream);
     });
   }
-  if (!program.applications.back().lanes) return;
+  if (!program.layer_calls.back().lanes) return;
   const Tensor g1 = view(buffers.g1, all);
   if (config.lane_output == "attn") {
     fill({.to = g1}, options.stream);

@@ -136,10 +136,10 @@ TEST_F(GptCuda, LossesAndGradientsAreThoseOfTheCpuInFp64) {
     Documents d(c);
     const auto w = random_weights(layout, c);
     const Numbers want = on_cpu(c, looping, w, d), got = on_gpu(c, looping, w, d);
-    // Each application rounds some 30 rows of activations and gradients to bf16, at random, once each way; what the
+    // Each layer call rounds some 30 rows of activations and gradients to bf16, at random, once each way; what the
     // gradient of a parameter comes to carries all of them.
-    const double applications = double(layer_program(c, looping).applications.size());
-    const double relative = testing::roundoff(DType::bf16) * std::sqrt(60 * applications);
+    const double layer_calls = double(layer_program(c, looping).layer_calls.size());
+    const double relative = testing::roundoff(DType::bf16) * std::sqrt(60 * layer_calls);
     // Where a slope jumps at 0, an argument of size 1 that is off by e has its sign turned with a chance of e / pi, and
     // of such elements the whole gradient is wrong. e: some 16 roundings.
     const bool jumps = c.activation == "relu" || c.activation == "leaky_relu";

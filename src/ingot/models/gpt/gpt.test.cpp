@@ -186,14 +186,14 @@ struct Adapters {
       p.b = Tensor(memory.back().data(), {segments, out, rank});
       return p;
     };
-    for (size_t i = 0; i < program.applications.size(); ++i)
-      set.applications.push_back(
+    for (size_t i = 0; i < program.layer_calls.size(); ++i)
+      set.layer_calls.push_back(
           {pair(c.dim, q), pair(c.dim, kv), pair(c.dim, kv), pair(c.dim, c.dim), pair(c.dim, c.dim)});
     set.head = pair(c.dim, c.vocab);
   }
   std::vector<AdapterPair> pairs() const {
     std::vector<AdapterPair> all;
-    for (const ApplicationAdapters& a : set.applications) all.insert(all.end(), {a.q, a.k, a.v, a.o, a.mlp});
+    for (const LayerCallAdapters& a : set.layer_calls) all.insert(all.end(), {a.q, a.k, a.v, a.o, a.mlp});
     all.push_back(set.head);
     return all;
   }
@@ -225,7 +225,7 @@ TEST(gpt, an_adapter_of_a_document_is_its_product_added_to_the_weights_of_q_k_an
   Case k(small_golf(), lengths, false, false);
   Adapters adapters(k.config, k.model->program(), 2, 3);
   uint64_t seed = 40;
-  for (const ApplicationAdapters& each : adapters.set.applications)
+  for (const LayerCallAdapters& each : adapters.set.layer_calls)
     for (const AdapterPair& p : {each.q, each.k, each.v}) {
       testing::fill_normal(p.a, ++seed, 0.3);
       testing::fill_normal(p.b, ++seed, 0.3);
@@ -233,10 +233,10 @@ TEST(gpt, an_adapter_of_a_document_is_its_product_added_to_the_weights_of_q_k_an
   k.weighted_loss(&adapters.set);
   for (int64_t s = 0; s < 2; ++s) {
     Case merged(small_golf(), lengths, false, false);
-    const auto& applications = k.model->program().applications;
-    for (size_t i = 0; i < applications.size(); ++i) {
-      const ApplicationAdapters& each = adapters.set.applications[i];
-      const std::string attention = "blocks." + std::to_string(applications[i].layer) + ".attn.";
+    const auto& layer_calls = k.model->program().layer_calls;
+    for (size_t i = 0; i < layer_calls.size(); ++i) {
+      const LayerCallAdapters& each = adapters.set.layer_calls[i];
+      const std::string attention = "blocks." + std::to_string(layer_calls[i].layer) + ".attn.";
       for (const auto& [name, pair] : {std::pair{"q", each.q}, {"k", each.k}, {"v", each.v}})
         add_product(merged.layout.view(merged.flat(), attention + name + ".weight"), pair.b.row(s), pair.a.row(s));
     }
@@ -309,7 +309,7 @@ TEST(gpt, adapters_folded_into_weights_of_each_document_give_the_same_losses_and
     }
 }
 
-TEST(gpt, cutting_the_last_application_changes_nothing) {
+TEST(gpt, cutting_the_last_layer_call_changes_nothing) {
   for (const Variant& v : variants())
     for (const bool looping : {false, true}) {
       const std::vector<int> lengths = {4, 4, 6, 3, 0, 5};
@@ -494,20 +494,20 @@ TEST(gpt_parameters, golf_has_exactly_the_published_number) {
   EXPECT_EQ(ParameterLayout(gpt_preset("golf")).count(), 35944602);
 }
 
-TEST(gpt_program, golf_runs_seventeen_applications_with_the_published_skips) {
+TEST(gpt_program, golf_runs_seventeen_layer_calls_with_the_published_skips) {
   const LayerProgram off = layer_program(gpt_preset("golf"), false), on = layer_program(gpt_preset("golf"), true);
-  EXPECT_EQ(off.applications.size(), 11u);
-  ASSERT_EQ(on.applications.size(), 17u);
+  EXPECT_EQ(off.layer_calls.size(), 11u);
+  ASSERT_EQ(on.layer_calls.size(), 17u);
   const int layers[17] = {0, 1, 2, 3, 4, 5, 3, 4, 5, 3, 4, 5, 6, 7, 8, 9, 10};
   const int from[17] = {-1, -1, -1, -1, -1, -1, -1, -1, 7, 6, 5, 4, 3, 2, 1, 0, -1};
   for (int i = 0; i < 17; ++i) {
-    EXPECT_EQ(on.applications[size_t(i)].layer, layers[i]);
-    EXPECT_EQ(on.applications[size_t(i)].skip_from, from[i]);
-    EXPECT_EQ(on.applications[size_t(i)].lanes, layers[i] >= 8);
-    EXPECT_EQ(on.applications[size_t(i)].enters_lanes, i == 14);
+    EXPECT_EQ(on.layer_calls[size_t(i)].layer, layers[i]);
+    EXPECT_EQ(on.layer_calls[size_t(i)].skip_from, from[i]);
+    EXPECT_EQ(on.layer_calls[size_t(i)].lanes, layers[i] >= 8);
+    EXPECT_EQ(on.layer_calls[size_t(i)].enters_lanes, i == 14);
   }
   const int from_off[11] = {-1, -1, -1, -1, -1, 4, 3, 2, 1, 0, -1};
-  for (int i = 0; i < 11; ++i) EXPECT_EQ(off.applications[size_t(i)].skip_from, from_off[i]);
+  for (int i = 0; i < 11; ++i) EXPECT_EQ(off.layer_calls[size_t(i)].skip_from, from_off[i]);
   EXPECT_EQ(skip_slots(gpt_preset("golf")), 8);
 }
 

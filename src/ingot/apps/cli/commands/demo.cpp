@@ -65,8 +65,8 @@ std::string last_line(const std::string& text) {
 int64_t steps_for(const RunConfig& config, double tokens_per_second, double seconds) {
   double cost = 1;
   if (config.model.has_loop()) {
-    const double before = double(layer_program(config.model, false).applications.size());
-    const double after = double(layer_program(config.model, true).applications.size());
+    const double before = double(layer_program(config.model, false).layer_calls.size());
+    const double after = double(layer_program(config.model, true).layer_calls.size());
     cost = config.model.loop_from + (1 - config.model.loop_from) * after / before;
   }
   const double tokens_per_step = double(config.train.batch_tokens * config.train.accumulation);

@@ -41,7 +41,7 @@ OrderedJson describe(const GptConfig& config) {
   }
   report["tensors"] = layout.all().size();
   report["weight_bytes"] = {{"f32", layout.count() * 4}, {"bf16", layout.count() * 2}};
-  report["applications"] = layer_program(config, config.has_loop()).applications.size();
+  report["applications"] = layer_program(config, config.has_loop()).layer_calls.size();
   report["config"] = OrderedJson::parse(to_json(config));
   return report;
 }

@@ -30,7 +30,7 @@ struct OtherRanks {
   std::optional<gpu::DeviceGuard> gpu;
   std::unique_ptr<gpu::NcclCommunicator> nccl;
 
-  // Of ranks whose model is on this device.
+  // The communicator of ranks whose models are on this device.
   Communicator& on(Device device) {
     if (device.kind == Device::cpu) return sockets;
     if (!nccl) {

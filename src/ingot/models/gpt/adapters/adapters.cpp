@@ -8,7 +8,7 @@ constexpr int64_t kAlign = 64;  // numbers: each matrix begins at a cache line, 
 }
 
 AdapterLayout::AdapterLayout(const GptConfig& c, const LayerProgram& program, int64_t rank)
-    : applications_(program.applications.size()), rank_(rank) {
+    : layer_calls_(program.layer_calls.size()), rank_(rank) {
   const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
   const auto piece = [&](std::string name, int64_t rows, int64_t cols) {
     pieces_.push_back({std::move(name), numbers_, rows, cols});
@@ -18,7 +18,7 @@ AdapterLayout::AdapterLayout(const GptConfig& c, const LayerProgram& program, in
     piece(name + ".a", rank, in);
     piece(name + ".b", out, rank);
   };
-  for (size_t i = 0; i < applications_; ++i) {
+  for (size_t i = 0; i < layer_calls_; ++i) {
     const std::string of = "applications." + std::to_string(i) + ".";
     pair(of + "q", c.dim, q);
     pair(of + "k", c.dim, kv);
@@ -44,10 +44,10 @@ GptAdapters AdapterLayout::views(const Tensor& flat) const {
     return p;
   };
   GptAdapters all;
-  for (size_t i = 0; i < applications_; ++i) {
-    ApplicationAdapters of;
+  for (size_t i = 0; i < layer_calls_; ++i) {
+    LayerCallAdapters of;
     for (AdapterPair* p : {&of.q, &of.k, &of.v, &of.o, &of.mlp}) *p = pair();
-    all.applications.push_back(of);
+    all.layer_calls.push_back(of);
   }
   all.head = pair();
   return all;

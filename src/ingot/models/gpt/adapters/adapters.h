@@ -17,7 +17,7 @@ class AdapterLayout {
     std::string name;
     int64_t offset, rows, cols;
   };
-  // a (rank, in) and b (out, rank), one after the other, for q, k, v, o and mlp of each application, and for the head.
+  // a (rank, in) and b (out, rank), one after the other, for q, k, v, o and mlp of each layer call, and for the head.
   const std::vector<Piece>& pieces() const { return pieces_; }
   int64_t numbers() const { return numbers_; }  // of one document, padding included
   int64_t rank() const { return rank_; }
@@ -27,7 +27,7 @@ class AdapterLayout {
   std::vector<NamedTensor> named(const Tensor& flat) const;
 
  private:
-  size_t applications_;
+  size_t layer_calls_;
   int64_t rank_, numbers_ = 0;
   std::vector<Piece> pieces_;
 };

@@ -38,7 +38,7 @@ class Block {
         stream_.mix_input();
         attn_.attention_output_again();
       }
-      if (at_.application.lanes)
+      if (at_.layer_call.lanes)
         write_lanes_backward(g);
       else
         residual_backward(g);
@@ -66,10 +66,10 @@ class Block {
     const ScoredTokens scored{at_};
     scored.gather(at_.merged(), r.merged);
     if (at_.config.resid_mix) scored.gather(at_.mixed(), r.mixed);
-    if (at_.application.lanes) scored.gather(at_.lane1(), r.lane1);
+    if (at_.layer_call.lanes) scored.gather(at_.lane1(), r.lane1);
     scored.gather(at_.normed(), r.normed);
     scored.gather(at_.kv_rows(at_.b.saved.v), r.v);
-    const PackedApplication part(at_);
+    const PackedLayerCall part(at_);
     Block p(part.call, part.b);
     p.attn_.project_queries();
     p.attn_.rotate_queries();
@@ -85,9 +85,9 @@ class Block {
     const ScoredRows& r = *at_.b.scored;
     const ScoredTokens scored{at_};
     at_.of_block = true;
-    const PackedApplication part(at_);
+    const PackedLayerCall part(at_);
     Block p(part.call, part.b);
-    if (at_.application.lanes)
+    if (at_.layer_call.lanes)
       p.write_lanes_backward(g);
     else
       p.residual_backward(g);
@@ -96,14 +96,14 @@ class Block {
         p.at_.attention_backward_to(all_keys(), p.at_.lse(), at_.kv_heads(s.k_grad), at_.kv_heads(s.v_grad));
     a.has_delta = bool(p.at_.delta());
     attention_backward(a, at_.call.stream);
-    if (at_.application.exclude_self) scored.add_scattered(r.v_grad, at_.kv_rows(s.v_grad));
+    if (at_.layer_call.exclude_self) scored.add_scattered(r.v_grad, at_.kv_rows(s.v_grad));
     p.attn_.rotate_queries_backward();
     attn_.rotate_keys_backward();
     attn_.keys_backward(false);
     p.attn_.queries_backward();
     scored.add_scattered(r.normed_grad, at_.normed_grad());
     scored.spread(g.g0);
-    if (at_.application.lanes) scored.spread(g.g1);
+    if (at_.layer_call.lanes) scored.spread(g.g1);
     stream_.read_backward(g);
   }
 
@@ -111,7 +111,7 @@ class Block {
   // The branches' outputs, from attention on.
   void write() const {
     attn_.attention_output();
-    if (at_.application.lanes) {
+    if (at_.layer_call.lanes) {
       stream_.norm(at_.lane1(), at_.b.w.mlp_norm, at_.normed_mlp(), at_.rstd_mlp());
       mlp_.forward();
       write_lanes();

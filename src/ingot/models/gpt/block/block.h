@@ -1,5 +1,5 @@
 #pragma once
-// One application of one block, forward and backward. Training, evaluation, adaptation and generation all use this
+// One layer call of one block, forward and backward. Training, evaluation, adaptation and generation all use this
 // implementation.
 #include <algorithm>
 
@@ -32,7 +32,7 @@ struct CallContext {
   Tensor positions, cu_seqlens;                // i32, on the device
   std::span<const int32_t> cu;                 // cu_seqlens in host memory
   std::span<const int32_t> scored_cu;          // the same for the scored tokens; equal to cu where all are scored
-  bool cut = false;                            // the last application's output has only the scored tokens' rows
+  bool cut = false;                            // the last layer call's output has only the scored tokens' rows
   Tensor scored_positions, scored_cu_seqlens;  // of these tokens, on the device; only where the output is cut
   Tensor cos, sin;                             // empty without rotation
   Act act;
@@ -49,24 +49,24 @@ struct CallContext {
 };
 
 struct BlockTensors {
-  int index = 0;  // application
-  const Application* application = nullptr;
+  int index = 0;  // layer call
+  const LayerCall* layer_call = nullptr;
   LayerViews w, dw;
   SkipViews skip_w, skip_dw;
   Tensor skip;  // the encoder output that is merged into the stream, or empty
   Tensor in0, in1, x0, out0, out1;
   Saved saved;
   Scratch scratch;
-  const ScoredRows* scored = nullptr;  // of the last application where its output is cut
+  const ScoredRows* scored = nullptr;  // of the last layer call where its output is cut
 };
 
 void block_forward(const CallContext& call, const BlockTensors& b);
 
 // g0, g1 contain the gradients of the outputs on entry, and of the inputs on return (in place; the outputs of a cut
-// application have fewer rows). x0_grad is accumulated; skip_grad is written, because an output is merged once.
+// layer call have fewer rows). x0_grad is accumulated; skip_grad is written, because an output is merged once.
 struct BlockGradients {
   Tensor g0, g1, x0_grad, skip_grad;
-  bool of_input = true;  // false: the gradient of the application's inputs is not needed
+  bool of_input = true;  // false: the gradient of the layer call's inputs is not needed
 };
 void block_backward(const CallContext& call, const BlockTensors& b, const BlockGradients& g);
 

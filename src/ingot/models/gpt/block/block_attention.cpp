@@ -7,7 +7,7 @@
 
 namespace ingot::detail {
 
-void AttentionBranch::project(const Tensor& w, const Tensor& y, AdapterPair ApplicationAdapters::*slot) const {
+void AttentionBranch::project(const Tensor& w, const Tensor& y, AdapterPair LayerCallAdapters::*slot) const {
   const AdapterCall one[] = {at.adapter(slot)};
   adapted_linear(one, at.normed(), w, y);
 }
@@ -34,29 +34,27 @@ void AttentionBranch::rotate(const Tensor& x, const Tensor& y, const Tensor& gai
 }
 void AttentionBranch::project_all() const {
   if (!at.b.saved.qkv || !at.b.w.qkv) return project_queries(), project_keys();
-  const AdapterCall all[] = {at.adapter(&ApplicationAdapters::q), at.adapter(&ApplicationAdapters::k),
-                             at.adapter(&ApplicationAdapters::v)};
-  const AdapterPair* const rider = at.output_rides() ? &at.call.adapters->applications[size_t(at.b.index)].o : nullptr;
+  const AdapterCall all[] = {at.adapter(&LayerCallAdapters::q), at.adapter(&LayerCallAdapters::k),
+                             at.adapter(&LayerCallAdapters::v)};
+  const AdapterPair* const rider = at.output_rides() ? &at.call.adapters->layer_calls[size_t(at.b.index)].o : nullptr;
   adapted_linear(all, at.normed(), at.b.w.qkv, at.qkv_rows(at.b.saved.qkv, rider != nullptr ? rider->a.size(1) : 0),
                  rider);
 }
-void AttentionBranch::project_queries() const {
-  project(at.b.w.q, at.q_rows(at.b.saved.q_raw), &ApplicationAdapters::q);
-}
+void AttentionBranch::project_queries() const { project(at.b.w.q, at.q_rows(at.b.saved.q_raw), &LayerCallAdapters::q); }
 void AttentionBranch::project_keys() const {
   if (at.b.saved.kv && at.b.w.kv) {
-    const AdapterCall both[] = {at.adapter(&ApplicationAdapters::k), at.adapter(&ApplicationAdapters::v)};
+    const AdapterCall both[] = {at.adapter(&LayerCallAdapters::k), at.adapter(&LayerCallAdapters::v)};
     return adapted_linear(both, at.normed(), at.b.w.kv, at.kv_rows(at.b.saved.kv));
   }
-  project(at.b.w.k, at.kv_rows(at.b.saved.k_raw), &ApplicationAdapters::k);
-  project(at.b.w.v, at.kv_rows(at.b.saved.v), &ApplicationAdapters::v);
+  project(at.b.w.k, at.kv_rows(at.b.saved.k_raw), &LayerCallAdapters::k);
+  project(at.b.w.v, at.kv_rows(at.b.saved.v), &LayerCallAdapters::v);
 }
 void AttentionBranch::attend() const {
   if (at.call.cached != nullptr) return attend_cached();
   attention(at.attention_to({.k = at.k(), .v = at.v(), .cu_q = at.call.cu_seqlens}, at.lse()), at.call.stream);
 }
 void AttentionBranch::attention_output() const {
-  if (at.application.exclude_self)
+  if (at.layer_call.exclude_self)
     exclude_self({.y = at.q_heads(at.b.saved.y), .v = at.v(), .z = at.z()}, at.call.stream);
   at.show(MatrixInput::attention_output, at.excluded());
   linear({.x = at.excluded(),
@@ -73,17 +71,17 @@ void AttentionBranch::attention_output_again() const {
 }
 void AttentionBranch::attention_output_backward() const {
   const Scratch& s = at.b.scratch;
-  linear_backward({.dy = at.branch_grad(),
-                   .x = at.excluded(),
-                   .w = at.b.w.o,
-                   .dx = at.application.exclude_self
-                             ? at.z_grad().reshape({at.end - at.begin, at.config.heads * at.config.head_dim})
-                             : at.q_rows(s.y_grad),
-                   .dw = at.b.dw.o,
-                   .products = at.call.products,
-                   .workspace = at.call.linear_workspace},
-                  at.call.stream);
-  if (!at.application.exclude_self) return;
+  linear_backward(
+      {.dy = at.branch_grad(),
+       .x = at.excluded(),
+       .w = at.b.w.o,
+       .dx = at.layer_call.exclude_self ? at.z_grad().reshape({at.end - at.begin, at.config.heads * at.config.head_dim})
+                                        : at.q_rows(s.y_grad),
+       .dw = at.b.dw.o,
+       .products = at.call.products,
+       .workspace = at.call.linear_workspace},
+      at.call.stream);
+  if (!at.layer_call.exclude_self) return;
   exclude_self_backward({.y = at.q_heads(at.b.saved.y),
                          .v = at.v(),
                          .dz = at.z_grad(),
@@ -104,13 +102,13 @@ void AttentionBranch::attend_backward() const {
 }
 void AttentionBranch::projections_backward(bool of_input) const {
   const Scratch& s = at.b.scratch;
-  if (at.application.exclude_self && !at.adds_to_v())
+  if (at.layer_call.exclude_self && !at.adds_to_v())
     axpby({.x = at.kv_rows(s.v_grad_self), .y = at.kv_rows(s.v_grad)}, at.call.stream);
   rotate_backward();
   if (!at.kept()) ResidualStream{at}.norm(at.mixed(), at.b.w.attn_norm, at.normed(), Tensor());
   if (!s.qkv_grad || !at.b.w.qkv) return queries_backward(), keys_backward(true);
-  AdapterCall all[] = {at.adapter(&ApplicationAdapters::q), at.adapter(&ApplicationAdapters::k),
-                       at.adapter(&ApplicationAdapters::v)};
+  AdapterCall all[] = {at.adapter(&LayerCallAdapters::q), at.adapter(&LayerCallAdapters::k),
+                       at.adapter(&LayerCallAdapters::v)};
   all[0].kept = s.folded_kept;
   const AdapterCall output = at.output_adapter();
   if (output.rides) output_adapter_backward();  // writes its columns of qkv_grad
@@ -123,18 +121,18 @@ void AttentionBranch::output_adapter_backward() const {
   adapter_backward(at.output_adapter(), at.normed(), at.branch_grad(), at.normed_grad(), true);
 }
 void AttentionBranch::queries_backward() const {
-  project_backward(at.q_rows(at.b.scratch.q_grad), at.b.w.q, at.b.dw.q, &ApplicationAdapters::q, false);
+  project_backward(at.q_rows(at.b.scratch.q_grad), at.b.w.q, at.b.dw.q, &LayerCallAdapters::q, false);
   output_adapter_backward();
 }
 void AttentionBranch::keys_backward(bool accumulate) const {
   const Scratch& s = at.b.scratch;
   if (s.kv_grad && at.b.w.kv) {
-    const AdapterCall both[] = {at.adapter(&ApplicationAdapters::k), at.adapter(&ApplicationAdapters::v)};
+    const AdapterCall both[] = {at.adapter(&LayerCallAdapters::k), at.adapter(&LayerCallAdapters::v)};
     adapted_linear_backward(both, at.normed(), at.b.w.kv, at.b.dw.kv, at.kv_rows(s.kv_grad), at.normed_grad(),
                             accumulate);
   } else {
-    project_backward(at.kv_rows(s.k_grad), at.b.w.k, at.b.dw.k, &ApplicationAdapters::k, accumulate);
-    project_backward(at.kv_rows(s.v_grad), at.b.w.v, at.b.dw.v, &ApplicationAdapters::v, true);
+    project_backward(at.kv_rows(s.k_grad), at.b.w.k, at.b.dw.k, &LayerCallAdapters::k, accumulate);
+    project_backward(at.kv_rows(s.v_grad), at.b.w.v, at.b.dw.v, &LayerCallAdapters::v, true);
   }
 }
 void AttentionBranch::rotate_backward() const { rotate_queries_backward(), rotate_keys_backward(); }
@@ -162,7 +160,7 @@ void AttentionBranch::rotate_backward(const Tensor& x, const Tensor& d, const Te
                         at.call.stream);
 }
 void AttentionBranch::project_backward(const Tensor& dy, const Tensor& w, const Tensor& dw,
-                                       AdapterPair ApplicationAdapters::*slot, bool accumulate) const {
+                                       AdapterPair LayerCallAdapters::*slot, bool accumulate) const {
   const AdapterCall one[] = {at.adapter(slot)};
   adapted_linear_backward(one, at.normed(), w, dw, dy, at.normed_grad(), accumulate);
 }

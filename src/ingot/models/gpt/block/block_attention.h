@@ -33,13 +33,13 @@ struct AttentionBranch {
   void rotate_keys_backward() const;
 
  private:
-  void project_backward(const Tensor& dy, const Tensor& w, const Tensor& dw, AdapterPair ApplicationAdapters::*slot,
+  void project_backward(const Tensor& dy, const Tensor& w, const Tensor& dw, AdapterPair LayerCallAdapters::*slot,
                         bool accumulate) const;
   void output_adapter_backward() const;
   void rotate_backward() const;
   void rotate_backward(const Tensor& x, const Tensor& d, const Tensor& gain, const Tensor& dgain) const;
   void rotate(const Tensor& x, const Tensor& y, const Tensor& gain) const;
-  void project(const Tensor& w, const Tensor& y, AdapterPair ApplicationAdapters::*slot) const;
+  void project(const Tensor& w, const Tensor& y, AdapterPair LayerCallAdapters::*slot) const;
   void attend_cached() const;
   void attend_cached_backward() const;
   template <class Use> void each_cached(Use&& use) const;

@@ -9,7 +9,7 @@
 namespace ingot::detail {
 
 void ResidualStream::merge_skip() const {
-  if (at.application.skip_slot < 0) return;
+  if (at.layer_call.skip_slot < 0) return;
   skip_merge({.x = at.lane0(),
               .skip = at.channels(at.b.skip),
               .w = at.b.skip_w.weight,
@@ -38,7 +38,7 @@ void ResidualStream::read_input() const {
 }
 void ResidualStream::read_backward(const BlockGradients& g) const {
   const Tensor g0 = at.channels(g.g0);
-  if (at.application.lanes) {
+  if (at.layer_call.lanes) {
     const Tensor dread = view(at.b.scratch.in_grad, {at.end - at.begin, at.config.dim});
     norm_backward(at.mixed(), at.b.w.attn_norm, at.b.dw.attn_norm, at.rstd_attn(), Tensor(), dread);
     mix_input_backward(dread, g);
@@ -54,7 +54,7 @@ void ResidualStream::read_backward(const BlockGradients& g) const {
     }
     residual_norm_backward(r, at.call.stream);
   }
-  if (at.application.skip_slot >= 0)
+  if (at.layer_call.skip_slot >= 0)
     skip_merge_backward({.x = at.lane0(),
                          .skip = at.channels(at.b.skip),
                          .w = at.b.skip_w.weight,
@@ -67,7 +67,7 @@ void ResidualStream::read_backward(const BlockGradients& g) const {
                          .workspace = at.b.scratch.residual_workspace,
                          .write_dskip = true},
                         at.call.stream);
-  if (at.application.enters_lanes)
+  if (at.layer_call.enters_lanes)
     axpby({.x = at.channels(g.g1), .y = g0}, at.call.stream);  // both lanes started as one x
 }
 void ResidualStream::mix_input_backward(const Tensor& d, const BlockGradients& g) const {

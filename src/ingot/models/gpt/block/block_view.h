@@ -11,7 +11,7 @@ namespace ingot::detail {
 
 struct BlockView {
   BlockView(const CallContext& c, const BlockTensors& tensors)
-      : call(c), config(c.config), b(tensors), application(*tensors.application), end(c.tokens) {}
+      : call(c), config(c.config), b(tensors), layer_call(*tensors.layer_call), end(c.tokens) {}
 
   bool kept() const { return b.scratch.kept; }
   int64_t blocks() const { return std::max<int64_t>(1, (call.tokens + call.block_rows - 1) / call.block_rows); }
@@ -40,11 +40,11 @@ struct BlockView {
   Tensor q_heads(const Tensor& t) const { return q_rows(t).split_last(config.heads); }
   Tensor kv_heads(const Tensor& t) const { return kv_rows(t).split_last(config.kv_heads); }
   Tensor lane0() const { return channels(b.in0); }
-  Tensor lane1() const { return channels(application.enters_lanes ? b.in0 : b.in1); }
+  Tensor lane1() const { return channels(layer_call.enters_lanes ? b.in0 : b.in1); }
   // The forward pass forms these rows once; the backward pass forms them again before and after attention, block by
   // block.
   Tensor read(const Tensor& t) const { return of_block ? view(t, {end - begin, config.dim}) : channels(t); }
-  Tensor merged() const { return application.skip_slot < 0 ? lane0() : read(b.scratch.merged); }
+  Tensor merged() const { return layer_call.skip_slot < 0 ? lane0() : read(b.scratch.merged); }
   Tensor mixed() const { return config.resid_mix ? read(b.scratch.mixed) : merged(); }
   Tensor mlp_out() const { return channels(b.saved.mlp_out); }
   Tensor pre() const { return b.saved.pre ? shown(b.saved.pre, {call.tokens, config.mlp_hidden}) : Tensor(); }
@@ -75,7 +75,7 @@ struct BlockView {
   Tensor z() const { return view(b.scratch.z, {end - begin, config.heads, config.head_dim}); }
   Tensor z_grad() const { return view(b.scratch.z_grad, {end - begin, config.heads, config.head_dim}); }
   bool rotates() const { return config.qk_norm || config.qk_gain || config.rotary_dim > 0; }
-  double layer_scale() const { return config.layer_scale ? 1 / std::sqrt(double(application.layer + 1)) : 1; }
+  double layer_scale() const { return config.layer_scale ? 1 / std::sqrt(double(layer_call.layer + 1)) : 1; }
   double softmax_scale() const { return 1 / std::sqrt(double(config.head_dim)); }
 
   // Rotated, or the projections themselves if nothing changes them.
@@ -84,7 +84,7 @@ struct BlockView {
   Tensor v() const { return kv_heads(b.saved.v); }
   // The input of the output projection.
   Tensor excluded() const {
-    return application.exclude_self ? z().reshape({end - begin, config.heads * config.head_dim}) : q_rows(b.saved.y);
+    return layer_call.exclude_self ? z().reshape({end - begin, config.heads * config.head_dim}) : q_rows(b.saved.y);
   }
   // The keys and values that the queries see, with the first row of each segment; without cu_k, cu_q serves for both.
   struct Seen {
@@ -113,14 +113,14 @@ struct BlockView {
     return back;
   }
   // Attention adds its part of V's gradient to the part of the self exclusion.
-  bool adds_to_v() const { return application.exclude_self && call.device.kind == Device::cuda; }
+  bool adds_to_v() const { return layer_call.exclude_self && call.device.kind == Device::cuda; }
   // Attention also adds to the rows' sums of y * dy, which are formed where both tensors are at hand.
   Tensor delta() const {
     if (!adds_to_v()) return {};
     return Tensor(b.scratch.attention_workspace.data, DType::f32, {config.heads, call.tokens}, call.device);
   }
 
-  AdapterCall adapter(AdapterPair ApplicationAdapters::*slot) const {
+  AdapterCall adapter(AdapterPair LayerCallAdapters::*slot) const {
     AdapterCall a{.cu = call.cu,
                   .low = b.scratch.adapter_low,
                   .low_grad = b.scratch.adapter_low_grad,
@@ -128,16 +128,16 @@ struct BlockView {
                   .products = call.products,
                   .workspace = call.linear_workspace,
                   .stream = call.stream};
-    if (call.adapters != nullptr) a.pair = &(call.adapters->applications[size_t(b.index)].*slot);
+    if (call.adapters != nullptr) a.pair = &(call.adapters->layer_calls[size_t(b.index)].*slot);
     if (call.adapter_grads != nullptr) {
-      a.grad = &(call.adapter_grads->applications[size_t(b.index)].*slot);
+      a.grad = &(call.adapter_grads->layer_calls[size_t(b.index)].*slot);
       a.write_grad = call.adapter_grads->written;
     }
     return a;
   }
   // The adapters whose first product is kept.
   AdapterCall output_adapter() const {
-    AdapterCall a = keeping(adapter(&ApplicationAdapters::o), b.scratch.o_low);
+    AdapterCall a = keeping(adapter(&LayerCallAdapters::o), b.scratch.o_low);
     if (!output_rides()) return a;
     a.rides = true;
     if (b.scratch.o_low_grad) a.low_grad = b.scratch.o_low_grad;
@@ -146,26 +146,26 @@ struct BlockView {
   // The first matrix of the output adapter is multiplied together with q, k and v, whose rows have columns for it.
   bool output_rides() const {
     if (!b.scratch.o_low || !b.saved.qkv || !b.w.qkv || b.saved.qkv.cols() == b.w.qkv.rows()) return false;
-    const AdapterCall o = adapter(&ApplicationAdapters::o);
+    const AdapterCall o = adapter(&LayerCallAdapters::o);
     return o.pair != nullptr && o.pair->a && (o.grad == nullptr || o.write_grad) &&
-           adapters_fold(adapter(&ApplicationAdapters::q), b.w.qkv, o.pair->a.size(1));
+           adapters_fold(adapter(&LayerCallAdapters::q), b.w.qkv, o.pair->a.size(1));
   }
   Tensor qkv_rows(const Tensor& t, int64_t more_columns) const {
     return q_rows(t).slice(1, 0, b.w.qkv.rows() + more_columns);
   }
-  AdapterCall mlp_adapter() const { return keeping(adapter(&ApplicationAdapters::mlp), b.scratch.mlp_low); }
+  AdapterCall mlp_adapter() const { return keeping(adapter(&LayerCallAdapters::mlp), b.scratch.mlp_low); }
   static AdapterCall keeping(AdapterCall a, const Tensor& low) {
     if (low) a.low = low, a.low_kept = true;
     return a;
   }
   void show(MatrixInput which, const Tensor& x) const {
-    if (call.inputs != nullptr) call.inputs->seen(which, application.layer, x);
+    if (call.inputs != nullptr) call.inputs->seen(which, layer_call.layer, x);
   }
 
   const CallContext& call;
   const GptConfig& config;
   const BlockTensors& b;
-  const Application& application;
+  const LayerCall& layer_call;
   int64_t begin = 0, end;  // the tokens that views show
   bool of_block = false;   // the merged and mixed rows are those of one block of tokens
 };

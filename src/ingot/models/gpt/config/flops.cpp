@@ -9,19 +9,19 @@ namespace ingot {
 
 GptFlops forward_flops(const GptConfig& config, bool looping) {
   const LayerProgram program = layer_program(config, looping);
-  const auto applications = [&](const Parameter& p) {
+  const auto layer_calls = [&](const Parameter& p) {
     const std::string block = "blocks.";
     if (!p.name.starts_with(block)) return int64_t(1);
     const int layer = std::stoi(p.name.substr(block.size()));
-    return int64_t(std::count_if(program.applications.begin(), program.applications.end(),
-                                 [&](const Application& a) { return a.layer == layer; }));
+    return int64_t(std::count_if(program.layer_calls.begin(), program.layer_calls.end(),
+                                 [&](const LayerCall& a) { return a.layer == layer; }));
   };
   const ParameterLayout layout(config);
   GptFlops f;
   for (const Parameter& p : layout.all())
-    if (p.kind == ParameterKind::matrix) f.per_token += 2.0 * double(p.shape.numel() * applications(p));
+    if (p.kind == ParameterKind::matrix) f.per_token += 2.0 * double(p.shape.numel() * layer_calls(p));
   f.per_token += 2.0 * double(config.vocab * (config.factorised() ? config.embed_dim : config.dim));
-  f.per_pair = 4.0 * double(config.heads * config.head_dim) * double(program.applications.size());
+  f.per_pair = 4.0 * double(config.heads * config.head_dim) * double(program.layer_calls.size());
   return f;
 }
 

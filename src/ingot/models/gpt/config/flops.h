@@ -11,7 +11,7 @@ namespace ingot {
 struct GptFlops {
   double per_token = 0;  // matrices of all layer calls, and the head
   double per_pair =
-      0;  // one pair of a token and a token to which it attends (itself or an earlier one), in all applications
+      0;  // one pair of a token and a token to which it attends (itself or an earlier one), in all layer calls
 };
 // Forward; a training pass, forward and backward, takes three times as many.
 GptFlops forward_flops(const GptConfig& config, bool looping);

@@ -11,10 +11,10 @@ TEST(flops, of_the_golf_preset_are_those_counted_by_hand) {
   constexpr double kLayer = 2 * 512 * 512 + 2 * 256 * 512 + 2 * 2048 * 512, kHead = 8192 * 512;
   EXPECT_EQ(kLayer, 2883584);
   for (const bool looping : {false, true}) {
-    const double applications = looping ? 17 : 11;  // layers 3, 4 and 5 three times
+    const double layer_calls = looping ? 17 : 11;  // layers 3, 4 and 5 three times
     const GptFlops f = forward_flops(golf, looping);
-    EXPECT_EQ(f.per_token, 2 * (applications * kLayer + kHead));
-    EXPECT_EQ(f.per_pair, applications * 4 * 512);
+    EXPECT_EQ(f.per_token, 2 * (layer_calls * kLayer + kHead));
+    EXPECT_EQ(f.per_pair, layer_calls * 4 * 512);
   }
 }
 

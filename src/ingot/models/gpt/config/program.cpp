@@ -28,7 +28,7 @@ LayerProgram layer_program(const GptConfig& config, bool looping) {
   std::vector<int> stack;  // encoder layer calls whose output waits for its decoder
   bool in_lanes = false;
   for (int i = 0; i < count; ++i) {
-    Application a;
+    LayerCall a;
     a.layer = order[size_t(i)];
     a.exclude_self = a.layer >= config.layers - config.xsa_layers;
     a.lanes = config.lane_start >= 0 && a.layer >= config.lane_start;
@@ -46,7 +46,7 @@ LayerProgram layer_program(const GptConfig& config, bool looping) {
       a.skip_from = stack.back();
       stack.pop_back();
     }
-    program.applications.push_back(a);
+    program.layer_calls.push_back(a);
   }
   return program;
 }
@@ -54,7 +54,7 @@ LayerProgram layer_program(const GptConfig& config, bool looping) {
 int skip_slots(const GptConfig& config) {
   int slots = 0;
   for (bool looping : {false, true})
-    for (const Application& a : layer_program(config, looping).applications) slots = std::max(slots, a.skip_slot + 1);
+    for (const LayerCall& a : layer_program(config, looping).layer_calls) slots = std::max(slots, a.skip_slot + 1);
   return slots;
 }
 

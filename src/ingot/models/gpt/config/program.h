@@ -1,13 +1,13 @@
 #pragma once
 // The order in which blocks run. A layer program is built once per recurrence state; weights are indexed by physical
-// layer; activations, caches and adapters by layer call ("application" in names).
+// layer; activations, caches and adapters by layer call.
 #include <vector>
 
 #include "ingot/models/gpt/config/config.h"
 
 namespace ingot {
 
-struct Application {
+struct LayerCall {
   int layer = 0;              // physical
   int skip_slot = -1;         // decoder position whose skip weights merge before this layer call, or -1
   int skip_from = -1;         // layer call whose output is merged, or -1
@@ -16,8 +16,9 @@ struct Application {
   bool enters_lanes = false;  // the first of the two-lane blocks: both lanes start as copies of x
   bool exclude_self = false;
 };
+using Application = LayerCall;  // the earlier name, for one version
 struct LayerProgram {
-  std::vector<Application> applications;
+  std::vector<LayerCall> layer_calls;
   bool looping = false;
 };
 LayerProgram layer_program(const GptConfig& config, bool looping);

@@ -11,8 +11,8 @@ GptCache::GptCache(const GptConfig& config, const LayerProgram& program, int64_t
               " tokens, expected at least 1 of 1");
   const Shape shape{sequences * capacity, config.kv_heads, config.head_dim};
   const int64_t each = Arena::aligned(dtype, shape);
-  arena_ = Arena(2 * each * int64_t(program.applications.size()), memory);
-  for (size_t i = 0; i < program.applications.size(); ++i) {
+  arena_ = Arena(2 * each * int64_t(program.layer_calls.size()), memory);
+  for (size_t i = 0; i < program.layer_calls.size(); ++i) {
     k_.push_back(arena_.take(dtype, shape));
     v_.push_back(arena_.take(dtype, shape));
   }

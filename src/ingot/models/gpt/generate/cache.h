@@ -19,13 +19,13 @@ class GptCache {
   int64_t length(int64_t sequence) const { return lengths_[size_t(sequence)]; }
   void truncate(int64_t sequence, int64_t length);  // forgets tokens beyond `length`
   void advance(int64_t sequence, int64_t tokens);   // after every layer call has written its keys and values
-  const Tensor& keys(int application) const { return k_[size_t(application)]; }
-  const Tensor& values(int application) const { return v_[size_t(application)]; }
+  const Tensor& keys(int layer_call) const { return k_[size_t(layer_call)]; }
+  const Tensor& values(int layer_call) const { return v_[size_t(layer_call)]; }
 
  private:
   Arena arena_;
   int64_t capacity_;
-  std::vector<Tensor> k_, v_;  // per application (sequences * capacity, Hkv, D)
+  std::vector<Tensor> k_, v_;  // per layer call (sequences * capacity, Hkv, D)
   std::vector<int64_t> lengths_;
 };
 

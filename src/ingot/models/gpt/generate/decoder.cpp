@@ -46,7 +46,7 @@ class GptDecoder final : public HostDecoder {
     model_.extend(
         weights_,
         {.tokens = Tensor(ids.data(), {n}), .positions = Tensor(positions.data(), {n}), .cu_seqlens = Tensor(cu, {2})},
-        {slot}, cache_, Tensor(wanted.data(), {count}), logits, adapters_.applications.empty() ? nullptr : &adapters_);
+        {slot}, cache_, Tensor(wanted.data(), {count}), logits, adapters_.layer_calls.empty() ? nullptr : &adapters_);
     take(begin + n - count, logits);
   }
 

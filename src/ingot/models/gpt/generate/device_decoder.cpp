@@ -68,7 +68,7 @@ class DeviceGptDecoder final : public HostDecoder {
            Arena::aligned(DType::f32, {c.vocab}) + Arena::aligned(sample_workspace_bytes(1, device));
   }
 
-  const GptAdapters* adapters() const { return adapters_.applications.empty() ? nullptr : &adapters_; }
+  const GptAdapters* adapters() const { return adapters_.layer_calls.empty() ? nullptr : &adapters_; }
   void start(int slot) override { cache_.truncate(slot, 0); }
   int64_t held(int slot) const override { return cache_.length(slot); }
   int64_t cut(int slot, int64_t length) override {

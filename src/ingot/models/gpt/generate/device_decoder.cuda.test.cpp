@@ -94,9 +94,9 @@ TEST_F(DeviceDecoderCuda, LogitsAreThoseOfTheCpuUpToRoundings) {
         ASSERT_TRUE(s.extend(std::vector<int32_t>{9, 2}, Decoder::Rows::all, take));  // goes on in the cache
       }
       ASSERT_EQ(seen[0].size(), seen[1].size());
-      // Each application rounds some 15 rows to bf16 on the way to logits of size 2, with adapters two more each of
+      // Each layer call rounds some 15 rows to bf16 on the way to logits of size 2, with adapters two more each of
       // five.
-      const double rows = double(layer_program(c, looping).applications.size()) * (rank > 0 ? 25 : 15);
+      const double rows = double(layer_program(c, looping).layer_calls.size()) * (rank > 0 ? 25 : 15);
       const double allowed = testing::roundoff(DType::bf16) * std::sqrt(2 * rows) * 2, off = apart(seen[0], seen[1]);
       EXPECT_LT(off, allowed);
       std::printf("%s, rank %d: logits off by %.4f of %.4f allowed\n", name.c_str(), int(rank), off, allowed);
