@@ -15,7 +15,7 @@ ELSEWHERE = {"host_cost": ["bindings/python/native", "bindings/python/ingot"]}
 COMMON = ["src/ingot/gpu", "src/ingot/core", "CMakeLists.txt", "cmake/IngotCuda.cmake", "cmake/IngotRooms.cmake"]
 # The rooms and folders that compute a token: attention, router, quantised weights, sampling and the model's own folders.
 ROOMS["decode"] = ["attention", "moe", "quant", "sampling"]
-ELSEWHERE["decode"] = ["src/ingot/megakernel", "src/ingot/models/decode", "src/ingot/models/gpt_oss"]
+ELSEWHERE["decode"] = ["src/ingot/apps/cli/measure", "src/ingot/megakernel", "src/ingot/models/decode", "src/ingot/models/gpt_oss"]
 ROOMS["prompt"], ELSEWHERE["prompt"] = [*ROOMS["decode"], "grouped"], ELSEWHERE["decode"]
 ROOMS["decode_gpus"], ELSEWHERE["decode_gpus"] = ROOMS["prompt"], ELSEWHERE["decode"]  # the same with several GPUs
 # The rooms of a training step of the preset golf.

@@ -5,10 +5,11 @@
 #include <cmath>
 
 #include "ingot/engines/generate/sequence_losses.h"
+#include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/gpt_oss/archive.h"
-#include "ingot/models/gpt_oss/decoder.h"
 #include "ingot/models/gpt_oss/forms.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
+#include "ingot/models/gpt_oss/weights.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 

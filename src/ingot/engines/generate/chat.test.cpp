@@ -5,8 +5,9 @@
 #include <map>
 
 #include "ingot/io/utf8.h"
-#include "ingot/models/gpt_oss/decoder.h"
+#include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
+#include "ingot/models/gpt_oss/weights.h"
 #include "ingot/models/host_decoder.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/text/harmony_format.h"

@@ -6,8 +6,9 @@
 #include <cmath>
 
 #include "ingot/engines/generate/sequence_losses.h"
-#include "ingot/models/gpt_oss/decoder.h"
+#include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
+#include "ingot/models/gpt_oss/weights.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 

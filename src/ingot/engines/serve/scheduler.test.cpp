@@ -5,8 +5,9 @@
 #include <future>
 
 #include "ingot/engines/generate/session.h"
-#include "ingot/models/gpt_oss/decoder.h"
+#include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
+#include "ingot/models/gpt_oss/weights.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 

@@ -56,7 +56,8 @@ int64_t experts_workspace_bytes(int64_t tokens, int64_t per_token, int64_t exper
 namespace cpu {
 namespace {
 
-template <class T> void route_row(const T* logit, int64_t experts, int32_t* chosen, T* weight, int64_t k) {
+template <class T>
+void route_row(const T* logit, int64_t experts, int32_t* chosen, T* weight, int64_t k, bool renormalise) {
   for (int64_t i = 0; i < k; ++i) {
     int64_t best = -1;
     for (int64_t e = 0; e < experts; ++e) {
@@ -69,6 +70,10 @@ template <class T> void route_row(const T* logit, int64_t experts, int32_t* chos
   const T top = weight[0];
   T sum = 0;
   for (int64_t i = 0; i < k; ++i) sum += weight[i] = std::exp(weight[i] - top);
+  if (!renormalise) {
+    sum = 0;
+    for (int64_t e = 0; e < experts; ++e) sum += std::exp(logit[e] - top);
+  }
   for (int64_t i = 0; i < k; ++i) weight[i] /= sum;
 }
 
@@ -153,7 +158,8 @@ void route(const Route& r, Stream) {
     using T = decltype(scalar);
     parallel_for(r.logits.size(0), std::max<int64_t>(1, 16384 / (E * k)), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t)
-        route_row(r.logits.ptr<T>() + t * E, E, r.experts.ptr<int32_t>() + t * k, r.weights.ptr<T>() + t * k, k);
+        route_row(r.logits.ptr<T>() + t * E, E, r.experts.ptr<int32_t>() + t * k, r.weights.ptr<T>() + t * k, k,
+                  r.renormalise);
     });
   });
 }

@@ -1,7 +1,7 @@
 #pragma once
 // A mixture of experts: the router chooses k experts for each token.
 //   experts[t,:] = the k largest of logits[t,:], largest first, the lower number first among equals
-//   weights[t,:] = softmax(those k logits)
+//   weights[t,:] = softmax(those k logits), or not renormalised: softmax(all E logits) of those k
 //   y[t] = sum_i weights[t,i] * expert(experts[t,i], x[t])
 //   expert(e, x) = gate(x Wgu_e^T + bgu_e) Wd_e^T + bd_e        gate: kernels/swiglu, gate and up interleaved
 // Letters: T tokens, E experts, k experts per token, C width, H hidden width of an expert.
@@ -14,6 +14,7 @@ struct Route {
   Tensor logits;   // (T, E) f32 or f64
   Tensor experts;  // (T, k) i32
   Tensor weights;  // (T, k) as logits
+  bool renormalise = true;
 };
 void route(const Route& r, Stream stream);
 

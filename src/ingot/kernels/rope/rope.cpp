@@ -42,6 +42,19 @@ void apply_yarn(RopeFrequencies& f, int64_t rotary_dim, double base, const RopeS
   if (scaling.attention_factor > 0) f.amplitude = scaling.attention_factor;
 }
 
+// Between the two limits the speed is a mean, weighted by the turns that a pair makes in the original context.
+void apply_llama3(RopeFrequencies& f, const RopeScaling& s) {
+  INGOT_CHECK(s.original_context > 0, "rope: found llama3 with original_context ", s.original_context,
+              ", expected the context the model was trained with");
+  INGOT_CHECK(s.beta_fast > s.beta_slow, "rope: found llama3 with beta_fast ", s.beta_fast,
+              ", expected more than beta_slow = ", s.beta_slow);
+  for (double& theta : f.theta) {
+    const double turns = s.original_context * theta / (2 * std::numbers::pi);
+    const double kept = std::clamp((turns - s.beta_slow) / (s.beta_fast - s.beta_slow), 0.0, 1.0);
+    theta *= kept + (1 - kept) / s.factor;
+  }
+}
+
 // --- checks ------------------------------------------------------------------------------------------------
 
 void check_heads(const char* op, const char* name, const Tensor& t, const Tensor& like) {
@@ -249,6 +262,9 @@ RopeFrequencies rope_frequencies(int64_t rotary_dim, double base, const RopeScal
   f.theta.resize(size_t(rotary_dim / 2));
   for (size_t j = 0; j < f.theta.size(); ++j) f.theta[j] = std::pow(base, -2.0 * double(j) / double(rotary_dim));
   if (scaling.kind == RopeScaling::yarn) apply_yarn(f, rotary_dim, base, scaling);
+  if (scaling.kind == RopeScaling::llama3) apply_llama3(f, scaling);
+  if (scaling.kind == RopeScaling::linear)
+    for (double& theta : f.theta) theta /= scaling.factor;
   return f;
 }
 

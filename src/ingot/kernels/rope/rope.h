@@ -12,10 +12,10 @@ namespace ingot {
 
 // How the frequencies theta_j = base^(-2j / rotary_dim) are stretched for contexts longer than those trained on.
 struct RopeScaling {
-  enum Kind { none, ntk, yarn } kind = none;
-  double factor = 1;                     // ntk, yarn: how many times longer
-  double original_context = 0;           // yarn: the context the model was trained with
-  double beta_fast = 32, beta_slow = 1;  // yarn: rotations at which interpolation begins and ends
+  enum Kind { none, ntk, yarn, linear, llama3 } kind = none;
+  double factor = 1;                     // how many times longer
+  double original_context = 0;           // yarn, llama3: the context the model was trained with
+  double beta_fast = 32, beta_slow = 1;  // yarn, llama3 (4 and 1): rotations at which interpolation begins and ends
   bool truncate = true;                  // yarn: round the ramp's ends to whole pairs
   double attention_factor = 0;           // yarn: factor on cos and sin; 0 means 0.1 ln(factor) + 1
 };
@@ -23,7 +23,8 @@ struct RopeFrequencies {
   std::vector<double> theta;  // rotary_dim / 2 angles per position
   double amplitude = 1;       // multiplies cos and sin
 };
-// ntk: base' = base * factor^(rotary_dim / (rotary_dim - 2)).   yarn: Peng et al. 2023, as GPT-OSS and Llama use it.
+// ntk: base' = base * factor^(rotary_dim / (rotary_dim - 2)).   yarn: Peng et al. 2023, as GPT-OSS uses it.
+// linear: all angles are divided by factor.   llama3: as yarn, with a ramp over the turns in the original context.
 RopeFrequencies rope_frequencies(int64_t rotary_dim, double base, const RopeScaling& scaling = {});
 
 // cos and sin of every position: (positions, rotary_dim / 2), amplitude included; f32 or f64.

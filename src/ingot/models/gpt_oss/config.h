@@ -8,6 +8,8 @@
 
 namespace ingot {
 
+struct DecoderSpec;
+
 struct GptOssConfig {
   int64_t vocab = 0, hidden = 0, layers = 0;
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
@@ -28,6 +30,7 @@ struct GptOssConfig {
   int64_t q_width() const { return heads * head_dim; }
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
+  operator DecoderSpec() const;  // spec_of(): wherever the decode engine asks for a spec
 };
 void check(const GptOssConfig& c, const std::string& where);  // every size in range, and what must divide does
 

@@ -324,7 +324,7 @@ TEST(gpt_oss, a_cache_goes_back_as_far_as_its_rings_and_snapshots_allow_and_no_f
   EXPECT_FALSE(cache.can_rewind(51));
   EXPECT_TRUE(cache.can_rewind(0));
   EXPECT_EQ(error_of([&] { cache.rewind(51); }),
-            "invalid argument: gpt-oss: found a cache of 60 tokens that cannot go back to 51");
+            "invalid argument: decode: found a cache of 60 tokens that cannot go back to 51");
   cache.rewind(52);
   same(52);
   cache.restore(at20);
@@ -346,12 +346,12 @@ TEST(gpt_oss, what_does_not_fit_is_refused_with_both_values) {
   GptOssCache cache(m.config, 2, 10, 8);
   const std::vector<int32_t> ids = random_ids(9, m.config.vocab), bad = {0, 37};
   EXPECT_EQ(error_of([&] { model.extend(ids, cache); }),
-            "invalid argument: gpt-oss: found a batch of 9 tokens, expected 1 to 8");
+            "invalid argument: decode: found a batch of 9 tokens, expected 1 to 8");
   EXPECT_EQ(error_of([&] { model.extend(bad, cache); }),
-            "invalid argument: gpt-oss: found id 37 at position 1, expected 0 to 36");
+            "invalid argument: decode: found id 37 at position 1, expected 0 to 36");
   model.extend(std::span(ids).first(8), cache);
   EXPECT_EQ(error_of([&] { model.extend(std::span(ids).first(3), cache); }),
-            "invalid argument: gpt-oss: found 11 tokens, expected at most 10, the context that was made room for");
+            "invalid argument: decode: found 11 tokens, expected at most 10, the context that was made room for");
   EXPECT_EQ(cache.length(), 8);
 }
 

@@ -6,9 +6,9 @@
 #include "ingot/io/formats/archive.h"
 #include "ingot/io/formats/gguf.h"
 #include "ingot/io/hugging_face_cache.h"
+#include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/gpt_oss/archive.h"
-#include "ingot/models/gpt_oss/decoder.h"
 #include "ingot/models/registry.h"
 #include "ingot/text/harmony_format.h"
 
@@ -26,13 +26,13 @@ OpenedModel open(const std::string& path, const DecoderOptions& asked) {
   // A prompt shorter than a batch needs no room for more.
   o.batch = std::min(o.batch, o.context > 0 ? o.context : config.context);
   if (o.gpus > 1)
-    if (const std::string unsupported_reason = gpt_oss_gpus_unsupported_reason(config, o); !unsupported_reason.empty())
+    if (const std::string unsupported_reason = gpus_unsupported_reason(config, o); !unsupported_reason.empty())
       fail(ErrorCode::unsupported, "--gpus ", o.gpus, ": ", unsupported_reason);
   // From the headers: who has no room reads nothing.
   std::string unsupported_reason =
-      o.device == DeviceChoice::cpu ? "the CPU was asked for" : gpt_oss_gpus_unsupported_reason(config, o);
+      o.device == DeviceChoice::cpu ? "the CPU was asked for" : gpus_unsupported_reason(config, o);
   if (unsupported_reason.empty())
-    unsupported_reason = gpt_oss_gpu_unsupported_reason(config, gpt_oss_shapes(path, config, {.layers = o.layers}), o);
+    unsupported_reason = gpu_unsupported_reason(config, gpt_oss_shapes(path, config, {.layers = o.layers}), o);
   const bool on_gpu = o.device == DeviceChoice::cuda || o.gpus > 1 || unsupported_reason.empty();
   if (on_gpu && !unsupported_reason.empty()) fail(ErrorCode::unsupported, "device cuda: ", unsupported_reason);
   const int64_t layers = o.layers > 0 ? o.layers : config.layers;
@@ -44,8 +44,7 @@ OpenedModel open(const std::string& path, const DecoderOptions& asked) {
   if (o.device == DeviceChoice::automatic && !unsupported_reason.empty() && gpu::device_count() > 0)
     m.note = "on the CPU: " + unsupported_reason;
   if (on_gpu)
-    if (const std::string rounding = gpt_oss_gpu_rounding(*weights); !rounding.empty())
-      m.note = "on the GPU: " + rounding;
+    if (const std::string rounding = gpu_rounding(*weights); !rounding.empty()) m.note = "on the GPU: " + rounding;
   if (on_gpu && o.e4m3_experts)
     m.note += (m.note.empty() ? "on the GPU: " : "; ") +
               std::string("tokens by a launch a phase for --quant, not by the megakernel");

@@ -1,33 +1,14 @@
 #pragma once
 // The weights of a GPT-OSS model in memory, and their reading from a checkpoint or an archive.
-#include <memory>
-#include <vector>
-
-#include "ingot/core/memory/arena.h"
-#include "ingot/kernels/quant/quant.h"
+#include "ingot/models/decoder_weights.h"
 #include "ingot/models/gpt_oss/config.h"
 
 namespace ingot {
 
-// Vectors are f32. Matrices keep the format they are stored in: of a checkpoint bf16 or f32, experts also mxfp4, in
-// rows; of an archive (archive.h) bf16, fp8 or mxfp4, in weight tiles but for the embedding.
-struct GptOssLayer {
-  Tensor attn_norm, mlp_norm;   // (C)
-  WeightMatrix qkv, o, router;  // (Q + 2 KV, C): rows of q, then k, then v; (C, Q); (E, C)
-  Tensor b_qkv, b_o, b_router;  // b_qkv and b_o left out where the config has no attention bias
-  Tensor sinks;                 // (heads)
-  WeightMatrix gate_up, down;   // (E, 2I, C) gate and up interleaved by rows, (E, C, I)
-  Tensor b_gate_up, b_down;     // (E, 2I), (E, C)
-};
-struct GptOssWeights {
-  WeightMatrix embed, head;  // (V, C); tied: the same memory
-  Tensor norm;               // (C)
-  std::vector<GptOssLayer> layers;
-  Arena arena;  // owns what an archive's mapping does not
-  std::shared_ptr<const void> mapping;
-  int64_t mapped_bytes = 0;
-  int64_t bytes() const { return arena.used() + mapped_bytes; }
-};
+// Of a checkpoint matrices are bf16 or f32, experts also mxfp4, in rows; of an archive (archive.h) bf16, fp8 or mxfp4,
+// in weight tiles but for the embedding.
+using GptOssLayer = DecoderLayer;
+using GptOssWeights = DecoderWeights;
 
 struct GptOssLoad {
   int64_t layers = 0;       // the first so many; 0: all

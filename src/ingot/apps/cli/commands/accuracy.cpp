@@ -10,7 +10,7 @@
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
 #include "ingot/io/json.h"
-#include "ingot/models/gpt_oss/decoder.h"
+#include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/gpt_oss/forms.h"
 
 namespace ingot::cli {

@@ -4,12 +4,12 @@
 #include <optional>
 
 #include "ingot/apps/cli/framework/cli.h"
+#include "ingot/apps/cli/measure/decode.h"
 #include "ingot/apps/cli/shared/models.h"
 #include "ingot/apps/cli/shared/runs.h"
 #include "ingot/core/version.h"
 #include "ingot/gpu/device.h"
 #include "ingot/io/json.h"
-#include "ingot/models/decode/measure/measure.h"
 #include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot::cli {

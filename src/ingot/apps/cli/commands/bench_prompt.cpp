@@ -1,10 +1,10 @@
 // ingot bench prompt: the time to the first token of GPT-OSS on a GPU, with synthetic weights.
 #include "ingot/apps/cli/framework/cli.h"
+#include "ingot/apps/cli/measure/prompts.h"
 #include "ingot/apps/cli/shared/models.h"
 #include "ingot/core/version.h"
 #include "ingot/gpu/device.h"
 #include "ingot/io/json.h"
-#include "ingot/models/decode/measure/measure_prompts.h"
 
 namespace ingot::cli {
 namespace {

@@ -45,7 +45,7 @@ bool fits(const Model& m) {
 
 }  // namespace
 
-TokenSums token_sums_of(const GptOssConfig& c, uint64_t* words) {
+TokenSums token_sums_of(const DecoderSpec& c, uint64_t* words) {
   return TokenSums::at(words, c.qkv_width(), weight_tile_padded_cols(c.hidden), c.experts,
                        c.experts_per_token * weight_tiles::vector_bytes(uint32_t(c.intermediate)));
 }

@@ -51,7 +51,7 @@ struct TokenSums {
   INGOT_HD int64_t used_words() const { return x_stride + qkv_width + middle; }
 };
 // For a model; `words`: of Buffers.
-TokenSums token_sums_of(const GptOssConfig& config, uint64_t* words);
+TokenSums token_sums_of(const DecoderSpec& config, uint64_t* words);
 struct Token {
   Embedding embedding;
   NormProduct head;

@@ -4,17 +4,17 @@
 
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
-#include "ingot/models/decode/measure/trace.h"
 #include "ingot/models/decode/model/ranked_model.h"
+#include "ingot/models/decode/model/trace.h"
 #include "ingot/models/host_decoder.h"
 
 namespace ingot {
 
-std::string gpt_oss_gpu_rounding(const GptOssWeights& w) {
+std::string gpu_rounding(const DecoderWeights& w) {
   std::vector<const WeightMatrix*> all = {&w.embed};
   const bool tied = w.embed.data.data != nullptr && w.head.data.data == w.embed.data.data;
   if (!tied) all.push_back(&w.head);
-  for (const GptOssLayer& l : w.layers) all.insert(all.end(), {&l.qkv, &l.o, &l.router, &l.gate_up, &l.down});
+  for (const DecoderLayer& l : w.layers) all.insert(all.end(), {&l.qkv, &l.o, &l.router, &l.gate_up, &l.down});
   const auto wide = std::count_if(all.begin(), all.end(), [](auto* m) { return m->format == WeightFormat::f32; });
   if (wide == 0) return {};
   return ingot::detail::concat(wide, " of ", all.size(), " matrices are rounded from f32 to bf16");
@@ -22,14 +22,14 @@ std::string gpt_oss_gpu_rounding(const GptOssWeights& w) {
 
 #ifndef INGOT_HAS_CUDA_DECODE
 
-std::string gpt_oss_gpus_unsupported_reason(const GptOssConfig&, const DecoderOptions&) {
+std::string gpus_unsupported_reason(const DecoderSpec&, const DecoderOptions&) {
   return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
 }
-std::string gpt_oss_gpu_unsupported_reason(const GptOssConfig&, const GptOssWeights&, const DecoderOptions&) {
+std::string gpu_unsupported_reason(const DecoderSpec&, const DecoderWeights&, const DecoderOptions&) {
   return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
 }
-std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o) {
-  fail(ErrorCode::unsupported, "device cuda: ", gpt_oss_gpu_unsupported_reason(c, w, o));
+std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o) {
+  fail(ErrorCode::unsupported, "device cuda: ", gpu_unsupported_reason(c, w, o));
 }
 
 #else
@@ -43,7 +43,7 @@ constexpr size_t kFewestTogether = 3;
 
 class GpuDecoder final : public HostDecoder {
  public:
-  GpuDecoder(const GptOssConfig& c, const GptOssWeights& weights, const DecoderOptions& o)
+  GpuDecoder(const DecoderSpec& c, const DecoderWeights& weights, const DecoderOptions& o)
       : HostDecoder(o.slots),
         model_(c, weights, DeviceModel::fit_to_memory(c, weights, o)),
         batch_(std::max(o.batch, model_.prompt_batch())),
@@ -108,7 +108,7 @@ class GpuDecoder final : public HostDecoder {
       spans = model_.trace_token(blocks, slot);
       model_.rewind(length, slot);
     }
-    return decode::perfetto_json(spans, ingot::detail::concat("GPT-OSS, a token after ", length, " of context"));
+    return decode::perfetto_json(spans, ingot::detail::concat("A token after ", length, " of context"));
   }
 
   RankedModel model_;
@@ -118,18 +118,20 @@ class GpuDecoder final : public HostDecoder {
 
 }  // namespace
 
-std::string gpt_oss_gpus_unsupported_reason(const GptOssConfig& c, const DecoderOptions& o) {
+std::string gpus_unsupported_reason(const DecoderSpec& c, const DecoderOptions& o) {
   if (std::string unsupported_reason = decode::ranks_unsupported_reason(int(o.gpus)); !unsupported_reason.empty())
     return unsupported_reason;
   try {
+    check(c, "decode");
+    if (std::string reason = unsupported_reason(c, DecodePath::phased); !reason.empty()) return reason;
     decode::check_supported(c);
     if (c.e4m3_inputs && o.gpus > 1) return ingot::detail::concat("found --quant on ", o.gpus, " GPUs, expected one");
     (void)decode::slices_of(c, int(o.gpus), o.split);
   } catch (const Error& e) { return e.what(); }
   return {};
 }
-std::string gpt_oss_gpu_unsupported_reason(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o) {
-  if (std::string unsupported_reason = gpt_oss_gpus_unsupported_reason(c, o); !unsupported_reason.empty())
+std::string gpu_unsupported_reason(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o) {
+  if (std::string unsupported_reason = gpus_unsupported_reason(c, o); !unsupported_reason.empty())
     return unsupported_reason;
   for (int r = 0; r < int(o.gpus); ++r) {
     DecoderOptions least = o;
@@ -144,8 +146,8 @@ std::string gpt_oss_gpu_unsupported_reason(const GptOssConfig& c, const GptOssWe
   return {};
 }
 
-std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o) {
-  if (const std::string unsupported_reason = gpt_oss_gpu_unsupported_reason(c, w, o); !unsupported_reason.empty())
+std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o) {
+  if (const std::string unsupported_reason = gpu_unsupported_reason(c, w, o); !unsupported_reason.empty())
     fail(ErrorCode::unsupported, "device cuda: ", unsupported_reason);
   return std::make_unique<GpuDecoder>(c, w, o);
 }

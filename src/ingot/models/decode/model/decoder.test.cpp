@@ -12,14 +12,14 @@ namespace {
 TEST(GptOssGpuRounding, MatricesInF32AreCountedAndOthersAreNot) {
   const GptOssConfig c = synthetic_gpt_oss("20b");
   GptOssWeights w = decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);
-  EXPECT_EQ(gpt_oss_gpu_rounding(w), "");
+  EXPECT_EQ(gpu_rounding(w), "");
   w.layers[0].router.format = w.layers[3].down.format = WeightFormat::f32;
-  EXPECT_EQ(gpt_oss_gpu_rounding(w), "2 of 122 matrices are rounded from f32 to bf16");
+  EXPECT_EQ(gpu_rounding(w), "2 of 122 matrices are rounded from f32 to bf16");
   // Tied: one matrix.
   bf16 memory;
   w.embed.data.data = w.head.data.data = &memory;
   w.embed.format = w.head.format = WeightFormat::f32;
-  EXPECT_EQ(gpt_oss_gpu_rounding(w), "3 of 121 matrices are rounded from f32 to bf16");
+  EXPECT_EQ(gpu_rounding(w), "3 of 121 matrices are rounded from f32 to bf16");
 }
 
 }  // namespace

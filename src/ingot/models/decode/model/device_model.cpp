@@ -18,7 +18,7 @@ constexpr int64_t kStepsBack = 4096;  // tokens that a sliding layer's ring keep
 
 // Room for a head in 8 bits, where one is wanted and serves.
 void build_prefilter(DeviceBuilder& b, bool wanted, Model& m) {
-  if (!wanted || !supports_prefilter(m)) return;
+  if (!wanted || !unsupported_reason(m.config, DecodePath::prefilter).empty() || !supports_prefilter(m)) return;
   uint8_t* codes;
   PrefilterRow* rows;
   b.take(codes, prefilter_matrix(m.head, nullptr).matrix_bytes);
@@ -29,12 +29,12 @@ void build_prefilter(DeviceBuilder& b, bool wanted, Model& m) {
 // A slot's cache and activations: zeros at first. Returns where the activations lie.
 char* build_slot(DeviceBuilder& b, Model& m, int64_t context, int64_t ring, int ranks, LayerStages*& stages,
                  Ranks*& of_ranks) {
-  const GptOssConfig& c = m.config;
+  const DecoderSpec& c = m.config;
   const int64_t kv_heads = m.kv_heads < 0 ? c.kv_heads : m.kv_heads;
   for (size_t l = 0; l < m.layers.size(); ++l) {
     Layer& y = m.layers[l];
-    y.window = c.sliding[l] ? uint32_t(c.window) : 0;
-    y.cache_rows = uint32_t(c.sliding[l] ? ring : context);
+    y.window = uint32_t(c.layer[l].window);
+    y.cache_rows = uint32_t(y.window > 0 ? ring : context);
     b.take(y.keys, int64_t(y.cache_rows) * kv_heads * cache_dim(c));
     b.take(y.values, int64_t(y.cache_rows) * kv_heads * cache_dim(c));
   }
@@ -47,18 +47,18 @@ char* build_slot(DeviceBuilder& b, Model& m, int64_t context, int64_t ring, int 
   return memory;
 }
 // What other ranks write to.
-void build_inbox(DeviceBuilder& b, const GptOssConfig& c, int ranks, uint64_t*& inbox, uint32_t*& epoch) {
+void build_inbox(DeviceBuilder& b, const DecoderSpec& c, int ranks, uint64_t*& inbox, uint32_t*& epoch) {
   if (ranks == 1) return;
   b.take(inbox, inbox_bytes(c, uint32_t(ranks)) / 8);
   b.take(epoch, 1);
 }
 // cos and sin of all positions, which slots share.
-void build_table(DeviceBuilder& b, const GptOssConfig& c, int64_t context, float*& cos, float*& sin) {
+void build_table(DeviceBuilder& b, const DecoderSpec& c, int64_t context, float*& cos, float*& sin) {
   b.take(cos, context * c.head_dim / 2);
   b.take(sin, context * c.head_dim / 2);
 }
 
-void build_streams(DeviceBuilder& b, const GptOssConfig& c, int64_t context, int64_t slots, int ranks,
+void build_streams(DeviceBuilder& b, const DecoderSpec& c, int64_t context, int64_t slots, int ranks,
                    BatchedSequences& streams, BatchInput*& input, Buffers& buffers) {
   if (slots == 1 || ranks > 1) return;
   char* memory;
@@ -68,16 +68,17 @@ void build_streams(DeviceBuilder& b, const GptOssConfig& c, int64_t context, int
   lay_out(c, memory, input, streams);
 }
 
-int64_t ring_of(const GptOssConfig& c, int64_t context) {
-  return std::min(context, c.window - 1 + kMostTokens + kStepsBack);
+int64_t ring_of(const DecoderSpec& c, int64_t context) {
+  return std::min(context, c.window_reach() + kMostTokens + kStepsBack);
 }
 static_assert(kPromptTokens <= kStepsBack, "a prompt's keys fit into a ring");
 // Tokens that extend() takes at most.
-int64_t prompt_tokens_of(const GptOssConfig& c, int64_t context, const DecoderOptions& o) {
-  return o.prompt_kernels && prompts_take(c) ? std::max<int64_t>(max_step_tokens(c), std::min(context, kPromptTokens))
-                                             : max_step_tokens(c);
+int64_t prompt_tokens_of(const DecoderSpec& c, int64_t context, const DecoderOptions& o) {
+  return o.prompt_kernels && unsupported_reason(c, DecodePath::prompt).empty() && prompts_take(c)
+             ? std::max<int64_t>(max_step_tokens(c), std::min(context, kPromptTokens))
+             : max_step_tokens(c);
 }
-void build_prompt(DeviceBuilder& b, const GptOssConfig& c, int64_t tokens, int ranks, PromptBuffers& prompt) {
+void build_prompt(DeviceBuilder& b, const DecoderSpec& c, int64_t tokens, int ranks, PromptBuffers& prompt) {
   if (tokens <= max_step_tokens(c)) return;
   char* memory;
   b.take(memory, lay_out(c, tokens, ranks > 1, nullptr, prompt));
@@ -86,7 +87,7 @@ void build_prompt(DeviceBuilder& b, const GptOssConfig& c, int64_t tokens, int r
 
 }  // namespace
 
-int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o, int rank) {
+int64_t DeviceModel::bytes(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o, int rank) {
   const int64_t context = context_of(o, c.context);
   const int gpus = int(o.gpus);
   Model m;
@@ -112,7 +113,7 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
   return counter.bytes;
 }
 
-DecoderOptions DeviceModel::fit_to_memory(const GptOssConfig& c, const GptOssWeights& w, DecoderOptions o) {
+DecoderOptions DeviceModel::fit_to_memory(const DecoderSpec& c, const DecoderWeights& w, DecoderOptions o) {
   // Graphs and the code of kernels take memory later, which an int8 prefilter must not have taken.
   constexpr int64_t kSpare = int64_t(1) << 29;
   for (int r = 0; r < int(o.gpus) && o.int8_prefilter; ++r) {
@@ -122,17 +123,20 @@ DecoderOptions DeviceModel::fit_to_memory(const GptOssConfig& c, const GptOssWei
   return o;
 }
 
-DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o)
+DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o)
     : DeviceModel(c, w, o, 0, nullptr) {}
-DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o, uint64_t seed)
+DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o, uint64_t seed)
     : DeviceModel(c, w, o, 0, &seed) {}
-DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o, int rank,
+DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o, int rank,
                          const uint64_t* seed)
     : context_(context_of(o, c.context)),
       ring_(ring_of(c, context_)),
       prompt_tokens_(prompt_tokens_of(c, context_, o)),
       slice_(slices_of(c, int(o.gpus), o.split)[size_t(rank)]),
       device_(rank) {
+  check(c, "decode");
+  if (const std::string reason = unsupported_reason(c, DecodePath::phased); !reason.empty())
+    fail(ErrorCode::unsupported, "decode on a GPU: ", reason);
   check_supported(c);
   const int gpus = int(o.gpus);
   const gpu::DeviceGuard guard(device_);
@@ -171,7 +175,7 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
   for (int s = 1; s < int(o.slots); ++s)
     INGOT_CHECK(reinterpret_cast<const char*>(buffers(s).state) - reinterpret_cast<const char*>(buffers(s - 1).state) ==
                     bytes_between_slots(),
-                "gpt-oss: slots lie at uneven distances");
+                "decode: slots lie at uneven distances");
   if (most_streams() > 1) {
     streams_.slot_bytes = bytes_between_slots();
     streams_.state = buffers().state, streams_.logits = buffers().logits;
@@ -179,7 +183,7 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
   }
   use_megakernel(o.megakernel);
   std::vector<float> host_cos(size_t(context_ * c.head_dim / 2)), host_sin(host_cos.size());
-  rope_table(rope_frequencies(c.head_dim, c.rope_base, c.rope_scaling),
+  rope_table(rope_frequencies(c.head_dim, c.rope[0].theta, c.rope[0].scaling),
              Tensor(host_cos.data(), {context_, c.head_dim / 2}), Tensor(host_sin.data(), {context_, c.head_dim / 2}));
   gpu::copy_to_device(cos, host_cos.data(), int64_t(host_cos.size()) * 4);
   gpu::copy_to_device(sin, host_sin.data(), int64_t(host_sin.size()) * 4);
@@ -221,7 +225,7 @@ std::string DeviceModel::wait() {
 
 void DeviceModel::synchronize() {
   const std::string found = wait();
-  if (!found.empty()) fail(ErrorCode::interrupted, "gpt-oss: the GPU gave up after ", place_in(reset()), ": ", found);
+  if (!found.empty()) fail(ErrorCode::interrupted, "decode: the GPU gave up after ", place_in(reset()), ": ", found);
 }
 
 #endif

@@ -13,7 +13,7 @@
 #include "ingot/models/decode/prompt/prompt.h"
 #include "ingot/models/decode/small_batch/batched_sequences.h"
 #include "ingot/models/decode/weights/builder.h"
-#include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/decoder_weights.h"
 #include "ingot/models/host_decoder.h"
 #include "ingot/models/options.h"
 
@@ -22,22 +22,22 @@ namespace ingot::decode {
 class DeviceModel {
  public:
   // What a model will take of the GPU's memory.
-  static int64_t bytes(const GptOssConfig& config, const GptOssWeights& weights, const DecoderOptions& options,
+  static int64_t bytes(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options,
                        int rank = 0);
   // The same options, without the int8 prefilter where the memory of one of the GPUs has no room for its part: all
   // ranks of a step must leave the same.
-  static DecoderOptions fit_to_memory(const GptOssConfig& config, const GptOssWeights& weights, DecoderOptions options);
+  static DecoderOptions fit_to_memory(const DecoderSpec& config, const DecoderWeights& weights, DecoderOptions options);
   // Copies the weights, which may be gone afterwards. f32 matrices become bf16. Too little memory is said before any
   // is taken.
-  DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DecoderOptions& options);
+  DeviceModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options);
   // Random weights of these shapes at realistic scale, made on the GPU.
-  DeviceModel(const GptOssConfig& config, const GptOssWeights& shapes, const DecoderOptions& options, uint64_t seed);
+  DeviceModel(const DecoderSpec& config, const DecoderWeights& shapes, const DecoderOptions& options, uint64_t seed);
   // Rank `rank` of options.gpus, on the GPU of that number, with its slice of the model (ranked_model.h makes all
   // ranks). With a seed the weights are random.
-  DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DecoderOptions& options, int rank,
+  DeviceModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options, int rank,
               const uint64_t* seed);
 
-  const GptOssConfig& config() const { return slots_[0].model.config; }
+  const DecoderSpec& config() const { return slots_[0].model.config; }
   int64_t context() const { return context_; }
   int64_t batch() const { return max_step_tokens(config()); }
   int64_t prompt_batch() const { return prompt_tokens_; }  // what extend() takes where no logits but the last are asked

@@ -48,11 +48,11 @@ std::string ranks_unsupported_reason(int ranks) {
   return {};
 }
 
-RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o)
+RankedModel::RankedModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o)
     : RankedModel(c, w, o, nullptr) {}
-RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o, uint64_t seed)
+RankedModel::RankedModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o, uint64_t seed)
     : RankedModel(c, w, o, &seed) {}
-RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DecoderOptions& o, const uint64_t* seed)
+RankedModel::RankedModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o, const uint64_t* seed)
     : drawn_by_first_(size_t(o.slots)) {
   if (const std::string unsupported_reason = ranks_unsupported_reason(int(o.gpus)); !unsupported_reason.empty())
     fail(ErrorCode::unsupported, "decode on GPUs: ", unsupported_reason);
@@ -109,7 +109,7 @@ std::string RankedModel::wait() {
     } catch (const Error& e) { broken = e.code, of_rank = e.what(); }
     if (!of_rank.empty()) found += ingot::detail::concat(found.empty() ? "" : "; ", "GPU ", r, ": ", of_rank);
   }
-  if (broken) fail(*broken, "gpt-oss: ", found);
+  if (broken) fail(*broken, "decode: ", found);
   return found;
 }
 
@@ -132,7 +132,7 @@ void RankedModel::synchronize() {
       gpu::copy_to_device(rank->buffers(s).state->tokens, state.tokens, sizeof state.tokens);
     }
   }
-  fail(ErrorCode::interrupted, "gpt-oss: the GPUs gave up after ", ranks_[0]->place_in(hung), ": ", found);
+  fail(ErrorCode::interrupted, "decode: the GPUs gave up after ", ranks_[0]->place_in(hung), ": ", found);
 }
 
 bool RankedModel::use_megakernel(bool wanted) {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "ingot/models/decode/measure/trace.h"
 #include "ingot/models/decode/model/device_model.h"
+#include "ingot/models/decode/model/trace.h"
 
 namespace ingot::decode {
 
@@ -26,14 +26,14 @@ class RankedModel {
  public:
   // One rank a GPU, options.gpus of them; options.split says how they share the weights. Error{unsupported} before any
   // memory is taken where ranks_unsupported_reason() or slices_of() refuse.
-  RankedModel(const GptOssConfig& config, const GptOssWeights& weights, const DecoderOptions& options);
+  RankedModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options);
   // Random weights of these shapes; what all ranks have is the same.
-  RankedModel(const GptOssConfig& config, const GptOssWeights& shapes, const DecoderOptions& options, uint64_t seed);
+  RankedModel(const DecoderSpec& config, const DecoderWeights& shapes, const DecoderOptions& options, uint64_t seed);
 
   int ranks() const { return int(ranks_.size()); }
   DeviceModel& rank(int r) { return *ranks_[size_t(r)]; }
   const DeviceModel& rank(int r) const { return *ranks_[size_t(r)]; }
-  const GptOssConfig& config() const { return rank(0).config(); }
+  const DecoderSpec& config() const { return rank(0).config(); }
   int64_t context() const { return rank(0).context(); }
   int64_t batch() const { return rank(0).batch(); }
   int64_t prompt_batch() const { return rank(0).prompt_batch(); }
@@ -60,7 +60,7 @@ class RankedModel {
   void pretend(int64_t length, int slot = 0);
 
  private:
-  RankedModel(const GptOssConfig& config, const GptOssWeights& weights, const DecoderOptions& options,
+  RankedModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options,
               const uint64_t* seed);
   // Before any rank's kernels run: making a graph may wait for them.
   void prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone);

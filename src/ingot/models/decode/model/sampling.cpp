@@ -25,7 +25,7 @@ void build_sampling(DeviceBuilder& b, int64_t vocab, int64_t slots, SamplingBuff
 
 namespace {
 [[noreturn]] void fail_without_numbers(const State& s) {
-  fail(ErrorCode::numeric, "gpt-oss: found ", (s.flaw & 1) != 0 ? "a NaN logit" : "only -inf logits",
+  fail(ErrorCode::numeric, "decode: found ", (s.flaw & 1) != 0 ? "a NaN logit" : "only -inf logits",
        " before position ", s.position, ", expected numbers");
 }
 bool has_token(const State& s) { return s.flaw == 0 && s.tokens[0] >= 0; }
@@ -70,7 +70,7 @@ void DeviceModel::send_adjustments(const SampleOptions& o, int index) {
 }
 
 void DeviceModel::check_logits(const Slot& slot) const {
-  INGOT_CHECK(!slot.id_alone, "gpt-oss: found a step that was asked for the likeliest id alone, expected its logits");
+  INGOT_CHECK(!slot.id_alone, "decode: found a step that was asked for the likeliest id alone, expected its logits");
 }
 
 // The slots' memory as tensors of a row each.
@@ -91,7 +91,7 @@ void DeviceModel::start_sampling(std::span<const SlotSample> of) {
   int64_t top = 0;
   for (const SlotSample& r : of) {
     const SampleOptions& o = *r.options;
-    INGOT_CHECK(samples(o), "gpt-oss: found ", o.bias.size(), " biases and logprobs of ", o.logprobs,
+    INGOT_CHECK(samples(o), "decode: found ", o.bias.size(), " biases and logprobs of ", o.logprobs,
                 " ids, expected at most ", kMostBiases, " and ", kMostLogprobs);
     const Slot& slot = slots_[size_t(r.slot)];
     const int64_t vocab = o.vocab > 0 ? o.vocab : config().vocab;

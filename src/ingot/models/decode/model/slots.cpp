@@ -44,11 +44,11 @@ void DeviceModel::grow(Slot& slot, int64_t tokens) {
 bool DeviceModel::can_rewind(int64_t length, int index) const {
   const Slot& slot = slots_[size_t(index)];
   return 0 <= length && length <= slot.length &&
-         (length == 0 || std::max<int64_t>(0, length - (config().window - 1)) >= slot.valid_from);
+         (length == 0 || std::max<int64_t>(0, length - config().window_reach()) >= slot.valid_from);
 }
 void DeviceModel::rewind(int64_t length, int index) {
   Slot& slot = slots_[size_t(index)];
-  INGOT_CHECK(can_rewind(length, index), "gpt-oss: found a cache of ", slot.length, " tokens that cannot go back to ",
+  INGOT_CHECK(can_rewind(length, index), "decode: found a cache of ", slot.length, " tokens that cannot go back to ",
               length);
   const gpu::DeviceGuard guard(device_);
   synchronize();
@@ -63,7 +63,7 @@ void DeviceModel::pretend(int64_t length, int index) {
   const gpu::DeviceGuard guard(device_);
   rewind(0, index);
   grow(slot, length);
-  const GptOssConfig& c = config();
+  const DecoderSpec& c = config();
   uint64_t seed = 1;
   const int64_t kv_heads = slice_.kv_heads.size();
   for (const Layer& l : slot.model.layers)

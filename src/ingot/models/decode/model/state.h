@@ -7,7 +7,7 @@
 #include "ingot/kernels/moe/route_lists.h"
 #include "ingot/kernels/quant/quant.h"
 #include "ingot/megakernel/exchange.h"
-#include "ingot/models/gpt_oss/config.h"
+#include "ingot/models/spec.h"
 
 namespace ingot::decode {
 
@@ -96,7 +96,7 @@ struct Buffers {
 };
 
 struct Model {
-  GptOssConfig config;    // of the whole model
+  DecoderSpec config;     // of the whole model
   int64_t kv_heads = -1;  // that this GPU has; -1: all
   const bf16* embed;      // (V, C)
   const float *norm, *cos, *sin;

@@ -9,7 +9,8 @@ namespace ingot::decode {
 #ifdef INGOT_HAS_CUDA_DECODE
 
 bool DeviceModel::use_megakernel(bool wanted) {
-  const bool takes = supports_megakernel(slots_[0].model);
+  const bool takes =
+      unsupported_reason(config(), DecodePath::megakernel).empty() && supports_megakernel(slots_[0].model);
   if (takes) megakernel_ = wanted;
   return takes || !wanted;
 }
@@ -32,9 +33,9 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
   Slot& slot = slots_[size_t(index)];
   const int64_t T = int64_t(ids.size());
   const int64_t most = head_rows <= 1 ? prompt_batch() : head_rows == T ? rows_batch() : batch();
-  INGOT_CHECK(1 <= T && T <= most, "gpt-oss: found a batch of ", T, " tokens, expected 1 to ", most);
+  INGOT_CHECK(1 <= T && T <= most, "decode: found a batch of ", T, " tokens, expected 1 to ", most);
   for (int64_t t = 0; t < T; ++t)
-    INGOT_CHECK(ids[size_t(t)] >= 0 && ids[size_t(t)] < config().vocab, "gpt-oss: found id ", ids[size_t(t)],
+    INGOT_CHECK(ids[size_t(t)] >= 0 && ids[size_t(t)] < config().vocab, "decode: found id ", ids[size_t(t)],
                 " at position ", slot.length + t, ", expected 0 to ", config().vocab - 1);
   const gpu::DeviceGuard guard(device_);
   grow(slot, T);
@@ -97,8 +98,7 @@ void DeviceModel::continue_greedily(int64_t n, int index, bool id_alone) {
 
 void DeviceModel::start_streams(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab) {
   const int64_t T = int64_t(slots.size());
-  INGOT_CHECK(1 <= T && T <= most_streams(), "gpt-oss: found ", T, " slots of one step, expected 1 to ",
-              most_streams());
+  INGOT_CHECK(1 <= T && T <= most_streams(), "decode: found ", T, " slots of one step, expected 1 to ", most_streams());
   const gpu::DeviceGuard guard(device_);
   for (const int slot : slots)
     if (length(slot) + n > context_)
@@ -126,9 +126,9 @@ void DeviceModel::start_streams(std::span<const int> slots, std::span<const int3
   for (int64_t i = 0; i < n; ++i) g->launch(*stream_);
 }
 void DeviceModel::extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab) {
-  INGOT_CHECK_EQ(ids.size(), slots.size(), "gpt-oss: ids of a step of several slots");
+  INGOT_CHECK_EQ(ids.size(), slots.size(), "decode: ids of a step of several slots");
   for (size_t j = 0; j < ids.size(); ++j)
-    INGOT_CHECK(ids[j] >= 0 && ids[j] < config().vocab, "gpt-oss: found id ", ids[j], " for slot ", slots[j],
+    INGOT_CHECK(ids[j] >= 0 && ids[j] < config().vocab, "decode: found id ", ids[j], " for slot ", slots[j],
                 ", expected 0 to ", config().vocab - 1);
   start_streams(slots, ids, 1, vocab);
 }

@@ -256,7 +256,7 @@ struct Run {
 }  // namespace
 
 Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
-  const GptOssConfig& c = m.config;
+  const DecoderSpec& c = m.config;
   const uint32_t kv_heads = uint32_t(m.kv_heads < 0 ? c.kv_heads : m.kv_heads), group = uint32_t(c.heads / c.kv_heads);
   return {.b = b,
           .table = m.embed,
@@ -277,9 +277,9 @@ Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
           .head_rows = step.head_rows,
           .drawn = step.vocab > 0 ? step.vocab : uint32_t(c.vocab),
           .capacity = step.capacity,
-          .eps = float(c.norm_eps),
-          .limit = float(c.swiglu_limit),
-          .alpha = float(c.swiglu_alpha),
+          .eps = float(c.norm.eps),
+          .limit = float(c.gate.limit),
+          .alpha = float(c.gate.alpha),
           .scale = float(1 / std::sqrt(double(c.head_dim)))};
 }
 
@@ -293,9 +293,9 @@ Matrix matrix_of(const WeightMatrix& w) {
   return m;
 }
 
-uint32_t cache_dim(const GptOssConfig& c) { return padded_dim(uint32_t(c.head_dim)); }
+uint32_t cache_dim(const DecoderSpec& c) { return padded_dim(uint32_t(c.head_dim)); }
 
-uint32_t max_step_tokens(const GptOssConfig& c) {
+uint32_t max_step_tokens(const DecoderSpec& c) {
   const auto stride = [](int64_t numbers) { return int64_t(weight_tiles::vector_stride(uint32_t(numbers))); };
   for (const uint32_t T : {16u, 8u}) {
     const int64_t most = std::min<int64_t>(c.experts, T * c.experts_per_token), lists = routing::copy_bytes(most, T);
@@ -308,7 +308,7 @@ uint32_t max_step_tokens(const GptOssConfig& c) {
   return 1;
 }
 
-void check_supported(const GptOssConfig& c) {
+void check_supported(const DecoderSpec& c) {
   const auto at_most = [](const char* what, int64_t found, int64_t most) {
     if (found > most)
       fail(ErrorCode::unsupported, "decode on a GPU: found ", what, " ", found, ", expected at most ", most);
@@ -325,7 +325,7 @@ void check_supported(const GptOssConfig& c) {
          "beside the columns of 8 tokens");
 }
 
-int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers& b) {
+int64_t lay_out(const DecoderSpec& c, uint32_t capacity, char* memory, Buffers& b) {
   int64_t at = 0;
   const auto take = [&](auto*& p, int64_t n) {
     p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
@@ -375,7 +375,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   return at;
 }
 
-int64_t lay_out(const GptOssConfig& c, char* memory, BatchInput*& input, BatchedSequences& s) {
+int64_t lay_out(const DecoderSpec& c, char* memory, BatchInput*& input, BatchedSequences& s) {
   int64_t at = 0;
   const auto take = [&](auto*& p, int64_t n) {
     p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);

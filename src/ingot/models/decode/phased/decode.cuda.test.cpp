@@ -10,9 +10,9 @@
 #include "ingot/models/decode/fixtures/device_model.test.h"
 #include "ingot/models/decode/fixtures/on_host.test.h"
 #include "ingot/models/decode/fixtures/prefilter_cases.test.h"
-#include "ingot/models/decode/measure/trace.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/model/decoder.h"
+#include "ingot/models/decode/model/trace.h"
 #include "ingot/models/decode/phased/stages.h"
 #include "ingot/models/host_decoder.h"
 #include "ingot/testing/gpu_test.h"
@@ -736,7 +736,7 @@ std::vector<double> router_logits(const DeviceModel& m, int64_t layer, int32_t i
   for (int64_t e = 0; e < E; ++e) {
     double dot = 0;
     for (int64_t s = 0; s < splits; ++s) dot += double(part[size_t(s * routing::kTokens * E + e)]);
-    logits.push_back(dot / std::sqrt(sum / double(C) + m.config().norm_eps) + double(bias[size_t(e)]));
+    logits.push_back(dot / std::sqrt(sum / double(C) + m.config().norm.eps) + double(bias[size_t(e)]));
   }
   return logits;
 }

@@ -11,8 +11,8 @@
 #include "ingot/gpu/tile/epoch_words.cuh"
 #include "ingot/models/decode/fixtures/decode_cases.test.h"
 #include "ingot/models/decode/fixtures/emulated_model.test.h"
-#include "ingot/models/decode/measure/trace.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
+#include "ingot/models/decode/model/trace.h"
 #include "ingot/models/gpt_oss/gpt_oss.h"
 
 namespace ingot {

@@ -12,13 +12,13 @@
 namespace ingot::decode {
 
 // Throws Error(unsupported), with both values, for sizes that the kernels do not take.
-void check_supported(const GptOssConfig& config);
-uint32_t cache_dim(const GptOssConfig& config);        // head_dim, padded to a size that the kernels have
-uint32_t max_step_tokens(const GptOssConfig& config);  // tokens of a step that fit into an SM's memory: 16, 8 or 1
+void check_supported(const DecoderSpec& config);
+uint32_t cache_dim(const DecoderSpec& config);        // head_dim, padded to a size that the kernels have
+uint32_t max_step_tokens(const DecoderSpec& config);  // tokens of a step that fit into an SM's memory: 16, 8 or 1
 
 // Places the arrays of `Buffers` one after the other in memory of zeros, for as many GPUs as its `ranks` say; returns
 // their bytes.
-int64_t lay_out(const GptOssConfig& config, uint32_t capacity, char* memory, Buffers& buffers);
+int64_t lay_out(const DecoderSpec& config, uint32_t capacity, char* memory, Buffers& buffers);
 
 // To time a phase alone: a step runs only the phases whose bits are set.
 enum PhaseBit : uint32_t {
@@ -61,7 +61,7 @@ std::vector<LayerStages> stages_of(const Model& model, const Buffers& buffers, u
 uint32_t grid_barriers_of(const Model& model);
 // A trace of the first `blocks` blocks; `words` is device memory.
 megakernel::Trace trace_of(const Model& model, uint32_t blocks, uint64_t* words);
-// The megakernel needs: no rounded inputs of experts (GptOssConfig::e4m3_inputs); heads of at most 64 numbers; one
+// The megakernel needs: no rounded inputs of experts (DecoderSpec::e4m3_inputs); heads of at most 64 numbers; one
 // format for attention and head, and one for the experts; and room in an SM's memory for a token's activations and a
 // ring of weights.
 bool supports_megakernel(const Model& model);

@@ -77,8 +77,8 @@ void draw_over_ranks(const Buffers& b, const RankStep& step, Stream stream) {
               b.ranks, b.state, step.T, kGridBarriersPerLayer * step.layer);
 }
 
-uint32_t inbox_words(const GptOssConfig& c) { return kMostTokens * uint32_t(weight_tile_padded_cols(c.hidden)); }
-int64_t inbox_bytes(const GptOssConfig& c, uint32_t ranks) {
+uint32_t inbox_words(const DecoderSpec& c) { return kMostTokens * uint32_t(weight_tile_padded_cols(c.hidden)); }
+int64_t inbox_bytes(const DecoderSpec& c, uint32_t ranks) {
   return 8 * megakernel::Exchange::inbox_words(ranks, inbox_words(c));
 }
 

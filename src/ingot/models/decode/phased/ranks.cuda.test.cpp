@@ -319,7 +319,7 @@ TEST_P(GptOssRanksCuda, WhatCannotBeSharedIsRefusedBeforeAnythingIsLoaded) {
     EXPECT_NE(decode::ranks_unsupported_reason(more).find("expected " + std::to_string(more)), std::string::npos);
   GptOssConfig one_head = small.m.config;
   one_head.kv_heads = 1;
-  EXPECT_NE(gpt_oss_gpus_unsupported_reason(one_head, {.gpus = ranks()})
+  EXPECT_NE(gpus_unsupported_reason(one_head, {.gpus = ranks()})
                 .find("found " + std::to_string(ranks()) + " GPUs, expected at most 1"),
             std::string::npos);
   const int32_t id = -1;
@@ -347,8 +347,8 @@ TEST_P(GptOssRanksCuda, GpusThatDoNotReachEachOtherAreRefusedBeforeAnythingIsLoa
 TEST_P(GptOssRanksCuda, TooLittleMemoryOnAGpuIsSaidBeforeAnyIsTaken) {
   if (testing::kEmulated) GTEST_SKIP() << "whose memory has no end";
   const Small small(ranks());
-  const std::string found = gpt_oss_gpu_unsupported_reason(small.m.config, small.m.weights,
-                                                           {.context = 256, .slots = 10'000'000, .gpus = ranks()});
+  const std::string found =
+      gpu_unsupported_reason(small.m.config, small.m.weights, {.context = 256, .slots = 10'000'000, .gpus = ranks()});
   EXPECT_NE(found.find(" bytes free on "), std::string::npos) << found;
   EXPECT_NE(found.find(", cuda:0, expected "), std::string::npos) << found;
 }

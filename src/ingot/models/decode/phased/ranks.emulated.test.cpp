@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "ingot/models/decode/fixtures/emulated_ranks.test.h"
-#include "ingot/models/decode/measure/trace.h"
+#include "ingot/models/decode/model/trace.h"
 
 namespace ingot {
 namespace {

@@ -17,7 +17,7 @@ void add_ranks(const Buffers& buffers, const RankStep& step, Stream stream);
 void draw_over_ranks(const Buffers& buffers, const RankStep& step, Stream stream);
 
 // Bytes of the inbox of a slot, which receives from `ranks` ranks; zeros at first.
-int64_t inbox_bytes(const GptOssConfig& config, uint32_t ranks);
-uint32_t inbox_words(const GptOssConfig& config);  // Exchange::words
+int64_t inbox_bytes(const DecoderSpec& config, uint32_t ranks);
+uint32_t inbox_words(const DecoderSpec& config);  // Exchange::words
 
 }  // namespace ingot::decode

@@ -13,7 +13,7 @@
 
 namespace ingot::decode {
 
-int64_t lay_out(const GptOssConfig& c, int64_t T, bool several, char* memory, PromptBuffers& b) {
+int64_t lay_out(const DecoderSpec& c, int64_t T, bool several, char* memory, PromptBuffers& b) {
   int64_t at = 0;
   const auto take = [&](auto*& p, int64_t n) {
     p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
@@ -29,8 +29,8 @@ int64_t lay_out(const GptOssConfig& c, int64_t T, bool several, char* memory, Pr
   take(b.qkv, T * c.qkv_width());
   take(b.q, T * c.q_width());
   take(b.mixed, T * c.q_width());
-  take(b.ring_keys, (c.window - 1 + T) * c.kv_width());
-  take(b.ring_values, (c.window - 1 + T) * c.kv_width());
+  take(b.ring_keys, (c.window_reach() + T) * c.kv_width());
+  take(b.ring_values, (c.window_reach() + T) * c.kv_width());
   take(b.router, T * c.experts);
   take(b.chosen, c.layers * S);
   take(b.weights, S);
@@ -52,14 +52,14 @@ int64_t lay_out(const GptOssConfig& c, int64_t T, bool several, char* memory, Pr
 void attention_on_host(const Attention& a);
 #endif
 #if !defined(INGOT_HAS_CUDA_GROUPED) && !defined(INGOT_PROMPTS_ON_HOST)
-bool prompts_take(const GptOssConfig&) { return false; }
+bool prompts_take(const DecoderSpec&) { return false; }
 std::vector<int> prompt_kernels(const Model&, const Prompt&) { return {}; }
 void run_prompt(const Model&, const Buffers&, const PromptBuffers&, const Prompt&, Stream) {
-  fail(ErrorCode::unsupported, "gpt-oss: found a build without matrix kernels, expected one made with INGOT_CUDA=ON");
+  fail(ErrorCode::unsupported, "decode: found a build without matrix kernels, expected one made with INGOT_CUDA=ON");
 }
 #else
 
-bool prompts_take(const GptOssConfig& c) {
+bool prompts_take(const DecoderSpec& c) {
   return c.head_dim % 8 == 0 && c.experts_per_token <= int64_t(prompts::kMostChoices) &&
          c.experts <= int64_t(grouped::kMostGroups);
 }
@@ -77,7 +77,7 @@ struct Run {
   const Prompt& p;
   Stream stream;
   const Ranks& ranks;
-  const GptOssConfig& c = m.config;
+  const DecoderSpec& c = m.config;
   int64_t S = p.T * c.experts_per_token, stride = weight_tile_padded_cols(c.hidden);
   int64_t kv_heads = m.kv_heads < 0 ? c.kv_heads : m.kv_heads, heads = kv_heads * (c.heads / c.kv_heads);  // that this
   int64_t q_width = heads * c.head_dim, kv_width = kv_heads * c.head_dim;                                  // GPU has
@@ -99,7 +99,7 @@ struct Run {
 #endif
   prompts::Norm norm_of(const float* weight) const {
     return {
-        .x = b.x, .y = b.normed, .stride = stride, .weight = weight, .C = uint32_t(c.hidden), .eps = float(c.norm_eps)};
+        .x = b.x, .y = b.normed, .stride = stride, .weight = weight, .C = uint32_t(c.hidden), .eps = float(c.norm.eps)};
   }
   void norm(const prompts::Norm& n) { launch("prompt norm", prompts::norm_kernel, p.T, n); }
   // Adds the results of the experts to x.
@@ -223,8 +223,8 @@ struct Run {
                     .bias = l.b_gate_up,
                     .offsets = b.offsets,
                     .y = h,
-                    .limit = float(c.swiglu_limit),
-                    .alpha = float(c.swiglu_alpha),
+                    .limit = float(c.gate.limit),
+                    .alpha = float(c.gate.alpha),
                     .claims = b.claims},
                    stream);
     round_inputs(b.hidden, weight_tile_padded_cols(channels), channels);
@@ -266,7 +266,7 @@ std::vector<int> prompt_kernels(const Model& m, const Prompt& p) {
 void run_prompt(const Model& m, const Buffers& buffers, const PromptBuffers& b, const Prompt& p, Stream stream) {
   const Ranks& ranks = buffers.ranks;
   Run r{m, b, p, stream, ranks};
-  const int64_t before = std::min<int64_t>(p.position, m.config.window - 1);
+  const int64_t before = std::min<int64_t>(p.position, m.config.window_reach());
   gpu::launch("prompt lengths", prompts::lengths_kernel, {.grid = 1, .block = 32, .overlap = true, .device = p.device},
               stream, b.whole, b.keys, b.sliding, int32_t(p.T), int32_t(p.position + p.T), int32_t(before + p.T));
   for (size_t i = 0; i < m.layers.size(); ++i) {

@@ -29,10 +29,10 @@ struct PromptBuffers {
   float* part[2];  // (T, x_stride): over several GPUs, this GPU's parts of output and down
   const float* parts[2][megakernel::kMostRanks];  // of all GPUs
 };
-int64_t lay_out(const GptOssConfig& config, int64_t tokens, bool several, char* memory, PromptBuffers& buffers);
+int64_t lay_out(const DecoderSpec& config, int64_t tokens, bool several, char* memory, PromptBuffers& buffers);
 
 // Whether the build has the kernels and attention takes the heads: multiples of 8 numbers.
-bool prompts_take(const GptOssConfig& config);
+bool prompts_take(const DecoderSpec& config);
 
 // Appends p.ids[0 .. T) after `position` and ends as run() does: with head_rows 1 the logits of the last token and the
 // greedy token, with 0 neither. With head_rows T, at most kPromptRows, p.logits receives the logits of all tokens too.

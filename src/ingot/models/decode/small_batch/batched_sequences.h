@@ -25,6 +25,6 @@ struct BatchedSequences {
   static constexpr uint32_t kBestParts = 32;
 };
 // Places the arrays of BatchedSequences in device memory; returns their bytes.
-int64_t lay_out(const GptOssConfig& config, char* memory, BatchInput*& input, BatchedSequences& streams);
+int64_t lay_out(const DecoderSpec& config, char* memory, BatchInput*& input, BatchedSequences& streams);
 
 }  // namespace ingot::decode

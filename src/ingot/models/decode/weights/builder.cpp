@@ -8,25 +8,32 @@
 
 namespace ingot::decode {
 
-GptOssWeights shapes_of(const GptOssConfig& c, WeightFormat dense, WeightFormat experts) {
-  GptOssWeights w;
-  const auto vector = [](Shape shape) { return Tensor(nullptr, DType::f32, shape); };
-  w.embed = WeightMatrix(Tensor(nullptr, DType::bf16, {c.vocab, c.hidden}));
-  for (int64_t l = 0; l < c.layers; ++l) {
-    GptOssLayer y;
-    y.attn_norm = y.mlp_norm = vector({c.hidden});
-    y.qkv = weight_tiles_at(nullptr, dense, 0, c.qkv_width(), c.hidden);
-    y.o = weight_tiles_at(nullptr, dense, 0, c.hidden, c.q_width());
-    y.router = weight_tiles_at(nullptr, WeightFormat::bf16, 0, c.experts, c.hidden);
-    y.gate_up = weight_tiles_at(nullptr, experts, c.experts, 2 * c.intermediate, c.hidden);
-    y.down = weight_tiles_at(nullptr, experts, c.experts, c.hidden, c.intermediate);
-    y.b_qkv = vector({c.qkv_width()}), y.b_o = vector({c.hidden}), y.b_router = vector({c.experts});
-    y.sinks = vector({c.heads});
-    y.b_gate_up = vector({c.experts, 2 * c.intermediate}), y.b_down = vector({c.experts, c.hidden});
+DecoderWeights shapes_of(const DecoderSpec& c, WeightFormat dense, WeightFormat experts) {
+  DecoderWeights w;
+  const auto vector = [](bool present, Shape shape) { return present ? Tensor(nullptr, DType::f32, shape) : Tensor(); };
+  const int64_t C = c.hidden, I = c.intermediate;
+  w.embed = WeightMatrix(Tensor(nullptr, DType::bf16, {c.vocab, C}));
+  for (const LayerSpec& layer : c.layer) {
+    const int64_t E = layer.experts ? c.experts : 0;  // 0: matrices that are no bank
+    const WeightFormat mlp = layer.experts ? experts : dense;
+    DecoderLayer y;
+    y.attn_norm = y.mlp_norm = vector(true, {C});
+    y.attn_post_norm = y.mlp_post_norm = vector(c.norm.post, {C});
+    y.q_norm = y.k_norm = vector(c.qk_norm, {c.head_dim});
+    y.qkv = weight_tiles_at(nullptr, dense, 0, c.qkv_width(), C);
+    y.o = weight_tiles_at(nullptr, dense, 0, C, c.q_width());
+    if (layer.experts) y.router = weight_tiles_at(nullptr, WeightFormat::bf16, 0, c.experts, C);
+    y.gate_up = weight_tiles_at(nullptr, mlp, E, 2 * I, C);
+    y.down = weight_tiles_at(nullptr, mlp, E, C, I);
+    y.b_qkv = vector(c.qkv_bias, {c.qkv_width()}), y.b_o = vector(c.output_bias, {C});
+    y.b_router = vector(c.mlp_bias && layer.experts, {c.experts});
+    y.sinks = vector(c.sinks, {c.heads});
+    y.b_gate_up = vector(c.mlp_bias, E > 0 ? Shape{E, 2 * I} : Shape{2 * I});
+    y.b_down = vector(c.mlp_bias, E > 0 ? Shape{E, C} : Shape{C});
     w.layers.push_back(y);
   }
-  w.norm = vector({c.hidden});
-  w.head = weight_tiles_at(nullptr, dense, 0, c.vocab, c.hidden);
+  w.norm = vector(true, {C});
+  w.head = weight_tiles_at(nullptr, dense, 0, c.vocab, C);
   return w;
 }
 
@@ -158,7 +165,7 @@ void DeviceBuilder::upload_rows(const WeightMatrix& from, const Cut& cut, uint8_
 }
 
 namespace {
-void build_layer(DeviceBuilder& b, const GptOssConfig& c, const GptOssLayer& w, const Slice& s, Layer& y) {
+void build_layer(DeviceBuilder& b, const DecoderSpec& c, const DecoderLayer& w, const Slice& s, Layer& y) {
   const int64_t group = c.heads / c.kv_heads;
   const Cut qkv = qkv_cut(c, s), gate_up = gate_up_cut(c, s),
             heads{.rows = {{s.kv_heads.begin * group, s.kv_heads.end * group}}, .cols = {0, 1}};
@@ -170,7 +177,8 @@ void build_layer(DeviceBuilder& b, const GptOssConfig& c, const GptOssLayer& w, 
   b.vector(y.b_gate_up, w.b_gate_up, 0.2, 0, &gate_up);
   b.vector(y.b_down, w.b_down, 0.1);
   y.b_qkv = y.b_o = nullptr;
-  if (c.attention_bias) b.vector(y.b_qkv, w.b_qkv, 0.2, 0, &qkv), b.vector(y.b_o, w.b_o, 0.1);
+  if (c.qkv_bias) b.vector(y.b_qkv, w.b_qkv, 0.2, 0, &qkv);
+  if (c.output_bias) b.vector(y.b_o, w.b_o, 0.1);
   // Of sums that ranks share, one adds the bias.
   if (s.kv_heads.begin > 0 || s.kv_heads.size() == 0) y.b_o = nullptr;
   if (s.channels.begin > 0 || s.channels.size() == 0) y.b_down = nullptr;
@@ -183,7 +191,7 @@ void build_layer(DeviceBuilder& b, const GptOssConfig& c, const GptOssLayer& w, 
 
 }  // namespace
 
-void build_weights(DeviceBuilder& b, const GptOssConfig& c, const GptOssWeights& w, const Slice& s, Model& m) {
+void build_weights(DeviceBuilder& b, const DecoderSpec& c, const DecoderWeights& w, const Slice& s, Model& m) {
   m.config = c;
   if (s != whole(c)) m.kv_heads = s.kv_heads.size();
   m.layers.resize(w.layers.size());

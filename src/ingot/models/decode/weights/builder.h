@@ -7,12 +7,12 @@
 #include "ingot/models/decode/model/state.h"
 #include "ingot/models/decode/weights/slices.h"
 #include "ingot/models/decode/weights/upload.h"
-#include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/decoder_weights.h"
 
 namespace ingot::decode {
 
 // Weights of the config's shapes without memory: a synthetic model is made of them.
-GptOssWeights shapes_of(const GptOssConfig& config, WeightFormat dense, WeightFormat experts);
+DecoderWeights shapes_of(const DecoderSpec& config, WeightFormat dense, WeightFormat experts);
 
 // Gives every part of a model its place in `memory` and fills it from the host, or with random numbers where there is a
 // seed. Without memory it counts bytes only.
@@ -53,7 +53,7 @@ class DeviceBuilder {
 };
 
 // The slice's part of all weights.
-void build_weights(DeviceBuilder& builder, const GptOssConfig& config, const GptOssWeights& weights, const Slice& slice,
+void build_weights(DeviceBuilder& builder, const DecoderSpec& config, const DecoderWeights& weights, const Slice& slice,
                    Model& model);
 
 // Random numbers of deviation `scale` as weight tiles; fp8's row scales too.

@@ -19,7 +19,7 @@ SliceRange part_of(int64_t all, int64_t unit, int64_t rank, int64_t ranks) {
 }
 
 // Key heads whose queries are whole weight tiles of the output's columns and whose rows are whole row tiles.
-int64_t unit_of_heads(const GptOssConfig& c) {
+int64_t unit_of_heads(const DecoderSpec& c) {
   const int64_t queries = c.heads / c.kv_heads * c.head_dim;
   return std::lcm(kWeightTileCols / std::gcd(queries, kWeightTileCols),
                   kWeightTileRows / std::gcd(c.head_dim, kWeightTileRows));
@@ -27,11 +27,11 @@ int64_t unit_of_heads(const GptOssConfig& c) {
 
 }  // namespace
 
-Slice whole(const GptOssConfig& c) {
+Slice whole(const DecoderSpec& c) {
   return {.kv_heads = {0, c.kv_heads}, .channels = {0, c.intermediate}, .ids = {0, c.vocab}};
 }
 
-std::vector<Slice> slices_of(const GptOssConfig& c, int ranks, Split split) {
+std::vector<Slice> slices_of(const DecoderSpec& c, int ranks, Split split) {
   if (ranks == 1) return {whole(c)};
   const bool tensor = split == Split::tensor;
   const auto at_most = [&](const char* what, int64_t shared_by, int64_t pieces) {
@@ -69,22 +69,22 @@ int64_t Cut::row_count() const {
   return n;
 }
 
-Cut qkv_cut(const GptOssConfig& c, const Slice& s) {
+Cut qkv_cut(const DecoderSpec& c, const Slice& s) {
   const int64_t D = c.head_dim, group = c.heads / c.kv_heads, k = c.q_width(), v = k + c.kv_width();
   const auto [begin, end] = s.kv_heads;
   if (begin == 0 && end == c.kv_heads) return {.rows = {{0, c.qkv_width()}}, .cols = {0, c.hidden}};
   return {.rows = {{begin * group * D, end * group * D}, {k + begin * D, k + end * D}, {v + begin * D, v + end * D}},
           .cols = {0, c.hidden}};
 }
-Cut output_cut(const GptOssConfig& c, const Slice& s) {
+Cut output_cut(const DecoderSpec& c, const Slice& s) {
   const int64_t queries = c.heads / c.kv_heads * c.head_dim;
   return {.rows = {{0, c.hidden}}, .cols = {s.kv_heads.begin * queries, s.kv_heads.end * queries}};
 }
-Cut gate_up_cut(const GptOssConfig& c, const Slice& s) {
+Cut gate_up_cut(const DecoderSpec& c, const Slice& s) {
   return {.rows = {{2 * s.channels.begin, 2 * s.channels.end}}, .cols = {0, c.hidden}};
 }
-Cut down_cut(const GptOssConfig& c, const Slice& s) { return {.rows = {{0, c.hidden}}, .cols = s.channels}; }
-Cut head_cut(const GptOssConfig& c, const Slice& s) { return {.rows = {s.ids}, .cols = {0, c.hidden}}; }
+Cut down_cut(const DecoderSpec& c, const Slice& s) { return {.rows = {{0, c.hidden}}, .cols = s.channels}; }
+Cut head_cut(const DecoderSpec& c, const Slice& s) { return {.rows = {s.ids}, .cols = {0, c.hidden}}; }
 
 int64_t cut_bytes(WeightFormat f, const Cut& cut) {
   return cut.cols.size() == 0 ? 0 : row_tile_count(cut.row_count()) * row_tile_bytes(f, cut.cols.size());

@@ -7,8 +7,9 @@
 // and its bias is the first's.
 #include <vector>
 
-#include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/decoder_weights.h"
 #include "ingot/models/options.h"
+#include "ingot/models/spec.h"
 
 namespace ingot::decode {
 
@@ -23,10 +24,10 @@ struct Slice {
   SliceRange kv_heads, channels, ids;
   bool operator==(const Slice&) const = default;
 };
-Slice whole(const GptOssConfig& config);
+Slice whole(const DecoderSpec& config);
 // One slice for each rank; of one rank it is the whole. Error{unsupported} for more ranks than there are pieces, or
 // heads that are not whole weight tiles.
-std::vector<Slice> slices_of(const GptOssConfig& config, int ranks, Split split);
+std::vector<Slice> slices_of(const DecoderSpec& config, int ranks, Split split);
 
 // Rows `rows`, one range after the other, and columns `cols` of a matrix or of each of a bank's. Ranges begin with a
 // row tile or weight tile and end with one, or with the matrix.
@@ -35,11 +36,11 @@ struct Cut {
   SliceRange cols;
   int64_t row_count() const;
 };
-Cut qkv_cut(const GptOssConfig& config, const Slice& slice);
-Cut output_cut(const GptOssConfig& config, const Slice& slice);
-Cut gate_up_cut(const GptOssConfig& config, const Slice& slice);
-Cut down_cut(const GptOssConfig& config, const Slice& slice);
-Cut head_cut(const GptOssConfig& config, const Slice& slice);
+Cut qkv_cut(const DecoderSpec& config, const Slice& slice);
+Cut output_cut(const DecoderSpec& config, const Slice& slice);
+Cut gate_up_cut(const DecoderSpec& config, const Slice& slice);
+Cut down_cut(const DecoderSpec& config, const Slice& slice);
+Cut head_cut(const DecoderSpec& config, const Slice& slice);
 
 // One matrix in weight tiles and what is cut from it, as weight tiles of their own: `to` has cut_bytes(...).
 int64_t cut_bytes(WeightFormat format, const Cut& cut);

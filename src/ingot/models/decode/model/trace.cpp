@@ -1,4 +1,4 @@
-#include "ingot/models/decode/measure/trace.h"
+#include "ingot/models/decode/model/trace.h"
 
 #include <algorithm>
 #include <map>

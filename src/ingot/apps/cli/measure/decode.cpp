@@ -1,4 +1,4 @@
-#include "ingot/models/decode/measure/measure.h"
+#include "ingot/apps/cli/measure/decode.h"
 
 #include <algorithm>
 #include <map>
@@ -9,9 +9,9 @@
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/bandwidth.h"
 #include "ingot/io/file.h"
-#include "ingot/models/decode/measure/trace.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/model/ranked_model.h"
+#include "ingot/models/decode/model/trace.h"
 #include "ingot/models/gpt_oss/archive.h"
 
 namespace ingot {
@@ -34,7 +34,7 @@ bool has_prefilter(const DeviceModel& m) { return m.has_prefilter(); }
 bool has_prefilter(const RankedModel& m) { return m.rank(0).has_prefilter(); }
 
 int64_t bytes_of_step(const DeviceModel& m, int64_t context, int64_t streams, double experts) {
-  const GptOssConfig& c = m.config();
+  const DecoderSpec& c = m.config();
   int64_t bytes = m.model().head.matrix_bytes;
   for (const auto& l : m.model().layers) {
     bytes += l.qkv.matrix_bytes + l.o.matrix_bytes + l.router.matrix_bytes +

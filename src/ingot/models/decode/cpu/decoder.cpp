@@ -1,4 +1,4 @@
-#include "ingot/models/gpt_oss/decoder.h"
+#include "ingot/models/decode/cpu/decoder.h"
 
 #include <algorithm>
 
@@ -12,8 +12,8 @@ constexpr size_t kSnapshots = 8;             // places to go back to; each holds
 
 // One slot: the cache, and the places it can go back to.
 struct Kept {
-  GptOssCache cache;
-  std::vector<GptOssCache::Snapshot> snapshots;  // of growing length, all of this sequence
+  decode::KeyValueCache cache;
+  std::vector<decode::KeyValueCache::Snapshot> snapshots;  // of growing length, all of this sequence
 
   int64_t rewind(int64_t length) {
     if (!cache.can_rewind(length))
@@ -39,17 +39,15 @@ struct Kept {
   }
 };
 
-class GptOssDecoder final : public HostDecoder {
+class CpuDecoder final : public HostDecoder {
  public:
-  GptOssDecoder(const GptOssConfig& c, const GptOssWeights& weights, const DecoderOptions& o)
-      : HostDecoder(o.slots),
-        config_(c),
-        model_(c, weights, {.batch = o.batch, .positions = context_of(o, c.context)}) {
+  CpuDecoder(const DecoderSpec& c, const DecoderWeights& weights, const DecoderOptions& o)
+      : HostDecoder(o.slots), spec_(c), model_(c, weights, {.batch = o.batch, .positions = context_of(o, c.context)}) {
     for (int64_t s = 0; s < o.slots; ++s)
-      slots_.push_back({GptOssCache(c, model_.layers(), context_of(o, c.context), o.batch), {}});
+      slots_.push_back({decode::KeyValueCache(c, model_.layers(), context_of(o, c.context), o.batch), {}});
   }
 
-  int64_t vocab() const override { return config_.vocab; }
+  int64_t vocab() const override { return spec_.vocab; }
   int64_t context() const override { return slots_[0].cache.capacity(); }
   int64_t batch() const override { return model_.batch(); }
 
@@ -64,33 +62,33 @@ class GptOssDecoder final : public HostDecoder {
   void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
     const int64_t n = int64_t(ids.size()), begin = held(slot);
     const Tensor normed = model_.extend(ids, slots_[size_t(slot)].cache);
-    const int64_t block = std::max<int64_t>(1, kLogitNumbers / config_.vocab);
+    const int64_t block = std::max<int64_t>(1, kLogitNumbers / spec_.vocab);
     for (int64_t t = rows == Rows::all ? 0 : n - 1; t < n; t += block) {
       const int64_t count = std::min(block, n - t);
-      logits_.resize(std::max(logits_.size(), size_t(count * config_.vocab)));
-      const Tensor logits(logits_.data(), {count, config_.vocab});
+      logits_.resize(std::max(logits_.size(), size_t(count * spec_.vocab)));
+      const Tensor logits(logits_.data(), {count, spec_.vocab});
       model_.logits(normed.slice(0, t, t + count), logits);
       take(begin + t, logits);
     }
   }
 
-  GptOssConfig config_;
-  GptOss model_;
+  DecoderSpec spec_;
+  decode::CpuModel model_;
   std::vector<Kept> slots_;
   std::vector<float> logits_;
 };
 
 }  // namespace
 
-std::unique_ptr<Decoder> make_decoder(const GptOssConfig& config, const GptOssWeights& weights,
+std::unique_ptr<Decoder> make_decoder(const DecoderSpec& spec, const DecoderWeights& weights,
                                       const DecoderOptions& options) {
-  return std::make_unique<GptOssDecoder>(config, weights, options);
+  return std::make_unique<CpuDecoder>(spec, weights, options);
 }
 
-int64_t decoder_bytes(const GptOssConfig& c, int64_t layers, const DecoderOptions& o) {
+int64_t decoder_bytes(const DecoderSpec& c, int64_t layers, const DecoderOptions& o) {
   const int64_t context = context_of(o, c.context);
-  return GptOss::workspace_bytes(c, {.batch = o.batch, .positions = context}) +
-         o.slots * GptOssCache::bytes(c, layers, context, o.batch) + std::max(c.vocab, kLogitNumbers) * 4;
+  return decode::CpuModel::workspace_bytes(c, {.batch = o.batch, .positions = context}) +
+         o.slots * decode::KeyValueCache::bytes(c, layers, context, o.batch) + std::max(c.vocab, kLogitNumbers) * 4;
 }
 
 }  // namespace ingot

@@ -1,64 +1,65 @@
+#include "ingot/models/decode/cpu/cache.h"
+
 #include <algorithm>
 
 #include "ingot/kernels/copy/copy.h"
-#include "ingot/models/gpt_oss/gpt_oss.h"
 
-namespace ingot {
+namespace ingot::decode {
 namespace {
 
-int64_t ring_rows_of(const GptOssConfig& c, int64_t capacity, int64_t batch) {
-  return std::min(capacity, c.window - 1 + batch);
+int64_t ring_rows_of(const DecoderSpec& c, int64_t capacity, int64_t batch) {
+  return std::min(capacity, c.longest_window() - 1 + batch);
 }
-// A conversation goes on with somebody else's turn where an answer had begun: a little before the place it began at.
+// Tokens that a snapshot keeps beside the window: the next turn of a conversation may replace the last few tokens.
 constexpr int64_t kStepsBack = 8;
 
 }  // namespace
 
-int64_t GptOssCache::bytes(const GptOssConfig& c, int64_t layers, int64_t capacity, int64_t batch) {
+int64_t KeyValueCache::bytes(const DecoderSpec& c, int64_t layers, int64_t capacity, int64_t batch) {
   int64_t total = 0;
   for (int64_t l = 0; l < layers; ++l) {
-    const int64_t rows = c.sliding[size_t(l)] ? ring_rows_of(c, capacity, batch) : capacity;
+    const int64_t rows = c.layer[size_t(l)].window > 0 ? ring_rows_of(c, capacity, batch) : capacity;
     total += 2 * Arena::aligned(rows * c.kv_width() * 4);
   }
   return total;
 }
 
-GptOssCache::GptOssCache(const GptOssConfig& c, int64_t layers, int64_t capacity, int64_t batch, Allocator& memory)
+KeyValueCache::KeyValueCache(const DecoderSpec& c, int64_t layers, int64_t capacity, int64_t batch, Allocator& memory)
     : allocator_(&memory),
       arena_(bytes(c, layers, capacity, batch), memory),
       capacity_(capacity),
       batch_(batch),
-      window_(c.window),
-      sliding_(c.sliding) {
-  INGOT_CHECK(capacity >= 1 && batch >= 1, "gpt-oss: found a cache of ", capacity, " tokens in batches of ", batch,
+      window_(c.longest_window()) {
+  INGOT_CHECK(capacity >= 1 && batch >= 1, "decode: found a cache of ", capacity, " tokens in batches of ", batch,
               ", expected at least 1 of each");
   for (int64_t l = 0; l < layers; ++l) {
-    const int64_t rows = sliding_[size_t(l)] ? ring_rows_of(c, capacity, batch) : capacity;
+    ring_.push_back(c.layer[size_t(l)].window > 0);
+    const int64_t rows = ring_.back() ? ring_rows_of(c, capacity, batch) : capacity;
     keys_.push_back(arena_.take(DType::f32, {rows, c.kv_heads, c.head_dim}));
     values_.push_back(arena_.take(DType::f32, {rows, c.kv_heads, c.head_dim}));
   }
 }
 
-void GptOssCache::advance(int64_t tokens) {
+void KeyValueCache::advance(int64_t tokens) {
   length_ += tokens;
-  valid_from_ = std::max(valid_from_, length_ - std::min(capacity_, window_ - 1 + batch_));
+  if (window_ > 0) valid_from_ = std::max(valid_from_, length_ - std::min(capacity_, window_ - 1 + batch_));
 }
 
-bool GptOssCache::can_rewind(int64_t length) const {
+bool KeyValueCache::can_rewind(int64_t length) const {
   return 0 <= length && length <= length_ &&
          (length == 0 || std::max<int64_t>(0, length - (window_ - 1)) >= valid_from_);
 }
 
-void GptOssCache::rewind(int64_t length) {
-  INGOT_CHECK(can_rewind(length), "gpt-oss: found a cache of ", length_, " tokens that cannot go back to ", length);
+void KeyValueCache::rewind(int64_t length) {
+  INGOT_CHECK(can_rewind(length), "decode: found a cache of ", length_, " tokens that cannot go back to ", length);
   length_ = length;
   if (length == 0) valid_from_ = 0;
 }
 
 // Rows of positions begin to end of a ring, as one or two stretches of it, to or from rows that lie one after another.
-void GptOssCache::copy_windows(const Snapshot& s, bool out) const {
+void KeyValueCache::copy_windows(const Snapshot& s, bool out) const {
   for (size_t l = 0, k = 0; l < keys_.size(); ++l) {
-    if (!sliding_[l]) continue;
+    if (!ring_[l]) continue;
     for (const Tensor* ring : {&keys_[l], &values_[l]}) {
       const int64_t rows = ring->size(0);
       for (int64_t p = s.begin; p < s.length;) {
@@ -73,12 +74,12 @@ void GptOssCache::copy_windows(const Snapshot& s, bool out) const {
   }
 }
 
-GptOssCache::Snapshot GptOssCache::snapshot() const {
+KeyValueCache::Snapshot KeyValueCache::snapshot() const {
   Snapshot s{.length = length_, .begin = std::max(valid_from_, length_ - (window_ - 1) - kStepsBack)};
   int64_t bytes = 0;
   const auto each = [&](const auto& visit) {
     for (size_t l = 0; l < keys_.size(); ++l)
-      if (sliding_[l])
+      if (ring_[l])
         for (const Tensor* ring : {&keys_[l], &values_[l]})
           visit(ring->dtype, Shape{s.length - s.begin, ring->size(1), ring->size(2)});
   };
@@ -90,14 +91,14 @@ GptOssCache::Snapshot GptOssCache::snapshot() const {
   return s;
 }
 
-bool GptOssCache::leads_to(const Snapshot& s, int64_t length) const {
+bool KeyValueCache::leads_to(const Snapshot& s, int64_t length) const {
   return length <= s.length && std::max<int64_t>(0, length - (window_ - 1)) >= s.begin;
 }
 
-void GptOssCache::restore(const Snapshot& s) {
+void KeyValueCache::restore(const Snapshot& s) {
   copy_windows(s, false);
   length_ = s.length;
   valid_from_ = s.begin;
 }
 
-}  // namespace ingot
+}  // namespace ingot::decode

@@ -1,11 +1,11 @@
-#include "ingot/models/decode/measure/measure_prompts.h"
+#include "ingot/apps/cli/measure/prompts.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 
+#include "ingot/apps/cli/measure/decode.h"
 #include "ingot/gpu/allocator.h"
-#include "ingot/models/decode/measure/measure.h"
 #include "ingot/models/decode/model/ranked_model.h"
 #include "ingot/models/gpt_oss/archive.h"
 
@@ -57,7 +57,7 @@ std::vector<std::vector<double> > time_prompts(RankedModel& m, const PromptMeasu
 
 // This GPU's.
 void count_work(const DeviceModel& m, PromptTimes& t) {
-  const GptOssConfig& c = m.config();
+  const DecoderSpec& c = m.config();
   const double k = double(c.experts_per_token), E = double(c.experts);
   for (int64_t at = 0; at < t.tokens; at += m.prompt_batch()) {
     const double T = double(std::min(m.prompt_batch(), t.tokens - at)), chosen = E * (1 - std::pow(1 - k / E, T));

@@ -1,0 +1,50 @@
+#pragma once
+// Keys and values of one sequence in host memory. Layers without a window keep every token; layers with one keep a ring
+// of the longest window and the longest batch, so that a batch's first token still sees the window before it.
+#include "ingot/core/memory/arena.h"
+#include "ingot/models/spec.h"
+
+namespace ingot::decode {
+
+class KeyValueCache {
+ public:
+  // Room for `capacity` tokens, added in batches of at most `batch`.
+  KeyValueCache(const DecoderSpec& spec, int64_t layers, int64_t capacity, int64_t batch,
+                Allocator& memory = system_memory());
+  static int64_t bytes(const DecoderSpec& spec, int64_t layers, int64_t capacity, int64_t batch);
+  int64_t capacity() const { return capacity_; }
+  int64_t batch() const { return batch_; }
+  int64_t length() const { return length_; }
+
+  // Whether tokens after the first `length` can be forgotten: the window before them may be overwritten.
+  bool can_rewind(int64_t length) const;
+  void rewind(int64_t length);
+  // The rings as they are now. As long as the first `length` tokens stay in the cache, restore() leads back to them
+  // from anywhere, and rewind() from there to as many as leads_to() says.
+  struct Snapshot {
+    int64_t length = 0, begin = 0;  // tokens begin to length are kept
+    Arena memory;                   // where the cache itself lies
+    std::vector<Tensor> windows;
+  };
+  Snapshot snapshot() const;
+  bool leads_to(const Snapshot& s, int64_t length) const;
+  void restore(const Snapshot& s);
+
+  // For the model: rows of layer l, and that a batch of tokens has been stored.
+  const Tensor& keys(int64_t layer) const { return keys_[size_t(layer)]; }
+  const Tensor& values(int64_t layer) const { return values_[size_t(layer)]; }
+  int64_t rows(int64_t layer) const { return keys_[size_t(layer)].size(0); }
+  void advance(int64_t tokens);
+
+ private:
+  void copy_windows(const Snapshot& s, bool out) const;
+  Allocator* allocator_;
+  Arena arena_;
+  int64_t capacity_, batch_, length_ = 0;
+  int64_t window_;                     // the longest; 0: there are no rings
+  int64_t valid_from_ = 0;             // rings hold the tokens from here to length_
+  std::vector<bool> ring_;             // by layer
+  std::vector<Tensor> keys_, values_;  // (rows, Hkv, D) f32
+};
+
+}  // namespace ingot::decode

@@ -1,0 +1,39 @@
+#pragma once
+// A decoder-only transformer on the CPU, as its spec describes it (models/spec.h). Everything between the weights and
+// the logits is fp32.
+#include <memory>
+#include <span>
+
+#include "ingot/models/decode/cpu/cache.h"
+#include "ingot/models/decoder_weights.h"
+
+namespace ingot::decode {
+
+struct CpuModelOptions {
+  int64_t batch = 512;    // most tokens of one extend()
+  int64_t positions = 0;  // positions that may occur; 0: the spec's context
+};
+
+class CpuModel {
+ public:
+  // The weights must outlive the model. Runs as many layers as they have. Error{unsupported} for what the CPU path does
+  // not compute.
+  CpuModel(const DecoderSpec& spec, const DecoderWeights& weights, const CpuModelOptions& options = {});
+  ~CpuModel();
+  CpuModel(CpuModel&&) noexcept;
+  static int64_t workspace_bytes(const DecoderSpec& spec, const CpuModelOptions& options);
+
+  const DecoderSpec& spec() const;
+  int64_t layers() const;
+  int64_t batch() const;
+  // Appends tokens to the cache. Returns (T, C): the last norm's output, which logits() takes; valid until the next
+  // call.
+  Tensor extend(std::span<const int32_t> ids, KeyValueCache& cache);
+  void logits(const Tensor& normed, const Tensor& logits);  // (N, C), (N, V)
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ingot::decode

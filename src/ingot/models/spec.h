@@ -1,0 +1,92 @@
+#pragma once
+// What a decoder-only transformer is made of. Every path of the decode engine reads this struct; a kind of model fills
+// it from its own configuration (models/gpt_oss/spec.cpp is an example).
+//   x = embed[token] * embedding_scale
+//   each layer:  x += post(Wo attention(rope(qk_norm(Wqkv norm(x) + b))) + bo)
+//                x += post(mlp(norm(x)))
+//   logits = softcap(head norm(x))
+// The path that cannot compute a field's value refuses the model by name: unsupported_reason().
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ingot/kernels/rope/rope.h"
+#include "ingot/kernels/swiglu/swiglu.h"
+
+namespace ingot {
+
+// Rotary angles, shared by the layers that name the table.
+struct RopeTable {
+  double theta = 10000;
+  RopeScaling scaling;
+  bool interleaved = false;  // pairs (2j, 2j + 1); else (j, j + dim / 2)
+  int64_t dim = 0;           // of a head's dimensions the first so many are rotated; 0: all
+};
+
+struct LayerSpec {
+  int64_t window = 0;   // keys that a query sees, its own included; 0: all before it
+  int rope = 0;         // which of DecoderSpec::rope; -1: queries and keys are not rotated
+  bool experts = true;  // a mixture of experts; else one dense MLP
+};
+
+struct NormSpec {
+  double eps = 1e-5;
+  bool unit_offset = false;  // multiplies by 1 + w
+  // Where activations are 16 bits wide: the normalised row is rounded before it is multiplied by w; else after. Paths
+  // in fp32 round neither.
+  bool rounds_before_weight = false;
+  bool post = false;  // the outputs of attention and MLP have norms of their own, before they are added
+};
+
+struct DecoderSpec {
+  int64_t vocab = 0, hidden = 0, layers = 0;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;  // hidden need not be heads * head_dim
+  int64_t intermediate = 0;                       // hidden width of the dense MLP, or of one expert
+  int64_t experts = 0, experts_per_token = 0;
+  // The weights of a token's experts are the softmax of their logits alone; else of all experts' logits.
+  bool renormalise = true;
+  std::vector<LayerSpec> layer;  // `layers` of them
+  std::vector<RopeTable> rope;
+  NormSpec norm;
+  bool qk_norm = false;  // heads of queries and keys are normalised with a weight (head_dim), before they are rotated
+  bool qkv_bias = false, output_bias = false, mlp_bias = false;  // the last one: of router, gate, up and down
+  bool sinks = false;                                            // a logit per head that takes part in the softmax
+  double attention_scale = 0;                                    // 0: 1 / sqrt(head_dim)
+  double attention_softcap = 0, logit_softcap = 0;               // 0: none
+  GateOptions gate;                                              // SwiGLU; gelu_gate(); clamped_gate()
+  double embedding_scale = 1;
+  bool tied_embeddings = false;  // the head is the embedding
+  int64_t context = 0;           // the longest sequence
+  int64_t start_token = -1;      // begins every sequence; -1: none does
+  std::vector<int64_t> end_tokens;
+  // Not a property of a model: DecoderOptions::e4m3_experts.
+  bool e4m3_inputs = false;
+
+  int64_t q_width() const { return heads * head_dim; }
+  int64_t kv_width() const { return kv_heads * head_dim; }
+  int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
+  int64_t longest_window() const;  // of all layers; 0: none has one
+  // The keys before a query's own that a layer with a window may see.
+  int64_t window_reach() const { return longest_window() > 0 ? longest_window() - 1 : 0; }
+  double scale_of_attention() const;
+};
+// GPT-OSS's gate: gate' sigmoid(alpha gate') (up' + 1), gate' and up' clamped at `limit`.
+inline GateOptions clamped_gate(double limit, double alpha) { return {.limit = limit, .alpha = alpha, .up_offset = 1}; }
+// Every size in range, and sizes that must divide others do; `where` begins the messages.
+void check(const DecoderSpec& spec, const std::string& where);
+
+// Ways to compute a model.
+enum class DecodePath {
+  cpu,          // all in fp32
+  phased,       // a launch for each phase of a layer
+  small_batch,  // one pass over the weights for up to 16 tokens
+  prompt,       // many tokens of a prompt by matrix kernels
+  megakernel,   // one persistent kernel for a token
+  prefilter,    // greedy tokens by a head in 8 bits
+};
+const char* name_of(DecodePath path);
+// The first property of the model that a path does not compute, in a line; empty where it computes all. Limits on sizes
+// are each path's own.
+std::string unsupported_reason(const DecoderSpec& spec, DecodePath path);
+
+}  // namespace ingot

@@ -1,0 +1,124 @@
+#include "ingot/models/spec.h"
+
+#include <gtest/gtest.h>
+
+#include "ingot/models/gpt_oss/archive.h"
+#include "ingot/models/gpt_oss/spec.h"
+#include "ingot/testing/temporary_directory.h"
+
+namespace ingot {
+namespace {
+
+using testing::error_of;
+
+DecoderSpec gpt_oss() { return spec_of(synthetic_gpt_oss("20b")); }
+constexpr DecodePath kAllPaths[] = {DecodePath::cpu,    DecodePath::phased,     DecodePath::small_batch,
+                                    DecodePath::prompt, DecodePath::megakernel, DecodePath::prefilter};
+
+struct Case {
+  const char* name;  // in the message
+  void (*change)(DecoderSpec& s);
+  bool on_cpu = true;
+};
+const Case kCases[] = {
+    {"a dense MLP", [](DecoderSpec& s) { s.layer[3].experts = false; }},
+    {"expert weights that are not renormalised", [](DecoderSpec& s) { s.renormalise = false; }},
+    {"a layer whose queries and keys are not rotated", [](DecoderSpec& s) { s.layer[3].rope = -1; }},
+    {"several RoPE tables",
+     [](DecoderSpec& s) {
+       s.rope.push_back(s.rope[0]);
+       s.layer[3].rope = 1;
+     }},
+    {"interleaved RoPE", [](DecoderSpec& s) { s.rope[0].interleaved = true; }},
+    {"partial RoPE", [](DecoderSpec& s) { s.rope[0].dim = 32; }},
+    {"norms that multiply by 1 + w", [](DecoderSpec& s) { s.norm.unit_offset = true; }},
+    {"norms that round before the weight", [](DecoderSpec& s) { s.norm.rounds_before_weight = true; }},
+    {"norms after attention and MLP", [](DecoderSpec& s) { s.norm.post = true; }},
+    {"norms of queries and keys", [](DecoderSpec& s) { s.qk_norm = true; }},
+    {"an MLP without biases", [](DecoderSpec& s) { s.mlp_bias = false; }},
+    {"attention without sinks", [](DecoderSpec& s) { s.sinks = false; }},
+    {"a scale of attention other than 1 / sqrt(head_dim)", [](DecoderSpec& s) { s.attention_scale = 0.5; }},
+    {"a softcap in attention", [](DecoderSpec& s) { s.attention_softcap = 50; }},
+    {"a softcap of logits", [](DecoderSpec& s) { s.logit_softcap = 30; }},
+    {"a gate other than GPT-OSS's", [](DecoderSpec& s) { s.gate = {}; }},
+    {"a gate other than GPT-OSS's", [](DecoderSpec& s) { s.gate = gelu_gate(); }},
+    {"a scale of embeddings", [](DecoderSpec& s) { s.embedding_scale = 64; }},
+    {"inputs in e4m3 without experts",
+     [](DecoderSpec& s) {
+       for (LayerSpec& l : s.layer) l.experts = false;
+       s.e4m3_inputs = true;
+     },
+     false},
+};
+
+TEST(DecoderSpec, EveryPathComputesGptOss) {
+  for (const DecodePath path : kAllPaths) EXPECT_EQ(unsupported_reason(gpt_oss(), path), "") << name_of(path);
+}
+
+TEST(DecoderSpec, APropertyThatAPathDoesNotComputeIsRefusedByItsNameAndThePaths) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c.name);
+    DecoderSpec s = gpt_oss();
+    c.change(s);
+    for (const DecodePath path : kAllPaths) {
+      const std::string found = unsupported_reason(s, path);
+      if (path == DecodePath::cpu && c.on_cpu) {
+        EXPECT_EQ(found, "");
+        continue;
+      }
+      // The first of several reasons: without experts there are dense MLPs too.
+      const bool dense_first = !c.on_cpu && path != DecodePath::cpu;
+      EXPECT_EQ(found, std::string("found ") + (dense_first ? "a dense MLP" : c.name) + ", which " + name_of(path) +
+                           " does not compute");
+    }
+  }
+}
+
+TEST(DecoderSpec, WhatOnePathAloneCannotDoIsRefusedThere) {
+  DecoderSpec rounded = gpt_oss();
+  rounded.e4m3_inputs = true;
+  DecoderSpec windows = gpt_oss();
+  windows.layer[0].window = 64;
+  for (const DecodePath path : kAllPaths) {
+    EXPECT_EQ(
+        unsupported_reason(rounded, path),
+        path == DecodePath::megakernel ? "found experts' inputs in e4m3, which the megakernel does not compute" : "");
+    EXPECT_EQ(
+        unsupported_reason(windows, path),
+        path == DecodePath::prompt ? "found windows of several lengths, which the prompt path does not compute" : "");
+  }
+}
+
+TEST(DecoderSpec, GptOssIsDescribedAsItsConfigurationSays) {
+  const GptOssConfig c = synthetic_gpt_oss("20b");
+  const DecoderSpec s = spec_of(c);
+  check(s, "spec");
+  EXPECT_EQ(s.layers, c.layers);
+  EXPECT_EQ(s.longest_window(), 128);
+  EXPECT_EQ(s.window_reach(), 127);
+  for (size_t l = 0; l < s.layer.size(); ++l) EXPECT_EQ(s.layer[l].window, l % 2 == 0 ? 128 : 0) << l;
+  EXPECT_EQ(s.scale_of_attention(), 0.125);
+  EXPECT_EQ(s.gate.limit, 7);
+  EXPECT_EQ(s.rope.size(), 1u);
+}
+
+TEST(DecoderSpec, SizesThatDoNotFitTogetherAreRefusedByName) {
+  const auto refusal = [](void (*change)(DecoderSpec&)) {
+    DecoderSpec s = gpt_oss();
+    change(s);
+    return error_of([&] { check(s, "m"); });
+  };
+  EXPECT_EQ(refusal([](DecoderSpec& s) { s.kv_heads = 7; }),
+            "bad data: m: found heads 64, expected a multiple of kv_heads");
+  EXPECT_EQ(refusal([](DecoderSpec& s) { s.layer.pop_back(); }),
+            "bad data: m: found properties of layers 23, expected one for each layer");
+  EXPECT_EQ(refusal([](DecoderSpec& s) { s.layer[0].rope = 1; }),
+            "bad data: m: found rope 1, expected -1 or the number of a table");
+  EXPECT_EQ(refusal([](DecoderSpec& s) { s.rope[0].dim = 66; }),
+            "bad data: m: found rotated dimensions 66, expected an even number, at most head_dim");
+  EXPECT_EQ(refusal([](DecoderSpec& s) { s.experts_per_token = 33; }),
+            "bad data: m: found experts_per_token 33, expected 1 to the number of experts");
+}
+
+}  // namespace
+}  // namespace ingot
