@@ -23,9 +23,9 @@ struct Run {
   std::vector<float>& out;
   std::vector<float> row;
 
-  Run(GptOss& m, GptOssCache& c, std::vector<float>& o) : model(m), cache(c), out(o), row(size_t(m.config().vocab)) {}
+  Run(GptOss& m, GptOssCache& c, std::vector<float>& o) : model(m), cache(c), out(o), row(size_t(m.spec().vocab)) {}
   const float* logits_of(const Tensor& normed, int64_t t) {
-    model.logits(normed.slice(0, t, t + 1), Tensor(row.data(), {1, model.config().vocab}));
+    model.logits(normed.slice(0, t, t + 1), Tensor(row.data(), {1, model.spec().vocab}));
     return row.data();
   }
   void prompt(const std::vector<int32_t>& ids, const std::vector<int64_t>& batches, const std::vector<int64_t>& rows) {

@@ -26,7 +26,7 @@ void check(const DecoderSpec& s, const std::string& where) {
   positive("intermediate", s.intermediate), positive("context", s.context);
   require(s.heads % s.kv_heads == 0, "heads", s.heads, "a multiple of kv_heads");
   require(int64_t(s.layer.size()) == s.layers, "properties of layers", s.layer.size(), "one for each layer");
-  require(s.norm.eps > 0, "norm eps", s.norm.eps, "more than 0");
+  require(s.norm.eps >= 0, "norm eps", s.norm.eps, "at least 0");
   require(s.attention_scale >= 0, "attention_scale", s.attention_scale, "at least 0");
   require(s.attention_softcap >= 0 && s.logit_softcap >= 0, "softcap", std::min(s.attention_softcap, s.logit_softcap),
           "at least 0");
