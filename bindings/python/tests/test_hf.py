@@ -433,11 +433,10 @@ def configurations():
 
 
 def causal_model(name, device):
-    from transformers import AutoModelForCausalLM
-
+    transformers = pytest.importorskip("transformers")
     config, norms, mlps = configurations()[name]
     torch.manual_seed(4)
-    m = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(device)
+    m = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(device)
     with torch.no_grad():
         for p in m.parameters():
             if p.dim() == 1:
