@@ -84,7 +84,7 @@ class TextFiles {
   }
 
   std::vector<std::string>* left_out_;
-  std::set<FileId> above_, seen_;  // directories: the root and those that hold it; those that were read
+  std::set<FileId> above_, seen_;  // directories: the root and its parents; the directories read so far
   std::set<std::string> links_;
 };
 

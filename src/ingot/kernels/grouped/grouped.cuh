@@ -79,9 +79,10 @@ template <int kTileBands> __device__ __forceinline__ uint32_t count_tiles(const 
   return __reduce_add_sync(~0u, tiles);
 }
 
-// One thread: every tile's stages, as the ring has room, and with the first which tile it is. A stage's row tiles are
-// one copy: seventeen small ones took longer to ask for than the products of a stage to compute. Bands beyond a matrix
-// are the next one's, or zeros; nobody reads them.
+// One thread fetches the stages of every tile as the ring has room, and publishes the tile's number with its first
+// stage. The row tiles of a stage are one copy: issuing seventeen small copies took longer than computing the products
+// of a stage. Row tiles beyond the end of a matrix belong to the next matrix or are zeros; no thread reads these row
+// tiles.
 template <WeightFormat F, int kRows, int kTileBands>
 __device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m, uint32_t tiles) {
   using M = Memory<F, kRows, kTileBands>;

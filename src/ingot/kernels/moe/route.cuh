@@ -79,8 +79,8 @@ __device__ __forceinline__ void make_lists(const uint32_t* chosen, const float* 
   if (threadIdx.x == 0) *lists.count = k;
 }
 
-// A block's own copy of the lists of up to `most` expert slots in shared memory, so that loads do not wait for each
-// other; or the lists themselves, where one block writes them.
+// A block's copy in shared memory of the lists of up to `most` expert slots, so that loads do not wait for each other.
+// Where one block writes the lists, this struct holds the lists themselves.
 struct Copy {
   int32_t *expert, *row;  // (most), (most, kCols)
   float* weight;          // (most, kCols)

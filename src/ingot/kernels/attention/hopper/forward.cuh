@@ -62,7 +62,7 @@ template <class F> struct Multiplier {
     if (group == 0) await_turn();  // no warpgroup ends while another one arrives
   }
 
-  // The steps, of those that the block fetches, that these 64 queries see.
+  // Finds which of the key steps that the block fetches are visible to this warpgroup's 64 queries.
   __device__ __forceinline__ void take_tile() {
     const int first = tile_.first + 64 * int(group), end = min(first + 64, tile_.queries);
     int low = tile_.begin, high_step = tile_.begin;
