@@ -35,7 +35,7 @@ ELSEWHERE = {
     "S10": {"tests/serve_test.py": ["test_an_answer_that_nobody_reads_any_more_ends", "test_whoever_closes_only_one_direction_gets_the_stream"]},
     "S12": {"src/ingot/engines/serve/api_request.test.cpp": ["bad_bodies_are_refused_by_the_field_s_name", "sizes_are_bounded"]},
     "S13": {"src/ingot/text/grammar/json_schema.test.cpp": []},
-    "S15": {"src/ingot/text/harmony.test.cpp": []},
+    "S15": {"src/ingot/text/chat/harmony.test.cpp": []},
     "S16": {"src/ingot/engines/serve/answer_text.test.cpp": ["any_ids_are_read_and_none_of_them_shows_a_control_token"]},
     "S18": {"tests/serve_test.py": ["test_a_host_that_is_not_ours_is_refused", "test_pages_of_other_origins_ask_only_where_they_may"]},
     "S19": {"tests/serve_test.py": ["test_what_would_be_open_to_everybody_is_refused"]},

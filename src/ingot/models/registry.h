@@ -12,7 +12,7 @@
 #include "ingot/models/decoder.h"
 #include "ingot/models/options.h"
 #include "ingot/text/byte_bpe.h"
-#include "ingot/text/chat_format.h"
+#include "ingot/text/chat/chat_format.h"
 
 namespace ingot {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ingot/engines/generate/session.h"
-#include "ingot/text/chat_format.h"
+#include "ingot/text/chat/chat_format.h"
 #include "ingot/text/tokenizer.h"
 
 namespace ingot {

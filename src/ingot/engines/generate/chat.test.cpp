@@ -10,7 +10,7 @@
 #include "ingot/models/gpt_oss/weights.h"
 #include "ingot/models/host_decoder.h"
 #include "ingot/testing/temporary_directory.h"
-#include "ingot/text/harmony_format.h"
+#include "ingot/text/chat/harmony_format.h"
 
 namespace ingot {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ingot/testing/fuzz.h"
-#include "ingot/text/harmony_bytes.test.h"
+#include "ingot/text/chat/harmony_bytes.test.h"
 
 namespace {
 

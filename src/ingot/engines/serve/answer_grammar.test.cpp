@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ingot/text/harmony_bytes.test.h"
+#include "ingot/text/chat/harmony_bytes.test.h"
 
 namespace ingot {
 namespace {

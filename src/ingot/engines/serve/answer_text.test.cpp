@@ -4,7 +4,7 @@
 
 #include "ingot/core/rng.h"
 #include "ingot/text/byte_tokenizer.test.h"
-#include "ingot/text/harmony_bytes.test.h"
+#include "ingot/text/chat/harmony_bytes.test.h"
 
 namespace ingot {
 namespace {

@@ -2,7 +2,7 @@
 #include "ingot/engines/serve/api_request.h"
 
 #include "ingot/testing/fuzz.h"
-#include "ingot/text/harmony_format.h"
+#include "ingot/text/chat/harmony_format.h"
 
 namespace {
 

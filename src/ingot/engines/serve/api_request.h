@@ -11,7 +11,7 @@
 
 #include "ingot/engines/serve/api_error.h"
 #include "ingot/models/decoder.h"
-#include "ingot/text/chat_format.h"
+#include "ingot/text/chat/chat_format.h"
 
 namespace ingot {
 

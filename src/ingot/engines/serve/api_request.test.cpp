@@ -5,7 +5,7 @@
 #include <array>
 
 #include "ingot/io/json.h"
-#include "ingot/text/harmony_format.h"
+#include "ingot/text/chat/harmony_format.h"
 
 namespace ingot {
 namespace {

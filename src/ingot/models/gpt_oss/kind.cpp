@@ -10,7 +10,7 @@
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/registry.h"
-#include "ingot/text/harmony_format.h"
+#include "ingot/text/chat/harmony_format.h"
 
 namespace ingot {
 namespace {

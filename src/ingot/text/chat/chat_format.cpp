@@ -1,4 +1,4 @@
-#include "ingot/text/chat_format.h"
+#include "ingot/text/chat/chat_format.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ingot/text/byte_bpe.h"
-#include "ingot/text/chat_format.h"
+#include "ingot/text/chat/chat_format.h"
 #include "ingot/text/utf8.h"
 
 namespace ingot {

@@ -1,4 +1,4 @@
-#include "ingot/text/harmony_format.h"
+#include "ingot/text/chat/harmony_format.h"
 
 #include <algorithm>
 

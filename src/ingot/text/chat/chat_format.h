@@ -3,8 +3,8 @@
 // and how the ids of an answer become thoughts, text and calls of functions.
 //
 // Servers and commands know formats by this interface alone; a model's kind says which format a vocabulary has
-// (models/registry.h). A new format is one file that implements ChatFormat and ChatParser, as text/harmony_format.cpp
-// does for GPT-OSS, and one line in the kind of the models that speak it.
+// (models/registry.h). A new format is one file that implements ChatFormat and ChatParser, as
+// text/chat/harmony_format.cpp does for GPT-OSS, and one line in the kind of the models that speak it.
 #include <cstdint>
 #include <memory>
 #include <optional>

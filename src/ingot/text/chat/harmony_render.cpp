@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "ingot/io/json.h"
-#include "ingot/text/harmony.h"
+#include "ingot/text/chat/harmony.h"
 
 namespace ingot {
 namespace {

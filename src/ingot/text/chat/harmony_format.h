@@ -3,8 +3,8 @@
 #include <memory>
 #include <string>
 
-#include "ingot/text/chat_format.h"
-#include "ingot/text/harmony.h"
+#include "ingot/text/chat/chat_format.h"
+#include "ingot/text/chat/harmony.h"
 
 namespace ingot {
 

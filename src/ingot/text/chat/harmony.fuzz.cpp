@@ -1,7 +1,7 @@
 // Whatever a model writes is read, shows no control token, and renders back to what was read; whatever a user writes
 // stays text. The input is a list of ids (a byte below 24 is one of the first ids, control tokens among them; other
 // bytes begin an id of two) and, as bytes, a text.
-#include "ingot/text/harmony.h"
+#include "ingot/text/chat/harmony.h"
 
 #include "ingot/io/utf8.h"
 #include "ingot/testing/fuzz.h"

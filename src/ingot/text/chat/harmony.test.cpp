@@ -1,4 +1,4 @@
-#include "ingot/text/harmony.h"
+#include "ingot/text/chat/harmony.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,7 @@
 #include <map>
 
 #include "ingot/core/check.h"
-#include "ingot/text/harmony.h"
+#include "ingot/text/chat/harmony.h"
 
 namespace ingot {
 namespace {

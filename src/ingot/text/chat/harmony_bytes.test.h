@@ -2,7 +2,7 @@
 // Tests' own vocabulary of Harmony: a token per byte, and the control tokens behind them.
 #include <memory>
 
-#include "ingot/text/harmony_format.h"
+#include "ingot/text/chat/harmony_format.h"
 
 namespace ingot::testing {
 

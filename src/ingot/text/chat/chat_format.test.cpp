@@ -1,10 +1,10 @@
-#include "ingot/text/chat_format.h"
+#include "ingot/text/chat/chat_format.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "ingot/text/harmony_bytes.test.h"
+#include "ingot/text/chat/harmony_bytes.test.h"
 
 namespace ingot {
 namespace {
