@@ -303,6 +303,23 @@ class GptOss(TinyGptOss):
             self.refuses(2, f"{option}: found '{found}', expected numbers like", *bench, "--model", archive, option, found)
         self.refuses(4, "none: found no such file or directory, expected GPT-OSS", *bench, "--model", self.directory / "none")
 
+    def test_random_weights_take_the_place_of_a_model(self):
+        whole = ["generate", "--synthetic", "small", "--device", "cpu", "--tokens", 6]
+        run = ingot(*whole, "--ids", self.ids, "--only-new")
+        self.assertEqual(run.returncode, 0, run.error)
+        self.assertIn("synthetic:small: random weights: every answer is random text", run.error)
+        for line in run.text.splitlines():
+            self.assertEqual(len(json.loads(line)), 6)
+        self.assertEqual(ingot("generate", "--model", "synthetic:small", *whole[3:], "--ids", self.ids, "--only-new").text, run.text)
+        self.assertNotEqual(ingot(*whole, "--dense", "mxfp4", "--ids", self.ids, "--only-new").text, run.text)
+        for more in (["--raw"], []):
+            answer = ingot(*whole, "--prompt", "Hi", "--json", *more)
+            self.assertEqual((answer.returncode, len(json.loads(answer.text)["ids"])), (0, 6), answer.error)
+        self.refuses(2, "found --synthetic and --model, expected one of them", *whole, "--model", self.model, "--ids", self.ids)
+        self.refuses(2, "found --synthetic and RUN, expected one of them", *whole, self.model, "--ids", self.ids)
+        self.refuses(2, "found --dense, which changes nothing with a model without --synthetic", "generate", "--model", self.model, "--dense", "fp8", "--ids", self.ids)
+        self.refuses(7, "synthetic:20b: found no GPU for it", "generate", "--synthetic", "20b", "--device", "cpu", "--ids", self.ids)
+
     def test_bad_archives_and_conversions_are_refused_in_one_line(self):
         archive = self.directory / "tiny.ingot"
         self.assertEqual(ingot("convert", self.model, archive).returncode, 0)

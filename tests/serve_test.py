@@ -754,6 +754,35 @@ class Process(unittest.TestCase):
         self.assertEqual(server.request("GET", "/v1/models/tiny")[0], 404)
         self.assertEqual(server.stop(), 0)
 
+    def test_random_weights_are_served_with_a_tokenizer_of_their_own(self):
+        process = start("serve", "--synthetic", "small", "--port", 0, "--date", "none", "--device", "cpu")
+        lines = []
+        while not lines or " at http://" not in lines[-1]:
+            lines.append(process.stderr.readline().decode())
+            self.assertTrue(lines[-1], lines)
+        self.assertIn("synthetic:small: random weights: every answer is random text\n", lines)
+        port = int(re.search(r"serving synthetic:small at http://127.0.0.1:(\d+) ", lines[-1])[1])
+
+        def ask(path, body):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            text = connection.getresponse().read().decode()
+            connection.close()
+            return text
+
+        for prompt, tokens in (("Once", 4), (list(range(500, 530)), 30)):
+            answer = json.loads(ask("/v1/completions", dict(prompt=prompt, max_tokens=5, seed=1)))
+            self.assertEqual((answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]), (tokens, 5))
+            self.assertEqual(answer, json.loads(ask("/v1/completions", dict(prompt=prompt, max_tokens=5, seed=1))) | {k: answer[k] for k in ("id", "created", "usage", "timings")})
+        chat = json.loads(ask("/v1/chat/completions", dict(messages=[dict(role="user", content="Hi")], max_tokens=5)))
+        self.assertEqual(chat["usage"]["completion_tokens"], 5)
+        self.assertTrue(ask("/v1/completions", dict(prompt="a", max_tokens=5, stream=True)).endswith("data: [DONE]\n\n"))
+        process.terminate()
+        self.assertEqual(process.wait(60), 0)
+        process.stderr.close()
+        for arguments in (("--synthetic", "small"), ("--dense", "fp8")):
+            self.refuses(2, "expected one of them|changes nothing with a model without --synthetic", *arguments)
+
     def test_a_port_that_is_taken_costs_nothing(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             self.refuses(6, "127.0.0.1:[0-9]+: Address already in use", "--port", taken.getsockname()[1])

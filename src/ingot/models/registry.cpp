@@ -11,6 +11,7 @@ namespace ingot {
 
 // One line a kind. The last takes any directory, and says what a run would need where it is none.
 #define INGOT_MODEL_KINDS(KIND) \
+  KIND(synthetic_gpt_oss_kind)  \
   KIND(gpt_oss_kind)            \
   KIND(gpt_kind)
 

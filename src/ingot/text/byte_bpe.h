@@ -86,6 +86,10 @@ class ByteBpe final : public Tokenizer {
   std::unique_ptr<Impl> impl_;
 };
 
+// The special token of o200k_harmony whose id is `offset` ids after the last ordinary token; `id` is part of the names
+// of reserved tokens.
+std::string harmony_special_name(int offset, int id);
+
 struct BpeTrainOptions {
   WordPattern pattern = WordPattern::gpt2;
   int64_t min_count = 2;  // a pair seen less often is never merged

@@ -38,7 +38,9 @@ bool decode_base64(std::string_view text, std::string& bytes) {
   return true;
 }
 
-std::string harmony_name(int offset, int id) {
+}  // namespace
+
+std::string harmony_special_name(int offset, int id) {
   switch (offset) {
     case 0: return "<|startoftext|>";
     case 1: return "<|endoftext|>";
@@ -53,8 +55,6 @@ std::string harmony_name(int offset, int id) {
     default: return "<|reserved_" + std::to_string(id) + "|>";
   }
 }
-
-}  // namespace
 
 ByteBpe ByteBpe::parse_tiktoken(std::string_view text, const std::string& origin) {
   ByteBpeRules rules{.pattern = WordPattern::o200k, .ignore_merges = true, .merge_by_token = true};
@@ -88,7 +88,7 @@ ByteBpe ByteBpe::parse_tiktoken(std::string_view text, const std::string& origin
     rules.tokens.push_back(bytes);
   }
   const int first = int(rules.tokens.size());
-  for (int i = 0; i < kHarmonySpecials; ++i) rules.specials.push_back({first + i, harmony_name(i, first + i)});
+  for (int i = 0; i < kHarmonySpecials; ++i) rules.specials.push_back({first + i, harmony_special_name(i, first + i)});
   return ByteBpe(std::move(rules), origin);
 }
 

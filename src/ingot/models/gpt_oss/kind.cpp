@@ -1,5 +1,12 @@
-// GPT-OSS for the registry: its tokenizer and its decoder.
+// GPT-OSS for the registry, from files or with random weights: its tokenizer and its decoder.
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
 
 #include "ingot/gpu/device.h"
 #include "ingot/io/file.h"
@@ -8,17 +15,26 @@
 #include "ingot/io/hugging_face_cache.h"
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/decode/model/decoder.h"
+#include "ingot/models/decode/weights/builder.h"
 #include "ingot/models/gpt_oss/archive.h"
+#include "ingot/models/gpt_oss/synthetic.h"
 #include "ingot/models/registry.h"
 #include "ingot/text/chat/harmony_format.h"
 
 namespace ingot {
 namespace {
 
-OpenedModel open(const std::string& path, const DecoderOptions& asked) {
-  DecoderOptions o = asked;
-  GptOssConfig config = read_gpt_oss_config(path);
-  config.e4m3_inputs = o.e4m3_experts;
+// Where a model runs, as the options and the machine allow.
+struct Placement {
+  DecoderOptions options;
+  bool on_gpu = false;
+  std::string unsupported_reason;  // why no GPU was taken, or empty
+};
+// `no_room`: gpu_unsupported_reason() of the weights' shapes, so that a model that does not fit costs no reading.
+Placement place(const GptOssConfig& config, const DecoderOptions& asked,
+                const std::function<std::string(const DecoderOptions&)>& no_room) {
+  Placement p{.options = asked};
+  DecoderOptions& o = p.options;
   if (o.layers > config.layers)
     fail(ErrorCode::usage, "--layers: found ", o.layers, ", expected at most ", config.layers, ", the model's");
   if (o.context > config.context)
@@ -26,28 +42,40 @@ OpenedModel open(const std::string& path, const DecoderOptions& asked) {
   // A prompt shorter than a batch needs no room for more.
   o.batch = std::min(o.batch, o.context > 0 ? o.context : config.context);
   if (o.gpus > 1)
-    if (const std::string unsupported_reason = gpus_unsupported_reason(config, o); !unsupported_reason.empty())
-      fail(ErrorCode::unsupported, "--gpus ", o.gpus, ": ", unsupported_reason);
-  // From the headers: who has no room reads nothing.
-  std::string unsupported_reason =
-      o.device == DeviceChoice::cpu ? "the CPU was asked for" : gpus_unsupported_reason(config, o);
-  if (unsupported_reason.empty())
-    unsupported_reason = gpu_unsupported_reason(config, gpt_oss_shapes(path, config, {.layers = o.layers}), o);
-  const bool on_gpu = o.device == DeviceChoice::cuda || o.gpus > 1 || unsupported_reason.empty();
-  if (on_gpu && !unsupported_reason.empty()) fail(ErrorCode::unsupported, "device cuda: ", unsupported_reason);
+    if (const std::string reason = gpus_unsupported_reason(config, o); !reason.empty())
+      fail(ErrorCode::unsupported, "--gpus ", o.gpus, ": ", reason);
+  p.unsupported_reason = o.device == DeviceChoice::cpu ? "the CPU was asked for" : gpus_unsupported_reason(config, o);
+  if (p.unsupported_reason.empty()) p.unsupported_reason = no_room(o);
+  p.on_gpu = o.device == DeviceChoice::cuda || o.gpus > 1 || p.unsupported_reason.empty();
+  if (p.on_gpu && !p.unsupported_reason.empty()) fail(ErrorCode::unsupported, "device cuda: ", p.unsupported_reason);
+  return p;
+}
+void add_note(OpenedModel& m, const std::string& note) { m.note += (m.note.empty() ? "" : "; ") + note; }
+// Where the model runs, where a user might expect another place or another path.
+void add_notes(OpenedModel& m, const Placement& p, const std::string& rounding) {
+  if (p.options.device == DeviceChoice::automatic && !p.unsupported_reason.empty() && gpu::device_count() > 0)
+    add_note(m, "on the CPU: " + p.unsupported_reason);
+  if (!p.on_gpu) return;
+  if (!rounding.empty()) add_note(m, "on the GPU: " + rounding);
+  if (p.options.e4m3_experts)
+    add_note(m, std::string(rounding.empty() ? "on the GPU: " : "") +
+                    "tokens by a launch a phase for --quant, not by the megakernel");
+}
+
+OpenedModel open(const std::string& path, const DecoderOptions& asked) {
+  GptOssConfig config = read_gpt_oss_config(path);
+  config.e4m3_inputs = asked.e4m3_experts;
+  const Placement p = place(config, asked, [&](const DecoderOptions& o) {
+    return gpu_unsupported_reason(config, gpt_oss_shapes(path, config, {.layers = o.layers}), o);
+  });
+  const DecoderOptions& o = p.options;
   const int64_t layers = o.layers > 0 ? o.layers : config.layers;
   auto weights = std::make_shared<GptOssWeights>(load_gpt_oss(
       path, config,
-      {.layers = o.layers, .other_bytes = on_gpu ? 0 : decoder_bytes(config, layers, o), .passed_on = on_gpu}));
+      {.layers = o.layers, .other_bytes = p.on_gpu ? 0 : decoder_bytes(config, layers, o), .passed_on = p.on_gpu}));
   OpenedModel m;
-  m.decoder = on_gpu ? make_gpu_decoder(config, *weights, o) : make_decoder(config, *weights, o);
-  if (o.device == DeviceChoice::automatic && !unsupported_reason.empty() && gpu::device_count() > 0)
-    m.note = "on the CPU: " + unsupported_reason;
-  if (on_gpu)
-    if (const std::string rounding = gpu_rounding(*weights); !rounding.empty()) m.note = "on the GPU: " + rounding;
-  if (on_gpu && o.e4m3_experts)
-    m.note += (m.note.empty() ? "on the GPU: " : "; ") +
-              std::string("tokens by a launch a phase for --quant, not by the megakernel");
+  m.decoder = p.on_gpu ? make_gpu_decoder(config, *weights, o) : make_decoder(config, *weights, o);
+  add_notes(m, p, p.on_gpu ? gpu_rounding(*weights) : std::string());
   m.end_ids.assign(config.end_tokens.begin(), config.end_tokens.end());
   m.weight_bytes = weights->bytes();
   if (m.decoder->device().kind == Device::cpu) m.memory = weights;  // a GPU has its own
@@ -89,11 +117,9 @@ std::unique_ptr<Tokenizer> tokenizer_of(const std::string& model) {
 }
 
 // Refuses a tokenizer that belongs to another model.
-Vocabulary vocabulary(const std::string& model, const std::string& file, bool chat) {
-  const GptOssConfig config = read_gpt_oss_config(model);
-  const std::string path = file.empty() ? model : file;
-  Vocabulary v;
-  v.tokenizer = file.empty() ? tokenizer_of(model) : load_tokenizer(path);
+Vocabulary vocabulary_of(const GptOssConfig& config, std::shared_ptr<const Tokenizer> tokenizer,
+                         const std::string& path, bool chat) {
+  Vocabulary v{.tokenizer = std::move(tokenizer)};
   v.bpe = dynamic_cast<const ByteBpe*>(v.tokenizer.get());
   if (!v.bpe)
     fail(ErrorCode::bad_data, path, ": found a tokenizer of the kind ", v.tokenizer->kind(),
@@ -113,9 +139,91 @@ Vocabulary vocabulary(const std::string& model, const std::string& file, bool ch
   return v;
 }
 
+Vocabulary vocabulary(const std::string& model, const std::string& file, bool chat) {
+  return vocabulary_of(read_gpt_oss_config(model), file.empty() ? tokenizer_of(model) : load_tokenizer(file),
+                       file.empty() ? model : file, chat);
+}
+
 int64_t context(const std::string& path) { return read_gpt_oss_config(path).context; }
 
+// --- random weights
+
+constexpr uint64_t kSyntheticSeed = 1;
+
+bool holds_synthetic(const std::string& path) { return synthetic_model(path).has_value(); }
+GptOssConfig synthetic_config(const std::string& path) { return synthetic_gpt_oss(synthetic_model(path)->size); }
+
+int64_t bytes_of_matrices(const GptOssWeights& w) {
+  int64_t bytes = w.embed.data.numel() * 2 + w.head.data.numel();
+  for (const GptOssLayer& l : w.layers)
+    for (const WeightMatrix* m : {&l.qkv, &l.o, &l.router, &l.gate_up, &l.down}) bytes += m->data.numel();
+  return bytes;
+}
+
+struct RemovedAtEnd {
+  std::string path;
+  ~RemovedAtEnd() { std::filesystem::remove(path); }
+};
+// By way of a temporary archive, whose file is removed once it is mapped.
+GptOssWeights made_on_the_cpu(const GptOssConfig& config, WeightFormat dense, const GptOssLoad& load) {
+  RemovedAtEnd file{(std::filesystem::temp_directory_path() / "ingot-synthetic-XXXXXX").string()};
+  const int made = mkstemp(file.path.data());
+  if (made < 0) fail(ErrorCode::io, file.path, ": found ", std::strerror(errno), ", expected a new file");
+  close(made);
+  write_synthetic_gpt_oss(config, file.path, kSyntheticSeed, {.forms = {.dense = dense}});
+  return load_gpt_oss(file.path, config, load);
+}
+
+OpenedModel open_synthetic(const std::string& path, const DecoderOptions& asked) {
+  const SyntheticModel model = *synthetic_model(path);
+  GptOssConfig config = synthetic_gpt_oss(model.size);
+  config.e4m3_inputs = asked.e4m3_experts;
+  GptOssWeights shapes;
+  const Placement p = place(config, asked, [&](const DecoderOptions& o) {
+    shapes = decode::shapes_of(config, model.dense, WeightFormat::mxfp4);
+    if (o.layers > 0) shapes.layers.resize(size_t(o.layers));
+    return gpu_unsupported_reason(config, shapes, o);
+  });
+  OpenedModel m{.note = "random weights: every answer is random text"};
+  m.end_ids.assign(config.end_tokens.begin(), config.end_tokens.end());
+  add_notes(m, p, {});
+  if (p.on_gpu) {
+    m.weight_bytes = bytes_of_matrices(shapes);
+    m.decoder = make_synthetic_gpu_decoder(config, shapes, p.options, kSyntheticSeed);
+    return m;
+  }
+  if (model.size != "small")
+    fail(ErrorCode::unsupported, path, ": found no GPU for it (", p.unsupported_reason,
+         "), expected one, or a model of `ingot convert --synthetic ", model.size, "`, which also runs on a CPU");
+  const int64_t layers = asked.layers > 0 ? asked.layers : config.layers;
+  auto weights = std::make_shared<GptOssWeights>(made_on_the_cpu(
+      config, model.dense, {.layers = asked.layers, .other_bytes = decoder_bytes(config, layers, p.options)}));
+  m.decoder = make_decoder(config, *weights, p.options);
+  m.weight_bytes = weights->bytes();
+  m.memory = weights;
+  return m;
+}
+
+Vocabulary synthetic_vocabulary(const std::string& model, const std::string& file, bool chat) {
+  const GptOssConfig config = synthetic_config(model);
+  if (file.empty()) return vocabulary_of(config, std::make_shared<ByteBpe>(synthetic_tokenizer(config)), model, chat);
+  return vocabulary_of(config, load_tokenizer(file), file, chat);
+}
+
+int64_t synthetic_context(const std::string& path) { return synthetic_config(path).context; }
+
 }  // namespace
+
+ModelKind synthetic_gpt_oss_kind() {
+  return {.name = "synthetic gpt-oss",
+          .holds = holds_synthetic,
+          .open = open_synthetic,
+          .vocabulary = synthetic_vocabulary,
+          .context = synthetic_context,
+          .cuda = true,
+          .gpus = true,
+          .chats = true};
+}
 
 ModelKind gpt_oss_kind() {
   return {.name = "gpt-oss",

@@ -19,6 +19,8 @@ namespace {
 
 struct GenerateCommand {
   std::string run, model, prompt, file, ids;
+  SyntheticOptions synthetic;
+  std::string path;    // the model: of `run`, `model` or `synthetic`
   bool asked = false;  // a prompt was given, possibly empty
   int64_t tokens = 200, seed = 1;
   DecoderOptions on;
@@ -85,12 +87,11 @@ void write_trace(const GenerateCommand& o, Decoder& decoder) {
 
 // Prints one list of new ids for each list of the file.
 void generate_ids(const GenerateCommand& o) {
-  const std::string path = chosen_model(o.run, o.model);
   if (o.asked || !o.file.empty()) fail(ErrorCode::usage, "found --ids with --prompt or --file, expected one of them");
   const std::vector<std::vector<int32_t>> prompts = read_ids(o.ids);
   size_t longest = 0;
   for (const auto& p : prompts) longest = std::max(longest, p.size());
-  const OpenedModel model = open_for(o, path, int64_t(longest) + o.tokens);
+  const OpenedModel model = open_for(o, o.path, int64_t(longest) + o.tokens);
   check_ids(prompts, model.decoder->vocab(), o.ids);
   Session session(*model.decoder);
   Interrupt interrupt;
@@ -206,11 +207,10 @@ void go_on_in_documents(const GenerateCommand& o, const std::string& path, const
 
 void generate(const GenerateCommand& o) {
   if (!o.ids.empty()) return generate_ids(o);
-  const std::string path = chosen_model(o.run, o.model);
   const Prompt prompt = prompt_of(o);
-  if (!chats(path)) return go_on_in_documents(o, path, prompt);
-  const Vocabulary v = load_vocabulary(path, o.conversation.tokenizer);
-  return o.raw ? go_on(o, path, v, prompt) : answer(o, path, v, prompt);
+  if (!chats(o.path)) return go_on_in_documents(o, o.path, prompt);
+  const Vocabulary v = load_vocabulary(o.path, o.conversation.tokenizer);
+  return o.raw ? go_on(o, o.path, v, prompt) : answer(o, o.path, v, prompt);
 }
 
 }  // namespace
@@ -220,6 +220,7 @@ void add_generate(Command& root) {
   auto o = std::make_shared<GenerateCommand>();
   c.text("RUN", o->run, "a run's directory, or one of its checkpoints");
   c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint or archive");
+  add_synthetic(c, o->synthetic);
   const Option& prompt =
       c.text("--prompt TEXT", o->prompt, "the beginning (default: standard input, or nothing on a terminal)");
   c.text("--file FILE", o->file, "a file with the beginning");
@@ -252,11 +253,11 @@ void add_generate(Command& root) {
       c.refuse_given({"reasoning", "system", "developer", "date"}, "--raw");
     refuse_split_of_one(c, o->on.gpus);
     if (o->json) c.refuse_given({"only-new"}, "--json, which holds only what is new");
-    const std::string path = o->run.empty() ? o->model : o->run;
+    const std::string path = o->path = chosen_model(c, o->run, o->model, o->synthetic);
     if (exists(path) && !chats(path))
       c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw", "trace", "whole-head"},
                      "a run of `ingot train`");
-    else if (o->ids.empty() && !o->raw && exists(path))
+    else if (o->ids.empty() && !o->raw && chats(path))
       c.refuse_given({"only-new", "past-end"}, "a question to a model that chats (--raw goes on with a text)");
     if (!o->ttt.on)
       c.refuse_given({"ttt-chunk", "ttt-window", "ttt-rank", "ttt-lr", "ttt-beta2", "ttt-eps", "ttt-decay"},

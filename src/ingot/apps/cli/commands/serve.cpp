@@ -24,6 +24,7 @@ struct ServeCommand {
   std::string run, model, name, tokenizer, key_file, reasoning = "medium", date = "today";
   std::string host = "127.0.0.1";
   std::vector<std::string> hosts, origins;
+  SyntheticOptions synthetic;
   DecoderOptions on;
   int64_t port = 8080, context = 0, slots = 4, waiting = 64, connections = 256, connections_of_one = 0;
   double drain = 30, patience = 30;
@@ -82,8 +83,7 @@ server::ServerOptions server_options(const ServeCommand& o) {
   return s;
 }
 
-void serve(const ServeCommand& o) {
-  const std::string path = chosen_model(o.run, o.model);
+void serve(const ServeCommand& o, const std::string& path) {
   if (std::any_of(o.name.begin(), o.name.end(), [](unsigned char c) { return c < ' ' || c == 127; }))
     fail(ErrorCode::usage, "--name: found a name with control characters, expected one line of text");
   Interrupt interrupt;
@@ -110,7 +110,7 @@ void serve(const ServeCommand& o) {
   if (!server.stop(o.drain)) log_warn("some answers were cut off");
 }
 #else
-void serve(const ServeCommand&) {
+void serve(const ServeCommand&, const std::string&) {
   fail(ErrorCode::unsupported,
        "found a build without libmicrohttpd, expected one made where the package libmicrohttpd-dev is installed");
 }
@@ -123,6 +123,7 @@ void add_serve(Command& root) {
   auto o = std::make_shared<ServeCommand>();
   c.text("RUN", o->run, "a directory that ingot train wrote");
   c.text("--model PATH", o->model, "a GPT-OSS checkpoint, archive or GGUF file, in RUN's place");
+  add_synthetic(c, o->synthetic);
   c.text("--name NAME", o->name, "what clients call the model (default: the path's last part)");
   c.text("--host ADDRESS", o->host, "where to listen (default: 127.0.0.1, this machine alone)");
   c.integer("--port N", o->port, 0, 65535, "0: any that is free (default: 8080)");
@@ -158,14 +159,15 @@ void add_serve(Command& root) {
   add_gpu_options(c, o->on);
   c.examples(R"(  ingot serve --model gpt-oss-20b
   ingot serve runs/a --port 9000
+  ingot serve --synthetic 20b --slots 16
   ingot serve --model gpt-oss-20b --host 0.0.0.0 --api-key-file keys.txt --allow-host chat.example
   curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "Once"}')");
   c.run([o, &c] {
     refuse_split_of_one(c, o->on.gpus);
-    const std::string path = o->run.empty() ? o->model : o->run;
+    const std::string path = chosen_model(c, o->run, o->model, o->synthetic);
     if (exists(path) && !chats(path))
       c.refuse_given({"reasoning", "date", "one-by-one", "whole-head"}, "a run of `ingot train`");
-    serve(*o);
+    serve(*o, path);
   });
 }
 

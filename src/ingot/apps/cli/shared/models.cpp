@@ -102,8 +102,7 @@ void require_gpt_oss(const std::string& path) {
 
 bool chats(const std::string& path) {
   const std::vector<ModelKind> kinds = model_kinds();
-  return exists(path) &&
-         std::any_of(kinds.begin(), kinds.end(), [&](const ModelKind& k) { return k.chats && k.holds(path); });
+  return std::any_of(kinds.begin(), kinds.end(), [&](const ModelKind& k) { return k.chats && k.holds(path); });
 }
 
 // A kind that does not chat is not GPT-OSS.
@@ -127,6 +126,24 @@ std::string chosen_model(const std::string& run, const std::string& model) {
   if (run.empty() == model.empty())
     fail(ErrorCode::usage, "found ", run.empty() ? "neither RUN nor" : "RUN and", " --model, expected one of them");
   return run.empty() ? model : run;
+}
+
+void add_synthetic(Command& c, SyntheticOptions& o) {
+  c.choice("--synthetic SIZE", o.size, {"20b", "120b", "small"},
+           "random weights of GPT-OSS's shapes in RUN's place, made on the GPU; answers are random text. small also "
+           "runs on a CPU, for tests");
+  c.choice("--dense FORM", o.dense, {"bf16", "fp8", "mxfp4"},
+           "how attention and head of --synthetic are stored (default: bf16); experts are mxfp4");
+}
+std::string chosen_model(const Command& c, const std::string& run, const std::string& model,
+                         const SyntheticOptions& o) {
+  if (o.size.empty()) {
+    c.refuse_given({"dense"}, "a model without --synthetic");
+    return chosen_model(run, model);
+  }
+  if (!run.empty() || !model.empty())
+    fail(ErrorCode::usage, "found --synthetic and ", run.empty() ? "--model" : "RUN", ", expected one of them");
+  return o.dense == "bf16" ? "synthetic:" + o.size : "synthetic:" + o.size + ":" + o.dense;
 }
 
 std::vector<std::vector<int32_t>> read_ids(const std::string& path) {

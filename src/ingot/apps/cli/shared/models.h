@@ -36,6 +36,15 @@ void require_no_gpt_oss(const std::string& path);
 // RUN or --model: exactly one of them.
 std::string chosen_model(const std::string& run, const std::string& model);
 
+// --synthetic and --dense: random weights of GPT-OSS in the place of a model's path.
+struct SyntheticOptions {
+  std::string size, dense = "bf16";
+};
+void add_synthetic(Command& c, SyntheticOptions& o);
+// The name of the random model (models/gpt_oss/synthetic.h), or chosen_model() where --synthetic was not given.
+// Throws where --dense was given without --synthetic.
+std::string chosen_model(const Command& c, const std::string& run, const std::string& model, const SyntheticOptions& o);
+
 // A file of one JSON list of ids a line; "-" is standard input.
 std::vector<std::vector<int32_t>> read_ids(const std::string& path);
 // Before the first list is used, so that a bad last one costs nothing.

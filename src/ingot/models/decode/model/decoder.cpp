@@ -31,6 +31,10 @@ std::string gpu_unsupported_reason(const DecoderSpec&, const DecoderWeights&, co
 std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o) {
   fail(ErrorCode::unsupported, "device cuda: ", gpu_unsupported_reason(c, w, o));
 }
+std::unique_ptr<Decoder> make_synthetic_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w,
+                                                    const DecoderOptions& o, uint64_t) {
+  return make_gpu_decoder(c, w, o);
+}
 
 #else
 namespace {
@@ -43,9 +47,11 @@ constexpr size_t kFewestTogether = 3;
 
 class GpuDecoder final : public HostDecoder {
  public:
-  GpuDecoder(const DecoderSpec& c, const DecoderWeights& weights, const DecoderOptions& o)
+  // `seed`: random weights of these shapes; null: the weights as they are.
+  GpuDecoder(const DecoderSpec& c, const DecoderWeights& weights, const DecoderOptions& o, const uint64_t* seed)
       : HostDecoder(o.slots),
-        model_(c, weights, DeviceModel::fit_to_memory(c, weights, o)),
+        model_(seed != nullptr ? RankedModel(c, weights, DeviceModel::fit_to_memory(c, weights, o), *seed)
+                               : RankedModel(c, weights, DeviceModel::fit_to_memory(c, weights, o))),
         batch_(std::max(o.batch, model_.prompt_batch())),
         columns_(o.batched_sequences ? model_.most_streams() : 1) {}
 
@@ -146,10 +152,21 @@ std::string gpu_unsupported_reason(const DecoderSpec& c, const DecoderWeights& w
   return {};
 }
 
-std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o) {
+namespace {
+std::unique_ptr<Decoder> make(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o,
+                              const uint64_t* seed) {
   if (const std::string unsupported_reason = gpu_unsupported_reason(c, w, o); !unsupported_reason.empty())
     fail(ErrorCode::unsupported, "device cuda: ", unsupported_reason);
-  return std::make_unique<GpuDecoder>(c, w, o);
+  return std::make_unique<GpuDecoder>(c, w, o, seed);
+}
+}  // namespace
+
+std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o) {
+  return make(c, w, o, nullptr);
+}
+std::unique_ptr<Decoder> make_synthetic_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w,
+                                                    const DecoderOptions& o, uint64_t seed) {
+  return make(c, w, o, &seed);
 }
 
 #endif

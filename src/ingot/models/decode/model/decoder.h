@@ -23,5 +23,8 @@ std::string gpu_rounding(const DecoderWeights& weights);
 // sliding layers' rings reach, a slot forgets everything. Error{unsupported} with gpu_unsupported_reason().
 std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& spec, const DecoderWeights& weights,
                                           const DecoderOptions& options);
+// The same with random weights of these shapes, made on the GPUs from the seed.
+std::unique_ptr<Decoder> make_synthetic_gpu_decoder(const DecoderSpec& spec, const DecoderWeights& shapes,
+                                                    const DecoderOptions& options, uint64_t seed);
 
 }  // namespace ingot

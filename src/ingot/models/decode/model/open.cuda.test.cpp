@@ -47,6 +47,20 @@ TEST_F(GptOssOpenCuda, MatricesInF32AreSaidToBecomeBf16) {
   EXPECT_EQ(open_model(path, {.context = 16, .device = DeviceChoice::cpu}).note, "");
 }
 
+TEST_F(GptOssOpenCuda, RandomWeightsAreMadeOnTheGpuAndTheirNamesSayTheirFormat) {
+  std::vector<std::vector<int32_t>> answers;
+  for (const char* name : {"synthetic:small", "synthetic:small", "synthetic:small:mxfp4"}) {
+    const OpenedModel m = open_model(name, {.context = 16, .layers = 2, .device = DeviceChoice::cuda});
+    EXPECT_EQ(m.note, "random weights: every answer is random text");
+    EXPECT_GT(m.weight_bytes, 0);
+    Sequence sequence(*m.decoder);
+    sequence.extend(std::vector<int32_t>{1, 2, 3});
+    answers.push_back(sequence.sample({.sampling = {.temperature = 1}, .seed = 5}, 4).tokens);
+  }
+  EXPECT_EQ(answers[0], answers[1]);
+  EXPECT_NE(answers[0], answers[2]);
+}
+
 #ifdef INGOT_EMULATED_DEVICE
 struct GptOssOpenOnOthersCuda : GptOssOpenCuda {
   void TearDown() override { decode::pretend_capability(9, 0); }
