@@ -6,9 +6,11 @@
 #       the folder of room.cmake) in namespace ingot::cuda, or ingot where the folder is not in src/ingot/kernels, or <namespace> of these.
 #       A template that this unit would instantiate implicitly, although another unit has the instance, stands under ELSEWHERE.
 #       EMULATED: the unit joins the room's emulated tests (docs/gpu-layer.md).
-#   ingot_room([PTX arch] [TEST_SHARDS n] [HUGE_TESTS filter])
-#       PTX: the folder's .cu (above: the unit) are also included as PTX for compute_<arch>, which the driver compiles for GPUs other
-#       than Hopper. TEST_SHARDS: with CUDA the room's tests are divided among n tests that can run side by side, except HUGE_TESTS,
+#   ingot_room([PTX arch] [HOPPER regex] [TEST_SHARDS n] [HUGE_TESTS filter])
+#       Every .cu is compiled to machine code for sm_90a, and included as PTX for compute_80, which the driver compiles for GPUs other
+#       than Hopper. PTX: as PTX for compute_<arch> in place of 80 (above: the unit). HOPPER: those of the folder's .cu, the folders
+#       inside and the units among them, whose path from the folder matches the regex have instructions of sm_90a, so there is no
+#       PTX of them. TEST_SHARDS: with CUDA the room's tests are divided among n tests that can run side by side, except HUGE_TESTS,
 #       which are one test of their own and run one after the other.
 #   ingot_ptx_test(FILTER gtest-filter [SHARDS n])
 #       Runs the room's tests that FILTER names once more, with kernels that the driver compiles from PTX (CUDA_FORCE_PTX_JIT).
@@ -69,9 +71,9 @@ function(ingot_instances name)
 endfunction()
 
 function(ingot_room)
-  cmake_parse_arguments(PARSE_ARGV 0 room "" "PTX;TEST_SHARDS;HUGE_TESTS" "")
+  cmake_parse_arguments(PARSE_ARGV 0 room "" "PTX;HOPPER;TEST_SHARDS;HUGE_TESTS" "")
   if(room_UNPARSED_ARGUMENTS)
-    message(FATAL_ERROR "ingot_room: found '${room_UNPARSED_ARGUMENTS}', expected PTX, TEST_SHARDS or HUGE_TESTS")
+    message(FATAL_ERROR "ingot_room: found '${room_UNPARSED_ARGUMENTS}', expected PTX, HOPPER, TEST_SHARDS or HUGE_TESTS")
   endif()
   ingot_folder_name(${CMAKE_CURRENT_LIST_DIR} owner)
   foreach(property TEST_SHARDS HUGE_TESTS)
@@ -79,6 +81,10 @@ function(ingot_room)
       set_property(GLOBAL PROPERTY INGOT_${property}_${owner} "${room_${property}}")
     endif()
   endforeach()
+  if(room_HOPPER)
+    set_property(GLOBAL APPEND PROPERTY INGOT_HOPPER_FOLDERS ${CMAKE_CURRENT_LIST_DIR})
+    set_property(GLOBAL PROPERTY INGOT_HOPPER_OF_${CMAKE_CURRENT_LIST_DIR} "${room_HOPPER}")
+  endif()
   if(room_PTX)
     set_property(GLOBAL APPEND PROPERTY INGOT_PTX_FOLDERS ${CMAKE_CURRENT_LIST_DIR})
     set_property(GLOBAL PROPERTY INGOT_PTX_OF_${CMAKE_CURRENT_LIST_DIR} ${room_PTX})
@@ -93,17 +99,30 @@ function(ingot_ptx_test)
   set_property(GLOBAL PROPERTY INGOT_PTX_SHARDS_${owner} "${test_SHARDS}")
 endfunction()
 
-# The architecture whose PTX is included for a .cu; empty for most files.
+# The architecture whose PTX is included for a .cu; empty for a file with instructions of sm_90a.
 function(ingot_ptx_of source result)
   get_property(arch GLOBAL PROPERTY INGOT_PTX_OF_${source})
-  get_property(folders GLOBAL PROPERTY INGOT_PTX_FOLDERS)
   string(REPLACE ${CMAKE_CURRENT_BINARY_DIR}/generated/ ${CMAKE_CURRENT_SOURCE_DIR}/src/ place ${source})
+  get_property(hopper_folders GLOBAL PROPERTY INGOT_HOPPER_FOLDERS)
+  foreach(folder ${hopper_folders})
+    get_property(regex GLOBAL PROPERTY INGOT_HOPPER_OF_${folder})
+    string(FIND ${place} ${folder}/ at)
+    string(REPLACE ${folder}/ "" inside ${place})
+    if(NOT arch AND at EQUAL 0 AND inside MATCHES "${regex}")
+      set(${result} "" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  get_property(folders GLOBAL PROPERTY INGOT_PTX_FOLDERS)
   foreach(folder ${folders})
     string(FIND ${place} ${folder}/ at)
     if(NOT arch AND at EQUAL 0)
       get_property(arch GLOBAL PROPERTY INGOT_PTX_OF_${folder})
     endif()
   endforeach()
+  if(NOT arch)
+    set(arch 80)
+  endif()
   set(${result} "${arch}" PARENT_SCOPE)
 endfunction()
 

@@ -10,6 +10,8 @@
 #include <cuda_runtime_api.h>
 #endif
 
+#include "ingot/gpu/limits.h"
+
 namespace ingot::gpu {
 
 #ifdef INGOT_CUDA_BUILD
@@ -119,9 +121,7 @@ void allow_smem(const char* name, const void* kernel, int device, int64_t bytes)
   if (at.kernel == kernel && at.device == device && bytes <= at.bytes) return;
   cudaFuncAttributes declared;
   check_cuda(cudaFuncGetAttributes(&declared, kernel), name, ": attributes of the kernel");
-  int most = 0;
-  check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name, ": shared memory");
-  const int64_t all = most - int64_t(declared.sharedSizeBytes);
+  const int64_t all = limits(device).smem_per_block - int64_t(declared.sharedSizeBytes);
   INGOT_CHECK(bytes <= all, name, ": found a need for ", bytes, " bytes of shared memory, expected at most the ", all,
               " that a block can have on cuda:", device);
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(all)), name, ": asking for ",
@@ -232,6 +232,7 @@ int current_device() { return -1; }
 DeviceInfo device_info(int) { no_cuda(); }
 int sm_count(int) { no_cuda(); }
 double memory_bandwidth(int) { no_cuda(); }
+const Limits& limits(int) { no_cuda(); }
 bool can_access_peer(int, int) { no_cuda(); }
 void enable_peer_access(int, int) { no_cuda(); }
 void check_cuda_status(int, const std::string&) { no_cuda(); }

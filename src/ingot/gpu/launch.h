@@ -10,14 +10,17 @@
 
 #include "ingot/core/tensor.h"
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/limits.h"
 
 namespace ingot::gpu {
 
 struct Launch {
   int64_t grid = 1, block = 1;  // blocks, threads per block
   int64_t smem = 0;             // dynamic shared memory, bytes
-  int cluster = 1;              // blocks per cluster
-  bool overlap = false;         // the kernel calls ptx::wait_for_earlier_kernels() first, so its blocks may start early
+  int cluster = 1;              // blocks per cluster; above 1 only where limits(device).hopper
+  // The kernel calls ptx::wait_for_earlier_kernels() first, so its blocks may start early. Without effect on a GPU that
+  // does not run the code for sm_90a, as the wait is not in the PTX for older GPUs.
+  bool overlap = false;
   int device = 0;
   bool cooperative = false;  // the blocks wait for each other: either all blocks run at once, or the launch is refused
 };
@@ -41,6 +44,10 @@ template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream stream, A&&... arguments) {
   INGOT_CHECK(at.grid >= 1 && at.grid <= 0x7fffffff && at.grid % at.cluster == 0, name, ": found a grid of ", at.grid,
               " blocks, expected 1 to 2147483647 and a multiple of the cluster of ", at.cluster);
+  const bool hopper = limits(at.device).hopper;
+  if (at.cluster > 1 && !hopper)
+    fail(ErrorCode::unsupported, name, ": found a kernel of clusters of ", at.cluster, " blocks on cuda:", at.device,
+         ", expected a GPU of compute capability 9.0, which has clusters");
   const DeviceGuard guard(at.device);
   check_cuda(cudaPeekAtLastError(), name, " not launched: an error of an earlier CUDA call was pending");
   allow_smem(name, reinterpret_cast<const void*>(kernel), at.device, at.smem);
@@ -52,7 +59,7 @@ void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream str
     attribute[attributes].val.clusterDim.y = attribute[attributes].val.clusterDim.z = 1;
     ++attributes;
   }
-  if (at.overlap) {
+  if (at.overlap && hopper) {
     attribute[attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute[attributes].val.programmaticStreamSerializationAllowed = 1;
     ++attributes;

@@ -13,6 +13,7 @@
 
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/emulation/grid.h"
+#include "ingot/gpu/limits.h"
 
 namespace ingot::gpu {
 namespace {
@@ -54,6 +55,11 @@ DeviceInfo device_info(int device) {
 }
 int sm_count(int) { return kSms; }
 double memory_bandwidth(int) { return 3e12; }
+const Limits& limits(int device) {
+  check_device(device);
+  static const Limits emulated{.sms = kSms, .l2_bytes = int64_t(1) << 20};
+  return emulated;
+}
 void check_cuda_status(int status, const std::string& note) {
   fail(ErrorCode::unsupported, note, ": found status ", status, ", expected 0");
 }

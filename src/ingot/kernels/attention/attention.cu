@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/attention/attention_cuda.h"
@@ -19,10 +20,10 @@ constexpr double kLog2E = 1.4426950408889634;
 }  // namespace
 
 void check_hopper(const char* op, Device device) {
-  int major = 0;
-  gpu::check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index), op,
-                  ": compute capability of ", device);
-  INGOT_CHECK(major == 9, op, ": found a GPU of compute capability ", major, ".x, expected 9.0 (Hopper)");
+  const gpu::Limits& limits = gpu::limits(device.index);
+  if (!limits.hopper)
+    fail(ErrorCode::unsupported, op, ": found a GPU of compute capability ", limits.capability / 10, ".",
+         limits.capability % 10, ", expected 9.0 (Hopper)");
 }
 
 void check_gpu_operands(const char* op, const Tensor& q, const Tensor& v) {

@@ -1,3 +1,4 @@
+ingot_room(HOPPER "^attention_(forward|query_gradient|key_gradient)_")
 foreach(type bf16 f16)
   ingot_instances(attention_forward_${type} IN attention_hopper FROM hopper/forward.cuh TEMPLATES
     "ForwardKernel forward_kernel<${type}>(int, bool)")

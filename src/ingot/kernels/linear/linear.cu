@@ -7,6 +7,7 @@
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/gemm/operands.h"
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/gpu/ptx/cluster.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/cluster.cuh"
@@ -91,8 +92,8 @@ void product(const char* op, const PlainProduct& p, Products products, const Ten
                                            gpu::memory_bandwidth(p.c.device.index)))
     return core_product(p, sms, stream);
   if (by_cublaslt(p, products, workspace, stream)) return;
-  INGOT_CHECK(refused == nullptr, op, ": found ", refused, ", expected 16-bit operands of aligned rows or cuBLASLt (",
-              gpu::lt_version(), ")");
+  INGOT_CHECK(refused == nullptr, op, ": found ", refused,
+              ", expected 16-bit operands of aligned rows on a Hopper GPU, or cuBLASLt (", gpu::lt_version(), ")");
   core_product(p, sms, stream);
 }
 
@@ -125,12 +126,39 @@ __global__ void __launch_bounds__(kThreads)
   for (int b = 1; b < kSumBlocks; ++b) sum += of_block[b][lane];
   db[column] = tile::from_float<Sum>(tile::to_float(db[column]) + sum);
 }
+// Without clusters: a block takes all rows of few columns, a thread every so many of them, and the threads' sums are
+// added in one order. 16 columns of 16 bits are the 32 bytes that memory reads at once.
+constexpr int kAloneColumns = 16, kAloneThreads = 1024, kAloneRows = kAloneThreads / kAloneColumns;
+template <class T, class Sum>
+__global__ void __launch_bounds__(kAloneThreads)
+    sum_rows_alone_kernel(const T* dy, int64_t stride, int64_t rows, int64_t cols, Sum* db) {
+  __shared__ float of_row[kAloneRows][kAloneColumns];
+  const uint32_t place = threadIdx.x % kAloneColumns, first = threadIdx.x / kAloneColumns;
+  const int64_t column = int64_t(blockIdx.x) * kAloneColumns + place;
+  float sum = 0;
+  if (column < cols)
+#pragma unroll 4
+    for (int64_t r = first; r < rows; r += kAloneRows) sum += tile::to_float(dy[r * stride + column]);
+  of_row[first][place] = sum;
+  __syncthreads();
+  if (first != 0 || column >= cols) return;
+  for (int r = 1; r < kAloneRows; ++r) sum += of_row[r][place];
+  db[column] = tile::from_float<Sum>(tile::to_float(db[column]) + sum);
+}
 void sum_rows(const Tensor& dy, const Tensor& db, Stream stream) {
   if (dy.rows() == 0 || dy.cols() == 0) return;
   with_gpu_float_type(dy.dtype, "linear_backward", [&](auto type) {
     using T = decltype(type);
     const auto launch = [&](auto sum) {
       using Sum = decltype(sum);
+      if (!gpu::limits(dy.device.index).hopper) {
+        gpu::launch("linear_backward", sum_rows_alone_kernel<T, Sum>,
+                    {.grid = (dy.cols() + kAloneColumns - 1) / kAloneColumns,
+                     .block = kAloneThreads,
+                     .device = dy.device.index},
+                    stream, dy.ptr<T>(), dy.row_stride(), dy.rows(), dy.cols(), db.ptr<Sum>());
+        return;
+      }
       gpu::launch("linear_backward", sum_rows_kernel<T, Sum>,
                   {.grid = (dy.cols() + 31) / 32 * kSumBlocks,
                    .block = kThreads,
@@ -210,6 +238,7 @@ void multiply_by_slopes(Act act, const Tensor& dx, const Tensor& y, const Tensor
 }  // namespace
 
 const char* core_refuses(const PlainProduct& p) {
+  if (!gpu::limits(p.a.device.index).hopper) return "a GPU without the instructions of sm_90a";
   if (!gemm::is_16_bit(p.a.dtype)) return "operands of f32";
   if (!gemm::rows_are_aligned(p.a) || !gemm::rows_are_aligned(p.b))
     return "an operand whose rows do not begin at multiples of 16 bytes";

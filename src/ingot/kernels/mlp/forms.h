@@ -20,6 +20,7 @@
 // scale of a row multiplies the fp32 sums; each form chooses. Where blocks pass all weights through shared memory, a
 // separate launch forms W in advance, in the workspace (parts/formed_weights.h).
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/kernels/mlp/operands.h"
 
 namespace ingot::cuda {
@@ -94,11 +95,11 @@ int64_t mlp_backward_to_512_few_rows_workspace_bytes(const MlpBackward& m);
 
 using gpu::sm_count;
 
-// The choice of a form is a pure function of the operands' shapes, types and options and of the GPU's generation; below
-// compute capability 8 the function throws.
+// The choice of a form is a pure function of the operands' shapes, types and options and of the GPU's limits; below
+// compute capability 8.0 the function throws.
 enum class MlpForm { portable, to_128_few_rows, to_128, to_256, to_512, to_512_few_rows };
-MlpForm pick_mlp_form(const Mlp& m, int compute_major);
-MlpForm pick_mlp_form(const MlpBackward& m, int compute_major);
+MlpForm pick_mlp_form(const Mlp& m, const gpu::Limits& limits);
+MlpForm pick_mlp_form(const MlpBackward& m, const gpu::Limits& limits);
 bool mlp_takes(const Mlp& m, MlpForm form);
 bool mlp_takes(const MlpBackward& m, MlpForm form);
 

@@ -1,6 +1,3 @@
-#include <cuda_runtime.h>
-
-#include "ingot/gpu/device.h"
 #include "ingot/kernels/mlp/parts/backward_plan.h"
 #include "ingot/kernels/mlp/parts/formed_weights.h"
 
@@ -15,17 +12,10 @@ constexpr int64_t kFewRowsBackwardTo256 = 2048, kFewRowsBackwardTo512 = 4096;
 // wider than 128; and where slopes are computed from x.
 constexpr int64_t kStreamedBackwardRowsTo128 = 4096, kFormedSlopesRows = 1536;
 
-int compute_major(Device device) {
-  int major = 0;
-  gpu::check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index),
-                  "mlp: compute capability of ", device);
-  return major;
-}
-
-void check_generation(const char* op, int compute_major) {
-  if (compute_major < 8)
-    fail(ErrorCode::unsupported, op, ": found a GPU of compute capability ", compute_major,
-         ".x, expected 8.0 or later");
+void check_generation(const char* op, const gpu::Limits& limits) {
+  if (limits.capability < 80)
+    fail(ErrorCode::unsupported, op, ": found a GPU of compute capability ", limits.capability / 10, ".",
+         limits.capability % 10, ", expected 8.0 or later");
 }
 
 int64_t fewest_backward_rows(const MlpBackward& m) {
@@ -69,9 +59,9 @@ bool mlp_takes(const MlpBackward& m, MlpForm form) {
 }
 
 // The other forms contain instructions of sm_90a; every other GPU runs the portable form from its PTX.
-MlpForm pick_mlp_form(const Mlp& m, int compute_major) {
-  check_generation("mlp", compute_major);
-  if (compute_major != 9) return MlpForm::portable;
+MlpForm pick_mlp_form(const Mlp& m, const gpu::Limits& limits) {
+  check_generation("mlp", limits);
+  if (!limits.hopper) return MlpForm::portable;
   if (m.x.rows() <= (m.saved ? kFewRowsSaved : kFewRows) && mlp_takes(m, MlpForm::to_128_few_rows))
     return MlpForm::to_128_few_rows;
   if (mlp_takes(m, MlpForm::to_128)) return MlpForm::to_128;
@@ -79,9 +69,9 @@ MlpForm pick_mlp_form(const Mlp& m, int compute_major) {
   if (m.x.rows() <= kFewRowsTo512 && mlp_takes(m, MlpForm::to_512_few_rows)) return MlpForm::to_512_few_rows;
   return mlp_takes(m, MlpForm::to_512) ? MlpForm::to_512 : MlpForm::portable;
 }
-MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
-  check_generation("mlp_backward", compute_major);
-  if (compute_major != 9) return MlpForm::portable;
+MlpForm pick_mlp_form(const MlpBackward& m, const gpu::Limits& limits) {
+  check_generation("mlp_backward", limits);
+  if (!limits.hopper) return MlpForm::portable;
   if (m.x.rows() <= kFewRowsBackward && mlp_takes(m, MlpForm::to_128_few_rows)) return MlpForm::to_128_few_rows;
   if (mlp_takes(m, MlpForm::to_128)) return MlpForm::to_128;
   if (takes_few_rows_to_512(m)) return MlpForm::to_512_few_rows;
@@ -125,17 +115,17 @@ int64_t mlp_backward_workspace_bytes_with(const MlpBackward& m, MlpForm form) {
 }
 
 void mlp(const Mlp& m, Stream stream) {
-  if (m.x.rows() > 0) mlp_with(m, pick_mlp_form(m, compute_major(m.x.device)), stream);
+  if (m.x.rows() > 0) mlp_with(m, pick_mlp_form(m, gpu::limits(m.x.device.index)), stream);
 }
 void mlp_backward(const MlpBackward& m, Stream stream) {
-  if (m.x.rows() > 0) mlp_backward_with(m, pick_mlp_form(m, compute_major(m.x.device)), stream);
+  if (m.x.rows() > 0) mlp_backward_with(m, pick_mlp_form(m, gpu::limits(m.x.device.index)), stream);
 }
 int64_t mlp_workspace_bytes(const Mlp& m) {
   const bool is_portable = m.x.dtype == DType::f32 || mlp_widest(m) <= kMlpTo128;  // or keeps a normed W in blocks
   return is_portable ? 0 : mlp_formed_weights_bytes(m.layers);
 }
 int64_t mlp_backward_workspace_bytes(const MlpBackward& m) {
-  return mlp_backward_workspace_bytes_with(m, pick_mlp_form(m, compute_major(m.x.device)));
+  return mlp_backward_workspace_bytes_with(m, pick_mlp_form(m, gpu::limits(m.x.device.index)));
 }
 
 }  // namespace ingot::cuda

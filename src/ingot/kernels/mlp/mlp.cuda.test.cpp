@@ -428,22 +428,23 @@ TEST_P(MlpCuda, AddressesMoreThanTwoToThe31Elements) {
 }
 
 TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
-  const Device gpu{Device::cuda, 0};
+  const Device device{Device::cuda, 0};
+  const gpu::Limits hopper = gpu::limits_of("9.0"), ampere = gpu::limits_of("8.0");
   const auto problem = [&](DType t, int64_t rows, int64_t width) {
-    return Mlp{.x = Tensor(nullptr, t, {rows, width}, gpu),
-               .y = Tensor(nullptr, t, {rows, width}, gpu),
-               .layers = {{.w = Tensor(nullptr, t, {width, width}, gpu)}}};
+    return Mlp{.x = Tensor(nullptr, t, {rows, width}, device),
+               .y = Tensor(nullptr, t, {rows, width}, device),
+               .layers = {{.w = Tensor(nullptr, t, {width, width}, device)}}};
   };
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f32, 100000, 128), 9), MlpForm::portable);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), 9), MlpForm::to_256);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 136), 9), MlpForm::to_256);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 264), 9), MlpForm::to_512);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 4225, 512), 9), MlpForm::to_512);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 4224, 512), 9), MlpForm::to_512_few_rows);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 1000, 512), 8), MlpForm::portable);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), 10), MlpForm::portable);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 128), 9), MlpForm::to_128);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 500, 64), 9), MlpForm::to_128_few_rows);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f32, 100000, 128), hopper), MlpForm::portable);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), hopper), MlpForm::to_256);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 136), hopper), MlpForm::to_256);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 264), hopper), MlpForm::to_512);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 4225, 512), hopper), MlpForm::to_512);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 4224, 512), hopper), MlpForm::to_512_few_rows);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 1000, 512), ampere), MlpForm::portable);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), gpu::limits_of("10.0")), MlpForm::portable);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 128), hopper), MlpForm::to_128);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 500, 64), hopper), MlpForm::to_128_few_rows);
   const auto backward = [&](int64_t rows, int64_t width, DType saved) {
     const Mlp m = problem(DType::bf16, rows, width);
     return MlpBackward{.dy = m.y,
@@ -451,43 +452,44 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
                        .layers = {m.layers[0], m.layers[0]},
                        .grads = {MlpLayer{}, MlpLayer{}},
                        .act = act_of<Softplus>,
-                       .saved = Tensor(nullptr, saved, {rows * width}, gpu)};
+                       .saved = Tensor(nullptr, saved, {rows * width}, device)};
   };
-  EXPECT_EQ(cuda::pick_mlp_form(backward(8192, 128, DType::bf16), 9), MlpForm::to_128_few_rows);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(8193, 128, DType::bf16), 9), MlpForm::to_128);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(8192, 128, DType::bf16), hopper), MlpForm::to_128_few_rows);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(8193, 128, DType::bf16), hopper), MlpForm::to_128);
   for (DType saved : {DType::bf16, DType::f32}) {
     for (int64_t width : {136, 256}) {
-      EXPECT_EQ(cuda::pick_mlp_form(backward(1, width, saved), 9), MlpForm::to_512_few_rows);
-      EXPECT_EQ(cuda::pick_mlp_form(backward(2048, width, saved), 9), MlpForm::to_512_few_rows);
-      EXPECT_EQ(cuda::pick_mlp_form(backward(2049, width, saved), 9), MlpForm::to_256);
+      EXPECT_EQ(cuda::pick_mlp_form(backward(1, width, saved), hopper), MlpForm::to_512_few_rows);
+      EXPECT_EQ(cuda::pick_mlp_form(backward(2048, width, saved), hopper), MlpForm::to_512_few_rows);
+      EXPECT_EQ(cuda::pick_mlp_form(backward(2049, width, saved), hopper), MlpForm::to_256);
     }
     for (int64_t width : {264, 512}) {
-      EXPECT_EQ(cuda::pick_mlp_form(backward(1, width, saved), 9), MlpForm::to_512_few_rows);
-      EXPECT_EQ(cuda::pick_mlp_form(backward(4096, width, saved), 9), MlpForm::to_512_few_rows);
-      EXPECT_EQ(cuda::pick_mlp_form(backward(4097, width, saved), 9), MlpForm::to_512);
+      EXPECT_EQ(cuda::pick_mlp_form(backward(1, width, saved), hopper), MlpForm::to_512_few_rows);
+      EXPECT_EQ(cuda::pick_mlp_form(backward(4096, width, saved), hopper), MlpForm::to_512_few_rows);
+      EXPECT_EQ(cuda::pick_mlp_form(backward(4097, width, saved), hopper), MlpForm::to_512);
     }
   }
   for (int64_t width : {256, 512}) {
     const MlpForm many_rows = width == 256 ? MlpForm::to_256 : MlpForm::to_512;
     MlpBackward of_gelu = backward(1535, width, DType::bf16);
     of_gelu.act = act_of<Gelu>;
-    EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_512_few_rows);
+    EXPECT_EQ(cuda::pick_mlp_form(of_gelu, hopper), MlpForm::to_512_few_rows);
     of_gelu.saved = {};
-    EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::portable);
+    EXPECT_EQ(cuda::pick_mlp_form(of_gelu, hopper), MlpForm::portable);
     of_gelu.act = act_of<Softplus>;
-    EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_512_few_rows);
+    EXPECT_EQ(cuda::pick_mlp_form(of_gelu, hopper), MlpForm::to_512_few_rows);
     MlpBackward normed = backward(1, width, DType::bf16);
     normed.layers[1].g = normed.layers[1].w;
-    EXPECT_EQ(cuda::pick_mlp_form(normed, 9), many_rows);
+    EXPECT_EQ(cuda::pick_mlp_form(normed, hopper), many_rows);
   }
-  EXPECT_EQ(cuda::pick_mlp_form(backward(100, 128, DType::bf16), 8), MlpForm::portable);
-  for (int major : {8, 10, 12}) EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 1000, 64), major), MlpForm::portable);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(100, 128, DType::bf16), ampere), MlpForm::portable);
+  for (const char* other : {"8.0", "8.6", "8.9", "10.0", "12.0"})
+    EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 1000, 64), gpu::limits_of(other)), MlpForm::portable) << other;
   try {
-    cuda::pick_mlp_form(problem(DType::f16, 1000, 64), 7);
+    cuda::pick_mlp_form(problem(DType::f16, 1000, 64), {.capability = 75, .hopper = false});
     ADD_FAILURE() << "nothing was refused";
   } catch (const Error& e) {
     EXPECT_EQ(e.code, ErrorCode::unsupported);
-    EXPECT_STREQ(e.what(), "mlp: found a GPU of compute capability 7.x, expected 8.0 or later");
+    EXPECT_STREQ(e.what(), "mlp: found a GPU of compute capability 7.5, expected 8.0 or later");
   }
 }
 

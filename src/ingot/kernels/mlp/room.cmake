@@ -1,5 +1,5 @@
 # Loops in fp64 take minutes of one core. Tests of tensors beyond 2^31 elements want tens of gigabytes each.
-ingot_room(TEST_SHARDS 24 HUGE_TESTS "*MoreThanTwoToThe31*")
+ingot_room(HOPPER "(to_|few_rows|many_rows)" TEST_SHARDS 24 HUGE_TESTS "*MoreThanTwoToThe31*")
 # Without the tests that leave the form to dispatch, which on Hopper asks for kernels that have no PTX. A prime number of shards, so that the
 # types of a long case do not share one with those of the other.
 ingot_ptx_test(FILTER "*portable*-*TheEntryPoints*:*TakesLeading*:*MoreThanTwoToThe31*" SHARDS 7)

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/muon/muon.h"
@@ -195,7 +196,7 @@ Tensor iterate(const Room& room, const Iteration& n, Stream stream) {
   Tensor x = room.x, other = room.other;
   const bool wide = x.size(1) <= x.size(2);
   for (int step = 0; step < n.steps; ++step, std::swap(x, other)) {
-    if (x.dtype == DType::bf16) {
+    if (x.dtype == DType::bf16 && gpu::limits(x.device.index).hopper) {
       launch_iteration<bf16>({x, other, room.square, room.polynomial, n.a, n.b, n.c}, stream);
       continue;
     }

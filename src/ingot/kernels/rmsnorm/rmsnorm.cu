@@ -1,5 +1,4 @@
 #include <bit>
-#include <mutex>
 
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/rmsnorm/forward/rmsnorm_forward.h"
@@ -25,24 +24,6 @@ RmsNormShape shape_of(const RmsNorm& a) {
           .residual = bool(a.residual),
           .plain = one_type && merge_rows<4>("rmsnorm", {a.x, a.residual, a.sum, a.y}).inner == 0};
 }
-
-#ifdef INGOT_EMULATE
-SmLimits ask_limits(int) { return {.sms = 3}; }
-#else
-SmLimits ask_limits(int device) {
-  const gpu::DeviceGuard guard(device);
-  SmLimits limits;
-  cudaFuncAttributes loaded;
-  gpu::check_cuda(cudaFuncGetAttributes(&loaded, pick_rmsnorm<float>(DType::f32, {.vectors = false}, false)),
-                  "rmsnorm: the loaded code");
-  limits.hopper = loaded.ptxVersion >= 90;
-  gpu::check_cuda(cudaDeviceGetAttribute(&limits.sms, cudaDevAttrMultiProcessorCount, device), "rmsnorm: SMs");
-  gpu::check_cuda(cudaDeviceGetAttribute(&limits.smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-                  "rmsnorm: shared memory");
-  if (limits.hopper) ask_resident_clusters(limits);
-  return limits;
-}
-#endif
 
 void check_config(const RmsNormConfig& c, int64_t vecs) {
   if (!c.vectors) return;
@@ -112,7 +93,7 @@ template <class P> P params_of(const RmsNorm& a, const RmsNormConfig& c) {
   return p;
 }
 
-void launch_large(const RmsNorm& a, const RmsNormConfig& c, const SmLimits& limits, bool overlap, bool prefetch,
+void launch_large(const RmsNorm& a, const RmsNormConfig& c, const gpu::Limits& limits, bool overlap, bool prefetch,
                   Stream stream) {
   const RowMaps<4> rows = merge_rows<4>("rmsnorm", {a.x, a.residual, a.sum, a.y});
   LargeParams p = params_of<LargeParams>(a, c);
@@ -150,14 +131,11 @@ void launch_large(const RmsNorm& a, const RmsNormConfig& c, const SmLimits& limi
 
 }  // namespace
 
-SmLimits rmsnorm_limits(int device) {
-  constexpr int kDevices = 64;
-  static SmLimits known[kDevices];
-  static std::once_flag asked[kDevices];
-  INGOT_CHECK(device >= 0 && device < kDevices, "rmsnorm: found device ", device, ", expected 0 to ", kDevices - 1);
-  std::call_once(asked[device], [&] { known[device] = ask_limits(device); });
-  return known[device];
-}
+#ifdef INGOT_EMULATE
+gpu::Limits rmsnorm_limits(int) { return {.sms = 3}; }
+#else
+gpu::Limits rmsnorm_limits(int device) { return gpu::limits(device); }
+#endif
 
 RmsNormTuning default_rmsnorm_tuning(const RmsNorm& a) {
   return {.config = pick_rmsnorm_config(shape_of(a), rmsnorm_limits(a.x.device.index))};
@@ -177,7 +155,7 @@ void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) 
   const RmsNormConfig& c = tuning.config;
   check_config(c, cols * size_of(a.x.dtype) / 16);
   check_large_config(a, c);
-  const SmLimits limits = rmsnorm_limits(a.x.device.index);
+  const gpu::Limits limits = rmsnorm_limits(a.x.device.index);
   const bool overlap = tuning.overlap && limits.hopper;
 
   if (c.kept || c.reread || c.walk) return launch_large(a, c, limits, overlap, tuning.prefetch, stream);

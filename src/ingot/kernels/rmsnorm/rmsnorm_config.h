@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ingot/core/tensor.h"
+#include "ingot/gpu/limits.h"
 
 namespace ingot::cuda {
 
@@ -37,20 +38,6 @@ constexpr int kRmsNormMaxCluster = 8;
 // hint that the data is used once (both or neither: hints on the loads alone cost as much), and a reader of y would
 // find little of it in L2 anyway.
 constexpr int64_t kStreamingBytes = int64_t(25) << 20;
-
-// The features of the GPU that a configuration may use. The kernels exist as sm_90a code and as PTX for sm_75, which
-// has neither clusters nor overlapping launches; the driver chooses between the two.
-struct SmLimits {
-  int sms = 132;
-  int smem = 227 * 1024;  // bytes of shared memory a block may have
-  bool hopper = true;     // whether the sm_90a code runs, with clusters and overlap
-  // The number of clusters of 2, 4 and 8 blocks that run at once when each block fills its SM: fewer than sms / size,
-  // because the SMs are grouped and the size of a group need not be a multiple of the cluster's.
-  int clusters[3] = {66, 32, 14};
-  constexpr int resident(int cluster) const {
-    return cluster == 1 ? sms : clusters[cluster == 2 ? 0 : cluster == 4 ? 1 : 2];
-  }
-};
 
 struct RmsNormShape {
   int64_t rows = 0, cols = 0;
@@ -95,7 +82,7 @@ constexpr bool pick_large_config(const RmsNormShape& s, int64_t vecs, RmsNormCon
   return c.kept || c.reread || c.walk;
 }
 
-constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, SmLimits sm = {}) {
+constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, gpu::Limits sm = {}) {
   const int64_t per_vec = 16 / size_of(s.dtype);
   const int64_t vecs = s.cols / per_vec;
   RmsNormConfig c;
@@ -184,13 +171,13 @@ constexpr int backward_stage_bytes(const RmsNormBackwardConfig& c, const RmsNorm
 }
 constexpr int kBackwardStaticBytes = 3072;
 // The shared memory of one of the blocks on an SM, less the part that a block of the second kernel needs beside them.
-constexpr int backward_smem_share(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, SmLimits sm) {
+constexpr int backward_smem_share(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, gpu::Limits sm) {
   const int blocks = backward_threads(c, s) / c.threads;
-  return (sm.smem - 4096) / (blocks < 1 ? 1 : blocks) - 1024 - kBackwardStaticBytes;
+  return int(sm.smem_per_block - 4096) / (blocks < 1 ? 1 : blocks) - 1024 - kBackwardStaticBytes;
 }
 // A block takes all of its share, although it may need less. Otherwise blocks of the next call, which start while this
 // one still runs, would all go to the SMs that happen to have room, and stay there.
-constexpr int64_t backward_smem(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, SmLimits sm) {
+constexpr int64_t backward_smem(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, gpu::Limits sm) {
   if (!c.vectors) return 0;
   const int need = c.stages * backward_stage_bytes(c, s), share = backward_smem_share(c, s, sm);
   return need > share ? need : share;
@@ -198,7 +185,7 @@ constexpr int64_t backward_smem(const RmsNormBackwardConfig& c, const RmsNormBac
 
 // The columns and rows that a thread takes at once. Narrow rows lie side by side in a warp's loads. Wide rows of 16
 // bits are taken in pairs where there are enough rows, so that a thread waits for its neighbours once for two rows.
-constexpr void pick_backward_work(RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, SmLimits sm) {
+constexpr void pick_backward_work(RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, gpu::Limits sm) {
   const bool halves = size_of(s.s) == 2, rare = backward_is_rare(s);
   const bool narrow = s.cols <= 256 || (rare && halves && s.cols <= 4096);
   const int64_t group = (s.cols + 511) / 512 * 32;
@@ -217,7 +204,7 @@ constexpr void pick_backward_work(RmsNormBackwardConfig& c, const RmsNormBackwar
     c.rows_at_once = 2;
 }
 
-constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwardShape& s, SmLimits sm = {}) {
+constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwardShape& s, gpu::Limits sm = {}) {
   const int64_t per_vec = 16 / size_of(s.s);
   RmsNormBackwardConfig c;
   pick_backward_work(c, s, sm);
@@ -225,7 +212,7 @@ constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwa
   // The widest block with its rows in shared memory; a cluster where that is not enough.
   const int per_thread = 16 * c.rows_at_once * backward_pieces(int(size_of(s.s)), int(size_of(s.dy)), c.columns, rare);
   int widest = 512;
-  while (widest > 32 && widest * per_thread + kBackwardStaticBytes + 5 * 1024 > sm.smem) widest -= 32;
+  while (widest > 32 && widest * per_thread + kBackwardStaticBytes + 5 * 1024 > sm.smem_per_block) widest -= 32;
   const int64_t threads = (s.cols + c.columns - 1) / c.columns;
   while (c.cluster * widest < threads && c.cluster < kRmsNormMaxCluster && sm.hopper) c.cluster *= 2;
   c.vectors = s.aligned && s.cols % per_vec == 0 && threads <= int64_t(c.cluster) * widest;
@@ -247,7 +234,7 @@ constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwa
       return (s.rows + c.rows_per_step() - 1) / c.rows_per_step();
     };
     while (units > 1 && units * unit > 128 && 2 * steps() <= sm.sms) units /= 2;
-    while (units > 1 && units * unit * per_thread + kBackwardStaticBytes + 5 * 1024 > sm.smem) --units;
+    while (units > 1 && units * unit * per_thread + kBackwardStaticBytes + 5 * 1024 > sm.smem_per_block) --units;
     c.threads = units * unit;
     const int share = backward_smem_share(c, s, sm), stage = backward_stage_bytes(c, s);
     const bool short_walk = steps() < 16 * int64_t(sm.resident(c.cluster));
@@ -265,7 +252,7 @@ constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwa
 }
 
 // The most rows of sums that any call with these sizes writes, whatever its alignment and operands.
-constexpr int64_t most_partial_rows(int64_t rows, int64_t cols, DType s, SmLimits sm) {
+constexpr int64_t most_partial_rows(int64_t rows, int64_t cols, DType s, gpu::Limits sm) {
   int64_t most = 0;
   for (const bool aligned : {false, true})
     for (const bool rare : {false, true})
@@ -299,8 +286,7 @@ namespace cuda {
 void rmsnorm(const RmsNorm& a, Stream stream);
 void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream);
 RmsNormTuning default_rmsnorm_tuning(const RmsNorm& a);
-SmLimits rmsnorm_limits(int device);
-void ask_resident_clusters(SmLimits& limits);  // of the current device
+gpu::Limits rmsnorm_limits(int device);
 void rmsnorm_backward(const RmsNormBackward& a, Stream stream);
 void rmsnorm_backward_with(const RmsNormBackward& a, const RmsNormBackwardTuning& tuning, Stream stream);
 RmsNormBackwardTuning default_rmsnorm_backward_tuning(const RmsNormBackward& a);

@@ -5,6 +5,7 @@
 #include "ingot/gpu/cublaslt.h"
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/gemm/operands.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/kernels/swiglu/gated.h"
 
 namespace ingot::cuda {
@@ -28,7 +29,8 @@ bool is_whole(std::initializer_list<Tensor> results) {
 
 bool gated_linear_is_fused(const GatedLinear& g) {
   const int64_t rows = g.x.rows(), channels = g.x.cols(), hidden = g.transposed ? g.w_gate.cols() : g.w_gate.rows();
-  if (!gemm::is_16_bit(g.x.dtype) || rows * channels * hidden == 0) return false;
+  if (!gpu::limits(g.x.device.index).hopper || !gemm::is_16_bit(g.x.dtype) || rows * channels * hidden == 0)
+    return false;
   if (!is_aligned({g.x, g.w_gate, g.w_up, g.h, g.gate, g.up}) || !is_whole({g.h, g.gate})) return false;
   return !gpu::lt_available() || gated_is_faster(rows, hidden, channels, gpu::sm_count(g.x.device.index));
 }
@@ -41,8 +43,8 @@ void gated_linear(const GatedLinear& g, Stream stream) {
 
 namespace {
 bool is_fused(const GatedGradients& g, const gemm::Problem& p) {
-  if (!gemm::is_16_bit(g.dgate.dtype) || p.m * p.n * p.k == 0) return false;
   const int device = g.dgate.device.index;
+  if (!gpu::limits(device).hopper || !gemm::is_16_bit(g.dgate.dtype) || p.m * p.n * p.k == 0) return false;
   return !gpu::lt_available() || (!gemm::waits_for_memory(p, gpu::memory_bandwidth(device)) &&
                                   gemm::efficiency(p, kGatedTile, gpu::sm_count(device)) >= 0.7);
 }

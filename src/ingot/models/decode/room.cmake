@@ -1,3 +1,4 @@
+ingot_room(HOPPER ".")
 # The phased path's kernels, by the format of a matrix, and the variants of the token kernel (TokenVariant; megakernel.cu has the
 # same list). The emulated tests run all of them.
 set(formats bf16 fp8 mxfp4)

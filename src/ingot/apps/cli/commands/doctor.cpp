@@ -88,7 +88,8 @@ OrderedJson gpus() {
     found.push_back({{"name", name},
                      {"memory_bytes", memory},
                      {"compute_capability", std::to_string(major) + "." + std::to_string(minor)},
-                     {"multiprocessors", multiprocessors}});
+                     {"multiprocessors", multiprocessors},
+                     {"runs_models", major == 9 && minor == 0}});
   }
   return found;
 }
@@ -163,7 +164,8 @@ void print(const OrderedJson& r) {
   if (r["gpus"].empty()) row("GPU", "none: everything runs on the CPU");
   for (const auto& gpu : r["gpus"])
     row("GPU", text(gpu["name"]) + ", " + size(gpu["memory_bytes"]) + ", compute capability " +
-                   text(gpu["compute_capability"]));
+                   text(gpu["compute_capability"]) +
+                   (gpu["runs_models"].get<bool>() ? "" : " (models stay on the CPU: their kernels need 9.0)"));
   write_out("\nFound\n");
   for (const auto& [name, where] : r["found"].items()) row(name, text(where));
   if (!r["missing"].empty()) write_out("\nMissing (each optional)\n");

@@ -16,7 +16,8 @@ inline bool core_adds(const PlainProduct& p) {
   return p.beta == 1 && p.add.data == p.c.data && p.add.row_stride() == p.c.row_stride() && !p.bias;
 }
 inline bool core_combines(const PlainProduct& p) { return p.bias || (p.beta != 0 && !core_adds(p)); }
-// Why the core cannot, or nullptr where it can: it takes 16-bit operands of aligned rows.
+// Why the core cannot compute a product, or nullptr where it can: it takes 16-bit operands of aligned rows, on a Hopper
+// GPU.
 const char* core_refuses(const PlainProduct& p);
 void core_product(const PlainProduct& p, int64_t sms, Stream stream);
 

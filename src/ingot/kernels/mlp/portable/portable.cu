@@ -1,25 +1,10 @@
-#include <cuda_runtime.h>
-
 #include <algorithm>
 
-#include "ingot/gpu/device.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/kernels/mlp/portable/plan.h"
 
 namespace ingot::cuda {
 namespace {
-
-PortableDevice device_of(Device device) {
-  PortableDevice d;
-  int block = 0, sm = 0;
-  const auto ask = [&](int& value, cudaDeviceAttr what) {
-    gpu::check_cuda(cudaDeviceGetAttribute(&value, what, device.index), "mlp: attributes of ", device);
-  };
-  ask(d.sms, cudaDevAttrMultiProcessorCount);
-  ask(block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  ask(sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-  d.smem_per_block = block, d.smem_per_sm = sm;
-  return d;
-}
 
 template <class Use> void with_portable_type(DType t, Use&& use) {
   switch (t) {
@@ -38,7 +23,7 @@ void mlp_portable(const Mlp& m, Stream stream) {
   PortableRows p = portable_rows(m, scales);
   p.y = m.y.data, p.y_stride = m.y.row_stride();
   const int size = int(size_of(m.x.dtype));
-  const PortableConfig c = pick_portable(p.rows, p.stride, size, scales, device_of(m.x.device), 0);
+  const PortableConfig c = pick_portable(p.rows, p.stride, size, scales, gpu::limits(m.x.device.index), 0);
   with_portable_type(m.x.dtype,
                      [&](auto type) { launch_portable_forward<decltype(type)>(p, c, m.x.device.index, stream); });
 }
@@ -47,8 +32,8 @@ void mlp_backward_portable(const MlpBackward& m, Stream stream) {
   const PortableBackward b(m);
   if (m.x.rows() == 0 || b.rows.first == b.rows.depth) return;
   const int size = int(size_of(m.x.dtype));
-  const PortableConfig c =
-      pick_portable(b.rows.rows, b.rows.stride, size, b.scales, device_of(m.x.device), portable_backward_height(size));
+  const PortableConfig c = pick_portable(b.rows.rows, b.rows.stride, size, b.scales, gpu::limits(m.x.device.index),
+                                         portable_backward_height(size));
   const bool trained = std::any_of(m.grads.begin(), m.grads.end(), mlp_trained);
   with_portable_type(m.x.dtype, [&](auto type) {
     launch_portable_chain<decltype(type)>(b.rows, c, m.x.device.index, stream);

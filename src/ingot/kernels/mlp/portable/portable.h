@@ -59,10 +59,6 @@ struct PortableGrad {
 
 // --- pure functions ----------------------------------------------------------------------------------------------
 
-struct PortableDevice {
-  int sms = 132;
-  int64_t smem_per_block = 227 * 1024, smem_per_sm = 228 * 1024;
-};
 struct PortableConfig {
   int rows = 64;  // rows of one tile
   int64_t smem = 0, grid = 1;
@@ -92,7 +88,7 @@ constexpr int portable_blocks(int rows, int element) { return element == 2 && ro
 // The highest tile, from index `first` on, that fits and leaves no SM without a tile. Where the next lower tile fits
 // twice on an SM and this one does not, the lower one is better: the activations of one block are hidden behind the
 // other block's products.
-inline PortableConfig pick_portable(int64_t rows, int stride, int element, int scales, const PortableDevice& device,
+inline PortableConfig pick_portable(int64_t rows, int stride, int element, int scales, const gpu::Limits& device,
                                     int first) {
   const auto smem = [&](int i) { return portable_smem(portable_height(element, i), stride, element, scales); };
   const auto per_sm = [&](int i) {

@@ -150,30 +150,6 @@ BackwardParams params(const RmsNormBackward& a, const RmsNormBackwardTuning& tun
 
 }  // namespace
 
-#ifndef INGOT_EMULATE
-// Of the kernel that runs wide rows, one block per SM.
-void ask_resident_clusters(SmLimits& limits) {
-  for (int i = 0; i < 3; ++i) {
-    const int cluster = 2 << i;
-    const RmsNormBackwardConfig block{.cluster = cluster, .rows_at_once = 2};
-    cudaLaunchAttribute size;
-    size.id = cudaLaunchAttributeClusterDimension;
-    size.val.clusterDim.x = unsigned(cluster);
-    size.val.clusterDim.y = size.val.clusterDim.z = 1;
-    cudaLaunchConfig_t launch = {};
-    launch.gridDim = dim3(unsigned(cluster));
-    launch.blockDim = dim3(unsigned(block.threads));
-    launch.dynamicSmemBytes = size_t(backward_smem(block, {}, limits));
-    launch.attrs = &size;
-    launch.numAttrs = 1;
-    const auto kernel = backward_rows_kernel<BackwardWork<bf16, bf16, 16, 2, false>>;
-    gpu::allow_smem(kOp, reinterpret_cast<const void*>(kernel), gpu::current_device(),
-                    int64_t(launch.dynamicSmemBytes));
-    gpu::check_cuda(cudaOccupancyMaxActiveClusters(&limits.clusters[i], kernel, &launch), kOp, ": clusters");
-  }
-}
-#endif
-
 RmsNormBackwardTuning default_rmsnorm_backward_tuning(const RmsNormBackward& a) {
   return {.config = pick_rmsnorm_backward_config(shape_of(a), rmsnorm_limits(a.s.device.index))};
 }
@@ -192,7 +168,7 @@ void rmsnorm_backward_with(const RmsNormBackward& a, const RmsNormBackwardTuning
   if (a.s.numel() == 0 || (!a.dx && !a.dw)) return;
   const BackwardParams p = params(a, tuning);
   check_config(c, shape_of(a));
-  const SmLimits limits = rmsnorm_limits(a.s.device.index);
+  const gpu::Limits limits = rmsnorm_limits(a.s.device.index);
   const bool overlap = tuning.overlap && limits.hopper;
   gpu::launch(kOp, kernel,
               {.grid = int64_t(c.blocks) * c.cluster,

@@ -23,9 +23,9 @@ const int64_t kColumns[] = {1,    2,    7,    31,   63,   64,   65,   72,    96,
                             1000, 1023, 1024, 2048, 2880, 4096, 8192, 12288, 16384, 32768, 50257, 65536};
 
 TEST(RmsNormBackwardConfig, HoldsEveryRowAndKeepsToTheHardwaresLimits) {
-  const cuda::SmLimits hopper, ampere{.sms = 108, .smem = 163 * 1024, .hopper = false},
-      turing{.sms = 40, .smem = 64 * 1024, .hopper = false};
-  for (const cuda::SmLimits& sm : {hopper, ampere, turing})
+  const gpu::Limits hopper, ampere{.hopper = false, .sms = 108, .smem_per_block = 163 * 1024},
+      turing{.hopper = false, .sms = 40, .smem_per_block = 64 * 1024};
+  for (const gpu::Limits& sm : {hopper, ampere, turing})
     for (DType s : {DType::f32, DType::bf16})
       for (DType dy : {DType::f32, DType::bf16})
         for (int64_t cols : kColumns)
@@ -44,10 +44,10 @@ TEST(RmsNormBackwardConfig, HoldsEveryRowAndKeepsToTheHardwaresLimits) {
                 const int most = cuda::backward_threads(c, shape);
                 EXPECT_LE(c.threads, most);
                 const int64_t resident = c.cluster > 1 ? 1 : most / c.threads;
-                EXPECT_LE(cuda::backward_smem(c, shape, sm) + cuda::kBackwardStaticBytes, sm.smem);
+                EXPECT_LE(cuda::backward_smem(c, shape, sm) + cuda::kBackwardStaticBytes, sm.smem_per_block);
                 if (sm.hopper)  // elsewhere blocks may have to come one after the other
                   EXPECT_LE(resident * (cuda::backward_smem(c, shape, sm) + cuda::kBackwardStaticBytes),
-                            sm.smem + 1024);
+                            sm.smem_per_block + 1024);
                 EXPECT_TRUE(c.stages >= 1 && c.stages <= cuda::kMaxStages);
                 EXPECT_GE(int64_t(c.group) * c.cluster * c.columns, cols);
                 EXPECT_LE(c.cluster, sm.hopper ? cuda::kRmsNormMaxCluster : 1);
@@ -333,7 +333,7 @@ std::vector<cuda::RmsNormBackwardConfig> configurations(const cuda::RmsNormBackw
   std::vector<cuda::RmsNormBackwardConfig> all;
   std::vector<std::pair<int, int>> kinds = {{16, 1}, {8, 2}};
   if (!s.rare && s.s != DType::f32) kinds.push_back({16, 2});
-  const int64_t smem = cuda::rmsnorm_limits(0).smem;
+  const int64_t smem = cuda::rmsnorm_limits(0).smem_per_block;
   for (const auto& [columns, rows] : kinds)
     for (int group : {4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024})
       for (int cluster : clusters())

@@ -34,7 +34,7 @@ void check(const Case& c) {
   testing::fill_normal(dx, 4);
   testing::fill_normal(w, 5, 0.5, 1);
   testing::fill_normal(dw, 6);
-  cuda::SmLimits emulated{.sms = 3};
+  gpu::Limits emulated{.sms = 3};
   Buffer workspace(DType::f32, {8, cuda::most_partial_rows(c.rows, c.cols, c.s, emulated), c.cols});
   Buffer s64(DType::f64, matrix), dy64(DType::f64, matrix), dsum64(DType::f64, matrix), dx64(DType::f64, matrix),
       w64(DType::f64, {c.cols}), dw64(DType::f64, {c.cols}), rstd64(DType::f64, {c.rows}), y64(DType::f64, matrix),

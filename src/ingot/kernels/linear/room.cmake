@@ -1,0 +1,1 @@
+ingot_room(HOPPER "^cuda/")
