@@ -1,5 +1,7 @@
-# test_<folder>: all *.test.cpp of one folder, for a room including its inner folders. `ctest -R kernels_rmsnorm` runs one room; GPU cases
-# are skipped without a GPU.
+#test_ < folder> : all*.test.cpp of one folder,                                        \
+    for a room including its inner folders. `ctest - R kernels_rmsnorm` runs one room; \
+    GPU cases
+#are skipped without a GPU.
 find_package(GTest REQUIRED)
 file(GLOB_RECURSE testing_sources CONFIGURE_DEPENDS src/ingot/testing/*.cpp src/ingot/gpu/emulation/*.cpp)
 list(FILTER testing_sources EXCLUDE REGEX "\\.test\\.cpp$")
@@ -95,6 +97,12 @@ foreach(folder ${test_folders})
   if(sources_of_${folder} MATCHES "\\.test\\.cu(;|$)")
     set_target_properties(test_${folder} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 20)
     target_compile_options(test_${folder} PRIVATE ${ingot_cuda_options})
+    get_property(ptx_tests GLOBAL PROPERTY INGOT_PTX_TESTS)
+    if(folder IN_LIST ptx_tests) # the tests' own kernels run beside kernels from PTX
+      set(kernels ${sources_of_${folder}})
+      list(FILTER kernels INCLUDE REGEX "\\.test\\.cu$")
+      set_source_files_properties(${kernels} PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_80,code=compute_80")
+    endif()
   endif()
   if(sources_of_${folder} MATCHES "\\.cuda\\.test\\.cpp|\\.test\\.cu(;|$)")
     set_tests_properties(${tests_of_${folder}} PROPERTIES LABELS gpu) # holds cases that skip without a GPU: `ctest -L gpu` where there is one

@@ -59,12 +59,7 @@ TEST_F(SharedMemoryCuda, AGpuThatAKernelWasNotBuiltForIsNamed) {
   }
 }
 
-int64_t most_bytes() {
-  int most = 0;
-  gpu::check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu::current_device()),
-                  "most");
-  return most - kDeclaredWords * 4;
-}
+int64_t most_bytes() { return gpu::limits(gpu::current_device()).smem_per_block - kDeclaredWords * 4; }
 
 // What a driver of Hopper tells: an H100's 3.35 TB/s, an H200's 4.9, a PCIe card's 2.
 TEST_F(SharedMemoryCuda, TheMemorysBandwidthIsKnownAndKept) {

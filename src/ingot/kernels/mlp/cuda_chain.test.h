@@ -18,25 +18,9 @@ inline void round_to(DType dtype, Vector& v) {
   v = values(rounded);
 }
 
-// (m, k) times (k, n), summed like a plain fp32 product: fused multiply-adds in the order of k, started again every
-// 128.
-inline Vector fp32_product(const Vector& a, const Vector& q, size_t m, size_t k, size_t n) {
-  Vector out(m * n);
-  const std::vector<float> left(a.begin(), a.end()), right(q.begin(), q.end());
-  for (size_t i = 0; i < m; ++i) {
-    std::vector<float> sum(n, 0.f), run(n, 0.f);
-    for (size_t p = 0; p < k; ++p) {
-      // The product of two floats is exact in a double.
-      for (size_t j = 0; j < n; ++j)
-        run[j] = float(double(left[i * k + p]) * double(right[p * n + j]) + double(run[j]));
-      if ((p + 1) % 128 != 0 && p + 1 < k) continue;
-      for (size_t j = 0; j < n; ++j) sum[j] += run[j];
-      run.assign(n, 0.f);
-    }
-    std::copy(sum.begin(), sum.end(), out.begin() + std::ptrdiff_t(i * n));
-  }
-  return out;
-}
+// (m, k) times (k, n) on the GPU, summed in fp64 or like a plain fp32 product; operands may be stored transposed.
+Vector product_on_gpu(const Vector& a, bool transpose_a, const Vector& q, bool transpose_q, size_t m, size_t k,
+                      size_t n, bool as_fp32);
 
 // Small loops over fp64 vectors with a rounding after each operation: f64 gives the reference, the others the chain.
 struct Chain {
@@ -54,23 +38,8 @@ struct Chain {
   bool active(size_t l) const { return p.c.activate_last || l + 1 < p.c.depth(); }
   bool keeps_value() const { return slope_follows_from_value(p.c.act); }
 
-  Buffer matrix(const Vector& v, size_t n, size_t k) const {
-    Buffer m(DType::f64, {int64_t(n), int64_t(k)});
-    testing::assign(m, v);
-    return m;
-  }
-  static Vector turned(const Vector& v, size_t n, size_t k) {
-    Vector out(v.size());
-    for (size_t i = 0; i < n; ++i)
-      for (size_t j = 0; j < k; ++j) out[j * n + i] = v[i * k + j];
-    return out;
-  }
   Vector product(const Vector& a, size_t m, size_t k, bool ta, const Vector& q, size_t n, bool tb) const {
-    if (round == DType::f32) return fp32_product(ta ? turned(a, k, m) : a, tb ? turned(q, n, k) : q, m, k, n);
-    Buffer out(DType::f64, {int64_t(m), int64_t(n)});
-    const Buffer left = ta ? matrix(a, k, m) : matrix(a, m, k), right = tb ? matrix(q, n, k) : matrix(q, k, n);
-    matmul({.a = left, .b = right, .c = out, .transpose_a = ta, .transpose_b = tb}, {});
-    return values(out);
+    return product_on_gpu(a, ta, q, tb, m, k, n, round == DType::f32);
   }
   void form_weight(size_t l) {
     w.push_back(values(p.w[l].host()));
