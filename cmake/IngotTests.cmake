@@ -1,7 +1,5 @@
-#test_ < folder> : all*.test.cpp of one folder,                                        \
-    for a room including its inner folders. `ctest - R kernels_rmsnorm` runs one room; \
-    GPU cases
-#are skipped without a GPU.
+# test_<folder>: all *.test.cpp of one folder, for a room including its inner folders. `ctest -R kernels_rmsnorm` runs one room; GPU cases
+# are skipped without a GPU.
 find_package(GTest REQUIRED)
 file(GLOB_RECURSE testing_sources CONFIGURE_DEPENDS src/ingot/testing/*.cpp src/ingot/gpu/emulation/*.cpp)
 list(FILTER testing_sources EXCLUDE REGEX "\\.test\\.cpp$")
