@@ -193,7 +193,7 @@ std::string about(const GptOssConfig& config, const GptOssForms& forms) {
 // Files of the checkpoint that a user of the archive needs as well: {name, bytes}. A GGUF file's tokenizer becomes one.
 std::vector<std::pair<std::string, std::string>> attached_files(const std::string& from) {
   std::vector<std::pair<std::string, std::string>> files;
-  if (const std::string path = gpt_oss_source(from); GgufFile::is_one(path)) {
+  if (const std::string path = checkpoint_source(from); GgufFile::is_one(path)) {
     const GgufFile file(path);
     if (file.metadata().count("tokenizer.ggml.tokens") != 0)
       return {{"tokenizer.json", ByteBpe::from_gguf(file).to_json()}};
@@ -228,7 +228,7 @@ int64_t convert_archive(const std::string& from, const std::string& to, const Co
 // A mistyped name must not cost a shard of the checkpoint, or anything else.
 void require_replaceable(const std::string& from, const std::string& to) {
   std::error_code absent;
-  if (!from.empty() && std::filesystem::equivalent(gpt_oss_source(from), to, absent))
+  if (!from.empty() && std::filesystem::equivalent(checkpoint_source(from), to, absent))
     fail(ErrorCode::usage, to, ": found the checkpoint itself, expected another name for the archive");
   if (std::filesystem::is_regular_file(to, absent) && file_size(to) > 0 && !ArchiveFile::is_one(to))
     fail(ErrorCode::usage, to, ": found a file that is no archive, expected a new name or an archive to replace");

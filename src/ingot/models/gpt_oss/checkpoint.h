@@ -1,69 +1,12 @@
 #pragma once
-// A checkpoint's tensors under any of their names, and the way from their files to the model's weights. Inside
-// models/gpt_oss only.
-#include <map>
-#include <memory>
-
-#include "ingot/io/formats/gguf.h"
-#include "ingot/io/formats/iris.h"
-#include "ingot/io/formats/safetensors_set.h"
+// A checkpoint of GPT-OSS under any of its names. Inside models/gpt_oss only.
+#include "ingot/models/checkpoint/layout.h"
 #include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot::detail {
 
-// One tensor of a file.
-struct StoredTensor {
-  const File* file = nullptr;
-  std::string name, dtype;  // dtype as safetensors spells it, or ggml
-  std::vector<int64_t> shape;
-  int64_t begin = 0, bytes = 0;  // in the file
-};
-
-enum class Naming { hugging_face, openai, iris, gguf };
-
-// The safetensors files of a directory, one .iris file, or a GGUF file with its further parts. Only headers are read.
-class Checkpoint {
- public:
-  explicit Checkpoint(const std::string& path);             // of gpt_oss_source()
-  const StoredTensor* find(const std::string& name) const;  // null when absent
-  const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
-  const std::string& path() const { return path_; }
-  Naming naming() const;
-
- private:
-  std::string path_;
-  std::unique_ptr<SafetensorsSet> set_;
-  std::unique_ptr<IrisFile> iris_;
-  std::unique_ptr<GgufSet> gguf_;
-  std::map<std::string, StoredTensor> tensors_;
-};
-
-// widen: to f32; turn: (E, K, N) to (E, N, K); scales: none, but of bytes that are scales; decode: rows of ggml's
-// blocks.
-enum class Change { none, widen, turn, scales, decode };
-// What rows of blocks become; mxfp4 in two reads.
-enum class Into { f32, bf16, mx_blocks, mx_scales };
-struct Read {
-  const StoredTensor* from;
-  char* to;
-  Change change;
-  // Of decode. Rows may lie apart, so that those of two tensors take turns.
-  Into into = Into::f32;
-  int64_t rows = 0, cols = 0, stride = 0;  // stride in bytes
-};
-
-// The model's weights as they will lie in an arena's memory, and the reads that fill it. Without an arena it only
-// checks and counts. Throws where the checkpoint is not a model of `config`.
-struct CheckpointLayout {
-  GptOssWeights weights;
-  std::vector<Read> reads;
-  int64_t bytes = 0;  // of the arena
-};
+// Throws where the checkpoint is not a model of `config`. Without an arena it only checks and counts.
 CheckpointLayout lay_out(const Checkpoint& checkpoint, const GptOssConfig& config, int64_t layers, Arena* arena);
-
-// Fills the part of the arena at [begin, begin + bytes), and refuses NaN and infinity. What is read in one piece must
-// lie inside or outside: a vector, an expert that has to be turned.
-void read_range(const std::vector<Read>& reads, const void* begin, int64_t bytes);
 
 int64_t layers_of(const GptOssConfig& config, const GptOssLoad& load);
 

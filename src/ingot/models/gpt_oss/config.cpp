@@ -8,6 +8,7 @@
 #include "ingot/io/formats/iris.h"
 #include "ingot/io/hugging_face_cache.h"
 #include "ingot/io/json.h"
+#include "ingot/models/checkpoint/stored_tensors.h"
 
 namespace ingot {
 namespace {
@@ -368,22 +369,8 @@ class GgufReader {
 
 }  // namespace
 
-namespace {
-bool has_safetensors(const std::string& directory) {
-  const auto names = list_directory(directory);
-  return std::any_of(names.begin(), names.end(), [](const std::string& n) { return n.ends_with(".safetensors"); });
-}
-}  // namespace
-
-std::string gpt_oss_source(const std::string& given) {
-  const std::string path = snapshot_of(given);
-  if (!is_directory(path) || has_safetensors(path)) return path;
-  const std::string gguf = gguf_in(path);
-  return gguf.empty() ? path : gguf;
-}
-
 GptOssConfig read_gpt_oss_config(const std::string& given) {
-  const std::string directory = gpt_oss_source(given);
+  const std::string directory = checkpoint_source(given);
   if (GgufFile::is_one(directory)) return GgufReader(directory).read();
   if (ArchiveFile::is_one(directory)) return config_of_archive(directory);
   if (IrisFile::is_one(directory)) return config_of_iris(directory);
@@ -403,7 +390,7 @@ bool is_gpt_oss(const std::string& given) {
   if (ArchiveFile::is_one(directory) || IrisFile::is_one(directory) || GgufFile::is_one(directory)) return true;
   const std::string path = join_path(directory, "config.json");
   if (!is_directory(directory)) return false;
-  if (!exists(path)) return gpt_oss_source(directory) != directory;
+  if (!exists(path)) return checkpoint_source(directory) != directory;
   const Json json = read_json_file(path, {.bytes = 16 << 20});
   if (!json.is_object()) return false;
   if (json.contains("model_type")) return json.at("model_type") == "gpt_oss";

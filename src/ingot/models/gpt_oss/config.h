@@ -43,8 +43,6 @@ GptOssConfig gpt_oss_config_from_json(const std::string& text, const std::string
 // values for the rest.
 GptOssConfig read_gpt_oss_config(const std::string& path);
 bool is_gpt_oss(const std::string& path);  // a directory whose config.json says so or with a GGUF file alone, or a file
-// The path that holds the weights: itself, or the one GGUF file of a directory without safetensors.
-std::string gpt_oss_source(const std::string& path);
 // In the keys of transformers 5, for `info` and for tests.
 std::string to_json(const GptOssConfig& c);
 

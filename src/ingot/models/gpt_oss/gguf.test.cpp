@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "ingot/io/formats/gguf_writer.test.h"
+#include "ingot/models/checkpoint/stored_tensors.h"
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/gpt_oss/weights.h"
@@ -260,9 +261,9 @@ TEST(gpt_oss_gguf, a_directory_without_safetensors_stands_for_its_gguf_file) {
   same_as_file(s.dir / "only");  // as repositories of GGUF files have it
   write_file(s.dir / "only/other.gguf", "");
   EXPECT_TRUE(holds(error_of([&] { open_model(s.dir / "only"); }), "found 2 GGUF models, expected one of them by its"));
-  EXPECT_EQ(gpt_oss_source(s.dir / "m"), s.dir / "m");
+  EXPECT_EQ(checkpoint_source(s.dir / "m"), s.dir / "m");
   write_file(s.dir / "m/other.gguf", "");
-  EXPECT_EQ(gpt_oss_source(s.dir / "m"), s.dir / "m");  // safetensors go first
+  EXPECT_EQ(checkpoint_source(s.dir / "m"), s.dir / "m");  // safetensors go first
 }
 
 TEST(gpt_oss_gguf, archives_of_it_are_those_of_the_checkpoint) {

@@ -6,13 +6,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 
-#include "ingot/gpu/device.h"
 #include "ingot/io/file.h"
 #include "ingot/io/formats/archive.h"
 #include "ingot/io/formats/gguf.h"
 #include "ingot/io/hugging_face_cache.h"
+#include "ingot/models/checkpoint/open_decoder.h"
+#include "ingot/models/checkpoint/stored_tensors.h"
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/decode/weights/builder.h"
@@ -24,62 +24,16 @@
 namespace ingot {
 namespace {
 
-// Where a model runs, as the options and the machine allow.
-struct Placement {
-  DecoderOptions options;
-  bool on_gpu = false;
-  std::string unsupported_reason;  // why no GPU was taken, or empty
-};
-// `no_room`: gpu_unsupported_reason() of the weights' shapes, so that a model that does not fit costs no reading.
-Placement place(const GptOssConfig& config, const DecoderOptions& asked,
-                const std::function<std::string(const DecoderOptions&)>& no_room) {
-  Placement p{.options = asked};
-  DecoderOptions& o = p.options;
-  if (o.layers > config.layers)
-    fail(ErrorCode::usage, "--layers: found ", o.layers, ", expected at most ", config.layers, ", the model's");
-  if (o.context > config.context)
-    fail(ErrorCode::usage, "found ", o.context, " tokens, expected at most ", config.context, ", the model's context");
-  // A prompt shorter than a batch needs no room for more.
-  o.batch = std::min(o.batch, o.context > 0 ? o.context : config.context);
-  if (o.gpus > 1)
-    if (const std::string reason = gpus_unsupported_reason(config, o); !reason.empty())
-      fail(ErrorCode::unsupported, "--gpus ", o.gpus, ": ", reason);
-  p.unsupported_reason = o.device == DeviceChoice::cpu ? "the CPU was asked for" : gpus_unsupported_reason(config, o);
-  if (p.unsupported_reason.empty()) p.unsupported_reason = no_room(o);
-  p.on_gpu = o.device == DeviceChoice::cuda || o.gpus > 1 || p.unsupported_reason.empty();
-  if (p.on_gpu && !p.unsupported_reason.empty()) fail(ErrorCode::unsupported, "device cuda: ", p.unsupported_reason);
-  return p;
-}
-void add_note(OpenedModel& m, const std::string& note) { m.note += (m.note.empty() ? "" : "; ") + note; }
-// Where the model runs, where a user might expect another place or another path.
-void add_notes(OpenedModel& m, const Placement& p, const std::string& rounding) {
-  if (p.options.device == DeviceChoice::automatic && !p.unsupported_reason.empty() && gpu::device_count() > 0)
-    add_note(m, "on the CPU: " + p.unsupported_reason);
-  if (!p.on_gpu) return;
-  if (!rounding.empty()) add_note(m, "on the GPU: " + rounding);
-  if (p.options.e4m3_experts)
-    add_note(m, std::string(rounding.empty() ? "on the GPU: " : "") +
-                    "tokens by a launch a phase for --quant, not by the megakernel");
-}
-
-OpenedModel open(const std::string& path, const DecoderOptions& asked) {
-  GptOssConfig config = read_gpt_oss_config(path);
-  config.e4m3_inputs = asked.e4m3_experts;
-  const Placement p = place(config, asked, [&](const DecoderOptions& o) {
-    return gpu_unsupported_reason(config, gpt_oss_shapes(path, config, {.layers = o.layers}), o);
-  });
-  const DecoderOptions& o = p.options;
-  const int64_t layers = o.layers > 0 ? o.layers : config.layers;
-  auto weights = std::make_shared<GptOssWeights>(load_gpt_oss(
-      path, config,
-      {.layers = o.layers, .other_bytes = p.on_gpu ? 0 : decoder_bytes(config, layers, o), .passed_on = p.on_gpu}));
-  OpenedModel m;
-  m.decoder = p.on_gpu ? make_gpu_decoder(config, *weights, o) : make_decoder(config, *weights, o);
-  add_notes(m, p, p.on_gpu ? gpu_rounding(*weights) : std::string());
-  m.end_ids.assign(config.end_tokens.begin(), config.end_tokens.end());
-  m.weight_bytes = weights->bytes();
-  if (m.decoder->device().kind == Device::cpu) m.memory = weights;  // a GPU has its own
-  return m;
+OpenedModel open(const std::string& path, const DecoderOptions& o) {
+  const GptOssConfig config = read_gpt_oss_config(path);
+  return open_decoder(config,
+                      {.shapes = [&](int64_t layers) { return gpt_oss_shapes(path, config, {.layers = layers}); },
+                       .load =
+                           [&](int64_t layers, int64_t other_bytes, bool passed_on) {
+                             return load_gpt_oss(
+                                 path, config, {.layers = layers, .other_bytes = other_bytes, .passed_on = passed_on});
+                           }},
+                      o);
 }
 
 // All of those without which there is no conversation.
@@ -104,7 +58,7 @@ std::unique_ptr<Tokenizer> archived_tokenizer(const std::string& archive) {
 
 // The one inside an archive or a GGUF file, or beside the weights.
 std::unique_ptr<Tokenizer> tokenizer_of(const std::string& model) {
-  const std::string path = gpt_oss_source(model);
+  const std::string path = checkpoint_source(model);
   if (GgufFile::is_one(path) && GgufFile(path).metadata().count("tokenizer.ggml.tokens") != 0)
     return load_tokenizer(path);
   if (ArchiveFile::is_one(path))
@@ -179,14 +133,14 @@ OpenedModel open_synthetic(const std::string& path, const DecoderOptions& asked)
   GptOssConfig config = synthetic_gpt_oss(model.size);
   config.e4m3_inputs = asked.e4m3_experts;
   GptOssWeights shapes;
-  const Placement p = place(config, asked, [&](const DecoderOptions& o) {
+  const DecoderPlacement p = place_decoder(config, asked, [&](const DecoderOptions& o) {
     shapes = decode::shapes_of(config, model.dense, WeightFormat::mxfp4);
     if (o.layers > 0) shapes.layers.resize(size_t(o.layers));
     return gpu_unsupported_reason(config, shapes, o);
   });
   OpenedModel m{.note = "random weights: every answer is random text"};
   m.end_ids.assign(config.end_tokens.begin(), config.end_tokens.end());
-  add_notes(m, p, {});
+  add_placement_notes(m, p, {});
   if (p.on_gpu) {
     m.weight_bytes = bytes_of_matrices(shapes);
     m.decoder = make_synthetic_gpu_decoder(config, shapes, p.options, kSyntheticSeed);

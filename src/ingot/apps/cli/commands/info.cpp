@@ -14,6 +14,7 @@
 #include "ingot/models/gpt/config/config.h"
 #include "ingot/models/gpt/config/parameters.h"
 #include "ingot/models/gpt/config/program.h"
+#include "ingot/models/checkpoint/stored_tensors.h"
 #include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot::cli {
@@ -100,7 +101,7 @@ void describe_gguf(const std::string& path, OrderedJson& r) {
 }
 // How many tensors of how many bytes; of an archive also its version and the format each kind of matrix has.
 void describe_files(const std::string& given, OrderedJson& r) {
-  const std::string path = gpt_oss_source(given);
+  const std::string path = checkpoint_source(given);
   if (ArchiveFile::is_one(path)) {
     const ArchiveFile file(path);
     r["archive_version"] = kArchiveVersion;

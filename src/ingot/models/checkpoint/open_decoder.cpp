@@ -1,0 +1,63 @@
+#include "ingot/models/checkpoint/open_decoder.h"
+
+#include <algorithm>
+
+#include "ingot/gpu/device.h"
+#include "ingot/models/decode/cpu/decoder.h"
+#include "ingot/models/decode/model/decoder.h"
+
+namespace ingot {
+
+DecoderPlacement place_decoder(const DecoderSpec& spec, const DecoderOptions& asked,
+                               const std::function<std::string(const DecoderOptions&)>& no_room) {
+  DecoderPlacement p{.options = asked};
+  DecoderOptions& o = p.options;
+  if (o.layers > spec.layers)
+    fail(ErrorCode::usage, "--layers: found ", o.layers, ", expected at most ", spec.layers, ", the model's");
+  if (o.context > spec.context)
+    fail(ErrorCode::usage, "found ", o.context, " tokens, expected at most ", spec.context, ", the model's context");
+  // A prompt shorter than a batch needs no room for more.
+  o.batch = std::min(o.batch, o.context > 0 ? o.context : spec.context);
+  if (o.gpus > 1)
+    if (const std::string reason = gpus_unsupported_reason(spec, o); !reason.empty())
+      fail(ErrorCode::unsupported, "--gpus ", o.gpus, ": ", reason);
+  p.unsupported_reason = o.device == DeviceChoice::cpu ? "the CPU was asked for" : gpus_unsupported_reason(spec, o);
+  if (p.unsupported_reason.empty()) p.unsupported_reason = no_room(o);
+  p.on_gpu = o.device == DeviceChoice::cuda || o.gpus > 1 || p.unsupported_reason.empty();
+  if (p.on_gpu && !p.unsupported_reason.empty()) fail(ErrorCode::unsupported, "device cuda: ", p.unsupported_reason);
+  return p;
+}
+
+namespace {
+void add_note(OpenedModel& m, const std::string& note) { m.note += (m.note.empty() ? "" : "; ") + note; }
+}  // namespace
+
+void add_placement_notes(OpenedModel& m, const DecoderPlacement& p, const std::string& rounding) {
+  if (p.options.device == DeviceChoice::automatic && !p.unsupported_reason.empty() && gpu::device_count() > 0)
+    add_note(m, "on the CPU: " + p.unsupported_reason);
+  if (!p.on_gpu) return;
+  if (!rounding.empty()) add_note(m, "on the GPU: " + rounding);
+  if (p.options.e4m3_experts)
+    add_note(m, std::string(rounding.empty() ? "on the GPU: " : "") +
+                    "tokens by a launch a phase for --quant, not by the megakernel");
+}
+
+OpenedModel open_decoder(const DecoderSpec& given, const WeightSource& source, const DecoderOptions& asked) {
+  DecoderSpec spec = given;
+  spec.e4m3_inputs = asked.e4m3_experts;
+  const int64_t layers = asked.layers > 0 ? asked.layers : spec.layers;
+  const DecoderPlacement p = place_decoder(
+      spec, asked, [&](const DecoderOptions& o) { return gpu_unsupported_reason(spec, source.shapes(layers), o); });
+  const DecoderOptions& o = p.options;
+  auto weights =
+      std::make_shared<DecoderWeights>(source.load(layers, p.on_gpu ? 0 : decoder_bytes(spec, layers, o), p.on_gpu));
+  OpenedModel m;
+  m.decoder = p.on_gpu ? make_gpu_decoder(spec, *weights, o) : make_decoder(spec, *weights, o);
+  add_placement_notes(m, p, p.on_gpu ? gpu_rounding(*weights) : std::string());
+  m.end_ids.assign(spec.end_tokens.begin(), spec.end_tokens.end());
+  m.weight_bytes = weights->bytes();
+  if (m.decoder->device().kind == Device::cpu) m.memory = weights;  // a GPU has its own
+  return m;
+}
+
+}  // namespace ingot

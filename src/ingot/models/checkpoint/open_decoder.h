@@ -1,0 +1,33 @@
+#pragma once
+// Opens a decoder-only transformer on the device that serves it: what the kinds of such models share.
+#include <functional>
+#include <string>
+
+#include "ingot/models/decoder_weights.h"
+#include "ingot/models/registry.h"
+#include "ingot/models/spec.h"
+
+namespace ingot {
+
+// Where a model runs, as the options and the machine allow.
+struct DecoderPlacement {
+  DecoderOptions options;
+  bool on_gpu = false;
+  std::string unsupported_reason;  // why no GPU was taken, or empty
+};
+// `no_room`: gpu_unsupported_reason() of the weights' shapes, so that a model that does not fit costs no reading.
+DecoderPlacement place_decoder(const DecoderSpec& spec, const DecoderOptions& asked,
+                               const std::function<std::string(const DecoderOptions&)>& no_room);
+// Where the model runs, where a user might expect another place or another path.
+void add_placement_notes(OpenedModel& m, const DecoderPlacement& p, const std::string& rounding);
+
+// The ways to a model's weights. `layers`: the first so many.
+struct WeightSource {
+  // From the headers alone, without memory: tells whether a device has room.
+  std::function<DecoderWeights(int64_t layers)> shapes;
+  // `other_bytes`: memory that is wanted beside the weights. `passed_on`: to a device.
+  std::function<DecoderWeights(int64_t layers, int64_t other_bytes, bool passed_on)> load;
+};
+OpenedModel open_decoder(const DecoderSpec& spec, const WeightSource& source, const DecoderOptions& options);
+
+}  // namespace ingot
