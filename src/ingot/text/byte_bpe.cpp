@@ -135,7 +135,8 @@ int32_t start_token(std::span<const SpecialToken> specials) {
 
 struct ByteBpe::Impl {
   ByteBpeRules rules;
-  int32_t byte_ids[256];
+  int32_t byte_ids[256];     // -1: the vocabulary has no token for this byte
+  bool lacks_bytes = false;  // some are -1
   MergeTable merges;
   std::unordered_map<std::string_view, int32_t> whole_words;  // with ignore_merges
   std::vector<uint8_t> special;                               // by id
@@ -233,9 +234,13 @@ void ByteBpe::Impl::take_tokens(std::unordered_map<std::string_view, int32_t>& i
   }
   // An added token may have the bytes of another token, which then is the one that merges make.
   for (const AddedToken& a : rules.added) ids.emplace(rules.tokens[size_t(a.id)], a.id);
-  for (int b = 0; b < 256; ++b)
-    if (byte_ids[b] < 0)
+  // Some vocabularies, such as SmolLM2's, lack bytes that hardly any text has. encode() refuses these bytes.
+  for (int b = 0; b < 256; ++b) {
+    if (byte_ids[b] >= 0) continue;
+    lacks_bytes = true;
+    if (rules.merge_by_token || (b >= ' ' && b <= '~') || b == '\n')
       fail(ErrorCode::bad_data, origin, ": found no token for byte ", b, ", expected one for each of the 256 bytes");
+  }
 }
 
 // Every pair of tokens whose joined bytes are a token, in the order of the joined tokens.
@@ -461,6 +466,10 @@ std::vector<int32_t> ByteBpe::encode(std::string_view text) const {
   require_utf8(text, "text to encode");
   std::vector<int32_t> out;
   if (text.empty()) return out;
+  for (size_t i = 0; impl_->lacks_bytes && i < text.size(); ++i)
+    if (impl_->byte_ids[uint8_t(text[i])] < 0)
+      fail(ErrorCode::bad_data, "text to encode: found byte ", int(uint8_t(text[i])), " at offset ", i,
+           ", for which the tokenizer has no token");
   std::unique_ptr<Workspace> w;
   {
     std::lock_guard lock(impl_->mutex);

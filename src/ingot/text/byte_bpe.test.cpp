@@ -87,6 +87,22 @@ TEST(ByteBpe, LearnsTheMergesOfTheReference) {
   }
 }
 
+TEST(ByteBpe, RefusesTextWithAByteForWhichTheVocabularyHasNoToken) {
+  ByteBpeRules rules;
+  for (int b = 0; b < 256; ++b)
+    if (b != 4 && b < 245) rules.tokens.push_back(std::string(1, char(b)));
+  const ByteBpe bpe(rules);
+  EXPECT_EQ(bpe.decode(bpe.encode("caf\u00e9\n")), "caf\u00e9\n");
+  try {
+    (void)bpe.encode("ab\x04");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "text to encode: found byte 4 at offset 2, for which the tokenizer has no token");
+  }
+  rules.tokens.erase(rules.tokens.begin() + 'a' - 1);  // a byte that most texts have
+  EXPECT_THROW(ByteBpe bpe(rules), Error);
+}
+
 TEST(ByteBpe, DecodesWhatItEncodedAndCountsItsBytes) {
   for (WordPattern pattern : kPatterns) {
     const ByteBpe bpe = golden_bpe(pattern);
