@@ -9,9 +9,11 @@
 
 namespace ingot {
 
-// One line a kind. The last takes any directory, and says what a run would need where it is none.
+// One line a kind, in the order in which they are asked. GPT-OSS takes every GGUF file and archive that is none of a
+// family before it; the last takes any directory, and says what a run would need where it is none.
 #define INGOT_MODEL_KINDS(KIND) \
   KIND(synthetic_gpt_oss_kind)  \
+  KIND(family_kind)             \
   KIND(gpt_oss_kind)            \
   KIND(gpt_kind)
 

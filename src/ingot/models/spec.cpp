@@ -16,6 +16,12 @@ double DecoderSpec::scale_of_attention() const {
   return attention_scale > 0 ? attention_scale : 1 / std::sqrt(double(head_dim));
 }
 
+RopeFrequencies frequencies_of(const DecoderSpec& spec, const RopeTable& table) {
+  RopeFrequencies f = rope_frequencies(table.dim > 0 ? table.dim : spec.head_dim, table.theta, table.scaling);
+  for (size_t i = 0; i < std::min(f.theta.size(), table.divisors.size()); ++i) f.theta[i] /= table.divisors[i];
+  return f;
+}
+
 void check(const DecoderSpec& s, const std::string& where) {
   const auto require = [&](bool holds, const char* name, auto found, const char* expected) {
     if (!holds) fail(ErrorCode::bad_data, where, ": found ", name, " ", found, ", expected ", expected);
@@ -42,6 +48,8 @@ void check(const DecoderSpec& s, const std::string& where) {
     require(t.theta > 1, "theta", t.theta, "more than 1");
     require(t.dim >= 0 && t.dim <= s.head_dim && t.dim % 2 == 0 && (t.dim > 0 || s.head_dim % 2 == 0),
             "rotated dimensions", t.dim == 0 ? s.head_dim : t.dim, "an even number, at most head_dim");
+    require(t.divisors.empty() || int64_t(t.divisors.size()) == (t.dim == 0 ? s.head_dim : t.dim) / 2,
+            "divisors of angles", t.divisors.size(), "one for each pair, or none");
   }
 }
 

@@ -21,6 +21,8 @@ struct RopeTable {
   RopeScaling scaling;
   bool interleaved = false;  // pairs (2j, 2j + 1); else (j, j + dim / 2)
   int64_t dim = 0;           // of a head's dimensions the first so many are rotated; 0: all
+  // The angle of each pair is divided by its number here, as GGUF files state the scaling of Llama 3. Empty: by none.
+  std::vector<double> divisors;
 };
 
 struct LayerSpec {
@@ -70,8 +72,13 @@ struct DecoderSpec {
   int64_t window_reach() const { return longest_window() > 0 ? longest_window() - 1 : 0; }
   double scale_of_attention() const;
 };
+// The angles per position of a table in heads of this spec.
+RopeFrequencies frequencies_of(const DecoderSpec& spec, const RopeTable& table);
 // GPT-OSS's gate: gate' sigmoid(alpha gate') (up' + 1), gate' and up' clamped at `limit`.
 inline GateOptions clamped_gate(double limit, double alpha) { return {.limit = limit, .alpha = alpha, .up_offset = 1}; }
+// All fields as JSON with two spaces of indent, and back. Error{bad_data} for a key that no spec has.
+std::string to_json(const DecoderSpec& spec);
+DecoderSpec spec_from_json(const std::string& text, const std::string& where);
 // Every size in range, and sizes that must divide others do; `where` begins the messages.
 void check(const DecoderSpec& spec, const std::string& where);
 

@@ -237,6 +237,23 @@ GgufBlock gguf_block(const std::string& dtype) {
 
 bool GgufFile::is_one(const std::string& path) { return begins_with(path, {kMagic, 4}); }
 
+std::string GgufFile::architecture_of(const std::string& path) {
+  try {
+    const File file = File::open(path);
+    Reader r(file, file.size());
+    constexpr int64_t kBeforeKeys = 4 + 4 + 8;  // magic, version, number of tensors
+    for (int64_t i = 0; i < kBeforeKeys; ++i) r.number<uint8_t>("the first bytes");
+    int64_t elements = kMaxElements;
+    for (auto keys = r.number<uint64_t>("number of keys"); keys > 0; --keys) {
+      const std::string key = r.string(kMaxKey, "key");
+      const GgufValue value = read_value(r, "key", elements);
+      const auto* text = std::get_if<std::string>(&value);
+      if (key == "general.architecture") return text == nullptr ? "" : *text;
+    }
+  } catch (const Error&) {}
+  return "";
+}
+
 GgufFile::GgufFile(const std::string& path) : file_(File::open(path)) {
   const int64_t size = file_.size();
   Reader r(file_, size);

@@ -24,6 +24,9 @@ class GgufFile {
   // the tensors is read.
   explicit GgufFile(const std::string& path);
   static bool is_one(const std::string& path);  // a regular file that begins like one
+  // The text of general.architecture, which files have among their first keys: nothing behind it is read. Empty where
+  // there is none before something that is damaged.
+  static std::string architecture_of(const std::string& path);
   const std::string& path() const { return file_.path(); }
   const File& file() const { return file_; }
   // As safetensors describes them, the outermost size first; begin and end count from the file's beginning. dtype is

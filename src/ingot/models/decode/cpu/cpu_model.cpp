@@ -93,9 +93,7 @@ struct CpuModel::Impl {
         arena(workspace_bytes(spec, o)),
         all(spec, o.batch, positions_of(spec, o), [&](DType dtype, Shape shape) { return arena.take(dtype, shape); }),
         positions(size_t(o.batch)) {
-    for (size_t i = 0; i < c.rope.size(); ++i)
-      rope_table(rope_frequencies(Buffers::rotated(c, c.rope[i]), c.rope[i].theta, c.rope[i].scaling), all.cos[i],
-                 all.sin[i]);
+    for (size_t i = 0; i < c.rope.size(); ++i) rope_table(frequencies_of(c, c.rope[i]), all.cos[i], all.sin[i]);
   }
 
   // One batch: tokens `begin` to `begin + T` of the sequence.

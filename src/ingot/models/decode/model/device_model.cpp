@@ -183,8 +183,8 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
   }
   use_megakernel(o.megakernel);
   std::vector<float> host_cos(size_t(context_ * c.head_dim / 2)), host_sin(host_cos.size());
-  rope_table(rope_frequencies(c.head_dim, c.rope[0].theta, c.rope[0].scaling),
-             Tensor(host_cos.data(), {context_, c.head_dim / 2}), Tensor(host_sin.data(), {context_, c.head_dim / 2}));
+  rope_table(frequencies_of(c, c.rope[0]), Tensor(host_cos.data(), {context_, c.head_dim / 2}),
+             Tensor(host_sin.data(), {context_, c.head_dim / 2}));
   gpu::copy_to_device(cos, host_cos.data(), int64_t(host_cos.size()) * 4);
   gpu::copy_to_device(sin, host_sin.data(), int64_t(host_sin.size()) * 4);
 }

@@ -1,0 +1,343 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "ingot/io/file.h"
+#include "ingot/io/formats/gguf_writer.test.h"
+#include "ingot/io/formats/safetensors.h"
+#include "ingot/io/json.h"
+#include "ingot/models/families/family.h"
+#include "ingot/models/families/weights.h"
+#include "ingot/models/registry.h"
+#include "ingot/testing/temporary_directory.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+using testing::error_of;
+using testing::GgufWriter;
+using testing::TemporaryDirectory;
+
+// --- config.json -------------------------------------------------------------------------------------------------
+
+// Configurations as they were published, without the keys that have no effect in all of them.
+const char kLlama32[] = R"({"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+  "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "head_dim": 64, "hidden_act": "silu",
+  "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072,
+  "mlp_bias": false, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16,
+  "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 32.0,
+  "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+  "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "transformers_version": "4.45.0",
+  "use_cache": true, "vocab_size": 128256})";
+const char kSmolLm2[] = R"({"architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+  "hidden_act": "silu", "hidden_size": 576, "intermediate_size": 1536, "is_llama_config": true,
+  "max_position_embeddings": 8192, "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30,
+  "num_key_value_heads": 3, "pad_token_id": 2, "rms_norm_eps": 1e-05, "rope_interleaved": false, "rope_scaling": null,
+  "rope_theta": 100000, "tie_word_embeddings": true, "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}},
+  "vocab_size": 49152})";
+const char kQwen25[] = R"({"architectures": ["Qwen2ForCausalLM"], "bos_token_id": 151643, "eos_token_id": 151645,
+  "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864, "max_position_embeddings": 32768,
+  "max_window_layers": 21, "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24,
+  "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
+  "tie_word_embeddings": true, "use_sliding_window": false, "vocab_size": 151936})";
+const char kQwen3[] = R"({"architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "bos_token_id": 151643,
+  "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072,
+  "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3", "num_attention_heads": 16,
+  "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": null,
+  "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": true, "use_sliding_window": false,
+  "vocab_size": 151936})";
+const char kQwen3Moe[] = R"({"attention_bias": false, "bos_token_id": 151643, "decoder_sparse_step": 1,
+  "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144,
+  "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
+  "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+  "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false,
+  "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+  "sliding_window": null, "tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151936})";
+const char kMistral[] = R"({"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096,
+  "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32,
+  "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
+  "sliding_window": null, "tie_word_embeddings": false, "vocab_size": 32768})";
+const char kGemma3[] = R"({"attention_bias": false, "attn_logit_softcapping": null, "bos_token_id": 2,
+  "eos_token_id": [1, 106], "final_logit_softcapping": null, "head_dim": 256,
+  "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "intermediate_size": 6912,
+  "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 26,
+  "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
+  "rope_local_base_freq": 10000, "rope_scaling": null, "rope_theta": 1000000, "sliding_window": 512,
+  "sliding_window_pattern": 6, "torch_dtype": "bfloat16", "vocab_size": 262144})";
+
+// A configuration with a key changed; a null value removes the key.
+std::string with(const char* config, const char* key, const char* value) {
+  Json json = Json::parse(config);
+  json[key] = Json::parse(value);
+  if (json[key].is_null()) json.erase(key);
+  return json.dump();
+}
+std::string refusal(const std::string& config) {
+  return error_of([&] { (void)family_spec_from_json(config, "config.json"); });
+}
+
+TEST(Families, ReadPublishedConfigurations) {
+  const DecoderSpec llama = family_spec_from_json(kLlama32, "c");
+  EXPECT_EQ(llama.rope[0].scaling.kind, RopeScaling::llama3);
+  EXPECT_EQ(llama.rope[0].scaling.factor, 32);
+  EXPECT_EQ(llama.rope[0].theta, 500000);
+  EXPECT_EQ(llama.end_tokens, (std::vector<int64_t>{128001, 128008, 128009}));
+  EXPECT_TRUE(llama.tied_embeddings && !llama.qkv_bias && !llama.qk_norm && !llama.layer[0].experts);
+
+  const DecoderSpec smol = family_spec_from_json(kSmolLm2, "c");
+  EXPECT_EQ(smol.head_dim, 64);  // hidden / heads: the file names none
+  EXPECT_EQ(smol.rope[0].theta, 100000);
+
+  const DecoderSpec qwen25 = family_spec_from_json(kQwen25, "c");
+  EXPECT_TRUE(qwen25.qkv_bias && !qwen25.output_bias);
+  EXPECT_EQ(qwen25.longest_window(), 0);  // present and switched off
+
+  const DecoderSpec qwen3 = family_spec_from_json(kQwen3, "c");
+  EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias);
+  EXPECT_EQ(qwen3.q_width(), 2 * qwen3.hidden);  // head_dim is not hidden / heads
+
+  const DecoderSpec moe = family_spec_from_json(kQwen3Moe, "c");
+  EXPECT_TRUE(moe.layer[47].experts && moe.renormalise && moe.qk_norm && !moe.tied_embeddings);
+  EXPECT_EQ(moe.intermediate, 768);
+  EXPECT_EQ(moe.experts_per_token, 8);
+
+  EXPECT_EQ(family_spec_from_json(kMistral, "c").longest_window(), 0);
+  EXPECT_EQ(family_spec_from_json(with(kMistral, "sliding_window", "4096"), "c").layer[31].window, 4096);
+
+  const DecoderSpec gemma = family_spec_from_json(kGemma3, "c");
+  EXPECT_EQ(gemma.layer[4].window, 512);
+  EXPECT_EQ(gemma.layer[5].window, 0);
+  EXPECT_EQ(gemma.rope[size_t(gemma.layer[4].rope)].theta, 1e4);
+  EXPECT_EQ(gemma.rope[size_t(gemma.layer[5].rope)].theta, 1e6);
+  EXPECT_EQ(gemma.embedding_scale, 34);  // sqrt(1152) = 33.94, in bf16
+  EXPECT_TRUE(gemma.norm.post && gemma.norm.unit_offset && gemma.tied_embeddings);
+}
+
+TEST(Families, ReadTheRotationInBothSpellings) {
+  const DecoderSpec older = family_spec_from_json(kLlama32, "c");
+  Json json = Json::parse(kLlama32);
+  json["rope_parameters"] = json["rope_scaling"];
+  json["rope_parameters"]["rope_theta"] = json["rope_theta"];
+  json.erase("rope_scaling"), json.erase("rope_theta");
+  EXPECT_EQ(to_json(family_spec_from_json(json.dump(), "c")), to_json(older));
+}
+
+TEST(Families, RefuseByItsKeyWhatTheSpecHasNoWordFor) {
+  EXPECT_EQ(
+      refusal(with(kLlama32, "residual_multiplier", "0.22")),
+      "unsupported: config.json: residual_multiplier: found number 0.22, a property of models that Ingot does not "
+      "know; expected none");
+  EXPECT_EQ(refusal(with(kLlama32, "rope_interleaved", "true")),
+            "unsupported: config.json: rope_interleaved: found true, a property of models that Ingot does not know; "
+            "expected none");
+  for (const auto& [config, key, value] : {std::tuple{kLlama32, "hidden_act", "\"gelu\""},
+                                           {kLlama32, "partial_rotary_factor", "0.5"},
+                                           {kLlama32, "quantization_config", R"({"quant_method": "gptq"})"},
+                                           {kLlama32, "rope_scaling", R"({"rope_type": "longrope", "factor": 4})"},
+                                           {kQwen3Moe, "decoder_sparse_step", "2"},
+                                           {kQwen3Moe, "mlp_only_layers", "[0]"},
+                                           {kQwen3, "layer_types", "[\"full_attention\"]"},
+                                           {kGemma3, "use_bidirectional_attention", "true"},
+                                           {kGemma3, "sliding_window_pattern", "2"}}) {
+    const std::string message = refusal(with(config, key, value));
+    EXPECT_NE(message.find("unsupported: config.json: " + std::string(key)), message.npos) << message;
+  }
+  const std::string unknown = refusal(with(kLlama32, "model_type", "\"phi3\""));
+  EXPECT_NE(unknown.find("model_type: found \"phi3\", expected one of gpt_oss, llama"), unknown.npos) << unknown;
+  EXPECT_NE(refusal(with(kLlama32, "num_attention_heads", "0")), "");
+  EXPECT_NE(refusal(with(kLlama32, "hidden_size", "null")), "");
+}
+
+TEST(Families, SpecsAreTheSameAfterTheyWereWrittenAndRead) {
+  for (const char* config : {kLlama32, kSmolLm2, kQwen25, kQwen3, kQwen3Moe, kMistral, kGemma3}) {
+    DecoderSpec spec = family_spec_from_json(config, "c");
+    spec.rope[0].divisors.assign(size_t(spec.head_dim / 2), 1.5);
+    spec.start_token = 7;
+    const std::string text = to_json(spec);
+    EXPECT_EQ(to_json(spec_from_json(text, "again")), text);
+  }
+}
+
+// --- checkpoints -------------------------------------------------------------------------------------------------
+
+// A model of two layers whose every number is told by a tensor's name and the number's place.
+struct Tiny {
+  TemporaryDirectory dir;
+  std::map<std::string, std::vector<float>> numbers;
+  std::map<std::string, std::vector<int64_t>> shapes;
+  std::string config = R"({"model_type": "llama", "vocab_size": 5, "hidden_size": 8, "intermediate_size": 6,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 6,
+    "max_position_embeddings": 32, "attention_bias": true, "tie_word_embeddings": true, "eos_token_id": 2})";
+
+  Tiny() {
+    add("model.embed_tokens.weight", {5, 8}), add("model.norm.weight", {8});
+    for (const std::string n : {"model.layers.0.", "model.layers.1."}) {
+      add(n + "input_layernorm.weight", {8}), add(n + "post_attention_layernorm.weight", {8});
+      for (const auto& [part, rows] : {std::pair{"q", 12}, {"k", 6}, {"v", 6}}) {
+        add(n + "self_attn." + part + "_proj.weight", {rows, 8});
+        add(n + "self_attn." + part + "_proj.bias", {rows});
+      }
+      add(n + "self_attn.o_proj.weight", {8, 12}), add(n + "self_attn.o_proj.bias", {8});
+      add(n + "mlp.gate_proj.weight", {6, 8}), add(n + "mlp.up_proj.weight", {6, 8});
+      add(n + "mlp.down_proj.weight", {8, 6});
+    }
+  }
+  void add(const std::string& name, const std::vector<int64_t>& shape) {
+    int64_t count = 1;
+    for (const int64_t n : shape) count *= n;
+    std::vector<float>& x = numbers[name];
+    for (int64_t i = 0; i < count; ++i) x.push_back(float(numbers.size()) + float(i) / 1024);
+    shapes[name] = shape;
+  }
+  std::string write_safetensors_files() {
+    std::vector<NamedTensor> tensors;
+    for (auto& [name, x] : numbers) {
+      const auto& s = shapes[name];
+      tensors.push_back({name, s.size() == 1 ? Tensor(x.data(), {s[0]}) : Tensor(x.data(), {s[0], s[1]})});
+    }
+    save_safetensors(dir / "model.safetensors", tensors);
+    write_file(dir / "config.json", config);
+    return dir.path();
+  }
+  // Rows (j, j + 3) of each head of 6 become rows (2j, 2j + 1), as llama.cpp's converter places them.
+  std::vector<float> paired(const std::string& name) {
+    const std::vector<float>& x = numbers[name];
+    const size_t cols = shapes[name].size() == 2 ? 8 : 1;
+    std::vector<float> out(x.size());
+    for (size_t row = 0; row < x.size() / cols; ++row) {
+      const size_t in_head = row % 6, to = row - in_head + (in_head < 3 ? 2 * in_head : 2 * (in_head - 3) + 1);
+      std::copy_n(x.begin() + int64_t(row * cols), cols, out.begin() + int64_t(to * cols));
+    }
+    return out;
+  }
+  std::string write_gguf() {
+    GgufWriter w;
+    w.key("general.architecture", "llama").key("llama.block_count", 2u).key("llama.context_length", 32u);
+    w.key("llama.embedding_length", 8u).key("llama.feed_forward_length", 6u).key("llama.attention.head_count", 2u);
+    w.key("llama.attention.head_count_kv", 1u).key("llama.attention.key_length", 6u);
+    w.key("llama.attention.layer_norm_rms_epsilon", 1e-6f).key("llama.rope.freq_base", 10000.0f);
+    w.key("tokenizer.ggml.eos_token_id", 2u);
+    const std::pair<const char*, const char*> words[] = {{"model.layers.", "blk."},
+                                                         {"model.embed_tokens", "token_embd"},
+                                                         {"model.norm", "output_norm"},
+                                                         {"input_layernorm", "attn_norm"},
+                                                         {"post_attention_layernorm", "ffn_norm"},
+                                                         {"self_attn.o_proj", "attn_output"},
+                                                         {"self_attn.", "attn_"},
+                                                         {"mlp.", "ffn_"},
+                                                         {"_proj", ""}};
+    for (auto& [name, x] : numbers) {
+      std::string to = name;
+      for (const auto& [from, word] : words)
+        if (const size_t at = to.find(from); at != to.npos) to.replace(at, std::string(from).size(), word);
+      const bool pairs = name.find("q_proj") != name.npos || name.find("k_proj") != name.npos;
+      const std::vector<float> y = pairs ? paired(name) : x;
+      w.tensor(to, 0, shapes[name], std::string(reinterpret_cast<const char*>(y.data()), y.size() * 4));
+    }
+    const std::vector<float> divisors = {1, 2, 4};
+    w.tensor("rope_freqs.weight", 0, {3}, std::string(reinterpret_cast<const char*>(divisors.data()), 12));
+    write_file(dir / "model.gguf", w.bytes());
+    return dir / "model.gguf";
+  }
+};
+
+struct Loaded {
+  DecoderSpec spec;
+  Arena arena;
+  DecoderWeights weights;
+};
+Loaded load(const std::string& path) {
+  Loaded l{.spec = read_family_spec(path)};
+  const detail::Checkpoint checkpoint(path);
+  l.arena = Arena(lay_out_family(checkpoint, l.spec, l.spec.layers, nullptr).bytes);
+  detail::CheckpointLayout layout = lay_out_family(checkpoint, l.spec, l.spec.layers, &l.arena);
+  detail::read_range(layout.reads, layout.weights.embed.data.data, l.arena.capacity());
+  l.weights = std::move(layout.weights);
+  return l;
+}
+std::vector<float> numbers_of(const Tensor& t) { return {t.ptr<float>(), t.ptr<float>() + t.numel()}; }
+
+TEST(Families, ReadTheSameNumbersFromSafetensorsAndFromGgufWithPairedRows) {
+  Tiny tiny;
+  const Loaded a = load(tiny.write_safetensors_files()), b = load(tiny.write_gguf());
+  const DecoderLayer &x = a.weights.layers[1], &y = b.weights.layers[1];
+  const std::pair<Tensor, Tensor> pairs[] = {{x.qkv.data, y.qkv.data},
+                                             {x.b_qkv, y.b_qkv},
+                                             {x.o.data, y.o.data},
+                                             {x.b_o, y.b_o},
+                                             {x.gate_up.data, y.gate_up.data},
+                                             {x.down.data, y.down.data},
+                                             {x.attn_norm, y.attn_norm},
+                                             {x.mlp_norm, y.mlp_norm}};
+  for (const auto& [p, q] : pairs) EXPECT_EQ(numbers_of(p), numbers_of(q));
+  std::vector<float> qkv;
+  for (const char* part : {"q", "k", "v"}) {
+    const auto& t = tiny.numbers["model.layers.1.self_attn." + std::string(part) + "_proj.weight"];
+    qkv.insert(qkv.end(), t.begin(), t.end());
+  }
+  EXPECT_EQ(numbers_of(x.qkv.data), qkv);
+  // Rows of gate and up take turns.
+  EXPECT_EQ(numbers_of(x.gate_up.data)[8], tiny.numbers["model.layers.1.mlp.up_proj.weight"][0]);
+  EXPECT_EQ(b.spec.rope[0].divisors, (std::vector<double>{1, 2, 4}));
+  const auto angles = frequencies_of(a.spec, a.spec.rope[0]).theta,
+             divided = frequencies_of(b.spec, b.spec.rope[0]).theta;
+  EXPECT_DOUBLE_EQ(divided[2], angles[2] / 4);
+}
+
+TEST(Families, ATiedHeadMayBeThereOrNotAndNoOtherTensorMay) {
+  Tiny tiny;
+  tiny.add("lm_head.weight", {5, 8});
+  const Loaded redundant = load(tiny.write_safetensors_files());
+  EXPECT_EQ(redundant.weights.head.data.data, redundant.weights.embed.data.data);
+
+  tiny.config = with(tiny.config.c_str(), "tie_word_embeddings", "false");
+  EXPECT_NE(load(tiny.write_safetensors_files()).weights.head.data.data, nullptr);
+  tiny.numbers.erase("lm_head.weight");
+  tiny.write_safetensors_files();
+  EXPECT_EQ(error_of([&] { load(tiny.dir.path()); }),
+            "bad data: " + tiny.dir.path() + ": 1 tensors are missing, such as lm_head.weight");
+
+  tiny.config = with(tiny.config.c_str(), "tie_word_embeddings", "true");
+  tiny.add("model.layers.0.self_attn.sinks", {2});
+  tiny.write_safetensors_files();
+  const std::string left_over = error_of([&] { load(tiny.dir.path()); });
+  EXPECT_NE(left_over.find("found tensor \"model.layers.0.self_attn.sinks\""), left_over.npos) << left_over;
+}
+
+TEST(Families, TheIdsThatEndAnAnswerAreThoseOfTheGenerationConfig) {
+  Tiny tiny;
+  const std::string path = tiny.write_safetensors_files();
+  EXPECT_EQ(read_family_spec(path).end_tokens, std::vector<int64_t>{2});
+  write_file(tiny.dir / "generation_config.json", R"({"eos_token_id": [2, 4], "temperature": 0.6})");
+  EXPECT_EQ(read_family_spec(path).end_tokens, (std::vector<int64_t>{2, 4}));
+  EXPECT_EQ(open_model(path, {.device = DeviceChoice::cpu}).end_ids, (std::vector<int32_t>{2, 4}));
+}
+
+TEST(Families, PathsAreKnownByWhatTheFilesSay) {
+  Tiny tiny;
+  EXPECT_TRUE(is_family(tiny.write_safetensors_files()));
+  EXPECT_TRUE(is_family(tiny.write_gguf()));
+  EXPECT_STREQ(model_kind_of(tiny.dir / "model.gguf").name, "decoder");
+  write_file(tiny.dir / "other.gguf", GgufWriter().key("general.architecture", "gpt-oss").bytes());
+  EXPECT_STREQ(model_kind_of(tiny.dir / "other.gguf").name, "gpt-oss");
+  write_file(tiny.dir / "unknown.gguf", GgufWriter().key("general.architecture", "rwkv7").bytes());
+  const std::string unknown = error_of([&] { (void)open_model(tiny.dir / "unknown.gguf"); });
+  EXPECT_NE(unknown.find("general.architecture: found \"rwkv7\""), unknown.npos) << unknown;
+  write_file(tiny.dir / "damaged.gguf", "GGUF\x03");
+  EXPECT_FALSE(is_family(tiny.dir / "damaged.gguf"));
+}
+
+TEST(Families, ADirectoryAndAGgufFileOfOneModelGiveTheSameTokens) {
+  Tiny tiny;
+  const std::string directory = tiny.write_safetensors_files(), file = tiny.write_gguf();
+  OpenedModel a = open_model(directory, {.device = DeviceChoice::cpu}),
+              b = open_model(file, {.device = DeviceChoice::cpu});
+  Sequence s(*a.decoder), t(*b.decoder);
+  const std::vector<int32_t> ids = {1};  // at position 0 nothing is rotated
+  s.extend(ids), t.extend(ids);
+  EXPECT_EQ(s.sample({.sampling = {.temperature = 0}}, 1).tokens, t.sample({.sampling = {.temperature = 0}}, 1).tokens);
+}
+
+}  // namespace
+}  // namespace ingot

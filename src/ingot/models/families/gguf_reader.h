@@ -1,0 +1,37 @@
+#pragma once
+// The metadata of a GGUF file, under its architecture's name.
+#include <string>
+
+#include "ingot/io/formats/gguf.h"
+#include "ingot/models/spec.h"
+
+namespace ingot {
+
+class GgufReader {
+ public:
+  explicit GgufReader(const std::string& path);
+  const GgufFile& file() const { return file_; }
+  const std::string& architecture() const { return architecture_; }
+
+  // Of the key with the architecture in front. Error{bad_data} where there is none.
+  int64_t integer(const char* name) const;
+  double number(const char* name) const;
+  std::optional<int64_t> find_integer(const char* name) const { return file_.integer(key(name)); }
+  std::optional<double> find_number(const char* name) const { return file_.number(key(name)); }
+  // A value that must be this one where it is given.
+  void must_be(const char* name, double expected) const;
+  const SafetensorsEntry* tensor(const std::string& name) const;  // of the first file; null when absent
+
+  // Sizes, norm, rotation and tokens: what all architectures have.
+  DecoderSpec read_common() const;
+
+ private:
+  std::string key(const char* name) const { return architecture_ + "." + name; }
+  RopeTable read_rope(int64_t head_dim) const;
+  void read_tokens(DecoderSpec& spec) const;
+  const GgufSet set_;
+  const GgufFile& file_;
+  const std::string architecture_;
+};
+
+}  // namespace ingot
