@@ -9,12 +9,12 @@
 #include "ingot/io/formats/iris.h"
 #include "ingot/io/formats/safetensors_set.h"
 #include "ingot/io/json.h"
+#include "ingot/models/checkpoint/stored_tensors.h"
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/gpt/artifact/artifact.h"
 #include "ingot/models/gpt/config/config.h"
 #include "ingot/models/gpt/config/parameters.h"
 #include "ingot/models/gpt/config/program.h"
-#include "ingot/models/checkpoint/stored_tensors.h"
 #include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot::cli {
