@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <optional>
 #include <thread>
 
 #include "ingot/gpu/device.h"
@@ -57,7 +58,7 @@ struct GptModel {
 // An engine that leaves logits on a device of its own, here the host's memory, and samples there for all slots at once.
 class OnADevice final : public HostDecoder {
  public:
-  explicit OnADevice(int64_t slots) : HostDecoder(slots), rows_(size_t(slots)) {
+  explicit OnADevice(int64_t slots) : HostDecoder(slots), rows_(size_t(slots)), next_(size_t(slots)) {
     static const GptModel m;
     for (int64_t s = 0; s < slots; ++s) {
       inner_.push_back(make_decoder(m.config, m.weights, true, Products::fp32, 1));
@@ -77,7 +78,8 @@ class OnADevice final : public HostDecoder {
   void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
     inner_[size_t(slot)]->extend(0, ids, rows, take);
   }
-  bool extend_there(int slot, std::span<const int32_t> ids, int64_t, bool) override {
+  bool extend_there(int slot, std::span<const int32_t> ids, const SlotSample* next) override {
+    next_[size_t(slot)] = next != nullptr ? std::optional(*next) : std::nullopt;
     extend_slot(slot, ids, Rows::last, [&](int64_t, const Tensor& logits) {
       rows_[size_t(slot)].resize(size_t(vocab()));
       copy(logits, Tensor(rows_[size_t(slot)].data(), {1, vocab()}));
@@ -86,7 +88,7 @@ class OnADevice final : public HostDecoder {
   }
   bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) override {
     if (slots.size() < 3) return false;
-    for (size_t i = 0; i < slots.size(); ++i) extend_there(slots[i], ids.subspan(i, 1), vocab, false);
+    for (size_t i = 0; i < slots.size(); ++i) extend_there(slots[i], ids.subspan(i, 1), nullptr);
     return true;
   }
   Tensor row(int slot) { return Tensor(rows_[size_t(slot)].data(), {vocab()}); }
@@ -96,6 +98,12 @@ class OnADevice final : public HostDecoder {
     std::vector<SlotSampled> found(of.size());
     for (size_t i = 0; i < of.size(); ++i) try {
         const SampleOptions& o = *of[i].options;
+        // A token that is announced is asked for.
+        if (const auto& next = next_[size_t(of[i].slot)]) {
+          EXPECT_EQ(next->slot, of[i].slot);
+          EXPECT_EQ(next->options, &o);
+          EXPECT_EQ(next->step, of[i].step);
+        }
         found[i].token.token = draw_from(row(of[i].slot), o, of[i].step);
         if (o.logprobs >= 0)
           found[i].token.logprobs =
@@ -109,6 +117,7 @@ class OnADevice final : public HostDecoder {
 
   std::vector<std::unique_ptr<Decoder>> inner_;
   std::vector<std::vector<float>> rows_;
+  std::vector<std::optional<SlotSample>> next_;
 };
 
 struct Engine {

@@ -49,7 +49,7 @@ TokenLogprobs logprobs_of(std::span<const int32_t> top, std::span<const double> 
 
 bool HostDecoder::append(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) {
   Row& kept = rows_[size_t(slot)];
-  kept.is_there = rows == Rows::last && !take && extend_there(slot, ids, 0, false);
+  kept.is_there = rows == Rows::last && !take && extend_there(slot, ids, nullptr);
   if (!kept.is_there) tell(slot, ids, rows, take);
   return true;
 }
@@ -107,9 +107,8 @@ bool HostDecoder::goes_on(Progress& p) {
 void HostDecoder::tell_waiting(Progress& p) {
   if (p.waiting < 0) return;
   Row& kept = rows_[size_t(p.slot)];
-  const SampleOptions& o = p.options;
-  const bool id_alone = o.sampling.temperature <= 0 && o.bias.empty() && o.allowed.empty() && o.logprobs < 0;
-  kept.is_there = extend_there(p.slot, {&p.waiting, 1}, drawable(o), id_alone);
+  const SlotSample next{.slot = p.slot, .options = &p.options, .step = step_of(p)};
+  kept.is_there = extend_there(p.slot, {&p.waiting, 1}, &next);
   if (!kept.is_there) tell(p.slot, {&p.waiting, 1}, Rows::last, {});
 }
 

@@ -31,9 +31,9 @@ class HostDecoder : public Decoder {
     return -1;
   }
   // An engine that draws on a device of its own, whatever is asked for, leaves the last token's logits there.
-  // Appends tokens. False, with nothing appended: it cannot. `vocab`: the ids of the draw to come, 0 where that is not
-  // known yet. `id_alone`: it takes the likeliest of them, and nobody will ask for logits.
-  virtual bool extend_there(int slot, std::span<const int32_t> ids, int64_t vocab, bool id_alone) { return false; }
+  // Appends tokens. False, with nothing appended: it cannot. `next`: how the token after these will be sampled, which
+  // the engine may do at once; null where that is not known yet. sample_on_device() then asks for that token.
+  virtual bool extend_there(int slot, std::span<const int32_t> ids, const SlotSample* next) { return false; }
   // A token to each of 2 to columns() slots, as extend_there().
   virtual bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) {
     return false;

@@ -23,7 +23,7 @@ struct DecoderOptions {
   DeviceChoice device = DeviceChoice::automatic;
   bool megakernel = true;      // on a GPU, single tokens by the megakernel where it supports the model
   bool prompt_kernels = true;  // on a GPU, prompts by matrix kernels where these support the model
-  bool int8_prefilter = true;  // on a GPU with room for the 8-bit head, greedy tokens by it: the same tokens
+  bool int8_prefilter = true;  // on a GPU with room for the 8-bit head, ids without logits by it: the same ids
   double wait_limit = 2;       // seconds that a block of a kernel waits for other blocks or GPUs before it gives up
   int64_t gpus = 1;            // cuda:0 to cuda:(gpus - 1) share the model; more than one are insisted on
   Split split = Split::tensor;

@@ -66,15 +66,21 @@ constexpr uint32_t kTail = 1u << 16;  // 2^32 (1 - u) below which there are more
 INGOT_HD inline uint32_t complement(uint32_t word) { return 0u - (word | 1u); }
 // The noise of a word, where its complement is not below kTail.
 INGOT_HD inline float noise_of(uint32_t word) { return minus_log(exponential(word | 1u)); }
-// The same where it is: 1 - u = v with 63 bits, and -ln(1 - v) = v + v^2 / 2 to 2^-33.
-INGOT_HD inline float noise_of_tail(uint32_t word, uint32_t more) {
+// -ln(u) where it is: 1 - u = v with 63 bits, and -ln(1 - v) = v + v^2 / 2 to 2^-33.
+INGOT_HD inline float exponential_of_tail(uint32_t word, uint32_t more) {
   const uint64_t z = (uint64_t(complement(word) - 1) << 30 | more >> 1) << 1 | 1;
   const float v = float(z) * 0x1p-63f;
-  return minus_log(std::fma(v * 0.5f, v, v));
+  return std::fma(v * 0.5f, v, v);
 }
+INGOT_HD inline float noise_of_tail(uint32_t word, uint32_t more) { return minus_log(exponential_of_tail(word, more)); }
 // At least the noise of a word whose complement is not below kTail, at most 0.7 above it where it is above 1.
 INGOT_HD inline float noise_bound(uint32_t word) {
   return std::fma(float(leading_zeros(complement(word)) + 1), 0.69314725f, 1e-5f);
+}
+
+// The sum of which the sampled token has the largest.
+template <class A> INGOT_HD inline A noisy(A temperature, A noise, A logit) {
+  return std::fma(temperature, noise, logit);
 }
 
 // words[k] without an index into registers.
@@ -91,13 +97,46 @@ class Noise {
   INGOT_HD std::array<uint32_t, 4> words(uint32_t quad) const { return rng_.block(uint64_t(lane_) << 30 | quad); }
   INGOT_HD float of(uint32_t id, uint32_t word) const {
     if (complement(word) >= kTail) return noise_of(word);
-    return noise_of_tail(word, word_of(rng_.block(uint64_t(1) << 63 | uint64_t(lane_) << 30 | id >> 2), id & 3));
+    return noise_of_tail(word, word_of(rng_.block(more(id)), id & 3));
   }
   INGOT_HD float of(uint32_t id) const { return of(id, word_of(words(id >> 2), id & 3)); }
+  // The same in less code.
+  INGOT_HD float of_one(uint32_t id) const {
+    uint32_t word = 0;
+    float x;
+    for (uint64_t counter = uint64_t(lane_) << 30 | id >> 2;; counter = more(id)) {
+      const uint32_t next = word_of(rng_.block(counter), id & 3);
+      if (counter == more(id)) {
+        x = exponential_of_tail(word, next);
+        break;
+      }
+      word = next;
+      x = exponential(word | 1u);
+      if (complement(word) >= kTail) break;
+    }
+    return minus_log(x);
+  }
 
  private:
+  // Of the bits that follow where the noise is large.
+  INGOT_HD uint64_t more(uint32_t id) const { return uint64_t(1) << 63 | uint64_t(lane_) << 30 | id >> 2; }
   Rng rng_;
   uint32_t lane_;
+};
+
+// How a row is sampled at a temperature alone, in the memory of a device.
+struct RowNoise {
+  uint64_t seed = 0;
+  uint32_t step = 0;
+  float temperature = 0;  // 0: the largest logit
+
+  // Of lane 0.
+  INGOT_HD float of(uint32_t id) const { return temperature > 0 ? Noise(seed, step, 0).of_one(id) : 0; }
+  INGOT_HD float sum(float noise, float logit) const { return noisy(temperature, noise, logit); }
+  // Whether both rows have the same token for the same logits.
+  INGOT_HD bool operator==(const RowNoise& o) const {
+    return temperature == o.temperature && (temperature == 0 || (seed == o.seed && step == o.step));
+  }
 };
 
 }  // namespace ingot::sampling

@@ -94,7 +94,7 @@ template <class A> struct Row {
         const uint32_t word = words[size_t(v - base)];
         if (complement(word) >= kTail && !(std::fma(T, A(noise_bound(word)), logits[v]) > largest)) continue;
         if (!allowed(v)) continue;
-        const A sum = std::fma(T, A(noise.of(uint32_t(v), word)), logits[v]);
+        const A sum = noisy(T, A(noise.of(uint32_t(v), word)), logits[v]);
         if (sum > largest) largest = sum, chosen = v;
       }
     }

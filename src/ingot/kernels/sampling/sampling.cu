@@ -181,14 +181,14 @@ struct Sums {
       if (complement(words[j]) < kTail)
         tails |= 1u << j;
       else if (!(fmaf(row.temperature, noise_bound(words[j]), x[j]) < bar) && kept(x[j], 4 * quad + j))
-        best.add(fmaf(row.temperature, noise_of(words[j]), x[j]), uint32_t(4 * quad + j));
+        best.add(noisy(row.temperature, noise_of(words[j]), x[j]), uint32_t(4 * quad + j));
     }
 #pragma unroll 1
     for (uint32_t k = 0; tails >> k != 0; ++k) {  // one copy of the code, as few have so much noise
       if ((tails >> k & 1) == 0) continue;
       const uint32_t id = 4 * uint32_t(quad) + k;
       const float logit = k & 2 ? (k & 1 ? x[3] : x[2]) : (k & 1 ? x[1] : x[0]);
-      if (kept(logit, int32_t(id))) best.add(fmaf(row.temperature, noise.of(id, word_of(words, k)), logit), id);
+      if (kept(logit, int32_t(id))) best.add(noisy(row.temperature, noise.of(id, word_of(words, k)), logit), id);
     }
   }
   // Tells the block how far a sum has come, for the quads that follow.

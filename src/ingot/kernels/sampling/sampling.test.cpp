@@ -175,6 +175,23 @@ TEST(SamplingNoise, IsGumbelNoiseToThreeMillionths) {
               1e-4);
 }
 
+// The form in less code; some of the ids have more bits.
+TEST(SamplingNoise, ARowAtATemperatureHasTheSameNoise) {
+  int large = 0;
+  for (const uint64_t seed : {uint64_t(0), uint64_t(7), ~uint64_t(5)}) {
+    const uint32_t step = uint32_t(seed) / 3;
+    const sampling::Noise noise(seed, step, 0);
+    const sampling::RowNoise row{.seed = seed, .step = step, .temperature = 0.3f};
+    for (uint32_t id = 0; id < 400000; ++id) {
+      const float expected = noise.of(id);
+      ASSERT_EQ(row.of(id), expected) << id;
+      large += expected > 11.5f ? 1 : 0;
+    }
+  }
+  EXPECT_GT(large, 5);
+  EXPECT_EQ((sampling::RowNoise{.seed = 3, .step = 1, .temperature = 0}.of(9)), 0);
+}
+
 TEST(SamplingNoise, TheBoundIsNeverBelowTheNoise) {
   for (uint64_t i = 0; i < uint64_t(1) << 32; i += 1021)
     if (const uint32_t word = uint32_t(i); sampling::complement(word) >= sampling::kTail)

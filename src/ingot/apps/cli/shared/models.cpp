@@ -60,10 +60,9 @@ void refuse_split_of_one(const Command& c, int64_t gpus) {
 
 void add_gpu_options(Command& c, DecoderOptions& o) {
   add_gpus(c, o.gpus, o.split);
-  c.flag(
-       "--whole-head", o.int8_prefilter,
-       "read GPT-OSS's whole head in bf16 for greedy tokens too (default: on GPUs with room for it, 8 bits of it tell "
-       "which rows have to be; the tokens are the same)")
+  c.flag("--whole-head", o.int8_prefilter,
+         "read GPT-OSS's whole head in bf16 for every token (default: on GPUs with room for it, 8 bits of it tell "
+         "which rows have to be; the tokens are the same)")
       .negated();
 }
 

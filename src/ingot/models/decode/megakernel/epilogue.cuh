@@ -72,6 +72,7 @@ __device__ __forceinline__ RowConstants begin_row(const TokenContext<V>& block, 
     return constants;
   }
   if (scale != nullptr) constants.scale = *scale;
+  if (!V.prefiltered && stage == Stage::head) constants.gain = block.m.noise.of(head_id(block, n));
   // The bias of gate and up depends on the experts, which are not chosen yet (load_chosen_bias()).
   if (n < w.rows && stage != Stage::gate_up) constants.bias = load_bias(block, stage, l, w.rows, 0, n);
   return constants;
@@ -86,7 +87,7 @@ __device__ __forceinline__ void load_chosen_bias(const TokenContext<V>& block, c
   if (place.inside()) constants.bias = load_bias(block, stage, l, l.gate_up.w.rows, place.slot(), place.row);
 }
 
-// The largest logit among the rows of an epilogue thread.
+// The largest sum of logit and noise among the rows of an epilogue thread.
 template <TokenVariant V> __device__ __forceinline__ sampling::Best& best(const TokenContext<V>& block) {
   return reinterpret_cast<sampling::Best*>(block.head_memory())[thread(Stage::head)];
 }
@@ -111,8 +112,8 @@ __device__ __forceinline__ void finish_row(const TokenContext<V>& block, Stage s
     const NormProduct& head = block.m.token.head;
     if (inside) {
       head.y[place.row] = y;
-      const uint32_t id = (V.ranks ? head.first_id : 0) + place.row;
-      if (id < head.vocab) top.add(y, id);
+      const uint32_t id = head_id(block, place.row);
+      if (id < head.vocab) top.add(block.m.noise.sum(constants.gain, y), id);
     }
     best(block) = top;
     return;

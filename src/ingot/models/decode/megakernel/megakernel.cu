@@ -87,6 +87,7 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
               .experts = plan.experts,
               .k = plan.k,
               .grid = {.counter = b.grid_barrier, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
+  token.head.noise = b.noise;
   const LayerStages layer = stages_of(plan, m.layers[0], 0);
   const bool traced = how.trace.words != nullptr, several = b.ranks.several();
   INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4 || !(traced || several), "decode token: found experts in ",
@@ -105,7 +106,7 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
                 " rows of logits, or with a trace, expected a greedy token of one row");
     token.head.w = m.prefilter.codes;
     token.head.y = b.own_logits;  // this GPU's own, because the kernel reads it again
-    head = {m.head, m.prefilter.rows, b.lower_bounds};
+    head = {m.head, m.prefilter.rows, b.own_logits + plan.vocab, b.lower_bounds};
   }
   const TokenVariant variant{.dense = m.head.format,
                              .experts = layer.down.w.format,

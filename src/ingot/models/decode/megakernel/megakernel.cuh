@@ -202,8 +202,8 @@ __device__ __forceinline__ void advance(TokenStep& step, bool is_finished, uint3
     step.stage = ++step.layer == layers ? Stage::head : Stage::qkv;
 }
 
-// By the warps that multiply; `top`: the largest logit of this thread's rows. All products share one code, and all grid
-// barriers, because a program larger than the instruction cache is slowed by its own fetches.
+// By the warps that multiply; `top`: the largest sum of logit and noise of this thread's rows. All products share one
+// code, and all grid barriers, because a program larger than the instruction cache is slowed by its own fetches.
 template <TokenVariant V>
 __device__ __forceinline__ void compute_token(const TokenContext<V>& block, sampling::Best& top) {
   block.grid_barriers.begin();
@@ -262,6 +262,8 @@ __device__ __forceinline__ void begin_token(const TokenContext<V>& block, const 
     ptx::mbarrier_init(&m.logits_ready, kTokenWarps);
     ptx::fence_mbarrier_init();
     m.position = uint32_t(__ldcg(&token.embedding.state->position));
+    m.noise = {__ldcg(&token.head.noise->seed), __ldcg(&token.head.noise->step),
+               __ldcg(&token.head.noise->temperature)};
     m.epoch = ptx::load_relaxed(token.last_epoch) + 1;  // of zeroed memory: 1
   }
   __syncthreads();

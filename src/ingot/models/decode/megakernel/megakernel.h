@@ -73,6 +73,7 @@ struct Token {
 struct PrefilteredHead {
   Matrix head;
   const PrefilterRow* rows;
+  float* noise;            // of each row, where the token is sampled with noise: this GPU's own memory
   uint64_t* lower_bounds;  // of Buffers
 };
 

@@ -48,7 +48,8 @@ struct EpilogueRow {
   __device__ __forceinline__ bool inside() const { return (bits & kInside) != 0; }
   __device__ __forceinline__ uint32_t slot() const { return bits / 32; }
 };
-// What the epilogue multiplies and adds, prefetched. `scale`: of an fp8 row.
+// What the epilogue multiplies and adds, prefetched. `gain`: of the router's norm, for the output's rows; noise, for
+// the head's. `scale`: of an fp8 row.
 struct RowConstants {
   float bias, gain, scale;
 };
@@ -66,6 +67,7 @@ struct TokenMemory {
   WorkRange work[kStageCount];  // attention's has no weights
   uint64_t logits_ready;        // completes once a layer, when the router's logits are in shared memory
   RowConstants output_rows[kEpilogueThreads];
+  sampling::RowNoise noise;                   // of the token to sample
   uint32_t position;                          // of the token
   uint32_t epoch;                             // of its first layer
   EpilogueRow rows[2][kEpilogueThreads];      // of the two sets of epilogue threads
@@ -231,5 +233,10 @@ template <TokenVariant V> struct TokenContext {
         [] { return 0u; }, 1, watch, number);
   }
 };
+
+// The id of a row of the head.
+template <TokenVariant V> __device__ __forceinline__ uint32_t head_id(const TokenContext<V>& block, uint32_t row) {
+  return (V.ranks ? block.m.token.head.first_id : 0) + row;
+}
 
 }  // namespace ingot::decode

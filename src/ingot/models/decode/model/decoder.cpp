@@ -83,13 +83,17 @@ class GpuDecoder final : public HostDecoder {
       take(begin + int64_t(part.size() - wanted), Tensor(logits_.data(), {int64_t(wanted), vocab()}));
     }
   }
-  bool extend_there(int slot, std::span<const int32_t> ids, int64_t vocab, bool id_alone) override {
+  bool extend_there(int slot, std::span<const int32_t> ids, const SlotSample* next) override {
+    const uint32_t drawable = next == nullptr ? 0 : uint32_t(next->options->vocab > 0 ? next->options->vocab : vocab());
+    const auto noise = next != nullptr ? decode::noise_of(*next, drawable) : std::nullopt;
+    const bool id_alone = noise && next->options->logprobs < 0;
     const size_t most = size_t(model_.prompt_batch());
     for (size_t at = 0; at < ids.size(); at += most) {
       const auto part = ids.subspan(at, std::min(most, ids.size() - at));
-      model_.extend(part, at + part.size() == ids.size() ? 1 : 0, slot, uint32_t(vocab), id_alone);
+      model_.extend(part, at + part.size() == ids.size() ? 1 : 0, slot, drawable, id_alone,
+                    noise.value_or(sampling::RowNoise{}));
     }
-    if (vocab == 0) model_.synchronize();  // a prompt's errors are its own, and its time
+    if (next == nullptr) model_.synchronize();  // a prompt's errors are its own, and its time
     return true;
   }
   bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) override {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <tuple>
 
@@ -75,13 +76,14 @@ class DeviceModel {
   // Makes what extend() of so many tokens launches. It may allocate, and so wait for other GPUs' kernels.
   void prepare(int64_t tokens, uint32_t head_rows, int slot = 0, uint32_t vocab = 0, bool id_alone = false);
   // Appends 1 to batch() tokens, or with head_rows of at most 1 up to prompt_batch(), with all up to rows_batch(), and
-  // starts computing the logits of the last head_rows of them: 0, 1 or all. Ids from `vocab` on are not taken for the
-  // likeliest; 0: all may be. `id_alone`: nobody will ask for the logits, so an int8 prefilter may be used; the id is
-  // the same.
-  void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0,
-              bool id_alone = false);
-  // Appends what the last step found likeliest, n times.
-  void continue_greedily(int64_t n, int slot = 0, bool id_alone = false);
+  // starts computing the logits of the last head_rows of them: 0, 1 or all. Ids from `vocab` on are not sampled; 0: all
+  // may be. `id_alone`: nobody will ask for the logits, so an int8 prefilter may be used; the id is the same. The id is
+  // that of the largest logit, of the megakernel that of the largest sum of logit and noise.
+  void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0, bool id_alone = false,
+              const sampling::RowNoise& noise = {});
+  // Appends what the last step sampled, n times. The megakernel counts the step of the noise.
+  void continue_sampling(int64_t n, const sampling::RowNoise& noise, int slot = 0, bool id_alone = false);
+  void continue_greedily(int64_t n, int slot = 0, bool id_alone = false) { continue_sampling(n, {}, slot, id_alone); }
   // One token to each of several slots, by one pass over the weights; every slot then has its logits and what it found
   // likeliest. One sequence's numbers are those of the phased path, not bit for bit the megakernel's.
   int64_t most_streams() const {
@@ -119,21 +121,25 @@ class DeviceModel {
   struct Slot {
     Model model;  // the weights are the same in all
     Buffers buffers;
-    LayerStages* stages = nullptr;       // on the device
-    Ranks* ranks = nullptr;              // buffers.ranks on the device, where there are several
-    int64_t length = 0, valid_from = 0;  // rings hold the tokens from here on
-    bool pretends = false;               // its cache is random
-    uint32_t vocab = 0;                  // of the last step: the ids of which it found the likeliest
-    bool id_alone = false;               // it left no logits
-    std::vector<LogitBias> bias_sent;    // what lies in its rows of SamplingBuffers
+    LayerStages* stages = nullptr;                  // on the device
+    Ranks* ranks = nullptr;                         // buffers.ranks on the device, where there are several
+    int64_t length = 0, valid_from = 0;             // rings hold the tokens from here on
+    bool pretends = false;                          // its cache is random
+    uint32_t vocab = 0;                             // of the last step: the ids of which it found the likeliest
+    bool id_alone = false;                          // it left no logits
+    sampling::RowNoise sampled_with;                // how it sampled its id
+    std::optional<sampling::RowNoise> noise_there;  // what lies in buffers.noise; none: not known
+    std::vector<LogitBias> bias_sent;               // what lies in its rows of SamplingBuffers
     std::vector<uint32_t> allowed_sent;
     std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> graphs;
     std::unique_ptr<gpu::Graph> traced;
   };
   gpu::Graph& graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone = false);
   bool uses_prefilter(int64_t T, uint32_t head_rows, bool id_alone) const {
-    return id_alone && megakernel_ && has_prefilter() && T == 1 && head_rows == 1;
+    return id_alone && has_prefilter() && samples_in_head(T, head_rows);
   }
+  bool samples_in_head(int64_t T, uint32_t head_rows) const { return megakernel_ && T == 1 && head_rows == 1; }
+  void send_noise(Slot& slot, const sampling::RowNoise& noise);
   void check_logits(const Slot& slot) const;
   void grow(Slot& slot, int64_t tokens);
   bool ranked() const { return slots_[0].buffers.ranks.several(); }

@@ -159,10 +159,12 @@ void RankedModel::prepare_prompt(int64_t tokens, uint32_t head_rows, int slot) {
   for (const auto& rank : ranks_) rank->reset();
   rehearsed_.insert(kernels);
 }
-void RankedModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone) {
+void RankedModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone,
+                         const sampling::RowNoise& noise) {
   prepare_prompt(int64_t(ids.size()), head_rows, slot);
   prepare(int64_t(ids.size()), head_rows, slot, vocab, id_alone);
-  on_each(int64_t(ids.size()) > batch(), [&](DeviceModel& m) { m.extend(ids, head_rows, slot, vocab, id_alone); });
+  on_each(int64_t(ids.size()) > batch(),
+          [&](DeviceModel& m) { m.extend(ids, head_rows, slot, vocab, id_alone, noise); });
   drawn_by_first_[size_t(slot)] = false;
 }
 
@@ -175,14 +177,15 @@ void RankedModel::share_drawn(int slot) {
   }
   drawn_by_first_[size_t(slot)] = false;
 }
-void RankedModel::continue_greedily(int64_t n, int slot, bool id_alone) {
-  if (ranks() == 1) return ranks_[0]->continue_greedily(n, slot, id_alone);
+void RankedModel::continue_sampling(int64_t n, const sampling::RowNoise& noise, int slot, bool id_alone) {
+  if (ranks() == 1) return ranks_[0]->continue_sampling(n, noise, slot, id_alone);
   if (length(slot) + n > context())
     fail(ErrorCode::usage, "found ", length(slot) + n, " tokens, expected at most ", context(), ", the context");
   share_drawn(slot);
   prepare(1, 1, slot, 0, id_alone);
   // In turn: a stream takes so many launches, and a rank's would wait for those that another has not been given.
-  for (int64_t i = 0; i < n; ++i) on_each(false, [&](DeviceModel& m) { m.continue_greedily(1, slot, id_alone); });
+  for (sampling::RowNoise next = noise; n > 0; --n, ++next.step)
+    on_each(false, [&](DeviceModel& m) { m.continue_sampling(1, next, slot, id_alone); });
 }
 
 std::vector<StageSpan> RankedModel::trace_token(uint32_t blocks, int slot) {

@@ -45,9 +45,10 @@ class RankedModel {
   // ..."; all slots are then as before the token that hung, and the GPUs usable.
   void synchronize();
   bool use_megakernel(bool wanted);
-  void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0,
-              bool id_alone = false);
-  void continue_greedily(int64_t n, int slot = 0, bool id_alone = false);
+  void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0, bool id_alone = false,
+              const sampling::RowNoise& noise = {});
+  void continue_sampling(int64_t n, const sampling::RowNoise& noise, int slot = 0, bool id_alone = false);
+  void continue_greedily(int64_t n, int slot = 0, bool id_alone = false) { continue_sampling(n, {}, slot, id_alone); }
   int64_t most_streams() const { return rank(0).most_streams(); }  // 1 with several ranks
   void extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
   // The same once, by the megakernel: its stages on the first `blocks` blocks of every GPU, by the first one's clock.

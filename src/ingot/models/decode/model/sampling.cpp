@@ -8,6 +8,13 @@
 
 namespace ingot::decode {
 
+std::optional<sampling::RowNoise> noise_of(const SlotSample& sample, int64_t vocab) {
+  const SampleOptions& o = *sample.options;
+  const SampleRow row = row_of(o.sampling, vocab);
+  if (!o.bias.empty() || !o.allowed.empty() || filters(row)) return std::nullopt;
+  return sampling::RowNoise{.seed = o.seed, .step = sample.step, .temperature = row.temperature};
+}
+
 #ifdef INGOT_HAS_CUDA_DECODE
 
 void build_sampling(DeviceBuilder& b, int64_t vocab, int64_t slots, SamplingBuffers& sampling) {
@@ -95,9 +102,8 @@ void DeviceModel::start_sampling(std::span<const SlotSample> of) {
                 " ids, expected at most ", kMostBiases, " and ", kMostLogprobs);
     const Slot& slot = slots_[size_t(r.slot)];
     const int64_t vocab = o.vocab > 0 ? o.vocab : config().vocab;
-    // Of a greedy token the step has found the id.
-    const bool found =
-        o.bias.empty() && o.allowed.empty() && o.sampling.temperature <= 0 && slot.vocab == uint32_t(vocab);
+    // The step itself may have sampled the token.
+    const bool found = slot.vocab == uint32_t(vocab) && noise_of(r, vocab) == slot.sampled_with;
     if (!found || o.logprobs >= 0) check_logits(slot);
     if (o.logprobs >= 0) scored.push_back({.row = r.slot, .ids = int32_t(vocab)}), top = std::max(top, o.logprobs);
     if (found) continue;

@@ -1,8 +1,12 @@
 #pragma once
 // Memory of a GPU for sampling tokens from logits that lie there: a row of everything for each slot.
+#include <optional>
+
+#include "ingot/kernels/sampling/noise.h"
 #include "ingot/kernels/sampling/sampling.h"
 #include "ingot/models/decode/model/state.h"
 #include "ingot/models/decode/weights/builder.h"
+#include "ingot/models/host_decoder.h"
 
 namespace ingot::decode {
 
@@ -19,6 +23,9 @@ struct SamplingBuffers {
   double* logprobs;         // (slots, 1 + kMostLogprobs)
   char* logprob_workspace;  // of logprobs()
 };
+// The noise with which a step itself samples the token from ids below `vocab`. None where the options add biases, or
+// keep fewer ids: they need all logits first.
+std::optional<sampling::RowNoise> noise_of(const SlotSample& sample, int64_t vocab);
 void build_sampling(DeviceBuilder& builder, int64_t vocab, int64_t slots, SamplingBuffers& sampling);
 
 }  // namespace ingot::decode

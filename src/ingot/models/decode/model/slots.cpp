@@ -17,6 +17,7 @@ int DeviceModel::reset() {
     gpu::copy_to_host(&s, slot.buffers.state, sizeof s);
     if (slot.length != s.position) first = i;
     slot.length = s.position;
+    slot.noise_there.reset();  // its step may have been counted or not
     gpu::fill_bytes(slot.buffers.grid_barrier, 0, slot.buffers.handover_bytes, *stream_);
   }
   if (most_streams() > 1) gpu::fill_bytes(streams_buffers_.grid_barrier, 0, streams_buffers_.handover_bytes, *stream_);

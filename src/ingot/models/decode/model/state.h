@@ -6,6 +6,7 @@
 #include "ingot/kernels/attention/decode_params.h"
 #include "ingot/kernels/moe/route_lists.h"
 #include "ingot/kernels/quant/quant.h"
+#include "ingot/kernels/sampling/noise.h"
 #include "ingot/megakernel/exchange.h"
 #include "ingot/models/spec.h"
 
@@ -62,6 +63,7 @@ struct Ranks {
 
 struct Buffers {
   State* state;
+  sampling::RowNoise* noise;              // of the token that the megakernel samples; zeros at first
   float *x, *qkv;                         // (16, x_stride), (16, qkv_width)
   char *mixed, *hidden;                   // columns (weight_tile_product.cuh) of q_width, (16); of intermediate, (16 k)
   float *part_max, *part_sum, *part_out;  // of attention

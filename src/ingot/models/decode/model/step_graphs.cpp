@@ -29,7 +29,15 @@ gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint3
   return *g;
 }
 
-void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int index, uint32_t vocab, bool id_alone) {
+void DeviceModel::send_noise(Slot& slot, const sampling::RowNoise& noise) {
+  if (slot.noise_there == noise) return;
+  slot.noise_there = noise;
+  gpu::copy_rows({.to = slot.buffers.noise, .from = &noise, .row_bytes = int64_t(sizeof noise), .device = device_},
+                 *stream_);
+}
+
+void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int index, uint32_t vocab, bool id_alone,
+                         const sampling::RowNoise& noise) {
   Slot& slot = slots_[size_t(index)];
   const int64_t T = int64_t(ids.size());
   const int64_t most = head_rows <= 1 ? prompt_batch() : head_rows == T ? rows_batch() : batch();
@@ -41,6 +49,7 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
   grow(slot, T);
   slot.vocab = vocab > 0 ? vocab : uint32_t(config().vocab);
   slot.id_alone = uses_prefilter(T, head_rows, id_alone);
+  slot.sampled_with = samples_in_head(T, head_rows) ? noise : sampling::RowNoise{};
   if (T > batch()) {
     gpu::copy_rows({.to = prompt_.ids, .from = ids.data(), .row_bytes = T * 4, .device = device_}, *stream_);
     return run_prompt(slot.model, slot.buffers, prompt_,
@@ -54,7 +63,9 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
   }
   gpu::copy_rows({.to = slot.buffers.state->tokens, .from = ids.data(), .row_bytes = T * 4, .device = device_},
                  *stream_);
+  if (samples_in_head(T, head_rows)) send_noise(slot, noise);
   graph(slot, uint32_t(T), head_rows, vocab, id_alone).launch(*stream_);
+  if (samples_in_head(T, head_rows)) slot.noise_there->step += 1;
 }
 
 std::vector<int> DeviceModel::kernels_of_prompt(int64_t tokens, uint32_t head_rows) const {
@@ -86,13 +97,21 @@ void DeviceModel::prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t
   if (1 <= tokens && tokens <= batch()) graph(slots_[size_t(slot)], uint32_t(tokens), head_rows, vocab, id_alone);
 }
 
-void DeviceModel::continue_greedily(int64_t n, int index, bool id_alone) {
+void DeviceModel::continue_sampling(int64_t n, const sampling::RowNoise& noise, int index, bool id_alone) {
   Slot& slot = slots_[size_t(index)];
+  INGOT_CHECK(noise.temperature == 0 || samples_in_head(1, 1),
+              "decode: found a temperature for steps in phases, expected the megakernel");
   const gpu::DeviceGuard guard(device_);
   grow(slot, n);
   slot.vocab = uint32_t(config().vocab);
   slot.id_alone = uses_prefilter(1, 1, id_alone);
+  slot.sampled_with = noise;
+  slot.sampled_with.step += uint32_t(n) - 1;
   gpu::Graph& g = graph(slot, 1, 1, 0, id_alone);
+  if (samples_in_head(1, 1)) {
+    send_noise(slot, noise);
+    slot.noise_there->step += uint32_t(n);
+  }
   for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
 }
 
@@ -111,6 +130,7 @@ void DeviceModel::start_streams(std::span<const int> slots, std::span<const int3
     grow(slot, n);
     slot.vocab = vocab > 0 ? vocab : uint32_t(config().vocab);
     slot.id_alone = false;
+    slot.sampled_with = sampling::RowNoise{};
   }
   gpu::copy_rows({.to = streams_input_, .from = &input, .row_bytes = int64_t(sizeof input), .device = device_},
                  *stream_);
@@ -146,6 +166,8 @@ void DeviceModel::continue_traced(int index) {
   const gpu::DeviceGuard guard(device_);
   grow(slot, 1);
   slot.id_alone = false;
+  slot.sampled_with = sampling::RowNoise{};
+  send_noise(slot, {});
   slot.traced->launch(*stream_);
 }
 

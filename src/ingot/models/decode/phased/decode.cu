@@ -335,6 +335,7 @@ int64_t lay_out(const DecoderSpec& c, uint32_t capacity, char* memory, Buffers& 
                 expert_slots = std::min(c.experts, T * k);
   b.x_stride = weight_tile_padded_cols(c.hidden);
   take(b.state, 1);
+  take(b.noise, 1);
   take(b.x, T * b.x_stride);
   take(b.qkv, T * c.qkv_width());
   take(b.mixed, T * weight_tiles::vector_bytes(uint32_t(c.q_width())));

@@ -109,6 +109,7 @@ __device__ __forceinline__ void append(const NormProduct& p, uint64_t key) {
   p.state->tokens[0] = drawn.token;
   p.state->flaw |= drawn.flaw;
   p.state->position += int32_t(p.advance);
+  if (p.noise != nullptr) p.noise->step += 1;
 }
 
 // Of one token, as gate_up() and down(); small_batch.cuh has the same stages for several tokens.

@@ -13,7 +13,8 @@ struct Embedding {
   int64_t x_stride;
   uint32_t T, C;
 };
-// y = norm(x) W^T + b for T rows. `best` (of the head): receives the largest logit of the last row.
+// y = norm(x) W^T + b for T rows. `best` (of the head): receives the largest logit of the last row, in the megakernel
+// the largest sum of logit and noise.
 struct NormProduct {
   const float* x;
   int64_t x_stride;
@@ -26,10 +27,11 @@ struct NormProduct {
   uint64_t* best = nullptr;
   uint32_t* arrived = nullptr;
   State* state = nullptr;
-  uint32_t vocab = 0, advance = 0;  // ids that may be sampled; what the position grows by
-  uint32_t first_id = 0;            // of the rows of this GPU
-  uint64_t* key = nullptr;          // over several GPUs: receives the largest logit; nothing is appended
-  const uint32_t* stop = nullptr;   // of Buffers
+  uint32_t vocab = 0, advance = 0;      // ids that may be sampled; what the position grows by
+  uint32_t first_id = 0;                // of the rows of this GPU
+  uint64_t* key = nullptr;              // over several GPUs: receives the largest logit; nothing is appended
+  const uint32_t* stop = nullptr;       // of Buffers
+  sampling::RowNoise* noise = nullptr;  // of the megakernel's token; a token that is appended counts its step
 };
 // x += vectors W^T + b. With `first_part` x counts as zero: this GPU's part of a sum over GPUs.
 struct ResidualProduct {

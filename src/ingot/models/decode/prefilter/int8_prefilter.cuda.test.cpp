@@ -21,8 +21,8 @@ using testing::download;
 
 class GptOssPrefilterCuda : public testing::GpuTest<> {};
 
-// For every head, the prefiltered head gives the id of the whole head and its logit, and no upper bound is below the
-// logit.
+// For every head, the prefiltered head gives the id of the whole head and of the CPU, and its logit; of a greedy token
+// no upper bound is below the logit.
 TEST_F(GptOssPrefilterCuda, ThePrefilterFindsTheIdOfTheWholeHeadWhateverTheHead) {
   const int64_t rows = testing::kEmulated ? 200 : 1500, cols = testing::kEmulated ? 96 : 2880;
   for (const auto& [name, head] : testing::heads_to_prefilter(size_t(rows), size_t(cols))) {
@@ -31,20 +31,25 @@ TEST_F(GptOssPrefilterCuda, ThePrefilterFindsTheIdOfTheWholeHeadWhateverTheHead)
     DeviceModel usual(m.model.config, m.model.weights, {.context = 40, .int8_prefilter = false}),
         gpu(m.model.config, m.model.weights, {.context = 40, .int8_prefilter = true});
     ASSERT_TRUE(gpu.has_prefilter());
-    const int64_t prompts = testing::kEmulated ? 2 : 30;
+    const int64_t prompts = testing::kEmulated ? 3 : 30;
+    const auto noises = testing::noises_to_prefilter();
     for (int64_t i = 0; i < prompts; ++i) {
       const int32_t id = i % 2 == 0 ? 0 : int32_t(i * 7919 % rows);
       const uint32_t vocab = i % 5 == 4 ? uint32_t(rows / 3) : 0;
-      usual.extend({&id, 1}, 1, 0, vocab);
-      gpu.extend({&id, 1}, 1, 0, vocab, true);
+      sampling::RowNoise noise = noises[size_t(i) % noises.size()];
+      noise.seed += uint64_t(i);
+      usual.extend({&id, 1}, 1, 0, vocab, false, noise);
+      gpu.extend({&id, 1}, 1, 0, vocab, true, noise);
       usual.synchronize(), gpu.synchronize();
       const decode::State got = download(gpu.buffers().state, 1)[0], want = download(usual.buffers().state, 1)[0];
       ASSERT_EQ(std::memcmp(&got, &want, sizeof got), 0)
           << "prompt " << i << ": found " << got.tokens[0] << ", expected " << want.tokens[0];
       const auto upper = download(gpu.buffers().logits, rows), logits = download(usual.buffers().logits, rows);
-      const bool all = name == "so small that all are read" || name == "all rows alike";
+      testing::expect_sampled(want, logits.data(), vocab > 0 ? vocab : rows, noise);
+      const bool all = noise.temperature == 0 && (name == "so small that all are read" || name == "all rows alike");
       for (int64_t n = 0; n < (vocab > 0 ? vocab : rows); ++n) {
-        ASSERT_FALSE(logits[size_t(n)] > upper[size_t(n)]) << "prompt " << i << ", row " << n;
+        if (noise.temperature == 0)
+          ASSERT_FALSE(logits[size_t(n)] > upper[size_t(n)]) << "prompt " << i << ", row " << n;
         if (all || (want.flaw == 0 && n == want.tokens[0]))
           ASSERT_EQ(std::memcmp(&logits[size_t(n)], &upper[size_t(n)], 4), 0) << "prompt " << i << ", row " << n;
       }
@@ -94,6 +99,48 @@ TEST_F(GptOssPrefilterCuda, APrefilteredModelOfThePublishedShapesContinuesAsWith
     most = std::max(most, read);
   }
   EXPECT_LT(most, 2000u) << "rows in bf16";  // 1 %; of weights and columns like these a few hundred
+}
+
+// The same with samples: the whole head, the int8 prefilter and the CPU find the same ids at every temperature, and the
+// kernels count the steps.
+TEST_F(GptOssPrefilterCuda, SampledTokensOfThePublishedShapesAreThoseOfTheWholeHeadAndOfTheCpu) {
+  if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
+  const GptOssConfig c = testing::published_config(2, 32, 201088);
+  const GptOssWeights shapes = decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);
+  DeviceModel usual(c, shapes, {.context = 1024, .int8_prefilter = false}, 5),
+      gpu(c, shapes, {.context = 1024, .int8_prefilter = true}, 5);
+  for (const float temperature : {0.2f, 0.6f, 1.f, 2.f}) {
+    SCOPED_TRACE(temperature);
+    size_t most = 0, all = 0, tokens = 0;
+    for (uint64_t seed = 0; seed < 6; ++seed) {
+      usual.rewind(0), gpu.rewind(0);
+      int32_t id = int32_t(seed) * 4999;
+      sampling::RowNoise noise{.seed = seed, .step = 0, .temperature = temperature};
+      std::vector<int32_t> ids;
+      for (; noise.step < 20; ++noise.step) {
+        usual.extend({&id, 1}, 1, 0, 0, false, noise);
+        gpu.extend({&id, 1}, 1, 0, 0, true, noise);
+        id = usual.likeliest();
+        ASSERT_EQ(gpu.likeliest(), id) << "seed " << seed << ", step " << noise.step;
+        ids.push_back(id);
+        const auto logits = download(usual.buffers().logits, c.vocab), upper = download(gpu.buffers().logits, c.vocab);
+        testing::expect_sampled(download(usual.buffers().state, 1)[0], logits.data(), c.vocab, noise);
+        size_t read = 0;  // rows read in bf16; in place of other logits are upper bounds of sums
+        for (size_t n = 0; n < logits.size(); ++n) read += logits[n] == upper[n] ? 1 : 0;
+        most = std::max(most, read), all += read, ++tokens;
+      }
+      gpu.rewind(0);
+      id = int32_t(seed) * 4999;
+      noise.step = 0;
+      gpu.extend({&id, 1}, 1, 0, 0, true, noise);
+      noise.step = 1;
+      gpu.continue_sampling(19, noise, 0, true);
+      EXPECT_EQ(gpu.likeliest(), ids.back());
+    }
+    EXPECT_LT(most, 2000u) << "rows in bf16";
+    std::printf("temperature %g: rows read in bf16: %.1f in the mean, at most %zu\n", double(temperature),
+                double(all) / double(tokens), most);
+  }
 }
 
 }  // namespace

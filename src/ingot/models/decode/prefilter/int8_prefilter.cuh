@@ -39,17 +39,19 @@ __device__ __forceinline__ Vector vector_of(float squares, float output_scale) {
   const bool sound = squares > 0x1p-100f && squares < 0x1p100f;
   return {sound ? sqrtf(squares) * (1 + 0x1p-10f) : INFINITY, output_scale};
 }
-// A logit is at most `upper` and, where `lower` is not 0, at least `lower`; both ordered().
+// A sum of logit and noise is at most `upper` and, where `lower` is not 0, at least `lower`, which is ordered(). The
+// sums of the bounds bound the sum, because the noise is the same and rounding keeps the order of numbers.
 struct Range {
   float upper;
   uint32_t lower;
 };
-__device__ __forceinline__ Range range_of(float sum, const PrefilterRow& row, const Vector& x) {
+__device__ __forceinline__ Range range_of(float sum, const PrefilterRow& row, const Vector& x,
+                                          const sampling::RowNoise& sampled, float noise) {
   constexpr float kSafe = 0x1p100f, kFlushed = 0x1p-100f, kUp = 1 + 0x1p-18f;
   const float error = x.norm * row.bound * kUp, logit = sum * row.scale * x.output_scale,
               bound = (x.output_scale * (error + kFlushed) + kFlushed) * kUp;
   if (!(error < kSafe && bound < kSafe)) return {INFINITY, 0};
-  return {logit + bound, ordered(logit - bound)};
+  return {sampled.sum(noise, logit + bound), ordered(sampled.sum(noise, logit - bound))};
 }
 
 // In shared memory, behind the activation vector.

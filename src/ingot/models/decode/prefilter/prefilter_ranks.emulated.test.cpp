@@ -31,10 +31,10 @@ void expect_same_states(const EmulatedRanks& gpus, const EmulatedRanks& usual) {
         << ", expected " << want.tokens[0] << ", " << want.flaw;
 }
 
-// Compares the greedy token, its logit, and the upper bounds of the other rows, each in the memory of its GPU; with
-// `all`, every logit. `blocks`: of each GPU's kernel; 0: as many as are resident.
+// Compares the sampled token, its logit, and of greedy tokens the upper bounds of the other rows, each in the memory of
+// its GPU; with `all`, every logit. `blocks`: of each GPU's kernel; 0: as many as are resident.
 void check_head(const HeadRows& head, int count, Split split, std::span<const int32_t> ids, uint32_t vocab = 0,
-                bool all = false, int64_t blocks = 0) {
+                bool all = false, int64_t blocks = 0, const sampling::RowNoise& noise = {}) {
   SCOPED_TRACE(::testing::Message() << count << (split == Split::tensor ? " GPUs" : " GPUs, attention-experts"));
   const PrefilteredModel m(head, count);
   EmulatedRanks usual(m.model, 4, count, split), gpus(m.model, 4, count, split);
@@ -44,19 +44,24 @@ void check_head(const HeadRows& head, int count, Split split, std::span<const in
   const size_t drawn = vocab > 0 ? vocab : head.size();
   for (const int32_t id : ids) {
     SCOPED_TRACE(id);
-    for (size_t r = 0; r < gpus.ranks.size(); ++r) next_token(*usual.ranks[r]) = next_token(*gpus.ranks[r]) = id;
+    for (size_t r = 0; r < gpus.ranks.size(); ++r) {
+      next_token(*usual.ranks[r]) = next_token(*gpus.ranks[r]) = id;
+      *usual.ranks[r]->buffers.noise = *gpus.ranks[r]->buffers.noise = noise;
+    }
     for (auto& e : gpus.ranks) std::fill_n(e->buffers.own_logits, head.size(), NAN);
     usual.token(step, false);
     gpus.token(step, true);
     expect_same_states(gpus, usual);
     const decode::State& state = *usual.ranks[0]->buffers.state;
     const float* const want = usual.ranks[0]->buffers.logits;
+    testing::expect_sampled(state, want, int64_t(drawn), noise);
     for (size_t r = 0; r < gpus.ranks.size(); ++r) {
       const Emulated& e = *gpus.ranks[r];
       const float* const got = e.buffers.own_logits;
+      EXPECT_EQ(e.buffers.noise->step, noise.step + 1);
       EXPECT_EQ(e.record.state, 0u);
       for (size_t n = 0, first = first_id(gpus, r); n < e.model.head.rows && first + n < drawn; ++n) {
-        ASSERT_FALSE(want[first + n] > got[n]) << "id " << first + n;
+        if (noise.temperature == 0) ASSERT_FALSE(want[first + n] > got[n]) << "id " << first + n;
         ASSERT_FALSE(std::isnan(got[n]) && !std::isnan(want[first + n])) << "id " << first + n;
         if (all || (state.flaw == 0 && int32_t(first + n) == state.tokens[0]))
           ASSERT_EQ(std::memcmp(got + n, want + first + n, 4), 0)
@@ -83,6 +88,19 @@ TEST(GptOssPrefilterRanksEmulated, TheIdIsTheUsualHeadsOverAnyNumberOfGpus) {
       if (some && !testing::kSanitized && (count < 8 || name == "near ties"))
         check_head(head, count, Split::tensor, std::span(ids).first(1));
   }
+}
+TEST(GptOssPrefilterRanksEmulated, ASampledIdIsTheWholeHeadsAndTheCpus) {
+  const int32_t ids[] = {0};
+  for (const auto& [name, head] : testing::heads_to_prefilter(200, 96)) {
+    SCOPED_TRACE(name);
+    if (is_left_out(name) || (testing::kSanitized && name != "near ties")) continue;
+    const auto noises = testing::noises_to_prefilter();
+    for (size_t i = 1; i < noises.size(); ++i) check_head(head, 2, Split::tensor, ids, 0, false, 0, noises[i]);
+  }
+  const HeadRows head = testing::random_head(300, 96, 4, 0.3);
+  for (uint32_t seed = 0; seed < (testing::kSanitized ? 2 : 20); ++seed)
+    check_head(head, seed % 4 == 3 ? 5 : 2, seed % 5 == 4 ? Split::attention_experts : Split::tensor, ids,
+               seed % 2 == 0 ? 0 : 150, false, 0, {.seed = seed, .step = 7 * seed, .temperature = 1.3f});
 }
 // A head of which the first GPU has all rows.
 TEST(GptOssPrefilterRanksEmulated, TheFirstGpuPrefiltersAloneWhereItAloneHasTheHead) {

@@ -174,7 +174,8 @@ __device__ __forceinline__ void multiply_found(const TokenContext<V>& block, con
     const uint32_t n = 16 * found[slot].x + row;
     const float y = sum_of_warps(block.m.sums[slot], row) * output_scale;
     block.m.token.head.y[n] = y;
-    top.add(y, (V.ranks ? block.m.token.head.first_id : 0) + n);
+    const float noise = block.m.noise.temperature > 0 ? block.prefiltered_head->noise[n] : 0;
+    top.add(block.m.noise.sum(noise, y), head_id(block, n));
   }
   ComputeThreads::sync();
 }
@@ -200,14 +201,19 @@ __device__ __forceinline__ void run(const TokenContext<V>& block, sampling::Best
     const uint32_t n = 16 * round + threadIdx.x;
     const bool mine = is_prefiltered_row(block, s, n);
     const PrefilterRow row = mine ? block.prefiltered_head->rows[n] : PrefilterRow{};
+    const float noise = mine ? block.m.noise.of(head_id(block, n)) : 0;
     multiply_codes(block, s, round, weights);
     ComputeThreads::sync();
     if (threadIdx.x < kEpilogueThreads) {
       float(&sums)[kTokenWarps][16] = block.m.sums[threadIdx.x / 16];
-      const prefilter::Range range = prefilter::range_of(sum_of_warps(sums, threadIdx.x % 16), row, x);
+      const prefilter::Range range =
+          prefilter::range_of(sum_of_warps(sums, threadIdx.x % 16), row, x, block.m.noise, noise);
 #pragma unroll
       for (uint32_t w = 0; w < kTokenWarps; ++w) sums[w][threadIdx.x % 16] = 0;
-      if (mine) p.y[n] = range.upper, lower = max(lower, range.lower);  // only this thread writes y[n]
+      if (mine) {  // only this thread writes y[n]
+        p.y[n] = range.upper, lower = max(lower, range.lower);
+        if (block.m.noise.temperature > 0) block.prefiltered_head->noise[n] = noise;
+      }
     }
     ComputeThreads::sync();
   }
