@@ -23,6 +23,7 @@ if(TARGET ingot_cli)
   add_test(NAME serve COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_test.py $<TARGET_FILE:ingot_cli>)
   add_test(NAME serve_messages COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_messages_test.py $<TARGET_FILE:ingot_cli>)
   add_test(NAME serve_hostile COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_hostile_test.py $<TARGET_FILE:ingot_cli>)
+  add_test(NAME bench_serve COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/bench_serve_test.py $<TARGET_FILE:ingot_cli>)
   # A few seconds; ten minutes by hand. Under sanitizers, which keep freed memory, the limit of growth is higher.
   set(growth 16)
   if(INGOT_SANITIZE)

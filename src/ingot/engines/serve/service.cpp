@@ -603,6 +603,7 @@ std::string Service::model_json(const std::string& name) const {
                     {"created", created_},
                     {"owned_by", "ingot"},
                     {"max_model_len", model_.decoder->context()},
+                    {"meta", {{"n_vocab", model_.decoder->vocab()}}},  // as llama.cpp's server
                     {"chat", chats()}});
 }
 std::string Service::models_json() const {

@@ -64,6 +64,7 @@ void add_bench(Command& root) {
   ingot bench linear --threads 1 --json)");
   add_bench_decode(c);
   add_bench_prompt(c);
+  add_bench_serve(c);
   c.run([o] {
     const auto none = [&] {
       fail(ErrorCode::usage, "found no benchmark that contains '", o->filter, "', expected one of --list");

@@ -165,6 +165,7 @@ void add_doctor(Command& root);
 void add_bench(Command& root);
 void add_bench_decode(Command& bench);
 void add_bench_prompt(Command& bench);
+void add_bench_serve(Command& bench);
 void add_demo(Command& root);
 
 }  // namespace ingot::cli

@@ -1,0 +1,207 @@
+// ingot bench serve: what clients of a server get, of one that this command starts or of any other with OpenAI's API.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <optional>
+#include <sstream>
+
+#include "ingot/apps/cli/framework/cli.h"
+#include "ingot/apps/cli/measure/serve_load.h"
+#include "ingot/apps/cli/shared/conversation.h"
+#include "ingot/apps/cli/shared/models.h"
+#include "ingot/apps/cli/shared/server_process.h"
+#include "ingot/core/log.h"
+#include "ingot/core/version.h"
+#include "ingot/io/json.h"
+
+namespace ingot::cli {
+namespace {
+
+struct BenchServe {
+  std::string run, model, url, key_file, server_options;
+  SyntheticOptions synthetic;
+  std::string concurrency = "1,2,4,8,16,32,64", rates;
+  std::string prompt = "500", answer = "200";
+  int64_t requests = 0, warm_up = 1, vocab = 0, seed = 1;
+  ServeLoad load;
+  bool json = false;
+};
+
+LengthRange range_of(const char* option, const std::string& text) {
+  LengthRange r;
+  char* end = nullptr;
+  r.least = r.most = std::strtoll(text.c_str(), &end, 10);
+  if (*end == '-') r.most = std::strtoll(end + 1, &end, 10);
+  if (text.empty() || *end != 0 || r.least < 1 || r.most < r.least || r.most > 1 << 24)
+    fail(ErrorCode::usage, option, ": found '", text, "', expected a number of tokens or a range like 100-2000");
+  return r;
+}
+std::vector<double> rates_of(const std::string& list) {
+  std::vector<double> rates;
+  std::istringstream in(list);
+  for (std::string word; std::getline(in, word, ',');) {
+    char* end = nullptr;
+    rates.push_back(std::strtod(word.c_str(), &end));
+    if (word.empty() || *end != 0 || !(rates.back() > 0) || std::isinf(rates.back()))
+      fail(ErrorCode::usage, "--rate: found '", list, "', expected numbers of requests a second like 0.5,2,8");
+  }
+  return rates;
+}
+
+// The words of `ingot serve`.
+std::vector<std::string> server_words(const BenchServe& o, const std::string& model, int64_t most_at_once) {
+  std::vector<std::string> words = {"--model", model};
+  std::istringstream in(o.server_options);
+  bool slots = false;
+  for (std::string word; in >> word;) {
+    slots = slots || word.starts_with("--slots");
+    words.push_back(word);
+  }
+  if (!slots) words.insert(words.end(), {"--slots", std::to_string(most_at_once)});
+  return words;
+}
+
+std::string padded(std::string text, size_t width) {
+  if (text.size() < width) text.insert(0, width - text.size(), ' ');
+  return text + "  ";
+}
+std::string shown_ms(double ms) { return fixed(ms, ms < 10 ? 2 : ms < 100 ? 1 : 0); }
+void print_head(bool rates) {
+  write_out(padded(rates ? "requests/s" : "at once", 10) + padded("requests", 8) + padded("errors", 6) +
+            padded("tokens/s", 8) + padded("ms a token", 10) + padded("first token p50", 15) + padded("p99 ms", 7) +
+            padded("between tokens p50", 18) + padded("p99 ms", 7) + "\n");
+}
+void print_row(const ServeTimes& t) {
+  write_out(padded(t.clients > 0 ? std::to_string(t.clients) : fixed(t.rate, 2), 10) +
+            padded(std::to_string(t.requests), 8) + padded(std::to_string(t.errors), 6) +
+            padded(with_commas(int64_t(std::lround(t.tokens_per_second()))), 8) + padded(shown_ms(t.token_ms), 10) +
+            padded(shown_ms(t.first_token_ms.p50), 15) + padded(shown_ms(t.first_token_ms.p99), 7) +
+            padded(shown_ms(t.between_ms.p50), 18) + padded(shown_ms(t.between_ms.p99), 7) + "\n");
+}
+OrderedJson as_json(const Quantiles& q) { return {{"p50", q.p50}, {"p99", q.p99}}; }
+OrderedJson as_json(const ServeTimes& t) {
+  OrderedJson json;
+  if (t.clients > 0)
+    json["concurrency"] = t.clients;
+  else
+    json["rate"] = t.rate;
+  json.update({{"requests", t.requests},
+               {"errors", t.errors},
+               {"prompt_tokens", t.prompt_tokens},
+               {"tokens", t.tokens},
+               {"seconds", t.seconds},
+               {"tokens_per_second", t.tokens_per_second()},
+               {"token_ms", t.token_ms},
+               {"first_token_ms", as_json(t.first_token_ms)},
+               {"between_tokens_ms", as_json(t.between_ms)}});
+  if (t.errors > 0) json["first_error"] = t.first_error;
+  return json;
+}
+
+void report(const BenchServe& o, const std::vector<ServeTimes>& all) {
+  const SamplingOptions& s = o.load.sampling;
+  OrderedJson results = OrderedJson::array();
+  for (const ServeTimes& t : all) results.push_back(as_json(t));
+  write_out(show_json({{"version", version()},
+                       {"commit", commit()},
+                       {"url", o.url.empty() ? OrderedJson() : OrderedJson(o.url)},
+                       {"model", o.load.model},
+                       {"prompt", to_text(o.load.prompt)},
+                       {"answer", to_text(o.load.answer)},
+                       {"sampling",
+                        {{"temperature", s.temperature}, {"top_k", s.top_k}, {"top_p", s.top_p}, {"min_p", s.min_p}}},
+                       {"seed", o.load.seed},
+                       {"results", results}}) +
+            "\n");
+}
+
+void measure(const BenchServe& o, const std::vector<int64_t>& concurrency, const std::vector<double>& rates) {
+  std::vector<ServeTimes> all;
+  const auto add = [&](const ServeTimes& t) {
+    if (!o.json) print_row(t);
+    if (t.errors > 0) log_warn(t.errors, " of ", counted(t.requests, "request"), " failed: ", t.first_error);
+    all.push_back(t);
+  };
+  if (!o.json) {
+    write_out(o.load.model + ": prompts of " + to_text(o.load.prompt) + " and answers of " + to_text(o.load.answer) +
+              " tokens, temperature " + fixed(o.load.sampling.temperature, 2) + "\n");
+    print_head(!rates.empty());
+  }
+  if (rates.empty())
+    for (const int64_t n : concurrency) add(measure_clients(o.load, n, o.requests > 0 ? o.requests : 3, o.warm_up));
+  else
+    measure_clients(o.load, 1, o.warm_up, 0);
+  for (const double rate : rates) add(measure_arrivals(o.load, rate, o.requests > 0 ? o.requests : 64));
+  if (o.json) report(o, all);
+  if (std::all_of(all.begin(), all.end(), [](const ServeTimes& t) { return t.errors == t.requests; }))
+    fail(ErrorCode::io, "all requests failed: ", all[0].first_error);
+}
+
+void bench(const Command& c, BenchServe& o) {
+  const std::vector<int64_t> concurrency = numbers_in("--concurrency", o.concurrency);
+  const std::vector<double> rates = rates_of(o.rates);
+  const int64_t most = concurrency.empty() ? 1 : *std::max_element(concurrency.begin(), concurrency.end());
+  if (most > 4096) fail(ErrorCode::usage, "--concurrency: found ", most, ", expected at most 4096");
+  o.load.seed = uint64_t(o.seed);
+  o.load.prompt = range_of("--prompt", o.prompt), o.load.answer = range_of("--tokens", o.answer);
+  if (!o.key_file.empty()) {
+    const std::string text = read_input(o.key_file);
+    o.load.key = text.substr(0, text.find_first_of(" \t\r\n"));
+  }
+  std::optional<ServerProcess> server;
+  if (o.url.empty()) {
+    server.emplace(server_words(o, chosen_model(c, o.run, o.model, o.synthetic), rates.empty() ? most : 16));
+    o.load.url = http_url(server->url());
+  } else {
+    c.refuse_given({"RUN", "model", "synthetic", "dense", "serve"}, "--url, whose server runs already");
+    o.load.url = http_url(o.url);
+    if (o.load.url.path.ends_with("/v1")) o.load.url.path.resize(o.load.url.path.size() - 3);
+  }
+  const ServedModel served = served_model(o.load);
+  o.load.model = served.name;
+  o.load.vocab = o.vocab > 0 ? o.vocab : served.vocab;
+  if (o.load.vocab == 0)
+    fail(ErrorCode::usage, to_text(o.load.url),
+         ": found a server that does not say how many tokens its vocabulary has, expected --vocab N");
+  measure(o, concurrency, rates);
+}
+
+}  // namespace
+
+void add_bench_serve(Command& bench_command) {
+  Command& c = bench_command.add("serve",
+                                 "Measures a server as its clients see it: tokens/s, time to the first token, "
+                                 "time between tokens, at rising numbers of requests at once");
+  auto o = std::make_shared<BenchServe>();
+  c.text("RUN", o->run, "a run's directory, whose server this command starts");
+  c.text("--model PATH", o->model, "a GPT-OSS checkpoint, archive or GGUF file, in RUN's place");
+  add_synthetic(c, o->synthetic);
+  c.text("--serve OPTIONS", o->server_options,
+         "options of the `ingot serve` that is started, in one word: --serve '--slots 16 --gpus 2' (default: as many "
+         "slots as requests at once)");
+  c.text("--url URL", o->url, "instead, a server with OpenAI's API that runs already, such as http://127.0.0.1:8080");
+  c.text("--api-key-file FILE", o->key_file, "a file whose first line is the key to send");
+  c.integer("--vocab N", o->vocab, 1, INT32_MAX,
+            "prompts are random ids below N (default: the vocabulary that the server states)");
+  c.text("--concurrency LIST", o->concurrency, "numbers of requests at once (default: 1,2,4,8,16,32,64)");
+  c.text("--rate LIST", o->rates,
+         "instead, requests a second, like 0.5,2,8: they arrive at random times, however many are unanswered");
+  c.integer("--requests N", o->requests, 1, 1 << 20,
+            "requests of each client, one after the other (default: 3); of a rate, all of them (default: 64)");
+  c.integer("--warm-up N", o->warm_up, 0, 1 << 20, "requests of each client that are not counted (default: 1)");
+  c.text("--prompt N", o->prompt, "tokens of a prompt, or a range like 100-2000 (default: 500)");
+  c.text("--tokens N", o->answer, "most tokens of an answer, or a range (default: 200)");
+  add_options(c, o->load.sampling);
+  c.integer("--seed N", o->seed, 0, int64_t(1) << 53,
+            "the same seed gives the same requests at the same times (default: 1)");
+  c.number("--patience SECONDS", o->load.seconds, 0.1, 3600,
+           "how long a client waits for the next bytes before it counts an error (default: 60)");
+  c.flag("--json", o->json, "print one JSON object");
+  c.examples(R"(  ingot bench serve --synthetic 20b
+  ingot bench serve --model gpt-oss-20b --concurrency 1,16 --top-p 0.9
+  ingot bench serve --synthetic 20b --rate 1,4,16 --prompt 100-2000 --tokens 20-400
+  ingot bench serve --url http://127.0.0.1:8000 --vocab 199998)");
+  c.run([o, &c] { bench(c, *o); });
+}
+
+}  // namespace ingot::cli

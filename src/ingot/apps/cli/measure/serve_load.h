@@ -1,0 +1,56 @@
+#pragma once
+// The load that `ingot bench serve` puts on a server with OpenAI's API, and what its clients see.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ingot/apps/cli/measure/http_client.h"
+#include "ingot/models/decoder.h"
+
+namespace ingot {
+
+// Numbers of tokens: uniform from `least` to `most`.
+struct LengthRange {
+  int64_t least = 0, most = 0;
+};
+std::string to_text(const LengthRange& range);  // "500", "100-2000"
+
+struct ServeLoad {
+  HttpUrl url;        // without /v1
+  std::string model;  // empty: requests name none
+  std::string key;    // empty: requests carry none
+  LengthRange prompt{500, 500}, answer{200, 200};
+  int64_t vocab = 1;  // prompts are random ids below it, different ones for each request
+  SamplingOptions sampling;
+  uint64_t seed = 1;    // of the lengths, the prompts, the arrivals, and of each request
+  double seconds = 60;  // how long a client waits for the next bytes before it gives up
+};
+struct Quantiles {
+  double p50 = 0, p99 = 0;
+};
+struct ServeTimes {
+  int64_t clients = 0;  // requests at once, or 0: requests arrive at `rate`
+  double rate = 0;      // a second
+  int64_t requests = 0, errors = 0;
+  std::string first_error;
+  int64_t prompt_tokens = 0, tokens = 0;  // of whole answers
+  double seconds = 0;                     // from the first request to the last byte of the last answer
+  // From sending a request to its first text, and from an event with text to the next one of the same answer.
+  Quantiles first_token_ms, between_ms;
+  double token_ms = 0;  // mean of (last text - first text) / (tokens - 1) of all answers
+  double tokens_per_second() const { return seconds > 0 ? double(tokens) / seconds : 0; }
+};
+// `clients` clients send `requests` streamed completions each, one after the other; before these, `warm_up` each that
+// are not counted.
+ServeTimes measure_clients(const ServeLoad& load, int64_t clients, int64_t requests, int64_t warm_up);
+// `requests` requests in all, each at its own time: the times between arrivals are exponential.
+ServeTimes measure_arrivals(const ServeLoad& load, double rate, int64_t requests);
+
+// What the server says of its model under /v1/models.
+struct ServedModel {
+  std::string name;
+  int64_t vocab = 0;  // 0: not said
+};
+ServedModel served_model(const ServeLoad& load);
+
+}  // namespace ingot

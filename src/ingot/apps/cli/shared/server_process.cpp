@@ -1,0 +1,110 @@
+#include "ingot/apps/cli/shared/server_process.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+#include "ingot/core/check.h"
+
+extern char** environ;
+
+namespace ingot::cli {
+namespace {
+
+constexpr double kPatience = 10;  // seconds that the server may take to end
+
+// The environment, in which the server logs its address whatever is set here.
+std::vector<std::string> environment() {
+  std::vector<std::string> all = {"INGOT_LOG=info"};
+  for (char** e = environ; *e != nullptr; ++e)
+    if (!std::string_view(*e).starts_with("INGOT_LOG=")) all.emplace_back(*e);
+  return all;
+}
+std::vector<char*> pointers_to(std::vector<std::string>& words) {
+  std::vector<char*> all;
+  for (std::string& w : words) all.push_back(w.data());
+  all.push_back(nullptr);
+  return all;
+}
+
+}  // namespace
+
+ServerProcess::ServerProcess(const std::vector<std::string>& words) {
+  std::vector<std::string> line = {"ingot", "serve", "--host", "127.0.0.1", "--port", "0"}, variables = environment();
+  line.insert(line.end(), words.begin(), words.end());
+  const std::vector<char*> arguments = pointers_to(line), environment = pointers_to(variables);
+  std::array<int, 2> pipe{};
+  if (::pipe2(pipe.data(), O_CLOEXEC) != 0) fail(ErrorCode::io, "a pipe: ", std::strerror(errno));
+  process_ = ::fork();
+  if (process_ < 0) fail(ErrorCode::io, "cannot start `ingot serve`: ", std::strerror(errno));
+  if (process_ == 0) {
+    // Only async-signal-safe functions until exec. The server ends with this process, whatever ends this process.
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    ::signal(SIGINT, SIG_DFL), ::signal(SIGTERM, SIG_DFL);
+    ::dup2(pipe[1], STDERR_FILENO);
+    ::execve("/proc/self/exe", arguments.data(), environment.data());
+    ::_exit(127);
+  }
+  ::close(pipe[1]);
+  messages_ = pipe[0];
+  std::string text, last;
+  while (url_.empty()) {
+    if (!read_line(text)) fail_as_the_server(last);
+    last = text;
+    const size_t at = text.starts_with("serving ") ? text.find(" at http://") : text.npos;
+    if (at != text.npos) url_ = text.substr(at + 4, text.find(' ', at + 4) - at - 4);
+    if (!text.starts_with("ingot serve: ")) std::fprintf(stderr, "%s\n", text.c_str());
+  }
+  reader_ = std::thread([this] {
+    for (std::string more; read_line(more);)
+      if (more.starts_with("warning: ") || more.starts_with("ingot serve: "))
+        std::fprintf(stderr, "%s\n", more.c_str());
+  });
+}
+
+bool ServerProcess::read_line(std::string& line) {
+  for (;;) {
+    if (const size_t end = read_.find('\n'); end != std::string::npos) {
+      line = read_.substr(0, end);
+      read_.erase(0, end + 1);
+      return true;
+    }
+    std::array<char, 4096> bytes;
+    const ssize_t n = ::read(messages_, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    read_.append(bytes.data(), size_t(n));
+  }
+}
+
+void ServerProcess::fail_as_the_server(const std::string& last) {
+  constexpr std::string_view kBeginning = "ingot serve: ";
+  int status = 0;
+  ::waitpid(process_, &status, 0);
+  ::close(messages_);
+  ErrorCode code = ErrorCode::io;
+  for (int c = 0; c <= int(ErrorCode::interrupted); ++c)
+    if (WIFEXITED(status) && exit_status(ErrorCode(c)) == WEXITSTATUS(status)) code = ErrorCode(c);
+  fail(code, last.starts_with(kBeginning) ? last.substr(kBeginning.size()) : "`ingot serve` ended: " + last);
+}
+
+ServerProcess::~ServerProcess() {
+  ::kill(process_, SIGTERM);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(kPatience);
+  while (::waitpid(process_, nullptr, WNOHANG) == 0) {
+    if (std::chrono::steady_clock::now() > until) ::kill(process_, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  reader_.join();  // its end is the end of the server's messages
+  ::close(messages_);
+}
+
+}  // namespace ingot::cli

@@ -1,0 +1,29 @@
+#pragma once
+// A server that a command starts for itself: `ingot serve` in a process of its own, on a free port of this machine.
+#include <sys/types.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace ingot::cli {
+
+class ServerProcess {
+ public:
+  // Starts `ingot serve` with these words and returns when the server answers. The messages until then, and later
+  // warnings, go to standard error. An error of the server is an error here, with the same message and code.
+  explicit ServerProcess(const std::vector<std::string>& words);
+  ~ServerProcess();  // ends the server and waits for its end
+  ServerProcess(const ServerProcess&) = delete;
+  const std::string& url() const { return url_; }
+
+ private:
+  bool read_line(std::string& line);
+  [[noreturn]] void fail_as_the_server(const std::string& last);
+  pid_t process_ = -1;
+  int messages_ = -1;  // the server's standard error
+  std::string read_, url_;
+  std::thread reader_;
+};
+
+}  // namespace ingot::cli
