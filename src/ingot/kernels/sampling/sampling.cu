@@ -3,14 +3,16 @@
 //
 // A filter keeps the ids up to a place in the order of falling logits. That place is where a running sum, of ones
 // (top-k) or of weights (top-p), reaches a target. The cluster finds it by histograms: first over octaves below the
-// largest logit, then, inside one bin, over the bits of the place itself, until the bin holds few enough ids to be
-// compared with each other. All sums are of integers, so their order does not matter.
+// largest logit, then, inside one bin, over parts of the bin and over the bits of the place itself, until few enough
+// ids are left to be compared with each other. All sums are of integers, so their order does not matter. Each block
+// reads its share of the logits once, into shared memory.
 #include <algorithm>
 
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/atomics.cuh"
+#include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/tile/cluster.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/gpu/tile/vec.cuh"
@@ -31,7 +33,8 @@ constexpr int kFilterThreads = 128;
 constexpr int kFilterThreads = 1024;
 #endif
 constexpr int kCluster = 8, kQuadsOfPass = 8;
-constexpr int kCandidates = kFilterThreads;  // a thread compares one candidate with all
+constexpr int kCandidates = 128;                              // each is compared with all others
+constexpr int kMostCachedTurns = 12 * 1024 / kFilterThreads;  // of kFilterThreads quads, in shared memory
 constexpr int kBinsOfThread = kBins / kFilterThreads;
 constexpr int kHashWords = 256;  // of a set of ids with biases
 
@@ -51,7 +54,8 @@ struct SampleParams {
   uint32_t* arrived;  // (rows), zero between launches
   uint64_t* best;     // (rows, kMostBlocks)
   struct FilterSpace* filters;
-  int32_t blocks;  // of a row without filters
+  int32_t blocks;        // of a row without filters
+  int32_t cached_turns;  // of a row with filters
 };
 
 // --- a row of logits
@@ -124,8 +128,13 @@ template <class T> struct Logits {
   }
   // The adjusted logits of ids 4 quad to 4 quad + 3, as far as there are such ids.
   __device__ void load(int32_t quad, float (&x)[4]) const {
+    load_unadjusted(quad, x);
+    adjust(quad, x);
+  }
+  __device__ bool is_vector(int32_t quad) const { return aligned && 4 * quad + 4 <= ids; }
+  __device__ void load_unadjusted(int32_t quad, float (&x)[4]) const {
     const int32_t first = 4 * quad;
-    if (aligned && first + 4 <= ids) {
+    if (is_vector(quad)) {
       tile::Vec<T, 4> v;
       tile::load(v, at + first);
       tile::to_float(v, x);
@@ -133,6 +142,10 @@ template <class T> struct Logits {
 #pragma unroll
       for (int j = 0; j < 4; ++j) x[j] = first + j < ids ? tile::to_float(at[first + j]) : -INFINITY;
     }
+  }
+  __device__ bool adjusts() const { return biases > 0 || allowed != nullptr; }
+  __device__ void adjust(int32_t quad, float (&x)[4]) const {
+    const int32_t first = 4 * quad;
     if (biases > 0) {
       // One copy of the search for all four, as few ids have a bias.
 #pragma unroll 1
@@ -172,15 +185,20 @@ struct Sums {
         if (4 * quad + j < ids) best.add(x[j], uint32_t(4 * quad + j));
       return;
     }
+    uint32_t in = 0;  // ids that may be sampled
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (4 * quad + j < ids && kept(x[j], 4 * quad + j)) in |= 1u << j;
+    if (in == 0) return;
     const auto words = noise.words(uint32_t(quad));
     const float bar = float_of_ordered(*static_cast<volatile uint32_t*>(&m.bar));  // NaN at first: below nothing
     uint32_t tails = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (4 * quad + j >= ids) continue;
+      if ((in >> j & 1) == 0) continue;
       if (complement(words[j]) < kTail)
         tails |= 1u << j;
-      else if (!(fmaf(row.temperature, noise_bound(words[j]), x[j]) < bar) && kept(x[j], 4 * quad + j))
+      else if (!(fmaf(row.temperature, noise_bound(words[j]), x[j]) < bar))
         best.add(noisy(row.temperature, noise_of(words[j]), x[j]), uint32_t(4 * quad + j));
     }
 #pragma unroll 1
@@ -188,7 +206,7 @@ struct Sums {
       if ((tails >> k & 1) == 0) continue;
       const uint32_t id = 4 * uint32_t(quad) + k;
       const float logit = k & 2 ? (k & 1 ? x[3] : x[2]) : (k & 1 ? x[1] : x[0]);
-      if (kept(logit, int32_t(id))) best.add(noisy(row.temperature, noise.of(id, word_of(words, k)), logit), id);
+      best.add(noisy(row.temperature, noise.of(id, word_of(words, k)), logit), id);
     }
   }
   // Tells the block how far a sum has come, for the quads that follow.
@@ -230,21 +248,18 @@ __global__ void __launch_bounds__(kThreads, 1) sample_kernel(const __grid_consta
 
 // --- rows with filters
 
-struct Bins {
-  uint64_t mantissas[kBins];
-  uint32_t counts[kBins];
-};
 // Of one row, in global memory, for the blocks of its cluster.
 struct FilterSpace {
-  Bins bins[3];  // of this histogram, of the one before, and of the next, which is set to zero meanwhile
-  uint64_t list[kCandidates];
+  uint64_t sums[3][kBins];  // of this histogram, of the one before, and of the next, which is set to zero meanwhile
+  uint64_t list[2][kCandidates];  // of top-k and of top-p
   uint64_t best[2][kCluster];
   uint32_t listed[2];
   uint32_t unused[2];
 };
 struct Found {
   Wide before;  // the sum of the bins before
-  uint32_t bin, count;
+  uint32_t bin;
+  uint32_t most;  // ids that the bin may have
   uint64_t place;
 };
 struct FilterMemory {
@@ -252,8 +267,9 @@ struct FilterMemory {
   Found found;
   Wide of_warp[kFilterThreads / 32];
   uint64_t list[kCandidates];
-  uint32_t mantissas[kBins];  // also of the candidates
-  uint32_t counts[kBins];
+  uint32_t mantissas[kCandidates];
+  uint32_t listed, first;
+  uint32_t sums[kBins];
 };
 
 // Places of ids in the order of falling logits, equal logits by rising id: growing numbers.
@@ -262,26 +278,42 @@ __device__ __forceinline__ uint64_t place_of(float logit, int32_t id) {
   b.add(logit, uint32_t(id));
   return ~b.key;
 }
-// Histogram 0 is over bin_of(octaves); the others over 11 bits of the place each, 1 to 5, and the last over the 9 that
-// are left.
-__device__ __forceinline__ int shift_of(int level) { return level >= 6 ? 0 : 64 - 11 * level; }
-__device__ __forceinline__ int digits_of(int level) { return level == 6 ? 9 : 11; }
+// Histogram 0 is over bin_of(octaves), histogram 1 over part_of(octaves) inside a bin; the others over 11 bits of the
+// place each, 2 to 6, and the last over the 9 that are left.
+__device__ __forceinline__ int part_of(float octaves) {
+  if (!(octaves < float(kOctaves))) return 0;
+  const float bins = octaves * float(kBinsPerOctave);
+  return int((bins - float(int(bins))) * float(kBins));  // exact but for the last conversion
+}
+__device__ __forceinline__ int shift_of(int level) { return level >= 7 ? 0 : 64 - 11 * (level - 1); }
+__device__ __forceinline__ int digits_of(int level) { return level == 7 ? 9 : 11; }
+struct Id {
+  uint64_t place;
+  float octaves;
+  __device__ int bin() const { return bin_of(octaves); }
+  __device__ int part() const { return part_of(octaves); }
+};
 // The ids that a histogram counts: those of the bins that were chosen before.
 struct Inside {
   int level = 0;
-  int bin = 0;          // of histogram 0
-  uint64_t prefix = 0;  // of the place
-  __device__ bool has(uint64_t place, int b) const {
-    return level == 0 || (b == bin && (level == 1 || place >> shift_of(level - 1) == prefix));
+  int bin = 0, part = 0;  // of histograms 0 and 1
+  uint64_t prefix = 0;    // of the place
+  __device__ bool has(const Id& id) const {
+    if (level == 0) return true;
+    if (id.bin() != bin || (level > 1 && id.part() != part)) return false;
+    return level <= 2 || id.place >> shift_of(level - 1) == prefix;
   }
-  __device__ int digit(uint64_t place, int b) const {
-    return level == 0 ? b : int(place >> shift_of(level) & ((1u << digits_of(level)) - 1));
+  __device__ int digit(const Id& id) const {
+    if (level <= 1) return level == 0 ? id.bin() : id.part();
+    return int(id.place >> shift_of(level) & ((1u << digits_of(level)) - 1));
   }
   __device__ void choose(uint32_t digit) {
     if (level == 0)
       bin = int(digit);
+    else if (level == 1)
+      part = int(digit);
     else
-      prefix = level == 1 ? digit : prefix << digits_of(level) | digit;
+      prefix = level == 2 ? digit : prefix << digits_of(level) | digit;
     ++level;
   }
 };
@@ -296,6 +328,8 @@ template <class T> struct Filter {
   const Logits<T>& logits;
   FilterSpace& space;
   FilterMemory& m;
+  float4* cache;  // the logits of this block's first turns
+  int32_t cached_turns;
   int32_t rank;
   float high = 0;                 // the largest logit
   int round = 0;                  // the number of histograms so far
@@ -303,49 +337,85 @@ template <class T> struct Filter {
 
   __device__ float octaves(float x) const { return octaves_below(high, x, row.octaves_per_logit); }
 
-  // Calls use(place, octaves, bin) for the ids of quads [begin, end) of this block's share that are kept so far. The
-  // blocks take turns by kFilterThreads quads.
-  template <class Use> __device__ void each_kept(int32_t begin, int32_t end, Use&& use) const {
-    for (int32_t i = begin; i < end; ++i) {
-      const int32_t q = (i * kCluster + rank) * kFilterThreads + int32_t(threadIdx.x);
-      if (q >= logits.quads()) break;
-      float x[4];
-      logits.load(q, x);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int32_t id = 4 * q + j;
-        const uint64_t place = place_of(x[j], id);
-        if (id >= logits.ids || place > limit) continue;
-        const float o = octaves(x[j]);
-        use(place, o, bin_of(o));
-      }
-    }
-  }
+  // The blocks take turns by kFilterThreads quads.
   __device__ int32_t turns() const {
     return (logits.quads() + kCluster * kFilterThreads - 1) / (kCluster * kFilterThreads);
   }
-
-  __device__ void clear(Bins& bins) const {
-    for (int i = rank * kFilterThreads + int(threadIdx.x); i < kBins; i += kCluster * kFilterThreads)
-      __stcg(&bins.mantissas[i], uint64_t(0)), __stcg(&bins.counts[i], 0u);
+  __device__ int32_t quad(int32_t turn) const {
+    return (turn * kCluster + rank) * kFilterThreads + int32_t(threadIdx.x);
   }
-  // In passes, so that a block's sums of mantissas fit 32 bits.
-  __device__ void count(const Inside& inside, bool weighted, Bins& bins) const {
+  __device__ float4& cached(int32_t turn) const { return cache[turn * kFilterThreads + int32_t(threadIdx.x)]; }
+  // Brings the logits of the cached turns into shared memory. Each thread reads its own.
+  __device__ void fill_cache() const {
+    const int32_t end = min(turns(), cached_turns);
+    for (int32_t i = 0; i < end; ++i) {
+      const int32_t q = quad(i);
+      if (q >= logits.quads()) break;
+      if constexpr (sizeof(T) == 4)
+        if (logits.is_vector(q)) {
+          ptx::cp_async<16>(ptx::shared_address(&cached(i)), logits.at + 4 * q);
+          continue;
+        }
+      float x[4];
+      logits.load_unadjusted(q, x);
+      cached(i) = make_float4(x[0], x[1], x[2], x[3]);
+    }
+    ptx::cp_async_commit_group();
+    ptx::cp_async_wait_group<0>();
+    if (!logits.adjusts()) return;
+    for (int32_t i = 0; i < end; ++i) {
+      const int32_t q = quad(i);
+      if (q >= logits.quads()) break;
+      const float4 v = cached(i);
+      float x[4] = {v.x, v.y, v.z, v.w};
+      logits.adjust(q, x);
+      cached(i) = make_float4(x[0], x[1], x[2], x[3]);
+    }
+  }
+  // Calls use(quad, logits) for the turns [begin, end) of this block's share.
+  template <class Use> __device__ void each_quad(int32_t begin, int32_t end, Use&& use) const {
+    for (int32_t i = begin; i < end; ++i) {
+      const int32_t q = quad(i);
+      if (q >= logits.quads()) break;
+      float x[4];
+      if (i < cached_turns) {
+        const float4 v = cached(i);
+        x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+      } else {
+        logits.load(q, x);
+      }
+      use(q, x);
+    }
+  }
+  // Calls use(id) for those of the turns that are kept so far.
+  template <class Use> __device__ void each_kept(int32_t begin, int32_t end, Use&& use) const {
+    each_quad(begin, end, [&](int32_t q, const float(&x)[4]) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const Id id{place_of(x[j], 4 * q + j), octaves(x[j])};
+        if (4 * q + j < logits.ids && id.place <= limit) use(id);
+      }
+    });
+  }
+
+  __device__ void clear(uint64_t (&sums)[kBins]) const {
+    for (int i = rank * kFilterThreads + int(threadIdx.x); i < kBins; i += kCluster * kFilterThreads)
+      __stcg(&sums[i], uint64_t(0));
+  }
+  // Adds ones or mantissas, in passes, so that a block's sums fit 32 bits.
+  __device__ void add_up(const Inside& inside, bool weighted, uint64_t (&sums)[kBins]) const {
     static_assert(int64_t(kQuadsOfPass) * 4 * kFilterThreads * 65536 < int64_t(1) << 32, "sums of mantissas fit");
     for (int32_t pass = 0; pass < turns(); pass += kQuadsOfPass) {
-      for (int i = int(threadIdx.x); i < kBins; i += kFilterThreads) m.mantissas[i] = m.counts[i] = 0;
+      for (int i = int(threadIdx.x); i < kBins; i += kFilterThreads) m.sums[i] = 0;
       __syncthreads();
-      each_kept(pass, min(pass + kQuadsOfPass, turns()), [&](uint64_t place, float o, int bin) {
-        if (!inside.has(place, bin)) return;
-        const int digit = inside.digit(place, bin);
-        atomicAdd(&m.counts[digit], 1u);
-        if (weighted) atomicAdd(&m.mantissas[digit], mantissa_of(o));
+      each_kept(pass, min(pass + kQuadsOfPass, turns()), [&](const Id& id) {
+        if (!inside.has(id)) return;
+        const uint32_t one = weighted ? mantissa_of(id.octaves) : 1;
+        if (one != 0) atomicAdd(&m.sums[inside.digit(id)], one);
       });
       __syncthreads();
-      for (int i = int(threadIdx.x); i < kBins; i += kFilterThreads) {
-        if (m.counts[i] != 0) ptx::add_relaxed(&bins.counts[i], m.counts[i]);
-        if (m.mantissas[i] != 0) ptx::add_relaxed(&bins.mantissas[i], uint64_t(m.mantissas[i]));
-      }
+      for (int i = int(threadIdx.x); i < kBins; i += kFilterThreads)
+        if (m.sums[i] != 0) ptx::add_relaxed(&sums[i], uint64_t(m.sums[i]));
       __syncthreads();
     }
   }
@@ -370,38 +440,46 @@ template <class T> struct Filter {
   }
   // The bin in which the running sum reaches the target. `target`: what is wanted, of top-p's first histogram not known
   // before its total is.
-  __device__ Found find(const Bins& bins, const Inside& inside, bool weighted, Wide& target) const {
+  __device__ Found find(const uint64_t (&sums)[kBins], const Inside& inside, bool weighted, Wide& target) const {
     const int first = kBinsOfThread * int(threadIdx.x);
     Wide sum[kBinsOfThread], mine = 0;
-    uint32_t count[kBinsOfThread];
+    uint64_t ones[kBinsOfThread];
 #pragma unroll
     for (int k = 0; k < kBinsOfThread; ++k) {
-      count[k] = __ldcg(&bins.counts[first + k]);
-      const int bin = inside.level == 0 ? first + k : inside.bin;
-      sum[k] = weighted ? weight_of(__ldcg(&bins.mantissas[first + k]), bin) : Wide(count[k]);
+      ones[k] = __ldcg(&sums[first + k]);
+      sum[k] = weighted ? weight_of(ones[k], inside.level == 0 ? first + k : inside.bin) : Wide(ones[k]);
       mine += sum[k];
     }
     Wide total, at = sum_before(mine, total);
     if (weighted && inside.level == 0) target = target_of(total, row.top_p);
 #pragma unroll
     for (int k = 0; k < kBinsOfThread; ++k) {
-      if (at < target && at + sum[k] >= target)
-        m.found.before = at, m.found.bin = uint32_t(first + k), m.found.count = count[k];
+      if (at < target && at + sum[k] >= target)  // a mantissa is at least 2^15
+        m.found.before = at, m.found.bin = uint32_t(first + k),
+        m.found.most = uint32_t(weighted ? ones[k] >> 15 : ones[k]);
       at += sum[k];
     }
     __syncthreads();
     return m.found;
   }
-  // Of `count` ids inside, the place at which the running sum reaches the target.
-  __device__ uint64_t compare(const Inside& inside, uint32_t count, bool weighted, Wide target) const {
-    each_kept(0, turns(), [&](uint64_t place, float, int bin) {
-      if (inside.has(place, bin)) __stcg(&space.list[ptx::fetch_add_relaxed(&space.listed[weighted], 1)], place);
+  // Of the ids inside, at most kCandidates, the place at which the running sum reaches the target.
+  __device__ uint64_t compare(const Inside& inside, bool weighted, Wide target) const {
+    if (threadIdx.x == 0) m.listed = 0;
+    __syncthreads();
+    each_kept(0, turns(), [&](const Id& id) {
+      if (inside.has(id)) m.list[atomicAdd(&m.listed, 1u)] = id.place;
     });
+    __syncthreads();
+    const uint32_t own = m.listed;
+    if (threadIdx.x == 0 && own > 0) m.first = ptx::fetch_add_relaxed(&space.listed[weighted], own);
+    __syncthreads();
+    if (threadIdx.x < own) __stcg(&space.list[weighted][m.first + threadIdx.x], m.list[threadIdx.x]);
     tile::sync_cluster();
+    const uint32_t count = __ldcg(&space.listed[weighted]);
     uint64_t mine = 0;
     uint32_t mantissa = 1;
     if (threadIdx.x < count) {
-      mine = __ldcg(&space.list[threadIdx.x]);
+      mine = __ldcg(&space.list[weighted][threadIdx.x]);
       if (weighted) mantissa = mantissa_of(octaves(float_of_ordered(uint32_t(~mine >> 32))));
       m.list[threadIdx.x] = mine, m.mantissas[threadIdx.x] = mantissa;
     }
@@ -420,16 +498,16 @@ template <class T> struct Filter {
   __device__ void cut(bool weighted) {
     Wide target = weighted ? 0 : uint32_t(row.top_k);
     for (Inside inside;; ++round) {
-      Bins& bins = space.bins[round % 3];
-      count(inside, weighted, bins);
+      uint64_t(&sums)[kBins] = space.sums[round % 3];
+      add_up(inside, weighted, sums);
       tile::sync_cluster();
-      clear(space.bins[(round + 2) % 3]);
-      const Found found = find(bins, inside, weighted, target);
+      clear(space.sums[(round + 2) % 3]);
+      const Found found = find(sums, inside, weighted, target);
       target -= found.before;
       inside.choose(found.bin);
-      if (found.count > kCandidates) continue;
+      if (found.most > kCandidates) continue;
       ++round;
-      limit = compare(inside, found.count, weighted, target);
+      limit = compare(inside, weighted, target);
       return;
     }
   }
@@ -447,26 +525,23 @@ template <class T> struct Filter {
     return key;
   }
   __device__ uint64_t largest_logit() const {
+    fill_cache();
     Best best;
-    for (int32_t q = rank * kFilterThreads + int32_t(threadIdx.x); q < logits.quads(); q += kCluster * kFilterThreads) {
-      float x[4];
-      logits.load(q, x);
+    each_quad(0, turns(), [&](int32_t q, const float(&x)[4]) {
 #pragma unroll
       for (int j = 0; j < 4; ++j)
         if (4 * q + j < logits.ids) best.add(x[j], uint32_t(4 * q + j));
-    }
+    });
     return best_of_cluster(best.key, 0);
   }
   __device__ uint64_t largest_sum() const {
     Sums sums(row, m.row);
-    for (int32_t q = rank * kFilterThreads + int32_t(threadIdx.x); q < logits.quads(); q += kCluster * kFilterThreads) {
-      float x[4];
-      logits.load(q, x);
+    each_quad(0, turns(), [&](int32_t q, const float(&x)[4]) {
       sums.add(q, x, logits.ids, [&](float logit, int32_t id) {
         return octaves(logit) <= row.most_octaves && place_of(logit, id) <= limit;
       });
       sums.raise_bar();
-    }
+    });
     return best_of_cluster(sums.best.key, 1);
   }
 };
@@ -479,9 +554,9 @@ __global__ void __launch_bounds__(kFilterThreads, 1) filter_kernel(const __grid_
   if (!has_filter(row)) return;
   const Logits<T> logits(p, row, m.row);
   FilterSpace& space = p.filters[r];
-  Filter<T> filter{row, logits, space, m, int32_t(ptx::cluster_rank())};
+  Filter<T> filter{row, logits, space, m, tile::dynamic_shared<float4>(), p.cached_turns, int32_t(ptx::cluster_rank())};
   // What the cluster writes first is zero from its first barrier on.
-  for (int i = 0; i < 2; ++i) filter.clear(space.bins[i]);
+  for (int i = 0; i < 2; ++i) filter.clear(space.sums[i]);
   if (filter.rank == 0 && threadIdx.x < 2) __stcg(&space.listed[threadIdx.x], 0u);
   uint64_t key = filter.largest_logit();
   Drawn found = drawn_of(key);
@@ -501,6 +576,10 @@ __global__ void __launch_bounds__(kFilterThreads, 1) filter_kernel(const __grid_
 int64_t blocks_of(int64_t rows, int64_t ids, int64_t sms) {
   const int64_t wanted = (ids + 4 * kThreads - 1) / (4 * kThreads);
   return std::max<int64_t>(1, std::min({wanted, 2 * sms / rows, int64_t(kMostBlocks)}));
+}
+int64_t cached_turns_of(int64_t ids) {
+  const int64_t quads = (ids + 3) / 4, of_turn = kCluster * kFilterThreads;
+  return std::min<int64_t>((quads + of_turn - 1) / of_turn, kMostCachedTurns);
 }
 #ifdef INGOT_EMULATE
 int sms_of(int) { return 8; }
@@ -537,7 +616,8 @@ void sample(const Sample& s, Stream stream) {
                  .arrived = reinterpret_cast<uint32_t*>(workspace),
                  .best = reinterpret_cast<uint64_t*>(best),
                  .filters = reinterpret_cast<FilterSpace*>(best + 8 * kMostBlocks * rows),
-                 .blocks = int32_t(blocks_of(rows, V, sms_of(device)))};
+                 .blocks = int32_t(blocks_of(rows, V, sms_of(device))),
+                 .cached_turns = int32_t(cached_turns_of(V))};
   p.all.seed = s.seed, p.all.step = s.step;
   p.all.biases = s.bias_ids ? int32_t(s.bias_ids.cols()) : 0, p.all.masked = s.allowed ? 1 : 0;
   const bool some_filter = s.rows ? s.some_filter : ingot::filters(p.all);
@@ -549,7 +629,12 @@ void sample(const Sample& s, Stream stream) {
                   p);
     if (some_filter)
       gpu::launch("sample with filters", filter_kernel<T>,
-                  {.grid = rows * kCluster, .block = kFilterThreads, .cluster = kCluster, .device = device}, stream, p);
+                  {.grid = rows * kCluster,
+                   .block = kFilterThreads,
+                   .smem = int64_t(p.cached_turns) * kFilterThreads * int64_t(sizeof(float4)),
+                   .cluster = kCluster,
+                   .device = device},
+                  stream, p);
   });
 }
 
