@@ -299,6 +299,31 @@ class Reports(unittest.TestCase):
         self.assertEqual(reports.problems_of({**GOOD, "suite": "decode_gpus", "results": tokens + prompts}), [])
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
+    def test_clients_of_a_server_have_rows_a_limit_and_a_table_of_their_own(self):
+        sys.path.insert(0, str(ROOT / "bench" / "peers"))
+        import gpu_serve
+        ceiling = {"copy_TBps": 4.0, "read_TBps": 4.0, "bf16_TFLOPs": 700.0}
+
+        def run(line, **_):
+            found = [{"concurrency": int(n), "tokens_per_second": 1000.0 * int(n), "token_ms": 1.0, "errors": 0, "first_token_ms": {"p50": 20.4, "p99": 30.6}, "between_tokens_ms": {"p50": 0.91, "p99": 1.5}}
+                     for n in line[line.index("--concurrency") + 1].split(",")]
+            return argparse.Namespace(returncode=0, stdout=json.dumps({"results": found}))
+        options = argparse.Namespace(ingot="ingot", requests=1)
+        with unittest.mock.patch.object(gpu_serve.subprocess, "run", run):
+            rows = [row for case in (("20b", "temperature 1"), ("120b", "greedy")) for row in gpu_serve.rows_of(case, gpu_serve.ask(options, "http://a", *gpu_serve.SAMPLING[case[1]]), ceiling)]
+        self.assertEqual([r["shape"][0] for r in rows], [1, 2, 4, 8, 16, 32, 64, 1, 16])
+        self.assertEqual([r["ours_us"] for r in rows[:2]], [1000.0, 500.0])
+        # One sequence reads 1.16 GB of the head, 1.28 GB of attention and 1.27 GB of experts; a token of the prompt multiplies by 126 million weights in each of 24 layers.
+        self.assertAlmostEqual(rows[0]["limit_us"], 3.71e9 / 4e12 * 1e6 + 2 * 24 * 126e6 * 2.5 / 700e12 * 1e6, delta=2)
+        self.assertLess(rows[6]["limit_us"], rows[4]["limit_us"])
+        self.assertEqual(reports.problems_of({**GOOD, "suite": "serve", "slots": 64, "results": rows}), [])
+        rows[4]["llama.cpp"] = rows[4]["clients"]
+        lines = list(report_tables.serve_table({**GOOD, "suite": "serve", "slots": 64, "results": rows}))
+        self.assertIn("| gpt-oss-20b | temperature 1 | 16 | 16,000 |", lines[8])
+        self.assertTrue(lines[8].endswith("| 1.00 | 20 / 31 | 0.91 / 1.50 | 16,000 | 20 / 31 | 0.91 / 1.50 |"), lines[8])
+        self.assertTrue(lines[4].endswith("| 0.91 / 1.50 |  |  |  |"), lines[4])
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
     def test_training_over_several_gpus_makes_one_gpus_passes_and_is_continued_by_its_names(self):
         sys.path.insert(0, str(ROOT / "bench" / "peers"))
         import gpu_train_gpus

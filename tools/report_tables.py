@@ -66,6 +66,34 @@ def table(report):
             f"{row}: " + ", ".join(f"{PEERS.get(p, 'Ingot')} {b / 1e9:.2f}" for p, b in of_peer.items()) for row, of_peer in memory.items() if of_peer) + "."
 
 
+def serve_table(report):
+    """Rows of clients: tokens/s count the answers over the whole time, times are as a client sees them."""
+    def rate(result):
+        return f"{result['tokens_per_second']:,.0f}"
+
+    def pair(quantiles, digits):
+        return f"{quantiles['p50']:.{digits}f} / {quantiles['p99']:.{digits}f}"
+
+    rivals = any("llama.cpp" in r for r in report["results"])
+    yield (f"{report['gpu']}, driver {report['driver']}, CUDA {report['cuda']}, {report['date']}, {report['slots']} slots; prompts of {report['results'][0]['shape'][1]} "
+           f"and answers of {report['results'][0]['shape'][2]} tokens." + (f" Incomplete: {report['incomplete']}." if "incomplete" in report else ""))
+    yield ""
+    yield ("| model | sampling | at once | tokens/s | share of the limit | ms a token | first token, ms, p50 / p99 | between tokens, ms, p50 / p99 |"
+           + (" llama.cpp, tokens/s | its first token | its between tokens |" if rivals else ""))
+    yield "|---|---|---:|---:|---:|---:|---:|---:|" + ("---:|---:|---:|" if rivals else "")
+    for r in report["results"]:
+        ours, theirs = r["clients"], r.get("llama.cpp")
+        cells = [r["model"], r["sampling"], str(r["shape"][0]), rate(ours), percent(100 * r["limit_us"] / r["ours_us"]), f"{ours['token_ms']:.2f}",
+                 pair(ours["first_token_ms"], 0), pair(ours["between_tokens_ms"], 2)]
+        if rivals:
+            cells += [rate(theirs), pair(theirs["first_token_ms"], 0), pair(theirs["between_tokens_ms"], 2)] if theirs else ["", "", ""]
+        yield "| " + " | ".join(cells) + " |"
+
+
+# Suites whose reports are not tables of times beside peers.
+GPU_TABLES = {"serve": serve_table}
+
+
 def key_of(result):
     return result["name"], tuple(result["shape"]), result["dtype"]
 
@@ -263,7 +291,7 @@ def filled(text):
             for report in on_cpus(match[2]):
                 lines += [*CPU_TABLES[match[2]](report), ""]
         for report in tabled(by_suite.get(match[2], [])):
-            lines += [*table(report), ""]
+            lines += [*GPU_TABLES.get(match[2], table)(report), ""]
         return match[1] + "\n".join(lines or [f"No report yet: `{reports.how_to_measure(match[2])}` on a machine with a GPU writes it.", ""]) + match[3]
 
     return MARKED.sub(fill, text)

@@ -1,10 +1,11 @@
-"""A GGUF of GPT-OSS's published shapes with random weights, for programs that read GGUF files: the input of `gpu_decode.py --llama-bench`.
+"""A GGUF of GPT-OSS's published shapes with random weights, for programs that read GGUF files: the input of `gpu_decode.py --llama-bench` and of
+`gpu_serve.py --llama-server`.
 
     python3 bench/peers/synthetic_gguf.py 20b bf16|q8_0 OUT.gguf
 
 Needs the package `gguf` (PyPI). Experts are MXFP4, the dense matrices bf16 or Q8_0 (8 bits with a scale per 32 numbers), scales such that
-activations stay of order one. All layers have the same numbers: the time of a token does not depend on the numbers, but the time of writing the file does. The file has
-no tokenizer.
+activations stay of order one. All layers have the same numbers: the time of a token does not depend on the numbers, but the time of writing the file does. The
+tokenizer is that of Ingot's own random weights (src/ingot/models/gpt_oss/synthetic.cpp): bytes, words of letters, the special tokens of o200k_harmony.
 """
 import argparse
 
@@ -39,6 +40,33 @@ class Numbers:
         return blocks.reshape(experts, rows, cols // 32 * 17)
 
 
+SPECIALS = {0: "startoftext", 1: "endoftext", 4: "return", 5: "constrain", 7: "channel", 8: "start", 9: "end", 10: "message", 14: "call", 20: "endofprompt"}
+ORDINARY = 199998  # ids below stand for bytes and words
+
+
+def letters(byte_alphabet, n):
+    """A word for each number: a space and the number's digits to the base 26."""
+    digits = ""
+    while n > 0 or not digits:
+        digits, n = chr(ord("a") + n % 26) + digits, n // 26
+    return byte_alphabet[ord(" ")] + digits
+
+
+def add_tokenizer(gguf, out):
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    alphabet = {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}  # GPT-2's spelling of bytes
+    tokens = [alphabet[b] for b in range(256)] + [letters(alphabet, i) for i in range(ORDINARY - 256)]
+    tokens += [f"<|{SPECIALS.get(i, f'reserved_{ORDINARY + i}')}|>" for i in range(VOCAB - ORDINARY)]
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("gpt-4o")
+    out.add_token_list(tokens)
+    out.add_token_types([gguf.TokenType.NORMAL] * ORDINARY + [gguf.TokenType.CONTROL] * (VOCAB - ORDINARY))
+    out.add_token_merges([f"{alphabet[ord(' ')]} a"])  # one, because readers expect some
+    out.add_bos_token_id(ORDINARY)
+    out.add_eos_token_id(200002)
+
+
 def write(size, dense, path):
     import gguf
 
@@ -53,7 +81,7 @@ def write(size, dense, path):
     for key, value in {"attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 150000.0, "rope.scaling.factor": 32.0}.items():
         out.add_float32(f"gpt-oss.{key}", value)
     out.add_string("gpt-oss.rope.scaling.type", "yarn")
-    out.add_string("tokenizer.ggml.model", "no_vocab")
+    add_tokenizer(gguf, out)
 
     def matrix(name, data, kind):
         out.add_tensor(name, data, raw_dtype=kind)
