@@ -1,11 +1,14 @@
-"""A load on `ingot serve`: idle connections, clients that stream and now and then go away, and a watch on /health beside them.
+"""A load on `ingot serve`: idle connections, clients that stream and now and then go away, slow readers, and a watch on /health beside them.
 
-    python3 tests/serve_load.py BINARY [--seconds 600] [--idle 256] [--busy 32] [--slots 8] [--json REPORT]
+    python3 tests/serve_load.py BINARY [--seconds 600] [--idle 256] [--busy 32] [--slow 4] [--slots 8] [--json REPORT]
+    python3 tests/serve_load.py BINARY --synthetic 20b --busy 64 --slots 64 [--seconds 300] [--serve OPTIONS] [--json REPORT]
     python3 tests/serve_load.py BINARY --overhead RUN [--seconds 60] [--json REPORT]
 
 The first holds a small random model to this: no event lost or doubled (every whole stream says what the request says alone), no growth of memory, 99 of 100
-answers of /health in time (--health-ms, of which a machine busy with other things needs more). The second compares the time of a token of RUN, a model of
-`ingot train`, between `ingot generate` and one stream of the server, in turns, at their best. Ends with 1 where something does not hold.
+answers of /health in time (--health-ms, of which a machine busy with other things needs more). The second does the same with random weights of GPT-OSS's
+shapes, on a GPU where there is one: there an answer may depend by roundings on its company, so instead every event must begin where the one before it
+ended (each token comes with its place in the text), the server's own counts must agree, and the GPU's memory must stay level too. The third compares the time of a token of RUN, a model
+of `ingot train`, between `ingot generate` and one stream of the server, in turns, at their best. Ends with 1 where something does not hold.
 """
 import argparse
 import datetime
@@ -32,7 +35,10 @@ def options():
     p.add_argument("--seconds", type=float, default=600)
     p.add_argument("--idle", type=int, default=256)
     p.add_argument("--busy", type=int, default=32)
+    p.add_argument("--slow", type=int, default=4, help="clients that read slowly, beside the busy ones")
     p.add_argument("--slots", type=int, default=8)
+    p.add_argument("--synthetic", metavar="SIZE", help="random weights: 20b, 120b or small")
+    p.add_argument("--serve", default="", metavar="OPTIONS", help="more options of `ingot serve`, in one word")
     p.add_argument("--health-ms", type=float, default=50)
     p.add_argument("--growth-mb", type=float, default=8)
     p.add_argument("--overhead", metavar="RUN")
@@ -67,75 +73,147 @@ def watch_health(port, seconds, results):
     results.put(took)
 
 
+def tiny_bodies():
+    return [dict(prompt="user " * (1 + i % 7) + str(i), max_tokens=20 + 9 * (i % 11), logit_bias=serve_test.ENDLESS,
+                 **(dict(temperature=0) if i % 2 else dict(temperature=1, seed=i))) for i in range(40)]
+
+
+def synthetic_bodies(vocab, longest):
+    """Prompts of ids, long and short, under every kind of sampling; each token of an answer comes with its logprob."""
+    noise = random.Random(1)
+    kinds = [dict(temperature=1), dict(temperature=0), dict(top_p=0.9), dict(top_k=40, min_p=0.05), dict(temperature=1, frequency_penalty=0.5)]
+    return [dict(prompt=[noise.randrange(256, vocab) for _ in range(noise.choice((3, 40, longest // 4, longest)))], max_tokens=noise.randrange(5, longest),
+                 seed=i, logprobs=0, **kinds[i % len(kinds)]) for i in range(60)]
+
+
 class Client:
-    """Streams one request after the other on one connection."""
+    """Streams one request after the other on one connection. `alone`: what the requests say alone, or nothing where that may differ. A slow client takes
+    little at a time, rarely leaves, and asks for long answers."""
 
-    BODIES = [dict(prompt="user " * (1 + i % 7) + str(i), max_tokens=20 + 9 * (i % 11), logit_bias=serve_test.ENDLESS,
-                   **(dict(temperature=0) if i % 2 else dict(temperature=1, seed=i))) for i in range(40)] if OPTIONS else []
-
-    def __init__(self, port, alone, number):
-        self.port, self.alone, self.noise = port, alone, random.Random(number)
-        self.whole = self.broken = self.events = 0
+    def __init__(self, port, bodies, alone, number, slow=False):
+        self.port, self.bodies, self.alone, self.noise, self.slow = port, bodies, alone, random.Random(number), slow
+        self.whole = self.broken = self.events = self.tokens = 0
         self.wrong = []
 
+    def connect(self):
+        s = socket.socket()
+        if self.slow:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        s.settimeout(120)
+        s.connect(("127.0.0.1", self.port))
+        return s
+
     def run(self, end):
-        self.socket = connect(self.port)
+        self.socket = self.connect()
         while time.monotonic() < end and not self.wrong:
-            which = self.noise.randrange(len(self.BODIES))
-            leave_after = self.noise.randrange(1, 15000) if self.noise.random() < 0.2 else None
+            which = self.noise.randrange(len(self.bodies))
+            leave_after = self.noise.randrange(1, 15000) if self.noise.random() < (0.05 if self.slow else 0.2) else None
             try:
                 self.one(which, leave_after)
-            except (OSError, ValueError, KeyError) as e:
-                self.wrong.append(repr(e))
+            except (OSError, ValueError, KeyError, IndexError) as e:
+                self.wrong.append(f"request {which}: {e!r}")
         self.socket.close()
 
     def one(self, which, leave_after):
-        self.socket.sendall(post(self.BODIES[which] | dict(stream=True)))
+        self.socket.sendall(post(self.bodies[which] | dict(stream=True, stream_options=dict(include_usage=True))))
         back = b""
         while not back.endswith(b"\r\n0\r\n\r\n"):
             if leave_after is not None and len(back) >= leave_after:
                 self.socket.close()
-                self.socket, self.broken = connect(self.port), self.broken + 1
+                self.socket, self.broken = self.connect(), self.broken + 1
                 return
-            part = self.socket.recv(65536)
+            part = self.socket.recv(2000 if self.slow else 65536)
             if not part:
                 raise ValueError("the connection ended before the answer")
             back += part
+            if self.slow:
+                time.sleep(0.01)
         head, text = back.split(b"\r\n\r\n", 1)
         data = b"".join(re.split(rb"\r\n[0-9a-fA-F]+\r\n", b"\r\n" + text[: -len(b"\r\n0\r\n\r\n")]))
         events = [e[6:] for e in data.split(b"\n\n") if e.startswith(b"data: ")]
-        choices = [json.loads(e)["choices"][0] for e in events[:-1]]
-        said, ends = "".join(c["text"] for c in choices), [c["finish_reason"] for c in choices if c["finish_reason"]]
-        if not head.startswith(b"HTTP/1.1 200 ") or events[-1] != b"[DONE]" or len(ends) != 1 or said != self.alone[which]:
-            self.wrong.append(f"request {which}: {said!r}, expected {self.alone[which]!r}; {ends}, {events[-1]!r}")
+        self.check(which, head, [json.loads(e) for e in events[:-1]], events[-1])
         self.whole += 1
         self.events += len(events)
+
+    def check(self, which, head, events, last):
+        choices, usage = [e["choices"][0] for e in events if e["choices"]], events[-1]["usage"]
+        said, ends = "".join(c["text"] for c in choices), [c["finish_reason"] for c in choices if c["finish_reason"]]
+        told = lambda: f"request {which}: {head[:40]!r} {said!r}, {ends}, {usage}, {last!r}"
+        if not head.startswith(b"HTTP/1.1 200 ") or last != b"[DONE]" or len(ends) != 1 or ends[0] not in ("length", "stop"):
+            self.wrong.append(told())
+        if self.alone and said != self.alone[which]:
+            self.wrong.append(f"{told()}, expected {self.alone[which]!r}")
+        if "logprobs" in self.bodies[which]:  # an event that is lost or doubled moves the places of all later ones
+            place, tokens = 0, 0
+            for choice in choices:
+                if choice["logprobs"]:
+                    tokens += len(choice["logprobs"]["tokens"])
+                    if choice["logprobs"]["text_offset"][0] != place:
+                        self.wrong.append(f"{told()}: {choice} after {place} bytes")
+                place += len(choice["text"].encode())
+            if tokens > usage["completion_tokens"]:  # fewer where a control token was among them, which has no text
+                self.wrong.append(f"{told()}, with {tokens} tokens")
+        if ends == ["length"] and usage["completion_tokens"] != self.bodies[which]["max_tokens"]:
+            self.wrong.append(f"{told()}, expected {self.bodies[which]['max_tokens']} tokens")
+        self.tokens += usage["completion_tokens"]
 
 
 def percentile(values, p):
     return sorted(values)[min(len(values) - 1, int(len(values) * p))]
 
 
+def gpu_memory_mb():
+    """Of all GPUs together, or 0 where there is none."""
+    try:
+        found = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=20)
+        return sum(float(line) for line in found.stdout.split()) if found.returncode == 0 else 0
+    except OSError:
+        return 0
+
+
+def count(server):
+    """How the server says that requests ended, and the tokens that it sampled."""
+    ends = {reason: server.metric(f'request_success_total{{finished_reason="{reason}"}}') for reason in ("stop", "length", "abort", "error")}
+    return ends, server.metric("generation_tokens_total")
+
+
+def growth(values):
+    """The median early on, after the first memory was taken, and at the end."""
+    return statistics.median(values[len(values) // 10 : len(values) // 4 + 1]), statistics.median(values[-len(values) // 4 :])
+
+
+def bodies_of(o, server):
+    if not o.synthetic:
+        return tiny_bodies()
+    model = json.loads(server.request("GET", "/v1/models")[1])["data"][0]
+    return synthetic_bodies(model["meta"]["n_vocab"] - 16, min(600, model["max_model_len"] // 3) if o.synthetic != "small" else 60)
+
+
 def load(o):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, o.idle + o.busy + 256)), hard))
-    server = serve_test.Server("--slots", o.slots, "--queue", o.busy + 8, "--connections", o.idle + o.busy + 64, "--patience", 3600)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, o.idle + o.busy + o.slow + 256)), hard))
+    model = dict(model=f"synthetic:{o.synthetic}") if o.synthetic else {}
+    server = serve_test.Server("--slots", o.slots, "--queue", o.busy + o.slow + 8, "--connections", o.idle + o.busy + o.slow + 64, "--patience", 3600, *o.serve.split(), **model)
     memory_file = pathlib.Path(f"/proc/{server.process.pid}/status")
     memory = lambda: int(re.search(r"VmRSS:\s+(\d+)", memory_file.read_text())[1]) / 1024
-    alone = [json.loads(server.request("POST", "/v1/completions", body)[1])["choices"][0]["text"] for body in Client.BODIES]
+    bodies = bodies_of(o, server)
+    on_gpu = bool(o.synthetic) and f"{model['model']}: on " in server.log
+    alone = [] if on_gpu else [json.loads(server.request("POST", "/v1/completions", body)[1])["choices"][0]["text"] for body in bodies]
+    before, _ = count(server)
     idle = [connect(server.port) for _ in range(o.idle)]
     results = multiprocessing.Queue()
     health = multiprocessing.Process(target=watch_health, args=(server.port, o.seconds, results))
     health.start()
-    clients = [Client(server.port, alone, i) for i in range(o.busy)]
+    clients = [Client(server.port, bodies, alone, i, slow=i >= o.busy) for i in range(o.busy + o.slow)]
     end = time.monotonic() + o.seconds
     threads = [threading.Thread(target=c.run, args=(end,)) for c in clients]
     for t in threads:
         t.start()
-    held = []
+    held, held_by_gpu = [], []
     while time.monotonic() < end:
         time.sleep(min(1, o.seconds / 20))
         held.append(memory())
+        held_by_gpu.append(gpu_memory_mb() if on_gpu else 0)
     for t in threads:
         t.join()
     took = results.get(timeout=60)
@@ -146,18 +224,25 @@ def load(o):
         kept += s.recv(4096).startswith(b"HTTP/1.1 200 ")
         s.close()
     server.until("num_requests_running", 0)
-    failed = server.metric('request_success_total{finished_reason="error"}')
+    ends, sampled = count(server)
     status = server.stop()
-    early, late = statistics.median(held[len(held) // 10 : len(held) // 4 + 1]), statistics.median(held[-len(held) // 4 :])
+    (early, late), (gpu_early, gpu_late) = growth(held), growth(held_by_gpu)
     wrong = [w for c in clients for w in c.wrong]
-    report = dict(suite="serve_load", seconds=o.seconds, idle=o.idle, busy=o.busy, slots=o.slots, whole_streams=sum(c.whole for c in clients), broken_off=sum(c.broken for c in clients),
-                  events=sum(c.events for c in clients), wrong=len(wrong), idle_kept=kept, health_asked=len(took),
+    whole, broken, tokens = (sum(getattr(c, name) for c in clients) for name in ("whole", "broken", "tokens"))
+    ended = sum(ends.values()) - sum(before.values())
+    answered = ended - (ends["abort"] - before["abort"])  # a client may leave after the last token
+    report = dict(suite="serve_load", model=model.get("model", "tiny"), seconds=o.seconds, idle=o.idle, busy=o.busy, slow=o.slow, slots=o.slots, whole_streams=whole, broken_off=broken,
+                  events=sum(c.events for c in clients), tokens=tokens, wrong=len(wrong), ended={k: v - before[k] for k, v in ends.items()}, idle_kept=kept, health_asked=len(took),
                   health_ms=dict(p50=round(statistics.median(took), 2), p99=round(percentile(took, 0.99), 2), most=round(max(took), 2)),
-                  memory_mb=dict(early=round(early, 1), late=round(late, 1), most=round(max(held), 1)))
+                  memory_mb=dict(early=round(early, 1), late=round(late, 1), most=round(max(held), 1)), gpu_memory_mb=dict(early=gpu_early, late=gpu_late))
     problems = wrong[:3]
-    problems += ["the server failed"] if status != 0 or failed else []
+    problems += ["the server failed"] if status != 0 or ends["error"] else []
+    problems += [f"the server ended {ended} requests, expected {whole + broken}"] if ended != whole + broken else []
+    problems += [f"the server answered {answered} requests whole, expected {whole} to {whole + broken}"] if not whole <= answered <= whole + broken else []
+    problems += [f"the server sampled {sampled} tokens, and clients received {tokens}"] if sampled < tokens else []
     problems += [f"{kept} of {o.idle} idle connections were kept"] if kept != o.idle else []
     problems += [f"memory grew from {early} to {late} MB"] if late - early > o.growth_mb else []
+    problems += [f"the GPU's memory grew from {gpu_early} to {gpu_late} MB"] if gpu_late - gpu_early > 64 else []
     problems += [f"/health took {report['health_ms']} ms"] if report["health_ms"]["p99"] > o.health_ms else []
     problems += ["no whole stream"] if not report["whole_streams"] else []
     return report, problems

@@ -31,7 +31,9 @@ if(TARGET ingot_cli)
   endif()
   add_test(NAME serve_load COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_load.py $<TARGET_FILE:ingot_cli>
     --seconds 4 --health-ms 1000 --growth-mb ${growth})
-  set_tests_properties(serve_load PROPERTIES SKIP_RETURN_CODE 77)
+  add_test(NAME serve_load_synthetic COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_load.py $<TARGET_FILE:ingot_cli>
+    --synthetic small --serve "--device cpu" --seconds 4 --idle 16 --busy 12 --slots 12 --health-ms 1000 --growth-mb ${growth})
+  set_tests_properties(serve_load serve_load_synthetic PROPERTIES SKIP_RETURN_CODE 77)
   add_test(NAME serve_proxy COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/proxy_test.py $<TARGET_FILE:ingot_cli>)
   set_tests_properties(serve_proxy PROPERTIES SKIP_RETURN_CODE 77)
   add_test(NAME serve_page COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/page_test.py $<TARGET_FILE:ingot_cli>)
