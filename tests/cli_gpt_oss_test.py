@@ -277,6 +277,9 @@ class GptOss(TinyGptOss):
             for token in (c["token"]["cpu"] for c in of_contexts):
                 self.assertTrue(0 < token["best_ms"] <= token["p50_ms"] <= token["p99_ms"] and token["best_ms"] <= token["mean_ms"] <= 1e4, token)
             self.assertGreater(found["first_token_ms"], 0)
+            (sampled,) = found["sampled"]
+            self.assertEqual((sampled["gpus"], list(sampled["token"])), (1, ["greedy", "temperature 1", "top-p 0.9", "top-k 40, min-p 0.05"]))
+            self.assertTrue(all(0 < t["best_ms"] <= t["p50_ms"] <= t["p99_ms"] for t in sampled["token"].values()), sampled)
             self.assertEqual([(a["prompt"], a["tokens"]) for a in found["answers"]], [(4, 3), (7, 1)])
             self.assertTrue(all(0 < a["first_token_ms"] <= a["whole_ms"] for a in found["answers"]))
             # Keys and values of 2 heads of 8 numbers in fp32; the first layer's window is 128.
@@ -287,7 +290,9 @@ class GptOss(TinyGptOss):
         self.assertEqual(read, [[2 * (dense + experts) + 2 * 32 * 37 + 2 * 4 * 16 * (a + b) for a, b in ((20, 20), (128, 150), (3, 3))]] * 2)
         text = ingot(*bench, "--model", archive).text
         self.assertRegex(text, rf"\A{re.escape(str(archive))}, CPU, 20 tokens of context, 0.0 GB of weights\na token reads 0.000 GB\n"
-                         r"cpu: mean [\d.]+ ms a token, p50 [\d.]+, p99 [\d.]+, best [\d.]+; \d+ tokens/s, [\d.]+ GB/s\ntime to first token: [\d.]+ ms\n\Z")
+                         r"cpu: mean [\d.]+ ms a token, p50 [\d.]+, p99 [\d.]+, best [\d.]+; \d+ tokens/s, [\d.]+ GB/s\ntokens through the decoder, as `generate` gets them:\n"
+                         r"(  [a-z01].+: mean [\d.]+ ms a token, .*\n){4}time to first token: [\d.]+ ms\n\Z")
+        self.assertNotIn("sampled", json.loads(ingot(*bench, "--model", archive, "--kernels-alone", "--json").text))
         self.refuses(2, "--device: found cpu without --model, expected one: random weights are made on a GPU", *bench)
         self.refuses(2, "found --phases, which changes nothing with --model", *bench, "--model", archive, "--phases")
         self.refuses(2, "--gpus: found 2 with device cpu", *bench, "--model", archive, "--gpus", 2)

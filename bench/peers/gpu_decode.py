@@ -1,6 +1,6 @@
 """A token of GPT-OSS on a GPU, by one kernel and by one launch per phase, with random weights of the published shapes: `ingot bench decode`
-for every context and format, whole answers from prompt to end, several sequences per pass, and grid barriers by themselves. Writes
-bench/results/<gpu>/decode.json.
+for every context and format, whole answers from prompt to end, several sequences per pass, and grid barriers by themselves; beside these kernel
+times the tokens that `generate` gets, greedy and sampled, through the decoder. Writes bench/results/<gpu>/decode.json.
 
     python3 bench/peers/gpu_decode.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--llama-bench PATH] [--only TEXT] [--quick]
 
@@ -24,14 +24,16 @@ import synthetic_gguf
 from gpu_common import Native, ceilings, gpu_state, parsed, picked, program_options, write_report
 
 # For each model the measurements of one process: contexts, whole answers (tokens of the prompt and of the answer), sequences per pass, grid barriers.
-MODELS = [dict(size="120b", dense="bf16", contexts=(128, 1024, 8192, 32768, 130000), answers=((100, 100), (1024, 100), (1024, 1024), (2048, 2048)), grid_barriers=True),
+# `sampled`: tokens through the decoder, at the first of the contexts.
+MODELS = [dict(size="120b", dense="bf16", contexts=(1024, 128, 8192, 32768, 130000), sampled=True, answers=((100, 100), (1024, 100), (1024, 1024), (2048, 2048)), grid_barriers=True),
           dict(size="120b", dense="bf16", streams=(1, 2, 4, 8)),
           dict(size="120b", dense="fp8", contexts=(1024,)),
           dict(size="120b", dense="mxfp4", contexts=(1024, 32768), streams=(1, 8)),
-          dict(size="20b", dense="bf16", contexts=(1024, 8192)),
+          dict(size="20b", dense="bf16", contexts=(1024, 8192), sampled=True),
           dict(size="20b", dense="fp8", contexts=(1024,)),
           dict(size="20b", dense="mxfp4", contexts=(1024,))]
 TOKENS = 128  # timed tokens
+SAMPLED = ("greedy", "temperature 1", "top-p 0.9", "top-k 40, min-p 0.05")  # as `ingot bench decode` names them
 
 
 def label(model):
@@ -54,6 +56,8 @@ def ask(model, ingot):
         line += ["--streams", listed(model["streams"])]
     if model.get("grid_barriers"):
         line += ["--grid-barriers"]
+    if not model.get("sampled"):
+        line += ["--kernels-alone"]
     done = subprocess.run(line, capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{label(model)}: {done.stderr.strip()}")
@@ -71,12 +75,18 @@ def rows(model, found):
 
     what, out = label(model), []
     if "contexts" in model:
-        for at in [found, *found.get("contexts", [])]:
+        for at in sorted([found, *found.get("contexts", [])], key=lambda at: at["context"]):
             out.append(row(what, [at["context"]], at["token"]["megakernel"]["mean_ms"], {"phased": at["token"]["phased"]["mean_ms"]}, limit_ms(at["token_bytes"]),
                            token=at["token"], token_bytes=at["token_bytes"], prompt_ms_of_16=found["prompt_ms_of_16"]))
             if "screened" in at["token"]:
                 out.append(row(f"{what}, head screened in 8 bits", [at["context"]], at["token"]["screened"]["mean_ms"], {"whole_head": at["token"]["megakernel"]["mean_ms"]},
                                limit_ms(at["screened_bytes"]), screened=at["token"]["screened"]))
+    for sampled in found.get("sampled", []):
+        kernels = found["token"].get("screened", found["token"]["megakernel"])["mean_ms"]  # the path of greedy tokens, and of tokens at a temperature alone
+        size = found["screened_bytes"] or found["token_bytes"]
+        for name in SAMPLED:
+            token = sampled["token"][name]
+            out.append(row(f"{what}, {name}, through the decoder", [found["context"]], token["mean_ms"], {"kernels": kernels}, limit_ms(size), sampled=token))
     for a in found.get("answers", []):
         whole = dict(first_token_ms=a["first_token_ms"], token_ms=a["token_ms"], whole_ms=a["whole_ms"])
         out.append(row(f"{what}, answers of {a['tokens']}", [a["prompt"]], a["token_ms"], {}, limit_ms(found["token_bytes"]), answer=whole,
@@ -102,7 +112,7 @@ def said(r):
 
 
 def count(model):  # a bf16 head is also measured with the int8 prefilter
-    return (2 if model["dense"] == "bf16" else 1) * len(model.get("contexts", ())) + len(model.get("answers", ())) + sum(n > 1 for n in model.get("streams", ())) + (2 if model.get("grid_barriers") else 0)
+    return (2 if model["dense"] == "bf16" else 1) * len(model.get("contexts", ())) + len(model.get("answers", ())) + (len(SAMPLED) if model.get("sampled") else 0) + sum(n > 1 for n in model.get("streams", ())) + (2 if model.get("grid_barriers") else 0)
 
 
 RIVAL = "llama.cpp"

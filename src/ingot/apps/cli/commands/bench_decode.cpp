@@ -19,7 +19,7 @@ struct Options {
   std::string size = "120b", dense = "bf16";
   DecodeMeasurement measurement;
   bool phased = false, megakernel = false;  // only this one
-  bool json = false;
+  bool json = false, kernels_alone = false;
   std::string model, device = "auto";
   std::string contexts, answers, streams, gpus;
 };
@@ -82,6 +82,33 @@ void print_contexts(const DecodeTimes& t) {
               " ms a token, all in " + fixed(1e-3 * a.whole_ms, 3) + " s\n");
 }
 
+// Tokens as `generate` gets them, by how they are sampled: the decoder's call and the copy of the id to the host, one
+// after the other. The name is the number of GPUs where there are several, and the sampling.
+struct SampledTimes {
+  int64_t gpus = 1;
+  std::vector<std::pair<std::string, TokenTimes>> token;
+};
+// `kernels`: what the same token takes by the kernels alone, or 0.
+void print_sampled(const SampledTimes& s, double kernels_ms) {
+  write_out(std::string("tokens through the decoder, as `generate` gets them") +
+            (s.gpus > 1 ? ", " + std::to_string(s.gpus) + " GPUs" : "") + ":\n");
+  for (const auto& [name, of] : s.token)
+    print_path(
+        "  " + name, of,
+        kernels_ms > 0 ? "; " + fixed(100 * (of.mean_ms / kernels_ms - 1), 1) + " % over the kernels alone" : "");
+}
+// The fastest path of the kernels alone.
+double kernels_ms(const std::vector<std::pair<std::string, TokenTimes>>& paths) {
+  double best = 0;
+  for (const auto& [path, of] : paths) best = best > 0 ? std::min(best, of.mean_ms) : of.mean_ms;
+  return best;
+}
+double kernels_ms(const DecodeTimes& t, int64_t gpus) {
+  for (const SharedTimes& s : t.shared)
+    if (s.gpus == gpus) return kernels_ms(s.token);
+  return gpus == 1 ? kernels_ms(t.token) : 0;
+}
+
 void print(const Options& o, const DecodeTimes& t) {
   const std::string text = "GPT-OSS-" + o.size + " shapes, " + o.dense + " and mxfp4 experts" +
                            (o.measurement.quant ? " of e4m3 inputs, " : ", ") + with_commas(o.measurement.context) +
@@ -135,6 +162,9 @@ OrderedJson as_json(const megakernel::GridBarrierTimes& h) {
   return {{"barrier_us", h.barrier}, {"fenced_us", h.fenced}, {"stamped_us", h.stamped}, {"polled_us", h.polled}};
 }
 
+void add_sampled(OrderedJson& json, const std::vector<SampledTimes>& sampled) {
+  for (const SampledTimes& s : sampled) json["sampled"].push_back({{"gpus", s.gpus}, {"token", as_json(s.token)}});
+}
 void add_contexts(OrderedJson& json, const DecodeTimes& t) {
   for (const ContextTimes& at : t.contexts)
     json["contexts"].push_back({{"context", at.context},
@@ -242,22 +272,28 @@ void tell_prompt(Decoder& d, int slot, int64_t length) {
     if (!d.extend(slot, ids)) fail(ErrorCode::interrupted, "stopped in a prompt of ", length, " tokens");
   }
 }
-// Milliseconds from the prompt's first token to each of the answer's.
-std::vector<double> time_answer(Decoder& d, int slot, int64_t prompt, int64_t tokens) {
-  std::vector<double> at;
-  const int rounds = d.device().kind == Device::cuda ? 2 : 1;  // the first makes the graphs
-  for (int i = 0; i < rounds; ++i) {
-    at.clear();
-    const auto begin = Clock::now();
-    tell_prompt(d, slot, prompt);
-    (void)d.draw(slot,
-                 {.sampling = {.temperature = 0},
+// Samples `tokens` tokens and appends to `at` the milliseconds from `begin` to each.
+void sample_tokens(Decoder& d, int slot, const SamplingOptions& sampling, int64_t tokens, Clock::time_point begin,
+                   std::vector<double>& at) {
+  (void)d.sample(slot,
+                 {.sampling = sampling,
                   .on_token =
                       [&](int32_t) {
                         at.push_back(ms_since(begin));
                         return true;
                       }},
                  tokens);
+}
+// Milliseconds from the prompt's first token to each of the answer's.
+std::vector<double> time_answer(Decoder& d, int slot, int64_t prompt, int64_t tokens,
+                                const SamplingOptions& sampling = {.temperature = 0}) {
+  std::vector<double> at;
+  const int rounds = d.device().kind == Device::cuda ? 2 : 1;  // the first makes the graphs
+  for (int i = 0; i < rounds; ++i) {
+    at.clear();
+    const auto begin = Clock::now();
+    tell_prompt(d, slot, prompt);
+    sample_tokens(d, slot, sampling, tokens, begin, at);
   }
   return at;
 }
@@ -271,6 +307,44 @@ TokenTimes times_of(const std::vector<double>& at) {
           .best_ms = ms[0]};
 }
 
+constexpr struct {
+  const char* name;
+  SamplingOptions options;
+} kSamplings[] = {{"greedy", {.temperature = 0}},
+                  {"temperature 1", {}},
+                  {"top-p 0.9", {.top_p = 0.9}},
+                  {"top-k 40, min-p 0.05", {.top_k = 40, .min_p = 0.05}}};
+
+// On a GPU each kind of sampling begins after the same context. A CPU, which would take long to compute the context
+// again, goes on with the answer that the slot holds.
+SampledTimes measure_sampled(Decoder& d, int slot, int64_t gpus, int64_t context, int64_t tokens) {
+  SampledTimes found{.gpus = gpus};
+  for (const auto& [name, sampling] : kSamplings) {
+    std::vector<double> at;
+    if (d.device().kind == Device::cuda)
+      at = time_answer(d, slot, context, kFirst + tokens, sampling);
+    else
+      sample_tokens(d, slot, sampling, kFirst + tokens, Clock::now(), at);
+    found.token.emplace_back(name, times_of(at));
+  }
+  return found;
+}
+// Random weights again, behind the interface that generation uses.
+std::vector<SampledTimes> measure_sampled(const Options& o) {
+  const DecodeMeasurement& m = o.measurement;
+  std::vector<SampledTimes> all;
+  for (const int64_t gpus : m.gpus.empty() ? std::vector<int>{1} : m.gpus) {
+    const OpenedModel model =
+        ingot::open_model("synthetic:" + o.size + ":" + o.dense, {.context = m.context + kFirst + m.tokens,
+                                                                  .device = DeviceChoice::cuda,
+                                                                  .gpus = gpus,
+                                                                  .split = m.split,
+                                                                  .e4m3_experts = m.quant});
+    all.push_back(measure_sampled(*model.decoder, model.decoder->open(), gpus, m.context, m.tokens));
+  }
+  return all;
+}
+
 int64_t gpus_of_model(const Options& o) {
   const std::vector<int64_t> counts = numbers_in("--gpus", o.gpus);
   if (counts.size() > 1)
@@ -280,6 +354,7 @@ int64_t gpus_of_model(const Options& o) {
 
 struct ModelTimes {
   DecodeTimes times;
+  std::vector<SampledTimes> sampled;
   std::string device;
 };
 ModelTimes measure_model(const Options& o) {
@@ -287,7 +362,7 @@ ModelTimes measure_model(const Options& o) {
   const DecodeMeasurement& m = o.measurement;
   int64_t longest = m.context;
   for (const int64_t context : m.contexts) longest = std::max(longest, context);
-  longest += kFirst + m.tokens;
+  longest += (1 + std::size(kSamplings)) * (kFirst + m.tokens);
   for (const auto& [prompt, tokens] : m.answers) longest = std::max(longest, prompt + tokens);
   const OpenedModel model = open_model(
       o.model, longest,
@@ -306,6 +381,7 @@ ModelTimes measure_model(const Options& o) {
   std::vector<double> at = time_answer(d, slot, m.context, kFirst + m.tokens);
   t.first_token_ms = at[0], t.token_bytes = bytes(m.context);
   t.token.emplace_back(path, times_of(at));
+  if (!o.kernels_alone) found.sampled.push_back(measure_sampled(d, slot, gpus_of_model(o), m.context, m.tokens));
   for (const int64_t context : m.contexts) {
     at = time_answer(d, slot, context, kFirst + m.tokens);
     t.contexts.push_back({.context = context, .token = {{path, times_of(at)}}, .token_bytes = bytes(context)});
@@ -334,6 +410,7 @@ void bench_model(const Options& o) {
                      {"token_bytes", t.token_bytes},
                      {"weight_bytes", t.weight_bytes}};
     add_contexts(json, t);
+    add_sampled(json, found.sampled);
     return write_out(show_json(json) + "\n");
   }
   const int64_t gpus = gpus_of_model(o);
@@ -342,6 +419,7 @@ void bench_model(const Options& o) {
             " GB of weights\n");
   if (t.token_bytes > 0) write_out("a token reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB\n");
   print_paths(t, 0);
+  for (const SampledTimes& s : found.sampled) print_sampled(s, 0);
   print_contexts(t);
   write_out("time to first token: " + fixed(t.first_token_ms, 1) + " ms\n");
 }
@@ -363,6 +441,8 @@ void add_bench_decode(Command& bench) {
   c.integer("--tokens N", o->measurement.tokens, 1, 100000, "tokens to time (default: 200)");
   c.flag("--phased", o->phased, "time the phased path alone, a launch a phase (default: both paths)");
   c.flag("--megakernel", o->megakernel, "time the megakernel alone, one launch a token");
+  c.flag("--kernels-alone", o->kernels_alone,
+         "do not time sampled tokens through the decoder, as `generate` gets them, too");
   c.flag("--phases", o->measurement.phases, "time each phase alone, too, and the megakernel's stages");
   c.text("--trace FILE", o->measurement.trace,
          "write a token of the megakernel, each stage on each SM, for ui.perfetto.dev");
@@ -403,8 +483,17 @@ void add_bench_decode(Command& bench) {
     for (size_t i = 0; i < answers.size(); i += 2) o->measurement.answers.emplace_back(answers[i], answers[i + 1]);
     if (!o->model.empty()) return bench_model(*o);
     const DecodeTimes times = measure_decode(o->measurement);
-    if (o->json) return write_out(show_json(as_json(*o, times)) + "\n");
-    print(*o, times);
+    if (!o->json) print(*o, times);
+    const std::vector<SampledTimes> sampled = o->kernels_alone || o->phased || !o->measurement.trace.empty()
+                                                  ? std::vector<SampledTimes>()
+                                                  : measure_sampled(*o);
+    if (!o->json) {
+      for (const SampledTimes& s : sampled) print_sampled(s, kernels_ms(times, s.gpus));
+      return;
+    }
+    OrderedJson json = as_json(*o, times);
+    add_sampled(json, sampled);
+    write_out(show_json(json) + "\n");
   });
 }
 
