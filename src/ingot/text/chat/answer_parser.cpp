@@ -1,0 +1,125 @@
+#include "ingot/text/chat/answer_parser.h"
+
+#include <algorithm>
+
+#include "ingot/io/json.h"
+#include "ingot/text/chat/turns.h"
+#include "ingot/text/utf8.h"
+
+namespace ingot {
+namespace {
+
+class Parser final : public ChatParser {
+ public:
+  Parser(const ByteBpe& bpe, const AnswerTokens& tokens) : bpe_(bpe), tokens_(tokens), special_(specials_of(bpe)) {}
+
+  std::vector<ChatDelta> push(int32_t id) override {
+    last_.reset();
+    deltas_.clear();
+    if (ended_) return {};
+    if (id >= 0 && id == tokens_.turn) {
+      ended_ = true;
+    } else if (id >= 0 && id == tokens_.think_begin) {
+      enter(ChatKind::thought);
+    } else if (id >= 0 && id == tokens_.call_begin) {
+      enter(ChatKind::call);
+    } else if (id >= 0 && (id == tokens_.think_end || id == tokens_.call_end)) {
+      enter(ChatKind::text);
+    } else if (!std::binary_search(special_.begin(), special_.end(), id)) {
+      last_ = kind_;
+      add(stream_.push(bpe_.token_bytes(id)));
+    }
+    return std::move(deltas_);
+  }
+  std::vector<ChatDelta> finish() override {
+    last_.reset();
+    deltas_.clear();
+    if (!ended_) leave();
+    return std::move(deltas_);
+  }
+  std::optional<ChatKind> kind_of_last() const override { return last_; }
+  bool ended() const override { return ended_; }
+
+ private:
+  static std::vector<int32_t> specials_of(const ByteBpe& bpe) {
+    std::vector<int32_t> ids;
+    for (const SpecialToken& s : bpe.rules().specials) ids.push_back(s.id);
+    std::sort(ids.begin(), ids.end());
+    return ids;
+  }
+  // The newlines that stand before other text are content; those at the end of a part are not.
+  void add(const std::string& text) {
+    if (kind_ == ChatKind::call) {
+      held_ += text;
+      return;
+    }
+    std::string all = held_ + text;
+    if (may_be_call(all)) {
+      held_ = all;
+      return;
+    }
+    if (!begun_ && trims_) all.erase(0, std::min(all.find_first_not_of('\n'), all.size()));
+    const size_t end = has_tokens() ? all.find_last_not_of('\n') + 1 : all.size();  // npos + 1 is 0
+    held_ = all.substr(end);
+    if (end > 0) emit({.kind = kind_, .content = all.substr(0, end)});
+  }
+  // An answer without tokens around calls is held back where it begins like one.
+  bool may_be_call(const std::string& all) const {
+    if (tokens_.json_functions.empty() || begun_ || parts_ > 0) return false;
+    const size_t first = all.find_first_not_of(" \n");
+    return first == all.npos || all[first] == '{';
+  }
+  bool is_known(const std::string& name) const {
+    const auto& names = tokens_.json_functions;
+    return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
+  }
+  bool has_tokens() const { return tokens_.think_begin >= 0 || tokens_.call_begin >= 0; }
+  void emit(ChatPart part) {
+    if (!begun_) ++parts_;
+    deltas_.push_back({.part = parts_ - 1, .begins = !begun_, .added = std::move(part)});
+    begun_ = true;
+  }
+  void enter(ChatKind kind) {
+    leave();
+    kind_ = kind;
+    trims_ = true;
+  }
+  // The end of a part. What was meant as a call and is none is text.
+  void leave() {
+    add(stream_.finish());
+    if (kind_ == ChatKind::call || may_be_call(held_)) {
+      const OrderedJson json = OrderedJson::parse(held_, nullptr, false);
+      const bool is_call = json.is_object() && json.contains("name") && json.at("name").is_string() &&
+                           is_known(json.at("name").get<std::string>());
+      const char* const arguments = tokens_.json_functions.empty() ? "arguments" : "parameters";
+      begun_ = false;
+      if (is_call)
+        emit({.kind = ChatKind::call,
+              .name = json.at("name").get<std::string>(),
+              .content = json.contains(arguments) ? python_json(json.at(arguments).dump()) : "{}"});
+      else if (held_.find_first_not_of('\n') != held_.npos)
+        emit({.kind = ChatKind::text, .content = held_});
+    }
+    held_.clear();
+    begun_ = false;
+  }
+
+  const ByteBpe& bpe_;
+  const AnswerTokens tokens_;
+  const std::vector<int32_t> special_;
+  Utf8Stream stream_;
+  ChatKind kind_ = ChatKind::text;
+  bool begun_ = false, trims_ = false, ended_ = false;  // begun_: the part has content already
+  std::string held_;                                    // newlines that may be the part's last ones; a call's text
+  size_t parts_ = 0;
+  std::optional<ChatKind> last_;
+  std::vector<ChatDelta> deltas_;
+};
+
+}  // namespace
+
+std::unique_ptr<ChatParser> make_answer_parser(const ByteBpe& tokenizer, const AnswerTokens& tokens) {
+  return std::make_unique<Parser>(tokenizer, tokens);
+}
+
+}  // namespace ingot

@@ -1,0 +1,139 @@
+#include "ingot/text/chat/chatml_format.h"
+
+#include <algorithm>
+
+#include "ingot/core/check.h"
+#include "ingot/io/json.h"
+#include "ingot/text/chat/answer_parser.h"
+
+namespace ingot {
+namespace {
+
+const char kToolsBefore[] =
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function "
+    "signatures within <tools></tools> XML tags:\n<tools>";
+const char kToolsAfter[] =
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": "
+    "<args-json-object>}\n</tool_call>";
+const char kThinks[] = "medium";
+
+std::string stripped(const std::string& text, bool at_end) {
+  const size_t begin = std::min(text.find_first_not_of('\n'), text.size());
+  const size_t end = at_end ? text.find_last_not_of('\n') + 1 : text.size();
+  return begin >= end ? "" : text.substr(begin, end - begin);
+}
+
+}  // namespace
+
+ChatMlFormat::ChatMlFormat(std::shared_ptr<const ByteBpe> tokenizer, ChatMlStyle style, const std::string& where)
+    : tokenizer_(std::move(tokenizer)),
+      style_(std::move(style)),
+      start_(required_special(*tokenizer_, "<|im_start|>", where)),
+      end_(required_special(*tokenizer_, "<|im_end|>", where)),
+      end_of_text_(token_named(*tokenizer_, "<|endoftext|>").value_or(-1)) {
+  for (const auto& [needed, name] : {std::pair{style_.calls, "<tool_call>"}, {style_.thoughts, "<think>"}})
+    if (needed && !token_named(*tokenizer_, name))
+      fail(ErrorCode::bad_data, where, ": found no token ", name, ", which the chat format ", style_.name, " needs");
+}
+
+// Without thoughts the prompt ends behind empty ones.
+std::vector<std::string> ChatMlFormat::efforts() const {
+  return style_.thoughts ? std::vector<std::string>{"none", kThinks} : std::vector<std::string>{};
+}
+
+std::string ChatMlFormat::system_text(const ChatConversation& c, std::vector<ChatMessage>& messages) const {
+  std::string text = take_system_text(c, messages);
+  if (text.empty()) text = style_.default_system;
+  if (c.functions.empty() || !style_.calls) return text;
+  if (!text.empty()) text += "\n\n";
+  text += kToolsBefore;
+  for (const ChatFunction& f : c.functions) text += "\n" + function_declaration(f);
+  return text + kToolsAfter;
+}
+
+void ChatMlFormat::write_assistant(const ChatMessage& m, bool with_thoughts, bool last, PromptIds& out) const {
+  out.control(start_).text("assistant\n");
+  const std::string thoughts = stripped(m.thoughts, true);
+  const bool thinks = style_.thoughts && with_thoughts && (last || !thoughts.empty());
+  if (thinks) out.text("<think>\n" + thoughts + "\n</think>\n\n");
+  out.text(thinks ? stripped(m.content, false) : m.content);
+  for (size_t i = 0; i < m.calls.size() && style_.calls; ++i) {
+    // Qwen2.5 has a line of its own for each call, also for the first one behind no text.
+    if (i > 0 || !m.content.empty()) out.text("\n");
+    out.text("<tool_call>\n{\"name\": \"" + m.calls[i].name + "\", \"arguments\": " +
+             (style_.thoughts ? m.calls[i].arguments : python_json(m.calls[i].arguments)) + "}\n</tool_call>");
+  }
+  out.control(end_).text("\n");
+}
+
+std::vector<int32_t> ChatMlFormat::prompt(const ChatConversation& c) const {
+  if (!c.functions.empty() && !style_.calls)
+    fail(ErrorCode::usage, "found functions that the model may call, which the chat format ", style_.name,
+         " has no words for");
+  std::vector<ChatMessage> messages = joined_turns(c.messages);
+  PromptIds out(*tokenizer_);
+  if (const std::string system = system_text(c, messages); !system.empty())
+    out.control(start_).text("system\n" + system).control(end_).text("\n");
+  size_t last_question = messages.empty() ? 0 : messages.size() - 1;
+  for (size_t i = messages.size(); i-- > 0;)
+    if (messages[i].role == ChatRole::user) {
+      last_question = i;
+      break;
+    }
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const ChatMessage& m = messages[i];
+    const bool after_result = i > 0 && messages[i - 1].role == ChatRole::result;
+    const bool before_result = i + 1 < messages.size() && messages[i + 1].role == ChatRole::result;
+    switch (m.role) {
+      case ChatRole::instructions: out.control(start_).text("system\n" + m.content).control(end_).text("\n"); break;
+      case ChatRole::user: out.control(start_).text("user\n" + m.content).control(end_).text("\n"); break;
+      case ChatRole::assistant: write_assistant(m, i > last_question, i + 1 == messages.size(), out); break;
+      case ChatRole::result:
+        if (!after_result) out.control(start_).text("user");
+        out.text("\n<tool_response>\n" + m.content + "\n</tool_response>");
+        if (!before_result) out.control(end_).text("\n");
+        break;
+    }
+  }
+  out.control(start_).text("assistant\n");
+  if (style_.thoughts && c.effort == "none") out.text("<think>\n\n</think>\n\n");
+  return out.finish();
+}
+
+std::vector<int32_t> ChatMlFormat::stop_ids() const {
+  return end_of_text_ >= 0 ? std::vector<int32_t>{end_, end_of_text_} : std::vector<int32_t>{end_};
+}
+
+bool ChatMlFormat::is_control(int32_t id) const {
+  const auto& specials = tokenizer_->rules().specials;
+  return std::any_of(specials.begin(), specials.end(), [&](const SpecialToken& s) { return s.id == id; });
+}
+
+std::unique_ptr<ChatParser> ChatMlFormat::parser(std::vector<std::string>) const {
+  AnswerTokens tokens{.turn = start_};
+  const auto id = [&](const char* name) { return token_named(*tokenizer_, name).value_or(-1); };
+  if (style_.calls) tokens.call_begin = id("<tool_call>"), tokens.call_end = id("</tool_call>");
+  if (style_.thoughts) tokens.think_begin = id("<think>"), tokens.think_end = id("</think>");
+  return make_answer_parser(*tokenizer_, tokens);
+}
+
+Grammar::Rule ChatMlFormat::answer_rule(Grammar& g, const ChatAnswerForm& form) const {
+  using Node = Grammar::Node;
+  const auto anything = [&](Node next) {
+    const Node more = g.either({next});
+    g.add(more, g.one_of(Grammar::range(0, 255), more));
+    return more;
+  };
+  const Node end = g.control(0, Grammar::kEnd), answer = g.either({});
+  if (form.is_text) g.add(answer, form.text ? g.call(*form.text, end) : anything(end));
+  for (const ChatAnswerForm::Call& c : form.calls) {
+    const Node close = g.text("}\n</tool_call>", end);
+    const Node arguments = c.arguments ? g.call(*c.arguments, close) : g.text("{}", close);
+    g.add(answer, g.text("<tool_call>\n{\"name\": \"" + c.name + "\", \"arguments\": ", arguments));
+  }
+  if (!style_.thoughts) return g.rule(answer);
+  return g.rule(g.either({answer, g.text("<think>\n", anything(g.text("\n</think>\n\n", answer)))}));
+}
+
+}  // namespace ingot

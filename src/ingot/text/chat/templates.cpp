@@ -1,0 +1,66 @@
+#include "ingot/text/chat/templates.h"
+
+#include "ingot/core/check.h"
+#include "ingot/io/codecs/sha256.h"
+#include "ingot/text/chat/chatml_format.h"
+#include "ingot/text/chat/harmony_format.h"
+#include "ingot/text/chat/llama3_format.h"
+
+namespace ingot {
+namespace {
+
+const char kSmolLm[] = "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
+const char kQwen[] = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.";
+
+// SHA-256 of published templates, without the white space at their end.
+struct KnownTemplate {
+  const char *sha256, *format;
+};
+constexpr KnownTemplate kKnown[] = {
+    {"872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788", "smollm2"},
+    {"55b2f4a26ac9ee719330a61a0c39d9e538b0e9322212f048326318cff4f8674a", "qwen2.5"},
+    {"a55ee1b1660128b7098723e0abcd92caa0788061051c62d51cbe87d9cf1974d8", "qwen3"},
+    {"64f85b198065d0fba2a81f37e10ed68161ce2c19a754c7100e67e0ca2ee9c326", "qwen3-instruct"},
+    {"ba03a121d097859c7b5b9cd03af99aafe95275210d2876f642ad9929a150f122", "llama3"},
+    {"93c0e9aa3629bbd77e68dbc0f5621f6e6b23aa8d74b932595cdb8d64684526d7", "llama3.1"},
+    {"d82792f95932f1c9cef5c4bd992f171225e3bf8c7b609b4557c9e1ec96be819f", "llama3.1"},  // of Llama 3.2
+};
+
+const ChatMlStyle kChatMl[] = {
+    {.name = "chatml"},
+    {.name = "smollm2", .default_system = kSmolLm},
+    {.name = "qwen2.5", .default_system = kQwen, .calls = true},
+    {.name = "qwen3", .calls = true, .thoughts = true},
+    {.name = "qwen3-instruct", .calls = true},
+};
+constexpr Llama3Style kLlama3[] = {{.name = "llama3"}, {.name = "llama3.1", .dates_and_calls = true}};
+
+}  // namespace
+
+std::string chat_format_of_template(const std::string& text) {
+  const std::string hash = sha256(std::string_view(text).substr(0, text.find_last_not_of(" \t\r\n") + 1));
+  for (const KnownTemplate& t : kKnown)
+    if (hash == t.sha256) return t.format;
+  return "";
+}
+
+std::vector<std::string> chat_format_names() {
+  std::vector<std::string> names = {"harmony"};
+  for (const ChatMlStyle& s : kChatMl) names.push_back(s.name);
+  for (const Llama3Style& s : kLlama3) names.push_back(s.name);
+  return names;
+}
+
+std::shared_ptr<const ChatFormat> make_chat_format(const std::string& name, std::shared_ptr<const ByteBpe> tokenizer,
+                                                   const std::string& where) {
+  if (name == "harmony") return std::make_shared<HarmonyFormat>(std::move(tokenizer), where);
+  for (const ChatMlStyle& s : kChatMl)
+    if (name == s.name) return std::make_shared<ChatMlFormat>(std::move(tokenizer), s, where);
+  for (const Llama3Style& s : kLlama3)
+    if (name == s.name) return std::make_shared<Llama3Format>(std::move(tokenizer), s, where);
+  std::string known;
+  for (const std::string& n : chat_format_names()) known += (known.empty() ? "" : ", ") + n;
+  fail(ErrorCode::usage, "chat format: found \"", name.substr(0, 40), "\", expected one of ", known);
+}
+
+}  // namespace ingot
