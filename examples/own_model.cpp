@@ -49,7 +49,7 @@ class Pairs final : public HostDecoder {
 };
 
 bool holds(const std::string& path) { return path.ends_with(".pairs"); }
-Vocabulary vocabulary(const std::string& path, const std::string&, bool) {
+Vocabulary vocabulary(const std::string& path, const VocabularyOptions&) {
   return {.tokenizer = std::make_shared<CharTokenizer>(CharTokenizer::from_text(read_file(path)))};
 }
 OpenedModel open(const std::string& path, const DecoderOptions& o) {

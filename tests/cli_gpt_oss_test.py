@@ -379,7 +379,7 @@ class GptOss(TinyGptOss):
         for model in (self.model, archive):
             for command in (["export", model, self.directory / "x.ingot", "--data", text], ["ttt", model, "--file", text, "--out", self.directory / "x"],
                             ["train", *TINY[2:], "--data", text, "--init-from", model, "--out", self.directory / "x"]):
-                self.refuses(7, "found a GPT-OSS model, expected a run of `ingot train`", *command)
+                self.refuses(7, "found a published model, expected a run of `ingot train`", *command)
         self.assertEqual(list(self.directory.glob("x*")), [])
 
     def test_a_loss_beyond_any_perplexity_is_told(self):
@@ -600,7 +600,7 @@ class Chat(TinyGptOss):
             self.assertAlmostEqual(report["bits_per_byte"], sum(wanted) / math.log(2) / report["bytes"], delta=1e-4)
         self.assertRegex(ingot(*evaluate[:-1]).text, r"texts \(2 documents, 2 windows\): perplexity \d+\.\d{3}, loss .* bits per byte over [\d,]+ tokens")
         for option in (["--split", "all"], ["--batch-tokens", 64], ["--flat"]):
-            self.refuses(2, f"found {option[0]}, which changes nothing with a GPT-OSS model", *evaluate, *option)
+            self.refuses(2, f"found {option[0]}, which changes nothing with a published model", *evaluate, *option)
         self.refuses(2, "--stride: found 200, expected at most the context of 100", *evaluate, "--context", 100, "--stride", 200)
         self.refuses(2, "--context: found 131073, expected at most 131072, the model's", *evaluate, "--context", 131073)
         (texts / "b.txt").write_bytes(b"a\xff")

@@ -106,7 +106,7 @@ class Engine {
 
  public:
   Engine(const std::string& path, const std::string& tokenizer, const std::string& device, int64_t context, bool quant)
-      : vocabulary_(load_vocabulary(path, tokenizer)),
+      : vocabulary_(load_vocabulary(path, {.tokenizer = tokenizer})),
         model_(open_model(path, {.context = context, .device = device_named(device), .e4m3_experts = quant})),
         session_(*model_.decoder) {
     if (vocabulary_.bpe == nullptr)

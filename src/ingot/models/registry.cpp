@@ -75,8 +75,8 @@ OpenedModel open_model(const std::string& path, const DecoderOptions& options) {
   return m;
 }
 
-Vocabulary load_vocabulary(const std::string& path, const std::string& tokenizer, bool chat) {
-  return model_kind_of(path).vocabulary(path, tokenizer, chat);
+Vocabulary load_vocabulary(const std::string& path, const VocabularyOptions& options) {
+  return model_kind_of(path).vocabulary(path, options);
 }
 
 }  // namespace ingot

@@ -21,6 +21,13 @@ struct Vocabulary {
   std::shared_ptr<const Tokenizer> tokenizer;
   const ByteBpe* bpe = nullptr;            // the same, where it is byte-level BPE
   std::shared_ptr<const ChatFormat> chat;  // null: the model has no chat format and only continues text
+  std::string no_chat;                     // why there is no chat format, where the files tell
+  int32_t start = -1;  // begins every sequence of the model, such as a prompt that is continued as it is; -1: none does
+};
+struct VocabularyOptions {
+  std::string tokenizer;    // a file; empty: the model's own
+  bool chat = false;        // a vocabulary without a chat format is refused
+  std::string chat_format;  // of chat_format_names(), in the place of the one that the model's files tell
 };
 
 using OpenOptions = DecoderOptions;  // the name until 0.2
@@ -39,9 +46,8 @@ struct ModelKind {
   // Whether a path holds such a model, told from names and small files. Whether it is whole, open() finds out.
   bool (*holds)(const std::string& path) = nullptr;
   OpenedModel (*open)(const std::string& path, const DecoderOptions& options) = nullptr;
-  // Its text and its chat format; `tokenizer`: a file, or empty for the model's own. `chat`: a vocabulary without a
-  // chat format is refused.
-  Vocabulary (*vocabulary)(const std::string& path, const std::string& tokenizer, bool chat) = nullptr;
+  // Its text and its chat format.
+  Vocabulary (*vocabulary)(const std::string& path, const VocabularyOptions& options) = nullptr;
   // The longest context of the model; null: opening the model tells.
   int64_t (*context)(const std::string& path) = nullptr;
   bool cuda = false;   // open() serves DeviceChoice::cuda
@@ -56,6 +62,6 @@ const ModelKind& model_kind_of(const std::string& path);
 // Error{not_found} where there is nothing, Error{bad_data} where there is no model, Error{unsupported} where this
 // build, machine or kind cannot run on the device that was asked for.
 OpenedModel open_model(const std::string& path, const DecoderOptions& options = {});
-Vocabulary load_vocabulary(const std::string& path, const std::string& tokenizer = {}, bool chat = false);
+Vocabulary load_vocabulary(const std::string& path, const VocabularyOptions& options = {});
 
 }  // namespace ingot

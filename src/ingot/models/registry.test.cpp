@@ -55,7 +55,7 @@ TEST(registry, kinds_added_at_run_time_are_asked_first) {
   const ModelKind kind = {.name = "mine",
                           .holds = [](const std::string& path) { return path.ends_with(".mine"); },
                           .open = [](const std::string&, const OpenOptions&) { return OpenedModel{.end_ids = {42}}; },
-                          .vocabulary = [](const std::string&, const std::string&, bool) { return Vocabulary{}; }};
+                          .vocabulary = [](const std::string&, const VocabularyOptions&) { return Vocabulary{}; }};
   register_model(kind);
   EXPECT_EQ(model_kinds().size(), before + 1);
   EXPECT_STREQ(model_kinds()[0].name, "mine");

@@ -480,8 +480,7 @@ std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
       continue;
     }
     Prompt prompt{.text = p.text};
-    // Models of documents were trained with a token that begins each document; models that chat were not.
-    if (!chats() && t.bos() >= 0) prompt.ids.push_back(t.bos());
+    if (vocabulary_.start >= 0) prompt.ids.push_back(vocabulary_.start);
     prompt.hidden = prompt.ids.size();
     const std::vector<int32_t> text = t.encode(p.text);
     prompt.ids.insert(prompt.ids.end(), text.begin(), text.end());
@@ -620,7 +619,7 @@ std::string Service::tokenize(const TokenizeRequest& r) const {
   if (!r.text) {
     ids = prompts_of(r.chat)[0].ids;
   } else {
-    if (r.special && !chats() && t.bos() >= 0) ids.push_back(t.bos());
+    if (r.special && vocabulary_.start >= 0) ids.push_back(vocabulary_.start);
     const std::vector<int32_t> text = t.encode(*r.text);
     ids.insert(ids.end(), text.begin(), text.end());
   }

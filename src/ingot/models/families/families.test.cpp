@@ -339,5 +339,67 @@ TEST(Families, ADirectoryAndAGgufFileOfOneModelGiveTheSameTokens) {
   EXPECT_EQ(s.sample({.sampling = {.temperature = 0}}, 1).tokens, t.sample({.sampling = {.temperature = 0}}, 1).tokens);
 }
 
+// --- text --------------------------------------------------------------------------------------------------------
+
+// A tokenizer.json of 5 tokens' bytes cannot be: 256 bytes and two special tokens, in a model with as many rows.
+std::string tokenizer_json(const char* post_processor) {
+  ByteBpeRules rules;
+  for (int b = 0; b < 256; ++b) rules.tokens.push_back(std::string(1, char(b)));
+  rules.specials = {{256, "<|im_start|>"}, {257, "<|im_end|>"}};
+  Json json = Json::parse(ByteBpe(rules).to_json());
+  json["post_processor"] = Json::parse(post_processor);
+  return json.dump();
+}
+
+TEST(Families, TheChatFormatIsThatOfTheTemplateOrTheOneAskedFor) {
+  Tiny tiny;
+  tiny.config = with(tiny.config.c_str(), "vocab_size", "258");
+  const std::string path = tiny.write_safetensors_files();
+  write_file(tiny.dir / "tokenizer.json", tokenizer_json("null"));
+  const Vocabulary none = load_vocabulary(path);
+  EXPECT_EQ(none.chat, nullptr);
+  EXPECT_NE(none.no_chat.find("found no chat template, expected --chat-format NAME"), none.no_chat.npos)
+      << none.no_chat;
+  EXPECT_STREQ(load_vocabulary(path, {.chat_format = "smollm2"}).chat->name(), "smollm2");
+
+  write_file(tiny.dir / "tokenizer_config.json", R"({"chat_template": "{{ messages }}"})");
+  const Vocabulary unknown = load_vocabulary(path);
+  EXPECT_EQ(unknown.chat, nullptr);
+  EXPECT_NE(unknown.no_chat.find("found a chat template that is not known"), unknown.no_chat.npos) << unknown.no_chat;
+  EXPECT_NE(error_of([&] { (void)load_vocabulary(path, {.chat = true}); }).find("a chat template that is not known"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { (void)load_vocabulary(path, {.chat_format = "qwen3"}); }).find("found no token <tool_call>"),
+            std::string::npos);
+
+  const std::string smollm2 =
+      "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou "
+      "are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + "
+      "message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
+      "'<|im_start|>assistant\n' }}{% endif %}";
+  write_file(tiny.dir / "tokenizer_config.json",
+             Json{{"chat_template", Json::array({{{"name", "default"}, {"template", smollm2}}})}}.dump());
+  EXPECT_STREQ(load_vocabulary(path, {.chat = true}).chat->name(), "smollm2");
+  write_file(tiny.dir / "chat_template.jinja", "another");  // the file goes before the config
+  EXPECT_EQ(load_vocabulary(path).chat, nullptr);
+}
+
+TEST(Families, ASequenceBeginsWithTheTokenThatThePostProcessorPutsInFront) {
+  Tiny tiny;
+  tiny.config = with(tiny.config.c_str(), "vocab_size", "258");
+  const std::string path = tiny.write_safetensors_files();
+  const char* const kTemplate =
+      R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}},
+          {"Sequence": {"id": "A", "type_id": 0}}], "pair": [], "special_tokens": {}})";
+  const std::string in_sequence =
+      R"({"type": "Sequence", "processors": [{"type": "ByteLevel"}, )" + std::string(kTemplate) + "]}";
+  for (const auto& [processor, start] : {std::pair<const char*, int32_t>{"null", -1},
+                                         {kTemplate, 256},
+                                         {in_sequence.c_str(), 256},
+                                         {R"({"type": "ByteLevel"})", -1}}) {
+    write_file(tiny.dir / "tokenizer.json", tokenizer_json(processor));
+    EXPECT_EQ(load_vocabulary(path).start, start) << processor;
+  }
+}
+
 }  // namespace
 }  // namespace ingot

@@ -4,7 +4,9 @@
 #include "ingot/io/hugging_face_cache.h"
 #include "ingot/models/checkpoint/open_decoder.h"
 #include "ingot/models/families/family.h"
+#include "ingot/models/families/text.h"
 #include "ingot/models/families/weights.h"
+#include "ingot/text/chat/templates.h"
 
 namespace ingot {
 namespace {
@@ -41,14 +43,39 @@ std::unique_ptr<Tokenizer> tokenizer_of(const std::string& model) {
        is_directory(model) ? "a tokenizer.json beside the weights" : "one in the file", ", or --tokenizer FILE");
 }
 
-Vocabulary vocabulary(const std::string& model, const std::string& file, bool) {
+// The chat format that the options name, or that the model's template stands for.
+void find_chat_format(const std::string& model, const VocabularyOptions& o, Vocabulary& v) {
+  const std::string where = o.tokenizer.empty() ? model : o.tokenizer;
+  std::string name = o.chat_format;
+  if (name.empty()) {
+    const std::string text = chat_template_of(checkpoint_source(model));
+    name = chat_format_of_template(text);
+    std::string known;
+    for (const std::string& n : chat_format_names()) known += (known.empty() ? "" : ", ") + n;
+    if (name.empty())
+      v.no_chat = ingot::detail::concat(
+          "found ", text.empty() ? "no chat template" : "a chat template that is not known",
+          ", expected --chat-format NAME (", known, "), or --raw to continue the prompt as it is");
+  }
+  if (!name.empty() && v.bpe == nullptr)
+    v.no_chat = ingot::detail::concat("found a tokenizer of the kind ", v.tokenizer->kind(),
+                                      ", expected byte-level BPE for the chat format ", name);
+  if (v.no_chat.empty())
+    v.chat = make_chat_format(name, std::shared_ptr<const ByteBpe>(v.tokenizer, v.bpe), where);
+  else if (o.chat || !o.chat_format.empty())
+    fail(ErrorCode::unsupported, where, ": ", v.no_chat);
+}
+
+Vocabulary vocabulary(const std::string& model, const VocabularyOptions& o) {
   const DecoderSpec spec = read_family_spec(model);
   Vocabulary v;
-  v.tokenizer = file.empty() ? tokenizer_of(model) : load_tokenizer(file);
+  v.tokenizer = o.tokenizer.empty() ? tokenizer_of(model) : load_tokenizer(o.tokenizer);
   v.bpe = dynamic_cast<const ByteBpe*>(v.tokenizer.get());
   if (v.tokenizer->vocab_size() > spec.vocab)
-    fail(ErrorCode::bad_data, file.empty() ? model : file, ": found a tokenizer of ", v.tokenizer->vocab_size(),
-         " tokens, expected at most ", spec.vocab, ", the model's vocabulary");
+    fail(ErrorCode::bad_data, o.tokenizer.empty() ? model : o.tokenizer, ": found a tokenizer of ",
+         v.tokenizer->vocab_size(), " tokens, expected at most ", spec.vocab, ", the model's vocabulary");
+  v.start = start_token_of(checkpoint_source(model));
+  find_chat_format(model, o, v);
   return v;
 }
 

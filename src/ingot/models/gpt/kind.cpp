@@ -45,8 +45,10 @@ OpenedModel open(const std::string& path, const DecoderOptions& o) {
   return m;
 }
 
-Vocabulary vocabulary(const std::string& path, const std::string& tokenizer, bool chat) {
-  if (chat) fail(ErrorCode::unsupported, path, ": found a model of `ingot train`, expected one that has a chat format");
+Vocabulary vocabulary(const std::string& path, const VocabularyOptions& o) {
+  const std::string& tokenizer = o.tokenizer;
+  if (o.chat || !o.chat_format.empty())
+    fail(ErrorCode::unsupported, path, ": found a model of `ingot train`, expected one that has a chat format");
   Vocabulary v;
   v.tokenizer = trained_tokenizer(path);
   if (!tokenizer.empty()) {  // open() compares the model's own tokenizer with the hash in the model
@@ -58,6 +60,7 @@ Vocabulary vocabulary(const std::string& path, const std::string& tokenizer, boo
     v.tokenizer = given;
   }
   v.bpe = dynamic_cast<const ByteBpe*>(v.tokenizer.get());
+  v.start = v.tokenizer->bos();
   return v;
 }
 

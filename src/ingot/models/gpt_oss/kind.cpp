@@ -93,7 +93,16 @@ Vocabulary vocabulary_of(const GptOssConfig& config, std::shared_ptr<const Token
   return v;
 }
 
-Vocabulary vocabulary(const std::string& model, const std::string& file, bool chat) {
+// The one format of these models.
+void refuse_other_format(const VocabularyOptions& o) {
+  if (!o.chat_format.empty() && o.chat_format != "harmony")
+    fail(ErrorCode::usage, "chat format: found \"", o.chat_format.substr(0, 40), "\", expected harmony for GPT-OSS");
+}
+
+Vocabulary vocabulary(const std::string& model, const VocabularyOptions& o) {
+  refuse_other_format(o);
+  const std::string& file = o.tokenizer;
+  const bool chat = o.chat || !o.chat_format.empty();
   return vocabulary_of(read_gpt_oss_config(model), file.empty() ? tokenizer_of(model) : load_tokenizer(file),
                        file.empty() ? model : file, chat);
 }
@@ -158,7 +167,10 @@ OpenedModel open_synthetic(const std::string& path, const DecoderOptions& asked)
   return m;
 }
 
-Vocabulary synthetic_vocabulary(const std::string& model, const std::string& file, bool chat) {
+Vocabulary synthetic_vocabulary(const std::string& model, const VocabularyOptions& o) {
+  refuse_other_format(o);
+  const std::string& file = o.tokenizer;
+  const bool chat = o.chat || !o.chat_format.empty();
   const GptOssConfig config = synthetic_config(model);
   if (file.empty()) return vocabulary_of(config, std::make_shared<ByteBpe>(synthetic_tokenizer(config)), model, chat);
   return vocabulary_of(config, load_tokenizer(file), file, chat);

@@ -92,9 +92,9 @@ TEST(synthetic, the_vocabulary_chats_and_another_vocabulary_is_refused) {
   EXPECT_EQ(model_kind_of("synthetic:120b").context("synthetic:120b"), 131072);
   const testing::TemporaryDirectory dir;
   synthetic_tokenizer(synthetic_gpt_oss("small")).save(dir / "tokenizer.json");
-  EXPECT_EQ(load_vocabulary("synthetic:small", dir / "tokenizer.json").bpe->vocab_size(), 1000);
+  EXPECT_EQ(load_vocabulary("synthetic:small", {.tokenizer = dir / "tokenizer.json"}).bpe->vocab_size(), 1000);
   EXPECT_NE(error_of([&] {
-              load_vocabulary("synthetic:20b", dir / "tokenizer.json");
+              load_vocabulary("synthetic:20b", {.tokenizer = dir / "tokenizer.json"});
             }).find("a tokenizer of another vocabulary"),
             std::string::npos);
 }

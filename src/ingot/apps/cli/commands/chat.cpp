@@ -177,7 +177,7 @@ class Conversation {
 
 void chat(const ChatCommand& o) {
   require_chat(o.model);
-  const Vocabulary vocabulary = load_vocabulary(o.model, o.conversation.tokenizer, true);
+  const Vocabulary vocabulary = load_vocabulary(o.model, vocabulary_options(o.conversation, true));
   OpenedModel model = open_model(o.model, context_of(o.model, o.context, kContext), o.on);
   Conversation(o, model, vocabulary).run();
 }
@@ -187,7 +187,7 @@ void chat(const ChatCommand& o) {
 void add_chat(Command& root) {
   Command& c = root.add("chat", "Talks with a model such as GPT-OSS, a turn a line");
   auto o = std::make_shared<ChatCommand>();
-  c.text("--model DIR", o->model, "a GPT-OSS checkpoint, archive or GGUF file with its tokenizer").require();
+  c.text("--model DIR", o->model, "a checkpoint's directory, an archive or a GGUF file, with its tokenizer").require();
   add_options(c, o->conversation);
   add_options(c, o->sampling);
   c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed and turns give the same answers (default: 1)");

@@ -17,7 +17,6 @@
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/models/gpt/generate/device_weights.h"
-#include "ingot/models/gpt_oss/config.h"
 
 namespace ingot::cli {
 namespace {
@@ -125,7 +124,7 @@ void check_windows(const EvalCommand& o, int64_t context, int64_t most) {
     fail(ErrorCode::usage, "--stride: found ", o.stride, ", expected at most the context of ", context);
 }
 
-// --- text under a GPT-OSS model
+// --- text under a published checkpoint
 
 struct Scored {
   double loss_sum = 0;
@@ -157,16 +156,18 @@ void score_document(const std::vector<int32_t>& ids, const EvalCommand& o, int64
   }
 }
 
-void eval_text_of_gpt_oss(const EvalCommand& o, const std::string& path) {
+void eval_text_of_checkpoint(const EvalCommand& o, const std::string& path) {
   constexpr int64_t kContext = 2048;
-  const int64_t most = read_gpt_oss_config(path).context,
+  const int64_t most = model_kind_of(path).context(path),
                 context = o.context > 0 ? o.context : std::min(kContext, most);
   check_windows(o, context, most);
   if (holds_shards(o.data))
     fail(ErrorCode::unsupported, o.data, ": found shards, expected text, which the model's own tokenizer encodes");
-  const Vocabulary v = load_vocabulary(path, o.tokenizer);
+  const Vocabulary v = load_vocabulary(path, {.tokenizer = o.tokenizer});
   const std::vector<Document> documents = documents_of(o.data);
-  const auto ids = encoded(documents, *v.tokenizer);
+  auto ids = encoded(documents, *v.tokenizer);
+  if (v.start >= 0)
+    for (auto& document : ids) document.insert(document.begin(), v.start);
   int64_t longest = 0, targets = 0;
   for (const auto& document : ids) {
     longest = std::max(longest, int64_t(document.size()) - 1);
@@ -207,7 +208,7 @@ void eval(const EvalCommand& o) {
   if (!o.ids.empty()) return eval_ids(o);
   const std::string path = chosen_model(o.run, o.model);
   if (o.data.empty()) fail(ErrorCode::usage, "found neither --data nor --ids, expected one of them");
-  if (is_gpt_oss(path)) return eval_text_of_gpt_oss(o, path);
+  if (chats(path)) return eval_text_of_checkpoint(o, path);
   if (o.on.layers > 0)
     fail(ErrorCode::usage, "--layers: found ", o.on.layers, ", expected none with a model of `ingot train`");
   if (!o.ttt.log.empty()) {
@@ -311,19 +312,19 @@ void add_eval(Command& root) {
   Command& c = root.add("eval", "Scores text or token ids under a model: loss and bits per byte");
   auto o = std::make_shared<EvalCommand>();
   c.text("RUN", o->run, "a run's directory, one of its checkpoints, or what `ingot export` wrote");
-  c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint or archive");
-  c.text("--data PATH", o->data, "text, JSON lines or shards, - for standard input; for GPT-OSS text");
+  c.text("--model DIR", o->model, "instead of RUN: the same, or a published checkpoint, an archive or a GGUF file");
+  c.text("--data PATH", o->data, "text, JSON lines or shards, - for standard input; for published models text");
   c.text("--ids FILE", o->ids,
          "instead of text: one JSON list of token ids a line; --json gives the loss at every position");
   add_options(c, o->on);
-  c.text("--tokenizer FILE", o->tokenizer, "of GPT-OSS, for --data (default: the one beside the model)");
+  c.text("--tokenizer FILE", o->tokenizer, "of a published model, for --data (default: the one beside the model)");
   c.choice("--split PART", o->split, {"held-out", "all"},
            "held-out: the part that the run would hold out of this data; all (default: held-out of the data that the "
            "run was trained on, all of other data)");
   c.integer("--stride N", o->stride, 0, 1 << 30,
             "sliding windows that advance by N tokens (default 0: windows side by side)");
   c.integer("--context N", o->context, 0, 1 << 30,
-            "longest window (default 0: the model's context; of GPT-OSS at most 2,048)");
+            "longest window (default 0: the model's context; of published models at most 2,048)");
   c.integer("--batch-tokens N", o->batch_tokens, 1, 1 << 30, "tokens per forward pass (default: 4096)");
   c.flag("--flat", o->flat, "cut every batch-tokens tokens, also inside documents (the parameter-golf rule)");
   add_options(c, o->ttt);
@@ -338,14 +339,14 @@ void add_eval(Command& root) {
     const std::string path = o->run.empty() ? o->model : o->run;
     if (!o->ids.empty())
       c.refuse_given({"split", "stride", "context", "batch-tokens", "flat", "tokenizer"}, "--ids");
-    else if (exists(path) && is_gpt_oss(path))
-      c.refuse_given({"split", "batch-tokens", "flat"}, "a GPT-OSS model, under which all of the text is scored");
+    else if (chats(path))
+      c.refuse_given({"split", "batch-tokens", "flat"}, "a published model, under which all of the text is scored");
     else if (exists(path))
       c.refuse_given({"tokenizer", "quant"}, "a run of `ingot train`, which has its own");
     if (!o->ttt.on)
       refuse_without_ttt(c);
-    else if (!o->ids.empty() || (exists(path) && is_gpt_oss(path)))
-      c.refuse_given({"ttt"}, o->ids.empty() ? "a GPT-OSS model" : "--ids");
+    else if (!o->ids.empty() || chats(path))
+      c.refuse_given({"ttt"}, o->ids.empty() ? "a published model" : "--ids");
     else
       c.refuse_given({"context", "stride", "batch-tokens", "flat"}, "--ttt, which has windows of its own");
     eval_with_ranks(*o);

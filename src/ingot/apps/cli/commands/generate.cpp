@@ -112,9 +112,11 @@ void generate_ids(const GenerateCommand& o) {
 // Answers a prompt as the user's turn of a conversation.
 void answer(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const Prompt& prompt) {
   if (!v.chat)
-    fail(ErrorCode::bad_data, o.conversation.tokenizer.empty() ? path : o.conversation.tokenizer,
-         ": found a tokenizer without the control tokens of a chat format (<|start|>, <|message|>, ...), expected one "
-         "that has them, or --raw to continue the prompt as it is");
+    fail(ErrorCode::bad_data, o.conversation.tokenizer.empty() ? path : o.conversation.tokenizer, ": ",
+         v.no_chat.empty()
+             ? "found a tokenizer without the control tokens of a chat format (<|start|>, <|message|>, ...), "
+               "expected one that has them, or --raw to continue the prompt as it is"
+             : v.no_chat);
   const ChatConversation opening = opening_of(o.conversation, *v.chat);
   ChatConversation asked = opening;
   asked.messages.push_back({.role = ChatRole::user, .content = prompt.text});
@@ -140,7 +142,8 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
 
 // Continues a prompt without the chat format.
 void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const Prompt& prompt) {
-  const std::vector<int32_t> ids = about(prompt.from, [&] { return v.bpe->encode(prompt.text); });
+  std::vector<int32_t> ids = about(prompt.from, [&] { return v.tokenizer->encode(prompt.text); });
+  if (v.start >= 0) ids.insert(ids.begin(), v.start);
   const OpenedModel model = open_for(o, path, int64_t(ids.size()) + o.tokens);
   Session session(*model.decoder);
   Interrupt interrupt;
@@ -153,9 +156,9 @@ void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& 
     if (!o.json) write_out(piece);
     text += piece;
   };
-  options.vocab = std::min<int64_t>(model.decoder->vocab(), v.bpe->vocab_size());
+  options.vocab = std::min<int64_t>(model.decoder->vocab(), v.tokenizer->vocab_size());
   options.on_token = [&](int32_t id) {  // control tokens stand for no text
-    show(stream.push(v.bpe->decode({&id, 1})));
+    show(stream.push(v.tokenizer->decode({&id, 1})));
     return true;
   };
   if (!o.only_new && !o.json) write_out(prompt.text);
@@ -209,7 +212,7 @@ void generate(const GenerateCommand& o) {
   if (!o.ids.empty()) return generate_ids(o);
   const Prompt prompt = prompt_of(o);
   if (!chats(o.path)) return go_on_in_documents(o, o.path, prompt);
-  const Vocabulary v = load_vocabulary(o.path, o.conversation.tokenizer);
+  const Vocabulary v = load_vocabulary(o.path, vocabulary_options(o.conversation));
   return o.raw ? go_on(o, o.path, v, prompt) : answer(o, o.path, v, prompt);
 }
 
@@ -219,7 +222,7 @@ void add_generate(Command& root) {
   Command& c = root.add("generate", "Continues a prompt with a model");
   auto o = std::make_shared<GenerateCommand>();
   c.text("RUN", o->run, "a run's directory, or one of its checkpoints");
-  c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint or archive");
+  c.text("--model DIR", o->model, "instead of RUN: the same, or a published checkpoint, an archive or a GGUF file");
   add_synthetic(c, o->synthetic);
   const Option& prompt =
       c.text("--prompt TEXT", o->prompt, "the beginning (default: standard input, or nothing on a terminal)");
@@ -237,7 +240,7 @@ void add_generate(Command& root) {
   add_options(c, o->conversation);
   c.text("--trace FILE", o->trace,
          "after a GPT-OSS answer from a GPU, write where a token's time goes, for ui.perfetto.dev");
-  c.flag("--raw", o->raw, "continue the prompt of a GPT-OSS model as it is, not as a user's turn in its format");
+  c.flag("--raw", o->raw, "continue the prompt of a model that chats as it is, not as a user's turn in its format");
   c.flag("--json", o->json, "one JSON object: the new text and ids, why it ended, the times; with --ids one a line");
   c.flag("--past-end", o->past_end, "go on where the model ends its document");
   c.examples(R"(  ingot generate runs/a --prompt "ROMEO:" --tokens 200 --temperature 0.8 --seed 1
@@ -248,22 +251,23 @@ void add_generate(Command& root) {
   c.run([o, &c, &prompt] {
     o->asked = prompt.given || !o->prompt.empty();
     if (!o->ids.empty())
-      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw"}, "--ids");
+      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "chat-format", "raw"}, "--ids");
     else if (o->raw)
       c.refuse_given({"reasoning", "system", "developer", "date"}, "--raw");
     refuse_split_of_one(c, o->on.gpus);
     if (o->json) c.refuse_given({"only-new"}, "--json, which holds only what is new");
     const std::string path = o->path = chosen_model(c, o->run, o->model, o->synthetic);
     if (exists(path) && !chats(path))
-      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw", "trace", "whole-head"},
-                     "a run of `ingot train`");
+      c.refuse_given(
+          {"reasoning", "system", "developer", "date", "tokenizer", "chat-format", "raw", "trace", "whole-head"},
+          "a run of `ingot train`");
     else if (o->ids.empty() && !o->raw && chats(path))
       c.refuse_given({"only-new", "past-end"}, "a question to a model that chats (--raw goes on with a text)");
     if (!o->ttt.on)
       c.refuse_given({"ttt-chunk", "ttt-window", "ttt-rank", "ttt-lr", "ttt-beta2", "ttt-eps", "ttt-decay"},
                      "an answer without --ttt");
     if (!o->ids.empty() && o->ttt.on) c.refuse_given({"ttt"}, "--ids");
-    if (chats(path)) c.refuse_given({"adapters", "ttt"}, "a GPT-OSS model");
+    if (chats(path)) c.refuse_given({"adapters", "ttt"}, "a published model");
     o->ttt.adapters = o->on.adapters;
     generate(*o);
   });

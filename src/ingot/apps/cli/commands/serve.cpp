@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kContext = 8192;  // tokens of a slot, or the model's context if that is smaller
 
 struct ServeCommand {
-  std::string run, model, name, tokenizer, key_file, reasoning = "medium", date = "today";
+  std::string run, model, name, tokenizer, chat_format, key_file, reasoning = "medium", date = "today";
   std::string host = "127.0.0.1";
   std::vector<std::string> hosts, origins;
   SyntheticOptions synthetic;
@@ -88,7 +88,8 @@ void serve(const ServeCommand& o, const std::string& path) {
     fail(ErrorCode::usage, "--name: found a name with control characters, expected one line of text");
   Interrupt interrupt;
   server::Server server(server_options(o));  // before the model is loaded, so that a port in use is found at once
-  Vocabulary vocabulary = load_vocabulary(path, o.tokenizer);
+  Vocabulary vocabulary = load_vocabulary(path, {.tokenizer = o.tokenizer, .chat_format = o.chat_format});
+  if (!vocabulary.no_chat.empty()) log_warn(path, ": ", vocabulary.no_chat, "; only completions of text are served");
   DecoderOptions on = o.on;
   on.slots = o.slots;
   OpenedModel model = open_model(path, context_of(path, o.context, kContext), on);
@@ -152,7 +153,8 @@ void add_serve(Command& root) {
   c.number("--drain SECONDS", o->drain, 0, 3600, "how long a signal to end waits for answers under way (default: 30)");
   c.text("--tokenizer FILE", o->tokenizer,
          "a tokenizer.json or .tiktoken of the model's vocabulary (default: the one beside the model)");
-  c.choice("--reasoning EFFORT", o->reasoning, {"low", "medium", "high"},
+  add_chat_format(c, o->chat_format);
+  c.choice("--reasoning EFFORT", o->reasoning, {"none", "low", "medium", "high"},
            "where a request says nothing (default: medium)");
   c.text("--date DATE", o->date, "the date the model is told, or none (default: today)");
   add_options(c, o->on);

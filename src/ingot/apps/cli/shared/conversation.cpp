@@ -6,6 +6,7 @@
 #include <ctime>
 
 #include "ingot/io/json.h"
+#include "ingot/text/chat/templates.h"
 
 namespace ingot::cli {
 namespace {
@@ -35,10 +36,19 @@ std::string harmless(std::string_view text) {
 void add_options(Command& c, ConversationOptions& o) {
   c.text("--tokenizer FILE", o.tokenizer,
          "a tokenizer.json or .tiktoken of the model's vocabulary (default: the one beside the model)");
-  c.choice("--reasoning EFFORT", o.reasoning, {"low", "medium", "high"}, "low, medium or high (default: medium)");
+  add_chat_format(c, o.chat_format);
+  c.choice("--reasoning EFFORT", o.reasoning, {"none", "low", "medium", "high"},
+           "none, low, medium or high: how long the model thinks, the nearest that it knows (default: medium)");
   c.text("--system TEXT", o.system, "who the model is told to be (default: what it was trained with)");
   c.text("--developer TEXT", o.developer, "instructions that stand above the user's");
   c.text("--date DATE", o.date, "the date the model is told, or none (default: today)");
+}
+void add_chat_format(Command& c, std::string& name) {
+  c.choice("--chat-format NAME", name, chat_format_names(),
+           "in the place of the format that the model's template stands for: chatml, smollm2, qwen3, llama3, ...");
+}
+VocabularyOptions vocabulary_options(const ConversationOptions& o, bool chat) {
+  return {.tokenizer = o.tokenizer, .chat = chat, .chat_format = o.chat_format};
 }
 void add_options(Command& c, SamplingOptions& o) {
   c.number("--temperature X", o.temperature, 0, 100, "0 takes the likeliest token each time (default: 1)");

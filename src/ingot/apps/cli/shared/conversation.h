@@ -7,9 +7,11 @@
 namespace ingot::cli {
 
 struct ConversationOptions {
-  std::string tokenizer, reasoning = "medium", system, developer, date;
+  std::string tokenizer, chat_format, reasoning = "medium", system, developer, date;
 };
 void add_options(Command& c, ConversationOptions& o);
+void add_chat_format(Command& c, std::string& name);
+VocabularyOptions vocabulary_options(const ConversationOptions& o, bool chat = false);
 void add_options(Command& c, SamplingOptions& o);
 // The conversation before the first turn, for a model of this format.
 ChatConversation opening_of(const ConversationOptions& o, const ChatFormat& format);

@@ -116,9 +116,9 @@ int64_t context_of(const std::string& path, int64_t asked, int64_t usual) {
 }
 
 void require_no_gpt_oss(const std::string& path) {
-  if (exists(path) && is_gpt_oss(path))
+  if (chats(path))
     fail(ErrorCode::unsupported, path,
-         ": found a GPT-OSS model, expected a run of `ingot train`, a checkpoint or an artifact of one");
+         ": found a published model, expected a run of `ingot train`, a checkpoint or an artifact of one");
 }
 
 std::string chosen_model(const std::string& run, const std::string& model) {
