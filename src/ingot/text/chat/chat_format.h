@@ -4,7 +4,7 @@
 //
 // Servers and commands know formats by this interface alone; a model's kind says which format a vocabulary has
 // (models/registry.h). A new format is one file that implements ChatFormat and ChatParser, as
-// text/chat/harmony_format.cpp does for GPT-OSS, and one line in the kind of the models that speak it.
+// text/chat/harmony_format.cpp does for GPT-OSS, and its name in text/chat/templates.cpp.
 #include <cstdint>
 #include <memory>
 #include <optional>
