@@ -12,7 +12,7 @@ import pathlib
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from program import InDirectory, ingot
+from program import InDirectory, ingot, start
 
 EVENT = '{"choices":[{"index":0,"text":"%s","finish_reason":null}],"usage":null}'
 LAST = '{"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d}}'
@@ -105,6 +105,26 @@ class OwnServer(InDirectory):
                 self.assertLessEqual(times["p50"], times["p99"])
         table = ingot("bench", "serve", "--synthetic", "small", "--concurrency", "2", "--requests", 1, "--prompt", 4, "--tokens", 3, "--serve", "--device cpu --slots 1")
         self.assertRegex(table.text, r"\Asynthetic:small: prompts of 4 and answers of 3 tokens, temperature 1.00\n +at once .*\n +2 +2 +0 +")
+
+    def test_no_prompt_is_sent_twice_and_a_server_that_has_met_them_is_noticed(self):
+        with FakeServer(whole) as server:
+            for more in (["--concurrency", "1,2,4"], ["--rate", "100,200", "--requests", 9]):
+                server.requests.clear()
+                run = bench("--url", server.url, "--prompt", 8, "--tokens", 2, *more)
+                self.assertEqual((run.returncode, run.error), (0, ""))
+                self.assertEqual(len({tuple(body["prompt"]) for _, _, body in server.requests}), len(server.requests))
+        server = start("serve", "--synthetic", "small", "--device", "cpu", "--port", 0, "--slots", 2)
+        log = ""
+        while not (found := re.search(r" at (http://\S+) ", log)):
+            log += server.stderr.readline().decode()
+        ask = lambda seed: bench("--url", found[1], "--concurrency", "1", "--requests", 2, "--warm-up", 0, "--prompt", 30, "--tokens", 2, "--seed", seed)
+        first, second, other = ask(1), ask(1), ask(2)
+        server.terminate()
+        self.assertEqual(server.wait(30), 0)
+        server.stderr.close()
+        self.assertEqual((first.error, other.error), ("", ""))
+        self.assertIn("of 60 tokens of the prompts before: another --seed sends other prompts", second.error)
+        self.assertGreater(json.loads(second.text)["results"][0]["reused_tokens"], 20)
 
     def test_requests_that_arrive_at_a_rate_are_all_answered(self):
         run = bench("--synthetic", "small", "--rate", "50", "--requests", 10, "--prompt", "4-20", "--tokens", "2-5", "--serve", "--device cpu")

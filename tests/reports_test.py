@@ -305,7 +305,7 @@ class Reports(unittest.TestCase):
         ceiling = {"copy_TBps": 4.0, "read_TBps": 4.0, "bf16_TFLOPs": 700.0}
 
         def run(line, **_):
-            found = [{"concurrency": int(n), "tokens_per_second": 1000.0 * int(n), "token_ms": 1.0, "errors": 0, "first_token_ms": {"p50": 20.4, "p99": 30.6}, "between_tokens_ms": {"p50": 0.91, "p99": 1.5}}
+            found = [{"concurrency": int(n), "tokens_per_second": 1000.0 * int(n), "token_ms": 1.0, "errors": 0, "reused_tokens": 0, "prompt_tokens": 500, "first_token_ms": {"p50": 20.4, "p99": 30.6}, "between_tokens_ms": {"p50": 0.91, "p99": 1.5}}
                      for n in line[line.index("--concurrency") + 1].split(",")]
             return argparse.Namespace(returncode=0, stdout=json.dumps({"results": found}))
         options = argparse.Namespace(ingot="ingot", requests=1)

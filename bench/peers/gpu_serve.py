@@ -11,6 +11,7 @@ llama.cpp's `llama-server`, built with CUDA and given by path, is a peer at 20B 
 (synthetic_gguf.py), asked by the same clients in the same run.
 """
 import contextlib
+import itertools
 import json
 import pathlib
 import re
@@ -85,14 +86,20 @@ def free_port():
         return s.getsockname()[1]
 
 
+SEEDS = itertools.count(1)  # a server that meets a prompt again would reuse its work
+
+
 def ask(options, url, sampling, counts):
     """The results of `ingot bench serve` by the number of requests at once."""
-    line = [options.ingot, "bench", "serve", "--url", url, "--vocab", 199998, "--prompt", PROMPT, "--tokens", ANSWER, "--requests", options.requests,
+    line = [options.ingot, "bench", "serve", "--url", url, "--vocab", 199998, "--prompt", PROMPT, "--tokens", ANSWER, "--requests", options.requests, "--seed", next(SEEDS),
             "--concurrency", ",".join(map(str, counts)), "--json", *sampling]
     done = subprocess.run([str(word) for word in line], capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"bench serve: {done.stderr.strip()[-300:]}")
-    return {r["concurrency"]: r for r in json.loads(done.stdout)["results"]}
+    found = {r["concurrency"]: r for r in json.loads(done.stdout)["results"]}
+    if any(20 * r["reused_tokens"] > r["prompt_tokens"] for r in found.values()):
+        raise RuntimeError(f"bench serve: {done.stderr.strip()[-300:]}")
+    return found
 
 
 def us_of(result):

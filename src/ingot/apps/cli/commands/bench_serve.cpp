@@ -88,6 +88,7 @@ OrderedJson as_json(const ServeTimes& t) {
   json.update({{"requests", t.requests},
                {"errors", t.errors},
                {"prompt_tokens", t.prompt_tokens},
+               {"reused_tokens", t.reused_tokens},
                {"tokens", t.tokens},
                {"seconds", t.seconds},
                {"tokens_per_second", t.tokens_per_second()},
@@ -120,18 +121,22 @@ void measure(const BenchServe& o, const std::vector<int64_t>& concurrency, const
   const auto add = [&](const ServeTimes& t) {
     if (!o.json) print_row(t);
     if (t.errors > 0) log_warn(t.errors, " of ", counted(t.requests, "request"), " failed: ", t.first_error);
+    if (100 * t.reused_tokens > t.prompt_tokens)
+      log_warn("the server had processed ", t.reused_tokens, " of ", t.prompt_tokens,
+               " tokens of the prompts before: another --seed sends other prompts");
     all.push_back(t);
   };
+  LoadGenerator generator(o.load);
   if (!o.json) {
     write_out(o.load.model + ": prompts of " + to_text(o.load.prompt) + " and answers of " + to_text(o.load.answer) +
               " tokens, temperature " + fixed(o.load.sampling.temperature, 2) + "\n");
     print_head(!rates.empty());
   }
   if (rates.empty())
-    for (const int64_t n : concurrency) add(measure_clients(o.load, n, o.requests > 0 ? o.requests : 3, o.warm_up));
+    for (const int64_t n : concurrency) add(generator.measure_clients(n, o.requests > 0 ? o.requests : 3, o.warm_up));
   else
-    measure_clients(o.load, 1, o.warm_up, 0);
-  for (const double rate : rates) add(measure_arrivals(o.load, rate, o.requests > 0 ? o.requests : 64));
+    generator.measure_clients(1, 0, o.warm_up);
+  for (const double rate : rates) add(generator.measure_arrivals(rate, o.requests > 0 ? o.requests : 64));
   if (o.json) report(o, all);
   if (std::all_of(all.begin(), all.end(), [](const ServeTimes& t) { return t.errors == t.requests; }))
     fail(ErrorCode::io, "all requests failed: ", all[0].first_error);

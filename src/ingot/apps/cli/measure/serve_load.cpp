@@ -21,7 +21,7 @@ double ms_between(Clock::time_point a, Clock::time_point b) {
 // What one client saw of one request.
 struct Seen {
   std::string error;  // empty: a whole answer
-  int64_t prompt = 0, tokens = 0;
+  int64_t prompt = 0, tokens = 0, reused = 0;
   double first_ms = 0, last_ms = 0;  // from sending, to the first text and to the last text
   std::vector<double> between_ms;
 };
@@ -102,6 +102,9 @@ class AnswerReader {
     if (!json.contains("usage") || !json["usage"].is_object()) return;
     seen_.prompt = json["usage"].value("prompt_tokens", int64_t(0));
     seen_.tokens = json["usage"].value("completion_tokens", int64_t(0));
+    if (const auto details = json["usage"].find("prompt_tokens_details");
+        details != json["usage"].end() && details->is_object())
+      seen_.reused = details->value("cached_tokens", int64_t(0));
   }
 
   Seen& seen_;
@@ -139,7 +142,7 @@ ServeTimes times_of(const std::vector<Seen>& all, double seconds) {
       if (t.errors++ == 0) t.first_error = s.error;
       continue;
     }
-    t.prompt_tokens += s.prompt, t.tokens += s.tokens;
+    t.prompt_tokens += s.prompt, t.tokens += s.tokens, t.reused_tokens += s.reused;
     first.push_back(s.first_ms);
     between.insert(between.end(), s.between_ms.begin(), s.between_ms.end());
     if (s.tokens > 1) token.push_back((s.last_ms - s.first_ms) / double(s.tokens - 1));
@@ -155,19 +158,25 @@ std::string to_text(const LengthRange& r) {
   return r.least == r.most ? std::to_string(r.least) : std::to_string(r.least) + "-" + std::to_string(r.most);
 }
 
-ServeTimes measure_clients(const ServeLoad& load, int64_t clients, int64_t requests, int64_t warm_up) {
+std::vector<std::string> LoadGenerator::next_bodies(int64_t count) {
   std::vector<std::string> bodies;
+  for (int64_t i = 0; i < count; ++i) bodies.push_back(body_of(load_, sent_++));
+  return bodies;
+}
+
+ServeTimes LoadGenerator::measure_clients(int64_t clients, int64_t requests, int64_t warm_up) {
   const int64_t each = warm_up + requests;
-  for (int64_t i = 0; i < clients * each; ++i) bodies.push_back(body_of(load, uint32_t(i)));
+  const std::vector<std::string> bodies = next_bodies(clients * each);
   std::vector<std::unique_ptr<HttpConnection>> connections;
-  for (int64_t i = 0; i < clients; ++i) connections.push_back(std::make_unique<HttpConnection>(load.url, load.seconds));
+  for (int64_t i = 0; i < clients; ++i)
+    connections.push_back(std::make_unique<HttpConnection>(load_.url, load_.seconds));
   std::vector<Seen> seen(size_t(clients * requests));
   const auto run = [&](int64_t first, int64_t count, bool counted) {
     std::vector<std::thread> threads;
     for (int64_t c = 0; c < clients; ++c)
       threads.emplace_back([&, c] {
         for (int64_t i = 0; i < count; ++i) {
-          Seen one = ask(*connections[size_t(c)], load, bodies[size_t(c * each + first + i)]);
+          Seen one = ask(*connections[size_t(c)], load_, bodies[size_t(c * each + first + i)]);
           if (counted) seen[size_t(c * requests + i)] = std::move(one);
         }
       });
@@ -181,14 +190,12 @@ ServeTimes measure_clients(const ServeLoad& load, int64_t clients, int64_t reque
   return t;
 }
 
-ServeTimes measure_arrivals(const ServeLoad& load, double rate, int64_t requests) {
-  std::vector<std::string> bodies;
+ServeTimes LoadGenerator::measure_arrivals(double rate, int64_t requests) {
+  const std::vector<std::string> bodies = next_bodies(requests);
   std::vector<double> at;  // seconds from the beginning
-  const Rng rng(load.seed, Purpose::test, ~uint32_t(0));
-  for (int64_t i = 0; i < requests; ++i) {
-    bodies.push_back(body_of(load, uint32_t(i)));
+  const Rng rng(load_.seed, Purpose::test, ~uint32_t(0));
+  for (int64_t i = 0; i < requests; ++i)
     at.push_back((at.empty() ? 0 : at.back()) - std::log(rng.uniform(uint64_t(i))) / rate);
-  }
   std::vector<Seen> seen(static_cast<size_t>(requests));
   std::vector<std::thread> threads;
   const Clock::time_point begin = Clock::now();
@@ -196,8 +203,8 @@ ServeTimes measure_arrivals(const ServeLoad& load, double rate, int64_t requests
     std::this_thread::sleep_until(begin +
                                   std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(at[i])));
     threads.emplace_back([&, i] {
-      HttpConnection connection(load.url, load.seconds);
-      seen[i] = ask(connection, load, bodies[i]);
+      HttpConnection connection(load_.url, load_.seconds);
+      seen[i] = ask(connection, load_, bodies[i]);
     });
   }
   for (std::thread& t : threads) t.join();

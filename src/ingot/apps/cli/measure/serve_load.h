@@ -34,17 +34,13 @@ struct ServeTimes {
   int64_t requests = 0, errors = 0;
   std::string first_error;
   int64_t prompt_tokens = 0, tokens = 0;  // of whole answers
+  int64_t reused_tokens = 0;              // tokens of prompts that the server says it had processed before
   double seconds = 0;                     // from the first request to the last byte of the last answer
   // From sending a request to its first text, and from an event with text to the next one of the same answer.
   Quantiles first_token_ms, between_ms;
   double token_ms = 0;  // mean of (last text - first text) / (tokens - 1) of all answers
   double tokens_per_second() const { return seconds > 0 ? double(tokens) / seconds : 0; }
 };
-// `clients` clients send `requests` streamed completions each, one after the other; before these, `warm_up` each that
-// are not counted.
-ServeTimes measure_clients(const ServeLoad& load, int64_t clients, int64_t requests, int64_t warm_up);
-// `requests` requests in all, each at its own time: the times between arrivals are exponential.
-ServeTimes measure_arrivals(const ServeLoad& load, double rate, int64_t requests);
 
 // What the server says of its model under /v1/models.
 struct ServedModel {
@@ -52,5 +48,21 @@ struct ServedModel {
   int64_t vocab = 0;  // 0: not said
 };
 ServedModel served_model(const ServeLoad& load);
+
+// Sends requests that differ from all earlier ones, so that a server cannot reuse what it has processed.
+class LoadGenerator {
+ public:
+  explicit LoadGenerator(const ServeLoad& load) : load_(load) {}
+  // `clients` clients send `requests` streamed completions each, one after the other; before these, `warm_up` each that
+  // are not counted.
+  ServeTimes measure_clients(int64_t clients, int64_t requests, int64_t warm_up);
+  // `requests` requests in all, each at its own time: the times between arrivals are exponential.
+  ServeTimes measure_arrivals(double rate, int64_t requests);
+
+ private:
+  std::vector<std::string> next_bodies(int64_t count);
+  const ServeLoad load_;
+  uint32_t sent_ = 0;
+};
 
 }  // namespace ingot
