@@ -3,13 +3,13 @@
 
     python3 bench/gpu.py --native build/cuda/libingot_bench.so [SUITE...] [--origins FOLDER] [--liger WHEEL] [--warm N] [--continue]
 
-SUITE: rmsnorm, rope, gate, mlp, linear, swiglu, wide_mlp, cross_entropy, muon, attention, decode, decode_gpus, prompt, serve, train, train_gpus, train_memory, generate, ttt, sampling, host_cost; all by default (host_cost imports ingot). FOLDER has the peers that cannot be installed:
+SUITE: rmsnorm, rope, gate, mlp, linear, swiglu, wide_mlp, cross_entropy, muon, attention, decode, decode_gpus, prompt, serve, train, train_gpus, train_memory, generate, ttt, sampling, host_cost, host_token; all by default (host_cost and host_token import ingot). FOLDER has the peers that cannot be installed:
 MGRrmsnorm/src/rmsnorm_kernel.cu, MGRrmsnorm/megagemm/swiglu.py, mlp-megakernel/fused_mlp.py and libtiny_cuda_nn.so (peers/tiny_cuda_nn.cu).
 A missing peer is listed in the report as absent; PyTorch eager and torch.compile always run. All other options
 go to the suites' programs (peers/gpu_<suite>.py --help). torch.compile's peers take most of the time of linear, swiglu, wide_mlp,
 cross_entropy, muon, attention, train and ttt: with --warm N, N processes compile a share each first, and the measuring process finds the kernels in PyTorch's cache.
 A report is written after each case. --continue completes an interrupted report of the same sources and GPU: only the missing last cases are measured, and the report keeps
-the ceilings of each run (not of mlp, decode, decode_gpus, prompt, serve, train, ttt and host_cost).
+the ceilings of each run (not of mlp, decode, decode_gpus, prompt, serve, train, ttt, host_cost and host_token).
 """
 import argparse
 import os
@@ -18,7 +18,7 @@ import subprocess
 import sys
 
 SUITES = ("rmsnorm", "rope", "gate", "mlp", "linear", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "decode", "decode_gpus", "prompt", "serve", "train", "train_gpus", "train_memory", "generate", "ttt", "sampling",
-          "host_cost")
+          "host_cost", "host_token")
 WARMED = ("linear", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "train", "ttt")
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 # suite: (option, the file in FOLDER that must exist, the path that is passed)

@@ -19,6 +19,7 @@ ELSEWHERE["decode"] = ["src/ingot/apps/cli/measure", "src/ingot/megakernel", "sr
 ROOMS["prompt"], ELSEWHERE["prompt"] = [*ROOMS["decode"], "grouped"], ELSEWHERE["decode"]
 ROOMS["decode_gpus"], ELSEWHERE["decode_gpus"] = ROOMS["prompt"], ELSEWHERE["decode"]  # the same with several GPUs
 ROOMS["serve"], ELSEWHERE["serve"] = ROOMS["prompt"], [*ELSEWHERE["decode"], "src/ingot/apps/server", "src/ingot/engines/serve"]
+ROOMS["host_token"], ELSEWHERE["host_token"] = ROOMS["prompt"], [*ELSEWHERE["serve"], "src/ingot/engines/generate", "bindings/python/native"]
 # The rooms of a training step of the preset golf.
 ROOMS["train"] = ["activation", "adamw", "attention", "axpby", "copy", "cross_entropy", "embedding", "lane_write", "linear", "mix", "muon",
                   "residual", "rmsnorm", "rope", "scaled_add", "skip_merge", "sum"]
@@ -34,7 +35,7 @@ ELSEWHERE["generate"] = ["src/ingot/engines/generate", "src/ingot/models/gpt"]
 ROOMS["two_builds"] = ["mlp", "activation", "rmsnorm", "rope", "swiglu"]
 ONLY_OURSELVES = {"two_builds"}  # suites without another library as peer
 # Suites with times only; tests check the computed values.
-TIMES_ALONE = {"sampling", "decode", "decode_gpus", "prompt", "serve", "train", "train_gpus", "train_memory", "generate", "ttt"}
+TIMES_ALONE = {"sampling", "decode", "decode_gpus", "prompt", "serve", "host_token", "train", "train_gpus", "train_memory", "generate", "ttt"}
 # Suites whose products may use cuBLASLt.
 WITH_LIBRARY = {"linear", "swiglu", "wide_mlp", "cross_entropy", "train", "train_gpus", "train_memory", "ttt", "generate"}
 # Suites whose original project published kernels, which are measured too.

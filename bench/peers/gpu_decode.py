@@ -82,10 +82,10 @@ def rows(model, found):
                 out.append(row(f"{what}, head screened in 8 bits", [at["context"]], at["token"]["screened"]["mean_ms"], {"whole_head": at["token"]["megakernel"]["mean_ms"]},
                                limit_ms(at["screened_bytes"]), screened=at["token"]["screened"]))
     for sampled in found.get("sampled", []):
-        kernels = found["token"].get("screened", found["token"]["megakernel"])["mean_ms"]  # the path of greedy tokens, and of tokens at a temperature alone
         size = found["screened_bytes"] or found["token_bytes"]
         for name in SAMPLED:
             token = sampled["token"][name]
+            kernels = (found["token"].get("screened", found["token"]["megakernel"]) if name == "greedy" else found["token"]["sampled"])["mean_ms"]
             out.append(row(f"{what}, {name}, through the decoder", [found["context"]], token["mean_ms"], {"kernels": kernels}, limit_ms(size), sampled=token))
     for a in found.get("answers", []):
         whole = dict(first_token_ms=a["first_token_ms"], token_ms=a["token_ms"], whole_ms=a["whole_ms"])

@@ -30,7 +30,9 @@ void print_path(const std::string& path, const TokenTimes& of, const std::string
             more + "\n");
 }
 std::string shown_path(const std::string& path) {
-  return path == "screened" ? "megakernel, head screened in 8 bits" : path;
+  return path == "screened"  ? "megakernel, int8 prefilter of the head"
+         : path == "sampled" ? "megakernel, sampled at temperature 1"
+                             : path;
 }
 void print_shared(const Options& o, const DecodeTimes& t, const SharedTimes& s) {
   const std::string gpus = std::to_string(s.gpus) + " GPUs";
@@ -60,8 +62,8 @@ void print_shared(const Options& o, const DecodeTimes& t, const SharedTimes& s) 
 
 template <class Times> void print_paths(const Times& t, double read_TBps) {
   for (const auto& [path, of] : t.token) {
-    const bool screened = path == "screened";
-    const double TBps = double(screened ? t.screened_bytes : t.token_bytes) / of.mean_ms * 1e-9;
+    const bool screened = path == "screened" || path == "sampled";
+    const double TBps = double(screened && t.screened_bytes > 0 ? t.screened_bytes : t.token_bytes) / of.mean_ms * 1e-9;
     const std::string speed =
         read_TBps > 0 ? ", " + fixed(TBps, 2) + " TB/s, " + fixed(100 * TBps / read_TBps, 0) + " % of reading alone"
         : TBps > 0    ? ", " + fixed(1e3 * TBps, 1) + " GB/s"
@@ -88,25 +90,29 @@ struct SampledTimes {
   int64_t gpus = 1;
   std::vector<std::pair<std::string, TokenTimes>> token;
 };
-// `kernels`: what the same token takes by the kernels alone, or 0.
-void print_sampled(const SampledTimes& s, double kernels_ms) {
-  write_out(std::string("tokens through the decoder, as `generate` gets them") +
-            (s.gpus > 1 ? ", " + std::to_string(s.gpus) + " GPUs" : "") + ":\n");
-  for (const auto& [name, of] : s.token)
-    print_path(
-        "  " + name, of,
-        kernels_ms > 0 ? "; " + fixed(100 * (of.mean_ms / kernels_ms - 1), 1) + " % over the kernels alone" : "");
-}
-// The fastest path of the kernels alone.
-double kernels_ms(const std::vector<std::pair<std::string, TokenTimes>>& paths) {
+using PathTimes = std::vector<std::pair<std::string, TokenTimes>>;
+// The time of the kernels alone: of a greedy token by the fastest path, of others at temperature 1; 0: not measured.
+double kernels_ms(const PathTimes& paths, const std::string& sampling) {
   double best = 0;
-  for (const auto& [path, of] : paths) best = best > 0 ? std::min(best, of.mean_ms) : of.mean_ms;
+  for (const auto& [path, of] : paths)
+    if ((path == "sampled") == (sampling != "greedy")) best = best > 0 ? std::min(best, of.mean_ms) : of.mean_ms;
   return best;
 }
-double kernels_ms(const DecodeTimes& t, int64_t gpus) {
+PathTimes kernels_of(const DecodeTimes& t, int64_t gpus) {
   for (const SharedTimes& s : t.shared)
-    if (s.gpus == gpus) return kernels_ms(s.token);
-  return gpus == 1 ? kernels_ms(t.token) : 0;
+    if (s.gpus == gpus) return s.token;
+  return gpus == 1 ? t.token : PathTimes();
+}
+void print_sampled(const SampledTimes& s, const PathTimes& kernels) {
+  write_out(std::string("tokens through the decoder, as `generate` gets them") +
+            (s.gpus > 1 ? ", " + std::to_string(s.gpus) + " GPUs" : "") + ":\n");
+  for (const auto& [name, of] : s.token) {
+    const double alone = kernels_ms(kernels, name);
+    print_path("  " + name, of,
+               alone > 0 ? "; " + fixed(100 * (of.mean_ms / alone - 1), 1) + " % over the kernels alone" +
+                               (name == "greedy" ? "" : " at temperature 1")
+                         : "");
+  }
 }
 
 void print(const Options& o, const DecodeTimes& t) {
@@ -419,7 +425,7 @@ void bench_model(const Options& o) {
             " GB of weights\n");
   if (t.token_bytes > 0) write_out("a token reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB\n");
   print_paths(t, 0);
-  for (const SampledTimes& s : found.sampled) print_sampled(s, 0);
+  for (const SampledTimes& s : found.sampled) print_sampled(s, {});
   print_contexts(t);
   write_out("time to first token: " + fixed(t.first_token_ms, 1) + " ms\n");
 }
@@ -488,7 +494,7 @@ void add_bench_decode(Command& bench) {
                                                   ? std::vector<SampledTimes>()
                                                   : measure_sampled(*o);
     if (!o->json) {
-      for (const SampledTimes& s : sampled) print_sampled(s, kernels_ms(times, s.gpus));
+      for (const SampledTimes& s : sampled) print_sampled(s, kernels_of(times, s.gpus));
       return;
     }
     OrderedJson json = as_json(*o, times);

@@ -114,6 +114,16 @@ template <class Model> TokenTimes time_tokens(Model& m, int64_t tokens, bool id_
   m.likeliest();  // refuses what is not numbers
   return times;
 }
+// At temperature 1, with the prefilter where there is one.
+template <class Model> TokenTimes time_sampled_tokens(Model& m, int64_t tokens) {
+  sampling::RowNoise noise{.seed = 1, .temperature = 1};
+  const TokenTimes times = time_steps(stream_of(m), tokens, [&] {
+    m.continue_sampling(1, noise, 0, true);
+    ++noise.step;  // as the kernel counts it
+  });
+  m.likeliest();  // refuses what is not numbers
+  return times;
+}
 // Each path from the same place.
 template <class Model, class Times>
 void time_paths(Model& m, const DecodeMeasurement& o, int64_t context, Times& times) {
@@ -122,9 +132,13 @@ void time_paths(Model& m, const DecodeMeasurement& o, int64_t context, Times& ti
     if (!wanted || !m.use_megakernel(persistent)) continue;
     m.pretend(context);
     times.token.emplace_back(name, time_tokens(m, o.tokens));
-    if (!persistent || !has_prefilter(m)) continue;
+    if (!persistent) continue;
+    if (has_prefilter(m)) {
+      m.pretend(context);
+      times.token.emplace_back("screened", time_tokens(m, o.tokens, true));
+    }
     m.pretend(context);
-    times.token.emplace_back("screened", time_tokens(m, o.tokens, true));
+    times.token.emplace_back("sampled", time_sampled_tokens(m, o.tokens));
   }
 }
 

@@ -31,7 +31,7 @@ struct DecodeMeasurement {
   std::vector<std::pair<int64_t, int64_t>> answers;  // tokens of a prompt and of what follows, from end to end
   std::vector<int64_t> streams;                      // sequences of a step, each of these numbers
 };
-struct TokenTimes {  // greedy
+struct TokenTimes {
   double mean_ms = 0, p50_ms = 0, p99_ms = 0, best_ms = 0;
 };
 // Of a stage of the megakernel, as its first block sees it.
@@ -74,11 +74,13 @@ struct StreamTimes {
   std::vector<std::pair<std::string, double>> phases;  // as DecodeTimes'
 };
 struct DecodeTimes {
-  std::vector<std::pair<std::string, TokenTimes>> token;  // by path: "phased", "megakernel", "prefiltered"
-  double prompt_ms = 0;                                   // of 16 tokens of the prompt
-  double first_token_ms = 0;                              // of all of it, where it was told, to the token after it
-  int64_t token_bytes = 0;                                // of weights and keys that a token reads
-  int64_t screened_bytes = 0;                             // as ContextTimes'
+  // By path: "phased"; "megakernel"; "screened", with the prefilter; "sampled", the fastest of these two at temperature
+  // 1. All others are greedy.
+  std::vector<std::pair<std::string, TokenTimes>> token;
+  double prompt_ms = 0;        // of 16 tokens of the prompt
+  double first_token_ms = 0;   // of all of it, where it was told, to the token after it
+  int64_t token_bytes = 0;     // of weights and keys that a token reads
+  int64_t screened_bytes = 0;  // as ContextTimes'
   int64_t weight_bytes = 0;
   double read_TBps = 0;                                // what memory gives a kernel that only reads, in the same run
   std::vector<std::pair<std::string, double>> phases;  // microseconds of a launch, launches back to back
