@@ -4,6 +4,7 @@
 #include <string>
 
 #include "ingot/core/check.h"
+#include "ingot/gpu/device.h"
 
 namespace ingot::gpu {
 namespace {
@@ -44,6 +45,12 @@ Limits imitate(const Limits& real, const Limits& wanted) {
           .l2_bytes = std::min(real.l2_bytes, wanted.l2_bytes),
           .clusters = {std::min(real.clusters[0], wanted.clusters[0]), std::min(real.clusters[1], wanted.clusters[1]),
                        std::min(real.clusters[2], wanted.clusters[2])}};
+}
+
+const Limits& current_limits() {
+  static const Limits hopper;
+  const int device = current_device();
+  return device < 0 ? hopper : limits(device);
 }
 
 }  // namespace ingot::gpu

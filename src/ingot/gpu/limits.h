@@ -36,5 +36,7 @@ Limits imitate(const Limits& real, const Limits& wanted);
 // Of cuda:device; asked for once. The environment variable INGOT_GPU_AS=8.0|8.6|8.9|10.0|12.0 makes a GPU offer no more
 // than that GPU does. Throws where the build has no CUDA.
 const Limits& limits(int device);
+// Of this thread's GPU; an H100's where kernels are emulated in a build without a GPU.
+const Limits& current_limits();
 
 }  // namespace ingot::gpu

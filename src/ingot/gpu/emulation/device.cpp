@@ -28,6 +28,8 @@ void* take_memory(int64_t bytes) {
   return memory;
 }
 std::atomic<int> devices = 1;
+const Limits kEmulatedLimits{.sms = kSms, .l2_bytes = int64_t(1) << 20};
+Limits emulated_limits = kEmulatedLimits;
 std::atomic<bool> reach_each_other = true;
 thread_local int current = 0;
 void check_device(int device) {
@@ -57,8 +59,7 @@ int sm_count(int) { return kSms; }
 double memory_bandwidth(int) { return 3e12; }
 const Limits& limits(int device) {
   check_device(device);
-  static const Limits emulated{.sms = kSms, .l2_bytes = int64_t(1) << 20};
-  return emulated;
+  return emulated_limits;
 }
 void check_cuda_status(int status, const std::string& note) {
   fail(ErrorCode::unsupported, note, ": found status ", status, ", expected 0");
@@ -152,5 +153,7 @@ void pretend_devices(int count, bool peers) {
   gpu::devices = count;
   gpu::reach_each_other = peers;
 }
+void pretend_limits(const gpu::Limits& wanted) { gpu::emulated_limits = gpu::imitate(gpu::kEmulatedLimits, wanted); }
+
 }  // namespace ingot::emulation
 #endif

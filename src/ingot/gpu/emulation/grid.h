@@ -14,6 +14,8 @@
 #include <source_location>
 #include <vector>
 
+#include "ingot/gpu/limits.h"
+
 namespace ingot::emulation {
 
 using Where = std::source_location;
@@ -37,6 +39,8 @@ Settings& settings();
 // another: a test that wants both to run at the same time makes them on threads of its own. `peers`: whether the GPUs
 // report that they reach each other's memory.
 void pretend_devices(int count, bool peers = true);
+// The emulated GPUs offer no more than `wanted` from now on: those of a Hopper at first.
+void pretend_limits(const gpu::Limits& wanted);
 
 struct Shape {
   int64_t grid = 1, block = 1, smem = 0;

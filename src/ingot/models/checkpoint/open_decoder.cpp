@@ -36,6 +36,7 @@ void add_placement_notes(OpenedModel& m, const DecoderPlacement& p, const std::s
   if (p.options.device == DeviceChoice::automatic && !p.unsupported_reason.empty() && gpu::device_count() > 0)
     add_note(m, "on the CPU: " + p.unsupported_reason);
   if (!p.on_gpu) return;
+  if (const std::string missing = gpu_missing_paths(); !missing.empty()) add_note(m, "on the GPU: " + missing);
   if (!rounding.empty()) add_note(m, "on the GPU: " + rounding);
   if (p.options.e4m3_experts)
     add_note(m, std::string(rounding.empty() ? "on the GPU: " : "") +

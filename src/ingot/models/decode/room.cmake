@@ -1,4 +1,4 @@
-ingot_room(HOPPER ".")
+ingot_room(HOPPER "^megakernel")
 # The phased path's kernels, by the format of a matrix, and the variants of the token kernel (TokenVariant; megakernel.cu has the
 # same list). The emulated tests run all of them.
 set(formats bf16 fp8 mxfp4)

@@ -4,6 +4,7 @@
 
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/models/decode/model/ranked_model.h"
 #include "ingot/models/decode/model/trace.h"
 #include "ingot/models/host_decoder.h"
@@ -21,6 +22,8 @@ std::string gpu_rounding(const DecoderWeights& w) {
 }
 
 #ifndef INGOT_HAS_CUDA_DECODE
+
+std::string gpu_missing_paths() { return {}; }
 
 std::string gpus_unsupported_reason(const DecoderSpec&, const DecoderOptions&) {
   return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
@@ -128,6 +131,11 @@ class GpuDecoder final : public HostDecoder {
 
 }  // namespace
 
+std::string gpu_missing_paths() {
+  if (gpu::current_limits().hopper) return {};
+  return "tokens and prompts by a launch a phase, as the token kernel and the prompts' matrix kernels need compute "
+         "capability 9.0";
+}
 std::string gpus_unsupported_reason(const DecoderSpec& c, const DecoderOptions& o) {
   if (std::string unsupported_reason = decode::ranks_unsupported_reason(int(o.gpus)); !unsupported_reason.empty())
     return unsupported_reason;

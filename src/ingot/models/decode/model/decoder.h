@@ -17,6 +17,8 @@ std::string gpu_unsupported_reason(const DecoderSpec& spec, const DecoderWeights
                                    const DecoderOptions& options);
 // What of them a GPU will not hold as it is stored, in a line: matrices in f32; empty where there are none.
 std::string gpu_rounding(const DecoderWeights& weights);
+// The kernels that this GPU does not run and what is used in their place, in a line; empty on a Hopper.
+std::string gpu_missing_paths();
 // The weights are copied and may be gone afterwards. Slots take turns; with options.batched_sequences, three or more
 // that are asked for a token together get it by one pass over the weights, up to columns() of them: the numbers of a
 // launch a phase, which differ by roundings from those of the kernel that a slot alone gets. Cut back further than the

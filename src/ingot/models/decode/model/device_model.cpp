@@ -4,6 +4,7 @@
 
 #include "ingot/core/memory/memory.h"
 #include "ingot/gpu/allocator.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/kernels/rope/rope.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/phased/ranks.h"
@@ -18,7 +19,8 @@ constexpr int64_t kStepsBack = 4096;  // tokens that a sliding layer's ring keep
 
 // Room for a head in 8 bits, where one is wanted and serves.
 void build_prefilter(DeviceBuilder& b, bool wanted, Model& m) {
-  if (!wanted || !unsupported_reason(m.config, DecodePath::prefilter).empty() || !supports_prefilter(m)) return;
+  if (!wanted || !gpu::current_limits().hopper) return;  // the prefilter is a part of the megakernel
+  if (!unsupported_reason(m.config, DecodePath::prefilter).empty() || !supports_prefilter(m)) return;
   uint8_t* codes;
   PrefilterRow* rows;
   b.take(codes, prefilter_matrix(m.head, nullptr).matrix_bytes);
@@ -74,7 +76,8 @@ int64_t ring_of(const DecoderSpec& c, int64_t context) {
 static_assert(kPromptTokens <= kStepsBack, "a prompt's keys fit into a ring");
 // Tokens that extend() takes at most.
 int64_t prompt_tokens_of(const DecoderSpec& c, int64_t context, const DecoderOptions& o) {
-  return o.prompt_kernels && unsupported_reason(c, DecodePath::prompt).empty() && prompts_take(c)
+  return o.prompt_kernels && gpu::current_limits().hopper && unsupported_reason(c, DecodePath::prompt).empty() &&
+                 prompts_take(c)
              ? std::max<int64_t>(max_step_tokens(c), std::min(context, kPromptTokens))
              : max_step_tokens(c);
 }

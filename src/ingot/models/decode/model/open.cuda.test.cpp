@@ -7,7 +7,12 @@
 #include <cstdio>
 
 #include "ingot/gpu/allocator.h"
+#ifdef INGOT_EMULATED_DEVICE
+#include "ingot/gpu/emulation/grid.h"
+#endif
+#include "ingot/gpu/limits.h"
 #include "ingot/io/file.h"
+#include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/decode/model/ranked_model.h"
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
@@ -63,14 +68,33 @@ TEST_F(GptOssOpenCuda, RandomWeightsAreMadeOnTheGpuAndTheirNamesSayTheirFormat) 
 
 #ifdef INGOT_EMULATED_DEVICE
 struct GptOssOpenOnOthersCuda : GptOssOpenCuda {
-  void TearDown() override { decode::pretend_capability(9, 0); }
+  void TearDown() override { emulation::pretend_limits({}); }
 };
-TEST_F(GptOssOpenOnOthersCuda, AGpuThatIsNoHopperIsLeftForTheCpuOrRefusedInALine) {
+TEST_F(GptOssOpenOnOthersCuda, EveryGpuFromComputeCapability80OnGivesTheTokensOfAHoppersPhasedPath) {
   testing::GptOssCheckpoint().write(path);
-  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 9}, {10, 0}}) {
-    decode::pretend_capability(major, minor);
+  const auto answer = [&](const DecoderOptions& options) {
+    const OpenedModel m = open_model(path, options);
+    EXPECT_EQ(m.note, gpu::current_limits().hopper ? "" : "on the GPU: " + gpu_missing_paths());
+    EXPECT_EQ(m.decoder->device().kind, Device::cuda);
+    Sequence sequence(*m.decoder);
+    sequence.extend(std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18});
+    return sequence.sample({.seed = 5}, 8).tokens;
+  };
+  const std::vector<int32_t> want =
+      answer({.context = 64, .device = DeviceChoice::cuda, .megakernel = false, .prompt_kernels = false});
+  for (const char* capability : {"8.0", "8.6", "8.9", "10.0", "12.0"}) {
+    emulation::pretend_limits(gpu::limits_of(capability));
+    EXPECT_EQ(answer({.context = 64, .device = DeviceChoice::cuda}), want) << capability;
+  }
+}
+TEST_F(GptOssOpenOnOthersCuda, AGpuOlderThanTheKernelsIsLeftForTheCpuOrRefusedInALine) {
+  testing::GptOssCheckpoint().write(path);
+  gpu::Limits turing = gpu::limits_of("8.6");
+  for (const int capability : {70, 75}) {
+    turing.capability = capability;
+    emulation::pretend_limits(turing);
     const std::string found =
-        detail::concat("found emulated GPU of compute capability ", major, ".", minor, ", expected 9.0");
+        detail::concat("found emulated GPU of compute capability 7.", capability % 10, ", expected 8.0 or later");
     const OpenedModel m = open_model(path, {.context = 16});
     EXPECT_EQ(m.decoder->device().kind, Device::cpu);
     EXPECT_EQ(m.note, "on the CPU: " + found);
@@ -78,7 +102,7 @@ TEST_F(GptOssOpenOnOthersCuda, AGpuThatIsNoHopperIsLeftForTheCpuOrRefusedInALine
     const auto refused = [&](const DecoderOptions& o) { return error_of([&] { open_model(path, o); }); };
     EXPECT_EQ(refused({.context = 16, .device = DeviceChoice::cuda}), "unsupported: device cuda: " + found);
   }
-  decode::pretend_capability(9, 0);
+  emulation::pretend_limits({});
   EXPECT_EQ(open_model(path, {.context = 16}).decoder->device().kind, Device::cuda);
 }
 #endif

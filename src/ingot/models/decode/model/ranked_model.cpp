@@ -1,33 +1,17 @@
 #include "ingot/models/decode/model/ranked_model.h"
 
 #include <algorithm>
-#include <atomic>
 #include <exception>
 #include <optional>
 #include <thread>
 
 #include "ingot/core/check.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/megakernel/peers.h"
 
 namespace ingot::decode {
 
 #ifdef INGOT_HAS_CUDA_DECODE
-
-namespace {
-#ifdef INGOT_EMULATED_DEVICE
-std::atomic<int> pretended = 90;
-#endif
-gpu::DeviceInfo described(int device) {
-  gpu::DeviceInfo gpu = gpu::device_info(device);
-#ifdef INGOT_EMULATED_DEVICE
-  gpu.major = pretended / 10, gpu.minor = pretended % 10;
-#endif
-  return gpu;
-}
-}  // namespace
-#ifdef INGOT_EMULATED_DEVICE
-void pretend_capability(int major, int minor) { pretended = 10 * major + minor; }
-#endif
 
 std::string ranks_unsupported_reason(int ranks) {
   const auto text = [](const auto&... parts) { return ingot::detail::concat(parts...); };
@@ -37,9 +21,10 @@ std::string ranks_unsupported_reason(int ranks) {
   if (count == 0) return "found no GPU, expected one and its driver";
   if (ranks > count) return text("found ", count, count == 1 ? " GPU" : " GPUs", ", expected ", ranks);
   for (int r = 0; r < ranks; ++r) {
-    const gpu::DeviceInfo gpu = described(r);
-    if (gpu.major != 9 || gpu.minor != 0)
-      return text("found ", gpu.name, " of compute capability ", gpu.major, ".", gpu.minor, ", expected 9.0");
+    const gpu::Limits& limits = gpu::limits(r);
+    if (limits.capability < 80 || (ranks > 1 && !limits.hopper))
+      return text("found ", gpu::device_info(r).name, " of compute capability ", limits.capability / 10, ".",
+                  limits.capability % 10, ranks > 1 ? ", expected 9.0 for several GPUs" : ", expected 8.0 or later");
     for (int q = 0; q < ranks; ++q)
       if (q != r && !gpu::can_access_peer(r, q))
         return text("found no peer access from cuda:", r, " to cuda:", q,

@@ -14,13 +14,9 @@
 
 namespace ingot::decode {
 
-// What keeps cuda:0 to cuda:(ranks - 1) from sharing a model, in a line; empty where nothing does: too few GPUs, other
-// than Hopper, no peer access between two of them.
+// What keeps cuda:0 to cuda:(ranks - 1) from sharing a model, in a line; empty where nothing does: too few GPUs, GPUs
+// that the kernels do not run on, no peer access between two of them.
 std::string ranks_unsupported_reason(int ranks);
-#ifdef INGOT_EMULATED_DEVICE
-// The emulator's GPUs say from now on that they are of this compute capability, 9.0 at first.
-void pretend_capability(int major, int minor);
-#endif
 
 class RankedModel {
  public:

@@ -1,6 +1,7 @@
 // Steps: a graph of launches for each kind of step, made when it is first asked for, and prompts, which have none.
 #include <algorithm>
 
+#include "ingot/gpu/limits.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/model/device_model.h"
 
@@ -9,8 +10,8 @@ namespace ingot::decode {
 #ifdef INGOT_HAS_CUDA_DECODE
 
 bool DeviceModel::use_megakernel(bool wanted) {
-  const bool takes =
-      unsupported_reason(config(), DecodePath::megakernel).empty() && supports_megakernel(slots_[0].model);
+  const bool takes = gpu::limits(device_).hopper && unsupported_reason(config(), DecodePath::megakernel).empty() &&
+                     supports_megakernel(slots_[0].model);
   if (takes) megakernel_ = wanted;
   return takes || !wanted;
 }
@@ -172,7 +173,8 @@ void DeviceModel::continue_traced(int index) {
 }
 
 bool DeviceModel::takes_trace() const {
-  return supports_megakernel(model()) && model().layers[0].down.format == WeightFormat::mxfp4;
+  return gpu::limits(device_).hopper && supports_megakernel(model()) &&
+         model().layers[0].down.format == WeightFormat::mxfp4;
 }
 
 #endif

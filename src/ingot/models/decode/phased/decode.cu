@@ -118,9 +118,10 @@ struct Run {
   void embed_tokens() {
     const Embedding p = embedding_of(plan);
     const int64_t grid = (int64_t(p.T) * p.C + kThreads - 1) / kThreads;
-    gpu::launch("decode embedding", embed_kernel,
-                {.grid = std::min<int64_t>(grid, kMostBlocks), .block = kThreads, .overlap = true, .device = device()},
-                stream, p);
+    gpu::launch(
+        "decode embedding", embed_kernel,
+        {.grid = std::min<int64_t>(grid, most_blocks()), .block = kThreads, .overlap = true, .device = device()},
+        stream, p);
   }
   void qkv(const Layer& l) {
     const NormProduct p = qkv_of(plan, l);
@@ -303,7 +304,7 @@ uint32_t max_step_tokens(const DecoderSpec& c) {
     const int64_t vectors =
         std::max({T * stride(c.q_width()), T * stride(c.hidden) + lists,
                   room * stride(c.intermediate) + lists + small_batch::staged_bytes(room, most, T)});
-    if (vectors + small_batch::least_bytes(T) <= kSharedOfSm) return T;
+    if (vectors + small_batch::least_bytes(T) <= shared_of_block()) return T;
   }
   return 1;
 }

@@ -13,8 +13,9 @@ namespace ingot::decode {
 
 // Throws Error(unsupported), with both values, for sizes that the kernels do not take.
 void check_supported(const DecoderSpec& config);
-uint32_t cache_dim(const DecoderSpec& config);        // head_dim, padded to a size that the kernels have
-uint32_t max_step_tokens(const DecoderSpec& config);  // tokens of a step that fit into an SM's memory: 16, 8 or 1
+uint32_t cache_dim(const DecoderSpec& config);  // head_dim, padded to a size that the kernels have
+// Tokens of a step that fit into the shared memory of this thread's GPU: 16, 8 or 1.
+uint32_t max_step_tokens(const DecoderSpec& config);
 
 // Places the arrays of `Buffers` one after the other in memory of zeros, for as many GPUs as its `ranks` say; returns
 // their bytes.

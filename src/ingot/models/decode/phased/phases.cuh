@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/models/decode/phased/phases.h"
 #include "ingot/models/decode/phased/stages.cuh"
@@ -81,12 +82,17 @@ __global__ void __launch_bounds__(small_batch::kThreads, 1)
                               tile::dynamic_shared<char>());  // down() waits for earlier kernels
 }
 
-constexpr int64_t kSharedOfSm = 226 * 1024;
+// Two blocks to a multiprocessor.
+inline int64_t most_blocks() {
+  return std::min<int64_t>(kMostBlocks, kBlocksPerSm * int64_t(gpu::current_limits().sms));
+}
+// Shared memory of a block that fills its multiprocessor, less the part that the kernel declares itself.
+inline int64_t shared_of_block() { return gpu::current_limits().smem_per_block - 1024; }
 
 template <class Kernel, class P>
 void launch_one(const char* name, Kernel kernel, int64_t units, int64_t smem, Stream stream, const P& p) {
   gpu::launch(name, kernel,
-              {.grid = std::min<int64_t>(units, kMostBlocks),
+              {.grid = std::min<int64_t>(units, most_blocks()),
                .block = kThreads,
                .smem = smem,
                .overlap = true,
@@ -96,7 +102,7 @@ void launch_one(const char* name, Kernel kernel, int64_t units, int64_t smem, St
 template <class Kernel, class... P>
 void launch_columns(const char* name, Kernel&& kernel_of, uint32_t T, int64_t units, int64_t smem, Stream stream,
                     const P&... p) {
-  const int64_t grid = std::min<int64_t>(units, kMostBlocks);
+  const int64_t grid = std::min<int64_t>(units, most_blocks());
   const auto go = [&](auto kernel) {
     gpu::launch(name, kernel,
                 {.grid = grid,
@@ -129,10 +135,9 @@ void launch_small_batch(const char* name, Kernel&& kernel_of, uint32_t T, int64_
                         Stream stream, const P&... p) {
   const auto go = [&](auto kernel, int64_t sums) {
     const int64_t slot = small_batch::kWarps * small_batch::Ring<F>::kSlotBytes;
-    const int64_t slots = std::clamp<int64_t>((kSharedOfSm - sums - smem) / slot, 1, small_batch::kMostSlots);
+    const int64_t slots = std::clamp<int64_t>((shared_of_block() - sums - smem) / slot, 1, small_batch::kMostSlots);
     gpu::launch(name, kernel,
-                {.grid = std::min<int64_t>(
-                     {units, kSms, gpu::current_device() < 0 ? kSms : gpu::sm_count(gpu::current_device())}),
+                {.grid = std::min<int64_t>(units, gpu::current_limits().sms),
                  .block = small_batch::kThreads,
                  .smem = slots * slot + sums + smem,
                  .overlap = true,

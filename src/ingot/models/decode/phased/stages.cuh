@@ -15,9 +15,9 @@ namespace ingot::decode {
 
 using weight_tiles::kThreads;
 using weight_tiles::kWarps;
-constexpr int kSms = 132;
 constexpr int kBlocksPerSm = 2;
-constexpr int kMostBlocks = kBlocksPerSm * kSms;
+constexpr int kMostBlocks =
+    kBlocksPerSm * 192;  // of any launch whose blocks share results; no GPU has more multiprocessors
 template <int kCols> constexpr int kBlocks8 = (kCols + 7) / 8;
 
 struct At {
