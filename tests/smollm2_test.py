@@ -91,6 +91,16 @@ class SmolLm2(unittest.TestCase):
         # 37 ids: the system message of SmolLM2's template, the question, and the beginning of the answer.
         self.assertEqual(answer["prompt_tokens"], 37)
 
+    def test_an_archive_gives_the_same_answer(self):
+        with tempfile.TemporaryDirectory() as folder:
+            archive = Path(folder) / "smollm2.ingot"
+            run("convert", MODEL, archive, "--verify")
+            words = ("--prompt", "What is gravity?", "--temperature", 0, "--tokens", 40, "--json", "--device", "cpu")
+            a, b = (json.loads(run("generate", "--model", m, *words))["ids"] for m in (MODEL, archive))
+            self.assertEqual(a, b)
+            about = json.loads(run("info", archive, "--json"))
+            self.assertEqual((about["parameters"], about["config"]["heads"], about["dense"]), (134515008, 9, "bf16"))
+
 
 def main():
     global INGOT, MODEL

@@ -4,7 +4,7 @@
     parity_families.py BUILD/ingot [--only NAME] [--keep DIR] [--skip-without-peers]
 
 For each family transformers makes models with random weights, random weights of norms and random biases, and saves them in f32. Ingot
-reads the directory and, where the package gguf is installed, a GGUF file with the same numbers (queries and keys permuted as llama.cpp
+reads the directory, an archive in bf16 and, where the package gguf is installed, a GGUF file with the same numbers (queries and keys permuted as llama.cpp
 does, llama3's divisors as a tensor), and scores random ids on the CPU (`ingot eval --ids`). The loss at every position must be within
 2e-3 of transformers' in fp32: rounding is some 1e-5, and every fault of the architecture is far more.
 Sizes are chosen so that nothing agrees by chance: head_dim is not hidden / heads, queries share a key in groups of 1, 3 and 7, the
@@ -76,6 +76,7 @@ def random_model(name):
                 p.copy_(torch.randn(p.shape) * 0.3)
             else:
                 p.copy_(torch.randn(p.shape) * (1.0 if "embed" in parameter else 1.5 / p.shape[-1] ** 0.5))
+            p.copy_(p.bfloat16())  # so that an archive in bf16 has the same numbers
     return model.float().eval()
 
 
@@ -204,6 +205,8 @@ def main():
             if gguf and CASES[name][2]:
                 forms["gguf"] = root / (name + ".gguf")
                 write_gguf(model, CASES[name][2], forms["gguf"])
+            forms["archive"] = root / (name + ".ingot")
+            subprocess.run([options.program, "convert", directory, forms["archive"]], check=True, capture_output=True)
             for form, path in forms.items():
                 found = losses_of_ingot(options.program, path, lists, root)
                 worst = max(np.abs(a - b).max() for a, b in zip(found, expected))

@@ -4,6 +4,8 @@
 #include "ingot/io/formats/archive.h"
 #include "ingot/io/hugging_face_cache.h"
 #include "ingot/models/checkpoint/stored_tensors.h"
+#include "ingot/models/families/text.h"
+#include "ingot/models/families/weights.h"
 
 namespace ingot {
 namespace {
@@ -24,6 +26,13 @@ void refuse_quantization(ConfigReader& c) {
     if (const Json* q = c.find(key); q != nullptr && !q->empty())
       c.wrong(key, q->contains("quant_method") ? q->at("quant_method") : *q,
               "weights in bf16, f16 or f32, or a GGUF file");
+}
+
+constexpr const char* kArchiveKind = "decoder";
+bool is_family_archive(const std::string& path) {
+  try {
+    return ArchiveFile(path).kind() == kArchiveKind;
+  } catch (const Error&) { return false; }
 }
 
 DecoderSpec spec_of_config(ConfigReader& c, const Family& family) {
@@ -97,9 +106,38 @@ DecoderSpec read_family_spec(const std::string& given) {
   return s;
 }
 
+ArchivedModel archived_family(const std::string& path) {
+  DecoderSpec spec = read_family_spec(path);
+  if (!ArchiveFile::is_one(path)) spec.start_token = start_token_of(checkpoint_source(path));
+  return {.kind = kArchiveKind, .description = to_json(spec), .spec = spec};
+}
+
+DecoderWeights family_shapes(const std::string& path, const DecoderSpec& spec) {
+  if (ArchiveFile::is_one(path)) return map_model_archive(path, archived_family(path), spec.layers);
+  return lay_out_family(detail::Checkpoint(path), spec, spec.layers, nullptr).weights;
+}
+int64_t family_weight_bytes(const std::string& path, const DecoderSpec& spec) {
+  if (ArchiveFile::is_one(path)) return family_shapes(path, spec).mapped_bytes;
+  return lay_out_family(detail::Checkpoint(path), spec, spec.layers, nullptr).bytes;
+}
+
+int64_t convert_family(const std::string& from, const std::string& to, const ConvertOptions& options) {
+  const ArchivedModel model = archived_family(from);
+  const auto lay_out = [&](const detail::Checkpoint& checkpoint, Arena* arena) {
+    return lay_out_family(checkpoint, model.spec, model.spec.layers, arena);
+  };
+  std::vector<AttachedFile> files;
+  if (!ArchiveFile::is_one(from)) {
+    files = tokenizer_files(from);
+    if (const std::string text = chat_template_of(checkpoint_source(from)); !text.empty())
+      files.push_back({"chat_template.jinja", text});
+  }
+  return write_model_archive(from, to, model, lay_out, files, options);
+}
+
 bool is_family(const std::string& given) {
   const std::string path = checkpoint_source(given);
-  if (ArchiveFile::is_one(path)) return false;
+  if (ArchiveFile::is_one(path)) return is_family_archive(path);
   if (GgufFile::is_one(path)) {
     const std::string architecture = GgufFile::architecture_of(path);
     return !architecture.empty() && architecture != "gpt-oss";

@@ -5,6 +5,7 @@
 // A new family is one line in families.cpp, the two functions that it names, and its rows in the tests.
 #include <string>
 
+#include "ingot/models/checkpoint/archive.h"
 #include "ingot/models/families/config_reader.h"
 #include "ingot/models/families/gguf_reader.h"
 #include "ingot/models/spec.h"
@@ -30,6 +31,13 @@ std::string known_families();                                           // their
 // metadata; what an archive says of itself. Error{unsupported} names a key whose value the spec has no word for.
 DecoderSpec read_family_spec(const std::string& path);
 DecoderSpec family_spec_from_json(const std::string& text, const std::string& where);
+// To an archive, from a directory, a GGUF file or another archive. Returns the archive's bytes.
+int64_t convert_family(const std::string& from, const std::string& to, const ConvertOptions& options);
+ArchivedModel archived_family(const std::string& path);
+// The weights without their memory, and the memory that they take: from the headers alone.
+DecoderWeights family_shapes(const std::string& path, const DecoderSpec& spec);
+int64_t family_weight_bytes(const std::string& path, const DecoderSpec& spec);
+
 // A directory whose config.json names a model type other than GPT-OSS's, a GGUF file of another architecture than
 // GPT-OSS, or an archive that was made of one of these.
 bool is_family(const std::string& path);

@@ -1,6 +1,7 @@
 // The families for the registry: their tokenizers and their decoder.
 #include "ingot/core/memory/memory.h"
 #include "ingot/io/file.h"
+#include "ingot/io/formats/archive.h"
 #include "ingot/io/hugging_face_cache.h"
 #include "ingot/models/checkpoint/open_decoder.h"
 #include "ingot/models/families/family.h"
@@ -11,7 +12,11 @@
 namespace ingot {
 namespace {
 
-DecoderWeights load(const std::string& path, const DecoderSpec& spec, int64_t layers, int64_t other_bytes) {
+DecoderWeights load(const std::string& path, const DecoderSpec& spec, int64_t layers, int64_t other_bytes,
+                    bool passed_on) {
+  if (ArchiveFile::is_one(path))
+    return load_model_archive(path, archived_family(path),
+                              {.layers = layers, .other_bytes = other_bytes, .passed_on = passed_on});
   const detail::Checkpoint checkpoint(path);
   const int64_t bytes = lay_out_family(checkpoint, spec, layers, nullptr).bytes;
   require_memory(bytes + other_bytes, path);
@@ -24,17 +29,22 @@ DecoderWeights load(const std::string& path, const DecoderSpec& spec, int64_t la
 
 OpenedModel open(const std::string& path, const DecoderOptions& o) {
   const DecoderSpec spec = read_family_spec(path);
-  return open_decoder(
-      spec,
-      {.shapes =
-           [&](int64_t layers) { return lay_out_family(detail::Checkpoint(path), spec, layers, nullptr).weights; },
-       .load = [&](int64_t layers, int64_t other_bytes, bool) { return load(path, spec, layers, other_bytes); }},
-      o);
+  const auto shapes = [&](int64_t layers) {
+    if (ArchiveFile::is_one(path)) return map_model_archive(path, archived_family(path), layers);
+    return lay_out_family(detail::Checkpoint(path), spec, layers, nullptr).weights;
+  };
+  const auto read = [&](int64_t layers, int64_t other_bytes, bool passed_on) {
+    return load(path, spec, layers, other_bytes, passed_on);
+  };
+  return open_decoder(spec, {.shapes = shapes, .load = read}, o);
 }
 
-// The one in the GGUF file, or beside the weights.
+// The one in the archive or the GGUF file, or beside the weights.
 std::unique_ptr<Tokenizer> tokenizer_of(const std::string& model) {
   const std::string path = checkpoint_source(model);
+  if (ArchiveFile::is_one(path))
+    if (const auto json = archived_file(path, "tokenizer.json"))
+      return std::make_unique<ByteBpe>(ByteBpe::parse(*json, path));
   if (GgufFile::is_one(path) && GgufFile(path).metadata().count("tokenizer.ggml.tokens") != 0)
     return load_tokenizer(path);
   if (const std::string directory = snapshot_of(model); is_directory(directory))
@@ -74,7 +84,7 @@ Vocabulary vocabulary(const std::string& model, const VocabularyOptions& o) {
   if (v.tokenizer->vocab_size() > spec.vocab)
     fail(ErrorCode::bad_data, o.tokenizer.empty() ? model : o.tokenizer, ": found a tokenizer of ",
          v.tokenizer->vocab_size(), " tokens, expected at most ", spec.vocab, ", the model's vocabulary");
-  v.start = start_token_of(checkpoint_source(model));
+  v.start = ArchiveFile::is_one(model) ? int32_t(spec.start_token) : start_token_of(checkpoint_source(model));
   find_chat_format(model, o, v);
   return v;
 }

@@ -1,8 +1,10 @@
 #include "ingot/models/families/text.h"
 
 #include "ingot/io/file.h"
+#include "ingot/io/formats/archive.h"
 #include "ingot/io/formats/gguf.h"
 #include "ingot/io/json.h"
+#include "ingot/models/checkpoint/archive.h"
 
 namespace ingot {
 namespace {
@@ -45,6 +47,7 @@ int32_t start_token_of_gguf(const GgufFile& file) {
 }  // namespace
 
 std::string chat_template_of(const std::string& path) {
+  if (ArchiveFile::is_one(path)) return archived_file(path, "chat_template.jinja").value_or("");
   if (GgufFile::is_one(path)) return GgufFile(path).text("tokenizer.chat_template").value_or("");
   if (const std::string file = join_path(path, "chat_template.jinja"); is_directory(path) && exists(file))
     return read_file(file, 1 << 20);

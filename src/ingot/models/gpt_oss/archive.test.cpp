@@ -86,8 +86,8 @@ TEST(gpt_oss_archive,
   EXPECT_TRUE(is_gpt_oss(dir / "m.ingot"));
   const GptOssConfig config = read_gpt_oss_config(dir / "m.ingot");
   EXPECT_EQ(to_json(config), to_json(read_gpt_oss_config(dir / "m")));
-  EXPECT_EQ(gpt_oss_archived_file(dir / "m.ingot", "tokenizer.json"), "{}");
-  EXPECT_EQ(gpt_oss_archived_file(dir / "m.ingot", "other"), std::nullopt);
+  EXPECT_EQ(archived_file(dir / "m.ingot", "tokenizer.json"), "{}");
+  EXPECT_EQ(archived_file(dir / "m.ingot", "other"), std::nullopt);
   const GptOssWeights from = load_gpt_oss(dir / "m", config), to = load_gpt_oss(dir / "m.ingot", config);
   EXPECT_EQ(to.bytes(), gpt_oss_weight_bytes(dir / "m.ingot", config));
   expect_same_vectors(from, to);

@@ -48,11 +48,11 @@ bool has_control_tokens(const ByteBpe& bpe) {
 }
 
 std::unique_ptr<Tokenizer> archived_tokenizer(const std::string& archive) {
-  if (const auto json = gpt_oss_archived_file(archive, "tokenizer.json"))
+  if (const auto json = archived_file(archive, "tokenizer.json"))
     return std::make_unique<ByteBpe>(ByteBpe::parse(*json, archive));
-  for (const std::string& name : gpt_oss_archived_files(archive))
+  for (const std::string& name : archived_files(archive))
     if (name.ends_with(".tiktoken"))
-      return std::make_unique<ByteBpe>(ByteBpe::parse_tiktoken(*gpt_oss_archived_file(archive, name), archive));
+      return std::make_unique<ByteBpe>(ByteBpe::parse_tiktoken(*archived_file(archive, name), archive));
   return nullptr;
 }
 

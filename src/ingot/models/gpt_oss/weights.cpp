@@ -8,8 +8,10 @@
 namespace ingot {
 
 GptOssWeights load_gpt_oss(const std::string& path, const GptOssConfig& config, const GptOssLoad& load) {
-  if (ArchiveFile::is_one(path)) return load_gpt_oss_archive(path, config, load);
   const int64_t layers = detail::layers_of(config, load);
+  if (ArchiveFile::is_one(path))
+    return load_model_archive(path, archived_gpt_oss(config),
+                              {.layers = layers, .other_bytes = load.other_bytes, .passed_on = load.passed_on});
   const detail::Checkpoint checkpoint(path);
   const int64_t bytes = detail::lay_out(checkpoint, config, layers, nullptr).bytes;
   require_memory(bytes + load.other_bytes, path);
@@ -21,12 +23,13 @@ GptOssWeights load_gpt_oss(const std::string& path, const GptOssConfig& config, 
 }
 
 GptOssWeights gpt_oss_shapes(const std::string& path, const GptOssConfig& config, const GptOssLoad& load) {
-  if (ArchiveFile::is_one(path)) return map_gpt_oss_archive(path, config, load);
+  if (ArchiveFile::is_one(path))
+    return map_model_archive(path, archived_gpt_oss(config), detail::layers_of(config, load));
   return detail::lay_out(detail::Checkpoint(path), config, detail::layers_of(config, load), nullptr).weights;
 }
 
 int64_t gpt_oss_weight_bytes(const std::string& path, const GptOssConfig& config, const GptOssLoad& load) {
-  if (ArchiveFile::is_one(path)) return gpt_oss_archive_bytes(path, config, load);
+  if (ArchiveFile::is_one(path)) return gpt_oss_shapes(path, config, load).mapped_bytes;
   return detail::lay_out(detail::Checkpoint(path), config, detail::layers_of(config, load), nullptr).bytes;
 }
 

@@ -5,6 +5,7 @@
 #include "ingot/core/log.h"
 #include "ingot/io/file.h"
 #include "ingot/io/formats/archive.h"
+#include "ingot/models/families/family.h"
 #include "ingot/models/gpt_oss/archive.h"
 
 namespace ingot::cli {
@@ -69,32 +70,37 @@ void convert(const ConvertCommand& o) {
     if (!o.verify) fail(ErrorCode::usage, "found no OUT, expected the archive's name, or --verify to check FROM");
     return verify(o.from);
   }
-  require_gpt_oss(o.from);
-  const bool archive = ArchiveFile::is_one(o.from);
-  const GptOssForms had = archive ? gpt_oss_archive_forms(o.from) : GptOssForms{}, forms = forms_of(o, had);
+  const bool family = is_family(o.from), archive = ArchiveFile::is_one(o.from);
+  if (!family) require_gpt_oss(o.from);
+  // Experts of GPT-OSS were published in mxfp4, those of the families in bf16.
+  GptOssForms had{.experts = family ? WeightFormat::bf16 : WeightFormat::mxfp4};
+  if (archive) had = family ? archive_forms(o.from, archived_family(o.from)) : gpt_oss_archive_forms(o.from);
+  const GptOssForms forms = forms_of(o, had);
   if (archive) {
     tell_of_second_rounding("dense", had.dense, forms.dense);
     tell_of_second_rounding("experts'", had.experts, forms.experts);
   }
   Bar bar("converting");
-  const int64_t bytes = convert_gpt_oss(o.from, o.to, {forms, [&](int64_t done, int64_t all) { bar.at(done, all); }});
+  const ConvertOptions options = {forms, [&](int64_t done, int64_t all) { bar.at(done, all); }};
+  const int64_t bytes = family ? convert_family(o.from, o.to, options) : convert_gpt_oss(o.from, o.to, options);
   report(o, o.to, forms, bytes, bar.seconds());
 }
 
 }  // namespace
 
 void add_convert(Command& root) {
-  Command& c = root.add("convert", "Writes a GPT-OSS checkpoint as one archive that starts in seconds");
+  Command& c = root.add("convert", "Writes a published checkpoint as one archive that starts in seconds");
   auto o = std::make_shared<ConvertCommand>();
   c.text("FROM", o->from,
          "a checkpoint's directory, a GGUF or an .iris file, or an archive, to change its form or to --verify it");
   c.text("OUT", o->to, "the archive, such as model.ingot");
-  c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
-           "what attention and the head become: bf16, fp8 or mxfp4 (default: bf16, of an archive what it has); the "
-           "embedding "
-           "and the router stay bf16");
+  c.choice(
+      "--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
+      "what attention, dense MLPs and the head become: bf16, fp8 or mxfp4 (default: bf16, of an archive what it has); "
+      "the embedding and the router stay bf16");
   c.choice("--experts FORM", o->experts, {"bf16", "fp8", "mxfp4"},
-           "what the experts become: bf16, fp8 or mxfp4 (default: mxfp4, of an archive what it has)");
+           "what the experts become: bf16, fp8 or mxfp4 (default: mxfp4 of GPT-OSS, bf16 of others, of an archive what "
+           "it has)");
   c.choice("--synthetic SHAPE", o->synthetic, {"20b", "120b", "small"},
            "no FROM: random weights of a published shape, 20b or 120b, or a small one, for benchmarks and load tests");
   c.flag("--verify", o->verify, "read the archive again and compare every blob with its sum");

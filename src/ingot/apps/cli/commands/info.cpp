@@ -11,6 +11,7 @@
 #include "ingot/io/json.h"
 #include "ingot/models/checkpoint/stored_tensors.h"
 #include "ingot/models/decode/cpu/decoder.h"
+#include "ingot/models/families/family.h"
 #include "ingot/models/gpt/artifact/artifact.h"
 #include "ingot/models/gpt/config/config.h"
 #include "ingot/models/gpt/config/parameters.h"
@@ -141,6 +142,35 @@ OrderedJson describe_gpt_oss(const std::string& path) {
   r["config"] = OrderedJson::parse(to_json(config));
   return r;
 }
+// A model of another family than GPT-OSS: the parameters are the numbers of its tensors.
+OrderedJson describe_family(const std::string& path) {
+  const ArchivedModel model = archived_family(path);
+  const DecoderSpec& spec = model.spec;
+  const DecoderWeights w = family_shapes(path, spec);
+  const auto numbers = [](const WeightMatrix& m) {
+    return m ? m.rows() * m.cols() * (m.is_bank() ? m.data.size(0) : 1) : 0;
+  };
+  const auto count = [](const Tensor& t) { return t.rank() > 0 ? t.numel() : 0; };
+  int64_t all = numbers(w.embed) + count(w.norm) + (spec.tied_embeddings ? 0 : numbers(w.head)), inactive = 0;
+  for (const DecoderLayer& l : w.layers) {
+    for (const WeightMatrix* m : {&l.qkv, &l.o, &l.router, &l.gate_up, &l.down}) all += numbers(*m);
+    for (const Tensor* t : {&l.attn_norm, &l.mlp_norm, &l.b_qkv, &l.b_o, &l.b_router, &l.b_gate_up, &l.b_down,
+                            &l.attn_post_norm, &l.mlp_post_norm, &l.q_norm, &l.k_norm})
+      all += count(*t);
+    if (l.router)
+      inactive += (numbers(l.gate_up) + numbers(l.down)) / spec.experts * (spec.experts - spec.experts_per_token);
+  }
+  const int64_t context = std::min<int64_t>(4096, spec.context), weights = family_weight_bytes(path, spec);
+  OrderedJson r;
+  r["parameters"] = all;
+  r["parameters_per_token"] = all - inactive;
+  describe_files(path, r);
+  r["memory_bytes"] = {{"weights", weights},
+                       {"context", context},
+                       {"with_context", weights + decoder_bytes(spec, spec.layers, {.context = context})}};
+  r["config"] = OrderedJson::parse(model.description);
+  return r;
+}
 void print_gpt_oss(const std::string& what, const OrderedJson& r) {
   const auto row = [](const std::string& name, const std::string& value) {
     write_out("  " + name + std::string(name.size() < 24 ? 24 - name.size() : 1, ' ') + value + "\n");
@@ -193,8 +223,8 @@ void add_info(Command& root) {
     if (!o->run.empty() && o->model != "{}")
       fail(ErrorCode::usage, "found RUN and keys of a model, expected one of them: the run has a configuration");
     OrderedJson report;
-    if (!o->run.empty() && is_gpt_oss(o->run)) {
-      report = describe_gpt_oss(o->run);
+    if (!o->run.empty() && (is_family(o->run) || is_gpt_oss(o->run))) {
+      report = is_family(o->run) ? describe_family(o->run) : describe_gpt_oss(o->run);
       return o->json ? write_out(show_json(report) + "\n") : print_gpt_oss(o->run, report);
     }
     if (o->run.empty()) {
