@@ -26,7 +26,7 @@ template <class T> uint64_t integer_bits(double v) {
               dtype_of<T>, " can hold");
   return bits_of(T(v));
 }
-// The value as it lies in memory.
+// The bits of the value as stored.
 uint64_t pattern_of(DType t, double v) {
   switch (t) {
     case DType::f64: return bits_of(v);
@@ -52,7 +52,7 @@ void check_copy(const Copy& c) {
               c.to.shape, " that share memory, expected them apart");
 }
 
-// From host to GPU or back.
+// Copies from host to GPU or from GPU to host.
 void transfer(const Copy& c, Stream stream) {
   INGOT_CHECK(c.from.device.kind == Device::cpu || c.to.device.kind == Device::cpu, "copy: found tensors on ",
               c.from.device, " and ", c.to.device, ", expected one device, or the cpu on one side");

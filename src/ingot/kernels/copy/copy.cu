@@ -7,7 +7,7 @@
 namespace ingot::cuda {
 namespace {
 
-// From here on nothing that was written can still be in L2 when it is read next (50 to 60 MB on Hopper).
+// From this size on, L2 (50 to 60 MB on Hopper) holds none of the written data when the next reader comes.
 constexpr int64_t kEvictFirstBytes = int64_t(64) << 20;
 constexpr int kThreads = 256;
 constexpr int kConverted = 8;  // elements a thread converts: 16 bytes of a 16-bit type
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) fill_elements(const __grid_constant_
 // --- host
 // --------------------------------------------------------------------------------------------------------------
 
-// Rows of both operands begin aligned and are whole units of `unit` elements.
+// Whether the rows of both operands begin aligned and are whole units of `unit` elements.
 bool whole_vectors(const Tensor& from, const Tensor& to, int64_t unit) {
   for (const Tensor* t : {&from, &to})
     if (!t->rows_uniform() || !tile::rows_start_aligned(*t, 16)) return false;
@@ -140,7 +140,7 @@ void launch_elements(const char* op, Kernel kernel, const Tensor& from, const Te
               stream, p, more...);
 }
 
-// Calls use(T{}) with the unsigned type of so many bytes.
+// Calls use(T{}) with the unsigned type of `bytes` bytes.
 template <class Use> void with_width(int64_t bytes, Use&& use) {
   switch (bytes) {
     case 1: return use(uint8_t{});

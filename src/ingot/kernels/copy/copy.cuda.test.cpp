@@ -1,4 +1,4 @@
-// Copies and fills on a GPU, and between it and the host. Without a GPU these cases skip.
+// Copies and fills on a GPU, and between GPU and host. Without a GPU these cases skip.
 #include "ingot/kernels/copy/copy.h"
 
 #include <gtest/gtest.h>

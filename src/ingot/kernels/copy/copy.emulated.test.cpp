@@ -1,4 +1,4 @@
-// The CUDA kernels of copy and fill and their launcher on the CPU: what a sanitizer can see of them.
+// The CUDA kernels of copy and fill and their launcher on the CPU, where sanitizers see their accesses.
 #include "ingot/kernels/copy/copy.h"
 
 #include <gtest/gtest.h>

@@ -11,7 +11,7 @@
 namespace ingot {
 
 struct Copy {
-  Tensor from, to;  // that share no memory
+  Tensor from, to;  // must share no memory
 };
 void copy(const Copy& c, Stream stream);
 

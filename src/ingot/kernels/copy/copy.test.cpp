@@ -102,10 +102,10 @@ TEST(Copy, RefusesOperandsThatShareMemoryButNotNeighbours) {
   EXPECT_FALSE(refused(t.slice(1, 0, 8), t.slice(1, 8, 16)));
   EXPECT_FALSE(refused(t.slice(1, 8, 16), t.slice(1, 0, 8)));
   EXPECT_FALSE(refused(t.slice(0, 0, 3), t.slice(0, 3, 6)));
-  EXPECT_FALSE(refused(t.slice(0, 0, 0), t.slice(0, 0, 0)));  // nothing is shared where nothing is
+  EXPECT_FALSE(refused(t.slice(0, 0, 0), t.slice(0, 0, 0)));  // an empty tensor shares no memory
 }
 
-// Brute force over all views of a small matrix: what is accepted never shares an element.
+// Brute force over all views of a small matrix: accepted pairs never share an element.
 TEST(Copy, OverlapIsFoundWhereverItIs) {
   Buffer m(DType::u8, {5, 6});
   const Tensor t = m;

@@ -1,5 +1,5 @@
 #pragma once
-// Shapes, gaps and alignments that reach every path of the kernels: vectors in one row and in many, elements one by
+// Shapes, gaps and alignments so that every path of the kernels runs: vectors in one row and in many, elements one by
 // one.
 #include "ingot/kernels/copy/copy.h"
 #include "ingot/testing/any_buffer.h"
@@ -14,7 +14,7 @@ constexpr CopyCase kCopyCases[] = {{1, 1},        {3, 7},           {5, 64},    
                                    {4, 0}};
 constexpr DType kFloats[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 
-// What is expected of a copy: rounded once, by way of float where the target is narrower than double.
+// The expected result of a copy: rounded once, by way of float where the target is narrower than double.
 inline double rounded(double x, DType t) {
   switch (t) {
     case DType::f64: return x;
@@ -24,7 +24,7 @@ inline double rounded(double x, DType t) {
   }
 }
 
-// Rows that begin where a number says; what would lie outside is left out, and nothing else is written.
+// Rows are written from row `at` on; rows outside the target are left out, and no other element is written.
 template <class B> void copies_rows_at_a_place() {
   for (DType type : {DType::bf16, DType::f32, DType::i32})
     for (const int at : {0, 3, 5, -1, 7, 100}) {

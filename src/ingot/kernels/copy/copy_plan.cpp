@@ -48,7 +48,7 @@ bool may_overlap(const Tensor& a, const Tensor& b) {
   const int64_t step = a.row_stride() * size_of(a.dtype);
   if (!rows_apart(a) || !rows_apart(b) || step != b.row_stride() * size_of(b.dtype) || a.rows() < 2 || b.rows() < 2)
     return true;
-  // Rows of both repeat every `step` bytes: what counts is where in a period they begin.
+  // Rows of both tensors repeat every `step` bytes, so only their offsets within a period count.
   const int64_t away = ((y.first - x.first) % step + step) % step;
   return away < a.cols() * size_of(a.dtype) || step - away < b.cols() * size_of(b.dtype);
 }

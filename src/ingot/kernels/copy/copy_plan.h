@@ -1,5 +1,5 @@
 #pragma once
-// Pure functions of shapes and strides: whether two tensors overlap, and the fewest loops that visit both.
+// Pure functions of shapes and strides: whether two tensors overlap, and the fewest loops over both.
 #include "ingot/core/tensor.h"
 
 namespace ingot::detail {
@@ -11,7 +11,7 @@ struct Strided {
 };
 Strided strided(const Tensor& from, const Tensor& to);
 
-// Whether rows are one stride apart, which is at least the length of a row.
+// Whether rows are one stride apart, and the stride is at least the length of a row.
 bool rows_apart(const Tensor& t);
 
 // Whether the tensors may share memory. Exact where one tensor lies before the other, or where both are column ranges

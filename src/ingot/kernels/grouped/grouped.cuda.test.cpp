@@ -1,4 +1,4 @@
-// Grouped products in every format, tile and form against the product in fp64.
+// Grouped products in every format, tile and variant against the product in fp64.
 #ifdef INGOT_HAS_CUDA_GROUPED
 #include "ingot/kernels/grouped/grouped.h"
 
@@ -17,7 +17,7 @@ namespace {
 
 using testing::DeviceBuffer;
 
-// A bank of random matrices in a GPU's weight tiles, on the host and on the GPU, and what its numbers are.
+// A bank of random matrices in a GPU's weight tiles, on the host and on the GPU, and their decoded numbers.
 struct Bank {
   std::vector<uint8_t> memory;
   std::vector<double> numbers;  // (groups, n, k)
@@ -99,7 +99,7 @@ void check(WeightFormat f, const std::vector<int32_t>& offsets, int64_t n, int64
           const double v = w[c] * in[size_t(r * k + c)];
           s += v, a += std::fabs(v);
         }
-        sum[size_t(i)] = s, size[size_t(i)] = a * double(k) * 0x1p-23;  // a tensor core cuts off what it adds
+        sum[size_t(i)] = s, size[size_t(i)] = a * double(k) * 0x1p-23;  // a tensor core truncates its addends
       }
       for (int64_t i = 0; i < (gated ? n / 2 : n); ++i) {
         double want = sum[size_t(i)], allowed = size[size_t(i)];
@@ -128,8 +128,8 @@ TEST_F(GroupedCuda, EveryFormatTileAndForm) {
       check(f, fair, 264, 64, form);
       check(f, some, 528, 160, form);
       check(f, many, 272, 32, form);
-      check(f, {0, 130}, 600, 704, form);            // the ring comes round
-      check(f, {0, 600}, 4128, 32, form);            // tiles for every multiprocessor
+      check(f, {0, 130}, 600, 704, form);            // the ring wraps around
+      check(f, {0, 600}, 4128, 32, form);            // a tile for every multiprocessor
       check(f, {0, 100, 260, 421}, 272, 416, form);  // tiles full, and one row more
       check(f, {0, 24, 49, 97, 98, 120}, 272, 416, form);
       check(f, {0, 40, 81, 153, 226}, 272, 416, form);
@@ -139,7 +139,7 @@ TEST_F(GroupedCuda, EveryFormatTileAndForm) {
   check(WeightFormat::bf16, few, 6, 46, Form::plain);
 }
 
-// Of one matrix: tiles of 64 rows of weights, and steps of several weight tiles that end beyond it.
+// One matrix: tiles of 64 rows of weights, and pipeline steps of several weight tiles that end beyond the matrix.
 TEST_F(GroupedCuda, OneMatrixAndFewRows) {
   for (WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
     for (Form form : {Form::plain, Form::adds, Form::gated})
@@ -167,7 +167,7 @@ TEST_F(GroupedCuda, NoRowsAndNoGroupsWriteNothing) {
   grouped_linear({.x = x, .format = WeightFormat::bf16, .groups = 0, .n = 16, .y = y}, {});
 }
 
-// What is refused is refused before the GPU is asked for anything.
+// An unsupported product is refused before the GPU is used.
 TEST(Grouped, RefusesByNameWhatItCannotDo) {
   const Device gpu{Device::cuda, 0};
   const auto of = [&](DType t, int64_t rows, int64_t cols) {
@@ -203,7 +203,7 @@ TEST(Grouped, RefusesByNameWhatItCannotDo) {
   }
 }
 
-// Rows that do not begin at multiples of 16 bytes are no business of tensor copies.
+// Tensor copies (TMA) need rows that begin at multiples of 16 bytes.
 TEST_F(GroupedCuda, RowsThatAreNotAlignedAreNamed) {
   const DeviceBuffer x(DType::bf16, {4, 60}, 61), y(DType::f32, {4, 16});
   try {

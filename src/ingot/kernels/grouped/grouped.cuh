@@ -1,11 +1,12 @@
 #pragma once
-// The kernel: blocks stay for the whole product. A warp brings a stage at a time, 64 columns of 256 rows of weights as
-// weight tiles (bulk copies) and of the tile's rows of x (a tensor copy); warpgroups turn weight tiles into wgmma's A
-// operand in registers, which is what weight tiles are ordered for, and multiply: rows of weights down, rows of x
-// across.
+// The kernel is persistent: a block computes tiles until the whole product is done. A producer warp brings one stage at
+// a time: 64 columns of 256 rows of weights as weight tiles (bulk copies) and the same columns of the tile's rows of x
+// (a tensor copy). Warpgroups decode weight tiles into wgmma's A operand in registers, the order in which weight tiles
+// are stored, and multiply: the rows of weights are the product's rows, the rows of x its columns.
 //
-// Codes of 4 and 8 bits become bf16 by moving bits, which leaves them smaller by 2^126 and 2^120; one multiplication
-// brings in the block's scale and most of that. What is left, kOutputScale, keeps large scales in bf16's range.
+// Codes of 4 and 8 bits become bf16 by shifts and masks, which leaves the numbers smaller by 2^126 and 2^120. One
+// multiplication applies the block's scale and most of this factor. The rest, kOutputScale, keeps large scales in
+// bf16's range.
 #include <cuda_bf16.h>
 
 #include "ingot/gpu/gemm/pipeline.cuh"
@@ -23,9 +24,10 @@
 
 namespace ingot::grouped {
 
-// Who shares the rows of weights of a tile: so many warpgroups, each so many blocks of 64. With few rows of x four
-// warpgroups, a block each: a warp cannot decode while it asks for products of registers, and its instructions depend
-// on each other, so two warps of a scheduler leave it idle. More sums want more registers than four can have.
+// How the rows of weights of a tile are divided: the number of warpgroups, and the blocks of 64 rows of each. With few
+// rows of x, four warpgroups take one block each: a warp cannot decode while it issues products with register operands,
+// and its instructions depend on each other, so two warps per scheduler leave the scheduler idle. Products of more rows
+// of x need more registers for their sums than four warpgroups can have.
 template <WeightFormat F, int kRows, int kTileBands> struct Team {
   static constexpr bool kFour = F == WeightFormat::mxfp4 ? kRows <= 72 : F == WeightFormat::bf16 && kRows <= 80;
   static constexpr int kGroups = kTileBands == 4 ? 1 : kFour ? 4 : 2, kBlocks = kTileBands / 4 / kGroups;
@@ -39,13 +41,15 @@ template <WeightFormat F> constexpr float kOutputScale = 1;
 template <> constexpr float kOutputScale<WeightFormat::fp8> = 0x1p60f;
 template <> constexpr float kOutputScale<WeightFormat::mxfp4> = 0x1p64f;
 
-// Tiles of at most so many rows of x are multiplied as such. A third width spills.
+// Tiles with at most this many rows of x are multiplied by narrower instructions. A third width would spill registers.
 template <WeightFormat F, int kRows> constexpr int kNarrow = narrow_of(F, kRows);
 
-// Weight tiles of a row tile that come at a time. Waiting, handing back and addresses are some 40 instructions a warp
-// and stage, and instructions are what few rows wait for. What lies beyond a matrix is zeros, also of scales.
+// Weight tiles of a row tile per stage. Waiting, releasing and address arithmetic take some 40 instructions per warp
+// and stage, and instructions limit the time of products with few rows. Elements beyond the end of a matrix, scales
+// included, are zeros.
 template <WeightFormat F, int kRows> constexpr int kSpan = span_of(F, kRows);
-// Of these, what one group of products takes: a weight tile, or half of one where sums leave few registers.
+// Whether a group of wgmma instructions takes a whole weight tile of the stage, or half of one where sums leave few
+// registers.
 template <WeightFormat F, int kRows> constexpr bool kWhole = F == WeightFormat::mxfp4&& kRows <= 40;
 
 template <WeightFormat F, int kRows, int kTileBands> struct Memory {
@@ -57,7 +61,7 @@ template <WeightFormat F, int kRows, int kTileBands> struct Memory {
   using Pipe = gemm::Pipeline<kStages, 1, gemm::Team::cooperative, Team<F, kRows, kTileBands>::kGroups>;
   alignas(1024) char b[kStages][kB];
   alignas(128) char a[kStages][kA];
-  alignas(16) Tile tile[kStages];  // whose first stage this is; without rows: there is no further one
+  alignas(16) Tile tile[kStages];  // the tile that begins with this stage; a tile without rows ends the work
   typename Pipe::Memory pipe;
   int32_t offsets[kMostGroups + 1];
 };
@@ -71,7 +75,7 @@ template <WeightFormat F, int kRows> __device__ __forceinline__ uint32_t steps_o
   return (p.weight_tiles + kWeightTiles - 1) / kWeightTiles;
 }
 
-// By a warp, where tiles are claimed.
+// Called by one warp, where tiles are claimed.
 template <int kTileBands> __device__ __forceinline__ uint32_t count_tiles(const Params& p, const int32_t* offsets) {
   const Walk walk = walk_of<kTileBands>(p, offsets);
   uint32_t tiles = 0;
@@ -115,14 +119,14 @@ __device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m, uint32
   M::Pipe::acquire(m.pipe, at, 0);
 }
 
-// So many steps of 16 columns of a weight tile in shared memory as A operands, from step kFirst on. `kept`: what
-// reading the first ones brings for the others.
+// Decodes kSteps steps of 16 columns of a weight tile in shared memory into A operands, from step kFirst on. `kept`
+// holds the words that the first steps read and the later steps need.
 struct Kept {
   uint32_t codes[4], scales[2];
 };
-// 2^(s - 65) of two bytes in 16 bits each; infinity where that is beyond bf16.
+// 2^(s - 65) of two bytes in 16 bits each; infinity where the power is beyond bf16.
 __device__ __forceinline__ uint32_t two_scales(uint32_t two) { return __vminu2(two, 0x00c100c1u) * 0x80 + 0x1f001f00u; }
-// Both halves of a times one of b's: an instruction, which ptxas makes of this but not of a permutation.
+// Multiplies both halves of a by one half of b: ptxas emits one instruction for this form, but not for a permutation.
 __device__ __forceinline__ uint32_t multiply_by_half(uint32_t a, uint32_t b, int half) {
   const auto two = [](uint32_t v) { return *reinterpret_cast<const __nv_bfloat162*>(&v); };
   const __nv_bfloat162 scale = half == 0 ? __low2bfloat162(two(b)) : __high2bfloat162(two(b));
@@ -150,7 +154,8 @@ __device__ __forceinline__ void decode(uint32_t weight_tile, int first, Kept& ke
         a[s][i] =
             multiply_by_half(weight_tiles::two_of_mxfp4(kept.codes[first + s], i), kept.scales[i & 1], (first + s) / 2);
   } else {
-    // Weight tiles hold four columns a lane, as products of 8 bits take them; those of 16 want two, and two 8 further.
+    // In a weight tile a lane holds four neighbouring columns, as products of 8 bits take them; 16-bit products take
+    // two columns and the two that lie 8 further.
     constexpr uint32_t kUp = 0x5d805d80;  // 2^60
     const uint32_t g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -175,7 +180,7 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
 #pragma unroll
     for (uint32_t r = 0; r < kBlocks; ++r) band_[r] = (warp / 4 * kBlocks + r) * 4 + warp % 4;
   }
-  // The tile whose first stage comes next, when it is there; one without rows after the last.
+  // Waits for the first stage of the next tile and returns the tile; a tile without rows follows the last one.
   __device__ __forceinline__ Tile next() {
     M::Pipe::wait(m_.pipe, at_);
     uint32_t w[4] = {};
@@ -184,8 +189,8 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
     for (uint32_t& word : w) word = __shfl_sync(~0u, word, 0);
     return {w[0], w[1], w[2], w[3]};
   }
-  // All products of this tile, of so many rows of x. While those of a part of a weight tile run, the next part is
-  // decoded into other registers; a stage is handed back when the next one's first products are under way.
+  // All products of this tile with kWidth rows of x. While the products of one part of a weight tile run, the next part
+  // is decoded into other registers. A stage is released when the first products of the next stage are under way.
   template <int kWidth> __device__ __forceinline__ void multiply(float (&d)[kBlocks][kWidth / 2]) {
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r) ptx::fence_registers(d[r]);
@@ -202,14 +207,15 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r) ptx::fence_registers(d[r]);
   }
-  uint32_t band_[kBlocks];  // of the tile, this warp's
+  uint32_t band_[kBlocks];  // this warp's row tiles of the tile
 
  private:
   static constexpr int kOfWeightTile = kWhole<F, kRows> ? 1 : 2, kSteps = 4 / kOfWeightTile;
-  static constexpr int kParts = kOfWeightTile * M::kWeightTiles;  // of a stage
+  static constexpr int kParts = kOfWeightTile * M::kWeightTiles;  // parts of a stage
   using Part = uint32_t[kBlocks][kSteps][4];
-  // A stage's products, the first of which is decoded in parts_[kFirst]; in the end that of the next stage is, in the
-  // other of the two where parts are odd. Is there none?
+  // The products of a stage whose first part is already decoded in parts_[kFirst]. At the end the first part of the
+  // next stage is decoded, in the other buffer where the number of parts is odd. Returns whether this stage was the
+  // last.
   template <int kWidth, int kFirst>
   __device__ __forceinline__ bool stage(float (&d)[kBlocks][kWidth / 2], uint32_t& step) {
     static_assert(kParts > 1, "the stage before is handed back when the first of several is under way");
@@ -271,7 +277,7 @@ __device__ __forceinline__ float gate(float gate, float up, float limit, float a
   return gate / (1 + __expf(-alpha * gate)) * (up + 1);
 }
 
-// What a row tile's rows g and g + 8 are multiplied by and get added.
+// The scale and the bias of rows g and g + 8 of a row tile.
 struct Ends {
   float scale[2], bias[2];
 };
@@ -292,7 +298,7 @@ template <WeightFormat F> __device__ __forceinline__ Ends ends_of(const Params& 
   return e;
 }
 
-// A row tile's sums: thread (g, t) has rows g and g + 8 of the weights, of every 8 rows of x the two from 2 t on.
+// A row tile's sums: thread (g, t) has rows g and g + 8 of the weights, and rows 2 t and 2 t + 1 of every 8 rows of x.
 template <WeightFormat F, int kRows, bool kGated>
 __device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t row_tile, const Ends& e,
                                        const float (&d)[kRows / 2]) {
@@ -304,7 +310,8 @@ __device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t 
       for (uint32_t half = 0; half < 2; ++half) {
         const float v[2] = {d[4 * j + 2 * half] * e.scale[half] + e.bias[half],
                             d[4 * j + 2 * half + 1] * e.scale[half] + e.bias[half]};
-        // Gate and up are neighbours' rows: of the two rows of x, each of them takes one.
+        // Gate and up of a channel lie in neighbouring threads' rows: each of the two threads computes one of the two
+        // rows of x.
         const bool second = g % 2 == 1;
         const float other = __shfl_xor_sync(~0u, second ? v[0] : v[1], 4);
         const uint32_t n = 16 * row_tile + 8 * half + g, r = t.row + 8 * j + lane % 4 * 2 + second;
@@ -313,7 +320,7 @@ __device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t 
               bf16(gate(second ? other : v[0], second ? v[1] : other, p.limit, p.alpha));
       }
   } else {
-    // What is added to is asked for together: one load after the other took as long as the products.
+    // The old values of y are loaded together: loading them one after the other took as long as the products.
     constexpr int kMost = kRows <= 80 ? 1 : 4, kTogether = kRows / 8 < kMost ? kRows / 8 : kMost;
 #pragma unroll
     for (int first = 0; first < kRows / 8; first += kTogether) {
@@ -335,7 +342,7 @@ __device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t 
 template <WeightFormat F, int kRows, int kTileBands, bool kGated, int kWidth>
 __device__ __forceinline__ void compute(const Params& p, Consumer<F, kRows, kTileBands>& consumer, const Tile& t) {
   constexpr int kBlocks = Team<F, kRows, kTileBands>::kBlocks;
-  // Few rows leave registers for what the end needs, and little time to wait for it.
+  // With few rows of x there are registers to load bias and scales early, and little work to hide their latency later.
   constexpr bool kEarly = kRows <= 16 && kBlocks == 1;
   Ends early = {};
   if constexpr (kEarly) early = ends_of<F>(p, t, t.row_tile + consumer.band_[0]);
@@ -345,7 +352,7 @@ __device__ __forceinline__ void compute(const Params& p, Consumer<F, kRows, kTil
     if (row_tile < p.row_tiles)
       finish<F, kWidth, kGated>(p, t, row_tile, kEarly ? early : ends_of<F>(p, t, row_tile), sums);
   };
-  // Not a loop: it would not be unrolled, being long, and sums that are indexed lie in memory.
+  // Not a loop: the compiler would not unroll such a long body, and indexed sums would lie in local memory.
   static_assert(kBlocks <= 2);
   end(t.row_tile + consumer.band_[0], d[0]);
   if constexpr (kBlocks == 2) end(t.row_tile + consumer.band_[1], d[1]);

@@ -1,9 +1,9 @@
 #pragma once
 // Many rows times weights in weight tiles (kernels/quant/weight_tiles.h), each group of rows with a matrix of its own:
-// a mixture of experts' products, or, of one group, any product.
+// the products of a mixture of experts, or any product as a single group.
 //   y[r] (+)= x[r] w[g]^T + bias[g]        offsets[g] <= r < offsets[g + 1]
-//   h[r]    = gate of the same, whose numbers 2 j and 2 j + 1 are gate and up of channel j (kernels/swiglu)
-// On Hopper alone. Each sum is formed by one thread in one order: results repeat bit for bit.
+//   h[r]    = gate of this sum, where elements 2 j and 2 j + 1 are gate and up of channel j (kernels/swiglu)
+// On Hopper GPUs only. Each sum is formed by one thread in one order: results repeat bit for bit.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/quant/quant.h"
 
@@ -16,11 +16,11 @@ struct GroupedLinear {
   int64_t groups, n;       // n = N
   const float* bias;       // (groups, N) or null
   const int32_t* offsets;  // (groups + 1), read on the device
-  Tensor y;                // (R, N) f32, or (R, N / 2) bf16: then it is gated
-  bool add = false;        // y += ...; not where it is gated
+  Tensor y;                // (R, N) f32, or (R, N / 2) bf16: gated
+  bool add = false;        // y += ...; not where y is gated
   float limit = 7, alpha = 1.702f;
-  // A zero on the device, which is zero again afterwards, or null: where groups differ in rows, blocks then take tiles
-  // as they have time. Not of two launches that may run at once.
+  // A zero on the device, which the launch leaves at zero, or null. With a counter, blocks claim tiles as they become
+  // free, which helps where groups differ in rows. Two launches that may run at once need two counters.
   uint32_t* claims = nullptr;
 };
 void grouped_linear(const GroupedLinear& a, Stream stream);

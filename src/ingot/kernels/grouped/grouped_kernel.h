@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels are told; one translation unit per format makes them.
+// The parameters of the kernels. One translation unit per format instantiates the kernels.
 #include <cuda.h>
 
 #include "ingot/kernels/grouped/grouped.h"
@@ -19,7 +19,7 @@ struct Params {
   bool add;
   float limit, alpha;
 };
-// Weight tiles of a row tile that are brought at a time. Rows of fp8 end with scales, which are no weight tiles.
+// Weight tiles of a row tile that one stage brings. Rows of fp8 end with scales, which are no weight tiles.
 constexpr int span_of(WeightFormat f, int rows) { return f == WeightFormat::mxfp4 && rows <= 80 ? 3 : 1; }
 template <WeightFormat F>
 void launch(const Params& p, const TileShape& tile, bool gated, int64_t blocks, int device, Stream stream);

@@ -1,6 +1,6 @@
 #pragma once
-// Which tiles of a grouped product a block computes: 256 rows of a matrix, or 64, by so many rows of x, group after
-// group; of a group those that share weights follow each other. Host code too, so that it is tested without a GPU.
+// The order in which blocks compute the tiles of a grouped product: 256 rows of a matrix, or 64, by some rows of x,
+// group after group; tiles of a group that share weights follow each other. Host code too, so that tests need no GPU.
 #include <cstdint>
 
 #include "ingot/core/hd.h"
@@ -8,12 +8,12 @@
 
 namespace ingot::grouped {
 
-constexpr uint32_t kBands = 16;         // of a tile: 256 rows
-constexpr uint32_t kFewBands = 4;       // of those of one matrix and few rows of x: 64
-constexpr uint32_t kMostGroups = 2048;  // a block keeps where they begin in shared memory
+constexpr uint32_t kBands = 16;         // row tiles of a tile: 256 rows
+constexpr uint32_t kFewBands = 4;       // the same for one matrix and few rows of x: 64 rows
+constexpr uint32_t kMostGroups = 2048;  // a block keeps the offsets of all groups in shared memory
 
 struct Tile {
-  uint32_t group = 0, row_tile = 0, row = 0, row_end = 0;  // rows of x; the first that is no longer the tile's
+  uint32_t group = 0, row_tile = 0, row = 0, row_end = 0;  // rows of x; the end of the tile's rows
   INGOT_HD uint32_t rows() const { return row_end - row; }
 };
 struct Walk {
@@ -21,13 +21,13 @@ struct Walk {
   uint32_t groups, tile_bands, band_tiles, tile_rows;
   uint32_t next_tile, step;
   uint32_t group = 0, before = 0;  // `before`: tiles of the groups before `group`
-  // Most groups are one tile across, and divisions are slow.
+  // Most groups have one tile of rows of x, and divisions are slow.
   INGOT_HD uint32_t across(uint32_t g) const {
     const uint32_t rows = uint32_t(offsets[g + 1]) - uint32_t(offsets[g]);
     return rows <= tile_rows ? rows > 0 : (rows + tile_rows - 1) / tile_rows;
   }
   INGOT_HD uint32_t tiles_of(uint32_t g) const { return across(g) * band_tiles; }
-  // The tile `next_tile`, which grows from call to call: by `step`, or as its owner says.
+  // Writes tile `next_tile`. The caller increases next_tile between calls, by `step` or by a claim.
   INGOT_HD bool next(Tile& t) {
     for (; group < groups; ++group) {
       const uint32_t begin = uint32_t(offsets[group]), end = uint32_t(offsets[group + 1]), wide = across(group);
@@ -44,13 +44,14 @@ struct Walk {
     return false;
   }
 };
-// Tiles of unequal cost: a block begins with the one of its number and then claims them one by one. Every block that
-// has one claims until it gets none, so that there are as many claims as tiles, and a counter that begins again after
-// so many is zero for the next launch.
+// Tiles of unequal cost: block i begins with tile i and then claims tiles one by one. Every block that has a first tile
+// claims until no tile is left, so there are as many claims as tiles, and a counter that wraps after this number is
+// zero for the next launch.
 INGOT_HD constexpr uint32_t claimed_tile(uint32_t claim, uint32_t blocks) { return blocks + claim; }
 
-// The kernels of a format by their tiles' rows of x, and the rows that each also multiplies alone, which a tile of
-// fewer takes: 16, `middle` and `widest`. MXFP4's fit four warpgroups (grouped.cuh), which is worth more than width.
+// The kernels of a format, by the rows of x of their tiles: 16, `middle` and `widest`. narrow_of() gives the smaller
+// number of rows that a kernel can multiply alone, for tiles with fewer rows. MXFP4's widths leave registers for four
+// warpgroups (grouped.cuh), which is worth more than width.
 struct Widths {
   int middle, widest;
 };
@@ -60,14 +61,14 @@ constexpr int narrow_of(WeightFormat f, int rows) {
   if (f != WeightFormat::mxfp4) return rows;
   return rows == 72 ? 40 : rows == 48 ? 24 : rows == 16 ? 8 : rows;
 }
-// Rows of x in a tile, and in the tile of the kernel that takes it.
+// Rows of x in a tile, and the width of the kernel that computes the tile.
 struct TileShape {
   int rows, kernel;
   int row_tiles = kBands;
 };
-// Of groups: few where memory is what takes time, then so many that nearly every group is one tile, of MXFP4 a few
-// tiles. Of one matrix: those whose waves of tiles end first. Weights take as long as some rows of x, and a quarter of
-// them makes more tiles of few rows than there would be multiprocessors without work.
+// Several groups: small tiles where memory bandwidth limits the time; beyond, tiles so wide that nearly every group is
+// one tile, or a few tiles with MXFP4. One matrix: the tile whose waves end first. Reading the weights takes as long as
+// some rows of x. Tiles of 64 rows of weights use multiprocessors that a product of few rows would leave without work.
 inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int64_t sms, WeightFormat f, bool gated) {
   const auto [middle, widest] = widths_of(f);
   const bool mx = f == WeightFormat::mxfp4;
@@ -88,7 +89,7 @@ inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int6
     if (time_of(t) < time_of(best) && !(gated && t.row_tiles != int(kBands))) best = t;
   return best;
 }
-// Rows of x that one load brings.
+// Rows of x of one tensor copy.
 constexpr int box_rows(int kernel) { return kernel == 80 ? 40 : kernel; }
 
 }  // namespace ingot::grouped

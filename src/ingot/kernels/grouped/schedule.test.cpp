@@ -32,7 +32,7 @@ TEST(GroupedSchedule, EveryRowMeetsEveryBandOnceWhateverTheNumberOfBlocks) {
     }
 }
 
-// As the blocks of a launch do, in any order: each begins with the tile of its number, then claims one after another.
+// The blocks of a launch run in any order: block i begins with tile i, then claims tiles one after another.
 TEST(GroupedSchedule, ClaimedTilesAreAllTilesOnceAndTheCounterIsZeroAgain) {
   const std::vector<int32_t> offsets = {0, 0, 5, 21, 21, 150, 151, 151};
   uint32_t random = 1;
@@ -91,7 +91,7 @@ TEST(GroupedSchedule, TilesOfOneMatrixAreThoseWhoseWavesEndFirst) {
   is(pick(kBf16, 1024, 1, 180), 128, 128, kBands);
   is(pick(kBf16, 100, 1, 320), 128, 128, kFewBands);  // of 256 rows of weights there would be 20 tiles
   is(pick(kBf16, 100, 1, 180), 80, 80, kFewBands);
-  is(pick(kBf16, 100, 1, 320, true), 40, 80, kBands);  // gates have no such tiles
+  is(pick(kBf16, 100, 1, 320, true), 40, 80, kBands);  // gated products have no such tiles
   is(pick(kMx, 100, 1, 320, true), 48, 48, kBands);
 }
 
