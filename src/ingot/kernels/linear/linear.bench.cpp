@@ -14,7 +14,7 @@ namespace {
 using testing::BenchCase;
 using testing::Buffer;
 
-// The products of one model's training step: T tokens, every (N, K) of its weights. A step multiplies the wide ones by
+// The products of one model's training step: T tokens, every (N, K) of its weights. A step multiplies wide matrices by
 // blocks of 1,024 tokens (models/gpt/buffers.h), and a head of 8,192 columns by chunks of 256 (kernels/cross_entropy).
 struct Model {
   const char* name;

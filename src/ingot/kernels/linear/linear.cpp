@@ -79,21 +79,22 @@ void sum_columns(const double* x, int64_t rows, int64_t stride, int64_t cols, do
 
 // --- how a product is cut: by sizes only
 constexpr int64_t kSerialWork = 1 << 16;  // multiply-adds; waking the pool costs as much
-constexpr int64_t kPackRows = 64;         // steps that one task packs where memory runs along the other side
+constexpr int64_t kPackRows = 64;         // steps that a task packs where memory runs along the rows
 
 struct Cut {
   GemmTile tile;
   int64_t k_chunk, n_chunk;              // of b, packed together
-  int64_t row_panels, tile_rows;         // of the whole product; of one task, in panels
-  int64_t tile_cols;                     // of one task, in panels
-  int64_t b_bytes, a_bytes, task_bytes;  // packed: b of a chunk; a, where it is packed with b; a task's own rows of a
+  int64_t row_panels, tile_rows;         // of the whole product; of a task, in panels
+  int64_t tile_cols;                     // of a task, in panels
+  int64_t b_bytes, a_bytes, task_bytes;  // packed b of a chunk; packed a beside this b; a task's own rows of a
   bool b_in_place = false, a_in_place = false;
 };
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// Halves tasks until there are enough for many threads or they are small. At least `least_cols` columns stay together.
+// Halves tasks until there are enough for many threads or the tasks are small. At least `least_cols` columns stay
+// together.
 void shrink_tasks(Cut& c, int64_t k, int64_t task_work, int64_t least_cols) {
   const int64_t rows = c.tile.rows, cols = c.tile.cols, col_panels = c.n_chunk / cols;
   const auto tasks = [&] { return ceil_div(c.row_panels, c.tile_rows) * ceil_div(col_panels, c.tile_cols); };
@@ -113,7 +114,7 @@ template <class Body> void run_tasks(bool serial, int64_t tasks, Body&& body) {
 }
 
 // Sapphire Rapids does bf16 dot products at half the rate (counted in operations) of fp32 multiply-adds, Zen 4 and 5 at
-// twice it. The maker decides, not a timing, so that one kind of CPU always sums in one order.
+// twice this rate. The CPU's maker decides, not a timing, so that one kind of CPU always sums in one order.
 bool bf16_dots_pay() {
 #if defined(__x86_64__)
   static const bool slow = __builtin_cpu_is("intel");
@@ -124,9 +125,9 @@ bool bf16_dots_pay() {
 }
 
 // Both operands of a weight gradient lie across the sum and are used little, so packing them costs a tenth of the
-// product; the weights of an input gradient lie so too. A step of AVX-512's micro-tile takes 14 cycles, in which Zen 5
-// fetches its three or four lines from the second-level cache, whatever their stride. AVX2's takes six, and Intel's
-// caches have not been measured. The same sums in the same order either way.
+// product; the weights of an input gradient lie in the same way. A step of AVX-512's micro-tile takes 14 cycles, in
+// which Zen 5 fetches its three or four lines from the second-level cache, whatever their stride. AVX2's takes six, and
+// Intel's caches have not been measured. The same sums in the same order either way.
 bool reads_across_pay() {
 #if defined(__x86_64__)
   static const bool wide_loads = __builtin_cpu_is("amd");
@@ -136,7 +137,7 @@ bool reads_across_pay() {
 #endif
 }
 
-// A product by vectors: rows of a are read in place where they lie along memory.
+// A product by vectors: rows of a are read in place where a row is contiguous.
 template <class T> struct ByVectors {
   static constexpr int64_t kPacked = 1 << 20;          // elements of b: 4 MB of f32, a part of the last-level cache
   static constexpr int64_t kPackedTogether = 1 << 18;  // of a and b: 1 MB
@@ -149,12 +150,12 @@ template <class T> struct ByVectors {
     const int64_t size = sizeof(T), depth = std::max<int64_t>(1, std::min<int64_t>(g.k, 2048));
     c.n_chunk = std::min(round_up(g.n, c.tile.cols), std::max<int64_t>(1, kPacked / depth / c.tile.cols) * c.tile.cols);
     c.k_chunk = std::max(depth, kPacked / c.n_chunk);
-    // With both operands packed, what is packed is used at once and should still be in the second-level cache.
+    // With both operands packed, the packed data is used at once and should still be in the second-level cache.
     if (packs_a) c.k_chunk = std::max<int64_t>(256, kPackedTogether / (g.m + c.n_chunk));
     c.k_chunk = round_up(c.k_chunk, kPackRows);  // whole cache lines, and pairs of steps for bf16 dot products
     c.row_panels = ceil_div(g.m, c.tile.rows);
     c.tile_rows = std::min<int64_t>(c.row_panels, std::max(1, 96 / c.tile.rows));
-    // Each task rounds its rows of a anew: columns enough to pay for that.
+    // Each task rounds its rows of a anew; enough columns pay for the rounding.
     const int64_t least_cols = packs_a || !g.round ? c.tile.cols : g.words ? 1024 : 128;
     c.tile_cols = std::clamp<int64_t>(std::max<int64_t>(256, least_cols) / c.tile.cols, 1, c.n_chunk / c.tile.cols);
     shrink_tasks(c, g.k, kTaskWork, least_cols);
@@ -176,8 +177,8 @@ template <class T> struct ByVectors {
   }
 };
 
-// A product by tiles of bf16, some ten times as fast: what is rounded and packed should be used often, so a task packs
-// its rows of a for all columns of a chunk.
+// A product by tiles of bf16, some ten times as fast: packed and rounded data should be used often, so a task packs its
+// rows of a for all columns of a chunk.
 struct ByTiles {
   static constexpr int64_t kPackedBytes = 1 << 20;  // of b, and of a and b together: half a second-level cache
   static constexpr int64_t kTaskWork = 1 << 21;     // multiply-adds: a few us
@@ -219,7 +220,7 @@ struct ByTiles {
   static GemmTile call_tile() { return INGOT_SIMD_TILES_CALL(gemm_tiles); }
 };
 
-// Operands whose panels lie across memory rows are packed some rows at a time, so that memory is read in order.
+// Operands whose panels lie across memory rows are packed a few rows at a time, so that memory is read in order.
 template <class How, class T>
 void pack_chunk(const Gemm<T>& g, const GemmChunk& chunk, int64_t row_panels, int64_t col_panels, bool serial) {
   const int64_t k = chunk.k_end - chunk.k_begin, blocks = ceil_div(k, kPackRows);
@@ -236,7 +237,7 @@ void pack_chunk(const Gemm<T>& g, const GemmChunk& chunk, int64_t row_panels, in
   });
 }
 
-// Calls each(chunk, its column panels) for all chunks, the sum of one run of columns after another's.
+// Calls each(chunk, its column panels) for all chunks, run of columns after run of columns.
 template <class T, class Each> void each_chunk(const Gemm<T>& g, const Cut& cut, Each&& each) {
   for (int64_t n0 = 0; n0 < g.n; n0 += cut.n_chunk) {
     const int64_t n1 = std::min(g.n, n0 + cut.n_chunk);
@@ -271,7 +272,7 @@ template <class How, class T, class Finish> void packed_product(const Gemm<T>& g
   });
 }
 
-// Calls use() with what multiplies such operands at this CPU level.
+// Calls use() with the kind of product for these operands and this CPU level.
 template <class T, class Use> auto with_kind(Gemm<T> g, Use&& use) {
   if constexpr (std::is_same_v<T, float>)
     if (g.round && ByTiles::apply()) return use(ByTiles(), g);
@@ -279,8 +280,8 @@ template <class T, class Use> auto with_kind(Gemm<T> g, Use&& use) {
   return use(ByVectors<T>(), g);
 }
 
-// Calls finish(row_begin, row_end, col_begin, col_end) for each part of c as soon as it is complete, while it is in
-// cache.
+// Calls finish(row_begin, row_end, col_begin, col_end) for each part of c as soon as the part is complete, while the
+// cache still holds the part.
 template <class T, class Finish> void product(const Gemm<T>& g, Finish&& finish) {
   if (g.m == 0 || g.n == 0) return;
   const bool serial = g.m * g.n * g.k <= kSerialWork;
@@ -446,7 +447,7 @@ template <class T> void pack_weights(const LinearPack& a) {
   });
 }
 
-// dx += (dy W) * f'(pre), some rows at a time through a temporary, because the slope multiplies only what is new.
+// dx += (dy W) * f'(pre), a few rows at a time through a temporary, because the slope must not multiply the old dx.
 template <class T> void add_sloped(const LinearBackward& a, Stream stream) {
   constexpr int64_t kRows = 128;
   const int64_t rows = a.dx.rows(), cols = a.dx.cols();
@@ -534,7 +535,7 @@ void matmul(const MatMul& m, Stream) {
     }
     product(g);
     if (!m.symmetric) return;
-    // Both halves have the same bits: the products commute and the sums run in one order.
+    // Both halves have the same bits: the products commute and the sums run in the same order.
     parallel_for(g.m, g.m * g.n <= kSerialWork ? g.m : 64, [&](int64_t begin, int64_t end) {
       for (int64_t j0 = begin; j0 < g.n; j0 += 32)
         for (int64_t i = begin; i < end; ++i)

@@ -1,5 +1,5 @@
-// Products on a GPU: by cuBLASLt or by the core, whichever is faster for the size and there for the operands; what
-// stands around them (activation, slopes, sums over rows) by kernels of its own.
+// Products on a GPU, by cuBLASLt or by the core (linear_config.h chooses). Activations, slopes and sums over rows that
+// are not fused have kernels of their own.
 #include <type_traits>
 
 #include "ingot/gpu/cublaslt.h"
@@ -49,7 +49,7 @@ void combine(const PlainProduct& p, Stream stream) {
   });
 }
 
-// How often, and how far from one to the next.
+// The number of products in a batch, and the distance between their operands.
 struct Batch {
   int64_t count = 1, a = 0, b = 0, c = 0, add = 0;
 };
@@ -97,7 +97,7 @@ void product(const char* op, const PlainProduct& p, Products products, const Ten
   core_product(p, sms, stream);
 }
 
-// --- sums over rows: blocks of a cluster take every so many rows of 32 columns and add up in one order
+// --- sums over rows: blocks of a cluster share the rows of 32 columns and add up in a fixed order
 
 constexpr int kSumBlocks = 8, kSumWarps = kThreads / 32;
 
@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int b = 1; b < kSumBlocks; ++b) sum += of_block[b][lane];
   db[column] = tile::from_float<Sum>(tile::to_float(db[column]) + sum);
 }
-// Without clusters: a block takes all rows of few columns, a thread every so many of them, and the threads' sums are
-// added in one order. 16 columns of 16 bits are the 32 bytes that memory reads at once.
+// Without clusters: a block takes all rows of few columns, whose rows its threads share, and the threads' sums are
+// added in a fixed order. 16 columns of 16 bits are 32 bytes, one memory sector.
 constexpr int kAloneColumns = 16, kAloneThreads = 1024, kAloneRows = kAloneThreads / kAloneColumns;
 template <class T, class Sum>
 __global__ void __launch_bounds__(kAloneThreads)
@@ -174,9 +174,9 @@ void sum_rows(const Tensor& dy, const Tensor& db, Stream stream) {
   });
 }
 
-// --- signs where no product of ours writes or reads them: a thread for each word
+// --- signs where the core neither writes nor reads the signs: a thread for each word
 
-// use(bit, row, column) for the elements of a word that are there.
+// use(bit, row, column) for the elements of a word inside the matrix.
 template <class Use> __device__ void each_sign(int64_t word, int64_t rows, int64_t cols, Use&& use) {
   const int64_t block = word / sign_bits::kLanes, across = sign_bits::column_blocks(cols);
   const int64_t row0 = block / across * sign_bits::kRows, column0 = block % across * sign_bits::kColumns;
@@ -284,7 +284,7 @@ void matmul_each(const MatMul& m, Stream stream) {
 }
 
 namespace {
-// Operands that the core takes, and at a size where it should.
+// Whether the core supports the operands and is faster at this size.
 bool is_fused(Act act, const Tensor& a, const Tensor& w, bool transpose_w, const Tensor& c, const Tensor& other) {
   if (!is_fused_activation(act) || c.numel() == 0 || a.cols() == 0) return false;
   const PlainProduct p{.a = a, .b = w, .c = c, .transpose_b = transpose_w};

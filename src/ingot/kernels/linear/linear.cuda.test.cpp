@@ -1,5 +1,5 @@
-// linear, linear_backward and matmul on a GPU against fp64 on the CPU. What the core cannot multiply is refused by name
-// where cuBLASLt is missing; with INGOT_CUBLASLT naming no library, every other case runs on the core.
+// linear, linear_backward and matmul on a GPU against fp64 on the CPU. Where cuBLASLt is missing, products that the
+// core cannot compute are refused by name; with INGOT_CUBLASLT naming no library, all remaining cases run on the core.
 #include "ingot/kernels/linear/linear.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ std::ostream& operator<<(std::ostream& o, const Case& c) {
            << (c.transpose_a ? " a^T" : "") << (c.transpose_b ? " b^T" : "") << " alpha " << c.alpha << " beta "
            << c.beta << (c.add ? " add" : "") << " products " << int(c.products);
 }
-// Rows of whole 16 bytes, as the core needs them; f32 goes to cuBLASLt.
+// Whether rows are not whole multiples of 16 bytes, which the core needs; f32 always goes to cuBLASLt.
 bool needs_cublaslt(const Case& c) { return c.type == DType::f32 || c.gap % 8 != 0 || c.n % 8 != 0; }
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -52,7 +52,7 @@ DeviceBuffer matrix(DType t, int64_t rows, int64_t cols, int64_t gap, uint64_t s
   return b;
 }
 
-// alpha op(a) op(b) + beta add + bias in fp64, and the same of absolute values: the size of what is summed.
+// alpha op(a) op(b) + beta add + bias in fp64, and the same sum of absolute values: the scale of the rounding error.
 struct Oracle {
   std::vector<double> sum, size;
 };
@@ -77,8 +77,8 @@ Oracle oracle(const Case& c, const Tensor& a, const Tensor& b, const std::vector
   }
   return want;
 }
-// K + 4 additions of fp32, of which a tensor core cuts off what it adds (2^-23); operands rounded to 11 or 8 bits where
-// asked for; one or two roundings to the output (what is added to may be rounded in between).
+// K + 4 additions of fp32, where a tensor core truncates addends (2^-23); operands rounded to 11 or 8 bits where asked
+// for; one or two roundings to the output (the addend may be rounded in between).
 double allowed(const Case& c, const Oracle& want, size_t i, double extra = 0) {
   const double operands = c.type != DType::f32           ? 0
                           : c.products == Products::tf32 ? 0x1p-10
@@ -139,8 +139,8 @@ void run_matmul(const Case& c, const Tensor& workspace = {}) {
   expect_near(out, c, want);
 }
 
-// As many products in one call, with and without what is there: those of matmul one after the other, within the bound
-// of each.
+// As many products in one call, with and without an addend, agree with separate calls of matmul within the bound of
+// each product.
 TEST_F(LinearCuda, EachOfABatchAgreesWithFp64) {
   constexpr int64_t kCount = 5;
   for (DType type : {DType::f32, DType::bf16, DType::f16})
@@ -182,7 +182,7 @@ TEST_F(LinearCuda, EachOfABatchAgreesWithFp64) {
     }
 }
 
-// Every order of the operands, with and without what is there, for each type.
+// Every order of the operands, with and without an addend, for each type.
 TEST_F(LinearCuda, ProductsAgreeWithFp64) {
   for (DType type : {DType::f32, DType::bf16, DType::f16})
     for (DType out : {type, DType::f32})
@@ -215,7 +215,7 @@ TEST_F(LinearCuda, EverySizeHasSomebodyWhoMultipliesSmall) {
         if (HasFailure()) return;
       }
 }
-// So many tiles that the core takes them where cuBLASLt is there too, with each of its tiles.
+// So many tiles that the core computes the product even where cuBLASLt is present, with each of the core's tiles.
 TEST_F(LinearCuda, LargeProductsAgreeWithFp64) {
   for (int order = 0; order < 4; ++order)
     for (double beta : {0., 1.}) {
@@ -251,13 +251,14 @@ std::vector<double> slope_of(Act act, const std::vector<double>& x) {
   activate_backward({.act = act, .dy = one, .x = in, .dx = one}, {});
   return values(one);
 }
-// The largest |f'|, and |f''|, within `by` of x: of squares 2 |x| and 2, of the others below 1.13 and 1.2.
+// The largest |f'|, and |f''|, within `by` of x: of squares 2 |x| and 2, of the remaining activations below 1.13 and
+// 1.2.
 double steepest(Act act, double x, double by) {
   return slope_follows_from_value_and_sign(act) ? 2 * (std::fabs(x) + by) : 1.13;
 }
 constexpr double kSteepestSlope = 2;
 
-// Whether the bit of each element says what `pre` says; where it is within `error` of 0 either will do.
+// Expects each element's bit to be the sign of `pre`; either value is accepted where `pre` is within `error` of 0.
 void expect_signs(DeviceBuffer& signs, const Case& c, const Oracle& pre) {
   signs.download();
   EXPECT_TRUE(signs.untouched());
@@ -304,7 +305,7 @@ TEST_F(LinearCuda, ForwardWithBiasAndActivation) {
           const Oracle want = oracle(c, x.host(), w.host(), {}, values(b.host()));
           if (keeps == 1) expect_near(pre, c, want);
           if (keeps == 2 && rows <= 300) expect_signs(signs, c, want);
-          // The sum before the activation is rounded to the type where it is kept.
+          // The sum before the activation is rounded to the type where the caller keeps the sum.
           y.download();
           EXPECT_TRUE(y.untouched());
           const std::vector<double> got = values(y.host()), value = value_of(act, want.sum);
@@ -376,7 +377,7 @@ TEST_F(LinearCuda, BackwardThroughAnActivation) {
   EXPECT_NE(m.find("accumulate_dx"), m.npos) << m;
 }
 
-// Through what linear kept beside its result.
+// The backward pass through the value and the sign that linear kept.
 TEST_F(LinearCuda, BackwardFromAValueAndItsSign) {
   for (DType type : {DType::f32, DType::bf16})
     for (Act act : {act_of<LeakyReluSquared>, act_of<ReluSquared>})
@@ -398,7 +399,7 @@ TEST_F(LinearCuda, BackwardFromAValueAndItsSign) {
         EXPECT_TRUE(h.untouched() && dx.untouched() && signs.untouched());
         const std::vector<double> got = values(dx.host()), slope = slope_of(act, pre.sum);
         for (size_t i = 0; i < got.size(); ++i) {
-          // The root of a square rounded to the type is off by half a rounding, and by what the sum was off.
+          // The root of a square rounded to the type is off by half a rounding, and by the error of the sum.
           const double off = kSteepestSlope * allowed(of_h, pre, i) + roundoff(type) * std::fabs(slope[i]);
           ASSERT_LE(std::fabs(got[i] - slope[i] * sums.sum[i]),
                     (std::fabs(slope[i]) + off) * allowed(of_dx, sums, i) + off * std::fabs(sums.sum[i]) +
@@ -424,7 +425,7 @@ TEST_F(LinearCuda, RepeatsBitForBitAndWorksInAGraph) {
   EXPECT_EQ(values(y.host()), first);
 }
 
-// Rows so far apart that offsets need more than 32 bits.
+// The stride between rows is so large that offsets need more than 32 bits.
 TEST_F(LinearCuda, MoreThanTwoToThe31Elements) {
   if (gpu::device_info().memory_bytes < int64_t(24) << 30) GTEST_SKIP() << "needs 24 GiB of device memory";
   constexpr int64_t kRows = 5, kStride = (int64_t(1) << 29) + 8;

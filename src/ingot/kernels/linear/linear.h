@@ -3,12 +3,12 @@
 // dx = (dy W) * f'(pre_x)      dW += dy^T x      db += sum_t dy
 // Every matrix is row-major with any row stride; outputs overlap no input. On the CPU, f32 and f64 products use packed
 // micro-kernels, tested against matmul_plain; `products = bf16` rounds both operands of an f32 product to bf16 and sums
-// in fp32 (f64 products ignore it). One row at a time sums in another order than many rows: equal up to rounding.
-// On a GPU: f32, bf16 and f16. Of 16-bit operands sums are fp32, and dw, db and matmul's c may be f32. Products run on
-// our kernels (gpu/gemm) or on cuBLASLt (gpu/cublaslt.h), whichever is faster for the size; f32, and rows that do not
-// begin at multiples of 16 bytes, need the latter. `workspace` is room for cuBLASLt, linear_workspace_bytes(device);
-// without it products with few rows may be slower. On Hopper the activations of a wide network's middle (the squared
-// ReLUs, gelu) and their slopes are part of the products.
+// in fp32 (f64 products ignore this option). A single row is summed in a different order than many rows: equal up to
+// rounding. On a GPU: f32, bf16 and f16. Of 16-bit operands sums are fp32, and dw, db and matmul's c may be f32.
+// Products run on our kernels (gpu/gemm) or on cuBLASLt (gpu/cublaslt.h), whichever is faster for the size; f32, and
+// rows that do not begin at multiples of 16 bytes, need the latter. `workspace` is room for cuBLASLt,
+// linear_workspace_bytes(device); without it products with few rows may be slower. On Hopper the activations of a wide
+// network's middle (the squared ReLUs, gelu) and their slopes are part of the products.
 //
 // For f(x) = max(x, x / 2)^2 and max(x, 0)^2 the slope follows from the value and the sign of x alone (slope 2 sqrt(y)
 // or -sqrt(y)). A forward pass that keeps `signs`, one bit per element, therefore need not keep pre. Not in f16, whose
@@ -18,7 +18,7 @@
 
 namespace ingot {
 
-// The type to which f32 operands may be rounded. tf32 (10 bits of mantissa, for the tensor cores) is fp32 on a CPU.
+// The type that f32 operands may be rounded to. tf32 (10 bits of mantissa, for the tensor cores) is fp32 on a CPU.
 enum class Products { fp32, bf16, tf32 };
 
 struct Linear {
@@ -48,7 +48,7 @@ struct LinearBackward {
   Tensor dx;        // (T, K) or left out
   Tensor dw, db;    // (N, K), (N) accumulated, or left out
   Tensor pre;       // (T, K): where x = f(pre), then dx is multiplied by f'(pre)
-  Tensor signs;     // in place of pre: what linear kept beside x, which is then read
+  Tensor signs;     // in place of pre: the signs that linear kept; x is then read too
   Act act = Act::identity;
   bool accumulate_dx = false;
   Products products = Products::fp32;
@@ -64,17 +64,18 @@ struct MatMul {
   double alpha = 1, beta = 0;
   Products products = Products::fp32;
   Tensor add;  // read in place of c: c = alpha * op(a) op(b) + beta * add, or left out; may be c, a or b
-  // The caller knows that the result is symmetric: one half is computed and mirrored. (On a GPU all of it is computed.)
+  // The result is symmetric by construction: half of the result is computed and mirrored. (A GPU computes the whole
+  // result.)
   bool symmetric = false;
   Tensor workspace;  // u8, or left out
   Tensor bias;       // (N), added to each row, or left out
 };
 void matmul(const MatMul& m, Stream stream);
-// For each i: c[i] = alpha * op(a[i]) op(b[i]) + beta * c[i]      of rank 3, with any strides but the last; `add` is
-// one matrix for all; without bias and symmetric. On the CPU the bits of each are matmul's; on a GPU it is one product
-// of cuBLASLt where that is there.
+// For each i: c[i] = alpha * op(a[i]) op(b[i]) + beta * c[i] of rank 3, with any strides but the last; `add` is a
+// single matrix for all i; without bias and symmetric. On the CPU each product has matmul's bits; a GPU with cuBLASLt
+// computes one batched product.
 void matmul_each(const MatMul& m, Stream stream);
-// The same by a plain loop on the CPU: the oracle. It ignores `products` and `symmetric`.
+// The same by a plain loop on the CPU: the oracle. Ignores `products` and `symmetric`.
 void matmul_plain(const MatMul& m);
 
 int64_t linear_workspace_bytes(Device device);  // 0 on a CPU

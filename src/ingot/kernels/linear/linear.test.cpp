@@ -46,7 +46,7 @@ template <class Body> void as_is_and_by_emulated_tiles(Body&& body) {
   }
   detail::emulate_tiles(false);
 }
-// Numbers such as -3 .. 3: products and sums are exact in every format, so any order gives the same bits.
+// Small integers, -3 .. 3: products and sums are exact in every format, so any order gives the same bits.
 void fill_small_integers(const Tensor& t, uint64_t seed) {
   const Rng rng(seed, Purpose::test);
   std::vector<double> v(size_t(t.numel()));
@@ -54,7 +54,7 @@ void fill_small_integers(const Tensor& t, uint64_t seed) {
   assign(t, v);
 }
 
-// Sizes around the micro-tiles of every level, and past one depth step.
+// Sizes around the micro-tiles of every level, and past a depth step.
 std::vector<Case> cases() {
   std::vector<Case> all;
   const int64_t sizes[] = {1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 127, 128, 129};
@@ -75,8 +75,8 @@ std::vector<Case> cases() {
   return all;
 }
 
-// By the plain loop in fp64: the product, and sum over p of |a||b|, the scale of a dot product's rounding error. Where
-// all is exact there is no such error: zeros.
+// By the plain loop in fp64: the product, and sum over p of |a||b|, the scale of a dot product's rounding error. Zeros
+// where all sums are exact.
 struct Oracle {
   std::vector<double> value, scale;
 };
@@ -86,7 +86,7 @@ std::vector<double> turned(const std::vector<double>& x, int64_t rows, int64_t c
     for (int64_t j = 0; j < cols; ++j) out[size_t(j * rows + i)] = x[size_t(i * cols + j)];
   return out;
 }
-// The operands are turned so that the loop runs along memory in both, which is several times as fast.
+// The operands are turned so that the loop reads both in memory order, several times as fast.
 Oracle oracle(const Case& c, std::vector<double> a, std::vector<double> b, std::vector<double> start, bool exact) {
   if (c.transpose_a) a = turned(a, c.k, c.m);
   if (!c.transpose_b) b = turned(b, c.k, c.n);
@@ -106,8 +106,8 @@ Oracle oracle(const Case& c, std::vector<double> a, std::vector<double> b, std::
   return out;
 }
 
-// |error| <= gamma * sum |a||b|, gamma = terms * u / (1 - terms * u): every order of summation obeys it (Higham
-// 2002, 3.1). Three more roundings: alpha, beta, and the sum of both.
+// |error| <= gamma * sum |a||b|, gamma = terms * u / (1 - terms * u): this bound holds for every order of summation
+// (Higham 2002, 3.1). Three more roundings: alpha, beta, and the sum of both.
 void expect_within(const Tensor& got, const Oracle& want, int64_t k, double unit, const Case& c) {
   const auto have = values(got);
   const double gamma = double(k + 3) * unit / (1 - double(k + 3) * unit);
@@ -134,7 +134,7 @@ std::vector<double> numbers(DType dtype, int64_t rows, int64_t cols, uint64_t se
   integers ? fill_small_integers(t, seed) : fill_normal(t, seed);
   return values(t);
 }
-// Moves every number by less than half a bf16 ulp, away from ties: rounding takes it back.
+// Moves every number by less than half a bf16 ulp, away from ties: rounding restores the number.
 void unround(std::vector<double>& v, bool integers) {
   for (size_t i = 0; i < v.size(); ++i) v[i] *= 1 + 0x1p-10 * (i % 2 ? 1 : -1) * (integers ? 0.5 : 0.4);
 }
@@ -154,7 +154,7 @@ void run_one(const Case& c, const Way& way, std::vector<double> a, std::vector<d
   assign(right, b);
   const auto expect_right = [&](auto&& product) {
     const Buffer y(way.dtype, {c.m, c.n}, c.n + c.pad);
-    if (c.beta != 0) assign(y, start);  // else it stays poisoned
+    if (c.beta != 0) assign(y, start);  // otherwise c stays poisoned
     detail::emulate_tiles(way.emulated_tiles);
     product(y);
     detail::emulate_tiles(false);
@@ -179,7 +179,8 @@ void run_one(const Case& c, const Way& way, std::vector<double> a, std::vector<d
              {});
     });
 }
-// Every way against one oracle. Ways other than the first get numbers that are exact in its type, or integers.
+// Every way of computing a product against the same oracle. All ways but the first get numbers that are exact in the
+// way's type, or integers.
 void run(const Case& c, std::initializer_list<Way> ways, bool integers) {
   const Way& first = *ways.begin();
   const DType seen = first.products == Products::bf16 ? DType::bf16 : first.dtype;
@@ -196,7 +197,7 @@ TEST(matmul, f64_obeys_the_bound_of_a_dot_product_for_odd_sizes_strides_and_tran
   for (const Case& c : cases()) run(c, {kFp64}, false);
 }
 TEST(matmul, bf16_products_round_both_operands_and_nothing_else) {
-  // dpbf16 adds pairs with one more rounding each; gamma counts one rounding per term, which covers it.
+  // dpbf16 adds pairs with an additional rounding per pair; gamma counts a rounding per term and covers these.
   for (const Case& c : cases()) run(c, {kBf16, kBf16Tiles}, false);
 }
 TEST(matmul, small_integers_come_out_exactly) {
@@ -223,14 +224,14 @@ TEST(matmul, large_products_cut_into_several_chunks_are_exact_on_integers) {
     run(c, {kFp32, kBf16, kBf16Tiles}, true);
 }
 
-// Where both operands lie across the sum, some CPUs read them in place: one or both, by the width and stride of b.
+// Where both operands lie across the sum, some CPUs read one or both operands in place, by the width and stride of b.
 TEST(matmul, weight_gradients_of_every_kind_of_width_are_exact_on_integers) {
   for (const Case& c : {Case{75, 48, 2101, true}, Case{65, 32, 600, true, false, 2, 1}, Case{29, 600, 700, true},
                         Case{97, 80, 129, true, false, 1, 1}, Case{28, 512, 300, true, false, 1, 1, 0}})
     run(c, {kFp32, kBf16, kBf16Tiles}, true);
 }
 
-// What does not exist of a tile is zero, and must stay without effect.
+// Elements of a tile beyond the matrix are zero, and must stay without effect.
 TEST(matmul, a_nan_or_an_infinity_stays_in_its_row_and_column) {
   as_is_and_by_emulated_tiles([] {
     for (bool transposed : {false, true})
@@ -305,7 +306,7 @@ TEST(matmul, by_tiles_a_symmetric_result_has_the_bits_of_the_whole_one) {
   });
 }
 
-// In memory where a matrix's rows lie between those of others, as heads and tokens of segments do.
+// The rows of a matrix lie between rows of its neighbours, as heads and tokens of segments do.
 TEST(matmul, each_of_a_batch_has_the_bits_of_its_own_product) {
   for (const DType dtype : {DType::f32, DType::f64})
     for (const bool transposed : {false, true}) {
@@ -342,7 +343,7 @@ TEST(matmul, each_of_a_batch_has_the_bits_of_its_own_product) {
       }
       EXPECT_EQ(values(together), values(alone));
       EXPECT_TRUE(together.guards_intact());
-      // One matrix that is added to each.
+      // The same matrix is added to each product.
       all.add = stacked(alone).row(0);
       all.c = stacked(together);
       std::vector<double> expected;
@@ -410,7 +411,7 @@ TEST(linear, every_activation_bias_and_pre_follow_the_product) {
   });
 }
 
-// Sizes with one chunk and with several, both ways, an odd sum, a last panel of dot products, few rows, a stride.
+// Sizes with a single chunk and with several, both ways, an odd sum, a last panel of dot products, few rows, a stride.
 void expect_packed_weights_change_no_bit(DType dtype, Products products) {
   struct Case {
     int64_t t, n, k, gap;
@@ -425,7 +426,7 @@ void expect_packed_weights_change_no_bit(DType dtype, Products products) {
     EXPECT_EQ(values(y), values(want)) << c.t << " x " << c.n << " x " << c.k;
     EXPECT_TRUE(packed.guards_intact());
     if (c.t <= 8) continue;
-    // Nothing is read from w where it is packed.
+    // w is not read where w_packed is given.
     Buffer gone(dtype, {c.n, c.k}, c.k + c.gap);
     y.poison();
     linear({.x = x, .w = gone, .y = y, .products = products, .w_packed = packed}, {});
@@ -510,7 +511,7 @@ TEST(linear, backward_forms_x_where_it_was_not_kept) {
       }
 }
 
-// The signs kept beside x serve as pre does, in every way a product is cut; x is what linear wrote, in the same memory.
+// The signs kept beside x serve as pre does, in every way a product is cut; x is linear's result, in the same memory.
 TEST(linear, signs_serve_in_place_of_pre) {
   for (DType dtype : {DType::f32, DType::f64})
     for (Act act : {act_of<LeakyReluSquared>, act_of<ReluSquared>})

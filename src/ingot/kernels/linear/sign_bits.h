@@ -1,14 +1,14 @@
 #pragma once
-// The storage of the signs of a linear layer's elements before the activation. On a GPU one bit each, in the order in
-// which the core's threads hold their sums, so that a thread writes and reads the 64 bits of its part of 16 rows x 128
-// columns as one word; on a CPU one byte each, row by row.
+// The storage of the signs of a linear layer's elements before the activation. On a GPU a bit each, in the order in
+// which the core's threads hold their sums, so a thread writes and reads the 64 bits of its part of 16 rows x 128
+// columns as a single word; on a CPU a byte each, row by row.
 #include <cstdint>
 
 #include "ingot/core/hd.h"
 
 namespace ingot::sign_bits {
 
-constexpr int64_t kRows = 16, kColumns = 128, kLanes = 32;  // of a block of words; one word a lane
+constexpr int64_t kRows = 16, kColumns = 128, kLanes = 32;  // of a block of words; a word a lane
 
 INGOT_HD constexpr int64_t column_blocks(int64_t columns) { return (columns + kColumns - 1) / kColumns; }
 INGOT_HD constexpr int64_t words(int64_t rows, int64_t columns) {

@@ -19,7 +19,7 @@ namespace {
 bool is_float(DType t) { return t == DType::f64 || t == DType::f32 || t == DType::bf16 || t == DType::f16; }
 DType sum_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
 
-// f64 stays among itself, so that an oracle never mixes with narrower numbers unnoticed; the narrower types mix freely.
+// f64 mixes with no narrower type, so an oracle never uses rounded numbers unnoticed; the narrower types mix freely.
 void check_dtype(const char* op, const char* name, const Tensor& t, const Tensor& x) {
   INGOT_CHECK(is_float(t.dtype) && sum_dtype(t.dtype) == sum_dtype(x.dtype), op, ": found dtype ", t.dtype, " of ",
               name, " beside ", x.dtype, ", expected ", x.dtype == DType::f64 ? "f64" : "f32, bf16 or f16");
@@ -51,7 +51,7 @@ void check_rstd(const char* op, const Tensor& rstd, const Tensor& x) {
   check_vector(op, "rstd", rstd, x.rows(), x);
 }
 
-// --- rows as sums see them ---------------------------------------------------------------------------------
+// --- rows in the type of the sums ---------------------------------------------------------------------------------
 
 int64_t row_offset(const Tensor& t, int64_t row) {
   if (t.rank() == 1) return 0;
@@ -59,7 +59,7 @@ int64_t row_offset(const Tensor& t, int64_t row) {
   return row / t.shape.dim[1] * t.stride[0] + row % t.shape.dim[1] * t.stride[1];
 }
 
-// The row itself where its type is A, else a copy of it in `buffer`.
+// The row itself where its type is A, else a converted copy in `buffer`.
 template <class A> const A* read_row(const Tensor& t, int64_t row, A* buffer) {
   return with_float_type(t.dtype, "rmsnorm", [&](auto type) -> const A* {
     using T = decltype(type);
@@ -124,7 +124,7 @@ template <class A> void forward_rows(const RmsNorm& a, int64_t begin, int64_t en
       A* sum = open_row(a.sum, row, buffer + 2 * n);
       for (int64_t c = 0; c < n; ++c) sum[c] = s[c] + residual[c];
       write_row(a.sum, row, sum);
-      s = read_row(a.sum, row, sum);  // y is the norm of the sum as stored: that is what the backward pass sees
+      s = read_row(a.sum, row, sum);  // y is the norm of the stored sum, which the backward pass reads
     }
     const A rstd = rstd_of(s, n, a.eps);
     A* y = open_row(a.y, row, buffer + n);
@@ -140,7 +140,7 @@ template <class A> void forward_rows(const RmsNorm& a, int64_t begin, int64_t en
 int64_t rows_per_block(int64_t rows) { return std::max<int64_t>(32, (rows + 63) / 64); }
 int64_t row_blocks(int64_t rows) { return (rows + rows_per_block(rows) - 1) / rows_per_block(rows); }
 
-// dx may be dy or dsum: an element is read before it is written.
+// dx may be dy or dsum: each element is read before being written.
 void backward_row(const detail::RmsNormBackwardRow<double>& r) {
   const auto slope = [&](int64_t c) { return r.w ? r.dy[c] * r.scale * (r.offset + r.w[c]) : r.dy[c] * r.scale; };
   double mean = 0;

@@ -75,7 +75,7 @@ void launch_rows(void (*kernel)(P), P p, const RmsNormConfig& c, bool overlap, i
   }
 }
 
-// What the parameters of all forms have in common.
+// The parameters that all variants have in common.
 template <class P> P params_of(const RmsNorm& a, const RmsNormConfig& c) {
   P p{};
   p.x = a.x.data;
@@ -170,7 +170,8 @@ void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) 
   p.inner = uint32_t(rows_of.inner);
   p.cluster = uint32_t(c.cluster);
   if (overlap && tuning.prefetch && !c.streaming) p.early_blocks = uint32_t(limits.sms * (kMaxResident / c.threads));
-  // One block to an SM: nobody reads while it writes. More than a quarter of a row is slower, and so are later rows.
+  // One block per SM: no other block reads while the block writes. Prefetching more than a quarter of a row, or later
+  // rows, is slower.
   if (tuning.prefetch && limits.hopper && c.streaming && c.cluster == 1 && c.group == kRmsNormMaxThreads &&
       p.vecs > 7 * kRmsNormMaxThreads) {
     p.ahead = uint32_t(limits.sms);

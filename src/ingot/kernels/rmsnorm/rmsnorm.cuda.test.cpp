@@ -79,7 +79,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << " residual " << c.residual << " offset " << c.unit_offset << " gap " << c.gap << " shift " << c.shift;
 }
 
-// Every length in every role it can be special for, all type mixes at one length, odd strides and addresses.
+// Every length around a boundary of the kernels, all type mixes at a single length, odd strides and addresses.
 std::vector<Case> cases() {
   std::vector<Case> all;
   const DType types[] = {DType::f32, DType::bf16, DType::f16};
@@ -120,7 +120,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-// The operands of one case on the device; the inputs are uploaded, the outputs poisoned.
+// The operands of a case on the device; the inputs are uploaded, the outputs poisoned.
 struct Operands {
   explicit Operands(const Case& c)
       : x(c.x, {c.rows, c.cols}, c.cols + c.gap, c.shift),
@@ -144,8 +144,8 @@ struct Operands {
   DeviceBuffer x, y, residual, sum, w, rstd;
 };
 
-// Rounding errors of a float sum of squares held by one thread and then over threads, halved by the square root, then
-// rstd, two products, 1 + w and the division: all in units of 2^-24. The final rounding to y comes on top.
+// Rounding errors of a float sum of squares in a thread and then over threads, halved by the square root, then rstd,
+// two products, 1 + w and the division: all in units of 2^-24. The final rounding to y comes on top.
 double relative_tolerance(const Case& c) {
   const double per_thread = std::max<double>(64, double(c.cols) / cuda::kRmsNormElementThreads);
   return roundoff(c.y) + ((per_thread + 14) / 2 + 8) * roundoff(DType::f32);
@@ -164,7 +164,7 @@ void check_against_fp64(const Case& c, Operands& o, double eps) {
     for (size_t i = 0; i < s.size(); ++i) s[i] += r[i];
     const auto sum = compare(o.sum.host(), s, absolute_tolerance(c.x), roundoff(c.x) * (1 + 1e-6));
     EXPECT_TRUE(sum.ok) << "sum: " << sum.message;
-    s = values(o.sum.host());  // what is normalised is the sum as stored
+    s = values(o.sum.host());  // the stored sum is normalised
   }
   Buffer x(DType::f64, {c.rows, c.cols}), w(DType::f64, {c.cols}), y(DType::f64, {c.rows, c.cols}),
       rstd(DType::f64, {c.rows});
@@ -204,7 +204,7 @@ TEST_F(RmsNormCuda, AgreesWithTheFp64LoopOnRandomRows) {
   }
 }
 
-// One of each kind, for compute-sanitizer.
+// A case of each kind, for compute-sanitizer.
 TEST_F(RmsNormCuda, AgreesWithTheFp64LoopSmall) {
   for (bool residual : {false, true})
     for (int64_t cols : {7, 72, 1024}) check_random_rows({.rows = 5, .cols = cols, .residual = residual}, 1);
@@ -366,7 +366,7 @@ TEST_F(RmsNormCuda, GivesTheSameWhenClustersWalkOverRows) {
 }
 
 TEST_F(RmsNormCuda, WalksOverRowsSmall) {
-  // No cluster: racecheck takes words that are polled across blocks for races.
+  // No cluster: racecheck takes words polled across blocks for races.
   check_walk({.rows = 600, .cols = 1000, .x = DType::f32, .y = DType::f32, .w = DType::f32}, 1, true);
 }
 
@@ -378,7 +378,7 @@ TEST_F(RmsNormCuda, GivesTheSameAsForLargeTensorsSmall) {
   check_as_if_large({.rows = 3, .cols = 520}, 4, true, true);
 }
 
-// In place, on tensors large enough that the forms above are the default.
+// In place, on tensors large enough for the variants above to be the default.
 TEST_F(RmsNormCuda, WritesLargeTensorsInPlaceAndOverTheResidual) {
   const Case c{.rows = 4500, .cols = 4096, .x = DType::bf16, .y = DType::bf16, .residual = true};
   Operands apart(c), in_place(c);
@@ -464,7 +464,7 @@ TEST_F(RmsNormCuda, WritesInPlaceAndOverTheResidual) {
 
 // Kernels of a chain may start while their predecessor ends (programmatic dependent launch): the order must still be
 // the stream's. Each round starts from the same numbers, norms them back and forth, and adds the result to a running
-// sum, so that one step out of order in any of 1000 replays changes the sum's bits.
+// sum, so that a step out of order in any of 1000 replays changes the sum's bits.
 TEST_F(RmsNormCuda, KeepsTheOrderOfAChainInAGraphOnASideStream) {
   const Case c{.rows = 257, .cols = 1024, .x = DType::f32, .y = DType::f32, .w = DType::f32, .unit_offset = true};
   constexpr int kSteps = 6, kRounds = 1000;

@@ -1,4 +1,4 @@
-// The forward kernels and their launcher on the CPU: what a sanitizer can see of them.
+// The forward kernels and their launcher on the CPU, where sanitizers see their accesses.
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 
 #include <gtest/gtest.h>
@@ -68,7 +68,7 @@ TEST(RmsNormEmulated, AgreesWithTheFp64LoopUnderItsOwnConfigurations) {
   check({.rows = 0, .cols = 64});
 }
 
-// Weights come after the sum where a thread holds more than two vectors, in two pieces where it holds eight.
+// Weights are loaded after the sum where a thread holds more than two vectors, in two parts where a thread holds eight.
 TEST(RmsNormEmulated, AgreesWithSeveralVectorsAThread) {
   struct Held {
     int vecs, rows;
@@ -78,7 +78,7 @@ TEST(RmsNormEmulated, AgreesWithSeveralVectorsAThread) {
       for (bool residual : {false, true})
         if (vecs < 8 || !residual)
           check({.rows = 13,
-                 .cols = (8 * vecs - 3) * 8,  // lanes with one vector less
+                 .cols = (8 * vecs - 3) * 8,  // lanes with a vector less
                  .residual = residual,
                  .config = {.vecs_per_thread = vecs, .rows_per_group = rows, .group = 8, .threads = 32},
                  .chosen = true,
@@ -127,7 +127,7 @@ TEST(RmsNormEmulated, AgreesWithTwoNarrowRowsAThread) {
 }
 
 TEST(RmsNormEmulated, AgreesWhenClustersWalkOverRows) {
-  for (const auto& [cluster, rows] : {std::pair{2, 13}, {8, 57}})  // one takes three rows: more than a ring holds
+  for (const auto& [cluster, rows] : {std::pair{2, 13}, {8, 57}})  // a cluster takes three rows: more than a ring holds
     check({.rows = rows,
            .cols = 5000,
            .type = DType::f32,

@@ -22,7 +22,7 @@ void rmsnorm(const RmsNorm& a, Stream stream);
 // accumulate_dx adds ds to dx instead of writing it (x and residual have the same gradient, ds).
 struct RmsNormBackward {
   Tensor dy, s, w, rstd;  // as above; s is x, or sum where there was a residual; rstd left out: recomputed
-  Tensor dsum;            // (T, C) the gradient that reaches s from elsewhere, or left out
+  Tensor dsum;            // (T, C) the gradient of s through further paths, or left out
   Tensor dx;              // (T, C) or left out (frozen input); may alias dy or dsum
   Tensor dw;              // (C) f32 (f64 for f64), accumulated, or left out
   Tensor workspace;       // rmsnorm_backward_workspace_bytes(...) bytes of u8 when dw is wanted

@@ -6,8 +6,8 @@
 
 namespace ingot::testing {
 
-// Operands that are null are left out. config: null for the default, or {vecs_per_thread (0: elements), rows_per_group,
-// group, cluster, threads, overlap, streaming}.
+// Null operands are left out. config: null for the default, or {vecs_per_thread (0: elements), rows_per_group, group,
+// cluster, threads, overlap, streaming}.
 EXPORT int ingot_bench_rmsnorm(const char* dtype, void* x, const char* w_dtype, void* w, void* residual, void* sum,
                                void* y, void* rstd, int64_t rows, int64_t cols, double eps, const int* config,
                                void* stream) {

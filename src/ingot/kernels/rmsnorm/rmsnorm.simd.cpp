@@ -7,9 +7,9 @@ namespace ingot::INGOT_SIMD {
 namespace {
 using F = Vec<float>;
 constexpr int W = kLanes<float>;
-constexpr int kSums = 4;  // in flight: more than one hides the latency of the additions
+constexpr int kSums = 4;  // sums in flight, which hide the latency of the additions
 
-// The sum of term(c, count) over [0, n), where term gives the vector that begins at c with `count` live elements.
+// The sum of term(c, count) over [0, n), where term gives the vector of `count` live elements beginning at c.
 template <class Term> INGOT_SIMD_INLINE float sum_over(int64_t n, Term&& term) {
   F sum[kSums] = {};
   int64_t c = 0;

@@ -9,7 +9,7 @@ template <class A> struct RmsNormBackwardRow {
   int64_t n;
   const A *dy, *s, *w, *dsum;  // w and dsum may be null
   A *dx, *dw;                  // either may be null; dw is added to
-  A rstd, scale, offset;       // offset: the constant that is added to w
+  A rstd, scale, offset;       // offset: the constant added to w
   bool accumulate;             // dx is added to
 };
 

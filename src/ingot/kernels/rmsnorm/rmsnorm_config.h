@@ -14,7 +14,7 @@ namespace ingot::cuda {
 struct RmsNormConfig {
   bool vectors = true;      // false: elements one by one, two passes over the row; any alignment and length
   int vecs_per_thread = 4;  // 1, 2, 4 or 8
-  int rows_per_group = 1;   // 1, or so that it makes four with vecs_per_thread
+  int rows_per_group = 1;   // 1, or 4 / vecs_per_thread
   int group = 32;           // threads per row and block, a power of two
   int cluster = 1;          // blocks per row; above 1 only with group == threads
   int threads = 128;        // per block
@@ -34,9 +34,8 @@ constexpr int kKeptThreads = 512;
 constexpr int kRowPair = 2;
 constexpr int kWalkThreads = 512, kWalkVecs = 4, kWalkStages = 2;
 constexpr int kRmsNormMaxCluster = 8;
-// Half of Hopper's L2: from this size on a copy or a norm is a few percent faster when its loads and stores carry the
-// hint that the data is used once (both or neither: hints on the loads alone cost as much), and a reader of y would
-// find little of it in L2 anyway.
+// Half of Hopper's L2: from this size on a copy or a norm is a few percent faster with the used-once hint on both loads
+// and stores (hints on the loads alone cost as much), and a reader of y would find little of y in L2 anyway.
 constexpr int64_t kStreamingBytes = int64_t(25) << 20;
 
 struct RmsNormShape {
@@ -44,7 +43,7 @@ struct RmsNormShape {
   DType dtype = DType::bf16;  // of x
   bool aligned = true;        // every operand's rows start where a whole vector can be read or written
   bool residual = false;
-  // y's type is x's, w's too or f32, and rows lie one stride apart.
+  // y's type is x's, w's too or f32, and all rows have the same stride.
   bool plain = true;
 };
 
@@ -108,8 +107,8 @@ constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, gpu::Limits s
     c.vecs_per_thread = vecs <= 1024 && !odd ? 4 : most;
   }
   int64_t group = round_up_pow2((vecs + c.vecs_per_thread - 1) / c.vecs_per_thread);
-  // A row that needs a cluster is distributed over small blocks: several rows then share an SM, and one loads while
-  // another waits for its neighbours.
+  // A row that needs a cluster is distributed over small blocks: several rows then share an SM, and a block loads while
+  // a second block waits for its neighbours.
   const int widest = group > kRmsNormMaxThreads && sm.hopper ? 256 : kRmsNormMaxThreads;
   while (group > widest && c.cluster < kRmsNormMaxCluster) {
     group /= 2;
@@ -122,7 +121,7 @@ constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, gpu::Limits s
 
 // How the backward pass distributes rows over threads: a group of threads takes `rows_at_once` adjacent rows, each
 // thread `columns` of their columns. Blocks are persistent and walk over the rows; `blocks` of them (or clusters of
-// blocks) share the rows, and each writes one row of sums of dw.
+// blocks) share the rows, and each writes a row of sums of dw.
 struct RmsNormBackwardConfig {
   bool vectors = true;
   int group = 32, cluster = 1, threads = 512;  // as above, except that a group may be any number of whole warps
@@ -137,8 +136,8 @@ struct RmsNormBackwardShape {
   int64_t rows = 0, cols = 0;
   DType s = DType::bf16, dy = DType::bf16;
   bool aligned = true;  // every operand's rows start where a whole vector can be read or written
-  // A third operand is read per row (dsum, or dx where it is accumulated), rstd or dx is left out, or rows lie two
-  // strides apart.
+  // A third operand is read per row (dsum, or dx where dx accumulates), rstd or dx is left out, or rows lie two strides
+  // apart.
   bool rare = false;
 };
 
@@ -151,7 +150,7 @@ constexpr int64_t partial_stride(int64_t cols) { return (cols + 3) / 4 * 4; }
 
 // Kernels of mixed types are compiled with all rare options.
 constexpr bool backward_is_rare(const RmsNormBackwardShape& s) { return s.rare || s.s != s.dy; }
-// The 16-byte pieces of shared memory that a thread needs per row: s, dy and the old dx that is added. A dy narrower
+// The 16-byte pieces of shared memory that a thread needs per row: s, dy and the old dx, which is added. A dy narrower
 // than s still takes a piece for each vector of s.
 constexpr int backward_pieces(int s_bytes, int dy_bytes, int columns, bool rare) {
   const int s = columns * s_bytes / 16, dy = columns * dy_bytes / 16;
@@ -164,7 +163,7 @@ constexpr int backward_threads(int s_bytes, int dy_bytes, int columns, int rows_
 constexpr int backward_threads(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s) {
   return backward_threads(int(size_of(s.s)), int(size_of(s.dy)), c.columns, c.rows_at_once, backward_is_rare(s));
 }
-// Bytes of shared memory of a block for `rows_at_once` rows of each group. They have room for the sums of dw.
+// Bytes of shared memory of a block for `rows_at_once` rows of each group. The sums of dw fit into this memory.
 constexpr int backward_stage_bytes(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s) {
   return c.threads * c.rows_at_once * 16 *
          backward_pieces(int(size_of(s.s)), int(size_of(s.dy)), c.columns, backward_is_rare(s));
@@ -175,8 +174,8 @@ constexpr int backward_smem_share(const RmsNormBackwardConfig& c, const RmsNormB
   const int blocks = backward_threads(c, s) / c.threads;
   return int(sm.smem_per_block - 4096) / (blocks < 1 ? 1 : blocks) - 1024 - kBackwardStaticBytes;
 }
-// A block takes all of its share, although it may need less. Otherwise blocks of the next call, which start while this
-// one still runs, would all go to the SMs that happen to have room, and stay there.
+// A block allocates all of its share, although less may suffice. Otherwise blocks of the next call, which start while
+// this one still runs, would all go to the SMs that happen to have room, and stay there.
 constexpr int64_t backward_smem(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, gpu::Limits sm) {
   if (!c.vectors) return 0;
   const int need = c.stages * backward_stage_bytes(c, s), share = backward_smem_share(c, s, sm);
@@ -184,7 +183,7 @@ constexpr int64_t backward_smem(const RmsNormBackwardConfig& c, const RmsNormBac
 }
 
 // The columns and rows that a thread takes at once. Narrow rows lie side by side in a warp's loads. Wide rows of 16
-// bits are taken in pairs where there are enough rows, so that a thread waits for its neighbours once for two rows.
+// bits are taken in pairs where there are enough rows, so a thread waits for its neighbours once for two rows.
 constexpr void pick_backward_work(RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, gpu::Limits sm) {
   const bool halves = size_of(s.s) == 2, rare = backward_is_rare(s);
   const bool narrow = s.cols <= 256 || (rare && halves && s.cols <= 4096);
@@ -193,7 +192,7 @@ constexpr void pick_backward_work(RmsNormBackwardConfig& c, const RmsNormBackwar
   const bool wide = halves && !rare && s.cols >= 4096 && fills && s.rows >= 2 * int64_t(sm.sms);
   c.columns = 16, c.rows_at_once = 1;
   if (s.s != s.dy || !sm.hopper) return;
-  // Too few rows to hide a barrier of many threads behind others: pairs of small blocks, three to an SM.
+  // Too few rows to hide a barrier of many threads behind further work: pairs of small blocks, three to an SM.
   if (halves && !rare && s.cols > 3584 && s.cols <= 4096 && s.rows >= 2048 && s.rows <= 8192) {
     c.columns = 8, c.rows_at_once = 2, c.cluster = 2;
     return;
@@ -209,7 +208,7 @@ constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwa
   RmsNormBackwardConfig c;
   pick_backward_work(c, s, sm);
   const bool halves = size_of(s.s) == 2, rare = backward_is_rare(s);
-  // The widest block with its rows in shared memory; a cluster where that is not enough.
+  // The widest block with its rows in shared memory; a cluster where a block is not enough.
   const int per_thread = 16 * c.rows_at_once * backward_pieces(int(size_of(s.s)), int(size_of(s.dy)), c.columns, rare);
   int widest = 512;
   while (widest > 32 && widest * per_thread + kBackwardStaticBytes + 5 * 1024 > sm.smem_per_block) widest -= 32;
@@ -224,7 +223,7 @@ constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwa
   } else {
     const int64_t per_block = (threads + c.cluster - 1) / c.cluster;
     c.group = int(per_block <= 32 ? round_up_pow2(per_block) : (per_block + 31) / 32 * 32);
-    // One block fills an SM and writes one row of sums of dw. Where there are fewer rows, smaller blocks use more SMs.
+    // A block fills an SM and writes a row of sums of dw. Where there are fewer rows, smaller blocks use more SMs.
     const int room = backward_threads(c, s), most = c.columns == 16 && c.group < 256 && room > 576 ? 576 : room;
     const int unit = c.group > 32 ? c.group : 32;
     int units = c.cluster > 1 ? 1 : most / unit;

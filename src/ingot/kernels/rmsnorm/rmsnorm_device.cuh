@@ -1,5 +1,5 @@
 #pragma once
-// What the forward and the backward kernels share on the device.
+// Device code shared by the forward and the backward kernels.
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/rmsnorm/parts/row_map.h"
 
@@ -9,7 +9,8 @@ struct RowIndex {
   uint32_t outer, inner;
 };
 
-// Rows are numbered over (outer, inner) when the leading dimensions do not collapse into one: `inner` above 0.
+// Rows are numbered over (outer, inner) when the leading dimensions do not collapse into a single dimension: `inner`
+// above 0.
 __device__ inline RowIndex row_index(uint32_t inner, int64_t row) {
   if (inner == 0) return {uint32_t(row), 0};
   return {uint32_t(row) / inner, uint32_t(row) % inner};

@@ -1,7 +1,7 @@
 // Packed products after Goto and van de Geijn (ACM TOMS 34(3), 2008): a panel of b stays in L1, rows of a stream past
 // it, and a micro-tile of c lives in registers. Every element of c is one chain of multiply-adds over p, cut at fixed
-// places (a few last columns may be dot products): its value depends on the sizes and the CPU level, never on how tiles
-// were cut or on the threads.
+// places (a few last columns may be dot products): the value depends on the sizes and the CPU level, never on the tiles
+// or the threads.
 #include "ingot/kernels/linear/cpu/linear.simd.h"
 
 #include "ingot/core/cpu/simd.h"
@@ -43,7 +43,7 @@ template <class T> struct Out {
   int64_t ld_add;
   const T* bias;
   T alpha, beta;
-  int64_t cols;  // of the micro-tile that exist
+  int64_t cols;  // columns of the micro-tile inside c
   bool far;      // `add` is probably not in the inner caches
 };
 // The tile is read after the loop, some thousand cycles later.
@@ -227,11 +227,12 @@ void pack_panel(const T* b, int64_t b_row, int64_t b_col, int64_t k, int64_t col
   }
 }
 
-// Rows along the panels (b_col == 1) are read some at a time from end to end, as prefetchers like it.
+// Rows along the panels (b_col == 1) are read kPackSteps at a time from end to end, an order that hardware prefetchers
+// recognise.
 constexpr int64_t kPackSteps = 8;
 
-// pack(b from there, where its panel begins, p, k, cols, width) for steps [p, p + k) of the range's panels, which are
-// k_all long as they are packed.
+// pack(start of the panel in b, start of the packed panel, p, k, cols, width) for steps [p, p + k) of the range's
+// panels, each of which has k_all steps when packed.
 template <class T, class Pack>
 INGOT_SIMD_INLINE void each_panel(const Gemm<T>& g, const GemmChunk& chunk, const GemmPackRange& range, int64_t k_all,
                                   Pack&& pack) {
@@ -258,9 +259,9 @@ template <class T> void pack_part(const Gemm<T>& g, const GemmChunk& chunk, cons
   });
 }
 
-// Copies R elements from each of k rows: panels of a whose rows lie along memory become [p][R]. Whole registers: what
-// lies beyond R in a row is overwritten by the next one. The last rows of a range are copied exactly, as another task's
-// follow.
+// Copies R elements from each of k rows: panels of a whose rows lie along memory become [p][R]. Whole registers are
+// copied: elements beyond R in a row are overwritten by the next row. The last rows of a range are copied exactly,
+// because the rows of another task follow.
 template <class T, int R>
 INGOT_SIMD_INLINE void copy_columns(const T* from, int64_t step, int64_t k, bool last, T* to) {
   constexpr int L = kLanes<T>, V = (R + L - 1) / L;
@@ -284,7 +285,7 @@ template <class T> struct CopyTable {
 };
 template <class T> constexpr CopyTable<T> kCopyColumns;
 
-// panel_begin(i) for one i after the other, without its division: that costs as much as half a dozen steps of a sum.
+// panel_begin(i) for consecutive i without its division, which costs as much as half a dozen steps of a sum.
 class Panels {
  public:
   Panels(int64_t first, int64_t m, int64_t panels)
@@ -303,9 +304,9 @@ class Panels {
   int64_t row_, panels_, least_, more_, rest_;
 };
 
-// Where rows of a lie along memory (a_col != 1): some steps of all rows, so that memory is read in order. Panel by
-// panel, [p][rows of the panel]. A panel's few steps take some ten cycles, so none is spent on divisions or calls where
-// panels have their usual numbers of rows.
+// Where rows of a lie along memory (a_col != 1): a few steps of all rows at a time, so that memory is read in order.
+// Panel by panel, [p][rows of the panel]. A panel's few steps take some ten cycles, so no cycle is spent on divisions
+// or calls where panels have their usual numbers of rows.
 template <class T> void pack_columns_of_a(const Gemm<T>& g, const GemmChunk& chunk, const GemmPackRange& range) {
   const int64_t panels = (g.m + kRows - 1) / kRows, k_all = chunk.k_end - chunk.k_begin;
   const Panels first(range.panel_begin, g.m, panels);
@@ -342,8 +343,8 @@ template <class T> void round_rows(const Gemm<T>& g, int64_t row_begin, int64_t 
 }
 
 #if defined(__AVX512F__)
-// With bf16 dot products two steps of the sum are one: both operands are packed as words of two bf16, the earlier step
-// in the low half, and everything counts words where it counted steps. An odd last step is paired with zero.
+// With bf16 dot products one instruction computes two steps of the sum: both operands are packed as words of two bf16,
+// the earlier step in the low half, and all lengths count words instead of steps. An odd last step is paired with zero.
 int64_t words(int64_t steps) { return (steps + 1) / 2; }
 
 // to[q][j] = the word of x[2 q * step + j] and x[(2 q + 1) * step + j] for j < n, zero up to `width`.
@@ -360,7 +361,8 @@ void pack_words_across(const float* x, int64_t step, int64_t k, int64_t n, int64
       room >= L ? store(to + j, word) : store_tail(to + j, word, room);
     }
 }
-// The same panel from columns that lie along memory: to[q][j] = the word of x[j * step + 2 q] and the number after it.
+// The same panel from columns that lie along memory: to[q][j] = the word of x[j * step + 2 q] and the number after x[j
+// * step + 2 q].
 void pack_words_along(const float* x, int64_t step, int64_t k, int64_t n, int64_t width, float* to) {
   constexpr int L = kLanes<float>;
   for (int64_t j = 0; j < width; j += L)

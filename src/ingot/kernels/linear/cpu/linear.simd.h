@@ -1,5 +1,6 @@
 #pragma once
-// What linear.cpp asks of linear.simd.cpp. Plain structs only: every CPU level's object file sees them.
+// The functions of linear.simd.cpp that linear.cpp calls. Plain structs only, because the object files of every CPU
+// level include them.
 #include <cstdint>
 
 namespace ingot::detail {
@@ -21,10 +22,11 @@ template <class T> struct Gemm {
   bool round = false;  // both operands to bf16 first
   bool words = false;  // by bf16 dot products: needs `round`, and chunks of an even number of steps
   bool thin = false;   // a few last columns by dot products, where both operands lie along the sum
-  bool lower = false;  // only micro-tiles that touch the lower triangle
+  bool lower = false;  // only micro-tiles with elements of the lower triangle
 };
 
-// A slice of the sum and of the columns whose operands are packed at one time. What is not packed is read in place.
+// A slice of the sum and of the columns whose operands are packed at one time. Operands that are not packed are read in
+// place.
 struct GemmChunk {
   int64_t k_begin = 0, k_end = 0, n_begin = 0, n_end = 0;
   void* packed_a = nullptr;  // all row panels, where a_col != 1; or null
@@ -46,7 +48,7 @@ struct GemmRange {
   int64_t row_panel_begin, row_panel_end, col_panel_begin, col_panel_end;
 };
 
-// Row panels are balanced, so that none is much smaller than the others: panel i of `panels` begins here.
+// Row panels are balanced, so that all have nearly the same number of rows: panel i of `panels` begins here.
 constexpr int64_t panel_begin(int64_t i, int64_t m, int64_t panels) { return i * m / panels; }
 
 }  // namespace ingot::detail

@@ -1,5 +1,5 @@
 // Products of bf16 by tiles: c (16 x 16, fp32) += a (16 x 32) b (32 x 16) is one instruction where the CPU has AMX, and
-// a plain loop elsewhere, which is what tests of everything around it run. Both operands are rounded while they are
+// a plain loop elsewhere, so that tests of packing and edges run on every CPU. Both operands are rounded while they are
 // packed; 2 x 2 tiles of c stay in registers. Every element of c is one chain over p, cut at fixed places.
 #include "ingot/core/cpu/tiles.simd.h"
 #include "ingot/kernels/linear/cpu/linear.simd.h"
@@ -15,14 +15,14 @@ using detail::GemmTile;
 
 namespace {
 constexpr int kTile = 16;                  // rows of a tile, and words of each: 32 steps of the sum
-constexpr int kPanel = 2 * kTile;          // rows of a, or columns of b, of one micro-tile
+constexpr int kPanel = 2 * kTile;          // rows of a, or columns of b, of a micro-tile
 constexpr int kSteps = 2 * kTile;          // of the sum, per tile
 constexpr int kTileWords = kTile * kTile;  // 1 KB
 constexpr int L = kLanes<float>;
 
 // --- the tile product: a and b are `steps` pairs of tiles, c gets R x C tiles of sums
 #if defined(__AMX_BF16__)
-// Tiles 0-3 hold c, 4-5 a, 6-7 b. Configured once per task, because it takes as long as a few products.
+// Tiles 0-3 hold c, 4-5 a, 6-7 b. Configured once per task, because configuring takes as long as a few products.
 class TileUnit {
  public:
   TileUnit() { configure_tiles(); }
@@ -30,7 +30,7 @@ class TileUnit {
 
   template <int R, int C>
   __attribute__((noinline)) void multiply(int64_t steps, const float* a, const float* b, float* c, int64_t ldc) const {
-    asm volatile("" ::: "memory");  // g++ 12 does not know that a tile load reads memory
+    asm volatile("" ::: "memory");  // g++ 12 does not know: a tile load reads memory
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -60,7 +60,7 @@ class TileUnit {
   }
 };
 #else
-// The same sums in the order that the instruction's description gives: even and odd steps of a tile apart, then both.
+// The same sums in the order of Intel's description of the instruction: even and odd steps of a tile apart, then both.
 class TileUnit {
  public:
   template <int R, int C> void multiply(int64_t steps, const float* a, const float* b, float* c, int64_t ldc) const {
@@ -106,8 +106,8 @@ struct Operand {
   int64_t lane_stride, step_stride, lanes, steps;
 };
 
-// A tile of a keeps the words of a lane together, one of b the words of a step. [panel][32 steps][tile of 16 lanes]; a
-// second tile without lanes stays as it was. Lanes and steps that do not exist are zero.
+// A tile of a keeps the words of a lane together, a tile of b the words of a step. [panel][32 steps][tile of 16 lanes];
+// a second tile without lanes stays as it was. Lanes and steps beyond the operand are zero.
 
 // Words of one packed panel.
 int64_t panel_words(int64_t steps) { return (steps + kSteps - 1) / kSteps * 2 * kTileWords; }
@@ -116,7 +116,8 @@ float* tile_at(float* packed, const Operand& o, int64_t lane, int64_t step) {
          lane % kPanel / kTile * kTileWords;
 }
 
-// Rows of a that lie along memory: nothing turns, and each is read from end to end, as prefetchers like it.
+// Rows of a that lie along memory: nothing is transposed, and each row is read from end to end, an order that hardware
+// prefetchers recognise.
 void pack_rows_along(const Operand& o, const GemmPackRange& r, float* packed) {
   for (int64_t lane = r.panel_begin * kPanel; lane < r.panel_end * kPanel && lane / kTile * kTile < o.lanes; ++lane) {
     const float* x = o.x + lane * o.lane_stride;
@@ -145,7 +146,7 @@ void pack_columns_across(const Operand& o, const GemmPackRange& r, float* packed
   }
 }
 
-// The others turn squares of words in registers.
+// The remaining layouts transpose squares of words in registers.
 template <bool kStepsAlong, bool kWhole>
 INGOT_SIMD_INLINE void turn_tile(const float* x, int64_t stride, int64_t lanes, int64_t steps, float* to) {
   for (int lane = 0; lane < kTile; lane += L)

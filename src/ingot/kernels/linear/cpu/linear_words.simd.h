@@ -1,5 +1,5 @@
 #pragma once
-// What the vector files of this room share: rounding to bf16, words of two bf16, and the transpose of a square of
+// Shared by the vector files of this folder: rounding to bf16, words of two bf16, and the transpose of a square of
 // registers. For *.simd.cpp files only, after core/cpu/simd.h.
 #include "ingot/core/cpu/simd.h"
 #if defined(__AVX512BF16__)
@@ -16,7 +16,7 @@ INGOT_SIMD_INLINE Vec<float> round_bf16(Vec<float> x) {
   const Vec<int32_t> rounded = (u + 0x7fff + odd) & int32_t(0xffff0000);
   Vec<float> y;
   std::memcpy(&y, &rounded, sizeof y);
-  return x == x ? y : x + x;  // quiet, so that the upper half alone is still a NaN
+  return x == x ? y : x + x;  // quiet, so the upper half alone is still a NaN
 }
 INGOT_SIMD_INLINE Vec<double> round_bf16(Vec<double> x) { return x; }
 INGOT_SIMD_INLINE float round_bf16(float x) {
@@ -69,7 +69,7 @@ INGOT_SIMD_INLINE Vec<float> word_of(Vec<float> first, Vec<float> second) {
   return word;
 #endif
 }
-// The words of 2 * kLanes numbers along memory, of which n exist.
+// The words of 2 * kLanes numbers along memory; the first n exist.
 INGOT_SIMD_INLINE Vec<float> words_along(const float* x, int64_t n) {
   constexpr int L = kLanes<float>;
   const Vec<float> low = n >= L ? load(x) : load_tail(x, n);

@@ -14,7 +14,7 @@ constexpr int kSums = 64;  // of a thread in 64 rows of a tile
 static_assert(kActivatedTile.n == sign_bits::kColumns && gemm::kWarpRows == sign_bits::kRows,
               "a thread's signs are one word");
 
-// y = f(alpha sums + bias); the sums and their signs where they are kept.
+// y = f(alpha sums + bias); also stores the sums or their signs where the caller keeps them.
 template <class T, class F> class Activated {
  public:
   struct Params {
@@ -73,7 +73,7 @@ template <class T, class F> class Activated {
   gemm::WarpStore<2> out_;
 };
 
-// dx = sums * f', from what was kept: the argument, or the value and its argument's sign.
+// dx = sums * f', from the saved argument, or the value and its argument's sign.
 template <class T, class F, bool kFromValue> class Sloped {
  public:
   struct Params {

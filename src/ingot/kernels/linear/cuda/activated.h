@@ -1,12 +1,12 @@
 #pragma once
-// linear with its activation, and the input gradient with the activation's slopes, in the products' epilogues: what
-// stands before the activation crosses memory only where it is kept.
+// linear with its activation, and the input gradient with the activation's slopes, in the products' epilogues: the
+// values before the activation are written to memory only where the caller keeps them.
 #include "ingot/gpu/gemm/config.h"
 #include "ingot/kernels/linear/linear.h"
 
 namespace ingot::cuda {
 
-// Those for which kernels exist; the others are calls of their own.
+// The activations with fused kernels; all further activations are launches of their own.
 using FusedActivations = ActivationList<LeakyReluSquared, ReluSquared, Gelu, GeluTanh>;
 constexpr gemm::Tile kActivatedTile = gemm::kPairs128;
 
@@ -15,7 +15,8 @@ inline bool is_fused_activation(Act act) {
   for_each_activation([&](auto f) { known |= act_of<decltype(f)> == act; }, FusedActivations{});
   return known;
 }
-// A whole pass over the result is saved, which pays also where tiles leave a part of the GPU idle.
+// The fused activation saves a whole pass over the result, which pays off even where tiles leave a part of the GPU
+// idle.
 inline bool activated_is_faster(const gemm::Problem& p, int64_t sms) {
   return p.k >= 64 && gemm::efficiency(p, kActivatedTile, sms) >= 0.7;
 }

@@ -1,6 +1,6 @@
 #pragma once
-// The plainest user of the core: operands in either order, sums written as they are or with what linear adds. One
-// translation unit per type instantiates it.
+// The plainest user of the core: operands in either order, sums written as they are or with a bias and a scaled addend.
+// One translation unit per type instantiates the kernel.
 #include "ingot/gpu/gemm/core.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/linear/cuda/core_product.h"
@@ -31,7 +31,7 @@ template <class T> struct Combine {
   }
 };
 
-// alpha * sums: what nearly all products want, and all that tiles of 192 columns have registers for.
+// alpha * sums: nearly all products need no more, and tiles of 192 columns have no registers for more.
 struct Times {
   struct Params {
     float alpha = 1;

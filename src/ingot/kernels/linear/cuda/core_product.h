@@ -1,23 +1,24 @@
 #pragma once
-// Products by the core (gpu/gemm), for matmul() and what is made of it.
+// Products by the core (gpu/gemm), for matmul() and its callers.
 #include "ingot/kernels/linear/linear.h"
 
 namespace ingot::cuda {
 
-// c = alpha op(a) op(b) + beta add + bias: what cuBLASLt computes too. Matrices have rank 2.
+// c = alpha op(a) op(b) + beta add + bias, as cuBLASLt computes. Matrices have rank 2.
 struct PlainProduct {
   Tensor a, b, c;
   bool transpose_a = false, transpose_b = false;
   float alpha = 1, beta = 0;
   Tensor add, bias;  // add is given where beta is not 0
 };
-// Of what is there already: c += ..., which the copy engine does, or another sum, which the epilogue must read.
+// Whether the epilogue must read an addend: a sum other than c itself. c += ... needs no read, because the copy engine
+// adds to memory.
 inline bool core_adds(const PlainProduct& p) {
   return p.beta == 1 && p.add.data == p.c.data && p.add.row_stride() == p.c.row_stride() && !p.bias;
 }
 inline bool core_combines(const PlainProduct& p) { return p.bias || (p.beta != 0 && !core_adds(p)); }
-// Why the core cannot compute a product, or nullptr where it can: it takes 16-bit operands of aligned rows, on a Hopper
-// GPU.
+// Why the core cannot compute a product, or nullptr where it can: the core takes 16-bit operands of aligned rows, on a
+// Hopper GPU.
 const char* core_refuses(const PlainProduct& p);
 void core_product(const PlainProduct& p, int64_t sms, Stream stream);
 

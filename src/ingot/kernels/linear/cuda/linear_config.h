@@ -1,12 +1,12 @@
 #pragma once
-// Who multiplies on a GPU: the core (gpu/gemm) or cuBLASLt. Pure functions of sizes.
+// The choice between the core (gpu/gemm) and cuBLASLt on a GPU. Pure functions of sizes.
 #include "ingot/gpu/gemm/config.h"
 
 namespace ingot::cuda {
 
 constexpr gemm::Tile kLinearTiles[] = {gemm::kTurns128, gemm::kTurns192};
 
-// The core's kernels: one for each tile, and one that also reads what it adds.
+// The core's kernels: one variant for each tile, and one variant with an addend (beta != 0).
 struct CoreForm {
   gemm::Tile tile;
   bool combines;
@@ -16,9 +16,9 @@ inline int pick_core_form(const gemm::Problem& p, bool combines, int64_t sms) {
   return combines ? 2 : gemm::pick_tile(p, kLinearTiles, sms);
 }
 
-// Where the core's tiles fill the GPU it is faster than cuBLASLt, or as fast; where they do not, as with few rows,
-// cuBLASLt has smaller tiles and divides K. What is read to be added stands in its way. Far beyond L2 its additions are
-// slow, too: 128,256 x 4,096 sums in fp32 over 4,096 rows take 9.8 ms, cuBLASLt's 6.6 (H100).
+// The core is as fast as cuBLASLt or faster where the core's tiles fill the GPU. With few rows cuBLASLt has smaller
+// tiles and divides K. Reading an addend slows the core's epilogue. Far beyond L2 additions to memory are slow, too:
+// 128,256 x 4,096 sums in fp32 over 4,096 rows take 9.8 ms, cuBLASLt's 6.6 (H100).
 constexpr int64_t kMostAddedBytes = int64_t(1) << 29;
 // Over a K as long as a vocabulary its blocks drift apart and share less in L2: 4,096 x 4,096 over 128,256 takes 6.2 to
 // 8.5 ms, cuBLASLt's 5.9 (H100). `memory`: gpu::memory_bandwidth.

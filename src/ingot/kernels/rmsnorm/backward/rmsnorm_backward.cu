@@ -57,7 +57,7 @@ template <class X, class Y, int kColumns, int kRows> Kernel rows_kernel(bool rar
   return backward_rows_kernel<BackwardWork<X, Y, kColumns, kRows, true>>;
 }
 
-// Mixed types share the kernel that knows all that is rare.
+// Mixed types use the kernel with all rare options.
 template <class X, class Y> Kernel pick_kernel(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s) {
   if (!c.vectors) return backward_elements_kernel<X, Y>;
   const bool rare = backward_is_rare(s);
@@ -72,7 +72,7 @@ template <class X, class Y> Kernel pick_kernel(const RmsNormBackwardConfig& c, c
        " rows a thread, expected 16 x 1 or, where types are not mixed, 8 x 2 or, in 16 bits, 16 x 2");
 }
 
-// s, dy, what is added to ds, dx.
+// s, dy, the addend of ds, dx.
 RowMaps<4> rows_of(const RmsNormBackward& a) {
   const Tensor dsum = a.dx ? a.dsum : Tensor();
   return merge_rows<4>(kOp, {a.s, a.dy, dsum ? dsum : a.dx && a.accumulate_dx ? a.dx : Tensor(), a.dx});

@@ -45,7 +45,7 @@ TEST(RmsNormBackwardConfig, HoldsEveryRowAndKeepsToTheHardwaresLimits) {
                 EXPECT_LE(c.threads, most);
                 const int64_t resident = c.cluster > 1 ? 1 : most / c.threads;
                 EXPECT_LE(cuda::backward_smem(c, shape, sm) + cuda::kBackwardStaticBytes, sm.smem_per_block);
-                if (sm.hopper)  // elsewhere blocks may have to come one after the other
+                if (sm.hopper)  // older GPUs may run the blocks in turn
                   EXPECT_LE(resident * (cuda::backward_smem(c, shape, sm) + cuda::kBackwardStaticBytes),
                             sm.smem_per_block + 1024);
                 EXPECT_TRUE(c.stages >= 1 && c.stages <= cuda::kMaxStages);
@@ -72,7 +72,7 @@ class RmsNormBackwardCuda : public testing::GpuTest<> {};
   return {1};
 }
 
-// `ctest -R rmsnorm_portable` sets what makes the driver compile the PTX for sm_75, whatever the GPU.
+// `ctest -R rmsnorm_portable` sets the environment that makes the driver compile the PTX for sm_75, whatever the GPU.
 TEST_F(RmsNormBackwardCuda, RunsTheCodeThatWasAskedFor) {
 #ifdef INGOT_HAS_CUDA_RMSNORM
   const char* forced = std::getenv("CUDA_FORCE_PTX_JIT");
@@ -94,8 +94,8 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << c.accumulate << " dx " << c.dx << " dw " << c.dw << " gap " << c.gap << " shift " << c.shift;
 }
 
-// Every length with every role it can be special for; all type mixes, and all ways to leave operands out, at one
-// length; odd strides and addresses; enough rows that every block takes several and the last ones differ.
+// Every length around every boundary of the kernels; all type mixes, and all ways to leave operands out, at a single
+// length; odd strides and addresses; enough rows for every block to take several, the last blocks fewer.
 std::vector<Case> cases() {
   std::vector<Case> all;
   const DType types[] = {DType::f32, DType::bf16, DType::f16};
@@ -158,7 +158,7 @@ struct Operands {
         workspace(rmsnorm_backward_workspace_bytes(c.rows, c.cols, c.s, Device{Device::cuda, 0})) {
     gpu::fill_bytes(workspace.data(), 0xff, workspace.bytes(), {});
   }
-  // Random operands; dx too, where it is added to.
+  // Random operands; dx too, where ds is added to dx.
   void fill(const Case& c, uint64_t seed) {
     testing::fill_normal(dy.host(), seed);
     testing::fill_normal(s.host(), seed + 1, 2);
@@ -190,7 +190,7 @@ struct Operands {
   gpu::DeviceMemory workspace;
 };
 
-// The exact answer for what was uploaded, and the sizes of the terms that were added up: rounding is relative to them.
+// The exact answer for the uploaded operands, and the sizes of the added terms: rounding is relative to them.
 struct Exact {
   std::vector<double> dx, dw, dx_terms, dw_terms;
 };
@@ -234,7 +234,7 @@ void check_against_fp64(const Case& c, Operands& o, double eps) {
   for (const auto& [b, name] : {std::pair{&o.dy, "dy"}, {&o.s, "s"}, {&o.dsum, "dsum"}, {&o.w, "w"}, {&o.rstd, "rstd"}})
     EXPECT_TRUE(b->untouched(true)) << name << " was written";
   EXPECT_TRUE(o.dx.untouched(!c.dx) && o.dw.untouched(!c.dw)) << "written outside of an output";
-  // What fill() had put there.
+  // The contents that fill() wrote.
   Buffer old_dx(c.s, {c.rows, c.cols}), old_dw(DType::f32, {c.cols});
   testing::fill_normal(old_dw, 4);
   if (c.accumulate) testing::fill_normal(old_dx, 5);
@@ -247,7 +247,7 @@ void check_against_fp64(const Case& c, Operands& o, double eps) {
     expect_close("dw", values(o.dw.host()), want.dw, want.dw_terms, ulp, (double(c.rows) + 40 + in_row) * ulp, 1e-40);
 }
 
-// rstd as the forward pass leaves it: fp64, rounded once.
+// rstd as the forward pass computes: fp64, rounded once.
 void place_rstd(const Case& c, Operands& o, double eps) {
   const auto s = values(o.s.host());
   std::vector<double> rstd(size_t(c.rows));
@@ -280,8 +280,8 @@ TEST_F(RmsNormBackwardCuda, AgreesWithTheFp64FormulaOnRandomRows) {
   }
 }
 
-// One of each kind, for compute-sanitizer. None in clusters: racecheck takes words that are polled across blocks
-// (RoundSums) for hazards.
+// A case of each kind, for compute-sanitizer, without clusters: racecheck takes words polled across blocks (RoundSums)
+// for hazards.
 TEST_F(RmsNormBackwardCuda, AgreesWithTheFp64FormulaSmall) {
   for (bool dsum : {false, true})
     for (int64_t cols : {7, 72, 1024}) check_random_rows({.rows = 9, .cols = cols, .rstd = dsum, .dsum = dsum});
@@ -328,7 +328,7 @@ TEST_F(RmsNormBackwardCuda, SumsIntegersOfDwExactly) {
 }
 
 #ifdef INGOT_HAS_CUDA_RMSNORM
-// Every way of spreading rows over threads that the kernels are there for, but that no half of the threads is idle.
+// Every supported way of spreading rows over threads that leaves less than half of the threads idle.
 std::vector<cuda::RmsNormBackwardConfig> configurations(const cuda::RmsNormBackwardShape& s) {
   std::vector<cuda::RmsNormBackwardConfig> all;
   std::vector<std::pair<int, int>> kinds = {{16, 1}, {8, 2}};
@@ -463,7 +463,7 @@ TEST_F(RmsNormBackwardCuda, RepeatsBitForBit) {
 }
 
 // Forward and backward in turn, each starting while its predecessor ends: dx becomes the next round's dy and dw grows
-// over 200 replays, so that one step out of order changes bits.
+// over 200 replays, so a step out of order changes bits.
 TEST_F(RmsNormBackwardCuda, KeepsTheOrderOfAChainInAGraphOnASideStream) {
   const Case c{.rows = 700, .cols = 1024, .s = DType::f32, .dy = DType::f32, .w = DType::f32, .unit_offset = true};
   constexpr int kRounds = 200;
@@ -562,7 +562,7 @@ TEST_F(RmsNormBackwardCuda, TakesMoreThanTwoToThe31Elements) {
   }
   gpu::copy_to_host(got_dw.tensor().data, dw.data(), dw.bytes());
   const auto one = values(o.dw.host()), all = values(got_dw);
-  // Terms are of size 1 and random: their sum is held to what fp32 loses on as many terms of alternating sign.
+  // Terms are of size 1 and random: the bound is fp32's error on as many terms of alternating sign.
   for (size_t k = 0; k < one.size(); ++k)
     EXPECT_NEAR(all[k], double(kTimes) * one[k], 1e-3 * std::sqrt(double(kRows)) + 1e-4 * std::abs(all[k])) << k;
 }

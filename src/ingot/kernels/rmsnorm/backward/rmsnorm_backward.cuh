@@ -1,10 +1,9 @@
 #pragma once
 // The backward pass on the device. Blocks stay for the whole launch and walk over rows in a fixed order; a thread keeps
-// its columns, so that dw is summed in its registers and written once per block. A second kernel adds the blocks' sums
-// up, in order. Each thread copies its part of the next rows into a ring in shared memory that only itself reads: many
-// rows are under way without a register or a barrier spent on them. A row is read from the ring once, and lies packed
-// in registers between its sum and its gradient. Groups of threads wait for nobody but their own warps, once per kRows
-// rows.
+// its columns, so dw is summed in its registers and written once per block. A second kernel adds the blocks' sums up,
+// in order. Each thread copies its part of the next rows into a ring in shared memory that only this thread reads: many
+// rows are under way without registers or barriers. A row is read from the ring once, and stays packed in registers
+// between its sum and its gradient. A group of threads waits only for its own warps, once per kRows rows.
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/rmsnorm/parts/row_ring.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
@@ -12,7 +11,7 @@
 namespace ingot::cuda {
 
 struct BackwardParams {
-  const void *dy, *s, *w, *more;  // more is added to ds: dsum, or dx itself where it is accumulated
+  const void *dy, *s, *w, *more;  // more is added to ds: dsum, or dx itself where dx accumulates
   void* dx;                       // may be null
   const float* rstd;              // may be null: recomputed
   float* partial;                 // (row blocks, cols), partial_stride apart, or null where dw is not wanted
@@ -25,9 +24,8 @@ struct BackwardParams {
   bool prefetch;
 };
 
-// What a thread has of the rows it works on at once: kColumns of each of kRows neighbouring rows. kRare: what most
-// calls do without (a third operand, dx accumulated or not wanted, rstd recomputed, mixed types, rows two strides
-// apart).
+// A thread's part of the rows in work: kColumns of each of kRows neighbouring rows. kRare: options that most calls do
+// not use (a third operand, dx accumulated or not wanted, rstd recomputed, mixed types, rows two strides apart).
 template <class X_, class Y_, int kColumns_, int kRows_, bool kRare_> struct BackwardWork {
   using X = X_;
   using Y = Y_;
@@ -38,7 +36,7 @@ template <class X_, class Y_, int kColumns_, int kRows_, bool kRare_> struct Bac
   static constexpr int kRowPieces = backward_pieces(int(sizeof(X)), int(sizeof(Y)), kColumns, kRare);
   static constexpr int kPieces = kRows * kRowPieces;
   static_assert(kRowPieces == V * (1 + kDyPieces + (kRare ? 1 : 0)), "the host reserves what the ring takes");
-  static constexpr int kSums = kRows * (kRare ? 2 : 1);  // with those of squares
+  static constexpr int kSums = kRows * (kRare ? 2 : 1);  // and of squares where rstd is recomputed
   using Pieces = OwnPieces<kPieces>;
   __device__ static constexpr int s_piece(int r, int v) { return r * kRowPieces + v; }
   __device__ static constexpr int dy_piece(int r, int v) { return r * kRowPieces + V + v * kDyPieces; }
@@ -48,7 +46,7 @@ template <class X_, class Y_, int kColumns_, int kRows_, bool kRare_> struct Bac
   tile::Vec<Y, N> dy[kRows][V];
 };
 
-// A group's rows on their way into the ring, kRows of them at a time, `apart` from one time to the next.
+// Copies a group's rows into the ring, kRows at a time, `apart` rows from step to step.
 template <class Work> class RowFetcher {
  public:
   using X = typename Work::X;
@@ -58,7 +56,7 @@ template <class Work> class RowFetcher {
         dy_(static_cast<const Y*>(p.dy), p.dy_rows, p.inner, place.row, column),
         more_(static_cast<const X*>(p.more), p.more_rows, p.inner, place.row, column) {}
 
-  // Starts the copies of a thread's part of the next rows, those at `place`; every call is one group of copies.
+  // Starts the copies of a thread's part of the next rows, at `place`; every call commits a group of copies.
   __device__ void next(const BackwardParams& p, RowPlace place, const Lanes& at, uint32_t apart,
                        const typename Work::Pieces& stage) {
 #pragma unroll
@@ -155,7 +153,7 @@ template <class Work> __device__ inline float square_sum(const Work& rows, int r
   return sum;
 }
 
-// dw += dy * n, and dx, for row r; n = s * rstd, mean that of g * n.
+// dw += dy * n, and dx, for row r; n = s * rstd, mean is the mean of g * n.
 template <class Work, int N, int V>
 __device__ inline void finish_row(const BackwardParams& p, const Work& rows, int r, const typename Work::Pieces& stage,
                                   typename Work::X* dx, const Lanes& at, const float (&w)[V][N], float rstd, float mean,
@@ -195,7 +193,7 @@ __device__ inline void finish_row(const BackwardParams& p, const Work& rows, int
   }
 }
 
-// One partial row of dw per block: the sums of its groups, in order.
+// A partial row of dw per block: the sums of its groups, in order.
 template <int N, int V>
 __device__ inline void write_partial(const BackwardParams& p, const Lanes& at, const float (&dw)[V][N],
                                      int64_t row_block, uint4* memory) {
@@ -231,8 +229,8 @@ __device__ inline void write_partial(const BackwardParams& p, const Lanes& at, c
   }
 }
 
-// What a block will read first is asked for while earlier kernels still run: L2 is where everybody's writes meet, so
-// what they change there is changed for this kernel too.
+// A block prefetches the first data that it will read into L2 while earlier kernels still run. All writes of the GPU
+// pass through L2, so data that those kernels change is up to date for this kernel, too.
 template <class Work>
 __device__ inline void prefetch_first_rows(const BackwardParams& p, int64_t first, uint32_t rows, uint32_t apart) {
   if (p.inner != 0 || p.s_rows.outer_stride != p.cols || p.dy_rows.outer_stride != p.cols) return;
@@ -243,7 +241,7 @@ __device__ inline void prefetch_first_rows(const BackwardParams& p, int64_t firs
   ptx::prefetch_to_l2(static_cast<const typename Work::Y*>(p.dy) + row * p.cols, part * sizeof(typename Work::Y));
 }
 
-// `pieces`: the ring, (stages * kPieces) * threads of them, which dw takes over at the end.
+// `pieces`: the ring of (stages * kPieces) * threads pieces; the sums of dw use this memory at the end.
 template <class Work>
 __device__ inline void backward_rows(const BackwardParams& p, typename tile::RoundSums<Work::kSums>::Memory& memory,
                                      uint4* pieces) {
@@ -258,11 +256,11 @@ __device__ inline void backward_rows(const BackwardParams& p, typename tile::Rou
   if (p.prefetch && rank == 0) prefetch_first_rows<Work>(p, first, groups * R, apart);
   tile::RoundSums<Work::kSums> row_sums(memory, p.group, p.cluster);
   const typename Work::Pieces ring(pieces);
-  // What lies beyond the row is never copied, and counts as zeros.
+  // Columns beyond the row are never copied, and count as zeros.
   for (uint32_t k = 0; at.count < V && k < p.stages; ++k)
 #pragma unroll
     for (int i = 0; i < Work::kPieces; ++i) *ring.after(k)[i] = make_uint4(0, 0, 0, 0);
-  if (p.cluster > 1) {  // nobody writes to a neighbour that is not ready
+  if (p.cluster > 1) {  // no write to a neighbour before its barrier is ready
     ptx::cluster_arrive();
     ptx::cluster_wait();
   } else {
@@ -322,8 +320,8 @@ __device__ inline void backward_rows(const BackwardParams& p, typename tile::Rou
   if (p.partial != nullptr) write_partial<N, V>(p, at, dw, row_block, pieces);
 }
 
-// Any alignment, any length: one block per row, element by element; the block's sum of dw lies in global memory, where
-// each thread finds only what it wrote itself.
+// Any alignment, any length: a block per row, element by element; the block's sum of dw lies in global memory, where
+// each thread reads only its own values.
 __device__ inline float slope_at(const BackwardParams& p, int64_t c) {
   if (p.w == nullptr) return p.scale;
   float w = 0;
@@ -365,7 +363,7 @@ __device__ inline void backward_elements(const BackwardParams& p,
 }
 
 // dw += scale * (the sum of the partial rows). A block takes 32 columns, two a thread; thread group `i` of 8 sums rows
-// i, i + 8, ... Small enough that it finds room beside the blocks whose sums it waits for.
+// i, i + 8, ... A block is small enough to run beside the blocks whose sums are awaited.
 struct PartialSum {
   const float* partial;
   float* dw;

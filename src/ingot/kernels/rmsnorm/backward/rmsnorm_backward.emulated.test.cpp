@@ -1,4 +1,4 @@
-// The backward kernels and their launcher on the CPU: what a sanitizer can see of them.
+// The backward kernels and their launcher on the CPU, where sanitizers see their accesses.
 #include <gtest/gtest.h>
 
 #include "ingot/kernels/rmsnorm/rmsnorm.h"

@@ -1,8 +1,8 @@
 #pragma once
-// The forward pass of tensors larger than L2, in one type, rows one stride apart. What is only read is to leave L2
-// after what is written, which then goes to memory soon after it was written: loads ask L2 to keep their lines at the
-// cost of all others. A block takes a row, or each of its groups of up to 32 lanes does where rows are short.
-//   kept: the row and its weights stay in registers, packed; of narrow rows a thread has a part of two.
+// The forward pass of tensors larger than L2, in one type, rows one stride apart. Written lines should leave L2 before
+// lines that are only read, so that stores reach memory early: loads carry the hint to keep their lines in L2. A block
+// takes a row; where rows are short, each of its groups of up to 32 lanes takes a row.
+//   kept: the row and its weights stay in registers, packed; where rows are narrow, a thread has a part of two rows.
 //   read twice: with a residual, and rows that would fill the registers; the second time from L1.
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/keeping.cuh"
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kKeptThreads, (kept_blocks<X, W, V, kAgain>())
   for (int v = 0; v < V; ++v)
     if (const uint32_t i = at.lane + v * p.group; at.here && i < p.vecs)
       tile::load_keeping(x[v], vector_at<X>(p.x, p.x_stride, at.row, i));
-      // Weights are asked for together with the row, and L1 keeps them: asked for after the sum they cost 0.5 to 3 %.
+      // Weights are loaded together with the row and stay in L1: loading the weights after the sum costs 0.5 to 3 %.
 #pragma unroll
   for (int v = 0; v < V; ++v)
     if (const uint32_t i = at.lane + v * p.group; i < p.vecs && p.w != nullptr)
@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(kKeptThreads, (kept_blocks<X, W, V, kAgain>())
 
 // --- narrow rows: a vector of each of two rows a thread --------------------------------------------------------------
 
-// What a warp reads at once lies side by side, where two vectors of one row would leave every other line out. A block's
-// rows lie in kRowPair runs, a group's as far apart.
+// A warp's loads lie side by side; two vectors of the same row would skip every second line. A block's rows lie in
+// kRowPair runs, a group's rows at the same distance.
 template <class X, class W>
 __global__ void __launch_bounds__(kKeptThreads, (kept_blocks<X, W, 2, false>()))
     rmsnorm_row_pair(const __grid_constant__ LargeParams p) {
@@ -168,7 +168,7 @@ template <class X> struct SumVector {
     ptx::load_dropping(vector_at<X>(p.x, p.x_stride, row, i), x.word[0]);
     ptx::load_dropping(vector_at<X>(p.residual, p.residual_stride, row, i), residual.word[0]);
   }
-  __device__ tile::Vec<X, N> sum() const {  // rounded to X, so that the backward pass sees what was normalised
+  __device__ tile::Vec<X, N> sum() const {  // rounded to X, so that the backward pass sees the normalised sum
     float s[N], more[N];
     tile::to_float(x, s);
     tile::to_float(residual, more);

@@ -1,5 +1,5 @@
 #pragma once
-// The forward kernels that hold rows in registers, or go element by element, for one type of x: instantiated by
+// The forward kernels that hold rows in registers, or go element by element, for a single type of x: instantiated by
 // rmsnorm_f32.cu, rmsnorm_f16.cu and rmsnorm_bf16.cu, so that no file takes long to compile.
 #include "ingot/core/check.h"
 #include "ingot/core/dispatch.h"
@@ -13,8 +13,8 @@
 
 namespace ingot::cuda {
 
-// The vectors a thread has of R rows of an operand. Of large tensors L2 is asked to keep what is read, so that what is
-// written leaves it first.
+// A thread's vectors of R rows of an operand. Loads of large tensors carry the hint to stay in L2, so that written
+// lines leave L2 first.
 template <class X, int N, int V, int R>
 __device__ inline void load_rows(tile::Vec<X, N> (&to)[R][V], const void* from, const RowMap& map, bool streaming,
                                  const bool (&row_ok)[R], const RowIndex (&at)[R], uint32_t first, uint32_t step,
@@ -112,7 +112,7 @@ __device__ inline void write_rows(const RmsNormParams& p, const tile::Vec<X, N> 
   });
 }
 
-// The factors of a thread's columns, asked for together with the row where registers allow it.
+// The factors of a thread's columns, loaded together with the row where registers suffice.
 template <int N, int V>
 __device__ inline void load_weights(const RmsNormParams& p, uint32_t first, uint32_t step, float (&w)[V][N]) {
   if (p.w == nullptr) {
@@ -138,8 +138,8 @@ __device__ inline void load_weights(const RmsNormParams& p, uint32_t first, uint
   });
 }
 
-// What a block reads is asked for while earlier kernels still run: L2 is where everybody's writes meet, so what they
-// change there is changed for this kernel too.
+// A block prefetches its rows into L2 while earlier kernels still run. All writes of the GPU pass through L2, so rows
+// that those kernels change are up to date for this kernel, too.
 template <class X, int R> __device__ inline void prefetch_rows(const RmsNormParams& p, int64_t row) {
   if (p.inner != 0 || row >= p.rows) return;
   const int64_t rows = p.rows - row < R ? p.rows - row : R;
@@ -151,8 +151,8 @@ template <class X, int R> __device__ inline void prefetch_rows(const RmsNormPara
   prefetch(p.residual, p.residual_rows);
 }
 
-// One pass: the rows stay in registers, packed, between the sum and the product. kResidual: s = x + residual, rounded
-// to X as stored, so that the backward pass sees the s that was normalised.
+// A single pass: the rows stay in registers, packed, between the sum and the product. kResidual: s = x + residual,
+// rounded to X as stored, so that the backward pass sees the normalised s.
 template <class X, class Y, int V, int R, bool kResidual>
 __global__ void __launch_bounds__(kRmsNormMaxThreads) rmsnorm_rows(const __grid_constant__ RmsNormParams p) {
   constexpr int N = 16 / int(sizeof(X));
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kRmsNormMaxThreads) rmsnorm_rows(const __grid_
   }
 }
 
-// Any alignment, any length: one block per row, element by element, the second pass mostly from L1 and L2.
+// Any alignment, any length: a block per row, element by element, the second pass mostly from L1 and L2.
 template <class X, class Y>
 __global__ void __launch_bounds__(kRmsNormElementThreads) rmsnorm_elements(const __grid_constant__ RmsNormParams p) {
   auto& memory = tile::shared<tile::GroupSumMemory<1, kRmsNormElementThreads>>();
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kRmsNormElementThreads) rmsnorm_elements(const
 #pragma unroll 4
     for (int64_t c = threadIdx.x; c < p.cols; c += blockDim.x)
       s[c] = tile::from_float<X>(tile::to_float(x[c]) + tile::to_float(residual[c]));
-    x = s;  // each thread reads back only what it wrote
+    x = s;  // each thread reads back only its own values
   }
   float sum[1] = {};
 #pragma unroll 8

@@ -1,6 +1,6 @@
 #pragma once
-// The forward pass for fp32 rows too wide for the registers of one SM: clusters of blocks stay and walk over rows, and
-// the next row is on its way from memory while one is summed and written. No residual, rows one stride apart.
+// The forward pass for fp32 rows too wide for the registers of an SM: persistent clusters of blocks walk over rows, and
+// load the next row while the current row is summed and written. No residual, rows one stride apart.
 #include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/shared.cuh"
@@ -29,7 +29,7 @@ class ForwardWalk {
 #pragma unroll
       for (int v = 0; v < V; ++v)
         if (!has(p, v)) *ring.after(k)[v] = make_uint4(0, 0, 0, 0);
-    ptx::cluster_arrive();  // nobody writes to a neighbour that is not ready
+    ptx::cluster_arrive();  // no write to a neighbour before its barrier is ready
     ptx::cluster_wait();
     ptx::wait_for_earlier_kernels();
     int64_t ahead = row_;

@@ -14,7 +14,7 @@ struct RowMap {
 
 // The first `N` operands of a call, null where left out; all have the same shape.
 template <int N> struct RowMaps {
-  int64_t inner = 0;  // rows per outer index; 0: one stride reaches all rows
+  int64_t inner = 0;  // rows per outer index; 0: a single stride for all rows
   RowMap of[N];
 };
 
@@ -23,7 +23,7 @@ template <int N> RowMaps<N> merge_rows(const char* op, const Tensor (&operand)[N
   int64_t size[kMaxRank] = {}, stride[N][kMaxRank] = {};
   int groups = 0;
   for (int d = 0; d + 1 < shape.rank; ++d) {
-    if (shape.dim[d] == 1) continue;  // one row has no stride that matters
+    if (shape.dim[d] == 1) continue;  // the stride of a single row does not matter
     bool merge = groups > 0;
     for (int o = 0; o < N && merge; ++o)
       if (operand[o]) merge = stride[o][groups - 1] == operand[o].stride[d] * shape.dim[d];

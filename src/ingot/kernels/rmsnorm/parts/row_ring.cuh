@@ -1,6 +1,6 @@
 #pragma once
-// What kernels share whose blocks stay and walk over rows: a ring in shared memory, of which every thread fills and
-// reads its own part only, and places in operands that are followed row after row.
+// Shared by persistent kernels that walk over rows: a ring in shared memory in which every thread fills and reads only
+// its own part, and positions in operands that advance row by row.
 #include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
@@ -8,8 +8,8 @@
 
 namespace ingot::cuda {
 
-// Shared memory of the whole block seen by one thread: `kCount` 16-byte pieces of its own, each beside its warp's, so
-// that no bank is met twice and all lie a constant apart.
+// A thread's private 16-byte slots in shared memory, `kCount` per thread, interleaved by warp: conflict-free, at a
+// constant stride.
 template <int kCount> class OwnPieces {
  public:
   __device__ explicit OwnPieces(uint4* memory) : at_(memory + threadIdx.x / 32 * (32 * kCount) + threadIdx.x % 32) {}
@@ -25,13 +25,13 @@ template <int kCount> class OwnPieces {
   uint4* at_;
 };
 
-// The vectors of a row that a thread has: `count` of them, first, first + step, ...
+// A thread's `count` vectors of a row: first, first + step, ...
 struct Lanes {
   uint32_t first, step;
   int count;
 };
 
-// What is written leaves L2 before what is read (memory.cuh's load_keeping).
+// Copies with the hint to keep the lines in L2, so that written lines leave L2 first (load_keeping in memory.cuh).
 template <class T, int N> __device__ inline void copy_vector(uint4* to, const T* from) {
   using Vec = tile::Vec<T, N>;
 #pragma unroll
@@ -57,14 +57,13 @@ template <class T, int N> __device__ inline void read_vector(tile::Vec<T, N>& v,
   }
 }
 
-// A thread's place in one operand: its first column in the first of the rows it works on at once. A number, as the
-// operand may be left out. kTwoStrides: rows need not lie one stride apart; they are then found from the operand's
-// start.
+// A thread's place in one operand: its first column in the first of the rows in work. An offset, because the operand
+// may be absent. kTwoStrides: rows have two strides, so the offset of a row is computed from the operand's start.
 template <class T, bool kTwoStrides> class RowWalk {
  public:
   __device__ RowWalk(T* base, const RowMap& map, uint32_t inner, uint32_t row, uint32_t column)
       : at_(address(base, map, inner, row, column)) {}
-  // Row `r` of those, of which the first is number `first`.
+  // Row `r` of the rows in work, where the first row has number `first`.
   __device__ T* row(T* base, const RowMap& map, uint32_t inner, uint32_t first, int r, uint32_t column) const {
     if (kTwoStrides && inner != 0) return reinterpret_cast<T*>(address(base, map, inner, first + r, column));
     return reinterpret_cast<T*>(at_ + r * map.outer_stride * sizeof(T));
@@ -79,7 +78,7 @@ template <class T, bool kTwoStrides> class RowWalk {
   uint64_t at_;
 };
 
-// The rows a group works on at once: `left` of the matrix from there on, 0 when it has none any more.
+// The rows in work of a group: `left` rows of the matrix from `row` on, 0 when the group is done.
 struct RowPlace {
   uint32_t row, left;
   __device__ bool has(int r) const { return left > uint32_t(r); }
