@@ -10,7 +10,7 @@ namespace {
 int64_t ring_rows_of(const DecoderSpec& c, int64_t capacity, int64_t batch) {
   return std::min(capacity, c.longest_window() - 1 + batch);
 }
-// Tokens that a snapshot keeps beside the window: the next turn of a conversation may replace the last few tokens.
+// Tokens kept by a snapshot beside the window: the next turn of a conversation may replace the last few tokens.
 constexpr int64_t kStepsBack = 8;
 
 }  // namespace
@@ -56,7 +56,7 @@ void KeyValueCache::rewind(int64_t length) {
   if (length == 0) valid_from_ = 0;
 }
 
-// Rows of positions begin to end of a ring, as one or two stretches of it, to or from rows that lie one after another.
+// Rows of positions begin to end of a ring, as one or two contiguous stretches, to or from contiguous rows.
 void KeyValueCache::copy_windows(const Snapshot& s, bool out) const {
   for (size_t l = 0, k = 0; l < keys_.size(); ++l) {
     if (!ring_[l]) continue;

@@ -1,5 +1,5 @@
 #pragma once
-// Keys and values of one sequence in host memory. Layers without a window keep every token; layers with one keep a ring
+// Keys and values of a sequence in host memory. Layers without a window keep every token; layers with one keep a ring
 // of the longest window and the longest batch, so that a batch's first token still sees the window before it.
 #include "ingot/core/memory/arena.h"
 #include "ingot/models/spec.h"
@@ -19,8 +19,8 @@ class KeyValueCache {
   // Whether tokens after the first `length` can be forgotten: the window before them may be overwritten.
   bool can_rewind(int64_t length) const;
   void rewind(int64_t length);
-  // The rings as they are now. As long as the first `length` tokens stay in the cache, restore() leads back to them
-  // from anywhere, and rewind() from there to as many as leads_to() says.
+  // The rings as they are now. As long as the first `length` tokens stay in the cache, restore() returns to these
+  // tokens from any later state, and rewind() can then shorten the sequence to leads_to() tokens.
   struct Snapshot {
     int64_t length = 0, begin = 0;  // tokens begin to length are kept
     Arena memory;                   // where the cache itself lies
@@ -30,7 +30,7 @@ class KeyValueCache {
   bool leads_to(const Snapshot& s, int64_t length) const;
   void restore(const Snapshot& s);
 
-  // For the model: rows of layer l, and that a batch of tokens has been stored.
+  // For the model: the rows of layer l, and the notice of a stored batch.
   const Tensor& keys(int64_t layer) const { return keys_[size_t(layer)]; }
   const Tensor& values(int64_t layer) const { return values_[size_t(layer)]; }
   int64_t rows(int64_t layer) const { return keys_[size_t(layer)].size(0); }

@@ -13,10 +13,10 @@
 
 namespace ingot::decode {
 
-// --- memory of one batch -----------------------------------------------------------------------------------------
+// --- memory of a batch -----------------------------------------------------------------------------------------
 namespace {
 
-// All (T, ...) f32 but for the ids. `take` gives each its place, or only counts it.
+// All (T, ...) f32, except for the ids. `take` places each buffer, or only counts its bytes.
 struct Buffers {
   Tensor x, normed, branch;       // (T, C): the residual stream, a norm's output, a branch's output
   Tensor qkv, mixed;              // (T, Q + 2 KV), (T, Q)
@@ -59,7 +59,7 @@ int64_t positions_of(const DecoderSpec& c, const CpuModelOptions& o) {
 // The first n tokens' rows of a buffer made for more.
 Tensor first_rows(const Tensor& t, int64_t n) { return t ? t.slice(0, 0, n) : t; }
 
-// The model's spec, where the CPU path computes all of it.
+// Returns the model's spec if the CPU path computes all its fields, else throws.
 const DecoderSpec& supported(const DecoderSpec& spec) {
   check(spec, "decode");
   if (const std::string reason = unsupported_reason(spec, DecodePath::cpu); !reason.empty())
@@ -96,7 +96,7 @@ struct CpuModel::Impl {
     for (size_t i = 0; i < c.rope.size(); ++i) rope_table(frequencies_of(c, c.rope[i]), all.cos[i], all.sin[i]);
   }
 
-  // One batch: tokens `begin` to `begin + T` of the sequence.
+  // A batch: tokens `begin` to `begin + T` of the sequence.
   struct Batch {
     int64_t begin, T;
     Tensor x, normed, branch, qkv, mixed, router, chosen, weight, gate_up, hidden, positions;
@@ -128,7 +128,7 @@ struct CpuModel::Impl {
   void normalise(const Tensor& x, const Tensor& weight, const Tensor& y) {
     rmsnorm({.x = x, .w = weight, .y = y, .eps = c.norm.eps, .unit_offset = c.norm.unit_offset}, {});
   }
-  // normed = norm(x), after x += branch where there is one already.
+  // normed = norm(x), after x += branch where there is a branch.
   void norm(const Batch& b, const Tensor& weight, bool add_branch) {
     if (!add_branch) return normalise(b.x, weight, b.normed);
     rmsnorm({.x = b.branch,
@@ -141,7 +141,7 @@ struct CpuModel::Impl {
             {});
   }
 
-  // Rotated, or as they are where the layer does not rotate.
+  // Rotates x, or copies x where the layer does not rotate.
   void rotate(int table, const Tensor& x, const Tensor& y, const Tensor& at) {
     if (table < 0) {
       if (x.data != y.data) copy({.from = x, .to = y}, {});
@@ -155,7 +155,7 @@ struct CpuModel::Impl {
           .interleaved = c.rope[size_t(table)].interleaved},
          {});
   }
-  // Rotates the new keys into the cache and copies the new values; a ring may take them in two parts.
+  // Rotates the new keys into the cache and copies the new values; a ring may take the rows in two parts.
   void store(const Batch& b, int table, const Tensor& keys, const Tensor& values) {
     const int64_t rows = keys.size(0);
     for (int64_t t = 0; t < b.T;) {

@@ -10,14 +10,14 @@
 namespace ingot::decode {
 
 struct CpuModelOptions {
-  int64_t batch = 512;    // most tokens of one extend()
-  int64_t positions = 0;  // positions that may occur; 0: the spec's context
+  int64_t batch = 512;    // most tokens of an extend()
+  int64_t positions = 0;  // number of positions; 0: the spec's context
 };
 
 class CpuModel {
  public:
-  // The weights must outlive the model. Runs as many layers as they have. Error{unsupported} for what the CPU path does
-  // not compute.
+  // The weights must outlive the model. Runs as many layers as the weights have. Error{unsupported} for a spec that the
+  // CPU path does not compute.
   CpuModel(const DecoderSpec& spec, const DecoderWeights& weights, const CpuModelOptions& options = {});
   ~CpuModel();
   CpuModel(CpuModel&&) noexcept;
@@ -26,7 +26,7 @@ class CpuModel {
   const DecoderSpec& spec() const;
   int64_t layers() const;
   int64_t batch() const;
-  // Appends tokens to the cache. Returns (T, C): the last norm's output, which logits() takes; valid until the next
+  // Appends tokens to the cache. Returns (T, C): the last norm's output, the input of logits(); valid until the next
   // call.
   Tensor extend(std::span<const int32_t> ids, KeyValueCache& cache);
   void logits(const Tensor& normed, const Tensor& logits);  // (N, C), (N, V)

@@ -258,7 +258,7 @@ double difference(const Row& a, const Row& b) {
   return most;
 }
 
-// A dense model with SwiGLU, as Llama is one.
+// A dense model with SwiGLU, like Llama.
 DecoderSpec dense_spec() {
   DecoderSpec s{.vocab = 41, .hidden = 24, .layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 10, .intermediate = 36};
   s.layer.assign(3, {.experts = false});
@@ -278,7 +278,7 @@ struct Change {
   DecoderSpec (*base)();
   void (*change)(DecoderSpec& s);
 };
-// One property at a time.
+// Each change has a single property.
 const Change kChanges[] = {
     {"a window", dense_spec, [](DecoderSpec& s) { s.layer[0].window = 4, s.layer[2].window = 6; }},
     {"no rotation in a layer", dense_spec, [](DecoderSpec& s) { s.layer[1].rope = -1; }},

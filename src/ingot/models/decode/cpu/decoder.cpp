@@ -7,10 +7,10 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kLogitNumbers = 16 << 20;  // of one block of logit rows: 64 MB
+constexpr int64_t kLogitNumbers = 16 << 20;  // numbers of a block of logit rows: 64 MB
 constexpr size_t kSnapshots = 8;             // places to go back to; each holds the sliding layers' windows
 
-// One slot: the cache, and the places it can go back to.
+// A slot: the cache, and the snapshots of its checkpoints.
 struct Kept {
   decode::KeyValueCache cache;
   std::vector<decode::KeyValueCache::Snapshot> snapshots;  // of growing length, all of this sequence
@@ -33,7 +33,7 @@ struct Kept {
   }
   void mark() {
     if (!snapshots.empty() && snapshots.back().length == cache.length()) return;
-    // The oldest but the first goes: the first is often a system prompt that every conversation shares.
+    // Drops the oldest snapshot except the first: the first is often a system prompt shared by all conversations.
     if (snapshots.size() == kSnapshots) snapshots.erase(snapshots.begin() + 1);
     snapshots.push_back(cache.snapshot());
   }

@@ -1,5 +1,5 @@
 #pragma once
-// A decoder-only transformer on the CPU as generation sees it.
+// The Decoder of a decoder-only transformer on the CPU.
 #include "ingot/models/decode/cpu/cpu_model.h"
 #include "ingot/models/decoder.h"
 #include "ingot/models/options.h"

@@ -14,7 +14,7 @@ DecoderWeights shapes_of(const DecoderSpec& c, WeightFormat dense, WeightFormat 
   const int64_t C = c.hidden, I = c.intermediate;
   w.embed = WeightMatrix(Tensor(nullptr, DType::bf16, {c.vocab, C}));
   for (const LayerSpec& layer : c.layer) {
-    const int64_t E = layer.experts ? c.experts : 0;  // 0: matrices that are no bank
+    const int64_t E = layer.experts ? c.experts : 0;  // 0: matrices outside a bank
     const WeightFormat mlp = layer.experts ? experts : dense;
     DecoderLayer y;
     y.attn_norm = y.mlp_norm = vector(true, {C});
@@ -95,7 +95,7 @@ void DeviceBuilder::fill(const WeightMatrix& device, const Matrix& m, const Weig
   uint8_t* const to = device.data.ptr<uint8_t>();
   const int64_t experts = from.is_bank() ? from.data.size(0) : 0, N = device.rows(), K = device.cols();
   if (seed_ != nullptr) {
-    const uint64_t seed = next_seed();  // taken by every rank, so that what all have is the same
+    const uint64_t seed = next_seed();  // every rank takes a seed, so that common parts are equal
     if (m.row_tiles > 0) fill_weight_tiles(device, scale, seed, stream_);
     return;
   }
@@ -179,7 +179,7 @@ void build_layer(DeviceBuilder& b, const DecoderSpec& c, const DecoderLayer& w, 
   y.b_qkv = y.b_o = nullptr;
   if (c.qkv_bias) b.vector(y.b_qkv, w.b_qkv, 0.2, 0, &qkv);
   if (c.output_bias) b.vector(y.b_o, w.b_o, 0.1);
-  // Of sums that ranks share, one adds the bias.
+  // Of the ranks that share a sum, only the first adds the bias.
   if (s.kv_heads.begin > 0 || s.kv_heads.size() == 0) y.b_o = nullptr;
   if (s.channels.begin > 0 || s.channels.size() == 0) y.b_down = nullptr;
   b.matrix(y.qkv, w.qkv, in, qkv);

@@ -11,11 +11,11 @@
 
 namespace ingot::decode {
 
-// Weights of the config's shapes without memory: a synthetic model is made of them.
+// Weights of the config's shapes without memory, the description of a synthetic model.
 DecoderWeights shapes_of(const DecoderSpec& config, WeightFormat dense, WeightFormat experts);
 
-// Gives every part of a model its place in `memory` and fills it from the host, or with random numbers where there is a
-// seed. Without memory it counts bytes only.
+// Gives every part of a model its place in `memory` and fills the part from the host, or with random numbers where
+// there is a seed. Without memory the builder only counts bytes.
 class DeviceBuilder {
  public:
   int64_t bytes = 0;
@@ -27,7 +27,7 @@ class DeviceBuilder {
     p = reinterpret_cast<T*>(memory_ + bytes);
     bytes += (n * int64_t(sizeof(T)) + 255) / 256 * 256;
   }
-  // `cut`: of the vector only the numbers that belong to its rows.
+  // `cut`: only the elements of the vector that belong to the rows of the cut.
   void vector(const float*& p, const Tensor& from, double scale, double mean = 0, const Cut* cut = nullptr);
   void embedding(const bf16*& p, const WeightMatrix& from);
   void matrix(Matrix& m, const WeightMatrix& from, double scale);

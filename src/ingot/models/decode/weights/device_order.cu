@@ -1,4 +1,5 @@
-// What was uploaded as archives have it becomes what products take, where it lies: a pass at the memory's speed.
+// Converts uploaded weight tiles from the order of archives to the order of the products, in place, at the speed of
+// memory.
 #include <algorithm>
 
 #include "ingot/gpu/launch.h"

@@ -11,7 +11,7 @@ namespace ingot::decode {
 namespace {
 
 int64_t pieces_of(int64_t all, int64_t unit) { return (all + unit - 1) / unit; }
-// The part of `all` numbers that rank `rank` of `ranks` has, in whole units, as even as they come.
+// The part of `all` numbers for rank `rank` of `ranks`: whole units, divided as evenly as possible.
 SliceRange part_of(int64_t all, int64_t unit, int64_t rank, int64_t ranks) {
   const int64_t pieces = pieces_of(all, unit), each = pieces / ranks, more = pieces % ranks;
   const auto at = [&](int64_t r) { return std::min(all, (r * each + std::min(r, more)) * unit); };

@@ -1,10 +1,10 @@
 #pragma once
-// What each of several GPUs holds of a model: ranges of whole weight tiles (kernels/quant/weight_tiles.h) of the same
+// The part of a model on each of several GPUs: ranges of whole weight tiles (kernels/quant/weight_tiles.h) of the same
 // archive.
-//     tensor              every rank has key heads with their queries, channels of every expert, and ids of the head
-//     attention_experts   the first rank has all heads and ids, the others share the experts' channels
-// Embedding, norms and router are everybody's. Of a product whose columns are shared each rank has a part of the sums,
-// and its bias is the first's.
+//     tensor every rank has key heads with their queries, channels of every expert, and ids of the head
+//     attention_experts the first rank has all heads and ids, the remaining ranks share the experts' channels
+// Every rank has embedding, norms and router. In a product with shared columns each rank computes a part of the sums,
+// and the first rank adds the bias.
 #include <vector>
 
 #include "ingot/models/decoder_weights.h"
@@ -25,12 +25,12 @@ struct Slice {
   bool operator==(const Slice&) const = default;
 };
 Slice whole(const DecoderSpec& config);
-// One slice for each rank; of one rank it is the whole. Error{unsupported} for more ranks than there are pieces, or
-// heads that are not whole weight tiles.
+// One slice for each rank; a single rank has the whole model. Error{unsupported} for more ranks than heads or weight
+// tiles to share, or heads that are not whole weight tiles.
 std::vector<Slice> slices_of(const DecoderSpec& config, int ranks, Split split);
 
-// Rows `rows`, one range after the other, and columns `cols` of a matrix or of each of a bank's. Ranges begin with a
-// row tile or weight tile and end with one, or with the matrix.
+// Rows `rows`, one range after the other, and columns `cols` of a matrix, or of each matrix of a bank. Ranges begin and
+// end at a row tile or weight tile, or end with the matrix.
 struct Cut {
   std::vector<SliceRange> rows;
   SliceRange cols;
@@ -42,10 +42,10 @@ Cut gate_up_cut(const DecoderSpec& config, const Slice& slice);
 Cut down_cut(const DecoderSpec& config, const Slice& slice);
 Cut head_cut(const DecoderSpec& config, const Slice& slice);
 
-// One matrix in weight tiles and what is cut from it, as weight tiles of their own: `to` has cut_bytes(...).
+// A matrix in weight tiles, and the part cut from this matrix, as separate weight tiles: `to` has cut_bytes(...).
 int64_t cut_bytes(WeightFormat format, const Cut& cut);
 void cut_weight_tiles(const WeightMatrix& from, const Cut& cut, uint8_t* to);
-// The numbers of a vector that belong to the cut's rows; of a bank's (E, rows) those of each expert.
+// The elements of a vector for the cut's rows; for the vectors (E, rows) of a bank, the elements of each expert.
 std::vector<float> cut_vector(const Tensor& from, const Cut& cut);
 
 }  // namespace ingot::decode

@@ -58,7 +58,7 @@ TEST(DecodeSlices, MoreGpusThanPiecesAreRefusedWithBothNumbers) {
   EXPECT_NE(refusal(small, 4, Split::attention_experts).find("expected at most 3"), std::string::npos);
 }
 
-// Numbers of a cut are those of the matrix, in every format, with what fills the last weight tiles.
+// A cut has the numbers of the matrix, in every format, including the padding of the last weight tiles.
 TEST(DecodeSlices, WhatIsCutHasTheMatrixsNumbers) {
   const GptOssConfig c = testing::decode_config(96, 8, 4, 16, 224, 3, 2, 5);
   for (const WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {

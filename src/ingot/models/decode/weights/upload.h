@@ -1,6 +1,6 @@
 #pragma once
-// Weights on their way to a GPU: all threads fill pinned buffers side by side, from where the link takes them at its
-// own speed. A plain copy of pageable memory goes through one thread.
+// Weights on their way to a GPU: all threads fill pinned buffers side by side, and the link reads the buffers at its
+// full speed. A plain copy of pageable memory goes through one thread.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,9 +16,9 @@ class Uploader {
   static constexpr int64_t kPiece = int64_t(1) << 20;  // bytes of a buffer
 
   explicit Uploader(int device);
-  // Everything has arrived when these return.
+  // All data has arrived on the GPU when these functions return.
   void copy(void* to, const void* from, int64_t bytes);
-  // Piece i is what make(i, buffer) writes there: it returns where that goes and how many bytes it has.
+  // make(i, buffer) writes piece i into the buffer, and returns its destination and its number of bytes.
   struct Piece {
     void* to;
     int64_t bytes;
@@ -26,7 +26,7 @@ class Uploader {
   void pieces(int64_t count, const std::function<Piece(int64_t, uint8_t*)>& make);
 
  private:
-  struct Lane {  // of a thread, which fills one buffer while the other is sent
+  struct Lane {  // of a thread, which fills a buffer while the second buffer is sent
     uint8_t* buffer[2];
     gpu::OwnedStream stream[2];
   };
