@@ -65,7 +65,7 @@ void check_operand(const Tensor& t, const Tensor& like, const char* what) {
               t.shape);
 }
 
-// Calls run(offset of each operand, n) over spans of elements that are contiguous in every operand.
+// Calls run(offset of each operand, n) over spans of elements contiguous in every operand.
 template <class Run> void for_each_span(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& d, Run&& run) {
   if (a.numel() == 0) return;
   if (a.contiguous() && b.contiguous() && c.contiguous() && d.contiguous()) {
@@ -83,8 +83,8 @@ template <class Run> void for_each_span(const Tensor& a, const Tensor& b, const 
 namespace cpu {
 namespace {
 
-// Functions of one span choose the activation inside the span: compiling the tasks for every pair of activation and
-// type would give five times the code. Only spans of a few elements are slower for it.
+// The activation is chosen per span, inside the function: compiling the tasks for every pair of activation and type
+// would give five times the code. Only spans of a few elements become slower.
 template <class F, class T>
 constexpr bool has_vector_form = std::is_same_v<T, float>&& vector_form<F>() != VectorAct::none;
 

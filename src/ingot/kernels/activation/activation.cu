@@ -11,15 +11,15 @@
 namespace ingot::cuda {
 namespace {
 
-// From here on nothing that was written can still be in L2 when it is read next (50 to 60 MB on Hopper).
+// From this size on, L2 (50 to 60 MB on Hopper) holds none of the written data at the next read.
 constexpr int64_t kEvictFirstBytes = int64_t(64) << 20;
 constexpr int kThreads = 256;
 
 struct Params {
   tile::Rows dy, x, y;  // y: or dx
   tile::RowUnits units;
-  Act act;                // of the kernels that take one element at a time
-  uint32_t early_blocks;  // ask for what they read while earlier kernels end
+  Act act;                // of the kernels for single elements
+  uint32_t early_blocks;  // blocks that prefetch their operands while earlier kernels end
   bool evict_first, early;
 };
 
@@ -32,7 +32,7 @@ template <> struct Narrow<Gelu> {
   __device__ static float value(float x) { return detail::gelu_value(x); }
   __device__ static float slope(float x) { return detail::gelu_slope(x); }
 };
-// Of x = -inf the first factor is finite, so that it does not meet 0; of a NaN the second one is a NaN.
+// For x = -inf the first factor is finite, which avoids inf * 0; for a NaN the second factor is a NaN.
 template <> struct Narrow<Silu> {
   __device__ static float value(float x) {
     return fmaxf(x, -128.f) * ptx::reciprocal_approx(1 + ptx::exp2_approx(x * -detail::kLog2e));
@@ -67,7 +67,7 @@ template <class F, class T, bool kBackward> __device__ inline float result(float
     return value_of<F, T>(x);
 }
 
-// One vector a thread: more under way at a time is slower (docs/measured-facts.md).
+// One vector per thread: more loads at a time are slower (docs/measured-facts.md).
 template <class F, class T, bool kBackward>
 __global__ void __launch_bounds__(kThreads) activate_vectors(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads) activate_vectors(const __grid_consta
   tile::store(tile::at<T, N>(p.y, place), tile::from_float<T>(value), p.evict_first);
 }
 
-// The activation is the same for the whole grid: one kernel serves all where speed is not the point.
+// The activation is the same for the whole grid: a single kernel serves all activations where speed does not matter.
 template <class T, bool kBackward, class... Fs>
 __device__ inline float any_result(Act act, float x, float dy, ActivationList<Fs...>) {
   int i = 0;

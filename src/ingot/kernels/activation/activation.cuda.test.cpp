@@ -37,7 +37,7 @@ template <class F> double value_allowance(double x) {
 template <class F> double slope_allowance(double x) {
   const double h = 1e-4 * std::max(1.0, std::abs(x));
   const double bend = (F::slope(x + h) - F::slope(x - h)) / (2 * h);
-  // Terms of a slope may cancel where it changes sign; they are below 2 there.
+  // Terms of a slope may cancel near its change of sign; the terms are below 2 there.
   return 8 * roundoff(DType::f32) * (std::abs(F::slope(x)) + std::abs(x * bend) + (std::abs(x) < 4 ? 2.0 : 0.0)) +
          1e-37;
 }
@@ -63,7 +63,7 @@ void expect_agreement(const std::vector<DType>& types, int64_t largest) {
         EXPECT_TRUE(y.untouched() && dx.untouched()) << "written outside of an output";
         const auto in = values(x.host()), up = values(dy.host()), out = values(y.host()), back = values(dx.host());
         // For 16-bit results exponentials below 2^-126 are zero. A slope multiplies them by up to |2 u' x|, 240 for
-        // gelu_tanh where that begins.
+        // gelu_tanh at the first such x.
         const double flushed = t == DType::f32 ? 0 : 240 * 0x1p-126;
         const double ends = t == DType::f32 ? 0 : 1.01 * roundoff(t), smallest = t == DType::f16 ? 0x1p-25 : flushed;
         for (size_t i = 0; i < in.size(); ++i) {
@@ -82,7 +82,7 @@ TEST_F(ActivationCuda, EveryActivationAgreesWithItsFormulaInEveryTypeAndShape) {
   expect_agreement({DType::f32, DType::bf16, DType::f16}, 1 << 20);
 }
 
-// What a sanitizer can follow in seconds.
+// Cases that a sanitizer runs in seconds.
 TEST_F(ActivationCuda, AgreesWithItsFormulaWhenSmall) { expect_agreement({DType::bf16}, 2500); }
 
 TEST_F(ActivationCuda, TailsKeepTheirRelativeAccuracyInFp32) {

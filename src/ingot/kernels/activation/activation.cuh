@@ -2,8 +2,8 @@
 // Activations inside kernels. Approximate is a float whose exponentials come from the special function unit and whose
 // log1p is a polynomial: F::value(Approximate(x)) is the formula of activation.h with an error far below the rounding
 // to 16 bits, and softplus costs one special-function result (16 a cycle and SM) instead of two.
-//   act_value<F, T>(x), act_slope<F, T>(x), act_slope_from_value<F, T>(y)     T: the type the result is rounded to
-// Of a formula that takes a number (activation.h), the first two take it as well.
+//   act_value<F, T>(x), act_slope<F, T>(x), act_slope_from_value<F, T>(y)     T: the rounded result's type
+// For a formula with a number (activation.h), the first two functions take the number as well.
 // The host branches let g++ compile and test the same text.
 #include <cmath>
 
@@ -36,7 +36,7 @@ INGOT_HD inline float fast_sqrt(float x) {
   return std::sqrt(x);
 #endif
 }
-// max(x, 0), and a NaN for a NaN, in one instruction.
+// max(x, 0), and a NaN for a NaN, in a single instruction.
 INGOT_HD inline float fast_relu(float x) {
 #ifdef __CUDA_ARCH__
   return ptx::max_nan(x, 0);
@@ -89,7 +89,7 @@ struct Approximate {
 
   INGOT_HD friend Approximate abs(Approximate a) { return Approximate(fabsf(a.v)); }
   INGOT_HD friend Approximate exp(Approximate a) { return Approximate(detail::fast_exp2(a.v * detail::kLog2e)); }
-  // For arguments in [0, 1]: activations take it of e^-|x| only.
+  // For arguments in [0, 1]: activations need log1p of e^-|x| only.
   INGOT_HD friend Approximate log1p(Approximate e) { return Approximate(detail::log1p_of_unit_4(e.v)); }
   // Near zero 1 - e^x cancels: there a polynomial, relative error 1e-6 on [-0.35, 0].
   INGOT_HD friend Approximate expm1(Approximate a) {
@@ -117,10 +117,10 @@ struct Approximate {
   }
 };
 
-// Softplus in fp32 with one special-function result: expf takes one, the logarithm is the polynomial of degree 8.
+// Softplus in fp32 with a single special-function result, for expf; the logarithm is the polynomial of degree 8.
 INGOT_HD inline float softplus_value(float x) { return (x <= 0 ? 0 : x) + detail::log1p_of_unit_8(expf(-fabsf(x))); }
 
-// How kernels form a value: by the formula, or by what costs less where somebody has written it.
+// How kernels compute a value: by the formula, or by a cheaper specialisation where there is one.
 template <class F> struct KernelForm {
   INGOT_HD static float value(float x) { return F::value(x); }
   INGOT_HD static float narrow(float x) { return F::value(Approximate(x)).v; }  // to be rounded to 16 bits
@@ -169,7 +169,8 @@ template <class F, class T> INGOT_HD inline float act_slope_from_value_and_sign(
   else
     return F::slope_from_value_and_sign(y, positive);
 }
-// From what a training forward pass stores of a layer: the value where the slope follows from it, else its argument.
+// From the numbers that a training forward pass stores of a layer: the value where the slope follows from it, else its
+// argument.
 template <class F, class T> INGOT_HD inline float act_slope_from_saved(float saved) {
   if constexpr (has_slope_from_value<F>)
     return act_slope_from_value<F, T>(saved);

@@ -1,4 +1,4 @@
-// The CUDA kernels of the activations and their launcher on the CPU: what a sanitizer can see of them.
+// The CUDA kernels of the activations and their launcher on the CPU, where sanitizers see their accesses.
 #include "ingot/kernels/activation/activation.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 #pragma once
 // Pointwise activations: the one place where each formula is written. CPU loops, CUDA epilogues, tests and names in
 // other languages all iterate or look up `Activations`. value(x) = f(x), slope(x) = f'(x); T is float or double (or, in
-// kernels, the Approximate of activation.cuh). slope_from_value(f(x)) = f'(x) where the value tells the slope.
+// kernels, the Approximate of activation.cuh). slope_from_value(f(x)) = f'(x) where the value determines the slope.
 #include <cmath>
 #include <iterator>
 #include <string_view>
@@ -31,8 +31,8 @@ template <class T> INGOT_HD T logistic_slope(T x) {
 }
 }  // namespace detail
 
-// The formula by which a slope follows from a value h, for kernels that take numbers in place of code: 1 - e^-h; h > 0
-// ? number[0] : number[1]; number[0] + h (number[1] + h number[2]).
+// The formula by which a slope follows from a value h, for kernels with numbers in place of code: 1 - e^-h; h > 0 ?
+// number[0] : number[1]; number[0] + h (number[1] + h number[2]).
 enum class SlopeKind { exponential, step, quadratic };
 struct SlopeFormula {
   SlopeKind kind = SlopeKind::step;
@@ -45,8 +45,8 @@ struct SlopeFormula {
 struct KernelFit {
   // The most warpgroups of a block with 128 columns: with results alone, with stored values, and with streamed weights.
   int warpgroups = 3, warpgroups_storing = 3, warpgroups_streaming = 3;
-  // Computes one element after the other, because the compiler would otherwise interleave the formulas of several
-  // elements and run out of registers.
+  // Computes the elements in turn, because the compiler would otherwise interleave the formulas of several elements and
+  // run out of registers.
   bool one_by_one = false;
   // Whether the common cases have kernels of their own for layers up to this width. Otherwise the general kernel
   // serves them, whose branches keep formulas apart.
@@ -245,7 +245,7 @@ template <class F> constexpr KernelFit kernel_fit_of() {
 template <class F> inline constexpr KernelFit kernel_fit = kernel_fit_of<F>();
 template <class F> inline constexpr bool has_slope_formula = requires { F::slope_formula; };
 
-// The formula of an activation: its own, or the shared formula that takes a number.
+// The formula of an activation: its own, or the shared formula with a number.
 template <class F> inline constexpr bool takes_number = requires { F::value(1.0, 1.0); };
 template <class F> inline constexpr bool shares_formula = requires { typename F::Formula; };
 template <class F> constexpr auto formula_of(F f) {

@@ -2,7 +2,7 @@
 
 namespace ingot::INGOT_SIMD {
 
-// y may be x, dx may be dy: every vector is read before it is written, and none twice.
+// y may be x, dx may be dy: every vector is read once, before the same vector is written.
 void activate_span(VectorAct act, int64_t n, const float* x, float* y) {
   with_vector_form(act, [=](auto f) {
     constexpr int L = kLanes<float>;

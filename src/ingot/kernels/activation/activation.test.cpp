@@ -30,7 +30,7 @@ std::vector<double> interesting_inputs() {
   return x;
 }
 
-// A vector form evaluates f at an x that is off by some roundings, and rounds the result a few times.
+// A vector form evaluates f at an x with some rounding errors, and rounds the result a few times.
 template <class F> double value_allowance(double x, double roundings) {
   return roundings * testing::roundoff(DType::f32) * (std::abs(F::value(x)) + std::abs(x * F::slope(x))) + 1e-37;
 }
@@ -60,7 +60,8 @@ TEST(Activation, SharedFormulasAreTheActivationsWithTheirNumbers) {
       using Formula = decltype(formula_of(f));
       EXPECT_EQ(has_slope_from_value<Formula>, has_slope_from_value<F>) << f.name;
       const auto compare = [&](double x, float got, float want, const char* what) {
-        // The number is rounded to fp32 once, and multiplies; exponentials of it are off by that times their argument.
+        // The number is rounded to fp32 once, and multiplies; its exponentials are off by this rounding times their
+        // argument.
         const double allowed = (8 + std::abs(x)) * testing::roundoff(DType::f32) * std::abs(want) + 1e-36;
         if (std::isfinite(want) && std::isfinite(x))
           EXPECT_NEAR(got, want, allowed) << f.name << " " << what << " at " << x;
@@ -102,7 +103,7 @@ TEST(Activation, SlopesFromValuesAreTheDerivatives) {
   EXPECT_FALSE(has_slope_from_value<Silu>);
 }
 
-// What kernels with 16-bit outputs evaluate: its error must vanish in the rounding of the result (2^-12 for f16).
+// The formulas of kernels with 16-bit outputs: the error must vanish in the rounding of the result (2^-12 for f16).
 TEST(Activation, ApproximateFormsKeepTwelveBitsInBothTails) {
   for_each_act([](auto f, Act) {
     using F = decltype(f);
@@ -111,7 +112,7 @@ TEST(Activation, ApproximateFormsKeepTwelveBitsInBothTails) {
     for (double at = -24; at < 24; at += 0.00713) {
       const float x = float(at);
       const double d = x;
-      // A left tail that ends below the smallest f16 (6e-8) only has to vanish too.
+      // A left tail that ends below the smallest f16 (6e-8) only has to be as small.
       EXPECT_NEAR(value(x), F::value(d), 1e-4 * std::abs(F::value(d)) + 1e-9) << f.name << " of " << x;
       EXPECT_NEAR(slope(x), F::slope(d), 1e-4 * std::abs(F::slope(d)) + 1e-6) << f.name << "' of " << x;
       if (f.name == "softplus") {
@@ -236,7 +237,7 @@ TEST(Activation, AnyShapeStrideAndAliasGivesTheSameNumbers) {
       testing::fill_normal(dy, 2);
       activate({.act = act, .x = x, .y = y}, {});
       activate_backward({.act = act, .dy = dy, .x = x, .dx = dx}, {});
-      // One element at a time is the reference here: rounding may differ only where a tail is computed differently.
+      // Single elements are the reference here: rounding may differ only where a tail is computed differently.
       const auto in = testing::values(x), out = testing::values(y);
       for (size_t i = 0; i < in.size(); ++i)
         ASSERT_NEAR(out[i], Gelu::value(in[i]),

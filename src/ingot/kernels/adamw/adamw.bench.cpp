@@ -9,7 +9,7 @@ using testing::Operands;
 using testing::timed;
 
 constexpr int64_t kCount = int64_t(1) << 22;  // parameters
-constexpr double kTensor = 4.0 * kCount;      // bytes of one tensor
+constexpr double kTensor = 4.0 * kCount;      // bytes of a tensor
 
 }  // namespace
 

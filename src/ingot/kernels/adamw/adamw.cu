@@ -9,11 +9,11 @@ namespace ingot::cuda {
 namespace {
 
 constexpr int kThreads = 256, kVector = 4;
-constexpr int64_t kMostBlocks = 1024;  // of a sum: a function of nothing else, so that a sum has one order
+constexpr int64_t kMostBlocks = 1024;  // of a sum: a constant, so that the order of a sum depends on its length alone
 
 __device__ inline bool finite(double x) { return fabs(x) <= 1.7976931348623157e308; }
 
-// What runs over flat f32 tensors: vectors of four where all begin aligned, then what is left one by one.
+// Loops over flat f32 tensors: vectors of four where all tensors begin aligned, then the remaining elements.
 struct Span {
   int64_t vectors, count;
 };
@@ -40,7 +40,7 @@ template <class C> struct AdamWParams {
   const float* g;
   C* copy;               // or null
   const double* factor;  // or null
-  const double* rates;   // or null: those in step
+  const double* rates;   // or null: the rates in `step`
   Span span;
 };
 template <class C> __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ AdamWParams<C> a) {
@@ -71,7 +71,7 @@ struct EmaParams {
   float* average;
   float rest;
   const double* factor;  // or null
-  const double* rate;    // or null: that in rest
+  const double* rate;    // or null: the rate in `rest`
   Span span;
 };
 __global__ void __launch_bounds__(kThreads) ema_kernel(const __grid_constant__ EmaParams e) {

@@ -1,4 +1,4 @@
-// The CUDA kernels of an optimizer's small updates on the CPU: what a sanitizer can see of them.
+// The CUDA kernels of an optimizer's small updates on the CPU, where sanitizers see their accesses.
 #include "ingot/kernels/adamw/adamw_cases.test.h"
 
 namespace ingot {

@@ -16,19 +16,20 @@ struct AdamW {
   double grad_scale = 1;  // g is multiplied by this first
   Tensor factor;          // (1) f64, and by this (clip_factor); not finite: nothing is written. Left out: 1
   int64_t step = 1;       // counts from 1
-  Tensor
-      rates;  // (3) f64: adamw_rates() in place of lr, weight_decay and step, so that a graph's replays may change them
+  Tensor rates;  // (3) f64: adamw_rates() in place of lr, weight_decay and step, so that the replays of a graph may
+                 // change the rates
 };
 void adamw(const AdamW& a, Stream stream);
-// The numbers that change from step to step: lr / (1-b1^step), 1 / sqrt(1-b2^step), lr wd. The bits of a step are the
-// same either way.
+// The numbers changing from step to step: lr / (1-b1^step), 1 / sqrt(1-b2^step), lr wd. The bits of a step are the same
+// either way.
 std::array<double, 3> adamw_rates(const AdamW& a);
 
 // average = decay * average + (1 - decay) * p
 struct Ema {
   Tensor p, average;
   double decay = 0.999;
-  Tensor factor;  // (1) f64, factor of the step that made p; where it is not finite nothing is written. Left out: 1
+  Tensor factor;  // (1) f64, factor of the step that updated p; nothing is written where the factor is not finite. Left
+                  // out: 1
   Tensor rate;    // (1) f64: replaces `decay`, as AdamW's rates replace lr
 };
 void ema(const Ema& e, Stream stream);
@@ -50,7 +51,7 @@ struct ClipFactor {
 };
 void clip_factor(const ClipFactor& a, Stream stream);
 
-// Whether every element is finite. For tensors in host memory; copy_to_host() copies others there.
+// Whether every element is finite. For tensors in host memory (copy_to_host() brings tensors of a GPU).
 bool all_finite(const Tensor& t);
 
 }  // namespace ingot

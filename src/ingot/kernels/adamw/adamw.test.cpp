@@ -140,7 +140,7 @@ TEST(ClipFactor, IsTheNormAndWhatBringsItToTheLimit) {
   }
 }
 
-// What a step on a device does with a gradient that is not finite, without anybody asking it on the host.
+// A step on a device skips a gradient that is not finite, without a check on the host.
 TEST(ClipFactor, ThatIsNotFiniteMakesUpdatesDoNothing) {
   for (double squares : {double(NAN), HUGE_VAL}) {
     Buffer number(DType::f64, {1}), factor(DType::f64, {1}), average(DType::f32, {100});

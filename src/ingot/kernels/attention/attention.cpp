@@ -41,7 +41,7 @@ void check_offsets(const char* op, const char* name, const Tensor& cu, const Ten
   INGOT_CHECK(cu.contiguous(), op, ": found ", name, " with stride ", cu.step(0), ", expected 1");
 }
 
-// Offsets are checked only on the CPU; a GPU kernel trusts them.
+// Offsets are checked only on the CPU; a GPU kernel trusts the offsets.
 void check_offset_values(const char* op, const char* name, const Tensor& cu) {
   if (cu.device.kind != Device::cpu) return;
   const int32_t* at = cu.ptr<int32_t>();
@@ -209,7 +209,7 @@ template <class T> void forward_plain(const Attention& a) {
   });
 }
 
-// One query row: adds to dk and dv of its keys, writes dq, and returns its term of the gradient of its head's sink.
+// A query row: adds to dk and dv of its keys, writes dq, and returns its term of the gradient of its head's sink.
 template <class T> T backward_row(const AttentionBackward& a, const Segment& g, int64_t head, int64_t i) {
   const int64_t kv_head = head / (a.q.size(1) / a.k.size(1)), row = g.q_begin + i, d = a.q.cols(), dv = a.v.cols();
   const Visible see = visible(g, i, a.causal, a.window);
@@ -238,7 +238,7 @@ template <class T> void backward_plain(const AttentionBackward& a) {
   const int64_t segments = a.cu_q.size(0) - 1, heads = a.q.size(1), kv_heads = a.k.size(1);
   if (kv_heads == 0) return;
   const int64_t group = heads / kv_heads;
-  T* sinks = static_cast<T*>(thread_scratch(3, segments * heads * int64_t(sizeof(T))));  // one partial per task
+  T* sinks = static_cast<T*>(thread_scratch(3, segments * heads * int64_t(sizeof(T))));  // a partial sum per task
   parallel_tasks(segments * kv_heads, [&](int64_t task) {
     const int64_t s = task / kv_heads, kv_head = task % kv_heads;
     const Segment g = segment(a.cu_q, a.cu_k, 0, {}, s);
@@ -257,7 +257,7 @@ template <class T> void backward_plain(const AttentionBackward& a) {
     for (int64_t head = 0; head < heads; ++head) a.dsinks.ptr<T>()[head] += sinks[s * heads + head];
 }
 
-// --- rows that no segment covers ---------------------------------------------------------------------------
+// --- rows outside all segments ---------------------------------------------------------------------------
 
 template <class T> void clear_rows(const Tensor& t, int64_t begin) {
   for (int64_t row = begin; row < t.size(0); ++row)

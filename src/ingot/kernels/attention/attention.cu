@@ -15,7 +15,7 @@ using namespace attention_hopper;
 
 namespace {
 constexpr int kWidest = 256;
-constexpr int64_t kKeptBytes = 24 << 20;  // bytes of L2 for data that many tiles read
+constexpr int64_t kKeptBytes = 24 << 20;  // bytes of L2 for data read by many tiles
 constexpr double kLog2E = 1.4426950408889634;
 }  // namespace
 
@@ -60,7 +60,7 @@ ClaimSlots& claim_slots() {
   static auto* const slots = new ClaimSlots;  // for good: graphs may end after everything else
   return *slots;
 }
-// Called when the last graph that holds the launch has ended, also where recording it failed.
+// Called when the last graph with this launch has ended, also where recording it failed.
 void CUDART_CB give_slot_back(void* slot) { claim_slots().give_back(uint32_t(reinterpret_cast<uintptr_t>(slot))); }
 }  // namespace
 

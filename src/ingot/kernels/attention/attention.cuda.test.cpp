@@ -1,5 +1,5 @@
-// The Hopper kernels against the fp64 loop, under bounds derived from what is rounded. Without a GPU the numeric cases
-// skip; how tiles are cut is plain C++.
+// The Hopper kernels against the fp64 loop, under bounds derived from the roundings. Without a GPU the numeric cases
+// skip; the division into tiles is plain C++.
 #include "ingot/kernels/attention/attention.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 
 namespace ingot {
 namespace cuda {
-uint32_t claim_slot(Stream stream, Device device);  // what every launch asks
+uint32_t claim_slot(Stream stream, Device device);  // called by every launch
 }
 namespace {
 
@@ -100,7 +100,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << " size " << c.size << " scale " << c.scale.value_or(0);
 }
 
-// Cases of one width and type; of other widths, d = 0.
+// Cases of the same width and type; d = 0: of several widths.
 struct Group {
   int64_t d = 0;
   DType type = DType::bf16;
@@ -143,7 +143,7 @@ std::vector<Case> cases(const Group& group) {
   return all;
 }
 
-// The operands of one case on a GPU, the same numbers in fp64 on the host, and what fp64 makes of them.
+// The operands of a case on a GPU, the same numbers in fp64 on the host, and their results in fp64.
 struct Operands {
   explicit Operands(const Case& given)
       : c(given),
@@ -233,9 +233,9 @@ struct Operands {
 
 // out = sum p v / sum p, where p is rounded once for the tensor cores: u times the same sum over |v|. Then out is
 // rounded. Scores are fp32 sums of products whose exponential takes their absolute error as a relative one; the tensor
-// cores' sums and the hardware's exp2 are good to about 2^-22 of the terms' size. Of f16 what is below 2^-14 is rounded
-// to multiples of 2^-24: p, each of which is a part of 1 or less of the sum, and out. (In bf16 such numbers do not
-// occur.) sizes: sum p |v|; each: sum |v| over the visible keys.
+// cores' sums and the hardware's exp2 are good to about 2^-22 of the terms' size. f16 numbers below 2^-14 are rounded
+// to multiples of 2^-24: each p, which is at most 1, and out. (In bf16 such numbers do not occur.) sizes: sum p |v|;
+// each: sum |v| over the visible keys.
 std::vector<double> allowance(const Operands& a, const std::vector<double>& sizes, const std::vector<double>& each) {
   const double u = roundoff(a.c.type), scores = std::exp2(-21) * (4 + a.largest_score());
   const double smallest = a.c.type == DType::f16 ? std::exp2(-25) : 0;
@@ -299,8 +299,8 @@ TEST_P(AttentionCudaNumbers, MatchFp64) {
   std::cout << "largest error of out: " << closest << " of what is allowed\n";
 }
 
-// The backward pass written as the definition says, in fp64, with sums of the sizes of all terms beside the sums
-// themselves. P and dS are rounded once for the tensor cores; what they are made of is fp32.
+// The backward pass written as in the definition, in fp64, with sums of the sizes of all terms beside the sums
+// themselves. P and dS are rounded once for the tensor cores; their operands are fp32.
 struct Sums {
   std::vector<double> value, size;
   explicit Sums(size_t n) : value(n, 0), size(n, 0) {}
@@ -350,7 +350,7 @@ struct Definition {
               score = c.softcap * part, slope = 1 - part * part;
             }
             const double p = std::exp(score - of), ds = p * (dp - delta) * slope;
-            // Of the slope 1 - part^2 what is lost is relative to 1.
+            // The rounding error of the slope 1 - part^2 is relative to 1.
             const double ds_off =
                 u * std::abs(ds) + smallest +
                 (2 * fp32 + (c.softcap > 0 ? std::exp2(-20) : 0)) * p * (norm * length(v, key) + delta_size);
@@ -439,8 +439,8 @@ void expect_gradients(const Operands& a, Order order, std::optional<Definition>&
   }
 }
 
-// In any order too: fp32 sums of parts, whose order moves them by 2^-24 of the terms' size, thousands of times less
-// than dS's rounding may.
+// For any order of additions, too: the order of fp32 partial sums changes a sum by 2^-24 of the terms' size, thousands
+// of times less than dS's rounding.
 TEST_P(AttentionCudaNumbers, OfGradientsMatchFp64) {
   double closest[3] = {};
   for (const Case& c : cases(GetParam())) {
@@ -455,7 +455,7 @@ TEST_P(AttentionCudaNumbers, OfGradientsMatchFp64) {
             << " of what is allowed\n";
 }
 
-// For tools that are slow: blocks with several tiles, tiles of several steps, rows behind a segment's end.
+// For slow tools: blocks with several tiles, tiles of several steps, rows behind a segment's end.
 TEST_F(AttentionCuda, MatchesFp64Small) {
   const Case some[] = {
       {.queries = {300, 7}, .keys = {300, 7}, .heads = 4, .kv_heads = 2, .d = 64, .sinks = true},
@@ -471,7 +471,7 @@ TEST_F(AttentionCuda, MatchesFp64Small) {
   }
 }
 
-// What was there and what would have been written, both rounded, added up and rounded again; each element once.
+// The old and the new value, both rounded, are added and rounded again; each element once.
 TEST_F(AttentionCuda, AddsToTheValuesGradientWhereAsked) {
   for (int64_t d : {64, 128, 256}) {
     Operands a({.queries = {300, 7, 0, 130}, .keys = {300, 7, 0, 130}, .heads = 4, .kv_heads = 2, .d = d, .gap = 8});
@@ -567,7 +567,7 @@ TEST_F(AttentionCuda, LongSegmentsInAnyOrderMatchAFixedOne) {
   }
 }
 
-// Blocks claim their tiles from counters in global memory, which launches that run beside each other must not share.
+// Blocks claim their tiles from counters in global memory, and concurrent launches must not share a counter.
 TEST_F(AttentionCuda, StreamsAndGraphsDoNotDisturbEachOther) {
   const Lengths lengths(60, 90);
   Operands one({.queries = lengths, .keys = lengths}), two({.queries = {2000}, .keys = {2000}}),
@@ -614,8 +614,8 @@ TEST_F(AttentionCuda, StreamsAndGraphsDoNotDisturbEachOther) {
 }
 
 #ifdef INGOT_HAS_CUDA_ATTENTION
-// What launches get that are recorded now, one after the other, in a graph that is returned. A counter is given back
-// by a thread of CUDA's when the last graph that holds it has ended, so a little later.
+// The counters of launches recorded in turn into a graph, which is returned. A thread of CUDA's releases a counter
+// after the last graph with this counter has ended, so a little later.
 class RecordedCounters : public AttentionCuda {
  protected:
   static std::unique_ptr<gpu::Graph> record(Stream stream, std::vector<uint32_t>& slots, int launches = 1,
@@ -645,7 +645,7 @@ TEST_F(RecordedCounters, BelongToAGraphUntilItEnds) {
   });
   EXPECT_NE(own[0], own[1]);
   for (int i = 0; i < 20; ++i) {
-    graph->launch(stream);  // having run does not end it
+    graph->launch(stream);  // a completed launch does not end the graph
     std::vector<uint32_t> others;
     record(stream, others, 8);
     for (uint32_t slot : others) ASSERT_FALSE(holds(own, slot)) << slot;
@@ -661,7 +661,7 @@ TEST_F(RecordedCounters, BelongToAGraphUntilItEnds) {
   }
   EXPECT_TRUE(given_back) << "counters of a graph that ended are still nobody's";
 }
-// More than there are, so that each must serve again, those of recordings that fail too.
+// More recordings than counters, so that each counter must serve again, also after failed recordings.
 TEST_F(RecordedCounters, NeverEndWhereGraphsDo) {
   using namespace cuda::attention_hopper;
   constexpr int kLaunches = 1000, kGraphs = 2 * int(kSlots) / kLaunches;
@@ -675,13 +675,15 @@ TEST_F(RecordedCounters, NeverEndWhereGraphsDo) {
         record(stream, slots, kLaunches);
       ASSERT_EQ(slots.size(), size_t(kLaunches));
       ASSERT_FALSE(holds(slots, kNoCounter)) << "graph " << i << (fails ? " of those that fail" : "");
-      if (i % 16 == 15) std::this_thread::sleep_for(std::chrono::milliseconds(50));  // CUDA's thread gives them back
+      if (i % 16 == 15)
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));  // CUDA's thread releases the
+                                                                     // counters
     }
 }
 #endif
 
-// Those beyond the counters claim nothing: launches of two streams that would share one run at once. Last of the tests
-// of counters, for it takes all that this process's streams can have.
+// Launches without a counter claim nothing: launches of two such streams run at once. This is the last test of
+// counters, because the test uses up all counters of this process's streams.
 TEST_F(AttentionCuda, MoreStreamsThanCountersDoNotDisturbEachOther) {
   constexpr int kStreams = int(cuda::attention_hopper::kStreamSlots), kPairs = 16;
   Operands one({.queries = Lengths(60, 90), .keys = Lengths(60, 90)}), two({.queries = {2000}, .keys = {2000}}),
@@ -872,7 +874,7 @@ TEST_F(AttentionCuda, ExcludesSelfAsTheCpuDoes) {
         EXPECT_TRUE(seen.ok) << seen.message;
         EXPECT_TRUE(gpu->untouched());
       }
-      // Of dy as it was stored: sums of d products of two numbers of size 1.
+      // For dy as stored: sums of d products of two numbers of size 1.
       delta.download();
       const auto a = values(dy.host()), b = values(y.host()), got = values(delta.host());
       for (int64_t t = 0; t < 333; ++t)

@@ -1,11 +1,11 @@
 #pragma once
 // Scaled dot-product attention over packed segments (documents), for training, prefill and decode.
 //   s[i,j] = scale * q_i . k_j,   s = softcap * tanh(s / softcap) where softcap > 0
-//   out_i = sum_j p[i,j] v_j,     p = softmax over the visible j, and over the head's sink where there is one
-//   lse_i = log(sum_j exp(s[i,j]) [+ exp(sink)])
+//   out_i = sum_j p[i,j] v_j, p = softmax over the visible j, and over the head's sink, if any lse_i = log(sum_j
+//   exp(s[i,j]) [+ exp(sink)])
 // Query head h reads key head h / (H / Hkv). Causal masks are aligned at the segment's end: query i of n sees the keys
-// up to i + (m - n). window = w > 0 (causal only) restricts the query to the last w of these keys. A row that sees no
-// key has out = 0 and lse = -inf (or the sink, where there is one) and no gradient. cu_q and cu_k start at 0. Rows from
+// up to i + (m - n). window = w > 0 (causal only) restricts the query to the last w of these keys. A row without a
+// visible key has out = 0 and lse = -inf (or the sink, if any) and no gradient. cu_q and cu_k start at 0. Rows from
 // cu_q[S] or cu_k[S] on belong to no segment (padding): out = 0, lse = -inf, and their gradients are 0.
 #include "ingot/core/tensor.h"
 
@@ -40,8 +40,8 @@ struct AttentionBackward {
   double scale = 1, softcap = 0;
   int64_t window = 0;
   bool causal = true;
-  // On a GPU, without `deterministic` and without softcap, one kernel computes all gradients of heads up to 128 wide
-  // and adds dq in any order, so its last bits may differ from call to call.
+  // On a GPU, without `deterministic` and without softcap, a single kernel computes all gradients of heads up to 128
+  // wide and adds dq in any order, so its last bits may differ from call to call.
   bool deterministic = true;
   Tensor workspace;  // u8, attention_backward_workspace_bytes(a); on a CPU none
   Tensor dlse;       // as lse: the gradient of lse, or left out; not beside has_delta

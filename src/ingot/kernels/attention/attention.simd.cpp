@@ -1,7 +1,7 @@
 // Attention with queries along the vector: scores are kept transposed, (keys x lanes). Keys and values are read in
 // place, one broadcast at a time, so only the queries are packed; the softmax runs down the columns, without a
-// horizontal sum; and a panel of lanes skips the keys that none of its queries sees. Online softmax over tiles of keys
-// after Milakov and Gimelshein (2018), backward from lse after Dao et al. (2022).
+// horizontal sum; and a panel of lanes skips the keys that are invisible to all its queries. Online softmax over tiles
+// of keys after Milakov and Gimelshein (2018), backward from lse after Dao et al. (2022).
 #include "ingot/kernels/attention/attention.simd.h"
 
 #include <utility>
@@ -28,7 +28,7 @@ INGOT_SIMD_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 // --- three products ----------------------------------------------------------------------------------------
 // Each keeps R x V accumulators in registers: six by two hide the latency of the multiply-adds on every level.
 
-// Calls use<R>(at) over [0, n) in blocks of six; the rest is divided so that no block has only one or two rows.
+// Calls use<R>(at) over [0, n) in blocks of six; the rest is divided so that every block has at least three rows.
 template <class Use> INGOT_SIMD_INLINE void for_blocks(int64_t n, Use&& use) {
   int64_t at = 0;
   for (; n - at > 8 || n - at == 6; at += 6) use.template operator()<6>(at);
@@ -146,8 +146,8 @@ struct LaneRows {
   int64_t at(int64_t lane) const { return lane / group * row + lane % group * head; }
 };
 
-// to[c][lane] = from[lane][c] * factor for W lanes, `live` of them real; the others are 0. `rows`, if wanted: the same
-// numbers as rows of padded length.
+// to[c][lane] = from[lane][c] * factor for W lanes, `live` of them real; the remaining lanes are 0. `rows`, if given:
+// the same numbers as rows of padded length.
 __attribute__((noinline)) void pack_lanes(const float* from, const LaneRows& lanes, int64_t lane, int64_t live,
                                           int64_t d, float factor, float* to, int64_t to_row, float* rows) {
   const float* base[W];
@@ -209,7 +209,7 @@ INGOT_SIMD_INLINE Range visible(const AttentionMask& m, int64_t query) {
   return {m.window > 0 ? most(0, end - m.window) : 0, end};
 }
 
-// The keys that the lanes of one panel see: [begin, end) per lane, [any.begin, any.end) seen by at least one lane,
+// The keys visible to the lanes of a panel: [begin, end) per lane, [any.begin, any.end) seen by at least one lane,
 // [all.begin, all.end) seen by every lane.
 template <int V> struct PanelMask {
   I begin[V], end[V];
@@ -348,7 +348,7 @@ INGOT_SIMD_INLINE void row_scores(const float* q, const float* k, int64_t k_row,
   }
 }
 
-// out[c] += sum_j p[j] * v[j][c] for V vectors of channels, the last with `tail` of them.
+// out[c] += sum_j p[j] * v[j][c] for V vectors of channels, the last with `tail` channels.
 template <int V>
 INGOT_SIMD_INLINE void row_values(const float* v, int64_t v_row, int64_t keys, const float* p, int64_t tail,
                                   float* out) {
@@ -407,7 +407,7 @@ void forward_row(const AttentionTask& t, int64_t lane) {
 // --- backward ----------------------------------------------------------------------------------------------
 
 constexpr int64_t kBlock = detail::kAttentionBlock;
-constexpr int kPanels = int(kBlock) / W;  // the most panels: each has one or two vectors
+constexpr int kPanels = int(kBlock) / W;  // the most panels, of one or two vectors each
 
 // A block of lanes, packed once and used with every tile of keys.
 struct Block {
@@ -434,7 +434,7 @@ INGOT_SIMD_INLINE Block block_in(float* scratch, int64_t d, int64_t dv) {
   return b;
 }
 
-// Panels of two vectors; the last panel may have one.
+// Panels of two vectors; the last panel may have a single vector.
 INGOT_SIMD_INLINE int panel_vectors(const Block& b, int64_t at) { return b.lanes - at >= 2 * W ? 2 : 1; }
 
 void load_block(const AttentionBackwardTask& t, Block& b) {
@@ -469,7 +469,7 @@ void load_block(const AttentionBackwardTask& t, Block& b) {
   }
 }
 
-// Scores to p, and dp to ds, for rows [from, to) of the tile that begins at key `first`; the other rows become 0.
+// Scores to p, and dp to ds, for rows [from, to) of the tile beginning at key `first`; the remaining rows become 0.
 template <int V>
 INGOT_SIMD_INLINE void weigh_backward(const AttentionBackwardTask& t, const Block& b, int64_t at,
                                       const PanelMask<V>& mask, int64_t first, int64_t keys, Range rows) {
@@ -539,7 +539,7 @@ void backward_tile(const AttentionBackwardTask& t, const Block& b, int64_t first
   lane[panels] = b.lanes;
   const int64_t pd = attention_pad(t.d), pdv = attention_pad(t.dv), row = first - t.keys_begin;
   for_blocks(keys, [&]<int R>(int64_t j) {
-    int from = 0, to = panels;  // the panels with a query that sees one of these keys
+    int from = 0, to = panels;  // panels with a query that sees some of these keys
     while (from < to && (rows[from].end <= j || rows[from].begin >= j + R)) ++from;
     while (to > from && (rows[to - 1].end <= j || rows[to - 1].begin >= j + R)) --to;
     if (from == to) return;

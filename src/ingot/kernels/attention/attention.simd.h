@@ -1,9 +1,9 @@
 #pragma once
 // The arguments that attention.cpp passes to attention.simd.cpp: plain structs, one per task. All strides are in
 // elements.
-// A task works on one segment and one key head. The query rows of the heads that share this key head are its lanes:
-// lane l is query l / group of head l % group, so neighbouring lanes see nearly the same keys, and one vector holds
-// several heads.
+// A task works on a segment and a key head. The query rows of the heads that share this key head are its lanes: lane l
+// is query l / group of head l % group, so neighbouring lanes see nearly the same keys, and a vector holds several
+// heads.
 #include <cstdint>
 
 namespace ingot::detail {
@@ -17,7 +17,7 @@ struct AttentionMask {
 
 struct AttentionTask {
   const float *q, *k, *v;  // first query of the segment and first head of the group; first key
-  const float *k2, *v2;    // number of the key at which a ring continues from its first row
+  const float *k2, *v2;    // number of the key where a ring wraps to its first row
   const float* sinks;      // of the group's heads, or null
   float *out, *lse;        // as q; lse: first query of the group's first head, or null
   int64_t q_row, q_head, k_row, v_row, out_row, out_head, lse_head;
@@ -42,8 +42,8 @@ struct AttentionBackwardTask {
   float* scratch;  // attention_backward_scratch() floats
 };
 
-// static, because an inline function compiled with AVX-512 must not be used by other CPU levels. The sizes hold at
-// every CPU level: no vector is longer than 16 floats, no panel wider than two vectors.
+// static, because lower CPU levels must not use an inline function compiled with AVX-512. The sizes hold at every CPU
+// level: no vector is longer than 16 floats, no panel wider than two vectors.
 constexpr int64_t kAttentionPad = 16, kAttentionPanel = 32;
 constexpr int64_t kAttentionKeys = 128;  // keys per tile, forward
 constexpr int64_t kAttentionBlock = 64;  // lanes, and keys, per tile, backward

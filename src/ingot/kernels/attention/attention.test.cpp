@@ -40,7 +40,7 @@ const Case kCases[] = {
     {{65, 17}, {}, 2, 1, 64, 64, 0, 30},
     {{100, 3}, {}, 3, 1, 20, 12, 4, 0, 9},
     {{77}, {}, 4, 2, 17, 33, 1, 5, 40, true, true},
-    {{5, 40}, {90, 70}, 4, 4, 48, 48, 0, 0, 0, true, true},  // a chunk that continues a cache
+    {{5, 40}, {90, 70}, 4, 4, 48, 48, 0, 0, 0, true, true},  // a chunk after a cached prefix
     {{40, 9}, {11, 9}, 2, 1, 16, 24, 0, 0, 0, true},         // the first 29 queries see nothing
     {{40, 9}, {11, 9}, 2, 1, 16, 24, 0, 4, 3, true, true},   // nothing but the sink
     {{33, 20}, {50, 0}, 4, 2, 24, 24, 0, 0, 0, false},
@@ -53,7 +53,7 @@ const Case kCases[] = {
     {{600}, {560}, 2, 2, 9, 4, 0, 3},
 };
 
-// The operands of one case in `type`; the same numbers for every type that holds f32.
+// The operands of a case in `type`; the same numbers for every type that can represent f32.
 struct Operands {
   Case c;
   Buffer q, k, v, cu_q, cu_k, sinks, out, lse, dout, dlse, dq, dk, dv, dsinks;
@@ -148,7 +148,7 @@ int64_t longest(const Case& c) {
   return n;
 }
 
-// softmax(q k) v written as the definition says, one query at a time, in fp64: it shares nothing with the op.
+// softmax(q k) v written as in the definition, query by query, in fp64: this code shares nothing with the op.
 void definition(const Operands& a, std::vector<double>& out, std::vector<double>& lse) {
   const auto q = values(a.q), k = values(a.k), v = values(a.v), sinks = values(a.sinks);
   const Case& c = a.c;
@@ -208,8 +208,8 @@ TEST(Attention, Fp32MatchesFp64ForwardAndBackward) {
     got.with_dlse = want.with_dlse = c.heads % 4 == 0;
     got.run();
     want.run();
-    // A score is a sum of d products of size up to (4.5 * 1.5)^2 with random signs; its error makes p off by as much,
-    // relatively. Below, `p` bounds that: products' roundings grow like sqrt(d), and exp, lse and the sums add a few.
+    // A score is a sum of d products of size up to (4.5 * 1.5)^2 with random signs; its absolute error is p's relative
+    // error. Below, `p` bounds this error: products' roundings grow like sqrt(d), and exp, lse and the sums add a few.
     const double u = roundoff(DType::f32), n = double(longest(c));
     const double p = u * (4 * std::sqrt(double(c.d)) * 4 + 24 + 2 * c.softcap);
     const auto near = [&](const char* name, const Buffer& a, const Buffer& b, double absolute) {
@@ -232,7 +232,7 @@ TEST(Attention, GradientsAgreeWithFiniteDifferences) {
   const Case cases[] = {
       {{9, 1, 14}, {}, 4, 2, 6, 5, 2},
       {{9, 14}, {12, 14}, 4, 2, 6, 5, 0, 3, 5, true, true},  // every feature at once
-      {{9, 12}, {4, 17}, 2, 1, 6, 7, 0, 0, 0, true, true},   // rows that see only the sink
+      {{9, 12}, {4, 17}, 2, 1, 6, 7, 0, 0, 0, true, true},   // rows with only the sink visible
       {{8, 3}, {5, 9}, 3, 3, 4, 4, 0, 2, 0, false},
   };
   for (const Case& c : cases) {
@@ -367,7 +367,7 @@ TEST(Attention, OneQueryAtATimeEqualsTheWholeSegment) {
     copy(whole.k.tensor().slice(0, 0, i + 1), step.k);
     copy(whole.v.tensor().slice(0, 0, i + 1), step.v);
     attention(step.op(), {});
-    // The tiles differ, and with them the order of sums: a few roundings of numbers of size 1 to 4.
+    // The tiles differ, and so does the order of sums: a few roundings of numbers of size 1 to 4.
     const auto result =
         compare(step.out, values(whole.out.tensor().slice(0, i, i + 1)), 40 * roundoff(DType::f32), 1e-5);
     EXPECT_TRUE(result.ok) << result.message;
@@ -516,7 +516,8 @@ TEST(ExcludeSelf, Fp32MatchesFp64AndLeavesNothingAlongTheValue) {
     Exclusive got(tokens, heads, kv_heads, d, DType::f32, gap), want(tokens, heads, kv_heads, d, DType::f64, gap);
     got.run();
     want.run();
-    // Dot products of d terms of size 1, divided by |v| ~ sqrt(d); at d = 1 |v| may be small, which dv feels squared.
+    // Dot products of d terms of size 1, divided by |v| ~ sqrt(d); at d = 1 |v| may be small, and dv depends on its
+    // square.
     const double u = roundoff(DType::f32), tolerance = u * (double(d) + 16) * (d < 8 ? 100 : 2);
     EXPECT_TRUE(compare(got.z, values(want.z), tolerance, tolerance).ok)
         << compare(got.z, values(want.z), tolerance, tolerance).message;

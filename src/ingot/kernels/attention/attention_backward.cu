@@ -23,7 +23,7 @@ struct DeltaParams {
   int64_t lse_stride, dlse_stride;
   float* delta;
   int64_t tokens, delta_stride;
-  int heads, width, lanes;  // lanes: of a warp for one row, a power of two; each takes 8 columns
+  int heads, width, lanes;  // lanes: lanes of a warp per row, a power of two; each takes 8 columns
 };
 
 template <class T> __global__ void __launch_bounds__(kDeltaThreads) attention_delta(const DeltaParams p) {
@@ -48,7 +48,7 @@ template <class T> __global__ void __launch_bounds__(kDeltaThreads) attention_de
   p.delta[head * p.delta_stride + token] = sum;
 }
 
-// dsink = -sum over queries of exp(sink - lse) delta, in an order that the number of queries fixes. A block per head.
+// dsink = -sum over queries of exp(sink - lse) delta, in an order fixed by the number of queries. A block per head.
 template <class T>
 __global__ void __launch_bounds__(kSinkThreads)
     attention_sink_gradient(const T* sinks, const float* lse, int64_t lse_stride, const float* delta,
@@ -144,7 +144,7 @@ int64_t delta_bytes(const AttentionBackward& a) {
 int64_t query_sum_places(const AttentionBackward& a) {
   return detail::tile_places(a.q.size(0), a.cu_q.size(0) - 1, 64);
 }
-// The sums of dQ in fp32, to which many blocks add: behind delta in the workspace.
+// The sums of dQ in fp32, where many blocks add; stored behind delta in the workspace.
 int64_t query_sum_bytes(const AttentionBackward& a) {
   if (!joins_gradients(a) || a.cu_q.size(0) < 2) return 0;
   return query_sum_places(a) * a.q.size(1) * (a.q.size(2) <= 64 ? 1 : 2) * 64 * 64 * int64_t(sizeof(float));

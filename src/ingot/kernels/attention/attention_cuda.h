@@ -1,5 +1,5 @@
 #pragma once
-// What attention's launchers share. Included by .cu files.
+// Shared by attention's launchers. Included by .cu files.
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tma_map.h"
 #include "ingot/kernels/attention/attention.h"
@@ -8,20 +8,21 @@
 
 namespace ingot::cuda {
 
-// What a GPU asks beyond the checks of all devices.
+// Checks of a GPU's further requirements.
 void check_hopper(const char* op, Device device);
 void check_gpu_operands(const char* op, const Tensor& q, const Tensor& v);
-// Of an operand that is read or written 16 bytes at a time, not through a tensor map, which is checked when it is made.
+// Checks an operand that is read or written 16 bytes at a time. (Operands behind tensor maps are checked when the map
+// is made.)
 void check_gpu_vectors(const char* op, const char* name, const Tensor& t);
 
-// Boxes of `rows` tokens of one head by 64 columns.
+// Boxes of `rows` tokens of a head by 64 columns.
 CUtensorMap head_map(const char* name, const Tensor& t, int rows);
 attention_hopper::Strides strides_of(const Tensor& t);
-// A block an SM at most, which claim their items; or a block an item.
+// At most one block per SM, whose blocks claim their items; or a block per item.
 gpu::Launch walk_launch(const attention_hopper::Walk& w, int threads, int64_t smem, Device device);
-// The slot of the counter from which a launch's blocks claim their items (claim_slots.h).
+// The slot of the counter for the items of a launch's blocks (claim_slots.h).
 uint32_t claim_slot(Stream stream, Device device);
-// Heads whose keys and values of one segment, of medium length, stay in L2 while its tiles are taken.
+// The number of heads whose keys and values of a segment of medium length stay in L2 while its tiles are computed.
 int heads_in_set(const Tensor& q, const Tensor& k, int64_t segments);
 
 template <class Op> attention_hopper::Walk walk_of(const Op& a, int rows, Stream stream) {

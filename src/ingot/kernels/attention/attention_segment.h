@@ -1,5 +1,5 @@
 #pragma once
-// One packed segment as the CPU code of attention sees it.
+// A packed segment in the form for attention's CPU code.
 #include <algorithm>
 
 #include "ingot/kernels/attention/attention.h"

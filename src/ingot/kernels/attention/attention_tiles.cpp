@@ -11,8 +11,8 @@ INGOT_SIMD_DECLARE(void attention_forward(const detail::AttentionTask& t);
 namespace ingot::detail {
 namespace {
 
-constexpr int64_t kForwardLanes = 128;     // query rows of one forward task, a multiple of every panel's width
-constexpr int64_t kBackwardQueries = 512;  // of one backward task; longer segments sum dk and dv over several
+constexpr int64_t kForwardLanes = 128;     // query rows of a forward task, a multiple of every panel's width
+constexpr int64_t kBackwardQueries = 512;  // of a backward task; longer segments sum dk and dv over several
 
 AttentionMask mask_of(const Segment& g, int64_t group, int64_t window, bool causal) {
   return {.queries = g.queries, .keys = g.keys, .group = group, .window = window, .causal = causal};
@@ -49,17 +49,17 @@ void forward_task(const Attention& a, const Segment& g, int64_t kv_head, int64_t
 
 // --- backward ----------------------------------------------------------------------------------------------
 
-// A run of queries of one segment, and the keys they see.
+// A run of queries of a segment, and their visible keys.
 struct Chunk {
   int64_t segment, query_begin, query_end, keys_begin, keys_end;
-  int64_t partial;  // where its sums of key head 0 begin, in rows; -1: it has its segment for itself and needs none
+  int64_t partial;  // first row of its sums of key head 0; -1: the chunk is a whole segment and needs no partial sums
   int64_t keys() const { return keys_end - keys_begin; }
 };
 
 int64_t chunks_of(const Segment& g) { return (g.queries + kBackwardQueries - 1) / kBackwardQueries; }
 
 struct BackwardPlan {
-  int64_t chunks = 0, partial_rows = 0;  // rows of one key head
+  int64_t chunks = 0, partial_rows = 0;  // rows of a key head
 };
 // Fills `chunk`, if given; counts otherwise.
 BackwardPlan plan_backward(const AttentionBackward& a, Chunk* chunk) {
@@ -84,7 +84,7 @@ BackwardPlan plan_backward(const AttentionBackward& a, Chunk* chunk) {
   return plan;
 }
 
-// The sums of one chunk and key head: dk first, then dv, rows of padded length.
+// The sums of a chunk and key head: dk first, then dv, rows of padded length.
 struct KeySums {
   float *dk, *dv;
 };
@@ -165,7 +165,7 @@ void attention_f32(const Attention& a) {
   const int64_t blocks = first[segments];
   ingot::parallel_tasks(blocks * kv_heads, [&](int64_t task) {
     const int64_t at = task / kv_heads, s = std::upper_bound(first, first + segments + 1, at) - first - 1;
-    const int64_t block = first[s + 1] - 1 - at;  // a segment's last queries see most: they start first
+    const int64_t block = first[s + 1] - 1 - at;  // a segment's last queries see the most keys and start first
     forward_task(a, segment(a.cu_q, a.cu_k, a.ring, a.k_first, s), task % kv_heads, block);
   });
 }
@@ -176,7 +176,7 @@ void attention_backward_f32(const AttentionBackward& a) {
   const int64_t group = heads / kv_heads;
   const BackwardPlan plan = plan_backward(a, nullptr);
   const int64_t chunk_bytes = (plan.chunks * int64_t(sizeof(Chunk)) + 63) / 64 * 64;
-  const int64_t partial_floats = plan.partial_rows * sum_width(a);  // of one key head
+  const int64_t partial_floats = plan.partial_rows * sum_width(a);  // of a key head
   char* memory = static_cast<char*>(
       thread_scratch(3, chunk_bytes + (partial_floats * kv_heads + plan.chunks * heads) * int64_t(sizeof(float))));
   Chunk* chunk = reinterpret_cast<Chunk*>(memory);

@@ -1,11 +1,11 @@
 #pragma once
-// Which counter a launch's blocks claim their items from (hopper/walk.cuh). Launches that may run at once must not
-// share one, or an item would be left out:
-//   - launches of one stream run one after the other and share the stream's, which it keeps: a stream's id is never
-//     another's, so one that has ended leaves its counter to nobody;
-//   - a launch that a graph records has its own as long as a graph holds it. Copies of that graph (a second
-//     instantiation, a child of two others) share it: they must not run at once;
-//   - where all are given away a launch has none (kNoCounter): it takes a block an item, of which nothing is claimed.
+// The counter from which a launch's blocks claim their items (hopper/walk.cuh). Launches that may run at once must not
+// share a counter, because items would be skipped:
+// - Launches of a stream run in turn and share the stream's counter. A stream's id is never reused, so the counter of
+// an ended stream is not used again.
+// - A launch recorded by a graph has its own counter as long as any graph contains the launch. Copies of this graph (a
+// second instantiation, a child of two graphs) share the counter: the copies must not run at once.
+// - A launch has no counter (kNoCounter) when all are in use: it runs one block per item, and claims nothing.
 #include <cstdint>
 #include <mutex>
 #include <unordered_map>
@@ -14,7 +14,7 @@
 namespace ingot::cuda::attention_hopper {
 
 constexpr uint32_t kStreamSlots = 4096, kSlots = 1 << 16;
-constexpr uint32_t kNoCounter = kSlots - 1;  // a counter that nobody reads anything from
+constexpr uint32_t kNoCounter = kSlots - 1;  // the number of no counter
 
 class ClaimSlots {
  public:
@@ -24,7 +24,7 @@ class ClaimSlots {
     if (streams_.size() == kStreamSlots) return kNoCounter;
     return streams_.emplace(id, uint32_t(streams_.size())).first->second;
   }
-  // To be given back, unless it is kNoCounter.
+  // A counter for a recorded launch; the caller gives the counter back later, unless it is kNoCounter.
   uint32_t of_recorded() {
     const std::lock_guard lock(mutex_);
     if (!given_back_.empty()) {
@@ -43,7 +43,7 @@ class ClaimSlots {
   std::mutex mutex_;
   std::unordered_map<uint64_t, uint32_t> streams_;
   std::vector<uint32_t> given_back_;
-  uint32_t next_ = kStreamSlots;  // the first that no launch has had
+  uint32_t next_ = kStreamSlots;  // the first counter that is still unused
 };
 
 }  // namespace ingot::cuda::attention_hopper

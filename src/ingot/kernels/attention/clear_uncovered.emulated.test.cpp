@@ -1,4 +1,4 @@
-// The CUDA kernel for rows that no segment covers, on the CPU: what a sanitizer can see of it.
+// The CUDA kernel for rows outside all segments, on the CPU, where sanitizers see its accesses.
 #include "ingot/kernels/attention/clear_uncovered.h"
 
 #include <gtest/gtest.h>

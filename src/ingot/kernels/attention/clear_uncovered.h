@@ -1,6 +1,6 @@
 #pragma once
-// Zeros for the rows that no segment covers (padding behind the last segment): on a GPU the offsets are known to the
-// device alone.
+// Zeros for the rows outside all segments (padding behind the last segment): on a GPU only the device knows the
+// offsets.
 #include "ingot/core/tensor.h"
 
 namespace ingot::cuda {
@@ -10,7 +10,7 @@ struct UncoveredRows {
   Tensor cu;    // (S + 1) i32
   Tensor lse;   // (H, T) f32: becomes -inf there; or left out
 };
-// One launch for all of them.
+// A single launch clears all tensors.
 void clear_uncovered(const char* op, const UncoveredRows& a, const UncoveredRows& b, const UncoveredRows& c,
                      Stream stream);
 

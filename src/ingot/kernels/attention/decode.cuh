@@ -1,9 +1,9 @@
 #pragma once
-// Attention of the newest T tokens of one sequence with all they see, by blocks of 128 threads, each for (key head,
-// tile of 16 queries, part of the keys); the last block of a tile to finish adds up its parts. Where there is one tile,
-// the block rotates and stores those of the new keys that fall into its part; else store_keys() has done so before.
-// Rows of the product are (token, query head of the group); each warp takes 16 keys at a time, keeping its own maximum
-// and sums. Keys and values lie as (key heads, rows, kDim) bf16, a token at row position % rows.
+// Attention of the newest T tokens of a sequence over all their visible keys, by blocks of 128 threads, each for (key
+// head, tile of 16 queries, part of the keys); the last block of a tile to finish adds up its parts. With a single
+// tile, the block rotates and stores the new keys of its part; otherwise store_keys() has stored the keys before. Rows
+// of the product are (token, query head of the group); each warp takes 16 keys at a time, keeping its own maximum and
+// sums. Keys and values lie as (key heads, rows, kDim) bf16, a token at row position % rows.
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/barrier.cuh"
@@ -16,7 +16,7 @@
 
 namespace ingot::decode_attention {
 
-// Of so many warps that multiply.
+// `kTeam`: the number of warps that compute products.
 template <int kDim, int kTeam = kWarps> struct Memory {
   static constexpr int kPitch = kDim + 8;  // rows start in different banks
   alignas(16) uint16_t q[16][kPitch];      // bits of bf16
@@ -67,7 +67,7 @@ __device__ __forceinline__ void store_keys(const Params& p, const Keys& part, ui
   }
 }
 
-// Which token and head a row of a tile is; rows past the last token are left out.
+// The token and the head of a tile's row; rows past the last token are left out.
 struct Query {
   uint32_t token, head;
 };
@@ -128,7 +128,7 @@ template <int kDim> struct Tile {
   }
 };
 
-// What a warp has seen of one query tile: rows g and g + 8.
+// A warp's maximum and sums of a query tile so far: rows g and g + 8.
 template <int kDim> struct Seen {
   float out[kDim / 8][4] = {};
   float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};  // sums are this lane's part of the row's
@@ -212,7 +212,7 @@ template <int kDim> struct Seen {
   }
 };
 
-// What several teams or warps have seen of four numbers of a row, added up.
+// Four numbers of a row, added up over several teams or warps.
 struct Total {
   float max = -INFINITY, sum = 0, out[4] = {0, 0, 0, 0};
   // Makes room for numbers up to `top`.
@@ -224,13 +224,13 @@ struct Total {
     for (int i = 0; i < 4; ++i) out[i] *= keep;
     max = top;
   }
-  // Of a maximum that there is room for.
+  // Adds the sums of a team, whose maximum m must not exceed `max`.
   __device__ __forceinline__ void add(float m, float l, const float4& o) {
     const float take = __expf(m - (max == -INFINITY ? 0 : max));
     sum += l * take;
     out[0] += o.x * take, out[1] += o.y * take, out[2] += o.z * take, out[3] += o.w * take;
   }
-  // A sink is one more score without a value.
+  // A sink is a further score without a value.
   __device__ __forceinline__ void finish(float sink) {
     lift(sink);
     const float share = 1 / (sum + __expf(sink - max));
@@ -253,7 +253,7 @@ __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, u
   const uint32_t thread = threadIdx.x, warp = thread / 32, g = threadIdx.x % 32 / 4;
   uint32_t key = part.begin + 16 * warp;
   Tile<kDim> next;
-  // Keys that were there before are asked for at once; new ones lie there after the barrier.
+  // Old keys are loaded at once; new keys are stored only after the barrier.
   const bool early = p.tiles > 1 || part.end <= part.first_new;
   if (early) next.load(p, head, key, part.end);
   if (p.tiles == 1 && part.end > part.first_new) store_keys<kDim>(p, part, head, thread);

@@ -1,5 +1,5 @@
 #pragma once
-// What decode.cuh is told.
+// The parameters of decode.cuh.
 #include "ingot/core/dtype.h"
 #include "ingot/core/hd.h"
 #include "ingot/kernels/quant/quant.h"
@@ -22,12 +22,12 @@ struct Params {
   uint32_t T, heads, kv_heads, dim, rows, window, parts;  // window 0: all
   uint32_t tiles, group;                                  // tiles_of(...); heads / kv_heads
   float scale;
-  WeightFormat columns;  // of the matrix that takes `mixed`
+  WeightFormat columns;  // of the matrix multiplied by `mixed`
 };
 
 INGOT_HD constexpr uint32_t tiles_of(uint32_t T, uint32_t group) { return (T * group + 15) / 16; }
-// Enough of them to fill the GPU where there are many keys, and no more than there are pieces of them. `capacity`: keys
-// there may ever be; window 0: all are seen.
+// The number of parts of the keys: enough to fill the GPU where there are many keys, and no more than pieces of keys.
+// `capacity`: the most keys of the sequence; window 0: all keys are visible.
 INGOT_HD constexpr uint32_t parts_of(uint32_t T, uint32_t window, uint32_t capacity) {
   const uint32_t keys = window > 0 && window - 1 + T < capacity ? window - 1 + T : capacity;
   const uint32_t parts = (keys + kPartKeys - 1) / kPartKeys;

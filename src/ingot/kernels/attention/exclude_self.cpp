@@ -11,7 +11,7 @@ namespace {
 using detail::head_row;
 
 constexpr int64_t kGrain = 32;   // tokens per task
-constexpr double kTiny = 1e-12;  // smallest |v| that is divided by
+constexpr double kTiny = 1e-12;  // the smallest divisor |v|
 
 void check_heads(const char* op, const char* name, const Tensor& t, const Tensor& like, int64_t heads) {
   INGOT_CHECK_EQ(t.rank(), 3, op, ": rank of ", name);
@@ -30,7 +30,7 @@ void check_group(const char* op, const Tensor& y, const Tensor& v) {
   check_heads(op, "v", v, y, v.size(1));
 }
 
-// Eight partial sums in a fixed order: what the compiler may turn into one vector.
+// Eight partial sums in a fixed order, which the compiler may turn into a vector.
 template <class T> T dot(const T* a, const T* b, int64_t n) {
   T part[8] = {};
   int64_t c = 0;
@@ -54,7 +54,7 @@ template <class T> void forward(const ExcludeSelf& a) {
   });
 }
 
-// One token and one key head: u = v / length; below, `along_y` is y . u, and so on.
+// A token and a key head: u = v / length; below, `along_y` is y . u, and so on.
 template <class T> void backward_group(const ExcludeSelfBackward& a, int64_t t, int64_t kv_head, T* du) {
   const int64_t group = a.y.size(1) / a.v.size(1), d = a.y.cols();
   const T* v = head_row<T>(a.v, t, kv_head);

@@ -1,5 +1,6 @@
 // Exclusive self attention: some lanes of a warp take a token's heads of one key head, v in registers. Heads of 64 and
-// 128 numbers, aligned to 16 bytes, go by 16-byte vectors, a few lanes each; others by a whole warp, number by number.
+// 128 numbers, aligned to 16 bytes, go by 16-byte vectors, a few lanes each; all further widths by a whole warp, number
+// by number.
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/vec.cuh"
@@ -33,7 +34,7 @@ struct Params {
   int64_t tokens = 0;
 };
 
-// A lane's elements of a head that kLanes lanes hold together. kRoom: numbers per lane; numbers beyond the width are
+// A lane's elements of a head distributed over kLanes lanes. kRoom: numbers per lane; numbers beyond the width are
 // zero, so the room changes no bit.
 template <class T, int kRoom> struct ByNumber {
   using Type = T;
@@ -75,8 +76,8 @@ template <class Form> __device__ inline float dot(const float (&a)[Form::kCount]
   return sum;
 }
 
-// Lanes past the last item compute the last item again without storing, because the other lanes of their warp need
-// them.
+// Lanes past the last item compute the last item again without storing, because the shuffles need all lanes of the
+// warp.
 struct Item {
   int64_t token;
   int kv_head;

@@ -1,4 +1,4 @@
-// The CUDA kernels of exclusive self attention on the CPU, against the fp64 loop: what a sanitizer can see of them.
+// The CUDA kernels of exclusive self attention on the CPU, against the fp64 loop, where sanitizers see their accesses.
 #include <gtest/gtest.h>
 
 #include "ingot/kernels/attention/attention.h"
@@ -38,7 +38,7 @@ TEST(ExcludeSelfEmulated, AgreesWithTheFp64Loop) {
                           {2, 2, 1, 129},
                           {37, 8, 4, 64},
                           {11, 2, 2, 128}})
-      for (int64_t gap : {3, 8}) {  // between heads; the one keeps them from lying in whole vectors
+      for (int64_t gap : {3, 8}) {  // between heads; a gap of 3 keeps heads from being whole vectors
         SCOPED_TRACE(::testing::Message() << type << ' ' << c.tokens << ' ' << c.heads << ' ' << c.width);
         const Shape many{c.tokens, c.heads, c.width}, few{c.tokens, c.kv_heads, c.width};
         Buffer y(type, many, c.width + gap), v(type, few), z(type, many), dz(type, many), dy(type, many), dv(type, few);

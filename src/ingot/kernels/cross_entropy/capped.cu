@@ -28,7 +28,7 @@ struct Params {
   int32_t ignore_index;
 };
 
-// factor * from, 8 numbers a thread at a time. A factor of 0 gives zeros whatever they are.
+// factor * from, 8 numbers a thread at a time. A factor of 0 gives zeros, also for NaN and infinity.
 template <class From>
 __device__ __forceinline__ void multiply_row(const From* from, bf16* to, uint32_t eights, uint32_t first, uint32_t step,
                                              float factor) {

@@ -79,7 +79,8 @@ class Weigh {
       out_.send(&p_.u, column, at.row, 0);
     }
   }
-  // By the thread that holds the logit at the row's target, if it is in the tile: `at` columns from its first.
+  // Stores the logit at the row's target from the thread that holds this logit, if the tile contains the target. `at`:
+  // the target minus the tile's first column.
   __device__ __forceinline__ void leave_target(const Cap& cap, const float (&d)[kSums], int half, uint32_t row,
                                                uint32_t at) const {
     const uint32_t mine = threadIdx.x % 4;

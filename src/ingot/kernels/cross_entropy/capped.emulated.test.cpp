@@ -1,4 +1,4 @@
-// What finishes softcapped rows, on the CPU.
+// The kernels that finish softcapped rows, on the CPU.
 #include "ingot/kernels/cross_entropy/cross_entropy_cases.test.h"
 
 namespace ingot {

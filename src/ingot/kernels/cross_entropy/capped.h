@@ -1,8 +1,8 @@
 #pragma once
-// A chunk of softcapped logits as the product that computes them writes it, where the cap is low enough that exp(c) can
-// be computed without subtracting the maximum (bf16 has fp32's exponents). Of each row:
-//   u = exp(c) (1 - (c / cap)^2)      the gradient of the row's logits, except for a factor and for the target's term
-//   sums of exp(c) in fp32, one for each tile of kCappedColumns columns
+// The form in which the product writes a chunk of softcapped logits where the cap is low enough that exp(c) can be
+// computed without subtracting the maximum (bf16 has fp32's exponents). Of each row:
+//   u = exp(c) (1 - (c / cap)^2) the gradient of the row's logits, except for a factor and for the target's term sums
+//   of exp(c) in fp32, one sum for each tile of kCappedColumns columns
 // and c at the target. The gradient of row t is factor[t] * u[t] and is never written: dw is a product of u and factor
 // * x, and rows of u w are multiplied by the factor. Only the target's u is replaced once the sum is known.
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
@@ -11,8 +11,8 @@ namespace ingot::cuda {
 
 constexpr int64_t kCappedColumns = 128;
 
-// The largest cap, for which the factors of rows and their products stay within fp32 whatever the logits are; and the
-// largest z_loss, for which 1 + 2 z_loss lse stays well above 0.
+// The largest cap, for which the factors of rows and their products stay within fp32 for all logits; and the largest
+// z_loss, for which 1 + 2 z_loss lse stays well above 0.
 constexpr double kMostCap = 40, kMostCappedZ = 1. / 160;
 
 struct Capped {

@@ -67,7 +67,7 @@ BenchCase head_case(const Head& h, int threads, Products products) {
 
 }  // namespace
 
-// Of its three products' bound: what the loss and memory take is lost.
+// The bound is the time of the three products: the time of the loss and of memory counts as lost.
 INGOT_BENCH(cross_entropy) {
   std::vector<BenchCase> cases;
   std::vector<int> thread_counts = {1};

@@ -17,8 +17,9 @@ INGOT_SIMD_DECLARE(float row_max(const float* logits, int64_t n);
 namespace ingot {
 namespace {
 
-// One chunk of logits stays in the outer cache between its three products; rows enough to pay for reading the weights
-// and adding to their gradient once for each chunk come first, until memory does.
+// A chunk of logits should stay in the outer cache between its three products. Large vocabularies exceed this limit up
+// to kMostChunkBytes: a chunk needs enough rows to pay for reading the weights and adding to their gradient once per
+// chunk.
 constexpr int64_t kChunkBytes = 4 << 20, kMostChunkBytes = 16 << 20, kPayingRows = 512;
 
 void check_rows(const Tensor& t, const Tensor& like, Shape shape, const char* what) {
@@ -38,7 +39,7 @@ void check_rows_or_none(const Tensor& t, const Tensor& like, Shape shape, const 
   if (t) check_rows(t, like, shape, what);
 }
 
-// A second pair's matrix: one, or one of each segment.
+// The matrix of a second pair: a single matrix, or one for each segment.
 void check_pair(const Tensor& t, const Tensor& like, Shape shape, const char* what) {
   if (!t || shape.rank == 2) return check_rows_or_none(t, like, shape, what);
   INGOT_CHECK(t.shape == shape && t.step(-1) == 1, what, ": found shape ", t.shape, ", expected ", shape,
@@ -59,7 +60,7 @@ void check_targets(const Tensor& targets, int64_t rows, const Tensor& like, cons
   INGOT_CHECK_EQ(targets.dtype, DType::i32, op, ": targets dtype");
   INGOT_CHECK_EQ(targets.device, like.device, op, ": targets device");
 }
-// Reads the targets, so only where they are in the host's memory.
+// Reads the targets, so this check is only for targets in host memory.
 void check_target_values(const Tensor& targets, int64_t vocab, int32_t ignore_index, const char* op) {
   const int32_t* target = targets.ptr<int32_t>();
   for (int64_t t = 0; t < targets.size(0); ++t)
@@ -81,7 +82,7 @@ namespace cpu {
 namespace {
 
 // The mean of capped logits under the smoothed target; `total` is their sum. Without smoothing only the target counts,
-// whatever the others are.
+// even where further logits are not finite.
 template <class T> T expected_logit(T at_target, T total, int64_t V, T smoothing) {
   return smoothing > 0 ? (1 - smoothing) * at_target + smoothing * total / T(V) : at_target;
 }
@@ -115,7 +116,8 @@ RowLoss<T> row_loss(const T* logits, T* out, int64_t V, int64_t target, bool ign
 }
 
 // The same for fp32 in three passes over a row that stays in the inner caches: the maximum, the exponentials, and a
-// scale. Smoothing needs a sum too, and the exponentials again: what it subtracts is there before the softcap's slope.
+// scale. Smoothing needs a sum too, and computes the exponentials again, because the smoothing term is subtracted
+// before the factor of the softcap's slope.
 RowLoss<float> row_loss_fast(const float* logits, float* out, int64_t V, int64_t target, bool ignored, float dloss,
                              double softcap, double z_loss, double smoothing) {
   const auto capped = [&](double l) { return softcap > 0 ? softcap * std::tanh(l / softcap) : l; };
@@ -203,7 +205,7 @@ namespace cpu {
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream);
 namespace {
 
-// Rows of logits that a chunk has room for: a multiple of 16 for the products.
+// The largest number of rows of a chunk: a multiple of 16 for the products.
 int64_t most_chunk_rows(int64_t vocab, DType dtype) {
   const int64_t row = std::max<int64_t>(1, vocab * size_of(dtype));
   return std::max<int64_t>(16, std::clamp(kPayingRows * row, kChunkBytes, kMostChunkBytes) / row / 16 * 16);
@@ -218,7 +220,7 @@ int64_t logits_stride(int64_t vocab, DType dtype) {
   const int64_t size = size_of(dtype);
   return vocab * size % 4096 == 0 ? vocab + 64 / size : vocab;
 }
-// A workspace serves fewer rows too: the logits' part is that of the largest chunk.
+// A workspace serves fewer rows too: its part for logits has the size of the largest chunk.
 int64_t logits_bytes(int64_t rows, int64_t vocab, DType dtype) {
   const int64_t most = std::min((rows + 15) / 16 * 16, most_chunk_rows(vocab, dtype));
   return most * logits_stride(vocab, dtype) * size_of(dtype);
@@ -232,7 +234,7 @@ void backward(const LinearCrossEntropy& a, const Tensor& dlogits, const Tensor& 
   if (dx || dw) linear_backward({.dy = dlogits, .x = x, .w = w, .dx = dx, .dw = dw, .products = a.products}, stream);
 }
 
-// One after the other, so that no segment's bits depend on another.
+// Segments run in turn, so that the bits of a segment do not depend on its neighbours.
 void of_each_segment(const LinearCrossEntropy& a, Stream stream) {
   for (size_t s = 0; s + 1 < a.cu2.size(); ++s) {
     LinearCrossEntropy one = a;

@@ -21,11 +21,11 @@ struct Params {
   int32_t ignore_index;
 };
 
-// A sum of exponentials beside the largest exponent among them, and the sum of the exponents.
+// A sum of exponentials relative to the largest exponent, and the sum of the exponents.
 struct RowSum {
   float high, sum, total;
 };
-// Of kLanes lanes in every one of them: the largest exponent first, so that each sum is scaled once.
+// Combines kLanes lanes; every lane receives the result: the largest exponent first, so that each sum is scaled once.
 template <int kLanes> __device__ inline RowSum together(RowSum e) {
   float high = e.high;
   for (int step = kLanes / 2; step > 0; step /= 2) high = ptx::max_nan(high, __shfl_xor_sync(~0u, high, step));
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ P
     float x[N];
     load(i, x), take(x);
   }
-  // Read before dlogits may overwrite it: of_block has a barrier.
+  // Read before dlogits may overwrite the logit: of_block has a barrier.
   const float at_target = known ? cap(tile::to_float(logits[target])) : __int_as_float(0x7fffffff);
   const RowSum all = of_block(mine, tile::shared<RowMemory<>>());
   const float lse = all.high + logf(all.sum);
@@ -185,7 +185,8 @@ struct TiledParams {
 
 constexpr uint32_t kEights = 4, kTileEights = kExponentialColumns / 8;  // vectors of a thread on their way at once
 
-// A block a row; of few columns blocks are small, so that one's sums run under others' copies.
+// One block per row. With few columns blocks are small, so that a block's sums overlap with the copies of further
+// blocks.
 template <class T, int kThreadsOf>
 __global__ void __launch_bounds__(kThreadsOf) tiled_row_kernel(const __grid_constant__ TiledParams p) {
   const int64_t row = blockIdx.x;
@@ -234,7 +235,7 @@ __global__ void __launch_bounds__(kThreadsOf) tiled_row_kernel(const __grid_cons
       tile::to_float(v[k], x);
 #pragma unroll
       for (uint32_t n = 0; n < 8; ++n) {
-        // What has no digits left is as far down as the cap allows.
+        // A logit without digits left is as small as the cap allows.
         const float c = p.softcap > 0 ? fmaxf(high + ptx::log2_approx(x[n]) * (1 / kLog2e), -p.softcap) : 0.f;
         const float g = int32_t(i * 8 + n) == target ? of_target : factor * x[n] * cap.slope(c);
         d[n] = ignored ? 0.f : g;  // even where the logits are not finite

@@ -22,7 +22,7 @@ TEST_F(CrossEntropyCuda, AgreesWithTheCpuInFp64Small) {
       [](const cuda::Capped& in, const Tensor& x, const CrossEntropy& a) { cuda::finish_capped(in, x, a, {}); });
 }
 
-// Chunks are of equal rows, so what one needs may shrink where there is one more of them.
+// Chunks have equal rows, so a chunk may need less memory where the number of chunks grows by one.
 TEST_F(CrossEntropyCuda, RoomOfManyRowsServesFewer) {
   for (DType type : {DType::bf16, DType::f32})
     for (const auto& [features, vocab] :
@@ -40,7 +40,7 @@ TEST_F(CrossEntropyCuda, RoomOfManyRowsServesFewer) {
 
 #ifdef INGOT_HAS_CUDA_LINEAR
 // Several chunks of rows, a vocabulary that is no multiple of a vector, a second pair: as logits, as exponentials (no
-// cap or a high one), and as those times slopes; on either side of what a cap and a z-loss may be for that.
+// cap or a high one), and as exponentials times slopes; caps and z-losses on either side of the limits of the last way.
 TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
   struct Case {
     int64_t rows, features, vocab, rank;
@@ -127,8 +127,9 @@ TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
             .dw = dw64,
             .dw2 = of_pairs(dw264),
             .cu2 = c.cu2});
-      // Logits are fp32 sums of exact products (f32 operands: to fp32 roundings); what the gradients' products read is
-      // rounded to the type once, relative to entries of size dloss: dx sums vocab of them against weights, dw rows.
+      // Logits are fp32 sums of exact products (f32 operands: to fp32 roundings); the operands of the gradients'
+      // products are rounded to the type once, relative to entries of size dloss: dx sums vocab of them against
+      // weights, dw rows.
       const double u = testing::roundoff(type), sums = (double(c.features) + 100) * testing::roundoff(DType::f32);
       testing::expect_close(loss, values(loss64), 40 * sums, 1e-6);
       testing::expect_close(dx, values(dx64), 8 * (u + sums) * weight * 3, 2 * u);

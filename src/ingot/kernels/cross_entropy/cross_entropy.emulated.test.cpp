@@ -1,4 +1,4 @@
-// The CUDA kernel of cross entropy on the CPU: what a sanitizer can see of it.
+// The CUDA kernel of cross entropy on the CPU, where sanitizers see its accesses.
 #include "ingot/kernels/cross_entropy/cross_entropy_cases.test.h"
 
 namespace ingot {

@@ -19,14 +19,14 @@ struct CrossEntropy {
   Tensor dloss;                    // (T) the gradient of each row's loss, or left out: no dlogits
   Tensor dlogits;                  // (T, V); may alias logits; on a GPU bf16 or f16 beside f32 logits, too
   double softcap = 0, z_loss = 0;  // 0: none
-  int32_t ignore_index = -1;       // is allowed for a token too, which then has no loss
+  int32_t ignore_index = -1;       // may be a token's id: this token then has no loss
   double label_smoothing = 0;      // 0 to 1
 };
 void cross_entropy(const CrossEntropy& a, Stream stream);
 
 // Losses, and where dloss is given also the gradients (the upstream gradient of every row is then known in advance, as
-// for a mean), in one pass over chunks of rows: three products, and no more memory than one chunk of logits and, where
-// there are several chunks, the weights in the products' order.
+// for a mean), in one pass over chunks of rows: three products, and memory for one chunk of logits and, with several
+// chunks, the weights in the products' order.
 struct LinearCrossEntropy {
   Tensor x, w;       // (T, C), (V, C)
   Tensor x2, w2;     // (T, R), (V, R): a second pair whose product is added (a low-rank adapter), or left out

@@ -5,7 +5,7 @@
 
 namespace ingot::testing {
 
-// --- linear + softcap + cross entropy: losses, and gradients of their mean, of which dw is added to
+// --- linear + softcap + cross entropy: losses, and gradients of their mean; dw accumulates
 EXPORT int ingot_bench_linear_cross_entropy_workspace(int64_t rows, int64_t features, int64_t vocab, int64_t* bytes) {
   return guarded(
       [&] { *bytes = linear_cross_entropy_workspace_bytes(rows, features, vocab, DType::bf16, Products::bf16, kGpu); });

@@ -4,9 +4,9 @@ namespace ingot::INGOT_SIMD {
 
 namespace {
 constexpr int L = kLanes<float>;
-constexpr int64_t kRun = 1024;  // floats added up in fp32 before they go to an fp64 sum
+constexpr int64_t kRun = 1024;  // floats added up in fp32 before the fp32 sum goes to an fp64 sum
 
-// A vector of which the first n lanes exist; the others read as `fill`.
+// A vector whose first n lanes exist; the remaining lanes read as `fill`.
 struct Lanes {
   int64_t n;
   Vec<float> read(const float* p, float fill) const {
@@ -31,7 +31,7 @@ float row_max(const float* logits, int64_t n) {
 
 namespace {
 // u = tanh(l * inverse_cap) for n <= kRun logits; whole vectors are written. A loop of its own: with the exponential
-// behind it the chain of one vector is longer than what the CPU reorders, and takes half as long again.
+// behind it the dependent chain of a vector is longer than the CPU's reorder window, and takes 1.5 times as long.
 void run_tanh(const float* logits, float* u, int64_t n, float inverse_cap) {
   for (int64_t i = 0; i < n; i += L) store<float>(u + i, tanh(Lanes{n - i}.read(logits + i, 0) * inverse_cap));
 }
@@ -70,8 +70,8 @@ double sum_exp(const float* logits, float* out, int64_t n, float high, float sof
 }
 }  // namespace
 
-// Returns the sum over the row of e = exp(c - high), c the softcapped logit; where `out` is given, it gets
-// e * (1 - (c / softcap)^2). It may be `logits`. softcap 0: none.
+// Returns the sum over the row of e = exp(c - high), c the softcapped logit; where `out` is given, out = e * (1 - (c /
+// softcap)^2). `out` may be `logits`. softcap 0: none.
 double row_exp(const float* logits, float* out, int64_t n, float high, float softcap) {
   if (softcap > 0)
     return out ? sum_exp<true, true>(logits, out, n, high, softcap)
@@ -95,7 +95,7 @@ double row_sum(const float* logits, int64_t n, float softcap) {
   return softcap > 0 ? total * double(softcap) : total;
 }
 
-// out = (scale * exp(c - high) - share) * (1 - (c / softcap)^2); it may be `logits`.
+// out = (scale * exp(c - high) - share) * (1 - (c / softcap)^2); `out` may be `logits`.
 void row_smoothed(const float* logits, float* out, int64_t n, float high, float softcap, float scale, float share) {
   const float factor = softcap > 0 ? softcap : 1;
   alignas(kVecBytes) float memory[kRun];

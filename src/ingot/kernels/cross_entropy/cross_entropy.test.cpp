@@ -22,7 +22,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.rows << " rows of " << c.vocab << ", softcap " << c.softcap << ", z-loss " << c.z_loss << ", scale "
              << c.scale << ", smoothing " << c.smoothing;
 }
-// tails of every kind, more than one fp32 run of the sum, logits well beyond the softcap, softcaps of 1 and less
+// tails of every kind, more than a single fp32 run of the sum, logits well beyond the softcap, softcaps of 1 and less
 const Case kCases[] = {{0, 5, 0, 0, 0, 2},
                        {1, 1, 0, 0, 0, 2},
                        {1, 7, 0, 30, 1e-4, 3},
@@ -80,7 +80,8 @@ TEST(CrossEntropy, Fp32IsAsCloseToFp64AsItsRoundingsAllow) {
     cross_entropy(fast.args, {});
     cross_entropy(exact.args, {});
     const double unit = testing::roundoff(DType::f32);
-    // A capped logit of size s carries s roundings of tanh, and the exponential turns them into relative errors of p.
+    // A capped logit of size s carries s roundings of tanh, and the exponential turns these roundings into relative
+    // errors of p.
     const double size = c.softcap > 0 ? c.softcap : 5 * c.scale, off = (8 + 4 * size) * unit;
     EXPECT_TRUE(testing::compare(fast.lse, values(exact.lse), off, unit).ok)
         << testing::compare(fast.lse, values(exact.lse), off, unit).message;
@@ -406,8 +407,8 @@ TEST(CrossEntropy, TheIgnoredIndexMayBeATokens) {
   cross_entropy_cases::the_ignored_index_may_be_a_tokens<Buffer>([](const CrossEntropy& a) { cross_entropy(a, {}); });
 }
 
-// The least and the largest that are allowed: with the one every logit is far beyond the cap, with the other it does
-// nothing that fp64 could see; fp32 keeps what its own digits are of the cap.
+// The smallest and the largest softcap allowed: with the smallest, every logit is far beyond the cap; with the largest,
+// fp64 sees no effect, and fp32 is as exact as its digits of the cap.
 TEST(CrossEntropy, TheEndsOfSoftcapsAreNumbers) {
   for (DType dtype : {DType::f64, DType::f32})
     for (double softcap : {1e-30, 1e30}) {

@@ -15,7 +15,7 @@ struct DeviceCase {
   int64_t rows, vocab, gap;
   double softcap, z_loss, scale, smoothing = 0;
 };
-// Vectors and no vectors, rows that stay in registers and longer ones, empty; softcaps of 1 and less.
+// Vectors and no vectors, rows that stay in registers and longer rows, empty; softcaps of 1 and less.
 constexpr DeviceCase kDeviceCases[] = {{0, 5, 0, 0, 0, 1},
                                        {3, 1, 0, 0, 0, 1},
                                        {7, 13, 2, 30, 1e-4, 1},
@@ -83,7 +83,8 @@ template <class B, class Call> void agrees_with_fp64(Call&& call) {
                        .label_smoothing = c.smoothing},
                       {});
         // A logit of size s carries s roundings into the exponent, two approximate functions 2^-21 of the cap; p has
-        // them as relative errors, and the slope, 1 - (c / cap)^2, twice those of the cap. Then the result's type.
+        // these as relative errors, and the slope, 1 - (c / cap)^2, twice the cap's. The rounding to the result's type
+        // comes on top.
         const double u = testing::roundoff(DType::f32), size = c.softcap > 0 ? c.softcap : 5 * c.scale;
         const double off = (8 + 4 * size) * u + c.softcap * 1e-6;
         testing::expect_close(lse, values(lse64), off, 2 * u);
@@ -95,8 +96,8 @@ template <class B, class Call> void agrees_with_fp64(Call&& call) {
       }
 }
 
-// From a product's exponentials, here made of given logits in fp64: tiles that are whole or not, several vectors a
-// thread, an ignored row, f16's few exponents.
+// From a product's exponentials, here made of given logits in fp64: whole and partial tiles, several vectors a thread,
+// an ignored row, f16's few exponents.
 template <class B, class Call> void exponentials_agree_with_fp64(Call&& call) {
   using testing::values;
   struct Case {
@@ -160,8 +161,9 @@ template <class B, class Call> void exponentials_agree_with_fp64(Call&& call) {
                        .softcap = c.softcap,
                        .z_loss = c.z_loss},
                       {});
-        // As above, of the two numbers that a tile has in fp32; the gradient has the exponential's rounding and its
-        // own, and the slope's of a logit that is known to a rounding of its exponential, 2 / cap of it at most.
+        // As above, for the two fp32 numbers of a tile. The gradient adds the exponential's rounding and its own; the
+        // slope comes from a logit known up to its exponential's rounding, and is off by at most 2 / cap of this
+        // rounding.
         const double u = testing::roundoff(DType::f32), size = c.softcap > 0 ? c.softcap : 5 * c.scale;
         const double off = (8 + 4 * size) * u;
         testing::expect_close(lse, values(lse64), off, 2 * u);
@@ -174,8 +176,8 @@ template <class B, class Call> void exponentials_agree_with_fp64(Call&& call) {
       }
 }
 
-// What a product of softcapped logits leaves, here made in fp64: the rows' factors times it are the gradient. An
-// ignored row holds no numbers.
+// The output of a product of softcapped logits, here made in fp64: the rows' factors times this output are the
+// gradient. An ignored row holds no numbers.
 template <class B, class Call> void capped_agrees_with_fp64(Call&& call) {
   using testing::values;
   struct Case {
@@ -275,7 +277,8 @@ template <class B, class Call> void capped_agrees_with_fp64(Call&& call) {
     }
 }
 
-// A row of the ignored index has no loss and no gradient, also where the index is a token's; others are as ever.
+// A row of the ignored index has no loss and no gradient, also where the index is a token's; the results of all further
+// rows do not change.
 template <class B, class Call> void the_ignored_index_may_be_a_tokens(Call&& call) {
   using testing::values;
   B targets(DType::i32, {3});
@@ -310,7 +313,7 @@ template <class B, class Call> void the_ignored_index_may_be_a_tokens(Call&& cal
   EXPECT_EQ(gradients[1], gradients[0]);
 }
 
-// On a GPU nobody reads the targets before the kernel does.
+// On a GPU the kernel is the first reader of the targets.
 template <class B, class Call> void a_target_outside_gives_a_nan(Call&& call) {
   B logits = testing::normal<B>(DType::f32, {2, 8}, 1), loss = testing::poisoned<B>(DType::f32, {2});
   B targets(DType::i32, {2});

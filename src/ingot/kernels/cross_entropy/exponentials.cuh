@@ -85,7 +85,8 @@ template <class T> class Exponentiate {
       out_.send(&p_.e, column, at.row, 0);
     }
   }
-  // By the thread that holds c at the row's target, if it is in the tile: `at` columns from its first.
+  // Stores c at the row's target from the thread that holds this c, if the tile contains the target. `at`: the target
+  // minus the tile's first column.
   __device__ __forceinline__ void leave_target(const float (&d)[kSums], int half, uint32_t row, uint32_t at) const {
     const uint32_t mine = threadIdx.x % 4;
     if (at >= uint32_t(kTile.n) || at % 8 / 2 != mine || row >= p_.rows) return;

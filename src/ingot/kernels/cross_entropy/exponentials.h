@@ -1,9 +1,9 @@
 #pragma once
-// A chunk of logits as the product that computes them writes it: not c = cap(x W^T), but for each row and each tile of
+// The form in which the product writes a chunk of logits: not c = cap(x W^T), but for each row and each tile of
 // kExponentialColumns columns
 //   high = max c     sum = sum exp(c - high) in fp32     e = exp(c - high) in 16 bits
-// and c at the row's target in fp32. A logit is rounded once, as the probability that the gradient reads, and takes
-// half of the bytes of an fp32 logit in memory.
+// and c at the row's target in fp32. A logit is rounded once, as the probability for the gradient, and takes half of
+// the bytes of an fp32 logit in memory.
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
 
 namespace ingot::cuda {
@@ -21,8 +21,8 @@ struct Exponentials {
 template <class T>
 void launch_exponentials(const Tensor& x, const Tensor& w, const Tensor& targets, double softcap,
                          const Exponentials& out, Stream stream);
-// The computation of cross_entropy, from exponentials: a.logits is not used, and a.dlogits is in.e. Without smoothing,
-// which needs the sum of the logits.
+// The computation of cross_entropy, from exponentials: a.logits is not used, and a.dlogits is in.e. Smoothing is not
+// supported, because it needs the sum of the logits.
 void cross_entropy_of(const Exponentials& in, const CrossEntropy& a, Stream stream);
 
 }  // namespace ingot::cuda

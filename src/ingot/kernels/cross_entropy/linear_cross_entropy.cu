@@ -12,7 +12,7 @@ namespace {
 // take so much memory, and no more than the longest products need. A chunk's logits are beyond L2 either way.
 constexpr int64_t kChunkBytes = 1'300'000'000, kLeastChunkRows = 128;
 
-// What a chunk may have at most, which is what there is room for: room of many rows serves fewer, too.
+// The most rows of a chunk for which the workspace suffices: a workspace for many rows serves fewer, too.
 int64_t most_rows(int64_t row_bytes, int64_t most) {
   return std::clamp(kChunkBytes / row_bytes / 128 * 128, kLeastChunkRows, most);
 }
@@ -24,7 +24,7 @@ int64_t equal_chunks(int64_t rows, int64_t most) {
 int64_t most_chunk_rows(int64_t vocab, DType type) {
   return most_rows(std::max<int64_t>(1, vocab) * (4 + (type == DType::f32 ? 0 : size_of(type))), 8192);
 }
-// Room for a chunk of logits, for their gradients where those have another type, and for the products.
+// Room for a chunk of logits, for their gradients where their type differs, and for the products.
 struct Room {
   int64_t logits, dlogits, product;
   int64_t bytes() const { return logits + dlogits + product; }
@@ -51,7 +51,8 @@ ExponentialRoom exponential_room(int64_t rows, int64_t vocab, Device device) {
   const auto aligned = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   return {aligned(n * vocab * 2), aligned(n * tiles_of(vocab) * 8), aligned(n * 4), linear_workspace_bytes(device)};
 }
-// What the room would hold is the same whatever else the call has: enough for either way.
+// A function of the sizes alone, so that the size of the workspace does not depend on further options of the call: the
+// workspace suffices for either way.
 bool may_take_exponentials(int64_t rows, int64_t vocab, DType type) {
   return (type == DType::bf16 || type == DType::f16) && vocab % 8 == 0 && rows >= 128;
 }
@@ -61,10 +62,11 @@ bool takes_rows(const LinearCrossEntropy& a) {
          core_refuses({.a = a.x, .b = a.w, .c = Tensor(a.workspace.data, a.x.dtype, {8, 8})}) == nullptr;
 }
 
-// The slope is found from an exponential of 16 bits, so from a logit that is off by that rounding: by 2 / cap of it.
+// The slope is computed from an exponential of 16 bits, so from a logit with this rounding error: the slope is off by 2
+// / cap of the rounding.
 bool takes_exponentials(const LinearCrossEntropy& a) { return takes_rows(a) && (a.softcap == 0 || a.softcap >= 1); }
 
-// Of some of the rows, that `rows` cuts out of a tensor.
+// The losses of some of the rows, where `rows` slices a tensor.
 template <class Rows> CrossEntropy losses_of(const LinearCrossEntropy& a, Rows&& rows) {
   return {.targets = rows(a.targets),
           .loss = rows(a.loss),
@@ -169,14 +171,14 @@ void by_capped(const LinearCrossEntropy& a, Stream stream) {
 
 #endif
 
-// Where a chunk that begins at a row ends: after `step` rows, with pairs of segments at the last end of one within
-// them.
+// Where a chunk that begins at a row ends: after `step` rows, with pairs of segments at the last end of a segment
+// within these rows.
 int64_t chunk_end(const LinearCrossEntropy& a, int64_t begin, int64_t step) {
   const int64_t most = std::min(a.x.size(0), begin + step);
   const auto after = std::upper_bound(a.cu2.begin(), a.cu2.end(), most);
   return after != a.cu2.begin() && *(after - 1) > begin ? *(after - 1) : most;
 }
-// Neighbouring segments that have as many rows of a chunk.
+// Neighbouring segments with equal numbers of rows in a chunk.
 struct Run {
   int64_t first, count, begin, length;
   Tensor of(const Tensor& t) const {

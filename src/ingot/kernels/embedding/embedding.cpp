@@ -56,7 +56,7 @@ void embedding(const Embedding& a, Stream) {
   });
 }
 
-// Tasks own columns and walk all tokens in order: no two tasks meet, and every sum has one order.
+// Tasks own columns and walk all tokens in order: no two tasks share a column, and every sum has a fixed order.
 void embedding_backward(const EmbeddingBackward& a, Stream) {
   check_ids(a.ids, a.dtable.size(0), "embedding_backward");
   with_wide_float_type(a.dtable.dtype, "embedding_backward", [&](auto scalar) {

@@ -22,7 +22,7 @@ struct GatherParams {
   int units;  // of a row
   bool accumulate;
 };
-// An id outside of the table gives a row of NaNs: a kernel has no way to say it.
+// An id outside of the table gives a row of NaNs: a kernel cannot report errors.
 template <class T, int N> __global__ void __launch_bounds__(kThreads) gather(const __grid_constant__ GatherParams p) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x, token = i / p.units;
   if (token >= p.tokens) return;
@@ -59,8 +59,8 @@ template <class T> void gather_typed(const Embedding& a, Stream stream) {
 
 // --- dtable[ids] += dy, in token order
 
-// A block owns a few ids and columns: it reads all ids, a chunk at a time, lists the tokens that have one of its own,
-// and adds their rows up in shared memory. No two blocks meet, and every sum has one order.
+// A block owns a few ids and columns: it reads all ids, a chunk at a time, lists the tokens with its own ids, and adds
+// their rows up in shared memory. No two blocks share an id and a column, and every sum has a fixed order.
 constexpr int kColumns = 512, kOwnIds = 16, kChunk = 2048, kPerThread = kColumns / kThreads;
 static_assert(kChunk % kThreads == 0);
 struct ScatterParams {
@@ -71,13 +71,13 @@ struct ScatterParams {
 };
 struct ScatterMemory {
   float sums[kOwnIds][kColumns];
-  int32_t token[kChunk];  // of the chunk, then which of the block's ids
+  int32_t token[kChunk];  // of the chunk, then the number among the block's ids
   int8_t which[kChunk];
   int32_t of_warps[kThreads / 32];
 };
 // Lists the chunk's tokens whose id is the block's own, in order; returns how many.
 __device__ inline int list_own(const ScatterParams& p, int64_t chunk, int64_t first_id, ScatterMemory& memory) {
-  constexpr int kEach = kChunk / kThreads;  // neighbours, so that a thread's tokens are in order
+  constexpr int kEach = kChunk / kThreads;  // neighbours, for a thread's tokens to be in order
   int32_t own[kEach];
   int count = 0;
 #pragma unroll
@@ -120,7 +120,7 @@ template <class T> __global__ void __launch_bounds__(kThreads, 4) scatter_add(co
   const T* dy = static_cast<const T*>(p.dy.data);
   for (int64_t chunk = 0; chunk < p.tokens; chunk += kChunk) {
     const int listed = list_own(p, chunk, first_id, memory);
-    constexpr int kAhead = 16;  // rows under way: a frequent id has thousands, added one after another
+    constexpr int kAhead = 16;  // rows under way: a frequent id has thousands, added in turn
     for (int j = 0; j < listed; j += kAhead) {
       float x[kAhead][kPerThread];
 #pragma unroll

@@ -1,4 +1,4 @@
-// The CUDA kernels of embeddings on the CPU: what a sanitizer can see of them.
+// The CUDA kernels of embeddings on the CPU, where sanitizers see their accesses.
 #include "ingot/kernels/embedding/embedding_cases.test.h"
 
 namespace ingot {

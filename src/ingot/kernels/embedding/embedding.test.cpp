@@ -56,7 +56,7 @@ TEST(EmbeddingBackward, AddsEveryTokensGradientToItsRow) {
           const double more = g[t * size_t(c.channels) + size_t(k)];
           want[i] += more, size[i] += std::abs(more), ++additions[i];
         }
-      // Every addition rounds a sum no larger than its terms' sizes together; a row without a token stays as it was.
+      // Every addition rounds a sum bounded by the sum of its terms' sizes; a row without a token does not change.
       const auto got = values(dtable);
       for (size_t i = 0; i < want.size(); ++i)
         EXPECT_LE(std::abs(got[i] - want[i]), additions[i] * size[i] * testing::roundoff(dtype)) << i;

@@ -55,7 +55,7 @@ template <class B, class Call> void gradients_are_added_to_their_rows(Call&& cal
       testing::fill_normal(testing::host_of(dy), 3);
       testing::send(dtable), testing::send(dy);
       auto want = testing::values(testing::host_of(dtable));
-      double most = 1;  // additions to one number
+      double most = 1;  // additions to a number
       std::vector<int> additions(size_t(c.vocab), 0);
       const auto id = testing::values(testing::host_of(ids)), g = testing::values(testing::host_of(dy));
       for (size_t t = 0; t < id.size(); ++t) {

@@ -41,8 +41,8 @@ template <class T> struct LaneWriteBody : LaneFactors {
   }
 };
 
-// Six sums over tokens give every gradient of a vector or scalar: lane_i dout_i, a dout_i, b dout_i.
-// Frozen: no sums over tokens are wanted, and what these alone read is not read.
+// Six sums over tokens give every gradient of a vector or scalar: lane_i dout_i, a dout_i, b dout_i. Frozen: no sums
+// over tokens are computed, and operands of these sums alone are not read.
 template <class T, bool kFrozen> struct LaneWriteBackwardBody : LaneFactors {
   static constexpr int kSums = kFrozen ? 0 : 6, kHeld = kFrozen ? 1 : 6;
   residual::Matrix<T> lane0, lane1, a, b, dout0, dout1, dlane0, dlane1, da, db;
@@ -96,7 +96,8 @@ template <class T, bool kFrozen> struct LaneWriteBackwardBody : LaneFactors {
   }
 };
 
-// dr and dp: the six totals added over columns, those of the branches by their scales. A warp adds up one of them.
+// dr and dp: the six totals added over columns, the totals of the branches times their scales. A warp adds up a single
+// total.
 struct ScalarParams {
   const double* total;  // (6, cols)
   int64_t cols;

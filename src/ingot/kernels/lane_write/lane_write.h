@@ -1,5 +1,5 @@
 #pragma once
-// What a block of two lanes leaves in either.
+// The new contents of the two lanes after a block.
 // All tensors (T, C) with any row stride unless stated; vectors (C) hold one factor per channel. Gradients of vectors
 // and scalars accumulate; each is summed over tokens in a fixed order. On a GPU matrices may be bf16 or f16, beside f32
 // vectors and scalars.

@@ -27,7 +27,7 @@ template <class T> struct MixBody {
 template <class T> struct MixBackwardBody {
   static constexpr int kSums = 2;
   residual::Matrix<T> x, x0, dy, dx, dx0;
-  residual::Channels a, b, da, db;  // da, db: null where nobody wants them
+  residual::Channels a, b, da, db;  // da, db: null where not requested
   template <int N> __device__ MixColumns<N> columns(int64_t c) const {
     MixColumns<N> k;
     a.load(c, k.a), b.load(c, k.b);

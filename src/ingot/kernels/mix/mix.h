@@ -1,5 +1,5 @@
 #pragma once
-// The residual mix: each block reads the stream and what the stream began with.
+// The residual mix: each block reads the stream and the stream's first value.
 // All tensors (T, C) with any row stride unless stated; vectors (C) hold one factor per channel. Gradients of vectors
 // and scalars accumulate; each is summed over tokens in a fixed order. On a GPU matrices may be bf16 or f16, beside f32
 // vectors and scalars.

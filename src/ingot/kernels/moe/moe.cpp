@@ -62,7 +62,7 @@ void route_row(const T* logit, int64_t experts, int32_t* chosen, T* weight, int6
     int64_t best = -1;
     for (int64_t e = 0; e < experts; ++e) {
       if (std::find(chosen, chosen + i, int32_t(e)) != chosen + i) continue;
-      if (best < 0 || logit[e] > logit[best]) best = e;  // a NaN is taken only where nothing else is left before it
+      if (best < 0 || logit[e] > logit[best]) best = e;  // a NaN is taken only when no further candidate is left
     }
     chosen[i] = int32_t(best);
     weight[i] = logit[best];
@@ -77,7 +77,7 @@ void route_row(const T* logit, int64_t experts, int32_t* chosen, T* weight, int6
   for (int64_t i = 0; i < k; ++i) weight[i] /= sum;
 }
 
-// Counts each expert's slots and lists them: first[e] to first[e + 1] of `order`.
+// Counts each expert's slots and lists the slots: first[e] to first[e + 1] of `order`.
 void sort_slots(const Experts& a, const Plan& plan, int32_t* first, int32_t* order) {
   const int64_t E = a.gate_up.data.size(0), k = a.experts.size(1);
   const int32_t* chosen = a.experts.ptr<int32_t>();
@@ -92,7 +92,7 @@ void sort_slots(const Experts& a, const Plan& plan, int32_t* first, int32_t* ord
   }
   for (int64_t e = 0; e < E; ++e) first[e + 1] += first[e];
   for (int64_t s = 0; s < plan.slots; ++s) order[first[chosen[s]]++] = int32_t(s);
-  for (int64_t e = E; e > 0; --e) first[e] = first[e - 1];  // each was moved to where the next one begins
+  for (int64_t e = E; e > 0; --e) first[e] = first[e - 1];  // each entry has moved to the start of the next expert
   first[0] = 0;
 }
 
@@ -132,7 +132,7 @@ template <class T> void run_experts(const Experts& a, Stream stream) {
     stored_linear({.x = hidden,
                    .w = a.down.at(e),
                    .b = a.b_down ? a.b_down.row(e) : Tensor(),
-                   .y = Tensor(in, {n, C})},  // what went in is used up
+                   .y = Tensor(in, {n, C})},  // the inputs are no longer needed
                   stream);
     parallel_for(n, std::max<int64_t>(1, 65536 / C), [&](int64_t i0, int64_t i1) {
       for (int64_t i = i0; i < i1; ++i) std::copy_n(in + i * C, C, out + order[begin + i] * C);

@@ -28,11 +28,11 @@ struct Experts {
   Tensor b_down;            // (E, C) or left out
   Tensor y;                 // (T, C), written; may not alias x
   Tensor workspace;         // u8, experts_workspace_bytes(...)
-  GateOptions options;      // interleaved is ignored: it always is
+  GateOptions options;      // interleaved is ignored: gate and up always are
   bool e4m3_inputs = false;
 };
-// Tokens of one expert are multiplied together. Results are added in the order of `experts`, so that a token's sum does
-// not depend on the tokens beside it, except for the rounding of products of 8 rows and fewer (kernels/quant).
+// Tokens of the same expert are multiplied together. Results are added in the order of `experts`, so that a token's sum
+// does not depend on the tokens beside it, except for the rounding of products of 8 rows and fewer (kernels/quant).
 void experts(const Experts& a, Stream stream);
 int64_t experts_workspace_bytes(int64_t tokens, int64_t per_token, int64_t experts, int64_t width, int64_t hidden,
                                 DType dtype, Device device);

@@ -65,7 +65,7 @@ TEST(route, equal_logits_go_to_the_lower_expert_and_nan_never_leads_out_of_range
   }
 }
 
-// One mixture: f32 operands and weights in a format, and the same numbers in f64 for the oracle.
+// A mixture: f32 operands and weights in a format, and the same numbers in f64 for the oracle.
 struct Mixture {
   int64_t T, E, k, C, H;
   Buffer gu_data, gu_scales, down_data, down_scales, x, b_gu, b_down, weights, chosen, y;

@@ -1,7 +1,8 @@
 #pragma once
-// The routing of a few tokens by one block: the k largest logits of each token, their softmax, and the list of the
-// experts that any token chose.
-//    slot i: expert[i]; weight[i][t] of token t, 0 if it did not choose the expert; row[i][t] = t k + its place in t's
+// The routing of a few tokens by one block: the k largest logits of each token, their softmax, and the list of all
+// chosen experts.
+//    slot i: expert[i]; weight[i][t] of token t, 0 if the token did not choose the expert; row[i][t] = t k + its place
+//    in t's
 //            choice, or -1
 #include "ingot/kernels/moe/route_lists.h"
 
@@ -30,7 +31,7 @@ __device__ __forceinline__ uint32_t best_of_lanes(Choice c) {
   return ~__reduce_max_sync(~0u, key == top ? ~c.expert : 0);
 }
 
-// The choice of one token, by a warp: the k largest of `logits` (E) go to chosen[0 .. k), their softmax to weights[0 ..
+// The choice of a token, by a warp: the k largest of `logits` (E) go to chosen[0 .. k), their softmax to weights[0 ..
 // k). All are in shared memory.
 __device__ __forceinline__ void choose(const float* logits, uint32_t E, uint32_t k, uint32_t* chosen, float* weights) {
   constexpr uint32_t kHeld = 4;  // logits of a lane in registers; more are read again for every choice
@@ -39,7 +40,7 @@ __device__ __forceinline__ void choose(const float* logits, uint32_t E, uint32_t
   float held[kHeld];
 #pragma unroll
   for (uint32_t u = 0; u < kHeld; ++u) held[u] = number(lane + 32 * u);
-  uint32_t taken = 0;  // a bit for each of them that was chosen
+  uint32_t taken = 0;  // a bit for each chosen expert of the lane
   float top = 0, sum = 0;
 #pragma unroll 1
   for (uint32_t i = 0; i < k; ++i) {
@@ -68,7 +69,7 @@ __device__ __forceinline__ void choose(const float* logits, uint32_t E, uint32_t
   __syncwarp();
 }
 
-// For one token each choice is a slot of the list. By all threads of the block, after a barrier.
+// For a single token each choice is a slot of the list. By all threads of the block, after a barrier.
 __device__ __forceinline__ void make_lists(const uint32_t* chosen, const float* weights, uint32_t k,
                                            const Lists& lists) {
   for (uint32_t i = threadIdx.x; i < k; i += blockDim.x) {
@@ -80,7 +81,7 @@ __device__ __forceinline__ void make_lists(const uint32_t* chosen, const float* 
 }
 
 // A block's copy in shared memory of the lists of up to `most` expert slots, so that loads do not wait for each other.
-// Where one block writes the lists, this struct holds the lists themselves.
+// Where a single block writes the lists, this struct holds the lists themselves.
 struct Copy {
   int32_t *expert, *row;  // (most), (most, kCols)
   float* weight;          // (most, kCols)

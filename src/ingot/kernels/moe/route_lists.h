@@ -1,6 +1,7 @@
 #pragma once
-// The experts that a few tokens chose, as a list that kernels go through.
-//    slot i: expert[i]; weight[i][t] of token t, 0 if it did not choose the expert; row[i][t] = t k + its place in t's
+// The chosen experts of a few tokens, as a list for kernels.
+//    slot i: expert[i]; weight[i][t] of token t, 0 if the token did not choose the expert; row[i][t] = t k + its place
+//    in t's
 //            choice, or -1
 #include <cstdint>
 

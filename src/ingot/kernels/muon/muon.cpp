@@ -40,8 +40,8 @@ void update_row(double* p, const double* x, int64_t n, double keep, double step)
 constexpr int64_t kRowGrainElements = 1 << 14;
 int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, kRowGrainElements / std::max<int64_t>(1, cols)); }
 
-// Two copies of the matrix (each step reads one and writes the other), the squares an iteration works with, and one
-// fp64 sum of squares per row.
+// Two copies of the matrix (each step reads one copy and writes the second), the squares of an iteration, and an fp64
+// sum of squares per row.
 struct MatrixBytes {
   int64_t x, square, squares, sums;
   int64_t total() const { return 2 * x + squares * square + sums; }
@@ -55,10 +55,10 @@ MatrixBytes matrix_bytes(int64_t rows, int64_t cols, DType dtype) {
   return {round_up(rows * cols * size_of(dtype)), round_up(small * small * size_of(dtype)),
           iterates_on_square(rows, cols) ? kSquares : 2, round_up(rows * 8)};
 }
-// Matrices are worked on side by side, each in one thread, where their memory is small: one product rarely feeds all
-// threads evenly. Larger ones, and those that are too few for the threads, are cut inside their products.
+// Matrices are worked on side by side, each in one thread, where their memory is small: a single product rarely feeds
+// all threads evenly. Larger matrices, and banks with fewer matrices than threads, are divided inside their products.
 constexpr int64_t kMostLanes = 8, kLaneBytes = 4 << 20;
-constexpr int64_t kSmallMatrix = 128 * 512;  // elements: a product of which feeds few threads
+constexpr int64_t kSmallMatrix = 128 * 512;  // elements: a product of this size feeds few threads
 int64_t lanes_of(int64_t rows, int64_t cols, DType dtype) {
   return matrix_bytes(rows, cols, dtype).total() <= kLaneBytes ? kMostLanes : 1;
 }
@@ -86,7 +86,7 @@ struct Coefficients {
   Products products;
 };
 
-// The square A = X X^T on the short side, so that nothing is ever transposed in memory.
+// The square A = X X^T on the short side, without a transposition in memory.
 void square_of(const Tensor& x, const Tensor& a, Products products, Stream stream) {
   const bool wide = x.size(0) <= x.size(1);
   matmul({.a = x, .b = x, .c = a, .transpose_a = !wide, .transpose_b = wide, .products = products, .symmetric = true},
@@ -101,7 +101,7 @@ template <class T> void add_diagonal(const Tensor& t, T x) {
   for (int64_t i = 0; i < t.size(0); ++i) t.ptr<T>()[i * (t.row_stride() + 1)] += x;
 }
 
-// Iterates on x, which must be scaled already, and returns where the result is: x or w.other.
+// Iterates on x, which must be scaled already, and returns the tensor with the result: x or w.other.
 Tensor iterate_on_matrix(Tensor x, const Workspace& w, const Coefficients& co, Stream stream) {
   const bool wide = x.size(0) <= x.size(1);
   const Tensor &a = w.square[0], &b = w.square[1];
@@ -117,8 +117,8 @@ Tensor iterate_on_matrix(Tensor x, const Workspace& w, const Coefficients& co, S
 
 // The same for long matrices. With Q = a I + b A + c A A each step is X = Q X, so A becomes Q A Q; every Q is a
 // polynomial in the first A, so all squares commute and all products are symmetric. X itself is multiplied once, by P =
-// Q ... Q: 0.45 of the operations for 256 x 1,024. A's small eigenvalues are kept to an absolute error only, which a
-// step multiplies by a^2, but which enters X times singular values that are as small. bf16 would lose them.
+// Q ... Q: 0.45 of the operations for 256 x 1,024. A's small eigenvalues have an absolute error, multiplied by a^2 in
+// each step, but this error enters X times equally small singular values. bf16 would lose these eigenvalues.
 template <class T>
 Tensor iterate_on_square(const Tensor& x, const Workspace& w, const Coefficients& co, Stream stream) {
   const bool wide = x.size(0) <= x.size(1);
@@ -214,7 +214,7 @@ void muon(const Muon& call, Stream stream) {
   const int64_t count = m.p.size(0), rows = m.p.size(1), cols = m.p.size(2);
   with_wide_float_type(m.p.dtype, "muon", [&](auto type) {
     using T = decltype(type);
-    // Neither the number of lanes nor who takes which matrix changes a bit.
+    // Neither the number of lanes nor the assignment of matrices to lanes changes a bit.
     int64_t lanes = std::min(count, lanes_of(rows, cols, m.p.dtype));
     if (lanes < thread_count() && rows * cols > kSmallMatrix) lanes = 1;
     lanes = std::min<int64_t>(lanes, thread_count());

@@ -1,6 +1,6 @@
-// Muon on a GPU: three kernels before the iteration (momentum and the rows' squares; the matrices' norms; the matrix
-// that the iteration starts from) and one after it. With bf16 products the iteration runs on the core, a launch for
-// each product of a whole bank; with others matrix by matrix through matmul().
+// Muon on a GPU: three kernels before the iteration (momentum and the rows' squares; the matrices' norms; the first
+// matrix of the iteration) and one kernel after the iteration. With bf16 products the iteration runs on the core, a
+// launch for each product of a whole bank; with all further types, matrix by matrix through matmul().
 #include <utility>
 
 #include "ingot/gpu/launch.h"
@@ -35,7 +35,7 @@ template <class T> Bank<T> bank_of(const Tensor& t) {
   return {t.ptr<T>(), t.stride[0], t.stride[1]};
 }
 
-// What changes from step to step, from where the host or the device keeps it.
+// The rates of a step, read from the host's or the device's copy.
 struct Rates {
   const double* device = nullptr;  // lr, mu, weight decay
   const double* factor = nullptr;
@@ -47,7 +47,7 @@ struct Rates {
   __device__ double decay() const { return device != nullptr ? device[2] : weight_decay; }
 };
 
-// Every thread gets the sum, formed in an order that the thread's place fixes.
+// Every thread gets the same sum, in an order fixed by the threads' numbers.
 __device__ double block_sum(double v) {
   __shared__ double of_warp[kWarps];
   for (int mask = 16; mask > 0; mask /= 2) v += __shfl_xor_sync(~0u, v, mask);
@@ -61,21 +61,21 @@ __device__ double block_sum(double v) {
 
 template <class T> struct Gradients {
   Bank<const T> g;
-  Bank<T> momentum;  // none: the gradient is taken as it is
+  Bank<T> momentum;  // empty: the gradient is used directly
   int64_t rows = 0, cols = 0;
   bool nesterov = false, row_normalise = false;
 };
-// What is made orthogonal: the gradient moved along by its momentum, which has taken it up already.
+// The matrix to make orthogonal: the gradient plus the momentum, which already includes the gradient.
 template <class T> __device__ float moved(const Gradients<T>& a, float g, float momentum, float mu) {
   return a.nesterov ? g + mu * momentum : momentum;
 }
 
-// A block a row: momentum = mu momentum + g, and the sum of squares of what comes of it.
+// A block per row: momentum = mu momentum + g, and the sum of squares of the result.
 template <class T>
 __global__ void __launch_bounds__(kThreads) momentum_kernel(const Gradients<T> a, const Rates rates, double* squares) {
   ptx::wait_for_earlier_kernels();
   const double scale = rates.scale();
-  if (!isfinite(scale)) {  // nothing of the step is kept; the kernels behind this one read zeros
+  if (!isfinite(scale)) {  // the step is discarded; the following kernels read zeros
     if (threadIdx.x == 0) squares[blockIdx.x] = 0;
     return;
   }
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads)
   sum = block_sum(sum);
   if (threadIdx.x == 0) inverse[blockIdx.x] = 1 / (sqrt(sum) + kNormFloor);
 }
-// A block a row: x = what momentum_kernel squared, its rows and then all of it scaled.
+// A block per row: x = the row that momentum_kernel squared, scaled by row and by matrix.
 template <class T, class X>
 __global__ void __launch_bounds__(kThreads)
     start_kernel(const Gradients<T> a, const Rates rates, const double* squares, const double* inverse, Bank<X> x) {
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kThreads) write_back_kernel(Bank<T> to, Bank<c
     to.at(0, blockIdx.x)[c] = tile::from_float<T>(tile::to_float(x.at(0, blockIdx.x)[c]));
 }
 
-// --- the memory that a bank's iteration works in
+// --- the memory of a bank's iteration
 
 DType iterated_type(DType dtype, Products products) { return products == Products::bf16 ? DType::bf16 : dtype; }
 int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -163,7 +163,7 @@ struct Room {
   double *squares, *inverse;
   int64_t bytes = 0;
 };
-// Rows begin at multiples of 16 bytes, as tensor copies need them. Without memory: how much it takes.
+// Rows begin at multiples of 16 bytes, as tensor copies require. Without memory, only counts the bytes.
 Room carve(const Tensor& memory, int64_t count, int64_t rows, int64_t cols, DType dtype) {
   Room room;
   char* const begin = memory ? static_cast<char*>(memory.data) : nullptr;
@@ -243,7 +243,7 @@ template <class T, class X> void start(const Gradients<T>& a, const Rates& rates
               static_cast<const double*>(room.inverse), bank_of<X>(room.x));
 }
 
-// Calls use(T, X): the types of the parameters and of what is iterated on.
+// Calls use(T, X): the types of the parameters and of the iterated matrices.
 template <class Use> void with_types(DType dtype, DType iterated, const char* op, Use&& use) {
   with_gpu_type(dtype, op, [&](auto type) {
     if (iterated == DType::bf16) return use(type, bf16{});

@@ -46,7 +46,7 @@ Matrix scaled(Matrix m, double by) {
   return m;
 }
 
-// A step's parts: a x, b A x and c A A x, or x from the left where it is tall. With absolute values: their sizes.
+// A step's parts: a x, b A x and c A A x, or with x on the left where x is tall. With absolute values: their sizes.
 struct Step {
   Matrix first, second, third;
 };
@@ -74,9 +74,8 @@ struct Sizes {
 // Less than a tile, several tiles below the diagonal, sides that are no multiples of anything, both ways round.
 const Sizes kSizes[] = {{1, 1, 1}, {2, 8, 24}, {1, 31, 7}, {3, 128, 256}, {2, 300, 517}, {2, 389, 264}, {1, 520, 520}};
 
-// One step, element by element. u: a rounding to bf16. x carries one, A three (two of x's and its own), A A seven and b
-// A
-// + c A A one more; the result another.
+// One step, element by element. u: a rounding to bf16. x carries one rounding, A three (two of x and its own), A A
+// seven, b A + c A A eight; the result adds one.
 TEST_F(MuonCuda, OneStepAgreesWithFp64Small) {
   constexpr double u = 0x1p-9 * 1.02;
   for (const Sizes& s : kSizes) {
@@ -102,8 +101,8 @@ TEST_F(MuonCuda, OneStepAgreesWithFp64Small) {
   }
 }
 
-// Five steps and all around them. A step's roundings are below 12 u of the matrix's norm (|a| + |b| + 2 |c| times a
-// rounding each of what they multiply), and no step makes an error larger by more than it makes what it sits on.
+// Five steps and the code around them. A step's roundings are below 12 u of the matrix's norm (|a| + |b| + 2 |c| times
+// a rounding of each factor), and no step magnifies an error more than the number with this error.
 TEST_F(MuonCuda, UpdatesAgreeWithFp64) {
   for (Products products : {Products::bf16, Products::fp32})
     for (const Sizes& s : kSizes)
@@ -172,7 +171,7 @@ TEST_F(MuonCuda, ASumThatIsNotFiniteWritesNothingAndZerosStayZero) {
     muon({.p = p, .g = g, .momentum = momentum, .workspace = room, .factor = times, .products = Products::bf16}, {});
     p.download(), momentum.download(), room.download();
     EXPECT_TRUE(p.untouched(true) && momentum.untouched(true) && room.untouched());
-    // What the iteration went through, which begins with its matrices, it has been given: zeros, not what lay there.
+    // The iteration's memory, which begins with its matrices, was set to zeros: no old contents were read.
     const bf16* const matrices = reinterpret_cast<const bf16*>(room.host().ptr<uint8_t>());
     for (int64_t i = 0; i < 2 * (2 * 24 * 40 + 2 * 24 * 24); ++i) ASSERT_EQ(float(matrices[i]), 0) << i;
   }
@@ -219,8 +218,8 @@ TEST_F(MuonCuda, RatesOnTheDeviceServeAGraph) {
   EXPECT_EQ(run({0.1, 0.02}, false), run({0.1, 0.02}, true));
 }
 
-// A bank of more numbers than 31 bits count, of the same few matrices again and again: the last of them have the bits
-// that they have in a bank of their own.
+// A bank with more elements than 31 bits can count, a repetition of a few matrices: the last matrices have the same
+// bits as in a small bank.
 TEST_F(MuonCuda, MoreThanTwoToThe31Elements) {
   if (gpu::device_info().memory_bytes < int64_t(50) << 30) GTEST_SKIP() << "needs 50 GiB of device memory";
   constexpr int64_t kSide = 256, kFew = 8, kMany = (int64_t(1) << 31) / (kSide * kSide) + kFew;

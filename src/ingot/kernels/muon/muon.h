@@ -1,12 +1,12 @@
 #pragma once
-// Muon (Jordan 2024) on one bank of equally shaped matrices (B, R, C):
+// Muon (Jordan 2024) on a bank of equally shaped matrices (B, R, C):
 //   buf = mu buf + g ;  u = g + mu buf (nesterov) or buf
 //   u = u / max(|row|, 1e-7) per row                       (row_normalise)
 //   X = u / (|u|_F + 1e-7), transposed when R > C ; steps times: A = X X^T ; B = b A + c A A ; X = a X + B X
 //   p = p (1 - lr wd) - lr sqrt(max(1, R / C)) X
-// Where one side is at least twice the other, fp32 and fp64 matrices iterate on A and multiply X once, at the end.
-// A zero gradient gives a zero update, never NaN. On a GPU parameters are f32 or bf16; with bf16 products the iteration
-// runs in bf16 on our kernels, half of each symmetric product computed, with others on cuBLASLt.
+// Where the long side is at least twice the short side, fp32 and fp64 matrices iterate on A and multiply X once, at the
+// end. A zero gradient gives a zero update, never NaN. On a GPU parameters are f32 or bf16; with bf16 products the
+// iteration runs in bf16 on our kernels, with half of each symmetric product computed; with further types on cuBLASLt.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/linear/linear.h"
 
@@ -18,7 +18,8 @@ struct Muon {
   double lr = 0.02, mu = 0.95, weight_decay = 0;
   double grad_scale = 1;  // g is multiplied by this first
   Tensor factor;          // (1) f64, and by this (clip_factor); not finite: nothing is written. Left out: 1
-  Tensor rates;  // (3) f64: lr, mu and weight_decay in place of those above, so that a graph's replays may change them
+  Tensor rates;  // (3) f64: lr, mu and weight_decay in place of the numbers above, so that the replays of a graph may
+                 // change the rates
   bool nesterov = true, row_normalise = true;
   int steps = 5;
   double a = 3.4445, b = -4.7750, c = 2.0315;
@@ -29,7 +30,7 @@ int64_t muon_workspace_bytes(int64_t count, int64_t rows, int64_t cols, DType dt
 
 // x (R, C) is replaced by its approximate orthogonal factor. Used by muon, and to initialise.
 struct NewtonSchulz {
-  Tensor x, workspace;  // u8, that of a bank of one matrix
+  Tensor x, workspace;  // u8, the workspace of a bank with a single matrix
   int steps = 5;
   double a = 3.4445, b = -4.7750, c = 2.0315;
   Products products = Products::fp32;

@@ -28,7 +28,7 @@ EXPORT int ingot_bench_muon(void* p, void* g, void* momentum, int64_t count, int
          {stream});
   });
 }
-// Newton-Schulz alone on a bank of bf16; the result is in x where `steps` is even, else in other.
+// Newton-Schulz alone on a bank of bf16; the result is in x where `steps` is even, otherwise in `other`.
 EXPORT int ingot_bench_newton_schulz(void* x, void* other, void* square, void* polynomial, int64_t count, int64_t rows,
                                      int64_t cols, int64_t steps, void* stream) {
   return guarded([&] {

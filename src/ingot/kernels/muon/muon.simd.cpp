@@ -1,4 +1,4 @@
-// One row at a time: what muon does outside its products.
+// Row functions: the parts of muon outside its products.
 #include "ingot/core/cpu/simd.h"
 
 namespace ingot::INGOT_SIMD {

@@ -5,13 +5,13 @@
 namespace ingot::cuda {
 
 // x (B, R, C) and its partner of equal shape, square and polynomial (B, S, S), S the shorter side: 16-bit, each row
-// aligned to 16 bytes, last stride 1; what lies between the end of a row and the next 16 bytes is written too.
+// aligned to 16 bytes, last stride 1; the padding between the end of a row and the next 16 bytes is written too.
 struct IterationBank {
   Tensor x, other, square, polynomial;
   double a, b, c;
 };
-// other = a x + (b A + c A A) x, A = x x^T; of tall matrices the same from the other side. Of the squares only the
-// tiles on and below the diagonal are computed. T: bf16.
+// other = a x + (b A + c A A) x, A = x x^T; for tall matrices the same with x on the left. Only the tiles of the
+// squares on and below the diagonal are computed. T: bf16.
 template <class T> void launch_iteration(const IterationBank& n, Stream stream);
 
 }  // namespace ingot::cuda

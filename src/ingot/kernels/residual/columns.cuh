@@ -1,11 +1,10 @@
 #pragma once
 // The pointwise ops of residual streams on a GPU: blocks of threads walk down the rows, each thread with a vector of
-// columns whose factors it keeps, and adds up its columns' sums over tokens on the way.
+// columns and their factors, and adds up its columns' sums over tokens on the way.
 //
-// A body is what one op does:
-//   static constexpr int kSums;                                     sums over tokens
-//   template <int N> struct Columns { float ...[N]; };              what a thread keeps of its columns
-//   template <int N> Columns<N> columns(int64_t c) const;
+// A body defines an op:
+//   static constexpr int kSums; sums over tokens template <int N> struct Columns { float ...[N]; }; a thread's state
+//   for its columns template <int N> Columns<N> columns(int64_t c) const;
 //   template <int N> void row(const Columns<N>&, int64_t row, int64_t c, float (&sums)[kSums or 1][N]) const;
 //   void finish(int64_t c, const double* total) const;              where kSums > 0
 #include "ingot/gpu/float_types.h"
@@ -19,11 +18,11 @@ namespace ingot::residual {
 
 constexpr int kThreads = 256;
 
-// What several kernels form and must form alike, to the last bit.
+// Sums that several kernels must compute alike, to the last bit.
 __device__ inline float added(float x, float scale, float branch) { return fmaf(scale, branch, x); }
 __device__ inline float mixed(float a, float x, float b, float x0) { return fmaf(a, x, b * x0); }
 
-// (T, C) with any row stride; null where it was left out.
+// (T, C) with any row stride; null where left out.
 template <class T> struct Matrix {
   Matrix(const Tensor& t) : data(t ? static_cast<T*>(t.data) : nullptr), stride(t ? t.row_stride() : 0) {}
   T* data;
@@ -36,7 +35,7 @@ template <class T> struct Matrix {
   }
 };
 
-// A factor per channel; ones where it was left out.
+// A factor per channel; ones where left out.
 struct Channels {
   Channels(const Tensor& t) : data(t ? static_cast<float*>(t.data) : nullptr) {}
   float* data;
@@ -138,7 +137,7 @@ inline Walk walk_of(int64_t rows, int64_t cols, int per_vector, int sums, const 
   return w;
 }
 
-// Runs `body` over all rows of the matrices, which have the first one's shape. Returns what was run.
+// Runs `body` over all rows of the matrices, which have the first matrix's shape. Returns the launched grid.
 template <class T, class Body>
 Walk run(const char* op, const Body& body, std::initializer_list<Tensor> matrices, const Tensor& workspace,
          Stream stream) {

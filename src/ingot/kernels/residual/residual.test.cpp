@@ -13,7 +13,7 @@ using testing::values;
 
 using namespace residual_cases;
 
-// The tensors of one call in the order the op's case names them.
+// The tensors of a call in the order of the op's case.
 struct Operands {
   std::vector<Buffer> inputs;   // read
   std::vector<Buffer> sums;     // accumulated
@@ -161,7 +161,7 @@ TEST(Residual, ThreadsDoNotChangeABit) {
   set_thread_count(before);
 }
 
-// (output, input) pairs that the headers allow to be one tensor.
+// (output, input) pairs that may be the same tensor according to the headers.
 struct AliasCase {
   const OpCase& op;
   std::vector<std::pair<size_t, size_t>> same;

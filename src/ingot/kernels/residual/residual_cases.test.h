@@ -1,5 +1,5 @@
 #pragma once
-// The ops of residual streams as cases: a test of any backend runs them all, and compares with the CPU in fp64.
+// The ops of residual streams as cases: a test of any backend runs all cases, and compares with the CPU in fp64.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -17,21 +17,21 @@ namespace ingot::residual_cases {
 struct Size {
   int64_t rows, cols, gap;
 };
-// tails, rows apart, several blocks of rows, more than one chunk of columns
+// tails, rows apart, several blocks of rows, more than a chunk of columns
 const Size kSizes[] = {{0, 5, 0}, {1, 1, 0}, {1, 7, 2}, {5, 8, 0}, {3, 67, 1}, {300, 130, 3}, {2100, 9, 0}};
 
-// One call's tensors in the order the op's case names them: read, accumulated, written.
+// A call's tensors in the order of the op's case: read, accumulated, written.
 struct Views {
   std::vector<Tensor> inputs, sums, outputs;
   Tensor workspace;
 };
 struct OpCase {
   const char* name;
-  std::string inputs, sums, outputs;  // one letter per operand: m matrix, c channels, 2 a pair, 4 two by two
+  std::string inputs, sums, outputs;  // a letter per operand: m matrix, c channels, 2 a pair, 4 two by two
   std::function<void(const Views&)> call;
 };
 
-// The ops as everybody calls them.
+// The public functions of the ops.
 struct PublicOps {
   static void axpby(const Axpby& a, Stream s) { ingot::axpby(a, s); }
   static void mix(const Mix& a, Stream s) { ingot::mix(a, s); }
@@ -256,7 +256,7 @@ template <class B> B make_on_device(char kind, DType matrices, const Size& s, in
   return kind == 'm' ? B(matrices, shape, s.cols + s.gap * extra) : B(DType::f32, shape);
 }
 
-// Runs a case on matrices of `type` through buffers B and compares with what PublicOps do on the CPU in fp64.
+// Runs a case on matrices of `type` through buffers B and compares with PublicOps on the CPU in fp64.
 template <class B> void expect_agrees(const OpCase& device, const OpCase& host, DType type, const Size& s) {
   SCOPED_TRACE(::testing::Message() << device.name << ' ' << type << ' ' << s.rows << " x " << s.cols);
   DeviceOperands<B> o;
@@ -281,8 +281,8 @@ template <class B> void expect_agrees(const OpCase& device, const OpCase& host, 
   const auto first = exact.begin(), second = first + int64_t(o.inputs.size()), third = second + int64_t(o.sums.size());
   device.call(there);
   host.call({{first, second}, {second, third}, {third, exact.end()}, {}});
-  // Up to eight fp32 roundings of sums of three products of three factors below 5, then one of the type; sums over
-  // tokens are random walks of terms of size 2, in fp32 within a block's rows.
+  // Up to eight fp32 roundings of sums of three products of three factors below 5, then a rounding to the type; sums
+  // over tokens are random walks of terms of size 2, in fp32 within a block's rows.
   const double unit = testing::roundoff(DType::f32), stored = type == DType::f32 ? 4 * unit : testing::roundoff(type);
   const auto check = [&](B& got, const testing::Buffer& want, double absolute, double relative) {
     testing::expect_close(got, testing::values(want), absolute, relative);

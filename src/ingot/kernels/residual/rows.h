@@ -8,9 +8,8 @@
 #include "ingot/core/dispatch.h"
 #include "ingot/kernels/residual/workspace.h"
 
-// These loops read each operand once and do a few operations per element, so they run at the speed of memory. An output
-// may be an input at the same index only. ivdep tells the compiler so; otherwise the compiler uses scalar code for y =
-// x.
+// These loops read each operand once and do a few operations per element, so their speed is the speed of memory. An
+// output may be an input at the same index only. ivdep states this; otherwise the compiler uses scalar code for y = x.
 #define INGOT_POINTWISE _Pragma("GCC ivdep")
 
 namespace ingot::residual {
@@ -34,7 +33,7 @@ template <class T> struct Rows {
   int64_t stride;
 };
 
-// Memory for one call: N sums per block and channel, and `vectors` vectors of one number per channel.
+// Memory for a call: N sums per block and channel, and `vectors` vectors with a number per channel.
 template <class T> T* workspace(int64_t rows, int64_t cols, int sums, int vectors) {
   const int64_t n = (block_count(rows, cols) * sums + vectors) * cols;
   return static_cast<T*>(thread_scratch(0, std::max<int64_t>(1, n) * int64_t(sizeof(T))));
@@ -48,8 +47,8 @@ template <class T> const T* or_ones(const Tensor& t, int64_t cols, T* ones) {
 
 template <class T> T logistic(T x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x)); }
 
-// Calls block(begin, end, sums) for blocks of rows, sums being N vectors over channels that start at zero; then
-// finish(c, total) for every channel, each total the blocks' sums added in order, in fp64.
+// Calls block(begin, end, sums) for blocks of rows, sums being N vectors over channels, initially zero; then finish(c,
+// total) for every channel, each total the blocks' sums added in order, in fp64.
 template <int N, class T, class Block, class Finish>
 void reduce_columns(int64_t rows, int64_t cols, T* partials, Block&& block, Finish&& finish) {
   const int64_t step = block_rows(rows, cols), blocks = block_count(rows, cols);

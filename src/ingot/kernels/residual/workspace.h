@@ -1,6 +1,6 @@
 #pragma once
-// Memory that the backward passes of residual operations need on a GPU, where sums over tokens are first computed per
-// block of rows.
+// The workspace of the backward passes of residual operations on a GPU: sums over tokens are first computed per block
+// of rows.
 #include <algorithm>
 
 #include "ingot/core/tensor.h"
@@ -8,7 +8,7 @@
 namespace ingot {
 
 namespace residual {
-constexpr int kMostSums = 6;              // sums over tokens of one op
+constexpr int kMostSums = 6;              // sums over tokens of an op
 constexpr int64_t kMostRowBlocks = 1024;  // four per SM of a large GPU; the same on every GPU
 }  // namespace residual
 

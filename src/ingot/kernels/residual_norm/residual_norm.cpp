@@ -9,7 +9,7 @@
 namespace ingot {
 
 namespace cuda {
-// Whether one kernel does it all; the others go through the ops.
+// Whether a single kernel computes the whole operation; all further cases call the separate operations.
 bool residual_norm(const ResidualNorm& r, Stream stream);
 bool residual_norm_backward(const ResidualNormBackward& r, Stream stream);
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// A warp takes a row at a time, all of it in registers: what is read once serves every step.
+// A warp takes a row at a time, with the whole row in registers: each operand is read once for all steps.
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/row_units.cuh"
@@ -15,7 +15,7 @@ using residual::kThreads;
 
 constexpr int kWarps = kThreads / 32, kVector = 8;  // columns of a vector
 constexpr int kMostVectors = 4;                     // of a lane: rows of 1,024
-constexpr int64_t kBlocks = 528;                    // four per SM; sums over tokens are those of so many parts
+constexpr int64_t kBlocks = 528;                    // four per SM; sums over tokens have this many parts
 
 template <class T> struct Rows {
   Rows(const Tensor& t) : data(t ? static_cast<T*>(t.data) : nullptr), stride(t ? t.row_stride() : 0) {}
@@ -43,7 +43,7 @@ template <int V> struct Factors {
   }
 };
 
-// x, rounded to T and as it is read again.
+// x rounded to T, as the next reader sees x.
 template <class T> __device__ inline tile::Vec<T, kVector> rounded(float (&x)[kVector]) {
   const tile::Vec<T, kVector> v = tile::from_float<T>(x);
   tile::to_float(v, x);
@@ -124,7 +124,7 @@ template <class T> struct BackwardParams {
   residual::Walk walk;  // of the sums
 };
 
-// Sums over tokens: of da, db and dscale those that there are.
+// Sums over tokens: da, db and dscale where present.
 template <bool kMix, bool kBranch> struct AddSums {
   static constexpr int kSums = (kMix ? 2 : 0) + (kBranch ? 1 : 0);
   Channels da, db, dscale;
@@ -134,7 +134,8 @@ template <bool kMix, bool kBranch> struct AddSums {
   }
 };
 
-// kFrozen: no sums over tokens are wanted, and what these and the first rows' gradient alone read is not read.
+// kFrozen: no sums over tokens are computed, and operands that only these sums and the gradient of the first rows need
+// are not read.
 template <class T, int V, bool kFactor, bool kBranch, bool kFrozen>
 __global__ void __launch_bounds__(kThreads) residual_norm_back(const __grid_constant__ BackwardParams<T> p) {
   constexpr bool kMix = kFactor && !kFrozen;
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(kThreads) residual_norm_back(const __grid_cons
       if constexpr (kBranch && !kFrozen) p.branch.load(row, c, branch[v]);
     }
     const float rstd = p.rstd[row];
-    // What was normed: kept, or mixed as the forward pass did.
+    // The normalised input: stored, or mixed as in the forward pass.
     const auto normed = [&](int v, float(&n)[kVector]) {
       tile::to_float(m[v], n);
       if constexpr (kMix) {

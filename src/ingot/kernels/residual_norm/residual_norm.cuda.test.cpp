@@ -1,4 +1,4 @@
-// One kernel beside the ops one after another on the CPU in fp64.
+// The fused kernel against the separate ops on the CPU in fp64.
 #include "ingot/kernels/residual_norm/residual_norm.h"
 
 #include <gtest/gtest.h>
@@ -66,7 +66,7 @@ TEST_F(ResidualNormCuda, ForwardAgreesWithFp64) {
     op([](const Pair& p) { return p.there.tensor(); }, sum, mixed, y, rstd);
     op([](const Pair& p) { return p.here.tensor(); }, sum64, mixed64, y64, rstd64);
     const double u = testing::roundoff(c.type);
-    // s is rounded, and m, of terms below 20; y then has their errors times 1 / rms and one rounding of its own.
+    // s is rounded, and m, of terms below 20; y then has their errors times 1 / rms and its own rounding.
     if (c.branch) expect_near(sum, sum64, 1e-6, 1.01 * u);
     if (c.mix) expect_near(mixed, mixed64, 20 * u, 2 * u);
     expect_near(rstd, rstd64, 1e-6, c.branch || c.mix ? 4 * u : 1e-5);
@@ -74,7 +74,7 @@ TEST_F(ResidualNormCuda, ForwardAgreesWithFp64) {
   }
 }
 
-// What is formed again without this op must have the same bits.
+// Values recomputed without this op must have the same bits.
 TEST_F(ResidualNormCuda, SumAndMixAreThoseOfTheirOwnOps) {
   const Shape all{61, 512}, channels{512};
   Pair x(DType::bf16, all, 1), branch(DType::bf16, all, 2), a(DType::f32, channels, 4), b(DType::f32, channels, 5);
@@ -147,7 +147,7 @@ TEST_F(ResidualNormCuda, BackwardAgreesWithFp64) {
   }
 }
 
-// Frozen factors: what only their gradients read may be left out, and the rest is the same.
+// Frozen factors: operands that only their gradients need may be left out, without an effect on the rest.
 TEST_F(ResidualNormCuda, FrozenFactorsChangeNoBits) {
   for (const Case& c : cases()) {
     if (!c.mix && !c.branch) continue;

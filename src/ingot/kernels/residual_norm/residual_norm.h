@@ -1,9 +1,9 @@
 #pragma once
 // The operations between two branches of a residual stream in one pass over its rows: a branch is added, the first rows
-// are mixed in, and the rows are normalised for the next branch. The reference is three operations one after another
-// (scaled_add, mix, rmsnorm), each of which rounds to the rows' type. On a GPU one kernel computes all of it for rows
-// of 16 bits, up to 1,024 wide, without w and with either a branch or x0; all other cases call the three operations.
-// All matrices are (T, C) with any row stride; vectors are (C), f32 beside 16-bit types.
+// are mixed in, and the rows are normalised for the next branch. The reference is three operations in turn (scaled_add,
+// mix, rmsnorm), each rounding to the rows' type. On a GPU a single kernel computes everything for rows of 16 bits, up
+// to 1,024 wide, without w and with either a branch or x0; all further cases call the three operations. All matrices
+// are (T, C) with any row stride; vectors are (C), f32 beside 16-bit types.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/residual/workspace.h"
 

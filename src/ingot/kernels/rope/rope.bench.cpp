@@ -9,7 +9,7 @@ using testing::Operands;
 using testing::timed;
 
 constexpr int64_t T = 4096, H = 16, D = 64;  // tokens, heads, head_dim
-constexpr double kTensor = 4.0 * T * H * D;  // bytes of one tensor
+constexpr double kTensor = 4.0 * T * H * D;  // bytes of a tensor
 
 }  // namespace
 

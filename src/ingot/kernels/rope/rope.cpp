@@ -104,7 +104,7 @@ template <class T> T* head_row(const Tensor& t, int64_t row, int64_t head) {
   return static_cast<T*>(t.data) + row * t.stride[0] + head * t.stride[1];
 }
 
-// One token's row of the table; half = 0: no rotation.
+// A token's row of the table; half = 0: no rotation.
 template <class A> struct Angles {
   const A *cos = nullptr, *sin = nullptr;
   int64_t half = 0;
@@ -130,7 +130,7 @@ template <class T, class A> void rotate(const Angles<A>& r, const T* x, T* y, in
     for (int64_t c = 2 * r.half; c < d; ++c) y[c] = x[c];
 }
 
-// The fields that the f32 forms of all ops share; x and y are rows of (heads, d).
+// The fields that the f32 variants of all ops share; x and y are rows of (heads, d).
 template <class Op>
 detail::RopeToken token_of(const Op& a, const Tensor& x, const Tensor& y, int64_t t, int direction) {
   const auto r = angles<float>(a, t, direction);
@@ -141,7 +141,7 @@ detail::RopeToken token_of(const Op& a, const Tensor& x, const Tensor& y, int64_
   token.cos = r.cos, token.sin = r.sin, token.half = r.half, token.sign = r.sign, token.interleaved = r.interleaved;
   return token;
 }
-// And those of QK norm.
+// The fields of QK norm.
 template <class Op> detail::RopeToken norm_token_of(const Op& a, const Tensor& y, int64_t t, int direction) {
   detail::RopeToken token = token_of(a, a.x, y, t, direction);
   token.normalise = a.normalise, token.eps = float(a.eps);
@@ -183,7 +183,7 @@ template <class T> void qk_norm_rope_tokens(const QkNormRope& a) {
         const T* x = head_row<T>(a.x, t, h);
         T* y = head_row<T>(a.y, t, h);
         for (int64_t c = 0; c < d; ++c) n[c] = A(x[c]);
-        // The rotation is linear, so norm and gain are one factor.
+        // The rotation is linear, so norm and gain are a single factor.
         A factor = a.normalise ? rstd_of(n, d, a.eps) : A(1);
         if (a.gain) factor *= static_cast<const A*>(a.gain.data)[h];
         rotate(r, n, n, d);

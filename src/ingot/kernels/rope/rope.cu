@@ -14,10 +14,10 @@
 namespace ingot::cuda {
 namespace {
 
-constexpr int64_t kMaxUnits = int64_t(1) << 30;  // threads of one launch; tile::divide needs less than 2^31
+constexpr int64_t kMaxUnits = int64_t(1) << 30;  // threads of a launch; tile::divide needs less than 2^31
 constexpr int kSumThreads = 128;
 
-// (T, H, D) with any strides, in elements; the last one is 1.
+// (T, H, D) with any strides, in elements; the last stride is 1.
 struct HeadRows {
   void* data = nullptr;
   int64_t token = 0, head = 0;
@@ -36,14 +36,14 @@ struct Params {
   uint32_t units, heads, head_dim, half, last_row, lanes, turning_lanes, passing_lanes;
   tile::Divisor by_lanes, by_heads, by_slots, by_chunks, by_rows;
   uint32_t slices, rows, iterations;
-  tile::EarlyReads early_reads;  // of x, or of what replaces it
+  tile::EarlyReads early_reads;  // of x, or of dy in the backward pass
   float sign, eps, inverse_dim;  // sign: the direction of the pass included
   bool normalise, interleaved, evict_first, early;
-  bool in_place;  // and no norm: what does not turn is left where it is
+  bool in_place;  // y is x and there is no norm: dimensions without rotation stay where they are
 };
 
-// Where the table has the angles of a position. Only the device knows what positions are: for one that has no row, the
-// last, so that nothing outside is read.
+// The row of the table with the angles of a position. Only the device knows the positions: a position outside the table
+// takes the last row, so that no thread reads outside the table.
 __device__ inline int64_t row_of_table(const Params& p, int32_t position) {
   const uint32_t row = uint32_t(position);
   return int64_t(row < p.last_row ? row : p.last_row) * p.half;
@@ -61,10 +61,10 @@ __device__ inline float rstd_of(float sum_of_squares, const Params& p) {
 
 // --- two vectors of a head -------------------------------------------------------------------------------------------
 
-// Where a lane's two vectors lie in the head. Lanes that turn come first: vector a holds the first numbers of its pairs
-// and b the second, or with interleaved pairs either holds whole pairs. Then come those that pass through.
-// Spread instead: vectors lie over the lanes as in memory, a before all of b, and what turns is among the vectors a;
-// the halves of a pair meet by shuffles.
+// Where a lane's two vectors lie in the head. Lanes with rotation come first: vector a holds the first numbers of its
+// pairs and b the second, or with interleaved pairs each vector holds whole pairs. Lanes whose dimensions pass through
+// unchanged follow. Spread instead: vectors lie over the lanes as in memory, all of a before all of b, and the rotated
+// dimensions are among the vectors a; shuffles bring the halves of a pair together.
 struct Place {
   uint32_t a, b;
   bool a_ok, b_ok, turns;
@@ -96,9 +96,9 @@ template <int N> __device__ inline Place spread_place_of(const Params& p, uint32
 
 template <int N> struct Angles { float cos[N], sin[N]; };
 
-// Of one token, whose angles start at `row`, for the pairs of one lane: through L1, as the lanes of the other heads
-// read the same. kKeep: L2 is asked to keep the table for the next call (half-split only: of interleaved pairs it costs
-// registers that are not there).
+// Loads the angles of a token, which start at `row`, for the pairs of a lane: through L1, because the lanes of all
+// heads read the same row. kKeep: a hint to keep the table in L2 for the next call (half-split only: with interleaved
+// pairs the hint costs too many registers).
 template <int N, bool kInterleaved, bool kKeep, bool kSpread = false>
 __device__ inline void load_angles(Angles<N>& r, const Params& p, int64_t row, const Place& at) {
   if constexpr (kInterleaved) {
@@ -133,7 +133,7 @@ __device__ inline void load_angles(Angles<N>& r, const Params& p, int64_t row, c
   }
 }
 
-// One rounding of each product and sum, the same in every form, so that a head has the same bits in all of them.
+// Each product and sum is rounded once, in every variant, so that a head has the same bits in all variants.
 __device__ inline void turn(float& x1, float& x2, float cos, float sin) {
   const float y1 = fmaf(-x2, sin, x1 * cos);
   x2 = fmaf(x1, sin, x2 * cos);
@@ -153,7 +153,7 @@ __device__ inline void rotate(const Angles<N>& r, float sign, float (&a)[N], flo
   }
 }
 
-// Vector x of half-split pairs, of which lane `from` of the warp has the other numbers.
+// Vector x of half-split pairs, whose partner numbers are in lane `from` of the warp.
 template <class T, int N>
 __device__ inline void rotate_spread(const Angles<N>& r, const Params& p, const Place& at, const tile::Vec<T, N>& x,
                                      uint32_t from, float (&a)[N]) {
@@ -167,7 +167,7 @@ __device__ inline void rotate_spread(const Angles<N>& r, const Params& p, const 
 #pragma unroll
   for (int i = 0; i < N; ++i) a[i] = fmaf(sign * r.sin[i], b[i], a[i] * r.cos[i]);
 }
-// The lane with the other numbers of a lane's pairs; itself where nothing turns.
+// The lane with the partner numbers of a lane's pairs; the lane itself where nothing rotates.
 template <int N> __device__ inline uint32_t other_lane(const Params& p, const Place& at) {
   const uint32_t self = threadIdx.x % 32, away = p.half / N;
   return !at.turns ? self : at.a < p.half ? self + away : self - away;
@@ -175,7 +175,7 @@ template <int N> __device__ inline uint32_t other_lane(const Params& p, const Pl
 
 template <class T> using Pair = tile::Vec<T, 16 / int(sizeof(T))>[2];
 
-// From and to where vector a lies. How it is read: as it is, leaving L1 to the table, or with L2 asked to keep it.
+// How a vector is read: plainly, without L1 (which is left to the table), or with the hint to keep the vector in L2.
 enum class Reads { plain, streaming, keeping };
 template <class T, Reads kReads = Reads::plain>
 __device__ inline void load_pair(Pair<T>& v, const T* a, const Place& at) {
@@ -200,9 +200,10 @@ template <class T, int N> __device__ inline void to_floats(const Pair<T>& v, flo
   tile::to_float(v[1], b);
 }
 
-// y = R x. A group of threads has one head of a token, or of tensors larger than L2 two, half of all heads apart, for
-// one set of angles. What L2 is then asked to keep is the table, or of interleaved pairs x, so that what is written
-// leaves it at once. Two: 56 registers, nine blocks of 128 threads; eight are 1.5 % slower and ten 5 %.
+// y = R x. A group of threads has one head of a token, or for tensors larger than L2 two heads, half of all heads
+// apart, which share a set of angles. For large tensors the table, or x with interleaved pairs, is loaded with the hint
+// to stay in L2, so that written lines leave L2 first. Two heads: 56 registers, nine blocks of 128 threads; eight are
+// 1.5 % slower and ten 5 %.
 template <class T, bool kInterleaved, int kHeads>
 __global__ void __launch_bounds__(kHeads == 2 ? kRopePairThreads : kRopeThreads, kHeads == 2 ? 9 : 5)
     rotate_heads(const __grid_constant__ Params p) {
@@ -214,7 +215,8 @@ __global__ void __launch_bounds__(kHeads == 2 ? kRopePairThreads : kRopeThreads,
   const tile::Division lane = tile::divide(unit, p.by_lanes), head = tile::divide(lane.quotient, p.by_heads);
   const Place at = place_of<N, kInterleaved>(p, lane.remainder);
   const int64_t token = p.first_token + head.quotient;
-  const int32_t position = at.turns ? p.positions[token] : 0;  // first, as the table waits for it
+  const int32_t position = at.turns ? p.positions[token] : 0;  // first, because the address in the table depends on the
+                                                               // position
   const auto number = [&](int h) { return head.remainder + h * p.by_heads.value; };
   const auto has = [&](int h) { return kHeads == 1 || number(h) < p.heads; };
 
@@ -235,10 +237,10 @@ __global__ void __launch_bounds__(kHeads == 2 ? kRopePairThreads : kRopeThreads,
   }
 }
 
-// --- one vector a thread: a head lies over its lanes as it lies in memory --------------------------------------------
+// --- one vector a thread: a head lies over its lanes in memory order --------------------------------------------
 
-// Whole lines of memory at a time, whatever part of a head turns. Half-split pairs meet by shuffles, so that y may
-// replace x.
+// Whole lines of memory at a time, even if a part of the head has no rotation. Shuffles bring half-split pairs
+// together, so that y may replace x.
 template <class T, bool kInterleaved>
 __global__ void __launch_bounds__(kRopeThreads) turn_rows(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
@@ -276,7 +278,7 @@ __global__ void __launch_bounds__(kRopeThreads) turn_rows(const __grid_constant_
 
 // --- with a norm: a thread keeps its place in a head and walks from token to token -----------------------------------
 
-// Which head and tokens a thread has: `count` of them, p.rows apart.
+// The head and the tokens of a thread: `count` of them, p.rows apart.
 struct Walk {
   uint32_t group, lane, slice, head, count;
   int64_t token;
@@ -308,7 +310,7 @@ __device__ inline void keep_dgain(const Params& p, const Walk& w, float dgain) {
   }
 }
 
-// y = gain * rstd * R x, where there are too few tokens to walk over: a thread has its part of one head.
+// y = gain * rstd * R x, for few tokens: a thread computes its part of a single head.
 template <class T, bool kInterleaved>
 __global__ void __launch_bounds__(kRopeThreads, 4) norm_heads(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
@@ -324,7 +326,8 @@ __global__ void __launch_bounds__(kRopeThreads, 4) norm_heads(const __grid_const
   Angles<N> angles = {};
   float gain = 1;
   if (ok) {
-    const int32_t position = at.turns ? p.positions[token] : 0;  // first, as the table waits for it
+    const int32_t position = at.turns ? p.positions[token] : 0;  // first, because the address in the table depends on
+                                                                 // the position
     load_pair<T>(x, from, at);
     if (p.gain != nullptr) gain = p.gain[head.remainder];
     if (at.turns) load_angles<N, kInterleaved, true>(angles, p, row_of_table(p, position), at);
@@ -343,8 +346,8 @@ __global__ void __launch_bounds__(kRopeThreads, 4) norm_heads(const __grid_const
 
 // R is the rotation, n = x * rstd.   Forward: y = gain * R n.   Backward, with g = R^T dy:
 //   dgain = n . g   dx = gain * rstd * (g - n * mean(n * g))
-// What the next token needs is asked for as soon as its registers are free, so that loads are under way at all times;
-// its position was asked for one token earlier, as the table waits for it.
+// The operands of the next token are loaded as soon as registers are free, so that loads are under way at all times;
+// its position was loaded a token earlier, because the address in the table depends on the position.
 template <class T, bool kInterleaved, bool kBackward, bool kSpread>
 __global__ void __launch_bounds__(kRopeThreads, kBackward ? 3 : 4) walk_heads(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
@@ -420,8 +423,8 @@ __global__ void __launch_bounds__(kRopeThreads, kBackward ? 3 : 4) walk_heads(co
 
 // --- element by element: any alignment, any number of dimensions -----------------------------------------------------
 
-// Calls use(element 1, element 2, cos, sin) for a lane's pairs, then pass(element) for its dimensions that do not turn.
-// A lane meets the same elements every time, so results may replace what they were computed from.
+// Calls use(element 1, element 2, cos, sin) for a lane's pairs, then pass(element) for its dimensions without rotation.
+// A lane visits the same elements every time, so results may overwrite their operands.
 template <class Turn, class Pass>
 __device__ inline void for_each_element(const Params& p, int64_t token, uint32_t lane, Turn&& turns, Pass&& pass) {
   if (p.half > 0) {
@@ -520,8 +523,8 @@ template <class T> __global__ void __launch_bounds__(kRopeThreads) backward_elem
   if (p.partial != nullptr) keep_dgain(p, w, dgain);
 }
 
-// dgain += the slices of one head, in an order that depends on their number alone. Few threads of few registers, which
-// find room beside the blocks whose sums they wait for; all that a thread loads is asked for at once.
+// dgain += the slices of a head, in an order that depends only on the number of slices. Blocks are small, so that they
+// fit beside the blocks whose sums are awaited; a thread issues all its loads at once.
 __global__ void __launch_bounds__(kSumThreads, 16) add_slices(float* dgain, const float* partial, uint32_t slices) {
   constexpr int kLoads = kRopeMaxSlices / kSumThreads;
   auto& memory = tile::shared<tile::GroupSumMemory<1, kSumThreads>>();
@@ -624,7 +627,7 @@ void check_config(const char* op, const RopeConfig& c, const RopeShape& s) {
               ", expected 1, or 2 of two vectors each without a norm in up to ", kRopePairThreads, " threads");
 }
 
-// What all passes share.
+// The parameters that all passes share.
 template <class Op> Params params_of(const Op& a, const Tensor& y, const RopeShape& s, const RopeTuning& tuning) {
   Params p{};
   p.x = rows_of(a.x), p.y = rows_of(y);

@@ -178,7 +178,7 @@ struct Operands {
   DeviceBuffer x, y, rotated, back, dy, dx, gain, dgain, positions, cos, sin, workspace;
 };
 
-// The same operations in fp64 on the CPU, from the numbers that were uploaded.
+// The same operations in fp64 on the CPU, from the uploaded numbers.
 struct Oracle {
   explicit Oracle(const Operands& o, const std::vector<double>& dgain_before, double eps = 0x1p-23)
       : c(o.c),
@@ -227,8 +227,8 @@ void check_untouched(Operands& o) {
 }
 
 // A rotation is two products and a sum of numbers below 11 (5.5 standard deviations of 2) times 1.25. The norm sums the
-// squares that a thread holds and then over lanes; dx sums two products more. Results are rounded once to their type,
-// f16 also by half the spacing of its smallest numbers.
+// squares in a thread and then over lanes; dx sums two products more. Results are rounded once to their type, f16 also
+// by half the spacing of its smallest numbers.
 void check_against_fp64(Operands& o, const std::vector<double>& dgain_before) {
   check_untouched(o);
   const Case& c = o.c;
@@ -263,7 +263,7 @@ void expect_agreement(const std::vector<Case>& cases) {
 
 TEST_F(RopeCuda, AgreesWithTheFp64LoopOnRandomHeads) { expect_agreement(cases()); }
 
-// What a sanitizer can follow in seconds.
+// Cases that a sanitizer runs in seconds.
 TEST_F(RopeCuda, AgreesWithTheFp64LoopWhenSmall) {
   std::vector<Case> small = cases();
   std::erase_if(small, [](const Case& c) { return c.tokens * c.heads * c.d > 6000 || c.type != DType::bf16; });
@@ -271,7 +271,7 @@ TEST_F(RopeCuda, AgreesWithTheFp64LoopWhenSmall) {
 }
 
 // Heads of +-m with m a power of two have rstd = 1 / m exactly, quarter turns are exact, and so are gains of powers of
-// two: every forward result is right to the last bit, so that a wrong head, pair, position or mask cannot hide in a
+// two: every forward result is right to the last bit, and a wrong head, pair, position or mask cannot hide in a
 // tolerance.
 TEST_F(RopeCuda, IsExactForQuarterTurnsOfHeadsWhoseNormIsAPowerOfTwo) {
   for (const Case& c : cases()) {
@@ -334,7 +334,7 @@ TEST_F(RopeCuda, GivesTheSameUnderEveryConfigurationThatFits) {
                                               << threads << " iterations " << iterations);
             const auto dgain = values(o.dgain.host());
             o.upload();
-            o.run();  // under the default, for what this configuration does not reach
+            o.run();  // under the default, for the rows that this configuration does not support
             cuda::rope_with(o.rope_op(o.x, o.rotated), tuning, {});
             cuda::rope_backward_with(o.rope_op(o.dy, o.back), tuning, {});
             if (power) {
@@ -367,7 +367,7 @@ TEST_F(RopeCuda, GivesTheSameWithOneVectorALane) {
         SCOPED_TRACE(::testing::Message() << c << " lanes " << lanes << " threads " << threads);
         const auto dgain = values(o.dgain.host());
         o.upload();
-        o.run();  // under the default, for what this configuration is not for
+        o.run();  // under the default, for cases that this configuration does not support
         cuda::rope_with(o.rope_op(o.x, o.rotated), tuning, {});
         cuda::rope_backward_with(o.rope_op(o.dy, o.back), tuning, {});
         o.download();
@@ -396,7 +396,7 @@ TEST_F(RopeCuda, GivesTheSameWithTwoHeadsALane) {
         SCOPED_TRACE(::testing::Message() << c << " threads " << threads << " in place " << in_place);
         const auto dgain = values(o.dgain.host());
         o.upload();
-        o.run();  // under the default, for what this configuration is not for
+        o.run();  // under the default, for cases that this configuration does not support
         rope(o.rope_op(o.x, o.rotated), {});
         rope_backward(o.rope_op(o.dy, o.back), {});
         o.download();
@@ -491,7 +491,7 @@ TEST_F(RopeCuda, RepeatsBitForBitInAGraphOnASideStream) {
   Operands alone(c), graphed(c);
   for (Operands* o : {&alone, &graphed}) o->upload();
   constexpr int kRounds = 50;
-  // In place there and back: each step needs the one before, and the gain's gradient adds up.
+  // In place there and back: each step needs the preceding step, and the gain's gradient adds up.
   const auto round = [](const Operands& o, Stream stream) {
     rope(o.rope_op(o.x, o.rotated), stream);
     rope_backward(o.rope_op(o.rotated, o.x), stream);
@@ -520,7 +520,8 @@ TEST_F(RopeCuda, KeepsNanAndInfinityInTheirPairs) {
   const Case c{.tokens = 12, .heads = 2, .d = 64, .rotary = 32};
   Operands o(c);
   auto x = values(o.x.host());
-  const size_t nan = 3 * 128 + 64 + 5, inf = 7 * 128 + 40;  // (token 3, head 1, pair 5) and one that passes through
+  const size_t nan = 3 * 128 + 64 + 5, inf = 7 * 128 + 40;  // (token 3, head 1, pair 5) and a dimension that passes
+                                                            // through
   x[nan] = NAN, x[inf] = INFINITY;
   testing::assign(o.x.host(), x);
   o.upload();

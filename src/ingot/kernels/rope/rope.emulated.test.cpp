@@ -1,4 +1,4 @@
-// The CUDA kernels and their launcher on the CPU, under every configuration: what a sanitizer can see of them.
+// The CUDA kernels and their launcher on the CPU, under every configuration, where sanitizers see their accesses.
 #include "ingot/kernels/rope/rope.h"
 
 #include <gtest/gtest.h>
@@ -84,7 +84,7 @@ void check(const Case& c, const cuda::RopeTuning& tuning, bool once = false) {
                                     << tuning.config.vectors << " iterations " << tuning.config.iterations << " lanes "
                                     << tuning.config.lanes);
   Operands got(c, c.type), want(c, DType::f64);
-  const bool rows = tuning.config.per_lane == 1;  // which norms do not have
+  const bool rows = tuning.config.per_lane == 1;  // norms do not have this configuration
   cuda::RopeTuning forward = tuning;
   forward.config.spread = false;
   cuda::RopeTuning norm = rows ? cuda::default_rope_tuning(got.op()) : forward;
@@ -174,7 +174,7 @@ TEST(RopeEmulated, ElementsServeWhatVectorsDoNotReach) {
     for (int lanes : {1, 4, 16}) check(c, {.config = {.vectors = false, .lanes = lanes, .threads = 32}});
 }
 
-// Nothing outside of the table is read, whichever kernel reads it.
+// No kernel reads outside of the table.
 TEST(RopeEmulated, APositionOutsideOfTheTableTakesItsLastRow) {
   const auto all_of = [](const Case& c, std::vector<double> positions, const cuda::RopeTuning* tuning, bool once) {
     Operands o(c, c.type);

@@ -10,7 +10,7 @@
 
 namespace ingot {
 
-// How the frequencies theta_j = base^(-2j / rotary_dim) are stretched for contexts longer than those trained on.
+// How the frequencies theta_j = base^(-2j / rotary_dim) are stretched for contexts longer than in training.
 struct RopeScaling {
   enum Kind { none, ntk, yarn, linear, llama3 } kind = none;
   double factor = 1;                     // how many times longer
@@ -32,7 +32,7 @@ void rope_table(const RopeFrequencies& f, const Tensor& cos, const Tensor& sin);
 
 struct Rope {
   Tensor x, y;       // (T, H, D), any token and head stride; y may alias x
-  Tensor positions;  // (T) i32: rows of the table; on a GPU one outside of it takes the last
+  Tensor positions;  // (T) i32: rows of the table; on a GPU a position outside takes the last row
   Tensor cos, sin;   // (P, rotary_dim / 2) f32, or f64 when x is f64
   bool interleaved = false;
   int sign = +1;
@@ -47,7 +47,7 @@ struct QkNormRope {
   Tensor x, y;                 // (T, H, D); y may alias x, but the backward pass needs x
   Tensor positions, cos, sin;  // as Rope; cos left out: no rotation
   Tensor gain;                 // (H) or left out
-  double eps = 0x1p-23;        // that of fp32, as PyTorch takes it when none is given
+  double eps = 0x1p-23;        // fp32's epsilon, PyTorch's default
   bool normalise = true;
   bool interleaved = false;
   int sign = +1;
@@ -58,7 +58,7 @@ struct QkNormRopeBackward {
   Tensor x, dy, dx;  // dx may alias dy
   Tensor positions, cos, sin, gain;
   Tensor dgain;          // (H) accumulated, or left out
-  double eps = 0x1p-23;  // that of fp32, as PyTorch takes it when none is given
+  double eps = 0x1p-23;  // fp32's epsilon, PyTorch's default
   bool normalise = true;
   bool interleaved = false;
   int sign = +1;

@@ -1,6 +1,6 @@
 #pragma once
-// What rope.cpp asks of rope.simd.cpp: the heads of one token in f32. Plain structs: every CPU level's object file sees
-// them.
+// The functions of rope.simd.cpp that rope.cpp calls: the heads of a token in f32. Plain structs, because the object
+// files of every CPU level include them.
 #include <cstdint>
 
 namespace ingot::detail {
@@ -10,7 +10,7 @@ struct RopeToken {
   float* y;             // or dx; may be x, or dy
   int64_t heads, d, x_head, dy_head, y_head;
   const float *cos, *sin;  // this token's row of the table
-  int64_t half;            // pairs that turn; 0: none
+  int64_t half;            // rotated pairs; 0: none
   float sign, eps;
   bool interleaved, normalise;
   const float* gain;  // (heads) or null

@@ -12,39 +12,39 @@ struct QkNormRopeBackward;
 
 namespace ingot::cuda {
 
-// A head of D dimensions is held by `lanes` threads, two 16-byte vectors each: for half-split pairs one of either half.
-// Or, without a norm, one each, side by side.
+// A head of D dimensions is held by `lanes` threads, two 16-byte vectors each: for half-split pairs a vector of either
+// half. Or, without a norm, a single vector each, side by side.
 struct RopeConfig {
   bool vectors = true;  // false: elements one by one, any alignment, dimensions and strides
-  int lanes = 8;        // with a norm, without vectors or with one a lane a power of two, at most 32
+  int lanes = 8;        // a power of two <= 32 with a norm, without vectors, or with one vector per lane
   int threads = 128;    // per block
-  int iterations = 1;   // with a norm: tokens a thread takes one after the other, at least
+  int iterations = 1;   // with a norm: the fewest tokens that a thread takes in turn
   int per_lane = 2;     // vectors
   int heads = 1;        // or 2 a lane: vectors without a norm, two a head
-  bool once = false;    // forward with a norm: one token a thread, without a walk
+  bool once = false;    // forward with a norm: a single token per thread, without a walk
   bool spread = false;  // backward with a norm: vectors lie over the lanes as in memory, and pairs meet by shuffles
   bool operator==(const RopeConfig&) const = default;
 };
 
 constexpr int kRopeThreads = 256;      // a block has at most
-constexpr int kRopePairThreads = 128;  // and one whose lanes have two heads
-// From here on nothing of what is written can still be in L2 when it is read next.
+constexpr int kRopePairThreads = 128;  // threads of the kernel whose lanes have two heads
+// From this size on, L2 holds none of the written data at the next read.
 constexpr int64_t kRopeLargeBytes = int64_t(64) << 20;
 constexpr int kRopeMaxNormLanes = 32;
 
 struct RopeShape {
-  int64_t tokens = 0, heads = 0, head_dim = 0, half = 0;  // half: pairs that turn
+  int64_t tokens = 0, heads = 0, head_dim = 0, half = 0;  // half: rotated pairs
   DType dtype = DType::bf16;
   bool aligned = true;  // every head of every operand starts where a whole vector can be read or written
   bool interleaved = false;
   bool norm = false;      // sums over the head: lanes exchange numbers
   bool backward = false;  // of the norm
-  bool in_place = false;  // and no norm: what does not turn is left where it is
+  bool in_place = false;  // y is x and there is no norm: dimensions without rotation stay where they are
 };
 
 constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Lanes that hold what turns, and all of a head.
+// The lanes with rotated dimensions, and the lanes of a whole head.
 constexpr int64_t rope_turning_lanes(const RopeShape& s) {
   const int64_t n = 16 / size_of(s.dtype);
   return s.interleaved ? ceil_divide(2 * s.half, 2 * n) : s.half / n;
@@ -55,7 +55,7 @@ constexpr int64_t rope_head_lanes(const RopeShape& s) {
 }
 constexpr int64_t rope_row_vectors(const RopeShape& s) { return s.head_dim * size_of(s.dtype) / 16; }
 
-// Half-split pairs of which both vectors are among the first that their lanes have.
+// Whether both vectors of half-split pairs are among the first vectors of their lanes.
 constexpr bool rope_may_spread(const RopeShape& s, int64_t lanes) {
   return s.norm && s.backward && !s.interleaved && 2 * s.half < s.head_dim &&
          2 * s.half * size_of(s.dtype) <= 16 * lanes;
@@ -83,7 +83,7 @@ constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms = 132) {
       c.heads = 2;
       return c;
     }
-    // What turns and what passes through in whole lines of memory.
+    // Rotated dimensions and dimensions without rotation both fill whole lines of memory.
     const int64_t row = rope_row_vectors(s);
     if (c.vectors && 2 * s.half < s.head_dim && !s.in_place && row <= 32 && (row & (row - 1)) == 0)
       c.per_lane = 1, c.lanes = int(row), c.threads = s.interleaved ? 256 : 128;
@@ -100,11 +100,11 @@ constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms = 132) {
   return c;
 }
 
-// The passes with a norm: a block keeps a slice of the tokens and some of the heads. For dgain it adds what its threads
-// find for each head in the order of the tokens.
+// The passes with a norm: a block keeps a slice of the tokens and some of the heads. For dgain the block adds its
+// threads' sums of each head in the order of the tokens.
 struct RopeSlices {
   int64_t slots = 1;   // heads a block takes at once
-  int64_t chunks = 1;  // blocks that share the heads of a token
+  int64_t chunks = 1;  // blocks sharing the heads of a token
   int64_t rows = 1;    // tokens a block takes at once
   int64_t slices = 1;  // of the tokens
   int64_t iterations = 1;
@@ -132,7 +132,7 @@ constexpr RopeSlices pick_rope_slices(const RopeConfig& c, int64_t tokens, int64
   return s;
 }
 
-// A pass under a given configuration: what benches and tests compare. It must fit the operands.
+// A pass under a given configuration: for benches and tests. The configuration must fit the operands.
 struct RopeTuning {
   RopeConfig config;
   bool overlap = true;   // programmatic dependent launch

@@ -6,7 +6,7 @@
 
 namespace ingot {
 
-// A quotient, a tanh of some ulps and a product, each rounded; then one rounding to the type.
+// A quotient, a tanh of some ulps and a product, each rounded; then a rounding to the type.
 inline testing::Comparison softcap_agrees(const std::vector<double>& x, const Tensor& y, double cap) {
   std::vector<double> want;
   for (double v : x) want.push_back(cap * std::tanh(v / cap));

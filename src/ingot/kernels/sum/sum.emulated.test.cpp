@@ -1,4 +1,4 @@
-// The CUDA kernel on the CPU: what a sanitizer can see of it.
+// The CUDA kernel on the CPU, where sanitizers see its accesses.
 #include "ingot/kernels/sum/sum_cases.test.h"
 
 namespace ingot {

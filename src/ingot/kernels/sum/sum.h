@@ -1,5 +1,5 @@
 #pragma once
-// total += sum_i x_i, added one by one in fp64 on the CPU; elsewhere in a fixed order of its own
+// total += sum_i x_i, added one by one in fp64 on the CPU; elsewhere in a different, fixed order
 #include "ingot/core/tensor.h"
 
 namespace ingot {

@@ -1,5 +1,5 @@
 #pragma once
-// The gate of one element, in registers: what the elementwise kernels and the epilogue of the products share.
+// The gate of an element, in registers: shared by the elementwise kernels and the epilogue of the products.
 #include <limits>
 #include <type_traits>
 
@@ -23,7 +23,7 @@ template <class T> constexpr bool is_exact = std::is_same_v<T, float>;
 
 constexpr float kLog2E = 1.44269504f;
 
-// sigmoid(z) and its slope with one exponential of a number that is not positive.
+// sigmoid(z) and its slope with a single exponential, of a number <= 0.
 struct Logistic {
   float value, slope;
 };
@@ -35,13 +35,13 @@ template <bool kExact> __device__ inline Logistic logistic(float z) {
 // x * s where s = 0 wins over an infinite x.
 __device__ inline float product_or_zero(float x, float s) { return s == 0 ? 0.f : x * s; }
 
-// A NaN passes both: comparisons with it are false.
+// A NaN passes both comparisons, because comparisons with NaN are false.
 __device__ inline float clamped_gate(const GateNumbers& p, float gate) { return gate > p.limit ? p.limit : gate; }
 __device__ inline float clamped_up(const GateNumbers& p, float up) {
   return (up > p.limit ? p.limit : up < -p.limit ? -p.limit : up) + p.up_offset;
 }
 
-// What the sigmoid is taken of: alpha g + cubic g^3, and its slope. An infinite g must not meet cubic = 0.
+// The argument of the sigmoid: alpha g + cubic g^3, and its slope. An infinite g must not meet cubic = 0.
 struct Argument {
   float z, slope;
 };
@@ -51,8 +51,8 @@ template <bool kCubic> __device__ inline Argument argument(const GateNumbers& p,
   return {g * (p.alpha + p.cubic * g * g), p.alpha + 3 * p.cubic * g * g};
 }
 
-// kPlain: silu(gate) * up, without limit, alpha and what is added to up. Of gate = -inf the first factor is finite, so
-// that it does not meet 0; of a NaN the second one is a NaN.
+// kPlain: silu(gate) * up, without limit, alpha and the offset of up. For gate = -inf the first factor is finite, which
+// avoids inf * 0; for a NaN the second factor is a NaN.
 template <bool kExact, bool kPlain, bool kCubic = true>
 __device__ inline float gated(const GateNumbers& p, float gate, float up) {
   if constexpr (kPlain && !kExact)

@@ -1,5 +1,5 @@
 // gated_linear and its backward pass: checks, and the computation in pieces (two products, the gate) for the cases
-// without a single kernel: on a CPU, in f32, and on a GPU for sizes that leave most of it idle.
+// without a single kernel: on a CPU, in f32, and on a GPU for sizes that leave most of the GPU idle.
 #include "ingot/core/dispatch.h"
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/swiglu/swiglu.h"
@@ -81,7 +81,7 @@ Tensor half_of(const Tensor& workspace, int which, int64_t rows, int64_t hidden,
                 workspace.device);
 }
 
-// Behind the halves: workspace for cuBLASLt, which has fewer algorithms without it.
+// Behind the halves: workspace for cuBLASLt, which has fewer algorithms without workspace.
 Tensor product_room(const Tensor& workspace, int64_t before) {
   const int64_t begin = (before + 255) / 256 * 256, bytes = linear_workspace_bytes(workspace.device);
   if (bytes == 0) return {};
@@ -99,7 +99,7 @@ bool is_fused([[maybe_unused]] const GatedLinear& g) {
   return false;
 }
 
-// Memory for gate and up, where the caller does not keep them.
+// Memory for gate and up, where the caller does not keep gate and up.
 int64_t kept_bytes(const GatedLinear& g) {
   return g.gate ? 0 : 2 * half_bytes(g.x.rows(), g.transposed ? g.w_gate.cols() : g.w_gate.rows(), g.x.dtype);
 }
@@ -144,7 +144,7 @@ int64_t flops(const GatedLinear& g) { return 4 * g.x.rows() * g.w_gate.numel(); 
 
 namespace {
 
-// Joins two matrices, or vectors, of which the second begins where the first ends, below it (axis 0) or beside it (axis
+// Joins two matrices, or vectors, if the second begins where the first ends, below (axis 0) or beside the first (axis
 // 1). Otherwise returns nothing.
 Tensor one_of(const Tensor& first, const Tensor& second, int axis) {
   const int rank = first.rank();
@@ -157,7 +157,8 @@ Tensor one_of(const Tensor& first, const Tensor& second, int axis) {
   return both;
 }
 
-// The pairs that are one tensor each, all in the same order: (2H, C) or, transposed, (C, 2H); of biases (2H).
+// Pairs stored as halves of a single tensor each, all in the same order: (2H, C) or, transposed, (C, 2H); of biases
+// (2H).
 struct Joined {
   Tensor weights, dw, db;
 };
@@ -172,7 +173,8 @@ Joined joined(const GatedLinearBackward& g, bool up_first) {
 struct Gradients {
   Tensor gate, up;  // dgate, dup
   Tensor room;      // for products
-  Tensor both;  // (T, 2H), of which they are the halves in the order of the joined weights: then one product, not two
+  Tensor both;      // (T, 2H), whose halves are gate and up in the order of the joined weights: then a single product
+                    // instead of two
   Joined with;
 };
 
@@ -200,7 +202,7 @@ bool dx_is_on_core(const GatedLinearBackward&, const Gradients&) { return false;
 bool dw_is_on_core(const GatedLinearBackward&, const Gradients&) { return false; }
 #endif
 
-// Where the caller has computed them.
+// The gradients of gate and up where the caller has computed them.
 Gradients formed_gradients(const GatedLinearBackward& g) {
   Gradients d{.gate = g.gate, .up = g.up, .room = product_room(g.workspace, 0)};
   for (bool up_first : {false, true}) {
@@ -210,7 +212,7 @@ Gradients formed_gradients(const GatedLinearBackward& g) {
   }
   return d;
 }
-// In the workspace: beside each other where one product can then replace two on a GPU.
+// The gradients in the workspace: adjacent where a single product can then replace two on a GPU.
 Gradients gradients_of(const GatedLinearBackward& g) {
   if (!g.dh) return formed_gradients(g);
   const int64_t rows = g.dh.rows(), hidden = g.dh.cols();

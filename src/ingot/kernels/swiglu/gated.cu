@@ -1,4 +1,4 @@
-// Which gated products the core takes, and in which kernel.
+// The choice of the gated products that the core computes, and of their kernels.
 #include <algorithm>
 #include <initializer_list>
 

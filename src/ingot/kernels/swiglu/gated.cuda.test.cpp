@@ -17,7 +17,7 @@ using testing::values;
 
 class GatedLinearCuda : public testing::GpuTest<> {};
 
-// A pair of weights (or their gradients) as a case lays them out.
+// A pair of weights (or their gradients) in the layout of a case.
 struct Weights {
   Weights(const GatedCase& c, DType t) : memory(t, testing::gated_weights_shape(c)), c(c) {}
   Tensor gate() const { return testing::gated_weights_half(c, memory.tensor(), 0); }
@@ -35,7 +35,7 @@ struct Weights {
   GatedCase c;
 };
 
-// |got - want| <= allowed(i) everywhere; the first few that are not.
+// |got - want| <= allowed(i) everywhere; prints the first few violations.
 template <class Allowed>
 void expect_near(const char* name, const std::vector<double>& got, const std::vector<double>& want, Allowed&& allowed) {
   ASSERT_EQ(got.size(), want.size()) << name;
@@ -116,10 +116,10 @@ void run(const GatedCase& c) {
   const GatedTruth t = testing::gated_truth(
       c, {values(x.host()), w.rows(0), w.rows(1), c.bias ? values(bg.host()) : std::vector<double>(),
           c.bias ? values(bu.host()) : std::vector<double>(), values(dh.host())});
-  // u: one rounding to the type. Sums are off by K 2^-23 of their terms' size; gate and up are rounded where they go
+  // u: one rounding to the type. Sums are off by K 2^-23 of their terms' size; gate and up are rounded where they pass
   // through memory. The gate's slopes are below 1.2 (of g sigmoid) times |up| and below |g|: both below 8 here, and
-  // below 3 (|up'| <= limit + 1) where clamped, where a value at the limit may fall on either side of it: its
-  // gradient is then not compared.
+  // below 3 (|up'| <= limit + 1) where clamped, where a value near the limit may fall on either side: its gradient is
+  // then not compared.
   // Below 2^-14 fp16 rounds to a grid of 2^-24.
   const double u = roundoff(c.type), sum = double(C + 4) * 0x1p-23, grid = c.type == DType::f16 ? 0x1p-25 : 0;
   const auto gate_error = [&](size_t i) { return 1.01 * u * std::fabs(t.gate[i]) + sum * t.size_gate[i] + grid; };
@@ -293,7 +293,7 @@ TEST_F(GatedLinearCuda, FrozenInputAndFrozenWeights) {
   gated_linear_backward(frozen_input, {});
   for (DeviceBuffer* d : {&dx, &same, &dw.memory, &again.memory}) d->download();
   EXPECT_EQ(values(same.host()), values(dx.host()));
-  for (int half : {0, 1}) EXPECT_EQ(again.rows(half), dw.rows(half));  // between them lies what nobody wrote: NaN
+  for (int half : {0, 1}) EXPECT_EQ(again.rows(half), dw.rows(half));  // the rows between are never written: NaN
 }
 TEST_F(GatedLinearCuda, WorksInAGraph) {
   const GatedCase c{.rows = 1536, .channels = 136, .hidden = 712, .type = DType::bf16};
@@ -316,7 +316,7 @@ TEST_F(GatedLinearCuda, WorksInAGraph) {
   EXPECT_EQ(values(h.host()), first);
 }
 
-// Rows so far apart that their offsets are beyond 2^31: what the same rows give side by side.
+// Rows so far apart that their offsets are beyond 2^31 give the same as adjacent rows.
 TEST_F(GatedLinearCuda, MoreThanTwoToThe31Elements) {
   if (gpu::device_info().memory_bytes < int64_t(24) << 30) GTEST_SKIP() << "needs 24 GiB of device memory";
   constexpr int64_t kStride = (int64_t(1) << 21) + 8;

@@ -1,6 +1,6 @@
 #pragma once
-// Both projections and the gate in one kernel: B's tile is 64 rows of the gate's weights and below them 64 of up's, so
-// that a thread's sums hold gate and up of the same 32 elements. Backward, both halves are one product again: dx runs
+// Both projections and the gate in one kernel: B's tile is 64 rows of the gate's weights above 64 rows of up's, so that
+// a thread's sums hold gate and up of the same 32 elements. Backward, both halves are a single product again: dx runs
 // through K of the first and then of the second; dW are two products of one launch.
 #include "ingot/gpu/gemm/core.cuh"
 #include "ingot/gpu/tile/vec.cuh"
@@ -12,10 +12,10 @@ namespace ingot::cuda::gated_detail {
 using gemm::Major;
 using gemm::Pair;
 
-constexpr int kColumns = kGatedTile.n / 2;  // of h in a tile: one panel of a warp
+constexpr int kColumns = kGatedTile.n / 2;  // columns of h in a tile: one panel of a warp
 static_assert(kColumns == 64, "a warp writes its columns of h as one panel");
 
-// h, and gate and up where they are kept, from a tile's sums.
+// Computes h from a tile's sums, and stores gate and up where the caller keeps them.
 template <class T, bool kPlain> class Epilogue {
  public:
   struct Params {
@@ -120,7 +120,7 @@ template <class T, Major kWeights> void launch_dx(const GatedGradients& g, Strea
                    g.dx.device.index, stream, schedule.tiles);
 }
 
-// dW (H, C): rows are those of dgate and dup; transposed (C, H): its columns are.
+// dW (H, C): its rows belong to dgate and dup; transposed (C, H): its columns.
 template <class T, class Sum, bool kTransposed> struct WeightGradient {
   using Type = T;
   static constexpr gemm::Tile kTile = kGatedTile;
@@ -161,7 +161,7 @@ template <class T> void launch_gated(const GatedLinear& g, Stream stream) {
     return (plain ? launch_forward<T, Major::mn, true> : launch_forward<T, Major::mn, false>)(g, stream);
   (plain ? launch_forward<T, Major::k, true> : launch_forward<T, Major::k, false>)(g, stream);
 }
-// What lies along K of the product lies along rows in memory, and the other way round: MN-major unless transposed.
+// The product's K dimension runs across the rows in memory: MN-major unless transposed.
 template <class T> void launch_gated_dx(const GatedGradients& g, Stream stream) {
   using namespace gated_detail;
   (g.transposed ? launch_dx<T, Major::k> : launch_dx<T, Major::mn>)(g, stream);

@@ -1,14 +1,14 @@
 #pragma once
-// The three products of a gated unit on the core (gpu/gemm): one kernel each. All operands have rank 2.
+// The three products of a gated unit on the core (gpu/gemm), each a single kernel. All operands have rank 2.
 #include "ingot/gpu/gemm/config.h"
 #include "ingot/kernels/swiglu/swiglu.h"
 
 namespace ingot::cuda {
 
-// Pairs of blocks: in a training step other kernels' data fills L2, and pairs read less from L2.
+// Pairs of blocks: in a training step the data of preceding kernels fills L2, and pairs read less from L2.
 constexpr gemm::Tile kGatedTile = gemm::kPairs128;
 
-// As one product: the columns of a tile are gate and up of half as many columns of h.
+// As a single product: the columns of a tile are gate and up of half as many columns of h.
 constexpr gemm::Problem gated_problem(int64_t rows, int64_t hidden, int64_t channels) {
   return {rows, gemm::ceil_div(hidden, kGatedTile.n / 2) * kGatedTile.n, channels};
 }

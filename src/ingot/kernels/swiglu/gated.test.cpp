@@ -1,4 +1,4 @@
-// gated_linear in pieces on the CPU: against plain loops in fp64, by finite differences, and what it refuses.
+// gated_linear in pieces on the CPU: against plain loops in fp64, by finite differences, and its refusals.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -15,7 +15,7 @@ using testing::GatedInputs;
 using testing::GatedTruth;
 using testing::values;
 
-// Weights as a case lays them out.
+// Weights in the layout of a case.
 struct Weights {
   Weights(const GatedCase& c, uint64_t seed, int width) : memory(c.type, testing::gated_weights_shape(c)) {
     if (seed != 0) testing::fill_normal(memory, seed, 1 / std::sqrt(double(width)));
@@ -154,7 +154,8 @@ TEST(GatedLinear, AgreesWithPlainLoopsForwardAndBackward) {
   }
 }
 
-// Of gradients of gate and up, the halves of `dkept` in the order of `kept`, all that follow from them.
+// All gradients that follow from the gradients of gate and up, where these are the halves of `dkept` in the order of
+// `kept`.
 GatedLinearBackward backward_of_halves(const GatedCase& c, const GatedCase& kept, const Buffer& dkept, const Buffer& x,
                                        const Weights& w, const Buffer& dx, const Weights& dw, const Buffer& db) {
   return {.x = x,
@@ -171,7 +172,8 @@ GatedLinearBackward backward_of_halves(const GatedCase& c, const GatedCase& kept
           .overwrite = true};
 }
 
-// A pair that is one tensor makes one product of two: with any of the others left out, results are the same numbers.
+// A pair stored in a single tensor turns two products into one. With any further operand left out, the results are the
+// same numbers.
 TEST(GatedLinear, FrozenPartsChangeNothingOfTheOthers) {
   for (bool transposed : {false, true}) {
     const GatedCase c{.rows = 9,
@@ -213,7 +215,7 @@ TEST(GatedLinear, FrozenPartsChangeNothingOfTheOthers) {
   }
 }
 
-// Of halves that lie the other way round than those of the weights nothing is one product.
+// Halves in the opposite order of the weights' halves cannot be joined into a single product.
 TEST(GatedLinear, HalvesInAnotherOrderThanTheWeightsAreTakenAsTheyAre) {
   for (bool transposed : {false, true})
     for (bool up_first : {false, true}) {

@@ -1,5 +1,5 @@
 #pragma once
-// What tests of gated_linear share on a CPU and on a GPU: a case, and the same in fp64 by plain loops.
+// Shared by the tests of gated_linear on a CPU and on a GPU: a case, and its results in fp64 by plain loops.
 #include <cmath>
 #include <ostream>
 #include <vector>
@@ -15,11 +15,11 @@ struct GatedCase {
   GateOptions options = {};
   bool bias = false, keeps = true, transposed = false, overwrite = false;
   enum Weights { apart, packed, even_and_odd_rows } weights = apart;
-  bool in_place = false;  // dgate and dup over gate and up, which are halves of one tensor
-  bool up_first = false;  // where they are halves, or weights, or biases
+  bool in_place = false;  // dgate and dup overwrite gate and up, halves of a single tensor
+  bool up_first = false;  // where gate and up, weights or biases are halves
 };
 
-// Of weights (or their gradients) in one tensor: its shape, and the gate's or (1) up's.
+// The shape of a tensor with both weights (or their gradients), and the part of the gate (0) or of up (1).
 inline Shape gated_weights_shape(const GatedCase& c) {
   const int64_t gap = c.weights == GatedCase::apart ? 8 : 0;
   return c.transposed ? Shape{c.channels, 2 * c.hidden + gap} : Shape{2 * c.hidden + gap, c.channels};
@@ -47,12 +47,12 @@ inline std::ostream& operator<<(std::ostream& o, const GatedCase& c) {
 }
 inline std::vector<GateOptions> gate_kinds() { return {{}, {.limit = 3, .alpha = 1.702, .up_offset = 1}, gelu_gate()}; }
 
-// Of all rows: sums and what their rounding error is measured by (sums of absolute values).
+// For all rows: the sums, and the sums of absolute values, which scale the rounding error.
 struct GatedTruth {
   std::vector<double> gate, up, size_gate, size_up, h, dgate, dup, dx, size_dx, dw_gate, dw_up, size_dw_gate,
       size_dw_up, db_gate, db_up;
 };
-// x (T, C), weights (H, C), biases (H) or empty, dh (T, H). `through`: rounds gate and up as they are kept.
+// x (T, C), weights (H, C), biases (H) or empty, dh (T, H). `through`: rounds gate and up as stored.
 struct GatedInputs {
   std::vector<double> x, w_gate, w_up, b_gate, b_up, dh;
 };

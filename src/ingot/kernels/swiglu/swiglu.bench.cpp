@@ -9,7 +9,7 @@ using testing::Operands;
 using testing::timed;
 
 constexpr int64_t T = 4096, C = 1024;    // rows, columns
-constexpr double kTensor = 4.0 * T * C;  // bytes of one tensor
+constexpr double kTensor = 4.0 * T * C;  // bytes of a tensor
 
 }  // namespace
 

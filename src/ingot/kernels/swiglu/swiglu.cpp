@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kGrain = 16384;  // elements per task
 constexpr int64_t kSpan = 256;     // elements converted at a time
 
-// --- one element, in the type sums are kept in
+// --- a single element, in the type of the sums
 template <class T> struct Limits {
   T limit, alpha, up_offset, cubic;
   explicit Limits(const GateOptions& o)
@@ -200,7 +200,7 @@ void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream) {
   INGOT_DISPATCH(SWIGLU, s.dh.device, swiglu_gate_backward, s, stream);
 }
 
-// The gated MLP is a gated linear layer and the product that follows, on any device.
+// The gated MLP is a gated linear layer and a linear layer, on any device.
 void swiglu(const Swiglu& s, Stream stream) {
   check_pieces("swiglu", s);
   const Tensor h(s.workspace.data, s.x.dtype, {s.x.rows(), s.w_gate.rows()}, s.x.device);

@@ -16,7 +16,7 @@ namespace {
 struct Params : GateNumbers {
   tile::Rows gate, up, h, dgate, dup;  // h: or dh. Interleaved: gate and dgate hold both, up and dup nothing.
   tile::RowUnits units;
-  uint32_t early_blocks;  // ask for what they read while earlier kernels end
+  uint32_t early_blocks;  // blocks that prefetch their operands while earlier kernels end
   bool large, early;
 };
 
@@ -29,8 +29,8 @@ template <int K, class Use> __device__ inline void for_each_unit(const Params& p
   for (int k = 0; k < K; ++k)
     if (const uint32_t i = first + k * blockDim.x; i < p.units.units) use(k, tile::place_of(p.units, i));
 }
-// The same for loads: load(unit, place, from memory to registers). Of large tensors L2 is asked to keep what is read,
-// so that what is written leaves it first.
+// The same for loads: load(unit, place, from memory to registers). Loads of large tensors carry the hint to stay in L2,
+// so that written lines leave L2 first.
 template <int K, class Use> __device__ inline void load_units(const Params& p, Use&& use) {
   if (p.large)
     for_each_unit<K>(
@@ -40,7 +40,7 @@ template <int K, class Use> __device__ inline void load_units(const Params& p, U
                      [&](int k, tile::Division at) { use(k, at, [](auto& v, auto* from) { tile::load(v, from); }); });
 }
 
-// What a block will read of gate, and of up and dh where they are given: N and M elements to a unit.
+// The part of gate, and of up and dh where given, that a block will read: N and M elements to a unit.
 template <class T, int K, int N, int M> __device__ inline void start(const Params& p, bool up, bool dh) {
   if (p.early) ptx::let_next_kernel_start();
   if (blockIdx.x < p.early_blocks && threadIdx.x == 0) {
@@ -233,7 +233,7 @@ void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, S
   const SwigluGateShape s = shape_of(o);
   const bool pairs = s.interleaved, backward = bool(o.dgate);
   const Kernel kernel = pick_kernel(op, s.dtype, c, o.options, backward);
-  // h is not where its own row is read from while other threads still read there.
+  // h must not overwrite the interleaved columns of its row, which further threads still read.
   INGOT_CHECK(!pairs || s.rows == 0 || backward || o.h.data != o.gate.data, op,
               ": found h on the interleaved columns, expected memory of its own on a GPU");
   INGOT_CHECK(c.threads >= 32 && c.threads <= kSwigluMaxThreads && c.threads % 32 == 0, op, ": found ", c.threads,

@@ -71,7 +71,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-// Gate and up as one memory or two; a tensor of 2H columns holds whichever layout the case names.
+// Gate and up as one memory or two; a tensor of 2H columns holds the layout of the case.
 struct Halves {
   explicit Halves(const Case& k)
       : c(k),
@@ -123,7 +123,7 @@ struct Operands {
   DeviceBuffer h, dh;
 };
 
-// The same in fp64 on the CPU, from what was uploaded.
+// The same in fp64 on the CPU, from the uploaded operands.
 struct Oracle {
   explicit Oracle(const Operands& o)
       : both(DType::f64, {o.c.rows, o.in.width()}),
@@ -150,7 +150,7 @@ struct Oracle {
 
 // Products of the gate (below 17), its sigmoid and up (below 17), all relatively accurate: 40 roundings of f32 with the
 // hardware's exp2 of an argument below 30 (its error grows with the argument). The gate's slope is a difference that
-// may cancel: allowed is then what its terms lose, |dh| (5) * |up| (18) * 2 of them.
+// may cancel: the bound is then the rounding of its two terms, |dh| (5) * |up| (18) * 2.
 void check_against_fp64(Operands& o) {
   EXPECT_TRUE(o.in.untouched(true) && o.dh.untouched(true)) << "an input was written";
   EXPECT_TRUE(o.h.untouched() && o.d.untouched()) << "written outside of an output";
@@ -182,7 +182,7 @@ void expect_agreement(const std::vector<Case>& cases) {
 
 TEST_F(SwigluGateCuda, AgreesWithTheFp64LoopInEveryLayout) { expect_agreement(cases()); }
 
-// What a sanitizer can follow in seconds.
+// Cases that a sanitizer runs in seconds.
 TEST_F(SwigluGateCuda, AgreesWithTheFp64LoopWhenSmall) {
   std::vector<Case> small = cases();
   std::erase_if(small, [](const Case& c) { return c.rows * c.hidden > 800 || c.type == DType::f16; });
@@ -244,7 +244,7 @@ TEST_F(SwigluGateCuda, OutputsMayReplaceInputs) {
         EXPECT_EQ(values(which == 2 ? o.in.both.host() : o.dh.host()), values(apart.d.both.host()));
       }
     }
-    // dgate and dup over the interleaved columns they come from.
+    // dgate and dup over the interleaved columns of gate and up.
     const Case pairs{.rows = 40, .hidden = hidden, .layout = Layout::interleaved};
     Operands other(pairs), same(pairs);
     for (Operands* o : {&other, &same}) o->upload();

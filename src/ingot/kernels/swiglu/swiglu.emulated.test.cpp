@@ -1,4 +1,5 @@
-// The gate's CUDA kernels and their launcher on the CPU, under every configuration: what a sanitizer can see of them.
+// The gate's CUDA kernels and their launcher on the CPU, under every configuration, where sanitizers see their
+// accesses.
 #include "ingot/kernels/swiglu/swiglu.h"
 
 #include <gtest/gtest.h>

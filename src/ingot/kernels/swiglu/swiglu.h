@@ -29,10 +29,10 @@ struct SwigluGateBackward {
 };  // dgate, dup may alias dh, gate, up
 void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream);
 
-// h = g(x Wg^T + bg) * (x Wu^T + bu). On a GPU one kernel for 16-bit types (gpu/gemm), which writes gate and up to
-// memory only where the caller asks for them.
-// The weights are any two views whose rows have one common stride: the halves of a packed (2H, C), its even and odd
-// rows, or two tensors; or, transposed, (C, H) each: halves of the columns of (C, 2H).
+// h = g(x Wg^T + bg) * (x Wu^T + bu). On a GPU a single kernel for 16-bit types (gpu/gemm), which writes gate and up to
+// memory only where the caller keeps them.
+// The weights are any two views whose rows have a common stride: the halves of a packed (2H, C), its even and odd rows,
+// or two tensors; or, transposed, (C, H) each: halves of the columns of (C, 2H).
 struct GatedLinear {
   Tensor x, w_gate, w_up;  // (T, C), (H, C) each
   Tensor b_gate, b_up;     // (H) each, or left out
@@ -44,20 +44,20 @@ struct GatedLinear {
   Products products = Products::fp32;
 };
 void gated_linear(const GatedLinear& g, Stream stream);
-int64_t gated_linear_workspace_bytes(const GatedLinear& g);  // given all other members
+int64_t gated_linear_workspace_bytes(const GatedLinear& g);  // given all further members
 int64_t bytes(const GatedLinear& g);
 int64_t flops(const GatedLinear& g);
 
-// dgate, dup from dh and the gate; dx = dgate Wg + dup Wu; dWg += dgate^T x, dWu += dup^T x; db += sums over rows.
-// dx is one kernel, and both dW are. Of 16-bit operands dW and db may be f32.
+// dgate, dup from dh and the gate; dx = dgate Wg + dup Wu; dWg += dgate^T x, dWu += dup^T x; db += sums over rows. dx
+// is a single kernel, and so are both dW together. With 16-bit operands dW and db may be f32.
 //
-// Without a workspace for dgate and dup: let swiglu_gate_backward write them over gate and up, and leave dh out. Where
-// gate and up are the halves of one (T, 2H), in the order in which the weights are halves of one matrix, dx is a single
-// product on every device; so are both dW where they are such halves.
+// Without a workspace for dgate and dup: let swiglu_gate_backward overwrite gate and up with their gradients, and leave
+// dh out. Where gate and up are the halves of a (T, 2H) tensor, in the order in which the weights are halves of one
+// matrix, dx is a single product on every device; so are both dW where the two dW are halves in the same way.
 struct GatedLinearBackward {
   Tensor dh;                              // left out: gate and up are dgate and dup
   Tensor x, w_gate, w_up;                 // x for dW and where gate and up are left out
-  Tensor gate, up;                        // as kept; left out they are formed again, which needs b_gate and b_up
+  Tensor gate, up;                        // as stored; computed again where left out, from b_gate and b_up
   Tensor b_gate, b_up;                    //
   Tensor dx;                              // (T, C) written, or left out
   Tensor dw_gate, dw_up, db_gate, db_up;  // left out where the weights are frozen
@@ -68,7 +68,7 @@ struct GatedLinearBackward {
   Products products = Products::fp32;
 };
 void gated_linear_backward(const GatedLinearBackward& g, Stream stream);
-int64_t gated_linear_backward_workspace_bytes(const GatedLinearBackward& g);  // given all other members
+int64_t gated_linear_backward_workspace_bytes(const GatedLinearBackward& g);  // given all further members
 
 // y = (gate(x Wg^T + bg, x Wu^T + bu)) Wd^T + bd
 struct Swiglu {

@@ -9,9 +9,9 @@
 
 namespace ingot::testing {
 
-// --- the gate: layout 0: two tensors; 1: one of 2H columns, gate first (up is left out); 2: the same, up first; 3:
-// interleaved. Forward where dh is null. config: null for the default, or {vectors, units_per_thread, threads, overlap,
-// large, early}.
+// --- the gate: layout 0: two tensors; 1: a tensor of 2H columns, gate first (up is left out); 2: the same, up first;
+// 3: interleaved. Forward where dh is null. config: null for the default, or {vectors, units_per_thread, threads,
+// overlap, large, early}.
 EXPORT int ingot_bench_gate(const char* dtype, void* gate, void* up, void* h, void* dh, void* dgate, void* dup,
                             int64_t rows, int64_t hidden, int64_t layout, double limit, double alpha, double up_offset,
                             const int* config, void* stream) {
@@ -54,8 +54,8 @@ EXPORT int ingot_bench_activate(const char* dtype, const char* act, void* x, voi
 }
 
 namespace {
-// Of a gated linear: weights' rows lie `stride` elements apart, those of gate and up `kept_stride`; `columns`: (C, H)
-// each.
+// Sizes of a gated linear layer: rows of the weights lie `stride` elements apart, rows of gate and up `kept_stride`;
+// `columns`: (C, H) each.
 struct GatedSizes {
   int64_t rows, channels, hidden, stride, kept_stride, columns;
 };
@@ -93,7 +93,7 @@ EXPORT int ingot_bench_gated_linear(const char* dtype, void* x, void* w_gate, vo
                  {stream});
   });
 }
-// dh null: gate and up hold their gradients, as ingot_bench_gate writes them over halves of one tensor (layout 1).
+// dh null: gate and up hold their gradients, as ingot_bench_gate leaves these in the halves of a tensor (layout 1).
 EXPORT int ingot_bench_gated_linear_backward(const char* dtype, void* dh, void* x, void* w_gate, void* w_up, void* gate,
                                              void* up, void* dx, void* dw_gate, void* dw_up, int64_t rows,
                                              int64_t channels, int64_t hidden, int64_t stride, int64_t kept_stride,

@@ -16,7 +16,7 @@ struct Parts {
 INGOT_SIMD_INLINE Parts parts(V gate, V up, const detail::GateConstants& k) {
   const V limit = splat(k.limit);
   Parts p;
-  // Comparisons with a NaN are false and keep it.
+  // Comparisons with a NaN are false, so a NaN is kept.
   p.gate = gate > limit ? limit : gate;
   p.up = (up > limit ? limit : up < -limit ? -limit : up) + k.up_offset;
   // An infinite gate must not meet cubic = 0.

@@ -35,7 +35,7 @@ Buffer matrix(DType dtype, int64_t rows, int64_t cols, int64_t pad, uint64_t see
   fill_normal(b, seed, scale);
   return b;
 }
-// Column j of gate and up in one row, wherever the layout puts it.
+// Joins gate and up into rows in the given layout.
 std::vector<double> interleave(const std::vector<double>& gate, const std::vector<double>& up) {
   std::vector<double> both;
   for (size_t i = 0; i < gate.size(); ++i) {
@@ -65,8 +65,8 @@ TEST(swiglu_gate, every_dtype_layout_and_clamp_follows_the_formula) {
           for (size_t i = 0; i < g.size(); ++i) want[i] = reference(g[i], u[i], o);
           // One rounding of the result, and in f32 and below some ten of f32 on the way (the limit itself is rounded
           // too).
-          // An argument of the exponential is rounded as a number of its own size, four times where it is a cubic: of
-          // gates down to -9 it is below 67.
+          // An argument of the exponential is rounded as a number of its own size, four times for a cubic argument,
+          // which is below 67 for gates down to -9.
           const double own = testing::roundoff(dtype == DType::f64 ? DType::f64 : DType::f32);
           const double tolerance = testing::roundoff(dtype) + (o.cubic > 0 ? 10 + 4 * 67 : 10) * own;
           const auto result = testing::compare(h, want, dtype == DType::f16 ? 0x1p-24 : 1e-30, tolerance);

@@ -1,6 +1,7 @@
 #pragma once
-// The arguments of the kernels of the backward pass. One kernel walks over queries and computes dQ, one walks over keys
-// and computes dK and dV; both recompute P and dS. No sum is shared between blocks, and all sums have a fixed order.
+// The arguments of the kernels of the backward pass. The first kernel walks over queries and computes dQ, the second
+// walks over keys and computes dK and dV; both recompute P and dS. No sum is shared between blocks, and all sums have a
+// fixed order.
 #include "ingot/kernels/attention/hopper/walk.h"
 
 namespace ingot::cuda::attention_hopper {
@@ -35,7 +36,7 @@ struct KeyGradientParams {
   int64_t query_rows;  // of q and dout
   void *dk, *dv;
   Strides dk_strides, dv_strides;
-  bool add_dv;        // adds to the old value, which was rounded too
+  bool add_dv;        // adds to the old value, also rounded
   float* query_sums;  // sums of dQ (query_sums.cuh)
 };
 struct KeyGradientMaps {
@@ -48,7 +49,7 @@ struct KeyGradientKernel {
 };
 template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped);
 
-// The kernel that walks over keys also adds up dQ, in any order.
+// Whether the kernel that walks over keys also adds up dQ, in any order.
 constexpr bool joins_gradients(int width, bool capped, bool deterministic) {
   return width <= 128 && !capped && !deterministic;
 }

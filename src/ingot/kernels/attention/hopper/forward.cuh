@@ -1,9 +1,9 @@
 #pragma once
-// Attention's forward kernel for Hopper. One block per SM takes tiles of queries of one head in turn. One warp fetches
-// Q, then K and V through a ring, one step of keys at a time, from the last step that the tile sees to the first, and
-// runs ahead into the next tile. Each of two or three warpgroups takes 64 of the tile's queries: S = Q K^T in
-// registers, softmax in place, and P, packed, is the register operand of O += P V. The next step's product S runs
-// during this step's softmax, and so do the other warpgroups' products.
+// Attention's forward kernel for Hopper. One block per SM takes tiles of queries of a head in turn. A warp fetches Q,
+// then K and V through a ring, a step of keys at a time, from the last visible step of the tile to the first, and runs
+// ahead into the next tile. Each of two or three warpgroups takes 64 of the tile's queries: S = Q K^T in registers,
+// softmax in place, and P, packed, is the register operand of O += P V. The next step's product S runs during this
+// step's softmax, and so do the products of the remaining warpgroups.
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/math.cuh"
@@ -36,7 +36,7 @@ struct ForwardForm {
   static constexpr int kFetcherRegisters = kGroups == 2 ? 24 : 32, kMultiplierRegisters = kGroups == 2 ? 240 : 160;
 };
 
-// --- a warpgroup that multiplies -------------------------------------------------------------------------------------
+// --- a multiplying warpgroup -------------------------------------------------------------------------------------
 
 template <class F> struct Multiplier {
   using T = typename F::T;
@@ -44,7 +44,7 @@ template <class F> struct Multiplier {
 
   WalkMemory<F>& memory;
   const ForwardParams& p;
-  uint32_t group, warp, g, t;  // warpgroup; warp of it; row and column of the thread in its warp's fragments
+  uint32_t group, warp, g, t;  // warpgroup; its warp; row and column of the thread in its warp's fragments
   tile::RingCursor<F::kStages> ring;
   Tile tile_ = {};
   float s[F::kKeys / 2], o[F::kWidth / 2];
@@ -59,10 +59,10 @@ template <class F> struct Multiplier {
       if (tile_.steps < 0) break;
       take_tile();
     }
-    if (group == 0) await_turn();  // no warpgroup ends while another one arrives
+    if (group == 0) await_turn();  // no warpgroup ends while a second one still arrives
   }
 
-  // Finds which of the key steps that the block fetches are visible to this warpgroup's 64 queries.
+  // Finds the steps of keys that are visible to this warpgroup's 64 queries, among the block's steps.
   __device__ __forceinline__ void take_tile() {
     const int first = tile_.first + 64 * int(group), end = min(first + 64, tile_.queries);
     int low = tile_.begin, high_step = tile_.begin;
@@ -89,8 +89,8 @@ template <class F> struct Multiplier {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
-  // The warpgroups issue their products in turns, so that one's softmax runs during the others' products. Each
-  // warpgroup takes a turn for every step of the tile, also for steps that its queries do not see.
+  // The warpgroups issue their products in turns, so that the softmax of a warpgroup runs during the products of the
+  // rest. Each warpgroup takes a turn for every step of the tile, also for steps that are invisible to its queries.
   __device__ __forceinline__ void await_turn() {
     if constexpr (F::kTurns) ptx::barrier_sync_unaligned(1 + group, 256);
   }
@@ -111,7 +111,7 @@ template <class F> struct Multiplier {
   // two.
   __device__ __forceinline__ float unit() const { return F::kCapped ? 1.f : p.scale_log2; }
 
-  // A sink is a key that all queries see and whose value is zero; it comes first.
+  // A sink acts as a first key with value zero, visible to all queries.
   __device__ __forceinline__ void begin_rows() {
 #pragma unroll
     for (float& x : o) x = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// The arguments that the launcher (attention.cu) passes to the forward kernels (forward.cuh).
+// The arguments of the forward kernels (forward.cuh), passed by the launcher (attention.cu).
 #include "ingot/kernels/attention/hopper/walk.h"
 
 namespace ingot::cuda::attention_hopper {
@@ -17,7 +17,7 @@ struct ForwardParams {
   float cap_in, cap_out;  // capped: cap_out * tanh(cap_in * score), in powers of two; cap_out = 0: cap_in * score
 };
 
-// A kernel and its launch parameters. capped: for a softcap, and for scales that are not positive.
+// A kernel and its launch parameters. capped: for a softcap, and for scales <= 0.
 struct ForwardKernel {
   void (*kernel)(const WalkMaps, const ForwardParams);
   int rows, keys, threads;

@@ -21,8 +21,8 @@ __device__ inline float quad_sum(float x) {
 
 constexpr float kLog2E = 1.44269504f;
 
-// out * tanh(in * score), or in * score where there is no cap. The exponential is of a number that is not positive; of
-// large ones tanh is exactly 1.
+// out * tanh(in * score), or in * score without a cap. The exponent is never positive; for large arguments tanh is
+// exactly 1.
 __device__ __forceinline__ float capped(float score, float in, float out) {
   const float x = score * in;
   if (out == 0) return x;

@@ -1,11 +1,11 @@
 #pragma once
-// dK and dV. A block takes tiles of keys of one key head in turn. A warp fetches K and V once, then for each query head
-// of the group one step of queries at a time: Q, dO, lse and delta. Products are transposed, keys by queries: P^T and
-// dS^T are the register operands of dV += P^T dO and dK += dS^T Q, which run during the next step's products. All heads
+// dK and dV. A block takes tiles of keys of a key head in turn. A warp fetches K and V once, then for each query head
+// of the group a step of queries at a time: Q, dO, lse and delta. Products are transposed, keys by queries: P^T and
+// dS^T are the register operands of dV += P^T dO and dK += dS^T Q, and run during the next step's products. All heads
 // of the group add to the same registers.
 //
-// Up to 128 wide each of two warpgroups has 64 of the keys. Above, registers hold only one of the sums: both warpgroups
-// have the same 64 keys, one computes dV, the other dK.
+// Up to 128 wide each of two warpgroups has 64 of the keys. Above this width, registers hold only one of the two sums:
+// both warpgroups have the same 64 keys; the first computes dV, the second dK.
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
@@ -26,7 +26,7 @@ struct KeyGradientForm {
   static constexpr int kWidth = kWidth_, kGroups = kGroups_, kQueries = kQueries_, kStages = kStages_;
   static constexpr int kPanels = kWidth / 64;
   static_assert(kQueries % 16 == 0, "products sum over 16 queries at a time");
-  static constexpr bool kApart = kApart_, kCapped = kCapped_;  // apart: a warpgroup for dV, one for dK
+  static constexpr bool kApart = kApart_, kCapped = kCapped_;  // apart: a warpgroup for dV, a second for dK
   static_assert(!kApart || kGroups == 2);
   static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_;  // adds: dQ is computed too (query_sums.cuh)
   static constexpr int kKeys = kApart ? 64 : 64 * kGroups, kThreads = 128 * (kGroups + 1);
@@ -56,7 +56,7 @@ template <class F> struct KeyMemory {
   [[no_unique_address]] SharedScoresBarriers<F> scores_barriers;
   KeyTile tile;
 };
-// Tiles that most queries see come first: with a causal mask these are a segment's first keys.
+// Tiles visible to the most queries come first: with a causal mask these are a segment's first keys.
 template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_t place) {
   const int64_t in_set = w.places * w.heads_in_set;
   const int64_t set = place / in_set, heads = min(int64_t(w.heads_in_set), w.heads - set * w.heads_in_set);
@@ -131,7 +131,7 @@ template <class F> struct QueryFetcher {
       ptx::tensor_load_3d(memory.v[i], &maps.v, 64 * i, t.kv_head, t.k_begin + t.first, barrier);
     }
   }
-  // dQ sums over keys, so rows behind the segment's end are zeroed where they belong to another segment.
+  // dQ sums over keys, so rows behind the segment's end are zeroed where these rows belong to the next segment.
   __device__ void zero_keys(int rows) {
     tile::wait_warp_or_trap(&memory.raw[raw % 2], raw / 2 & 1);
     ++raw;
@@ -144,8 +144,8 @@ template <class F> struct QueryFetcher {
     if (lane == 0) ptx::mbarrier_arrive(&memory.kv_full);
   }
 
-  // Rows behind the segment's end are zero, and so is their P, because their lse is infinite. They are zeroed after the
-  // next step has been requested, which does not depend on this step.
+  // Rows behind the segment's end are zero, and so is their P, because their lse is infinite. The rows are zeroed after
+  // the request of the next step, which does not depend on this step.
   __device__ void fetch_step(const KeyTile& t, int head, int n) {
     const int first = n * F::kQueries, rows = t.queries - first, stage = int(ring.stage);
     const int64_t token = int64_t(t.q_begin) + first;
@@ -174,7 +174,7 @@ template <class F> struct QueryFetcher {
     if (lane == 0) ptx::mbarrier_arrive(barrier);
     zero_pending();
     if (others_follow) pending_stage = stage, pending_rows = rows, pending_raw = raw++;
-    if (F::kStages < 3) zero_pending();  // otherwise the next step would wait for room that this step returns
+    if (F::kStages < 3) zero_pending();  // otherwise the next step would wait for room freed by this step
     ring.advance();
   }
   __device__ void zero_pending() {
@@ -191,14 +191,14 @@ template <class F> struct QueryFetcher {
   }
 };
 
-// kDv, kDk: the sums that this warpgroup computes.
+// kDv, kDk: this warpgroup's sums.
 template <class F, bool kDv, bool kDk> struct KeyGradient {
   using T = typename F::T;
   static constexpr auto kB128 = tile::Swizzle::b128;
 
   KeyMemory<F>& memory;
   const KeyGradientParams& p;
-  uint32_t group, warp, g, t;  // group: which 64 of the keys
+  uint32_t group, warp, g, t;  // group: selects 64 of the keys
   std::conditional_t<F::kAddsQueries, QuerySums<F>, NoQuerySums> sums = {};
   tile::RingCursor<F::kStages> ring = {};
   KeyTile tile_ = {};
@@ -233,7 +233,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
 
   __device__ __forceinline__ uint32_t stage_before() const { return (ring.stage == 0 ? F::kStages : ring.stage) - 1; }
 
-  // A step whose queries see none of these 64 keys.
+  // Passes over a step whose queries see none of these 64 keys.
   __device__ __forceinline__ void pass_over(const Turn<F>& turn) {
     turn.await();
     turn.pass();
@@ -267,7 +267,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
           continue;
         }
         if constexpr (F::kAddsQueries) end_sums();
-        if (has_before) {  // not held while other warpgroups go on, because the ring would be full
+        if (has_before) {  // released early: a held stage would fill the ring while the remaining warpgroups go on
           end_sums();
           release(&memory.q_empty[stage_before()]);
           has_before = false;
@@ -283,13 +283,13 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       end_sums();
       if (tile_.steps > 0) form_sums();
     }
-    if constexpr (F::kAddsQueries) tile_ = memory.tile;  // registers hold the parts that the steps need
+    if constexpr (F::kAddsQueries) tile_ = memory.tile;  // registers hold the parts needed by the steps
     release(&memory.kv_empty);
     end_sums();
     if (has_before) release(&memory.q_empty[stage_before()]);
     finish();
   }
-  // dQ of the step before the last one shared, at once.
+  // Computes dQ of the step before the last shared step, at once.
   __device__ __forceinline__ void form_sums() {
     sums.issue(true);
     ptx::wgmma_commit_group();
@@ -402,7 +402,9 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       int low = p.walk.causal ? key_of(r) - (tile_.keys - tile_.queries) - n * F::kQueries - 2 * int(t) : 0;
-      if (F::kAddsQueries && key_of(r) >= tile_.keys) low = F::kQueries;  // rows of no segment, or of another one
+      if (F::kAddsQueries && key_of(r) >= tile_.keys)
+        low = F::kQueries;  // rows of no segment, or of a different
+                            // segment
       const int64_t last = p.walk.window > 0 ? low + p.walk.window : F::kQueries;
       const int end = int(min(last, int64_t(F::kQueries)));
 #pragma unroll

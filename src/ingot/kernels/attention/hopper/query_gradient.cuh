@@ -1,6 +1,6 @@
 #pragma once
 // dQ: the walk of the forward kernel, with dO beside Q. The products S = Q K^T and dP = dO V^T run together; dS = P (dP
-// - delta) in registers is the operand of dQ += dS K, which runs during the next step's products.
+// - delta) in registers is the operand of dQ += dS K; this product runs during the next step's products.
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
@@ -58,7 +58,7 @@ template <class F> struct QueryGradient {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  // A step of keys that none of these 64 queries sees.
+  // Passes over a step of keys that is invisible to these 64 queries.
   __device__ __forceinline__ void pass_over(const Turn<F>& turn) {
     turn.await();
     turn.pass();
@@ -79,7 +79,7 @@ template <class F> struct QueryGradient {
       lse[r] = there ? p.scores.lse[tile_.head * p.scores.lse_stride + token] * kLog2E : INFINITY;
       delta[r] = there ? p.scores.delta[tile_.head * p.scores.delta_stride + token] : 0;
     }
-    // The block's steps that these 64 queries see; keys that a row does not see are masked.
+    // The block's steps visible to these 64 queries; keys invisible to a row are masked.
     const detail::StepRange seen =
         detail::steps_seen(tile_.first + 64 * int(group), tile_.queries, tile_.keys, p.walk.causal, p.walk.window,
                            F::kKeys, tile_.begin, tile_.begin + tile_.steps);
@@ -156,8 +156,7 @@ template <class F> struct QueryGradient {
       s[i] = x.value;
     }
   }
-  // Masks keys that a row does not see, in the scores or their gradients; for rows that do not exist both may be any
-  // number.
+  // Masks keys invisible to a row, in the scores or their gradients; rows beyond the segment may have any numbers.
   __device__ __forceinline__ void mask(float (&d)[F::kKeys / 2], int n) const {
     const int column = n * F::kKeys + 2 * int(t);
 #pragma unroll

@@ -1,9 +1,9 @@
 #pragma once
-// dQ computed by the kernel that walks over keys (key_gradient.cuh): both warpgroups write dS^T of a step to shared
-// memory, each computes a part of 64 x 64 of dQ = dS K over all keys of the tile, and adds it to sums in global memory.
-// Blocks add in no fixed order. A last kernel scales and rounds the sums.
+// dQ from the kernel that walks over keys (key_gradient.cuh): both warpgroups write dS^T of a step to shared memory,
+// each computes a part of 64 x 64 of dQ = dS K over all keys of the tile, and adds it to sums in global memory. Blocks
+// add in no fixed order. A last kernel scales and rounds the sums.
 //
-// Sums lie in blocks of 64 queries of one head, by 64 columns, in the order of wgmma's accumulators: lanes add to
+// Sums lie in blocks of 64 queries of a head, by 64 columns, in the order of wgmma's accumulators: lanes add to
 // adjacent numbers, and no transposition is needed. Segment s has the blocks from cu[s] / 64 + s on (tiles.h).
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/atomics.cuh"
@@ -51,7 +51,7 @@ template <class F> struct QuerySums {
   uint32_t k = 0;  // address of the keys in shared memory
   uint32_t group = 0, warp = 0;
   uint32_t steps = 0;       // shared so far
-  int head = 0, first = 0;  // of the last one: its head and first query
+  int head = 0, first = 0;  // the last step's head and first query
   float dq[32];
 
   __device__ __forceinline__ void arrive(uint64_t* barrier) {
@@ -61,7 +61,7 @@ template <class F> struct QuerySums {
   __device__ __forceinline__ void await_room() {
     tile::wait_warp_or_trap(&barriers->empty[steps % 2], (steps / 2 & 1) ^ 1);
   }
-  // dS^T of the warpgroup's 64 keys, packed; or zeros, of a step that none of them sees.
+  // dS^T of the warpgroup's 64 keys, packed; or zeros, for a step invisible to all of them.
   __device__ __forceinline__ void share(const uint32_t (&ds)[F::kQueries / 16][4]) {
     await_room();
     const uint32_t lane = threadIdx.x % 32, row = 64 * group + 16 * warp + lane % 16;
@@ -83,8 +83,8 @@ template <class F> struct QuerySums {
     ptx::fence_proxy_async_shared();
     arrive(&barriers->full[steps % 2]);
   }
-  // Issues the product of the step shared before the step of `steps`. Where there is none, a product of whatever lies
-  // there, without use, because the compiler serialises products that not all paths issue.
+  // Issues the product of the step shared before the step of `steps`. Without such a step, issues a product of stale
+  // memory whose result is unused, because the compiler serialises products that only some paths issue.
   __device__ __forceinline__ void issue(bool has_sums) {
     const uint32_t before = steps - 1;
     if (has_sums) tile::wait_warp_or_trap(&barriers->full[before % 2], before / 2 & 1);

@@ -1,8 +1,8 @@
 #pragma once
 // The division of the queries and keys of packed segments into tiles, from cu_seqlens alone: on the host for tests, on
 // the device for kernels. Segment s owns the places [at(s), at(s + 1)) of a list of tiles with at(s) = cu[s] / rows +
-// s. These are at least as many as the segment has tiles, so neither the number of all tiles nor the segments' lengths
-// must be known in advance. Unused places are empty.
+// s. A segment has at most so many tiles, so neither the number of all tiles nor the segments' lengths must be known in
+// advance. Unused places are empty.
 #include <cstdint>
 
 #include "ingot/core/hd.h"
@@ -29,7 +29,7 @@ INGOT_HD inline TilePlace tile_place(const int32_t* cu, int segments, int rows, 
   return {low, (place - (int64_t(cu[low]) / rows + low)) * rows};
 }
 
-// The keys that at least one of the queries [begin, end) of a segment sees. Causal masks are aligned at the segment's
+// The keys visible to at least one of the queries [begin, end) of a segment. Causal masks are aligned at the segment's
 // end; window = 0: none.
 struct KeyRange {
   int64_t begin, end;
@@ -42,7 +42,7 @@ INGOT_HD inline KeyRange keys_seen(int64_t begin, int64_t end, int64_t queries, 
   const int64_t last = clamp_to(end - 1 + offset, 0, keys);
   return {window > 0 ? clamp_to(begin + offset - window, 0, keys) : 0, last};
 }
-// The queries that see at least one of the keys [begin, end).
+// The queries with at least one visible key in [begin, end).
 INGOT_HD inline KeyRange queries_seeing(int64_t begin, int64_t end, int64_t queries, int64_t keys, bool causal,
                                         int64_t window) {
   if (!causal) return {0, queries};
@@ -50,7 +50,8 @@ INGOT_HD inline KeyRange queries_seeing(int64_t begin, int64_t end, int64_t quer
   return {clamp_to(begin - offset, 0, queries), window > 0 ? clamp_to(end - 1 - offset + window, 0, queries) : queries};
 }
 
-// The steps, of the steps [begin, end) of `size` keys each, that at least one of the 64 queries from `first` on sees.
+// The steps, among the steps [begin, end) of `size` keys each, visible to at least one of the 64 queries from `first`
+// on.
 struct StepRange {
   int begin, end;
 };
@@ -64,7 +65,7 @@ INGOT_HD inline StepRange steps_seen(int64_t first, int64_t queries, int64_t key
   const int64_t last = first + 64 < queries ? first + 64 : queries;
   return within(keys_seen(first, last, queries, keys, causal, window), first < queries, size, begin, end);
 }
-// The steps of queries that see at least one of the 64 keys from `first` on.
+// The steps of queries with at least one visible key among the 64 keys from `first` on.
 INGOT_HD inline StepRange steps_seeing(int64_t first, int64_t queries, int64_t keys, bool causal, int64_t window,
                                        int size, int begin, int end) {
   const int64_t last = first + 64 < keys ? first + 64 : keys;

@@ -1,9 +1,9 @@
 #pragma once
-// The walk of a block over tiles of queries, and for each tile over the steps of keys that the tile sees: the fetching
-// warp, and its messages to the multiplying warpgroups. Forward and dQ use this walk.
+// The walk of a block over tiles of queries, and for each tile over its visible steps of keys: the fetching warp, and
+// its messages to the multiplying warpgroups. Forward and dQ use this walk.
 //
 // Rows of K and V behind a segment's end belong to other segments. Where a product sums over keys, 0 * NaN would reach
-// the sums, so these rows are zeroed before they are read.
+// the sums, so these rows are zeroed before the product reads them.
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/barrier.cuh"
@@ -25,8 +25,8 @@ struct Tile {
   int begin, steps;      // steps of keys: from begin + steps - 1 down to begin
 };
 
-// Warpgroups that issue their products in turns, so that one's exponentials run during the others' products. Each takes
-// a turn for every step of a tile, also for steps that its queries do not see.
+// Warpgroups that issue their products in turns, so that the exponentials of a warpgroup run during the products of the
+// rest. Each takes a turn for every step of a tile, also for steps invisible to its queries.
 template <class F> struct Turn {
   uint32_t group;
   __device__ __forceinline__ void await() const {
@@ -39,12 +39,12 @@ template <class F> struct Turn {
     if (group == F::kGroups - 1) pass();  // to the first
   }
   __device__ __forceinline__ void end() const {
-    if (group == 0) await();  // no warpgroup ends while another one arrives
+    if (group == 0) await();  // no warpgroup ends while a second one still arrives
   }
 };
 
-// F: kRows, kKeys, kPanels, kPanelQ, kPanelK, kStages, kGroups; kRowOperands: 1 (Q) or 2 (and dO);
-// kZeroKeys, kZeroValues: which rows behind the end are zeroed, one of them.
+// F: kRows, kKeys, kPanels, kPanelQ, kPanelK, kStages, kGroups; kRowOperands: 1 (Q) or 2 (and dO); kZeroKeys,
+// kZeroValues: whether rows of K or of V behind the end are zeroed, at most one of the two.
 template <class F> struct WalkMemory {
   char rows[F::kRowOperands][F::kPanels][F::kPanelQ];  // panels of 64 columns, swizzled
   char k[F::kStages][F::kPanels][F::kPanelK];
@@ -55,7 +55,7 @@ template <class F> struct WalkMemory {
 };
 
 // The tile at `place` of the list of all heads. Heads come in sets whose keys and values stay in L2; within a set, the
-// tiles of all heads that see most keys come first.
+// tiles with the most visible keys come first.
 template <class F> __device__ inline Tile find_tile(const Walk& p, int64_t place) {
   const int64_t in_set = p.places * p.heads_in_set;
   const int64_t set = place / in_set, heads = min(int64_t(p.heads_in_set), p.heads - set * p.heads_in_set);
@@ -83,15 +83,15 @@ template <uint32_t kBytes> __device__ inline void zero_rows(char* panel, int row
     *reinterpret_cast<uint4*>(panel + at) = make_uint4(0, 0, 0, 0);
 }
 
-// A block's first item is the item of its number. The block claims further items shortly before it requests the last
-// steps of an item. The results do not depend on the block that takes an item.
+// A block's first item is the item of its number. The block claims a further item shortly before requesting the last
+// steps of an item. Results do not depend on the assignment of items to blocks.
 constexpr int kAskAhead = 1;                        // steps: the time of an answer
 static __device__ uint32_t claim_counters[kSlots];  // zero between launches, but for kNoCounter's
 
 struct Claims {
   int64_t all;
   uint32_t *counter, lane;
-  uint32_t given;        // items that are not claimed
+  uint32_t given;        // items without a claim
   uint32_t claimed = 0;  // of lane 0; the answer may still be on its way
 
   __device__ Claims(const Walk& w, uint32_t lane_)
@@ -100,7 +100,7 @@ struct Claims {
   __device__ void ask() {
     if (lane == 0) claimed = ptx::fetch_add_relaxed(counter, 1);
   }
-  // The claimed item, or one beyond the last.
+  // The claimed item, or a number beyond the last item.
   __device__ int64_t take() {
     const int64_t item = int64_t(__shfl_sync(~0u, claimed, 0)) + given;
     if (lane == 0 && item == all + gridDim.x - 1) ptx::store_relaxed(counter, 0);  // all blocks have found no item
@@ -160,7 +160,7 @@ template <class F> struct KeyFetcher {
       copy(memory.v[stage], maps.v, kv_head, token,
            F::kZeroValues && others_follow ? &memory.raw : &memory.v_full[stage]);
       if (others_follow) pending_stage = stage, pending_rows = rows;
-      if (F::kZeroKeys) zero_pending();  // the next K may wait for this one
+      if (F::kZeroKeys) zero_pending();  // the next K may wait for this V
       ring.advance();
     }
     zero_pending();

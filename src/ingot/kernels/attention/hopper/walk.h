@@ -21,11 +21,11 @@ struct Walk {
   int64_t window;
   bool causal;
   int64_t places;  // tile_places() of the queries
-  uint32_t slot;   // of the counter from which items are claimed one by one (claim_slots.h)
+  uint32_t slot;   // of the counter of claimed items (claim_slots.h)
 };
 
 struct WalkMaps {
-  CUtensorMap rows[2], k, v;  // rows: Q, and dO where it is walked with
+  CUtensorMap rows[2], k, v;  // rows: Q, and dO in the backward pass
 };
 
 }  // namespace ingot::cuda::attention_hopper
