@@ -164,6 +164,18 @@ def archive_load_table(report):
     yield f"| the whole run, file in the page cache | {seconds['warm']:.1f} | |"
 
 
+def write_files_table(report):
+    copy = report["results"][0]["bytes"] / report["results"][0]["seconds"]
+    yield (f"{report['cpu']}, {report['threads']} threads, files in {report['place']}, {report['date']}; the checkpoint has {report['layers']} of GPT-OSS-20B's {report['of_layers']} layers and "
+           f"the whole vocabulary. Medians of {len(report['results'][0]['rounds'])} rounds, `python3 bench/write_files.py`.")
+    yield ""
+    yield "| | GB | seconds | GB/s | relative to cp |"
+    yield "|---|---:|---:|---:|---:|"
+    for r in report["results"]:
+        rate = r["bytes"] / r["seconds"]
+        yield f"| {r['name']} | {r['bytes'] / 1e9:.2f} | {r['seconds']:.2f} | {rate / 1e9:.2f} | {rate / copy:.2f}x |"
+
+
 def accuracy_table(report):
     yield (f"{report['tokens']:,} tokens in {report['lists']} sequences; the reference's loss is {report['loss']:.4f}, its perplexity "
            f"{report['perplexity']:.3f}. *Confident* counts the positions where the reference gives its likeliest token {report['confident']:.0%} or more "
@@ -263,7 +275,7 @@ def cpu_summary(step_reports):
 
 # Suites measured on CPUs: bench/cpu/<cpu>/SUITE.json.
 CPU_TABLES = {"train_step": train_step_table, "tinyshakespeare": held_out_table, "bpe": bpe_table, "archive_load": archive_load_table,
-              "accuracy": accuracy_table}
+              "write_files": write_files_table, "accuracy": accuracy_table}
 
 
 def filled(text):
