@@ -188,38 +188,74 @@ def accuracy_table(report):
                f"{r['top5_overlap']:.2%} | {r['top10_overlap']:.2%} | {r['kl']:.5f} | {r['cosine']:.5f} | {r['mean_rank']:.3f} |")
 
 
-# README's first numbers: a suite, its row, and the sentence: {ms}, {us}, {peer} and the peer's times (the fastest peer's, or those of the peer
-# that is named; without it there is no line). Of a whole answer {first_ms} and {whole_s}, without a peer.
+# README's first numbers are what a user gets: tokens sampled at temperature 1, whole training steps. Each entry has alternatives, of which the first one
+# with a report is shown. An alternative is a suite, its row, the sentence, and a peer: {ms}, {us}, {peer} and the peer's times (the fastest peer's, or those of
+# the peer that is named; without it there is no line). Of a whole answer {first_ms} and {whole_s}, without a peer. Of `serve` the row's model alone.
 _TOKEN = {"shape": [1024], "dtype": "bf16, mxfp4"}
+_SAMPLED = ("a token of GPT-OSS-{size}'s shapes, sampled at temperature 1 through the decoder as `generate` gets it, 1,024 tokens of context: **{{ms:.2f}} ms**; the kernels alone take "
+            "{{peer_ms:.2f}} ms.")
 HEADLINES = [
-    ("decode", {"name": "gpt-oss-120b, bf16 dense, answers of 1024", **_TOKEN},
-     "GPT-OSS-120B's shapes, a prompt of 1,024 tokens and a greedy answer of 1,024 tokens: the first token after **{first_ms:.1f} ms**, the whole answer after **{whole_s:.2f} s**.", None),
-    ("decode", {"name": "gpt-oss-120b, bf16 dense, head screened in 8 bits", **_TOKEN},
-     "kernel time of one greedy token of the same model, 1,024 tokens of context: **{ms:.2f} ms** with the int8 prefilter of the head, {peer_ms:.2f} ms with the head in full precision.", "whole_head"),
-    ("decode", {"name": "gpt-oss-20b, bf16 dense", **_TOKEN},
-     "kernel time of one token of GPT-OSS-20B's shapes, head in full precision: **{ms:.2f} ms**; a token of llama.cpp's benchmark takes {peer_ms:.2f} ms.", "llama.cpp"),
-    ("train", {"name": "golf, 11 applications, whole step", "dtype": "bf16"},
-     "a whole training step of the preset `golf`, 98,304 tokens: **{ms:.1f} ms**; {peer} with its optimizer takes {peer_ms:.1f} ms.", None),
-    ("mlp", {"name": "MLP, 3 layers, forward + backward", "shape": [65536, 128], "dtype": "f16"},
-     "kernel time of an MLP of 3 layers, 128 wide, 65,536 rows of f16, forward and backward: **{us:.1f} µs**; {peer} takes {peer_us:.1f} µs.", None),
+    [("decode", {"name": "gpt-oss-120b, bf16 dense, temperature 1, through the decoder", **_TOKEN}, _SAMPLED.format(size="120B"), "kernels"),
+     ("decode", {"name": "gpt-oss-120b, bf16 dense, head screened in 8 bits", **_TOKEN},
+      "kernel time of one greedy token of GPT-OSS-120B's shapes, 1,024 tokens of context: **{ms:.2f} ms** with the int8 prefilter of the head, {peer_ms:.2f} ms with the head in full precision.",
+      "whole_head")],
+    [("serve", {"model": "gpt-oss-120b"}, None, None),
+     ("decode", {"name": "gpt-oss-120b, bf16 dense, answers of 1024", **_TOKEN},
+      "GPT-OSS-120B's shapes, a prompt of 1,024 tokens and a greedy answer of 1,024 tokens: the first token after **{first_ms:.1f} ms**, the whole answer after **{whole_s:.2f} s**.", None)],
+    [("decode", {"name": "gpt-oss-20b, bf16 dense, temperature 1, through the decoder", **_TOKEN}, _SAMPLED.format(size="20B"), "kernels"),
+     ("decode", {"name": "gpt-oss-20b, bf16 dense", **_TOKEN},
+      "kernel time of one token of GPT-OSS-20B's shapes, head in full precision: **{ms:.2f} ms**; a token of llama.cpp's benchmark takes {peer_ms:.2f} ms.", "llama.cpp")],
+    [("serve", {"model": "gpt-oss-20b"}, None, None)],
+    [("train", {"name": "golf, 11 applications, whole step", "dtype": "bf16"},
+      "a whole training step of the preset `golf`, 98,304 tokens: **{ms:.1f} ms**; {peer} with its optimizer takes {peer_ms:.1f} ms.", None)],
+    [("mlp", {"name": "MLP, 3 layers, forward + backward", "shape": [65536, 128], "dtype": "f16"},
+      "kernel time of an MLP of 3 layers, 128 wide, 65,536 rows of f16, forward and backward: **{us:.1f} µs**; {peer} takes {peer_us:.1f} µs.", None)],
 ]
 HEADLINE_STEP = {"shape": "golf", "precision": "bf16"}  # the preset golf-small
 
 
+def serve_line(report, model):
+    """What one client, 16 and 64 get of a model at temperature 1, and the same of llama.cpp's server where it was measured."""
+    def told(of_clients):
+        return f"**{of_clients[1]['token_ms']:.2f} ms** a token for one client, " + " and ".join(f"**{of_clients[n]['tokens_per_second']:,.0f} tokens/s** for {n}" for n in (16, 64))
+
+    rows = {r["shape"][0]: r for r in report["results"] if (r["model"], r["sampling"]) == (model, "temperature 1")}
+    if not {1, 16, 64} <= rows.keys():
+        return None
+    prompt, answer = rows[1]["shape"][1:]
+    line = (f"clients of `serve`, {model.replace('gpt-oss', 'GPT-OSS').replace('b', 'B')}'s shapes, prompts of {prompt} and answers of {answer} tokens sampled at temperature 1: "
+            + told({n: r["clients"] for n, r in rows.items()}))
+    if all("llama.cpp" in rows[n] for n in (1, 16, 64)):
+        line += "; of llama.cpp's server " + told({n: r["llama.cpp"] for n, r in rows.items()}).replace("**", "")
+    return line + "."
+
+
+def headline_of(suite, report, row, text, named):
+    """The sentences of one alternative."""
+    if suite == "serve":
+        return [line for line in [serve_line(report, row["model"])] if line]
+    lines = []
+    for r in (r for r in report["results"] if all(r[k] == v for k, v in row.items())):
+        us, values = r["ours_us"], {}
+        rivals = {peer: time for peer, time in r["peers"].items() if named in (None, peer)}
+        if "answer" in r:
+            values = {"first_ms": r["answer"]["first_token_ms"], "whole_s": r["answer"]["whole_ms"] / 1e3}
+        elif rivals:
+            peer = min(rivals, key=rivals.get)
+            values = {"peer": PEERS[peer], "peer_us": rivals[peer], "peer_ms": rivals[peer] / 1e3}
+        if values:
+            lines.append(text.format(us=us, ms=us / 1e3, **values))
+    return lines
+
+
 def headline(by_suite, step_reports):
     """README's first numbers, on GPUs and on CPUs, each beside the fastest peer of the same row."""
-    for suite, row, text, named in HEADLINES:
-        for report in by_suite.get(suite, []):
-            for r in (r for r in report["results"] if all(r[k] == v for k, v in row.items())):
-                us, values = r["ours_us"], {}
-                rivals = {peer: time for peer, time in r["peers"].items() if named in (None, peer)}
-                if "answer" in r:
-                    values = {"first_ms": r["answer"]["first_token_ms"], "whole_s": r["answer"]["whole_ms"] / 1e3}
-                elif rivals:
-                    peer = min(rivals, key=rivals.get)
-                    values = {"peer": PEERS[peer], "peer_us": rivals[peer], "peer_ms": rivals[peer] / 1e3}
-                if values:
-                    yield f"- {report['gpu'].removeprefix('NVIDIA ')}: " + text.format(us=us, ms=us / 1e3, **values)
+    for alternatives in HEADLINES:
+        for suite, *rest in alternatives:
+            lines = [f"- {report['gpu'].removeprefix('NVIDIA ')}: {line}" for report in by_suite.get(suite, []) for line in headline_of(suite, report, *rest)]
+            yield from lines
+            if lines:
+                break
     for report in step_reports:
         by_mode = {r["mode"]: r["ms"] for r in report["results"] if all(r[k] == v for k, v in HEADLINE_STEP.items())}
         ours, peers = by_mode.pop("native", None), [by_mode[m] for m in ("eager", "compile") if m in by_mode]
