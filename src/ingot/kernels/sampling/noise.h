@@ -130,8 +130,8 @@ struct RowNoise {
   uint32_t step = 0;
   float temperature = 0;  // 0: the largest logit
 
-  // Of lane 0.
-  INGOT_HD float of(uint32_t id) const { return temperature > 0 ? Noise(seed, step, 0).of_one(id) : 0; }
+  INGOT_HD Noise noise() const { return {seed, step, 0}; }
+  INGOT_HD float of(uint32_t id) const { return temperature > 0 ? noise().of_one(id) : 0; }
   INGOT_HD float sum(float noise, float logit) const { return noisy(temperature, noise, logit); }
   // Whether both rows have the same token for the same logits.
   INGOT_HD bool operator==(const RowNoise& o) const {

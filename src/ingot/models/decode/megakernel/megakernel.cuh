@@ -95,7 +95,9 @@ __device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep
     const NormProduct& p = stage == Stage::head ? token.head : l.qkv;
     prefetch_norm(p.weight, p.w);
   }
-  if (!uses_experts(stage) && !(V.prefiltered && stage == Stage::head))
+  if constexpr (V.prefiltered)
+    if (stage == Stage::head) return prefiltered_head::write_noise(block);
+  if (!uses_experts(stage))
     prefetch_chunk<V>(step.round, s.chunks_in_round(step.round, kRoundGroups), weights, prefetched.chunk);
 }
 

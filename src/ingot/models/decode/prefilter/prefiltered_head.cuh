@@ -27,6 +27,25 @@ __device__ __forceinline__ bool is_prefiltered_row(const TokenContext<V>& block,
   else
     return threadIdx.x < kEpilogueThreads && n < min(16 * s.end_sums, min(p.w.rows, p.vocab));
 }
+// Computes the noise of this block's rows, while the block waits for the results of the last layer. A thread computes
+// four rows, whose noise comes from one block of random numbers.
+template <TokenVariant V> __device__ __forceinline__ void write_noise(const TokenContext<V>& block) {
+  const sampling::RowNoise& row = block.m.noise;
+  const WorkRange& s = block.work(Stage::head);
+  if (!(row.temperature > 0)) return;
+  const sampling::Noise noise = row.noise();
+#pragma unroll 1
+  for (uint32_t n = 16 * s.first_sums + 4 * threadIdx.x; n < 16 * s.end_sums; n += 4 * kTokenThreads) {
+    const uint32_t id = head_id(block, n);  // a multiple of 4, because GPUs share the head by row tiles
+    const auto words = noise.words(id / 4);
+#pragma unroll 1
+    for (uint32_t k = 0; k < 4; ++k)
+      block.prefiltered_head->noise[n + k] = noise.of(id + k, sampling::word_of(words, k));
+  }
+}
+template <TokenVariant V> __device__ __forceinline__ float noise_of_row(const TokenContext<V>& block, uint32_t n) {
+  return block.m.noise.temperature > 0 ? block.prefiltered_head->noise[n] : 0;
+}
 template <TokenVariant V>
 __device__ __forceinline__ prefilter::Vector norm_vector(const TokenContext<V>& block, float output_scale) {
   PrefilterMemory& m = memory(block);
@@ -174,8 +193,7 @@ __device__ __forceinline__ void multiply_found(const TokenContext<V>& block, con
     const uint32_t n = 16 * found[slot].x + row;
     const float y = sum_of_warps(block.m.sums[slot], row) * output_scale;
     block.m.token.head.y[n] = y;
-    const float noise = block.m.noise.temperature > 0 ? block.prefiltered_head->noise[n] : 0;
-    top.add(block.m.noise.sum(noise, y), head_id(block, n));
+    top.add(block.m.noise.sum(noise_of_row(block, n), y), head_id(block, n));
   }
   ComputeThreads::sync();
 }
@@ -201,7 +219,7 @@ __device__ __forceinline__ void run(const TokenContext<V>& block, sampling::Best
     const uint32_t n = 16 * round + threadIdx.x;
     const bool mine = is_prefiltered_row(block, s, n);
     const PrefilterRow row = mine ? block.prefiltered_head->rows[n] : PrefilterRow{};
-    const float noise = mine ? block.m.noise.of(head_id(block, n)) : 0;
+    const float noise = mine ? noise_of_row(block, n) : 0;
     multiply_codes(block, s, round, weights);
     ComputeThreads::sync();
     if (threadIdx.x < kEpilogueThreads) {
@@ -212,7 +230,6 @@ __device__ __forceinline__ void run(const TokenContext<V>& block, sampling::Best
       for (uint32_t w = 0; w < kTokenWarps; ++w) sums[w][threadIdx.x % 16] = 0;
       if (mine) {  // only this thread writes y[n]
         p.y[n] = range.upper, lower = max(lower, range.lower);
-        if (block.m.noise.temperature > 0) block.prefiltered_head->noise[n] = noise;
       }
     }
     ComputeThreads::sync();
