@@ -76,11 +76,11 @@ Tensor HostDecoder::row(int slot) {
   return Tensor(kept.bytes.data(), kept.dtype, {vocab()});
 }
 
-SampledToken HostDecoder::token_from(int slot, const SampleOptions& o, uint32_t step) {
+SampledToken HostDecoder::token_from(int slot, const SampleOptions& o, uint32_t step, bool goes_on) {
   Row& kept = rows_[size_t(slot)];
   if (kept.is_there) {
     if (samples_on_device(o)) {
-      const SlotSample one{.slot = slot, .options = &o, .step = step};
+      const SlotSample one{.slot = slot, .options = &o, .step = step, .goes_on = goes_on};
       SlotSampled found = std::move(sample_on_device({&one, 1})[0]);
       if (found.error) std::rethrow_exception(found.error);
       return std::move(found.token);
@@ -119,7 +119,7 @@ void HostDecoder::sample_next(Progress& p) {
     sampled.token = drawn_after(p.slot, p.waiting, drawable(o), o.sampling, o.seed, step_of(p));
   if (sampled.token < 0) {
     if (!p.told) tell_waiting(p);
-    sampled = token_from(p.slot, o, step_of(p));
+    sampled = token_from(p.slot, o, step_of(p), p.n - int64_t(p.drawn.tokens.size()) > 1);
   }
   take(p, std::move(sampled));
 }

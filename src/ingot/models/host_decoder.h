@@ -10,6 +10,7 @@ struct SlotSample {
   int slot = 0;
   const SampleOptions* options = nullptr;
   uint32_t step = 0;
+  bool goes_on = false;  // unless this token ends the answer, the one after will be sampled with the same options
 };
 struct SlotSampled {
   SampledToken token;
@@ -69,7 +70,7 @@ class HostDecoder : public Decoder {
   void tell(int slot, std::span<const int32_t> ids, Rows rows, const Take& take);
   Tensor row(int slot);  // (V): the last token's logits
   void keep_last(int slot, const Tensor& logits);
-  SampledToken token_from(int slot, const SampleOptions& o, uint32_t step);
+  SampledToken token_from(int slot, const SampleOptions& o, uint32_t step, bool goes_on);
   int64_t drawable(const SampleOptions& o) const { return o.vocab > 0 ? o.vocab : vocab(); }
   struct Row {
     std::vector<char> bytes;

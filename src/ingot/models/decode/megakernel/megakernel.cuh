@@ -54,7 +54,8 @@ template <TokenVariant V> __device__ __forceinline__ bool arrives_early(Stage st
 
 template <TokenVariant V> __device__ __forceinline__ void embed_token(const TokenContext<V>& block) {
   const Embedding& e = block.m.token.embedding;
-  const bf16* const row = e.table + int64_t(__ldcg(&e.state->tokens[0])) * e.C;
+  // A step that was started before the host knew of an error finds -1.
+  const bf16* const row = e.table + int64_t(max(__ldcg(&e.state->tokens[0]), 0)) * e.C;
   for (uint32_t c = threadIdx.x; c < weight_tiles::padded(e.C); c += kTokenThreads)
     block.x()[c] = c < e.C ? float(row[c]) : 0;
   ComputeThreads::sync();

@@ -87,14 +87,12 @@ class GpuDecoder final : public HostDecoder {
     }
   }
   bool extend_there(int slot, std::span<const int32_t> ids, const SlotSample* next) override {
-    const uint32_t drawable = next == nullptr ? 0 : uint32_t(next->options->vocab > 0 ? next->options->vocab : vocab());
-    const auto noise = next != nullptr ? decode::noise_of(*next, drawable) : std::nullopt;
-    const bool id_alone = noise && next->options->logprobs < 0;
+    const decode::StepSampling how =
+        next != nullptr ? decode::step_sampling_of(*next, vocab()) : decode::StepSampling{};
     const size_t most = size_t(model_.prompt_batch());
     for (size_t at = 0; at < ids.size(); at += most) {
       const auto part = ids.subspan(at, std::min(most, ids.size() - at));
-      model_.extend(part, at + part.size() == ids.size() ? 1 : 0, slot, drawable, id_alone,
-                    noise.value_or(sampling::RowNoise{}));
+      model_.extend(part, at + part.size() == ids.size() ? 1 : 0, slot, how.vocab, how.id_alone, how.noise);
     }
     if (next == nullptr) model_.synchronize();  // a prompt's errors are its own, and its time
     return true;

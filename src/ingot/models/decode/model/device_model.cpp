@@ -226,6 +226,10 @@ std::string DeviceModel::wait() {
   return grid_barrier_report(*waits_, uint32_t(config().layers));
 }
 
+void DeviceModel::check_waits() {
+  if (!grid_barrier_report(*waits_, uint32_t(config().layers)).empty()) synchronize();
+}
+
 void DeviceModel::synchronize() {
   const std::string found = wait();
   if (!found.empty()) fail(ErrorCode::interrupted, "decode: the GPU gave up after ", place_in(reset()), ": ", found);

@@ -1,6 +1,7 @@
 #pragma once
 // GPT-OSS with its weights, caches and activations in a GPU's memory.
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -129,7 +130,15 @@ class DeviceModel {
     bool id_alone = false;                          // it left no logits
     sampling::RowNoise sampled_with;                // how it sampled its id
     std::optional<sampling::RowNoise> noise_there;  // what lies in buffers.noise; none: not known
-    std::vector<LogitBias> bias_sent;               // what lies in its rows of SamplingBuffers
+    // A step that was started before the host knew the token that it appends: it is not counted in `length` before
+    // extend() asks for it.
+    struct Ahead {
+      StepSampling how;
+      int32_t token = -1;
+    };
+    std::optional<Ahead> ahead;
+    gpu::Event sampled;                // the state of the last sampled token has been copied to the host
+    std::vector<LogitBias> bias_sent;  // what lies in its rows of SamplingBuffers
     std::vector<uint32_t> allowed_sent;
     std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> graphs;
     std::unique_ptr<gpu::Graph> traced;
@@ -148,6 +157,9 @@ class DeviceModel {
   int64_t bytes_between_slots() const;
   Tensor rows_of_slots(void* first, DType type, int64_t numbers) const;
   void start_sampling(std::span<const SlotSample> of);
+  bool start_ahead(const SlotSample& sample);
+  void drop_ahead(Slot& slot);  // waits
+  void check_waits();           // after work that is done: as synchronize()
   TokenLogprobs fetch_logprobs(const SlotSample& of) const;
 
   int64_t context_, ring_, prompt_tokens_, weight_bytes_ = 0;
@@ -166,7 +178,7 @@ class DeviceModel {
   std::unique_ptr<gpu::OwnedStream> stream_;
   std::unique_ptr<gpu::WaitControl> waits_;
   bool megakernel_ = false;
-  std::vector<Slot> slots_;
+  std::deque<Slot> slots_;
 };
 
 }  // namespace ingot::decode

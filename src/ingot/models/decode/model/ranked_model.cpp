@@ -205,9 +205,11 @@ int32_t RankedModel::likeliest(int slot) {
   return ranks_[0]->likeliest(slot);
 }
 std::vector<SlotSampled> RankedModel::sample(std::span<const SlotSample> of) {
-  if (ranks() > 1) synchronize();
-  for (const SlotSample& r : of) drawn_by_first_[size_t(r.slot)] = ranks() > 1;
-  return ranks_[0]->sample(of);
+  if (ranks() == 1) return ranks_[0]->sample(of);
+  synchronize();
+  std::vector<SlotSample> alone(of.begin(), of.end());  // a step ahead would have to be started on all ranks
+  for (SlotSample& r : alone) r.goes_on = false, drawn_by_first_[size_t(r.slot)] = true;
+  return ranks_[0]->sample(alone);
 }
 void RankedModel::logits(uint32_t rows, float* to, int slot) {
   if (ranks() > 1) synchronize();

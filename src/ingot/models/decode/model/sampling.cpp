@@ -15,6 +15,13 @@ std::optional<sampling::RowNoise> noise_of(const SlotSample& sample, int64_t voc
   return sampling::RowNoise{.seed = o.seed, .step = sample.step, .temperature = row.temperature};
 }
 
+StepSampling step_sampling_of(const SlotSample& sample, int64_t vocab) {
+  const SampleOptions& o = *sample.options;
+  const int64_t ids = o.vocab > 0 ? o.vocab : vocab;
+  const std::optional<sampling::RowNoise> noise = noise_of(sample, ids);
+  return {.vocab = uint32_t(ids), .id_alone = noise && o.logprobs < 0, .noise = noise.value_or(sampling::RowNoise{})};
+}
+
 #ifdef INGOT_HAS_CUDA_DECODE
 
 void build_sampling(DeviceBuilder& b, int64_t vocab, int64_t slots, SamplingBuffers& sampling) {
@@ -93,6 +100,9 @@ Tensor DeviceModel::rows_of_slots(void* first, DType type, int64_t numbers) cons
 
 // Rows of those whose token the step has not found, and behind them rows of those that want logprobs.
 void DeviceModel::start_sampling(std::span<const SlotSample> of) {
+  for (const SlotSample& r : of)
+    INGOT_CHECK(!slots_[size_t(r.slot)].ahead, "decode: found slot ", r.slot,
+                " sampled twice after one step, expected its token to be appended first");
   std::vector<SampleRow> rows, scored;
   bool some_filter = false, some_do_not = false;
   int64_t top = 0;
@@ -149,7 +159,8 @@ void DeviceModel::start_sampling(std::span<const SlotSample> of) {
            *stream_);
 }
 
-// A step that found no numbers says so in `flaw`, which sampling leaves alone.
+// A step that found no numbers says so in `flaw`, which sampling leaves alone. Where a slot goes on, its next step is
+// started before the wait, so that the GPU never waits for the host.
 std::vector<SlotSampled> DeviceModel::sample(std::span<const SlotSample> of) {
   const gpu::DeviceGuard guard(device_);
   start_sampling(of);
@@ -166,11 +177,21 @@ std::vector<SlotSampled> DeviceModel::sample(std::span<const SlotSample> of) {
   }
   gpu::copy_rows({.to = states, .from = from, .row_bytes = int64_t(slots * sizeof(State)), .device = device_},
                  *stream_);
-  synchronize();
+  if (of.size() == 1 && of[0].goes_on && start_ahead(of[0])) {
+    slots_[size_t(of[0].slot)].sampled.synchronize();
+    check_waits();
+  } else {
+    synchronize();
+  }
   std::vector<SlotSampled> found(of.size());
   for (size_t i = 0; i < of.size(); ++i) try {
       const State& state = states[of[i].slot];
-      if (!has_token(state)) fail_without_numbers(state);
+      Slot& slot = slots_[size_t(of[i].slot)];
+      if (!has_token(state)) {
+        drop_ahead(slot);
+        fail_without_numbers(state);
+      }
+      if (slot.ahead) slot.ahead->token = state.tokens[0];
       found[i].token.token = state.tokens[0];
       if (of[i].options->logprobs >= 0) found[i].token.logprobs = fetch_logprobs(of[i]);
     } catch (...) { found[i].error = std::current_exception(); }
@@ -194,6 +215,9 @@ SampledToken DeviceModel::sample(const SampleOptions& o, uint32_t step, int slot
 void DeviceModel::logits(uint32_t rows, float* to, int slot) {
   const gpu::DeviceGuard guard(device_);
   synchronize();
+  INGOT_CHECK(!slots_[size_t(slot)].ahead,
+              "decode: found logits wanted of a slot whose token was sampled, expected it "
+              "to be appended first");
   check_logits(slots_[size_t(slot)]);
   const float* const from = int64_t(rows) > batch() ? prompt_.logits : buffers(slot).logits;
   gpu::copy_to_host(to, from, int64_t(rows) * config().vocab * 4);

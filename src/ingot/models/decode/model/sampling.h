@@ -26,6 +26,15 @@ struct SamplingBuffers {
 // The noise with which a step itself samples the token from ids below `vocab`. None where the options add biases, or
 // keep fewer ids: they need all logits first.
 std::optional<sampling::RowNoise> noise_of(const SlotSample& sample, int64_t vocab);
+// What a step does for the token that it samples, of a model of `vocab` ids.
+struct StepSampling {
+  uint32_t vocab = 0;     // ids from here on are not sampled
+  bool id_alone = false;  // nobody will ask for the logits
+  sampling::RowNoise noise;
+
+  bool operator==(const StepSampling&) const = default;
+};
+StepSampling step_sampling_of(const SlotSample& sample, int64_t vocab);
 void build_sampling(DeviceBuilder& builder, int64_t vocab, int64_t slots, SamplingBuffers& sampling);
 
 }  // namespace ingot::decode

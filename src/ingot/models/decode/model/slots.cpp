@@ -15,6 +15,11 @@ int DeviceModel::reset() {
     Slot& slot = slots_[size_t(i)];
     State s;
     gpu::copy_to_host(&s, slot.buffers.state, sizeof s);
+    if (slot.ahead && s.position > slot.length) {  // it was computed, and nobody knows of it
+      s.position = int32_t(slot.length);
+      gpu::copy_to_device(&slot.buffers.state->position, &s.position, sizeof s.position);
+    }
+    slot.ahead.reset();
     if (slot.length != s.position) first = i;
     slot.length = s.position;
     slot.noise_there.reset();  // its step may have been counted or not
@@ -53,6 +58,7 @@ void DeviceModel::rewind(int64_t length, int index) {
               length);
   const gpu::DeviceGuard guard(device_);
   synchronize();
+  slot.ahead.reset();
   slot.length = length;
   if (length == 0) slot.valid_from = 0;
   const int32_t at[2] = {int32_t(length), 0};  // position, flaw

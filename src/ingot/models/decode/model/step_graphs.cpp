@@ -47,10 +47,14 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
     INGOT_CHECK(ids[size_t(t)] >= 0 && ids[size_t(t)] < config().vocab, "decode: found id ", ids[size_t(t)],
                 " at position ", slot.length + t, ", expected 0 to ", config().vocab - 1);
   const gpu::DeviceGuard guard(device_);
+  const StepSampling how{.vocab = vocab > 0 ? vocab : uint32_t(config().vocab), .id_alone = id_alone, .noise = noise};
+  const bool is_ahead = slot.ahead && T == 1 && head_rows == 1 && ids[0] == slot.ahead->token && how == slot.ahead->how;
+  if (!is_ahead) drop_ahead(slot);
   grow(slot, T);
-  slot.vocab = vocab > 0 ? vocab : uint32_t(config().vocab);
+  slot.vocab = how.vocab;
   slot.id_alone = uses_prefilter(T, head_rows, id_alone);
   slot.sampled_with = samples_in_head(T, head_rows) ? noise : sampling::RowNoise{};
+  if (is_ahead) return slot.ahead.reset();
   if (T > batch()) {
     gpu::copy_rows({.to = prompt_.ids, .from = ids.data(), .row_bytes = T * 4, .device = device_}, *stream_);
     return run_prompt(slot.model, slot.buffers, prompt_,
@@ -67,6 +71,30 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
   if (samples_in_head(T, head_rows)) send_noise(slot, noise);
   graph(slot, uint32_t(T), head_rows, vocab, id_alone).launch(*stream_);
   if (samples_in_head(T, head_rows)) slot.noise_there->step += 1;
+}
+
+// The next step of a slot whose token is being sampled: by the megakernel, which takes the token from where it is
+// sampled, if there is room. False: it is not started.
+bool DeviceModel::start_ahead(const SlotSample& sample) {
+  Slot& slot = slots_[size_t(sample.slot)];
+  if (!samples_in_head(1, 1) || slot.length == context_) return false;
+  slot.sampled.record(*stream_);
+  SlotSample next = sample;
+  ++next.step;
+  const StepSampling how = step_sampling_of(next, config().vocab);
+  slot.ahead = {.how = how};
+  slot.valid_from = std::max(slot.valid_from, slot.length + 1 - ring_);  // where it writes
+  send_noise(slot, how.noise);
+  graph(slot, 1, 1, how.vocab, how.id_alone).launch(*stream_);
+  slot.noise_there->step += 1;
+  return true;
+}
+void DeviceModel::drop_ahead(Slot& slot) {
+  if (!slot.ahead) return;
+  synchronize();
+  slot.ahead.reset();
+  const int32_t at[2] = {int32_t(slot.length), 0};  // position, flaw
+  gpu::copy_to_device(&slot.buffers.state->position, at, sizeof at);
 }
 
 std::vector<int> DeviceModel::kernels_of_prompt(int64_t tokens, uint32_t head_rows) const {
@@ -103,6 +131,7 @@ void DeviceModel::continue_sampling(int64_t n, const sampling::RowNoise& noise, 
   INGOT_CHECK(noise.temperature == 0 || samples_in_head(1, 1),
               "decode: found a temperature for steps in phases, expected the megakernel");
   const gpu::DeviceGuard guard(device_);
+  drop_ahead(slot);
   grow(slot, n);
   slot.vocab = uint32_t(config().vocab);
   slot.id_alone = uses_prefilter(1, 1, id_alone);
@@ -128,6 +157,7 @@ void DeviceModel::start_streams(std::span<const int> slots, std::span<const int3
     input.slot[j] = uint32_t(slots[j]);
     input.token[j] = ids.empty() ? -1 : ids[j];
     Slot& slot = slots_[size_t(slots[j])];
+    drop_ahead(slot);
     grow(slot, n);
     slot.vocab = vocab > 0 ? vocab : uint32_t(config().vocab);
     slot.id_alone = false;
@@ -165,6 +195,7 @@ void DeviceModel::prepare_trace(const megakernel::Trace& trace, int index) {
 void DeviceModel::continue_traced(int index) {
   Slot& slot = slots_[size_t(index)];
   const gpu::DeviceGuard guard(device_);
+  drop_ahead(slot);
   grow(slot, 1);
   slot.id_alone = false;
   slot.sampled_with = sampling::RowNoise{};
