@@ -88,7 +88,7 @@ struct CaseList {
                        .weight_norm = depth % 3 == 1,
                        .activate_last = activate_last});
   }
-  // Widths that fill no tile, that differ, and the largest.
+  // Widths with partial tiles, different widths, and the largest.
   void odd_widths() {
     const std::vector<std::vector<int64_t>> odd = {{8, 8},
                                                    {8, 128, 128, 8},
@@ -129,7 +129,7 @@ struct CaseList {
                    .keep = keep,
                    .gap = i % 2 ? 8 : 0});
   }
-  // Wider than 128: every depth, kept and not, some blocks with one tile and some with none.
+  // Wider than 128: every depth, kept and not, some blocks with a tile and some with none.
   void to_256() {
     for (size_t depth = 1; depth <= 8; ++depth)
       for (Keep keep : keeps)
@@ -142,7 +142,7 @@ struct CaseList {
         all.push_back(
             {.widths = {72, 256, 144}, .rows = 150, .act = Act(act), .activate_last = act % 2 == 1, .keep = keep});
   }
-  // Wider than 256: every depth, kept and not; layers of one pass and of two, as first, middle and last; tails.
+  // Wider than 256: every depth, kept and not; layers of a single pass and of two, as first, middle and last; tails.
   void to_512() {
     for (size_t depth = 1; depth <= 8; ++depth)
       for (Keep keep : keeps)
@@ -192,8 +192,8 @@ struct CaseList {
     for (int act = 0; act < Activations::size; ++act)
       all.push_back({.widths = {64, 256, 144, 256}, .rows = 300, .act = Act(act), .activate_last = act % 2 == 0});
   }
-  // Wider than 256, where values are kept: each depth, layers of one and of two halves anywhere, tails, one and two
-  // warpgroups with rows, more rows than a GPU's blocks take at once.
+  // Wider than 256, where values are kept: each depth, layers of a single half and of two halves anywhere, tails, a
+  // single warpgroup and two with rows, more rows than a GPU's blocks take at once.
   void to_512_with_values_kept() {
     for (size_t depth = 1; depth <= 8; ++depth)
       all.push_back({.widths = equal_widths(depth, depth % 3 ? 512 : 264),
@@ -245,7 +245,7 @@ inline std::vector<Case> cases() {
   return list.all;
 }
 
-// The operands of one case, on the device and their host mirrors.
+// The operands of a case, on the device and their host mirrors.
 struct Problem {
   Case c;
   DType dtype;

@@ -22,7 +22,8 @@ inline void round_to(DType dtype, Vector& v) {
 Vector product_on_gpu(const Vector& a, bool transpose_a, const Vector& q, bool transpose_q, size_t m, size_t k,
                       size_t n, bool as_fp32);
 
-// Small loops over fp64 vectors with a rounding after each operation: f64 gives the reference, the others the chain.
+// Small loops over fp64 vectors with a rounding after each operation: f64 gives the reference, the narrower types the
+// chain.
 struct Chain {
   const Problem& p;
   DType round;
@@ -148,8 +149,8 @@ inline Errors errors(const Vector& got, const Vector& want) {
 }
 // At most 1.5 times the chain's error, and no single value further off than twice the chain's furthest value. A root
 // mean square over few values is uncertain, so small results get more room: up to a rounding of a value of usual size.
-// The furthest of a few rows' values is uncertain too: a dW of one row is a vector's errors times another vector, and
-// the worst of a hundred sums' errors is 3 to 6 times their root mean square (fp32, 64 products, 200 seeds).
+// The furthest of a few rows' values is uncertain too: a dW of a single row is a vector's errors times another vector,
+// and the worst of a hundred sums' errors is 3 to 6 times their root mean square (fp32, 64 products, 200 seeds).
 // independent: the number of independent errors in the result.
 inline void expect_as_good_as(const char* what, const Vector& got, const Vector& want, const Vector& chain,
                               int64_t rows, double unit, size_t independent = SIZE_MAX) {

@@ -1,7 +1,7 @@
 #pragma once
-// The CUDA variants of the MLP (forms), the problems that each takes, and their common conventions. mlp.cu chooses
-// among the forms. Arguments have passed the checks of mlp.cpp: any depth up to kMlpMaxLayers, widths in multiples of 8
-// up to 512. Each form has a folder and uses no other form's folder; parts/ holds the shared code. All forms except the
+// The CUDA variants of the MLP (forms), the problems they support, and their common conventions. mlp.cu chooses among
+// the forms. Arguments have passed the checks of mlp.cpp: any depth up to kMlpMaxLayers, widths in multiples of 8 up to
+// 512. Each form has a folder and uses no other form's folder; parts/ holds the shared code. All forms except the
 // portable one contain instructions of sm_90a.
 //
 //   MlpForm           widest  dtypes         forward                    backward
@@ -13,9 +13,9 @@
 //   to_512_few_rows   512     f16 bf16       to_512/few_rows, from 264  to_512/few_rows_chain, few_rows_sums
 //
 // Contents of `saved` on a GPU: for every activated layer in order a contiguous (T, N_l) matrix in saved.dtype: the
-// value h after the activation if the slope follows from h (has_slope_from_value), otherwise the value z before the
+// value h after the activation if the slope follows from h (has_slope_from_value), else the value z before the
 // activation. All forms write and read the same contents, so any forward form may precede any backward form. A 16-bit h
-// is the same h that the next layer multiplied.
+// equals the next layer's input exactly.
 // With weight norm, either W is formed in fp32 and rounded to x's type, as a 16-bit matrix product would see W, or the
 // scale of a row multiplies the fp32 sums; each form chooses. Where blocks pass all weights through shared memory, a
 // separate launch forms W in advance, in the workspace (parts/formed_weights.h).
@@ -29,7 +29,7 @@ constexpr int kMlpMaxLayers = 8;
 constexpr int kMlpTo128 = 128;                   // the widest layer of the forms to 128
 constexpr int kMlpTo256 = 256;                   // and so on
 constexpr int kMlpTo512 = 512;                   // the portable form takes as much
-constexpr int kMlpPanel = 64;                    // columns: one 128-byte swizzle row of 16-bit elements
+constexpr int kMlpPanel = 64;                    // columns: a 128-byte swizzle row of 16-bit elements
 constexpr int64_t kMlpSharedBytes = 227 * 1024;  // limit of a block on sm_90
 
 // A 16-bit network no wider than kMlpTo128, and its width in panels.
@@ -55,8 +55,8 @@ void mlp_to_128(const Mlp& m, Stream stream);
 bool mlp_to_256_takes(const Mlp& m);
 void mlp_to_256(const Mlp& m, Stream stream);
 // The inputs of a backward pass where nothing was kept and slopes do not follow from values: all layers activated,
-// their values in m.saved and the last layer's values in m.y, with their slopes beside them, all in x's type, in one
-// launch. Any widths to 256.
+// their values in m.saved and the last layer's values in m.y, with their slopes beside them, all in x's type, in a
+// single launch. Any widths to 256.
 void mlp_to_256_slopes(const Mlp& m, const Tensor& slopes, Stream stream);
 
 // Weights stream through shared memory, where activations stay. With few rows, each block of a cluster computes a part
@@ -82,7 +82,7 @@ bool mlp_backward_to_256_takes(const MlpBackward& m);
 void mlp_backward_to_256(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_to_256_workspace_bytes(const MlpBackward& m);
 
-// The same, except for slopes that need a forward pass from x: the chain with a row's gradients in shared memory.
+// The same, except for slopes from a forward pass over x: the chain with a row's gradients in shared memory.
 bool mlp_backward_to_512_takes(const MlpBackward& m);
 void mlp_backward_to_512(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_to_512_workspace_bytes(const MlpBackward& m);

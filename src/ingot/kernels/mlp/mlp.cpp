@@ -101,7 +101,7 @@ void check_workspace(const char* op, const Tensor& workspace, int64_t bytes, con
   INGOT_CHECK(workspace.device == x.device, op, ": workspace: found it on ", workspace.device, ", expected ", x.device);
 }
 
-// The limits of the kernels; every other limit is the same on all devices.
+// The limits of the kernels; every further limit is the same on all devices.
 constexpr size_t kCudaLayers = 8;
 constexpr int64_t kCudaWidth = 512, kCudaRows = int64_t(1) << 33;  // tiles of rows are numbered with 32 bits
 void check_cuda_width(const char* op, const char* what, int64_t width) {
@@ -243,7 +243,7 @@ void weight_norm_backward(const MlpLayer& layer, const Tensor& dw, const MlpLaye
   });
 }
 
-// The layers one after another; `h` are two alternating buffers.
+// The layers in turn; `h` are two alternating buffers.
 void forward(const Mlp& m, const Tensor (&h)[2], const Tensor& w, const Tensor& saved, Stream stream) {
   const int64_t rows = m.x.rows();
   const std::vector<int64_t> at = offsets(rows, m.layers);
@@ -396,7 +396,7 @@ int64_t mlp_workspace_bytes(const Mlp& m) {
   return pieces.bytes();
 }
 int64_t mlp_backward_workspace_bytes(const MlpBackward& m) {
-  if (m.x.device.kind == Device::cuda) {  // the most that the layouts of the forms allow
+  if (m.x.device.kind == Device::cuda) {  // the limit of the forms' layouts
     INGOT_CHECK(!m.layers.empty(), "mlp_backward: found no layers, expected at least one");
     INGOT_CHECK_EQ(m.grads.size(), m.layers.size(), "mlp_backward: grads");
     check_cuda_shapes("mlp_backward", m.layers, m.x);

@@ -58,7 +58,7 @@ bool mlp_takes(const MlpBackward& m, MlpForm form) {
   }
 }
 
-// The other forms contain instructions of sm_90a; every other GPU runs the portable form from its PTX.
+// All further forms contain instructions of sm_90a; every older or newer GPU runs the portable form from its PTX.
 MlpForm pick_mlp_form(const Mlp& m, const gpu::Limits& limits) {
   check_generation("mlp", limits);
   if (!limits.hopper) return MlpForm::portable;

@@ -1,6 +1,6 @@
-// Every CUDA form is compared with the fp64 loop, on all problems that the form takes. A form's error may be 1.5 times
-// that of a chain of correctly rounded operations in the same type: each layer's result is rounded once; sums are exact
-// for 16-bit types and those of a plain fp32 product for f32. Without a GPU the numeric cases skip.
+// Every CUDA form is compared with the fp64 loop, on all problems supported by the form. A form's error may be 1.5
+// times that of a chain of correctly rounded operations in the same type: each layer's result is rounded once; sums are
+// exact for 16-bit types, and plain fp32 sums for f32. Without a GPU the numeric cases skip.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -88,7 +88,7 @@ TEST_P(MlpCuda, AgreesWithTheFp64LoopForwardAndBackward) {
   EXPECT_GT(taken_cases, 10) << "the form refuses nearly every case";
 }
 
-// Small enough for the sanitizers: one case for each separate kernel.
+// Small enough for the sanitizers: a case for each separate kernel.
 TEST_P(MlpCuda, EveryKernelSmall) {
   constexpr Act kSoftplus = act_of<Softplus>, kGelu = act_of<Gelu>, kSilu = act_of<Silu>;
   int taken_cases = 0;
@@ -164,7 +164,7 @@ TEST_P(MlpCuda, RepeatsBitForBitAlsoFromAGraph) {
   }
 }
 
-// Sums over other numbers of rows may differ in their order.
+// The order of sums may depend on the number of rows.
 void expect_same_sums(const Vector& got, const Vector& want, bool bit_for_bit, const char* what, size_t layer) {
   if (bit_for_bit) {
     EXPECT_EQ(got, want) << what << layer;
@@ -249,7 +249,7 @@ TEST_P(MlpCuda, ARowsResultIsTheSameWhereverItStands) {
   }
 }
 
-// Other numbers of rows use other numbers of warpgroups, and of blocks that share rows; the rows are copies of a few
+// Different numbers of rows use different numbers of warpgroups, and of blocks per row; the rows are copies of a few
 // rows.
 TEST_P(MlpCuda, ARowsResultIsTheSameInABatchOfAnySize) {
   struct Sizes {
@@ -368,8 +368,8 @@ size_t nodes_of(const std::function<void(Stream)>& work) {
   gpu::check_cuda(cudaGraphDestroy(graph), "graph");
   return n;
 }
-// Beyond 128 columns, and in the backward forms for these widths, one launch more where W of a weight norm is formed
-// first; backward one more where values or slopes are formed first.
+// Beyond 128 columns, and in the backward forms for these widths, an additional launch where W of a weight norm is
+// formed first; backward a further launch where values or slopes are formed first.
 TEST_P(MlpCuda, IsOneLaunchForwardAndTwoBackward) {
   for (int64_t rows : {1, 100, 2000, 3000, 20000})
     for (Keep keep : {Keep::own_type, Keep::nothing, Keep::f32})

@@ -6,8 +6,7 @@
 //   dg[n] += dW[n,:] . u      dv[n,:] += g[n] r[n] (dW[n,:] - u (dW[n,:] . u))
 //
 // x, y, dy, dx are row-major with any row stride. CPU: f64 and f32. GPU: f16, bf16 and f32, up to 8 layers, widths in
-// multiples of 8 up to 512, weights and gradients contiguous, tensors and their rows at addresses that are multiples of
-// 16 bytes.
+// multiples of 8 up to 512, weights and gradients contiguous, tensors and their rows at multiples of 16 bytes.
 #include <vector>
 
 #include "ingot/core/tensor.h"
@@ -24,11 +23,11 @@ struct MlpLayer {
 };
 struct Mlp {
   Tensor x, y;                   // (T, K0), (T, N_last)
-  std::vector<MlpLayer> layers;  // at least one; widths chain
+  std::vector<MlpLayer> layers;  // at least one layer; widths chain
   Act act = Act::identity;
   bool activate_last = false;
   Tensor saved;      // mlp_saved_elements(...) elements of x's dtype or f32, for backward; left out: inference
-  Tensor workspace;  // u8, mlp_workspace_bytes(...); left out where that is 0
+  Tensor workspace;  // u8, mlp_workspace_bytes(...); left out where these are 0
   Products products = Products::fp32;
 };
 void mlp(const Mlp& m, Stream stream);
@@ -52,7 +51,7 @@ int64_t mlp_saved_elements(int64_t rows, const std::vector<MlpLayer>& layers, bo
 int64_t mlp_workspace_bytes(const Mlp& m);
 int64_t mlp_backward_workspace_bytes(const MlpBackward& m);
 
-// Bytes that must move and products that must be computed, each operand once; recomputation counts as work.
+// The bytes to move and the products to compute, each operand once; recomputation counts as work.
 int64_t bytes(const Mlp& m);
 int64_t flops(const Mlp& m);
 int64_t bytes(const MlpBackward& m);

@@ -84,7 +84,7 @@ EXPORT int ingot_bench_mlp_backward(const char* dtype, int64_t rows, int64_t dep
   });
 }
 
-// Runs one form by its number in MlpForm, which must take the problem; without weight norm.
+// Runs a form by its number in MlpForm; the form must support the problem; without weight norm.
 EXPORT int ingot_bench_mlp_backward_with(int64_t form, const char* dtype, int64_t rows, int64_t depth,
                                          const int64_t* widths, const char* act, void* const* w, void* x, void* dy,
                                          void* dx, void* const* dw, void* saved, const char* saved_dtype,

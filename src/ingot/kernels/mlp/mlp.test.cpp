@@ -109,7 +109,7 @@ TEST(mlp, any_depth_follows_the_formula_with_and_without_saving) {
              .saved = save ? saved.tensor() : Tensor(),
              .workspace = workspace},
             {});
-        // At most 65 terms a sum and 5 layers that each multiply an error by about 1.5.
+        // At most 65 terms a sum and 5 layers, each multiplying an error by about 1.5.
         const double tolerance = 65 * 8 * testing::roundoff(dtype) * 4;
         const auto result = testing::compare(y, reference<Softplus>(n, m, values(x)), tolerance, tolerance);
         EXPECT_TRUE(result.ok) << result.message;

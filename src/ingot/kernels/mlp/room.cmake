@@ -1,10 +1,10 @@
-# Loops in fp64 take minutes of one core. Tests of tensors beyond 2^31 elements want tens of gigabytes each.
+# Loops in fp64 take minutes of a core. Tests of tensors beyond 2^31 elements need tens of gigabytes each.
 ingot_room(HOPPER "(to_|few_rows|many_rows)" TEST_SHARDS 24 HUGE_TESTS "*MoreThanTwoToThe31*")
-# Without the tests that leave the form to dispatch, which on Hopper asks for kernels that have no PTX. A prime number of shards, so that the
-# types of a long case do not share one with those of the other.
+# Without the tests of the dispatch, which chooses kernels without PTX on Hopper. A prime number of shards, so that the long cases of different types
+# fall into different shards.
 ingot_ptx_test(FILTER "*portable*-*TheEntryPoints*:*TakesLeading*:*MoreThanTwoToThe31*" SHARDS 7)
 
-# Cut so that no unit takes nvcc more than half a minute.
+# Divided so that nvcc needs at most half a minute for each unit.
 set(call "(const Mlp&, Stream)")
 foreach(type bf16 f16)
   # to 128

@@ -1,11 +1,11 @@
 #pragma once
 // The order of MXFP4 codes in GPU memory. A weight tile (weight_tiles.h) keeps its places and its scales. The 32 bits
-// of each word of 8 codes are dealt out so that four logic instructions and a rotation give the four pairs of bf16 that
-// matrix instructions take, with shifts to the left that the multiplier does. That makes five instructions, where codes
-// in a row need nine; each costs two cycles of the pipe that bounds products of few activation vectors.
+// of each word of 8 codes are dealt out so that four logic instructions and a rotation give the four pairs of bf16 for
+// matrix instructions; the multiplier does the shifts to the left. This takes five instructions, where codes in a row
+// need nine; each costs two cycles of the pipe that bounds products of few activation vectors.
 //
-// A pair is codes i and i + 4 of a weight tile's word, in the low and the high half: signs at bit 15, the other three
-// bits at 8 to 6, which is the number times 2^-126. With M for those eight places and y = w rotated left by 6:
+// A pair is codes i and i + 4 of a weight tile's word, in the low and the high half: signs at bit 15, the remaining
+// three bits at 8 to 6: the number times 2^-126. With M for those eight places and y = w rotated left by 6:
 //   pair 0: w & M      pair 1: (w << 4) & M      pair 2: (y << 4) & M      pair 3: (y ^ (y << 8)) & M
 // Found by trying all forms of one rotation and three shifts: this is the cheapest form whose 32 bits determine w. At
 // most three shifts of M have no bit in common, so pair 3 is made of sums of two bits.
@@ -19,7 +19,7 @@ constexpr uint32_t kPairBits = 0x81c081c0u;
 
 INGOT_HD constexpr uint32_t turned(uint32_t w) {
 #ifdef __CUDA_ARCH__
-  return __funnelshift_l(w, w, 6);  // of the plain rotation ptxas makes one more shift
+  return __funnelshift_l(w, w, 6);  // from the plain rotation ptxas makes an additional shift
 #else
   return w << 6 | w >> 26;
 #endif
@@ -40,8 +40,7 @@ INGOT_HD constexpr uint32_t to_device_order(uint32_t codes) {
   };
   const uint32_t y = pair(2) >> 4, last = pair(3);
   uint32_t w = pair(0) | pair(1) >> 4 | y >> 6 | y << 26;
-  // Pair 3 tells the bit that differs from a bit that is known by then: eight places below in y, in w, or around the
-  // end.
+  // Pair 3 gives the bit that differs from an already known bit: eight places below in y, in w, or around the end.
   w |= ((last << 18 ^ w << 24) & 0x04000000u) | ((last >> 14 ^ w >> 8) & 0x00000400u);
   constexpr uint32_t kNext[] = {0x00000003u, 0x00000200u, 0x00030000u, 0x02000000u};
   for (const uint32_t next : kNext) w |= (last >> 6 ^ w << 8) & next;

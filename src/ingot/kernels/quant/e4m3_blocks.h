@@ -1,8 +1,7 @@
 #pragma once
-// Activations rounded to 8 bits, as other engines multiply them with mxfp4 weights. For every 32 numbers of a row (the
+// Activations rounded to 8 bits, as some engines multiply these with mxfp4 weights. For every 32 numbers of a row (the
 // last block may have fewer), in bf16:
 //   y = e4m3(x / s) s      s = 2^e, e the least whole number with max |x| <= 448 * 2^e, at least kE4m3LeastScale
-// e4m3 to nearest, ties to even; subnormal numbers are kept. s is what one byte of E8M0 holds. Every y is a bf16
 // e4m3 rounds to nearest, ties to even; subnormal numbers are kept. One byte of E8M0 holds s. Every y is a bf16 number,
 // so products of bf16 take it unchanged. A block with an infinity or a NaN becomes NaN, so that neither is hidden.
 #include <bit>
@@ -15,7 +14,7 @@
 namespace ingot {
 
 constexpr uint32_t kE4m3Block = 32;
-// In blocks smaller than 2^-109 the numbers are multiples of 2^-127, which are normal in fp32 or nearly so.
+// In blocks smaller than 2^-109 the numbers are multiples of 2^-127, normal or nearly normal in fp32.
 constexpr int kE4m3LeastScale = -118;
 constexpr uint32_t kE4m3NoNumber = 0x7f800000;  // magnitudes from here on are infinite or NaN
 
@@ -25,7 +24,7 @@ INGOT_HD inline int e4m3_block_scale(uint32_t top) {
   const int e = int(top >> 23) - 127 - 8 + ((top & 0x7fffffu) > 0x600000u ? 1 : 0);  // 448 is 1.75 * 2^8
   return e > kE4m3LeastScale ? e : kE4m3LeastScale;
 }
-// y of a number in a block with that scale.
+// y of a number in a block with this scale.
 INGOT_HD inline float e4m3_in_block(float v, int e) {
   if (int(magnitude_of(v) >> 23) - 127 < e - 6) return ldexpf(rintf(ldexpf(v, 9 - e)), e - 9);  // subnormal in e4m3
   uint32_t u = std::bit_cast<uint32_t>(v);  // rounds as bf16 does, to a mantissa of 3 bits

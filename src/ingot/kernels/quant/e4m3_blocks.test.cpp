@@ -11,7 +11,7 @@
 namespace ingot {
 namespace {
 
-// By trying: the least scale that is large enough, of all numbers of e4m3 the nearest, of two the one with even bits.
+// By trying: the smallest sufficient scale, then the nearest e4m3 number, of two equally near the one with even bits.
 std::vector<float> tried(std::vector<float> row) {
   for (size_t first = 0; first < row.size(); first += 32) {
     const size_t end = std::min(first + 32, row.size());
@@ -53,7 +53,7 @@ void expect_tried(std::vector<float> row) {
 }
 
 TEST(e4m3_blocks, every_number_of_bf16_beside_every_power_is_what_trying_finds) {
-  // In the block of a number larger than it by up to 2^20; the largest of its block itself.
+  // Each number is tried in a block whose largest number is up to 2^20 larger, and as the largest of its block.
   for (uint32_t high = 0; high < 0x7f80; high += 37) {
     std::vector<float> row;
     for (uint32_t below = 0; below < 32; ++below) {
@@ -65,7 +65,7 @@ TEST(e4m3_blocks, every_number_of_bf16_beside_every_power_is_what_trying_finds) 
 }
 
 TEST(e4m3_blocks, scales_are_rounded_up_and_powers_are_exact) {
-  // 448 is the largest of scale 1; what is just above takes 2, and no number saturates.
+  // 448 is the largest of scale 1; a number just above takes 2, and no number saturates.
   for (const int p : {-110, -20, 0, 3, 90}) {
     const auto scaled = [&](float v) { return std::ldexp(v, p); };
     std::vector<float> row{scaled(448), scaled(1), scaled(0.25f), scaled(-416), scaled(0x1p-9f)};
@@ -88,7 +88,7 @@ TEST(e4m3_blocks, zeros_subnormals_and_the_largest_numbers) {
   expect_tried({0x1p-109f, 0x1p-118f, 0x1p-127f, 0x3p-129f, 0x1p-128f});
   const float largest = std::bit_cast<float>(0x7f7f0000u);
   expect_tried({largest, -largest, 0x1p120f, 0x1p113f, 0x1p111f, 0x5p108f, 1});
-  // bf16's rounding comes first: of fp32 beyond its largest number it makes an infinity.
+  // bf16's rounding comes first: fp32 numbers beyond bf16's largest number become infinity.
   expect_tried({std::numeric_limits<float>::max(), 1});
 }
 
@@ -115,7 +115,7 @@ TEST(e4m3_blocks, rows_of_any_length_end_in_a_shorter_block) {
     std::vector<double> wide(row.begin(), row.end() - 1);
     round_to_e4m3_blocks(wide.data(), n);
     EXPECT_EQ(wide, std::vector<double>(guarded.begin(), guarded.end() - 1));
-    round_to_e4m3_blocks(guarded.data(), n);  // what is rounded stays
+    round_to_e4m3_blocks(guarded.data(), n);  // rounding a rounded number changes nothing
     EXPECT_EQ(std::vector<double>(guarded.begin(), guarded.end() - 1), wide);
   }
 }

@@ -58,7 +58,7 @@ uint8_t e4m3_nearest(float x) {
   if (std::isnan(x)) return sign | 0x7f;
   const float m = std::min(std::abs(x), kE4m3Max);
   if (m < 0x1p-6f) return sign | uint8_t(std::nearbyint(m * 0x1p9f));  // subnormal; 8 is the smallest normal number
-  // As bf16 rounds: add half of the last kept place, less one where that place is even.
+  // As bf16 rounds: add half of the last kept place, less one where the last kept bit is even.
   uint32_t u = std::bit_cast<uint32_t>(m);
   u += 0x7ffffu + ((u >> 20) & 1);
   return sign | uint8_t((u >> 20) - (120u << 3));
@@ -244,7 +244,7 @@ float* in_weight_tile_order(const Tensor& x, WeightFormat f) {
   return to;
 }
 
-// One number of weight tiles, exactly.
+// A number of weight tiles, exactly.
 double weight_tile_number(const WeightMatrix& w, int64_t n, int64_t k) {
   const uint8_t* row_tile = w.data.ptr<uint8_t>() + n / kWeightTileRows * w.data.size(-1);
   const detail::WeightTilePlace place = detail::weight_tile_place(w.format, n % kWeightTileRows, k);
@@ -255,7 +255,7 @@ double weight_tile_number(const WeightMatrix& w, int64_t n, int64_t k) {
   return double(e2m1_value(place.high ? *at >> 4 : *at & 15)) * e8m0_value(*scale);
 }
 
-// One number, exactly. The oracle's way in.
+// A number, exactly, for the oracle.
 double number(const WeightMatrix& w, int64_t n, int64_t k) {
   if (w.in_weight_tiles()) return weight_tile_number(w, n, k);
   switch (w.format) {
@@ -310,7 +310,7 @@ void encode_row(const float* x, const WeightMatrix& w, int64_t n) {
       float top = 0;
       for (int64_t k = 0; k < cols; ++k) top = std::max(top, std::abs(x[k]));
       float scale = top / kE4m3Max;
-      if (!(scale >= std::numeric_limits<float>::min())) scale = 1;  // a row of nothing, or next to it
+      if (!(scale >= std::numeric_limits<float>::min())) scale = 1;  // a row of zeros, or nearly
       w.scales.ptr<float>()[n] = scale;
       for (int64_t k = 0; k < cols; ++k) w.data.ptr<uint8_t>()[n * cols + k] = e4m3_nearest(x[k] / scale);
       return;
@@ -344,7 +344,7 @@ void quantise(const Tensor& x, const WeightMatrix& w, Stream) {
 namespace {
 
 constexpr int64_t kWidenedRows = 64;  // of w at a time: 64 rows of some thousand numbers stay in the second-level cache
-constexpr int64_t kTaskNumbers = 65536;  // weights read by one task of a few rows of x
+constexpr int64_t kTaskNumbers = 65536;  // weights read by a task of a few rows of x
 
 void linear_plain(const StoredLinear& a) {
   parallel_for(a.y.rows(), 1, [&](int64_t begin, int64_t end) {
@@ -357,7 +357,7 @@ void linear_plain(const StoredLinear& a) {
   });
 }
 
-// The 16 even numbers of every block first, then the 16 odd ones: the order in which the codes come out of a block.
+// The 16 even numbers of every block first, then the 16 odd ones: the order of decoded codes.
 const float* split_blocks(const Tensor& x) {
   const int64_t rows = x.rows(), cols = x.cols();
   float* to = static_cast<float*>(thread_scratch(0, rows * cols * int64_t(sizeof(float))));
@@ -424,7 +424,7 @@ void few_rows_of_weight_tiles(const StoredLinear& a) {
 }
 
 void many_rows(const StoredLinear& a, Stream stream) {
-  // Sums do not care for the order of columns, as long as it is the same in both operands.
+  // The order of columns does not matter to sums if both operands have the same order.
   const bool weight_tiles = a.w.in_weight_tiles();
   const int64_t cols = weight_tiles ? weight_tile_padded_cols(a.x.cols()) : a.x.cols();
   const Tensor x = weight_tiles ? Tensor(in_weight_tile_order(a.x, a.w.format), {a.x.rows(), cols}) : a.x;

@@ -35,7 +35,7 @@ struct ReadBf16 {
     return as_float(__builtin_convertvector(h, Vec<int32_t>) << 16);
   }
 };
-// The exponent's bias moves from 7 to 127 by an addition; what was subnormal then lies above 2^-7 by half its value.
+// The exponent's bias moves from 7 to 127 by an addition; a subnormal number then lies above 2^-7 by half its value.
 INGOT_SIMD_INLINE V e4m3(Vec<int32_t> code) {
   const Vec<int32_t> magnitude = code & 0x7f;
   const V normal = as_float((magnitude << 20) + (120 << 23));
@@ -176,7 +176,7 @@ INGOT_SIMD_INLINE void split_words(const uint8_t* from, W& even, W& odd) {
 
 struct WeightTileBf16 {
   static constexpr int64_t kBytes = 2048;
-  // A row's 32 words come from 4 steps; each vector of them has low halves and high halves.
+  // A row's 32 words come from 4 steps; each vector of words has low halves and high halves.
   INGOT_SIMD_INLINE void read(const uint8_t* weight_tile, int64_t g, const float*, RowPair& r) {
     alignas(64) uint8_t words[256];
     for (int64_t s = 0; s < 4; ++s) std::memcpy(words + s * 64, weight_tile + s * 512 + g * 64, 64);
@@ -205,7 +205,7 @@ struct WeightTileFp8 {
     }
   }
 };
-// Code c as a float: by a table where a register holds one, else number by number.
+// Code c as a float: by a table where a register can hold the table, else number by number.
 INGOT_SIMD_INLINE V e2m1(W code) {
   constexpr float kValues[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
   if constexpr (L >= 8) {
@@ -245,7 +245,7 @@ struct WeightTileMxfp4 {
   }
 };
 
-// G pairs of rows at a time: for one token all of them, so that a row tile is read from its beginning to its end.
+// G pairs of rows at a time: for a single token all pairs, so that a row tile is read from its beginning to its end.
 template <class Read, int T, int G>
 INGOT_SIMD_INLINE void weight_tile_band(const WeightTileDots& a, const uint8_t* row_tile, int64_t first, int t0) {
   const bool scaled = Read::kBytes == 1024;
@@ -321,7 +321,7 @@ template <class Read> void weight_tile_widen(const WeightTileWiden& a) {
 }
 
 // --- narrowing
-constexpr int kBlock = 32;  // numbers that share an mxfp4 scale
+constexpr int kBlock = 32;  // numbers with a common mxfp4 scale
 
 INGOT_SIMD_INLINE W bits_of(V v) {
   W bits;

@@ -1,10 +1,10 @@
 #pragma once
-// The arguments of the functions in quant.simd.cpp, which is compiled once for every CPU level.
+// The arguments of the functions in quant.simd.cpp (compiled once for every CPU level).
 #include <cstdint>
 
 namespace ingot::detail {
 
-constexpr int kStoredRows = 8;  // rows of x in one pass over the weights
+constexpr int kStoredRows = 8;  // rows of x in a pass over the weights
 
 // y[t * y_row + n] = sum_k x[t * x_row + k] w[n, k] + bias[n] for n in [0, rows): t < tokens <= kStoredRows.
 // bf16: data holds k numbers a row. fp8: bytes, and a scale per row. mxfp4: k / 2 bytes and k / 32 scales a row, and x
@@ -29,7 +29,7 @@ struct StoredWiden {
   int64_t k, out_row, rows;
 };
 
-// One row of k finite numbers as mxfp4: of the two candidate scales near the largest number, the one with the smaller
+// A row of k finite numbers as mxfp4: of the two candidate scales near the largest number, the scale with the smaller
 // error.
 struct NarrowMxfp4 {
   const float* x;

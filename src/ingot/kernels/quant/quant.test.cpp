@@ -41,7 +41,7 @@ double nearest_by_search(float x, int codes, float (*value)(int)) {
     const double v = value(c);
     if (std::isnan(v)) continue;
     const double d = std::abs(v - double(x));
-    // At the middle between two codes the even one wins; positive and negative zero are one number.
+    // At the middle between two codes the even code wins; positive and negative zero are the same number.
     if (d < best || (d == best && c % 2 == 0)) best = d, found = v;
   }
   return found;
@@ -216,7 +216,7 @@ TEST(quant, products_follow_the_fp64_oracle_in_every_format) {
           testing::assign(b64, values(b));
           stored_linear({.x = x64, .w = stored.w, .b = bias ? b64.tensor() : Tensor(), .y = y64}, {});
           // Products of numbers around 2 / sqrt(K) and 1: sqrt(K) roundings of partial sums around 2 add up in random
-          // directions; 6 of those, and one of the result.
+          // directions; 6 of these, and a rounding of the result.
           const double eps = testing::roundoff(DType::f32);
           const auto result = testing::compare(y, values(y64), 6 * 4 * std::sqrt(double(s.cols)) * eps, 2 * eps);
           EXPECT_TRUE(result.ok) << f << " " << s.tokens << " " << s.rows << " " << s.cols << ": " << result.message;

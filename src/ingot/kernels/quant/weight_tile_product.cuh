@@ -2,10 +2,10 @@
 // Products of weight tiles (weight_tiles.h) with a few activation vectors, on tensor cores: the block's warps share a
 // row tile's weight tiles, and their sums meet in shared memory.
 //   sum[r, j] = sum_c w[r, c] x[j, c]        r < 16 rows of a row tile, j < 1, 8 or 16 activation vectors
-// An activation vector is a row of bf16 activations in the order in which the lanes read them: 128 bytes for 64
-// numbers, two planes of 4 x 16 bytes, of which lane 4 g + t reads the t-th. fp8 and mxfp4 codes become bf16 by moving
-// bits alone, which makes them smaller by a power of two. Activation vectors are larger by another power (kInputScale),
-// so that no product is subnormal, and kOutputScale undoes both.
+// An activation vector is a row of bf16 activations in the lanes' reading order: 128 bytes for 64 numbers, two planes
+// of 4 x 16 bytes, where lane 4 g + t reads part t. fp8 and mxfp4 codes become bf16 by moving bits alone, which makes
+// the numbers smaller by a power of two. Activation vectors are larger by another power (kInputScale), so that no
+// product is subnormal, and kOutputScale undoes both.
 #include "ingot/core/hd.h"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
@@ -21,7 +21,7 @@ template <WeightFormat F> struct Form;
 template <> struct Form<WeightFormat::bf16> {
   static constexpr uint32_t kBytes = 2048;
   static constexpr float kInputScale = 1, kOutputScale = 1;
-  static constexpr int kAhead = 2;  // weight tiles that a warp has requested while it multiplies
+  static constexpr int kAhead = 2;  // weight tiles requested ahead by a multiplying warp
 };
 template <> struct Form<WeightFormat::fp8> {
   static constexpr uint32_t kBytes = 1024;
@@ -94,9 +94,9 @@ __device__ __forceinline__ float lanes_sum(float v) {
   return v;
 }
 
-// Writes rows of x times the norm's weight as activation vectors, of the weight tiles [first, end). Leaves their sums
-// of squares in `squares`, a part for each warp: the epilogue divides by the root mean square, so that x is read only
-// once. The rows of x and `weight` are 16-byte aligned.
+// Writes rows of x times the norm's weight as activation vectors, for the weight tiles [first, end). Writes their sums
+// of squares to `squares`, a part for each warp: the epilogue divides by the root mean square, so x is read only once.
+// The rows of x and `weight` are 16-byte aligned.
 template <WeightFormat F, int kCols>
 __device__ __forceinline__ void stage_normed(char* vectors, uint32_t stride, const float* x, int64_t x_stride,
                                              const float* weight, uint32_t C, uint32_t T, uint32_t first, uint32_t end,
@@ -145,7 +145,7 @@ template <int kCols> __device__ __forceinline__ float sum_of(const float (&squar
   for (int w = 0; w < kWarps; ++w) sum += squares[w][j];
   return sum;
 }
-// Copies activation vectors that are in their order already.
+// Copies activation vectors without reordering.
 __device__ __forceinline__ void stage_vectors(char* vectors, uint32_t stride, const char* from, uint32_t C,
                                               uint32_t T) {
   constexpr int kHeld = 6;  // 16-byte words requested together
@@ -248,8 +248,8 @@ __device__ __forceinline__ void lane_vectors(const char* vectors, int64_t stride
     mine[k] = vectors + j * stride + lane % 4 * 16;
   }
 }
-// A warp's weight tiles, row tile after row tile: first, first + kWarps, ... of each. While some are multiplied, the
-// next are on their way, those of the next row tile too.
+// A warp's weight tiles, row tile after row tile: first, first + kWarps, ... of each. While some weight tiles are
+// multiplied, the next are on their way, also across row tiles.
 template <WeightFormat F> class Feed {
  public:
   struct RowTile {
@@ -264,7 +264,7 @@ template <WeightFormat F> class Feed {
       if (row_tile.first + u * kWarps < row_tile.end)
         load<F>(next_[u], row_tile.data + size_t(row_tile.first + u * kWarps) * Form<F>::kBytes, lane);
   }
-  // sum += a row tile that was requested before; requests the following one.
+  // sum += an already requested row tile; requests the following row tile.
   template <int kBlocks>
   __device__ __forceinline__ void multiply_row_tile(RowTile row_tile, const RowTile& following,
                                                     const char* const (&vectors)[kBlocks], float (&sum)[kBlocks][4]) {
@@ -288,15 +288,15 @@ template <WeightFormat F> class Feed {
   static constexpr uint32_t kAhead = Form<F>::kAhead;
   Stored<F> next_[kAhead];
 };
-// The scales of rows g and g + 8, which follow the weight tiles of a row tile.
+// The scales of rows g and g + 8, stored after the weight tiles of a row tile.
 __device__ __forceinline__ void load_row_scales(const uint8_t* row_tile, uint32_t weight_tiles, float (&scale)[2]) {
   const float* s = reinterpret_cast<const float*>(row_tile + size_t(weight_tiles) * Form<WeightFormat::fp8>::kBytes);
   const uint32_t g = threadIdx.x % 32 / 4;
   scale[0] = s[g], scale[1] = s[g + 8];
 }
 
-// --- the sums of a block's warps, for two units in turn: a warp that writes the sums of unit n + 2 has passed the
-// barrier of unit n + 1, which comes after all reads of unit n.
+// --- the sums of a block's warps, for two units in turn: before writing the sums of unit n + 2 a warp passes the
+// barrier of unit n + 1, which follows all reads of unit n.
 template <int kCols> struct Sums { float part[2][kWarps][16][kCols]; };
 template <int kCols>
 __device__ __forceinline__ void put_sums(float (&to)[kWarps][16][kCols], const float (&sum)[(kCols + 7) / 8][4]) {

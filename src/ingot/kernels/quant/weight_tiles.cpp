@@ -16,8 +16,8 @@ void require_weight_tiles(WeightFormat f) {
 }
 int64_t number_bits(WeightFormat f) { return f == WeightFormat::bf16 ? 16 : f == WeightFormat::fp8 ? 8 : 4; }
 
-// --- the bytes of one weight tile and the rows they come from, or go to: 16 rows of `row_bytes` each.
-// Bf16 and fp8 move whole words; the columns of a step are 32 bytes of a row in both.
+// --- the bytes of a weight tile and their rows, as source or target: 16 rows of `row_bytes` each. Bf16 and fp8 move
+// whole words; the columns of a step are 32 bytes of a row in both.
 template <class Move> void each_word(WeightFormat f, Move&& move) {
   for (int64_t s = 0; s < weight_tile_bytes(f) / 512; ++s)
     for (int64_t lane = 0; lane < 32; ++lane)
@@ -225,7 +225,7 @@ int weight_tile_column(WeightFormat f, int position) {
     const int e = position % 16;
     return e / 8 * 32 + e % 8 / 2 * 4 + e % 2 * 16 + position / 16;
   }
-  const int e = position % 16, plane = position / 16;  // one code of its 16 words, then the next
+  const int e = position % 16, plane = position / 16;  // a code of its 16 words, then the next
   return e % 4 * 16 + e / 4 * 2 + plane / 2 * 8 + plane % 2;
 }
 

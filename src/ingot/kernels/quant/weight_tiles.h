@@ -1,7 +1,7 @@
 #pragma once
-// Weights in the order in which matrix instructions read them: a warp loads its operands with one wide read a lane, and
-// nothing is rearranged afterwards. A weight tile is 16 rows x 64 columns; a row tile is the weight tiles of the same
-// 16 rows, one after the other; a matrix is its row tiles. The last weight tiles are padded with zeros.
+// Weights in the reading order of matrix instructions: a warp loads its operands with a wide read per lane, without a
+// rearrangement afterwards. A weight tile is 16 rows x 64 columns; a row tile is the weight tiles of the same 16 rows,
+// one after the other; a matrix is its row tiles. The last weight tiles are padded with zeros.
 //
 // Lane l = 4 g + t of a warp holds rows g and g + 8 of a weight tile:
 //   bf16   2048 bytes: 4 steps s of 16 columns, each 32 lanes of 16 bytes: the A operand of mma.m16n8k16. The lane's
@@ -25,27 +25,27 @@ int64_t weight_tile_bytes(WeightFormat f);      // without fp8's scales
 int64_t row_tile_count(int64_t rows);           // rows rounded up to row tiles
 int64_t weight_tile_padded_cols(int64_t cols);  // columns rounded up to weight tiles
 int64_t row_tile_bytes(WeightFormat f, int64_t cols);
-// Views `memory` as one matrix (experts 0) or a bank of `experts` matrices.
+// Views `memory` as a matrix (experts 0) or a bank of `experts` matrices.
 WeightMatrix weight_tiles_at(void* memory, WeightFormat f, int64_t experts, int64_t rows, int64_t cols);
 
-// One matrix from rows to weight tiles and back, in the same format. Every byte of `to` is written.
+// A matrix from rows to weight tiles and back, in the same format. Every byte of `to` is written.
 void pack_weight_tiles(const WeightMatrix& from, const WeightMatrix& to);
 void unpack_weight_tiles(const WeightMatrix& from, const WeightMatrix& to);
 
 // Converts mxfp4 codes in place from an archive's bit order to that of GPU memory (device_order.h), and back. For a
-// matrix or a bank in host memory; other formats stay as they are.
+// matrix or a bank in host memory; all further formats stay unchanged.
 void to_device_order(const WeightMatrix& weight_tiles);
 void from_device_order(const WeightMatrix& weight_tiles);
 
 namespace detail {
-// The place of number (row, col) in a row tile: its byte, and for mxfp4 which half of the byte.
+// The place of number (row, col) in a row tile: its byte, and for mxfp4 the half of the byte.
 struct WeightTilePlace {
   int64_t byte;
   bool high;
 };
 WeightTilePlace weight_tile_place(WeightFormat f, int64_t row, int64_t col);
 int64_t weight_tile_scale_place(WeightFormat f, int64_t row, int64_t col, int64_t cols);  // fp8 and mxfp4
-// The order in which the CPU's vector code gives the 64 numbers of a weight tile's row.
+// The order of a weight tile row's 64 numbers in the CPU's vector code.
 int weight_tile_column(WeightFormat f, int position);
 }  // namespace detail
 

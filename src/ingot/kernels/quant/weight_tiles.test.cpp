@@ -73,7 +73,7 @@ TEST(weight_tiles, numbers_keep_their_values_and_come_back_byte_for_byte) {
     }
 }
 
-// The operand tables of the PTX manual: which row and column (within a step) element e of a lane's fragment A is.
+// The operand tables of the PTX manual: the row and column (within a step) of element e of a lane's fragment A.
 struct Element {
   int64_t row, col;
 };
@@ -145,7 +145,8 @@ TEST(weight_tiles, products_follow_the_fp64_oracle_at_every_cpu_level_and_batch)
             testing::assign(x64, values(x));
             testing::assign(b64, values(b));
             stored_linear({.x = x64, .w = p.rows, .b = bias ? b64.tensor() : Tensor(), .y = y64}, {});
-            // As for rows: sqrt(K) roundings of partial sums around 2 in random directions, and one of the result.
+            // As for rows: sqrt(K) roundings of partial sums around 2 in random directions, and a rounding of the
+            // result.
             const double eps = testing::roundoff(DType::f32);
             const auto result = testing::compare(y, values(y64), 6 * 4 * std::sqrt(double(s.cols)) * eps, 2 * eps);
             EXPECT_TRUE(result.ok) << f << " " << tokens << " " << s.rows << " " << s.cols << ": " << result.message;

@@ -47,7 +47,7 @@ template <class T, class Of> __device__ __forceinline__ uint4 packed(const float
 }
 
 // The last rows first: the forward pass stored these last, and L2 may still hold them. F: the formula if the kept data
-// is its argument; otherwise values are rounded, and there are no slopes.
+// is its argument; otherwise values are rounded, without slopes.
 template <class From, class T, class F> __global__ void __launch_bounds__(kFormThreads) form_kernel(FormArguments a) {
   ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_start();
@@ -102,7 +102,7 @@ void form_slopes(const MlpBackward& m, const MlpBackward& then, const Tensor& sl
   });
 }
 
-// --- values from x alone: the forward pass up to the last value, which is also the result; with slopes where requested
+// --- values from x alone: the forward pass up to the last value, also the result; with slopes where requested
 
 void run_forward(const MlpBackward& then, const Tensor& slopes, Stream stream) {
   const int values = mlp_backward_values(then);

@@ -1,5 +1,5 @@
 #pragma once
-// Host code shared by the backward forms for Hopper: the problems that they take, and the places of the kernels'
+// Host code shared by the backward forms for Hopper: the problems they support, and the places of the kernels'
 // operands.
 #include <cuda.h>
 
@@ -13,22 +13,22 @@
 namespace ingot::cuda {
 
 // Whether these forms take the type, depth, widths and rows; the forms differ in the width. The second function also
-// requires slopes that follow from values.
+// requires slopes from values.
 bool mlp_backward_has_shape(const MlpBackward& m, int widest);
 bool mlp_backward_has_shape_and_slopes(const MlpBackward& m, int widest);
 // The number of layers whose values the slopes need.
 int mlp_backward_values(const MlpBackward& m);
 
-// Layer l's part of a buffer that holds (rows, n) for each layer in order, in x's type.
+// Layer l's part of a buffer with (rows, n) for each layer in order, in x's type.
 Tensor mlp_layer_part(const MlpBackward& m, const Tensor& all, size_t l);
 
-// All forms read values in x's type. If values of another type or none were kept, one launch forms the values of all
-// rows at the start of the workspace: by the forward pass, or by rounding fp32 values. The result has these values, and
-// the rest of the workspace.
+// All forms read values in x's type. If no values were kept, or values of a different type, a launch forms the values
+// of all rows at the start of the workspace: by the forward pass, or by rounding fp32 values. The result has these
+// values, and the rest of the workspace.
 bool mlp_backward_has_values(const MlpBackward& m);
 int64_t mlp_backward_values_bytes(const MlpBackward& m);
 MlpBackward mlp_backward_form_values(const MlpBackward& m, Stream stream);
-// If slopes do not follow from values, one launch forms both in x's type at the start of the workspace,
+// If slopes do not follow from values, a launch forms both in x's type at the start of the workspace,
 // mlp_backward_values_bytes() each: from the kept arguments of the activations, or else from x. Slopes have the layout
 // of values. From x only for layers to 256 wide.
 struct MlpFormedSlopes {
@@ -38,8 +38,8 @@ struct MlpFormedSlopes {
 MlpFormedSlopes mlp_backward_form_slopes(const MlpBackward& m, Stream stream);
 
 // The inputs of the launches of a chain and of sums: values in x's type, and the data from which the formula computes
-// slopes. Data that was not kept is formed first; of kept arguments only the slopes.
-bool mlp_backward_forms_slopes(const MlpBackward& m);  // slopes that do not follow from values
+// slopes. Missing data is formed first; with kept arguments only the slopes.
+bool mlp_backward_forms_slopes(const MlpBackward& m);  // slopes that values do not determine
 struct MlpFormed {
   MlpBackward m;
   Tensor of_slopes;
@@ -49,7 +49,7 @@ MlpFormed mlp_backward_form(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_formed_bytes(const MlpBackward& m);
 
 // The layers with W in place of v and without a gain for weight-normalised layers, as the chain of gradients multiplies
-// W. One launch forms W at the start of the workspace; with the rest of the workspace.
+// W. A launch forms W at the start of the workspace; the result has the rest of the workspace.
 MlpBackward mlp_backward_form_weights(const MlpBackward& m, Stream stream);
 
 using Slope = SlopeKind;
@@ -57,14 +57,14 @@ using Slope = SlopeKind;
 // form.
 std::optional<SlopeFormula> slope_of(Act act);
 
-// --- forms of two launches: the chain of gradients, which leaves dz of the layers below the top in the workspace,
-// layer after layer, and then sums over all rows
+// --- forms of two launches: the chain of gradients writes dz of the layers below the top in the workspace, layer after
+// layer, and then sums over all rows
 
 // The chain multiplies by W from the top layer down to this layer.
 int mlp_lowest_product(const MlpBackward& m);
 // Whether dz of layer l goes to the workspace. The top layer's dz is dy, unless the layer is activated.
 bool mlp_keeps_dz(const MlpBackward& m, size_t l);
-int64_t mlp_dz_bytes(const MlpBackward& m);  // room for every layer's dz that may go there
+int64_t mlp_dz_bytes(const MlpBackward& m);  // room for the dz of every layer
 
 // Takes `bytes` at the end of a workspace, at a multiple of 128; returns the beginning.
 inline int64_t mlp_take_room(int64_t& workspace, int64_t bytes) {

@@ -6,7 +6,7 @@
 
 namespace ingot::cuda {
 
-constexpr int kMlpResidentLayers = 5;  // layers of 128 x 128 that fit into shared memory beside the current rows
+constexpr int kMlpResidentLayers = 5;  // layers of 128 x 128 fitting into shared memory beside the current rows
 
 struct MlpLayerParams {
   const void *w, *b, *g;  // w (n, k) contiguous; b and g (n) or null; all of the network's type
@@ -19,7 +19,7 @@ struct MlpForwardParams {
   int64_t x_stride_bytes, y_stride_bytes, rows;
   int layers;
   bool has_bias, has_gain, activate_last, saves, saved_f32;
-  float number;  // parameter of a formula with one (activation.h)
+  float number;  // the formula's parameter, if any (activation.h)
   MlpLayerParams layer[kMlpMaxLayers];
 };
 

@@ -1,7 +1,6 @@
 #pragma once
 // 64 rows in the registers of a warpgroup: loading of x, products with W in shared memory, conversion of sums in place
-// into the next layer's A, and stores of y and of the values that training keeps. Shared code of the forward forms for
-// Hopper.
+// into the next layer's A, and stores of y and of the values for training. Shared code of the forward forms for Hopper.
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -88,7 +87,7 @@ template <int kWidth> struct ArrivingRows {
 // The feature of column (or weight row) c of the last product.
 __device__ inline uint32_t last_feature(uint32_t c) { return c / 32 * 32 + c % 8 / 2 * 8 + c / 8 % 4 * 2 + c % 2; }
 
-// An element of a bias or a gain: zero without one, and beyond the last feature.
+// An element of a bias or a gain: zero where absent, and beyond the last feature.
 template <class T> __device__ __forceinline__ T element(const void* vector, const LayerParams& of, uint32_t n) {
   return vector != nullptr && n < of.n ? static_cast<const T*>(vector)[n] : tile::from_float<T>(0.f);
 }
@@ -166,11 +165,11 @@ __device__ __forceinline__ void pack_block(Rows<kWidth>& a, const Sums<kWidth>& 
     }
 }
 
-// Softplus of a pair of sums as fp16. The exponentials are fp32; e q(e) + max(x, 0) is then computed for both at once
-// in fp16, with 2/3 of the instructions and of the register reads, which compete with the products' reads. This adds
-// roundings of e, q and max(x, 0): a hidden value is off by 1.4 times its unavoidable rounding, nearly all of it by the
-// rounding of max(x, 0); y of 3 to 5 layers by 1.25 times the error with one rounding per layer. Values saved in fp32
-// are not computed in this way.
+// Softplus of a pair of sums as fp16. The exponentials are fp32; e q(e) + max(x, 0) is then computed for both sums at
+// once in fp16, with 2/3 of the instructions and of the register reads, which compete with the products' reads. This
+// adds roundings of e, q and max(x, 0): a hidden value is off by 1.4 times its unavoidable rounding, nearly all of it
+// by the rounding of max(x, 0); y of 3 to 5 layers by 1.25 times the error with one rounding per layer. Values saved in
+// fp32 are not computed in this way.
 template <class F> constexpr bool kHasPairForm = false;
 template <> inline constexpr bool kHasPairForm<Softplus> = true;
 template <class F, class T> constexpr bool kHasPairs = kHasPairForm<F>&& std::is_same_v<T, f16>;
@@ -179,8 +178,8 @@ template <class F, class T, Save kSave> constexpr bool kStoresLater = kInPairs<F
 template <class F, class T, Save kSave, Finish kFinish>
 constexpr bool kInLog2e = kInPairs<F, T, kSave>&& kSave == Save::nothing&& kFinish != Finish::none;
 // With kTimesLog2e the argument is x log2 e and the result softplus(x) log2 e. The root mean square of the errors is
-// the same; that of the left tail alone is 1.9 instead of 1.5 times one rounding, because the constant term is off by
-// 0.4 units in the last place.
+// the same; the error of the left tail alone is 1.9 instead of 1.5 times a rounding, because the constant term is off
+// by 0.4 units in the last place.
 template <bool kTimesLog2e> __device__ __forceinline__ uint32_t softplus_pair(float x0, float x1) {
   const auto twice = [](uint32_t bits) { return bits << 16 | bits; };
   const auto exp2_of = [](float x) { return detail::fast_exp2(fabsf(x) * -(kTimesLog2e ? 1 : detail::kLog2e)); };
@@ -203,7 +202,7 @@ __device__ __forceinline__ void softplus_block(Rows<kWidth>& a, const Sums<kWidt
     }
 }
 
-// A matrix in memory that takes a tile's rows.
+// A matrix in memory for a tile's rows.
 struct Target {
   char* rows;
   int64_t stride_bytes;
@@ -330,7 +329,7 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
     form_block<T, F, kWidth, kSave, kTimesLog2e>(d, a, i, f32, p.number, save);
   }
 }
-// Stores the parts of A that are kept, while the next layer's products run.
+// Stores the saved parts of A, while the next layer's products run.
 template <class T, class F, int kWidth, Save kSave, bool kTurned = false>
 __device__ __forceinline__ void store_later(const Rows<kWidth>& a, const Params& p, int l, char* staging,
                                             int64_t first) {
@@ -385,8 +384,8 @@ template <int kGroups> struct Turns {
   __device__ __forceinline__ void start() const {
     if (warpgroup == kGroups - 1) pass();
   }
-  // At the end: the block's first warpgroup may have had one tile more than this warpgroup, whose next tile would be
-  // `tile`.
+  // At the end: the block's first warpgroup may have had a tile more than this warpgroup. `tile`: the next tile of this
+  // warpgroup.
   __device__ __forceinline__ void end(uint32_t tile, uint32_t tiles, int layers) const {
     const bool is_short = on && tile - warpgroup * gridDim.x < tiles;
     for (int l = 0; is_short && l < layers; ++l) {
@@ -408,7 +407,8 @@ template <class Use> void with_operands(const Mlp& m, Use&& use) {
   const Operands o{mlp_forward_params(m), gpu::tensor_map("mlp: x", mlp_matrix(m.x), of_warp), m.x.device.index};
   with_formula(m.act, [&](auto f) { use(f, o); });
 }
-// use(std::integral_constant<Save, ...>): the stored values are part of the type where a formula depends on them.
+// use(std::integral_constant<Save, ...>): the stored values are part of the type where a formula depends on the stored
+// values.
 template <class T, class F, bool kSave, class Use> void with_save(const Params& p, Use&& use) {
   if constexpr (!kSave) return use(std::integral_constant<Save, Save::nothing>());
   if constexpr (kSave && kHasPairs<F, T>)

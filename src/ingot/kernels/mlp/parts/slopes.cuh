@@ -1,5 +1,5 @@
 #pragma once
-// Shared code of the kernels of the backward forms for Hopper: slopes from values, for the activations that allow this.
+// Shared code of the kernels of the backward forms for Hopper: slopes from values, where the activation allows this.
 #include <cstdint>
 #include <type_traits>
 
@@ -69,7 +69,7 @@ __device__ __forceinline__ void slopes_at(uint32_t h, const float (&number)[3], 
 }
 
 // A counter of blocks, below a mark. The workspace has arbitrary contents at the start, so the first block writes the
-// mark, which consists of 16-bit values that no arithmetic gives (each a NaN with a special payload); the last block to
+// mark, four 16-bit values impossible as results of arithmetic (each a NaN with a special payload); the last block to
 // leave sets the count to 0 again. One thread per block.
 constexpr uint64_t kMark = 0xffa5'7fd3'ff96'0000, kCount = 0xffff;
 __device__ inline void mark_counter(uint64_t* counter) {

@@ -1,6 +1,6 @@
 #pragma once
-// Weight norm inside the kernels: the scale of a row of W, and scaling of the row on loading. All forms that use this
-// code have the same bits of W; parts/weight_norm_tile.cuh sums in another order.
+// Weight norm inside the kernels: the scale of a row of W, and scaling of the row on loading. All forms with this code
+// have the same bits of W; parts/weight_norm_tile.cuh sums in a different order.
 #include <cstdint>
 
 #include "ingot/gpu/tile/reduce.cuh"
@@ -13,8 +13,8 @@ constexpr float kWeightNormEps = 1e-12f;
 // 16 bytes of a weight row.
 template <class T> using WeightChunk = tile::Vec<T, 16 / int(sizeof(T))>;
 
-// The sum of squares of a chunk, and the scale from the sum; forms that hold a row in other lanes add the chunks in the
-// order of the butterfly below, over bits 3 to 0 of the chunk's number, and so get the same bits.
+// The sum of squares of a chunk, and the scale from the sum; forms with a different distribution of a row over lanes
+// add the chunks in the order of the butterfly below, over bits 3 to 0 of the chunk's number, and so get the same bits.
 template <class T> __device__ inline float squares(const WeightChunk<T>& v) {
   constexpr int kPer = 16 / int(sizeof(T));
   float x[kPer], sum = 0;
@@ -25,7 +25,7 @@ template <class T> __device__ inline float squares(const WeightChunk<T>& v) {
 }
 __device__ inline float inverse_norm(float squares) { return __frsqrt_rn(squares + kWeightNormEps); }
 
-// 1 / sqrt(|v|^2 + eps) of one row of K elements (a multiple of 8), computed by a whole warp for every lane.
+// 1 / sqrt(|v|^2 + eps) of a row of K elements (a multiple of 8), computed by a whole warp for every lane.
 template <class T> __device__ inline float weight_inverse_norm(const T* v, int K) {
   constexpr int kPer = 16 / int(sizeof(T));
   float sum[1] = {};

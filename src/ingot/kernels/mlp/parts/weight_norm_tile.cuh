@@ -1,7 +1,7 @@
 #pragma once
 // Weight norm of a W in shared memory in the layout of the tensor cores: panels of 64 columns, swizzled by 128 bytes.
 // The tensor cores sum the squares, as the diagonal of 16 rows times themselves. A row's scale may therefore differ
-// from g weight_inverse_norm() in the last bits of fp32, and some one in a thousand elements of W by a rounding.
+// from g weight_inverse_norm() in the last bits of fp32, and about 0.1 % of the elements of W by a rounding.
 #include <cstdint>
 
 #include "ingot/gpu/ptx/convert.cuh"
@@ -16,8 +16,8 @@
 
 namespace ingot::cuda::mlp_parts {
 
-// Prefetches a layer's weights into L2, each block a part, while kernels that may write the weights still run: all
-// writes go through L2, so no stale data can be read later. One thread.
+// Prefetches a layer's weights into L2, each block a part, while kernels with possible writes to the weights still run:
+// all writes go through L2, so no stale data can be read later. One thread.
 __device__ __forceinline__ void prefetch_weights(const MlpForwardParams& p, uint32_t l) {
   constexpr uint32_t kPart = 512;
   const uint32_t bytes = p.layer[l].n * p.layer[l].k * 2;  // a multiple of 128

@@ -45,7 +45,7 @@ template <class Use> __device__ inline void with_act(Act act, Use&& use) { with_
 // acc += in (kRows x reduction, shared memory) * tile (reduction x 128). A thread's sums are pairs of neighbouring
 // columns: pair p is at (row(p), col(p)).
 
-// The tile as it lies in shared memory, 16-bit types: forward [128 out][128 reduction], backward [128][128 out], in
+// The layout of the tile in shared memory, 16-bit types: forward [128 out][128 reduction], backward [128][128 out], in
 // rows of 256 bytes whose 16-byte chunks are exchanged so that ldmatrix meets all banks.
 __device__ inline uint32_t weight_offset(int row, int chunk) {
   return uint32_t(row * 256 + ((chunk ^ (row & 7)) << 4));
@@ -121,7 +121,7 @@ template <int kRows> struct Product<float, kRows> {
   __device__ void multiply(const float* in, int stride, int red0, int reduction, const float* weights) {
     const float* a = in + row(0) * stride + red0;
     const int lane = int(threadIdx.x % 32);
-    // Sums of 32 products, then sums of these sums: several short sums lose less to rounding than one long one.
+    // Sums of 32 products, then sums of these sums: several short sums lose less to rounding than a long sum.
     float part[kPerThread][4] = {};
 #pragma unroll 1
     for (int k = 0; k < reduction; k += 4) {
@@ -137,7 +137,7 @@ template <int kRows> struct Product<float, kRows> {
           w[0][j] = four.x, w[1][j] = four.y, w[2][j] = four.z, w[3][j] = four.w;
         }
       }
-      const float* at = a + k;  // one register for all rows' addresses
+      const float* at = a + k;  // a single register for all rows' addresses
 #pragma unroll
       for (int i = 0; i < kPerThread; ++i, at += stride) {
         const float4 four = *reinterpret_cast<const float4*>(at);
@@ -189,7 +189,7 @@ template <class T, bool kBackward, bool kOnce = true> struct WeightStream {
   int begin, end;  // the first layer and the layer after the last, in the order of use
   bool done;       // no tile is left to fetch
   TilePlace<T, kBackward> issue_place, use_place;
-  int slot = 0;  // the tile that next() returns
+  int slot = 0;  // the tile returned by next()
 
   __device__ WeightStream(const PortableRows& params, const float* row_scales, T* memory, int first, int last)
       : p(params),
@@ -244,7 +244,7 @@ template <class T, bool kBackward, bool kOnce = true> struct WeightStream {
     issue(slot);  // all threads have finished with this buffer
     return tile;
   }
-  // Weight norm, backward: each thread scales the chunks that it has fetched. The forward pass scales the sums instead.
+  // Weight norm, backward: each thread scales its own fetched chunks. The forward pass scales the sums instead.
   __device__ void scale(T* tile) {
     if (scales == nullptr) return;
     const PortableLayer& l = p.layer[use_place.layer];
@@ -263,7 +263,7 @@ template <class T, bool kBackward, bool kOnce = true> struct WeightStream {
 
 template <class T> struct Smem {
   T *ring, *first;
-  int buffer;     // elements of one of the two buffers
+  int buffer;     // elements of each of the two buffers
   float* scales;  // null without weight norm
   __device__ Smem(T* memory, const PortableRows& p, int rows) {
     ring = memory;
@@ -296,7 +296,7 @@ __device__ inline void weight_inverse_norms(const T* const (&v)[R], int K, float
   for (int r = 0; r < R; ++r) inverse[r] = inverse_norm(inverse[r]);
 }
 
-// The scale of each row of each weight-normalised layer, one warp a row and several rows in flight.
+// The scale of each row of each weight-normalised layer, a warp per row and several rows in flight.
 template <class T> __device__ inline void form_scales(const PortableRows& p, float* scales) {
   if (scales == nullptr) return;
   constexpr int kAtOnce = 8, kWarps = kPortableThreads / 32;
@@ -319,10 +319,10 @@ template <class T> __device__ inline void form_scales(const PortableRows& p, flo
   }
 }
 
-// --- the forward pass of one tile of rows ----------------------------------------------------------------------
+// --- the forward pass of a tile of rows ----------------------------------------------------------------------
 
 // Starts to copy rows of a global matrix into shared memory, zeros beyond the last row and up to the next multiple of
-// 16 columns; WeightStream::next() waits for it.
+// 16 columns; WeightStream::next() waits for the copies.
 template <class T>
 __device__ inline void load_rows(const void* from, int64_t from_stride, int width, int64_t row0, int64_t rows, T* to,
                                  int stride, int tile_rows) {
@@ -356,7 +356,7 @@ __device__ inline void load_saved(const PortableRows& p, const PortableLayer& l,
     load_pair(static_cast<const T*>(p.saved) + at, v);
 }
 
-// 128 columns of a layer: bias, activation, the values that backward needs, and the place of the result.
+// 128 columns of a layer: bias, activation, the values saved for backward, and the place of the result.
 template <class T, int kRows>
 __device__ inline void finish_forward(const PortableRows& p, int l, int out0, int64_t row0, const float* scales,
                                       Product<T, kRows>& sum, T* h, bool to_y) {
@@ -411,7 +411,7 @@ __device__ inline void finish_forward(const PortableRows& p, int l, int out0, in
       store_pair(h + sum.row(i) * p.stride + col, sum.value(i, 0), sum.value(i, 1));
 }
 
-// Layers 0 to depth - 1 of one tile, from x in buffer `turn`, to y or for `saved` alone.
+// Layers 0 to depth - 1 of a tile, from x in buffer `turn`, to y or for `saved` alone.
 template <class T, int kRows, bool kToY, class Weights>
 __device__ inline void forward_tile(const PortableRows& p, int depth, int64_t row0, const Smem<T>& smem, int turn,
                                     Weights& weights) {
@@ -437,17 +437,17 @@ __global__ void __launch_bounds__(kPortableThreads, portable_blocks(kRows, int(s
   form_scales<T>(p, smem.scales);
   int turn = 0;
   for (int tile = int(blockIdx.x); tile < tiles; tile += int(gridDim.x)) {
-    // Into the buffer that slower warps, still in the last layer of the tile before, do not read.
+    // Into the buffer not read by slower warps, which may still be in the last layer of the preceding tile.
     load_rows(p.x, p.x_stride, p.layer[0].K, int64_t(tile) * kRows, p.rows, smem.h(turn), p.stride, kRows);
     forward_tile<T, kRows, true>(p, p.depth, int64_t(tile) * kRows, smem, turn, weights);
     turn ^= p.depth & 1;
   }
-  ptx::cp_async_wait_group<0>();  // the stream has fetched one tile more
+  ptx::cp_async_wait_group<0>();  // the stream has fetched a tile more
 }
 
 // --- the chain of gradients ------------------------------------------------------------------------------------
 
-// Recomputes a layer's input from the saved values, where dW needs the input and no copy of it in T exists.
+// Recomputes a layer's input from the saved values, where dW needs the input and memory has no copy in T.
 template <class T, int kRows> __device__ inline void form_inputs(const PortableRows& p, int64_t row0) {
   for (int l = 1; l < p.depth; ++l) {
     if (p.layer[l].input == nullptr) continue;
@@ -534,7 +534,7 @@ __global__ void __launch_bounds__(kPortableThreads, portable_blocks(kRows, int(s
     p.counters[i] = 0;
   form_scales<T>(p, smem.scales);
   __syncthreads();
-  // The products through layers depth - 1 to `lowest`; the last of them gives dx where it is wanted.
+  // The products through layers depth - 1 to `lowest`; the last product gives dx where requested.
   const int lowest = p.dx != nullptr ? 0 : p.first + 1;
   for (int tile = int(blockIdx.x); int64_t(tile) * kRows < p.rows; tile += int(gridDim.x)) {
     const int64_t row0 = int64_t(tile) * kRows;
@@ -542,7 +542,7 @@ __global__ void __launch_bounds__(kPortableThreads, portable_blocks(kRows, int(s
       WeightStream<T, false> weights(p, smem.scales, smem.ring, 0, p.recomputed);
       load_rows(p.x, p.x_stride, p.layer[0].K, row0, p.rows, smem.h(0), p.stride, kRows);
       forward_tile<T, kRows, false>(p, p.recomputed, row0, smem, 0, weights);
-      __syncthreads();  // threads read parts of `saved` that other threads wrote
+      __syncthreads();  // threads read parts of `saved` written by different threads
     }
     form_inputs<T, kRows>(p, row0);
     WeightStream<T, true> weights(p, smem.scales, smem.ring, p.depth - 1, min(lowest, p.depth) - 1);
@@ -638,8 +638,8 @@ __device__ inline void load_grad_stage(const PortableGrad::Layer& l, int n0, int
   }
 }
 
-// Sums of one block: its square of dW over its rows, and its part of db where the block owns it. Every 128 or 64 rows
-// the running sum is added to a second one, because short sums lose less to rounding.
+// Sums of a block: its square of dW over its rows, and its part of db where the block owns this part. Every 128 or 64
+// rows the running sum is added to a second sum, because short sums lose less to rounding.
 template <class T> struct GradSums {
   float dw[GradProduct<T>::kPairs][2] = {};
   float db = 0;  // of column threadIdx.x % 64, every fourth row
@@ -683,7 +683,7 @@ __device__ inline void sum_rows(const PortableGrad& p, const PortableGrad::Layer
   }
 }
 
-// True in the block that arrives last of `count` blocks; the other blocks' earlier writes are visible to it.
+// True in the last of `count` blocks to arrive; the earlier writes of all blocks are visible to this block.
 __device__ inline bool last_to_arrive(uint32_t* counter, int count, bool& shared_flag) {
   __threadfence();
   __syncthreads();
@@ -704,7 +704,7 @@ __device__ inline float sum_bias(float mine, float (&memory)[4][kGradTile]) {
   return sum;
 }
 
-// dv and dg of 64 rows of one weight from the whole dW, one warp a row.
+// dv and dg of 64 rows of a weight from the whole dW, a warp per row.
 template <class T> __device__ inline void weight_norm_rows(const PortableGrad::Layer& l, int n0) {
   for (int n = n0 + int(threadIdx.x / 32); n < min(n0 + kGradTile, l.N); n += kPortableThreads / 32) {
     const T* v = static_cast<const T*>(l.v) + int64_t(n) * l.K;
@@ -781,7 +781,7 @@ __global__ void __launch_bounds__(kPortableThreads, kPortableBlocks)
 
 // --- launchers -------------------------------------------------------------------------------------------------
 
-// Calls use(std::integral_constant) for the height of a tile, one from number kFirst on.
+// Calls use(std::integral_constant) for the height of a tile, from height number kFirst on.
 template <class T, int kFirst, class Use> void with_height(int rows, Use&& use) {
   constexpr int kSize = int(sizeof(T)), kHigh = portable_height(kSize, 0), kMiddle = portable_height(kSize, 1),
                 kLow = portable_height(kSize, 2);

@@ -9,7 +9,7 @@
 namespace ingot::cuda {
 
 constexpr int kPortableThreads = 256, kPortableBlocks = 2;  // threads per block; the most blocks on an SM
-// A tile of a weight in shared memory is kPortableOut wide along the product's columns; one tile is used while the next
+// A tile of a weight in shared memory is kPortableOut wide along the product's columns; a tile is used while the next
 // is fetched.
 constexpr int kPortableOut = 128, kPortableStages = 2;
 // dW is divided into squares; a stage holds the same number of rows of both operands.
@@ -60,7 +60,7 @@ struct PortableGrad {
 // --- pure functions ----------------------------------------------------------------------------------------------
 
 struct PortableConfig {
-  int rows = 64;  // rows of one tile
+  int rows = 64;  // rows of a tile
   int64_t smem = 0, grid = 1;
 };
 // Elements between rows: an odd multiple of 16 bytes, so that eight rows at the same column meet all banks.
@@ -73,8 +73,8 @@ constexpr int64_t portable_weight_tile(int element) {
 constexpr int64_t portable_smem(int rows, int stride, int element, int scales) {
   return kPortableStages * portable_weight_tile(element) + 2 * int64_t(rows) * stride * element + scales * int64_t(4);
 }
-// Rows of a tile, from the height with the fewest reads of shared memory per product to the height that uses most SMs.
-// The lowest tile fits in 227 KB up to 512 wide, and in 99 KB up to 128 wide.
+// Rows of a tile, from the height with the fewest reads of shared memory per product to the height with the most SMs in
+// use. The lowest tile fits in 227 KB up to 512 wide, and in 99 KB up to 128 wide.
 constexpr int kPortableHeights = 3;
 constexpr int portable_height(int element, int i) {
   constexpr int kHeights[2][kPortableHeights] = {{128, 64, 16}, {56, 32, 8}};
@@ -83,11 +83,11 @@ constexpr int portable_height(int element, int i) {
 // The highest tile of the chain of gradients, as an index. 16-bit chains of 128 rows are 6 % faster at 256 wide and no
 // faster elsewhere, and take longest to compile.
 constexpr int portable_backward_height(int element) { return element == 2 ? 1 : 0; }
-// The most blocks on an SM by registers: two, but only one with the highest 16-bit tiles.
+// The most blocks on an SM by registers: two, but a single block with the highest 16-bit tiles.
 constexpr int portable_blocks(int rows, int element) { return element == 2 && rows == 128 ? 1 : kPortableBlocks; }
-// The highest tile, from index `first` on, that fits and leaves no SM without a tile. Where the next lower tile fits
-// twice on an SM and this one does not, the lower one is better: the activations of one block are hidden behind the
-// other block's products.
+// The highest fitting tile, from index `first` on, with a tile for every SM. Where the next lower tile fits twice on an
+// SM and this tile does not, the lower tile is better: the activations of a block are hidden behind the second block's
+// products.
 inline PortableConfig pick_portable(int64_t rows, int stride, int element, int scales, const gpu::Limits& device,
                                     int first) {
   const auto smem = [&](int i) { return portable_smem(portable_height(element, i), stride, element, scales); };
@@ -104,7 +104,7 @@ inline PortableConfig pick_portable(int64_t rows, int stride, int element, int s
           .grid = std::clamp<int64_t>(tiles(i), 1, device.sms * per_sm(i))};
 }
 
-// Two for each SM of an H200; the same on every GPU, so that the sums are the same too.
+// Two for each SM of an H200; the same on every GPU, so the sums are the same too.
 constexpr int64_t kGradBlocks = 264;
 struct PortableSplit {
   int splits = 1;

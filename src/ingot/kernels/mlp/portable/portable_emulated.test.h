@@ -1,6 +1,6 @@
 #pragma once
-// The portable kernels on the CPU, one fiber per thread: the code that the two emulated tests (f16 on tensor-core
-// fragments, f32) share. Sanitizers see the kernels' own source lines; the bounds on errors are those of the GPU suite,
+// The portable kernels on the CPU, one fiber per thread: the common code of the two emulated tests (f16 on tensor-core
+// fragments, f32). Sanitizers see the kernels' own source lines; the bounds on errors are those of the GPU suite,
 // without a chain.
 #include <gtest/gtest.h>
 

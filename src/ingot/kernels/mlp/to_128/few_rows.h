@@ -1,5 +1,5 @@
 #pragma once
-// Constants that the few-rows variants of forward and backward share.
+// Constants shared by the few-rows variants of forward and backward.
 #include "ingot/kernels/mlp/forms.h"
 
 namespace ingot::cuda::to_128_few_rows {

@@ -14,11 +14,11 @@ using tile::Swizzle;
 // The division of the work; a pure function of the rows.
 struct Config {
   int block_rows = 32;  // of the chain: 16, 32 or 64
-  int tile = 32;        // rows of a dW that a cluster sums: 32 or 64
+  int tile = 32;        // rows of a cluster's dW: 32 or 64
   int sum_stages = 1;
 };
-// A chain's block takes few rows as long as every block has an SM. Sums of more rows use larger tiles, because they
-// then wait for memory.
+// A chain's block takes few rows as long as every block has an SM. Sums of more rows use larger tiles, because such
+// sums wait for memory.
 Config pick_config(int64_t rows) {
   if (rows <= kBlocks * kChunk) return {.block_rows = 16, .tile = 32, .sum_stages = 1};
   if (rows <= 2048) return {.block_rows = 16, .tile = 32, .sum_stages = 2};
@@ -86,7 +86,7 @@ void run(const MlpBackward& m, Stream stream) {
 
 using namespace to_128_few_rows_backward;
 
-// Values that were not kept in x's type would need a third launch.
+// Values not kept in x's type would need a third launch.
 bool mlp_backward_to_128_few_rows_takes(const MlpBackward& m) {
   return mlp_backward_has_shape_and_slopes(m, kMlpTo128) && mlp_backward_has_values(m);
 }

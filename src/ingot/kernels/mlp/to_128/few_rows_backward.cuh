@@ -1,8 +1,8 @@
 #pragma once
 // The backward pass of a whole MLP where there are few rows and only latency counts. Two kernels:
 //
-//   chain   dz_{l-1} = (dz_l W_l) . f'(z_{l-1})  from the top layer down, and dx: a block takes kRows rows through all.
-//   sums    dW_l = dz_l^T h_{l-1} over all rows: each cluster of eight blocks computes 32 or 64 rows of one dW. Its
+//   chain dz_{l-1} = (dz_l W_l) . f'(z_{l-1}) from the top layer down, and dx: a block takes kRows rows through all
+//   layers. sums dW_l = dz_l^T h_{l-1} over all rows: each cluster of eight blocks computes 32 or 64 rows of a dW. Its
 //           blocks share the rows of the batch and then exchange their sums in shared memory: no partial sum goes to
 //           global memory, and the order is fixed. While the chain runs, these blocks fetch h; only dz is late.
 //
@@ -49,7 +49,7 @@ template <int kPanels, int kRows> struct ChainMemory {
   uint64_t full[kMlpMaxLayers], normed[kMlpMaxLayers], dy_full, formed, stored;
   float gain[kMlpMaxLayers][kWidth];
   alignas(1024) uint8_t dz[2][kPanels][kRows * 128];
-  Stage stage[1];  // more follow: one per layer, or as many as fit
+  Stage stage[1];  // more follow: a stage per layer, or as many as fit
 };
 
 template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
@@ -67,7 +67,7 @@ template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
   __device__ int layer_of(int step) const { return a.layers - 1 - step; }
   __device__ int steps() const { return a.layers - a.lowest; }
 
-  // The other operands of a step, besides the dz of the step before. The slowest to arrive are requested first.
+  // The operands of a step, except for the dz of the step before. The slowest to arrive are requested first.
   __device__ void load(int step) {
     const int l = layer_of(step), slot = step % a.stages;
     if (l > 0)
@@ -76,10 +76,10 @@ template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
       ptx::mbarrier_arrive(&s.full[slot]);
     load_tile(s.stage[slot].w, maps.w[l], 0, &s.full[slot]);
   }
-  // Role::copy. One thread each.
+  // Role::copy. Each is called by a single thread.
   __device__ void start_loading() {
     load_tile(s.dz[0], maps.dy, row, &s.dy_full);
-    if (a.activate_last)  // values from which f' follows
+    if (a.activate_last)  // values that determine f'
       load_tile(s.dz[1], maps.h[a.layers - 1], row, &s.dy_full);
     else
       ptx::mbarrier_arrive(&s.dy_full);
@@ -178,7 +178,7 @@ template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
     float sums[kSums], slope[kSums];
     wait_warp_or_trap(&s.full[slot], step / a.stages & 1);
     if (kNorm && a.layer[l].g != nullptr) {
-      if (step == 0) normalise<T, kPanels>(w, s.gain[l], &s.normed[0], warp, kWarps);  // no other work yet
+      if (step == 0) normalise<T, kPanels>(w, s.gain[l], &s.normed[0], warp, kWarps);  // no earlier work
       wait_warp_or_trap(&s.normed[slot], step / a.stages & 1);
     }
     if (step > 0)
@@ -197,7 +197,7 @@ template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
     if (lane == 0) ptx::mbarrier_arrive(&s.formed);
     __syncwarp();
   }
-  // One thread.
+  // Called by a single thread.
   __device__ void prepare() {
     for (uint64_t& full : s.full) ptx::mbarrier_init(&full, 2);
     if constexpr (kNorm)
@@ -272,14 +272,14 @@ template <int kPanels, int kTile> struct SumMemory {
     uint8_t h[kPanels][kChunk * 128];
     uint8_t dz[kChunk * kTile * 2];
   };
-  // A block's sums of the rows of dW that one block of the cluster finishes. Columns are turned by dw_column().
+  // A block's sums for the rows of dW finished by one block of the cluster. dw_column() rotates the columns.
   struct Part {
     float dw[kGiven][kWidth];
     float db[kWarps][kGiven];
   };
   uint64_t h_full[kMaxSumStages], dz_full[kMaxSumStages], taken_full;
   alignas(16) Part taken[kBlocks];  // the part of each block of the cluster
-  // As many stages as the launch allows; the first one later holds the parts that are exchanged.
+  // As many stages as the launch allows; the first stage later holds the exchanged parts.
   alignas(1024) Stage stage[1];
   static_assert(sizeof(Part) * kBlocks <= sizeof(Stage), "what is given must fit where the first stage was");
 };
@@ -304,7 +304,7 @@ template <class T, int kPanels, int kTile> struct SumBlock {
   __device__ int chunks() const { return (a.chunks - int(rank) + kBlocks - 1) / kBlocks; }  // of this block
   __device__ int first_row(int i) const { return (int(rank) + i * kBlocks) * kChunk; }
 
-  // Of this block's chunk i. One thread.
+  // Loads h of this block's chunk i. Called by a single thread.
   __device__ void load_h(int i) {
     auto& to = s.stage[i % a.stages];
     ptx::mbarrier_arrive_expect_tx(&s.h_full[i % a.stages], uint32_t(sizeof(to.h)));
@@ -357,7 +357,7 @@ template <class T, int kPanels, int kTile> struct SumBlock {
     ptx::fence_registers(dw);
   }
 
-  // Turned so that the four column pairs of a fragment meet different banks.
+  // Rotated so that the four column pairs of a fragment meet different banks.
   static __device__ uint32_t dw_column(uint32_t n, uint32_t k) { return (k + n / 2 % 4 * 8) % kWidth; }
 
   // The place where the part for block `to` is assembled; this block's own part needs no copy.
@@ -395,12 +395,12 @@ template <class T, int kPanels, int kTile> struct SumBlock {
     __syncwarp();
   }
 
-  // The rows that this block's warps finish: warp w takes row w (and w + kWarps, ...) of the block's share.
+  // The rows finished by this block's warps: warp w takes row w (and w + kWarps, ...) of the block's share.
   struct Row {
     int n;
     bool inside;      // a row of dW at all
     bool has_column;  // this lane's four columns
-    int64_t start;    // of those in dW
+    int64_t start;    // of these rows in dW
   };
   __device__ __forceinline__ Row row_of(uint32_t turn) const {
     const SumLayer& at = a.layer[l];
@@ -466,7 +466,7 @@ template <class T, int kPanels, int kTile> struct SumBlock {
     if (lane == 0) at.db[row.n] = before.db + db[0];
   }
 
-  // One thread.
+  // Called by a single thread.
   __device__ void prepare() {
     for (int i = 0; i < kMaxSumStages; ++i) {
       ptx::mbarrier_init(&s.h_full[i], 1);

@@ -8,7 +8,7 @@
 
 namespace ingot::cuda::to_128_few_rows_backward {
 
-constexpr int kBlocks = 8;   // blocks of a cluster that shares the rows of a sum
+constexpr int kBlocks = 8;   // blocks of a cluster, which share the rows of a sum
 constexpr int kChunk = 128;  // rows of a sum at a time
 constexpr int kMaxSumStages = 3;
 

@@ -42,7 +42,7 @@ template <int kPanels, int kRows, bool kSavesArgument> struct Memory {
   float bias[kMlpMaxLayers][kWidth], gain[kMlpMaxLayers][kWidth];
   alignas(1024) Tile h[2];
   Tile z[kSavesArgument ? 2 : 1];  // before the activation
-  alignas(1024) Stage stage[1];    // more follow: one per layer, or as many as fit
+  alignas(1024) Stage stage[1];    // more follow: a stage per layer, or as many as fit
 };
 
 // Zero where there is no bias, and beyond the last column.
@@ -50,8 +50,8 @@ template <class T> __device__ __forceinline__ float bias_element(const MlpLayerP
   return layer.b != nullptr && n < layer.n ? tile::to_float(static_cast<const T*>(layer.b)[n]) : 0.f;
 }
 
-// kNorm: with weight norm. A separate instance, because its warps and code would cost other networks registers and
-// time.
+// kNorm: with weight norm. A separate instance, because its warps and code would cost networks without weight norm
+// registers and time.
 template <class T, class F, int kPanels, int kRows, bool kNorm> struct Block {
   static constexpr bool kSavesArgument = !has_slope_from_value<F>;
   using Shared = Memory<kPanels, kRows, kSavesArgument>;
@@ -71,7 +71,7 @@ template <class T, class F, int kPanels, int kRows, bool kNorm> struct Block {
     const int slot = l % a.stages;
     load_tile(s.stage[slot].w, maps.w[l], 0, &s.full[slot]);
   }
-  // Role::copy. One thread each.
+  // Role::copy. Each is called by a single thread.
   __device__ void start_loading() {
     load_tile(s.h[0], maps.x, int(row), &s.x_full);
     for (int l = 0; l < a.stages && l < p.layers; ++l) load(l);
@@ -94,7 +94,7 @@ template <class T, class F, int kPanels, int kRows, bool kNorm> struct Block {
     }
     ptx::bulk_wait_group<0>();
   }
-  // One thread.
+  // Called by a single thread.
   __device__ void prepare() {
     for (uint64_t& full : s.full) ptx::mbarrier_init(&full, 1);
     if constexpr (kNorm)
@@ -161,7 +161,7 @@ template <class T, class F, int kPanels, int kRows, bool kNorm> struct Block {
     const bool active = l + 1 < p.layers || p.activate_last, saves = layer.saved != nullptr;
     const uint32_t w = ptx::shared_address(s.stage[slot].w);
     const bool norms = kNorm && layer.g != nullptr;
-    if (l == 0 && norms) {  // no other work yet
+    if (l == 0 && norms) {  // no earlier work
       wait_warp_or_trap(&s.full[0], 0);
       normalise<T, kPanels>(w, s.gain[0], &s.normed[0], warp, kWarps);
     }
@@ -229,8 +229,7 @@ template <class T, class F, int kPanels, int kRows, bool kNorm> void launch_as(c
   Params a{.network = mlp_forward_params(m)};
   const int64_t blocks = (m.x.rows() + kRows - 1) / kRows;
   // With few blocks, up to about half of the SMs: blocks placed side by side leave whole groups of SMs free for the
-  // clusters of a backward pass that is about to start. The blocks share nothing; blocks beyond the last row have no
-  // work.
+  // clusters of a backward pass about to start. The blocks share nothing; blocks beyond the last row have no work.
   const int together = blocks <= 64 ? 8 : 1;
   const int64_t stage = sizeof(typename Shared::Stage), rest = sizeof(Shared) - stage;
   a.stages = int(std::min<int64_t>(a.network.layers, (kMlpSharedBytes - rest) / stage));

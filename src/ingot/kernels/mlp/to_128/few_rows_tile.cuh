@@ -1,11 +1,11 @@
 #pragma once
-// Shared code of the few-rows kernels: rows of a batch as tiles in shared memory, and the weights that multiply them.
+// Shared code of the few-rows kernels: rows of a batch as tiles in shared memory, and the weights.
 //
 // A tile of activations or gradients lies row by row in panels of 64 columns, swizzled; so does W, by its inputs. A
-// block has a warpgroup for every 64 features; warp w multiplies features 16 w .. 16 w + 15 by all rows of the tile.
-// One more warp issues all copies in the order of need: an SM receives 64 bytes per cycle, so data needed first must
-// not share this rate with data needed last, and a thread that issues more copies than can be in flight waits. With
-// weight norm, eight more warps compute the layers' weights.
+// block has a warpgroup for every 64 features; warp w multiplies features 16 w .. 16 w + 15 by all rows of the tile. An
+// additional warp issues all copies in the order of need: an SM receives 64 bytes per cycle, so data needed first must
+// not share this rate with data needed last, and a thread waits when all possible copies are in flight. With weight
+// norm, eight more warps compute the layers' weights.
 #include <cuda.h>
 
 #include <cstdint>
@@ -44,14 +44,14 @@ template <int kPanels> __device__ __forceinline__ Role role_of(uint32_t warp) {
 }
 __device__ __forceinline__ uint32_t warp_of_block() { return __shfl_sync(~0u, threadIdx.x / 32, 0); }  // known uniform
 
-// The addresses, in a tile of kRows rows, at which the transposing ldmatrix and stmatrix find rows 0 .. 15 of a warp's
-// 16 features: a fragment of features by rows.
+// The addresses, in a tile of kRows rows, where the transposing ldmatrix and stmatrix find rows 0 .. 15 of a warp's 16
+// features: a fragment of features by rows.
 template <int kRows> __device__ __forceinline__ uint32_t tile_fragment(uint32_t warp, uint32_t lane) {
   return warp / 4 * kRows * 128 + (lane / 16 * 8 + lane % 8) * 128 +
          ((warp % 4 * 32 + lane / 8 % 2 * 16) ^ (lane % 8 << 4));
 }
 
-// A panel of 64 columns a copy. One thread.
+// A copy per panel of 64 columns, by a single thread.
 template <int kPanels, uint32_t kBytes>
 __device__ __forceinline__ void load_tile(uint8_t (&to)[kPanels][kBytes], const CUtensorMap& map, int row,
                                           uint64_t* full) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void store_tile(const CUtensorMap& map, int row, cons
   for (int p = 0; p < kPanels; ++p) ptx::tensor_store(&map, p * kPanel, row, from[p]);
 }
 
-// W = g v / |v| in place, by `warps` warps, of which this is number `warp`; each 16 rows arrive at `normed`.
+// W = g v / |v| in place, by `warps` warps; this is warp number `warp`. Each 16 rows arrive at `normed`.
 template <class T, int kPanels>
 __device__ __forceinline__ void normalise(uint32_t w, const float* gain, uint64_t* normed, uint32_t warp,
                                           uint32_t warps) {

@@ -1,5 +1,5 @@
-// The backward pass up to 128 wide for many rows: the networks it supports, and its launches. docs/mlp-kernels.md
-// describes it.
+// The backward pass up to 128 wide for many rows: the networks it supports, and its launches. Described in
+// docs/mlp-kernels.md.
 #include <algorithm>
 #include <atomic>
 
@@ -23,10 +23,10 @@ struct SumArguments {
   const float* partial = nullptr;
 };
 
-// Blocks per SM: two of the larger size, which run the gradients of four layers at once; three of the smaller size, for
-// six layers.
+// Blocks per SM: two of the larger size run the gradients of four layers at once; three of the smaller size, of six
+// layers.
 constexpr int kSumThreadsWide = 512, kSumThreadsDeep = 384, kSumBlocksAtOnce = 256;
-constexpr int kAtOnce = 5;  // parts that a thread loads before it adds
+constexpr int kAtOnce = 5;  // parts loaded by a thread before the additions
 
 // One block for each pair of rows of each dW. Groups of half of kWidth threads each sum every n-th part, in a fixed
 // order. The code is short, because all SMs fetch it at once while nothing else runs.
@@ -49,9 +49,9 @@ __global__ void __launch_bounds__(kThreads, kThreads == kSumThreadsWide ? 2 : 3)
   const float* part = a.partial + at.first_part * kStride;
   const float4* from = reinterpret_cast<const float4*>(part) + part_float4(first, column, kWidth);
   int parts = column < at.k && (at.dw != nullptr || at.dg != nullptr) ? at.parts : 0;
-  ptx::settle(from), ptx::settle(parts);  // else the compiler forms them after the wait
+  ptx::settle(from), ptx::settle(parts);  // otherwise the compiler computes these after the wait
   ptx::wait_for_earlier_kernels();
-  ptx::let_next_kernel_start();  // the next kernel in turn waits for this one
+  ptx::let_next_kernel_start();  // the next kernel in turn waits for this kernel
   float4 sum = {};
 #pragma unroll 1
   for (int p = thread / kAcross; p < parts; p += kAtOnce * kGroups) {
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kSumThreadsWide ? 2 : 3)
   }
 }
 
-// --- what is taken, and the launches
+// --- the supported networks, and the launches
 
 using LayersKernel = void (*)(Maps, layer_pipeline::Arguments);
 LayersKernel layers_kernel(const MlpBackward& m) {
@@ -100,7 +100,7 @@ int shared_bytes(const MlpBackward& m) {
   return int(mlp_panels(m) == 2 ? sizeof(layer_pipeline::SharedMemory<2>) : sizeof(layer_pipeline::SharedMemory<1>));
 }
 
-// The number of clusters that run at once: fewer than SMs / size where the size does not divide the number of SMs of a
+// The number of concurrent clusters: fewer than SMs / size where the size does not divide the number of SMs of a
 // processing cluster.
 int clusters_at_once(const MlpBackward& m, int size) {
   static std::atomic<int> known[16][4][kMaxCluster + 1];
@@ -139,7 +139,7 @@ Cut cut_of(const MlpBackward& m) {
   Cut c{.units = int((m.x.rows() + kRows - 1) / kRows)};
   c.clusters = std::min(c.units, clusters_at_once(m, cluster));
   c.parts = layers * c.clusters;
-  // Blocks below the lowest gradient are dropped; the other work is divided as usual, so that its sums have the same
+  // Blocks below the lowest gradient are dropped; the remaining work is divided as usual, so its sums have the same
   // bits.
   c.blocks = cluster - int(mlp_first_layer(m));
   return c;
@@ -209,7 +209,7 @@ template <class T> void run(const MlpBackward& m, Stream stream) {
 
 using namespace layer_pipeline;
 
-// Of a cluster: eight layers of which the last is activated make nine blocks.
+// The blocks of a cluster: eight layers with an activated last layer make nine blocks.
 bool mlp_backward_to_128_takes(const MlpBackward& m) {
   return mlp_backward_has_shape_and_slopes(m, kMlpTo128) && int(m.layers.size()) + m.activate_last <= kMaxCluster;
 }

@@ -4,15 +4,15 @@
 //
 //     dz_L = dy (. f'(z_L))    dz_{l-1} = (dz_l W_l) . f'(z_{l-1})    dx = dz_1 W_1    dW_l += dz_l^T h_{l-1}
 //
-// The layers are distributed over the blocks of a cluster, one each, from the top down, for the whole launch. The unit
-// of work is 64 rows, and the clusters take the units in turn. A block receives dz_l of a unit from the block above,
-// through shared memory, and h_{l-1} from the copy engine. Both serve both products of the layer:
+// The layers are distributed over the blocks of a cluster, a layer each, from the top down, for the whole launch. The
+// unit of work is 64 rows, and the clusters take the units in turn. A block receives dz_l of a unit from the block
+// above, through shared memory, and h_{l-1} from the copy engine. Both serve both products of the layer:
 //   - Two warpgroups run the chain, one for each 64 inputs of the layer. Its product is transposed, inputs by rows: W^T
 //     stays in their registers all the time, and dz is read in place. The product of a unit runs while the slopes of
 //     the unit before are computed.
 //   - One warpgroup holds dW in its registers.
-//   - In the fourth warpgroup, single threads load h, load dy or tell the block above that there is room, and send the
-//     results of each of the chain's warpgroups to the block below, or to dx.
+//   - In the fourth warpgroup, single threads load h, load dy or report free room to the block above, and send the
+//   results of each of the chain's warpgroups to the block below, or to dx.
 // Then the clusters' parts of dW are added, in fixed order: by a second kernel.
 #include "ingot/kernels/mlp/to_128/layer_pipeline_chain.cuh"
 #include "ingot/kernels/mlp/to_128/layer_pipeline_filling.cuh"
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncwarp();
   const auto& plan = view.plan();
   ptx::cluster_wait();  // the barriers of this block and of its neighbours are ready
-  const uint32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that the value is uniform
+  const uint32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler: the value is uniform
   if (warpgroup == 3) {
     ptx::increase_registers<kDwRegisters>();
     if (!plan.entry) gradient.hold_dw();
@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x % 32 == 0 && threadIdx.x >= 64 && plan.sends) chain.send(threadIdx.x / 32 - 2);
     __syncwarp();
   }
-  // Blocks end one by one, so that blocks of the next kernel find room early. No block writes to this block's shared
-  // memory or reads it any more: all copies and all arrivals, including those on `room`, have been waited for.
+  // Blocks end one by one, so that blocks of the next kernel find room early. No block accesses this block's shared
+  // memory any more: all copies and all arrivals, including those on `room`, have been waited for.
 }
 
 }  // namespace ingot::cuda::layer_pipeline

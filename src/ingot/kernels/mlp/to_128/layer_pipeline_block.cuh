@@ -36,14 +36,15 @@ constexpr int kThreads = 512;
 constexpr int kHelperRegisters = 24, kChainRegisters = 144, kDwRegisters = 200;
 constexpr uint32_t kDzSlots = 4, kHSlots = 6;
 constexpr uint32_t kChain = 1;  // the named barrier of its warpgroups
-constexpr int kFirstUnits = 2;  // requested at once; the others when W has arrived, so that W does not wait for them
+constexpr int kFirstUnits = 2;  // requested at once; the remaining units when W has arrived, so that W does not wait
 
 struct Arguments {
   LayerShape layer[kMlpMaxLayers];
   int layers = 0, cluster = 1;
   bool entry = false;  // the first block of a cluster forms dz_L = dy . f' of an activated last layer
   float* partial = nullptr;
-  int clusters = 0, units_each = 0, units_left = 0;  // units of each cluster; the first clusters take one more
+  int clusters = 0, units_each = 0, units_left = 0;  // units of each cluster; the first clusters take an additional
+                                                     // unit
   Act act = Act::identity;
   bool want_dx = false, want_db = false;
 };
@@ -65,19 +66,19 @@ template <int kPanels> struct SharedMemory {
   Unit out[kDzSlots];  // W before the first unit
   uint64_t dz_full[kDzSlots], dz_empty[kDzSlots], h_full[kHSlots], h_empty[kHSlots];
   uint64_t out_full[2][kDzSlots];  // of each chain warpgroup
-  uint64_t room[kDzSlots];         // in the block below, in that slot, or in `out`, if the result goes to memory
+  uint64_t room[kDzSlots];         // in the block below, in the same slot, or in `out`, if the result goes to memory
   uint64_t weights_full;
-  uint64_t taken;       // the block below has received all data sent to it
+  uint64_t taken;       // the block below has received all its data
   float scale[kWidth];  // of weight norm
   Plan plan;
 };
 
-// The state that all threads of a block share, whatever their role.
+// The state shared by all threads of a block in any role.
 template <class T, int kPanels> struct BlockView {
   using Shared = SharedMemory<kPanels>;
   static constexpr int kWidth = Shared::kWidth;
   static constexpr uint32_t kBytes = kPanels * kPanelBytes;
-  // Chain warpgroups that work on one unit; with one panel they take turns.
+  // Chain warpgroups per unit; with a single panel the warpgroups take turns.
   static constexpr uint32_t kTogether = kPanels;
 
   Shared& s;

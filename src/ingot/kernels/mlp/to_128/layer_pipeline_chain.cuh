@@ -1,6 +1,5 @@
 #pragma once
-// The two warpgroups of the layer pipeline that compute the gradients from layer to layer, and the threads that send
-// the results on.
+// The layer pipeline's two warpgroups for the gradients from layer to layer, and the threads that send the results on.
 #include "ingot/kernels/mlp/to_128/layer_pipeline_block.cuh"
 
 namespace ingot::cuda::layer_pipeline {
@@ -19,7 +18,7 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
   // Weight norm: W^T from v^T and a scale for each output. The chain's warps compute the scales together, 16 rows of v
   // per warp.
   struct Gains {
-    float of[2] = {};  // of the rows first_scaled() + lane / 4 and that row + 8
+    float of[2] = {};  // of the rows first_scaled() + lane / 4 and of the row 8 further
   };
   __device__ static uint32_t first_scaled() { return (threadIdx.x / 32 - 4) * kNormalisedRows; }
   __device__ __forceinline__ Gains load_gains(const LayerShape& at) const {
@@ -49,7 +48,7 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
         w[k][i] = RowsOfV<T, kWidth>::scaled(w[k][i], by);
       }
   }
-  // W^T, 64 inputs of panel p, as the products take it: registers of 16 outputs each.
+  // W^T, 64 inputs of panel p, in the layout for the products: registers of 16 outputs each.
   __device__ __forceinline__ void hold_weights(uint32_t (&w)[kWidth / 16][4], uint32_t p) {
     if (plan().entry) {  // its product must reproduce dy
       const uint32_t input = p * kPanel + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, two = threadIdx.x % 4 * 2;
@@ -85,7 +84,7 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
       ptx::wgmma<T, kRows, Major::k>(acc, w[k], operand<Major::k, Swizzle::b128>(dz, 16 * k, kPanelBytes), k > 0);
     }
   }
-  // Of part j: `to` = acc . f'(h), or acc for NoSlope; `v` is h as ldmatrix gives it. The address of this lane's
+  // For part j: `to` = acc . f'(h), or acc for NoSlope; `v` is h as loaded by ldmatrix. The address of this lane's
   // fragment.
   template <class F>
   __device__ __forceinline__ static void form(const float (&acc)[kSums], uint32_t (&v)[4], uint32_t to, uint32_t j) {
@@ -116,7 +115,7 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
   }
   __device__ int units_of(uint32_t r) const { return kPanels == 2 ? plan().units : (plan().units + 1 - int(r)) / 2; }
 
-  // Sends the results of chain warpgroup r to the block below, or to dx. Called by one thread.
+  // Sends the results of chain warpgroup r to the block below, or to dx. Called by a single thread.
   __device__ void send(uint32_t r) {
     const uint32_t p = kPanels == 2 ? r : 0, below = plan().rank + 1;
     const bool bottom = plan().bottom;
@@ -147,7 +146,7 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
       wait_or_trap(&s.taken, 0);
   }
 
-  // Warpgroup r of two: panel r of every unit, or with one panel every second unit.
+  // Warpgroup r of two: panel r of every unit, or with a single panel every second unit.
   __device__ void run_chain(uint32_t r) {
     uint32_t w[kWidth / 16][4];
     hold_weights(w, kPanels == 2 ? r : 0);
@@ -179,8 +178,8 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
     ptx::fence_registers(acc[1]);
   }
   // The unit's product has been started. The function starts the next unit's product, a few steps before each part of
-  // the slopes, because a warp waits for its turn at each step. Without a next unit it multiplies whatever lies in the
-  // buffer, because a branch around the product would cost moves of registers.
+  // the slopes, because a warp waits for its turn at each step. Without a next unit the function multiplies the old
+  // contents of the buffer, because a branch around the product would cost moves of registers.
   template <class F>
   __device__ __forceinline__ void take_unit(float (&acc)[kSums], float (&acc_then)[kSums],
                                             const uint32_t (&w)[kWidth / 16][4], Place& at, uint32_t r, bool more) {
@@ -190,7 +189,7 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
     const uint32_t h = ptx::shared_address(s.h[at.h.stage]) + fragment,
                    to = ptx::shared_address(s.out[at.dz.stage]) + fragment,
                    dz_then = ptx::shared_address(s.dz[then.dz.stage]);
-    // One after the other, work on data that has already arrived would take three times as long.
+    // Three waits in turn would take three times as long when the data has already arrived.
     tile::ask_then_poll_or_trap([&] {
       const bool h_there = ptx::mbarrier_try_wait(&s.h_full[at.h.stage], at.h.phase),
                  room = ptx::mbarrier_try_wait(&s.room[at.dz.stage], at.dz.phase),

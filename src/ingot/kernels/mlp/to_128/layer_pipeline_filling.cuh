@@ -10,8 +10,8 @@ template <class T, int kPanels> struct Filling : BlockView<T, kPanels> {
 
   __device__ const CUtensorMap& map_of_h() const { return maps.h[s.plan.layer]; }
 
-  // One thread. The code is short, here and wherever all blocks start, because all blocks fetch it at once and wait for
-  // it.
+  // Called by a single thread. The code is short, as all code at the start of blocks, because all blocks fetch this
+  // code at once and wait for the fetch.
   __device__ void initialise() {
     const int cluster = a.cluster > 1 ? int(ptx::cluster_index()) : int(blockIdx.x);
     const uint32_t rank = a.cluster > 1 ? ptx::cluster_rank() : 0;
@@ -22,9 +22,9 @@ template <class T, int kPanels> struct Filling : BlockView<T, kPanels> {
     p.layer = a.layers - int(rank) - (a.entry ? 0 : 1);
     p.sends = !p.bottom || a.want_dx;
     p.units = a.units_each + (cluster < a.units_left);
-    // From the last rows to the first, because the rows that a forward pass has stored last are still in L2.
+    // From the last rows to the first, because the last rows stored by a forward pass are still in L2.
     p.row = (a.units_each * a.clusters + a.units_left - 1 - cluster) * kRows, p.row_step = -a.clusters * kRows;
-    // Warps that read a unit: of the chain, and of dW.
+    // The readers of a unit: the warps of the chain, and of dW.
     const uint32_t readers = (p.sends ? 4 * kTogether : 0) + (p.entry ? 0 : 4);
     const uint32_t room = p.bottom ? kTogether : 1;
 #pragma unroll 1
@@ -43,7 +43,7 @@ template <class T, int kPanels> struct Filling : BlockView<T, kPanels> {
     ptx::mbarrier_init(&s.taken, 1);
     ptx::fence_mbarrier_init();
   }
-  // The panels of W's (or v's) inputs lie one behind the other. One thread.
+  // The panels of W's (or v's) inputs are adjacent. Called by a single thread.
   __device__ void start_loading_weights() {
     if (!loads_weights()) return;
     ptx::mbarrier_arrive_expect_tx(&s.weights_full, kPanels * kWidth * 128);
@@ -51,8 +51,8 @@ template <class T, int kPanels> struct Filling : BlockView<T, kPanels> {
       ptx::tensor_load(s.out[0][0] + p * kWidth * 128, &maps.w[s.plan.layer], p * kPanel, 0, &s.weights_full);
   }
 
-  // No block reads these rows again, and in L2 they would displace rows that the forward pass has stored and that are
-  // still to be read.
+  // No block reads these rows again, and in L2 these rows would displace stored rows of the forward pass that are still
+  // to be read.
   static constexpr uint64_t kHint = ptx::kEvictFirst;
   __device__ void load_h(tile::RingCursor<kHSlots> at, int row) {
     ptx::mbarrier_arrive_expect_tx(&s.h_full[at.stage], kBytes);
@@ -66,14 +66,14 @@ template <class T, int kPanels> struct Filling : BlockView<T, kPanels> {
     for (int p = 0; p < kPanels; ++p)
       ptx::tensor_load(s.dz[at.stage][p], &maps.dy, p * kPanel, row, &s.dz_full[at.stage], kHint);
   }
-  // When the copies of the last units have arrived, the block above may end. One thread.
+  // When the copies of the last units have arrived, the block above may end. Called by a single thread.
   __device__ void tell_all_taken() {
     constexpr int kSlots = kDzSlots;
     for (int i = plan().units - 1; i >= 0 && i >= plan().units - kSlots; --i)
       wait_or_trap(&s.dz_full[i % kSlots], uint32_t(i / kSlots) & 1);
     ptx::mbarrier_arrive_remote_relaxed(ptx::cluster_address(&s.taken, plan().rank - 1));
   }
-  // One thread each.
+  // Each is called by a single thread.
   __device__ void fill_h() {
     if (loads_weights()) wait_or_trap(&s.weights_full, 0);
     tile::RingCursor<kHSlots> at;
@@ -100,7 +100,7 @@ template <class T, int kPanels> struct Filling : BlockView<T, kPanels> {
     }
     if (!plan().top) tell_all_taken();
   }
-  // The copies that can be issued before the neighbours have started. One thread.
+  // Issues the copies that need no started neighbours. Called by a single thread.
   __device__ void start_filling() {
     static_assert(kFirstUnits <= int(kDzSlots) && kFirstUnits <= int(kHSlots));
     tile::RingCursor<kHSlots> at;

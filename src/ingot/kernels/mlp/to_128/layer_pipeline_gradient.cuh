@@ -1,5 +1,5 @@
 #pragma once
-// The layer pipeline's warpgroup that holds dW in its registers.
+// The layer pipeline's warpgroup for dW, which stays in registers.
 #include "ingot/kernels/mlp/to_128/layer_pipeline_block.cuh"
 
 namespace ingot::cuda::layer_pipeline {
@@ -47,7 +47,7 @@ template <class T, int kPanels> struct WeightGradient : BlockView<T, kPanels> {
     for (int m = 0; m < kPanels; ++m) ptx::fence_registers(dw[m]);
     store_partial(dw, db);
   }
-  // In the order in which the threads hold them; the kernel of the sums knows this order.
+  // Stores the sums in the order of the threads' registers; the kernel of the sums uses this order.
   __device__ __forceinline__ void store_partial(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     float* out = a.partial + (a.layer[plan().layer].first_part + plan().cluster) * part_floats(kPanels);

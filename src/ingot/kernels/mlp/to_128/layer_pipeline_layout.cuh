@@ -29,8 +29,8 @@ struct Maps {
   CUtensorMap w[kMlpMaxLayers];
 };
 
-// Floats of one part: dW of a layer, then its db, of every so many rows apart. dW lies as the threads that summed it
-// hold it: of rows r and r + 8, r % 16 < 8, columns c and c + 1, c even, four floats from part_float4() * 4.
+// Floats of a part: dW of a layer, then its db, of every so many rows apart. dW has the order of the summing threads'
+// registers: of rows r and r + 8, r % 16 < 8, columns c and c + 1, c even, four floats from part_float4() * 4.
 constexpr int bias_rows(int panels) { return 4 / panels; }
 constexpr int64_t part_floats(int panels) { return int64_t(64 * panels) * (64 * panels + bias_rows(panels)); }
 

@@ -1,6 +1,6 @@
 #pragma once
-// The end of the backward pass: for rows of a layer's dW and for its db, adds the clusters' parts in an order that
-// depends only on their number, applies the backward pass of weight norm, and adds the result to the old gradient.
+// The end of the backward pass: for rows of a layer's dW and for its db, adds the clusters' parts in an order given by
+// their number, applies the backward pass of weight norm, and adds the result to the old gradient.
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/vec.cuh"
@@ -9,7 +9,7 @@
 
 namespace ingot::cuda::layer_pipeline {
 
-// Columns 4 * lane .. of one row of a gradient, and the other operands of its sums. The loads are issued before the
+// Columns 4 * lane .. of a row of a gradient, and the further operands of its sums. The loads are issued before the
 // sums have arrived, and their results are used only afterwards.
 template <class T> struct GradientRow {
   float4 old = {};
@@ -29,7 +29,7 @@ template <class T> __device__ GradientRow<T> load_row(const LayerShape& at, int 
   to.g = static_cast<const T*>(at.g)[row];
   return to;
 }
-// dW of that row: plain, or through the weight norm, W = g r v.
+// dW of this row: plain, or through the weight norm, W = g r v.
 template <class T>
 __device__ void add_row(const LayerShape& at, int row, const GradientRow<T>& of, float (&dw)[4], int lane) {
   if (at.g != nullptr) {

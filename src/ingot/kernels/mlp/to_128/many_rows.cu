@@ -7,10 +7,10 @@ namespace ingot::cuda {
 
 namespace {
 
-// Whether the network fits the shared memory of an SM; otherwise its weights pass through it.
+// Whether the network fits the shared memory of an SM; otherwise its weights stream through shared memory.
 bool is_resident(const Mlp& m) { return mlp_panels(m) == 1 || m.layers.size() <= kMlpResidentLayers; }
-// The networks of to_128/many_rows_usual.cuh. With a bias and this many rows the other kernels are 1 to 4 % faster,
-// because they load the bias before anything else.
+// The networks of to_128/many_rows_usual.cuh. With a bias and this many rows the kernels of many_rows.cuh are 1 to 4 %
+// faster, because these load the bias first.
 bool is_usual(const Mlp& m) {
   constexpr int64_t kLeast = 2048, kMost = 131072;
   const auto count = [&](auto has) { return size_t(std::count_if(m.layers.begin(), m.layers.end(), has)); };

@@ -1,13 +1,13 @@
 #pragma once
-// The forward variant up to 128 wide for many rows. docs/mlp-kernels.md describes it as a whole.
+// The forward variant up to 128 wide for many rows. Described as a whole in docs/mlp-kernels.md.
 //
 // One block per SM holds all weights in shared memory. Each of its warpgroups takes 64 rows through the whole network
-// by itself: x is loaded into the registers from which wgmma reads A, every layer's sums are turned in place into the
-// next layer's A, and y goes from registers to memory. A warp's 16 rows never leave the warp, so after the weights have
-// arrived no warp waits for another.
+// by itself: x is loaded into wgmma's A registers, every layer's sums are turned in place into the next layer's A, and
+// y goes from registers to memory. A warp's 16 rows never leave the warp, so after the weights have arrived no warp
+// waits for another.
 //
-// The rows of the last weight matrix are permuted in shared memory so that the 8 features that a thread holds of a row
-// in 4 adjacent column groups of an accumulator are adjacent in y, 16 bytes: column 32 i + 8 j + 2 q + e of the last
+// The rows of the last weight matrix are permuted in shared memory so that a thread's 8 features of a row, in 4
+// adjacent column groups of an accumulator, are adjacent in y, 16 bytes: column 32 i + 8 j + 2 q + e of the last
 // product (thread q of four, group j, element e) stands for feature 32 i + 8 q + 2 j + e.
 #include <algorithm>
 #include <cstdint>
@@ -77,7 +77,7 @@ template <int kWidth> __device__ __forceinline__ Column column_of(const Params& 
   return {l, l + 1 == p.layers ? last_feature(c) : c};
 }
 // A thread's part of the weights of a layer: 16 bytes of a row, a row in kWidth / 8 neighbouring lanes. A power of two
-// of threads takes part, so that a step's rows lie at the same distance from the thread's first for all of them.
+// of threads takes part, so that the rows of a step lie at the same distance from the first row for all threads.
 template <class T, int kWidth, int kGroups> struct WeightPieces {
   static constexpr int kThreads = kGroups == 3 ? 256 : 128 * kGroups, kRowLanes = kWidth / 8;
   static constexpr uint32_t kRowsAtOnce = kThreads / kRowLanes;
@@ -105,10 +105,10 @@ template <class T, int kWidth, int kGroups> struct WeightPieces {
       ptx::cp_async<16>(to + s * kRowsAtOnce * 128, there ? from + further * stride : from, there ? 16 : 0);
     }
   }
-  // Sums over rows, some steps at once: each thread sums its own pieces' squares, and those of several rows are
-  // exchanged such that a lane ends with one of them, and takes one root.
+  // Sums over rows, some steps at once: each thread sums its own pieces' squares, and the sums of several rows are
+  // exchanged so that each lane ends with a single sum, and takes a single root.
   static constexpr int kBatch = kSteps < 8 ? kSteps : 8, kBatches = kSteps / kBatch;
-  static constexpr uint32_t kSame = kRowLanes / kBatch;  // lanes that end with the same row
+  static constexpr uint32_t kSame = kRowLanes / kBatch;  // lanes ending with the same row
   static __device__ __forceinline__ uint32_t own_row(int batch = 0) {
     return first_row() + (batch * kBatch + piece() / kSame) * kRowsAtOnce;
   }
@@ -134,7 +134,7 @@ template <class T, int kWidth, int kGroups> struct WeightPieces {
   }
 };
 
-// Loads the network into shared memory: all copies start at once, and a layer is waited for when it is needed.
+// Loads the network into shared memory: all copies start at once, and each layer is awaited before its use.
 template <class T, int kWidth, int kGroups, bool kTimesLog2e> struct Network {
   using Pieces = WeightPieces<T, kWidth, kGroups>;
   static constexpr uint32_t kLoaders = Pieces::kThreads;
@@ -174,7 +174,7 @@ template <class T, int kWidth, int kGroups, bool kTimesLog2e> struct Network {
     tile::wait_warp_or_trap(ready + l, 0);
     ptx::fence_proxy_async_shared();
   }
-  // Bias and gain. They are loaded first, because loads issued after the weights arrive after them.
+  // Bias and gain. Both are loaded first, because loads issued after the weights arrive after the weights.
   static constexpr int kEach = (kMostLayers<kWidth> * kWidth + 128 * kGroups - 1) / (128 * kGroups);
   struct Elements {
     T bias[kEach], gain[kEach];
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
     mlp_to_128_kernel(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap x_map) {
   extern __shared__ __align__(1024) char shared[];
   const Layout at = layout_of<T, kWidth, kSave>(p.layers, kGroups, kFinish != Finish::none, p.has_gain);
-  // The same in all lanes, and the compiler knows it: the loop below must not diverge.
+  // Visibly uniform over the warp for the compiler: the loop below must not diverge.
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + at.barriers);
   ArrivingRows<kWidth> x{shared + at.x + warp * x_bytes<kWidth>(), barriers + 2 * kMlpMaxLayers + warp};
@@ -232,8 +232,8 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
   constexpr bool kHasBias = kFinish != Finish::none;
   const bool has_gain = __builtin_expect(p.has_gain, false);
   if (kHasBias || has_gain) network.template load_vectors<kHasBias>(p, elements);
-  // The first warpgroup's rows, then the weights, then the other warpgroups' rows, so that no warp waits long for data
-  // that is needed later.
+  // The first warpgroup's rows, then the weights, then the rows of the remaining warpgroups, so that no warp waits long
+  // for data of later use.
   if (tile < tiles && warp < 4) x.load(x_map, tile);
   network.load_weights(p);
   if (tile < tiles && warp >= 4) x.load(x_map, tile);
@@ -273,8 +273,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
 
 template <class T, class F, int kWidth, Save kSave> void launch_as(const Operands& o, Stream stream) {
   const Params& p = o.p;
-  // At 128 wide, nearly all networks without a bias use other kernels (to_128/many_rows_usual.cuh); the remaining ones
-  // add zeros.
+  // At 128 wide, nearly all networks without a bias use to_128/many_rows_usual.cuh; the remaining networks add zeros.
   constexpr bool kAddsZeros = kWidth == 128;
   const bool has_bias = kAddsZeros || p.has_bias;
   const auto smem = [&](int groups) {

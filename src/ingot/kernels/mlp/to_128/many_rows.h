@@ -12,7 +12,7 @@ bool mlp_three_warpgroups_suffice(const MlpForwardParams& p);
 template <class T, int kWidth, bool kSave> void launch_mlp_to_128(const Mlp& m, Stream stream);
 template <class T, bool kSave> void launch_mlp_to_128_streamed(const Mlp& m, Stream stream);
 
-// T: f16 or bf16. Wider than a panel, two layers or more, the last one linear, weight norm on all layers and no bias or
+// T: f16 or bf16. Wider than a panel, two layers or more, a linear last layer, weight norm on all layers and no bias or
 // on none.
 template <class T, bool kSave> void launch_mlp_to_128_usual(const Mlp& m, Stream stream);
 

@@ -1,8 +1,8 @@
 #pragma once
-// The many-rows variant for networks that do not fit in the shared memory of an SM: 128 wide, 6 to 8 layers. The chain
-// of products and activations is that of to_128/many_rows.cuh, but the weights pass through a ring: position t of the
-// block's work is layer t % layers of its tile t / layers, and lies in slot t % kSlots. All warpgroups of a block pass
-// all positions, and may be a few layers apart. The warpgroups take turns to issue each layer's next copy.
+// The many-rows variant for networks larger than the shared memory of an SM: 128 wide, 6 to 8 layers. The chain of
+// products and activations is the same as in to_128/many_rows.cuh, but the weights pass through a ring: position t of
+// the block's work is layer t % layers of its tile t / layers, and lies in slot t % kSlots. All warpgroups of a block
+// pass all positions, and may be a few layers apart. The warpgroups take turns to issue each layer's next copy.
 //
 // Weight norm scales the sums' columns, because W would have to be computed again at every pass.
 #include "ingot/kernels/mlp/to_128/many_rows.cuh"
@@ -10,7 +10,8 @@
 namespace ingot::cuda::to_128_many_rows {
 
 constexpr int kDeepWidth = 128, kSlots = 4, kDeepLayers = kMlpMaxLayers;
-constexpr uint32_t kLag = 2;  // positions after which a slot is filled again, so that no warpgroup waits for the others
+constexpr uint32_t kLag = 2;  // positions before a slot is filled again, so that no warpgroup waits for slower
+                              // warpgroups
 
 template <class F> constexpr int deep_warpgroups() { return kernel_fit<F>.warpgroups_streaming; }
 
@@ -30,10 +31,10 @@ INGOT_HD constexpr DeepLayout deep_layout(int layers, int groups) {
 }
 
 template <class T, int kGroups, bool kTimesLog2e> struct WeightRing {
-  using Pieces = WeightPieces<T, kDeepWidth, 1>;  // of one warpgroup
+  using Pieces = WeightPieces<T, kDeepWidth, 1>;  // of a warpgroup
   char* slots;
-  uint64_t *full, *empty;  // of each slot: arrivals of every thread that loads it, and of each warp that has read it
-  uint64_t* scaled;        // of each layer: arrivals of every thread that computes its scales
+  uint64_t *full, *empty;  // of each slot: arrivals of every loading thread, and of each warp after its reads
+  uint64_t* scaled;        // of each layer: arrivals of every thread computing its scales
   float *bias, *scale;
   uint32_t warpgroup;
 
@@ -55,8 +56,8 @@ template <class T, int kGroups, bool kTimesLog2e> struct WeightRing {
     tile::wait_warp_or_trap(full + t % kSlots, t / kSlots % 2);
     ptx::fence_proxy_async_shared();
   }
-  // The products of position t are complete, so its slot may be filled again. The warpgroup whose turn it is fills the
-  // slot of an earlier position, which the other warpgroups have probably passed too.
+  // The products of position t are complete, so its slot may be filled again. The warpgroup in turn fills the slot of
+  // an earlier position, which all warpgroups have probably passed.
   __device__ __forceinline__ void pass(const Params& p, uint32_t t, uint32_t positions) const {
     if (lane() == 0) ptx::mbarrier_arrive(empty + t % kSlots);
     if (t < kLag || !mine(t) || t - kLag + kSlots >= positions) return;
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
       warp / 4};
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
   uint32_t tile = blockIdx.x + gridDim.x * (warp / 4);
-  // As many rounds as the first warpgroup has, which has the most; the others may have a round without a tile.
+  // The rounds of the first warpgroup, which has the most; further warpgroups may have a round without a tile.
   const uint32_t positions = (tiles - blockIdx.x + step - 1) / step * uint32_t(p.layers);
 
   if (threadIdx.x == 0) ring.init();
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
       if (tile >= tiles) {
         if (normalises) ring.form_scale(p, t);
         ring.pass(p, t, positions);
-        if (normalises) ring.wait_for_scale(t);  // before this warp refills the slot from which they are computed
+        if (normalises) ring.wait_for_scale(t);  // before this warp refills the slot with the scales' operands
         continue;
       }
       multiply<T, kWidth>(d, a, weights + t % kSlots * kSlotStep, upper);

@@ -1,8 +1,8 @@
 #pragma once
 // The many-rows variant for networks whose last layer is linear, 128 wide, with weight norm on all layers or on none.
-// The chain of products and activations is that of many_rows.cuh. These kernels contain no code that such networks do
-// not need: code that is jumped over also costs time, because the first pass waits for the code next to it and because
-// the compiler orders the activation's instructions differently beside it. The copy engine brings the weights, so that
+// The chain of products and activations is the same as in many_rows.cuh. These kernels contain only code needed by such
+// networks: skipped code also costs time, because the first pass fetches the neighbouring code and because the compiler
+// orders the activation's instructions differently beside further branches. The copy engine brings the weights, so that
 // no warp waits while issuing loads.
 #include "ingot/kernels/mlp/to_128/many_rows.cuh"
 #include "ingot/kernels/mlp/to_128/many_rows.h"
@@ -13,19 +13,20 @@ constexpr int kUsualWidth = 128, kUsualLayers = kMostLayers<kUsualWidth>;
 
 struct UsualMaps {
   CUtensorMap x;
-  CUtensorMap w[kUsualLayers];  // panels of 64 columns; where only the last one is permuted, eights of its rows
+  CUtensorMap w[kUsualLayers];  // panels of 64 columns; groups of eight rows of a permuted last layer
 };
 
 // The warps that compute W of weight norm, in place as v arrives: none; or all warps, before their own rows; or, for
-// the first layers, the last warpgroup and four warps more, which compute the other layers while the first are used.
+// the first layers, the last warpgroup and four additional warps, which compute the later layers while the first are in
+// use.
 enum class Norm { none, first, aside };
-constexpr uint32_t kHelpedLayers = 2;  // layers in which the last warpgroup takes part
+constexpr uint32_t kHelpedLayers = 2;  // layers with the last warpgroup's help
 template <class F, Save kSave> constexpr bool kFormsAside = most_warpgroups<F, kUsualWidth, kSave>() == 4;
 // Whether the columns of all layers' products are permuted, not only of the last one's: this costs nothing where W is
 // computed here, and pays where values are stored.
 template <Save kSave, Norm kNorm> constexpr bool kTurnsAll = kSave != Save::nothing&& kNorm != Norm::none;
 
-// Loads W into shared memory; a layer is waited for when it is needed.
+// Loads W into shared memory; each layer is awaited before its use.
 struct UsualWeights {
   char* weights;
   // Of each layer: W or v has arrived; W has been computed. The same barrier without weight norm.
@@ -35,15 +36,15 @@ struct UsualWeights {
   __device__ __forceinline__ void expect(int l) const {
     ptx::mbarrier_arrive_expect_tx(loaded + l, weight_bytes<kUsualWidth>());
   }
-  // One thread.
+  // Called by a single thread.
   __device__ __forceinline__ void load(const UsualMaps& maps, int l) const {
     expect(l);
 #pragma unroll
     for (int panel = 0; panel < kUsualWidth / 64; ++panel)
       ptx::tensor_load(layer(l) + panel * panel_bytes<kUsualWidth>(), &maps.w[l], 64 * panel, 0, loaded + l);
   }
-  // One thread: rows 32 i to 32 i + 31 of the last layer, permuted. Row 32 i + 8 j + 2 q + e is the feature
-  // 8 (4 i + q) + 2 j + e: a box spans two rows of four eights.
+  // Called by a single thread: rows 32 i to 32 i + 31 of the last layer, permuted. Row 32 i + 8 j + 2 q + e is the
+  // feature 8 (4 i + q) + 2 j + e: a box spans two rows of four eights.
   __device__ __forceinline__ void load_turned(const UsualMaps& maps, int l, int i) const {
 #pragma unroll 1
     for (int j = 0; j < 4; ++j)
@@ -58,10 +59,10 @@ struct UsualWeights {
   }
 };
 
-// Where the columns of every product are permuted as the last layer's, a thread holds of a hidden layer 16 adjacent
-// bytes of the values that training stores; the next layer's inputs are permuted with them. Both permutations swap q
-// and j of 32 i + 8 q + 2 j + e. They are done in place while W is computed, so a warp takes 16 rows that exchange
-// places among themselves: row r of a part goes from `from` to `to`.
+// Where the columns of every product are permuted as the last layer's, a thread holds 16 adjacent bytes of a hidden
+// layer's values for training; the next layer's inputs are permuted in the same way. Both permutations swap q and j of
+// 32 i + 8 q + 2 j + e, in place while W is computed, so a warp takes 16 rows whose permutation stays among these rows:
+// row r of a part goes from `from` to `to`.
 struct TurnedRow {
   uint32_t from, to = 0;
   __device__ __forceinline__ explicit TurnedRow(uint32_t natural) : from(natural) {}
@@ -73,8 +74,8 @@ struct TurnedRow {
   }
 };
 
-// W = factor gain v / |v| in place, as normalise_rows() computes it, except for the sums of squares: where other warps
-// keep the tensor cores busy, a few products of this warp would wait for their turn again and again. For a part of 16
+// W = factor gain v / |v| in place, as in normalise_rows(), except for the sums of squares: on tensor cores kept busy
+// by the multiplying warps, a few products of this warp would wait for their turn again and again. For a part of 16
 // rows; kTurned: the rows and, where they are a layer's values, the columns exchange places.
 template <class T, bool kTurned>
 __device__ __forceinline__ void form_rows(uint32_t panels, uint32_t part, bool turns_columns, const T* gain,
@@ -124,9 +125,9 @@ __device__ __forceinline__ void form_rows(uint32_t panels, uint32_t part, bool t
   }
 }
 
-// Softplus of pairs as softplus_pair() has it, times log2 e, with q of degree 3 whose constant is log2 e, so that small
-// h are exact but for roundings: off by 7.5e-4 at most, where half a unit is 4.9e-4. Hidden values are off by 1.45
-// times one rounding, root mean square, with degree 4 by 1.37.
+// Softplus of pairs as in softplus_pair(), times log2 e, with q of degree 3 and the constant log2 e, so that small h
+// are exact but for roundings: off by 7.5e-4 at most, where half a unit is 4.9e-4. Hidden values are off by 1.45 times
+// a rounding, root mean square, with degree 4 by 1.37.
 __device__ __forceinline__ void short_softplus(Rows<kUsualWidth>& a, const Sums<kUsualWidth>& d) {
   // The best neighbours of log2 e times -0.077393, 0.25879, -0.48877, 1; twice
   constexpr uint32_t kQ[4] = {0xaf06af06, 0x35ed35ed, 0xb9a1b9a1, 0x3dc53dc5};
@@ -150,7 +151,7 @@ INGOT_HD constexpr Layout usual_layout(int layers) {
                                           kSave != Save::nothing && !kTurnsAll<kSave, kNorm>);
 }
 
-// A block from the view of one of its threads; run() is in order of time.
+// A thread's view of its block; run() is in order of time.
 template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm> struct UsualBlock {
   static constexpr int kWidth = kUsualWidth;
   static constexpr bool kHasBias = kFinish != Finish::none, kNorms = kNorm != Norm::none;
@@ -158,11 +159,12 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
   static_assert(!kHasBias || !kNorms, "networks with both are others' business");
   // Softplus in inference: the first and the last layer have code of their own, so that no branch stands between a
   // product and the use of its result. Where no gains carry the factor log2 e, the sums of these layers are multiplied
-  // by it: two multiplications per element for all layers instead of one for each layer.
+  // by log2 e: two multiplications per element for all layers instead of one for each layer.
   static constexpr bool kPeels = kInPairs<F, T, kSave> && kSave == Save::nothing && !kHasBias;
   static constexpr bool kTimesLog2e = kPeels || kInLog2e<F, T, kSave, kFinish>;
   static constexpr uint32_t kWarps = 4 * kGroups, kAllWarps = usual_threads<kGroups, kNorm>() / 32;
-  // With weight norm: the first warp that forms W, and the threads from there on; a gain of all layers' for each.
+  // With weight norm: the first of the warps that form W, and the number of threads from this warp on; a gain of all
+  // layers' for each.
   static constexpr uint32_t kForms = kNorm == Norm::aside ? kAllWarps - 8 : 0;
   static constexpr uint32_t kFormers = 32 * (kAllWarps - kForms);
   static constexpr uint32_t kEach = (kUsualLayers * kWidth + kFormers - 1) / kFormers;
@@ -190,8 +192,8 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     return {shared + at.x + w * x_bytes<kWidth>(), barriers + 2 * kMlpMaxLayers + w};
   }
 
-  // The data read first is prefetched into L2 before anything else. Prefetching the other warpgroups' rows would delay
-  // it, and the end of the kernel before as well, because the memory is saturated.
+  // The data read first is prefetched into L2 before anything else. Prefetching the rows of all warpgroups would delay
+  // this data, and the end of the preceding kernel as well, because the memory is saturated.
   __device__ __forceinline__ void prepare() {
     if (warp < 4 && first_tile < tiles) x.prefetch(maps.x, first_tile);
     if (threadIdx.x < uint32_t(p.layers)) {
@@ -206,7 +208,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
     ptx::wait_for_earlier_kernels();
   }
-  // Gains are loaded before the weights, because otherwise they would arrive after all weights.
+  // Gains are loaded before the weights, because gains loaded later would arrive after all weights.
   __device__ __forceinline__ void load_gains(Gains& gains) const {
     const uint32_t features = uint32_t(p.layers) * kWidth, former = threadIdx.x - 32 * kForms;
 #pragma unroll
@@ -216,10 +218,10 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
         gains[j] = element<T>(p.layer[l].g, p.layer[l], kTurned ? (former + j * kFormers) % kWidth : n);
       }
   }
-  // The first layer and the first warpgroup's rows, then the other warpgroups' rows, then the other layers, so that no
-  // warp waits long for data that is needed later. Layers whose W must be computed are needed earlier than they are
-  // used. A warp of the second warpgroup issues the copies: it has no other work yet, while the warps that compute W
-  // need the gains.
+  // The first layer and the first warpgroup's rows, then the rows of the remaining warpgroups, then the remaining
+  // layers, so that no warp waits long for data of later use. A layer with weight norm is needed earlier than its
+  // product. A warp of the second warpgroup issues the copies: this warp has no earlier work, while the warps that
+  // compute W need the gains.
   __device__ __forceinline__ void ask() {
     constexpr int kAheadOfRows = kNorm == Norm::none ? 1 : kNorm == Norm::aside ? 3 : kUsualLayers;
     if (first_tile < tiles && warp < 4) x.load(maps.x, first_tile);
@@ -241,7 +243,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     __syncwarp();
   }
   __device__ __forceinline__ void keep_bias() const {
-    // The warp that issues the copies of the weights is busy.
+    // Warp 4 is busy with the copies of the weights.
     const uint32_t first = warp == 4 ? uint32_t(p.layers) * kWidth : threadIdx.x - (warp > 4 ? 32 : 0);
     for (uint32_t i = first; i < uint32_t(p.layers) * kWidth; i += 128 * kGroups - 32) {
       const auto [l, n] = column_of<kWidth>(p, i);
@@ -250,8 +252,8 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     }
     __syncthreads();
   }
-  // The last layer takes 32 copies. The last warpgroup issues them when the first layer has arrived, which is early
-  // enough.
+  // The last layer takes 32 copies. The last warpgroup issues these copies after the arrival of the first layer, early
+  // enough for their use.
   __device__ __forceinline__ void ask_for_last_layer() const {
     if (last > 0) network.wait_for(0);
     if (lane() == 0) network.load_turned(maps, last, int(warp % 4));

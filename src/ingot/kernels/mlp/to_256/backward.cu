@@ -14,8 +14,8 @@ struct Place {
   int splits = 1;
   int64_t part = 0, bias_part = 0, counters = 0, bytes = 0;
 };
-// The rows are divided by their number, the depth and the GPU's size alone, so that freezing a layer changes no other
-// layer's sums.
+// The rows are divided by their number, the depth and the GPU's size alone, so freezing a layer does not change the
+// sums of the rest.
 Place place_sums(const MlpBackward& m) {
   Place at;
   const int layers = int(m.layers.size());
@@ -31,7 +31,7 @@ Place place_sums(const MlpBackward& m) {
   return at;
 }
 
-// `layers`: the layers as the caller gives them, with weight norm, which the kernel of the sums takes into account.
+// `layers`: the caller's layers, with weight norm, for the kernel of the sums.
 Arguments make_arguments(const MlpBackward& m, const std::vector<MlpLayer>& layers, const Place& place,
                          const SlopeFormula& slope) {
   char* const base = static_cast<char*>(m.workspace.data);
@@ -62,7 +62,7 @@ Maps make_maps(const MlpBackward& m, const Tensor& of_slopes) {
   return maps;
 }
 
-// `of_slopes`: the numbers from which slopes follow by the formula, in the layout of `saved`.
+// `of_slopes`: the arguments of the formula for slopes, in the layout of `saved`.
 void run(const MlpBackward& m, const std::vector<MlpLayer>& layers, const Tensor& of_slopes, const SlopeFormula& slope,
          Stream stream) {
   const Arguments a = make_arguments(m, layers, place_sums(m), slope);
@@ -86,7 +86,7 @@ void mlp_backward_to_256(const MlpBackward& given, Stream stream) {
   const auto slope = mlp_backward_values(m) == 0 ? SlopeFormula{} : slope_of(m.act);
   if (!slope) {
     const MlpFormedSlopes formed = mlp_backward_form_slopes(m, stream);
-    return run(formed.m, given.layers, formed.slopes, {Slope::quadratic, {0, 1, 0}}, stream);  // each is what is read
+    return run(formed.m, given.layers, formed.slopes, {Slope::quadratic, {0, 1, 0}}, stream);  // each is read directly
   }
   if (mlp_backward_has_values(m)) return run(m, given.layers, m.saved, *slope, stream);
   const MlpBackward then = mlp_backward_form_values(m, stream);

@@ -1,6 +1,6 @@
 #pragma once
-// The kernels of the backward pass where layers are up to 256 wide: the chain of gradients, which leaves every layer's
-// dz in memory, and the sums of dW and db over all rows. They are two launches.
+// The kernels of the backward pass where layers are up to 256 wide: the chain of gradients, which writes every layer's
+// dz to memory, and the sums of dW and db over all rows, in two launches.
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/kernels/mlp/to_256/chain.cuh"
 #include "ingot/kernels/mlp/to_256/sums.cuh"
@@ -10,7 +10,7 @@ namespace ingot::cuda::to_256_backward {
 constexpr int kSumThreads = kGroups * 128 + 32;
 constexpr int kMultiplyRegisters = 224, kServeRegisters = 56;
 
-// The neighbour may still write to this block's memory, or report that it has finished reading.
+// The neighbour may still write to this block's memory, or report the end of its reads.
 __device__ __forceinline__ void end_together() {
   ptx::cluster_arrive_relaxed();
   ptx::cluster_wait();
@@ -70,7 +70,7 @@ template <class T> void launch(const Maps& maps, const Arguments& a, const Launc
                   [&](auto slope) { gpu::launch("mlp_backward", chain_kernel<T, slope()>, how, stream, maps, a); });
   if (!at.has_sums) return;
   how.grid = int64_t(a.layers) * a.splits * kPair, how.block = kSumThreads;
-  how.overlap = false, how.cooperative = true;  // blocks that wait for all other blocks must run at the same time
+  how.overlap = false, how.cooperative = true;  // blocks waiting for each other must run at the same time
   gpu::launch("mlp_backward: sums", sum_kernel<T>, how, stream, maps, a);
 }
 

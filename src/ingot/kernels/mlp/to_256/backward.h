@@ -11,11 +11,11 @@ using mlp_parts::ChainLaunch;
 using mlp_parts::kPair;
 
 constexpr int kWidth = kMlpTo256, kPanels = kWidth / kMlpPanel;
-constexpr int kGroupRows = 64, kGroups = 2;                 // of a warpgroup; warpgroups of a block that multiply
-constexpr int kUnitRows = kPair * kGroups * kGroupRows;     // rows that a cluster takes through the chain at a time
+constexpr int kGroupRows = 64, kGroups = 2;                 // of a warpgroup; multiplying warpgroups of a block
+constexpr int kUnitRows = kPair * kGroups * kGroupRows;     // rows of a cluster per pass through the chain
 constexpr uint32_t kStageRows = 32;                         // of W
 constexpr int kChunk = 64;                                  // rows of a sum at a time
-constexpr int kSquare = 128;                                // rows of a dW that a block sums; the pair sums all rows
+constexpr int kSquare = 128;                                // rows of a block's dW; the pair sums all rows
 constexpr int64_t kPartFloats = int64_t(kSquare) * kWidth;  // of a block's sums
 
 // The operands of all blocks: boxes of 64 rows and columns, of w kStageRows rows. Slopes follow from `h`.

@@ -1,9 +1,9 @@
 #pragma once
-// The chain of gradients where layers are up to 256 wide:  dz_{l-1} = (dz_l W_l) . f'(z_{l-1})  from the top layer
-// down, and dx. A pair of blocks takes 256 rows through all layers, each warpgroup 64 of them: a warpgroup's dz is
-// wgmma's A, in registers, and the 64 x 256 sums of a product become the next A. Both blocks read the same W_l, 32 rows
-// per stage; each fetches half for both. h_{l-1} is loaded into shared memory; the dz computed with its slopes replaces
-// it there, and is then sent to memory.
+// The chain of gradients where layers are up to 256 wide: dz_{l-1} = (dz_l W_l) . f'(z_{l-1}) from the top layer down,
+// and dx. A pair of blocks takes 256 rows through all layers, each warpgroup 64 of them: a warpgroup's dz is wgmma's A,
+// in registers, and the 64 x 256 sums of a product become the next A. Both blocks read the same W_l, 32 rows per stage;
+// each fetches half for both. h_{l-1} is loaded into shared memory; the dz computed with its slopes replaces h in
+// place, and is then sent to memory.
 #include <type_traits>
 
 #include "ingot/gpu/ptx/ldmatrix.cuh"
@@ -17,8 +17,8 @@ namespace ingot::cuda::to_256_backward {
 constexpr uint32_t kStagesOfLayer = kWidth / kStageRows;
 constexpr uint32_t kSteps = kWidth / 16;  // of 16 columns
 
-// The uses of a tile's buffer, one after the other: dy, the saved values of the last layer, ..., and finally the values
-// that become dx.
+// The uses of a tile's buffer, in order: dy, the saved values of the last layer, ..., and finally the values that
+// become dx.
 struct Use {
   const CUtensorMap *from = nullptr, *to = nullptr;
 };
@@ -34,7 +34,7 @@ template <class T, Slope kSlope> struct ChainBlock {
   template <class Each> __device__ __forceinline__ void each_unit(Each&& each) const {
     for (int unit = int(ptx::cluster_index()); unit < a.units; unit += int(gridDim.x) / kPair) each(unit);
   }
-  // Calls each(layer, stage of the ring, its phase, number in the layer) for all that passes the ring of weights.
+  // Calls each(layer, stage of the ring, its phase, number in the layer) for all stages of the ring of weights.
   template <class Each> __device__ __forceinline__ void each_stage(Each&& each) const {
     tile::RingCursor<kStages> at;
     each_unit([&](int) {
@@ -43,7 +43,7 @@ template <class T, Slope kSlope> struct ChainBlock {
     });
   }
 
-  // One thread.
+  // Called by a single thread.
   __device__ void prepare() {
     for (uint32_t i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(&s.w_full[i], 1);
@@ -63,7 +63,7 @@ template <class T, Slope kSlope> struct ChainBlock {
     }
   }
 
-  // --- one thread each
+  // --- each called by a single thread
 
   __device__ void load_weights() {
     each_stage([&](int l, uint32_t stage, uint32_t phase, uint32_t i) {
@@ -117,7 +117,7 @@ template <class T, Slope kSlope> struct ChainBlock {
     if (n > 0)
       for (int g = 0; g < kGroups; ++g) store(g, 0), store(g, 1);
     ptx::bulk_wait_group<0>();
-    ptx::fence_proxy_async();  // other blocks are told that these copies are complete
+    ptx::fence_proxy_async();  // announces these completed copies to further blocks
   }
 
   // --- the products, by a warpgroup
@@ -138,7 +138,7 @@ template <class T, Slope kSlope> struct ChainBlock {
     if (lane == 0) ptx::mbarrier_arrive(&s.tile_done[group][half]);
     __syncwarp();
   }
-  // Calls step(i) for the steps of the tile, which has arrived and is then sent to memory, half by half.
+  // Calls step(i) for the steps of the arrived tile, which is then sent to memory, half by half.
   template <class Step> __device__ __forceinline__ void each_step(Step&& step) {
 #pragma unroll
     for (uint32_t half = 0; half < kHalves; ++half) {
@@ -174,7 +174,7 @@ template <class T, Slope kSlope> struct ChainBlock {
       ptx::stmatrix(place(i), dz[i]);
     });
   }
-  // One warpgroup's products run while the other computes slopes.
+  // The products of a warpgroup run while the second warpgroup computes slopes.
   __device__ __forceinline__ void hand_over() const { ptx::barrier_arrive(1 + (group ^ 1), 128 * kGroups); }
   __device__ __forceinline__ void multiply(float (&sums)[kWidth / 2], const uint32_t (&dz)[kSteps][4]) {
     ptx::barrier_sync(1 + group, 128 * kGroups);
@@ -233,10 +233,10 @@ template <class T, Slope kSlope> struct ChainBlock {
           finish<false>(sums, dz);
       }
     });
-    if (group == 0) ptx::barrier_sync(1, 128 * kGroups);  // the last turn it was given
+    if (group == 0) ptx::barrier_sync(1, 128 * kGroups);  // the last turn of this warpgroup
   }
 
-  // The warps that do not multiply.
+  // The warps without products.
   __device__ __forceinline__ void serve() {
     if (warp == kGroupWarps && lane == 0) load_weights();
     if (warp == kGroupWarps + 1 && lane == 0) move_tiles();

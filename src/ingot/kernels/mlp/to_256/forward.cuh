@@ -1,10 +1,10 @@
 #pragma once
-// The forward variant up to 256 wide. docs/mlp-kernels.md describes it as a whole.
+// The forward variant up to 256 wide. Described as a whole in docs/mlp-kernels.md.
 //
-// A block has two warpgroups that multiply and a warp that copies. A warpgroup takes 64 rows through the whole network
-// as in to_128/many_rows.cuh, activations in registers. W of a layer does not fit beside another: all layers pass
+// A block has two multiplying warpgroups and a copying warp. A warpgroup takes 64 rows through the whole network as in
+// to_128/many_rows.cuh, activations in registers. Shared memory does not hold the W of two layers: all layers pass
 // through a ring as panels of 64 columns, again for every round of tiles, and both warpgroups read each panel, half a
-// layer apart: one multiplies while the other one activates.
+// layer apart: the first multiplies while the second activates.
 //
 // These kernels do not handle weight norm: W is computed before (parts/formed_weights.h).
 #include "ingot/gpu/ptx/registers.cuh"
@@ -24,7 +24,7 @@ static_assert(kStagedPanel >= kStagingBytes, "store_block() uses it as well");
 
 struct Maps {
   CUtensorMap x, w[kMlpMaxLayers];
-  CUtensorMap saved[kMlpMaxLayers];  // where values are stored as the layer above multiplies them
+  CUtensorMap saved[kMlpMaxLayers];  // for values stored in the type of the next product
 };
 struct SlopeMaps : Maps {
   CUtensorMap slopes[kMlpMaxLayers];
@@ -47,8 +47,8 @@ static_assert(to_256_layout(kMlpMaxLayers).size <= kMlpSharedBytes, "the deepest
 
 __device__ __forceinline__ uint32_t panels_of(uint32_t columns) { return (columns + 63) / 64; }
 
-// 16 rows of x, for a warp of each warpgroup in turn: the warp that has read its own rows issues the copy of the other
-// warp's.
+// 16 rows of x, for a warp of each warpgroup in turn: a warp that has read its own rows issues the copy for the second
+// warpgroup's warp.
 struct TurningRows {
   static constexpr uint32_t kPanel = kWarpRows * 128;
   char* rows;
@@ -83,7 +83,7 @@ struct PanelRing {
       ptx::mbarrier_init(empty + i, readers);
     }
   }
-  // All panels of all rounds, by one thread.
+  // Copies all panels of all rounds; called by a single thread.
   __device__ __forceinline__ void fill(const Params& p, const Maps& maps, uint32_t rounds) const {
     tile::RingCursor<kSlots> at;
     for (uint32_t round = 0; round < rounds; ++round)
@@ -97,7 +97,7 @@ struct PanelRing {
   __device__ __forceinline__ void wait_for(const tile::RingCursor<kSlots>& at) const {
     tile::wait_warp_or_trap(full + at.stage, at.phase);
   }
-  // The product that read the slot is complete.
+  // Releases the slot after its product is complete.
   __device__ __forceinline__ void release(uint32_t slot) const {
     if (lane() == 0) ptx::mbarrier_arrive(empty + slot);
   }
@@ -131,8 +131,8 @@ struct Factors {
 };
 static_assert(kWidth == 128 * kGroups, "a column of each layer to each thread");
 
-// d = a W^T of a layer as its panels come, the last of them not waited for. While the tensor cores are at a panel,
-// meanwhile(panel) may read a.
+// d = a W^T of a layer, panel by panel as these arrive, without a wait for the last product. During the product of a
+// panel, meanwhile(panel) may read a.
 template <class T, class Meanwhile>
 __device__ __forceinline__ void multiply(Sums<kWidth>& d, const Rows<kWidth>& a, const PanelRing& ring, uint32_t panels,
                                          uint32_t weights, uint32_t upper, tile::RingCursor<kSlots>& at,
@@ -187,7 +187,7 @@ __device__ __forceinline__ void store_panel(const Rows<kWidth>& a, int panel, co
   store.end(panel, to, first);
 }
 
-// Turns a layer's sums into the next layer's A, or y; the values that backward needs go to memory.
+// Turns a layer's sums into the next layer's A, or y; the values for backward go to memory.
 template <class T, class F, Save kSave>
 __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const Params& p, int l, const Factors& of,
                                          char* staging, int64_t first) {
@@ -207,9 +207,9 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
     form_block<T, F, kWidth, kSave, kTimesLog2e>(d, a, i, p.saved_f32, p.number, save);
   }
 }
-// The same where slopes, or the activation's arguments, go to memory in T while values are computed from them. Leaving
-// out columns beyond the layer's width takes a branch, which also keeps the compiler from interleaving the formulas of
-// all columns, for which there are not enough registers.
+// The same where slopes, or the activation's arguments, go to memory in T and values are computed from the arguments.
+// The branch for columns beyond the layer's width also keeps the compiler from interleaving the formulas of all
+// columns, which would need too many registers.
 template <class T, class F, bool kSlopes>
 __device__ __forceinline__ void activate_and_store(Sums<kWidth>& d, Rows<kWidth>& a, int l, uint32_t columns,
                                                    float number, const Factors& of, const PanelStore& store,
@@ -247,7 +247,7 @@ template <class T> __device__ __forceinline__ void finish(Sums<kWidth>& d, Rows<
   }
 }
 
-// The state that the multiplying warps share; x and staging belong to one warp.
+// The shared state of the multiplying warps; x and staging belong to a single warp.
 struct Block {
   PanelRing ring;
   Factors factors;
@@ -255,9 +255,8 @@ struct Block {
   char* staging;
 };
 
-// The last layer is never activated; or, in instances that keep values alone, always; or, in instances that keep values
-// and slopes, as the network requires. Values of T are stored while the next layer multiplies them, and arguments
-// before.
+// The last layer is never activated; or, in instances for values alone, always; or, in instances for values and slopes,
+// as the network requires. Values of T are stored while the next layer multiplies them, and arguments before.
 enum class Last { linear, activated, sloped, any };
 // Values of T are stored while the next layer multiplies them, and arguments before.
 template <class F, Save kSave, Last kLast>
@@ -281,7 +280,7 @@ __device__ __forceinline__ void run_rows(const Params& p, const MapsOf<kLast>& m
   Turns<kGroups> turns{blockIdx.x + gridDim.x < tiles, warpgroup};
   turns.start();
   for (uint32_t round = 0; round < rounds; ++round, tile += kGroups * gridDim.x) {
-    // In the last round the second warpgroup may have no rows: it then only returns the panels.
+    // In the last round the second warpgroup may have no rows: this warpgroup then only returns the panels.
     if (tile >= tiles) {
       for (int l = 0; l < p.layers; ++l)
         for (uint32_t panel = 0; panel < panels_of(p.layer[l].k); ++panel, at.advance()) {
@@ -362,7 +361,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // Whether the common cases have kernels of their own. With some formulas the compiler would interleave more elements
-// than registers can hold, and the branches of the general kernel prevent that. Instances that store arguments have
+// than registers can hold, and the branches of the general kernel prevent this. Instances for stored arguments have
 // branches anyway.
 template <class F> constexpr bool kHasOwn = kernel_fit<F>.own_to_256;
 

@@ -35,9 +35,9 @@ using tile::wait_or_trap;
 using tile::wait_warp_or_trap;
 
 constexpr uint32_t kGroupWarps = 4 * kGroups;
-constexpr uint32_t kReaders = kGroupWarps * kPair;  // warps that read a stage, of both blocks
+constexpr uint32_t kReaders = kGroupWarps * kPair;  // reading warps of a stage, of both blocks
 
-// The first of the panels that block `rank` of a pair fetches for both blocks.
+// The first panel fetched by block `rank` of a pair for both blocks.
 __device__ __forceinline__ constexpr uint32_t first_panel(uint32_t rank) { return rank * (kPanels / kPair); }
 template <uint32_t kBytes>
 __device__ __forceinline__ void load_for_pair(uint8_t (&to)[kPanels][kBytes], const CUtensorMap& map, int row,

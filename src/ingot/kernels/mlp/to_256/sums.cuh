@@ -1,8 +1,8 @@
 #pragma once
-// dW_l = dz_l^T h_{l-1} and db_l where layers are up to 256 wide. A pair of blocks computes all of one dW over a part
-// of the rows: each block 128 rows of dW, each warpgroup 64 x 256. The blocks fetch their own columns of dz, and half
-// of h for both. Every part goes to memory; when all parts of a layer have been written, each block adds a share of the
-// rows of dW in the order of the parts. Blocks wait for each other, so the launch is cooperative.
+// dW_l = dz_l^T h_{l-1} and db_l where layers are up to 256 wide. A pair of blocks computes a whole dW over a part of
+// the rows: each block 128 rows of dW, each warpgroup 64 x 256. The blocks fetch their own columns of dz, and half of h
+// for both. Every part goes to memory; when all parts of a layer have been written, each block adds a share of the rows
+// of dW in the order of the parts. Blocks wait for each other, so the launch is cooperative.
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/mlp/parts/slopes.cuh"
 #include "ingot/kernels/mlp/to_256/memory.cuh"
@@ -27,7 +27,7 @@ template <class T> struct SumBlock {
 
   __device__ const CUtensorMap& map_of_dz() const { return a.layer[l].keeps_dz ? maps.dz[l] : maps.dy; }
 
-  // One thread.
+  // Called by a single thread.
   static __device__ void prepare(Memory& s) {
     for (uint32_t i = 0; i < kSumStages; ++i) {
       ptx::mbarrier_init(&s.sum_full[i], 1);
@@ -55,7 +55,7 @@ template <class T> struct SumBlock {
     const bool bias = a.layer[l].db != nullptr;
     tile::RingCursor<kSumStages> at;
     uint32_t before = 0;
-    ptx::fence_registers(dw);  // they are set before the products begin
+    ptx::fence_registers(dw);  // dw is set before the products begin
     for (int i = 0; i < chunks(); ++i, at.advance()) {
       wait_warp_or_trap(&s.sum_full[at.stage], at.phase);
       const uint32_t dz = ptx::shared_address(s.sums[at.stage].dz[group]), h = ptx::shared_address(s.sums[at.stage].h);
@@ -136,12 +136,12 @@ template <class T> struct SumBlock {
 
   // --- of the block
 
-  // The warp that copies.
+  // The copying warp.
   __device__ void serve() const {
     if (lane == 0 && has_work) load();
     __syncwarp();
   }
-  // The warps that multiply.
+  // The multiplying warps.
   __device__ __forceinline__ void run() const {
     if (!has_work) return;
     float dw[kWidth / 2] = {}, db[2] = {};
@@ -149,7 +149,7 @@ template <class T> struct SumBlock {
     put_part(dw, db);
     __threadfence();
     ptx::barrier_sync(kAllGroups, kGroups * 128);
-    // The blocks that have parts of this block's rows of dW.
+    // Waits for the blocks with parts of this block's rows of dW.
     if (threadIdx.x == 0) meet_at_counter(a.counter + 1 + l * kPair + int(rank), uint32_t(a.splits));
     ptx::barrier_sync(kAllGroups, kGroups * 128);
     __threadfence();

@@ -16,7 +16,7 @@ struct Place {
 };
 
 int64_t chunks_of(const MlpBackward& m) { return std::max<int64_t>((m.x.rows() + kChunk - 1) / kChunk, 1); }
-// Narrower halves where they suffice.
+// Narrower halves where sufficient.
 template <class Use> auto with_cut(const MlpBackward& m, Use&& use) {
   const int64_t widest = mlp_widest(m);
   if (widest <= 2 * Cut<192>::kHalf) return use(Cut<192>{});
@@ -25,14 +25,14 @@ template <class Use> auto with_cut(const MlpBackward& m, Use&& use) {
 template <class Cut> int64_t tiles_of(const MlpLayer& layer) {
   return int64_t(Cut::squares_of(int(layer.w.rows()))) * Cut::halves_of(int(layer.w.cols()));
 }
-// The cost of all layers' rows; the unit is one pair's sums over one chunk of rows.
+// The cost of all layers' rows; the unit is a pair's sums over a chunk of rows.
 template <class Cut> int64_t cost_of(const MlpBackward& m) {
   int64_t tiles = 0;
   for (const MlpLayer& layer : m.layers) tiles += tiles_of<Cut>(layer);
   return tiles * chunks_of(m);
 }
-// A team has at least one chunk of rows. The rows are divided by sizes and the GPU alone, so that freezing a layer
-// changes no other layer's sums.
+// A team has at least one chunk of rows. The rows are divided by sizes and the GPU alone, so freezing a layer does not
+// change the sums of the rest.
 template <class Cut> Place place_sums(const MlpBackward& m) {
   Place at;
   const int most = std::clamp(sm_count(m.x.device.index) / (Cut::kTeam * kPair), 1, kMaxTeams);
@@ -62,7 +62,7 @@ Chain make_chain(const MlpBackward& m, const Place& place, const SlopeFormula& s
   return a;
 }
 
-// `layers`: the layers as the caller gives them, with weight norm.
+// `layers`: the caller's layers, with weight norm.
 template <class Cut> Sums make_sums(const MlpBackward& m, const std::vector<MlpLayer>& layers, const Place& place) {
   char* const base = static_cast<char*>(m.workspace.data);
   Sums a{.layers = int(m.layers.size()),
@@ -104,7 +104,7 @@ template <class T, class Cut> void launch(const MlpFormed& formed, const std::ve
 
 using namespace to_512_backward;
 
-// Slopes that do not follow from values are computed from the kept numbers.
+// Slopes not determined by values are computed from the kept arguments.
 bool mlp_backward_to_512_takes(const MlpBackward& m) {
   return mlp_backward_has_shape(m, kWidth) && (!mlp_backward_forms_slopes(m) || m.saved);
 }

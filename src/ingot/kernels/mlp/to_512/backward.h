@@ -16,15 +16,15 @@ constexpr int kSlotRows = 32;                // of W
 constexpr int kChunk = 64;                   // rows of a sum at a time
 constexpr int kMaxTeams = 36;
 
-// The division of layers that are at most two halves wide.
+// The division of layers of at most two halves.
 template <int kColumns> struct Cut {
   static constexpr int kHalf = kColumns;                                   // columns of a product's sums
-  static constexpr int kHalfPanels = (kHalf + kMlpPanel - 1) / kMlpPanel;  // fetched for them
+  static constexpr int kHalfPanels = (kHalf + kMlpPanel - 1) / kMlpPanel;  // fetched for these rows
   static constexpr int kPanels = 2 * kHalf / kMlpPanel;                    // of the widest layer
-  static constexpr int kSumGroups = kHalf > 192 ? 2 : 3;                   // warpgroups of a block that sums
-  static constexpr int kSquare = kMlpPanel * kSumGroups;                   // rows of dW that it sums
+  static constexpr int kSumGroups = kHalf > 192 ? 2 : 3;                   // warpgroups of a summing block
+  static constexpr int kSquare = kMlpPanel * kSumGroups;                   // rows of its dW
   static constexpr int64_t kPartFloats = int64_t(kSquare) * kHalf;         // of a block's sums
-  static constexpr int kTeam = kSumGroups == 2 ? 4 : 2;                    // pairs that together sum the widest dW
+  static constexpr int kTeam = kSumGroups == 2 ? 4 : 2;                    // pairs summing the widest dW together
   // A pair fetches shared data together: each block half of the panels, or half of the rows of each panel.
   static constexpr bool kSharesPanels = kHalfPanels % kPair == 0;
   static constexpr int fetched_rows(int rows) { return kSharesPanels ? rows : rows / kPair; }
@@ -40,10 +40,10 @@ struct ChainLayer {
 struct Chain {
   ChainLayer layer[kMlpMaxLayers];
   int layers = 0, lowest = 0;       // products with W of layers - 1, ..., lowest
-  int groups = kGroups, units = 0;  // warpgroups of a block that have rows; of as many rows for each of a pair
+  int groups = kGroups, units = 0;  // warpgroups with rows in a block; units of as many rows for each block of a pair
   float number[3] = {};
   bool activate_last = false;
-  uint32_t* counter = nullptr;  // that are zero when the sums start
+  uint32_t* counter = nullptr;  // zero when the sums start
 };
 // A team takes chunks cut[team][l], ..., cut[team + 1][l] - 1 of layer l's sums.
 struct Sums {

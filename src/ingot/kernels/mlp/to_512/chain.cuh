@@ -1,10 +1,10 @@
 #pragma once
-// The chain of gradients where layers are up to 512 wide:  dz_{l-1} = (dz_l W_l) . f'(z_{l-1})  from the top layer
-// down, and dx. A pair of blocks takes 256 rows through all layers, each warpgroup 64 of them. The dz of the layer
-// above is wgmma's A and lies in shared memory, 64 KB. A warpgroup computes half of the columns of dz W, multiplies
-// them by the slopes and keeps them packed in registers until the product of the other columns has read the last of A.
-// Both halves then replace A, and are sent from there to memory. W and h, from which slopes follow, pass through one
-// ring in the order of their use. Both blocks read the same W; each fetches half for both.
+// The chain of gradients where layers are up to 512 wide: dz_{l-1} = (dz_l W_l) . f'(z_{l-1}) from the top layer down,
+// and dx. A pair of blocks takes 256 rows through all layers, each warpgroup 64 of them. The dz of the layer above is
+// wgmma's A and lies in shared memory, 64 KB. A warpgroup computes half of the columns of dz W, multiplies them by the
+// slopes and keeps them packed in registers until the product of the other columns has read the last of A. Both halves
+// then replace A, and are then sent to memory. W and h, the source of slopes, pass through a single ring in the order
+// of their use. Both blocks read the same W; each fetches half for both.
 #include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
@@ -28,7 +28,7 @@ template <class Cut> struct ChainMemory {
   uint8_t slot[kSlots][kSlotBytes];
   uint64_t full[kSlots], empty[kSlots];
   uint64_t tile_full[kGroups][kPanels];                // dy has arrived
-  uint64_t tile_done[kGroups][2], tile_free[kGroups];  // half of dz is ready to be sent; all of it has been read
+  uint64_t tile_done[kGroups][2], tile_free[kGroups];  // half of dz is ready to be sent; all of dz has been read
 };
 
 __device__ __forceinline__ int panels_of(int width) { return (width + kMlpPanel - 1) / kMlpPanel; }
@@ -55,7 +55,7 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
   __device__ int groups() const { return a.groups; }
   __device__ int top() const { return a.layers - 1; }
 
-  // One thread.
+  // Called by a single thread.
   __device__ void prepare() {
     for (uint32_t i = 0; i < kSlots; ++i) {
       ptx::mbarrier_init(&s.full[i], 1);
@@ -71,7 +71,7 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
     for (int l = a.lowest; l < a.layers; ++l) ptx::prefetch_tensor_map(&maps.w[l]);
   }
 
-  // --- one thread each
+  // --- each called by a single thread
 
   tile::RingCursor<kSlots> at = {};
 
@@ -113,9 +113,9 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
     ptx::mbarrier_arrive_expect_tx(&s.tile_full[g][p], kPanelBytes);
     ptx::tensor_load(s.tile[g][p], &maps.dy, p * kMlpPanel, row, &s.tile_full[g][p]);
   }
-  // Loads dy into a warpgroup's tile, and stores the results of each layer from the tile: one panel at a time, because
-  // the copies of W would queue behind all copies that are issued at once. The next unit's dy is loaded after the last
-  // panel has been stored.
+  // Loads dy into a warpgroup's tile, and stores the results of each layer from the tile: a panel at a time, because
+  // the copies of W would queue behind all copies issued at once. The next unit's dy is loaded after the last panel has
+  // been stored.
   __device__ void move_tile(uint32_t g) {
     const int dy_panels = panels_of(a.layer[top()].n), step = int(gridDim.x) * groups() * kGroupRows,
               end = a.units * kPair * groups() * kGroupRows;
@@ -157,7 +157,7 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
 
   __device__ __forceinline__ void sync_group() const { ptx::barrier_sync(1 + group, 128); }
   // Where this lane's ldmatrix and stmatrix find 16 columns of its warp's 16 rows: step i of a panel. Steps are 32
-  // bytes apart, which the swizzle lets pass through.
+  // bytes apart, a distance unchanged by the swizzle.
   __device__ __forceinline__ uint32_t place(uint32_t panel, uint32_t i) const {
     return (panel + tile::swizzled<Swizzle::b128>(warp % 4 * 16 + lane % 16, lane / 16 * 16)) ^ (i * 32);
   }
@@ -173,7 +173,7 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
     release_to_pair(&s.empty[at.stage], lane);
     at.advance();
   }
-  // Turns dy into dz of the top layer, which is activated, and into A.
+  // Turns dy into dz of the top layer, an activated layer, and into A.
   __device__ __forceinline__ void enter() {
     const int panels = panels_of(a.layer[top()].n);
 #pragma unroll 1
@@ -200,7 +200,7 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
     ++sent;
     sync_group();
   }
-  // sums = dz W of one half of W's columns.
+  // sums = dz W for half of W's columns.
   __device__ __forceinline__ void multiply(float (&sums)[kHalf / 2], int l) {
     const int slots = slots_of(a.layer[l].n);
     const uint32_t tile = tile_panel(0);
@@ -252,7 +252,7 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
       ptx::stmatrix(place(tile_panel(at / 4), at % 4), dz[i]);
     }
   }
-  // Waits until the tile may be written: its products have ended, and the copies from it have been read.
+  // Waits until the tile may be written: its products have ended, and the copies from the tile have been read.
   __device__ __forceinline__ void claim_tile() const {
     wait_warp_or_trap(&s.tile_free[group], (sent & 1) ^ 1);
     sync_group();
@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(kChainThreads, 1)
     if (mover < uint32_t(block.groups()) && block.lane == 0) block.move_tile(mover);
     __syncwarp();
   }
-  tile::sync_cluster();  // the neighbour may still write to this block's memory, or report that it has finished reading
+  tile::sync_cluster();  // the neighbour may still write to this block's memory, or report the end of its reads
 }
 
 template <class T, int kHalf>

@@ -1,8 +1,8 @@
 #pragma once
 // Shared code of the kernels for few rows up to 512 wide. A cluster of 2, 4 or 8 blocks takes 64 rows. The outputs of a
-// layer are divided into panels of 64 columns; each block computes as many panels as it has warpgroups, so that each SM
-// loads only a part of W. A panel is copied to the shared memory of every block of the cluster. There are two sets of
-// panels, for the inputs of a product and for its results. W passes through a ring, of which each warpgroup has a part.
+// layer are divided into panels of 64 columns; each block computes a panel per warpgroup, so each SM loads only a part
+// of W. A panel is copied to the shared memory of every block of the cluster. There are two sets of panels, for the
+// inputs of a product and for its results. W passes through a ring, with a part for each warpgroup.
 #include <cuda.h>
 
 #include <cstdint>
@@ -32,8 +32,8 @@ static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "a block must fit the s
 
 __device__ __forceinline__ uint32_t slices_of(uint32_t width) { return (width + kMlpPanel - 1) / kMlpPanel; }
 
-// A warpgroup's part of the ring, the panel that it computes of each layer, and the order in which it reads the other
-// panels: first its own, whichever block has the others, so that sums do not depend on the cluster's size.
+// A warpgroup's part of the ring, its panel of each layer, and its reading order of the panels: its own panel first,
+// then the rest in an order independent of the blocks, so that sums do not depend on the cluster's size.
 struct Share {
   uint32_t group, groups, rank, blocks;
   __device__ __forceinline__ uint32_t slots() const { return kSlots / groups; }
@@ -55,7 +55,7 @@ struct Slot {
   }
 };
 
-// Called by one thread of every block, before the barrier of the cluster.
+// Called by a single thread of every block, before the barrier of the cluster.
 __device__ __forceinline__ void prepare(Memory& s) {
   for (uint32_t i = 0; i < kSlots; ++i) {
     ptx::mbarrier_init(&s.w_full[i], 1);
@@ -65,7 +65,7 @@ __device__ __forceinline__ void prepare(Memory& s) {
   ptx::fence_mbarrier_init();
 }
 
-// --- one thread
+// --- called by a single thread
 
 // Copies 64 x 64 of a matrix from (row, column) on to the next slot.
 __device__ __forceinline__ void load_slice(Memory& s, Slot& at, const CUtensorMap& matrix, uint32_t column,
@@ -75,7 +75,7 @@ __device__ __forceinline__ void load_slice(Memory& s, Slot& at, const CUtensorMa
   ptx::tensor_load(s.w[at.number], &matrix, int(column), int(row), &s.w_full[at.number]);
   at.advance();
 }
-// Loads the rows that the first product reads; each block fetches some panels for all blocks.
+// Loads the rows for the first product; each block fetches some panels for all blocks.
 __device__ __forceinline__ void load_rows(Memory& s, const Share& of, const CUtensorMap& matrix, uint32_t width,
                                           uint32_t tile) {
   const uint32_t panels = slices_of(width);
@@ -94,8 +94,8 @@ __device__ __forceinline__ void wait_for_panel(Memory& s, int step, uint32_t pan
 __device__ __forceinline__ void release(Memory& s, uint32_t slot) {
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&s.w_empty[slot]);
 }
-// Every block is told of every panel of every layer, also of panels without columns. No block is then a layer ahead of
-// blocks that still wait for that layer's input; otherwise a barrier could be two phases ahead of them.
+// Announces every panel of every layer to every block, also panels without columns. No block can then be a layer ahead
+// of a block still waiting for the layer's input; otherwise a barrier could be two phases ahead of this block.
 __device__ __forceinline__ void announce(Memory& s, const Share& of, int step, uint32_t bytes) {
   sync_group(of);
   const uint32_t set = (step + 1) % 2, peer = threadIdx.x % 128;

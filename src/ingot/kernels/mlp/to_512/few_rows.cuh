@@ -1,6 +1,6 @@
 #pragma once
-// The forward variant up to 512 wide for few rows. docs/mlp-kernels.md describes it as a whole.
-// A cluster's blocks go through all layers together, as cluster_tile.cuh describes.
+// The forward variant up to 512 wide for few rows. Described as a whole in docs/mlp-kernels.md. A cluster's blocks go
+// through all layers together (cluster_tile.cuh).
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/mlp/to_512/cluster_tile.cuh"
 #include "ingot/kernels/mlp/to_512/panels.cuh"
@@ -22,7 +22,7 @@ using to_512_panels::maps_of;
 using to_512_panels::store_columns;
 using to_512_panels::stores_panels;
 
-// All slices that a warpgroup needs, by one thread.
+// Loads all slices for a warpgroup; called by a single thread.
 __device__ __forceinline__ void load_weights(const Params& p, const Maps& maps, Memory& s, const Share& of) {
   Slot at(of);
   for (int l = 0; l < p.layers; ++l) {
@@ -116,8 +116,8 @@ template <class T, class F> struct Multiplier {
       v[2] = fmaf(v[2], f.x, b.x), v[3] = fmaf(v[3], f.y, b.y);
     }
   }
-  // Turns the sums into values, in the layout of A. The values that backward needs go to memory, except for values of
-  // hidden layers that are stored from shared memory.
+  // Turns the sums into values, in the layout of A. The values for backward go to memory, except for values of hidden
+  // layers, which are stored from shared memory.
   __device__ __forceinline__ void activate(Sums<kColumns>& d, Rows<kColumns>& a, int l) const {
     const LayerParams& layer = p.layer[l];
     const bool saves = p.saves && !stores_panels<F>(p, l);
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     if (of.group < groups) load_weights(p, maps, s, of);
   }
   __syncwarp();
-  ptx::cluster_arrive_relaxed();  // other blocks may still send to this block, or read its data
+  ptx::cluster_arrive_relaxed();  // further blocks may still send to this block, or read its data
   ptx::cluster_wait();
 }
 

@@ -32,7 +32,7 @@ Sums make_sums(const MlpBackward& m) {
   return a;
 }
 
-// `of_slopes`: the numbers from which slopes follow by the formula.
+// `of_slopes`: the arguments of the formula for slopes.
 template <class T>
 void launch(const MlpBackward& m, const Tensor& of_slopes, const SlopeFormula& slope, Stream stream) {
   const gpu::TmaBox panel = mlp_panel_box(kMlpPanel);
@@ -56,8 +56,8 @@ void launch(const MlpBackward& m, const Tensor& of_slopes, const SlopeFormula& s
 
 using namespace to_512_few_rows_backward;
 
-// Values that were not kept, or kept in fp32, are computed first; so are slopes that do not follow from values, from
-// the kept numbers.
+// Missing values, or values kept in fp32, are computed first; so are slopes not determined by values, from the kept
+// arguments.
 bool mlp_backward_to_512_few_rows_takes(const MlpBackward& m) {
   return mlp_backward_has_shape(m, kMlpTo512) && (!mlp_backward_forms_slopes(m) || m.saved) && !mlp_has_norms(m.layers);
 }

@@ -19,10 +19,10 @@ struct Chain {
 };
 struct ChainLaunch {
   Slope slope = Slope::step;
-  int tiles = 0, cluster = 0, device = 0;  // of 64 rows; blocks that take one
+  int tiles = 0, cluster = 0, device = 0;  // of 64 rows; blocks per tile
 };
 
-// A block sums kSumRows x kSumColumns of one dW over all rows.
+// A block sums kSumRows x kSumColumns of a dW over all rows.
 constexpr int kSumGroups = 2, kSumRows = kSumGroups * kMlpPanel, kSumColumns = kMlpPanel;
 constexpr int kChunk = 64;  // rows at a time
 struct Sums {

@@ -19,7 +19,7 @@ using to_512_cluster::Share;
 using to_512_cluster::slices_of;
 using to_512_cluster::Slot;
 
-// Loads everything that a warpgroup takes from the ring, by one thread.
+// Fills a warpgroup's part of the ring; called by a single thread.
 __device__ __forceinline__ void fill_ring(Memory& s, const MlpChainMaps& maps, const Chain& a, const Share& of,
                                           uint32_t tile) {
   Slot at(of);
@@ -95,7 +95,8 @@ template <class T, Slope kSlope> struct ChainGroup {
     if (threadIdx.x % 128 == 0) ptx::bulk_wait_group_read<0>();
     to_512_cluster::sync_group(of);
   }
-  // The panel is in its place in this block; copies it to every other block, if a product will read it, and to memory.
+  // The panel is in its place in this block; copies the panel to all blocks of the cluster, if a product will read it,
+  // and to memory.
   __device__ __forceinline__ void hand_on(const CUtensorMap* memory, bool is_read) {
     ptx::fence_proxy_async_shared();
     char* const panel = s.rows[(step + 1) % 2][of.panel()];
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(to_512_cluster::kMostThreads, 1)
     if (of.group < groups) fill_ring(s, maps, a, of, tile);
   }
   __syncwarp();
-  ptx::cluster_arrive_relaxed();  // other blocks may still send to this block, or read its data
+  ptx::cluster_arrive_relaxed();  // further blocks may still send to this block, or read its data
   ptx::cluster_wait();
 }
 

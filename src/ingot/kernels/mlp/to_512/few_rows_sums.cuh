@@ -1,7 +1,7 @@
 #pragma once
-// dW_l = dz_l^T h_{l-1} and db_l of few rows. A block sums 128 x 64 of one layer's dW over all rows, each warpgroup 64
-// x 64 in registers, and adds the result to the old gradient. No partial sums are combined, and no block waits for
-// another.
+// dW_l = dz_l^T h_{l-1} and db_l of few rows. A block sums 128 x 64 of a layer's dW over all rows, each warpgroup 64 x
+// 64 in registers, and adds the result to the old gradient. No partial sums are combined, and blocks do not wait for
+// each other.
 #include "ingot/kernels/mlp/parts/block_pair.cuh"
 #include "ingot/kernels/mlp/to_512/few_rows_backward.h"
 
@@ -33,7 +33,7 @@ template <class T> struct SumBlock {
   tile::RingCursor<kStages> at = {};
 
   __device__ bool has_bias() const { return layer.db != nullptr && column == 0; }
-  // One thread.
+  // Called by a single thread.
   __device__ void load() {
     for (int i = 0; i < a.chunks; ++i, at.advance()) {
       auto& to = s.stage[at.stage];
@@ -65,8 +65,8 @@ template <class T> struct SumBlock {
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(dw);
   }
-  // Calls each(row of dW, which of the lane's two rows, index of two adjacent sums, their first column) for those that
-  // exist.
+  // Calls each(row of dW, number among the lane's two rows, index of two adjacent sums, their first column) for all
+  // existing elements.
   template <class Each> __device__ __forceinline__ void each_two(Each&& each) const {
     const int first = row + int(threadIdx.x / 32 * 16 + lane / 4);
 #pragma unroll

@@ -26,8 +26,8 @@ int mlp_to_512_pass(int64_t widest) {
   return 256;
 }
 
-// Eight blocks exchange so much data that they are faster than four only while SMs are idle. Clusters of four do not
-// fill the GPU: of 132 SMs they use 120.
+// Eight blocks exchange more data and are faster than four only while SMs are idle. Clusters of four do not fill the
+// GPU: of 132 SMs they use 120.
 int mlp_to_512_cluster(int64_t rows, int sms) {
   const int64_t tiles = (rows + 63) / 64;
   if (tiles * 8 <= sms / 4) return 8;

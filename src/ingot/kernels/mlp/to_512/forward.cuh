@@ -1,12 +1,12 @@
 #pragma once
-// The forward variant up to 512 wide. docs/mlp-kernels.md describes it as a whole.
+// The forward variant up to 512 wide. Described as a whole in docs/mlp-kernels.md.
 //
-// A block has two multiplying warpgroups, each of which takes 64 rows through the whole network, and four warps that
-// load their data. A warpgroup's activations lie in shared memory, 64 KB, which each layer overwrites. A layer with
-// more columns than a pass has (160, 192, 224 or 256, as the widest layer needs) has two passes; the first pass's
-// results wait in registers until the second has read the layer's input. W passes through a ring in slices of a pass'
-// rows by 32 columns, again for every 128 rows. Both warpgroups of both blocks of a pair read each slice, and each
-// block fetches half of it for both.
+// A block has two multiplying warpgroups, which take 64 rows each through the whole network, and four loading warps. A
+// warpgroup's activations lie in shared memory, 64 KB, which each layer overwrites. A layer with more columns than a
+// pass (160, 192, 224 or 256, as the widest layer needs) has two passes; the first pass's results wait in registers
+// until the second has read the layer's input. W passes through a ring in slices of a pass' rows by 32 columns, again
+// for every 128 rows. Both warpgroups of both blocks of a pair read each slice, and each block fetches half of the
+// slice for both.
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/tile/cluster.cuh"
 #include "ingot/gpu/tile/ring.cuh"
@@ -17,12 +17,12 @@ namespace ingot::cuda::to_512 {
 using namespace to_512_panels;
 
 constexpr uint32_t kGroups = 2, kPair = 2, kDepth = 32;
-constexpr uint32_t kWarps = 4 * kGroups;  // that multiply
+constexpr uint32_t kWarps = 4 * kGroups;  // of the multiplying warpgroups
 constexpr int kThreads = 128 * (kGroups + 1), kRegisters = 232, kServeRegisters = 40;
 constexpr tile::Swizzle kOfSlice = tile::Swizzle::b64;
 
-// Of a block whose passes have kColumns columns. Layers have twice as many at most, and the narrower they are, the more
-// slices of W there is room for.
+// Shared memory of a block with passes of kColumns columns. Layers have at most twice as many; narrower layers leave
+// room for more slices of W.
 template <int kColumns> struct Memory {
   static constexpr int kPass = kColumns;
   static constexpr uint32_t kPanels = 2 * kPass / kMlpPanel, kSliceBytes = kPass * kDepth * 2;
@@ -44,7 +44,7 @@ template <int kPass> __device__ __forceinline__ uint32_t passes_of(const LayerPa
   return layer.n > kPass ? 2 : 1;
 }
 
-// Calls each(layer, pass) for all passes of a round; the same for all rounds that this block's pair has.
+// Calls each(layer, pass) for all passes of a round; the same for all rounds of this block's pair.
 template <int kPass, class Each> __device__ __forceinline__ void each_pass(const Params& p, Each&& each) {
   for (int l = 0; l < p.layers; ++l)
     for (uint32_t pass = 0; pass < passes_of<kPass>(p.layer[l]); ++pass) each(l, pass);
@@ -54,9 +54,9 @@ template <class Each> __device__ __forceinline__ void each_round(uint32_t tiles,
   for (uint32_t first = blockIdx.x / kPair * kPair; first < tiles; first += gridDim.x * kGroups) each();
 }
 
-// --- the warps that serve
+// --- the loading warps
 
-// Loads all slices of all rounds, by one thread: this block's part of each, for all blocks of the cluster.
+// Loads all slices of all rounds; called by a single thread: this block's part of each, for all blocks of the cluster.
 template <class Memory>
 __device__ __forceinline__ void load_weights(const Params& p, const Maps& maps, Memory& s, uint32_t tiles) {
   constexpr uint32_t kPass = Memory::kPass, kRows = kPass / kPair, kSliceBytes = Memory::kSliceBytes;
@@ -75,7 +75,7 @@ __device__ __forceinline__ void load_weights(const Params& p, const Maps& maps, 
     });
   });
 }
-// Loads rows of x for both warpgroups, by one thread; the next rows are prefetched into L2 a round ahead.
+// Loads rows of x for both warpgroups; called by a single thread; the next rows are prefetched into L2 a round ahead.
 template <class Memory>
 __device__ __forceinline__ void load_rows(const Params& p, const Maps& maps, Memory& s, uint32_t tiles) {
   const uint32_t panels = (p.layer[0].k + kMlpPanel - 1) / kMlpPanel, step = gridDim.x * kGroups;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void load_rows(const Params& p, const Maps& maps, Mem
       for (uint32_t i = 0; i < panels; ++i) ptx::tensor_prefetch(&maps.x, int(i * kMlpPanel), int(tile * kTileRows));
   }
 }
-// --- the warpgroups that multiply
+// --- the multiplying warpgroups
 
 template <class T, class F, Save kSave, class Memory> struct Multiplier {
   static constexpr int kPass = Memory::kPass;
@@ -105,7 +105,7 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
   const Maps& maps;
   Memory& s;
   const uint32_t group;
-  const uint32_t empty;  // address of a block's w_empty, for the lanes that return slices
+  const uint32_t empty;  // address of a block's w_empty, for the lanes returning slices
   tile::RingCursor<kSlots> at = {};
 
   __device__ __forceinline__ void release(uint32_t slot) const {
@@ -113,8 +113,8 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
   }
   __device__ __forceinline__ void sync_group() const { ptx::barrier_sync(2 + group, 128); }
 
-  // d = A W^T of a pass. Turns keep the second warpgroup some slices behind, so that one warpgroup activates while the
-  // other multiplies.
+  // d = A W^T of a pass. Turns keep the second warpgroup some slices behind, so that the first warpgroup activates
+  // while the second multiplies.
   __device__ __forceinline__ void multiply(Sums<kPass>& d, uint32_t slices, bool of_x, uint32_t parity, bool turns) {
     constexpr uint64_t kOfA = tile::operand_descriptor<tile::Major::k, tile::Swizzle::b128>(0);
     constexpr uint64_t kOfW = tile::operand_descriptor<tile::Major::k, kOfSlice>(0);
@@ -156,8 +156,8 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
       }
     });
   }
-  // A pass' bias, zero where there is none, two columns per thread. It is loaded before the products, and given to the
-  // warpgroup after them, between two of the warpgroup's barriers.
+  // A pass' bias, zero where absent, two columns per thread. The bias is loaded before the products, and given to the
+  // warpgroup after the products, between two of the warpgroup's barriers.
   __device__ __forceinline__ uint32_t bias_column() const { return threadIdx.x % 128 * 2; }
   __device__ __forceinline__ uint32_t load_bias(const LayerParams& layer, uint32_t pass) const {
     const uint32_t column = pass * kPass + bias_column();
@@ -183,8 +183,8 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
       v[2] = fmaf(v[2], factor, b.x), v[3] = fmaf(v[3], factor, b.y);
     }
   }
-  // Turns a pass' sums into values in the layout of A. The values that backward needs go to memory, except for values
-  // of hidden layers that are stored from shared memory.
+  // Turns a pass' sums into values in the layout of A. The values for backward go to memory, except for values of
+  // hidden layers, which are stored from shared memory.
   __device__ __forceinline__ void activate(Sums<kPass>& d, Rows<kPass>& a, int l, uint32_t pass, int64_t first) {
     const LayerParams& layer = p.layer[l];
     const bool last = l + 1 == p.layers, f32 = kSave == Save::any_type && p.saved_f32;
@@ -223,14 +223,14 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
     for (uint32_t k = 0; k < kPass / 16; ++k)
       ptx::stmatrix((to ^ (kFirst + k) % 4 * 32) + (kFirst + k) / 4 * kPanelBytes, a[k]);
   }
-  // The layer's values, which the next one multiplies, from shared memory to `saved`.
+  // Stores the layer's values, the next layer's input, from shared memory to `saved`.
   __device__ __forceinline__ void store_rows(int l, uint32_t tile) const {
     if (threadIdx.x % 128 != 0) return;
     for (uint32_t i = 0; i * kMlpPanel < p.layer[l].n; ++i)
       ptx::tensor_store(&maps.saved[l], int(i * kMlpPanel), int(tile * kTileRows), s.rows[group][i]);
     ptx::bulk_commit_group();
   }
-  // Before the rows' memory is overwritten: waits until the copy engine has read it.
+  // Before the rows' memory is overwritten: waits until the copy engine has read the rows.
   __device__ __forceinline__ void wait_for_stores() const {
     if (kSaves && threadIdx.x % 128 == 0) ptx::bulk_wait_group_read<0>();
   }
@@ -326,8 +326,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warp == kWarps + 1 && lane() == 0) load_rows(p, maps, s, tiles);
   }
   __syncwarp();
-  // The neighbour may still write to this block's memory, or return slices. No block waits for the slices that this
-  // block returns last, so these arrivals come before this barrier.
+  // The neighbour may still write to this block's memory, or return slices. No block waits for the last slices returned
+  // by this block, so these arrivals come before this barrier.
   tile::sync_cluster();
 }
 

@@ -12,7 +12,7 @@ using tile::wait_or_trap;
 using tile::wait_warp_or_trap;
 using namespace mlp_parts;
 
-// kRows rows of a half's columns, from `x` on, of which block `rank` of the pair fetches a part, for both.
+// kRows rows of a half's columns, from `x` on, where block `rank` of the pair fetches a part for both blocks.
 template <class Cut, int kRows>
 __device__ __forceinline__ void load_for_pair(uint8_t* to, const CUtensorMap& map, int x, int row, uint64_t* full,
                                               uint32_t rank) {

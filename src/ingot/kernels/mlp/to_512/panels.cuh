@@ -28,7 +28,7 @@ inline Maps maps_of(const Mlp& m, const Params& p, const gpu::TmaBox& weights) {
   return maps;
 }
 
-// Whether layer l's values are stored from shared memory, where they lie as the next layer's input.
+// Whether layer l's values are stored from shared memory, as the next layer's input.
 template <class F> __device__ __forceinline__ bool stores_panels(const Params& p, int l) {
   return has_slope_from_value<F> && p.saves && !p.saved_f32 && l + 1 < p.layers;
 }

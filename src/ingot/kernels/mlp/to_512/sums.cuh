@@ -2,11 +2,11 @@
 // dW_l = dz_l^T h_{l-1} and db_l where layers are up to 512 wide. A pair of blocks sums 256 x 256 of a dW over a part
 // of the rows: each block 128 rows of dW, each warpgroup 64 x 256 in registers. Where no layer is wider than 384, a
 // pair sums 384 x 192 and a block has three warpgroups. The blocks fetch their own columns of dz, and half of h for
-// both. A team of four pairs, or two, sums all of a dW and takes the same rows at the same time, so that the memory
-// delivers each row once and L2 twice; for a smaller dW the team's pairs share the rows. The total cost of all layers'
-// rows is divided equally among the teams, so a team may end one layer and begin the next. Every part goes to memory;
-// when all parts have been written, each warp adds the parts of some rows of dW in their order. Blocks wait for each
-// other, so the launch is cooperative.
+// both. A team of four pairs, or two, sums all of a dW and takes the same rows at the same time, so memory delivers
+// each row once and L2 twice; for a smaller dW the team's pairs share the rows. The total cost of all layers' rows is
+// divided equally among the teams, so a team may end one layer and begin the next. Every part goes to memory; when all
+// parts have been written, each warp adds the parts of some rows of dW in their order. Blocks wait for each other, so
+// the launch is cooperative.
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/mlp/to_512/halves.cuh"
 
@@ -40,7 +40,7 @@ template <class Cut> struct Tiles {
   __device__ int shares() const { return Cut::kTeam / all; }  // of the rows
 };
 
-// A pair's work for a layer: chunks first, ..., end - 1 of one tile.
+// A pair's work for a layer: chunks first, ..., end - 1 of a tile.
 struct Task {
   int l, row, column;  // of dW
   int first, end;
@@ -82,7 +82,7 @@ template <class T, class Cut> struct SumBlock {
     return (int64_t(team + l) * kTeam + pair) * kPair + rank;
   }
 
-  // One thread.
+  // Called by a single thread.
   static __device__ void prepare(SumBarriers& barriers) {
     for (uint32_t i = 0; i < kSumStages; ++i) {
       ptx::mbarrier_init(&barriers.full[i], 1);
@@ -125,7 +125,8 @@ template <class T, class Cut> struct SumBlock {
     if (task.first < task.end) release_to_pair(&barriers.empty[before], lane);
   }
 
-  // The place of a row's columns in a part (see put_rows): a lane has two groups of four, 128 columns apart, or one.
+  // The place of a row's columns in a part (see put_rows): a lane has one group of four columns, or two, 128 columns
+  // apart.
   __device__ __forceinline__ bool has_four(int four) const { return four == 0 || 128 + int(lane) * 4 < kHalf; }
   __device__ __forceinline__ int column(int half, int two) const {
     return half * kHalf + int(lane / 4 * 16 + lane % 4 * 2) + two / 2 * 128 + two % 2 * 8;
@@ -139,8 +140,8 @@ template <class T, class Cut> struct SumBlock {
   }
   __device__ __forceinline__ void sum() {
     each_task([&](const Task& task) {
-      // Not left to a first product that ignores the old sums, because that choice is known only at run time: where the
-      // chain comes before, the compiler would keep extra registers for the sums.
+      // The sums are set to zero here; a first product that ignores the old sums would be a choice at run time, for
+      // which the compiler would keep extra registers where the chain precedes.
       float dw[kHalf / 2] = {}, db[2] = {};
       add_rows(task, dw, db);
       put_part(task, dw, db);
@@ -154,7 +155,7 @@ template <class T, class Cut> struct SumBlock {
     const MlpSumLayer& layer = a.layer[l];
     const Tiles<Cut> tiles(layer);
     const int tile = n / (2 * kSquare) * tiles.across + half, block = n / kSquare % 2, row = n % kSquare;
-    int first = 0, end = a.teams;  // the pairs that have parts
+    int first = 0, end = a.teams;  // the pairs with parts
     while (!takes_part(first, l)) ++first;
     while (!takes_part(end - 1, l)) --end;
     const int shares = tiles.shares(), shift = __ffs(shares) - 1, parts = (end - first) * shares;
@@ -182,7 +183,7 @@ template <class T, class Cut> struct SumBlock {
       }
     }
   }
-  // Calls each(pair of adjacent columns of the lane's, where they begin) for those that the layer has.
+  // Calls each(pair of the lane's adjacent columns, their first column) for all columns of the layer.
   template <class Each>
   __device__ __forceinline__ void each_pair(const MlpSumLayer& layer, int half, Each&& each) const {
 #pragma unroll
