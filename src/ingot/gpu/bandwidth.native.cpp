@@ -1,4 +1,4 @@
-// Functions of libingot_bench.so (testing/native.h): the last error, and the kernels that measure memory.
+// Functions of libingot_bench.so (testing/native.h): the last error, and the kernels for measurements of memory.
 #include "ingot/gpu/bandwidth.h"
 
 #include "ingot/testing/native.h"

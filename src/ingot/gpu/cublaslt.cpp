@@ -15,7 +15,7 @@
 namespace ingot::gpu {
 namespace {
 
-// --- the part of the library's interface that is used here, the same in its versions 12 and 13
+// --- the part of the library's interface in use here, equal in versions 12 and 13
 using Handle = struct LtHandle*;
 using Desc = struct LtDesc*;
 using Layout = struct LtLayout*;
@@ -102,7 +102,7 @@ void check_lt(int status, const char* what) {
   INGOT_CHECK(status == 0, "cuBLASLt: ", what, ": found status ", status, ", expected 0");
 }
 
-// One per device, made at its first use.
+// The device's handle, made at its first use.
 Handle handle_of(int device) {
   static std::mutex mutex;
   static std::unordered_map<int, Handle> handles;
@@ -132,7 +132,7 @@ uint32_t alignment_of(const void* p) {
   return uint32_t(at & (~at + 1));
 }
 
-// Everything on which a plan depends. The struct has no padding, because all members have the same size.
+// Everything a plan depends on. The struct has no padding, because all members have the same size.
 struct Key {
   std::array<int64_t, 20> of;
   bool operator==(const Key&) const = default;

@@ -76,7 +76,7 @@ double memory_bandwidth(int device) {
 }
 
 namespace {
-// The error for a kernel that has no code for the current GPU.
+// The error for a kernel without code for the current GPU.
 std::string generation_text() {
   int device = 0, major = 0, minor = 0;
   const bool known = cudaGetDevice(&device) == cudaSuccess &&
@@ -89,7 +89,7 @@ std::string generation_text() {
 
 void check_cuda_status(int status, const std::string& note) {
   const auto error = static_cast<cudaError_t>(status);
-  (void)cudaGetLastError();  // clears errors that can be cleared
+  (void)cudaGetLastError();  // clears errors, if possible
   if (error == cudaErrorNoKernelImageForDevice) fail(ErrorCode::unsupported, note, generation_text());
   fail(ErrorCode::unsupported, note, ": found ", cudaGetErrorName(error), ", ", cudaGetErrorString(error),
        ", expected cudaSuccess");
@@ -105,9 +105,9 @@ DeviceGuard::~DeviceGuard() {
   if (previous_ >= 0) (void)cudaSetDevice(previous_);
 }
 
-// The call takes 0.2 us of the host's time, so each thread remembers the kernels for which it has made it. The request
-// is for all of the shared memory: a permission costs nothing until a launch uses it, and a smaller value would reduce
-// the permission of another thread's launches.
+// The call takes 0.2 us of the host's time, so each thread remembers its calls per kernel. The request is for all of
+// the shared memory: an unused permission costs nothing, and a smaller value would reduce the permission of another
+// thread's launches.
 void allow_smem(const char* name, const void* kernel, int device, int64_t bytes) {
   constexpr int64_t kUnasked = 32 * 1024;
   if (bytes <= kUnasked) return;
@@ -175,8 +175,8 @@ Graph::Graph(Stream stream, const std::function<void()>& work) {
   const cudaError_t status = cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(&handle_), graph, 0);
   (void)cudaGraphDestroy(graph);
   check_cuda(status, "instantiating a graph");
-  // The first launch of the graph then allocates nothing, because GPUs whose kernels wait for each other must not wait
-  // for an allocation.
+  // The first launch of the graph then allocates nothing, because kernels of several GPUs that wait for each other must
+  // not wait for an allocation.
   check_cuda(cudaGraphUpload(static_cast<cudaGraphExec_t>(handle_), s), "uploading a graph");
 }
 Graph::~Graph() { (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(handle_)); }
@@ -187,8 +187,8 @@ void Graph::launch(Stream stream) const {
 
 void copy_to_device(void* to, const void* from, int64_t bytes) {
   check_cuda(cudaMemcpy(to, from, size_t(bytes), cudaMemcpyHostToDevice), "copying ", bytes, " bytes to the device");
-  // The copy may return while bytes are still on their way from a staging buffer, and other streams would not wait for
-  // them.
+  // The copy may return while bytes are still on their way from a staging buffer, and further streams would not wait
+  // for these bytes.
   check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "copying ", bytes, " bytes to the device");
 }
 void copy_to_host(void* to, const void* from, int64_t bytes) {
@@ -206,7 +206,7 @@ void fill_bytes(void* to, uint8_t value, int64_t bytes, Stream stream) {
 void copy_rows(const RowCopy& c, Stream stream) {
   const DeviceGuard guard(c.device);
   const auto s = static_cast<cudaStream_t>(stream.handle);
-  // The addresses tell which side is the host's.
+  // The addresses determine the host's side.
   const cudaError_t status = c.rows == 1 ? cudaMemcpyAsync(c.to, c.from, size_t(c.row_bytes), cudaMemcpyDefault, s)
                                          : cudaMemcpy2DAsync(c.to, size_t(c.to_step), c.from, size_t(c.from_step),
                                                              size_t(c.row_bytes), size_t(c.rows), cudaMemcpyDefault, s);

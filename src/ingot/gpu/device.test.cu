@@ -1,4 +1,4 @@
-// What a launch may ask of the device.
+// The requests of a launch to the device.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -16,8 +16,8 @@ class SharedMemoryCuda : public testing::GpuTest<> {};
 
 constexpr int kDeclaredWords = 256;
 
-// The sum of 0, 1, ... words - 1, by way of the first and the last word of the dynamic shared memory. `kUse` makes
-// kernels of it that were never asked for.
+// The sum of 0, 1, ... words - 1, by way of the first and the last word of the dynamic shared memory. `kUse`
+// distinguishes kernels without an earlier request.
 template <int kUse> __global__ void sum_of_words(uint32_t* sum, uint32_t words) {
   __shared__ uint32_t declared[kDeclaredWords];
   extern __shared__ uint32_t dynamic[];
@@ -45,7 +45,7 @@ template <int kUse> uint32_t launched_with(int64_t bytes) {
 }
 uint32_t sum_below(int64_t words) { return uint32_t(words * (words - 1) / 2); }
 
-// What a launch of a kernel without code for the GPU ends with.
+// The error of a launch of a kernel without code for the GPU.
 TEST_F(SharedMemoryCuda, AGpuThatAKernelWasNotBuiltForIsNamed) {
   try {
     gpu::check_cuda(cudaErrorNoKernelImageForDevice, "rope: launch");
@@ -61,7 +61,7 @@ TEST_F(SharedMemoryCuda, AGpuThatAKernelWasNotBuiltForIsNamed) {
 
 int64_t most_bytes() { return gpu::limits(gpu::current_device()).smem_per_block - kDeclaredWords * 4; }
 
-// What a driver of Hopper tells: an H100's 3.35 TB/s, an H200's 4.9, a PCIe card's 2.
+// The bandwidths reported by drivers of Hopper GPUs: an H100's 3.35 TB/s, an H200's 4.9, a PCIe card's 2.
 TEST_F(SharedMemoryCuda, TheMemorysBandwidthIsKnownAndKept) {
   const double found = gpu::memory_bandwidth(0);
   EXPECT_GT(found, 1e12);

@@ -1,5 +1,5 @@
-// Asks the driver for the limits of a GPU. The kernel below exists only to be asked which of its codes was loaded, the
-// machine code for sm_90a or the PTX; every other kernel that has both is loaded by the same rule.
+// Asks the driver for the limits of a GPU. The kernel below exists only to find out whether the driver loads machine
+// code for sm_90a or PTX; every kernel with both is loaded by the same rule.
 #include <cstdlib>
 #include <mutex>
 
@@ -14,7 +14,7 @@ namespace {
 
 __global__ void loaded_code_kernel() {}
 
-// Of blocks that fill a multiprocessor.
+// The clusters of blocks that fill a multiprocessor each.
 void ask_clusters(Limits& l) {
   const auto* const kernel = reinterpret_cast<const void*>(loaded_code_kernel);
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(l.smem_per_block)),

@@ -23,7 +23,7 @@
 namespace ingot::gpu {
 namespace {
 
-// --- the part of the library's interface that is used here, the same since its version 2.10
+// --- the part of the library's interface in use here, the same since version 2.10
 using Comm = struct NcclComm*;
 struct UniqueId {
   char bytes[128];
@@ -135,8 +135,8 @@ std::string nccl_version() {
 namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
-constexpr double kLookEvery = 0.02;   // seconds between two checks of the other ranks
-constexpr double kAbortSeconds = 10;  // the time that NCCL has to end its kernels
+constexpr double kLookEvery = 0.02;   // seconds between two checks of the ranks
+constexpr double kAbortSeconds = 10;  // NCCL's time to end its kernels
 
 void check_nccl(int status, const char* what) {
   if (status != kSuccess)
@@ -161,7 +161,7 @@ struct NcclCommunicator::Impl {
   int device;
   Comm comm = nullptr;
 
-  // Runs a call that may wait for other ranks for ever, in a thread that is abandoned where the call does not return.
+  // Runs a call that may wait for a rank for ever, in a thread that is abandoned if the call does not return.
   void with_deadline(const char* what, const std::function<void(Comm&)>& work) {
     struct Shared {
       std::atomic<bool> done{false};
@@ -208,7 +208,7 @@ struct NcclCommunicator::Impl {
       throw;
     }
   }
-  // Kernels that wait for a rank that has ended would keep this process from ending.
+  // Kernels waiting for an ended rank would keep this process from ending.
   void call_back(const char* reason) {
     if (comm == nullptr) return;
     const auto done = std::make_shared<std::atomic<bool>>(false);
@@ -227,7 +227,7 @@ struct NcclCommunicator::Impl {
 
 NcclCommunicator::NcclCommunicator(SocketCommunicator& control, int device)
     : control_(control), impl_(std::make_unique<Impl>(control, device)) {
-  // Each rank reports what is missing on its own host before any rank waits for another.
+  // Each rank reports missing libraries on its own host before the ranks wait for each other.
   if (!nccl_available()) fail(ErrorCode::unsupported, library().problem);
   UniqueId id{};
   if (rank() == 0) check_nccl(library().unique_id(&id), "the run's number");
@@ -245,7 +245,7 @@ NcclCommunicator::NcclCommunicator(SocketCommunicator& control, int device)
 }
 NcclCommunicator::~NcclCommunicator() {
   if (impl_->comm == nullptr) return;
-  // At a normal end all ranks call this; a rank that fails alone must not wait for the others.
+  // At a normal end all ranks call this; a rank that fails alone must not wait.
   if (std::uncaught_exceptions() > 0)
     library().abort(impl_->comm);
   else

@@ -1,4 +1,4 @@
-// Ranks with a GPU each, as threads of one process.
+// Ranks with a GPU each, as threads of a process.
 #include "ingot/gpu/nccl.h"
 
 #include <gtest/gtest.h>
@@ -54,7 +54,7 @@ template <class T> class OnGpu {
 };
 
 // A sum of W numbers of at most 1/2, in any order, differs from the exact sum by at most W - 1 roundings of numbers of
-// at most W / 2. Two numbers have only one order.
+// at most W / 2. Two numbers have a single order.
 template <class T> void check_calls(int world) {
   const double ulp = sizeof(T) == 4 ? 0x1p-24 : 0x1p-53;
   const double bound = world == 2 ? 0 : world * world / 2.0 * ulp;
@@ -72,7 +72,7 @@ template <class T> void check_calls(int world) {
       gpu::OwnedStream stream;
       const OnGpu<T> whole(rank, n), shared(rank, n), sent(rank, n);
       ranks.all_reduce(whole.tensor(), stream);
-      // Both code paths: parts of equal length where the length divides, and one part with nearly all numbers.
+      // Both code paths: parts of equal length where the length divides, and a part with nearly all numbers.
       Parts parts = even_parts(n, world);
       if (n % 2 == 1) parts = Parts(static_cast<size_t>(world), 0), parts.push_back(n);
       ranks.reduce_scatter(shared.tensor(), parts, stream);

@@ -1,2 +1,2 @@
-# Every GPU for which some operation has kernels needs these.
+# Every GPU supported by some operation needs these kernels.
 ingot_room(PTX 75)

@@ -63,7 +63,7 @@ void check_operand(const char* name, const Tensor& t, const TmaBox& box) {
               tile::row_bytes(box.swizzle));
 }
 
-// The arguments of a map as the driver takes them: innermost dimension first, strides in bytes, without the innermost
+// The arguments of a map in the driver's form: innermost dimension first, strides in bytes, without the innermost
 // stride.
 struct Key {
   void* data = nullptr;
@@ -88,8 +88,8 @@ Key key_of(const Tensor& t, const TmaBox& box) {
   return key;
 }
 
-// The maps that a thread made last. Weights keep their addresses, and an allocator returns the same addresses in call
-// after call. A map does not depend on the contents, so the same address and shape give the same map.
+// A thread's latest maps. Weights keep their addresses, and an allocator returns the same addresses in call after call.
+// A map does not depend on the contents, so the same address and shape give the same map.
 class Known {
  public:
   const CUtensorMap* find(const Key& key) {
@@ -121,7 +121,7 @@ class Known {
 void write_tensor_map(void* out, const char* name, const Tensor& t, const TmaBox& box) {
   thread_local const std::unique_ptr<Known> known = std::make_unique<Known>();
   const CUtensorMapDataType type = type_of(name, t.dtype);
-  // Arguments that the key cannot represent are not looked up.
+  // Arguments without a key are not looked up.
   const bool keyed = (t.rank() == 2 || t.rank() == 3) && t.step(-1) == 1 && t.device.kind == Device::cuda;
   const Key key = keyed ? key_of(t, box) : Key();
   if (const CUtensorMap* map = keyed ? known->find(key) : nullptr) {

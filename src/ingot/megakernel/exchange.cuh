@@ -1,14 +1,14 @@
 #pragma once
 // Sums over several GPUs. Each rank writes its part into the memory of all ranks, itself included. Every number travels
-// in one word together with the epoch of the exchange, so a word tells by itself that it has arrived. The reader waits
-// for the words and adds them in the order of ranks, so all ranks get the same bits.
+// in a word together with the epoch of the exchange, so each word carries its own ready flag. The reader waits for the
+// words and adds the numbers in the order of ranks, so all ranks get the same bits.
 //     send(x, epoch, i, value);                                        // number i of this rank's part
 //     const float sum = sum_of_ranks<1>(x, from, epoch, i, 0, watch, what);
-// Of many numbers, a rank may instead leave its part in its own memory, where the other ranks read it:
-//     say_ready(x, epoch);                                // one thread, after the kernel that wrote the part
-//     wait_for_ready(x, epoch, rank, watch, what);        // one thread, before the block reads rank's part
-// The memory of a part may be overwritten two exchanges later: a rank that announces an exchange as ready has read the
-// one before.
+// For many numbers, a rank may instead write its part to its own memory, which the ranks read:
+//     say_ready(x, epoch); // one thread, after the kernel with the writes wait_for_ready(x, epoch, rank, watch, what);
+//     // one thread, before the block reads rank's part
+// The memory of a part may be overwritten two exchanges later: before a rank announces an exchange as ready, this rank
+// has read the preceding exchange.
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/megakernel/exchange.h"
 
@@ -24,7 +24,7 @@ __device__ __forceinline__ void send(const Exchange& x, uint32_t epoch, uint32_t
 }
 
 // The sum of number i over the ranks in `from` (one bit each). Each rank has kParts parts, `stride` numbers apart. The
-// record of the watch gets `what` and the rank that the thread waited for. The sum is meaningless where a wait gave up.
+// record of the watch gets `what` and the awaited rank. The sum is meaningless after a failed wait.
 template <uint32_t kParts>
 __device__ __forceinline__ float sum_of_ranks(const Exchange& x, uint32_t from, uint32_t epoch, uint32_t i,
                                               uint32_t stride, const gpu::Watch& watch, uint32_t what) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ float sum_of_ranks(const Exchange& x, uint32_t from, 
   return sum;
 }
 
-// The largest key of the ranks in `from`, which may include this rank. Called by one thread of each rank.
+// The largest key of the ranks in `from`, which may include this rank. Called by a single thread of each rank.
 __device__ __forceinline__ uint64_t largest_of_ranks(const Exchange& x, uint32_t from, uint32_t epoch, uint64_t mine,
                                                      const gpu::Watch& watch, uint32_t what) {
   if (from >> x.rank & 1)
@@ -108,8 +108,8 @@ __device__ __forceinline__ void wait_for_ready(const Exchange& x, uint32_t epoch
                    watch, wait_for_rank(what, rank));
 }
 
-// By one thread of a block, before the end of a kernel: where a wait gave up on this rank, the waits of all ranks give
-// up.
+// Called by a single thread of a block, before the end of a kernel: after a failed wait on this rank, the waits of all
+// ranks give up.
 __device__ __forceinline__ void pass_on_stop(const Exchange& x, const gpu::Watch& watch) {
   if (!tile::stopped(watch)) return;
   for (uint32_t r = 0; r < x.ranks; ++r)

@@ -9,7 +9,7 @@
 namespace ingot::megakernel {
 namespace {
 
-// Two ranks; each is one thread of an emulated kernel.
+// Two ranks; each is a thread of an emulated kernel.
 struct TwoRanks {
   static constexpr uint32_t kWords = 4;
   std::vector<uint64_t> inbox[2];
@@ -69,7 +69,7 @@ TEST(ExchangeEmulated, TheLikeliestOfAllRanksIsTheSameOnEachAndOfThisTokenAlone)
   TwoRanks two;
   TwoRanks::run([&] {
     (void)largest_of_ranks(two.of[1], 2, 4, uint64_t(9) << 32 | 1, two.watch(1),
-                           0);  // of one rank: nothing to wait for
+                           0);  // of a single rank: no wait
     EXPECT_EQ(largest_of_ranks(two.of[0], 3, 4, uint64_t(7) << 32, two.watch(0), 0), uint64_t(9) << 32 | 1);
     EXPECT_EQ(largest_of_ranks(two.of[1], 3, 4, uint64_t(9) << 32 | 1, two.watch(1), 0), uint64_t(9) << 32 | 1);
   });

@@ -1,5 +1,5 @@
 #pragma once
-// What a kernel needs to know about the other GPUs that work on the same token (exchange.cuh).
+// A kernel's description of the GPUs that compute the same token (exchange.cuh).
 #include <cstdint>
 
 #include "ingot/core/hd.h"
@@ -8,13 +8,13 @@ namespace ingot::megakernel {
 
 constexpr uint32_t kMostRanks = 8;
 
-// The ranks of one process, each on its own GPU, write into each other's memory. Every rank has an inbox of words {bits
+// The ranks of a process, each on its own GPU, write into each other's memory. Every rank has an inbox of words {bits
 // of the number, epoch}, which are zero at first: kTurns times (ranks, words). Behind these lie two words per rank for
-// the rank's likeliest id, then one word per rank for the last exchange whose part is ready in that rank's own memory.
+// the rank's likeliest id, then one word per rank for the last exchange with a ready part in this rank's own memory.
 // Exchanges are numbered from 1; exchange `epoch` uses turn epoch % kTurns.
 struct Exchange {
-  // A rank may be two exchanges (a whole layer) ahead of a rank from which it gets no sums, and that rank may not yet
-  // have read the words of two exchanges ago.
+  // A rank may be two exchanges (a whole layer) ahead of a rank without sums for the first, and the slower rank may not
+  // yet have read the words of two exchanges ago.
   static constexpr uint32_t kTurns = 4;
 
   uint32_t rank = 0, ranks = 1;
@@ -36,7 +36,7 @@ struct Exchange {
   }
 };
 
-// In WaitRecord::what: the rank that a wait was for, beside the reason of the wait. 0: no particular rank.
+// In WaitRecord::what: the awaited rank, beside the reason of the wait. 0: no particular rank.
 constexpr uint32_t kRankShift = 24;
 INGOT_HD constexpr uint32_t wait_for_rank(uint32_t what, uint32_t rank) { return what | (rank + 1) << kRankShift; }
 

@@ -27,7 +27,7 @@ struct Timed {
   uint32_t numbers;
   float *sums, *sink;
   uint64_t* ns;            // of kRounds rounds; with both_ways, of the words of either GPU
-  const uint8_t* traffic;  // memory that other warps read meanwhile, or null
+  const uint8_t* traffic;  // memory for concurrent reads of further warps, or null
   int64_t traffic_bytes;
 };
 struct TimedMemory {
@@ -35,7 +35,7 @@ struct TimedMemory {
   uint32_t done;
 };
 
-// Ranks 0 and 1 send in turn, and `first` begins. Half a round is the time of one direction.
+// Ranks 0 and 1 send in turn, and `first` begins. Half a round is the time of a single direction.
 __device__ void ping(const Timed& p, uint32_t first) {
   const uint32_t other = 1 - p.exchange.rank, word = 16 * first;
   uint64_t* const to = p.exchange.inbox[other] + word;
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, 1) exchange_times_kernel(const __gri
       hand_over(p, m);
     else if (blockIdx.x < pings && threadIdx.x == 0)
       ping(p, blockIdx.x);
-    // The other blocks read until the measured blocks have finished.
+    // The remaining blocks read until the measured blocks have finished.
     if (pings > 0 && threadIdx.x == 0) {
       if (blockIdx.x < pings) ptx::add_relaxed(p.grid.counter, 1u);
       tile::wait_until([&] { return ptx::load_relaxed(p.grid.counter) == pings; }, [&] { return 0u; }, pings,

@@ -1,8 +1,8 @@
 #pragma once
 // Grid barriers between the stages of a persistent kernel, whose blocks all run at the same time (launched
-// `cooperative`). A grid barrier has two halves: after arrive() this block's results are on their way to the other
-// blocks, after wait() the results of all blocks can be read. Between the two halves a block requests data of its next
-// stage that no block writes, such as weights.
+// `cooperative`). A grid barrier has two halves: after arrive() this block's results are on their way to all blocks,
+// after wait() the results of all blocks can be read. Between the two halves a block requests read-only data of its
+// next stage, such as weights.
 //     const megakernel::GridBarriers<Team> grid_barriers(grid, memory);
 //     grid_barriers.begin();
 //     stage_one(...);
@@ -18,8 +18,8 @@ namespace ingot::megakernel {
 struct GridBarrierMemory {  // in shared memory, used by the block's first thread
   uint32_t phase, number;
 };
-// A counter that is zero before its first use serves any number of grid barriers, launches and grid sizes: block 0 adds
-// a number that makes the top bit flip when all blocks have arrived. `Team`: the threads of a block that take part,
+// A counter, zero before its first use, serves any number of grid barriers, launches and grid sizes: block 0 adds a
+// number that makes the top bit flip when all blocks have arrived. `Team`: the participating threads of a block,
 // including the first thread; sync() is a barrier of the team. `kTraced`: records the times of Grid::trace.
 template <class Team, bool kTraced = false> class GridBarriers {
  public:
@@ -37,18 +37,18 @@ template <class Team, bool kTraced = false> class GridBarriers {
     stamp([&] { return grid_.trace.stamps() - 1; });
   }
   // arrive() and wait() are also barriers of the team. With `fence` false the block's stores may become visible after
-  // its arrival: for words that tell by themselves whether they are complete (sums.cuh).
+  // its arrival: for words with their own ready flags (sums.cuh).
   __device__ __forceinline__ void arrive(bool fence = true) const {
     end_stage();
     announce(fence);
   }
-  // arrive() in two calls, for blocks whose results all tell by themselves that they have arrived. The arrival may then
-  // be announced before the results are written, once the block's threads have read their own inputs.
+  // arrive() in two calls, for blocks whose results all carry their own ready flags. The arrival may then be announced
+  // before the results are written, once the block's threads have read their own inputs.
   __device__ __forceinline__ void end_stage(bool sync = true) const {
     if (sync) Team::sync();
     stamp([&] { return 1 + 2 * m_.number; });
   }
-  // Where every reader waits for the words it reads, only the number of the grid barrier is needed.
+  // For readers that wait for their own words, only the number of the grid barrier is needed.
   __device__ __forceinline__ void pass() const {
     if (threadIdx.x != 0) return;
     stamp([&] { return 2 + 2 * m_.number; });
@@ -62,7 +62,7 @@ template <class Team, bool kTraced = false> class GridBarriers {
     else
       ptx::add_relaxed(grid_.counter, one);
   }
-  // Returns early, like all later waits, where a wait of the grid gave up. With `fence` false earlier stores of other
+  // Returns early, like all later waits, after a failed wait of the grid. With `fence` false earlier stores of further
   // blocks may still be on their way.
   __device__ __forceinline__ void wait(bool fence = true) const {
     if (threadIdx.x == 0) {
@@ -76,7 +76,7 @@ template <class Team, bool kTraced = false> class GridBarriers {
     }
     Team::sync();
   }
-  // False where a wait gave up, so that the results may be meaningless.
+  // False after a failed wait: the results may be meaningless.
   __device__ __forceinline__ bool all_came() const { return !tile::stopped(grid_.watch); }
 
  private:

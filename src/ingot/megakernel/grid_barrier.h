@@ -5,9 +5,9 @@
 
 namespace ingot::megakernel {
 
-// A traced kernel writes one row of words per block: the time when the block began; for each grid barrier the times
-// when the block arrived and when it went on; the time when the block ended (ns, one clock for all SMs); then words of
-// the kernel's own program. Kernels that are not instantiated for tracing contain no code for it and refuse a trace.
+// A traced kernel writes one row of words per block: the time when the block began; for each grid barrier the times of
+// the block's arrival and continuation; the time when the block ended (ns, one clock for all SMs); then words of the
+// kernel's own program. Kernels that are not instantiated for tracing contain no code for it and refuse a trace.
 struct Trace {
   uint64_t* words = nullptr;  // (blocks, words_of_block)
   uint32_t blocks = 0;        // later blocks of the grid write no row

@@ -25,7 +25,7 @@ struct Timed {
   uint64_t* words;   // (2, numbers): a number and its round
   float* sink;
   uint64_t* ns;            // of kRounds rounds
-  const uint8_t* traffic;  // memory that other warps read meanwhile, or null
+  const uint8_t* traffic;  // memory for concurrent reads of further warps, or null
   int64_t traffic_bytes;
 };
 struct TimedMemory {
@@ -43,7 +43,7 @@ __device__ void hand_over(const Timed& p, TimedMemory& m) {
 #pragma unroll 1
   for (uint32_t i = 1; i <= kWarmUp + kRounds; ++i) {
     if (i == kWarmUp + 1) start = ptx::global_timer();
-    // A block is at most one round ahead of any other, so two places used in turn are enough.
+    // Blocks are at most one round apart, so two places used in turn are enough.
     float* const plain = p.plain + i % 2 * p.numbers;
     uint64_t* const words = p.words + i % 2 * p.numbers;
     if (p.way != Way::barrier)
@@ -84,8 +84,8 @@ __device__ void hand_over(const Timed& p, TimedMemory& m) {
           if (from + u * 2 * kTeam < p.numbers)
             read += __uint_as_float(uint32_t(w[u][0])) + __uint_as_float(uint32_t(w[u][1]));
       }
-    // No word is overwritten that a thread of another block has still to read: a block that publishes round i + 2 has
-    // seen all words of round i + 1, and every thread publishes its words of round i + 1 after reading round i.
+    // No word is overwritten before all threads have read the word: before publishing round i + 2 a block has seen all
+    // words of round i + 1, and every thread publishes its words of round i + 1 after reading round i.
     Team::sync();
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.ns = ptx::global_timer() - start;

@@ -1,5 +1,5 @@
 #pragma once
-// Measures a grid barrier within one GPU as a persistent kernel uses it: every block publishes its share of the
+// Measures a grid barrier within one GPU in the pattern of a persistent kernel: every block publishes its share of the
 // numbers, then every block reads all numbers.
 #include <cstdint>
 
@@ -8,11 +8,11 @@ namespace ingot::megakernel {
 struct GridBarrierTimes {  // microseconds per grid barrier
   double barrier = 0;      // the barrier alone, without data
   double fenced = 0;       // plain stores, a fence, the barrier, reads
-  double stamped = 0;      // words with a stamp, the barrier without a fence, reads that check the stamps
+  double stamped = 0;      // words with an epoch, the barrier without a fence, reads with a check of the epochs
   double polled = 0;       // the same words without a barrier: the reads repeat until all stamps have arrived
 };
-// With `numbers` numbers, one block per SM of the current GPU. `loaded`: the other warps of all SMs read memory at full
-// speed meanwhile. Waits are bounded: Error(interrupted).
+// With `numbers` numbers, one block per SM of the current GPU. `loaded`: the remaining warps of all SMs read memory at
+// full speed. Waits are bounded: Error(interrupted).
 GridBarrierTimes measure_grid_barriers(uint32_t numbers, bool loaded);
 
 }  // namespace ingot::megakernel

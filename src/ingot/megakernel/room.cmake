@@ -1,2 +1,2 @@
-# These kernels measure a grid barrier and an exchange as the token kernel makes them.
+# These kernels measure a grid barrier and an exchange in the token kernel's form.
 ingot_room(HOPPER ".")

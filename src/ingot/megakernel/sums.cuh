@@ -1,7 +1,7 @@
 #pragma once
-// Sums to which several blocks add in global memory. A word of 64 bits holds a sum in fixed point and, in its lowest
-// bits, the number of additions so far. A reader sees both at once, so neither side needs a fence, and sums of integers
-// do not depend on the order of the additions. A word is zero before its first addition.
+// Sums in global memory with additions from several blocks. A word of 64 bits holds a sum in fixed point and, in its
+// lowest bits, the number of additions so far. A reader sees both at once, so neither side needs a fence, and sums of
+// integers do not depend on the order of the additions. A word is zero before its first addition.
 #include <cstdint>
 
 #include "ingot/gpu/ptx/atomics.cuh"
@@ -9,7 +9,7 @@
 
 namespace ingot::megakernel {
 
-// The sum has steps of 2^-kPlaces and at most 512 terms. A term that is not a number below kMost makes the sum NaN.
+// The sum has steps of 2^-kPlaces and at most 512 terms. A NaN, or a term of kMost or more, makes the sum NaN.
 template <int kPlaces> struct FixedSum {
   static constexpr int kCountBits = 10;
   static constexpr float kMost = 0x1p22f;

@@ -1,8 +1,8 @@
 #pragma once
-// The weight stream of a persistent kernel's block: one warp copies the weights, piece by piece in the order of their
+// The weight stream of a persistent kernel's block: a warp copies the weights, piece by piece in the order of their
 // use, into a ring of slots, and teams of warps take the slots in turn. The ring keeps running across grid barriers,
-// because no block writes weights. The number of pieces in flight is bounded: requests that wait in the memory system
-// delay the grid barriers, whereas pieces that wait in the ring do not.
+// because no block writes weights. The number of pieces in flight is bounded: requests waiting in the memory system
+// delay the grid barriers; pieces waiting in the ring do not.
 #include <cstdint>
 
 #include "ingot/gpu/tile/flag.cuh"
@@ -24,7 +24,7 @@ struct WeightStreamMemory {
   uint64_t full[kMostSlots], empty[kMostSlots];
   WeightNote note[kMostSlots];
 
-  // By one thread, before a barrier of the block.
+  // Called by a single thread, before a barrier of the block.
   __device__ __forceinline__ void begin() {
     for (uint32_t i = 0; i < kMostSlots; ++i) {
       ptx::mbarrier_init(&full[i], 1);
@@ -34,14 +34,14 @@ struct WeightStreamMemory {
   }
 };
 
-// A fill of the ring: its slot, and the parity of the phase that the fill completes.
+// A fill of the ring: its slot, and the parity of the phase completed by the fill.
 struct RingPlace {
   uint32_t slot = 0, phase = 0;
   __device__ __forceinline__ void advance(uint32_t slots) {
     if (++slot == slots) slot = 0, phase ^= 1;
   }
 };
-// Only a bug can keep these barriers from completing, because every wait of the threads that arrive on them is bounded.
+// Only a bug can keep these barriers from completing, because every wait of the arriving threads is bounded.
 __device__ __forceinline__ void wait_for_slot(uint64_t* barrier, uint32_t parity) {
 #ifdef INGOT_EMULATE
   while (!ptx::mbarrier_try_wait(barrier, parity)) {}
@@ -56,12 +56,13 @@ class WeightWriter {
       : ring_(ring), m_(m), slots_(slots) {}
   // Called by all lanes of a warp; lane `lane` holds the arguments. `bytes` is at most kSlotBytes and a multiple of 16.
   __device__ __forceinline__ void put(uint32_t lane, const uint8_t* from, uint32_t bytes, const WeightNote& note) {
-    // No block reads these weights again before the next token, so they should not displace other data in L2.
+    // No block reads these weights again before the next token, so these weights should not displace further data in
+    // L2.
     put(lane, bytes, note, ring_.ahead,
         [&](char* slot, uint64_t* full) { ptx::bulk_load(slot, from, bytes, full, policy_); });
   }
-  // The same, for a piece that copy(slot, barrier) requests; `bytes` in all. The request is made when fewer than
-  // `ahead` pieces are in flight.
+  // The same, for a piece requested by copy(slot, barrier); `bytes` in all. The request is made when fewer than `ahead`
+  // pieces are in flight.
   template <class Copy>
   __device__ __forceinline__ void put(uint32_t lane, uint32_t bytes, const WeightNote& note, uint32_t ahead,
                                       Copy&& copy) {
@@ -72,7 +73,7 @@ class WeightWriter {
       oldest_.advance(ring_.slots);
     }
     ++under_way_;
-    __syncwarp();  // a piece can arrive and be read before a slow lane has seen that its slot was empty
+    __syncwarp();  // a piece can arrive and be read before a slow lane has seen its empty slot
     if (threadIdx.x % 32 == lane) {
       m_.note[at_.slot] = note;
       ptx::mbarrier_arrive_expect_tx(&m_.full[at_.slot], bytes);
@@ -104,7 +105,7 @@ class WeightReader {
     while (turn_ < count) take(use);
     turn_ -= count;
   }
-  // The first of the coming pieces that this team takes, counted from 0.
+  // The first coming piece of this team, counted from 0.
   __device__ __forceinline__ uint32_t turn() const { return turn_; }
   // The first of these pieces, ahead of read() with the same count.
   template <class Use> __device__ __forceinline__ void read_one(uint32_t count, Use&& use) {
@@ -127,7 +128,7 @@ class WeightReader {
   const char* const slots_;
   const uint32_t teams_;
   RingPlace at_;
-  uint32_t turn_;  // pieces of other teams before this team's next
+  uint32_t turn_;  // pieces of further teams before this team's next piece
 };
 
 }  // namespace ingot::megakernel

@@ -1,5 +1,5 @@
-// gpu/device.h and gpu/allocator.h for a build whose GPU is the emulator (INGOT_CUDA=EMULATED). Device memory is host
-// memory filled with NaNs. Work that is put into a stream is done when the call returns, or is recorded.
+// gpu/device.h and gpu/allocator.h for a build with the emulator as GPU (INGOT_CUDA=EMULATED). Device memory is host
+// memory filled with NaNs. Work in a stream is complete when the call returns, or is recorded.
 #ifdef INGOT_EMULATED_DEVICE
 #include "ingot/gpu/device.h"
 
@@ -18,7 +18,7 @@
 namespace ingot::gpu {
 namespace {
 
-constexpr int kSms = 4;  // few blocks, so that each block of a persistent kernel processes several tiles
+constexpr int kSms = 4;  // few, for each block of a persistent kernel to process several tiles
 
 int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 void* take_memory(int64_t bytes) {

@@ -290,7 +290,7 @@ TEST(EmulationFinds, PlainAccessesBeyondSharedMemory) {
                    }),
                "AddressSanitizer");
 }
-// The sanitizer's knowledge of a thread's stack survives a switch to other threads: the first thread to arrive has to
+// The sanitizer's knowledge of a thread's stack survives a switch to further threads: the first thread to arrive has to
 // wait.
 TEST(EmulationFinds, WritesBeyondALocalArrayBehindABarrier) {
   uint32_t came = 0;

@@ -21,8 +21,8 @@ namespace ingot::emulation {
 namespace {
 
 constexpr size_t kStackBytes = 256 << 10, kPageBytes = 4096;
-constexpr int64_t kMaxSharedBytes = 227 << 10;  // the most that a Hopper block may have
-constexpr uint64_t kSwitchNs = 100;             // virtual time of one switch
+constexpr int64_t kMaxSharedBytes = 227 << 10;  // the most of a Hopper block
+constexpr uint64_t kSwitchNs = 100;             // virtual time of a switch
 constexpr uint64_t kMaxIdleSwitches = 20'000'000;
 // A 32-bit address: the block of the cluster (15: this one), the variable, the byte.
 constexpr uint32_t kOwnBlock = 15, kMaxVariables = 256, kOffsetBits = 20;
@@ -91,7 +91,7 @@ struct Fiber {
   Block* block = nullptr;
   State state = State::ready;
   Where where;                 // of the last wait
-  const char* what = "";       // it waits for
+  const char* what = "";       // name of the awaited event
   uint64_t cluster_phase = 0;  // at its last arrival
   Context context;
   std::unique_ptr<Stack> stack;
@@ -102,7 +102,7 @@ struct Barrier {
   uint32_t arrived = 0, votes = 0, result = 0;
   std::vector<Fiber*> waiting;
   Where where;
-  char sync[2] = {};  // ThreadSanitizer's handles, one per parity of the phase
+  char sync[2] = {};  // ThreadSanitizer's handles, for each parity of the phase
   uint64_t phase = 0;
 };
 
@@ -141,7 +141,7 @@ struct Variable {
   size_t bytes;
 };
 
-// One launch.
+// A launch.
 struct Grid {
   const char* name;
   Shape shape;
@@ -208,7 +208,7 @@ void block_here(std::vector<Fiber*>& waiting, const char* what, Where where) {
   self->where = where;
   waiting.push_back(self);
   tsan_release(&grid->end);  // where the fiber waits for ever
-  change_to(take_ready());   // no fiber is ready: switch to the main context, which reports the deadlock
+  change_to(take_ready());   // no fiber is ready: switch to the main context for the report of the deadlock
 }
 
 template <class... Note> [[noreturn]] void complain(const Note&... note) {
@@ -247,7 +247,7 @@ void prepare(Fiber& f) {
   f.state = State::ready;
 }
 
-// Starts the threads of one cluster.
+// Starts the threads of a cluster.
 void start_cluster(int64_t first_block) {
   const Shape& s = grid->shape;
   Cluster& cluster = *grid->clusters.emplace_back(std::make_unique<Cluster>());
@@ -392,7 +392,7 @@ void maybe_yield() {
 void yield_to_others() {
   yield();
   const Silence silence;
-  // Another thread's work takes longer than a switch here, so virtual time must not run ahead of it.
+  // The work of a second CPU thread takes longer than a switch here, so virtual time must not run ahead of this work.
   if (grid->idle % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 uint64_t clock_ns(uint64_t passing) {
@@ -419,7 +419,7 @@ uint32_t sync_block(bool vote, Where where) {
     block_here(b.waiting, "a block barrier", where);
   }
   tsan_acquire(&b.sync[phase % 2]);
-  return b.result;  // the next phase cannot complete before all threads have read this one
+  return b.result;  // the next phase cannot complete before all threads have read this phase
 }
 
 void sync_named(uint32_t id, uint32_t threads, bool wait, Where where) {

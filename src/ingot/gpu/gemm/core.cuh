@@ -3,18 +3,17 @@
 // into a ring of stages; two warpgroups multiply them by wgmma into fp32 registers and hand the sums to an epilogue.
 //
 // To make a kernel from the core, an operation defines a type with these members and launches it:
-//     using Type = bf16;                                             what is multiplied: bf16 or f16
-//     static constexpr gemm::Tile kTile = {.n = 256, ...};           shape.h
-//     using A = gemm::Operand<bf16, Major::k, gemm::kTileM, false>;  where the operands come from: operand.cuh
-//     using B = gemm::Operand<bf16, Major::k, 256, true>;
-//     using Schedule = gemm::Grid;                                   which tiles, in which order: schedule.h
-//     using Epilogue = gemm::Store<bf16>;                            what becomes of the sums: epilogue.cuh
-//     gemm::launch<MyProduct>("my_op", {.a = A::params<2>("my_op: x", x), .b = ..., .schedule = Schedule::of(...),
+//     using Type = bf16; the operands' type: bf16 or f16 static constexpr gemm::Tile kTile = {.n = 256, ...}; shape.h
+//     using A = gemm::Operand<bf16, Major::k, gemm::kTileM, false>; the source of the operands: operand.cuh using B =
+//     gemm::Operand<bf16, Major::k, 256, true>;
+//     using Schedule = gemm::Grid; the tiles and their order: schedule.h using Epilogue = gemm::Store<bf16>; the use of
+//     the sums: epilogue.cuh gemm::launch<MyProduct>("my_op", {.a = A::params<2>("my_op: x", x), .b = ..., .schedule =
+//     Schedule::of(...),
 //                             .epilogue = ...}, device, stream);
-// Each of the four may be the operation's own type, if it has the members that those headers name.
+// Each of the four may be the operation's own type, with the members named in those headers.
 // linear/cuda/core_product.cuh is the simplest user; swiglu/gated.cuh has two products in a tile, in K and in a batch.
-// Weights that are decoded before the product have a kernel of their own on this ring of stages, kernels/grouped
-// (docs/matrix-products.md gives the reason).
+// Products with decoded weights have a separate kernel on this ring of stages, kernels/grouped (docs/matrix-products.md
+// gives the reason).
 //
 // Each sum is formed by one thread in one order, so results repeat bit for bit.
 #include <cstdint>
@@ -37,7 +36,7 @@ namespace ingot::gemm {
 // Registers per thread: the producer needs few, so the consumers may have many.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-// The shared memory that the epilogue does not need holds stages.
+// Shared memory beyond the epilogue's need holds stages.
 template <class Op> struct Layout {
   static constexpr int64_t kStageBytes = Op::A::kBytes + Op::B::kBytes, kBarriers = 512;
   static constexpr int64_t kFree = kSharedBytes - int64_t(sizeof(typename Op::Epilogue::Shared)) - kBarriers;
@@ -69,7 +68,7 @@ template <class Op> struct BlockAt {
   __device__ __forceinline__ uint32_t row(const TileAt& t) const { return t.m + rank * kTileM; }
 };
 
-// By one thread: loads every tile's steps as the ring has room.
+// Called by a single thread: loads every tile's steps as the ring has room.
 template <class Op> __device__ void produce(const Arguments<Op>& p, Memory<Op>& m, const BlockAt<Op>& block) {
   using Pipe = typename Memory<Op>::Pipe;
   constexpr int kCluster = Op::kTile.cluster;
@@ -89,7 +88,7 @@ template <class Op> struct Sums {
   float d[kBlocks][Op::kTile.n / 2];
 };
 
-// d (+)= one stage, issued and not waited for.
+// d (+)= the product of a stage; issues the product without a wait.
 template <class Op>
 __device__ __forceinline__ void multiply(Sums<Op>& sums, uint32_t a, uint32_t b, uint32_t row_block, uint32_t step) {
   using T = typename Op::Type;
@@ -132,7 +131,7 @@ __device__ __forceinline__ void multiply_tile(Sums<Op>& sums, Memory<Op>& m, uin
   if (steps > 0) Pipe::release(m.pipe, before);
 }
 
-// Two warpgroups: both in every tile, or each in every other.
+// Two warpgroups: both in every tile, or in alternating tiles.
 template <class Op>
 __device__ __forceinline__ void consume(const Arguments<Op>& p, Memory<Op>& m, const BlockAt<Op>& block,
                                         uint32_t warp) {
@@ -143,7 +142,7 @@ __device__ __forceinline__ void consume(const Arguments<Op>& p, Memory<Op>& m, c
   typename Memory<Op>::Pipe::Cursor at;
   auto walk = p.schedule.walk(block.cluster, block.clusters);
   TileAt t;
-  // The other warpgroup's tile: skips its stages.
+  // Skips the stages of the second warpgroup's tile.
   const auto leave_one = [&] {
     const bool there = walk.next(t);
     if (there) at.advance(t.k_steps);
@@ -154,7 +153,7 @@ __device__ __forceinline__ void consume(const Arguments<Op>& p, Memory<Op>& m, c
     turns.start();
     if (warpgroup == 1) more = leave_one();
   }
-  // A warpgroup that has the turn after the last tile still takes it, so that no turn is pending.
+  // A warpgroup with a turn after the last tile still takes this turn, so that no turn is pending.
   bool last_turn = false;
   while (more) {
     if (!walk.next(t)) {
@@ -180,8 +179,7 @@ template <class Op>
 __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant__ Arguments<Op> p) {
   auto& m = *tile::dynamic_shared<Memory<Op>>();
   const BlockAt<Op> block;
-  const uint32_t warp =
-      __shfl_sync(~0u, threadIdx.x / 32, 0);  // the compiler knows that the value is the same in all lanes
+  const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // visibly uniform over the lanes for the compiler
   if (threadIdx.x == 0) Memory<Op>::Pipe::init(m.pipe);
   if (Op::kTile.cluster > 1)
     tile::sync_cluster();
@@ -196,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
     ptx::increase_registers<kConsumerRegisters>();
     consume<Op>(p, m, block, warp - 4);
   }
-  // No block ends while the other block may still copy to it or arrive at its barriers.
+  // No block ends while the second block may still copy to this block or arrive at its barriers.
   if (Op::kTile.cluster > 1) tile::sync_cluster();
 }
 

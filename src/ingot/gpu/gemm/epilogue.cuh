@@ -1,10 +1,9 @@
 #pragma once
-// Epilogues process and store the sums. The core makes one object per consumer thread,
+// Epilogues process and store the sums. The core makes an object per consumer thread,
 //     Epilogue(const Epilogue::Params&, Epilogue::Shared&, warp)     warp: 0 to 7
 // and calls, by whole warps, each for its own 16 rows:
-//     epilogue(d, at)      the sums of 64 rows x kN columns as wgmma leaves them (ptx/wgmma.cuh)
-//     epilogue.end()       after the last
-// A warp does not wait for other warps: WarpStore passes its 16 rows through its own panels of shared memory to tensor
+//     epilogue(d, at) the sums of 64 rows x kN columns in wgmma's layout (ptx/wgmma.cuh) epilogue.end() after the last
+// A warp waits for no further warps: WarpStore passes its 16 rows through its own panels of shared memory to tensor
 // copies. Columns come in panels of 128 bytes: 64 of 16 bits, 32 of fp32.
 #include <cstdint>
 #include <type_traits>
@@ -35,8 +34,8 @@ constexpr int kConsumerWarps = kConsumerThreads / 32;
 template <int kPanels = 2> struct WarpStaging { alignas(1024) char panel[kPanels][kWarpPanelBytes]; };
 template <int kPanels = 2> struct Staging { WarpStaging<kPanels> of[kConsumerWarps]; };
 
-// The box of a tensor map that WarpStore writes through, and maps of it: of rows of whole 16 bytes, and of others that
-// end in padding of their own, which is written (operands.h).
+// The box of WarpStore's tensor maps, and the maps: for rows of whole 16 bytes, and for rows with padding at the end,
+// which is written (operands.h).
 template <class T>
 constexpr gpu::TmaBox kStoreBox{.rows = kWarpRows, .cols = 128 / int(sizeof(T)), .swizzle = tile::Swizzle::b128};
 template <class T> CUtensorMap store_map(const char* name, const Tensor& t) {
@@ -50,13 +49,13 @@ template <class T> CUtensorMap padded_store_map(const char* name, const Tensor& 
 // For panels written by write_turned: the mirror image of a tile of a symmetric product.
 constexpr gpu::TmaBox kTurnedBox{.rows = 64, .cols = kWarpRows, .swizzle = tile::Swizzle::b32};
 
-// One warp's panels, used in turn: while the copy engine reads one, the warp writes the next.
+// A warp's panels, used in turn: while the copy engine reads a panel, the warp writes the next.
 template <int kPanels = 2> class WarpStore {
  public:
   __device__ __forceinline__ explicit WarpStore(WarpStaging<kPanels>& s) : panels_(ptx::shared_address(&s)) {}
 
-  // 64 columns of 16 bits: pairs[2 * j] holds columns 8 * j + 2 * (lane % 4), + 1 of row lane / 4, pairs[2 * j + 1]
-  // those of row lane / 4 + 8: the fragment's order.
+  // 64 columns of 16 bits: pairs[2 * j] holds columns 8 * j + 2 * (lane % 4), + 1 of row lane / 4, pairs[2 * j + 1] the
+  // same columns of row lane / 4 + 8: the fragment's order.
   __device__ __forceinline__ void write(const uint32_t (&pairs)[16]) {
     begin();
     const uint32_t to = panel() + tile::swizzled<tile::Swizzle::b128>(lane() % 16, lane() / 16 * 16);
@@ -82,7 +81,7 @@ template <int kPanels = 2> class WarpStore {
     for (int i = 0; i < 4; ++i)
       ptx::stmatrix_trans(to + i * 512, {pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]});
   }
-  // 64 columns of 16 bits that an epilogue reads, from rows as memory has them (load_panel) to the fragment's order.
+  // Reorders 64 columns of 16 bits read by an epilogue, from rows in memory order (load_panel) to the fragment's order.
   // The panel is free to be written again.
   __device__ __forceinline__ void arrange(const uint32_t (&chunks)[4][4], uint32_t (&pairs)[16]) {
     begin();
@@ -99,7 +98,8 @@ template <int kPanels = 2> class WarpStore {
       for (int j = 0; j < 4; ++j) pairs[4 * i + j] = of_columns[j];
     }
   }
-  // Stores the panel at (row, column) of the map's tensor, or adds it; parts beyond the tensor's edges are dropped.
+  // Stores the panel at (row, column) of the map's tensor, or adds the panel; parts beyond the tensor's edges are
+  // dropped.
   __device__ __forceinline__ void send(const CUtensorMap* map, uint32_t column, uint32_t row, uint32_t batch,
                                        bool add = false) {
     ptx::fence_proxy_async_shared();
@@ -114,7 +114,7 @@ template <int kPanels = 2> class WarpStore {
     }
     next_ = next_ + 1 == kPanels ? 0 : next_ + 1;
   }
-  // Shared memory must live until the copies have read it.
+  // Shared memory must live until the copies have read the panels.
   __device__ __forceinline__ void end() {
     if (lane() == 0) ptx::bulk_wait_group_read<0>();
   }
@@ -129,7 +129,7 @@ template <int kPanels = 2> class WarpStore {
   uint32_t panels_, next_ = 0;
 };
 
-// 16 rows x 64 columns of 16 bits, as WarpStore::arrange() takes them: lane l has 16 bytes of rows l / 8 + 4 i. Zeros
+// 16 rows x 64 columns of 16 bits, the input of WarpStore::arrange(): lane l has 16 bytes of rows l / 8 + 4 i. Zeros
 // beyond `rows` and `columns`; rows begin at multiples of 16 bytes and columns are whole eights.
 template <class T>
 __device__ __forceinline__ void load_panel(const T* from, int64_t stride, uint32_t row, uint32_t column, uint32_t rows,
@@ -150,15 +150,15 @@ template <class T> __device__ __forceinline__ void pack(const float (&d)[32], ui
   for (int i = 0; i < 16; ++i) pairs[i] = ptx::pack(T{}, d[2 * i], d[2 * i + 1]);
 }
 
-// The sums as they are.
+// The sums unchanged.
 struct AsIs {
   struct Params {};
   static __device__ __forceinline__ float2 value(const Params&, uint32_t, uint32_t, float2 sums) { return sums; }
 };
 
 // C = f(sums), or C += f(sums), element by element, in T. f is Finish::value(params, row, column, sums of this and the
-// next column), which is also called for rows and columns beyond C's. C's rows must be whole multiples of 16 bytes.
-// With two matrices C of equal shape, batch 0 is the first's and batch 1 the second's.
+// next column), also called for rows and columns beyond C's. C's rows must be whole multiples of 16 bytes. With two
+// matrices C of equal shape, batch 0 is the first and batch 1 the second.
 template <class T, class Finish = AsIs, int kMatrices = 1, int kPanels = 2> class Store {
  public:
   struct Params {

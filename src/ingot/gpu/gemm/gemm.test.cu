@@ -33,7 +33,7 @@ struct Product {
   using Epilogue = Store<Out>;
 };
 
-// A matrix (batch, rows, k) of normal numbers on the host, and the same as the kernel reads it: K-major or MN-major,
+// A matrix (batch, rows, k) of normal numbers on the host, and the same in the kernel's order: K-major or MN-major,
 // with a gap after each row that must not be read.
 struct Matrix {
   Matrix(DType t, Major major, int64_t batch, int64_t rows, int64_t k, uint64_t seed)
@@ -80,8 +80,9 @@ const std::vector<Expected>& product_of(const Matrix& a, const Matrix& b, DType 
   return all;
 }
 
-// Every element of c (batch, M, N) beside want(batch, m, n). A tensor core cuts off what it adds: 2^-23 of the size for
-// each of K additions, then the output's rounding. On failure: how the wrong elements lie, and the first of them.
+// Compares every element of c (batch, M, N) with want(batch, m, n). A tensor core truncates its addends: 2^-23 of the
+// size for each of K additions, then the output's rounding. On failure: the distribution of the wrong elements, and the
+// first wrong element.
 template <class Want> void check(DeviceBuffer& c, int64_t k, Want&& want) {
   c.download();
   EXPECT_TRUE(c.untouched()) << "written outside of C";
@@ -135,7 +136,7 @@ template <class P, class Out> void run(const Problem& s, int64_t blocks = 0, boo
   });
 }
 
-const Problem kShapes[] = {{128, 256, 64},       // one tile, one step
+const Problem kShapes[] = {{128, 256, 64},       // a single tile, a single step
                            {128, 256, 128},      // two steps
                            {256, 512, 512},      // the ring wraps around
                            {8, 8, 8},            // the smallest
@@ -175,7 +176,7 @@ TEST_F(GemmCore, AddsToWhatIsThere) {
   }
 }
 TEST_F(GemmCore, WithoutKTheSumsAreZero) {
-  // A tensor map cannot describe an empty matrix: other operands take its place, which no step reads.
+  // A tensor map cannot describe an empty matrix: a different operand takes its place, unread by any step.
   using P = Product<bf16, kWide, Major::k, Major::k, float>;
   const Matrix a(DType::bf16, Major::k, 1, 130, 64, 1), b(DType::bf16, Major::k, 1, 264, 64, 2);
   DeviceBuffer c(DType::f32, {1, 130, 264});
@@ -202,7 +203,7 @@ TEST_F(GemmCore, RowsThatWouldHarmTheirNeighboursAreRefusedByName) {
   EXPECT_NE(error_of([&] { padded_store_map<float>("gemm_test: c", close); }), "");
 }
 
-// Only tiles that touch or lie below the diagonal are written.
+// Only tiles on or below the diagonal are written.
 TEST_F(GemmCore, ATriangleIsHalfOfTheWork) {
   using P = Product<bf16, kTurns128, Major::k, Major::k, float, Triangle>;
   const Matrix a(DType::bf16, Major::k, 3, 400, 200, 1);
@@ -224,7 +225,7 @@ TEST_F(GemmCore, ATriangleIsHalfOfTheWork) {
   });
 }
 
-// Two matrices B in one tile: columns 0 to n / 2 - 1 of each tile are the first's, the others the second's.
+// Two matrices B in a tile: columns 0 to n / 2 - 1 of each tile belong to the first, the rest to the second.
 template <Tile kTile, Major kB> void run_stacked() {
   using P = Product<bf16, kTile, Major::k, kB, float, Grid, Pair::none, Pair::stacked>;
   constexpr int64_t kHalf = kTile.n / 2, kRows = 2 * kHalf + 40, kTiles = 3;
@@ -288,7 +289,7 @@ TEST_F(GemmCore, TwoMatricesByBatch) {
         [&](int64_t batch, int64_t m, int64_t n) { return dot((batch ? a1 : a0).row(0, m), b.row(batch, n), 200); });
 }
 
-// The same product twice has the same bits, however many blocks compute it.
+// The same product twice has the same bits, for any number of blocks.
 TEST_F(GemmCore, RepeatsBitForBit) {
   using P = Product<bf16, kWide, Major::k, Major::k, float>;
   const Problem s{1000, 1000, 1000};

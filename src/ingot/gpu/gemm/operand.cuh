@@ -1,18 +1,18 @@
 #pragma once
 // An operand source brings an operand's part of a stage to shared memory. The core requires of a source:
-//     kMajor, kBytes               the order of a stage in shared memory (tile/descriptor.cuh), and its size
-//     Params                       the source's parameters, a part of the kernel's argument
-//     load<kCluster>(params, to, tile, row, step, barrier, rank)     by one thread: starts the copies of step `step`
+//     kMajor, kBytes the order of a stage in shared memory (tile/descriptor.cuh), and its size Params the source's
+//     parameters, a part of the kernel's argument load<kCluster>(params, to, tile, row, step, barrier, rank) by a
+//     single thread: starts the copies of step `step`
 // Whichever block loads, kBytes arrive on `barrier` of every block of the cluster. Each block has its own rows of A. In
-// a cluster both blocks use the same rows of B, and each block loads a part of them for both.
-// Operand: 16-bit matrices by tensor copies, zeros beyond their edges. In memory they are
-//     K-major   (rows, K) row-major: X and W of X W^T                    MN-major   (K, rows) row-major: W of dY W,
-// and both of dY^T X, which nobody has to transpose: wgmma reads either. Pairs of matrices without a copy:
-//     stacked    the first half of a tile's rows from one matrix, the second from the other: the sums of both
+// a cluster both blocks use the same rows of B, and each block loads a part of these rows for both. Operand: 16-bit
+// matrices by tensor copies, zeros beyond their edges. In memory they are
+//     K-major (rows, K) row-major: X and W of X W^T MN-major (K, rows) row-major: W of dY W, and both operands of dY^T
+//     X, without a transposition: wgmma reads either order. Pairs of matrices without a copy: stacked the first half of
+//     a tile's rows from the first matrix, the second half from the second: the sums of both
 //                products stand in the same thread, half of the tile's columns apart
-//     chained    K runs through one matrix, then through the other: C = A1 B1^T + A2 B2^T
-//     by_batch   batch 0 is the first, batch 1 the second
-// and `same` is one matrix for every batch.
+//     chained K runs through the first matrix, then through the second: C = A1 B1^T + A2 B2^T by_batch batch 0 is the
+//     first, batch 1 the second
+// and `same` is a single matrix for every batch.
 #include <cuda.h>
 
 #include "ingot/gpu/gemm/schedule.h"
@@ -26,7 +26,7 @@ namespace ingot::gemm {
 using ptx::Major;
 enum class Pair : uint8_t { none, stacked, chained, by_batch, same };
 
-// t as (batch, rows, cols), for maps and coordinates of one kind.
+// t as (batch, rows, cols), for a single kind of maps and coordinates.
 inline Tensor as_bank(const Tensor& t) {
   if (t.rank() == 3) return t;
   Tensor bank = t;
@@ -43,7 +43,7 @@ template <class T, Major kMajorOf, int kRows, bool kShared, Pair kPair = Pair::n
   static constexpr Major kMajor = kMajorOf;
   static constexpr uint32_t kBytes = kRows * 128;
   static constexpr int kMaps = kPair == Pair::none || kPair == Pair::same ? 1 : 2;
-  static constexpr int kMapRows = kPair == Pair::stacked ? kRows / 2 : kRows;  // of a stage, from one map
+  static constexpr int kMapRows = kPair == Pair::stacked ? kRows / 2 : kRows;  // of a stage, from a map
   static_assert(kMajor == Major::k || kMapRows % 64 == 0, "MN-major panels are 64 rows wide");
 
   struct Params {
@@ -51,7 +51,7 @@ template <class T, Major kMajorOf, int kRows, bool kShared, Pair kPair = Pair::n
     uint32_t steps = 0;  // chained: of the first matrix
   };
 
-  // Rows that one copy brings, K-major: the two blocks of a cluster halve what one map gives.
+  // Rows of a copy, K-major: the two blocks of a cluster halve the rows of a map.
   template <int kCluster> static constexpr int box_rows() {
     return kShared && kPair != Pair::stacked ? kMapRows / kCluster : kMapRows;
   }
@@ -70,7 +70,7 @@ template <class T, Major kMajorOf, int kRows, bool kShared, Pair kPair = Pair::n
   static __device__ __forceinline__ void load(const Params& p, char* to, const TileAt& t, uint32_t row, uint32_t step,
                                               uint64_t* barrier, uint32_t rank) {
     if constexpr (kPair == Pair::stacked) {
-      // `row` counts the tile's rows; each matrix gives half of them.
+      // `row` counts the tile's rows; each matrix gives half of these rows.
 #pragma unroll
       for (uint32_t i = 0; i < 2; ++i)
         if (kCluster == 1 || !kShared || rank == i)

@@ -1,8 +1,8 @@
 #pragma once
 // The ring of stages between the producer and the consumers, and the turns of the consumers.
-//     full[s]    one arrival, by the block's own producer, and the bytes of a stage
-//     empty[s]   one arrival per warp that reads the stage, in all blocks of the cluster: what a block loads for both
-//                may come only when both are done with what was there
+//     full[s] one arrival, by the block's own producer, and the bytes of a stage empty[s] one arrival per reading warp,
+//     in all blocks of the cluster: a block may load a stage for both blocks only when both have finished reading the
+//     old contents
 #include <cstdint>
 
 #include "ingot/gpu/gemm/shape.h"
@@ -21,7 +21,7 @@ template <int kStages, int kCluster, Team kTeam, int kGroups = kWarpgroups> stru
     uint64_t full[kStages], empty[kStages];
   };
 
-  // Called by one thread; the other threads wait at the barrier of the block or the cluster.
+  // Called by a single thread; the remaining threads wait at the barrier of the block or the cluster.
   static __device__ void init(Memory& m) {
     for (int s = 0; s < kStages; ++s) {
       ptx::mbarrier_init(&m.full[s], 1);

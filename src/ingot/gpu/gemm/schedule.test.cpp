@@ -15,7 +15,7 @@ constexpr Tile kTiles[] = {{.n = 256, .team = Team::cooperative, .cluster = 2},
                            {.n = 192, .team = Team::ping_pong, .cluster = 2},
                            {.n = 128, .team = Team::ping_pong, .cluster = 1}};
 
-// How often each (batch, m, n) is visited when `clusters` of them share the walk.
+// The number of visits to each (batch, m, n) when `clusters` clusters share the walk.
 using Visits = std::map<std::tuple<uint32_t, uint32_t, uint32_t>, int>;
 template <class S> Visits visits(const S& schedule, uint32_t clusters) {
   Visits seen;
@@ -44,7 +44,7 @@ TEST(GemmSchedule, AGridVisitsEveryTileOnce) {
       }
 }
 
-// Tiles that run at the same time read few rows of A and few of B.
+// Concurrent tiles read few rows of A and few of B.
 TEST(GemmSchedule, AWaveOfTilesIsNearlySquare) {
   const Grid g = Grid::of({8192, 22016, 4096}, kTiles[0]);
   for (uint32_t first = 0; first + 66 <= g.tiles; first += 66) {

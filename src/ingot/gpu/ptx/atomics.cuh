@@ -1,7 +1,7 @@
 #pragma once
-// Accesses to words by which threads of different blocks communicate, in global memory (or, with _system, in mapped
-// host memory and the memory of other GPUs).
-// Relaxed: orders only the word itself. Acquire and release: also all writes before the release.
+// Accesses to words for the communication between threads of different blocks, in global memory (or, with _system, in
+// mapped host memory and the memory of other GPUs).
+// Relaxed: orders the word alone. Acquire and release: also all writes before the release.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
@@ -24,11 +24,11 @@ __device__ inline uint64_t load_relaxed(const uint64_t* p) {
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 }
-// Two words by one load; each word is an atomic access of its own. p is a multiple of 16.
+// Two words in a single load; each word is a separate atomic access. p is a multiple of 16.
 __device__ inline void load_relaxed(const uint64_t* p, uint64_t (&v)[2]) {
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(v[0]), "=l"(v[1]) : "l"(p) : "memory");
 }
-// Sixteen bytes by one access. p is a multiple of 16.
+// Sixteen bytes in a single access. p is a multiple of 16.
 __device__ inline void load_relaxed_16(const void* p, uint64_t& low, uint64_t& high) {
   asm volatile("{.reg .b128 v; ld.relaxed.gpu.global.b128 v, [%2]; mov.b128 {%0, %1}, v;}"
                : "=l"(low), "=l"(high)
@@ -44,7 +44,7 @@ __device__ inline uint32_t load_acquire_system(const uint32_t* p) {
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
-// For memory that other GPUs write to.
+// For memory with writes from further GPUs.
 __device__ inline uint64_t load_relaxed_system(const uint64_t* p) {
   uint64_t v;
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -91,7 +91,7 @@ __device__ inline void add_release(uint32_t* p, uint32_t v) {
 __device__ inline void add_release(uint64_t* p, uint64_t v) {
   asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-// Four adjacent numbers by one request. p is a multiple of 16.
+// Four adjacent numbers in a single request. p is a multiple of 16.
 __device__ inline void add_relaxed(float* p, float a, float b, float c, float d) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(a), "f"(b), "f"(c), "f"(d)
                : "memory");

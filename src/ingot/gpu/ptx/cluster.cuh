@@ -1,6 +1,6 @@
 #pragma once
-// Thread block clusters: rank, barrier, and stores to the shared memory of another block of the cluster. Before sm_90
-// there are no clusters: each block is then a cluster of its own, for the functions that row kernels use.
+// Thread block clusters: rank, barrier, and stores to the shared memory of a neighbour block. Before sm_90 there are no
+// clusters: in the functions for row kernels each block is then its own cluster.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
@@ -33,7 +33,7 @@ __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
-// For threads that publish only mbarriers, which fence_mbarrier_init() releases. cluster_arrive() would wait until the
+// For threads that publish only mbarriers, released by fence_mbarrier_init(). cluster_arrive() would wait until the
 // whole GPU sees all earlier writes of the thread.
 __device__ inline void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -44,8 +44,8 @@ __device__ inline void cluster_wait() {
 #endif
 }
 
-// Writes `value` to block `rank`'s copy of `local`. That block must have started (one cluster barrier) and must not
-// have ended (another one after the store).
+// Writes `value` to block `rank`'s copy of `local`. Block `rank` must have started (a cluster barrier) and must not
+// have ended (a second barrier after the store).
 __device__ inline void cluster_store(float* local, uint32_t rank, float value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   *local = value;
@@ -58,9 +58,9 @@ __device__ inline void cluster_store(float* local, uint32_t rank, float value) {
 #endif
 }
 
-// The same for a word that tells by itself that it has arrived (a value and the number of its round, say): without
-// fence and barrier, so this thread does not wait for its other stores. A thread that polls the word with
-// cluster_load_relaxed sees all of it or none.
+// The same for a word with its own ready flag (say, a value and the number of its round): without fence and barrier, so
+// this thread does not wait for its earlier stores. A thread polling the word with cluster_load_relaxed sees the whole
+// word or nothing.
 __device__ inline void cluster_store_relaxed(uint64_t* local, uint32_t rank, uint64_t word) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   *static_cast<volatile uint64_t*>(local) = word;

@@ -1,7 +1,7 @@
 #pragma once
-// Copies of 4, 8 or 16 bytes from global to shared memory that no register holds (sm_80; before, plain loads and
-// stores). `valid` bytes are read, the rest of the destination is zero-filled: with valid = 0 the source is not read.
-// Both addresses aligned to the size.
+// Copies of 4, 8 or 16 bytes from global to shared memory without a detour through registers (sm_80; before, plain
+// loads and stores). `valid` bytes are read, the rest of the destination is zero-filled: with valid = 0 the source is
+// not read. Both addresses aligned to the size.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
@@ -27,7 +27,7 @@ template <int kBytes> __device__ inline void cp_async(uint32_t to, const void* f
                  : "memory");
 #endif
 }
-// Of 16 bytes whose lines L2 keeps at the cost of all others.
+// Copies 16 bytes with the hint to keep the lines in L2.
 __device__ inline void cp_async_keeping(uint32_t to, const void* from) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
   cp_async<16>(to, from);
@@ -44,13 +44,13 @@ __device__ inline void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// At most N of this thread's groups are left; other threads see the bytes after a barrier.
+// Waits until at most N of this thread's groups are left; further threads see the bytes after a barrier.
 template <int N> __device__ inline void cp_async_wait_group() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #endif
 }
-// Arrives on the barrier when all of this thread's copies so far are done; counts as one of its arrivals.
+// Arrives on the barrier when all of this thread's copies so far are done; counts as an arrival of this thread.
 __device__ inline void cp_async_mbarrier_arrive(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }

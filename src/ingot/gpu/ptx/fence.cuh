@@ -1,7 +1,7 @@
 #pragma once
-// Fences. The async proxy is the view of memory that the copy engine and the tensor cores have: data of ordinary stores
-// needs a barrier and a proxy fence before wgmma or a bulk copy reads it. Each writing thread executes the fence before
-// the barrier; for a copy that one thread issues, that thread may execute it after the barrier.
+// Fences. The async proxy is the copy engine's and the tensor cores' view of memory: data of ordinary stores needs a
+// barrier and a proxy fence before wgmma or a bulk copy reads it. Each writing thread executes the fence before the
+// barrier; for a copy from a single thread, the issuing thread may execute the fence after the barrier.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else

@@ -1,5 +1,5 @@
 #pragma once
-// The special function unit, fp32, subnormals flushed to zero. Maximum errors as the PTX manual states them.
+// The special function unit, fp32, subnormals flushed to zero. Maximum errors according to the PTX manual.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
@@ -37,7 +37,7 @@ __device__ inline float sqrt_approx(float x) {
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// The larger; a NaN where either is one.
+// The larger number; a NaN where either is a NaN.
 __device__ inline float max_nan(float x, float y) {
   float z;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));

@@ -1,5 +1,5 @@
 #pragma once
-// mbarriers: 8-byte objects in shared memory that count arrivals and bytes of bulk copies. A phase completes when all
+// mbarriers: 8-byte objects in shared memory for counting arrivals and bytes of bulk copies. A phase completes when all
 // expected arrivals and bytes are in; waits name the phase by its parity (a fresh barrier is in phase 0, so a wait for
 // parity 1 passes at once). Waiting is tile/flag.cuh's business: every wait is bounded.
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace ingot::ptx {
 
-// One thread initialises; others may use the barrier after fence_mbarrier_init() and a block or cluster barrier.
+// A single thread initialises; further threads may use the barrier after fence_mbarrier_init() and a block or cluster
+// barrier.
 __device__ inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
@@ -23,14 +24,14 @@ __device__ inline void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-// Expects the bytes, then arrives: the producer's one call per stage.
+// Expects the bytes, then arrives: the producer's call per stage.
 __device__ inline void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
 
-// The same on a barrier of another block of the cluster; the address comes from cluster_address(). Without a release,
-// which costs a fence of the whole GPU's memory: hands back a buffer that only wgmma or the copy engine have read.
+// The same on a barrier of a neighbour block in the cluster; the address comes from cluster_address(). Without a
+// release, which costs a fence of the whole GPU's memory: for buffers read only by wgmma or the copy engine.
 __device__ inline void mbarrier_arrive_remote_relaxed(uint32_t cluster_address) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_address) : "memory");
 }

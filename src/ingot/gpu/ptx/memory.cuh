@@ -1,6 +1,6 @@
 #pragma once
-// Loads and stores of global memory, 4 to 16 bytes per thread, with the cache hints that row kernels need. Addresses
-// are aligned to the width.
+// Loads and stores of global memory, 4 to 16 bytes per thread, with cache hints for row kernels. Addresses are aligned
+// to the width.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
@@ -8,8 +8,8 @@
 
 namespace ingot::ptx {
 
-// Loads that bypass L1, which is left to data that is read again (weights). The read-only path is not used, because the
-// output may alias the input.
+// Loads without L1, which is left to reused data (weights). The read-only path is not used, because the output may
+// alias the input.
 __device__ inline void load_streaming(const void* p, uint32_t (&w)[1]) {
   asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(w[0]) : "l"(p) : "memory");
 }
@@ -23,9 +23,8 @@ __device__ inline void load_streaming(const void* p, uint32_t (&w)[4]) {
                : "memory");
 }
 
-// For data that is read twice. The first load asks L1 and, at the cost of all other data, L2 to keep the line; the
-// second load asks both to evict it first. Without the second hint the line stays for long, so that written lines leave
-// L2 before it.
+// For data with two reads. The first load carries the hint to keep the line in L1 and L2; the second load carries the
+// hint to evict the line first. Without the second hint the line stays for long, and written lines leave L2 earlier.
 // Before sm_80 plain loads; no result changes.
 __device__ inline void load_keeping(const void* p, uint32_t (&w)[2]) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -51,7 +50,7 @@ __device__ inline void load_keeping(const void* p, uint32_t (&w)[4]) {
   load_streaming(p, w);
 #endif
 }
-// In L2 alone: L1 is left to data that is read again.
+// In L2 alone: L1 is left to reused data.
 __device__ inline void load_keeping_l2(const void* p, uint32_t (&w)[2]) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile(
@@ -89,7 +88,7 @@ __device__ inline void load_dropping(const void* p, uint32_t (&w)[4]) {
 #endif
 }
 
-// Stores that bypass L1, which is left to data that is read again.
+// Stores without L1, which is left to reused data.
 __device__ inline void store_streaming(void* p, const uint32_t (&w)[2]) {
   asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
 }
@@ -99,7 +98,7 @@ __device__ inline void store_streaming(void* p, const uint32_t (&w)[4]) {
                : "memory");
 }
 
-// Stores whose lines leave L2 first: for outputs larger than L2, which no kernel can read back from there.
+// Stores whose lines leave L2 first: for outputs larger than L2, because no kernel can read these back from L2.
 __device__ inline void store_evict_first(void* p, const uint32_t (&w)[1]) {
   asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory");
 }
@@ -111,7 +110,7 @@ __device__ inline void store_evict_first(void* p, const uint32_t (&w)[4]) {
                : "memory");
 }
 
-// Prefetches data into L2. No result changes: the bytes may still be written before they are read. Address and size are
+// Prefetches data into L2. No result changes: the bytes may still be written before the read. Address and size are
 // multiples of 16.
 __device__ inline void prefetch_to_l2(const void* p, uint32_t bytes) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

@@ -1,6 +1,6 @@
 #pragma once
-// Prefetches into L2 data that will be loaded with the hint to keep it (memory.cuh). No result changes: the bytes may
-// still be written before they are read.
+// Prefetches into L2 for later loads with the hint to keep the data (memory.cuh). No result changes: the bytes may
+// still be written before the read.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
@@ -8,7 +8,7 @@
 
 namespace ingot::ptx {
 
-// As prefetch_to_l2, with the same hint to keep the lines; without the hint they would be evicted first. Address and
+// As prefetch_to_l2, with the same hint to keep the lines; lines without the hint would be evicted first. Address and
 // size are multiples of 16.
 __device__ inline void prefetch_to_l2_keeping(const void* p, uint32_t bytes) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

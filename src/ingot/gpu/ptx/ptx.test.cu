@@ -1,4 +1,4 @@
-// One instruction, one function: each against plain code. wgmma and the copy engine have files of their own.
+// Each function for an instruction against plain code. wgmma and the copy engine have separate files.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -287,7 +287,7 @@ TEST_F(PtxCuda, MovesMatricesBetweenSharedMemoryAndRegistersSmall) {
   check_matrices<4, true>();
 }
 
-// One warp: d (16 x 8) = c + a (16 x K) b (8 x K)^T with the fragments as mma.cuh says.
+// A warp computes d (16 x 8) = c + a (16 x K) b (8 x K)^T with the fragments of mma.cuh.
 template <class T> __global__ void warp_product(const T* a, const T* b, float* d) {
   constexpr int kK = 16;
   const int g = threadIdx.x / 4, t = threadIdx.x % 4;
@@ -406,7 +406,7 @@ TEST_F(PtxCuda, AKernelThatMayStartEarlyWaitsForAllThatWasWrittenBefore) {
     out.download();
     started.download();
     for (uint32_t i = 0; i < kWords; ++i) ASSERT_EQ(out.host[i], round * 1000 + i / 64) << "round " << round;
-    early += started.host[1] - started.host[0] > 20'000;  // it stood there while the first one slept
+    early += started.host[1] - started.host[0] > 20'000;  // the result was there while the first kernel slept
   }
   EXPECT_GT(early, 0) << "the second kernel never started before the first had ended";
 }
@@ -433,7 +433,7 @@ TEST_F(PtxCuda, TrapEndsTheProcessesKernelsWithAnError) {
 }
 
 // Warps 0 and 1 exchange words on barrier 1; warp 2 only arrives on barrier 2, where warp 3 waits for its word. All
-// meet on barrier 3, which the warps of each half come to from a branch of their own.
+// warps meet on barrier 3, reached by the warps of each half from a separate branch.
 __global__ void named_barriers(uint32_t* out) {
   __shared__ uint32_t word[128], later[64];
   const uint32_t t = threadIdx.x, warp = t / 32;
@@ -489,7 +489,7 @@ TEST_F(PtxCuda, ElectsOneLaneAndTellsTheTimeSmall) {
   EXPECT_LT(out.host[1], 100'000'000u);
 }
 
-// More registers than 65536 / 384 would allow: only with those the other warpgroup gave up.
+// More registers than 65536 / 384 would allow: possible only with the registers given up by the second warpgroup.
 __global__ void __launch_bounds__(384, 1) move_registers(float* out) {
   if (threadIdx.x < 128) {
     ptx::decrease_registers<40>();

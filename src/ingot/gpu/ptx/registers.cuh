@@ -1,6 +1,6 @@
 #pragma once
-// Moves registers from the warps that copy to the warps that multiply. N: registers per thread, a multiple of 8 from 24
-// to 256. All warps of a warpgroup call the function, each role in one branch of a single if/else, in a kernel with
+// Moves registers from copying warps to multiplying warps. N: registers per thread, a multiple of 8 from 24 to 256. All
+// warps of a warpgroup call the function, each role in a branch of a single if/else, in a kernel with
 // __launch_bounds__(threads, 1); otherwise ptxas ignores the request and reports C7508.
 namespace ingot::ptx {
 

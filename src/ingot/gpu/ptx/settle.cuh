@@ -1,6 +1,6 @@
 #pragma once
-// The compiler forms the value by this point, neither later nor anew: for what must not be formed behind a wait, or
-// over and over in a loop. No instruction.
+// Makes the compiler compute the value by this point, neither later nor again: for values that must not be computed
+// behind a wait or repeatedly in a loop. Emits no instruction.
 #include <cstdint>
 
 namespace ingot::ptx {
@@ -9,7 +9,7 @@ template <class T> __device__ __forceinline__ void settle(T*& p) { asm volatile(
 __device__ __forceinline__ void settle(int& v) { asm volatile("" : "+r"(v)); }
 __device__ __forceinline__ void settle(uint32_t& v) { asm volatile("" : "+r"(v)); }
 
-// The same, and in its turn with all others and with whatever touches memory: the compiler weaves no two together.
+// The same, in order with all further calls and with memory accesses: the compiler does not interleave these.
 __device__ __forceinline__ void settle_in_turn(float& v) { asm volatile("" : "+f"(v)::"memory"); }
 
 }  // namespace ingot::ptx

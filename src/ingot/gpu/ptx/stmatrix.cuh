@@ -1,6 +1,6 @@
 #pragma once
 // Whole warps store 8 x 8 matrices of 16-bit elements from registers to shared memory: the reverse of ldmatrix (sm_90).
-// An accumulator fragment (rows g, columns 2t, 2t + 1) packed to 16 bits is one register of such a matrix.
+// An accumulator fragment (rows g, columns 2t, 2t + 1) packed to 16 bits is a register of such a matrix.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else

@@ -13,14 +13,14 @@ __device__ inline uint64_t global_timer() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
   return t;
 }
-// True in exactly one lane of a converged warp, always the same one.
+// True in exactly one lane of a converged warp, always the same lane.
 __device__ inline bool elect_one() {
   uint32_t elected;
   asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected)::"memory");
   return elected != 0;
 }
 __device__ inline void sleep(uint32_t nanoseconds) { asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds) : "memory"); }
-// Ends the kernel with an error that the process cannot clear: for states that only a bug can reach.
+// Ends the kernel with an error that the process cannot clear: for states reachable only through a bug.
 __device__ inline void trap() { asm volatile("trap;"); }
 
 }  // namespace ingot::ptx

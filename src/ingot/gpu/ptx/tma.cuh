@@ -1,8 +1,8 @@
 #pragma once
-// The bulk copy engine. One thread issues a copy; loads complete on an mbarrier (which must expect their bytes), stores
-// and reductions in the thread's bulk groups. Linear copies: 16-byte aligned addresses, sizes in multiples of 16.
-// Tensor copies: a CUtensorMap (tma_map.h) passed as `const __grid_constant__`; coordinates in elements, innermost
-// first, the innermost a multiple of 16 bytes. What lies outside of the tensor is loaded as zeros (whose bytes count)
+// The bulk copy engine. A single thread issues a copy; loads complete on an mbarrier (with their bytes expected),
+// stores and reductions in the thread's bulk groups. Linear copies: 16-byte aligned addresses, sizes in multiples of
+// 16. Tensor copies: a CUtensorMap (tma_map.h) passed as `const __grid_constant__`; coordinates in elements, innermost
+// first, the innermost a multiple of 16 bytes. Elements outside of the tensor are loaded as zeros (their bytes count)
 // and not stored; loads may begin before 0, stores and additions must not: either broken rule is an illegal
 // instruction. Stores know the inner edge to 16 bytes only: write to tensors whose rows are whole 16 bytes. Shared
 // memory written by ordinary stores needs fence_proxy_async_shared() before the engine reads it.
@@ -12,7 +12,7 @@
 
 namespace ingot::ptx {
 
-// L2 cache hints, as createpolicy makes them for a fraction of 1.
+// L2 cache hints, in createpolicy's encoding for a fraction of 1.
 constexpr uint64_t kEvictFirst = 0x12f0000000000000, kEvictLast = 0x14f0000000000000;
 __device__ inline uint64_t evict_first_policy() {
   uint64_t policy;
@@ -50,7 +50,7 @@ __device__ inline void bulk_commit_group() { asm volatile("cp.async.bulk.commit_
 template <int N> __device__ inline void bulk_wait_group() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
-// At most N groups are left that still read shared memory: the others' buffers may be reused.
+// Waits until at most N groups still read shared memory: the buffers of the earlier groups may be reused.
 template <int N> __device__ inline void bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }

@@ -1,5 +1,5 @@
-// The copy engine: linear and tensor copies, multicast, copies between blocks of a cluster, and the barriers they
-// complete on.
+// The copy engine: linear and tensor copies, multicast, copies between blocks of a cluster, and the barriers of their
+// completion.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -282,7 +282,7 @@ TEST_F(TmaCuda, RefusesMapsByName) {
   EXPECT_NE(refusal(t, {.rows = 300, .cols = 64, .swizzle = Swizzle::b128}).find("1 to 256"), std::string::npos);
 }
 
-// A thread keeps the maps that it made last: asked for again, none may be mistaken for another at the same address.
+// A thread caches its latest maps: a request must not return the map of a different tensor at the same address.
 TEST_F(TmaCuda, TellsMapsOfOneAddressApartSmall) {
   DeviceArray<uint32_t> memory(1 << 16);
   std::vector<std::vector<char>> maps;
@@ -300,7 +300,7 @@ TEST_F(TmaCuda, TellsMapsOfOneAddressApartSmall) {
   EXPECT_EQ(std::unique(maps.begin(), maps.end()), maps.end());
   make(0);
   Tensor apart(memory.device(), DType::f16, {8, 64}, Device{Device::cuda, 0});
-  apart.stride[1] = 2;  // all else is what the last map was made of
+  apart.stride[1] = 2;  // all further arguments equal the last map's
   EXPECT_THROW(gpu::tensor_map("kept", apart, {.rows = 8, .cols = 64, .swizzle = Swizzle::b128}), Error);
 }
 
@@ -379,7 +379,7 @@ TEST_F(TmaCuda, MulticastOfThreeDimensionsSmall) {
   }
 }
 
-// Every block sends its tile to the next one by the copy engine, its rank by stores, and arrives at block 0.
+// Every block sends its tile to the next block by the copy engine, its rank by stores, and arrives at block 0.
 __global__ void pass_on(uint32_t* all) {
   __shared__ alignas(128) uint32_t mine[64], theirs[64];
   __shared__ alignas(16) uint32_t stored[8];
@@ -466,7 +466,7 @@ TEST_F(TmaCuda, WordsPassThroughACluster) {
   }
 }
 
-// The copy engine reads from global memory what ordinary stores wrote before a fence.
+// The copy engine reads from global memory the results of ordinary stores before a fence.
 __global__ void read_what_was_stored(uint32_t* words, uint32_t* out) {
   __shared__ alignas(128) uint32_t tile[128];
   __shared__ uint64_t barrier;

@@ -3,12 +3,12 @@
 // threads of 4 consecutive warps whose first is a multiple of 4. A is a descriptor (tile/descriptor.cuh) or registers,
 // B a descriptor. Products run asynchronously:
 //     wgmma_fence(); wgmma<...>(d, a, b, ...); ...; wgmma_commit_group(); wgmma_wait_group<0>();
-// and between the fence and the wait nothing may touch d or A's registers: else ptxas serialises (C7510).
-// Thread 32 * w + 4 * g + t of the warpgroup holds, for every 8 columns j:
+// and no access to d or A's registers may stand between the fence and the wait: else ptxas serialises (C7510). Thread
+// 32 * w + 4 * g + t of the warpgroup holds, for every 8 columns j:
 //     d[4 * j + 0..1]   row 16 * w + g,     columns 8 * j + 2 * t, + 1       d[4 * j + 2..3]   row + 8, the same
 //     columns
 // A in registers: a[0] (row g, k = 2t, 2t + 1), a[1] (row g + 8), a[2] (row g, k + 8), a[3] (row g + 8, k + 8); low
-// half first. That is the layout of d: d[8 * i .. 8 * i + 7] packed in pairs is A for columns 16 * i .. 16 * i + 15.
+// half first. This is the layout of d: d[8 * i .. 8 * i + 7] packed in pairs is A for columns 16 * i .. 16 * i + 15.
 #include <cstdint>
 #include <type_traits>
 
@@ -16,12 +16,12 @@
 
 namespace ingot::ptx {
 
-// Which index of an operand runs through consecutive addresses: K, or M (of A) and N (of B).
+// The index of an operand with consecutive addresses: K, or M (of A) and N (of B).
 enum class Major : uint32_t { k = 0, mn = 1 };
 
 #ifdef __CUDACC__
 
-// Orders earlier accesses to registers and shared memory before the products that follow.
+// Orders earlier accesses to registers and shared memory before the following products.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // At most N groups are left running.
@@ -105,7 +105,7 @@ template <int N> __device__ __forceinline__ void fence_registers(uint32_t (&a)[N
 #define INGOT_D_248 INGOT_D_240, INGOT_D_FOUR(120)
 #define INGOT_D_256 INGOT_D_248, INGOT_D_FOUR(124)
 
-// One instruction: D's registers are operands 0 to n / 2 - 1, so the others' numbers depend on n.
+// One instruction: D's registers are operands 0 to n / 2 - 1, so the numbers of the further operands depend on n.
 #define INGOT_WGMMA_SS(n, type, a_, b_, p_, ta_, tb_)                                                          \
   asm volatile("{.reg .pred p; setp.ne.b32 p, " p_ ", 0; wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type \
                "." type " {" INGOT_D_TEXT_##n "}, " a_ ", " b_ ", p, 1, 1, " ta_ ", " tb_ ";}"                 \
@@ -168,7 +168,7 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b,
 #undef INGOT_CASE
 }
 
-// A from registers; it is row-major by nature.
+// A from registers, always row-major.
 template <class T, int N, Major kMajorB = Major::k>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
   static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma has 8 to 256 columns in steps of 8");

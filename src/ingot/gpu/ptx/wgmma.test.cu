@@ -19,7 +19,7 @@ using ptx::Major;
 using testing::DeviceArray;
 using tile::Swizzle;
 
-constexpr int kM = 64, kDepth = 128;  // two panels of b128, so that steps cross a panel
+constexpr int kM = 64, kDepth = 128;  // two panels of b128, so steps cross a panel
 constexpr int kThreads = 128;
 
 struct Layout {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) product(const uint16_t* a, const uin
   const uint64_t at_b = tile::operand_descriptor<kB, kSwizzleB>(ptx::shared_address(tile_b), lb.panel_bytes(N));
   float d[N / 2];
 #pragma unroll
-  for (float& x : d) x = NAN;  // the first product must not read it
+  for (float& x : d) x = NAN;  // the first product must not read d
   uint32_t fragment[kDepth / 16][4];
   if constexpr (kFromRegisters) {
 #pragma unroll

@@ -1,6 +1,6 @@
 #pragma once
-// A barrier of all threads of a cluster: mbarriers that a thread has initialised can then be used, and earlier writes
-// of all threads are visible.
+// A barrier of all threads of a cluster: initialised mbarriers can then be used, and earlier writes of all threads are
+// visible.
 #include "ingot/gpu/ptx/cluster.cuh"
 
 namespace ingot::tile {

@@ -1,5 +1,5 @@
 #pragma once
-// The 64-bit matrix descriptor by which wgmma finds a 16-bit operand in shared memory.
+// The 64-bit matrix descriptor through which wgmma finds a 16-bit operand in shared memory.
 //     bits  0-13 start address / 16      16-29 leading offset / 16      32-45 stride offset / 16
 //     bits 49-51 base offset: 0, as panels are aligned (swizzle.cuh)    62-63 swizzle: 0 none, 1 b128, 2 b64, 3 b32
 // Of a tile in panels (swizzle.cuh), W = row_bytes, with the panels `panel_bytes` apart:
@@ -10,8 +10,8 @@
 //     of
 //                                                                       M or N; stride = 8 * W: the next 8 k
 //                                                             none: the two change places
-// An instruction reads 16 k. K-major panels hold W / 2 of them, so the loop over k steps inside a panel, then to the
-// next; in MN-major panels k runs down the rows.
+// An instruction reads 16 k. K-major panels hold W / 2 k, so the loop over k steps inside a panel, then to the next; in
+// MN-major panels k runs down the rows.
 #include <cstdint>
 
 #include "ingot/gpu/ptx/wgmma.cuh"
@@ -28,22 +28,22 @@ constexpr uint64_t make_descriptor(uint32_t address, uint32_t leading, uint32_t 
 }
 
 // The descriptor of the first 16 k of a tile at `address` (ptx::shared_address). panel_bytes is not needed where a tile
-// is one panel, nor for swizzled K-major tiles.
+// is a single panel, nor for swizzled K-major tiles.
 template <Major kMajor, Swizzle S> constexpr uint64_t operand_descriptor(uint32_t address, uint32_t panel_bytes = 16) {
   constexpr uint32_t kEight = 8 * row_bytes(S);
   if constexpr (kMajor == Major::mn && S == Swizzle::none) return make_descriptor(address, kEight, panel_bytes, S);
   return make_descriptor(address, panel_bytes, kEight, S);
 }
 
-// What to add to a descriptor to reach element k (a multiple of 16; known at compile time, it folds away).
+// The increment of a descriptor to reach element k (a multiple of 16; free when known at compile time).
 template <Major kMajor, Swizzle S> constexpr uint64_t descriptor_step(uint32_t k, uint32_t panel_bytes = 0) {
   if constexpr (kMajor == Major::mn) return uint64_t(k * row_bytes(S)) >> 4;
   constexpr uint32_t kPerPanel = row_bytes(S) / 2;
   return uint64_t(k / kPerPanel * panel_bytes + k % kPerPanel * 2) >> 4;
 }
 
-// The descriptor of elements k .. k + 15, k known at compile time. Only its low word depends on the address, so that 32
-// bits are all that is carried and added.
+// The descriptor of elements k .. k + 15, k known at compile time. Only its low word depends on the address, so code
+// carries and adds 32 bits only.
 template <Major kMajor, Swizzle S> constexpr uint64_t operand(uint32_t address, uint32_t k, uint32_t panel_bytes = 16) {
   const uint64_t base = operand_descriptor<kMajor, S>(0, panel_bytes);
   return (base & ~uint64_t(0xffffffff)) |

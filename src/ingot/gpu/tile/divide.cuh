@@ -1,5 +1,5 @@
 #pragma once
-// Division of numbers below 2^31 by one divisor known at launch: a multiplication, an addition and a shift.
+// Division of numbers below 2^31 by a divisor known at launch: a multiplication, an addition and a shift.
 #include <cstdint>
 
 #include "ingot/core/hd.h"

@@ -9,19 +9,20 @@
 
 namespace ingot::tile {
 
-// The bytes of all operands together: as many as half of the threads of an H200 load at once, so that the memory is
-// busy until the other threads have issued their loads. More would delay the kernel before: 8 MB cost what 4 MB gain.
+// The bytes of all operands together: as many as half of an H200's threads load at once, so that the memory is busy
+// until the remaining threads have issued their loads. More would delay the preceding kernel: 8 MB lose the gain of 4
+// MB.
 constexpr int64_t kEarlyBytes = int64_t(4) << 20;
 
-// The number of blocks that prefetch, where each block reads so many bytes.
+// The number of prefetching blocks, where each block reads `bytes` bytes.
 constexpr uint32_t early_blocks(int64_t bytes_of_block) { return uint32_t(kEarlyBytes / bytes_of_block); }
 
-// The first `blocks` blocks prefetch `bytes` each of an operand without gaps. Which block prefetches which bytes does
+// The first `blocks` blocks prefetch `bytes` each of an operand without gaps. The assignment of bytes to blocks does
 // not matter.
 struct EarlyReads {
   uint32_t blocks = 0, bytes = 0;
 };
-// For a grid that reads `operands` operands of `operand_bytes` bytes each, in order.
+// For a grid reading `operands` operands of `operand_bytes` bytes each, in order.
 inline EarlyReads early_reads(int64_t operand_bytes, int64_t grid, int operands = 1) {
   const int64_t bytes = operand_bytes / grid / 16 * 16;
   if (bytes == 0) return {};
@@ -37,8 +38,8 @@ template <bool kKeep> __device__ inline void ask_early(const EarlyReads& e, cons
     ptx::prefetch_to_l2(from, e.bytes);
 }
 
-// Called by one thread. Prefetches the units `first` to `first + count` of an operand (N elements each), as far as they
-// lie in one row and are whole pieces of 16 bytes.
+// Called by a single thread. Prefetches the units `first` to `first + count` of an operand (N elements each), as far as
+// these lie in a single row and are whole pieces of 16 bytes.
 template <class T, int N>
 __device__ inline void ask_early(const Rows& operand, const RowUnits& units, uint32_t first, uint32_t count) {
   const Division place = place_of(units, first);

@@ -1,5 +1,5 @@
 #pragma once
-// N neighbouring elements as floats, in vectors; one at a time, N = 1, from any address.
+// N neighbouring elements as floats, in vectors; single elements, N = 1, from any address.
 #include "ingot/gpu/tile/vec.cuh"
 
 namespace ingot::tile {

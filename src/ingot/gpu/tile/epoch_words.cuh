@@ -1,6 +1,7 @@
 #pragma once
 // Twelve bytes of data and an epoch in one access of 16 bytes: a reader that sees the awaited epoch has the data as
-// well, without a fence on either side. An epoch must not be reused in a place while an old one may still lie there.
+// well, without a fence on either side. An epoch must not be reused in a place that may still hold an old word of the
+// same epoch.
 #include <cstdint>
 
 #include "ingot/gpu/ptx/atomics.cuh"

@@ -1,15 +1,15 @@
 #pragma once
-// Waits of device code. Every wait is bounded (watch.h describes how a wait ends that takes too long).
-//     wait_or_trap(barrier, parity)             an mbarrier on which this block, its cluster or the copy engine arrives
-//     poll_or_trap(done)                        a condition that other running blocks bring about
-//     wait(barrier, parity, watch, what)        as the first, in a kernel that has a Watch
-//     wait_at_least(flag, want, watch, what)    a counter that another block raises (flag_raise, or any release)
-//     grid_barrier(counter, watch, what)        all blocks; only in kernels launched with `cooperative`
+// Waits of device code. Every wait is bounded (watch.h describes the end of an overlong wait).
+//     wait_or_trap(barrier, parity) an mbarrier with arrivals of this block, its cluster or the copy engine
+//     poll_or_trap(done) a condition brought about by further running blocks wait(barrier, parity, watch, what) as the
+//     first, in a kernel that has a Watch wait_at_least(flag, want, watch, what) a counter raised by a further block
+//     (flag_raise, or any release) grid_barrier(counter, watch, what) all blocks; only in kernels launched with
+//     `cooperative`
 // The last three return false when a wait gave up. A kernel may ignore this result and run on, as long as no address
 // and no loop bound depends on the awaited data; before its end such a kernel calls leave(), because copies may still
 // be in flight.
-// Two other waits count polls and trap, because reading a clock would cost too much: the sums of a cluster
-// (reduce.cuh), and words that must arrive because a grid barrier has been passed (megakernel/sums.cuh).
+// Two further waits count polls and trap, because reading a clock would cost too much: the sums of a cluster
+// (reduce.cuh), and words certain to arrive after a grid barrier (megakernel/sums.cuh).
 #include <cstdint>
 
 #include "ingot/gpu/ptx/atomics.cuh"
@@ -27,8 +27,8 @@ constexpr uint32_t kTrapAfter = 10'000'000;  // of 1024 ns: far longer than any 
 // The clock in 32 bits: one register across the loop, in kernels whose accumulators leave few registers.
 __device__ inline uint32_t coarse_timer() { return uint32_t(ptx::global_timer() >> 10); }
 
-// For conditions that only a bug can keep from becoming true. The first function reads the clock before it calls
-// done(), the second only after done() has returned false.
+// For conditions that become true except for a bug. The first function reads the clock before it calls done(), the
+// second only after done() has returned false.
 template <class Done> __device__ __forceinline__ void poll_or_trap(Done&& done) {
   const uint32_t start = coarse_timer();
   while (!done())
@@ -107,12 +107,12 @@ __device__ inline bool wait(uint64_t* barrier, uint32_t parity, const gpu::Watch
 
 // Counters only grow; the comparison also holds when a counter wraps around.
 __device__ inline bool reached(uint32_t value, uint32_t want) { return int32_t(value - want) >= 0; }
-// One thread waits; a block barrier then makes the data visible to the other threads.
+// A single thread waits; a block barrier then makes the data visible to all threads.
 __device__ inline bool wait_at_least(const uint32_t* flag, uint32_t want, const gpu::Watch& watch, uint32_t what) {
   return wait_until([&] { return reached(ptx::load_acquire(flag), want); }, [&] { return ptx::load_relaxed(flag); },
                     want, watch, what);
 }
-// One thread raises the flag after a block barrier, which releases the writes of the whole block.
+// A single thread raises the flag after a block barrier, and releases the writes of the whole block.
 __device__ inline void flag_raise(uint32_t* flag, uint32_t by = 1) { ptx::add_release(flag, by); }
 
 // Called by all threads of all blocks. The counter is zero before its first use and then serves any number of barriers,
@@ -130,9 +130,9 @@ __device__ inline bool grid_barrier(uint32_t* counter, const gpu::Watch& watch, 
   return __syncthreads_and(ok) != 0;
 }
 
-// Called before the end of a kernel that ignores failed waits, because bulk copies for which no thread waited may still
-// be writing to this block's shared memory. A millisecond is far longer than such a copy takes. In a kernel that was
-// not stopped the function returns at once.
+// Called before the end of a kernel that ignores failed waits, because bulk copies without a completed wait may still
+// be writing to this block's shared memory. A millisecond is far longer than such a copy. Without a failed wait the
+// function returns at once.
 __device__ inline void leave(const gpu::Watch& watch) {
   if (!stopped(watch)) return;
   const uint64_t start = ptx::global_timer();

@@ -1,4 +1,4 @@
-// Bounded waits: what they return, what they record, and that the GPU works on afterwards.
+// Bounded waits: their results and records, and the GPU's state afterwards.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -65,7 +65,7 @@ TEST_F(FlagCuda, TimesOutSaysWhoWaitedForWhatAndLeavesTheGpuUsableSmall) {
     EXPECT_NE(message.find("for words of the block before: found 5, expected "), std::string::npos) << message;
     EXPECT_NE(message.find("timed out"), std::string::npos) << message;
     EXPECT_NE(message.find("relay: block "), std::string::npos) << message;
-    flag.download();  // blocks that gave up went on to their end: all but the one raised the flag
+    flag.download();  // blocks with failed waits ran to their end: all but one raised the flag
     EXPECT_EQ(flag.host[0], kBlocks - 1);
     control.reset({});
     relay_works(control);
@@ -88,7 +88,7 @@ TEST_F(FlagCuda, EndsWhenTheHostAsks) {
   relay_works(control);
 }
 
-// A barrier nobody arrives on.
+// A barrier without arrivals.
 __global__ void wait_for_nothing(Watch watch, uint32_t* answers) {
   __shared__ uint64_t barrier;
   if (threadIdx.x == 0) {
@@ -112,7 +112,7 @@ TEST_F(FlagCuda, BoundsWaitsForBarriersSmall) {
   relay_works(control);
 }
 
-// Every round each block publishes a number and reads those of two others.
+// Every round each block publishes a number and reads the numbers of two further blocks.
 __global__ void rounds(uint32_t* words, uint32_t* counter, Watch watch, uint32_t count, uint32_t* wrong) {
   for (uint32_t r = 1; r <= count; ++r) {
     if (threadIdx.x == blockDim.x - 1) words[blockIdx.x] = r * 1000 + blockIdx.x;

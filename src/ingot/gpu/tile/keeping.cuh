@@ -1,5 +1,5 @@
 #pragma once
-// Loads of vectors with the hint to keep them in L2, through L1 or not.
+// Loads of vectors with the hint to keep the lines in L2, with or without L1.
 #include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 

@@ -1,6 +1,6 @@
 #pragma once
-// Sums over the threads that share a row. The order is fixed by the thread's place, so results repeat bit for bit, and
-// every thread of the group gets the same bits.
+// Sums over the threads of a row. The order is fixed by the thread's place, so results repeat bit for bit, and every
+// thread of the group gets the same bits.
 #include <cstdint>
 
 #include "ingot/gpu/ptx/barrier.cuh"
@@ -35,13 +35,13 @@ __device__ inline void group_sum(float (&v)[R], uint32_t width, GroupSumMemory<R
   warp_sum(v, warps);
 }
 
-constexpr int kMaxCluster = 8;  // what every device with clusters allows
+constexpr int kMaxCluster = 8;  // allowed on every device with clusters
 struct ClusterSumMemory {
   float partial[kMaxCluster];
 };
 
-// Sums one value per block over the cluster. The caller has executed cluster_arrive() at its start; the matching wait
-// in this function makes sure that every block of the cluster is running before its memory is written.
+// Sums a value per block over the cluster. The caller has executed cluster_arrive() at its start; the matching wait in
+// this function ensures that every block of the cluster runs before a write to its memory.
 __device__ inline float cluster_sum(float v, uint32_t blocks, ClusterSumMemory& memory) {
   ptx::cluster_wait();
   if (threadIdx.x < blocks) ptx::cluster_store(&memory.partial[ptx::cluster_rank()], threadIdx.x, v);
@@ -52,10 +52,10 @@ __device__ inline float cluster_sum(float v, uint32_t blocks, ClusterSumMemory& 
   return sum;
 }
 
-// Sums over groups of threads and over the blocks of a cluster, round after round, while other stores of the block may
-// be in flight all the time. A value travels to other blocks together with the number of its round, because a barrier
-// of the cluster would also wait for those stores. A round has one barrier of the group: a thread that writes round n +
-// 2 has passed the barrier of round n + 1, as has every thread that read round n.
+// Sums over groups of threads and over the blocks of a cluster, round after round, while further stores of the block
+// may be in flight all the time. A value travels between blocks together with the number of its round, because a
+// barrier of the cluster would also wait for the further stores. A round has one barrier of the group: before writing
+// round n + 2 a thread passes the barrier of round n + 1, after all threads have read round n.
 template <int R> class RoundSums {
  public:
   static constexpr int kMaxThreads = 1024;
@@ -65,8 +65,8 @@ template <int R> class RoundSums {
   };
   static_assert(R * kMaxCluster <= 32, "one lane polls one word");
 
-  // By all threads, before a barrier of the block (of the cluster, above one block). A group: `width` threads, a power
-  // of two up to a warp, or whole warps, then at most 15 groups; above one block a group is a whole block.
+  // Called by all threads, before a barrier of the block (of the cluster, above one block). A group: `width` threads, a
+  // power of two up to a warp, or whole warps, then at most 15 groups; above one block a group is a whole block.
   __device__ RoundSums(Memory& memory, uint32_t width, uint32_t blocks)
       : memory_(memory), width_(width), blocks_(blocks) {
     const uint32_t warps = width / 32;
@@ -100,7 +100,7 @@ template <int R> class RoundSums {
   }
 
  private:
-  static constexpr int kMaxPolls = 1 << 26;  // seconds: only a block that has died can be so late
+  static constexpr int kMaxPolls = 1 << 26;  // seconds: only a dead block can be so late
 
   __device__ void add_warps(float (&v)[R], uint32_t count, uint32_t round) {
     float(&sums)[R][64] = memory_.of_warps[round & 1];

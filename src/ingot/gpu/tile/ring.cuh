@@ -1,8 +1,8 @@
 #pragma once
-// A ring of kStages buffers, each with a full and an empty mbarrier. Everything follows from one counter i, the number
-// of the fill: its stage, and the parity of the phase that fill completes. The consumer of fill i waits for
-// full[stage(i)] with phase(i); the producer, before it overwrites, for empty[stage(i)] with phase(i) ^ 1, which on
-// fresh barriers passes at once.
+// A ring of kStages buffers, each with a full and an empty mbarrier. Everything follows from a single counter i, the
+// number of the fill: its stage, and the parity of the phase completed by fill i. The consumer of fill i waits for
+// full[stage(i)] with phase(i); the producer, before it overwrites, for empty[stage(i)] with phase(i) ^ 1; this wait
+// passes at once on fresh barriers.
 #include <cstdint>
 
 namespace ingot::tile {
@@ -21,7 +21,7 @@ template <uint32_t kStages> struct RingCursor {
       phase ^= 1;
     }
   }
-  // Advances by the fills that a group of warps leaves to other groups.
+  // Advances by the fills of further groups of warps.
   constexpr void advance(uint32_t fills) {
     stage += fills;
     phase ^= stage / kStages & 1;

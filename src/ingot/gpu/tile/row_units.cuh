@@ -1,7 +1,7 @@
 #pragma once
 // For pointwise kernels: a matrix cut into units of equal length (vectors or elements), each processed by one thread.
-// Rows may lie any distance apart; where no operand has gaps the matrix is treated as one long row, and no division is
-// needed.
+// Rows may lie any distance apart; where no operand has gaps the matrix is treated as a single long row, without a
+// division.
 #include <algorithm>
 
 #include "ingot/core/tensor.h"
@@ -9,7 +9,7 @@
 
 namespace ingot::tile {
 
-// One operand: its first row and the distance between rows, in elements.
+// An operand: its first row and the distance between rows, in elements.
 struct Rows {
   void* data = nullptr;
   int64_t stride = 0;
@@ -38,7 +38,7 @@ inline bool rows_start_aligned(const Tensor& t, int64_t bytes) {
                 (t.rows() <= 1 || t.row_stride() * size_of(t.dtype) % bytes == 0));
 }
 
-constexpr int64_t kMaxUnits = int64_t(1) << 30;  // of one launch: divide() needs less than 2^31
+constexpr int64_t kMaxUnits = int64_t(1) << 30;  // of a launch: divide() needs less than 2^31
 
 // Calls part(row, unit, RowUnits) with the first row and unit of every launch. There is one launch, except for matrices
 // of more than kMaxUnits units.

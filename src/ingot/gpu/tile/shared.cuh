@@ -1,7 +1,6 @@
 #pragma once
 // Shared memory, one variable per type and slot: `auto& memory = tile::shared<Memory>();`. Two calls with the same type
-// name the same memory, unless the second names another slot. Kernels that also run in emulation use this function in
-// place of __shared__.
+// name the same memory, unless the slots differ. Kernels with emulation use this function in place of __shared__.
 #include <cstdint>
 
 #ifdef INGOT_EMULATE

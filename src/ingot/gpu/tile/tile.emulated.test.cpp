@@ -1,4 +1,4 @@
-// The tile headers on the CPU: packing, sums over groups and clusters, grid barriers; and what is plain arithmetic.
+// The tile headers on the CPU: packing, sums over groups and clusters, grid barriers; and plain arithmetic.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -27,7 +27,7 @@ TEST(Swizzle, IsAPermutationThatSpreadsColumnsOfChunksOverAllBanks) {
       EXPECT_EQ(tile::swizzled(s, i) % 16, i % 16) << "chunks stay whole";
     }
     EXPECT_EQ(seen.size(), 1024u);
-    // The eight rows that a tensor core reads at once, one chunk each, must not share a bank.
+    // Eight rows read by a tensor core at once, a chunk each, must not share a bank.
     for (uint32_t row = 0; row + 8 <= rows; row += 8)
       for (uint32_t chunk = 0; chunk < width / 16; ++chunk) {
         std::set<uint32_t> banks;
@@ -48,7 +48,7 @@ TEST(Descriptor, PutsItsFieldsWhereTheManualSays) {
   EXPECT_EQ(tile::make_descriptor(0, 0, 0, Swizzle::b64) >> 62, 2u);
   EXPECT_EQ(tile::make_descriptor(0, 0, 0, Swizzle::b32) >> 62, 3u);
   EXPECT_EQ(tile::make_descriptor(0, 0, 0, Swizzle::none) >> 62, 0u);
-  // Steps of 16 k: inside a panel, into the next panel, and down the rows of an MN-major one.
+  // Steps of 16 k: inside a panel, into the next panel, and down the rows of an MN-major panel.
   using ptx::Major;
   EXPECT_EQ((tile::descriptor_step<Major::k, Swizzle::b128>(48)), 6u);
   EXPECT_EQ((tile::descriptor_step<Major::k, Swizzle::b128>(80, 8192)), 512u + 2u);
@@ -136,7 +136,7 @@ struct Control {
   gpu::Watch watch() { return {.stop = &stop, .host_stop = &host_stop, .record = &record, .limit_ns = 10'000'000}; }
 };
 
-// Every round each block publishes a number and reads that of another.
+// Every round each block publishes a number and reads the number of a second block.
 void rounds(uint32_t* words, uint32_t* counter, const gpu::Watch& watch) {
   for (uint32_t r = 1; r <= 3; ++r) {
     if (threadIdx.x == 5) words[blockIdx.x] = r * 1000 + blockIdx.x;

@@ -1,6 +1,5 @@
 #pragma once
-// Vec<T, N>: N elements as they lie in memory, kept packed in registers. Memory traffic goes in pieces of up to 16
-// bytes.
+// Vec<T, N>: N elements in memory order, packed in registers. Memory traffic goes in pieces of up to 16 bytes.
 #include "ingot/core/dtype.h"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
@@ -20,7 +19,7 @@ template <class T, int N> __device__ inline void load_streaming(Vec<T, N>& v, co
     ptx::load_streaming(reinterpret_cast<const char*>(p) + i * Vec<T, N>::kPiece, v.word[i]);
 }
 
-// Through L1, for data that other blocks of the SM also read.
+// Through L1, for data also read by further blocks of the SM.
 template <class T, int N> __device__ inline void load(Vec<T, N>& v, const T* p) {
   struct alignas(Vec<T, N>::kPiece) Piece {
     uint32_t w[Vec<T, N>::kPiece / 4];
@@ -74,7 +73,7 @@ template <class T, int N> __device__ inline Vec<T, N> from_float(const float (&x
   return v;
 }
 
-// One element, with the hardware's conversions.
+// An element, with the hardware's conversions.
 __device__ inline float to_float(float x) { return x; }
 template <class T> __device__ inline float to_float(T x) {
   float low, high;
