@@ -22,7 +22,7 @@ size_t terminal_width() {
 void write_all(const std::string& text) {
   for (size_t done = 0; done < text.size();) {
     const ssize_t n = ::write(STDERR_FILENO, text.data() + done, text.size() - done);
-    if (n <= 0) return;  // nobody is listening
+    if (n <= 0) return;  // stderr is closed
     done += size_t(n);
   }
 }

@@ -40,7 +40,7 @@ class TextFiles {
     for (std::string up = root; ::stat(up.c_str(), &s) == 0 && above_.insert(FileId(s)).second;) up += "/..";
     if (::stat(root.c_str(), &s) == 0) seen_.insert(FileId(s));
     collect(root);
-    // Links are followed after the walk, so that a file that is reachable twice is read under its own name.
+    // Links are followed after the walk, so that a file reachable twice is read under its own name.
     while (!links_.empty()) {
       const std::set<std::string> links = std::move(links_);
       links_.clear();

@@ -14,15 +14,14 @@ struct Document {
 };
 
 // The documents of `path`:
-//   a directory       one per file below it, in sorted order
-//   *.jsonl, *.ndjson one per line, the field "text" of its object; blank lines are left out
-//   "-"               standard input: lines of JSON where the first is an object with a "text", else one document
-//   another file      one
+//   a directory       one per file below the directory, in sorted order
+//   *.jsonl, *.ndjson one per line, the field "text" of its object; blank lines are left out "-" standard input: lines
+//   of JSON where the first is an object with a "text", else one document any further file one
 // Empty texts are left out. Text that is not UTF-8 is bad_data naming the file and the byte; so is a path without text.
 //
-// In a directory, names that begin with "." are left out, and so is what Ingot wrote (own_output.h). Linked files and
-// directories are read, each directory once; a linked directory that contains `path` is not. `left_out`, when given,
-// receives a line for each run, tokenizer and so on, and for each linked directory, that is not read.
+// In a directory, names with a leading "." are left out, and so are Ingot's own outputs (own_output.h). Linked files
+// and directories are read, each directory once; a linked directory that contains `path` is skipped. `left_out`, when
+// given, receives a line for each run, tokenizer and so on, and for each linked directory, that is not read.
 std::vector<Document> read_documents(const std::string& path, std::vector<std::string>* left_out = nullptr);
 
 struct SplitOptions {

@@ -61,8 +61,8 @@ void EvaluationBatches::cut_document(int64_t begin, int64_t end, int32_t documen
     for (int64_t at = begin; at < end; at += context) add_segment(at, std::min(context, end - at), 0, begin, document);
     return;
   }
-  // Each segment scores the tokens after `scored`. The last segment begins earlier, so that it is as long as the
-  // previous ones.
+  // Each segment scores the tokens after `scored`. The last segment begins earlier, and is as long as the previous
+  // segments.
   for (int64_t scored = begin; scored < end;) {
     const int64_t last = scored == begin ? std::min(end, begin + context) : std::min(end, scored + options_.stride);
     const int64_t first = std::max(begin, last - context);

@@ -12,7 +12,7 @@
 namespace ingot {
 namespace {
 
-// Every token is unique, so a target tells where it stands. `bos` is one that does not occur.
+// Every token is unique, so a target determines its position. `bos` is a token that does not occur.
 std::shared_ptr<const TokenSource> unique_tokens(const std::vector<int64_t>& lengths, int32_t bos = 1 << 20) {
   std::vector<int32_t> tokens;
   std::vector<int64_t> begins;
@@ -26,7 +26,8 @@ std::shared_ptr<const TokenSource> unique_tokens(const std::vector<int64_t>& len
 
 const std::vector<int64_t> kLengths = {5, 1, 40, 100, 16, 17, 2, 33};
 
-// For each target: tokens of context it was scored with, in any batch. Checks on the way that it is scored once.
+// For each target: the number of context tokens at its scoring, in any batch. Also checks that each target is scored
+// once.
 std::vector<int64_t> contexts(const std::shared_ptr<const TokenSource>& source, const EvaluationOptions& options) {
   const EvaluationBatches batches(source, options);
   std::vector<int64_t> context(size_t(source->size()), 0);

@@ -16,8 +16,8 @@ bool is_run(const std::string& directory) {
   return has("config.json") && (has("log.jsonl") || has(".lock"));
 }
 
-// The beginnings of tokenizer.json as text/byte_bpe_json.cpp and Hugging Face's tokenizers write it, and of a character
-// vocabulary.
+// The beginnings of tokenizer.json in the form of text/byte_bpe_json.cpp and of Hugging Face's tokenizers, and of a
+// character vocabulary.
 constexpr const char* kTokenizers[] = {"{\n  \"version\": \"1.0\",\n  \"truncation\":",
                                        "{\n  \"format\": \"ingot-char\""};
 
@@ -30,7 +30,7 @@ std::string file_kind(const std::string& path) {
   for (const char* beginning : kTokenizers)
     if (begins_with(path, beginning)) return "a tokenizer";
   if (begins_like_shard(path)) return "token shards";
-  // `ingot demo` writes these two beside its run.
+  // `ingot demo` writes these two files beside its run.
   const bool of_demo = name == "report.html" || name == "loss.svg";
   if (of_demo && is_run(join_path(parent_path(path), "run"))) return "of a demo";
   return "";

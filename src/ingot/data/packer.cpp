@@ -13,8 +13,7 @@ void push_segment(int64_t begin, int64_t end, Batch& into) {
   for (int64_t t = begin; t < end; ++t) into.positions[size_t(t)] = int32_t(t - begin);
 }
 
-// The row of T + 1 tokens from which a batch is cut. Each thread keeps its row, so that the steady state allocates
-// nothing.
+// The row of T + 1 tokens of a batch. Each thread keeps its row, so that the steady state allocates nothing.
 struct Row {
   std::vector<int32_t> tokens, starts;
 };
@@ -89,7 +88,7 @@ void Packer::plan_sequential() {
   if (source_->bos() < 0) document_begins_ = source_->document_begins();
   std::vector<int32_t> piece;
   for (size_t part = 0; part + 1 < bounds.size(); ++part) {
-    // The first bos is usually in the first piece that is read. A shard without any bos is used from its beginning.
+    // The first bos is usually in the first piece read. A shard without any bos is used from its beginning.
     int64_t first = bounds[part];
     for (int64_t at = first; source_->bos() >= 0 && at < bounds[part + 1]; at += int64_t(piece.size())) {
       piece.resize(size_t(std::min(bounds[part + 1] - at, int64_t(1) << 16)));
@@ -195,7 +194,7 @@ std::shared_ptr<const Packer::Epoch> Packer::epoch(int64_t number) const {
 }
 
 template <class Body> void Packer::for_each_piece(int64_t k, int64_t length, Body&& body) const {
-  // Epochs follow each other in one endless row of tokens.
+  // Epochs follow each other in an endless row of tokens.
   for (int64_t done = 0; done < length;) {
     const int64_t at = (k * options_.world + options_.rank) * options_.tokens + done;
     const std::shared_ptr<const Epoch> order = epoch(at / epoch_tokens_);
@@ -224,8 +223,8 @@ void Packer::fill_shuffled(int64_t k, Batch& into) const {
   for (const int64_t t : unscored) into.targets[size_t(t)] = -1;
 }
 
-// Like fill_shuffled, but no target belongs to another piece's document. A piece that is cut at a batch's end continues
-// in the next batch with positions from 0.
+// Like fill_shuffled, but the target of a token belongs to the token's own piece. A piece cut at a batch's end
+// continues in the next batch with positions from 0.
 void Packer::fill_segments(int64_t k, Batch& into) const {
   const int64_t n = options_.tokens;
   into.tokens.resize(size_t(n));

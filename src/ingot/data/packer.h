@@ -1,12 +1,12 @@
 #pragma once
 // Batches of a fixed number of tokens, packed from documents of any length. Batch k is a pure function of the data, the
-// options and k, so a run resumes by remembering one number.
+// options and k, so a run resumes from a single number.
 //
 //   tokens      x_0 .. x_{T-1}
 //   targets     x_1 .. x_T; at a document's end bos, or -1 (not scored) where the tokenizer has no bos
 //   positions   restart at each cut
 //   cu_seqlens  0, the cuts, T
-// A segment is cut where a document begins, and every max_segment tokens after that beginning. For a document that
+// A segment is cut where a document begins, and every max_segment tokens after this beginning. For a document that
 // began in an earlier batch the tokens are counted from the start of this batch.
 #include <cstdint>
 #include <memory>
@@ -29,13 +29,12 @@ struct Batch {
   int64_t segments() const { return int64_t(cu_seqlens.size()) - 1; }
 };
 
-//   sequential  shards in order, each from its first bos; spans of T + 1 tokens per rank that share no token; what is
-//               left of a shard after the last whole step is dropped.
-//   shuffled    documents in a new order each epoch; consecutive batches share one token, so every token is a target
-//               once.
+//   sequential shards in order, each from its first bos; spans of T + 1 tokens per rank without common tokens; the rest
+//   of a shard after the last whole step is dropped.
+//   shuffled documents in a new order each epoch; consecutive batches share a token, so every token is a target once.
 //   segments    documents cut into pieces of at most max_segment tokens, and the pieces in a new order each epoch: a
 //               batch draws from many documents even where documents are long.
-//   windows     T / max_segment windows at random offsets, not cut at documents: the text is one stream, and every
+//   windows     T / max_segment windows at random offsets, not cut at documents: the text is a single stream, and every
 //               token a target, as in nanoGPT.
 enum class BatchOrder { sequential, shuffled, segments, windows };
 BatchOrder batch_order(const std::string& name);
@@ -61,7 +60,7 @@ class Packer {
   const PackOptions& options() const { return options_; }
 
  private:
-  // Documents, or segments, in one epoch's order.
+  // Documents, or segments, in the order of an epoch.
   struct Epoch {
     int64_t number = -1;
     std::vector<int64_t> pieces;  // in this epoch's order
@@ -71,8 +70,8 @@ class Packer {
     int64_t begin, length;
     bool ends_document;
   };
-  // Calls body(piece, offset in it, tokens taken, tokens before them) for the pieces in the epochs' orders that batch
-  // k's first `length` tokens come from.
+  // Calls body(piece, offset in the piece, tokens taken, tokens before these) for the pieces of batch k's first
+  // `length` tokens, in the epochs' orders.
   template <class Body> void for_each_piece(int64_t k, int64_t length, Body&& body) const;
   bool ends_are_scored() const { return source_->bos() >= 0 || options_.order == BatchOrder::windows; }
   std::pair<size_t, int64_t> sequential_span(int64_t k) const;  // the part, and the span's first token
@@ -94,7 +93,7 @@ class Packer {
   mutable std::shared_ptr<const Epoch> recent_[2];
 };
 
-// Splits `row` (T + 1 tokens) into tokens and targets, and cuts it at `starts` (ascending offsets below T) and
+// Splits `row` (T + 1 tokens) into tokens and targets, and cuts the row at `starts` (ascending offsets below T) and
 // max_segment.
 void pack_row(const std::vector<int32_t>& row, const std::vector<int32_t>& starts, int64_t max_segment, Batch& into);
 

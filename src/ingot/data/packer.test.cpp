@@ -41,7 +41,7 @@ std::shared_ptr<const TokenSource> in_memory(const Sample& s, bool bos = true) {
   return tokens_in_memory(s.tokens, s.begins, bos ? 1 : -1, 60000);
 }
 
-// What must hold for every batch.
+// The invariants of every batch.
 void expect_well_formed(const Batch& b, int64_t n, int64_t max_segment) {
   ASSERT_EQ(b.size(), n);
   ASSERT_EQ(int64_t(b.targets.size()), n);
@@ -68,7 +68,7 @@ TEST(pack_row, cuts_at_documents_and_at_the_longest_segment) {
 
 TEST(sequential, spans_follow_each_other_from_the_first_bos_of_each_shard) {
   Sample s = make_sample(60, 1);
-  s.tokens.insert(s.tokens.begin(), {7, 7, 7});  // the end of a document that began in an earlier shard
+  s.tokens.insert(s.tokens.begin(), {7, 7, 7});  // the end of a document from an earlier shard
   for (size_t i = 1; i < s.begins.size(); ++i) s.begins[i] += 3;
   const testing::TemporaryDirectory dir;
   const int64_t per_shard = 500, n = 40, world = 2;
@@ -117,7 +117,7 @@ TEST(shuffled, each_epoch_holds_every_document_once_in_a_new_order) {
   }
   std::vector<std::string> orders;
   for (int64_t e = 0; e < 3; ++e) {
-    // Split the epoch's row at bos; as a multiset it is the documents.
+    // Split the epoch's row at bos; the multiset of the parts equals the documents.
     std::multiset<std::vector<int32_t>> found, want;
     std::string order;
     for (int64_t t = e * size; t < (e + 1) * size;) {

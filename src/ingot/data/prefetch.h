@@ -1,5 +1,5 @@
 #pragma once
-// A thread that makes batches before they are used.
+// A thread that makes batches before their use.
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -12,7 +12,7 @@
 namespace ingot {
 
 // Delivers make(first), make(first + 1), ... in order, with at most `ahead` batches waiting. If make() throws for a
-// batch, the call of next() that would have returned this batch throws the exception, and so does every later call.
+// batch, the call of next() for this batch throws the exception, and so does every later call.
 class Prefetch {
  public:
   Prefetch(std::function<void(int64_t, Batch&)> make, int64_t first, int ahead = 3);
@@ -20,7 +20,7 @@ class Prefetch {
   ~Prefetch();
   Prefetch(const Prefetch&) = delete;
   Prefetch& operator=(const Prefetch&) = delete;
-  // Exchanges the caller's batch (whose memory is reused) for the next one.
+  // Exchanges the caller's batch (whose memory is reused) for the next batch.
   void next(Batch& batch);
 
  private:

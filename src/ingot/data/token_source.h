@@ -42,7 +42,7 @@ class TokenSource {
   int64_t vocab_;
 };
 
-// The tokens of each document, after bos if the tokenizer has one.
+// The tokens of each document, after bos if the tokenizer has a bos.
 std::shared_ptr<const TokenSource> tokenize_documents(const Tokenizer& tokenizer,
                                                       const std::vector<Document>& documents);
 std::shared_ptr<const TokenSource> tokens_in_memory(std::vector<int32_t> tokens, std::vector<int64_t> document_begins,
@@ -56,11 +56,11 @@ struct ShardHeader {
   int64_t token_bytes() const { return version == 1 ? 2 : 4; }
 };
 constexpr int64_t kShardHeaderBytes = 1024;
-// Checks the header against the size of the file it came from.
+// Checks the header against the size of its file.
 ShardHeader parse_shard_header(std::string_view bytes, int64_t file_bytes, const std::string& where);
 ShardHeader read_shard_header(const std::string& path);
 
-// A file that begins like a shard or is called *.bin, or a directory with *.bin files.
+// A file with the beginning of a shard or the name *.bin, or a directory with *.bin files.
 bool holds_shards(const std::string& path);
 bool begins_like_shard(const std::string& path);  // of a file
 struct ShardPaths {
@@ -68,8 +68,7 @@ struct ShardPaths {
 };
 ShardPaths find_shards(const std::string& path);
 
-// Every header is checked here, and the tokenizer's hash if the shard holds one. Token ids are checked when they are
-// read.
+// Every header is checked here, and the tokenizer's hash if the shard has a hash. Token ids are checked on reading.
 std::shared_ptr<const TokenSource> open_shards(const std::vector<std::string>& paths, const Tokenizer& tokenizer);
 std::shared_ptr<const TokenSource> open_shards(const std::vector<std::string>& paths, int32_t bos, int64_t vocab,
                                                uint32_t tokenizer_hash = 0);

@@ -73,7 +73,7 @@ TEST(shards, are_found_by_name_and_by_content) {
   const ShardPaths paths = find_shards(dir.path());
   EXPECT_EQ(paths.train.size(), 0u);
   EXPECT_EQ(paths.held_out, std::vector<std::string>{dir / "x_val_000000.bin"});
-  EXPECT_EQ(find_shards(paths.held_out[0]).held_out, paths.held_out);  // by itself it is what it was
+  EXPECT_EQ(find_shards(paths.held_out[0]).held_out, paths.held_out);  // a single shard keeps its role
   EXPECT_EQ(find_shards(dir / "renamed").train, std::vector<std::string>{dir / "renamed"});
 }
 

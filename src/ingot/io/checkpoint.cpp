@@ -39,7 +39,7 @@ std::string directory_name(int64_t step) {
   return name;
 }
 
-// The step of a checkpoint directory's name, or -1 for other names.
+// The step of a checkpoint directory's name, or -1 for any further name.
 int64_t step_of(const std::string& name) {
   if (name.compare(0, 5, "step-") != 0 || name.size() < 13 || name.size() > 22) return -1;
   int64_t step = 0;
@@ -63,7 +63,7 @@ void remove_leftovers(const std::string& run_directory) {
     if (name.compare(0, std::strlen(kTemporary), kTemporary) == 0) remove_tree(join_path(run_directory, name));
 }
 
-// The only valid text of a manifest with this content, so that comparing texts finds every changed byte.
+// The only valid text of a manifest with this content, so comparing texts finds every changed byte.
 std::string render(const Manifest& manifest) {
   OrderedJson files = OrderedJson::object();
   for (const FileRecord& f : manifest.files) files[f.name] = {{"bytes", f.bytes}, {"sha256", f.sha256}};
@@ -149,8 +149,8 @@ std::string write_files(const std::string& directory, int64_t step, const Checkp
   return text;
 }
 
-// Renames the finished directory to its final name. If a checkpoint of the same step exists, the two exchange names in
-// one step, and the old one is removed later.
+// Renames the finished directory to its final name. If a checkpoint of the same step exists, the two directories
+// exchange names in a single step, and the old checkpoint is removed later.
 void put_in_place(const std::string& from, const std::string& to) {
   if (!exists(to)) return rename_path(from, to);
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) return;
@@ -161,7 +161,7 @@ void put_in_place(const std::string& from, const std::string& to) {
 }
 
 void remove_checkpoint(const std::string& run_directory, int64_t step) {
-  // Under a temporary name first: a removal that is interrupted must not look like a damaged checkpoint.
+  // Under a temporary name first: an interrupted removal must not look like a damaged checkpoint.
   const std::string aside = join_path(run_directory, kTemporary + directory_name(step) + "-old");
   rename_path(join_path(run_directory, directory_name(step)), aside);
   remove_tree(aside);
@@ -174,7 +174,7 @@ void prune(const std::string& run_directory, int64_t saved, int keep) {
     if (steps[i] != saved && (!best || steps[i] != best->step)) remove_checkpoint(run_directory, steps[i]);
 }
 
-// The newest complete checkpoint before `step`, or nothing; with `log`, errors in other checkpoints are logged.
+// The newest complete checkpoint before `step`, or nothing; with `log`, errors in damaged checkpoints are logged.
 std::optional<Checkpoint> newest_whole_before(const std::string& run_directory, int64_t step, bool log) {
   const std::vector<int64_t> steps = steps_in(run_directory);
   for (auto s = steps.rbegin(); s != steps.rend(); ++s)
@@ -304,7 +304,7 @@ std::string found_instead(const std::string& path) {
   Json json;
   try {
     if (exists(config)) json = read_json_file(config);
-  } catch (const Error&) {}  // a file that cannot be read is no model
+  } catch (const Error&) {}  // an unreadable file is no model
   if (!json.is_object()) return "no checkpoint";
   if (json.contains("model") && json.contains("train")) return "a run without a checkpoint";
   const Json type =

@@ -1,8 +1,8 @@
 #pragma once
 // Checkpoints of a run directory:
 //   <run>/step-00001000/{model.safetensors, optimizer.safetensors, state.json, manifest.json}
-// The manifest (format version, sizes and SHA-256 of the others) is written last, under a temporary name for the
-// directory, which is synced, renamed and its parent synced: a checkpoint exists completely or not at all.
+// The manifest (format version, sizes and SHA-256 of all files) is written last, in a directory with a temporary name;
+// the directory is synced, renamed and its parent synced: a checkpoint exists completely or not at all.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -37,8 +37,8 @@ class Checkpoint {
   int64_t step_ = 0;
 };
 
-// Opens one checkpoint directory; every file is checked against the manifest (Error{bad_data} names the file, what was
-// found and what was expected).
+// Opens a checkpoint directory; every file is checked against the manifest (Error{bad_data} names the file, the value
+// found and the value expected).
 Checkpoint read_checkpoint(const std::string& path);
 
 // Thrown if the newest checkpoint is damaged and an earlier checkpoint is complete.
@@ -57,18 +57,20 @@ Checkpoint named_checkpoint(const std::string& run_directory, const std::string&
 Checkpoint open_checkpoint(const std::string& directory);
 // Describes, for messages, a path that is neither a run nor a checkpoint: "a model of the architecture 'llama'".
 std::string found_instead(const std::string& path);
-// Renames checkpoints after `step` to "aside-step-...", so that none of them is taken for the run's newest checkpoint.
-// best.json is removed if its checkpoint is one of these or no longer exists. Renamed checkpoints are never removed.
+// Renames checkpoints after `step` to "aside-step-...", so that no later checkpoint counts as the run's newest
+// checkpoint. best.json is removed if its checkpoint is among these or no longer exists. Renamed checkpoints are never
+// removed.
 void set_aside_after(const std::string& run_directory, int64_t step);
 
-// The checkpoint with the lowest held-out loss, named in best.json; it is kept whatever its age.
+// The checkpoint with the lowest held-out loss, named in best.json; this checkpoint is kept at any age.
 struct BestCheckpoint {
   int64_t step = 0;
   double loss = 0, bits_per_byte = 0;
 };
 std::optional<BestCheckpoint> best_checkpoint(
     const std::string& run_directory);  // nothing if its checkpoint no longer exists
-// `best.step` must be a checkpoint. The previous best checkpoint is removed if it is older than the newest `keep`.
+// `best.step` must be a checkpoint. The previous best checkpoint is removed if older than the newest `keep`
+// checkpoints.
 void set_best_checkpoint(const std::string& run_directory, const BestCheckpoint& best, int keep);
 
 }  // namespace ingot

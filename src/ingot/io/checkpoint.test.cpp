@@ -59,7 +59,7 @@ TEST(checkpoint, the_newest_few_are_kept) {
   for (const int64_t step : {1, 2, 10, 9, 100000000}) save(dir, step, 3);
   EXPECT_EQ(list_directory(dir.path()), (std::vector<std::string>{"step-00000009", "step-00000010", "step-100000000"}));
   EXPECT_EQ(latest_checkpoint(dir.path())->step(), 100000000);
-  save(dir, 3, 1);  // the one just saved stays, whatever its number
+  save(dir, 3, 1);  // the checkpoint just saved stays, at any number
   EXPECT_EQ(list_directory(dir.path()), (std::vector<std::string>{"step-00000003", "step-100000000"}));
 }
 
@@ -69,7 +69,7 @@ TEST(checkpoint, one_of_the_same_step_is_replaced_whole) {
   save_checkpoint(dir.path(), 5, weights.content("{\"first\": true}"), 2);
   save_checkpoint(dir.path(), 5, weights.content("{\"second\": true}"), 2);
   EXPECT_EQ(latest_checkpoint(dir.path())->state_json(), "{\"second\": true}");
-  File::create(dir / "step-00000005/model.safetensors").write("x");  // a damaged one too
+  File::create(dir / "step-00000005/model.safetensors").write("x");  // a damaged checkpoint too
   save_checkpoint(dir.path(), 5, weights.content("{\"third\": true}"), 2);
   EXPECT_EQ(latest_checkpoint(dir.path())->state_json(), "{\"third\": true}");
   EXPECT_EQ(list_directory(dir.path()), std::vector<std::string>{"step-00000005"});
@@ -90,7 +90,7 @@ TEST(checkpoint, a_byte_changed_anywhere_in_any_file_is_refused_by_name) {
   save(dir, 3);
   for (const char* name : {"model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"}) {
     const std::string file = join_path(path, name), whole = read_file(file);
-    for (size_t bit = 0; bit < whole.size() * 8; bit += 9) {  // every byte, every place in it
+    for (size_t bit = 0; bit < whole.size() * 8; bit += 9) {  // every byte, every bit of the byte
       std::string flipped = whole;
       flipped[bit / 8] = char(flipped[bit / 8] ^ (1 << bit % 8));
       File::create(file).write(flipped);
@@ -102,7 +102,7 @@ TEST(checkpoint, a_byte_changed_anywhere_in_any_file_is_refused_by_name) {
     File::create(file).write(whole);
   }
   EXPECT_EQ(latest_checkpoint(dir.path())->step(), 7);
-  EXPECT_EQ(open_checkpoint(dir / "step-00000003").step(), 3);  // an older one, when asked for
+  EXPECT_EQ(open_checkpoint(dir / "step-00000003").step(), 3);  // an older checkpoint, on request
 }
 
 TEST(checkpoint, messages_say_what_was_found_and_expected) {
@@ -209,11 +209,11 @@ TEST(checkpoint, the_best_is_kept_whatever_its_age_until_there_is_a_better_one) 
   EXPECT_EQ(list_directory(dir.path()), (std::vector<std::string>{"best.json", "step-00000030", "step-00000040"}));
   EXPECT_EQ(open_checkpoint(dir / "best").step(), 40);
   remove_tree(dir / "step-00000040");
-  EXPECT_FALSE(best_checkpoint(dir.path()));  // what is gone is not named
+  EXPECT_FALSE(best_checkpoint(dir.path()));  // a missing checkpoint is not named
   EXPECT_THROW(open_checkpoint(dir / "best"), Error);
   set_aside_after(dir.path(), 30);
   EXPECT_FALSE(exists(dir / "best.json"));
-  write_file(dir / "best.json", "{");  // damaged: an error where it is asked for, no reason to lose a save
+  write_file(dir / "best.json", "{");  // damaged: an error on reading, no reason to lose a save
   EXPECT_THROW(open_checkpoint(dir / "best"), Error);
   save(dir, 50, 2);
   EXPECT_EQ(latest_checkpoint(dir.path())->step(), 50);

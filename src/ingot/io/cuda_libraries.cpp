@@ -17,7 +17,7 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// A path as a pattern that matches nothing else.
+// A path as a pattern that matches only this path.
 std::string literal(const std::string& path) {
   std::string pattern;
   for (const char c : path) {

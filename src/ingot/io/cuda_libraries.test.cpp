@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kVariables[] = {"CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HOME"};
 
-// Sets all five, those that are not named to nothing, and puts them back.
+// Sets all five variables, unnamed variables to nothing, and restores all five.
 class Environment {
  public:
   explicit Environment(const std::map<std::string, std::string>& values) {
@@ -34,7 +34,7 @@ class Environment {
   std::map<std::string, std::string> before_;
 };
 
-constexpr const char* kName = "libingot-looks-for-this.so.13";  // that no machine has
+constexpr const char* kName = "libingot-looks-for-this.so.13";  // absent on every machine
 
 std::string put(const std::string& folder, const std::string& name = kName) {
   create_directories(folder);

@@ -51,7 +51,7 @@ bool names(const std::string& path, int descriptor) {
   return ::stat(path.c_str(), &there) == 0 && there.st_dev == here.st_dev && there.st_ino == here.st_ino;
 }
 
-// What a rename to `path` shall replace: the file behind a link, not the link, and never a device, a pipe or a
+// The file to be replaced by a rename to `path`: the file behind a link, not the link, and never a device, a pipe or a
 // directory.
 std::string destination(const std::string& path) {
   struct stat s;
@@ -68,7 +68,7 @@ std::string destination(const std::string& path) {
 }  // namespace
 
 File File::open(const std::string& path) {
-  // O_NONBLOCK: opening a FIFO nobody writes must not hang. It has no effect on regular files.
+  // O_NONBLOCK: opening a FIFO without a writer must not hang. The flag has no effect on regular files.
   File file(path, open_or_throw(path, O_RDONLY | O_NONBLOCK, "cannot open"));
   const struct stat s = stat_of(file.descriptor_, path);
   if (!S_ISREG(s.st_mode))
@@ -138,7 +138,7 @@ void File::close() {
   if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail_errno(path_, "cannot close", errno);
 }
 
-// --- files begun and not committed: a fixed list, so that a signal handler can read it at any moment
+// --- files begun and not committed: a fixed list, readable by a signal handler at any moment
 namespace {
 struct Unfinished {
   std::atomic<int> descriptor{-1};  // -2 while the slot is taken and its path not yet there
@@ -154,7 +154,7 @@ int note_unfinished(const std::string& path, int descriptor) {
     unfinished[i].descriptor = descriptor;
     return int(i);
   }
-  return -1;  // more files at once than anybody writes: this one stays behind after a signal
+  return -1;  // the list is full: this file stays behind after a signal
 }
 void forget_unfinished(int& slot) {
   if (slot >= 0) unfinished[size_t(slot)].descriptor = -1;
@@ -176,7 +176,7 @@ void remove_unfinished_files() {
 AtomicFile::AtomicFile(const std::string& path) : path_(destination(path)) {
   const std::string partial = path_ + ".partial";
   for (;;) {
-    // Another user's link of that name, in a directory that all may write to, must not lead elsewhere.
+    // A different user's link of this name, in a directory writable for all, must not redirect the file.
     File file(partial, open_or_throw(partial, O_WRONLY | O_CREAT | O_NOFOLLOW, "cannot create"));
     if (retry([&] { return ::flock(file.descriptor_, LOCK_EX | LOCK_NB); }) != 0) {
       if (errno == EWOULDBLOCK) fail(ErrorCode::busy, path, ": another process is writing this file");
@@ -197,7 +197,7 @@ AtomicFile::~AtomicFile() {
 
 void AtomicFile::commit() {
   file_.sync();
-  // A write that reported more than it did shows in the size, and the file has no name yet that anybody would read.
+  // A write with a wrong count shows in the size, while the file still has a temporary name.
   if (file_.size() != file_.written_)
     fail(ErrorCode::io, file_.path_, ": found ", file_.size(), " bytes, expected the ", file_.written_,
          " whose writing was reported done");
@@ -309,7 +309,7 @@ void create_directories(const std::string& path) {
   if (const std::string parent = parent_path(path); parent != path) create_directories(parent);
   if (::mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && is_directory(path)))
     fail_errno(path, "cannot create the directory", errno);
-  // The new name must survive a power cut as the files inside it do.
+  // The new name must survive a power cut like the files inside the directory.
   sync_directory(parent_path(path));
 }
 

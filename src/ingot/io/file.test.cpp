@@ -55,7 +55,7 @@ TEST(atomic_file, a_process_that_a_signal_ends_leaves_nothing_unfinished_and_eve
     AtomicFile gone(dir / "a"), first(dir / "b"), taken(dir / "c");
     first.write("half");
     first.commit();
-    // Another process's file under the name that ours had.
+    // A second process's file under our file's name.
     if (::unlink((dir / "c.partial").c_str()) != 0) return 1;
     write_file(dir / "c.partial", "theirs");
     remove_unfinished_files();
@@ -187,7 +187,7 @@ TEST(files, are_listed_sorted_without_hidden_ones_and_without_following_director
   ASSERT_EQ(::symlink((dir / "a").c_str(), (dir / "b/link").c_str()), 0);
   EXPECT_EQ(list_files(dir.path()),
             (std::vector<std::string>{dir / "a", dir / "b/1", dir / "b/c/2", dir / "b/link", dir / "b0", dir / "z"}));
-  remove_tree(dir / "b");  // removes the link, not what it points to
+  remove_tree(dir / "b");  // removes the link, not its target
   EXPECT_TRUE(exists(dir / "a"));
   EXPECT_FALSE(exists(dir / "b"));
 }

@@ -12,7 +12,7 @@ template class nlohmann::basic_json<>;
 namespace ingot {
 namespace {
 
-// An iterator that tells the handler below how far the lexer has read, for messages.
+// An iterator that reports the lexer's position to the handler below, for messages.
 struct CountingIterator {
   using iterator_category = std::input_iterator_tag;
   using value_type = char;
@@ -52,7 +52,7 @@ class Builder : public nlohmann::json_sax<Json> {
   bool number_integer(number_integer_t v) override { return put(v); }
   bool number_unsigned(number_unsigned_t v) override { return put(v); }
   bool number_float(number_float_t v, const string_t& text) override {
-    // The lexer turns an integer that does not fit 64 bits into a double: a silent change of value.
+    // The lexer turns an integer beyond 64 bits into a double: a silent change of value.
     if (text.find_first_of(".eE") == std::string::npos)
       refuse("integer " + shortened(text) + ", expected one of 64 bits");
     return put(v);
@@ -77,7 +77,7 @@ class Builder : public nlohmann::json_sax<Json> {
       text = text.substr(its_name + 2);
     if (const size_t colon = text.find(": "); text.starts_with("parse error at") && colon != std::string::npos)
       text = text.substr(colon + 2);
-    constexpr size_t kShown = 200;  // the message ends with the last token, which may be most of the text
+    constexpr size_t kShown = 200;  // the message ends with the last token, perhaps most of the text
     if (text.size() > kShown) text = text.substr(0, kShown) + "...";
     fail(ErrorCode::bad_data, where_, ": byte ", position > 0 ? position - 1 : 0, ": ", text);
   }
@@ -116,7 +116,7 @@ class Builder : public nlohmann::json_sax<Json> {
   const char* begin_;
   const char* const* furthest_;
   int max_depth_;
-  // Open containers. A growing array never moves one that is open, as it is its last element.
+  // Open containers. A growing array never moves an open container, because this container is the last element.
   std::vector<Json*> stack_;
   Json* slot_ = nullptr;
 };
@@ -129,7 +129,7 @@ template <class J> std::string dump(const J& value, int indent) {
   }
 }
 
-// dump() writes NaN as null, which would be read back as another value.
+// dump() writes NaN as null, and null would be read back as a different value.
 template <class J> void check_finite(const J& value) {
   if (value.is_number_float())
     INGOT_CHECK(std::isfinite(value.template get<double>()),

@@ -1,4 +1,4 @@
-// What is accepted is written and read back unchanged, and is no deeper than allowed.
+// Accepted text is written and read back unchanged, and is no deeper than allowed.
 #include "ingot/io/json.h"
 
 #include "ingot/testing/fuzz.h"

@@ -49,7 +49,7 @@ std::string value_of(const std::string& tag, double number) {
   return value;
 }
 
-// The format masks checksums, because a checksum of bytes that contain checksums would be weak.
+// The format masks checksums, because a checksum of bytes with checksums would be weak.
 uint32_t masked(uint32_t crc) { return ((crc >> 15) | (crc << 17)) + 0xa282ead8u; }
 
 }  // namespace
@@ -67,7 +67,7 @@ TensorBoard::TensorBoard(const std::string& directory, int64_t step) {
   std::string session;
   append_key(session, 1, kVarint);        // status
   append_varint(session, 1);              // START
-  std::string from = event_at(step + 1);  // the first step that is withdrawn
+  std::string from = event_at(step + 1);  // the first withdrawn step
   append_bytes(from, 7, session);         // session_log
   record(from);
 }
@@ -80,7 +80,7 @@ void TensorBoard::write(int64_t step, const std::vector<std::pair<std::string, d
   record(event);
 }
 
-// One write per record, so that a reader sees complete records.
+// One write per record, so a reader sees complete records.
 void TensorBoard::record(const std::string& event) {
   std::string bytes;
   append_little(bytes, uint64_t(event.size()));

@@ -1,6 +1,6 @@
 #pragma once
-// Event files that TensorBoard reads: numbers by step. A file is a row of records
-//   length u64 | masked CRC-32C of it u32 | an Event in protobuf's encoding | masked CRC-32C of it u32
+// Event files for TensorBoard: numbers by step. A file is a row of records
+//   length u64 | masked CRC-32C of the length u32 | an Event in protobuf's encoding | masked CRC-32C of the Event u32
 // all little-endian, and its name begins with "events.out.tfevents.".
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@ class TensorBoard {
  public:
   TensorBoard() = default;
   // A new file in `directory`. TensorBoard ignores the numbers of steps after `step` in earlier files, as for a run
-  // that was resumed at `step`.
+  // resumed at `step`.
   TensorBoard(const std::string& directory, int64_t step);
   explicit operator bool() const { return bool(file_); }
   const std::string& path() const { return file_.path(); }

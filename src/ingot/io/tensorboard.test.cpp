@@ -17,7 +17,7 @@ TEST(crc32c, is_that_of_the_published_examples) {
   EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62A8AB43u);
 }
 
-// tests/tensorboard_test.py reads such files with TensorBoard itself; here are the bytes of one number's record.
+// tests/tensorboard_test.py reads such files with TensorBoard itself; here are the bytes of a number's record.
 TEST(tensorboard, a_number_s_record_is_the_format_s) {
   const testing::TemporaryDirectory dir;
   TensorBoard board(dir.path() + "/a/b", 0);
@@ -29,7 +29,7 @@ TEST(tensorboard, a_number_s_record_is_the_format_s) {
   EXPECT_EQ(bytes.substr(0, 8), head);
   EXPECT_EQ(bytes.substr(8 + 4, 1), "\x09");                                       // the time, 8 bytes
   EXPECT_EQ(bytes.substr(8 + 4 + 9, 3), std::string("\x10\xac\x02"));              // step 300
-  EXPECT_EQ(bytes.substr(8 + 4 + 12, 4), std::string("\x2a\x0d\x0a\x0b"));         // a summary of one value
+  EXPECT_EQ(bytes.substr(8 + 4 + 12, 4), std::string("\x2a\x0d\x0a\x0b"));         // a summary of a single value
   EXPECT_EQ(bytes.substr(8 + 4 + 16, 6), std::string("\x0a\x04loss"));             // its tag
   EXPECT_EQ(bytes.substr(8 + 4 + 22, 5), std::string("\x15\x00\x00\xc0\x3f", 5));  // 1.5f
   const auto crc_at = [&](size_t at) {

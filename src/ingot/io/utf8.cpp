@@ -5,7 +5,7 @@
 namespace ingot {
 namespace {
 
-// Length of the well-formed sequence that starts at p, or 0.
+// Length of the well-formed sequence at p, or 0.
 int64_t sequence_length(const unsigned char* p, int64_t left) {
   const auto tail = [&](int64_t i) { return i < left && (p[i] & 0xC0) == 0x80; };
   const unsigned char first = p[0];

@@ -1,5 +1,5 @@
 #pragma once
-// Runs the ranks of a test as threads of one process, which communicate over real sockets.
+// Runs the ranks of a test as threads of a process, communicating over real sockets.
 #include <exception>
 #include <functional>
 #include <string>

@@ -27,7 +27,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kPorts = 16;  // tries MASTER_PORT and the following ports, as another program may listen on the first
-constexpr double kGreeting = 5;  // seconds within which a new connection must send its greeting
+constexpr double kGreeting = 5;  // seconds for a new connection's greeting
 constexpr int64_t kTableLimit = 1 << 20;
 
 double seconds_until(Clock::time_point t) { return std::chrono::duration<double>(t - Clock::now()).count(); }
@@ -84,7 +84,7 @@ bool send_all(int descriptor, const void* from, size_t bytes, Clock::time_point 
   return true;
 }
 
-// The greeting that a rank sends after connecting. All hosts of one run have the same byte order.
+// The greeting of a rank after connecting. All hosts of a run have the same byte order.
 struct Hello {
   char magic[8] = {'I', 'N', 'G', 'O', 'T', 'R', 'K', '1'};
   uint64_t run = 0;
@@ -169,13 +169,13 @@ Socket try_connect(const std::string& host, int port, Clock::time_point until) {
   return {};
 }
 
-// Accepts the next rank that sends a greeting; returns no socket when time is up.
+// Accepts the next rank with a greeting; returns no socket when time is up.
 Socket accept_rank(int listener, const Hello& ours, Hello& theirs, Clock::time_point until) {
   while (ready(listener, POLLIN, until)) {
     Socket s(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (s && receive_all(s.get(), &theirs, sizeof theirs, std::min(until, in_seconds(kGreeting))) &&
         same_run(theirs, ours))
-      return s;  // other connections are not ranks of this run
+      return s;  // connections without this greeting are not ranks of this run
   }
   return {};
 }
@@ -192,7 +192,7 @@ Socket accept_rank(int listener, const Hello& ours, Hello& theirs, Clock::time_p
        " s, expected all ", place.world, " ranks of the run at ", place.address, ":", place.port);
 }
 
-// Rank 0 accepts all other ranks, then sends every rank the addresses at which the others listen.
+// Rank 0 accepts all ranks, then sends every rank the listening addresses of all ranks.
 void gather_ranks(const RankPlace& place, Clock::time_point until, std::vector<Socket>& links) {
   Socket listener(place.listener);
   const bool loopback = is_loopback(place.address);
@@ -239,7 +239,7 @@ Socket reach_first(const RankPlace& place, const Hello& ours, Clock::time_point 
   return {};
 }
 
-// Every other rank connects to rank 0, then to the ranks below its own, and accepts connections from the ranks above.
+// Every rank but 0 connects to rank 0, then to the ranks below its own, and accepts connections from the ranks above.
 void join_ranks(const RankPlace& place, Clock::time_point until, std::vector<Socket>& links) {
   const Socket listener = listen_on(is_loopback(place.address), 0);
   if (!listener) fail(ErrorCode::io, "rank ", place.rank, ": found no free port, expected one for the other ranks");

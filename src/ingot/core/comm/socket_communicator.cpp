@@ -24,13 +24,12 @@ const char* name_of(Call c) {
   return uint32_t(c) <= uint32_t(Call::goodbye) ? kNames[uint32_t(c)] : "something unknown";
 }
 
-// The header in front of the bytes that a rank sends for a call, so that ranks that make different calls notice at
-// once.
+// The header before a rank's bytes for a call, so that ranks in different calls notice the difference at once.
 struct Frame {
   uint32_t magic = 0x4b4e5249;
   Call call = Call::barrier;
   uint64_t number = 0;  // the number of the call in the run
-  int64_t bytes = 0;    // bytes that follow the header
+  int64_t bytes = 0;    // bytes after the header
 };
 constexpr int64_t kMostWords = 4096;  // largest size of a farewell message, in bytes
 constexpr int64_t kSmall = 16 << 10;  // up to this many bytes, every rank sends its data directly to all ranks
@@ -38,7 +37,7 @@ constexpr double kRollCallSeconds = 10;
 constexpr double kPartingSeconds = 1;
 constexpr int64_t kSumGrain = 1 << 15;
 
-// The transfers to and from one rank in one step of a call. A negative size means no transfer, not even a header.
+// The transfers to and from a rank in a step of a call. A negative size means no transfer, not even a header.
 struct Transfer {
   int peer = 0;
   const void* send = nullptr;
@@ -75,8 +74,7 @@ struct SocketCommunicator::Impl {
   std::vector<int> sockets;
   uint64_t calls = 0;
   std::vector<char> scratch;
-  std::vector<int> told;  // the ranks to which this rank has sent its reason for leaving, and which may still have to
-                          // read the reason
+  std::vector<int> told;  // ranks with a sent, perhaps unread, message with this rank's reason for leaving
 
   std::vector<int> others() const {
     std::vector<int> all;
@@ -86,7 +84,7 @@ struct SocketCommunicator::Impl {
   }
 
   // --- the end of a run
-  // Sends the reason to all ranks that are still connected, so that every rank reports the same reason, then throws.
+  // Sends the reason to all connected ranks, so that every rank reports the same reason, then throws.
   [[noreturn]] void lose(const std::vector<int>& lost, const std::vector<Flow>& flows, const std::string& message) {
     const std::string words = message.substr(0, size_t(kMostWords));
     const Frame bye{.call = Call::goodbye, .number = calls, .bytes = int64_t(words.size())};
@@ -96,16 +94,16 @@ struct SocketCommunicator::Impl {
       const bool midst = std::any_of(flows.begin(), flows.end(),
                                      [&](const Flow& f) { return f.t.peer == r && f.in_midst_of_frame(); });
       if (std::find(lost.begin(), lost.end(), r) != lost.end()) continue;
-      // In the middle of a transfer the header that was already sent is enough.
+      // In the middle of a transfer the already sent header is enough.
       if (!midst) [[maybe_unused]]
         const ssize_t n = ::send(sockets[size_t(r)], all.data(), all.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       told.push_back(r);
     }
     throw LostRank(message);
   }
-  // Reads before the connections close. Closing a connection with unread bytes resets the connection, and the other
-  // rank would find the reset in place of the reason. Therefore this rank reads all bytes that still arrive until the
-  // other rank has closed its end, for at most kPartingSeconds.
+  // Reads before the connections close. Closing a connection with unread bytes resets the connection, and the peer
+  // would find the reset in place of the reason. Therefore this rank reads all arriving bytes until the peer has closed
+  // its end, for at most kPartingSeconds.
   void part() {
     for (const int r : told) ::shutdown(sockets[size_t(r)], SHUT_WR);
     std::vector<char> unread(told.empty() ? 0 : kSmall);
@@ -152,7 +150,7 @@ struct SocketCommunicator::Impl {
     throw LostRank(words.empty() ? detail::concat("rank ", f.t.peer, " gave up") : words);
   }
 
-  // --- one step of a call
+  // --- a step of a call
   void check_frame(const Flow& f, const std::vector<Flow>& flows) {
     if (f.in.magic == f.out.magic && f.in.call == Call::goodbye) take_leave(f);
     if (f.in.magic == f.out.magic && f.in.call == f.out.call && f.in.number == f.out.number &&
@@ -171,7 +169,7 @@ struct SocketCommunicator::Impl {
     const int more = f.sent < head && f.t.send_bytes > 0 ? MSG_MORE : 0;
     const ssize_t n = ::send(sockets[size_t(f.t.peer)], from, size_t(left), MSG_NOSIGNAL | MSG_DONTWAIT | more);
     if (n > 0) f.sent += n, f.heard = Clock::now();
-    // A message that the rank sent before it ended comes first.
+    // A message sent by the rank before its end comes first.
     if (n < 0 && errno != EAGAIN && errno != EINTR && !f.receives()) lose_one(f, flows, std::strerror(errno));
     if (n < 0 && errno != EAGAIN && errno != EINTR) f.t.send_bytes = -1;
   }
@@ -205,8 +203,8 @@ struct SocketCommunicator::Impl {
         waited = std::max(waited, seconds_since(f.heard));
       }
       if (open.empty()) return;
-      // A silent rank may itself be waiting for a third rank. Of several silent ranks the living ones reach their own
-      // deadline too and report which rank they waited for, so their report is more precise than this rank's.
+      // A silent rank may itself be waiting for a third rank. Among several silent ranks, the living ranks reach their
+      // own deadline too and report the awaited rank, so their report is more precise than this rank's.
       if (waited > seconds && (silent_of(flows, seconds).size() == 1 || waited > seconds + grace_of(seconds)))
         lose_silent(flows, seconds);
       const int patience = int(std::clamp((seconds - waited) * 1000 + 1, 10.0, 1000.0));
@@ -225,8 +223,8 @@ struct SocketCommunicator::Impl {
     if (int64_t(scratch.size()) < bytes) scratch.resize(size_t(bytes));
     return scratch.data();
   }
-  // x = the sum over ranks in their order. This rank's numbers are in x; those of the other ranks are the consecutive
-  // rows of `rows`.
+  // x = the sum over ranks in their order. This rank's numbers are in x; the numbers of all further ranks are the
+  // consecutive rows of `rows`.
   template <class T> void add_in_order(T* x, const T* rows, int64_t n) const {
     parallel_for(n, kSumGrain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -392,7 +390,7 @@ void SocketCommunicator::fail_by_roll_call(const std::string& what) {
   ++impl_->calls;
   std::vector<char> all(size_t(impl_->world));
   const char here = 1;
-  // A rank that still runs reaches its own deadline at about the same time.
+  // A running rank reaches its own deadline at about the same time.
   impl_->gather_bytes(Call::roll, &here, 1, all.data(), kRollCallSeconds);
   impl_->lose({}, {}, what);
 }

@@ -10,7 +10,7 @@ namespace ingot {
 
 class SocketCommunicator final : public Communicator {
  public:
-  // Connects all ranks. A rank is lost when the others wait for it and receive no byte from it for `deadline` seconds.
+  // Connects all ranks. A rank is lost when the waiting ranks receive no byte from this rank for `deadline` seconds.
   SocketCommunicator(const RankPlace& place, double deadline);
   ~SocketCommunicator() override;
 
@@ -29,8 +29,8 @@ class SocketCommunicator final : public Communicator {
   double deadline() const;
   // Throws where a rank has ended; does not wait.
   void check_alive();
-  // Throws a LostRank that names the ranks that do not enter this call within a few seconds. The connected ranks
-  // receive the reason first.
+  // Throws a LostRank with the ranks that do not enter this call within a few seconds. The connected ranks receive the
+  // reason first.
   [[noreturn]] void fail_by_roll_call(const std::string& what);
 
  private:
@@ -38,7 +38,7 @@ class SocketCommunicator final : public Communicator {
   std::unique_ptr<Impl> impl_;
 };
 
-// Partitions n numbers into `world` parts whose sizes differ by at most one, the longer parts first.
+// Partitions n numbers into `world` parts with sizes that differ by at most 1, the longer parts first.
 Parts even_parts(int64_t n, int world);
 
 }  // namespace ingot

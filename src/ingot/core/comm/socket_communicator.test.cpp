@@ -14,9 +14,9 @@ namespace {
 
 using testing::run_ranks;
 
-constexpr double kDeadline = 20;  // seconds; only a failing test comes near it
+constexpr double kDeadline = 20;  // seconds; only a failing test comes near this time
 
-// Rank r's numbers: of mixed sizes, so that the order of a sum shows in its last bits.
+// Rank r's numbers: of mixed sizes, so the order of a sum shows in its last bits.
 template <class T> std::vector<T> numbers_of(int rank, int64_t n) {
   std::vector<T> x(static_cast<size_t>(n));
   uint64_t state = 0x9e3779b97f4a7c15 * uint64_t(rank + 1);
@@ -101,7 +101,7 @@ TEST(socket_communicator, a_barrier_lets_nobody_through_before_the_last_has_come
   }));
 }
 
-// Each rank's message, of ranks that came to a call which one of them leaves out.
+// Each rank's message, after a call that one of the ranks leaves out.
 TEST(socket_communicator, a_rank_that_goes_away_is_named_by_all_others) {
   const std::vector<std::string> errors = run_ranks(3, kDeadline, [](SocketCommunicator& ranks) {
     std::vector<float> x(100000, 1);
@@ -124,7 +124,7 @@ TEST(socket_communicator, a_rank_that_does_not_answer_is_named_within_the_deadli
     } const count{ended};
     std::vector<float> x(100000, 1);
     ranks.all_reduce(view_of(x), {});
-    if (ranks.rank() == 2)  // it lives, and does nothing until the others have given up
+    if (ranks.rank() == 2)  // the rank lives, and does nothing until the first two ranks have given up
       while (ended < 2) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     else
       ranks.all_reduce(view_of(x), {});
@@ -134,7 +134,7 @@ TEST(socket_communicator, a_rank_that_does_not_answer_is_named_within_the_deadli
   EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 10);
 }
 
-// Where all numbers are on GPUs, a rank looks after the others while it waits for its own.
+// With all numbers on GPUs, a rank watches the connections of all ranks while waiting for its own numbers.
 TEST(socket_communicator, who_looks_after_the_others_sees_one_go_and_hears_why) {
   const std::vector<std::string> errors = run_ranks(3, kDeadline, [](SocketCommunicator& ranks) {
     ranks.check_alive();
@@ -142,7 +142,8 @@ TEST(socket_communicator, who_looks_after_the_others_sees_one_go_and_hears_why) 
     if (ranks.rank() == 2) return;
     const auto start = std::chrono::steady_clock::now();
     while (std::chrono::steady_clock::now() - start < std::chrono::seconds(20)) {
-      // Its last words come first: rank 0 waits for nobody, and learns it from rank 1 or from the connection.
+      // The message of the ended rank comes first: rank 0 waits for no rank, and learns the reason from rank 1 or from
+      // the connection.
       if (ranks.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
       ranks.check_alive();
     }
@@ -162,7 +163,8 @@ TEST(socket_communicator, a_roll_call_names_who_is_not_there_and_else_says_what_
     EXPECT_NE(errors[size_t(r)].find("rank 1 went away"), std::string::npos) << errors[size_t(r)];
 }
 
-// Rank 2 is there for one of the others, and then for nobody: the other is kept from coming, and is not to blame.
+// Rank 2 answers one rank, then no rank: the rank that waits for rank 2 is late through no fault of its own, and is not
+// blamed.
 TEST(socket_communicator, who_is_kept_waiting_is_not_named) {
   std::atomic<int> ended{0};
   const std::vector<std::string> errors = run_ranks(3, 1, [&](SocketCommunicator& ranks) {
@@ -171,7 +173,7 @@ TEST(socket_communicator, who_is_kept_waiting_is_not_named) {
       ~Count() { ++n; }
     } const count{ended};
     int64_t number = ranks.rank(), all[3] = {};
-    if (ranks.rank() == 1) ranks.broadcast_bytes(&number, sizeof number, 2);  // it never comes
+    if (ranks.rank() == 1) ranks.broadcast_bytes(&number, sizeof number, 2);  // rank 2 never comes
     if (ranks.rank() == 0) ranks.broadcast_bytes(&number, sizeof number, 0);
     if (ranks.rank() == 2)
       while (ended < 2) std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -182,7 +184,8 @@ TEST(socket_communicator, who_is_kept_waiting_is_not_named) {
     EXPECT_NE(errors[size_t(r)].find("rank 2 does not answer"), std::string::npos) << errors[size_t(r)];
 }
 
-// Whoever sees it first tells the other, and has not read all that one sent: by the time it comes, if it comes late.
+// The first rank to see the difference reports it to the second rank with unread bytes still on the connection; `late`
+// delays one rank.
 TEST(socket_communicator, ranks_that_make_different_calls_are_told) {
   for (const int late : {-1, 0, 1})
     for (const int64_t n : {10, 10, 10, 4000}) {
@@ -197,7 +200,7 @@ TEST(socket_communicator, ranks_that_make_different_calls_are_told) {
           EXPECT_NE(e.find(part), std::string::npos) << late << ", " << n << ": " << e;
     }
 }
-// Of one that only sends for now all is taken, and the next call tells it.
+// All bytes of a rank that only sends are read, and its next call reports the reason.
 TEST(socket_communicator, what_still_comes_is_read_before_a_rank_goes) {
   const std::vector<std::string> errors = run_ranks(2, kDeadline, [&](SocketCommunicator& ranks) {
     std::vector<float> x(size_t(1) << 20, 1);
@@ -205,7 +208,8 @@ TEST(socket_communicator, what_still_comes_is_read_before_a_rank_goes) {
     ranks.barrier(kDeadline);
   });
   EXPECT_NE(errors[0].find("rank 1: found it at call 1, broadcast of 4194304 bytes"), std::string::npos) << errors[0];
-  EXPECT_NE(errors[1].find(": found it at call 1, b"), std::string::npos) << errors[1];  // what it was told, or sees
+  EXPECT_NE(errors[1].find(": found it at call 1, b"), std::string::npos) << errors[1];  // the reason received, or seen
+                                                                                         // on the connection
 }
 
 TEST(socket_communicator, a_rank_that_never_comes_is_named) {

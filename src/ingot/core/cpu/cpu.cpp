@@ -20,8 +20,8 @@ namespace {
 constexpr CpuLevel kLevels[] = {CpuLevel::baseline, CpuLevel::avx512, CpuLevel::avx512_bf16, CpuLevel::avx512_amx};
 
 #ifdef INGOT_SIMD_AMX
-// A thread's tiles are 8 KB of state, which Linux (5.16 on) keeps only for processes that asked. The leave covers
-// threads that run already and those to come.
+// A thread's tiles are 8 KB of state, which Linux (5.16 on) keeps only on request of a process. The permission covers
+// running threads and later threads.
 bool tiles_granted() {
 #ifdef __linux__
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA

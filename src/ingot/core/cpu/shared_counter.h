@@ -6,14 +6,14 @@ namespace ingot {
 
 class SharedCounter {
  public:
-  SharedCounter();                         // a new one, from 0
-  explicit SharedCounter(int descriptor);  // one that a process inherited; it takes the descriptor over
+  SharedCounter();                         // a new counter, from 0
+  explicit SharedCounter(int descriptor);  // an inherited counter; takes over the descriptor
   ~SharedCounter();
   SharedCounter(const SharedCounter&) = delete;
   SharedCounter& operator=(const SharedCounter&) = delete;
 
   int64_t next();
-  // By which another process finds it. It is closed on exec until told otherwise.
+  // The descriptor for a second process, closed on exec by default.
   int descriptor() const { return descriptor_; }
 
  private:

@@ -16,7 +16,7 @@ TEST(shared_counter, gives_each_number_to_one_process) {
   ASSERT_EQ(::pipe(ends), 0);
   for (int p = 0; p < kProcesses; ++p)
     if (::fork() == 0) {
-      SharedCounter own(::dup(counter.descriptor()));  // as a process finds it that inherits the descriptor
+      SharedCounter own(::dup(counter.descriptor()));  // as in a process with the inherited descriptor
       for (int i = 0; i < kEach; ++i) {
         const int64_t n = own.next();
         if (::write(ends[1], &n, sizeof n) != sizeof n) ::_exit(1);

@@ -20,7 +20,7 @@ namespace ingot {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-constexpr int kSpins = 4000;  // some tens of microseconds: longer than the gap between two ops of one training step
+constexpr int kSpins = 4000;  // some tens of microseconds: longer than the gap between two ops of a training step
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -58,8 +58,8 @@ class Pool {
     }
     if (sleeping_.load(std::memory_order_relaxed) > 0) wake_.notify_all();
     drain(0);
-    // Every task has been taken. A worker that has not come by now, as the system runs something else on its core,
-    // finds the door closed: nobody waits for it.
+    // Every task has been taken. A late worker, whose core runs a different process, finds the run closed, and the
+    // caller does not wait for this worker.
     entered_.fetch_and(~kOpen, std::memory_order_acq_rel);
     for (int spins = 0; entered_.load(std::memory_order_acquire) > 0;)
       if (++spins < kSpins)
@@ -72,8 +72,8 @@ class Pool {
   static thread_local bool inside_task;
 
  private:
-  // Each thread begins with a run of neighbouring tasks of its own, and then helps the others. Ops number their tasks
-  // along the tokens, so what one op writes the next one mostly finds in the same core's cache.
+  // Each thread begins with its own run of neighbouring tasks, and then takes tasks of slower threads. Ops number their
+  // tasks along the tokens, so the results of an op are mostly in the same core's cache for the next op.
   struct alignas(64) Share {
     std::atomic<int64_t> next{0};
     int64_t end = 0;
@@ -116,7 +116,7 @@ class Pool {
         sleeping_.fetch_sub(1);
       }
       if (stop_) return;
-      seen = epoch_.load(std::memory_order_acquire);  // before entering: a run that begins after this one is not missed
+      seen = epoch_.load(std::memory_order_acquire);  // before entering: a run beginning after this load is not missed
       if (!enter()) continue;
       drain(self);
       entered_.fetch_sub(1, std::memory_order_release);
@@ -163,8 +163,8 @@ Pool*& pool_slot() {
   return pool;
 }
 
-// A child process has its parent's memory and none of its threads: it begins without a pool, and with a lock that
-// nobody holds. The old pool stays where it was, because nobody is left to join.
+// A child process has its parent's memory and none of its threads: the child begins without a pool, and with a free
+// lock. The old pool stays in memory, because no thread is left to join.
 void begin_anew_in_child() {
   static Pool* left_behind;
   left_behind = std::exchange(pool_slot(), nullptr);

@@ -40,7 +40,7 @@ TEST(thread_pool, nested_calls_run_in_the_calling_thread) {
   EXPECT_EQ(count, 64);
 }
 
-// Workers that come late find the run closed, or the next one open.
+// Late workers find the run closed, or the next run open.
 TEST(thread_pool, runs_that_follow_each_other_at_once_do_every_task_once_however_late_workers_come) {
   const int before = thread_count();
   set_thread_count(16);
@@ -48,7 +48,7 @@ TEST(thread_pool, runs_that_follow_each_other_at_once_do_every_task_once_however
   int64_t runs = 0;
   for (int64_t tasks : {1, 2, 3, 16, 17, 40})
     for (int i = 0; i < 200; ++i, ++runs)
-      parallel_tasks(tasks, [&](int64_t t) { seen[size_t(t)] += 1; });  // a data race where two threads had one task
+      parallel_tasks(tasks, [&](int64_t t) { seen[size_t(t)] += 1; });  // a data race if two threads had the same task
   set_thread_count(before);
   int64_t sum = 0;
   for (int64_t n : seen) sum += n;

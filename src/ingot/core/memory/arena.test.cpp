@@ -58,7 +58,7 @@ TEST(arena, takes_from_its_allocator_and_gives_back_once) {
   EXPECT_EQ(memory.taken(), 0);
 }
 
-// An allocator of another device, which is never read here.
+// An allocator of a second device, never read here.
 struct Elsewhere final : Allocator {
   Device device() const override { return {Device::cuda, 3}; }
   void* take(int64_t) override { return this; }

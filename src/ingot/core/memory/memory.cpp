@@ -17,7 +17,7 @@ int64_t number_after(const char* path, const std::string& key) {
     if (line.rfind(key, 0) == 0) return std::strtoll(line.c_str() + key.size(), nullptr, 10);
   return -1;
 }
-// Reads a file that holds one number. Returns -1 for "max" and where the file is absent.
+// Reads a file with a single number. Returns -1 for "max" and where the file is absent.
 int64_t number_in(const char* path) {
   std::ifstream in(path);
   int64_t n = -1;
@@ -30,7 +30,7 @@ int64_t available_memory() {
   const int64_t system = number_after("/proc/meminfo", "MemAvailable:");
   int64_t available = system < 0 ? -1 : system * 1024;
   if (const int64_t most = number_in("/sys/fs/cgroup/memory.max"); most >= 0) {
-    // The control group counts cached file pages as used, although the system can reclaim them.
+    // The control group counts cached file pages as used, although the system can reclaim these pages.
     const int64_t used = std::max<int64_t>(0, number_after("/sys/fs/cgroup/memory.stat", "anon "));
     available = available < 0 ? most - used : std::min(available, most - used);
   }

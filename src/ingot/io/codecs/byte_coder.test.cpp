@@ -29,7 +29,7 @@ TEST(ByteCoder, WhatIsCodedComesBack) {
         const std::string bytes = some_bytes(n, values);
         EXPECT_EQ(decode_bytes(c, encode_bytes(c, bytes), int64_t(n), "t"), bytes) << name_of(c) << ' ' << n;
       }
-    // The halves of 16-bit numbers are told apart: of one that never changes nothing is left.
+    // The halves of 16-bit numbers are separated: a constant half compresses to nothing.
     std::string halves = some_bytes(20000, 256);
     for (size_t i = 1; i < halves.size(); i += 2) halves[i] = 7;
     EXPECT_LT(encode_bytes(c, halves).size(), 10400u) << name_of(c);

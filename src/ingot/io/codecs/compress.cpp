@@ -56,7 +56,7 @@ struct Descriptor {
   }
 };
 
-// Writes to the child and counts the bytes of its output until it closes the output.
+// Writes to the child and counts the bytes of its output until the child closes the output.
 int64_t exchange(Descriptor& to, Descriptor& from, std::string_view input, const std::string& name) {
   char buffer[65536];
   int64_t total = 0;

@@ -10,8 +10,8 @@ namespace ingot {
 
 int64_t gzip_size(std::string_view bytes, int level = 9);
 
-// Runs a program (found on PATH, no shell) with `input` on its stdin, and returns the number of bytes it wrote to
-// stdout. Nothing when there is no such program; Error{io} when it fails.
+// Runs a program (found on PATH, no shell) with `input` on its stdin, and returns the number of bytes on its stdout.
+// Nothing when the program is missing; Error{io} when the program fails.
 std::optional<int64_t> tool_output_size(const std::vector<std::string>& command, std::string_view input);
 
 // `xz -9e`; nothing where xz is not installed.

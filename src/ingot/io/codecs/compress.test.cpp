@@ -20,7 +20,7 @@ TEST(compress, gzip_sizes_are_those_of_the_format) {
 
 TEST(compress, a_tool_gets_its_input_and_its_output_is_counted) {
   EXPECT_EQ(tool_output_size({"cat"}, ""), 0);
-  const std::string big(3'000'000, 'x');  // far beyond what a pipe holds
+  const std::string big(3'000'000, 'x');  // far beyond the capacity of a pipe
   EXPECT_EQ(tool_output_size({"cat"}, big), 3'000'000);
   EXPECT_EQ(tool_output_size({"head", "-c", "5"}, big), 5);  // stops reading early
   EXPECT_EQ(tool_output_size({"no-such-program-here"}, "x"), std::nullopt);

@@ -9,15 +9,15 @@ namespace ingot {
 namespace {
 
 constexpr int kProbabilityBits = 15;
-// The probability of a zero. Its first steps are those of a mean over all bits so far. Later steps keep a minimum size,
-// so that the probability follows a matrix whose rows change.
+// The probability of a zero. Its first steps compute a mean over all bits so far. Later steps keep a minimum size, so
+// that the probability follows a matrix with changing rows.
 struct Probability {
   uint16_t value = 1 << 14;
   uint16_t seen = 0;
   uint32_t fine = 1u << 30;  // of 2^31
 
   void update(int bit) {
-    constexpr uint32_t lowest = 1u << 21;  // of 2^31: no bit costs more than 10 bits, or less than 1/710 of one
+    constexpr uint32_t lowest = 1u << 21;  // of 2^31: no bit costs more than 10 bits, or less than 1/710 of a bit
     const int64_t target = bit ? lowest : (1u << 31) - lowest;
     fine = uint32_t(int64_t(fine) + (target - int64_t(fine)) * int64_t(rates()[seen]) / 65536);
     value = uint16_t(fine >> 16);
@@ -35,8 +35,8 @@ struct Probability {
   }
 };
 
-// Martin's range coder (1979) as binary coders use it: 32 bits of range, bytes out, a carry that may run through bytes
-// of 255.
+// Martin's range coder (1979) in the form of binary coders: 32 bits of range, bytes out, a carry that may run through
+// bytes of 255.
 class Encoder {
  public:
   void put(int bit, Probability& p) {

@@ -1,5 +1,5 @@
-// Accepted symbols are the same after coding and decoding; a count that the bytes cannot contain takes no memory. Input
-// bytes: bits, then the count (2 bytes, or 2^60 if both are 255), then the coded bytes.
+// Accepted symbols are the same after coding and decoding; a count beyond the capacity of the bytes takes no memory.
+// Input bytes: bits, then the count (2 bytes, or 2^60 if both are 255), then the coded bytes.
 #include "ingot/io/codecs/integer_coder.h"
 
 #include "ingot/testing/fuzz.h"

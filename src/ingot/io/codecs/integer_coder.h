@@ -1,7 +1,7 @@
 #pragma once
 // Small signed integers, such as a quantised matrix, in as few bytes as their frequencies allow: an adaptive binary
-// range coder. The bits of an integer are coded from the highest to the lowest, each with an adaptive probability that
-// depends on the higher bits.
+// range coder. The bits of an integer are coded from the highest to the lowest, each with an adaptive probability
+// conditional on the higher bits.
 #include <cstdint>
 #include <span>
 #include <string>
@@ -16,9 +16,9 @@ std::vector<uint8_t> decode_symbols(std::string_view& bytes, int64_t count, int 
 
 // Every value is from -qmax to qmax = 2^(bits-1) - 1, bits from 2 to 8.
 std::string encode_integers(std::span<const int8_t> values, int bits);
-// `name` is for errors (bad_data): bytes that end early, are left over or decode to an integer out of range. Other
-// changes of the bytes give other integers, so the bytes should be stored with a checksum. With a wrong `count` no more
-// memory is taken than `bytes` can stand for.
+// `name` is for errors (bad_data): missing bytes, surplus bytes, or an integer out of range. Further changes of the
+// bytes give different integers, so the bytes should be stored with a checksum. Even with a wrong `count`, memory is
+// bounded by the capacity of `bytes`.
 std::vector<int8_t> decode_integers(std::string_view bytes, int64_t count, int bits, const std::string& name);
 
 }  // namespace ingot

@@ -49,7 +49,8 @@ TEST(IntegerCoder, RoundTrip) {
       }
 }
 
-// What carries run through: long rows of the likelier value, broken by the unlikely one. 2,000 different sequences.
+// Long rows of the likelier value, broken by the unlikely value, through which carries propagate. 2,000 different
+// sequences.
 TEST(IntegerCoder, RoundTripOfSurprises) {
   for (uint64_t seed = 0; seed < 2000; ++seed) {
     const Rng rng(seed, Purpose::test, 1);
@@ -59,8 +60,8 @@ TEST(IntegerCoder, RoundTripOfSurprises) {
   }
 }
 
-// Matrices at 12.85 sigmas in int6 and an embedding at 20 in int8, as `golf` has them: within 0.1% of what the
-// frequencies allow.
+// Matrices at 12.85 sigmas in int6 and an embedding at 20 in int8, as in `golf`: within 0.1% of the entropy of the
+// frequencies.
 TEST(IntegerCoder, ComesCloseToTheEntropy) {
   for (const auto& [bits, sigma] : {std::pair{6, 31 / 12.85}, {8, 127 / 20.0}}) {
     const auto values = gaussian(1 << 19, bits, sigma, 7);

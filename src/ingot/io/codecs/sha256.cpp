@@ -40,7 +40,8 @@ Libcrypto load_libcrypto() {
         find(from, "EVP_MD_CTX_free", c.free_context) && find(from, "EVP_sha256", c.sha256) &&
         find(from, "EVP_DigestInit_ex", c.start) && find(from, "EVP_DigestUpdate", c.update) &&
         find(from, "EVP_DigestFinal_ex", c.finish)) {
-      // No handler at exit, because threads may still hash then, and no openssl.cnf, which nothing here depends on.
+      // No handler at exit, because threads may still hash then, and no openssl.cnf, because nothing here depends on
+      // its settings.
       constexpr uint64_t kNoLoadConfig = 0x80, kNoAtExit = 0x80000;
       c.init(kNoLoadConfig | kNoAtExit, nullptr);
       c.name = name;

@@ -51,7 +51,8 @@ void fill_upper_halves() {
   asm volatile("vpcmpeqd %%ymm0, %%ymm0, %%ymm0\n\tvpcmpeqd %%ymm15, %%ymm15, %%ymm15" ::: "xmm0", "xmm15", "memory");
 }
 
-// The best of several turns, clear and filled in alternation, so that other work on the machine meets both alike.
+// The best of several turns, clear and filled in alternation, so that concurrent work on the machine affects both
+// alike.
 void expect_one_rate(std::unique_ptr<detail::Hasher> (*make)()) {
   const std::string bytes(4 << 20, 'x');
   double best[2] = {1e9, 1e9};
@@ -71,7 +72,7 @@ void expect_one_rate(std::unique_ptr<detail::Hasher> (*make)()) {
 }
 
 // On Intel's CPUs, values in the upper halves of the vector registers make each change between VEX instructions and the
-// SHA instructions, which have no VEX form, take a hundred cycles. Code that mixes the two hashes 7 MB/s there.
+// SHA instructions, without VEX form, take a hundred cycles. Code with both kinds hashes 7 MB/s there.
 TEST(sha256, filled_upper_halves_of_the_vector_registers_do_not_slow_it_down) {
   expect_one_rate(detail::portable_hasher);
   if (sha256_library() != nullptr) expect_one_rate(detail::libcrypto_hasher);
