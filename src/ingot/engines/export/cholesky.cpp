@@ -8,7 +8,7 @@
 namespace ingot {
 namespace {
 
-// Eight sums, so that the compiler may use vectors without changing any order of additions.
+// Eight sums let the compiler use vectors without a change in the order of additions.
 double dot(const double* x, const double* y, int64_t n) {
   double sums[8] = {};
   int64_t i = 0;

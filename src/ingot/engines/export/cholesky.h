@@ -1,9 +1,10 @@
 #pragma once
-// Cholesky's factor in fp64, on all threads, with sums whose order depends on n alone.
+// Cholesky's factor in fp64, on all threads, with sums in an order given by n alone.
 //
 // Written here because LAPACK may divide its sums by the number of threads, and an artifact must have the same bits on
 // any number of threads (gptq.test.cpp). The factorisation is not the slow part of an export: GPTQ of all of golf's
-// matrices, which includes it, takes 2.6 s, and 5.0 s with the Hessians, of the 15 s allowed (docs/artifact.md).
+// matrices, including the factorisation, takes 2.6 s, and 5.0 s with the Hessians, of the 15 s allowed
+// (docs/artifact.md).
 #include <cstdint>
 
 namespace ingot {

@@ -34,8 +34,8 @@ struct GptqMatrix {
   std::span<const double> hessian;  // [cols, cols], symmetric; read on and below the diagonal
 };
 
-// A column whose input was always 0 in calibration (H's diagonal is 0) is rounded alone. Errors: numeric for weights or
-// a Hessian that are not finite, for scales beyond fp16, and for a Hessian that is singular in spite of the damping.
+// A column whose input was always 0 in calibration (H's diagonal is 0) is rounded alone. Errors: numeric for infinities
+// and NaN in weights or Hessian, for scales beyond fp16, and for a Hessian still singular after the damping.
 QuantizedMatrix quantize_gptq(const GptqMatrix& m, const GptqOptions& o);
 // The same scales, each weight rounded by itself.
 QuantizedMatrix quantize_to_nearest(const GptqMatrix& m, const GptqOptions& o);

@@ -143,7 +143,7 @@ TEST(Cholesky, NamesTheRowOfABadPivot) {
 TEST(Gptq, IsThePublishedAlgorithm) {
   for (const int bits : {4, 5, 6, 7, 8}) {
     const Case c = correlated(19, 70, uint64_t(bits));
-    // Few sigmas clip some weights, whose large errors go on as others do.
+    // Few sigmas clip some weights; large errors of clipped weights are passed on like small errors.
     for (const double sigmas : {2.0, 12.85}) {
       const GptqOptions o{.bits = bits, .clip_sigmas = sigmas};
       const QuantizedMatrix q = quantize_gptq(c.matrix(), o);

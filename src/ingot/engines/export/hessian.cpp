@@ -11,7 +11,7 @@
 namespace ingot {
 namespace {
 
-// The input rows of each parameter that is multiplied with rows.
+// The input rows of each parameter in a product.
 std::map<std::string, std::pair<MatrixInput, int>> inputs_of(const GptConfig& c) {
   std::map<std::string, std::pair<MatrixInput, int>> all;
   for (int i = 0; i < int(c.layers); ++i) {
@@ -84,7 +84,7 @@ Hessians capture_hessians(const GptConfig& config, const GptWeights& weights, st
                           const CalibrationOptions& o) {
   INGOT_CHECK(o.batches >= 1 && o.batch_tokens >= 1, "hessians: found ", o.batches, " batches of ", o.batch_tokens,
               " tokens, expected at least one of one");
-  // One more token is needed as the last target. With this bound the product does not overflow.
+  // An additional token is needed as the last target. With this bound the product does not overflow.
   if (o.batches > (text->size() - 1) / o.batch_tokens)
     fail(ErrorCode::bad_data, text->name(), ": found ", text->size(), " tokens for calibration, expected ", o.batches,
          " batches of ", o.batch_tokens, " and one more; ask for fewer batches");

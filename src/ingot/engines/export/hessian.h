@@ -18,13 +18,13 @@ class Hessians : public MatrixInputs {
  public:
   Hessians(const GptConfig& config, const GptTypes& types, Device device, Stream stream);
   void seen(MatrixInput which, int layer, const Tensor& x) override;
-  // After each batch, and after the last one: on a GPU sums of 16 batches are brought to the host together, which waits
-  // for the stream.
+  // Called after each batch, and after the last batch: on a GPU the sums of 16 batches are brought to the host
+  // together; this copy waits for the stream.
   void end_batch();
   void end();
 
-  // Of a parameter's name: [cols, cols], symmetric, on and below the diagonal; empty for a parameter that nothing is
-  // multiplied with, such as an embedding that is not the head's.
+  // The Hessian of the named parameter: [cols, cols], symmetric, on and below the diagonal; empty for a parameter
+  // without products, such as an embedding without a tied head.
   std::span<const double> of(const std::string& parameter) const;
 
  private:

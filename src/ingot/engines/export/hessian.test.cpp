@@ -44,7 +44,7 @@ void take_out(std::vector<double>& from, const std::vector<double>& unit) {
   const double share = dot(from, unit);
   for (size_t i = 0; i < from.size(); ++i) from[i] -= share * unit[i];
 }
-// An orthonormal basis of what the rows of a symmetric matrix span.
+// An orthonormal basis of the row space of a symmetric matrix.
 Rows basis_of(Rows rows) {
   Rows basis;
   double first = 0;
@@ -65,8 +65,8 @@ Rows basis_of(Rows rows) {
   }
 }
 
-// dW = dY^T X, so every row of a matrix's gradient is made of the rows it was multiplied with, and those span what H's
-// rows do: three for each layer call, fewer than there are columns. Rows of anything else would not hold it.
+// dW = dY^T X, so every row of a matrix's gradient lies in the span of the input rows, the row space of H: three rows
+// for each layer call, fewer than columns. Rows of a wrong input would not span the gradient.
 TEST(Hessians, gradients_of_all_matrices_lie_in_what_their_inputs_span) {
   for (const testing::Variant& v : testing::variants()) {
     Case c(v.config, v.looping);
@@ -85,7 +85,7 @@ TEST(Hessians, gradients_of_all_matrices_lie_in_what_their_inputs_span) {
       Rows rows;
       for (size_t i = 0; i < n; ++i) rows.emplace_back(h.begin() + long(i * n), h.begin() + long((i + 1) * n));
       const Rows basis = basis_of(rows);
-      // XSA leaves nothing of a first token's attention, which is to itself alone.
+      // XSA removes all of a first token's attention, which is to the token itself.
       EXPECT_GE(basis.size(), p.name.ends_with("attn.o.weight") ? 2u : 3u) << v.name << " " << p.name;
       ASSERT_LT(basis.size(), n) << v.name << " " << p.name << ": nothing is shown";
       const Tensor grad = c.layout.view(c.flat(c.grads), p);
@@ -100,7 +100,7 @@ TEST(Hessians, gradients_of_all_matrices_lie_in_what_their_inputs_span) {
         outside = std::max(outside, std::sqrt(dot(row, row)));
       }
       EXPECT_GT(largest, 0) << v.name << " " << p.name;
-      // H's small eigenvalues are squares: what they span is known to the root of fp64's precision.
+      // H's small eigenvalues are squares: their span is known to the root of fp64's precision.
       EXPECT_LE(outside, 1e-4 * largest) << v.name << " " << p.name;
       ++checked;
     }

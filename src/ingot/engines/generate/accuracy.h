@@ -1,6 +1,6 @@
 #pragma once
 // The difference between a model and a reference on the same text, token by token. p are the probabilities of the
-// reference, q those of the model; ranks are by logits, the lower id first among equal logits.
+// reference, q the probabilities of the model; ranks are by logits, the lower id first among equal logits.
 #include <functional>
 #include <vector>
 
@@ -13,8 +13,8 @@ struct Accuracy {
   double loss = 0, reference_loss = 0;  // of the text's next token, natural logarithm
   double top1 = 0;                      // share of positions where both have the same likeliest token
   double confident_top1 = 0;   // the same over positions where the reference's likeliest token has at least kConfident
-  int64_t confident = 0;       // the number of such positions
-  double top5 = 0, top10 = 0;  // share of the reference's 5 or 10 likeliest tokens that are among the model's
+  int64_t confident = 0;       // number of confident positions
+  double top5 = 0, top10 = 0;  // share of the reference's 5 or 10 likeliest tokens among the model's likeliest 5 or 10
   double kl = 0;               // mean of sum p log(p / q)
   double cosine = 0;           // mean of the logits' cosine
   double mean_rank = 0;        // rank of the reference's likeliest token in the model's logits; 1 is best
@@ -23,7 +23,7 @@ constexpr double kConfident = 0.9;
 
 class AccuracyMeter {
  public:
-  // Logits of one position under both models, and the token that follows there.
+  // The logits of a position under both models, and the next token.
   void add(const float* reference, const float* other, int64_t vocab, int32_t next);
   Accuracy result() const;
 

@@ -108,7 +108,7 @@ TEST(accuracy, experts_inputs_in_e4m3_cost_little_and_not_nothing) {
   EXPECT_LT(r.cosine, 1 - 1e-7);
   EXPECT_GT(r.cosine, 0.99);
   RecordProperty("kl", std::to_string(r.kl)), RecordProperty("cosine", std::to_string(r.cosine));
-  // Whatever the batches: only where a sum falls on another side of a rounding do they differ.
+  // Batches make no difference, except where a sum rounds differently.
   EXPECT_LT(compare_models(*b, *one, m.lists).kl, r.kl);
 }
 
@@ -117,7 +117,7 @@ TEST(accuracy, an_id_outside_the_vocabulary_is_refused_before_anything_reads_its
   const auto a = m.decoder(m.weights), b = m.decoder(m.weights);
   for (const int32_t id : {-1, int32_t(m.config.vocab), INT32_MAX}) {
     std::vector<std::vector<int32_t>> lists = m.lists;
-    lists[0][8] = id;  // the next token of a batch's last one
+    lists[0][8] = id;  // the next token after a batch's last token
     const std::string error = testing::error_of([&] { compare_models(*a, *b, lists); });
     EXPECT_NE(error.find("bad data: found id " + std::to_string(id) + " at position 8, expected 0 to "),
               std::string::npos)

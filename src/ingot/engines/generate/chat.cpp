@@ -37,7 +37,7 @@ ChatTurn answer(Session& session, const ChatFormat& format, const Tokenizer& tok
                 const ChatConversation& conversation, SessionOptions options, const ShowChat& show) {
   const std::vector<int32_t> prompt = format.prompt(conversation);
   const Decoder& decoder = session.decoder();
-  if (int64_t(prompt.size()) >= decoder.context())  // an answer needs room for at least one token
+  if (int64_t(prompt.size()) >= decoder.context())  // an answer needs room for a token
     fail(ErrorCode::usage, "found a conversation of ", prompt.size(), " tokens, expected fewer than ",
          decoder.context(), ", the context");
   for (const int32_t id : format.stop_ids()) options.stop_ids.push_back(id);

@@ -52,7 +52,7 @@ const Vocabulary& vocabulary() {
   return v;
 }
 
-// A model that says one line after another, each to the end, whatever it is told.
+// A model that says the given lines in turn, each to the end, for any prompt.
 class Speaker final : public HostDecoder {
  public:
   Speaker(std::vector<std::string> lines, int64_t context = 1000) : HostDecoder(1), context_(context) {
@@ -121,7 +121,7 @@ TEST(chat, a_turn_is_asked_in_the_format_and_its_answer_taken_apart) {
             (std::vector<std::pair<std::string, std::string>>{{"analysis", "think"}, {"final", "caf\u00e9 \u2020"}}));
   EXPECT_EQ(first.answer.finish, Finish::stop);
   EXPECT_EQ(first.answer.stop_id, vocabulary().tokens.answer_end);
-  // The next turn shows the model its answer, without the thought that led to it.
+  // The next turn shows the model its answer, without the thought before the answer.
   t.chat.say("and?", kGreedy);
   ChatConversation want = kOpening;
   want.messages = {{.role = ChatRole::user, .content = "hi <|end|>"},
@@ -131,7 +131,7 @@ TEST(chat, a_turn_is_asked_in_the_format_and_its_answer_taken_apart) {
   ASSERT_GE(t.speaker.told.size(), prompt.size());
   EXPECT_EQ(std::vector<int32_t>(t.speaker.told.begin(), t.speaker.told.begin() + int64_t(prompt.size())), prompt);
   EXPECT_EQ(t.chat.conversation().messages.back().content, "two");
-  EXPECT_EQ(t.chat.conversation().messages.size(), 5u);  // what it thought is still known here
+  EXPECT_EQ(t.chat.conversation().messages.size(), 5u);  // the conversation still has the thought
 }
 
 TEST(chat, prompts_do_not_grow_by_the_thoughts_of_ended_turns) {
@@ -219,7 +219,7 @@ TEST(chat_answer, ids_pushed_one_by_one_become_the_same_parts) {
   EXPECT_EQ(std::count(stops.begin(), stops.end(), v.tokens.call), 1);
 }
 
-// A small GPT-OSS with windows of 6, whose 37 ids stand for those of the vocabulary.
+// A small GPT-OSS with windows of 6, with 37 ids in place of the vocabulary's ids.
 class Folded final : public HostDecoder {
  public:
   explicit Folded(std::unique_ptr<Decoder> inner) : HostDecoder(1), inner_(std::move(inner)), sequence_(*inner_) {}

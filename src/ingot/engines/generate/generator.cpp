@@ -23,7 +23,7 @@ Answer Generator::generate(const Tokenizer& tokenizer, std::span<const int32_t> 
   o.slide = true;
   o.on_token = on_token;
   if (options.stop_at_document_end && tokenizer.bos() >= 0) o.stop_ids = {tokenizer.bos()};
-  session_.forget();  // so that a seed gives one text, to the last rounding, whatever was made before
+  session_.forget();  // so a seed gives the same text, to the last rounding, after any earlier generation
   return session_.generate(all, o);
 }
 

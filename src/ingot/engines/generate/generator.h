@@ -1,5 +1,5 @@
 #pragma once
-// Text from a model that continues text, such as the models of `ingot train`.
+// Text from a model without a chat format, such as the models of `ingot train`.
 #include "ingot/engines/generate/session.h"
 #include "ingot/models/gpt/generate/decoder.h"
 #include "ingot/text/tokenizer.h"
@@ -18,8 +18,8 @@ class Generator {
   // `weights` must outlive the generator.
   Generator(const GptConfig& config, const Tensor& weights, bool looping, Products products = Products::fp32);
   explicit Generator(std::unique_ptr<Decoder> decoder);
-  // Continues `prompt` (bos is put in front where the tokenizer has one). `on_token` receives each new id as it is
-  // sampled and ends the generation by returning false. When the context is full, its newest half is kept.
+  // Continues `prompt` (after a bos where the tokenizer has a bos). `on_token` receives each new id right after
+  // sampling and ends the generation by returning false. When the context is full, its newest half is kept.
   Answer generate(const Tokenizer& tokenizer, std::span<const int32_t> prompt, const GenerateOptions& options,
                   const std::function<bool(int32_t)>& on_token = {});
 

@@ -8,20 +8,20 @@
 
 namespace ingot {
 
-// The loss (natural logarithm) of every token from ids[first] on, 1 <= first. Uses a slot of its own. The last token is
-// not fed, so ids may have one token more than the context.
+// The loss (natural logarithm) of every token from ids[first] on, 1 <= first. Uses its own slot. The last token is not
+// fed, so ids may exceed the context by a token.
 std::vector<double> sequence_losses(Decoder& decoder, std::span<const int32_t> ids,
                                     const std::function<bool()>& cancelled = {}, int64_t first = 1);
 
-// Tokens [begin, end) of a document, of which those from `first` on are scored.
+// Tokens [begin, end) of a document; tokens from `first` on are scored.
 struct Window {
   int64_t begin, end, first;
   bool operator==(const Window&) const = default;
 };
-// Splits a document of `tokens` tokens into windows of at most `context` input tokens that score every token but the
-// document's first exactly once. With stride 0 the windows are adjacent. Otherwise each window begins `stride` tokens
-// later and the last window is as long as the rest: every token is predicted from at least context - stride + 1 tokens,
-// or from all tokens before it.
+// Splits a document of `tokens` tokens into windows of at most `context` input tokens, where every token but the
+// document's first is scored exactly once. With stride 0 the windows are adjacent. Otherwise each window begins
+// `stride` tokens later and the last window is as long as the rest: every token is predicted from at least context -
+// stride + 1 tokens, or from all tokens before it.
 std::vector<Window> windows_of(int64_t tokens, int64_t context, int64_t stride);
 
 }  // namespace ingot

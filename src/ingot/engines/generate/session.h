@@ -1,6 +1,6 @@
 #pragma once
 // Generation in one slot of a decoder: the prompt, then sampled tokens until the answer ends. The part of the next
-// prompt that the slot already holds is reused.
+// prompt already in the slot is reused.
 #include "ingot/models/decoder.h"
 
 namespace ingot {
@@ -18,14 +18,15 @@ struct SessionOptions {
   bool slide = false;
   std::function<bool(int32_t)> on_token;            // each new token but the stop id; false ends the answer
   std::function<bool()> cancelled;                  // called between batches of the prompt and before each token
-  std::function<void(int64_t, int64_t)> on_prompt;  // tokens of the prompt that are computed, and their total
+  std::function<void(int64_t, int64_t)> on_prompt;  // tokens of the prompt already computed, and their total
 };
 struct Answer {
   std::vector<int32_t> tokens;          // without the stop id
-  std::vector<TokenLogprobs> logprobs;  // one for each, where asked for
+  std::vector<TokenLogprobs> logprobs;  // one entry per id, if requested
   Finish finish = Finish::length;
-  int32_t stop_id = -1;                          // the one that ended it
-  int64_t prompt = 0, reused = 0;                // tokens of the prompt; those whose keys and values were there already
+  int32_t stop_id = -1;                          // the id that ended the answer
+  int64_t prompt = 0, reused = 0;                // tokens of the prompt; the tokens with keys and values already in the
+                                                 // slot
   double prompt_seconds = 0, token_seconds = 0;  // until the first logits; after them
 };
 
@@ -36,7 +37,7 @@ class Session {
   Answer generate(std::span<const int32_t> prompt, const SessionOptions& options);
   void forget();  // the next prompt is computed whole
   const Decoder& decoder() const { return sequence_.decoder(); }
-  const std::vector<int32_t>& fed() const { return fed_; }   // what the slot holds
+  const std::vector<int32_t>& fed() const { return fed_; }   // the tokens in the slot
   const std::vector<int32_t>& told() const { return fed_; }  // the earlier name of fed()
 
  private:

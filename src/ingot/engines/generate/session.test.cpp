@@ -17,7 +17,7 @@ namespace {
 
 using testing::error_of;
 
-// A small GPT-OSS with a window of 6, so that short sequences leave it.
+// A small GPT-OSS with a window of 6, so that short sequences exceed the window.
 struct Fixture {
   testing::TemporaryDirectory dir;
   GptOssConfig config;
@@ -64,12 +64,12 @@ TEST(session, greedy_tokens_are_the_likeliest_after_everything_before) {
   }
 }
 
-// A session that goes on from turn to turn, and one that computes every prompt whole.
+// A session across turns, and a second session that computes every prompt whole.
 struct session_turns : ::testing::Test, Fixture {
   std::unique_ptr<Decoder> decoders[2] = {decoder(), decoder()};
   Session session{*decoders[0]}, fresh{*decoders[1]};
   const std::vector<int32_t> first = ids_of(1, 60);
-  // Answers `first`, long enough that the rings have moved on.
+  // Answers `first`, long enough for the rings to wrap.
   void answer_first() {
     SessionOptions long_answer = kGreedy;
     long_answer.tokens = 40;
@@ -93,7 +93,7 @@ TEST_F(session_turns, a_turn_whose_answer_was_rewritten_goes_back_to_the_end_of_
   const Answer b = session.generate(second, kGreedy);
   EXPECT_EQ(b.reused, 60);
   EXPECT_EQ(b.tokens, fresh.generate(second, kGreedy).tokens);
-  // A prompt that leaves the first in its middle has no place to go back to, and is computed whole.
+  // A prompt that differs from the first in its middle has no checkpoint to return to, and is computed whole.
   std::vector<int32_t> third = ids_of(1, 60);
   third[30] = (third[30] + 1) % 37;
   const Answer c = session.generate(third, kGreedy);
@@ -170,7 +170,7 @@ TEST(session, ends_at_a_stop_id_at_the_context_and_when_it_is_told_to) {
   o.slide = true;
   const Answer slid = session.generate(prompt, o);
   EXPECT_EQ(slid.tokens.size(), 100u);
-  // The context was full after ten; what follows knows the later half, 20 tokens.
+  // The context was full after ten; the further tokens see the later half, 20 tokens.
   std::vector<int32_t> all = prompt;
   all.insert(all.end(), slid.tokens.begin(), slid.tokens.end());
   Session later(*decoder);

@@ -16,7 +16,7 @@ struct Score {
   int64_t targets = 0, bytes = 0;
   double seconds = 0;
 };
-// The sums of one document; documents are in the order of the source.
+// The sums of a document; documents are in the order of the source.
 struct DocumentScore {
   double loss_sum = 0;
   int64_t targets = 0, bytes = 0;
@@ -34,8 +34,8 @@ struct ScoreOptions {
       nullptr;  // each rank scores a share, and all get the same result; not together with `documents`
 };
 
-// A sum of losses that is not finite is an Error of code numeric. `documents`, when given, receives one entry per
-// document of the source.
+// A sum of losses other than a finite number is an Error of code numeric. `documents`, when given, receives one entry
+// per document of the source.
 Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer& tokenizer,
             std::shared_ptr<const TokenSource> source, const ScoreOptions& options,
             std::vector<DocumentScore>* documents = nullptr);

@@ -9,15 +9,15 @@
 
 namespace ingot {
 
-// The numbers that, beside the model, determine the launches of a pass.
+// The numbers which, beside the model, determine the launches of a pass.
 struct PassKey {
   int64_t tokens = 0, segments = 0;
   auto operator<=>(const PassKey&) const = default;
 };
 
-// The first pass of a key runs directly, the second one is recorded, and later ones are replayed. Thus rare keys are
-// never recorded, and what a first call prepares (handles, the kernels' code) exists before the recording, which could
-// not wait for the preparation. All memory that a pass reads and writes keeps its address until clear().
+// The first pass of a key runs directly, the second pass is recorded, and later passes are replayed. Thus rare keys are
+// never recorded, and the preparations of a first call (handles, the kernels' code) are complete before the recording,
+// which could not wait for these. All memory of a pass keeps its address until clear().
 class PassGraphs {
  public:
   PassGraphs(Stream stream, bool on) : stream_(stream), on_(on) {}
@@ -37,8 +37,8 @@ class PassGraphs {
   int64_t replays_ = 0;
 };
 
-// The number of segments, empty ones included, with which a batch of `tokens` tokens is run: at most a quarter more, or
-// the next multiple of eight, so that few different numbers occur.
+// The number of segments, empty ones included, for running a batch of `tokens` tokens: at most a quarter more, or the
+// next multiple of eight, so few different numbers occur.
 int64_t segment_bucket(int64_t segments, int64_t tokens);
 
 }  // namespace ingot

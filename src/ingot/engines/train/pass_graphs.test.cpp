@@ -1,4 +1,4 @@
-// When a pass is recorded and when it runs as it is; that replays compute what passes do is in trainer.cuda.test.cpp.
+// When a pass is recorded and when a pass runs directly; trainer.cuda.test.cpp compares replays with passes.
 #include "ingot/engines/train/pass_graphs.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ TEST(SegmentBucket, HoldsAllSegmentsAndFewNumbersOccur) {
     if (n > 0) { EXPECT_GE(bucket, segment_bucket(n - 1, 98304)); }
   }
   EXPECT_EQ(segment_bucket(195, 98304), 224);
-  EXPECT_EQ(segment_bucket(3, 4), 4);  // no more segments than tokens, for which there is room
+  EXPECT_EQ(segment_bucket(3, 4), 4);  // no more segments than tokens, the size of the memory
   EXPECT_EQ(segment_bucket(9, 4), 9);
 }
 
@@ -29,7 +29,8 @@ TEST(PassGraphs, TurnedOffEveryPassRuns) {
   EXPECT_EQ(graphs.replays(), 0);
 }
 
-// Without a GPU no pass can be recorded: the first is not tried, a later one is, and none is lost or done twice.
+// Without a GPU no pass can be recorded: the first pass is not tried, a later pass is, and every pass runs exactly
+// once.
 TEST(PassGraphs, WhereNothingCanBeRecordedEveryPassRunsOnce) {
   if (gpu::device_count() > 0) GTEST_SKIP() << "there is a GPU";
   PassGraphs graphs({}, true);

@@ -1,4 +1,4 @@
-// Data parallel training on two GPUs and on four of one process, against one GPU with the same passes.
+// Data parallel training on two GPUs and on four of a process, against a single GPU with the same passes.
 #include <gtest/gtest.h>
 
 #include "ingot/core/comm/ranks.test.h"
@@ -40,7 +40,7 @@ RunConfig run_of(bool golf, int world) {
   c.train.steps = 40;
   c.train.accumulation = world;
   c.train.optimizer.clip = 0;   // its norm's f64 sum has another order
-  c.train.cuda_graphs = false;  // threads of one process would record at once
+  c.train.cuda_graphs = false;  // threads of a process would record at once
   return c;
 }
 std::vector<Course> train_shared(const RunConfig& c, const TemporaryDirectory& dir, int world) {
@@ -53,14 +53,14 @@ std::vector<Course> train_shared(const RunConfig& c, const TemporaryDirectory& d
   for (const std::string& e : errors) EXPECT_EQ(e, "");
   return shared;
 }
-// What keeps so many GPUs from training together, in a line.
+// The reason why `world` GPUs cannot train together, in a line.
 std::string unsupported_reason(int world) {
   const int found = gpu::device_count();
   if (found < world) return "found " + std::to_string(found) + " GPUs, expected at least " + std::to_string(world);
   return gpu::nccl_available() ? "" : gpu::nccl_version();
 }
 
-// A sum of two numbers has one order, so two ranks of one pass each compute what one GPU does with both passes.
+// A sum of two numbers has a single order, so two ranks of one pass each compute the same as a GPU with both passes.
 TEST(RanksCuda, TwoGpusTrainAsOneBitForBit) {
   if (const std::string why = unsupported_reason(2); !why.empty()) GTEST_SKIP() << why;
   for (const bool golf : {true, false}) {
@@ -75,10 +75,10 @@ TEST(RanksCuda, TwoGpusTrainAsOneBitForBit) {
   }
 }
 
-// NCCL adds four numbers in an order of its own, the same in every run. A gradient's sum in either order is within
-// 3 * 2^-24 of its terms' sizes of the exact one, so in the first step, before which nothing differs, the gradient's
-// norm is one GPU's within 6 * 2^-24 of the passes' norms together, of which each is at most a few times the mean's: 16
-// is generous there, and far below what a lost or doubled pass would do (engines/train/ranks.test.cpp).
+// NCCL adds four numbers in its own order, the same in every run. A gradient's sum in either order is within 3 * 2^-24
+// of its terms' sizes of the exact sum. Before the first step nothing differs, so in this step the gradient's norm
+// differs from a single GPU's by at most 6 * 2^-24 of the sum of the passes' norms, each at most a few times the
+// mean's: 16 is generous here, and far below the effect of a lost or doubled pass (engines/train/ranks.test.cpp).
 TEST(RanksCuda, FourGpusTrainAsOneButForTheOrderOfSumsAndRepeatThemselves) {
   if (const std::string why = unsupported_reason(4); !why.empty()) GTEST_SKIP() << why;
   for (const bool golf : {true, false}) {

@@ -18,7 +18,7 @@ using testing::run_ranks;
 using testing::small_run;
 using testing::TemporaryDirectory;
 
-constexpr double kDeadline = 60;  // seconds; only a failing test comes near it
+constexpr double kDeadline = 60;  // seconds; only a failing test comes near this time
 
 struct Course {
   std::vector<double> losses, norms;
@@ -48,7 +48,7 @@ std::vector<Course> run_shared(const RunConfig& config, int world, const Tempora
   std::vector<Course> courses(static_cast<size_t>(world));
   {
     RunConfig first = config;
-    data_for(first, dir);  // writes the text before the ranks read it
+    data_for(first, dir);  // writes the text before the ranks' reads
   }
   const std::vector<std::string> errors = run_ranks(world, kDeadline, [&](SocketCommunicator& ranks) {
     Course& c = courses[size_t(ranks.rank())];
@@ -64,12 +64,12 @@ std::vector<Course> run_shared(const RunConfig& config, int world, const Tempora
 RunConfig run_of(bool golf, int64_t passes) {
   RunConfig c = small_run(golf);
   c.train.accumulation = passes;
-  c.train.optimizer.clip = 0;  // the one number that ranks add up in another order than a process alone
+  c.train.optimizer.clip = 0;  // the only number with a different order of additions on several ranks
   return c;
 }
 
-// A pass's gradient begins at zero and passes are added in their order, so with one pass a rank the sums are those of
-// one process: bit for bit, through Muon, AdamW, the average, both layer programs and the score.
+// A pass's gradient begins at zero and passes are added in their order, so with a pass per rank the sums equal a single
+// process's sums bit for bit, through Muon, AdamW, the average, both layer programs and the score.
 TEST(ranks, train_as_one_process_does_bit_for_bit) {
   for (const bool golf : {true, false})
     for (const int world : {2, 3}) {
@@ -83,17 +83,18 @@ TEST(ranks, train_as_one_process_does_bit_for_bit) {
         EXPECT_EQ(c.result.parameter_hash, alone.result.parameter_hash);
         EXPECT_EQ(c.result.score.loss, alone.result.score.loss);
         EXPECT_EQ(c.result.score.bytes, alone.result.score.bytes);
-        // Added up in f64, matrix by matrix in another order: some 2^-53 of it for each of the few partial sums.
+        // Added up in f64, matrix by matrix in a different order: an error of some 2^-53 for each of the few partial
+        // sums.
         for (size_t i = 0; i < c.norms.size(); ++i)
           EXPECT_NEAR(c.norms[i], alone.norms[i], 64 * 0x1p-53 * alone.norms[i]);
       }
     }
 }
 
-// Two passes a rank: (p0 + p1) + (p2 + p3) in place of ((p0 + p1) + p2) + p3. Each sum of four fp32 numbers is within
-// 3 * 2^-24 of its terms' sizes of the exact one, both are, and nothing else differs in the first step, so the norm of
-// the gradient moves by at most 6 * 2^-24 of the norm of the terms' sizes, which is at most the passes' norms together:
-// each is at most a few times the mean's; 16 is generous there and far below what a lost or doubled pass would do.
+// Two passes a rank: (p0 + p1) + (p2 + p3) in place of ((p0 + p1) + p2) + p3. Each sum of four fp32 numbers is within 3
+// * 2^-24 of its terms' sizes of the exact sum, and nothing else differs in the first step, so the norm of the gradient
+// moves by at most 6 * 2^-24 of the norm of the terms' sizes. This norm is at most the sum of the passes' norms, each
+// at most a few times the mean's; 16 is generous here and far below the effect of a lost or doubled pass.
 TEST(ranks, with_several_passes_each_differ_by_the_order_of_sums_alone) {
   TemporaryDirectory dir;
   const RunConfig config = run_of(true, 4);
@@ -106,7 +107,8 @@ TEST(ranks, with_several_passes_each_differ_by_the_order_of_sums_alone) {
   }
 }
 
-// The factor of clipping comes from a norm whose f64 sum has another order; ranks agree on it bit for bit all the same.
+// The factor of clipping comes from a norm with a different order of its f64 sum; all ranks still have the same bits of
+// this factor.
 TEST(ranks, clip_by_the_norm_of_the_whole_gradient) {
   TemporaryDirectory dir;
   RunConfig config = run_of(true, 2);
@@ -134,7 +136,7 @@ TEST(ranks, a_run_goes_on_with_another_number_of_ranks) {
   }
 }
 
-// Also where it is stopped by one rank alone, in the middle, with all of Muon's momentum in the checkpoint.
+// Also after a stop by a single rank, in the middle, with all of Muon's momentum in the checkpoint.
 TEST(ranks, a_stopped_run_goes_on_bit_for_bit) {
   TemporaryDirectory dir, other;
   const RunConfig config = run_of(true, 3);
@@ -211,7 +213,7 @@ TEST(ranks, weights_that_come_apart_are_found) {
     RunData data = data_for(mine, dir);
     Trainer trainer(mine, std::move(data), ranks.rank() == 0 ? dir.path() + "/run" : "", "", {}, {}, &ranks);
     trainer.run({.on_step = [&](const TrainStatus& s) {
-      // The least that can differ: one bit of one number that no other rank sends.
+      // The smallest possible difference: a bit of a number sent by this rank alone.
       if (s.step == 11 && ranks.rank() == 1) {
         float& last = trainer.weights().ptr<float>()[trainer.parameter_count() - 1];
         last = std::nextafter(last, 2.0f);
@@ -220,7 +222,7 @@ TEST(ranks, weights_that_come_apart_are_found) {
   });
   for (const std::string& e : errors)
     EXPECT_NE(e.find("rank 1: found weights that are not rank 0's"), std::string::npos) << e;
-  EXPECT_FALSE(latest_checkpoint(dir.path() + "/run").has_value());  // none of weights that are in doubt
+  EXPECT_FALSE(latest_checkpoint(dir.path() + "/run").has_value());  // no checkpoint of doubtful weights
 }
 
 TEST(ranks, leave_out_a_step_whose_gradient_is_not_finite_and_give_up_together) {

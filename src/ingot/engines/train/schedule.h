@@ -13,7 +13,7 @@ struct ScheduleOptions {
   double warmdown = 0.72;  // linear: share of the run
   double min_lr = 0;       // as a share of the peak
   double momentum_start = 0.92, momentum_end = 0.97;
-  double momentum_warmup = 0.3;  // share of the run over which Muon's momentum rises
+  double momentum_warmup = 0.3;  // share of the run with rising momentum of Muon
   double ema_horizon = 0.06;     // the average's memory as a share of the run; 0: no average
 };
 void check(const ScheduleOptions& o);

@@ -38,7 +38,7 @@ int64_t StepPasses::planned_bytes(int64_t tokens) const {
 }
 
 void StepPasses::plan() {
-  // Some memory stays free for libraries, graphs, and other processes on the GPU.
+  // Some memory stays free for libraries, graphs, and further processes on the GPU.
   constexpr int64_t kFree = int64_t(2) << 30;
   if (s_.device.kind != Device::cpu && s_.config.train.keep_activations) {
     const int64_t available = gpu::memory_of(s_.device).available();
@@ -69,7 +69,7 @@ void StepPasses::forget_model() {
 
 Gpt& StepPasses::bound_model(bool loop) {
   if (!model_ || model_->options().looping != loop) {
-    forget_model();  // the old model's memory is freed before the new one is made
+    forget_model();  // the old model's memory is freed before the new model is made
     flops_ = forward_flops(s_.config.model, loop);
     model_ = std::make_unique<Gpt>(s_.config.model, s_.types, options_of(loop, s_.config.train.batch_tokens));
   }

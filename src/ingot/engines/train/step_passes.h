@@ -1,5 +1,5 @@
 #pragma once
-// The forward and backward passes of a step on one rank: the model bound to the device, and its launches.
+// The forward and backward passes of a step on a rank: the model bound to the device, and its launches.
 #include <memory>
 
 #include "ingot/data/prefetch.h"
@@ -15,12 +15,11 @@ class StepPasses {
  public:
   explicit StepPasses(TrainState& state);
 
-  // To be called before the first step: decides whether the rows of the forward pass are kept (if they fit into
-  // memory), and refuses a batch that would not fit later in the run.
+  // To be called before the first step: decides whether the rows of the forward pass are kept (if memory suffices), and
+  // refuses a batch too large for a later part of the run.
   void plan();
-  // Leaves this rank's gradients in step_grads() and the sums of losses in `pass_losses`. `targets` is the number of
-  // scored targets of the step, in all passes of all ranks; the gradients are those of the mean loss over these
-  // targets.
+  // Writes this rank's gradients to step_grads() and the sums of losses to `pass_losses`. `targets` is the number of
+  // scored targets of the step, in all passes of all ranks; the gradients belong to the mean loss over these targets.
   void run(Prefetch& batches, bool loop, int64_t targets);
   void forget_model();
   double flops() const { return step_flops_; }  // of the latest step on this rank
@@ -36,13 +35,13 @@ class StepPasses {
   bool keep_rows_ = false;  // GptOptions
   GptFlops flops_;          // of the model's program
   double step_flops_ = 0;
-  int64_t targets_ = -1;  // the number of targets for which `dloss` was filled
+  int64_t targets_ = -1;  // the number of targets of the contents of `dloss`
   DeviceBatch on_device_;
   std::unique_ptr<Gpt> model_;
   PassGraphs graphs_;  // of the model
 };
 
-// The products that a run asks for.
+// The products of a run's options.
 Products products_of(const TrainOptions& o);
 
 }  // namespace ingot

@@ -28,7 +28,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
-constexpr int64_t kCompareEvery = 100;  // steps after which ranks compare their weights
+constexpr int64_t kCompareEvery = 100;  // steps between comparisons of the ranks' weights
 
 // Operations of bf16 products per second in the data sheet, without sparsity. 0: not known, as for every CPU.
 double promised_flops(Device device) {
@@ -56,7 +56,7 @@ struct Trainer::Impl {
   int failed_saves = 0, bad_steps = 0;
   std::string last_checkpoint;
   bool resumed = false;
-  std::string init_hash;  // the hash of the initial parameters if they come from another run
+  std::string init_hash;  // the hash of the initial parameters if these come from an earlier run
 
   Impl(const RunConfig& c, RunData d, const std::string& dir, const std::string& cmd, const ResumeFrom& from,
        Device where, Communicator* others)
@@ -91,7 +91,7 @@ struct Trainer::Impl {
   }
 
   // --- where a run begins ---
-  // Refuses before the first step what scoring would refuse later: too few tokens, and ids outside the vocabulary.
+  // Refuses before the first step, not at the first score: too few tokens, and ids outside the vocabulary.
   void check_held_out() const {
     const EvaluationBatches batches(data.held_out, {.tokens = config.train.batch_tokens});
     std::vector<int32_t> ids;
@@ -129,7 +129,7 @@ struct Trainer::Impl {
     if (!init_hash.empty()) line["init_parameter_hash"] = init_hash;
     log.write(line);
   }
-  // Rank 0 has read a checkpoint or another run; the other ranks receive its state.
+  // Rank 0 has read a checkpoint or an earlier run; all ranks receive its state.
   void share_state() {
     struct Word {
       int64_t step;
@@ -184,7 +184,7 @@ struct Trainer::Impl {
     });
   }
 
-  // --- one step ---
+  // --- a step ---
   // The batches of this rank's passes, from the next step on.
   Prefetch batches_ahead() const {
     const int64_t here = state.passes, all = config.train.accumulation, first = ranks.rank() * here;
@@ -255,14 +255,14 @@ struct Trainer::Impl {
            " steps in a row whose gradient is not finite, the last time in ", where,
            "; expected finite numbers. The last checkpoint is ", last_checkpoint.empty() ? "none" : last_checkpoint);
   }
-  // --- the clock of a run by time: scores and saves count, the last ones are what train.reserve_seconds are for
+  // --- the clock of a run by time: scores and saves count; train.reserve_seconds are for the last score and save
   Clock::time_point clock_begun;
-  double seconds_before = 0;  // seconds that the run had taken before this process
+  double seconds_before = 0;  // seconds of the run before this process
   void begin_clock() { clock_begun = Clock::now(), seconds_before = at.trained_seconds; }
   void note_time() { at.trained_seconds = ranks.as_rank_0(seconds_before + seconds_since(clock_begun)); }
 
-  // A failed score is reported and does not stop training. With several ranks only a score that is not finite, which
-  // all ranks see, is treated this way.
+  // A failed score is reported and does not stop training. With several ranks only an infinite or NaN score, visible to
+  // all ranks, is treated this way.
   std::optional<Score> score_or_warn(std::optional<Error>* failure = nullptr) {
     try {
       return score_on_held_out();
@@ -276,7 +276,7 @@ struct Trainer::Impl {
   }
   Score score_on_held_out() const {
     const Products products = products_of(config.train);
-    // The average has no copy of its own in the products' type: it borrows the copy of the weights, which is renewed
+    // The average has no separate copy in the products' type: the average borrows the weights' copy, which is renewed
     // afterwards.
     const Tensor result = state.result_weights();
     const bool other = state.compute && result.data != state.weights.data;

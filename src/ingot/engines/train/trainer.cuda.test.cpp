@@ -1,4 +1,4 @@
-// Training on a GPU: it learns as on the CPU, repeats bit for bit, and goes on where it was.
+// Training on a GPU learns as on the CPU, repeats bit for bit, and resumes at the same place.
 #include <gtest/gtest.h>
 
 #include "ingot/engines/train/run/small_run.test.h"
@@ -48,7 +48,7 @@ TEST_F(TrainerCuda, LearnsAsOnTheCpu) {
     c.train.steps = 60;
     c.train.accumulation = 2;
     const Curve cpu = train(c, "", dir, {}), gpu = train(c, "", dir, kGpu);
-    // The first step sees the same weights up to a rounding to bf16; later ones drift as other seeds would.
+    // The first step sees the same weights up to a rounding to bf16; later steps drift as much as with different seeds.
     EXPECT_NEAR(gpu.loss[0], cpu.loss[0], 0.02 * cpu.loss[0]);
     EXPECT_NEAR(gpu.grad_norm[0], cpu.grad_norm[0], 0.05 * cpu.grad_norm[0]);
     EXPECT_LT(gpu.result.status.loss, 0.75 * gpu.loss[0]);
@@ -71,7 +71,7 @@ TEST_F(TrainerCuda, AResumedRunEndsWithTheSameBits) {
   EXPECT_EQ(hashes[0], hashes[1]);
 }
 
-// With several buckets of segments, several passes a step, and the recurrence that sets in halfway.
+// With several buckets of segments, several passes a step, and recurrence from halfway on.
 TEST_F(TrainerCuda, GraphsAndKeptActivationsChangeNoBit) {
   for (bool golf : {true, false}) {
     TemporaryDirectory dir;

@@ -2,8 +2,8 @@
 // The training loop: batches ahead in a thread, forward and backward, optimizer, average, held-out score, checkpoints,
 // a log.
 //
-// A run directory holds config.json, the tokenizer, log.jsonl and one directory per checkpoint. A run by steps that is
-// resumed continues bit for bit (same binary and CPU level, any number of threads).
+// A run directory holds config.json, the tokenizer, log.jsonl and a directory per checkpoint. A resumed run by steps
+// continues bit for bit (same binary and CPU level, any number of threads).
 #include <functional>
 #include <memory>
 #include <optional>
@@ -31,21 +31,21 @@ struct TrainResult {
   TrainStatus status;
   Score score;                         // of the final weights on all held-out tokens; only when finished
   std::optional<Error> score_failure;  // why there is no score although the run finished
-  std::string checkpoint;              // of the last step; empty when saving it failed
+  std::string checkpoint;              // of the last step; empty after a failed save
   std::string parameter_hash;
   int failed_saves = 0;
 };
 
 class Trainer {
  public:
-  // Takes the directory's lock; another process on it is Error{busy}. An empty `directory` keeps everything in memory.
-  // If the directory already holds a run, the run is resumed if its configuration, data and tokenizer are the same, and
-  // refused otherwise; its length may differ. `command` is kept in the log as provenance. All numbers of a step lie on
-  // `device`; a run may continue on another device, but not bit for bit.
+  // Takes the directory's lock; Error{busy} if a second process has the lock. An empty `directory` keeps everything in
+  // memory. If the directory already holds a run, the run is resumed if its configuration, data and tokenizer are the
+  // same, and refused otherwise; its length may differ. `command` is kept in the log as provenance. All numbers of a
+  // step lie on `device`; a run may continue on a different device, but not bit for bit.
   //
   // With `ranks`, each rank makes its share of a step's passes, and all ranks hold the same weights, bit for bit. Rank
-  // 0 has the directory; the `directory` of other ranks is ignored. A run may continue with another number of ranks:
-  // its steps are the same except for the order in which the gradients of passes are added.
+  // 0 has the directory; the `directory` of further ranks is ignored. A run may continue with a different number of
+  // ranks: its steps are the same except for the order of additions of the passes' gradients.
   Trainer(const RunConfig& config, RunData data, const std::string& directory, const std::string& command = {},
           const ResumeFrom& from = {}, Device device = {}, Communicator* ranks = nullptr);
   ~Trainer();
@@ -55,7 +55,7 @@ class Trainer {
   const RunData& data() const;
   bool looping() const;
   Device device() const;
-  int64_t replayed_passes() const;  // passes that were replayed as CUDA graphs
+  int64_t replayed_passes() const;  // passes replayed as CUDA graphs
   Tensor weights() const;           // as trained
   Tensor result_weights() const;    // the average, or the weights if there is none
   int64_t parameter_count() const;

@@ -52,7 +52,7 @@ TEST(trainer, the_loss_falls_and_the_score_is_in_bits_per_byte) {
     EXPECT_EQ(int(r.end), int(TrainEnd::finished));
     EXPECT_LT(r.status.loss, 0.75 * first);
     EXPECT_LT(r.score.loss, 0.8 * first);
-    EXPECT_NEAR(r.score.bits_per_byte, r.score.loss / std::log(2.0), 1e-9);  // one byte a character
+    EXPECT_NEAR(r.score.bits_per_byte, r.score.loss / std::log(2.0), 1e-9);  // a byte per character
     EXPECT_EQ(looped, golf);
     EXPECT_EQ(load_trained(dir.path() + "/run").parameter_hash, r.parameter_hash);
   }
@@ -86,7 +86,7 @@ TEST(trainer, a_resumed_run_ends_with_the_same_bits_for_any_number_of_threads) {
   EXPECT_EQ(hashes[0], hashes[2]);
 }
 
-// Its average's memory is less than a step, and so it is the weights themselves.
+// The memory of its average is shorter than a step, so the average equals the weights.
 TEST(trainer, a_short_run_has_its_weights_as_the_result) {
   TemporaryDirectory dir;
   RunConfig c = small_run();
@@ -147,7 +147,7 @@ TEST(trainer, a_configuration_written_before_an_option_was_there_is_the_same_one
   ASSERT_NE(text.find(option), std::string::npos) << text;
   write_file(file, text.erase(text.find(option), option.size()));
   EXPECT_EQ(Trainer(c, data_for(c, dir), run).step(), 1);
-  // What is no configuration is said by name.
+  // An invalid configuration is refused by name.
   for (const char* damaged : {"[]", "{", R"({"train": 3})", R"({"model": {"dim": 32}})"}) {
     write_file(file, damaged);
     const std::string error = testing::error_of([&] { Trainer(c, data_for(c, dir), run); });
@@ -213,7 +213,7 @@ TEST(trainer, fine_tuning_begins_with_another_run_s_weights) {
     EXPECT_NEAR(trainer.run().score.loss, before.score.loss, 0.1 * before.score.loss);
   }
   EXPECT_EQ(Trainer(t, data_for(t, dir), tuned).step(), 3);  // resumed: its own weights
-  // What does not fit is refused and leaves no run behind.
+  // A model that does not fit is refused and leaves no run behind.
   RunConfig wide = t;
   wide.model.mlp_hidden = 64;
   const std::string other = dir.path() + "/other";
@@ -238,7 +238,7 @@ TEST(trainer, the_best_checkpoint_by_held_out_score_is_kept) {
   c.train.keep_checkpoints = 1;
   c.train.schedule.ema_horizon = 0;
   c.train.optimizer.matrix_lr = c.train.optimizer.embed_lr = c.train.optimizer.scalar_lr = 1;
-  c.train.schedule.warmup_steps = 100;  // it learns, and then the rate is too high
+  c.train.schedule.warmup_steps = 100;  // the model learns, and then the rate is too high
   c.train.schedule.warmdown = 0;
   const std::string run = dir.path() + "/run";
   std::vector<std::pair<double, int64_t>> scores;
@@ -319,8 +319,8 @@ TEST(trainer, numbers_that_blow_up_end_the_run_and_leave_the_last_checkpoint) {
   EXPECT_NE(message.find("the last time in the "), std::string::npos) << message;
 }
 
-// What the layer's second matrix multiplies is huge, and so is what its product is multiplied with; the matrix itself
-// is zero. So nothing of it reaches the loss, and only its own gradient overflows.
+// The inputs of the layer's second matrix are huge, and so is the factor of its product; the matrix itself is zero. So
+// the huge numbers do not reach the loss, and only the matrix's own gradient overflows.
 TEST(trainer, a_tensor_whose_gradient_is_not_finite_is_named) {
   TemporaryDirectory dir;
   RunConfig c = small_run();
@@ -424,14 +424,14 @@ TEST(run_config, survives_json_and_merges_key_by_key) {
             std::string::npos);
 }
 
-// An option that is no longer read would be an unknown key there, or missing here.
+// A removed option would be an unknown key in a preset, or missing here.
 TEST(run_config, every_preset_and_every_option_is_read) {
   for (const std::string& name : preset_names()) {
     const RunConfig c = run_config_from_json(preset_text(name), name);
     EXPECT_EQ(to_json(run_config_from_json(to_json(c), name)), to_json(c)) << name;
   }
   const Json train = parse_json(to_json(RunConfig{}), "defaults")["train"];
-  EXPECT_EQ(train.size(), 23u);  // schedule and optimizer among them
+  EXPECT_EQ(train.size(), 23u);  // including schedule and optimizer
   EXPECT_EQ(train["schedule"].size(), 8u);
   EXPECT_EQ(train["optimizer"].size(), 16u);
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Documents, models and scores that the tests of adaptation share.
+// Documents, models and scores for the tests of adaptation.
 #include <cmath>
 #include <map>
 

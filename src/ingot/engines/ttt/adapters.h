@@ -27,13 +27,13 @@ class DocumentAdapters {
   // The adapters of documents [first, first + count) as a model's argument: segment s reads document first + s.
   GptAdapters values(int64_t first, int64_t count) const;
   GptAdapters gradients(
-      int64_t count) const;  // gradients the gradients of the first documents, which a backward pass writes
-  // One step of the first documents, all of which have made the same number of steps.
+      int64_t count) const;  // gradients the gradients of the first documents, written by a backward pass
+  // A step of the first documents, all with the same number of earlier steps.
   void step(int64_t count);
   int64_t updates() const { return updates_; }  // since reset()
 
-  int64_t numbers() const { return layout_.numbers(); }  // of one document
-  // One document's adapters, in host memory that lives as long as the result.
+  int64_t numbers() const { return layout_.numbers(); }  // of a document
+  // A document's adapters, in host memory with the lifetime of the result.
   struct Saved {
     std::vector<float> memory;
     std::vector<NamedTensor> tensors;

@@ -21,13 +21,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Tokens [begin, begin + targets] of the source, of which all but the first are targets.
+// Tokens [begin, begin + targets] of the source; all but the first are targets.
 struct Work {
   int64_t document, begin, targets;
 };
 
-// Documents in the order in which they are adapted, the longest first: documents side by side end at about the same
-// time, and those that continue stand first.
+// Documents in the order of adaptation, the longest first: concurrent documents end at about the same time, and
+// continuing documents stand first.
 std::vector<Work> documents_of(const TokenSource& source) {
   const std::vector<int64_t> begins = source.document_begins();
   const int64_t last = source.size() - 1;
@@ -41,11 +41,11 @@ std::vector<Work> documents_of(const TokenSource& source) {
   return all;
 }
 
-// Products of fewer rows add in another order (kernels/linear), so a document alone would get other bits than beside
-// other documents. Shorter batches are therefore filled up with padding tokens.
+// Products of fewer rows add in a different order (kernels/linear), so a document alone would get different bits than
+// beside further documents. Shorter batches are therefore filled up with padding tokens.
 constexpr int64_t kFewestTokens = 9;
 
-// Windows of documents in the form that a model takes, and their sequences in a cache.
+// Windows of documents in the form for a model, and their sequences in a cache.
 struct Windows {
   Batch batch;
   std::vector<int64_t> sequences;
@@ -55,8 +55,8 @@ struct Windows {
     batch.cu_seqlens.assign(1, 0);
     sequences.clear();
   }
-  // Fills a document's last chunk up with padding tokens that are never read or scored. Documents that end in the same
-  // step then have windows of one length, and one product.
+  // Fills a document's last chunk up with padding tokens, never read or scored. Documents ending in the same step then
+  // have windows of equal length, and a single product.
   void fill_up(int64_t tokens) {
     for (int64_t t = 0; t < tokens; ++t) {
       batch.positions.push_back(batch.positions.back() + 1);
@@ -64,7 +64,7 @@ struct Windows {
     }
     batch.cu_seqlens.back() += int32_t(tokens), batch.last.back() += int32_t(tokens);
   }
-  // Tokens [begin, end) of a document, at positions from `position` on, of which the last `scored` have their targets
+  // Tokens [begin, end) of a document, at positions from `position` on; the targets of the last `scored` tokens are
   // scored.
   void add(const TokenSource& source, const Work& w, int64_t begin, int64_t end, int64_t position, int64_t scored,
            int64_t sequence) {
@@ -93,7 +93,7 @@ struct Windows {
   std::vector<int32_t> row_;
 };
 
-// The memory of a model and its adapters, and the memory that stays free.
+// The memory of a model and its adapters, and the memory left free.
 int64_t bytes_of(const GptConfig& config, const AdaptationOptions& o, const GptTypes& types, const GptOptions& options,
                  int64_t documents) {
   constexpr int64_t kFree = int64_t(2) << 30;
@@ -119,7 +119,7 @@ GptOptions model_options(const GptConfig& config, const AdaptationOptions& o, co
       .stream = o.stream};
   if (device.kind == Device::cuda && o.any_order)  // padding tokens included
     options.any_order_segments = segment_bucket(documents + 1, options.capacity);
-  if (device.kind == Device::cuda && exact) {  // rows are kept for the backward pass if they fit
+  if (device.kind == Device::cuda && exact) {  // rows are kept for the backward pass if memory suffices
     options.keep_rows = options.cut_last = true;
     options.keep_rows = bytes_of(config, o, types, options, documents) <= gpu::memory_of(device).available();
   }
@@ -137,7 +137,7 @@ int64_t most_documents(const GptConfig& config, const AdaptationOptions& o, cons
   return most;
 }
 
-// A model, and the adapters of the documents that are adapted side by side.
+// A model, and the adapters of the concurrent documents.
 class Adaptation {
  public:
   // At most `documents` documents at once, with at most `tokens` window tokens in all.
@@ -170,9 +170,9 @@ class Adaptation {
   GptTypes types() const { return types_; }
   int64_t window_tokens() const { return window_tokens_; }
 
-  // Runs chunk `ci` of the given documents, whose adapters begin at `first` (one spare adapter follows). With `learn`
-  // the gradients of the adapters are formed too. On a GPU the work is only put into the stream. The result is the
-  // argument of losses_of(), which must be called within kTurns further calls.
+  // Runs chunk `ci` of the given documents, with adapters from `first` on (and a spare adapter after these). With
+  // `learn` the gradients of the adapters are computed too. On a GPU the work is only put into the stream. The result
+  // is the argument of losses_of(), which must be called within kTurns further calls.
   static constexpr size_t kTurns = 4;
   size_t chunk(int64_t ci, std::span<const Work> works, const TokenSource& source, DocumentAdapters& adapters,
                int64_t first, bool learn) {
@@ -205,7 +205,7 @@ class Adaptation {
     }
     return turn_;
   }
-  // Waits for the losses of a chunk's targets and returns them, one document after another.
+  // Waits for the losses of a chunk's targets and returns the losses, document by document.
   std::vector<double> losses_of(size_t turn) {
     Read& read = reads_[turn];
     if (read.done) read.done->synchronize();
@@ -221,7 +221,7 @@ class Adaptation {
   int64_t window(int64_t longest) const { return std::min(o_.window, longest); }
 
   // The windows that end with the chunk, with positions from 0 in each. With a cache, the chunk alone; the rest of the
-  // window is run before the chunk if its keys must be those of the present adapters.
+  // window is run before the chunk if its keys must belong to the present adapters.
   void fill_windows(int64_t ci, std::span<const Work> works, const TokenSource& source,
                     const DocumentAdapters& adapters, int64_t first, bool fill_up) {
     const auto of_each = [&](Windows& windows, auto&& add) {
@@ -305,8 +305,8 @@ int64_t agreed(int64_t n, Communicator* ranks) {
   ranks->gather_bytes(&n, sizeof n, all.data());
   return *std::min_element(all.begin(), all.end());
 }
-// The most window tokens of a batch: those of the `together` longest documents, or, if more shorter documents fit,
-// those of `together` whole windows.
+// The most window tokens of a batch: the tokens of the `together` longest documents, or, if more shorter documents fit,
+// of `together` whole windows.
 int64_t most_tokens(std::span<const Work> works, int64_t together, const AdaptationOptions& o, Device device) {
   const int64_t longest = together * window_of(works.front().targets, o);
   if (device.kind == Device::cpu || o.inexact != Inexact::none) return longest;
@@ -314,8 +314,8 @@ int64_t most_tokens(std::span<const Work> works, int64_t together, const Adaptat
   for (const Work& w : works) all += window_of(w.targets, o);
   return std::max(longest, std::min(all, together * o.window));
 }
-// Batches of documents that are neighbours in the order of adaptation: at most `most` documents and `tokens` window
-// tokens each.
+// Batches of consecutive documents in the order of adaptation: at most `most` documents and `tokens` window tokens
+// each.
 std::vector<std::span<const Work>> batches_of(std::span<const Work> works, int64_t most, int64_t tokens,
                                               const AdaptationOptions& o) {
   std::vector<std::span<const Work>> all;
@@ -326,9 +326,10 @@ std::vector<std::span<const Work>> batches_of(std::span<const Work> works, int64
   return all;
 }
 
-constexpr double kLongestWait = 1e6;  // seconds: other ranks may have a long document to go
+constexpr double kLongestWait = 1e6;  // seconds: slower ranks may still have a long document
 
-// Adds the results of all ranks. One rank scores each document, so adding the zeros of the other ranks keeps the bits.
+// Adds the results of all ranks. A single rank scores each document, so adding the zeros of all further ranks keeps the
+// bits.
 void add_ranks(std::vector<DocumentScore>& scores, AdaptedScore& total, Communicator& ranks) {
   const size_t world = size_t(ranks.world());
   ranks.barrier(kLongestWait);
@@ -348,7 +349,7 @@ void add_ranks(std::vector<DocumentScore>& scores, AdaptedScore& total, Communic
   }
 }
 
-// A chunk that was run and the optimizer step after it; they are reported while the next chunk runs.
+// A completed chunk and its optimizer step; both are reported while the next chunk runs.
 struct Run {
   int64_t chunk, updates;  // updates: optimizer steps before this chunk
   std::span<const Work> works;
@@ -368,7 +369,7 @@ class Found {
     for (const Work& w : documents_of(source)) all_ += w.targets;
   }
 
-  // Counts the targets before a batch as done, although other ranks may still be adapting some of them.
+  // Counts the targets before a batch as done, although further ranks may still adapt some of these.
   void go_on_behind(std::span<const Work> before) {
     done_ = 0;
     for (const Work& w : before) done_ += w.targets;
@@ -461,8 +462,8 @@ void stop_if_asked(const AdaptationOptions& o) {
   if (o.cancelled && o.cancelled()) fail(ErrorCode::interrupted, "stopped by a signal");
 }
 
-// Adapts documents side by side, chunk by chunk, the longest document first. Documents that continue learn from a chunk
-// after it was scored.
+// Adapts documents side by side, chunk by chunk, the longest document first. Continuing documents learn from a chunk
+// after its score.
 void score_batch(std::span<const Work> batch, const TokenSource& source, const AdaptationOptions& o,
                  Adaptation& adaptation, DocumentAdapters& adapters, Found& found) {
   const auto chunks = [&](const Work& w) { return (w.targets + o.chunk - 1) / o.chunk; };
@@ -532,7 +533,7 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
   for (size_t next; (next = size_t(claim())) < batches.size();) {
     const std::span<const Work> batch = batches[next];
     if (world > 1) found.go_on_behind(std::span(works).first(size_t(batch.data() - works.data())));
-    adapters.reset(int64_t(batch.size()) + 1);  // one more than documents: padding tokens read adapters too
+    adapters.reset(int64_t(batch.size()) + 1);  // documents + 1: padding tokens read adapters too
     score_batch(batch, *source, o, adaptation, adapters, found);
   }
   AdaptedScore total = found.total();

@@ -1,4 +1,4 @@
-// Adaptation on a GPU beside the CPU in fp64, which has the same rounded matrices.
+// Adaptation on a GPU beside the CPU in fp64 with the same rounded matrices.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ class TttCuda : public testing::GpuTest<> {
   }
 };
 
-// Documents that repeat themselves with a period of their own, under a model whose matrices hold numbers of bf16.
+// Periodic documents with different periods, under a model with matrices of bf16 numbers.
 struct Text : Case {
   Text(const GptConfig& c, std::vector<int64_t> lengths) : Case(c, std::move(lengths)) {
     for (size_t d = 0; d < begins.size(); ++d)
@@ -64,7 +64,7 @@ double sum(const ChunkLosses& of) {
     for (double x : chunks) all += x;
   return all;
 }
-// Root of the mean square of what two scores of a chunk differ by.
+// Root mean square of the difference between two scores of a chunk.
 double apart(const ChunkLosses& a, const ChunkLosses& b) {
   double squares = 0;
   int64_t count = 0;
@@ -73,8 +73,8 @@ double apart(const ChunkLosses& a, const ChunkLosses& b) {
   return std::sqrt(squares / double(count));
 }
 
-// What bf16 alone makes of a chunk's score, as in GptCuda: each layer call rounds some 60 rows at random, logits are
-// of size 5, and a chunk adds up four losses, which share some of their errors.
+// The error of a chunk's score from bf16 alone, as in GptCuda: each layer call rounds some 60 rows at random, logits
+// are of size 5, and a chunk adds up four losses with partly common errors.
 double of_rounding(const Text& k, bool looping) {
   const double layer_calls = double(layer_program(k.config, looping).layer_calls.size());
   return 4 * 5 * testing::roundoff(DType::bf16) * std::sqrt(60 * layer_calls);
@@ -97,8 +97,8 @@ TEST_F(TttCuda, ScoresAreThoseOfTheCpuInFp64) {
       ASSERT_EQ(got.at(document).size(), chunks.size());
       EXPECT_NEAR(got.at(document)[0], chunks[0], rounding) << "document " << document;
     }
-    // Later ones do, and AdamW without a first moment goes by the gradients' signs: those of gradients that are all
-    // but zero are rounding's. What adaptation changes has to come out but for a fraction of it.
+    // Later chunks do, and AdamW without a first moment follows the gradients' signs: rounding decides the signs of
+    // nearly zero gradients. The effect of adaptation must agree up to a fraction of the effect.
     EXPECT_LT(sum(want), 0.9 * sum(unadapted)) << "the test's documents are not learnt";
     EXPECT_LT(apart(got, want), rounding + 0.15 * learnt);
     EXPECT_NEAR(sum(got), sum(want), 0.05 * (sum(unadapted) - sum(want)));
@@ -125,7 +125,7 @@ TEST_F(TttCuda, NoScoreSeesATokenAfterIt) {
   }
 }
 
-// The library chooses products by their number, so sums may run in another order: bits differ, and no more than that.
+// The library chooses products by their number, so sums may run in another order: only the last bits differ.
 TEST_F(TttCuda, ScoresDependOnTheGroupingByRoundingAlone) {
   const Text k(testing::small_golf(), kLengths);
   const ChunkLosses together = k.on_gpu(k.usual());
@@ -176,8 +176,8 @@ TEST_F(TttCuda, WhatIsInexactIsThatOfTheCpu) {
   }
 }
 
-// Adapters that a GPU learnt take from the text's losses what those of the CPU do: both score it on the CPU, and learn
-// no more.
+// Adapters trained on a GPU lower the text's losses as much as adapters trained on the CPU: both score the text on the
+// CPU, without further training.
 TEST_F(TttCuda, LearnsATextAsTheCpuDoes) {
   const Text k(testing::small_golf(), {45});
   const testing::TemporaryDirectory dir;
@@ -202,7 +202,7 @@ TEST_F(TttCuda, LearnsATextAsTheCpuDoes) {
   std::printf("loss %.4f, learnt on the CPU %.4f, on the GPU %.4f\n", before, cpu, gpu);
 }
 
-// Rows of adapters that begin at no multiple of 16 bytes.
+// Rows of adapters at addresses other than multiples of 16 bytes.
 TEST_F(TttCuda, TakesAnyRank) {
   const Text k(testing::small_golf(), {30, 13});
   for (const int64_t rank : {1, 3, 20}) {

@@ -20,8 +20,8 @@ using Case = testing::AdaptationCase;
 using Found = testing::ChunkLosses;
 Found by_document(const Case& k, const AdaptationOptions& o) { return testing::chunk_losses(k, k.flat, o); }
 
-// The rule as it is written, for one document: everything recomputed at each step, all tokens of the window scored,
-// and AdamW by its formula.
+// The rule as written, for a document: everything recomputed at each step, all tokens of the window scored, and AdamW
+// by its formula.
 std::vector<double> by_definition(const Case& k, int64_t document, const AdaptationOptions& o) {
   const int64_t begin = k.begins[size_t(document)];
   const int64_t targets = std::min(int64_t(k.tokens.size()) - 1, begin + k.lengths[size_t(document)]) - begin;
@@ -30,7 +30,7 @@ std::vector<double> by_definition(const Case& k, int64_t document, const Adaptat
   DocumentAdapters adapters(k.config, model.program(), o.adapters, DType::f64, 1, {}, {});
   std::vector<double> square(size_t(adapters.numbers()), 0), chunks;
   GptAdapters values = adapters.values(0, 1), gradients = adapters.gradients(1);
-  double* const p = static_cast<double*>(values.layer_calls[0].q.a.data);  // of all, one after the other
+  double* const p = static_cast<double*>(values.layer_calls[0].q.a.data);  // of all adapters, in turn
   const double* const g = static_cast<const double*>(gradients.layer_calls[0].q.a.data);
   const int64_t count = (targets + o.chunk - 1) / o.chunk;
   for (int64_t c = 0; c < count; ++c) {
@@ -93,7 +93,7 @@ TEST(ttt, no_score_sees_a_token_after_it) {
   }
 }
 
-// Chunks of one token, so that each score is seen by itself.
+// Chunks of a single token, for separate scores.
 TEST(ttt, no_single_score_sees_a_token_after_it) {
   const Case k(small_golf(), {19, 8});
   for (const Inexact way : {Inexact::none, Inexact::stale_keys, Inexact::chunk_gradients}) {
@@ -133,14 +133,15 @@ TEST(ttt, documents_do_not_depend_on_each_other_or_on_their_order) {
     std::reverse(turned.lengths.begin(), turned.lengths.end());
     const Found there = by_document(turned, k.options());
     for (int64_t d = 1; d < 5; ++d) EXPECT_EQ(there.at(5 - d), together.at(d)) << "document " << d;
-    // The source's last token is no input: what was last has gained a target, and what is now last lost one.
+    // The source's last token is no input: the previously last token has gained a target, and the new last token has
+    // lost its target.
     EXPECT_EQ(std::vector(there.at(0).begin(), there.at(0).begin() + 7),
               std::vector(together.at(5).begin(), together.at(5).begin() + 7));
   }
 }
 
-// Gradients that end at the chunk are those of the rule in a document's first chunk, and scores those of the rule until
-// the second has been learnt from; of keys that stay as they were the first chunk's score alone.
+// Gradients that end at the chunk equal the rule's in a document's first chunk, and scores equal the rule's until the
+// step on the second chunk; with stale keys only the first chunk's score equals the rule's.
 TEST(ttt, what_is_inexact_gives_other_scores_honest_ones_that_depend_on_no_other_document) {
   for (const DType type : {DType::f64, DType::f32}) {
     const Case k(small_golf(), {33, 9, 16, 14, 4, 30}, type);
@@ -194,7 +195,7 @@ TEST(ttt, a_chunk_is_scored_before_it_is_learnt_from_and_the_last_never_is) {
   const AdaptedScore s = score_adapted(k.config, k.flat, Case::ByteTokens(k.config.vocab), k.source(), o, &documents);
   EXPECT_EQ(targets, 39);
   EXPECT_EQ(s.targets, 39);
-  EXPECT_EQ(s.bytes, 39 - 2);  // two of them are the next document's bos
+  EXPECT_EQ(s.bytes, 39 - 2);  // two targets are the next document's bos
   EXPECT_EQ(scored, (std::map<int64_t, int64_t>{{0, 7}, {1, 3}, {2, 1}}));
   EXPECT_EQ(learnt, (std::map<int64_t, int64_t>{{0, 6}, {1, 2}, {2, 0}}));
   EXPECT_EQ(s.updates, 8);

@@ -115,8 +115,9 @@ void Optimizer::sum_over_ranks(const Tensor& grads) {
     if (parts[rank] > 0) fill({.to = bank.slice(0, 0, parts[rank])}, place_.stream);
     if (parts[rank + 1] < parts.back()) fill({.to = bank.slice(0, parts[rank + 1], parts.back())}, place_.stream);
   }
-  ranks.all_reduce(grads.slice(0, adam_offset_, grads.numel()), place_.stream);  // all other parameters in one call
-  // Rank 0 counts the gradients that all ranks have.
+  ranks.all_reduce(grads.slice(0, adam_offset_, grads.numel()), place_.stream);  // all further parameters in a single
+                                                                                 // call
+  // Rank 0 counts the gradients common to all ranks.
   const bool counts_all = dealt_.empty() || rank == 0;
   sum_of_squares(
       {.x = counts_all ? grads : grads.slice(0, 0, adam_offset_), .sum = norm_, .workspace = norm_workspace_},

@@ -1,6 +1,6 @@
 #pragma once
 // The optimizer of a model: Muon on the banks of matrices (or AdamW), AdamW on everything else, global clipping, and an
-// exponential average of the weights. All state is flat and named, so that checkpoints hold it.
+// exponential average of the weights. All state is flat and named, for checkpoints.
 #include <array>
 #include <memory>
 #include <string>
@@ -33,7 +33,7 @@ void check(const OptimizerOptions& o);
 struct OptimizerStep {
   int64_t step = 1;  // counts from 1
   double lr_factor = 1, momentum = 0.95;
-  double ema = -1;  // decay of the average: at 0 it becomes the weights; negative: the average does not change
+  double ema = -1;  // decay of the average: at 0 the average becomes the weights; negative: the average does not change
   Products products = Products::fp32;
 };
 
@@ -42,7 +42,7 @@ struct OptimizerPlace {
   Device device;
   Stream stream;
   Allocator* memory = nullptr;    // null: the device's allocator
-  Communicator* ranks = nullptr;  // the ranks that share a step; null: this process alone
+  Communicator* ranks = nullptr;  // the ranks of a step; null: this process alone
   bool graphs = false;            // on a GPU and without ranks, steps are recorded once and replayed
 };
 
@@ -55,10 +55,10 @@ class Optimizer {
  public:
   Optimizer(const ParameterLayout& layout, DType dtype, const OptimizerOptions& options, bool averages,
             const OptimizerPlace& place = {});
-  // Updates the weights from `grads` (flat, in the layout's order), and the weights' copy in the products' type if
-  // there is one. If the gradient's norm is not finite, nothing changes. The call waits for nothing but other ranks.
-  // With ranks, `grads` is this rank's part of a sum and is overwritten; each rank updates its own matrices, and
-  // afterwards all ranks have all weights.
+  // Updates the weights from `grads` (flat, in the layout's order), and the weights' copy in the products' type, if
+  // any. If the gradient's norm is not finite, nothing changes. The call waits only for further ranks. With ranks,
+  // `grads` is this rank's part of a sum and is overwritten; each rank updates its own matrices, and afterwards all
+  // ranks have all weights.
   void step(const GptWeights& weights, const Tensor& grads, const OptimizerStep& at);
   const Tensor& gradient_norm() const { return norm_; }  // (1) f64 on the device: of the last step, before clipping
   void start_average(const Tensor& weights);             // the average begins at these weights
@@ -70,14 +70,14 @@ class Optimizer {
   int64_t bytes() const { return arena_.capacity(); }
 
  private:
-  // The rates of a step, in the order in which they lie on a GPU.
+  // The rates of a step, in their order on a GPU.
   struct Rates {
     std::array<double, 3> muon, matrix, embedding, head, scalar;
     double ema = 0;
   };
   Rates rates_of(const OptimizerStep& at) const;
   void launch(const GptWeights& weights, const Tensor& grads, const OptimizerStep& at);
-  // Sums the gradients over ranks, for the matrices that this rank updates, and forms the norm of the sum.
+  // Sums the gradients over ranks, for this rank's matrices, and computes the norm of the sum.
   void sum_over_ranks(const Tensor& grads);
   AdamW adamw_of(double lr, double decay, const OptimizerStep& at) const;
   void adamw_range(ParameterRange range, AdamW a, const Tensor& rates, const Tensor& weights, const Tensor& grads);

@@ -12,12 +12,12 @@
 namespace ingot {
 
 struct TrainOptions {
-  // Length: `steps`, or a time budget when `seconds` > 0: steps, scores and saves, of which `reserve_seconds` are kept
-  // for the last save and score.
+  // Length: `steps`, or a time budget when `seconds` > 0: for steps, scores and saves, with `reserve_seconds` kept for
+  // the last save and score.
   int64_t steps = 1000;
   double seconds = 0, reserve_seconds = 1;
   uint64_t seed = 1;
-  // Batches: `batch_tokens` per forward and backward, `accumulation` of them per step, cut at documents and at the
+  // Batches: `batch_tokens` per forward and backward, `accumulation` batches per step, cut at documents and at the
   // model's context. Order: shuffled, sequential or windows (data/packer.h).
   int64_t batch_tokens = 4096, accumulation = 1;
   std::string order = "shuffled";
@@ -33,7 +33,7 @@ struct TrainOptions {
   int64_t keep_checkpoints = 2;  // the newest ones; the checkpoint with the best held-out score is kept too
   bool keep_best = true;         // save whenever held-out text has the best score so far
   std::string init_from;         // a run or a checkpoint whose weights the run begins with; empty: random weights
-  int64_t max_bad_steps = 5;     // steps in a row with a gradient that is not finite before the run gives up
+  int64_t max_bad_steps = 5;     // consecutive steps with infinite or NaN gradients before the run gives up
   // If a GPU has enough memory, activations are kept for the backward pass instead of computed again; the numbers are
   // the same.
   bool keep_activations = true;

@@ -14,7 +14,7 @@ struct RunData {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const TokenSource> train, held_out;
   std::vector<std::string> held_out_texts;  // if the data is text
-  std::vector<std::string> left_out;        // the parts of the data that were not read (data/documents.h)
+  std::vector<std::string> left_out;        // the parts of the data left unread (data/documents.h)
   std::string tokenizer_file;               // the tokenizer as a file's content
   std::string tokenizer_name;               // tokenizer.json or tokenizer.model
   int64_t train_bytes = 0, held_out_bytes = 0;

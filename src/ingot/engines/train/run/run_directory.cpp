@@ -22,11 +22,11 @@ std::optional<Checkpoint> RunDirectory::find(const ResumeFrom& from) {
   return from.last_good ? last_good_checkpoint(directory_) : latest_checkpoint(directory_);
 }
 
-// A resumed run may have another length, and the model it began with may have moved. All options that define the run's
-// numbers must be the same.
+// A resumed run may have a different length, and its initial model may have moved. All options with an effect on the
+// run's numbers must be the same.
 void RunDirectory::check_same_run() const {
   const std::string where = path("config.json");
-  // Parsed and written again, so that options which an earlier version did not have get their defaults.
+  // Parsed and written again, so options unknown to an earlier version get their defaults.
   Json before = parse_json(to_json(run_config_from_json(read_file(where), where)), where);
   Json now = parse_json(text_of(config_), "the new configuration");
   for (Json* j : {&before, &now})

@@ -1,5 +1,5 @@
 #pragma once
-// The directory of a run: config.json, the tokenizer, log.jsonl and one directory per checkpoint.
+// The directory of a run: config.json, the tokenizer, log.jsonl and a directory per checkpoint.
 #include <optional>
 #include <string>
 
@@ -10,8 +10,8 @@
 
 namespace ingot {
 
-// The checkpoint from which a resumed run continues: the newest one, the newest complete one, or the one named. Later
-// checkpoints are set aside.
+// The first checkpoint of a resumed run: the newest, the newest complete, or the named checkpoint. Later checkpoints
+// are set aside.
 struct ResumeFrom {
   bool last_good = false;
   std::string name;
@@ -28,15 +28,15 @@ class RunDirectory {
   const std::string& name() const { return directory_; }
   std::string path(const char* name) const { return join_path(directory_, name); }
 
-  // Takes the lock and finds the checkpoint to continue from. Only the lock is written, so that a run that is refused
-  // later leaves nothing behind.
+  // Takes the lock and finds the checkpoint to continue from. Only the lock is written, so a run refused later leaves
+  // nothing behind.
   std::optional<Checkpoint> find(const ResumeFrom& from);
   void write_new() const;     // writes config.json and the tokenizer of a new run
-  void write_config() const;  // rewrites config.json if it differs
+  void write_config() const;  // rewrites config.json if different
   std::string save(int64_t step, const CheckpointContent& content) const;  // the checkpoint's path
 
   bool is_best(const Score& score) const;
-  // Records the checkpoint of this step, which must exist, as the best one. An error is reported and does not stop
+  // Records the checkpoint of this step, which must exist, as the best. An error is reported and does not stop
   // training.
   void note_best(int64_t step, const Score& score) const;
 

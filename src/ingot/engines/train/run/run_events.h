@@ -13,9 +13,8 @@ struct TrainStatus {
   double seconds = 0, tokens_per_second = 0, seconds_left = 0;
   double step_seconds = 0;  // of the last step; tokens_per_second is smoothed over about ten steps
   double flops_per_second =
-      0;  // of a rank, smoothed: the operations that the model's definition requires (models/gpt/config/flops.h)
-  double utilisation =
-      0;  // flops_per_second as a share of the bf16 rate in the device's data sheet; 0: that rate is not known
+      0;                   // of a rank, smoothed: the operations of the model's definition (models/gpt/config/flops.h)
+  double utilisation = 0;  // flops_per_second as a share of the bf16 rate in the device's data sheet; 0: unknown rate
   int64_t memory_bytes = 0;  // in use on the GPU by all processes, or by this process on a CPU
   bool looping = false;
 };

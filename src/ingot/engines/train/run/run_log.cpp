@@ -15,7 +15,7 @@ void RunLog::open(const std::string& path) {
 void RunLog::write(const OrderedJson& line) {
   if (!file_ || failed_) return;
   try {
-    file_.write(show_json(line) + "\n");  // the line contains file names, which may be any bytes
+    file_.write(show_json(line) + "\n");  // file names in the line may be any bytes
   } catch (const Error& e) {
     failed_ = true;
     log_warn("the log is incomplete from here on: ", e.what());

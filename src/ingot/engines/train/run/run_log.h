@@ -6,11 +6,12 @@
 
 namespace ingot {
 
-// log.jsonl of a run: one JSON object a line. A full disk must not stop training: the first failure is reported, and
-// later ones are silent. Before open() nothing is written.
+// log.jsonl of a run: a JSON object per line. A full disk must not stop training: the first failure is reported, and
+// later failures are silent. Before open() nothing is written.
 class RunLog {
  public:
-  // Removes an incomplete last line, left by a full disk or a kill, because the next line would continue it.
+  // Removes an incomplete last line, left by a full disk or a kill, because the next line would continue the incomplete
+  // line.
   void open(const std::string& path);
   void write(const OrderedJson& line);
 
@@ -19,7 +20,7 @@ class RunLog {
   bool failed_ = false;
 };
 
-// Null for a number that is not finite, for which JSON has no notation.
+// Null for infinities and NaN, because JSON has no notation for these.
 OrderedJson finite_or_null(double x);
 
 }  // namespace ingot

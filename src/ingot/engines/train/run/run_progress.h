@@ -1,5 +1,5 @@
 #pragma once
-// How far a run is: by steps, or by the seconds that it has taken.
+// The progress of a run: by steps, or by the seconds taken.
 #include <algorithm>
 
 #include "ingot/engines/train/run/run_config.h"
@@ -10,7 +10,7 @@ struct RunProgress {
   const RunConfig& config;
   int64_t step = 0;
   double trained_seconds = 0;  // steps, scores and saves
-  bool looped = false;         // the recurrence stays on, because it was on when the weights were saved
+  bool looped = false;         // the recurrence stays on, because the saved weights were trained with recurrence
 
   bool by_time() const { return config.train.seconds > 0; }
   double budget() const { return config.train.seconds - config.train.reserve_seconds; }

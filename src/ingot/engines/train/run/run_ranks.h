@@ -1,6 +1,5 @@
 #pragma once
-// The ranks of a run as seen by one process. A process alone is rank 0 of one rank, and all functions here return at
-// once.
+// The ranks of a run from a process's view. A process alone is rank 0 of 1, and all functions here return at once.
 #include <algorithm>
 #include <functional>
 #include <vector>
@@ -21,20 +20,20 @@ class RunRanks {
   explicit operator bool() const { return ranks_ != nullptr; }
   int64_t world() const { return ranks_ != nullptr ? ranks_->world() : 1; }
   int64_t rank() const { return ranks_ != nullptr ? ranks_->rank() : 0; }
-  // The passes of a step that this rank makes. Passes are assigned in blocks, so that sums in the order of ranks are
-  // sums in the order of passes.
+  // This rank's passes of a step. Passes are assigned in blocks, so that sums in the order of ranks are sums in the
+  // order of passes.
   int64_t passes_of(const TrainOptions& o) const { return o.accumulation / world(); }
 
-  // To be called before anything is written: refuses ranks that are in another run or of another program.
+  // To be called before anything is written: refuses ranks of a different run or program.
   void meet(const RunConfig& config, const RunData& data, Device device) const;
-  // Calls refuse(rank) for the first rank that differs from rank 0.
+  // Calls refuse(rank) for the first rank with a value different from rank 0's.
   void check_same(uint64_t mine, const std::function<void(int64_t)>& refuse) const;
   bool anyone(bool mine) const;
   template <class T> T as_rank_0(T mine) const {
     if (ranks_ != nullptr) ranks_->broadcast_bytes(&mine, sizeof mine, 0);
     return mine;
   }
-  // The value that every rank gives, in the order of ranks.
+  // The values of all ranks, in the order of ranks.
   template <class T> std::vector<T> gather(const T& mine) const {
     std::vector<T> all(size_t(world()), mine);
     if (ranks_ != nullptr) ranks_->gather_bytes(&mine, sizeof mine, all.data());

@@ -1,5 +1,5 @@
 #pragma once
-// Runs of a few steps on a text that every test writes anew.
+// Runs of a few steps on a text written anew by every test.
 #include <string>
 
 #include "ingot/engines/train/trainer.h"

@@ -1,5 +1,5 @@
 #pragma once
-// All numbers of a run that outlive a step, and the results of one step, on the device of the run.
+// All numbers of a run with a lifetime beyond a step, and the results of a step, on the device of the run.
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,7 +24,7 @@ struct TrainState {
   // Copies the weights of another run with the same tokenizer and configuration.
   void take_weights(const TrainedModel& other, const std::string& path) const;
   void renew_compute() const;  // from the weights
-  // Copies the state of rank 0, which has read a checkpoint or another run, to all ranks.
+  // Copies the state of rank 0, read from a checkpoint or from an earlier run, to all ranks.
   void share(const RunRanks& ranks) const;
   // The first parameter, over all ranks, whose gradient is not finite.
   std::string broken_tensor(const RunRanks& ranks) const;
@@ -38,9 +38,9 @@ struct TrainState {
   GptTypes types;
   Arena memory;
   Tensor weights, grads;
-  Tensor compute;      // the weights in the type of matrix products, if that is another type
-  Tensor loss, dloss;  // (T) of one pass
-  Tensor loss_sum;     // (1) f64: of one pass
+  Tensor compute;      // the weights in the type of matrix products, if this type differs
+  Tensor loss, dloss;  // (T) of a pass
+  Tensor loss_sum;     // (1) f64: of a pass
   Tensor pass_losses;  // (passes of this rank) f64
   Tensor total;        // the sum of the gradients of earlier passes, if a step has several: each pass begins at zero
   Optimizer optimizer;
