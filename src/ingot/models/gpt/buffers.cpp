@@ -25,7 +25,7 @@ class Planner {
     plan_.solve();
     return plan_.total_bytes();
   }
-  Arena place(Allocator& memory) {  // reserves addresses; on the CPU the system gives memory when it is written
+  Arena place(Allocator& memory) {  // reserves addresses; on the CPU the system provides memory on the first write
     Arena arena(plan_.total_bytes(), memory);
     for (const Wanted& w : wanted_) *w.into = arena.at(plan_.offset(w.buffer), w.dtype, w.shape);
     return arena;
@@ -57,7 +57,7 @@ struct Plan {
   int head_step() const { return A + 1; }
   int backward_step(int i) const { return A + 2 + 3 * (A - 1 - i); }  // the first of three
   int last_step() const { return options.training ? 4 * A + 2 : A + 1; }
-  // The last step in which a tensor is needed that the forward of layer call i keeps for its backward.
+  // The last step that needs a tensor kept by the forward of layer call i for its backward.
   int kept_until(int i) const { return options.training ? backward_step(i) + 2 : forward_step(i); }
   int64_t q_width() const { return c.heads * c.head_dim; }
   int64_t kv_width() const { return c.kv_heads * c.head_dim; }
@@ -106,14 +106,14 @@ struct Plan {
   }
 
   int64_t block_rows() const { return most_block_rows(T, options); }
-  // On a GPU one product is faster than two of half the width.
+  // On a GPU a single product is faster than two of half the width.
   bool on_gpu() const { return options.device.kind == Device::cuda; }
   bool keeps_rows() const { return options.training && options.keep_rows && block_rows() == T; }
   bool keeps_signs() const {
     return options.training && on_gpu() && types.activations == DType::bf16 &&
            slope_follows_from_value_and_sign(activation_named(c.activation));
   }
-  // The output adapter's rows behind those of q, k and v, aligned.
+  // The output adapter's rows behind the rows of q, k and v, aligned.
   bool output_rides() const {
     return on_gpu() && keeps_rows() && options.most_folded > 0 && options.max_adapter_rank > 0;
   }
@@ -127,7 +127,7 @@ struct Plan {
   void scratch(int i) {
     Scratch& s = b.forward[size_t(i)];
     const int now = forward_step(i);
-    // Rows that the backward pass reads up to its first, second or third step.
+    // Rows read by the backward pass up to its first, second or third step.
     const auto add = [&](Tensor& t, int64_t rows, int64_t width, int backward) {
       planner.add(t, {rows, width}, now, keeps_rows() && backward > 0 ? backward_step(i) + backward - 1 : now);
     };
@@ -150,7 +150,7 @@ struct Plan {
     const int64_t rows = qkv_width() + (output_rides() ? options.max_adapter_rank : 0);
     if (options.most_folded > 0) planner.add(t, {options.most_folded, rows, c.dim}, first, last);
   }
-  // Tensors that two steps share under one name.
+  // Tensors shared by two steps under a single name.
   void share() {
     for (int i = 0; i < A; ++i) {
       Scratch &f = b.forward[size_t(i)], &s = b.backward[size_t(i)];

@@ -1,9 +1,9 @@
 #pragma once
-// The memory of one bound model: which activations exist, from which step to which, planned into one arena.
+// The memory of a bound model: its activations and their lifetimes in steps, planned into a single arena.
 //
 // Steps: 0 embedding, 1 + i the forward of layer call i, A + 1 the head, three for the backward of each layer call, the
-// last one first (up to attention, attention, from there to the block's input), then the embedding's backward. A buffer
-// that only one step uses is scratch and shares memory with every other step's.
+// last layer call first (up to attention, attention, from attention to the block's input), then the embedding's
+// backward. A buffer used by a single step is scratch; the scratch of all steps shares memory.
 #include <vector>
 
 #include "ingot/core/cpu/cpu.h"
@@ -13,10 +13,10 @@
 
 namespace ingot::detail {
 
-// The tensors that are kept from the forward of a layer call to its backward. Cheap functions of these tensors (the
-// mixed read, the normed inputs, rotated q and k, attention's output projection, the activated hidden layer) are
-// computed again instead of stored, except with GptOptions::keep_rows. If the slope of the activation follows from its
-// value and a sign, a GPU keeps value and sign instead of the argument.
+// The tensors kept from the forward of a layer call to its backward. Cheap functions of these tensors (the mixed read,
+// the normed inputs, rotated q and k, attention's output projection, the activated hidden layer) are computed again
+// instead of stored, except with GptOptions::keep_rows. If the slope of the activation follows from its value and a
+// sign, a GPU keeps value and sign instead of the argument.
 struct Saved {
   Tensor rstd_attn, rstd_mlp;  // (T)
   Tensor q_raw, k_raw, v;      // (T, H D), (T, Hkv D), before norm, rotation and gain
@@ -29,12 +29,12 @@ struct Saved {
 };
 
 struct Scratch {
-  Tensor merged, mixed;  // (T, C) after the skip, after the mix; backward: of one block
+  Tensor merged, mixed;  // (T, C) after the skip, after the mix; backward: of a block
   Tensor q, k;           // (T, H D), (T, Hkv D) rotated
   Tensor q_grad, k_grad, v_grad, v_grad_self, y_grad;
   Tensor qkv_grad, kv_grad;       // on a GPU the gradients of q, k and v are parts of these, as in Saved
-  Tensor all_k_grad, all_v_grad;  // of one segment's keys, cached ones included
-  // Of one block of tokens.
+  Tensor all_k_grad, all_v_grad;  // of a segment's keys, including cached keys
+  // Of a block of tokens.
   Tensor normed, normed_mlp, mid;            // norm(...) of the two branches, x + attention branch
   Tensor z, z_grad;                          // attention after XSA
   Tensor attn_out;                           // the branch before its scale
@@ -60,10 +60,10 @@ struct Buffers {
   Arena arena;
   Tensor linear_workspace;  // in every step
   std::vector<Tensor> in0,
-      in1;  // [A + 1] inputs of each layer call; in0[A] is the output of the last one. in1: second lane
+      in1;  // [A + 1] inputs of each layer call; in0[A] is the output of the last call. in1: second lane
   std::vector<Saved> saved;                // [A]
   std::vector<Scratch> forward, backward;  // [A]
-  std::vector<Tensor> skip_grad;           // [A + 1]: gradient that reaches in0[i] through a skip
+  std::vector<Tensor> skip_grad;           // [A + 1]: gradient of in0[i] through a skip
   // Embedding and head.
   Tensor embedded, embed_low;                      // before embed_norm; factorised: (T, E)
   Tensor final, final_rstd, head_in, head_normed;  // combined lanes; norm; factorised: (T, E)
@@ -74,10 +74,10 @@ struct Buffers {
   Tensor embedded_again, embed_low_again, embed_low_grad, embed_workspace;
 };
 
-// Operations on each token alone run over blocks of this many tokens: one op's output is still in the cache for the
-// next op (a golf step takes about 6 % less CPU time on Zen 3), and scratch memory holds one block. Weights are packed
-// once per block, which is slow only for products by bf16 tiles; with these all tokens are one block. On a GPU too,
-// because every block would launch every op again. With adapters the blocks are documents.
+// Operations on each token alone run over blocks of this many tokens: the output of an op is still in the cache for the
+// next op (a golf step takes about 6 % less CPU time on Zen 3), and scratch memory holds a single block. Weights are
+// packed once per block, too slow only for products by bf16 tiles; with these all tokens form a single block. On a GPU
+// too, because every block would launch every op again. With adapters the blocks are documents.
 inline int64_t most_block_rows(int64_t capacity, const GptOptions& options) {
   constexpr int64_t kRows = 1024;
   const bool tiles = options.products == Products::bf16 && cpu_level() >= CpuLevel::avx512_amx;
@@ -85,7 +85,7 @@ inline int64_t most_block_rows(int64_t capacity, const GptOptions& options) {
   return one ? capacity : kRows;
 }
 
-// The memory that plan_buffers takes.
+// The memory for plan_buffers.
 int64_t planned_bytes(const GptConfig& config, const LayerProgram& program, const GptTypes& types,
                       const GptOptions& options);
 Buffers plan_buffers(const GptConfig& config, const LayerProgram& program, const GptTypes& types,

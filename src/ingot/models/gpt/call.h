@@ -1,5 +1,5 @@
 #pragma once
-// The arguments of a model: the options of its construction, and the arguments of one call.
+// The arguments of a model: the options of its construction, and the arguments of a call.
 #include <numeric>
 #include <span>
 #include <vector>
@@ -24,15 +24,15 @@ struct GptTypes {
 // The types of training on a device: f32; on a GPU bf16 activations and bf16 copies of f32 weights.
 GptTypes gpt_types(Device device);
 
-// Flat weights (ParameterLayout). `compute` is the copy that products read where their type differs from master's;
-// vectors and scalars are always read from `master`. `qkv`, for weights without gradients: a second copy of each
-// layer's q, k and v, one below the other (layers, (H + 2 Hkv) D, C), so that one product replaces two.
+// Flat weights (ParameterLayout). `compute` is the copy for products where their type differs from master's; vectors
+// and scalars are always read from `master`. `qkv`, for weights without gradients: a second copy of each layer's q, k
+// and v, stacked (layers, (H + 2 Hkv) D, C), so that a single product replaces two.
 struct GptWeights {
   GptWeights(const Tensor& m, const Tensor& c = {}) : master(m), compute(c) {}
   Tensor master, compute, qkv;
 };
 
-// The types of a model that reads such weights.
+// The types of a model with such weights.
 inline GptTypes types_of(const GptWeights& w) {
   const DType compute = w.compute ? w.compute.dtype : w.master.dtype;
   return {w.master.dtype, compute, compute};
@@ -40,25 +40,25 @@ inline GptTypes types_of(const GptWeights& w) {
 
 // The options of a model, fixed at its construction.
 struct GptOptions {
-  int64_t capacity = 0;   // most tokens of one call
-  bool looping = false;   // which of the two layer programs
-  bool training = false;  // keeps what the backward pass needs
+  int64_t capacity = 0;   // most tokens of a call
+  bool looping = false;   // the second of the two layer programs
+  bool training = false;  // keeps the inputs of the backward pass
   // Training on a GPU: the backward pass recomputes no rows of the forward pass; more memory, the same bits.
   bool keep_rows = false;
   Products products = Products::fp32;
   int64_t max_adapter_rank = 0;  // largest rank of the adapters passed later; 0: none
-  // Documents of one call whose adapters of q, k and v may be added to weights of their own, W + B A in the products'
-  // type, where that is less work; 0: none.
+  // The number of documents of a call whose adapters of q, k and v may be folded into separate weights, W + B A in the
+  // products' type, where folding is less work; 0: none.
   int64_t most_folded = 0;
-  int64_t most_scored = 0;  // most scored tokens of one call; 0: the capacity, without TokenBatch::last
-  // With keep_rows and base weights without gradients: for tokens that are not scored, the last layer call ends after
-  // their keys and values.
+  int64_t most_scored = 0;  // most scored tokens of a call; 0: the capacity, without TokenBatch::last
+  // With keep_rows and base weights without gradients: for tokens without a score, the last layer call ends after their
+  // keys and values.
   bool cut_last = false;
   // Training on a GPU, where not 0: attention adds the queries' gradients in any order, which is faster; their last
-  // bits may then differ from call to call. The value is the most segments of one call, empty ones included.
+  // bits may then differ from call to call. The value is the most segments of a call, including empty segments.
   int64_t any_order_segments = 0;
-  int64_t most_keys = 0;        // most keys of one segment in training, cached ones included; 0: nothing is cached
-  int64_t max_positions = 0;    // rotary positions that may occur; 0: the config's context
+  int64_t most_keys = 0;        // most keys of a segment in training, including cached keys; 0: nothing is cached
+  int64_t max_positions = 0;    // number of rotary positions; 0: the config's context
   Device device;                // the device of weights, batches, losses and logits
   Stream stream;                // the stream of all of the model's work
   Allocator* memory = nullptr;  // for activations; null: the device's allocator
@@ -71,9 +71,8 @@ struct TokenBatch {
   // The same numbers in host memory, for decisions on the host: the segments, the number of tokens, the length of a
   // cache. Left out where the batch itself lies in host memory.
   Tensor host_positions, host_cu_seqlens;
-  // The number of each segment's last tokens that are scored (S, in host memory); left out: all tokens. Targets, losses
-  // and their gradients then belong to the scored tokens alone, one segment after the other, and the head computes no
-  // other rows.
+  // The number of scored tokens at each segment's end (S, in host memory); left out: all tokens. Targets, losses and
+  // their gradients then belong to the scored tokens alone, segment by segment, and the head computes only their rows.
   std::span<const int32_t> last;
 
   const Tensor& positions_on_host() const { return host_positions ? host_positions : positions; }
@@ -85,9 +84,9 @@ struct TokenBatch {
   }
 };
 
-// The rows that a forward pass multiplies by matrices. q, k and v have the same rows; a tied embedding is the head.
+// The inputs of a forward pass's matrix products. q, k and v have the same rows; a tied embedding is the head.
 enum class MatrixInput { embed_proj, attention, attention_output, mlp_up, mlp_down, head_proj, head };
-// Receives these rows when they are multiplied: once or several times per layer call, all tokens in total.
+// Receives these rows at their product: once or several times per layer call, all tokens in total.
 class MatrixInputs {
  public:
   virtual ~MatrixInputs() = default;

@@ -1,6 +1,5 @@
-// The model against its definition, spec/gpt.py: losses and gradients of two small models that
-// tools/make_model_goldens.py wrote to tests/data/gpt.json. Weights and ids follow from names and indices, here as
-// there.
+// The model against its definition, spec/gpt.py: losses and gradients of two small models, written by
+// tools/make_model_goldens.py to tests/data/gpt.json. Weights and ids follow from names and indices, here as there.
 #include <gtest/gtest.h>
 
 #include <cmath>

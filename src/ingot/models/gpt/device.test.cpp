@@ -1,4 +1,4 @@
-// What a model on a device needs of its code: memory from anywhere, nothing read on the host that lies elsewhere.
+// Requirements of a model on a device: memory from any allocator, and no reads of device memory on the host.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -57,7 +57,7 @@ TEST(gpt_device, every_activation_is_written_before_it_is_read) {
   }
 }
 
-// And the backward pass finds all rows that were kept for it.
+// And the backward pass finds all its kept rows.
 TEST(gpt_device, kept_rows_change_no_bit) {
   for (const char* preset : {"nano", "golf"}) {
     Documents d;

@@ -1,5 +1,5 @@
 #pragma once
-// What tests share that compare with numbers of tools/make_model_goldens.py: values that follow from names and indices.
+// Shared by tests against the numbers of tools/make_model_goldens.py: values computed from names and indices.
 #include <gtest/gtest.h>
 
 #include <cmath>

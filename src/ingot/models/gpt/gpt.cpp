@@ -26,10 +26,10 @@ struct Gpt::Impl {
   detail::Buffers buffers;
   Arena table_memory;
   Tensor cos, sin;
-  std::vector<int32_t> scored_cu;  // of one call
-  std::vector<int32_t> cached_cu;  // of one call, on the host
+  std::vector<int32_t> scored_cu;  // of a call
+  std::vector<int32_t> cached_cu;  // of a call, on the host
   Arena cached_cu_memory;          // on a GPU
-  std::vector<int32_t> scored_at;  // of one call: the scored tokens' positions, and their cu_seqlens
+  std::vector<int32_t> scored_at;  // of a call: the scored tokens' positions, and their cu_seqlens
   Arena scored_at_memory;          // on a GPU
   Act act;
 
@@ -129,7 +129,7 @@ struct Gpt::Impl {
     if (!flat.master || p == nullptr) return {};
     return layout.view(flat.compute && p->kind != ParameterKind::scalar ? flat.compute : flat.master, *p);
   }
-  // One view of several parameters of equal width, if they are adjacent.
+  // A joint view of several parameters of equal width, if adjacent.
   Tensor get_all(const GptWeights& flat, std::initializer_list<const Parameter*> all) const {
     const Tensor first = get(flat, *all.begin());
     const Parameter* last = nullptr;
@@ -236,7 +236,7 @@ void Gpt::Impl::check_call(const GptWeights& weights, const TokenBatch& batch, b
   check_on_host(batch);
 }
 
-// The numbers that the host needs for decisions, in host memory, whatever the device of the batch.
+// Checks the numbers for the host's decisions, which are in host memory for every device of the batch.
 void Gpt::Impl::check_on_host(const TokenBatch& batch) const {
   const int64_t tokens = batch.tokens.numel();
   for (const auto& [there, here, name] : {std::tuple(&batch.positions, &batch.positions_on_host(), "positions"),
@@ -320,8 +320,7 @@ void Gpt::Impl::embed_forward(const GptWeights& weights, const TokenBatch& batch
     embedding({.ids = batch.positions, .table = get(weights, positions), .y = x0, .accumulate = true}, options.stream);
 }
 
-// g0 holds the gradient of the first layer call's input; x0_grad holds the gradient that reached x0 through the
-// residual mixes.
+// g0 holds the gradient of the first layer call's input; x0_grad holds the gradient of x0 through the residual mixes.
 void Gpt::Impl::embed_backward(const GptWeights& weights, const TokenBatch& batch, const Tensor& grads) {
   if (!grads) return;
   const int64_t T = batch.tokens.numel();
@@ -590,7 +589,7 @@ void Gpt::Impl::head_logits(const detail::CallContext& call, const GptWeights& w
   if (config.softcap > 0) softcap({.x = logits, .y = logits, .cap = config.softcap}, options.stream);
 }
 
-// The last layer call need not compute the outputs of tokens that are not scored.
+// The last layer call need not compute the outputs of tokens without a score.
 void Gpt::Impl::cut(detail::CallContext& call, const TokenBatch& batch) {
   const int64_t N = call.scored();
   if (!buffers.scored_rows.merged || N == 0 || N == call.tokens) return;
@@ -637,7 +636,7 @@ void Gpt::Impl::check_cached(const TokenBatch& batch, const CachedSegments& cach
   }
 }
 
-// The additional data of a call that continues cached sequences, and the update of the cache's lengths after the call.
+// The additional data of a call with cached sequences, and the update of the cache's lengths after the call.
 void Gpt::Impl::go_on(detail::CallContext& call, const CachedSegments* cached) {
   if (cached == nullptr) return;
   call.cached = cached;
@@ -649,7 +648,7 @@ void Gpt::Impl::advance(const detail::CallContext& call) {
     call.cached->cache.advance(call.cached->sequences[s], call.cu[s + 1] - call.cu[s]);
 }
 
-// The number of keys of each segment, cached ones included, on the device where attention reads it.
+// The offsets of each segment's keys, including cached keys, on the device for attention.
 Tensor Gpt::Impl::cached_offsets(std::span<const int32_t> cu, const CachedSegments& cached) {
   cached_cu.clear();
   for (size_t s = 0; s < cached.sequences.size(); ++s) {

@@ -1,4 +1,4 @@
-// The model on a GPU beside the CPU in fp64, which has the same rounded matrices.
+// The model on a GPU beside the CPU in fp64 with the same rounded matrices.
 #include "ingot/models/gpt/gpt.h"
 
 #include <gtest/gtest.h>
@@ -70,7 +70,7 @@ struct DeviceDocuments {
   std::vector<DeviceBuffer> memory;
 };
 
-// Weights of realistic size, every one of them random; matrices and tables hold numbers of bf16.
+// Weights of realistic size, all random; matrices and tables hold numbers of bf16.
 std::vector<double> random_weights(const ParameterLayout& layout, const GptConfig& c) {
   Buffer flat(DType::f32, {layout.padded_count()});
   fill_zero(flat);
@@ -136,12 +136,12 @@ TEST_F(GptCuda, LossesAndGradientsAreThoseOfTheCpuInFp64) {
     Documents d(c);
     const auto w = random_weights(layout, c);
     const Numbers want = on_cpu(c, looping, w, d), got = on_gpu(c, looping, w, d);
-    // Each layer call rounds some 30 rows of activations and gradients to bf16, at random, once each way; what the
-    // gradient of a parameter comes to carries all of them.
+    // Each layer call rounds some 30 rows of activations and gradients to bf16, at random, once each way; the gradient
+    // of a parameter carries all these roundings.
     const double layer_calls = double(layer_program(c, looping).layer_calls.size());
     const double relative = testing::roundoff(DType::bf16) * std::sqrt(60 * layer_calls);
-    // Where a slope jumps at 0, an argument of size 1 that is off by e has its sign turned with a chance of e / pi, and
-    // of such elements the whole gradient is wrong. e: some 16 roundings.
+    // Where a slope jumps at 0, an argument of size 1 with error e has the wrong sign with a chance of e / pi, and the
+    // whole gradient of such an element is wrong. e: some 16 roundings.
     const bool jumps = c.activation == "relu" || c.activation == "leaky_relu";
     const double turned = jumps ? std::sqrt(2 * 4 * testing::roundoff(DType::bf16) / M_PI) : 0;
     double off = 0;
@@ -155,7 +155,7 @@ TEST_F(GptCuda, LossesAndGradientsAreThoseOfTheCpuInFp64) {
       const auto g = part(got.grads, p), e = part(want.grads, p);
       std::vector<double> difference(g.size());
       for (size_t i = 0; i < g.size(); ++i) difference[i] = g[i] - e[i];
-      // Sums over tokens of terms of either sign: of a vector's gradient what is left may be a tenth of its terms.
+      // Sums over tokens have terms of either sign: a vector's gradient may be a tenth of its terms.
       const double allowed = (relative + turned) * (p.kind == ParameterKind::scalar ? 4 : 2) * (norm(e) + 1e-3);
       EXPECT_LT(norm(difference), allowed) << p.name << ", of norm " << norm(e);
       worst = std::max(worst, norm(difference) / allowed);

@@ -1,5 +1,6 @@
 #pragma once
-// A small GPT: one forward for training, evaluation, adaptation and generation, and its explicit backward.
+// A small GPT: a single forward pass for training, evaluation, adaptation and generation, and its explicit backward
+// pass.
 #include <memory>
 #include <vector>
 
@@ -13,7 +14,7 @@ namespace ingot {
 // A model with a fixed capacity: all memory is planned and allocated on construction, none later.
 class Gpt {
  public:
-  // The memory that a model needs, without allocating it.
+  // The bytes of a model's memory, without an allocation.
   static int64_t planned_bytes(const GptConfig& config, const GptTypes& types, const GptOptions& options);
 
   Gpt(const GptConfig& config, const GptTypes& types, const GptOptions& options);
@@ -43,15 +44,15 @@ class Gpt {
   void logits(const GptWeights& weights, const TokenBatch& batch, const Tensor& rows, const Tensor& logits,
               const GptAdapters* adapters = nullptr);
 
-  // The same for tokens that continue cached sequences: segment s of the batch continues sequence sequences[s].
-  // Positions must continue at the end of the cached sequence; the new keys are added to the cache.
+  // The same for tokens after cached sequences: segment s of the batch continues sequence sequences[s]. Positions must
+  // continue at the end of the cached sequence; the new keys are added to the cache.
   void extend(const GptWeights& weights, const TokenBatch& batch, const std::vector<int64_t>& sequences,
               GptCache& cache, const Tensor& rows, const Tensor& logits, const GptAdapters* adapters = nullptr);
 
-  // One token of one sequence on a GPU. All inputs that change from token to token are read from device memory when the
-  // stream reaches the call, so that a graph of this call may be replayed: the batch's token and position, and
-  // cached_cu (1, 2, 2) {{0, 1}, {0, n + 1}} for the n tokens so far. The call checks nothing and does not update the
-  // cache's length. logits (1, V), f32 too.
+  // A token of a sequence on a GPU. All inputs that change from token to token are read from device memory when the
+  // stream reaches the call, so a graph of this call may be replayed: the batch's token and position, and cached_cu (1,
+  // 2, 2) {{0, 1}, {0, n + 1}} for the n tokens so far. The call checks nothing and does not update the cache's length.
+  // logits (1, V), f32 too.
   void next(const GptWeights& weights, const TokenBatch& batch, int64_t sequence, GptCache& cache,
             const Tensor& cached_cu, const Tensor& logits, const GptAdapters* adapters = nullptr);
 

@@ -19,7 +19,7 @@ using testing::small_nano;
 using testing::Variant;
 using testing::variants;
 
-// Packed documents of the given lengths, with every parameter random so that no path is silent.
+// Packed documents of the given lengths, with all parameters random, so that every path has an effect.
 struct Case {
   Case(const GptConfig& c, std::vector<int> lengths, bool looping, bool training, DType dtype = DType::f64,
        int64_t adapter_rank = 3)
@@ -126,7 +126,8 @@ TEST(gpt, packed_documents_equal_documents_alone) {
   }
 }
 
-// More than 1,024 tokens are worked on in blocks, of other sizes for the parts. Without adapters, which need one block.
+// More than 1,024 tokens are processed in blocks, of different sizes for the parts. Without adapters, because adapters
+// need a single block.
 TEST(gpt, gradients_of_many_tokens_are_the_sum_of_their_parts) {
   for (const Variant& v : {Variant{"golf, looping", small_golf(), true}, Variant{"nano", small_nano(), false}}) {
     Case k(v.config, std::vector<int>(38, 30), v.looping, true, DType::f64, 0);
@@ -160,7 +161,7 @@ TEST(gpt, cached_generation_equals_the_full_forward) {
     std::iota(rows.begin(), rows.end(), 0);
     k.model->logits(k.flat(), k.batch(), Tensor(rows.data(), {k.T}), Tensor(full.data(), {k.T, k.config.vocab}));
     GptCache cache(k.config, k.model->program(), 2, 16, DType::f64);
-    for (int64_t begin = 0; begin < k.T;) {  // a prompt of 4 tokens, then one at a time
+    for (int64_t begin = 0; begin < k.T;) {  // a prompt of 4 tokens, then single tokens
       const int64_t end = begin == 0 ? 4 : begin + 1;
       TokenBatch b = k.batch();
       int32_t cu[2] = {0, int32_t(end - begin)};
@@ -219,7 +220,7 @@ void add_product(const Tensor& w, const Tensor& b, const Tensor& a) {
         w.ptr<double>()[n * w.size(1) + k] += b.ptr<double>()[n * a.size(0) + r] * a.ptr<double>()[r * w.size(1) + k];
 }
 
-// Those of o and mlp read other tensors than these weights do.
+// The adapters of o and mlp read different tensors than these weights.
 TEST(gpt, an_adapter_of_a_document_is_its_product_added_to_the_weights_of_q_k_and_v) {
   const std::vector<int> lengths = {4, 6};
   Case k(small_golf(), lengths, false, false);
@@ -268,7 +269,8 @@ TEST(gpt, adapter_gradients_match_finite_differences_with_the_base_frozen) {
   }
 }
 
-// Of documents that are long enough: neither of the second case's is for q, and one of the third's is not for k and v.
+// Only long documents are folded: neither document of the second case is long enough for q, and one of the third case
+// is too short for k and v.
 TEST(gpt, adapters_folded_into_weights_of_each_document_give_the_same_losses_and_gradients) {
   const Variant cases[] = {
       {"golf", small_golf(), true}, {"factorised", factorised(), true}, {"nano", small_nano(), false}};
@@ -358,7 +360,7 @@ TEST(gpt, cutting_the_last_layer_call_changes_nothing) {
     }
 }
 
-// What is cached counts as constant: gradients are those of what comes after it.
+// Cached keys and values count as constants: gradients belong to the later tokens alone.
 TEST(gpt, gradients_of_segments_that_go_on_in_a_cache_match_finite_differences) {
   for (const int64_t window : {0, 7}) {
     const std::vector<int> before = {5, 3}, after = {3, 4};
@@ -393,7 +395,7 @@ TEST(gpt, gradients_of_segments_that_go_on_in_a_cache_match_finite_differences) 
       EXPECT_LT(testing::gradient_error(f, values[i].b, slopes[i].b, i + 1, 1), 1e-6) << "B of adapter " << i;
     }
     if (window > 0) continue;
-    // All in one, without a cache, the losses are the same.
+    // In a single call, without a cache, the losses are the same.
     Case whole(small_golf(), {8, 7}, true, false);
     whole.targets.assign(whole.targets.size(), -1);
     const auto is_cached = [](size_t t) { return t < 8 ? t < 5 : t < 11; };
@@ -409,7 +411,8 @@ TEST(gpt, gradients_of_segments_that_go_on_in_a_cache_match_finite_differences) 
   }
 }
 
-// With only some of each segment's last tokens scored, what those give is the same as when all are.
+// With only some of each segment's last tokens scored, these tokens' losses and gradients equal the results with all
+// tokens scored.
 TEST(gpt, scoring_the_last_tokens_alone_is_scoring_all_with_weights_of_zero) {
   for (const Variant& v : variants())
     for (const bool adapted : {false, true}) {

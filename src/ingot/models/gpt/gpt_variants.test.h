@@ -1,5 +1,5 @@
 #pragma once
-// Small models that together take every path of the configuration.
+// Small models covering every path of the configuration.
 #include <string>
 #include <vector>
 
@@ -69,7 +69,7 @@ inline std::vector<Variant> variants() {
           {"factorised", factorised(), true}, {"attn lane", attn_lane, false},       {"no mix", no_mix, true}};
 }
 
-// The configurations of tests/parity/parity.py, every feature among them; heads are of 8, which a GPU wants.
+// The configurations of tests/parity/parity.py, with every feature; heads have width 8, as a GPU requires.
 inline std::vector<Variant> parity_variants() {
   GptConfig golf = small_golf();
   golf.vocab = 61, golf.dim = 32, golf.mlp_hidden = 48, golf.context = 40, golf.qk_gain_init = 2, golf.xsa_layers = 6;

@@ -9,7 +9,7 @@
 namespace ingot {
 namespace {
 
-// The part of a run's configuration that generation needs; the trainer reads the rest (engines/train/run/run_config.h).
+// The part of a run's configuration for generation; the trainer reads the rest (engines/train/run/run_config.h).
 void read_config(const std::string& text, const std::string& where, TrainedModel& into) {
   const Json json = parse_json(text, where);
   Fields all(json, where, ErrorCode::usage);

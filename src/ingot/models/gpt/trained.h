@@ -1,6 +1,6 @@
 #pragma once
-// A model that `ingot train` made, read back from its run or from what `ingot export` wrote (artifact.h): weights,
-// tokenizer and the configuration they belong to.
+// A model from `ingot train`, read back from its run or from the artifact of `ingot export` (artifact.h): weights,
+// tokenizer and configuration.
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,7 +16,7 @@ namespace ingot {
 
 struct TrainedModel {
   GptConfig config;
-  Products products = Products::fp32;  // as it was trained
+  Products products = Products::fp32;  // as in training
   bool looping = false;
   std::shared_ptr<const Tokenizer> tokenizer;
   Arena memory;
@@ -24,16 +24,16 @@ struct TrainedModel {
   int64_t step = 0;
   std::string checkpoint, parameter_hash, tokenizer_file;
   std::string run_config;        // the run's whole config.json
-  std::string data_fingerprint;  // of the tokens that it was trained on (data/token_source.h); empty: not known
+  std::string data_fingerprint;  // of the training tokens (data/token_source.h); empty: not known
 };
-// From a run's directory (its newest complete checkpoint), RUN/best, one checkpoint's directory, or an artifact.
+// From a run's directory (its newest complete checkpoint), RUN/best, a checkpoint's directory, or an artifact.
 TrainedModel load_trained(const std::string& directory);
-// Whether the path may be one of these: any directory, RUN/best, or a file that begins like an artifact. load_trained()
+// Whether the path may be such a model: any directory, RUN/best, or a file with an artifact's beginning. load_trained()
 // reports the errors.
 bool is_trained(const std::string& directory);
 std::shared_ptr<const Tokenizer> trained_tokenizer(const std::string& directory);  // its tokenizer alone
 
-// Throws where a file of adapters was made with other weights than the model's.
+// Throws where a file of adapters was made with different weights than the model's.
 void require_adapters_of(const TrainedModel& model, const SafetensorsFile& adapters);
 
 Products products_named(const std::string& name);  // fp32 or bf16

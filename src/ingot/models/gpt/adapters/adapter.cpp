@@ -41,7 +41,7 @@ template <class Use> void each_adapter(std::span<const AdapterCall> adapters, Us
     row = end;
   }
 }
-// W + B A of the group's documents, and below it the A of the second adapter (`rider`).
+// W + B A of the group's documents, above the A of the second adapter (`rider`).
 Tensor fold(std::span<const AdapterCall> adapters, const Tensor& w, const SegmentRun& run, const AdapterPair* rider) {
   const int64_t rank = rider != nullptr ? rider->a.size(1) : 0;
   const Tensor own = folded_rows(adapters.front().folded, w, run, rank);

@@ -15,22 +15,22 @@ struct AdapterCall {
   bool low_kept = false;              // backward: `low` still contains the result of adapter_forward
   bool rides = false;                 // adapted_linear multiplies with A, forward and backward
   Tensor folded;                      // scratch memory for weights of each document, or left out
-  Tensor kept;  // adapted_linear_backward: a copy of the matrices that adapted_linear wrote to `folded`
+  Tensor kept;                        // adapted_linear_backward: a copy of adapted_linear's matrices in `folded`
   Products products = Products::fp32;
   Tensor workspace;  // of the products
   Stream stream;
 };
-// Adds to y and dx, or writes them where asked; returns false, without writing, where there is no adapter. dx may be
-// left out where it is not needed.
+// Adds to y and dx, or writes y and dx where requested; returns false, without writing, where there is no adapter. dx
+// may be left out where not needed.
 bool adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y, bool add);
 bool adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, const Tensor& dx, bool add);
 
-// y[s] = x[s] (W + B_s A_s)^T, w (N, K), for adapters whose rows of W and columns of y follow each other and which
-// share the other arguments. With room in `folded`, documents that are long enough and W frozen, W + B_s A_s is
-// computed and rounded as weights are. This takes one product per document in place of three per adapter, and for
-// gradients G = dy^T x and two small products per adapter:
+// y[s] = x[s] (W + B_s A_s)^T, w (N, K), for adapters with adjacent rows of W and columns of y and with equal further
+// arguments. With room in `folded`, documents of sufficient length and W frozen, W + B_s A_s is computed and rounded
+// like weights. This takes one product per document in place of three per adapter, and for gradients G = dy^T x and two
+// small products per adapter:
 //   dB += G A^T,  dA += B^T G
-// `rider`: an adapter of the same x with another output, whose A is stored below each W + B A. y then has R more
+// `rider`: an adapter of the same x with a different output; its A is stored below each W + B A. y then has R more
 // columns (the adapter's low), and dy has its low_grad there, so that x is read and dx written once. Its gradients must
 // be written, not added to.
 void adapted_linear(std::span<const AdapterCall> adapters, const Tensor& x, const Tensor& w, const Tensor& y,

@@ -1,4 +1,4 @@
-// An adapter whose first product goes with others', beside the same adapters one by one.
+// An adapter with its first product joined to further adapters' products, beside the same adapters one by one.
 #include "ingot/models/gpt/adapters/adapter.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ struct Made {
   Tensor t;
 };
 
-// Rows of W are those of two adapters; the rider's output is another.
+// W has the rows of two adapters; the rider has a different output.
 struct Case {
   static constexpr int64_t kIn = 6, kOut = 8, kSplit = 5, kRiderOut = 7, kRank = 3, kWide = kOut + 5;
   std::vector<int32_t> cu = {0, 12, 24, 33};
@@ -32,7 +32,7 @@ struct Case {
     Made dar{{3, kRank, kIn}}, dbr{{3, kRiderOut, kRank}};
     std::vector<double> of_w;  // y's first columns
   };
-  // keeps: the backward pass has what the forward pass formed; of_input: somebody reads dx.
+  // keeps: the backward pass has the forward pass's folded matrices; of_input: dx is requested.
   Found run(bool rides, bool keeps = false, bool of_input = true) {
     Found f;
     Made scratch({T, kRank}), scratch_grad({T, kRank}), folded({S * (kOut + kRank) * kIn});

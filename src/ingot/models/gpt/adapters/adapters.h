@@ -1,5 +1,5 @@
 #pragma once
-// The storage of adapters: those of one document in one row of numbers, under names as "applications.3.q.a", and in
+// The storage of adapters: the adapters of a document in a row of numbers, with names like "applications.3.q.a", and in
 // files of these tensors.
 #include <string>
 #include <vector>
@@ -17,13 +17,13 @@ class AdapterLayout {
     std::string name;
     int64_t offset, rows, cols;
   };
-  // a (rank, in) and b (out, rank), one after the other, for q, k, v, o and mlp of each layer call, and for the head.
+  // a (rank, in) and b (out, rank), in this order, for q, k, v, o and mlp of each layer call, and for the head.
   const std::vector<Piece>& pieces() const { return pieces_; }
-  int64_t numbers() const { return numbers_; }  // of one document, padding included
+  int64_t numbers() const { return numbers_; }  // of a document, padding included
   int64_t rank() const { return rank_; }
   // The adapters as a model's argument: segment s reads row s of `flat` (documents, numbers).
   GptAdapters views(const Tensor& flat) const;
-  // The adapters of one document (numbers).
+  // The adapters of a document (numbers).
   std::vector<NamedTensor> named(const Tensor& flat) const;
 
  private:
@@ -32,8 +32,8 @@ class AdapterLayout {
   std::vector<Piece> pieces_;
 };
 
-// Reads a file that save_safetensors() wrote from named(). Errors name tensors of another model or rank, and numbers
-// that are not finite.
+// Reads a file written by save_safetensors() from named(). Errors name tensors of a different model or rank, and
+// infinities or NaN.
 int64_t adapter_rank(const SafetensorsFile& file);
 void read_adapters(const SafetensorsFile& file, const AdapterLayout& layout, const Tensor& flat);  // (numbers) f32
 

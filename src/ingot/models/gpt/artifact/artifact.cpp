@@ -50,7 +50,7 @@ class Reader {
   size_t at_ = 0;
 };
 
-// Whether tensors are coded by the range coder, and from which version on fp16 numbers are too.
+// Whether tensors are coded by the range coder, and whether this version codes fp16 numbers too.
 struct Coding {
   bool by_range, codes_numbers;
 };
@@ -119,7 +119,7 @@ std::vector<int8_t> integers(std::string_view bytes, const Parameter& p, int bit
 }
 ByteCoder byte_coder(ArtifactCoder c) { return c == ArtifactCoder::brotli ? ByteCoder::brotli : ByteCoder::lzma; }
 
-// A stream may stand for at most this many bytes per byte of its own, so that a small file takes little memory.
+// A stream may expand to at most this many bytes per coded byte, so that a small file takes little memory.
 constexpr int64_t kMostBytesOfAByte = 1000;
 bool too_dense(int64_t coded, int64_t bytes) { return bytes > coded * kMostBytesOfAByte + 4096; }
 
@@ -145,7 +145,7 @@ struct Entry {
 struct Table {
   std::vector<Entry> entries;
   int64_t bytes = 0;       // of all tensors
-  uint32_t coded_sum = 0;  // with brotli and lzma: of the one stream of all tensors
+  uint32_t coded_sum = 0;  // with brotli and lzma: of the single stream of all tensors
 };
 Table read_table(Reader& in, const ParameterLayout& layout, Coding coding, const std::string& name) {
   Table table;
@@ -241,7 +241,8 @@ Artifact parse_artifact(std::string_view bytes, const std::string& name) {
   const Beginning begins = read_beginning(in, name);
   Artifact a{.coder = begins.form.coder};
   read_description(begins.description, name, a);
-  // Every layer has tensors in the table, so a model of more than the file can list is refused before it is laid out.
+  // Every layer has tensors in the table, so a model with more layers than the file can list is refused before its
+  // layout is computed.
   if (a.config.layers > int64_t(bytes.size()))
     fail(ErrorCode::bad_data, name, ": found ", a.config.layers, " layers in ", bytes.size(), " bytes");
   const ParameterLayout layout(a.config);

@@ -1,5 +1,5 @@
-// An accepted artifact is the same when written and read again. The description's checksum is corrected, so that
-// altered descriptions and sizes are tested too.
+// An accepted artifact is the same when written and read again. The description's checksum is corrected, so altered
+// descriptions and sizes are tested too.
 #include "ingot/models/gpt/artifact/artifact.h"
 
 #include "ingot/io/codecs/crc32c.h"

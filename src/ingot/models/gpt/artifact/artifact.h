@@ -1,9 +1,9 @@
 #pragma once
-// A trained model in few bytes: one file.
+// A trained model in few bytes: a single file.
 //
-//   "INGOTGPT"   u32 version   u32 bytes of the description   u32 CRC-32C of it
-//   description  JSON: the run's model and what scoring needs of its options, layer program, step, tokenizer's hash
-//   u8 coder     ArtifactCoder; version 1 has none, and means range
+//   "INGOTGPT" u32 version u32 bytes of the description u32 CRC-32C of it description JSON: the run's model and the
+//   options for scoring, layer program, step, tokenizer's hash u8 coder ArtifactCoder; version 1 has none, and means
+//   range
 //   table        of every parameter, in ParameterLayout's order: u8 bits, u32 bytes, u32 CRC-32C of these
 //   u32 bytes    and u32 CRC-32C of all tensors together as they are coded; not with range
 //   u32 CRC-32C  of all before it
@@ -28,7 +28,7 @@ constexpr uint32_t kArtifactVersion = 3;  // 1 and 2 are read too
 // The coder of the tensors.
 enum class ArtifactCoder : uint8_t { range = 0, brotli = 1, lzma = 2 };
 const char* name_of(ArtifactCoder c);
-ArtifactCoder artifact_coder_named(const std::string& name);  // Error{unsupported} where this build has no such coder
+ArtifactCoder artifact_coder_named(const std::string& name);  // Error{unsupported} where this build lacks the coder
 
 struct ArtifactTensor {
   int bits = 16;
@@ -45,8 +45,8 @@ struct Artifact {
   std::vector<ArtifactTensor> tensors;  // in ParameterLayout's order
 };
 
-// Error{bad_data} names `name`, what was found and what was expected. The memory of a parsed artifact is bounded by the
-// number of bytes given.
+// Error{bad_data} names `name`, the value found and the value expected. The memory of a parsed artifact is bounded by
+// the number of bytes given.
 std::string artifact_bytes(const Artifact& a);
 Artifact parse_artifact(std::string_view bytes, const std::string& name);
 bool is_artifact(const std::string& path);  // by its first bytes
@@ -54,7 +54,7 @@ struct ArtifactForm {
   uint32_t version = 0;
   ArtifactCoder coder = ArtifactCoder::range;
 };
-ArtifactForm artifact_form(std::string_view bytes, const std::string& name);  // of a file that parse_artifact reads
+ArtifactForm artifact_form(std::string_view bytes, const std::string& name);  // of a file for parse_artifact
 
 void dequantize(const Artifact& a, const ParameterLayout& layout, const Tensor& flat);  // f32, in host memory
 inline std::string artifact_tokenizer(const std::string& path) { return path + ".tokenizer"; }

@@ -97,7 +97,7 @@ TEST(artifact, cut_lengthened_or_altered_anywhere_it_is_refused) {
   }
 }
 
-// Versions 1 and 2 left fp16 numbers as they are, and version 1 had no coder's byte.
+// Versions 1 and 2 did not code fp16 numbers, and version 1 had no coder's byte.
 std::string bytes_of_version(int version, const Artifact& a) {
   const std::string now = artifact_bytes(a);
   uint32_t length = 0;
@@ -128,7 +128,7 @@ TEST(artifact, the_versions_before_are_read) {
   }
 }
 
-// Scales of rows that are alike take little more than their lower bytes.
+// Scales of similar rows take little more than their lower bytes.
 TEST(artifact, numbers_of_like_size_take_fewer_bytes) {
   Artifact a = random_artifact(testing::small_nano());
   const Rng rng(6, Purpose::test);

@@ -47,7 +47,7 @@ class Block {
     if (!at_.kept()) attn_.rotate();
     attn_.attend_backward();
     at_.each_block([&] {
-      if (at_.blocks() > 1) {  // with one block of tokens the rows from before attention are still there
+      if (at_.blocks() > 1) {  // with a single block of tokens the rows from before attention are still in memory
         stream_.merge_skip();
         stream_.mix_input();
       }
@@ -76,7 +76,7 @@ class Block {
     attention(p.at_.attention_to(all_keys(), p.at_.lse()), at_.call.stream);
     p.write();
   }
-  // The keys and values that the queries of the scored tokens see.
+  // The keys and values visible to the queries of the scored tokens.
   BlockView::Seen all_keys() const {
     return {.k = at_.k(), .v = at_.v(), .cu_q = at_.call.scored_cu_seqlens, .cu_k = at_.call.cu_seqlens};
   }

@@ -1,5 +1,5 @@
 #pragma once
-// One layer call of one block, forward and backward. Training, evaluation, adaptation and generation all use this
+// A layer call of a block, forward and backward. Training, evaluation, adaptation and generation all use this
 // implementation.
 #include <algorithm>
 
@@ -12,14 +12,14 @@ namespace ingot::detail {
 // A layer's parameters as views into a flat tensor; all are empty when the flat tensor is empty (frozen gradients).
 struct LayerViews {
   Tensor attn_norm, mlp_norm, q, k, v, o, up, down, q_gain, attn_scale, mlp_scale, mix_a, mix_b;
-  Tensor kv, qkv;                // k and v, and q, k and v, as one matrix where they are adjacent
+  Tensor kv, qkv;                // k and v, and q, k and v, as a single matrix where adjacent
   Tensor lane_post, lane_resid;  // (2, 2), (2)
 };
 struct SkipViews {
   Tensor weight, gate;
 };
 
-// The arguments that all blocks of one call share.
+// The common arguments of all blocks of a call.
 struct CallContext {
   int64_t scored() const { return scored_cu.empty() ? 0 : scored_cu.back(); }
   int64_t rows_out() const { return cut ? scored() : tokens; }  // of the last layer call
@@ -43,8 +43,7 @@ struct CallContext {
   GptAdapters* adapter_grads = nullptr;
   MatrixInputs* inputs = nullptr;          // of a forward pass without a backward pass
   const CachedSegments* cached = nullptr;  // keys and values of this layer call live in a cache
-  Tensor cache_at;   // (1) i32, on the device: the position at which the only sequence continues, where the host does
-                     // not know it
+  Tensor cache_at;   // (1) i32, on the device: the next position of the only sequence, where unknown to the host
   Tensor cached_cu;  // (S, 2, 2) i32, on the device: for segment s (0, its tokens) and (0, its visible keys)
 };
 
@@ -53,7 +52,7 @@ struct BlockTensors {
   const LayerCall* layer_call = nullptr;
   LayerViews w, dw;
   SkipViews skip_w, skip_dw;
-  Tensor skip;  // the encoder output that is merged into the stream, or empty
+  Tensor skip;  // the encoder output merged into the stream, or empty
   Tensor in0, in1, x0, out0, out1;
   Saved saved;
   Scratch scratch;

@@ -165,8 +165,8 @@ void AttentionBranch::project_backward(const Tensor& dy, const Tensor& w, const 
   adapted_linear_backward(one, at.normed(), w, dw, dy, at.normed_grad(), accumulate);
 }
 
-// Calls use(begin, end, keys, values, cu) for each segment: its tokens; the keys and values that the tokens see, first
-// the cached ones and then those of the tokens themselves; and the numbers of both (cu).
+// Calls use(begin, end, keys, values, cu) for each segment: its tokens; the keys and values visible to these tokens,
+// first the cached ones and then the tokens' own; and the numbers of both (cu).
 template <class Use> void AttentionBranch::each_cached(Use&& use) const {
   const CachedSegments& cached = *at.call.cached;
   for (size_t s = 0; s < cached.sequences.size(); ++s) {

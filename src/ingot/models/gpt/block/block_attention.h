@@ -8,7 +8,7 @@ namespace ingot::detail {
 struct AttentionBranch {
   const BlockView& at;
 
-  // Rotated q and k from the raw projections; the raw projections themselves where no operation changes them.
+  // Rotated q and k from the raw projections; the raw projections themselves where no operation changes q and k.
   void rotate() const;
   void rotate_queries() const;
   void rotate_keys() const;
@@ -16,7 +16,7 @@ struct AttentionBranch {
   void project_queries() const;
   void project_keys() const;
   void attend() const;
-  // Adapters get all tokens at once, and then the normed rows are still those of the projection.
+  // Adapters get all tokens at once, and then the normed rows of the projection are still in memory.
   void attention_output() const;
   // Computes the same bits again: 2 T C H D operations cost less than keeping T rows in memory from the forward pass to
   // here.

@@ -10,7 +10,7 @@ namespace ingot::detail {
 struct PackedLayerCall {
   explicit PackedLayerCall(const BlockView& whole) : layer_call(whole.layer_call), call(whole.call), b(whole.b) {
     const ScoredRows& r = *whole.b.scored;
-    layer_call.skip_slot = -1, layer_call.enters_lanes = false;  // the input is a merged one
+    layer_call.skip_slot = -1, layer_call.enters_lanes = false;  // the input is already merged
     call.tokens = call.block_rows = call.scored();
     call.cu = call.scored_cu;
     call.positions = call.scored_positions, call.cu_seqlens = call.scored_cu_seqlens;
@@ -35,7 +35,7 @@ struct ScoredTokens {
   void gather(const Tensor& from, const Tensor& to) const;
   void scatter(const Tensor& from, const Tensor& to) const;
   void add_scattered(const Tensor& from, const Tensor& to) const;
-  // Expands the rows of the scored tokens to rows of all tokens, with zeros for the others.
+  // Expands the rows of the scored tokens to rows of all tokens, with zeros for the rest.
   void spread(const Tensor& g) const;
 
  private:

@@ -68,7 +68,7 @@ void ResidualStream::read_backward(const BlockGradients& g) const {
                          .write_dskip = true},
                         at.call.stream);
   if (at.layer_call.enters_lanes)
-    axpby({.x = at.channels(g.g1), .y = g0}, at.call.stream);  // both lanes started as one x
+    axpby({.x = at.channels(g.g1), .y = g0}, at.call.stream);  // both lanes started as the same x
 }
 void ResidualStream::mix_input_backward(const Tensor& d, const BlockGradients& g) const {
   if (!at.config.resid_mix) return;

@@ -1,5 +1,5 @@
 #pragma once
-// The tensors of a block as its parts see them: rows of one block of tokens after the other, or of all tokens.
+// The tensors of a block for its parts: rows of each block of tokens in turn, or of all tokens.
 #include <algorithm>
 #include <cmath>
 
@@ -15,7 +15,7 @@ struct BlockView {
 
   bool kept() const { return b.scratch.kept; }
   int64_t blocks() const { return std::max<int64_t>(1, (call.tokens + call.block_rows - 1) / call.block_rows); }
-  // Calls body() while the views below show one block of tokens after the other; otherwise they show all tokens.
+  // Calls body() for each block of tokens, shown by the views below; outside this call the views show all tokens.
   template <class Body> void each_block(Body&& body) {
     const int64_t rows = (call.tokens + blocks() - 1) / blocks();
     for (begin = 0; begin < call.tokens; begin = end) {
@@ -41,14 +41,14 @@ struct BlockView {
   Tensor kv_heads(const Tensor& t) const { return kv_rows(t).split_last(config.kv_heads); }
   Tensor lane0() const { return channels(b.in0); }
   Tensor lane1() const { return channels(layer_call.enters_lanes ? b.in0 : b.in1); }
-  // The forward pass forms these rows once; the backward pass forms them again before and after attention, block by
-  // block.
+  // The forward pass computes these rows once; the backward pass computes the rows again before and after attention,
+  // block by block.
   Tensor read(const Tensor& t) const { return of_block ? view(t, {end - begin, config.dim}) : channels(t); }
   Tensor merged() const { return layer_call.skip_slot < 0 ? lane0() : read(b.scratch.merged); }
   Tensor mixed() const { return config.resid_mix ? read(b.scratch.mixed) : merged(); }
   Tensor mlp_out() const { return channels(b.saved.mlp_out); }
   Tensor pre() const { return b.saved.pre ? shown(b.saved.pre, {call.tokens, config.mlp_hidden}) : Tensor(); }
-  Tensor signs() const {  // signs are kept only if all tokens are one block
+  Tensor signs() const {  // signs are kept only if all tokens form a single block
     if (!b.saved.signs) return {};
     return view(b.saved.signs, {linear_sign_bytes(call.tokens, config.mlp_hidden, call.device)});
   }
@@ -59,12 +59,12 @@ struct BlockView {
   Tensor rstd_mlp() const { return shown(b.saved.rstd_mlp, {call.tokens}); }
   Tensor positions() const { return call.positions.slice(0, begin, end); }
   Tensor lse() const { return view(b.saved.lse, {config.heads, call.tokens}); }
-  Tensor cached_lse() const {  // the values of one segment after those of the previous one
+  Tensor cached_lse() const {  // segment by segment
     return view(b.saved.lse, {call.tokens * config.heads})
         .slice(0, begin * config.heads, end * config.heads)
         .reshape({config.heads, end - begin});
   }
-  // Memory of one block.
+  // Memory of a block.
   Tensor normed() const { return view(b.scratch.normed, {end - begin, config.dim}); }
   Tensor normed_mlp() const { return view(b.scratch.normed_mlp, {end - begin, config.dim}); }
   Tensor mid() const { return view(b.scratch.mid, {end - begin, config.dim}); }
@@ -78,7 +78,7 @@ struct BlockView {
   double layer_scale() const { return config.layer_scale ? 1 / std::sqrt(double(layer_call.layer + 1)) : 1; }
   double softmax_scale() const { return 1 / std::sqrt(double(config.head_dim)); }
 
-  // Rotated, or the projections themselves if nothing changes them.
+  // Rotated, or the projections themselves if no operation changes q and k.
   Tensor q() const { return q_heads(rotates() ? b.scratch.q : b.saved.q_raw); }
   Tensor k() const { return kv_heads(rotates() ? b.scratch.k : b.saved.k_raw); }
   Tensor v() const { return kv_heads(b.saved.v); }
@@ -86,11 +86,11 @@ struct BlockView {
   Tensor excluded() const {
     return layer_call.exclude_self ? z().reshape({end - begin, config.heads * config.head_dim}) : q_rows(b.saved.y);
   }
-  // The keys and values that the queries see, with the first row of each segment; without cu_k, cu_q serves for both.
+  // The keys and values visible to the queries, with the first row of each segment; without cu_k, cu_q serves for both.
   struct Seen {
     Tensor k, v, cu_q, cu_k;
   };
-  // Attention of these tokens' queries to the keys and values that they see.
+  // Attention of these tokens' queries to the visible keys and values.
   Attention attention_to(const Seen& s, const Tensor& lse) const {
     return {.q = q(),
             .k = s.k,
@@ -114,7 +114,7 @@ struct BlockView {
   }
   // Attention adds its part of V's gradient to the part of the self exclusion.
   bool adds_to_v() const { return layer_call.exclude_self && call.device.kind == Device::cuda; }
-  // Attention also adds to the rows' sums of y * dy, which are formed where both tensors are at hand.
+  // Attention also adds to the rows' sums of y * dy, computed where both tensors are at hand.
   Tensor delta() const {
     if (!adds_to_v()) return {};
     return Tensor(b.scratch.attention_workspace.data, DType::f32, {config.heads, call.tokens}, call.device);
@@ -143,7 +143,8 @@ struct BlockView {
     if (b.scratch.o_low_grad) a.low_grad = b.scratch.o_low_grad;
     return a;
   }
-  // The first matrix of the output adapter is multiplied together with q, k and v, whose rows have columns for it.
+  // The first matrix of the output adapter is multiplied together with q, k and v, and their rows have columns for its
+  // result.
   bool output_rides() const {
     if (!b.scratch.o_low || !b.saved.qkv || !b.w.qkv || b.saved.qkv.cols() == b.w.qkv.rows()) return false;
     const AdapterCall o = adapter(&LayerCallAdapters::o);
@@ -166,8 +167,8 @@ struct BlockView {
   const GptConfig& config;
   const BlockTensors& b;
   const LayerCall& layer_call;
-  int64_t begin = 0, end;  // the tokens that views show
-  bool of_block = false;   // the merged and mixed rows are those of one block of tokens
+  int64_t begin = 0, end;  // the tokens of the views
+  bool of_block = false;   // merged and mixed rows belong to a block of tokens
 };
 
 }  // namespace ingot::detail

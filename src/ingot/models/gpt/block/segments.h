@@ -1,5 +1,5 @@
 #pragma once
-// Segments of a packed batch that one product or copy can take together.
+// Joins segments of a packed batch for a single product or copy.
 #include <cstdint>
 #include <span>
 
@@ -31,7 +31,7 @@ struct SegmentRun {
   }
 };
 
-// Calls use(run) for all segments that have tokens, in their order.
+// Calls use(run) for all segments with tokens, in their order.
 template <class Use> void for_each_run(std::span<const int32_t> cu, std::span<const int32_t> scored_cu, Use&& use) {
   const auto length = [](std::span<const int32_t> of, size_t s) { return int64_t(of[s + 1]) - of[s]; };
   for (size_t s = 0, end; s + 1 < cu.size(); s = end) {

@@ -10,7 +10,7 @@
 namespace ingot {
 namespace {
 
-// The config's fields in the order they are written. Reading and writing both walk this list.
+// The config's fields in the order of writing. Reading and writing both walk this list.
 template <class Config, class Visit> void visit_fields(Config& c, Visit&& visit) {
   visit("vocab", c.vocab);
   visit("dim", c.dim);

@@ -39,7 +39,7 @@ struct GptConfig {
   std::string lane_output = "mean";  // the output of the last layer: mean, attn (lane 0) or mlp (lane 1)
   // Depth recurrence: physical layers [loop_first, loop_last] run 1 + loop_extra times once switched on.
   int64_t loop_first = 0, loop_last = -1, loop_extra = 0;
-  double loop_from = 0;  // fraction of training after which the loop is on
+  double loop_from = 0;  // fraction of training before the loop is on
   // Head.
   double softcap = 0, z_loss = 0;
   // Initialisation. "normal": N(0, init_std^2), branch outputs scaled by 1 / sqrt(2 layers).
@@ -53,6 +53,7 @@ struct GptConfig {
 void check(const GptConfig& c);  // throws an error with the field, the value found and the values allowed
 std::string to_json(const GptConfig& c);
 GptConfig gpt_config_from_json(const std::string& text, const std::string& where);  // unknown keys are errors
-GptConfig gpt_preset(const std::string& name);  // golf, nano, demo, ...; lists them when unknown
+GptConfig gpt_preset(const std::string& name);  // golf, nano, demo, ...; an unknown name is an error with the list of
+                                                // presets
 
 }  // namespace ingot

@@ -69,7 +69,7 @@ std::vector<Parameter> others_of(const GptConfig& c) {
 
 ParameterLayout::ParameterLayout(const GptConfig& config) {
   check(config);
-  // Matrices of one shape form a bank; the largest bank comes first.
+  // Matrices of equal shape form a bank; the largest bank comes first.
   std::map<std::pair<int64_t, int64_t>, std::vector<Parameter>> shapes;
   for (Parameter& m : matrices_of(config)) shapes[{m.shape[0], m.shape[1]}].push_back(std::move(m));
   std::vector<std::vector<Parameter>> banks;

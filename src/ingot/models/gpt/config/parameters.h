@@ -1,6 +1,6 @@
 #pragma once
-// The model's parameters: names as in spec/gpt.py, shapes, and their places in one flat tensor. Matrices of one shape
-// stand next to each other (a bank), so that an optimizer sees them as one (B, R, C) tensor.
+// The model's parameters: names as in spec/gpt.py, shapes, and their places in a flat tensor. Matrices of equal shape
+// stand next to each other (a bank), so an optimizer sees a bank as a (B, R, C) tensor.
 #include <string>
 #include <vector>
 
@@ -27,12 +27,12 @@ class ParameterLayout {
  public:
   explicit ParameterLayout(const GptConfig& config);
   const std::vector<Parameter>& all() const { return parameters_; }
-  const std::vector<MatrixBank>& banks() const { return banks_; }  // every `matrix` parameter is in one
+  const std::vector<MatrixBank>& banks() const { return banks_; }  // every `matrix` parameter is in a bank
   int64_t count() const { return count_; }                         // numbers of the model
   int64_t padded_count() const { return padded_; }                 // length of the flat tensor
   const Parameter& find(const std::string& name) const;            // throws when unknown
   Tensor view(const Tensor& flat, const Parameter& p) const;
-  ParameterRange range(ParameterKind kind) const;  // parameters of one kind stand together
+  ParameterRange range(ParameterKind kind) const;  // parameters of the same kind stand together
   Tensor view(const Tensor& flat, const std::string& name) const { return view(flat, find(name)); }
 
  private:

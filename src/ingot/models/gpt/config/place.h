@@ -1,5 +1,5 @@
 #pragma once
-// The device on which a small GPT is trained and scored: the CPU, or a GPU that can run the model.
+// The device for training and scoring a small GPT: the CPU, or a capable GPU.
 #include <string>
 
 #include "ingot/core/tensor.h"
@@ -12,7 +12,7 @@ struct GptPlace {
   Device device;
   std::string note;  // the reason why an existing GPU is not used; otherwise empty
 };
-// `choice` cuda requires a GPU: Error(unsupported) says what is missing.
+// `choice` cuda requires a GPU: Error(unsupported) names the missing part.
 GptPlace place_of_gpt(const GptConfig& config, DeviceChoice choice);
 
 }  // namespace ingot

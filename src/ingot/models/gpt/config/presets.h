@@ -1,5 +1,5 @@
 #pragma once
-// Presets are the JSON files of presets/, compiled in so that the binary needs no files:
+// Presets are the JSON files of presets/, compiled in, so the binary needs no files:
 //   {"model": {...}, "train": {...}}
 #include <string>
 #include <vector>

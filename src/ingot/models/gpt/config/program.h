@@ -1,6 +1,6 @@
 #pragma once
-// The order in which blocks run. A layer program is built once per recurrence state; weights are indexed by physical
-// layer; activations, caches and adapters by layer call.
+// The order of the blocks. A layer program is built once per recurrence state; weights are indexed by physical layer;
+// activations, caches and adapters by layer call.
 #include <vector>
 
 #include "ingot/models/gpt/config/config.h"

@@ -1,5 +1,5 @@
 #pragma once
-// The keys and values of generation, which live longer than one call.
+// The keys and values of generation, with a lifetime beyond a call.
 #include <cstdint>
 #include <vector>
 
@@ -33,7 +33,7 @@ class GptCache {
 struct CachedSegments {
   GptCache& cache;
   const std::vector<int64_t>& sequences;
-  int64_t window = 0;  // the most keys that a token may see, including those of the call; 0: all
+  int64_t window = 0;  // the most visible keys of a token, including the keys of the call; 0: all
 };
 
 }  // namespace ingot

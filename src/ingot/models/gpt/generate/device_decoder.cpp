@@ -1,4 +1,4 @@
-// Generation on a GPU: prompts as the host gives them, then a CUDA graph a token.
+// Generation on a GPU: prompts launch by launch, then a CUDA graph per token.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -55,8 +55,8 @@ class DeviceGptDecoder final : public HostDecoder {
   Device device() const override { return device_; }
 
  private:
-  // What changes with each token, as it lies on the GPU: the token, its position, cu of its query and of the keys with
-  // it, the draw's step. Two words stand apart so that tensors begin at multiples of eight bytes.
+  // The inputs of each token in GPU memory: the token, its position, cu of its query and of the keys including the
+  // token's, the step of the sample. Two words stand apart so that tensors begin at multiples of eight bytes.
   static constexpr int64_t kToken = 0, kPosition = 2, kCu = 4, kStep = 8, kWords = 10;
 
   static std::unique_ptr<gpu::OwnedStream> stream_on(Device device) {
@@ -93,7 +93,7 @@ class DeviceGptDecoder final : public HostDecoder {
                            .cu_seqlens = send(cu, cu_, 2),
                            .host_positions = Tensor(positions.data(), {n}),
                            .host_cu_seqlens = Tensor(cu, {2})};
-    // Several rows are asked for by those who score text; memory for them is taken when they are.
+    // Only scoring requests several rows; memory for these rows is allocated at the first request.
     Arena room;
     if (count > 1) room = Arena(Arena::aligned(DType::f32, {count, config_.vocab}), gpu::memory_of(device_));
     const Tensor there = count > 1 ? room.take(DType::f32, {count, config_.vocab}) : logits_;
@@ -105,7 +105,7 @@ class DeviceGptDecoder final : public HostDecoder {
     take(begin + n - count, here);
   }
 
-  // A graph for each slot: of the draws that were asked for last.
+  // A graph for each slot, for the last requested kind of sampling.
   struct Recorded {
     std::unique_ptr<gpu::Graph> graph;
     int64_t vocab = 0;
@@ -120,7 +120,7 @@ class DeviceGptDecoder final : public HostDecoder {
                       uint32_t step) override {
     const gpu::DeviceGuard guard(device_.index);
     const int64_t n = held(slot);
-    if (n == 0 || n >= config_.context) return -1;  // extend() says what is wrong
+    if (n == 0 || n >= config_.context) return -1;  // extend() reports the error
     int32_t* const word = next_.ptr<int32_t>();
     word[kToken] = token;
     word[kPosition] = int32_t(n);
@@ -129,7 +129,7 @@ class DeviceGptDecoder final : public HostDecoder {
     Recorded& r = graphs_[size_t(slot)];
     if (!r.is(vocab, o, seed)) {
       const auto work = [&] { one_token(slot, vocab, o, seed); };
-      work();  // prepares what a recording could not
+      work();  // makes preparations impossible during a recording
       gpu::synchronize(device_, stream_);
       r = {.graph = std::make_unique<gpu::Graph>(stream_, work), .vocab = vocab, .sampling = o, .seed = seed};
     }

@@ -1,4 +1,4 @@
-// Generation on a GPU beside the CPU, and its graphs beside what it does without.
+// Generation on a GPU beside the CPU, with graphs beside without graphs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ class DeviceDecoderCuda : public testing::GpuTest<> {
   }
 };
 
-// Weights of ordinary size: those that training begins with give even logits.
+// Weights of ordinary size: initial weights of training give even logits.
 Buffer weights_of(const GptConfig& c) {
   const ParameterLayout layout(c);
   Buffer flat(DType::f32, {layout.padded_count()});
@@ -47,7 +47,7 @@ std::vector<testing::Variant> models() {
 }
 const std::vector<int32_t> kPrompt{3, 1, 4, 1, 5};
 
-// A document's adapters, each of which adds a third of what a layer gives; no rank: none.
+// A document's adapters, each adding a third of a layer's output; rank 0: none.
 struct Adapters {
   Adapters(const GptConfig& c, bool looping, int64_t rank) {
     if (rank == 0) return;
@@ -108,7 +108,7 @@ TEST_F(DeviceDecoderCuda, LogitsAreThoseOfTheCpuUpToRoundings) {
   }
 }
 
-// With logprobs the logits come to the host, which draws.
+// With logprobs the logits come to the host, which samples.
 TEST_F(DeviceDecoderCuda, GraphsDrawWhatTheHostDraws) {
   for (const int64_t rank : {0, 8})
     for (const auto& [name, c, looping] : models()) {
@@ -147,7 +147,7 @@ TEST_F(DeviceDecoderCuda, SlotsDoNotSeeEachOtherAndAFullContextEnds) {
     s.extend(kPrompt);
     alone = s.draw(greedy, 100).tokens;
   }
-  EXPECT_EQ(int64_t(alone.size()), c.context - int64_t(kPrompt.size()) + 1);  // the last one waits
+  EXPECT_EQ(int64_t(alone.size()), c.context - int64_t(kPrompt.size()) + 1);  // the last token is pending
   Sequence a(*decoder), b(*decoder);
   a.extend(kPrompt), b.extend(std::vector<int32_t>{7, 7, 2});
   std::vector<int32_t> beside;
@@ -157,7 +157,7 @@ TEST_F(DeviceDecoderCuda, SlotsDoNotSeeEachOtherAndAFullContextEnds) {
     b.draw(greedy, 1);
   }
   EXPECT_EQ(beside, std::vector<int32_t>(alone.begin(), alone.begin() + 10));
-  a.rewind(int64_t(kPrompt.size()) - 1);  // forgets what was drawn
+  a.rewind(int64_t(kPrompt.size()) - 1);  // forgets the sampled tokens
   a.extend(std::vector<int32_t>{kPrompt.back()});
   EXPECT_EQ(a.draw(greedy, 3).tokens, std::vector<int32_t>(alone.begin(), alone.begin() + 3));
 }

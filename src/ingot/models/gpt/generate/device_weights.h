@@ -9,7 +9,7 @@
 
 namespace ingot {
 
-// On the CPU the given tensor itself; on a GPU copies of the tensor, one of them in the products' type.
+// On the CPU the given tensor itself; on a GPU copies of the tensor, including a copy in the products' type.
 class DeviceWeights {
  public:
   DeviceWeights(const Tensor& flat, Device device, Stream stream) : weights_(flat) {
@@ -28,7 +28,7 @@ class DeviceWeights {
   GptWeights weights_;
 };
 
-// One document's adapters (numbers) f32: on the CPU the given tensor itself; on a GPU a copy in the products' type.
+// A document's adapters (numbers) f32: on the CPU the given tensor itself; on a GPU a copy in the products' type.
 class DeviceAdapters {
  public:
   DeviceAdapters(const AdapterLayout& layout, const Tensor& flat, Device device, Stream stream) {
@@ -51,8 +51,8 @@ class DeviceAdapters {
   GptAdapters views_;
 };
 
-// Weights that do not change. Grouped queries lie in another bank of matrices than keys and values. A GPU multiplies by
-// all three at once, so it gets adjacent copies.
+// Frozen weights. Grouped queries lie in a different bank of matrices than keys and values. A GPU multiplies by all
+// three at once and gets adjacent copies.
 class FrozenWeights {
  public:
   FrozenWeights(const GptConfig& config, const GptWeights& weights, Stream stream) : weights_(weights) {
