@@ -229,7 +229,8 @@ double gradient_error(const std::function<double()>& f, const Tensor& input, con
     const double down = f();
     assign(input, start);
     const double numeric = (up - down) / (2 * h);
-    // Relative to the size a sum of this many independent terms has, so that a direction that cancels is not unfair.
+    // Relative to the size a sum of this many independent terms has, so that cancellation along a direction does not
+    // fail the check.
     worst = std::max(worst, std::abs(numeric - analytic) / std::max({std::sqrt(norm), std::abs(analytic), 1e-8}));
   }
   return worst;

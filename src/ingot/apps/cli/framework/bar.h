@@ -1,5 +1,5 @@
 #pragma once
-// How far a long command is, and when it will be done.
+// The progress of a long command, and the estimate of its end.
 #include <unistd.h>
 
 #include <chrono>
@@ -30,7 +30,7 @@ class Bar {
   std::string what_;
   std::function<std::string(double)> shown_;
   Progress progress_;
-  double quiet_ = isatty(STDERR_FILENO) == 1 ? 0.3 : 1;  // what is over at once needs no line
+  double quiet_ = isatty(STDERR_FILENO) == 1 ? 0.3 : 1;  // a short command needs no line
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 

@@ -42,7 +42,8 @@ template <class T> bool parse_number(std::string_view word, T& into) {
   return error == std::errc() && end == word.data() + word.size() && !word.empty();
 }
 
-// An unset variable of a script gives an empty word. Only a text may be one; files, directories and names are not.
+// An unset variable of a script gives an empty word. Only a text may be empty; names of files, directories and runs may
+// not.
 const std::string& not_empty(const Option& option, const std::string& word, const std::string& where) {
   const std::string what = option.placeholder.empty() ? option.name : option.placeholder;
   if (word.empty() && what != "TEXT" && option.allowed.empty())
@@ -70,7 +71,7 @@ Json value_of(const Option& option, const std::string& word, const std::string& 
   return nullptr;
 }
 
-// The value of --set a.b=VALUE: JSON where it reads as JSON, else text.
+// The value of --set a.b=VALUE: JSON where the value parses as JSON, else text.
 Json loose_value(const std::string& word) {
   Json value = Json::parse(word, nullptr, false);
   return value.is_discarded() ? Json(word) : value;
@@ -244,7 +245,7 @@ Command& Command::add(const char* name, const char* summary) {
 }
 
 // --- parsing
-// Gives a tree of Commands to CLI11 and keeps the words it finds.
+// Gives a tree of Commands to CLI11 and keeps the words found.
 class Program {
  public:
   Program(Command& root, CLI::App& app) { build(root, app, root.name_); }
@@ -261,14 +262,14 @@ class Program {
         return;  // a nested subcommand's leaf stands before that of the command around it
       }
   }
-  // "ingot tokenizer encode", as far as it is known; the prefix of every error.
+  // The command so far, such as "ingot tokenizer encode"; the prefix of every error.
   std::string chosen() const {
     std::string path = names_.empty() ? "ingot" : names_.front().second;
     for (const auto& [app, name] : names_)
       if (app->parsed()) path = name;
     return chosen_.empty() ? path : chosen_;
   }
-  // What to say when no subcommand was recognised behind chosen().
+  // The message when no subcommand was recognised behind chosen().
   std::string missing_subcommand() const {
     std::string known;
     for (const CLI::App* sub : deepest().get_subcommands(nullptr))
@@ -277,17 +278,17 @@ class Program {
     return (extra.empty() ? "found no subcommand" : "found the unknown subcommand '" + extra.front() + "'") +
            ", expected one of " + known;
   }
-  // What to say of words behind chosen() that it does not know.
+  // The message for unknown words behind chosen().
   std::string unknown_argument() const {
     std::vector<std::string> extra = names_.front().first->remaining(true);
-    std::erase(extra, "--");  // the mark behind which all words are arguments
+    std::erase(extra, "--");  // the mark "--": all following words are arguments
     const std::string word = extra.empty() ? "--" : extra.front();
     const bool option = word.front() == '-';
     const std::string near = option ? meant_by(word) : "";
     return "found the unknown " + std::string(option ? "option" : "argument") + " '" + word + "'" +
            (near.empty() ? "" : " (did you mean " + near + "?)") + ", expected those of " + chosen() + " --help";
   }
-  // What to say of an option with too few values or too many; CLI11's own words begin with the option's name.
+  // The message for an option with too few values or too many; CLI11's own words begin with the option's name.
   std::string wrong_count(const std::string& words) const {
     const CLI::Option* option = deepest().get_option_no_throw(words.substr(0, words.find(':')));
     if (option == nullptr) return words;
@@ -295,7 +296,7 @@ class Program {
     return option->get_name() + ": found " + (many ? std::to_string(option->count()) + " values" : "no value") +
            ", expected one " + wanted(*option);
   }
-  // What to say where an option stands in place of the value of the one before it; else empty.
+  // The message where an option stands in place of the preceding option's value; else empty.
   std::string swallowed_option() const {
     for (const CLI::Option* option : deepest().get_options())
       for (const std::string& word : option->nonpositional() ? option->results() : std::vector<std::string>())
@@ -305,7 +306,7 @@ class Program {
   }
 
  private:
-  // The option, or the key of the configuration, that a mistyped one may mean.
+  // The option, or the key of the configuration, nearest to a mistyped word.
   std::string meant_by(const std::string& word) const {
     const size_t begin = std::min(word.find_first_not_of('-'), word.size());
     const std::string name = word.substr(begin, std::max(word.find('='), begin) - begin);
@@ -370,7 +371,8 @@ class Program {
       } else {
         given->parsed = app.add_option((positional ? "" : "--") + option->name, given->words, option->help);
         const bool many = option->kind == Kind::list;
-        // A repeatable flag takes one value each time, so that it does not swallow a positional argument behind it.
+        // A repeatable flag takes a single value each time, so that the flag does not swallow a positional argument
+        // behind the value.
         given->parsed->expected(1, many && positional ? CLI::detail::expected_max_vector_size : 1);
         given->parsed->multi_option_policy(many ? CLI::MultiOptionPolicy::TakeAll : CLI::MultiOptionPolicy::Throw);
         given->parsed->type_name(positional ? "" : option->placeholder);
@@ -439,7 +441,7 @@ class Program {
     } else
       give(option, value_of(option, option.kind == Kind::flag ? given.set : given.words.back(), where), where, tree);
   }
-  // Puts what a flag or the environment says in its place.
+  // Puts a value from a flag or the environment in its place.
   static void give(const Option& option, const Json& value, const std::string& where, Json& tree) {
     if (value.is_number() && !(value.get<double>() > option.above))
       fail(ErrorCode::usage, where, ": found ", plain(value.get<double>()), ", expected more than ",
@@ -457,8 +459,8 @@ class Program {
 
   // --- names without their section
   struct Names {
-    std::vector<std::string> whole;            // keys that stand at the top: options, sections
-    std::map<std::string, std::string> paths;  // what may stand there in place of its path; empty: of more than one
+    std::vector<std::string> whole;            // keys at the top: options, sections
+    std::map<std::string, std::string> paths;  // short keys allowed at the top, with their paths; empty: ambiguous
   };
   static void add_names(const Json& known, const std::string& path, Names& names) {
     for (const auto& [key, value] : known.items()) {
@@ -478,10 +480,10 @@ class Program {
       const std::string& path = given->option->path;
       if (path.find('.') == std::string::npos) names.whole.push_back(path);
     }
-    for (const std::string& name : names.whole) names.paths.erase(name);  // they mean themselves
+    for (const std::string& name : names.whole) names.paths.erase(name);  // full names are never short keys
     return names;
   }
-  // "steps" is "train.steps"; the first word of a path that has dots must be known at least.
+  // "steps" is "train.steps"; the first word of a path with dots must be known.
   static std::string path_of(const Leaf& leaf, const std::string& path, const std::string& where) {
     const Names names = names_of(leaf);
     const size_t dot = path.find('.');
@@ -530,7 +532,7 @@ class Program {
 
 namespace {
 int report(const std::string& who, const std::string& message, int status) {
-  std::string line = who + ": " + message;  // one line without control codes, whatever a file's name put into it
+  std::string line = who + ": " + message;  // a single line without control codes, for any file name
   for (char& c : line)
     if (static_cast<unsigned char>(c) < ' ' || c == 127) c = ' ';
   detail::write_stderr_line(line);
@@ -539,7 +541,7 @@ int report(const std::string& who, const std::string& message, int status) {
 }  // namespace
 
 int run(Command& root, int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_IGN);  // a write to a reader that left returns EPIPE instead
+  std::signal(SIGPIPE, SIG_IGN);  // a write to a closed pipe returns EPIPE instead
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the file size limit returns EFBIG instead
   end_on_signals("ingot");
   CLI::App app("Trains, scores and samples small GPTs on fused kernels.", "ingot");
@@ -599,7 +601,7 @@ void refuse_to_replace(const std::string& out, const std::vector<std::string>& r
 namespace {
 constexpr const char* kOfCheckpoint = "manifest.json";
 
-// `path` itself, or the run that it is a checkpoint of; RUN/best is one by name alone (io/checkpoint.h).
+// `path` itself, or its run if `path` is a checkpoint; RUN/best is a checkpoint by name alone (io/checkpoint.h).
 std::string whole_run(const std::string& path) {
   if (exists(join_path(path, kOfCheckpoint))) return join_path(path, "..");
   return base_name(path) == "best" && !exists(path) ? parent_path(path) : path;

@@ -20,7 +20,7 @@ std::atomic<size_t> last_words_size{0};
 std::atomic<bool> ending{false};
 
 void end_now(int) {
-  while (ending.exchange(true)) ::pause();  // another thread is at it
+  while (ending.exchange(true)) ::pause();  // a second thread already ends the program
   remove_unfinished_files();
   [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, last_words.data(), last_words_size);
   ::_exit(exit_status(ErrorCode::interrupted));
@@ -34,13 +34,13 @@ void note(int signal) {
 struct sigaction action_of(void (*handler)(int)) {
   struct sigaction action {};
   action.sa_handler = handler;
-  // No SA_RESTART: reads return early. The other signal waits, so that a handler is never inside another one.
+  // No SA_RESTART: reads return early. The second signal is blocked, so that handlers never nest.
   sigaddset(&action.sa_mask, SIGINT);
   sigaddset(&action.sa_mask, SIGTERM);
   return action;
 }
 
-// Returns what was there before.
+// Returns the previous action.
 struct sigaction handle(int signal, void (*handler)(int)) {
   struct sigaction before {};
   sigaction(signal, nullptr, &before);
@@ -53,10 +53,10 @@ struct sigaction handle(int signal, void (*handler)(int)) {
 }  // namespace
 
 void end_on_signals(const std::string& who) {
-  // A progress line that stands on the terminal goes, and so do colours.
+  // Clears a progress line on the terminal, and resets colours.
   const std::string line =
       (isatty(STDERR_FILENO) == 1 ? "\x1b[0m\r\x1b[K" : "") + who.substr(0, 200) + ": stopped by a signal\n";
-  last_words_size = 0;  // no words rather than half of them
+  last_words_size = 0;  // no words rather than a part of the words
   std::copy(line.begin(), line.end(), last_words.begin());
   last_words_size = line.size();
   handle(SIGINT, end_now);
