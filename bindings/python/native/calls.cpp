@@ -1,5 +1,5 @@
-// The call of a module in one step, for plain dense tensors without hooks, modes or transforms. Every other call goes
-// back to Python (_rms_norm.py, _mlp.py).
+// The call of a module in a single step, for plain dense tensors without hooks, modes or transforms. Every further call
+// goes back to Python (_rms_norm.py, _mlp.py).
 #include "calls.h"
 
 #include <cfloat>
@@ -27,7 +27,7 @@ struct PythonSide {
 struct ModuleSide {
   PyObject *type = nullptr, *call, *rms_norm_forward, *mlp_forward;  // nn.Module and its __call__; our modules' forward
   PyObject *call_name, *forward_name, *compiled;
-  PyObject* hooks[4];         // names of a module's own dictionaries of them
+  PyObject* hooks[4];         // names of a module's dictionaries of hooks
   PyObject* global_hooks[4];  // dictionaries
 } module_;
 using Objects = std::vector<nb::object>;
@@ -61,16 +61,16 @@ nb::handle entry(nb::handle dictionary, PyObject* key) {
   return found;
 }
 
-// An object's __dict__, which nn.Module looks into only after everything else.
+// An object's __dict__, the last place of nn.Module's lookup.
 nb::object dictionary_of(nb::handle object) {
   PyObject* found = PyObject_GenericGetDict(object.ptr(), nullptr);
   if (found == nullptr) throw nb::python_error();
   return nb::steal(found);
 }
 
-// Arguments of `forward` besides the tensors, which bypass `apply`: apply examines every argument for a tensor and
-// records its need of a gradient. A nested call (of a finalizer, while apply allocates) restores the arguments of the
-// outer call.
+// Arguments of `forward` besides the tensors, which bypass `apply`, because apply checks every argument for a tensor
+// and its need of a gradient. A nested call (of a finalizer, while apply allocates) restores the arguments of the outer
+// call.
 class Beside {
  public:
   explicit Beside(std::initializer_list<nb::handle> values) : outer_(current_) {
@@ -130,7 +130,7 @@ PyObject* attribute_of_class(PyObject* type, PyObject* name) {
   }
   return PyType_Type.tp_getattro(type, name);
 }
-// The type of those classes.
+// The type of these classes.
 nb::object quick_type() {
   PyType_Slot slots[] = {
       {Py_tp_base, &PyType_Type}, {Py_tp_getattro, reinterpret_cast<void*>(attribute_of_class)}, {0, nullptr}};
@@ -183,7 +183,7 @@ nb::object rms_norm_of_module(nb::handle x, nb::handle attributes) {
   const nb::handle parameters = entry(attributes, python_.parameters);
   const nb::handle weight = parameters.is_valid() ? entry(parameters, python_.weight) : nb::handle();
   if (!weight.is_valid() || weight.is_none()) return nb::none();
-  const nb::object held = nb::borrow(weight);  // another thread may replace it meanwhile
+  const nb::object held = nb::borrow(weight);  // a second thread may replace the weight meanwhile
   const nb::handle eps = entry(attributes, python_.eps), unit_offset = entry(attributes, python_.unit_offset);
   if (!eps.is_valid() || !unit_offset.is_valid()) return nb::none();
   if (entry(attributes, python_.one_vector).ptr() != Py_True) return nb::none();
@@ -260,8 +260,8 @@ nb::object tuple_of(const Objects& objects) {
   return tuple;
 }
 
-// A call through a module's edge, described before apply is called: the arguments of forward besides x. Calls nest as
-// those of Beside do.
+// A call through a module's edge, described before apply is called: the arguments of forward besides x. Calls nest like
+// the calls of Beside.
 struct EdgeCall {
   const Objects& parameters;
   nb::object options;
@@ -329,7 +329,7 @@ nb::object mlp_dense(nb::handle x, nb::sequence parameters, nb::handle options, 
 
 nb::object mlp_of_module(nb::handle x, nb::handle attributes) {
   if (any_autocast()) return nb::none();
-  // Another thread, or Python code that the call runs, may replace these objects and the parameters during the call.
+  // A second thread, or Python code run by the call, may replace these objects and the parameters during the call.
   const nb::object options = nb::borrow(entry(attributes, python_.module_options));
   const nb::object edge = nb::borrow(entry(attributes, python_.edge));
   const nb::handle modules = entry(attributes, python_.modules);
@@ -374,7 +374,7 @@ nb::object mlp_edge_forward(nb::handle ctx, nb::handle x, nb::handle) {
 nb::object mlp_forward(nb::args arguments) {
   const nb::handle ctx = arguments[0], x = arguments[1], options = Beside::of_this_call(0);
   Objects parameters;
-  parameters.reserve(arguments.size() + 2);  // and what is saved before them
+  parameters.reserve(arguments.size() + 2);  // and the tensors saved before the parameters
   for (size_t i = 2; i < arguments.size(); ++i) parameters.push_back(nb::borrow(arguments[i]));
   const int flags = options_of(options);
   Mlp a;
@@ -408,7 +408,7 @@ nb::object module_call(nb::handle self, nb::handle positional, nb::handle named)
 nb::object quick_class(nb::handle name, nb::handle bases, nb::dict own) {
   static PyObject* const type = quick_type().release().ptr();
   nb::object made = call(type, name, bases, own);
-  QuickClass c{.type = nb::object(made).release().ptr()};  // for good, as is all that Python's side attaches
+  QuickClass c{.type = nb::object(made).release().ptr()};  // never released, like all objects attached by Python
   for (auto [key, _] : own) {
     const nb::object value = attribute_of(made, key.ptr());
     c.own.emplace_back(key.inc_ref().ptr(), value.inc_ref().ptr());

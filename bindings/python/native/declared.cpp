@@ -1,4 +1,4 @@
-// The ops that are declared: a new op is an include and a list here, and a file in ../ingot/ops.
+// The declared ops: a new op is an include and a list here, and a file in ../ingot/ops.
 #include "declare.h"
 #include "ingot/kernels/activation/activation.h"
 #include "ingot/kernels/attention/attention.h"
@@ -57,7 +57,7 @@ void declare_ops(nb::module_& m) {
           option("softcap", &DAttention::softcap), option("window", &DAttention::window),
           option("causal", &DAttention::causal), option("deterministic", &DAttention::deterministic));
 
-  // One step on a bank. rates: (lr, momentum, weight decay) as three of fp64 on the bank's device, or None.
+  // A step on a bank. rates: (lr, momentum, weight decay) as three of fp64 on the bank's device, or None.
   declare(m, "muon",
           Native<Muon>{"MUON", INGOT_BUILT(MUON, &muon),
                        INGOT_BUILT(

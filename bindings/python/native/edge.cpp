@@ -28,7 +28,7 @@ Edge::~Edge() { edges().erase(this); }
 
 void Edge::forget() {
   parts_.clear();
-  const nb::object tensor = std::move(tensor_);  // letting go of it may run code that asks for this edge
+  const nb::object tensor = std::move(tensor_);  // its release may run code with a use of this edge
 }
 
 nb::object Edge::of(const std::vector<nb::object>& parameters, const std::vector<MlpLayer>& layers, Stream stream) {
@@ -55,7 +55,7 @@ nb::object Edge::of(const std::vector<nb::object>& parameters, const std::vector
   for (i = 0; i < parameters.size(); ++i)
     PyTuple_SET_ITEM(arguments.ptr(), Py_ssize_t(i), nb::object(parameters[i]).release().ptr());
   nb::object made = nb::steal(PyObject_CallObject(make_, arguments.ptr()));
-  if (!made.is_valid()) {  // the call goes on without, unless it is an interrupt
+  if (!made.is_valid()) {  // the call continues without an edge, unless the error is an interrupt
     nb::python_error error;
     if (!error.matches(PyExc_Exception)) throw error;
     return forget(), nb::object();

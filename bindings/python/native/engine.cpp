@@ -93,9 +93,9 @@ ChatRole role_named(const std::string& name) {
   fail(ErrorCode::invalid_argument, "engine: role: found ", name, ", expected system, developer, user or assistant");
 }
 
-// One model and one sequence: the tokens that the sequence shares with the next prompt are used again.
+// A model and a sequence: the common tokens of the sequence and the next prompt are reused.
 class Engine {
-  // Without the interpreter's lock, and one at a time.
+  // Without the interpreter's lock, and one call at a time.
   template <class Work> auto unlocked(Work&& work) {
     nb::gil_scoped_release released;
     const std::unique_lock<std::mutex> alone(busy_, std::try_to_lock);

@@ -1,5 +1,5 @@
-// In a build of some rooms (INGOT_ROOMS), the functions of the other rooms that calls written by hand use: each refuses
-// by the room's name. Declared ops (declare.h) need nothing here.
+// In a build of some rooms (INGOT_ROOMS), the functions of the missing rooms for handwritten calls: each refuses by the
+// room's name. Declared ops (declare.h) need nothing here.
 #include "ingot/core/check.h"
 #include "ingot/kernels/linear/linear.h"
 #include "ingot/kernels/mlp/mlp.h"

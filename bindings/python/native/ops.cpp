@@ -27,7 +27,7 @@ using namespace nb::literals;
 namespace ingot::python {
 namespace {
 
-// Operands whose strides let all rows merge take the (T, H, C) shape of one whose rows do not.
+// Operands with fully mergeable rows take the (T, H, C) shape of an operand without.
 void share_shape(std::initializer_list<Tensor*> operands) {
   const Tensor* split = nullptr;
   for (const Tensor* t : operands)
@@ -113,8 +113,8 @@ std::vector<MlpLayer> layers_of(const char* op, nb::sequence parameters, const M
   return layers;
 }
 
-// `gradients` is one zeroed buffer, the parameters' gradients one after the other; `wanted` says which parameters have
-// a place in the buffer.
+// `gradients` is a zeroed buffer with the parameters' gradients in order; `wanted` lists the parameters with a place in
+// the buffer.
 void run_mlp_backward(nb::handle dy, nb::handle x, nb::handle dx, nb::sequence parameters, nb::handle gradients,
                       const std::vector<bool>& wanted, bool bias, bool weight_norm, int act, bool activate_last,
                       nb::handle saved) {
@@ -152,7 +152,7 @@ void run_mlp_backward(nb::handle dy, nb::handle x, nb::handle dx, nb::sequence p
 
 // --- gated units -----------------------------------------------------------------------------------------------------
 
-// How gate and up lie in one (T, 2H) tensor; kSeparate: two tensors.
+// The order of gate and up in a (T, 2H) tensor; kSeparate: two tensors.
 enum Order : int { kGateFirst = 0, kGateSecond = 1, kInterleaved = 2, kSeparate = 3 };
 
 struct GatePair {
@@ -224,7 +224,7 @@ GatePair bias_pair(const char* op, const char* name, nb::handle packed, nb::hand
   return {second, first};
 }
 
-// Gate and up in the form kept for the backward pass, or their gradients: the halves of one tensor, in the order of the
+// Gate and up in the form kept for the backward pass, or their gradients: the halves of a tensor, in the order of the
 // halves of the weights.
 GatePair kept_pair(const char* op, nb::handle kept, int order) {
   return gate_pair(op, "kept", kept, nb::none(), order == kGateSecond ? kGateSecond : kGateFirst);
@@ -312,8 +312,8 @@ std::vector<std::string> activation_names() {
 
 // --- errors ----------------------------------------------------------------------------------------------------------
 
-// An invalid argument is a ValueError; a kernel that this build or machine lacks is a NotImplementedError, a subclass
-// of RuntimeError; every other error is a RuntimeError.
+// An invalid argument is a ValueError; a kernel missing in this build or machine is a NotImplementedError, a subclass
+// of RuntimeError; every further error is a RuntimeError.
 PyObject* exception_type(ErrorCode code) {
   switch (code) {
     case ErrorCode::invalid_argument:
@@ -336,7 +336,7 @@ bool built_with_cuda() {
 #endif
 }
 
-// Every argument may be None: an operand that is left out.
+// Every argument may be None: an absent operand.
 template <size_t... I, class... Arguments, class Result>
 void define(nb::module_& m, const char* name, Result (*f)(Arguments...), std::index_sequence<I...>) {
   m.def(name, f, (void(I), nb::arg().none())...);
@@ -351,7 +351,7 @@ template <class... Arguments, class Result> void define(nb::module_& m, const ch
 NB_MODULE(_C, m) {
   using namespace ingot::python;
   nb::register_exception_translator(translate, nullptr);
-  nb::set_leak_warnings(false);  // modules that are there when the interpreter ends are no leak
+  nb::set_leak_warnings(false);  // modules alive at the interpreter's end are no leak
   m.attr("version") = ingot::version();
   m.attr("commit") = ingot::commit();
   m.attr("cuda") = built_with_cuda();

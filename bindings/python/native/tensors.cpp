@@ -27,8 +27,8 @@ struct Torch {
   PyObject *grad_enabled = nullptr, *dispatch_modes = nullptr, *function_modes = nullptr, *transforms = nullptr,
            *tracing = nullptr, *raw_stream = nullptr, *any_autocast = nullptr;
   PyObject *new_empty = nullptr, *dtype_keyword = nullptr;
-  PyObject *empty_on_cpu = nullptr, *empty_on_gpu = nullptr;  // where PyTorch has them; see empty()
-  PyObject *forward_ad = nullptr, *current_level = nullptr;   // a module's __dict__, and a name in it
+  PyObject *empty_on_cpu = nullptr, *empty_on_gpu = nullptr;  // where PyTorch has these functions; see empty()
+  PyObject *forward_ad = nullptr, *current_level = nullptr;   // a module's __dict__, and a name in this dictionary
   struct Known {
     PyObject* object;
     DType dtype;
@@ -49,7 +49,7 @@ nb::object call(PyObject* f) {
   if (result == nullptr) throw nb::python_error();
   return nb::steal(result);
 }
-bool counts(PyObject* f) {  // a function that returns an int: is it above zero?
+bool counts(PyObject* f) {  // whether a function returns an int above zero
   return PyLong_AsLong(call(f).ptr()) > 0;
 }
 
@@ -184,8 +184,8 @@ void describe(const char* op, const char* name, nb::handle h, Described& d) {
 #endif
 }
 
-// Appends dimensions [begin, end) of `d` to `t`, merged into as few as the strides allow (at most `room`, at least
-// one).
+// Appends dimensions [begin, end) of `d` to `t`, merged into as few dimensions as the strides allow (at most `room`, at
+// least one).
 void merge(const Described& d, int begin, int end, Tensor& t, int room, const char* op, const char* name) {
   int64_t size = 1, stride = 0;
   bool empty = false, open = false;
@@ -227,7 +227,7 @@ void append(const Described& d, int i, Tensor& t) {
   t.shape.dim[t.shape.rank] = d.shape[i];
   t.stride[t.shape.rank++] = d.strides[i];
 }
-// Strides mean nothing where a size is 0 or 1; the operations may look at them all the same.
+// Strides mean nothing where a size is 0 or 1, but operations may still read these strides.
 Tensor tidy(Tensor t) {
   if (t.numel() == 0) return Tensor(t.data, t.dtype, t.shape, t.device);
   if (t.size(-1) == 1) t.stride[t.rank() - 1] = 1;
@@ -368,8 +368,8 @@ nb::object tuple_of(const int64_t* values, int n) {
   return nb::steal(tuple);
 }
 
-// Allocates as the code of torch.compile does: without the dispatcher, always on the current device. Not valid where
-// the current device is another one, or PyTorch has no such function.
+// Allocates like the code of torch.compile: without the dispatcher, always on the current device. Not valid where the
+// current device is a different device, or PyTorch has no such function.
 nb::object empty_quickly(Device device, const nb::object& dtype, const Sizes& sizes) {
   const bool cpu = device.kind == Device::cpu;
   PyObject* f = cpu ? torch_.empty_on_cpu : torch_.empty_on_gpu;
@@ -392,7 +392,7 @@ nb::object empty_like_it(nb::handle like, const nb::object& dtype, const Sizes& 
   if (t == nullptr) throw nb::python_error();
   return nb::steal(t);
 }
-void* data_on(Device device, nb::handle h) {  // null where it is on another one
+void* data_on(Device device, nb::handle h) {  // null where the tensor is on a different device
   Described d;
   describe("allocation", "result", h, d);
   return d.device == device ? d.data : nullptr;
@@ -445,7 +445,7 @@ bool requires_grad(nb::handle h) {  // of a plain tensor
   return attribute(h, torch_.requires_grad).ptr() == Py_True;
 }
 // Whether the values lie in memory without a lazy negation, and not on the meta device. Parameters have no lazy
-// negation, and a parameter on the meta device is refused where it is described.
+// negation, and a parameter on the meta device is refused at its description.
 bool holds_values(nb::handle h) {
   if (Py_TYPE(h.ptr()) == torch_.parameter) return true;
   if (const TorchSymbols* s = torch_.symbols) {
@@ -456,7 +456,7 @@ bool holds_values(nb::handle h) {
   const auto is = [](const nb::object& found) { return found.ptr() == Py_True; };
   return !is(h.attr("is_meta")) && !is(h.attr("is_neg")()) && !is(h.attr("_is_zerotensor")());
 }
-// Folds one operand into `way`; false where only the dispatcher will do.
+// Folds an operand into `way`; false where only the dispatcher can run the call.
 bool join(nb::handle h, bool grad, int& way) {
   if (h.is_none()) return true;
   if (!is_plain_tensor(h) || !holds_values(h)) return false;
@@ -481,7 +481,7 @@ bool forward_mode() {
 template <class Tensors> int route_over(nb::handle first, const Tensors& tensors) {
   if (observed()) return kDispatch;
   const bool grad = torch_.symbols ? torch_.symbols->grad_enabled() : call(torch_.grad_enabled).ptr() == Py_True;
-  if (forward_mode()) return kDispatch;  // which no_grad does not end
+  if (forward_mode()) return kDispatch;  // unaffected by no_grad
   int way = kPlain;
   if (first.is_valid() && !join(first, grad, way)) return kDispatch;
   for (nb::handle h : tensors)
