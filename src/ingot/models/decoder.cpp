@@ -86,7 +86,7 @@ std::string Decoder::trace(int slot) {
     fail(ErrorCode::unsupported, "trace: found an engine on ", device(), " that keeps no times of a token");
   if (held(slot) >= context())
     fail(ErrorCode::usage, "trace: found ", held(slot), " tokens, a full context, expected room for one more");
-  if (s.beyond == Beyond::logits) s.beyond = Beyond::nothing;  // they are computed over
+  if (s.beyond == Beyond::logits) s.beyond = Beyond::nothing;  // the ids of the softmax
   return trace_of(slot);
 }
 
@@ -116,7 +116,7 @@ void Decoder::check_sample(int slot, const SampleOptions& o, int64_t n) {
   INGOT_CHECK(any, "sample: found no token that is allowed, expected at least one");
 }
 
-// What is beyond the slot's tokens after a sample.
+// Updates the slot's logits and pending token after a sample.
 void Decoder::settle(int slot, const Sampled& d) {
   State& s = states_[size_t(slot)];
   if (d.error || d.stop_id >= 0) {

@@ -1,4 +1,4 @@
-// What models/decoder.h promises, of every engine.
+// The promises of models/decoder.h, for every engine.
 #include "ingot/models/decoder.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ namespace {
 using testing::error_of;
 constexpr int64_t kVocab = 37, kContext = 48;
 
-// A small GPT-OSS with a window of 6, so that short sequences leave it.
+// A small GPT-OSS with a window of 6, so that short sequences exceed the window.
 struct GptOssModel {
   testing::TemporaryDirectory dir;
   GptOssConfig config;
@@ -55,7 +55,8 @@ struct GptModel {
   }
 };
 
-// An engine that leaves logits on a device of its own, here the host's memory, and samples there for all slots at once.
+// An engine that leaves logits on its own device, here the host's memory, and samples on this device for all slots at
+// once.
 class OnADevice final : public HostDecoder {
  public:
   explicit OnADevice(int64_t slots) : HostDecoder(slots), rows_(size_t(slots)), next_(size_t(slots)) {
@@ -98,7 +99,7 @@ class OnADevice final : public HostDecoder {
     std::vector<SlotSampled> found(of.size());
     for (size_t i = 0; i < of.size(); ++i) try {
         const SampleOptions& o = *of[i].options;
-        // A token that is announced is asked for.
+        // An announced token is requested next.
         if (const auto& next = next_[size_t(of[i].slot)]) {
           EXPECT_EQ(next->slot, of[i].slot);
           EXPECT_EQ(next->options, &o);
@@ -212,8 +213,8 @@ TEST_P(decoder, draws_in_pieces_what_it_draws_at_once_and_the_last_token_waits) 
   EXPECT_EQ(found, want);
 }
 
-// A prompt as long as the decoder takes at once, which other kernels than a token's may compute: of all rows, of the
-// last one, and token by token.
+// A prompt of the decoder's largest batch, possibly computed by different kernels than a single token: of all rows, of
+// the last one, and token by token.
 TEST_P(decoder, a_long_prompt_gives_the_logits_of_its_tokens_in_order) {
   const auto d = make();
   const std::vector<int32_t> ids = ids_of(6, std::min<int64_t>(d->batch(), 40));
@@ -248,8 +249,8 @@ TEST_P(decoder, a_long_prompt_gives_the_logits_of_its_tokens_in_order) {
   EXPECT_LE(apart(rows.back(), logits_after(*fresh, ids)), 2 * most);
 }
 
-// On a GPU a prompt told in batches and one told token by token differ by a rounding to bf16 here and there: 2^-8 of
-// logits of size 5, in each of two that are nearly alike. On a CPU the likeliest is the same one.
+// On a GPU a prompt fed in batches and a prompt fed token by token differ by some roundings to bf16: 2^-8 of logits of
+// size 5, in each of two nearly equal logits. On a CPU the likeliest token is the same.
 TEST_P(decoder, greedy_tokens_are_the_likeliest_after_everything_before) {
   const auto d = make(2);
   const double near = d->device().kind == Device::cuda ? 2 * 5.0 / 256 : 0;
@@ -263,7 +264,7 @@ TEST_P(decoder, greedy_tokens_are_the_likeliest_after_everything_before) {
   }
 }
 
-// An engine may sample by itself where nobody asks for logprobs, which are made from logits on the host.
+// An engine may sample by itself unless logprobs are requested, which the host computes from logits.
 TEST_P(decoder, the_same_tokens_are_drawn_with_logprobs_and_without) {
   const auto d = make();
   for (const SamplingOptions& sampling : {SamplingOptions{.temperature = 1.5, .top_p = 0.95},
@@ -393,7 +394,7 @@ TEST_P(decoder, a_full_context_ends_drawing_and_refuses_more) {
   const std::vector<int32_t> one = {1};
   EXPECT_EQ(error_of([&] { s.extend(one); }), "usage: found 49 tokens, expected at most 48, the context");
   EXPECT_EQ(s.length(), kContext);
-  // A refusal has changed nothing: what waited is waiting.
+  // A refusal has changed nothing: the pending token is still pending.
   EXPECT_EQ(s.draw(kHot, 1).finish, Finish::context);
   EXPECT_EQ(s.rewind(0), 0);
   tell(s, ids_of(1, kContext - 3));
@@ -460,7 +461,7 @@ TEST_P(decoder, a_stop_id_ends_the_call_and_everything_before_it_is_held) {
   const std::vector<int32_t> prompt = ids_of(1, 9), free = alone(*d, prompt, kHot, 20);
   for (const size_t at : {size_t(0), size_t(6)}) {
     const size_t first = size_t(std::find(free.begin(), free.end(), free[at]) - free.begin());
-    const int32_t stops[] = {-5, free[at], 1 << 30};  // ids that no model has never come
+    const int32_t stops[] = {-5, free[at], 1 << 30};  // ids outside the vocabulary never come
     DrawOptions o = kHot;
     o.stop_ids = stops;
     o.logprobs = 0;
@@ -517,7 +518,7 @@ TEST_P(decoder, biases_are_added_to_the_logits_before_anything_else) {
   const int32_t likeliest = draw({}, kGreedy, 1)[0];
   EXPECT_NE(draw({{likeliest, -HUGE_VALF}}, kGreedy, 1)[0], likeliest);
   for (const int32_t id : draw({{likeliest, -HUGE_VALF}}, kHot, 30)) EXPECT_NE(id, likeliest);
-  // A draw is that of the sampler from the logits with the bias added.
+  // A sample equals the sampler's result from the logits with the bias added.
   std::vector<float> row;
   Sequence s(*d);
   ASSERT_TRUE(s.extend(std::span(prompt).first(8)));
@@ -563,9 +564,9 @@ TEST_P(decoder, logprobs_are_those_of_the_logits_whatever_bends_the_draw) {
     long double sum = 0;
     for (int64_t v = 0; v < 35; ++v) sum += std::exp((long double)(row[size_t(v)]));
     const auto want = [&](int32_t id) { return double(row[size_t(id)] - std::log(sum)); };
-    // The prompt was told in batches here and one by one there: sums in fp32 differ in their order. On a GPU other
-    // kernels do the one and the other, and what they keep in bf16 differs by a rounding here and there: 2^-8 of logits
-    // of size 5, and as much of their sum's logarithm.
+    // The prompt was fed in batches in one case and token by token in the other: sums in fp32 differ in their order. On
+    // a GPU the two cases use different kernels, and their bf16 results differ by some roundings: 2^-8 of logits of
+    // size 5, and as much of their sum's logarithm.
     const double near = d->device().kind == Device::cuda ? 2 * 5.0 / 256 : 2e-5;
     EXPECT_NEAR(drawn.logprobs[i].drawn, want(drawn.tokens[i]), near);
     ASSERT_EQ(drawn.logprobs[i].top.size(), 4u);

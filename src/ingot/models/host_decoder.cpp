@@ -169,8 +169,8 @@ template <class Progress, class Call> void attempt(Progress& p, Call&& call) {
 }
 }  // namespace
 
-// The next token of those whose logits are on the engine's device, or can be left there, by one call: the others keep
-// theirs for sample_next().
+// Samples the next token, in a single call, for the slots with logits on the engine's device or with a pending token
+// that the device can sample; the remaining slots keep their logits for sample_next().
 void HostDecoder::sample_together(std::span<Progress*> of) {
   std::vector<Progress*> there;
   std::vector<SlotSample> requests;
@@ -197,7 +197,7 @@ void HostDecoder::sample_together(std::span<Progress*> of) {
     });
 }
 
-// A token of each at a time, those that wait told together.
+// Samples a token of each slot at a time; pending tokens are fed together.
 std::vector<Sampled> HostDecoder::sample_all(std::span<const Request> requests, std::span<const int32_t> waiting) {
   if (columns() == 1 || requests.size() == 1) return Decoder::sample_all(requests, waiting);
   std::vector<Progress> all;

@@ -9,8 +9,8 @@
 
 namespace ingot {
 
-// One line a kind, in the order in which they are asked. GPT-OSS takes every GGUF file and archive that is none of a
-// family before it; the last takes any directory, and says what a run would need where it is none.
+// A line per kind, in the order of trial. GPT-OSS takes every GGUF file and archive left by the families before it; the
+// last kind takes any directory, and its error names the missing files of a run.
 #define INGOT_MODEL_KINDS(KIND) \
   KIND(synthetic_gpt_oss_kind)  \
   KIND(family_kind)             \

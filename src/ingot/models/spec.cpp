@@ -67,11 +67,11 @@ const char* name_of(DecodePath path) {
 
 namespace {
 
-// A property that not every path computes.
+// A property unsupported by some path.
 struct Property {
   const char* name;
   bool present;
-  unsigned paths;  // that compute it, a bit each
+  unsigned paths;  // paths with support, a bit each
 };
 constexpr unsigned bit(DecodePath path) { return 1u << unsigned(path); }
 
@@ -85,8 +85,8 @@ std::string unsupported_reason(const DecoderSpec& s, DecodePath path) {
   constexpr unsigned kAll = ~0u, kCpu = bit(DecodePath::cpu), kHead = bit(DecodePath::prefilter);
   constexpr unsigned kLaunches =
       bit(DecodePath::phased) | bit(DecodePath::small_batch) | bit(DecodePath::prompt);  // all on a GPU but megakernels
-  // The int8 prefilter reads the last norm's output and the head: properties of layers are none of its business, but
-  // the megakernel computes the layers before it.
+  // The int8 prefilter reads the last norm's output and the head: properties of layers do not matter to the prefilter,
+  // but the megakernel computes the layers before the head.
   const Property properties[] = {
       {"a dense MLP", dense, kCpu},
       {"expert weights that are not renormalised", experts && !s.renormalise, kCpu},

@@ -1,4 +1,4 @@
-// A spec as JSON: what archives store of a model, and what `ingot info` shows.
+// A spec as JSON: stored in archives, and shown by `ingot info`.
 #include "ingot/io/json.h"
 #include "ingot/models/spec.h"
 
@@ -11,7 +11,7 @@ constexpr std::pair<RopeScaling::Kind, const char*> kScalings[] = {{RopeScaling:
                                                                    {RopeScaling::linear, "linear"},
                                                                    {RopeScaling::llama3, "llama3"}};
 
-// Every field that is one number or flag: visit(key, field).
+// Every field with a single number or flag: visit(key, field).
 template <class Spec, class Visit> void visit_numbers(Spec& s, Visit&& visit) {
   visit("vocab", s.vocab), visit("hidden", s.hidden), visit("layers", s.layers);
   visit("heads", s.heads), visit("kv_heads", s.kv_heads), visit("head_dim", s.head_dim);

@@ -20,7 +20,7 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kPieceRows = 1024;  // of one step of a conversion; a multiple of a row tile's
+constexpr int64_t kPieceRows = 1024;  // rows of a step of a conversion; a multiple of a row tile's
 constexpr int64_t kMaxAttached = 256 << 20;
 const char* const kFiles = "files/";
 
@@ -64,7 +64,7 @@ std::vector<int64_t> sizes_of(const Shape& s) { return {s.dim, s.dim + s.rank}; 
 std::vector<int64_t> sizes_of(int64_t experts, int64_t rows, int64_t cols) {
   return experts > 0 ? std::vector{experts, rows, cols} : std::vector{rows, cols};
 }
-constexpr const char* kTiled = "granules";  // what version 1 of the format calls the layout of weight tiles
+constexpr const char* kTiled = "granules";  // version 1 of the format calls the layout of weight tiles so
 int64_t weight_tiles_bytes(WeightFormat f, int64_t experts, int64_t rows, int64_t cols) {
   return std::max<int64_t>(1, experts) * row_tile_count(rows) * row_tile_bytes(f, cols);
 }
@@ -95,7 +95,7 @@ struct Plan {
   }
 };
 
-// A piece of a matrix as the archive holds it.
+// A piece of a matrix in the archive's form.
 class Pieces {
  public:
   std::span<const char> bytes_of(const WeightMatrix& piece, const Part& part) {
@@ -148,12 +148,12 @@ class Converter {
   void write_bytes(const std::string& bytes) { put(bytes.data(), int64_t(bytes.size())); }
 
  private:
-  // --- pieces of the checkpoint, in memory only while they are used
+  // --- pieces of the checkpoint, in memory only during their use
   void bring(const WeightMatrix& w) {
     detail::read_range(reads_, w.data.data, w.data.bytes());
     if (w.scales) detail::read_range(reads_, w.scales.data, w.scales.bytes());
   }
-  // Whole pages: what else is on them has been written, or is read when its turn comes.
+  // Releases whole pages: further data on these pages has been written, or is read again later.
   static void release(const void* begin, int64_t bytes) {
     constexpr uintptr_t kPage = 4096;
     const uintptr_t first = uintptr_t(begin) / kPage * kPage, last = uintptr_t(begin) + uintptr_t(bytes);
@@ -252,7 +252,7 @@ int64_t write_model_archive(const std::string& from, const std::string& to, cons
   require_replaceable(from, to);
   if (ArchiveFile::is_one(from)) return convert_archive(from, to, model, options);
   const detail::Checkpoint checkpoint(from);
-  // Room in the address space for all of it; of memory only the piece that is being converted is taken.
+  // Address space for the whole checkpoint; only the piece in conversion takes memory.
   Arena arena(lay_out(checkpoint, nullptr).bytes);
   detail::CheckpointLayout layout = lay_out(checkpoint, &arena);
   Plan plan{options.forms, {}};
@@ -274,7 +274,8 @@ int64_t write_model_archive(const std::string& from, const std::string& to, cons
 // --- made up -----------------------------------------------------------------------------------------------------
 namespace {
 
-// How far a part's numbers spread around their mean, so that logits spread by about 2 and every branch matters.
+// The standard deviation of a part's numbers, chosen so that logits have a standard deviation of about 2 and every
+// branch matters.
 struct Spread {
   double mean = 0, std = 1;
 };
@@ -300,7 +301,7 @@ class Inventor {
     int64_t rows = 1;
     for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
     const bool is_vector = part.entry.format == "f32";
-    // Experts lie one after the other, each from a weight tile's first row.
+    // Experts lie in order, each from a weight tile's first row.
     const int64_t one = shape.size() == 3 ? shape[1] : rows;
     for (int64_t row = 0; row < rows;) {
       const int64_t n = std::min({kPieceRows, rows - row, one - row % one});
@@ -344,7 +345,7 @@ class Inventor {
     at_ += pairs;
     return WeightMatrix(Tensor(wide_.data(), {rows, cols}));
   }
-  // Every code alike, at one of two scales: rounding normals for billions of weights would take minutes.
+  // All codes equally likely, at one of two scales: rounding normals for billions of weights would take minutes.
   WeightMatrix codes(const std::string& name, int64_t rows, int64_t cols) {
     constexpr double kCodes = 2.926;  // root of the mean square of e2m1's numbers
     const int exponent = int(std::lround(std::log2(spread_of(name, cols).std / kCodes)));
@@ -428,7 +429,7 @@ struct Finder {
     fail(ErrorCode::bad_data, file.path(), ": blob \"", e.name, "\": found format \"", e.format.substr(0, 40),
          "\", expected ", expected);
   }
-  // Nothing writes through it: the mapping is read-only.
+  // The mapping is read-only, and no caller writes through this pointer.
   void* memory(const ArchiveEntry& e) { return const_cast<char*>(file.data(e)); }
 
   void vector(const std::string& name, Tensor& t, const Shape& shape) {
@@ -478,9 +479,9 @@ Finder find_parts(const ArchiveFile& file, const ArchivedModel& model, int64_t l
   return finder;
 }
 
-// --- from one archive to another
+// --- from archive to archive
 
-// Blobs that stay as they are are copied, the others converted; both are compared with their sums on the way.
+// Unchanged blobs are copied, all further blobs converted; the checksums of both are verified on the way.
 class Rewriter {
  public:
   Rewriter(const ArchiveFile& from, ArchiveWriter& writer, const ConvertOptions& options)
@@ -575,7 +576,7 @@ DecoderWeights load_model_archive(const std::string& path, const ArchivedModel& 
   const Finder found = find_parts(*file, model, load.layers, w);
   const int64_t room = available_memory();
   require_memory((load.passed_on ? 0 : found.bytes) + load.other_bytes, path);
-  // What memory has no room for is read as it is passed on.
+  // An archive larger than memory is read while the weights are passed to the device.
   if (room < 0 || found.bytes <= room) file->prefetch(found.used);
   w.mapped_bytes = found.bytes;
   w.mapping = std::move(file);

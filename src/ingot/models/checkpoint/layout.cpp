@@ -26,7 +26,7 @@ const StoredTensor* LayoutBuilder::find(const std::string& name, const std::vect
 }
 
 Tensor LayoutBuilder::take(DType dtype, Shape shape) {
-  // Bounded: a config may ask for more than 64 bits can count, of tensors that will turn out to be missing.
+  // Bounded, because a config may require more bytes than 64 bits can count, for tensors that turn out to be missing.
   bytes = std::min(bytes + Arena::aligned(dtype, shape), int64_t(1) << 60);
   return arena_ != nullptr ? arena_->take(dtype, shape) : Tensor(nullptr, dtype, shape);
 }
@@ -106,7 +106,7 @@ void LayoutBuilder::report_missing() const {
 }
 
 namespace {
-// The layer that a name belongs to, or -1.
+// The layer of a name, or -1.
 int64_t layer_of(const std::string& name, const std::string& prefix) {
   if (name.rfind(prefix, 0) != 0) return -1;
   int64_t n = 0;

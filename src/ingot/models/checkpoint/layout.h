@@ -11,9 +11,8 @@
 
 namespace ingot::detail {
 
-// The model's weights as they will lie in an arena's memory, and the reads that fill it. Without an arena it only
-// checks and counts. Throws where the checkpoint is not such a
-// model.
+// The model's weights in an arena's memory, and the reads that fill this memory. Without an arena the layout only
+// checks and counts. Throws where the checkpoint is no such model.
 struct CheckpointLayout {
   DecoderWeights weights;
   std::vector<Read> reads;
@@ -29,7 +28,7 @@ class LayoutBuilder : public CheckpointLayout {
                                                                  "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4"};
   LayoutBuilder(const Checkpoint& set, Arena* arena) : set_(set), arena_(arena) {}
 
-  // A tensor of this shape and one of these types. Null where it is missing, which report_missing() tells.
+  // A tensor of this shape and one of these types. Null for a missing tensor, later reported by report_missing().
   const StoredTensor* find(const std::string& name, const std::vector<int64_t>& shape,
                            std::initializer_list<const char*> dtypes);
   Tensor take(DType dtype, Shape shape);
@@ -39,22 +38,21 @@ class LayoutBuilder : public CheckpointLayout {
   static DType type_of(const StoredTensor* place) {
     return place != nullptr && place->dtype == "F32" ? DType::f32 : DType::bf16;
   }
-  // A type that holds the numbers of all: what is stored in fewer bits than 32 becomes bf16.
+  // A common type for all: numbers stored in fewer than 32 bits become bf16.
   static DType type_of(const std::vector<const StoredTensor*>& places);
   static Into into(DType dtype) { return dtype == DType::f32 ? Into::f32 : Into::bf16; }
 
-  // One matrix out of several with the same columns, one below the other. `paired_heads`, where given: of each
-  // Read::paired_head.
+  // Stacks several matrices with the same columns into one. `paired_heads`, where given: the Read::paired_head of each.
   WeightMatrix decoded_rows(const Names& names, const std::vector<int64_t>& rows, int64_t cols,
                             const std::vector<int64_t>& paired_heads = {});
-  // One vector out of several, one after the other.
+  // Joins several vectors into one.
   Tensor decoded_vector(const Names& names, const std::vector<int64_t>& widths,
                         const std::vector<int64_t>& paired_heads = {});
-  // (E, N, K) of one tensor, or (E, 2N, K) of two whose rows take turns.
+  // (E, N, K) of one tensor, or (E, 2N, K) of two with alternating rows.
   WeightMatrix decoded_bank(const Names& names, int64_t experts, int64_t n, int64_t k);
 
   void report_missing() const;
-  // Tensors that nothing asked for; those of layers from `layers` to `all_layers` were not wanted.
+  // Refuses unused tensors, except for the tensors of the skipped layers from `layers` to `all_layers`.
   void refuse_others(const std::string& layer_prefix, int64_t layers, int64_t all_layers) const;
 
   const Checkpoint& set_;

@@ -1,5 +1,5 @@
 #pragma once
-// Opens a decoder-only transformer on the device that serves it: what the kinds of such models share.
+// Opens a decoder-only transformer on its device: shared by all kinds of such models.
 #include <functional>
 #include <string>
 
@@ -15,7 +15,7 @@ struct DecoderPlacement {
   bool on_gpu = false;
   std::string unsupported_reason;  // why no GPU was taken, or empty
 };
-// `no_room`: gpu_unsupported_reason() of the weights' shapes, so that a model that does not fit costs no reading.
+// `no_room`: gpu_unsupported_reason() of the weights' shapes, so a model too large is refused before reading.
 DecoderPlacement place_decoder(const DecoderSpec& spec, const DecoderOptions& asked,
                                const std::function<std::string(const DecoderOptions&)>& no_room);
 // Where the model runs, where a user might expect another place or another path.
@@ -25,7 +25,7 @@ void add_placement_notes(OpenedModel& m, const DecoderPlacement& p, const std::s
 struct WeightSource {
   // From the headers alone, without memory: tells whether a device has room.
   std::function<DecoderWeights(int64_t layers)> shapes;
-  // `other_bytes`: memory that is wanted beside the weights. `passed_on`: to a device.
+  // `other_bytes`: memory needed beside the weights. `passed_on`: to a device.
   std::function<DecoderWeights(int64_t layers, int64_t other_bytes, bool passed_on)> load;
 };
 OpenedModel open_decoder(const DecoderSpec& spec, const WeightSource& source, const DecoderOptions& options);

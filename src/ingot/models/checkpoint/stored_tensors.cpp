@@ -61,10 +61,10 @@ Naming Checkpoint::naming() const {
 
 namespace {
 
-constexpr int64_t kPiece = 8 << 20;  // bytes of one read: disks give their best from some MB on
+constexpr int64_t kPiece = 8 << 20;  // bytes of a read: disks reach full speed from some MB on
 constexpr uint8_t kMostScale = 252;  // 6 * 2^(253 - 127) is more than fp32 holds
 
-// Bytes that were read from `offset` of a tensor on: a number whose exponent is all ones is NaN or infinity.
+// Checks the bytes read from `offset` of a tensor on: a number whose exponent is all ones is NaN or infinity.
 template <class Bits> void refuse_not_finite(const StoredTensor& t, const void* read, int64_t offset, int64_t bytes) {
   constexpr Bits kExponent = sizeof(Bits) == 2 ? 0x7f80 : 0x7f800000, kMantissa = sizeof(Bits) == 2 ? 0x7f : 0x7fffff;
   const Bits* numbers = static_cast<const Bits*>(read);
@@ -78,7 +78,7 @@ template <class Bits> void refuse_not_finite(const StoredTensor& t, const void* 
        (numbers[i] & kMantissa) != 0 ? "NaN" : "infinity", " at number ", offset / int64_t(sizeof(Bits)) + i,
        ", expected finite numbers");
 }
-// All reading of numbers goes through here, in pieces: nothing that is not finite gets past it.
+// All reading of numbers goes through here, in pieces: infinities and NaN are refused here.
 void read_numbers(const StoredTensor& t, int64_t offset, void* to, int64_t bytes) {
   t.file->read_at(t.begin + offset, to, bytes);
   if (t.dtype == "BF16") refuse_not_finite<uint16_t>(t, to, offset, bytes);
@@ -93,7 +93,7 @@ void widen(const Read& r) {
   std::copy(narrow.begin(), narrow.end(), to);
 }
 
-// One expert's (K, N) as (N, K), in squares that stay in cache.
+// Transposes an expert's (K, N) to (N, K), in squares that stay in cache.
 template <class T> void turn(const T* from, int64_t K, int64_t N, T* to) {
   constexpr int64_t kSide = 32;
   for (int64_t k0 = 0; k0 < K; k0 += kSide)
@@ -126,7 +126,7 @@ void refuse_large_scales(const Read& r, const char* begin, const char* end) {
 // A block of 32 numbers lies 0 with 16, 1 with 17, ...: the first in the low halves.
 int mx_code(const uint8_t* codes, int i) { return i < 16 ? codes[i] & 15 : codes[i - 16] >> 4; }
 
-// A row as floats, all of them finite unless the file says otherwise.
+// A row as floats, all finite, except for infinities and NaN in the file.
 void to_floats(const std::string& dtype, const uint8_t* p, int64_t cols, float* out) {
   if (dtype != "MXFP4") return dequantize_gguf(dtype, p, cols, out);
   for (int64_t k = 0; k < cols; k += 32, p += 17)
@@ -151,7 +151,7 @@ int64_t bytes_of_row(const Read& r) {
   const GgufBlock block = gguf_block(r.from->dtype);
   return r.cols / block.numbers * block.bytes;
 }
-// Of a row that is written.
+// The bytes of a written row.
 int64_t bytes_into(const Read& r) {
   switch (r.into) {
     case Into::f32: return r.cols * 4;
@@ -178,7 +178,7 @@ void decode_row(const Read& r, const uint8_t* from, int64_t row, std::vector<flo
   else
     std::transform(wide.begin(), wide.end(), reinterpret_cast<bf16*>(to), [](float x) { return bf16(x); });
 }
-// The row of the file that belongs at `row`.
+// The file's row for row `row`.
 int64_t source_row(const Read& r, int64_t row) {
   if (r.paired_head == 0) return row;
   const int64_t in_head = row % r.paired_head, half = r.paired_head / 2;
@@ -203,11 +203,11 @@ int64_t written(const Read& r) {
 
 }  // namespace
 
-// Cut into pieces, so that one large tensor keeps all threads reading.
+// Cut into pieces, so that a large tensor keeps all threads reading.
 void read_range(const std::vector<Read>& reads, const void* begin, int64_t bytes) {
   struct Task {
     const Read* read;
-    int64_t from, to;  // bytes of the tensor; an expert's number where it is turned; rows that are decoded
+    int64_t from, to;  // bytes of the tensor; an expert's number for transposed experts; rows for decoding
   };
   const char *first = static_cast<const char*>(begin), *last = first + bytes;
   std::vector<Task> tasks;

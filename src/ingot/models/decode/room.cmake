@@ -1,6 +1,6 @@
 ingot_room(HOPPER "^megakernel")
-# The phased path's kernels, by the format of a matrix, and the variants of the token kernel (TokenVariant; megakernel.cu has the
-# same list). The emulated tests run all of them.
+# The phased path's kernels, by the format of a matrix, and the variants of the token kernel (TokenVariant; megakernel.cu has the same list). The
+# emulated tests run all variants.
 set(formats bf16 fp8 mxfp4)
 foreach(dense ${formats})
   ingot_instances(phases_${dense} FROM phased/phases.cuh IN decode EMULATED TEMPLATES "struct Phases<WeightFormat::${dense}>")

@@ -6,7 +6,7 @@
 namespace ingot {
 namespace {
 
-// What files say of training, of generation, of the program that wrote them, and of the tokenizer.
+// Keys about training, generation, the writing program and the tokenizer.
 constexpr std::array kWithoutEffect = {"_attn_implementation",
                                        "_attn_implementation_autoset",
                                        "_name_or_path",

@@ -1,6 +1,6 @@
 #pragma once
-// The keys of a config.json. Every key is asked for, known to be without effect on numbers, or refused by its name
-// where it has a value.
+// The keys of a config.json. Every key is read, known to be without effect on numbers, or refused by its name if the
+// key has a value.
 #include <functional>
 #include <set>
 #include <string>
@@ -24,16 +24,16 @@ class ConfigReader {
   double number(const char* key, double otherwise);
   bool flag(const char* key, bool otherwise);
   std::string text(const char* key, const std::string& otherwise);
-  std::vector<int64_t> ids(const char* key);  // one id or a list of ids
-  // A value that must be this one where it is given, because another would ask for another model.
+  std::vector<int64_t> ids(const char* key);  // a single id or a list of ids
+  // A key that, if given, must have the expected value, because a different value describes a different model.
   void must_be(const char* key, const Json& expected);
-  // Windows of `window` keys in the layers that layer_types names, or without that key `slides`.
+  // Windows of `window` keys in the layers listed in layer_types, or, without this key, in the layers of `slides`.
   void read_windows(DecoderSpec& spec, int64_t window, const std::function<bool(int64_t layer)>& slides);
-  // rope_theta and rope_scaling, or rope_parameters: one table for all layers.
+  // rope_theta and rope_scaling, or rope_parameters: a single table for all layers.
   RopeTable rope(double default_theta);
-  // The table of one object of rope parameters; `theta` where it names none.
+  // The table of an object of rope parameters; `theta` where the object has no theta.
   RopeTable rope_table(const Json& object, const std::string& where, double theta);
-  // The keys that nobody asked for: refused, unless they are null, false, 0 or empty or known to have no effect.
+  // Refuses unread keys, unless their values are null, false, 0 or empty, or the keys are known to have no effect.
   void refuse_unknown() const;
   [[noreturn]] void wrong(const char* key, const Json& found, const std::string& expected) const;
 

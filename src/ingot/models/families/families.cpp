@@ -1,4 +1,4 @@
-// The families, one line each, and what each says in a way of its own.
+// The families, a line each, and the functions for each family's own keys.
 #include <cmath>
 
 #include "ingot/core/dtype.h"
@@ -14,7 +14,7 @@ void read_llama(ConfigReader& c, DecoderSpec& s) {
 }
 void read_llama_gguf(GgufReader& f, DecoderSpec&) { f.must_be("expert_count", 0); }
 
-// --- Mistral: a window in all layers where the file names one
+// --- Mistral: a window in all layers if the file has a window
 void read_mistral(ConfigReader& c, DecoderSpec& s) {
   const int64_t window = c.integer("sliding_window", 0);
   c.read_windows(s, window, [&](int64_t) { return window > 0; });
@@ -56,7 +56,7 @@ void read_qwen3_moe_gguf(GgufReader& f, DecoderSpec& s) {
 
 // --- Gemma 3: norms before and behind both halves of a layer, local layers with a rotation of their own
 constexpr double kGemmaLocalTheta = 1e4, kGemmaGlobalTheta = 1e6;
-constexpr int64_t kGemmaLocalLayers = 5;  // before each global one
+constexpr int64_t kGemmaLocalLayers = 5;  // before each global layer
 
 void describe_gemma3(DecoderSpec& s) {
   s.norm.post = true, s.norm.rounds_before_weight = false;
@@ -72,7 +72,7 @@ void read_gemma3(ConfigReader& c, DecoderSpec& s) {
   s.attention_scale = 1 / std::sqrt(c.number("query_pre_attn_scalar", 256));
   s.attention_softcap = c.number("attn_logit_softcapping", 0);
   s.logit_softcap = c.number("final_logit_softcapping", 0);
-  // The scale has the type of the embedding, which published files have in bf16.
+  // The scale has the type of the embedding, bf16 in published files.
   const std::string type = c.text(c.given("dtype") ? "dtype" : "torch_dtype", "bfloat16");
   const double scale = std::sqrt(double(s.hidden));
   s.embedding_scale = type == "float32" ? scale : double(float(bf16(float(scale))));

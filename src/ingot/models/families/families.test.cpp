@@ -21,7 +21,7 @@ using testing::TemporaryDirectory;
 
 // --- config.json -------------------------------------------------------------------------------------------------
 
-// Configurations as they were published, without the keys that have no effect in all of them.
+// Published configurations, without the keys that have no effect in any of them.
 const char kLlama32[] = R"({"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
   "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "head_dim": 64, "hidden_act": "silu",
   "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072,
@@ -200,7 +200,7 @@ struct Tiny {
     write_file(dir / "config.json", config);
     return dir.path();
   }
-  // Rows (j, j + 3) of each head of 6 become rows (2j, 2j + 1), as llama.cpp's converter places them.
+  // Rows (j, j + 3) of each head of 6 become rows (2j, 2j + 1), as in llama.cpp's converter.
   std::vector<float> paired(const std::string& name) {
     const std::vector<float>& x = numbers[name];
     const size_t cols = shapes[name].size() == 2 ? 8 : 1;

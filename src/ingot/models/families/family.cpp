@@ -20,7 +20,7 @@ std::string model_type_of(const std::string& directory) {
   return json.is_object() && type != json.end() && type->is_string() ? type->get<std::string>() : "";
 }
 
-// Weights that are stored in another way than in rows of numbers.
+// Refuses weights stored in a form other than rows of numbers.
 void refuse_quantization(ConfigReader& c) {
   for (const char* key : {"quantization_config", "compression_config"})
     if (const Json* q = c.find(key); q != nullptr && !q->empty())

@@ -31,7 +31,7 @@ const SafetensorsEntry* GgufReader::tensor(const std::string& name) const {
   return nullptr;
 }
 
-// The scaling by its parameters; llama3's by the divisors that the file has in a tensor.
+// The scaling by its parameters; llama3's by the divisors in a tensor of the file.
 RopeTable GgufReader::read_rope(int64_t head_dim) const {
   RopeTable table{.theta = find_number("rope.freq_base").value_or(10000)};
   must_be("rope.dimension_count", double(head_dim));
@@ -68,7 +68,8 @@ RopeTable GgufReader::read_rope(int64_t head_dim) const {
   return table;
 }
 
-// The ids that end an answer: those the file names, and the control tokens that end a turn of any of these families.
+// The stop ids of an answer: the ids named in the file, and the control tokens that end a turn in any of these
+// families.
 void GgufReader::read_tokens(DecoderSpec& spec) const {
   const auto add = [&](int64_t id) {
     if (id < 0 || id >= spec.vocab)

@@ -18,11 +18,11 @@ class GgufReader {
   double number(const char* name) const;
   std::optional<int64_t> find_integer(const char* name) const { return file_.integer(key(name)); }
   std::optional<double> find_number(const char* name) const { return file_.number(key(name)); }
-  // A value that must be this one where it is given.
+  // A key that, if given, must have the expected value.
   void must_be(const char* name, double expected) const;
   const SafetensorsEntry* tensor(const std::string& name) const;  // of the first file; null when absent
 
-  // Sizes, norm, rotation and tokens: what all architectures have.
+  // Sizes, norm, rotation and tokens, common to all architectures.
   DecoderSpec read_common() const;
 
  private:

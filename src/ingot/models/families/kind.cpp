@@ -39,7 +39,7 @@ OpenedModel open(const std::string& path, const DecoderOptions& o) {
   return open_decoder(spec, {.shapes = shapes, .load = read}, o);
 }
 
-// The one in the archive or the GGUF file, or beside the weights.
+// The tokenizer in the archive or the GGUF file, or beside the weights.
 std::unique_ptr<Tokenizer> tokenizer_of(const std::string& model) {
   const std::string path = checkpoint_source(model);
   if (ArchiveFile::is_one(path))
@@ -53,7 +53,7 @@ std::unique_ptr<Tokenizer> tokenizer_of(const std::string& model) {
        is_directory(model) ? "a tokenizer.json beside the weights" : "one in the file", ", or --tokenizer FILE");
 }
 
-// The chat format that the options name, or that the model's template stands for.
+// The chat format named in the options, or given by the model's template.
 void find_chat_format(const std::string& model, const VocabularyOptions& o, Vocabulary& v) {
   const std::string where = o.tokenizer.empty() ? model : o.tokenizer;
   std::string name = o.chat_format;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kMaxText = 256 << 20;
 
-// The file's content, or null where the directory has no such file.
+// The file's content, or null for a missing file.
 Json optional_json(const std::string& directory, const char* name) {
   const std::string path = join_path(directory, name);
   return is_directory(directory) && exists(path) ? read_json_file(path, {.bytes = kMaxText}) : Json();
@@ -22,7 +22,7 @@ const Json* member(const Json& json, const char* key) {
   return at == json.end() ? nullptr : &*at;
 }
 
-// The first special token that a post-processor puts in front of a text, by its name; empty where none.
+// The first special token put by a post-processor in front of a text, by its name; empty where none.
 std::string leading_token(const Json& processor) {
   if (const Json* steps = member(processor, "processors"); steps != nullptr && steps->is_array())
     for (const Json& step : *steps)
@@ -38,7 +38,7 @@ int32_t start_token_of_gguf(const GgufFile& file) {
   const auto id = file.integer("tokenizer.ggml.bos_token_id");
   const auto at = file.metadata().find("tokenizer.ggml.add_bos_token");
   const bool* adds = at == file.metadata().end() ? nullptr : std::get_if<bool>(&at->second);
-  // Older files do not say so; the vocabularies of Llama 3 and of SentencePiece have one.
+  // Older files lack this key; the vocabularies of Llama 3 and of SentencePiece have a start token.
   const bool by_default =
       file.text("tokenizer.ggml.pre") == "llama-bpe" || file.text("tokenizer.ggml.model") == "llama";
   return id && (adds == nullptr ? by_default : *adds) ? int32_t(*id) : -1;

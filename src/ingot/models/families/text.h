@@ -1,5 +1,5 @@
 #pragma once
-// What a model's files say of its text beside the tokenizer itself.
+// Information about text in a model's files beside the tokenizer itself.
 #include <cstdint>
 #include <string>
 
@@ -8,7 +8,7 @@ namespace ingot {
 // Of a directory, a GGUF file or an archive: the chat template, or empty where there is none. Of several named ones the
 // default.
 std::string chat_template_of(const std::string& path);
-// Of a directory or a GGUF file: the token that begins every sequence, or -1.
+// For a directory or a GGUF file: the first token of every sequence, or -1.
 int32_t start_token_of(const std::string& path);
 
 }  // namespace ingot

@@ -6,7 +6,7 @@ namespace ingot {
 namespace detail {
 namespace {
 
-// A layer's norms have other names where attention and MLP have norms behind them.
+// A layer's norms have different names in models with norms behind attention and MLP.
 struct NormNames {
   const char *attention, *attention_post, *mlp, *mlp_post;
 };
@@ -23,7 +23,7 @@ class FamilyLayout : public LayoutBuilder {
     weights.norm = decoded_vector({gguf_ ? "output_norm.weight" : "model.norm.weight"}, {c_.hidden});
     const std::string head = gguf_ ? "output.weight" : "lm_head.weight";
     weights.head = c_.tied_embeddings ? weights.embed : decoded_rows({head}, {c_.vocab}, c_.hidden);
-    // Part of the spec; the same numbers as the embedding; and what the rotation follows from.
+    // Part of the spec; the same numbers as the embedding; and the parameters of the rotation.
     used_.insert("rope_freqs.weight");
     if (c_.tied_embeddings) used_.insert(head);
     for (int64_t l = 0; l < c_.layers; ++l)
@@ -72,7 +72,7 @@ class FamilyLayout : public LayoutBuilder {
     w.k_norm = decoded_vector({n + "k_norm.weight"}, {c_.head_dim});
   }
 
-  // Gate and up as one matrix whose rows take turns.
+  // Gate and up as a single matrix with alternating rows.
   void read_mlp(const std::string& n, DecoderLayer& w) {
     const std::string proj = gguf_ ? "" : "_proj";
     const auto name = [&](const char* part, const char* what) { return n + part + proj + what; };
@@ -104,7 +104,7 @@ class FamilyLayout : public LayoutBuilder {
     w.down = take_turns(down, c_.hidden, c_.intermediate, true);
   }
 
-  // A matrix, or a bank with one for each list of names: of a list's tensors (rows, cols) the rows take turns.
+  // A matrix, or a bank with a matrix for each list of names: the rows of a list's tensors (rows, cols) alternate.
   WeightMatrix take_turns(const std::vector<Names>& lists, int64_t rows, int64_t cols, bool bank) {
     std::vector<const StoredTensor*> places;
     for (const Names& names : lists)

@@ -5,9 +5,9 @@
 
 namespace ingot {
 
-// Every tensor must be there with the spec's shape and a type that is read, and none may be left over (but those of
-// layers beyond the first `layers`). Matrices in f32 stay f32, all others become bf16. Without an arena the layout only
-// checks and counts.
+// Every tensor must be present with the spec's shape and a supported type, and no tensor may be unused (except for
+// layers beyond the first `layers`). Matrices in f32 stay f32, all further matrices become bf16. Without an arena the
+// layout only checks and counts.
 detail::CheckpointLayout lay_out_family(const detail::Checkpoint& checkpoint, const DecoderSpec& spec, int64_t layers,
                                         Arena* arena);
 
