@@ -1,4 +1,4 @@
-# core/version.cpp gets the version (CMakeLists.txt is the only place that states it) and the commit of the tree.
+# core/version.cpp gets the version (stated only in CMakeLists.txt) and the commit of the tree.
 execute_process(COMMAND git rev-parse --short=12 HEAD WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}
   OUTPUT_VARIABLE ingot_commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 if(NOT ingot_commit)

@@ -38,7 +38,7 @@ function(ingot_cuda_rooms sources)
 endfunction()
 
 if(INGOT_WITH_CUDA)
-  # CMake before 3.25.2 does not know nvcc's C++20 flag, so it is given here.
+  # CMake before 3.25.2 does not know nvcc's C++20 flag, so the flag is given here.
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
@@ -62,7 +62,7 @@ if(INGOT_WITH_CUDA)
     list(APPEND ingot_cuda_options $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
   endif()
   target_compile_options(ingot PRIVATE ${ingot_cuda_options})
-  # Kernels that are also included as PTX, which the driver compiles on GPUs other than Hopper and, with CUDA_FORCE_PTX_JIT=1, on any GPU.
+  # Kernels also included as PTX, for the driver to compile on GPUs other than Hopper and, with CUDA_FORCE_PTX_JIT=1, on any GPU.
   foreach(source ${cuda_sources})
     ingot_ptx_of(${source} arch)
     if(arch)
@@ -73,7 +73,7 @@ if(INGOT_WITH_CUDA)
   message(STATUS "Ingot: CUDA kernels ON (${CMAKE_CUDA_COMPILER}, sm_90a)")
 elseif(INGOT_CUDA STREQUAL "EMULATED")
   ingot_cuda_sources(cuda_sources)
-  # Features that the emulator does not have yet: wgmma, the copy engine, mbarriers.
+  # Features missing in the emulator: wgmma, the copy engine, mbarriers.
   list(FILTER cuda_sources EXCLUDE REGEX "/kernels/((attention|grouped|linear|mlp|muon|swiglu)/|cross_entropy/(capped|exponentials)_)")
   file(GLOB emulation_sources CONFIGURE_DEPENDS src/ingot/gpu/emulation/*.cpp)
   list(FILTER emulation_sources EXCLUDE REGEX "\\.test\\.cpp$")
@@ -87,8 +87,8 @@ else()
   message(STATUS "Ingot: CUDA kernels OFF (INGOT_CUDA=${INGOT_CUDA}, no nvcc in use)")
 endif()
 
-# The library that Python benchmarks load to time the shipped entry points of the rooms that are built. It links its own CUDA runtime,
-# because PyTorch has another.
+# The library for Python benchmarks, which time the shipped entry points of the built rooms. The library links its own CUDA runtime, because PyTorch
+# has a separate runtime.
 if(INGOT_WITH_CUDA)
   set(native_sources ${all_sources})
   list(FILTER native_sources INCLUDE REGEX "\\.native\\.cpp$")

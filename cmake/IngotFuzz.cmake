@@ -1,6 +1,5 @@
-# fuzz_<target> from each <target>.fuzz.cpp. With clang: libFuzzer with AddressSanitizer and UndefinedBehaviorSanitizer, and the sources
-# that the parsers need are compiled once more for it. Other compilers get a driver that replays and mutates files, in the asan preset's
-# build.
+# fuzz_<target> from each <target>.fuzz.cpp. With clang: libFuzzer with AddressSanitizer and UndefinedBehaviorSanitizer, and the parsers' sources are
+# compiled a second time for this target. Further compilers get a driver for replaying and mutating files, in the asan preset's build.
 file(GLOB_RECURSE fuzz_sources CONFIGURE_DEPENDS src/ingot/*.fuzz.cpp)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   set(fuzzed_sources ${library_sources})

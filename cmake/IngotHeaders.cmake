@@ -1,7 +1,7 @@
-# Precompiled headers. A file that is only slightly optimised spends a third to a half of its compile time on the headers that it includes.
-# Builds under sanitizers, and builds on machines without ccache, compile these headers once: the headers that nearly every file includes,
-# and, for files that include io/json.h, that header too (which would slow down files without JSON). Where ccache is installed, builds share
-# objects across build directories, which a precompiled header prevents.
+# Precompiled headers. A file that is only slightly optimised spends a third to a half of its compile time on its headers. Builds under sanitizers,
+# and builds on machines without ccache, compile these headers once: the headers included by nearly every file, and, for files with io/json.h, this
+# header too (it would slow down files without JSON). Where ccache is installed, builds share objects across build directories, which a precompiled
+# header prevents.
 function(ingot_add_headers name)
   file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/generated/${name}.cpp CONTENT "")
   add_library(${name} OBJECT ${CMAKE_CURRENT_BINARY_DIR}/generated/${name}.cpp)
@@ -13,7 +13,7 @@ endfunction()
 if((INGOT_SANITIZE OR NOT INGOT_CCACHE) AND NOT layers)
   set(common_headers <algorithm> <cmath> <functional> <memory> <string> <vector> <ingot/core/tensor.h> <ingot/core/cpu/thread_pool.h>)
   ingot_add_headers(ingot_json_headers ${common_headers} <ingot/io/json.h>)
-  # A target has one precompiled header, and tests have their own. Files that need the other header name it.
+  # A target has a single precompiled header, and tests have their own. Files for the second header are listed by name.
   list(FILTER without_json EXCLUDE REGEX "\\.(test|simd)\\.cpp$|/gpu/emulation/")
   set_property(SOURCE ${without_json} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
   if(NOT INGOT_SANITIZE)

@@ -22,7 +22,7 @@ if(python_missing)
   message(STATUS "Ingot: Python module OFF (${python_missing})")
   return()
 endif()
-find_package(nanobind CONFIG REQUIRED) # no version: its package file takes one major version only, we take 2.4 to 3.x
+find_package(nanobind CONFIG REQUIRED) # no version: its package file accepts a single major version, Ingot accepts 2.4 to 3.x
 if(nanobind_VERSION VERSION_LESS 2.4)
   message(FATAL_ERROR "INGOT_PYTHON: found nanobind ${nanobind_VERSION}, expected 2.4 or later")
 endif()

@@ -1,5 +1,4 @@
-# Rooms are the folders of src/ingot/kernels. A folder of src/ingot that needs more than the patterns provide has a room.cmake, which is
-# read here and may call
+# Rooms are the folders of src/ingot/kernels. A folder of src/ingot with needs beyond the patterns has a room.cmake, which is read here and may call
 #
 #   ingot_instances(NAME FROM header... [IN namespace] [PTX arch] [EMULATED] [ELSEWHERE declaration...] TEMPLATES declaration...)
 #       One translation unit, generated/<folder>/NAME.cu in the build folder, which instantiates the TEMPLATES of the headers (named from
@@ -22,8 +21,8 @@
 set(INGOT_ROOMS "" CACHE STRING "rooms of src/ingot/kernels that the library has, besides those they use; all when empty")
 set(rooms_dir ${CMAKE_CURRENT_SOURCE_DIR}/src/ingot/kernels)
 
-# The name of a folder of src/ingot in names of targets and properties: src/ingot/kernels/rmsnorm is kernels_rmsnorm. Folders inside an operation,
-# a model, an engine or a program share its name, and folders inside core and io share theirs: each of these is one test executable.
+# The name of a folder of src/ingot in names of targets and properties: src/ingot/kernels/rmsnorm is kernels_rmsnorm. Folders inside an operation, a
+# model, an engine or a program share its name, and folders inside core and io share theirs: each of these has a single test executable.
 function(ingot_folder_name path result)
   file(RELATIVE_PATH name ${CMAKE_CURRENT_SOURCE_DIR} ${path})
   string(REGEX REPLACE "^src/ingot/" "" name ${name})
@@ -128,7 +127,7 @@ endfunction()
 
 # --- INGOT_ROOMS -------------------------------------------------------------------------------------------------------
 file(GLOB all_rooms RELATIVE ${rooms_dir} CONFIGURE_DEPENDS ${rooms_dir}/*)
-# Adds to `found` the rooms whose headers `room` includes, and recursively the rooms that these include.
+# Adds to `found` the rooms with headers included by `room`, recursively.
 function(ingot_add_rooms room)
   if(NOT room IN_LIST all_rooms)
     list(JOIN all_rooms ", " names)

@@ -1,5 +1,5 @@
-# test_<folder>: all *.test.cpp of one folder, for a room including its inner folders. `ctest -R kernels_rmsnorm` runs one room; GPU cases
-# are skipped without a GPU.
+# test_<folder>: all *.test.cpp of a folder, for a room including its inner folders. `ctest -R kernels_rmsnorm` runs a single room; GPU cases are
+# skipped without a GPU.
 find_package(GTest REQUIRED)
 file(GLOB_RECURSE testing_sources CONFIGURE_DEPENDS src/ingot/testing/*.cpp src/ingot/gpu/emulation/*.cpp)
 list(FILTER testing_sources EXCLUDE REGEX "\\.test\\.cpp$")
@@ -15,7 +15,7 @@ endif()
 # EXPECT_EQ contains an if (dangling-else). g++ 12's wrong warnings about std::string are not hidden where the header is precompiled.
 set(ingot_test_options "$<$<COMPILE_LANGUAGE:CXX>:${ingot_driver_options};-Wno-dangling-else;-Wno-array-bounds;-Wno-stringop-overflow>")
 
-# The headers that nearly every test includes are precompiled: they take two thirds of the time in which a small test compiles.
+# The headers of nearly every test are precompiled: they take two thirds of a small test's compile time.
 file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/generated/test_headers.cpp CONTENT "")
 add_library(ingot_test_headers OBJECT ${CMAKE_CURRENT_BINARY_DIR}/generated/test_headers.cpp)
 target_link_libraries(ingot_test_headers PRIVATE ingot_testing)
@@ -24,7 +24,7 @@ target_compile_options(ingot_test_headers PRIVATE ${ingot_test_options} $<$<BOOL
 target_precompile_headers(ingot_test_headers PRIVATE <gtest/gtest.h> <cmath> <ingot/testing/testing.h>)
 
 file(GLOB_RECURSE test_sources CONFIGURE_DEPENDS src/ingot/*.test.cpp tests/*.test.cpp)
-if(INGOT_WITH_CUDA) # tests that hold kernels of their own
+if(INGOT_WITH_CUDA) # tests with their own kernels
   file(GLOB_RECURSE cuda_test_sources CONFIGURE_DEPENDS src/ingot/*.test.cu)
   list(APPEND test_sources ${cuda_test_sources})
 endif()
@@ -32,8 +32,8 @@ if(layers)
   list(FILTER test_sources INCLUDE REGEX "/src/ingot/(${layers})/")
 endif()
 ingot_filter_rooms(test_sources)
-# <name>.emulated.test.cpp runs the kernels and launchers of <name>.cu, and the room's instances that are EMULATED, on the CPU
-# (docs/gpu-layer.md). A build with CUDA runs the real kernels on its GPU instead; a build whose GPU is the emulator runs *.cuda.test.cpp.
+# <name>.emulated.test.cpp runs the kernels and launchers of <name>.cu, and the room's EMULATED instances, on the CPU (docs/gpu-layer.md). A build
+# with CUDA runs the real kernels on its GPU instead; a build with the emulator as GPU runs *.cuda.test.cpp.
 set(emulated_sources ${test_sources})
 list(FILTER emulated_sources INCLUDE REGEX "\\.emulated\\.test\\.cpp$")
 if(INGOT_WITH_CUDA OR INGOT_CUDA STREQUAL "EMULATED")
@@ -57,7 +57,7 @@ else()
     endif()
   endforeach()
 endif()
-# Sets tests_of_<folder>: one test, or several which share the cases.
+# Sets tests_of_<folder>: a single test, or several with shared cases.
 function(ingot_add_gtest folder)
   get_property(shards GLOBAL PROPERTY INGOT_TEST_SHARDS_${folder})
   get_property(huge GLOBAL PROPERTY INGOT_HUGE_TESTS_${folder})
@@ -103,7 +103,7 @@ foreach(folder ${test_folders})
     endif()
   endif()
   if(sources_of_${folder} MATCHES "\\.cuda\\.test\\.cpp|\\.test\\.cu(;|$)")
-    set_tests_properties(${tests_of_${folder}} PROPERTIES LABELS gpu) # holds cases that skip without a GPU: `ctest -L gpu` where there is one
+    set_tests_properties(${tests_of_${folder}} PROPERTIES LABELS gpu) # has cases that skip without a GPU: run by `ctest -L gpu` on a GPU
   endif()
 endforeach()
 
