@@ -46,8 +46,9 @@ ServerProcess::ServerProcess(const std::vector<std::string>& words) {
   process_ = ::fork();
   if (process_ < 0) fail(ErrorCode::io, "cannot start `ingot serve`: ", std::strerror(errno));
   if (process_ == 0) {
-    // Only async-signal-safe functions until exec. The server ends with this process, whatever ends this process.
-    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    // Only async-signal-safe functions until exec. The server ends with this process, whatever ends this process, and
+    // at once: nobody waits for its answers any more.
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::signal(SIGINT, SIG_DFL), ::signal(SIGTERM, SIG_DFL);
     ::dup2(pipe[1], STDERR_FILENO);
     ::execve("/proc/self/exe", arguments.data(), environment.data());
