@@ -52,8 +52,8 @@ int64_t Decoder::length(int slot) const {
   return held(slot);
 }
 
-bool Decoder::extend(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) {
-  State& s = state(slot);
+void Decoder::check_extend(int slot, std::span<const int32_t> ids) {
+  state(slot);
   const int64_t n = int64_t(ids.size()), begin = held(slot);
   INGOT_CHECK(n >= 1 && n <= batch(), "decoder: found ", n, " tokens to append, expected 1 to ", batch());
   if (begin + n > context())
@@ -61,10 +61,54 @@ bool Decoder::extend(int slot, std::span<const int32_t> ids, Rows rows, const Ta
   for (int64_t t = 0; t < n; ++t)
     INGOT_CHECK(ids[size_t(t)] >= 0 && ids[size_t(t)] < vocab(), "decoder: found id ", ids[size_t(t)], " at position ",
                 begin + t, ", expected 0 to ", vocab() - 1);
+}
+
+bool Decoder::extend(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) {
+  check_extend(slot, ids);
+  State& s = state(slot);
   s.beyond = Beyond::nothing;
   if (cancelled(slot) || !append(slot, ids, rows, take)) return false;
   s.beyond = Beyond::logits;
   return true;
+}
+
+std::vector<bool> Decoder::extend(std::span<const Part> parts) {
+  int64_t tokens = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    check_extend(parts[i].slot, parts[i].ids);
+    tokens += int64_t(parts[i].ids.size());
+    for (size_t j = 0; j < i; ++j)
+      INGOT_CHECK(parts[j].slot != parts[i].slot, "decoder: found slot ", parts[i].slot,
+                  " twice, expected each at most once");
+  }
+  INGOT_CHECK(tokens <= batch(), "decoder: found ", tokens, " tokens to append, expected at most ", batch());
+  std::vector<bool> appended(parts.size());
+  std::vector<Part> left;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    states_[size_t(parts[i].slot)].beyond = Beyond::nothing;
+    if (!extends_together() || parts.size() == 1) {
+      appended[i] = extend(parts[i].slot, parts[i].ids);
+      continue;
+    }
+    appended[i] = !cancelled(parts[i].slot);
+    if (appended[i]) left.push_back(parts[i]);
+  }
+  if (left.size() == 1)
+    append(left[0].slot, left[0].ids, Rows::last, {});
+  else if (!left.empty())
+    append_together(left);
+  for (const Part& part : left) states_[size_t(part.slot)].beyond = Beyond::logits;
+  return appended;
+}
+
+int64_t Decoder::copy_prefix(int from, int to, int64_t length) {
+  state(from);
+  State& s = state(to);
+  INGOT_CHECK(from != to && length >= 1 && length <= held(from), "decoder: found ", length, " tokens of slot ", from,
+              " to copy to slot ", to, ", expected 1 to ", held(from), " and another slot");
+  if (!copy_tokens(from, to, length)) return 0;
+  s.beyond = Beyond::nothing;
+  return length;
 }
 
 int64_t Decoder::rewind(int slot, int64_t length) {

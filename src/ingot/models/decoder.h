@@ -112,6 +112,19 @@ class Decoder {
   // more calls. False: cancelled, and the slot holds what it held before, with nothing beyond. More than the context
   // has room for is Error{usage} and changes nothing.
   bool extend(int slot, std::span<const int32_t> ids, Rows rows = Rows::last, const Take& take = {});
+  // Appends tokens to several slots, each at most once, of batch() tokens in all, and leaves the logits of each slot's
+  // last token. Where the engine extends_together() the slots share one pass over its weights. By part: false as
+  // extend() has it. After an Error no slot has anything beyond its tokens.
+  struct Part {
+    int slot = -1;
+    std::span<const int32_t> ids;
+  };
+  std::vector<bool> extend(std::span<const Part> parts);
+  virtual bool extends_together() const { return false; }
+  // Gives `to` the first `length` tokens of `from` with their keys and values, in place of what `to` holds. Returns
+  // `length`; or 0, and nothing changes, where the engine cannot copy or `from` does not hold all that those tokens
+  // need. Places that mark() kept in `to` are dropped.
+  int64_t copy_prefix(int from, int to, int64_t length);
   // Forgets the tokens after the first `length`, and more where it must. Returns how many are left.
   int64_t rewind(int slot, int64_t length);
   // Says that the slot may be cut back to its present length later. What that costs, and how many such places are kept,
@@ -149,6 +162,10 @@ class Decoder {
   virtual int64_t held(int slot) const = 0;
   virtual bool append(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) = 0;
   virtual int64_t cut(int slot, int64_t length) = 0;
+  // Of at least two parts, where the engine extends_together().
+  virtual void append_together(std::span<const Part>) {}
+  // False: nothing has changed.
+  virtual bool copy_tokens(int, int, int64_t) { return false; }
   virtual void keep(int) {}
   // There are logits or a waiting token (`waiting` >= 0). Gives what sample() does; on_token may be empty.
   virtual Sampled sample_one(int slot, int32_t waiting, const SampleOptions& options, int64_t n) = 0;
@@ -159,6 +176,7 @@ class Decoder {
   bool cancelled(int slot) { return states_[size_t(slot)].cancel.exchange(false, std::memory_order_relaxed); }
 
  private:
+  void check_extend(int slot, std::span<const int32_t> ids);
   enum class Beyond { nothing, logits, waiting };
   struct State {
     bool open = false;

@@ -70,6 +70,7 @@ class OnADevice final : public HostDecoder {
   int64_t context() const override { return inner_[0]->context(); }
   int64_t batch() const override { return inner_[0]->batch(); }
   int64_t columns() const override { return 4; }
+  bool extends_together() const override { return true; }
   int calls = 0;  // of sample_on_device()
 
  private:
@@ -91,6 +92,9 @@ class OnADevice final : public HostDecoder {
     if (slots.size() < 3) return false;
     for (size_t i = 0; i < slots.size(); ++i) extend_there(slots[i], ids.subspan(i, 1), nullptr);
     return true;
+  }
+  void extend_parts_there(std::span<const Part> parts) override {
+    for (const Part& part : parts) extend_there(part.slot, part.ids, nullptr);
   }
   Tensor row(int slot) { return Tensor(rows_[size_t(slot)].data(), {vocab()}); }
   bool samples_on_device(const SampleOptions& o) const override { return o.bias.size() < 3; }
@@ -355,6 +359,74 @@ TEST_P(decoder, several_slots_asked_together_give_the_same_and_one_that_fails_ha
   const auto fresh = make();
   EXPECT_EQ(all[0].tokens, alone(*fresh, ids_of(1, 9), kHot, 6));
   EXPECT_EQ(all[2].tokens, alone(*fresh, ids_of(2, 14), other, 4));
+}
+
+// The logprob of each id after the slot's tokens, which has logits.
+std::vector<double> logprobs_after(Sequence& s) {
+  SampleOptions o = kGreedy;
+  o.logprobs = kVocab;
+  std::vector<double> all(kVocab);
+  const Sampled sampled = s.sample(o, 1);
+  for (const TokenLogprob& p : sampled.logprobs[0].top) all[size_t(p.id)] = p.logprob;
+  return all;
+}
+void expect_near(const Decoder& d, const std::vector<double>& got, const std::vector<double>& want) {
+  // On a GPU other kernels compute other numbers of tokens, and activations are rounded to 8 bits.
+  const double most = d.device().kind == Device::cuda ? 0.1 : 1e-5;
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], most) << i;
+}
+
+TEST_P(decoder, parts_for_several_slots_give_what_each_gives_alone) {
+  const auto d = make(4);
+  Sequence a(*d), b(*d), c(*d);
+  const std::vector<std::vector<int32_t>> ids = {ids_of(2, 2), ids_of(3, 4), ids_of(4, 1)};
+  const std::vector<int32_t> before = ids_of(1, 3);
+  tell(a, before);
+  std::vector<Decoder::Part> parts = {{a.slot(), ids[0]}, {b.slot(), ids[1]}, {c.slot(), ids[2]}};
+  EXPECT_EQ(d->extend(parts), (std::vector<bool>{true, true, true}));
+  const std::vector<std::vector<int32_t>> told = {join(before, ids[0]), ids[1], ids[2]};
+  for (size_t i = 0; Sequence* const s : {&a, &b, &c}) {
+    EXPECT_EQ(s->length(), int64_t(told[i].size()));
+    Sequence alone(*d);
+    tell(alone, told[i++]);
+    expect_near(*d, logprobs_after(*s), logprobs_after(alone));
+  }
+  d->cancel(b.slot());
+  EXPECT_EQ(d->extend(parts), (std::vector<bool>{true, false, true}));
+  EXPECT_EQ(a.length(), 7);
+  EXPECT_EQ(b.length(), 4);
+  EXPECT_NE(error_of([&] { b.sample(kGreedy, 1); }), "");
+  Sequence alone(*d);
+  tell(alone, join(told[0], ids[0]));
+  expect_near(*d, logprobs_after(a), logprobs_after(alone));
+  parts[2].slot = a.slot();
+  EXPECT_NE(error_of([&] { d->extend(parts); }).find("twice"), std::string::npos);
+  EXPECT_EQ(a.length(), 7);
+}
+
+TEST_P(decoder, tokens_copied_from_another_slot_go_on_as_in_that_slot) {
+  const auto d = make(3);
+  Sequence from(*d), to(*d);
+  const std::vector<int32_t> ids = ids_of(1, 22), more = ids_of(3, 4);
+  const std::vector<int32_t> want = alone(*d, ids, kGreedy, 6);
+  tell(from, ids);
+  tell(to, ids_of(2, 9));
+  bool any = false;
+  for (const int64_t length : {22, 15, 3, 21}) {
+    const int64_t held = to.length(), copied = d->copy_prefix(from.slot(), to.slot(), length);
+    EXPECT_EQ(to.length(), copied == 0 ? held : length);
+    if (copied == 0) continue;
+    any = true;
+    EXPECT_EQ(copied, length);
+    EXPECT_NE(error_of([&] { to.sample(kGreedy, 1); }), "") << "nothing is beyond what was copied";
+    tell(to, more);
+    Sequence other(*d);
+    tell(other, {ids.begin(), ids.begin() + length});
+    tell(other, more);
+    expect_near(*d, logprobs_after(to), logprobs_after(other));
+  }
+  EXPECT_EQ(any, std::string(GetParam().name).starts_with("gpt_oss"));
+  EXPECT_EQ(from.sample(kGreedy, 6).tokens, want) << "the slot that was copied from goes on";
 }
 
 TEST_P(decoder, a_slot_is_closed_and_used_again_as_if_it_were_new) {

@@ -54,6 +54,11 @@ bool HostDecoder::append(int slot, std::span<const int32_t> ids, Rows rows, cons
   return true;
 }
 
+void HostDecoder::append_together(std::span<const Part> parts) {
+  extend_parts_there(parts);
+  for (const Part& part : parts) rows_[size_t(part.slot)].is_there = true;
+}
+
 void HostDecoder::keep_last(int slot, const Tensor& logits) {
   Row& kept = rows_[size_t(slot)];
   const Tensor row = logits.row(logits.size(0) - 1);

@@ -35,6 +35,8 @@ class HostDecoder : public Decoder {
   // Appends tokens. False, with nothing appended: it cannot. `next`: how the token after these will be sampled, which
   // the engine may do at once; null where that is not known yet. sample_on_device() then asks for that token.
   virtual bool extend_there(int slot, std::span<const int32_t> ids, const SlotSample* next) { return false; }
+  // Appends tokens to several slots, as extend_there() without `next`; where the engine extends_together().
+  virtual void extend_parts_there(std::span<const Part>) {}
   // A token to each of 2 to columns() slots, as extend_there().
   virtual bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) {
     return false;
@@ -48,6 +50,7 @@ class HostDecoder : public Decoder {
 
  private:
   bool append(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) final;
+  void append_together(std::span<const Part> parts) final;
   Sampled sample_one(int slot, int32_t waiting, const SampleOptions& options, int64_t n) final;
   std::vector<Sampled> sample_all(std::span<const Request> requests, std::span<const int32_t> waiting) final;
   // A draw of several tokens, one at a time.

@@ -1,5 +1,7 @@
 #include "ingot/models/options.h"
 
+#include <algorithm>
+
 #include "ingot/core/check.h"
 
 namespace ingot {
@@ -17,6 +19,39 @@ int64_t context_of(const DecoderOptions& o, int64_t model_context) {
   if (o.context < 0 || o.context > model_context)
     fail(ErrorCode::usage, "context: found ", o.context, ", expected 1 to ", model_context, ", or 0 for the model's");
   return o.context == 0 ? model_context : o.context;
+}
+
+DecoderOptions with_usual_slots(DecoderOptions o, int64_t model_context) {
+  if (!o.fit_slots) return o;
+  if (o.slots == 0) o.slots = kUsualSlots;
+  if (o.context == 0) o.context = std::min(kUsualContext, model_context);
+  return o;
+}
+
+DecoderOptions choose_slots(DecoderOptions o, int64_t model_context,
+                            const std::function<bool(int64_t slots, int64_t context)>& fits) {
+  if (!o.fit_slots || (o.slots > 0 && o.context > 0)) return o;
+  const int64_t most = o.slots > 0 ? o.slots : kMostSlots, wanted = o.slots > 0 ? o.slots : kManySlots;
+  const auto slots_of = [&](int64_t context) {  // as many as fit
+    int64_t some = 0;
+    for (int64_t more = most + 1; more - some > 1;) {
+      const int64_t middle = (some + more) / 2;
+      (fits(middle, context) ? some : more) = middle;
+    }
+    return some;
+  };
+  constexpr int64_t kLeastContext = 1024;
+  const int64_t usual = std::min(kUsualContext, model_context);
+  int64_t context = o.context > 0 ? o.context : model_context, slots = slots_of(context);
+  const auto shorten = [&](int64_t least, int64_t enough) {
+    while (o.context == 0 && slots < enough && context > least)
+      context = std::max(least, context / 2), slots = slots_of(context);
+  };
+  shorten(usual, wanted);
+  shorten(std::min(kLeastContext, usual), o.slots > 0 ? o.slots : 1);
+  o.context = slots > 0 ? context : o.context > 0 ? o.context : usual;
+  o.slots = o.slots > 0 ? o.slots : std::max<int64_t>(slots, 1);
+  return o;
 }
 
 }  // namespace ingot

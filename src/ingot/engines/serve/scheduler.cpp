@@ -10,6 +10,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kNobodyReady(5);
+// Smaller chunks read all weights for few tokens.
+constexpr int64_t kLeastChunk = 64;
+// A prompt that shares at least so many further tokens with a prompt of the chunk waits, to copy them afterwards.
+constexpr size_t kLeastShared = 64;
 
 size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
   return size_t(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
@@ -45,7 +49,8 @@ struct Scheduler::Slot {
 
 Scheduler::Scheduler(Decoder& decoder, const ServeOptions& options) : decoder_(decoder), options_(options) {
   INGOT_CHECK_GE(options.waiting, int64_t(0), "serve: waiting requests");
-  INGOT_CHECK_GE(options.chunk, int64_t(1), "serve: tokens of a chunk");
+  INGOT_CHECK_GE(options.chunk, int64_t(0), "serve: tokens of a chunk");
+  INGOT_CHECK(options.chunk_seconds > 0, "serve: found chunks of ", options.chunk_seconds, " s, expected more than 0");
   for (int64_t i = decoder.open_slots(); i < decoder.slots(); ++i) slots_.push_back({.number = decoder.open()});
   INGOT_CHECK(!slots_.empty(), "serve: found a decoder without a free slot, expected at least one");
   thread_ = std::thread([this] { run(); });
@@ -245,43 +250,143 @@ void Scheduler::start(Job& job, size_t index) {
   counts_.reused_tokens += job.outcome.reused;
 }
 
-// Feeds a chunk of one prompt; several prompts take turns. If no answer waits for a token, a GPU gets as many tokens as
-// its batch holds, because each pass over a prompt reads all weights. False: no prompt was left to feed.
-bool Scheduler::feed_chunk() {
+// What is fed between two tokens of the running answers: parts of prompts, or a part of one that is scored.
+struct Scheduler::Chunk {
+  std::vector<Handle> jobs;
+  std::vector<std::span<const int32_t>> parts;
+  bool scored() const { return !jobs.empty() && jobs[0]->request.on_prompt; }
+};
+
+// Prompts take turns; as many are in the chunk as its tokens allow. If no answer waits for a token, a GPU gets as many
+// tokens as its batch holds, because each pass over prompts reads all weights.
+Scheduler::Chunk Scheduler::next_chunk() {
   const bool awaited = std::any_of(running_.begin(), running_.end(), [](const Handle& job) { return !job->feeding(); });
   const bool alone = !awaited && decoder_.device().kind == Device::cuda;
-  for (size_t i = 0; i < running_.size(); ++i) {
-    const Handle job = running_[(turn_ + i) % running_.size()];
-    if (!job->feeding() || job->cancelled) continue;
-    turn_ = (turn_ + i + 1) % running_.size();
-    Slot& s = slots_[size_t(job->slot)];
-    const std::span<const int32_t> prompt = job->request.prompt;
-    const size_t most = size_t(alone ? decoder_.batch() : std::min(options_.chunk, decoder_.batch()));
-    const auto part = prompt.subspan(job->fed, std::min(most, prompt.size() - job->fed));
+  const int64_t most = options_.chunk > 0 ? options_.chunk : chunk_tokens_;
+  size_t room = size_t(alone ? decoder_.batch() : std::min(most, decoder_.batch()));
+  Chunk chunk;
+  const std::vector<Handle> running = running_;
+  const size_t first = turn_;
+  for (size_t i = 0; i < running.size() && room > 0; ++i) {
+    const size_t at = (first + i) % running.size();
+    const Handle& job = running[at];
+    const bool scored = bool(job->request.on_prompt);
+    if (!job->feeding() || job->cancelled || (scored && !chunk.jobs.empty())) continue;
     try {
-      if (!feed(*job, part)) {
-        finish(job, Finish::cancelled);
-        return true;
-      }
-      job->fed += part.size();
-      s.held.insert(s.held.end(), part.begin(), part.end());
-      if (!job->feeding()) decoder_.mark(s.number);
-      if (!job->feeding() && job->request.tokens == 0) {
-        job->outcome.prompt_seconds = seconds_between(job->started, Clock::now());
-        finish(job, Finish::length);
-      }
-    } catch (...) { finish(job, Finish::cancelled, std::current_exception()); }
-    return true;
+      if (!scored) copy_prefix(*job);
+    } catch (...) {
+      finish(job, Finish::cancelled, std::current_exception());
+      continue;
+    }
+    if (shares_with(chunk, *job)) continue;
+    const std::span<const int32_t> rest = std::span<const int32_t>(job->request.prompt).subspan(job->fed);
+    chunk.parts.push_back(rest.first(std::min(room, rest.size())));
+    room -= chunk.parts.back().size();
+    // A part that the chunk has no room for comes first in the next chunk, unless this chunk was its turn.
+    turn_ = chunk.parts.back().size() < rest.size() && !chunk.jobs.empty() ? at : at + 1;
+    chunk.jobs.push_back(job);
+    if (scored || !decoder_.extends_together()) break;
   }
-  return false;
+  return chunk;
 }
 
-// Appends a part of a job's prompt to its slot and, if the job asks for scores, scores the tokens that follow the
-// part's tokens. False: cancelled.
-bool Scheduler::feed(Job& job, std::span<const int32_t> part) {
+// Whether a prompt of the chunk computes tokens that the job can copy afterwards.
+bool Scheduler::shares_with(const Chunk& chunk, const Job& job) const {
+  const auto& prompt = job.request.prompt;
+  return std::any_of(chunk.jobs.begin(), chunk.jobs.end(), [&](const Handle& other) {
+    const auto& theirs = other->request.prompt;
+    return !job.request.on_prompt && other->request.client == job.request.client && job.fed < theirs.size() &&
+           theirs[job.fed] == prompt[job.fed] &&
+           std::min(common_prefix(theirs, prompt), prompt.size() - 1) >= job.fed + kLeastShared;
+  });
+}
+
+// Copies tokens of the prompt that another slot of the same client holds, whether or not that slot is busy.
+void Scheduler::copy_prefix(Job& job) {
+  const auto& prompt = job.request.prompt;
+  Slot& own = slots_[size_t(job.slot)];
+  size_t most = job.fed;
+  const Slot* from = nullptr;
+  for (const Slot& s : slots_) {
+    if (&s == &own || s.client != own.client || s.held.size() <= most || s.held[most] != prompt[most]) continue;
+    // The last token of a slot may be pending, and the prompt's last token is fed again for its logits.
+    const size_t known =
+        std::min({common_prefix(s.held, prompt), size_t(decoder_.length(s.number)), prompt.size() - 1});
+    if (known > most) most = known, from = &s;
+  }
+  if (from == nullptr || decoder_.copy_prefix(from->number, own.number, int64_t(most)) == 0) return;
+  const int64_t copied = int64_t(most - job.fed);
+  job.fed = most;
+  own.held.assign(prompt.begin(), prompt.begin() + int64_t(most));
+  job.outcome.reused += copied;
+  const std::lock_guard lock(mutex_);
+  counts_.reused_tokens += copied;
+}
+
+// Feeds a chunk. False: no prompt was left to feed.
+bool Scheduler::feed_chunk() {
+  const Chunk chunk = next_chunk();
+  if (chunk.jobs.empty()) return false;
+  std::vector<bool> fed;
+  try {
+    if (chunk.scored())
+      fed = {feed_scored(*chunk.jobs[0], chunk.parts[0])};
+    else
+      fed = feed(chunk);
+  } catch (...) {
+    for (const Handle& job : chunk.jobs) finish(job, Finish::cancelled, std::current_exception());
+    return true;
+  }
+  for (size_t i = 0; i < chunk.jobs.size(); ++i) {
+    if (fed[i])
+      advance(chunk.jobs[i], chunk.parts[i].size());
+    else
+      finish(chunk.jobs[i], Finish::cancelled);
+  }
+  return true;
+}
+
+std::vector<bool> Scheduler::feed(const Chunk& chunk) {
+  std::vector<Decoder::Part> parts;
+  int64_t tokens = 0;
+  for (size_t i = 0; i < chunk.jobs.size(); ++i) {
+    parts.push_back({slots_[size_t(chunk.jobs[i]->slot)].number, chunk.parts[i]});
+    tokens += int64_t(chunk.parts[i].size());
+  }
+  const auto begin = Clock::now();
+  std::vector<bool> fed = decoder_.extend(parts);
+  learn(tokens, seconds_between(begin, Clock::now()));
+  return fed;
+}
+
+// A chunk takes some time whatever it holds, and then a time for each token. Chunks that are scaled to the wanted time
+// again and again therefore approach it; much shorter ones say little.
+void Scheduler::learn(int64_t tokens, double seconds) {
+  if (2 * tokens < std::min(chunk_tokens_, decoder_.batch())) return;
+  const double wanted = double(tokens) * options_.chunk_seconds / std::max(seconds, 1e-9);
+  const double within = std::clamp(wanted, double(tokens) / 4, double(tokens) * 4);
+  chunk_tokens_ = std::max(kLeastChunk, int64_t(within));
+}
+
+// Counts a part of a job's prompt as fed.
+void Scheduler::advance(const Handle& job, size_t tokens) {
+  try {
+    Slot& s = slots_[size_t(job->slot)];
+    const auto begin = job->request.prompt.begin() + int64_t(job->fed);
+    s.held.insert(s.held.end(), begin, begin + int64_t(tokens));
+    job->fed += tokens;
+    if (job->feeding()) return;
+    decoder_.mark(s.number);
+    if (job->request.tokens > 0) return;
+    job->outcome.prompt_seconds = seconds_between(job->started, Clock::now());
+    finish(job, Finish::length);
+  } catch (...) { finish(job, Finish::cancelled, std::current_exception()); }
+}
+
+// Appends a part of a job's prompt to its slot and scores the tokens that follow the part's tokens. False: cancelled.
+bool Scheduler::feed_scored(Job& job, std::span<const int32_t> part) {
   const ServeRequest& r = job.request;
   const int slot = slots_[size_t(job.slot)].number;
-  if (!r.on_prompt) return decoder_.extend(slot, part);
   const int64_t vocab = r.vocab > 0 ? r.vocab : decoder_.vocab();
   return decoder_.extend(slot, part, Decoder::Rows::all, [&](int64_t position, const Tensor& logits) {
     std::vector<TokenLogprobs> scores;

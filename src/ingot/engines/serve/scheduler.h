@@ -1,7 +1,8 @@
 #pragma once
 // Many requests share one decoder. The scheduler's own thread owns the decoder: the thread gives waiting requests a
 // slot, feeds prompts in chunks, and between two chunks samples one token for every running answer, so that no stream
-// waits longer than a chunk. Clients take turns, so that a client with many requests does not block the rest.
+// waits longer than a chunk. A chunk holds parts of several prompts where the decoder computes these together. Clients
+// take turns, so that a client with many requests does not block the rest.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -20,7 +21,10 @@ namespace ingot {
 struct ServeOptions {
   int64_t waiting = 64;       // most requests without a slot; a further request is Error{busy}
   double wait_seconds = 120;  // a request that waits longer for a slot ends with Error{busy}
-  int64_t chunk = 256;        // most tokens of a prompt between two sampled tokens; at most the decoder's batch
+  // The time that prompts may take between two sampled tokens of the running answers. The tokens of a chunk follow from
+  // the measured time of the chunks before.
+  double chunk_seconds = 0.05;
+  int64_t chunk = 0;  // if not 0, the most tokens of a chunk in place of that; at most the decoder's batch
 };
 
 // How a request ended.
@@ -101,8 +105,15 @@ class Scheduler {
   void admit();
   size_t slot_for(const Job& job) const;
   void start(Job& job, size_t slot);
+  struct Chunk;
+  Chunk next_chunk();
+  bool shares_with(const Chunk& chunk, const Job& job) const;
+  void copy_prefix(Job& job);
   bool feed_chunk();
-  bool feed(Job& job, std::span<const int32_t> part);
+  std::vector<bool> feed(const Chunk& chunk);
+  bool feed_scored(Job& job, std::span<const int32_t> part);
+  void learn(int64_t tokens, double seconds);
+  void advance(const Handle& job, size_t tokens);
   bool sample_all();
   void prepare(Job& job);
   std::vector<Sampled> sample(const std::vector<Decoder::Request>& requests);
@@ -120,7 +131,8 @@ class Scheduler {
   // Used by the thread only.
   std::vector<Slot> slots_;
   std::vector<Handle> running_;
-  size_t turn_ = 0;  // the request whose prompt is fed next
+  size_t turn_ = 0;             // the request whose prompt is fed next
+  int64_t chunk_tokens_ = 256;  // of the next chunk, as far as the measured times say
   std::thread thread_;
 };
 

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <numeric>
 
 #include "ingot/engines/generate/session.h"
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/host_decoder.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 
@@ -27,8 +29,8 @@ struct Model {
     config.window = 6;
     weights = load_gpt_oss(dir / "m", config);
   }
-  std::unique_ptr<Decoder> decoder(int64_t slots = 1, int64_t context = 200) const {
-    return make_decoder(config, weights, {.context = context, .batch = 8, .slots = slots});
+  std::unique_ptr<Decoder> decoder(int64_t slots = 1, int64_t context = 200, int64_t batch = 8) const {
+    return make_decoder(config, weights, {.context = context, .batch = batch, .slots = slots});
   }
 };
 std::vector<int32_t> ids_of(uint64_t seed, int64_t n) {
@@ -64,11 +66,55 @@ struct Asked {
   }
 };
 Answer alone(const Model& m, const ServeRequest& r) {
-  const auto decoder = m.decoder();
+  const auto decoder = m.decoder(1, 400);
   SessionOptions o{.tokens = r.tokens, .sampling = r.sampling, .seed = r.seed, .stop_ids = r.stop_ids, .bias = r.bias};
   o.logprobs = r.logprobs;
   return Session(*decoder).generate(r.prompt, o);
 }
+
+// A decoder that computes parts of several prompts in a pass, and remembers the passes.
+class Together final : public HostDecoder {
+ public:
+  explicit Together(std::unique_ptr<Decoder> inner) : HostDecoder(inner->slots()), inner_(std::move(inner)) {
+    while (inner_->open_slots() < inner_->slots()) inner_->open();
+    rows_.resize(size_t(inner_->slots()));
+  }
+  int64_t vocab() const override { return inner_->vocab(); }
+  int64_t context() const override { return inner_->context(); }
+  int64_t batch() const override { return inner_->batch(); }
+  bool extends_together() const override { return true; }
+  std::vector<std::vector<int64_t>> passes;  // tokens of each part; steps of answers are left out
+  int64_t tokens_of_prompts() const {
+    int64_t all = 0;
+    for (const auto& pass : passes) all = std::accumulate(pass.begin(), pass.end(), all);
+    return all;
+  }
+
+ private:
+  void start(int slot) override { inner_->rewind(slot, 0); }
+  int64_t held(int slot) const override { return inner_->length(slot); }
+  int64_t cut(int slot, int64_t length) override { return inner_->rewind(slot, length); }
+  void keep(int slot) override { inner_->mark(slot); }
+  bool copy_tokens(int from, int to, int64_t length) override { return inner_->copy_prefix(from, to, length) > 0; }
+  void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
+    if (ids.size() > 1) passes.push_back({int64_t(ids.size())});
+    inner_->extend(slot, ids, rows, take);
+  }
+  void extend_parts_there(std::span<const Part> parts) override {
+    passes.emplace_back();
+    for (const Part& part : parts) {
+      passes.back().push_back(int64_t(part.ids.size()));
+      inner_->extend(part.slot, part.ids, Rows::last, [&](int64_t, const Tensor& logits) {
+        rows_[size_t(part.slot)].assign(logits.ptr<float>(), logits.ptr<float>() + vocab());
+      });
+    }
+  }
+  void bring_there(int slot, const Take& take) override {
+    take(held(slot) - 1, Tensor(rows_[size_t(slot)].data(), {1, vocab()}));
+  }
+  std::unique_ptr<Decoder> inner_;
+  std::vector<std::vector<float>> rows_;
+};
 
 TEST(scheduler, requests_that_share_the_slots_get_what_each_gets_alone) {
   const Model m;
@@ -271,6 +317,150 @@ TEST(scheduler, a_long_prompt_does_not_hold_up_an_answer_for_longer_than_a_chunk
   answering.wait();
   asking.wait();
   EXPECT_GE(when_first, 80 / 4 - 1);  // a token of the one after each chunk of the other
+}
+
+// Requests that arrive while a first answer is held between two tokens.
+struct Burst {
+  Gate gate;
+  Asked answering;
+  std::vector<Asked> asked;
+  Burst(Scheduler& scheduler, int64_t tokens, size_t requests, const auto& request) : asked(requests) {
+    ServeRequest r = answering.request(ids_of(9, 3), tokens, "first");
+    gate.hold(r);
+    scheduler.submit(std::move(r));
+    gate.reached.get_future().wait();
+    for (size_t i = 0; i < requests; ++i) scheduler.submit(request(asked[i], i));
+    gate.open.set_value();
+  }
+};
+
+TEST(scheduler, prompts_of_several_requests_are_computed_in_one_pass) {
+  const Model m;
+  Together decoder(m.decoder(5, 200, 64));
+  Scheduler scheduler(decoder);
+  std::vector<Answer> expected(4);
+  Burst burst(scheduler, 30, 4, [&](Asked& a, size_t i) {
+    ServeRequest r = a.request(ids_of(20 + i, 14 + int64_t(i)), 8);
+    expected[i] = alone(m, r);
+    return r;
+  });
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(burst.asked[i].wait().reused, 0);
+    EXPECT_EQ(burst.asked[i].tokens, expected[i].tokens) << i;
+  }
+  burst.answering.wait();
+  EXPECT_EQ(decoder.passes, (std::vector<std::vector<int64_t>>{{3}, {14, 15, 16, 17}}));
+}
+
+// The part that did not fit is fed first in the next pass, and a prompt of many chunks does not keep shorter ones back.
+TEST(scheduler, a_long_prompt_leaves_room_for_the_prompts_that_follow) {
+  const Model m;
+  Together decoder(m.decoder(4, 200, 64));
+  Scheduler scheduler(decoder, {.chunk = 16});
+  const std::vector<int64_t> lengths = {50, 20, 6};
+  Burst burst(scheduler, 30, 3, [&](Asked& a, size_t i) { return a.request(ids_of(30 + i, lengths[i]), 1); });
+  for (Asked& a : burst.asked) a.wait();
+  burst.answering.wait();
+  EXPECT_EQ(decoder.passes, (std::vector<std::vector<int64_t>>{{3}, {16}, {16}, {6, 10}, {16}, {4, 8}}));
+}
+
+TEST(scheduler, a_request_cancelled_in_its_prompt_leaves_the_prompts_beside_it_alone) {
+  const Model m;
+  Together decoder(m.decoder(3, 200, 64));
+  Scheduler scheduler(decoder, {.chunk = 16});
+  Gate gate;
+  Asked answering, given_up, other;
+  ServeRequest r = answering.request(ids_of(9, 3), 30, "first");
+  r.on_token = [&, also = r.on_token](int32_t id, const TokenLogprobs* p) {
+    if (answering.tokens.size() == 2) scheduler.cancel(given_up.job);
+    return also(id, p);
+  };
+  gate.hold(r);
+  scheduler.submit(std::move(r));
+  gate.reached.get_future().wait();
+  ServeRequest beside = other.request(ids_of(31, 40), 8);
+  const Answer expected = alone(m, beside);
+  given_up.job = scheduler.submit(given_up.request(ids_of(30, 90), 8));
+  scheduler.submit(std::move(beside));
+  gate.open.set_value();
+  EXPECT_EQ(given_up.wait().finish, Finish::cancelled);
+  EXPECT_TRUE(given_up.tokens.empty());
+  EXPECT_EQ(other.wait().finish, Finish::length);
+  EXPECT_EQ(other.tokens, expected.tokens);
+  EXPECT_EQ(answering.wait().tokens, 30);
+  EXPECT_LT(decoder.tokens_of_prompts(), 3 + 40 + 90) << "the rest of the prompt is not computed";
+}
+
+TEST(scheduler, chunks_follow_the_measured_time) {
+  const Model m;
+  for (const double seconds :
+       {1e-9, 1e6}) {  // every chunk takes longer than the first, and none longer than the second
+    Together decoder(m.decoder(2, 2000, 1024));
+    Scheduler scheduler(decoder, {.chunk_seconds = seconds});
+    Burst burst(scheduler, 40, 1, [&](Asked& a, size_t) { return a.request(ids_of(5, 1400), 1); });
+    burst.asked[0].wait();
+    burst.answering.wait();
+    std::vector<int64_t> chunks;
+    for (const auto& pass : decoder.passes) chunks.push_back(pass[0]);
+    chunks.resize(4);
+    EXPECT_EQ(chunks, seconds < 1 ? (std::vector<int64_t>{3, 256, 64, 64}) : (std::vector<int64_t>{3, 256, 1024, 120}));
+  }
+}
+
+// As agents ask: one system prompt, sixteen times at once.
+TEST(scheduler, a_beginning_that_prompts_of_a_client_share_is_computed_once) {
+  const Model m;
+  Together decoder(m.decoder(6, 320, 256));
+  Scheduler scheduler(decoder, {.chunk = 96});
+  const std::vector<int32_t> system = ids_of(40, 288);
+  std::vector<Answer> expected(5);
+  Burst burst(scheduler, 30, 5, [&](Asked& a, size_t i) {
+    std::vector<int32_t> prompt = system;
+    for (const int32_t id : ids_of(50 + i, 7)) prompt.push_back(id);
+    prompt[288] = int32_t(i);  // where they part
+    ServeRequest r = a.request(prompt, 6, i == 4 ? "other" : "agent");
+    expected[i] = alone(m, r);
+    return r;
+  });
+  int64_t reused = 0;
+  for (size_t i = 0; i < 5; ++i) {
+    const ServeOutcome o = burst.asked[i].wait();
+    EXPECT_EQ(burst.asked[i].tokens, expected[i].tokens) << i;
+    EXPECT_EQ(burst.asked[i].tokens.size(), 6u);
+    if (i < 4)
+      reused += o.reused;
+    else
+      EXPECT_EQ(o.reused, 0) << "another client's tokens";
+  }
+  burst.answering.wait();
+  EXPECT_EQ(reused, 3 * 288);
+  EXPECT_EQ(scheduler.counts().reused_tokens, 3 * 288);
+  EXPECT_EQ(decoder.tokens_of_prompts(), 3 + 2 * 288 + 5 * 7);
+}
+
+TEST(scheduler, a_busy_slot_serves_another_request_of_its_client) {
+  const Model m;
+  const auto decoder = m.decoder(2, 200, 64);
+  Scheduler scheduler(*decoder);
+  Asked first, second, stranger;
+  const std::vector<int32_t> prompt = ids_of(7, 40);
+  Gate gate;
+  ServeRequest r = first.request(prompt, 20, "a");
+  gate.hold(r);
+  scheduler.submit(std::move(r));
+  gate.reached.get_future().wait();
+  std::vector<int32_t> longer = prompt;
+  longer.push_back(11);
+  ServeRequest again = second.request(longer, 5, "a");
+  const Answer expected = alone(m, again);
+  scheduler.submit(std::move(again));
+  gate.open.set_value();
+  EXPECT_EQ(second.wait().reused, 40);
+  EXPECT_EQ(second.tokens, expected.tokens);
+  first.wait();
+  scheduler.submit(stranger.request(longer, 5, "b"));
+  EXPECT_EQ(stranger.wait().reused, 0);
+  EXPECT_EQ(stranger.tokens, expected.tokens);
 }
 
 TEST(scheduler, a_prompt_is_scored_whole_whatever_the_slot_holds) {

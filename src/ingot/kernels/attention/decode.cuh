@@ -241,6 +241,13 @@ struct Total {
 // Numbers d to d + 3 of a row.
 __device__ __forceinline__ void put_result(const Params& p, Query q, uint32_t d, Total& total, float sink) {
   total.finish(sink);
+  if (p.mixed_rows != nullptr) {
+    bf16* const row = p.mixed_rows + (size_t(q.token) * p.heads + q.head) * p.dim + d;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i)
+      if (d + i < p.dim) row[i] = bf16(total.out[i]);
+    return;
+  }
   char* const column = p.mixed + q.token * weight_tiles::vector_bytes(p.heads * p.dim);
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i)

@@ -22,7 +22,8 @@ struct Params {
   uint32_t T, heads, kv_heads, dim, rows, window, parts;  // window 0: all
   uint32_t tiles, group;                                  // tiles_of(...); heads / kv_heads
   float scale;
-  WeightFormat columns;  // of the matrix multiplied by `mixed`
+  WeightFormat columns;        // of the matrix multiplied by `mixed`
+  bf16* mixed_rows = nullptr;  // (T, heads * dim), takes the results in place of `mixed`
 };
 
 INGOT_HD constexpr uint32_t tiles_of(uint32_t T, uint32_t group) { return (T * group + 15) / 16; }

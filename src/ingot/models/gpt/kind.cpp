@@ -32,13 +32,13 @@ OpenedModel open(const std::string& path, const DecoderOptions& o) {
     gpu::synchronize(place.device, {});  // the decoder uses another stream
     adapters = &trained->adapters->views();
   }
+  const int64_t slots = with_usual_slots(o, trained->config.context).slots;
   OpenedModel m;
   m.note = place.note;
   if (place.device.kind == Device::cuda)
-    m.decoder =
-        make_device_decoder(trained->config, trained->weights, trained->looping, place.device, o.slots, adapters);
+    m.decoder = make_device_decoder(trained->config, trained->weights, trained->looping, place.device, slots, adapters);
   else
-    m.decoder = make_decoder(trained->config, trained->weights, trained->looping, trained->products, o.slots, adapters);
+    m.decoder = make_decoder(trained->config, trained->weights, trained->looping, trained->products, slots, adapters);
   if (trained->tokenizer->bos() >= 0) m.end_ids.push_back(trained->tokenizer->bos());
   m.weight_bytes = trained->weights.bytes();
   m.memory = trained;

@@ -457,7 +457,9 @@ void add_bench_decode(Command& bench) {
   c.flag("--grid-barriers", o->measurement.grid_barriers, "time grid barriers between all SMs by themselves, too");
   c.text("--contexts LIST", o->contexts, "the same at more contexts, like 8192,32768");
   c.text("--answers LIST", o->answers, "time prompts and answers of so many tokens from end to end, like 1024:100");
-  c.text("--streams LIST", o->streams, "time steps of so many sequences at once, too, like 1,2,4,8");
+  c.text("--streams LIST", o->streams, "time steps of so many sequences at once, too, like 1,8,16,64");
+  c.integer("--small-batch N", o->measurement.small_batch, 0, 16,
+            "with --streams: steps of more than N sequences take the matrix kernels (default: as measured best)");
   add_gpu_counts(c, o->gpus, o->measurement.split);
   add_quant(c, o->measurement.quant);
   c.flag("--json", o->json, "print one JSON object");
@@ -475,9 +477,9 @@ void add_bench_decode(Command& bench) {
            "--device: found cpu without --model, expected one: random weights are made on a GPU, or by `ingot convert "
            "--synthetic`");
     if (!o->model.empty())
-      c.refuse_given(
-          {"synthetic", "dense", "phased", "megakernel", "phases", "trace", "prompt", "grid-barriers", "streams"},
-          "--model");
+      c.refuse_given({"synthetic", "dense", "phased", "megakernel", "phases", "trace", "prompt", "grid-barriers",
+                      "streams", "small-batch"},
+                     "--model");
     o->measurement.size = o->size;
     o->measurement.dense = o->dense == "bf16"  ? WeightFormat::bf16
                            : o->dense == "fp8" ? WeightFormat::fp8

@@ -18,15 +18,13 @@
 namespace ingot::cli {
 namespace {
 
-constexpr int64_t kContext = 8192;  // tokens of a slot, or the model's context if that is smaller
-
 struct ServeCommand {
   std::string run, model, name, tokenizer, chat_format, key_file, reasoning = "medium", date = "today";
   std::string host = "127.0.0.1";
   std::vector<std::string> hosts, origins;
   SyntheticOptions synthetic;
   DecoderOptions on;
-  int64_t port = 8080, context = 0, slots = 4, waiting = 64, connections = 256, connections_of_one = 0;
+  int64_t port = 8080, context = 0, slots = 0, waiting = 64, connections = 256, connections_of_one = 0;
   double drain = 30, patience = 30;
   bool insecure = false, strict_fields = false;
 };
@@ -91,8 +89,10 @@ void serve(const ServeCommand& o, const std::string& path) {
   Vocabulary vocabulary = load_vocabulary(path, {.tokenizer = o.tokenizer, .chat_format = o.chat_format});
   if (!vocabulary.no_chat.empty()) log_warn(path, ": ", vocabulary.no_chat, "; only completions of text are served");
   DecoderOptions on = o.on;
-  on.slots = o.slots;
-  OpenedModel model = open_model(path, context_of(path, o.context, kContext), on);
+  on.slots = o.slots, on.fit_slots = true;
+  OpenedModel model = open_model(path, o.context, on);
+  log_info(path, ": up to ", model.decoder->slots(), model.decoder->slots() == 1 ? " request" : " requests",
+           " at a time, each of up to ", model.decoder->context(), " tokens with its answer");
   std::string name = o.name;
   if (name.empty()) name = std::filesystem::path(path).lexically_normal().filename().string();
   if (name.empty()) name = "model";
@@ -136,15 +136,20 @@ void add_serve(Command& root) {
   c.flag("--strict-fields", o->strict_fields,
          "refuse fields of requests that are unknown and tools that are no functions (default: ignore them, and name "
          "each once in the log)");
-  c.integer("--slots N", o->slots, 1, 256, "most requests that are answered at a time (default: 4)");
+  c.integer(
+      "--slots N", o->slots, 0, 256,
+      "most requests that are answered at a time; 0: as many as the GPU's memory has room for, at most 128, or 4 on "
+      "a CPU (default: 0)");
   o->on.batched_sequences = true;
   c.flag("--one-by-one", o->on.batched_sequences,
          "compute each sequence of GPT-OSS on a GPU alone: slower in all, and the answer to a seed does not depend on "
          "other requests (default: sequences share passes over the weights)")
       .negated();
   c.integer("--queue N", o->waiting, 0, 1 << 20, "most that wait for their turn; others get status 429 (default: 64)");
-  c.integer("--context N", o->context, 0, 1 << 30,
-            "tokens of a request and its answer; 0: 8192, or the model's if that is less (default: 0)");
+  c.integer(
+      "--context N", o->context, 0, 1 << 30,
+      "tokens of a request and its answer; 0: the longest context, down to 8192, that leaves room for 64 slots or "
+      "for --slots, and on a CPU 8192 or the model's (default: 0)");
   c.integer("--connections N", o->connections, 1, 1 << 16, "most at a time (default: 256)");
   c.integer("--connections-of-one N", o->connections_of_one, 0, 1 << 16,
             "most at a time from one address; 0: as many as from all (default: 0)");

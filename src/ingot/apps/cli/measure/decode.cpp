@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <tuple>
 
 #include "ingot/gpu/allocator.h"
@@ -193,7 +194,19 @@ AnswerTimes time_answer(DeviceModel& m, int64_t prompt, int64_t tokens) {
           .whole_ms = 1e3 * end.seconds_since(begin)};
 }
 
-double experts_of_a_layer(const DeviceModel& m) {
+// Of the last step, of so many sequences.
+double experts_of_a_layer(const DeviceModel& m, int64_t sequences) {
+  if (m.takes_matrix_kernels(sequences)) {
+    const int64_t k = m.config().experts_per_token, rows = decode::batch_rows(uint32_t(sequences));
+    std::vector<uint32_t> chosen(size_t(m.config().layers * rows * k));
+    gpu::copy_to_host(chosen.data(), m.prompt_buffers().chosen, int64_t(chosen.size()) * 4);
+    size_t experts = 0;
+    for (int64_t l = 0; l < m.config().layers; ++l) {
+      const auto first = chosen.begin() + l * rows * k;
+      experts += std::set<uint32_t>(first, first + sequences * k).size();
+    }
+    return double(experts) / double(m.config().layers);
+  }
   std::vector<uint32_t> counts(size_t(m.config().layers));
   gpu::copy_to_host(counts.data(), m.stream_buffers().lists.count, int64_t(counts.size()) * 4);
   return double(std::accumulate(counts.begin(), counts.end(), 0u)) / double(counts.size());
@@ -223,10 +236,10 @@ void time_streams(DeviceModel& m, const DecodeMeasurement& o, DecodeTimes& times
       for (int64_t i = 0; i < o.tokens; ++i) {
         m.continue_streams(slots, 1);
         m.synchronize();
-        t.experts += experts_of_a_layer(m) / double(o.tokens);
+        t.experts += experts_of_a_layer(m, n) / double(o.tokens);
       }
       for (const int s : slots) m.likeliest(s);  // refuses what is not numbers
-      if (o.phases) t.phases = time_phases(m, uint32_t(n));
+      if (o.phases && !m.takes_matrix_kernels(n)) t.phases = time_phases(m, uint32_t(n));
     }
     t.step_bytes = bytes_of_step(m, o.context + o.tokens / 2, n, t.experts);
     times.streams.push_back(t);
@@ -289,6 +302,7 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   }
   m.use_megakernel(o.megakernel);
   for (const auto& [prompt, tokens] : o.answers) times.answers.push_back(time_answer(m, prompt, tokens));
+  if (o.small_batch >= 0) m.limit_small_batch(o.small_batch);
   time_streams(m, o, times);
   if (o.grid_barriers) {
     const uint32_t width = uint32_t(c.hidden) / 4 * 4;

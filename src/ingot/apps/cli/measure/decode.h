@@ -30,6 +30,7 @@ struct DecodeMeasurement {
   std::vector<int64_t> contexts;                     // with the same model, after `context`
   std::vector<std::pair<int64_t, int64_t>> answers;  // tokens of a prompt and of what follows, from end to end
   std::vector<int64_t> streams;                      // sequences of a step, each of these numbers
+  int64_t small_batch = -1;  // steps of more sequences take the matrix kernels; -1: the usual number
 };
 struct TokenTimes {
   double mean_ms = 0, p50_ms = 0, p99_ms = 0, best_ms = 0;

@@ -101,4 +101,22 @@ void KeyValueCache::restore(const Snapshot& s) {
   valid_from_ = s.begin;
 }
 
+void KeyValueCache::copy_from(const KeyValueCache& from, int64_t length) {
+  INGOT_CHECK(from.can_rewind(length), "decode: found a cache of ", from.length_,
+              " tokens that lacks keys of the first ", length);
+  const int64_t begin = window_ > 0 ? std::max<int64_t>(0, length - (window_ - 1)) : 0;
+  for (size_t l = 0; l < keys_.size(); ++l) {
+    const int64_t rows = keys_[l].size(0);
+    for (int64_t p = ring_[l] ? begin : 0; p < length;) {  // a ring has one or two stretches of rows
+      const int64_t n = std::min(length - p, rows - p % rows);
+      const auto part = [&](const Tensor& t) { return t.slice(0, p % rows, p % rows + n); };
+      copy({.from = part(from.keys_[l]), .to = part(keys_[l])}, {});
+      copy({.from = part(from.values_[l]), .to = part(values_[l])}, {});
+      p += n;
+    }
+  }
+  length_ = length;
+  valid_from_ = begin;
+}
+
 }  // namespace ingot::decode

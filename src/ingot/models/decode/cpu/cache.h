@@ -29,6 +29,9 @@ class KeyValueCache {
   Snapshot snapshot() const;
   bool leads_to(const Snapshot& s, int64_t length) const;
   void restore(const Snapshot& s);
+  // The first `length` tokens of another cache of the same sizes, with what rewind() to that length would keep. Needs
+  // from.can_rewind(length).
+  void copy_from(const KeyValueCache& from, int64_t length);
 
   // For the model: the rows of layer l, and the notice of a stored batch.
   const Tensor& keys(int64_t layer) const { return keys_[size_t(layer)]; }

@@ -59,6 +59,13 @@ class CpuDecoder final : public HostDecoder {
   int64_t held(int slot) const override { return slots_[size_t(slot)].cache.length(); }
   int64_t cut(int slot, int64_t length) override { return slots_[size_t(slot)].rewind(length); }
   void keep(int slot) override { slots_[size_t(slot)].mark(); }
+  bool copy_tokens(int from, int to, int64_t length) override {
+    const Kept& source = slots_[size_t(from)];
+    if (!source.cache.can_rewind(length)) return false;
+    slots_[size_t(to)].snapshots.clear();
+    slots_[size_t(to)].cache.copy_from(source.cache, length);
+    return true;
+  }
   void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
     const int64_t n = int64_t(ids.size()), begin = held(slot);
     const Tensor normed = model_.extend(ids, slots_[size_t(slot)].cache);

@@ -102,6 +102,14 @@ class GpuDecoder final : public HostDecoder {
     model_.extend_streams(slots, ids, uint32_t(vocab));
     return true;
   }
+  bool extends_together() const override { return columns_ > 1 && model_.takes_parts(); }
+  void extend_parts_there(std::span<const Part> parts) override {
+    const size_t most = size_t(columns_);
+    for (size_t at = 0; at < parts.size(); at += most)
+      model_.extend_parts(parts.subspan(at, std::min(most, parts.size() - at)));
+    model_.synchronize();  // a prompt's errors are its own, and its time
+  }
+  bool copy_tokens(int from, int to, int64_t length) override { return model_.copy_tokens(from, to, length); }
   bool samples_on_device(const SampleOptions& o) const override { return DeviceModel::samples(o); }
   std::vector<SlotSampled> sample_on_device(std::span<const SlotSample> of) override { return model_.sample(of); }
   void bring_there(int slot, const Take& take) override {
@@ -146,9 +154,26 @@ std::string gpus_unsupported_reason(const DecoderSpec& c, const DecoderOptions& 
   } catch (const Error& e) { return e.what(); }
   return {};
 }
-std::string gpu_unsupported_reason(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o) {
-  if (std::string unsupported_reason = gpus_unsupported_reason(c, o); !unsupported_reason.empty())
+namespace {
+// As many slots of as many tokens as the GPUs have room for. Graphs and the code of kernels take memory later.
+DecoderOptions with_slots(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o) {
+  constexpr int64_t kSpare = int64_t(3) << 29;
+  std::vector<int64_t> free;
+  for (int r = 0; r < int(o.gpus); ++r) free.push_back(gpu::device_memory(r).available());
+  return choose_slots(o, c.context, [&](int64_t slots, int64_t context) {
+    DecoderOptions some = o;
+    some.slots = slots, some.context = context;
+    for (int r = 0; r < int(o.gpus); ++r)
+      if (free[size_t(r)] >= 0 && DeviceModel::bytes(c, w, some, r) + kSpare > free[size_t(r)]) return false;
+    return true;
+  });
+}
+}  // namespace
+
+std::string gpu_unsupported_reason(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& asked) {
+  if (std::string unsupported_reason = gpus_unsupported_reason(c, asked); !unsupported_reason.empty())
     return unsupported_reason;
+  const DecoderOptions o = with_slots(c, w, asked);
   for (int r = 0; r < int(o.gpus); ++r) {
     DecoderOptions least = o;
     least.int8_prefilter = false;
@@ -163,10 +188,11 @@ std::string gpu_unsupported_reason(const DecoderSpec& c, const DecoderWeights& w
 }
 
 namespace {
-std::unique_ptr<Decoder> make(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o,
+std::unique_ptr<Decoder> make(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& asked,
                               const uint64_t* seed) {
-  if (const std::string unsupported_reason = gpu_unsupported_reason(c, w, o); !unsupported_reason.empty())
+  if (const std::string unsupported_reason = gpu_unsupported_reason(c, w, asked); !unsupported_reason.empty())
     fail(ErrorCode::unsupported, "device cuda: ", unsupported_reason);
+  const DecoderOptions o = with_slots(c, w, asked);
   return std::make_unique<GpuDecoder>(c, w, o, seed);
 }
 }  // namespace

@@ -60,14 +60,14 @@ void build_table(DeviceBuilder& b, const DecoderSpec& c, int64_t context, float*
   b.take(sin, context * c.head_dim / 2);
 }
 
-void build_streams(DeviceBuilder& b, const DecoderSpec& c, int64_t context, int64_t slots, int ranks,
-                   BatchedSequences& streams, BatchInput*& input, Buffers& buffers) {
-  if (slots == 1 || ranks > 1) return;
+void build_streams(DeviceBuilder& b, const DecoderSpec& c, int64_t context, int64_t most, BatchedSequences& streams,
+                   BatchInput*& input, Buffers& buffers) {
+  if (most == 1) return;
   char* memory;
   b.take(memory, lay_out(c, uint32_t(context), nullptr, buffers));
   lay_out(c, uint32_t(context), memory, buffers);
-  b.take(memory, lay_out(c, nullptr, input, streams));
-  lay_out(c, memory, input, streams);
+  b.take(memory, lay_out(c, most, nullptr, input, streams));
+  lay_out(c, most, memory, input, streams);
 }
 
 int64_t ring_of(const DecoderSpec& c, int64_t context) {
@@ -75,14 +75,28 @@ int64_t ring_of(const DecoderSpec& c, int64_t context) {
 }
 static_assert(kPromptTokens <= kStepsBack, "a prompt's keys fit into a ring");
 // Tokens that extend() takes at most.
-int64_t prompt_tokens_of(const DecoderSpec& c, int64_t context, const DecoderOptions& o) {
+bool takes_prompts(const DecoderSpec& c, const DecoderOptions& o) {
   return o.prompt_kernels && gpu::current_limits().hopper && unsupported_reason(c, DecodePath::prompt).empty() &&
-                 prompts_take(c)
-             ? std::max<int64_t>(max_step_tokens(c), std::min(context, kPromptTokens))
-             : max_step_tokens(c);
+         prompts_take(c);
+}
+int64_t prompt_tokens_of(const DecoderSpec& c, int64_t context, const DecoderOptions& o) {
+  return takes_prompts(c, o) ? std::max<int64_t>(max_step_tokens(c), std::min(context, kPromptTokens))
+                             : max_step_tokens(c);
+}
+// Sequences of a step at most.
+int64_t most_sequences(const DecoderSpec& c, const DecoderOptions& o) {
+  if (o.gpus > 1) return 1;
+  const int64_t most = takes_prompts(c, o) ? kMostSequences : std::min<int64_t>(kMostSmallBatch, max_step_tokens(c));
+  return std::min(o.slots, most);
+}
+// Rows that the buffers of the matrix kernels have room for; 0: they are not used.
+int64_t matrix_rows_of(const DecoderSpec& c, int64_t context, const DecoderOptions& o) {
+  if (!takes_prompts(c, o)) return 0;
+  const int64_t prompt = prompt_tokens_of(c, context, o), most = most_sequences(c, o);
+  return std::max(prompt > max_step_tokens(c) ? prompt : 0, most > 1 ? int64_t(batch_rows(uint32_t(most))) : 0);
 }
 void build_prompt(DeviceBuilder& b, const DecoderSpec& c, int64_t tokens, int ranks, PromptBuffers& prompt) {
-  if (tokens <= max_step_tokens(c)) return;
+  if (tokens == 0) return;
   char* memory;
   b.take(memory, lay_out(c, tokens, ranks > 1, nullptr, prompt));
   lay_out(c, tokens, ranks > 1, memory, prompt);
@@ -106,13 +120,13 @@ int64_t DeviceModel::bytes(const DecoderSpec& c, const DecoderWeights& w, const 
   Ranks* ranks;
   for (int64_t s = 0; s < o.slots; ++s) build_slot(counter, m, context, ring_of(c, context), gpus, stages, ranks);
   PromptBuffers prompt;
-  build_prompt(counter, c, prompt_tokens_of(c, context, o), gpus, prompt);
+  build_prompt(counter, c, matrix_rows_of(c, context, o), gpus, prompt);
   SamplingBuffers sampling;
   build_sampling(counter, c.vocab, o.slots, sampling);
   BatchedSequences streams;
   BatchInput* input;
   Buffers buffers;
-  build_streams(counter, c, context, o.slots, gpus, streams, input, buffers);
+  build_streams(counter, c, context, most_sequences(c, o), streams, input, buffers);
   return counter.bytes;
 }
 
@@ -135,6 +149,7 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
     : context_(context_of(o, c.context)),
       ring_(ring_of(c, context_)),
       prompt_tokens_(prompt_tokens_of(c, context_, o)),
+      most_streams_(most_sequences(c, o)),
       slice_(slices_of(c, int(o.gpus), o.split)[size_t(rank)]),
       device_(rank) {
   check(c, "decode");
@@ -172,9 +187,9 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
     const std::vector<LayerStages> stages = stages_of(slot.model, slot.buffers, uint32_t(context_));
     gpu::copy_to_device(slot.stages, stages.data(), int64_t(stages.size() * sizeof(LayerStages)));
   }
-  build_prompt(builder, c, prompt_tokens_, gpus, prompt_);
+  build_prompt(builder, c, matrix_rows_of(c, context_, o), gpus, prompt_);
   build_sampling(builder, c.vocab, o.slots, sampling_);
-  build_streams(builder, c, context_, o.slots, gpus, streams_, streams_input_, streams_buffers_);
+  build_streams(builder, c, context_, most_streams_, streams_, streams_input_, streams_buffers_);
   for (int s = 1; s < int(o.slots); ++s)
     INGOT_CHECK(reinterpret_cast<const char*>(buffers(s).state) - reinterpret_cast<const char*>(buffers(s - 1).state) ==
                     bytes_between_slots(),
@@ -184,6 +199,7 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
     streams_.state = buffers().state, streams_.logits = buffers().logits;
     streams_buffers_.stop = buffers().stop, streams_buffers_.watch = buffers().watch;
   }
+  limit_small_batch(kSmallBatchSequences);
   use_megakernel(o.megakernel);
   std::vector<float> host_cos(size_t(context_ * c.head_dim / 2)), host_sin(host_cos.size());
   rope_table(frequencies_of(c, c.rope[0]), Tensor(host_cos.data(), {context_, c.head_dim / 2}),

@@ -10,6 +10,7 @@
 
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/watch.h"
+#include "ingot/models/decode/batch/batch.h"
 #include "ingot/models/decode/model/sampling.h"
 #include "ingot/models/decode/phased/decode.h"
 #include "ingot/models/decode/prompt/prompt.h"
@@ -86,13 +87,19 @@ class DeviceModel {
   void continue_sampling(int64_t n, const sampling::RowNoise& noise, int slot = 0, bool id_alone = false);
   void continue_greedily(int64_t n, int slot = 0, bool id_alone = false) { continue_sampling(n, {}, slot, id_alone); }
   // One token to each of several slots, by one pass over the weights; every slot then has its logits and what it found
-  // likeliest. One sequence's numbers are those of the phased path, not bit for bit the megakernel's.
-  int64_t most_streams() const {
-    return slots_.size() > 1 && !ranked() ? std::min<int64_t>({kMostSequences, int64_t(slots_.size()), batch()}) : 1;
-  }
+  // likeliest. The numbers of a sequence are those of the phased path or, in steps of many sequences, of the matrix
+  // kernels, which differ from the megakernel's by roundings.
+  int64_t most_streams() const { return most_streams_; }
+  // For tests and measurements: steps of more sequences than this take the matrix kernels, where the model takes them.
+  void limit_small_batch(int64_t sequences);
+  bool takes_matrix_kernels(int64_t sequences) const { return sequences > most_small_batch_; }
   void extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
   // The same n times, of what each found likeliest.
   void continue_streams(std::span<const int> slots, int64_t n);
+  // Parts of the prompts of several slots, of prompt_batch() tokens in all, by one pass of the matrix kernels; every
+  // slot then has the logits of its part's last token and what it found likeliest.
+  bool takes_parts() const { return most_streams_ > 1 && prompt_tokens_ > batch(); }
+  void extend_parts(std::span<const Decoder::Part> parts);
   const BatchedSequences& streams() const { return streams_; }
   const Buffers& stream_buffers() const { return streams_buffers_; }
   // The same once, by the megakernel, keeping its times in `trace`, of trace_of(...): prepared first, as it may wait
@@ -111,6 +118,8 @@ class DeviceModel {
   // (rows, V), host memory. More than batch() of them before any slot goes on.
   void logits(uint32_t rows, float* to, int slot = 0);
   bool can_rewind(int64_t length, int slot = 0) const;
+  // The first `length` tokens of another slot. False where that slot could not be rewound to them: nothing changes.
+  bool copy_tokens(int from, int to, int64_t length);
   void rewind(int64_t length, int slot = 0);
   // Whether a step can be traced: the megakernel takes the model, and its experts are in MXFP4.
   bool takes_trace() const;
@@ -153,6 +162,8 @@ class DeviceModel {
   void grow(Slot& slot, int64_t tokens);
   bool ranked() const { return slots_[0].buffers.ranks.several(); }
   void start_streams(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab);
+  void send_input(const BatchInput& input);
+  gpu::Graph& streams_graph(uint32_t sequences, uint32_t vocab);
   void send_adjustments(const SampleOptions& options, int slot);
   int64_t bytes_between_slots() const;
   Tensor rows_of_slots(void* first, DType type, int64_t numbers) const;
@@ -162,7 +173,8 @@ class DeviceModel {
   void check_waits();           // after work that is done: as synchronize()
   TokenLogprobs fetch_logprobs(const SlotSample& of) const;
 
-  int64_t context_, ring_, prompt_tokens_, weight_bytes_ = 0;
+  int64_t context_, ring_, prompt_tokens_, most_streams_, weight_bytes_ = 0;
+  int64_t most_small_batch_ = 0;  // sequences of a step by the small-batch kernels
   Slice slice_;
   uint64_t* inbox_ = nullptr;  // of several ranks
   uint32_t* epoch_ = nullptr;
@@ -171,7 +183,7 @@ class DeviceModel {
   BatchedSequences streams_;  // of several slots
   BatchInput* streams_input_ = nullptr;
   Buffers streams_buffers_{};
-  std::map<std::tuple<uint32_t, uint32_t>, std::unique_ptr<gpu::Graph>> streams_graphs_;
+  std::map<std::tuple<uint32_t, uint32_t, bool>, std::unique_ptr<gpu::Graph>> streams_graphs_;
   Arena host_states_;  // pinned, (slots) State
   int device_;
   Arena arena_;

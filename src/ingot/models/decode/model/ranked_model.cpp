@@ -219,6 +219,12 @@ void RankedModel::rewind(int64_t length, int slot) {
   if (ranks() > 1) synchronize();
   for (const auto& rank : ranks_) rank->rewind(length, slot);
 }
+bool RankedModel::copy_tokens(int from, int to, int64_t length) {
+  if (!can_rewind(length, from)) return false;
+  if (ranks() > 1) synchronize();
+  for (const auto& rank : ranks_) rank->copy_tokens(from, to, length);
+  return true;
+}
 void RankedModel::pretend(int64_t length, int slot) {
   if (ranks() > 1) synchronize();
   for (const auto& rank : ranks_) rank->pretend(length, slot);

@@ -47,6 +47,8 @@ class RankedModel {
   void continue_greedily(int64_t n, int slot = 0, bool id_alone = false) { continue_sampling(n, {}, slot, id_alone); }
   int64_t most_streams() const { return rank(0).most_streams(); }  // 1 with several ranks
   void extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
+  bool takes_parts() const { return rank(0).takes_parts(); }
+  void extend_parts(std::span<const Decoder::Part> parts) { ranks_[0]->extend_parts(parts); }
   // The same once, by the megakernel: its stages on the first `blocks` blocks of every GPU, by the first one's clock.
   std::vector<StageSpan> trace_token(uint32_t blocks, int slot = 0);
   int32_t likeliest(int slot = 0);
@@ -54,6 +56,7 @@ class RankedModel {
   void logits(uint32_t rows, float* to, int slot = 0);
   bool can_rewind(int64_t length, int slot = 0) const { return rank(0).can_rewind(length, slot); }
   void rewind(int64_t length, int slot = 0);
+  bool copy_tokens(int from, int to, int64_t length);
   void pretend(int64_t length, int slot = 0);
 
  private:

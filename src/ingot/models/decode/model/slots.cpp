@@ -1,6 +1,7 @@
 // Slots: how long each sequence is, where its cache can be cut back to, and what a step that gave up leaves.
 #include <algorithm>
 
+#include "ingot/kernels/copy/copy.h"
 #include "ingot/models/decode/model/device_model.h"
 #include "ingot/models/decode/phased/ranks.h"
 
@@ -63,6 +64,35 @@ void DeviceModel::rewind(int64_t length, int index) {
   if (length == 0) slot.valid_from = 0;
   const int32_t at[2] = {int32_t(length), 0};  // position, flaw
   gpu::copy_to_device(&slot.buffers.state->position, at, sizeof at);
+}
+
+bool DeviceModel::copy_tokens(int from, int to, int64_t length) {
+  if (!can_rewind(length, from)) return false;
+  const gpu::DeviceGuard guard(device_);
+  const Slot& source = slots_[size_t(from)];
+  Slot& target = slots_[size_t(to)];
+  const DecoderSpec& c = config();
+  const int64_t kv_heads = slice_.kv_heads.size(), begin = std::max<int64_t>(0, length - c.window_reach());
+  for (size_t l = 0; kv_heads > 0 && l < source.model.layers.size(); ++l) {
+    const Layer &x = source.model.layers[l], &y = target.model.layers[l];
+    const int64_t rows = x.cache_rows;
+    for (int64_t p = x.window > 0 ? begin : 0; p < length;) {  // a ring has one or two stretches of rows
+      const int64_t n = std::min(length - p, rows - p % rows);
+      const auto part = [&](bf16* data) {
+        const Tensor all(data, DType::bf16, {kv_heads, rows, cache_dim(c)}, {Device::cuda, device_});
+        return all.slice(1, p % rows, p % rows + n);
+      };
+      copy({.from = part(x.keys), .to = part(y.keys)}, *stream_);
+      copy({.from = part(x.values), .to = part(y.values)}, *stream_);
+      p += n;
+    }
+  }
+  synchronize();
+  target.ahead.reset();
+  target.length = length, target.valid_from = begin;
+  const int32_t at[2] = {int32_t(length), 0};  // position, flaw
+  gpu::copy_to_device(&target.buffers.state->position, at, sizeof at);
+  return true;
 }
 
 void DeviceModel::pretend(int64_t length, int index) {

@@ -145,6 +145,34 @@ void DeviceModel::continue_sampling(int64_t n, const sampling::RowNoise& noise, 
   for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
 }
 
+void DeviceModel::limit_small_batch(int64_t sequences) {
+  const int64_t most = std::min<int64_t>(kMostSmallBatch, batch());
+  most_small_batch_ = prompt_.ids == nullptr ? most : std::min(most, sequences);
+}
+// A graph for each number of sequences of a small batch, and for each of kBatchRows.
+gpu::Graph& DeviceModel::streams_graph(uint32_t sequences, uint32_t vocab) {
+  const bool matrix_kernels = takes_matrix_kernels(sequences);
+  const uint32_t rows = matrix_kernels ? batch_rows(sequences) : sequences, capacity = uint32_t(context_);
+  auto& g = streams_graphs_[{rows, vocab, matrix_kernels}];
+  if (g != nullptr) return *g;
+  g = std::make_unique<gpu::Graph>(*stream_, [&] {
+    const Slot& first = slots_[0];
+    if (matrix_kernels)
+      return run_prompt(first.model, first.buffers, prompt_,
+                        {.T = int64_t(rows),
+                         .position = 0,
+                         .head_rows = rows,
+                         .vocab = vocab,
+                         .capacity = capacity,
+                         .device = device_,
+                         .sequences = &streams_},
+                        *stream_);
+    const Step step{.T = rows, .head_rows = rows, .vocab = vocab, .capacity = capacity, .sequences = &streams_};
+    run(first.model, streams_buffers_, step, *stream_);
+  });
+  return *g;
+}
+
 void DeviceModel::start_streams(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab) {
   const int64_t T = int64_t(slots.size());
   INGOT_CHECK(1 <= T && T <= most_streams(), "decode: found ", T, " slots of one step, expected 1 to ", most_streams());
@@ -152,10 +180,11 @@ void DeviceModel::start_streams(std::span<const int> slots, std::span<const int3
   for (const int slot : slots)
     if (length(slot) + n > context_)
       fail(ErrorCode::usage, "found ", length(slot) + n, " tokens, expected at most ", context_, ", the context");
-  BatchInput input{};
+  BatchInput input{.count = uint32_t(T)};
   for (size_t j = 0; j < slots.size(); ++j) {
     input.slot[j] = uint32_t(slots[j]);
     input.token[j] = ids.empty() ? -1 : ids[j];
+    input.appended[j] = 1, input.row[j] = uint32_t(j);
     Slot& slot = slots_[size_t(slots[j])];
     drop_ahead(slot);
     grow(slot, n);
@@ -163,19 +192,57 @@ void DeviceModel::start_streams(std::span<const int> slots, std::span<const int3
     slot.id_alone = false;
     slot.sampled_with = sampling::RowNoise{};
   }
+  send_input(input);
+  gpu::Graph& g = streams_graph(uint32_t(T), vocab);
+  for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
+}
+void DeviceModel::send_input(const BatchInput& input) {
   gpu::copy_rows({.to = streams_input_, .from = &input, .row_bytes = int64_t(sizeof input), .device = device_},
                  *stream_);
-  auto& g = streams_graphs_[{uint32_t(T), vocab}];
-  if (g == nullptr) {
-    const Step step{.T = uint32_t(T),
-                    .head_rows = uint32_t(T),
-                    .vocab = vocab,
-                    .capacity = uint32_t(context_),
-                    .sequences = &streams_};
-    g = std::make_unique<gpu::Graph>(*stream_, [&] { run(slots_[0].model, streams_buffers_, step, *stream_); });
-  }
-  for (int64_t i = 0; i < n; ++i) g->launch(*stream_);
 }
+
+void DeviceModel::extend_parts(std::span<const Decoder::Part> parts) {
+  INGOT_CHECK(takes_parts() && 1 <= parts.size() && int64_t(parts.size()) <= std::min(most_streams_, kMostParts),
+              "decode: found ", parts.size(), " parts of prompts, expected 1 to ", most_streams_);
+  const gpu::DeviceGuard guard(device_);
+  BatchInput input{.count = uint32_t(parts.size())};
+  std::vector<PromptPart> of_slots;
+  std::vector<int32_t> ids;
+  for (const auto& [index, of_part] : parts) {
+    const int64_t T = int64_t(of_part.size());
+    for (const int32_t id : of_part)
+      INGOT_CHECK(0 <= id && id < config().vocab, "decode: found id ", id, " for slot ", index, ", expected 0 to ",
+                  config().vocab - 1);
+    if (length(index) + T > context_)
+      fail(ErrorCode::usage, "found ", length(index) + T, " tokens, expected at most ", context_, ", the context");
+    ids.insert(ids.end(), of_part.begin(), of_part.end());
+    const size_t j = of_slots.size();
+    input.slot[j] = uint32_t(index), input.appended[j] = uint32_t(T), input.row[j] = uint32_t(ids.size() - 1);
+    of_slots.push_back({&slots_[size_t(index)].model, T, length(index)});
+  }
+  const int64_t T = int64_t(ids.size());
+  INGOT_CHECK(T <= prompt_batch(), "decode: found a batch of ", T, " tokens, expected 1 to ", prompt_batch());
+  for (const auto& [index, of_part] : parts) {
+    Slot& slot = slots_[size_t(index)];
+    drop_ahead(slot);
+    grow(slot, int64_t(of_part.size()));
+    slot.vocab = uint32_t(config().vocab), slot.id_alone = false;
+    slot.sampled_with = sampling::RowNoise{};
+  }
+  send_input(input);
+  gpu::copy_rows({.to = prompt_.ids, .from = ids.data(), .row_bytes = T * 4, .device = device_}, *stream_);
+  run_prompt(slots_[0].model, slots_[0].buffers, prompt_,
+             {.T = T,
+              .position = 0,
+              .head_rows = 1,
+              .vocab = 0,
+              .capacity = uint32_t(context_),
+              .device = device_,
+              .sequences = &streams_,
+              .parts = of_slots},
+             *stream_);
+}
+
 void DeviceModel::extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab) {
   INGOT_CHECK_EQ(ids.size(), slots.size(), "decode: ids of a step of several slots");
   for (size_t j = 0; j < ids.size(); ++j)

@@ -6,6 +6,7 @@
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/kernels/attention/decode.cuh"
 #include "ingot/kernels/quant/weight_tiles.h"
+#include "ingot/models/decode/batch/batch.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/phased/decode.h"
 #include "ingot/models/decode/phased/e4m3_inputs.cuh"
@@ -377,7 +378,7 @@ int64_t lay_out(const DecoderSpec& c, uint32_t capacity, char* memory, Buffers& 
   return at;
 }
 
-int64_t lay_out(const DecoderSpec& c, char* memory, BatchInput*& input, BatchedSequences& s) {
+int64_t lay_out(const DecoderSpec& c, int64_t most, char* memory, BatchInput*& input, BatchedSequences& s) {
   int64_t at = 0;
   const auto take = [&](auto*& p, int64_t n) {
     p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
@@ -385,8 +386,11 @@ int64_t lay_out(const DecoderSpec& c, char* memory, BatchInput*& input, BatchedS
   };
   take(input, 1);
   s.input = input;
-  take(s.arrived, kMostSequences * c.kv_heads * decode_attention::tiles_of(1, uint32_t(c.heads / c.kv_heads)));
-  take(s.best, kMostSequences * BatchedSequences::kBestParts);
+  take(s.arrived, most * c.kv_heads * decode_attention::tiles_of(1, uint32_t(c.heads / c.kv_heads)));
+  take(s.best, most * BatchedSequences::kBestParts);
+  take(s.part_max, most * c.heads * kBatchParts);
+  take(s.part_sum, most * c.heads * kBatchParts);
+  take(s.part_out, most * c.heads * kBatchParts * cache_dim(c));
   return at;
 }
 
@@ -399,8 +403,8 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
              ids = ranks.of(ranks.ids);
   const auto wanted = [&](uint32_t phase, bool here = true) { return (step.phases & phase) != 0 && here; };
   if (step.sequences != nullptr) {
-    INGOT_CHECK(step.T <= kMostSequences && step.head_rows == step.T && !ranks.several(), "decode: found ", step.T,
-                " sequences, expected at most ", kMostSequences, ", with the logits of all, on one GPU");
+    INGOT_CHECK(step.T <= kMostSmallBatch && step.head_rows == step.T && !ranks.several(), "decode: found ", step.T,
+                " sequences, expected at most ", kMostSmallBatch, ", with the logits of all, on one GPU");
     if (wanted(kEmbed)) r.gather(*step.sequences);
   }
   if (wanted(kEmbed)) r.embed_tokens();

@@ -402,12 +402,13 @@ TEST_F(GptOssDecodeCuda, ARouterOfSeveralSequencesThatWaitsInVainIsNamedAndTheNe
 TEST_F(GptOssDecodeCuda, SeveralSequencesOfThePublishedShapesAreThoseAloneAndRepeatThemselves) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   constexpr int kSlots = 16, kRuns = 100;
-  static_assert(kSlots == decode::kMostSequences);
+  static_assert(kSlots == decode::kMostSmallBatch);
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
     SCOPED_TRACE(name_of(dense));
     const GptOssConfig c = testing::published_config(4, 32, 2000);
     DeviceModel gpu(c, decode::shapes_of(c, dense, WeightFormat::mxfp4),
                     {.context = 1024, .slots = kSlots, .megakernel = false}, 5);
+    gpu.limit_small_batch(kSlots);
     std::vector<int32_t> ids(kSlots * 3);
     testing::fill_ids(Tensor(ids.data(), {kSlots * 3}), 4, c.vocab);
     const auto in_order =

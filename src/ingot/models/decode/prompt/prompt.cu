@@ -6,6 +6,7 @@
 #include "ingot/kernels/grouped/grouped.h"
 #include "ingot/kernels/grouped/schedule.h"
 #include "ingot/kernels/quant/weight_tiles.h"
+#include "ingot/models/decode/batch/batch.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/phased/e4m3_inputs.cuh"
 #include "ingot/models/decode/prompt/prompt.cuh"
@@ -22,8 +23,10 @@ int64_t lay_out(const DecoderSpec& c, int64_t T, bool several, char* memory, Pro
   const int64_t S = T * c.experts_per_token, row = weight_tile_padded_cols(c.hidden);
   take(b.ids, T);
   take(b.whole, 2);
-  take(b.keys, 2);
-  take(b.sliding, 2);
+  take(b.ends, 2);
+  take(b.rows, 2 * kMostParts);
+  take(b.keys, 2 * kMostParts);
+  take(b.sliding, 2 * kMostParts);
   take(b.x, T * row);
   take(b.normed, T * row);
   take(b.qkv, T * c.qkv_width());
@@ -36,6 +39,7 @@ int64_t lay_out(const DecoderSpec& c, int64_t T, bool several, char* memory, Pro
   take(b.weights, S);
   take(b.place, S);
   take(b.offsets, c.experts + 1);
+  take(b.arrived, kMostRouted / prompts::kRouted);
   take(b.claims, 1);
   take(b.gathered, S * row);
   take(b.hidden, S * weight_tile_padded_cols(c.intermediate));
@@ -68,13 +72,11 @@ namespace {
 
 using prompts::kThreads;
 
-// Up to so many tokens the router's kernel is faster than the few tiles of a product (docs/lab/gpt-oss-prompts.md).
-constexpr int64_t kMostRouted = 1024;
-
 struct Run {
   const Model& m;
   const PromptBuffers& b;
   const Prompt& p;
+  std::span<const PromptPart> parts;  // none in a step of sequences
   Stream stream;
   const Ranks& ranks;
   const DecoderSpec& c = m.config;
@@ -82,8 +84,9 @@ struct Run {
   int64_t kv_heads = m.kv_heads < 0 ? c.kv_heads : m.kv_heads, heads = kv_heads * (c.heads / c.kv_heads);  // that this
   int64_t q_width = heads * c.head_dim, kv_width = kv_heads * c.head_dim;                                  // GPU has
 
-  template <class Kernel, class P> void launch(const char* name, Kernel kernel, int64_t grid, const P& params) {
-    gpu::launch(name, kernel, {.grid = grid, .block = kThreads, .overlap = true, .device = p.device}, stream, params);
+  template <class Kernel, class P>
+  void launch(const char* name, Kernel kernel, int64_t grid, const P& params, int64_t threads = kThreads) {
+    gpu::launch(name, kernel, {.grid = grid, .block = threads, .overlap = true, .device = p.device}, stream, params);
   }
   Tensor matrix(void* data, DType t, int64_t rows, int64_t cols, int64_t row_stride) const {
     Tensor y(data, t, {rows, cols}, device());
@@ -125,29 +128,72 @@ struct Run {
   void norm_after_experts(const float* weight, size_t i) {
     ranks.several() ? norm_of_sum(weight, true, i) : norm(with_experts(norm_of(weight)));
   }
-  void product(const Matrix& w, const float* bias, const Tensor& x, const Tensor& y, bool add = false) {
+  void product(const Matrix& w, const float* bias, const Tensor& x, const Tensor& y, bool add = false,
+               const int32_t* offsets = nullptr) {
     grouped_linear({.x = x,
                     .w = w.data,
                     .format = w.format,
                     .groups = 1,
                     .n = w.rows,
                     .bias = bias,
-                    .offsets = b.whole,
+                    .offsets = offsets != nullptr ? offsets : b.whole,
                     .y = y,
                     .add = add},
                    stream);
   }
   Tensor normed() const { return matrix(b.normed, DType::bf16, p.T, c.hidden, stride); }
+  // The logits of each part's last row.
+  void head_of_parts() {
+    const int64_t rows = int64_t(parts.size());
+    prompts::Norm n = norm_of(m.norm);
+    n.rows = p.sequences->input->row;
+    launch("prompt ends", prompts::norm_kernel, rows, n);
+    product(m.head, nullptr, matrix(b.normed, DType::bf16, rows, c.hidden, stride),
+            matrix(b.logits, DType::f32, rows, m.head.rows, c.vocab), false, b.ends);
+  }
 
-  void attend(const Layer& l) {
-    const int64_t before = l.window > 0 ? std::min<int64_t>(p.position, l.window - 1) : 0, D = c.head_dim;
+  void attend(const Layer& l, size_t layer) {
     const int64_t width = q_width + 2 * kv_width;
     product(l.qkv, l.b_qkv, normed(), matrix(b.qkv, DType::f32, p.T, width, width));
-    launch("prompt keys", prompts::rotate_kernel, before + p.T,
-           prompts::Rotate{.qkv = b.qkv,
+    if (parts.empty()) attend_sequences(l);
+    for (int64_t i = 0, first = 0; i < int64_t(parts.size()); first += parts[size_t(i++)].T)
+      attend_part(parts[size_t(i)].model->layers[layer], i, first);
+    const bool several = ranks.several();
+    product(l.o, l.b_o, matrix(b.mixed, DType::bf16, p.T, q_width, q_width),
+            matrix(several ? b.part[0] : b.x, DType::f32, p.T, c.hidden, stride), !several);
+  }
+  void attend_sequences(const Layer& l) {
+    const uint32_t group = uint32_t(c.heads / c.kv_heads);
+    attend_batch(*p.sequences,
+                 {.qkv = b.qkv,
+                  .cos = m.cos,
+                  .sin = m.sin,
+                  .sinks = l.sinks,
+                  .keys = l.keys,
+                  .values = l.values,
+                  .T = 1,
+                  .heads = uint32_t(heads),
+                  .kv_heads = uint32_t(kv_heads),
+                  .dim = uint32_t(c.head_dim),
+                  .rows = l.cache_rows,
+                  .window = l.window,
+                  .parts = batch_parts(l.window, p.capacity),
+                  .tiles = decode_attention::tiles_of(1, group),
+                  .group = group,
+                  .scale = float(1 / std::sqrt(double(c.head_dim))),
+                  .mixed_rows = b.mixed},
+                 p.T, p.device, stream);
+  }
+  // Part i, whose rows begin at `first`; `l` is of the part's slot.
+  void attend_part(const Layer& l, int64_t i, int64_t first) {
+    const auto& [model, T, position] = parts[size_t(i)];
+    const int64_t before = l.window > 0 ? std::min<int64_t>(position, l.window - 1) : 0, D = c.head_dim;
+    bf16* const q = b.q + first * q_width;
+    launch("prompt keys", prompts::rotate_kernel, before + T,
+           prompts::Rotate{.qkv = b.qkv + first * (q_width + 2 * kv_width),
                            .cos = m.cos,
                            .sin = m.sin,
-                           .q = b.q,
+                           .q = q,
                            .keys = l.keys,
                            .values = l.values,
                            .in_order = l.window > 0 ? b.ring_keys : nullptr,
@@ -157,52 +203,66 @@ struct Run {
                            .dim = uint32_t(D),
                            .cache_dim = cache_dim(c),
                            .rows = l.cache_rows,
-                           .position = uint32_t(p.position),
+                           .position = uint32_t(position),
                            .before = uint32_t(before)});
     const auto by_head = [&](bf16* data, int64_t rows, int64_t n) {
       return Tensor(data, DType::bf16, {rows, n, D}, device());
     };
-    const auto keys = [&](bf16* in_order, bf16* cache) {
-      if (l.window > 0) return by_head(in_order, before + p.T, kv_heads);
-      Tensor t = by_head(cache, p.position + p.T, kv_heads);
+    const auto keys = [&, position = position, T = T](bf16* in_order, bf16* cache) {
+      if (l.window > 0) return by_head(in_order, before + T, kv_heads);
+      Tensor t = by_head(cache, position + T, kv_heads);
       t.stride[0] = cache_dim(c), t.stride[1] = int64_t(l.cache_rows) * cache_dim(c);
       return t;
     };
-    attention_of({.q = by_head(b.q, p.T, heads),
+    attention_of({.q = by_head(q, T, heads),
                   .k = keys(b.ring_keys, l.keys),
                   .v = keys(b.ring_values, l.values),
-                  .cu_q = Tensor(b.whole, DType::i32, {2}, device()),
-                  .cu_k = Tensor(l.window > 0 ? b.sliding : b.keys, DType::i32, {2}, device()),
+                  .cu_q = Tensor(b.rows + 2 * i, DType::i32, {2}, device()),
+                  .cu_k = Tensor((l.window > 0 ? b.sliding : b.keys) + 2 * i, DType::i32, {2}, device()),
                   .sinks = Tensor(const_cast<float*>(l.sinks), DType::f32, {heads}, device()),
-                  .out = by_head(b.mixed, p.T, heads),
+                  .out = by_head(b.mixed + first * q_width, T, heads),
                   .scale = 1 / std::sqrt(double(D)),
                   .window = int64_t(l.window)});
-    const bool several = ranks.several();
-    product(l.o, l.b_o, matrix(b.mixed, DType::bf16, p.T, q_width, q_width),
-            matrix(several ? b.part[0] : b.x, DType::f32, p.T, c.hidden, stride), !several);
   }
-  void router_logits(const Layer& l) {
+  // The logits of the router, and the choice of experts.
+  void choose(const Layer& l, const prompts::Choose& choose) {
     const int64_t E = c.experts, tokens = (p.T + prompts::kRouted - 1) / prompts::kRouted;
-    if (p.T > kMostRouted) return product(l.router, l.b_router, normed(), matrix(b.router, DType::f32, p.T, E, E));
-    launch("prompt router", prompts::route_kernel, int64_t(l.router.row_tiles) * tokens,
-           prompts::Route{.x = b.normed,
-                          .w = l.router.data,
-                          .bias = l.b_router,
-                          .logits = b.router,
-                          .stride = stride,
-                          .row_tile_bytes = l.router.row_tile_bytes,
-                          .T = uint32_t(p.T),
-                          .E = uint32_t(E),
-                          .C = uint32_t(c.hidden),
-                          .weight_tiles = l.router.weight_tiles});
+    const bool few = p.T <= kMostRouted, here = few && E <= int64_t(prompts::kMostChosenHere);
+    if (few)
+      launch("prompt router", prompts::route_kernel, int64_t(l.router.row_tiles) * tokens,
+             prompts::Route{.x = b.normed,
+                            .w = l.router.data,
+                            .bias = l.b_router,
+                            .logits = b.router,
+                            .stride = stride,
+                            .row_tile_bytes = l.router.row_tile_bytes,
+                            .T = uint32_t(p.T),
+                            .E = uint32_t(E),
+                            .C = uint32_t(c.hidden),
+                            .weight_tiles = l.router.weight_tiles,
+                            .arrived = here ? b.arrived : nullptr,
+                            .choose = choose},
+             prompts::kRouteThreads);
+    else
+      product(l.router, l.b_router, normed(), matrix(b.router, DType::f32, p.T, E, E));
+    if (!here) launch("prompt choice", prompts::choose_kernel, (p.T + prompts::kWarps - 1) / prompts::kWarps, choose);
   }
   void route(const Layer& l, uint32_t* chosen) {
     const uint32_t E = uint32_t(c.experts), k = uint32_t(c.experts_per_token);
-    router_logits(l);
-    launch("prompt choice", prompts::choose_kernel, (p.T + prompts::kWarps - 1) / prompts::kWarps,
-           prompts::Choose{b.router, chosen, b.weights, uint32_t(p.T), E, k});
-    launch("prompt places", prompts::places_kernel, E, prompts::Places{chosen, b.place, b.offsets, uint32_t(S), E});
-    launch("prompt rows", prompts::gather_kernel, p.T, prompts::Gather{b.normed, b.gathered, b.place, stride, k});
+    choose(l, {b.router, chosen, b.weights, uint32_t(p.T), E, k});
+    const prompts::Places places{.chosen = chosen,
+                                 .place = b.place,
+                                 .offsets = b.offsets,
+                                 .S = uint32_t(S),
+                                 .E = E,
+                                 .count = parts.empty() ? &p.sequences->input->count : nullptr,
+                                 .k = k};
+    const prompts::Gather gather{b.normed, b.gathered, b.place, stride, k};
+    if (S <= int64_t(prompts::kFewChoices))
+      return launch("prompt places and rows", prompts::place_and_gather_kernel, p.T,
+                    prompts::PlaceAndGather{places, gather});
+    launch("prompt places", prompts::places_kernel, E, places);
+    launch("prompt rows", prompts::gather_kernel, p.T, gather);
   }
   // In place, where the model's experts take rounded inputs.
   void round_inputs(bf16* rows, int64_t row_stride, int64_t numbers) {
@@ -265,10 +325,29 @@ std::vector<int> prompt_kernels(const Model& m, const Prompt& p) {
 
 void run_prompt(const Model& m, const Buffers& buffers, const PromptBuffers& b, const Prompt& p, Stream stream) {
   const Ranks& ranks = buffers.ranks;
-  Run r{m, b, p, stream, ranks};
-  const int64_t before = std::min<int64_t>(p.position, m.config.window_reach());
-  gpu::launch("prompt lengths", prompts::lengths_kernel, {.grid = 1, .block = 32, .overlap = true, .device = p.device},
-              stream, b.whole, b.keys, b.sliding, int32_t(p.T), int32_t(p.position + p.T), int32_t(before + p.T));
+  const bool is_step = p.sequences != nullptr && p.parts.empty();
+  const PromptPart only{&m, p.T, p.position};
+  const std::span<const PromptPart> parts = is_step           ? std::span<const PromptPart>()
+                                            : p.parts.empty() ? std::span(&only, 1)
+                                                              : p.parts;
+  Run r{m, b, p, parts, stream, ranks};
+  const int64_t last = is_step ? p.T : int64_t(p.parts.size());
+  prompts::Lengths lengths{.whole = b.whole,
+                           .ends = b.ends,
+                           .rows = b.rows,
+                           .keys = b.keys,
+                           .sliding = b.sliding,
+                           .T = int32_t(p.T),
+                           .last = int32_t(last),
+                           .parts = uint32_t(parts.size()),
+                           .part = {}};
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const int64_t before = std::min<int64_t>(parts[i].position, m.config.window_reach());
+    lengths.part[i] = {int32_t(parts[i].T), int32_t(parts[i].position + parts[i].T), int32_t(before + parts[i].T)};
+  }
+  gpu::launch("prompt lengths", prompts::lengths_kernel,
+              {.grid = 1, .block = kMostParts, .overlap = true, .device = p.device}, stream, lengths);
+  if (is_step) gather_batch(*p.sequences, b.ids, p.T, p.device, stream);
   for (size_t i = 0; i < m.layers.size(); ++i) {
     const Layer& l = m.layers[i];
     if (i == 0) {
@@ -278,15 +357,25 @@ void run_prompt(const Model& m, const Buffers& buffers, const PromptBuffers& b, 
     } else {
       r.norm_after_experts(l.attn_norm, i - 1);
     }
-    if (ranks.of(ranks.heads)) r.attend(l);
+    if (ranks.of(ranks.heads)) r.attend(l, i);
     r.norm_after_output(l, i);
     r.route(l, b.chosen + int64_t(i) * r.S);
     if (ranks.of(ranks.channels)) r.experts(l);
   }
-  const bool all_rows = p.head_rows > 1;
+  const bool all_rows = is_step || (p.sequences == nullptr && p.head_rows > 1);
   r.norm_after_experts(all_rows ? m.norm : nullptr, m.layers.size() - 1);
   if (all_rows && ranks.of(ranks.ids))
     r.product(m.head, nullptr, r.normed(), r.matrix(b.logits, DType::f32, p.T, m.head.rows, m.config.vocab));
+  if (p.sequences != nullptr) {
+    if (!is_step) r.head_of_parts();
+    return scatter_batch(*p.sequences,
+                         {.logits = b.logits,
+                          .T = last,
+                          .ids = m.config.vocab,
+                          .vocab = p.vocab > 0 ? p.vocab : m.config.vocab,
+                          .stop = buffers.stop},
+                         p.device, stream);
+  }
   Buffers head = buffers;
   head.x = b.x, head.x_stride = r.stride;
   run(m, head,

@@ -39,7 +39,8 @@ struct Norm {
   const int32_t* place = nullptr;
   const float* weights = nullptr;
   uint32_t k = 0;
-  bool first_part = false;  // x counts as zero
+  bool first_part = false;         // x counts as zero
+  const uint32_t* rows = nullptr;  // where set, block t reads row rows[t] of x and writes row t of y
 };
 constexpr uint32_t kMostChoices = 64;  // k
 struct Choices {
@@ -53,7 +54,7 @@ __device__ __forceinline__ void gather_up(const Norm& p, const Choices& m, int64
   using Narrow = std::conditional_t<kWide == 4, uint2, uint16_t>;
   float* const x = p.x + t * p.stride;
   if (p.table != nullptr) {
-    const Narrow from = *reinterpret_cast<const Narrow*>(p.table + int64_t(p.ids[t]) * p.C + c);
+    const Narrow from = *reinterpret_cast<const Narrow*>(p.table + int64_t(__ldcg(p.ids + t)) * p.C + c);
 #pragma unroll
     for (int i = 0; i < kWide; ++i) v[i] = float(reinterpret_cast<const bf16*>(&from)[i]);
   } else if (p.first_part) {
@@ -124,6 +125,7 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(Norm p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const int64_t t = blockIdx.x;
+  if (p.rows != nullptr) p.x += (int64_t(__ldcg(p.rows + t)) - t) * p.stride;
   if (threadIdx.x < p.k) {
     m.row[threadIdx.x] = p.down + int64_t(p.place[t * p.k + threadIdx.x]) * p.C;
     m.weight[threadIdx.x] = p.weights[t * p.k + threadIdx.x];
@@ -216,18 +218,36 @@ __global__ void __launch_bounds__(kThreads) rotate_kernel(Rotate p) {
   }
 }
 
-// The arrays that attention reads on the device, and the bounds of a product of one group.
-__global__ void lengths_kernel(int32_t* whole, int32_t* keys, int32_t* sliding, int32_t T, int32_t n, int32_t m) {
+// The arrays that attention reads on the device, and the bounds of products of one group.
+struct Lengths {
+  int32_t *whole, *ends, *rows, *keys, *sliding;
+  int32_t T, last;  // rows; rows whose logits are computed
+  uint32_t parts;
+  struct {
+    int32_t rows, keys, sliding;
+  } part[kMostParts];
+};
+__global__ void __launch_bounds__(kMostParts) lengths_kernel(const __grid_constant__ Lengths p) {
   ptx::wait_for_earlier_kernels();
-  if (threadIdx.x > 0) return;
-  whole[0] = keys[0] = sliding[0] = 0;
-  whole[1] = T, keys[1] = n, sliding[1] = m;
+  const uint32_t i = threadIdx.x;
+  if (i == 0) p.whole[0] = p.ends[0] = 0, p.whole[1] = p.T, p.ends[1] = p.last;
+  if (i >= p.parts) return;
+  p.rows[2 * i] = p.keys[2 * i] = p.sliding[2 * i] = 0;
+  p.rows[2 * i + 1] = p.part[i].rows, p.keys[2 * i + 1] = p.part[i].keys, p.sliding[2 * i + 1] = p.part[i].sliding;
 }
 
 // logits = x w^T + bias, for few rows of bf16 weights. A block takes kRouted rows of weights and as many tokens, which
 // gives more blocks than the tiles of a product would; its warps share K. The sums of the warps are added in their
-// order.
+// order. The last block of the tokens to finish makes their choice, where `arrived` is given.
 constexpr uint32_t kRouted = 16;
+constexpr int kRouteWarps = 16, kRouteThreads = 32 * kRouteWarps;
+constexpr uint32_t kMostChosenHere = 256;  // experts
+struct Choose {
+  const float* logits;  // (T, E)
+  uint32_t* chosen;
+  float* weights;
+  uint32_t T, E, k;
+};
 struct Route {
   const bf16* x;     // (T, stride), the first C of each
   const uint8_t* w;  // row tiles of bf16 weight tiles
@@ -235,16 +255,34 @@ struct Route {
   float* logits;  // (T, E)
   int64_t stride, row_tile_bytes;
   uint32_t T, E, C, weight_tiles;
+  uint32_t* arrived = nullptr;  // a counter for kRouted tokens each, zero between launches
+  Choose choose = {};
 };
-__global__ void __launch_bounds__(kThreads) route_kernel(Route p) {
-  auto& parts = tile::shared<float[kWarps][kRouted][kRouted + 1]>();
+struct RouteMemory {
+  union {
+    float parts[kRouteWarps][kRouted][kRouted + 1];
+    float logits[kRouted][kMostChosenHere];
+  };
+  uint32_t last;
+};
+__device__ __forceinline__ void choose_here(const Route& p, uint32_t first, RouteMemory& m) {
+  const uint32_t tokens = min(kRouted, p.T - first), warp = threadIdx.x / 32;
+  static_assert(kRouteWarps >= int(kRouted), "each token has a warp");
+  for (uint32_t i = threadIdx.x; i < tokens * p.E; i += kRouteThreads)
+    m.logits[i / p.E][i % p.E] = __ldcg(p.logits + int64_t(first) * p.E + i);
+  __syncthreads();
+  const uint32_t k = p.choose.k, t = first + warp;
+  if (warp < tokens) routing::choose(m.logits[warp], p.E, k, p.choose.chosen + t * k, p.choose.weights + t * k);
+}
+__global__ void __launch_bounds__(kRouteThreads) route_kernel(Route p) {
+  auto& m = tile::shared<RouteMemory>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t row_tiles = (p.E + kRouted - 1) / kRouted, row_tile = blockIdx.x % row_tiles;
-  const uint32_t first = blockIdx.x / row_tiles * kRouted;
+  const uint32_t group = blockIdx.x / row_tiles, first = group * kRouted;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, column = lane % 4 * 2;
   float sums[2][4] = {};
-  for (uint32_t at = warp; at < p.weight_tiles; at += kWarps) {
+  for (uint32_t at = warp; at < p.weight_tiles; at += kRouteWarps) {
     const uint8_t* const weight_tile =
         p.w + row_tile * p.row_tile_bytes + at * weight_tiles::Form<WeightFormat::bf16>::kBytes;
     uint32_t a[4][4], b[4][2][2];
@@ -269,24 +307,27 @@ __global__ void __launch_bounds__(kThreads) route_kernel(Route p) {
 #pragma unroll
   for (uint32_t block = 0; block < 2; ++block)
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) parts[warp][g + i / 2 * 8][8 * block + column + i % 2] = sums[block][i];
+    for (uint32_t i = 0; i < 4; ++i) m.parts[warp][g + i / 2 * 8][8 * block + column + i % 2] = sums[block][i];
   __syncthreads();
-  static_assert(kThreads == kRouted * kRouted, "a thread a sum");
-  const uint32_t row = threadIdx.x % kRouted, token = threadIdx.x / kRouted, e = row_tile * kRouted + row,
-                 t = first + token;
-  float sum = 0;
+  if (threadIdx.x < kRouted * kRouted) {
+    const uint32_t row = threadIdx.x % kRouted, token = threadIdx.x / kRouted, e = row_tile * kRouted + row,
+                   t = first + token;
+    float sum = 0;
 #pragma unroll
-  for (uint32_t w = 0; w < kWarps; ++w) sum += parts[w][row][token];
-  if (t < p.T && e < p.E) p.logits[int64_t(t) * p.E + e] = sum + p.bias[e];
+    for (int w = 0; w < kRouteWarps; ++w) sum += m.parts[w][row][token];
+    if (t < p.T && e < p.E) p.logits[int64_t(t) * p.E + e] = sum + p.bias[e];
+  }
+  if (p.arrived == nullptr) return;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    m.last = ptx::fetch_add_acq_rel(p.arrived + group, 1) == row_tiles - 1;
+    if (m.last) ptx::store_relaxed(p.arrived + group, 0);
+  }
+  __syncthreads();
+  if (m.last) choose_here(p, first, m);
 }
 
 // A warp for each token.
-struct Choose {
-  const float* logits;  // (T, E)
-  uint32_t* chosen;
-  float* weights;
-  uint32_t T, E, k;
-};
 __global__ void __launch_bounds__(kThreads) choose_kernel(Choose p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
@@ -300,20 +341,25 @@ struct Places {
   const uint32_t* chosen;  // (S)
   int32_t *place, *offsets;
   uint32_t S, E;
+  const uint32_t* count = nullptr;  // where set, only the choices of the first so many tokens, k each, have a row of an
+  uint32_t k = 0;                   // expert; the other choices have the rows behind them
 };
 __global__ void __launch_bounds__(kThreads) places_kernel(Places p) {
   auto& of_warp = tile::shared<uint32_t[kWarps]>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t e = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t S = p.count != nullptr ? min(p.S, __ldcg(p.count) * p.k) : p.S;
+  if (e == 0)
+    for (uint32_t s = S + threadIdx.x; s < p.S; s += kThreads) p.place[s] = int32_t(s);
   // Each warp has a range of choices. It counts the choices of this expert, and then knows its first row.
   constexpr uint32_t kAhead = 4, kStep = 32 * kAhead;
-  const uint32_t each = (p.S + kWarps * kStep - 1) / (kWarps * kStep) * kStep, begin = warp * each;
+  const uint32_t each = (S + kWarps * kStep - 1) / (kWarps * kStep) * kStep, begin = warp * each;
   const auto for_all = [&](auto&& use) {
     for (uint32_t first = begin + lane; first < begin + lane + each; first += kStep) {
       uint32_t chosen[kAhead];
 #pragma unroll
-      for (uint32_t i = 0; i < kAhead; ++i) chosen[i] = first + 32 * i < p.S ? p.chosen[first + 32 * i] : ~0u;
+      for (uint32_t i = 0; i < kAhead; ++i) chosen[i] = first + 32 * i < S ? p.chosen[first + 32 * i] : ~0u;
 #pragma unroll
       for (uint32_t i = 0; i < kAhead; ++i) use(first + 32 * i, chosen[i], __ballot_sync(~0u, int(chosen[i] == e)));
     }
@@ -327,7 +373,7 @@ __global__ void __launch_bounds__(kThreads) places_kernel(Places p) {
   if (lane == 0) of_warp[warp] = here;
   const float total = block_sum(less);  // its barrier also publishes of_warp
   if (threadIdx.x == 0) p.offsets[e] = int32_t(total);
-  if (e == 0 && threadIdx.x == 0) p.offsets[p.E] = int32_t(p.S);
+  if (e == 0 && threadIdx.x == 0) p.offsets[p.E] = int32_t(S);
   uint32_t at = uint32_t(total);
 #pragma unroll
   for (uint32_t w = 0; w < kWarps; ++w) at += w < warp ? of_warp[w] : 0;
@@ -335,6 +381,26 @@ __global__ void __launch_bounds__(kThreads) places_kernel(Places p) {
     if (chosen == e) p.place[s] = int32_t(at + uint32_t(__popc(all & ((1u << lane) - 1))));
     at += uint32_t(__popc(all));
   });
+}
+
+// The same for few choices, and gather_kernel() below: each block counts for its own token, and for some experts.
+constexpr uint32_t kFewChoices = 1024;
+// How many choices go to lower experts than `e`, or to `e` and come before choice `s`. By all threads of a block.
+__device__ __forceinline__ uint32_t choices_before(const uint32_t* chosen, uint32_t S, uint32_t e, uint32_t s,
+                                                   uint32_t (&of_warp)[kWarps]) {
+  uint32_t before = 0;
+  for (uint32_t i = threadIdx.x; i < S; i += kThreads) {
+    const uint32_t c = chosen[i];
+    before += c < e || (c == e && i < s) ? 1 : 0;
+  }
+  before = __reduce_add_sync(~0u, before);
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = before;
+  __syncthreads();
+  uint32_t sum = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) sum += of_warp[w];
+  __syncthreads();
+  return sum;
 }
 
 // Copies each row of x to the rows of the token's choices. A block for each token.
@@ -357,6 +423,39 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(Gather p) {
   for (uint32_t i = threadIdx.x; i < p.stride / 8; i += kThreads) {
     const uint4 v = from[i];
     for (uint32_t k = 0; k < p.k; ++k) to[k][i] = v;
+  }
+}
+
+struct PlaceAndGather {
+  Places places;
+  Gather gather;
+};
+__global__ void __launch_bounds__(kThreads) place_and_gather_kernel(PlaceAndGather p) {
+  auto& to = tile::shared<uint4* [kMostChoices]>();
+  auto& chosen = tile::shared<uint32_t[kFewChoices], 1>();
+  auto& of_warp = tile::shared<uint32_t[kWarps], 2>();
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t t = blockIdx.x, k = p.gather.k, E = p.places.E;
+  const uint32_t S = p.places.count != nullptr ? min(p.places.S, __ldcg(p.places.count) * k) : p.places.S;
+  for (uint32_t i = threadIdx.x; i < S; i += kThreads) chosen[i] = __ldcg(p.places.chosen + i);
+  __syncthreads();
+  for (uint32_t j = 0; j < k; ++j) {
+    const uint32_t s = t * k + j, at = s < S ? choices_before(chosen, S, chosen[s], s, of_warp) : s;
+    if (threadIdx.x == 0) {
+      p.places.place[s] = int32_t(at);
+      to[j] = reinterpret_cast<uint4*>(p.gather.to + int64_t(at) * p.gather.stride);
+    }
+  }
+  for (uint32_t e = t; e <= E; e += gridDim.x) {
+    const uint32_t first = e < E ? choices_before(chosen, S, e, 0, of_warp) : S;
+    if (threadIdx.x == 0) p.places.offsets[e] = int32_t(first);
+  }
+  __syncthreads();
+  const uint4* const from = reinterpret_cast<const uint4*>(p.gather.from + int64_t(t) * p.gather.stride);
+  for (uint32_t i = threadIdx.x; i < p.gather.stride / 8; i += kThreads) {
+    const uint4 v = from[i];
+    for (uint32_t j = 0; j < k; ++j) to[j][i] = v;
   }
 }
 

@@ -81,6 +81,7 @@ struct Prompts {
       const int64_t bytes = decode::lay_out(m.config, room, count > 1, nullptr, buffers[r]);
       memory[r].assign(size_t(bytes) + 256, char(0xff));  // NaN
       decode::lay_out(m.config, room, count > 1, testing::Emulated::aligned(memory[r]), buffers[r]);
+      std::fill_n(buffers[r].arrived, decode::kMostRouted / 16, 0u);
     }
     for (size_t r = 0; r < buffers.size() && count > 1; ++r) {
       buffers[r].logits = buffers[0].logits + gpus.ranks[r]->buffers.ranks.first_id;

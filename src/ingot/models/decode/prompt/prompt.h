@@ -3,28 +3,34 @@
 // kernels/attention), where a step takes at most 16. Over several GPUs each has its slice of the work (slices.h). The
 // parts of output and down then lie in the memories of the GPUs, and the norm after them reads all parts and adds them
 // in the order of the GPUs.
+#include <span>
+
 #include "ingot/models/decode/phased/decode.h"
 
 namespace ingot::decode {
 
+// Up to so many tokens the router's kernel is faster than the few tiles of a product (docs/lab/gpt-oss-prompts.md).
+constexpr int64_t kMostRouted = 1024;
 constexpr int64_t kPromptTokens = 4096, kPromptRows = 256;  // tokens at a time; tokens whose logits are all kept
 
 // Shared by the slots of a model. T: most tokens, S = T k.
 struct PromptBuffers {
-  int32_t* ids;                     // (T)
-  int32_t *whole, *keys, *sliding;  // {0, T}, {0, keys of a full layer}, {0, keys of a sliding layer}
-  float* x;                         // (T, x_stride)
-  bf16* normed;                     // (T, x_stride)
-  float* qkv;                       // (T, qkv_width)
-  bf16 *q, *mixed;                  // (T, q_width)
-  bf16 *ring_keys, *ring_values;    // (window - 1 + T, kv_width): of a sliding layer, in order
-  float* router;                    // (T, E)
-  uint32_t* chosen;                 // (layers, S), the best expert of a token first
-  float* weights;                   // (S)
-  int32_t *place, *offsets;         // (S): row of each choice; (E + 1): first row of each expert
-  uint32_t* claims;                 // of the experts' products; zero between launches
-  bf16 *gathered, *hidden;          // (S, x_stride), (S, padded intermediate)
-  float* down;                      // (S, C)
+  int32_t* ids;                    // (T)
+  int32_t *whole, *ends;           // {0, T}, {0, rows whose logits are computed}
+  int32_t *rows, *keys, *sliding;  // of each part: {0, T}, {0, keys of a full layer}, {0, keys of a sliding layer}
+  float* x;                        // (T, x_stride)
+  bf16* normed;                    // (T, x_stride)
+  float* qkv;                      // (T, qkv_width)
+  bf16 *q, *mixed;                 // (T, q_width)
+  bf16 *ring_keys, *ring_values;   // (window - 1 + T, kv_width): of a sliding layer, in order
+  float* router;                   // (T, E)
+  uint32_t* chosen;                // (layers, S), the best expert of a token first
+  float* weights;                  // (S)
+  int32_t *place, *offsets;        // (S): row of each choice; (E + 1): first row of each expert
+  uint32_t* arrived;               // of the router's blocks; zero between launches
+  uint32_t* claims;                // of the experts' products; zero between launches
+  bf16 *gathered, *hidden;         // (S, x_stride), (S, padded intermediate)
+  float* down;                     // (S, C)
   float* logits;   // (min(T, kPromptRows), V); over several GPUs the first GPU's, from this GPU's first id on
   float* part[2];  // (T, x_stride): over several GPUs, this GPU's parts of output and down
   const float* parts[2][megakernel::kMostRanks];  // of all GPUs
@@ -36,10 +42,26 @@ bool prompts_take(const DecoderSpec& config);
 
 // Appends p.ids[0 .. T) after `position` and ends as run() does: with head_rows 1 the logits of the last token and the
 // greedy token, with 0 neither. With head_rows T, at most kPromptRows, p.logits receives the logits of all tokens too.
+//
+// With `sequences` the T rows are one token of each of as many sequences or of fewer (batch/batch.h), `position` has no
+// meaning, and the step ends as run() of a Step with sequences does: each slot has its logits, its greedy token and its
+// new position. `model` is then the first slot's. T is one of kBatchRows or at least the number of sequences.
+//
+// With `parts` the T rows are parts of the prompts of several sequences, one part after the other, and share all
+// products; each part attends to its own slot. `sequences` then says which rows end the parts: their logits go to the
+// slots, as in a step.
+struct BatchedSequences;
+constexpr int64_t kMostParts = 128;
+struct PromptPart {
+  const Model* model;  // of the part's slot
+  int64_t T, position;
+};
 struct Prompt {
   int64_t T, position;
   uint32_t head_rows, vocab, capacity;
   int device;
+  const BatchedSequences* sequences = nullptr;
+  std::span<const PromptPart> parts = {};
 };
 void run_prompt(const Model& model, const Buffers& buffers, const PromptBuffers& p, const Prompt& prompt,
                 Stream stream);

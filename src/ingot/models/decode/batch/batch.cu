@@ -1,0 +1,121 @@
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/tile/shared.cuh"
+#include "ingot/gpu/watch.h"
+#include "ingot/kernels/attention/decode.cuh"
+#include "ingot/kernels/sampling/best.cuh"
+#include "ingot/models/decode/batch/batch.h"
+
+namespace ingot::decode {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+
+// Words that change from step to step are read past L1, because kernels that start while earlier kernels run may find
+// old cache lines.
+__device__ __forceinline__ uint32_t count_of(const BatchedSequences& s) { return __ldcg(&s.input->count); }
+__device__ __forceinline__ uint32_t slot_of(const BatchedSequences& s, uint32_t j) { return __ldcg(&s.input->slot[j]); }
+template <class T> __device__ __forceinline__ T* in_slot(T* first, const BatchedSequences& s, uint32_t slot) {
+  return reinterpret_cast<T*>(uintptr_t(first) + uintptr_t(slot) * uintptr_t(s.slot_bytes));
+}
+
+__global__ void __launch_bounds__(kMostSequences)
+    gather_batch_kernel(const __grid_constant__ BatchedSequences s, int32_t* ids, uint32_t T) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t j = threadIdx.x;
+  if (j >= T) return;
+  int32_t id = 0;
+  if (j < count_of(s)) {
+    id = __ldcg(&s.input->token[j]);
+    if (id < 0) id = __ldcg(&in_slot(s.state, s, slot_of(s, j))->tokens[0]);
+  }
+  ids[j] = max(id, 0);  // a slot without a token has the id -1
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(decode_attention::kThreads, kDim == 64 ? 4 : 2)
+    attend_batch_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t units = decode_attention::units_of(p), j = blockIdx.x / units;
+  if (j >= count_of(s)) return;
+  const uint32_t slot = slot_of(s, j);
+  p.position = &in_slot(s.state, s, slot)->position;
+  p.keys = in_slot(p.keys, s, slot), p.values = in_slot(p.values, s, slot);
+  p.qkv += size_t(j) * (p.heads + 2 * p.kv_heads) * p.dim;
+  p.mixed_rows += size_t(j) * p.heads * p.dim;
+  const size_t parts = size_t(j) * p.heads * p.parts;
+  p.part_max += parts, p.part_sum += parts, p.part_out += parts * kDim;
+  p.arrived += j * p.kv_heads * p.tiles;
+  decode_attention::attend<kDim>(p, blockIdx.x % units, tile::shared<decode_attention::Memory<kDim>>());
+}
+
+// A block for each part of a row.
+__global__ void __launch_bounds__(kThreads)
+    scatter_batch_kernel(const __grid_constant__ BatchedSequences s, const float* rows, uint32_t V, uint32_t vocab) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  auto& m = tile::shared<sampling::BestMemory>();
+  const uint32_t j = blockIdx.x / BatchedSequences::kBestParts, part = blockIdx.x % BatchedSequences::kBestParts;
+  if (j >= count_of(s)) return;
+  float* const to = in_slot(s.logits, s, slot_of(s, j));
+  sampling::Best top;
+  for (uint32_t v = part * kThreads + threadIdx.x; v < V; v += BatchedSequences::kBestParts * kThreads) {
+    const float logit = __ldcg(rows + size_t(j) * V + v);
+    to[v] = logit;
+    if (v < vocab) top.add(logit, v);
+  }
+  const uint64_t key = sampling::block_best(top.key, m);
+  if (threadIdx.x == 0) s.best[blockIdx.x] = key;
+}
+// A warp for each sequence.
+__global__ void __launch_bounds__(kThreads)
+    append_batch_kernel(const __grid_constant__ BatchedSequences s, const uint32_t* stop) {
+  static_assert(BatchedSequences::kBestParts == 32, "each lane of a warp has one part of a row");
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t j = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (j >= count_of(s)) return;
+  uint64_t key = __ldcg(s.best + j * BatchedSequences::kBestParts + lane);
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    const uint64_t other = __shfl_xor_sync(~0u, key, mask);
+    key = other > key ? other : key;
+  }
+  if (lane != 0 || (stop != nullptr && ptx::load_relaxed(stop) != gpu::kRunning)) return;
+  State& state = *in_slot(s.state, s, slot_of(s, j));
+  const sampling::Drawn drawn = sampling::drawn_of(key);
+  state.tokens[0] = drawn.token;
+  state.flaw |= drawn.flaw;
+  state.position += int32_t(__ldcg(&s.input->appended[j]));
+}
+
+}  // namespace
+
+void gather_batch(const BatchedSequences& s, int32_t* ids, int64_t T, int device, Stream stream) {
+  gpu::launch("batch tokens", gather_batch_kernel,
+              {.grid = 1, .block = int64_t(kMostSequences), .overlap = true, .device = device}, stream, s, ids,
+              uint32_t(T));
+}
+
+void attend_batch(const BatchedSequences& s, decode_attention::Params p, int64_t T, int device, Stream stream) {
+  p.part_max = s.part_max, p.part_sum = s.part_sum, p.part_out = s.part_out, p.arrived = s.arrived;
+  const gpu::Launch at{.grid = T * decode_attention::units_of(p),
+                       .block = decode_attention::kThreads,
+                       .overlap = true,
+                       .device = device};
+  const auto kernel = padded_dim(p.dim) == 64 ? attend_batch_kernel<64> : attend_batch_kernel<128>;
+  gpu::launch("batch attention", kernel, at, stream, s, p);
+}
+
+void scatter_batch(const BatchedSequences& s, const BatchLogits& rows, int device, Stream stream) {
+  gpu::launch("batch logits", scatter_batch_kernel,
+              {.grid = rows.T * BatchedSequences::kBestParts, .block = kThreads, .overlap = true, .device = device},
+              stream, s, rows.logits, uint32_t(rows.ids), uint32_t(rows.vocab));
+  gpu::launch("batch ids", append_batch_kernel,
+              {.grid = (rows.T + kWarps - 1) / kWarps, .block = kThreads, .overlap = true, .device = device}, stream, s,
+              rows.stop);
+}
+
+}  // namespace ingot::decode

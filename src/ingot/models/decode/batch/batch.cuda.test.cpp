@@ -1,0 +1,167 @@
+// Steps of many sequences by the matrix kernels: each sequence beside the model in fp64, and its numbers bit for bit
+// for every number of rows and any company.
+#if defined(INGOT_HAS_CUDA_DECODE) && defined(INGOT_HAS_CUDA_GROUPED)
+#include "ingot/models/decode/batch/batch.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "ingot/models/decode/fixtures/device_model.test.h"
+#include "ingot/models/decode/weights/builder.h"
+#include "ingot/testing/gpu_test.h"
+
+namespace ingot {
+namespace {
+
+using decode::DeviceModel;
+using testing::choices_of;
+using testing::DecodeModel;
+
+class GptOssBatchCuda : public testing::GpuTest<> {};
+
+constexpr WeightFormat kBf16 = WeightFormat::bf16, kFp8 = WeightFormat::fp8, kMx = WeightFormat::mxfp4;
+
+// The experts that row j of the last step of so many sequences went to.
+testing::DecodeReference::Choices choices_of_row(const DeviceModel& m, uint32_t sequences, uint32_t j) {
+  const int64_t k = m.config().experts_per_token, layers = m.config().layers, rows = decode::batch_rows(sequences);
+  const auto chosen = testing::download(m.prompt_buffers().chosen, layers * rows * k);
+  testing::DecodeReference::Choices all(static_cast<size_t>(layers));
+  for (int64_t l = 0; l < layers; ++l)
+    for (int64_t i = 0; i < k; ++i) all[size_t(l)].push_back(chosen[size_t((l * rows + j) * k + i)]);
+  return all;
+}
+
+// Slots begin with prompts of different lengths; then `steps` of these slots, with tokens that are given.
+void check_batch(const GptOssConfig& config, WeightFormat dense, WeightFormat experts, int slots,
+                 const std::vector<std::vector<int>>& steps) {
+  SCOPED_TRACE(::testing::Message() << name_of(dense) << " and " << name_of(experts));
+  const DecodeModel m(config, dense, experts, 7);
+  DeviceModel gpu(m.config, m.weights, {.context = 40, .slots = slots, .megakernel = false});
+  gpu.limit_small_batch(0);
+  const int64_t V = config.vocab;
+  std::vector<testing::DecodeReference> exact(size_t(slots), {m, false}), chain(size_t(slots), {m, true});
+  testing::LogitError of_chain, of_gpu;
+  int32_t next = 0;
+  const auto id = [&] { return int32_t((int64_t(next++) * 7919 + 13) % V); };
+  for (int slot = 0; slot < slots; ++slot) {
+    std::vector<int32_t> ids;
+    for (int t = 0; t <= slot % 7; ++t) ids.push_back(id());
+    gpu.extend(ids, 1, slot);
+    gpu.synchronize();
+    for (size_t t = 0; t < ids.size(); ++t) {
+      const auto chosen = choices_of(gpu, gpu.buffers(slot), t);
+      exact[size_t(slot)].token(ids[t], chosen), chain[size_t(slot)].token(ids[t], chosen);
+    }
+  }
+  for (const std::vector<int>& step : steps) {
+    std::vector<int32_t> ids;
+    for (size_t j = 0; j < step.size(); ++j) ids.push_back(id());
+    gpu.extend_streams(step, ids);
+    gpu.synchronize();
+    for (size_t j = 0; j < step.size(); ++j) {
+      const auto chosen = choices_of_row(gpu, uint32_t(step.size()), uint32_t(j));
+      std::vector<float> row(static_cast<size_t>(V));
+      gpu.logits(1, row.data(), step[j]);
+      const std::vector<double> want = exact[size_t(step[j])].token(ids[j], chosen);
+      of_gpu.add({row.begin(), row.end()}, want);
+      of_chain.add(chain[size_t(step[j])].token(ids[j], chosen), want);
+      EXPECT_EQ(gpu.likeliest(step[j]), std::max_element(row.begin(), row.end()) - row.begin());
+    }
+  }
+  EXPECT_LE(of_gpu.rms(), 1.5 * of_chain.rms()) << "largest " << of_gpu.largest << ", " << of_chain.largest;
+  EXPECT_LE(of_gpu.largest, 2 * of_chain.largest);
+}
+// `count` slots from `first` on, in a stride that does not divide the number of slots.
+std::vector<int> some_slots(int slots, int count, int first) {
+  std::vector<int> some;
+  for (int j = 0; j < count; ++j) some.push_back((first + 5 * j) % slots);
+  return some;
+}
+TEST_F(GptOssBatchCuda, EverySequenceOfAStepIsTheModel) {
+  const std::vector<std::vector<int>> steps = {some_slots(18, 18, 3), some_slots(18, 3, 1), some_slots(18, 16, 2),
+                                               some_slots(18, 9, 0), some_slots(18, 17, 4)};
+  check_batch(testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5), kBf16, kMx, 18, steps);
+  check_batch(testing::decode_config(64, 4, 4, 32, 96, 4, 2, 7, 2), kMx, kFp8, 18, steps);
+  check_batch(testing::decode_config(64, 4, 2, 32, 96, 4, 2, 7, 2), kFp8, kMx, 18, steps);
+}
+TEST_F(GptOssBatchCuda, EverySequenceOfAStepIsTheModelSmall) {
+  check_batch(testing::decode_config(64, 4, 2, 32, 64, 3, 2, 2, 2), kBf16, kMx, 3, {{2, 0, 1}, {1, 0}});
+}
+
+// The published shapes: a row's logits are the same bits with any number of rows and any other rows, in every format of
+// the dense matrices, with contexts on both sides of a window; and a step continues from its own greedy tokens.
+TEST_F(GptOssBatchCuda, ARowHasTheSameBitsForEveryNumberOfRowsAndInAnyCompany) {
+  if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
+  constexpr int kSlots = 128;
+  for (const WeightFormat dense : {kBf16, kFp8, kMx}) {
+    SCOPED_TRACE(name_of(dense));
+    const GptOssConfig c = testing::published_config(2, 32, 2000);
+    DeviceModel gpu(c, decode::shapes_of(c, dense, kMx), {.context = 700, .slots = kSlots, .megakernel = false}, 5);
+    gpu.limit_small_batch(0);
+    const auto id_of = [&](int slot) { return int32_t((slot * 7919 + 13) % c.vocab); };
+    std::map<std::pair<int, int>, std::vector<float>> seen;  // by slot and step
+    for (const int n : {128, 127, 97, 96, 65, 64, 49, 48, 33, 32, 25, 24, 17, 16, 9, 8, 2, 1})
+      for (const int first : {n, 3 * n + 1}) {
+        if (n > 100 && first != n && n != 127) continue;
+        std::vector<int> slots;
+        for (int j = 0; j < n; ++j) slots.push_back((first + 37 * j) % kSlots);
+        std::vector<int32_t> ids;
+        for (const int slot : slots) ids.push_back(id_of(slot)), gpu.pretend(1 + 5 * slot, slot);
+        for (int step = 0; step < 2; ++step) {
+          step == 0 ? gpu.extend_streams(slots, ids) : gpu.continue_streams(slots, 1);
+          for (const int slot : slots) {
+            std::vector<float> row(static_cast<size_t>(c.vocab));
+            gpu.logits(1, row.data(), slot);
+            const auto& before = seen.try_emplace({slot, step}, row).first->second;
+            ASSERT_EQ(std::memcmp(row.data(), before.data(), row.size() * 4), 0)
+                << "slot " << slot << ", step " << step << " of " << n << " rows";
+            ASSERT_EQ(gpu.likeliest(slot), std::max_element(row.begin(), row.end()) - row.begin());
+          }
+        }
+      }
+  }
+}
+
+// Beside the path of up to 16 sequences: except for near ties (other experts in some layer) the two differ by roundings
+// to 8 bits.
+TEST_F(GptOssBatchCuda, ManySequencesDifferFromFewByRoundings) {
+  if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
+  constexpr int kSlots = 16;
+  const GptOssConfig c = testing::published_config(4, 32, 2000);
+  DeviceModel gpu(c, decode::shapes_of(c, kBf16, kMx), {.context = 1024, .slots = kSlots, .megakernel = false}, 5);
+  std::vector<int> slots;
+  std::vector<int32_t> ids;
+  for (int slot = 0; slot < kSlots; ++slot) slots.push_back(slot), ids.push_back((slot * 7919 + 13) % int32_t(c.vocab));
+  std::vector<std::vector<float>> rows[2];
+  std::vector<testing::DecodeReference::Choices> chosen[2];
+  for (const int matrix : {0, 1}) {
+    gpu.limit_small_batch(matrix == 1 ? 0 : kSlots);
+    for (const int slot : slots) gpu.pretend(1 + 63 * slot, slot);
+    gpu.extend_streams(slots, ids);
+    for (const int slot : slots) {
+      gpu.logits(1, rows[matrix].emplace_back(size_t(c.vocab)).data(), slot);
+      auto experts = matrix == 1 ? choices_of_row(gpu, kSlots, uint32_t(slot))
+                                 : choices_of(gpu, gpu.stream_buffers(), size_t(slot));
+      for (auto& layer : experts) std::sort(layer.begin(), layer.end());
+      chosen[matrix].push_back(experts);
+    }
+  }
+  int same = 0;
+  double largest = 0;
+  for (size_t s = 0; s < size_t(kSlots); ++s) {
+    if (chosen[0][s] != chosen[1][s]) continue;
+    double error = 0, size = 0;
+    for (size_t v = 0; v < rows[0][s].size(); ++v)
+      error += std::pow(double(rows[0][s][v]) - double(rows[1][s][v]), 2), size += std::pow(double(rows[0][s][v]), 2);
+    ++same, largest = std::max(largest, std::sqrt(error / size));
+  }
+  std::printf("%d of %d sequences took the same experts on both paths; those differ by at most %.4f\n", same, kSlots,
+              largest);
+  EXPECT_GE(same, kSlots / 2);
+  EXPECT_LT(largest, 0.03);
+}
+
+}  // namespace
+}  // namespace ingot
+#endif

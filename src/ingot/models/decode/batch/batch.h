@@ -1,0 +1,48 @@
+#pragma once
+// A step of many sequences by the prompt path's matrix kernels: a token of each of up to kMostSequences sequences is a
+// row of the same products that compute a prompt (prompt/prompt.h). Attention of a row reads the keys of its own slot;
+// head, greedy token and position are those of all rows. The number of rows is rounded up to one of kBatchRows, so that
+// few CUDA graphs serve every number of sequences. The rows beyond the last sequence write nothing that a slot or an
+// expert reads.
+//
+// Every number of a row is a sum of one thread in one order, which depends neither on the other rows nor on how many
+// rows there are. The numbers differ from those of the other paths by roundings.
+#include <algorithm>
+
+#include "ingot/core/tensor.h"
+#include "ingot/kernels/attention/decode_params.h"
+#include "ingot/models/decode/small_batch/batched_sequences.h"
+
+namespace ingot::decode {
+
+constexpr uint32_t kBatchRows[] = {16, 24, 32, 48, 64, 96, 128};
+constexpr uint32_t batch_rows(uint32_t sequences) {
+  for (const uint32_t rows : kBatchRows)
+    if (sequences <= rows) return rows;
+  return kMostSequences;
+}
+// Up to so many sequences a step takes the small-batch kernels, beyond that the matrix kernels: measured
+// (docs/lab/gpt-oss-decode.md#several-sequences).
+constexpr int64_t kSmallBatchSequences = 12;
+
+// Attention divides the keys of a row into parts, by sizes that do not depend on the rows of the step.
+constexpr uint32_t kBatchParts = 4, kShortBatchWindow = 256;
+constexpr uint32_t batch_parts(uint32_t window, uint32_t capacity) {
+  if (window > 0 && window <= kShortBatchWindow) return 1;
+  return std::min(decode_attention::parts_of(1, window, capacity), kBatchParts);
+}
+
+// ids[j] = the token of sequence j; rows without a sequence have token 0.
+void gather_batch(const BatchedSequences& s, int32_t* ids, int64_t T, int device, Stream stream);
+// Stores the new keys and values and writes `mixed_rows`. `p` is that of one token of the first slot; position, parts
+// and counters are filled in here.
+void attend_batch(const BatchedSequences& s, decode_attention::Params p, int64_t T, int device, Stream stream);
+// Gives each slot its row of logits (T, ids), the likeliest id below `vocab`, and its new position.
+struct BatchLogits {
+  const float* logits;
+  int64_t T, ids, vocab;
+  const uint32_t* stop;  // of Buffers
+};
+void scatter_batch(const BatchedSequences& s, const BatchLogits& rows, int device, Stream stream);
+
+}  // namespace ingot::decode
