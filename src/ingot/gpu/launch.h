@@ -39,7 +39,19 @@ template <class... P> int64_t resident_blocks(const char*, void (*)(P...), const
   const int64_t limit = emulation::settings().resident_blocks;
   return limit > 0 ? limit : 8;
 }
+template <class... P> int64_t resident_clusters(const char*, void (*)(P...), const Launch&) { return 1; }
 #else
+inline cudaLaunchAttribute cluster_attribute(const char* name, const void* kernel, const Launch& at) {
+  constexpr int kPortable = 8;  // larger clusters must be allowed for each kernel
+  if (at.cluster > kPortable)
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), name,
+               ": allowing clusters of ", at.cluster, " blocks");
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = unsigned(at.cluster);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  return attribute;
+}
 template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream stream, A&&... arguments) {
   INGOT_CHECK(at.grid >= 1 && at.grid <= 0x7fffffff && at.grid % at.cluster == 0, name, ": found a grid of ", at.grid,
@@ -53,12 +65,7 @@ void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream str
   allow_smem(name, reinterpret_cast<const void*>(kernel), at.device, at.smem);
   cudaLaunchAttribute attribute[3];
   unsigned attributes = 0;
-  if (at.cluster > 1) {
-    attribute[attributes].id = cudaLaunchAttributeClusterDimension;
-    attribute[attributes].val.clusterDim.x = unsigned(at.cluster);
-    attribute[attributes].val.clusterDim.y = attribute[attributes].val.clusterDim.z = 1;
-    ++attributes;
-  }
+  if (at.cluster > 1) attribute[attributes++] = cluster_attribute(name, reinterpret_cast<const void*>(kernel), at);
   if (at.overlap && hopper) {
     attribute[attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute[attributes].val.programmaticStreamSerializationAllowed = 1;
@@ -90,6 +97,23 @@ template <class... P> int64_t resident_blocks(const char* name, void (*kernel)(P
              ": occupancy");
   check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, at.device), name, ": number of SMs");
   return int64_t(per_sm) * sms / at.cluster * at.cluster;
+}
+// The number of clusters of this kernel that the device runs at once: 0 where no part of the GPU has as many
+// multiprocessors as a cluster has blocks, as may be with clusters of more than eight.
+template <class... P> int64_t resident_clusters(const char* name, void (*kernel)(P...), const Launch& at) {
+  const DeviceGuard guard(at.device);
+  allow_smem(name, reinterpret_cast<const void*>(kernel), at.device, at.smem);
+  cudaLaunchAttribute attribute = cluster_attribute(name, reinterpret_cast<const void*>(kernel), at);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(unsigned(at.cluster));
+  config.blockDim = dim3(unsigned(at.block));
+  config.dynamicSmemBytes = size_t(at.smem);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess) return clusters;
+  (void)cudaGetLastError();
+  return 0;
 }
 #endif
 

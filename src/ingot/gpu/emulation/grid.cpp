@@ -305,8 +305,8 @@ void run_together(const std::vector<int64_t>& order, size_t first, size_t end) {
 }
 
 void check_shape(const char* name, const Shape& s) {
-  INGOT_CHECK(s.grid >= 1 && s.grid <= 0x7fffffff && s.cluster >= 1 && s.cluster <= 8 && s.grid % s.cluster == 0, name,
-              ": found a grid of ", s.grid, " blocks in clusters of ", s.cluster, ", expected a multiple of 1 to 8");
+  INGOT_CHECK(s.grid >= 1 && s.grid <= 0x7fffffff && s.cluster >= 1 && s.cluster <= 16 && s.grid % s.cluster == 0, name,
+              ": found a grid of ", s.grid, " blocks in clusters of ", s.cluster, ", expected a multiple of 1 to 16");
   INGOT_CHECK(s.block >= 1 && s.block <= 1024, name, ": found blocks of ", s.block, " threads, expected 1 to 1024");
   INGOT_CHECK(s.smem >= 0 && s.smem <= kMaxSharedBytes, name, ": found ", s.smem,
               " bytes of shared memory, expected at most ", kMaxSharedBytes);

@@ -1,5 +1,6 @@
 // Sampling on a GPU. Rows without filters: many blocks each find the largest sum of their ids, and the block of a row
-// that comes last takes the largest of these. Rows with filters: a cluster of eight blocks, whose barriers are cheap.
+// that comes last takes the largest of these. Rows with filters: a cluster of eight or sixteen
+// blocks, whose barriers are cheap.
 //
 // A filter keeps the ids up to a place in the order of falling logits. That place is where a running sum, of ones
 // (top-k) or of weights (top-p), reaches a target. The cluster finds it by histograms: first over octaves below the
@@ -7,6 +8,8 @@
 // ids are left to be compared with each other. All sums are of integers, so their order does not matter. Each block
 // reads its share of the logits once, into shared memory.
 #include <algorithm>
+#include <array>
+#include <atomic>
 
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/float_types.h"
@@ -32,7 +35,7 @@ constexpr int kFilterThreads = 128;
 #else
 constexpr int kFilterThreads = 1024;
 #endif
-constexpr int kCluster = 8, kQuadsOfPass = 8;
+constexpr int kManyRowsCluster = 8, kFewRowsCluster = 16, kFewRows = 4, kQuadsOfPass = 8;
 constexpr int kCandidates = 128;                              // each is compared with all others
 constexpr int kMostCachedTurns = 12 * 1024 / kFilterThreads;  // of kFilterThreads quads, in shared memory
 constexpr int kBinsOfThread = kBins / kFilterThreads;
@@ -252,7 +255,8 @@ __global__ void __launch_bounds__(kThreads, 1) sample_kernel(const __grid_consta
 struct FilterSpace {
   uint64_t sums[3][kBins];  // of this histogram, of the one before, and of the next, which is set to zero meanwhile
   uint64_t list[2][kCandidates];  // of top-k and of top-p
-  uint64_t best[2][kCluster];
+  uint64_t best[2][kFewRowsCluster];
+  uint64_t least[kFewRowsCluster];
   uint32_t listed[2];
   uint32_t unused[2];
 };
@@ -288,8 +292,9 @@ __device__ __forceinline__ int part_of(float octaves) {
 __device__ __forceinline__ int shift_of(int level) { return level >= 7 ? 0 : 64 - 11 * (level - 1); }
 __device__ __forceinline__ int digits_of(int level) { return level == 7 ? 9 : 11; }
 struct Id {
-  uint64_t place;
-  float octaves;
+  float logit, octaves;
+  int32_t id;
+  __device__ uint64_t place() const { return place_of(logit, id); }
   __device__ int bin() const { return bin_of(octaves); }
   __device__ int part() const { return part_of(octaves); }
 };
@@ -301,11 +306,11 @@ struct Inside {
   __device__ bool has(const Id& id) const {
     if (level == 0) return true;
     if (id.bin() != bin || (level > 1 && id.part() != part)) return false;
-    return level <= 2 || id.place >> shift_of(level - 1) == prefix;
+    return level <= 2 || id.place() >> shift_of(level - 1) == prefix;
   }
   __device__ int digit(const Id& id) const {
     if (level <= 1) return level == 0 ? id.bin() : id.part();
-    return int(id.place >> shift_of(level) & ((1u << digits_of(level)) - 1));
+    return int(id.place() >> shift_of(level) & ((1u << digits_of(level)) - 1));
   }
   __device__ void choose(uint32_t digit) {
     if (level == 0)
@@ -323,7 +328,7 @@ __device__ __forceinline__ Wide shuffle_up(Wide v, int by) {
   return Wide(high) << 64 | low;
 }
 
-template <class T> struct Filter {
+template <class T, int kCluster> struct Filter {
   const SampleRow& row;
   const Logits<T>& logits;
   FilterSpace& space;
@@ -332,7 +337,9 @@ template <class T> struct Filter {
   int32_t cached_turns;
   int32_t rank;
   float high = 0;                 // the largest logit
+  float least_of_warps = 0;       // every warp has an id whose logit is at least this; or -INFINITY
   int round = 0;                  // the number of histograms so far
+  float floor = -INFINITY;        // no id below this is kept
   uint64_t limit = ~uint64_t(0);  // the place of the last id that is kept
 
   __device__ float octaves(float x) const { return octaves_below(high, x, row.octaves_per_logit); }
@@ -392,8 +399,9 @@ template <class T> struct Filter {
     each_quad(begin, end, [&](int32_t q, const float(&x)[4]) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const Id id{place_of(x[j], 4 * q + j), octaves(x[j])};
-        if (4 * q + j < logits.ids && id.place <= limit) use(id);
+        if (!(x[j] >= floor) || 4 * q + j >= logits.ids) continue;
+        const Id id{x[j], octaves(x[j]), 4 * q + j};
+        if (limit == ~uint64_t(0) || id.place() <= limit) use(id);
       }
     });
   }
@@ -467,7 +475,7 @@ template <class T> struct Filter {
     if (threadIdx.x == 0) m.listed = 0;
     __syncthreads();
     each_kept(0, turns(), [&](const Id& id) {
-      if (inside.has(id)) m.list[atomicAdd(&m.listed, 1u)] = id.place;
+      if (inside.has(id)) m.list[atomicAdd(&m.listed, 1u)] = id.place();
     });
     __syncthreads();
     const uint32_t own = m.listed;
@@ -496,6 +504,7 @@ template <class T> struct Filter {
   }
   // Cuts after the first top_k of the ids that are kept, or after top_p of their weights.
   __device__ void cut(bool weighted) {
+    if (!weighted && row.top_k <= kCluster * (kFilterThreads / 32)) floor = least_of_warps;
     Wide target = weighted ? 0 : uint32_t(row.top_k);
     for (Inside inside;; ++round) {
       uint64_t(&sums)[kBins] = space.sums[round % 3];
@@ -508,6 +517,7 @@ template <class T> struct Filter {
       if (found.most > kCandidates) continue;
       ++round;
       limit = compare(inside, weighted, target);
+      floor = float_of_ordered(uint32_t(~limit >> 32));
       return;
     }
   }
@@ -518,13 +528,14 @@ template <class T> struct Filter {
     if (threadIdx.x == 0) __stcg(&space.best[which][rank], key);
     tile::sync_cluster();
     key = 0;
+#pragma unroll
     for (int i = 0; i < kCluster; ++i) {
       const uint64_t other = __ldcg(&space.best[which][i]);
       key = other > key ? other : key;
     }
     return key;
   }
-  __device__ uint64_t largest_logit() const {
+  __device__ uint64_t largest_logit() {
     fill_cache();
     Best best;
     each_quad(0, turns(), [&](int32_t q, const float(&x)[4]) {
@@ -532,13 +543,22 @@ template <class T> struct Filter {
       for (int j = 0; j < 4; ++j)
         if (4 * q + j < logits.ids) best.add(x[j], uint32_t(4 * q + j));
     });
-    return best_of_cluster(best.key, 0);
+    const uint64_t largest = block_best(best.key, m.row.best);
+    uint64_t least = ~uint64_t(0);  // of the warps' best
+    for (int w = 0; w < kFilterThreads / 32; ++w) least = min(least, m.row.best.of_warp[w]);
+    if (threadIdx.x == 0) __stcg(&space.least[rank], least);
+    const uint64_t key = best_of_cluster(largest, 0);
+#pragma unroll
+    for (int i = 0; i < kCluster; ++i) least = min(least, __ldcg(&space.least[i]));
+    least_of_warps = least > 0 ? float_of_ordered(uint32_t(least >> 32)) : -INFINITY;
+    return key;
   }
   __device__ uint64_t largest_sum() const {
     Sums sums(row, m.row);
     each_quad(0, turns(), [&](int32_t q, const float(&x)[4]) {
       sums.add(q, x, logits.ids, [&](float logit, int32_t id) {
-        return octaves(logit) <= row.most_octaves && place_of(logit, id) <= limit;
+        return logit >= floor && octaves(logit) <= row.most_octaves &&
+               (limit == ~uint64_t(0) || place_of(logit, id) <= limit);
       });
       sums.raise_bar();
     });
@@ -546,7 +566,7 @@ template <class T> struct Filter {
   }
 };
 
-template <class T>
+template <class T, int kCluster>
 __global__ void __launch_bounds__(kFilterThreads, 1) filter_kernel(const __grid_constant__ SampleParams p) {
   FilterMemory& m = tile::shared<FilterMemory>();
   const int32_t r = int32_t(blockIdx.x) / kCluster;
@@ -554,7 +574,8 @@ __global__ void __launch_bounds__(kFilterThreads, 1) filter_kernel(const __grid_
   if (!has_filter(row)) return;
   const Logits<T> logits(p, row, m.row);
   FilterSpace& space = p.filters[r];
-  Filter<T> filter{row, logits, space, m, tile::dynamic_shared<float4>(), p.cached_turns, int32_t(ptx::cluster_rank())};
+  Filter<T, kCluster> filter{
+      row, logits, space, m, tile::dynamic_shared<float4>(), p.cached_turns, int32_t(ptx::cluster_rank())};
   // What the cluster writes first is zero from its first barrier on.
   for (int i = 0; i < 2; ++i) filter.clear(space.sums[i]);
   if (filter.rank == 0 && threadIdx.x < 2) __stcg(&space.listed[threadIdx.x], 0u);
@@ -577,8 +598,8 @@ int64_t blocks_of(int64_t rows, int64_t ids, int64_t sms) {
   const int64_t wanted = (ids + 4 * kThreads - 1) / (4 * kThreads);
   return std::max<int64_t>(1, std::min({wanted, 2 * sms / rows, int64_t(kMostBlocks)}));
 }
-int64_t cached_turns_of(int64_t ids) {
-  const int64_t quads = (ids + 3) / 4, of_turn = kCluster * kFilterThreads;
+int64_t cached_turns_of(int64_t ids, int64_t cluster) {
+  const int64_t quads = (ids + 3) / 4, of_turn = cluster * kFilterThreads;
   return std::min<int64_t>((quads + of_turn - 1) / of_turn, kMostCachedTurns);
 }
 #ifdef INGOT_EMULATE
@@ -586,6 +607,30 @@ int sms_of(int) { return 8; }
 #else
 int sms_of(int device) { return gpu::sm_count(device); }
 #endif
+template <int kCluster> gpu::Launch filter_launch(int64_t rows, int64_t cached_turns, int device) {
+  return {.grid = rows * kCluster,
+          .block = kFilterThreads,
+          .smem = cached_turns * kFilterThreads * int64_t(sizeof(float4)),
+          .cluster = kCluster,
+          .device = device};
+}
+template <class T, int kCluster>
+void launch_filters(SampleParams p, int64_t rows, int64_t ids, int device, Stream stream) {
+  p.cached_turns = int32_t(cached_turns_of(ids, kCluster));
+  gpu::launch("sample with filters", filter_kernel<T, kCluster>, filter_launch<kCluster>(rows, p.cached_turns, device),
+              stream, p);
+}
+// Whether the GPU runs the clusters that few rows take.
+template <class T> bool has_few_rows_clusters(int device) {
+  static std::array<std::atomic<int>, 64> known{};  // by device: 0 not known, 1 no, 2 yes
+  std::atomic<int>& of_device = known[size_t(device) % known.size()];
+  if (of_device == 0)
+    of_device = gpu::resident_clusters("sample with filters", filter_kernel<T, kFewRowsCluster>,
+                                       filter_launch<kFewRowsCluster>(1, kMostCachedTurns, device)) > 0
+                    ? 2
+                    : 1;
+  return of_device == 2;
+}
 constexpr int64_t aligned(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
 }  // namespace
@@ -616,8 +661,7 @@ void sample(const Sample& s, Stream stream) {
                  .arrived = reinterpret_cast<uint32_t*>(workspace),
                  .best = reinterpret_cast<uint64_t*>(best),
                  .filters = reinterpret_cast<FilterSpace*>(best + 8 * kMostBlocks * rows),
-                 .blocks = int32_t(blocks_of(rows, V, sms_of(device))),
-                 .cached_turns = int32_t(cached_turns_of(V))};
+                 .blocks = int32_t(blocks_of(rows, V, sms_of(device)))};
   p.all.seed = s.seed, p.all.step = s.step;
   p.all.biases = s.bias_ids ? int32_t(s.bias_ids.cols()) : 0, p.all.masked = s.allowed ? 1 : 0;
   const bool some_filter = s.rows ? s.some_filter : ingot::filters(p.all);
@@ -627,14 +671,10 @@ void sample(const Sample& s, Stream stream) {
     if (some_do_not)
       gpu::launch("sample", sample_kernel<T>, {.grid = rows * p.blocks, .block = kThreads, .device = device}, stream,
                   p);
-    if (some_filter)
-      gpu::launch("sample with filters", filter_kernel<T>,
-                  {.grid = rows * kCluster,
-                   .block = kFilterThreads,
-                   .smem = int64_t(p.cached_turns) * kFilterThreads * int64_t(sizeof(float4)),
-                   .cluster = kCluster,
-                   .device = device},
-                  stream, p);
+    if (some_filter && rows <= kFewRows && has_few_rows_clusters<T>(device))
+      launch_filters<T, kFewRowsCluster>(p, rows, V, device, stream);
+    else if (some_filter)
+      launch_filters<T, kManyRowsCluster>(p, rows, V, device, stream);
   });
 }
 
