@@ -1,6 +1,6 @@
 #pragma once
-// A module's whole call in one step. Each function returns None where the call must go through the dispatcher (route()
-// returns kDispatch).
+// A module's whole call in a single step. Each function returns None where the call must go through the dispatcher
+// (route() returns kDispatch).
 #include <nanobind/nanobind.h>
 
 namespace ingot::python {
@@ -13,13 +13,13 @@ nb::object rms_norm_of_module(nb::handle x, nb::handle attributes);  // an RMSNo
 // autograd.Function.forward; eps and unit_offset are rms_norm_call's.
 nb::object rms_norm_forward(nb::handle ctx, nb::handle x, nb::handle w);
 
-// Returns y. `parameters` in the order of ops.cpp; mlp_of_module takes those of the layers in a FusedMLP's __dict__.
-// `options`: MlpFlags and the number of the activation. mlp_of_module also returns None under autocast, and for a
-// parametrised module.
+// Returns y. `parameters` in the order of ops.cpp; mlp_of_module takes the parameters of the layers in a FusedMLP's
+// __dict__. `options`: MlpFlags and the number of the activation. mlp_of_module also returns None under autocast, and
+// for a parametrised module.
 enum MlpFlags : int { kBias = 1 << 8, kWeightNorm = 1 << 9, kActivateLast = 1 << 10, kSave = 1 << 11 };
 nb::object mlp_call(nb::handle x, nb::sequence parameters, nb::handle options);
-// (y, saved or None), for the operator and the Python functions; None where these have to make operands contiguous and
-// aligned first.
+// (y, saved or None), for the operator and the Python functions; None where the caller has to make operands contiguous
+// and aligned first.
 nb::object mlp_dense(nb::handle x, nb::sequence parameters, nb::handle options, bool save);
 nb::object mlp_of_module(nb::handle x, nb::handle attributes);
 nb::object mlp_forward(nb::args context_x_and_parameters);
@@ -32,11 +32,11 @@ nb::object module_call(nb::handle self, nb::handle positional, nb::handle named)
 // change afterwards.
 nb::object quick_class(nb::handle name, nb::handle bases, nb::dict own);
 
-// Sets the Python functions that these calls use, once: autograd.Function.apply, and the functions for operands that
-// are not dense.
+// Sets the Python functions for these calls, once: autograd.Function.apply, and the functions for operands without
+// dense layout.
 void attach_calls(nb::handle rms_norm_apply, nb::handle rms_norm_run, nb::handle rms_norm_save, nb::handle mlp_apply,
                   nb::handle mlp_edge_apply, nb::handle mlp_run);
-// The modules' forward, as their classes define it.
+// The modules' forward, as defined by their classes.
 void attach_modules(nb::handle rms_norm_forward, nb::handle mlp_forward);
 
 }  // namespace ingot::python

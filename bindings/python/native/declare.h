@@ -1,8 +1,8 @@
 #pragma once
-// Ops whose call from Python is a list: the arguments in order, and the member of the op's struct that each of them
-// fills. declare() makes the function of the module from it: it reads the arguments, takes the workspace from
-// PyTorch's allocator, and runs the op on PyTorch's stream without the interpreter's lock. In a build without the op's
-// room the function refuses by the room's name. declared.cpp has the lists.
+// Ops with a list as their call from Python: the arguments in order, each with its member of the op's struct. declare()
+// makes the module's function from this list: the function reads the arguments, takes the workspace from PyTorch's
+// allocator, and runs the op on PyTorch's stream without the interpreter's lock. In a build without the op's room the
+// function refuses by the room's name. declared.cpp has the lists.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -25,7 +25,7 @@ namespace ingot::python {
       return nullptr;                                             \
   }()
 
-// A tensor, or None, which leaves the member empty.
+// A tensor, or None for an empty member.
 template <class Op> struct Operand {
   const char* name;
   Tensor Op::*member;
@@ -69,7 +69,7 @@ template <class Op> struct Native {
   fail(ErrorCode::unsupported, room, ": found a build without it, expected one whose INGOT_ROOMS names it or is empty");
 }
 
-// The first argument says on which device and stream the op runs.
+// The first argument determines the op's device and stream.
 template <class Op, class... Rest>
 void declare(nb::module_& m, const char* name, Native<Op> op, Operand<Op> first, Rest... rest) {
   m.def(name, [=](nb::args given) {

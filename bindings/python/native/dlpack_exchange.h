@@ -1,7 +1,7 @@
 #pragma once
-// The binary interface by which PyTorch (2.10 and later) hands out what a tensor views, and its current stream, without
-// Python calls: DLPack 1.x, `torch.Tensor.__dlpack_c_exchange_api__`. Only the fields that this code reads are
-// declared; the names are Ingot's, the layout is the standard's.
+// The binary interface through which PyTorch (2.10 and later) describes a tensor's memory, and its current stream,
+// without Python calls: DLPack 1.x, `torch.Tensor.__dlpack_c_exchange_api__`. Only the fields read here are declared;
+// the names are Ingot's, the layout is the standard's.
 #include <cstdint>
 
 namespace ingot::python::dlpack {

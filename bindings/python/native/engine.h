@@ -1,5 +1,5 @@
 #pragma once
-// Models that are opened by path and answer: ingot.engine.
+// Models opened by path, for answers: ingot.engine.
 #include <nanobind/nanobind.h>
 
 namespace ingot::python {

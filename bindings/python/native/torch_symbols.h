@@ -1,7 +1,7 @@
 #pragma once
-// Functions that PyTorch's libraries export, looked up by name in the running process: each takes a few nanoseconds, a
-// tenth of its Python counterpart. This code is compiled without PyTorch, so the functions are used only if all of them
-// exist and describe a few test tensors as Python does; otherwise Python is asked.
+// Exported functions of PyTorch's libraries, looked up by name in the running process: each takes a few nanoseconds, a
+// tenth of its Python counterpart. This code is compiled without PyTorch, so the functions are used only if all exist
+// and describe a few test tensors as Python does; otherwise Python's functions are called.
 #include <nanobind/nanobind.h>
 
 #include "ingot/core/tensor.h"

@@ -1,5 +1,6 @@
 #pragma once
-// INGOT_CHECK(condition, note...) and friends throw ingot::Error. A message says what was found and what was expected.
+// INGOT_CHECK(condition, note...) and friends throw ingot::Error. A message states the value found and the value
+// expected.
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -10,11 +11,11 @@ namespace ingot {
 enum class ErrorCode {
   invalid_argument,  // a caller broke an entry point's contract
   usage,             // command line or configuration
-  bad_data,          // a file's content is not what its format promises
+  bad_data,          // a file's content violates its format
   not_found,         // a file or directory is missing
   io,                // the operating system refused to read or write
   busy,              // another process holds the resource
-  unsupported,       // valid, but this build or machine cannot do it
+  unsupported,       // valid, but unsupported by this build or machine
   numeric,           // NaN or infinity where finite numbers are required
   interrupted,       // a signal asked to stop
 };

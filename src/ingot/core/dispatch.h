@@ -17,12 +17,12 @@ namespace ingot::detail {
 }
 }  // namespace ingot::detail
 
-// 1 where the room's macro is defined as 1, else 0: a defined one becomes "0," and shifts the arguments.
+// 1 where the room's macro is defined as 1, else 0: a defined macro becomes "0," and shifts the arguments.
 #define INGOT_HAS_CUDA(ROOM) INGOT_DETAIL_IS_ONE(INGOT_HAS_CUDA_##ROOM)
 #define INGOT_DETAIL_IS_ONE(value) INGOT_DETAIL_SHIFTED(value)
 #define INGOT_DETAIL_SHIFTED(value) INGOT_DETAIL_PICK(INGOT_DETAIL_SHIFT_##value 1, 0, 0)
 #define INGOT_DETAIL_SHIFT_1 0,
-#define INGOT_DETAIL_PICK(...) INGOT_DETAIL_SECOND(__VA_ARGS__)  // the comma counts once the macro before it is gone
+#define INGOT_DETAIL_PICK(...) INGOT_DETAIL_SECOND(__VA_ARGS__)  // the comma counts after expansion of the macro
 #define INGOT_DETAIL_SECOND(first, second, ...) second
 
 #define INGOT_DISPATCH(ROOM, device, op, ...)  \
@@ -34,7 +34,7 @@ namespace ingot::detail {
     else                                       \
       ::ingot::detail::no_cuda(#op, (device)); \
   } while (0)
-// Of an op that no room has a CUDA form of yet.
+// For an op without CUDA code.
 #define INGOT_DISPATCH_CPU_ONLY(device, op, ...)                                        \
   do {                                                                                  \
     if ((device).kind != ::ingot::Device::cpu) ::ingot::detail::no_cuda(#op, (device)); \

@@ -1,5 +1,5 @@
 #pragma once
-// INGOT_HD marks a function that host and device code share.
+// INGOT_HD marks functions shared by host and device code.
 #ifdef __CUDACC__
 #define INGOT_HD __host__ __device__
 #else

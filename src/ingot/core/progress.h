@@ -1,5 +1,5 @@
 #pragma once
-// One status line on stderr: redrawn in place on a terminal, and a plain line every few seconds elsewhere.
+// A status line on stderr: redrawn in place on a terminal, and a plain line every few seconds elsewhere.
 #include <chrono>
 #include <string>
 
@@ -27,7 +27,7 @@ std::string format_count(double n);           // "12.3k"
 std::string format_bytes(double n);           // "11.7 MB"
 
 namespace detail {
-// Writes a whole line, clearing a progress line that stands in the way. Never throws; a closed stderr is ignored.
+// Writes a whole line, after clearing a progress line on the terminal. Never throws; a closed stderr is ignored.
 void write_stderr_line(const std::string& text);
 }  // namespace detail
 

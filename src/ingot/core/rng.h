@@ -1,6 +1,6 @@
 #pragma once
-// Philox4x32-10 (Salmon et al., SC 2011), a counter-based generator: the number drawn for (seed, purpose, step, index)
-// never depends on what was drawn before, so data order, initialisation and sampling resume exactly.
+// Philox4x32-10 (Salmon et al., SC 2011), a counter-based generator: the number for (seed, purpose, step, index) never
+// depends on earlier numbers, so data order, initialisation and sampling resume exactly.
 #include <array>
 #include <cmath>
 #include <cstdint>

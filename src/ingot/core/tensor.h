@@ -1,6 +1,6 @@
 #pragma once
-// Tensor: a view of memory somebody else owns. It carries dtype, device, shape and strides (in elements), copies in
-// registers, and never frees. Device and Stream say where work happens.
+// Tensor: a view of memory with a separate owner. A tensor carries dtype, device, shape and strides (in elements),
+// copies in registers, and never frees. Device and Stream state where work happens.
 #include <cstdint>
 #include <initializer_list>
 
@@ -19,7 +19,7 @@ inline std::ostream& operator<<(std::ostream& out, Device d) {
   return out << "cuda:" << d.index;
 }
 
-// A CUDA stream on a GPU; the CPU backend runs in the calling thread and its pool and ignores it.
+// A CUDA stream on a GPU; the CPU backend runs in the calling thread and its pool and ignores the stream.
 struct Stream {
   void* handle = nullptr;
 };
@@ -71,7 +71,7 @@ struct Tensor {
   template <class T>
   Tensor(T* p, Shape s, Device d = {}) : Tensor(const_cast<std::remove_const_t<T>*>(p), dtype_of<T>, s, d) {}
 
-  // False for an operand that was left out.
+  // False for an absent operand.
   explicit operator bool() const { return shape.rank > 0; }
   template <class T> T* ptr() const {
     INGOT_CHECK(dtype == dtype_of<T>, "tensor: found dtype ", dtype, ", expected ", dtype_of<T>);
@@ -82,8 +82,8 @@ struct Tensor {
   int64_t step(int i) const { return stride[i < 0 ? i + shape.rank : i]; }
   int64_t numel() const { return shape.numel(); }
   int64_t bytes() const { return numel() * size_of(dtype); }
-  // A tensor seen as a matrix: all dimensions but the last are rows. rows_uniform() says whether one stride reaches
-  // them.
+  // A tensor seen as a matrix: all dimensions but the last are rows. rows_uniform() states whether all rows have the
+  // same stride.
   int64_t cols() const { return shape.rank == 0 ? 0 : shape[-1]; }
   int64_t rows() const {
     int64_t n = shape.rank == 0 ? 0 : 1;
@@ -92,10 +92,10 @@ struct Tensor {
   }
   int64_t row_stride() const { return shape.rank >= 2 ? stride[shape.rank - 2] : cols(); }
   bool contiguous() const;
-  bool rows_uniform() const;  // last stride 1 and leading dimensions collapse into one
+  bool rows_uniform() const;  // last stride 1, and leading dimensions collapse into a single dimension
 
   Tensor reshape(Shape s) const;                             // contiguous only
-  Tensor slice(int axis, int64_t begin, int64_t end) const;  // [begin, end) of one dimension
+  Tensor slice(int axis, int64_t begin, int64_t end) const;  // [begin, end) of a dimension
   Tensor select(int axis, int64_t i) const;                  // drops the dimension
   Tensor row(int64_t i) const { return select(0, i); }
   Tensor split_last(int64_t outer) const;  // (..., C) -> (..., outer, C / outer)

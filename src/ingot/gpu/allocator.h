@@ -1,15 +1,15 @@
 #pragma once
-// Allocators of a GPU's memory, and of host memory that a GPU reads directly. Sources of ordinary Arenas.
+// Allocators of a GPU's memory, and of host memory that GPUs read directly. Sources of ordinary Arenas.
 #include "ingot/core/memory/allocator.h"
 
 namespace ingot::gpu {
 
 Allocator& device_memory(
-    int index);  // memory of cuda:index; without CUDA in the build every allocation fails with an error that says so
+    int index);  // memory of cuda:index; without CUDA in the build every allocation fails with an error
 Allocator& memory_of(Device device);  // system_memory() or device_memory(index)
 
-// Host memory whose pages are locked, so that copies from and to a GPU run while the host goes on. The system's memory
-// where there is no GPU.
+// Host memory whose pages are locked, so that copies from and to a GPU run beside the host's work. Without a GPU, the
+// system's memory.
 Allocator& pinned_memory();
 
 }  // namespace ingot::gpu

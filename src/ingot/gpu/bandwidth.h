@@ -6,8 +6,8 @@
 namespace ingot::gpu {
 
 void copy_kernel(void* to, const void* from, int64_t bytes, Stream stream);
-// Reads all bytes. `sink` (4 bytes) prevents the compiler from dropping the loads; it is written only for one planted
-// value.
+// Reads all bytes. `sink` (4 bytes) prevents the compiler from dropping the loads; the kernel writes `sink` only for
+// one planted value.
 void read_kernel(const void* from, int64_t bytes, void* sink, Stream stream);
 
 }  // namespace ingot::gpu

@@ -1,7 +1,7 @@
 #pragma once
 // Plain matrix products by NVIDIA's cuBLASLt. The library is opened at run time, so neither its headers nor the library
-// are needed for a build. The search takes INGOT_CUBLASLT (a path) first, then the libraries that the process has
-// loaded (PyTorch's), then the loader's (PyPI's nvidia-cublas, or the toolkit's).
+// are needed for a build. The search takes INGOT_CUBLASLT (a path) first, then the libraries loaded by the process
+// (PyTorch's), then the loader's (PyPI's nvidia-cublas, or the toolkit's).
 #include <cstdint>
 #include <string>
 
@@ -9,8 +9,8 @@
 
 namespace ingot::gpu {
 
-// d = alpha op(a) op(b) + beta c + bias       op is the transpose where asked; d (M, N); row-major, rows `ld` elements
-// apart; in each of `batch` products a matrix lies `step` elements after the one before.
+// d = alpha op(a) op(b) + beta c + bias op is the identity or the transpose; d (M, N); row-major, rows `ld` elements
+// apart; the matrices of consecutive products in the batch lie `step` elements apart.
 struct LtMatrix {
   const void* data = nullptr;
   int64_t ld = 0, step = 0;
@@ -19,19 +19,19 @@ struct LtProduct {
   int64_t m = 0, n = 0, k = 0, batch = 1;
   DType type = DType::bf16, out = DType::bf16;  // of a and b; of c, d and bias
   bool transpose_a = false, transpose_b = false;
-  LtMatrix a, b, c, d;         // c where beta is not 0; it may be d
+  LtMatrix a, b, c, d;         // c where beta is not 0; c may be d
   const void* bias = nullptr;  // (N), or none
   double alpha = 1, beta = 0;
-  enum class Round : uint8_t { none, tf32, bf16 } round = Round::none;  // the type to which f32 operands may be rounded
+  enum class Round : uint8_t { none, tf32, bf16 } round = Round::none;  // the type for rounding f32 operands
   void* workspace = nullptr;
-  int64_t workspace_bytes = 0;  // more allows more algorithms; kLtWorkspaceBytes is enough for all of them
+  int64_t workspace_bytes = 0;  // more allows more algorithms; kLtWorkspaceBytes is enough for all algorithms
 };
 constexpr int64_t kLtWorkspaceBytes = int64_t(32) << 20;
 
 // False where the library has no algorithm for these operands, or was not found.
 bool lt_product(const LtProduct& p, int device, Stream stream);
 bool lt_available();
-// The library's version as "13.1.0", or the reason why it is not used.
+// The library's version as "13.1.0", or the reason why Ingot does not use the library.
 std::string lt_version();
 
 }  // namespace ingot::gpu

@@ -1,7 +1,7 @@
 #pragma once
-// GPUs as host code sees them: whether there is one, its properties, and owners of memory, streams, events and graphs.
-// Operations never allocate; these owners serve tests, benchmarks and programs. Without CUDA in the build,
-// device_count() is 0, current_device() is -1, and all other functions fail with an error that says so.
+// GPUs for host code: their number, properties, and owners of memory, streams, events and graphs. Operations never
+// allocate; these owners serve tests, benchmarks and programs. Without CUDA in the build, device_count() is 0,
+// current_device() is -1, and all further functions fail with an error.
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -21,7 +21,7 @@ struct DeviceInfo {
   int driver = 0, runtime = 0;  // as CUDA writes versions: 13000 is 13.0
 };
 DeviceInfo device_info(int device = 0);
-// Whether kernels on `device` can read and write the memory of `peer`. enable_peer_access() allows them to.
+// Whether kernels on `device` can read and write the memory of `peer`. enable_peer_access() turns this access on.
 bool can_access_peer(int device, int peer);
 void enable_peer_access(int device, int peer);
 int sm_count(int device);  // asked for at every launch, because the runtime remembers the answer
@@ -36,7 +36,7 @@ template <class Status, class... Note> void check_cuda(Status status, const Note
     check_cuda_status(int(status), ingot::detail::concat(note...));
 }
 
-// Makes `device` current and restores the previous one.
+// Makes `device` current and restores the previous device.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device);
@@ -48,8 +48,8 @@ class DeviceGuard {
   int previous_ = -1;  // -1: nothing to restore
 };
 
-// Allows a kernel's blocks this much dynamic shared memory on `device`, the current one. Every block may have 48 KB,
-// including the shared memory that the kernel declares, without a call.
+// Allows a kernel's blocks this much dynamic shared memory on `device`, the current device. Every block may have 48 KB
+// without a call, including the kernel's static shared memory.
 void allow_smem(const char* name, const void* kernel, int device, int64_t bytes);
 
 class DeviceMemory {
@@ -112,9 +112,9 @@ class Graph {
   void* handle_ = nullptr;
 };
 
-// Copies of raw bytes. Copies without a stream are complete when the call returns and can be read from any stream; they
-// wait only for earlier work of the default stream. Copies with a stream return, where the source is host memory, when
-// the source may be reused.
+// Copies of raw bytes. Copies without a stream are complete when the call returns and can be read from any stream; such
+// copies wait only for earlier work of the default stream. Copies with a stream return, where the source is host
+// memory, when the source may be reused.
 void copy_to_device(void* to, const void* from, int64_t bytes);
 void copy_to_host(void* to, const void* from, int64_t bytes);
 void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream);
@@ -123,7 +123,7 @@ void fill_bytes(void* to, uint8_t value, int64_t bytes, Stream stream);
 struct RowCopy {
   void* to = nullptr;
   const void* from = nullptr;
-  int64_t to_step = 0, from_step = 0;  // bytes from one row to the next
+  int64_t to_step = 0, from_step = 0;  // bytes from row to row
   int64_t rows = 1, row_bytes = 0;
   int device = 0;
 };

@@ -1,10 +1,10 @@
 #pragma once
-// The types of numbers that GPU kernels take.
+// The types of numbers in GPU kernels.
 #include "ingot/core/dtype.h"
 
 namespace ingot {
 
-// Calls use(T{}) with the C++ type of the dtype; other types are refused by name.
+// Calls use(T{}) with the C++ type of the dtype; unsupported types are refused by name.
 template <class Use> decltype(auto) with_gpu_float_type(DType t, const char* op, Use&& use) {
   switch (t) {
     case DType::f32: return use(float{});

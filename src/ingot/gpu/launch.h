@@ -1,5 +1,5 @@
 #pragma once
-// The one kernel launcher: launch(kernel, {.grid = g, .block = b}, stream, arguments...). Included by .cu files.
+// The kernel launcher: launch(kernel, {.grid = g, .block = b}, stream, arguments...). Included by .cu files.
 #ifdef INGOT_EMULATE
 #include <tuple>
 
@@ -19,14 +19,14 @@ struct Launch {
   int64_t smem = 0;             // dynamic shared memory, bytes
   int cluster = 1;              // blocks per cluster; above 1 only where limits(device).hopper
   // The kernel calls ptx::wait_for_earlier_kernels() first, so its blocks may start early. Without effect on a GPU that
-  // does not run the code for sm_90a, as the wait is not in the PTX for older GPUs.
+  // does not run the code for sm_90a, because the PTX for older GPUs lacks the wait.
   bool overlap = false;
   int device = 0;
   bool cooperative = false;  // the blocks wait for each other: either all blocks run at once, or the launch is refused
 };
 
 #ifdef INGOT_EMULATE
-// In emulation: runs the kernel to its end, or adds it to the graph that is being recorded.
+// In emulation: runs the kernel to its end, or adds the launch to the graph in recording.
 template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream, A&&... arguments) {
   const emulation::Shape shape{
@@ -88,7 +88,7 @@ void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream str
              " bytes of shared memory on cuda:", at.device);
 }
 
-// The number of blocks of this kernel that the device runs at once, which is the limit of a cooperative launch.
+// The number of concurrent blocks of this kernel on the device: the limit of a cooperative launch.
 template <class... P> int64_t resident_blocks(const char* name, void (*kernel)(P...), const Launch& at) {
   const DeviceGuard guard(at.device);
   allow_smem(name, reinterpret_cast<const void*>(kernel), at.device, at.smem);

@@ -1,6 +1,6 @@
 #pragma once
-// What a GPU offers to the kernels: the facts from which an operation chooses its variant. Pure functions that choose
-// take a Limits, so that tests choose for GPUs that are not at hand.
+// A GPU's limits for kernels: the facts for the choice of an operation's variant. The pure functions of these choices
+// take a Limits, so tests cover GPUs that are not present.
 #include <cstdint>
 #include <string_view>
 
@@ -9,15 +9,14 @@ namespace ingot::gpu {
 struct Limits {
   int capability = 90;  // compute capability times 10
   // Whether the driver runs the machine code for sm_90a: clusters, overlapping launches, tensor copies and wgmma. False
-  // on every other GPU, and where the driver was told to compile the PTX instead (CUDA_FORCE_PTX_JIT=1).
+  // on older and newer GPUs, and where CUDA_FORCE_PTX_JIT=1 makes the driver compile the PTX instead.
   bool hopper = true;
   int sms = 132;
   int threads_per_sm = 2048;
   int64_t smem_per_block = 227 * 1024, smem_per_sm = 228 * 1024;  // bytes of shared memory, at most
   int64_t l2_bytes = int64_t(50) << 20;
-  // The number of clusters of 2, 4 and 8 blocks that run at once when each block fills its multiprocessor: fewer than
-  // sms / size, because the multiprocessors are grouped and the size of a group need not be a multiple of the
-  // cluster's.
+  // The number of concurrent clusters of 2, 4 and 8 blocks when each block fills its multiprocessor: fewer than sms /
+  // size, because the multiprocessors are grouped and the size of a group need not be a multiple of the cluster's.
   int clusters[3] = {66, 32, 14};
   constexpr int resident(int cluster) const {
     return cluster == 1 ? sms : clusters[cluster == 2 ? 0 : cluster == 4 ? 1 : 2];
@@ -26,15 +25,14 @@ struct Limits {
 };
 
 // The limits of GPUs by compute capability ("8.0" is an A100, "8.6" an RTX 3090, "8.9" an RTX 4090, "10.0" a B200,
-// "12.0" an RTX 5090, "9.0" an H100 or H200); throws for any other text. No fact here was measured by Ingot except
-// those of 9.0.
+// "12.0" an RTX 5090, "9.0" an H100 or H200); throws for any further text. Ingot measured only the facts of 9.0.
 Limits limits_of(std::string_view capability);
-// The smaller of the two in each field, with the wanted GPU's capability: what is left of `real` for an imitation of
+// The smaller of the two in each field, with the wanted GPU's capability: the limits of `real` in an imitation of
 // `wanted`.
 Limits imitate(const Limits& real, const Limits& wanted);
 
-// Of cuda:device; asked for once. The environment variable INGOT_GPU_AS=8.0|8.6|8.9|10.0|12.0 makes a GPU offer no more
-// than that GPU does. Throws where the build has no CUDA.
+// The limits of cuda:device, read from the driver once. The environment variable INGOT_GPU_AS=8.0|8.6|8.9|10.0|12.0
+// makes a GPU offer at most the limits of the named GPU. Throws where the build has no CUDA.
 const Limits& limits(int device);
 // Of this thread's GPU; an H100's where kernels are emulated in a build without a GPU.
 const Limits& current_limits();

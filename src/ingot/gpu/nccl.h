@@ -1,8 +1,8 @@
 #pragma once
 // Communication between ranks with a GPU each, by NVIDIA's NCCL. The library is opened at run time, so neither its
 // header nor the library are needed for a build. The search takes INGOT_NCCL (a path) first, then the loader's
-// libraries, then Python's packages (nvidia-nccl-cu13, which PyTorch installs). NVLink multicast is off unless
-// NCCL_NVLS_ENABLE turns it on, because on a shared machine it can put GPUs out of service.
+// libraries, then Python's packages (nvidia-nccl-cu13, installed with PyTorch). NVLink multicast is off unless
+// NCCL_NVLS_ENABLE turns multicast on, because on a shared machine multicast can put GPUs out of service.
 #include <memory>
 #include <string>
 
@@ -10,12 +10,13 @@
 
 namespace ingot::gpu {
 
-// The library's version as "2.28.9", or one line with the reason why it is not used and with what to install.
+// The library's version as "2.28.9", or a line with the reason why Ingot does not use the library, and with the package
+// to install.
 std::string nccl_version();
 bool nccl_available();
 
-// `control` carries the messages that go through host memory and the news that a rank is lost; it must outlive this
-// object. The order of sums is NCCL's own: the same in every run on the same machine, and the same bits on every rank.
+// `control` carries the messages through host memory and the news of a lost rank; `control` must outlive this object.
+// The order of sums is NCCL's own: the same in every run on the same machine, and the same bits on every rank.
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(SocketCommunicator& control, int device);
@@ -23,7 +24,7 @@ class NcclCommunicator final : public Communicator {
 
   int rank() const override { return control_.rank(); }
   int world() const override { return control_.world(); }
-  // Operations on the device's memory; they return when the work is in the stream.
+  // Operations on the device's memory; these functions return when the work is in the stream.
   void all_reduce(const Tensor& x, Stream stream) override;
   void reduce_scatter(const Tensor& x, const Parts& parts, Stream stream) override;
   void all_gather(const Tensor& x, const Parts& parts, Stream stream) override;

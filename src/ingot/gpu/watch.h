@@ -1,8 +1,7 @@
 #pragma once
 // Bounded device waits, the host's side. A kernel whose blocks wait for each other takes a Watch. A wait of the kernel
-// (tile/flag.cuh) gives up when it lasts longer than `limit_ns` or when the host asks for it, and records the waiting
-// block and the awaited value. From then on no wait blocks: every block runs to its end by its usual path, and the
-// results are discarded.
+// (tile/flag.cuh) gives up after `limit_ns` or at the host's request, and records the waiting block and the awaited
+// value. From then on no wait blocks: every block runs to its end by its usual path, and the results are discarded.
 //     WaitControl control(2.0);                                      // once per engine, because the constructor
 //     allocates launch("decode", decode, {..., .cooperative = true}, stream, ..., control.watch());
 //     ... synchronise the stream ...
@@ -15,10 +14,10 @@
 
 namespace ingot::gpu {
 
-// The values of the stop word. A GPU that another GPU stopped leaves no record: the other GPU has the record.
+// The values of the stop word. A GPU stopped by a second GPU leaves no record: the second GPU has the record.
 enum : uint32_t { kRunning = 0, kTimedOut = 1, kStoppedByHost = 2, kStoppedByPeer = 3 };
 
-// The record of the first wait that gave up. In mapped host memory.
+// The record of the first failed wait. In mapped host memory.
 struct WaitRecord {
   uint32_t state = kRunning;
   uint32_t what = 0;  // the kernel's number for this wait
@@ -44,11 +43,12 @@ class WaitControl {
   Watch watch() const { return watch_; }
   // Asks a running kernel to end: its waits give up within about a millisecond.
   void request_stop();
-  // After the kernel: which block waited for what, or an empty string. `names` are the names of the kernel's numbers.
+  // After the kernel: the waiting block and the awaited value in words, or an empty string. `names` are the names of
+  // the kernel's numbers.
   std::string report(std::initializer_list<const char*> names = {}) const;
   // Throws Error(interrupted) with this report where a wait gave up.
   void check(const char* op, std::initializer_list<const char*> names = {}) const;
-  // Prepares the next launch after one that gave up. The caller resets the kernel's own flags and counters.
+  // Prepares the next launch after a failed wait. The caller resets the kernel's own flags and counters.
   void reset(Stream stream);
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// Strict JSON (RFC 8259) on nlohmann-json: what that library lets through is refused here too. No duplicate keys,
+// Strict JSON (RFC 8259) on nlohmann-json: deviations accepted by the library are refused here. No duplicate keys,
 // byte-order mark, NUL, NaN, comments or trailing bytes; integers fit 64 bits or are errors; nesting and size are
 // bounded. Include this in .cpp files; headers of other folders pass text.
 #include <cstdint>
@@ -10,43 +10,43 @@
 
 #include "ingot/core/check.h"
 
-// Compiled once, in json.cpp, not in every file that speaks JSON.
+// Compiled once, in json.cpp, not in every file with JSON.
 extern template class nlohmann::basic_json<>;
 
 namespace ingot {
 
 using Json = nlohmann::json;                 // keys sorted
-using OrderedJson = nlohmann::ordered_json;  // keys as inserted; for small objects that people read
+using OrderedJson = nlohmann::ordered_json;  // keys as inserted; for small objects with human readers
 
 struct JsonLimits {
   int depth = 64;
   int64_t bytes = int64_t(256) << 20;
 };
 
-// Throws Error{bad_data}: "<where>: byte <offset>: <what was found>".
+// Throws Error{bad_data}: "<where>: byte <offset>: <text found>".
 Json parse_json(std::string_view bytes, const std::string& where, const JsonLimits& limits = {});
 Json read_json_file(const std::string& path, const JsonLimits& limits = {});
 
-// One line, or indented. Refuses what JSON cannot say: NaN, infinities, strings that are not UTF-8.
+// A single line, or indented. Refuses values without JSON form: NaN, infinities, strings that are not UTF-8.
 std::string write_json(const Json& value, int indent = -1);
 std::string write_json(const OrderedJson& value, int indent = -1);
-// For readers: text that is not UTF-8, as a file's name may be, is shown with U+FFFD.
+// For readers: text that is not UTF-8, such as a file's name, is shown with U+FFFD.
 std::string show_json(const OrderedJson& value, int indent = -1);
 
 // A short description for messages: "string \"abc\"", "number 1.5", "array".
 std::string describe_json(const Json& value);
 
-// The name that a mistyped `word` comes nearest to, or empty where none is near.
+// The name nearest to a mistyped `word`, or empty where no name is near.
 std::string nearest_name(std::string_view word, const std::vector<std::string>& names);
 
-// Reads the fields of an object by type. A key that nobody asked for is an error that lists the known ones.
+// Reads the fields of an object by type. An unknown key is an error with the list of known keys.
 //   Fields fields(json, "config.json");
-//   fields.read("layers", config.layers);       // keeps the default when absent
-//   fields.require("vocab", config.vocab);      // must be there
+//   fields.read("layers", config.layers); // keeps the default when absent fields.require("vocab", config.vocab); //
+//   must be present
 //   fields.finish();
 class Fields {
  public:
-  // `object` must outlive this. `code` is what errors are thrown with (a configuration uses ErrorCode::usage).
+  // `object` must outlive the reader. `code` is the code of its errors (a configuration uses ErrorCode::usage).
   Fields(const Json& object, std::string where, ErrorCode code = ErrorCode::bad_data);
 
   bool has(const char* key) const;

@@ -1,5 +1,5 @@
 #pragma once
-// The weights of a decoder-only transformer in memory. What of them a model has follows from its spec (spec.h).
+// The weights of a decoder-only transformer in memory. The spec (spec.h) determines which of the weights a model has.
 #include <memory>
 #include <vector>
 
@@ -8,8 +8,8 @@
 
 namespace ingot {
 
-// Vectors are f32. Matrices keep the format they are stored in, in rows or in weight tiles (kernels/quant).
-// Letters: C hidden size, Q and KV widths of queries and keys, D head dimension, E experts, I hidden width of an MLP.
+// Vectors are f32. Matrices keep their stored format, in rows or in weight tiles (kernels/quant). Letters: C hidden
+// size, Q and KV widths of queries and keys, D head dimension, E experts, I hidden width of an MLP.
 struct DecoderLayer {
   Tensor attn_norm, mlp_norm;   // (C)
   WeightMatrix qkv, o, router;  // (Q + 2 KV, C): rows of q, then k, then v; (C, Q); (E, C)
@@ -25,7 +25,7 @@ struct DecoderWeights {
   WeightMatrix embed, head;  // (V, C); tied: the same memory
   Tensor norm;               // (C)
   std::vector<DecoderLayer> layers;
-  Arena arena;  // owns what an archive's mapping does not
+  Arena arena;  // owns all memory outside an archive's mapping
   std::shared_ptr<const void> mapping;
   int64_t mapped_bytes = 0;
   int64_t bytes() const { return arena.used() + mapped_bytes; }

@@ -1,16 +1,16 @@
 #pragma once
-// A decoder that brings each token's logits to the host and draws there. An engine gives logits; this does the rest. An
-// engine that draws itself leaves them where they are.
+// A decoder that brings each token's logits to the host and samples there. An engine computes logits; this class does
+// the rest. An engine with its own sampling leaves the logits on its device.
 #include "ingot/models/decoder.h"
 
 namespace ingot {
 
-// A token to sample for a slot, `step` tokens of the answer having been sampled before it.
+// A token to sample for a slot, after `step` sampled tokens of the answer.
 struct SlotSample {
   int slot = 0;
   const SampleOptions* options = nullptr;
   uint32_t step = 0;
-  bool goes_on = false;  // unless this token ends the answer, the one after will be sampled with the same options
+  bool goes_on = false;  // unless this token ends the answer, the next token will be sampled with the same options
 };
 struct SlotSampled {
   SampledToken token;
@@ -22,18 +22,18 @@ class HostDecoder : public Decoder {
   explicit HostDecoder(int64_t slots) : Decoder(slots), rows_(size_t(slots)) {}
 
  protected:
-  // Appends 1 to batch() tokens and gives `take` logits of the last one or of all.
+  // Appends 1 to batch() tokens and passes the logits of the last token or of all tokens to `take`.
   virtual void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) = 0;
-  // Appends a token and draws the one after it from ids below `vocab`, as sample() would with this seed and step: where
-  // there is no bias, no `allowed` and no wish for logprobs. -1, with nothing appended: the engine cannot. Logits that
-  // are not numbers are Error{numeric}, as sample() has it.
+  // Appends a token and samples the next token from ids below `vocab`, like sample() with this seed and step, without
+  // bias, `allowed` and logprobs. -1, with nothing appended: not supported by the engine. NaN among the logits is
+  // Error{numeric}, as in sample().
   virtual int32_t drawn_after(int slot, int32_t token, int64_t vocab, const SamplingOptions& o, uint64_t seed,
                               uint32_t step) {
     return -1;
   }
-  // An engine that draws on a device of its own, whatever is asked for, leaves the last token's logits there.
-  // Appends tokens. False, with nothing appended: it cannot. `next`: how the token after these will be sampled, which
-  // the engine may do at once; null where that is not known yet. sample_on_device() then asks for that token.
+  // For an engine that samples on its own device: appends tokens and leaves the last token's logits on the device.
+  // False, with nothing appended: not supported. `next`: the options for the token after these, which the engine may
+  // sample at once; null where not known yet. sample_on_device() then returns this token.
   virtual bool extend_there(int slot, std::span<const int32_t> ids, const SlotSample* next) { return false; }
   // Appends tokens to several slots, as extend_there() without `next`; where the engine extends_together().
   virtual void extend_parts_there(std::span<const Part>) {}
@@ -41,10 +41,10 @@ class HostDecoder : public Decoder {
   virtual bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) {
     return false;
   }
-  // Whether the engine can sample on its device as these options ask; else bring_there() gives the logits to the host.
+  // Whether the engine's device can sample with these options; otherwise bring_there() copies the logits to the host.
   virtual bool samples_on_device(const SampleOptions& o) const { return false; }
-  // As draw_from() and logprobs_of(), for each of several slots from the logits that extend_there() left. An error of
-  // one slot is in its result.
+  // Like draw_from() and logprobs_of(), for each of several slots from the logits of extend_there(). An error of a slot
+  // is in its result.
   virtual std::vector<SlotSampled> sample_on_device(std::span<const SlotSample> of) { return {}; }
   virtual void bring_there(int slot, const Take& take) {}
 
@@ -53,17 +53,17 @@ class HostDecoder : public Decoder {
   void append_together(std::span<const Part> parts) final;
   Sampled sample_one(int slot, int32_t waiting, const SampleOptions& options, int64_t n) final;
   std::vector<Sampled> sample_all(std::span<const Request> requests, std::span<const int32_t> waiting) final;
-  // A draw of several tokens, one at a time.
+  // The progress of sampling several tokens, one at a time.
   struct Progress {
     int slot;
     const SampleOptions& options;
     int64_t n;
     int32_t waiting;
     Sampled drawn;
-    bool ended = false, told = false;  // told: the token that waits was, and there are logits
-    bool sampled = false;              // its next token, together with those of other slots
+    bool ended = false, told = false;  // told: the pending token was fed, and there are logits
+    bool sampled = false;              // the next token was sampled together with further slots
   };
-  bool goes_on(Progress& p);  // else it has ended
+  bool goes_on(Progress& p);  // false: the answer has ended
   void tell_waiting(Progress& p);
   uint32_t step_of(const Progress& p) const { return p.options.step + uint32_t(p.drawn.tokens.size()); }
   void sample_next(Progress& p);
@@ -83,13 +83,13 @@ class HostDecoder : public Decoder {
   std::vector<Row> rows_;  // by slot: the last token's logits
 };
 
-// One row of logits as SampleOptions says: what an engine's own sampling is compared with. `row` (V) is left as it is.
-// Nothing allowed is Error{invalid_argument}; NaN is Error{numeric}.
+// Samples from a row of logits according to SampleOptions: the reference for an engine's own sampling. `row` (V) is not
+// changed. Nothing allowed is Error{invalid_argument}; NaN is Error{numeric}.
 int32_t draw_from(const Tensor& row, const SampleOptions& options, uint32_t step);
 TokenLogprobs logprobs_of(const Tensor& row, int64_t vocab, int32_t drawn, int64_t top);
-// What logprobs() (kernels/sampling/logprobs.h) left.
+// The log-probabilities from the output of logprobs() (kernels/sampling/logprobs.h).
 TokenLogprobs logprobs_of(std::span<const int32_t> top, std::span<const double> values);
-// As sample() takes them: by id, of one id in the order that is given.
+// The order for sample(): by id, and in the given order for equal ids.
 std::vector<LogitBias> in_order(std::span<const LogitBias> bias);
 
 }  // namespace ingot

@@ -1,8 +1,8 @@
 #pragma once
-// The kinds of models, and the one way to open a model whatever its kind: a path in, a decoder out.
+// The kinds of models, and the function that opens a model of any kind: a path in, a decoder out.
 //
-// A new kind is its files in models/<kind>/ and one line in registry.cpp. A program of its own may add kinds at run
-// time instead (register_model), which are asked first.
+// A new kind needs its files in models/<kind>/ and a line in registry.cpp. A program that uses the library may add
+// kinds at run time instead (register_model); these are tried first.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -19,31 +19,31 @@ namespace ingot {
 // A model's text.
 struct Vocabulary {
   std::shared_ptr<const Tokenizer> tokenizer;
-  const ByteBpe* bpe = nullptr;            // the same, where it is byte-level BPE
+  const ByteBpe* bpe = nullptr;            // the same object, if it is byte-level BPE
   std::shared_ptr<const ChatFormat> chat;  // null: the model has no chat format and only continues text
   std::string no_chat;                     // why there is no chat format, where the files tell
-  int32_t start = -1;  // begins every sequence of the model, such as a prompt that is continued as it is; -1: none does
+  int32_t start = -1;                      // first token of every sequence of the model, such as a raw prompt; -1: none
 };
 struct VocabularyOptions {
   std::string tokenizer;    // a file; empty: the model's own
   bool chat = false;        // a vocabulary without a chat format is refused
-  std::string chat_format;  // of chat_format_names(), in the place of the one that the model's files tell
+  std::string chat_format;  // one of chat_format_names(), in place of the format in the model's files
 };
 
 using OpenOptions = DecoderOptions;  // the name until 0.2
 
 struct OpenedModel {
-  std::shared_ptr<const void> memory;  // what the decoder reads
+  std::shared_ptr<const void> memory;  // the memory behind the decoder
   std::unique_ptr<Decoder> decoder;
-  std::vector<int32_t> end_ids;  // ids that end an answer
+  std::vector<int32_t> end_ids;  // stop ids of an answer
   int64_t weight_bytes = 0;
   double load_seconds = 0;
-  std::string note;  // why no GPU was taken although there is one, or what it does otherwise than usual; or empty
+  std::string note;  // why a present GPU was not used, or how this decoder differs from the default; or empty
 };
 
 struct ModelKind {
   const char* name = "";
-  // Whether a path holds such a model, told from names and small files. Whether it is whole, open() finds out.
+  // Whether a path holds such a model, judged by names and small files. open() checks that the model is complete.
   bool (*holds)(const std::string& path) = nullptr;
   OpenedModel (*open)(const std::string& path, const DecoderOptions& options) = nullptr;
   // Its text and its chat format.
@@ -51,16 +51,16 @@ struct ModelKind {
   // The longest context of the model; null: opening the model tells.
   int64_t (*context)(const std::string& path) = nullptr;
   bool cuda = false;   // open() serves DeviceChoice::cuda
-  bool gpus = false;   // and several of them
-  bool chats = false;  // vocabularies have a chat format where their tokens allow one
+  bool gpus = false;   // and runs on several GPUs
+  bool chats = false;  // vocabularies have a chat format where their tokens allow a format
 };
 
-void register_model(const ModelKind& kind);  // before other threads look
-std::vector<ModelKind> model_kinds();        // in the order they are asked
+void register_model(const ModelKind& kind);  // before any thread opens a model
+std::vector<ModelKind> model_kinds();        // in the order of trial
 const ModelKind& model_kind_of(const std::string& path);
 
-// Error{not_found} where there is nothing, Error{bad_data} where there is no model, Error{unsupported} where this
-// build, machine or kind cannot run on the device that was asked for.
+// Error{not_found} for a missing path, Error{bad_data} for a path without a model, Error{unsupported} where this build,
+// machine or kind cannot run on the requested device.
 OpenedModel open_model(const std::string& path, const DecoderOptions& options = {});
 Vocabulary load_vocabulary(const std::string& path, const VocabularyOptions& options = {});
 

@@ -1,11 +1,11 @@
 #pragma once
-// What a decoder-only transformer is made of. Every path of the decode engine reads this struct; a kind of model fills
-// it from its own configuration (models/gpt_oss/spec.cpp is an example).
+// The description of a decoder-only transformer. Every path of the decode engine reads this struct; a kind of model
+// fills it from its own configuration (models/gpt_oss/spec.cpp is an example).
 //   x = embed[token] * embedding_scale
 //   each layer:  x += post(Wo attention(rope(qk_norm(Wqkv norm(x) + b))) + bo)
 //                x += post(mlp(norm(x)))
 //   logits = softcap(head norm(x))
-// The path that cannot compute a field's value refuses the model by name: unsupported_reason().
+// A path that cannot compute a field's value refuses the model and names the field: unsupported_reason().
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@
 
 namespace ingot {
 
-// Rotary angles, shared by the layers that name the table.
+// Rotary angles, shared by layers with the same table.
 struct RopeTable {
   double theta = 10000;
   RopeScaling scaling;
@@ -26,33 +26,33 @@ struct RopeTable {
 };
 
 struct LayerSpec {
-  int64_t window = 0;   // keys that a query sees, its own included; 0: all before it
-  int rope = 0;         // which of DecoderSpec::rope; -1: queries and keys are not rotated
-  bool experts = true;  // a mixture of experts; else one dense MLP
+  int64_t window = 0;   // visible keys of a query, its own included; 0: all earlier keys
+  int rope = 0;         // index into DecoderSpec::rope; -1: no rotation of queries and keys
+  bool experts = true;  // a mixture of experts; else a dense MLP
 };
 
 struct NormSpec {
   double eps = 1e-5;
   bool unit_offset = false;  // multiplies by 1 + w
-  // Where activations are 16 bits wide: the normalised row is rounded before it is multiplied by w; else after. Paths
-  // in fp32 round neither.
+  // With 16-bit activations: the normalised row is rounded before the product with w; else after. Paths in fp32 round
+  // neither.
   bool rounds_before_weight = false;
-  bool post = false;  // the outputs of attention and MLP have norms of their own, before they are added
+  bool post = false;  // the outputs of attention and MLP have norms before their addition
 };
 
 struct DecoderSpec {
   int64_t vocab = 0, hidden = 0, layers = 0;
   int64_t heads = 0, kv_heads = 0, head_dim = 0;  // hidden need not be heads * head_dim
-  int64_t intermediate = 0;                       // hidden width of the dense MLP, or of one expert
+  int64_t intermediate = 0;                       // hidden width of the dense MLP, or of an expert
   int64_t experts = 0, experts_per_token = 0;
   // The weights of a token's experts are the softmax of their logits alone; else of all experts' logits.
   bool renormalise = true;
   std::vector<LayerSpec> layer;  // `layers` of them
   std::vector<RopeTable> rope;
   NormSpec norm;
-  bool qk_norm = false;  // heads of queries and keys are normalised with a weight (head_dim), before they are rotated
-  bool qkv_bias = false, output_bias = false, mlp_bias = false;  // the last one: of router, gate, up and down
-  bool sinks = false;                                            // a logit per head that takes part in the softmax
+  bool qk_norm = false;  // heads of queries and keys are normalised with a weight (head_dim), before the rotation
+  bool qkv_bias = false, output_bias = false, mlp_bias = false;  // mlp_bias: of router, gate, up and down
+  bool sinks = false;                                            // a logit per head in the softmax
   double attention_scale = 0;                                    // 0: 1 / sqrt(head_dim)
   double attention_softcap = 0, logit_softcap = 0;               // 0: none
   GateOptions gate;                                              // SwiGLU; gelu_gate(); clamped_gate()
@@ -67,8 +67,8 @@ struct DecoderSpec {
   int64_t q_width() const { return heads * head_dim; }
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
-  int64_t longest_window() const;  // of all layers; 0: none has one
-  // The keys before a query's own that a layer with a window may see.
+  int64_t longest_window() const;  // of all layers; 0: no layer has a window
+  // The visible keys before a query's own in a layer with a window.
   int64_t window_reach() const { return longest_window() > 0 ? longest_window() - 1 : 0; }
   double scale_of_attention() const;
 };
@@ -76,24 +76,24 @@ struct DecoderSpec {
 RopeFrequencies frequencies_of(const DecoderSpec& spec, const RopeTable& table);
 // GPT-OSS's gate: gate' sigmoid(alpha gate') (up' + 1), gate' and up' clamped at `limit`.
 inline GateOptions clamped_gate(double limit, double alpha) { return {.limit = limit, .alpha = alpha, .up_offset = 1}; }
-// All fields as JSON with two spaces of indent, and back. Error{bad_data} for a key that no spec has.
+// All fields as JSON with two spaces of indent, and back. Error{bad_data} for an unknown key.
 std::string to_json(const DecoderSpec& spec);
 DecoderSpec spec_from_json(const std::string& text, const std::string& where);
-// Every size in range, and sizes that must divide others do; `where` begins the messages.
+// Checks the ranges of all sizes, and that sizes divide where required; `where` begins the messages.
 void check(const DecoderSpec& spec, const std::string& where);
 
 // Ways to compute a model.
 enum class DecodePath {
   cpu,          // all in fp32
   phased,       // a launch for each phase of a layer
-  small_batch,  // one pass over the weights for up to 16 tokens
+  small_batch,  // a pass over the weights for up to 16 tokens
   prompt,       // many tokens of a prompt by matrix kernels
-  megakernel,   // one persistent kernel for a token
+  megakernel,   // a persistent kernel per token
   prefilter,    // greedy tokens by a head in 8 bits
 };
 const char* name_of(DecodePath path);
-// The first property of the model that a path does not compute, in a line; empty where it computes all. Limits on sizes
-// are each path's own.
+// The first property of the model unsupported by a path, in a line; empty where the path computes all. Each path checks
+// its own limits on sizes.
 std::string unsupported_reason(const DecoderSpec& spec, DecodePath path);
 
 }  // namespace ingot

@@ -1,12 +1,12 @@
 #pragma once
-// One test of a kernel for the emulator and the GPU: what differs between a Buffer and a DeviceBuffer.
+// The same test of a kernel for the emulator and the GPU: the differences between a Buffer and a DeviceBuffer.
 #include <gtest/gtest.h>
 
 #include "ingot/testing/testing.h"
 
 namespace ingot::testing {
 
-// Where the host fills it in, and reads it.
+// The host's copy, for filling in and reading.
 template <class B> Tensor host_of(const B& b) {
   if constexpr (requires { b.host(); })
     return b.host();
@@ -16,7 +16,7 @@ template <class B> Tensor host_of(const B& b) {
 template <class B> void send(B& b) {
   if constexpr (requires { b.upload(); }) b.upload();
 }
-// After a kernel: brings it to the host. Nothing but its elements was written.
+// After a kernel: brings the buffer to the host, and expects no writes outside its elements.
 template <class B> void fetch(B& b) {
   if constexpr (requires { b.download(); }) {
     b.download();

@@ -1,5 +1,5 @@
 #pragma once
-// Benchmarks beside the code they measure: a file <op>.bench.cpp registers cases, `ingot bench` runs them.
+// Benchmarks beside the measured code: a file <op>.bench.cpp registers cases, `ingot bench` runs them.
 //   INGOT_BENCH(linear) { return {{.suite = "linear", .name = "forward", .shape = "768x128x128", .dtype = "f32",
 //                                  .run = [...] { linear(op, {}); }, .flops = 2.0 * 768 * 128 * 128}}; }
 #include <functional>
@@ -11,10 +11,10 @@ namespace ingot::testing {
 struct BenchCase {
   std::string suite, name, shape, dtype;
   std::function<void()> run;    // the shipped entry point; owns its operands
-  double flops = 0, bytes = 0;  // of one run
+  double flops = 0, bytes = 0;  // of a run
   double limit_flops = 0;       // per second and thread: the bound `flops` is compared with, or 0
   int threads = 0;              // 0: as many as the process uses
-  // Instead of `run`: makes it, operands and all, when the case is about to be measured; freed after.
+  // Instead of `run`: makes the function with its operands before the measurement; both are freed afterwards.
   std::function<std::function<void()>()> make;
 };
 struct BenchResult {
@@ -33,13 +33,13 @@ void register_bench(BenchMaker maker);
 std::vector<BenchResult> run_benches(const std::string& filter,
                                      const std::function<void(const BenchResult&)>& done = {}, double seconds = 0.2);
 
-// "suite/name/shape/dtype" of every case that contains `filter`: what a filter is compared with.
+// "suite/name/shape/dtype" of every case whose name contains `filter`.
 std::vector<std::string> bench_names(const std::string& filter);
 
-// Operations per second (a multiply-add is two) of independent register-to-register multiply-adds on one thread, at the
-// CPU level in use: what no product can exceed. Measured once.
+// Operations per second (a multiply-add is two) of independent register-to-register multiply-adds on a single thread,
+// at the CPU level in use: an upper bound for products. Measured once.
 double fma_bound_f32();
-// The same for bf16 dot products with fp32 sums, by tiles where they are in use; 0 where the CPU has none.
+// The same for bf16 dot products with fp32 sums, by tiles where in use; 0 where the CPU has no such instruction.
 double fma_bound_bf16();
 
 }  // namespace ingot::testing

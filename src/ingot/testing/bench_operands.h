@@ -1,5 +1,5 @@
 #pragma once
-// What a benchmark's case works on: made when the case is about to be measured, freed after it.
+// The operands of a benchmark's case: made before the measurement, freed afterwards.
 //   timed({.suite = "softcap", .name = "forward", .shape = "64x64", .dtype = "f32"}, [](Operands& o) {
 //     const Softcap a{.x = o.normal({64, 64}), .y = o.zeros({64, 64})};
 //     return [=] { softcap(a, {}); };
@@ -17,7 +17,7 @@ namespace ingot::testing {
 
 class Operands {
  public:
-  // Normal numbers, the same 65,536 again and again: no operation here is faster for that.
+  // Normal numbers, the same 65,536 again and again: no operation here becomes faster through the repetition.
   Tensor normal(Shape shape, double scale = 1) {
     const Tensor t = take(DType::f32, shape);
     const int64_t n = t.numel(), drawn = std::min<int64_t>(n, 1 << 16);
@@ -35,7 +35,7 @@ class Operands {
     fill_ids(t, buffers_.size(), below);
     return t;
   }
-  // Bytes that repeat from `low` to `low + count - 1`.
+  // Bytes `low` to `low + count - 1`, repeated.
   Tensor bytes(Shape shape, int low = 0, int count = 256) {
     const Tensor t = take(DType::u8, shape);
     for (int64_t i = 0; i < t.numel(); ++i) t.ptr<uint8_t>()[i] = uint8_t(low + i * 37 % count);

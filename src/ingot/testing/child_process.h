@@ -1,5 +1,5 @@
 #pragma once
-// A test's body in a process of its own, which may use up what the test's process still needs.
+// A test's body in a separate process, which may use up resources that the test's process still needs.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 
 namespace ingot::testing {
 
-// Of the child process that runs `body`, as waitpid gives it; the child is killed where it takes longer than `seconds`.
+// The wait status of a child process that runs `body`; the child is killed after `seconds`.
 inline int status_of_child(unsigned seconds, const std::function<int()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -22,7 +22,7 @@ inline int status_of_child(unsigned seconds, const std::function<int()>& body) {
   return status;
 }
 
-// From now on this process may have `bytes` more memory than it has; a thread's stack takes 8 MB.
+// From this call on this process may allocate at most `bytes` more memory; a thread's stack takes 8 MB.
 inline void leave_memory(int64_t bytes) {
   long pages = 0;
   if (FILE* f = std::fopen("/proc/self/statm", "r")) {

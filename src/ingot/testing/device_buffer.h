@@ -1,6 +1,6 @@
 #pragma once
 // A tensor on a GPU with its mirror on the host. Both are poisoned (every float a NaN) and surrounded by guard bytes;
-// after download() the host mirror tells what the kernel wrote and whether it wrote anything else.
+// after download() the host mirror shows the kernel's results and any write outside the buffer.
 #include <cstring>
 
 #include "ingot/gpu/device.h"

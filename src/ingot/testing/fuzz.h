@@ -1,5 +1,5 @@
 #pragma once
-// What the fuzz targets share: a file whose content is the input, without touching a disk.
+// Shared by the fuzz targets: a file with the input as its content, without touching a disk.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,7 +10,7 @@
 
 #include "ingot/core/check.h"
 
-// A property that must hold for every input; unlike assert it is there in every build.
+// A property that must hold for every input; unlike assert, checked in every build.
 #define FUZZ_REQUIRE(condition)                                                           \
   do {                                                                                    \
     if (!(condition)) {                                                                   \

@@ -1,12 +1,12 @@
 #pragma once
-// The fixture of tests that need a GPU: skipped where there is none. `Base` makes it a parameterised one.
+// The fixture of tests on a GPU: skipped where there is no GPU. `Base` makes the fixture parameterised.
 #include <gtest/gtest.h>
 
 #include "ingot/gpu/device.h"
 
 namespace ingot::testing {
 
-// Whether the GPU is the emulator, which takes 10,000 times as long: tests of full size skip there.
+// Whether the GPU is the emulator, 10,000 times as slow: tests of full size skip there.
 #ifdef INGOT_EMULATED_DEVICE
 constexpr bool kEmulated = true;
 #else

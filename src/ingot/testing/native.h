@@ -1,7 +1,7 @@
 #pragma once
-// What libingot_bench.so's functions share (<room>.native.cpp): the shipped entry points over raw pointers and a
-// stream, so that a Python process can time them beside PyTorch. Every function returns 0, or 1 with the reason in
-// ingot_bench_error(). A build of some rooms (INGOT_ROOMS) has the functions of these.
+// Shared by libingot_bench.so's functions (<room>.native.cpp): the shipped entry points over raw pointers and a stream,
+// for timing in a Python process beside PyTorch. Every function returns 0, or 1 with the reason in ingot_bench_error().
+// A build of some rooms (INGOT_ROOMS) has the functions of these.
 #include <string>
 #include <utility>
 

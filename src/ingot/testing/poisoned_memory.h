@@ -1,5 +1,5 @@
 #pragma once
-// An allocator whose memory starts as NaN in every floating type, for tests of what writes before it reads.
+// An allocator whose memory starts as NaN in every floating type, for tests of code that must write before reading.
 #include <cstring>
 
 #include "ingot/core/memory/allocator.h"

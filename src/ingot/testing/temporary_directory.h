@@ -1,5 +1,5 @@
 #pragma once
-// A directory of their own for tests that write files.
+// A separate directory for tests that write files.
 #include <stdlib.h>
 
 #include <filesystem>
@@ -30,7 +30,7 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-// What a call throws, as "<code>: <message>", or "" when it returns.
+// The exception of a call as "<code>: <message>", or "" when the call returns.
 template <class Call> std::string error_of(Call&& call) {
   try {
     call();

@@ -1,6 +1,6 @@
 #pragma once
-// What numeric tests share: owned tensors with guard zones and poison, seeded inputs at realistic scale, comparison
-// with a reference under a derived tolerance, and finite differences. Only tests and benches include this.
+// Shared by numeric tests: owned tensors with guard zones and poison, seeded inputs at realistic scale, comparison with
+// a reference under a derived tolerance, and finite differences. Only tests and benches include this.
 #include <functional>
 #include <initializer_list>
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace ingot::testing {
 
-// Memory for one tensor, with 1 KiB of guard bytes on both sides. A new buffer is poisoned: every float is a NaN.
+// Memory for a tensor, with 1 KiB of guard bytes on both sides. A new buffer is poisoned: every float is a NaN.
 class Buffer {
  public:
   Buffer(DType dtype, Shape shape);
@@ -49,13 +49,14 @@ Comparison compare(const Tensor& got, const std::vector<double>& want, double ab
 
 // Checks d(sum of `weights` * outputs)/d(input) against central differences in fp64, along `directions` random
 // directions.
-//   f       recomputes the outputs from the input's present content and returns sum(weights * outputs)
-//   input   the f64 tensor that is moved; grad its analytic gradient (same shape)
+//   f recomputes the outputs from the input's present content and returns sum(weights * outputs) input the f64 tensor
+//   to vary; grad its analytic gradient (same shape)
 // Returns the worst relative error; the step is chosen as cbrt(eps) of the direction's size.
 double gradient_error(const std::function<double()>& f, const Tensor& input, const Tensor& grad, uint64_t seed,
                       int directions = 3);
-// Runs `op` on `args` with one operand in turn as if it lay on a GPU. Empty where an Error says so each time; else the
-// place of the first operand whose device nobody looked at, which a kernel would have taken for host memory.
+// Runs `op` on `args` with each operand in turn marked as memory of a GPU. Empty if each run throws an Error about the
+// device; else the index of the first operand with an unchecked device, whose memory a kernel would have read as host
+// memory.
 template <class Args, class Op>
 std::string device_not_checked(const Args& args, std::initializer_list<Tensor Args::*> operands, Op&& op) {
   int place = 0;

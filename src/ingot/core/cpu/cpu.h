@@ -1,20 +1,20 @@
 #pragma once
-// What this CPU can do, and which compiled variant of the vector code runs.
+// The capabilities of this CPU, and the compiled variant of the vector code in use.
 //
 // A file <name>.simd.cpp is compiled once per level, each time into its own namespace INGOT_SIMD (simd_baseline:
 // x86-64-v3 or plain aarch64; simd_avx512: x86-64-v4), and is called through INGOT_SIMD_CALL; a file
 // <name>_tiles.simd.cpp once more, with AMX, and is called through INGOT_SIMD_TILES_CALL. Such a file includes only
 // core/cpu/simd.h and plain structs: an inline function from a shared header, compiled with AVX-512 and then chosen by
-// the linker for everybody, would kill older CPUs. tools/check_simd_objects.py looks for such weak symbols.
+// the linker for all callers, would crash on older CPUs. tools/check_simd_objects.py looks for such weak symbols.
 #include <string>
 
 namespace ingot {
 
 enum class CpuLevel { baseline, avx512, avx512_bf16, avx512_amx };
-// The level in use: what the CPU has, lowered by INGOT_CPU_LEVEL=baseline|avx512|avx512_bf16|avx512_amx. The last needs
-// the system's leave to use AMX tiles, which is asked for once.
+// The level in use: the CPU's level, lowered by INGOT_CPU_LEVEL=baseline|avx512|avx512_bf16|avx512_amx. The last level
+// needs the system's permission for AMX tiles, requested once.
 CpuLevel cpu_level();
-void set_cpu_level(CpuLevel level);  // for tests; never above what the CPU has
+void set_cpu_level(CpuLevel level);  // for tests; never above the CPU's level
 CpuLevel cpu_level_available();
 const char* name_of(CpuLevel level);
 std::string cpu_model();

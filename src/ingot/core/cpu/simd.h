@@ -1,6 +1,6 @@
 #pragma once
 // Portable vectors for *.simd.cpp files (see core/cpu/cpu.h for the rules). Everything lives in the level's own
-// namespace, so two levels never share a symbol. Vec<T> is one register: 64 bytes with AVX-512, 32 with AVX2, 16
+// namespace, so two levels never share a symbol. Vec<T> is a register: 64 bytes with AVX-512, 32 with AVX2, 16
 // elsewhere.
 #include <cstdint>
 #include <cstring>
@@ -91,7 +91,7 @@ INGOT_SIMD_INLINE void store_some(float* p, Vec<float> v, int64_t n) {
   else
     store_tail(p, v, n);
 }
-// Lanes by their numbers, modulo how many there are; those of b follow those of a. (clang's builtin wants constants.)
+// Lanes by their numbers, modulo their number; lanes of b follow lanes of a. (clang's builtin wants constants.)
 template <class V, class I> INGOT_SIMD_INLINE V shuffle(V a, I at) {
 #ifdef __clang__
   constexpr int n = sizeof(V) / sizeof(a[0]);
@@ -134,8 +134,8 @@ template <class T> INGOT_SIMD_INLINE Vec<T> max(Vec<T> a, Vec<T> b) { return a >
 template <class T> INGOT_SIMD_INLINE Vec<T> min(Vec<T> a, Vec<T> b) { return a < b ? a : b; }
 
 // --- functions of Vec<float>
-// Each states its largest error against fp64, held to it over the whole range in core/cpu/simd.test.cpp. NaN gives NaN:
-// comparisons are written so that they keep a NaN operand, which sits second.
+// Each states its largest error against fp64, tested over the whole range in core/cpu/simd.test.cpp. NaN gives NaN:
+// comparisons keep a NaN in the second operand.
 INGOT_SIMD_INLINE Vec<float> abs(Vec<float> x) {
   Vec<int32_t> bits;
   std::memcpy(&bits, &x, sizeof bits);
@@ -155,7 +155,7 @@ INGOT_SIMD_INLINE Vec<float> copysign(Vec<float> magnitude, Vec<float> sign) {
 INGOT_SIMD_INLINE Vec<float> product_or_zero(Vec<float> x, Vec<float> s) { return s == 0.f ? Vec<float>{} : x * s; }
 
 // e^(x + small) = 2^n (1 + p): Cody-Waite reduction x = n ln2 + r, |r| <= ln2 / 2, and a degree-6 minimax polynomial
-// for p = e^r - 1. For x in [-87.33654, 88.37626]; `small` is added to r, where it loses nothing.
+// for p = e^r - 1. For x in [-87.33654, 88.37626]; `small` is added to r without a loss.
 struct ExpParts {
   Vec<float> p, power;
 };
@@ -242,7 +242,7 @@ INGOT_SIMD_INLINE NormalTail normal_tail(Vec<float> x) {
   return n;
 }
 
-// Sixteen running sums in fp64 that every level adds to in the same order: element i goes to sum i % 16.
+// Sixteen running sums in fp64, with the same order of additions at every level: element i goes to sum i % 16.
 struct Sums16 {
   Vec<double> part[16 / kLanes<double>] = {};
   double total() const {

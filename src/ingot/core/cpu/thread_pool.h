@@ -1,12 +1,12 @@
 #pragma once
-// The process's worker threads. Work is cut into tasks by the caller, by sizes alone, so that results never depend on
-// the number of threads; reductions write one partial per task and add the partials in task order.
+// The process's worker threads. Work is cut into tasks by the caller, by sizes alone, so results never depend on the
+// number of threads; reductions write a partial per task and add the partials in task order.
 #include <cstdint>
 #include <type_traits>
 
 namespace ingot {
 
-// Threads that run tasks, the caller included: INGOT_THREADS, else every CPU this process may use.
+// The number of threads for tasks, the caller included: INGOT_THREADS, else every CPU this process may use.
 int thread_count();
 void set_thread_count(int n);
 
@@ -16,7 +16,7 @@ void parallel_tasks(int64_t tasks, void (*run)(void*, int64_t), void* context);
 
 // Calls body(task) for each task in [0, tasks), in any order, on all threads; returns when all are done. The first
 // exception is rethrown. A call from inside a task, or while another thread's call is running, runs in the calling
-// thread. A forked child starts threads of its own. Threads that the system refuses to start are an Error of code io.
+// thread. A forked child starts its own threads. An Error of code io reports threads that the system refuses to start.
 template <class Body> void parallel_tasks(int64_t tasks, Body&& body) {
   if (tasks == 1) {
     body(int64_t(0));
@@ -37,11 +37,11 @@ template <class Body> void parallel_for(int64_t n, int64_t grain, Body&& body) {
   });
 }
 
-// 64-byte aligned memory of the calling thread, valid until its next scratch() call with the same slot. It grows to the
-// largest request and stays, so CPU kernels allocate nothing in the steady state.
+// 64-byte aligned memory of the calling thread, valid until its next scratch() call with the same slot. The memory
+// grows to the largest request and stays, so CPU kernels allocate nothing in the steady state.
 void* thread_scratch(int slot, int64_t bytes);
-constexpr int kScratchSlots = 8;  // an op may use slots 0 to 3 as it likes
-// kernels/linear keeps its packed operands here, so that any op can call a product.
+constexpr int kScratchSlots = 8;  // slots 0 to 3 are free for ops
+// kernels/linear keeps its packed operands here, so any op can call a product.
 constexpr int kSharedProductSlot = 6, kTaskProductSlot = 7;
 
 }  // namespace ingot

@@ -10,13 +10,13 @@ namespace ingot {
 class Allocator {
  public:
   virtual ~Allocator() = default;
-  virtual Device device() const = 0;  // the device that can read and write the memory
+  virtual Device device() const = 0;  // the device with access to the memory
   // Allocates at least `bytes` > 0, aligned to 64 bytes or more. The memory is zero where gives_zeros() is true, and
-  // uninitialised otherwise. Throws an Error that names the requested size.
+  // uninitialised otherwise. Throws an Error with the requested size.
   virtual void* take(int64_t bytes) = 0;
   virtual void give_back(void* memory, int64_t bytes) noexcept = 0;
   virtual bool gives_zeros() const { return false; }
-  virtual int64_t available() const { return -1; }  // bytes that are still free; -1 where unknown
+  virtual int64_t available() const { return -1; }  // bytes still free; -1 where unknown
 };
 
 // The system's memory: addresses are reserved at once, and zeroed pages are mapped when first touched.

@@ -1,5 +1,5 @@
 #pragma once
-// Memory that is planned before use: buffers with known lifetimes share one block, and no allocation follows.
+// Memory planned before use: buffers with known lifetimes share a block, and no allocation follows.
 #include <cstdint>
 #include <vector>
 
@@ -8,13 +8,12 @@
 
 namespace ingot {
 
-// Assigns offsets to buffers that are alive over closed intervals of steps, so that buffers alive together never
-// overlap.
+// Assigns offsets to buffers with lifetimes of closed intervals of steps, so that buffers alive together never overlap.
 class ArenaPlan {
  public:
-  // Adds a buffer that is alive from step `first` to step `last`, both included. Returns the number of the buffer.
+  // Adds a buffer alive from step `first` to step `last`, both included. Returns the number of the buffer.
   int add(int64_t bytes, int first, int last);
-  // Places the largest buffers first, each at the lowest offset that is free during the buffer's whole lifetime.
+  // Places the largest buffers first, each at the lowest free offset during the buffer's whole lifetime.
   void solve();
   int64_t offset(int buffer) const { return buffers_[size_t(buffer)].offset; }
   int64_t total_bytes() const { return total_; }
@@ -29,8 +28,8 @@ class ArenaPlan {
   int64_t total_ = 0;
 };
 
-// An aligned block of memory of one device, of a size fixed at construction. The initial contents depend on the
-// allocator; a caller that needs zeros writes them.
+// An aligned block of a device's memory, of a size fixed at construction. The initial contents depend on the allocator;
+// callers must not expect zeros.
 class Arena {
  public:
   Arena() = default;

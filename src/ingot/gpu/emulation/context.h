@@ -12,8 +12,8 @@ namespace ingot::emulation {
 
 #if defined(__x86_64__)
 namespace detail {
-// Saves the registers that a callee must preserve, except the modes of floating-point arithmetic, which no kernel
-// changes.
+// Saves the registers that a callee must preserve, except the modes of floating-point arithmetic (no kernel changes
+// these).
 __attribute__((naked, noinline, no_sanitize("address", "thread", "undefined"))) inline void change_stack(
     void** /*leaving*/, void* /*entering*/) {
   asm(R"(
@@ -40,7 +40,8 @@ class Context {
  public:
   // The first switch to this state calls `main` on the given stack; `main` never returns.
   void start_at(char* stack, size_t bytes, void (*main)()) {
-    // Six registers, the return address of change_stack(), and a null return address of `main`, which ends a backtrace.
+    // Six registers, the return address of change_stack(), and a null return address of `main` as the end of a
+    // backtrace.
     void** const top = reinterpret_cast<void**>(uintptr_t(stack + bytes) / 16 * 16);
     for (int i = 1; i <= 8; ++i) top[-i] = nullptr;
     top[-2] = reinterpret_cast<void*>(main);
@@ -60,8 +61,8 @@ class Context {
     context_.uc_stack.ss_size = bytes;
     context_.uc_link = nullptr;
     makecontext(&context_, main, 0);
-    // AddressSanitizer's swapcontext() discards its knowledge of the stack named here, which takes longer than the
-    // kernels themselves. start_switch_fiber tells the sanitizer which stack is in use.
+    // AddressSanitizer's swapcontext() discards its knowledge of the stack named here, and takes longer than the
+    // kernels themselves. start_switch_fiber tells the sanitizer the stack in use.
     context_.uc_stack = {};
   }
   void change_to(Context& other) { swapcontext(&context_, &other.context_); }

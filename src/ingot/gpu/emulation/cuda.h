@@ -1,6 +1,6 @@
 #pragma once
-// CUDA's names for code that is compiled for the CPU (INGOT_EMULATE): the parts of the language that kernels here use,
-// its built-in variables and functions. Shared memory is requested through tile/shared.cuh.
+// CUDA's names for code compiled for the CPU (INGOT_EMULATE): the language features used by Ingot's kernels, the
+// built-in variables and functions. Shared memory is requested through tile/shared.cuh.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -70,7 +70,7 @@ inline void __nanosleep(uint32_t ns) {
 
 namespace ingot::emulation {
 
-// A GPU refuses misaligned accesses, which x86 allows.
+// A GPU refuses misaligned accesses; x86 allows them.
 inline void check_aligned(const void* p, size_t bytes) {
   if (reinterpret_cast<uintptr_t>(p) % bytes != 0) misaligned(p, bytes);
 }

@@ -1,13 +1,13 @@
 #pragma once
 // Runs CUDA kernels on the CPU, for tests. Every GPU thread is a fiber of the calling thread, and all threads of a
-// block (of a cluster; in cooperative launches, of the grid) exist at the same time. A fiber switches to another only
+// block (of a cluster; in cooperative launches, of the grid) exist at the same time. A fiber switches to the next only
 // at a barrier or an atomic operation, in an order drawn from a seed, so a run repeats exactly. Sanitizers see the
 // kernel's own source lines:
-//     AddressSanitizer     accesses beyond a buffer, beyond shared memory (each block's is fresh, filled with NaNs)
-//     ThreadSanitizer      two threads on one address without a barrier between them; fibers count as threads
-//     the scheduler        threads that wait for each other for ever, or meet at different barriers
+//     AddressSanitizer accesses beyond a buffer, beyond shared memory (each block's is fresh, filled with NaNs)
+//     ThreadSanitizer accesses of two threads to an address without a barrier between; fibers count as threads the
+//     scheduler threads in a deadlock, or at different barriers
 // mbarriers and linear bulk loads work; the loads complete at once. The emulator shows nothing about wgmma, tensor
-// copies, copies that arrive late or out of order, proxies, the real memory model, fast arithmetic or speed.
+// copies, late or reordered arrivals of copies, proxies, the real memory model, fast arithmetic or speed.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -30,16 +30,16 @@ struct Place {
 const Place& place();
 
 struct Settings {
-  uint64_t seed = 1;            // seed of the order in which threads run
+  uint64_t seed = 1;            // seed of the order of the threads
   int64_t resident_blocks = 0;  // the most blocks of a cooperative launch, 0: no limit
 };
 Settings& settings();
 
-// The number of GPUs in a build whose GPU is the emulator, 1 at first. Launches on one GPU do not wait for launches on
-// another: a test that wants both to run at the same time makes them on threads of its own. `peers`: whether the GPUs
-// report that they reach each other's memory.
+// The number of GPUs in a build whose GPU is the emulator, 1 at first. Launches on different GPUs do not wait for each
+// other: a test of concurrent launches makes each launch on its own thread. `peers`: whether the GPUs report access to
+// each other's memory.
 void pretend_devices(int count, bool peers = true);
-// The emulated GPUs offer no more than `wanted` from now on: those of a Hopper at first.
+// The emulated GPUs have at most the limits `wanted` from now on; at first, the limits of Hopper.
 void pretend_limits(const gpu::Limits& wanted);
 
 struct Shape {
@@ -48,7 +48,7 @@ struct Shape {
   bool cooperative = false;
 };
 // Runs `thread` for every thread of the grid, to its end. Rethrows an exception of a thread. Throws
-// Error(invalid_argument) for launches that no GPU would accept and for threads that wait for ever.
+// Error(invalid_argument) for launches that a GPU would refuse and for deadlocks.
 void run(const char* name, const Shape& shape, const std::function<void()>& thread);
 
 // Work for a stream: done at once or, within record(), kept in `recorded` to be repeated.
@@ -57,13 +57,13 @@ void record(const std::function<void()>& work, std::vector<std::function<void()>
 
 // --- called by threads
 
-void yield();            // other fibers may run
+void yield();            // further fibers may run
 void maybe_yield();      // the same, now and then
-void yield_to_others();  // other fibers may run, and kernels on other threads of the process, which stand for other
+void yield_to_others();  // further fibers may run, and kernels on further threads of the process, which emulate more
                          // GPUs
 uint64_t clock_ns(uint64_t passing = 0);  // virtual time: grows with every switch and every sleep
 
-// A barrier of all threads of the block; the number of them for which `vote` was true.
+// A barrier of all threads of the block; returns the number of threads with a true `vote`.
 uint32_t sync_block(bool vote, Where where);
 // Named barriers, by a count of threads.
 void sync_named(uint32_t id, uint32_t threads, bool wait, Where where);
@@ -71,7 +71,7 @@ void sync_named(uint32_t id, uint32_t threads, bool wait, Where where);
 // Each lane of `mask` contributes a value and receives all values.
 struct Lanes {
   uint64_t value[32] = {};
-  uint32_t mask = 0;  // that exist
+  uint32_t mask = 0;  // threads of the warp
 };
 Lanes exchange(uint32_t mask, uint64_t value, Where where);
 void sync_warp(uint32_t mask, Where where);
@@ -82,10 +82,10 @@ uint32_t cluster_size();
 void cluster_arrive();
 void cluster_wait(Where where);
 
-// The block's memory for one variable. The key is any address that stands for the variable; a null key stands for the
-// dynamic shared memory.
+// The block's memory for a variable. The key is any address that identifies the variable; a null key means the dynamic
+// shared memory.
 void* shared_memory(const void* key, size_t bytes);
-// Addresses of 32 bits, as instructions take them. An access beyond the variable of an address fails by name.
+// Addresses of 32 bits, the operands of instructions. An access beyond the variable of an address fails by name.
 uint32_t shared_address(const void* p);
 uint32_t cluster_address(uint32_t address, uint32_t rank);
 void* at_shared_address(uint32_t address, uint32_t bytes);

@@ -1,6 +1,6 @@
 #pragma once
-// gpu/ptx for code compiled for the CPU: the functions that row kernels use, and other kernels without wgmma and tensor
-// copies.
+// gpu/ptx for code compiled for the CPU: the functions for row kernels, and for further kernels without wgmma and
+// tensor copies.
 #include <array>
 #include <bit>
 #include <stdexcept>
@@ -68,7 +68,7 @@ inline void cluster_store_relaxed(uint64_t* local, uint32_t rank, uint64_t word)
   std::memcpy(emulation::at_shared_address(cluster_address(local, rank), 8), &word, 8);
 }
 inline uint64_t cluster_load_relaxed(const uint64_t* local) {
-  emulation::yield();  // a polling thread lets other threads run
+  emulation::yield();  // a polling thread lets further threads run
   return *static_cast<const volatile uint64_t*>(local);
 }
 constexpr uint16_t multicast_mask(uint32_t first, uint32_t blocks) { return uint16_t(((1u << blocks) - 1) << first); }
@@ -95,7 +95,7 @@ inline void fence_proxy_async_shared() {}
 inline void fence_proxy_async() {}
 inline void fence_acq_rel_gpu() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 
-// --- atomics.cuh: polls give way to the thread that is waited for
+// --- atomics.cuh: polls give way to the awaited thread
 
 template <class T> T load_relaxed(const T* p) {
   emulation::yield();
@@ -107,7 +107,7 @@ inline void load_relaxed(const uint64_t* p, uint64_t (&v)[2]) {
 }
 inline void load_relaxed_16(const void* p, uint64_t& low, uint64_t& high) {
   emulation::check_aligned(p, 16);
-  emulation::yield();  // no other thread runs between the two halves
+  emulation::yield();  // no thread runs between the two halves
   low = __atomic_load_n(static_cast<const uint64_t*>(p), __ATOMIC_RELAXED);
   high = __atomic_load_n(static_cast<const uint64_t*>(p) + 1, __ATOMIC_RELAXED);
 }
@@ -121,7 +121,7 @@ template <class T> T load_acquire(const T* p) {
   emulation::yield();
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
-// For words that kernels on other threads write: those threads get time to run.
+// For words written by kernels on other CPU threads: these threads get time to run.
 template <class T> T load_acquire_system(const T* p) {
   emulation::yield_to_others();
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
@@ -182,11 +182,11 @@ template <int N> void cp_async_wait_group() {}
 
 struct Mbarrier {
   uint16_t expected, pending;  // arrivals of a phase, and the number still missing
-  int32_t bytes : 31;          // bytes that copies still have to deliver
+  int32_t bytes : 31;          // bytes of copies still to arrive
   uint32_t phase : 1;
 };
 static_assert(sizeof(Mbarrier) == 8, "what an mbarrier takes");
-// Atomic only for the sanitizers: no fiber switches inside these functions.
+// Atomic only for the sanitizers, because no fiber switches inside these functions.
 template <class Change> void change_mbarrier(uint64_t* barrier, Change&& change) {
   Mbarrier b = std::bit_cast<Mbarrier>(__atomic_load_n(barrier, __ATOMIC_ACQUIRE));
   change(b);
@@ -264,7 +264,7 @@ void stmatrix_trans(uint32_t address, const uint32_t (&r)[N], emulation::Where a
   move_matrices_out(address, r, true, at);
 }
 
-// d += a b, one lane's four elements, with the fragments of all lanes at hand. value(word, half) decodes.
+// d += a b, four elements of a lane, with the fragments of all lanes at hand. value(word, half) decodes.
 template <int kHalves, class Value>
 void multiply_fragments(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Value value,
                         emulation::Where at) {

@@ -1,6 +1,6 @@
 #pragma once
-// Tells the sanitizers about fibers: AddressSanitizer which stack is in use, ThreadSanitizer that each fiber is a
-// thread of its own, synchronised with other fibers by barriers alone.
+// Tells the sanitizers about fibers: AddressSanitizer needs the stack in use; ThreadSanitizer treats each fiber as a
+// separate thread, synchronised with further fibers by barriers alone.
 #include <algorithm>
 #include <cstddef>
 
@@ -65,7 +65,7 @@ class SanitizedFiber {
   SanitizedFiber(const SanitizedFiber&) = delete;
   SanitizedFiber& operator=(const SanitizedFiber&) = delete;
 #if defined(__SANITIZE_THREAD__)
-  // A fiber that is abandoned in the middle keeps its thread, because ThreadSanitizer would complain about such an end.
+  // An abandoned fiber keeps its thread, because ThreadSanitizer would complain about such an end.
   ~SanitizedFiber() {
     if (!owned_ || !ended_) return;
     void* const now = __tsan_get_current_fiber();
@@ -91,8 +91,8 @@ class SanitizedFiber {
     owned_ = true;
 #endif
   }
-  // Called before the stack serves another fiber: clears the poisoned bytes, of which a fiber that ended normally has
-  // left those of its last frames.
+  // Called before the stack serves the next fiber: clears the poisoned bytes. A normally ended fiber leaves the
+  // poisoned bytes of its last frames.
   void allow_stack(char* stack, size_t bytes) const {
     const size_t left = ended_ ? std::min(kLastFrames, bytes) : bytes;
     asan_allow(stack + bytes - left, left);
@@ -103,7 +103,7 @@ class SanitizedFiber {
 #endif
     left_ = this;
     ended_ = for_ever;
-#if defined(__SANITIZE_THREAD__)  // last, because the following accesses count as the other fiber's
+#if defined(__SANITIZE_THREAD__)  // last, because the following accesses count as the next fiber's
     __tsan_switch_to_fiber(next.thread_, __tsan_switch_to_fiber_no_sync);
 #endif
   }
@@ -124,7 +124,7 @@ class SanitizedFiber {
  private:
   static constexpr size_t kLastFrames = 8 << 10;
 
-  // AddressSanitizer reports the main context's stack at the first switch away from it.
+  // AddressSanitizer reports the main context's stack at the first switch to a fiber.
   static void note_left(const void* stack, size_t bytes) {
     if (left_ != nullptr && left_->stack_ == nullptr) {
       left_->stack_ = static_cast<const char*>(stack);

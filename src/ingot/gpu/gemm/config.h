@@ -1,6 +1,6 @@
 #pragma once
 // The choice of a product's tile: the tile with the shortest time by the following model. The sums determine the time;
-// a tile that is only partly filled, or a last wave that does not occupy the GPU, costs as much as a full one.
+// a partly filled tile costs as much as a full tile, and a partly filled last wave as much as a full wave.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -9,14 +9,14 @@
 
 namespace ingot::gemm {
 
-// The time of a product with a tile, in units of the time that a multiprocessor needs for one column of 128 rows (times
-// K): whole waves of whole tiles. A wider tile reads less and is a little faster for its size.
+// The time of a product with a tile, in units of a multiprocessor's time for one column of 128 rows (times K): whole
+// waves of whole tiles. A wider tile reads less and is a little faster for its size.
 inline double modelled_time(const Problem& p, const Tile& t, int64_t sms) {
   const int64_t clusters = std::max<int64_t>(sms / t.cluster, 1);
   const int64_t tiles = p.batch * ceil_div(p.m, int64_t(kTileM) * t.cluster) * ceil_div(p.n, t.n);
   return double(ceil_div(tiles, clusters)) * t.n * (t.n > 128 ? 0.985 : 1);
 }
-// The fraction of the GPU's time that the product uses: 1 where waves and tiles are full.
+// The fraction of the GPU's time in use by the product: 1 where waves and tiles are full.
 inline double efficiency(const Problem& p, const Tile& t, int64_t sms) {
   return double(p.batch * p.m * p.n) / (double(sms) * kTileM) / modelled_time(p, t, sms);
 }
@@ -37,8 +37,8 @@ inline bool waits_for_memory(const Problem& p, double memory) {
   return memory < kEnough && p.k >= kLong && 2 * p.batch * p.k * (p.m + p.n) >= kFarBeyondL2;
 }
 
-// The tiles for nearly all products (measured: docs/matrix-products.md). Turns hide the epilogue, which at K = 512 is a
-// fifth of the time.
+// The tiles for nearly all products (measured: docs/matrix-products.md). Turns hide the epilogue, a fifth of the time
+// at K = 512.
 constexpr Tile kPairs128{.n = 128, .team = Team::ping_pong, .cluster = 2};  // reads a quarter less from L2
 constexpr Tile kTurns128{.n = 128, .team = Team::ping_pong, .cluster = 1};
 constexpr Tile kTurns192{.n = 192, .team = Team::ping_pong, .cluster = 2};

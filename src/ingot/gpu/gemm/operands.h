@@ -1,7 +1,7 @@
 #pragma once
 // The core's requirements on matrices in memory: rows of 16-bit operands begin at multiples of 16 bytes, and rows of
 // results are whole multiples of 16 bytes. The copy engine writes in units of 16 bytes: the last unit of a row is
-// written as a whole, beyond the end of a row that does not fill it.
+// written as a whole, beyond the end of a row with a partial unit.
 #include <algorithm>
 #include <cstdint>
 

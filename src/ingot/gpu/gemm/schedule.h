@@ -1,12 +1,11 @@
 #pragma once
-// The tiles that a cluster computes, and their order. All threads of a block walk the same list: the producer to know
-// the next loads, the consumers the place of their sums. A schedule is made on the host, is passed as a kernel
-// argument, and has
+// The tiles of a cluster, and their order. All threads of a block walk the same list: the producer to know the next
+// loads, the consumers the place of their sums. A schedule is made on the host, is passed as a kernel argument, and has
 //     Walk walk(first, step) const      the walk of a cluster: tiles first, first + step, ...
 //     bool Walk::next(TileAt& t)        false after the last
-// Grid: all tiles of one product or of a batch of equal products. Triangle: the tiles of a symmetric result that touch
-// or lie below its diagonal. Grouped: products of different heights with common N and K, whose rows follow each other;
-// the first row of each is read on the device.
+// Grid: all tiles of a product or of a batch of equal products. Triangle: the tiles of a symmetric result on or below
+// its diagonal. Grouped: products of different heights with common N and K and consecutive rows; the first row of each
+// is read on the device.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -20,7 +19,7 @@ namespace ingot::gemm {
 // The cluster's tile; block r of the cluster takes the kTileM rows from m + r * kTileM on.
 struct TileAt {
   uint32_t batch = 0, m = 0, n = 0;  // first row and column
-  uint32_t m_end = 0;                // the first row that is no longer this product's
+  uint32_t m_end = 0;                // the end of this product's rows
   uint32_t k_steps = 0;              // of kTileK each
 };
 
@@ -36,8 +35,8 @@ template <class S> struct CountedWalk {
   }
 };
 
-// Blocks of `kHeight` cluster rows are walked column by column, back and forth: the clusters that run at the same time
-// read few rows of A and few of B, which stay in L2.
+// Blocks of `kHeight` cluster rows are walked column by column, back and forth: concurrent clusters read few rows of A
+// and of B, and these rows stay in L2.
 struct Grid {
   static constexpr uint32_t kHeight = 8;
   uint32_t tiles = 0;
@@ -70,7 +69,7 @@ struct Grid {
   INGOT_HD CountedWalk<Grid> walk(uint32_t first, uint32_t step) const { return {this, first, step}; }
 };
 
-// For cluster tiles that are square. Row by row: row r has r + 1 tiles.
+// For square cluster tiles. Row by row: row r has r + 1 tiles.
 struct Triangle {
   uint32_t tiles = 0, per_batch = 0, side = 0, m = 0, k_steps = 0;
   tile::Divisor of_batch;

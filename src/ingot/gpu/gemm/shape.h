@@ -1,6 +1,6 @@
 #pragma once
 // The vocabulary of matrix products: C (M x N) = A (M x K) B (N x K)^T, in `batch` copies. This file contains only host
-// code and constants, so that choices can be tested without a GPU.
+// code and constants, so tests of choices need no GPU.
 #include <cstdint>
 
 namespace ingot::gemm {
@@ -13,11 +13,12 @@ struct Problem {
 // How the two multiplying warpgroups share a block's tiles.
 //     cooperative  each takes 64 rows of every tile: the widest tile and the least traffic; the epilogue is not
 //                  hidden, which is cheap where K is large
-//     ping_pong    each takes every other tile as a whole: the epilogue of one runs during the other's products
+//     ping_pong each takes every other tile as a whole: the epilogue of a warpgroup runs during the products of the
+//     second
 enum class Team : uint8_t { cooperative, ping_pong };
 
-// The part of C that a block computes at a time. In a cluster of 2, two blocks one above the other share the rows of B:
-// each loads half of them for both.
+// The part of C that a block computes at a time. In a cluster of 2, two vertically adjacent blocks share the rows of B:
+// each block loads half of these rows for both.
 struct Tile {
   int n = 256;
   Team team = Team::cooperative;
@@ -26,7 +27,7 @@ struct Tile {
 };
 
 constexpr int kTileM = 128;  // rows of a block's tile
-constexpr int kTileK = 64;   // elements of a 16-bit type: one row of the 128-byte swizzle
+constexpr int kTileK = 64;   // elements of a 16-bit type: a row of the 128-byte swizzle
 constexpr int kWarpgroups = 2, kConsumerThreads = 128 * kWarpgroups, kThreads = 128 + kConsumerThreads;
 constexpr uint32_t kPanelBytes = 64 * 128;  // 64 rows of 128 bytes, of any type
 constexpr int64_t kSharedBytes = 227 * 1024;

@@ -1,7 +1,7 @@
 #pragma once
-// The frame all subcommands stand in. A subcommand describes its options once; from that come the command line, the
-// INGOT_* environment, the keys of a --config file and of --set, the help text, and the precedence among them: flag >
-// environment > file > the variable's own default.
+// The framework of all subcommands. A subcommand describes its options once; from this description follow the command
+// line, the INGOT_* environment, the keys of a --config file and of --set, the help text, and the precedence among
+// them: flag > environment > file > the variable's own default.
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -19,7 +19,7 @@ namespace ingot::cli {
 
 enum class Kind { flag, integer, number, text, list };
 
-// One option. `spelling` is "--vocab N" or, for a positional argument, "RUN". The key in a configuration is the name
+// An option. `spelling` is "--vocab N" or, for a positional argument, "RUN". The key in a configuration is the name
 // without dashes and with underscores ("vocab"), the environment variable INGOT_VOCAB.
 struct Option {
   std::string name, placeholder, path, help;
@@ -28,10 +28,10 @@ struct Option {
   double low = 0, high = 0;              // of integers and numbers
   std::vector<std::string> allowed;      // of texts; empty: any
   bool required = false, given = false;  // given: by a flag on the command line
-  double above = -HUGE_VAL;              // of a number that a flag or the environment gives for a section
-  std::string instead_of;  // the path of a number that this one replaces: a flag over a file's other choice
-  bool negative = false;   // of a flag: given, it makes the variable false
-  std::function<void(const std::string&)> chosen;  // of a choice: takes its text, which `text` holds
+  double above = -HUGE_VAL;              // of a number for a section from a flag or the environment
+  std::string instead_of;                // the path of a number replaced by this option: a flag over a file's choice
+  bool negative = false;                 // of a flag: the given flag makes the variable false
+  std::function<void(const std::string&)> chosen;  // of a choice: takes its text, stored in `text`
   std::string text;
   Option& require() {
     required = true;
@@ -77,17 +77,17 @@ class Command {
     return option;
   }
   Option& list(const char* spelling, std::vector<std::string>& into, const char* help);
-  // A nested object of the configuration, such as "model", that the command interprets itself: `json` receives what
-  // file, environment and flags gave for it ("{}" when nothing). `known` is an object like it with every key: where a
-  // key's name is nowhere else, it may stand alone in a configuration ("layers" for "model.layers").
+  // A nested object of the configuration, such as "model", interpreted by the command itself: `json` receives the
+  // values of file, environment and flags for this object ("{}" when none). `known` is an example object with every
+  // key: a key with a unique name may stand alone in a configuration ("layers" for "model.layers").
   void section(const char* key, std::string& json, const std::string& known);
-  // What a key is called elsewhere: who tries it is told ours.
+  // A key's name in different programs: an error for this name gives Ingot's name.
   void known_elsewhere(const char* name, const char* ours);
-  // A flag that stands for one value inside a section: setting("--steps N", "train.steps", Kind::integer, "...").
+  // A flag for a single value inside a section: setting("--steps N", "train.steps", Kind::integer, "...").
   Option& setting(const char* spelling, const char* path, Kind kind, const char* help);
 
-  // Throws where one of these was given: an option that changes nothing is a misunderstanding. `where` says what has
-  // no use for it ("a run of `ingot train`").
+  // Throws where one of these options was given: an option without effect is a misunderstanding. `where` names the
+  // command or model without use for the option ("a run of `ingot train`").
   void refuse_given(std::initializer_list<std::string_view> names, const std::string& where) const;
 
   void examples(const char* text);
@@ -114,40 +114,41 @@ class Command {
 int run(Command& root, int argc, char** argv);
 
 // --- input and output
-// Standard output. A reader that went away ends the program quietly; any other failure is an Error.
+// Standard output. A closed pipe ends the program quietly; every further failure is an Error.
 void write_out(std::string_view text);
 // A file's bytes, or standard input's for "-" and "" (refused on a terminal without being asked for by "-").
 std::string read_input(const std::string& path);
 // Throws where a file could not be written for want of its directory: ask before minutes of work.
 void require_directory_of(const std::string& out);
-// Throws where writing `out` would replace one of the files that the command reads.
+// Throws where writing `out` would replace one of the command's input files.
 void refuse_to_replace(const std::string& out, const std::vector<std::string>& read);
-// The same of what makes a directory a run, its checkpoints among it (`run` may be one, or RUN/best), or of an
-// artifact. Other files of a run, adapters say, may be replaced.
+// The same for the files that make a directory a run, including its checkpoints (`run` may be a checkpoint, or
+// RUN/best), and for an artifact. Further files of a run, such as adapters, may be replaced.
 void refuse_to_replace_run(const std::string& out, const std::string& run);
-// What read_input() reads, for errors: the file's name, or "standard input".
+// The name of read_input()'s source, for errors: the file's name, or "standard input".
 std::string input_name(const std::string& path);
-// An Error of `work` is told with what it is about: a file, an option.
+// An Error of `work` is rethrown with its subject: a file, an option.
 template <class Work> auto about(const std::string& what, Work&& work) {
   try {
     return work();
   } catch (const Error& e) { fail(e.code, what, ": ", e.what()); }
 }
-// What a table's second column looks like: fixed digits, never the locale's comma.
+// A number with fixed digits, as in a table's second column, never with the locale's comma.
 std::string fixed(double value, int digits);
-// What `option` was given: of a list like "1,2,4" its numbers; of pairs like "100:100,1024:100" both of each.
+// The value of `option`: the numbers of a list like "1,2,4"; both numbers of each pair of a list like
+// "100:100,1024:100".
 std::vector<int64_t> numbers_in(const char* option, const std::string& list, bool pairs = false);
 std::string with_commas(int64_t n);                // "35,944,602"
 std::string counted(int64_t n, const char* what);  // "1 document", "2,000 documents"
 
-// This process's command line as a shell would read it, and the words that start the program (INGOT_PROGRAM, which
-// ./run sets, or "ingot"): for messages that say what to type next.
+// This process's command line in a shell's syntax, and the words that start the program (INGOT_PROGRAM, set by ./run,
+// or "ingot"): for messages with the next command to type.
 const std::string& command_line();
 std::string command_line_without(const std::string& option);  // and its value
-std::string quoted(const std::string& word);                  // as a shell would read it
+std::string quoted(const std::string& word);                  // in a shell's syntax
 std::string program_name();
 
-// --- the subcommands, one file each
+// --- the subcommands, a file each
 void add_train(Command& root);
 void add_eval(Command& root);
 void add_accuracy(Command& eval);

@@ -1,16 +1,17 @@
 #pragma once
-// How the program ends on SIGINT and SIGTERM: unfinished files are removed, one line says so, the status is 130. What
-// has something to save or to finish first holds an Interrupt. A signal that was ignored when the program started (as a
-// shell starts jobs in the background) stays ignored.
+// How the program ends on SIGINT and SIGTERM: unfinished files are removed, a line reports the signal, the status is
+// 130. A command with something to save or to finish first holds an Interrupt. A signal ignored at the program's start
+// (as in a shell's background jobs) stays ignored.
 #include <csignal>
 #include <string>
 
 namespace ingot::cli {
 
-// From here on a signal ends the program; `who` is what its line begins with, and may change.
+// From this call on a signal ends the program; `who` is the beginning of the line, and may change.
 void end_on_signals(const std::string& who);
 
-// While it lives, the first SIGINT or SIGTERM is noted instead of ending the program; the second one ends it.
+// During its lifetime, the first SIGINT or SIGTERM is noted instead of ending the program; the second signal ends the
+// program.
 class Interrupt {
  public:
   Interrupt();
