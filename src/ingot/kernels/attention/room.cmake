@@ -1,4 +1,4 @@
-ingot_room(HOPPER "^attention_(forward|query_gradient|key_gradient)_")
+ingot_room(HOPPER "^(hopper/|attention_(forward|query_gradient|key_gradient)_)")
 foreach(type bf16 f16)
   ingot_instances(attention_forward_${type} IN attention_hopper FROM hopper/forward.cuh TEMPLATES
     "ForwardKernel forward_kernel<${type}>(int, bool)")
@@ -8,4 +8,9 @@ foreach(type bf16 f16)
     "KeyGradientKernel key_gradient_kernel<${type}>(int, bool)"
     "KeyGradientKernel joint_gradient_kernel<${type}>(int)"
     "void (*query_sums_kernel<${type}>(int))(const QuerySumParams)")
+  ingot_instances(attention_portable_${type} EMULATED IN attention_portable
+    FROM portable/forward.cuh portable/query_gradient.cuh portable/key_gradient.cuh TEMPLATES
+    "ForwardKernel forward_kernel<${type}>(int, const gpu::Limits&)"
+    "BackwardKernel query_gradient_kernel<${type}>(int, const gpu::Limits&)"
+    "BackwardKernel key_gradient_kernel<${type}>(int, bool, const gpu::Limits&)")
 endforeach()

@@ -6,17 +6,6 @@
 
 namespace ingot::cuda::attention_hopper {
 
-// The arguments of both kernels from the scores and the forward pass. delta: for each query and head, the sum of dO *
-// O.
-struct ScoreParams {
-  const float *lse, *delta;  // (H, Tq), rows lse_stride and delta_stride apart
-  int64_t lse_stride, delta_stride;
-  float scale;            // of a score
-  float scale_log2;       // the same, to powers of two
-  float cap_in, cap_out;  // as in the forward pass
-  int width;
-};
-
 struct QueryGradientParams {
   Walk walk;
   ScoreParams scores;

@@ -16,9 +16,9 @@
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/attention/hopper/forward.h"
-#include "ingot/kernels/attention/hopper/fragments.cuh"
-#include "ingot/kernels/attention/hopper/tiles.h"
 #include "ingot/kernels/attention/hopper/walk.cuh"
+#include "ingot/kernels/attention/parts/fragments.cuh"
+#include "ingot/kernels/attention/parts/tiles.h"
 
 namespace ingot::cuda::attention_hopper {
 

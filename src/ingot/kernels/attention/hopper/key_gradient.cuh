@@ -13,9 +13,9 @@
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/attention/hopper/backward.h"
-#include "ingot/kernels/attention/hopper/fragments.cuh"
 #include "ingot/kernels/attention/hopper/query_sums.cuh"
 #include "ingot/kernels/attention/hopper/walk.cuh"
+#include "ingot/kernels/attention/parts/fragments.cuh"
 
 namespace ingot::cuda::attention_hopper {
 
@@ -37,15 +37,6 @@ struct KeyGradientForm {
   static constexpr uint32_t kPanelK = kKeys * 128, kPanelQ = kQueries * 128;
 };
 
-// The fetching warp's message about a tile of keys. steps < 0: there is no further tile.
-struct KeyTile {
-  int kv_head, first;
-  int q_begin, k_begin;
-  int queries, keys;
-  int begin, steps;  // steps of queries, for each head of the group
-  int segment;
-};
-
 template <class F> struct KeyMemory {
   char k[F::kPanels][F::kPanelK], v[F::kPanels][F::kPanelK];
   char q[F::kStages][F::kPanels][F::kPanelQ], dout[F::kStages][F::kPanels][F::kPanelQ];
@@ -56,28 +47,6 @@ template <class F> struct KeyMemory {
   [[no_unique_address]] SharedScoresBarriers<F> scores_barriers;
   KeyTile tile;
 };
-// Tiles visible to the most queries come first: with a causal mask these are a segment's first keys.
-template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_t place) {
-  const int64_t in_set = w.places * w.heads_in_set;
-  const int64_t set = place / in_set, heads = min(int64_t(w.heads_in_set), w.heads - set * w.heads_in_set);
-  const int64_t rest = place - set * in_set;
-  const detail::TilePlace at = detail::tile_place(w.cu_k, w.segments, F::kKeys, rest / heads);
-  KeyTile t{};
-  t.kv_head = int(set * w.heads_in_set + rest % heads);
-  t.first = int(at.first);
-  t.segment = at.segment;
-  t.k_begin = w.cu_k[at.segment];
-  const int keys = w.cu_k[at.segment + 1] - t.k_begin;
-  if (at.first >= keys) return t;
-  t.keys = keys;
-  t.q_begin = w.cu_q[at.segment];
-  t.queries = w.cu_q[at.segment + 1] - t.q_begin;
-  const detail::KeyRange seeing =
-      detail::queries_seeing(t.first, min(t.first + F::kKeys, keys), t.queries, keys, w.causal, w.window);
-  t.begin = int(seeing.begin / F::kQueries);
-  t.steps = seeing.end > seeing.begin ? int((seeing.end + F::kQueries - 1) / F::kQueries) - t.begin : 0;
-  return t;
-}
 
 template <class F> struct QueryFetcher {
   KeyMemory<F>& memory;

@@ -8,8 +8,8 @@
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/attention/hopper/backward.h"
-#include "ingot/kernels/attention/hopper/fragments.cuh"
 #include "ingot/kernels/attention/hopper/walk.cuh"
+#include "ingot/kernels/attention/parts/fragments.cuh"
 
 namespace ingot::cuda::attention_hopper {
 

@@ -14,8 +14,8 @@
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/kernels/attention/hopper/backward.h"
-#include "ingot/kernels/attention/hopper/fragments.cuh"
-#include "ingot/kernels/attention/hopper/tiles.h"
+#include "ingot/kernels/attention/parts/fragments.cuh"
+#include "ingot/kernels/attention/parts/tiles.h"
 
 namespace ingot::cuda::attention_hopper {
 

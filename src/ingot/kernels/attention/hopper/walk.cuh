@@ -12,18 +12,10 @@
 #include "ingot/gpu/ptx/tma.cuh"
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/gpu/tile/ring.cuh"
-#include "ingot/kernels/attention/hopper/tiles.h"
 #include "ingot/kernels/attention/hopper/walk.h"
+#include "ingot/kernels/attention/parts/places.cuh"
 
 namespace ingot::cuda::attention_hopper {
-
-// The fetching warp's message about a tile. steps < 0: there is no further tile.
-struct Tile {
-  int head, first;       // of the segment's queries
-  int q_begin, k_begin;  // the segment's first rows
-  int queries, keys;     // of the segment; no queries: an empty place
-  int begin, steps;      // steps of keys: from begin + steps - 1 down to begin
-};
 
 // Warpgroups that issue their products in turns, so that the exponentials of a warpgroup run during the products of the
 // rest. Each takes a turn for every step of a tile, also for steps invisible to its queries.
@@ -53,29 +45,6 @@ template <class F> struct WalkMemory {
   uint64_t raw;  // a copy whose last rows must be zeroed
   Tile tile;
 };
-
-// The tile at `place` of the list of all heads. Heads come in sets whose keys and values stay in L2; within a set, the
-// tiles with the most visible keys come first.
-template <class F> __device__ inline Tile find_tile(const Walk& p, int64_t place) {
-  const int64_t in_set = p.places * p.heads_in_set;
-  const int64_t set = place / in_set, heads = min(int64_t(p.heads_in_set), p.heads - set * p.heads_in_set);
-  const int64_t rest = place - set * in_set;
-  const detail::TilePlace at = detail::tile_place(p.cu_q, p.segments, F::kRows, p.places - 1 - rest / heads);
-  Tile t{};
-  t.head = int(set * p.heads_in_set + rest % heads);
-  t.first = int(at.first);
-  t.q_begin = p.cu_q[at.segment];
-  const int queries = p.cu_q[at.segment + 1] - t.q_begin;
-  if (at.first >= queries) return t;
-  t.queries = queries;
-  t.k_begin = p.cu_k[at.segment];
-  t.keys = p.cu_k[at.segment + 1] - t.k_begin;
-  const detail::KeyRange seen =
-      detail::keys_seen(t.first, min(t.first + F::kRows, queries), queries, t.keys, p.causal, p.window);
-  t.begin = int(seen.begin / F::kKeys);
-  t.steps = seen.end > seen.begin ? int((seen.end + F::kKeys - 1) / F::kKeys) - t.begin : 0;
-  return t;
-}
 
 // A panel's rows from `rows` on; whole rows, so that the swizzle does not matter. All lanes.
 template <uint32_t kBytes> __device__ inline void zero_rows(char* panel, int rows, uint32_t lane) {

@@ -1,14 +1,15 @@
 #pragma once
-// Attention's operations on wgmma's accumulators (ptx/wgmma.cuh): thread 4 g + t of a warp holds of every 8 columns j
-// d[4 j], d[4 j + 1] of row g and d[4 j + 2], d[4 j + 3] of row g + 8, columns 8 j + 2 t and the next.
+// Attention's operations on the accumulators of products (ptx/wgmma.cuh; a warp's 16 rows of ptx/mma.cuh lie alike):
+// thread 4 g + t of a warp holds of every 8 columns j d[4 j], d[4 j + 1] of row g and d[4 j + 2], d[4 j + 3] of row g +
+// 8, columns 8 j + 2 t and the next.
 #include <cstdint>
 
 #include "ingot/core/dtype.h"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/math.cuh"
-#include "ingot/kernels/attention/hopper/backward.h"
+#include "ingot/kernels/attention/parts/walk.h"
 
-namespace ingot::cuda::attention_hopper {
+namespace ingot::cuda::attention_parts {
 
 __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
@@ -99,4 +100,4 @@ __device__ __forceinline__ void store_rows(const float (&d)[N], const float (&sc
     }
 }
 
-}  // namespace ingot::cuda::attention_hopper
+}  // namespace ingot::cuda::attention_parts

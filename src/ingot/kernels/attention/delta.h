@@ -1,0 +1,11 @@
+#pragma once
+// What the backward pass needs of each query and head before its products.
+#include "ingot/kernels/attention/attention.h"
+
+namespace ingot::cuda {
+
+// delta = sum of dO * O, less the gradient of lse, (H, T) with rows `stride` apart; left as it is where a.has_delta
+// says that it is there. Adds to dsinks where they are wanted. There is at least one query.
+void attention_row_sums(const AttentionBackward& a, float* delta, int64_t stride, Stream stream);
+
+}  // namespace ingot::cuda

@@ -1,0 +1,21 @@
+#pragma once
+// The Hopper variant of attention (docs/attention.md): wgmma, tensor copies, claimed work items.
+#include "ingot/core/tensor.h"
+#include "ingot/kernels/attention/attention.h"
+
+namespace ingot::cuda {
+
+// The slot of the counter for the items of a launch's blocks (claim_slots.h).
+uint32_t claim_slot(Stream stream, Device device);
+
+namespace attention_hopper {
+
+void forward(const Attention& a, Stream stream);
+// The bytes of the fp32 sums of dQ, to which many blocks add in any order; 0 where dQ is computed by a kernel of its
+// own.
+int64_t query_sum_bytes(const AttentionBackward& a);
+// delta: of attention_row_sums(), if there are queries. sums: query_sum_bytes(a) bytes, or null.
+void backward(const AttentionBackward& a, float* delta, float* sums, Stream stream);
+
+}  // namespace attention_hopper
+}  // namespace ingot::cuda
