@@ -22,8 +22,8 @@ foreach(type bf16 f16)
       "void launch_mlp_to_128<${type}, ${width}, true>${call}")
   endforeach()
   foreach(saves false true)
-    ingot_instances(many_rows_usual_${type}_${saves} FROM to_128/many_rows_usual.cuh TEMPLATES
-      "void launch_mlp_to_128_usual<${type}, ${saves}>${call}")
+    ingot_instances(many_rows_linear_output_${type}_${saves} FROM to_128/many_rows_linear_output.cuh TEMPLATES
+      "void launch_mlp_to_128_linear_output<${type}, ${saves}>${call}")
   endforeach()
   ingot_instances(many_rows_streamed_${type} FROM to_128/many_rows_streamed.cuh TEMPLATES
     "void launch_mlp_to_128_streamed<${type}, false>${call}" "void launch_mlp_to_128_streamed<${type}, true>${call}")

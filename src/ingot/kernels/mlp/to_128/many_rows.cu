@@ -9,9 +9,9 @@ namespace {
 
 // Whether the network fits the shared memory of an SM; otherwise its weights stream through shared memory.
 bool is_resident(const Mlp& m) { return mlp_panels(m) == 1 || m.layers.size() <= kMlpResidentLayers; }
-// The networks of to_128/many_rows_usual.cuh. With a bias and this many rows the kernels of many_rows.cuh are 1 to 4 %
-// faster, because these load the bias first.
-bool is_usual(const Mlp& m) {
+// The networks of to_128/many_rows_linear_output.cuh. With a bias and this many rows the kernels of many_rows.cuh are 1
+// to 4 % faster, because these load the bias first.
+bool has_linear_output(const Mlp& m) {
   constexpr int64_t kLeast = 2048, kMost = 131072;
   const auto count = [&](auto has) { return size_t(std::count_if(m.layers.begin(), m.layers.end(), has)); };
   const size_t normed = count([](const MlpLayer& layer) { return bool(layer.g); });
@@ -23,7 +23,8 @@ bool is_usual(const Mlp& m) {
 template <class T, bool kSave> void launch(const Mlp& m, Stream stream) {
   if (!is_resident(m)) return launch_mlp_to_128_streamed<T, kSave>(m, stream);
   if (mlp_panels(m) == 1) return launch_mlp_to_128<T, 64, kSave>(m, stream);
-  is_usual(m) ? launch_mlp_to_128_usual<T, kSave>(m, stream) : launch_mlp_to_128<T, 128, kSave>(m, stream);
+  has_linear_output(m) ? launch_mlp_to_128_linear_output<T, kSave>(m, stream)
+                       : launch_mlp_to_128<T, 128, kSave>(m, stream);
 }
 
 }  // namespace

@@ -273,7 +273,8 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
 
 template <class T, class F, int kWidth, Save kSave> void launch_as(const Operands& o, Stream stream) {
   const Params& p = o.p;
-  // At 128 wide, nearly all networks without a bias use to_128/many_rows_usual.cuh; the remaining networks add zeros.
+  // At 128 wide, nearly all networks without a bias use to_128/many_rows_linear_output.cuh; the remaining networks add
+  // zeros.
   constexpr bool kAddsZeros = kWidth == 128;
   const bool has_bias = kAddsZeros || p.has_bias;
   const auto smem = [&](int groups) {

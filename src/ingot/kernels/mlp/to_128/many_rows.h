@@ -14,6 +14,6 @@ template <class T, bool kSave> void launch_mlp_to_128_streamed(const Mlp& m, Str
 
 // T: f16 or bf16. Wider than a panel, two layers or more, a linear last layer, weight norm on all layers and no bias or
 // on none.
-template <class T, bool kSave> void launch_mlp_to_128_usual(const Mlp& m, Stream stream);
+template <class T, bool kSave> void launch_mlp_to_128_linear_output(const Mlp& m, Stream stream);
 
 }  // namespace ingot::cuda

@@ -9,11 +9,11 @@
 
 namespace ingot::cuda::to_128_many_rows {
 
-constexpr int kUsualWidth = 128, kUsualLayers = kMostLayers<kUsualWidth>;
+constexpr int kLinearOutputWidth = 128, kLinearOutputLayers = kMostLayers<kLinearOutputWidth>;
 
-struct UsualMaps {
+struct LinearOutputMaps {
   CUtensorMap x;
-  CUtensorMap w[kUsualLayers];  // panels of 64 columns; groups of eight rows of a permuted last layer
+  CUtensorMap w[kLinearOutputLayers];  // panels of 64 columns; groups of eight rows of a permuted last layer
 };
 
 // The warps that compute W of weight norm, in place as v arrives: none; or all warps, before their own rows; or, for
@@ -21,36 +21,36 @@ struct UsualMaps {
 // use.
 enum class Norm { none, first, aside };
 constexpr uint32_t kHelpedLayers = 2;  // layers with the last warpgroup's help
-template <class F, Save kSave> constexpr bool kFormsAside = most_warpgroups<F, kUsualWidth, kSave>() == 4;
+template <class F, Save kSave> constexpr bool kFormsAside = most_warpgroups<F, kLinearOutputWidth, kSave>() == 4;
 // Whether the columns of all layers' products are permuted, not only of the last one's: this costs nothing where W is
 // computed here, and pays where values are stored.
 template <Save kSave, Norm kNorm> constexpr bool kTurnsAll = kSave != Save::nothing&& kNorm != Norm::none;
 
 // Loads W into shared memory; each layer is awaited before its use.
-struct UsualWeights {
+struct LinearOutputWeights {
   char* weights;
   // Of each layer: W or v has arrived; W has been computed. The same barrier without weight norm.
   uint64_t *loaded, *ready;
 
-  __device__ __forceinline__ char* layer(int l) const { return weights + l * weight_bytes<kUsualWidth>(); }
+  __device__ __forceinline__ char* layer(int l) const { return weights + l * weight_bytes<kLinearOutputWidth>(); }
   __device__ __forceinline__ void expect(int l) const {
-    ptx::mbarrier_arrive_expect_tx(loaded + l, weight_bytes<kUsualWidth>());
+    ptx::mbarrier_arrive_expect_tx(loaded + l, weight_bytes<kLinearOutputWidth>());
   }
   // Called by a single thread.
-  __device__ __forceinline__ void load(const UsualMaps& maps, int l) const {
+  __device__ __forceinline__ void load(const LinearOutputMaps& maps, int l) const {
     expect(l);
 #pragma unroll
-    for (int panel = 0; panel < kUsualWidth / 64; ++panel)
-      ptx::tensor_load(layer(l) + panel * panel_bytes<kUsualWidth>(), &maps.w[l], 64 * panel, 0, loaded + l);
+    for (int panel = 0; panel < kLinearOutputWidth / 64; ++panel)
+      ptx::tensor_load(layer(l) + panel * panel_bytes<kLinearOutputWidth>(), &maps.w[l], 64 * panel, 0, loaded + l);
   }
   // Called by a single thread: rows 32 i to 32 i + 31 of the last layer, permuted. Row 32 i + 8 j + 2 q + e is the
   // feature 8 (4 i + q) + 2 j + e: a box spans two rows of four eights.
-  __device__ __forceinline__ void load_turned(const UsualMaps& maps, int l, int i) const {
+  __device__ __forceinline__ void load_turned(const LinearOutputMaps& maps, int l, int i) const {
 #pragma unroll 1
     for (int j = 0; j < 4; ++j)
 #pragma unroll
-      for (int panel = 0; panel < kUsualWidth / 64; ++panel)
-        ptx::tensor_load_3d(layer(l) + panel * panel_bytes<kUsualWidth>() + (32 * i + 8 * j) * 128, &maps.w[l],
+      for (int panel = 0; panel < kLinearOutputWidth / 64; ++panel)
+        ptx::tensor_load_3d(layer(l) + panel * panel_bytes<kLinearOutputWidth>() + (32 * i + 8 * j) * 128, &maps.w[l],
                             64 * panel, 2 * j, 4 * i, loaded + l);
   }
   __device__ __forceinline__ void wait_for(int l) const {
@@ -81,7 +81,7 @@ template <class T, bool kTurned>
 __device__ __forceinline__ void form_rows(uint32_t panels, uint32_t part, bool turns_columns, const T* gain,
                                           float factor) {
   const auto row = [&](uint32_t r) { return kTurned ? TurnedRow(part, r) : TurnedRow{part * kNormalisedRows + r}; };
-  RowsOfV<T, kUsualWidth> rows(panels, row(lane() % 16).from);
+  RowsOfV<T, kLinearOutputWidth> rows(panels, row(lane() % 16).from);
   // Each half of the rows in two chains.
   float sums[2][2] = {};
 #pragma unroll
@@ -108,7 +108,7 @@ __device__ __forceinline__ void form_rows(uint32_t panels, uint32_t part, bool t
   } else if (turns_columns) {
     const uint32_t chunk = lane() % 4;
 #pragma unroll
-    for (int i = 0; i < kUsualWidth / 32; ++i) {
+    for (int i = 0; i < kLinearOutputWidth / 32; ++i) {
       rows.multiply(2 * i, scale), rows.multiply(2 * i + 1, scale);
       const auto &left = rows.v[2 * i], &right = rows.v[2 * i + 1];
 #pragma unroll
@@ -116,7 +116,7 @@ __device__ __forceinline__ void form_rows(uint32_t panels, uint32_t part, bool t
         const uint32_t w[4] = {left[half], left[2 + half], right[half], right[2 + half]};
         const uint32_t place =
             tile::swizzled<tile::Swizzle::b128>(row(lane() / 4 + 8 * half).to, 16 * (i % 2 * 4 + chunk));
-        ptx::store_shared(panels + i / 2 * panel_bytes<kUsualWidth>() + place, w);
+        ptx::store_shared(panels + i / 2 * panel_bytes<kLinearOutputWidth>() + place, w);
       }
     }
   } else {
@@ -128,11 +128,11 @@ __device__ __forceinline__ void form_rows(uint32_t panels, uint32_t part, bool t
 // Softplus of pairs as in softplus_pair(), times log2 e, with q of degree 3 and the constant log2 e, so that small h
 // are exact but for roundings: off by 7.5e-4 at most, where half a unit is 4.9e-4. Hidden values are off by 1.45 times
 // a rounding, root mean square, with degree 4 by 1.37.
-__device__ __forceinline__ void short_softplus(Rows<kUsualWidth>& a, const Sums<kUsualWidth>& d) {
+__device__ __forceinline__ void short_softplus(Rows<kLinearOutputWidth>& a, const Sums<kLinearOutputWidth>& d) {
   // The best neighbours of log2 e times -0.077393, 0.25879, -0.48877, 1; twice
   constexpr uint32_t kQ[4] = {0xaf06af06, 0x35ed35ed, 0xb9a1b9a1, 0x3dc53dc5};
 #pragma unroll
-  for (int j = 0; j < kUsualWidth / 8; ++j)
+  for (int j = 0; j < kLinearOutputWidth / 8; ++j)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float x[2] = {d[4 * j + 2 * half], d[4 * j + 2 * half + 1]};
@@ -144,16 +144,18 @@ __device__ __forceinline__ void short_softplus(Rows<kUsualWidth>& a, const Sums<
     }
 }
 
-template <int kGroups, Norm kNorm> constexpr int usual_threads() { return 128 * (kGroups + (kNorm == Norm::aside)); }
+template <int kGroups, Norm kNorm> constexpr int linear_output_threads() {
+  return 128 * (kGroups + (kNorm == Norm::aside));
+}
 template <class T, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
-INGOT_HD constexpr Layout usual_layout(int layers) {
-  return layout_of<T, kUsualWidth, kSave>(layers, kGroups, kFinish != Finish::none, kNorm != Norm::none,
-                                          kSave != Save::nothing && !kTurnsAll<kSave, kNorm>);
+INGOT_HD constexpr Layout linear_output_layout(int layers) {
+  return layout_of<T, kLinearOutputWidth, kSave>(layers, kGroups, kFinish != Finish::none, kNorm != Norm::none,
+                                                 kSave != Save::nothing && !kTurnsAll<kSave, kNorm>);
 }
 
 // A thread's view of its block; run() is in order of time.
-template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm> struct UsualBlock {
-  static constexpr int kWidth = kUsualWidth;
+template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm> struct LinearOutputBlock {
+  static constexpr int kWidth = kLinearOutputWidth;
   static constexpr bool kHasBias = kFinish != Finish::none, kNorms = kNorm != Norm::none;
   static constexpr bool kTurned = kTurnsAll<kSave, kNorm>;
   static_assert(!kHasBias || !kNorms, "networks with both are others' business");
@@ -162,24 +164,24 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
   // by log2 e: two multiplications per element for all layers instead of one for each layer.
   static constexpr bool kPeels = kInPairs<F, T, kSave> && kSave == Save::nothing && !kHasBias;
   static constexpr bool kTimesLog2e = kPeels || kInLog2e<F, T, kSave, kFinish>;
-  static constexpr uint32_t kWarps = 4 * kGroups, kAllWarps = usual_threads<kGroups, kNorm>() / 32;
+  static constexpr uint32_t kWarps = 4 * kGroups, kAllWarps = linear_output_threads<kGroups, kNorm>() / 32;
   // With weight norm: the first of the warps that form W, and the number of threads from this warp on; a gain of all
   // layers' for each.
   static constexpr uint32_t kForms = kNorm == Norm::aside ? kAllWarps - 8 : 0;
   static constexpr uint32_t kFormers = 32 * (kAllWarps - kForms);
-  static constexpr uint32_t kEach = (kUsualLayers * kWidth + kFormers - 1) / kFormers;
+  static constexpr uint32_t kEach = (kLinearOutputLayers * kWidth + kFormers - 1) / kFormers;
   using Gains = T[kEach];
 
   const Params& p;
-  const UsualMaps& maps;
+  const LinearOutputMaps& maps;
   char* const shared;
-  const Layout at = usual_layout<T, kGroups, kSave, kFinish, kNorm>(p.layers);
+  const Layout at = linear_output_layout<T, kGroups, kSave, kFinish, kNorm>(p.layers);
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be the same in all lanes
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + at.barriers);
   ArrivingRows<kWidth> x = rows_of(warp);
   float* const bias = reinterpret_cast<float*>(shared + at.bias);
   T* const gain = reinterpret_cast<T*>(shared + at.gain);
-  const UsualWeights network{shared, barriers, barriers + (kNorms ? kMlpMaxLayers : 0)};
+  const LinearOutputWeights network{shared, barriers, barriers + (kNorms ? kMlpMaxLayers : 0)};
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
   const uint32_t first_tile = blockIdx.x + gridDim.x * (warp / 4);
   const int last = p.layers - 1;
@@ -223,7 +225,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
   // product. A warp of the second warpgroup issues the copies: this warp has no earlier work, while the warps that
   // compute W need the gains.
   __device__ __forceinline__ void ask() {
-    constexpr int kAheadOfRows = kNorm == Norm::none ? 1 : kNorm == Norm::aside ? 3 : kUsualLayers;
+    constexpr int kAheadOfRows = kNorm == Norm::none ? 1 : kNorm == Norm::aside ? 3 : kLinearOutputLayers;
     if (first_tile < tiles && warp < 4) x.load(maps.x, first_tile);
     if (warp == 4 && lane() == 0) {
       for (int l = 0; l < min(kAheadOfRows, last + kTurned); ++l) network.load(maps, l);
@@ -364,17 +366,17 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
 };
 
 template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
-__global__ void __launch_bounds__(usual_threads<kGroups, kNorm>(), 1)
-    mlp_to_128_usual_kernel(const __grid_constant__ Params p, const __grid_constant__ UsualMaps maps) {
+__global__ void __launch_bounds__(linear_output_threads<kGroups, kNorm>(), 1)
+    mlp_to_128_linear_output_kernel(const __grid_constant__ Params p, const __grid_constant__ LinearOutputMaps maps) {
   extern __shared__ __align__(1024) char shared[];
-  UsualBlock<T, F, kGroups, kSave, kFinish, kNorm>{p, maps, shared}.run();
+  LinearOutputBlock<T, F, kGroups, kSave, kFinish, kNorm>{p, maps, shared}.run();
 }
 
-inline UsualMaps usual_maps(const Mlp& m, const Operands& o, bool turned) {
-  UsualMaps maps = {.x = o.x_map};
+inline LinearOutputMaps linear_output_maps(const Mlp& m, const Operands& o, bool turned) {
+  LinearOutputMaps maps = {.x = o.x_map};
   for (size_t l = 0; l + !turned < m.layers.size(); ++l)
-    maps.w[l] =
-        gpu::tensor_map("mlp: w", m.layers[l].w, {.rows = kUsualWidth, .cols = 64, .swizzle = tile::Swizzle::b128});
+    maps.w[l] = gpu::tensor_map("mlp: w", m.layers[l].w,
+                                {.rows = kLinearOutputWidth, .cols = 64, .swizzle = tile::Swizzle::b128});
   if (turned) return maps;
   const Tensor& w = m.layers.back().w;
   maps.w[m.layers.size() - 1] =
@@ -384,20 +386,20 @@ inline UsualMaps usual_maps(const Mlp& m, const Operands& o, bool turned) {
 }
 
 template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
-void launch_usual_kernel(const Mlp& m, const Operands& o, Stream stream) {
+void launch_linear_output_kernel(const Mlp& m, const Operands& o, Stream stream) {
   const int64_t tiles = (o.p.rows + kTileRows - 1) / kTileRows;
-  gpu::launch("mlp", mlp_to_128_usual_kernel<T, F, kGroups, kSave, kFinish, kNorm>,
+  gpu::launch("mlp", mlp_to_128_linear_output_kernel<T, F, kGroups, kSave, kFinish, kNorm>,
               {.grid = std::min<int64_t>(tiles, sm_count(o.device)),
-               .block = usual_threads<kGroups, kNorm>(),
-               .smem = usual_layout<T, kGroups, kSave, kFinish, kNorm>(o.p.layers).size,
+               .block = linear_output_threads<kGroups, kNorm>(),
+               .smem = linear_output_layout<T, kGroups, kSave, kFinish, kNorm>(o.p.layers).size,
                .overlap = true,
                .device = o.device},
-              stream, o.p, usual_maps(m, o, kTurnsAll<kSave, kNorm>));
+              stream, o.p, linear_output_maps(m, o, kTurnsAll<kSave, kNorm>));
 }
-template <class T, class F, Save kSave> void launch_usual_as(const Mlp& m, const Operands& o, Stream stream) {
-  constexpr int kMost = most_warpgroups<F, kUsualWidth, kSave>();
+template <class T, class F, Save kSave> void launch_linear_output_as(const Mlp& m, const Operands& o, Stream stream) {
+  constexpr int kMost = most_warpgroups<F, kLinearOutputWidth, kSave>();
   const auto launch = [&](auto groups, auto finish, auto norm) {
-    launch_usual_kernel<T, F, groups(), kSave, finish(), norm()>(m, o, stream);
+    launch_linear_output_kernel<T, F, groups(), kSave, finish(), norm()>(m, o, stream);
   };
   constexpr std::integral_constant<int, 3> three;
   constexpr std::integral_constant<int, kMost> most;
@@ -417,7 +419,7 @@ template <class T, class F, Save kSave> void launch_usual_as(const Mlp& m, const
   const auto launch_finish = [&](auto finish) {
     if constexpr (kMost == 4)
       if (mlp_three_warpgroups_suffice(o.p) ||
-          usual_layout<T, kMost, kSave, finish(), Norm::none>(o.p.layers).size > kMlpSharedBytes)
+          linear_output_layout<T, kMost, kSave, finish(), Norm::none>(o.p.layers).size > kMlpSharedBytes)
         return launch(three, finish, as_is);
     launch(most, finish, as_is);
   };
@@ -428,10 +430,11 @@ template <class T, class F, Save kSave> void launch_usual_as(const Mlp& m, const
 
 namespace ingot::cuda {
 
-template <class T, bool kSave> void launch_mlp_to_128_usual(const Mlp& m, Stream stream) {
+template <class T, bool kSave> void launch_mlp_to_128_linear_output(const Mlp& m, Stream stream) {
   using namespace to_128_many_rows;
   with_operands(m, [&](auto f, const Operands& o) {
-    with_save<T, decltype(f), kSave>(o.p, [&](auto save) { launch_usual_as<T, decltype(f), save()>(m, o, stream); });
+    with_save<T, decltype(f), kSave>(o.p,
+                                     [&](auto save) { launch_linear_output_as<T, decltype(f), save()>(m, o, stream); });
   });
 }
 
