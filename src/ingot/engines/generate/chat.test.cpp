@@ -61,17 +61,17 @@ class Speaker final : public HostDecoder {
   int64_t vocab() const override { return vocabulary().bpe.vocab_size(); }
   int64_t context() const override { return context_; }
   int64_t batch() const override { return 1000; }
-  std::vector<int32_t> told;
+  std::vector<int32_t> fed;
 
  private:
-  void start(int) override { told.clear(); }
-  int64_t held(int) const override { return int64_t(told.size()); }
+  void start(int) override { fed.clear(); }
+  int64_t held(int) const override { return int64_t(fed.size()); }
   int64_t cut(int, int64_t length) override {
-    told.resize(size_t(length));
+    fed.resize(size_t(length));
     return length;
   }
   void extend_slot(int, std::span<const int32_t> ids, Rows, const Take& take) override {
-    told.insert(told.end(), ids.begin(), ids.end());
+    fed.insert(fed.end(), ids.begin(), ids.end());
     if (ids.size() > 1) {  // a prompt
       line_ = lines_[std::min(answers_++, lines_.size() - 1)];
       next_ = 0;
@@ -128,8 +128,8 @@ TEST(chat, a_turn_is_asked_in_the_format_and_its_answer_taken_apart) {
                    {.role = ChatRole::assistant, .content = "caf\u00e9 \u2020"},
                    {.role = ChatRole::user, .content = "and?"}};
   const std::vector<int32_t> prompt = vocabulary().format.prompt(want);
-  ASSERT_GE(t.speaker.told.size(), prompt.size());
-  EXPECT_EQ(std::vector<int32_t>(t.speaker.told.begin(), t.speaker.told.begin() + int64_t(prompt.size())), prompt);
+  ASSERT_GE(t.speaker.fed.size(), prompt.size());
+  EXPECT_EQ(std::vector<int32_t>(t.speaker.fed.begin(), t.speaker.fed.begin() + int64_t(prompt.size())), prompt);
   EXPECT_EQ(t.chat.conversation().messages.back().content, "two");
   EXPECT_EQ(t.chat.conversation().messages.size(), 5u);  // the conversation still has the thought
 }

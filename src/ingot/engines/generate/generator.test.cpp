@@ -98,9 +98,9 @@ TEST(generator, a_prompt_stands_behind_the_start_token) {
   const ByteBpe bpe = train_bpe(text, 257);
   ASSERT_EQ(bpe.bos(), 0);
   const Fixture f(257);
-  const std::vector<int32_t> prompt = {98, 99}, told = {0, 98, 99};
+  const std::vector<int32_t> prompt = {98, 99}, fed = {0, 98, 99};
   const auto decoder = make_decoder(f.config, f.weights, false, Products::fp32);
-  const auto want = Session(*decoder).generate(told, {.tokens = 8, .sampling = {.temperature = 0}}).tokens;
+  const auto want = Session(*decoder).generate(fed, {.tokens = 8, .sampling = {.temperature = 0}}).tokens;
   Generator generator(f.config, f.weights, false);
   const GenerateOptions options{.tokens = 8, .sampling = {.temperature = 0}, .stop_at_document_end = false};
   EXPECT_EQ(generator.generate(bpe, prompt, options).tokens, want);

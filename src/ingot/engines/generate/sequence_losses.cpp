@@ -20,11 +20,11 @@ std::vector<double> sequence_losses(Decoder& decoder, std::span<const int32_t> i
                                     const std::function<bool()>& cancelled, int64_t first) {
   std::vector<double> losses;
   Sequence sequence(decoder);
-  const int64_t told = int64_t(ids.size()) - 1,
-                quiet = std::min(told, first - 1);  // the first so many foretell nothing
-  for (int64_t at = 0; at < told;) {
+  const int64_t fed = int64_t(ids.size()) - 1,
+                quiet = std::min(fed, first - 1);  // tokens before the first scored token
+  for (int64_t at = 0; at < fed;) {
     if (cancelled && cancelled()) fail(ErrorCode::interrupted, "stopped by a signal");
-    const int64_t count = std::min(decoder.batch(), (at < quiet ? quiet : told) - at);
+    const int64_t count = std::min(decoder.batch(), (at < quiet ? quiet : fed) - at);
     const auto take = [&](int64_t position, const Tensor& logits) {
       for (int64_t i = 0; i < logits.size(0); ++i) {
         const int32_t target = ids[size_t(position + i + 1)];
