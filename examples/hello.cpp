@@ -1,4 +1,4 @@
-// RMSNorm of two rows, over views of memory that the caller owns.
+// RMSNorm of two rows, over views of the caller's memory.
 #include <cstdio>
 #include <vector>
 

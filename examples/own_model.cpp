@@ -1,5 +1,5 @@
-// The smallest kind of model: the next character follows the current one as often as it did in a text. After
-// register_model() the program opens such a model by its path and generates with it as with any other kind.
+// The smallest kind of model: the next character follows the current character as often as in a text. After
+// register_model() the program opens such a model by its path and generates like any kind of model.
 //   own_model TEXT.pairs PROMPT
 #include <cmath>
 #include <cstdio>
@@ -12,7 +12,7 @@
 
 using namespace ingot;
 
-// Logits of the next character: the logarithm of how often it followed.
+// Logits of the next character: the logarithm of its number of occurrences after the current character.
 class Pairs final : public HostDecoder {
  public:
   Pairs(const Tokenizer& tokenizer, std::string_view text, const DecoderOptions& o)

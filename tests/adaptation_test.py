@@ -29,7 +29,7 @@ class Adaptation(unittest.TestCase):
         words = ["river", "stone", "lantern", "orchard", "signal", "harbour", "winter", "copper"]
         cls.data = cls.directory / "text"
         cls.data.mkdir()
-        for i in range(5 if SANITIZED else 12):  # each has a word of its own, which its adapters can learn
+        for i in range(5 if SANITIZED else 12):  # each has its own word, which its adapters can learn
             own = "".join(rng.choice("abcdefgh") for _ in range(9))
             (cls.data / f"{i}.txt").write_text(" ".join(f"the {rng.choice(words)} of {own}," for _ in range(12 + i)) + "\n")
         cls.run_directory = cls.directory / "run"
@@ -63,7 +63,7 @@ class Adaptation(unittest.TestCase):
         whole = one["ttt"]["whole_windows"]
         self.assertEqual(whole["window_tokens"] % 48, 0)
         self.assertGreater(whole["window_tokens_per_second"], 0)
-        self.assertEqual(self.score(*TTT, "--ttt-any-order")["loss"], adapted["loss"])  # a CPU has one order
+        self.assertEqual(self.score(*TTT, "--ttt-any-order")["loss"], adapted["loss"])  # a CPU has a fixed order
         self.assertEqual(sorted(again.read_text().splitlines()), sorted(log.read_text().splitlines()))
         run = subprocess.run([sys.executable, TOOLS / "check_adaptation.py", log], capture_output=True, text=True)
         self.assertEqual((run.returncode, run.stderr), (0, ""))
@@ -115,7 +115,7 @@ class Adaptation(unittest.TestCase):
         update = next(i for i, e in enumerate(honest) if e["event"] == "update")
         score = max(i for i, e in enumerate(honest[:update])
                     if e["event"] == "score" and e["document"] == honest[update]["document"])
-        altered(lambda e: e.insert(score, e.pop(update)))                  # learnt from before it was scored
+        altered(lambda e: e.insert(score, e.pop(update)))                  # an update before the chunk's score
         altered(lambda e: e.pop(score))                                    # never scored
         altered(lambda e: e.append(dict(honest[score])))                   # scored twice
         altered(lambda e: e[-1].update(updates=e[-1]["updates"] + 1))      # with more updates than chunks before
@@ -124,7 +124,7 @@ class Adaptation(unittest.TestCase):
         altered(lambda e: e.clear())                                       # nothing at all
         first, other = min((e["first"], e["document"]) for e in honest), max((e["first"], e["document"]) for e in honest)
         altered(lambda e: [x.update(first=x["first"] - other[0] + first[0], end=x["end"] - other[0] + first[0])
-                           for x in e if x["document"] == other[1]])           # one document's targets twice, another's never
+                           for x in e if x["document"] == other[1]])           # a document's targets twice, a second document's never
         empty, text = self.directory / "empty.jsonl", self.directory / "other.jsonl"
         empty.write_text("")
         text.write_text("[1]\n")

@@ -92,7 +92,7 @@ class Signals(TinyGptOss):
             time.sleep(0.002)
         for number in signals:
             process.send_signal(number)
-            time.sleep(0.02)  # two of them that wait are one
+            time.sleep(0.02)  # two pending signals count as one
         error = process.communicate(timeout=60)[1]
         self.assertEqual(process.returncode, 130, error)
         self.assertRegex(error.decode(), rf"\A{said}ingot {arguments[0]}[a-z ]*: stopped by a signal\n\Z")
@@ -143,7 +143,7 @@ class Signals(TinyGptOss):
         process = subprocess.Popen([BINARY, "convert", model, out, "--dense", "mxfp4", "--threads", "1"], stdout=subprocess.DEVNULL, stderr=end)
         os.close(end)
         shown = b""
-        while b"ETA" not in shown:  # the line that stands on a terminal
+        while b"ETA" not in shown:  # the progress line on a terminal
             shown += os.read(terminal, 4096)
         process.terminate()
         self.assertEqual(process.wait(60), 130)
@@ -169,7 +169,7 @@ class Signals(TinyGptOss):
         run = self.directory / "run"
         trains = lambda process: self.busy(process, lambda: (run / "log.jsonl").exists())
         self.stops([signal.SIGINT] * 10, trains, "train", *TINY, "--accumulation", 100000, "--data", self.file("text.txt", TEXT), "--out", run,
-                   "--steps", 5, said=f"({run}: [^\n]+\n)?")  # what it trains may not be said yet
+                   "--steps", 5, said=f"({run}: [^\n]+\n)?")  # the line about the model may not be printed yet
 
     def test_a_signal_that_was_ignored_stays_ignored(self):
         ignore = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -199,7 +199,7 @@ class GptOss(TinyGptOss):
         losses = [s["losses"] for s in report["sequences"]]
         self.assertEqual([len(x) for x in losses], [8, 10])
         self.assertAlmostEqual(report["loss"], sum(map(sum, losses)) / 18, places=12)
-        # Every greedy token was the likeliest, so its loss is at most that of a uniform guess.
+        # Every greedy token was the likeliest, so its loss is at most a uniform guess's.
         self.assertTrue(all(x <= math.log(self.VOCAB) for x in losses[0][2:] + losses[1][4:]))
 
         described = json.loads(ingot("info", self.model, "--json").text)
@@ -223,7 +223,7 @@ class GptOss(TinyGptOss):
         """Of spec/gpt_oss.py in fp64, by tools/make_model_goldens.py: wherever PyTorch is, parity compares much more."""
         ids = self.file("long.jsonl", json.dumps(self.DEFINITION_IDS))
         found = json.loads(ingot("eval", "--model", self.model, "--ids", ids, "--json").text)["sequences"][0]["losses"]
-        # fp32 is off by some 1e-5 of the logits, which are numbers up to 5
+        # fp32 is off by some 1e-5 of the logits, where logits are up to 5
         self.assertAlmostEqual(sum(found), 746.990087, delta=1e-3)
         for t, loss in {0: 3.374043, 1: 4.463516, 7: 4.287657, 126: 3.801101, 127: 3.824987, 128: 3.608284, 129: 3.513763,
                         198: 4.086431}.items():
@@ -253,7 +253,7 @@ class GptOss(TinyGptOss):
         self.assertIn("dense fp8, experts bf16, in", ingot("convert", archive, again, "--dense", "fp8", "--experts", "bf16", "--verify").text)
         losses = [json.loads(ingot("eval", "--model", m, "--ids", self.ids, "--json").text)["loss"] for m in (again, other)]
         self.assertEqual(*losses)
-        self.assertIn("dense fp8, experts bf16, in", ingot("convert", other, again).text)  # as it is
+        self.assertIn("dense fp8, experts bf16, in", ingot("convert", other, again).text)  # unchanged
         self.assertEqual(again.read_bytes(), other.read_bytes())
         run = ingot("convert", other, again, "--dense", "mxfp4")
         self.assertRegex(run.error, r"\Athe dense weights are rounded a second time, from fp8 to mxfp4; [^\n]*\n\Z")
@@ -285,7 +285,7 @@ class GptOss(TinyGptOss):
             # Keys and values of 2 heads of 8 numbers in fp32; the first layer's window is 128.
             read.append([c["token_bytes"] for c in of_contexts])
             self.assertEqual([read[-1][1] - b for b in read[-1]], [2 * 4 * 16 * (128 + 150 - 20 - 20), 0, 2 * 4 * 16 * (128 + 150 - 3 - 3)])
-        # 64 + 32 rows of attention, a router of 3, 2 experts of 3 in blocks of 17 bytes, a head of 37: what an archive holds too.
+        # 64 + 32 rows of attention, a router of 3, 2 experts of 3 in blocks of 17 bytes, a head of 37: the contents of an archive, too.
         dense, experts = 2 * 32 * (64 + 32 + 3), 2 * 17 * (128 + 32 * 2)
         self.assertEqual(read, [[2 * (dense + experts) + 2 * 32 * 37 + 2 * 4 * 16 * (a + b) for a, b in ((20, 20), (128, 150), (3, 3))]] * 2)
         text = ingot(*bench, "--model", archive).text
@@ -474,7 +474,7 @@ class Chat(TinyGptOss):
         self.assertEqual(run.returncode, 0, run.error)
         (self.model / "config.json").write_text(json.dumps(self.config | dict(eos_token_id=[2, 1, 8])))
         self.chat = ["chat", "--model", self.model]
-        self.env = dict(INGOT_DATE="none", INGOT_TOKENS="30")  # flags go over them
+        self.env = dict(INGOT_DATE="none", INGOT_TOKENS="30")  # flags override these
 
     def test_piped_turns_are_answered_and_known_tokens_are_used_again(self):
         turns = "Hi.\n\nAnd \u65e5\u672c? <|end|>\r\nBye.\n".encode()
@@ -549,7 +549,7 @@ class Chat(TinyGptOss):
         data = bytearray(shard.read_bytes())
         begin = 8 + struct.unpack_from("<Q", data)[0]
         begin += json.loads(data[8:begin])["lm_head.weight"]["data_offsets"][0]
-        data[begin : begin + 2 * self.HIDDEN * len(self.SPECIALS)] = bytes(2 * self.HIDDEN * len(self.SPECIALS))  # it never ends
+        data[begin : begin + 2 * self.HIDDEN * len(self.SPECIALS)] = bytes(2 * self.HIDDEN * len(self.SPECIALS))  # the model never ends an answer
         shard.write_bytes(data)
         command = [BINARY, *map(str, self.chat), "--context", "60000", "--tokens", "50000", "--json", "--temperature", "0"]
         run = start(*command[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -557,7 +557,7 @@ class Chat(TinyGptOss):
         for turn in (b"/help\nHi.\n", b"/help\nMore.\n"):  # the help stands on standard error just before the answer begins
             run.stdin.write(turn)
             run.stdin.flush()
-            run.stderr.readline()  # until it answers, SIGINT ends it
+            run.stderr.readline()  # before the first answer SIGINT ends the server
             time.sleep(0.3)
             run.send_signal(signal.SIGINT)
             answers.append(json.loads(run.stdout.readline()))
@@ -580,7 +580,7 @@ class Chat(TinyGptOss):
         evaluate = ["eval", "--model", self.model, "--data", texts, "--json"]
         for context, stride in ((2048, 0), (100, 0), (100, 30)):
             step = stride or context
-            windows = [(0, min(n, context + 1), 1)]  # begin, end and the first that is scored
+            windows = [(0, min(n, context + 1), 1)]  # begin, end and the first scored token
             while windows[-1][1] < n:
                 scored = windows[-1][1]
                 end = min(n, scored + step)

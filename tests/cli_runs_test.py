@@ -93,7 +93,7 @@ class Runs(InDirectory):
         self.assertEqual((run.returncode, run.text), (0, ""), run.error)
         score = json.loads(ingot("eval", self.run_directory, "--data", self.text, "--json").text)
         self.assertEqual(score["step"], 30)
-        self.assertIn(f"loss {score['loss']:.4f}", run.error)  # what training printed of the same held-out part
+        self.assertIn(f"loss {score['loss']:.4f}", run.error)  # the score printed by training for the same held-out part
         whole = json.loads(ingot("eval", self.run_directory, "--data", self.text, "--split", "all", "--json").text)
         self.assertGreater(whole["bytes"], 5 * score["bytes"])
         evaluate = ["eval", self.run_directory, "--data", self.text]
@@ -160,7 +160,7 @@ class Runs(InDirectory):
         self.assertEqual(ingot(*self.train("--steps", 20, "--checkpoint-every", 10)).returncode, 0)
         process = start(*self.train("--steps", 1000000, "--from", "step-10"))
         said = b""
-        while b"\nstep " not in said:  # it trains
+        while b"\nstep " not in said:  # training has begun
             more = os.read(process.stderr.fileno(), 4096)
             self.assertTrue(more, said)
             said += more
@@ -441,7 +441,7 @@ class Messages(InDirectory):
                 self.refuses(4, "other: found no checkpoint, expected", *reader, other)
                 self.refuses(3, "empty.ingot: found an empty file, expected a run or a checkpoint, an archive, a GGUF or", *reader, empty)
                 self.refuses(3, "junk.ingot: found a file of 2 bytes that begins as none of ours", *reader, junk)
-        for reader in (["chat", "--model", llama], ["convert", llama, "x.ingot"]):  # which read GPT-OSS alone
+        for reader in (["chat", "--model", llama], ["convert", llama, "x.ingot"]):  # commands for GPT-OSS alone
             self.refuses(7, "llama: found a model of the architecture 'llama', expected GPT-OSS: a directory with", *reader)
 
     def test_what_stands_where_a_tokenizer_is_expected(self):

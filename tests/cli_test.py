@@ -231,7 +231,7 @@ class Data(InDirectory):
         texts.mkdir()
         self.refuses(2, "--held-out-every: found 1, ", "data", "pack", "--data", texts, "--tokenizer", tokenizer, "--out", self.directory / "all", "--held-out-every", 1)
         self.assertFalse((self.directory / "all").exists())
-        for bad in (0, 1):  # one of the two is held out, and its shard comes last
+        for bad in (0, 1):  # one document is held out, and its shard comes last
             for i in (0, 1):
                 (texts / f"{i}.txt").write_text(TEXT + "\u65e5" * (i == bad))
             run = ingot("data", "pack", "--data", texts, "--tokenizer", tokenizer, "--out", self.directory / "shards", "--held-out-every", 2)
@@ -266,7 +266,7 @@ class Bench(InDirectory):
         self.assertEqual(rooms - {n.split("/")[0] for n in names}, set())
         ran = {"linear", "cross_entropy"}  # have large cases
         parts = ["/256x1024/", "moe", "sum/", "sampling/greedy", "product of one row"]
-        if not SANITIZED:  # the loops of the others are tested by their rooms, in small shapes
+        if not SANITIZED:  # the rooms test the remaining loops in small shapes
             parts += ["/4096x1024/", "x64/f32", "adamw", "muon", "mlp/", "narrow"]
         for part in parts:
             report = json.loads(ingot("bench", part, "--seconds", "0.001", "--json").text)

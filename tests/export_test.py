@@ -115,7 +115,7 @@ class Export(unittest.TestCase):
         self.refuses(2, r"found a model of [\d,]+ bytes, expected at most 1,000 \(--limit\); nothing was written", *whole,
                      *CALIBRATION, "--limit", 1000)
         self.refuses(3, "tokens for calibration, expected 64 batches of 1000000", *whole, "--batch-tokens", 1000000)
-        # Eight rows do not span what a matrix of 64 columns is multiplied with.
+        # Eight rows do not span the inputs of a matrix with 64 columns.
         self.refuses(8, r"[\w.]+: its Hessian is singular at column \d+ with damping 0, expected more calibration text or more damping", *whole,
                      "--batches", 1, "--batch-tokens", 8, "--damping", 0, "--fp16-below", 0)
         for place, kind in ((self.directory, "directory"), ("/dev/null", "special file")):  # before anything is read of the text

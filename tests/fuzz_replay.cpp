@@ -1,7 +1,7 @@
-// Stands in for libFuzzer where the compiler has none. Runs the target once on each file named, or on each file of a
-// directory; with -runs=N or -max_total_time=SECONDS it then goes on with mutations of those files. There is no
-// feedback from coverage: inputs are chains of 1 to 8 random changes, and -seed=N gives the same ones every time. An
-// input that ends the process is kept as <artifact_prefix>crash-<number>.
+// Replaces libFuzzer where the compiler lacks it. Runs the target once on each named file, or on each file of a
+// directory; with -runs=N or -max_total_time=SECONDS then also on mutations of these files. There is no feedback from
+// coverage: inputs are chains of 1 to 8 random changes, and -seed=N gives the same inputs every time. An input that
+// ends the process is kept as <artifact_prefix>crash-<number>.
 #include <signal.h>
 #include <unistd.h>
 
@@ -17,12 +17,12 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 extern "C" void __sanitizer_set_death_callback(void (*)()) __attribute__((weak));
-// A parser that asks for a quarter of a gigabyte because a file of some kilobytes says so is a finding.
+// An allocation of a quarter of a gigabyte for a file of some kilobytes is a finding.
 extern "C" const char* __asan_default_options() { return "max_allocation_size_mb=256:detect_leaks=1"; }
 
 namespace {
 
-constexpr unsigned kSlowSeconds = 10;  // an input that takes longer is a finding
+constexpr unsigned kSlowSeconds = 10;  // a slower input is a finding
 constexpr size_t kMostBytes = 1 << 17;
 
 std::string current, artifact = "";
@@ -155,7 +155,7 @@ int main(int count, char** arguments) {
     const auto value = [&](const char* name, int64_t& into) {
       if (word.rfind(name, 0) == 0) into = std::atoll(word.c_str() + std::strlen(name));
     };
-    if (word[0] == '-') {  // libFuzzer's other options mean nothing here
+    if (word[0] == '-') {  // libFuzzer's further options have no effect here
       value("-runs=", runs), value("-max_total_time=", seconds), value("-seed=", seed);
       if (word.rfind("-artifact_prefix=", 0) == 0) artifact = word.substr(17);
       continue;

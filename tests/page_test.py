@@ -80,7 +80,7 @@ class Browser:
         os.close(self.read)
 
 
-# fetch() whose answer is a stream of these events; it goes on for ever where `ends` is false.
+# A fetch() that answers with a stream of these events; the stream never ends where `ends` is false.
 FAKE = """
 window.realFetch = window.realFetch || window.fetch;
 window.fetch = (address, options) => {
@@ -133,7 +133,7 @@ class Page(serve_test.WithServer):
         self.browser.until("document.readyState === 'complete' && document.getElementById('model').textContent === 'tiny'")
 
     def tearDown(self):
-        # Neither an exception nor anything that the policy had to stop.
+        # Neither an exception nor a violation of the policy.
         bad = [e for e in self.browser.events if e.get("method") == "Runtime.exceptionThrown" or
                (e.get("method") == "Log.entryAdded" and "Content Security Policy" in e["params"]["entry"]["text"])]
         self.assertEqual(bad, [])

@@ -8,8 +8,8 @@ import tempfile
 import unittest
 
 BINARY = os.path.abspath(sys.argv.pop(1))
-# A program with AddressSanitizer or ThreadSanitizer takes ten to fifty times as long: what only repeats code with other numbers is left to builds
-# without one.
+# A program with AddressSanitizer or ThreadSanitizer takes ten to fifty times as long: tests that only repeat code with different numbers are left to
+# builds without sanitizers.
 _program = pathlib.Path(BINARY).read_bytes()
 ADDRESS_SANITIZED = b"__asan_init" in _program
 SANITIZED = ADDRESS_SANITIZED or b"__tsan_init" in _program

@@ -34,7 +34,7 @@ class Ranks(unittest.TestCase):
         return [BINARY, "train", *TINY, "--data", str(self.text), "--out", str(out or self.out), *map(str, arguments)]
 
     def start(self, command, env=None):
-        # A process that receives signals, also where these tests run as a background job, in a process group of its own.
+        # A process that receives signals, also where these tests run as a background job, in its own process group.
         default = lambda: (os.setpgid(0, 0), signal.signal(signal.SIGINT, signal.SIG_DFL))
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env or self.environment, preexec_fn=default)
         self.addCleanup(lambda: process.poll() is None and os.killpg(process.pid, signal.SIGKILL))
@@ -78,7 +78,7 @@ class Ranks(unittest.TestCase):
     def test_several_processes_end_with_the_bits_of_one(self):
         error = self.train("--steps", 30, "--ranks", 3)
         self.assertIn("3 ranks: 3 passes of 128 tokens a step\n", error)
-        self.assertEqual(error.count("\nsaved "), 1)  # only one rank prints
+        self.assertEqual(error.count("\nsaved "), 1)  # a single rank prints
         self.assertEqual(self.hash_of(self.out), self.undisturbed("--steps", 30, "--accumulation", 3))
 
     def test_a_run_goes_on_with_other_ranks_and_the_passes_it_had(self):
@@ -123,7 +123,7 @@ class Ranks(unittest.TestCase):
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all ranks
         error = self.finish(process, 130)
         self.assertRegex(error.splitlines()[-1], rf"ingot train: stopped at step \d+ of {count}, saved in \S+; to resume: ingot train .* --ranks 2\Z")
-        self.train(*steps)  # by one process
+        self.train(*steps)  # by a single process
         self.assertEqual(self.hash_of(self.out), self.undisturbed(*steps))
 
     def test_ranks_save_and_stop_where_who_started_them_is_no_more(self):

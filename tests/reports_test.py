@@ -48,7 +48,7 @@ class Reports(unittest.TestCase):
             cut_off = {**GOOD, "tree": reports.tree_hash("rmsnorm"), "incomplete": "1 of 2 cases were not measured"}
             whole = {k: v for k, v in cut_off.items() if k != "incomplete"}
             for report, cases, continued in ((cut_off, 2, True), ({**cut_off, "gpu": "another"}, 2, False), ({**cut_off, "tree": "0" * 16}, 2, False),
-                                             (whole, 1, False), (whole, 2, True)):  # whole when it was made, and a case is new
+                                             (whole, 1, False), (whole, 2, True)):  # complete when written, before a new case
                 path.write_text(json.dumps(report), encoding="utf-8")
                 self.assertEqual(reports.begun("rmsnorm", "gpu", "GPU", cases, pathlib.Path(folder)), report if continued else None)
 
@@ -177,7 +177,7 @@ class Reports(unittest.TestCase):
             self.assertIn("1 stale", said(check_reports.main))
             other = build / "new" / "CMakeFiles" / "ingot.dir" / "src" / "ingot" / "gpu" / "a.cu.o"
             kept = other.read_text()
-            other.write_text(kept.replace("EXIT", "NOP"))  # one kernel differs
+            other.write_text(kept.replace("EXIT", "NOP"))  # a kernel differs
             self.assertIn("stays stale, 1 of 2 kernels are gone or others", said(same_kernels.keep_reports, old, build / "old", build / "new"))
             self.assertEqual(json.loads(path.read_text()), report)
             other.write_text(kept)
@@ -194,7 +194,7 @@ class Reports(unittest.TestCase):
             with self.assertRaisesRegex(SystemExit, "could not build"):
                 same_kernels.keep_reports(old, build / "old", build / "new")
             built = 0
-            path.write_text(json.dumps(report))  # other kernels of a library, in a suite that uses some of its kernels
+            path.write_text(json.dumps(report))  # different kernels of a library, in a suite with some of its kernels
             with unittest.mock.patch.object(same_kernels, "CHOICE", {names[2]}), unittest.mock.patch.object(reports, "WITH_LIBRARY", {"rmsnorm"}):
                 self.assertIn("stays stale, cuBLASLt's", said(same_kernels.keep_reports, old, build / "old", build / "new"))
             said(same_kernels.keep_reports, old, build / "old", build / "new")

@@ -8,7 +8,7 @@ if(TARGET ingot_simd_avx512 AND TARGET ingot_simd_amx)
   add_test(NAME simd_objects COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_simd_objects.py
     $<TARGET_OBJECTS:ingot_simd_avx512> $<TARGET_OBJECTS:ingot_simd_amx> COMMAND_EXPAND_LISTS)
 endif()
-# Python tools do not depend on the build, so they are not tested under sanitizers.
+# Python tools do not depend on the build, and are not tested under sanitizers.
 if(NOT INGOT_SANITIZE)
   add_test(NAME checks COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/checks_test.py)
   add_test(NAME run COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/run_test.py)
@@ -42,7 +42,7 @@ if(TARGET ingot_cli)
   add_test(NAME train_ranks COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks_test.py $<TARGET_FILE:ingot_cli>)
   add_test(NAME adaptation COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/adaptation_test.py $<TARGET_FILE:ingot_cli>)
   add_test(NAME export COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/export_test.py $<TARGET_FILE:ingot_cli>)
-  # TensorBoard reads what training writes; skipped where it is not installed.
+  # TensorBoard reads training's event files; skipped where TensorBoard is not installed.
   add_test(NAME tensorboard COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/tensorboard_test.py $<TARGET_FILE:ingot_cli>)
   set_tests_properties(tensorboard PROPERTIES SKIP_RETURN_CODE 77)
   set_tests_properties(serve serve_hostile train_ranks adaptation export PROPERTIES COST 60)
@@ -85,7 +85,7 @@ if(Python3_FOUND)
   set_tests_properties(parity parity_gpt_oss PROPERTIES SKIP_RETURN_CODE 77 COST 100)
 endif()
 
-# The committed GPU measurements: their form, and whether they are of this tree (a stale one is listed, not refused).
+# The committed GPU measurements: their form, and their tree (a stale report is listed, not refused).
 if(Python3_FOUND AND NOT INGOT_SANITIZE)
   add_test(NAME reports COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_reports.py)
   add_test(NAME reports_tools COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/reports_test.py)

@@ -26,7 +26,7 @@ import tempfile
 import time
 
 CALLS = ("openat", "mkdir", "write", "pread64", "ftruncate", "fsync", "close", "rename", "renameat2", "unlink", "rmdir", "getdents64")
-FAULTS = {  # which calls a fault makes sense for
+FAULTS = {  # the calls where a fault makes sense
     "kill": (CALLS, "signal=SIGKILL"),
     "enospc": (("openat", "mkdir", "write", "fsync", "close", "rename", "renameat2"), "error=ENOSPC"),
     "eio": (CALLS, "error=EIO"),
@@ -92,7 +92,7 @@ class Harness:
             return self.fail(what, f"left behind: {', '.join(left)}")
         shutil.rmtree(out.parent, ignore_errors=True)
 
-    # The calls of the main thread that touch the run directory, as (name, how many of that name before it, this one included).
+    # The calls of the main thread on the run directory, as (name, number among the calls of this name, from 1).
     def points(self):
         out = self.fresh()
         log = self.root / "calls.log"

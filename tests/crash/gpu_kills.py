@@ -22,7 +22,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# preset: steps, a checkpoint every so many, and what else. golf-small begins to repeat layers half-way.
+# preset: steps, a checkpoint every so many, and further options. golf-small begins to repeat layers half-way.
 PRESETS = {"nano-golf": (600, 50, ()), "golf-small": (150, 15, ())}
 
 
@@ -131,7 +131,7 @@ class Kills:
         for i in range(count if want is not None else 0):
             path = ("--megakernel", "--phased")[i % 2]
             process = self.bench(path, "--tokens", "50000")
-            try:  # a whole run's time after its start it decodes
+            try:  # after a whole run's time the process decodes
                 process.wait(timeout=took + self.draw.uniform(0, 1))
                 self.say(False, f"bench decode {path}: ended before it was killed: status {process.returncode}: {process.communicate()[1].strip()[-200:]}")
                 continue

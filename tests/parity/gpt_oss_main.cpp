@@ -1,6 +1,6 @@
 // The native half of tests/parity/parity_gpt_oss.py: runs a checkpoint over sequences of ids and writes logits and
-// greedy continuations. Arguments: DIRECTORY, the cases as JSON, the file that gets the numbers (f32). Or --encode
-// NUMBERS COLUMNS OUT: rows of f32 as MXFP4 blocks, then their scales.
+// greedy continuations. Arguments: DIRECTORY, the cases as JSON, the output file (f32). Or --encode NUMBERS COLUMNS
+// OUT: rows of f32 as MXFP4 blocks, then their scales.
 #include <algorithm>
 #include <cstring>
 #include <fstream>

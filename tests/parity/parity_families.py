@@ -76,7 +76,7 @@ def random_model(name):
                 p.copy_(torch.randn(p.shape) * 0.3)
             else:
                 p.copy_(torch.randn(p.shape) * (1.0 if "embed" in parameter else 1.5 / p.shape[-1] ** 0.5))
-            p.copy_(p.bfloat16())  # so that an archive in bf16 has the same numbers
+            p.copy_(p.bfloat16())  # for the same numbers in an archive in bf16
     return model.float().eval()
 
 

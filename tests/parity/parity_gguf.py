@@ -187,7 +187,7 @@ def model_files(report, program, ingot, root):
                    float(not torch.equal(native_logits(program, archive, ids), native_logits(program, root / "hf.ingot", ids))), 0.0)
     for kind in (TYPES.F32, TYPES.F16):
         found = native_logits(program, file(kind.name, kind, kind), ids)
-        # F16 keeps bf16's numbers but for those below 2^-14, of which it loses up to 2^-25: less than fp32 loses in sums over a row.
+        # F16 keeps bf16's numbers, except for numbers below 2^-14, where the error is up to 2^-25: less than fp32's error in sums over a row.
         report.add(f"{kind.name}: native - definition", checkpoints.distance(found, exact), limit)
 
     found = native_logits(program, file("q8", TYPES.Q8_0, TYPES.Q8_0), ids)

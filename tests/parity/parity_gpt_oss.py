@@ -188,7 +188,7 @@ def peer_logits(model, ids, rows):
 
 def peer_greedy(model, ids, n):
     """transformers' own cached generation: the ids, and the logits each was taken from."""
-    model.generation_config.eos_token_id = None  # no id ends it
+    model.generation_config.eos_token_id = None  # no stop id
     with torch.no_grad():
         prompt = torch.tensor([ids])
         out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=n, do_sample=False, eos_token_id=None,
@@ -259,7 +259,7 @@ def compare(report, name, program, directory, exact, peer, contexts, greedy, see
 def load_peer(directory, **more):
     model = transformers.GptOssForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager",
                                                            experts_implementation="eager", **more)
-    return model.float().eval()  # dequantised experts come as bf16, which holds them exactly
+    return model.float().eval()  # dequantised experts come as bf16, without an error
 
 
 def published_forms(report, program, root):
@@ -276,7 +276,7 @@ def published_forms(report, program, root):
 
     write_own(tensors, model, root / "own")
     cases = cases_for(211, [130, 40], 8, 3)
-    for layers in (0, 1, 3):  # other names, the same numbers: the same bits
+    for layers in (0, 1, 3):  # different names, the same numbers: the same bits
         for (a, x), (b, y) in zip(native(program, root / "own", cases, layers), native(program, root / "published", cases, layers)):
             report.add(f"OpenAI's names and config, {layers or 'all'} layers, bit for bit", float(not (torch.equal(a, b) and x == y)), 0.0)
     config = spec.read_config(root / "own")
@@ -333,7 +333,7 @@ def main():
     parser.add_argument("--keep", help="write the checkpoints here and keep them")
     parser.add_argument("--skip-without-torch", action="store_true", help=f"exit with {SKIPPED} when torch or transformers is missing")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # one token at a time: threads mostly wait for each other
+    torch.set_num_threads(1)  # with single tokens threads mostly wait for each other
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     report = Report()

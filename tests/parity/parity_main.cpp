@@ -1,5 +1,5 @@
-// The native half of the parity test: reads cases that parity.py wrote, runs the model, writes what it computed beside
-// them. A case is a directory with case.json (config, dtype, looping, the parameters' names and shapes) and raw
+// The native half of the parity test: reads the cases of parity.py, runs the model, and writes the results beside the
+// cases. A case is a directory with case.json (config, dtype, looping, the parameters' names and shapes) and raw
 // little-endian blobs: numbers as f64, ids as i32. Losses, gradients and logits are written back as f64.
 #include <algorithm>
 #include <filesystem>
@@ -170,7 +170,7 @@ ScheduleOptions schedule_options(const nlohmann::json& r) {
   return o;
 }
 
-// The mean loss over the targets that are not ignored; gradients of it where `grads` is given.
+// The mean loss over the counted targets; gradients of it where `grads` is given.
 double mean_loss(const Case& c, Gpt& model, const Tensor& weights, const TokenBatch& batch, const Tensor& grads) {
   Numbers loss(c.dtype, c.row()), dloss(c.dtype, c.row());
   const int32_t* target = batch.targets.ptr<int32_t>();

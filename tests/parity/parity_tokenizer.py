@@ -77,7 +77,7 @@ def odd_text(rng):
             parts.append(rng.choice(SIGNS))
         elif kind < 0.8:
             code = rng.randrange(0x110000)
-            # Code points that later versions of Unicode assign are cut by the age of each library's tables.
+            # The division of code points assigned by later versions of Unicode depends on the age of each library's tables.
             parts.append("" if unicodedata.category(chr(code)) in ("Cn", "Cs") else chr(code))
         elif kind < 0.83:
             parts.append("<|" + rng.choice([*NAMES.values(), "reserved_7"]) + "|>")
@@ -137,7 +137,8 @@ def write_forms(ranks, folder):
 TEKKEN = PATTERN.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 CL100K = "|".join([r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
 BYTE_LEVEL = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True)
-ADDED = ["<think>", "</think>", "<tool_call>", "  \n", "think", "e\u0301!", "\u00e9!", "\U0001f600", "<t"]  # one begins another, one has a decomposed letter
+ADDED = ["<think>", "</think>", "<tool_call>", "  \n", "think", "e\u0301!", "\u00e9!", "\U0001f600", "<t"]  # one is the beginning of a second, one
+                                                                                                            # has a decomposed letter
 
 
 def split(regex):

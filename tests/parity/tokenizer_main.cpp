@@ -1,5 +1,5 @@
 // parity_tokenizer TOKENIZER: the ids of each text on standard input. parity_tokenizer --train VOCAB OUT: learns a
-// vocabulary for the o200k pattern from them. Texts and ids are preceded by their number, 32 bits, little-endian.
+// vocabulary for the o200k pattern from the texts. Texts and ids are preceded by their number, 32 bits, little-endian.
 #include <cstdio>
 #include <cstdlib>
 

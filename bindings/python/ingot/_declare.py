@@ -30,9 +30,9 @@ class Declared:
     summary: str  # the formula in words or symbols: the docstring's first sentence and the table's text
     formula: Callable  # of the same arguments, tensors in fp32 or fp64, in PyTorch's own operations
     columns: tuple = ()  # tensors of shape (C)
-    native: Callable = lambda *options: options  # the options as the kernels take them; raises a ValueError for one that they do not take
+    native: Callable = lambda *options: options  # the options in the kernels' form; raises a ValueError for an unsupported option
     options: tuple = ({},)  # cases for tests, by name
-    jumps: tuple = ()  # those of them, by index, whose derivative is not continuous
+    jumps: tuple = ()  # indices of cases with a discontinuous derivative
     tensors: tuple = ()  # names of the tensors; x is the first
     operator: Callable = None
     backward: Callable = None

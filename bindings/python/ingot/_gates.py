@@ -139,7 +139,7 @@ def run_gated_linear_backward(dkept, x, w, w_up, bias, up_bias, order, columns, 
         wide = _wide(dkept, x, w, w_up, bias, up_bias)
         return _rounded(x.dtype, run_gated_linear_backward(*wide, order, columns, *needs))
     dkept, x, w, w_up = as_rows(dkept), as_rows(x), as_rows(w), as_rows(w_up)
-    if w_up is not None:  # the two weights' gradients are one kernel's, and so are the biases'
+    if w_up is not None:  # both weights' gradients are computed together, and so are both biases'
         needs = needs[0], *(needs[1] or needs[2],) * 2, *(needs[3] or needs[4],) * 2
     dx, dw, dw_up, db, db_up = (empty_rows(t) if t is not None and need else None for t, need in zip((x, w, w_up, bias, up_bias), needs))
     order = order if w_up is None else _SEPARATE
@@ -258,7 +258,7 @@ class _GateOfKept(torch.autograd.Function):
         return None, dkept, *(None,) * 5
 
 
-# Whether the running backward pass leaves the graph for another one (retain_graph); True outside of any.
+# Whether the running backward pass keeps the graph for a further pass (retain_graph); True outside of backward passes.
 _graph_is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 

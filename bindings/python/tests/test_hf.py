@@ -59,7 +59,7 @@ class OptionalResidual(LlamaNorm):  # a call with both must still be served
         return super().forward(hidden_states if residual is None else hidden_states + residual)
 
 
-class NearlyNorm(GemmaNorm):  # which 16 bits cannot tell from one
+class NearlyNorm(GemmaNorm):  # indistinguishable from 1 in 16 bits
     def forward(self, x):
         return super().forward(x) * 1.0001
 

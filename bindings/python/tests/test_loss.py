@@ -239,7 +239,7 @@ def test_errors_name_what_was_found(device):
 def test_a_target_that_no_class_has_is_taken_for_none(device, dtype):
     (x, w, _), target = case(device, dtype, rows=(200,), classes=304, ignore_index=3)
     for softcap in (0.0, 20.0):
-        for wrong in (304, 2**40, 2**32 + 5, -1):  # of which 32 bits would make 0 and 5
+        for wrong in (304, 2**40, 2**32 + 5, -1):  # 0 and 5 in 32 bits
             bad = target.clone()
             bad[2] = wrong
             rows = functional.linear_cross_entropy(x, w, bad, ignore_index=3, softcap=softcap, reduction="none")

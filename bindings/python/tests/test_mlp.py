@@ -165,7 +165,7 @@ def test_recompute_keeps_nothing_for_the_backward_pass(device):
     for recompute in (False, True):
         m = ingot.nn.FusedMLP(16, 32, 8, recompute=recompute, device=device)
         for _ in range(3):  # the third by its edge
-            y = m(x)  # held: some versions of PyTorch free what a node has saved with the last tensor that leads to it
+            y = m(x)  # held: some versions of PyTorch free a node's saved tensors with the last tensor of its graph
             assert (y.grad_fn.saved_tensors[1] is None) == recompute
         traced = make_fx(m)(x)  # which sees the operator
         (node,) = (n for n in traced.graph.nodes if n.target is torch.ops.ingot.mlp.default)

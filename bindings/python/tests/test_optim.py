@@ -217,7 +217,7 @@ def test_a_state_dict_goes_on_where_it_was_saved(device):
     torch.save(first.state_dict(), file)
     file.seek(0)
     _, second = groups(device)
-    second.param_groups[0]["lr"] = 7.0  # the saved one is in force
+    second.param_groups[0]["lr"] = 7.0  # the saved rate is in force
     fresh = [p for g in second.param_groups for p in g["params"]]
     with torch.no_grad():
         for p, saved in zip(fresh, parameters):

@@ -211,7 +211,7 @@ def test_a_training_step_has_no_memory_for_gradients_of_gate_and_up(device):
         kept = torch.autograd.grad(functional.gated_linear(x, w) * 2, (x, w), dh, **options)
         del kept
         return torch.cuda.max_memory_allocated() - before
-    peak()  # what is made once
+    peak()  # the memory made once
     of_h = dh.numel() * dh.element_size()
     # 2 h, gate and up, dh; then dx, dw and room for the products in place of dh
     assert 4 * of_h <= peak() <= 4.25 * of_h
@@ -401,7 +401,7 @@ def test_errors_name_operation_argument_found_and_expected(device):
     ]
     if DEVICE == "cpu":
         cases.append((lambda: functional.rope(torch.randn(2, 3, 8), cos, sin, torch.tensor([0, 2])), r"rope: found positions\[1\] = 2"))
-        for far in (2**31, 2**32 + 1, -(2**32)):  # which would be 1, or 0, of 32 bits
+        for far in (2**31, 2**32 + 1, -(2**32)):  # 1, or 0, in 32 bits
             cases.append((lambda far=far: functional.rope(torch.randn(2, 3, 8), cos, sin, torch.tensor([0, far])), r"rope: found positions\[1\]"))
     for call, message in cases:
         with pytest.raises(ValueError, match=message):
