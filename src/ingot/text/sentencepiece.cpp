@@ -275,6 +275,9 @@ SentencePiece& SentencePiece::operator=(SentencePiece&&) noexcept = default;
 SentencePiece SentencePiece::parse(std::string_view model, const std::string& origin) {
   return SentencePiece(std::make_unique<Impl>(detail::parse_sentencepiece_model(model, origin), origin));
 }
+SentencePiece SentencePiece::of_model(detail::SentencePieceModel model, const std::string& origin) {
+  return SentencePiece(std::make_unique<Impl>(std::move(model), origin));
+}
 SentencePiece SentencePiece::load(const std::string& path) { return parse(read_file(path, int64_t(256) << 20), path); }
 
 std::string SentencePiece::normalize(std::string_view text) const {

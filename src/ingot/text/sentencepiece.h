@@ -1,7 +1,9 @@
 #pragma once
-// Reader of SentencePiece's .model files of type BPE: normalisation (the model's own table), merges by score, byte
+// SentencePiece vocabularies of type BPE, from .model files, from GGUF files and from a tokenizer.json with byte
+// fallback: normalisation (the model's own table), merges by score, byte
 // fallback. Encodes and decodes like the reference implementation.
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -9,10 +11,21 @@
 
 namespace ingot {
 
+class GgufFile;
+namespace detail {
+struct SentencePieceModel;
+}
+
 class SentencePiece final : public Tokenizer {
  public:
   static SentencePiece load(const std::string& path);
   static SentencePiece parse(std::string_view model, const std::string& origin);
+  // The vocabulary in a model's GGUF file, where it is of this kind.
+  static bool is_in(const GgufFile& file);
+  static SentencePiece from_gguf(const GgufFile& file);
+  // A tokenizer.json whose BPE has byte fallback. Merges by rank; of merges that make one piece the first rank counts.
+  static bool is_in(const nlohmann::json& json);
+  static SentencePiece parse_json(const nlohmann::json& json, const std::string& origin);
   ~SentencePiece() override;
   SentencePiece(SentencePiece&&) noexcept;
   SentencePiece& operator=(SentencePiece&&) noexcept;
@@ -35,6 +48,7 @@ class SentencePiece final : public Tokenizer {
 
  private:
   struct Impl;
+  static SentencePiece of_model(detail::SentencePieceModel model, const std::string& origin);
   explicit SentencePiece(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -2,12 +2,18 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "ingot/core/rng.h"
 #include "ingot/io/file.h"
+#include "ingot/io/formats/gguf.h"
+#include "ingot/io/formats/gguf_writer.test.h"
+#include "ingot/io/json.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/text/golden.test.h"
+#include "ingot/text/sentencepiece_model.h"
 
 namespace ingot {
 namespace {
@@ -86,6 +92,84 @@ TEST(SentencePiece, EncodesAndDecodesLikeTheReference) {
     EXPECT_EQ(sp.decode(ids[i]), decoded[i]) << golden.texts[i];
   }
   EXPECT_EQ(sp.bos(), 1);
+}
+
+// The golden model's pieces in a GGUF file, without the table of its normaliser, which this format does not have.
+std::string gguf_of(const detail::SentencePieceModel& m) {
+  std::vector<std::string> tokens;
+  std::vector<int32_t> types;
+  std::string scores =
+      testing::GgufWriter::number(uint32_t(6)) + testing::GgufWriter::number(uint64_t(m.pieces.size()));
+  for (const detail::Piece& p : m.pieces) {
+    tokens.push_back(p.text), types.push_back(int32_t(p.type));
+    scores += testing::GgufWriter::number(p.score);
+  }
+  testing::GgufWriter w;
+  w.key("tokenizer.ggml.model", "llama").key("tokenizer.ggml.tokens", tokens).key("tokenizer.ggml.token_type", types);
+  w.add("tokenizer.ggml.scores", 9, scores).key("tokenizer.ggml.add_space_prefix", m.add_dummy_prefix);
+  return w.key("tokenizer.ggml.remove_extra_whitespaces", m.remove_extra_whitespaces).bytes();
+}
+// The same as a tokenizer.json: the merges of every piece in the order of the scores.
+Json json_of(const detail::SentencePieceModel& m) {
+  std::set<std::string> known;
+  std::vector<const detail::Piece*> order;
+  Json vocab = Json::object(), added = Json::array(), merges = Json::array();
+  for (size_t id = 0; id < m.pieces.size(); ++id) {
+    const detail::Piece& p = m.pieces[id];
+    vocab[p.text] = id;
+    if (p.type == detail::PieceType::normal) known.insert(p.text), order.push_back(&p);
+    if (p.type == detail::PieceType::control || p.type == detail::PieceType::user_defined)
+      added.push_back({{"id", id}, {"content", p.text}, {"special", p.type == detail::PieceType::control}});
+  }
+  std::stable_sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->score > b->score; });
+  for (const detail::Piece* p : order)
+    for (size_t cut = 1; cut < p->text.size(); ++cut)
+      if (const std::string a = p->text.substr(0, cut), b = p->text.substr(cut); known.count(a) && known.count(b))
+        merges.push_back({a, b});
+  const Json replace = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}};
+  return {{"normalizer", replace},
+          {"added_tokens", added},
+          {"model",
+           {{"type", "BPE"}, {"unk_token", "<unk>"}, {"byte_fallback", true}, {"vocab", vocab}, {"merges", merges}}}};
+}
+
+TEST(SentencePiece, AGgufFileAndATokenizerJsonHoldTheSameVocabulary) {
+  const Golden golden;
+  const std::string bytes = read_file(text_data("sp.model"));
+  const detail::SentencePieceModel m = detail::parse_sentencepiece_model(bytes, "sp.model");
+  const SentencePiece sp = SentencePiece::parse(bytes, "sp.model");
+  const testing::TemporaryDirectory dir;
+  write_file(dir / "model.gguf", gguf_of(m));
+  write_file(dir / "tokenizer.json", json_of(m).dump());
+  const auto gguf = load_tokenizer(dir / "model.gguf"), json = load_tokenizer(dir / "tokenizer.json");
+  EXPECT_EQ(gguf->kind(), "sentencepiece");
+  EXPECT_EQ(json->kind(), "sentencepiece");
+  EXPECT_EQ(gguf->bos(), sp.bos());
+  int compared = 0;
+  for (const std::string& text : golden.texts) {
+    std::string spaced;
+    for (const char c : text) spaced += c == ' ' ? std::string("\u2581") : std::string(1, c);
+    if (sp.normalize(text) != spaced) continue;  // the .model's own table rewrites the text
+    ++compared;
+    EXPECT_EQ(gguf->encode(text), sp.encode(text)) << text;
+    EXPECT_EQ(json->encode(text), sp.encode(text)) << text;
+    EXPECT_EQ(json->decode(json->encode(text)), text);
+  }
+  EXPECT_GE(compared, 15);
+}
+
+TEST(SentencePiece, RefusesATokenizerJsonWithStepsThatItDoesNotKnow) {
+  Json json = json_of(detail::parse_sentencepiece_model(read_file(text_data("sp.model")), "sp.model"));
+  const auto said = [&] { return error_of([&] { (void)SentencePiece::parse_json(json, "t"); }); };
+  EXPECT_EQ(said(), "");
+  json["normalizer"] = {{"type", "Lowercase"}};
+  EXPECT_EQ(said(), "bad data: t: normalizer: found \"Lowercase\", expected Prepend and Replace of spaces by U+2581");
+  json["normalizer"] = nullptr;
+  EXPECT_EQ(said(), "bad data: t: found no step that replaces spaces by U+2581, expected one beside byte_fallback");
+  json["pre_tokenizer"] = {{"type", "Metaspace"}, {"prepend_scheme", "first"}};
+  EXPECT_EQ(said(), "");
+  json["model"]["vocab"]["a"] = 777777;
+  EXPECT_NE(said().find("found id 777777, expected no gaps"), std::string::npos) << said();
 }
 
 TEST(SentencePiece, CountsTheBytesOfTheText) {

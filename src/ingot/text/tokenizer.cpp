@@ -6,6 +6,7 @@
 #include "ingot/core/cpu/thread_pool.h"
 #include "ingot/io/file.h"
 #include "ingot/io/formats/gguf.h"
+#include "ingot/io/json.h"
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/char_tokenizer.h"
 #include "ingot/text/sentencepiece.h"
@@ -55,11 +56,24 @@ bool is_text(std::string_view content) {
                      [](unsigned char c) { return (c >= ' ' && c != 127) || c == '\n' || c == '\r' || c == '\t'; });
 }
 
+// "byte_fallback": true, somewhere.
+bool names_byte_fallback(std::string_view content) {
+  constexpr std::string_view kKey = "\"byte_fallback\"";
+  const size_t at = content.find(kKey);
+  if (at == content.npos) return false;
+  const size_t value = content.find_first_not_of(" \t\r\n:", at + kKey.size());
+  return value != content.npos && content.substr(value).starts_with("true");
+}
+
 }  // namespace
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
   if (is_directory(path)) return load_tokenizer(any_tokenizer_in(path));
-  if (GgufFile::is_one(path)) return std::make_unique<ByteBpe>(ByteBpe::from_gguf(GgufFile(path)));
+  if (GgufFile::is_one(path)) {
+    const GgufFile file(path);
+    if (SentencePiece::is_in(file)) return std::make_unique<SentencePiece>(SentencePiece::from_gguf(file));
+    return std::make_unique<ByteBpe>(ByteBpe::from_gguf(file));
+  }
   const std::string content = read_file(path, int64_t(256) << 20);
   const size_t first = content.find_first_not_of(" \t\r\n");
   if (first == content.npos)
@@ -74,6 +88,11 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
   // Our own small file names its format first; a tokenizer.json has no such key.
   if (content.substr(0, 256).find("\"ingot-char\"") != content.npos)
     return std::make_unique<CharTokenizer>(CharTokenizer::parse(content, path));
+  if (names_byte_fallback(content)) {  // parsing takes most of the time: other files are parsed once
+
+    const Json json = parse_json(content, path, {.depth = 16});
+    if (SentencePiece::is_in(json)) return std::make_unique<SentencePiece>(SentencePiece::parse_json(json, path));
+  }
   return std::make_unique<ByteBpe>(ByteBpe::parse(content, path));
 }
 

@@ -42,9 +42,10 @@ class Tokenizer {
   virtual std::string kind() const = 0;  // "byte_bpe", "sentencepiece", "char"
 };
 
-// Reads a Hugging Face tokenizer.json (byte-level BPE), a SentencePiece .model (BPE), tiktoken's ranks of o200k_base, a
-// model's GGUF file (byte-level BPE) or a character vocabulary, told apart by content; of a directory its
-// tokenizer.json, .tiktoken or GGUF file. Every refusal names the file, what was found and what was expected.
+// Reads a Hugging Face tokenizer.json (byte-level BPE, or BPE with byte fallback), a SentencePiece .model (BPE),
+// tiktoken's ranks of o200k_base, a model's GGUF file (the same two kinds) or a character vocabulary, told apart by
+// content; of a directory its tokenizer.json, .tiktoken or GGUF file. Every refusal names the file, what was found and
+// what was expected.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
 // A directory's tokenizer.json, else its one .tiktoken file; empty where it has neither.
 std::string tokenizer_in(const std::string& directory);

@@ -16,6 +16,7 @@
 #include "ingot/io/json.h"
 #include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/text/byte_bpe.h"
+#include "ingot/text/sentencepiece.h"
 
 namespace ingot {
 namespace {
@@ -235,7 +236,7 @@ std::vector<AttachedFile> tokenizer_files(const std::string& from) {
   std::vector<AttachedFile> files;
   if (const std::string path = checkpoint_source(from); GgufFile::is_one(path)) {
     const GgufFile file(path);
-    if (file.metadata().count("tokenizer.ggml.tokens") != 0)
+    if (file.metadata().count("tokenizer.ggml.tokens") != 0 && !SentencePiece::is_in(file))
       return {{"tokenizer.json", ByteBpe::from_gguf(file).to_json()}};
   }
   if (!is_directory(from)) return files;

@@ -498,7 +498,7 @@ TEST(gpt_oss_gguf, a_tokenizer_that_would_give_other_ids_is_refused) {
     return error_of([&] { load_tokenizer(v.write(dir / "t.gguf")); });
   };
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {refused([](auto& v) { v.model = "llama"; }), "tokenizer.ggml.model: found \"llama\", expected \"gpt2\""},
+      {refused([](auto& v) { v.model = "bert"; }), "tokenizer.ggml.model: found \"bert\", expected \"gpt2\""},
       {refused([](auto& v) { v.pre = "deepseek"; }), "tokenizer.ggml.pre: found \"deepseek\", expected gpt-4o"},
       {refused([](auto& v) { v.types.pop_back(); }), "found 259 types, expected 260, one per token"},
       {refused([](auto& v) { v.types[258] = 9; }), "token 258: found type 9"},

