@@ -744,6 +744,8 @@ class Process(unittest.TestCase):
     def test_what_no_client_could_send_or_read_is_refused(self):
         for origin in ("friend.example", "https://", "https://friend.example/", "https://friend.example/page", "*"):
             self.refuses(2, "--cors-origin: found .*, expected a scheme and a host alone", "--port", 0, "--cors-origin", origin)
+        for date in ("2026-02-30", "31.1.2026", "tomorrow"):
+            self.refuses(2, f"--date: found '{date}', expected one like 2026-01-31, or none", "--port", 0, "--date", date)
         self.refuses(2, "--name: found a name with control characters", "--port", 0, "--name", "a\nb")
 
     def test_a_model_s_name_may_have_slashes_and_blanks(self):

@@ -12,6 +12,7 @@
 #include "ingot/engines/serve/responses.h"
 #include "ingot/io/json.h"
 #include "ingot/io/utf8.h"
+#include "ingot/text/chat/date.h"
 #include "ingot/text/utf8.h"
 
 namespace ingot {
@@ -30,14 +31,6 @@ std::string random_word() {
 uint64_t random_seed() {
   static thread_local std::random_device device;
   return uint64_t(device()) << 32 | device();
-}
-
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  std::tm day{};
-  localtime_r(&now, &day);
-  char text[16];
-  return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d", &day));
 }
 
 ApiError logged(const std::string& what) {

@@ -84,6 +84,7 @@ server::ServerOptions server_options(const ServeCommand& o) {
 void serve(const ServeCommand& o, const std::string& path) {
   if (std::any_of(o.name.begin(), o.name.end(), [](unsigned char c) { return c < ' ' || c == 127; }))
     fail(ErrorCode::usage, "--name: found a name with control characters, expected one line of text");
+  if (o.date != "today" && o.date != "none") check_date(o.date);
   Interrupt interrupt;
   server::Server server(server_options(o));  // before the model is loaded, so that a port in use is found at once
   Vocabulary vocabulary = load_vocabulary(path, {.tokenizer = o.tokenizer, .chat_format = o.chat_format});

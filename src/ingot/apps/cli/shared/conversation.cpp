@@ -3,21 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <ctime>
 
 #include "ingot/io/json.h"
+#include "ingot/text/chat/date.h"
 #include "ingot/text/chat/templates.h"
 
 namespace ingot::cli {
 namespace {
-
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  std::tm day{};
-  localtime_r(&now, &day);
-  char text[16];
-  return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d", &day));
-}
 
 // The text without characters that move a terminal's cursor or change its colours or title.
 std::string harmless(std::string_view text) {
@@ -57,13 +49,8 @@ void add_options(Command& c, SamplingOptions& o) {
   c.number("--min-p X", o.min_p, 0, 0.999999, "drop tokens less than X times as likely as the likeliest (default: 0)");
 }
 
-// Only dates like 2026-01-31: the model was trained with this form only.
 void check_date(const std::string& date) {
-  std::tm day{};
-  const char* end = date.size() == 10 ? ::strptime(date.c_str(), "%Y-%m-%d", &day) : nullptr;
-  const std::tm asked = day;
-  if (end == nullptr || *end != 0 || std::mktime(&day) == -1 || day.tm_mday != asked.tm_mday)
-    fail(ErrorCode::usage, "--date: found '", date, "', expected one like 2026-01-31, or none");
+  if (!is_date(date)) fail(ErrorCode::usage, "--date: found '", date, "', expected one like 2026-01-31, or none");
 }
 
 ChatConversation opening_of(const ConversationOptions& o, const ChatFormat& format) {

@@ -13,6 +13,7 @@ void add_options(Command& c, ConversationOptions& o);
 void add_chat_format(Command& c, std::string& name);
 VocabularyOptions vocabulary_options(const ConversationOptions& o, bool chat = false);
 void add_options(Command& c, SamplingOptions& o);
+void check_date(const std::string& date);  // Error{usage} that names --date
 // The conversation before the first turn, for a model of this format.
 ChatConversation opening_of(const ConversationOptions& o, const ChatFormat& format);
 
