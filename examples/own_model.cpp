@@ -53,7 +53,7 @@ Vocabulary vocabulary(const std::string& path, const VocabularyOptions&) {
   return {.tokenizer = std::make_shared<CharTokenizer>(CharTokenizer::from_text(read_file(path)))};
 }
 OpenedModel open(const std::string& path, const DecoderOptions& o) {
-  const Vocabulary v = vocabulary(path, {}, false);
+  const Vocabulary v = vocabulary(path, {});
   return {.memory = v.tokenizer, .decoder = std::make_unique<Pairs>(*v.tokenizer, read_file(path), o)};
 }
 
