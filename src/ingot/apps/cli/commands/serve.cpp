@@ -92,8 +92,7 @@ void serve(const ServeCommand& o, const std::string& path) {
   DecoderOptions on = o.on;
   on.slots = o.slots, on.fit_slots = true;
   OpenedModel model = open_model(path, o.context, on);
-  log_info(path, ": up to ", model.decoder->slots(), model.decoder->slots() == 1 ? " request" : " requests",
-           " at a time, each of up to ", model.decoder->context(), " tokens with its answer");
+  const int64_t slots = model.decoder->slots(), context = model.decoder->context();
   std::string name = o.name;
   if (name.empty()) name = std::filesystem::path(path).lexically_normal().filename().string();
   if (name.empty()) name = "model";
@@ -107,6 +106,8 @@ void serve(const ServeCommand& o, const std::string& path) {
   const std::string address = o.host.find(':') == std::string::npos ? o.host : "[" + o.host + "]";
   log_info("serving ", name, " at http://", address, ":", server.port(),
            " (a page to chat on; OpenAI's base URL ends in /v1); Ctrl-C ends it");
+  log_info("up to ", slots, slots == 1 ? " request" : " requests", " at a time, each of up to ", context,
+           " tokens with its answer");
   while (!interrupt.asked()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   log_info("finishing the answers under way, for at most ", fixed(o.drain, 0), " s");
   if (!server.stop(o.drain)) log_warn("some answers were cut off");
