@@ -22,7 +22,7 @@ constexpr uint32_t batch_rows(uint32_t sequences) {
   return kMostSequences;
 }
 // Up to so many sequences a step takes the small-batch kernels, beyond that the matrix kernels: measured
-// (docs/lab/gpt-oss-decode.md#several-sequences).
+// (docs/lab/gpt-oss-decode.md#many-sequences).
 constexpr int64_t kSmallBatchSequences = 12;
 
 // Attention divides the keys of a row into parts, by sizes that do not depend on the rows of the step.
