@@ -81,6 +81,8 @@ class WeightWriter {
     }
     at_.advance(ring_.slots);
   }
+  // Of the loads of weights: for a copy() of the function above.
+  __device__ __forceinline__ uint64_t policy() const { return policy_; }
 
  private:
   const WeightRing ring_;
@@ -111,6 +113,8 @@ class WeightReader {
   template <class Use> __device__ __forceinline__ void read_one(uint32_t count, Use&& use) {
     if (turn_ < count) take(use);
   }
+  // After read_one() has taken all of this team's next `count` pieces.
+  __device__ __forceinline__ void finish(uint32_t count) { turn_ -= count; }
 
  private:
   template <class Use> __device__ __forceinline__ void take(Use&& use) {

@@ -132,8 +132,9 @@ void print(const Options& o, const DecodeTimes& t) {
   if (o.measurement.prompt) write_out("time to first token: " + fixed(t.first_token_ms, 1) + " ms\n");
   for (const StreamTimes& s : t.streams) {
     const double TBps = double(s.step_bytes) / s.step.mean_ms * 1e-9;
-    write_out(std::to_string(s.streams) + (s.streams == 1 ? " stream: " : " streams: ") + fixed(s.step.mean_ms, 3) +
-              " ms a step, p50 " + fixed(s.step.p50_ms, 3) + ", p99 " + fixed(s.step.p99_ms, 3) + "; " +
+    write_out(std::to_string(s.streams) + (s.streams == 1 ? " stream" : " streams") +
+              (s.row_kernel ? ", one kernel: " : ": ") + fixed(s.step.mean_ms, 3) + " ms a step, p50 " +
+              fixed(s.step.p50_ms, 3) + ", p99 " + fixed(s.step.p99_ms, 3) + "; " +
               fixed(1e3 * double(s.streams) / s.step.mean_ms, 0) + " tokens/s; " + fixed(s.experts, 1) +
               " experts a layer, " + fixed(double(s.step_bytes) * 1e-9, 3) + " GB, " +
               fixed(100 * TBps / t.read_TBps, 0) + " % of reading alone\n");
@@ -234,6 +235,7 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
     OrderedJson streams = OrderedJson::array();
     for (const StreamTimes& s : t.streams)
       streams.push_back({{"streams", s.streams},
+                         {"row_kernel", s.row_kernel},
                          {"mean_ms", s.step.mean_ms},
                          {"p50_ms", s.step.p50_ms},
                          {"p99_ms", s.step.p99_ms},

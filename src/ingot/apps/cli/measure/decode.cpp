@@ -212,9 +212,10 @@ double experts_of_a_layer(const DeviceModel& m, int64_t sequences) {
   return double(std::accumulate(counts.begin(), counts.end(), 0u)) / double(counts.size());
 }
 // Sequences begin with ids of their own, so that they go to experts of their own.
-void time_streams(DeviceModel& m, const DecodeMeasurement& o, DecodeTimes& times) {
+void time_streams(DeviceModel& m, const DecodeMeasurement& o, bool row_kernel, DecodeTimes& times) {
   for (const int64_t n : o.streams) {
-    StreamTimes t{.streams = n};
+    if (row_kernel && (n == 1 || n > int64_t(decode::kKernelRows))) continue;
+    StreamTimes t{.streams = n, .row_kernel = row_kernel};
     std::vector<int> slots;
     std::vector<int32_t> ids;
     for (int s = 0; s < int(n); ++s) {
@@ -239,7 +240,7 @@ void time_streams(DeviceModel& m, const DecodeMeasurement& o, DecodeTimes& times
         t.experts += experts_of_a_layer(m, n) / double(o.tokens);
       }
       for (const int s : slots) m.likeliest(s);  // refuses what is not numbers
-      if (o.phases && !m.takes_matrix_kernels(n)) t.phases = time_phases(m, uint32_t(n));
+      if (o.phases && !row_kernel && !m.takes_matrix_kernels(n)) t.phases = time_phases(m, uint32_t(n));
     }
     t.step_bytes = bytes_of_step(m, o.context + o.tokens / 2, n, t.experts);
     times.streams.push_back(t);
@@ -303,7 +304,9 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   m.use_megakernel(o.megakernel);
   for (const auto& [prompt, tokens] : o.answers) times.answers.push_back(time_answer(m, prompt, tokens));
   if (o.small_batch >= 0) m.limit_small_batch(o.small_batch);
-  time_streams(m, o, times);
+  for (const bool row_kernel : {false, true})
+    if (m.use_row_kernel(row_kernel)) time_streams(m, o, row_kernel, times);
+  m.use_row_kernel(false);
   if (o.grid_barriers) {
     const uint32_t width = uint32_t(c.hidden) / 4 * 4;
     times.idle = megakernel::measure_grid_barriers(width, false),

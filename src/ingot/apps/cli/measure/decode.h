@@ -69,6 +69,7 @@ struct AnswerTimes {
 // A token of each of several sequences.
 struct StreamTimes {
   int64_t streams = 1;
+  bool row_kernel = false;  // by one kernel, else by launches
   TokenTimes step;
   double experts = 0;      // that a layer's tokens chose, mean of the layers and of some steps
   int64_t step_bytes = 0;  // of weights, of so many experts, and keys

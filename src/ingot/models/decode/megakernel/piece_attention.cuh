@@ -25,9 +25,11 @@ struct Unit {
   uint32_t part, first, rows, head, begin, end;
 };
 
-template <int kDim> struct Memory {
-  static constexpr int kPitch = kDim + 8;                       // rows start in different banks
-  alignas(16) uint16_t q[kRows][kPitch], k[kPitch], v[kPitch];  // bits of bf16; k, v: the new key and value
+// `kFresh`: keys of this step that a row may see, its own included.
+template <int kDim, uint32_t kFresh = 1> struct Memory {
+  static constexpr int kPitch = kDim + 8;  // rows start in different banks
+  // Bits of bf16; k, v: the new keys and values.
+  alignas(16) uint16_t q[kRows][kPitch], k[kFresh][kPitch], v[kFresh][kPitch];
   static constexpr int kFloats = kDim + 4;
   alignas(16) float out[kWarps][kRows][kFloats];
   float max[kWarps][kRows], sum[kWarps][kRows], sink[kRows];
@@ -57,16 +59,18 @@ struct KeyRows {
 };
 
 // The result of a warp: the maximum and sum of row g are in lane 4 g + t.
-template <int kDim> struct Seen {
+template <int kDim, uint32_t kFresh = 1> struct Seen {
+  using Memory = piece_attention::Memory<kDim, kFresh>;
+
   float out[kDim / 16][4] = {};    // numbers 8 g + 2 n of rows 2 t and 2 t + 1, then the numbers after them
   float max = -INFINITY, sum = 0;  // sum: this lane's part of the row's sum
 
   // Adds 16 keys of a chunk, from row `row` on; the first is key number `key`. Keys from `end` on are not seen, and the
-  // new key, `fresh`, lies elsewhere. Lane 4 g + t has numbers kEach t to kEach t + kEach - 1 of keys g and g + 8, in
-  // an order that the queries share, and numbers 8 g to 8 g + 7 of values 2 t, 2 t + 1 and the same plus 8. The
-  // products of the n-th numbers of all lanes then give numbers 8 i + n of a result.
-  __device__ __forceinline__ void add(const Memory<kDim>& m, const char* piece, uint32_t row, uint32_t key,
-                                      uint32_t end, uint32_t fresh, float scale) {
+  // kFresh new keys, from `fresh` on, lie elsewhere. Lane 4 g + t has numbers kEach t to kEach t + kEach - 1 of keys g
+  // and g + 8, in an order that the queries share, and numbers 8 g to 8 g + 7 of values 2 t, 2 t + 1 and the same
+  // plus 8. The products of the n-th numbers of all lanes then give numbers 8 i + n of a result.
+  __device__ __forceinline__ void add(const Memory& m, const char* piece, uint32_t row, uint32_t key, uint32_t end,
+                                      uint32_t fresh, float scale) {
     static_assert(kDim == 64, "eight numbers of a value to a lane");
     constexpr int kEach = kDim / 4;
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -76,11 +80,12 @@ template <int kDim> struct Seen {
     uint32_t q[kEach / 2], word[2][kEach / 2], value[4][4] = {};
     load(q, &m.q[g][kEach * t]);
 #pragma unroll
-    for (uint32_t n = 0; n < 2; ++n) load(word[n], fresh == g + 8 * n ? &m.k[kEach * t] : keys + 8 * n * kDim);
+    for (uint32_t n = 0; n < 2; ++n)
+      load(word[n], is_fresh(g + 8 * n, fresh) ? &m.k[index(g + 8 * n, fresh)][kEach * t] : keys + 8 * n * kDim);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const uint32_t of = t * 2 + r % 2 + r / 2 * 8;
-      if (key + of < end) load(value[r], fresh == of ? &m.v[8 * g] : values + of * kDim);
+      if (key + of < end) load(value[r], is_fresh(of, fresh) ? &m.v[index(of, fresh)][8 * g] : values + of * kDim);
     }
     float s[2][4] = {};
 #pragma unroll
@@ -127,7 +132,7 @@ template <int kDim> struct Seen {
     sum += __shfl_xor_sync(~0u, sum, 2);
   }
   // Adds the result that another warp has stored. After add_lanes(), before this warp stores its own.
-  __device__ __forceinline__ void fold(Memory<kDim>& m, uint32_t warp) {
+  __device__ __forceinline__ void fold(Memory& m, uint32_t warp) {
     const float other = m.max[warp][threadIdx.x % 32 / 4];
     lift(fmaxf(max, other));
     const float take = __expf(other - of(max));
@@ -144,7 +149,7 @@ template <int kDim> struct Seen {
     }
     __syncwarp();
   }
-  __device__ __forceinline__ void put(Memory<kDim>& m, uint32_t warp) const {
+  __device__ __forceinline__ void put(Memory& m, uint32_t warp) const {
     const uint32_t g = threadIdx.x % 32 / 4;
     if (threadIdx.x % 4 == 0) m.max[warp][g] = max, m.sum[warp][g] = sum;
 #pragma unroll
@@ -162,12 +167,19 @@ template <int kDim> struct Seen {
       to[i] = w.x, to[i + 1] = w.y, to[i + 2] = w.z, to[i + 3] = w.w;
     }
   }
+  // Of a key, counted from where `fresh` counts.
+  __device__ __forceinline__ static bool is_fresh(uint32_t key, uint32_t fresh) {
+    return kFresh == 1 ? fresh == key : key - fresh < kFresh;
+  }
+  __device__ __forceinline__ static uint32_t index(uint32_t key, uint32_t fresh) {
+    return kFresh == 1 ? 0 : key - fresh;
+  }
   __device__ __forceinline__ static float of(float top) { return top == -INFINITY ? 0 : top; }
   // From a number of row g, the number of row 2 t + r.
   __device__ __forceinline__ static float of_row(float v, int r) {
     return __shfl_sync(~0u, v, threadIdx.x % 4 * 8 + 4 * r);
   }
-  __device__ __forceinline__ static float4* fours(Memory<kDim>& m, uint32_t warp, int r, int n) {
+  __device__ __forceinline__ static float4* fours(Memory& m, uint32_t warp, int r, int n) {
     return m.fours(warp, threadIdx.x % 4 * 2 + r, threadIdx.x % 32 / 4 * 8 + 2 * n);
   }
   __device__ __forceinline__ void lift(float top) {
@@ -185,12 +197,13 @@ template <int kDim> struct Seen {
 
 // `Team`: its sync() is a barrier of the block's kThreads threads. dim is a multiple of 4. cos, sin: of the token's
 // position.
-template <int kDim, uint32_t kThreads, class Team> class Attention {
+template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class Attention {
   using EpochWords = tile::EpochWords;
+  using Memory = piece_attention::Memory<kDim, kFresh>;
 
  public:
   __device__ __forceinline__ Attention(const Params& p, const Keys& keys, const Published& at, uint32_t epoch,
-                                       Memory<kDim>& m)
+                                       Memory& m)
       : p_(p), at_(at), m_(m), keys_(keys), epoch_(epoch) {}
   __device__ __forceinline__ static uint32_t units(const Params& p, const Keys& keys) {
     return keys.parts * tiles(p) * p.kv_heads;
@@ -226,20 +239,28 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
   template <class Pieces, class Projected, class Put, class Soon>
   __device__ __forceinline__ void attend(uint32_t unit, const float* cos, const float* sin, Pieces&& pieces,
                                          Projected&& projected, Put&& put, Soon&& soon) const {
+    attend(
+        unit, keys_.fresh, [&](const Unit& u) { stage(u, cos, sin, projected); }, pieces, put, soon);
+  }
+  // The same where stage(unit) leaves the queries in Memory, and those of the kFresh keys and values from `first_fresh`
+  // on that the unit sees.
+  template <class Stage, class Pieces, class Put, class Soon>
+  __device__ __forceinline__ void attend(uint32_t unit, const uint32_t& first_fresh, Stage&& stage, Pieces&& pieces,
+                                         Put&& put, Soon&& soon) const {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, of_piece = warp % kPieceWarps;
     const bool is_long = keys_.each > kRound;
     const Unit u = unit_of(p_, keys_, unit);
     if (warp == 0 && lane < u.rows) m_.sink[lane] = p_.sinks[u.first + lane];
-    stage(u, cos, sin, projected);
+    stage(u);
     Team::sync();
     if (!has_parts()) soon();
     uint32_t place = is_long ? warp : ~0u;  // where the warp's result goes
-    Seen<kDim> seen;
+    Seen<kDim, kFresh> seen;
     pieces(pieces_of(u), [&](const char* piece, uint32_t index) {
       const uint32_t tile = index * kPieceWarps + of_piece, key = u.begin + 16 * tile;
       if (key >= u.end) return;
       if (!is_long) place = tile;
-      seen.add(m_, piece, 16 * of_piece, key, u.end, keys_.fresh, p_.scale);
+      seen.add(m_, piece, 16 * of_piece, key, u.end, first_fresh, p_.scale);
     });
     seen.add_lanes();
     if (is_long) {
@@ -344,7 +365,7 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
     for (uint32_t i = from_last(); i < all * (kDim / 2); i += kThreads) {
       const uint32_t r = i / (kDim / 2), d = i % (kDim / 2);
       const bool is_query = r < u.rows, is_value = r == u.rows + 1;
-      uint16_t* const to = is_query ? m_.q[r] : is_value ? m_.v : m_.k;
+      uint16_t* const to = is_query ? m_.q[r] : is_value ? m_.v[0] : m_.k[0];
       if (d >= half) {  // padding
         for (uint32_t at = p_.dim + 2 * (d - half); at < p_.dim + 2 * (d - half) + 2; ++at) to[at] = 0;
         continue;
@@ -363,7 +384,7 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
 
   const Params& p_;
   const Published& at_;
-  Memory<kDim>& m_;
+  Memory& m_;
   const Keys& keys_;
   const uint32_t epoch_;
 };

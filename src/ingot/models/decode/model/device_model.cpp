@@ -70,6 +70,13 @@ void build_streams(DeviceBuilder& b, const DecoderSpec& c, int64_t context, int6
   lay_out(c, most, memory, input, streams);
 }
 
+void build_rows(DeviceBuilder& b, const DecoderSpec& c, int64_t context, int ranks, RowWords& words) {
+  if (ranks > 1) return;
+  char* memory;
+  b.take(memory, lay_out(c, uint32_t(context), nullptr, words));
+  lay_out(c, uint32_t(context), memory, words);
+}
+
 int64_t ring_of(const DecoderSpec& c, int64_t context) {
   return std::min(context, c.window_reach() + kMostTokens + kStepsBack);
 }
@@ -127,6 +134,8 @@ int64_t DeviceModel::bytes(const DecoderSpec& c, const DecoderWeights& w, const 
   BatchInput* input;
   Buffers buffers;
   build_streams(counter, c, context, most_sequences(c, o), streams, input, buffers);
+  RowWords words;
+  build_rows(counter, c, context, gpus, words);
   return counter.bytes;
 }
 
@@ -190,6 +199,7 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
   build_prompt(builder, c, matrix_rows_of(c, context_, o), gpus, prompt_);
   build_sampling(builder, c.vocab, o.slots, sampling_);
   build_streams(builder, c, context_, most_streams_, streams_, streams_input_, streams_buffers_);
+  build_rows(builder, c, context_, gpus, row_words_);
   for (int s = 1; s < int(o.slots); ++s)
     INGOT_CHECK(reinterpret_cast<const char*>(buffers(s).state) - reinterpret_cast<const char*>(buffers(s - 1).state) ==
                     bytes_between_slots(),

@@ -14,6 +14,7 @@
 #include "ingot/models/decode/model/sampling.h"
 #include "ingot/models/decode/phased/decode.h"
 #include "ingot/models/decode/prompt/prompt.h"
+#include "ingot/models/decode/row_kernel/row_kernel.h"
 #include "ingot/models/decode/small_batch/batched_sequences.h"
 #include "ingot/models/decode/weights/builder.h"
 #include "ingot/models/decoder_weights.h"
@@ -68,6 +69,8 @@ class DeviceModel {
 
   // From the next step on. False where it is wanted and does not take the model: nothing changes.
   bool use_megakernel(bool wanted);
+  // The same of steps of 2 to 8 rows and the row kernel.
+  bool use_row_kernel(bool wanted);
   bool has_prefilter() const { return model().prefilter.rows != nullptr; }
 
   // What prompt_kernels() says of a prompt of so many tokens.
@@ -157,6 +160,7 @@ class DeviceModel {
     return id_alone && has_prefilter() && samples_in_head(T, head_rows);
   }
   bool samples_in_head(int64_t T, uint32_t head_rows) const { return megakernel_ && T == 1 && head_rows == 1; }
+  bool uses_row_kernel(int64_t T) const { return row_kernel_ && 1 < T && T <= int64_t(kKernelRows); }
   void send_noise(Slot& slot, const sampling::RowNoise& noise);
   void check_logits(const Slot& slot) const;
   void grow(Slot& slot, int64_t tokens);
@@ -183,13 +187,14 @@ class DeviceModel {
   BatchedSequences streams_;  // of several slots
   BatchInput* streams_input_ = nullptr;
   Buffers streams_buffers_{};
-  std::map<std::tuple<uint32_t, uint32_t, bool>, std::unique_ptr<gpu::Graph>> streams_graphs_;
-  Arena host_states_;  // pinned, (slots) State
+  std::map<std::tuple<uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> streams_graphs_;
+  RowWords row_words_{};  // of the row kernel, for all slots
+  Arena host_states_;     // pinned, (slots) State
   int device_;
   Arena arena_;
   std::unique_ptr<gpu::OwnedStream> stream_;
   std::unique_ptr<gpu::WaitControl> waits_;
-  bool megakernel_ = false;
+  bool megakernel_ = false, row_kernel_ = false;
   std::deque<Slot> slots_;
 };
 

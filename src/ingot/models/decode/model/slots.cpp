@@ -27,6 +27,7 @@ int DeviceModel::reset() {
     gpu::fill_bytes(slot.buffers.grid_barrier, 0, slot.buffers.handover_bytes, *stream_);
   }
   if (most_streams() > 1) gpu::fill_bytes(streams_buffers_.grid_barrier, 0, streams_buffers_.handover_bytes, *stream_);
+  if (row_words_.bytes > 0) gpu::fill_bytes(row_words_.grid_barrier, 0, row_words_.bytes, *stream_);
   if (inbox_ != nullptr) {
     gpu::fill_bytes(inbox_, 0, inbox_bytes(config(), slots_[0].buffers.ranks.exchange.ranks), *stream_);
     gpu::fill_bytes(epoch_, 0, 4, *stream_);

@@ -16,13 +16,25 @@ bool DeviceModel::use_megakernel(bool wanted) {
   return takes || !wanted;
 }
 
+bool DeviceModel::use_row_kernel(bool wanted) {
+  const bool takes = row_words_.bytes > 0 && supports_row_kernel(slots_[0].model);
+  if (takes) row_kernel_ = wanted;
+  return takes || !wanted;
+}
+
 gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone) {
-  const bool persistent = megakernel_ && T == 1, prefiltered = uses_prefilter(T, head_rows, id_alone);
+  const bool rows = uses_row_kernel(T), persistent = rows || (megakernel_ && T == 1),
+             prefiltered = uses_prefilter(T, head_rows, id_alone);
   auto& g = slot.graphs[{T, head_rows, vocab, persistent, prefiltered}];
   if (g != nullptr) return *g;
-  const Step step{.T = T, .head_rows = head_rows, .vocab = vocab, .capacity = uint32_t(context_)};
+  const RowLaunch row_launch{.layers = slot.stages, .words = row_words_, .watch = waits_->watch()};
+  const Step step{.T = T,
+                  .head_rows = head_rows,
+                  .vocab = vocab,
+                  .capacity = uint32_t(context_),
+                  .row_kernel = rows ? &row_launch : nullptr};
   g = std::make_unique<gpu::Graph>(*stream_, [&] {
-    if (!persistent) return run(slot.model, slot.buffers, step, *stream_);
+    if (rows || !persistent) return run(slot.model, slot.buffers, step, *stream_);
     run_megakernel(slot.model, slot.buffers, step,
                    {.layers = slot.stages, .watch = waits_->watch(), .ranks = slot.ranks, .prefiltered = prefiltered},
                    *stream_);
@@ -153,7 +165,8 @@ void DeviceModel::limit_small_batch(int64_t sequences) {
 gpu::Graph& DeviceModel::streams_graph(uint32_t sequences, uint32_t vocab) {
   const bool matrix_kernels = takes_matrix_kernels(sequences);
   const uint32_t rows = matrix_kernels ? batch_rows(sequences) : sequences, capacity = uint32_t(context_);
-  auto& g = streams_graphs_[{rows, vocab, matrix_kernels}];
+  const bool row_kernel = uses_row_kernel(sequences);
+  auto& g = streams_graphs_[{rows, vocab, matrix_kernels, row_kernel}];
   if (g != nullptr) return *g;
   g = std::make_unique<gpu::Graph>(*stream_, [&] {
     const Slot& first = slots_[0];
@@ -167,7 +180,13 @@ gpu::Graph& DeviceModel::streams_graph(uint32_t sequences, uint32_t vocab) {
                          .device = device_,
                          .sequences = &streams_},
                         *stream_);
-    const Step step{.T = rows, .head_rows = rows, .vocab = vocab, .capacity = capacity, .sequences = &streams_};
+    const RowLaunch how{.layers = first.stages, .words = row_words_, .watch = waits_->watch()};
+    const Step step{.T = rows,
+                    .head_rows = rows,
+                    .vocab = vocab,
+                    .capacity = capacity,
+                    .sequences = &streams_,
+                    .row_kernel = row_kernel ? &how : nullptr};
     run(first.model, streams_buffers_, step, *stream_);
   });
   return *g;

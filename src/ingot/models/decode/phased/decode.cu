@@ -12,6 +12,7 @@
 #include "ingot/models/decode/phased/e4m3_inputs.cuh"
 #include "ingot/models/decode/phased/phases.cuh"
 #include "ingot/models/decode/phased/ranks.h"
+#include "ingot/models/decode/row_kernel/row_kernel.h"
 #include "ingot/models/decode/small_batch/batched_sequences.cuh"
 #include "ingot/models/decode/small_batch/small_batch_router.cuh"
 #include "ingot/models/decode/small_batch/small_batch_sums.cuh"
@@ -402,6 +403,11 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
   const bool several = ranks.several(), heads = ranks.of(ranks.heads), channels = ranks.of(ranks.channels),
              ids = ranks.of(ranks.ids);
   const auto wanted = [&](uint32_t phase, bool here = true) { return (step.phases & phase) != 0 && here; };
+  if (step.row_kernel != nullptr) {
+    run_row_kernel(model, buffers, step, *step.row_kernel, stream);
+    if (step.sequences != nullptr) r.scatter(*step.sequences);
+    return;
+  }
   if (step.sequences != nullptr) {
     INGOT_CHECK(step.T <= kMostSmallBatch && step.head_rows == step.T && !ranks.several(), "decode: found ", step.T,
                 " sequences, expected at most ", kMostSmallBatch, ", with the logits of all, on one GPU");

@@ -34,6 +34,7 @@ enum PhaseBit : uint32_t {
 };
 
 struct BatchedSequences;  // batched_sequences.h
+struct RowLaunch;         // row_kernel.h
 struct Step {
   uint32_t T = 1;                               // tokens; at most max_step_tokens
   uint32_t head_rows = 1;                       // of the last so many tokens: 0, 1 or T
@@ -41,6 +42,7 @@ struct Step {
   uint32_t capacity = 0;                        // of the cache
   uint32_t phases = ~0u;                        // PhaseBit
   const BatchedSequences* sequences = nullptr;  // the T tokens belong to as many sequences
+  const RowLaunch* row_kernel = nullptr;        // computes the step, of at most 8 tokens, in place of launches
 };
 // Appends state.tokens[0 .. T), leaves the logits in buffers.logits and the id of the largest logit in state.tokens[0].
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream);

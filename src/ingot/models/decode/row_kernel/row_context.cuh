@@ -1,0 +1,172 @@
+#pragma once
+// What the parts of the row kernel share: a block's shared memory, the units of a product, and how a thread waits for
+// words of other blocks.
+#include <algorithm>
+
+#include "ingot/gpu/ptx/barrier.cuh"
+#include "ingot/gpu/tile/shared.cuh"
+#include "ingot/megakernel/grid_barrier.cuh"
+#include "ingot/megakernel/sums.cuh"
+#include "ingot/megakernel/weight_stream.cuh"
+#include "ingot/models/decode/megakernel/token_context.cuh"
+#include "ingot/models/decode/row_kernel/row_kernel.h"
+
+namespace ingot::decode::rows {
+
+constexpr uint32_t kRows = kKernelRows, kTeams = megakernel::kTeams, kTeamThreads = 32 * megakernel::kTeamWarps;
+constexpr uint32_t kListedBarrier = 1, kFirstTeamBarrier = 4;
+constexpr WeightFormat kExperts = WeightFormat::mxfp4;
+
+// All fifteen warps come to these barriers by one instruction, for which the aligned form has less code.
+struct ComputeThreads {
+  __device__ __forceinline__ static void sync() { ptx::barrier_sync(3, kTokenThreads); }
+};
+
+// A sum of all blocks in steps of 2^-20. The word's count may pass its ten bits: a reader knows all earlier terms.
+using Sum = megakernel::FixedSum<20>;
+__device__ __forceinline__ uint64_t first_word(float value) {
+  return uint64_t(__float2ll_rn(value * 0x1p20f)) << Sum::kCountBits;
+}
+__device__ __forceinline__ bool has_terms(uint64_t word, uint32_t count) {
+  return Sum::count(word) == (count & ((1u << Sum::kCountBits) - 1));
+}
+__device__ __forceinline__ float value_of(uint64_t word, uint32_t count) { return Sum::value(word - count); }
+
+using piece_attention::Keys;
+// The keys of a row; their parts follow from its position alone.
+__device__ __forceinline__ Keys keys_of(const decode_attention::Params& p, uint32_t position, uint32_t least_part) {
+  Keys keys(p, position);
+  keys.each = max(keys.each, least_part);
+  keys.parts = (keys.fresh + keys.each - keys.low) / keys.each;
+  return keys;
+}
+using AttentionMemory = piece_attention::Memory<kDim, kRows>;
+using Attention = piece_attention::Attention<kDim, kTokenThreads, ComputeThreads, kRows>;
+
+// The distinct experts of all rows, in their order. A pair is a row and one of its choices; the pairs of an expert slot
+// follow each other.
+struct ExpertSlots {
+  uint32_t count, unused;
+  int32_t expert[kMostRowSlots];
+  uint32_t mask[kMostRowSlots];        // of the rows that chose it
+  uint32_t before[kMostRowSlots + 2];  // pairs of the slots before; one more for the end
+  uint32_t pair[kMostRowSlots];        // row * k + choice
+
+  // The number of row `row` among the pairs of a slot; 0 where it did not choose the expert.
+  __device__ __forceinline__ uint32_t place(uint32_t slot, uint32_t row) const {
+    return (mask[slot] >> row & 1) != 0 ? uint32_t(__popc(mask[slot] & ((1u << row) - 1))) : 0;
+  }
+  __device__ __forceinline__ bool has(uint32_t slot, uint32_t row) const { return (mask[slot] >> row & 1) != 0; }
+};
+
+// The begin of dynamic shared memory.
+struct Memory {
+  RowStep step;
+  LayerStages layers[2];  // this layer and the next
+  Keys keys[2][kRows];    // of these layers
+  megakernel::GridBarrierMemory grid_barriers;
+  megakernel::WeightStreamMemory stream;
+  ExpertSlots slots;
+  uint32_t epoch, first;  // of the first layer; the position of the first row
+  uint32_t position[kRows];
+  int32_t token[kRows];
+  int64_t offset[kRows];  // from the first slot to the row's, in bytes
+  float cos[kRows][kDim / 2], sin[kRows][kDim / 2];
+  float squares[kTokenWarps][kRows];      // of the residual stream, a part from each warp
+  float sums[2][kTokenWarps][16][kRows];  // of two units in turn
+};
+
+struct Unit {
+  uint32_t slot, row_tile, part;
+};
+struct Piece {
+  int64_t at;  // bytes from the begin of the slot's matrix
+  uint32_t first, count;
+};
+
+struct Context {
+  using GridBarriers = megakernel::GridBarriers<ComputeThreads>;
+  char* const memory;
+  Memory& m;
+  const GridBarriers grid_barriers;
+
+  __device__ __forceinline__ explicit Context(char* shared)
+      : memory(shared), m(*reinterpret_cast<Memory*>(shared)), grid_barriers(m.step.grid, m.grid_barriers) {}
+
+  __device__ __forceinline__ const LayerStages& layer(uint32_t i) const { return m.layers[i % 2]; }
+  __device__ __forceinline__ const Matrix& matrix(Stage stage, uint32_t i) const {
+    const LayerStages& l = layer(i);
+    switch (stage) {
+      case Stage::qkv: return l.qkv.w;
+      case Stage::output: return l.output.w;
+      case Stage::gate_up: return l.gate_up.w;
+      case Stage::down: return l.down.w;
+      case Stage::attention:
+      case Stage::head: break;
+    }
+    return m.step.head.w;
+  }
+  __device__ __forceinline__ const RowSplit& split(Stage stage) const { return m.step.split[int(stage)]; }
+  __device__ __forceinline__ char* vectors() const { return memory + m.step.vectors; }
+  __device__ __forceinline__ ChoiceMemory choice() const {
+    return {memory + m.step.choice, kRows, m.step.experts, m.step.k};
+  }
+  __device__ __forceinline__ uint64_t* x(uint32_t row) const { return m.step.words.x + row * m.step.words.x_stride; }
+  __device__ __forceinline__ uint64_t* qkv(uint32_t turn, uint32_t row) const {
+    return m.step.words.qkv + (turn % 2 * kRows + row) * m.step.words.qkv_width;
+  }
+  __device__ __forceinline__ char* shared_vector(uint32_t pair) const {
+    return m.step.words.vectors + pair * weight_tiles::vector_bytes(layer(0).down.w.cols);
+  }
+  // Terms of a number of the residual stream after `layers` layers, and with `output` after the next layer's output.
+  __device__ __forceinline__ uint32_t terms(uint32_t layers, bool output) const {
+    const uint32_t of_output = split(Stage::output).parts;
+    return layers * (of_output + m.step.k * split(Stage::down).parts) + (output ? of_output : 0);
+  }
+
+  // Units of this block out of `all`.
+  __device__ __forceinline__ WeightTileRange units(uint32_t all) const {
+    return {uint32_t(uint64_t(all) * blockIdx.x / gridDim.x), uint32_t(uint64_t(all) * (blockIdx.x + 1) / gridDim.x)};
+  }
+  __device__ __forceinline__ Unit unit(const Matrix& w, const RowSplit& s, uint32_t number) const {
+    const uint32_t of_slot = w.row_tiles * s.parts, slot = number / of_slot, rest = number - slot * of_slot;
+    return {slot, rest / s.parts, rest % s.parts};
+  }
+  // Of down: the first unit behind the units from `first` on whose activation vectors this block holds at once.
+  __device__ __forceinline__ uint32_t end_of_group(const Matrix& w, const RowSplit& s, uint32_t first,
+                                                   uint32_t end) const {
+    const uint32_t of_slot = w.row_tiles * s.parts;
+    uint32_t slot = first / of_slot + 1;
+    const uint32_t begin = m.slots.before[slot - 1];
+    while (slot < m.slots.count && m.slots.before[slot + 1] - begin <= m.step.room) ++slot;
+    return min(slot * of_slot, end);
+  }
+
+  // After a grid barrier: loads again until the words are complete().
+  template <class Load, class Complete>
+  __device__ __forceinline__ void read_again(Load&& load, Complete&& complete) const {
+    megakernel::read_again(load, complete, m.step.grid.watch);
+  }
+  // Waits without a grid barrier, and gives up earlier than the blocks that wait for this one.
+  template <class Load, class Complete>
+  __device__ __forceinline__ void wait_for(Load&& load, Complete&& complete, uint32_t number) const {
+    if (complete()) return;
+    gpu::Watch watch = m.step.grid.watch;
+    watch.limit_ns = watch.limit_ns / 4 * 3;
+    tile::wait_until(
+        [&] {
+          load();
+          return complete();
+        },
+        [] { return 0u; }, 1, watch, number);
+  }
+  // 1 / rms of a row of the residual stream, after write_normed() and a barrier.
+  __device__ __forceinline__ float rstd(uint32_t row, float eps) const {
+    float sum = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < kTokenWarps; ++w) sum += m.squares[w][row];
+    return rsqrtf(sum / float(m.step.embedding.C) + eps);
+  }
+};
+
+}  // namespace ingot::decode::rows
