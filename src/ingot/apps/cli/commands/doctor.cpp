@@ -165,9 +165,9 @@ void print(const OrderedJson& r) {
   for (const auto& gpu : r["gpus"])
     row("GPU", text(gpu["name"]) + ", " + size(gpu["memory_bytes"]) + ", compute capability " +
                    text(gpu["compute_capability"]) +
-                   (gpu["runs_models"].get<bool>()
-                        ? ""
-                        : " (training stays on the CPU, its kernels need 9.0; GPT-OSS runs from 8.0 on)"));
+                   (gpu["runs_models"].get<bool>() ? ""
+                                                   : " (training and GPT-OSS run from 8.0 on; a trained GPT generates "
+                                                     "on the CPU, as its kernels need 9.0)"));
   write_out("\nFound\n");
   for (const auto& [name, where] : r["found"].items()) row(name, text(where));
   if (!r["missing"].empty()) write_out("\nMissing (each optional)\n");

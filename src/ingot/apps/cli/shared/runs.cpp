@@ -60,12 +60,12 @@ void add_device(Command& c, DeviceChoice& device) {
 Device training_device(const GptConfig& config, const std::string& device) {
   return training_device(config, device_named(device));
 }
-Device training_device(const GptConfig& config, DeviceChoice device) {
-  const GptPlace place = place_of_gpt(config, device);
+Device training_device(const GptConfig& config, DeviceChoice device, GptUse use) {
+  if (device != DeviceChoice::cpu && gpu::device_count() > 0) use_installed_cublaslt();
+  const GptPlace place = place_of_gpt(config, device, use);
   if (!place.note.empty()) log_info(place.note);
   if (place.device.kind == Device::cpu) return place.device;
   log_info("on ", gpu::device_info(place.device.index).name);
-  use_installed_cublaslt();
   if (!gpu::lt_available()) log_warn(gpu::lt_version(), "; without, ", kWithoutCublaslt);
   return place.device;
 }

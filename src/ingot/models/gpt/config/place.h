@@ -12,7 +12,10 @@ struct GptPlace {
   Device device;
   std::string note;  // the reason why an existing GPU is not used; otherwise empty
 };
+// Training and scoring run on GPUs of compute capability 8.0 or later, with cuBLASLt where the GPU is not a Hopper.
+// Generation needs Hopper's clusters, which sample rows with filters.
+enum class GptUse { training, generation };
 // `choice` cuda requires a GPU: Error(unsupported) names the missing part.
-GptPlace place_of_gpt(const GptConfig& config, DeviceChoice choice);
+GptPlace place_of_gpt(const GptConfig& config, DeviceChoice choice, GptUse use = GptUse::training);
 
 }  // namespace ingot
