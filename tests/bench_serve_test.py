@@ -142,7 +142,7 @@ class OwnServer(InDirectory):
 
     def test_an_error_of_the_server_is_this_command_s_error(self):
         self.refuses(4, "none: found no such file", "bench", "serve", "--model", "none")
-        self.refuses(2, "slots: found number 0", "bench", "serve", "--synthetic", "small", "--serve", "--slots 0")
+        self.refuses(2, "slots: found number 257", "bench", "serve", "--synthetic", "small", "--serve", "--slots 257")
         self.refuses(2, "found neither RUN nor --model", "bench", "serve")
 
 
