@@ -11,6 +11,7 @@ tells apart, random code points, special tokens spelled out, and long runs. Ever
 """
 import argparse
 import base64
+import itertools
 import json
 import random
 import struct
@@ -154,8 +155,11 @@ def families(program, json_file, texts, rng):
     differ = {}
     for name, pre, nfc, ignore in (("llama3", split(CL100K), False, True), ("qwen3", split(CL100K.replace("{1,3}", "")), True, False), ("tekken", split(TEKKEN), False, True), ("smollm2", smollm, False, False),
                                    ("gpt2", BYTE_LEVEL | {"use_regex": True}, True, False)):
-        n = len(base["model"]["vocab"]) + len(base["added_tokens"])
-        added = [dict(id=n + i, content=t, single_word=False, lstrip=False, rstrip=False, normalized=i % 2 == 1, special=False) for i, t in enumerate(ADDED)]
+        # An added token that the vocabulary has keeps the vocabulary's id; the package numbers the others one after the other.
+        vocab = base["model"]["vocab"]
+        fresh = itertools.count(len(vocab) + len(base["added_tokens"]))
+        added = [dict(id=vocab[t] if t in vocab else next(fresh), content=t, single_word=False, lstrip=False, rstrip=False, normalized=i % 2 == 1, special=False)
+                 for i, t in enumerate(ADDED)]
         document = base | {"added_tokens": base["added_tokens"] + added, "pre_tokenizer": pre, "normalizer": {"type": "NFC"} if nfc else None, "model": base["model"] | {"ignore_merges": ignore}}
         path = Path(json_file).with_name(name + ".json")
         path.write_text(json.dumps(document))
