@@ -4,8 +4,9 @@
 
 namespace ingot::cuda {
 
-// delta = sum of dO * O, less the gradient of lse, (H, T) with rows `stride` apart; left as it is where a.has_delta
-// says that it is there. Adds to dsinks where they are wanted. There is at least one query.
+// delta = sum of dO * O, less the gradient of lse, (H, T) with rows `stride` apart; not written where a.has_delta
+// says that `delta` already holds these sums. Adds the gradient of the sinks to a.dsinks where that tensor is given.
+// Expects at least one query.
 void attention_row_sums(const AttentionBackward& a, float* delta, int64_t stride, Stream stream);
 
 }  // namespace ingot::cuda

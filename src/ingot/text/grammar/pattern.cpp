@@ -162,7 +162,9 @@ class Parser {
     }
     Part inner = alternatives(depth + 1);
     if (!take(U")")) refuse("a ( without its )");
-    auto wrapped = std::make_unique<Expression>();  // so that a quantifier may follow a group that ends in one
+    // The group is an expression of its own: a quantifier behind the parenthesis then repeats the whole group, also
+    // where the group's last part has a quantifier.
+    auto wrapped = std::make_unique<Expression>();
     wrapped->parts.push_back(std::move(inner));
     return wrapped;
   }

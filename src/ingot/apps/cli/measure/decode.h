@@ -80,7 +80,7 @@ struct DecodeTimes {
   // 1. All others are greedy.
   std::vector<std::pair<std::string, TokenTimes>> token;
   double prompt_ms = 0;        // of 16 tokens of the prompt
-  double first_token_ms = 0;   // of all of it, where it was told, to the token after it
+  double first_token_ms = 0;   // from the start of the whole prompt to the first token of the answer; 0: not measured
   int64_t token_bytes = 0;     // of weights and keys that a token reads
   int64_t screened_bytes = 0;  // as ContextTimes'
   int64_t weight_bytes = 0;

@@ -53,8 +53,9 @@ ServedModel served_model(const ServeLoad& load);
 class LoadGenerator {
  public:
   explicit LoadGenerator(const ServeLoad& load) : load_(load) {}
-  // `clients` clients send `requests` streamed completions each, one after the other; before these, `warm_up` each that
-  // are not counted.
+  // `clients` clients run at the same time. Each client sends `warm_up` requests that are not counted, then `requests`
+  // counted requests; a client sends its next request when the last answer has ended. All requests are streamed
+  // completions.
   ServeTimes measure_clients(int64_t clients, int64_t requests, int64_t warm_up);
   // `requests` requests in all, each at its own time: the times between arrivals are exponential.
   ServeTimes measure_arrivals(double rate, int64_t requests);

@@ -69,7 +69,7 @@ struct Token {
 };
 
 // The head's rows in 8 bits, which the kernel reads in place of Token::head's matrix (int8_prefilter.h), and the bf16
-// matrix, of which it reads the rows that may have the largest logit.
+// matrix. Of the bf16 matrix the kernel reads only the rows that the codes cannot rule out as the largest logit.
 struct PrefilteredHead {
   Matrix head;
   const PrefilterRow* rows;

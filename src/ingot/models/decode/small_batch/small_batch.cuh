@@ -436,7 +436,7 @@ __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const 
 
 // --- down
 
-// Which activation vectors lie in shared memory: those of some expert slots, one after the other.
+// The activation vectors of some expert slots, which a block copies to shared memory, slot by slot.
 struct Staged {
   uint32_t* row;    // (room): of p.hidden
   uint32_t* place;  // (most, kCols): place of a slot's vector; any vector for tokens that did not choose the expert
