@@ -1,0 +1,51 @@
+#pragma once
+// How many drafted tokens a step checks. A step of k rows costs T(k); with n drafts the step yields on average
+//   E(n) = 1 + a1 + a1 a2 + ... + a1 ... an     tokens,
+// where ai is the share of i-th drafts accepted among those whose predecessors were accepted. The policy takes the n
+// with the largest E(n) / T(n + 1), and none where no n is better than a step without drafts. Shares are averages that
+// forget old drafts. The policy reads no clock: T is a table, measured before the answer.
+#include <array>
+#include <vector>
+
+#include "ingot/models/draft/drafter.h"
+
+namespace ingot::draft {
+
+// T(k) of k = 1, 2, ... rows, in any unit.
+class StepCosts {
+ public:
+  explicit StepCosts(std::vector<double> of_rows);  // positive numbers, at least one
+  int64_t most_rows() const { return int64_t(of_rows_.size()); }
+  double operator()(int64_t rows) const { return of_rows_[size_t(rows - 1)]; }
+
+ private:
+  std::vector<double> of_rows_;
+};
+
+class DraftPolicy {
+ public:
+  // `most`: the longest draft, if the costs have a row for each of its tokens and one more.
+  DraftPolicy(StepCosts costs, int64_t most);
+  // How many tokens of a draft of `available` tokens the next step should check. Called once a step.
+  int64_t choose(Source source, int64_t available);
+  // A step compared the first `compared` tokens of a draft with the sampled ones and accepted `accepted` of these: all,
+  // or all but the last.
+  void learn(Source source, int64_t compared, int64_t accepted);
+  double accepted_share(Source source, int64_t position) const;  // a of position 1, 2, ...
+  int64_t most() const { return most_; }
+
+ private:
+  struct Position {
+    double tried = 0, accepted = 0;
+  };
+  struct Record {
+    std::vector<Position> positions;
+    int64_t refused = 0;  // steps in a row without drafts, although there was a draft
+  };
+  Record& record(Source s) { return records_[size_t(s)]; }
+  StepCosts costs_;
+  int64_t most_;
+  std::array<Record, kSources> records_;
+};
+
+}  // namespace ingot::draft
