@@ -13,8 +13,9 @@ template <WeightFormat F, TokenVariant V>
 __device__ __forceinline__ void write_normed_vector(const TokenContext<V>& block, const float* weight, const Matrix& w,
                                                     const uint64_t* sums) {
   constexpr bool kFp8 = F == WeightFormat::fp8;
-  constexpr uint32_t kWords = 3;            // of a thread, requested together; a word is two numbers of the vector
-  constexpr uint32_t kNext = kFp8 ? 2 : 1;  // from a word's first number to its second
+  // words that a thread requests together; a word is two numbers of the vector
+  constexpr uint32_t kWords = 3;
+  constexpr uint32_t kNext = kFp8 ? 2 : 1;  // distance from the first number of a word to the second
   const auto number = [](uint32_t word) { return kFp8 ? word / 2 * 4 + word % 2 : 2 * word; };
   const uint32_t C = w.cols, words = 32 * w.weight_tiles;
   char* const vector = block.vectors();
@@ -67,7 +68,7 @@ __device__ __forceinline__ void write_normed_vector(const TokenContext<V>& block
   sum = weight_tiles::lanes_sum(sum);
   if (threadIdx.x % 32 == 0) block.m.squares[threadIdx.x / 32] = sum;
 }
-// 1 / rms of the residual stream, after write_normed_vector() and a barrier.
+// Returns 1 / rms of the residual stream. Call after write_normed_vector() and a barrier.
 template <TokenVariant V> __device__ __forceinline__ float residual_rstd(const TokenContext<V>& block, float eps) {
   const float per_channel = 1 / float(block.m.token.embedding.C);
   float sum[16];
@@ -78,12 +79,12 @@ template <TokenVariant V> __device__ __forceinline__ float residual_rstd(const T
   const float even = (sum[0] + sum[4]) + (sum[2] + sum[6]), odd = (sum[1] + sum[5]) + (sum[3] + sum[7]);
   return rsqrtf((even + odd) * per_channel + eps);
 }
-// The vector that attention's blocks have published with this layer's epoch. meanwhile() is called while the first
-// words are on their way.
+// Writes the activation vector that the blocks of attention have published with this layer's epoch. Calls meanwhile()
+// while the first words are being loaded.
 template <WeightFormat F, TokenVariant V, class Meanwhile>
 __device__ __forceinline__ void write_attention_vector(const TokenContext<V>& block, uint32_t C, uint32_t epoch,
                                                        Meanwhile&& meanwhile) {
-  constexpr uint32_t kWords = 3;  // of a thread, requested together, four numbers each
+  constexpr uint32_t kWords = 3;  // words of four numbers that a thread requests together
   const tile::EpochWords* const from = block.m.token.attention.mixed;
   char* const vector = block.vectors();
   uint32_t first = threadIdx.x;
@@ -111,11 +112,11 @@ __device__ __forceinline__ void write_attention_vector(const TokenContext<V>& bl
     first += kWords * kTokenThreads;
   } while (first < weight_tiles::padded(C) / 4);
 }
-// The vectors of `down`, one of C channels for each of the `count` expert slots. A word is published with all bits
-// inverted, so that zero means that it is not there yet.
+// Writes the activation vectors of `down`, one vector of C channels for each of the `count` expert slots. A word is
+// published with all bits inverted, so that a word of zero is not complete yet.
 template <TokenVariant V>
 __device__ __forceinline__ void write_expert_vectors(const TokenContext<V>& block, uint32_t C, uint32_t count) {
-  constexpr uint32_t kWords = 3;  // of 16 bytes, of a thread, requested together
+  constexpr uint32_t kWords = 3;  // words of 16 bytes that a thread requests together
   const uint32_t all = count * uint32_t(weight_tiles::vector_bytes(C)) / 16;
   const char* const from = block.shared_vectors();
   char* const to = block.vectors();
@@ -146,9 +147,9 @@ __device__ __forceinline__ void write_expert_vectors(const TokenContext<V>& bloc
       }
   }
 }
-// Publishes `value`, the channel of an even row of gate and up, as part of a vector of `down`. By whole warps: lane
-// `row` of 16 has channel n in its row 2 (n % 8). Two channels are a word of a vector. The thread with the last
-// channels also publishes the zeros behind them.
+// Publishes `value`, the channel of an even row of gate and up, as part of an activation vector of `down`. Called by
+// whole warps: lane `row` of 16 has channel n in its row 2 (n % 8). Two channels form a word of a vector. The thread
+// with the last channels also publishes the zeros that pad the vector.
 template <TokenVariant V>
 __device__ __forceinline__ void publish_channel(const TokenContext<V>& block, const EpilogueRow& row, const Matrix& w,
                                                 float value) {

@@ -1,13 +1,14 @@
 #pragma once
-// The epilogue of a token's products: which thread finishes which row, the constants of that row, which are prefetched
-// while the activation vector is on its way, and where the row's number goes: to the sums of all blocks, to the other
+// The epilogue of a token's products. Decides which thread finishes which row, prefetches the constants of the row
+// while the activation vector is being loaded, and sends the finished number to the sums of all blocks, to the other
 // ranks, to the activation vectors of `down`, or to the logits.
 #include "ingot/models/decode/megakernel/rank_exchange.cuh"
 
 namespace ingot::decode {
 namespace epilogue {
 
-// The number of a thread in the set that finishes the product's rows; kEpilogueThreads or more: it is not in the set.
+// The index of this thread in the set of epilogue threads that finishes the rows of `stage`. A thread outside the set
+// gets kEpilogueThreads or more.
 __device__ __forceinline__ uint32_t thread(Stage stage) {
   return threadIdx.x - (adds_to_residual(stage) ? kFirstResidualThread : kFirstEpilogueThread);
 }
@@ -60,7 +61,7 @@ __device__ __forceinline__ RowConstants begin_row(const TokenContext<V>& block, 
                 threadIdx.x % 16
           : nullptr;
   if (stage == Stage::output) {
-    // They are copied to shared memory during attention, and so take no registers there.
+    // The constants of these rows are copied to shared memory during attention, and so take no registers.
     RowConstants& to = block.m.output_rows[thread(stage)];
     to = {};
     if (scale != nullptr)
@@ -77,7 +78,7 @@ __device__ __forceinline__ RowConstants begin_row(const TokenContext<V>& block, 
   if (n < w.rows && stage != Stage::gate_up) constants.bias = load_bias(block, stage, l, w.rows, 0, n);
   return constants;
 }
-// Of gate and up, when the experts are chosen.
+// Loads the bias of gate and up after the experts have been chosen.
 template <TokenVariant V>
 __device__ __forceinline__ void load_chosen_bias(const TokenContext<V>& block, const LayerStages& l,
                                                  RowConstants& constants) {
@@ -91,11 +92,11 @@ __device__ __forceinline__ void load_chosen_bias(const TokenContext<V>& block, c
 template <TokenVariant V> __device__ __forceinline__ sampling::Best& best(const TokenContext<V>& block) {
   return reinterpret_cast<sampling::Best*>(block.head_memory())[thread(Stage::head)];
 }
-// For tests: the last block keeps back its queries, keys and values. No grid barrier tells the other blocks.
+// For tests: the last block withholds its queries, keys and values, and no grid barrier informs the other blocks.
 template <TokenVariant V> __device__ __forceinline__ bool keeps_qkv_back(const TokenContext<V>& block, uint32_t i) {
   return block.m.token.grid.missing == kGridBarriersPerLayer * i + uint32_t(Stage::qkv) && blockIdx.x == gridDim.x - 1;
 }
-// `y`: the row's sum in this block, scaled.
+// `y` is this block's part of the row's sum, already scaled.
 template <TokenVariant V>
 __device__ __forceinline__ void finish_row(const TokenContext<V>& block, Stage stage, const LayerStages& l, uint32_t i,
                                            uint32_t round, const EpilogueRow& place, const RowConstants& constants,
@@ -120,7 +121,7 @@ __device__ __forceinline__ void finish_row(const TokenContext<V>& block, Stage s
   }
   if (place.begins()) y += constants.bias;
   if constexpr (V.ranks)
-    if (stage != Stage::qkv) {  // what is added to the residual stream
+    if (stage != Stage::qkv) {  // output and down, whose numbers are added to the residual stream
       if (inside) rank_exchange::send_term(block, i, stage, place, y);
       return;
     }
@@ -135,8 +136,8 @@ __device__ __forceinline__ void finish_row(const TokenContext<V>& block, Stage s
   router::put_input(block, thread(stage) / 16, threadIdx.x % 16,
                     inside ? constants.gain * (y + (place.begins() ? block.x()[place.row] : 0)) : 0);
 }
-// By the epilogue threads of the stage, whole warps of them, after a barrier: adds a row's sums of all warps, finishes
-// the row, and leaves zeros in place of the sums.
+// Called by the epilogue threads of the stage, in whole warps, after a barrier: adds a row's sums of all warps,
+// finishes the row, and resets the sums to zero.
 template <TokenVariant V>
 __device__ __forceinline__ void finish_round(const TokenContext<V>& block, Stage stage, const LayerStages& l,
                                              uint32_t i, uint32_t round, RowConstants constants, float output_scale) {

@@ -1,6 +1,6 @@
 #pragma once
-// Which weight tiles of each product this block multiplies, and the warp that copies them, and attention's keys and
-// values, into the ring (megakernel/weight_stream.cuh).
+// The loader: which weight tiles of each product this block multiplies, and the warp that copies weight tiles, and the
+// keys and values of attention, into the ring (megakernel/weight_stream.cuh).
 #include "ingot/models/decode/megakernel/router.cuh"
 #include "ingot/models/decode/prefilter/int8_prefilter.h"
 
@@ -10,7 +10,7 @@ namespace loader {
 // This block's part of a product, the same in all layers.
 template <TokenVariant V>
 __device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, Stage stage, const LayerStages& l) {
-  // A weight tile of the int8 codes has as many bytes as one of fp8.
+  // A weight tile of the prefilter's codes has the size of an fp8 weight tile.
   constexpr WeightFormat kHead = V.prefiltered ? WeightFormat::fp8 : V.dense;
   static_assert(kPrefilterTileBytes == weight_tiles::Form<WeightFormat::fp8>::kBytes,
                 "a weight tile of codes has the bytes of one of fp8");
@@ -24,7 +24,7 @@ __device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, St
               .matrix_bytes = w.matrix_bytes,
               .expert = experts ? block.chosen() : nullptr,
               .weight_tiles = w.weight_tiles,
-              .row_tiles = max(w.row_tiles, 1u),  // there are none where another GPU has them
+              .row_tiles = max(w.row_tiles, 1u),  // 0 row tiles where another GPU computes the stage
               .slots = slots,
               .by_row_tile = experts && adds_to_residual(stage),
               .chunk_tiles = even_chunk_tiles(w.weight_tiles, experts   ? kMostChunkTiles<V.experts>
@@ -47,8 +47,8 @@ __device__ __forceinline__ void copy_weights(const TokenContext<V>& block, megak
   bool chooses = stage == Stage::gate_up;
 #pragma unroll 1
   for (uint32_t first = s.first_chunk; first < end || chooses; first += 32) {
-    // Each lane computes the place of one chunk, because one after the other would take too long; and it does so before
-    // the experts are known.
+    // Each lane computes the address of one chunk, because a single lane would take too long for all. The addresses are
+    // computed before the experts are known.
     Chunk p = s.chunk(min(first + threadIdx.x % 32, end - 1), data);
     if (chooses) router::choose(block, l.router, i % 2);
     chooses = false;
@@ -60,9 +60,10 @@ __device__ __forceinline__ void copy_weights(const TokenContext<V>& block, megak
   }
 }
 
-constexpr uint32_t kKeyChunksAhead = 6;  // under way at once in a long context: no grid barrier is near that they delay
+// chunks in flight in a long context, where no grid barrier is near enough to be delayed
+constexpr uint32_t kKeyChunksAhead = 6;
 
-// The keys and values of earlier tokens, of the block's units of attention.
+// Copies the keys and values of earlier tokens for the block's units of attention.
 template <TokenVariant V>
 __device__ __forceinline__ void copy_keys(const TokenContext<V>& block, megakernel::WeightWriter& ring,
                                           const decode_attention::Params& p, const piece_attention::Keys& keys) {
@@ -95,7 +96,8 @@ __device__ __forceinline__ void copy_keys(const TokenContext<V>& block, megakern
   }
 }
 
-// By the copying warp: everything that the block reads for a token, stage by stage, as fast as slots become free.
+// The loop of the copying warp: requests everything that the block reads for a token, stage by stage, as soon as slots
+// become free.
 template <TokenVariant V> __device__ __forceinline__ void copy_token(const TokenContext<V>& block) {
   const Token& t = block.m.token;
   megakernel::WeightWriter ring(t.stream, block.m.stream, block.memory + t.ring);

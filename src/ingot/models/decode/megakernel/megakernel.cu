@@ -34,7 +34,7 @@ template <class... Arguments> void launch(const TokenVariant& variant, const Arg
   INGOT_CHECK(found, "decode token: found no kernel of ", variant.dense, " with experts in ", variant.experts);
 }
 
-// Whether a block's memory has room for a token's activations and a ring of weights.
+// Whether a block's shared memory has room for a token's activations and a ring of weights.
 bool fits(const Model& m) {
   Token token{.experts = uint32_t(m.config.experts), .k = uint32_t(m.config.experts_per_token)};
   LayerStages layer{};
@@ -97,7 +97,7 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
               trace_of(m, 0, nullptr).words_of_block());
   if (several) {
     INGOT_CHECK(how.ranks != nullptr, "decode token over several GPUs: found nothing of the others");
-    token.head.key = nullptr;  // the kernel appends
+    token.head.key = nullptr;  // the kernel itself appends the token
   }
   PrefilteredHead head{};
   if (how.prefiltered) {
@@ -105,7 +105,7 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
                 "decode token: found the int8 prefilter requested for a model without one, for ", step.head_rows,
                 " rows of logits, or with a trace, expected a greedy token of one row");
     token.head.w = m.prefilter.codes;
-    token.head.y = b.own_logits;  // this GPU's own, because the kernel reads it again
+    token.head.y = b.own_logits;  // in this GPU's own memory, because the kernel reads the logits again
     head = {m.head, m.prefilter.rows, b.own_logits + plan.vocab, b.lower_bounds};
   }
   const TokenVariant variant{.dense = m.head.format,
@@ -131,7 +131,7 @@ std::string name_of_grid_barrier(uint32_t number) {
   return std::string(kStages[number % kGridBarriersPerLayer]) + " of layer " +
          std::to_string(number / kGridBarriersPerLayer);
 }
-// Names the wait of a record: an exchange with a rank, or a grid barrier within this GPU.
+// Names the wait of a WaitRecord: an exchange with a rank, or a grid barrier within this GPU.
 std::string name_of_wait(uint32_t number, uint32_t layers) {
   if (number >= wait_for_router(0) && number < wait_for_router(layers))
     return "the router of layer " + std::to_string(number - wait_for_router(0));

@@ -1,25 +1,25 @@
 #pragma once
-// A whole token by one persistent kernel, a block an SM. One warp of a block copies the block's part of the weights
-// into a ring (megakernel/weight_stream.cuh), as far ahead as the router allows; fifteen warps multiply what has come.
-// A grid barrier follows each stage:
+// A whole token by one persistent kernel with one block per SM. One warp of a block copies the block's part of the
+// weights into a ring (megakernel/weight_stream.cuh), as far ahead as the router allows; fifteen warps multiply the
+// weights that have arrived. A grid barrier follows each stage:
 //   qkv | attention | output, with the router's logits | gate and up | down | ... | head
-// Blocks hand over words that say whether they are complete (megakernel/sums.cuh, tile/epoch_words.cuh, TokenSums). A
-// grid barrier therefore needs no fence, and a block may signal its arrival before its words are visible; attention
-// waits for the words of its own heads alone. Every block keeps the whole residual stream and adds to it what all
-// blocks have added up; its copying warp chooses the experts.
+// Blocks publish results as words with ready flags (megakernel/sums.cuh, tile/epoch_words.cuh, TokenSums). A grid
+// barrier therefore needs no fence, and a block may signal its arrival before its words are visible. Attention waits
+// only for the words of its own heads. Every block keeps a copy of the whole residual stream and adds the sums of all
+// blocks to this copy; the copying warp of each block chooses the experts.
 //
-// This file has the loop over the stages, the kernel and its launch. The parts:
-//   stage_table.h           the stages, and what each does
+// This file has the loop over the stages, the kernel and its launch. The other files:
+//   stage_table.h           the stages and their properties
 //   work_range.h            the weight tiles of a block
 //   token_context.cuh       a block's memory, which all parts take by reference
 //   loader.cuh              the copying warp
-//   activation_vectors.cuh  what a product multiplies
+//   activation_vectors.cuh  the activation vectors of the products
 //   products.cuh            weights times activation vector
-//   epilogue.cuh            what becomes of the sums
+//   epilogue.cuh            the epilogue of the products
 //   token_attention.cuh     attention
 //   router.cuh              the choice of experts
-//   rank_exchange.cuh       several GPUs
-//   prefilter/prefiltered_head.cuh  a head of which few rows are read in bf16
+//   rank_exchange.cuh       exchange between several GPUs
+//   prefilter/prefiltered_head.cuh  the head with the int8 prefilter
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/megakernel/grid_barrier.cuh"
@@ -32,29 +32,29 @@
 
 namespace ingot::decode {
 
-// Where the warps that multiply are: a round of a stage.
+// The position of the multiplying warps in the program: a round of a stage.
 struct TokenStep {
   Stage stage = Stage::qkv;
   uint32_t layer = 0;
-  uint32_t round = 0;         // the first sums of it
-  bool is_continued = false;  // an earlier round of the same product came before
+  uint32_t round = 0;         // the first group of sums of the round
+  bool is_continued = false;  // an earlier round of the same product preceded this round
 };
-// What a step has before its activation vector is complete.
+// The data of a step that are loaded before its activation vector is complete.
 struct Prefetched {
   RowConstants row;
   PrefetchedChunk chunk;
 };
 
-// Whether a block signals its arrival when its first warps have multiplied their last weights, which is before its
-// results are visible: the readers then find complete words, or load them again. Not where the readers wait for the
-// other GPUs' parts.
+// Whether a block signals its arrival when its first warps have multiplied their last weights, before the results are
+// visible: readers that find incomplete words load the words again. Not where the readers wait for the parts of other
+// GPUs.
 template <TokenVariant V> __device__ __forceinline__ bool arrives_early(Stage stage) {
   return stage == Stage::gate_up || (!V.ranks && adds_to_residual(stage));
 }
 
 template <TokenVariant V> __device__ __forceinline__ void embed_token(const TokenContext<V>& block) {
   const Embedding& e = block.m.token.embedding;
-  // A step that was started before the host knew of an error finds -1.
+  // A step that was started before the host noticed an error finds the token -1.
   const bf16* const row = e.table + int64_t(max(__ldcg(&e.state->tokens[0]), 0)) * e.C;
   for (uint32_t c = threadIdx.x; c < weight_tiles::padded(e.C); c += kTokenThreads)
     block.x()[c] = c < e.C ? float(row[c]) : 0;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void prefetch_norm(const float* weight, const Matrix&
   if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 32) ptx::prefetch_to_l2(weight, w.cols * 4 / 16 * 16);
 }
 
-// Everything of a step that does not depend on the results of other blocks.
+// Prefetches everything of a step that does not depend on the results of other blocks.
 template <TokenVariant V>
 __device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep& step, Prefetched& prefetched,
                                          megakernel::WeightReader& weights) {
@@ -73,7 +73,8 @@ __device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep
   const uint32_t i = step.layer;
   const Token& token = block.m.token;
   const LayerStages& l = block.layer(i);
-  // The output's rows are prepared during attention, while the queries are on their way: everybody waits for attention.
+  // The output's rows are prepared during attention, while the queries are being loaded: all threads wait for attention
+  // at that point.
   const Stage product = stage == Stage::attention ? Stage::output : stage;
   const WorkRange& s = block.work(product);
   if (!step.is_continued) step.round = s.first_sums;
@@ -102,16 +103,17 @@ __device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep
     prefetch_chunk<V>(step.round, s.chunks_in_round(step.round, kRoundGroups), weights, prefetched.chunk);
 }
 
-// The end of the wait for the stage before `step`.
+// Completes the wait for the stage before `step`.
 template <TokenVariant V>
 __device__ __forceinline__ void wait_for_results(const TokenContext<V>& block, const TokenStep& step) {
   if (step.stage != Stage::attention) block.grid_barriers.wait(false);
   if (step.stage == Stage::gate_up) router::route(block, block.layer(step.layer));
-  if (step.stage == Stage::output && step.layer == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
+  // all blocks have read the epoch
+  if (step.stage == Stage::output && step.layer == 0 && blockIdx.x == 0 && threadIdx.x == 0)
     ptx::store_relaxed(block.m.token.last_epoch, block.m.epoch - 1 + block.m.token.count);
 }
 
-// Writes the activation vector of a product, where the first round of it has not.
+// Writes the activation vector of a product, unless an earlier round of the product has written the vector.
 template <TokenVariant V>
 __device__ __forceinline__ void write_vector(const TokenContext<V>& block, const TokenStep& step,
                                              Prefetched& prefetched) {
@@ -127,7 +129,7 @@ __device__ __forceinline__ void write_vector(const TokenContext<V>& block, const
         router::prefetch_weights(block, l, step.round, block.work(stage).groups_in_round(step.round, kRoundGroups));
     });
   } else if (step.is_continued) {
-    // the vector is that of the round before
+    // The vector of the preceding round is still in place.
   } else if (stage == Stage::down) {
     write_expert_vectors(block, l.down.w.cols, block.m.token.k);
   } else {
@@ -137,7 +139,7 @@ __device__ __forceinline__ void write_vector(const TokenContext<V>& block, const
   ComputeThreads::sync();
 }
 
-// A round of this block's part of a product, up to the words that it publishes.
+// Computes one round of this block's part of a product, up to publishing the result words.
 template <TokenVariant V>
 __device__ __forceinline__ void multiply(const TokenContext<V>& block, const TokenStep& step, Prefetched& prefetched,
                                          megakernel::WeightReader& weights) {
@@ -149,7 +151,8 @@ __device__ __forceinline__ void multiply(const TokenContext<V>& block, const Tok
              last = step.round + kRoundGroups >= s.end_sums;
   float output_scale =
       experts ? weight_tiles::Form<V.experts>::kOutputScale : weight_tiles::Form<V.dense>::kOutputScale;
-  if (epilogue::includes_thread(stage) && !adds_to_residual(stage))  // a product of the normed residual stream
+  // the product multiplies the normalized residual stream
+  if (epilogue::includes_thread(stage) && !adds_to_residual(stage))
     output_scale *= residual_rstd(block, stage == Stage::qkv       ? l.qkv.eps
                                          : stage == Stage::gate_up ? l.gate_up.eps
                                                                    : block.m.token.head.eps);
@@ -170,13 +173,14 @@ __device__ __forceinline__ void multiply(const TokenContext<V>& block, const Tok
   }
 }
 
-// The end of a stage: the first half of its grid barrier.
+// Ends a stage: the first half of its grid barrier.
 template <TokenVariant V>
 __device__ __forceinline__ void finish_stage(const TokenContext<V>& block, const TokenStep& step) {
   const Stage stage = step.stage;
   if constexpr (V.ranks)
     if (adds_to_residual(stage)) rank_exchange::add_ranks(block, step.layer, stage, block.layer(step.layer));
-  // Where the block has arrived before, the first warp begins to wait while the epilogue threads finish their rows.
+  // Where the block has already signalled its arrival, the first warp begins to wait while the epilogue threads finish
+  // their rows.
   const bool arrived = stage == Stage::attention ? blockIdx.x < block.units(step.layer) : arrives_early<V>(stage);
   block.grid_barriers.end_stage(!arrived);
   if (stage == Stage::qkv)
@@ -184,7 +188,7 @@ __device__ __forceinline__ void finish_stage(const TokenContext<V>& block, const
   else if (!arrived)
     block.grid_barriers.announce(stage == Stage::attention && block.m.clears != 0);
 }
-// Computes a step; whether its stage is finished.
+// Computes a step. Returns whether the step was the last of its stage.
 template <TokenVariant V>
 __device__ __forceinline__ bool compute(const TokenContext<V>& block, const TokenStep& step, Prefetched& prefetched,
                                         megakernel::WeightReader& weights) {
@@ -205,8 +209,9 @@ __device__ __forceinline__ void advance(TokenStep& step, bool is_finished, uint3
     step.stage = ++step.layer == layers ? Stage::head : Stage::qkv;
 }
 
-// By the warps that multiply; `top`: the largest sum of logit and noise of this thread's rows. All products share one
-// code, and all grid barriers, because a program larger than the instruction cache is slowed by its own fetches.
+// The loop of the multiplying warps. `top` is the largest sum of logit and noise among this thread's rows. All products
+// share one piece of code, as do all grid barriers, because a program larger than the instruction cache is slowed by
+// instruction fetches.
 template <TokenVariant V>
 __device__ __forceinline__ void compute_token(const TokenContext<V>& block, sampling::Best& top) {
   block.grid_barriers.begin();
@@ -239,7 +244,7 @@ __device__ __forceinline__ void compute_token(const TokenContext<V>& block, samp
   block.grid_barriers.end();
 }
 
-// In a traced kernel: the bytes of weights that this block reads in each stage, behind its times.
+// In a traced kernel: records, behind the block's times, the bytes of weights that this block reads in each stage.
 template <TokenVariant V> __device__ __forceinline__ void record_bytes(const TokenContext<V>& block) {
   const megakernel::Trace& t = block.m.token.grid.trace;
   if (blockIdx.x >= t.blocks || threadIdx.x >= kTracedBytes) return;
@@ -252,7 +257,7 @@ template <TokenVariant V> __device__ __forceinline__ void record_bytes(const Tok
            : 0);
 }
 
-// Fills the block's memory.
+// Fills the block's shared memory.
 template <TokenVariant V>
 __device__ __forceinline__ void begin_token(const TokenContext<V>& block, const Token& token) {
   TokenMemory& m = block.m;
@@ -267,7 +272,7 @@ __device__ __forceinline__ void begin_token(const TokenContext<V>& block, const 
     m.position = uint32_t(__ldcg(&token.embedding.state->position));
     m.noise = {__ldcg(&token.head.noise->seed), __ldcg(&token.head.noise->step),
                __ldcg(&token.head.noise->temperature)};
-    m.epoch = ptx::load_relaxed(token.last_epoch) + 1;  // of zeroed memory: 1
+    m.epoch = ptx::load_relaxed(token.last_epoch) + 1;  // the memory starts as zeros, so the first epoch is 1
   }
   __syncthreads();
   const auto& rotation = m.layers[0].attention;
@@ -280,7 +285,7 @@ __device__ __forceinline__ void begin_token(const TokenContext<V>& block, const 
   __syncthreads();
   if constexpr (V.traced) record_bytes(block);
 }
-// After all blocks have computed: appends the token, or without a head advances the position.
+// Runs after all blocks have computed: appends the token, or without a head only advances the position.
 template <TokenVariant V>
 __device__ __forceinline__ void end_token(const TokenContext<V>& block, const sampling::Best& top) {
   const NormProduct& head = block.m.token.head;
@@ -296,7 +301,7 @@ __device__ __forceinline__ void end_token(const TokenContext<V>& block, const sa
   if constexpr (V.ranks) rank_exchange::end(block, last);
 }
 
-// The kernel's parameters: the token, and of a prefiltered variant its head.
+// The kernel's parameters: the token, and for a prefiltered variant its head.
 template <bool kPrefiltered> struct TokenArguments {
   Token token;
   __device__ __forceinline__ const PrefilteredHead* prefiltered_head() const { return nullptr; }

@@ -21,19 +21,20 @@ inline LayerStages stages_of(const Plan& s, const Layer& l, uint32_t index) {
           router_of(s, l, index), gate_up_of(s, l, index), down_of(s, l, index)};
 }
 
-// How many weight tiles of each product a block multiplies.
+// The number of weight tiles that a block multiplies in each product.
 struct BlockWork {
-  uint32_t weight_tiles[kStageCount];  // 0: a stage without weights
+  uint32_t weight_tiles[kStageCount];  // 0 for a stage without weights
   uint32_t router_blocks;              // blocks with rows of the output, which add a part of the router's logits
 };
-// The words that blocks hand to all other blocks. A word is zero until its value is complete, and becomes zero again
-// between two uses: sums (megakernel/sums.cuh), and the activation vectors of `down`, two 16-bit numbers a word with
-// all bits inverted. The layers of all tokens take turns, because some words are still read when the next layer begins:
+// The words through which blocks exchange results. A word is zero until its value is complete, and is reset to zero
+// between two uses. The words are sums (megakernel/sums.cuh), and activation vectors of `down`, two 16-bit numbers a
+// word with all bits inverted. The layers of all tokens are numbered by turns, and even and odd turns use different
+// words, because some words are still being read when the next layer begins:
 //    down of odd turns, qkv of even ones | output, logits, vectors | qkv of odd turns, down of even ones
 struct TokenSums {
   uint64_t* words;
-  int64_t x_stride, qkv_width, middle;  // words of down and output, of qkv, and of all between the bars
-  int64_t logits, vectors;              // where they begin, behind the output's sums
+  int64_t x_stride, qkv_width, middle;  // words of down and output; words of qkv; words between the two bars above
+  int64_t logits, vectors;              // offsets of the logits and vectors behind the output's sums
 
   static TokenSums at(uint64_t* words, int64_t qkv_width, int64_t x_stride, int64_t experts, int64_t vector_bytes) {
     const auto even = [](int64_t n) { return (n + 1) / 2 * 2; };
@@ -45,12 +46,12 @@ struct TokenSums {
   INGOT_HD uint64_t* output() const { return words + x_stride + qkv_width; }
   INGOT_HD uint64_t* qkv(uint32_t turn) const { return turn % 2 == 0 ? words + x_stride : output() + middle; }
   INGOT_HD uint64_t* down(uint32_t turn) const { return turn % 2 == 0 ? output() + middle + qkv_width : words; }
-  // The words that become zeros during a turn's attention: qkv of the turn before, down of the turn before that, and
-  // the words between the bars of the turn before. All blocks have read them by then.
+  // The words to reset during a turn's attention: qkv of the preceding turn, down of the turn before that, and the
+  // words between the bars of the preceding turn. All blocks have read these words by then.
   INGOT_HD uint64_t* used(uint32_t turn) const { return turn % 2 == 0 ? output() : words; }
   INGOT_HD int64_t used_words() const { return x_stride + qkv_width + middle; }
 };
-// For a model; `words`: of Buffers.
+// The words of a model; `words` is the field of Buffers.
 TokenSums token_sums_of(const DecoderSpec& config, uint64_t* words);
 struct Token {
   Embedding embedding;
@@ -58,55 +59,58 @@ struct Token {
   const LayerStages* layers;  // device memory
   const Ranks* ranks;         // device memory, where several GPUs compute the token; else null
   token_attention::Published attention;
-  uint32_t* last_epoch;  // of earlier launches; each layer takes one epoch
+  uint32_t* last_epoch;  // the epoch of the last layer of earlier launches; each layer takes one epoch
   TokenSums sums;
   uint32_t count, head_rows;
   uint32_t experts, k;
-  uint32_t choice, x, stage, ring, bytes;  // offsets in dynamic shared memory, and its bytes
+  uint32_t choice, x, stage, ring, bytes;  // offsets in dynamic shared memory; the bytes of all of it
   megakernel::WeightRing stream;
   BlockWork work;
   megakernel::Grid grid;
 };
 
 // The head's rows in 8 bits, which the kernel reads in place of Token::head's matrix (int8_prefilter.h), and the bf16
-// matrix. Of the bf16 matrix the kernel reads only the rows that the codes cannot rule out as the largest logit.
+// matrix. The kernel reads only those rows of the bf16 matrix that may have the largest logit according to the 8-bit
+// codes.
 struct PrefilteredHead {
   Matrix head;
   const PrefilterRow* rows;
-  float* noise;            // of each row, where the token is sampled with noise: this GPU's own memory
-  uint64_t* lower_bounds;  // of Buffers
+  float* noise;            // the noise of each row of a token sampled with noise, in this GPU's own memory
+  uint64_t* lower_bounds;  // the field of Buffers
 };
 
 constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too few registers
 
 // The grid barriers of a token, in order: one after each stage of each layer.
 constexpr uint32_t kGridBarriersPerLayer = 5;
-// The barrier after a layer's output or down. The number after the last layer's stands for the exchange of lower bounds
-// in a prefiltered head.
+// The number of the grid barrier after a layer's output or down. The number that follows the last layer's barriers
+// stands for the exchange of lower bounds in a prefiltered head.
 INGOT_HD constexpr uint32_t grid_barrier_of(uint32_t layer, bool down) {
   return kGridBarriersPerLayer * layer + (down ? 4 : 2);
 }
-// The words behind a block's times: the bytes of weights that it reads in each stage of a layer, and for the head.
+// Words that follow a block's times: the bytes of weights that the block reads in each stage of a layer, and for the
+// head.
 constexpr uint32_t kTracedBytes = kGridBarriersPerLayer + 1;
-// And behind these, for the two exchanges of a layer over several GPUs: the times at which this block had sent its
-// part, and had received all parts.
+// Words that follow those, for the two exchanges of a layer over several GPUs: the times at which this block had sent
+// its part, and at which all parts had arrived.
 constexpr uint32_t kExchangeStamps = 4;
 
-// One variant of the token kernel. Each variant is an instance of its own (room.cmake), because code that does not run
-// still takes room in the instruction cache.
+// One variant of the token kernel. Each variant is a separate instance (room.cmake), because even code that is never
+// executed takes space in the instruction cache.
 struct TokenVariant {
   WeightFormat dense, experts;  // the formats of attention and head, and of the experts
   bool traced = false;          // records Grid::trace; needs MXFP4 experts
   bool ranks = false;           // one GPU of several (Token::ranks); needs MXFP4 experts
-  // The int8 prefilter of the head. The logits that may be the largest are those of the whole head bit for bit, and so
-  // is the greedy token; in place of any other logit the kernel leaves its upper bound. `token.head.w` is the codes,
-  // and over several GPUs `token.head.y` is this GPU's own memory. Needs dense matrices in bf16 and MXFP4 experts.
+  // The int8 prefilter of the head. The logits that may be the largest equal those of the whole head bit for bit, and
+  // so does the greedy token; for every other row the kernel writes the upper bound instead of the logit.
+  // `token.head.w` holds the codes, and over several GPUs `token.head.y` is this GPU's own memory. Needs dense matrices
+  // in bf16 and experts in MXFP4.
   bool prefiltered = false;
 
   bool operator==(const TokenVariant&) const = default;
 };
 template <TokenVariant V> struct Megakernel {
-  // `layer`: any layer of the model, for its sizes and formats. `head`: for a prefiltered variant.
+  // `layer` is any layer of the model and gives sizes and formats. `head` is read by prefiltered variants only.
   static void launch(const Token& token, const PrefilteredHead& head, const LayerStages& layer, int64_t blocks,
                      Stream stream);
 };

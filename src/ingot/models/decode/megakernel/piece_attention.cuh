@@ -1,11 +1,11 @@
 #pragma once
-// Attention of one new token with all keys that it sees, by the blocks of a persistent kernel. All `kThreads` threads
-// of a block compute a unit: a key head, a tile of 8 query heads, and a part of the keys. The keys and values of
-// earlier tokens come through shared memory in chunks, which may be copied far ahead, before the queries of the token
-// are complete. A head has as many parts as its number of keys is worth, which follows from the position. With several
-// parts, each of their blocks adds up some rows of the result. That costs one more trip to L2, because a part's result
-// travels with an epoch (tile/epoch_words.cuh).
-// Of the matrix instructions for the scores, 8 of 16 rows are zeros.
+// Attention of one new token over all keys that the token sees, split over the blocks of a persistent kernel. All
+// `kThreads` threads of a block compute a unit: a key head, a tile of 8 query heads, and a part of the keys. The keys
+// and values of earlier tokens come through shared memory in chunks, which may be copied far ahead, before the queries
+// of the token are complete. The number of parts of a head follows from its number of keys, and so from the position.
+// With several parts, each of their blocks adds up some rows of the result, which costs one more round trip to L2: the
+// result of a part travels in words with an epoch (tile/epoch_words.cuh). The matrix instructions of the scores have 16
+// rows, of which 8 are zeros.
 #include "ingot/gpu/tile/epoch_words.cuh"
 #include "ingot/kernels/attention/decode.cuh"
 
@@ -14,27 +14,30 @@ namespace ingot::piece_attention {
 using decode_attention::Params;
 using token_attention::Published;
 
-constexpr uint32_t kWarps = 8;                     // whose results have memory
-constexpr uint32_t kRound = 16 * kWarps;           // a part is a multiple; a part of just this length is short
-constexpr uint32_t kPieceWarps = 3;                // neighbours that share a chunk, 16 keys each
-constexpr uint32_t kPieceKeys = 16 * kPieceWarps;  // a chunk's rows of keys, followed by its rows of values
-constexpr uint32_t kRows = 8;                      // query heads of a tile
+constexpr uint32_t kWarps = 8;  // warps whose results have memory
+// the size of a part is a multiple of this; a part of exactly this size is called short
+constexpr uint32_t kRound = 16 * kWarps;
+constexpr uint32_t kPieceWarps = 3;  // neighbouring warps that share a chunk, 16 keys each
+// keys of a chunk; the rows of the keys are followed by the rows of the values
+constexpr uint32_t kPieceKeys = 16 * kPieceWarps;
+constexpr uint32_t kRows = 8;  // query heads of a tile
 
-// Query heads first to first + rows - 1, and the keys begin to end - 1 of their key head.
+// A unit of work: query heads first to first + rows - 1, and the keys begin to end - 1 of their key head.
 struct Unit {
   uint32_t part, first, rows, head, begin, end;
 };
 
-// `kFresh`: keys of this step that a row may see, its own included.
+// The shared memory of a unit. `kFresh` is the number of keys of this step that a row may see, the row's own key
+// included.
 template <int kDim, uint32_t kFresh = 1> struct Memory {
   static constexpr int kPitch = kDim + 8;  // rows start in different banks
-  // Bits of bf16; k, v: the new keys and values.
+  // The bits of bf16 numbers. k and v are the new keys and values.
   alignas(16) uint16_t q[kRows][kPitch], k[kFresh][kPitch], v[kFresh][kPitch];
   static constexpr int kFloats = kDim + 4;
   alignas(16) float out[kWarps][kRows][kFloats];
   float max[kWarps][kRows], sum[kWarps][kRows], sink[kRows];
 
-  // Numbers d to d + 3 of a row, d a multiple of 4.
+  // Numbers d to d + 3 of a row, where d is a multiple of 4.
   __device__ __forceinline__ float4* fours(uint32_t warp, uint32_t row, uint32_t d) {
     return reinterpret_cast<float4*>(&out[warp][row][d]);
   }
@@ -42,7 +45,7 @@ template <int kDim, uint32_t kFresh = 1> struct Memory {
 
 // The keys that a token sees, and their parts. Both follow from the position.
 struct Keys {
-  uint32_t low, fresh, each, parts;  // keys low to fresh, which is the token's own; `each` keys in a part
+  uint32_t low, fresh, each, parts;  // the token sees keys low to fresh, and `fresh` is its own; a part has `each` keys
   Keys() = default;
   __device__ __forceinline__ Keys(const Params& p, uint32_t position)
       : low(p.window > 0 && position + 1 > p.window ? position + 1 - p.window : 0), fresh(position) {
@@ -52,23 +55,25 @@ struct Keys {
   }
 };
 
-// Where the keys, or values, of a chunk lie: `rows` of them from `first` on, the others from the begin of the ring on.
+// The addresses of a chunk's keys or values: `rows` keys begin at `first`; the other keys continue at the start of the
+// circular cache.
 struct KeyRows {
   size_t first, begin;  // offsets into the cache
   uint32_t rows, others;
 };
 
-// The result of a warp: the maximum and sum of row g are in lane 4 g + t.
+// The result of a warp. The maximum and the sum of row g are in lane 4 g + t.
 template <int kDim, uint32_t kFresh = 1> struct Seen {
   using Memory = piece_attention::Memory<kDim, kFresh>;
 
-  float out[kDim / 16][4] = {};    // numbers 8 g + 2 n of rows 2 t and 2 t + 1, then the numbers after them
-  float max = -INFINITY, sum = 0;  // sum: this lane's part of the row's sum
+  float out[kDim / 16][4] = {};    // numbers 8 g + 2 n of rows 2 t and 2 t + 1, then the number after each
+  float max = -INFINITY, sum = 0;  // `sum` is this lane's part of the row's sum
 
-  // Adds 16 keys of a chunk, from row `row` on; the first is key number `key`. Keys from `end` on are not seen, and the
-  // kFresh new keys, from `fresh` on, lie elsewhere. Lane 4 g + t has numbers kEach t to kEach t + kEach - 1 of keys g
-  // and g + 8, in an order that the queries share, and numbers 8 g to 8 g + 7 of values 2 t, 2 t + 1 and the same
-  // plus 8. The products of the n-th numbers of all lanes then give numbers 8 i + n of a result.
+  // Adds 16 keys of a chunk, which begin at row `row` of the chunk and at key number `key`. Keys from number `end` on
+  // are not visible. The kFresh keys from number `fresh` on are new and lie in Memory instead of the chunk. Lane 4 g +
+  // t has numbers kEach t to kEach t + kEach - 1 of keys g and g + 8, in an order that the queries share, and numbers 8
+  // g to 8 g + 7 of values 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. The products of the n-th numbers of all lanes then give
+  // numbers 8 i + n of a result.
   __device__ __forceinline__ void add(const Memory& m, const char* piece, uint32_t row, uint32_t key, uint32_t end,
                                       uint32_t fresh, float scale) {
     static_assert(kDim == 64, "eight numbers of a value to a lane");
@@ -115,7 +120,7 @@ template <int kDim, uint32_t kFresh = 1> struct Seen {
       sum += e0 + e1;
       shares[n] = ptx::pack(bf16{}, e0, e1);
     }
-    // The values are the left operand: 16 of their numbers, beside 8 rows.
+    // The values are the left operand: 16 numbers of a value beside 8 rows.
 #pragma unroll
     for (int n = 0; n < kDim / 16; ++n) {
       uint32_t a[4];
@@ -131,7 +136,7 @@ template <int kDim, uint32_t kFresh = 1> struct Seen {
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
   }
-  // Adds the result that another warp has stored. After add_lanes(), before this warp stores its own.
+  // Adds the result that another warp has stored. Call after add_lanes() and before this warp stores its own result.
   __device__ __forceinline__ void fold(Memory& m, uint32_t warp) {
     const float other = m.max[warp][threadIdx.x % 32 / 4];
     lift(fmaxf(max, other));
@@ -167,7 +172,7 @@ template <int kDim, uint32_t kFresh = 1> struct Seen {
       to[i] = w.x, to[i + 1] = w.y, to[i + 2] = w.z, to[i + 3] = w.w;
     }
   }
-  // Of a key, counted from where `fresh` counts.
+  // Whether a key is one of the new keys. `key` and `fresh` count from the same origin.
   __device__ __forceinline__ static bool is_fresh(uint32_t key, uint32_t fresh) {
     return kFresh == 1 ? fresh == key : key - fresh < kFresh;
   }
@@ -175,7 +180,7 @@ template <int kDim, uint32_t kFresh = 1> struct Seen {
     return kFresh == 1 ? 0 : key - fresh;
   }
   __device__ __forceinline__ static float of(float top) { return top == -INFINITY ? 0 : top; }
-  // From a number of row g, the number of row 2 t + r.
+  // Returns the value of row 2 t + r, where each lane passes the value of row g.
   __device__ __forceinline__ static float of_row(float v, int r) {
     return __shfl_sync(~0u, v, threadIdx.x % 4 * 8 + 4 * r);
   }
@@ -195,8 +200,8 @@ template <int kDim, uint32_t kFresh = 1> struct Seen {
   }
 };
 
-// `Team`: its sync() is a barrier of the block's kThreads threads. dim is a multiple of 4. cos, sin: of the token's
-// position.
+// Computes units of attention. `Team::sync()` is a barrier of the block's kThreads threads. `dim` is a multiple of 4,
+// and cos and sin belong to the token's position.
 template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class Attention {
   using EpochWords = tile::EpochWords;
   using Memory = piece_attention::Memory<kDim, kFresh>;
@@ -219,11 +224,11 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
     u.begin = keys.low + u.part * keys.each, u.end = min(u.begin + keys.each, keys.fresh + 1);
     return u;
   }
-  // Chunks of the unit's keys.
+  // The number of chunks of the unit's keys.
   __device__ __forceinline__ static uint32_t pieces_of(const Unit& u) {
     return (u.end - u.begin + kPieceKeys - 1) / kPieceKeys;
   }
-  // Where the keys, and values, of a chunk lie.
+  // The addresses of the keys, and of the values, of a chunk.
   __device__ __forceinline__ static KeyRows rows_of(const Params& p, const Unit& u, uint32_t piece) {
     const uint32_t key = u.begin + piece * kPieceKeys, row = key % p.rows, all = min(u.end - key, kPieceKeys),
                    rows = min(all, p.rows - row);
@@ -231,19 +236,20 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
     return {(head + row) * kDim, head * kDim, rows, all - rows};
   }
 
-  // Computes a unit, which takes the whole Memory. projected(i, j, a, b) gives numbers i and j of the token's queries,
-  // keys and values. pieces(count, use) calls use(chunk, index) in each warp of the team that shares a chunk; in a
-  // short part no warp has two chunks. put(n, a, b) publishes numbers n to n + 3 of the result as two words of an
-  // activation vector; with several parts, add_parts() calls it instead, after this function was called for all units
-  // of the block. soon() is called by all threads when the result is one trip to L2 away.
+  // Computes a unit, which occupies the whole Memory. projected(i, j, a, b) returns numbers i and j of the token's
+  // queries, keys and values. pieces(count, use) calls use(chunk, index) in each warp of the team that shares a chunk;
+  // in a short part no warp gets two chunks. put(n, a, b) publishes numbers n to n + 3 of the result as two words of an
+  // activation vector. With several parts, add_parts() publishes the result instead, and is called after attend() has
+  // computed all units of the block. All threads call soon() when the result will be complete after one more round trip
+  // to L2.
   template <class Pieces, class Projected, class Put, class Soon>
   __device__ __forceinline__ void attend(uint32_t unit, const float* cos, const float* sin, Pieces&& pieces,
                                          Projected&& projected, Put&& put, Soon&& soon) const {
     attend(
         unit, keys_.fresh, [&](const Unit& u) { stage(u, cos, sin, projected); }, pieces, put, soon);
   }
-  // The same where stage(unit) leaves the queries in Memory, and those of the kFresh keys and values from `first_fresh`
-  // on that the unit sees.
+  // The same with stage(unit) in place of projected(): stage() writes the queries to Memory, and those of the kFresh
+  // keys and values from `first_fresh` on that the unit sees.
   template <class Stage, class Pieces, class Put, class Soon>
   __device__ __forceinline__ void attend(uint32_t unit, const uint32_t& first_fresh, Stage&& stage, Pieces&& pieces,
                                          Put&& put, Soon&& soon) const {
@@ -254,7 +260,7 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
     stage(u);
     Team::sync();
     if (!has_parts()) soon();
-    uint32_t place = is_long ? warp : ~0u;  // where the warp's result goes
+    uint32_t place = is_long ? warp : ~0u;  // the slot of Memory for the warp's result
     Seen<kDim, kFresh> seen;
     pieces(pieces_of(u), [&](const char* piece, uint32_t index) {
       const uint32_t tile = index * kPieceWarps + of_piece, key = u.begin + 16 * tile;
@@ -272,7 +278,7 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
     if (place < kWarps) seen.put(m_, place);
     Team::sync();
     if (has_parts()) soon();
-    // One thread for each four numbers of a row.
+    // One thread handles four numbers of a row.
     const uint32_t row = from_last() / (kDim / 4), d = from_last() % (kDim / 4) * 4,
                    places = is_long ? kWarps : (u.end - u.begin + 15) / 16;
     if (row >= u.rows) return;
@@ -287,12 +293,13 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
     packed(total.out).store(to + d / 4);
     if (d == 0) EpochWords{{bits(total.max), bits(total.sum), 0}, epoch_}.store(to + kDim / 4);
   }
-  // With several parts: adds some rows of the result, while the units of the other parts add the rest. This unit takes
-  // the groups of four numbers `part`, part + parts, ... of the tile, with one lane for each part of a group.
+  // With several parts: adds some rows of the result, while the units of the other parts add the remaining rows. This
+  // unit takes the groups of four numbers `part`, part + parts, ... of the tile, with one lane for each part of a
+  // group.
   template <class WaitFor, class Put>
   __device__ __forceinline__ void add_parts(uint32_t unit, WaitFor&& wait_for, Put&& put) const {
     const Unit u = unit_of(p_, keys_, unit);
-    uint32_t lanes = 1;  // of a group of four numbers
+    uint32_t lanes = 1;  // lanes that share a group of four numbers
 #pragma unroll 1
     while (lanes < keys_.parts) lanes *= 2;
     static_assert(kThreads >= 2 * kRows * (kDim / 4) + 32, "room for all lanes of at most 16 parts");
@@ -325,15 +332,15 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
   }
 
  private:
-  // Counts the threads from the last: the first warps have something else to wait for.
+  // Numbers the threads from the last one down, because the first warps are occupied with another wait.
   __device__ __forceinline__ static uint32_t from_last() { return kThreads - 1 - threadIdx.x; }
   __device__ __forceinline__ static uint32_t bits(float v) { return __float_as_uint(v); }
   __device__ __forceinline__ static uint32_t tiles(const Params& p) { return (p.group + kRows - 1) / kRows; }
-  // The result of a part: four numbers in 16 bytes, then its maximum and its sum.
+  // The result of a part: words of four numbers in 16 bytes, followed by the maximum and the sum.
   __device__ __forceinline__ EpochWords* part(uint32_t query, uint32_t index) const {
     return at_.parts + (size_t(query) * p_.parts + index) * (kDim / 2);
   }
-  // Of each number the first 24 bits travel, eight more than an activation vector has.
+  // Each number is sent with 24 bits, eight more than an activation vector has.
   __device__ __forceinline__ EpochWords packed(const float (&v)[4]) const {
     const uint32_t last = bits(v[3]);
     return {{(bits(v[0]) & ~0xffu) | last >> 24, (bits(v[1]) & ~0xffu) | (last >> 16 & 0xff),
@@ -355,7 +362,7 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
     put(query * p_.dim + d, a, b);
   }
   // Rotates the queries and, in the last part, the new key, and stores the new key and value. The blocks of several
-  // tiles store the same words.
+  // tiles store equal words.
   template <class Projected>
   __device__ __forceinline__ void stage(const Unit& u, const float* cos, const float* sin,
                                         Projected&& projected) const {

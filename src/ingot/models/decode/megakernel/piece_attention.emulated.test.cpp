@@ -46,7 +46,7 @@ __global__ void piece_attention_kernel(Told told) {
   const uint32_t units = attention.units(told.p, keys);
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     __syncthreads();
-    // A chunk as it comes from the ring; rows without a key are NaN.
+    // A chunk as the ring delivers it; rows without a key are NaN.
     const auto pieces = [&](uint32_t count, auto&& use) {
       constexpr uint32_t kKeys = piece_attention::kPieceKeys;
       alignas(16) bf16 piece[2][kKeys][kDim];
@@ -102,7 +102,7 @@ void check_token(const Case& c) {
     for (uint32_t d = c.dim; d < kDim; ++d)
       keys[place(head, c.position) + d] = values[place(head, c.position) + d] = bf16(0);
 
-  // In fp64, from numbers rounded to bf16 as in the kernel.
+  // The expected result in fp64, from numbers rounded to bf16 as in the kernel.
   const auto rounded = [](double v) { return double(float(bf16(float(v)))); };
   const auto rotated = [&](const float* x) {
     std::vector<double> y(c.dim);
@@ -168,17 +168,17 @@ void check_token(const Case& c) {
     got.bits = uint16_t(four.word[i % 4 / 2] >> 16 * (i % 2));
     error += (float(got) - want[i]) * (float(got) - want[i]), size += want[i] * want[i];
   }
-  // The probabilities and the result are rounded to bf16: two relative errors of at most 2^-9.
+  // The probabilities and the result are rounded to bf16, which gives two relative errors of at most 2^-9 each.
   EXPECT_LT(std::sqrt(error / size), 0x1p-8);
 }
 
 TEST(PieceAttentionEmulated, OneRoundOrManyOnePartOrManyEqualTheFp64Loop) {
-  for (const Case& c : {Case{0, 8, 1, 64, 16, 0, 1},        // the first token
-                        Case{127, 16, 2, 64, 160, 128, 2},  // a window's last token before keys leave it
-                        Case{300, 8, 1, 64, 143, 128, 2},   // a ring that wraps
+  for (const Case& c : {Case{0, 8, 1, 64, 16, 0, 1},        // the first token of a sequence
+                        Case{127, 16, 2, 64, 160, 128, 2},  // the last token of a window before keys leave the window
+                        Case{300, 8, 1, 64, 143, 128, 2},   // a circular cache that wraps around
                         Case{700, 8, 1, 64, 701, 0, 1},     // six rounds
                         Case{700, 8, 1, 32, 701, 0, 2},     // two parts of three rounds, a narrow head
-                        Case{130, 12, 1, 64, 200, 0, 4},    // two tiles, the new key alone in a part's round
+                        Case{130, 12, 1, 64, 200, 0, 4},    // two tiles; the new key is alone in the round of its part
                         Case{384, 3, 1, 20, 400, 0, 16}}) {
     SCOPED_TRACE(::testing::Message() << "position " << c.position << ", heads " << c.heads << ", dim " << c.dim
                                       << ", parts " << c.parts);

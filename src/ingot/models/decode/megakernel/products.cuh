@@ -1,27 +1,27 @@
 #pragma once
-// A block's part of a product: chunks of weights out of the ring times the activation vector in shared memory. Each
-// warp adds to its own sums (TokenMemory::sums).
+// A block's part of a product: multiplies chunks of weights from the ring by the activation vector in shared memory.
+// Each warp adds to its own sums (TokenMemory::sums).
 #include "ingot/models/decode/megakernel/token_context.cuh"
 
 namespace ingot::decode {
 
 // A warp's weight tiles of one prefetched chunk, in registers. While the warps wait for an activation vector, each team
-// takes a chunk out of the ring, so that the ring has room for as many more.
+// takes a chunk out of the ring, so that the ring has room for as many further chunks.
 struct PrefetchedChunk {
   weight_tiles::Stored<WeightFormat::bf16> weight_tile[2];
-  // How many weight tiles the chunk has (0: there is none), its row tile in the round (from bit 4), the first weight
-  // tile (from bit 8).
+  // Packed: the number of weight tiles of the chunk (0 means no chunk), its row tile in the round (from bit 4), and its
+  // first weight tile (from bit 8).
   uint32_t bits = 0;
 
   __device__ __forceinline__ uint32_t count() const { return bits % 16; }
   __device__ __forceinline__ uint32_t row_tile() const { return bits / 16 % 16; }
   __device__ __forceinline__ uint32_t first() const { return bits / 256; }
 };
-// The other variants have fewer dense weights than the ring has room for, or no registers left.
+// The remaining variants have fewer dense weights than the ring has room for, or no registers left.
 template <TokenVariant V>
 constexpr bool kPrefetchesChunk = V.dense == WeightFormat::bf16&& V.experts == WeightFormat::mxfp4 && !V.ranks;
 
-// A warp's part of a weight tile, out of the ring.
+// Loads a warp's part of a weight tile from the ring.
 template <WeightFormat F>
 __device__ __forceinline__ void load_from_ring(weight_tiles::Stored<F>& s, const char* weight_tile, uint32_t lane) {
 #pragma unroll
@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_from_ring(weight_tiles::Stored<F>& s, const
     s.scales = *reinterpret_cast<const uint32_t*>(weight_tile + 512 + lane / 4 * 4);
 }
 
-// Takes the team's first chunk of a round of `chunks` chunks out of the ring. Of a dense product.
+// Takes the team's first chunk of a round of `chunks` chunks out of the ring. For dense products only.
 template <TokenVariant V>
 __device__ __forceinline__ void prefetch_chunk(uint32_t round, uint32_t chunks, megakernel::WeightReader& weights,
                                                PrefetchedChunk& prefetched) {
@@ -52,8 +52,8 @@ __device__ __forceinline__ void prefetch_chunk(uint32_t round, uint32_t chunks, 
     });
   }
 }
-// Multiplies a round of `chunks` chunks, whose first sums are `round`. kSlots: by the matrices of the chosen experts,
-// which lie at `data`.
+// Multiplies a round of `chunks` chunks, whose first group of sums is `round`. With kSlots the matrices are those of
+// the chosen experts, which begin at `data`.
 template <WeightFormat F, bool kSlots, TokenVariant V>
 __device__ __forceinline__ void multiply_chunks(const TokenContext<V>& block, const WorkRange& s, const uint8_t* data,
                                                 uint32_t chunks, uint32_t round, PrefetchedChunk& prefetched,
@@ -66,7 +66,7 @@ __device__ __forceinline__ void multiply_chunks(const TokenContext<V>& block, co
   const float* const slot_weights = block.choice().weights;
   const char* const vector = block.vectors() + lane % 4 * 16;
   float sum[1][4] = {};
-  uint32_t slot = 0, row_tile = ~0u;  // that `sum` belongs to; ~0: nothing is in it
+  uint32_t slot = 0, row_tile = ~0u;  // the expert slot and row tile that `sum` belongs to; ~0: `sum` is empty
   const auto store_sum = [&] {
     float scale[2] = {1, 1};
     if (by_row_tile) scale[0] = scale[1] = slot_weights[slot];
@@ -76,7 +76,7 @@ __device__ __forceinline__ void multiply_chunks(const TokenContext<V>& block, co
                                     s.weight_tiles, row_scale);
       scale[0] *= row_scale[0], scale[1] *= row_scale[1];
     }
-    // The four lanes that share g all have the sums of rows g and g + 8.
+    // The four lanes that share g all hold the sums of rows g and g + 8.
     float(&to)[16] = block.m.sums[row_tile + slot * slot_sums - round][warp];
     if (lane % 4 == 0) to[lane / 4] += scale[0] * sum[0][0], to[lane / 4 + 8] += scale[1] * sum[0][2];
 #pragma unroll

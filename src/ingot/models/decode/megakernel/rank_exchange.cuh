@@ -1,14 +1,13 @@
 #pragma once
-// A token over several GPUs: what output and down add to the residual stream is the sum of the ranks' parts, which
-// every rank sends to all ranks (megakernel/exchange.cuh). The greedy token is the one with the largest logit of all
-// ranks.
+// A token over several GPUs: the ranks' parts of output and down are sent to all ranks and added to the residual stream
+// there (megakernel/exchange.cuh). The greedy token is the token with the largest logit of all ranks.
 #include "ingot/megakernel/exchange.cuh"
 #include "ingot/models/decode/megakernel/router.cuh"
 
 namespace ingot::decode {
 namespace rank_exchange {
 
-// Before a barrier: the number of the last exchange before this token.
+// Reads the number of the last exchange before this token. Call before a barrier.
 template <TokenVariant V> __device__ __forceinline__ void begin(const TokenContext<V>& block, const Ranks& ranks) {
   copy_words(block.rank_memory().ranks, ranks);
   if (threadIdx.x == 0) block.rank_memory().epoch = ptx::load_relaxed(ranks.exchange.epoch);
@@ -18,7 +17,7 @@ template <TokenVariant V>
 __device__ __forceinline__ uint32_t epoch_of(const TokenContext<V>& block, uint32_t i, Stage stage) {
   return block.rank_memory().epoch + 2 * i + (stage == Stage::output ? 1 : 2);
 }
-// In a traced kernel: the time at which an exchange begins (0) or ends (1), as the first thread sees it.
+// In a traced kernel: records the time at which an exchange begins (0) or ends (1) for the block's first thread.
 template <TokenVariant V>
 __device__ __forceinline__ void record_time(const TokenContext<V>& block, uint32_t i, bool output, uint32_t end) {
   if constexpr (V.traced) {
@@ -28,8 +27,8 @@ __device__ __forceinline__ void record_time(const TokenContext<V>& block, uint32
               (output ? 0 : 2) + end] = ptx::global_timer();
   }
 }
-// Sends this block's part of a row's sum to all ranks. Of the two blocks that share a row, the one that begins it sends
-// the first term.
+// Sends this block's part of a row's sum to all ranks. Where two blocks share a row, the block with the first weight
+// tile of the row sends the first term.
 template <TokenVariant V>
 __device__ __forceinline__ void send_term(const TokenContext<V>& block, uint32_t i, Stage stage, const EpilogueRow& row,
                                           float value) {
@@ -38,8 +37,8 @@ __device__ __forceinline__ void send_term(const TokenContext<V>& block, uint32_t
   megakernel::send(x, epoch, row.begins() ? row.row : second, value);
   if (row.terms() == 2) megakernel::send(x, epoch, second, 0);
 }
-// Each block adds the ranks' parts of some row tiles and publishes the sums as the blocks of a single GPU do; the
-// output's sums with their part of the router's logits.
+// Each block adds the ranks' parts of some row tiles and publishes the sums as the blocks of a single GPU do. For the
+// output, the block also adds the row tiles' part of the router's logits.
 template <TokenVariant V>
 __device__ __forceinline__ void add_ranks(const TokenContext<V>& block, uint32_t i, Stage stage, const LayerStages& l) {
   const Ranks& r = block.rank_memory().ranks;
@@ -73,13 +72,13 @@ __device__ __forceinline__ void add_ranks(const TokenContext<V>& block, uint32_t
   if constexpr (V.traced) ComputeThreads::sync();
   if (!routes || blockIdx.x * each >= end) record_time(block, i, routes, 1);
 }
-// By one thread of the grid: the largest key of all ranks; `key` is this GPU's.
+// Returns the largest key of all ranks; `key` is this GPU's key. Called by one thread of the grid.
 template <TokenVariant V> __device__ __forceinline__ uint64_t largest_key(const TokenContext<V>& block, uint64_t key) {
   const Ranks& r = block.rank_memory().ranks;
   return megakernel::largest_of_ranks(r.exchange, r.ids, block.rank_memory().epoch + 2 * block.m.token.count, key,
                                       r.watch, kGridBarriersPerLayer * block.m.token.count);
 }
-// `last`: true in one thread of the grid, when all blocks have read the epoch.
+// `last` is true in one thread of the grid, after all blocks have read the epoch.
 template <TokenVariant V> __device__ __forceinline__ void end(const TokenContext<V>& block, bool last) {
   const Ranks& r = block.rank_memory().ranks;
   if (last) ptx::store_relaxed(r.exchange.epoch, block.rank_memory().epoch + 2 * block.m.token.count);

@@ -1,24 +1,24 @@
 #pragma once
 // The router of a layer. Each block multiplies its rows of the residual stream by the router's weights and adds the
-// products to the logits of all blocks. Then each block chooses the experts for itself: its copying warp does it, which
-// so knows first whose weights to copy.
+// products to the logits of all blocks. Then the copying warp of each block chooses the experts, and so knows first
+// whose weights to copy.
 #include "ingot/models/decode/megakernel/activation_vectors.cuh"
 #include "ingot/models/decode/phased/choose.cuh"
 
 namespace ingot::decode {
 
-constexpr uint32_t kChosenBarrier = 1;      // between the copying warp, which chooses, and the warps that multiply
-using LogitSum = megakernel::FixedSum<20>;  // over all blocks
+constexpr uint32_t kChosenBarrier = 1;      // between the copying warp, which chooses, and the multiplying warps
+using LogitSum = megakernel::FixedSum<20>;  // a logit's sum over all blocks
 
 namespace router {
 
-// The 16 rows of a row tile of the residual stream are the columns of one step of the router's weight tiles.
+// The 16 rows of a row tile of the residual stream are the columns of one step through the router's weight tiles.
 constexpr uint32_t kStepBytes = 512;
 __device__ __forceinline__ const uint8_t* weight_step(const Matrix& w, uint32_t router_row_tile, uint32_t row_tile) {
   return w.data + router_row_tile * w.row_tile_bytes + row_tile / 4 * weight_tiles::Form<WeightFormat::bf16>::kBytes +
          row_tile % 4 * kStepBytes + threadIdx.x % 32 * 16;
 }
-// This lane's part of the prefetched steps of `count` row tiles, behind the output's activation vector; null where
+// The memory of this lane's prefetched steps for `count` row tiles, behind the output's activation vector. Null where
 // there is no room for them.
 template <TokenVariant V>
 __device__ __forceinline__ char* prefetched_steps(const TokenContext<V>& block, const LayerStages& l, uint32_t count) {
@@ -28,7 +28,8 @@ __device__ __forceinline__ char* prefetched_steps(const TokenContext<V>& block, 
   return block.vectors() + vector + threadIdx.x % 32 * 16;
 }
 
-// Keeps a row of the residual stream times the norm's weight as two bf16: its first eight bits, and the next eight.
+// Stores a row of the residual stream times the norm's weight as two bf16: the first eight significant bits, and the
+// next eight.
 template <TokenVariant V>
 __device__ __forceinline__ void put_input(const TokenContext<V>& block, uint32_t group, uint32_t row, float value) {
   const bf16 high(value), low(value - float(high));
@@ -49,7 +50,7 @@ __device__ __forceinline__ void prefetch_weights(const TokenContext<V>& block, c
   ptx::cp_async_commit_group();
 }
 // Adds the products of `count` row tiles of the router's input to the logits of all blocks. Each lane reads the weights
-// that it has prefetched itself. `parts`: 1 with the block's last row tiles, else 0.
+// that the lane itself has prefetched. `parts` is 1 for the block's last row tiles, else 0.
 template <TokenVariant V>
 __device__ __forceinline__ void add_logits(const TokenContext<V>& block, const LayerStages& l, uint32_t row_tile,
                                            uint32_t count, uint32_t parts) {
@@ -80,9 +81,9 @@ __device__ __forceinline__ void add_logits(const TokenContext<V>& block, const L
     }
   }
 }
-// After the output's grid barrier, by the warps that multiply: the output's sums become the activation vector of gate
-// and up, and the logits go to shared memory for the copying warp. The last warps read the logits, because they have
-// the least of the vector to write.
+// Runs in the multiplying warps after the output's grid barrier: turns the output's sums into the activation vector of
+// gate and up, and copies the logits to shared memory for the copying warp. The last warps read the logits, because
+// these warps write the least of the vector.
 template <TokenVariant V> __device__ __forceinline__ void route(const TokenContext<V>& block, const LayerStages& l) {
   const Router& p = l.router;
   const ChoiceMemory m = block.choice();
@@ -100,13 +101,14 @@ template <TokenVariant V> __device__ __forceinline__ void route(const TokenConte
     e += kTokenThreads;
     load();
   }
-  // All warps arrive: the copying warp reads what each of them wrote, the next layer's stages too.
+  // All warps arrive: the copying warp reads data that each warp has written, including the next layer's stages.
   __syncwarp();
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&block.m.logits_ready);
   ptx::barrier_sync_unaligned(kChosenBarrier, kTokenThreads + 32);
-  if (threadIdx.x / 32 == kTokenWarps - 1) weigh(m.logits, p.k, m.chosen, m.weights);  // for `down`
+  // the weights are needed by `down`
+  if (threadIdx.x / 32 == kTokenWarps - 1) weigh(m.logits, p.k, m.chosen, m.weights);
 }
-// By the copying warp: waits for the logits and chooses the experts.
+// Runs in the copying warp: waits for the logits and chooses the experts.
 template <TokenVariant V>
 __device__ __forceinline__ void choose(const TokenContext<V>& block, const Router& p, uint32_t parity) {
   const ChoiceMemory m = block.choice();

@@ -1,5 +1,5 @@
 #pragma once
-// The stages of a token in their order, and what each does.
+// The stages of a token in their order, and the properties of each.
 #include <cstdint>
 
 #include "ingot/core/hd.h"
@@ -24,8 +24,8 @@ constexpr StageTraits kStageTable[] = {
 constexpr uint32_t kStageCount = sizeof(kStageTable) / sizeof(kStageTable[0]);
 static_assert(uint32_t(Stage::head) + 1 == kStageCount, "the table has a row for each stage");
 
-// Whether a stage has a trait, as comparisons with the stages that have it: the stage is known at run time alone, and a
-// table in memory would be read again for each of its uses.
+// Whether a stage has a property, as comparisons with the stages that have the property. The stage is known only at run
+// time, and a table in memory would be read again for each use.
 template <bool StageTraits::*kTrait, uint32_t kFirst = 0> INGOT_HD constexpr bool has(Stage stage) {
   if constexpr (kFirst == kStageCount)
     return false;

@@ -6,8 +6,8 @@
 
 namespace ingot::decode {
 
-// Words that all blocks have read become zeros again during attention. The blocks without a unit of attention do it,
-// where there are any; then only they need a fence at the next grid barrier.
+// Resets words that all blocks have read to zero during attention. The blocks without a unit of attention do this where
+// such blocks exist; then only they need a fence at the next grid barrier.
 template <TokenVariant V>
 __device__ __forceinline__ void clear_used_words(const TokenContext<V>& block, uint32_t layer) {
   const uint32_t units = block.units(layer), first = units < gridDim.x ? units : 0;
@@ -30,7 +30,7 @@ __device__ __forceinline__ void attend(const TokenContext<V>& block, uint32_t la
       block.layer(layer).attention, block.m.keys[layer % 2], token.attention, block.m.epoch + layer,
       *reinterpret_cast<piece_attention::Memory<kDim>*>(block.vectors()));
   const uint64_t* const sums = block.qkv_sums(layer);
-  // Numbers i and j of the token's queries, keys and values.
+  // Returns numbers i and j of the token's queries, keys and values.
   const auto projected = [&](uint32_t i, uint32_t j, float& a, float& b) {
     uint64_t word[2];
     const auto load = [&] { word[0] = ptx::load_relaxed(sums + i), word[1] = ptx::load_relaxed(sums + j); };

@@ -1,6 +1,6 @@
 #pragma once
-// What the parts of the token kernel share: the shared memory of a block, where everything lies in it and in the words
-// that blocks hand to each other, and how a thread waits for such words. Every part takes a TokenContext by reference.
+// The context that the parts of the token kernel share: the layout of a block's shared memory and of the words through
+// which blocks exchange results, and how a thread waits for such words. Every part takes a TokenContext by reference.
 #include <algorithm>
 #include <type_traits>
 
@@ -20,10 +20,10 @@
 
 namespace ingot::decode {
 
-// Fifteen warps compute and one copies weights: sixteen leave a thread 128 registers.
+// Fifteen warps compute and one copies weights: with sixteen warps a thread can have 128 registers.
 constexpr uint32_t kTokenWarps = megakernel::kTeams * megakernel::kTeamWarps, kTokenThreads = 32 * kTokenWarps;
 constexpr int kDim = kTokenHeadDim;
-constexpr uint32_t kRoundGroups = 12;  // groups of 16 sums that a block has memory for: one round of a product
+constexpr uint32_t kRoundGroups = 12;  // groups of 16 sums that a block has memory for, which is one round of a product
 // Each epilogue thread finishes one row of a round. There are two sets: while the threads of one set finish the rows of
 // a product, the threads of the other set prefetch bias and scale for the next product. The second set finishes the
 // rows that are added to the residual stream. The first warp is in neither set, because it waits at the grid barrier.
@@ -31,16 +31,17 @@ constexpr uint32_t kEpilogueThreads = 16 * kRoundGroups, kFirstEpilogueThread = 
                    kFirstResidualThread = 32;
 static_assert(kFirstResidualThread + kEpilogueThreads <= kFirstEpilogueThread, "the two sets have no thread in common");
 
-using RowSum = megakernel::FixedSum<28>;  // of the two blocks that may share a row
+using RowSum = megakernel::FixedSum<28>;  // a row's sum, to which at most two blocks add
 
 // The row that an epilogue thread finishes in a round.
 struct EpilogueRow {
-  uint32_t row;                            // of its matrix
-  uint32_t bits;                           // the expert slot of the matrix, from bit 5 on, and these:
-  static constexpr uint32_t kExists = 1;   // its row tile exists, but the row may lie behind the matrix's last
+  uint32_t row;   // row of the matrix
+  uint32_t bits;  // the expert slot of the matrix from bit 5 on, and these bits:
+  // the row tile exists, although the row may lie beyond the last row of the matrix
+  static constexpr uint32_t kExists = 1;
   static constexpr uint32_t kBegins = 2;   // this block multiplies the first weight tile of the row
   static constexpr uint32_t kTerm = 4;     // terms of the row's sum that this block adds: two for a whole row tile
-  static constexpr uint32_t kInside = 16;  // it is a row of the matrix
+  static constexpr uint32_t kInside = 16;  // the row is a row of the matrix
 
   __device__ __forceinline__ bool exists() const { return (bits & kExists) != 0; }
   __device__ __forceinline__ bool begins() const { return (bits & kBegins) != 0; }
@@ -48,8 +49,8 @@ struct EpilogueRow {
   __device__ __forceinline__ bool inside() const { return (bits & kInside) != 0; }
   __device__ __forceinline__ uint32_t slot() const { return bits / 32; }
 };
-// What the epilogue multiplies and adds, prefetched. `gain`: of the router's norm, for the output's rows; noise, for
-// the head's. `scale`: of an fp8 row.
+// Prefetched numbers that the epilogue multiplies by and adds. `gain` is the weight of the router's norm for the
+// output's rows, and the noise for the head's rows. `scale` is the scale of an fp8 row.
 struct RowConstants {
   float bias, gain, scale;
 };
@@ -57,38 +58,38 @@ struct RowConstants {
 struct ComputeThreads {
   __device__ __forceinline__ static void sync() { ptx::barrier_sync_unaligned(3, kTokenThreads); }
 };
-// The begin of dynamic shared memory; the parts whose size depends on the model follow at the offsets in Token.
+// The start of dynamic shared memory; the parts whose size depends on the model follow at the offsets in Token.
 struct TokenMemory {
   Token token;
   LayerStages layers[2];  // this layer and the next
   piece_attention::Keys keys[2];
   megakernel::GridBarrierMemory grid_barriers;
   megakernel::WeightStreamMemory stream;
-  WorkRange work[kStageCount];  // attention's has no weights
+  WorkRange work[kStageCount];  // the range of attention is unused, because attention has no weights
   uint64_t logits_ready;        // completes once a layer, when the router's logits are in shared memory
   RowConstants output_rows[kEpilogueThreads];
-  sampling::RowNoise noise;                   // of the token to sample
-  uint32_t position;                          // of the token
-  uint32_t epoch;                             // of its first layer
-  EpilogueRow rows[2][kEpilogueThreads];      // of the two sets of epilogue threads
-  uint32_t clears, unused;                    // whether this block clears used words during attention
-  float cos[kDim / 2], sin[kDim / 2];         // of the position
-  float squares[kTokenWarps];                 // of the residual stream, a part from each warp
-  float sums[kRoundGroups][kTokenWarps][16];  // zeros between products
-  // The residual stream times the router's gain, of the output's rows in this block: two bf16 a number.
+  sampling::RowNoise noise;                   // of the token to be sampled
+  uint32_t position;                          // position of the token
+  uint32_t epoch;                             // epoch of the token's first layer
+  EpilogueRow rows[2][kEpilogueThreads];      // one array for each of the two sets of epilogue threads
+  uint32_t clears, unused;                    // whether this block resets used words during attention
+  float cos[kDim / 2], sin[kDim / 2];         // rotation of the token's position
+  float squares[kTokenWarps];                 // sums of squares of the residual stream, a part from each warp
+  float sums[kRoundGroups][kTokenWarps][16];  // zeros between two products
+  // The block's rows of the output: the residual stream times the weight of the router's norm, as two bf16 a number.
   alignas(4) uint16_t router_input[2][kRoundGroups][16];
 };
 
-// Follows TokenMemory where several GPUs compute the token.
+// Follows TokenMemory in shared memory where several GPUs compute the token.
 struct RankMemory {
   Ranks ranks;
-  uint32_t epoch, unused;  // of the last exchange before this token
+  uint32_t epoch, unused;  // number of the last exchange before this token
 };
 
-constexpr int64_t kBestBytes = kEpilogueThreads * sizeof(sampling::Best);  // behind the head's activation vector
+constexpr int64_t kBestBytes = kEpilogueThreads * sizeof(sampling::Best);  // lies behind the head's activation vector
 
-constexpr int64_t kMostShared = 226 * 1024;  // of a block, without its static shared memory
-// Sets the offsets of what follows TokenMemory, and how many slots of the ring the rest has room for.
+constexpr int64_t kMostShared = 226 * 1024;  // the most dynamic shared memory of a block in bytes
+// Sets the offsets of the memory behind TokenMemory, and the number of ring slots that fit into the rest.
 inline void place_memory(Token& t, const LayerStages& l, int64_t most_bytes) {
   const auto up = [](int64_t n, int64_t to) { return uint32_t((n + to - 1) / to * to); };
   t.choice = up(sizeof(TokenMemory) + (t.ranks != nullptr ? sizeof(RankMemory) : 0), 16);
@@ -106,14 +107,14 @@ inline void place_memory(Token& t, const LayerStages& l, int64_t most_bytes) {
   t.bytes = t.ring + t.stream.slots * megakernel::kSlotBytes;
 }
 
-// Row tiles of the residual stream that a block adds up where several GPUs compute the token.
+// The number of row tiles of the residual stream that a block adds up where several GPUs compute the token.
 INGOT_HD constexpr uint32_t exchanged_row_tiles(uint32_t C, uint32_t blocks) {
   return ((C + 15) / 16 + blocks - 1) / blocks;
 }
 
 template <WeightFormat F> constexpr uint32_t kMostChunkTiles = megakernel::kSlotBytes / weight_tiles::Form<F>::kBytes;
 
-// What the copying warp tells the readers of a chunk.
+// The note that the copying warp sends to the readers of a chunk.
 __device__ __forceinline__ megakernel::WeightNote note_of(const Chunk& c) {
   return {c.slot, c.row_tile, c.first, c.count};
 }
@@ -139,7 +140,7 @@ __device__ __forceinline__ void join_copies() {
   ptx::cp_async_wait_group<0>();
 }
 
-// A row's sum over all warps. The order of the additions decides its bits.
+// A row's sum over all warps. The order of the additions determines the rounding.
 __device__ __forceinline__ float sum_of_warps(const float (&sums)[kTokenWarps][16], uint32_t row) {
   static_assert(kTokenWarps == 15, "the last four have three terms");
   float fours[4];
@@ -157,7 +158,7 @@ template <TokenVariant V> struct TokenContext {
   char* const memory;
   TokenMemory& m;
   const GridBarriers grid_barriers;
-  const PrefilteredHead* const prefiltered_head;  // of a prefiltered variant
+  const PrefilteredHead* const prefiltered_head;  // set for prefiltered variants
 
   __device__ __forceinline__ TokenContext(char* shared, const PrefilteredHead* head)
       : memory(shared),
@@ -181,13 +182,13 @@ template <TokenVariant V> struct TokenContext {
 
   // --- shared memory
 
-  // The activation vectors of the product; the scratch memory of attention.
+  // The activation vectors of the product; during attention its scratch memory.
   __device__ __forceinline__ char* vectors() const { return memory + m.token.stage; }
-  // Behind the head's activation vector.
+  // The memory behind the head's activation vector.
   __device__ __forceinline__ char* head_memory() const {
     return vectors() + weight_tiles::vector_stride(m.token.embedding.C);
   }
-  // Every block has the whole residual stream.
+  // The residual stream, of which every block keeps a whole copy.
   __device__ __forceinline__ float* x() const { return reinterpret_cast<float*>(memory + m.token.x); }
   __device__ __forceinline__ ChoiceMemory choice() const {
     return {memory + m.token.choice, 1, m.token.experts, m.token.k};
@@ -203,23 +204,23 @@ template <TokenVariant V> struct TokenContext {
   __device__ __forceinline__ uint64_t* down_sums(uint32_t layer) const { return m.token.sums.down(m.epoch + layer); }
   __device__ __forceinline__ uint64_t* output_sums() const { return m.token.sums.output(); }
   __device__ __forceinline__ uint64_t* logit_sums() const { return output_sums() + m.token.sums.logits; }
-  // Where all blocks put the activation vectors of `down`.
+  // The memory into which all blocks publish the activation vectors of `down`.
   __device__ __forceinline__ char* shared_vectors() const {
     return reinterpret_cast<char*>(output_sums() + m.token.sums.vectors);
   }
 
-  // Units of attention in layer i.
+  // The number of units of attention in layer i.
   __device__ __forceinline__ uint32_t units(uint32_t i) const {
     return Attention::units(layer(i).attention, m.keys[i % 2]);
   }
 
-  // After a grid barrier: loads again until the words are complete().
+  // Loads again until the words are complete(). Call after a grid barrier.
   template <class Load, class Complete>
   __device__ __forceinline__ void read_again(Load&& load, Complete&& complete) const {
     megakernel::read_again(load, complete, m.token.grid.watch);
   }
-  // Waits without a grid barrier until the words that load() reads are complete(). It gives up earlier than the blocks
-  // that wait for this one, so that the record names the wait that failed first.
+  // Waits without a grid barrier until the words that load() reads are complete(). This wait gives up earlier than the
+  // waits of the blocks that depend on this block, so that the record names the wait that failed first.
   template <class Load, class Complete>
   __device__ __forceinline__ void wait_for(Load&& load, Complete&& complete, uint32_t number) const {
     if (complete()) return;

@@ -21,8 +21,8 @@ using testing::download;
 
 class GptOssPrefilterCuda : public testing::GpuTest<> {};
 
-// For every head, the prefiltered head gives the id of the whole head and of the CPU, and its logit; of a greedy token
-// no upper bound is below the logit.
+// For every head, the prefiltered head returns the same id as the whole head and the CPU, and its logit; for a greedy
+// token no upper bound is below the logit.
 TEST_F(GptOssPrefilterCuda, ThePrefilterFindsTheIdOfTheWholeHeadWhateverTheHead) {
   const int64_t rows = testing::kEmulated ? 200 : 1500, cols = testing::kEmulated ? 96 : 2880;
   for (const auto& [name, head] : testing::heads_to_prefilter(size_t(rows), size_t(cols))) {
@@ -38,7 +38,7 @@ TEST_F(GptOssPrefilterCuda, ThePrefilterFindsTheIdOfTheWholeHeadWhateverTheHead)
       const uint32_t vocab = i % 5 == 4 ? uint32_t(rows / 3) : 0;
       sampling::RowNoise noise = noises[size_t(i) % noises.size()];
       noise.seed += uint64_t(i);
-      usual.rewind(0), gpu.rewind(0);  // a flaw of the logits stays with the sequence
+      usual.rewind(0), gpu.rewind(0);  // an error in the logits stays with the sequence, so both begin again
       usual.extend({&id, 1}, 1, 0, vocab, false, noise);
       gpu.extend({&id, 1}, 1, 0, vocab, true, noise);
       usual.synchronize(), gpu.synchronize();
@@ -69,7 +69,8 @@ TEST_F(GptOssPrefilterCuda, ADecodersAnswersAreTheSameWithAPrefilterAndWithout) 
   const DrawOptions biased[] = {{.sampling = {.temperature = 0}, .bias = bias}};
   testing::check_prefilter_answers(DecodeModel(t.config, t.dense, t.experts, 7), 1, biased);
 }
-// A sequence of tokens with the published sizes, with graphs that take turns; the int8 prefilter leaves few rows.
+// A sequence of tokens with the published sizes, with CUDA graphs that are used in turn; the int8 prefilter leaves few
+// rows.
 TEST_F(GptOssPrefilterCuda, APrefilteredModelOfThePublishedShapesContinuesAsWithTheWholeHead) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(2, 32, 201088);
@@ -92,18 +93,18 @@ TEST_F(GptOssPrefilterCuda, APrefilteredModelOfThePublishedShapesContinuesAsWith
     usual.continue_greedily(1), gpu.continue_greedily(1, 0, true);
     usual.synchronize(), gpu.synchronize();
     const auto upper = download(gpu.buffers().logits, c.vocab), exact = download(usual.buffers().logits, c.vocab);
-    size_t read = 0;  // rows read in bf16; in place of other logits are upper bounds
+    size_t read = 0;  // counts the rows read in bf16; the other rows have upper bounds in place of logits
     for (size_t n = 0; n < exact.size(); ++n) {
       ASSERT_LE(exact[n], upper[n]);
       read += exact[n] == upper[n] ? 1 : 0;
     }
     most = std::max(most, read);
   }
-  EXPECT_LT(most, 2000u) << "rows in bf16";  // 1 %; of weights and columns like these a few hundred
+  EXPECT_LT(most, 2000u) << "rows in bf16";  // 1 %; random weights and vectors like these leave a few hundred
 }
 
-// The same with samples: the whole head, the int8 prefilter and the CPU find the same ids at every temperature, and the
-// kernels count the steps.
+// The same with sampling: the whole head, the int8 prefilter and the CPU sample the same ids at every temperature, and
+// the kernels count the steps.
 TEST_F(GptOssPrefilterCuda, SampledTokensOfThePublishedShapesAreThoseOfTheWholeHeadAndOfTheCpu) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(2, 32, 201088);
@@ -126,7 +127,7 @@ TEST_F(GptOssPrefilterCuda, SampledTokensOfThePublishedShapesAreThoseOfTheWholeH
         ids.push_back(id);
         const auto logits = download(usual.buffers().logits, c.vocab), upper = download(gpu.buffers().logits, c.vocab);
         testing::expect_sampled(download(usual.buffers().state, 1)[0], logits.data(), c.vocab, noise);
-        size_t read = 0;  // rows read in bf16; in place of other logits are upper bounds of sums
+        size_t read = 0;  // counts the rows read in bf16; the other rows have upper bounds of the sums
         for (size_t n = 0; n < logits.size(); ++n) read += logits[n] == upper[n] ? 1 : 0;
         most = std::max(most, read), all += read, ++tokens;
       }

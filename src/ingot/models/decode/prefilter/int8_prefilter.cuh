@@ -6,12 +6,13 @@
 
 namespace ingot::decode::prefilter {
 
-// Bytes 0 and 2 of a word, and 1 and 3, as two bf16.
+// The masks that turn bytes 0 and 2 of a word, or bytes 1 and 3, into two bf16.
 constexpr uint32_t kSign = 0x80008000u, kCode = 0x03f803f8u, kOnes = 0x3c003c00u;
 __device__ __forceinline__ uint32_t even(uint32_t w) { return ((w << 8) & kSign) | ((w << 3) & kCode) | kOnes; }
 __device__ __forceinline__ uint32_t odd(uint32_t w) { return (w & kSign) | ((w >> 5) & kCode) | kOnes; }
 
-// sum += a weight tile of codes times an activation vector of bf16 (weight_tile_product.cuh); `vector` is this lane's.
+// sum += a weight tile of codes times an activation vector of bf16 (weight_tile_product.cuh); `vector` points to this
+// lane's part.
 __device__ __forceinline__ void multiply(const char* weight_tile, const char* vector, uint32_t lane, float (&sum)[4]) {
 #pragma unroll
   for (uint32_t plane = 0; plane < 2; ++plane) {
@@ -24,23 +25,24 @@ __device__ __forceinline__ void multiply(const char* weight_tile, const char* ve
   }
 }
 
-// Orders floats as unsigned integers; 0 is below all.
+// Maps floats to unsigned integers of the same order; 0 is below all of them.
 __device__ __forceinline__ uint32_t ordered(float v) {
   const uint32_t u = __float_as_uint(v + 0.f);
   return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-// The part of a token's activation vector in all bounds.
+// The factor of a token's activation vector in all bounds.
 struct Vector {
   float norm, output_scale;
 };
-// A norm whose square may have overflowed, or lost numbers that were flushed to zero, bounds nothing.
+// A norm gives no bound where its square may have overflowed or has lost numbers that were flushed to zero.
 __device__ __forceinline__ Vector vector_of(float squares, float output_scale) {
   const bool sound = squares > 0x1p-100f && squares < 0x1p100f;
   return {sound ? sqrtf(squares) * (1 + 0x1p-10f) : INFINITY, output_scale};
 }
-// A sum of logit and noise is at most `upper` and, where `lower` is not 0, at least `lower`, which is ordered(). The
-// sums of the bounds bound the sum, because the noise is the same and rounding keeps the order of numbers.
+// A sum of logit and noise is at most `upper` and, where `lower` is not 0, at least `lower`, a value of ordered().
+// Adding the noise to the bounds of the logit bounds the sum, because the noise is the same and rounding keeps the
+// order of numbers.
 struct Range {
   float upper;
   uint32_t lower;
@@ -54,7 +56,7 @@ __device__ __forceinline__ Range range_of(float sum, const PrefilterRow& row, co
   return {sampled.sum(noise, logit + bound), ordered(sampled.sum(noise, logit - bound))};
 }
 
-// In shared memory, behind the activation vector.
+// Lies in shared memory behind the activation vector.
 constexpr uint32_t kRounds = 8;  // rounds whose bounds are compared together
 template <uint32_t kWarps, uint32_t kBands> struct Memory {
   float squares[kWarps];

@@ -25,8 +25,8 @@ TEST(GptOssPrefilterEmulated, ACodeIsTheNearestAndOwnValuesStay) {
   }
 }
 
-// Against the activation vectors that are worst for the codes of a row: the row's own errors, and, for the rounding of
-// sums, vectors whose products with the row all have the same sign.
+// Tests the bounds with the activation vectors that are worst for the codes of a row: the row's own errors, and, for
+// the rounding of sums, vectors whose products with the row all have the same sign.
 TEST(GptOssPrefilterEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
   for (const auto& [name, head] : testing::heads_to_prefilter(37, 96)) {
     SCOPED_TRACE(name);
@@ -59,7 +59,7 @@ TEST(GptOssPrefilterEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
   }
 }
 
-// Compares the sampled token and its logit, and of greedy tokens the upper bounds of the other rows; with `all`, every
+// Compares the sampled token and its logit, and for greedy tokens the upper bounds of the other rows; with `all`, every
 // logit.
 void check_head(const HeadRows& head, int64_t blocks, std::span<const int32_t> ids, uint32_t vocab = 0,
                 bool all = false, const sampling::RowNoise& noise = {}) {
@@ -90,7 +90,7 @@ void check_head(const HeadRows& head, int64_t blocks, std::span<const int32_t> i
 }
 TEST(GptOssPrefilterEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) {
   const int32_t signs[] = {0}, ids[] = {0, 199}, ids_of_wide[] = {99, 3};
-  // Rows that are all excluded, that are all read, and some of each: cases that other numbers reach too.
+  // These cases exclude all rows, read all rows, or some of each, as other cases with different numbers do.
   const auto repeats = [](const std::string& name) {
     return testing::kSanitized && name != "random" && name != "near ties" && name != "so small that all are read" &&
            name != "not a number";
@@ -99,7 +99,7 @@ TEST(GptOssPrefilterEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) 
     SCOPED_TRACE(name);
     if (!repeats(name)) check_head(head, 3, std::span(ids).first(testing::kSanitized ? 1 : 2));
   }
-  const auto heads = testing::heads_to_prefilter(1700, 96);  // of one block more than it compares at once
+  const auto heads = testing::heads_to_prefilter(1700, 96);  // more rows than one block compares at once
   for (size_t i : {1, 2, 3}) {
     SCOPED_TRACE(heads[i].first);
     if (!testing::kSanitized || i == 2) check_head(heads[i].second, 1, signs);
@@ -116,7 +116,7 @@ TEST(GptOssPrefilterEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) 
   }
 }
 
-// With noise, too: the bounds are those of sums.
+// With noise, the bounds are bounds of the sums of logit and noise.
 TEST(GptOssPrefilterEmulated, ASampledIdIsTheWholeHeadsAndTheCpus) {
   const int32_t ids[] = {0, 99};
   const auto noises = testing::noises_to_prefilter();
@@ -126,21 +126,21 @@ TEST(GptOssPrefilterEmulated, ASampledIdIsTheWholeHeadsAndTheCpus) {
     for (const sampling::RowNoise& noise : noises)
       if (noise.temperature > 0) check_head(head, 3, std::span(ids).first(1), 0, false, noise);
   }
-  // Many seeds: a bound without the noise, or with another id's, loses some of these.
+  // Many seeds: a bound that omits the noise, or uses the noise of another id, fails for some of them.
   const HeadRows head = testing::random_head(300, 96, 4, 0.3);
   for (uint64_t seed = 0; seed < (testing::kSanitized ? 4 : 40); ++seed)
     check_head(head, 2, ids, seed % 2 == 0 ? 0 : 150, false,
                {.seed = seed, .step = uint32_t(7 * seed), .temperature = seed % 3 == 0 ? 0.4f : 1.3f});
 }
 
-// A chain of tokens beside the chain of the whole head, which then continues without the prefilter: greedy tokens, and
-// samples, whose steps the kernel counts.
+// Compares a chain of tokens with the chain of the whole head, which then continues without the prefilter: greedy
+// tokens, and samples, whose steps the kernel counts.
 TEST(GptOssPrefilterEmulated, AModelGoesOnAsWithTheUsualHead) {
   testing::DecodeCase t = testing::decode_cases()[0];
   t.config.vocab = 333;
   const testing::DecodeModel m(t.config, t.dense, t.experts, 11);
   for (const int64_t blocks : {1, 4}) {
-    if (testing::kSanitized && blocks == 1) continue;  // as heads of one block are
+    if (testing::kSanitized && blocks == 1) continue;  // heads of a single block cover this case
     Emulated usual(m, 30), gpu(m, 30);
     gpu.make_prefilter();
     gpu.blocks = usual.blocks = blocks;

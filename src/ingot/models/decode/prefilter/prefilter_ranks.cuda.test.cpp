@@ -28,7 +28,7 @@ class GptOssPrefilterRanksCuda : public testing::SeveralGpus {
  protected:
   static void check_prefiltered(const std::string& name, const testing::HeadRows& head, Split split);
 };
-// prefilter_ranks.emulated.test.cpp has more than two.
+// prefilter_ranks.emulated.test.cpp covers more than two GPUs.
 INSTANTIATE_TEST_SUITE_P(, GptOssPrefilterRanksCuda,
                          ::testing::ValuesIn(testing::kEmulated ? std::vector<int>{2} : std::vector<int>{2, 4}),
                          testing::over_gpus);
@@ -41,8 +41,8 @@ GptOssConfig small_config(int64_t vocab) {
 }
 
 // Each GPU finds the largest of its own sums with its own int8 prefilter. Together they find the token of the whole
-// head and of the CPU, for every head, and of a greedy token no logit is above the row's upper bound, which stays on
-// its GPU.
+// head and of the CPU, for every head. For a greedy token no logit is above the row's upper bound, which stays in the
+// memory of its GPU.
 void GptOssPrefilterRanksCuda::check_prefiltered(const std::string& name, const testing::HeadRows& head, Split split) {
   SCOPED_TRACE(name);
   const testing::PrefilteredModel m(head, ranks());
@@ -119,11 +119,11 @@ TEST_P(GptOssPrefilterRanksCuda, APrefilteredModelOfThePublishedShapesContinuesA
     const auto [prefiltered_ids, same] = chain(true);
     ASSERT_EQ(prefiltered_ids, ids) << "prompt " << first;
     ASSERT_EQ(std::memcmp(logits.data(), same.data(), logits.size() * 4), 0) << "prompt " << first;
-    gpus.rewind(0);  // all tokens again, now with the last one prefiltered
+    gpus.rewind(0);  // computes all tokens again, now with the last token prefiltered
     gpus.extend({&id, 1}, 1, 0, 0, true);
     gpus.continue_greedily(20, 0, true);
     gpus.synchronize();
-    size_t read = 0;  // rows read in bf16; in place of other logits are upper bounds
+    size_t read = 0;  // counts the rows read in bf16; the other rows have upper bounds in place of logits
     for (int r = 0; r < ranks(); ++r) {
       const int64_t begin = gpus.rank(r).buffers().ranks.first_id, own = gpus.rank(r).model().head.rows;
       const auto upper = download(gpus.rank(r).buffers().own_logits, own);
@@ -134,10 +134,10 @@ TEST_P(GptOssPrefilterRanksCuda, APrefilteredModelOfThePublishedShapesContinuesA
     }
     most = std::max(most, read);
   }
-  EXPECT_LT(most, 4000u) << "rows in bf16";  // 2 %; of weights and columns like these a few hundred a GPU
+  EXPECT_LT(most, 4000u) << "rows in bf16";  // 2 %; random weights and vectors like these leave a few hundred per GPU
 }
 
-// More launches than a stream queues at once.
+// Queues more launches than a stream holds at once.
 TEST_P(GptOssPrefilterRanksCuda, ManyTokensAreStartedAtOnce) {
   if (testing::kEmulated) GTEST_SKIP() << "whose launches are done when they return";
   GptOssConfig c = small_config(333);
@@ -178,7 +178,7 @@ TEST_P(GptOssPrefilterRanksCuda, ADecodersAnswersAreTheSameWithAPrefilterAndWith
   testing::check_prefilter_answers(DecodeModel(small_config(300), WeightFormat::bf16, WeightFormat::mxfp4, 7), ranks());
 }
 
-// Where one GPU's memory has no room for its part, no GPU makes a prefilter.
+// Where the memory of one GPU has no room for its part, no GPU builds a prefilter.
 TEST_P(GptOssPrefilterRanksCuda, APrefilterTakesNoMemoryThatTheModelNeeds) {
   if (testing::kEmulated) GTEST_SKIP() << "whose memory has no end";
   const GptOssConfig c = small_config(300);

@@ -1,5 +1,5 @@
-// The prefiltered head over several GPUs on the CPU: the greedy token is that of the whole head, whichever GPU has its
-// row.
+// The prefiltered head over several GPUs on the CPU: the greedy token is that of the whole head, whichever GPU has the
+// token's row.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -31,8 +31,9 @@ void expect_same_states(const EmulatedRanks& gpus, const EmulatedRanks& usual) {
         << ", expected " << want.tokens[0] << ", " << want.flaw;
 }
 
-// Compares the sampled token, its logit, and of greedy tokens the upper bounds of the other rows, each in the memory of
-// its GPU; with `all`, every logit. `blocks`: of each GPU's kernel; 0: as many as are resident.
+// Compares the sampled token, its logit, and for greedy tokens the upper bounds of the other rows, each in the memory
+// of its GPU; with `all`, every logit. `blocks` is the number of blocks of each GPU's kernel; 0: as many as are
+// resident.
 void check_head(const HeadRows& head, int count, Split split, std::span<const int32_t> ids, uint32_t vocab = 0,
                 bool all = false, int64_t blocks = 0, const sampling::RowNoise& noise = {}) {
   SCOPED_TRACE(::testing::Message() << count << (split == Split::tensor ? " GPUs" : " GPUs, attention-experts"));
@@ -72,7 +73,7 @@ void check_head(const HeadRows& head, int count, Split split, std::span<const in
     }
   }
 }
-// Rows that are all excluded, that are all read, and some of each: cases that other numbers reach too.
+// These cases exclude all rows, read all rows, or some of each, as other cases with different numbers do.
 bool is_left_out(const std::string& name) {
   return testing::kSanitized && name != "near ties" && name != "so small that all are read";
 }
@@ -102,7 +103,7 @@ TEST(GptOssPrefilterRanksEmulated, ASampledIdIsTheWholeHeadsAndTheCpus) {
     check_head(head, seed % 4 == 3 ? 5 : 2, seed % 5 == 4 ? Split::attention_experts : Split::tensor, ids,
                seed % 2 == 0 ? 0 : 150, false, 0, {.seed = seed, .step = 7 * seed, .temperature = 1.3f});
 }
-// A head of which the first GPU has all rows.
+// A head whose rows all belong to the first GPU.
 TEST(GptOssPrefilterRanksEmulated, TheFirstGpuPrefiltersAloneWhereItAloneHasTheHead) {
   const int32_t ids[] = {0};
   const auto heads = testing::heads_to_prefilter(60, 96);
@@ -113,7 +114,7 @@ TEST(GptOssPrefilterRanksEmulated, TheFirstGpuPrefiltersAloneWhereItAloneHasTheH
 }
 TEST(GptOssPrefilterRanksEmulated, HeadsOfManyRoundsAndRowsOfSeveralPieces) {
   const int32_t ids[] = {0}, ids_of_wide[] = {99, 3};
-  const auto heads = testing::heads_to_prefilter(3400, 96);  // of one block more than it compares at once
+  const auto heads = testing::heads_to_prefilter(3400, 96);  // more rows than one block compares at once
   for (const size_t i : {1, 2}) {
     SCOPED_TRACE(heads[i].first);
     if (!testing::kSanitized || i == 2) check_head(heads[i].second, 2, Split::tensor, ids, 0, false, 1);
@@ -127,8 +128,8 @@ TEST(GptOssPrefilterRanksEmulated, HeadsOfManyRoundsAndRowsOfSeveralPieces) {
     if (!testing::kSanitized && !all) check_head(head, 3, Split::tensor, std::span(ids_of_wide).first(1));
   }
 }
-// On the GPU with the largest logit, the lower bound must not exclude that row, although its codes mislead; on the
-// other GPUs no row comes near.
+// On the GPU with the largest logit, the lower bound must not exclude the row of that logit, although the codes of the
+// row mislead; on the other GPUs no row comes near.
 TEST(GptOssPrefilterRanksEmulated, ARowThatMisleadsIsFoundOnEveryGpu) {
   const int32_t ids[] = {0};
   for (const int count : {2, 5}) {
@@ -146,7 +147,7 @@ TEST(GptOssPrefilterRanksEmulated, ARowThatMisleadsIsFoundOnEveryGpu) {
     }
   }
 }
-// The same logit on every GPU: the lowest id wins, and ids that may not be sampled are not compared.
+// Every GPU has the same logit: the lowest id wins, and ids that may not be sampled are not compared.
 TEST(GptOssPrefilterRanksEmulated, TiesGoToTheLowestIdAndOnlyIdsThatMayBeDrawnWin) {
   const int32_t ids[] = {0};
   HeadRows head(300, std::vector<float>(96));
@@ -154,7 +155,7 @@ TEST(GptOssPrefilterRanksEmulated, TiesGoToTheLowestIdAndOnlyIdsThatMayBeDrawnWi
     for (size_t c = 0; c < 96; ++c) head[n][c] = PrefilteredModel::sign(int64_t(c)) * (n % 20 == 7 ? 0.3f : 0.29f);
   for (const uint32_t vocab : {0u, 161u, 160u, 159u, 5u})
     if (!testing::kSanitized || vocab == 160) check_head(head, 2, Split::tensor, ids, vocab);
-  for (size_t n = 0; n < head.size(); ++n)  // increasing: the last id that may be sampled wins
+  for (size_t n = 0; n < head.size(); ++n)  // the logits increase, so the last id that may be sampled wins
     for (float& w : head[n]) w *= 1 + float(n) * 0x1p-6f;
   for (const uint32_t vocab : {0u, 209u, 97u})
     if (!testing::kSanitized || vocab == 97) check_head(head, 3, Split::tensor, ids, vocab);
@@ -192,7 +193,7 @@ TEST(GptOssPrefilterRanksEmulated, AModelGoesOnAsWithTheUsualHead) {
   if (!testing::kSanitized) check_chain(four, 4, Split::tensor);
 }
 
-// Every rank has a prefilter of its own rows; dense weights in other formats have none, on one GPU or several.
+// Every rank has a prefilter of its own rows. Dense weights in other formats have no prefilter, on one GPU or several.
 TEST(GptOssPrefilterRanksEmulated, OnlyAHeadInBf16IsPrefiltered) {
   const GptOssConfig two = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2);
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
@@ -212,7 +213,7 @@ TEST(GptOssPrefilterRanksEmulated, ABlockThatDoesNotSayWhatItKnowsIsNamedAndTheN
   sound.token({.capacity = 9}, false);
   gpus.set_limit(20'000'000);
   gpus.token({.capacity = 9}, true, kGridBarriersPerLayer);
-  // The record of the GPU itself, or of the other GPU, which waits for its likeliest id.
+  // The record of the GPU itself, or of the other GPU, which waits for the first GPU's likeliest id.
   const gpu::WaitRecord &own = gpus.ranks[1]->record, &other = gpus.ranks[0]->record;
   EXPECT_TRUE(own.state == gpu::kTimedOut || other.state == gpu::kTimedOut);
   if (own.state != gpu::kRunning) EXPECT_EQ(own.what, kGridBarriersPerLayer);

@@ -1,9 +1,10 @@
 #pragma once
-// The token kernel's head with the int8 prefilter (int8_prefilter.h has the bound, int8_prefilter.cuh the product of a
-// weight tile). The product with the codes gives bounds of each row's logit and a lower bound of the largest; the rows
-// that may have the largest logit are then multiplied in bf16, as the whole head would be. Over several GPUs each GPU
-// does so with its own rows and finds its largest logit; the usual exchange takes the largest of all. The lower bounds
-// of the other GPUs could leave fewer rows, but waiting for them would cost more.
+// The token kernel's head with the int8 prefilter (int8_prefilter.h derives the bound, int8_prefilter.cuh has the
+// product of a weight tile). The product with the codes gives bounds of each row's logit and a lower bound of the
+// largest logit; the rows that may have the largest logit are then multiplied in bf16, with the same result as the
+// whole head. Over several GPUs each GPU processes its own rows and finds its own largest logit; the ordinary exchange
+// takes the largest of all. With the lower bounds of the other GPUs fewer rows would remain, but waiting for those
+// bounds would cost more.
 #include "ingot/models/decode/megakernel/activation_vectors.cuh"
 #include "ingot/models/decode/prefilter/int8_prefilter.cuh"
 
@@ -14,11 +15,11 @@ static_assert(sizeof(PrefilterMemory) <= kBestBytes, "in the place of what the u
 
 namespace prefiltered_head {
 
-// Behind the activation vector, where the whole head keeps the best of each thread.
+// The memory behind the activation vector, where the whole head keeps the best row of each thread.
 template <TokenVariant V> __device__ __forceinline__ PrefilterMemory& memory(const TokenContext<V>& block) {
   return *reinterpret_cast<PrefilterMemory*>(block.head_memory());
 }
-// Whether this thread compares row n, among the first kEpilogueThreads of a round.
+// Whether this thread compares row n, which is among the first kEpilogueThreads rows of a round.
 template <TokenVariant V>
 __device__ __forceinline__ bool is_prefiltered_row(const TokenContext<V>& block, const WorkRange& s, uint32_t n) {
   const NormProduct& p = block.m.token.head;
@@ -84,8 +85,8 @@ __device__ __forceinline__ void multiply_codes(const TokenContext<V>& block, con
                  if (lane % 4 == 0) to[lane / 4] += sum[0], to[lane / 4 + 8] += sum[2];
                });
 }
-// The largest lower bound of all blocks. One word per block: its lower bound of the largest logit, with the token's
-// epoch.
+// Finds the largest lower bound of all blocks. Each block publishes one word: its lower bound of the largest logit,
+// tagged with the token's epoch.
 template <TokenVariant V>
 __device__ __forceinline__ uint32_t largest_of_grid(const TokenContext<V>& block, uint32_t lower) {
   PrefilterMemory& m = memory(block);
@@ -115,7 +116,7 @@ __device__ __forceinline__ uint32_t largest_of_grid(const TokenContext<V>& block
   for (uint32_t w = 0; w < kTokenWarps; ++w) largest = max(largest, m.largest[w]);
   return largest;
 }
-// Lists the row tiles, from `first` on, that have rows which may have the largest logit.
+// Lists the row tiles, from `first` on, with a row that may have the largest logit.
 template <TokenVariant V>
 __device__ __forceinline__ void find_rows(const TokenContext<V>& block, const WorkRange& s, uint32_t first,
                                           uint32_t least) {
@@ -198,15 +199,15 @@ __device__ __forceinline__ void multiply_found(const TokenContext<V>& block, con
   ComputeThreads::sync();
 }
 
-// After the last layer's grid barrier: computes the logits of the rows that may have the largest; `top` receives the
-// largest of this block.
+// Runs after the last layer's grid barrier: computes the logits of the rows that may have the largest logit; `top`
+// receives the largest of this block.
 template <TokenVariant V>
 __device__ __forceinline__ void run(const TokenContext<V>& block, sampling::Best& top,
                                     megakernel::WeightReader& weights) {
   const NormProduct& p = block.m.token.head;
   const WorkRange& s = block.work(Stage::head);
   PrefilterMemory& m = memory(block);
-  const uint32_t turn = weights.turn();  // the team's turn among the chunks of the whole head, if it came now
+  const uint32_t turn = weights.turn();  // the turn that the team would have here among the chunks of the whole head
   write_normed_vector<V.dense>(block, p.weight, p.w,
                                block.m.token.count > 0 ? block.down_sums(block.m.token.count - 1) : nullptr);
   if (threadIdx.x == 0) m.count = 0;
@@ -235,7 +236,7 @@ __device__ __forceinline__ void run(const TokenContext<V>& block, sampling::Best
     ComputeThreads::sync();
   }
   const uint32_t least = largest_of_grid(block, lower);
-  // From here on no block waits for others.
+  // From here on no block waits for another block.
 #pragma unroll 1
   for (uint32_t first = s.first_sums; first < s.end_sums; first += prefilter::kRounds * kRoundGroups) {
     find_rows(block, s, first, least);

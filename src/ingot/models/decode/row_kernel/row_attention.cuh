@@ -1,7 +1,8 @@
 #pragma once
 // Attention of the rows (megakernel/piece_attention.cuh). A unit of work is a row, a key head, a tile of query heads
-// and a part of the keys. The parts follow from the position of the row. The keys of this step, the row's own and those
-// of earlier rows of the same sequence, are made from the sums of qkv; keys of earlier steps come through the ring.
+// and a part of the keys. The number of parts follows from the position of the row. The keys of this step, the row's
+// own and those of earlier rows of the same sequence, are computed from the sums of qkv; keys of earlier steps come
+// through the ring.
 #include "ingot/models/decode/row_kernel/row_context.cuh"
 
 namespace ingot::decode::rows {
@@ -9,7 +10,7 @@ namespace ingot::decode::rows {
 struct RowUnit {
   uint32_t row, unit;  // the unit among those of the row
 };
-// Unit `number` of all rows; `row` T where there is none.
+// Unit `number` among the units of all rows. Beyond the last unit, `row` is T.
 __device__ __forceinline__ RowUnit row_unit(const Context& block, const decode_attention::Params& p, const Keys* keys,
                                             uint32_t number) {
   RowUnit u{0, number};
@@ -21,11 +22,11 @@ __device__ __forceinline__ RowUnit row_unit(const Context& block, const decode_a
   }
   return u;
 }
-// Chunks of a unit, filled up so that each unit begins with the first team.
+// The number of chunks of a unit, rounded up so that each unit begins with the first team.
 __device__ __forceinline__ uint32_t padded_pieces(uint32_t pieces) { return (pieces + kTeams - 1) / kTeams * kTeams; }
 
-// Leaves the queries of a unit, and the keys and values of this step that it sees, in shared memory; the row's own key
-// and value also go to the cache.
+// Writes the queries of a unit, and the keys and values of this step that the unit sees, to shared memory. The row's
+// own key and value also go to the cache.
 template <class Projected>
 __device__ __forceinline__ void stage_unit(const Context& block, const decode_attention::Params& p,
                                            const piece_attention::Unit& u, uint32_t row, uint32_t first_fresh,

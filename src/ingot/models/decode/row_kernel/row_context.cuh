@@ -1,6 +1,6 @@
 #pragma once
-// What the parts of the row kernel share: a block's shared memory, the units of a product, and how a thread waits for
-// words of other blocks.
+// The context that the parts of the row kernel share: a block's shared memory, the units of a product, and how a thread
+// waits for words of other blocks.
 #include <algorithm>
 
 #include "ingot/gpu/ptx/barrier.cuh"
@@ -17,12 +17,13 @@ constexpr uint32_t kRows = kKernelRows, kTeams = megakernel::kTeams, kTeamThread
 constexpr uint32_t kListedBarrier = 1, kFirstTeamBarrier = 4;
 constexpr WeightFormat kExperts = WeightFormat::mxfp4;
 
-// All fifteen warps come to these barriers by one instruction, for which the aligned form has less code.
+// All fifteen warps reach these barriers at the same instruction, for which the aligned form has less code.
 struct ComputeThreads {
   __device__ __forceinline__ static void sync() { ptx::barrier_sync(3, kTokenThreads); }
 };
 
-// A sum of all blocks in steps of 2^-20. The word's count may pass its ten bits: a reader knows all earlier terms.
+// A sum over all blocks in steps of 2^-20. The word's count of terms may overflow its ten bits, because a reader knows
+// the number of earlier terms.
 using Sum = megakernel::FixedSum<20>;
 __device__ __forceinline__ uint64_t first_word(float value) {
   return uint64_t(__float2ll_rn(value * 0x1p20f)) << Sum::kCountBits;
@@ -33,7 +34,7 @@ __device__ __forceinline__ bool has_terms(uint64_t word, uint32_t count) {
 __device__ __forceinline__ float value_of(uint64_t word, uint32_t count) { return Sum::value(word - count); }
 
 using piece_attention::Keys;
-// The keys of a row; their parts follow from its position alone.
+// The keys that a row sees. Their division into parts follows from the row's position alone.
 __device__ __forceinline__ Keys keys_of(const decode_attention::Params& p, uint32_t position, uint32_t least_part) {
   Keys keys(p, position);
   keys.each = max(keys.each, least_part);
@@ -43,44 +44,44 @@ __device__ __forceinline__ Keys keys_of(const decode_attention::Params& p, uint3
 using AttentionMemory = piece_attention::Memory<kDim, kRows>;
 using Attention = piece_attention::Attention<kDim, kTokenThreads, ComputeThreads, kRows>;
 
-// The distinct experts of all rows, in their order. A pair is a row and one of its choices; the pairs of an expert slot
-// follow each other.
+// The distinct experts of all rows, in the order of their numbers. A pair is a row and one of its chosen experts; the
+// pairs of an expert slot are consecutive.
 struct ExpertSlots {
   uint32_t count, unused;
   int32_t expert[kMostRowSlots];
-  uint32_t mask[kMostRowSlots];        // of the rows that chose it
-  uint32_t before[kMostRowSlots + 2];  // pairs of the slots before; one more for the end
+  uint32_t mask[kMostRowSlots];        // bit mask of the rows that chose the expert
+  uint32_t before[kMostRowSlots + 2];  // the number of pairs of all earlier slots; one more entry for the end
   uint32_t pair[kMostRowSlots];        // row * k + choice
 
-  // The number of row `row` among the pairs of a slot; 0 where it did not choose the expert.
+  // The index of row `row` among the pairs of a slot; 0 where the row did not choose the expert.
   __device__ __forceinline__ uint32_t place(uint32_t slot, uint32_t row) const {
     return (mask[slot] >> row & 1) != 0 ? uint32_t(__popc(mask[slot] & ((1u << row) - 1))) : 0;
   }
   __device__ __forceinline__ bool has(uint32_t slot, uint32_t row) const { return (mask[slot] >> row & 1) != 0; }
 };
 
-// The begin of dynamic shared memory.
+// The start of dynamic shared memory.
 struct Memory {
   RowStep step;
   LayerStages layers[2];  // this layer and the next
-  Keys keys[2][kRows];    // of these layers
+  Keys keys[2][kRows];    // for these two layers
   megakernel::GridBarrierMemory grid_barriers;
   megakernel::WeightStreamMemory stream;
   ExpertSlots slots;
-  uint32_t epoch, first;  // of the first layer; the position of the first row
+  uint32_t epoch, first;  // epoch of the first layer; position of the first row
   uint32_t position[kRows];
   int32_t token[kRows];
-  int64_t offset[kRows];  // from the first slot to the row's, in bytes
+  int64_t offset[kRows];  // from the first slot of the decoder to the row's slot, in bytes
   float cos[kRows][kDim / 2], sin[kRows][kDim / 2];
-  float squares[kTokenWarps][kRows];      // of the residual stream, a part from each warp
-  float sums[2][kTokenWarps][16][kRows];  // of two units in turn
+  float squares[kTokenWarps][kRows];      // sums of squares of the residual stream, a part from each warp
+  float sums[2][kTokenWarps][16][kRows];  // for two units in turn
 };
 
 struct Unit {
   uint32_t slot, row_tile, part;
 };
 struct Piece {
-  int64_t at;  // bytes from the begin of the slot's matrix
+  int64_t at;  // bytes from the start of the slot's matrix
   uint32_t first, count;
 };
 
@@ -118,13 +119,14 @@ struct Context {
   __device__ __forceinline__ char* shared_vector(uint32_t pair) const {
     return m.step.words.vectors + pair * weight_tiles::vector_bytes(layer(0).down.w.cols);
   }
-  // Terms of a number of the residual stream after `layers` layers, and with `output` after the next layer's output.
+  // The number of terms in each sum of the residual stream after `layers` layers, and with `output` also after the next
+  // layer's output.
   __device__ __forceinline__ uint32_t terms(uint32_t layers, bool output) const {
     const uint32_t of_output = split(Stage::output).parts;
     return layers * (of_output + m.step.k * split(Stage::down).parts) + (output ? of_output : 0);
   }
 
-  // Units of this block out of `all`.
+  // This block's units among `all` units.
   __device__ __forceinline__ WeightTileRange units(uint32_t all) const {
     return {uint32_t(uint64_t(all) * blockIdx.x / gridDim.x), uint32_t(uint64_t(all) * (blockIdx.x + 1) / gridDim.x)};
   }
@@ -132,7 +134,7 @@ struct Context {
     const uint32_t of_slot = w.row_tiles * s.parts, slot = number / of_slot, rest = number - slot * of_slot;
     return {slot, rest / s.parts, rest % s.parts};
   }
-  // Of down: the first unit behind the units from `first` on whose activation vectors this block holds at once.
+  // For down: the end of the group of units from `first` on whose activation vectors this block can hold at once.
   __device__ __forceinline__ uint32_t end_of_group(const Matrix& w, const RowSplit& s, uint32_t first,
                                                    uint32_t end) const {
     const uint32_t of_slot = w.row_tiles * s.parts;
@@ -142,12 +144,12 @@ struct Context {
     return min(slot * of_slot, end);
   }
 
-  // After a grid barrier: loads again until the words are complete().
+  // Loads again until the words are complete(). Call after a grid barrier.
   template <class Load, class Complete>
   __device__ __forceinline__ void read_again(Load&& load, Complete&& complete) const {
     megakernel::read_again(load, complete, m.step.grid.watch);
   }
-  // Waits without a grid barrier, and gives up earlier than the blocks that wait for this one.
+  // Waits without a grid barrier. Gives up earlier than the blocks that wait for this block.
   template <class Load, class Complete>
   __device__ __forceinline__ void wait_for(Load&& load, Complete&& complete, uint32_t number) const {
     if (complete()) return;
@@ -160,7 +162,7 @@ struct Context {
         },
         [] { return 0u; }, 1, watch, number);
   }
-  // 1 / rms of a row of the residual stream, after write_normed() and a barrier.
+  // 1 / rms of a row of the residual stream. Call after write_normed() and a barrier.
   __device__ __forceinline__ float rstd(uint32_t row, float eps) const {
     float sum = 0;
 #pragma unroll

@@ -8,7 +8,7 @@ namespace ingot::decode {
 
 RowSplit row_split_of(uint32_t row_tiles, uint32_t weight_tiles, uint32_t most_tiles, uint32_t most_parts,
                       uint32_t blocks) {
-  constexpr uint32_t kEnd = 2;  // what the end of a unit takes, in weight tiles
+  constexpr uint32_t kEnd = 2;  // cost of ending a unit, in weight tiles
   const auto of = [&](uint32_t parts) {
     RowSplit s;
     s.tiles = (weight_tiles + parts - 1) / parts;
@@ -61,7 +61,7 @@ bool supports_row_kernel(const Model& m) {
   const DecoderSpec& c = m.config;
   if (!supports_megakernel(m) || m.kv_heads >= 0 || m.layers[0].down.format != WeightFormat::mxfp4) return false;
   if (c.experts_per_token * kKernelRows > kMostRowSlots) return false;
-  // As place_memory() has it.
+  // The same strides as in place_memory().
   const auto stride = [](int64_t n) { return int64_t(weight_tiles::vector_stride(uint32_t(n))); };
   const int64_t vectors = std::max({stride(c.hidden), stride(c.q_width()), stride(c.intermediate)}) * kKernelRows,
                 fixed = int64_t(sizeof(rows::Memory)) +

@@ -1,5 +1,5 @@
-// The row kernel on a GPU: rows repeat themselves bit for bit whatever the other rows of their steps are, and are those
-// of the phased path but for roundings.
+// The row kernel on a GPU: a row has the same bits whatever the other rows of its step are, and differs from the phased
+// path by roundings only.
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 
@@ -69,11 +69,11 @@ TEST_F(RowKernelCuda, SequencesOfThePublishedShapesRepeatThemselvesInAnyCompany)
     std::sort(errors.begin(), errors.end());
     std::printf("dense %s: of the phased path the rows differ by %.4f in the median, %.4f at most\n", name_of(dense),
                 errors[kSlots / 2], errors.back());
-    EXPECT_LT(errors[kSlots / 2], 0.03);  // a near tie may send some row to another expert
+    EXPECT_LT(errors[kSlots / 2], 0.03);  // a near tie may choose another expert for some row
   }
 }
 
-// Tokens of one sequence, in steps of other sizes.
+// Tokens of one sequence, in steps of different sizes.
 TEST_F(RowKernelCuda, TokensOfOneSequenceDoNotDependOnHowTheyAreDividedAmongSteps) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(4, 32, 2000);

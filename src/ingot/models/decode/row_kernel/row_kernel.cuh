@@ -1,11 +1,12 @@
 #pragma once
-// A step of 2 to 8 rows by one persistent kernel, a block an SM. As in the token kernel (megakernel/megakernel.cuh) one
-// warp of a block copies weights into a ring, across grid barriers, and fifteen warps multiply what has come; blocks
-// hand over words that say whether they are complete. The differences: all eight columns of the matrix instructions are
-// used; the residual stream stays in global memory as sums; a team of three warps computes a whole unit of work, so
-// that its sum does not depend on how the blocks share the units; the router is a stage of its own, and the experts of
-// all rows are listed once, each with the rows that chose it.
-//   qkv | attention | output | router, gate and up | down | ... | head
+// A step of 2 to 8 rows by one persistent kernel with one block per SM. As in the token kernel
+// (megakernel/megakernel.cuh), one warp of a block copies weights into a ring, across grid barriers, fifteen warps
+// multiply the weights that have arrived, and blocks publish results as words with ready flags. The differences: all
+// eight columns of the matrix instructions are used; the residual stream stays in global memory as sums; a team of
+// three warps computes a whole unit of work, so that the unit's sum does not depend on how the blocks share the units;
+// the router is a stage of its own; and the distinct experts of all rows are listed once, each with the rows that chose
+// the expert.
+//    qkv | attention | output | router, gate and up | down | ... | head
 //
 //   row_context.cuh    a block's memory
 //   row_vectors.cuh    activation vectors
@@ -20,8 +21,8 @@
 
 namespace ingot::decode::rows {
 
-// The words that all blocks have read become zeros: the sums of qkv of the layer before, its logits, and its activation
-// vectors of down. The step before may have had more rows than this one.
+// Resets words that all blocks have read to zero: the sums of qkv of the preceding layer, its router's logits, and its
+// activation vectors of down. The preceding step may have had more rows than this step.
 __device__ __forceinline__ void clear_used_words(const Context& block, uint32_t layer) {
   const RowWords& words = block.m.step.words;
   const int64_t rows = layer == 0 ? kRows : block.m.step.T;
@@ -43,12 +44,12 @@ __device__ __forceinline__ void prepare_layer(const Context& block, uint32_t lay
         keys_of(next->attention, block.m.position[threadIdx.x], block.m.step.least_part_keys);
 }
 
-// What follows a product of qkv.
+// The stage that follows the product of qkv.
 __device__ __forceinline__ void attention_stage(const Context& block, uint32_t i, megakernel::WeightReader& weights) {
   block.grid_barriers.end_stage();
   block.grid_barriers.pass();
-  // The results of attention carry their epoch. This barrier tells that all blocks have read the residual stream and
-  // the words of the layer before.
+  // The results of attention carry their epoch, so no barrier is needed for them. This barrier states that all blocks
+  // have read the residual stream and the words of the preceding layer.
   clear_used_words(block, i);
   if (i + 1 < block.m.step.count) prepare_layer(block, i + 1);
   block.grid_barriers.end_stage();
@@ -56,10 +57,10 @@ __device__ __forceinline__ void attention_stage(const Context& block, uint32_t i
   attend(block, i, weights);
   join_copies();
   block.grid_barriers.wait(false);
-  if (i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all blocks have read it
+  if (i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all blocks have read the epoch
     ptx::store_relaxed(block.m.step.words.last_epoch, block.m.epoch - 1 + block.m.step.count);
 }
-// The units of down, as many at a time as there are activation vectors in shared memory.
+// The units of down, as many at a time as there is shared memory for activation vectors.
 __device__ __forceinline__ uint32_t prepare_down(const Context& block, uint32_t i, uint32_t first,
                                                  const WeightTileRange& range) {
   const Matrix& w = block.layer(i).down.w;
@@ -72,8 +73,8 @@ __device__ __forceinline__ uint32_t prepare_down(const Context& block, uint32_t 
   return end;
 }
 
-// By the warps that multiply. One loop over the stages, so that all dense products share their code, and those of the
-// experts: a program larger than the instruction cache is slowed by its own fetches.
+// The loop of the multiplying warps. A single loop over the stages lets all dense products share their code, and all
+// products of experts, because a program larger than the instruction cache is slowed by instruction fetches.
 template <WeightFormat kDense> __device__ __forceinline__ void compute_step(const Context& block, sampling::Best& top) {
   const RowStep& step = block.m.step;
   block.grid_barriers.begin();
@@ -133,13 +134,13 @@ template <WeightFormat kDense> __device__ __forceinline__ void compute_step(cons
   block.grid_barriers.end();
 }
 
-// Fills the block's memory, and this block's part of the residual stream with the rows of the embedding.
+// Fills the block's shared memory, and this block's part of the residual stream with the rows of the embedding.
 __device__ __forceinline__ void begin_step(const Context& block, const RowStep& step) {
   Memory& m = block.m;
   copy_words(m.step, step);
   if (threadIdx.x == 0) {
     m.stream.begin();
-    m.epoch = ptx::load_relaxed(step.words.last_epoch) + 1;  // of zeroed memory: 1
+    m.epoch = ptx::load_relaxed(step.words.last_epoch) + 1;  // the memory starts as zeros, so the first epoch is 1
     m.first = uint32_t(__ldcg(&step.embedding.state->position));
   }
   if (threadIdx.x < step.T) {
@@ -175,7 +176,7 @@ __device__ __forceinline__ void begin_step(const Context& block, const RowStep& 
   }
   __syncthreads();
 }
-// After all blocks have computed: appends the rows of one sequence, or without a head advances the position.
+// Runs after all blocks have computed: appends the rows of one sequence, or without a head only advances the position.
 __device__ __forceinline__ void end_step(const Context& block, const sampling::Best& top) {
   const RowStep& step = block.m.step;
   if (step.sequences.input != nullptr) return;
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(kTokenThreads + 32, 1) row_kernel(const __grid
 
 // --- launcher
 
-// Sets the offsets of what follows Memory, and how many slots of the ring the rest has room for.
+// Sets the offsets of the memory behind Memory, and the number of ring slots that fit into the rest.
 inline void place_memory(RowStep& t, const LayerStages& l, int64_t most_bytes) {
   const auto up = [](int64_t n, int64_t to) { return uint32_t((n + to - 1) / to * to); };
   const int64_t rows = t.T, down = weight_tiles::vector_stride(l.down.w.cols);
@@ -219,7 +220,7 @@ inline void place_memory(RowStep& t, const LayerStages& l, int64_t most_bytes) {
   t.stream.ahead = std::min(t.stream.ahead, t.stream.slots > kTeams ? t.stream.slots - kTeams : 0);
   t.bytes = t.ring + t.stream.slots * megakernel::kSlotBytes;
 }
-// The split of each stage; `blocks`: of the grid.
+// The split of each stage; `blocks` is the size of the grid.
 template <WeightFormat kDense> void split_products(RowStep& t, const LayerStages& l, uint32_t blocks) {
   const auto split = [&](Stage stage, const Matrix& w, uint32_t most_tiles, uint32_t most_parts) {
     t.split[int(stage)] = row_split_of(w.row_tiles, w.weight_tiles, most_tiles, most_parts, blocks);
@@ -227,7 +228,7 @@ template <WeightFormat kDense> void split_products(RowStep& t, const LayerStages
   split(Stage::qkv, l.qkv.w, kMostChunkTiles<kDense>, 16);
   split(Stage::output, l.output.w, kMostChunkTiles<kDense>, 16);
   split(Stage::gate_up, l.gate_up.w, kMostChunkTiles<kExperts>, 1);
-  // A part is a chunk: by how many experts there are, there may be few units.
+  // A part is one chunk, because few experts give few units.
   const uint32_t chunks = (l.down.w.weight_tiles + kMostChunkTiles<kExperts> - 1) / kMostChunkTiles<kExperts>;
   RowSplit& down = t.split[int(Stage::down)];
   split(Stage::down, l.down.w, kMostChunkTiles<kExperts>, 1);

@@ -1,4 +1,4 @@
-// The row kernel on the CPU: its numbers are right, and no row depends on the other rows.
+// The row kernel on the CPU: its numbers are those of the model, and no row depends on the other rows.
 #include "ingot/models/decode/row_kernel/row_kernel.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ void check_case(const DecodeCase& t) {
         .state = [&] { return *gpu->buffers.state; }};
   });
 }
-// The cases of the other paths in steps of at most 8 tokens.
+// The cases of the other paths, in steps of at most 8 tokens.
 TEST(RowKernelEmulated, EveryCaseIsTheModelInStepsOfOneToEightRows) {
   for (DecodeCase t : testing::decode_cases()) {
     if (t.experts != WeightFormat::mxfp4) continue;
@@ -43,7 +43,7 @@ TEST(RowKernelEmulated, EveryCaseIsTheModelInStepsOfOneToEightRows) {
   }
 }
 
-// Rows of five weight tiles: with two of them every order of summation gives the same sum.
+// A row has five weight tiles, because with two weight tiles every order of summation gives the same sum.
 const DecodeModel& small_model() {
   static const DecodeModel model(testing::decode_config(320, 8, 2, 16, 288, 6, 2, 5, 2), WeightFormat::bf16,
                                  WeightFormat::mxfp4, 7);
@@ -55,7 +55,7 @@ std::vector<int32_t> some_ids(int64_t n) {
   return ids;
 }
 
-// Rows of one sequence, bit for bit, however they are divided among steps.
+// Rows of one sequence have the same bits however the rows are divided among steps.
 TEST(RowKernelEmulated, TheNumbersOfATokenDoNotDependOnTheRowsOfItsStep) {
   const std::vector<int32_t> ids = some_ids(16);
   std::vector<std::vector<double>> want;
@@ -73,7 +73,7 @@ TEST(RowKernelEmulated, TheNumbersOfATokenDoNotDependOnTheRowsOfItsStep) {
   }
 }
 
-// Slots of sequences at even distances: state, logits, keys and values.
+// The slots of several sequences at equal distances: state, logits, keys and values.
 struct Sequences {
   static constexpr int kSlots = 8;
   Emulated gpu;
@@ -123,10 +123,11 @@ struct Sequences {
   }
 };
 
-// Sequences of other lengths beside it, more of them or fewer, in another order.
+// Compares a sequence alone with the same sequence beside more or fewer sequences of different lengths, in different
+// orders.
 TEST(RowKernelEmulated, ASequenceDoesNotDependOnTheOtherSequencesOfItsStep) {
   const std::vector<int32_t> ids = some_ids(24);
-  std::vector<std::vector<float>> want;  // of each token of a sequence that is alone
+  std::vector<std::vector<float>> want;  // the logits of each token of a sequence that is computed alone
   Sequences alone;
   for (int t = 0; t < 6; ++t) {
     alone.step(std::vector<int>{3}, std::span(ids).subspan(size_t(t), 1));
@@ -152,7 +153,7 @@ TEST(RowKernelEmulated, ASequenceDoesNotDependOnTheOtherSequencesOfItsStep) {
   }
 }
 
-// With other numbers of blocks the work is divided otherwise, and the waits are others'.
+// Different numbers of blocks divide the work differently, and blocks wait for different blocks.
 TEST(RowKernelEmulated, AnyNumberOfBlocksComputesTheModel) {
   const std::vector<int32_t> ids = some_ids(8);
   Emulated phased(small_model(), 16);
@@ -166,7 +167,7 @@ TEST(RowKernelEmulated, AnyNumberOfBlocksComputesTheModel) {
   }
 }
 
-// Without logits, or with those of the last row alone.
+// Steps without logits, and steps with the logits of the last row alone.
 TEST(RowKernelEmulated, AStepLeavesTheLogitsThatAreAskedFor) {
   const std::vector<int32_t> ids = some_ids(9);
   Emulated all(small_model(), 16), few(small_model(), 16);

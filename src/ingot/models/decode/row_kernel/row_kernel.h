@@ -1,6 +1,6 @@
 #pragma once
 // A step of 2 to 8 rows by one persistent kernel (row_kernel.cuh): the next tokens of several sequences, or consecutive
-// tokens of one sequence. The numbers of a row depend neither on the other rows nor on how many there are, bit for bit.
+// tokens of one sequence. The numbers of a row depend neither on the other rows nor on their count, bit for bit.
 #include "ingot/megakernel/grid_barrier.h"
 #include "ingot/megakernel/weight_stream.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
@@ -9,31 +9,33 @@
 
 namespace ingot::decode {
 
-constexpr uint32_t kKernelRows = 8;     // columns of a matrix instruction
-constexpr uint32_t kMostRowSlots = 64;  // expert slots: distinct experts of all rows
+constexpr uint32_t kKernelRows = 8;     // the number of columns of a matrix instruction
+constexpr uint32_t kMostRowSlots = 64;  // the most expert slots, which are the distinct experts of all rows
 
-// What the blocks of the kernel hand to each other, in device memory of zeros. A sum is a word of fixed point with the
-// number of its terms (megakernel/sums.cuh). The residual stream is a sum to which output and down of all layers add.
+// The words through which the blocks of the kernel exchange results, in device memory filled with zeros. A sum is a
+// fixed-point number together with the count of its terms (megakernel/sums.cuh). The residual stream is a sum to which
+// output and down of all layers add.
 struct RowWords {
   uint32_t *grid_barrier, *last_epoch;
-  uint64_t* x;                      // (8, x_stride)
-  uint64_t* qkv;                    // (2, 8, qkv_width): layers take turns
-  uint64_t* logits;                 // (8, experts) of the router
-  char* vectors;                    // (8 k) activation vectors of down, with all bits inverted: zero means not complete
-  token_attention::Published rows;  // of the first row; the other rows' follow
+  uint64_t* x;       // (8, x_stride)
+  uint64_t* qkv;     // (2, 8, qkv_width): layers take turns
+  uint64_t* logits;  // (8, experts): logits of the router
+  // (8 k): activation vectors of down with all bits inverted, so that zero means not complete
+  char* vectors;
+  token_attention::Published rows;  // of the first row, followed by those of the other rows
   int64_t x_stride, qkv_width;
-  int64_t bytes;  // all of it, to be zeroed after a launch that gave up
+  int64_t bytes;  // size of all words, to be filled with zeros after a launch that gave up
 };
 // Places the words of a model in memory; returns their bytes.
 int64_t lay_out(const DecoderSpec& config, uint32_t capacity, char* memory, RowWords& words);
 
 // How a block and its teams share a product. A unit of work is a part of a row tile: `tiles` weight tiles, which a team
-// of warps multiplies in chunks. A unit's sum does not depend on the block and the team that compute it.
+// of warps multiplies in chunks. A unit's sum depends neither on the block nor on the team that computes the unit.
 struct RowSplit {
   uint32_t parts = 1, tiles = 1, chunk_tiles = 1, chunks = 1;  // parts of a row tile; chunks of a part
 };
-// For units of `row_tiles` row tiles over `blocks` blocks, in at most `most_parts` parts; a chunk has at most
-// `most_tiles` weight tiles.
+// The split of `row_tiles` row tiles over `blocks` blocks, with at most `most_parts` parts per row tile; a chunk has at
+// most `most_tiles` weight tiles.
 RowSplit row_split_of(uint32_t row_tiles, uint32_t weight_tiles, uint32_t most_tiles, uint32_t most_parts,
                       uint32_t blocks);
 
@@ -43,31 +45,32 @@ struct RowStep {
   const LayerStages* layers;   // device memory
   BatchedSequences sequences;  // without `input` the rows are tokens of one sequence
   RowWords words;
-  routing::Lists lists;  // of the first layer; the other layers' follow each `expert_slots`
+  routing::Lists lists;  // of the first layer; the lists of each later layer follow after `expert_slots` entries
   int64_t expert_slots;
-  uint32_t T, count, head_rows, experts, k;  // count: of layers
+  uint32_t T, count, head_rows, experts, k;  // `count` is the number of layers
   uint32_t least_part_keys;                  // as in RowLaunch
-  uint32_t choice, vectors, ring, bytes;     // offsets in dynamic shared memory, and its bytes
-  uint32_t room, padding;                    // activation vectors of down that a block holds
+  uint32_t choice, vectors, ring, bytes;     // offsets in dynamic shared memory; the bytes of all of it
+  uint32_t room, padding;                    // the number of activation vectors of down that a block can hold
   megakernel::WeightRing stream;
   RowSplit split[kStageCount];
   megakernel::Grid grid;
 };
 
 struct RowLaunch {
-  const LayerStages* layers;  // on the device; stages_of(...) of the model that the step computes
+  const LayerStages* layers;  // in device memory; stages_of(...) of the model that the step computes
   RowWords words;
   gpu::Watch watch;
-  int64_t blocks = 0;      // of the grid; 0: as many as run at once
-  uint32_t missing = ~0u;  // for tests: megakernel::Grid
-  // Of a part of the keys of attention. Several rows have units for all blocks with fewer parts than a single token
-  // has. Tests take fewer keys.
+  int64_t blocks = 0;      // size of the grid; 0: as many blocks as can be resident at once
+  uint32_t missing = ~0u;  // for tests: see megakernel::Grid
+  // The least number of keys in a part of attention. Several rows occupy all blocks with fewer parts than a single
+  // token needs. Tests use smaller parts.
   uint32_t least_part_keys = 512;
 };
-// The row kernel needs what the megakernel needs, experts in MXFP4, at most 8 experts per token, one GPU, and room in
-// an SM's memory.
+// The row kernel needs a model that the megakernel takes, experts in MXFP4, at most 8 experts per token, one GPU, and
+// enough shared memory in an SM.
 bool supports_row_kernel(const Model& model);
-// Of 1 to 8 tokens. With step.sequences the logits of all rows are left in buffers.logits and nothing is appended.
+// Computes 1 to 8 tokens. With step.sequences the logits of all rows are left in buffers.logits and no token is
+// appended.
 void run_row_kernel(const Model& model, const Buffers& buffers, const Step& step, const RowLaunch& how, Stream stream);
 
 // An instance for each format of the dense matrices (room.cmake).

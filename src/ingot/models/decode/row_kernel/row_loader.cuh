@@ -1,18 +1,18 @@
 #pragma once
-// The warp that copies a block's weights, and attention's keys and values, into the ring, in the order in which the
-// teams take them: chunk after chunk of five units at a time.
+// The warp that copies a block's weights, and the keys and values of attention, into the ring, in the order in which
+// the teams take the chunks: five units at a time, chunk after chunk.
 #include "ingot/models/decode/row_kernel/row_attention.cuh"
 
 namespace ingot::decode::rows::loader {
 
-// The units `first` to `end - 1` of a product; a weight tile has `tile_bytes`.
+// Copies the units `first` to `end - 1` of a product, whose weight tiles have `tile_bytes` bytes each.
 __device__ __forceinline__ void copy_units(const Context& block, megakernel::WeightWriter& ring, const Matrix& w,
                                            const RowSplit& s, bool experts, uint32_t tile_bytes, uint32_t first,
                                            uint32_t end) {
   const uint32_t pieces = (end - first + kTeams - 1) / kTeams * s.chunks * kTeams, lane = threadIdx.x % 32;
 #pragma unroll 1
   for (uint32_t begin = 0; begin < pieces; begin += 32) {
-    // Each lane computes the place of one chunk. Where a team has no unit its chunk is void.
+    // Each lane computes the address of one chunk. Where a team has no unit, its chunk is void.
     const uint32_t piece = min(begin + lane, pieces - 1), round = piece / kTeams / s.chunks,
                    chunk = piece / kTeams - round * s.chunks, number = first + round * kTeams + piece % kTeams;
     const uint8_t* from = nullptr;

@@ -1,13 +1,13 @@
 #pragma once
-// A block's units of a product: weights out of the ring times the activation vectors of all rows, and what becomes of
-// the sums. A team takes every fifth unit and multiplies its chunks in order; the sum of a unit is that of the team's
-// three warps, so it depends on the row and the matrix alone.
+// A block's units of a product: multiplies weights from the ring by the activation vectors of all rows, and publishes
+// the sums. A team takes every fifth unit and multiplies its chunks in order. The sum of a unit is added over the
+// team's three warps, so the sum depends on the row and the matrix alone.
 #include "ingot/models/decode/megakernel/products.cuh"
 #include "ingot/models/decode/row_kernel/row_context.cuh"
 
 namespace ingot::decode::rows {
 
-// Of a thread that finishes units: its row of the step, and the row of a row tile from which on it has two.
+// A thread that finishes units: its row of the step, and the first of its two rows of a row tile.
 struct Finisher {
   uint32_t row, two;
   bool finishes;
@@ -18,8 +18,8 @@ struct Constants {
   float bias[2] = {0, 0}, scale[2] = {1, 1};
 };
 
-// Multiplies the units `first` to `end - 1`. vector(unit, row): where the activation vector of a row lies.
-// prepare(unit): constants, requested before the weights. finish(unit, sums, constants): by whole warps.
+// Multiplies the units `first` to `end - 1`. vector(unit, row) returns the address of a row's activation vector,
+// prepare(unit) requests constants before the weights, and whole warps call finish(unit, sums, constants).
 template <WeightFormat F, class Vector, class Prepare, class Finish>
 __device__ __forceinline__ void multiply_units(const Context& block, const Matrix& w, const RowSplit& split,
                                                uint32_t first, uint32_t end, megakernel::WeightReader& weights,
@@ -31,7 +31,7 @@ __device__ __forceinline__ void multiply_units(const Context& block, const Matri
   const Finisher f;
 #pragma unroll 1
   for (uint32_t number = first + team; number < first + all / split.chunks; number += kTeams) {
-    const bool is_unit = number < end;  // else its chunks are void
+    const bool is_unit = number < end;  // without a unit, the chunks are void
     Unit unit{};
     Constants constants;
     const char* mine = nullptr;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void multiply_units(const Context& block, const Matri
     for (uint32_t chunk = 0; chunk < split.chunks; ++chunk)
       weights.read_one(all, [&](const char* weight_tile, const megakernel::WeightNote& note) {
         const char* const vectors[1] = {mine + note.word[1] * weight_tiles::kVectorTileBytes};
-        // The weight tiles of all chunks of a unit take turns among the warps.
+        // The weight tiles of all chunks of a unit are dealt to the warps in turn.
 #pragma unroll 1
         for (uint32_t g = (warp + 2 * note.word[1]) % team_warps; g < note.word[0]; g += team_warps) {
           weight_tiles::Stored<F> stored;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void load_scales(const Matrix& w, const Unit& u, uint
     to.scale[0] = scale[two], to.scale[1] = scale[two + 1];
   }
 }
-// A product of qkv, of the output or of the head.
+// Computes a product of qkv, of the output or of the head.
 template <WeightFormat F>
 __device__ __forceinline__ void multiply_dense(const Context& block, Stage stage, uint32_t layer,
                                                megakernel::WeightReader& weights, uint32_t& parity,
@@ -129,7 +129,7 @@ __device__ __forceinline__ void multiply_dense(const Context& block, Stage stage
       });
 }
 
-// The units `first` to `end - 1` of gate and up, or of down, whose activation vectors lie in shared memory.
+// Computes the units `first` to `end - 1` of gate and up, or of down, whose activation vectors are in shared memory.
 __device__ __forceinline__ void multiply_experts(const Context& block, bool down, uint32_t layer, uint32_t first,
                                                  uint32_t end, megakernel::WeightReader& weights, uint32_t& parity) {
   const ExpertSlots& slots = block.m.slots;
@@ -171,7 +171,7 @@ __device__ __forceinline__ void multiply_experts(const Context& block, bool down
             if (has && n + h < w.rows) Sum::add(block.x(f.row) + n + h, weight * value[h], 1);
           return;
         }
-        // Channel n; the channels of two neighbouring threads are a word of an activation vector of down.
+        // Channel n. The channels of two neighbouring threads form a word of an activation vector of down.
         const uint32_t n = 8 * u.row_tile + f.two / 2;
         constexpr float kInputScale = weight_tiles::Form<kExperts>::kInputScale;
         const float channel = n < width ? gated(value[0], value[1], p.limit, p.alpha) : 0,

@@ -1,13 +1,14 @@
 #pragma once
-// The router of the row kernel. The blocks share the weight tiles of the router's matrix; each multiplies its tiles by
-// the activation vectors of gate and up, which have the same order, and adds the products to the logits of all blocks.
-// Then each block chooses the experts of all rows and lists the distinct ones.
+// The router of the row kernel. The blocks share the weight tiles of the router's matrix. Each block multiplies its
+// tiles by the activation vectors of gate and up, which have the same order, and adds the products to the logits of all
+// blocks. Then each block chooses the experts of all rows and lists the distinct experts.
 #include "ingot/models/decode/phased/choose.cuh"
 #include "ingot/models/decode/row_kernel/row_vectors.cuh"
 
 namespace ingot::decode::rows {
 
-// This warp's weight tile number `turn` of the router's matrix, among all blocks.
+// The weight tile of the router's matrix that this warp multiplies in turn `turn`; the warps of all blocks share the
+// tiles.
 __device__ __forceinline__ uint32_t router_tile(uint32_t turn) {
   return blockIdx.x + gridDim.x * (threadIdx.x / 32 + turn * kTokenWarps);
 }
@@ -15,7 +16,7 @@ __device__ __forceinline__ const uint8_t* router_tile_data(const Matrix& w, uint
   return w.data + tile / w.weight_tiles * w.row_tile_bytes +
          int64_t(tile % w.weight_tiles) * weight_tiles::Form<WeightFormat::bf16>::kBytes;
 }
-// Brings this warp's first weight tile into the L2 cache.
+// Prefetches this warp's first weight tile into the L2 cache.
 __device__ __forceinline__ void prefetch_router(const Matrix& w) {
   if (threadIdx.x % 32 == 0 && router_tile(0) < w.row_tiles * w.weight_tiles)
     ptx::prefetch_to_l2(router_tile_data(w, router_tile(0)), weight_tiles::Form<WeightFormat::bf16>::kBytes);
@@ -42,7 +43,7 @@ __device__ __forceinline__ void add_logits(const Context& block, const Matrix& w
   }
 }
 
-// Reads the logits when all blocks have added to them.
+// Reads the logits after all blocks have added to them.
 __device__ __forceinline__ void read_logits(const Context& block, const Router& p, uint32_t layer) {
   constexpr uint32_t kWords = 3;
   const uint32_t all = block.m.step.T * p.w.rows;
@@ -72,7 +73,7 @@ __device__ __forceinline__ void read_logits(const Context& block, const Router& 
   }
 }
 
-// By one warp for each row: the choice of the row and its weights.
+// One warp chooses the experts of one row and computes their weights.
 __device__ __forceinline__ void choose(const Context& block, const Router& p) {
   const uint32_t row = threadIdx.x / 32, lane = threadIdx.x % 32, E = p.w.rows;
   if (row >= block.m.step.T) return;
@@ -110,7 +111,7 @@ __device__ __forceinline__ void list_experts(const Context& block, const Router&
     for (uint32_t first = 0; first < E; first += 32) {
       const uint32_t mask = first + lane < E ? m.first[first + lane] : 0, chosen = __ballot_sync(~0u, int(mask != 0));
       if (chosen == 0) continue;
-      uint32_t sum = uint32_t(__popc(mask));  // of this lane and those before
+      uint32_t sum = uint32_t(__popc(mask));  // sum over this lane and all lower lanes
 #pragma unroll
       for (uint32_t by = 1; by < 32; by *= 2) {
         const uint32_t other = __shfl_up_sync(~0u, sum, by);
@@ -132,9 +133,9 @@ __device__ __forceinline__ void list_experts(const Context& block, const Router&
     const uint32_t slot = m.first[m.chosen[i]];
     slots.pair[slots.before[slot] + slots.place(slot, i / p.k)] = i;
   }
-  ptx::barrier_sync_unaligned(kListedBarrier, kTokenThreads + 32);  // the copying warp waits for the list
+  ptx::barrier_sync_unaligned(kListedBarrier, kTokenThreads + 32);  // the copying warp waits here for the list
 }
-// The lists of the other paths, which tests and benchmarks read.
+// Writes the lists in the form of the other paths, which tests and benchmarks read.
 __device__ __forceinline__ void publish_lists(const Context& block, uint32_t layer) {
   const ExpertSlots& slots = block.m.slots;
   const routing::Lists& lists = block.m.step.lists;

@@ -1,18 +1,19 @@
 #pragma once
-// The activation vectors of the row kernel's products, one for each row: each thread reads the words of all blocks
-// until they are complete and writes them to shared memory in the order of matrix instructions.
+// The activation vectors of the row kernel's products, one vector for each row: each thread reads words of all blocks
+// until the words are complete and writes them to shared memory in the order of the matrix instructions.
 #include "ingot/gpu/tile/epoch_words.cuh"
 #include "ingot/models/decode/row_kernel/row_context.cuh"
 
 namespace ingot::decode::rows {
 
-// Writes the residual stream times the norm's weight and `input_scale`, and its sums of squares. `terms`: of each
-// number so far; with `embeds` the stream is the rows of the embedding. kFp8: in the order for a matrix of that format.
+// Writes the residual stream times the norm's weight and `input_scale`, and its sums of squares. `terms` is the count
+// of terms that each sum must have. With `embeds` the stream is the rows of the embedding. kFp8 selects the order for
+// an fp8 matrix.
 template <bool kFp8>
 __device__ __forceinline__ void write_normed(const Context& block, const float* weight, float input_scale,
                                              uint32_t terms, bool embeds) {
   constexpr uint32_t kWords = 3, kHeld = 2;  // words of a thread, and rows, that are requested together
-  constexpr uint32_t kNext = kFp8 ? 2 : 1;   // from a word's first number to its second
+  constexpr uint32_t kNext = kFp8 ? 2 : 1;   // distance from the first number of a word to the second
   const auto number = [](uint32_t word) { return kFp8 ? word / 2 * 4 + word % 2 : 2 * word; };
   const uint32_t C = block.m.step.embedding.C, words = weight_tiles::padded(C) / 2,
                  stride = weight_tiles::vector_stride(C), T = block.m.step.T;
@@ -80,14 +81,14 @@ __device__ __forceinline__ void write_normed(const Context& block, const float* 
   }
 }
 
-// The vectors that attention's blocks have published with this layer's epoch.
+// Writes the activation vectors that the blocks of attention have published with this layer's epoch.
 template <WeightFormat F>
 __device__ __forceinline__ void write_attended(const Context& block, uint32_t C, uint32_t epoch) {
   const uint32_t stride = weight_tiles::vector_stride(C), T = block.m.step.T;
   const tile::EpochWords* from = block.m.step.words.rows.mixed + threadIdx.x;
 #pragma unroll 1
   for (uint32_t c = 4 * threadIdx.x; c < weight_tiles::padded(C); c += 4 * kTokenThreads, from += kTokenThreads) {
-    tile::EpochWords words[kRows];  // of all rows, requested together, four numbers each
+    tile::EpochWords words[kRows];  // the words of all rows, four numbers each, requested together
     const auto load = [&] {
 #pragma unroll
       for (uint32_t j = 0; j < kRows; ++j)
@@ -106,10 +107,10 @@ __device__ __forceinline__ void write_attended(const Context& block, uint32_t C,
   }
 }
 
-// The vectors of the pairs `first` to `end - 1` of down. A word is published with all bits inverted, so that zero means
-// that it is not complete.
+// Writes the activation vectors of the pairs `first` to `end - 1` of down. A word is published with all bits inverted,
+// so that zero means that the word is not complete.
 __device__ __forceinline__ void write_pairs(const Context& block, uint32_t C, uint32_t first, uint32_t end) {
-  constexpr uint32_t kHeld = 3;  // pairs that are requested together, 16 bytes of each by a thread
+  constexpr uint32_t kHeld = 3;  // pairs that are requested together, of which a thread loads 16 bytes each
   const uint32_t bytes = uint32_t(weight_tiles::vector_bytes(C)), stride = weight_tiles::vector_stride(C);
 #pragma unroll 1
   for (uint32_t pair = first; pair < end; pair += kHeld)

@@ -1,6 +1,6 @@
 #pragma once
-// The kernels that only a step of several sequences has: its tokens are gathered from the slots, attention reads each
-// sequence's own keys, and in the end every slot receives its logits, the id of its largest logit and its new position.
+// The kernels that only a step of several sequences has: they gather the tokens from the slots, attend to each
+// sequence's own keys, and finally give every slot its logits, the id of its largest logit and its new position.
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/kernels/attention/decode.cuh"
@@ -10,8 +10,8 @@
 
 namespace ingot::decode {
 
-// Words that change from step to step are read past L1, because kernels that start while earlier ones run may find old
-// cache lines.
+// Words that change from step to step are read past L1, because a kernel that starts while an earlier kernel runs may
+// find stale cache lines.
 __device__ __forceinline__ uint32_t slot_of(const BatchedSequences& s, uint32_t j) { return __ldcg(&s.input->slot[j]); }
 template <class T> __device__ __forceinline__ T* of_slot(T* first, const BatchedSequences& s, uint32_t slot) {
   return reinterpret_cast<T*>(uintptr_t(first) + uintptr_t(slot) * uintptr_t(s.slot_bytes));
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(decode_attention::kThreads)
   decode_attention::attend<kDim>(p, blockIdx.x % units, tile::shared<decode_attention::Memory<kDim>>());
 }
 
-// A block for each part of a row.
+// One block processes one part of a row.
 __global__ void __launch_bounds__(kThreads)
     scatter_logits_kernel(const __grid_constant__ BatchedSequences s, const float* rows, uint32_t V, uint32_t vocab) {
   ptx::let_next_kernel_start();
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads)
   const uint64_t key = sampling::block_best(top.key, m);
   if (threadIdx.x == 0) s.best[blockIdx.x] = key;
 }
-// A warp for each sequence.
+// One warp processes one sequence.
 __global__ void append_tokens_kernel(const __grid_constant__ BatchedSequences s, const uint32_t* stop) {
   static_assert(BatchedSequences::kBestParts == 32, "a lane a part");
   ptx::let_next_kernel_start();

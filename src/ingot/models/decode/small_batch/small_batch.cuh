@@ -1,9 +1,9 @@
 #pragma once
 // Products for 2 to 16 tokens of a step. A unit of work is a row tile of a matrix, or of the matrix in an expert slot;
-// teams of warps take the units in turn. Each warp of a team has some weight tiles of every row tile and multiplies
-// them by all activation vectors of the step. Its next weight tiles are on their way meanwhile, even those of the next
-// unit. The units of the experts are numbered by expert slot, row tile by row tile, and each block takes an equal run
-// of them. A token's result depends only on the token and the matrix, not on the other tokens.
+// teams of warps take the units in turn. Each warp of a team multiplies a part of every row tile's weight tiles by all
+// activation vectors of the step, while its next weight tiles are being loaded, even those of the next unit. The units
+// of the experts are numbered by expert slot, row tile by row tile, and each block takes an equal run of units. A
+// token's result depends only on the token and the matrix, not on the other tokens.
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
@@ -16,11 +16,13 @@
 namespace ingot::decode::small_batch {
 
 constexpr uint32_t kWarps = 24, kThreads = 32 * kWarps;
-constexpr uint32_t kTeam = 3;  // warps that share a row tile of an expert: of 2,880 numbers each has 15 weight tiles
+// warps that share a row tile of an expert; of 45 weight tiles (2,880 columns) each warp has 15
+constexpr uint32_t kTeam = 3;
 constexpr uint32_t kMatrixTeam = 12;  // warps that share a row tile of any other matrix
 
-// --- a warp's weight tiles: chunks of them are copied to the warp's own slots in shared memory. (Loads into registers
-// would wait for each other, because a warp has only six counters for outstanding loads.)
+// --- a warp's weight tiles: chunks of weight tiles are copied asynchronously to the warp's own slots in shared memory.
+// (Loads into registers would wait for each other, because a warp has only six scoreboard counters for outstanding
+// loads.)
 
 constexpr uint32_t kMostSlots = 3;
 template <WeightFormat F> class Ring {
@@ -31,7 +33,8 @@ template <WeightFormat F> class Ring {
   __device__ __forceinline__ Ring(char* memory, uint32_t slots)
       : slots_(memory + threadIdx.x / 32 * slots * kSlotBytes), count_(slots), put_(0), taken_(0) {}
   __device__ __forceinline__ uint32_t slots() const { return count_; }
-  // By the whole warp: copies a chunk into the slot after the last one, which must be empty. `from`: this lane's bytes.
+  // Called by the whole warp: copies a chunk into the next slot, which must be empty. `from` is the address of this
+  // lane's bytes.
   __device__ __forceinline__ void put(const uint8_t* from, uint32_t weight_tiles) {
     const uint32_t mine = threadIdx.x % 32 * 16, to = ptx::shared_address(slots_ + put_) + mine;
     if (weight_tiles == kPiece) {
@@ -46,8 +49,8 @@ template <WeightFormat F> class Ring {
     advance(put_);
   }
   __device__ __forceinline__ void put_none() const { ptx::cp_async_commit_group(); }
-  // sum += the weight tiles of the next chunk times the activation vectors from byte `at` on. One chunk is put after
-  // each.
+  // Adds to `sum` the weight tiles of the next chunk times the activation vectors, which begin at byte `at`. Call put()
+  // once after each call.
   template <int kBlocks>
   __device__ __forceinline__ void multiply(uint32_t count, const char* const (&vectors)[kBlocks], uint32_t at,
                                            float (&sum)[kBlocks][4]) {
@@ -59,7 +62,7 @@ template <WeightFormat F> class Ring {
       ptx::cp_async_wait_group<0>();
     __syncwarp();
     const char* const from = slots_ + taken_;
-    if (kBlocks == 1 && count == kPiece) {  // no branch between the weight tiles
+    if (kBlocks == 1 && count == kPiece) {  // without a branch between the weight tiles
       weight_tiles::Stored<F> held[kPiece];
 #pragma unroll
       for (uint32_t u = 0; u < kPiece; ++u) load(held[u], from + u * kWeightTile);
@@ -94,7 +97,7 @@ template <WeightFormat F> class Ring {
   }
   char* const slots_;
   const uint32_t count_;
-  uint32_t put_, taken_;  // the slots that come next, in bytes
+  uint32_t put_, taken_;  // offsets in bytes of the next slot to fill and the next slot to read
 };
 
 // --- a team's units
@@ -106,13 +109,13 @@ __device__ __forceinline__ const uint8_t* data_of(const Matrix& w, const int32_t
   return w.data + (expert == nullptr ? 0 : uint32_t(expert[u.expert_slot]) * w.matrix_bytes) +
          u.row_tile * w.row_tile_bytes;
 }
-// The sums of all warps, for two units in turn.
+// The size of the sums of all warps, for two units in turn.
 template <int kCols> constexpr int64_t kSumsBytes = 2 * int64_t(kWarps) * kBlocks8<kCols> * 512;
 template <int kCols> struct Memory {
   float rstd[kCols];
-  uint32_t expert_slots;  // of the lists
+  uint32_t expert_slots;  // number of expert slots in the lists
 };
-// Shared memory that a block needs beside activation vectors and lists, with one slot for each warp.
+// Shared memory that a block needs in addition to activation vectors and lists, with one slot for each warp.
 INGOT_HD constexpr int64_t least_bytes(uint32_t T) {
   return (T <= 8 ? kSumsBytes<8> : kSumsBytes<16>)+int64_t(kWarps) * Ring<WeightFormat::bf16>::kSlotBytes;
 }
@@ -121,24 +124,25 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
 
  public:
   static constexpr int kBlocks = kBlocks8<kCols>;
-  // A block's run of the units of the `count` experts named by `expert` in shared memory. `sums`: kSumsBytes.
+  // For experts: a block's run of the units of the `count` experts that `expert` names in shared memory. `sums` has
+  // kSumsBytes.
   __device__ __forceinline__ Bank(const Matrix& w, const Ring<F>& ring, char* sums, const int32_t* expert,
                                   uint32_t count, At at)
       : Bank(w, ring, sums, expert, uint32_t(uint64_t(at.block) * count * w.row_tiles / at.blocks),
              uint32_t(uint64_t(at.block + 1) * count * w.row_tiles / at.blocks), 1) {}
-  // Of one matrix, each block takes every `blocks`-th row tile.
+  // For a single matrix: each block takes every `blocks`-th row tile.
   __device__ __forceinline__ Bank(const Matrix& w, const Ring<F>& ring, char* sums, At at)
       : Bank(w, ring, sums, nullptr, at.block, w.row_tiles, at.blocks) {}
 
   __device__ __forceinline__ uint32_t first() const { return first_; }
   __device__ __forceinline__ uint32_t end() const { return end_; }
-  // Puts the first chunks.
+  // Requests the first chunks.
   __device__ __forceinline__ void ask() {
     for (uint32_t i = 0; i < ring_.slots(); ++i) put_ahead();
   }
-  // Multiplies the team's units before `stop`. vectors(unit, mine) sets where this lane's activation vectors lie.
-  // prepare(unit, ends) prefetches the constants that finish(unit, sums, constants) takes. One warp of the team
-  // finishes each unit: its lane 4 g + t has rows g and g + 8 of the activation vectors 2 t and 2 t + 1 of every 8.
+  // Multiplies the team's units before `stop`. vectors(unit, mine) sets the addresses of this lane's activation
+  // vectors. prepare(unit, ends) prefetches the constants that finish(unit, sums, constants) takes. One warp of the
+  // team finishes each unit: lane 4 g + t has rows g and g + 8 of the activation vectors 2 t and 2 t + 1 of every 8.
   template <class Vectors, class Prepare, class Finish>
   __device__ __forceinline__ void multiply(uint32_t stop, Vectors&& vectors, Prepare&& prepare, Finish&& finish) {
     const uint32_t team = threadIdx.x / (32 * kTeam), warp = threadIdx.x / 32 % kTeam, lane = threadIdx.x % 32;
@@ -174,7 +178,7 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
         }
         finish(here_, sum, prepared);
       }
-      parity_ ^= 1;  // the warp that finishes this unit has done so before the next unit's barrier
+      parity_ ^= 1;  // the warp that finishes this unit is done before the next unit's barrier
       turn_ = turn_ + 1 == kTeam ? 0 : turn_ + 1;
       advance(here_);
     }
@@ -192,7 +196,7 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
         ring_(ring) {
     const uint32_t warp = threadIdx.x / 32 % kTeam, each = (w.weight_tiles + kTeam - 1) / kTeam;
     mine_ = min(warp * each, w.weight_tiles);
-    const uint32_t weight_tiles = min(each, w.weight_tiles - mine_);  // the last warps may have fewer rounds, or none
+    const uint32_t weight_tiles = min(each, w.weight_tiles - mine_);  // the last warps may have fewer chunks, or none
     rounds_ = (weight_tiles + Ring<F>::kPiece - 1) / Ring<F>::kPiece;
     last_ = weight_tiles - (rounds_ > 0 ? (rounds_ - 1) * Ring<F>::kPiece : 0);
     here_.index = here_.row_tile = first + threadIdx.x / (32 * kTeam) * step;
@@ -205,13 +209,13 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
     u.index += kTeams * step_, u.row_tile += kTeams * step_;
     while (expert_ != nullptr && u.row_tile >= w_.row_tiles) u.row_tile -= w_.row_tiles, ++u.expert_slot;
   }
-  // Finds where this lane's part of `ahead_` begins; null where there is none.
+  // Finds the address of this lane's part of unit `ahead_`; null where there is no such unit.
   __device__ __forceinline__ void find() {
     from_ = nullptr;
     if (ahead_.index < end_ && rounds_ > 0)
       from_ = data_of(w_, expert_, ahead_) + mine_ * Ring<F>::kWeightTile + threadIdx.x % 32 * 16;
   }
-  // Puts the next chunk that has not been requested, if there is one.
+  // Requests the next chunk, if there is one.
   __device__ __forceinline__ void put_ahead() {
     if (from_ == nullptr) return ring_.put_none();
     const bool last = --left_ == 0;
@@ -223,22 +227,23 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
   const Matrix& w_;
   const int32_t* const expert_;
   const uint32_t first_, end_, step_;
-  uint32_t mine_, rounds_, last_;  // of every row tile: first weight tile, chunks, weight tiles of the last chunk
+  // the same for every row tile: first weight tile, number of chunks, weight tiles of the last chunk
+  uint32_t mine_, rounds_, last_;
   Unit here_, ahead_;
-  uint32_t left_;  // chunks of `ahead_` that are not requested
+  uint32_t left_;  // chunks of `ahead_` that have not been requested
   const uint8_t* from_ = nullptr;
   float4* const sums_;
   uint32_t parity_ = 0, turn_ = 0;
   Ring<F> ring_;
 };
 
-// The fp8 scales of rows g and g + 8.
+// Loads the fp8 scales of rows g and g + 8.
 template <WeightFormat F, int kScales>
 __device__ __forceinline__ void row_scales(const Matrix& w, const uint8_t* row_tile, float (&scale)[kScales]) {
   if constexpr (F == WeightFormat::fp8) weight_tiles::load_row_scales(row_tile, w.weight_tiles, scale);
 }
 
-// Copies `count` activation vectors to shared memory, past L1: vector i is row_of(i) in global memory.
+// Copies `count` activation vectors to shared memory, past L1: vector i comes from row_of(i) in global memory.
 template <class Row>
 __device__ __forceinline__ void stage(char* to, const char* from, uint32_t numbers, uint32_t count, Row&& row_of) {
   const uint32_t pieces = uint32_t(weight_tiles::vector_bytes(numbers)) / 16,
@@ -258,7 +263,7 @@ __device__ __forceinline__ void stage(char* to, const char* from, uint32_t numbe
   }
 }
 // The same for the first `count` vectors, asynchronously and without registers. A thread's own words are complete after
-// cp_async_wait_group<0>(), which must come before the first weights are requested.
+// cp_async_wait_group<0>(), which must be called before the first weights are requested.
 __device__ __forceinline__ void prefetch_vectors(char* to, const char* from, uint32_t numbers, uint32_t count) {
   const uint32_t pieces = uint32_t(weight_tiles::vector_bytes(numbers)) / 16,
                  stride = weight_tiles::vector_stride(numbers);
@@ -267,14 +272,14 @@ __device__ __forceinline__ void prefetch_vectors(char* to, const char* from, uin
     ptx::cp_async<16>(ptx::shared_address(to + i / pieces * stride + i % pieces * 16), from + int64_t(i) * 16);
   ptx::cp_async_commit_group();
 }
-// Before a barrier: the factor 1 / rms of each normalized activation vector.
+// Computes the factor 1 / rms of each normalized activation vector. Call before a barrier.
 __device__ __forceinline__ void put_rstd(const Normed& x, uint32_t T, uint32_t C, float eps, float* rstd) {
   if (threadIdx.x >= T) return;
   float sum = 0;
   for (uint32_t s = 0; s < x.parts; ++s) sum += __ldcg(x.squares + s * kMostTokens + threadIdx.x);
   rstd[threadIdx.x] = 1 / sqrtf(sum / float(C) + eps);
 }
-// This lane's activation vectors, where all units have the same.
+// This lane's activation vectors, where all units have the same vectors.
 template <int kCols> struct SameVectors {
   const char* (&mine)[kBlocks8<kCols>];
   __device__ __forceinline__ void operator()(const Unit&, const char* (&vectors)[kBlocks8<kCols>]) const {
@@ -290,7 +295,7 @@ template <WeightFormat F> struct Prepared {
   }
 };
 
-// --- one matrix: y = vectors W^T + b, or y += the same
+// --- one matrix: y = vectors W^T + b, or y += vectors W^T + b
 
 template <WeightFormat F, int kCols>
 __device__ __forceinline__ void product(const SmallBatchProduct& p, uint32_t slots, At at, char* memory) {
@@ -339,8 +344,8 @@ __device__ __forceinline__ void product(const SmallBatchProduct& p, uint32_t slo
 
 // --- gate and up
 
-// The router, computed by all blocks together; each block evaluates the end of it for itself. Leaves the activation
-// vectors, the experts of the lists and the input of list_tokens() at `memory`; returns the number of expert slots.
+// The router, computed by all blocks together; each block repeats the final choice for itself. Writes the activation
+// vectors, the experts of the lists and the input of list_tokens() to `memory`; returns the number of expert slots.
 // Waits for earlier kernels.
 template <int kCols>
 __device__ __forceinline__ uint32_t choose(const Routed& routed, const GateUp& p, const Normed& x, At at, char* memory,
@@ -359,8 +364,8 @@ __device__ __forceinline__ uint32_t choose(const Routed& routed, const GateUp& p
   return list_experts(choice, r.T, r.w.rows, r.k, m.expert_slots, lists);
 }
 
-// Trigger the dependent launch after the expert lists are written, because the next kernel reads them before its grid
-// wait. Without a router, an earlier kernel has written the lists and the activation vectors.
+// The launch of the dependent kernel is triggered after the expert lists are written, because that kernel reads the
+// lists before its grid wait. Without a router, an earlier kernel has written the lists and the activation vectors.
 template <WeightFormat F, int kCols>
 __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const Routed& routed, uint32_t slots, At at,
                                         char* memory) {
@@ -438,15 +443,16 @@ __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const 
 
 // The activation vectors of some expert slots, which a block copies to shared memory, slot by slot.
 struct Staged {
-  uint32_t* row;    // (room): of p.hidden
-  uint32_t* place;  // (most, kCols): place of a slot's vector; any vector for tokens that did not choose the expert
+  uint32_t* row;  // (room): rows of p.hidden
+  // (most, kCols): index of a slot's vector; an arbitrary vector for tokens that did not choose the expert
+  uint32_t* place;
 };
 INGOT_HD constexpr int64_t staged_bytes(int64_t room, int64_t most, int64_t vectors) {
   return 4 * (room + most * vectors);
 }
 
-// By a block, before a barrier: places as many expert slots from `first` on as there is room for, at least one. Returns
-// the slot after them.
+// Called by a block before a barrier: selects as many expert slots from `first` on as there is room for, at least one.
+// Returns the slot after these.
 template <int kCols>
 __device__ __forceinline__ uint32_t place_vectors(const routing::Copy& lists, uint32_t first, uint32_t end,
                                                   uint32_t room, const Staged& s, uint32_t& vectors) {
@@ -527,7 +533,7 @@ __device__ __forceinline__ void down(const Down& p, const ChoiceSums& to, uint32
             }
         });
     first = stop;
-    __syncthreads();  // before the next activation vectors overwrite these
+    __syncthreads();  // before the next activation vectors overwrite the present ones
   }
 }
 

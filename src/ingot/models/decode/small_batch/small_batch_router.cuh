@@ -1,6 +1,6 @@
 #pragma once
-// The router of a small batch: the activation vectors of gate and up, the choice of each token, and the lists of all
-// tokens.
+// The router of a small batch: computes the activation vectors of gate and up, the experts of each token, and the lists
+// of all tokens.
 #include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/kernels/moe/route.cuh"
@@ -8,8 +8,8 @@
 
 namespace ingot::decode::small_batch {
 
-// Writes activation vectors of the next product from what route() has in shared memory. The blocks of a row tile share
-// the tokens; half of the threads of a block write.
+// Writes activation vectors of the next product from the data that route() has in shared memory. The blocks of a row
+// tile share the tokens; half of the threads of a block write.
 __device__ __forceinline__ void put_normed(const Router& p, const Normed& to, const char* vectors, uint32_t row_tile,
                                            uint32_t split) {
   constexpr uint32_t kFirst = weight_tiles::kThreads / 2;
@@ -27,7 +27,8 @@ __device__ __forceinline__ void put_normed(const Router& p, const Normed& to, co
     }
 }
 
-// A warp for each token: adds its logits, whose parts are all requested together, and chooses.
+// One warp handles one token: it adds the parts of the token's logits, which are all requested together, and chooses
+// the experts.
 __device__ __forceinline__ void choose_experts(const Router& p, const ChoiceMemory& m) {
   const uint32_t E = p.w.rows, lane = threadIdx.x % 32;
   constexpr uint32_t kHeld = 6, kItems = 4;
@@ -68,9 +69,10 @@ __device__ __forceinline__ void choose_experts(const Router& p, const ChoiceMemo
   __syncthreads();
 }
 
-// The lists of all tokens, written by all threads of a block in three steps with barriers between them: before any
-// choice is known, when the choices are known, and what is needed only when a product ends. `to`: the block's own
-// lists, as copy_lists() places them; with kCols = kTokens also the lists in global memory.
+// Writes the lists of all tokens, by all threads of a block, in three steps with barriers between them: the first step
+// before any choice is known, the second when the choices are known, the third for data that is needed only when a
+// product ends. `to` is the block's own lists, as copy_lists() places them; with kCols = kTokens also the lists in
+// global memory.
 template <int kCols>
 __device__ __forceinline__ void begin_lists(const ChoiceMemory& m, uint32_t E, uint32_t most, const routing::Copy& to) {
 #pragma unroll 1
@@ -78,7 +80,7 @@ __device__ __forceinline__ void begin_lists(const ChoiceMemory& m, uint32_t E, u
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < most * kCols; i += blockDim.x) to.weight[i] = 0, to.row[i] = -1;
 }
-// Lists the experts in their order. Returns after a barrier, with the number of expert slots.
+// Lists the chosen experts in the order of their numbers. Ends with a barrier and returns the number of expert slots.
 __device__ __forceinline__ uint32_t list_experts(const ChoiceMemory& m, uint32_t T, uint32_t E, uint32_t k,
                                                  uint32_t& expert_slots, const routing::Copy& to) {
   const uint32_t lane = threadIdx.x % 32;
@@ -91,14 +93,14 @@ __device__ __forceinline__ uint32_t list_experts(const ChoiceMemory& m, uint32_t
   };
   uint32_t before = 0, next = 0;
 #pragma unroll 1
-  for (uint32_t chunk = threadIdx.x / 32; 32 * chunk < E; chunk += blockDim.x / 32) {  // a warp for 32 experts
+  for (uint32_t chunk = threadIdx.x / 32; 32 * chunk < E; chunk += blockDim.x / 32) {  // one warp handles 32 experts
 #pragma unroll 1
     for (; next < chunk; ++next) before += uint32_t(__popc(chosen_of(next)));
     const uint32_t e = 32 * chunk + lane, all = chosen_of(chunk);
     if ((all >> lane & 1) != 0) {
       const uint32_t expert_slot = before + uint32_t(__popc(all & ((1u << lane) - 1)));
       to.expert[expert_slot] = int32_t(e);
-      m.first[e] = 1 + expert_slot;  // not zero: other warps may still test that
+      m.first[e] = 1 + expert_slot;  // not zero, because other warps may still test this word for zero
     }
     if (32 * chunk + 32 >= E && lane == 0) expert_slots = before + uint32_t(__popc(all));
   }
@@ -114,7 +116,7 @@ __device__ __forceinline__ void list_tokens(const ChoiceMemory& m, uint32_t T, u
   }
 }
 
-// --- by the blocks of gate and up, `kThreads` of them each
+// --- code of the blocks of gate and up, with `kThreads` threads each
 
 constexpr uint32_t kRouterStride = weight_tiles::vector_stride(kSplitWeightTiles * 64);
 template <int kCols> struct RouterRoom {
@@ -128,11 +130,11 @@ template <int kCols> INGOT_HD inline int64_t router_bytes(uint32_t T, uint32_t E
   return choice_bytes(T, E, k) + int64_t(sizeof(RouterRoom<kCols>));
 }
 
-// route() by more warps. It computes parts of the logits, bit for bit the same, and writes the part of gate and up's
-// activation vectors that the same channels give. Waits for earlier kernels.
+// The same as route() with more warps: parts of the logits are computed in parallel, with the same bits, and the same
+// threads write the part of gate and up's activation vectors that belongs to their channels. Waits for earlier kernels.
 template <int kCols, uint32_t kThreads>
 __device__ __forceinline__ void route_wide(const Router& p, const Normed& normed, At at, RouterRoom<kCols>& m) {
-  constexpr uint32_t kGroups = kThreads / kSplitThreads, kHeld = 2;  // tokens requested together
+  constexpr uint32_t kGroups = kThreads / kSplitThreads, kHeld = 2;  // kHeld: tokens requested together
   static_assert(weight_tiles::kWarps == kSplitWeightTiles && kSplitWarps <= weight_tiles::kWarps,
                 "a weight tile a warp");
   const uint32_t group = threadIdx.x / kSplitThreads, thread = threadIdx.x % kSplitThreads, warp = threadIdx.x / 32;
@@ -199,7 +201,7 @@ __device__ __forceinline__ void route_wide(const Router& p, const Normed& normed
   }
 }
 
-// Where copy_lists() places the lists.
+// The memory into which copy_lists() places the lists.
 template <int kCols> __device__ __forceinline__ routing::Copy copy_at(char* memory, uint32_t most) {
   routing::Copy c;
   c.expert = reinterpret_cast<int32_t*>(memory);
@@ -207,7 +209,7 @@ template <int kCols> __device__ __forceinline__ routing::Copy copy_at(char* memo
   c.weight = reinterpret_cast<float*>(c.row + most * kCols);
   return c;
 }
-// By one block, for later kernels.
+// Called by one block: publishes the lists for later kernels.
 template <int kCols>
 __device__ __forceinline__ void publish_lists(const routing::Copy& from, uint32_t expert_slots,
                                               const routing::Lists& to) {

@@ -6,7 +6,7 @@
 
 namespace ingot::decode::small_batch {
 
-// Writes four numbers of an activation vector, from c on.
+// Writes four numbers of an activation vector, beginning at column c.
 __device__ __forceinline__ void put_normed(const Normed& to, uint32_t token, uint32_t C, uint32_t c,
                                            const float (&v)[4]) {
   uint32_t a, b;
@@ -14,8 +14,8 @@ __device__ __forceinline__ void put_normed(const Normed& to, uint32_t token, uin
   weight_tiles::put_words4(to.vectors + token * weight_tiles::vector_bytes(C), to.format, c, a, b);
 }
 constexpr uint32_t kSplitThreads = kSplitWeightTiles * 64 / 4, kSplitWarps = kSplitThreads / 32;
-// x += the results of a token's experts, in the order of its choice; and the activation vectors of the next product. A
-// block takes kSplitWeightTiles weight tiles of a token.
+// Adds the results of a token's experts to x, in the order in which the experts were chosen, and writes the activation
+// vectors of the next product. A block handles kSplitWeightTiles weight tiles of a token.
 __device__ __forceinline__ void add_residual_and_norm(const ResidualNorm& p, uint32_t token, uint32_t part) {
   auto& squares = tile::shared<float[4]>();
   const uint32_t c = part * kSplitWeightTiles * 64 + 4 * threadIdx.x, warp = threadIdx.x / 32;
