@@ -5,8 +5,8 @@
 //     send(x, epoch, i, value);                                        // number i of this rank's part
 //     const float sum = sum_of_ranks<1>(x, from, epoch, i, 0, watch, what);
 // For many numbers, a rank may instead write its part to its own memory, which the ranks read:
-//     say_ready(x, epoch); // one thread, after the kernel with the writes wait_for_ready(x, epoch, rank, watch, what);
-//     // one thread, before the block reads rank's part
+//     say_ready(x, epoch);                          // one thread, after the kernel with the writes
+//     wait_for_ready(x, epoch, rank, watch, what);  // one thread, before the block reads the part of `rank`
 // The memory of a part may be overwritten two exchanges later: before a rank announces an exchange as ready, this rank
 // has read the preceding exchange.
 #include "ingot/gpu/tile/flag.cuh"

@@ -9,12 +9,12 @@ namespace ingot::megakernel {
 constexpr uint32_t kMostRanks = 8;
 
 // The ranks of a process, each on its own GPU, write into each other's memory. Every rank has an inbox of words {bits
-// of the number, epoch}, which are zero at first: kTurns times (ranks, words). Behind these lie two words per rank for
-// the rank's likeliest id, then one word per rank for the last exchange with a ready part in this rank's own memory.
-// Exchanges are numbered from 1; exchange `epoch` uses turn epoch % kTurns.
+// of the number, epoch}, which are zero at first: kTurns times (ranks, words). The inbox is followed by two words per
+// rank for the rank's likeliest id, then by one word per rank for the last exchange with a ready part in this rank's
+// own memory. Exchanges are numbered from 1; exchange `epoch` uses turn epoch % kTurns.
 struct Exchange {
-  // A rank may be two exchanges (a whole layer) ahead of a rank without sums for the first, and the slower rank may not
-  // yet have read the words of two exchanges ago.
+  // A rank may be two exchanges (a whole layer) ahead of a rank that gets no sums of the first exchange, and the slower
+  // rank may not yet have read the words of two exchanges ago.
   static constexpr uint32_t kTurns = 4;
 
   uint32_t rank = 0, ranks = 1;

@@ -62,8 +62,8 @@ template <class Team, bool kTraced = false> class GridBarriers {
     else
       ptx::add_relaxed(grid_.counter, one);
   }
-  // Returns early, like all later waits, after a failed wait of the grid. With `fence` false earlier stores of further
-  // blocks may still be on their way.
+  // After a failed wait of the grid, this wait and all later waits return early. With `fence` false, earlier stores of
+  // other blocks may still be in flight.
   __device__ __forceinline__ void wait(bool fence = true) const {
     if (threadIdx.x == 0) {
       tile::wait_until(
@@ -86,7 +86,7 @@ template <class Team, bool kTraced = false> class GridBarriers {
     return seen < gridDim.x ? seen : seen - (kTop - gridDim.x);
   }
 
-  // The present time as the word `at()` of this block's row.
+  // Writes the present time to the word `at()` of this block's row.
   template <class At> __device__ __forceinline__ void stamp(At&& at) const {
     if constexpr (kTraced) {
       const Trace& t = grid_.trace;

@@ -24,7 +24,7 @@ struct Timed {
   float* plain;      // (2, numbers)
   uint64_t* words;   // (2, numbers): a number and its round
   float* sink;
-  uint64_t* ns;            // of kRounds rounds
+  uint64_t* ns;            // times of kRounds rounds
   const uint8_t* traffic;  // memory for concurrent reads of further warps, or null
   int64_t traffic_bytes;
 };

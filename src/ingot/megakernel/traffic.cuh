@@ -6,7 +6,7 @@ namespace ingot::megakernel {
 
 constexpr int64_t kTraffic = int64_t(512) << 20;  // bytes read over and over: more than any L2 holds
 
-// Threads kFirst to kThreads of every block read `bytes` at `from` until the block's `done` is set.
+// Threads kFirst to kThreads - 1 of every block read the `bytes` at `from` until the block's `done` is set.
 template <uint32_t kFirst, uint32_t kThreads>
 __device__ __forceinline__ void read_until(const uint32_t& done, const uint8_t* from, int64_t bytes, float* sink) {
   constexpr uint32_t kHeld = 6;  // 37 KB in flight per SM

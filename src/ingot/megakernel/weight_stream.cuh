@@ -1,8 +1,8 @@
 #pragma once
-// The weight stream of a persistent kernel's block: a warp copies the weights, piece by piece in the order of their
+// The weight stream of a persistent kernel's block: a warp copies the weights, chunk by chunk in the order of their
 // use, into a ring of slots, and teams of warps take the slots in turn. The ring keeps running across grid barriers,
-// because no block writes weights. The number of pieces in flight is bounded: requests waiting in the memory system
-// delay the grid barriers; pieces waiting in the ring do not.
+// because no block writes weights. The number of chunks in flight is bounded: requests that wait in the memory system
+// delay the grid barriers, but chunks that wait in the ring do not.
 #include <cstdint>
 
 #include "ingot/gpu/tile/flag.cuh"
@@ -16,7 +16,7 @@
 
 namespace ingot::megakernel {
 
-// The copying warp's note to the readers of a piece.
+// The copying warp's note to the readers of a chunk.
 struct alignas(16) WeightNote {
   uint32_t word[4];
 };
@@ -56,13 +56,12 @@ class WeightWriter {
       : ring_(ring), m_(m), slots_(slots) {}
   // Called by all lanes of a warp; lane `lane` holds the arguments. `bytes` is at most kSlotBytes and a multiple of 16.
   __device__ __forceinline__ void put(uint32_t lane, const uint8_t* from, uint32_t bytes, const WeightNote& note) {
-    // No block reads these weights again before the next token, so these weights should not displace further data in
-    // L2.
+    // No block reads these weights again before the next token, so they should not displace other data in L2.
     put(lane, bytes, note, ring_.ahead,
         [&](char* slot, uint64_t* full) { ptx::bulk_load(slot, from, bytes, full, policy_); });
   }
-  // The same, for a piece requested by copy(slot, barrier); `bytes` in all. The request is made when fewer than `ahead`
-  // pieces are in flight.
+  // The same for a chunk that copy(slot, barrier) requests; `bytes` is the size of the chunk. The request is made when
+  // fewer than `ahead` chunks are in flight.
   template <class Copy>
   __device__ __forceinline__ void put(uint32_t lane, uint32_t bytes, const WeightNote& note, uint32_t ahead,
                                       Copy&& copy) {
@@ -73,7 +72,7 @@ class WeightWriter {
       oldest_.advance(ring_.slots);
     }
     ++under_way_;
-    __syncwarp();  // a piece can arrive and be read before a slow lane has seen its empty slot
+    __syncwarp();  // a chunk can arrive and be read before a slow lane has seen its empty slot
     if (threadIdx.x % 32 == lane) {
       m_.note[at_.slot] = note;
       ptx::mbarrier_arrive_expect_tx(&m_.full[at_.slot], bytes);
@@ -81,7 +80,7 @@ class WeightWriter {
     }
     at_.advance(ring_.slots);
   }
-  // Of the loads of weights: for a copy() of the function above.
+  // The L2 cache policy for loads of weights, to be used in copy() of the function above.
   __device__ __forceinline__ uint64_t policy() const { return policy_; }
 
  private:
@@ -93,7 +92,7 @@ class WeightWriter {
   uint32_t under_way_ = 0;
 };
 
-// A reading warp's view: team `team` of `teams` takes every teams-th piece, regardless of the matrix.
+// A reading warp's view: team `team` of `teams` takes every teams-th chunk, regardless of the matrix.
 class WeightReader {
  public:
   __device__ __forceinline__ WeightReader(const WeightRing& ring, WeightStreamMemory& m, const char* slots,
@@ -101,19 +100,19 @@ class WeightReader {
       : ring_(ring), m_(m), slots_(slots), teams_(teams), turn_(team) {
     at_.slot = team;
   }
-  // Calls use(weights, note) with this team's pieces of the next `count`.
+  // Calls use(weights, note) for those of the next `count` chunks that belong to this team.
   template <class Use> __device__ __forceinline__ void read(uint32_t count, Use&& use) {
 #pragma unroll 1
     while (turn_ < count) take(use);
     turn_ -= count;
   }
-  // The first coming piece of this team, counted from 0.
+  // The index of this team's next chunk, counted from the present position.
   __device__ __forceinline__ uint32_t turn() const { return turn_; }
-  // The first of these pieces, ahead of read() with the same count.
+  // Takes the first of these chunks, ahead of read() with the same count.
   template <class Use> __device__ __forceinline__ void read_one(uint32_t count, Use&& use) {
     if (turn_ < count) take(use);
   }
-  // After read_one() has taken all of this team's next `count` pieces.
+  // Call after read_one() has taken all of this team's chunks among the next `count`.
   __device__ __forceinline__ void finish(uint32_t count) { turn_ -= count; }
 
  private:
@@ -132,7 +131,7 @@ class WeightReader {
   const char* const slots_;
   const uint32_t teams_;
   RingPlace at_;
-  uint32_t turn_;  // pieces of further teams before this team's next piece
+  uint32_t turn_;  // chunks of other teams before this team's next chunk
 };
 
 }  // namespace ingot::megakernel

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(decode_attention::kThreads, kDim == 64 ? 4 : 2
   decode_attention::attend<kDim>(p, blockIdx.x % units, tile::shared<decode_attention::Memory<kDim>>());
 }
 
-// A block for each part of a row.
+// One block processes one part of a row.
 __global__ void __launch_bounds__(kThreads)
     scatter_batch_kernel(const __grid_constant__ BatchedSequences s, const float* rows, uint32_t V, uint32_t vocab) {
   ptx::let_next_kernel_start();
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads)
   const uint64_t key = sampling::block_best(top.key, m);
   if (threadIdx.x == 0) s.best[blockIdx.x] = key;
 }
-// A warp for each sequence.
+// One warp processes one sequence.
 __global__ void __launch_bounds__(kThreads)
     append_batch_kernel(const __grid_constant__ BatchedSequences s, const uint32_t* stop) {
   static_assert(BatchedSequences::kBestParts == 32, "each lane of a warp has one part of a row");

@@ -1,5 +1,5 @@
-// Steps of many sequences by the matrix kernels: each sequence beside the model in fp64, and its numbers bit for bit
-// for every number of rows and any company.
+// Steps of many sequences by the matrix kernels: each sequence is compared with the model in fp64, and its numbers are
+// the same bit for bit for every number of rows and beside any other rows.
 #if defined(INGOT_HAS_CUDA_DECODE) && defined(INGOT_HAS_CUDA_GROUPED)
 #include "ingot/models/decode/batch/batch.h"
 
@@ -22,7 +22,7 @@ class GptOssBatchCuda : public testing::GpuTest<> {};
 
 constexpr WeightFormat kBf16 = WeightFormat::bf16, kFp8 = WeightFormat::fp8, kMx = WeightFormat::mxfp4;
 
-// The experts that row j of the last step of so many sequences went to.
+// The experts chosen for row j of the last step of this number of sequences.
 testing::DecodeReference::Choices choices_of_row(const DeviceModel& m, uint32_t sequences, uint32_t j) {
   const int64_t k = m.config().experts_per_token, layers = m.config().layers, rows = decode::batch_rows(sequences);
   const auto chosen = testing::download(m.prompt_buffers().chosen, layers * rows * k);
@@ -32,7 +32,7 @@ testing::DecodeReference::Choices choices_of_row(const DeviceModel& m, uint32_t 
   return all;
 }
 
-// Slots begin with prompts of different lengths; then `steps` of these slots, with tokens that are given.
+// Gives each slot a prompt of a different length, then runs `steps` of these slots with given tokens.
 void check_batch(const GptOssConfig& config, WeightFormat dense, WeightFormat experts, int slots,
                  const std::vector<std::vector<int>>& steps) {
   SCOPED_TRACE(::testing::Message() << name_of(dense) << " and " << name_of(experts));
@@ -72,7 +72,7 @@ void check_batch(const GptOssConfig& config, WeightFormat dense, WeightFormat ex
   EXPECT_LE(of_gpu.rms(), 1.5 * of_chain.rms()) << "largest " << of_gpu.largest << ", " << of_chain.largest;
   EXPECT_LE(of_gpu.largest, 2 * of_chain.largest);
 }
-// `count` slots from `first` on, in a stride that does not divide the number of slots.
+// Selects `count` slots from `first` on, in a stride that does not divide the number of slots.
 std::vector<int> some_slots(int slots, int count, int first) {
   std::vector<int> some;
   for (int j = 0; j < count; ++j) some.push_back((first + 5 * j) % slots);
@@ -89,8 +89,9 @@ TEST_F(GptOssBatchCuda, EverySequenceOfAStepIsTheModelSmall) {
   check_batch(testing::decode_config(64, 4, 2, 32, 64, 3, 2, 2, 2), kBf16, kMx, 3, {{2, 0, 1}, {1, 0}});
 }
 
-// The published shapes: a row's logits are the same bits with any number of rows and any other rows, in every format of
-// the dense matrices, with contexts on both sides of a window; and a step continues from its own greedy tokens.
+// With the published shapes: a row's logits have the same bits with any number of rows and beside any other rows, in
+// every format of the dense matrices, with contexts shorter and longer than the window; and a step continues from its
+// own greedy tokens.
 TEST_F(GptOssBatchCuda, ARowHasTheSameBitsForEveryNumberOfRowsAndInAnyCompany) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   constexpr int kSlots = 128;
@@ -123,8 +124,8 @@ TEST_F(GptOssBatchCuda, ARowHasTheSameBitsForEveryNumberOfRowsAndInAnyCompany) {
   }
 }
 
-// Beside the path of up to 16 sequences: except for near ties (other experts in some layer) the two differ by roundings
-// to 8 bits.
+// Compares with the path of up to 16 sequences: except for near ties (which choose other experts in some layer) the two
+// paths differ by roundings to 8 bits.
 TEST_F(GptOssBatchCuda, ManySequencesDifferFromFewByRoundings) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   constexpr int kSlots = 16;

@@ -53,7 +53,7 @@ struct Batch {
     buffers[size_t(slot)].state->tokens[0] = id;
     decode::run(model[size_t(slot)], buffers[size_t(slot)], {.capacity = first.capacity}, {});
   }
-  // A token of each of these slots; -1: its own greedy token.
+  // Computes a token of each of these slots; -1 stands for the slot's own greedy token.
   void step(const std::vector<int>& of, const std::vector<int32_t>& ids, uint32_t vocab = 0) {
     *input = {.count = uint32_t(of.size())};
     for (size_t j = 0; j < of.size(); ++j) {
@@ -70,7 +70,7 @@ struct Batch {
                 .sequences = &sequences},
                {});
   }
-  // Parts of prompts in one pass, or of a slot alone in a pass of its own.
+  // Appends parts of prompts in one pass, or the part of a single slot in a pass of its own.
   void prompts(const std::vector<std::pair<int, std::vector<int32_t>>>& of) {
     *input = {.count = uint32_t(of.size())};
     std::vector<decode::PromptPart> parts;
@@ -117,7 +117,7 @@ struct Batch {
 
 GptOssConfig small() { return testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2); }
 
-// Sequences of different lengths, on both sides of a window, take part in some of the steps.
+// Sequences of lengths below and above a window take part in some of the steps.
 TEST(GptOssBatchEmulated, EverySequenceOfAStepIsTheModel) {
   for (const auto& [dense, experts] :
        {std::pair{WeightFormat::bf16, WeightFormat::mxfp4}, {WeightFormat::mxfp4, WeightFormat::fp8}}) {
@@ -158,8 +158,8 @@ TEST(GptOssBatchEmulated, EverySequenceOfAStepIsTheModel) {
   }
 }
 
-// Rows without a sequence belong to no expert and touch no slot; a row's numbers are the same alone and in company, and
-// where the number of rows is rounded up to another one.
+// Rows without a sequence belong to no expert and touch no slot. A row's numbers are the same alone and beside other
+// rows, and where the number of rows is rounded up differently.
 TEST(GptOssBatchEmulated, ARowHasTheSameBitsInAnyCompany) {
   const DecodeModel m(small(), WeightFormat::bf16, WeightFormat::mxfp4, 7);
   constexpr int kSlots = 20;
@@ -185,7 +185,7 @@ TEST(GptOssBatchEmulated, ARowHasTheSameBitsInAnyCompany) {
   }
 }
 
-// Of slots of different lengths, in and beyond the window; slot 1 takes no part.
+// Slots of different lengths, shorter and longer than the window; slot 1 takes no part.
 TEST(GptOssBatchEmulated, PartsOfSeveralPromptsAreThosePromptsAlone) {
   const DecodeModel m(small(), WeightFormat::bf16, WeightFormat::mxfp4, 7);
   Batch together(m, 32, 3), alone(m, 32, 3);
@@ -206,7 +206,8 @@ TEST(GptOssBatchEmulated, PartsOfSeveralPromptsAreThosePromptsAlone) {
       EXPECT_EQ(together.cache(slot), alone.cache(slot)) << "keys and values of slot " << slot;
       if (slot == 1) continue;
       const std::vector<double> got = together.row(slot), want = alone.row(slot);
-      for (size_t v = 0; v < want.size(); ++v) EXPECT_NEAR(got[v], want[v], 0.1);  // another kernel makes the head
+      // a different kernel computes the head
+      for (size_t v = 0; v < want.size(); ++v) EXPECT_NEAR(got[v], want[v], 0.1);
       EXPECT_EQ(together.buffers[size_t(slot)].state->tokens[0],
                 std::max_element(got.begin(), got.end()) - got.begin());
     }

@@ -1,12 +1,12 @@
 #pragma once
 // A step of many sequences by the prompt path's matrix kernels: a token of each of up to kMostSequences sequences is a
-// row of the same products that compute a prompt (prompt/prompt.h). Attention of a row reads the keys of its own slot;
-// head, greedy token and position are those of all rows. The number of rows is rounded up to one of kBatchRows, so that
-// few CUDA graphs serve every number of sequences. The rows beyond the last sequence write nothing that a slot or an
-// expert reads.
+// row of the same products that compute a prompt (prompt/prompt.h). Attention of a row reads the keys of the row's own
+// slot; head, greedy token and position are computed for all rows. The number of rows is rounded up to one of
+// kBatchRows, so that a few CUDA graphs serve every number of sequences. The rows beyond the last sequence write
+// nothing that a slot or an expert reads.
 //
-// Every number of a row is a sum of one thread in one order, which depends neither on the other rows nor on how many
-// rows there are. The numbers differ from those of the other paths by roundings.
+// Every number of a row is a sum computed by one thread in one order, which depends neither on the other rows nor on
+// the number of rows. The numbers differ from those of the other paths by roundings.
 #include <algorithm>
 
 #include "ingot/core/tensor.h"
@@ -21,11 +21,11 @@ constexpr uint32_t batch_rows(uint32_t sequences) {
     if (sequences <= rows) return rows;
   return kMostSequences;
 }
-// Up to so many sequences a step takes the small-batch kernels, beyond that the matrix kernels: measured
+// Steps of up to this number of sequences take the small-batch kernels, larger steps the matrix kernels, as measured
 // (docs/lab/gpt-oss-decode.md#many-sequences).
 constexpr int64_t kSmallBatchSequences = 12;
 
-// Attention divides the keys of a row into parts, by sizes that do not depend on the rows of the step.
+// Attention divides the keys of a row into parts whose sizes do not depend on the rows of the step.
 constexpr uint32_t kBatchParts = 4, kShortBatchWindow = 256;
 constexpr uint32_t batch_parts(uint32_t window, uint32_t capacity) {
   if (window > 0 && window <= kShortBatchWindow) return 1;
@@ -34,14 +34,14 @@ constexpr uint32_t batch_parts(uint32_t window, uint32_t capacity) {
 
 // ids[j] = the token of sequence j; rows without a sequence have token 0.
 void gather_batch(const BatchedSequences& s, int32_t* ids, int64_t T, int device, Stream stream);
-// Stores the new keys and values and writes `mixed_rows`. `p` is that of one token of the first slot; position, parts
-// and counters are filled in here.
+// Stores the new keys and values and writes `mixed_rows`. `p` holds the parameters for one token of the first slot;
+// attend_batch() fills in position, parts and counters.
 void attend_batch(const BatchedSequences& s, decode_attention::Params p, int64_t T, int device, Stream stream);
-// Gives each slot its row of logits (T, ids), the likeliest id below `vocab`, and its new position.
+// Gives each slot its row of the logits (T, ids), the likeliest id below `vocab`, and its new position.
 struct BatchLogits {
   const float* logits;
   int64_t T, ids, vocab;
-  const uint32_t* stop;  // of Buffers
+  const uint32_t* stop;  // the field of Buffers
 };
 void scatter_batch(const BatchedSequences& s, const BatchLogits& rows, int device, Stream stream);
 

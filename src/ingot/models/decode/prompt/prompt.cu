@@ -50,7 +50,8 @@ int64_t lay_out(const DecoderSpec& c, int64_t T, bool several, char* memory, Pro
   return at;
 }
 
-// The emulator has no kernels for products and attention. Tests on the CPU bring their own (prompt.emulated.test.cpp).
+// The emulator has no kernels for products and attention. Tests on the CPU provide replacements
+// (prompt.emulated.test.cpp).
 #if defined(INGOT_EMULATE) && !defined(INGOT_EMULATED_DEVICE)
 #define INGOT_PROMPTS_ON_HOST
 void attention_on_host(const Attention& a);
@@ -76,13 +77,14 @@ struct Run {
   const Model& m;
   const PromptBuffers& b;
   const Prompt& p;
-  std::span<const PromptPart> parts;  // none in a step of sequences
+  std::span<const PromptPart> parts;  // empty in a step of sequences
   Stream stream;
   const Ranks& ranks;
   const DecoderSpec& c = m.config;
   int64_t S = p.T * c.experts_per_token, stride = weight_tile_padded_cols(c.hidden);
-  int64_t kv_heads = m.kv_heads < 0 ? c.kv_heads : m.kv_heads, heads = kv_heads * (c.heads / c.kv_heads);  // that this
-  int64_t q_width = heads * c.head_dim, kv_width = kv_heads * c.head_dim;                                  // GPU has
+  // heads, and below their widths, that this GPU computes
+  int64_t kv_heads = m.kv_heads < 0 ? c.kv_heads : m.kv_heads, heads = kv_heads * (c.heads / c.kv_heads);
+  int64_t q_width = heads * c.head_dim, kv_width = kv_heads * c.head_dim;  // GPU has
 
   template <class Kernel, class P>
   void launch(const char* name, Kernel kernel, int64_t grid, const P& params, int64_t threads = kThreads) {
@@ -105,7 +107,7 @@ struct Run {
         .x = b.x, .y = b.normed, .stride = stride, .weight = weight, .C = uint32_t(c.hidden), .eps = float(c.norm.eps)};
   }
   void norm(const prompts::Norm& n) { launch("prompt norm", prompts::norm_kernel, p.T, n); }
-  // Adds the results of the experts to x.
+  // Adds the sum of the experts' results to x.
   prompts::Norm with_experts(prompts::Norm n) const {
     n.down = b.down, n.place = b.place, n.weights = b.weights, n.k = uint32_t(c.experts_per_token);
     return n;
@@ -142,7 +144,7 @@ struct Run {
                    stream);
   }
   Tensor normed() const { return matrix(b.normed, DType::bf16, p.T, c.hidden, stride); }
-  // The logits of each part's last row.
+  // Computes the logits of each part's last row.
   void head_of_parts() {
     const int64_t rows = int64_t(parts.size());
     prompts::Norm n = norm_of(m.norm);
@@ -184,7 +186,7 @@ struct Run {
                   .mixed_rows = b.mixed},
                  p.T, p.device, stream);
   }
-  // Part i, whose rows begin at `first`; `l` is of the part's slot.
+  // Attention of part i, whose rows begin at `first`; `l` is the layer in the part's slot.
   void attend_part(const Layer& l, int64_t i, int64_t first) {
     const auto& [model, T, position] = parts[size_t(i)];
     const int64_t before = l.window > 0 ? std::min<int64_t>(position, l.window - 1) : 0, D = c.head_dim;
@@ -224,7 +226,7 @@ struct Run {
                   .scale = 1 / std::sqrt(double(D)),
                   .window = int64_t(l.window)});
   }
-  // The logits of the router, and the choice of experts.
+  // Computes the logits of the router and chooses the experts.
   void choose(const Layer& l, const prompts::Choose& choose) {
     const int64_t E = c.experts, tokens = (p.T + prompts::kRouted - 1) / prompts::kRouted;
     const bool few = p.T <= kMostRouted, here = few && E <= int64_t(prompts::kMostChosenHere);
@@ -264,7 +266,7 @@ struct Run {
     launch("prompt places", prompts::places_kernel, E, places);
     launch("prompt rows", prompts::gather_kernel, p.T, gather);
   }
-  // In place, where the model's experts take rounded inputs.
+  // Rounds the inputs of the experts in place, where the model rounds them.
   void round_inputs(bf16* rows, int64_t row_stride, int64_t numbers) {
     if (!c.e4m3_inputs) return;
     gpu::launch("prompt rounded inputs", round_rows_kernel<false>,

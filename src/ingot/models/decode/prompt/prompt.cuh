@@ -25,7 +25,7 @@ __device__ __forceinline__ float block_sum(float v) {
   return sum;
 }
 
-// x (+)= the sum of the terms below; y = norm(x). A block for each token.
+// x (+)= the sum of the terms below; y = norm(x). One block per token.
 struct Norm {
   float* x;
   bf16* y;
@@ -39,7 +39,7 @@ struct Norm {
   const int32_t* place = nullptr;
   const float* weights = nullptr;
   uint32_t k = 0;
-  bool first_part = false;         // x counts as zero
+  bool first_part = false;         // ignores the old value of x
   const uint32_t* rows = nullptr;  // where set, block t reads row rows[t] of x and writes row t of y
 };
 constexpr uint32_t kMostChoices = 64;  // k
@@ -47,7 +47,7 @@ struct Choices {
   const float* row[kMostChoices];
   float weight[kMostChoices];
 };
-// Adds the terms of numbers c to c + kWide - 1 of a token, and keeps the sum.
+// Adds the terms of numbers c to c + kWide - 1 of a token, and stores the sum.
 template <int kWide>
 __device__ __forceinline__ void gather_up(const Norm& p, const Choices& m, int64_t t, uint32_t c, float (&v)[kWide]) {
   using Wide = std::conditional_t<kWide == 4, float4, float>;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void gather_up(const Norm& p, const Choices& m, int64
 }
 template <int kWide> __device__ __forceinline__ void norm(const Norm& p, const Choices& m, int64_t t) {
   using Narrow = std::conditional_t<kWide == 4, uint2, uint16_t>;
-  constexpr int kHeld = 3;  // of the first vectors of a thread, kept in registers
+  constexpr int kHeld = 3;  // vectors of a thread, the first ones, that stay in registers
   constexpr uint32_t kStep = kWide * kThreads;
   alignas(16) float held[kHeld][kWide] = {};
   float squares = 0;
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(Norm p) {
   norm(p, m, t);
 }
 
-// The kernel before has written this rank's part of the next exchange.
+// The preceding kernel has written this rank's part of the next exchange.
 __global__ void say_ready_kernel(const __grid_constant__ megakernel::Exchange x) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
@@ -148,7 +148,7 @@ struct RankNorm {
   Norm norm;
   Ranks ranks;
   const float* part[megakernel::kMostRanks];  // (T, stride)
-  uint32_t from, what;                        // from: a bit for each rank that has a part
+  uint32_t from, what;                        // `from` has a bit for each rank that has a part
 };
 __global__ void __launch_bounds__(kThreads) rank_norm_kernel(const __grid_constant__ RankNorm p) {
   auto& m = tile::shared<Choices>();
@@ -168,11 +168,11 @@ __global__ void __launch_bounds__(kThreads) rank_norm_kernel(const __grid_consta
   norm(all, m, blockIdx.x);
 }
 
-// Rotates queries and keys, and stores keys and values: in the cache, and for sliding layers also in order, behind the
-// window before them. A block for each token, the tokens of that window first.
+// Rotates queries and keys, and stores keys and values in the cache. For sliding layers the keys and values are also
+// stored in order, behind those of the window before. One block per token; the tokens of that window come first.
 struct Rotate {
   const float *qkv, *cos, *sin;
-  bf16 *q, *keys, *values;      // the layer's cache
+  bf16 *q, *keys, *values;      // keys and values: the layer's cache
   bf16 *in_order, *v_in_order;  // null: the cache is in order
   uint32_t heads, kv_heads, dim, cache_dim, rows;
   uint32_t position, before;  // tokens of the window before this prompt
@@ -249,7 +249,7 @@ struct Choose {
   uint32_t T, E, k;
 };
 struct Route {
-  const bf16* x;     // (T, stride), the first C of each
+  const bf16* x;     // (T, stride), of which the first C of each row are used
   const uint8_t* w;  // row tiles of bf16 weight tiles
   const float* bias;
   float* logits;  // (T, E)
@@ -341,8 +341,10 @@ struct Places {
   const uint32_t* chosen;  // (S)
   int32_t *place, *offsets;
   uint32_t S, E;
-  const uint32_t* count = nullptr;  // where set, only the choices of the first so many tokens, k each, have a row of an
-  uint32_t k = 0;                   // expert; the other choices have the rows behind them
+  // Where `count` is set, only the choices of the first `count` tokens, k each, get a row of an expert. The other
+  // choices get the rows behind those of all experts.
+  const uint32_t* count = nullptr;
+  uint32_t k = 0;
 };
 __global__ void __launch_bounds__(kThreads) places_kernel(Places p) {
   auto& of_warp = tile::shared<uint32_t[kWarps]>();

@@ -1,4 +1,4 @@
-// Prompts on one GPU and on several; each is a thread whose kernels run on the CPU, with the CPU's products and
+// Prompts on one GPU and on several. Each GPU is a thread whose kernels run on the CPU, with the CPU's products and
 // attention.
 #include "ingot/models/decode/prompt/prompt.h"
 
@@ -10,7 +10,7 @@
 
 namespace ingot {
 
-// In place of the matrix kernels, which the emulator cannot run.
+// Replaces the matrix kernels, which the emulator cannot run.
 void grouped_linear(const GroupedLinear& a, Stream) {
   const int64_t K = a.x.cols(), N = a.n, bytes = row_tile_count(N) * row_tile_bytes(a.format, K);
   const bool gated = a.y.dtype == DType::bf16;
@@ -42,7 +42,7 @@ void grouped_linear(const GroupedLinear& a, Stream) {
 }
 
 namespace decode {
-// In fp32, the type that the CPU's attention takes.
+// Computes in fp32, the type that the CPU's attention takes.
 void attention_on_host(const Attention& a) {
   const auto wide = [](const Tensor& t, std::vector<float>& memory) {
     for (int64_t r = 0; r < t.size(0); ++r)
@@ -69,7 +69,7 @@ using testing::DecodeModel;
 using testing::EmulatedRanks;
 using testing::on_threads;
 
-// The prompt buffers of all ranks, connected as by RankedModel.
+// The prompt buffers of all ranks, connected as RankedModel connects them.
 struct Prompts {
   EmulatedRanks gpus;
   std::vector<std::vector<char>> memory;
@@ -101,7 +101,7 @@ struct Prompts {
                 .device = 0},
                {});
   }
-  // The logits of all tokens.
+  // Returns the logits of all tokens.
   std::vector<std::vector<double>> extend(std::span<const int32_t> ids) {
     const size_t V = size_t(gpus.c.vocab), T = ids.size();
     if (T == 1) return gpus.extend(ids, 1);
@@ -138,7 +138,7 @@ void check_case(const DecodeCase& t, int count, Split split) {
                 EXPECT_EQ(std::memcmp(e.buffers.state, first.buffers.state, sizeof(decode::State)), 0);
                 EXPECT_EQ(gpus->gpus.epochs[r], gpus->gpus.epochs[0]);
                 if (T == 1) continue;
-                for (size_t i = 0; i < T; ++i)  // the residual stream, bit for bit
+                for (size_t i = 0; i < T; ++i)  // the residual stream is the same bit for bit
                   EXPECT_EQ(
                       std::memcmp(gpus->buffers[r].x + i * size_t(e.buffers.x_stride),
                                   gpus->buffers[0].x + i * size_t(first.buffers.x_stride), size_t(e.c.hidden) * 4),
@@ -156,8 +156,8 @@ void check_case(const DecodeCase& t, int count, Split split) {
   });
 }
 
-// Beyond a window and across the end of a ring, with single tokens between and after prompts; a ring has room for 16
-// tokens at a time.
+// A prompt longer than the window that wraps around the end of a circular cache, with single tokens between and after
+// prompts; the cache has room for 16 tokens at a time.
 DecodeCase prompt_case(const GptOssConfig& c, WeightFormat dense) {
   if (testing::kSanitized) return {name_of(dense), c, dense, WeightFormat::mxfp4, 24, {16, 1, 6}};
   return {name_of(dense), c, dense, WeightFormat::mxfp4, 38, {16, 1, 15, 3}};
@@ -178,7 +178,7 @@ TEST(GptOssPromptsEmulated, OneGpuIsTheModelOfRoundedInputs) {
   DecodeCase t = prompt_case(two_heads(), WeightFormat::bf16);
   t.config.e4m3_inputs = true;
   check_case(t, 1, Split::tensor);
-  // The inputs of the last layer's products are rounded: rounding them again changes nothing.
+  // The inputs of the last layer's products are rounded already: rounding them again changes nothing.
   const DecodeModel m(t.config, t.dense, t.experts, 7);
   Prompts gpu(m, 16, 1, Split::tensor);
   gpu.extend(prompt_ids(t.config, 16));
@@ -193,7 +193,8 @@ TEST(GptOssPromptsEmulated, OneGpuIsTheModelOfRoundedInputs) {
 }
 TEST(GptOssPromptsEmulated, TwoGpusAreTheModel) {
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8})
-    if (!testing::kSanitized || dense == WeightFormat::fp8)  // more than two GPUs have the other
+    // the sanitized build covers fp8 with more than two GPUs, and the other format with two
+    if (!testing::kSanitized || dense == WeightFormat::fp8)
       check_case(prompt_case(two_heads(), dense), 2, Split::tensor);
 }
 TEST(GptOssPromptsEmulated, FourGpusAreTheModel) {
@@ -204,7 +205,7 @@ TEST(GptOssPromptsEmulated, OneGpuForAttentionAndOthersForTheExpertsAreTheModel)
   check_case(prompt_case(four_heads(), WeightFormat::bf16), 5, Split::attention_experts);
 }
 
-// Without logits, and with the logits of the last token alone.
+// Parts without logits, and parts with the logits of the last token alone.
 TEST(GptOssPromptsEmulated, APromptInPiecesIsThePrompt) {
   const DecodeCase t = prompt_case(two_heads(), WeightFormat::bf16);
   const DecodeModel m(t.config, t.dense, t.experts, 7);

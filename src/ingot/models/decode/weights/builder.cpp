@@ -14,7 +14,7 @@ DecoderWeights shapes_of(const DecoderSpec& c, WeightFormat dense, WeightFormat 
   const int64_t C = c.hidden, I = c.intermediate;
   w.embed = WeightMatrix(Tensor(nullptr, DType::bf16, {c.vocab, C}));
   for (const LayerSpec& layer : c.layer) {
-    const int64_t E = layer.experts ? c.experts : 0;  // 0: matrices outside a bank
+    const int64_t E = layer.experts ? c.experts : 0;  // 0 for matrices outside a bank
     const WeightFormat mlp = layer.experts ? experts : dense;
     DecoderLayer y;
     y.attn_norm = y.mlp_norm = vector(true, {C});
@@ -88,14 +88,14 @@ void DeviceBuilder::matrix(Matrix& m, const WeightMatrix& from, double scale, co
   if (m.row_tiles > 0) order_for_device(device, stream_);
 }
 
-// The weight tiles are in the order of an archive.
+// `from` holds its weight tiles in the order of an archive.
 void DeviceBuilder::fill(const WeightMatrix& device, const Matrix& m, const WeightMatrix& from, double scale,
                          const Cut& cut) {
   const WeightFormat f = device.format;
   uint8_t* const to = device.data.ptr<uint8_t>();
   const int64_t experts = from.is_bank() ? from.data.size(0) : 0, N = device.rows(), K = device.cols();
   if (seed_ != nullptr) {
-    const uint64_t seed = next_seed();  // every rank takes a seed, so that common parts are equal
+    const uint64_t seed = next_seed();  // every rank draws the same seeds, so that common parts are equal
     if (m.row_tiles > 0) fill_weight_tiles(device, scale, seed, stream_);
     return;
   }
@@ -145,7 +145,7 @@ void DeviceBuilder::upload_cut(const WeightMatrix& from, const Cut& cut, uint8_t
   gpu::copy_to_device(to, cut_.data(), int64_t(cut_.size()));
 }
 void DeviceBuilder::upload_rows(const WeightMatrix& from, const Cut& cut, uint8_t* to, WeightFormat f) {
-  constexpr int64_t kRows = 1024;  // at a time, a multiple of a row tile's
+  constexpr int64_t kRows = 1024;  // rows uploaded at a time, a multiple of a row tile's rows
   const int64_t row_tile = row_tile_bytes(f, from.cols()), cut_band = row_tile_bytes(f, cut.cols.size());
   for (const SliceRange& range : cut.rows)
     for (int64_t r = range.begin; r < range.end; r += kRows) {
@@ -179,7 +179,7 @@ void build_layer(DeviceBuilder& b, const DecoderSpec& c, const DecoderLayer& w, 
   y.b_qkv = y.b_o = nullptr;
   if (c.qkv_bias) b.vector(y.b_qkv, w.b_qkv, 0.2, 0, &qkv);
   if (c.output_bias) b.vector(y.b_o, w.b_o, 0.1);
-  // Of the ranks that share a sum, only the first adds the bias.
+  // Among the ranks that share a sum, only the first adds the bias.
   if (s.kv_heads.begin > 0 || s.kv_heads.size() == 0) y.b_o = nullptr;
   if (s.channels.begin > 0 || s.channels.size() == 0) y.b_down = nullptr;
   b.matrix(y.qkv, w.qkv, in, qkv);

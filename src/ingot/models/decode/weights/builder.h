@@ -1,6 +1,6 @@
 #pragma once
-// Weights and every other part of a model that lies in a GPU's memory: one walk over the parts counts their bytes, and
-// a second one places and fills them.
+// Places the weights and all other parts of a model in a GPU's memory: a first walk over the parts counts their bytes,
+// and a second walk places and fills them.
 #include <memory>
 #include <vector>
 
@@ -11,11 +11,11 @@
 
 namespace ingot::decode {
 
-// Weights of the config's shapes without memory, the description of a synthetic model.
+// Weights of the config's shapes without memory, which describe a synthetic model.
 DecoderWeights shapes_of(const DecoderSpec& config, WeightFormat dense, WeightFormat experts);
 
-// Gives every part of a model its place in `memory` and fills the part from the host, or with random numbers where
-// there is a seed. Without memory the builder only counts bytes.
+// Gives every part of a model its place in `memory` and fills the part from the host, or with random numbers where a
+// seed is given. Without memory the builder only counts bytes.
 class DeviceBuilder {
  public:
   int64_t bytes = 0;
@@ -27,7 +27,7 @@ class DeviceBuilder {
     p = reinterpret_cast<T*>(memory_ + bytes);
     bytes += (n * int64_t(sizeof(T)) + 255) / 256 * 256;
   }
-  // `cut`: only the elements of the vector that belong to the rows of the cut.
+  // With `cut`, only the elements of the vector that belong to the rows of the cut.
   void vector(const float*& p, const Tensor& from, double scale, double mean = 0, const Cut* cut = nullptr);
   void embedding(const bf16*& p, const WeightMatrix& from);
   void matrix(Matrix& m, const WeightMatrix& from, double scale);
@@ -52,14 +52,14 @@ class DeviceBuilder {
   std::unique_ptr<Uploader> uploader_;
 };
 
-// The slice's part of all weights.
+// Places and fills the part of all weights that belongs to the slice.
 void build_weights(DeviceBuilder& builder, const DecoderSpec& config, const DecoderWeights& weights, const Slice& slice,
                    Model& model);
 
-// Random numbers of deviation `scale` as weight tiles; fp8's row scales too.
+// Fills weight tiles with random numbers of standard deviation `scale`, and the row scales of fp8 as well.
 void fill_weight_tiles(const WeightMatrix& w, double scale, uint64_t seed, Stream stream);
 void fill_normal(void* to, DType dtype, int64_t n, double scale, double mean, uint64_t seed, Stream stream);
-// to_device_order() of weight tiles in a GPU's memory.
+// Applies to_device_order() to weight tiles in a GPU's memory.
 void order_for_device(const WeightMatrix& w, Stream stream);
 
 }  // namespace ingot::decode

@@ -11,14 +11,15 @@ namespace ingot::decode {
 namespace {
 
 int64_t pieces_of(int64_t all, int64_t unit) { return (all + unit - 1) / unit; }
-// The part of `all` numbers for rank `rank` of `ranks`: whole units, divided as evenly as possible.
+// The part of `all` numbers that rank `rank` of `ranks` gets: whole units, divided as evenly as possible.
 SliceRange part_of(int64_t all, int64_t unit, int64_t rank, int64_t ranks) {
   const int64_t pieces = pieces_of(all, unit), each = pieces / ranks, more = pieces % ranks;
   const auto at = [&](int64_t r) { return std::min(all, (r * each + std::min(r, more)) * unit); };
   return {at(rank), at(rank + 1)};
 }
 
-// Key heads whose queries are whole weight tiles of the output's columns and whose rows are whole row tiles.
+// The smallest number of key heads whose queries are whole weight tiles of the output's columns and whose rows are
+// whole row tiles.
 int64_t unit_of_heads(const DecoderSpec& c) {
   const int64_t queries = c.heads / c.kv_heads * c.head_dim;
   return std::lcm(kWeightTileCols / std::gcd(queries, kWeightTileCols),
@@ -104,7 +105,7 @@ void cut_weight_tiles(const WeightMatrix& from, const Cut& cut, uint8_t* to) {
                 rows.begin, ", column ", cut.cols.begin, ", expected whole weight tiles");
     for (int64_t b = rows.begin / kWeightTileRows; b < row_tile_count(rows.end); ++b, to += row_tile) {
       std::memcpy(to, data + b * full + first * weight_tile, size_t(count * weight_tile));
-      // fp8's row scales end a row tile.
+      // The row scales of fp8 stand at the end of a row tile.
       std::memcpy(to + count * weight_tile, data + (b + 1) * full - (row_tile - count * weight_tile),
                   size_t(row_tile - count * weight_tile));
     }

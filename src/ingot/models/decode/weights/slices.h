@@ -25,12 +25,12 @@ struct Slice {
   bool operator==(const Slice&) const = default;
 };
 Slice whole(const DecoderSpec& config);
-// One slice for each rank; a single rank has the whole model. Error{unsupported} for more ranks than heads or weight
-// tiles to share, or heads that are not whole weight tiles.
+// Returns one slice for each rank; a single rank has the whole model. Throws Error{unsupported} where there are more
+// ranks than heads or weight tiles to share, or heads that are not whole weight tiles.
 std::vector<Slice> slices_of(const DecoderSpec& config, int ranks, Split split);
 
-// Rows `rows`, one range after the other, and columns `cols` of a matrix, or of each matrix of a bank. Ranges begin and
-// end at a row tile or weight tile, or end with the matrix.
+// A part of a matrix, or of each matrix of a bank: the ranges `rows`, one after the other, and the columns `cols`.
+// Ranges begin and end at the boundary of a row tile or weight tile, or end with the matrix.
 struct Cut {
   std::vector<SliceRange> rows;
   SliceRange cols;
@@ -42,10 +42,12 @@ Cut gate_up_cut(const DecoderSpec& config, const Slice& slice);
 Cut down_cut(const DecoderSpec& config, const Slice& slice);
 Cut head_cut(const DecoderSpec& config, const Slice& slice);
 
-// A matrix in weight tiles, and the part cut from this matrix, as separate weight tiles: `to` has cut_bytes(...).
+// The bytes of a cut, and the cut itself: copies the part from a matrix in weight tiles to `to`, as separate weight
+// tiles. `to` has cut_bytes(...).
 int64_t cut_bytes(WeightFormat format, const Cut& cut);
 void cut_weight_tiles(const WeightMatrix& from, const Cut& cut, uint8_t* to);
-// The elements of a vector for the cut's rows; for the vectors (E, rows) of a bank, the elements of each expert.
+// The elements of a vector that belong to the cut's rows; for the vectors (E, rows) of a bank, these elements of each
+// expert.
 std::vector<float> cut_vector(const Tensor& from, const Cut& cut);
 
 }  // namespace ingot::decode

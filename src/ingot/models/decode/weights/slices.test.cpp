@@ -52,13 +52,13 @@ TEST(DecodeSlices, MoreGpusThanPiecesAreRefusedWithBothNumbers) {
   const auto refusal = [](const GptOssConfig& c, int ranks, Split split) {
     return testing::error_of([&] { slices_of(c, ranks, split); });
   };
-  const GptOssConfig small = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5);  // 2 key heads, 2 pieces of channels
+  const GptOssConfig small = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5);  // 2 key heads, 2 units of channels
   EXPECT_EQ(slices_of(small, 2, Split::tensor)[1].channels, (SliceRange{64, 96}));
   EXPECT_NE(refusal(small, 4, Split::tensor).find("found 4 GPUs, expected at most 2"), std::string::npos);
   EXPECT_NE(refusal(small, 4, Split::attention_experts).find("expected at most 3"), std::string::npos);
 }
 
-// A cut has the numbers of the matrix, in every format, including the padding of the last weight tiles.
+// A cut has the same numbers as the matrix, in every format, including the padding of the last weight tiles.
 TEST(DecodeSlices, WhatIsCutHasTheMatrixsNumbers) {
   const GptOssConfig c = testing::decode_config(96, 8, 4, 16, 224, 3, 2, 5);
   for (const WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {

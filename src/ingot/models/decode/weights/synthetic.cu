@@ -1,4 +1,4 @@
-// Random weights at realistic scale, made where they are used: a benchmark must not need a download.
+// Random weights of realistic scale, generated on the GPU, so that a benchmark needs no download.
 #include <algorithm>
 #include <cmath>
 
@@ -20,7 +20,7 @@ __device__ __forceinline__ std::array<uint32_t, 4> random4(uint64_t seed, int64_
   return Rng(seed, Purpose::init).block(uint64_t(i));
 }
 
-// Two numbers a counter.
+// One counter of the random generator gives two numbers.
 template <class T>
 __global__ void __launch_bounds__(kThreads) fill_numbers(T* to, int64_t n, float scale, float mean, uint64_t seed) {
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; 2 * i < n; i += int64_t(gridDim.x) * kThreads) {
@@ -30,19 +30,19 @@ __global__ void __launch_bounds__(kThreads) fill_numbers(T* to, int64_t n, float
   }
 }
 
-// 16 bytes a counter: codes or e4m3 bytes of all values alike but NaN. Every `unit` bytes end in `tail` bytes of their
-// own kind: mxfp4's scale bytes, fp8's row scales.
+// One counter of the random generator gives 16 bytes: codes, or e4m3 bytes of all values except NaN. The last `tail`
+// bytes of every `unit` bytes are different: scale bytes of mxfp4, row scales of fp8.
 struct Codes {
   uint8_t* to;
-  int64_t pieces;       // of 16 bytes
-  uint32_t unit, tail;  // pieces
+  int64_t pieces;       // chunks of 16 bytes
+  uint32_t unit, tail;  // in chunks of 16 bytes
   uint32_t tail_word;
   bool fp8;
 };
 __global__ void __launch_bounds__(kThreads) fill_codes(Codes c, uint64_t seed) {
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < c.pieces; i += int64_t(gridDim.x) * kThreads) {
     auto r = random4(seed, i);
-    // e4m3 from 2^-2 to 2^2 of either sign
+    // e4m3 numbers from 2^-2 to 2^2 of either sign
     if (c.fp8)
       for (int w = 0; w < 4; ++w)
         r[w] = (r[w] & 0x8f8f8f8fu) + 0x28282828u + (r[w] >> 2 & 0x08080808u) + (r[w] >> 3 & 0x08080808u);
@@ -66,8 +66,8 @@ void fill_normal(void* to, DType dtype, int64_t n, double scale, double mean, ui
                 float(mean), seed);
 }
 
-// Numbers that fill up the last weight tile of a row are random too: they meet zeros. Codes are uniform: their mean
-// square is 8.56 for e2m1.
+// The numbers that pad the last weight tile of a row are random too, because they are multiplied by zeros. Codes are
+// uniform: their mean square is 8.56 for e2m1.
 void fill_weight_tiles(const WeightMatrix& w, double scale, uint64_t seed, Stream stream) {
   const int64_t bytes = w.data.numel();
   if (w.format == WeightFormat::bf16) return fill_normal(w.data.data, DType::bf16, bytes / 2, scale, 0, seed, stream);

@@ -11,8 +11,8 @@ namespace ingot::decode {
 
 #ifdef INGOT_HAS_CUDA_DECODE
 namespace {
-constexpr int kMostLanes = 16;         // more than any link needs
-constexpr int64_t kSmall = 128 << 10;  // bytes too few for threads
+constexpr int kMostLanes = 16;         // more threads than any link needs
+constexpr int64_t kSmall = 128 << 10;  // bytes below which threads do not pay
 }  // namespace
 
 Uploader::Uploader(int device) : device_(device) {
@@ -44,7 +44,7 @@ void Uploader::pieces(int64_t count, const std::function<Piece(int64_t, uint8_t*
     const Lane& lane = *lanes_[size_t(l)];
     int turn = 0;
     for (int64_t i = next++; i < count; i = next++, turn ^= 1) {
-      lane.stream[turn].synchronize();  // the buffer was sent
+      lane.stream[turn].synchronize();  // waits until the buffer has been sent
       const Piece p = make(i, lane.buffer[turn]);
       gpu::copy_rows({.to = p.to, .from = lane.buffer[turn], .row_bytes = p.bytes, .device = device_},
                      lane.stream[turn]);

@@ -1,6 +1,6 @@
 #pragma once
-// Weights on their way to a GPU: all threads fill pinned buffers side by side, and the link reads the buffers at its
-// full speed. A plain copy of pageable memory goes through one thread.
+// Uploads weights to a GPU: all threads fill pinned buffers in parallel, and the link reads the buffers at full speed.
+// An ordinary copy from pageable memory would use a single thread.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,7 +26,7 @@ class Uploader {
   void pieces(int64_t count, const std::function<Piece(int64_t, uint8_t*)>& make);
 
  private:
-  struct Lane {  // of a thread, which fills a buffer while the second buffer is sent
+  struct Lane {  // belongs to a thread, which fills one buffer while the other buffer is sent
     uint8_t* buffer[2];
     gpu::OwnedStream stream[2];
   };
