@@ -31,8 +31,8 @@ TEST(accuracy, every_figure_of_two_small_distributions_is_the_one_computed_by_ha
   EXPECT_NEAR(a.loss, std::log(2.), 1e-6);
   EXPECT_EQ(a.top1, 0);
   EXPECT_EQ(a.confident, 0);
-  EXPECT_EQ(a.confident_top1, 1);  // nothing was confident, so nothing was lost
-  EXPECT_EQ(a.top5, 1);            // of the four there are
+  EXPECT_EQ(a.confident_top1, 1);  // no position was confident, so no confident position is lost
+  EXPECT_EQ(a.top5, 1);            // the model has only four ids
   EXPECT_NEAR(a.kl, 0.5 * std::log(2.) + 0.25 * std::log(0.5), 1e-6);
   EXPECT_NEAR(a.cosine, 4. / 5, 1e-6);
   EXPECT_EQ(a.mean_rank, 2);
@@ -41,7 +41,7 @@ TEST(accuracy, every_figure_of_two_small_distributions_is_the_one_computed_by_ha
 TEST(accuracy, ranks_and_overlaps_count_ids_and_ties_go_to_the_lower_one) {
   std::vector<float> p(20), q(20);
   for (int i = 0; i < 20; ++i) p[size_t(i)] = float(20 - i), q[size_t(i)] = float(20 - i);
-  p[0] = 60;  // sure of itself
+  p[0] = 60;  // a confident position
   std::swap(q[0], q[7]);
   AccuracyMeter meter;
   meter.add(p.data(), q.data(), 20, 0);
@@ -95,7 +95,8 @@ TEST(accuracy, a_model_agrees_with_itself_and_its_loss_is_that_of_eval) {
   EXPECT_EQ(r.loss, r.reference_loss);
 }
 
-// Of 4 bits and a scale of 32 numbers: more than roundings of fp32, far less than another model.
+// The effect of 4-bit numbers and a scale of 32 numbers: more than the rounding of fp32, far less than a different
+// model.
 TEST(accuracy, experts_inputs_in_e4m3_cost_little_and_not_nothing) {
   const Models m;
   GptOssConfig rounded = m.config;

@@ -86,7 +86,7 @@ Answer Session::generate(std::span<const int32_t> prompt, const SessionOptions& 
   Answer answer{.prompt = int64_t(prompt.size())};
   try {
     auto start = std::chrono::steady_clock::now();
-    // The last token is always told anew: its logits are wanted.
+    // The last token is always fed again, because its logits are needed.
     const auto differ = std::mismatch(fed_.begin(), fed_.end(), prompt.begin(), prompt.end() - 1);
     answer.reused = sequence_.rewind(differ.first - fed_.begin());
     fed_.resize(size_t(answer.reused));

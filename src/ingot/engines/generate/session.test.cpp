@@ -64,12 +64,12 @@ TEST(session, greedy_tokens_are_the_likeliest_after_everything_before) {
   }
 }
 
-// A session across turns, and a second session that computes every prompt whole.
+// A session over several turns, and a second session that computes every prompt from its beginning.
 struct session_turns : ::testing::Test, Fixture {
   std::unique_ptr<Decoder> decoders[2] = {decoder(), decoder()};
   Session session{*decoders[0]}, fresh{*decoders[1]};
   const std::vector<int32_t> first = ids_of(1, 60);
-  // Answers `first`, long enough for the rings to wrap.
+  // Generates the answer to `first`, long enough for the circular caches to wrap around.
   void answer_first() {
     SessionOptions long_answer = kGreedy;
     long_answer.tokens = 40;
@@ -82,14 +82,14 @@ TEST_F(session_turns, a_turn_that_goes_on_uses_what_is_there_and_says_the_same) 
   EXPECT_EQ(a.reused, 0);
   const std::vector<int32_t> second = join(join(first, a.tokens), ids_of(2, 9));
   const Answer b = session.generate(second, kGreedy);
-  EXPECT_EQ(b.reused, 60 + 11);  // the last token drawn was never told
+  EXPECT_EQ(b.reused, 60 + 11);  // the last sampled token was never fed
   EXPECT_EQ(b.tokens, fresh.generate(second, kGreedy).tokens);
 }
 
 TEST_F(session_turns, a_turn_whose_answer_was_rewritten_goes_back_to_the_end_of_its_prompt) {
   answer_first();
   std::vector<int32_t> second = join(first, ids_of(3, 12));
-  second[60] = session.fed()[60] == 5 ? 6 : 5;  // nothing of the answer is kept
+  second[60] = session.fed()[60] == 5 ? 6 : 5;  // no token of the answer is reused
   const Answer b = session.generate(second, kGreedy);
   EXPECT_EQ(b.reused, 60);
   EXPECT_EQ(b.tokens, fresh.generate(second, kGreedy).tokens);
@@ -110,7 +110,7 @@ TEST_F(session_turns, a_turn_that_begins_a_little_before_the_answer_keeps_what_s
   const Answer b = session.generate(second, kGreedy);
   EXPECT_EQ(b.reused, 57);
   EXPECT_EQ(b.tokens, fresh.generate(second, kGreedy).tokens);
-  // The place at the end of the first prompt belongs to another text now.
+  // The checkpoint at the end of the first prompt now belongs to a different text.
   fresh.forget();
   EXPECT_EQ(session.generate(first, kGreedy).tokens, fresh.generate(first, kGreedy).tokens);
 }
@@ -141,7 +141,7 @@ TEST(session, many_turns_keep_a_bounded_number_of_places_and_stay_right) {
     prompt = join(prompt, ids_of(100 + turn, 7));
     session.generate(prompt, kGreedy);
   }
-  std::vector<int32_t> early = ids_of(1, 5);  // shares the first turn alone
+  std::vector<int32_t> early = ids_of(1, 5);  // shares only the first turn
   early = join(join(early, ids_of(100, 7)), ids_of(7, 20));
   const Answer a = session.generate(early, kGreedy);
   EXPECT_GT(a.reused, 0);
@@ -166,11 +166,11 @@ TEST(session, ends_at_a_stop_id_at_the_context_and_when_it_is_told_to) {
   o.tokens = 100;
   const Answer full = session.generate(prompt, o);
   EXPECT_EQ(full.finish, Finish::context);
-  EXPECT_EQ(full.tokens.size(), 11u);  // ten have room, and the eleventh is known without being told
+  EXPECT_EQ(full.tokens.size(), 11u);  // ten tokens fit, and the eleventh is sampled without being fed
   o.slide = true;
   const Answer slid = session.generate(prompt, o);
   EXPECT_EQ(slid.tokens.size(), 100u);
-  // The context was full after ten; the further tokens see the later half, 20 tokens.
+  // The context was full after ten tokens; the further tokens see the later half, 20 tokens.
   std::vector<int32_t> all = prompt;
   all.insert(all.end(), slid.tokens.begin(), slid.tokens.end());
   Session later(*decoder);
@@ -190,7 +190,7 @@ TEST(session, ends_at_a_stop_id_at_the_context_and_when_it_is_told_to) {
   EXPECT_EQ(cut.finish, Finish::cancelled);
   EXPECT_TRUE(cut.tokens.empty());
   EXPECT_EQ(session.fed().size(), 16u);
-  EXPECT_EQ(session.generate(prompt, kGreedy).tokens, free);  // and goes on as if nothing had happened
+  EXPECT_EQ(session.generate(prompt, kGreedy).tokens, free);  // and continues as if it had not been cancelled
 }
 
 TEST(session, bad_prompts_are_refused_and_leave_it_usable) {
@@ -229,7 +229,7 @@ TEST(session, losses_are_those_of_each_next_token) {
   const std::vector<double> tail = sequence_losses(*decoder, ids, {}, 20);
   ASSERT_EQ(tail.size(), 25u);
   for (size_t t = 0; t < tail.size(); ++t) EXPECT_NEAR(tail[t], losses[t + 19], 1e-4) << t;
-  EXPECT_EQ(sequence_losses(*f.decoder(44), ids).size(), 44u);  // the last id needs no room
+  EXPECT_EQ(sequence_losses(*f.decoder(44), ids).size(), 44u);  // the last id takes no space in the context
 }
 
 TEST(session, windows_score_every_token_once_with_as_much_before_it_as_was_asked_for) {

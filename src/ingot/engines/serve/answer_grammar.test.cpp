@@ -7,7 +7,7 @@
 namespace ingot {
 namespace {
 
-// Bytes, and control tokens by name.
+// Bytes, and control tokens by their names.
 bool accepts(const ApiRequest& r, const std::string& answer) {
   static const std::vector<std::string> controls = {"<|start|>",     "<|end|>",    "<|message|>", "<|channel|>",
                                                     "<|constrain|>", "<|return|>", "<|call|>"};

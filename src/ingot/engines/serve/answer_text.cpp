@@ -7,7 +7,8 @@ namespace ingot {
 std::string StopStrings::push(std::string_view text) {
   if (found_) return "";
   waiting_ += text;
-  // The stop string that is complete first, independent of the pieces; of two that end together the longer.
+  // Finds the stop string that is complete first, independently of how the text is divided. If two stop strings end at
+  // the same character, the longer one counts.
   size_t begin = std::string::npos, end = std::string::npos;
   for (const std::string& stop : stops_)
     if (const size_t at = waiting_.find(stop); at != std::string::npos)
@@ -19,7 +20,7 @@ std::string StopStrings::push(std::string_view text) {
     waiting_.clear();
     return out;
   }
-  // The longest end of the text that begins a stop string.
+  // The longest suffix of the text that begins a stop string.
   size_t held = 0;
   for (const std::string& stop : stops_)
     for (size_t n = std::min(stop.size() - 1, waiting_.size()); n > held; --n)

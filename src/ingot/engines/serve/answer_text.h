@@ -12,13 +12,13 @@
 
 namespace ingot {
 
-// Text up to the stop string that is complete first. Text may come in any pieces: an end that could begin a stop string
-// is held back.
+// Passes text on up to the stop string that is complete first. The text may be divided in any way: a suffix that could
+// begin a stop string is withheld.
 class StopStrings {
  public:
   explicit StopStrings(std::vector<std::string> stops) : stops_(std::move(stops)) {}
   std::string push(std::string_view text);
-  std::string finish();  // the text that was held back
+  std::string finish();  // the text that was withheld
   bool found() const { return found_; }
   const std::string& which() const { return which_; }  // the string that was found
 
@@ -51,17 +51,17 @@ class AnswerText {
   struct Options {
     bool chat = false;                   // the ids are an answer in the vocabulary's chat format
     std::vector<std::string> stop;       // end the text; thoughts and calls are not searched
-    std::vector<std::string> functions;  // that the request declares
+    std::vector<std::string> functions;  // the functions that the request declares
   };
   // The vocabulary must outlive this object.
   AnswerText(const Vocabulary& vocabulary, Options options);
-  // For every id but the stop id. `logprobs` may be null.
+  // Call for every id except the stop id. `logprobs` may be null.
   AnswerPiece push(int32_t id, const TokenLogprobs* logprobs);
   AnswerPiece finish(int32_t stop_id);
-  bool ended() const { return ended_; }  // no id that follows can add anything
+  bool ended() const { return ended_; }  // no later id can add anything
   bool called() const { return calls_ > 0; }
   int64_t thought_tokens() const { return thought_tokens_; }         // without control tokens
-  const std::string& stop_string() const { return stops_.which(); }  // the one that ended the text, or empty
+  const std::string& stop_string() const { return stops_.which(); }  // the stop string that ended the text, or empty
 
  private:
   void add_deltas(AnswerPiece& piece, const std::vector<ChatDelta>& deltas);

@@ -9,7 +9,8 @@
 namespace ingot {
 namespace {
 
-// The definition, a character at a time: as soon as the text ends with one of them, it is cut before the longest such.
+// The definition, character by character: as soon as the text ends with a stop string, the text is cut before the
+// longest such stop string.
 std::string cut(const std::string& text, const std::vector<std::string>& stops) {
   for (size_t n = 1; n <= text.size(); ++n) {
     size_t longest = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// An answer in the form of an API whose stream builds the same object that the whole answer is. One writer makes both,
-// so that the events hold what the whole answer would hold.
+// Writes an answer for an API whose stream builds the same object as a whole answer. One writer produces both forms, so
+// that the events contain the same data as the whole answer.
 #include <string>
 
 #include "ingot/engines/serve/answer_text.h"
@@ -13,20 +13,20 @@ struct AnswerUsage {
 };
 // How an answer ended.
 struct AnswerEnd {
-  bool cut = false;         // a limit or the context cut it
-  std::string stop_string;  // that ended it, or empty
+  bool cut = false;         // a limit or the context ended the answer
+  std::string stop_string;  // the stop string that ended the answer, or empty
   AnswerUsage usage;
 };
 
 class AnswerWriter {
  public:
   virtual ~AnswerWriter() = default;
-  // Each gives its events.
+  // Each function returns its events.
   virtual std::string begin() = 0;
   virtual std::string add(const AnswerPiece& piece) = 0;
   virtual std::string end(const AnswerEnd& end) = 0;
   virtual std::string fail(const ApiError& error) = 0;
-  virtual std::string whole() const = 0;  // after end()
+  virtual std::string whole() const = 0;  // call after end()
 };
 
 }  // namespace ingot

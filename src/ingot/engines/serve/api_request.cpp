@@ -1,4 +1,4 @@
-// POST /v1/chat/completions and /v1/completions, and the conversation of any chat.
+// Parses POST /v1/chat/completions and /v1/completions, and makes the conversation of any chat request.
 #include "ingot/engines/serve/api_request.h"
 
 #include <unordered_map>
@@ -31,7 +31,7 @@ ApiMessage message_of(const Json& json, const std::string& path, Reading& readin
   object.require("role");
   m.role = object.choice("role", {"user", "system", "developer", "assistant", "tool"});
   const Json* content = object.find("content");
-  const Json* refusal = object.find("refusal");  // what the assistant said in place of an answer
+  const Json* refusal = object.find("refusal");  // text that the assistant wrote in place of an answer
   if (content == nullptr) content = refusal;
   m.content = content_of(content, object.path("content"), reading);
   object.ignore({"name", "annotations"});
@@ -135,7 +135,7 @@ using namespace request_body;
 
 std::string to_json(const ApiError& e) {
   const auto or_null = [](const std::string& s) { return s.empty() ? OrderedJson() : OrderedJson(s); };
-  // Names in it may be a client's, and as long as its request.
+  // The message may contain names from the client, which may be as long as the request.
   const auto most = [](const std::string& s, size_t n) { return s.size() > n ? s.substr(0, n) + "..." : s; };
   OrderedJson error;
   error["message"] = most(e.what(), 800);
@@ -164,7 +164,7 @@ ApiRequest parse_api_request(std::string_view text, bool chat, const ApiLimits& 
 
 namespace {
 
-// The calls so far, by their ids; of two with one id the later.
+// The names of all earlier calls by call id; a later call with the same id replaces the earlier one.
 using CalledNames = std::unordered_map<std::string, std::string>;
 
 std::string called_function(const CalledNames& names, const ApiRequest& r, const ApiMessage& result) {

@@ -1,4 +1,4 @@
-// A body is refused with a client's error that names something, or read within the limits and rendered.
+// A body is refused with a client error that names a field, or it is parsed within the limits and rendered.
 #include "ingot/engines/serve/api_request.h"
 
 #include "ingot/testing/fuzz.h"

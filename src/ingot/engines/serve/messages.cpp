@@ -13,14 +13,14 @@ std::string to_messages_json(const ApiError& e) {
                      : e.status == 503 ? "overloaded_error"
                      : e.status >= 500 ? "api_error"
                                        : "invalid_request_error";
-  constexpr size_t kLongest = 800;  // names in a message may be a client's, and as long as its request
+  constexpr size_t kLongest = 800;  // names in a message may come from the client and be as long as the request
   std::string message = e.what();
   if (message.size() > kLongest) message = message.substr(0, kLongest) + "...";
   return show_json({{"type", "error"}, {"error", {{"type", type}, {"message", message}}}});
 }
 
 struct MessageWriter::Json {
-  // The arguments of a call are an object; what the model wrote otherwise stands under one name in it.
+  // The API requires an object as a call's arguments; arguments that are no object are put into one under a fixed key.
   static OrderedJson input_of(const std::string& arguments) {
     const OrderedJson json = OrderedJson::parse(arguments.empty() ? "{}" : arguments, nullptr, false);
     return json.is_object() ? json : OrderedJson{{"arguments", arguments}};

@@ -1,6 +1,6 @@
 #pragma once
-// An answer in the form of Anthropic's POST /v1/messages: a list of content blocks (thoughts, text, uses of tools) and,
-// of a stream, the events that build it.
+// An answer in the form of Anthropic's POST /v1/messages: a list of content blocks (thoughts, text, uses of tools), and
+// for a stream the events that build the list.
 #include <memory>
 #include <vector>
 
@@ -13,7 +13,8 @@ std::string to_messages_json(const ApiError& e);
 
 class MessageWriter final : public AnswerWriter {
  public:
-  // `prompt`: tokens of the prompt, which the first event tells. `thoughts`: whether thoughts are shown.
+  // `prompt` is the number of tokens of the prompt, which the first event contains. `thoughts` says whether thoughts
+  // are shown.
   MessageWriter(std::string id, std::string model, int64_t prompt, bool thoughts);
   std::string begin() override;
   std::string add(const AnswerPiece& piece) override;

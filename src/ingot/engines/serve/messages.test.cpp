@@ -19,7 +19,7 @@ std::vector<Json> events_of(const std::string& text) {
   return events;
 }
 
-// What Anthropic's clients build of the events.
+// The object that Anthropic's clients build from the events.
 Json built(const std::vector<Json>& events) {
   Json message = events.at(0)["message"];
   for (const Json& e : events) {

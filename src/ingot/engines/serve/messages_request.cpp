@@ -7,7 +7,7 @@ using namespace request_body;
 
 namespace {
 
-// What one block adds to a turn. Results are messages of their own, which stand before the user's text.
+// Adds one content block to a turn. Tool results become separate messages, which precede the user's text.
 void read_block(Object& block, ApiMessage& turn, std::vector<ApiMessage>& results) {
   const std::string type = block.require_text("type");
   if (type == "text") {
@@ -66,7 +66,7 @@ void read_messages_tools(Object& body, const Source& source, ApiRequest& r, cons
     refuse_value("tools", *tools, detail::concat("a list of at most ", limits.tools, " tools"));
   for (size_t i = 0; i < tools->size(); ++i) {
     Object tool((*tools)[i], element("tools", i), body.reading());
-    // Other types are tools that Anthropic's servers run or describe.
+    // Tools of other types are run or described by Anthropic's servers.
     if (const std::string type = tool.text("type", "custom"); type != "custom") {
       if (body.reading().strict) refuse(tool.path("type"), "found '", type.substr(0, 40), "', expected custom");
       body.reading().ignore("tools[]", " of type " + type);
@@ -102,7 +102,8 @@ void read_messages_tool_choice(Object& body, ApiRequest& r) {
   choice.finish();
 }
 
-// How long to think: an effort, or a budget of tokens, which stands for the effort that usually takes as many.
+// Reads how long the model should think: an effort, or a budget of tokens, which is mapped to the effort that usually
+// takes as many tokens.
 void read_thinking(Object& body, const Source& source, ApiRequest& r) {
   r.shows_thoughts = false;
   if (body.find("thinking") != nullptr) {

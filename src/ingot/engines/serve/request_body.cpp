@@ -72,7 +72,8 @@ std::vector<std::string> stops_of(const Json& stop, const ApiLimits& limits, con
 
 // --- tools and formats
 namespace {
-// Name, description and parameters; all of the object's fields are read. `at`: the keys that lead to it.
+// Reads name, description and parameters of a function, and all other fields of the object. `at` is the path of keys to
+// the object.
 void read_function(Object& function, const Source& source, std::vector<std::string> at, ApiRequest& r) {
   ChatFunction f{.name = function.require_text("name"), .description = function.text("description")};
   check_name(f.name, function.path("name"));
@@ -88,7 +89,8 @@ void read_function(Object& function, const Source& source, std::vector<std::stri
 
 }  // namespace
 
-// A tool of another type is left out: the model cannot call it, and the functions beside it are of use without it.
+// A tool of another type is omitted: the model cannot call such a tool, and the functions beside it are useful without
+// it.
 void read_tools(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits) {
   const Json* tools = body.find("tools");
   if (tools == nullptr) return;
@@ -102,7 +104,7 @@ void read_tools(Object& body, const Source& source, ApiRequest& r, const ApiLimi
       continue;
     }
     std::vector<std::string> at = {"tools", std::to_string(i)};
-    if (r.responses) {  // a chat's function is an object of its own
+    if (r.responses) {  // in a chat request the function is a nested object
       read_function(tool, source, std::move(at), r);
     } else {
       Object function = tool.object("function");
@@ -153,7 +155,7 @@ void read_format(Object& format, Object* schema, const Source& source, std::vect
   r.format.name = schema->require_text("name");
   check_name(r.format.name, schema->path("name"));
   r.format.description = schema->text("description");
-  schema->flag("strict");  // an answer is held to its schema either way
+  schema->flag("strict");  // an answer always follows its schema
   schema->require("schema");
   at.push_back("schema");
   r.format.schema = source.at(at);
@@ -200,7 +202,7 @@ std::vector<LogitBias> bias_of(const Json& json, const ApiLimits& limits) {
   return bias;
 }
 
-// Fields of llama.cpp, vLLM and SGLang that would change the answer.
+// Refuses fields of llama.cpp, vLLM and SGLang that would change the answer.
 void refuse_fields_of_other_servers(Object& body) {
   for (const char* factor : {"repetition_penalty", "repeat_penalty", "typical_p", "tfs_z", "length_penalty"})
     body.unsupported(factor, 1);
@@ -223,9 +225,9 @@ void read_common(Object& body, ApiRequest& r, const ApiLimits& limits) {
   r.model = body.text("model");
   r.n = body.integer("n", 1, limits.choices).value_or(1);
   r.sampling.temperature = body.number("temperature", 0, 2).value_or(1);
-  // 0 is written by clients that want the likeliest token, which any p as small leaves.
+  // Clients write 0 to get the likeliest token, which is also the result of any very small p.
   r.sampling.top_p = std::max(body.number("top_p", 0, 1).value_or(1), 1e-9);
-  r.sampling.top_k = std::max<int64_t>(body.integer("top_k", -1, INT32_MAX).value_or(0), 0);  // -1: all, as 0
+  r.sampling.top_k = std::max<int64_t>(body.integer("top_k", -1, INT32_MAX).value_or(0), 0);  // -1 means all, as 0 does
   r.sampling.min_p = body.number("min_p", 0, 0.999999).value_or(0);
   if (const Json* seed = body.find("seed")) {
     if (!seed->is_number_integer()) refuse_value("seed", *seed, "an integer of 64 bits");

@@ -1,6 +1,6 @@
 #pragma once
-// How the bodies of requests are read (api_request.h): the fields of a JSON object, with errors that name the field,
-// and the fields that several of the APIs share.
+// Reads the bodies of requests (api_request.h): the fields of a JSON object, with errors that name the field, and the
+// fields that several APIs share.
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
@@ -22,12 +22,12 @@ template <class... Note> [[noreturn]] void refuse(const std::string& param, cons
 }
 inline std::string element(const std::string& param, size_t i) { return param + "[" + std::to_string(i) + "]"; }
 
-// Unknown fields are errors (strict), or their names are collected.
+// How unknown fields are handled: as errors (strict), or by collecting their names.
 struct Reading {
   bool strict = false;
   std::vector<std::string> ignored;
 
-  // `path` without its indices, so that a field of many messages has one name: messages[].id
+  // Records `path` without its indices, so that a field of many messages has one name: messages[].id
   void ignore(const std::string& path, const std::string& note = "") {
     constexpr size_t kMostNames = 64, kMostBytes = 100;
     std::string name;
@@ -41,7 +41,7 @@ struct Reading {
   }
 };
 
-// An object's fields. null is as good as absent.
+// Reads the fields of an object. A null field counts as absent.
 class Object {
  public:
   Object(const Json& json, std::string path, Reading& reading)
@@ -93,11 +93,12 @@ class Object {
       if (!a.empty()) list += (list.empty() ? "" : ", ") + a;
     refuse(path(key), "found ", describe_json(Json(value)), ", expected one of ", list);
   }
-  // Accepted and without effect: it changes nothing that a client could see.
+  // Accepts fields without effect: they change nothing that a client could see.
   void ignore(std::initializer_list<const char*> keys) {
     for (const char* key : keys) find(key);
   }
-  // A field that would change the answer and that Ingot does not read. Its neutral value changes nothing.
+  // Refuses a field that would change the answer and that Ingot does not support. The neutral value is accepted,
+  // because it changes nothing.
   void unsupported(const char* key, const Json& neutral) {
     const Json* value = find(key);
     if (value != nullptr && *value != neutral)
@@ -134,12 +135,12 @@ class Object {
   std::vector<std::string> known_;
 };
 
-// The body once more with its keys in their order, which a schema's properties keep; read only where one is looked up.
+// The body parsed again with its keys in their order, which a schema's properties keep. Parsed only if needed.
 class Source {
  public:
   explicit Source(std::string_view text) : text_(text) {}
   const OrderedJson& body() const {
-    if (!body_) body_ = OrderedJson::parse(text_);  // it has been read strictly before
+    if (!body_) body_ = OrderedJson::parse(text_);  // the strict parser has accepted the text before
     return *body_;
   }
   std::string at(const std::vector<std::string>& keys) const {
@@ -153,31 +154,32 @@ class Source {
   mutable std::optional<OrderedJson> body_;
 };
 
-// Error 400 where the text is no JSON, or too large.
+// Error 400 where the text is not JSON, or is too large.
 Json parse_body(std::string_view text, const ApiLimits& limits);
 
 // --- values
 std::string effort_of(Object& object, const char* key);
 std::vector<int32_t> ids_of(const Json& list, const std::string& param);
-// Text, or a list of parts of text.
+// Reads text, or a list of parts with text.
 std::string content_of(const Json* content, const std::string& path, Reading& reading);
-// Names as functions have them in OpenAI's API, so that no name can be taken for a part of a header.
+// Requires a name to follow OpenAI's rule for function names, so that no name can be mistaken for a part of a header.
 void check_name(const std::string& name, const std::string& path);
-// The arguments that the model sees for a call of a tool whose input is text.
+// The arguments that the model sees for a call of a tool that takes text.
 std::string arguments_of_text(const std::string& input);
 std::vector<std::string> stops_of(const Json& stop, const ApiLimits& limits, const std::string& name = "stop");
 
 // --- fields of chats, completions and responses
-// The model, sampling, the end of an answer and the stream; refuses fields of other servers.
+// Reads the model, the sampling options, the end of an answer and the stream; refuses fields of other servers.
 void read_common(Object& body, ApiRequest& r, const ApiLimits& limits);
 void read_tools(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits);
-void read_tool_choice(Object& body, ApiRequest& r);  // none, auto, required, or one function by its name
-// text, json_object or json_schema; `schema` holds the fields of the latter, and `at` are the keys that lead to it.
+void read_tool_choice(Object& body, ApiRequest& r);  // none, auto, required, or the name of one function
+// Reads text, json_object or json_schema; `schema` holds the fields of json_schema, and `at` is the path of keys to it.
 void read_format(Object& format, Object* schema, const Source& source, std::vector<std::string> at, ApiRequest& r);
 bool is_schema_format(const Json& format);
-// As OpenAI's clients ask for an effort, as OpenRouter's do, and as clients of servers that render a template.
+// Reads the effort in the forms of OpenAI's clients, of OpenRouter's clients, and of clients of servers that render a
+// template.
 void read_effort(Object& body, ApiRequest& r);
-// The fields of a chat beyond the common ones.
+// Reads the fields that only chat requests have.
 void read_chat(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits);
 
 }  // namespace ingot::request_body

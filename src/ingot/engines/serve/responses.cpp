@@ -48,7 +48,7 @@ struct ResponseWriter::Json {
     return "event: " + type + "\ndata: " + show_json(e) + "\n\n";
   }
   std::string event_with_response(const std::string& type) { return event(type, {{"response", response(w)}}); }
-  // About the last item.
+  // An event that concerns the last item.
   std::string item_event(const std::string& type, OrderedJson more) {
     OrderedJson e = {{"output_index", w.items_.size() - 1}};
     if (!more.contains("item")) {

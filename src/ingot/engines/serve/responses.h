@@ -10,7 +10,7 @@ namespace ingot {
 
 class ResponseWriter final : public AnswerWriter {
  public:
-  // `repeated`: a JSON object of the request's fields that the response has too.
+  // `repeated` is a JSON object with the request's fields that the response repeats.
   ResponseWriter(std::string id, std::string model, int64_t created, std::string repeated = "{}");
   std::string begin() override;
   std::string add(const AnswerPiece& piece) override;
@@ -27,7 +27,7 @@ class ResponseWriter final : public AnswerWriter {
   };
   std::string open(Kind kind, const std::string& name = "");
   std::string grow(Kind kind, const std::string& text);
-  // Ends the open item, if there is one, with a status.
+  // Closes the open item, if any, with a status.
   std::string close(const char* status = "completed");
   struct Json;  // keeps the JSON library out of this header
   const std::string id_, model_, repeated_;

@@ -1,4 +1,4 @@
-// POST /v1/responses.
+// Parses POST /v1/responses.
 #include "ingot/engines/serve/request_body.h"
 
 namespace ingot {
@@ -7,8 +7,8 @@ using namespace request_body;
 
 namespace {
 
-// The calls and results of tools that are not functions. A client may bring such items from a conversation with another
-// model. A call without call_id was run by that model's server, and its result is not an item of its own.
+// Calls and results of tools that are not functions, which a client may bring from a conversation with another model. A
+// call without call_id was executed by the server of the other model, and its result is not a separate item.
 std::optional<ApiMessage> other_item_of(Object& item, const std::string& type, ApiMessage m) {
   for (const char* stored : {"item_reference", "compaction", "compaction_summary"})
     if (type == stored)
@@ -35,7 +35,8 @@ std::optional<ApiMessage> other_item_of(Object& item, const std::string& type, A
   return {};
 }
 
-// One item of a conversation. Thoughts and calls stand alone here; the model sees them as a turn of the assistant.
+// Reads one item of a conversation. Thoughts and calls are separate items here; the model sees them as one turn of the
+// assistant.
 std::optional<ApiMessage> item_of(const Json& json, const std::string& path, Reading& reading) {
   Object item(json, path, reading);
   const std::string type = item.text("type", "message");
@@ -107,7 +108,8 @@ void read_responses(Object& body, const Source& source, ApiRequest& r, const Api
   body.unsupported("prompt", nullptr);
   body.unsupported("background", false);
   body.unsupported("top_logprobs", 0);
-  // Truncation cuts nothing of what fits, and max_tool_calls counts calls that a server makes by itself: none here.
+  // truncation does not shorten a conversation that fits, and max_tool_calls counts only calls that a server executes
+  // itself.
   body.ignore({"parallel_tool_calls", "include", "truncation", "max_tool_calls"});
 }
 

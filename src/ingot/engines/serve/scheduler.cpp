@@ -12,7 +12,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kNobodyReady(5);
 // Smaller chunks read all weights for few tokens.
 constexpr int64_t kLeastChunk = 64;
-// A prompt that shares at least so many further tokens with a prompt of the chunk waits, to copy them afterwards.
+// A prompt that shares at least this many further tokens with a prompt of the chunk waits, and then copies these
+// tokens.
 constexpr size_t kLeastShared = 64;
 
 size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
@@ -250,7 +251,8 @@ void Scheduler::start(Job& job, size_t index) {
   counts_.reused_tokens += job.outcome.reused;
 }
 
-// What is fed between two tokens of the running answers: parts of prompts, or a part of one that is scored.
+// The tokens that are fed between two tokens of the running answers: parts of prompts, or a part of one prompt that is
+// scored.
 struct Scheduler::Chunk {
   std::vector<Handle> jobs;
   std::vector<std::span<const int32_t>> parts;
@@ -359,8 +361,8 @@ std::vector<bool> Scheduler::feed(const Chunk& chunk) {
   return fed;
 }
 
-// A chunk takes some time whatever it holds, and then a time for each token. Chunks that are scaled to the wanted time
-// again and again therefore approach it; much shorter ones say little.
+// A chunk takes a constant time plus a time for each token. Chunk sizes that are scaled repeatedly by the ratio of
+// wanted to measured time therefore converge; a chunk much shorter than the target gives little information.
 void Scheduler::learn(int64_t tokens, double seconds) {
   if (2 * tokens < std::min(chunk_tokens_, decoder_.batch())) return;
   const double wanted = double(tokens) * options_.chunk_seconds / std::max(seconds, 1e-9);

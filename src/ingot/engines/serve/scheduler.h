@@ -67,7 +67,7 @@ struct ServeRequest {
   std::function<void(const ServeOutcome&)> on_end;
 };
 
-// Counters since the start, except `running` and `waiting`, which are current.
+// Counters since the start; `running` and `waiting` are the present numbers.
 struct ServeCounts {
   int64_t prompt_tokens = 0, reused_tokens = 0, tokens = 0;
   int64_t stopped = 0, full = 0, cancelled = 0, failed = 0, refused = 0;
@@ -79,19 +79,19 @@ class Scheduler {
   class Job;
   using Handle = std::shared_ptr<Job>;
 
-  // The decoder must outlive the scheduler, which uses the decoder alone.
+  // The decoder must outlive the scheduler, and only the scheduler may use the decoder.
   explicit Scheduler(Decoder& decoder, const ServeOptions& options = {});
   ~Scheduler();  // cancels all requests
   Scheduler(const Scheduler&) = delete;
 
-  // From any thread. Error{usage} for a request that the model cannot serve, Error{busy} if too many requests wait or
-  // the scheduler is closing.
+  // May be called from any thread. Throws Error{usage} for a request that the model cannot serve, and Error{busy} if
+  // too many requests wait or the scheduler is closing.
   Handle submit(ServeRequest request);
-  // From any thread, also repeatedly and after the end. The request ends with Finish::cancelled before its next token
-  // or chunk.
+  // May be called from any thread, repeatedly, and after the end. The request ends with Finish::cancelled before its
+  // next token or chunk.
   void cancel(const Handle& job);
 
-  // Accepts no more requests. True if all requests end within the time.
+  // Accepts no further requests. Returns true if all requests end within the time.
   bool drain(double seconds);
   ServeCounts counts() const;
 
@@ -132,7 +132,7 @@ class Scheduler {
   std::vector<Slot> slots_;
   std::vector<Handle> running_;
   size_t turn_ = 0;             // the request whose prompt is fed next
-  int64_t chunk_tokens_ = 256;  // of the next chunk, as far as the measured times say
+  int64_t chunk_tokens_ = 256;  // size of the next chunk according to the measured times
   std::thread thread_;
 };
 

@@ -39,7 +39,7 @@ std::vector<int32_t> ids_of(uint64_t seed, int64_t n) {
   return ids;
 }
 
-// A request, and what came of it.
+// A request and its outcome.
 struct Asked {
   std::vector<int32_t> tokens;
   std::vector<TokenLogprobs> logprobs;
@@ -56,7 +56,7 @@ struct Asked {
     r.on_end = [this](const ServeOutcome& o) { end.set_value(o); };
     return r;
   }
-  // Hands over the outcome, or throws what ended it.
+  // Returns the outcome, or throws the error that ended the request.
   ServeOutcome wait() {
     if (ended.wait_for(std::chrono::seconds(60)) != std::future_status::ready)
       fail(ErrorCode::busy, "the request has not ended");
@@ -72,7 +72,7 @@ Answer alone(const Model& m, const ServeRequest& r) {
   return Session(*decoder).generate(r.prompt, o);
 }
 
-// A decoder that computes parts of several prompts in a pass, and remembers the passes.
+// A decoder that computes parts of several prompts in one pass, and records the passes.
 class Together final : public HostDecoder {
  public:
   explicit Together(std::unique_ptr<Decoder> inner) : HostDecoder(inner->slots()), inner_(std::move(inner)) {
@@ -169,8 +169,8 @@ TEST(scheduler, a_client_s_next_turn_uses_what_its_slot_holds_and_another_s_does
   }
 }
 
-// As a chat does that leaves out what was thought: the answer is longer than the window, so without the place marked at
-// the prompt's end its keys would be gone.
+// A chat may leave out earlier thoughts. Here the answer is longer than the window, so that its keys would be gone
+// without the checkpoint at the prompt's end.
 TEST(scheduler, a_next_turn_without_the_last_answer_goes_on_from_the_end_of_its_prompt) {
   const Model m;
   const auto decoder = m.decoder(1);
@@ -187,7 +187,7 @@ TEST(scheduler, a_next_turn_without_the_last_answer_goes_on_from_the_end_of_its_
   EXPECT_EQ(again.tokens, expected.tokens);
 }
 
-// Holds the scheduler's thread in on_token until it is let go.
+// Blocks the scheduler's thread in on_token until open() is called.
 struct Gate {
   std::promise<void> open, reached;
   std::shared_future<void> opened = open.get_future().share();
@@ -316,10 +316,10 @@ TEST(scheduler, a_long_prompt_does_not_hold_up_an_answer_for_longer_than_a_chunk
   gate.open.set_value();
   answering.wait();
   asking.wait();
-  EXPECT_GE(when_first, 80 / 4 - 1);  // a token of the one after each chunk of the other
+  EXPECT_GE(when_first, 80 / 4 - 1);  // one request gets a token after each chunk of the other request
 }
 
-// Requests that arrive while a first answer is held between two tokens.
+// Requests that arrive while a first answer waits between two tokens.
 struct Burst {
   Gate gate;
   Asked answering;
@@ -352,7 +352,7 @@ TEST(scheduler, prompts_of_several_requests_are_computed_in_one_pass) {
   EXPECT_EQ(decoder.passes, (std::vector<std::vector<int64_t>>{{3}, {14, 15, 16, 17}}));
 }
 
-// The part that did not fit is fed first in the next pass, and a prompt of many chunks does not keep shorter ones back.
+// The part that did not fit is fed first in the next pass, and a prompt of many chunks does not delay shorter prompts.
 TEST(scheduler, a_long_prompt_leaves_room_for_the_prompts_that_follow) {
   const Model m;
   Together decoder(m.decoder(4, 200, 64));
@@ -393,8 +393,7 @@ TEST(scheduler, a_request_cancelled_in_its_prompt_leaves_the_prompts_beside_it_a
 
 TEST(scheduler, chunks_follow_the_measured_time) {
   const Model m;
-  for (const double seconds :
-       {1e-9, 1e6}) {  // every chunk takes longer than the first, and none longer than the second
+  for (const double seconds : {1e-9, 1e6}) {  // with 1e-9 every chunk takes longer than the target, with 1e6 none does
     Together decoder(m.decoder(2, 2000, 1024));
     Scheduler scheduler(decoder, {.chunk_seconds = seconds});
     Burst burst(scheduler, 40, 1, [&](Asked& a, size_t) { return a.request(ids_of(5, 1400), 1); });
@@ -407,7 +406,7 @@ TEST(scheduler, chunks_follow_the_measured_time) {
   }
 }
 
-// As agents ask: one system prompt, sixteen times at once.
+// The requests of several agents: the same system prompt, sixteen times at once.
 TEST(scheduler, a_beginning_that_prompts_of_a_client_share_is_computed_once) {
   const Model m;
   Together decoder(m.decoder(6, 320, 256));
@@ -417,7 +416,7 @@ TEST(scheduler, a_beginning_that_prompts_of_a_client_share_is_computed_once) {
   Burst burst(scheduler, 30, 5, [&](Asked& a, size_t i) {
     std::vector<int32_t> prompt = system;
     for (const int32_t id : ids_of(50 + i, 7)) prompt.push_back(id);
-    prompt[288] = int32_t(i);  // where they part
+    prompt[288] = int32_t(i);  // where the prompts begin to differ
     ServeRequest r = a.request(prompt, 6, i == 4 ? "other" : "agent");
     expected[i] = alone(m, r);
     return r;
@@ -471,7 +470,7 @@ TEST(scheduler, a_prompt_is_scored_whole_whatever_the_slot_holds) {
   Asked plain;
   scheduler.submit(plain.request(prompt, 3));
   plain.wait();
-  std::vector<double> expected;  // by drawing each token of the prompt from what comes before it
+  std::vector<double> expected;  // computed by scoring each token of the prompt from the tokens before it
   for (size_t n = 1; n < prompt.size(); ++n) {
     Asked forced;
     ServeRequest r = forced.request({prompt.begin(), prompt.begin() + int64_t(n)}, 1);
@@ -525,7 +524,7 @@ TEST(scheduler, an_answer_ends_at_a_stop_id_at_false_and_where_the_context_is_fu
   EXPECT_EQ(ended.tokens.size(), 2u);
   scheduler.submit(full.request(ids_of(1, 4), 100));
   EXPECT_EQ(full.wait().finish, Finish::context);
-  EXPECT_EQ(full.tokens.size(), 21u);  // the last one is known without being told
+  EXPECT_EQ(full.tokens.size(), 21u);  // the last token is sampled without being fed
 }
 
 TEST(scheduler, one_that_fails_leaves_the_others_alone) {
@@ -578,7 +577,7 @@ TEST(scheduler, only_what_is_allowed_before_a_token_is_drawn_and_an_error_there_
   Asked held, bad, good;
   ServeRequest r = held.request(ids_of(1, 5), 12);
   r.sampling.temperature = 1;
-  r.allowed = [&] {  // the id that follows the number of tokens so far
+  r.allowed = [&] {  // allows the id that equals the number of tokens so far
     auto mask = std::make_shared<std::vector<uint32_t>>(2);
     (*mask)[held.tokens.size() / 32] = 1u << (held.tokens.size() % 32);
     return mask;
@@ -597,7 +596,8 @@ TEST(scheduler, only_what_is_allowed_before_a_token_is_drawn_and_an_error_there_
   EXPECT_EQ(good.tokens, expected.tokens);
 }
 
-// Against logits that are computed token by token: less for each time, and once more where it came at all.
+// Compares with logits that are computed token by token: minus one penalty for each occurrence, and minus the other
+// once for a token that occurred.
 TEST(scheduler, penalties_are_taken_off_the_logits_of_tokens_that_came_before) {
   const Model m;
   const auto decoder = m.decoder();

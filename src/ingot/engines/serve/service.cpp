@@ -233,7 +233,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     for (TokenInfo& t : piece.tokens) t.offset += bytes;
     return piece;
   }
-  // Once the prompt has been computed.
+  // Sends the echo after the prompt has been computed.
   void echo(Choice& c, size_t index) {
     if (request_.echo) show(index, std::exchange(c.echo, {}));
   }

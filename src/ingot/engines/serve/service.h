@@ -31,7 +31,7 @@ struct ApiAnswer {
   std::function<bool()> ready;                       // whether the client takes more events now; empty: always
 };
 
-// Counts of values up to each bound, as Prometheus wants them.
+// Counts values up to each bound, in Prometheus' form.
 class Histogram {
  public:
   void add(double seconds);
@@ -59,7 +59,7 @@ class Service {
 
   std::string models_json() const;
   std::string model_json(const std::string& name) const;  // ApiError 404 for any other name than the model's
-  // The tokens of a chat's prompt: {"input_tokens": n}.
+  // The number of tokens of a chat's prompt: {"input_tokens": n}.
   std::string count_tokens(const ApiRequest& request) const;
   std::string tokenize(const TokenizeRequest& request) const;
   std::string detokenize(const std::vector<int32_t>& ids) const;

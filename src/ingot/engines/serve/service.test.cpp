@@ -13,7 +13,7 @@
 namespace ingot {
 namespace {
 
-// Says one letter after the other, then fails as its `error` wants.
+// Answers with consecutive letters, then fails according to `error`.
 class Faulty : public Decoder {
  public:
   explicit Faulty(std::exception_ptr error, int64_t after) : Decoder(2), error_(error), after_(after) {}
@@ -33,7 +33,7 @@ class Faulty : public Decoder {
     if (int64_t(o.step) >= after_) std::rethrow_exception(error_);
     lengths_[slot] += waiting >= 0;
     Drawn d{.tokens = {int32_t('a' + o.step)}};
-    // The likeliest three: two bytes that are no character, and a letter.
+    // The three likeliest ids: two bytes that are not a character, and a letter.
     if (o.logprobs == 3) d.logprobs = {{.drawn = -1, .top = {{0xff, -0.5}, {0xfe, -2}, {'a', -3}}}};
     return d;
   }
@@ -86,8 +86,9 @@ TEST(service, an_error_that_the_client_did_not_cause_tells_it_a_number_alone) {
       for (const char* part : {"somebody", "0x7ffe", "another", "input/output"})
         EXPECT_EQ(said.find(part), std::string::npos) << said;
     }
-    EXPECT_EQ(stream.events.rfind("data: {\"error\""), stream.events.rfind("data: "));  // one, and last
-    // The next request is answered as ever.
+    // one error event, and no event after it
+    EXPECT_EQ(stream.events.rfind("data: {\"error\""), stream.events.rfind("data: "));
+    // The next request is answered normally.
     Heard again;
     s->ask(parse_api_request(R"({"prompt": "x", "max_tokens": 3})", false), "", again.answer());
     const auto [good, text] = again.end.get_future().get();
@@ -96,7 +97,7 @@ TEST(service, an_error_that_the_client_did_not_cause_tells_it_a_number_alone) {
   }
 }
 
-// What fails at once ends while later choices are still being handed over: for ThreadSanitizer.
+// A choice that fails at once ends while later choices are still being submitted: a test for ThreadSanitizer.
 TEST(service, choices_that_fail_before_the_last_is_there_give_one_error) {
   const auto s = service(std::make_exception_ptr(Error(ErrorCode::io, "no")), 0);
   for (int i = 0; i < 200; ++i) {
@@ -111,7 +112,8 @@ TEST(service, names_of_likely_tokens_are_different_also_where_bytes_are_no_chara
   Heard heard;
   const auto [status, body] = ask(*s, heard, R"(, "logprobs": 3)");
   ASSERT_EQ(status, 200) << body;
-  const Json likely = parse_json(body, "answer")["choices"][0]["logprobs"]["top_logprobs"][0];  // refuses a name twice
+  // a repeated name would be refused
+  const Json likely = parse_json(body, "answer")["choices"][0]["logprobs"]["top_logprobs"][0];
   EXPECT_EQ(likely, (Json{{"\uFFFD", -0.5}, {"a", -3}}));
 }
 

@@ -1,24 +1,26 @@
 #pragma once
-// The largest of a row of logits, found by the grid that makes them: equal ones go to the lower id, as in sampling.cpp.
+// Finds the largest logit of a row in the grid that computes the row. Equal logits go to the lower id, as in
+// sampling.cpp.
 #include <cstdint>
 
 #include "ingot/gpu/ptx/atomics.cuh"
 
 namespace ingot::sampling {
 
-constexpr uint32_t kNan = 1, kNothing = 2;  // flaws: a logit was NaN; none was above -inf
+constexpr uint32_t kNan = 1, kNothing = 2;  // error bits: a logit was NaN; no logit was above -inf
 
-// A logit and its id as one number that grows with the logit and falls with the id. 0: none; all ones: a NaN.
+// A logit and its id packed into one integer that grows with the logit and falls with the id. 0 means no logit, all
+// ones a NaN.
 struct Best {
   uint64_t key = 0;
   __device__ void add(float logit, uint32_t id) {
-    const uint32_t u = __float_as_uint(logit + 0.f);  // -0 is 0
+    const uint32_t u = __float_as_uint(logit + 0.f);  // makes -0 equal to 0
     const uint32_t ordered = u & 0x80000000u ? ~u : u | 0x80000000u;
     const uint64_t k = logit != logit ? ~uint64_t(0) : uint64_t(ordered) << 32 | uint32_t(~id);
     key = k > key ? k : key;
   }
 };
-// The logit of ordered bits, the upper half of a key; NaN for those of no logit.
+// The logit of ordered bits, which are the upper half of a key. NaN for bits that belong to no logit.
 __device__ __forceinline__ float float_of_ordered(uint32_t ordered) {
   return __uint_as_float(ordered & 0x80000000u ? ordered ^ 0x80000000u : ~ordered);
 }
@@ -28,7 +30,7 @@ struct Drawn {
 };
 __device__ __forceinline__ Drawn drawn_of(uint64_t key) {
   if (key == ~uint64_t(0)) return {0, kNan};
-  constexpr uint32_t kLowest = ~0xff800000u;  // of -inf
+  constexpr uint32_t kLowest = ~0xff800000u;  // the ordered bits of -inf
   return {int32_t(~uint32_t(key)), uint32_t(key >> 32) > kLowest ? 0 : kNothing};
 }
 
@@ -49,8 +51,9 @@ __device__ __forceinline__ uint64_t block_best(uint64_t key, BestMemory& m) {
   return key;
 }
 
-// By all threads of the grid, each with the best it has seen. True in the block that comes last, which knows the
-// largest key. `arrived` is zero between launches; `best` has a place for every block.
+// Called by all threads of the grid, each with the best logit that the thread has seen. Returns true in the block that
+// finishes last, which then knows the largest key. `arrived` is zero between launches; `best` has a word for every
+// block.
 __device__ __forceinline__ bool best_key_of_grid(const Best& mine, uint64_t* best, uint32_t* arrived, BestMemory& m,
                                                  uint64_t& largest) {
   const uint64_t key = block_best(mine.key, m);

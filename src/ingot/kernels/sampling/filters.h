@@ -1,6 +1,6 @@
 #pragma once
-// The arithmetic of top-p and min-p that every device shares: how far an id is below the likeliest one, its weight, and
-// its bin in a histogram. See sampling.h.
+// The arithmetic of top-p and min-p, which every device shares: the distance of an id from the likeliest id in octaves,
+// the weight of the id, and its bin in a histogram. See sampling.h.
 #include <cmath>
 #include <cstdint>
 
@@ -9,14 +9,15 @@
 
 namespace ingot::sampling {
 
-// Sums of weights: 2^48 weights of up to 2^(16 + 48) fit.
+// Sums of weights. 2^48 weights of up to 2^(16 + 48) fit.
 using Wide = unsigned __int128;
 
-constexpr int kOctaves = 48;        // weights of ids that far below the likeliest are 0
-constexpr int kBinsPerOctave = 32;  // above that; then one for half an octave
+constexpr int kOctaves = 48;        // an id this far below the likeliest id has the weight 0
+constexpr int kBinsPerOctave = 32;  // for distances above half an octave; smaller distances share one bin
 constexpr int kBins = 2048;
 
-// In fp32, rounded once at each of the two operations. At least 0; 0 for the largest logit, also where it is infinite.
+// Computed in fp32, rounded once by each of the two operations. At least 0, and 0 for the largest logit even where that
+// logit is infinite.
 INGOT_HD inline float octaves_below(float high, float logit, float octaves_per_logit) {
   return logit == high ? 0.f : std::fma(high - logit, octaves_per_logit, 0.f);
 }
@@ -24,8 +25,8 @@ INGOT_HD inline float octaves_below(double high, double logit, float octaves_per
   return logit == high ? 0.f : std::fma(float(high - logit), octaves_per_logit, 0.f);
 }
 
-// 2^16 times 2^-octaves without the whole octaves, rounded to an integer: 2^15 to 2^16; 0 from kOctaves on. The
-// polynomial is exp2f()'s of Cephes.
+// 2^16 times 2^-fraction, where fraction is `octaves` without its whole part, rounded to an integer: 2^15 to 2^16, and
+// 0 from kOctaves on. The polynomial is that of exp2f() in Cephes.
 INGOT_HD inline uint32_t mantissa_of(float octaves) {
   if (!(octaves < float(kOctaves))) return 0;
   const float x = 0.5f - (octaves - float(int(octaves)));
@@ -44,12 +45,12 @@ INGOT_HD inline int bin_of(float octaves) {
   const int bin = kOctaves * kBinsPerOctave + int(beyond);
   return bin < kBins ? bin : kBins - 1;
 }
-// A mantissa of this bin, or a sum of such, as a weight.
+// The weight of a mantissa in this bin, or of a sum of such mantissas.
 INGOT_HD inline Wide weight_of(uint64_t mantissas, int bin) {
   const int octave = bin / kBinsPerOctave;
   return octave < kOctaves ? Wide(mantissas) << (kOctaves - octave) : Wide(0);
 }
-// The sum at which top-p is content: top_p (in 2^-32) of the total, rounded up, at least 1.
+// The sum at which top-p stops: top_p (in units of 2^-32) times the total, rounded up, at least 1.
 INGOT_HD inline Wide target_of(Wide total, uint32_t top_p) {
   const Wide low = (total & 0xffffffffu) * top_p, target = (total >> 32) * top_p + ((low + 0xffffffffu) >> 32);
   return target > 0 ? target : Wide(1);

@@ -1,5 +1,5 @@
-// Blocks find the likeliest of a part of a row each and add up its exponentials; one more block a row puts them
-// together.
+// Each block finds the likeliest ids of a part of a row and sums the part's exponentials; one further block per row
+// combines the parts.
 #include <algorithm>
 
 #include "ingot/gpu/launch.h"
@@ -15,7 +15,7 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int64_t kMostParts = 64;
 
 struct Part {
-  double high, sum;  // of exp(logit - high)
+  double high, sum;  // `sum` is the sum of exp(logit - high)
 };
 struct LogprobParams {
   const float* logits;
@@ -23,12 +23,12 @@ struct LogprobParams {
   int32_t* top;
   double* values;
   int64_t logit_stride, token_stride, top_stride, value_stride;
-  const SampleRow* rows;  // or null: all
+  const SampleRow* rows;  // null: all rows
   Part* parts;            // (rows, count)
-  uint64_t* keys;         // (rows, count, k): of each part, largest first; 0: there are no more
+  uint64_t* keys;         // (rows, count, k): the keys of each part, largest first; 0: no further key
   int32_t V, k, count;
 };
-// One row of them.
+// The arguments for one row.
 struct LogprobRow {
   const float* logits;
   Part* parts;
@@ -47,11 +47,11 @@ struct LogprobMemory {
   double sums[kWarps];
 };
 
-// Every thread's number added up, the same bits in all of them.
+// Returns the sum of all threads' numbers, with the same bits in every thread.
 __device__ inline double block_sum(double sum, LogprobMemory& m) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
-  __syncthreads();  // who still reads what was there
+  __syncthreads();  // other threads may still read the earlier sum
   if (threadIdx.x % 32 == 0) m.sums[threadIdx.x / 32] = sum;
   __syncthreads();
   sum = 0;
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads) parts_kernel(const __grid_constant__
     if (i == 0) first = below;
     if (threadIdx.x == 0 && i < p.k) row.keys[int64_t(part) * p.k + i] = below;
   }
-  // -infinity where the part is empty, or holds nothing else.
+  // -infinity where the part is empty or all its logits are -infinity.
   const double high = first == 0 ? -INFINITY : double(sampling::float_of_ordered(uint32_t(first >> 32)));
   double sum = 0;
   if (high != -INFINITY)
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   const double log_sum = log(block_sum(sum, m)) + high;
   if (threadIdx.x == 0) {
     const int32_t token = p.token[row.row * p.token_stride];
-    values[0] = token < 0 ? NAN : double(row.logits[token]) - log_sum;  // nothing was sampled: no id
+    values[0] = token < 0 ? NAN : double(row.logits[token]) - log_sum;  // a negative token means that no id was sampled
   }
   uint64_t below = ~uint64_t(0);
   for (int32_t i = 0; i < p.k; ++i) {
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
       if (row.keys[j] < below && row.keys[j] > mine) mine = row.keys[j];
     below = sampling::block_best(mine, m.best);
     if (threadIdx.x != 0) continue;
-    const int32_t id = below == 0 ? 0 : int32_t(~uint32_t(below));  // 0: k is more than the row has ids
+    const int32_t id = below == 0 ? 0 : int32_t(~uint32_t(below));  // 0: k is larger than the number of ids in the row
     p.top[row.row * p.top_stride + i] = id;
     values[1 + i] = double(row.logits[id]) - log_sum;
   }

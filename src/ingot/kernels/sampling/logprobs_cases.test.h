@@ -1,5 +1,5 @@
 #pragma once
-// Logprobs of another backend beside the CPU's.
+// Compares the logprobs of another backend with the CPU's.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace ingot::sampling_cases {
 
-// Sums of V doubles in two orders.
+// The tolerance for sums of V doubles in two different orders.
 template <class B, class Call>
 void logprobs_are_the_cpus(int64_t largest, Call&& call, int64_t (*bytes)(int64_t, int64_t, int64_t)) {
   for (const int64_t V : {int64_t(1), int64_t(37), int64_t(3000), largest})
@@ -46,7 +46,7 @@ void logprobs_are_the_cpus(int64_t largest, Call&& call, int64_t (*bytes)(int64_
     }
 }
 
-// All rows, and some of them, of ids of their own.
+// Compares all rows, and some rows with their own number of ids.
 template <class B, class Call>
 void logprobs_of_rows_are_the_cpus(Call&& call, int64_t (*bytes)(int64_t, int64_t, int64_t)) {
   constexpr int64_t R = 5, V = 900, k = 7;

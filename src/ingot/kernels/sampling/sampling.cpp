@@ -25,7 +25,7 @@ SampleRow row_of(const SamplingOptions& o, int64_t ids) {
   row.ids = int32_t(ids);
   row.temperature = o.temperature < 1e-30 ? 0.f : float(std::min(o.temperature, 1e30));
   row.most_octaves = HUGE_VALF;
-  if (row.temperature == 0) return row;  // every filter keeps the likeliest
+  if (row.temperature == 0) return row;  // without temperature every filter keeps the likeliest id
   row.octaves_per_logit = float(1.4426950408889634 / double(row.temperature));
   row.top_k = o.top_k < ids ? int32_t(o.top_k) : 0;
   row.top_p = o.top_p < 1 ? uint32_t(std::clamp(std::nearbyint(o.top_p * 0x1p32), 1., 0x1p32 - 1)) : 0;
@@ -41,17 +41,18 @@ using namespace sampling;
 
 // A is float, or double for f64 logits.
 template <class A> struct Row {
-  const A* logits;  // adjusted
+  const A* logits;  // the adjusted logits
   int32_t ids;
   const SampleRow& row;
-  int32_t best;      // the lowest id of the largest logit
-  int32_t last = 0;  // the last id that is kept, in the order of falling logits; all are where it is -1
+  int32_t best;      // the lowest id among those with the largest logit
+  int32_t last = 0;  // the last id that is kept, in the order of falling logits; -1: all ids are kept
 
   bool before(int32_t a, int32_t b) const { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; }
   bool kept(int32_t v) const { return last < 0 || v == last || before(v, last); }
   float octaves(int32_t v) const { return octaves_below(logits[best], logits[v], row.octaves_per_logit); }
 
-  // Cuts after the first id at which the weights of all kept ids up to there reach target(their total).
+  // Keeps the ids, in the order of falling logits, up to the first at which the sum of weights reaches target(total of
+  // all kept ids).
   template <class Weight, class Target> void cut(Weight&& weight, Target&& target) {
     std::vector<Wide> sums(kBins, 0);
     Wide total = 0;
@@ -82,7 +83,7 @@ template <class A> struct Row {
       cut([](float o) { return weight_of(mantissa_of(o), bin_of(o)); },
           [&](Wide total) { return target_of(total, row.top_p); });
   }
-  // Sums are computed only where a bound on the noise leaves the id a chance.
+  // The sum of an id is computed only where a bound on the noise shows that the id can win.
   template <class Allowed> int32_t likeliest_with_noise(uint32_t step, Allowed&& allowed) const {
     const Noise noise(row.seed, step, row.lane);
     const A T = A(row.temperature);
@@ -114,7 +115,8 @@ template <class A> int32_t most_likely(const A* logits, int32_t ids, int64_t row
   return best;
 }
 
-// The logits of a row with its biases and its mask: where they are, or in this thread's scratch memory.
+// The logits of a row with its biases and its mask: the given logits where there is nothing to adjust, else a copy in
+// this thread's scratch memory.
 template <class T> const accum_t<T>* adjusted(const Sample& s, const SampleRow& r) {
   using A = accum_t<T>;
   const T* const logits = s.logits.ptr<T>() + r.row * s.logits.row_stride();

@@ -1,12 +1,12 @@
-// Sampling on a GPU. Rows without filters: many blocks each find the largest sum of their ids, and the block of a row
-// that comes last takes the largest of these. Rows with filters: a cluster of eight or sixteen
-// blocks, whose barriers are cheap.
+// Sampling on a GPU. For a row without filters, many blocks each find the largest sum of their ids, and the last block
+// of a row to finish takes the largest of these. A row with filters takes a cluster of eight or sixteen blocks, whose
+// barriers are cheap.
 //
-// A filter keeps the ids up to a place in the order of falling logits. That place is where a running sum, of ones
-// (top-k) or of weights (top-p), reaches a target. The cluster finds it by histograms: first over octaves below the
-// largest logit, then, inside one bin, over parts of the bin and over the bits of the place itself, until few enough
-// ids are left to be compared with each other. All sums are of integers, so their order does not matter. Each block
-// reads its share of the logits once, into shared memory.
+// A filter keeps the ids up to a place in the order of falling logits. The place is where a running sum, of ones
+// (top-k) or of weights (top-p), reaches a target. The cluster finds the place by histograms: first over octaves below
+// the largest logit, then, inside one bin, over parts of the bin and over the bits of the place, until few enough ids
+// are left to compare all of them with each other. All sums are of integers, so their order does not matter. Each block
+// reads its part of the logits once, into shared memory.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -28,25 +28,27 @@ namespace {
 
 using namespace sampling;
 
-constexpr int kThreads = 512, kMostBlocks = 128;  // of rows without filters
-// Of rows with filters. The emulator takes turns among all threads at every barrier.
+constexpr int kThreads = 512, kMostBlocks = 128;  // for rows without filters
+// For rows with filters. The emulator switches among all threads at every barrier, so fewer threads are faster there.
 #ifdef INGOT_EMULATE
 constexpr int kFilterThreads = 128;
 #else
 constexpr int kFilterThreads = 1024;
 #endif
 constexpr int kManyRowsCluster = 8, kFewRowsCluster = 16, kFewRows = 4, kQuadsOfPass = 8;
-constexpr int kCandidates = 128;                              // each is compared with all others
-constexpr int kMostCachedTurns = 12 * 1024 / kFilterThreads;  // of kFilterThreads quads, in shared memory
+constexpr int kCandidates = 128;  // the most ids that are compared with each other
+// turns of kFilterThreads quads of logits that fit into shared memory
+constexpr int kMostCachedTurns = 12 * 1024 / kFilterThreads;
 constexpr int kBinsOfThread = kBins / kFilterThreads;
-constexpr int kHashWords = 256;  // of a set of ids with biases
+constexpr int kHashWords = 256;  // words of a set of ids with biases
 
 struct SampleParams {
   const void* logits;
   int64_t row_stride;
   int32_t* tokens;
   int64_t token_step;
-  const SampleRow* rows;  // or null: `all`, with a lane and a row for each row
+  // null: the single row `all`, repeated with its own lane and row number for each row of logits
+  const SampleRow* rows;
   SampleRow all;
   const int32_t* step_there;
   const int32_t* bias_ids;
@@ -57,8 +59,8 @@ struct SampleParams {
   uint32_t* arrived;  // (rows), zero between launches
   uint64_t* best;     // (rows, kMostBlocks)
   struct FilterSpace* filters;
-  int32_t blocks;        // of a row without filters
-  int32_t cached_turns;  // of a row with filters
+  int32_t blocks;        // for a row without filters
+  int32_t cached_turns;  // for a row with filters
 };
 
 // --- a row of logits
@@ -66,11 +68,11 @@ struct SampleParams {
 struct RowMemory {
   SampleRow row;
   BestMemory best;
-  uint32_t hashed[kHashWords];  // bit id % (32 kHashWords): an id with a bias may be among these
+  uint32_t hashed[kHashWords];  // a set of ids that may have a bias: bit id % (32 kHashWords)
   uint32_t bar;                 // ordered_bits() of a sum that some id of the row has reached
 };
 
-// By all threads.
+// Loads row `r`. Called by all threads.
 __device__ __forceinline__ const SampleRow& row_at(const SampleParams& p, int32_t r, RowMemory& m) {
   if (threadIdx.x == 0) {
     SampleRow row = p.rows != nullptr ? p.rows[r] : p.all;
@@ -90,7 +92,7 @@ template <class T> struct Logits {
   int32_t ids, biases;
   const int32_t* bias_ids;
   const float* bias;
-  const uint32_t* allowed;  // or null
+  const uint32_t* allowed;  // null: all ids are allowed
   const uint32_t* hashed;
   bool aligned;
 
@@ -118,7 +120,7 @@ template <class T> struct Logits {
     return (hashed[h / 32] >> h % 32 & 1) != 0;
   }
   __device__ float biased(float x, int32_t id) const {
-    int32_t low = 0;  // the first bias of an id of at least `id`
+    int32_t low = 0;  // the first bias of an id that is at least `id`
     for (int32_t high = biases; low < high;) {
       const int32_t middle = (low + high) / 2;
       if (bias_ids[middle] < id)
@@ -129,7 +131,7 @@ template <class T> struct Logits {
     for (; low < biases && bias_ids[low] == id; ++low) x += bias[low];
     return x;
   }
-  // The adjusted logits of ids 4 quad to 4 quad + 3, as far as there are such ids.
+  // The adjusted logits of those of the ids 4 quad to 4 quad + 3 that exist.
   __device__ void load(int32_t quad, float (&x)[4]) const {
     load_unadjusted(quad, x);
     adjust(quad, x);
@@ -150,7 +152,7 @@ template <class T> struct Logits {
   __device__ void adjust(int32_t quad, float (&x)[4]) const {
     const int32_t first = 4 * quad;
     if (biases > 0) {
-      // One copy of the search for all four, as few ids have a bias.
+      // A single copy of the search serves all four ids, because few ids have a bias.
 #pragma unroll 1
       for (int k = 0; k < 4; ++k) {
         if (!may_have_bias(first + k)) continue;
@@ -168,7 +170,7 @@ template <class T> struct Logits {
   }
 };
 
-// The largest sums of logits and noise that a thread has met.
+// The largest sums of logit and noise that a thread has computed.
 struct Sums {
   const SampleRow& row;
   Noise noise;
@@ -179,8 +181,8 @@ struct Sums {
     if (threadIdx.x == 0) m.bar = 0;
     __syncthreads();
   }
-  // `kept(logit, id)` says whether an id may be sampled. Noise is computed only where a bound on it lets the sum reach
-  // the bar, which the best sum of the row has reached too.
+  // Adds the sums of a quad. `kept(logit, id)` says whether an id may be sampled. The noise is computed only where a
+  // bound on the noise lets the sum reach the bar, a sum that some other id of the row has reached.
   template <class Kept> __device__ void add(int32_t quad, const float (&x)[4], int32_t ids, Kept&& kept) {
     if (row.temperature == 0) {
 #pragma unroll
@@ -188,13 +190,14 @@ struct Sums {
         if (4 * quad + j < ids) best.add(x[j], uint32_t(4 * quad + j));
       return;
     }
-    uint32_t in = 0;  // ids that may be sampled
+    uint32_t in = 0;  // bit mask of the ids that may be sampled
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       if (4 * quad + j < ids && kept(x[j], 4 * quad + j)) in |= 1u << j;
     if (in == 0) return;
     const auto words = noise.words(uint32_t(quad));
-    const float bar = float_of_ordered(*static_cast<volatile uint32_t*>(&m.bar));  // NaN at first: below nothing
+    // NaN at first, which no sum is below
+    const float bar = float_of_ordered(*static_cast<volatile uint32_t*>(&m.bar));
     uint32_t tails = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -205,14 +208,14 @@ struct Sums {
         best.add(noisy(row.temperature, noise_of(words[j]), x[j]), uint32_t(4 * quad + j));
     }
 #pragma unroll 1
-    for (uint32_t k = 0; tails >> k != 0; ++k) {  // one copy of the code, as few have so much noise
+    for (uint32_t k = 0; tails >> k != 0; ++k) {  // one copy of the code, because few ids have so much noise
       if ((tails >> k & 1) == 0) continue;
       const uint32_t id = 4 * uint32_t(quad) + k;
       const float logit = k & 2 ? (k & 1 ? x[3] : x[2]) : (k & 1 ? x[1] : x[0]);
       best.add(noisy(row.temperature, noise.of(id, word_of(words, k)), logit), id);
     }
   }
-  // Tells the block how far a sum has come, for the quads that follow.
+  // Publishes this thread's largest sum to the block, as the bar for later quads.
   __device__ void raise_bar() {
     const uint32_t reached = uint32_t(best.key >> 32);
     if (reached > *static_cast<volatile uint32_t*>(&m.bar)) atomicMax(&m.bar, reached);
@@ -251,19 +254,20 @@ __global__ void __launch_bounds__(kThreads, 1) sample_kernel(const __grid_consta
 
 // --- rows with filters
 
-// Of one row, in global memory, for the blocks of its cluster.
+// Memory of one row, in global memory, shared by the blocks of its cluster.
 struct FilterSpace {
-  uint64_t sums[3][kBins];  // of this histogram, of the one before, and of the next, which is set to zero meanwhile
-  uint64_t list[2][kCandidates];  // of top-k and of top-p
+  // sums of the present histogram, of the preceding one, and of the next one, which is being set to zero
+  uint64_t sums[3][kBins];
+  uint64_t list[2][kCandidates];  // for top-k and top-p
   uint64_t best[2][kFewRowsCluster];
   uint64_t least[kFewRowsCluster];
   uint32_t listed[2];
   uint32_t unused[2];
 };
 struct Found {
-  Wide before;  // the sum of the bins before
+  Wide before;  // the sum of all earlier bins
   uint32_t bin;
-  uint32_t most;  // ids that the bin may have
+  uint32_t most;  // the most ids that the bin may have
   uint64_t place;
 };
 struct FilterMemory {
@@ -276,18 +280,19 @@ struct FilterMemory {
   uint32_t sums[kBins];
 };
 
-// Places of ids in the order of falling logits, equal logits by rising id: growing numbers.
+// The place of an id in the order of falling logits, equal logits by rising id, as an integer that grows with the
+// place.
 __device__ __forceinline__ uint64_t place_of(float logit, int32_t id) {
   Best b;
   b.add(logit, uint32_t(id));
   return ~b.key;
 }
-// Histogram 0 is over bin_of(octaves), histogram 1 over part_of(octaves) inside a bin; the others over 11 bits of the
-// place each, 2 to 6, and the last over the 9 that are left.
+// Histogram 0 is over bin_of(octaves), histogram 1 over part_of(octaves) inside a bin. Histograms 2 to 6 are over 11
+// bits of the place each, and the last over the remaining 9 bits.
 __device__ __forceinline__ int part_of(float octaves) {
   if (!(octaves < float(kOctaves))) return 0;
   const float bins = octaves * float(kBinsPerOctave);
-  return int((bins - float(int(bins))) * float(kBins));  // exact but for the last conversion
+  return int((bins - float(int(bins))) * float(kBins));  // exact except for the last conversion
 }
 __device__ __forceinline__ int shift_of(int level) { return level >= 7 ? 0 : 64 - 11 * (level - 1); }
 __device__ __forceinline__ int digits_of(int level) { return level == 7 ? 9 : 11; }
@@ -298,11 +303,11 @@ struct Id {
   __device__ int bin() const { return bin_of(octaves); }
   __device__ int part() const { return part_of(octaves); }
 };
-// The ids that a histogram counts: those of the bins that were chosen before.
+// The ids that a histogram counts, namely those of the bins that earlier histograms chose.
 struct Inside {
   int level = 0;
-  int bin = 0, part = 0;  // of histograms 0 and 1
-  uint64_t prefix = 0;    // of the place
+  int bin = 0, part = 0;  // the bins chosen in histograms 0 and 1
+  uint64_t prefix = 0;    // the leading bits of the place
   __device__ bool has(const Id& id) const {
     if (level == 0) return true;
     if (id.bin() != bin || (level > 1 && id.part() != part)) return false;
@@ -333,18 +338,18 @@ template <class T, int kCluster> struct Filter {
   const Logits<T>& logits;
   FilterSpace& space;
   FilterMemory& m;
-  float4* cache;  // the logits of this block's first turns
+  float4* cache;  // logits of this block's first turns, in shared memory
   int32_t cached_turns;
   int32_t rank;
   float high = 0;                 // the largest logit
   float least_of_warps = 0;       // every warp has an id whose logit is at least this; or -INFINITY
   int round = 0;                  // the number of histograms so far
-  float floor = -INFINITY;        // no id below this is kept
+  float floor = -INFINITY;        // ids with smaller logits are not kept
   uint64_t limit = ~uint64_t(0);  // the place of the last id that is kept
 
   __device__ float octaves(float x) const { return octaves_below(high, x, row.octaves_per_logit); }
 
-  // The blocks take turns by kFilterThreads quads.
+  // The number of turns: the blocks of the cluster take kFilterThreads quads each in turn.
   __device__ int32_t turns() const {
     return (logits.quads() + kCluster * kFilterThreads - 1) / (kCluster * kFilterThreads);
   }
@@ -352,7 +357,7 @@ template <class T, int kCluster> struct Filter {
     return (turn * kCluster + rank) * kFilterThreads + int32_t(threadIdx.x);
   }
   __device__ float4& cached(int32_t turn) const { return cache[turn * kFilterThreads + int32_t(threadIdx.x)]; }
-  // Brings the logits of the cached turns into shared memory. Each thread reads its own.
+  // Loads the logits of the cached turns into shared memory. Each thread reads only the logits that it has loaded.
   __device__ void fill_cache() const {
     const int32_t end = min(turns(), cached_turns);
     for (int32_t i = 0; i < end; ++i) {
@@ -379,7 +384,7 @@ template <class T, int kCluster> struct Filter {
       cached(i) = make_float4(x[0], x[1], x[2], x[3]);
     }
   }
-  // Calls use(quad, logits) for the turns [begin, end) of this block's share.
+  // Calls use(quad, logits) for the quads of this block in turns [begin, end).
   template <class Use> __device__ void each_quad(int32_t begin, int32_t end, Use&& use) const {
     for (int32_t i = begin; i < end; ++i) {
       const int32_t q = quad(i);
@@ -394,7 +399,7 @@ template <class T, int kCluster> struct Filter {
       use(q, x);
     }
   }
-  // Calls use(id) for those of the turns that are kept so far.
+  // Calls use(id) for the ids of these turns that are kept so far.
   template <class Use> __device__ void each_kept(int32_t begin, int32_t end, Use&& use) const {
     each_quad(begin, end, [&](int32_t q, const float(&x)[4]) {
 #pragma unroll
@@ -410,7 +415,7 @@ template <class T, int kCluster> struct Filter {
     for (int i = rank * kFilterThreads + int(threadIdx.x); i < kBins; i += kCluster * kFilterThreads)
       __stcg(&sums[i], uint64_t(0));
   }
-  // Adds ones or mantissas, in passes, so that a block's sums fit 32 bits.
+  // Adds ones or mantissas to the histogram, in passes, so that a block's sums fit into 32 bits.
   __device__ void add_up(const Inside& inside, bool weighted, uint64_t (&sums)[kBins]) const {
     static_assert(int64_t(kQuadsOfPass) * 4 * kFilterThreads * 65536 < int64_t(1) << 32, "sums of mantissas fit");
     for (int32_t pass = 0; pass < turns(); pass += kQuadsOfPass) {
@@ -428,7 +433,7 @@ template <class T, int kCluster> struct Filter {
     }
   }
 
-  // The running sum before this thread's part, and that of all threads.
+  // The running sum before this thread's part, and in `total` the sum over all threads.
   __device__ Wide sum_before(Wide mine, Wide& total) const {
     Wide upto = mine;
 #pragma unroll
@@ -446,8 +451,8 @@ template <class T, int kCluster> struct Filter {
     }
     return before;
   }
-  // The bin in which the running sum reaches the target. `target`: what is wanted, of top-p's first histogram not known
-  // before its total is.
+  // Finds the bin in which the running sum reaches the target. `target` is the wanted sum; for the first histogram of
+  // top-p the target follows from the total, which is known only here.
   __device__ Found find(const uint64_t (&sums)[kBins], const Inside& inside, bool weighted, Wide& target) const {
     const int first = kBinsOfThread * int(threadIdx.x);
     Wide sum[kBinsOfThread], mine = 0;
@@ -470,7 +475,7 @@ template <class T, int kCluster> struct Filter {
     __syncthreads();
     return m.found;
   }
-  // Of the ids inside, at most kCandidates, the place at which the running sum reaches the target.
+  // Among the ids inside the bin, at most kCandidates: the place at which the running sum reaches the target.
   __device__ uint64_t compare(const Inside& inside, bool weighted, Wide target) const {
     if (threadIdx.x == 0) m.listed = 0;
     __syncthreads();
@@ -502,7 +507,7 @@ template <class T, int kCluster> struct Filter {
     __syncthreads();
     return m.found.place;
   }
-  // Cuts after the first top_k of the ids that are kept, or after top_p of their weights.
+  // Keeps the first top_k of the kept ids, or those up to top_p of their weights.
   __device__ void cut(bool weighted) {
     if (!weighted && row.top_k <= kCluster * (kFilterThreads / 32)) floor = least_of_warps;
     Wide target = weighted ? 0 : uint32_t(row.top_k);
@@ -522,7 +527,7 @@ template <class T, int kCluster> struct Filter {
     }
   }
 
-  // The largest key of the cluster. `which`: each is used once.
+  // The largest key of the cluster. Each value of `which` is used once.
   __device__ uint64_t best_of_cluster(uint64_t key, int which) const {
     key = block_best(key, m.row.best);
     if (threadIdx.x == 0) __stcg(&space.best[which][rank], key);
@@ -544,7 +549,7 @@ template <class T, int kCluster> struct Filter {
         if (4 * q + j < logits.ids) best.add(x[j], uint32_t(4 * q + j));
     });
     const uint64_t largest = block_best(best.key, m.row.best);
-    uint64_t least = ~uint64_t(0);  // of the warps' best
+    uint64_t least = ~uint64_t(0);  // the smallest of the warps' best keys
     for (int w = 0; w < kFilterThreads / 32; ++w) least = min(least, m.row.best.of_warp[w]);
     if (threadIdx.x == 0) __stcg(&space.least[rank], least);
     const uint64_t key = best_of_cluster(largest, 0);
@@ -576,7 +581,7 @@ __global__ void __launch_bounds__(kFilterThreads, 1) filter_kernel(const __grid_
   FilterSpace& space = p.filters[r];
   Filter<T, kCluster> filter{
       row, logits, space, m, tile::dynamic_shared<float4>(), p.cached_turns, int32_t(ptx::cluster_rank())};
-  // What the cluster writes first is zero from its first barrier on.
+  // The memory that the cluster writes first is zero from the cluster's first barrier on.
   for (int i = 0; i < 2; ++i) filter.clear(space.sums[i]);
   if (filter.rank == 0 && threadIdx.x < 2) __stcg(&space.listed[threadIdx.x], 0u);
   uint64_t key = filter.largest_logit();
@@ -593,7 +598,7 @@ __global__ void __launch_bounds__(kFilterThreads, 1) filter_kernel(const __grid_
 
 // --- launches
 
-// Enough blocks for every quad of ids to have a thread, as far as the GPU runs them at once.
+// The number of blocks that gives every quad of ids a thread, at most as many as the GPU runs at once.
 int64_t blocks_of(int64_t rows, int64_t ids, int64_t sms) {
   const int64_t wanted = (ids + 4 * kThreads - 1) / (4 * kThreads);
   return std::max<int64_t>(1, std::min({wanted, 2 * sms / rows, int64_t(kMostBlocks)}));
@@ -620,7 +625,7 @@ void launch_filters(SampleParams p, int64_t rows, int64_t ids, int device, Strea
   gpu::launch("sample with filters", filter_kernel<T, kCluster>, filter_launch<kCluster>(rows, p.cached_turns, device),
               stream, p);
 }
-// Whether the GPU runs the clusters that few rows take.
+// Whether the GPU can launch the clusters that are used for few rows.
 template <class T> bool has_few_rows_clusters(int device) {
   static std::array<std::atomic<int>, 64> known{};  // by device: 0 not known, 1 no, 2 yes
   std::atomic<int>& of_device = known[size_t(device) % known.size()];

@@ -1,4 +1,4 @@
-// The CUDA kernels of sampling on the CPU: what a sanitizer can see of them, and that they sample what the CPU does.
+// The CUDA kernels of sampling on the CPU: run under sanitizers, and compared with the CPU's tokens.
 #include "ingot/kernels/sampling/sampling_cases.test.h"
 
 namespace ingot {

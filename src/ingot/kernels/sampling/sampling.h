@@ -3,12 +3,13 @@
 //
 //   token = argmax of logit / T + noise(seed, step, lane, id)  over the ids that the filters keep
 //
-// with Gumbel noise (noise.h): an exact sample of softmax(logit / T) over these ids, in one pass, without a sum. It is
-// computed as argmax of fma(T, noise, logit) in fp32 (of f64 logits in fp64). At T = 0 it is the argmax of the logits.
-// Equal sums go to the lowest id. Every device gives the same token, bit for bit, and a row's token does not depend on
-// the other rows. Logits of -inf are never sampled. NaN logits are an error of code numeric; rows of -inf too.
+// with Gumbel noise (noise.h): an exact sample of softmax(logit / T) over these ids, in one pass, without a sum. The
+// argmax is computed over fma(T, noise, logit) in fp32 (in fp64 for f64 logits). At T = 0 the token is the argmax of
+// the logits. Equal sums go to the lowest id. Every device gives the same token, bit for bit, and a row's token does
+// not depend on the other rows. Logits of -inf are never sampled. NaN logits are an error of code numeric, and so are
+// rows of -inf only.
 //
-// What is done to a row, in this order:
+// A row is processed in this order:
 //   1. only the ids below `ids` take part
 //   2. + biases of an id, one after the other in fp32;  -inf where the mask of allowed ids lacks the id
 //   3. top_k: of the ids, ordered by falling logit and equal logits by rising id, the first k are kept
@@ -31,43 +32,46 @@ struct SamplingOptions {
   double top_p = 1;        // (0, 1]
   double min_p = 0;        // [0, 1): keep tokens at least min_p times as likely as the most likely
 };
-void check(const SamplingOptions& o);  // throws, naming the option, what was found and what is allowed
+void check(const SamplingOptions& o);  // throws an Error with the option, its value and the allowed values
 
-// What one row asks for, in the memory of the logits' device, where a captured graph finds it. row_of() makes one.
+// The options of one row, in the memory of the logits' device, where a captured graph reads them. row_of() makes a
+// SampleRow.
 struct SampleRow {
   uint64_t seed = 0;
-  uint32_t step = 0, lane = 0;  // of the noise; lane < 2^30
-  int32_t row = 0;              // of logits, tokens, biases and masks
-  int32_t ids = 0;              // ids from here on are never sampled
-  int32_t biases = 0;           // how many of the row of bias_ids count
+  uint32_t step = 0, lane = 0;  // counters of the noise; lane < 2^30
+  int32_t row = 0;              // the row of logits, tokens, biases and masks
+  int32_t ids = 0;              // only ids below this number are sampled
+  int32_t biases = 0;           // number of used entries in the row of bias_ids
   int32_t masked = 0;           // 1: the row of `allowed` says which ids may be sampled
-  float temperature = 1;        // 0: the largest logit
+  float temperature = 1;        // 0: the largest logit wins
   float octaves_per_logit = 0;  // log2(e) / temperature
-  float most_octaves = 0;       // of min_p; HUGE_VALF: all
-  uint32_t top_p = 0;           // in 2^-32; 0: all
+  float most_octaves = 0;       // for min_p; HUGE_VALF: no limit
+  uint32_t top_p = 0;           // in units of 2^-32; 0: no limit
   int32_t top_k = 0;            // 0: all
   int32_t unused = 0;
 };
 SampleRow row_of(const SamplingOptions& options, int64_t ids);
-bool filters(const SampleRow& row);  // whether it keeps fewer ids than there are, perhaps
+bool filters(const SampleRow& row);  // whether the row may keep fewer ids than there are
 
 struct Sample {
   Tensor logits;  // (R, V) of a floating type, on a GPU not f64; not modified
   Tensor tokens;  // (R) i32
-  // One row of noise, options and adjustments for each row of logits: row b has lane b of the noise.
+  // For one row of noise, options and adjustments for each row of logits: row b has lane b of the noise.
   SamplingOptions options;
   uint64_t seed = 0;
   uint32_t step = 0;
-  Tensor step_there;  // (1) i32 on the logits' device: added to every row's step when the stream comes to it, or none
-  Tensor bias_ids, biases;  // (R, n) i32, rising in each row, and (R, n) f32; ids beyond are left out. Or neither
-  Tensor allowed;           // (R, (V + 31) / 32) u32: bit v % 32 of word v / 32, id v may be sampled. Or none: all may
-  // Or several rows with options of their own: (B, sizeof(SampleRow)) u8 on the logits' device, 8-byte aligned. Each
-  // names its row of the tensors above; other rows are left alone. `options`, seed and step then do not count.
+  Tensor step_there;        // (1) i32 on the logits' device: added to every row's step when the kernel runs; or none
+  Tensor bias_ids, biases;  // (R, n) i32, rising in each row, and (R, n) f32; ids from V on are ignored. Or neither
+  // (R, (V + 31) / 32) u32: bit v % 32 of word v / 32 says that id v may be sampled. Or none: all ids may
+  Tensor allowed;
+  // Alternatively, for rows with options of their own: (B, sizeof(SampleRow)) u8 on the logits' device, 8-byte aligned.
+  // Each entry names its row of the tensors above; rows without an entry are left alone. `options`, seed and step then
+  // have no effect.
   Tensor rows;
-  // Of `rows`, which the host may not be able to read: some have filters; some have none.
+  // A hint about `rows`, which the host may not be able to read: some rows have filters; some rows have none.
   bool some_filter = true, some_do_not = true;
-  // u8, of sample_workspace_bytes(), 16-byte aligned, zero before the first call; calls leave it ready for the next one
-  // of the same stream. On the CPU none.
+  // u8, of sample_workspace_bytes(), 16-byte aligned, zero before the first call. Every call leaves the workspace ready
+  // for the next call on the same stream. None on the CPU.
   Tensor workspace;
 };
 int64_t sample_workspace_bytes(int64_t rows, Device device);

@@ -21,7 +21,7 @@ namespace {
 using testing::Buffer;
 using testing::values;
 
-// The tokens of `count` rows that all hold the same logits.
+// The tokens of `count` rows that all have the same logits.
 std::vector<int32_t> tokens_of(const std::vector<double>& logits, const SamplingOptions& options, int64_t count,
                                uint64_t seed = 1, DType dtype = DType::f32) {
   const int64_t V = int64_t(logits.size());
@@ -33,7 +33,7 @@ std::vector<int32_t> tokens_of(const std::vector<double>& logits, const Sampling
   return {t, t + count};
 }
 
-// What tokens should follow, written as the definitions read: sort everything, cut, normalise.
+// The probabilities of the tokens, computed from the definitions: sort all ids, filter, normalise.
 std::vector<double> distribution(const std::vector<double>& logits, const SamplingOptions& o) {
   std::vector<size_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
@@ -90,7 +90,7 @@ TEST(Sampling, TokensFollowTheDistribution) {
       ++free;
       chi2 += (counts[v] - kTokens * p[v]) * (counts[v] - kTokens * p[v]) / (kTokens * p[v]);
     }
-    // mean `free`, variance 2 `free`: with the seed fixed this is one number, not a chance
+    // chi2 has mean `free` and variance 2 `free`; the seed is fixed, so the test is deterministic
     EXPECT_LT(chi2, free + 4 * std::sqrt(2.0 * std::max(free, 1)) + 1)
         << "temperature " << o.temperature << " top_k " << o.top_k << " top_p " << o.top_p << " min_p " << o.min_p;
   }
@@ -131,12 +131,12 @@ TEST(Sampling, LogitsOfMinusInfinityAreNeverSampled) {
     for (int32_t t :
          tokens_of({-HUGE_VAL, 1, -HUGE_VAL, 1, -HUGE_VAL}, {.temperature = temperature, .top_p = 0.999999}, 300))
       EXPECT_TRUE(t == 1 || t == 3) << t;
-  // Of those of plus infinity the sums are equal.
+  // Among the ids with a logit of plus infinity the sums are equal.
   EXPECT_EQ(tokens_of({1, HUGE_VAL, HUGE_VAL}, {}, 9), std::vector<int32_t>(9, 1));
   EXPECT_EQ(tokens_of({1, HUGE_VAL, HUGE_VAL}, {.top_p = 0.5}, 9), std::vector<int32_t>(9, 1));
 }
 
-// fp64, with the random bits as noise.h describes them.
+// The noise in fp64, from the random bits that noise.h describes.
 double exact_noise(uint64_t seed, uint32_t step, uint32_t lane, uint32_t id) {
   const Rng rng(seed, Purpose::sampling, step);
   const uint64_t block = uint64_t(lane) << 30 | id / 4;
@@ -153,7 +153,8 @@ TEST(SamplingNoise, IsGumbelNoiseToThreeMillionths) {
     const double v = double(sampling::complement(word)) * 0x1p-32;
     return std::abs(sampling::noise_of(word) + std::log(-std::log1p(-v)));
   };
-  for (uint64_t i = 0; i < uint64_t(1) << 32; i += 2 * 4093)  // all: 5.5e-7
+  // a sample of all words; the largest error over all words is 5.5e-7
+  for (uint64_t i = 0; i < uint64_t(1) << 32; i += 2 * 4093)
     if (sampling::complement(uint32_t(i)) >= sampling::kTail) worst = std::max(worst, error(uint32_t(i)));
   for (uint32_t i = 0; i < 65536; ++i) worst = std::max({worst, error(i), error(~(sampling::kTail + i))});
   for (int bit = 0; bit < 32; ++bit)  // where exponents change
@@ -168,14 +169,14 @@ TEST(SamplingNoise, IsGumbelNoiseToThreeMillionths) {
       tail = std::max(tail, std::abs(sampling::noise_of_tail(0u - c, more) + std::log(-std::log1p(-v))));
     }
   EXPECT_LT(tail, 2e-6);
-  // The ends of both parts: nothing is infinite, and the tail begins where the rest ends.
+  // The ends of both ranges: no noise is infinite, and the tail is continuous with the rest.
   EXPECT_NEAR(sampling::noise_of(0), -std::log(32 * std::log(2.)), 1e-6);
   EXPECT_NEAR(sampling::noise_of_tail(~0u, 0), 63 * std::log(2.), 1e-5);
   EXPECT_NEAR(sampling::noise_of_tail(0u - (sampling::kTail - 1), ~0u), sampling::noise_of(0u - sampling::kTail - 1),
               1e-4);
 }
 
-// The form in less code; some of the ids have more bits.
+// Tests the version with less code, with some ids whose noise needs additional bits.
 TEST(SamplingNoise, ARowAtATemperatureHasTheSameNoise) {
   int large = 0;
   for (const uint64_t seed : {uint64_t(0), uint64_t(7), ~uint64_t(5)}) {
@@ -218,7 +219,7 @@ TEST(Sampling, TokensAreTheArgmaxOfLogitsAndNoise) {
 }
 
 TEST(Sampling, IdsOfProbability1eMinus5AreSampledAsOftenAsTheyShould) {
-  // Of 400 rows of 6,000 unlikely ids beside a likely one 24 are expected.
+  // Each of 400 rows has 6,000 unlikely ids beside a likely one; 24 unlikely tokens are expected.
   std::vector<double> logits(6001, 0);
   logits[3000] = std::log(1e5);
   int found = 0;
@@ -240,7 +241,7 @@ TEST(Sampling, SeedsStepsAndRowsGiveDifferentTokensAndRepeatExactly) {
   EXPECT_GT(seen.size(), 25u);
 }
 
-// As sampling.h defines what is kept: everything sorted, weights one after the other.
+// The kept ids by the definition in sampling.h: all ids sorted, weights added in order.
 std::vector<bool> kept_by_definition(const std::vector<double>& logits, const SamplingOptions& o) {
   const SampleRow row = row_of(o, int64_t(logits.size()));
   std::vector<size_t> order(logits.size());
@@ -268,7 +269,7 @@ std::vector<bool> kept_by_definition(const std::vector<double>& logits, const Sa
 
 TEST(Sampling, FiltersKeepExactlyWhatTheirDefinitionKeeps) {
   for (const bool ties : {false, true}) {
-    // So close to each other that each id that is kept is sampled some 20 times or more.
+    // Logits so close to each other that each kept id is sampled at least about 20 times.
     std::vector<double> logits(150);
     const Rng rng(6, Purpose::test);
     for (size_t v = 0; v < logits.size(); ++v)
@@ -288,7 +289,7 @@ TEST(Sampling, FiltersKeepExactlyWhatTheirDefinitionKeeps) {
       for (const int32_t t : tokens_of(logits, o, 8000)) seen[size_t(t)] = true;
       EXPECT_EQ(seen, kept);
     }
-    // Far from each other: nothing else is ever sampled.
+    // Logits far from each other: no other id is ever sampled.
     for (double& x : logits) x *= 30;
     for (const double top_p : {0.3, 0.9, 0.99, 0.99999}) {
       const std::vector<bool> kept = kept_by_definition(logits, {.top_p = top_p});
@@ -388,19 +389,19 @@ TEST(Sampling, BiasesAreAddedInOrderAndMasksForbid) {
     testing::assign(row, logits);
     testing::assign(ids, {5, 5, 33, 41});  // the last one is no id
     testing::assign(biases, {1e30, -1e30, -1.5, 70});
-    testing::assign(allowed, {double(0xffff'ffffu), double(0xfeu)});  // all but 32
+    testing::assign(allowed, {double(0xffff'ffffu), double(0xfeu)});  // all ids but 32
     Sample s{.logits = row, .tokens = token, .options = {.temperature = 0}};
     const auto found = [&] {
       sample(s, {});
       return values(token)[0];
     };
     EXPECT_EQ(found(), 5);
-    s.bias_ids = ids, s.biases = biases;  // 9 is swallowed, 2 becomes 0.5
+    s.bias_ids = ids, s.biases = biases;  // the addition of 9 is lost to rounding, and 2 becomes 0.5
     EXPECT_EQ(found(), 32);
     s.allowed = allowed;
     EXPECT_EQ(found(), 7);
     EXPECT_EQ(values(row), logits);
-    s.options = {.temperature = 3};  // ids that a mask forbids are not sampled either
+    s.options = {.temperature = 3};  // ids that a mask forbids are not sampled with noise either
     for (s.seed = 1; s.seed < 500; ++s.seed) EXPECT_NE(found(), 32);
   }
   Buffer row(DType::f32, {1, 40}), token(DType::i32, {1}), words(DType::u32, {1, 1});

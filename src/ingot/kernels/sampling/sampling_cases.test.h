@@ -1,5 +1,5 @@
 #pragma once
-// Tokens of another backend beside the CPU's: the same tokens from the same logits and seed.
+// Compares the tokens of another backend with the CPU's: the same tokens from the same logits and seed.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -46,7 +46,7 @@ template <class B> void fill(B& logits, const Logits& c, uint64_t seed) {
   testing::send(logits);
 }
 
-// The kernels' workspace, zero at first.
+// The size of the kernels' workspace, which is zero at first.
 using WorkspaceBytes = int64_t (*)(int64_t rows);
 template <class B> B workspace_of(int64_t rows, WorkspaceBytes bytes) {
   B w(DType::u8, {std::max<int64_t>(16, bytes(rows))});
@@ -75,8 +75,8 @@ template <class B, class Call> void tokens_are_the_cpus(int64_t rows, WorkspaceB
     }
 }
 
-// Thousands of equal logits, among which filters cut by id, and logits that differ in their last bits: histograms of
-// the places themselves.
+// Thousands of equal logits, among which filters cut by id, and logits that differ only in their last bits: these need
+// the histograms over the places themselves.
 template <class B, class Call> void cuts_among_equal_logits_are_the_cpus(WorkspaceBytes bytes, Call&& call) {
   constexpr int64_t V = 6001, rows = 3;
   B logits(DType::f32, {rows, V}), workspace = workspace_of<B>(rows, bytes);
@@ -105,7 +105,7 @@ template <class B, class Call> void cuts_among_equal_logits_are_the_cpus(Workspa
     }
 }
 
-// Rows with options, biases, masks and places of their own; tokens of other rows are left alone.
+// Rows with their own options, biases, masks and row numbers; tokens of other rows are left alone.
 template <class B, class Call> void rows_with_their_own_options_are_the_cpus(WorkspaceBytes bytes, Call&& call) {
   constexpr int64_t V = 2003, R = 20, n = 17;
   B logits(DType::f32, {R, V}), tokens(DType::i32, {R}), allowed(DType::u32, {R, (V + 31) / 32}),
@@ -116,7 +116,7 @@ template <class B, class Call> void rows_with_their_own_options_are_the_cpus(Wor
   for (int64_t i = 0; i < R * ((V + 31) / 32); ++i) words.push_back(double(rng.bits(uint64_t(i)) | 1u));
   for (int64_t r = 0; r < R; ++r)
     for (int64_t i = 0; i < n; ++i) {
-      ids.push_back(double(i * i * V / 250));  // some twice, some from V on
+      ids.push_back(double(i * i * V / 250));  // some ids twice, some at least V
       amounts.push_back(i % 7 == 3 ? -HUGE_VAL : 6 * rng.normal(uint64_t(100000 + r * n + i)));
     }
   testing::assign(testing::host_of(allowed), words);
@@ -161,7 +161,7 @@ template <class B, class Call> void rows_with_their_own_options_are_the_cpus(Wor
   }
 }
 
-// The vocabulary of GPT-OSS, several tokens of each kind.
+// Logits of GPT-OSS's vocabulary size, several tokens with each kind of options.
 template <class B, class Call>
 void tokens_of_a_full_vocabulary_are_the_cpus(int64_t rows, uint32_t steps, WorkspaceBytes bytes, Call&& call) {
   constexpr int64_t V = 201088;
@@ -183,7 +183,7 @@ void tokens_of_a_full_vocabulary_are_the_cpus(int64_t rows, uint32_t steps, Work
     }
 }
 
-// What the CPU reports as an error is token -1 of that row, and of that row alone.
+// Where the CPU throws an error, the kernels write token -1 for that row, and only for that row.
 template <class B, class Call> void rows_without_a_distribution_give_minus_one(WorkspaceBytes bytes, Call&& call) {
   B workspace = workspace_of<B>(4, bytes);
   for (const SamplingOptions& o : {SamplingOptions{.temperature = 0}, {}, {.top_k = 5, .top_p = 0.5}}) {
@@ -200,7 +200,7 @@ template <class B, class Call> void rows_without_a_distribution_give_minus_one(W
   call(Sample{.logits = none, .tokens = nothing, .workspace = workspace});
 }
 
-// A step that lies beside the logits is added to the one that is given.
+// A step in device memory is added to the step in the arguments.
 template <class B, class Call> void steps_add_up(WorkspaceBytes bytes, Call&& call) {
   B workspace = workspace_of<B>(3, bytes);
   B logits(DType::f32, {3, 50}), there(DType::i32, {1}), tokens(DType::i32, {3});

@@ -27,7 +27,7 @@ GptOssConfig synthetic_gpt_oss(const std::string& name) {
     c.layers = name == "20b" ? 24 : 36;
     c.experts = name == "20b" ? 32 : 128;
     c.end_tokens = {200002, 199999, 200012};
-  } else if (name == "small") {  // for tests: the same kinds of everything
+  } else if (name == "small") {  // for tests: small sizes with every kind of layer
     c.vocab = 1000, c.hidden = 192, c.heads = 8, c.kv_heads = 2, c.head_dim = 32, c.intermediate = 128;
     c.layers = 4, c.experts = 8, c.experts_per_token = 4;
   } else {

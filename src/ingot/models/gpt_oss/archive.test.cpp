@@ -31,7 +31,7 @@ std::vector<float> numbers(const WeightMatrix& w) {
     dequantise(w.is_bank() ? w.at(e) : w, Tensor(out.data() + e * rows * cols, {rows, cols}), {});
   return out;
 }
-// What a matrix becomes in a format.
+// The numbers of a matrix after conversion to a format.
 std::vector<float> narrowed(const WeightMatrix& w, WeightFormat f) {
   std::vector<float> out = numbers(w);
   const int64_t cols = w.cols(), rows = int64_t(out.size()) / cols;
@@ -59,7 +59,7 @@ void expect_same_vectors(const GptOssWeights& a, const GptOssWeights& b) {
   }
 }
 
-// Logits of the last of some tokens.
+// The logits of the last of the given tokens.
 std::vector<double> logits(const GptOssConfig& c, const GptOssWeights& w, int64_t batch) {
   GptOss model(c, w, {.batch = batch, .positions = 64});
   GptOssCache cache(c, model.layers(), 64, batch);
@@ -102,7 +102,7 @@ TEST(gpt_oss_archive,
   for (int64_t batch : {1, 30}) {
     const auto want = logits(config, from, batch), got = logits(config, to, batch);
     for (size_t i = 0; i < want.size(); ++i)
-      EXPECT_NEAR(got[i], want[i], 2e-5) << i;  // as batches of other sizes are allowed
+      EXPECT_NEAR(got[i], want[i], 2e-5) << i;  // the same tolerance as for batches of different sizes
   }
 }
 
@@ -168,7 +168,7 @@ TEST(gpt_oss_archive, the_first_layers_alone_can_be_loaded) {
                     "of memory, found "));
 }
 
-// Bytes of a mapped file that this process has come to.
+// The bytes of a mapped file that this process has read.
 int64_t touched(const std::string& path) {
   std::ifstream maps("/proc/self/smaps");
   bool is_mine = false;
@@ -179,7 +179,8 @@ int64_t touched(const std::string& path) {
   }
   return bytes;
 }
-// So that a device without room for a model is not found out by reading 65 GB, nor the host's memory asked for them.
+// The shapes must be known from the headers: a device without room for a model is found without reading 65 GB, and
+// without taking the host's memory.
 TEST(gpt_oss_archive, shapes_are_known_without_reading_and_what_is_passed_on_needs_no_memory) {
   const TemporaryDirectory dir;
   const std::string path = dir / "x.ingot";
@@ -242,7 +243,8 @@ void expect_same_numbers(const std::string& a, const std::string& b) {
 TEST(gpt_oss_archive, an_archive_becomes_what_its_checkpoint_would) {
   const TemporaryDirectory dir;
   const WeightFormat formats[] = {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4};
-  for (const WeightFormat source : {WeightFormat::bf16, WeightFormat::mxfp4}) {  // both forms hold all of its numbers
+  // both formats can represent all numbers of the source
+  for (const WeightFormat source : {WeightFormat::bf16, WeightFormat::mxfp4}) {
     GptOssCheckpoint().write(dir / "m", {.experts = source});
     write_file(dir / "m/tokenizer.json", "{}");
     convert_gpt_oss(dir / "m", dir / "a", {.forms = {WeightFormat::bf16, source}});
@@ -261,7 +263,7 @@ TEST(gpt_oss_archive, an_archive_becomes_what_its_checkpoint_would) {
         EXPECT_TRUE(bytes == file_size(dir / "b") && all == bytes && last <= bytes);
         const GptOssForms found = gpt_oss_archive_forms(dir / "b");
         EXPECT_TRUE(found.dense == dense && found.experts == experts);
-        // And back: each number as the narrow form has it, to the nearest of bf16.
+        // Converts back: each number is the nearest bf16 of the narrow format.
         convert_gpt_oss(dir / "b", dir / "c", {.forms = {WeightFormat::bf16, WeightFormat::bf16}});
         const GptOssConfig config = read_gpt_oss_config(dir / "c");
         const GptOssWeights narrow = load_gpt_oss(dir / "b", config), wide = load_gpt_oss(dir / "c", config);
@@ -357,7 +359,7 @@ TEST(gpt_oss_archive, a_scale_that_makes_infinities_is_refused) {
   }
 }
 
-// An archive like another one but for what `change` does to its blobs and its description.
+// Writes an archive that equals another archive except for changes by `change` to the blobs and the description.
 void rewrite(const std::string& from, const std::string& to,
              const std::function<void(std::vector<ArchiveEntry>&, std::string&)>& change) {
   const ArchiveFile file(from);
@@ -448,7 +450,7 @@ void write_iris(const std::string& path, const std::map<std::string, NamedTensor
 TEST(gpt_oss_archive, an_iris_file_is_the_model_its_checkpoint_is) {
   const TemporaryDirectory dir;
   std::map<std::string, NamedTensor> tensors;
-  std::vector<std::vector<float>> wide;  // the converter of that project stores these as f32
+  std::vector<std::vector<float>> wide;  // the converter of the .iris project stores these tensors as f32
   GptOssCheckpoint checkpoint;
   checkpoint.write(dir / "m", {.damage = [&](auto& from, auto&) {
                      static const std::pair<const char*, const char*> kWords[] = {
@@ -489,7 +491,8 @@ TEST(gpt_oss_archive, an_iris_file_is_the_model_its_checkpoint_is) {
   write_iris(dir / "m.iris", tensors);
   EXPECT_TRUE(is_gpt_oss(dir / "m.iris"));
   GptOssConfig config = read_gpt_oss_config(dir / "m.iris");
-  EXPECT_EQ(config.experts_per_token, 3);  // 4, or as many as there are; all else is found, or as published
+  // 4, or all experts if there are fewer; everything else is read from the file, or published
+  EXPECT_EQ(config.experts_per_token, 3);
   config.experts_per_token = 2;
   config.end_tokens = {2};
   EXPECT_EQ(to_json(config), to_json(read_gpt_oss_config(dir / "m")));

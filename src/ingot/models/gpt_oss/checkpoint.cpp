@@ -3,7 +3,7 @@
 namespace ingot::detail {
 namespace {
 
-// Goes through every tensor of the model once.
+// Visits every tensor of the model once.
 class Layout : public LayoutBuilder {
  public:
   Layout(const Checkpoint& set, const GptOssConfig& config, int64_t layers, Arena* arena)
@@ -23,7 +23,7 @@ class Layout : public LayoutBuilder {
  private:
   bool own() const { return naming_ == Naming::openai; }
   bool gguf() const { return naming_ == Naming::gguf; }
-  // Hugging Face's name, OpenAI's own, that of .iris, llama.cpp's.
+  // Selects the tensor's name: Hugging Face's, OpenAI's own, that of .iris, or llama.cpp's.
   std::string pick(const char* hf, const char* own, const char* iris, const char* gguf) const {
     const char* const names[] = {hf, own, iris, gguf};
     return names[size_t(naming_)];
@@ -80,7 +80,7 @@ class Layout : public LayoutBuilder {
   }
 
   // --- tensors of a GGUF file
-  // Their biases, (E, N) of one tensor or the numbers of two in turn.
+  // The biases of gate and up as one tensor (E, N), or two tensors whose numbers alternate.
   Tensor taking_turns(const Names& names, int64_t width) {
     const auto turns = int64_t(names.size());
     const Tensor t = take(DType::f32, {c_.experts, turns * width});
@@ -90,9 +90,9 @@ class Layout : public LayoutBuilder {
     return t;
   }
 
-  // --- tensors of the others
+  // --- tensors of the other formats
 
-  // One vector out of several, one after the other.
+  // Concatenates several vectors.
   Tensor vector(const Names& names, const std::vector<int64_t>& widths) {
     if (gguf()) return decoded_vector(names, widths);
     int64_t all = 0;
@@ -103,13 +103,13 @@ class Layout : public LayoutBuilder {
       add(find(names[i], {widths[i]}, {"BF16", "F32"}), t, at * 4, Change::widen);
     return t;
   }
-  // A bias of every expert.
+  // The biases of all experts.
   Tensor table(const std::string& name, int64_t width) {
     const Tensor t = take(DType::f32, {c_.experts, width});
     add(find(name, {c_.experts, width}, {"BF16", "F32"}), t, 0, Change::widen);
     return t;
   }
-  // One matrix out of several with the same columns, one below the other.
+  // Concatenates the rows of several matrices with the same columns.
   WeightMatrix matrix(const Names& names, const std::vector<int64_t>& rows, int64_t cols) {
     if (gguf()) return decoded_rows(names, rows, cols);
     std::vector<const StoredTensor*> places;
@@ -130,7 +130,7 @@ class Layout : public LayoutBuilder {
   // The experts' matrices (E, N, K).
   WeightMatrix bank(const std::string& name, int64_t n, int64_t k) {
     const std::string dot = own() ? "." : "_";
-    if (set_.find(name) == nullptr) {  // the published form; also what a missing tensor is reported as
+    if (set_.find(name) == nullptr) {  // the published form, whose name an error about a missing tensor then mentions
       if (k % kMxBlock != 0 && set_.find(name + dot + "blocks") != nullptr)
         fail(ErrorCode::unsupported, set_.path(), ": found mxfp4 rows of ", k, " numbers in \"", name,
              "\", expected a multiple of ", kMxBlock);

@@ -1,5 +1,5 @@
 #pragma once
-// A checkpoint of GPT-OSS under any of its names. Inside models/gpt_oss only.
+// The tensors of a GPT-OSS checkpoint under any of their names. Used inside models/gpt_oss only.
 #include "ingot/models/checkpoint/layout.h"
 #include "ingot/models/gpt_oss/weights.h"
 

@@ -14,7 +14,7 @@ namespace ingot {
 namespace {
 
 constexpr double kOriginalContext = 4096;
-// What the architecture rotates by where a config says nothing of it; of OpenAI's own spelling each part of it.
+// The rotary scaling of the architecture, for configs without one; OpenAI's own config may omit single fields of it.
 const RopeScaling kDefaultScaling = {
     .kind = RopeScaling::yarn, .factor = 32, .original_context = kOriginalContext, .truncate = false};
 
@@ -23,7 +23,7 @@ template <class T> void in_range(const std::string& where, const char* field, T 
     fail(ErrorCode::bad_data, where, ": ", field, ": found ", value, ", expected ", low, " to ", high);
 }
 
-// A number that must have one value, because another would ask for another model.
+// Refuses any value but the one that the architecture has: another value would mean another model.
 void must_be(Fields& f, const char* key, const std::string& expected) {
   std::string found = expected;
   f.read(key, found);
@@ -39,7 +39,7 @@ void refuse_partial_rotation(Fields& f) {
     fail(ErrorCode::unsupported, f.where(), ".partial_rotary_factor: found ", part, ", expected 1");
 }
 
-// One object of rope_scaling or rope_parameters.
+// Reads one object rope_scaling or rope_parameters.
 void read_rope(Fields f, GptOssConfig& c) {
   for (const char* key : {"full_attention", "sliding_attention"})
     if (f.has(key))
@@ -68,7 +68,8 @@ void read_rope(Fields f, GptOssConfig& c) {
   refuse_partial_rotation(f);
 }
 
-// rope_scaling goes before rope_parameters, and neither means the architecture's own: as transformers has it.
+// rope_scaling takes precedence over rope_parameters, and without both the architecture's default applies, as in
+// transformers.
 void read_rope_keys(const Json& json, Fields& f, GptOssConfig& c) {
   f.read("rope_theta", c.rope_base);
   refuse_partial_rotation(f);
@@ -104,7 +105,7 @@ void read_layer_types(Fields& f, GptOssConfig& c) {
   }
 }
 
-// A single id or a list of them.
+// Reads a single id or a list of ids.
 std::vector<int64_t> read_ids(const Json& json, const std::string& where) {
   std::vector<int64_t> ids;
   const Json list = json.is_array() ? json : Json::array({json});
@@ -126,7 +127,7 @@ template <class Visit> void visit_sizes(Visit&& visit, GptOssConfig& c, bool own
   visit(own ? "num_experts" : "num_local_experts", c.experts);
 }
 
-// The blocks and scales of MXFP4 are read by their tensors' names; whatever else packs the weights is another model.
+// The blocks and scales of MXFP4 are recognised by their tensors' names. Any other packing of the weights is refused.
 void refuse_other_quantization(const Json& json, const std::string& where) {
   const auto q = json.find("quantization_config");
   if (q == json.end() || q->is_null()) return;
@@ -176,7 +177,7 @@ GptOssConfig gpt_oss_config_from_json(const std::string& text, const std::string
   if (!own || json.contains("model_type")) must_be(f, "model_type", "gpt_oss");
   visit_sizes([&](const char* key, int64_t& into) { f.require(key, into); }, c, own);
   if (!f.read("num_experts_per_tok", c.experts_per_token)) f.require("experts_per_token", c.experts_per_token);
-  c.head_dim = 64;  // the architecture's, not what hidden and heads would make; null asks for that
+  c.head_dim = 64;  // the architecture's width, which differs from hidden / heads; null selects this value too
   if (is_null(json, "head_dim"))
     c.head_dim = c.heads > 0 ? c.hidden / c.heads : 0;
   else
@@ -194,9 +195,9 @@ GptOssConfig gpt_oss_config_from_json(const std::string& text, const std::string
   else
     read_rope_keys(json, f, c);
   if (!f.read("max_position_embeddings", c.context) && c.rope_scaling.kind == RopeScaling::yarn)
-    // What is beyond the bounds no integer may hold, and check() refuses it either way.
+    // The clamp keeps a product beyond the bounds within the integer type; check() refuses such a context in any case.
     c.context = int64_t(std::clamp(c.rope_scaling.original_context * c.rope_scaling.factor, -1.0, 1e15));
-  in_range<int64_t>(where, "num_hidden_layers", c.layers, 1, 4096);  // before a list of them is made
+  in_range<int64_t>(where, "num_hidden_layers", c.layers, 1, 4096);  // checked before a list of this length is made
   read_layer_types(f, c);
   if (json.contains("eos_token_id") && !is_null(json, "eos_token_id"))
     c.end_tokens = read_ids(json.at("eos_token_id"), where);
@@ -242,7 +243,7 @@ GptOssConfig config_of_iris(const std::string& path) {
   return c;
 }
 
-// --- GGUF: metadata under the architecture's name, and what the tensors show
+// --- GGUF: metadata under the architecture's name, and sizes of the tensors
 
 class GgufReader {
  public:
@@ -289,7 +290,7 @@ class GgufReader {
     c_.vocab = embed->shape[0];
     c_.hidden = integer("embedding_length");
     c_.layers = integer("block_count");
-    in_range<int64_t>(file_.path(), "block_count", c_.layers, 1, 4096);  // before a list of them is made
+    in_range<int64_t>(file_.path(), "block_count", c_.layers, 1, 4096);  // checked before a list of this length is made
     c_.heads = integer("attention.head_count");
     c_.kv_heads = integer("attention.head_count_kv");
     in_range<int64_t>(file_.path(), "attention.head_count", c_.heads, 1, 4096);
@@ -317,7 +318,7 @@ class GgufReader {
     if (*type != "yarn")
       fail(ErrorCode::unsupported, file_.path(), ": ", key("rope.scaling.type"), ": found \"", type->substr(0, 40),
            "\", expected yarn or none");
-    // The format does not say whether the ramp's ends are rounded; the architecture's are not.
+    // The format does not state whether the ramp's ends are rounded; those of the architecture are not.
     c_.rope_scaling = kDefaultScaling;
     c_.rope_scaling.factor = number("rope.scaling.factor");
     c_.rope_scaling.original_context = double(integer("rope.scaling.original_context_length"));
@@ -346,7 +347,7 @@ class GgufReader {
       fail(ErrorCode::unsupported, file_.path(), ": ", name, ": found ", every, ", expected 2");
     for (int64_t l = 0; l < c_.layers; ++l) c_.sliding.push_back(l % 2 == 0);
   }
-  // The one the file names, and the control tokens that end a turn of this architecture.
+  // Reads the end token that the file names, and adds the control tokens that end a turn of this architecture.
   void read_end_tokens() {
     const auto add = [&](int64_t id) {
       if (std::find(c_.end_tokens.begin(), c_.end_tokens.end(), id) == c_.end_tokens.end()) c_.end_tokens.push_back(id);

@@ -7,7 +7,7 @@
 namespace ingot {
 namespace {
 
-// Every matrix that changes, once.
+// Visits every matrix that is converted, once.
 template <class Visit> void visit_changed(GptOssWeights& w, const GptOssComponents& f, Visit&& visit) {
   const auto one = [&](WeightMatrix& m, const std::optional<WeightFormat>& to) {
     if (to && *to != m.format) visit(m, *to);
@@ -50,7 +50,7 @@ GptOssWeights with_components(const GptOssWeights& w, const GptOssComponents& fo
       fail(ErrorCode::unsupported, "found rows of ", m.cols(), " numbers, expected a multiple of ", kMxBlock,
            " for mxfp4");
     bytes += Arena::aligned(weight_bytes(f, experts_of(m) * m.rows(), m.cols())) +
-             Arena::kAlign;  // data and scales are aligned apart
+             Arena::kAlign;  // data and scales are aligned separately
   });
   require_memory(bytes, "the model in another form");
   out.arena = Arena(bytes);

@@ -1,16 +1,17 @@
 #pragma once
-// Models of which some matrices are stored in fewer bits, to see what that costs.
+// Models with some matrices stored in fewer bits, to measure the loss of accuracy.
 #include <optional>
 
 #include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot {
 
-// What each component becomes; left out: it stays as it is.
+// The format of each component after conversion; a component without a format is left as it is.
 struct GptOssComponents {
   std::optional<WeightFormat> qkv, o, head, router, gate_up, down;
 };
-// The same numbers as an archive of that form holds. What stays is a view into `w`, which must outlive the result.
+// Converts the components to the given formats, with the same numbers as an archive of these formats has. Unconverted
+// matrices are views into `w`, which must outlive the result.
 GptOssWeights with_components(const GptOssWeights& w, const GptOssComponents& forms);
 
 }  // namespace ingot

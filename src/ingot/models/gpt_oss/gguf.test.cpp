@@ -1,4 +1,4 @@
-// GGUF files against the safetensors checkpoint of the same numbers.
+// Compares GGUF files with the safetensors checkpoint of the same numbers.
 #include "ingot/io/formats/gguf.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ std::string encode(const std::vector<float>& x, uint32_t type) {
     }
     return out;
   }
-  if (type == kQ4_0) {  // the number furthest from 0 is -8 steps
+  if (type == kQ4_0) {  // the number furthest from 0 becomes -8 steps
     for (size_t k = 0; k < x.size(); k += 32) {
       const auto first = x.begin() + ptrdiff_t(k);
       const float most =
@@ -64,7 +64,8 @@ std::string encode(const std::vector<float>& x, uint32_t type) {
   }
   return out;
 }
-// Rows begin, begin + step, ... of a (E, N, K) bank, or all of what is no bank.
+// Numbers of every expert's rows begin, begin + step, ... of a bank (E, N, K), or all numbers of a tensor without
+// experts.
 struct Numbers {
   std::vector<int64_t> shape;
   std::vector<float> values;
@@ -75,7 +76,7 @@ Numbers numbers_of(const Tensor& t) {
   for (const double v : testing::values(t)) out.values.push_back(float(v));
   return out;
 }
-// Every `step`-th of the second size from `begin` on.
+// Every `step`-th index of the second dimension, beginning at `begin`.
 Numbers turns_of(const Numbers& all, int64_t begin, int64_t step) {
   Numbers out;
   out.shape = all.shape;
@@ -86,7 +87,7 @@ Numbers turns_of(const Numbers& all, int64_t begin, int64_t step) {
       for (int64_t k = 0; k < inner; ++k) out.values.push_back(all.values[size_t((e * all.shape[1] + n) * inner + k)]);
   return out;
 }
-// Blocks and scales of a checkpoint as ggml has them: a scale, then number 0 with 16, 1 with 17, ...
+// Converts blocks and scales of a checkpoint to ggml's order: a scale, then numbers 0 and 16, 1 and 17, ...
 std::string mx_of(const Tensor& blocks, const Tensor& scales, int64_t begin, int64_t step) {
   const auto *codes = blocks.ptr<uint8_t>(), *s = scales.ptr<uint8_t>();
   std::string out;
@@ -123,7 +124,7 @@ void add_keys(GgufWriter& w) {
   w.key("gpt-oss.rope.scaling.factor", 32.f).key("gpt-oss.rope.scaling.original_context_length", uint32_t(4096));
   w.key("tokenizer.ggml.eos_token_id", uint32_t(2));
 }
-// llama.cpp's names, in the order of the checkpoint's.
+// Adds the tensors under llama.cpp's names, in the order of the checkpoint.
 void add_tensors(GgufWriter& w, const Tensors& tensors, const Forms& forms, const Change& change) {
   const auto add = [&](std::string name, uint32_t type, std::vector<int64_t> shape, std::string bytes) {
     if (change) change(name, type, shape, bytes);
@@ -172,7 +173,7 @@ void add_tensors(GgufWriter& w, const Tensors& tensors, const Forms& forms, cons
   }
 }
 
-// The checkpoint as a directory, and its tensors for other files.
+// The checkpoint as a directory, and its tensors, from which other files are written.
 struct Source {
   TemporaryDirectory dir;
   GptOssCheckpoint checkpoint;
@@ -258,12 +259,12 @@ TEST(gpt_oss_gguf, a_directory_without_safetensors_stands_for_its_gguf_file) {
   };
   same_as_file(s.dir / "only");
   write_file(s.dir / "only/config.json", read_file(s.dir / "m/config.json"));
-  same_as_file(s.dir / "only");  // as repositories of GGUF files have it
+  same_as_file(s.dir / "only");  // as in repositories of GGUF files
   write_file(s.dir / "only/other.gguf", "");
   EXPECT_TRUE(holds(error_of([&] { open_model(s.dir / "only"); }), "found 2 GGUF models, expected one of them by its"));
   EXPECT_EQ(checkpoint_source(s.dir / "m"), s.dir / "m");
   write_file(s.dir / "m/other.gguf", "");
-  EXPECT_EQ(checkpoint_source(s.dir / "m"), s.dir / "m");  // safetensors go first
+  EXPECT_EQ(checkpoint_source(s.dir / "m"), s.dir / "m");  // safetensors take precedence
 }
 
 TEST(gpt_oss_gguf, archives_of_it_are_those_of_the_checkpoint) {
@@ -280,17 +281,19 @@ TEST(gpt_oss_gguf, every_type_gives_the_numbers_it_can_hold) {
   Source s;
   const GptOssWeights want = load_gpt_oss(s.dir / "m", s.config);
   const auto load = [&](const Forms& forms) { return load_gpt_oss(s.gguf(forms), s.config); };
-  // bf16 and mxfp4 fit into all of these; f16 loses what is below its normal numbers, 2^-14 of steps of 2^-24.
+  // bf16 and mxfp4 fit into all of these formats; f16 loses numbers below its smallest normal number, 2^-14 in steps of
+  // 2^-24.
   expect_weights_near(load({kF32, kF32, kF32}), want, 0, 0);
   EXPECT_EQ(load({kF32, kF32, kF32}).layers[0].qkv.format, WeightFormat::f32);
   expect_weights_near(load({kBf16, kBf16, kBf16}), want, 0, 0);
   EXPECT_EQ(load({kBf16, kBf16, kBf16}).layers[0].down.format, WeightFormat::bf16);
   expect_weights_near(load({kF16, kF16, kF32}), want, 0, std::exp2(-16));
-  // Q8_0: half a step of the block's largest number / 127; that number, where the step was rounded down to f16; and
-  // bf16's rounding of what came of it.
+  // The error of Q8_0: half a step of the block's largest number / 127, the rounding of the step to f16, and the
+  // rounding of the result to bf16.
   const double step = 0.5 / 127 + std::exp2(-11);
   expect_weights_near(load({kQ8_0, kQ8_0, kF32}), want, std::exp2(-8), step * (1 + std::exp2(-8)));
-  // Q4_0: a step of an eighth, which a number of the other sign may miss whole.
+  // The error of Q4_0: a step is an eighth of the largest number, and a number of the opposite sign may be off by a
+  // whole step.
   const double coarse = 0.125 + std::exp2(-11);
   expect_weights_near(load({kQ4_0, kQ4_0, kF32}), want, std::exp2(-8), coarse * (1 + std::exp2(-8)));
   EXPECT_EQ(load({kQ4_0, kMxfp4, kF32}).layers[0].qkv.format, WeightFormat::bf16);
@@ -419,7 +422,7 @@ struct Vocabulary {
                            for (int b = 0; b < 256; ++b) all.emplace_back(1, char(b));
                            return all;
                          }()});
-    const std::string json = bytes.to_json();  // spells the bytes as files do
+    const std::string json = bytes.to_json();  // spells the bytes as the files do
     for (int b = 0; b < 256; ++b) {
       const std::string at = ": " + std::to_string(b) + (b < 255 ? "," : "}");
       const size_t end = json.find(at) - 1, begin = json.rfind("\n      \"", end) + 8;
@@ -479,7 +482,7 @@ TEST(gpt_oss_gguf, tokens_that_ordinary_text_may_contain_cut_it) {
   const auto tokenizer = load_tokenizer(v.write(dir / "t.gguf"));
   EXPECT_EQ(tokenizer->encode("abc<think> \u00e9abc"), (std::vector<int32_t>{257, 260, 257}));
   EXPECT_EQ(tokenizer->decode(std::vector<int32_t>{260}), "<think> \u00e9");
-  EXPECT_EQ(tokenizer->encode("e\u0301"), tokenizer->encode("\u00e9"));  // qwen2's normalization form C
+  EXPECT_EQ(tokenizer->encode("e\u0301"), tokenizer->encode("\u00e9"));  // qwen2 applies normalization form C
   const auto digits = [&](const std::string& pre) {
     v.pre = pre;
     v.tokens[256] = "12", v.merges = {"1 2", "12 3"}, v.tokens[257] = "123";

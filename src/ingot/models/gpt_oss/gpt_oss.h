@@ -1,6 +1,7 @@
 #pragma once
-// GPT-OSS: a decoder with sliding and full attention in turn, sinks, YaRN, and a mixture of experts in every layer.
-// spec/gpt_oss.py defines what is computed. The decode engine runs it (models/decode), as spec_of() describes it.
+// GPT-OSS: a decoder with alternating sliding and full attention, sinks, YaRN, and a mixture of experts in every layer.
+// spec/gpt_oss.py defines the computation. The decode engine (models/decode) runs the model from the description that
+// spec_of() returns.
 #include "ingot/models/decode/cpu/cpu_model.h"
 #include "ingot/models/gpt_oss/spec.h"
 #include "ingot/models/gpt_oss/weights.h"

@@ -72,7 +72,7 @@ TEST(gpt_oss_config, rotations_of_other_values_are_read_too) {
 }
 
 TEST(gpt_oss_config, what_is_left_out_is_what_the_architecture_has) {
-  // Hugging Face's sizes alone, of which head_dim is one that hidden and heads would not make.
+  // Only Hugging Face's sizes, among them a head_dim that differs from hidden / heads.
   const std::string sizes =
       R"({"model_type": "gpt_oss", "vocab_size": 201088, "hidden_size": 2880, "num_hidden_layers": 2,
     "intermediate_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32,
@@ -152,7 +152,7 @@ TEST(gpt_oss_config, what_would_be_another_model_is_refused_by_field) {
     const std::string found = error_of([&] { gpt_oss_config_from_json(text, "config.json"); });
     EXPECT_TRUE(holds(found, message)) << to << ": " << found;
   }
-  std::string own = kOwn;  // its context is a product, which no integer may hold
+  std::string own = kOwn;  // the context is a product that no integer can hold
   own.replace(own.find("4096"), 4, "1e300");
   const std::string found = error_of([&] { gpt_oss_config_from_json(own, "config.json"); });
   EXPECT_TRUE(holds(found, "max_position_embeddings: found 1000000000000000, expected 1 to 67108864")) << found;
@@ -277,7 +277,7 @@ std::vector<int32_t> random_ids(int64_t n, int64_t vocab) {
   testing::fill_ids(Tensor(ids.data(), {n}), 7, vocab);
   return ids;
 }
-// The hidden rows of all tokens, given to the model in batches of these sizes in turn.
+// The hidden rows of all tokens, given to the model in batches of these sizes, used in turn.
 std::vector<double> run(GptOss& model, GptOssCache& cache, std::span<const int32_t> ids, std::vector<int64_t> batches) {
   std::vector<double> rows;
   size_t at = 0;
@@ -311,7 +311,7 @@ TEST(gpt_oss, a_cache_goes_back_as_far_as_its_rings_and_snapshots_allow_and_no_f
   const std::vector<int32_t> ids = random_ids(60, m.config.vocab);
   GptOssCache cache(m.config, 2, 60, 8), fresh(m.config, 2, 60, 8);
   const auto want = run(model, fresh, ids, {1});
-  const auto same = [&](int64_t from) {  // what follows token `from` is as if the cache had never been further
+  const auto same = [&](int64_t from) {  // the numbers after token `from` are as if the cache had never been longer
     const auto got = run(model, cache, std::span(ids).subspan(size_t(from)), {1});
     const std::vector<double> rest(want.begin() + from * m.config.hidden, want.end());
     EXPECT_EQ(got, rest) << from;
@@ -320,7 +320,7 @@ TEST(gpt_oss, a_cache_goes_back_as_far_as_its_rings_and_snapshots_allow_and_no_f
   const GptOssCache::Snapshot at20 = cache.snapshot();
   run(model, cache, std::span(ids).subspan(20), {1});
   EXPECT_EQ(cache.length(), 60);
-  EXPECT_TRUE(cache.can_rewind(52));  // the ring holds the batch and the window before it: 8 + 4
+  EXPECT_TRUE(cache.can_rewind(52));  // the circular cache holds the batch and the window before it: 8 + 4
   EXPECT_FALSE(cache.can_rewind(51));
   EXPECT_TRUE(cache.can_rewind(0));
   EXPECT_EQ(error_of([&] { cache.rewind(51); }),
@@ -329,7 +329,7 @@ TEST(gpt_oss, a_cache_goes_back_as_far_as_its_rings_and_snapshots_allow_and_no_f
   same(52);
   cache.restore(at20);
   EXPECT_EQ(cache.length(), 20);
-  EXPECT_TRUE(cache.can_rewind(12));  // eight tokens more than the window before token 20
+  EXPECT_TRUE(cache.can_rewind(12));  // the cache holds eight tokens more than the window before token 20
   EXPECT_FALSE(cache.can_rewind(11));
   same(20);
   EXPECT_TRUE(cache.leads_to(at20, 12) && !cache.leads_to(at20, 11) && !cache.leads_to(at20, 21));

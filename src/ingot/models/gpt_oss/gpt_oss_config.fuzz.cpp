@@ -1,4 +1,4 @@
-// A config that is accepted is in range, and says the same when it is written and read again.
+// An accepted config is in range, and is the same after it is written and read again.
 #include "ingot/models/gpt_oss/config.h"
 #include "ingot/testing/fuzz.h"
 

@@ -1,6 +1,6 @@
-// Loaders of GPT-OSS models: what is accepted can be widened to its last number. The input is an archive (.ingot as it
-// is and with its sum put right, .iris, GGUF), or the first line of a config.json and the safetensors file that follows
-// it.
+// Fuzzes the loaders of GPT-OSS models: every number of an accepted model can be widened. The input is an archive
+// (.ingot as given, or with its checksum corrected, .iris, GGUF), or the first line of a config.json followed by a
+// safetensors file.
 #include <cmath>
 #include <functional>
 #include <vector>
@@ -53,7 +53,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
   }
   const size_t line = std::min(bytes.find('\n'), bytes.size());
-  static const testing::TemporaryDirectory directory;  // of the process: nothing in it is worth a sync
+  // lives as long as the process; its contents need no sync to disk
+  static const testing::TemporaryDirectory directory;
   const auto put = [&](const char* name, const std::string& content) {
     File file = File::create(directory / name);
     file.write(content);

@@ -1,4 +1,4 @@
-// GPT-OSS for the registry, from files or with random weights: its tokenizer and its decoder.
+// Registers GPT-OSS, from files or with random weights: opens its tokenizer and its decoder.
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ OpenedModel open(const std::string& path, const DecoderOptions& o) {
                       o);
 }
 
-// All of those without which there is no conversation.
+// Whether the vocabulary has every control token of Harmony.
 bool has_control_tokens(const ByteBpe& bpe) {
   const auto& specials = bpe.rules().specials;
   const auto has = [&](const char* name) {
@@ -56,7 +56,7 @@ std::unique_ptr<Tokenizer> archived_tokenizer(const std::string& archive) {
   return nullptr;
 }
 
-// The one inside an archive or a GGUF file, or beside the weights.
+// The tokenizer inside an archive or a GGUF file, or beside the weights.
 std::unique_ptr<Tokenizer> tokenizer_of(const std::string& model) {
   const std::string path = checkpoint_source(model);
   if (GgufFile::is_one(path) && GgufFile(path).metadata().count("tokenizer.ggml.tokens") != 0)
@@ -84,8 +84,8 @@ Vocabulary vocabulary_of(const GptOssConfig& config, std::shared_ptr<const Token
   if (!chat && !has_control_tokens(*v.bpe)) return v;
   const auto harmony = std::make_shared<HarmonyFormat>(std::shared_ptr<const ByteBpe>(v.tokenizer, v.bpe), path);
   v.chat = harmony;
-  // The published tokenizer names fewer tokens than the model has; where the answer ends tells whether it is the
-  // model's.
+  // The published tokenizer names fewer tokens than the model has. The ids that end an answer show whether the
+  // tokenizer belongs to the model.
   const std::vector<int64_t>& ends = config.end_tokens;
   if (!ends.empty() && std::find(ends.begin(), ends.end(), harmony->tokens().answer_end) == ends.end())
     fail(ErrorCode::bad_data, path, ": found <|return|> with id ", harmony->tokens().answer_end, ", expected ", ends[0],
@@ -93,7 +93,7 @@ Vocabulary vocabulary_of(const GptOssConfig& config, std::shared_ptr<const Token
   return v;
 }
 
-// The one format of these models.
+// Refuses any chat format but Harmony, the only one of these models.
 void refuse_other_format(const VocabularyOptions& o) {
   if (!o.chat_format.empty() && o.chat_format != "harmony")
     fail(ErrorCode::usage, "chat format: found \"", o.chat_format.substr(0, 40), "\", expected harmony for GPT-OSS");
@@ -127,7 +127,7 @@ struct RemovedAtEnd {
   std::string path;
   ~RemovedAtEnd() { std::filesystem::remove(path); }
 };
-// By way of a temporary archive, whose file is removed once it is mapped.
+// Writes a temporary archive, maps the file and removes it.
 GptOssWeights made_on_the_cpu(const GptOssConfig& config, WeightFormat dense, const GptOssLoad& load) {
   RemovedAtEnd file{(std::filesystem::temp_directory_path() / "ingot-synthetic-XXXXXX").string()};
   const int made = mkstemp(file.path.data());

@@ -1,5 +1,5 @@
 #pragma once
-// A small random GPT-OSS checkpoint for tests of loading and generation, under any of its namings.
+// A small random GPT-OSS checkpoint for tests of loading and generation, in any spelling of its names.
 #include <cmath>
 #include <functional>
 #include <map>
@@ -22,8 +22,8 @@ class GptOssCheckpoint {
   struct Options {
     bool own_names = false;
     int shards = 1;
-    WeightFormat experts = WeightFormat::mxfp4;  // or bf16, as transformers writes them
-    // Changes the tensors, by name, or the text of config.json, before they are written.
+    WeightFormat experts = WeightFormat::mxfp4;  // or bf16, the form that transformers writes
+    // Changes the tensors, by name, or the text of config.json, before the files are written.
     std::function<void(std::map<std::string, NamedTensor>&, std::string&)> damage;
   };
   // Makes the directory and fills it.
@@ -51,7 +51,7 @@ inline Tensor GptOssCheckpoint::random(Shape shape, double scale, double mean) {
   return t;
 }
 
-// (E, rows, cols) numbers.
+// Random numbers of shape (E, rows, cols).
 inline void GptOssCheckpoint::add_experts(const std::string& name, int64_t rows, int64_t cols, const Options& o) {
   if (o.experts == WeightFormat::bf16) {
     add(name, random({kExperts, cols, rows}, 1.5 / std::sqrt(double(cols))));

@@ -1,5 +1,5 @@
 #pragma once
-// GPT-OSS as a value of the decode engine's spec.
+// Describes GPT-OSS as a DecoderSpec.
 #include "ingot/models/gpt_oss/config.h"
 #include "ingot/models/spec.h"
 

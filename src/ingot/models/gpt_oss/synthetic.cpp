@@ -8,7 +8,7 @@ namespace {
 constexpr std::string_view kPrefix = "synthetic:";
 constexpr int64_t kPublishedVocab = 201088, kPublishedSpecials = 1090, kFewestSpecials = 16;
 
-// Different words for different numbers: a space and the number's digits to the base 26.
+// A different word for each number: a space and the digits of the number in base 26.
 std::string word(int64_t n) {
   std::string letters;
   for (; n > 0 || letters.empty(); n /= 26) letters.insert(letters.begin(), char('a' + n % 26));

@@ -1,7 +1,7 @@
 #pragma once
-// GPT-OSS with random weights, for measurements and load tests without a download. The name of such a model stands in
-// the place of a path: "synthetic:20b", "synthetic:120b:fp8". On a GPU the weights are made where they are used; on a
-// CPU only "synthetic:small" runs. Answers are random text.
+// GPT-OSS with random weights, for measurements and load tests without a download. The name of such a model is used in
+// place of a path: "synthetic:20b", "synthetic:120b:fp8". On a GPU the weights are generated on the GPU; a CPU runs
+// only "synthetic:small". Answers are random text.
 #include <optional>
 #include <string>
 
@@ -12,10 +12,10 @@
 namespace ingot {
 
 struct SyntheticModel {
-  std::string size;                         // of synthetic_gpt_oss()
-  WeightFormat dense = WeightFormat::bf16;  // of qkv, o and head; experts are mxfp4
+  std::string size;                         // as in synthetic_gpt_oss()
+  WeightFormat dense = WeightFormat::bf16;  // the format of qkv, output and head; experts are mxfp4
 };
-// Nothing where the name does not begin with "synthetic:". Error{usage} for an unknown size or format.
+// Returns nothing where the name does not begin with "synthetic:". Throws Error{usage} for an unknown size or format.
 std::optional<SyntheticModel> synthetic_model(const std::string& name);
 
 // A tokenizer of the model's vocabulary: the 256 bytes, words of letters without merges (so that text is encoded byte
