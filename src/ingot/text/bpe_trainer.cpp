@@ -1,5 +1,5 @@
-// Learning a byte-level BPE: words are counted once; then, again and again, the most frequent pair is merged in the
-// distinct words that contain the pair, and the counts of the neighbouring pairs are corrected.
+// Trains a byte-level BPE: counts the distinct words once, then repeatedly merges the most frequent pair in the
+// distinct words that contain the pair, and corrects the counts of the neighbouring pairs.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -61,8 +61,8 @@ class WordCounts {
   size_t used_ = 0;
 };
 
-// Pieces of the documents of about kChunk bytes, cut where every pattern starts a new word whatever comes before:
-// before the space in "letter space letter". Text without such a place stays whole.
+// Cuts the documents into chunks of about kChunk bytes, at places where every pattern starts a new word whatever
+// precedes: before the space in "letter space letter". Text without such a place stays whole.
 std::vector<std::string_view> cut_chunks(std::span<const std::string_view> documents) {
   const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
   std::vector<std::string_view> chunks;
@@ -99,11 +99,11 @@ struct Pair {
   uint64_t key;
   int64_t count = 0;
   std::vector<int32_t>
-      words;  // which contained the pair when they were counted; some may not contain the pair any more
+      words;  // the words that contained the pair when they were counted; some may not contain the pair any more
 };
 constexpr uint64_t pair_key(int32_t a, int32_t b) { return uint64_t(uint32_t(a)) << 32 | uint32_t(b); }
 
-// All pairs ever seen, found by key; a pair keeps its place.
+// All pairs ever seen, found by key; the index of a pair never changes.
 class PairTable {
  public:
   Pair& operator()(uint64_t key) {
@@ -128,7 +128,7 @@ class PairTable {
     for (size_t i = 0; i < pairs_.size(); ++i) find(pairs_[i].key) = uint32_t(i + 1);
   }
   std::vector<Pair> pairs_;
-  std::vector<uint32_t> slots_ = std::vector<uint32_t>(1 << 14);  // index + 1; 0 is free
+  std::vector<uint32_t> slots_ = std::vector<uint32_t>(1 << 14);  // hash table of index + 1; 0 is free
 };
 
 class Trainer {
@@ -137,7 +137,7 @@ class Trainer {
   struct Best {
     int64_t count = 0;
     uint64_t key = 0;
-    // The larger count first, then the smaller left id, then the smaller right one.
+    // The larger count comes first, then the smaller left id, then the smaller right id.
     bool operator<(const Best& o) const { return count != o.count ? count < o.count : key > o.key; }
   };
   bool pop(int64_t min_count, Best& best);
@@ -145,7 +145,7 @@ class Trainer {
 
  private:
   struct Word {
-    int64_t at;  // in symbols_
+    int64_t at;  // index in symbols_
     int32_t length;
     int64_t count;
   };
@@ -155,7 +155,7 @@ class Trainer {
   std::vector<int32_t> symbols_;
   std::vector<Word> words_;
   PairTable pairs_;
-  std::vector<Best> heap_;        // counts may have fallen since; an entry is corrected when it comes to the top
+  std::vector<Best> heap_;        // counts may have fallen since; an entry is corrected when it reaches the top
   std::vector<uint64_t> raised_;  // pairs whose count rose in the current merge
 };
 
@@ -252,7 +252,7 @@ std::string spelling_of(std::string_view bytes) {
   return out;
 }
 
-// What a file of these special tokens could not say, or would be read as something else.
+// Refuses special tokens that a file could not represent, or whose text would be read differently.
 void check_specials(const std::vector<std::string>& specials) {
   std::set<std::string> bytes;
   for (int b = 0; b < 256; ++b) bytes.insert(spelling_of(std::string(1, char(b))));
@@ -273,7 +273,7 @@ void check_specials(const std::vector<std::string>& specials) {
          start > 0 ? detail::concat("; expected '", all[size_t(start)].text, "' first") : std::string());
 }
 
-// Special tokens, then the bytes in the order of their characters.
+// The first tokens: special tokens, then the bytes in the order of their characters.
 ByteBpeRules first_tokens(const BpeTrainOptions& options) {
   ByteBpeRules rules;
   rules.pattern = options.pattern;
@@ -308,8 +308,8 @@ ByteBpe train_bpe(std::span<const std::string_view> documents, int vocab_size, c
   while (int(rules.tokens.size()) < vocab_size && trainer.pop(options.min_count, best)) {
     const int32_t a = int32_t(best.key >> 32), b = int32_t(best.key & 0xffffffff);
     std::string joined = rules.tokens[size_t(a)] + rules.tokens[size_t(b)];
-    if (specials.contains(spelling_of(joined))) continue;  // a file holds one token of a spelling
-    // Two pairs may join to the same bytes: "a" + "bc" and "ab" + "c" are one token.
+    if (specials.contains(spelling_of(joined))) continue;  // a file cannot hold two tokens of the same spelling
+    // Two pairs may join to the same bytes: "a" + "bc" and "ab" + "c" are the same token.
     const auto [at, is_new] = ids.emplace(joined, int32_t(rules.tokens.size()));
     if (is_new) rules.tokens.push_back(std::move(joined));
     rules.merges.emplace_back(a, b);

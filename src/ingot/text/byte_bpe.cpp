@@ -17,14 +17,14 @@ namespace {
 
 constexpr uint32_t kNoMerge = UINT32_MAX;
 constexpr int kMaxTokens = 1 << 24;
-constexpr int kShortWord = 64;  // bytes; up to here scanning all pairs beats keeping them in a heap
+constexpr int kShortWord = 64;  // bytes; for shorter words scanning all pairs is faster than keeping them in a heap
 
 struct Merge {
   uint32_t rank = kNoMerge;
   int32_t id = -1;
 };
 
-// (left, right) -> merge: open addressing, at most half full.
+// Maps (left, right) to a merge: open addressing, at most half full.
 class MergeTable {
  public:
   void reserve(size_t n) {
@@ -58,8 +58,8 @@ class MergeTable {
 struct Workspace {
   static constexpr int kSets = 1 << 15, kMaxIds = 4, kMaxBytes = 15;
   struct Entry {
-    uint64_t low = 0, high = 0;  // the word's bytes, its length in the last one; an empty word marks a free entry
-    int32_t ids[kMaxIds];        // -1 after the last
+    uint64_t low = 0, high = 0;  // the word's bytes, with its length in the last byte; an empty word marks a free entry
+    int32_t ids[kMaxIds];        // followed by -1
   };
   struct alignas(64) Set {
     Entry recent, older;
@@ -70,7 +70,7 @@ struct Workspace {
   std::vector<uint64_t> heap;
 };
 
-// Texts that are looked for in another, the leftmost first and of those the longest.
+// Finds the occurrences of some texts in a longer text: the leftmost first, and the longest of those at one place.
 class AddedTexts {
  public:
   void add(std::string text, int32_t id) {
@@ -78,7 +78,7 @@ class AddedTexts {
     const auto at = std::find_if(list.begin(), list.end(), [&](const Text& t) { return t.text.size() < text.size(); });
     list.insert(at, {std::move(text), id});
   }
-  // Calls between(text) for what lies between and found(id) for each, in their order.
+  // Calls found(id) for each occurrence and between(text) for the text between two occurrences, in order.
   template <class Between, class Found> void cut(std::string_view text, Between&& between, Found&& found) const {
     size_t begin = 0;
     for (size_t i = 0; i < text.size();) {
@@ -136,16 +136,16 @@ int32_t start_token(std::span<const SpecialToken> specials) {
 struct ByteBpe::Impl {
   ByteBpeRules rules;
   int32_t byte_ids[256];     // -1: the vocabulary has no token for this byte
-  bool lacks_bytes = false;  // some are -1
+  bool lacks_bytes = false;  // whether some byte has no token
   MergeTable merges;
   std::unordered_map<std::string_view, int32_t> whole_words;  // with ignore_merges
-  std::vector<uint8_t> special;                               // by id
+  std::vector<uint8_t> special;                               // indexed by id
   AddedTexts added, added_normalized;
   int32_t bos = -1;
   uint32_t hash = 0;
 
   mutable std::mutex mutex;
-  mutable std::vector<std::unique_ptr<Workspace>> idle;  // as many as calls ever ran at the same time
+  mutable std::vector<std::unique_ptr<Workspace>> idle;  // one for each call that has ever run at the same time
 
   Impl(ByteBpeRules r, const std::string& origin);
   void take_specials(const std::string& origin);
@@ -201,7 +201,8 @@ void ByteBpe::Impl::take_specials(const std::string& origin) {
            " and ", s.id);
     size = std::max<int64_t>(size, s.id + 1);
   }
-  // Checked before memory is asked for: ids have no gaps, so there are at least as many entries as the largest id says.
+  // Checked before memory is allocated: ids have no gaps, so there are at least as many entries as the largest id
+  // requires.
   if (size > int64_t(rules.tokens.size() + rules.specials.size()))
     fail(ErrorCode::bad_data, origin, ": found ids up to ", size - 1, " but ",
          rules.tokens.size() + rules.specials.size(), " tokens, expected no gaps");
@@ -232,9 +233,9 @@ void ByteBpe::Impl::take_tokens(std::unordered_map<std::string_view, int32_t>& i
       fail(ErrorCode::bad_data, origin, ": token ", quoted(token), " found twice, ids ", at->second, " and ", i);
     if (token.size() == 1) byte_ids[uint8_t(token[0])] = int32_t(i);
   }
-  // An added token may have the bytes of another token, which then is the one that merges make.
+  // An added token may have the bytes of another token; merges then produce the other token.
   for (const AddedToken& a : rules.added) ids.emplace(rules.tokens[size_t(a.id)], a.id);
-  // Some vocabularies, such as SmolLM2's, lack bytes that hardly any text has. encode() refuses these bytes.
+  // Some vocabularies, such as SmolLM2's, lack bytes that hardly any text contains. encode() refuses these bytes.
   for (int b = 0; b < 256; ++b) {
     if (byte_ids[b] >= 0) continue;
     lacks_bytes = true;
@@ -243,7 +244,7 @@ void ByteBpe::Impl::take_tokens(std::unordered_map<std::string_view, int32_t>& i
   }
 }
 
-// Every pair of tokens whose joined bytes are a token, in the order of the joined tokens.
+// Finds every pair of tokens whose joined bytes are a token, in the order of the joined tokens.
 void ByteBpe::Impl::find_merges(const std::unordered_map<std::string_view, int32_t>& ids) {
   rules.merges.clear();
   for (const std::string& token : rules.tokens) {
@@ -437,7 +438,7 @@ void ByteBpe::Impl::encode_words(std::string_view text, Workspace& w, std::vecto
   out.resize(size_t(count));
 }
 
-// Added tokens are looked for in the text as it is, then others in the normalized text between those.
+// Added tokens are first searched in the text as given, then the normalized ones in the normalized text in between.
 void ByteBpe::Impl::encode_text(std::string_view text, Workspace& w, std::vector<int32_t>& out) const {
   if (rules.added.empty() && !rules.nfc) return encode_words(text, w, out);
   const auto found = [&](int32_t id) { out.push_back(id); };
@@ -480,7 +481,7 @@ std::vector<int32_t> ByteBpe::encode(std::string_view text) const {
   }
   if (!w) w = std::make_unique<Workspace>();
   impl_->encode_text(text, *w, out);
-  if (w->ids.capacity() > (1 << 20)) return out;  // frees the memory that an enormous word took
+  if (w->ids.capacity() > (1 << 20)) return out;  // frees the memory of a very long word
   std::lock_guard lock(impl_->mutex);
   impl_->idle.push_back(std::move(w));
   return out;

@@ -30,7 +30,7 @@ ByteBpe golden_bpe(WordPattern pattern = WordPattern::gpt2) {
   return ByteBpe(rules);
 }
 
-// Characters of every kind the patterns tell apart, and any code point now and then.
+// Characters of every kind that the patterns distinguish, and sometimes any code point.
 std::string odd_text(uint64_t seed, int characters) {
   static const std::u32string kPool =
       U"abSTd'' \t\n\r .,!/12\u00e9\u017f\u01c5\u02b0\u0301\u0302\u3042\u65e5\u3000\u00a0\u0663\u2167\U0001f600\u200d";
@@ -44,7 +44,7 @@ std::string odd_text(uint64_t seed, int characters) {
   return out;
 }
 
-// Merging as the definition says it: again and again the lowest rank, leftmost first.
+// Merging by its definition: repeatedly the pair of the lowest rank, the leftmost first.
 std::vector<int32_t> merge_by_definition(const ByteBpeRules& rules, std::string_view word) {
   std::vector<int32_t> ids;
   for (char c : word)
@@ -138,7 +138,7 @@ TEST(ByteBpe, CutsWordsAsThePatternsSay) {
       {WordPattern::cl100k,
        "'\xc5\xbf"
        "a'LLb x1234",
-       "'\xc5\xbf|a|'LL|b| x|123|4"},  // a long s is an s without case
+       "'\xc5\xbf|a|'LL|b| x|123|4"},  // a long s is an s where case is ignored
       {WordPattern::cl100k, "!!\r\n\n  \n a\ta", "!!\r\n\n|  \n| a|\ta"},
       {WordPattern::qwen2, "x12 3", "x|1|2| |3"},
       {WordPattern::tekken, "HTTPServer don't 12/\n", "HTTPServer| don|'t| |1|2|/\n"},
@@ -147,7 +147,7 @@ TEST(ByteBpe, CutsWordsAsThePatternsSay) {
       {WordPattern::o200k,
        "\xcc\x81"
        "ABC //\n/x",
-       "\xcc\x81|ABC| //\n/|x"},  // no lower case: the mark stands alone
+       "\xcc\x81|ABC| //\n/|x"},  // without a lower-case letter, the mark is a word of its own
   };
   for (const auto& c : cases) {
     std::string words;
@@ -158,7 +158,8 @@ TEST(ByteBpe, CutsWordsAsThePatternsSay) {
 }
 
 TEST(ByteBpe, CutsTextInTheSamePlacesWhateverFollowsAWord) {
-  // The trainer counts pieces cut before the space of "letter space letter"; that must be a word's beginning.
+  // The trainer counts chunks that are cut before the space of "letter space letter", which must be the beginning of a
+  // word.
   for (WordPattern pattern : kPatterns)
     for (uint64_t seed = 0; seed < 100; ++seed) {
       const std::string left = odd_text(seed, 20) + "a", right = " b" + odd_text(seed + 1000, 20);
@@ -197,7 +198,7 @@ TEST(ByteBpe, OrdinaryTextIsCutAtAddedTokensTheLongestFirst) {
   EXPECT_EQ(bpe.encode("<think>"), std::vector<int32_t>{first});
   EXPECT_EQ(bpe.encode("<think>so<think>"), joined({{first + 1}, bpe.encode("o"), {first}}));
   EXPECT_EQ(bpe.encode("a   b"), joined({bpe.encode("a"), {first + 2}, bpe.encode(" b")}));
-  // One that is looked for in the normalized text is found in either spelling.
+  // An added token that is searched in the normalized text is found in either spelling.
   EXPECT_EQ(bpe.encode("e\xcc\x81!"), std::vector<int32_t>{first + 3});
   EXPECT_EQ(bpe.encode("x\xc3\xa9!"), joined({bpe.encode("x"), {first + 3}}));
   EXPECT_EQ(bpe.bytes(-1, first), 7);
@@ -265,8 +266,8 @@ TEST(ByteBpe, RefusesTextThatIsNotUtf8WithTheOffset) {
 }
 
 TEST(ByteBpe, TimeGrowsWithTheTextNotWithItsSquare) {
-  // Twice the text may take up to 4x as long before this fails, loose for a busy machine; a quadratic path at these
-  // sizes would take minutes.
+  // Twice the text may take up to four times as long before this test fails, a loose bound for a busy machine; a
+  // quadratic path would take minutes at these sizes.
   std::string alike[] = {"a", " ", "\n", "'", "1", "\xcc\x81", " \n", "\xe3\x81\x82", "A\xcc\x81", "the"};
   for (WordPattern pattern : kPatterns) {
     const ByteBpe bpe = golden_bpe(pattern);
@@ -276,7 +277,7 @@ TEST(ByteBpe, TimeGrowsWithTheTextNotWithItsSquare) {
         while (text.size() < bytes) text += unit;
         double best = 1e9;
         for (int i = 0; i < 3; ++i) {
-          const std::clock_t start = std::clock();  // of this process: the machine may be busy
+          const std::clock_t start = std::clock();  // time of this process, because the machine may be busy
           bpe.encode(text);
           best = std::min(best, double(std::clock() - start) / CLOCKS_PER_SEC);
         }
@@ -305,7 +306,7 @@ TEST(ByteBpe, WritesAFileThatReadsBackTheSame) {
 
 TEST(ByteBpe, AWordThatIsATokenStandsWholeWithIgnoreMerges) {
   ByteBpeRules rules = golden_bpe().rules();
-  rules.tokens.push_back("zqx");  // no merge builds it
+  rules.tokens.push_back("zqx");  // no merge gives this token
   EXPECT_EQ(ByteBpe(rules).encode("zqx").size(), 3u);
   rules.ignore_merges = true;
   EXPECT_EQ(ByteBpe(rules).encode("zqx"), std::vector<int32_t>{int32_t(rules.tokens.size()) - 1});
@@ -322,7 +323,7 @@ std::string base64(std::string_view bytes) {
   }
   return out;
 }
-// The golden vocabulary as such a file, with tokens that overlap themselves.
+// The golden vocabulary as a tiktoken file, with tokens that overlap themselves.
 std::vector<std::string> ranked_tokens() {
   const ByteBpe golden = golden_bpe();
   std::vector<std::string> tokens;
@@ -337,8 +338,8 @@ std::string tiktoken_file(const std::vector<std::string>& tokens) {
   for (size_t i = 0; i < tokens.size(); ++i) text += base64(tokens[i]) + " " + std::to_string(i) + "\n";
   return text;
 }
-// tiktoken's rule by its definition: the whole word, else again and again the smallest token that two neighbours join
-// to.
+// tiktoken's rule by its definition: the whole word if it is a token, else repeatedly the smallest token that two
+// neighbours join to.
 std::vector<int32_t> join_by_definition(const std::unordered_map<std::string, int64_t>& ids, const std::string& word) {
   const auto none = int64_t(ids.size());
   const auto id_of = [&](const std::string& bytes) {
@@ -431,13 +432,13 @@ TEST(ByteBpe, TrainingAcceptsNoTextAndStopsWhenPairsRunOut) {
   const std::string_view documents[] = {"", "abab abab", " abab"};
   const ByteBpe bpe = train_bpe(documents, 400, {.special_tokens = {}});
   EXPECT_EQ(bpe.bos(), -1);
-  // ab, abab, and " abab": all seen at least twice.
+  // ab, abab, and " abab", which all occur at least twice.
   EXPECT_EQ(bpe.vocab_size(), 259);
   EXPECT_EQ(bpe.encode("abab abab").size(), 2u);
   EXPECT_NE(error_of([&] { train_bpe(documents, 100); }).find("found vocab_size 100, expected 257"), std::string::npos);
 }
 
-// Each damage to a good file is refused with its name, what was found and what was expected.
+// Each damaged file is refused with its name, the value found and the value expected.
 TEST(ByteBpe, RefusesDamagedFilesByName) {
   const std::string good = golden_bpe().to_json();
   const auto refusal = [](const std::string& json) { return error_of([&] { ByteBpe::parse(json, "t.json"); }); };

@@ -11,7 +11,7 @@
 namespace ingot {
 namespace {
 
-// llama.cpp's types of tokens. Unknown and unused ones stand for no text, as control tokens do.
+// llama.cpp's types of tokens. Unknown and unused tokens stand for no text, like control tokens.
 enum TokenType : int64_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5 };
 
 class Reader {
@@ -24,7 +24,7 @@ class Reader {
     if (model != "gpt2")
       refuse("tokenizer.ggml.model: found \"", model.substr(0, 40), "\", expected \"gpt2\", a byte-level BPE");
     rules_.pattern = pattern();
-    // The format has no field for these two; the tokenizers that the vocabularies come from have them.
+    // The format has no field for these two properties, which the original tokenizers have.
     rules_.ignore_merges = rules_.pattern == WordPattern::o200k || rules_.pattern == WordPattern::cl100k ||
                            rules_.pattern == WordPattern::tekken;
     rules_.nfc = rules_.pattern == WordPattern::qwen2;
@@ -80,7 +80,7 @@ class Reader {
           if (find_invalid_utf8(text) >= 0) refuse("token ", id, ": found a name that is not UTF-8");
           rules_.specials.push_back({int32_t(id), text});
           break;
-        case kUserDefined:  // its text as it is, not in the spelling of bytes
+        case kUserDefined:  // stored as its text, not in the spelling of bytes
           if (find_invalid_utf8(text) >= 0) refuse("token ", id, ": found a text that is not UTF-8");
           rules_.tokens[id] = text;
           rules_.added.push_back({int32_t(id)});

@@ -1,4 +1,4 @@
-// tokenizer.json, read and written: the part of Hugging Face's format that describes a byte-level BPE. A setting that
+// Reads and writes tokenizer.json: the part of Hugging Face's format that describes a byte-level BPE. A setting that
 // would change ids and is not implemented is refused by its name.
 #include <algorithm>
 #include <unordered_map>
@@ -44,7 +44,7 @@ std::string byte_spelling(std::string_view bytes) {
   return out;
 }
 
-// Parses one file; every refusal begins with its name.
+// Parses one file. Every error message begins with the file's name.
 class Reader {
  public:
   Reader(const Json& json, const std::string& origin) : json_(json), origin_(origin) {
@@ -79,7 +79,7 @@ class Reader {
   const Json& json_;
   const std::string& origin_;
   std::unordered_map<char32_t, char> bytes_;
-  std::unordered_map<std::string, int32_t> added_;  // special ones
+  std::unordered_map<std::string, int32_t> added_;  // the special tokens
   std::vector<std::string> ordinary_;               // the texts of rules_.added
   ByteBpeRules rules_;
 };
@@ -125,8 +125,8 @@ WordPattern Reader::read_split(const Json& split) const {
          ", expected that of gpt2, cl100k (llama3), o200k, qwen2 or tekken");
 }
 
-// A ByteLevel with its own pattern, or a sequence of two: a Split and a ByteLevel without a pattern, or Digits and a
-// ByteLevel with its own.
+// A ByteLevel with its own pattern, or a sequence of two steps: a Split and a ByteLevel without a pattern, or Digits
+// and a ByteLevel with its own pattern.
 WordPattern Reader::read_pattern() const {
   const Json* pre = find(json_, "pre_tokenizer");
   if (!pre) refuse("found no pre_tokenizer, expected ByteLevel");
@@ -209,7 +209,7 @@ void Reader::read_added() {
   }
 }
 
-// The texts of added tokens that ordinary text may contain. The vocabulary may name such a token, too.
+// Enters the texts of added tokens that ordinary text may contain. The vocabulary may name such a token too.
 void Reader::place_added() {
   for (size_t i = 0; i < rules_.added.size(); ++i) {
     const auto id = size_t(rules_.added[i].id);
@@ -245,7 +245,8 @@ std::string Reader::token_of(std::string_view spelling) const {
 }
 
 void Reader::read_vocab(const Json& vocab) {
-  // Without gaps no id reaches the number of entries, so a large id in a small file cannot ask for much memory.
+  // Ids have no gaps, so none may reach the number of entries; a large id in a small file therefore cannot request much
+  // memory.
   const size_t most = vocab.size() + rules_.specials.size() + rules_.added.size();
   for (const auto& [spelling, value] : vocab.items()) {
     const int32_t id = id_of(value, spelling);
@@ -257,7 +258,7 @@ void Reader::read_vocab(const Json& vocab) {
       continue;
     }
     if (spelling.empty()) refuse("model.vocab: found an empty token with id ", id);
-    // An added token may stand here as its text, not in the spelling of bytes.
+    // An added token may be written as its text, not in the spelling of bytes.
     if (const auto at = std::find(ordinary_.begin(), ordinary_.end(), spelling);
         at != ordinary_.end() && rules_.added[size_t(at - ordinary_.begin())].id == id)
       continue;
@@ -379,7 +380,7 @@ std::string ByteBpe::to_json() const {
          "\"byte_fallback\": false, \"ignore_merges\": " +
          (r.ignore_merges ? "true" : "false") + ",\n    \"vocab\": {";
   comma = "";
-  // An added token stands here as its text, unless an ordinary token is spelled like that.
+  // An added token is written as its text, unless an ordinary token has the same spelling.
   std::vector<bool> is_added(r.tokens.size());
   for (const AddedToken& a : r.added) is_added[size_t(a.id)] = true;
   std::unordered_set<std::string> spellings;

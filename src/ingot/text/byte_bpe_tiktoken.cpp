@@ -1,4 +1,4 @@
-// tiktoken's files: one line a token, "base64 rank".
+// Reads tiktoken's files: one token per line, "base64 rank".
 #include <charconv>
 
 #include "ingot/core/check.h"
@@ -7,9 +7,10 @@
 namespace ingot {
 namespace {
 
-// find_merges() looks up every cut of every token, so the work is the sum of the squares of the tokens' lengths.
+// find_merges() looks up every cut of every token, so its work grows with the sum of the squares of the tokens'
+// lengths.
 constexpr uint64_t kMaxCutBytes = uint64_t(1) << 33;
-constexpr int kHarmonySpecials = 1090;  // 199998 to 201087 behind the published ranks
+constexpr int kHarmonySpecials = 1090;  // ids 199998 to 201087, which follow the published ranks
 
 int sextet(char c) {
   if (c >= 'A' && c <= 'Z') return c - 'A';
@@ -17,7 +18,7 @@ int sextet(char c) {
   if (c >= '0' && c <= '9') return c - '0' + 52;
   return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
-// False: not base64 in its one canonical spelling.
+// Returns false unless the text is base64 in its canonical spelling.
 bool decode_base64(std::string_view text, std::string& bytes) {
   bytes.clear();
   if (text.empty() || text.size() % 4 != 0) return false;
@@ -82,7 +83,7 @@ ByteBpe ByteBpe::parse_tiktoken(std::string_view text, const std::string& origin
     if (cut_bytes > kMaxCutBytes)
       fail(ErrorCode::bad_data, origin, ": line ", number, ": found a token of ", bytes.size(),
            " bytes, expected tokens the length of words");
-    // Every published file has its ranks in order. A rank that must be the next one cannot ask for memory.
+    // Every published file has its ranks in order. Ranks without gaps cannot request much memory.
     if (rank != int64_t(rules.tokens.size()))
       fail(ErrorCode::bad_data, origin, ": line ", number, ": found rank ", rank, ", expected ", rules.tokens.size());
     rules.tokens.push_back(bytes);

@@ -1,5 +1,5 @@
 #pragma once
-// Tests' own tokenizer: one token per byte, and bos = 256.
+// A tokenizer for tests: one token per byte, and bos = 256.
 #include "ingot/text/tokenizer.h"
 
 namespace ingot::testing {

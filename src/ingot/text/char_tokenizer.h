@@ -1,6 +1,6 @@
 #pragma once
-// One token per character (Unicode code point), ids in code point order. There is no bos. Text with a character that
-// was not in the text from which the vocabulary was made is refused.
+// One token per character (Unicode code point), with ids in the order of code points. There is no bos. encode() refuses
+// a character that is not in the vocabulary.
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -12,12 +12,12 @@ namespace ingot {
 
 class CharTokenizer final : public Tokenizer {
  public:
-  // The distinct characters of `text`, which must be UTF-8.
+  // Makes a vocabulary of the distinct characters of `text`, which must be UTF-8.
   static CharTokenizer from_text(std::string_view text);
   static CharTokenizer parse(std::string_view json, const std::string& origin);
-  // `characters` ascending and distinct; `origin` names their source in errors.
+  // `characters` must be ascending and distinct; `origin` names their source in errors.
   CharTokenizer(std::vector<char32_t> characters, const std::string& origin);
-  // {"format": "ingot-char", "version": 1, "characters": "..."}
+  // Writes {"format": "ingot-char", "version": 1, "characters": "..."}.
   void save(const std::string& path) const;
   std::string to_json() const;
 

@@ -1,5 +1,5 @@
 #pragma once
-// tests/data/text/golden.json: odd texts, and the ids that the reference implementations give them
+// tests/data/text/golden.json: unusual texts, and their ids according to the reference implementations
 // (tools/make_text_goldens.py).
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"

@@ -17,17 +17,17 @@ extern const int kCombiningRunCount;
 namespace {
 
 constexpr char32_t kCodes = 0x110000;
-// Hangul syllables are composed of a leading consonant, a vowel and perhaps a trailing consonant by arithmetic.
+// A Hangul syllable is composed arithmetically of a leading consonant, a vowel and an optional trailing consonant.
 constexpr char32_t kSyllable = 0xAC00, kLeading = 0x1100, kVowel = 0x1161, kTrailing = 0x11A7;
 constexpr char32_t kLeadings = 19, kVowels = 21, kTrailings = 28, kSyllables = kLeadings * kVowels * kTrailings;
 
 struct Parts {
-  char32_t first, second;  // second: 0 where there is one part
+  char32_t first, second;  // second: 0 for a single part
 };
 
 struct Tables {
   std::vector<uint8_t> combining = std::vector<uint8_t>(kCodes);  // 0: a starter
-  std::vector<bool> inert = std::vector<bool>(kCodes, true);      // never changed, and no neighbour changes with it
+  std::vector<bool> inert = std::vector<bool>(kCodes, true);      // never changed, also not together with a neighbour
   std::unordered_map<char32_t, Parts> parts;
   std::unordered_map<uint64_t, char32_t> composed;
 
@@ -43,7 +43,7 @@ struct Tables {
       const Parts p = {step[1], step[2]};
       parts.emplace(step[0] >> 1, p);
       if (step[0] & 1) composed.emplace(key(p.first, p.second), step[0] >> 1);
-      // A composite stands for itself unless a mark follows, and then the mark is not inert.
+      // A composite stays as it is unless a mark follows, and marks are not inert.
       if (!(step[0] & 1)) inert[step[0] >> 1] = false;
       if (step[0] & 1) inert[p.second] = false;
     }
@@ -71,7 +71,7 @@ void decompose(char32_t c, std::vector<char32_t>& out) {
   if (at->second.second != 0) decompose(at->second.second, out);
 }
 
-// What two characters become, or 0.
+// The composition of two characters, or 0.
 char32_t compose(char32_t a, char32_t b) {
   if (a >= kLeading && a < kLeading + kLeadings && b >= kVowel && b < kVowel + kVowels)
     return kSyllable + ((a - kLeading) * kVowels + (b - kVowel)) * kTrailings;
@@ -103,7 +103,7 @@ void compose_all(std::vector<char32_t>& codes) {
   const auto& combining = tables().combining;
   size_t kept = 0;
   int64_t starter = -1;
-  int last = -1;  // the class of the mark between the starter and the character; -1: there is none
+  int last = -1;  // the class of the mark between the starter and the character; -1: no mark
   for (const char32_t c : codes) {
     const int kind = combining[c];
     if (starter >= 0 && last < kind)

@@ -7,7 +7,7 @@
 
 namespace ingot {
 
-// `text` must be UTF-8. Text whose characters all stand for themselves is copied.
+// `text` must be UTF-8. Text that is already in the normal form is copied.
 std::string to_nfc(std::string_view text);
 
 }  // namespace ingot

@@ -17,7 +17,7 @@ namespace {
 using detail::PieceType;
 constexpr std::string_view kSpace = "\xe2\x96\x81";  // U+2581 stands for a space
 
-// Part of the text being merged; a merge extends the left one and empties the right one.
+// A part of the text that is being merged; a merge extends the left part and empties the right part.
 struct Symbol {
   int64_t begin = 0;
   int32_t length = 0;
@@ -25,7 +25,8 @@ struct Symbol {
   int64_t previous = -1, next = -1;
 };
 
-// Two neighbours that together are a piece. The best candidate has the higher score; of equal scores the left one wins.
+// Two neighbours that together form a piece. The candidate with the higher score is merged first, among equal scores
+// the left one.
 struct Candidate {
   float score;
   int64_t left, right;
@@ -33,8 +34,8 @@ struct Candidate {
   bool operator<(const Candidate& o) const { return score != o.score ? score < o.score : left > o.left; }
 };
 
-// Bytes of the character that starts `text`, by its first byte alone: a damaged normalisation table may leave text that
-// is not UTF-8.
+// The number of bytes of the character that starts `text`, from its first byte alone: a damaged normalisation table may
+// produce text that is not UTF-8.
 size_t character_length(std::string_view text) {
   const uint8_t first = uint8_t(text[0]);
   const size_t n = first < 0xc0 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
@@ -46,13 +47,14 @@ size_t character_length(std::string_view text) {
 struct SentencePiece::Impl {
   detail::SentencePieceModel model;
   detail::Charsmap charsmap;
-  std::unordered_map<std::string_view, int32_t> pieces;    // normal, user-defined, unused: what merging may build
+  // normal, user-defined and unused pieces, which merges may produce
+  std::unordered_map<std::string_view, int32_t> pieces;
   std::unordered_map<std::string_view, int32_t> reserved;  // control, unknown and byte pieces, by name
-  std::vector<size_t> user_lengths;                        // of user-defined pieces, longest first
+  std::vector<size_t> user_lengths;                        // lengths of user-defined pieces, longest first
   int32_t byte_ids[256];
   int32_t unknown = -1, bos = -1;
   size_t longest_piece = 0;
-  bool words_apart = true;  // no piece has a space behind another character, so words can be merged one by one
+  bool words_apart = true;  // no piece has a space after another character, so words can be merged one by one
   uint32_t hash = 0;
 
   Impl(detail::SentencePieceModel m, const std::string& origin);
@@ -64,7 +66,7 @@ struct SentencePiece::Impl {
     if (id < 0 || id >= int32_t(model.pieces.size())) return true;
     return type(id) == PieceType::control || type(id) == PieceType::unknown || type(id) == PieceType::unused;
   }
-  // Whether the space after `previous` is the one that encoding puts before a text.
+  // Whether the space after `previous` is the one that encoding adds before a text.
   bool begins_with_dummy_prefix(int32_t previous) const {
     return model.add_dummy_prefix &&
            (previous < 0 || previous >= int32_t(model.pieces.size()) || type(previous) == PieceType::control);
@@ -159,7 +161,7 @@ int32_t SentencePiece::Impl::id_of(std::string_view piece) const {
   return p == pieces.end() ? unknown : p->second;
 }
 
-// Bytes of the longest user-defined piece that starts `text`, or 0.
+// The length in bytes of the longest user-defined piece that starts `text`, or 0.
 size_t SentencePiece::Impl::user_defined_at(std::string_view text) const {
   for (size_t n : user_lengths) {
     if (n > text.size()) continue;
@@ -169,7 +171,7 @@ size_t SentencePiece::Impl::user_defined_at(std::string_view text) const {
   return 0;
 }
 
-// The normalized beginning of `text`, and the number of bytes that it replaces.
+// The normalized form of the beginning of `text`, and the number of bytes that it replaces.
 std::pair<std::string_view, size_t> SentencePiece::Impl::normalize_prefix(std::string_view text) const {
   if (const size_t n = user_defined_at(text)) return {text.substr(0, n), n};
   const detail::Charsmap::Match match = charsmap.longest(text);
@@ -224,7 +226,7 @@ void SentencePiece::Impl::merge_word(std::string_view word, std::vector<int32_t>
   }
   symbols.back().next = -1;
   std::priority_queue<Candidate> candidates;
-  // The two parts of each unused piece, into which it is split at the end.
+  // The two parts of each unused piece; the piece is split into them at the end.
   std::unordered_map<std::string_view, std::pair<std::string_view, std::string_view>> parts;
   const auto view = [&](const Symbol& s) { return word.substr(size_t(s.begin), size_t(s.length)); };
   const auto consider = [&](int64_t left, int64_t right) {
@@ -288,7 +290,7 @@ std::string SentencePiece::normalize(std::string_view text) const {
 std::vector<int32_t> SentencePiece::encode(std::string_view text) const {
   const std::string normal = normalize(text);
   std::vector<int32_t> out;
-  // A word seen before in this text has its ids in `out` already.
+  // A word that occurred earlier in this text already has its ids in `out`.
   std::unordered_map<std::string_view, std::pair<size_t, size_t>> seen;
   for (size_t begin = 0; begin < normal.size();) {
     size_t end = normal.size();
@@ -307,7 +309,7 @@ std::vector<int32_t> SentencePiece::encode(std::string_view text) const {
     }
     begin = end;
   }
-  // A run of unknown characters is one token.
+  // A run of unknown characters becomes one token.
   if (!impl_->model.byte_fallback)
     out.erase(std::unique(out.begin(), out.end(), [&](int32_t a, int32_t b) { return a == impl_->unknown && b == a; }),
               out.end());
@@ -333,7 +335,7 @@ std::string SentencePiece::decode(std::span<const int32_t> ids) const {
       continue;
     }
     std::string_view piece = m.pieces[size_t(id)].text;
-    // The space that add_dummy_prefix put before the text, or spaces that encoding would remove.
+    // The space that add_dummy_prefix added before the text, or spaces that encoding would remove.
     if (at_start && (m.add_dummy_prefix || m.remove_extra_whitespaces) && piece.starts_with(kSpace)) {
       piece.remove_prefix(kSpace.size());
       dropped_space = !m.remove_extra_whitespaces;
@@ -363,7 +365,7 @@ int64_t SentencePiece::bytes_after(std::span<const int32_t> before, int32_t id) 
   const auto is_byte = [&](int32_t i, int byte) { return i >= 0 && i == impl_->byte_ids[byte]; };
   if (n < 2 || !is_byte(id, 0x81) || !is_byte(before[n - 1], 0x96) || !is_byte(before[n - 2], 0xE2))
     return bytes(n == 0 ? -1 : before[n - 1], id);
-  // The two before counted 1 each, and the space is one byte.
+  // The two byte pieces before counted 1 each, but the space is one byte.
   return impl_->begins_with_dummy_prefix(n > 2 ? before[n - 3] : -1) ? -2 : -1;
 }
 

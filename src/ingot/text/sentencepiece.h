@@ -20,10 +20,11 @@ class SentencePiece final : public Tokenizer {
  public:
   static SentencePiece load(const std::string& path);
   static SentencePiece parse(std::string_view model, const std::string& origin);
-  // The vocabulary in a model's GGUF file, where it is of this kind.
+  // Reads the vocabulary in a model's GGUF file, where it is of this kind.
   static bool is_in(const GgufFile& file);
   static SentencePiece from_gguf(const GgufFile& file);
-  // A tokenizer.json whose BPE has byte fallback. Merges by rank; of merges that make one piece the first rank counts.
+  // Reads a tokenizer.json whose BPE has byte fallback. Merges are ranked; where several merges give the same piece,
+  // the first rank counts.
   static bool is_in(const nlohmann::json& json);
   static SentencePiece parse_json(const nlohmann::json& json, const std::string& origin);
   ~SentencePiece() override;
@@ -34,11 +35,11 @@ class SentencePiece final : public Tokenizer {
 
   std::vector<int32_t> encode(std::string_view text) const override;
   std::string decode(std::span<const int32_t> ids) const override;
-  // Each U+2581 of a piece counts one byte, the space that it stands for; none where it is the dummy prefix, at the
+  // Each U+2581 of a piece counts one byte, the space that it stands for, but none where it is the dummy prefix at the
   // start of a document. A byte piece counts 1.
   int64_t bytes(int32_t previous, int32_t id) const override;
-  // A vocabulary without a piece for U+2581 spells a space by the byte pieces E2 96 81: together they count one byte,
-  // of which the last one's share is negative.
+  // A vocabulary without a piece for U+2581 spells a space by the byte pieces E2 96 81. Together they count one byte,
+  // so the share of the last piece is negative.
   int64_t bytes_after(std::span<const int32_t> before, int32_t id) const override;
   int32_t bos() const override;
   int vocab_size() const override;

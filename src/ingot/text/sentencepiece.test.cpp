@@ -22,7 +22,7 @@ using testing::error_of;
 using testing::Golden;
 using testing::text_data;
 
-// Writes the protobuf wire format, to make small models and damaged ones.
+// Writes the protobuf wire format, for small models and damaged models.
 struct Writer {
   std::string bytes;
   Writer& number(int field, uint64_t v) {
@@ -94,7 +94,7 @@ TEST(SentencePiece, EncodesAndDecodesLikeTheReference) {
   EXPECT_EQ(sp.bos(), 1);
 }
 
-// The golden model's pieces in a GGUF file, without the table of its normaliser, which this format does not have.
+// The pieces of the golden model in a GGUF file, which has no field for the table of its normaliser.
 std::string gguf_of(const detail::SentencePieceModel& m) {
   std::vector<std::string> tokens;
   std::vector<int32_t> types;
@@ -109,7 +109,7 @@ std::string gguf_of(const detail::SentencePieceModel& m) {
   w.add("tokenizer.ggml.scores", 9, scores).key("tokenizer.ggml.add_space_prefix", m.add_dummy_prefix);
   return w.key("tokenizer.ggml.remove_extra_whitespaces", m.remove_extra_whitespaces).bytes();
 }
-// The same as a tokenizer.json: the merges of every piece in the order of the scores.
+// The same vocabulary as a tokenizer.json: the merges of every piece in the order of the scores.
 Json json_of(const detail::SentencePieceModel& m) {
   std::set<std::string> known;
   std::vector<const detail::Piece*> order;
@@ -149,7 +149,7 @@ TEST(SentencePiece, AGgufFileAndATokenizerJsonHoldTheSameVocabulary) {
   for (const std::string& text : golden.texts) {
     std::string spaced;
     for (const char c : text) spaced += c == ' ' ? std::string("\u2581") : std::string(1, c);
-    if (sp.normalize(text) != spaced) continue;  // the .model's own table rewrites the text
+    if (sp.normalize(text) != spaced) continue;  // the .model's own table changes this text
     ++compared;
     EXPECT_EQ(gguf->encode(text), sp.encode(text)) << text;
     EXPECT_EQ(json->encode(text), sp.encode(text)) << text;
@@ -174,8 +174,8 @@ TEST(SentencePiece, RefusesATokenizerJsonWithStepsThatItDoesNotKnow) {
 
 TEST(SentencePiece, CountsTheBytesOfTheText) {
   const SentencePiece sp = SentencePiece::load(text_data("sp.model"));
-  // " the" counts its space after a word and, as this model puts none before a text, after bos. A byte piece counts 1,
-  // control pieces 0.
+  // " the" counts its space after a word, and also after bos, because this model adds no space before a text. A byte
+  // piece counts 1, control pieces 0.
   const auto the = sp.encode("x the");
   ASSERT_GE(the.size(), 2u);
   const int32_t id = the[1];
@@ -200,7 +200,7 @@ TEST(SentencePiece, CountsTheBytesOfTheText) {
   EXPECT_EQ(SentencePiece::parse(model_of(spaces), "spaces.model").bytes(2, 11), 3);
 }
 
-// As for the cases of text without a piece for U+2581: a space is then three byte pieces.
+// A text without a piece for U+2581, in which a space is three byte pieces.
 TEST(SentencePiece, CountsASpaceOfThreeBytePiecesOnce) {
   std::vector<std::string> names;
   for (int b = 0; b < 256; ++b) {
@@ -224,7 +224,8 @@ TEST(SentencePiece, CountsASpaceOfThreeBytePiecesOnce) {
 }
 
 TEST(SentencePiece, MergesByScoreThenFromTheLeft) {
-  // ab and bc score alike: the left one wins. abc is unused and is taken apart into what it was made of.
+  // ab and bc have equal scores, so the left one is merged. abc is unused and is split into the parts of which it was
+  // merged.
   EXPECT_EQ(small().encode("abc"), (std::vector<int32_t>{5, 4}));
   EXPECT_EQ(small().encode("bc a"), (std::vector<int32_t>{6, 10}));
 }
@@ -271,7 +272,7 @@ TEST(SentencePiece, SurvivesDamagedFiles) {
   const std::string good = read_file(text_data("sp.model"));
   for (size_t cut = 0; cut < good.size(); cut += 1 + cut / 8)
     error_of([&] { SentencePiece::parse(std::string_view(good).substr(0, cut), "cut"); });
-  // Flipped bytes: refused, or a tokenizer that still gives ids of its vocabulary.
+  // Files with flipped bytes are refused, or give a tokenizer whose ids are in its vocabulary.
   const Golden golden;
   for (uint64_t seed = 0; seed < 60; ++seed) {
     std::string bad = good;
@@ -289,7 +290,7 @@ TEST(SentencePiece, SurvivesDamagedFiles) {
 
 TEST(SentencePiece, EncodesLongTextWithoutSpacesInNearlyLinearTime) {
   const SentencePiece sp = SentencePiece::load(text_data("sp.model"));
-  // A quadratic path would take many minutes on this.
+  // A quadratic path would need many minutes for this text.
   const std::string text(1'000'000, 'e');
   EXPECT_EQ(sp.decode(sp.encode(text)), text);
 }

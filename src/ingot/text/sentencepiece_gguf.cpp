@@ -54,7 +54,7 @@ SentencePieceModel model_of_gguf(const GgufFile& file) {
   return m;
 }
 
-// Reads a tokenizer.json; every refusal begins with its name.
+// Reads a tokenizer.json. Every error message begins with the file's name.
 class JsonReader {
  public:
   JsonReader(const Json& json, const std::string& origin) : json_(json), origin_(origin) {}
@@ -81,7 +81,7 @@ class JsonReader {
   }
   const Json& model() const { return *find(json_, "model"); }
 
-  // Spaces become U+2581, and a text begins with one where a normalizer or a Metaspace puts it in front.
+  // Spaces become U+2581. A text begins with U+2581 where a normalizer or a Metaspace adds it.
   void read_spaces() {
     m_.model_type = kBpe, m_.byte_fallback = true;
     m_.add_dummy_prefix = m_.remove_extra_whitespaces = false;
@@ -156,7 +156,7 @@ class JsonReader {
       if (p.text.empty()) refuse("found ids without tokens, expected no gaps below ", m_.pieces.size());
     }
   }
-  // A piece's score is the rank of the first merge that makes it; a lower rank is merged first.
+  // A piece's score is the rank of the first merge that gives the piece; a lower rank is merged first.
   void read_ranks() {
     const Json* merges = find(model(), "merges");
     if (merges == nullptr || !merges->is_array()) refuse("found no model.merges, expected a list");

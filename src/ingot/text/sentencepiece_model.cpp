@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kMaxPieces = 1 << 24, kMaxPieceBytes = 1 << 16;
 
-// One protobuf message, field by field: next() steps to a field; the accessors check its wire type.
+// Reads one protobuf message, field by field: next() moves to a field; the accessors check its wire type.
 class Message {
  public:
   Message(std::string_view bytes, int64_t offset, const std::string& origin)
@@ -82,7 +82,7 @@ class Message {
   }
 
   std::string_view bytes_, content_;
-  int64_t offset_;  // of this message in the file
+  int64_t offset_;  // offset of this message in the file
   const std::string& origin_;
   size_t at_ = 0, field_at_ = 0;
   int wire_ = 0;
@@ -166,7 +166,7 @@ Charsmap::Match Charsmap::longest(std::string_view text) const {
   for (size_t i = 0; i < text.size(); ++i) {
     const uint8_t c = uint8_t(text[i]);
     node ^= c;
-    // A damaged table may point outside of itself; then no longer rule applies.
+    // An entry of a damaged table may point outside the table; then no longer rule applies.
     if (node >= units_.size() || (units_[node] & 0x800000ffu) != c) break;
     const uint32_t unit = units_[node];
     node ^= offset(unit);

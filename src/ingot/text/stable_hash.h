@@ -1,5 +1,5 @@
 #pragma once
-// FNV-1a over a canonical byte order: the hash that files carry, equal on every machine.
+// FNV-1a over a canonical byte order: the hash stored in files, which is the same on every machine.
 #include <cstdint>
 #include <string_view>
 

@@ -1,5 +1,5 @@
-// Any UTF-8 becomes ids that decode to the same text, without control tokens, and short texts have the ids of the plain
-// definition. The first byte chooses the pattern and the rule of merging; the rest is the text.
+// Any UTF-8 text becomes ids that decode to the same text, without control tokens, and short texts have the ids of the
+// plain definition. The first byte of the input chooses the pattern and the rule of merging; the rest is the text.
 #include <map>
 
 #include "ingot/io/utf8.h"
@@ -11,7 +11,7 @@ namespace {
 
 using namespace ingot;
 
-constexpr size_t kShort = 300;  // bytes; the definition takes time that grows with the square
+constexpr size_t kShort = 300;  // bytes; the time of the plain definition grows with the square of the length
 
 ByteBpe learn(WordPattern pattern, bool by_token) {
   const std::vector<std::string_view> documents = {
@@ -25,8 +25,8 @@ ByteBpe learn(WordPattern pattern, bool by_token) {
   return ByteBpe(rules);
 }
 
-// The definition: repeatedly merge the pair of the lowest rank, the leftmost of equal ranks; with ignore_merges a word
-// that is a token stays whole.
+// The plain definition: repeatedly merge the pair of the lowest rank, the leftmost of equal ranks; with ignore_merges a
+// word that is a token stays whole.
 std::vector<int32_t> by_definition(const ByteBpeRules& rules, const std::map<std::string, int32_t>& ids,
                                    const std::map<std::pair<int32_t, int32_t>, int32_t>& ranks,
                                    const std::string& word) {

@@ -34,7 +34,7 @@ std::string any_tokenizer_in(const std::string& directory) {
   return path.empty() ? gguf : path;
 }
 
-// A line such as "IQ== 0": base64, a space, a number.
+// Whether the content begins with a line such as "IQ== 0": base64, a space, a number.
 bool is_tiktoken(std::string_view content) {
   const std::string_view line = content.substr(0, std::min(content.find('\n'), size_t(1024)));
   const size_t space = line.find(' ');
@@ -49,14 +49,15 @@ bool is_tiktoken(std::string_view content) {
   return true;
 }
 
-// A SentencePiece model has control codes early on: the tags and lengths of its fields.
+// Whether the content is text. A SentencePiece model has control codes near its beginning: the tags and lengths of its
+// fields.
 bool is_text(std::string_view content) {
   const std::string_view head = content.substr(0, 256);
   return std::all_of(head.begin(), head.end(),
                      [](unsigned char c) { return (c >= ' ' && c != 127) || c == '\n' || c == '\r' || c == '\t'; });
 }
 
-// "byte_fallback": true, somewhere.
+// Whether the content has "byte_fallback": true anywhere.
 bool names_byte_fallback(std::string_view content) {
   constexpr std::string_view kKey = "\"byte_fallback\"";
   const size_t at = content.find(kKey);
@@ -85,10 +86,10 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
     fail(ErrorCode::bad_data, path,
          ": found text, expected a tokenizer (tokenizer.json, SentencePiece .model, .tiktoken or characters)");
   if (content[first] != '{') return std::make_unique<SentencePiece>(SentencePiece::parse(content, path));
-  // Our own small file names its format first; a tokenizer.json has no such key.
+  // Ingot's own character vocabulary begins with its format name, a key that no tokenizer.json has.
   if (content.substr(0, 256).find("\"ingot-char\"") != content.npos)
     return std::make_unique<CharTokenizer>(CharTokenizer::parse(content, path));
-  if (names_byte_fallback(content)) {  // parsing takes most of the time: other files are parsed once
+  if (names_byte_fallback(content)) {  // parsing takes most of the time, so other files are parsed only once
 
     const Json json = parse_json(content, path, {.depth = 16});
     if (SentencePiece::is_in(json)) return std::make_unique<SentencePiece>(SentencePiece::parse_json(json, path));

@@ -1,4 +1,4 @@
-// A file that is accepted as a tokenizer turns text into ids of its vocabulary, and such ids into text.
+// A file that is accepted as a tokenizer converts text to ids of its vocabulary, and such ids to text.
 #include "ingot/text/tokenizer.h"
 
 #include "ingot/testing/fuzz.h"

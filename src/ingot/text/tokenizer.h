@@ -1,7 +1,7 @@
 #pragma once
-// Text to token ids and back. Every tokenizer implements this one interface, and load_tokenizer finds out which kind a
-// file holds. encode and decode are inverse on valid UTF-8, except for the normalization that a tokenizer's file asks
-// for.
+// Converts text to token ids and back. All tokenizers implement this interface, and load_tokenizer() finds out which
+// kind a file holds. encode and decode are inverse on valid UTF-8, except for the normalization that a tokenizer's file
+// prescribes.
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -15,23 +15,23 @@ namespace ingot {
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  // The ids of `text`, without a bos. The text of a special token is ordinary text here, so no input can forge one.
-  // Text that is not UTF-8 is refused (bad_data) with the offset of its first wrong byte.
+  // The ids of `text`, without a bos. The text of a special token is ordinary text here, so no input can forge a
+  // special token. Text that is not UTF-8 is refused (bad_data) with the offset of its first invalid byte.
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
-  // The bytes of `ids`, joined. A cut inside a character leaves incomplete UTF-8: Utf8Stream holds it back. Special
-  // tokens (bos, control) stand for no text. An id outside the vocabulary is refused.
+  // The bytes of `ids`, joined. If the ids end inside a character, the result ends with incomplete UTF-8, which
+  // Utf8Stream holds back. Special tokens (bos, control) stand for no text. An id outside the vocabulary is refused.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
   // Bytes of text that `id` stands for after `previous` (any id, -1 for none): the denominator of bits per byte. 0 for
   // bos and control.
   virtual int64_t bytes(int32_t previous, int32_t id) const = 0;
-  // The same after the tokens `before`, of which the last kContext count. Only where a character may be spelled by
-  // several tokens that stand for another number of bytes together does it differ from bytes(); it may be negative
-  // then.
+  // The same after the tokens `before`, of which the last kContext matter. The result differs from bytes() only where a
+  // character is spelled by several tokens that together stand for a different number of bytes; then it may be
+  // negative.
   virtual int64_t bytes_after(std::span<const int32_t> before, int32_t id) const {
     return bytes(before.empty() ? -1 : before.back(), id);
   }
   static constexpr int64_t kContext = 3;
-  // The token that starts a document, or -1 where the tokenizer has none.
+  // The token that starts a document, or -1 if the tokenizer has none.
   virtual int32_t bos() const = 0;
   virtual int vocab_size() const = 0;
   // A hash of the vocabulary and the rules: equal for tokenizers that give equal ids. Shards and checkpoints store the
@@ -43,14 +43,14 @@ class Tokenizer {
 };
 
 // Reads a Hugging Face tokenizer.json (byte-level BPE, or BPE with byte fallback), a SentencePiece .model (BPE),
-// tiktoken's ranks of o200k_base, a model's GGUF file (the same two kinds) or a character vocabulary, told apart by
-// content; of a directory its tokenizer.json, .tiktoken or GGUF file. Every refusal names the file, what was found and
-// what was expected.
+// tiktoken's ranks of o200k_base, a model's GGUF file (the same two kinds of BPE) or a character vocabulary, which are
+// distinguished by their content. For a directory, reads its tokenizer.json, .tiktoken or GGUF file. Every error names
+// the file, the value found and the value expected.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
-// A directory's tokenizer.json, else its one .tiktoken file; empty where it has neither.
+// A directory's tokenizer.json, else its only .tiktoken file; empty if it has neither.
 std::string tokenizer_in(const std::string& directory);
 
-// encode for many documents on all threads; the result does not depend on their number.
+// Encodes many documents on all threads; the result does not depend on the number of threads.
 std::vector<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
                                                    std::span<const std::string_view> documents);
 

@@ -121,7 +121,7 @@ TEST(Utf8Stream, ReplacesWhatCanNeverBecomeACharacter) {
                {"\xe3\x81"
                 "a",
                 "\xef\xbf\xbd"
-                "a"},  // a cut character followed by another
+                "a"},  // an incomplete character followed by another one
                {"\xed\xa0\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"},
                {"\xc0\x80", "\xef\xbf\xbd\xef\xbf\xbd"},
                {"\xf4\x90", "\xef\xbf\xbd\xef\xbf\xbd"},

@@ -9,7 +9,7 @@ extern const uint32_t kUnicodeRuns[];
 extern const int kUnicodeRunCount;
 
 const uint8_t* char_classes() {
-  // The runs are expanded once into 1.1 MB: a lookup is one load, and a text touches few pages of the table.
+  // The runs are expanded once into a table of 1.1 MB: a lookup is one load, and a text touches few pages of the table.
   static const std::vector<uint8_t> classes = [] {
     std::vector<uint8_t> table(0x110000);
     for (int i = 0; i < kUnicodeRunCount; ++i) {

@@ -1,5 +1,5 @@
 #pragma once
-// The classes of characters that word patterns tell apart.
+// The classes of characters that word patterns distinguish.
 #include <cstdint>
 
 namespace ingot::detail {
@@ -9,7 +9,7 @@ enum CharClass : uint8_t {
   kNumber = 2,    // N*
   kSpace = 4,     // White_Space
   kUpper = 8,     // Lu Lt Lm Lo M*: characters that begin a word of o200k
-  kLower = 16,    // Ll Lm Lo M*: characters that go on with a word of o200k
+  kLower = 16,    // Ll Lm Lo M*: characters that continue a word of o200k
   kMark = 32,     // M*
   kNewline = 64,  // \r \n
 };

@@ -7,7 +7,8 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xef\xbf\xbd";
 
-// How many bytes at the start of `s` are a prefix of some well-formed character, and whether they are all of it.
+// The number of bytes at the start of `s` that are a prefix of some well-formed character, and whether they are a whole
+// character.
 struct Part {
   int length;
   bool whole;

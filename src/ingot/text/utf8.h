@@ -1,5 +1,5 @@
 #pragma once
-// UTF-8 characters, and a stream that never splits one. Validation is io/utf8.h.
+// UTF-8 characters, and a stream that never splits a character. For validation see io/utf8.h.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -15,7 +15,7 @@ struct Utf8Char {
   char32_t code;
   int length;
 };
-// The character at `p`, which must begin a valid one.
+// Decodes the character at `p`, which must begin a valid character.
 inline Utf8Char utf8_decode(const char* p) {
   const auto b = [p](int i) { return char32_t(uint8_t(p[i])); };
   if (b(0) < 0x80) return {b(0), 1};
@@ -31,7 +31,7 @@ void utf8_append(std::string& out, char32_t code);
 class Utf8Stream {
  public:
   std::string push(std::string_view bytes);
-  // The end of the stream: an incomplete rest becomes one U+FFFD.
+  // Ends the stream: an incomplete character becomes one U+FFFD.
   std::string finish();
 
  private:

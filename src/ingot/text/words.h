@@ -1,6 +1,7 @@
 #pragma once
-// The word patterns as hand-written matchers: next_PATTERN gives the end of the word that starts at `p`. The first
-// characters decide on the alternative, which is scanned once (only o200k goes back, to a place that it remembered), so
+// The word patterns as hand-written matchers: next_PATTERN returns the end of the word that starts at `p`. The first
+// characters decide on the alternative, which is scanned once (only o200k goes back, to a position that it remembered),
+// so cutting takes linear time for any text. Input must be valid UTF-8.
 // cutting is linear in any text. Input must be valid UTF-8.
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/unicode.h"
@@ -12,7 +13,8 @@ struct WordCutter {
   const uint8_t* classes = char_classes();
   const char* end = nullptr;
 
-  // The class of the character at `p`, and the start of the next one. At the end: class 0, p itself.
+  // The class of the character at `p`, and the start of the next character. At the end of the text: class 0 and p
+  // itself.
   struct Seen {
     uint8_t kind;
     const char* next;
@@ -53,7 +55,8 @@ struct WordCutter {
     while (p != end && (*p == '\r' || *p == '\n' || *p == also)) ++p;
     return p;
   }
-  // 's|'t|'re|'ve|'m|'ll|'d at `p`, or null. Without case, U+017F (long s) is an s too, as Unicode folds it.
+  // 's|'t|'re|'ve|'m|'ll|'d at `p`, or null. Where case is ignored, U+017F (long s) counts as an s, as in Unicode's
+  // case folding.
   const char* contraction(const char* p, bool any_case) const {
     if (end - p < 2 || *p != '\'') return nullptr;
     const auto lower = [&](const char* q) { return any_case && *q >= 'A' && *q <= 'Z' ? char(*q + 32) : *q; };
@@ -66,7 +69,8 @@ struct WordCutter {
     if (a == 'l' && b == 'l') return p + 3;
     return nullptr;
   }
-  // \s+(?!\S)|\s+ at whitespace: the whole run at the end of the text, else all but its last character, else that one.
+  // \s+(?!\S)|\s+ at whitespace: the whole run at the end of the text, else all but its last character, or a run of one
+  // character.
   const char* spaces(const char* p) const {
     const char* last = p;
     const char* q = p;
@@ -76,7 +80,7 @@ struct WordCutter {
     }
     return q == end || last == p ? q : last;
   }
-  // \s*[\r\n]+|\s+(?!\S)|\s+ at whitespace: up to the last newline of a run that has one.
+  // \s*[\r\n]+|\s+(?!\S)|\s+ at whitespace: up to the last newline of a run that contains one.
   const char* spaces_to_newline(const char* p) const {
     const char *last = p, *after_newline = nullptr, *q = p;
     for (Seen s = look(q); s.kind & kSpace; s = look(q)) {
@@ -122,10 +126,11 @@ struct WordCutter {
     return q == body ? nullptr : newlines(q, also);
   }
 
-  // o200k, and tekken: without contractions, and of one digit.
+  // o200k, and tekken, which has no contractions and words of one digit.
   const char* next_o200k(const char* p, bool contractions, int digits) const {
     const Seen first = look(p);
-    // [^\r\n\p{L}\p{N}]? is greedy: try with this character, then without; a mark may be that character or a letter.
+    // [^\r\n\p{L}\p{N}]? is greedy: the match is tried with this character, then without; a mark may be matched by this
+    // class or as a letter.
     const bool may_prefix = !(first.kind & (kNewline | kLetter | kNumber));
     const bool may_start = (first.kind & (kUpper | kLower)) != 0;
     const char* q = nullptr;
@@ -178,7 +183,7 @@ template <class Word> void cut_words(WordPattern pattern, std::string_view text,
     case WordPattern::tekken: return all([&](const char* p) { return cutter.next_o200k(p, false, 1); });
     case WordPattern::smollm: break;
   }
-  // Every digit alone; what lies between two is a text of its own, whose end gpt2's pattern sees.
+  // Each digit is a word; the text between two digits is matched separately, so that gpt2's pattern sees its end.
   const char* const text_end = cutter.end;
   for (const char* p = text.data(); p != text_end;) {
     cutter.end = text_end;
@@ -197,7 +202,7 @@ template <class Word> void cut_words(WordPattern pattern, std::string_view text,
   }
 }
 
-// Bytes in a hash of 64 bits, for tables in memory (it may differ between machines).
+// A hash of bytes in 64 bits, for tables in memory (it may differ between machines).
 inline uint64_t mix(uint64_t a, uint64_t b) {
   const unsigned __int128 product = (unsigned __int128)(a)*b;
   return uint64_t(product) ^ uint64_t(product >> 64);

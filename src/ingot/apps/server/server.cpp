@@ -334,7 +334,7 @@ struct Server::Impl {
   }
   std::string check_key(MHD_Connection* c) const {
     if (key_hashes.empty()) return "";
-    // Anthropic's clients send x-api-key, and some both.
+    // Anthropic's clients send x-api-key, and some of them send both headers.
     const auto given = headers(c, "Authorization"), plain = headers(c, "X-Api-Key");
     std::string key;
     if (given.empty() && plain.size() == 1) key = plain[0];
@@ -447,7 +447,7 @@ struct Server::Impl {
     return ApiError(413,
                     detail::concat("found a body of more than ", options.limits.body, " bytes, expected at most that"));
   }
-  // An origin that is allowed may send any headers: libraries add their own, which pages cannot leave out.
+  // An allowed origin may send any headers: client libraries add headers of their own, which pages cannot remove.
   static Reply preflight(MHD_Connection* c) {
     const char* asked = header(c, "Access-Control-Request-Headers");
     const bool names = asked != nullptr && *asked != 0 && std::all_of(asked, asked + std::strlen(asked), [](char at) {
@@ -630,7 +630,7 @@ struct Server::Impl {
       for (const auto& ticket : gone) service.load()->cancel(ticket);
     }
   }
-  // The library does not poll suspended connections.
+  // The library does not poll suspended connections, so this function looks at the socket itself.
   void look_at(Exchange& x, std::vector<std::shared_ptr<Service::Ticket>>& gone) const {
     if (!x.delivery) {
       if (x.post && seconds_since(x.started) > options.body_seconds) ::shutdown(x.connection->descriptor, SHUT_RDWR);

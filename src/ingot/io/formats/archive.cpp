@@ -16,9 +16,9 @@ namespace ingot {
 namespace {
 
 constexpr char kMagic[] = "INGOTARC";
-constexpr int64_t kHead = 40, kSum = 64;  // bytes of the head and of the sum at the end
+constexpr int64_t kHead = 40, kSum = 64;  // bytes of the head; bytes of the sum at the end
 constexpr int64_t kMaxIndex = 64 << 20;
-constexpr int64_t kPiece = 8 << 20;  // of one read ahead
+constexpr int64_t kPiece = 8 << 20;  // bytes of one read ahead
 const std::string kNoSum(size_t(kSum), '0');
 
 int64_t aligned(int64_t n) { return (n + kArchiveAlign - 1) / kArchiveAlign * kArchiveAlign; }
@@ -29,8 +29,8 @@ template <class T> T number_at(std::string_view bytes, size_t at) {
   return n;
 }
 
-// Pages of the mapping that hold [begin, end), read by the kernel: an error instead of a signal where the file has
-// become shorter.
+// Reads the pages of the mapping that hold [begin, end) into memory. Returns an error where the file has become
+// shorter, where an access to the mapping would raise a signal.
 bool read_pages(char* begin, char* end) {
 #ifdef MADV_POPULATE_READ
   constexpr int kPopulate = MADV_POPULATE_READ;
@@ -130,7 +130,7 @@ void ArchiveFile::prefetch(const std::vector<const ArchiveEntry*>& wanted) const
   };
   std::vector<const ArchiveEntry*> in_order = wanted;
   std::sort(in_order.begin(), in_order.end(), [](const auto* a, const auto* b) { return a->offset < b->offset; });
-  std::vector<Range> ranges;  // neighbours joined, then cut
+  std::vector<Range> ranges;  // adjacent ranges are joined, then cut into pieces
   for (const ArchiveEntry* e : in_order) {
     const int64_t end = std::min(aligned(e->offset + e->bytes), file_bytes());
     if (!ranges.empty() && ranges.back().end >= e->offset)
@@ -145,7 +145,7 @@ void ArchiveFile::prefetch(const std::vector<const ArchiveEntry*>& wanted) const
   std::atomic<bool> lost = false;
   parallel_tasks(int64_t(pieces.size()), [&](int64_t i) {
     const Range& r = pieces[size_t(i)];
-    // The disk is kept busy with the next pieces while this one is waited for.
+    // The kernel reads the next pieces ahead while this one is awaited, which keeps the disk busy.
     const size_t ahead = std::min(pieces.size() - 1, size_t(i + 2 * thread_count()));
     const Range& next = pieces[ahead];
     ::madvise(base + next.begin, size_t(next.end - next.begin), MADV_WILLNEED);
@@ -178,7 +178,7 @@ void ArchiveFile::compare(const ArchiveEntry& e, const std::string& found) const
 namespace {
 void require_space(const std::string& path, int64_t bytes) {
   struct statvfs s;
-  if (::statvfs(parent_path(path).c_str(), &s) != 0) return;  // creating the file will say what is wrong
+  if (::statvfs(parent_path(path).c_str(), &s) != 0) return;  // creating the file will report the error
   const int64_t available = int64_t(s.f_bavail) * int64_t(s.f_frsize);
   if (bytes > available)
     fail(ErrorCode::io, path, " needs ", format_bytes(double(bytes)), " of disk space, found ",
@@ -197,7 +197,8 @@ ArchiveWriter::ArchiveWriter(const std::string& path, std::string kind, std::str
     at = aligned(at + e.bytes);
   }
   index_offset_ = at;
-  const int64_t index_bytes = int64_t(index_text().size());  // sums are as long as what stands for them
+  // the placeholders of the sums have the same length as the sums
+  const int64_t index_bytes = int64_t(index_text().size());
   file_bytes_ = index_offset_ + index_bytes + kSum;
   require_space(path, file_bytes_);
   const uint32_t version[2] = {uint32_t(kArchiveVersion), 0};
@@ -230,7 +231,7 @@ void ArchiveWriter::pad_to(int64_t offset) {
   at_ = offset;
 }
 
-// Moves past what is complete: the entry that was just filled, and empty ones after it.
+// Advances beyond the entry that was just completed, and beyond empty entries that follow.
 void ArchiveWriter::finish_entry() {
   while (next_ < entries_.size() && in_ == entries_[next_].bytes) {
     entries_[next_].sha256 = sum_.hex();

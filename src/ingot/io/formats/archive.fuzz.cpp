@@ -1,5 +1,6 @@
-// What is accepted has its blobs inside the file, one after the other, and all of them can be read. Each input is tried
-// as it is, and with the sizes and the sum of its head put right, because no random change gets past those.
+// The blobs of an accepted archive lie inside the file, one after the other, and all can be read. Each input is tried
+// unchanged, and with corrected sizes and a corrected sum of its head, because no random change passes the check of the
+// sum.
 #include "ingot/io/formats/archive.h"
 
 #include <cstring>

@@ -30,7 +30,7 @@ void write_archive(const std::string& path) {
   ArchiveWriter writer(path, "test", R"({"answer": 42})", entries);
   std::string all;
   for (size_t i = 0; i < kBlobs.size(); ++i) all += pattern(kBlobs[i].second, int(i));
-  for (size_t at = 0; at < all.size(); at += 1000)  // pieces that know nothing of blobs
+  for (size_t at = 0; at < all.size(); at += 1000)  // portions that ignore the boundaries of blobs
     writer.write(all.data() + at, int64_t(std::min<size_t>(1000, all.size() - at)));
   writer.commit();
   EXPECT_EQ(file_size(path), writer.file_bytes());
@@ -87,7 +87,7 @@ TEST(archive, every_changed_byte_is_noticed) {
   };
   const size_t index = 4096 * 5;  // a: 2 pages, b and c: 1 each, after the head's
   for (size_t at = 0; at < whole.size(); at += (at < 40 || at >= index) ? 1 : 509) {
-    if (at >= 40 && at < index && !in_a_blob(at)) continue;  // what fills pages means nothing
+    if (at >= 40 && at < index && !in_a_blob(at)) continue;  // the padding of pages is not checked
     std::string changed = whole;
     changed[at] = char(changed[at] ^ 1);
     write_file(dir / "bad", changed);
@@ -103,7 +103,7 @@ TEST(archive, every_changed_byte_is_noticed) {
   EXPECT_TRUE(holds(error_of([&] { ArchiveFile(dir / "bad").verify(); }), "blob \"a\": found the sum"));
 }
 
-// An archive whose index says something else, with the right sum over it.
+// Writes an archive with a changed index and the right sum over it.
 void sign_again(const std::string& from, const std::string& to, const std::string& find, const std::string& replace) {
   std::string all = read_file(from);
   uint64_t offset, bytes;
@@ -169,7 +169,8 @@ TEST(archive, a_file_that_became_shorter_is_an_error_and_no_signal) {
   const ArchiveFile file(dir / "x.ingot");
   ASSERT_EQ(::truncate((dir / "x.ingot").c_str(), 4096), 0);
   EXPECT_TRUE(holds(error_of([&] { file.prefetch({file.find("a")}); }), "the file has become shorter"));
-  // What is asked for in another order is brought all the same: without its pages no error could be found.
+  // Blobs that are requested in a different order are read all the same: an error can be found only by reading the
+  // pages.
   EXPECT_TRUE(holds(error_of([&] { file.prefetch({file.find("b"), file.find("a")}); }), "the file has become shorter"));
 }
 

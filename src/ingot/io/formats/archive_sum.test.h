@@ -1,5 +1,6 @@
 #pragma once
-// Archives whose head was changed, made consistent again: what a test wants to reach lies behind the sum.
+// Makes archives with a changed head consistent again, because the code under test runs only after the check of the
+// sum.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -8,8 +9,8 @@
 
 namespace ingot::testing {
 
-// The file's size, the index's place and the sum put right, the last 64 bytes taken for the sum. The index begins where
-// the head says, or else at the last multiple of 4096.
+// Corrects the file's size, the place of the index and the sum, which is taken to be the last 64 bytes. The index
+// begins at the place in the head, or else at the last multiple of 4096.
 inline std::string with_right_sum(std::string bytes) {
   constexpr size_t kHead = 40, kSum = 64, kAlign = 4096;
   if (bytes.size() < kAlign + kSum) return bytes;

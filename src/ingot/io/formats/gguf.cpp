@@ -13,7 +13,7 @@ namespace {
 constexpr char kMagic[] = "GGUF";
 constexpr uint32_t kVersion = 3;
 constexpr int64_t kMaxTensors = 1 << 20, kMaxKeys = 1 << 16, kMaxKey = 65535, kMaxName = 255;
-constexpr int64_t kMaxText = 64 << 20, kMaxElements = 1 << 22;  // of one text, and of all lists together
+constexpr int64_t kMaxText = 64 << 20, kMaxElements = 1 << 22;  // limits of one text, and of all lists together
 constexpr int64_t kDefaultAlign = 32, kMaxAlign = 1 << 20;
 constexpr uint32_t kMaxRank = 4;
 
@@ -53,7 +53,7 @@ int64_t bytes_of(uint32_t kind) {
   }
 }
 
-// Reads the part before the tensors, piece by piece. Every length is first checked against the rest of the file.
+// Reads the part before the tensors, value by value. Every length is first checked against the rest of the file.
 class Reader {
  public:
   Reader(const File& file, int64_t size) : file_(file), size_(size) {}
@@ -117,7 +117,7 @@ int64_t read_integer(Reader& r, uint32_t kind, const std::string& what) {
     fail(ErrorCode::bad_data, r.path(), ": ", what, ": found ", n, ", expected at most ", INT64_MAX);
   return int64_t(n);
 }
-// The shortest decimal that a float stands for: 1e-5 was written as 1e-5, not as the float next to it.
+// The shortest decimal that rounds to the float: 1e-5 is read as 1e-5, not as the exact value of the nearest float.
 double read_float(Reader& r, uint32_t kind, const std::string& what) {
   if (kind == f64) return r.number<double>(what);
   const auto narrow = r.number<float>(what);
@@ -139,7 +139,7 @@ template <class T, class Read> GgufValue read_list(int64_t count, Read&& read) {
   return values;
 }
 
-// `elements`: how many elements of lists may still come.
+// `elements` is the number of further list elements that are allowed.
 GgufValue read_value(Reader& r, const std::string& what, int64_t& elements) {
   uint32_t kind = r.number<uint32_t>(what);
   const bool is_list = kind == list;
@@ -186,7 +186,7 @@ bool is_plain(const std::string& name) {
   return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) { return c > ' ' && c < 127; });
 }
 
-// A tensor's description; `begin` still counts from the first tensor.
+// Reads the description of a tensor; its `begin` still counts from the first tensor.
 SafetensorsEntry read_entry(Reader& r, int64_t i) {
   const std::string where = detail::concat("tensor ", i);
   SafetensorsEntry e;
@@ -346,7 +346,7 @@ std::string part_ending(int64_t i, int64_t count) {
   return text;
 }
 
-// Whether a name is that of a part behind the first.
+// Whether a name belongs to a part after the first.
 bool is_later_part(const std::string& name) {
   const size_t ending = part_ending(0, 1).size();
   long long part = 1, parts = 1;

@@ -1,5 +1,5 @@
-// A file that is accepted has its tensors inside the file, one after the other, each with the bytes that its shape and
-// type make, and every key of its metadata can be read.
+// The tensors of an accepted file lie inside the file, one after the other, each with the size that its shape and type
+// give, and every key of its metadata can be read.
 #include "ingot/io/formats/gguf.h"
 
 #include "ingot/testing/fuzz.h"
@@ -20,7 +20,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       bytes.resize(size_t(e.bytes()));
       file.file().read_at(e.begin, bytes.data(), e.bytes());
     }
-    for (const auto& entry : file.metadata()) {  // clang before 16 captures no part of one
+    // clang before version 16 cannot capture a part of a structured binding
+    for (const auto& entry : file.metadata()) {
       FUZZ_REQUIRE(!entry.first.empty());
       ingot::testing::refuse_or_accept([&] { (void)file.number(entry.first); });
     }

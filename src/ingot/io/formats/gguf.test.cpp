@@ -38,7 +38,7 @@ TEST(gguf, a_file_is_read_as_it_was_written) {
   EXPECT_EQ(file.text("general.architecture"), "gpt-oss");
   EXPECT_EQ(file.integer("count"), 7);
   EXPECT_EQ(file.number("count"), 7.0);
-  EXPECT_EQ(file.number("epsilon"), 1e-5);  // the decimal, not the float
+  EXPECT_EQ(file.number("epsilon"), 1e-5);  // the decimal, not the exact value of the float
   EXPECT_EQ(file.integer("none"), std::nullopt);
   EXPECT_EQ(*file.texts("words"), (std::vector<std::string>{"a", "", "\u00e9"}));
   EXPECT_EQ(*file.integers("types"), (std::vector<int64_t>{1, -2}));
@@ -62,7 +62,8 @@ TEST(gguf, a_file_that_is_cut_anywhere_or_longer_is_refused) {
   write_file(dir / "m.gguf", whole);
   const int64_t end = GgufFile(dir / "m.gguf").entries().back().end;
   for (size_t n = 0; n < whole.size(); ++n)
-    EXPECT_EQ(refusal(whole.substr(0, n)).empty(), int64_t(n) >= end) << n;  // of the padding behind the last tensor
+    // a file may be cut only in the padding after the last tensor
+    EXPECT_EQ(refusal(whole.substr(0, n)).empty(), int64_t(n) >= end) << n;
   EXPECT_TRUE(holds(refusal(whole + '\0'), "cut short, or changed"));
 }
 

@@ -24,7 +24,8 @@ float f16_at(const uint8_t* p) { return narrow_at<f16>(p); }
 int low(uint8_t byte) { return byte & 15; }
 int high(uint8_t byte) { return byte >> 4; }
 
-// One block each. Of 32 numbers, byte i of the codes holds number i in its low half and number i + 16 in its high half.
+// Each function decodes one block. In blocks of 32 numbers, byte i of the codes holds number i in its low half and
+// number i + 16 in its high half.
 void q4_0(const uint8_t* p, float* out) {
   const float scale = f16_at(p);
   for (int i = 0; i < 16; ++i) {
@@ -39,7 +40,7 @@ void q4_1(const uint8_t* p, float* out) {
     out[i + 16] = scale * float(high(p[4 + i])) + offset;
   }
 }
-// The fifth bits of all 32 numbers stand in one word.
+// The fifth bits of all 32 numbers are stored in one word.
 int fifth(const uint8_t* word, int i) { return (word[i / 8] >> (i % 8) & 1) << 4; }
 void q5_0(const uint8_t* p, float* out) {
   const float scale = f16_at(p);
@@ -60,8 +61,9 @@ void q8_0(const uint8_t* p, float* out) {
   for (int i = 0; i < 32; ++i) out[i] = scale * float(static_cast<int8_t>(p[2 + i]));
 }
 
-// Of Q4_K and Q5_K: eight scales and eight offsets of 6 bits in 12 bytes. The first four of each are the low bits of
-// their own bytes; the last four have their low bits in bytes 8 to 11 and their high bits atop the first eight.
+// The eight scales and eight offsets of Q4_K and Q5_K, of 6 bits each, in 12 bytes. The first four of each are the low
+// bits of their own bytes; the last four have their low bits in bytes 8 to 11 and their high bits in the upper bits of
+// the first eight bytes.
 struct Scales {
   float scale, offset;
 };
@@ -72,7 +74,7 @@ Scales scales_at(const uint8_t* p, int group) {
   return {scale * float(low(packed[group + 4]) | (packed[group - 4] >> 6) << 4),
           offset * float(high(packed[group + 4]) | (packed[group] >> 6) << 4)};
 }
-// 64 numbers share 32 bytes: the first 32 in the low halves.
+// 64 numbers share 32 bytes, the first 32 numbers in the low halves.
 void q4_k(const uint8_t* p, float* out) {
   const uint8_t* codes = p + 16;
   for (int group = 0; group < 8; group += 2, codes += 32) {
@@ -81,7 +83,7 @@ void q4_k(const uint8_t* p, float* out) {
     for (int i = 0; i < 32; ++i) *out++ = b.scale * float(high(codes[i])) - b.offset;
   }
 }
-// Bit `group` of fifth[i] is the fifth bit of number i of that group of 32.
+// Bit `group` of fifth[i] is the fifth bit of number i in that group of 32.
 void q5_k(const uint8_t* p, float* out) {
   const uint8_t *fifth = p + 16, *codes = p + 48;
   const auto bit = [&](int i, int group) { return (fifth[i] >> group & 1) << 4; };
@@ -91,8 +93,9 @@ void q5_k(const uint8_t* p, float* out) {
     for (int i = 0; i < 32; ++i) *out++ = b.scale * float(high(codes[i]) | bit(i, group + 1)) - b.offset;
   }
 }
-// Two halves of 128 numbers, each four quarters of 32: the low four bits of the quarters 0 and 2 share bytes 0 to 31 of
-// the half, of 1 and 3 bytes 32 to 63; the two high bits of all four quarters share a byte. A scale for 16 numbers.
+// Two halves of 128 numbers, each of four quarters of 32 numbers. The low four bits of quarters 0 and 2 share bytes 0
+// to 31 of the half, those of quarters 1 and 3 bytes 32 to 63. The two high bits of all four quarters share a byte. 16
+// numbers share a scale.
 void q6_k(const uint8_t* p, float* out) {
   const uint8_t *lows = p, *highs = p + 128;
   const auto* scales = reinterpret_cast<const int8_t*>(p + 192);

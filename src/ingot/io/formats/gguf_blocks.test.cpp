@@ -13,11 +13,11 @@ namespace {
 
 struct Golden {
   const char* dtype;
-  std::vector<size_t> halves;  // where the block's f16 numbers begin
+  std::vector<size_t> halves;  // the offsets of the block's f16 numbers
   float second, last;
   uint64_t hash;
 };
-// By tools/make_gguf_goldens.py: what the Python package gguf 0.19 makes of 16 random blocks.
+// Written by tools/make_gguf_goldens.py: the numbers that the Python package gguf 0.19 decodes from 16 random blocks.
 const std::vector<Golden> kGoldens = {
     {"Q4_0", {0}, -0.02435302734375f, -0.0f, 0x85ecd91c23e7b3fd},
     {"Q4_1", {0, 2}, -0.196258544921875f, 1.1838607788085938f, 0x47b6db13442d952d},
@@ -38,7 +38,7 @@ TEST(gguf_blocks, every_format_is_read_as_the_python_package_reads_it) {
     uint32_t state = 1;
     for (uint8_t& byte : data) byte = uint8_t((state = state * 1664525u + 1013904223u) >> 24);
     for (size_t i = 0; i < kBlocks; ++i)
-      for (const size_t half : g.halves) data[i * size + half + 1] &= 0xBF;  // finite
+      for (const size_t half : g.halves) data[i * size + half + 1] &= 0xBF;  // keeps the number finite
     std::vector<float> numbers(size_t(block.numbers) * kBlocks);
     dequantize_gguf(g.dtype, data.data(), int64_t(numbers.size()), numbers.data());
     EXPECT_EQ(numbers[1], g.second) << g.dtype;

@@ -27,14 +27,14 @@ class GgufWriter {
     for (const int32_t v : values) bytes += number(v);
     return add(name, 9, bytes);
   }
-  // A tensor of any type and bytes.
+  // Adds a tensor of any type with these bytes.
   GgufWriter& add(const std::string& name, uint32_t type, const std::string& bytes) {
     keys_ += text(name) + number(type) + bytes;
     ++key_count_;
     return *this;
   }
 
-  // `shape`: the outermost size first. `shift` is added to the correct offset.
+  // `shape` has the outermost size first. `shift` is added to the correct offset.
   GgufWriter& tensor(const std::string& name, uint32_t type, const std::vector<int64_t>& shape,
                      const std::string& bytes, int64_t shift = 0) {
     infos_ += text(name) + number(uint32_t(shape.size()));

@@ -1,4 +1,4 @@
-// What is accepted has its tensors inside the file, without overlaps, and of the bytes their shapes make.
+// The tensors of an accepted file lie inside the file, without overlaps, and have the sizes that their shapes give.
 #include "ingot/io/formats/iris.h"
 
 #include "ingot/testing/fuzz.h"

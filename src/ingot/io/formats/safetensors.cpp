@@ -52,7 +52,7 @@ const char* file_name_of(DType t) {
   return "?";
 }
 
-// Bytes a tensor of this shape takes; refuses what 64 bits cannot hold.
+// The bytes of a tensor of this shape. Throws where the number does not fit into 64 bits.
 int64_t bytes_of(const SafetensorsEntry& e, int bits, const std::string& where) {
   int64_t total = bits;
   bool overflow = false, empty = false;
@@ -159,7 +159,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t buffer
   }
   std::sort(header.entries.begin(), header.entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
     return std::tie(a.begin, a.end, a.name) <
-           std::tie(b.begin, b.end, b.name);  // empty tensors before what follows them
+           std::tie(b.begin, b.end, b.name);  // empty tensors come before the tensor at the same place
   });
   check_tiling(header, buffer_bytes, where);
   return header;

@@ -1,4 +1,4 @@
-// What is accepted tiles the file exactly, and every tensor can be read.
+// The tensors of an accepted file fill the file exactly, and every tensor can be read.
 #include "ingot/io/formats/safetensors.h"
 
 #include "ingot/testing/fuzz.h"

@@ -1,6 +1,6 @@
 #pragma once
-// safetensors: 8 bytes little-endian header length, a JSON header, then the tensors' bytes. A file is accepted only
-// when its tensors tile the buffer exactly: no holes, no overlaps, nothing after the last.
+// safetensors: 8 bytes with the little-endian header length, a JSON header, then the tensors' bytes. A file is accepted
+// only if its tensors fill the buffer exactly: no gaps, no overlaps, nothing after the last tensor.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -20,11 +20,11 @@ struct NamedTensor {
 
 struct SafetensorsEntry {
   std::string name;
-  std::string dtype;           // the file's word: "F32", "BF16", "U8", "F8_E4M3", ...
+  std::string dtype;           // the type's name in the file: "F32", "BF16", "U8", "F8_E4M3", ...
   std::vector<int64_t> shape;  // up to 8 dimensions
   int64_t begin = 0, end = 0;  // in the buffer after the header
   int64_t bytes() const { return end - begin; }
-  // For the types Ingot's tensors have, and up to kMaxRank dimensions; otherwise Error{unsupported}.
+  // For Ingot's own tensor types, with up to kMaxRank dimensions; otherwise Error{unsupported}.
   DType core_dtype() const;
   Shape core_shape() const;
 };
@@ -49,11 +49,11 @@ class SafetensorsFile {
   const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }
   const SafetensorsEntry* find(const std::string& name) const;  // null when absent
   void read(const SafetensorsEntry& entry, void* into) const;
-  // A part of the file, for tensors read in pieces; counted from the file's beginning.
+  // Reads a part of the file, for tensors that are read in pieces; `offset` counts from the beginning of the file.
   void read_bytes(int64_t offset, void* into, int64_t bytes) const { file_.read_at(offset, into, bytes); }
-  // Into a contiguous CPU tensor; the name must be there, with this dtype and shape.
+  // Reads a tensor into a contiguous CPU tensor. The name must exist, with this dtype and shape.
   void read(const std::string& name, const Tensor& into) const;
-  // Fills every tensor, and refuses a file that has others.
+  // Reads every tensor, and refuses a file with further tensors.
   void read_all(const std::vector<NamedTensor>& into) const;
   const std::string& path() const { return file_.path(); }
   const File& file() const { return file_; }
@@ -65,10 +65,10 @@ class SafetensorsFile {
 };
 
 // Writes to an open file, in the given order except that wider types come first, so that every tensor is aligned to its
-// type. Returns the SHA-256 of what was written.
+// type. Returns the SHA-256 of the written bytes.
 std::string write_safetensors(File& file, const std::vector<NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata = {});
-// Durable and atomic.
+// Writes a file durably and atomically.
 void save_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                       const std::map<std::string, std::string>& metadata = {});
 

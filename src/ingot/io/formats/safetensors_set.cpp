@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMaxIndex = 64 << 20;
 
-// A name in the directory itself: nothing that leads elsewhere, nothing hidden.
+// Whether a name is that of a file in the directory itself: without a path, and not hidden.
 bool is_plain_name(const std::string& name) {
   const auto plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
@@ -59,7 +59,8 @@ void SafetensorsSet::open_index(const std::string& path) {
       fail(ErrorCode::bad_data, place.file->path(), ": found tensor \"", tensor, "\", which ", path, " does not name");
   const Json* metadata = fields.take("metadata");
   if (metadata == nullptr || !metadata->is_object() || !metadata->contains("total_size")) return;
-  // Tools that quantise, merge or rename leave a sum behind that nobody reads: the tensors themselves are all there.
+  // Tools that quantise, merge or rename leave a wrong total_size behind, which no reader uses: the tensors themselves
+  // are complete.
   if (const Json& total = (*metadata)["total_size"]; !total.is_null() && total != bytes())
     log_info(path, ": total_size is ", describe_json(total), ", and the tensors have ", bytes(), " bytes");
 }

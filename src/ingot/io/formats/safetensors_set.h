@@ -1,6 +1,6 @@
 #pragma once
-// The tensors of a directory, whichever file each is in: model.safetensors.index.json and the shards it names, or
-// model.safetensors, or, without either, every *.safetensors file there. Only headers are read on opening.
+// The tensors of a directory, in whichever file each is stored: model.safetensors.index.json and the shards it names,
+// or model.safetensors, or, without either, every *.safetensors file. Opening reads only headers.
 #include <memory>
 
 #include "ingot/io/formats/safetensors.h"
@@ -9,9 +9,9 @@ namespace ingot {
 
 class SafetensorsSet {
  public:
-  // Errors: no such file; an index that names a file by more than a plain name, a shard that is missing, tensors that
-  // index and shards do not agree on, a tensor in two files, an index beside a model.safetensors that it does not name.
-  // A total_size that is not the sum is a line in the log.
+  // Errors: no such file; an index that names a file outside the directory, a missing shard, tensors on which index and
+  // shards disagree, a tensor in two files, an index beside a model.safetensors that the index does not name. A
+  // total_size that is not the sum gives a line in the log.
   explicit SafetensorsSet(const std::string& directory);
 
   struct Place {
@@ -21,7 +21,7 @@ class SafetensorsSet {
   };
   Place find(const std::string& name) const;  // empty when absent
   const std::map<std::string, Place>& tensors() const { return tensors_; }
-  int64_t bytes() const;  // of all tensors
+  int64_t bytes() const;  // sum over all tensors
   size_t files() const { return files_.size(); }
   const std::string& directory() const { return directory_; }
 
@@ -29,7 +29,7 @@ class SafetensorsSet {
   void open(const std::string& name);
   void open_index(const std::string& path);
   std::string directory_;
-  std::map<std::string, std::unique_ptr<SafetensorsFile>> files_;  // by name in the directory
+  std::map<std::string, std::unique_ptr<SafetensorsFile>> files_;  // by file name in the directory
   std::map<std::string, Place> tensors_;
 };
 

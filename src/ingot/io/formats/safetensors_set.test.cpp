@@ -14,7 +14,7 @@ namespace {
 using testing::error_of;
 using testing::TemporaryDirectory;
 
-// Two shards: a (2 numbers) and b (3) in one, c (4) in the other.
+// Two shards: a (2 numbers) and b (3 numbers) in one, c (4 numbers) in the other.
 struct Sharded {
   TemporaryDirectory dir;
   float numbers[4] = {1, 2, 3, 4};

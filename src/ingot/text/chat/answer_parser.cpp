@@ -47,7 +47,7 @@ class Parser final : public ChatParser {
     std::sort(ids.begin(), ids.end());
     return ids;
   }
-  // The newlines that stand before other text are content; those at the end of a part are not.
+  // Newlines before further text are content; newlines at the end of a part are not.
   void add(const std::string& text) {
     if (kind_ == ChatKind::call) {
       held_ += text;
@@ -63,7 +63,7 @@ class Parser final : public ChatParser {
     held_ = all.substr(end);
     if (end > 0) emit({.kind = kind_, .content = all.substr(0, end)});
   }
-  // An answer without tokens around calls is held back where it begins like one.
+  // In a format without tokens around calls, an answer that may still become a call is withheld.
   bool may_be_call(const std::string& all) const {
     if (tokens_.json_functions.empty() || begun_ || parts_ > 0) return false;
     const size_t first = all.find_first_not_of(" \n");
@@ -84,7 +84,7 @@ class Parser final : public ChatParser {
     kind_ = kind;
     trims_ = true;
   }
-  // The end of a part. What was meant as a call and is none is text.
+  // Ends a part. Text that was to be a call and is none becomes content.
   void leave() {
     add(stream_.finish());
     if (kind_ == ChatKind::call || may_be_call(held_)) {
@@ -109,8 +109,9 @@ class Parser final : public ChatParser {
   const std::vector<int32_t> special_;
   Utf8Stream stream_;
   ChatKind kind_ = ChatKind::text;
-  bool begun_ = false, trims_ = false, ended_ = false;  // begun_: the part has content already
-  std::string held_;                                    // newlines that may be the part's last ones; a call's text
+  bool begun_ = false, trims_ = false, ended_ = false;  // begun_: the part already has content
+  // withheld text: newlines that may end the part, or the text of a call
+  std::string held_;
   size_t parts_ = 0;
   std::optional<ChatKind> last_;
   std::vector<ChatDelta> deltas_;

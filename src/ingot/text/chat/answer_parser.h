@@ -1,5 +1,5 @@
 #pragma once
-// Reads answers that are text, with thoughts and calls between tokens of their own where the format has such tokens.
+// Parses answers that are text, with thoughts and calls between control tokens where the format has such tokens.
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,11 +9,11 @@
 
 namespace ingot {
 
-// Ids; -1 where the format has none.
+// Ids of tokens; -1 where the format has no such token.
 struct AnswerTokens {
-  int32_t turn = -1;                         // begins a turn: no answer has one
-  int32_t think_begin = -1, think_end = -1;  // around thoughts
-  int32_t call_begin = -1, call_end = -1;    // around {"name": ..., "arguments": ...}
+  int32_t turn = -1;                         // begins a turn; never part of an answer
+  int32_t think_begin = -1, think_end = -1;  // enclose thoughts
+  int32_t call_begin = -1, call_end = -1;    // enclose {"name": ..., "arguments": ...}
   // An answer that is one JSON object with the name of one of these functions calls the function.
   std::vector<std::string> json_functions;
 };

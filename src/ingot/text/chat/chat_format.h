@@ -1,10 +1,10 @@
 #pragma once
-// A chat format: how a conversation becomes the token ids that a model was trained to see, which ids end its answer,
-// and how the ids of an answer become thoughts, text and calls of functions.
+// A chat format: converts a conversation to the token ids that a model was trained on, names the ids that end an
+// answer, and splits the ids of an answer into thoughts, text and calls of functions.
 //
-// Servers and commands know formats by this interface alone; a model's kind says which format a vocabulary has
-// (models/registry.h). A new format is one file that implements ChatFormat and ChatParser, as
-// text/chat/harmony_format.cpp does for GPT-OSS, and its name in text/chat/templates.cpp.
+// Servers and commands use formats through this interface only; a model's kind says which format a vocabulary has
+// (models/registry.h). A new format is one file that implements ChatFormat and ChatParser, such as
+// text/chat/harmony_format.cpp for GPT-OSS, and an entry in text/chat/templates.cpp.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -28,20 +28,20 @@ enum class ChatRole { instructions, user, assistant, result };
 struct ChatMessage {
   ChatRole role = ChatRole::user;
   std::string content;
-  std::string thoughts;         // of the assistant: before its content
-  std::vector<ChatCall> calls;  // of the assistant: after its content
-  std::string label;            // of the assistant's content: ChatPart::label, where it is known
+  std::string thoughts;         // of the assistant: thoughts before the content
+  std::vector<ChatCall> calls;  // of the assistant: calls after the content
+  std::string label;            // of the assistant's content: ChatPart::label, if known
   std::string function;         // of a result: the function that was called
-  std::string call_id;          // of a result: the call that it answers
+  std::string call_id;          // of a result: the call that the result answers
   bool operator==(const ChatMessage&) const = default;
 };
 struct ChatConversation {
   std::vector<ChatMessage> messages;
-  std::vector<ChatFunction> functions;  // that the model may call
-  std::string identity;                 // who the model is told to be; empty: what it was trained with
-  std::string date;                     // today, like 2026-01-31; empty: the model is not told
+  std::vector<ChatFunction> functions;  // functions that the model may call
+  std::string identity;                 // who the model should say it is; empty: the default of its training
+  std::string date;                     // today's date, such as 2026-01-31; empty: the prompt has no date
   std::string effort;                   // one of ChatFormat::efforts(); empty: the format's own default
-  // The form of the answer, where the model is told of one: a name, a description and a JSON schema.
+  // The form of the answer as stated to the model: a name, a description and a JSON schema.
   std::string answer_name, answer_description, answer_schema;
 };
 
@@ -52,41 +52,42 @@ const char* name_of(ChatKind k);
 struct ChatPart {
   ChatKind kind = ChatKind::text;
   std::string label;    // the format's own name for such a part, such as "commentary"; may be empty
-  std::string name;     // of a call: the function
-  std::string content;  // of a call: its arguments
+  std::string name;     // of a call: the name of the function
+  std::string content;  // of a call: the arguments
   bool operator==(const ChatPart&) const = default;
 };
-// What some ids add to an answer: more content of the part with this number, which begins where `begins` is set.
-// Content is whole characters.
+// The content that some ids add to an answer: content of the part with this number, which begins where `begins` is set.
+// Content consists of whole characters.
 struct ChatDelta {
   size_t part = 0;
   bool begins = false;
-  ChatPart added;  // kind, label and name of the part; the content that came
+  ChatPart added;  // kind, label and name of the part, and the new content
 };
-// The messages that a conversation keeps of an answer.
+// Converts an answer to the messages that a conversation keeps of it.
 std::vector<ChatMessage> messages_of(const std::vector<ChatPart>& answer);
 
-// Reads the ids of one answer as they are generated. Any ids are accepted, and no control token is ever shown.
+// Parses the ids of one answer as they are generated. Accepts any ids, and never passes on a control token.
 class ChatParser {
  public:
   virtual ~ChatParser() = default;
   virtual std::vector<ChatDelta> push(int32_t id) = 0;
-  virtual std::vector<ChatDelta> finish() = 0;  // no more ids; the id that ended the answer was pushed too
-  // What the last id was content of; nothing for a control token or a token of a header.
+  // call after the last id; the id that ended the answer must have been pushed too
+  virtual std::vector<ChatDelta> finish() = 0;
+  // The kind of content to which the last id belongs; nothing for a control token or a token of a header.
   virtual std::optional<ChatKind> kind_of_last() const = 0;
-  // The model has begun a turn that is not its own, so that its answer is over.
+  // The model has begun a turn of a different role, so its answer is over.
   virtual bool ended() const = 0;
 };
 
-// What an answer must be, for answers that are held to a grammar.
+// The prescribed form of an answer that is constrained by a grammar.
 struct ChatAnswerForm {
   struct Call {
     std::string name;
     std::optional<Grammar::Rule> arguments;  // nothing: the function has no parameters
   };
-  bool is_text = true;                // the answer may be text
-  std::optional<Grammar::Rule> text;  // which text; nothing: any
-  std::vector<Call> calls;            // the calls that it may be instead
+  bool is_text = true;                // whether the answer may be text
+  std::optional<Grammar::Rule> text;  // the rule of the text; nothing: any text
+  std::vector<Call> calls;            // the calls that the answer may consist of instead
 };
 
 // --- the format
@@ -95,15 +96,15 @@ class ChatFormat {
  public:
   virtual ~ChatFormat() = default;
   virtual const char* name() const = 0;
-  // How long the model may be asked to think, from least to most; empty: the format has no such option.
+  // How long the model can be asked to think, from least to most; empty: the format has no such option.
   virtual std::vector<std::string> efforts() const = 0;
-  // The ids of the conversation up to where the answer begins. Text never becomes a control token.
+  // The ids of the conversation up to the beginning of the answer. Text never becomes a control token.
   virtual std::vector<int32_t> prompt(const ChatConversation& conversation) const = 0;
   virtual std::vector<int32_t> stop_ids() const = 0;
   virtual bool is_control(int32_t id) const = 0;
-  // `functions`: those that the request declares.
+  // `functions` are the functions that the request declares.
   virtual std::unique_ptr<ChatParser> parser(std::vector<std::string> functions = {}) const = 0;
-  // The language of answers of a form, from where the prompt ends to the id that ends the answer. Thoughts stay free.
+  // The rule of the answers of a form, from the end of the prompt to the id that ends the answer. Thoughts stay free.
   virtual Grammar::Rule answer_rule(Grammar& grammar, const ChatAnswerForm& form) const = 0;
   // The ids of the grammar's control symbols.
   virtual std::vector<int32_t> grammar_controls() const = 0;
@@ -111,8 +112,8 @@ class ChatFormat {
 
 // The known efforts: none, minimal, low, medium, high, xhigh, max.
 const std::vector<std::string>& chat_efforts();
-// The effort of a format that comes nearest to a known one, of two equally near ones the lesser; empty stays empty, and
-// so does any where the format has none.
+// The format's effort nearest to a known effort, the lesser of two equally near ones. Empty for an empty effort, and
+// for a format without efforts.
 std::string nearest_effort(const ChatFormat& format, const std::string& effort);
 
 }  // namespace ingot

@@ -9,7 +9,7 @@
 namespace ingot {
 namespace {
 
-// A format with the efforts given; nothing else of it is used.
+// A format with the given efforts; its other functions are not called.
 class Efforts final : public ChatFormat {
  public:
   explicit Efforts(std::vector<std::string> efforts) : efforts_(std::move(efforts)) {}
@@ -39,7 +39,7 @@ TEST(chat_format, the_nearest_effort_of_a_format_is_taken) {
   EXPECT_EQ(nearest_effort(Efforts({}), "high"), "");
   const Efforts on_or_off({"none", "high"});
   EXPECT_EQ(nearest_effort(on_or_off, "minimal"), "none");
-  EXPECT_EQ(nearest_effort(on_or_off, "low"), "none");  // as near to both
+  EXPECT_EQ(nearest_effort(on_or_off, "low"), "none");  // equally near to both
   EXPECT_EQ(nearest_effort(on_or_off, "medium"), "high");
 }
 
@@ -56,7 +56,7 @@ TEST(chat_format, text_before_a_call_of_the_same_turn_does_not_end_the_turn) {
   EXPECT_EQ(m[3].channel, "commentary");
   EXPECT_EQ(m[4].recipient, "functions.f");
   EXPECT_EQ(m[6].channel, "final");
-  // The turn that calls is under way, and keeps its thoughts in the prompt.
+  // The turn with the call has not ended, and keeps its thoughts in the prompt.
   c.messages.pop_back();
   const std::string prompt = testing::harmony_bytes()->decode(testing::harmony_format().prompt(c));
   EXPECT_NE(prompt.find("analysishm"), std::string::npos) << prompt;
@@ -81,7 +81,7 @@ TEST(chat_format, an_answer_is_parts_that_the_next_prompt_shows_as_they_were_wri
   write({t.message}, "caf\u00e9");
   const auto parser = format.parser();
   std::vector<ChatPart> parts;
-  std::string kinds;  // of each id
+  std::string kinds;  // the kind of each id
   const auto add = [&](const std::vector<ChatDelta>& deltas) {
     for (const ChatDelta& d : deltas)
       if (d.begins)

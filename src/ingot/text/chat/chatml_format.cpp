@@ -37,7 +37,7 @@ ChatMlFormat::ChatMlFormat(std::shared_ptr<const ByteBpe> tokenizer, ChatMlStyle
       fail(ErrorCode::bad_data, where, ": found no token ", name, ", which the chat format ", style_.name, " needs");
 }
 
-// Without thoughts the prompt ends behind empty ones.
+// For a model without thoughts the prompt ends with an empty thought.
 std::vector<std::string> ChatMlFormat::efforts() const {
   return style_.thoughts ? std::vector<std::string>{"none", kThinks} : std::vector<std::string>{};
 }
@@ -59,7 +59,7 @@ void ChatMlFormat::write_assistant(const ChatMessage& m, bool with_thoughts, boo
   if (thinks) out.text("<think>\n" + thoughts + "\n</think>\n\n");
   out.text(thinks ? stripped(m.content, false) : m.content);
   for (size_t i = 0; i < m.calls.size() && style_.calls; ++i) {
-    // Qwen2.5 has a line of its own for each call, also for the first one behind no text.
+    // Qwen2.5 puts each call on a line of its own, even the first call without text before it.
     if (i > 0 || !m.content.empty()) out.text("\n");
     out.text("<tool_call>\n{\"name\": \"" + m.calls[i].name + "\", \"arguments\": " +
              (style_.thoughts ? m.calls[i].arguments : python_json(m.calls[i].arguments)) + "}\n</tool_call>");

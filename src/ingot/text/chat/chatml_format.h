@@ -1,7 +1,7 @@
 #pragma once
 // ChatML, the format of SmolLM2 and Qwen:
 //   <|im_start|>ROLE\nTEXT<|im_end|>\n   for each message, then   <|im_start|>assistant\n
-// Qwen's models also call functions, and those of Qwen3 think first.
+// Qwen's models can also call functions, and Qwen3 thinks before its answer.
 #include <memory>
 #include <string>
 
@@ -11,7 +11,7 @@ namespace ingot {
 
 struct ChatMlStyle {
   const char* name;
-  // The system message of a conversation without instructions; empty: it has none.
+  // The system message of a conversation without instructions; empty: no system message.
   std::string default_system;
   bool calls = false;     // JSON between <tool_call> and </tool_call>
   bool thoughts = false;  // between <think> and </think> before the text
@@ -19,7 +19,7 @@ struct ChatMlStyle {
 
 class ChatMlFormat final : public ChatFormat {
  public:
-  // A vocabulary that lacks a control token is refused (bad_data), named by `where`.
+  // A vocabulary without one of the control tokens is refused (bad_data) with `where` in the message.
   ChatMlFormat(std::shared_ptr<const ByteBpe> tokenizer, ChatMlStyle style, const std::string& where);
 
   const char* name() const override { return style_.name; }

@@ -1,6 +1,6 @@
-// Whatever a model writes is read, shows no control token, and renders back to what was read; whatever a user writes
+// Any answer of a model is parsed, shows no control token, and renders back to the parsed messages; any text of a user
 // stays text. The input is a list of ids (a byte below 24 is one of the first ids, control tokens among them; other
-// bytes begin an id of two) and, as bytes, a text.
+// bytes begin an id of two bytes) and, as bytes, a text.
 #include "ingot/text/chat/harmony.h"
 
 #include "ingot/io/utf8.h"
@@ -53,7 +53,7 @@ std::vector<HarmonyMessage> parse(const Vocabulary& v, const std::vector<int32_t
       FUZZ_REQUIRE(word.find("<|") == std::string::npos && word.find_first_of(" \t\r\n") == std::string::npos);
     }
   }
-  FUZZ_REQUIRE(streamed.size() <= content.size());  // text between messages comes at the end alone
+  FUZZ_REQUIRE(streamed.size() <= content.size());  // text between messages is returned only at the end
   return parser.messages();
 }
 

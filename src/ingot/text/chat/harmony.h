@@ -1,7 +1,7 @@
 #pragma once
 // Harmony, the conversation format of GPT-OSS:
 //   <|start|>ROLE[ to=RECIPIENT][<|channel|>CHANNEL][ TYPE]<|message|>CONTENT<|end|>
-// Rendering gives pieces that are encoded separately, so that nothing a user writes becomes a control token. Parsing
+// Rendering gives pieces that are encoded separately, so that a user's text never becomes a control token. Parsing
 // reads token ids, never text, accepts any sequence of ids, and never returns a control token.
 #include <memory>
 #include <span>
@@ -40,12 +40,13 @@ struct HarmonySystem {
   std::string reasoning = "medium";                        // low, medium, high; empty: no line
   std::vector<HarmonyNamespace> tools;                     // built in, such as browser
   std::vector<std::string> channels = {"analysis", "commentary", "final"};
-  bool calls_functions = false;  // a developer message has functions: they are called on the commentary channel
+  // a developer message declares functions, which the model calls on the commentary channel
+  bool calls_functions = false;
 };
 std::string harmony_system_text(const HarmonySystem& s);
-// The text of a developer message: instructions and functions (namespace "functions"), each may be empty.
+// The text of a developer message: instructions and functions (namespace "functions"), each of which may be empty.
 std::string harmony_developer_text(const std::string& instructions, const std::vector<HarmonyFunction>& functions);
-// A JSON schema as the type that describes it to the model.
+// Describes a JSON schema as a type in the notation that the model knows.
 std::string harmony_type(const std::string& schema);
 
 // --- rendering
@@ -54,8 +55,8 @@ struct HarmonyPiece {
   std::string text;
 };
 std::vector<HarmonyPiece> render_harmony(const HarmonyMessage& m);
-// A whole conversation, for training or inspection. Where the last assistant message is final, the analysis before the
-// first final message is left out, as the published library renders conversations.
+// Renders a whole conversation, for training or inspection. Where the last assistant message is final, the analysis
+// before the first final message is left out, as in the published library.
 std::vector<HarmonyPiece> render_harmony(std::span<const HarmonyMessage> conversation, bool drop_analysis = true);
 // A prompt: the conversation and <|start|>assistant, after which the model writes its next turn. A final message ends a
 // turn, and the analysis of ended turns (all before the last final message) is left out, as the model was trained to
@@ -84,12 +85,12 @@ std::vector<int32_t> encode_harmony(std::span<const HarmonyPiece> pieces, const 
 // may begin without <|start|>, and reserved tokens are dropped.
 class HarmonyParser {
  public:
-  // `answering`: the ids continue after <|start|>assistant, as a model's answer does.
+  // `answering`: the ids follow <|start|>assistant, as the ids of a model's answer do.
   HarmonyParser(const ByteBpe& tokenizer, const HarmonyTokens& tokens, bool answering = true);
   // Returns the text that the id adds to the content of the current message; never half a character.
   std::string push(int32_t id);
-  void finish();  // the end of the ids
-  // The message under way is the last element once its content has begun.
+  void finish();  // call after the last id
+  // An unfinished message is the last element once its content has begun.
   const std::vector<HarmonyMessage>& messages() const { return messages_; }
 
  private:

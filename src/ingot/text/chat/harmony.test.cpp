@@ -33,7 +33,7 @@ struct Vocabulary {
                      {.pattern = WordPattern::o200k, .special_tokens = specials});
   }
   Vocabulary() : bpe(learn(kControls)), tokens(bpe, "test") {}
-  // Text in which control tokens are spelled out.
+  // Encodes text in which control tokens are spelled out.
   std::vector<int32_t> ids(const std::string& text) const {
     std::vector<int32_t> out;
     for (size_t at = 0; at < text.size();) {
@@ -398,8 +398,8 @@ TEST(harmony, answers_are_read_whatever_shape_they_have) {
   for (const Case& c : cases) EXPECT_EQ(vocabulary().parse(c.text), c.want) << c.what;
 }
 
-// Answers as published: some as text, some as ids of the published vocabulary, of which the words in headers are
-// enough.
+// Published answers: some as text, some as ids of the published vocabulary, of which only the words in headers are
+// needed.
 TEST(harmony, reads_published_answers_as_published) {
   const HarmonyMessage page = {.role = Role::tool,
                                .name = "browser.search",
@@ -422,7 +422,7 @@ TEST(harmony, reads_published_answers_as_published) {
   open.content += " ";
   EXPECT_EQ(vocabulary().parse(published("test_tool_response_parsing"), false), std::vector<HarmonyMessage>{open});
 
-  // As ids: what stands in headers has its published id, every other id a text of its own.
+  // For answers given as ids, words in headers have their published ids, and every other id a text of its own.
   ByteBpeRules rules{.pattern = WordPattern::o200k};
   rules.tokens.resize(200013);
   for (int b = 0; b < 256; ++b) rules.tokens[size_t(b)] = char(b);
@@ -477,7 +477,7 @@ TEST(harmony, a_character_split_over_tokens_is_shown_whole) {
     text += piece;
   }
   EXPECT_EQ(text, "a\u2020\U0001F600b");
-  // An answer cut inside a character ends with a replacement, also in what is streamed.
+  // An answer that ends inside a character gets a replacement character, also in the streamed text.
   parser.push(v.bpe.encode("\u2020")[0]);
   EXPECT_EQ(parser.push(v.tokens.answer_end), "\uFFFD");
   EXPECT_EQ(parser.messages()[0].content, "a\u2020\U0001F600b\uFFFD");
@@ -503,7 +503,7 @@ TEST(harmony, random_ids_never_fail_and_never_show_a_control_token) {
         for (const std::string& c : kControls) EXPECT_EQ(field.find(c), std::string::npos);
       }
     EXPECT_TRUE(valid(streamed));
-    // What was read is a conversation: rendered and read again it is the same.
+    // The parsed messages are a conversation: rendered and parsed again they are the same.
     HarmonyParser again(v.bpe, v.tokens, false);
     for (const int32_t id : encode_harmony(render_harmony(parser.messages(), false), v.bpe, v.tokens)) again.push(id);
     again.finish();

@@ -1,5 +1,5 @@
 #pragma once
-// Tests' own vocabulary of Harmony: a token per byte, and the control tokens behind them.
+// A Harmony vocabulary for tests: one token per byte, followed by the control tokens.
 #include <memory>
 
 #include "ingot/text/chat/harmony_format.h"

@@ -8,13 +8,14 @@ namespace {
 const std::string kNamespace = "functions.";
 
 // --- conversations
-// How the model is told of the form that its answer must have.
+// The sentence that states the prescribed form of the answer to the model.
 std::string answer_form_text(const ChatConversation& c) {
   return "# Response Formats\n\n## " + c.answer_name + "\n\n" +
          (c.answer_description.empty() ? "" : "// " + c.answer_description + "\n") + c.answer_schema;
 }
 
-// What the assistant thought, said and called. Text before a call is commentary: a final message would end the turn.
+// Appends the assistant's thoughts, text and calls. Text before a call is commentary, because a final message would end
+// the turn.
 void append_assistant(const ChatMessage& m, bool calls_follow, std::vector<HarmonyMessage>& to) {
   const auto say = [&](const std::string& channel, const std::string& text) {
     if (!text.empty()) to.push_back({.role = HarmonyRole::assistant, .channel = channel, .content = text});
@@ -41,7 +42,7 @@ class Parser final : public ChatParser {
     const size_t messages = parser_.messages().size();
     parser_.push(id);
     const auto& now = parser_.messages();
-    // A control token begins the content of a message or ends it.
+    // A control token either begins or ends the content of a message.
     if (tokens_.is_special(id))
       inside_ = now.size() > messages ? std::optional(kind_of(now.back())) : std::nullopt;
     else
@@ -60,9 +61,9 @@ class Parser final : public ChatParser {
   bool declares(const std::string& name) const {
     return std::find(functions_.begin(), functions_.end(), name) != functions_.end();
   }
-  // The function that a message calls, or "". A model may leave out the namespace "functions.", and may call a function
-  // that the request does not declare: a client must see such a call to answer it. A name that no API would take back
-  // becomes one that every API takes.
+  // The function that a message calls, or "". A model may omit the namespace "functions.", and may call a function that
+  // the request does not declare; the client must see such a call to answer it. A name that OpenAI's API would refuse
+  // becomes a name that is accepted.
   std::string called_function(const HarmonyMessage& m) const {
     const std::string& to = m.recipient;
     if (declares(to)) return to;
@@ -80,7 +81,7 @@ class Parser final : public ChatParser {
     return !called_function(m).empty() ? ChatKind::call : m.channel == "analysis" ? ChatKind::thought : ChatKind::text;
   }
 
-  // What each message gained since the last look. A turn that is not the assistant's ends the answer.
+  // The content that each message has gained since the last call. A turn of another role ends the answer.
   std::vector<ChatDelta> new_content(bool finished) {
     std::vector<ChatDelta> deltas;
     const std::vector<HarmonyMessage>& messages = parser_.messages();
@@ -93,7 +94,7 @@ class Parser final : public ChatParser {
       ChatPart added{.kind = kind_of(m), .label = m.channel, .name = called_function(m)};
       added.content = m.content.substr(bytes_);
       bytes_ = m.content.size();
-      // A call without arguments is one once it is whole.
+      // A call without arguments is reported when its message is complete.
       const bool is_whole = finished || message_ + 1 < messages.size();
       const bool begins = !begun_ && (!added.content.empty() || (added.kind == ChatKind::call && is_whole));
       if (begins) {
@@ -102,7 +103,7 @@ class Parser final : public ChatParser {
       }
       if (begins || !added.content.empty())
         deltas.push_back({.part = parts_ - 1, .begins = begins, .added = std::move(added)});
-      if (message_ + 1 == messages.size()) break;  // it may still grow
+      if (message_ + 1 == messages.size()) break;  // this message may still grow
     }
     return deltas;
   }
@@ -110,10 +111,10 @@ class Parser final : public ChatParser {
   HarmonyParser parser_;
   const HarmonyTokens& tokens_;
   const std::vector<std::string> functions_;
-  std::optional<ChatKind> inside_;  // the message whose content is being written
+  std::optional<ChatKind> inside_;  // the kind of the message whose content is being written
   std::optional<ChatKind> last_;
-  bool ended_ = false, begun_ = false;  // begun_: the message that grows has a part
-  size_t message_ = 0, bytes_ = 0;      // the message that grows, and its bytes that were read
+  bool ended_ = false, begun_ = false;  // begun_: the growing message already has a part
+  size_t message_ = 0, bytes_ = 0;      // the growing message, and the number of its bytes that were processed
   size_t parts_ = 0;
 };
 
@@ -128,7 +129,7 @@ class AnswerRule {
   Grammar::Rule rule() {
     add_message("analysis");
     if (form_.is_text) add_final();
-    // Text before a call is text of the answer, which must be JSON where a format is asked for.
+    // Text before a call belongs to the answer, which must be JSON where a format is requested.
     if (form_.is_text && !form_.text) add_message("commentary");
     for (const ChatAnswerForm::Call& c : form_.calls) add_call(c);
     return g_.rule(header_);
@@ -141,12 +142,12 @@ class AnswerRule {
     return more;
   }
   Node channel(const std::string& text, Node next) { return g_.control(kChannel, g_.text(text, next)); }
-  // A message that another one follows.
+  // Adds a message that another message follows.
   void add_message(const std::string& name) {
     const Node next = g_.control(kEndOfMessage, g_.control(kStart, g_.text("assistant", header_)));
     g_.add(header_, channel(name, g_.control(kMessage, anything(next))));
   }
-  // As models were trained to say it, with and without the blank.
+  // In the spellings of the models' training, with and without the blank.
   Node typed(Node content) {
     const Node message = g_.control(kMessage, content);
     const Node type = g_.control(kConstrain, g_.text("json", message));
@@ -157,7 +158,7 @@ class AnswerRule {
     g_.add(header_,
            channel("final", form_.text ? typed(g_.call(*form_.text, end)) : g_.control(kMessage, anything(end))));
   }
-  // Who is called stands before the channel or behind it.
+  // The recipient of the call stands before the channel or after it.
   void add_call(const ChatAnswerForm::Call& c) {
     const Node end = g_.control(kCall, Grammar::kEnd);
     const std::string to = " to=" + kNamespace + c.name;
@@ -168,7 +169,7 @@ class AnswerRule {
 
   Grammar& g_;
   const ChatAnswerForm& form_;
-  const Node header_;  // behind the role
+  const Node header_;  // follows the role
 };
 
 }  // namespace
@@ -178,7 +179,8 @@ std::vector<HarmonyMessage> harmony_messages(const ChatConversation& c) {
   if (!c.identity.empty()) system.identity = c.identity;
   if (!c.effort.empty()) system.reasoning = c.effort;
   std::vector<HarmonyMessage> out = {{.role = HarmonyRole::system, .content = harmony_system_text(system)}};
-  // Instructions at the top are the developer's; the model knows one such message, with the functions.
+  // Instructions at the beginning become the developer's message; the model knows one such message, which also has the
+  // functions.
   size_t i = 0;
   std::string instructions;
   for (; i < c.messages.size() && c.messages[i].role == ChatRole::instructions; ++i)
@@ -186,7 +188,7 @@ std::vector<HarmonyMessage> harmony_messages(const ChatConversation& c) {
   std::string developer = harmony_developer_text(instructions, c.functions);
   if (!c.answer_schema.empty()) developer += (developer.empty() ? "" : "\n\n") + answer_form_text(c);
   if (!developer.empty()) out.push_back({.role = HarmonyRole::developer, .content = developer});
-  // Whether the assistant calls a function before somebody else speaks, from each message on.
+  // For each message, whether the assistant calls a function before the next message of another role.
   std::vector<char> calls(c.messages.size() + 1, 0);
   for (size_t k = c.messages.size(); k-- > i;)
     calls[k] = c.messages[k].role == ChatRole::assistant && (calls[k + 1] != 0 || !c.messages[k].calls.empty());
@@ -217,7 +219,7 @@ std::vector<int32_t> HarmonyFormat::prompt(const ChatConversation& conversation)
   return encode_harmony(render_harmony_prompt(harmony_messages(conversation)), *tokenizer_, tokens_);
 }
 
-// <|end|> only ends a message, so that it is not among them.
+// <|end|> ends only a message, so it is not among these ids.
 std::vector<int32_t> HarmonyFormat::stop_ids() const {
   std::vector<int32_t> ids;
   for (const int32_t id : {tokens_.answer_end, tokens_.call, tokens_.end_of_text})

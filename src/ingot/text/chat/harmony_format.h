@@ -1,5 +1,5 @@
 #pragma once
-// Harmony, the format of GPT-OSS, as a chat format.
+// Harmony, the chat format of GPT-OSS, as a ChatFormat.
 #include <memory>
 #include <string>
 
@@ -10,7 +10,7 @@ namespace ingot {
 
 class HarmonyFormat final : public ChatFormat {
  public:
-  // A vocabulary that lacks a control token is refused (bad_data), named by `where`.
+  // A vocabulary without one of the control tokens is refused (bad_data) with `where` in the message.
   HarmonyFormat(std::shared_ptr<const ByteBpe> tokenizer, const std::string& where);
   const HarmonyTokens& tokens() const { return tokens_; }
 

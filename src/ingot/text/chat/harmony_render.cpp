@@ -13,7 +13,7 @@ std::string join(const std::vector<std::string>& parts, const std::string& betwe
   for (size_t i = 0; i < parts.size(); ++i) out += (i ? between : "") + parts[i];
   return out;
 }
-// Every line of a text behind "// ".
+// Puts "// " before every line of a text.
 std::string commented(const std::string& text) {
   std::string out;
   for (size_t at = 0; at < text.size();) {
@@ -25,8 +25,8 @@ std::string commented(const std::string& text) {
 }
 
 // --- JSON schemas as types
-// Byte for byte as in the model's training, including oddities: a nested object shows its description twice, and only
-// the first line of a longer description is a comment.
+// The result equals the text of the model's training byte for byte, including oddities: a nested object shows its
+// description twice, and only the first line of a longer description is a comment.
 std::string text_of(const OrderedJson& schema, const char* key) {
   return schema.is_object() && schema.contains(key) && schema[key].is_string() ? schema[key].get<std::string>() : "";
 }

@@ -16,7 +16,7 @@ const char kCallRules[] =
     "argument "
     "name and its value}.Do not use variables.\n\n";
 
-// Like 26 Jul 2024, the day that the templates name where they are told none.
+// A date like "26 Jul 2024", which is the templates' date where a conversation has none.
 std::string spoken_date(const std::string& date) {
   std::tm day{};
   if (date.empty() || ::strptime(date.c_str(), "%Y-%m-%d", &day) == nullptr) return "26 Jul 2024";
@@ -44,7 +44,7 @@ void Llama3Format::header(const char* role, PromptIds& out) const {
   out.control(header_begin_).text(role).control(header_end_).text("\n\n");
 }
 
-// A message; `before` stands in front of its text.
+// Writes a message; `before` precedes its text.
 void Llama3Format::write(const ChatMessage& m, const std::string& before, PromptIds& out) const {
   switch (m.role) {
     case ChatRole::instructions: header("system", out); break;
@@ -75,7 +75,7 @@ std::vector<int32_t> Llama3Format::prompt(const ChatConversation& c) const {
   } else if (!system.empty()) {
     write({.role = ChatRole::instructions, .content = system}, "", out);
   }
-  // The functions stand in front of the first question.
+  // The functions are declared before the first question.
   bool declared = !calls;
   for (const ChatMessage& m : messages) {
     std::string before;

@@ -1,7 +1,7 @@
 #pragma once
 // The format of Llama 3:
 //   <|begin_of_text|>, then for each message <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>
-// Llama 3.1 and 3.2 begin with a system message that names dates, and call functions by an answer that is one JSON
+// Llama 3.1 and 3.2 begin with a system message that contains dates, and call a function by an answer that is one JSON
 // object, {"name": ..., "parameters": ...}.
 #include <memory>
 #include <string>
@@ -17,7 +17,7 @@ struct Llama3Style {
 
 class Llama3Format final : public ChatFormat {
  public:
-  // A vocabulary that lacks a control token is refused (bad_data), named by `where`.
+  // A vocabulary without one of the control tokens is refused (bad_data) with `where` in the message.
   Llama3Format(std::shared_ptr<const ByteBpe> tokenizer, const Llama3Style& style, const std::string& where);
 
   const char* name() const override { return style_.name; }

@@ -12,7 +12,7 @@ namespace {
 const char kSmolLm[] = "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
 const char kQwen[] = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.";
 
-// SHA-256 of published templates, without the white space at their end.
+// The SHA-256 of published templates, without the white space at their end.
 struct KnownTemplate {
   const char *sha256, *format;
 };
@@ -23,7 +23,7 @@ constexpr KnownTemplate kKnown[] = {
     {"64f85b198065d0fba2a81f37e10ed68161ce2c19a754c7100e67e0ca2ee9c326", "qwen3-instruct"},
     {"ba03a121d097859c7b5b9cd03af99aafe95275210d2876f642ad9929a150f122", "llama3"},
     {"93c0e9aa3629bbd77e68dbc0f5621f6e6b23aa8d74b932595cdb8d64684526d7", "llama3.1"},
-    {"d82792f95932f1c9cef5c4bd992f171225e3bf8c7b609b4557c9e1ec96be819f", "llama3.1"},  // of Llama 3.2
+    {"d82792f95932f1c9cef5c4bd992f171225e3bf8c7b609b4557c9e1ec96be819f", "llama3.1"},  // the template of Llama 3.2
 };
 
 const ChatMlStyle kChatMl[] = {

@@ -1,6 +1,6 @@
 #pragma once
-// Which chat format a checkpoint's template stands for. Templates are recognised by their exact text; Ingot has no
-// interpreter of templates.
+// Finds the chat format that a checkpoint's template describes. Templates are recognised by their exact text, because
+// Ingot has no interpreter of templates.
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,10 +10,11 @@
 
 namespace ingot {
 
-// The name of the format, or empty where the template is not known. White space at the end does not count.
+// The name of the format, or empty for an unknown template. White space at the end does not matter.
 std::string chat_format_of_template(const std::string& text);
 std::vector<std::string> chat_format_names();
-// Error{usage} for an unknown name; Error{bad_data} names `where` for a vocabulary that lacks a control token.
+// Throws Error{usage} for an unknown name, and Error{bad_data} with `where` for a vocabulary that lacks a control
+// token.
 std::shared_ptr<const ChatFormat> make_chat_format(const std::string& name, std::shared_ptr<const ByteBpe> tokenizer,
                                                    const std::string& where);
 

@@ -14,7 +14,7 @@ namespace {
 
 using testing::error_of;
 
-// A token per byte, and the control tokens and added tokens of all formats behind them.
+// One token per byte, followed by the control tokens and added tokens of all formats.
 std::shared_ptr<const ByteBpe> vocabulary(bool complete = true) {
   ByteBpeRules rules{.pattern = WordPattern::qwen2};
   for (int b = 0; b < 256; ++b) rules.tokens.push_back(std::string(1, char(b)));
@@ -45,14 +45,14 @@ ChatConversation conversation_of(const OrderedJson& json) {
                         : role == "user"      ? ChatRole::user
                         : role == "assistant" ? ChatRole::assistant
                                               : ChatRole::result;
-    // As a server gives an answer back: its parts as messages of their own.
+    // A client returns the parts of an answer as separate messages.
     if (m.at(2).contains("thoughts"))
       c.messages.push_back({.role = as, .thoughts = m.at(2).at("thoughts").get<std::string>()});
     if (!content.empty() || !m.at(2).contains("calls")) c.messages.push_back({.role = as, .content = content});
     if (m.at(2).contains("calls"))
       for (const OrderedJson& call : m.at(2).at("calls")) {
         called = call.at("name").get<std::string>();
-        // As clients send arguments: JSON text.
+        // Clients send arguments as JSON text.
         c.messages.push_back(
             {.role = as, .calls = {{.name = called, .arguments = python_json(call.at("arguments").dump())}}});
       }
@@ -105,7 +105,7 @@ TEST(chat_templates, a_template_is_known_by_its_exact_text) {
             "bad data: file: found no token <tool_call>, which the chat format qwen3 needs");
 }
 
-// The parts of an answer given as text, in which the names of tokens stand for the tokens.
+// The parts of an answer that is given as text, in which names of tokens stand for the tokens.
 std::vector<ChatPart> parts_of(const ChatFormat& f, const std::string& text, std::vector<std::string> functions = {}) {
   const auto bpe = vocabulary();
   std::vector<int32_t> ids;
@@ -146,7 +146,7 @@ TEST(chat_templates, answers_of_qwen3_are_thoughts_text_and_calls) {
             (std::vector<ChatPart>{{.kind = ChatKind::text, .content = "Look."},
                                    {.kind = ChatKind::call, .name = "f", .content = "{\"a\": [1, \"\u00e9\"]}"},
                                    {.kind = ChatKind::call, .name = "g", .content = "{}"}}));
-  // No call, cut short, and a turn of somebody else.
+  // Text that is no call, a call that is cut off, and a turn of another role.
   EXPECT_EQ(parts_of(*f, "<tool_call>\nnonsense\n</tool_call>"),
             (std::vector<ChatPart>{{.kind = ChatKind::text, .content = "\nnonsense\n"}}));
   EXPECT_EQ(parts_of(*f, "<think>\nand then"),

@@ -1,5 +1,6 @@
 #pragma once
-// What the formats of one text between control tokens share: a writer of ids, turns, and the JSON of templates.
+// Shared code of the formats in which each message is one text between control tokens: a writer of ids, turns, and the
+// JSON of templates.
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,13 +11,13 @@
 
 namespace ingot {
 
-// The id of a special token or of an added one that ordinary text may hold; empty where there is none.
+// The id of a special token, or of an added token that ordinary text may contain; empty if there is none.
 std::optional<int32_t> token_named(const ByteBpe& bpe, std::string_view text);
-// The same of a special token that must be there: Error{bad_data} names `where`.
+// The id of a special token that must exist; otherwise Error{bad_data} with `where`.
 int32_t required_special(const ByteBpe& bpe, std::string_view text, const std::string& where);
 
-// The ids of a prompt. Text between two control tokens is encoded in one piece, as the tokenizer of the template's
-// authors does; it never becomes a control token.
+// Collects the ids of a prompt. The text between two control tokens is encoded as one text, as the tokenizer of the
+// template's authors does; it never becomes a control token.
 class PromptIds {
  public:
   explicit PromptIds(const ByteBpe& bpe) : bpe_(bpe) {}
@@ -34,14 +35,14 @@ class PromptIds {
   std::vector<int32_t> ids_;
 };
 
-// The messages of a conversation as models see them: one message for all that the assistant said before somebody else
-// speaks.
+// The messages of a conversation as models see them: consecutive messages of the assistant are joined into one.
 std::vector<ChatMessage> joined_turns(const std::vector<ChatMessage>& messages);
-// Takes the instructions at the beginning out of `messages`: the identity and these instructions, a blank line between.
+// Removes the instructions at the beginning from `messages`, and returns the identity and these instructions, separated
+// by a blank line.
 std::string take_system_text(const ChatConversation& conversation, std::vector<ChatMessage>& messages);
 
-// JSON as Python's json.dumps writes it with ensure_ascii=False: what tojson gives in a template. Text that is no JSON
-// stays as it is.
+// JSON as Python's json.dumps writes it with ensure_ascii=False, which is the result of tojson in a template. Text that
+// is not JSON is returned unchanged.
 std::string python_json(const std::string& json);
 // The declaration of a function in the form of OpenAI's interface.
 std::string function_declaration(const ChatFunction& function);

@@ -11,8 +11,8 @@ namespace {
 
 CodeSet one(char c) { return CodeSet({{uint32_t(c), uint32_t(c)}}); }
 
-// Numbers without a sign between two bounds without signs. Each number of digits before the point has states of its
-// own; digits are compared from the left.
+// Builds the states for numbers without a sign between two bounds without signs. Each number of digits before the point
+// has its own states; digits are compared from the left.
 class Magnitudes {
  public:
   Magnitudes(Nfa& nfa, bool integers, const DecimalBound* low, const DecimalBound* high)
@@ -31,12 +31,12 @@ class Magnitudes {
 
  private:
   static std::string whole_of(const DecimalBound& b) { return b.value.whole.empty() ? "0" : b.value.whole; }
-  // The i-th digit of the bound, counted from the left and across the point.
+  // The i-th digit of the bound, counted from the left, with the point skipped.
   char digit(const DecimalBound& b, size_t i) const {
     if (i < length_) return whole_of(b)[i];
     return i - length_ < b.value.fraction.size() ? b.value.fraction[i - length_] : '0';
   }
-  // The state after `i` digits. `at_low`, `at_high`: the digits so far equal those of the bound.
+  // The state after `i` digits. `at_low` and `at_high`: the digits so far equal those of the lower or upper bound.
   int32_t state(size_t i, bool at_low, bool at_high) {
     const auto key = std::tuple(i, at_low, at_high);
     if (const auto known = states_.find(key); known != states_.end()) return known->second;
@@ -45,7 +45,7 @@ class Magnitudes {
       add_digits(here, i, at_low, at_high);
       return here;
     }
-    // Digits that are left out count as zeros.
+    // Omitted digits count as zeros.
     const size_t behind = i - length_;
     const bool above = !at_low || (low_->value.fraction.size() <= behind && !low_->open);
     const bool below = !at_high || high_->value.fraction.size() > behind || !high_->open;
@@ -85,7 +85,7 @@ Dfa within(const DecimalRange& r, AutomatonBudget& budget) {
   Nfa nfa;
   nfa.start = nfa.add();
   nfa.accept = nfa.add();
-  // Numbers of one sign, whose bounds become magnitudes: `near` is the bound on the side of zero.
+  // Adds numbers of one sign, whose bounds become magnitudes: `near` is the bound on the side of zero.
   const auto add_sign = [&](bool negative, int32_t from) {
     const auto& far = negative ? r.low : r.high;
     const auto& near = negative ? r.high : r.low;
@@ -103,8 +103,8 @@ Dfa within(const DecimalRange& r, AutomatonBudget& budget) {
   return determinize(nfa, false, budget);
 }
 
-// Written numbers that are multiples of m: the state is the remainder of the digits so far. The automaton accepts
-// leading zeros and any number of digits, which the bounds exclude.
+// Accepts the multiples of m in decimal notation: the state is the remainder of the digits so far. The automaton
+// accepts leading zeros and any number of digits, which the bounds exclude.
 Dfa multiples_of(const Decimal& m) {
   constexpr int64_t kMost = 4096;
   int64_t modulus = 0;
@@ -115,7 +115,8 @@ Dfa multiples_of(const Decimal& m) {
   }
   const auto places = int64_t(m.fraction.size());
   Dfa d;
-  // States by the number of digits behind the point, 0 to `places`; the last group of states is right behind the point.
+  // Groups of states by the number of digits after the point, 0 to `places`; the last group holds the states directly
+  // after the point.
   const auto number = [&](int64_t behind, int64_t remainder) { return int32_t(1 + behind * modulus + remainder); };
   d.states.resize(size_t(1 + (places + 2) * modulus));
   const auto add_digits = [&](Dfa::State& s, int64_t behind, int64_t remainder) {

@@ -1,6 +1,6 @@
 #pragma once
-// An automaton over the characters of the JSON numbers without an exponent that lie within bounds. A double keeps every
-// decimal of at most 15 digits, so comparing the texts of such numbers is comparing the numbers.
+// An automaton over the characters of JSON numbers without an exponent, which accepts the numbers within bounds. A
+// double represents every decimal of at most 15 digits, so comparing such texts digit by digit compares the numbers.
 #include <optional>
 #include <string>
 
@@ -8,25 +8,25 @@
 
 namespace ingot {
 
-// A number of JSON, exactly: -12.5 is {true, "12", "5"}, 0 is {false, "", ""}.
+// A JSON number, represented exactly: -12.5 is {true, "12", "5"}, 0 is {false, "", ""}.
 struct Decimal {
   bool negative = false;
-  std::string whole, fraction;  // digits, without zeros at the outer end
+  std::string whole, fraction;  // digits, without leading zeros of `whole` and trailing zeros of `fraction`
 };
-// `text`: a JSON number. Error{usage}: the number has too many digits.
+// `text` is a JSON number. Throws Error{usage} where the number has too many digits.
 Decimal parse_decimal(const std::string& text);
 
 struct DecimalBound {
   Decimal value;
-  bool open = false;  // the value itself is outside
+  bool open = false;  // whether the bound itself is excluded
 };
 struct DecimalRange {
   static constexpr int kDigits = 15;
   bool integers = false;
   std::optional<DecimalBound> low, high;
-  std::optional<Decimal> multiple;  // the numbers are multiples of this one, which is above 0
+  std::optional<Decimal> multiple;  // accepted numbers are multiples of this positive number
 };
-// Error{usage}: the multiple has too many digits for an automaton.
+// Throws Error{usage} where the multiple has too many digits for an automaton.
 Dfa dfa_of_decimals(const DecimalRange& range, AutomatonBudget& budget);
 
 }  // namespace ingot

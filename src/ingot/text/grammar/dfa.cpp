@@ -18,7 +18,7 @@ const CodeSet& every_code() {
   return all;
 }
 
-// Leaves out the states from which no string is accepted, and the edges to them.
+// Removes the states from which no string is accepted, and the edges to them.
 Dfa pruned(const Dfa& d) {
   std::vector<std::vector<int32_t>> before(d.states.size());
   std::vector<int32_t> open;
@@ -65,7 +65,7 @@ class Determinizer {
   }
 
  private:
-  // The states that are reached without reading a character.
+  // The states that are reachable without reading a character.
   std::vector<int32_t> closure(std::vector<int32_t> open, bool at_start, bool at_end) {
     ++round_;
     std::vector<int32_t> set;
@@ -88,7 +88,7 @@ class Determinizer {
     return std::binary_search(set.begin(), set.end(), nfa_.accept);
   }
   int32_t find(std::vector<int32_t> set, bool at_start) {
-    const bool matched = search_ && has_accept(set);  // the rest of the string does not matter any more
+    const bool matched = search_ && has_accept(set);  // the rest of the string no longer matters
     if (matched) set = {nfa_.accept}, at_start = false;
     const auto [at, added] = number_.emplace(std::pair(set, at_start), int32_t(sets_.size()));
     if (!added) return at->second;
@@ -100,7 +100,7 @@ class Determinizer {
     return at->second;
   }
   void add_edges(size_t from, const std::vector<int32_t>& set) {
-    if (set.empty()) return;  // find() has made the edges
+    if (set.empty()) return;  // find() has already added the edges
     std::vector<uint32_t> cuts;
     const auto cut = [&](const CodeSet& codes) {
       for (const auto& [low, high] : codes.ranges()) cuts.push_back(low), cuts.push_back(high + 1);

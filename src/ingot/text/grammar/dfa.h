@@ -1,6 +1,6 @@
 #pragma once
-// Finite automata over code points, for the strings and the written numbers of a schema. A pattern becomes a
-// nondeterministic automaton, is determinized, and is intersected with the automata of the schema's other keywords.
+// Finite automata over code points, for the strings and the decimal notation of numbers in a schema. A pattern becomes
+// a nondeterministic automaton, is determinized, and is intersected with the automata of the schema's other keywords.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -61,17 +61,18 @@ struct Nfa {
   void edge(int32_t from, CodeSet set, int32_t to) { states[size_t(from)].edges.push_back({std::move(set), to}); }
 };
 
-// The work that the automata of one schema may cost. Error{usage}: the budget is spent, or an automaton is too large.
+// The work that the automata of one schema may cost. Throws Error{usage} when the budget is spent, or when an automaton
+// is too large.
 struct AutomatonBudget {
   size_t steps = 5'000'000;
   void spend(size_t n = 1);
 };
 
 // `search`: a match anywhere in the string is enough, as for a schema's pattern; otherwise the whole string must match.
-// The results have no dead states: from every state some string is accepted.
+// The result has no dead states: from every state some string is accepted.
 Dfa determinize(const Nfa& nfa, bool search, AutomatonBudget& budget);
 Dfa intersect(const Dfa& a, const Dfa& b, AutomatonBudget& budget);
-// Strings of low to high characters; high < 0: no upper limit.
+// Strings with `low` to `high` characters; high < 0 means no upper limit.
 Dfa strings_of_length(int64_t low, int64_t high);
 // Every string except the names.
 Dfa strings_except(const std::vector<std::u32string>& names);

@@ -40,7 +40,7 @@ std::map<std::string, std::string> make_patterns() {
 }  // namespace
 
 const Dfa* dfa_of_format(const std::string& format) {
-  static const std::map<std::string, Dfa> automata = [] {  // made once: a schema may have many
+  static const std::map<std::string, Dfa> automata = [] {  // built once, because a schema may use many formats
     std::map<std::string, Dfa> all;
     for (const auto& [name, pattern] : make_patterns()) {
       AutomatonBudget budget;

@@ -1,5 +1,5 @@
 #pragma once
-// The strings of a schema's `format`.
+// The strings that a schema's `format` allows.
 #include <string>
 
 #include "ingot/text/grammar/dfa.h"

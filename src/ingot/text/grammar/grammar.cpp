@@ -48,7 +48,7 @@ Grammar::Rule Grammar::rule(Node start) {
   return Rule(starts_.size()) - 1;
 }
 
-// The least fixed point: nodes that reach an end are added until none is left to add.
+// The least fixed point: nodes that lead to an end are added until none remains.
 std::vector<bool> Grammar::ends() const {
   std::vector<bool> reaches(nodes_.size());
   for (bool grew = true; grew;) {
@@ -79,7 +79,7 @@ int32_t GrammarWalk::pushed(Grammar::Node back_to, int32_t calls) {
   return at->second;
 }
 
-// Adds the places that `at` leads to without reading a symbol and from which a symbol can be read.
+// Adds the places that `at` leads to without reading a symbol and at which a symbol can be read.
 void GrammarWalk::settle(Place at, std::vector<Place>& seen, std::vector<Place>& places, bool& complete) {
   constexpr size_t kMostPlaces = 4096;
   std::vector<Place> open = {at};
@@ -99,7 +99,7 @@ void GrammarWalk::settle(Place at, std::vector<Place>& seen, std::vector<Place>&
     if (e.kind == Grammar::Kind::either) {
       for (const Grammar::Node option : grammar_.options_[size_t(e.of)]) open.push_back({option, calls});
     } else if (e.kind == Grammar::Kind::call) {
-      // A call at a rule's end needs no way back, so that lists said by recursion do not grow.
+      // A call at the end of a rule needs no return, so that lists written by recursion do not grow the stack.
       const bool last = grammar_.nodes_[size_t(e.next)].kind == Grammar::Kind::end;
       open.push_back({grammar_.starts_[size_t(e.of)], last ? calls : pushed(e.next, calls)});
     } else if (calls < 0) {

@@ -2,9 +2,9 @@
 // A language as rules that call one another, and a walk through it, symbol by symbol. Symbols are the 256 bytes and,
 // from kFirstControl on, tokens that no bytes can spell.
 //
-// A grammar is built from its end: a node is made with the node that follows. A state of the walk is a set of places,
-// each with the calls from which it has to return. The walk makes states when they are first reached and keeps them, so
-// that a symbol seen before costs one lookup in a table.
+// A grammar is built backwards: each node is made with the node that follows it. A state of the walk is a set of
+// places, each with the calls to which it has to return. The walk makes states when they are first reached and keeps
+// them, so that a repeated symbol costs one table lookup.
 #include <bitset>
 #include <cstdint>
 #include <deque>
@@ -22,12 +22,12 @@ class Grammar {
   using Node = int32_t;
   using Rule = int32_t;
 
-  static constexpr Node kEnd = 0;  // the end of the rule in which the node stands
+  static constexpr Node kEnd = 0;  // the end of the rule that contains the node
   Grammar() { nodes_.push_back({}); }
   Node one_of(const Set& set, Node next);
   Node text(std::string_view bytes, Node next);
   Node control(int which, Node next);
-  // An either-node may get further options later; a repetition is an option that leads back to the node.
+  // Options may be added to an either-node later; a repetition is an option that leads back to the node.
   Node either(std::vector<Node> options);
   void add(Node either, Node option);
   Node call(Rule rule, Node next);
@@ -48,7 +48,7 @@ class Grammar {
   struct Entry {
     Kind kind = Kind::end;
     Node next = kEnd;
-    int32_t of = -1;  // into sets_ or options_, or a rule
+    int32_t of = -1;  // index into sets_ or options_, or the number of a rule
   };
   std::vector<Entry> nodes_;
   std::vector<Set> sets_;
@@ -56,14 +56,14 @@ class Grammar {
   std::vector<Node> starts_;
 };
 
-// A walk through the texts of one rule, in a copy of the grammar. One thread at a time.
+// A walk through the texts of one rule, in a copy of the grammar. Must be used by one thread at a time.
 class GrammarWalk {
  public:
   static constexpr int32_t kDead = -1;
   GrammarWalk(Grammar grammar, Grammar::Rule start);
   int32_t start() const { return 0; }
-  // The state after `symbol`, or kDead where the symbol may not follow. Error{usage}: the grammar needs more states, or
-  // more ways to read the text, than a request may cost.
+  // The state after `symbol`, or kDead where the symbol may not follow. Throws Error{usage} where the grammar needs
+  // more states, or more simultaneous readings of the text, than a request may cost.
   int32_t next(int32_t state, int symbol) {
     const int32_t known = states_[size_t(state)].next[size_t(symbol)];
     return known != kUnknown ? known : find(state, symbol);
@@ -73,7 +73,7 @@ class GrammarWalk {
 
  private:
   static constexpr int32_t kUnknown = -2;
-  using Place = std::pair<Grammar::Node, int32_t>;  // a node and the index of its caller in calls_, or -1
+  using Place = std::pair<Grammar::Node, int32_t>;  // a node, and the index of its caller in calls_ or -1
   struct State {
     std::vector<Place> places;
     bool complete = false;

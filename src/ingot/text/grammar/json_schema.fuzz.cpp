@@ -1,4 +1,4 @@
-// A schema is refused with a usage error or becomes a grammar whose complete texts are JSON.
+// A schema is refused with a usage error, or becomes a grammar whose complete texts are JSON.
 #include "ingot/text/grammar/json_schema.h"
 
 #include <nlohmann/json.hpp>

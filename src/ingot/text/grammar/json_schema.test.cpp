@@ -47,9 +47,9 @@ struct Dice {
   bool one_in(uint64_t n) { return below(n) == 0; }
 };
 
-// Random bytes among those that may follow. The text may end when the walk is complete; after `patience` bytes closing
-// brackets and quotes are preferred. Empty: random bytes did not find the end, as with a pattern that needs one
-// character of many.
+// Generates a text from random bytes among those that may follow. The text may end when the walk is complete; after
+// `patience` bytes closing brackets and quotes are preferred. Returns an empty text where random bytes did not reach
+// the end, for example for a pattern that needs one particular character.
 std::string said(GrammarWalk& walk, Dice& dice, size_t patience) {
   std::string text;
   int32_t state = walk.start();
@@ -453,7 +453,7 @@ TEST(json_schema, further_properties_have_other_names_and_the_schema_for_them) {
                  {R"({"b":[1]})", R"({"a":null,"b":2})"}, {"{}", R"({"a":null})"});
 }
 
-// Forced calls without strict.
+// Forced calls without "strict".
 TEST(json_schema, what_can_be_held_of_a_schema_is_held_and_nothing_is_refused) {
   const auto held = [](const std::string& schema, const std::vector<const char*>& good,
                        const std::vector<const char*>& bad) {
@@ -559,7 +559,7 @@ TEST(json_schema, what_is_not_read_is_refused_by_name) {
     EXPECT_NE(refusal(bad), "") << bad;
 }
 
-// Both alternatives read [[[...: the number of ways to read the text would double with each bracket.
+// Both alternatives accept [[[...: the number of possible readings doubles with each bracket.
 TEST(json_schema, a_text_that_can_be_read_in_too_many_ways_is_an_error_and_not_a_flood) {
   GrammarWalk walk = walk_of(
       R"({"anyOf":[{"type":"array","items":{"$ref":"#"},"minItems":1},{"type":"array","items":{"$ref":"#"}}]})");

@@ -20,8 +20,8 @@ struct Expression {
 };
 using Part = std::unique_ptr<Expression>;
 
-// The sets of \d, \w and \s. Engines disagree beyond ASCII: `certain` has the characters that every engine matches,
-// `possible` those that some engine matches.
+// The sets of \d, \w and \s. Engines differ beyond ASCII: `certain` has the characters that every engine matches,
+// `possible` those that at least one engine matches.
 struct ClassEscape {
   CodeSet certain, possible;
 };
@@ -172,7 +172,7 @@ class Parser {
   bool is_class_escape(char32_t c) const {
     return c != 0 && std::u32string_view(U"dDwWsS").find(c) != std::u32string_view::npos;
   }
-  // The set of an escape outside of a class; the backslash has been read.
+  // The set of an escape outside of a class. Called after the backslash has been read.
   CodeSet escaped() {
     const char32_t c = peek();
     if (!is_class_escape(c)) return one(character_escape(false));
@@ -234,7 +234,7 @@ class Parser {
     return code;
   }
 
-  // The set of a class; the [ has been read.
+  // The set of a class. Called after the [ has been read.
   CodeSet char_class() {
     const bool negated = take(U"^");
     CodeSet certain, possible;
@@ -280,7 +280,7 @@ int32_t add(Nfa& nfa, const Expression& e, int32_t from, AutomatonBudget& budget
   switch (e.kind) {
     case Expression::Kind::set: {
       const int32_t to = nfa.add();
-      budget.spend(e.set.ranges().size());  // of which every repetition has a copy
+      budget.spend(e.set.ranges().size());  // every repetition has a copy of the set
       nfa.edge(from, e.set, to);
       return to;
     }

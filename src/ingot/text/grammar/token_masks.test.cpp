@@ -11,7 +11,7 @@
 namespace ingot {
 namespace {
 
-// The single bytes, and tokens of one to eight bytes: some occur twice, some are not UTF-8.
+// All single bytes, and tokens of one to eight bytes: some occur twice, some are not UTF-8.
 std::vector<std::string> vocabulary_of(size_t n) {
   const std::string letters = "{}[]\":,0123456789 .-+eE\\nutrabclsf\n\xc3\xa9\xe6\x97\xa5";
   std::vector<std::string> tokens(n);

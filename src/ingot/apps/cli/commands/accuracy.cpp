@@ -1,4 +1,4 @@
-// ingot eval accuracy: what fewer bits cost, form by form and component by component.
+// ingot eval accuracy: the loss of accuracy from storing weights in fewer bits, by format and by component.
 #include "ingot/engines/generate/accuracy.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct Row {
   std::string form, component;
   GptOssComponents forms;
 };
-// Each component alone, then together; then whole models as `ingot convert` makes them.
+// Each component alone, then all together; then whole models in the formats that `ingot convert` produces.
 std::vector<Row> rows_for(const GptOssWeights& w) {
   std::vector<Row> rows;
   for (const WeightFormat f : {WeightFormat::fp8, WeightFormat::mxfp4}) {
@@ -128,7 +128,7 @@ void accuracy(const AccuracyCommand& o) {
     GptOssWeights other;
     try {
       other = with_components(weights, row.forms);
-    } catch (const Error& e) {  // rows that no block of a form divides
+    } catch (const Error& e) {  // a format's blocks do not divide the rows
       if (e.code != ErrorCode::unsupported) throw;
       log_info(row.form, ", ", row.component, ": left out: ", e.what());
       continue;

@@ -1,4 +1,5 @@
-// ingot bench decode: a token of GPT-OSS, with synthetic weights on a GPU or of a model as generation has it.
+// ingot bench decode: the time of a token of GPT-OSS, with synthetic weights on a GPU or with a given model as
+// `generate` runs it.
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -18,7 +19,7 @@ namespace {
 struct Options {
   std::string size = "120b", dense = "bf16";
   DecodeMeasurement measurement;
-  bool phased = false, megakernel = false;  // only this one
+  bool phased = false, megakernel = false;  // measure this path only
   bool json = false, kernels_alone = false;
   std::string model, device = "auto";
   std::string contexts, answers, streams, gpus;
@@ -84,14 +85,15 @@ void print_contexts(const DecodeTimes& t) {
               " ms a token, all in " + fixed(1e-3 * a.whole_ms, 3) + " s\n");
 }
 
-// Tokens as `generate` gets them, by how they are sampled: the decoder's call and the copy of the id to the host, one
-// after the other. The name is the number of GPUs where there are several, and the sampling.
+// The times of tokens as `generate` gets them, by the kind of sampling: the decoder's call and the copy of the id to
+// the host, one after the other. The name contains the number of GPUs where several are measured, and the sampling.
 struct SampledTimes {
   int64_t gpus = 1;
   std::vector<std::pair<std::string, TokenTimes>> token;
 };
 using PathTimes = std::vector<std::pair<std::string, TokenTimes>>;
-// The time of the kernels alone: of a greedy token by the fastest path, of others at temperature 1; 0: not measured.
+// The time of the kernels alone: for a greedy token by the fastest path, for the other kinds at temperature 1; 0: not
+// measured.
 double kernels_ms(const PathTimes& paths, const std::string& sampling) {
   double best = 0;
   for (const auto& [path, of] : paths)
@@ -123,7 +125,7 @@ void print(const Options& o, const DecodeTimes& t) {
   const auto print_all_shared = [&] {
     for (const SharedTimes& s : t.shared) print_shared(o, t, s);
   };
-  if (t.token.empty()) return print_all_shared();  // one has no room for it
+  if (t.token.empty()) return print_all_shared();  // no single GPU has room for the model
   write_out("a token reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB; reading alone reaches " +
             fixed(t.read_TBps, 2) + " TB/s here\n");
   print_paths(t, t.read_TBps);
@@ -248,15 +250,15 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
   return json;
 }
 
-// --- a model as generation has it: told its context, greedy tokens one after the other
+// --- a model as `generate` runs it: the context is fed, then greedy tokens follow one after the other
 
 using Clock = std::chrono::steady_clock;
 double ms_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
 }
-constexpr int64_t kFirst = 1 + 4;  // tokens before those that are timed: the prompt's, and some to warm up
+constexpr int64_t kFirst = 1 + 4;  // tokens before the timed ones: that of the prompt, and some to warm up
 
-// Of weights and keys, on the CPU.
+// The bytes of weights and keys that a token reads on the CPU.
 int64_t bytes_of_token(const GptOssConfig& c, const GptOssWeights& w, int64_t context) {
   const auto bytes = [&](const WeightMatrix& m) {
     return weight_bytes(m.format, m.rows(), m.cols()) * (m.is_bank() ? c.experts_per_token : 1);
@@ -270,7 +272,7 @@ int64_t bytes_of_token(const GptOssConfig& c, const GptOssWeights& w, int64_t co
   return sum;
 }
 
-// Ids far apart, so that tokens go to different experts.
+// Feeds ids that are far apart, so that tokens go to different experts.
 void tell_prompt(Decoder& d, int slot, int64_t length) {
   std::vector<int32_t> ids;
   d.rewind(slot, 0);
@@ -280,7 +282,7 @@ void tell_prompt(Decoder& d, int slot, int64_t length) {
     if (!d.extend(slot, ids)) fail(ErrorCode::interrupted, "stopped in a prompt of ", length, " tokens");
   }
 }
-// Samples `tokens` tokens and appends to `at` the milliseconds from `begin` to each.
+// Samples `tokens` tokens and appends to `at` the milliseconds from `begin` to each token.
 void sample_tokens(Decoder& d, int slot, const SamplingOptions& sampling, int64_t tokens, Clock::time_point begin,
                    std::vector<double>& at) {
   (void)d.sample(slot,
@@ -292,11 +294,11 @@ void sample_tokens(Decoder& d, int slot, const SamplingOptions& sampling, int64_
                       }},
                  tokens);
 }
-// Milliseconds from the prompt's first token to each of the answer's.
+// The milliseconds from the prompt's first token to each token of the answer.
 std::vector<double> time_answer(Decoder& d, int slot, int64_t prompt, int64_t tokens,
                                 const SamplingOptions& sampling = {.temperature = 0}) {
   std::vector<double> at;
-  const int rounds = d.device().kind == Device::cuda ? 2 : 1;  // the first makes the graphs
+  const int rounds = d.device().kind == Device::cuda ? 2 : 1;  // the first round records the CUDA graphs
   for (int i = 0; i < rounds; ++i) {
     at.clear();
     const auto begin = Clock::now();
@@ -323,8 +325,8 @@ constexpr struct {
                   {"top-p 0.9", {.top_p = 0.9}},
                   {"top-k 40, min-p 0.05", {.top_k = 40, .min_p = 0.05}}};
 
-// On a GPU each kind of sampling begins after the same context. A CPU, which would take long to compute the context
-// again, goes on with the answer that the slot holds.
+// On a GPU each kind of sampling begins after the same context. A CPU, which would need long to compute the context
+// again, continues the answer in the slot.
 SampledTimes measure_sampled(Decoder& d, int slot, int64_t gpus, int64_t context, int64_t tokens) {
   SampledTimes found{.gpus = gpus};
   for (const auto& [name, sampling] : kSamplings) {
@@ -337,7 +339,7 @@ SampledTimes measure_sampled(Decoder& d, int slot, int64_t gpus, int64_t context
   }
   return found;
 }
-// Random weights again, behind the interface that generation uses.
+// The same with random weights, through the interface that generation uses.
 std::vector<SampledTimes> measure_sampled(const Options& o) {
   const DecodeMeasurement& m = o.measurement;
   std::vector<SampledTimes> all;
@@ -379,7 +381,7 @@ ModelTimes measure_model(const Options& o) {
   const bool on_gpu = d.device().kind == Device::cuda;
   const GptOssConfig config = read_gpt_oss_config(o.model);
   const GptOssWeights shapes = gpt_oss_shapes(o.model, config);
-  // What a GPU reads depends on more than a decoder says: its heads and parts.
+  // The bytes that a GPU reads depend on more than the decoder reports, such as its division of heads and parts.
   const auto bytes = [&](int64_t context) { return on_gpu ? 0 : bytes_of_token(config, shapes, context); };
   ModelTimes found{.times = {.weight_bytes = model.weight_bytes},
                    .device = on_gpu ? gpu::device_info(d.device().index).name : "CPU"};

@@ -1,4 +1,5 @@
-// ingot bench serve: what clients of a server get, of one that this command starts or of any other with OpenAI's API.
+// ingot bench serve: the speed that clients of a server see. The server is started by this command, or any other with
+// OpenAI's API.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -48,7 +49,7 @@ std::vector<double> rates_of(const std::string& list) {
   return rates;
 }
 
-// The words of `ingot serve`.
+// The command line of `ingot serve`.
 std::vector<std::string> server_words(const BenchServe& o, const std::string& model, int64_t most_at_once) {
   std::vector<std::string> words = {"--model", model};
   std::istringstream in(o.server_options);

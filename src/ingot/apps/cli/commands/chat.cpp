@@ -1,4 +1,4 @@
-// ingot chat: a conversation with a model that has a chat format, a turn a line.
+// ingot chat: a conversation with a model that has a chat format, one turn per line.
 #include <poll.h>
 #include <unistd.h>
 
@@ -31,7 +31,7 @@ struct ChatCommand {
   bool json = false;
 };
 
-// The lines of standard input, as they arrive.
+// Reads the lines of standard input as they arrive.
 class Lines {
  public:
   bool next(std::string& line) {

@@ -1,4 +1,4 @@
-// ingot convert: a checkpoint as one archive that starts where it lies.
+// ingot convert: writes a checkpoint as one archive, which is used where the file is mapped.
 #include "ingot/apps/cli/framework/bar.h"
 #include "ingot/apps/cli/framework/cli.h"
 #include "ingot/apps/cli/shared/models.h"
@@ -37,7 +37,7 @@ void report(const ConvertCommand& o, const std::string& to, const GptOssForms& f
   if (o.verify) verify(to);
 }
 
-// What was asked for, over what is usual, or over what an archive has.
+// The formats that the options ask for; for the rest the default, or the formats of an archive.
 GptOssForms forms_of(const ConvertCommand& o, const GptOssForms& usual) {
   GptOssForms forms = usual;
   if (!o.dense.empty()) forms.dense = format_of(o.dense);
@@ -51,7 +51,7 @@ void tell_of_second_rounding(const char* what, WeightFormat from, WeightFormat t
              "; the checkpoint they came from gives closer ones");
 }
 
-// FROM is what is written: there is nothing to read.
+// FROM describes the weights to write, so there is no file to read.
 void make_up(const ConvertCommand& o) {
   if (!o.to.empty()) fail(ErrorCode::usage, "found --synthetic, FROM and OUT, expected --synthetic and OUT");
   Bar bar("making up");

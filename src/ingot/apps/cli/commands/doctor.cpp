@@ -1,4 +1,4 @@
-// ingot doctor: what this machine and this build offer, and what is missing.
+// ingot doctor: reports the features of this machine and this build, and missing parts.
 #include <dlfcn.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ std::string find_program(const std::string& name) {
   return "";
 }
 
-// The first of the names the loader finds; empty when none.
+// The first of the names that the loader finds; empty if it finds none.
 std::string find_library(std::initializer_list<const char*> names) {
   for (const char* name : names)
     if (void* handle = dlopen(name, RTLD_LAZY | RTLD_LOCAL); handle != nullptr) {
@@ -48,7 +48,7 @@ int64_t meminfo(const std::string& key) {
   }
   return 0;
 }
-// The control group's limit, or 0 where there is none.
+// The memory limit of the control group, or 0 without a limit.
 int64_t memory_limit() {
   for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     int64_t bytes = 0;
@@ -61,8 +61,8 @@ int64_t disk_free(const char* path) {
   return statvfs(path, &s) == 0 ? int64_t(s.f_bavail) * int64_t(s.f_frsize) : 0;
 }
 
-// The driver's own list, through the few entry points needed (their signatures are the driver API's, stable since CUDA
-// 2).
+// The driver's own list of GPUs, through the few entry points needed (their signatures belong to the driver API and
+// have been stable since CUDA 2).
 OrderedJson gpus() {
   OrderedJson found = OrderedJson::array();
   void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);

@@ -36,7 +36,7 @@ struct Part {
   int64_t text_bytes = 0;  // bytes of the documents; 0 for shards
 };
 
-// Whether these are the tokens that the run was trained on; true if this is not known.
+// Whether the run was trained on these tokens; true if this is not known.
 bool trained_on(const TrainedModel& model, const TokenSource& train) {
   return model.data_fingerprint.empty() || train.fingerprint() == model.data_fingerprint;
 }

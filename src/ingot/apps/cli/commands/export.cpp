@@ -1,4 +1,4 @@
-// ingot export: a trained model in few bytes.
+// ingot export: writes a trained model as a small file of quantised weights.
 #include <chrono>
 #include <cmath>
 #include <optional>

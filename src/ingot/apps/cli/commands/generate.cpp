@@ -20,8 +20,8 @@ namespace {
 struct GenerateCommand {
   std::string run, model, prompt, file, ids;
   SyntheticOptions synthetic;
-  std::string path;    // the model: of `run`, `model` or `synthetic`
-  bool asked = false;  // a prompt was given, possibly empty
+  std::string path;    // the model, given as `run`, `model` or `synthetic`
+  bool asked = false;  // whether a prompt was given, possibly an empty one
   int64_t tokens = 200, seed = 1;
   DecoderOptions on;
   SamplingOptions sampling;
@@ -60,7 +60,7 @@ Prompt prompt_of(const GenerateCommand& o) {
   return {read_input(o.file), input_name(o.file)};
 }
 
-// The files of a model: of a directory, all files in it.
+// The files of a model; for a directory, all files in it.
 std::vector<std::string> files_of(const std::string& model) {
   if (!is_directory(model)) return {model};
   std::vector<std::string> files;
@@ -68,7 +68,7 @@ std::vector<std::string> files_of(const std::string& model) {
   return files;
 }
 
-// The model for a prompt; with --trace, a model that records where the time of a token goes.
+// Opens the model for a prompt; with --trace, the model records how the time of a token is spent.
 OpenedModel open_for(const GenerateCommand& o, const std::string& path, int64_t context) {
   if (!o.trace.empty()) {
     refuse_to_replace(o.trace, {o.file, o.ids});

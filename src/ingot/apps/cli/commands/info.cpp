@@ -1,4 +1,4 @@
-// ingot info: what a model is made of.
+// ingot info: describes a model or a run.
 #include "ingot/apps/cli/framework/cli.h"
 #include "ingot/apps/cli/shared/runs.h"
 #include "ingot/core/progress.h"
@@ -78,7 +78,7 @@ void print(const std::string& what, const OrderedJson& r) {
     row(key, value.is_string() ? value.get<std::string>() : value.dump());
 }
 
-// --- GPT-OSS: from the headers alone
+// --- GPT-OSS: described from the headers alone
 int64_t parameters_of(const GptOssConfig& c) {
   const int64_t attention =
       c.hidden * (2 * c.q_width() + 2 * c.kv_width()) + c.heads + (c.attention_bias ? c.qkv_width() + c.hidden : 0);
@@ -86,7 +86,7 @@ int64_t parameters_of(const GptOssConfig& c) {
   const int64_t layer = attention + c.experts * (expert + c.hidden + 1) + 2 * c.hidden;
   return c.layers * layer + (c.tied_embeddings ? 1 : 2) * c.vocab * c.hidden + c.hidden;
 }
-// Of a GGUF file also how many tensors each type has.
+// For a GGUF file also reports the number of tensors of each type.
 void describe_gguf(const std::string& path, OrderedJson& r) {
   const GgufSet set(path);
   int64_t tensors = 0, bytes = 0;
@@ -100,7 +100,7 @@ void describe_gguf(const std::string& path, OrderedJson& r) {
   r["bytes"] = bytes;
   r["types"] = types;
 }
-// How many tensors of how many bytes; of an archive also its version and the format each kind of matrix has.
+// Reports the number of tensors and their bytes; for an archive also its version and the format of each kind of matrix.
 void describe_files(const std::string& given, OrderedJson& r) {
   const std::string path = checkpoint_source(given);
   if (ArchiveFile::is_one(path)) {
@@ -142,7 +142,7 @@ OrderedJson describe_gpt_oss(const std::string& path) {
   r["config"] = OrderedJson::parse(to_json(config));
   return r;
 }
-// A model of another family than GPT-OSS: the parameters are the numbers of its tensors.
+// Describes a model of a family other than GPT-OSS; the number of parameters is the number of elements of its tensors.
 OrderedJson describe_family(const std::string& path) {
   const ArchivedModel model = archived_family(path);
   const DecoderSpec& spec = model.spec;

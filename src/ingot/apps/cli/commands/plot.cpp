@@ -42,7 +42,7 @@ Series read_series(const std::string& log, const std::string& path, const std::s
 
 std::string log_of(const std::string& run) { return is_directory(run) ? join_path(run, "log.jsonl") : run; }
 
-// The name of the axis: "loss" for loss and score.loss; all names for different numbers.
+// The name of the axis: "loss" for loss and score.loss; for different numbers, all their names.
 std::string label_of(const std::vector<std::string>& keys) {
   std::vector<std::string> names;
   for (const std::string& key : keys) {
@@ -81,7 +81,7 @@ Chart chart_of_runs(const std::vector<std::string>& runs, const ChartChoice& cho
   }
   chart.y_label = label_of(keys);
   if (chart.title.empty()) chart.title = runs.size() == 1 ? runs[0] : chart.y_label;
-  // A single batch is noisy: the mean is over a twelfth of the run, and over more of short runs.
+  // A single batch is noisy: the mean is over a twelfth of the run, and over a larger part of a short run.
   chart.smooth = choice.smooth > 0 ? int(choice.smooth)
                                    : int(longest >= 40   ? longest / 12
                                          : longest >= 12 ? std::max<size_t>(3, longest / 6)

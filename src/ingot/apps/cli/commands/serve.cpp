@@ -1,4 +1,4 @@
-// ingot serve: a model behind OpenAI's and Anthropic's APIs.
+// ingot serve: serves a model through OpenAI's and Anthropic's APIs.
 #include <algorithm>
 #include <chrono>
 #include <filesystem>

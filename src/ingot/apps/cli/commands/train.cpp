@@ -1,4 +1,4 @@
-// ingot train: one run, or one per seed.
+// ingot train: trains one model, or one for each seed.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -22,7 +22,7 @@
 namespace ingot::cli {
 namespace {
 
-// The other processes of a run, and the GPU of this one.
+// The connection to the other processes of a run, and the GPU of this process.
 struct OtherRanks {
   OtherRanks(const RankPlace& where, double deadline) : place(where), sockets(where, deadline) {}
   RankPlace place;
@@ -91,7 +91,7 @@ Start start_of(const TrainCommand& o, const std::string& directory) {
   const bool fine_tuned = init != given.end() && init->is_string() && !init->get<std::string>().empty();
   Start start = fine_tuned ? fine_tuning_start(o, init->get<std::string>(), directory)
                            : Start{resolve_config(o.preset.empty() ? "demo" : o.preset, o.model, o.train), o.tokenizer};
-  // Nor is the tokenizer's file asked for again.
+  // The tokenizer's file may have moved as well.
   std::string& named = start.config.train.tokenizer;
   const std::string& file = !start.tokenizer.empty() ? start.tokenizer : named;
   if (exists(join_path(directory, "config.json")) && file != "bpe" && file != "char" && !exists(file))

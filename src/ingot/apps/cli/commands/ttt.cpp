@@ -1,4 +1,4 @@
-// ingot ttt: adapters that have learnt a text.
+// ingot ttt: writes adapters that have learnt a text.
 #include "ingot/apps/cli/shared/adaptation.h"
 #include "ingot/apps/cli/shared/models.h"
 #include "ingot/io/file.h"

@@ -412,7 +412,7 @@ class Program {
         fail(ErrorCode::usage, "--set: found an argument that is not UTF-8 at byte ", at, ", expected text");
       const std::string path = set.substr(0, equals);
       Json malformed;
-      at_path(malformed, path, "--set");  // the form of the path first
+      at_path(malformed, path, "--set");  // checks the form of the path first
       at_path(tree, path_of(leaf, path, "--set"), "--set") = loose_value(set.substr(equals + 1));
     }
     refuse_both(leaf);
@@ -483,7 +483,7 @@ class Program {
     for (const std::string& name : names.whole) names.paths.erase(name);  // full names are never short keys
     return names;
   }
-  // "steps" is "train.steps"; the first word of a path with dots must be known.
+  // "steps" means "train.steps"; the first word of a path with dots must be known.
   static std::string path_of(const Leaf& leaf, const std::string& path, const std::string& where) {
     const Names names = names_of(leaf);
     const size_t dot = path.find('.');
@@ -505,7 +505,7 @@ class Program {
          near.empty() ? "" : " (did you mean '" + near + "'?)", ", expected one of ", listed(names.whole),
          names.paths.empty() ? "" : " or a key of these sections");
   }
-  // A file's object with every key in its section.
+  // The object in a file, with every key moved into its section.
   static Json nested(const Leaf& leaf, const Json& tree, const std::string& where) {
     Json out = Json::object();
     for (const auto& [key, value] : tree.items()) {
@@ -514,7 +514,7 @@ class Program {
     }
     return out;
   }
-  // Some of a section's keys may have stood alone; none may be there twice.
+  // Some keys of a section may stand outside of it; no key may occur twice.
   static void add_once(const Json& value, const std::string& path, const std::string& where, Json& into) {
     if (into.is_object() && value.is_object()) {
       for (const auto& [key, inner] : value.items()) add_once(inner, path + "." + key, where, into[key]);
@@ -601,7 +601,8 @@ void refuse_to_replace(const std::string& out, const std::vector<std::string>& r
 namespace {
 constexpr const char* kOfCheckpoint = "manifest.json";
 
-// `path` itself, or its run if `path` is a checkpoint; RUN/best is a checkpoint by name alone (io/checkpoint.h).
+// `path` itself, or the run's directory if `path` is a checkpoint. RUN/best is a checkpoint by its name alone
+// (io/checkpoint.h).
 std::string whole_run(const std::string& path) {
   if (exists(join_path(path, kOfCheckpoint))) return join_path(path, "..");
   return base_name(path) == "best" && !exists(path) ? parent_path(path) : path;

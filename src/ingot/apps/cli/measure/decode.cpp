@@ -49,7 +49,7 @@ int64_t bytes_of_token(const DeviceModel& m, int64_t context) {
   return bytes_of_step(m, context, 1, double(m.config().experts_per_token));
 }
 
-// With the int8 prefilter; 0 without the int8 prefilter.
+// The bytes that a token reads with the int8 prefilter; 0 where the model has no prefilter.
 int64_t bytes_with_prefilter(const DeviceModel& m, int64_t context) {
   if (!m.has_prefilter()) return 0;
   return bytes_of_token(m, context) - m.model().head.matrix_bytes + m.model().prefilter.codes.matrix_bytes;
@@ -69,7 +69,7 @@ double seconds_of_reading(const DeviceModel& m, int64_t bytes) {
   return best;
 }
 
-// Ids far apart, so that tokens go to different experts. The last batch may be shorter.
+// Feeds ids that are far apart, so that tokens go to different experts. The last batch may be shorter.
 template <class Model> void tell_prompt(Model& m, int64_t length, int64_t batch) {
   std::vector<int32_t> ids;
   for (int64_t at = 0; at < length; at += int64_t(ids.size())) {
@@ -78,7 +78,8 @@ template <class Model> void tell_prompt(Model& m, int64_t length, int64_t batch)
     m.extend(ids, at + int64_t(ids.size()) == length ? 1 : 0);
   }
 }
-// Milliseconds of a prompt of `length` tokens, the second time: the first makes the graphs.
+// The milliseconds of a prompt of `length` tokens, measured the second time, because the first time records the CUDA
+// graphs.
 template <class Model> double time_prompt(Model& m, int64_t length, int64_t batch) {
   gpu::Event begin, end;
   for (int round = 0; round < 2; ++round) {
@@ -92,7 +93,7 @@ template <class Model> double time_prompt(Model& m, int64_t length, int64_t batc
 }
 
 constexpr int64_t kWarmUp = 10;
-// Of `count` calls of next(), after some more.
+// The time of `count` calls of next(), after some calls that are not timed.
 template <class Next> TokenTimes time_steps(Stream stream, int64_t count, Next&& next) {
   for (int64_t i = 0; i < kWarmUp; ++i) next();
   std::vector<std::unique_ptr<gpu::Event> > events;
@@ -112,20 +113,20 @@ template <class Next> TokenTimes time_steps(Stream stream, int64_t count, Next&&
 }
 template <class Model> TokenTimes time_tokens(Model& m, int64_t tokens, bool id_alone = false) {
   const TokenTimes times = time_steps(stream_of(m), tokens, [&] { m.continue_greedily(1, 0, id_alone); });
-  m.likeliest();  // refuses what is not numbers
+  m.likeliest();  // throws where the logits are not finite
   return times;
 }
-// At temperature 1, with the prefilter where there is one.
+// The time of a token at temperature 1, with the prefilter where the model has one.
 template <class Model> TokenTimes time_sampled_tokens(Model& m, int64_t tokens) {
   sampling::RowNoise noise{.seed = 1, .temperature = 1};
   const TokenTimes times = time_steps(stream_of(m), tokens, [&] {
     m.continue_sampling(1, noise, 0, true);
-    ++noise.step;  // as the kernel counts it
+    ++noise.step;  // the kernel counts the step in the same way
   });
-  m.likeliest();  // refuses what is not numbers
+  m.likeliest();  // throws where the logits are not finite
   return times;
 }
-// Each path from the same place.
+// Times each path from the same position.
 template <class Model, class Times>
 void time_paths(Model& m, const DecodeMeasurement& o, int64_t context, Times& times) {
   for (const auto& [name, wanted, persistent] :
@@ -144,9 +145,9 @@ void time_paths(Model& m, const DecodeMeasurement& o, int64_t context, Times& ti
 }
 
 using PhaseTimes = std::vector<std::pair<std::string, double> >;
-// Of the step that these sequences have made last, or a token's. The experts' phases first, as long as the lists are
-// that step's: a phase that is run again and again leaves residual streams in which all sequences choose the same
-// experts.
+// The times of the phases in the last step of these sequences, or of a single token. The phases of the experts come
+// first, while the lists still belong to that step: a phase that is executed repeatedly leaves residual streams in
+// which all sequences choose the same experts.
 PhaseTimes time_phases(const DeviceModel& m, uint32_t streams) {
   using namespace decode;
   PhaseTimes times;
@@ -179,14 +180,14 @@ PhaseTimes time_phases(const DeviceModel& m, uint32_t streams) {
 
 AnswerTimes time_answer(DeviceModel& m, int64_t prompt, int64_t tokens) {
   gpu::Event begin, first, end;
-  for (const int64_t n : {int64_t(1), tokens}) {  // the first time makes the graphs
+  for (const int64_t n : {int64_t(1), tokens}) {  // the first time records the CUDA graphs
     m.rewind(0);
     begin.record(m.stream());
     tell_prompt(m, prompt, m.prompt_batch());
     first.record(m.stream());
     m.continue_greedily(n - 1);
     end.record(m.stream());
-    m.likeliest();  // refuses what is not numbers
+    m.likeliest();  // throws where the logits are not finite
   }
   return {.prompt = prompt,
           .tokens = tokens,
@@ -194,7 +195,7 @@ AnswerTimes time_answer(DeviceModel& m, int64_t prompt, int64_t tokens) {
           .whole_ms = 1e3 * end.seconds_since(begin)};
 }
 
-// Of the last step, of so many sequences.
+// The mean number of distinct experts in a layer of the last step, which had this number of sequences.
 double experts_of_a_layer(const DeviceModel& m, int64_t sequences) {
   if (m.takes_matrix_kernels(sequences)) {
     const int64_t k = m.config().experts_per_token, rows = decode::batch_rows(uint32_t(sequences));
@@ -211,7 +212,7 @@ double experts_of_a_layer(const DeviceModel& m, int64_t sequences) {
   gpu::copy_to_host(counts.data(), m.stream_buffers().lists.count, int64_t(counts.size()) * 4);
   return double(std::accumulate(counts.begin(), counts.end(), 0u)) / double(counts.size());
 }
-// Sequences begin with ids of their own, so that they go to experts of their own.
+// Sequences begin with different ids, so that they go to different experts.
 void time_streams(DeviceModel& m, const DecodeMeasurement& o, bool row_kernel, DecodeTimes& times) {
   for (const int64_t n : o.streams) {
     if (row_kernel && (n == 1 || n > int64_t(decode::kKernelRows))) continue;
@@ -232,14 +233,14 @@ void time_streams(DeviceModel& m, const DecodeMeasurement& o, bool row_kernel, D
       t.experts = double(m.config().experts_per_token);
     } else {
       t.step = time_steps(m.stream(), o.tokens, [&] { m.continue_streams(slots, 1); });
-      begin();  // the same steps once more, whose experts are counted
+      begin();  // repeats the same steps, whose experts are counted
       m.continue_streams(slots, kWarmUp);
       for (int64_t i = 0; i < o.tokens; ++i) {
         m.continue_streams(slots, 1);
         m.synchronize();
         t.experts += experts_of_a_layer(m, n) / double(o.tokens);
       }
-      for (const int s : slots) m.likeliest(s);  // refuses what is not numbers
+      for (const int s : slots) m.likeliest(s);  // throws where the logits are not finite
       if (o.phases && !row_kernel && !m.takes_matrix_kernels(n)) t.phases = time_phases(m, uint32_t(n));
     }
     t.step_bytes = bytes_of_step(m, o.context + o.tokens / 2, n, t.experts);
@@ -247,7 +248,7 @@ void time_streams(DeviceModel& m, const DecodeMeasurement& o, bool row_kernel, D
   }
 }
 
-// As block 0 of each GPU sees them: mean of all layers and of some tokens.
+// The times of the stages as block 0 of each GPU sees them, as the mean over all layers and some tokens.
 std::vector<std::vector<StageTimes> > time_stages(RankedModel& m) {
   constexpr int kTokens = 10;
   std::vector<std::vector<StageTimes> > times(static_cast<size_t>(m.ranks()));
@@ -258,7 +259,7 @@ std::vector<std::vector<StageTimes> > time_stages(RankedModel& m) {
   for (int token = 0; token < kTokens; ++token) {
     std::map<std::pair<uint32_t, uint32_t>, uint64_t> shortest;  // by layer and stage
     for (const auto& s : m.trace_token(1)) {
-      if (s.stage >= decode::kGridBarriersPerLayer) continue;  // the head
+      if (s.stage >= decode::kGridBarriersPerLayer) continue;  // skips the head
       StageTimes& t = times[s.gpu][s.stage];
       t.work_us += double(s.done_ns - s.begin_ns) * share;
       t.wait_us += double(s.on_ns - s.done_ns) * share;
@@ -271,7 +272,7 @@ std::vector<std::vector<StageTimes> > time_stages(RankedModel& m) {
   }
   return times;
 }
-// The second token's: the first one's launch loads the code.
+// Writes the trace of the second token, because the first launch loads the code.
 void write_trace(RankedModel& m, const DecodeMeasurement& o) {
   const uint32_t blocks = uint32_t(gpu::device_info().sms);
   m.trace_token(blocks);
@@ -286,7 +287,7 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   RankedModel one(c, shapes, DeviceModel::fit_to_memory(c, shapes, {.context = room, .slots = slots_for(o)}), 1);
   DeviceModel& m = one.rank(0);
   times.weight_bytes = m.weight_bytes();
-  constexpr int64_t kSome = 10;  // batches
+  constexpr int64_t kSome = 10;  // batches to time
   times.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
   if (o.prompt) times.first_token_ms = time_prompt(m, o.context, m.prompt_batch());
   time_paths(m, o, o.context, times);
@@ -329,14 +330,14 @@ void measure_small_batch(const GptOssConfig& c, const DecoderOptions& options, c
   const GptOssWeights shapes = decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
   RankedModel m(c, shapes, DeviceModel::fit_to_memory(c, shapes, options), 1);
   if (times.weight_bytes == 0) times.weight_bytes = m.weight_bytes();
-  constexpr int64_t kSome = 10;  // batches
+  constexpr int64_t kSome = 10;  // batches to time
   shared.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
   if (o.prompt) shared.first_token_ms = time_prompt(m, o.context, m.prompt_batch());
   time_paths(m, o, o.context, shared);
   for (int r = 0; r < m.ranks(); ++r) {
     const int64_t context = o.context + o.tokens / 2, bytes = bytes_of_token(m.rank(r), context);
     shared.token_bytes = std::max(shared.token_bytes, bytes);
-    if (has_prefilter(m))  // on the GPUs that have rows of the head
+    if (has_prefilter(m))  // on the GPUs with rows of the head
       shared.screened_bytes =
           std::max(shared.screened_bytes, m.rank(r).has_prefilter() ? bytes_with_prefilter(m.rank(r), context) : bytes);
   }
@@ -369,7 +370,7 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
   if (!o.streams.empty() && several) fail(ErrorCode::usage, "streams: found several GPUs, expected one");
   GptOssConfig c = synthetic_gpt_oss(o.size);
   c.e4m3_inputs = o.quant;
-  int64_t room = o.context + o.tokens + 64;  // the warm-up, the phases
+  int64_t room = o.context + o.tokens + 64;  // for the warm-up and the phases
   for (const int64_t context : o.contexts) room = std::max(room, context + o.tokens + 64);
   for (const auto& [prompt, tokens] : o.answers) {
     if (prompt < 1 || tokens < 1)

@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kMostHead = 64 << 10, kMostLine = 8 << 10;
 
-// A number that is all of `text`.
+// Parses a number that takes up the whole of `text`.
 template <class T> std::optional<T> number_in(std::string_view text, int base = 10) {
   T n{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n, base);
@@ -269,7 +269,7 @@ int HttpConnection::request(const char* method, const std::string& path, const H
     if (!head.keep_alive) close();
     return head.status;
   } catch (...) {
-    close();  // the rest of this answer would be read as the next one
+    close();  // else the rest of this answer would be read as the next answer
     throw;
   }
 }

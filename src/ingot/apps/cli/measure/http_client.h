@@ -1,6 +1,6 @@
 #pragma once
-// A small HTTP/1.1 client for measurements: one connection that is kept open, whole bodies out, bodies in as they
-// arrive. Plain HTTP only.
+// A small HTTP/1.1 client for measurements: one connection that stays open, whole request bodies, and answer bodies
+// passed on as they arrive. Plain HTTP only.
 #include <chrono>
 #include <functional>
 #include <string>
@@ -16,13 +16,13 @@ struct HttpUrl {
   std::string path;  // without a slash at the end
 };
 std::string to_text(const HttpUrl& url);
-// http://HOST[:PORT][/PATH]. Error{usage} for anything else, also for https.
+// Parses http://HOST[:PORT][/PATH]. Throws Error{usage} for anything else, also for https.
 HttpUrl http_url(const std::string& text);
 
-// The data of a body with "Transfer-Encoding: chunked", which may arrive in pieces of any size.
+// Decodes a body with "Transfer-Encoding: chunked", which may arrive divided in any way.
 class ChunkedBody {
  public:
-  // Gives the data among these bytes to `data`. Error{bad_data} where the bytes are no chunks.
+  // Passes the data among these bytes to `data`. Throws Error{bad_data} where the bytes are not chunks.
   void push(std::string_view bytes, const std::function<void(std::string_view)>& data);
   bool complete() const { return state_ == State::complete; }
 
@@ -31,7 +31,7 @@ class ChunkedBody {
   void end_line();
   State state_ = State::size;
   std::string line_;
-  uint64_t left_ = 0;  // bytes of the chunk
+  uint64_t left_ = 0;  // bytes left in the present chunk
 };
 
 class HttpConnection {
@@ -53,8 +53,8 @@ class HttpConnection {
   struct Head {
     int status = 0;
     bool chunked = false, keep_alive = true;
-    int64_t length = -1;  // of the body; -1: until the connection ends
-    std::string rest;     // bytes of the body that came with the head
+    int64_t length = -1;  // length of the body; -1: until the connection ends
+    std::string rest;     // bytes of the body that arrived with the head
   };
   void connect();
   void send(std::string_view bytes);
@@ -68,7 +68,7 @@ class HttpConnection {
   int socket_ = -1;
 };
 
-// The data of server-sent events: the text after "data: " of each event, in events that end with an empty line.
+// Extracts the data of server-sent events: the text after "data: " of each event. An event ends with an empty line.
 class EventStream {
  public:
   void push(std::string_view bytes, const std::function<void(std::string_view)>& data);

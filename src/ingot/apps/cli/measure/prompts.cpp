@@ -23,7 +23,7 @@ namespace {
 using decode::DeviceModel;
 using decode::RankedModel;
 
-// Ids far apart, so that tokens go to different experts.
+// Ids that are far apart, so that tokens go to different experts.
 std::vector<int32_t> ids_of(int64_t n, int64_t vocab) {
   std::vector<int32_t> ids(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) ids[size_t(i)] = int32_t((i * 7919 + i / 16 * 1959 + 13) % vocab);
@@ -38,15 +38,15 @@ double milliseconds_of(RankedModel& m, std::span<const int32_t> ids, int64_t bat
     const auto part = ids.subspan(at, std::min(most, ids.size() - at));
     m.extend(part, at + part.size() == ids.size() ? 1 : 0);
   }
-  m.likeliest();  // waits, and refuses what is not numbers
+  m.likeliest();  // waits for the GPU, and throws where the logits are not finite
   return 1e3 * std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Of each length, sorted.
+// The times of each length, sorted.
 std::vector<std::vector<double> > time_prompts(RankedModel& m, const PromptMeasurement& o,
                                                std::span<const int32_t> ids) {
   std::vector<std::vector<double> > found(o.lengths.size());
-  for (int64_t round = -1; round < o.rounds; ++round)  // the first loads code and records graphs
+  for (int64_t round = -1; round < o.rounds; ++round)  // the first round loads code and records graphs
     for (size_t i = 0; i < found.size(); ++i) {
       const double ms = milliseconds_of(m, ids.first(size_t(o.lengths[i])), m.prompt_batch());
       if (round >= 0) found[i].push_back(ms);
@@ -55,7 +55,7 @@ std::vector<std::vector<double> > time_prompts(RankedModel& m, const PromptMeasu
   return found;
 }
 
-// This GPU's.
+// Counts the operations and bytes of this GPU.
 void count_work(const DeviceModel& m, PromptTimes& t) {
   const DecoderSpec& c = m.config();
   const double k = double(c.experts_per_token), E = double(c.experts);
@@ -75,7 +75,8 @@ void count_work(const DeviceModel& m, PromptTimes& t) {
   t.bytes += double(m.model().head.matrix_bytes);
 }
 
-// Over the GPUs of `m`; `alone`: of each length on one of them, empty where that has no room.
+// Measures over the GPUs of `m`. `alone` holds the time of each length on a single GPU, or is empty where one GPU has
+// no room.
 void measure_on(RankedModel& m, const PromptMeasurement& o, std::span<const int32_t> ids,
                 const std::vector<std::vector<double> >& alone, PromptMeasured& measured) {
   const std::vector<std::vector<double> > found = time_prompts(m, o, ids);
@@ -84,7 +85,7 @@ void measure_on(RankedModel& m, const PromptMeasurement& o, std::span<const int3
         .gpus = m.ranks(), .tokens = o.lengths[i], .p50_ms = found[i][found[i].size() / 2], .best_ms = found[i][0]};
     if (!alone[i].empty()) t.one_ms = alone[i][alone[i].size() / 2];
     if (o.steps) {
-      milliseconds_of(m, ids.first(size_t(std::min(t.tokens, 2 * m.batch()))), m.batch());  // makes the graphs
+      milliseconds_of(m, ids.first(size_t(std::min(t.tokens, 2 * m.batch()))), m.batch());  // records the graphs
       t.steps_ms = milliseconds_of(m, ids.first(size_t(t.tokens)), m.batch());
     }
     for (int r = 0; r < m.ranks(); ++r) {

@@ -18,11 +18,11 @@ double ms_between(Clock::time_point a, Clock::time_point b) {
   return std::chrono::duration<double, std::milli>(b - a).count();
 }
 
-// What one client saw of one request.
+// The observations of one client on one request.
 struct Seen {
-  std::string error;  // empty: a whole answer
+  std::string error;  // empty: the answer is complete
   int64_t prompt = 0, tokens = 0, reused = 0;
-  double first_ms = 0, last_ms = 0;  // from sending, to the first text and to the last text
+  double first_ms = 0, last_ms = 0;  // from sending the request to the first text and to the last text
   std::vector<double> between_ms;
 };
 
@@ -36,7 +36,7 @@ int64_t length_in(const LengthRange& range, const Rng& rng, uint64_t index) {
   return range.least + int64_t(rng.below(index, uint64_t(range.most - range.least + 1)));
 }
 
-// The request with this number, the same in every run with this seed.
+// The body of the request with this number, which is the same in every run with this seed.
 std::string body_of(const ServeLoad& load, uint32_t number) {
   const Rng rng(load.seed, Purpose::test, number);
   std::vector<int64_t> ids(size_t(length_in(load.prompt, rng, 0)));
@@ -55,8 +55,8 @@ std::string body_of(const ServeLoad& load, uint32_t number) {
   return show_json(body);
 }
 
-// Takes the events of a stream. Only the events without text are parsed: the others would cost as much as a token of a
-// small model.
+// Reads the events of a stream. Only events without text are parsed as JSON, because parsing all of them would cost as
+// much as a token of a small model.
 class AnswerReader {
  public:
   explicit AnswerReader(Seen& seen) : seen_(seen), sent_(Clock::now()) {}
@@ -73,7 +73,7 @@ class AnswerReader {
       seen_.error = "the stream ended without [DONE]";
     else if (seen_.error.empty() && texts_ == 0)
       seen_.error = "an answer without text";
-    if (seen_.tokens == 0) seen_.tokens = texts_;  // a server that does not count
+    if (seen_.tokens == 0) seen_.tokens = texts_;  // for a server that does not report the count
   }
 
  private:
@@ -110,7 +110,7 @@ class AnswerReader {
   Seen& seen_;
   const Clock::time_point sent_;
   EventStream events_;
-  std::string raw_;  // the beginning of the body, for errors
+  std::string raw_;  // the beginning of the body, for error messages
   int64_t texts_ = 0;
   bool done_ = false;
 };
@@ -192,7 +192,7 @@ ServeTimes LoadGenerator::measure_clients(int64_t clients, int64_t requests, int
 
 ServeTimes LoadGenerator::measure_arrivals(double rate, int64_t requests) {
   const std::vector<std::string> bodies = next_bodies(requests);
-  std::vector<double> at;  // seconds from the beginning
+  std::vector<double> at;  // arrival times in seconds from the start
   const Rng rng(load_.seed, Purpose::test, ~uint32_t(0));
   for (int64_t i = 0; i < requests; ++i)
     at.push_back((at.empty() ? 0 : at.back()) - std::log(rng.uniform(uint64_t(i))) / rate);

@@ -131,7 +131,7 @@ AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model
     options.claim = [&] { return counter->next(); };
   }
   std::unique_ptr<AtomicFile> log;
-  std::string own_log;  // the log of this rank, one of several
+  std::string own_log;  // the log of this rank, if there are several ranks
   if (!o.log.empty() && o.is_first()) log = std::make_unique<AtomicFile>(o.log);
   if (!o.log.empty() && o.others)
     options.listener = [&](const AdaptationEvent& e) { own_log += line_of(e); };

@@ -10,7 +10,7 @@ namespace ingot::cli {
 struct AdaptationCommand {
   bool on = false;
   AdaptationOptions options;
-  int64_t documents = 0, window = 0;  // 0: by the device, by the model
+  int64_t documents = 0, window = 0;  // 0: a default that depends on the device, or on the model
   std::string log, adapters, inexact = "none";
   int64_t ranks = 1;
   RankPlace place;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kLeft = 64, kRight = 20, kTop = 44, kBottom = 52;
 constexpr int kLegendRow = 20, kMark = 18;
-constexpr double kLetter = 7.2, kTitleLetter = 9.2;  // widths, generously
+constexpr double kLetter = 7.2, kTitleLetter = 9.2;  // widths of letters in units, on the large side
 constexpr double kMaxPoints = 2000;                  // per line: more than the width in pixels
 const char* const kColors[] = {"#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f"};
 const char* const kStyle = R"(<style>
@@ -28,7 +28,7 @@ const char* const kStyle = R"(<style>
 int64_t letters(const std::string& text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
-// Paths differ mostly at their ends, so the beginning is cut.
+// Paths differ mostly at their ends, so the beginning is cut off.
 std::string fitting(const std::string& text, double width, double letter) {
   int64_t drop = letters(text) - std::max<int64_t>(4, int64_t(width / letter));
   if (drop <= 0) return text;
@@ -38,7 +38,7 @@ std::string fitting(const std::string& text, double width, double letter) {
   return "\u2026" + text.substr(at);
 }
 
-// A round step that cuts [low, high] into about `pieces`.
+// A round step size that divides [low, high] into about `pieces` parts.
 double round_step(double low, double high, int pieces) {
   const double rough = (high - low) / pieces, power = std::pow(10, std::floor(std::log10(rough)));
   for (double factor : {1.0, 2.0, 5.0})
@@ -48,7 +48,7 @@ double round_step(double low, double high, int pieces) {
 
 struct Axis {
   double low, high, step;
-  // A range of round numbers around the data.
+  // A range of round numbers that contains the data.
   Axis(double least, double most, int pieces, bool rounded) {
     if (!(most > least)) least -= 0.5, most += 0.5;
     step = round_step(least, most, pieces);

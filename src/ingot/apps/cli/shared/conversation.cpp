@@ -92,7 +92,8 @@ std::string json_of(const ChatTurn& turn) {
   r["messages"] = OrderedJson::array();
   for (const ChatPart& p : turn.parts) {
     OrderedJson message = {{"kind", name_of(p.kind)}, {"channel", p.label}, {"content", p.content}};
-    if (p.kind == ChatKind::call) message["function"] = message["recipient"] = p.name;  // recipient: its earlier name
+    // `recipient` is the earlier name
+    if (p.kind == ChatKind::call) message["function"] = message["recipient"] = p.name;
     r["messages"].push_back(message);
   }
   const Answer& a = turn.answer;

@@ -27,10 +27,11 @@ class AnswerPrinter {
  private:
   void paint(bool dim);
   bool analysis_, terminal_, dimmed_ = false;
-  ChatPart latest_;  // its kind and label
+  ChatPart latest_;  // only its kind and label are used
   bool begun_ = false, line_open_ = false;
 };
-// Of the reports of `generate --json` and `chat --json`. 2: a seed's tokens are those of docs/sampling.md.
+// The version of the reports of `generate --json` and `chat --json`. Since version 2, a seed's tokens follow
+// docs/sampling.md.
 constexpr int kAnswerVersion = 2;
 std::string json_of(const ChatTurn& turn);  // one line
 // "42 tokens, 11.8 tokens/s; prompt 130 tokens, 96 of them known, 0.4 s"

@@ -10,12 +10,12 @@
 namespace ingot::cli {
 namespace {
 
-constexpr const char* kVariable = "INGOT_CUBLASLT";  // of gpu/cublaslt.h
+constexpr const char* kVariable = "INGOT_CUBLASLT";  // read by gpu/cublaslt.h
 
-// It stays open, so whoever opens it next has it at once.
+// The library stays open, so that the next dlopen() of this name returns at once.
 bool opens(const std::string& name) { return dlopen(name.c_str(), RTLD_LAZY | RTLD_LOCAL) != nullptr; }
 
-// A library of version 13 and a driver of version 12 are no pair.
+// A library of CUDA 13 does not work with a driver of CUDA 12.
 bool driver_serves_13() {
   constexpr int kVersion13 = 13000;
   return gpu::device_count() == 0 || gpu::device_info().driver >= kVersion13;

@@ -1,13 +1,13 @@
 #pragma once
-// Libraries that the program looks for beyond where the loader finds them.
+// Finds libraries that are installed outside the loader's path.
 #include <string>
 
 namespace ingot::cli {
 
-// Before this process's first product on a GPU: where neither INGOT_CUBLASLT names a cuBLASLt nor the loader finds one,
-// it gets one that is installed elsewhere (io/cuda_libraries.h). Which it is, or "".
+// Call before this process's first product on a GPU. Where neither INGOT_CUBLASLT names a cuBLASLt nor the loader finds
+// one, selects a cuBLASLt that is installed elsewhere (io/cuda_libraries.h). Returns its path, or "".
 std::string use_installed_cublaslt();
-// What is lost without.
+// The consequence of a missing cuBLASLt.
 constexpr const char* kWithoutCublaslt =
     "products of few tiles, all gradients of weights among them, leave most of a GPU idle: pip install nvidia-cublas";
 

@@ -104,7 +104,7 @@ bool chats(const std::string& path) {
   return std::any_of(kinds.begin(), kinds.end(), [&](const ModelKind& k) { return k.chats && k.holds(path); });
 }
 
-// A kind that does not chat is not GPT-OSS.
+// GPT-OSS models always chat, so a model that does not chat is a different kind.
 void require_chat(const std::string& path) {
   if (!chats(path)) require_gpt_oss(path);
 }

@@ -1,5 +1,5 @@
 #pragma once
-// A model named on the command line, whatever its kind: a run of `ingot train`, or a GPT-OSS checkpoint.
+// Opens a model named on the command line, of any kind: a run of `ingot train`, or a published checkpoint.
 #include <string>
 #include <vector>
 
@@ -9,34 +9,35 @@ namespace ingot::cli {
 
 class Command;
 
-// --layers, --quant and --device.
+// Adds --layers, --quant and --device.
 void add_options(Command& c, DecoderOptions& o);
 void add_quant(Command& c, bool& e4m3_experts);
 void add_gpus(Command& c, int64_t& gpus, Split& split);
-// The same of a command that tries several numbers of GPUs, one after the other: a list like "2,4". The numbers
-// above 1.
+// Adds --gpus to a command that tries several numbers of GPUs, one after the other: a list like "2,4". Returns the
+// numbers above 1.
 void add_gpu_counts(Command& c, std::string& list, Split& split);
 std::vector<int> gpu_counts(const std::string& list);
-// Throws where --split was given and nothing is shared.
+// Throws where --split was given for a single GPU.
 void refuse_split_of_one(const Command& c, int64_t gpus);
-// add_gpus(), and --whole-head.
+// Calls add_gpus(), and adds --whole-head.
 void add_gpu_options(Command& c, DecoderOptions& o);
-// `tokens`: the longest sequence that will be needed. Says how long it took where that is noticeable.
+// `tokens` is the length of the longest sequence that will be needed. Reports the loading time where it is noticeable.
 OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOptions& o);
 // Whether a path holds a model of a kind that chats.
 bool chats(const std::string& path);
-// For commands that serve no other model.
+// Throws unless the model chats, for commands that need a chat format.
 void require_chat(const std::string& path);
-// The context to open a model with: `asked`, or where that is 0 `usual`, or the model's if that is less.
+// The context to open a model with: `asked`; where `asked` is 0, `usual`, or the model's own context if that is
+// smaller.
 int64_t context_of(const std::string& path, int64_t asked, int64_t usual);
-// For commands that serve no other model.
+// Throws unless the model is GPT-OSS, for commands that support no other model.
 void require_gpt_oss(const std::string& path);
-// For commands that adapt, quantise or train further.
+// Throws for GPT-OSS, for commands that adapt, quantise or train further.
 void require_no_gpt_oss(const std::string& path);
-// RUN or --model: exactly one of them.
+// RUN or --model, of which exactly one must be given.
 std::string chosen_model(const std::string& run, const std::string& model);
 
-// --synthetic and --dense: random weights of GPT-OSS in the place of a model's path.
+// --synthetic and --dense: random weights of GPT-OSS in place of a model's path.
 struct SyntheticOptions {
   std::string size, dense = "bf16";
 };
@@ -45,9 +46,9 @@ void add_synthetic(Command& c, SyntheticOptions& o);
 // Throws where --dense was given without --synthetic.
 std::string chosen_model(const Command& c, const std::string& run, const std::string& model, const SyntheticOptions& o);
 
-// A file of one JSON list of ids a line; "-" is standard input.
+// Reads a file with one JSON list of ids per line; "-" is standard input.
 std::vector<std::vector<int32_t>> read_ids(const std::string& path);
-// Before the first list is used, so that a bad last one costs nothing.
+// Checks all lists before the first is used, so that an invalid last list is found before any work.
 void check_ids(const std::vector<std::vector<int32_t>>& lists, int64_t vocab, const std::string& path);
 
 }  // namespace ingot::cli

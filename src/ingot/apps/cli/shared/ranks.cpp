@@ -248,7 +248,7 @@ void tell_training() {
   if (was_started()) report("training");
 }
 bool asked_to_stop() {
-  // The other end closes on request, or because the parent process has ended.
+  // The parent closes its end of the pipe to request a stop, or by ending.
   pollfd p{descriptor_in_environment(kStop), POLLIN, 0};
   return p.fd >= 0 && ::poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLIN)) != 0;
 }

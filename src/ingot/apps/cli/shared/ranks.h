@@ -23,8 +23,8 @@ int inherited_listener();  // of rank 0; -1: none
 int inherited_counter();   // a SharedCounter of all ranks; -1: none
 void tell_training();      // from now on a signal lets the run save
 bool asked_to_stop();
-// The device of a rank's model: each rank of a host has its own GPU, or all run on the CPU. `place` is null for a
-// process alone.
+// The device of a rank's model: each rank of a host has its own GPU, or all ranks run on the CPU. `place` is null for a
+// process without other ranks.
 Device device_of_rank(const GptConfig& config, DeviceChoice device, const RankPlace* place);
 // Sends an error to the parent process, which reports it, and ends this process.
 void hand_over(const Error& e, bool lost);

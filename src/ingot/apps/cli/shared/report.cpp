@@ -8,7 +8,7 @@
 namespace ingot::cli {
 namespace {
 
-constexpr int64_t kMostLines = 3, kMostBlanks = 24;  // of white space at a stretch
+constexpr int64_t kMostLines = 3, kMostBlanks = 24;  // the most consecutive line breaks, and blanks, that are shown
 
 const char* const kStyle = R"(
 :root { color-scheme: light dark; --ink: #1f2937; --soft: #6b7280; --page: #ffffff; --box: #f3f4f6; --ours: #2563eb; --theirs: #9ca3af; }

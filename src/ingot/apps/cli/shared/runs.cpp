@@ -24,7 +24,7 @@ void add_sections(Command& c, std::string& model, std::string& train) {
   const Json known = parse_json(to_json(RunConfig{}), "known keys");
   c.section("model", model, known["model"].dump());
   c.section("train", train, known["train"].dump());
-  // nanoGPT's names of options with the same meaning.
+  // The options' names in nanoGPT.
   for (const auto& [theirs, ours] : {std::pair{"n_layer", "layers"},
                                      {"n_head", "heads"},
                                      {"n_embd", "dim"},

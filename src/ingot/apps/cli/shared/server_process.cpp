@@ -21,7 +21,7 @@ namespace {
 
 constexpr double kPatience = 10;  // seconds that the server may take to end
 
-// The environment, in which the server logs its address whatever is set here.
+// The environment of the server, in which it logs its address whatever level is set here.
 std::vector<std::string> environment() {
   std::vector<std::string> all = {"INGOT_LOG=info"};
   for (char** e = environ; *e != nullptr; ++e)
@@ -46,8 +46,8 @@ ServerProcess::ServerProcess(const std::vector<std::string>& words) {
   process_ = ::fork();
   if (process_ < 0) fail(ErrorCode::io, "cannot start `ingot serve`: ", std::strerror(errno));
   if (process_ == 0) {
-    // Only async-signal-safe functions until exec. The server ends with this process, whatever ends this process, and
-    // at once: nobody waits for its answers any more.
+    // Only async-signal-safe functions until exec. The server is killed as soon as this process ends for any reason,
+    // because nobody waits for its answers any more.
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::signal(SIGINT, SIG_DFL), ::signal(SIGTERM, SIG_DFL);
     ::dup2(pipe[1], STDERR_FILENO);
@@ -104,7 +104,7 @@ ServerProcess::~ServerProcess() {
     if (std::chrono::steady_clock::now() > until) ::kill(process_, SIGKILL);
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  reader_.join();  // its end is the end of the server's messages
+  reader_.join();  // ends when the server closes its standard error
   ::close(messages_);
 }
 

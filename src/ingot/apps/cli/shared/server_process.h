@@ -1,5 +1,5 @@
 #pragma once
-// A server that a command starts for itself: `ingot serve` in a process of its own, on a free port of this machine.
+// A server that a command starts for its own use: `ingot serve` in a separate process, on a free port of this machine.
 #include <sys/types.h>
 
 #include <string>
