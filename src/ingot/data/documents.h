@@ -14,10 +14,11 @@ struct Document {
 };
 
 // The documents of `path`:
-//   a directory       one per file below the directory, in sorted order
-//   *.jsonl, *.ndjson one per line, the field "text" of its object; blank lines are left out "-" standard input: lines
-//   of JSON where the first is an object with a "text", else one document any further file one
-// Empty texts are left out. Text that is not UTF-8 is bad_data naming the file and the byte; so is a path without text.
+//   a directory         one document per file below the directory, in sorted order
+//   *.jsonl, *.ndjson   one document per line: the field "text" of the line's object; blank lines are skipped
+//   "-"                 standard input: one document per line where the first line is an object with a "text",
+//                       else one document
+//   any other file      one document
 //
 // In a directory, names with a leading "." are left out, and so are Ingot's own outputs (own_output.h). Linked files
 // and directories are read, each directory once; a linked directory that contains `path` is skipped. `left_out`, when

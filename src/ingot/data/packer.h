@@ -29,13 +29,14 @@ struct Batch {
   int64_t segments() const { return int64_t(cu_seqlens.size()) - 1; }
 };
 
-//   sequential shards in order, each from its first bos; spans of T + 1 tokens per rank without common tokens; the rest
-//   of a shard after the last whole step is dropped.
-//   shuffled documents in a new order each epoch; consecutive batches share a token, so every token is a target once.
-//   segments    documents cut into pieces of at most max_segment tokens, and the pieces in a new order each epoch: a
-//               batch draws from many documents even where documents are long.
-//   windows     T / max_segment windows at random offsets, not cut at documents: the text is a single stream, and every
-//               token a target, as in nanoGPT.
+//   sequential  shards in order, each from its first bos. Each rank gets spans of T + 1 tokens, without common tokens;
+//               the rest of a shard after the last whole step is dropped.
+//   shuffled    documents in a new order each epoch. Consecutive batches share a token, so that every token is a
+//               target once.
+//   segments    documents are cut into segments of at most max_segment tokens, in a new order each epoch: a batch has
+//               tokens of many documents even where documents are long.
+//   windows     T / max_segment windows at random offsets, which ignore the documents' boundaries: the text is a
+//               single stream, and every token a target, as in nanoGPT.
 enum class BatchOrder { sequential, shuffled, segments, windows };
 BatchOrder batch_order(const std::string& name);
 const char* name_of(BatchOrder order);

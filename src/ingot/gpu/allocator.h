@@ -1,5 +1,5 @@
 #pragma once
-// Allocators of a GPU's memory, and of host memory that GPUs read directly. Sources of ordinary Arenas.
+// Allocators of a GPU's memory, and of host memory that GPUs read directly. Both can be the source of an Arena.
 #include "ingot/core/memory/allocator.h"
 
 namespace ingot::gpu {

@@ -32,8 +32,10 @@ struct HeuristicResult {
 };
 static_assert(sizeof(HeuristicResult) == 96, "as the library lays it out");
 
-enum : int { kTransposeA = 3, kTransposeB = 4, kEpilogue = 7, kBiasPointer = 8, kBiasType = 26 };  // of a product
-enum : int { kBatchCount = 5, kBatchStep = 6 };                                                    // of a matrix
+// attributes of a product
+enum : int { kTransposeA = 3, kTransposeB = 4, kEpilogue = 7, kBiasPointer = 8, kBiasType = 26 };
+// attributes of a matrix
+enum : int { kBatchCount = 5, kBatchStep = 6 };
 enum : int { kMaxWorkspace = 1, kReductions = 3, kAlignmentA = 5, kAlignmentB = 6, kAlignmentC = 7, kAlignmentD = 8 };
 enum : uint32_t { kPlain = 1, kWithBias = 4 };
 constexpr uint32_t kInTypeOfSums =
@@ -55,7 +57,7 @@ struct Library {
   int (*preference_set)(Preference, int, const void*, size_t) = nullptr;
   int (*preference_destroy)(Preference) = nullptr;
   size_t (*version)() = nullptr;
-  std::string problem;  // empty where everything was found
+  std::string problem;  // empty where the library and all functions were found
 };
 
 template <class F> void find(Library& lib, void* from, F& function, const char* name) {

@@ -9,17 +9,18 @@
 
 namespace ingot::gpu {
 
-// d = alpha op(a) op(b) + beta c + bias op is the identity or the transpose; d (M, N); row-major, rows `ld` elements
-// apart; the matrices of consecutive products in the batch lie `step` elements apart.
+//   d = alpha op(a) op(b) + beta c + bias
+// op is the identity or the transpose; d is (M, N). Matrices are row-major, with rows `ld` elements apart; the matrices
+// of consecutive products of a batch lie `step` elements apart.
 struct LtMatrix {
   const void* data = nullptr;
   int64_t ld = 0, step = 0;
 };
 struct LtProduct {
   int64_t m = 0, n = 0, k = 0, batch = 1;
-  DType type = DType::bf16, out = DType::bf16;  // of a and b; of c, d and bias
+  DType type = DType::bf16, out = DType::bf16;  // the types of a and b; of c, d and bias
   bool transpose_a = false, transpose_b = false;
-  LtMatrix a, b, c, d;         // c where beta is not 0; c may be d
+  LtMatrix a, b, c, d;         // c is read where beta is not 0, and may be d
   const void* bias = nullptr;  // (N), or none
   double alpha = 1, beta = 0;
   enum class Round : uint8_t { none, tf32, bf16 } round = Round::none;  // the type for rounding f32 operands
@@ -28,7 +29,7 @@ struct LtProduct {
 };
 constexpr int64_t kLtWorkspaceBytes = int64_t(32) << 20;
 
-// False where the library has no algorithm for these operands, or was not found.
+// Returns false where the library was not found, or has no algorithm for these operands.
 bool lt_product(const LtProduct& p, int device, Stream stream);
 bool lt_available();
 // The library's version as "13.1.0", or the reason why Ingot does not use the library.

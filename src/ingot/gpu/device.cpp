@@ -64,7 +64,7 @@ int sm_count(int device) {
 }
 
 double memory_bandwidth(int device) {
-  static std::array<std::atomic<double>, 64> known;  // 1 where the driver does not tell
+  static std::array<std::atomic<double>, 64> known;  // 1 where the driver does not report the bandwidth
   const bool kept = device >= 0 && size_t(device) < known.size();
   if (const double found = kept ? known[size_t(device)].load() : 0; found > 0) return found;
   int kilohertz = 0, bits = 0;
@@ -206,7 +206,7 @@ void fill_bytes(void* to, uint8_t value, int64_t bytes, Stream stream) {
 void copy_rows(const RowCopy& c, Stream stream) {
   const DeviceGuard guard(c.device);
   const auto s = static_cast<cudaStream_t>(stream.handle);
-  // The addresses determine the host's side.
+  // The driver finds out from the addresses which side is host memory.
   const cudaError_t status = c.rows == 1 ? cudaMemcpyAsync(c.to, c.from, size_t(c.row_bytes), cudaMemcpyDefault, s)
                                          : cudaMemcpy2DAsync(c.to, size_t(c.to_step), c.from, size_t(c.from_step),
                                                              size_t(c.row_bytes), size_t(c.rows), cudaMemcpyDefault, s);

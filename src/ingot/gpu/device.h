@@ -24,9 +24,9 @@ DeviceInfo device_info(int device = 0);
 // Whether kernels on `device` can read and write the memory of `peer`. enable_peer_access() turns this access on.
 bool can_access_peer(int device, int peer);
 void enable_peer_access(int device, int peer);
-int sm_count(int device);  // asked for at every launch, because the runtime remembers the answer
-// The memory's peak in bytes per second: 3.35e12 of an H100, 4.9e12 of an H200. Kept after the first call, because the
-// driver takes a millisecond to answer.
+int sm_count(int device);  // asked of the runtime at every launch, because the runtime caches the answer
+// The memory's peak rate in bytes per second: 3.35e12 for an H100, 4.9e12 for an H200. Cached after the first call,
+// because the driver takes a millisecond to answer.
 double memory_bandwidth(int device);
 
 // Throws Error(unsupported) unless status is cudaSuccess: the note, the error's name and text.
@@ -112,14 +112,14 @@ class Graph {
   void* handle_ = nullptr;
 };
 
-// Copies of raw bytes. Copies without a stream are complete when the call returns and can be read from any stream; such
-// copies wait only for earlier work of the default stream. Copies with a stream return, where the source is host
-// memory, when the source may be reused.
+// Copies of raw bytes. A copy without a stream is complete when the call returns and can be read from any stream; it
+// waits only for earlier work of the default stream. A copy from host memory with a stream returns when the source may
+// be reused.
 void copy_to_device(void* to, const void* from, int64_t bytes);
 void copy_to_host(void* to, const void* from, int64_t bytes);
 void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream);
 void fill_bytes(void* to, uint8_t value, int64_t bytes, Stream stream);
-// Rows of equal length from host memory to cuda:device or back, in the stream's order.
+// Rows of equal length, copied from host memory to cuda:device or back, in stream order.
 struct RowCopy {
   void* to = nullptr;
   const void* from = nullptr;

@@ -25,16 +25,16 @@ struct Limits {
 };
 
 // The limits of GPUs by compute capability ("8.0" is an A100, "8.6" an RTX 3090, "8.9" an RTX 4090, "10.0" a B200,
-// "12.0" an RTX 5090, "9.0" an H100 or H200); throws for any further text. Ingot measured only the facts of 9.0.
+// "12.0" an RTX 5090, "9.0" an H100 or H200). Throws for any other text. Only the limits of 9.0 were measured here.
 Limits limits_of(std::string_view capability);
-// The smaller of the two in each field, with the wanted GPU's capability: the limits of `real` in an imitation of
-// `wanted`.
+// The smaller limit of the two in each field, with the capability of `wanted`: the limits with which a GPU with limits
+// `real` imitates `wanted`.
 Limits imitate(const Limits& real, const Limits& wanted);
 
 // The limits of cuda:device, read from the driver once. The environment variable INGOT_GPU_AS=8.0|8.6|8.9|10.0|12.0
 // makes a GPU offer at most the limits of the named GPU. Throws where the build has no CUDA.
 const Limits& limits(int device);
-// Of this thread's GPU; an H100's where kernels are emulated in a build without a GPU.
+// The limits of this thread's GPU. Where kernels are emulated in a build without a GPU, those of an H100.
 const Limits& current_limits();
 
 }  // namespace ingot::gpu

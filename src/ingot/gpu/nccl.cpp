@@ -208,7 +208,7 @@ struct NcclCommunicator::Impl {
       throw;
     }
   }
-  // Kernels waiting for an ended rank would keep this process from ending.
+  // Kernels that wait for a rank that has ended would keep this process from ending, so their communicator is aborted.
   void call_back(const char* reason) {
     if (comm == nullptr) return;
     const auto done = std::make_shared<std::atomic<bool>>(false);

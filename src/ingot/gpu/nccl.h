@@ -16,7 +16,7 @@ std::string nccl_version();
 bool nccl_available();
 
 // `control` carries the messages through host memory and the news of a lost rank; `control` must outlive this object.
-// The order of sums is NCCL's own: the same in every run on the same machine, and the same bits on every rank.
+// NCCL chooses the order of sums: the same in every run on the same machine, with the same bits on every rank.
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(SocketCommunicator& control, int device);
@@ -24,7 +24,7 @@ class NcclCommunicator final : public Communicator {
 
   int rank() const override { return control_.rank(); }
   int world() const override { return control_.world(); }
-  // Operations on the device's memory; these functions return when the work is in the stream.
+  // Operations on the device's memory. These functions return when the work is queued on the stream.
   void all_reduce(const Tensor& x, Stream stream) override;
   void reduce_scatter(const Tensor& x, const Parts& parts, Stream stream) override;
   void all_gather(const Tensor& x, const Parts& parts, Stream stream) override;

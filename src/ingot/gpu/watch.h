@@ -2,10 +2,10 @@
 // Bounded device waits, the host's side. A kernel whose blocks wait for each other takes a Watch. A wait of the kernel
 // (tile/flag.cuh) gives up after `limit_ns` or at the host's request, and records the waiting block and the awaited
 // value. From then on no wait blocks: every block runs to its end by its usual path, and the results are discarded.
-//     WaitControl control(2.0);                                      // once per engine, because the constructor
+//     WaitControl control(2.0);                                    // once per engine, because the constructor
 //     allocates launch("decode", decode, {..., .cooperative = true}, stream, ..., control.watch());
 //     ... synchronise the stream ...
-//     control.check("decode", {"layer input", "grid barrier"});      // throws where a wait gave up
+//     control.check("decode", {"layer input", "grid barrier"});    // throws where a wait gave up
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -17,7 +17,7 @@ namespace ingot::gpu {
 // The values of the stop word. A GPU stopped by a second GPU leaves no record: the second GPU has the record.
 enum : uint32_t { kRunning = 0, kTimedOut = 1, kStoppedByHost = 2, kStoppedByPeer = 3 };
 
-// The record of the first failed wait. In mapped host memory.
+// The record of the first failed wait, in mapped host memory.
 struct WaitRecord {
   uint32_t state = kRunning;
   uint32_t what = 0;  // the kernel's number for this wait
@@ -28,7 +28,7 @@ struct WaitRecord {
 
 struct Watch {
   uint32_t* stop = nullptr;             // in device memory: kRunning, or the reason of the end
-  const uint32_t* host_stop = nullptr;  // mapped host memory: not 0 asks the kernel to end
+  const uint32_t* host_stop = nullptr;  // mapped host memory: not 0 requests the kernel to end
   WaitRecord* record = nullptr;
   uint64_t limit_ns = 0;
 };
@@ -43,8 +43,8 @@ class WaitControl {
   Watch watch() const { return watch_; }
   // Asks a running kernel to end: its waits give up within about a millisecond.
   void request_stop();
-  // After the kernel: the waiting block and the awaited value in words, or an empty string. `names` are the names of
-  // the kernel's numbers.
+  // The waiting block and the awaited value in words, or an empty string. Call after the kernel. `names` are the names
+  // of the kernel's numbers.
   std::string report(std::initializer_list<const char*> names = {}) const;
   // Throws Error(interrupted) with this report where a wait gave up.
   void check(const char* op, std::initializer_list<const char*> names = {}) const;

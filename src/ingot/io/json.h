@@ -41,8 +41,8 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
 
 // Reads the fields of an object by type. An unknown key is an error with the list of known keys.
 //   Fields fields(json, "config.json");
-//   fields.read("layers", config.layers); // keeps the default when absent fields.require("vocab", config.vocab); //
-//   must be present
+//   fields.read("layers", config.layers);     // keeps the default when absent
+//   fields.require("vocab", config.vocab);    // must be present
 //   fields.finish();
 class Fields {
  public:

@@ -3,9 +3,10 @@
 // truncated and are sampled from. Chat, generate, eval, benchmarks and servers use models through this interface alone.
 //
 // A slot holds length() tokens. After these tokens a slot has one of three things:
-//   logits of the token after its last one. extend() leaves logits; the next sample() uses them up. a pending token:
-//   the last sampled token, not yet fed to the model. The next sample() feeds it first. nothing after open(), rewind(),
-//   a sample() that a stop id ended, or an error. sample() refuses; extend() goes on.
+//   logits           of the token after its last one. extend() leaves logits; the next sample() uses them up.
+//   a pending token  the last sampled token, not yet fed to the model. The next sample() feeds it first.
+//   nothing          after open(), rewind(), a sample() that a stop id ended, or an error. sample() refuses; extend()
+//                    continues.
 // extend() and rewind() forget a pending token: to feed it, pass it to extend().
 //
 // The results of a slot depend on its own tokens and options alone, never on further slots. On the CPU this holds bit

@@ -49,8 +49,9 @@ Comparison compare(const Tensor& got, const std::vector<double>& want, double ab
 
 // Checks d(sum of `weights` * outputs)/d(input) against central differences in fp64, along `directions` random
 // directions.
-//   f recomputes the outputs from the input's present content and returns sum(weights * outputs) input the f64 tensor
-//   to vary; grad its analytic gradient (same shape)
+//   f      recomputes the outputs from the input's present content and returns sum(weights * outputs)
+//   input  the f64 tensor to vary
+//   grad   its analytic gradient, of the same shape
 // Returns the worst relative error; the step is chosen as cbrt(eps) of the direction's size.
 double gradient_error(const std::function<double()>& f, const Tensor& input, const Tensor& grad, uint64_t seed,
                       int directions = 3);

@@ -12,7 +12,8 @@
 
 #define __host__
 #define __device__
-#define __global__ static  // because the host stub of the real kernel, with the same name, may be in the program
+// static, because the host stub of the real kernel, with the same name, may be in the program
+#define __global__ static
 #define __forceinline__ inline
 #define __noinline__
 #define __grid_constant__

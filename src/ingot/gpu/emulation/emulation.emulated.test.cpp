@@ -260,7 +260,7 @@ void read_without_barrier(std::vector<uint32_t>* out) {
 }
 TEST(EmulationFinds, AMissingBarrier) {
 #if defined(__SANITIZE_THREAD__)
-  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";  // ThreadSanitizer is deaf after a fork
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";  // ThreadSanitizer reports nothing after a fork
   std::vector<uint32_t> out(32);
   EXPECT_EXIT(
       {
@@ -290,7 +290,7 @@ TEST(EmulationFinds, PlainAccessesBeyondSharedMemory) {
                    }),
                "AddressSanitizer");
 }
-// The sanitizer's knowledge of a thread's stack survives a switch to further threads: the first thread to arrive has to
+// The sanitizer's knowledge of a thread's stack survives a switch to other threads: the first thread to arrive has to
 // wait.
 TEST(EmulationFinds, WritesBeyondALocalArrayBehindABarrier) {
   uint32_t came = 0;

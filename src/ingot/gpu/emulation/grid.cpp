@@ -21,7 +21,7 @@ namespace ingot::emulation {
 namespace {
 
 constexpr size_t kStackBytes = 256 << 10, kPageBytes = 4096;
-constexpr int64_t kMaxSharedBytes = 227 << 10;  // the most of a Hopper block
+constexpr int64_t kMaxSharedBytes = 227 << 10;  // the most shared memory of a block on Hopper
 constexpr uint64_t kSwitchNs = 100;             // virtual time of a switch
 constexpr uint64_t kMaxIdleSwitches = 20'000'000;
 // A 32-bit address: the block of the cluster (15: this one), the variable, the byte.
@@ -45,7 +45,7 @@ class Stack {
   char* base_ = nullptr;
 };
 
-// Stacks of earlier launches, for reuse: the system takes longer to make a stack than many threads run.
+// Stacks of earlier launches, for reuse: for the system, making a stack takes longer than running many threads.
 class Stacks {
  public:
   std::unique_ptr<Stack> take() {
@@ -90,7 +90,7 @@ struct Fiber {
   Place place;
   Block* block = nullptr;
   State state = State::ready;
-  Where where;                 // of the last wait
+  Where where;                 // place of the last wait
   const char* what = "";       // name of the awaited event
   uint64_t cluster_phase = 0;  // at its last arrival
   Context context;
@@ -148,7 +148,7 @@ struct Grid {
   const std::function<void()>* thread;
   std::vector<Variable> variables;
   int64_t shared_bytes = 0;
-  std::vector<std::unique_ptr<Block>> blocks;  // under way
+  std::vector<std::unique_ptr<Block>> blocks;  // blocks that have started and not ended
   std::vector<std::unique_ptr<Cluster>> clusters;
   std::vector<std::unique_ptr<Fiber>> fibers;
   std::vector<Fiber*> ready;

@@ -3,9 +3,11 @@
 // block (of a cluster; in cooperative launches, of the grid) exist at the same time. A fiber switches to the next only
 // at a barrier or an atomic operation, in an order drawn from a seed, so a run repeats exactly. Sanitizers see the
 // kernel's own source lines:
-//     AddressSanitizer accesses beyond a buffer, beyond shared memory (each block's is fresh, filled with NaNs)
-//     ThreadSanitizer accesses of two threads to an address without a barrier between; fibers count as threads the
-//     scheduler threads in a deadlock, or at different barriers
+//     AddressSanitizer   finds accesses beyond a buffer, or beyond shared memory (each block has its own, filled with
+//                        NaNs)
+//     ThreadSanitizer    finds accesses of two threads to the same address without a barrier between them; fibers
+//                        count as threads
+//     the scheduler      finds threads in a deadlock, or at different barriers
 // mbarriers and linear bulk loads work; the loads complete at once. The emulator shows nothing about wgmma, tensor
 // copies, late or reordered arrivals of copies, proxies, the real memory model, fast arithmetic or speed.
 #include <cstddef>
@@ -36,8 +38,8 @@ struct Settings {
 Settings& settings();
 
 // The number of GPUs in a build whose GPU is the emulator, 1 at first. Launches on different GPUs do not wait for each
-// other: a test of concurrent launches makes each launch on its own thread. `peers`: whether the GPUs report access to
-// each other's memory.
+// other: a test of concurrent launches makes each launch on its own thread. `peers` says whether the GPUs report access
+// to each other's memory.
 void pretend_devices(int count, bool peers = true);
 // The emulated GPUs have at most the limits `wanted` from now on; at first, the limits of Hopper.
 void pretend_limits(const gpu::Limits& wanted);
@@ -57,10 +59,10 @@ void record(const std::function<void()>& work, std::vector<std::function<void()>
 
 // --- called by threads
 
-void yield();            // further fibers may run
-void maybe_yield();      // the same, now and then
-void yield_to_others();  // further fibers may run, and kernels on further threads of the process, which emulate more
-                         // GPUs
+void yield();        // lets other fibers run
+void maybe_yield();  // the same, sometimes
+// Lets other fibers run, and also kernels on other threads of the process, which emulate other GPUs.
+void yield_to_others();
 uint64_t clock_ns(uint64_t passing = 0);  // virtual time: grows with every switch and every sleep
 
 // A barrier of all threads of the block; returns the number of threads with a true `vote`.

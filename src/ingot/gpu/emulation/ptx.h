@@ -68,7 +68,7 @@ inline void cluster_store_relaxed(uint64_t* local, uint32_t rank, uint64_t word)
   std::memcpy(emulation::at_shared_address(cluster_address(local, rank), 8), &word, 8);
 }
 inline uint64_t cluster_load_relaxed(const uint64_t* local) {
-  emulation::yield();  // a polling thread lets further threads run
+  emulation::yield();  // a polling thread lets other threads run
   return *static_cast<const volatile uint64_t*>(local);
 }
 constexpr uint16_t multicast_mask(uint32_t first, uint32_t blocks) { return uint16_t(((1u << blocks) - 1) << first); }

@@ -1,6 +1,7 @@
 #pragma once
-// The choice of a product's tile: the tile with the shortest time by the following model. The sums determine the time;
-// a partly filled tile costs as much as a full tile, and a partly filled last wave as much as a full wave.
+// Chooses the tile of a product: the tile with the shortest time by the model below. The numbers of whole tiles and
+// whole waves determine the time, because a partly filled tile costs as much as a full tile, and a partly filled last
+// wave as much as a full wave.
 #include <algorithm>
 #include <cstdint>
 #include <span>
@@ -20,7 +21,7 @@ inline double modelled_time(const Problem& p, const Tile& t, int64_t sms) {
 inline double efficiency(const Problem& p, const Tile& t, int64_t sms) {
   return double(p.batch * p.m * p.n) / (double(sms) * kTileM) / modelled_time(p, t, sms);
 }
-// The index of the best of `tiles`; the first of equal ones.
+// The index of the best of `tiles`; of equally good tiles the first.
 inline int pick_tile(const Problem& p, std::span<const Tile> tiles, int64_t sms) {
   int best = 0;
   for (int i = 1; i < int(tiles.size()); ++i)

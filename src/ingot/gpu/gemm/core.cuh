@@ -3,12 +3,13 @@
 // into a ring of stages; two warpgroups multiply them by wgmma into fp32 registers and hand the sums to an epilogue.
 //
 // To make a kernel from the core, an operation defines a type with these members and launches it:
-//     using Type = bf16; the operands' type: bf16 or f16 static constexpr gemm::Tile kTile = {.n = 256, ...}; shape.h
-//     using A = gemm::Operand<bf16, Major::k, gemm::kTileM, false>; the source of the operands: operand.cuh using B =
-//     gemm::Operand<bf16, Major::k, 256, true>;
-//     using Schedule = gemm::Grid; the tiles and their order: schedule.h using Epilogue = gemm::Store<bf16>; the use of
-//     the sums: epilogue.cuh gemm::launch<MyProduct>("my_op", {.a = A::params<2>("my_op: x", x), .b = ..., .schedule =
-//     Schedule::of(...),
+//     using Type = bf16;                                             the operands' type: bf16 or f16
+//     static constexpr gemm::Tile kTile = {.n = 256, ...};           shape.h
+//     using A = gemm::Operand<bf16, Major::k, gemm::kTileM, false>;  the source of the operands: operand.cuh
+//     using B = gemm::Operand<bf16, Major::k, 256, true>;
+//     using Schedule = gemm::Grid;                                   the tiles and their order: schedule.h
+//     using Epilogue = gemm::Store<bf16>;                            the use of the sums: epilogue.cuh
+//     gemm::launch<MyProduct>("my_op", {.a = A::params<2>("my_op: x", x), .b = ..., .schedule = Schedule::of(...),
 //                             .epilogue = ...}, device, stream);
 // Each of the four may be the operation's own type, with the members named in those headers.
 // linear/cuda/core_product.cuh is the simplest user; swiglu/gated.cuh has two products in a tile, in K and in a batch.
@@ -36,7 +37,7 @@ namespace ingot::gemm {
 // Registers per thread: the producer needs few, so the consumers may have many.
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-// Shared memory beyond the epilogue's need holds stages.
+// The shared memory that the epilogue leaves is divided into stages.
 template <class Op> struct Layout {
   static constexpr int64_t kStageBytes = Op::A::kBytes + Op::B::kBytes, kBarriers = 512;
   static constexpr int64_t kFree = kSharedBytes - int64_t(sizeof(typename Op::Epilogue::Shared)) - kBarriers;
@@ -60,7 +61,7 @@ template <class Op> struct Arguments {
   typename Op::Epilogue::Params epilogue;
 };
 
-// The block's place in its cluster: tiles are assigned to clusters.
+// The block's rank in its cluster. Tiles are assigned to clusters.
 template <class Op> struct BlockAt {
   static constexpr int kCluster = Op::kTile.cluster;
   uint32_t rank = kCluster > 1 ? ptx::cluster_rank() : 0;

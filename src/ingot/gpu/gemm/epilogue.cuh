@@ -1,8 +1,9 @@
 #pragma once
 // Epilogues process and store the sums. The core makes an object per consumer thread,
 //     Epilogue(const Epilogue::Params&, Epilogue::Shared&, warp)     warp: 0 to 7
-// and calls, by whole warps, each for its own 16 rows:
-//     epilogue(d, at) the sums of 64 rows x kN columns in wgmma's layout (ptx/wgmma.cuh) epilogue.end() after the last
+// and whole warps call, each for its own 16 rows:
+//     epilogue(d, at)    with the sums of 64 rows x kN columns in wgmma's layout (ptx/wgmma.cuh)
+//     epilogue.end()     after the last tile
 // A warp waits for no further warps: WarpStore passes its 16 rows through its own panels of shared memory to tensor
 // copies. Columns come in panels of 128 bytes: 64 of 16 bits, 32 of fp32.
 #include <cstdint>

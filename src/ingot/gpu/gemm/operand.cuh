@@ -1,17 +1,21 @@
 #pragma once
 // An operand source brings an operand's part of a stage to shared memory. The core requires of a source:
-//     kMajor, kBytes the order of a stage in shared memory (tile/descriptor.cuh), and its size Params the source's
-//     parameters, a part of the kernel's argument load<kCluster>(params, to, tile, row, step, barrier, rank) by a
-//     single thread: starts the copies of step `step`
+//     kMajor, kBytes                      the order of a stage in shared memory (tile/descriptor.cuh), and its size
+//     Params                              the source's parameters, a part of the kernel's argument
+//     load<kCluster>(params, to, tile, row, step, barrier, rank)
+//                                         called by a single thread: starts the copies of step `step`
 // Whichever block loads, kBytes arrive on `barrier` of every block of the cluster. Each block has its own rows of A. In
-// a cluster both blocks use the same rows of B, and each block loads a part of these rows for both. Operand: 16-bit
-// matrices by tensor copies, zeros beyond their edges. In memory they are
-//     K-major (rows, K) row-major: X and W of X W^T MN-major (K, rows) row-major: W of dY W, and both operands of dY^T
-//     X, without a transposition: wgmma reads either order. Pairs of matrices without a copy: stacked the first half of
-//     a tile's rows from the first matrix, the second half from the second: the sums of both
-//                products stand in the same thread, half of the tile's columns apart
-//     chained K runs through the first matrix, then through the second: C = A1 B1^T + A2 B2^T by_batch batch 0 is the
-//     first, batch 1 the second
+// a cluster both blocks use the same rows of B, and each block loads a part of these rows for both.
+//
+// The source Operand is 16-bit matrices by tensor copies, with zeros beyond their edges. In memory the matrices are
+//     K-major    (rows, K) row-major: X and W of X W^T
+//     MN-major   (K, rows) row-major: W of dY W, and both operands of dY^T X, without a transposition, because wgmma
+//                reads either order
+// A pair of matrices can be one operand without a copy:
+//     stacked    the first half of a tile's rows comes from the first matrix, the second half from the second: the sums
+//                of both products are in the same thread, half of the tile's columns apart
+//     chained    K runs through the first matrix, then through the second: C = A1 B1^T + A2 B2^T
+//     by_batch   batch 0 is the first matrix, batch 1 the second
 // and `same` is a single matrix for every batch.
 #include <cuda.h>
 
@@ -43,12 +47,12 @@ template <class T, Major kMajorOf, int kRows, bool kShared, Pair kPair = Pair::n
   static constexpr Major kMajor = kMajorOf;
   static constexpr uint32_t kBytes = kRows * 128;
   static constexpr int kMaps = kPair == Pair::none || kPair == Pair::same ? 1 : 2;
-  static constexpr int kMapRows = kPair == Pair::stacked ? kRows / 2 : kRows;  // of a stage, from a map
+  static constexpr int kMapRows = kPair == Pair::stacked ? kRows / 2 : kRows;  // rows that a stage takes from one map
   static_assert(kMajor == Major::k || kMapRows % 64 == 0, "MN-major panels are 64 rows wide");
 
   struct Params {
     CUtensorMap map[kMaps];
-    uint32_t steps = 0;  // chained: of the first matrix
+    uint32_t steps = 0;  // for chained: the steps of the first matrix
   };
 
   // Rows of a copy, K-major: the two blocks of a cluster halve the rows of a map.

@@ -31,13 +31,13 @@ inline bool rows_are_aligned(const Tensor& t) {
   return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && as_matrix(t).row_stride() * size_of(t.dtype) % 16 == 0;
 }
 
-// For results: nothing but the rows is written.
+// For results: only the rows themselves are written.
 inline void check_whole_rows(const char* name, const Tensor& t) {
   INGOT_CHECK(rows_are_whole(t), name, ": found rows of ", t.cols(), " elements of ", t.dtype, ", ", row_bytes(t),
               " bytes, expected a multiple of 16 bytes");
 }
-// For results: nothing but the rows is written and, behind each row, padding of the caller's up to the next multiple of
-// 16 bytes.
+// For results: besides the rows, only the caller's padding after each row is written, up to the next multiple of 16
+// bytes.
 inline void check_padded_rows(const char* name, const Tensor& t) {
   const int64_t padded = (row_bytes(t) + 15) / 16 * 16, step = t.stride[t.rank() - 2] * size_of(t.dtype);
   INGOT_CHECK(step >= padded, name, ": found rows of ", row_bytes(t), " bytes that begin every ", step,

@@ -1,8 +1,8 @@
 #pragma once
 // The ring of stages between the producer and the consumers, and the turns of the consumers.
-//     full[s] one arrival, by the block's own producer, and the bytes of a stage empty[s] one arrival per reading warp,
-//     in all blocks of the cluster: a block may load a stage for both blocks only when both have finished reading the
-//     old contents
+//     full[s]    one arrival, by the block's own producer, and the bytes of a stage
+//     empty[s]   one arrival per reading warp, in all blocks of the cluster: a block may load a stage for both blocks
+//                only when both have finished reading the old contents
 #include <cstdint>
 
 #include "ingot/gpu/gemm/shape.h"

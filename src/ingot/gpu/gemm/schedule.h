@@ -96,8 +96,8 @@ struct Triangle {
   INGOT_HD CountedWalk<Triangle> walk(uint32_t first, uint32_t step) const { return {this, first, step}; }
 };
 
-// Product g has rows offsets[g] to offsets[g + 1] - 1 of A and C, and B number g. Empty ones cost nothing. Tiles end
-// with their product (TileAt::m_end), so the epilogue must not write beyond: no tensor copies of whole tiles.
+// Product g has rows offsets[g] to offsets[g + 1] - 1 of A and C, and matrix g of B. Empty products cost nothing. Tiles
+// end with their product (TileAt::m_end), so the epilogue must not write beyond m_end: no tensor copies of whole tiles.
 struct Grouped {
   const int32_t* offsets = nullptr;  // groups + 1, in device memory
   uint32_t groups = 0, n_tiles = 0, tile_m = 0, tile_n = 0, k_steps = 0;

@@ -11,10 +11,10 @@ struct Problem {
 };
 
 // How the two multiplying warpgroups share a block's tiles.
-//     cooperative  each takes 64 rows of every tile: the widest tile and the least traffic; the epilogue is not
-//                  hidden, which is cheap where K is large
-//     ping_pong each takes every other tile as a whole: the epilogue of a warpgroup runs during the products of the
-//     second
+//     cooperative  each warpgroup takes 64 rows of every tile: the widest tile and the least traffic. The epilogue is
+//                  not hidden, which costs little where K is large.
+//     ping_pong    each warpgroup takes every other tile as a whole: the epilogue of one warpgroup runs during the
+//                  products of the other.
 enum class Team : uint8_t { cooperative, ping_pong };
 
 // The part of C that a block computes at a time. In a cluster of 2, two vertically adjacent blocks share the rows of B:

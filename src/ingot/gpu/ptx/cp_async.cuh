@@ -13,7 +13,7 @@ namespace ingot::ptx {
 
 template <int kBytes> __device__ inline void cp_async(uint32_t to, const void* from, uint32_t valid = kBytes) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async moves 4, 8 or 16 bytes");
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // through registers, and at once
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // the copy goes through registers, and is complete at once
 #pragma unroll
   for (uint32_t i = 0; i < kBytes; i += 4) {
     const uint32_t w = i < valid ? *reinterpret_cast<const uint32_t*>(static_cast<const char*>(from) + i) : 0;

@@ -324,7 +324,8 @@ template <class T> void check_warp_product() {
         want += term;
         size += std::abs(term);
       }
-      ASSERT_NEAR(d.host[size_t(m * 8 + n)], want, 0x1p-22 * size) << m << ", " << n;  // sums are cut, not rounded
+      // sums are truncated, not rounded
+      ASSERT_NEAR(d.host[size_t(m * 8 + n)], want, 0x1p-22 * size) << m << ", " << n;
     }
 }
 TEST_F(PtxCuda, MultipliesInWarpsSmall) {
@@ -340,7 +341,7 @@ __global__ void atomic_words(uint32_t* counter, uint64_t* wide, uint32_t* answer
   ptx::add_relaxed(counter, 1);
   ptx::add_release(counter + 1, 2);
   const uint32_t place = ptx::fetch_add_relaxed(counter + 2, 1);
-  answers[16 + place] = 1;  // each place is handed out once
+  answers[16 + place] = 1;  // each index is handed out once
   ptx::fetch_add_release(counter + 3, 3);
   ptx::fetch_add_acq_rel(counter + 4, 4);
   if (ptx::compare_exchange_acq_rel(counter + 5, 0, 100 + threadIdx.x) == 0) ptx::add_relaxed(counter + 6, 1);
@@ -406,7 +407,7 @@ TEST_F(PtxCuda, AKernelThatMayStartEarlyWaitsForAllThatWasWrittenBefore) {
     out.download();
     started.download();
     for (uint32_t i = 0; i < kWords; ++i) ASSERT_EQ(out.host[i], round * 1000 + i / 64) << "round " << round;
-    early += started.host[1] - started.host[0] > 20'000;  // the result was there while the first kernel slept
+    early += started.host[1] - started.host[0] > 20'000;  // the result was visible while the first kernel still slept
   }
   EXPECT_GT(early, 0) << "the second kernel never started before the first had ended";
 }

@@ -91,7 +91,7 @@ __device__ inline void tensor_load_3d(void* to, const void* map, int x, int y, i
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "l"(hint)
       : "memory");
 }
-// Into the same place of every block of `mask`, completing on each one's barrier at the same place.
+// Loads to the same address in every block of `mask`; completes on each block's barrier at the same address.
 __device__ inline void tensor_load_multicast(void* to, const void* map, int x, int y, uint64_t* barrier,
                                              uint16_t mask) {
   asm volatile(

@@ -39,7 +39,7 @@ __global__ void mbarrier_phases(uint32_t* answers) {
   __shared__ uint64_t barrier;
   start_barrier(&barrier, 2);
   if (threadIdx.x != 0) return;
-  answers[0] = ptx::mbarrier_try_wait(&barrier, 1);  // the phase before the first has completed
+  answers[0] = ptx::mbarrier_try_wait(&barrier, 1);  // the phase before the first phase counts as complete
   answers[1] = ptx::mbarrier_try_wait(&barrier, 0);
   ptx::mbarrier_arrive(&barrier);
   answers[2] = ptx::mbarrier_try_wait(&barrier, 0);
@@ -117,7 +117,7 @@ __global__ void load_box(const __grid_constant__ CUtensorMap map, uint32_t rank,
     out[i] = *reinterpret_cast<const uint32_t*>(tile + tile::swizzled(swizzle, i * 4));
 }
 
-// The same way back, or added.
+// The same in the opposite direction, as a store or an addition.
 __global__ void store_box(const __grid_constant__ CUtensorMap map, uint32_t rank, int x, int y, int z, uint32_t rows,
                           uint32_t row_bytes, Swizzle swizzle, bool add, uint64_t hint, const uint32_t* in) {
   extern __shared__ __align__(1024) char tile[];
@@ -214,7 +214,7 @@ TEST_F(TmaCuda, LoadsBoxesWithZerosOutsideSmall) {
 
 TEST_F(TmaCuda, StoresBoxesAndDropsWhatIsOutsideSmall) {
   for (const BoxCase& c : box_cases()) {
-    if (c.x < 0 || c.y < 0) continue;  // not allowed
+    if (c.x < 0 || c.y < 0) continue;  // stores must not begin before 0
     SCOPED_TRACE(::testing::Message() << c);
     const Boxes b(c, 64);  // stores write whole 16 bytes even over the inner edge
     DeviceArray<uint32_t> to(std::vector<uint32_t>(Boxes::kOuter * Boxes::kPlane, 0xabcdabcd));
@@ -300,7 +300,7 @@ TEST_F(TmaCuda, TellsMapsOfOneAddressApartSmall) {
   EXPECT_EQ(std::unique(maps.begin(), maps.end()), maps.end());
   make(0);
   Tensor apart(memory.device(), DType::f16, {8, 64}, Device{Device::cuda, 0});
-  apart.stride[1] = 2;  // all further arguments equal the last map's
+  apart.stride[1] = 2;  // all other arguments equal those of the last map
   EXPECT_THROW(gpu::tensor_map("kept", apart, {.rows = 8, .cols = 64, .swizzle = Swizzle::b128}), Error);
 }
 

@@ -5,8 +5,8 @@
 //     wgmma_fence(); wgmma<...>(d, a, b, ...); ...; wgmma_commit_group(); wgmma_wait_group<0>();
 // and no access to d or A's registers may stand between the fence and the wait: else ptxas serialises (C7510). Thread
 // 32 * w + 4 * g + t of the warpgroup holds, for every 8 columns j:
-//     d[4 * j + 0..1]   row 16 * w + g,     columns 8 * j + 2 * t, + 1       d[4 * j + 2..3]   row + 8, the same
-//     columns
+//     d[4 * j + 0..1]   row 16 * w + g,       columns 8 * j + 2 * t and + 1
+//     d[4 * j + 2..3]   row 16 * w + g + 8,   the same columns
 // A in registers: a[0] (row g, k = 2t, 2t + 1), a[1] (row g + 8), a[2] (row g, k + 8), a[3] (row g + 8, k + 8); low
 // half first. This is the layout of d: d[8 * i .. 8 * i + 7] packed in pairs is A for columns 16 * i .. 16 * i + 15.
 #include <cstdint>

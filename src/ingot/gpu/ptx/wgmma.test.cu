@@ -1,4 +1,4 @@
-// wgmma with every descriptor layout, against the product in fp64. Operands are laid out by plain code after
+// Tests wgmma with every descriptor layout against the product in fp64. Plain code lays out the operands according to
 // tile/swizzle.cuh, so a wrong descriptor, swizzle, step or register order shows.
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ struct Layout {
   }
 };
 
-// Where element (row, k) lies.
+// The offset of element (row, k).
 __device__ uint32_t place(Layout l, int extent, int row, int k) {
   const uint32_t width = tile::row_bytes(l.swizzle), along = l.major == Major::k ? k : row,
                  down = l.major == Major::k ? row : k;

@@ -10,7 +10,7 @@ template <class V, int kThreads> struct BlockSumMemory { V of_warps[kThreads / 3
 template <int kThreads, class V, class Add>
 __device__ inline V block_reduce(V v, BlockSumMemory<V, kThreads>& memory, Add&& add) {
   for (int step = 16; step > 0; step /= 2) v = add(v, __shfl_xor_sync(~0u, v, step));
-  __syncthreads();  // the readers of the previous sums
+  __syncthreads();  // other threads may still read the previous sums
   if (threadIdx.x % 32 == 0) memory.of_warps[threadIdx.x / 32] = v;
   __syncthreads();
   V sum = memory.of_warps[0];

@@ -2,14 +2,13 @@
 // The 64-bit matrix descriptor through which wgmma finds a 16-bit operand in shared memory.
 //     bits  0-13 start address / 16      16-29 leading offset / 16      32-45 stride offset / 16
 //     bits 49-51 base offset: 0, as panels are aligned (swizzle.cuh)    62-63 swizzle: 0 none, 1 b128, 2 b64, 3 b32
-// Of a tile in panels (swizzle.cuh), W = row_bytes, with the panels `panel_bytes` apart:
+// For a tile in panels (swizzle.cuh), with W = row_bytes and panels that lie `panel_bytes` apart:
 //     K-major    a panel's rows are M (or N), its bytes K.    stride  = 8 * W: the next 8 rows
 //                                                             leading = panel_bytes for none (its panels hold 8 k, an
 //                                                                       instruction reads two); not read otherwise
 //     MN-major   a panel's rows are K, its bytes M (or N).    b32, b64, b128: leading = panel_bytes: the next W bytes
-//     of
-//                                                                       M or N; stride = 8 * W: the next 8 k
-//                                                             none: the two change places
+//                                                                       of M or N; stride = 8 * W: the next 8 k
+//                                                             none: leading and stride change places
 // An instruction reads 16 k. K-major panels hold W / 2 k, so the loop over k steps inside a panel, then to the next; in
 // MN-major panels k runs down the rows.
 #include <cstdint>

@@ -1,10 +1,10 @@
 #pragma once
 // Waits of device code. Every wait is bounded (watch.h describes the end of an overlong wait).
-//     wait_or_trap(barrier, parity) an mbarrier with arrivals of this block, its cluster or the copy engine
-//     poll_or_trap(done) a condition brought about by further running blocks wait(barrier, parity, watch, what) as the
-//     first, in a kernel that has a Watch wait_at_least(flag, want, watch, what) a counter raised by a further block
-//     (flag_raise, or any release) grid_barrier(counter, watch, what) all blocks; only in kernels launched with
-//     `cooperative`
+//     wait_or_trap(barrier, parity)             an mbarrier with arrivals of this block, its cluster or the copy engine
+//     poll_or_trap(done)                        a condition that other running blocks bring about
+//     wait(barrier, parity, watch, what)        as wait_or_trap(), in a kernel that has a Watch
+//     wait_at_least(flag, want, watch, what)    a counter that another block raises (flag_raise, or any release)
+//     grid_barrier(counter, watch, what)        all blocks; only in kernels launched with `cooperative`
 // The last three return false when a wait gave up. A kernel may ignore this result and run on, as long as no address
 // and no loop bound depends on the awaited data; before its end such a kernel calls leave(), because copies may still
 // be in flight.

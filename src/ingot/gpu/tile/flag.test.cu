@@ -18,7 +18,7 @@ using testing::DeviceArray;
 
 class FlagCuda : public testing::GpuTest<> {};
 
-// Block b waits until b words are there, writes the next, and raises the flag.
+// Block b waits until b words are written, writes the next word, and raises the flag.
 __global__ void relay(uint32_t* words, uint32_t* flag, Watch watch, uint32_t skip) {
   __shared__ uint32_t ok;
   const uint32_t b = gridDim.x - 1 - blockIdx.x;  // the last block goes first

@@ -20,12 +20,12 @@ struct RowUnits {
   bool one_row = true;
   Divisor per_row;
 };
-// Row and unit of the row.
+// The row of a unit, and the unit's index within the row.
 __device__ inline Division place_of(const RowUnits& u, uint32_t i) {
   if (u.one_row) return {0, i};
   return divide(i, u.per_row);
 }
-// Where a unit of N elements starts in an operand.
+// The address of a unit of N elements in an operand.
 template <class T, int N> __device__ inline T* at(const Rows& r, Division place) {
   return static_cast<T*>(r.data) + int64_t(place.quotient) * r.stride + int64_t(place.remainder) * N;
 }
@@ -56,7 +56,7 @@ template <class Part> void for_each_launch(int64_t rows, int64_t units_per_row, 
       part(row, unit, u);
     }
 }
-// The operand from this row and unit on.
+// The operand that begins at this row and element.
 inline Rows moved(const Rows& r, int64_t row, int64_t element, DType t) {
   return {static_cast<char*>(r.data) + (row * r.stride + element) * size_of(t), r.stride};
 }

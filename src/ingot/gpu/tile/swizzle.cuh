@@ -16,7 +16,7 @@ constexpr uint32_t kSwizzleAlignment = 1024;
 // Bytes of a row of a panel.
 constexpr uint32_t row_bytes(Swizzle s) { return 16u << uint32_t(s); }
 
-// Where the byte at `offset` of an unswizzled panel is found.
+// The offset after swizzling of the byte at `offset` of an unswizzled panel.
 constexpr uint32_t swizzled(Swizzle s, uint32_t offset) {
   return offset ^ ((offset >> 3) & (((1u << uint32_t(s)) - 1) << 4));
 }

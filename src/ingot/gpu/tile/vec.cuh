@@ -19,7 +19,7 @@ template <class T, int N> __device__ inline void load_streaming(Vec<T, N>& v, co
     ptx::load_streaming(reinterpret_cast<const char*>(p) + i * Vec<T, N>::kPiece, v.word[i]);
 }
 
-// Through L1, for data also read by further blocks of the SM.
+// Loads through L1, for data that other blocks of the SM also read.
 template <class T, int N> __device__ inline void load(Vec<T, N>& v, const T* p) {
   struct alignas(Vec<T, N>::kPiece) Piece {
     uint32_t w[Vec<T, N>::kPiece / 4];

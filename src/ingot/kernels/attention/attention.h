@@ -1,8 +1,8 @@
 #pragma once
 // Scaled dot-product attention over packed segments (documents), for training, prefill and decode.
 //   s[i,j] = scale * q_i . k_j,   s = softcap * tanh(s / softcap) where softcap > 0
-//   out_i = sum_j p[i,j] v_j, p = softmax over the visible j, and over the head's sink, if any lse_i = log(sum_j
-//   exp(s[i,j]) [+ exp(sink)])
+//   out_i  = sum_j p[i,j] v_j,    p = softmax over the visible j, and over the head's sink, if any
+//   lse_i  = log(sum_j exp(s[i,j]) [+ exp(sink)])
 // Query head h reads key head h / (H / Hkv). Causal masks are aligned at the segment's end: query i of n sees the keys
 // up to i + (m - n). window = w > 0 (causal only) restricts the query to the last w of these keys. A row without a
 // visible key has out = 0 and lse = -inf (or the sink, if any) and no gradient. cu_q and cu_k start at 0. Rows from

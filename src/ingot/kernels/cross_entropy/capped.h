@@ -1,8 +1,8 @@
 #pragma once
-// The form in which the product writes a chunk of softcapped logits where the cap is low enough that exp(c) can be
-// computed without subtracting the maximum (bf16 has fp32's exponents). Of each row:
-//   u = exp(c) (1 - (c / cap)^2) the gradient of the row's logits, except for a factor and for the target's term sums
-//   of exp(c) in fp32, one sum for each tile of kCappedColumns columns
+// The product's output for softcapped logits, where the cap is low enough that exp(c) can be computed without
+// subtracting the maximum (bf16 has fp32's exponents). For each row of a chunk the product writes:
+//   u = exp(c) (1 - (c / cap)^2)    the gradient of the row's logits, except for a factor and for the target's term
+//   sums of exp(c)                  in fp32, one sum for each tile of kCappedColumns columns
 // and c at the target. The gradient of row t is factor[t] * u[t] and is never written: dw is a product of u and factor
 // * x, and rows of u w are multiplied by the factor. Only the target's u is replaced once the sum is known.
 #include "ingot/kernels/cross_entropy/cross_entropy.h"

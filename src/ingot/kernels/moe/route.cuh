@@ -1,9 +1,8 @@
 #pragma once
 // The routing of a few tokens by one block: the k largest logits of each token, their softmax, and the list of all
 // chosen experts.
-//    slot i: expert[i]; weight[i][t] of token t, 0 if the token did not choose the expert; row[i][t] = t k + its place
-//    in t's
-//            choice, or -1
+//    slot i: expert[i]; weight[i][t] of token t, 0 if the token did not choose the expert;
+//            row[i][t] = t k + the expert's place in the choice of token t, or -1
 #include "ingot/kernels/moe/route_lists.h"
 
 #ifdef INGOT_EMULATE

@@ -1,8 +1,7 @@
 #pragma once
 // The chosen experts of a few tokens, as a list for kernels.
-//    slot i: expert[i]; weight[i][t] of token t, 0 if the token did not choose the expert; row[i][t] = t k + its place
-//    in t's
-//            choice, or -1
+//    slot i: expert[i]; weight[i][t] of token t, 0 if the token did not choose the expert;
+//            row[i][t] = t k + the expert's place in the choice of token t, or -1
 #include <cstdint>
 
 namespace ingot::routing {

@@ -2,7 +2,8 @@
 // Muon (Jordan 2024) on a bank of equally shaped matrices (B, R, C):
 //   buf = mu buf + g ;  u = g + mu buf (nesterov) or buf
 //   u = u / max(|row|, 1e-7) per row                       (row_normalise)
-//   X = u / (|u|_F + 1e-7), transposed when R > C ; steps times: A = X X^T ; B = b A + c A A ; X = a X + B X
+//   X = u / (|u|_F + 1e-7), transposed when R > C
+//   steps times: A = X X^T ; B = b A + c A A ; X = a X + B X
 //   p = p (1 - lr wd) - lr sqrt(max(1, R / C)) X
 // Where the long side is at least twice the short side, fp32 and fp64 matrices iterate on A and multiply X once, at the
 // end. A zero gradient gives a zero update, never NaN. On a GPU parameters are f32 or bf16; with bf16 products the

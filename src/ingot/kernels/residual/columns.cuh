@@ -1,12 +1,13 @@
 #pragma once
 // The pointwise ops of residual streams on a GPU: blocks of threads walk down the rows, each thread with a vector of
-// columns and their factors, and adds up its columns' sums over tokens on the way.
+// columns and their factors, and add up the columns' sums over tokens on the way.
 //
-// A body defines an op:
-//   static constexpr int kSums; sums over tokens template <int N> struct Columns { float ...[N]; }; a thread's state
-//   for its columns template <int N> Columns<N> columns(int64_t c) const;
+// A body defines an op by these members:
+//   static constexpr int kSums;                                 the number of sums over tokens
+//   template <int N> struct Columns { float ...[N]; };          a thread's state for its columns
+//   template <int N> Columns<N> columns(int64_t c) const;
 //   template <int N> void row(const Columns<N>&, int64_t row, int64_t c, float (&sums)[kSums or 1][N]) const;
-//   void finish(int64_t c, const double* total) const;              where kSums > 0
+//   void finish(int64_t c, const double* total) const;          where kSums > 0
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/elements.cuh"

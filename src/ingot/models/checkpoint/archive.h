@@ -1,10 +1,10 @@
 #pragma once
 // Decoder-only transformers as .ingot archives: vectors as f32, the embedding in rows of bf16, every other matrix in
-// weight tiles (kernels/quant/weight_tiles.h), so the kernels read the file's bytes directly. Tokenizer files are
-// included.
+// weight tiles (kernels/quant/weight_tiles.h), so that kernels read the file's bytes directly. Tokenizer files are
+// included. The names of the blobs, each present where the model has it:
 //   embed, layers.<l>.{attn_norm, qkv, b_qkv, q_norm, k_norm, sinks, o, b_o, attn_post_norm, mlp_norm, router,
-//   b_router, gate_up, b_gate_up, down, b_down, mlp_post_norm}, norm, head, files/<name>; each where the model has it A
-//   tied head is written like a separate head.
+//   b_router, gate_up, b_gate_up, down, b_down, mlp_post_norm}, norm, head, files/<name>
+// A tied head is written like a separate head.
 #include <functional>
 #include <optional>
 #include <string>

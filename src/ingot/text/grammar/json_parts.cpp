@@ -39,7 +39,7 @@ Rule character_rule(Grammar& g) {
        lead(0xF1, 0xF3, 0x80, 0xBF, 2), lead(0xF4, 0xF4, 0x80, 0x8F, 2)}));
 }
 
-// The escape of one character behind its backslash: short, or \u00XX.
+// The escape of one character after its backslash: a short escape, or \u00XX.
 struct Escape {
   char name;
   uint32_t code;
@@ -74,7 +74,7 @@ JsonParts::JsonParts(Grammar& g) : character(character_rule(g)), g_(g) {
   any_object = g.rule(object(text, anys_[size_t(kJsonNesting - 1)], kEnd));
 }
 
-// Up to n further digits.
+// Accepts up to n further digits.
 Node JsonParts::up_to(int n, Node next) const {
   const Set digit = Grammar::range('0', '9');
   Node after = next;
@@ -130,7 +130,7 @@ Node JsonParts::states_of(const Dfa& dfa, Node end, bool in_string) {
   return nodes[0];
 }
 
-// The characters of `set` as they stand in a JSON string.
+// Accepts the characters of `set` in their form in a JSON string.
 void JsonParts::add_characters(Node to, const CodeSet& set, Node next) {
   Set bytes, names;
   for (uint32_t c = 0x20; c < 0x80; ++c)
@@ -153,8 +153,8 @@ void JsonParts::add_characters(Node to, const CodeSet& set, Node next) {
   if (!set.ranges().empty() && set.ranges().back().second >= 0x80) g_.add(to, g_.call(beyond_ascii(set), next));
 }
 
-// The characters in UTF-8. A range is cut where the number of bytes changes, and then so that each part is a product of
-// ranges of bytes.
+// The characters in UTF-8. A range is divided where the number of bytes changes, and then so that each part is a
+// product of ranges of bytes.
 Rule JsonParts::beyond_ascii(const CodeSet& set) {
   std::vector<CodeSet::Range> ranges;
   for (const auto& [low, high] : set.ranges())
@@ -162,7 +162,7 @@ Rule JsonParts::beyond_ascii(const CodeSet& set) {
   const auto [known, added] = beyond_ascii_.try_emplace(ranges, -1);
   if (!added) return known->second;
   std::vector<Node> options;
-  // Nodes for the last n bytes of the characters low to high; every byte but the first carries 6 bits.
+  // Nodes for the last n bytes of the characters low to high; every byte but the first has 6 bits of the character.
   const auto bytes = [&](const auto& self, int n, uint32_t low, uint32_t high, uint32_t lead) -> std::vector<Node> {
     if (n == 1) return {g_.one_of(Grammar::range(int(lead | low), int(lead | high)), kEnd)};
     const uint32_t step = 1u << (6 * (n - 1)), mask = step - 1;

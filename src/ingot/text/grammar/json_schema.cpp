@@ -36,7 +36,7 @@ const OrderedJson* find(const OrderedJson& s, const char* key) {
   return at == s.end() ? nullptr : &*at;
 }
 
-// The place that a $ref names: "#", or "#/" and the keys on the way, with ~0 and ~1 for ~ and /.
+// The part of the schema that a $ref names: "#", or "#/" and the keys of the path, with ~0 and ~1 for ~ and /.
 const OrderedJson& place_of(const OrderedJson& root, const OrderedJson& ref, const std::string& path) {
   const std::string text = ref.is_string() ? ref.get<std::string>() : "";
   if (text != "#" && !text.starts_with("#/"))
@@ -91,7 +91,7 @@ const std::vector<std::pair<std::string, std::vector<const char*>>> kKeywords = 
     {"object", {"properties", "required", "additionalProperties"}},
     {"string", {"minLength", "maxLength", "pattern"}}};
 
-// The types that have the keywords of a schema without `type`.
+// The types whose keywords a schema without `type` has.
 std::vector<std::string> implied_types(const OrderedJson& s) {
   std::vector<std::string> types;
   for (const auto& [type, words] : kKeywords)
@@ -103,7 +103,7 @@ std::vector<std::string> implied_types(const OrderedJson& s) {
   return types;
 }
 
-// Whether two schemas may be alternatives of oneOf: no value in the grammar of either is valid under the other.
+// Whether two schemas may be alternatives of oneOf: no value of one alternative's grammar is valid under the other.
 class ToldApart {
  public:
   explicit ToldApart(const OrderedJson& root) : root_(root) {}
@@ -183,7 +183,7 @@ class ToldApart {
 
 class Compiler {
  public:
-  // `exact`: a keyword that the grammar cannot express is an error. Otherwise the keyword is left out.
+  // `exact`: a keyword that the grammar cannot express is an error. Otherwise the keyword is ignored.
   Compiler(Grammar& g, const OrderedJson& root, const std::string& where, bool exact)
       : g_(g), parts_(g), root_(root), where_(where), exact_(exact) {}
 
@@ -203,7 +203,7 @@ class Compiler {
   static constexpr size_t kMostNodes = 200000;
   static constexpr int64_t kMostItems = 256, kMostLength = 1024, kMostValues = 1000;
 
-  // Each place of the schema becomes one rule, however many references lead to the place.
+  // Each part of the schema becomes one rule, however many references lead to it.
   Rule rule_of(const OrderedJson& schema, const std::string& path) {
     const auto [at, added] = rules_.try_emplace(&schema, Made{});
     if (!added) return at->second.rule;
@@ -216,7 +216,7 @@ class Compiler {
   void check_size() const {
     if (g_.size() > kMostNodes) refuse(where_, "found too large a schema");
   }
-  // Runs the action for one keyword. In exact mode an Error passes on; otherwise the keyword is left out.
+  // Runs the action for one keyword. In exact mode an Error passes on; otherwise the keyword is ignored.
   template <class Action> bool held(const Action& action) {
     if (exact_) return action(), true;
     try {
@@ -245,8 +245,8 @@ class Compiler {
       refuse(path, "found " + describe_json(Json(s)) + ", expected a schema");
     }
     Node node = kEnd;
-    // Alternatives beside properties or values mostly say which properties belong together, which the grammar leaves
-    // out.
+    // Alternatives beside properties or values mostly state which properties belong together, which the grammar
+    // ignores.
     const bool says_more = !exact_ && (s.contains("properties") || s.contains("const") || s.contains("enum"));
     if (const OrderedJson* ref = find(s, "$ref"))
       if (held([&] { only(s, path, {"$ref"}), node = g_.call(target(*ref, path), kEnd); })) return node;
@@ -291,8 +291,8 @@ class Compiler {
     if (!list.is_array() || list.size() != 1) refuse(path + ".allOf", "found more than one schema, expected one");
     return g_.call(rule_of(list[0], path + ".allOf[0]"), kEnd);
   }
-  // One schema out of the parts of allOf and the keywords beside allOf: all properties, all required names, and of
-  // every other keyword the first occurrence.
+  // Makes one schema from the parts of allOf and the keywords beside allOf: all properties, all required names, and the
+  // first occurrence of every other keyword.
   OrderedJson merged(const OrderedJson& s, int depth) {
     constexpr int kDeepest = 16;
     if (depth > kDeepest || !s.is_object()) refuse(where_, "found an allOf that cannot be merged");
@@ -334,7 +334,7 @@ class Compiler {
   Node typed(const OrderedJson& s, const std::string& path) {
     std::vector<std::string> types = types_of(s, path);
     std::vector<const char*> allowed = {"type", "format"};
-    if (types.empty()) {  // the keywords tell the type
+    if (types.empty()) {  // the keywords imply the type
       types = implied_types(s);
       if (types.size() > 1) {
         if (exact_) refuse(path + ".type", "it is missing");
@@ -364,7 +364,7 @@ class Compiler {
   }
 
   // The listed properties in their order, then the properties that a schema in additionalProperties allows. There are
-  // two chains of nodes: `first` while the object is still empty, and `later`, which begins with a comma.
+  // two chains of nodes: `first` for a still empty object, and `later`, which begins with a comma.
   Node object(const OrderedJson& s, const std::string& path) {
     static const OrderedJson none = OrderedJson::object(), anything = true;
     const OrderedJson* listed = find(s, "properties");
@@ -399,14 +399,15 @@ class Compiler {
           g_.text(write_json(OrderedJson(names[i])) + ":", g_.call(parts_.space, g_.call(value, later)));
       const Node said = g_.call(parts_.space, key_text), next = parts_.mark(',', said);
       const bool needed = required.count(names[i]) != 0;
-      // Whatever follows this property has a property before it, and so begins with a comma.
+      // Any property that follows this one has a property before it, and so begins with a comma.
       const Node skipped_first = first, skipped_later = later;
       first = needed ? said : g_.either({said, skipped_first});
       later = needed ? next : g_.either({next, skipped_later});
     }
     return parts_.mark('{', first);
   }
-  // Any number of properties with names that are not listed: the nodes for an empty object and for a non-empty one.
+  // Any number of properties with names that are not listed; returns the nodes for an empty object and for a non-empty
+  // object.
   std::pair<Node, Node> further(const OrderedJson& schema, const std::vector<std::string>& names, Node close,
                                 const std::string& path) {
     std::vector<std::u32string> known;
@@ -463,7 +464,7 @@ class Compiler {
       rest = g_.either({close});
       g_.add(rest, parts_.mark(',', one(rest)));
     }
-    const int64_t chain = high < 0 ? std::max<int64_t>(low, 1) : high;  // items that have nodes of their own
+    const int64_t chain = high < 0 ? std::max<int64_t>(low, 1) : high;  // items with nodes of their own
     for (int64_t i = chain; i > 1; --i) {
       const Node next = parts_.mark(',', one(rest));
       rest = i <= low ? next : g_.either({close, next});
@@ -488,7 +489,7 @@ class Compiler {
       if (!pattern->is_string() && exact_) refuse(path + ".pattern", "expected a string");
       if (pattern->is_string()) narrow("pattern", [&] { return dfa_of_pattern(pattern->get<std::string>(), budget_); });
     }
-    // Only exact mode holds formats: some authors of schemas mean something else by the name of a format.
+    // Formats are enforced in exact mode only, because some authors of schemas mean something else by a format's name.
     if (const OrderedJson* format = find(s, "format"); format != nullptr && format->is_string() && exact_)
       if (const Dfa* dfa = dfa_of_format(format->get<std::string>())) narrow("format", [&] { return *dfa; });
     if (!strings) return any_text(low, high);
@@ -527,7 +528,7 @@ class Compiler {
         use(parse_decimal(write_json(*value)));
       });
     };
-    // Of two bounds on one side the narrower counts; of equal bounds the exclusive one.
+    // Of two bounds on one side the narrower counts; of two equal bounds the exclusive one counts.
     const auto bound = [&](std::optional<DecimalBound>& to, const char* closed, const char* open, bool low) {
       read(closed, [&](const Decimal& d) { to = {.value = d}; });
       read(open, [&](const Decimal& d) {

@@ -1,11 +1,11 @@
 #pragma once
 // The backward pass of a whole MLP where there are few rows and only latency counts. Two kernels:
 //
-//   chain dz_{l-1} = (dz_l W_l) . f'(z_{l-1}) from the top layer down, and dx: a block takes kRows rows through all
-//   layers. sums dW_l = dz_l^T h_{l-1} over all rows: each cluster of eight blocks computes 32 or 64 rows of a dW. Its
+//   chain   dz_{l-1} = (dz_l W_l) . f'(z_{l-1}) from the top layer down, and dx: a block takes kRows rows through all
+//           layers.
+//   sums    dW_l = dz_l^T h_{l-1} over all rows: each cluster of eight blocks computes 32 or 64 rows of a dW. Its
 //           blocks share the rows of the batch and then exchange their sums in shared memory: no partial sum goes to
-//           global memory, and the order is fixed. While the chain runs, these blocks fetch h; only dz is late.
-//
+//           global memory, and the order is fixed. While the chain runs, these blocks load h; only dz arrives late.
 // Both kernels multiply transposed, features by rows, so that few rows fill the tensor cores: the chain's product is
 // (features x features) (features x kRows). A dz lies in shared memory row by row, in panels of 64 columns.
 #include <cuda.h>

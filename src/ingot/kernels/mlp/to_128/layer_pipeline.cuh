@@ -11,9 +11,9 @@
 //     stays in their registers all the time, and dz is read in place. The product of a unit runs while the slopes of
 //     the unit before are computed.
 //   - One warpgroup holds dW in its registers.
-//   - In the fourth warpgroup, single threads load h, load dy or report free room to the block above, and send the
-//   results of each of the chain's warpgroups to the block below, or to dx.
-// Then the clusters' parts of dW are added, in fixed order: by a second kernel.
+//   - In the fourth warpgroup, single threads load h, load dy or report free space to the block above, and send the
+//     results of each of the chain's warpgroups to the block below, or to dx.
+// Then a second kernel adds the clusters' parts of dW, in a fixed order.
 #include "ingot/kernels/mlp/to_128/layer_pipeline_chain.cuh"
 #include "ingot/kernels/mlp/to_128/layer_pipeline_filling.cuh"
 #include "ingot/kernels/mlp/to_128/layer_pipeline_gradient.cuh"

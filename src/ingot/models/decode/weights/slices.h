@@ -1,8 +1,8 @@
 #pragma once
 // The part of a model on each of several GPUs: ranges of whole weight tiles (kernels/quant/weight_tiles.h) of the same
 // archive.
-//     tensor every rank has key heads with their queries, channels of every expert, and ids of the head
-//     attention_experts the first rank has all heads and ids, the remaining ranks share the experts' channels
+//     tensor             every rank has key heads with their queries, channels of every expert, and ids of the head
+//     attention_experts  the first rank has all heads and ids, the remaining ranks share the experts' channels
 // Every rank has embedding, norms and router. In a product with shared columns each rank computes a part of the sums,
 // and the first rank adds the bias.
 #include <vector>

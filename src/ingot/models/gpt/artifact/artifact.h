@@ -1,16 +1,19 @@
 #pragma once
-// A trained model in few bytes: a single file.
+// A trained model as a single small file.
 //
-//   "INGOTGPT" u32 version u32 bytes of the description u32 CRC-32C of it description JSON: the run's model and the
-//   options for scoring, layer program, step, tokenizer's hash u8 coder ArtifactCoder; version 1 has none, and means
-//   range
-//   table        of every parameter, in ParameterLayout's order: u8 bits, u32 bytes, u32 CRC-32C of these
-//   u32 bytes    and u32 CRC-32C of all tensors together as they are coded; not with range
-//   u32 CRC-32C  of all before it
-//   tensors      one after the other, and nothing after the last. Bits 4 to 8: an fp16 scale per row, then the integers
-//                by io/integer_coder; 16: fp16 numbers. With range fp16 numbers are their lower bytes, then their upper
-//                ones by io/integer_coder; in versions 1 and 2 as they are. With brotli and lzma: integers as bytes,
-//                and all tensors in one stream of io/byte_coder; the table counts bytes before it
+//   "INGOTGPT"
+//   u32 version
+//   u32 bytes    of the description
+//   u32 CRC-32C  of the description
+//   description  JSON: the run's model and the options for scoring, layer program, step, tokenizer's hash
+//   u8 coder     an ArtifactCoder; missing in version 1, where it is `range`
+//   table        for every parameter, in ParameterLayout's order: u8 bits, u32 bytes, u32 CRC-32C of these bytes
+//   u32 bytes    and u32 CRC-32C of the coded tensors together; missing with `range`
+//   u32 CRC-32C  of everything before it
+//   tensors      one after the other, and nothing after the last. Bits 4 to 8: an fp16 scale per row, then the
+//                integers by io/integer_coder. Bits 16: fp16 numbers; with `range` their lower bytes, then their upper
+//                bytes by io/integer_coder, in versions 1 and 2 as they are. With brotli and lzma: integers as bytes,
+//                and all tensors in one stream of io/byte_coder; the table counts the bytes before compression.
 //
 // All integers little-endian. A weight is its row's scale times its integer. The tokenizer lies beside the file, under
 // its name with ".tokenizer" after it.
