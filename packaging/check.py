@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Installs release files in a clean environment and uses them: packaging/check.py dist/*.whl dist/*.tar.gz
+
+A wheel goes into a new virtual environment that has only PyTorch of the Python that runs this script, whose version must be the wheel's. The
+programs run with an empty environment: no nvcc, no compiler, no source tree. Prints a line for each file, with its size.
+"""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+
+TREE = pathlib.Path(__file__).resolve().parent.parent
+VERSION = re.search(r"project\(ingot VERSION ([0-9.]+)", (TREE / "CMakeLists.txt").read_text()).group(1)
+
+USE = r"""
+import pathlib, shutil, sys
+import torch, ingot
+from ingot import functional as F
+assert shutil.which("nvcc") is None and shutil.which("c++") is None
+assert pathlib.Path(ingot.__file__).is_relative_to(sys.prefix), ingot.__file__
+assert ingot.__version__ == sys.argv[1], ingot.__version__
+torch.manual_seed(0)
+norm, plain = ingot.nn.RMSNorm(64), torch.nn.RMSNorm(64, eps=1e-6)
+x = torch.randn(8, 64, requires_grad=True)
+assert torch.allclose(F.rms_norm(x, norm.weight, eps=1e-6), plain(x), atol=1e-5)
+layers = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.SiLU(), torch.nn.Linear(128, 8))
+mlp = ingot.nn.FusedMLP.from_sequential(layers)
+mlp(x).square().sum().backward()
+found, x.grad = x.grad, None
+layers(x).square().sum().backward()
+assert torch.allclose(found, x.grad, atol=1e-4)
+q, k, v = (torch.randn(1, 16, 4, 32) for _ in range(3))
+expected = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True).transpose(1, 2)
+assert torch.allclose(F.flash_attn_func(q, k, v, causal=True), expected, atol=1e-5)
+step = ingot.optim.Muon([torch.nn.Parameter(torch.randn(16, 16))])
+if torch.cuda.is_available() and ingot.built_with_cuda:
+    mlp = mlp.cuda().half()
+    mlp(torch.randn(64, 64, device="cuda", dtype=torch.float16)).sum().backward()
+    print("also on", torch.cuda.get_device_name())
+"""
+
+
+def clean(directory: str) -> dict[str, str]:
+    """An environment whose PATH has no program, whatever the caller's is."""
+    return {"PATH": directory, "HOME": directory, "TMPDIR": directory, "OMP_NUM_THREADS": "2",
+            **{name: value for name, value in os.environ.items() if name.startswith(("OPENBLAS_", "CUDA_VISIBLE"))}}
+
+
+def check_wheel(wheel: pathlib.Path) -> None:
+    import torch
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = archive.read(next(n for n in names if n.endswith(".dist-info/METADATA"))).decode()
+    assert f"\nVersion: {VERSION}\n" in metadata and "\nLicense-Expression: Apache-2.0\n" in metadata, metadata[:1000]
+    # The description of a package must not have paths of the machine that made the package.
+    assert not re.search(r"/(home|root|work|tmp)/", metadata), metadata
+    for part in ("LICENSE", "LICENSES.md"):
+        assert any(n.endswith(f"/{part}") for n in names), f"{wheel.name}: no {part}"
+    with tempfile.TemporaryDirectory() as scratch:
+        venv.create(scratch, with_pip=False, symlinks=True)
+        python = pathlib.Path(scratch, "bin/python")
+        site = next(pathlib.Path(scratch, "lib").glob("python3.*/site-packages"))
+        subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps",
+                        wheel.resolve()], check=True)
+        # PyTorch and its dependencies are those of this Python; they come after the environment's own packages.
+        (site / "torch.pth").write_text(str(pathlib.Path(torch.__file__).parent.parent) + "\n")
+        for command in (["-c", USE, VERSION], ["-m", "ingot"]):
+            done = subprocess.run([python, *command], env=clean(scratch), cwd="/", capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+        print(done.stdout.splitlines()[0])
+
+
+def check_tarball(tarball: pathlib.Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        with tarfile.open(tarball) as archive:
+            archive.extractall(scratch, filter="data")
+        (root,) = pathlib.Path(scratch).iterdir()
+        for file in ("INSTALL", "LICENSE", "README.md", "CHANGELOG.md", "packaging/LICENSES.md", "docs/cli.md"):
+            assert (root / file).stat().st_size > 0, file
+        text = pathlib.Path(scratch, "text.txt")
+        text.write_text("".join(f"{i} times {i} is {i * i}.\n" for i in range(2000)))
+
+        def ingot(*words: str) -> str:
+            done = subprocess.run([root / "bin/ingot", *words], env=clean(scratch), cwd=scratch, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+        version = ingot("--version")
+        assert VERSION in version, version
+        ingot("train", "--preset", "nano", "--data", str(text), "--out", "run", "--steps", "2", "--device", "cpu")
+        assert ingot("generate", "run", "--prompt", "7 times", "--tokens", "4", "--device", "cpu")
+
+
+def main() -> None:
+    files = [pathlib.Path(name) for name in sys.argv[1:]]
+    if not files:
+        sys.exit("check: found no file, expected wheels or tarballs of packaging/release.py")
+    for file in files:
+        (check_wheel if file.suffix == ".whl" else check_tarball)(file)
+        print(f"{file.name}: installed and used in a clean environment, {file.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
