@@ -37,7 +37,7 @@ struct GptqMatrix {
 // A column whose input was always 0 in calibration (H's diagonal is 0) is rounded alone. Errors: numeric for infinities
 // and NaN in weights or Hessian, for scales beyond fp16, and for a Hessian still singular after the damping.
 QuantizedMatrix quantize_gptq(const GptqMatrix& m, const GptqOptions& o);
-// The same scales, each weight rounded by itself.
+// Uses the same scales, and rounds each weight by itself.
 QuantizedMatrix quantize_to_nearest(const GptqMatrix& m, const GptqOptions& o);
 
 std::vector<float> dequantize(const QuantizedMatrix& q);

@@ -15,8 +15,8 @@
 namespace ingot {
 namespace {
 
-// Inputs as activations are: neighbouring columns go together, and scales differ a hundredfold. Weights of a trained
-// model's size.
+// Inputs that resemble activations: neighbouring columns are correlated, and scales differ a hundredfold. Weights have
+// the size of a trained model's weights.
 struct Case {
   int64_t rows, cols;
   std::vector<float> weights;
@@ -43,7 +43,7 @@ Case correlated(int64_t rows, int64_t cols, uint64_t seed) {
 
 using Matrix = std::vector<std::vector<double>>;
 
-Matrix inverse(Matrix a) {  // Gauss and Jordan
+Matrix inverse(Matrix a) {  // by Gauss-Jordan elimination
   const size_t n = a.size();
   Matrix inv(n, std::vector<double>(n));
   for (size_t i = 0; i < n; ++i) inv[i][i] = 1;

@@ -13,7 +13,7 @@
 
 namespace ingot {
 
-// Products on the model's device, summed there over a few batches and in fp64 on the host over all.
+// Sums the products on the model's device over a few batches, and in fp64 on the host over all batches.
 class Hessians : public MatrixInputs {
  public:
   Hessians(const GptConfig& config, const GptTypes& types, Device device, Stream stream);
@@ -34,7 +34,7 @@ class Hessians : public MatrixInputs {
   };
   Stream stream_;
   bool on_gpu_;
-  int64_t batches_ = 0;  // in the device's sums
+  int64_t batches_ = 0;  // batches in the device's sums
   Arena memory_;
   std::map<std::pair<MatrixInput, int>, Sum> sums_;
   std::map<std::string, std::pair<MatrixInput, int>> of_parameter_;

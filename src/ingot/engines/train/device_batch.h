@@ -12,10 +12,11 @@ namespace ingot {
 class DeviceBatch {
  public:
   DeviceBatch(Device device, Stream stream, int64_t most_tokens);
-  // On the CPU: views of the batch itself. On a GPU: copies, at the same addresses in every call. The stream makes the
-  // copies, and the copies are valid until the next call's copies; the batch itself holds the same numbers in host
-  // memory. The call waits for the GPU only if the GPU is Staged::kTurns calls behind. On a GPU empty segments are
-  // added, without an effect on results, so that few different numbers of segments occur (segment_bucket).
+  // Puts a batch on the device. On the CPU the result consists of views of the batch. On a GPU it consists of copies,
+  // at the same addresses in every call, made in stream order and valid until the next call's copies; the batch itself
+  // holds the same numbers in host memory. The call waits for the GPU only if the GPU is Staged::kTurns calls behind.
+  // On a GPU empty segments are added, without an effect on results, so that few different numbers of segments occur
+  // (segment_bucket).
   TokenBatch put(Batch& b);
 
  private:

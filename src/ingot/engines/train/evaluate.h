@@ -31,7 +31,7 @@ struct ScoreOptions {
   Products products = Products::fp32;
   Stream stream;  // of the weights' device
   Communicator* ranks =
-      nullptr;  // each rank scores a share, and all get the same result; not together with `documents`
+      nullptr;  // each rank scores a part, and all ranks get the same result; not together with `documents`
 };
 
 // A sum of losses other than a finite number is an Error of code numeric. `documents`, when given, receives one entry

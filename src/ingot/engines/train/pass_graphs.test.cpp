@@ -1,4 +1,4 @@
-// When a pass is recorded and when a pass runs directly; trainer.cuda.test.cpp compares replays with passes.
+// Tests when a pass is recorded and when it runs directly; trainer.cuda.test.cpp compares replays with direct passes.
 #include "ingot/engines/train/pass_graphs.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ TEST(PassGraphs, WhereNothingCanBeRecordedEveryPassRunsOnce) {
   EXPECT_EQ(said.find("without CUDA graphs", at + 1), std::string::npos) << said;
 }
 
-// An error of the pass itself is the caller's, whatever was tried before.
+// An error of the pass itself reaches the caller, whether or not the pass is being recorded.
 TEST(PassGraphs, APassThatFailsSaysSo) {
   PassGraphs graphs({}, true);
   const auto bad = [] { fail(ErrorCode::bad_data, "a bad pass"); };

@@ -1,4 +1,4 @@
-// Data parallel training on two GPUs and on four of a process, against a single GPU with the same passes.
+// Compares data parallel training on two and four GPUs of one process with a single GPU that makes the same passes.
 #include <gtest/gtest.h>
 
 #include "ingot/core/comm/ranks.test.h"
@@ -34,12 +34,12 @@ Course train(RunConfig c, const TemporaryDirectory& dir, int device, Communicato
   return course;
 }
 
-// A pass for each of `world` GPUs.
+// One pass for each of `world` GPUs.
 RunConfig run_of(bool golf, int world) {
   RunConfig c = small_run(golf);
   c.train.steps = 40;
   c.train.accumulation = world;
-  c.train.optimizer.clip = 0;   // its norm's f64 sum has another order
+  c.train.optimizer.clip = 0;   // the f64 sum of its norm is added in another order
   c.train.cuda_graphs = false;  // threads of a process would record at once
   return c;
 }

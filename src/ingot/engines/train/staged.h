@@ -1,5 +1,5 @@
 #pragma once
-// Pinned host memory in turns: the host writes a turn while the GPU's stream still reads the previous turns.
+// Pinned host memory used in turns: the host writes one turn while the GPU's stream still reads the previous turns.
 #include <array>
 #include <memory>
 
@@ -16,7 +16,7 @@ class Staged {
   Staged() = default;
   explicit Staged(int64_t bytes)
       : step_(Arena::aligned(bytes)), memory_(int64_t(kTurns) * step_, gpu::pinned_memory()) {}
-  // Memory for a turn. Waits if the GPU has not yet read this memory's last turn, kTurns turns ago.
+  // Begins a turn. Waits if the GPU has not yet read this turn's memory as it was written kTurns turns ago.
   void begin() {
     turn_ = (turn_ + 1) % kTurns, used_ = 0;
     if (read_[turn_])
@@ -29,7 +29,7 @@ class Staged {
     used_ += Arena::aligned(dtype, shape);
     return t;
   }
-  // All copies from this turn's memory are in the stream.
+  // Call when all copies from this turn's memory are queued on the stream.
   void end(Stream stream) { read_[turn_]->record(stream); }
 
  private:

@@ -15,8 +15,8 @@ class StepPasses {
  public:
   explicit StepPasses(TrainState& state);
 
-  // To be called before the first step: decides whether the rows of the forward pass are kept (if memory suffices), and
-  // refuses a batch too large for a later part of the run.
+  // Call before the first step: decides whether the rows of the forward pass are kept (if memory suffices), and refuses
+  // a batch that is too large for a later part of the run.
   void plan();
   // Writes this rank's gradients to step_grads() and the sums of losses to `pass_losses`. `targets` is the number of
   // scored targets of the step, in all passes of all ranks; the gradients belong to the mean loss over these targets.

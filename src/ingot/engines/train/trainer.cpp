@@ -30,7 +30,8 @@ double seconds_since(Clock::time_point t) { return std::chrono::duration<double>
 
 constexpr int64_t kCompareEvery = 100;  // steps between comparisons of the ranks' weights
 
-// Operations of bf16 products per second in the data sheet, without sparsity. 0: not known, as for every CPU.
+// Operations of bf16 products per second according to the data sheet, without sparsity. 0 where the rate is not known,
+// as for every CPU.
 double promised_flops(Device device) {
   if (device.kind == Device::cpu) return 0;
   return gpu::promised_bf16_flops(gpu::device_info(device.index).name);
@@ -91,7 +92,8 @@ struct Trainer::Impl {
   }
 
   // --- where a run begins ---
-  // Refuses before the first step, not at the first score: too few tokens, and ids outside the vocabulary.
+  // Checks before the first step, so that no error appears only at the first score: too few tokens, and ids outside the
+  // vocabulary.
   void check_held_out() const {
     const EvaluationBatches batches(data.held_out, {.tokens = config.train.batch_tokens});
     std::vector<int32_t> ids;

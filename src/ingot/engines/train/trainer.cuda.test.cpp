@@ -1,4 +1,4 @@
-// Training on a GPU learns as on the CPU, repeats bit for bit, and resumes at the same place.
+// Training on a GPU learns as well as on the CPU, repeats bit for bit, and resumes at the same place.
 #include <gtest/gtest.h>
 
 #include "ingot/engines/train/run/small_run.test.h"

@@ -167,7 +167,7 @@ TEST(trainer, a_run_goes_on_from_an_earlier_checkpoint_to_the_same_end) {
     EXPECT_EQ(back.step(), 6);
     EXPECT_EQ(back.run().parameter_hash, hash);
   }
-  // The newest is damaged: refused, and passed over when asked.
+  // The newest checkpoint is damaged: it is refused, and skipped when the newest complete one is requested.
   const std::string newest = run + "/step-00000012/model.safetensors";
   write_file(newest, "damaged");
   const std::string error = expect_error(ErrorCode::bad_data, [&] { Trainer(c, data_for(c, dir), run); });
@@ -187,7 +187,7 @@ TEST(trainer, a_finished_run_goes_on_with_more_steps_and_not_with_fewer) {
   {
     Trainer more(c, data_for(c, dir), run);
     EXPECT_EQ(more.step(), 12);
-    EXPECT_TRUE(more.looping());  // though 12 of 40 is less than loop_from
+    EXPECT_TRUE(more.looping());  // although 12 of 40 steps are less than loop_from
     EXPECT_EQ(more.run().status.step, 40);
   }
   EXPECT_EQ(run_config_from_json(load_trained(run).run_config, run).train.steps, 40);
@@ -407,7 +407,8 @@ TEST(trainer, a_run_by_time_stops_within_its_budget) {
   EXPECT_EQ(int(r.end), int(TrainEnd::finished));
   EXPECT_GE(r.status.seconds, 0.5);
   EXPECT_GT(r.status.step, 1);
-  for (size_t i = 0; i + 1 < seconds.size(); ++i) EXPECT_LT(seconds[i], 0.5);  // no step begins behind the budget
+  // no step begins after the budget has ended
+  for (size_t i = 0; i + 1 < seconds.size(); ++i) EXPECT_LT(seconds[i], 0.5);
 }
 
 TEST(run_config, survives_json_and_merges_key_by_key) {

@@ -36,7 +36,7 @@ struct AdaptationCase {
     o.chunk = 4, o.window = 12, o.documents = 2;
     return o;
   }
-  // A byte each, but for bos.
+  // A tokenizer with one token per byte, and bos.
   struct ByteTokens : Tokenizer {
     explicit ByteTokens(int64_t vocab) : vocab(int(vocab)) {}
     int vocab_size() const override { return vocab; }
@@ -58,7 +58,7 @@ struct AdaptationCase {
   Tensor flat;
 };
 
-// Chunk losses by document, in its order.
+// The losses of the chunks of each document, in order.
 using ChunkLosses = std::map<int64_t, std::vector<double>>;
 inline ChunkLosses chunk_losses(const AdaptationCase& k, const GptWeights& weights, AdaptationOptions o) {
   ChunkLosses found;

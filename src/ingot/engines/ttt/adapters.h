@@ -28,12 +28,12 @@ class DocumentAdapters {
   GptAdapters values(int64_t first, int64_t count) const;
   GptAdapters gradients(
       int64_t count) const;  // gradients the gradients of the first documents, written by a backward pass
-  // A step of the first documents, all with the same number of earlier steps.
+  // One optimizer step of the first documents, all of which have had the same number of steps.
   void step(int64_t count);
   int64_t updates() const { return updates_; }  // since reset()
 
-  int64_t numbers() const { return layout_.numbers(); }  // of a document
-  // A document's adapters, in host memory with the lifetime of the result.
+  int64_t numbers() const { return layout_.numbers(); }  // numbers of one document
+  // A document's adapters in host memory; the tensors live as long as the result.
   struct Saved {
     std::vector<float> memory;
     std::vector<NamedTensor> tensors;

@@ -55,8 +55,8 @@ struct Windows {
     batch.cu_seqlens.assign(1, 0);
     sequences.clear();
   }
-  // Fills a document's last chunk up with padding tokens, never read or scored. Documents ending in the same step then
-  // have windows of equal length, and a single product.
+  // Fills a document's last chunk up with padding tokens, which are never read or scored. Documents that end in the
+  // same step then have windows of equal length, and share a product.
   void fill_up(int64_t tokens) {
     for (int64_t t = 0; t < tokens; ++t) {
       batch.positions.push_back(batch.positions.back() + 1);
@@ -93,7 +93,7 @@ struct Windows {
   std::vector<int32_t> row_;
 };
 
-// The memory of a model and its adapters, and the memory left free.
+// The memory of a model and its adapters, with the memory that must stay free.
 int64_t bytes_of(const GptConfig& config, const AdaptationOptions& o, const GptTypes& types, const GptOptions& options,
                  int64_t documents) {
   constexpr int64_t kFree = int64_t(2) << 30;
@@ -277,7 +277,7 @@ class Adaptation {
   std::array<Read, kTurns> reads_;
   size_t turn_ = 0;
   Windows windows_, prefixes_;
-  // Only for inexact adaptation.
+  // Used by inexact adaptation only.
   std::unique_ptr<GptCache> cache_;
   std::unique_ptr<Gpt> prefix_;
   std::unique_ptr<DeviceBatch> prefix_on_device_;
@@ -369,7 +369,7 @@ class Found {
     for (const Work& w : documents_of(source)) all_ += w.targets;
   }
 
-  // Counts the targets before a batch as done, although further ranks may still adapt some of these.
+  // Counts the targets before a batch as done, although other ranks may still adapt to some of them.
   void go_on_behind(std::span<const Work> before) {
     done_ = 0;
     for (const Work& w : before) done_ += w.targets;
@@ -382,7 +382,7 @@ class Found {
       if (run.learnt) tell_updates(run);
     if (!runs.empty() && options_.progress) options_.progress(done_, all_);
   }
-  // The result of all ranks, to be called after the last report.
+  // The result over all ranks. Call after the last report.
   AdaptedScore total() {
     total_.window_tokens = adaptation_.window_tokens();
     if (options_.ranks != nullptr && options_.ranks->world() > 1) add_ranks(scores_, total_, *options_.ranks);
@@ -424,7 +424,7 @@ class Found {
                            .loss_sum = sum});
     }
   }
-  // AdaptedScore::whole_seconds.
+  // Computes AdaptedScore::whole_seconds.
   void time(const std::vector<Run>& runs) {
     const bool is_whole = options_.inexact == Inexact::none && runs.size() == 1 && runs[0].learnt &&
                           (runs[0].chunk + 1) * options_.chunk >= options_.window;

@@ -1,4 +1,4 @@
-// Adaptation on a GPU beside the CPU in fp64 with the same rounded matrices.
+// Compares adaptation on a GPU with the CPU in fp64, with the same rounded matrices.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -92,13 +92,13 @@ TEST_F(TttCuda, ScoresAreThoseOfTheCpuInFp64) {
     still.adapters.lr = 1e-30, still.adapters.weight_decay = 0;
     const ChunkLosses want = k.on_cpu(o), got = k.on_gpu(o), unadapted = k.on_cpu(still);
     const double rounding = of_rounding(k, looping), learnt = apart(want, unadapted);
-    // The first chunks know no adapters.
+    // The first chunks are scored before any adapter has learnt.
     for (const auto& [document, chunks] : want) {
       ASSERT_EQ(got.at(document).size(), chunks.size());
       EXPECT_NEAR(got.at(document)[0], chunks[0], rounding) << "document " << document;
     }
-    // Later chunks do, and AdamW without a first moment follows the gradients' signs: rounding decides the signs of
-    // nearly zero gradients. The effect of adaptation must agree up to a fraction of the effect.
+    // In later chunks AdamW without a first moment follows the signs of the gradients, and rounding decides the signs
+    // of nearly zero gradients. The effect of adaptation must agree up to a fraction of the effect.
     EXPECT_LT(sum(want), 0.9 * sum(unadapted)) << "the test's documents are not learnt";
     EXPECT_LT(apart(got, want), rounding + 0.15 * learnt);
     EXPECT_NEAR(sum(got), sum(want), 0.05 * (sum(unadapted) - sum(want)));
@@ -125,7 +125,7 @@ TEST_F(TttCuda, NoScoreSeesATokenAfterIt) {
   }
 }
 
-// The library chooses products by their number, so sums may run in another order: only the last bits differ.
+// The library chooses products by the number of rows, so sums may run in another order: only the last bits differ.
 TEST_F(TttCuda, ScoresDependOnTheGroupingByRoundingAlone) {
   const Text k(testing::small_golf(), kLengths);
   const ChunkLosses together = k.on_gpu(k.usual());

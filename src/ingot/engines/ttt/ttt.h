@@ -1,9 +1,9 @@
 #pragma once
-// Test-time training (parameter-golf's rule): each document has its own low-rank adapters, which learn from the already
-// scored part of the document. A document is processed in chunks of tokens. A chunk is scored with adapters trained
-// only on earlier chunks; the adapters then make one step of AdamW on the mean of the chunk's losses. Each time, the
-// whole window that ends with the chunk runs through the current model. The base weights never change, no step follows
-// a document's last chunk, and a document's score depends neither on further documents nor on the batches.
+// Test-time training (by the rule of parameter-golf): each document has its own low-rank adapters, which learn from the
+// already scored part of the document. A document is processed in chunks of tokens. A chunk is scored with adapters
+// trained only on earlier chunks; the adapters then make one step of AdamW on the mean of the chunk's losses. For each
+// chunk, the whole window that ends with the chunk runs through the current model. The base weights never change, no
+// step follows a document's last chunk, and a document's score depends neither on other documents nor on the batches.
 #include <functional>
 #include <memory>
 #include <vector>
@@ -13,7 +13,7 @@
 
 namespace ingot {
 
-// The events in their order: a chunk's score, and the step after the score.
+// The events in their order: the score of a chunk, then the step that follows it.
 struct AdaptationEvent {
   enum Kind : uint8_t { score, update } kind = score;
   int64_t document = 0, chunk = 0;
@@ -51,7 +51,7 @@ constexpr int64_t kShorter = 4;
 void check(const AdaptationOptions& o, const GptConfig& config);
 
 struct AdaptedScore : Score {
-  int64_t window_tokens = 0;  // tokens through the model
+  int64_t window_tokens = 0;  // tokens processed by the model
   int64_t updates = 0;
   // For consecutive steps of the same documents with only whole windows: their tokens, and the time between the losses
   // of the two steps. With several ranks the sums of both.

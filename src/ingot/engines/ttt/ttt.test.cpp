@@ -20,8 +20,8 @@ using Case = testing::AdaptationCase;
 using Found = testing::ChunkLosses;
 Found by_document(const Case& k, const AdaptationOptions& o) { return testing::chunk_losses(k, k.flat, o); }
 
-// The rule as written, for a document: everything recomputed at each step, all tokens of the window scored, and AdamW
-// by its formula.
+// The rule as it is written, for one document: everything is recomputed at each step, all tokens of the window are
+// scored, and AdamW follows its formula.
 std::vector<double> by_definition(const Case& k, int64_t document, const AdaptationOptions& o) {
   const int64_t begin = k.begins[size_t(document)];
   const int64_t targets = std::min(int64_t(k.tokens.size()) - 1, begin + k.lengths[size_t(document)]) - begin;
@@ -65,7 +65,7 @@ TEST(ttt, scores_are_those_of_the_rule) {
     for (const auto& [document, chunks] : found) {
       const std::vector<double> want = by_definition(k, document, k.options());
       ASSERT_EQ(chunks.size(), want.size()) << document;
-      for (size_t c = 0; c < want.size(); ++c)  // sign(g) makes a first step's rounding matter where g is all but 0
+      for (size_t c = 0; c < want.size(); ++c)  // where g is nearly 0, rounding decides sign(g), and so the first step
         EXPECT_NEAR(chunks[c], want[c], 1e-8) << "document " << document << ", chunk " << c;
     }
   }
@@ -241,7 +241,7 @@ TEST(ttt, ranks_share_the_documents_and_score_the_same_bits) {
   std::vector<DocumentScore> alone;
   const AdaptedScore one = score_adapted(k.config, k.flat, tokenizer, k.source(), o, &alone);
   for (const bool claims : {false, true})
-    for (const int world : {2, 3, 9}) {  // of nine some have none
+    for (const int world : {2, 3, 9}) {  // with nine ranks some have no document
       SharedCounter counter;
       std::vector<AdaptedScore> totals(static_cast<size_t>(world));
       std::atomic<int64_t> scored = 0;

@@ -25,7 +25,7 @@ struct Saved {
   Tensor y, lse;   // (T, H D) attention before XSA, (H, T)
   Tensor mlp_out;  // (T, C) the branch before its scale
   Tensor pre;      // (T, hidden) before the activation
-  Tensor hidden, signs;  // or after the activation, and whether the argument was positive
+  Tensor hidden, signs;  // or: after the activation, and whether the argument was positive
 };
 
 struct Scratch {
@@ -34,7 +34,7 @@ struct Scratch {
   Tensor q_grad, k_grad, v_grad, v_grad_self, y_grad;
   Tensor qkv_grad, kv_grad;       // on a GPU the gradients of q, k and v are parts of these, as in Saved
   Tensor all_k_grad, all_v_grad;  // of a segment's keys, including cached keys
-  // Of a block of tokens.
+  // For one block of tokens at a time.
   Tensor normed, normed_mlp, mid;            // norm(...) of the two branches, x + attention branch
   Tensor z, z_grad;                          // attention after XSA
   Tensor attn_out;                           // the branch before its scale

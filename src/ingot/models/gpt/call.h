@@ -15,13 +15,13 @@ struct GptTypes {
   GptTypes() = default;
   GptTypes(DType all) : master(all), compute(all), activations(all) {}
   GptTypes(DType m, DType c, DType a) : master(m), compute(c), activations(a) {}
-  DType master = DType::f32;       // the weights as trained, and gradients
+  DType master = DType::f32;       // the trained weights, and gradients
   DType compute = DType::f32;      // the weights in matrix products
   DType activations = DType::f32;  // activations, and their gradients
   // Losses and statistics of rows.
   DType sums() const { return activations == DType::f64 ? DType::f64 : DType::f32; }
 };
-// The types of training on a device: f32; on a GPU bf16 activations and bf16 copies of f32 weights.
+// The types for training on a device: f32 on a CPU; on a GPU bf16 activations and bf16 copies of f32 weights.
 GptTypes gpt_types(Device device);
 
 // Flat weights (ParameterLayout). `compute` is the copy for products where their type differs from master's; vectors
@@ -57,7 +57,7 @@ struct GptOptions {
   // Training on a GPU, where not 0: attention adds the queries' gradients in any order, which is faster; their last
   // bits may then differ from call to call. The value is the most segments of a call, including empty segments.
   int64_t any_order_segments = 0;
-  int64_t most_keys = 0;        // most keys of a segment in training, including cached keys; 0: nothing is cached
+  int64_t most_keys = 0;        // most keys of a segment in training, including cached keys; 0: no cache
   int64_t max_positions = 0;    // number of rotary positions; 0: the config's context
   Device device;                // the device of weights, batches, losses and logits
   Stream stream;                // the stream of all of the model's work
@@ -86,7 +86,7 @@ struct TokenBatch {
 
 // The inputs of a forward pass's matrix products. q, k and v have the same rows; a tied embedding is the head.
 enum class MatrixInput { embed_proj, attention, attention_output, mlp_up, mlp_down, head_proj, head };
-// Receives these rows at their product: once or several times per layer call, all tokens in total.
+// Receives the input rows of matrix products: once or several times per layer call, all tokens in total.
 class MatrixInputs {
  public:
   virtual ~MatrixInputs() = default;

@@ -1,5 +1,6 @@
-// The model against its definition, spec/gpt.py: losses and gradients of two small models, written by
-// tools/make_model_goldens.py to tests/data/gpt.json. Weights and ids follow from names and indices, here as there.
+// Compares the model with its definition, spec/gpt.py: losses and gradients of two small models, which
+// tools/make_model_goldens.py wrote to tests/data/gpt.json. The script and this test compute weights and ids from names
+// and indices.
 #include <gtest/gtest.h>
 
 #include <cmath>

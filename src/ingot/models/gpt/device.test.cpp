@@ -57,7 +57,7 @@ TEST(gpt_device, every_activation_is_written_before_it_is_read) {
   }
 }
 
-// And the backward pass finds all its kept rows.
+// The backward pass must find all rows that the forward pass kept.
 TEST(gpt_device, kept_rows_change_no_bit) {
   for (const char* preset : {"nano", "golf"}) {
     Documents d;

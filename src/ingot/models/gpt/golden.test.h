@@ -35,7 +35,7 @@ inline void fill_golden_weights(const ParameterLayout& layout, const Tensor& wei
     }
 }
 
-// golden: of the values of `p` the norm, and the product with random numbers.
+// The golden numbers: the norm of the values of `p`, and their product with random numbers.
 inline void expect_golden(const Tensor& values, const Parameter& p, const Json& golden, double limit,
                           const std::string& what) {
   const double norm = golden[0], product = golden[1];

@@ -1,4 +1,4 @@
-// The model on a GPU beside the CPU in fp64 with the same rounded matrices.
+// Compares the model on a GPU with the CPU in fp64, with the same rounded matrices.
 #include "ingot/models/gpt/gpt.h"
 
 #include <gtest/gtest.h>

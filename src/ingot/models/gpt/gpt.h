@@ -26,9 +26,8 @@ class Gpt {
   const GptOptions& options() const;
   int64_t arena_bytes() const;
 
-  // Loss of each target (T), natural logarithm; 0 where the target is the ignore index -1. `inputs` receives the inputs
-  // of the matrices.
-  // With `cached` the segments continue cached sequences, as for extend().
+  // The loss of each target (T), natural logarithm; 0 where the target is the ignore index -1. `inputs` receives the
+  // inputs of the matrix products. With `cached` the segments continue cached sequences, as for extend().
   void losses(const GptWeights& weights, const TokenBatch& batch, const Tensor& loss,
               const GptAdapters* adapters = nullptr, MatrixInputs* inputs = nullptr,
               const CachedSegments* cached = nullptr);
@@ -40,7 +39,7 @@ class Gpt {
                             const Tensor& grads, const GptAdapters* adapters = nullptr,
                             GptAdapters* adapter_grads = nullptr, const CachedSegments* cached = nullptr);
 
-  // Logits after the softcap of the given rows: rows (N) i32 indices into the batch, in host memory, logits (N, V).
+  // Logits after the softcap. `rows` (N) i32, in host memory, holds indices into the batch, and `logits` is (N, V).
   void logits(const GptWeights& weights, const TokenBatch& batch, const Tensor& rows, const Tensor& logits,
               const GptAdapters* adapters = nullptr);
 

@@ -1,4 +1,4 @@
-// Models of `ingot train`, for the registry.
+// Registers the models of `ingot train`.
 #include "ingot/gpu/device.h"
 #include "ingot/io/file.h"
 #include "ingot/models/gpt/config/place.h"

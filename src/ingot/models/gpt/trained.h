@@ -42,6 +42,6 @@ Products products_named(const std::string& name);  // fp32 or bf16
 std::vector<NamedTensor> named_tensors(const ParameterLayout& layout, const Tensor& flat,
                                        const std::string& prefix = "");
 // SHA-256 over every parameter's bytes, in the layout's order.
-std::string parameter_hash(const ParameterLayout& layout, const Tensor& flat);  // of host memory
+std::string parameter_hash(const ParameterLayout& layout, const Tensor& flat);  // `flat` must be in host memory
 
 }  // namespace ingot

@@ -55,15 +55,16 @@ class Optimizer {
  public:
   Optimizer(const ParameterLayout& layout, DType dtype, const OptimizerOptions& options, bool averages,
             const OptimizerPlace& place = {});
-  // Updates the weights from `grads` (flat, in the layout's order), and the weights' copy in the products' type, if
-  // any. If the gradient's norm is not finite, nothing changes. The call waits only for further ranks. With ranks,
+  // Updates the weights from `grads` (flat, in the layout's order), and the copy of the weights in the products' type,
+  // if any. If the gradient's norm is not finite, nothing changes. The call waits only for other ranks. With ranks,
   // `grads` is this rank's part of a sum and is overwritten; each rank updates its own matrices, and afterwards all
   // ranks have all weights.
   void step(const GptWeights& weights, const Tensor& grads, const OptimizerStep& at);
-  const Tensor& gradient_norm() const { return norm_; }  // (1) f64 on the device: of the last step, before clipping
-  void start_average(const Tensor& weights);             // the average begins at these weights
-  Tensor average() const { return average_; }            // empty if there is no average
-  std::vector<NamedState> state() const;                 // everything a checkpoint must hold
+  // (1) f64 on the device: the norm of the last step's gradient before clipping
+  const Tensor& gradient_norm() const { return norm_; }
+  void start_average(const Tensor& weights);   // the average begins at these weights
+  Tensor average() const { return average_; }  // empty if there is no average
+  std::vector<NamedState> state() const;       // everything a checkpoint must hold
   // Each rank holds the momentum of its own matrices. After this call state() has the momentum of all matrices on every
   // rank.
   void gather_state();
@@ -93,7 +94,7 @@ class Optimizer {
   Staged staged_;
   PassGraphs graphs_;
   int64_t adam_offset_ = 0;   // AdamW's m and v begin here in the flat layout
-  std::vector<Parts> dealt_;  // matrices of each bank, by rank
+  std::vector<Parts> dealt_;  // the matrices of each bank that each rank updates
 };
 
 }  // namespace ingot

@@ -9,14 +9,14 @@
 
 namespace ingot {
 
-// A rank's matrices of each bank, as parts of the bank counted in matrices. The numbers of two ranks differ by at most
-// 1; a remainder goes to the ranks with the least work so far.
+// Deals the matrices of each bank to the ranks, as parts of the bank counted in matrices. The numbers of matrices of
+// two ranks differ by at most 1; a remainder goes to the ranks with the least work so far.
 std::vector<Parts> deal_matrices(const std::vector<MatrixBank>& banks, int world);
 // The same parts counted in numbers (elements).
 Parts in_numbers(const Parts& matrices, const MatrixBank& bank);
 
-// The most tokens, a multiple of `unit` and at most `wanted`, with passes of at most `available` bytes; `bytes` grows
-// with the tokens. 0: even a single unit does not fit.
+// The most tokens, a multiple of `unit` and at most `wanted`, for which bytes(tokens) is at most `available`; `bytes`
+// grows with the tokens. 0 if even one unit does not fit.
 int64_t tokens_that_fit(int64_t wanted, int64_t unit, int64_t available, const std::function<int64_t(int64_t)>& bytes);
 
 // A hash of a tensor in host memory: the same for the same bits, with any number of threads.

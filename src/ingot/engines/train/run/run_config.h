@@ -30,7 +30,7 @@ struct TrainOptions {
   std::string products = "fp32";  // of matrices: fp32, or bf16 (operands rounded, sums in fp32)
   // All in steps; 0: never (checkpoints: at the end only).
   int64_t eval_every = 0, checkpoint_every = 0, log_every = 10;
-  int64_t keep_checkpoints = 2;  // the newest ones; the checkpoint with the best held-out score is kept too
+  int64_t keep_checkpoints = 2;  // how many of the newest; the checkpoint with the best held-out score is kept too
   bool keep_best = true;         // save whenever held-out text has the best score so far
   std::string init_from;         // a run or a checkpoint whose weights the run begins with; empty: random weights
   int64_t max_bad_steps = 5;     // consecutive steps with infinite or NaN gradients before the run gives up

@@ -17,7 +17,7 @@ std::string tokenizer_file_name(const Tokenizer& t) {
 std::shared_ptr<const Tokenizer> make_tokenizer(const RunConfig& config, const std::vector<Document>& train,
                                                 const std::vector<Document>& held_out) {
   if (config.train.tokenizer == "char") {
-    std::string text;  // held-out characters too: a character without a token could not be scored
+    std::string text;  // all the text, because a held-out character without a token could not be scored
     for (const auto* part : {&train, &held_out})
       for (const Document& d : *part) text += d.text;
     return std::make_shared<CharTokenizer>(CharTokenizer::from_text(text));

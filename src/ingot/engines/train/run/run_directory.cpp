@@ -33,7 +33,7 @@ void RunDirectory::check_same_run() const {
     for (const char* key : {"steps", "seconds", "reserve_seconds", "eval_every", "checkpoint_every", "log_every",
                             "keep_checkpoints", "keep_best", "keep_activations", "cuda_graphs", "init_from"})
       (*j)["train"].erase(key);
-  // A file of a tokenizer may be called otherwise or have moved: the tokenizers themselves are compared below.
+  // The file of a tokenizer may have been renamed or moved: the tokenizers themselves are compared below.
   const auto is_file = [](const Json& j) {
     return j["train"]["tokenizer"] != "bpe" && j["train"]["tokenizer"] != "char";
   };

@@ -1,5 +1,6 @@
 #pragma once
-// The ranks of a run from a process's view. A process alone is rank 0 of 1, and all functions here return at once.
+// The ranks of a run from the view of one process. In a run of a single process, rank 0 of 1, all functions return at
+// once.
 #include <algorithm>
 #include <functional>
 #include <vector>
@@ -10,7 +11,7 @@
 namespace ingot {
 
 constexpr double kLoadSeconds =
-    1800;  // how far apart ranks may finish reading their data, and how long a save may take
+    1800;  // seconds by which ranks may differ in reading their data, and that a save may take
 
 class RunRanks {
  public:
@@ -24,7 +25,7 @@ class RunRanks {
   // order of passes.
   int64_t passes_of(const TrainOptions& o) const { return o.accumulation / world(); }
 
-  // To be called before anything is written: refuses ranks of a different run or program.
+  // Call before any file is written: refuses ranks of a different run or program.
   void meet(const RunConfig& config, const RunData& data, Device device) const;
   // Calls refuse(rank) for the first rank with a value different from rank 0's.
   void check_same(uint64_t mine, const std::function<void(int64_t)>& refuse) const;

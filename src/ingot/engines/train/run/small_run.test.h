@@ -1,5 +1,5 @@
 #pragma once
-// Runs of a few steps on a text written anew by every test.
+// Runs of a few steps on a text that each test writes anew.
 #include <string>
 
 #include "ingot/engines/train/trainer.h"

@@ -1,5 +1,5 @@
 #pragma once
-// All numbers of a run with a lifetime beyond a step, and the results of a step, on the device of the run.
+// All numbers of a run that outlive a step, and the results of a step, on the device of the run.
 #include <memory>
 #include <string>
 #include <utility>
@@ -39,8 +39,8 @@ struct TrainState {
   Arena memory;
   Tensor weights, grads;
   Tensor compute;      // the weights in the type of matrix products, if this type differs
-  Tensor loss, dloss;  // (T) of a pass
-  Tensor loss_sum;     // (1) f64: of a pass
+  Tensor loss, dloss;  // (T), for one pass
+  Tensor loss_sum;     // (1) f64: the sum over one pass
   Tensor pass_losses;  // (passes of this rank) f64
   Tensor total;        // the sum of the gradients of earlier passes, if a step has several: each pass begins at zero
   Optimizer optimizer;

@@ -56,7 +56,8 @@ Tensor fold(std::span<const AdapterCall> adapters, const Tensor& w, const Segmen
 
 }  // namespace
 
-// A document with weights of its own writes and reads N K numbers more per document, and N + K fewer per token.
+// Separate weights for a document cost N K numbers more to write and read per document, and N + K numbers fewer per
+// token.
 bool adapters_fold(const AdapterCall& c, const Tensor& w, int64_t more_rows) {
   if (!c.folded || c.pair == nullptr || !c.pair->a) return false;
   int64_t segments = 0;

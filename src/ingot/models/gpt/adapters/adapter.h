@@ -7,17 +7,17 @@
 namespace ingot::detail {
 
 struct AdapterCall {
-  const AdapterPair* pair = nullptr;  // null or empty: nothing happens
+  const AdapterPair* pair = nullptr;  // null or empty: the call has no effect
   const AdapterPair* grad = nullptr;  // backward: accumulated; null or empty: frozen
   std::span<const int32_t> cu;        // (S + 1), in host memory
   Tensor low, low_grad;               // (T, >= R)
   bool write_grad = false;            // the gradient is written instead of added
   bool low_kept = false;              // backward: `low` still contains the result of adapter_forward
   bool rides = false;                 // adapted_linear multiplies with A, forward and backward
-  Tensor folded;                      // scratch memory for weights of each document, or left out
+  Tensor folded;                      // scratch memory for separate weights of each document, or left out
   Tensor kept;                        // adapted_linear_backward: a copy of adapted_linear's matrices in `folded`
   Products products = Products::fp32;
-  Tensor workspace;  // of the products
+  Tensor workspace;  // workspace of the products
   Stream stream;
 };
 // Adds to y and dx, or writes y and dx where requested; returns false, without writing, where there is no adapter. dx
@@ -25,9 +25,10 @@ struct AdapterCall {
 bool adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y, bool add);
 bool adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, const Tensor& dx, bool add);
 
-// y[s] = x[s] (W + B_s A_s)^T, w (N, K), for adapters with adjacent rows of W and columns of y and with equal further
-// arguments. With room in `folded`, documents of sufficient length and W frozen, W + B_s A_s is computed and rounded
+// y[s] = x[s] (W + B_s A_s)^T, w (N, K), for adapters with adjacent rows of W and columns of y and otherwise equal
+// arguments. Where `folded` has room, documents are long enough and W is frozen, W + B_s A_s is computed and rounded
 // like weights. This takes one product per document in place of three per adapter, and for gradients G = dy^T x and two
+// small products per adapter:
 // small products per adapter:
 //   dB += G A^T,  dA += B^T G
 // `rider`: an adapter of the same x with a different output; its A is stored below each W + B A. y then has R more
@@ -38,7 +39,7 @@ void adapted_linear(std::span<const AdapterCall> adapters, const Tensor& x, cons
 void adapted_linear_backward(std::span<const AdapterCall> adapters, const Tensor& x, const Tensor& w, const Tensor& dw,
                              const Tensor& dy, const Tensor& dx, bool accumulate_dx,
                              const AdapterCall* rider = nullptr);
-// Whether W + B A is computed, with room for so many more rows.
+// Whether W + B A is computed for these adapters, where `folded` has room for so many rows.
 bool adapters_fold(const AdapterCall& c, const Tensor& w, int64_t more_rows = 0);
 
 }  // namespace ingot::detail

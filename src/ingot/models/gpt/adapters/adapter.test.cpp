@@ -1,4 +1,4 @@
-// An adapter with its first product joined to further adapters' products, beside the same adapters one by one.
+// Compares an adapter whose first product is joined to other adapters' products with the same adapters one by one.
 #include "ingot/models/gpt/adapters/adapter.h"
 
 #include <gtest/gtest.h>
@@ -30,9 +30,9 @@ struct Case {
     Made y{{33, kWide}}, out{{33, kRiderOut}, 11}, dx{{33, kIn}}, low{{33, kRank}}, low_grad{{33, kRank}};
     Made da1{{3, kRank, kIn}}, db1{{3, kSplit, kRank}}, da2{{3, kRank, kIn}}, db2{{3, kOut - kSplit, kRank}};
     Made dar{{3, kRank, kIn}}, dbr{{3, kRiderOut, kRank}};
-    std::vector<double> of_w;  // y's first columns
+    std::vector<double> of_w;  // the columns of y that belong to W
   };
-  // keeps: the backward pass has the forward pass's folded matrices; of_input: dx is requested.
+  // keeps: the backward pass uses the folded matrices of the forward pass; of_input: dx is requested.
   Found run(bool rides, bool keeps = false, bool of_input = true) {
     Found f;
     Made scratch({T, kRank}), scratch_grad({T, kRank}), folded({S * (kOut + kRank) * kIn});

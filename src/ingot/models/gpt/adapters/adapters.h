@@ -1,6 +1,6 @@
 #pragma once
-// The storage of adapters: the adapters of a document in a row of numbers, with names like "applications.3.q.a", and in
-// files of these tensors.
+// The storage of adapters: all adapters of a document are one row of numbers, and are named like "applications.3.q.a"
+// in files.
 #include <string>
 #include <vector>
 
@@ -19,11 +19,11 @@ class AdapterLayout {
   };
   // a (rank, in) and b (out, rank), in this order, for q, k, v, o and mlp of each layer call, and for the head.
   const std::vector<Piece>& pieces() const { return pieces_; }
-  int64_t numbers() const { return numbers_; }  // of a document, padding included
+  int64_t numbers() const { return numbers_; }  // numbers of a document, padding included
   int64_t rank() const { return rank_; }
   // The adapters as a model's argument: segment s reads row s of `flat` (documents, numbers).
   GptAdapters views(const Tensor& flat) const;
-  // The adapters of a document (numbers).
+  // The adapters of one document, given its row of numbers.
   std::vector<NamedTensor> named(const Tensor& flat) const;
 
  private:

@@ -23,7 +23,7 @@ void put_f16(std::string& out, const std::vector<f16>& numbers) {
   for (const f16 x : numbers) out.push_back(char(x.bits & 255)), out.push_back(char(x.bits >> 8));
 }
 
-// Reads from the front of the bytes.
+// Reads values from the front of the bytes.
 class Reader {
  public:
   Reader(std::string_view bytes, const std::string& name) : bytes_(bytes), name_(name) {}
@@ -59,7 +59,7 @@ Coding coding_of(const ArtifactForm& form) {
   return {by_range, by_range && form.version >= 3};
 }
 
-// Takes so many fp16 numbers from the front.
+// Reads `count` fp16 numbers from the front of the bytes.
 std::vector<f16> take_f16(std::string_view& bytes, int64_t count, Coding coding, const std::string& name) {
   std::vector<f16> numbers(static_cast<size_t>(count));
   const size_t n = numbers.size();
@@ -144,8 +144,8 @@ struct Entry {
 };
 struct Table {
   std::vector<Entry> entries;
-  int64_t bytes = 0;       // of all tensors
-  uint32_t coded_sum = 0;  // with brotli and lzma: of the single stream of all tensors
+  int64_t bytes = 0;       // sum over all tensors
+  uint32_t coded_sum = 0;  // with brotli and lzma: the sum of the single stream of all tensors
 };
 Table read_table(Reader& in, const ParameterLayout& layout, Coding coding, const std::string& name) {
   Table table;

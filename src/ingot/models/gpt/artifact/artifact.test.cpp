@@ -128,7 +128,7 @@ TEST(artifact, the_versions_before_are_read) {
   }
 }
 
-// Scales of similar rows take little more than their lower bytes.
+// The upper bytes of the scales of similar rows compress to almost nothing.
 TEST(artifact, numbers_of_like_size_take_fewer_bytes) {
   Artifact a = random_artifact(testing::small_nano());
   const Rng rng(6, Purpose::test);

@@ -108,7 +108,7 @@ class Block {
   }
 
  private:
-  // The branches' outputs, from attention on.
+  // Writes the branches' outputs to the residual stream, from attention on.
   void write() const {
     attn_.attention_output();
     if (at_.layer_call.lanes) {

@@ -22,7 +22,7 @@ struct SkipViews {
 // The common arguments of all blocks of a call.
 struct CallContext {
   int64_t scored() const { return scored_cu.empty() ? 0 : scored_cu.back(); }
-  int64_t rows_out() const { return cut ? scored() : tokens; }  // of the last layer call
+  int64_t rows_out() const { return cut ? scored() : tokens; }  // rows of the last layer call's output
 
   const GptConfig& config;
   int64_t tokens;
@@ -41,14 +41,14 @@ struct CallContext {
   Tensor linear_workspace;  // workspace of the current product
   const GptAdapters* adapters = nullptr;
   GptAdapters* adapter_grads = nullptr;
-  MatrixInputs* inputs = nullptr;          // of a forward pass without a backward pass
+  MatrixInputs* inputs = nullptr;          // receives the inputs of products in a forward pass without a backward pass
   const CachedSegments* cached = nullptr;  // keys and values of this layer call live in a cache
   Tensor cache_at;   // (1) i32, on the device: the next position of the only sequence, where unknown to the host
   Tensor cached_cu;  // (S, 2, 2) i32, on the device: for segment s (0, its tokens) and (0, its visible keys)
 };
 
 struct BlockTensors {
-  int index = 0;  // layer call
+  int index = 0;  // the number of the layer call
   const LayerCall* layer_call = nullptr;
   LayerViews w, dw;
   SkipViews skip_w, skip_dw;
@@ -61,8 +61,9 @@ struct BlockTensors {
 
 void block_forward(const CallContext& call, const BlockTensors& b);
 
-// g0, g1 contain the gradients of the outputs on entry, and of the inputs on return (in place; the outputs of a cut
-// layer call have fewer rows). x0_grad is accumulated; skip_grad is written, because an output is merged once.
+// On entry g0 and g1 contain the gradients of the layer call's outputs, on return those of its inputs (in place; the
+// outputs of a cut layer call have fewer rows). x0_grad is accumulated; skip_grad is written, because an output is
+// merged only once.
 struct BlockGradients {
   Tensor g0, g1, x0_grad, skip_grad;
   bool of_input = true;  // false: the gradient of the layer call's inputs is not needed

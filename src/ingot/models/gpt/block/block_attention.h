@@ -8,7 +8,8 @@ namespace ingot::detail {
 struct AttentionBranch {
   const BlockView& at;
 
-  // Rotated q and k from the raw projections; the raw projections themselves where no operation changes q and k.
+  // Computes rotated q and k from the raw projections. Where no operation changes q and k, the raw projections are
+  // used.
   void rotate() const;
   void rotate_queries() const;
   void rotate_keys() const;
@@ -24,7 +25,7 @@ struct AttentionBranch {
   // The gradient of attn_out is in scratch.branch_grad, and the input of attention_output still in scratch.z.
   void attention_output_backward() const;
   void attend_backward() const;
-  // The gradients of q, k and v -> the gradient of the normed rows, in scratch.normed_grad.
+  // Computes the gradient of the normed rows from the gradients of q, k and v, in scratch.normed_grad.
   void projections_backward(bool of_input) const;
   // Adds to the gradient of the normed rows; o's adapter reads these rows too.
   void queries_backward() const;

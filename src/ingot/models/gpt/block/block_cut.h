@@ -1,6 +1,6 @@
 #pragma once
-// The last layer call of a program where only some tokens are scored: their rows as views among all tokens, and as
-// packed rows.
+// The last layer call of a program where only some tokens are scored: the rows of these tokens, as views among all
+// tokens and as packed rows.
 #include "ingot/models/gpt/block/block_view.h"
 #include "ingot/models/gpt/block/segments.h"
 

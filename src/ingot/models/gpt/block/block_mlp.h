@@ -8,7 +8,7 @@ struct MlpBranch {
   const BlockView& at;
 
   void forward() const;
-  // The gradient of mlp_out -> the gradient of the normed rows, in scratch.normed_grad.
+  // Computes the gradient of the normed rows from the gradient of mlp_out, in scratch.normed_grad.
   void backward(const Tensor& x, const Tensor& dout) const;
 };
 

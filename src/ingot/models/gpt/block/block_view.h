@@ -1,5 +1,5 @@
 #pragma once
-// The tensors of a block for its parts: rows of each block of tokens in turn, or of all tokens.
+// The tensors of a block for its parts: views of the rows of each block of tokens in turn, or of all tokens.
 #include <algorithm>
 #include <cmath>
 
@@ -78,7 +78,7 @@ struct BlockView {
   double layer_scale() const { return config.layer_scale ? 1 / std::sqrt(double(layer_call.layer + 1)) : 1; }
   double softmax_scale() const { return 1 / std::sqrt(double(config.head_dim)); }
 
-  // Rotated, or the projections themselves if no operation changes q and k.
+  // The rotated queries, or the projections themselves if no operation changes q and k.
   Tensor q() const { return q_heads(rotates() ? b.scratch.q : b.saved.q_raw); }
   Tensor k() const { return kv_heads(rotates() ? b.scratch.k : b.saved.k_raw); }
   Tensor v() const { return kv_heads(b.saved.v); }
@@ -114,7 +114,7 @@ struct BlockView {
   }
   // Attention adds its part of V's gradient to the part of the self exclusion.
   bool adds_to_v() const { return layer_call.exclude_self && call.device.kind == Device::cuda; }
-  // Attention also adds to the rows' sums of y * dy, computed where both tensors are at hand.
+  // Attention also adds to the rows' sums of y * dy, which are computed where both tensors are in memory.
   Tensor delta() const {
     if (!adds_to_v()) return {};
     return Tensor(b.scratch.attention_workspace.data, DType::f32, {config.heads, call.tokens}, call.device);

@@ -19,7 +19,7 @@ struct SegmentRun {
   // alone.
   Tensor last_of(const Tensor& t) const { return each(t, begin, length).slice(1, length - scored, length); }
   Tensor packed_of(const Tensor& t) const { return each(t, packed, scored); }
-  // The part of a tensor (S, ...) for each segment.
+  // The part of a tensor (S, ...) that belongs to each segment.
   Tensor each_of(const Tensor& t) const { return t.slice(0, first, first + count); }
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// A model of `ingot train` as a decoder.
+// Makes a Decoder of a model that `ingot train` has trained.
 #include "ingot/models/decoder.h"
 #include "ingot/models/gpt/gpt.h"
 

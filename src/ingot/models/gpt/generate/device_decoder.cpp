@@ -46,7 +46,7 @@ class DeviceGptDecoder final : public HostDecoder {
         answer_(pinned_.take(DType::i32, {1})),
         graphs_(size_t(slots)) {
     gpu::fill_bytes(sampling_.data, 0, sampling_.bytes(), stream_);
-    gpu::synchronize(device_, stream_);  // the host's weights may go
+    gpu::synchronize(device_, stream_);  // the host's weights may be freed from here on
   }
 
   int64_t vocab() const override { return config_.vocab; }
@@ -129,7 +129,7 @@ class DeviceGptDecoder final : public HostDecoder {
     Recorded& r = graphs_[size_t(slot)];
     if (!r.is(vocab, o, seed)) {
       const auto work = [&] { one_token(slot, vocab, o, seed); };
-      work();  // makes preparations impossible during a recording
+      work();  // prepares library handles and code, which must not happen during a recording
       gpu::synchronize(device_, stream_);
       r = {.graph = std::make_unique<gpu::Graph>(stream_, work), .vocab = vocab, .sampling = o, .seed = seed};
     }

@@ -1,4 +1,4 @@
-// Generation on a GPU beside the CPU, with graphs beside without graphs.
+// Compares generation on a GPU with the CPU, and with and without CUDA graphs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -91,11 +91,11 @@ TEST_F(DeviceDecoderCuda, LogitsAreThoseOfTheCpuUpToRoundings) {
           seen[gpu].insert(seen[gpu].end(), from, from + logits.numel());
         };
         ASSERT_TRUE(s.extend(kPrompt, Decoder::Rows::all, take));
-        ASSERT_TRUE(s.extend(std::vector<int32_t>{9, 2}, Decoder::Rows::all, take));  // goes on in the cache
+        ASSERT_TRUE(s.extend(std::vector<int32_t>{9, 2}, Decoder::Rows::all, take));  // continues in the cache
       }
       ASSERT_EQ(seen[0].size(), seen[1].size());
-      // Each layer call rounds some 15 rows to bf16 on the way to logits of size 2, with adapters two more each of
-      // five.
+      // Each layer call rounds about 15 rows to bf16 before logits of size 2; with adapters five further products round
+      // two more rows each.
       const double rows = double(layer_program(c, looping).layer_calls.size()) * (rank > 0 ? 25 : 15);
       const double allowed = testing::roundoff(DType::bf16) * std::sqrt(2 * rows) * 2, off = apart(seen[0], seen[1]);
       EXPECT_LT(off, allowed);
@@ -108,7 +108,7 @@ TEST_F(DeviceDecoderCuda, LogitsAreThoseOfTheCpuUpToRoundings) {
   }
 }
 
-// With logprobs the logits come to the host, which samples.
+// With logprobs the logits are copied to the host, which samples.
 TEST_F(DeviceDecoderCuda, GraphsDrawWhatTheHostDraws) {
   for (const int64_t rank : {0, 8})
     for (const auto& [name, c, looping] : models()) {
@@ -122,7 +122,7 @@ TEST_F(DeviceDecoderCuda, GraphsDrawWhatTheHostDraws) {
         for (const bool host : {false, true}) {
           Sequence s(*decoder);
           ASSERT_TRUE(s.extend(kPrompt));
-          for (int part = 0; part < 2; ++part) {  // a second call goes on with the waiting token
+          for (int part = 0; part < 2; ++part) {  // a second call continues with the pending token
             const Drawn d = s.draw(
                 {.sampling = o, .seed = 7, .step = uint32_t(8 * part), .vocab = c.vocab - 2, .logprobs = host ? 0 : -1},
                 8);
