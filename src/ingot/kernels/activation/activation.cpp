@@ -55,7 +55,8 @@ VectorAct vector_form_of(Act act) {
 
 namespace {
 
-constexpr int64_t kGrain = 16384;  // elements per task: some microseconds of work; three operands fit in L2
+// elements per task: a few microseconds of work, with three operands that fit into L2
+constexpr int64_t kGrain = 16384;
 
 void check_operand(const Tensor& t, const Tensor& like, const char* what) {
   INGOT_CHECK(t.shape == like.shape, what, ": found shape ", t.shape, ", expected ", like.shape);

@@ -16,7 +16,7 @@ constexpr int64_t kEvictFirstBytes = int64_t(64) << 20;
 constexpr int kThreads = 256;
 
 struct Params {
-  tile::Rows dy, x, y;  // y: or dx
+  tile::Rows dy, x, y;  // y or dx
   tile::RowUnits units;
   Act act;                // of the kernels for single elements
   uint32_t early_blocks;  // blocks that prefetch their operands while earlier kernels end
@@ -39,7 +39,7 @@ template <> struct Narrow<Silu> {
   }
   __device__ static float slope(float x) { return Silu::slope(Approximate(x)).v; }
 };
-// A better logarithm than Approximate's.
+// A more accurate logarithm than that of Approximate.
 template <> struct Narrow<Softplus> {
   __device__ static float value(float x) {
     return detail::fast_relu(x) + detail::log1p_of_unit_8(detail::fast_exp2(fabsf(x) * -detail::kLog2e));

@@ -1,4 +1,4 @@
-// The CUDA kernels of every activation against its fp64 formula. Without a GPU these cases skip.
+// Compares the CUDA kernels of every activation with its fp64 formula. Without a GPU these cases skip.
 #include "ingot/kernels/activation/activation.h"
 
 #include <gtest/gtest.h>

@@ -123,7 +123,7 @@ INGOT_HD inline float softplus_value(float x) { return (x <= 0 ? 0 : x) + detail
 // How kernels compute a value: by the formula, or by a cheaper specialisation where there is one.
 template <class F> struct KernelForm {
   INGOT_HD static float value(float x) { return F::value(x); }
-  INGOT_HD static float narrow(float x) { return F::value(Approximate(x)).v; }  // to be rounded to 16 bits
+  INGOT_HD static float narrow(float x) { return F::value(Approximate(x)).v; }  // the result will be rounded to 16 bits
 };
 // The ternaries of the formulas cost two instructions.
 template <> struct KernelForm<Relu> {
@@ -169,8 +169,8 @@ template <class F, class T> INGOT_HD inline float act_slope_from_value_and_sign(
   else
     return F::slope_from_value_and_sign(y, positive);
 }
-// From the numbers that a training forward pass stores of a layer: the value where the slope follows from it, else its
-// argument.
+// The slope from the number that a training forward pass stores for a layer: the value where the slope follows from the
+// value, else the argument.
 template <class F, class T> INGOT_HD inline float act_slope_from_saved(float saved) {
   if constexpr (has_slope_from_value<F>)
     return act_slope_from_value<F, T>(saved);

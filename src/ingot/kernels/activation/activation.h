@@ -309,7 +309,7 @@ void activate(const Activate& a, Stream stream);
 struct ActivateBackward {
   Act act = Act::identity;
   Tensor dy, x, dx;
-  Tensor y;  // gets f(x), at less than the cost of a call of its own; or left out
+  Tensor y;  // receives f(x), at less than the cost of a separate call; or left out
 };
 void activate_backward(const ActivateBackward& a, Stream stream);
 

@@ -38,9 +38,9 @@ template <class C> struct AdamWParams {
   double grad_scale;
   float *p, *m, *v;
   const float* g;
-  C* copy;               // or null
-  const double* factor;  // or null
-  const double* rates;   // or null: the rates in `step`
+  C* copy;               // may be null
+  const double* factor;  // may be null
+  const double* rates;   // null: the rates are in `step`
   Span span;
 };
 template <class C> __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ AdamWParams<C> a) {
@@ -70,8 +70,8 @@ struct EmaParams {
   const float* p;
   float* average;
   float rest;
-  const double* factor;  // or null
-  const double* rate;    // or null: the rate in `rest`
+  const double* factor;  // may be null
+  const double* rate;    // null: the rate is in `rest`
   Span span;
 };
 __global__ void __launch_bounds__(kThreads) ema_kernel(const __grid_constant__ EmaParams e) {
@@ -89,11 +89,11 @@ __global__ void __launch_bounds__(kThreads) ema_kernel(const __grid_constant__ E
 
 using SumMemory = tile::BlockSumMemory<double, kThreads>;
 
-// Each block's part of the squares; the same elements to a block whatever the alignment.
+// Computes each block's part of the squares. A block takes the same elements whatever the alignment is.
 template <class T>
 __global__ void __launch_bounds__(kThreads) square_parts(const T* __restrict__ x, int64_t count, double* parts) {
   double sum = 0;
-  constexpr int kTogether = 4;  // loads under way
+  constexpr int kTogether = 4;  // loads in flight
   const int64_t step = int64_t(gridDim.x) * kThreads;
   int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   for (; i + (kTogether - 1) * step < count; i += kTogether * step) {
@@ -139,7 +139,7 @@ void adamw(const AdamW& a, Stream stream) {
   const std::array<double, 3> rates = adamw_rates(a);
   const auto run = [&]<class C>(C) {
     const AdamWParams<C> p{
-        .step = {.grad_scale = 1,  // of the kernel's own
+        .step = {.grad_scale = 1,  // a factor of the kernel itself
                  .beta1 = float(a.beta1),
                  .rest1 = float(1 - a.beta1),
                  .beta2 = float(a.beta2),

@@ -1,5 +1,5 @@
 #pragma once
-// The updates of a step on another backend beside the CPU's in fp64. Ops names the functions, B the buffers.
+// Compares the updates of a step on another backend with the CPU's in fp64. `Ops` names the functions, B the buffers.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ using testing::normal;
 using testing::poisoned;
 using testing::values;
 
-// f32 numbers, from an aligned address or not.
+// Counts of f32 numbers, from an aligned address or not.
 constexpr int64_t kCounts[] = {0, 1, 3, 4, 1000, 70001};
 
 template <class B> Tensor after(const B& b, int64_t first) { return b.tensor().slice(0, first, b.tensor().numel()); }

@@ -50,7 +50,7 @@ std::vector<BenchCase> cases(const char* name, int64_t segment, int64_t window) 
   BenchCase f = c, b = c;
   f.flops = work;
   b.name += ", backward";
-  b.flops = 2.5 * work;  // five products of the pairs' matrices for two
+  b.flops = 2.5 * work;  // the backward pass has five products of the scores' size, the forward pass two
   return {timed(f, forward), timed(b, backward)};
 }
 

@@ -52,7 +52,7 @@ void check_offset_values(const char* op, const char* name, const Tensor& cu) {
 }
 int64_t last_offset(const Tensor& cu) { return cu.ptr<int32_t>()[cu.size(0) - 1]; }
 
-// lse or its gradient.
+// Checks lse or its gradient.
 void check_lse(const char* op, const char* name, const Tensor& t, const Tensor& q) {
   const Shape shape{q.size(1), q.size(0)};
   INGOT_CHECK(t.shape == shape, op, ": found ", name, " of shape ", t.shape, ", expected ", shape);

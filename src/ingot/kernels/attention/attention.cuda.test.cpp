@@ -107,8 +107,9 @@ std::vector<Case> cases(const Group& group) {
         {.queries = {300, 77}, .window = 5},
         {.queries = {700}, .softcap = 10, .window = 1, .sinks = true},
         {.queries = {5, 140}, .keys = {390, 170}, .heads = 4, .kv_heads = 4, .sinks = true},
-        {.queries = {240, 9}, .keys = {111, 9}},                               // the first queries see nothing
-        {.queries = {240, 9}, .keys = {111, 9}, .window = 30, .sinks = true},  // nothing but the sink
+        {.queries = {240, 9}, .keys = {111, 9}},  // the first queries see nothing
+        // the first queries see nothing but the sink
+        {.queries = {240, 9}, .keys = {111, 9}, .window = 30, .sinks = true},
         {.queries = {133, 20}, .keys = {250, 0}, .causal = false},
         {.queries = {133, 20}, .keys = {250, 0}, .causal = false, .sinks = true},
         {.queries = {10, 20}, .keys = {0, 0}, .sinks = true},
@@ -153,8 +154,8 @@ TEST_P(AttentionCudaNumbers, MatchFp64) {
   std::cout << "largest error of out: " << closest << " of what is allowed\n";
 }
 
-// For any order of additions, too: the order of fp32 partial sums changes a sum by 2^-24 of the terms' size, thousands
-// of times less than dS's rounding.
+// The bound holds for any order of additions: the order of fp32 partial sums changes a sum by 2^-24 of the terms' size,
+// which is thousands of times less than dS's rounding.
 TEST_P(AttentionCudaNumbers, OfGradientsMatchFp64) {
   double closest[3] = {};
   for (const Case& c : cases(GetParam())) {
@@ -169,7 +170,8 @@ TEST_P(AttentionCudaNumbers, OfGradientsMatchFp64) {
             << " of what is allowed\n";
 }
 
-// For slow tools: blocks with several tiles, tiles of several steps, rows behind a segment's end.
+// A small case for slow tools such as sanitizers: blocks with several tiles, tiles of several steps, rows after a
+// segment's end.
 TEST_F(AttentionCuda, MatchesFp64Small) {
   const Case some[] = {
       {.queries = {300, 7}, .keys = {300, 7}, .heads = 4, .kv_heads = 2, .d = 64, .sinks = true},
@@ -185,7 +187,7 @@ TEST_F(AttentionCuda, MatchesFp64Small) {
   }
 }
 
-// The old and the new value, both rounded, are added and rounded again; each element once.
+// The old and the new value are both rounded, added, and the sum is rounded again, once for each element.
 TEST_F(AttentionCuda, AddsToTheValuesGradientWhereAsked) {
   for (int64_t d : {64, 128, 256}) {
     Operands a({.queries = {300, 7, 0, 130}, .keys = {300, 7, 0, 130}, .heads = 4, .kv_heads = 2, .d = d, .gap = 8});
@@ -252,8 +254,8 @@ TEST_F(AttentionCuda, RepeatsBitForBitAndSegmentsDoNotDependOnTheirNeighbours) {
   }
 }
 
-// More tiles than a GPU has SMs. Sums in another order differ by a few roundings of the result and by fp32's of the
-// terms.
+// There are more tiles than a GPU has SMs. Sums in another order differ by a few roundings of the result and by fp32's
+// rounding of the terms.
 TEST_F(AttentionCuda, LongSegmentsInAnyOrderMatchAFixedOne) {
   for (auto [d, window] : {std::pair<int64_t, int64_t>{64, 0}, {128, 0}, {128, 5000}}) {
     const Lengths lengths{300, 23000, 77};
@@ -375,7 +377,7 @@ TEST_F(RecordedCounters, BelongToAGraphUntilItEnds) {
   }
   EXPECT_TRUE(given_back) << "counters of a graph that ended are still nobody's";
 }
-// More recordings than counters, so that each counter must serve again, also after failed recordings.
+// Records more launches than there are counters, so that each counter must be reused, also after failed recordings.
 TEST_F(RecordedCounters, NeverEndWhereGraphsDo) {
   using namespace cuda::attention_hopper;
   constexpr int kLaunches = 1000, kGraphs = 2 * int(kSlots) / kLaunches;
@@ -492,7 +494,7 @@ TEST_F(AttentionCuda, NothingToDoIsDone) {
     for (double value : values(x->host())) ASSERT_EQ(value, 0);
 }
 
-// Padding behind the last segment holds NaN; results hold NaN before the call.
+// Padding after the last segment holds NaN; results hold NaN before the call.
 TEST_F(AttentionCuda, RowsOfNoSegmentAreZeroAndTakeNoGradient) {
   for (int64_t d : {64, 128, 256})
     for (Order order : {Order::fixed, Order::any})
@@ -524,7 +526,8 @@ TEST_F(AttentionCuda, RowsOfNoSegmentAreZeroAndTakeNoGradient) {
       }
 }
 
-// Linear in dlse: of random numbers and of none, the difference is p scale k, p scale q and nothing for v.
+// The gradients are linear in dlse: the difference between random dlse and none is p scale k for q, p scale q for k,
+// and nothing for v.
 TEST_F(AttentionCuda, LseHasAGradient) {
   for (int64_t d : {64, 128})
     for (Order order : {Order::fixed, Order::any}) {
@@ -588,7 +591,7 @@ TEST_F(AttentionCuda, ExcludesSelfAsTheCpuDoes) {
         EXPECT_TRUE(seen.ok) << seen.message;
         EXPECT_TRUE(gpu->untouched());
       }
-      // For dy as stored: sums of d products of two numbers of size 1.
+      // The bound for dy as stored: sums of d products of two numbers of size 1.
       delta.download();
       const auto a = values(dy.host()), b = values(y.host()), got = values(delta.host());
       for (int64_t t = 0; t < 333; ++t)

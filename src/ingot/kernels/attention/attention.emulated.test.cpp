@@ -1,5 +1,5 @@
-// The entry points of attention on a GPU, with the portable kernels on the CPU: rows of no segment, neighbours, what is
-// refused, and the choice of a variant.
+// The entry points of attention on a GPU, with the portable kernels on the CPU: rows of no segment, neighbouring
+// segments, refused operands, and the choice of a variant.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,14 +20,14 @@ TEST(AttentionVariantOnGpu, IsHoppersWhereItsCodeRunsAndPortableFromCapability8O
   for (const char* capability : {"8.0", "8.6", "8.9", "10.0", "12.0"})
     EXPECT_EQ(attention_variant(gpu::limits_of(capability)), AttentionVariant::portable) << capability;
   gpu::Limits limits = gpu::limits_of("9.0");
-  limits.hopper = false;  // the driver was told to compile the PTX
+  limits.hopper = false;  // as if the driver compiled the PTX
   EXPECT_EQ(attention_variant(limits), AttentionVariant::portable);
   limits = gpu::limits_of("8.0");
   limits.capability = 75;
   EXPECT_EQ(attention_variant(limits), AttentionVariant::none);
 }
 
-// Padding behind the last segment and the neighbour hold NaN; results hold NaN before the call.
+// Padding after the last segment and the neighbour hold NaN; results hold NaN before the call.
 TEST(AttentionEmulated, RowsOfNoSegmentAreZeroAndNeighboursDoNotMatter) {
   for (int64_t d : {64, 128, 256}) {
     SCOPED_TRACE(d);
@@ -61,8 +61,8 @@ TEST(AttentionEmulated, RowsOfNoSegmentAreZeroAndNeighboursDoNotMatter) {
   }
 }
 
-// Rounded sums are added to rounded values; delta that is there is used. Results are those of a first call, bit for
-// bit.
+// Rounded sums are added to rounded values, and a delta that is already in the workspace is used. The results are those
+// of a first call, bit for bit.
 TEST(AttentionEmulated, AddsToTheValuesGradientAndUsesADeltaThatIsThere) {
   for (int64_t d : {64, 256}) {
     Operands a({.queries = {40, 7, 0, 30}, .keys = {40, 7, 0, 30}, .heads = 4, .kv_heads = 2, .d = d, .gap = 8});

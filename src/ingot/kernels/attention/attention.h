@@ -35,8 +35,8 @@ struct AttentionBackward {
   Tensor q, k, v, cu_q, cu_k, sinks, out, lse, dout;
   Tensor dq, dk, dv;       // shapes of q, k, v
   Tensor dsinks;           // (H) or left out; f32 beside 16-bit types
-  bool add_dv = false;     // dv is added to; on a GPU
-  bool has_delta = false;  // workspace begins with the sums of dout * out, (H, Tq) f32; on a GPU
+  bool add_dv = false;     // dv is added to instead of written; on a GPU only
+  bool has_delta = false;  // the workspace begins with the sums of dout * out, (H, Tq) f32; on a GPU only
   double scale = 1, softcap = 0;
   int64_t window = 0;
   bool causal = true;
@@ -59,7 +59,7 @@ void exclude_self(const ExcludeSelf& a, Stream stream);
 struct ExcludeSelfBackward {
   Tensor y, v, dz, dy;    // dy may alias dz
   Tensor dv;              // (T, Hkv, D) accumulated
-  bool write_dv = false;  // written instead
+  bool write_dv = false;  // dv is written instead
   Tensor delta;           // (H, T) f32: sums of dy * y, an input of attention_backward, or left out; on a GPU
 };
 void exclude_self_backward(const ExcludeSelfBackward& a, Stream stream);

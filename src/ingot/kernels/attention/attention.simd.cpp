@@ -28,7 +28,7 @@ INGOT_SIMD_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 // --- three products ----------------------------------------------------------------------------------------
 // Each keeps R x V accumulators in registers: six by two hide the latency of the multiply-adds on every level.
 
-// Calls use<R>(at) over [0, n) in blocks of six; the rest is divided so that every block has at least three rows.
+// Calls use<R>(at) over [0, n) in blocks of six rows; the rest is divided so that every block has at least three rows.
 template <class Use> INGOT_SIMD_INLINE void for_blocks(int64_t n, Use&& use) {
   int64_t at = 0;
   for (; n - at > 8 || n - at == 6; at += 6) use.template operator()<6>(at);
@@ -140,7 +140,7 @@ template <int S> INGOT_SIMD_INLINE void transpose_stage(F (&m)[W]) {
 }
 INGOT_SIMD_INLINE void transpose(F (&m)[W]) { transpose_stage<1>(m); }
 
-// Where lane l of a tensor of rows and heads begins.
+// The start of lane l in a tensor of rows and heads.
 struct LaneRows {
   int64_t row, head, group;
   int64_t at(int64_t lane) const { return lane / group * row + lane % group * head; }
@@ -175,7 +175,7 @@ __attribute__((noinline)) void pack_lanes(const float* from, const LaneRows& lan
     for (int i = 0; i < W; ++i) m[i] = i < live ? load_some(base[i] + c, d - c) * factor : F{};
     put(m, d - c);
   }
-  for (; rows && c < pd; c += W)  // the padding is as long as the longest vector's
+  for (; rows && c < pd; c += W)  // the padding is one whole vector
     for (int i = 0; i < W; ++i) store(rows + i * pd + c, F{});
 }
 // to[lane][c] = from[c][lane] * factor[lane]

@@ -42,7 +42,7 @@ const Case kCases[] = {
     {{77}, {}, 4, 2, 17, 33, 1, 5, 40, true, true},
     {{5, 40}, {90, 70}, 4, 4, 48, 48, 0, 0, 0, true, true},  // a chunk after a cached prefix
     {{40, 9}, {11, 9}, 2, 1, 16, 24, 0, 0, 0, true},         // the first 29 queries see nothing
-    {{40, 9}, {11, 9}, 2, 1, 16, 24, 0, 4, 3, true, true},   // nothing but the sink
+    {{40, 9}, {11, 9}, 2, 1, 16, 24, 0, 4, 3, true, true},   // the first queries see nothing but the sink
     {{33, 20}, {50, 0}, 4, 2, 24, 24, 0, 0, 0, false},
     {{31}, {45}, 2, 2, 40, 8, 3, 10, 0, false, true},
     {{1, 1, 1}, {200, 1, 37}, 8, 4, 64, 64},  // decode

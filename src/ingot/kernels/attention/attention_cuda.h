@@ -1,5 +1,5 @@
 #pragma once
-// What the launchers of all variants of attention share. Included by .cu files.
+// Code that the launchers of all variants of attention share. Included by .cu files.
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/attention/parts/tiles.h"

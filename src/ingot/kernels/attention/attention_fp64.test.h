@@ -1,7 +1,7 @@
 #pragma once
-// Attention's operands, the fp64 loop on the same numbers, and bounds on the errors that are derived from what is
-// rounded: for tests of the kernels on a GPU and in emulation. On: Storage, the class of an operand's memory with its
-// mirror on the host (as testing::DeviceBuffer); run(op) and workspace_bytes(op), the calls that are tested.
+// Attention's operands, the fp64 loop on the same numbers, and error bounds derived from the roundings, for tests of
+// the kernels on a GPU and in emulation. `On` has the class Storage, an operand's memory with a mirror on the host
+// (such as testing::DeviceBuffer), and run(op) and workspace_bytes(op), the calls under test.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -97,13 +97,14 @@ template <class On> struct AttentionOperands {
     if (c.sinks) a.sinks = sinks64;
     return a;
   }
-  // Of `x` in place of v, summed over the visible keys.
+  // The sums over the visible keys of p times `x` in place of v.
   std::vector<double> sums_of(const Tensor& x) const {
     Buffer zero(DType::f64, q64.tensor().shape), result(DType::f64, out64.tensor().shape);
     assign(zero, std::vector<double>(size_t(zero.tensor().numel()), 0));
     Attention mean = reference(x, result);
     mean.q = zero, mean.sinks = {};
-    Buffer counts(DType::f64, lse64.tensor().shape);  // exp(lse) of equal scores
+    // the logarithm of the number of visible keys, as lse of equal scores
+    Buffer counts(DType::f64, lse64.tensor().shape);
     mean.lse = counts;
     attention(mean, {});
     auto sums = values(result);
@@ -115,7 +116,7 @@ template <class On> struct AttentionOperands {
           sums[size_t((i * c.heads + h) * c.d + x0)] *= std::exp(log_count[size_t(h * tokens + i)]);
     return sums;
   }
-  // No score is larger (Cauchy), in powers of two.
+  // A power of two that no score exceeds (by Cauchy-Schwarz).
   double largest_score() const {
     const auto longest = [&](const Tensor& t) {
       const auto x = values(t);
@@ -151,7 +152,7 @@ std::vector<double> allowance(const AttentionOperands<On>& a, const std::vector<
   return allowed;
 }
 
-// The largest |got - want| / allowed, and where.
+// The largest |got - want| / allowed, with its place, as text.
 inline std::string beyond(const std::vector<double>& got, const std::vector<double>& want,
                           const std::vector<double>& allowed, double& worst) {
   worst = 0;
@@ -236,7 +237,7 @@ struct Definition {
               score = c.softcap * part, slope = 1 - part * part;
             }
             const double p = std::exp(score - of), ds = p * (dp - delta) * slope;
-            // The rounding error of the slope 1 - part^2 is relative to 1.
+            // The rounding error of the slope 1 - part^2 is relative to 1, not to the slope.
             const double ds_off =
                 u * std::abs(ds) + smallest +
                 (2 * fp32 + (c.softcap > 0 ? std::exp2(-20) : 0)) * p * (norm * length(v, key) + delta_size);
@@ -258,7 +259,7 @@ struct Definition {
   }
 };
 
-enum class Order { fixed, any };  // of dq's sums
+enum class Order { fixed, any };  // the order of the additions to dq
 template <class On> struct AttentionGradients {
   using Storage = typename On::Storage;
   explicit AttentionGradients(const AttentionOperands<On>& o, Order order_ = Order::fixed)

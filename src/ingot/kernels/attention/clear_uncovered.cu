@@ -1,4 +1,4 @@
-// A warp per row and head. Where the segments cover all rows, a block reads the last offsets and ends.
+// One warp handles one row and head. Where the segments cover all rows, a block reads the last offsets and ends.
 #include <algorithm>
 #include <cmath>
 
@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32, kMostBlocks = 132;
 
 struct Rows {
-  const int32_t* covered;  // null: nothing to do
+  const int32_t* covered;  // null: no rows to clear
   char* data;
   int64_t tokens, token_bytes, head_bytes;
   int heads, width_bytes;

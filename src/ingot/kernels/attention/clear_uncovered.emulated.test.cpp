@@ -13,7 +13,7 @@ namespace {
 using testing::Buffer;
 using testing::values;
 
-// 7.25 where the row is covered, 0 behind the segments.
+// Expects 7.25 where the row is covered, and 0 after the segments.
 void expect_cleared(const Buffer& b, int64_t covered, const char* what) {
   const Tensor t = b;
   const auto found = values(b);

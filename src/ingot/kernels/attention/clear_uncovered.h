@@ -1,6 +1,5 @@
 #pragma once
-// Zeros for the rows outside all segments (padding behind the last segment): on a GPU only the device knows the
-// offsets.
+// Zeros the rows outside all segments (padding after the last segment). On a GPU only the device knows the offsets.
 #include "ingot/core/tensor.h"
 
 namespace ingot::cuda {

@@ -110,7 +110,7 @@ template <int kDim> struct Tile {
       const uint32_t piece = i * 32 + lane, ahead = piece / (kDim / 8);
       k[i] = v[i] = make_uint4(0, 0, 0, 0);
       if (key + ahead >= end) continue;
-      // A ring has more rows than a tile; where there are fewer nothing wraps.
+      // A circular cache has more rows than a tile. In a cache with fewer rows, no tile wraps around.
       const uint32_t row = first + ahead < p.rows ? first + ahead : first + ahead - p.rows;
       const size_t at = (size_t(head) * p.rows + row) * kDim + piece % (kDim / 8) * 8;
       k[i] = __ldcg(reinterpret_cast<const uint4*>(p.keys + at));
@@ -153,7 +153,7 @@ template <int kDim> struct Seen {
     float s[2][4] = {};
     scores(m, warp, s);
     const uint32_t lane = threadIdx.x % 32, t = lane % 4;
-    uint32_t p[2][2];  // of row g + 8 r, keys 8 n + 2 t and the next
+    uint32_t p[2][2];  // for row g + 8 r: keys 8 n + 2 t and the next key
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float top = max[r];
@@ -190,7 +190,7 @@ template <int kDim> struct Seen {
       ptx::mma_m16n8k16(bf16{}, out[d / 8 + 1], a, b1);
     }
   }
-  // Once: of the lanes of a row, its sum.
+  // Adds the sums of the lanes that share a row. Called once, after the last tile.
   __device__ __forceinline__ void add_lanes() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -198,7 +198,7 @@ template <int kDim> struct Seen {
       sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
     }
   }
-  // After a barrier: keys and values are read, their memory takes the results.
+  // Stores the results in the memory of keys and values. Called after a barrier, when keys and values have been read.
   template <int kTeam> __device__ __forceinline__ void put(Memory<kDim, kTeam>& m, uint32_t warp) const {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -308,12 +308,12 @@ __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, u
   }
 }
 
-// Numbers d to d + 3 of the first `count` parts of a row.
+// Numbers d to d + 3 of a row, added up over its first `count` parts.
 template <int kDim>
 __device__ __forceinline__ Total total_of_parts(const Params& p, Query q, uint32_t d, uint32_t count) {
   const size_t first = (size_t(q.token) * p.heads + q.head) * p.parts;
   Total total;
-  constexpr uint32_t kHeld = 8;  // on their way at once
+  constexpr uint32_t kHeld = 8;  // loads in flight at once
 #pragma unroll 1
   for (size_t from = first; from < first + count; from += kHeld) {
     float max[kHeld], sum[kHeld], top = -INFINITY;
@@ -334,7 +334,7 @@ __device__ __forceinline__ Total total_of_parts(const Params& p, Query q, uint32
   }
   return total;
 }
-// By the last block of a tile.
+// Called by the last block of a tile to finish: adds up the parts.
 template <int kDim>
 __device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32_t tile, uint32_t thread,
                                           const Memory<kDim>& m) {
@@ -347,7 +347,7 @@ __device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32
   }
 }
 
-// Unit `unit` of units_of(p): a part of a tile of a key head.
+// Computes unit `unit` of units_of(p): a part of a tile of a key head.
 template <int kDim> __device__ __forceinline__ void attend(const Params& p, uint32_t unit, Memory<kDim>& m) {
   const uint32_t index = unit % p.parts, tile = unit / p.parts % p.tiles, head = unit / p.parts / p.tiles;
   const uint32_t thread = threadIdx.x;

@@ -27,8 +27,8 @@ struct Params {
 };
 
 INGOT_HD constexpr uint32_t tiles_of(uint32_t T, uint32_t group) { return (T * group + 15) / 16; }
-// The number of parts of the keys: enough to fill the GPU where there are many keys, and no more than pieces of keys.
-// `capacity`: the most keys of the sequence; window 0: all keys are visible.
+// The number of parts of the keys: enough to fill the GPU where there are many keys, and no more than chunks of
+// kPartKeys keys. `capacity` is the most keys of the sequence; with window 0 all keys are visible.
 INGOT_HD constexpr uint32_t parts_of(uint32_t T, uint32_t window, uint32_t capacity) {
   const uint32_t keys = window > 0 && window - 1 + T < capacity ? window - 1 + T : capacity;
   const uint32_t parts = (keys + kPartKeys - 1) / kPartKeys;
@@ -43,8 +43,8 @@ struct EpochWords;
 }
 namespace ingot::token_attention {
 
-// Where the results of a token's attention by a persistent kernel go, stamped: numbers 4 i to 4 i + 3 of the mixed
-// values, as two words of a column (weight_tile_product.cuh), are mixed[i].
+// Where a persistent kernel publishes the results of a token's attention, in words with an epoch: mixed[i] holds
+// numbers 4 i to 4 i + 3 of the mixed values, as two words of an activation vector (weight_tile_product.cuh).
 struct Published {
   tile::EpochWords *parts, *mixed;  // (heads, parts, kDim / 4, 2), (heads * dim / 4)
   static constexpr int64_t parts_bytes(int64_t heads, int64_t parts, int64_t cache_dim) {

@@ -51,7 +51,7 @@ struct SinkSums {
   float part[kSinkThreads / 32];
 };
 
-// dsink = -sum over queries of exp(sink - lse) delta, in an order fixed by the number of queries. A block per head.
+// dsink = -sum over queries of exp(sink - lse) delta, in an order given by the number of queries. One block per head.
 template <class T>
 __global__ void __launch_bounds__(kSinkThreads)
     attention_sink_gradient(const T* sinks, const float* lse, int64_t lse_stride, const float* delta,

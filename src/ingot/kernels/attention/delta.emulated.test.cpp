@@ -1,4 +1,4 @@
-// The CUDA kernels of delta and of the sinks' gradient, on the CPU: what a sanitizer can see of them.
+// Runs the CUDA kernels of delta and of the sinks' gradient on the CPU, under sanitizers.
 #include "ingot/kernels/attention/delta.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ namespace {
 using testing::Buffer;
 using testing::values;
 
-// Sums of d products of numbers of size 1, and of `tokens` terms: a few roundings of fp32 for each.
+// The tolerance: sums of d products of numbers of size 1, and of `tokens` terms, with a few roundings of fp32 for each.
 TEST(AttentionRowSumsEmulated, AreSumsOverColumnsLessTheGradientOfLse) {
   constexpr int64_t T = 37, H = 3;
   for (int64_t d : {8, 40, 256})

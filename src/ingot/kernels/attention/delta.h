@@ -1,5 +1,5 @@
 #pragma once
-// What the backward pass needs of each query and head before its products.
+// Row sums that the backward pass needs for each query and head before its products.
 #include "ingot/kernels/attention/attention.h"
 
 namespace ingot::cuda {

@@ -1,4 +1,4 @@
-// Exclusive self attention: the part of each head's output along its own token's value is taken away (attention.h).
+// Exclusive self attention: subtracts from each head's output the part along its own token's value (attention.h).
 #include <cmath>
 
 #include "ingot/core/cpu/thread_pool.h"

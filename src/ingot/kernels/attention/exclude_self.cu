@@ -1,6 +1,6 @@
-// Exclusive self attention: some lanes of a warp take a token's heads of one key head, v in registers. Heads of 64 and
-// 128 numbers, aligned to 16 bytes, go by 16-byte vectors, a few lanes each; all further widths by a whole warp, number
-// by number.
+// Exclusive self attention: some lanes of a warp process a token's heads of one key head, with v in registers. Heads of
+// 64 and 128 numbers, aligned to 16 bytes, are loaded as 16-byte vectors by a few lanes each; heads of other widths are
+// loaded number by number by a whole warp.
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/vec.cuh"
@@ -10,7 +10,7 @@ namespace ingot::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMost = 16;  // elements of a head to a lane of a warp: heads of 512
+constexpr int kMost = 16;  // elements of a head per lane of a warp, which allows heads of 512
 constexpr float kTiny = 1e-12f;
 
 struct Heads {
@@ -123,7 +123,7 @@ template <class Form> __global__ void __launch_bounds__(kThreads) exclude_self_b
     }
     if (item.there) Form::store(at<T>(p.dy, item.token, h), dz, p.width);
     if (p.delta == nullptr) continue;
-      // Of dy as rounded for storage.
+      // Uses dy as rounded for storage.
 #pragma unroll
     for (float& x : dz) x = tile::to_float(tile::from_float<T>(x));
     const float delta = dot<Form>(dz, y);

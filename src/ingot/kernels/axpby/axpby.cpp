@@ -17,7 +17,7 @@ template <class T> void axpby_typed(const Axpby& a) {
     for (int64_t t = begin; t < end; ++t) {
       const T* x = X[t];
       T* y = Y[t];
-      if (beta == 0) {  // y may hold anything
+      if (beta == 0) {  // y may have any contents
         INGOT_POINTWISE
         for (int64_t c = 0; c < C; ++c) y[c] = alpha * x[c];
       } else {

@@ -13,7 +13,7 @@ template <class T> struct AxpbyBody {
   template <int N> __device__ void row(const Columns<N>&, int64_t row, int64_t c, float (&)[1][N]) const {
     float vx[N], vy[N] = {};
     x.load(row, c, vx);
-    if (beta != 0) y.load(row, c, vy);  // for beta = 0 y may hold anything
+    if (beta != 0) y.load(row, c, vy);  // for beta = 0 y may have any contents
 #pragma unroll
     for (int n = 0; n < N; ++n) vy[n] = alpha * vx[n] + beta * vy[n];
     y.store(row, c, vy);

@@ -10,7 +10,7 @@ namespace {
 // From this size on, L2 (50 to 60 MB on Hopper) holds none of the written data when the next reader comes.
 constexpr int64_t kEvictFirstBytes = int64_t(64) << 20;
 constexpr int kThreads = 256;
-constexpr int kConverted = 8;  // elements a thread converts: 16 bytes of a 16-bit type
+constexpr int kConverted = 8;  // elements that a thread converts: 16 bytes of a 16-bit type
 
 struct VectorParams {
   tile::Rows from, to;

@@ -16,8 +16,8 @@ struct Copy {
 void copy(const Copy& c, Stream stream);
 
 // to[at + i] = from[i] for each row i. `at` is read when the stream reaches the copy, so the replays of a graph may
-// write to different places. Both have one type, and rows without gaps. Rows that would lie outside of `to` are left
-// out.
+// write to different places. Both tensors have the same type, and rows without gaps. Rows that would lie outside of
+// `to` are skipped.
 struct CopyAt {
   Tensor from, to;  // (N, ...), (M, ...)
   Tensor at;        // (1) i32

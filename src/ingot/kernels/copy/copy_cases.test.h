@@ -24,7 +24,7 @@ inline double rounded(double x, DType t) {
   }
 }
 
-// Rows are written from row `at` on; rows outside the target are left out, and no other element is written.
+// Rows are written from row `at` on; rows outside the target are skipped, and no other element is written.
 template <class B> void copies_rows_at_a_place() {
   for (DType type : {DType::bf16, DType::f32, DType::i32})
     for (const int at : {0, 3, 5, -1, 7, 100}) {

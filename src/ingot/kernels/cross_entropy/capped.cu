@@ -1,4 +1,4 @@
-// Rows of exponentials become losses and, but for the target's column, need not be touched again (capped.h).
+// Turns rows of exponentials into losses; apart from the target's column, the exponentials stay as they are (capped.h).
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/block_sum.cuh"
@@ -12,23 +12,23 @@ namespace {
 constexpr int kThreads = 128;
 
 struct Params {
-  bf16* u;  // or null: losses only
+  bf16* u;  // null: losses only
   int64_t u_stride;
   const float *sums, *at_target;
   uint32_t vocab, tiles;
   const int32_t* targets;
   float *loss, *lse;   // lse: or null
-  const float* dloss;  // where u is
+  const float* dloss;  // used where u is given
   float* factor;
   const bf16* x;
-  bf16* scaled;  // or null
+  bf16* scaled;  // may be null
   int64_t x_stride, scaled_stride;
   uint32_t channels;
   float softcap, z_loss;
   int32_t ignore_index;
 };
 
-// factor * from, 8 numbers a thread at a time. A factor of 0 gives zeros, also for NaN and infinity.
+// factor * from, 8 numbers per thread at a time. A factor of 0 gives zeros, also for NaN and infinity.
 template <class From>
 __device__ __forceinline__ void multiply_row(const From* from, bf16* to, uint32_t eights, uint32_t first, uint32_t step,
                                              float factor) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ void multiply_row(const From* from, bf16* to, uint32_
   }
 }
 
-// A block a row.
+// One block per row.
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ Params p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
                  factor);
 }
 
-// A warp a row.
+// One warp per row.
 __global__ void __launch_bounds__(kThreads)
     multiply_rows_kernel(const float* sums, int64_t sums_stride, bf16* y, int64_t y_stride, const float* factor,
                          int64_t rows, uint32_t eights) {

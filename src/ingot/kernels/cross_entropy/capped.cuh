@@ -9,7 +9,7 @@ namespace ingot::cuda::capped_detail {
 
 constexpr gemm::Tile kTile = gemm::kPairs128;
 static_assert(kTile.n == kCappedColumns, "a tile's rows are the parts of a row");
-constexpr int kSums = kTile.n / 2;  // of a thread in 64 rows of a tile: of two rows a half each
+constexpr int kSums = kTile.n / 2;  // sums of a thread in 64 rows of a tile: half of each of two rows
 
 class Weigh {
  public:
@@ -29,7 +29,7 @@ class Weigh {
   __device__ __forceinline__ void operator()(float (&d)[kSums], const gemm::WarpAt& at) {
     const uint32_t lane = threadIdx.x % 32, row = at.row + lane / 4, left = p_.columns - at.column;
     const Cap cap(p_.softcap);
-    // Asked for before anything is computed.
+    // Requested before any computation.
     const uint32_t target[2] = {target_of(row), target_of(row + 8)};
 #pragma unroll
     for (int half = 0; half < 2; ++half) leave_target(cap, d, half, row + 8 * half, target[half] - at.column);
@@ -39,7 +39,7 @@ class Weigh {
     else
       weigh<true>(cap, d, sum, left);
     if (p_.keeps) keep(d, at);
-      // Last: a panel's fence waits for earlier stores to memory.
+      // This comes last, because a panel's fence waits for earlier stores to memory.
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll

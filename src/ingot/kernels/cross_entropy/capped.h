@@ -24,10 +24,10 @@ struct Capped {
   int64_t vocab = 0;
 };
 
-// x (T, C), w (V, C) bf16: u, sums and at_target.
+// x (T, C), w (V, C) bf16. Writes u, sums and at_target.
 void launch_capped(const Tensor& x, const Tensor& w, const Tensor& targets, double softcap, const Capped& out,
                    Stream stream);
-// Losses, factors, the target's u, and factor * x. Rows of ignored targets become zeros.
+// Writes losses, factors, the target's u, and factor * x. Rows of ignored targets become zeros.
 void finish_capped(const Capped& in, const Tensor& x, const CrossEntropy& a, Stream stream);
 // y[t] = factor[t] * sums[t]      (T, C) of bf16 and f32, C in whole eights
 void multiply_rows(const Tensor& factor, const Tensor& sums, const Tensor& y, Stream stream);

@@ -210,7 +210,7 @@ int64_t most_chunk_rows(int64_t vocab, DType dtype) {
   const int64_t row = std::max<int64_t>(1, vocab * size_of(dtype));
   return std::max<int64_t>(16, std::clamp(kPayingRows * row, kChunkBytes, kMostChunkBytes) / row / 16 * 16);
 }
-// Equal chunks but for the last.
+// Equal chunks except for the last one.
 int64_t chunk_rows(int64_t rows, int64_t vocab, DType dtype) {
   const int64_t fit = most_chunk_rows(vocab, dtype), chunks = std::max<int64_t>(1, (rows + fit - 1) / fit);
   return ((rows + chunks - 1) / chunks + 15) / 16 * 16;

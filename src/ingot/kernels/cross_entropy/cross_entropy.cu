@@ -16,7 +16,7 @@ struct Params {
   int64_t logits_stride, dlogits_stride, vocab;
   const int32_t* targets;
   float *loss, *lse;   // lse: or null
-  const float* dloss;  // or null: no gradient
+  const float* dloss;  // null: no gradient
   float softcap, z_loss, smoothing;
   int32_t ignore_index;
 };
@@ -45,8 +45,8 @@ template <int kThreadsOf> __device__ inline RowSum of_block(RowSum e, RowMemory<
   return together<kWarps>(memory.of_warps[threadIdx.x % kWarps]);
 }
 
-// Vectors of N logits a thread at a time. The first kHeld vectors of a thread stay in registers between the two passes;
-// a longer row is read twice.
+// Vectors of N logits per thread at a time. The first kHeld vectors of a thread stay in registers between the two
+// passes; a longer row is read twice.
 template <class L, class D, int N, int kHeld>
 __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ Params p) {
   const int64_t row = blockIdx.x, vectors = p.vocab / N;
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ P
     float high = mine.high, total = mine.total;
 #pragma unroll
     for (int n = 0; n < N; ++n) high = ptx::max_nan(high, x[n]), total += x[n];
-    const float base = fmaxf(high, -3e38f);  // where all are -infinity
+    const float base = fmaxf(high, -3e38f);  // where all logits are -infinity
     float sum = mine.sum == 0 ? 0.f : mine.sum * ptx::exp2_approx((mine.high - base) * kLog2e);
 #pragma unroll
     for (int n = 0; n < N; ++n) sum += ptx::exp2_approx((x[n] - base) * kLog2e);
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ P
   }
 }
 
-constexpr int kVector = 4, kHeld = 4;  // 16 logits a thread in registers: rows of 8,192
+constexpr int kVector = 4, kHeld = 4;  // 16 logits per thread in registers, for rows of up to 8,192
 
 template <class L, class D> void launch_rows(const CrossEntropy& a, Stream stream) {
   const auto aligned = [](const Tensor& t, int64_t bytes) {
@@ -178,12 +178,12 @@ struct TiledParams {
   uint32_t vocab, tiles;
   const int32_t* targets;
   float *loss, *lse;   // lse: or null
-  const float* dloss;  // or null: no gradient
+  const float* dloss;  // null: no gradient
   float softcap, z_loss;
   int32_t ignore_index;
 };
 
-constexpr uint32_t kEights = 4, kTileEights = kExponentialColumns / 8;  // vectors of a thread on their way at once
+constexpr uint32_t kEights = 4, kTileEights = kExponentialColumns / 8;  // vectors of a thread that are loaded at once
 
 // One block per row. With few columns blocks are small, so that a block's sums overlap with the copies of further
 // blocks.
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kThreadsOf) tiled_row_kernel(const __grid_cons
       tile::to_float(v[k], x);
 #pragma unroll
       for (uint32_t n = 0; n < 8; ++n) {
-        // A logit without digits left is as small as the cap allows.
+        // Where the exponential has underflowed to 0, the logit is the smallest that the cap allows.
         const float c = p.softcap > 0 ? fmaxf(high + ptx::log2_approx(x[n]) * (1 / kLog2e), -p.softcap) : 0.f;
         const float g = int32_t(i * 8 + n) == target ? of_target : factor * x[n] * cap.slope(c);
         d[n] = ignored ? 0.f : g;  // even where the logits are not finite

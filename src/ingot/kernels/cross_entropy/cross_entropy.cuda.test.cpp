@@ -134,7 +134,7 @@ TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
       testing::expect_close(loss, values(loss64), 40 * sums, 1e-6);
       testing::expect_close(dx, values(dx64), 8 * (u + sums) * weight * 3, 2 * u);
       testing::expect_close(dw, values(dw64), 8 * (u + 4 * sums) * std::sqrt(double(c.rows) + 1), 1e-5);
-      // Losses alone are the same.
+      // Without gradients the losses are the same.
       DeviceBuffer alone = testing::poisoned<DeviceBuffer>(DType::f32, {c.rows});
       call({.x = x,
             .w = w,

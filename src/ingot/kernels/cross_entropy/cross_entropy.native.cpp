@@ -1,4 +1,4 @@
-// Of libingot_bench.so (testing/native.h).
+// Part of libingot_bench.so (testing/native.h).
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
 
 #include "ingot/testing/native.h"

@@ -258,7 +258,7 @@ TEST(LinearCrossEntropy, EqualsTheProductAndTheLossOneAfterTheOther) {
     Fused f(DType::f64, c.T, c.C, c.V, c.R);
     const auto dw_before = values(f.dw);
     linear_cross_entropy(f.args, {});
-    // plainly
+    // the plain computation
     const auto x = values(f.x), w = values(f.w), x2 = values(f.x2), w2 = values(f.w2);
     Buffer logits(DType::f64, {c.T, c.V}), loss(DType::f64, {c.T});
     std::vector<double> l(size_t(c.T * c.V), 0);
@@ -418,8 +418,8 @@ TEST(CrossEntropy, TheEndsOfSoftcapsAreNumbers) {
       for (const Buffer* b : {&run.loss, &run.lse, &run.dlogits})
         for (double v : values(*b)) EXPECT_TRUE(std::isfinite(v)) << softcap << ' ' << dtype;
       if (softcap > 1) continue;
-      for (double v : values(run.lse)) EXPECT_NEAR(v, std::log(70), 1e-5);  // all logits are nothing
-      for (double v : values(run.dlogits)) EXPECT_EQ(v, 0);                 // and so are slopes
+      for (double v : values(run.lse)) EXPECT_NEAR(v, std::log(70), 1e-5);  // all capped logits are 0
+      for (double v : values(run.dlogits)) EXPECT_EQ(v, 0);                 // and so are the slopes
     }
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Losses and gradients on another backend beside the CPU's in fp64.
+// Compares losses and gradients of another backend with the CPU's in fp64.
 #include <gtest/gtest.h>
 
 #include "ingot/kernels/cross_entropy/capped.h"

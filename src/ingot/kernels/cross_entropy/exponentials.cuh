@@ -9,7 +9,7 @@ namespace ingot::cuda::exponentials_detail {
 
 constexpr gemm::Tile kTile = gemm::kPairs128;
 static_assert(kTile.n == kExponentialColumns, "a tile's rows are the parts of a row");
-constexpr int kSums = kTile.n / 2;  // of a thread in 64 rows of a tile: of two rows a half each
+constexpr int kSums = kTile.n / 2;  // sums of a thread in 64 rows of a tile: half of each of two rows
 
 template <class T> class Exponentiate {
  public:
@@ -28,7 +28,7 @@ template <class T> class Exponentiate {
 
   __device__ __forceinline__ void operator()(float (&d)[kSums], const gemm::WarpAt& at) {
     const uint32_t lane = threadIdx.x % 32, row = at.row + lane / 4, left = p_.columns - at.column;
-    // Asked for before anything is computed.
+    // Requested before any computation.
     const uint32_t target[2] = {target_of(row), target_of(row + 8)};
     const float nothing = -__int_as_float(0x7f800000);
     if (p_.softcap > 0) {
@@ -50,14 +50,15 @@ template <class T> class Exponentiate {
       for (int step = 1; step <= 2; step *= 2)
         high[half] = ptx::max_nan(high[half], __shfl_xor_sync(~0u, high[half], step));
     }
-    const float base[2] = {fmaxf(high[0], -1e38f) * kLog2e, fmaxf(high[1], -1e38f) * kLog2e};  // of -infinity alone
+    // where all logits of a row are -infinity
+    const float base[2] = {fmaxf(high[0], -1e38f) * kLog2e, fmaxf(high[1], -1e38f) * kLog2e};
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       d[i] = ptx::exp2_approx(fmaf(d[i], kLog2e, -base[i / 2 % 2]));
       sum[i / 2 % 2] += d[i];
     }
     if (p_.keeps) keep(d, at);
-      // Last: a panel's fence waits for earlier stores to memory.
+      // This comes last, because a panel's fence waits for earlier stores to memory.
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll

@@ -8,8 +8,9 @@
 namespace ingot::cuda {
 namespace {
 
-// Products of few rows waste tiles, and the gradient of the weights is read and written once a chunk: as many rows as
-// take so much memory, and no more than the longest products need. A chunk's logits are beyond L2 either way.
+// Products of few rows waste tiles, and the gradient of the weights is read and written once per chunk. A chunk
+// therefore has as many rows as this memory holds, but no more than the longest products need. A chunk's logits exceed
+// L2 in any case.
 constexpr int64_t kChunkBytes = 1'300'000'000, kLeastChunkRows = 128;
 
 // The most rows of a chunk for which the workspace suffices: a workspace for many rows serves fewer, too.
@@ -38,7 +39,7 @@ Room room_of(int64_t rows, int64_t vocab, DType type, Device device) {
 
 #ifdef INGOT_HAS_CUDA_LINEAR  // not where the linear layer's kernels are emulated
 
-// --- where the core multiplies, logits are never in memory: their exponentials are (exponentials.h)
+// --- where the core multiplies, memory holds the exponentials of logits instead of the logits (exponentials.h)
 
 int64_t tiles_of(int64_t vocab) { return (vocab + kExponentialColumns - 1) / kExponentialColumns; }
 int64_t most_exponential_rows(int64_t vocab) { return most_rows(2 * vocab + tiles_of(vocab) * 8 + 4, 16384); }
@@ -107,7 +108,7 @@ void by_exponentials(const LinearCrossEntropy& a, Stream stream) {
   }
 }
 
-// --- of logits with a low cap, in bf16, gradients are not formed in memory either (capped.h)
+// --- for logits with a low cap, in bf16, no gradients are written to memory either (capped.h)
 
 int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 int64_t capped_tiles(int64_t vocab) { return (vocab + kCappedColumns - 1) / kCappedColumns; }
@@ -160,7 +161,7 @@ void by_capped(const LinearCrossEntropy& a, Stream stream) {
     const Tensor targets = rows(a.targets), x = rows(a.x), dx = rows(a.dx);
     launch_capped(x, a.w, targets, a.softcap, chunk, stream);
     finish_capped(chunk, x, losses_of(a, rows), stream);
-    if (a.dx) {  // rounded once, by its factor
+    if (a.dx) {  // rounded once, after multiplication by its factor
       matmul({.a = chunk.u, .b = a.w, .c = of_dx, .products = a.products, .workspace = product}, stream);
       multiply_rows(chunk.factor, of_dx, dx, stream);
     }
@@ -171,7 +172,7 @@ void by_capped(const LinearCrossEntropy& a, Stream stream) {
 
 #endif
 
-// Where a chunk that begins at a row ends: after `step` rows, with pairs of segments at the last end of a segment
+// The end of the chunk that begins at a row: after `step` rows, or with pairs of segments at the last end of a segment
 // within these rows.
 int64_t chunk_end(const LinearCrossEntropy& a, int64_t begin, int64_t step) {
   const int64_t most = std::min(a.x.size(0), begin + step);
@@ -229,7 +230,7 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
       t.stride[0] = padded;
       return t;
     };
-    // Logits in fp32 also where the operands have 16 bits: their rounding would be the loss's.
+    // Logits are fp32 even where the operands have 16 bits, because a rounding of the logits would enter the loss.
     const Tensor logits = chunk(memory, DType::f32);
     const auto multiply = [&](const Tensor& x, const Tensor& w, double beta) {
       matmul({.a = x,

@@ -71,13 +71,13 @@ struct ScatterParams {
 };
 struct ScatterMemory {
   float sums[kOwnIds][kColumns];
-  int32_t token[kChunk];  // of the chunk, then the number among the block's ids
+  int32_t token[kChunk];  // index in the chunk, then the number among the block's ids
   int8_t which[kChunk];
   int32_t of_warps[kThreads / 32];
 };
 // Lists the chunk's tokens whose id is the block's own, in order; returns how many.
 __device__ inline int list_own(const ScatterParams& p, int64_t chunk, int64_t first_id, ScatterMemory& memory) {
-  constexpr int kEach = kChunk / kThreads;  // neighbours, for a thread's tokens to be in order
+  constexpr int kEach = kChunk / kThreads;  // neighbouring tokens, so that a thread's tokens are in order
   int32_t own[kEach];
   int count = 0;
 #pragma unroll
@@ -120,7 +120,7 @@ template <class T> __global__ void __launch_bounds__(kThreads, 4) scatter_add(co
   const T* dy = static_cast<const T*>(p.dy.data);
   for (int64_t chunk = 0; chunk < p.tokens; chunk += kChunk) {
     const int listed = list_own(p, chunk, first_id, memory);
-    constexpr int kAhead = 16;  // rows under way: a frequent id has thousands, added in turn
+    constexpr int kAhead = 16;  // rows in flight; a frequent id has thousands of rows, which are added in turn
     for (int j = 0; j < listed; j += kAhead) {
       float x[kAhead][kPerThread];
 #pragma unroll

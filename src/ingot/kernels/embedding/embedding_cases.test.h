@@ -1,5 +1,5 @@
 #pragma once
-// Rows of a table and their gradients on another backend beside plain loops.
+// Compares rows of a table and their gradients on another backend with plain loops.
 #include <gtest/gtest.h>
 
 #include <cmath>

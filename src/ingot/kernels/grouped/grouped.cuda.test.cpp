@@ -1,4 +1,4 @@
-// Grouped products in every format, tile and variant against the product in fp64.
+// Compares grouped products in every format, tile and variant with the product in fp64.
 #ifdef INGOT_HAS_CUDA_GROUPED
 #include "ingot/kernels/grouped/grouped.h"
 
@@ -130,7 +130,7 @@ TEST_F(GroupedCuda, EveryFormatTileAndForm) {
       check(f, many, 272, 32, form);
       check(f, {0, 130}, 600, 704, form);            // the ring wraps around
       check(f, {0, 600}, 4128, 32, form);            // a tile for every multiprocessor
-      check(f, {0, 100, 260, 421}, 272, 416, form);  // tiles full, and one row more
+      check(f, {0, 100, 260, 421}, 272, 416, form);  // full tiles, and tiles with one row more
       check(f, {0, 24, 49, 97, 98, 120}, 272, 416, form);
       check(f, {0, 40, 81, 153, 226}, 272, 416, form);
       check(f, {0, 8, 17, 33, 33, 34}, 528, 224, form);

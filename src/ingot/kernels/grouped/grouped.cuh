@@ -1,8 +1,8 @@
 #pragma once
-// The kernel is persistent: a block computes tiles until the whole product is done. A producer warp brings one stage at
+// The kernel is persistent: a block computes tiles until the whole product is done. A producer warp loads one stage at
 // a time: 64 columns of 256 rows of weights as weight tiles (bulk copies) and the same columns of the tile's rows of x
-// (a tensor copy). Warpgroups decode weight tiles into wgmma's A operand in registers, the order in which weight tiles
-// are stored, and multiply: the rows of weights are the product's rows, the rows of x its columns.
+// (a tensor copy). Warpgroups decode weight tiles into wgmma's A operand in registers, in the order in which weight
+// tiles are stored, and multiply: the rows of weights are the product's rows, the rows of x its columns.
 //
 // Codes of 4 and 8 bits become bf16 by shifts and masks, which leaves the numbers smaller by 2^126 and 2^120. One
 // multiplication applies the block's scale and most of this factor. The rest, kOutputScale, keeps large scales in
@@ -75,7 +75,7 @@ template <WeightFormat F, int kRows> __device__ __forceinline__ uint32_t steps_o
   return (p.weight_tiles + kWeightTiles - 1) / kWeightTiles;
 }
 
-// Called by one warp, where tiles are claimed.
+// Claims a tile. Called by one warp, where tiles are claimed.
 template <int kTileBands> __device__ __forceinline__ uint32_t count_tiles(const Params& p, const int32_t* offsets) {
   const Walk walk = walk_of<kTileBands>(p, offsets);
   uint32_t tiles = 0;

@@ -96,8 +96,8 @@ template <class T, bool kFrozen> struct LaneWriteBackwardBody : LaneFactors {
   }
 };
 
-// dr and dp: the six totals added over columns, the totals of the branches times their scales. A warp adds up a single
-// total.
+// Computes dr and dp: the six totals are added over columns, those of the branches times their scales. A warp adds up
+// one total.
 struct ScalarParams {
   const double* total;  // (6, cols)
   int64_t cols;

@@ -139,8 +139,8 @@ bool reads_across_pay() {
 
 // A product by vectors: rows of a are read in place where a row is contiguous.
 template <class T> struct ByVectors {
-  static constexpr int64_t kPacked = 1 << 20;          // elements of b: 4 MB of f32, a part of the last-level cache
-  static constexpr int64_t kPackedTogether = 1 << 18;  // of a and b: 1 MB
+  static constexpr int64_t kPacked = 1 << 20;          // elements of b (4 MB of f32), a part of the last-level cache
+  static constexpr int64_t kPackedTogether = 1 << 18;  // elements of a and b together (1 MB)
   static constexpr int64_t kTaskWork = 1 << 19;        // multiply-adds: some 10 us
   static constexpr int64_t kStride = 2048;             // bytes: more of b's rows of whole pages would share a set of L1
 
@@ -155,7 +155,7 @@ template <class T> struct ByVectors {
     c.k_chunk = round_up(c.k_chunk, kPackRows);  // whole cache lines, and pairs of steps for bf16 dot products
     c.row_panels = ceil_div(g.m, c.tile.rows);
     c.tile_rows = std::min<int64_t>(c.row_panels, std::max(1, 96 / c.tile.rows));
-    // Each task rounds its rows of a anew; enough columns pay for the rounding.
+    // Each task rounds its own rows of a; a task with enough columns amortises the rounding.
     const int64_t least_cols = packs_a || !g.round ? c.tile.cols : g.words ? 1024 : 128;
     c.tile_cols = std::clamp<int64_t>(std::max<int64_t>(256, least_cols) / c.tile.cols, 1, c.n_chunk / c.tile.cols);
     shrink_tasks(c, g.k, kTaskWork, least_cols);
@@ -421,7 +421,7 @@ void linear(const Linear& a, Stream stream) {
 
 namespace {
 
-// How b is cut and packed depends on b alone.
+// The cut and the packing of b depend on b alone.
 template <class T> Gemm<T> gemm_of_weights(const Tensor& w, Products products) {
   const Tensor x(nullptr, w.dtype, {1, w.cols()}), y(nullptr, w.dtype, {1, w.rows()});
   Gemm<T> g = gemm_of<T>(x, false, w, true, y, products);

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
       sum += tile::to_float(dy[r * stride + column]);
   of_warp[warp][lane] = sum;
   __syncthreads();
-  tile::sync_cluster();  // the first block is there
+  tile::sync_cluster();  // the first block has started
   if (warp == 0) {
     for (int w = 1; w < kSumWarps; ++w) sum += of_warp[w][lane];
     ptx::cluster_store(&of_block[rank][lane], 0, sum);

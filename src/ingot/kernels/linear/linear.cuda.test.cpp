@@ -33,7 +33,7 @@ struct Case {
   int64_t gap = 8;  // elements between rows
   bool transpose_a = false, transpose_b = false;
   double alpha = 1, beta = 0;
-  bool add = false;  // another matrix than c
+  bool add = false;  // the addend is a matrix different from c
   Products products = Products::fp32;
 };
 std::ostream& operator<<(std::ostream& o, const Case& c) {
@@ -282,7 +282,7 @@ void expect_signs(DeviceBuffer& signs, const Case& c, const Oracle& pre) {
 TEST_F(LinearCuda, ForwardWithBiasAndActivation) {
   for (DType type : {DType::f32, DType::bf16, DType::f16})
     for (Act act : kActs)
-      for (int keeps : {0, 1, 2})  // nothing, pre, signs
+      for (int keeps : {0, 1, 2})  // keeps nothing, pre, or signs
         for (int64_t rows : {1, 300, 2816}) {
           const Case c{
               .m = rows, .n = 264 + (rows > 2000 ? 504 : 0), .k = 200, .type = type, .out = type, .transpose_b = true};

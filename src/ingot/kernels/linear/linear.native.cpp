@@ -1,4 +1,4 @@
-// Of libingot_bench.so (testing/native.h).
+// Part of libingot_bench.so (testing/native.h).
 #include "ingot/kernels/linear/linear.h"
 
 #include "ingot/testing/native.h"

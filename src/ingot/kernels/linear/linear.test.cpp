@@ -116,7 +116,7 @@ void expect_within(const Tensor& got, const Oracle& want, int64_t k, double unit
         << c << ", element " << i << ": found " << have[i] << ", expected " << want.value[i];
 }
 
-// How a product runs.
+// A way of computing a product.
 struct Way {
   DType dtype;
   Products products;
@@ -134,7 +134,7 @@ std::vector<double> numbers(DType dtype, int64_t rows, int64_t cols, uint64_t se
   integers ? fill_small_integers(t, seed) : fill_normal(t, seed);
   return values(t);
 }
-// Moves every number by less than half a bf16 ulp, away from ties: rounding restores the number.
+// Moves every number by less than half a bf16 ulp, away from ties: rounding to bf16 restores the number.
 void unround(std::vector<double>& v, bool integers) {
   for (size_t i = 0; i < v.size(); ++i) v[i] *= 1 + 0x1p-10 * (i % 2 ? 1 : -1) * (integers ? 0.5 : 0.4);
 }
@@ -485,7 +485,7 @@ TEST(linear, backward_forms_x_where_it_was_not_kept) {
   const Act act = activation_named("gelu");
   for (const Layer& s : kLayers)
     for (const DType dtype : {DType::f32, DType::f64})
-      for (const int way : {0, 1, 2}) {  // slopes beside values; added to dx; without dx
+      for (const int way : {0, 1, 2}) {  // slopes computed beside values; added to dx; without dx
         const Buffer w = matrix(dtype, s.n, s.k, 0, 2), dy = matrix(dtype, s.t, s.n, 1, 4),
                      pre = matrix(dtype, s.t, s.k, s.pad, 5);
         Buffer kept(dtype, {s.t, s.k}, s.k + s.pad), formed(dtype, {s.t, s.k}, s.k + 1), want(dtype, {s.t, s.k}),

@@ -36,8 +36,8 @@ inline std::ostream& operator<<(std::ostream& out, const Case& c) {
 
 inline std::vector<int64_t> equal_widths(size_t depth, int64_t width) { return std::vector<int64_t>(depth + 1, width); }
 
-// Each option is combined with each size at which the option could fail, not with every size. The parts take turns
-// through the options.
+// Each option is combined with each size at which the option could fail, not with every size. The options are
+// distributed over the parts in turn.
 struct CaseList {
   static constexpr Keep keeps[] = {Keep::own_type, Keep::nothing, Keep::f32};
   std::vector<Case> all;
@@ -142,7 +142,8 @@ struct CaseList {
         all.push_back(
             {.widths = {72, 256, 144}, .rows = 150, .act = Act(act), .activate_last = act % 2 == 1, .keep = keep});
   }
-  // Wider than 256: every depth, kept and not; layers of a single pass and of two, as first, middle and last; tails.
+  // Wider than 256: every depth, with values kept and not kept; layers of a single pass and of two, as first, middle
+  // and last layer; partial tiles.
   void to_512() {
     for (size_t depth = 1; depth <= 8; ++depth)
       for (Keep keep : keeps)
@@ -169,7 +170,7 @@ struct CaseList {
     all.push_back({.widths = {384, 328, 264}, .rows = 18000, .activate_last = true, .keep = Keep::f32});
     all.push_back({.widths = {8, 448, 400}, .rows = 9000, .act = act_of<Gelu>, .weight_norm = true});
   }
-  // Wider than 128, where values are kept: each depth, tails, and more rows than a GPU's blocks take at once.
+  // Wider than 128 with kept values: each depth, partial tiles, and more rows than a GPU's blocks take at once.
   void to_256_with_values_kept() {
     for (size_t depth = 1; depth <= 8; ++depth)
       all.push_back({.widths = equal_widths(depth, depth % 3 ? 256 : 200),
@@ -192,8 +193,8 @@ struct CaseList {
     for (int act = 0; act < Activations::size; ++act)
       all.push_back({.widths = {64, 256, 144, 256}, .rows = 300, .act = Act(act), .activate_last = act % 2 == 0});
   }
-  // Wider than 256, where values are kept: each depth, layers of a single half and of two halves anywhere, tails, a
-  // single warpgroup and two with rows, more rows than a GPU's blocks take at once.
+  // Wider than 256 with kept values: each depth, layers of a single half and of two halves at any position, partial
+  // tiles, a single warpgroup and two with rows, more rows than a GPU's blocks take at once.
   void to_512_with_values_kept() {
     for (size_t depth = 1; depth <= 8; ++depth)
       all.push_back({.widths = equal_widths(depth, depth % 3 ? 512 : 264),

@@ -50,7 +50,7 @@ void check_matrix(const char* op, const char* name, const Tensor& t, int64_t row
   INGOT_CHECK(t.rows_uniform(), op, ": ", name, ": found rows of shape ", t.shape,
               " that one stride does not reach, expected one stride between rows and 1 within");
 }
-// A parameter or its gradient; may be left out.
+// Checks a parameter or its gradient, which may be left out.
 void check_parameter(const char* op, const char* name, size_t l, const Tensor& t, const Shape& shape, DType dtype,
                      Device device) {
   if (!t) return;
@@ -140,7 +140,7 @@ void check_cuda(const char* op, const Layers& layers, const Tensor& x) {
 
 // --- memory --------------------------------------------------------------------------------------------------
 
-// Pieces of the workspace in the order of the requests; without memory the size is only counted.
+// Divides the workspace in the order of the requests; without memory the size is only counted.
 class Pieces {
  public:
   Pieces() = default;
@@ -222,7 +222,7 @@ Tensor effective_weight(const MlpLayer& layer, const Tensor& memory) {
   });
   return w;
 }
-// dv and dg from dW.
+// Computes dv and dg from dW.
 void weight_norm_backward(const MlpLayer& layer, const Tensor& dw, const MlpLayer& grad) {
   const int64_t n = layer.w.rows(), k = layer.w.cols();
   with_wide_float_type(dw.dtype, "mlp_backward", [&](auto type) {
@@ -331,7 +331,7 @@ void mlp_backward(const MlpBackward& m, Stream stream) {
 
 namespace {
 
-// For operands whose shapes have been checked.
+// The operands' shapes must have been checked.
 int64_t backward_workspace_bytes(const MlpBackward& m) {
   if constexpr (INGOT_HAS_CUDA(MLP))
     if (m.x.device.kind == Device::cuda) return cuda::mlp_backward_workspace_bytes(m);

@@ -8,7 +8,7 @@ namespace {
 using testing::Operands;
 using testing::timed;
 
-// A step of decoding in small: T tokens, k of E experts each, width C, hidden H.
+// A step of decoding with small sizes: T tokens, k of E experts each, width C, hidden H.
 constexpr int64_t T = 8, E = 32, k = 4, C = 512, H = 512;
 
 WeightMatrix mxfp4(Operands& o, int64_t rows, int64_t cols) {

@@ -18,7 +18,7 @@ struct Choice {
 __device__ __forceinline__ bool better(Choice a, Choice b) {
   return a.value != b.value ? a.value > b.value : a.expert < b.expert;
 }
-// Unsigned integers in the order of the floats.
+// Maps floats to unsigned integers of the same order.
 __device__ __forceinline__ uint32_t ordered(float v) {
   const uint32_t bits = __float_as_uint(v);
   return bits ^ (int32_t(bits) < 0 ? 0xffffffffu : 0x80000000u);
@@ -30,8 +30,8 @@ __device__ __forceinline__ uint32_t best_of_lanes(Choice c) {
   return ~__reduce_max_sync(~0u, key == top ? ~c.expert : 0);
 }
 
-// The choice of a token, by a warp: the k largest of `logits` (E) go to chosen[0 .. k), their softmax to weights[0 ..
-// k). All are in shared memory.
+// Chooses the experts of a token, by a warp: the k largest of `logits` (E) go to chosen[0 .. k), their softmax to
+// weights[0 .. k). All are in shared memory.
 __device__ __forceinline__ void choose(const float* logits, uint32_t E, uint32_t k, uint32_t* chosen, float* weights) {
   constexpr uint32_t kHeld = 4;  // logits of a lane in registers; more are read again for every choice
   const uint32_t lane = threadIdx.x % 32;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void choose(const float* logits, uint32_t E, uint32_t
     }
     const uint32_t expert = best_of_lanes(best);
     if (expert % 32 == lane && expert < 32 * kHeld) taken |= 1u << expert / 32;
-    const float value = logits[expert];  // a NaN shows in the weights
+    const float value = logits[expert];  // a NaN appears in the weights
     if (i == 0) top = value;
     const float share = expf(value - top);
     sum += share;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void choose(const float* logits, uint32_t E, uint32_t
   __syncwarp();
 }
 
-// For a single token each choice is a slot of the list. By all threads of the block, after a barrier.
+// Makes the lists of a single token: each choice is a slot. Called by all threads of the block, after a barrier.
 __device__ __forceinline__ void make_lists(const uint32_t* chosen, const float* weights, uint32_t k,
                                            const Lists& lists) {
   for (uint32_t i = threadIdx.x; i < k; i += blockDim.x) {

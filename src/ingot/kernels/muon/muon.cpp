@@ -46,7 +46,7 @@ struct MatrixBytes {
   int64_t x, square, squares, sums;
   int64_t total() const { return 2 * x + squares * square + sums; }
 };
-// How often a long matrix is as long as wide before its iteration runs on the square.
+// kLong: a matrix this many times as long as wide iterates on the square. kSquares: square matrices in its workspace.
 constexpr int64_t kLong = 2, kSquares = 5;
 bool iterates_on_square(int64_t rows, int64_t cols) { return std::max(rows, cols) >= kLong * std::min(rows, cols); }
 int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -55,8 +55,8 @@ MatrixBytes matrix_bytes(int64_t rows, int64_t cols, DType dtype) {
   return {round_up(rows * cols * size_of(dtype)), round_up(small * small * size_of(dtype)),
           iterates_on_square(rows, cols) ? kSquares : 2, round_up(rows * 8)};
 }
-// Matrices are worked on side by side, each in one thread, where their memory is small: a single product rarely feeds
-// all threads evenly. Larger matrices, and banks with fewer matrices than threads, are divided inside their products.
+// Small matrices are processed in parallel, each by one thread, because a single small product rarely keeps all threads
+// busy. Larger matrices, and banks with fewer matrices than threads, are divided inside their products.
 constexpr int64_t kMostLanes = 8, kLaneBytes = 4 << 20;
 constexpr int64_t kSmallMatrix = 128 * 512;  // elements: a product of this size feeds few threads
 int64_t lanes_of(int64_t rows, int64_t cols, DType dtype) {

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads) momentum_kernel(const Gradients<T> a
 __device__ double row_scale(double squares, bool normalise) {
   return normalise ? 1 / fmax(sqrt(squares), kRowFloor) : 1;
 }
-// A block a matrix: 1 / (its Frobenius norm + floor) from its rows' squares.
+// One block per matrix: 1 / (its Frobenius norm + floor) from the squares of its rows.
 __global__ void __launch_bounds__(kThreads)
     norm_kernel(const double* squares, int64_t rows, bool normalise, double* inverse) {
   ptx::wait_for_earlier_kernels();
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads)
     to[c] = tile::from_float<X>(u * times);
   }
 }
-// A block a row: p = p (1 - lr decay) - lr shape x.
+// One block per row: p = p (1 - lr decay) - lr shape x.
 template <class T, class X>
 __global__ void __launch_bounds__(kThreads)
     update_kernel(Bank<T> p, Bank<const X> x, const Rates rates, double shape, int64_t rows, int64_t cols) {
@@ -191,7 +191,7 @@ struct Iteration {
   double a, b, c;
   Products products;
 };
-// Iterates on room.x and returns where the result is.
+// Iterates on room.x and returns the tensor that holds the result.
 Tensor iterate(const Room& room, const Iteration& n, Stream stream) {
   Tensor x = room.x, other = room.other;
   const bool wide = x.size(1) <= x.size(2);
@@ -255,7 +255,7 @@ template <class Use> void with_types(DType dtype, DType iterated, const char* op
 
 int64_t muon_workspace_bytes(int64_t count, int64_t rows, int64_t cols, DType dtype, Device device) {
   const Tensor none(nullptr, DType::u8, {0}, device);
-  return carve(none, count, rows, cols, dtype).bytes;  // bf16 takes no more
+  return carve(none, count, rows, cols, dtype).bytes;  // bf16 needs no more
 }
 
 void muon(const Muon& m, Stream stream) {

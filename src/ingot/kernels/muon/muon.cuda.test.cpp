@@ -1,4 +1,4 @@
-// Muon and its iteration on a GPU against fp64.
+// Compares Muon and its iteration on a GPU with fp64.
 #include "ingot/kernels/muon/muon.h"
 
 #include <gtest/gtest.h>
@@ -71,7 +71,8 @@ Matrix iterated(Matrix x, int64_t rows, int64_t cols, int steps) {
 struct Sizes {
   int64_t count, rows, cols;
 };
-// Less than a tile, several tiles below the diagonal, sides that are no multiples of anything, both ways round.
+// Sizes below a tile, several tiles below the diagonal, sides that are no multiples of the tile, tall and wide
+// matrices.
 const Sizes kSizes[] = {{1, 1, 1}, {2, 8, 24}, {1, 31, 7}, {3, 128, 256}, {2, 300, 517}, {2, 389, 264}, {1, 520, 520}};
 
 // One step, element by element. u: a rounding to bf16. x carries one rounding, A three (two of x and its own), A A
@@ -185,7 +186,7 @@ TEST_F(MuonCuda, ASumThatIsNotFiniteWritesNothingAndZerosStayZero) {
   EXPECT_TRUE(p.untouched(true));
 }
 
-// Rates on the device: the same bits as numbers of the host, and a graph whose replays read them anew.
+// Rates on the device give the same bits as rates on the host, and the replays of a graph read the rates anew.
 TEST_F(MuonCuda, RatesOnTheDeviceServeAGraph) {
   const Shape shape{2, 136, 200};
   DeviceBuffer g(DType::f32, shape), rates(DType::f64, {3}),

@@ -32,7 +32,7 @@ Matrix transposed(const Matrix& a, size_t rows, size_t cols) {
   return t;
 }
 
-// As in the header, with an explicit transpose.
+// The iteration as in the header, with an explicit transpose.
 Matrix orthogonal_factor(Matrix x, size_t rows, size_t cols, int steps, double a, double b, double c) {
   double norm = 0;
   for (double v : x) norm += v * v;

@@ -10,7 +10,7 @@ using gemm::Major;
 constexpr gemm::Tile kTile = gemm::kTurns128;
 static_assert(gemm::Triangle::fits(kTile));
 
-// alpha sums + beta add; of a symmetric result also the mirror image of tiles below the diagonal.
+// Writes alpha sums + beta add; for a symmetric result also the mirror image of tiles below the diagonal.
 template <class T, bool kAdds, bool kMirrors> class Blend {
  public:
   struct Params {
@@ -90,7 +90,7 @@ void launch(const Tensor& a, const Tensor& b, int64_t k, const Tensor& to, doubl
                    to.device.index, stream, schedule.tiles);
 }
 
-// kWide: no more rows than columns.
+// kWide: the matrix has no more rows than columns.
 template <class T, bool kWide> void iteration(const IterationBank& n, Stream stream) {
   using gemm::Grid;
   using gemm::Triangle;

@@ -228,7 +228,8 @@ void widen_bands(const WeightMatrix& w, int64_t begin, int64_t end, float* out, 
     INGOT_SIMD_CALL(weight_tile_widen_mxfp4, a);
 }
 
-// Rows of x with their columns in the order of a format's weight tiles, zeros behind the last. In the caller's scratch.
+// Rows of x with their columns in the order of a format's weight tiles, with zeros after the last column. Uses the
+// caller's scratch memory.
 float* in_weight_tile_order(const Tensor& x, WeightFormat f) {
   const int64_t rows = x.rows(), cols = x.cols(), padded = weight_tile_padded_cols(cols);
   float* to = static_cast<float*>(thread_scratch(1, rows * padded * int64_t(sizeof(float))));
@@ -310,7 +311,7 @@ void encode_row(const float* x, const WeightMatrix& w, int64_t n) {
       float top = 0;
       for (int64_t k = 0; k < cols; ++k) top = std::max(top, std::abs(x[k]));
       float scale = top / kE4m3Max;
-      if (!(scale >= std::numeric_limits<float>::min())) scale = 1;  // a row of zeros, or nearly
+      if (!(scale >= std::numeric_limits<float>::min())) scale = 1;  // the row consists of zeros, or nearly so
       w.scales.ptr<float>()[n] = scale;
       for (int64_t k = 0; k < cols; ++k) w.data.ptr<uint8_t>()[n * cols + k] = e4m3_nearest(x[k] / scale);
       return;

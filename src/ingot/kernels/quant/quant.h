@@ -40,13 +40,13 @@ struct WeightMatrix {
     return in_weight_tiles() ? k : format == WeightFormat::mxfp4 ? data.size(-2) * kMxBlock : data.size(-1);
   }
   int64_t bytes() const { return data.bytes() + (scales ? scales.bytes() : 0); }
-  WeightMatrix at(int64_t expert) const;  // a matrix of a bank
+  WeightMatrix at(int64_t expert) const;  // the matrix of one expert of a bank
   // Rows [begin, end) of a matrix. In weight tiles, `begin` is a multiple of 16, and so is `end` unless it is the last
   // row's end.
   WeightMatrix row_range(int64_t begin, int64_t end) const;
 };
 void check(const WeightMatrix& w, const char* op, const char* name);  // throws unless the parts fit together
-// The bytes of a stored matrix, and whether a format can hold rows of `cols` numbers.
+// The bytes of a stored matrix. A second function says whether a format can hold rows of `cols` numbers.
 int64_t weight_bytes(WeightFormat f, int64_t rows, int64_t cols);
 
 // Stored numbers as (N, K) f32 or f64: exact, but for fp8 products rounded once to the output's type.

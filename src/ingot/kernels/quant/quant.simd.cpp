@@ -280,7 +280,7 @@ INGOT_SIMD_INLINE void weight_tile_band(const WeightTileDots& a, const uint8_t* 
 }
 
 template <class Read> void weight_tile_dots(const WeightTileDots& a) {
-  constexpr int kAtOnce = L >= 16 ? 8 : 4;  // tokens whose sums fit into the registers
+  constexpr int kAtOnce = L >= 16 ? 8 : 4;  // tokens whose sums fit into the registers at the same time
   const uint8_t* row_tile = static_cast<const uint8_t*>(a.row_tiles);
   for (int64_t first = 0; first < a.rows; first += 16, row_tile += a.row_tile_bytes)
     for (int t = 0; t < a.tokens;) {

@@ -155,7 +155,7 @@ TEST(quant, stored_numbers_come_back_unchanged_when_they_are_stored_again) {
     Stored first(f, 9, 96), second(f, 9, 96);
     Buffer x(DType::f32, {9, 96}, 99), y(DType::f32, {9, 96}), z(DType::f32, {9, 96});
     fill_normal(x, 3, 0.02);
-    for (int64_t k = 0; k < 96; ++k) x.tensor().ptr<float>()[4 * 99 + k] = 0;  // a row of nothing
+    for (int64_t k = 0; k < 96; ++k) x.tensor().ptr<float>()[4 * 99 + k] = 0;  // a row of zeros
     quantise(x, first.w, {});
     dequantise(first.w, y, {});
     quantise(y, second.w, {});

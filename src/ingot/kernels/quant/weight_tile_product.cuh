@@ -40,7 +40,7 @@ template <> struct Form<WeightFormat::mxfp4> {
 constexpr uint32_t kVectorTileBytes = 128;  // of a weight tile
 INGOT_HD constexpr uint32_t padded(uint32_t numbers) { return (numbers + 63) / 64 * 64; }
 INGOT_HD constexpr int64_t vector_bytes(uint32_t numbers) { return int64_t(padded(numbers)) * 2; }
-// In shared memory: the lanes of neighbouring activation vectors read different banks.
+// For shared memory: with this stride the lanes of neighbouring activation vectors read different banks.
 INGOT_HD constexpr uint32_t vector_stride(uint32_t numbers) { return (padded(numbers) * 2 + 127) / 128 * 128 + 64; }
 // The place of number c in an activation vector, counted in numbers. Number c shares a word with c + 1, for fp8 with c
 // + 2.
@@ -249,11 +249,11 @@ __device__ __forceinline__ void lane_vectors(const char* vectors, int64_t stride
   }
 }
 // A warp's weight tiles, row tile after row tile: first, first + kWarps, ... of each. While some weight tiles are
-// multiplied, the next are on their way, also across row tiles.
+// multiplied, the next ones are being loaded, also across row tiles.
 template <WeightFormat F> class Feed {
  public:
   struct RowTile {
-    const uint8_t* data = nullptr;  // null: there is none
+    const uint8_t* data = nullptr;  // null: no row tile
     uint32_t first = 0, end = 0;
   };
   __device__ __forceinline__ void ask(RowTile row_tile) {

@@ -19,7 +19,7 @@ namespace ingot::residual {
 
 constexpr int kThreads = 256;
 
-// Sums that several kernels must compute alike, to the last bit.
+// A sum that several kernels must compute with the same bits.
 __device__ inline float added(float x, float scale, float branch) { return fmaf(scale, branch, x); }
 __device__ inline float mixed(float a, float x, float b, float x0) { return fmaf(a, x, b * x0); }
 
@@ -51,8 +51,8 @@ struct Channels {
 
 struct Walk {
   int64_t rows, cols;
-  int vectors;                    // of a row
-  int tile, lanes;                // a block: so many vectors of so many rows at a time
+  int vectors;                    // vectors of a row
+  int tile, lanes;                // a block's vectors of a row, and rows, at a time
   int column_blocks, row_blocks;  // of the grid
   float* partial;                 // (row_blocks, sums, cols)
   double* total;                  // (sums, cols)

@@ -33,7 +33,7 @@ template <class T> struct Rows {
   int64_t stride;
 };
 
-// Memory for a call: N sums per block and channel, and `vectors` vectors with a number per channel.
+// Memory for one call: N sums per block and channel, and `vectors` vectors with a number per channel.
 template <class T> T* workspace(int64_t rows, int64_t cols, int sums, int vectors) {
   const int64_t n = (block_count(rows, cols) * sums + vectors) * cols;
   return static_cast<T*>(thread_scratch(0, std::max<int64_t>(1, n) * int64_t(sizeof(T))));

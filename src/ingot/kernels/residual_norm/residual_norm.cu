@@ -1,4 +1,4 @@
-// A warp takes a row at a time, with the whole row in registers: each operand is read once for all steps.
+// A warp processes a row at a time, with the whole row in registers: each operand is read once for all steps.
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/row_units.cuh"
@@ -14,7 +14,7 @@ using residual::Channels;
 using residual::kThreads;
 
 constexpr int kWarps = kThreads / 32, kVector = 8;  // columns of a vector
-constexpr int kMostVectors = 4;                     // of a lane: rows of 1,024
+constexpr int kMostVectors = 4;                     // vectors of a lane, which allows rows of 1,024
 constexpr int64_t kBlocks = 528;                    // four per SM; sums over tokens have this many parts
 
 template <class T> struct Rows {
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kThreads) residual_norm_back(const __grid_cons
     }
   }
   if constexpr (kSums > 0) {
-    // The warps' sums in their order.
+    // The sums of the warps, in order.
     struct Memory {
       float of_warps[kWarps][V * 32 * kVector];
     };
@@ -260,7 +260,7 @@ bool fits(const Tensor& like, std::initializer_list<Tensor> matrices) {
 }
 int64_t blocks_for(int64_t rows) { return std::min((rows + kWarps - 1) / kWarps, kBlocks); }
 
-// go.operator()<T, V>() for the type and how many vectors a lane has.
+// Calls go.operator()<T, V>() with the type and the number of vectors per lane.
 template <class Go> void with_form(const Tensor& like, Go&& go) {
   const int64_t vectors = (like.cols() + 32 * kVector - 1) / (32 * kVector);
   const auto typed = [&]<class T>(T) {

@@ -1,4 +1,4 @@
-// The fused kernel against the separate ops on the CPU in fp64.
+// Compares the fused kernel with the separate ops on the CPU in fp64.
 #include "ingot/kernels/residual_norm/residual_norm.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ std::vector<Case> cases() {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 8}, {5, 24}, {37, 256}, {70, 512}, {9, 1024}})
     for (int what = 0; what < 4; ++what)
       for (DType type : {DType::bf16, DType::f16}) all.push_back({rows, cols, (what & 1) != 0, (what & 2) != 0, type});
-  all.push_back({3, 1032, true, false});  // too wide, too odd: the ops themselves
+  all.push_back({3, 1032, true, false});  // too wide or of odd width, so the separate ops compute it
   all.push_back({3, 27, false, true});
   return all;
 }

@@ -69,7 +69,7 @@ template <class A> const A* read_row(const Tensor& t, int64_t row, A* buffer) {
     return buffer;
   });
 }
-// Where a row's result is written: in place, or in `buffer` until write_row rounds it to the row's type.
+// The memory for a row's result: the row itself, or `buffer` until write_row rounds it to the row's type.
 template <class A> A* open_row(const Tensor& t, int64_t row, A* buffer) {
   return t.dtype == dtype_of<A> ? static_cast<A*>(t.data) + row_offset(t, row) : buffer;
 }

@@ -10,7 +10,7 @@ namespace ingot::cuda {
 namespace {
 
 constexpr int64_t kMaxRows = 0xffffffff;
-constexpr int kMaxResident = 2048;  // threads of an SM
+constexpr int kMaxResident = 2048;  // the most threads of an SM
 
 RmsNormShape shape_of(const RmsNorm& a) {
   const int64_t per_vec = 16 / size_of(a.x.dtype);
@@ -38,7 +38,7 @@ void check_config(const RmsNormConfig& c, int64_t vecs) {
               c.group * c.vecs_per_thread * c.cluster, " vectors, expected ", vecs);
 }
 
-// Of tensors larger than L2.
+// For tensors larger than L2.
 void check_large_config(const RmsNorm& a, const RmsNormConfig& c) {
   if (!c.kept && !c.reread && !c.walk) return;
   const int most = c.reread && a.residual ? kRmsNormMaxThreads : c.walk ? kWalkThreads : kKeptThreads;
@@ -59,7 +59,7 @@ void check_large_config(const RmsNorm& a, const RmsNormConfig& c) {
       " threads, clusters only where blocks walk, and a block to a row where it is read twice without a residual");
 }
 
-// More rows than a grid may have blocks for go in several launches.
+// More rows than a grid may have blocks are divided among several launches.
 template <class P>
 void launch_rows(void (*kernel)(P), P p, const RmsNormConfig& c, bool overlap, int device, Stream stream) {
   const int64_t per_block = c.rows_per_block(), most = (int64_t(1) << 30) / c.cluster * per_block;

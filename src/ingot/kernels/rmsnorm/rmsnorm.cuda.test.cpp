@@ -56,10 +56,10 @@ TEST(RmsNormConfig, KeepsRowsUpTo65536ColumnsInRegisters) {
   EXPECT_FALSE(cuda::pick_rmsnorm_config({.rows = 100, .cols = 1 << 20, .dtype = DType::f32}).vectors);
 }
 
-// Everything below needs a GPU.
+// The tests below need a GPU.
 class RmsNormCuda : public testing::GpuTest<> {};
 
-// The PTX for sm_75 knows none.
+// The PTX for sm_75 has no clusters.
 std::vector<int> clusters() {
 #ifdef INGOT_HAS_CUDA_RMSNORM
   if (cuda::rmsnorm_limits(0).hopper) return {1, 2, 4, 8};
@@ -108,7 +108,7 @@ std::vector<Case> cases() {
                          .scale = 0.7});
   for (DType x : types) {
     all.push_back({.rows = 600, .cols = 256, .x = x, .y = x, .weight = false});
-    all.push_back({.rows = 601, .cols = 64, .x = x, .y = x, .w = x});  // four rows a group, the last group cut
+    all.push_back({.rows = 601, .cols = 64, .x = x, .y = x, .w = x});  // four rows per group, the last group incomplete
     all.push_back({.rows = 1203, .cols = 512, .x = x, .y = x, .w = x, .residual = true});
     all.push_back({.rows = 11, .cols = 1024, .x = x, .y = x, .w = x, .gap = 8});    // vectors, strided
     all.push_back({.rows = 11, .cols = 1024, .x = x, .y = x, .w = x, .gap = 3});    // stride breaks alignment
@@ -204,7 +204,7 @@ TEST_F(RmsNormCuda, AgreesWithTheFp64LoopOnRandomRows) {
   }
 }
 
-// A case of each kind, for compute-sanitizer.
+// One case of each kind, for compute-sanitizer.
 TEST_F(RmsNormCuda, AgreesWithTheFp64LoopSmall) {
   for (bool residual : {false, true})
     for (int64_t cols : {7, 72, 1024}) check_random_rows({.rows = 5, .cols = cols, .residual = residual}, 1);
@@ -370,7 +370,7 @@ TEST_F(RmsNormCuda, WalksOverRowsSmall) {
   check_walk({.rows = 600, .cols = 1000, .x = DType::f32, .y = DType::f32, .w = DType::f32}, 1, true);
 }
 
-// The same for compute-sanitizer.
+// Smaller cases for compute-sanitizer.
 TEST_F(RmsNormCuda, GivesTheSameAsForLargeTensorsSmall) {
   for (int64_t cols : {64, 520, 2880})
     for (bool residual : {false, true}) check_as_if_large({.rows = 5, .cols = cols, .residual = residual}, 2, true);

@@ -21,7 +21,7 @@ struct Case {
   bool residual = false;
   int64_t gap = 0;
   cuda::RmsNormConfig config = {};
-  bool chosen = false;  // `config` instead of the default
+  bool chosen = false;  // use `config` instead of the default
   bool weights = true;
 };
 
@@ -93,7 +93,7 @@ TEST(RmsNormEmulated, AgreesInClusters) {
            .chosen = true});
 }
 
-// Kept in registers, or with a residual read twice.
+// Rows kept in registers, or read twice where there is a residual.
 TEST(RmsNormEmulated, AgreesAsForTensorsLargerThanL2) {
   for (bool residual : {false, true})
     for (int vecs : {2, 4})

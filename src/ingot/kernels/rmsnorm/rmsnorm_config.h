@@ -20,16 +20,16 @@ struct RmsNormConfig {
   int threads = 128;        // per block
   bool streaming = false;   // loads and stores carry the hint that the data is used once
   // Tensors larger than L2, a group is a whole block or some lanes of a warp:
-  bool kept = false;    // rows in registers, 2 or 4 vectors a thread, or 1 of each of kRowPair rows
-  bool reread = false;  // rows are read twice: with a residual 2 vectors a thread, without 4
-  bool walk = false;    // clusters stay and walk over rows of fp32, 4 vectors a thread
+  bool kept = false;    // rows in registers, 2 or 4 vectors per thread, or one vector of each of kRowPair rows
+  bool reread = false;  // rows are read twice: 2 vectors per thread with a residual, 4 without
+  bool walk = false;    // persistent clusters walk over rows of fp32, 4 vectors per thread
   int rows_per_block() const { return vectors ? threads / group * rows_per_group : 1; }
   bool operator==(const RmsNormConfig&) const = default;
 };
 
 constexpr int kMaxStages = 4;  // of a ring
 constexpr int kRmsNormMaxThreads = 1024;
-constexpr int kRmsNormElementThreads = 512;  // element by element
+constexpr int kRmsNormElementThreads = 512;  // threads of the kernel that processes single elements
 constexpr int kKeptThreads = 512;
 constexpr int kRowPair = 2;
 constexpr int kWalkThreads = 512, kWalkVecs = 4, kWalkStages = 2;
@@ -40,7 +40,7 @@ constexpr int64_t kStreamingBytes = int64_t(25) << 20;
 
 struct RmsNormShape {
   int64_t rows = 0, cols = 0;
-  DType dtype = DType::bf16;  // of x
+  DType dtype = DType::bf16;  // the type of x
   bool aligned = true;        // every operand's rows start where a whole vector can be read or written
   bool residual = false;
   // y's type is x's, w's too or f32, and all rows have the same stride.
@@ -53,14 +53,14 @@ constexpr int64_t round_up_pow2(int64_t n) {
   return p;
 }
 
-constexpr int element_threads(int64_t cols) {  // about eight elements a thread and pass, in whole warps
+constexpr int element_threads(int64_t cols) {  // about eight elements per thread and pass, in whole warps
   const int64_t wanted = round_up_pow2((cols + 7) / 8);
   return int(wanted < 32 ? 32 : wanted > kRmsNormElementThreads ? kRmsNormElementThreads : wanted);
 }
 
 // The variants for tensors larger than L2, where they were measured to be faster; false elsewhere.
 constexpr bool pick_large_config(const RmsNormShape& s, int64_t vecs, RmsNormConfig& c) {
-  const int most_kept = size_of(s.dtype) == 2 ? 2 : 4;  // vectors a thread
+  const int most_kept = size_of(s.dtype) == 2 ? 2 : 4;  // vectors per thread
   c.kept = !s.residual && vecs <= most_kept * kKeptThreads;
   c.reread = !c.kept && vecs > 256 && vecs <= 2 * kRmsNormMaxThreads;
   c.walk = !s.residual && s.dtype == DType::f32 && vecs > 8 * kRmsNormMaxThreads &&
@@ -70,7 +70,7 @@ constexpr bool pick_large_config(const RmsNormShape& s, int64_t vecs, RmsNormCon
     c.cluster = kRmsNormMaxCluster;
     c.group = c.threads = kWalkThreads;
   } else if (c.kept || c.reread) {
-    const bool warp = vecs > 64 && vecs <= 128;  // may have the whole row: no barrier
+    const bool warp = vecs > 64 && vecs <= 128;  // one warp may have the whole row, so that no barrier is needed
     c.vecs_per_thread = !s.residual && (warp || vecs > 2 * kKeptThreads) ? 4 : 2;
     const bool pair = c.kept && vecs > 8 && vecs <= 16;  // a warp's loads then lie side by side: 0.5 %
     if (pair) c.vecs_per_thread = 1, c.rows_per_group = kRowPair;

@@ -42,7 +42,8 @@ void apply_yarn(RopeFrequencies& f, int64_t rotary_dim, double base, const RopeS
   if (scaling.attention_factor > 0) f.amplitude = scaling.attention_factor;
 }
 
-// Between the two limits the speed is a mean, weighted by the turns that a pair makes in the original context.
+// Between the two limits the frequency is a mean, weighted by the number of turns that a pair makes in the original
+// context.
 void apply_llama3(RopeFrequencies& f, const RopeScaling& s) {
   INGOT_CHECK(s.original_context > 0, "rope: found llama3 with original_context ", s.original_context,
               ", expected the context the model was trained with");
@@ -104,11 +105,11 @@ template <class T> T* head_row(const Tensor& t, int64_t row, int64_t head) {
   return static_cast<T*>(t.data) + row * t.stride[0] + head * t.stride[1];
 }
 
-// A token's row of the table; half = 0: no rotation.
+// A token's row of the table; half = 0 means no rotation.
 template <class A> struct Angles {
   const A *cos = nullptr, *sin = nullptr;
   int64_t half = 0;
-  A sign = 1;  // +1: by the angle, -1: by its opposite
+  A sign = 1;  // +1: rotate by the angle, -1: by the opposite angle
   bool interleaved = false;
 };
 template <class A, class Op> Angles<A> angles(const Op& a, int64_t token, int direction) {
@@ -359,7 +360,7 @@ int64_t qk_norm_rope_backward_workspace_bytes([[maybe_unused]] int64_t tokens, [
                                               [[maybe_unused]] Device device) {
   if constexpr (INGOT_HAS_CUDA(ROPE))
     if (device.kind == Device::cuda) return cuda::qk_norm_rope_backward_workspace_bytes(tokens, heads);
-  return 0;  // a CPU's threads bring their own
+  return 0;  // the threads of a CPU have workspaces of their own
 }
 
 }  // namespace ingot

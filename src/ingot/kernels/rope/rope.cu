@@ -28,7 +28,7 @@ template <class T> __device__ inline T* row_of(const HeadRows& r, int64_t token,
 }
 
 struct Params {
-  HeadRows x, dy, y;  // y: or dx
+  HeadRows x, dy, y;  // y or dx
   const int32_t* positions;
   const float *cos, *sin, *gain;
   float* partial;  // (heads, slices) sums for dgain, or null
@@ -37,7 +37,7 @@ struct Params {
   tile::Divisor by_lanes, by_heads, by_slots, by_chunks, by_rows;
   uint32_t slices, rows, iterations;
   tile::EarlyReads early_reads;  // of x, or of dy in the backward pass
-  float sign, eps, inverse_dim;  // sign: the direction of the pass included
+  float sign, eps, inverse_dim;  // sign includes the direction of the pass
   bool normalise, interleaved, evict_first, early;
   bool in_place;  // y is x and there is no norm: dimensions without rotation stay where they are
 };
@@ -49,7 +49,7 @@ __device__ inline int64_t row_of_table(const Params& p, int32_t position) {
   return int64_t(row < p.last_row ? row : p.last_row) * p.half;
 }
 
-// Before a kernel finds out where its threads work, and then waits for earlier ones.
+// Runs before a kernel computes the places of its threads, and waits for earlier kernels.
 __device__ inline void start(const Params& p) {
   if (p.early) ptx::let_next_kernel_start();
   tile::ask_early<false>(p.early_reads, p.x.data);
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(kRopeThreads, kBackward ? 3 : 4) walk_heads(co
 #pragma unroll 1
   for (uint32_t i = 0; i < p.iterations; ++i) {
     const bool ok = i < w.count, more = i + 1 < w.count;
-    float a[N], b[N], sum[kBackward ? 2 : 1] = {};  // of x * x, of x * g
+    float a[N], b[N], sum[kBackward ? 2 : 1] = {};  // sums of x * x and of x * g
     to_floats<T>(kBackward ? dy_now : x_now, a, b);
     if constexpr (!kBackward)
 #pragma unroll
@@ -476,7 +476,7 @@ __device__ inline void backward_element_head(const Params& p, int64_t token, boo
                                              float& dgain) {
   const T *x = row_of<const T>(p.x, token, head), *dy = row_of<const T>(p.dy, token, head);
   T* dx = row_of<T>(p.y, token, head);
-  float sum[2] = {};  // of x * x, of x * g
+  float sum[2] = {};  // sums of x * x and of x * g
   if (ok)
     for_each_element(
         p, token, lane,
@@ -662,7 +662,7 @@ void check_sizes(const char* op, const RopeShape& s) {
          " dimensions a token on a GPU");
 }
 
-// Where all of x is read, and has no gaps.
+// Used where all of x is read and x has no gaps.
 tile::EarlyReads early_reads_of(const Params& p, const RopeShape& s, int64_t grid) {
   const bool whole = !p.in_place || 2 * s.half == s.head_dim;
   if (!whole || !s.aligned || p.x.head != s.head_dim || p.x.token != s.heads * s.head_dim) return {};

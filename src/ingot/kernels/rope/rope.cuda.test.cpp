@@ -52,7 +52,7 @@ TEST(RopeConfig, HoldsEveryHeadAndKeepsToTheHardwaresLimits) {
             }
 }
 
-// Everything below needs a GPU.
+// The tests below need a GPU.
 class RopeCuda : public testing::GpuTest<> {};
 
 struct Case {
@@ -439,7 +439,7 @@ TEST_F(RopeCuda, OutputsMayReplaceInputs) {
     EXPECT_EQ(values(alone.dy.host()), values(apart.back.host()));
     EXPECT_TRUE(fused.x.untouched() && alone.x.untouched() && alone.dy.untouched());
   };
-  for (DType type : {DType::bf16, DType::f32})  // of fp32 every rounding shows
+  for (DType type : {DType::bf16, DType::f32})  // fp32 shows every rounding
     for (bool interleaved : {false, true})
       for (int64_t rotary : {64, 32, 24})
         check({.tokens = 90, .heads = 6, .d = 64, .rotary = rotary, .type = type, .interleaved = interleaved});
@@ -491,7 +491,7 @@ TEST_F(RopeCuda, RepeatsBitForBitInAGraphOnASideStream) {
   Operands alone(c), graphed(c);
   for (Operands* o : {&alone, &graphed}) o->upload();
   constexpr int kRounds = 50;
-  // In place there and back: each step needs the preceding step, and the gain's gradient adds up.
+  // Rotates in place and back: each step needs the result of the preceding step, and the gain's gradient accumulates.
   const auto round = [](const Operands& o, Stream stream) {
     rope(o.rope_op(o.x, o.rotated), stream);
     rope_backward(o.rope_op(o.rotated, o.x), stream);
@@ -566,7 +566,7 @@ TEST_F(RopeCuda, ReachesHeadsBeyondTwoToThe31Elements) {
                           static_cast<char*>(big.data()) + (t * kToken + h * kHead) * 2, kDim * 2, {});
   o.download();
   const Oracle want(o, dgain);
-  // There and back is amplitude^2 times x; rounded twice.
+  // A rotation and its inverse give amplitude^2 times x, rounded twice.
   std::vector<double> twice = values(o.x.host());
   for (double& v : twice) v *= 1.25 * 1.25;
   const auto there_and_back =
@@ -594,9 +594,9 @@ TEST_F(RopeCuda, APositionOutsideOfTheTableTakesItsLastRow) {
       for (double v : values(b->host())) all.push_back(v);
     return all;
   };
-  for (const Case& c : {Case{.tokens = 7, .heads = 3, .d = 64, .rotary = 64},       // a head a thread
-                        Case{.tokens = 7, .heads = 3, .d = 64, .rotary = 16},       // spread
-                        Case{.tokens = 3000, .heads = 8, .d = 128, .rotary = 128},  // walks
+  for (const Case& c : {Case{.tokens = 7, .heads = 3, .d = 64, .rotary = 64},       // one head per thread
+                        Case{.tokens = 7, .heads = 3, .d = 64, .rotary = 16},       // the spread layout
+                        Case{.tokens = 3000, .heads = 8, .d = 128, .rotary = 128},  // threads walk over tokens
                         Case{.tokens = 7, .heads = 3, .d = 64, .rotary = 64, .interleaved = true},
                         Case{.tokens = 7, .heads = 3, .d = 21, .rotary = 6}})  // element by element
     EXPECT_EQ(all_of(c, outside), all_of(c, inside)) << c.tokens << " x " << c.heads << " x " << c.d;

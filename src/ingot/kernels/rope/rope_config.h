@@ -20,13 +20,13 @@ struct RopeConfig {
   int threads = 128;    // per block
   int iterations = 1;   // with a norm: the fewest tokens that a thread takes in turn
   int per_lane = 2;     // vectors
-  int heads = 1;        // or 2 a lane: vectors without a norm, two a head
+  int heads = 1;        // 2: a lane has two heads, with two vectors each, without a norm
   bool once = false;    // forward with a norm: a single token per thread, without a walk
   bool spread = false;  // backward with a norm: vectors lie over the lanes as in memory, and pairs meet by shuffles
   bool operator==(const RopeConfig&) const = default;
 };
 
-constexpr int kRopeThreads = 256;      // a block has at most
+constexpr int kRopeThreads = 256;      // the most threads of a block
 constexpr int kRopePairThreads = 128;  // threads of the kernel whose lanes have two heads
 // From this size on, L2 holds none of the written data at the next read.
 constexpr int64_t kRopeLargeBytes = int64_t(64) << 20;
@@ -90,8 +90,9 @@ constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms = 132) {
     return c;
   }
   c.threads = s.backward ? 128 : 64;
-  c.spread = c.vectors && rope_may_spread(s, c.lanes);  // whole lines of memory, however little of a head turns
-  // As many as leave every SM two rounds of blocks, up to four: more make the last round too long.
+  // accesses whole lines of memory, however small the rotated part of a head is
+  c.spread = c.vectors && rope_may_spread(s, c.lanes);
+  // As many iterations as leave two rounds of blocks for every SM, up to four: with more the last round takes too long.
   while (c.iterations < 4 && s.tokens * s.heads * c.lanes >= int64_t(sms) * 1024 * 4 * c.iterations) c.iterations *= 2;
   // Where every SM has a thousand threads the kernel without a walk is faster: 1,024 tokens of 40 heads of 128 in 6.7
   // us instead of 8.3. 256 tokens take 2.8 and 2.7.
@@ -114,7 +115,7 @@ constexpr int64_t kRopeMaxSlices = 2048;
 constexpr RopeSlices pick_rope_slices(const RopeConfig& c, int64_t tokens, int64_t heads,
                                       int64_t most = kRopeMaxSlices) {
   RopeSlices s;
-  const int64_t groups = c.threads / c.lanes;  // of lanes
+  const int64_t groups = c.threads / c.lanes;  // groups of lanes
   // As many heads as leave the fewest groups idle.
   int64_t best = 0;
   for (int64_t slots = 1; slots <= groups && slots <= heads; ++slots) {
@@ -137,7 +138,7 @@ struct RopeTuning {
   RopeConfig config;
   bool overlap = true;   // programmatic dependent launch
   int evict_first = -1;  // stores of y: 1 yes, 0 no, -1 by size
-  int early = -1;        // the next kernel is let in at once: 1 yes, 0 no, -1 by size
+  int early = -1;        // lets the next kernel start at once: 1 yes, 0 no, -1 by size
 };
 void rope_with(const Rope& a, const RopeTuning& tuning, Stream stream);
 void rope_backward_with(const Rope& a, const RopeTuning& tuning, Stream stream);

@@ -86,7 +86,7 @@ void scaled_add_backward(const ScaledAddBackward& s, Stream stream) {
   check_matrix(s.dbranch, s.dy, "scaled_add_backward: dbranch");
   check_channels_or_none(s.scale, s.dy, "scaled_add_backward: scale");
   check_channels_or_none(s.dscale, s.dy, "scaled_add_backward: dscale");
-  if (s.dscale) check_matrix(s.branch, s.dy, "scaled_add_backward: branch");  // needed for nothing else
+  if (s.dscale) check_matrix(s.branch, s.dy, "scaled_add_backward: branch");  // only dscale needs the branch
   if (s.dscale) check_workspace(s.workspace, s.dy, "scaled_add_backward");
   INGOT_DISPATCH(SCALED_ADD, s.dy.device, scaled_add_backward, s, stream);
 }

@@ -24,7 +24,7 @@ template <class T> struct ScaledAddBody {
   }
 };
 
-// kSum: the gradient of the scale is wanted, and the branch read for it.
+// kSum: the gradient of the scale is computed, for which the branch is read.
 template <class T, int kSum> struct ScaledAddBackwardBody {
   static constexpr int kSums = kSum;
   residual::Matrix<T> dy, branch, dbranch;

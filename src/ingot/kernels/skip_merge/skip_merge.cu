@@ -40,7 +40,7 @@ template <class T> struct SkipMergeBody {
   }
 };
 
-// Frozen: no sums over tokens are wanted, and what these alone read is not read.
+// Frozen: no sums over tokens are computed, and operands of these sums alone are not read.
 template <class T, bool kFrozen> struct SkipMergeBackwardBody {
   static constexpr int kSums = kFrozen ? 0 : 2, kHeld = kFrozen ? 1 : 2;
   residual::Matrix<T> x, skip, dy, dx, dskip;

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-// One block: the losses of a step are some 100,000 numbers.
+// A single block, because the losses of a step are only about 100,000 numbers.
 template <class T>
 __global__ void __launch_bounds__(kThreads) add_up(const T* __restrict__ x, int64_t count, double* total) {
   double sum = 0;

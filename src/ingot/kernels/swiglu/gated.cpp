@@ -81,7 +81,7 @@ Tensor half_of(const Tensor& workspace, int which, int64_t rows, int64_t hidden,
                 workspace.device);
 }
 
-// Behind the halves: workspace for cuBLASLt, which has fewer algorithms without workspace.
+// The memory after the halves is workspace for cuBLASLt, which has fewer algorithms without workspace.
 Tensor product_room(const Tensor& workspace, int64_t before) {
   const int64_t begin = (before + 255) / 256 * 256, bytes = linear_workspace_bytes(workspace.device);
   if (bytes == 0) return {};
@@ -104,7 +104,7 @@ int64_t kept_bytes(const GatedLinear& g) {
   return g.gate ? 0 : 2 * half_bytes(g.x.rows(), g.transposed ? g.w_gate.cols() : g.w_gate.rows(), g.x.dtype);
 }
 
-// Two products, then the gate.
+// Computes two products, then the gate.
 void in_pieces(const GatedLinear& g, Stream stream) {
   const int64_t hidden = g.transposed ? g.w_gate.cols() : g.w_gate.rows();
   const auto half = [&](const Tensor& kept, int which) {

@@ -129,7 +129,7 @@ void run(const GatedCase& c) {
     expect_near("up", got_up, t.up, up_error);
   }
   const double limit = c.options.limit > 0 ? c.options.limit : HUGE_VAL;
-  const auto factors = [&](size_t i) {  // of the gate's and of up's errors in h
+  const auto factors = [&](size_t i) {  // the factors by which errors of the gate and of up enter h
     return std::pair(1.2 * (std::min(std::fabs(t.up[i]), limit) + c.options.up_offset) + 1e-3,
                      std::min(std::fabs(t.gate[i]), limit) + 1e-3);
   };
@@ -145,7 +145,7 @@ void run(const GatedCase& c) {
     e_gate[i] = std::fabs(d[i]) * (of_gate * gate_error(i) + 1.2 * up_error(i)) + 1.02 * u * std::fabs(t.dgate[i]) +
                 1e-5 * std::fabs(d[i]) * of_gate + grid;
     e_up[i] = std::fabs(d[i]) * 1.2 * gate_error(i) + 1.02 * u * std::fabs(t.dup[i]) + 1e-6;
-    // Either side of the limit.
+    // The value may fall on either side of the limit.
     if (std::fabs(t.gate[i] - limit) <= gate_error(i)) e_gate[i] += std::fabs(d[i]) * of_gate * 2;
     if (std::fabs(std::fabs(t.up[i]) - limit) <= up_error(i)) e_up[i] += std::fabs(d[i]) * of_up * 2;
   }
@@ -159,7 +159,8 @@ void run(const GatedCase& c) {
   std::vector<double> wg = w.rows(0), wu = w.rows(1), ax = values(x.host());
   const std::vector<double> dx_gate = testing::plain_product(e_gate, wg, T, C, H, false, false, true),
                             dx_up = testing::plain_product(e_up, wu, T, C, H, false, false, true);
-  const double rounded = c.type == DType::f32 ? 0 : 3.03 * u;  // in pieces: dx of the gate is rounded, then the sum
+  // without the fused kernel, dx of the gate is rounded, then the sum
+  const double rounded = c.type == DType::f32 ? 0 : 3.03 * u;
   expect_near("dx", values(dx.host()), t.dx, [&](size_t i) {
     return dx_gate[i] + dx_up[i] + rounded * t.size_dx[i] / 4 + 1.01 * u * std::fabs(t.dx[i]) +
            double(2 * H + 4) * 0x1p-23 * t.size_dx[i];
@@ -215,7 +216,7 @@ TEST_F(GatedLinearCuda, EveryGateLayoutAndTypeAgreesWithFp64) {
           if (HasFailure()) return;
         }
 }
-// Tiles enough for the fused kernels where cuBLASLt is there too.
+// Sizes with enough tiles for the fused kernels even where cuBLASLt is present.
 TEST_F(GatedLinearCuda, LargeSizesAgreeWithFp64) {
   for (bool transposed : {false, true}) {
     run({.rows = 1536,
@@ -316,7 +317,7 @@ TEST_F(GatedLinearCuda, WorksInAGraph) {
   EXPECT_EQ(values(h.host()), first);
 }
 
-// Rows so far apart that their offsets are beyond 2^31 give the same as adjacent rows.
+// Rows so far apart that their offsets exceed 2^31 give the same results as adjacent rows.
 TEST_F(GatedLinearCuda, MoreThanTwoToThe31Elements) {
   if (gpu::device_info().memory_bytes < int64_t(24) << 30) GTEST_SKIP() << "needs 24 GiB of device memory";
   constexpr int64_t kStride = (int64_t(1) << 21) + 8;

@@ -111,7 +111,7 @@ template <class T, Major kWeights> void launch_dx(const GatedGradients& g, Strea
   using Op = InputGradient<T, kWeights>;
   constexpr int kCluster = kGatedTile.cluster;
   gemm::Grid schedule = gemm::Grid::of({g.dx.rows(), g.dx.cols(), g.dgate.cols()}, kGatedTile);
-  schedule.k_steps *= 2;  // the second half's K after the first's
+  schedule.k_steps *= 2;  // the K steps of the second half follow those of the first
   gemm::launch<Op>("gated_linear_backward",
                    {.a = Op::A::template params<kCluster>("gated_linear_backward: dgate, dup", g.dgate, g.dup),
                     .b = Op::B::template params<kCluster>("gated_linear_backward: weights", g.w_gate, g.w_up),

@@ -1,4 +1,5 @@
-// gated_linear in pieces on the CPU: against plain loops in fp64, by finite differences, and its refusals.
+// gated_linear without fused kernels, on the CPU: compared with plain loops in fp64 and with finite differences, and
+// the operands that it refuses.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -24,7 +25,7 @@ struct Weights {
   Buffer memory;
   Tensor gate, up;
 };
-// (H, C) values of either layout.
+// The (H, C) values of either layout.
 std::vector<double> rows_of(const Tensor& w, bool transposed) {
   const std::vector<double> v = values(w);
   if (!transposed) return v;
@@ -75,7 +76,7 @@ std::vector<GatedCase> cases() {
   return all;
 }
 
-// Sums of some 60 terms of size 10 in fp64.
+// The tolerance for sums of about 60 terms of size 10 in fp64.
 constexpr double kTolerance = 1e-11;
 
 TEST(GatedLinear, AgreesWithPlainLoopsForwardAndBackward) {

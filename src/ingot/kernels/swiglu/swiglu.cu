@@ -14,13 +14,13 @@ namespace ingot::cuda {
 namespace {
 
 struct Params : GateNumbers {
-  tile::Rows gate, up, h, dgate, dup;  // h: or dh. Interleaved: gate and dgate hold both, up and dup nothing.
+  tile::Rows gate, up, h, dgate, dup;  // h: or dh. Interleaved: gate and dgate hold both, up and dup are unused.
   tile::RowUnits units;
   uint32_t early_blocks;  // blocks that prefetch their operands while earlier kernels end
   bool large, early;
 };
 
-// --- vectors: a thread takes K, a block's width apart ----------------------------------------------------------------
+// --- vectors: a thread takes K vectors, a block's width apart --------------------------------------------------------
 
 // Calls use(unit) for each of a thread's K units.
 template <int K, class Use> __device__ inline void for_each_unit(const Params& p, Use&& use) {
@@ -52,7 +52,8 @@ template <class T, int K, int N, int M> __device__ inline void start(const Param
   ptx::wait_for_earlier_kernels();
 }
 
-// kCubic: of each element, whether there is a cubic part would cost 4 to 10 % of a backward pass.
+// kCubic is a template argument, because a test for a cubic part at each element would cost 4 to 10 % of a backward
+// pass.
 template <class T, int K, bool kPlain, bool kCubic>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
@@ -72,12 +73,12 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves(const __grid_co
   });
 }
 
-// A vector of gate and up in turn gives half a vector of h.
+// A vector of alternating gates and ups gives half a vector of h.
 template <class T, int K, bool kCubic>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
   if (p.early) ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();  // reads asked for earlier: 1 % slower
+  ptx::wait_for_earlier_kernels();  // requesting the reads earlier is 1 % slower
   tile::Vec<T, N> both[K];
   load_units<K>(p, [&](int k, tile::Division at, auto load) { load(both[k], tile::at<const T, N>(p.gate, at)); });
   for_each_unit<K>(p, [&](int k, tile::Division at) {
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved_backward(c
 
 // --- element by element: any alignment, any length -------------------------------------------------------------------
 
-// Where gate and up of element `place` of h lie; interleaved rows hold both.
+// The addresses of gate and up of element `place` of h; interleaved rows hold both.
 template <class T> struct GateAndUp { T *gate, *up; };
 template <class T>
 __device__ inline GateAndUp<T> elements(const tile::Rows& gate, const tile::Rows& up, tile::Division place) {

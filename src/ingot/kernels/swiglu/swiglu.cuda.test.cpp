@@ -34,7 +34,7 @@ TEST(SwigluGateConfig, TakesVectorsWhereTheyFitAndLeavesNoSmIdle) {
           }
 }
 
-// Everything below needs a GPU.
+// The tests below need a GPU.
 class SwigluGateCuda : public testing::GpuTest<> {};
 
 enum class Layout { two_tensors, gate_first, up_first, interleaved };
@@ -63,11 +63,12 @@ std::vector<Case> cases() {
       for (const auto& [rows, hidden] :
            {std::pair<int64_t, int64_t>{1, 1}, {1, 4096}, {5, 33}, {301, 4}, {9, 20}, {130, 1032}})
         all.push_back({.rows = rows, .hidden = hidden, .type = t, .layout = layout});
-      all.push_back({.rows = 11, .hidden = 64, .type = t, .layout = layout, .gap = 8});    // vectors, strided
+      // vectors with gaps between rows
+      all.push_back({.rows = 11, .hidden = 64, .type = t, .layout = layout, .gap = 8});
       all.push_back({.rows = 11, .hidden = 64, .type = t, .layout = layout, .gap = 3});    // stride breaks alignment
       all.push_back({.rows = 11, .hidden = 64, .type = t, .layout = layout, .shift = 1});  // address breaks alignment
     }
-  all.push_back({.rows = 700, .hidden = 4096});  // enough for several vectors a thread
+  all.push_back({.rows = 700, .hidden = 4096});  // enough for several vectors per thread
   return all;
 }
 
@@ -123,7 +124,7 @@ struct Operands {
   DeviceBuffer h, dh;
 };
 
-// The same in fp64 on the CPU, from the uploaded operands.
+// The same computation in fp64 on the CPU, from the uploaded operands.
 struct Oracle {
   explicit Oracle(const Operands& o)
       : both(DType::f64, {o.c.rows, o.in.width()}),

@@ -65,7 +65,7 @@ TEST(SwigluGateEmulated, EveryConfigurationAgreesWithTheFp64Loop) {
               EXPECT_TRUE(first.ok) << "h: " << first.message;
               const auto second = compare(dboth, values(want), 0x1p-24 + 5 * 18 * 2 * 4 * u, relative);
               EXPECT_TRUE(second.ok) << "dgate and dup: " << second.message;
-              // Over gate and up: the same bits.
+              // Written over gate and up, the gradients have the same bits.
               cuda::swiglu_gate_backward_with(
                   {.gate = gate, .up = up, .dh = dh, .dgate = gate, .dup = up, .options = options}, tuning, {});
               EXPECT_EQ(values(both), values(dboth)) << "in place";

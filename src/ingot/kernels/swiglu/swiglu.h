@@ -55,7 +55,7 @@ int64_t flops(const GatedLinear& g);
 // dh out. Where gate and up are the halves of a (T, 2H) tensor, in the order in which the weights are halves of one
 // matrix, dx is a single product on every device; so are both dW where the two dW are halves in the same way.
 struct GatedLinearBackward {
-  Tensor dh;                              // left out: gate and up are dgate and dup
+  Tensor dh;                              // left out: gate and up already hold dgate and dup
   Tensor x, w_gate, w_up;                 // x for dW and where gate and up are left out
   Tensor gate, up;                        // as stored; computed again where left out, from b_gate and b_up
   Tensor b_gate, b_up;                    //
@@ -64,7 +64,7 @@ struct GatedLinearBackward {
   Tensor workspace;                       // u8, gated_linear_backward_workspace_bytes(...)
   GateOptions options;
   bool transposed = false;
-  bool overwrite = false;  // dW and db are written instead of added to
+  bool overwrite = false;  // dW and db are written instead of accumulated
   Products products = Products::fp32;
 };
 void gated_linear_backward(const GatedLinearBackward& g, Stream stream);

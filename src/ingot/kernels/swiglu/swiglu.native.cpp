@@ -1,4 +1,4 @@
-// Of libingot_bench.so (testing/native.h).
+// Part of libingot_bench.so (testing/native.h).
 #include "ingot/kernels/swiglu/swiglu.h"
 
 #include <utility>
@@ -43,7 +43,7 @@ EXPORT int ingot_bench_gate(const char* dtype, void* gate, void* up, void* h, vo
   });
 }
 
-// y null: backward of dy into dx, else forward of x into y.
+// Where y is null: the backward pass of dy into dx, else the forward pass of x into y.
 EXPORT int ingot_bench_activate(const char* dtype, const char* act, void* x, void* y, void* dy, void* dx, int64_t rows,
                                 int64_t cols, void* stream) {
   return guarded([&] {

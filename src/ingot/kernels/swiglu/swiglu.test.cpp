@@ -223,7 +223,7 @@ TEST(swiglu, gradients_of_every_operand_match_finite_differences) {
         EXPECT_TRUE(grad->guards_intact());
       }
       EXPECT_TRUE(workspace.guards_intact() && gate.guards_intact());
-      // Frozen weights: dx alone, the same.
+      // With frozen weights, dx alone is the same.
       const auto want = values(dx);
       dx.poison();
       swiglu_backward({.dy = dy,

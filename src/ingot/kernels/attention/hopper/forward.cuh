@@ -1,9 +1,9 @@
 #pragma once
-// Attention's forward kernel for Hopper. One block per SM takes tiles of queries of a head in turn. A warp fetches Q,
+// Attention's forward kernel for Hopper. One block per SM takes tiles of queries of a head in turn. A warp loads Q,
 // then K and V through a ring, a step of keys at a time, from the last visible step of the tile to the first, and runs
 // ahead into the next tile. Each of two or three warpgroups takes 64 of the tile's queries: S = Q K^T in registers,
 // softmax in place, and P, packed, is the register operand of O += P V. The next step's product S runs during this
-// step's softmax, and so do the products of the remaining warpgroups.
+// step's softmax, and so do the products of the other warpgroups.
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/math.cuh"
@@ -52,14 +52,14 @@ template <class F> struct Multiplier {
   float high[2], sum[2];         // of the thread's two rows: the largest score, the sum of the thread's powers
 
   __device__ __forceinline__ void run() {
-    if (group == F::kGroups - 1) pass_turn();  // to the first
+    if (group == F::kGroups - 1) pass_turn();  // the last warpgroup passes the turn to the first
     for (uint32_t tiles = 0;; ++tiles) {
       tile::wait_warp_or_trap(&memory.q_full, tiles & 1);
       tile_ = memory.tile;
       if (tile_.steps < 0) break;
       take_tile();
     }
-    if (group == 0) await_turn();  // no warpgroup ends while a second one still arrives
+    if (group == 0) await_turn();  // no warpgroup may end while another one still arrives at its barrier
   }
 
   // Finds the steps of keys that are visible to this warpgroup's 64 queries, among the block's steps.

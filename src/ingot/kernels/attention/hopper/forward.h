@@ -1,5 +1,5 @@
 #pragma once
-// What the launcher (launch.cu) knows of the forward kernels (forward.cuh).
+// The forward kernels (forward.cuh) as the launcher (launch.cu) sees them.
 #include "ingot/kernels/attention/hopper/walk.h"
 
 namespace ingot::cuda::attention_hopper {

@@ -30,8 +30,8 @@ struct KeyGradientForm {
   static_assert(!kApart || kGroups == 2);
   static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_;  // adds: dQ is computed too (query_sums.cuh)
   static constexpr int kKeys = kApart ? 64 : 64 * kGroups, kThreads = 128 * (kGroups + 1);
-  // Launched with 168 registers per thread, or 128 with four warpgroups. The warpgroups share this total; for a larger
-  // one setmaxnreg would wait for ever.
+  // Launched with 168 registers per thread, or 128 with four warpgroups. The warpgroups share this total; with a larger
+  // sum setmaxnreg would wait forever.
   static constexpr int kFetcherRegisters = kGroups == 3 ? 32 : 24, kMultiplierRegisters = kGroups == 3 ? 160 : 240;
   static_assert(kFetcherRegisters + kGroups * kMultiplierRegisters <= (kGroups == 3 ? 4 * 128 : 3 * 168));
   static constexpr uint32_t kPanelK = kKeys * 128, kPanelQ = kQueries * 128;
@@ -43,7 +43,7 @@ template <class F> struct KeyMemory {
   [[no_unique_address]] SharedScores<F> scores;  // empty where dQ is computed by a kernel of its own
   alignas(16) float lse[F::kStages][F::kQueries], delta[F::kStages][F::kQueries];  // lse in powers of two
   uint64_t kv_full, kv_empty, q_full[F::kStages], q_empty[F::kStages];
-  uint64_t raw[2];  // copies whose last rows must be zeroed
+  uint64_t raw[2];  // counts copies whose last rows must be zeroed
   [[no_unique_address]] SharedScoresBarriers<F> scores_barriers;
   KeyTile tile;
 };
@@ -202,7 +202,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
 
   __device__ __forceinline__ uint32_t stage_before() const { return (ring.stage == 0 ? F::kStages : ring.stage) - 1; }
 
-  // Passes over a step whose queries see none of these 64 keys.
+  // Skips a step whose queries see none of these 64 keys.
   __device__ __forceinline__ void pass_over(const Turn<F>& turn) {
     turn.await();
     turn.pass();

@@ -30,7 +30,7 @@ gpu::Launch walk_launch(const Walk& w, int threads, int64_t smem, Device device)
 }
 
 ClaimSlots& claim_slots() {
-  static auto* const slots = new ClaimSlots;  // for good: graphs may end after everything else
+  static auto* const slots = new ClaimSlots;  // never freed, because graphs may end after everything else
   return *slots;
 }
 // Called when the last graph with this launch has ended, also where recording it failed.
@@ -113,7 +113,7 @@ template <class T> void launch_query_sums(const AttentionBackward& a, const floa
               {.grid = query_sum_places(a) * p.heads, .block = 128, .device = a.q.device.index}, stream, p);
 }
 
-// With sums: this kernel adds up dQ too.
+// With `sums` this kernel also adds up dQ.
 template <class T>
 void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, float* sums, Stream stream) {
   const KeyGradientKernel kernel =

@@ -11,10 +11,10 @@ uint32_t claim_slot(Stream stream, Device device);
 namespace attention_hopper {
 
 void forward(const Attention& a, Stream stream);
-// The bytes of the fp32 sums of dQ, to which many blocks add in any order; 0 where dQ is computed by a kernel of its
-// own.
+// The bytes of the fp32 sums of dQ, to which many blocks add in any order; 0 where a separate kernel computes dQ.
 int64_t query_sum_bytes(const AttentionBackward& a);
-// delta: of attention_row_sums(), if there are queries. sums: query_sum_bytes(a) bytes, or null.
+// `delta` is the result of attention_row_sums(), where there are queries. `sums` has query_sum_bytes(a) bytes, or is
+// null.
 void backward(const AttentionBackward& a, float* delta, float* sums, Stream stream);
 
 }  // namespace attention_hopper

@@ -58,7 +58,7 @@ template <class F> struct QueryGradient {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  // Passes over a step of keys that is invisible to these 64 queries.
+  // Skips a step of keys that is invisible to these 64 queries.
   __device__ __forceinline__ void pass_over(const Turn<F>& turn) {
     turn.await();
     turn.pass();

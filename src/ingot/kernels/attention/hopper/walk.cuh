@@ -28,10 +28,10 @@ template <class F> struct Turn {
     if constexpr (F::kTurns) ptx::barrier_arrive(1 + (group + 1) % F::kGroups, 256);
   }
   __device__ __forceinline__ void begin() const {
-    if (group == F::kGroups - 1) pass();  // to the first
+    if (group == F::kGroups - 1) pass();  // the last warpgroup passes the turn to the first
   }
   __device__ __forceinline__ void end() const {
-    if (group == 0) await();  // no warpgroup ends while a second one still arrives
+    if (group == 0) await();  // no warpgroup may end while another one still arrives at its barrier
   }
 };
 
@@ -42,7 +42,7 @@ template <class F> struct WalkMemory {
   char k[F::kStages][F::kPanels][F::kPanelK];
   char v[F::kStages][F::kPanels][F::kPanelK];
   uint64_t q_full, q_empty, k_full[F::kStages], k_empty[F::kStages], v_full[F::kStages], v_empty[F::kStages];
-  uint64_t raw;  // a copy whose last rows must be zeroed
+  uint64_t raw;  // counts a copy whose last rows must be zeroed
   Tile tile;
 };
 
@@ -54,14 +54,14 @@ template <uint32_t kBytes> __device__ inline void zero_rows(char* panel, int row
 
 // A block's first item is the item of its number. The block claims a further item shortly before requesting the last
 // steps of an item. Results do not depend on the assignment of items to blocks.
-constexpr int kAskAhead = 1;                        // steps: the time of an answer
+constexpr int kAskAhead = 1;                        // steps: the time that the counter takes to answer
 static __device__ uint32_t claim_counters[kSlots];  // zero between launches, but for kNoCounter's
 
 struct Claims {
   int64_t all;
   uint32_t *counter, lane;
   uint32_t given;        // items without a claim
-  uint32_t claimed = 0;  // of lane 0; the answer may still be on its way
+  uint32_t claimed = 0;  // in lane 0; the claim may still be in flight
 
   __device__ Claims(const Walk& w, uint32_t lane_)
       : all(w.places * w.heads), counter(&claim_counters[w.slot]), lane(lane_), given(gridDim.x) {}

@@ -42,7 +42,7 @@ __device__ __forceinline__ Probability probability(const ScoreParams& p, float s
   return {ptx::exp2_approx(x - lse), 1 - part * part};
 }
 
-// d, packed, as the register operand of products over its columns, 16 at a time.
+// Packs d as the register operand of products over its columns, 16 at a time.
 template <class T, int N> __device__ __forceinline__ void pack_operand(uint32_t (&a)[N / 8][4], const float (&d)[N]) {
 #pragma unroll
   for (int i = 0; i < N / 8; ++i)
@@ -50,7 +50,8 @@ template <class T, int N> __device__ __forceinline__ void pack_operand(uint32_t 
     for (int r = 0; r < 4; ++r) a[i][r] = ptx::pack(T{}, d[8 * i + 2 * r], d[8 * i + 2 * r + 1]);
 }
 
-// The lanes of a quad hold a row of words each: afterwards a column each. Lane t's w[i] becomes lane i's w[t].
+// Transposes words within a quad, whose lanes hold a row each, so that each lane holds a column: lane t's w[i] becomes
+// lane i's w[t].
 __device__ __forceinline__ void transpose_in_quad(uint32_t (&w)[4], uint32_t t) {
 #pragma unroll
   for (int bit = 1; bit <= 2; bit *= 2)
@@ -66,8 +67,8 @@ __device__ __forceinline__ void transpose_in_quad(uint32_t (&w)[4], uint32_t t) 
     }
 }
 
-// Stores rows g and g + 8 of an accumulator tile, times `scale`, in T, 16 bytes per lane. row[r]: the start of the row,
-// or null. width: the number of columns, a multiple of 8. adds: to the old values.
+// Stores rows g and g + 8 of an accumulator tile, times `scale`, in T, 16 bytes per lane. row[r] is the start of the
+// row, or null. `width` is the number of columns, a multiple of 8. With `adds` the result is added to the old values.
 template <class T, int N>
 __device__ __forceinline__ void store_rows(const float (&d)[N], const float (&scale)[2], T* const (&row)[2], int width,
                                            uint32_t t, bool adds = false) {

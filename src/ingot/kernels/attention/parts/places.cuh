@@ -9,8 +9,8 @@ namespace ingot::cuda::attention_parts {
 // A tile of queries of one head. steps < 0: there is no further tile.
 struct Tile {
   int head, first;       // of the segment's queries
-  int q_begin, k_begin;  // the segment's first rows
-  int queries, keys;     // of the segment; no queries: an empty place
+  int q_begin, k_begin;  // the segment's first row of q and of k
+  int queries, keys;     // of the segment; 0 queries mark an empty place
   int begin, steps;      // steps of keys: from begin + steps - 1 down to begin
 };
 

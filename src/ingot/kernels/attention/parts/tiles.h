@@ -1,8 +1,8 @@
 #pragma once
 // The division of the queries and keys of packed segments into tiles, from cu_seqlens alone: on the host for tests, on
 // the device for kernels. Segment s owns the places [at(s), at(s + 1)) of a list of tiles with at(s) = cu[s] / rows +
-// s. A segment has at most so many tiles, so neither the number of all tiles nor the segments' lengths must be known in
-// advance. Unused places are empty.
+// s. No segment has more tiles than places, so neither the total number of tiles nor the segments' lengths must be
+// known in advance. Unused places are empty.
 #include <cstdint>
 
 #include "ingot/core/hd.h"
@@ -14,9 +14,10 @@ INGOT_HD constexpr int64_t tile_places(int64_t tokens, int64_t segments, int row
 
 struct TilePlace {
   int segment;
-  int64_t first;  // first of the segment's rows; the place is empty where this is not below the length
+  // the first of the segment's rows in this tile; the place is empty if it is not below the segment's length
+  int64_t first;
 };
-// cu: (segments + 1) ascending from 0.
+// `cu` has (segments + 1) ascending numbers from 0 on.
 INGOT_HD inline TilePlace tile_place(const int32_t* cu, int segments, int rows, int64_t place) {
   int low = 0, high = segments - 1;  // the last segment whose places begin at or before `place`
   while (low < high) {

@@ -24,7 +24,7 @@ template <class T_, int kWidth_, int kTiles_, int kKeys_, bool kHeld_, int kBuff
 };
 template <class F> struct ForwardMemory {
   alignas(128) char q[F::kRows * F::kWidth * 2];
-  char keys[F::kBuffers][F::kKeys * F::kWidth * 2];  // K and V of a step in turn
+  char keys[F::kBuffers][F::kKeys * F::kWidth * 2];  // K and V of a step alternate
 };
 
 template <class F> struct ForwardTile {
@@ -37,8 +37,9 @@ template <class F> struct ForwardTile {
   int kv_head;
   Left<F::kWidth, F::kRows, F::kTiles, F::kHeld> q = {};
   float s[F::kTiles][F::kKeys / 2], o[F::kTiles][F::kWidth / 2];
-  float high[F::kTiles][2], sum[F::kTiles][2];  // of the thread's rows: what powers are relative to, their sum
-  float unit = 1;                               // converts a score to an exponent of two
+  // for each of the thread's rows: the reference of the powers, and the sum of the powers
+  float high[F::kTiles][2], sum[F::kTiles][2];
+  float unit = 1;  // converts a score to an exponent of two
 
   __device__ __forceinline__ int first_of_warp() const { return tile.first + 16 * F::kTiles * int(warp); }
   __device__ __forceinline__ int row_of(int m, int r) const { return first_of_warp() + 16 * m + int(g) + 8 * r; }
@@ -46,7 +47,7 @@ template <class F> struct ForwardTile {
     return ptx::shared_address(memory.keys[item % F::kBuffers]);
   }
 
-  // Item 2 j is K and item 2 j + 1 is V of the step j places before the last one.
+  // Loads an item: item 2 j is K and item 2 j + 1 is V of the step j places before the last one.
   __device__ __forceinline__ void fetch(int item) {
     if (item < 2 * tile.steps) {
       const Source& from = item % 2 == 0 ? p.k : p.v;
@@ -56,7 +57,7 @@ template <class F> struct ForwardTile {
     }
     ptx::cp_async_commit_group();
   }
-  // Waits for the item, and requests the one that takes the place of the item before.
+  // Waits for the item, and requests the next item into the buffer of the preceding one.
   __device__ __forceinline__ void await(int item) {
     ptx::cp_async_wait_group<F::kBuffers - 2>();
     __syncthreads();
@@ -240,7 +241,8 @@ template <class F> ForwardKernel forward_kernel_of() {
 template <class T> ForwardKernel forward_kernel(int width, const gpu::Limits& limits) {
   if (width <= 64) return forward_kernel_of<ForwardForm<T, 64, 1, 64, false, 2, 4>>();
   if (width > 128) return forward_kernel_of<ForwardForm<T, 256, 1, 64, false, 2, 2>>();
-  using Large = ForwardForm<T, 128, 2, 64, false, 3, 2>;  // 32 queries of a warp use each read of K and V twice
+  // with 32 queries per warp, each read of K and V is used twice
+  using Large = ForwardForm<T, 128, 2, 64, false, 3, 2>;
   if (two_fit(sizeof(ForwardMemory<Large>), limits)) return forward_kernel_of<Large>();
   return forward_kernel_of<ForwardForm<T, 128, 1, 64, true, 2, 2>>();
 }

@@ -141,8 +141,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradientTile {
       multiply_columns<T, F::kQueries, F::kQueries>(s, k, right_q, i);
       if constexpr (kDk && F::kTiles == 1) multiply_columns<T, F::kQueries, F::kQueries>(dp, v, right_dout, i);
     }
-    if constexpr (kDk &&
-                  F::kTiles > 1) {  // one after the other, because there are no registers for the operands of both
+    if constexpr (kDk && F::kTiles > 1) {  // in turn, because there are no registers for the operands of both
 #pragma unroll
       for (int i = 0; i < F::kWidth / 16; ++i) multiply_columns<T, F::kQueries, F::kQueries>(dp, v, right_dout, i);
     }

@@ -88,17 +88,17 @@ template <class F> struct KeyPair {
         const bool sees = n >= seeing.begin && n < seeing.end;
         if (++n == end) n = begin, ++head;
         ptx::cp_async_wait_group<1>();
-        __syncthreads();  // Q is there; the products of the step before are done
+        __syncthreads();  // Q has arrived; the products of the preceding step are complete
         if (j + 1 < all) fetch_queries(head, n, 1 - stage);
         ptx::cp_async_commit_group();
         if (sees) probabilities(this_n, stage);
         ptx::cp_async_wait_group<1>();
-        __syncthreads();  // dO and P^T are there
+        __syncthreads();  // dO and P^T are complete
         if (sees) {
           gradients(stage);
           add(dv, 0, ptx::shared_address(memory.dout));
         }
-        __syncthreads();  // dS^T is there, dO's memory is free
+        __syncthreads();  // dS^T is complete, and dO's memory is free
         if (j + 1 < all) fetch_dout(head, n);
         ptx::cp_async_commit_group();
         if (sees) add(dk, 1, ptx::shared_address(memory.q[stage]));

@@ -1,5 +1,5 @@
-// The portable kernels on the CPU against the fp64 loop, under the bounds of the GPU suite: what a sanitizer can see of
-// them. Shapes are small, because a block of 128 threads takes milliseconds for each step.
+// Runs the portable kernels on the CPU, under sanitizers, and compares them with the fp64 loop under the bounds of the
+// GPU suite. Shapes are small, because a block of 128 threads takes milliseconds for each step.
 #include "ingot/kernels/attention/portable/portable.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ class AttentionPortableEmulated : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(, AttentionPortableEmulated, ::testing::Values(DType::bf16, DType::f16),
                          [](const auto& info) { return std::string(ingot::detail::concat(info.param)); });
 
-// The kernels that are chosen for a GPU of this compute capability: 8.0 and 8.6 have room for less than 9.0.
+// Selects the kernels for a GPU of this compute capability: 8.0 and 8.6 have less shared memory than 9.0.
 const char* capability = "9.0";
 struct OnGpuOfCapability {
   using Storage = testing::EmulatedBuffer;
@@ -60,7 +60,7 @@ TEST_P(AttentionPortableEmulated, AgreesWithFp64WithWindowsSinksCapsAndKeysOfThe
       {.queries = {140}, .softcap = 10, .window = 1, .sinks = true},
       {.queries = {5, 66}, .keys = {130, 70}, .sinks = true},
       {.queries = {90, 9}, .keys = {31, 9}},                               // the first queries see nothing
-      {.queries = {90, 9}, .keys = {31, 9}, .window = 12, .sinks = true},  // nothing but the sink
+      {.queries = {90, 9}, .keys = {31, 9}, .window = 12, .sinks = true},  // the first queries see nothing but the sink
       {.queries = {33, 20}, .keys = {100, 0}, .causal = false, .sinks = true},
       {.queries = {10, 20}, .keys = {0, 0}, .sinks = true},
       {.queries = {100}, .size = 12},  // huge scores
@@ -76,7 +76,8 @@ TEST_P(AttentionPortableEmulated, AgreesWithFp64WithWindowsSinksCapsAndKeysOfThe
   }
 }
 
-// Kernels differ by the GPU's room up to 128 columns: over several tiles and heads of a group.
+// Up to 128 columns the kernels differ by the GPU's shared memory; the cases have several tiles and several heads of a
+// group.
 TEST_P(AttentionPortableEmulated, AgreesWithFp64WhateverRoomTheGpuHas) {
   const DType type = GetParam();
   for (const char* one : {"8.0", "8.6", "9.0"}) {
@@ -102,7 +103,7 @@ TEST(AttentionPortable, TwoBlocksFitOrTheSmallerFormIsTaken) {
         EXPECT_TRUE(two_fit(key_gradient_kernel<f16>(width, capped, limits).smem, limits)) << one << ' ' << width;
     }
   }
-  // Tiles are larger where there is room for two blocks of them.
+  // Tiles are larger where shared memory has room for two blocks.
   EXPECT_GT(forward_kernel<f16>(128, gpu::limits_of("8.0")).rows, forward_kernel<f16>(128, gpu::limits_of("8.6")).rows);
   EXPECT_GT(query_gradient_kernel<f16>(64, gpu::limits_of("9.0")).rows,
             query_gradient_kernel<f16>(64, gpu::limits_of("8.6")).rows);

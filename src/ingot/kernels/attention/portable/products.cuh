@@ -1,5 +1,5 @@
 #pragma once
-// Operands in shared memory and a warp's products of them.
+// Operands in shared memory, and the products that a warp computes from them.
 //
 // An operand is rows of kWidth elements of 16 bits: panels of 64 columns, whose rows of 128 bytes follow each other.
 // The 16-byte chunks of a row are swizzled (chunk ^= row % 8), so that the eight rows that ldmatrix reads at once lie
@@ -16,7 +16,8 @@ namespace ingot::cuda::attention_portable {
 
 constexpr uint32_t kRowBytes = 128;
 
-// Requests kRows rows from `from` on; rows from `rows` on and columns from `width` on become zeros. All threads.
+// Requests kRows rows from `from` on; rows from `rows` on and columns from `width` on become zeros. Called by all
+// threads.
 template <int kWidth, int kRows, int kThreads>
 __device__ __forceinline__ void load_rows(uint32_t to, const char* from, int64_t row_bytes, int rows, int width) {
   constexpr uint32_t kChunks = kWidth / 8, kAtOnce = kThreads / kChunks;
@@ -38,11 +39,11 @@ __device__ __forceinline__ void load_rows(uint32_t to, const char* from, int64_t
 __device__ __forceinline__ uint32_t left_address(uint32_t operand, uint32_t lane) {
   return operand + (lane % 16) * kRowBytes + ((lane / 16) ^ (lane % 8)) * 16;
 }
-// Of the right operand, whose rows are the product's columns: 16 of them, 16 columns at a time.
+// The same for the right operand, whose rows are the product's columns: 16 rows, 16 columns at a time.
 __device__ __forceinline__ uint32_t right_address(uint32_t operand, uint32_t lane) {
   return operand + (lane / 16 * 8 + lane % 8) * kRowBytes + ((lane / 8 % 2) ^ (lane % 8)) * 16;
 }
-// Of the right operand of a product over its rows: 16 of them, 16 columns at a time.
+// The same for the right operand of a product over its rows: 16 rows, 16 columns at a time.
 __device__ __forceinline__ uint32_t summed_address(uint32_t operand, uint32_t lane) {
   return left_address(operand, lane);
 }
@@ -83,7 +84,7 @@ template <int kWidth, int kRows, int kTiles, bool kHeld> struct Left {
   }
 };
 
-// d += the products of 16 of the columns, i, of the left rows with kColumns right rows.
+// d += the products of column group i, 16 columns of the left rows, with kColumns right rows.
 template <class T, int kRightRows, int kColumns, int kTiles, class L>
 __device__ __forceinline__ void multiply_columns(float (&d)[kTiles][kColumns / 2], const L& left, uint32_t right,
                                                  int i) {

@@ -8,8 +8,8 @@
 
 namespace ingot::cuda::attention_portable {
 
-// kStages: of K and V. kHeld: a warp's rows of Q and dO are kept in registers, and K and V take their memory if it is
-// large enough.
+// kStages: stages of K and V. kHeld: a warp's rows of Q and dO are kept in registers, and K and V take their memory if
+// it is large enough.
 template <class T_, int kWidth_, int kTiles_, int kKeys_, bool kHeld_, int kStages_, int kBlocks_>
 struct QueryGradientForm {
   using T = T_;
@@ -23,7 +23,7 @@ template <class F> struct QueryGradientMemory {
   static constexpr int kStage = F::kKeys * F::kWidth * 2, kOperand = F::kRows * F::kWidth * 2;
   alignas(128) char keys[F::kStages][2][kStage];  // K and V
   char own_rows[F::kShared ? 1 : 2 * kOperand];
-  __device__ __forceinline__ char* rows(int o) {  // of Q, of dO
+  __device__ __forceinline__ char* rows(int o) {  // the memory of Q, or of dO
     return F::kShared ? &keys[0][0][0] + 2 * (F::kStages * kStage - kOperand) + o * kOperand : own_rows + o * kOperand;
   }
 };

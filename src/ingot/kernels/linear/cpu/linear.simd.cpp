@@ -22,20 +22,20 @@ namespace {
 
 // rows x 2 accumulators, two vectors of b and one of a fill the register file.
 constexpr int kRows = kVecBytes == 64 ? 14 : 6;
-constexpr int64_t kDepth = 256;  // at most so many steps of the sum between visits to c: a panel of b then stays in L1
+constexpr int64_t kDepth = 256;  // the most steps of the sum between two updates of c, so that a panel of b stays in L1
 
 constexpr int64_t kLargeBytes = 1 << 20;  // of c: a second-level cache
 
 template <class T> constexpr int kCols = 2 * kLanes<T>;
 
-// The sum [0, k) is cut into equal parts of at most kDepth, each a multiple of `unit`.
+// The sum over [0, k) is divided into equal parts of at most kDepth steps, each a multiple of `unit`.
 int64_t depth_step(int64_t k, int64_t depth, int64_t unit) {
   const int64_t parts = k <= depth ? 1 : (k + depth - 1) / depth;
   const int64_t step = (k + parts - 1) / parts;
   return (step + unit - 1) / unit * unit;
 }
 
-// Where a micro-tile goes.
+// The place of a micro-tile in c.
 template <class T> struct Out {
   T* c;
   int64_t ldc;
@@ -46,7 +46,7 @@ template <class T> struct Out {
   int64_t cols;  // columns of the micro-tile inside c
   bool far;      // `add` is probably not in the inner caches
 };
-// The tile is read after the loop, some thousand cycles later.
+// Prefetches the tile of `add`, which is read after the loop, about a thousand cycles later.
 template <class T> INGOT_SIMD_INLINE void ask_for(const Out<T>& out, int rows) {
   for (int i = 0; i < rows; ++i)
     for (int line = 0; line < int(kCols<T> * sizeof(T)); line += 64)

@@ -5,7 +5,7 @@
 
 namespace ingot::detail {
 
-// c = alpha * a b + beta * add + bias, then whatever the caller does to the finished tile.
+// c = alpha * a b + beta * add + bias. The caller may process each finished tile.
 template <class T> struct Gemm {
   int64_t m = 0, n = 0, k = 0;
   const T* a = nullptr;  // a[i * a_row + p * a_col], one of the two strides is 1
@@ -19,7 +19,7 @@ template <class T> struct Gemm {
   const T* bias = nullptr;   // (n) or null
   void* packed_b = nullptr;  // all chunks of b, packed before and only read; or null
   T alpha = 1, beta = 0;
-  bool round = false;  // both operands to bf16 first
+  bool round = false;  // rounds both operands to bf16 first
   bool words = false;  // by bf16 dot products: needs `round`, and chunks of an even number of steps
   bool thin = false;   // a few last columns by dot products, where both operands lie along the sum
   bool lower = false;  // only micro-tiles with elements of the lower triangle

@@ -1,5 +1,5 @@
 #pragma once
-// The plainest user of the core: operands in either order, sums written as they are or with a bias and a scaled addend.
+// The plainest user of the core: operands in either order, sums written unchanged or with a bias and a scaled addend.
 // One translation unit per type instantiates the kernel.
 #include "ingot/gpu/gemm/core.cuh"
 #include "ingot/gpu/tile/vec.cuh"

@@ -8,7 +8,7 @@
 namespace ingot::cuda {
 namespace {
 
-// Takes a piece of the given bytes, of x's type, from the start of the workspace; the workspace is the rest afterwards.
+// Takes the given bytes from the start of the workspace, as a tensor of x's type; the workspace is the rest afterwards.
 Tensor take_ahead(MlpBackward& m, int64_t bytes) {
   const Tensor taken(m.workspace.data, m.x.dtype, {bytes / size_of(m.x.dtype)}, m.x.device);
   m.workspace =

@@ -76,7 +76,7 @@ template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
       ptx::mbarrier_arrive(&s.full[slot]);
     load_tile(s.stage[slot].w, maps.w[l], 0, &s.full[slot]);
   }
-  // Role::copy. Each is called by a single thread.
+  // Role::copy. Each function is called by a single thread.
   __device__ void start_loading() {
     load_tile(s.dz[0], maps.dy, row, &s.dy_full);
     if (a.activate_last)  // values that determine f'
@@ -105,7 +105,7 @@ template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
     ptx::bulk_wait_group<0>();
   }
 
-  // dz = dy . f' in place. All threads.
+  // dz = dy . f' in place. Called by all threads.
   __device__ void enter() {
     const uint32_t to = ptx::shared_address(s.dz[0]), h = ptx::shared_address(s.dz[1]);
     with_slope(

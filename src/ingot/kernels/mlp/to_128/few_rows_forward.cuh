@@ -45,7 +45,7 @@ template <int kPanels, int kRows, bool kSavesArgument> struct Memory {
   alignas(1024) Stage stage[1];    // more follow: a stage per layer, or as many as fit
 };
 
-// Zero where there is no bias, and beyond the last column.
+// An element of the bias: zero without a bias, and beyond the last column.
 template <class T> __device__ __forceinline__ float bias_element(const MlpLayerParams& layer, uint32_t n) {
   return layer.b != nullptr && n < layer.n ? tile::to_float(static_cast<const T*>(layer.b)[n]) : 0.f;
 }
@@ -71,7 +71,7 @@ template <class T, class F, int kPanels, int kRows, bool kNorm> struct Block {
     const int slot = l % a.stages;
     load_tile(s.stage[slot].w, maps.w[l], 0, &s.full[slot]);
   }
-  // Role::copy. Each is called by a single thread.
+  // Role::copy. Each function is called by a single thread.
   __device__ void start_loading() {
     load_tile(s.h[0], maps.x, int(row), &s.x_full);
     for (int l = 0; l < a.stages && l < p.layers; ++l) load(l);

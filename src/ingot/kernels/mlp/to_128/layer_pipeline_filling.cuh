@@ -73,7 +73,7 @@ template <class T, int kPanels> struct Filling : BlockView<T, kPanels> {
       wait_or_trap(&s.dz_full[i % kSlots], uint32_t(i / kSlots) & 1);
     ptx::mbarrier_arrive_remote_relaxed(ptx::cluster_address(&s.taken, plan().rank - 1));
   }
-  // Each is called by a single thread.
+  // Each function is called by a single thread.
   __device__ void fill_h() {
     if (loads_weights()) wait_or_trap(&s.weights_full, 0);
     tile::RingCursor<kHSlots> at;

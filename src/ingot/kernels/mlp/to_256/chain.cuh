@@ -87,7 +87,7 @@ template <class T, Slope kSlope> struct ChainBlock {
     for (uint32_t p = half * 2; p < half * 2 + 2; ++p)
       ptx::tensor_load(s.chain.tile[g][p], use.from, int(p) * kMlpPanel, row, &s.tile_full[g][half]);
   }
-  // Sends the warpgroup's results of the half; `n` is the number of this use of the buffer.
+  // Sends the warpgroup's results of this half; `n` is the number of this use of the buffer.
   __device__ void store_half(const Use& use, int g, uint32_t half, int row, uint32_t n) {
     wait_or_trap(&s.tile_done[g][half], n & 1);
     if (use.to != nullptr)
@@ -236,7 +236,7 @@ template <class T, Slope kSlope> struct ChainBlock {
     if (group == 0) ptx::barrier_sync(1, 128 * kGroups);  // the last turn of this warpgroup
   }
 
-  // The warps without products.
+  // The loop of the warps that do not multiply.
   __device__ __forceinline__ void serve() {
     if (warp == kGroupWarps && lane == 0) load_weights();
     if (warp == kGroupWarps + 1 && lane == 0) move_tiles();

@@ -136,12 +136,12 @@ template <class T> struct SumBlock {
 
   // --- of the block
 
-  // The copying warp.
+  // The loop of the copying warp.
   __device__ void serve() const {
     if (lane == 0 && has_work) load();
     __syncwarp();
   }
-  // The multiplying warps.
+  // The loop of the multiplying warps.
   __device__ __forceinline__ void run() const {
     if (!has_work) return;
     float dw[kWidth / 2] = {}, db[2] = {};

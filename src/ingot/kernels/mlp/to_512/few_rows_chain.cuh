@@ -1,7 +1,7 @@
 #pragma once
 // The chain of gradients of few rows where layers are up to 512 wide:  dz_{l-1} = (dz_l W_l) . f'(z_{l-1})  from the
-// top layer down, and dx. A cluster's blocks go through all layers together; cluster_tile.cuh tells how. h, whose
-// slopes are wanted, comes through the ring behind the W of its product.
+// top layer down, and dx. A cluster's blocks go through all layers together, as cluster_tile.cuh describes. h, from
+// which slopes are computed, comes through the ring after the W of its product.
 #include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
 #include "ingot/kernels/mlp/parts/block_pair.cuh"

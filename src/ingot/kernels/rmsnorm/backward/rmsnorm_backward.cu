@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kMaxRows = 0xffffffff;
 constexpr const char* kOp = "rmsnorm_backward";
 
-// A warp per scheduler of the second kernel finds 32 registers a thread beside all threads of an SM.
+// With 32 registers per thread, a warp of the second kernel fits on each scheduler beside all threads of an SM.
 template <class Work>
 constexpr int kRegisters = backward_threads(int(sizeof(typename Work::X)), int(sizeof(typename Work::Y)),
                                             Work::kColumns, Work::kRows, Work::kRare) == 768
@@ -72,7 +72,7 @@ template <class X, class Y> Kernel pick_kernel(const RmsNormBackwardConfig& c, c
        " rows a thread, expected 16 x 1 or, where types are not mixed, 8 x 2 or, in 16 bits, 16 x 2");
 }
 
-// s, dy, the addend of ds, dx.
+// The operands s, dy, the addend of ds, and dx.
 RowMaps<4> rows_of(const RmsNormBackward& a) {
   const Tensor dsum = a.dx ? a.dsum : Tensor();
   return merge_rows<4>(kOp, {a.s, a.dy, dsum ? dsum : a.dx && a.accumulate_dx ? a.dx : Tensor(), a.dx});

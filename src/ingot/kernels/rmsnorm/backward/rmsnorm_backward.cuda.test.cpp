@@ -45,7 +45,7 @@ TEST(RmsNormBackwardConfig, HoldsEveryRowAndKeepsToTheHardwaresLimits) {
                 EXPECT_LE(c.threads, most);
                 const int64_t resident = c.cluster > 1 ? 1 : most / c.threads;
                 EXPECT_LE(cuda::backward_smem(c, shape, sm) + cuda::kBackwardStaticBytes, sm.smem_per_block);
-                if (sm.hopper)  // older GPUs may run the blocks in turn
+                if (sm.hopper)  // older GPUs may run the blocks one after another
                   EXPECT_LE(resident * (cuda::backward_smem(c, shape, sm) + cuda::kBackwardStaticBytes),
                             sm.smem_per_block + 1024);
                 EXPECT_TRUE(c.stages >= 1 && c.stages <= cuda::kMaxStages);
@@ -64,7 +64,7 @@ TEST(RmsNormBackwardConfig, KeepsRowsUpTo65536ColumnsInRegistersOnHopper) {
 
 class RmsNormBackwardCuda : public testing::GpuTest<> {};
 
-// The PTX for sm_75 knows none.
+// The PTX for sm_75 has no clusters.
 [[maybe_unused]] std::vector<int> clusters() {
 #ifdef INGOT_HAS_CUDA_RMSNORM
   if (cuda::rmsnorm_limits(0).hopper) return {1, 2, 8};
@@ -234,7 +234,7 @@ void check_against_fp64(const Case& c, Operands& o, double eps) {
   for (const auto& [b, name] : {std::pair{&o.dy, "dy"}, {&o.s, "s"}, {&o.dsum, "dsum"}, {&o.w, "w"}, {&o.rstd, "rstd"}})
     EXPECT_TRUE(b->untouched(true)) << name << " was written";
   EXPECT_TRUE(o.dx.untouched(!c.dx) && o.dw.untouched(!c.dw)) << "written outside of an output";
-  // The contents that fill() wrote.
+  // The contents that fill() has written.
   Buffer old_dx(c.s, {c.rows, c.cols}), old_dw(DType::f32, {c.cols});
   testing::fill_normal(old_dw, 4);
   if (c.accumulate) testing::fill_normal(old_dx, 5);
@@ -280,8 +280,8 @@ TEST_F(RmsNormBackwardCuda, AgreesWithTheFp64FormulaOnRandomRows) {
   }
 }
 
-// A case of each kind, for compute-sanitizer, without clusters: racecheck takes words polled across blocks (RoundSums)
-// for hazards.
+// One case of each kind, for compute-sanitizer, without clusters: racecheck reports words polled across blocks
+// (RoundSums) as hazards.
 TEST_F(RmsNormBackwardCuda, AgreesWithTheFp64FormulaSmall) {
   for (bool dsum : {false, true})
     for (int64_t cols : {7, 72, 1024}) check_random_rows({.rows = 9, .cols = cols, .rstd = dsum, .dsum = dsum});

@@ -1,8 +1,8 @@
 #pragma once
 // The backward pass on the device. Blocks stay for the whole launch and walk over rows in a fixed order; a thread keeps
-// its columns, so dw is summed in its registers and written once per block. A second kernel adds the blocks' sums up,
-// in order. Each thread copies its part of the next rows into a ring in shared memory that only this thread reads: many
-// rows are under way without registers or barriers. A row is read from the ring once, and stays packed in registers
+// its columns, so dw is summed in its registers and written once per block. A second kernel adds the blocks' sums in
+// order. Each thread copies its part of the next rows into a ring in shared memory that only this thread reads: many
+// rows are in flight without registers or barriers. A row is read from the ring once, and stays packed in registers
 // between its sum and its gradient. A group of threads waits only for its own warps, once per kRows rows.
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/rmsnorm/parts/row_ring.cuh"
@@ -36,7 +36,7 @@ template <class X_, class Y_, int kColumns_, int kRows_, bool kRare_> struct Bac
   static constexpr int kRowPieces = backward_pieces(int(sizeof(X)), int(sizeof(Y)), kColumns, kRare);
   static constexpr int kPieces = kRows * kRowPieces;
   static_assert(kRowPieces == V * (1 + kDyPieces + (kRare ? 1 : 0)), "the host reserves what the ring takes");
-  static constexpr int kSums = kRows * (kRare ? 2 : 1);  // and of squares where rstd is recomputed
+  static constexpr int kSums = kRows * (kRare ? 2 : 1);  // with additional sums of squares where rstd is recomputed
   using Pieces = OwnPieces<kPieces>;
   __device__ static constexpr int s_piece(int r, int v) { return r * kRowPieces + v; }
   __device__ static constexpr int dy_piece(int r, int v) { return r * kRowPieces + V + v * kDyPieces; }
@@ -193,7 +193,7 @@ __device__ inline void finish_row(const BackwardParams& p, const Work& rows, int
   }
 }
 
-// A partial row of dw per block: the sums of its groups, in order.
+// Writes one partial row of dw per block: the sums of its groups, added in order.
 template <int N, int V>
 __device__ inline void write_partial(const BackwardParams& p, const Lanes& at, const float (&dw)[V][N],
                                      int64_t row_block, uint4* memory) {
@@ -210,7 +210,7 @@ __device__ inline void write_partial(const BackwardParams& p, const Lanes& at, c
     return;
   }
   const OwnPieces<kCount> own(memory);
-  __syncthreads();  // no row is under way any more
+  __syncthreads();  // no copies of rows are in flight any more
 #pragma unroll
   for (int v = 0; v < V; ++v)
 #pragma unroll
@@ -268,7 +268,7 @@ __device__ inline void backward_rows(const BackwardParams& p, typename tile::Rou
   }
   ptx::wait_for_earlier_kernels();
 
-  const uint32_t steps = uint32_t((p.rows - first + apart - 1) / apart);  // no block is without rows
+  const uint32_t steps = uint32_t((p.rows - first + apart - 1) / apart);  // every block has rows
   const int64_t start = first + group * R;
   RowPlace place{uint32_t(start), uint32_t(p.rows > start ? p.rows - start : 0)};
   const uint32_t ahead = p.stages * apart;
@@ -373,7 +373,7 @@ struct PartialSum {
   int64_t stride;
 };
 constexpr int kPartialSumColumns = 32, kPartialSumGroups = 8, kPartialSumThreads = kPartialSumGroups * 16;
-constexpr int kPartialSumBatch = 9;  // loads at once: two times serve a row of sums per SM
+constexpr int kPartialSumBatch = 9;  // loads at once; two batches read a row of sums per SM
 
 __device__ inline float2 sum_of_partials(const PartialSum& p, int64_t c, uint32_t group) {
   float2 sum = make_float2(0, 0);
@@ -394,7 +394,7 @@ __device__ inline void sum_partials(const PartialSum& p, float (&memory)[kPartia
   const uint32_t lane = threadIdx.x % 16, group = threadIdx.x / 16;
   const int64_t first = int64_t(blockIdx.x) * kPartialSumColumns, mine = first + threadIdx.x;
   const bool writes = threadIdx.x < kPartialSumColumns && mine < p.cols;
-  const float before = writes ? p.dw[mine] : 0;  // asked for together with the sums
+  const float before = writes ? p.dw[mine] : 0;  // requested together with the sums
   const float2 sum = sum_of_partials(p, first + lane * 2, group);
   memory[group][lane * 2] = sum.x;
   memory[group][lane * 2 + 1] = sum.y;

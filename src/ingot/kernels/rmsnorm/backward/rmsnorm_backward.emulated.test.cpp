@@ -18,7 +18,7 @@ struct Case {
   bool rstd = false, dsum = false, accumulate = false;
   int64_t gap = 0;
   cuda::RmsNormBackwardConfig config = {};
-  bool chosen = false;  // `config` instead of the default
+  bool chosen = false;  // use `config` instead of the default
 };
 
 void check(const Case& c) {

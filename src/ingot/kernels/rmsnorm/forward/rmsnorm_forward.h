@@ -15,14 +15,14 @@ struct RmsNormParams {
   uint32_t inner;  // rows per outer index; 0: a single stride for all rows
   uint32_t vecs, group, cluster;
   float eps, scale, w_offset;
-  uint32_t early_blocks;  // may start while an earlier kernel ends
+  uint32_t early_blocks;  // blocks that may start while an earlier kernel ends
   DType w_dtype;
   bool streaming;
   // Once a block has its row in registers, the block prefetches the first `ahead_bytes` of the row that its SM is
   // likely to take next, `ahead` rows on, so that memory is read while the block writes.
   uint32_t ahead, ahead_bytes;
 };
-// Of tensors larger than L2.
+// The parameters of the kernels for tensors larger than L2.
 struct LargeParams {
   const void *x, *residual, *w;
   void *sum, *y;

@@ -32,8 +32,8 @@ __device__ inline void start(const LargeParams& p) {
   ptx::wait_for_earlier_kernels();
 }
 
-// Where a thread works: vectors `lane`, lane + group, ... of its group's row. A warp's lanes lie side by side in
-// memory. kWhole: a block to a row.
+// The place of a thread: vectors `lane`, lane + group, ... of its group's row. A warp's lanes are adjacent in memory.
+// kWhole: one row per block.
 template <bool kWhole> struct LargePlace {
   uint32_t lane;
   int64_t row;
@@ -84,13 +84,13 @@ __device__ inline void write_vector(const LargeParams& p, int64_t row, uint32_t 
 
 // --- V vectors a thread, without a residual --------------------------------------------------------------------------
 
-// Blocks of kKeptThreads on an SM.
+// The number of blocks of kKeptThreads on an SM.
 template <class X, class W, int V, bool kAgain> constexpr int kept_blocks() {
   if (sizeof(W) > sizeof(X)) return V == 2 ? 3 : 2;
   return V == 2 ? 4 : kAgain && sizeof(X) == 2 ? 3 : 2;
 }
 
-// kAgain: x is read a second time instead of kept, a block to a row.
+// kAgain: x is read a second time instead of kept, with one row per block.
 template <class X, class W, int V, bool kAgain>
 __global__ void __launch_bounds__(kKeptThreads, (kept_blocks<X, W, V, kAgain>()))
     rmsnorm_kept(const __grid_constant__ LargeParams p) {
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kKeptThreads, (kept_blocks<X, W, V, kAgain>())
     }
 }
 
-// --- narrow rows: a vector of each of two rows a thread --------------------------------------------------------------
+// --- narrow rows: a thread has a vector of each of two rows --------------------------------------------------------
 
 // A warp's loads lie side by side; two vectors of the same row would skip every second line. A block's rows lie in
 // kRowPair runs, a group's rows at the same distance.
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kRmsNormMaxThreads, 1) rmsnorm_residual(const 
   for (int v = 0; v < V; ++v) sum = add_squares(read[v].sum(), sum);  // zeros where nothing was read
   const float rstd = rstd_of(sum_over_group(p.group, memory, sum), p.cols, p.eps), factor = rstd * p.scale;
   if (p.rstd != nullptr && at.lane == 0 && at.here) p.rstd[at.row] = rstd;
-  tile::Vec<W, N> w[V];  // asked for before anything is written
+  tile::Vec<W, N> w[V];  // requested before any store
 #pragma unroll
   for (int v = 0; v < V; ++v)
     if (const uint32_t i = at.lane + v * p.group; i < p.vecs && p.w != nullptr)

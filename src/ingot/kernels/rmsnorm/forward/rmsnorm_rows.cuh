@@ -88,7 +88,8 @@ __device__ inline void write_rows(const RmsNormParams& p, const tile::Vec<X, N> 
   }
   with_weight_type(p.w_dtype, [&](auto type) {
     using W = decltype(type);
-    // As many weights are asked for at once as the cap on registers allows: no load may move above a store of y.
+    // As many weights are requested at once as the limit on registers allows, because no load may move above a store of
+    // y.
     constexpr int kBytesAtOnce = V > 4 ? 32 : 64;
     constexpr int kAtOnce = kBytesAtOnce / tile::Vec<W, N>::kBytes < V ? kBytesAtOnce / tile::Vec<W, N>::kBytes : V;
 #pragma unroll

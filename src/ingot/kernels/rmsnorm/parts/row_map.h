@@ -1,6 +1,6 @@
 #pragma once
-// Where the rows of an operand lie in memory, for the CUDA kernels: the leading dimensions of all operands of a call
-// merged into at most (outer, inner).
+// The addresses of an operand's rows, for the CUDA kernels: the leading dimensions of all operands of a call are merged
+// into at most (outer, inner).
 #include <algorithm>
 #include <cstdint>
 

@@ -25,7 +25,7 @@ template <int kCount> class OwnPieces {
   uint4* at_;
 };
 
-// A thread's `count` vectors of a row: first, first + step, ...
+// A thread's `count` vectors of a row: vectors first, first + step, ...
 struct Lanes {
   uint32_t first, step;
   int count;
@@ -85,7 +85,7 @@ struct RowPlace {
   __device__ RowPlace after(uint32_t rows) const { return {row + rows, left > rows ? left - rows : 0}; }
 };
 
-// All of a thread's groups of copies but the last `n` are done.
+// Waits until all of a thread's groups of copies except the last `n` are complete.
 __device__ inline void wait_for_copies(uint32_t n) {
   if (n == 0)
     ptx::cp_async_wait_group<0>();
