@@ -1,4 +1,5 @@
-"""python -m ingot: versions, and whether the CUDA kernels are there and can run. --declared: the table of declared operators for docs/python.md."""
+"""python -m ingot: prints the versions, and whether the CUDA kernels are present and can run. --declared: prints the table of declared operators for
+docs/python.md."""
 import platform
 import sys
 

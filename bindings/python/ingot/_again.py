@@ -1,8 +1,8 @@
 """Derivatives of derivatives.
 
-Each operation's backward pass is an operator of its own, `<op>_backward`, which runs a kernel. Autograd differentiates that operator by its
-formula: the same results in PyTorch's own operations, which can be differentiated any number of times. First derivatives therefore always come from
-kernels, and second derivatives (gradient penalties, Hessians, products with Hessians) from formulas.
+Each operation's backward pass is a separate operator, `<op>_backward`, which runs a kernel. Autograd differentiates that operator by its formula: the same
+results in PyTorch's own operations, which can be differentiated any number of times. First derivatives therefore always come from kernels, and second
+derivatives (gradient penalties, Hessians, products with Hessians) from formulas.
 
 A new operation that is written by hand: its forward formula goes into _plain.py. Its backward operator is registered with `**again(formula)`, where
 `formula` takes the operator's arguments and returns the operator's results, None for each result that is not wanted; `gradients` below makes this one
@@ -18,8 +18,8 @@ is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def gradients(function, inputs, wanted, cotangents):
-    """The gradients of sum(cotangent * output) over the outputs of `function(*inputs)` by each wanted input; None for an input that is not wanted
-    or that no output depends on. Outputs and cotangents may be None. The result can be differentiated where gradients are recorded."""
+    """The gradients of sum(cotangent * output) over the outputs of `function(*inputs)` with respect to each wanted input. None for an input that is not wanted,
+    or on which no output depends. Outputs and cotangents may be None. The result can be differentiated where gradients are recorded."""
     if not any(wanted):
         return [None] * len(inputs)
     derive = _by_transform if _transforms_active() else _by_tape
@@ -36,7 +36,7 @@ def _by_tape(function, inputs, wanted, cotangents):
     recorded = torch.is_grad_enabled()
     with torch.enable_grad():
 
-        def own(t, w):  # one tensor may stand in two places, and each place has a gradient of its own
+        def own(t, w):  # the same tensor may occur in two places, and each place has its own gradient
             if not isinstance(t, torch.Tensor):
                 return t
             t = t.view_as(t) if recorded else t.detach()
@@ -56,7 +56,7 @@ def _by_tape(function, inputs, wanted, cotangents):
 
 
 def _by_transform(function, inputs, wanted, cotangents):
-    """The same inside of torch.func's transforms, whose tensors the tape does not follow."""
+    """The same inside torch.func's transforms, whose tensors the tape does not follow."""
     places = [i for i, w in enumerate(wanted) if w]
 
     def of_wanted(*parts):

@@ -12,7 +12,7 @@ _SCHEMA = ("Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? sink
 
 
 def _heads(t):
-    """`t` (T, H, D) as the kernels take it: the last dimension dense, on a GPU in whole 16 bytes."""
+    """`t` (T, H, D) in the layout of the kernels: the last dimension dense, and on a GPU rows of whole 16 bytes."""
     dense = t.stride(-1) == 1 or t.shape[-1] <= 1
     if t.is_cuda:
         size = t.element_size()
@@ -28,7 +28,7 @@ def _narrow_on_cpu(q):
 
 
 def run_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, deterministic):
-    """out (Tq, H, D), and lse (H, Tq) in fp32 (fp64 of fp64). deterministic: of the backward pass."""
+    """Returns out (Tq, H, D), and lse (H, Tq) in fp32 (fp64 for fp64). `deterministic` concerns the backward pass."""
     if _narrow_on_cpu(q):
         _check_dtypes(q, k, v)
         wide = (q.float(), k.float(), v.float(), cu_q, cu_k, None if sinks is None else sinks.float())
@@ -52,7 +52,7 @@ def _sinks_for(sinks, q):
 
 
 def run_attention_backward(dout, dlse, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
-    """dq, dk, dv, and dsinks in the type of sums (empty without sinks). dout (Tq, H, D) and dlse (H, Tq), or None, are the gradients of out and lse."""
+    """Returns dq, dk, dv, and dsinks in the type of sums (empty without sinks). dout (Tq, H, D) and dlse (H, Tq), or None, are the gradients of out and lse."""
     if _narrow_on_cpu(q):
         wide_dout, *wide = [None if t is None else t.float() for t in (dout, q, k, v)]
         found = run_attention_backward(wide_dout, dlse, *wide, cu_q, cu_k, None if sinks is None else sinks.float(), out.float(), lse, scale,
@@ -113,7 +113,7 @@ attention_op = register(f"attention({_SCHEMA}) -> (Tensor, Tensor)", run_attenti
 
 
 def _window(op, window_size, causal):
-    """(window, causal) of flash-attention's pair: how many keys a query sees to its left and right, -1 all."""
+    """(window, causal) for flash-attention's pair: the number of keys that a query sees to its left and right, where -1 means all."""
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise ValueError(f"{op}: window_size: found {window_size!r}, expected a pair (left, right)")
     left, right = window_size
@@ -165,8 +165,8 @@ def _kept_offsets(batch, length, device, stream):
 
 
 def _offsets(batch, length, q):
-    """Offsets of segments of one length. They are cached for the stream that makes them, except where a trace, a dispatch mode or a CUDA graph would own
-    the tensor, and in inference mode, whose tensors cannot take part in recorded calls."""
+    """The offsets of segments of equal length. They are cached for the stream on which they are made, except where a trace, a dispatch mode or a CUDA graph
+    would own the tensor, and in inference mode, whose tensors cannot take part in recorded calls."""
     device = q.device
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or _C.route(q) == _C.DISPATCH:
         return _regular_offsets(batch, length, device)

@@ -8,7 +8,7 @@ which native/declared.cpp lists:
     <name>(x, other tensors, y, options)
     <name>_backward(dy, x, other tensors, dx, gradients of the other tensors, options)      gradients of (C) accumulate, in the type of sums
 
-Operators of other shapes are written by hand (_rope.py is a short one, its native calls are declared).
+Operators of other shapes are written by hand (_rope.py is a short example; its native calls are declared).
 """
 from dataclasses import dataclass, field
 from typing import Callable
@@ -20,18 +20,18 @@ from . import _C, _plain
 from ._again import again, gradients
 from ._op import as_rows, dense, empty_rows, expect_tensors, fake_rows, register, sum_dtype
 
-OPS = {}  # by name, in the order of their declarations
+OPS = {}  # by name, in the order of declaration
 
 
 @dataclass
 class Declared:
     name: str
     signature: str  # "Tensor x, float cap=30.0"
-    summary: str  # the formula in words or symbols: the docstring's first sentence and the table's text
-    formula: Callable  # of the same arguments, tensors in fp32 or fp64, in PyTorch's own operations
+    summary: str  # the formula in words or symbols: the first sentence of the docstring, and the text in the table
+    formula: Callable  # takes the same arguments, with tensors in fp32 or fp64, and uses PyTorch's own operations
     columns: tuple = ()  # tensors of shape (C)
-    native: Callable = lambda *options: options  # the options in the kernels' form; raises a ValueError for an unsupported option
-    options: tuple = ({},)  # cases for tests, by name
+    native: Callable = lambda *options: options  # converts the options to the kernels' form; raises a ValueError for an unsupported option
+    options: tuple = ({},)  # cases for tests: options by name
     jumps: tuple = ()  # indices of cases with a discontinuous derivative
     tensors: tuple = ()  # names of the tensors; x is the first
     operator: Callable = None
@@ -80,7 +80,7 @@ class Declared:
         return found[0] if len(found) == 1 else tuple(found)
 
     def plain(self, *arguments):
-        """The formula, in the types that the kernels compute in; derivable any number of times."""
+        """The formula, in the types in which the kernels compute; can be differentiated any number of times."""
         tensors, options = self.split(arguments)
         return self.formula(*map(_plain._wide, tensors), *options).to(tensors[0].dtype)
 
@@ -128,13 +128,13 @@ def declare(schema, summary, formula, *, details="", columns=(), native=None, op
     without_defaults = ", ".join(part.split("=")[0] for part in op.signature.split(", "))
     results = "Tensor" if len(tensors) == 1 else f"({', '.join(['Tensor'] * len(tensors))})"
     op.backward = register(f"{name}_backward(Tensor dy, {without_defaults}) -> {results}", op.run_backward, op.fake_backward, **again(op.backward_formula))
-    op.operator = register(f"{name}({without_defaults}) -> Tensor", op.run,  # PyTorch leaves arguments out that are equal to their defaults
+    op.operator = register(f"{name}({without_defaults}) -> Tensor", op.run,  # PyTorch omits arguments that equal their defaults
                            lambda x, *_: fake_rows(x), op.differentiate, op.setup)
     parameters = ", ".join(f"{a.name}={a.default_value!r}" if a.has_default_value() else a.name for a in arguments)
     made = {}
     exec(_FUNCTION.format(name=name, parameters=parameters, arguments=", ".join(a.name for a in arguments)), globals(), made)
     op.function = made[name]
-    op.function.__module__ = "ingot.functional"  # where it is found
+    op.function.__module__ = "ingot.functional"  # the function's public module
     shapes = "".join(f" {t}: {'(C)' if t in columns else 'as ' + tensors[0]}." for t in tensors[1:])
     op.function.__doc__ = (f"{summary}\n\n    {tensors[0]}: (..., C), float32, bfloat16 or float16, on a CPU float64 too.{shapes} {details}\n"
                            f"    Returns a tensor of {tensors[0]}'s shape and dtype. Errors are those of ingot.functional.\n    ")

@@ -1,7 +1,7 @@
 """Gated units, with and without the products before them: operators and autograd.Functions (see _op).
 
-For the backward pass a gated linear keeps gate and up as the halves of one tensor, `kept`, in the order of the halves of the weights: up first where
-the weights have up first. The gradients of gate and up are as large, and are written over `kept` where no later pass reads it.
+For the backward pass a gated linear keeps gate and up as the halves of one tensor, `kept`, in the order of the halves of the weights: up comes first where it
+does in the weights. The gradients of gate and up have the same size, and overwrite `kept` where no later pass reads `kept`.
 """
 import torch
 
@@ -88,7 +88,7 @@ swiglu_gate_eager = eager(_SwigluGate)
 
 
 def _narrow_on_cpu(x):
-    """CPUs have no 16-bit form of the products: operands are widened, results rounded."""
+    """CPUs do not compute these products in 16 bits: operands are widened, and results rounded."""
     return not x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
 
 
@@ -112,7 +112,7 @@ def _hidden(w, w_up, columns):
 
 
 def _kept_order(order, w_up):
-    """Of the halves: two weights have none of their own, whatever `order` says, and the gate is first."""
+    """The order of the halves. Two separate weights have no order, whatever `order` says; then the gate comes first."""
     return order if w_up is None and order == GATE_ORDERS["gate_second"] else GATE_ORDERS["gate_first"]
 
 
@@ -121,7 +121,7 @@ def _empty_kept(h):
 
 
 def run_gated_linear(x, w, w_up, bias, up_bias, order, columns, limit, alpha, up_offset, cubic, keep):
-    """(h, kept) of x (..., C); kept None unless it is asked for."""
+    """Returns (h, kept) for x (..., C); kept is None unless `keep` is set."""
     _check(x, w=w, up=w_up, bias=bias, up_bias=up_bias)
     if _narrow_on_cpu(x):
         return _rounded(x.dtype, run_gated_linear(*_wide(x, w, w_up, bias, up_bias), order, columns, limit, alpha, up_offset, cubic, keep))
@@ -134,7 +134,7 @@ def run_gated_linear(x, w, w_up, bias, up_bias, order, columns, limit, alpha, up
 
 
 def run_gated_linear_backward(dkept, x, w, w_up, bias, up_bias, order, columns, *needs):
-    """(dx, dw, dw_up, dbias, dup_bias) of the gradients of gate and up, which lie as those do in kept; None for each gradient that is not needed."""
+    """Returns (dx, dw, dw_up, dbias, dup_bias) from the gradients of gate and up, which have the layout of `kept`. None for each gradient that is not needed."""
     if _narrow_on_cpu(x):
         wide = _wide(dkept, x, w, w_up, bias, up_bias)
         return _rounded(x.dtype, run_gated_linear_backward(*wide, order, columns, *needs))
@@ -190,7 +190,7 @@ def _setup_gated_linear(ctx, inputs, output):
 
 
 def _gated_linear_gradients(ctx, dh, dkept):
-    """The gradients of all twelve arguments. dkept: the gradient of `kept`, which a differentiated first backward pass has read; or None."""
+    """The gradients of all twelve arguments. dkept is the gradient of `kept`, which a differentiated first backward pass has read, or None."""
     *operands, kept = ctx.saved_tensors
     order, columns, *numbers = ctx.options
     found = dkept if ctx.keep else None

@@ -1,6 +1,6 @@
-"""How hf.patch recognises and replaces gated MLPs: down_proj(act_fn(gate_proj(x)) * up_proj(x)).
+"""Recognition and replacement of gated MLPs for hf.patch: down_proj(act_fn(gate_proj(x)) * up_proj(x)).
 
-Which of the kernels' activations act_fn is, if any, is found by running the module with small Linears in place of its own.
+The module is run with small Linears in place of its own to find out which of the kernels' activations act_fn is, if any.
 """
 import copy
 
@@ -13,12 +13,12 @@ from .nn import _fuses
 
 _LINEARS = ("gate_proj", "up_proj", "down_proj")
 _ACTIVATIONS = ("silu", "gelu_tanh")
-# Relative to the largest value of a row of down_proj's input: the original rounds the activation once more.
+# The largest allowed error, relative to the largest value of a row of down_proj's input: the original rounds the activation once more.
 _TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 
 
 def replacement(module):
-    """A Replacement, or the reason why there is none, or None where the module is nothing like a gated MLP."""
+    """Returns a Replacement, the reason why the module cannot be replaced, or None where the module does not look like a gated MLP."""
     if "gate_up_proj" in module._modules or "gate_up_proj" in module._parameters:  # packed weights, of experts or not
         return "found gate_up_proj, expected gate_proj and up_proj"
     if not all(name in module._modules for name in _LINEARS):
@@ -56,7 +56,7 @@ def _unsupported_reason(module):
 
 
 def _probe(module):
-    """The module with small Linears, the last of which changes nothing, and rows whose gates go from small to large."""
+    """The module with small Linears, the last of which is the identity, and rows whose gates range from small to large."""
     generator = torch.Generator().manual_seed(1)
     gate, up = (small_linear(24, 16, getattr(module, name), 0.3, generator) for name in ("gate_proj", "up_proj"))
     down = small_linear(16, 16, module.down_proj, 0.0, generator)
@@ -70,7 +70,7 @@ def _probe(module):
 
 
 def _verify(module):
-    """({dtype: error}, activation) of the activation that agrees, or a reason why none does."""
+    """Returns ({dtype: error}, activation) for the activation that agrees with the module, or the reason why none does."""
     try:
         probe, rows = _probe(module)
     except Exception as e:
@@ -78,7 +78,7 @@ def _verify(module):
     original = own_forward(module)
     errors, form, why = {}, None, "no dtype could be tried"
     for dtype in DTYPES:
-        for name in _LINEARS:  # and not the probe, whose buffers are the module's
+        for name in _LINEARS:  # not on the probe, whose buffers belong to the module
             getattr(probe, name).to(dtype)
         x = rows.to(dtype)
         try:
@@ -105,7 +105,7 @@ def _verify(module):
             mode = "training" if "training" in modes else "evaluation"
             why = f"it differs in {dtype} in {mode} mode by {' and '.join(differences)}"
             if dtype is torch.float32:
-                return why  # 16 bits would not tell one activation from another that is near
+                return why  # in 16 bits similar activations cannot be distinguished
     return (errors, form) if errors else why
 
 

@@ -1,8 +1,8 @@
-"""How hf.patch recognises and replaces the losses of language models, also of those that see images: loss_function(lm_head(decoder(...))).
+"""Recognition and replacement of the losses of language models for hf.patch, also of models that take images: loss_function(lm_head(decoder(...))).
 
-In training and with labels, the forward that replaces the model's own gives the decoder's output to functional.linear_cross_entropy; its
-output has no logits. What the model computes between lm_head and its loss is found by running the model's forward with a small Linear in
-lm_head's place, and with given hidden states in place of the decoder's output.
+In training and with labels, the replacing forward gives the decoder's output to functional.linear_cross_entropy; its output has no logits. The model's forward
+is run with a small Linear in place of lm_head and with given hidden states in place of the decoder's output, to find out what the model computes between
+lm_head and its loss.
 """
 import copy
 import inspect
@@ -20,7 +20,7 @@ _TOLERANCE = {torch.float32: 130 * 2.0**-24, torch.bfloat16: 4 * 60 * 2.0**-9, t
 
 
 def replacement(module):
-    """A Replacement, or the reason why there is none, or None where the module has no lm_head, or no labels among its inputs."""
+    """Returns a Replacement, the reason why the module cannot be replaced, or None where the module has no lm_head, or no labels among its inputs."""
     if "lm_head" not in module._modules or not hasattr(module, "loss_function"):
         return None
     original = own_forward(module)
@@ -71,7 +71,7 @@ def _unsupported_reason(module):
 
 
 class _Given(torch.nn.Module):
-    """A decoder that returns given hidden states, and notes the names of its arguments."""
+    """A decoder that returns given hidden states, and records the names of its arguments."""
 
     def __init__(self, output):
         super().__init__()
@@ -89,7 +89,7 @@ class _Given(torch.nn.Module):
 
 
 class _Output:
-    """A ModelOutput that has the last hidden states and nothing else."""
+    """A ModelOutput with only the last hidden states."""
 
     def __init__(self, last_hidden_state):
         self.last_hidden_state = last_hidden_state
@@ -125,7 +125,7 @@ def _probe(module, dtype):
 
 
 def _verify(module, original, names, softcap):
-    """({dtype: error}, the output's type and the names of its other fields, whether the decoder is given the labels), or a reason."""
+    """Returns ({dtype: error}, the output's type and the names of its other fields, whether the decoder receives the labels), or a reason."""
     errors, fields, wants_labels, why = {}, None, False, "no dtype could be tried"
     for dtype in DTYPES:
         try:
@@ -157,7 +157,7 @@ def _verify(module, original, names, softcap):
             else:
                 why = f"its loss or a gradient differs from the cross entropy of lm_head's output by {max(differences):.1e} in {dtype}"
                 if dtype is torch.float32:
-                    return why  # 16 bits would not tell one loss from another that is near
+                    return why  # in 16 bits similar losses cannot be distinguished
     return (errors, fields, wants_labels) if errors else why
 
 
@@ -178,7 +178,7 @@ def _loss(hidden, labels, head, softcap, num_items_in_batch=None, ignore_index=-
 
 
 def _wants_more(module, named):
-    """Whether the call asks for more than a loss: some logits, a tuple, or a loss of the router."""
+    """Whether the call requests more than a loss: some logits, a tuple, or a loss of the router."""
     config = module.config
     some = named.get("logits_to_keep", 0)
     tuple_ = named.get("return_dict") is False or getattr(config, "return_dict", True) is False
@@ -187,7 +187,7 @@ def _wants_more(module, named):
 
 
 def _loss_alone(module, names, softcap, fields, wants_labels, given, labels):
-    """The model's output without logits. given: the call's arguments by name, but for the labels."""
+    """The model's output without logits. `given` holds the call's arguments by name, except for the labels."""
     output, others = fields
     found = _decoder_of(module)(**given, **({"labels": labels} if wants_labels else {}))
     of_loss = {name: value for name, value in given.items() if name not in names}

@@ -1,7 +1,7 @@
-"""How hf.patch recognises and replaces RMSNorms.
+"""Recognition and replacement of RMSNorms for hf.patch.
 
-A module is a candidate by its structure: one parameter `weight` of one dimension, an epsilon, no children, one input. Whether the module
-multiplies by `weight` or by `1 + weight` is found by running the module.
+A module is a candidate by its structure: one parameter `weight` of one dimension, an epsilon, no children, one input. The module is run to find out whether it
+multiplies by `weight` or by `1 + weight`.
 """
 import copy
 
@@ -16,7 +16,7 @@ _TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**
 
 
 def replacement(module):
-    """A Replacement, or the reason why there is none, or None where the module is nothing like an RMSNorm."""
+    """Returns a Replacement, the reason why the module cannot be replaced, or None where the module does not look like an RMSNorm."""
     if unsupported_reason := _unsupported_reason(module):
         return unsupported_reason if "rmsnorm" in type(module).__name__.lower().replace("_", "") else None
     if not takes_one_input(module):
@@ -61,7 +61,7 @@ def _probe(module):
     probe = copy.deepcopy(module)
     fill_buffers(probe)
     weight = probe.weight.data
-    with torch.device("cpu"):  # the same numbers wherever tensors are made by default
+    with torch.device("cpu"):  # the same numbers whatever PyTorch's default device is
         generator = torch.Generator().manual_seed(1)
         weight.copy_((torch.randn(weight.shape, generator=generator) * 0.5 + 0.5).to(weight.dtype))
         scale = torch.tensor([1e-4, 3e-3, 0.1, 1.0, 1.0, 30.0]).unsqueeze(1)
@@ -70,8 +70,8 @@ def _probe(module):
 
 
 def _verify(module):
-    """({dtype of the input: error} for the weight's present dtype, {(dtype of the input, dtype of the weight)} that are served, unit_offset)
-    of the form that agrees, or a reason why none does."""
+    """Returns ({dtype of the input: error} for the weight's present dtype, {(dtype of the input, dtype of the weight)} that are supported, unit_offset) for the
+    formula that agrees with the module, or the reason why none does."""
     try:
         probe, rows = _probe(module)
     except Exception as e:
@@ -87,7 +87,7 @@ def _verify(module):
                 if weight_dtype is present:
                     why = str(e) or why
                     if dtype is torch.float32 and e.differs:
-                        return why  # 16 bits would not tell the module from one that is near
+                        return why  # in 16 bits similar modules cannot be distinguished
                 continue
             served.add((dtype, weight_dtype))
             if weight_dtype is present:
@@ -96,14 +96,14 @@ def _verify(module):
 
 
 def _compare(module, probe, x, form):
-    """(largest error, unit_offset) of the form that agrees in evaluation and in training mode."""
+    """Returns (largest error, unit_offset) for the formula that agrees in evaluation and in training mode."""
     original, eps = own_forward(module), _epsilon(probe)
     differences = []
     for unit_offset in (False, True) if form is None else (form,):
         errors = []
         for mode in tries_in_each_mode(probe):
             try:
-                expected = original(probe, x)  # not a call of the module, whose hooks are the user's
+                expected = original(probe, x)  # not a call of the module, because that would run the user's hooks
             except Exception as e:
                 raise LeftAlone(f"its own forward failed on {x.dtype}: {e}") from e
             if not isinstance(expected, torch.Tensor) or expected.shape != x.shape or expected.dtype is not x.dtype:

@@ -12,17 +12,17 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass
 class Replacement:
-    """A forward for one module, compared with the module's own forward in training and in evaluation mode."""
+    """A forward for one module that has been compared with the module's own forward in training and in evaluation mode."""
 
-    kind: str  # in words, for the report
+    kind: str  # a description in words, for the report
     form: str
-    errors: dict  # largest relative error by the dtype of the input, of the dtypes that the kernel serves
-    forward: Callable  # of the module and its inputs
+    errors: dict  # largest relative error by the dtype of the input, for the supported dtypes
+    forward: Callable  # takes the module and its inputs
     key: tuple = ()  # modules of one class with equal keys can share one `forward`
 
 
 class LeftAlone(Exception):
-    """Why a module is not replaced, or not in one dtype. differs: the module computes something else than the kernel."""
+    """Raised with the reason why a module is not replaced, or not in one dtype. `differs`: the module computes a different function than the kernel."""
 
     def __init__(self, reason="", differs=False):
         super().__init__(reason)
@@ -44,7 +44,7 @@ def error_of(found, expected):
 
 
 def own_forward(module):
-    """The forward of the module's class, as a function of the module: copies of the module compute with their own weights."""
+    """The forward of the module's class, as a function of the module, so that copies of the module compute with their own weights."""
     return type(module).forward
 
 
@@ -53,7 +53,7 @@ _SIMPLE = (int, float, str, type(None), torch.dtype, types.FunctionType, types.B
 
 
 def settings_of(module):
-    """((name, value), ...) of the attributes that a forward may depend on: numbers, strings, dtypes and functions."""
+    """((name, value), ...) of the attributes on which a forward may depend: numbers, strings, dtypes and functions."""
     return tuple((name, value) for name, value in module.__dict__.items()
                  if name not in _OF_EVERY_MODULE and name != "forward" and isinstance(value, _SIMPLE))
 
@@ -68,7 +68,7 @@ def has_settings(module, settings):
 
 
 def with_children(module, **children):
-    """A copy of the module that shares all but these children and the buffers."""
+    """A copy of the module that shares everything except these children and the buffers."""
     probe = copy.copy(module)
     probe.__dict__["_modules"] = {**module._modules, **children}
     probe.__dict__["_buffers"] = dict(module._buffers)
@@ -77,7 +77,7 @@ def with_children(module, **children):
 
 
 def fill_buffers(probe):
-    """Other numbers in place of a probe's own buffers: a forward that reads a buffer then differs from its replacement, which reads none."""
+    """Replaces the numbers in a probe's buffers: the result of a forward that reads a buffer then differs from that of its replacement, which reads none."""
     for name, buffer in probe._buffers.items():
         if buffer is not None and buffer.is_floating_point() and not buffer.is_meta:
             probe._buffers[name] = torch.full_like(buffer, 0.37)
@@ -98,7 +98,7 @@ def is_plain_linear(module):
 
 def small_linear(in_features, out_features, like, scale, generator):
     """An nn.Linear with random numbers, on the device and with as many biases as `like`."""
-    with torch.device("cpu"):  # the same numbers wherever tensors are made by default
+    with torch.device("cpu"):  # the same numbers whatever PyTorch's default device is
         linear = torch.nn.Linear(in_features, out_features, bias=like.bias is not None)
         for p in linear.parameters():
             p.data = torch.randn(p.shape, generator=generator) * scale

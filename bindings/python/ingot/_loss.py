@@ -1,4 +1,4 @@
-"""Linear layer and cross entropy: operators over rows, whose logits exist only for a chunk of rows at a time."""
+"""Linear layer and cross entropy: operators over rows, which hold the logits of only a chunk of rows at a time."""
 import torch
 
 from . import _C, _plain
@@ -9,12 +9,12 @@ _I32 = torch.iinfo(torch.int32)
 
 
 def _narrow_on_cpu(x):
-    """CPUs have no 16-bit form: operands are widened, results rounded."""
+    """CPUs do not compute this loss in 16 bits: operands are widened, and results rounded."""
     return not x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
 
 
 def _i32(target):
-    """Targets in 32 bits. A target beyond 32 bits becomes a number that is no class: an error on a CPU, a loss of NaN on a GPU."""
+    """Targets in 32 bits. A target beyond 32 bits becomes a number that is no class: on a CPU an error, on a GPU a loss of NaN."""
     if target.dtype is torch.int64:
         target = target.clamp(_I32.min, _I32.max)
     return target.to(torch.int32).contiguous()
@@ -26,7 +26,7 @@ def _kept_dtype(parameter):
 
 
 def _run(x, weight, bias, target, dloss, needs, options):
-    """(losses of the rows, dx, dw, db); None what is not needed, dw and db in the type of sums."""
+    """Returns (losses of the rows, dx, dw, db). None for each gradient that is not needed; dw and db in the type of sums."""
     need_dx, need_dw, need_db = needs
     dx = torch.empty_like(x, memory_format=torch.contiguous_format) if need_dx else None
     dw = torch.zeros(weight.shape, dtype=sum_dtype(x.dtype), device=x.device) if need_dw else None
@@ -37,7 +37,8 @@ def _run(x, weight, bias, target, dloss, needs, options):
 
 
 def _as_features(x, weight, bias, need_db):
-    """A bias as the weight of one more feature, which is 1: (features, weights, their gradient). On a GPU among zeros, in whole 16 bytes."""
+    """Turns a bias into the weight of an additional feature that is 1. Returns (features, weights, their gradient). On a GPU zeros fill the features up to
+    whole 16 bytes."""
     if bias is None:
         return None, None, None
     width = 8 if x.is_cuda else 1
@@ -58,7 +59,7 @@ def _check(x, weight, bias):
 
 
 def run_linear_cross_entropy(x, weight, bias, target, softcap, z_loss, ignore_index, label_smoothing, reduce, *needs):
-    """(the rows' losses, or their sum; dx, dw and db of the sum, None for what is not needed)."""
+    """Returns (the rows' losses, or their sum; dx, dw and db of the sum, None for each that is not needed)."""
     _check(x, weight, bias)
     operands = _wide(x, weight, bias) if _narrow_on_cpu(x) else [x, weight, bias]
     needs = needs if reduce else (False,) * 3
@@ -69,7 +70,7 @@ def run_linear_cross_entropy(x, weight, bias, target, softcap, z_loss, ignore_in
 
 
 def run_linear_cross_entropy_backward(dloss, x, weight, bias, target, softcap, z_loss, ignore_index, label_smoothing, *needs):
-    """(dx, dw, db) for the gradients of the rows' losses; dw and db in _kept_dtype."""
+    """Returns (dx, dw, db) from the gradients of the rows' losses; dw and db in _kept_dtype."""
     operands = _wide(x, weight, bias) if _narrow_on_cpu(x) else [x, weight, bias]
     _, *found = _run(*operands, target, dloss.to(sum_dtype(x.dtype)).contiguous(), needs, (softcap, z_loss, ignore_index, label_smoothing))
     dtypes = x.dtype, _kept_dtype(weight), bias is None or _kept_dtype(bias)
@@ -114,7 +115,7 @@ def _needs(ctx):
 
 
 def _formed_again(ctx, run, dloss, operands):
-    """The gradients computed again from the operands: the product for the logits, and the two products of the gradients. Gradients of a sum are computed
+    """Computes the gradients again from the operands: the product for the logits, and the two products of the gradients. Gradients of a sum are computed
     without dloss and then multiplied by dloss, like the gradients that are computed together with the sum, so the bits are the same."""
     x = operands[0]
     of_rows = x.new_ones(x.shape[0], dtype=sum_dtype(x.dtype)) if ctx.reduce else dloss
@@ -123,7 +124,7 @@ def _formed_again(ctx, run, dloss, operands):
 
 
 def _times(ctx, found, factor, operands, in_place=False):
-    """The gradients that are needed, multiplied in fp32 (PyTorch rounds a factor of no dimensions to the other's type first)."""
+    """The needed gradients, multiplied in fp32 (PyTorch itself would first round a factor without dimensions to the dtype of the gradient)."""
     result = []
     for t, p, need in zip(found, operands, _needs(ctx)):
         if need and factor is not None:

@@ -9,12 +9,12 @@ from ._op import ACTIVATION_NAMES, activation_number, eager, expect_tensors, fak
 
 
 def _narrow_on_cpu(x):
-    """CPUs have no 16-bit form of the MLP: operands are widened, results rounded, and nothing is saved."""
+    """CPUs do not compute the MLP in 16 bits: operands are widened, results rounded, and nothing is saved."""
     return not x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
 
 
 def run_mlp(x, parameters, options, save):
-    """(y, saved); saved is None where nothing is kept. options: those of mlp_options, whose SAVE does not count."""
+    """Returns (y, saved); saved is None where nothing is kept. `options` are those of mlp_options(), whose SAVE has no effect."""
     each = 1 + bool(options & _C.BIAS) + bool(options & _C.WEIGHT_NORM)
     if not parameters or len(parameters) % each:
         raise ValueError(f"mlp: parameters: found {len(parameters)} tensors, expected {each} for every layer")
@@ -45,7 +45,7 @@ def _check_dtypes(x, parameters):
 
 
 def run_mlp_backward(dy, x, parameters, saved, wanted, need_dx, bias, weight_norm, act, activate_last):
-    """(dx, the wanted parameters' gradients one after the other in fp32, or fp64 for fp64)."""
+    """Returns (dx, the wanted parameters' gradients, concatenated, in fp32, or fp64 for fp64)."""
     if _narrow_on_cpu(x):
         wide = [p.float() for p in parameters]
         dx, gradients = run_mlp_backward(dy.float(), x.float(), wide, None, wanted, need_dx, bias, weight_norm, act, activate_last)
@@ -146,13 +146,13 @@ def _split_options(options):
 
 
 def _mlp_gradients(ctx, recorded, dy, x, saved, parameters, wanted):
-    """(dx, the wanted parameters' gradients one after the other) for a context of an autograd.Function."""
+    """Returns (dx, the wanted parameters' gradients, concatenated) for a context of an autograd.Function."""
     need_x = ctx.needs_input_grad[0]
     bias, weight_norm, act, activate_last = _split_options(ctx.options)
     if not recorded:
         return run_mlp_backward(dy, x, parameters, saved, wanted, need_x, bias, weight_norm, act, activate_last)
     saved = x.new_empty(0) if saved is None else saved
-    run = _mlp_backward_formula if is_batched(dy) else mlp_backward_op  # PyTorch batches no operator that takes lists of tensors
+    run = _mlp_backward_formula if is_batched(dy) else mlp_backward_op  # PyTorch cannot batch operators with lists of tensors
     dx, flat = run(dy, x, parameters, saved, wanted, need_x, bias, weight_norm, ACTIVATION_NAMES[act], activate_last)
     return dx if need_x else None, flat
 

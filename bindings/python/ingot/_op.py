@@ -1,4 +1,4 @@
-"""What the operators share: how each is registered with PyTorch, and the layouts that their kernels take.
+"""Code that the operators share: their registration with PyTorch, and the layouts that their kernels take.
 
 Every op has up to three entries over one implementation: a plain Python function that allocates and calls the kernel (`run_*`), an
 autograd.Function for eager training, and an operator registered with torch.library for tracing, transforms and dispatch
@@ -39,7 +39,7 @@ def expect_tensors_or_none(op, **operands):
 
 
 def sum_dtype(dtype):
-    """The dtype of statistics and of the gradients of parameters."""
+    """The dtype of statistics and of parameters' gradients."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
@@ -121,7 +121,7 @@ def _transformable(op, setup, backward):
 
 
 def _one_for_each(argument, gradient):
-    """The gradients of an argument's leaves; a list may have one None in all."""
+    """The gradients of an argument's leaves; a list may have a single None for all of them."""
     if not isinstance(argument, (list, tuple)):
         return [gradient]
     return [None] * len(argument) if gradient is None else gradient
@@ -138,7 +138,7 @@ class _WithNeeds:
 
 
 def _one_by_one(op):
-    """torch.vmap's rule for `op` (several tensors out): call after call. PyTorch has the same for operators without lists of tensors."""
+    """torch.vmap's rule for `op` (with several output tensors): one call after another. PyTorch does the same for operators without lists of tensors."""
 
     def pick(argument, dim, i):
         if isinstance(argument, (list, tuple)):

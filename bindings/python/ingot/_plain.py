@@ -59,7 +59,7 @@ def mlp(x, parameters, bias, weight_norm, name, activate_last):
     return x
 
 
-_COMPILED_PRODUCTS = ("cuda",)  # devices
+_COMPILED_PRODUCTS = ("cuda",)  # devices where torch.compile is faster for some sizes
 
 
 def compiled_mlp_is_faster(x, parameters, weight_norm, recompute):
@@ -114,7 +114,7 @@ def _projection(x, w, bias, columns):
 
 
 def rope(x, positions, cos, sin, interleaved, sign):
-    """positions: one per token, as _positions gives them."""
+    """`positions` has one entry per token, as _positions() returns them."""
     return _turn(_wide(x), positions, cos, sin, interleaved, sign).to(x.dtype)
 
 

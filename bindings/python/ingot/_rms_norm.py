@@ -32,7 +32,7 @@ def run_add_rms_norm(x, residual, weight, eps, unit_offset):
 
 
 def run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
-    """(dx, dweight in the type of sums), None for a gradient that is not needed."""
+    """Returns (dx, dweight in the type of sums), None for a gradient that is not needed."""
     dy, dsum, s = as_rows(dy, 2), as_rows(dsum, 2), as_rows(s, 2)
     dx = empty_rows(s) if need_dx else None
     dw = workspace = None
@@ -73,7 +73,7 @@ rms_norm_backward_op = register(
 
 
 def _rms_norm_gradients(ctx, need_dx, need_dw, dy, dsum, drstd, run):
-    """(ds, dweight) for a context that holds s, weight, rstd and the options."""
+    """Returns (ds, dweight) for a context that holds s, weight, rstd and the options."""
     s, weight, rstd = ctx.saved_tensors
     if drstd is not None:  # rstd is an output of the registered op: d rstd / ds = -rstd^3 s / C
         through = (drstd * rstd.pow(3) / -s.shape[-1]).unsqueeze(-1).to(s.dtype) * s

@@ -7,7 +7,7 @@ from ._op import dense, empty_rows, fake_rows, register, sum_dtype
 
 
 def _as_heads(t):
-    """(..., H, D) with tokens one stride apart; heads may lie anywhere."""
+    """(..., H, D) with tokens one stride apart; the stride between heads is arbitrary."""
     if t.is_contiguous():
         return t
     if t.dim() < 3 or t.stride(-1) != 1:

@@ -5,12 +5,12 @@ from . import _C, _plain
 from ._again import again, gradients
 from ._op import activation_number, as_rows, dense, fake_rows, or_nothing, register, sum_dtype
 
-_BY_SIGN = ("leaky_relu_squared", "relu_squared")  # whose slope follows from the value and one bit: linear.h
+_BY_SIGN = ("leaky_relu_squared", "relu_squared")  # activations whose slope follows from the value and one bit (linear.h)
 _NAMES = ("x", "w1", "b1", "w2", "b2")
 
 
 def _narrow_on_cpu(x):
-    """CPUs have no 16-bit form: operands are widened, results rounded, and nothing is kept."""
+    """CPUs do not compute this MLP in 16 bits: operands are widened, results rounded, and nothing is kept."""
     return not x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
 
 
@@ -28,7 +28,7 @@ def _sign_bytes(x, rows, columns):
 
 
 def _kept(x, w1, activation, keep):
-    """(h, the signs of h or h before the activation) to keep for the backward pass; a tensor that is not kept has no elements."""
+    """Returns (h, the signs of h or h before the activation) to keep for the backward pass; a tensor that is not kept has no elements."""
     shape = (*x.shape[:-1], w1.shape[0])
     if not keep:
         return x.new_empty(0), x.new_empty(0)
@@ -51,7 +51,7 @@ def _check(*operands):
 
 
 def run_wide_mlp(x, w1, b1, w2, b2, activation, keep):
-    """(y, h, kept)."""
+    """Returns (y, h, kept)."""
     _check(x, w1, b1, w2, b2)
     if _narrow_on_cpu(x):
         return run_wide_mlp(*_wide(x, w1, b1, w2, b2), activation, False)[0].to(x.dtype), x.new_empty(0), x.new_empty(0)
@@ -65,7 +65,7 @@ def run_wide_mlp(x, w1, b1, w2, b2, activation, keep):
 
 
 def run_wide_mlp_backward(dy, x, w1, b1, w2, b2, h, kept, activation, *needs):
-    """(dx, dw1, db1, dw2, db2), None for a gradient that is not needed. Where nothing was kept, the forward pass runs again."""
+    """Returns (dx, dw1, db1, dw2, db2), None for a gradient that is not needed. If nothing was kept, the forward pass runs again."""
     if _narrow_on_cpu(x):
         found = run_wide_mlp_backward(*_wide(dy, x, w1, b1, w2, b2), h.float(), kept.float(), activation, *needs)
         return tuple(t if t is None else t.to(x.dtype) for t in found)

@@ -1,4 +1,4 @@
-"""GPT-OSS for scripts: a checkpoint, an archive or a GGUF in, answers out, on a GPU if there is a supported one.
+"""GPT-OSS for scripts: opens a checkpoint, an archive or a GGUF file and answers prompts, on a GPU if a supported one is present.
 
     model = ingot.engine.GptOss("gpt-oss-20b.ingot")
     print(model.generate("Why is the sky blue?", max_tokens=300).text)
@@ -16,22 +16,22 @@ from . import _C
 
 __all__ = ["Answer", "GptOss"]
 
-_SHOWN = ("final", "")  # channels that are the answer: "" is raw text, and what came without headers
+_SHOWN = ("final", "")  # channels whose text is the answer: "" is raw text, or text without a header
 
 
 @dataclasses.dataclass
 class Answer:
-    """What a model said. Times in seconds; prompt_tokens of which reused_tokens were known from the prompt before."""
-    text: str  # of the final channel, or all where a model writes no headers; with raw=True all of it
-    thoughts: str  # of the analysis channel
-    messages: list  # all of them, as (channel, function that is called or "", content)
-    ids: list  # as drawn, without the one that ended them
+    """The answer of a model. Times are in seconds. reused_tokens of the prompt_tokens were already in the cache from the preceding prompt."""
+    text: str  # text of the final channel, or all text where a model writes no headers; with raw=True all text
+    thoughts: str  # text of the analysis channel
+    messages: list  # all messages, as (channel, name of the called function or "", content)
+    ids: list  # the sampled ids, without the id that ended the answer
     finish: str  # "stop", "length", "context" or "cancelled"; "stop" also where a stop string ended it
     prompt_tokens: int
     reused_tokens: int
     prompt_seconds: float
     token_seconds: float
-    logprobs: list  # (of the token drawn, [(id, of it), ...]) for each id, where asked for
+    logprobs: list  # for each id (logprob of the sampled token, [(id, logprob), ...]), if requested
 
     @property
     def tokens_per_second(self):
@@ -99,7 +99,7 @@ def _date(value):
 
 
 class _Stops:
-    """Text up to the first of some strings. What may be the beginning of one is held back."""
+    """Passes text on up to the first of some strings. Text that may be the beginning of such a string is held back."""
 
     def __init__(self, stops):
         self.stops, self.held, self.hit = [s for s in stops if s], "", False
@@ -120,15 +120,14 @@ class _Stops:
 
 
 class GptOss:
-    """A model and one sequence of tokens. The tokens that the sequence shares with the beginning of the next prompt are used again.
+    """A model and one sequence of tokens. Tokens that the sequence shares with the beginning of the next prompt are reused.
 
     path: a checkpoint's directory, an .ingot, a .gguf or an .iris file. tokenizer: a file, if the tokenizer is neither beside nor inside the model.
     device: "auto" (a GPU if one has enough memory), "cpu" or "cuda". context: longest sequence in tokens; 0: the model's.
     quant: the inputs of the experts are rounded to e4m3 times a power of two per 32 numbers, as with `ingot --quant`.
-    Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether the model has a chat format), note (why no
-    GPU was taken although there is one, or how this run differs from the usual). One answer at a time: a call of another thread is a RuntimeError.
-    Errors: ValueError for a wrong argument, NotImplementedError for a function that this build, machine or model lacks, otherwise RuntimeError; each is
-    one line.
+    Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether the model has a chat format), note (why an existing GPU
+    is not used, or how this run differs from the default). Only one answer at a time: a call from another thread is a RuntimeError. Errors: ValueError for a
+    wrong argument, NotImplementedError for a function that this build, machine or model lacks, otherwise RuntimeError; each message is one line.
     """
 
     def __init__(self, path, *, device="auto", tokenizer=None, context=0, quant=False):
@@ -147,19 +146,19 @@ class GptOss:
 
     def generate(self, prompt, *, max_tokens=200, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1, stop=(), logprobs=-1,
                  reasoning="medium", system=None, date=None, raw=False, past_end=False, on_text=None):
-        """The Answer to `prompt`: a user's words, or messages of {"role": ..., "content": ...} with the roles system (or developer), user and
+        """Returns the Answer to `prompt`: a user's words, or messages of {"role": ..., "content": ...} with the roles system (or developer), user and
         assistant; with raw=True a text or a list of ids, which the answer continues.
 
-        stop: strings (or one, or None), of which the first ends the text and is not part of it. logprobs: of each token and so many likeliest; -1: none.
-        reasoning: low, medium or high. system: who the model is told to be. date: yyyy-mm-dd, "" for none; None: today.
-        past_end (raw): go on over the ids that end a text. on_text(channel, text): called with each piece of text as it comes, channel
-        "analysis", "commentary" or "final" ("" with raw, and where a model writes no headers); returning False ends the answer, and so does raising.
+        stop: strings (or one, or None); the first that occurs ends the text and is not part of it. logprobs: for each token its own logprob and those of this
+        number of likeliest tokens; -1: none. reasoning: low, medium or high. system: who the model should say it is. date: yyyy-mm-dd, "" for none; None:
+        today. past_end (raw): continue after ids that end a text. on_text(channel, text): called with each piece of text as soon as it is complete, with
+        channel "analysis", "commentary" or "final" ("" with raw, and where a model writes no headers); the answer ends if on_text returns False or raises.
         """
         stop = () if stop is None else [stop] if isinstance(stop, str) else stop
         if not isinstance(stop, (list, tuple)):
             raise _wrong("stop", stop, "text or a list of texts")
         stops = _Stops([_text("stop", s) for s in stop])
-        said, channels = [], []  # of the text that is shown
+        said, channels = [], []  # the text that is shown, with its channels
         if reasoning not in ("low", "medium", "high"):
             raise _wrong("reasoning", reasoning, "'low', 'medium' or 'high'")
 
@@ -194,8 +193,8 @@ class GptOss:
         return Answer(text="".join(said), thoughts=thoughts, **found)
 
     def stream(self, prompt, *, thoughts=False, **options):
-        """Yields the text of generate() piece by piece; with thoughts=True (channel, text) of every channel. Closing the iterator, as leaving
-        a loop does, ends the answer; what the model raises is raised here."""
+        """Yields the text of generate() piece by piece; with thoughts=True yields (channel, text) of every channel. Closing the iterator, for example by
+        leaving a loop, ends the answer. Exceptions of the model are raised here."""
         pieces, closed = queue.Queue(), threading.Event()
 
         def hear(channel, text):

@@ -16,7 +16,7 @@ __all__ = ["flash_attn_func", "flash_attn_varlen_func", "fused_mlp", "gated_line
 
 _PLAIN, _DIFFERENTIATE, _DISPATCH = _C.PLAIN, _C.DIFFERENTIATE, _C.DISPATCH
 
-# To the two ops whose calls are written in C++ as well (native/calls.cpp).
+# Given to the two ops whose calls are also written in C++ (native/calls.cpp).
 _C.attach_calls(_rms_norm.rms_norm_eager, _rms_norm.run_rms_norm_plain, _rms_norm.run_rms_norm, _mlp.mlp_eager, _mlp.mlp_edge_eager, _mlp.run_mlp)
 
 
@@ -30,9 +30,9 @@ def _untensored(op, name, function, x, *arguments, **options):
 def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
     """y = s / sqrt(mean(s^2) + eps) * weight over the last dimension of s = x + residual.
 
-    x: (..., C) float64, float32, bfloat16 or float16. weight: (C), of any of these (float64 beside float64, and only there), or None.
-    unit_offset multiplies by 1 + weight. eps=None: the value of torch.nn.RMSNorm, the machine epsilon of the dtype of sums.
-    Returns y in x's dtype, or (y, s) where a residual is given. Sums are kept in fp32 (fp64 for fp64).
+    x: (..., C) float64, float32, bfloat16 or float16. weight: (C), of any of these dtypes (float64 only together with float64), or None. unit_offset multiplies
+    by 1 + weight. eps=None: the default of torch.nn.RMSNorm, the machine epsilon of the dtype of sums. Returns y in x's dtype, or (y, s) where a residual is
+    given. Sums are kept in fp32 (fp64 for fp64).
     """
     if residual is None and not is_dynamo_compiling():
         y = _C.rms_norm_call(x, weight, eps, unit_offset)
@@ -91,9 +91,8 @@ def fused_mlp(x, weights, biases=None, gains=None, *, activation="softplus", act
     """h_0 = x, h_{l+1} = act(h_l W_l^T + b_l) in one kernel; the last layer is linear unless activate_last.
 
     x: (..., K0). weights: a list of (N_l, K_l), as nn.Linear holds them. biases: a list of (N_l) or None. gains: a list of (N_l): the
-    weights are then directions, W[n] = g[n] w[n] / |w[n]|. activation: a name of `ingot.functional.ACTIVATIONS`. recompute keeps nothing
-    for the backward pass and forms the layers again from x. Under autocast everything runs in autocast's dtype; otherwise all tensors
-    have one dtype.
+    weights are then directions, W[n] = g[n] w[n] / |w[n]|. activation: a name in `ingot.functional.ACTIVATIONS`. recompute keeps nothing for the backward pass
+    and computes the layers again from x. Under autocast everything runs in autocast's dtype; otherwise all tensors have one dtype.
     """
     return mlp_of_parameters(x, _mlp_parameters(weights, biases, gains), biases is not None, gains is not None, activation,
                              activate_last, recompute)
@@ -131,7 +130,7 @@ def gate_numbers(op, activation, limit, alpha, up_offset):
 
 
 def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset=0.0, activation="silu"):
-    """silu(gate) * up, of two (..., H) tensors or of one packed (..., 2H); with activation="gelu_tanh", gelu_tanh(gate) * up. Returns (..., H).
+    """silu(gate) * up, of two (..., H) tensors or of one packed (..., 2H) tensor; with activation="gelu_tanh", gelu_tanh(gate) * up. Returns (..., H).
 
     order (packed): "gate_first" is [gate | up], "gate_second" is [up | gate], "interleaved" alternates gate and up.
     GPT-OSS: limit=7, alpha=1.702, up_offset=1, which is min(gate, limit) sigmoid(alpha gate) (clamp(up, -limit, limit) + 1).
@@ -163,9 +162,10 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
 def gated_linear(x, w, bias=None, *, up=None, up_bias=None, order="gate_first", columns=False, limit=0.0, alpha=1.0, up_offset=0.0, activation="silu"):
     """silu(gate) * up, [gate | up] = x w^T + bias: both products and the gate; on Hopper in one kernel, for 16-bit types.
 
-    x: (..., C). w: (2H, C), the rows of gate and up in the `order` of functional.swiglu; columns=True: (C, 2H). bias: (2H), not
-    with interleaved rows. Where `up` (H, C) is given, w (H, C) and bias (H) belong to the gate alone, and up_bias (H) to up. activation and the numbers
-    as in functional.swiglu. Returns (..., H). All of one dtype: float32, bfloat16 or float16 (on a CPU computed in float32 and rounded), or float64 on a CPU.
+    x: (..., C). w: (2H, C), the rows of gate and up in the `order` of functional.swiglu; columns=True: (C, 2H). bias: (2H), not allowed with interleaved rows.
+    Where `up` (H, C) is given, w (H, C) and bias (H) belong to the gate alone, and up_bias (H) to up. For activation, limit, alpha and up_offset see
+    functional.swiglu. Returns (..., H). All tensors have one dtype: float32, bfloat16 or float16 (on a CPU computed in float32 and rounded), or float64 on a
+    CPU.
     """
     op = "gated_linear"
     if not isinstance(x, torch.Tensor):
@@ -199,13 +199,13 @@ def gated_linear(x, w, bias=None, *, up=None, up_bias=None, order="gate_first", 
 def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, softcap=0.0, z_loss=0.0):
     """cross_entropy(softcap tanh(l / softcap), target), l = x weight^T + bias, whose logits l are never in memory as a whole.
 
-    x: (..., C). weight: (V, C), as an nn.Linear's. bias: (V) or None. target: integers of x's leading shape, from 0 to V - 1, or ignore_index
-    (no loss, no gradient). Any other target is an error, on a GPU a loss of NaN for its row. softcap 0: none. z_loss adds z_loss log(sum exp)^2 to each
-    row's loss. label_smoothing s: the target is 1 - s of its class and s / V of each. reduction: "mean" (over rows that count), "sum", or
-    "none", of target's shape. Losses are float32 (float64 of float64). torch.nn.functional.linear_cross_entropy computes the same, without softcap and
-    z_loss.
+    x: (..., C). weight: (V, C), as in nn.Linear. bias: (V) or None. target: integers of x's leading shape, from 0 to V - 1, or ignore_index (no loss, no
+    gradient). Any other target is an error, on a GPU a loss of NaN for its row. softcap 0: none. z_loss adds z_loss log(sum exp)^2 to each row's loss.
+    label_smoothing s: the target distribution is 1 - s for its class plus s / V for every class. reduction: "mean" (over rows that are not ignored), "sum", or
+    "none", which returns losses of target's shape. Losses are float32 (float64 for float64). torch.nn.functional.linear_cross_entropy computes the same,
+    without softcap and z_loss.
 
-    For "mean" and "sum" the gradients are formed with the loss: three products in all. For "none" the backward pass forms the logits once more.
+    For "mean" and "sum" the gradients are computed together with the loss: three products in all. For "none" the backward pass computes the logits once more.
     """
     op = "linear_cross_entropy"
     if not isinstance(x, torch.Tensor):
@@ -236,7 +236,7 @@ def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", igno
     if reduction == "sum":
         return loss
     count = (classes != ignore_index).sum()
-    return torch.where(count > 0, loss / count.clamp(min=1), torch.nan)  # whose gradient, of no rows, is 0
+    return torch.where(count > 0, loss / count.clamp(min=1), torch.nan)  # without rows the gradient is 0
 
 
 def _linear_cross_entropy(x, weight, bias, target, options, reduce):
@@ -278,7 +278,7 @@ def wide_mlp(x, w1, w2, b1=None, b2=None, *, activation="leaky_relu_squared", re
 
 def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, original_context=0.0, beta_fast=32.0, beta_slow=1.0,
                truncate=True, attention_factor=0.0, dtype=torch.float32, device=None):
-    """(cos, sin), each (positions, dim / 2), for `rope`; scaling is "none", "ntk" or "yarn". device=None: where PyTorch makes tensors."""
+    """(cos, sin), each (positions, dim / 2), for `rope`; scaling is "none", "ntk" or "yarn". device=None: PyTorch's default device."""
     if dim < 2 or dim % 2:
         raise ValueError(f"rope_table: dim: found {dim}, expected an even number from 2")
     if positions < 0:
@@ -295,7 +295,8 @@ def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, orig
 
 
 def _positions(op, x, positions, cos):
-    """(T) int32 for x of (..., S, H, D): given per sequence or per token, counted from 0 where left out, as far as the table goes."""
+    """Returns (T) int32 for x of (..., S, H, D), from positions per sequence or per token. If positions are left out, they count from 0, up to the length of
+    the table."""
     if x.dim() < 3:
         raise ValueError(f"{op}: x: found shape {tuple(x.shape)}, expected (..., S, H, D)")
     leading = x.shape[:-2]
@@ -315,7 +316,7 @@ def _positions(op, x, positions, cos):
         raise ValueError(f"{op}: positions: found {positions.dtype}, expected integers")
     positions = positions.reshape(-1)
     if positions.dtype is torch.int64 and not positions.is_cuda:
-        positions = positions.clamp(-1, 2**31 - 1)  # so that a position beyond 32 bits is refused, and does not become another position
+        positions = positions.clamp(-1, 2**31 - 1)  # a position beyond 32 bits must be refused, and not become a different position
     return positions.to(torch.int32)
 
 
@@ -324,9 +325,9 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
 
     cos, sin: (positions, R / 2) from `rope_table`, R at most D (less: a partial rotation), float32 (float64 for float64).
     Where the table needs a gradient, PyTorch's own operations compute the result.
-    positions: integers that index rows of the table, (S) or one per token; 0, 1, ... where left out. On a GPU, which reads 32 bits of a position,
-    a position outside of the table takes the last row. Returns a tensor of x's shape and dtype.
-    Pairs are (j, j + R/2) of the first R dimensions, or (2j, 2j + 1) where interleaved. sign=-1 turns the other way.
+    positions: integers that index rows of the table, (S) or one per token; 0, 1, ... by default. On a GPU, which reads 32 bits of a position, a position
+    outside the table uses the last row. Returns a tensor of x's shape and dtype. Pairs are (j, j + R/2) of the first R dimensions, or (2j, 2j + 1) where
+    interleaved. sign=-1 rotates in the opposite direction.
     """
     if not isinstance(x, torch.Tensor):
         return _untensored("rope", "x", rope, x, cos, sin, positions, interleaved=interleaved, sign=sign)
@@ -341,12 +342,12 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
 
 
 def _by_formula(cos, sin):
-    """Whether the call needs a derivative that the kernels do not have: in forward mode, or by the table."""
+    """Whether the call needs a derivative that the kernels do not have: in forward mode, or with respect to the table."""
     return _plain.needed() or (cos is not None and sin is not None and torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
 
 
 def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
-    """`rope` in place: rotates x and returns x. A partial rotation does not read the columns that stay as they are.
+    """`rope` in place: rotates x and returns x. A partial rotation does not read the columns that it leaves unchanged.
 
     For inference: refused where gradients are recorded and under torch.compile.
     """
@@ -360,7 +361,7 @@ def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
 
 
 def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-23, interleaved=False, sign=1):
-    """RMSNorm over D without a weight, then `rope` (none without cos and sin), then a factor per head: x (..., S, H, D), gain (H)."""
+    """RMSNorm over D without a weight, then `rope` (omitted without cos and sin), then a factor per head: x (..., S, H, D), gain (H)."""
     if not isinstance(x, torch.Tensor):
         return _untensored("qk_norm_rope", "x", qk_norm_rope, x, cos, sin, positions, gain=gain, eps=eps, interleaved=interleaved, sign=sign)
     _op.expect_tensors_or_none("qk_norm_rope", x=x, cos=cos, sin=sin, gain=gain)

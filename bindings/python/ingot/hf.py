@@ -1,16 +1,16 @@
-"""Replaces parts of an existing model, Hugging Face's or any other, and puts them back.
+"""Replaces parts of an existing model, from Hugging Face or any other source, and restores them.
 
     with ingot.hf.patch(model) as report:      # or: report = patch(model); ...; report.undo()
         print(report)
 
-Modules are recognised by their structure: RMSNorms (_hf_norms.py), gated MLPs (_hf_gated.py) and losses (_hf_loss.py). Each is run beside its
-replacement on random numbers, in every dtype that is served, in training and in evaluation mode, with small weights in place of large ones.
-A module that does not agree is left alone, and the report names it with the reason. Modules keep their parameters, hooks and state dict.
+Modules are recognised by their structure: RMSNorms (_hf_norms.py), gated MLPs (_hf_gated.py) and losses (_hf_loss.py). Each module is run beside its
+replacement on random numbers, in every supported dtype, in training and in evaluation mode, with small weights in place of large ones. A module that does not
+agree is left unchanged, and the report names it with the reason. Modules keep their parameters, hooks and state dict.
 
 A replaced module has a subclass of its class, of the same name, whose `forward` is the replacement. Copies of the module (copy.copy, deepcopy,
 replicas of nn.DataParallel) have that class too and compute with their own weights; a pickled module is read back with its own class.
-The replacement is in force while the attributes that were verified are as they were (epsilon, activation, dtype of the weight, loss function);
-otherwise the module's own forward runs.
+The replacement is used as long as the attributes that were verified have not changed (epsilon, activation, dtype of the weight, loss function); otherwise the
+module's own forward runs.
 """
 import copyreg
 import functools
@@ -30,7 +30,7 @@ __all__ = ["patch", "Report"]
 class Report:
     """The result of `patch`.
 
-    replaced: (name, form, dtypes, largest relative error) of each replacement. skipped: (name, reason) of each module that only looks alike.
+    replaced: (name, form, dtypes, largest relative error) of each replacement. skipped: (name, reason) of each module that resembles a replaceable one.
     already: names of modules that an earlier call has patched; the report of that call restores them.
     """
 
@@ -43,7 +43,7 @@ class Report:
     _kinds: Counter = field(default_factory=Counter, repr=False)
 
     def undo(self):
-        """Restores every module; calling it again does nothing. Copies that were made of patched modules compute with their own forward, too."""
+        """Restores every module; calling undo() again has no effect. Copies that were made of patched modules then compute with their own forward, too."""
         for module, cls, instance_attributes in self._modules:
             cls._is_in_force = False
             if type(module) is cls:
@@ -74,7 +74,7 @@ class Report:
 
 
 class _ReplacedType(type):
-    """The type of the classes of replaced modules. Pickle, unlike copy, puts a module's own class in their place."""
+    """The type of the classes of replaced modules. Unlike copy, pickle puts a module's own class in their place."""
 
 
 def _reduce_class(cls):
@@ -89,7 +89,7 @@ class _Replaced:
     _is_in_force = False
 
     def __init_subclass__(cls):
-        """Does not tell the module's own class, which may keep a list of its subclasses."""
+        """Does not notify the module's own class, which may keep a list of its subclasses."""
 
 
 def _replaced_class(own, replacement):
@@ -100,7 +100,7 @@ def _replaced_class(own, replacement):
         return (replaced if cls._is_in_force else original)(self, *arguments, **named)
 
     cls = _ReplacedType(own.__name__, (_Replaced, own), {
-        "forward": functools.update_wrapper(forward, original),  # whoever asks for the signature gets the module's own
+        "forward": functools.update_wrapper(forward, original),  # inspect.signature() returns the signature of the module's own forward
         "__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__, "_own_class": own, "_is_in_force": True})
     return cls
 
@@ -124,7 +124,7 @@ def _forward_of_instance(module):
 
 
 def _install(report, name, module, found):
-    """Gives the module a class with the replacement; returns a reason where that is not possible."""
+    """Gives the module a class with the replacement; returns a reason if that is not possible."""
     attributes, reason = _forward_of_instance(module)
     if reason is not None:
         return reason
@@ -148,10 +148,9 @@ def _install(report, name, module, found):
 def patch(model, *, norms=True, mlps=True, loss=False):
     """Replaces the RMSNorms and gated MLPs of `model`, in place; returns a Report whose undo() restores them.
 
-    model: a torch.nn.Module, else a TypeError. norms, mlps: whether these are replaced.
-    loss=True: in training and with labels a language model's loss comes from functional.linear_cross_entropy, and the output has no
-    logits (None). Without labels, in evaluation mode, or where a call asks for some logits or a tuple, everything is as it was.
-    PyTorch's random numbers are the same after the call as before.
+    loss=True: in training and with labels a language model's loss comes from functional.linear_cross_entropy, and the output has no logits (None). Without
+    labels, in evaluation mode, or where a call requests some logits or a tuple, the model behaves as before.
+    PyTorch's random number generators have the same state after the call as before.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"hf.patch: model: found {type(model).__name__}, expected torch.nn.Module")

@@ -14,7 +14,7 @@ __all__ = ["RMSNorm", "FusedMLP", "SwiGLU", "WideMLP", "LinearCrossEntropy", "Fu
 
 
 class _Direct(nn.Module):
-    """A module whose call is one step where nn.Module would do no more than to call forward."""
+    """A module whose call goes directly to forward where nn.Module's own call would do nothing else."""
 
     def __call__(self, *args, **kwargs):
         if not is_dynamo_compiling():
@@ -25,7 +25,7 @@ class _Direct(nn.Module):
 
 
 class RMSNorm(_Direct):
-    """torch.nn.RMSNorm's arguments, parameters and numbers. Over several dimensions they are one row.
+    """Has torch.nn.RMSNorm's arguments, parameters and results. Several normalized dimensions count as one row.
 
     unit_offset=True multiplies by 1 + weight (Gemma's form) and starts the weight at zero. forward(x, residual) returns
     (norm(x + residual), x + residual) from one kernel.
@@ -53,8 +53,8 @@ class RMSNorm(_Direct):
                 return y
         if self._one_vector:
             return functional.rms_norm(x, self.weight, self.eps, residual=residual, unit_offset=self.unit_offset)
-        if isinstance(x, torch.Tensor):  # and no symbol of a trace
-            self._check(x)  # without a weight of one dimension the kernel has nothing to compare x's shape with
+        if isinstance(x, torch.Tensor):  # not a symbol of a trace
+            self._check(x)  # without a weight of one dimension the kernel cannot check x's shape
         shape, weight = x.shape, None if self.weight is None else self.weight.flatten()
         x = x.flatten(-len(self.normalized_shape))
         if residual is None:
@@ -192,7 +192,8 @@ class FusedMLP(_Direct):
         return self.train(model.training)
 
     def to_sequential(self):
-        """The way back: an nn.Sequential of Linears and activations with copies of the weights, a weight norm folded into them."""
+        """The reverse of from_sequential: an nn.Sequential of Linears and activations with copies of the weights, where a weight norm is folded into the
+        weights."""
         make = _MODULE_OF_ACTIVATION.get(self.activation)
         if make is None:
             raise ValueError(f"FusedMLP.to_sequential: activation: found {self.activation!r}, expected one that torch.nn has")
@@ -233,7 +234,7 @@ _MODULE_OF_ACTIVATION = {name: module for module, name in _ACTIVATION_MODULES.it
 
 
 def activation_name(module):
-    """The name of the activation an nn module computes; a ValueError where there is none."""
+    """The name of the activation that an nn module computes; raises a ValueError if the kernels have no such activation."""
     name = _ACTIVATION_MODULES.get(type(module))
     if isinstance(module, nn.GELU) and module.approximate == "tanh":
         return "gelu_tanh"
@@ -266,7 +267,7 @@ def _named_layers(state):
 
 
 def _packed_layers(module, state):
-    """The same of mlp-megakernel's v_all (all rows, columns padded to the widest layer) and g_all."""
+    """The same for mlp-megakernel's v_all (all rows, columns padded to the widest layer) and g_all."""
     if "v_all" not in state or "g_all" not in state:
         return None
     if state["v_all"].dim() != 2:
@@ -317,17 +318,17 @@ FusedMLP5SoftplusWN = _softplus_alias("FusedMLP5SoftplusWN", 5, True)
 
 
 def _fuses(x, w, *parameters):
-    """Whether functional.gated_linear has a fused kernel for these operands and computes the same as PyTorch: on Hopper, in 16 bits, without autocast."""
+    """Whether functional.gated_linear has a fused kernel for these operands that computes the same as PyTorch: on Hopper, in 16 bits, without autocast."""
     return (isinstance(x, torch.Tensor) and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
             and all(t.dtype is x.dtype and t.device == x.device for t in (w, *parameters) if t is not None)
             and not torch.is_autocast_enabled("cuda") and torch.cuda.get_device_capability(x.device)[0] == 9)
 
 
 class SwiGLU(nn.Module):
-    """w3(silu(gate) * up), [gate | up] = w12(x). On Hopper, in 16-bit types, w12 and the gate are one kernel; elsewhere the gate is.
+    """w3(silu(gate) * up), [gate | up] = w12(x). On Hopper, in 16-bit types, w12 and the gate are one kernel; elsewhere only the gate is fused.
 
-    w12: Linear(in_features, 2 hidden_features), w3: Linear(hidden_features, out_features). order: how w12's rows lie, as in
-    functional.swiglu, as are the other options.
+    w12: Linear(in_features, 2 hidden_features), w3: Linear(hidden_features, out_features). order: the order of w12's rows. For all options see
+    functional.swiglu.
     """
 
     def __init__(self, in_features, hidden_features, out_features=None, bias=False, *, order="gate_first", limit=0.0, alpha=1.0,
@@ -348,7 +349,7 @@ class SwiGLU(nn.Module):
         return self.w3(functional.swiglu(self.w12(x), **options))
 
     def _is_plain_linear(self):
-        """w12 has not been replaced, watched or parametrised, and its bias is the halves of gate and up."""
+        """Whether w12 has not been replaced, hooked or parametrised, and its bias consists of the halves of gate and up."""
         w12 = self.w12
         watched = w12._forward_hooks or w12._forward_pre_hooks or w12._backward_hooks or w12._backward_pre_hooks
         return type(w12) is nn.Linear and not watched and (w12.bias is None or self.order != "interleaved")
@@ -386,8 +387,8 @@ class WideMLP(nn.Module):
 
 
 class LinearCrossEntropy(nn.Linear):
-    """The last Linear of a model and its loss: forward(x, target) is functional.linear_cross_entropy of its weight, whose logits are never in
-    memory as a whole. Parameters, state dict and initialisation are nn.Linear's; `logits(x)` computes the logits for inference."""
+    """The last Linear of a model and its loss: forward(x, target) is functional.linear_cross_entropy of its weight, whose logits are never in memory as a
+    whole. Parameters, state dict and initialisation are those of nn.Linear; `logits(x)` computes the logits for inference."""
 
     def __init__(self, in_features, num_classes, bias=False, device=None, dtype=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0,
                  softcap=0.0, z_loss=0.0):
@@ -409,7 +410,7 @@ class LinearCrossEntropy(nn.Linear):
 
 
 class MegaGemmTriton(SwiGLU):
-    """MGRrmsnorm's gated MLP: hidden = hidden_multiple * d_model, rounded up to a multiple of multiple_of."""
+    """The gated MLP of MGRrmsnorm: hidden = hidden_multiple * d_model, rounded up to a multiple of multiple_of."""
 
     def __init__(self, d_model, multiple_of=256, hidden_multiple=5 / 3, device=None, dtype=None):
         hidden = multiple_of * -(-int(hidden_multiple * d_model) // multiple_of)
@@ -417,7 +418,8 @@ class MegaGemmTriton(SwiGLU):
 
 
 class FusedSwiGLU(nn.Module):
-    """fused-swiglu's layer: value * silu(gate), [value | gate] = x Wf with Wf (in_features, 2 hidden_dim). `block` was its tile's size."""
+    """The layer of fused-swiglu: value * silu(gate), [value | gate] = x Wf with Wf (in_features, 2 hidden_dim). `block` was the size of its tiles and has no
+    effect."""
 
     def __init__(self, in_features, hidden_dim, block=64, device=None, dtype=None):
         super().__init__()
@@ -433,7 +435,7 @@ class FusedSwiGLU(nn.Module):
 
 
 class MegaGemmRMSNorm(RMSNorm):
-    """MGRrmsnorm's RMSNorm: its argument names and its default epsilon."""
+    """The RMSNorm of MGRrmsnorm, with its argument names and its default epsilon."""
 
     def __init__(self, hidden_size, epsilon=1e-5, device=None, dtype=None):
         super().__init__(hidden_size, eps=epsilon, device=device, dtype=dtype)

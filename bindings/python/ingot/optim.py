@@ -9,34 +9,34 @@ from ._muon import PRODUCTS, muon_op
 
 __all__ = ["Muon"]
 
-_EPS = 1e-7  # the kernel's own
-_CALL_BYTES = 256 << 20  # of matrices in a call, whose copies and workspace take several times as much
+_EPS = 1e-7  # a constant of the kernel
+_CALL_BYTES = 256 << 20  # bytes of the matrices in one call, whose copies and workspace take several times as much
 _WIDE = (torch.float32, torch.float64)
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon) for matrices, AdamW for the rest, in groups of parameters.
+    """Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon) for matrices, AdamW for all other parameters, in groups of parameters.
 
         ingot.optim.Muon([{"params": matrices, "lr": 0.02},
                           {"params": others, "lr": 3e-4, "use_muon": False}])
 
-    Of a matrix's gradient g: B = momentum B + (1 - momentum) g; u = (1 - momentum) g + momentum B (nesterov) or B; X = the orthogonal factor of u
+    For a matrix with gradient g: B = momentum B + (1 - momentum) g; u = (1 - momentum) g + momentum B (nesterov) or B; X = the orthogonal factor of u
     by ns_steps steps of Newton-Schulz; p = p (1 - lr weight_decay) - lr f X, where f is sqrt(max(1, rows / columns)), and with
     adjust_lr_fn="match_rms_adamw" 0.2 sqrt(max(rows, columns)). Arguments, defaults and state are torch.optim.Muon's: state dicts of one load into
-    the other. A schedule that cycles momentum (OneCycleLR, CyclicLR) cycles Muon's, and leaves beta1 of AdamW groups as it is.
+    the other. A schedule that cycles momentum (OneCycleLR, CyclicLR) cycles Muon's momentum, and does not change beta1 of AdamW groups.
 
     Shapes: (R, C) is a matrix. (B, R, C) is a bank of B matrices; the weight of a Conv1d has three dimensions too, and is a bank here. (N, C, H, W), the
     weight of a convolution, is the matrix (N, C H W), as in KellerJordan/Muon, with f = sqrt(max(1, H / W)) as there. Matrices of one shape, up to
-    256 MB, are one call of the kernel, wherever they lie.
+    256 MB, are updated in one call of the kernel, at any addresses.
 
     Every option may differ from group to group:
     use_muon=False: AdamW (torch's own) of any parameters, with lr, betas, adam_eps and weight_decay; its state is torch.optim.AdamW's.
     row_normalise=True: rows of u are scaled to length 1 before the iteration.
     products: the type of the iteration's matrix products: "fp32", "bf16", on a GPU "tf32" too. None: bf16 on a GPU, as torch.optim.Muon
     has it everywhere, fp32 (fp64 of fp64) on a CPU.
-    lr may be a tensor of one element; one on the parameters' GPU is read there, when a captured graph replays.
+    lr may be a tensor of one element; if the tensor is on the parameters' GPU, a captured graph reads it at each replay.
 
-    Errors: ValueError for an option, a parameter, a gradient or a state dict that Muon does not take.
+    Errors: ValueError for an option, a parameter, a gradient or a state dict that Muon does not support.
     """
 
     _adam_options = {"betas": (0.9, 0.95), "adam_eps": 1e-8}
@@ -66,7 +66,7 @@ class Muon(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict):
         """Loads a state dict of this class, of torch.optim.Muon, of torch.optim.AdamW (into groups with use_muon=False) or of KellerJordan/Muon's
-        classes. Options that the dict lacks stay as they are. Raises ValueError for a dict whose options or state mean something else here."""
+        classes. Options that are missing in the dict do not change. Raises ValueError for a dict whose options or state mean something different here."""
         groups = []
         for own, given in zip(self.param_groups, state_dict["param_groups"]):
             group = {**{name: value for name, value in own.items() if name != "params"}, **_own_options(own, given)}
@@ -136,7 +136,7 @@ class Muon(torch.optim.Optimizer):
 
 
 class _Bank:
-    """Tensors of `shape` elements each as one tensor (B, R, C): a view where they lie evenly in one memory, else a copy."""
+    """Tensors of `shape` elements each as one tensor (B, R, C): a view where they are evenly spaced in one memory, else a copy."""
 
     def __init__(self, parts, shape, dtype):
         self._parts = parts
@@ -166,12 +166,12 @@ def _where_they_lie(parts):
 
 
 def _matrix_shape(p):
-    """(R, C) of the matrices of a parameter: of a convolution's weight (N, C, H, W) it is (N, C H W)."""
+    """(R, C) of the matrices of a parameter; for a convolution's weight (N, C, H, W) the matrix is (N, C H W)."""
     return (p.shape[0], p[0].numel()) if p.dim() == 4 else tuple(p.shape[-2:])
 
 
 def _matrices(tensors):
-    """The matrices of matrices, banks and convolutions, one by one. A convolution whose channels lie last stays as it is: no matrix is a view of it."""
+    """The matrices of matrices, banks and convolutions, one by one. A convolution with channels last is returned unchanged, because it has no matrix as a view."""
     found = []
     for t in tensors:
         t = t.detach()
@@ -185,7 +185,7 @@ def _number(lr):
 
 
 def _rates(group, shape, window, device):
-    """(rates, lr, momentum, weight decay, the gradient's factor) that the kernel is given. window: a convolution's (H, W), or None.
+    """(rates, lr, momentum, weight decay, the gradient's factor) as arguments of the kernel. window: a convolution's (H, W), or None.
 
     The kernel multiplies lr by sqrt(max(1, R / C)): `ratio` is the wanted factor over the kernel's."""
     rows, columns = shape
@@ -213,7 +213,7 @@ _FOREIGN_OPTIONS = ("wd", "mu", "algorithm", "adamw_betas", "adamw_eps", "adamw_
 
 
 def _own_options(own, given):
-    """The options of a group of a loaded dict under the names that they have here."""
+    """The options of a group of a loaded dict under the names that they have in this class."""
 
     def refuse(found, why):
         raise ValueError(f"Muon: state dict: found {found}, {why}")
@@ -236,7 +236,7 @@ def _own_options(own, given):
 
 
 def _own_state(p, state, use_muon):
-    """The state of one parameter as step() has it; refuses another package's."""
+    """The state of one parameter in the form of step(); refuses the state of another package."""
     expected = {"momentum_buffer"} if use_muon else {"step", "exp_avg", "exp_avg_sq"}
     if state and set(state) != expected:
         raise ValueError(f"Muon: state dict: found {', '.join(map(str, state))} for a parameter of {tuple(p.shape)}, expected {', '.join(sorted(expected))}")
@@ -249,7 +249,7 @@ def _own_state(p, state, use_muon):
 
 
 def _check_options(group):
-    """Raises a ValueError for an option that the group's optimizer does not take."""
+    """Raises a ValueError for an option that the group's optimizer does not support."""
 
     def expect(ok, name, expected):
         if not ok:

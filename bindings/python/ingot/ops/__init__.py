@@ -1,4 +1,4 @@
-"""The declared operators, a file each (see _declare.py)."""
+"""The declared operators, one file each (see _declare.py)."""
 import importlib
 import pkgutil
 
