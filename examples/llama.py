@@ -145,7 +145,7 @@ class Trained:
 
 
 def train(name, by, compiled, start, batches, options, device):
-    """Losses by step, tokens/s without the first steps, and the most memory that a step took."""
+    """Losses by step, tokens/s without the first steps, and the largest memory of a step."""
     on_gpu = device.type == "cuda"
     torch._dynamo.reset()
     model = Llama(PARTS[by], options.vocab, options.width, options.layers, options.heads, options.hidden, options.context)
@@ -180,7 +180,7 @@ COLOURS = {"PyTorch": "#1d4ed8", "PyTorch, torch.compile": "#0e7490", "Ingot": "
 
 
 def write_svg(path, runs, title):
-    """Losses over steps, a line a run: each with a dash of its own, as they lie on top of each other."""
+    """Losses over steps, one line per run: each line has its own dash pattern, because the lines coincide."""
     width, height, left, bottom, top = 760, 420, 60, 50, 40
     steps = len(runs[0]["losses"])
     low, high = 0.98 * min(min(r["losses"]) for r in runs), 1.02 * max(max(r["losses"]) for r in runs)
@@ -274,7 +274,7 @@ def main():
     result = {"device": torch.cuda.get_device_name(device) if on_gpu else "cpu", "torch": torch.__version__, "ingot": ingot.__version__, **shape,
               "most_apart": 0.0, "runs": []}
     runs = result["runs"]
-    for by, compiled in kinds:  # what is there is kept, whatever becomes of the next run
+    for by, compiled in kinds:  # the results so far are kept, whether or not the next run succeeds
         runs.append(train(by + (", torch.compile" if compiled else ""), by, compiled, start, batches, o, device))
         result["most_apart"] = max((abs(a - b) for r in runs[1:] for a, b in zip(r["losses"], runs[0]["losses"])), default=0.0)
         (o.out / "llama.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

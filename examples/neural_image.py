@@ -64,7 +64,7 @@ def unfilter(kind, row, above, step):
 
 
 def read_png(path):
-    """8-bit grey, RGB, with alpha or not; alpha is dropped. What cannot be read ends the program with one line."""
+    """8-bit grey or RGB, with or without alpha; alpha is dropped. An image that cannot be read ends the program with one line."""
     try:
         return decode_png(path, path.read_bytes())
     except OSError as e:

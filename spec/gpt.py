@@ -35,7 +35,7 @@ class RopeScaling:
 
 @dataclass
 class GptConfig:
-    """Field for field the native GptConfig, which says what each one means."""
+    """Field by field the native GptConfig, whose header explains each field."""
     vocab: int = 256
     dim: int = 128
     layers: int = 4
@@ -149,7 +149,7 @@ def skip_slots(c):
 
 # --- parameters --------------------------------------------------------------------------------------------------------
 def parameter_shapes(c):
-    """Name -> (shape, kind); kind is matrix, embedding, head or scalar, and says which optimizer group it belongs to."""
+    """Name -> (shape, kind). kind is matrix, embedding, head or scalar, and determines the optimizer group of the parameter."""
     e = c.embed_dim if c.factorised else c.dim
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     p = {"tok_emb.weight": ((c.vocab, e), "embedding")}
@@ -191,7 +191,7 @@ def parameter_shapes(c):
 
 
 def initialise(c, seed=0, dtype=torch.float64):
-    """The rule, with PyTorch's random numbers; the native model follows the same rule with its own."""
+    """The native model follows the same rule, with its own random numbers in place of PyTorch's."""
     g = torch.Generator().manual_seed(seed)
     normal = lambda shape, std: torch.randn(shape, generator=g, dtype=torch.float64) * std
     ones = lambda shape: torch.ones(shape, dtype=torch.float64)
@@ -307,7 +307,7 @@ class Gpt:
     def __init__(self, config, weights, cu_seqlens, positions=None, looping=False):
         self.c, self.w = config, weights
         self.cu = [int(b) for b in cu_seqlens]
-        if positions is None:  # they count from 0 inside each segment
+        if positions is None:  # positions count from 0 inside each segment
             positions = torch.cat([torch.arange(b - a) for a, b in zip(self.cu, self.cu[1:])])
         self.positions = positions
         self.program = layer_program(config, looping)
@@ -320,7 +320,7 @@ class Gpt:
         return y / math.sqrt(layer + 1) if self.c.layer_scale else y
 
     def attention(self, n, layer):
-        """n (T, C), already normed. Q and K: norm, then rotation, then (Q only) the gain."""
+        """n (T, C) is already normalised. Q and K are normalised, then rotated; then Q alone is multiplied by the gain."""
         c, b = self.c, f"blocks.{layer}.attn."
         q, k, v = ((n @ self.w[b + m + ".weight"].T).unflatten(-1, (-1, c.head_dim)) for m in "qkv")
         if c.qk_norm:
@@ -354,7 +354,7 @@ class Gpt:
         return x + self.branch_scale(self.mlp(self.branch_norm(x, i, "mlp"), i), i, "mlp")
 
     def lane_block(self, lane0, lane1, x0, i):
-        """Attention reads lane 0 (mixed), the MLP lane 1 (as it is); each branch is written to both lanes."""
+        """Attention reads lane 0 (mixed), the MLP reads lane 1 (unchanged); each branch is added to both lanes."""
         a = self.attention(self.branch_norm(self.mix(lane0, x0, i), i, "attn"), i)
         b = self.mlp(self.branch_norm(lane1, i, "mlp"), i)
         a, b = self.branch_scale(a, i, "attn"), self.branch_scale(b, i, "mlp")
@@ -369,7 +369,7 @@ class Gpt:
 
     def embed(self, tokens):
         x = self.w["tok_emb.weight"][tokens]
-        if self.c.embed_norm:  # E wide, before the projection; never a weight
+        if self.c.embed_norm:  # the normalised vector is E wide, before the projection, and the norm has no weight
             x = rms(x, self.c.norm_eps)
         if self.c.factorised:
             x = x @ self.w["embed_proj.weight"].T
@@ -378,12 +378,12 @@ class Gpt:
         return x
 
     def hidden(self, tokens):
-        """What the head multiplies: (T, E)."""
+        """The hidden states that the head multiplies: (T, E)."""
         x = x0 = self.embed(tokens)
         outputs, lanes = [], None
         for a in self.program:
             if a.lanes and lanes is None:
-                lanes = (x, x)  # before the skip is merged, which touches lane 0 only
+                lanes = (x, x)  # before the skip is merged, which changes lane 0 only
             if lanes is None:
                 if a.skip_slot >= 0:
                     x = self.skip_merge(x, outputs[a.skip_from], a.skip_slot)

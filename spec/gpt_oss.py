@@ -48,7 +48,7 @@ def parse_config(c):
     """From config.json as published (rope_theta, rope_scaling), as transformers 5 writes it (rope_parameters), or OpenAI's own."""
     own = "num_local_experts" not in c
     rope = c.get("rope_scaling") or c.get("rope_parameters")
-    if rope is None:  # the architecture's defaults, of which OpenAI's own spelling may change each
+    if rope is None:  # the architecture's defaults; OpenAI's own spelling may change each of them
         given = c if own else {}
         rope = dict(rope_type="yarn", factor=given.get("rope_scaling_factor", 32.0), beta_fast=given.get("rope_ntk_beta", 32.0),
                     beta_slow=given.get("rope_ntk_alpha", 1.0), truncate=False,
@@ -97,7 +97,7 @@ def mxfp4_encode(x):
     def codes(exponent):
         scaled = (blocks * torch.exp2(-exponent).unsqueeze(-1)).abs().contiguous()
         up, at = torch.bucketize(scaled, middles), torch.bucketize(scaled, middles, right=True)
-        code = torch.where(up % 2 == 0, up, at)  # at a middle itself the even code of the two neighbours
+        code = torch.where(up % 2 == 0, up, at)  # exactly in the middle: the even code of the two neighbours
         value = torch.tensor(E2M1, dtype=torch.float64)[code] * torch.exp2(exponent).unsqueeze(-1)
         return code, (value - blocks.abs()).square().sum(-1)
 
@@ -167,7 +167,7 @@ def rms_norm(x, weight, eps):
 
 
 def rope_frequencies(c):
-    """The angle of each pair per position, and the factor on cos and sin. The ramp's ends are not rounded unless asked."""
+    """The angle of each pair per position, and the factor on cos and sin. The ramp's ends are rounded only if `truncate` is set."""
     pair = torch.arange(c.head_dim // 2, dtype=torch.float64)
     theta = c.rope_base ** (-2 * pair / c.head_dim)
     if c.yarn is None:
@@ -205,7 +205,7 @@ def attention(c, w, l, x):
     out = torch.empty_like(q)
     for h in range(c.heads):
         scores = (q[:, h] @ k[:, h].T / math.sqrt(c.head_dim)).masked_fill(~visible, -torch.inf)
-        sink = w[n + "sinks"][h].expand(T, 1)  # a logit of its own, not scaled, that takes weight and gives no value
+        sink = w[n + "sinks"][h].expand(T, 1)  # a logit of its own, not scaled, that takes weight and adds no value
         out[:, h] = torch.cat([scores, sink], dim=-1).softmax(-1)[:, :-1] @ v[:, h]
     return F.linear(out.flatten(1), w[n + "o.weight"], w.get(n + "o.bias"))
 
@@ -214,7 +214,7 @@ def expert(c, w, l, e, x):
     n = f"{l}."
     both = F.linear(x, w[n + "gate_up.weight"][e], w[n + "gate_up.bias"][e])
     gate, up = both[:, 0::2], both[:, 1::2]  # interleaved
-    gate, up = gate.clamp(max=c.limit), up.clamp(-c.limit, c.limit)  # the gate from above only
+    gate, up = gate.clamp(max=c.limit), up.clamp(-c.limit, c.limit)  # the gate is clamped from above only
     hidden = gate * torch.sigmoid(c.alpha * gate) * (up + 1)
     return F.linear(hidden, w[n + "down.weight"][e], w[n + "down.bias"][e])
 
@@ -222,7 +222,7 @@ def expert(c, w, l, e, x):
 def mixture(c, w, l, x):
     scores = F.linear(x, w[f"{l}.router.weight"], w[f"{l}.router.bias"])
     top, chosen = scores.topk(c.experts_per_token, dim=-1)
-    weight = top.softmax(-1)  # over the chosen ones only
+    weight = top.softmax(-1)  # over the chosen experts only
     out = torch.zeros_like(x)
     for e in range(c.experts):
         token, slot = torch.where(chosen == e)
@@ -239,7 +239,7 @@ def hidden_states(c, w, ids, layers=None):
 
 
 def logits(c, w, ids, layers=None):
-    """(T, V). `layers`: the first so many only."""
+    """(T, V). `layers`: only the first so many layers."""
     return hidden_states(c, w, torch.as_tensor(ids), layers) @ w["head"].T
 
 

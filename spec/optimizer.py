@@ -46,7 +46,7 @@ class Recipe:
     momentum_start: float = 0.92
     momentum_end: float = 0.97
     momentum_warmup: float = 0.3
-    ema_horizon: float = 0.0         # the average's memory as a share of the run; 0: no average
+    ema_horizon: float = 0.0         # the average's memory as a share of the run; 0 means no average
 
 
 def lr_factor(r, step, steps):

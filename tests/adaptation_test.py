@@ -29,7 +29,7 @@ class Adaptation(unittest.TestCase):
         words = ["river", "stone", "lantern", "orchard", "signal", "harbour", "winter", "copper"]
         cls.data = cls.directory / "text"
         cls.data.mkdir()
-        for i in range(5 if SANITIZED else 12):  # each has its own word, which its adapters can learn
+        for i in range(5 if SANITIZED else 12):  # each document has its own word, which its adapters can learn
             own = "".join(rng.choice("abcdefgh") for _ in range(9))
             (cls.data / f"{i}.txt").write_text(" ".join(f"the {rng.choice(words)} of {own}," for _ in range(12 + i)) + "\n")
         cls.run_directory = cls.directory / "run"
@@ -77,7 +77,7 @@ class Adaptation(unittest.TestCase):
         other = self.score(*TTT, "--ttt-beta2", 0.5)
         self.assertEqual(other["ttt"]["beta2"], 0.5)
         self.assertNotEqual(other["loss"], usual["loss"])
-        self.assertGreater(self.score(*TTT, "--ttt-eps", 1)["loss"], 1.005 * usual["loss"])  # steps of next to nothing
+        self.assertGreater(self.score(*TTT, "--ttt-eps", 1)["loss"], 1.005 * usual["loss"])  # the steps are almost zero
         losses = [self.learn(self.directory / f"step{i}.safetensors", *step)[1]["loss"] for i, step in enumerate(((), ("--ttt-beta2", 0.5), ("--ttt-eps", 1)))]
         self.assertEqual(len(set(losses)), 3)
         self.assertLess(losses[0], losses[2])

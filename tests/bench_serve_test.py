@@ -1,4 +1,4 @@
-"""`ingot bench serve`: what it counts, against a server of its own and against servers that misbehave.
+"""`ingot bench serve`: what it counts, against the server that it starts and against servers that misbehave.
 
     python3 tests/bench_serve_test.py BINARY [unittest options]
 """
@@ -23,7 +23,7 @@ def bench(*arguments, **more):
 
 
 class FakeServer:
-    """A server with /v1/models and streams that `answer` writes. Bytes leave one at a time where `slowly` says so."""
+    """A server with /v1/models, whose streams `answer` writes. If `slowly` is set, bytes are sent one at a time."""
 
     def __init__(self, answer, models='{"data":[{"id":"fake","meta":{"n_vocab":50}}]}', slowly=False):
         fake = self

@@ -81,7 +81,7 @@ class TinyGptOss(InDirectory):
 
 
 class Signals(TinyGptOss):
-    """One way to end for every command: status 130, one line, nothing left over."""
+    """Every command ends in the same way: status 130, one line, no temporary file."""
 
     def stops(self, signals, until, *arguments, said=""):
         process = start(*arguments, stdout=subprocess.DEVNULL)
@@ -199,7 +199,7 @@ class GptOss(TinyGptOss):
         losses = [s["losses"] for s in report["sequences"]]
         self.assertEqual([len(x) for x in losses], [8, 10])
         self.assertAlmostEqual(report["loss"], sum(map(sum, losses)) / 18, places=12)
-        # Every greedy token was the likeliest, so its loss is at most a uniform guess's.
+        # Every greedy token was the most likely token, so its loss is at most the loss of a uniform guess.
         self.assertTrue(all(x <= math.log(self.VOCAB) for x in losses[0][2:] + losses[1][4:]))
 
         described = json.loads(ingot("info", self.model, "--json").text)
@@ -220,7 +220,7 @@ class GptOss(TinyGptOss):
         self.assertIn("names the snapshot 'gone', which is missing", ingot("eval", "--model", repository, "--ids", ids).error)
 
     def test_losses_are_those_of_the_definition(self):
-        """Of spec/gpt_oss.py in fp64, by tools/make_model_goldens.py: wherever PyTorch is, parity compares much more."""
+        """The losses of spec/gpt_oss.py in fp64, computed by tools/make_model_goldens.py. Where PyTorch is installed, the parity test compares much more."""
         ids = self.file("long.jsonl", json.dumps(self.DEFINITION_IDS))
         found = json.loads(ingot("eval", "--model", self.model, "--ids", ids, "--json").text)["sequences"][0]["losses"]
         # fp32 is off by some 1e-5 of the logits, where logits are up to 5
@@ -462,7 +462,7 @@ class OddRows(TinyGptOss):
 
 
 class Chat(TinyGptOss):
-    """The same with a vocabulary of the Harmony format: what a random model says has every fault that a header can have."""
+    """The same checkpoint with a vocabulary of the Harmony format. The answers of a random model have every fault that a header can have."""
     SPECIALS = ["startoftext", "endoftext", "return", "constrain", "channel", "start", "end", "message", "call"]
     VOCAB = 340
 

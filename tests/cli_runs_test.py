@@ -422,7 +422,7 @@ class Runs(InDirectory):
 
 
 class Messages(InDirectory):
-    """Bad input is called what it is."""
+    """Each kind of bad input has its own message."""
 
     def setUp(self):
         super().setUp()

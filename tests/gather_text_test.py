@@ -1,4 +1,5 @@
-"""tools/gather_text.py on files made here: what a reader sees of a page, dictionaries and manuals, and what is left out. Fetches nothing."""
+"""tools/gather_text.py on files made here: the text that a reader sees of a page, of dictionaries and of manuals, and the text that is left out. Nothing is
+fetched."""
 import gzip
 import pathlib
 import sys

@@ -2,7 +2,7 @@
 
     python3 tests/page_test.py BINARY [unittest options]
 
-Without Chromium it says so and ends with status 77. PAGE_SCREENSHOTS=DIR keeps pictures.
+Without Chromium the script prints a message and ends with status 77. PAGE_SCREENSHOTS=DIR keeps pictures.
 """
 import base64
 import json

@@ -2,7 +2,7 @@
 
     python3 tests/proxy_test.py BINARY [unittest options]
 
-Without nginx and openssl it says so and ends with status 77.
+Without nginx and openssl the script prints a message and ends with status 77.
 """
 import json
 import os

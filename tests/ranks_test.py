@@ -53,7 +53,7 @@ class Ranks(unittest.TestCase):
         return json.loads(info.stdout)["parameter_hash"]
 
     def undisturbed(self, *arguments):
-        """Hash of the same steps by one process."""
+        """The hash after the same steps by one process."""
         self.train(*arguments, out=self.directory / "whole")
         return self.hash_of(self.directory / "whole")
 
@@ -68,7 +68,7 @@ class Ranks(unittest.TestCase):
         self.wait_for(lambda: log.exists() and f'"step":{step},' in log.read_text())
 
     def children(self, process):
-        """Ranks in their order."""
+        """The processes of the ranks, in the order of the ranks."""
         task = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
         return [int(pid) for pid in task.read_text().split()]
 

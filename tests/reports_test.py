@@ -78,7 +78,7 @@ class Reports(unittest.TestCase):
             tool = pathlib.Path(folder) / "compute-sanitizer"
             shards = ['echo "[  PASSED  ] 6 tests."; echo "ERROR SUMMARY: 0 errors"',
                       'echo "[  PASSED  ] 4 tests."; echo "ERROR SUMMARY: 3 errors"; exit 1',
-                      'echo "[  PASSED  ] 6 tests."']  # says nothing of errors
+                      'echo "[  PASSED  ] 6 tests."']  # the output does not mention errors
             tool.write_text("#!/bin/sh\ncase $GTEST_SHARD_INDEX/$GTEST_TOTAL_SHARDS in\n"
                             + "".join(f"{i}/3) {does};;\n" for i, does in enumerate(shards)) + "*) exit 9;;\nesac\n")
             tool.chmod(0o755)
@@ -345,7 +345,7 @@ class Reports(unittest.TestCase):
                           ("golf, 11 applications, 4 GPUs, a step of 1 pass on each", [4000], 100000, 400000, 500)])
 
         def measured(report):
-            """The cases that are measured where a report exists already."""
+            """The cases that are measured if a report exists already."""
             seen, written = [], []
             with contextlib.ExitStack() as patches:
                 for name, value in (("ceilings", lambda native: {}), ("Native", lambda path: None), ("Used", lambda: None), ("gpu_state", lambda: ""),

@@ -127,7 +127,7 @@ def problems_of(path, root):
 
 
 def problems_of_switches(files, root):
-    """An #ifdef INGOT_HAS_CUDA_X without the .cu for which CMake defines it (cmake/IngotCuda.cmake) leaves GPU code out without a word."""
+    """An #ifdef INGOT_HAS_CUDA_X without the .cu for which CMake defines the name (cmake/IngotCuda.cmake) leaves GPU code out of every build without an error."""
     defined = {path.stem for path in files if path.suffix == ".cu" and path.stem == path.parent.name}
     defined |= {"decode"} if root / "models/decode/phased/decode.cu" in files else set()
     for path in files:

@@ -1,4 +1,4 @@
-"""Prints what src/ingot/io/formats/gguf_blocks.test.cpp expects: hashes of what the Python package gguf dequantises.
+"""Prints the values that src/ingot/io/formats/gguf_blocks.test.cpp expects: hashes of the numbers that the Python package gguf dequantises.
 
     python3 tools/make_gguf_goldens.py        needs numpy and gguf
 """

@@ -1,6 +1,6 @@
 """Writes tests/data/gpt.json and optimizer.json: the results of spec/gpt.py for two small models and of spec/optimizer.py for one model, in fp64.
-Parity compares far more (docs/parity.md) but needs PyTorch; this is for tests that do not. Prints what tests/cli_test.py expects of its
-small GPT-OSS checkpoint.
+The parity test compares far more (docs/parity.md) but needs PyTorch; these files are for tests without PyTorch. Prints the results that tests/cli_test.py
+expects of its small GPT-OSS checkpoint.
 
     python3 tools/make_model_goldens.py      # needs torch
 
@@ -46,7 +46,7 @@ def bits(name, i):
 
 
 def number(name, i):
-    """From -1 to 1, exact in fp32."""
+    """A number from -1 to 1, exact in fp32."""
     return (bits(name, i) >> 40) / 2**23 - 1
 
 

@@ -3,7 +3,7 @@
     pip install tokenizers==0.23.3 tiktoken==0.14.0 sentencepiece==0.2.3
     python3 tools/make_text_goldens.py
 
-The texts are drawn with a fixed seed; the vocabularies are learned from them and from LICENSE.
+The texts are random with a fixed seed; the vocabularies are learned from these texts and from LICENSE.
 """
 import io
 import json

@@ -40,7 +40,7 @@ void* bpe_load(const char* path) {
   guarded([&]() -> int64_t { return t = ingot::load_tokenizer(path).release(), 0; });
   return t;
 }
-// The number of ids; they are written to `ids`, which has room for one a byte.
+// Returns the number of ids. The ids are written to `ids`, which has space for one id per byte of text.
 int64_t bpe_encode(const void* tokenizer, const char* text, int64_t bytes, int32_t* ids) {
   return guarded([&] {
     const auto out = static_cast<const ingot::Tokenizer*>(tokenizer)->encode({text, size_t(bytes)});

@@ -99,8 +99,8 @@ def import_liger(wheel):
 
 
 def relative_error(got, want):
-    """The largest relative error between two tuples of tensors, in fp64. Raises if a tensor has a NaN, which max() ignores: memory that was
-    never written is NaN."""
+    """The largest relative error between two tuples of tensors, in fp64. Raises if a tensor has a NaN, which max() ignores and which means memory that was
+    never written."""
     errors = [((g.double() - w.double()).norm() / w.double().norm()).item() for g, w in zip(got, want)]
     if not all(math.isfinite(e) for e in errors):
         raise ValueError(f"found relative errors {errors}, expected numbers: an output is not finite or was not written")

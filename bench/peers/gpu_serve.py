@@ -1,4 +1,4 @@
-"""A server of GPT-OSS as its clients see it: `ingot bench serve` with prompts of 500 random ids and answers of 200 tokens, at 1 to 64 requests at once and
+"""A server of GPT-OSS, measured by its clients: `ingot bench serve` with prompts of 500 random ids and answers of 200 tokens, at 1 to 64 requests at once and
 with several kinds of sampling, with random weights of the published shapes. Writes bench/results/<gpu>/serve.json.
 
     python3 bench/peers/gpu_serve.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--llama-server PATH] [--only TEXT] [--quick]
@@ -86,7 +86,7 @@ def free_port():
         return s.getsockname()[1]
 
 
-SEEDS = itertools.count(1)  # a server that meets a prompt again would reuse its work
+SEEDS = itertools.count(1)  # a server that receives a prompt a second time would reuse its work
 
 
 def ask(options, url, sampling, counts):

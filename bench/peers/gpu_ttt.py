@@ -319,7 +319,7 @@ def measure(options, wanted):
                 time.sleep(0.1)
         for peer, process in children.items():
             take(f"compile_{peer}", process, started + options.limit)
-        if wanted and not peers:  # better than no result
+        if wanted and not peers:  # a result without compilation is better than none
             with started_children(wanted[:1], options, eager=True) as uncompiled:
                 take(f"eager_{wanted[0]}", uncompiled[wanted[0]], time.monotonic() + EAGER_SECONDS)
         if options.ours_alone or peers:

@@ -55,7 +55,7 @@ def measured_of(logged, warm):
 
 
 def how_far(log, said):
-    """The state of a run that had to be ended: its last log lines and its last message (bytes, text or None)."""
+    """How far a run came that had to be ended: its last log lines and its last message (bytes, text or None)."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     said = (said.decode(errors="replace") if isinstance(said, bytes) else said or "").strip()
     logged = " ".join(line[:300] for line in lines[-2:]) or "nothing, not even its start"

@@ -83,7 +83,7 @@ def cases():
 
 
 def random_weights(c, g):
-    """No parameter where it starts: every one random, at a scale that gives logits of ordinary size."""
+    """Every parameter has a random value, not its initial value, at a scale that gives logits of ordinary size."""
     normal = lambda shape: torch.randn(shape, generator=g, dtype=torch.float64)
     start = gpt.initialise(c, seed=int(torch.randint(1 << 30, (), generator=g)))
     weights = {}
@@ -112,7 +112,7 @@ def random_batch(c, g):
 
 
 def recipe_for(number):
-    """Three kinds in turn: as golf trains, as nano trains, and Muon without row normalisation under a cosine."""
+    """Three recipes in turn: golf's, nano's, and Muon without row normalisation under a cosine."""
     golf = Recipe(matrix_optimizer="muon", matrix_lr=0.022, matrix_decay=0.095, embed_lr=0.03, embed_decay=0.085, head_lr=0.01,
                   head_decay=0.02, scalar_lr=0.02, scalar_decay=0.02, beta2=0.95, clip=0.3, warmdown=0.72, ema_horizon=0.4)
     nano = Recipe(warmup_steps=2, decay="cosine", min_lr=0.1)
@@ -122,7 +122,7 @@ def recipe_for(number):
 
 
 class Case:
-    """One config, its random weights and batches, and what the definition makes of them in fp64."""
+    """One config with its random weights and batches, and the results of the definition for them in fp64."""
 
     def __init__(self, name, config, looping, seed):
         self.name, self.config, self.looping = name, config, looping
@@ -180,7 +180,7 @@ class Case:
                 for i, (a, b) in enumerate(zip(found, self.losses, strict=True))}
 
     def errors(self, directory):
-        """What was compared -> relative error."""
+        """The relative error of each compared quantity."""
         errors = {"loss": relative(read(directory, "out_loss.f64"), self.loss),
                   "loss without gradients": relative(read(directory, "out_plain_loss.f64"), self.loss),
                   "logits": relative(read(directory, "out_logits.f64"), self.logits.flatten())}
@@ -202,7 +202,7 @@ def relative(found, expected):
 
 
 def report(case, dtype, directory):
-    """Prints a line for the case in one type, and one for each thing that is off; true when nothing is."""
+    """Prints a line for the case in one type, and one line for each quantity outside its tolerance. Returns whether every quantity is within its tolerance."""
     errors, training = case.errors(directory), case.training_errors(directory)
     limits = [(errors, LIMIT[dtype]), (training, TRAINING_LIMIT[dtype])]
     bad = [(what, e, limit) for found, limit in limits for what, e in found.items() if not e <= limit]

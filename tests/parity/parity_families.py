@@ -81,7 +81,7 @@ def random_model(name):
 
 
 def in_the_old_spelling(config):
-    """As files before transformers 5 have it: rope_theta and rope_scaling beside the sizes."""
+    """The config in the spelling of versions before transformers 5: rope_theta and rope_scaling stand beside the sizes."""
     rope = dict(config.pop("rope_parameters"))
     if "full_attention" in rope:
         config["rope_theta"] = rope["full_attention"]["rope_theta"]

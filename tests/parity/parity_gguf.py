@@ -124,7 +124,7 @@ def write_gguf(path, tensors, dense, experts, split=0, vocabulary=None):
 
 
 def as_decoded(tensors, dense, experts):
-    """What the package decodes, rounded to bf16, under Hugging Face's names: the definition's weights for that file."""
+    """The tensors as the package decodes them, rounded to bf16, under Hugging Face's names: the definition's weights for that file."""
     def again(t, kind):
         rows = np.ascontiguousarray(t.float().numpy())
         return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind).reshape(rows.shape)).bfloat16()
@@ -249,7 +249,7 @@ def tokenizer_files(report, program, root):
 
 
 def answers(report, ingot, root, sizes, vocabulary):
-    """A question through the tokenizer of each form: the file's own, the one its archive got, the one beside the safetensors."""
+    """A question through the tokenizer of each form: the file's own, that of its archive, and the one beside the safetensors."""
     names = json.loads((root / "tokenizer.json").read_text())["added_tokens"]
     ends = [t["id"] for name in ("<|return|>", "<|endoftext|>", "<|call|>") for t in names if t["content"] == name]
     SIZES.update(sizes)

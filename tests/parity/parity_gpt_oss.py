@@ -163,7 +163,7 @@ def native(program, directory, cases, layers=0):
 
 
 def exactly(model):
-    """transformers takes rotations and norms in fp32 whatever the model's type; here in fp64, as all the rest."""
+    """transformers computes rotations and norms in fp32 whatever the model's type is; here they are computed in fp64, like the rest."""
     def rotation(self, x, position_ids):
         theta, factor = spec.rope_frequencies(spec.parse_config(model.config.to_dict()))
         angle = position_ids[:, :, None].double() * theta
@@ -187,7 +187,7 @@ def peer_logits(model, ids, rows):
 
 
 def peer_greedy(model, ids, n):
-    """transformers' own cached generation: the ids, and the logits each was taken from."""
+    """transformers' own cached generation: the ids, and the logits from which each id was taken."""
     model.generation_config.eos_token_id = None  # no stop id
     with torch.no_grad():
         prompt = torch.tensor([ids])
@@ -198,7 +198,7 @@ def peer_greedy(model, ids, n):
 
 
 def distance(found, expected):
-    """The worst row's."""
+    """The error of the worst row."""
     error = float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
     return error if error == error else float("inf")
 
@@ -236,7 +236,7 @@ def cases_for(vocab, contexts, greedy, seed):
 
 
 def compare(report, name, program, directory, exact, peer, contexts, greedy, seed):
-    """`exact`: the peer in fp64; `peer`: as it is, in fp32."""
+    """`exact` is the peer in fp64; `peer` is the unchanged peer, in fp32."""
     config = spec.read_config(directory)
     weights = {dtype: spec.read_weights(directory, config, dtype) for dtype in (torch.float64, torch.float32)}
     cases = cases_for(config.vocab, contexts, greedy, seed)
@@ -289,7 +289,7 @@ def published_forms(report, program, root):
 
 
 def left_out(report, program, root):
-    """What a config does not say is what transformers takes for it: rotation, head_dim, window, epsilon, the kinds of layers."""
+    """For a value that a config leaves out, Ingot takes the same value as transformers: rotation, head_dim, window, epsilon, the kinds of layers."""
     model = random_model(BARE, 6)
     model.save_pretrained(root / "bare")
     path = root / "bare" / "config.json"

@@ -35,7 +35,7 @@ template <class T> std::vector<T> read_blob(const Path& path) {
   return values;
 }
 
-// An f32 or f64 tensor in an arena of its own, filled from and written as doubles.
+// An f32 or f64 tensor with its own memory, filled from doubles and written as doubles.
 class Numbers {
  public:
   Numbers(DType dtype, Shape shape) : arena_(shape.numel() * size_of(dtype) + 64), tensor_(arena_.take(dtype, shape)) {}
@@ -170,7 +170,7 @@ ScheduleOptions schedule_options(const nlohmann::json& r) {
   return o;
 }
 
-// The mean loss over the counted targets; gradients of it where `grads` is given.
+// The mean loss over the counted targets, and its gradients if `grads` is given.
 double mean_loss(const Case& c, Gpt& model, const Tensor& weights, const TokenBatch& batch, const Tensor& grads) {
   Numbers loss(c.dtype, c.row()), dloss(c.dtype, c.row());
   const int32_t* target = batch.targets.ptr<int32_t>();

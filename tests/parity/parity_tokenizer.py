@@ -147,7 +147,7 @@ def split(regex):
 
 
 def families(program, json_file, texts, rng):
-    """How many texts of each family's tokenizer differ from what Hugging Face's package gives."""
+    """For each family, how many texts get ids that differ from those of Hugging Face's package."""
     base = json.loads(Path(json_file).read_text())
     smollm = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTE_LEVEL | {"use_regex": True}]}
     texts = [rng.choice([t, unicodedata.normalize("NFD", t)]) if len(t) < 1000 else t for t in texts]
@@ -167,7 +167,7 @@ def families(program, json_file, texts, rng):
         peer.encode_special_tokens = True
         differ[name] = 0
         for text, found in zip(texts, ours(program, str(path), texts), strict=True):
-            # The package's normalization knows an older Unicode: 120 marks have no combining class there.
+            # The package's normalization uses an older version of Unicode, in which 120 marks have no combining class.
             if nfc and NFC().normalize_str(text) != unicodedata.normalize("NFC", text):
                 continue
             wanted = peer.encode(text, add_special_tokens=False).ids

@@ -27,8 +27,8 @@ struct PythonSide {
 struct ModuleSide {
   PyObject *type = nullptr, *call, *rms_norm_forward, *mlp_forward;  // nn.Module and its __call__; our modules' forward
   PyObject *call_name, *forward_name, *compiled;
-  PyObject* hooks[4];         // names of a module's dictionaries of hooks
-  PyObject* global_hooks[4];  // dictionaries
+  PyObject* hooks[4];         // the names of a module's dictionaries of hooks
+  PyObject* global_hooks[4];  // the dictionaries of hooks that apply to all modules
 } module_;
 using Objects = std::vector<nb::object>;
 
@@ -61,7 +61,7 @@ nb::handle entry(nb::handle dictionary, PyObject* key) {
   return found;
 }
 
-// An object's __dict__, the last place of nn.Module's lookup.
+// An object's __dict__, in which nn.Module's lookup searches last.
 nb::object dictionary_of(nb::handle object) {
   PyObject* found = PyObject_GenericGetDict(object.ptr(), nullptr);
   if (found == nullptr) throw nb::python_error();
@@ -147,7 +147,7 @@ nb::object quick_type() {
 // the host an allocation, a sixth of the call.
 constexpr int64_t kRecomputeRstd = 1 << 20;
 
-// x, weight, eps and unit_offset of `a`; false where rows are not dense, or empty.
+// Reads x, weight, eps and unit_offset into `a`. Returns false if the rows are not dense or are empty.
 bool describe_rms_norm(nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset, RmsNorm& a, Sizes& sizes) {
   const char* op = "rms_norm";
   if (!dense_matrix(op, "x", x, a.x, &sizes) || floats(op, "x", a.x).numel() == 0) return false;
@@ -218,7 +218,8 @@ int options_of(nb::handle h) {
   return int(value);
 }
 
-// x and layers of `a`; false where an operand is not dense or not aligned, or the CPU has no form for its type.
+// Reads x and the layers into `a`. Returns false if an operand is not dense or not aligned, or if the CPU has no kernel
+// for its type.
 bool describe_mlp(nb::handle x, const Objects& parameters, int options, Mlp& a, Sizes& sizes) {
   const char* op = "mlp";
   const bool bias = options & kBias, gain = options & kWeightNorm;
@@ -240,7 +241,7 @@ bool describe_mlp(nb::handle x, const Objects& parameters, int options, Mlp& a, 
   return true;
 }
 
-// Allocates y, `saved` where asked for and the workspace, and runs. `sizes`: x's.
+// Allocates y, `saved` if `save` is set, and the workspace, and runs the op. `sizes` are the sizes of x.
 nb::object run_mlp(nb::handle x, Mlp& a, Sizes& sizes, bool save, nb::object& saved) {
   sizes.of[sizes.rank - 1] = a.layers.back().w.rows();
   nb::object y = empty(x, a.x.device, a.x.dtype, sizes, a.y), workspace;
@@ -271,7 +272,7 @@ struct EdgeCall {
 };
 thread_local EdgeCall* EdgeCall::current = nullptr;
 
-// Not valid where the parameters have no edge.
+// The result is not valid if the parameters have no edge.
 nb::object mlp_through(Edge& edge, nb::handle x, const Objects& parameters, nb::handle options) {
   EdgeCall self{.parameters = parameters, .options = nb::borrow(options)};
   if (!describe_mlp(x, parameters, options_of(options), self.a, self.sizes)) return edge.forget(), nb::object();
@@ -348,7 +349,7 @@ nb::object mlp_of_module(nb::handle x, nb::handle attributes) {
     for (PyObject* key : names) {
       if (key == nullptr) continue;
       const nb::handle found = parameters.is_valid() ? entry(parameters, key) : nb::handle();
-      if (!found.is_valid()) return nb::none();  // computed at every access: a parametrisation
+      if (!found.is_valid()) return nb::none();  // a parametrised module computes this parameter at every access
       held.push_back(nb::borrow(found));
     }
   }
@@ -448,7 +449,8 @@ void attach_modules(nb::handle rms_norm_forward, nb::handle mlp_forward) {
   ModuleSide m;
   for (int i = 0; i < 4; ++i) {
     const std::string global = std::string("_global_") + kinds[i];
-    if (!nb::hasattr(modules, global.c_str())) return;  // another PyTorch: nn.Module.__call__ itself is to look
+    // in another version of PyTorch, nn.Module.__call__ itself decides
+    if (!nb::hasattr(modules, global.c_str())) return;
     m.global_hooks[i] = nb::object(modules.attr(global.c_str())).release().ptr();
     if (!PyDict_Check(m.global_hooks[i])) return;
     m.hooks[i] = PyUnicode_InternFromString((std::string("_") + kinds[i]).c_str());

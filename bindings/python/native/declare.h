@@ -16,7 +16,7 @@
 
 namespace ingot::python {
 
-// The value where the room is part of the build, else null; then nothing refers to the room's functions.
+// The value if the room is part of the build, else null. If it is null, no code refers to the room's functions.
 #define INGOT_BUILT(ROOM, ...)                                    \
   [] {                                                            \
     if constexpr (INGOT_DETAIL_IS_ONE(INGOT_WITHOUT_##ROOM) == 0) \
@@ -25,7 +25,7 @@ namespace ingot::python {
       return nullptr;                                             \
   }()
 
-// A tensor, or None for an empty member.
+// A tensor, or None if the member is empty.
 template <class Op> struct Operand {
   const char* name;
   Tensor Op::*member;

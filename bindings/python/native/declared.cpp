@@ -57,7 +57,7 @@ void declare_ops(nb::module_& m) {
           option("softcap", &DAttention::softcap), option("window", &DAttention::window),
           option("causal", &DAttention::causal), option("deterministic", &DAttention::deterministic));
 
-  // A step on a bank. rates: (lr, momentum, weight decay) as three of fp64 on the bank's device, or None.
+  // A step of Muon on a bank. rates: (lr, momentum, weight decay) as three fp64 numbers on the bank's device, or None.
   declare(m, "muon",
           Native<Muon>{"MUON", INGOT_BUILT(MUON, &muon),
                        INGOT_BUILT(

@@ -9,7 +9,8 @@ namespace ingot::python {
 namespace {
 
 PyObject* make_ = nullptr;
-// All edges; the interpreter's lock guards the set. Never destroyed: modules may outlive static objects.
+// All edges; the interpreter's lock guards the set. The set is never destroyed, because modules may outlive static
+// objects.
 std::unordered_set<Edge*>& edges() {
   static auto* all = new std::unordered_set<Edge*>;
   return *all;
@@ -61,7 +62,7 @@ nb::object Edge::of(const std::vector<nb::object>& parameters, const std::vector
     return forget(), nb::object();
   }
   if (made.is_none()) return {};
-  forget();  // another thread may have been here meanwhile
+  forget();  // another thread may have made a tensor in the meantime
   parts_ = std::move(parts);
   stream_ = stream;
   tensor_ = made;
@@ -70,7 +71,8 @@ nb::object Edge::of(const std::vector<nb::object>& parameters, const std::vector
 
 void attach_edges(nb::handle make) { make_ = make.inc_ref().ptr(); }
 
-// Python 3.14 collects all objects step by step, each step by the number 1; all at once only when asked to.
+// Python 3.14 collects all objects step by step; the number 1 means one such step. Only an explicit request collects
+// all objects at once.
 constexpr int kOldest = PY_VERSION_HEX < 0x030e0000 ? 2 : 1;
 
 void forget_edges(nb::handle phase, nb::dict info) {

@@ -37,7 +37,7 @@ class Listener {
     });
     return stopped_;
   }
-  // With the lock.
+  // Called with the interpreter's lock held.
   void raise_what_was_raised() {
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   }
@@ -95,7 +95,7 @@ ChatRole role_named(const std::string& name) {
 
 // A model and a sequence: the common tokens of the sequence and the next prompt are reused.
 class Engine {
-  // Without the interpreter's lock, and one call at a time.
+  // Runs `work` without the interpreter's lock; only one call runs at a time.
   template <class Work> auto unlocked(Work&& work) {
     nb::gil_scoped_release released;
     const std::unique_lock<std::mutex> alone(busy_, std::try_to_lock);
@@ -144,7 +144,7 @@ class Engine {
       text += piece;
       listener.hear("", piece);
     };
-    o.on_token = [&](int32_t id) {  // control tokens stand for no text
+    o.on_token = [&](int32_t id) {  // control tokens have no text
       say(stream.push(vocabulary_.bpe->decode({&id, 1})));
       return true;
     };

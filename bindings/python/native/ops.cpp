@@ -192,7 +192,8 @@ void gate_backward(nb::handle dh, nb::handle packed, nb::handle up, nb::handle d
 
 // --- gated linear: both projections and the gate ---------------------------------------------------------------------
 
-// Gate's and up's rows of packed weights: halves, or even and odd ones; of (C, 2H), halves of the columns. Or two.
+// The rows of packed weights that belong to gate and up: halves, or even and odd rows; of (C, 2H), halves of the
+// columns. Or gate and up are two tensors.
 GatePair weight_pair(const char* op, const char* name, nb::handle packed, nb::handle up, int order, bool columns) {
   if (packed.is_none()) return {};
   const Tensor t = floats(op, name, matrix(op, name, packed));
@@ -251,7 +252,7 @@ void gated(nb::handle x, nb::handle w, nb::handle w_up, nb::handle b, nb::handle
   const Stream stream = stream_of(a.x);
   unlocked([&] { gated_linear(a, stream); });
 }
-// dh None: `kept` holds the gradients of gate and up.
+// If dh is None, `kept` holds the gradients of gate and up.
 void gated_backward(nb::handle dh, nb::handle x, nb::handle w, nb::handle w_up, nb::handle b, nb::handle b_up,
                     nb::handle kept, nb::handle dx, nb::handle dw, nb::handle dw_up, nb::handle db, nb::handle db_up,
                     int order, bool columns, double limit, double alpha, double up_offset, double cubic) {
@@ -336,7 +337,7 @@ bool built_with_cuda() {
 #endif
 }
 
-// Every argument may be None: an absent operand.
+// Every argument may be None, which means that the operand is absent.
 template <size_t... I, class... Arguments, class Result>
 void define(nb::module_& m, const char* name, Result (*f)(Arguments...), std::index_sequence<I...>) {
   m.def(name, f, (void(I), nb::arg().none())...);

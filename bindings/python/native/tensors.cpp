@@ -16,12 +16,13 @@ namespace {
 using dlpack::Exchange;
 using dlpack::View;
 
-// Objects of PyTorch looked up once. Held until the process ends: destroying them at exit would outlive the
-// interpreter.
+// Objects of PyTorch that are looked up once. They are held until the process ends, because their destruction at exit
+// would come after the interpreter's.
 struct Torch {
   PyTypeObject *tensor = nullptr, *parameter = nullptr;
   const Exchange* exchange = nullptr;
-  const TorchSymbols *symbols = nullptr, *found_symbols = nullptr;  // in use; there
+  // `symbols` are in use; `found_symbols` are those that exist
+  const TorchSymbols *symbols = nullptr, *found_symbols = nullptr;
   bool use_exchange = true;
   PyObject* requires_grad = nullptr;  // the attribute's name
   PyObject *grad_enabled = nullptr, *dispatch_modes = nullptr, *function_modes = nullptr, *transforms = nullptr,
@@ -138,7 +139,7 @@ std::string shape_text(const Described& d) {
   return text + ")";
 }
 
-// False where another way must describe the tensor and report the error.
+// Returns false if the tensor has to be described, and the error reported, in another way.
 bool describe_at_once(nb::handle h, Described& d) {
   const TorchSymbols& s = *torch_.symbols;
   const void* t = s.tensor(h);
@@ -368,8 +369,8 @@ nb::object tuple_of(const int64_t* values, int n) {
   return nb::steal(tuple);
 }
 
-// Allocates like the code of torch.compile: without the dispatcher, always on the current device. Not valid where the
-// current device is a different device, or PyTorch has no such function.
+// Allocates like the code of torch.compile: without the dispatcher, always on the current device. The result is not
+// valid if another device is current, or if PyTorch has no such function.
 nb::object empty_quickly(Device device, const nb::object& dtype, const Sizes& sizes) {
   const bool cpu = device.kind == Device::cpu;
   PyObject* f = cpu ? torch_.empty_on_cpu : torch_.empty_on_gpu;
@@ -456,7 +457,7 @@ bool holds_values(nb::handle h) {
   const auto is = [](const nb::object& found) { return found.ptr() == Py_True; };
   return !is(h.attr("is_meta")) && !is(h.attr("is_neg")()) && !is(h.attr("_is_zerotensor")());
 }
-// Folds an operand into `way`; false where only the dispatcher can run the call.
+// Folds an operand into `way`. Returns false if only the dispatcher can run the call.
 bool join(nb::handle h, bool grad, int& way) {
   if (h.is_none()) return true;
   if (!is_plain_tensor(h) || !holds_values(h)) return false;
@@ -474,7 +475,8 @@ bool observed() {  // a mode, transform or tracer is active
 }
 bool forward_mode() {
   PyObject* level = PyDict_GetItemWithError(torch_.forward_ad, torch_.current_level);
-  const long found = level == nullptr ? 0 : PyLong_AsLong(level);  // another PyTorch: only the dispatcher knows
+  // a negative number means another version of PyTorch, in which only the dispatcher knows
+  const long found = level == nullptr ? 0 : PyLong_AsLong(level);
   if (PyErr_Occurred()) throw nb::python_error();
   return found >= 0;
 }

@@ -7,7 +7,7 @@
 namespace ingot::python {
 
 namespace {
-// Room for products on a GPU, from torch's allocator.
+// The workspace for products on a GPU, from torch's allocator.
 nb::object product_workspace(nb::handle like, Device device, Tensor& view) {
   const int64_t bytes = linear_workspace_bytes(device);
   return bytes ? empty_vector(like, device, DType::u8, bytes, view) : nb::object();

@@ -9,7 +9,7 @@ from ingot import _C, _declare, functional
 
 
 def declared(device, dtype=torch.float32, most=100):
-    """(name, the declaration, whether its derivative jumps, tensors for x (4, 16), options) of cases of every declared operator, of each at most so many."""
+    """(name, the declaration, whether its derivative jumps, tensors for x (4, 16), options) for the cases of every declared operator, at most `most` of each."""
     for op in _declare.OPS.values():
         for options in op.options[-most:]:
             tensors = [torch.randn(16 if t in op.columns else (4, 16), device=device, dtype=dtype).requires_grad_() for t in op.tensors]
@@ -83,7 +83,7 @@ def samples(device):
     for name, op, _, tensors, options in declared(device, most=2):
         yield name, getattr(ops, op.name).default, (*tensors, *options)
         yield f"{op.name}_backward, {name}", getattr(ops, f"{op.name}_backward").default, (torch.randn_like(tensors[0]), *(t.detach() for t in tensors), *options)
-    dy = torch.randn(4, 16, device=device, requires_grad=True)  # as above, derived again
+    dy = torch.randn(4, 16, device=device, requires_grad=True)  # the same, for the second derivative
     yield "rms_norm_backward, derived", ops.rms_norm_backward.default, (dy, h16, x, w, None, 1e-5, False, True, True)
     yield "mlp_backward, derived", ops.mlp_backward.default, (dy[:, :8].detach().requires_grad_(), x, parameters, x.detach().new_empty(0), [True] * 6, True,
                                                               True, False, "softplus", False)
@@ -142,7 +142,7 @@ def everything(device, dtype=torch.float32):
 
 
 class Net(torch.nn.Module):
-    """Every operation once."""
+    """A net with every operation once."""
 
     def __init__(self, device):
         super().__init__()

@@ -125,7 +125,7 @@ def test_what_an_earlier_call_was_made_under_does_not_show(device):
     with FakeTensorMode():
         assert call(13, real=False).shape == (2, 13, 2, 64)
     call(13).sum().backward()
-    with FakeTensorMode():  # and after real ones
+    with FakeTensorMode():  # and also after real sequences
         assert call(13, real=False).shape == (2, 13, 2, 64)
     make_fx(lambda x: flash_attn_func(x, x, x), tracing_mode="fake")(torch.randn(2, 15, 2, 64, device=device, dtype=dtype_of(device)))
     call(15).sum().backward()
@@ -165,7 +165,7 @@ def test_second_derivatives_of_fp64():
 
 
 def of_out_and_lse(out, lse):
-    """A loss of both."""
+    """A loss of both results."""
     return (out.double() * torch.linspace(-1, 1, out.shape[-1], device=out.device)).sum() + lse.double().where(lse > -torch.inf, 0).sin().sum()
 
 

@@ -18,11 +18,11 @@ def test_symbolic_traces_compute_the_same(device):
         traced = torch.fx.symbolic_trace(holder)
         assert torch.equal(traced(x), function(x)) and traced(x).isfinite().all(), name
     mlp = ingot.nn.FusedMLP(16, 24, 8, device=device)
-    traced = torch.fx.symbolic_trace(mlp)  # itself the root
+    traced = torch.fx.symbolic_trace(mlp)  # the MLP itself is the root of the trace
     traced(x).sum().backward()
     assert all(p.grad is not None for p in mlp.parameters()) and len(list(traced.parameters())) == 6
     with torch.autocast(device.type, torch.bfloat16):
-        assert traced(x).dtype is torch.bfloat16  # asked when it runs
+        assert traced(x).dtype is torch.bfloat16  # the dtype is asked for when the trace runs
     y, total = torch.fx.symbolic_trace(ingot.nn.RMSNorm(16, device=device))(x, x)
     assert torch.equal(total, x + x)
     gated = ingot.nn.SwiGLU(16, 8, device=device)

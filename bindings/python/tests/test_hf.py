@@ -39,7 +39,7 @@ class GemmaNorm(nn.Module):
         return (y * (1.0 + self.weight.float())).type_as(x)
 
 
-class CenteredNorm(GemmaNorm):  # looks alike, is none
+class CenteredNorm(GemmaNorm):  # looks like a norm of Gemma and is not
     def forward(self, x):
         return super().forward(x - x.mean(-1, keepdim=True))
 

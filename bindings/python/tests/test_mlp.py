@@ -164,10 +164,10 @@ def test_recompute_keeps_nothing_for_the_backward_pass(device):
     x = torch.randn(9, 16, device=device, requires_grad=True)
     for recompute in (False, True):
         m = ingot.nn.FusedMLP(16, 32, 8, recompute=recompute, device=device)
-        for _ in range(3):  # the third by its edge
+        for _ in range(3):  # the third call goes through the edge
             y = m(x)  # held: some versions of PyTorch free a node's saved tensors with the last tensor of its graph
             assert (y.grad_fn.saved_tensors[1] is None) == recompute
-        traced = make_fx(m)(x)  # which sees the operator
+        traced = make_fx(m)(x)  # make_fx sees the operator
         (node,) = (n for n in traced.graph.nodes if n.target is torch.ops.ingot.mlp.default)
         assert node.args[-1] is not recompute
 
@@ -273,7 +273,7 @@ def test_loads_both_styles_of_weight_norm(device):
         plain.load_state_dict(theirs.state_dict())  # folded
         torch.testing.assert_close(plain(x), theirs(x), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ingot.nn.FusedMLP.from_sequential(theirs)(x), theirs(x), rtol=1e-4, atol=1e-5)
-    normed.load_state_dict(plain.state_dict())  # and split again
+    normed.load_state_dict(plain.state_dict())  # and split into direction and gain again
     torch.testing.assert_close(normed(x), plain(x), rtol=1e-4, atol=1e-5)
 
 
