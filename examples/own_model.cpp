@@ -16,7 +16,7 @@ using namespace ingot;
 class Pairs final : public HostDecoder {
  public:
   Pairs(const Tokenizer& tokenizer, std::string_view text, const DecoderOptions& o)
-      : HostDecoder(o.slots), vocab_(tokenizer.vocab_size()), told_(size_t(o.slots)) {
+      : HostDecoder(o.slots), vocab_(tokenizer.vocab_size()), fed_(size_t(o.slots)) {
     logits_.assign(size_t(vocab_ * vocab_), std::log(0.01f));
     const std::vector<int32_t> ids = tokenizer.encode(text);
     std::vector<float> counts(logits_.size());
@@ -29,23 +29,23 @@ class Pairs final : public HostDecoder {
   int64_t batch() const override { return 512; }
 
  private:
-  void start(int slot) override { told_[size_t(slot)].clear(); }
-  int64_t held(int slot) const override { return int64_t(told_[size_t(slot)].size()); }
-  int64_t cut(int slot, int64_t length) override {
-    told_[size_t(slot)].resize(size_t(length));
+  void clear(int slot) override { fed_[size_t(slot)].clear(); }
+  int64_t cached_length(int slot) const override { return int64_t(fed_[size_t(slot)].size()); }
+  int64_t truncate(int slot, int64_t length) override {
+    fed_[size_t(slot)].resize(size_t(length));
     return length;
   }
   void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
-    std::vector<int32_t>& told = told_[size_t(slot)];
+    std::vector<int32_t>& fed = fed_[size_t(slot)];
     for (size_t i = 0; i < ids.size(); ++i) {
-      told.push_back(ids[i]);
+      fed.push_back(ids[i]);
       if (rows == Rows::all || i + 1 == ids.size())
-        take(int64_t(told.size()) - 1, Tensor(&logits_[size_t(ids[i] * vocab_)], {1, vocab_}));
+        take(int64_t(fed.size()) - 1, Tensor(&logits_[size_t(ids[i] * vocab_)], {1, vocab_}));
     }
   }
   int64_t vocab_;
-  std::vector<float> logits_;               // (V, V)
-  std::vector<std::vector<int32_t>> told_;  // by slot
+  std::vector<float> logits_;              // (V, V)
+  std::vector<std::vector<int32_t>> fed_;  // by slot
 };
 
 bool holds(const std::string& path) { return path.ends_with(".pairs"); }

@@ -72,7 +72,7 @@ nb::dict report_of(const Answer& a) {
   for (const TokenLogprobs& t : a.logprobs) {
     nb::list top;
     for (const TokenLogprob& l : t.top) top.append(nb::make_tuple(l.id, l.logprob));
-    logprobs.append(nb::make_tuple(t.drawn, top));
+    logprobs.append(nb::make_tuple(t.sampled, top));
   }
   nb::dict d;
   d["ids"] = a.tokens;

@@ -62,7 +62,10 @@ struct SampleOptions {
 };
 
 struct TokenLogprobs {
-  double drawn = 0;               // of the sampled token
+  union {
+    double sampled = 0;  // of the sampled token
+    double drawn;        // the earlier name, for one version
+  };
   std::vector<TokenLogprob> top;  // likeliest first, lower ids first among equals; may include the sampled token
 };
 // A sampled token.
@@ -86,6 +89,28 @@ using DrawOptions = SampleOptions;
 using Drawn = Sampled;
 using DrawnToken = SampledToken;
 
+// What the loop of sample() asks an engine for: the next token of a slot, after `step` sampled tokens of the answer.
+struct SlotSample {
+  int slot = 0;
+  const SampleOptions* options = nullptr;
+  uint32_t step = 0;
+  bool goes_on = false;  // unless this token ends the answer, the next token will be sampled with the same options
+};
+struct SlotSampled {
+  SampledToken token;
+  std::exception_ptr error;  // of this slot alone
+};
+// A pending token to feed to the model, and how the token after it will be sampled.
+struct PendingToken {
+  int32_t id = -1;
+  SlotSample next;
+};
+
+// Clients call the public functions. An engine derives from one of two classes, which differ in where a token is
+// sampled: HostDecoder (host_decoder.h) from logits that the engine hands to the host, DeviceDecoder (device_decoder.h)
+// on the engine's device. The loop over the tokens of an answer, batches of slots, cancellation, stop ids and errors
+// are functions of this class (sample_loop.cpp). A slot's length has one owner on the host, the engine's cache;
+// cached_length() asks for it.
 class Decoder {
  public:
   enum class Rows { last, all };
@@ -132,7 +157,8 @@ class Decoder {
   int64_t rewind(int slot, int64_t length);
   // Announces that the slot may be truncated to its present length later. The cost and the number of such checkpoints
   // depend on the decoder; close() drops all.
-  void mark(int slot);
+  void checkpoint(int slot);
+  void mark(int slot) { checkpoint(slot); }  // the earlier name, for one version
 
   // Samples 1 to n tokens, n >= 1. Full context: fewer, with Finish::context, the last token pending (a pending token
   // needs no place in the slot). A wrong option is an Error before anything changes; an Error on the way (numeric)
@@ -160,36 +186,44 @@ class Decoder {
   void cancel(int slot) noexcept;
 
  protected:
-  // The engine's functions. The slot is open, arguments are checked, `cancelled(slot)` has not been called yet.
-  virtual void start(int slot) = 0;  // an empty sequence, without the places mark() kept
-  virtual int64_t held(int slot) const = 0;
-  virtual bool append(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) = 0;
-  virtual int64_t cut(int slot, int64_t length) = 0;
-  // Of at least two parts, where the engine extends_together().
+  // The engine's functions. The slot is open, and arguments are checked.
+  virtual void clear(int slot) = 0;  // an empty sequence without checkpoints
+  virtual int64_t cached_length(int slot) const = 0;
+  virtual int64_t truncate(int slot, int64_t length) = 0;  // as rewind()
+  virtual void save_checkpoint(int) {}
+  virtual bool copy_tokens(int /*from*/, int /*to*/, int64_t /*length*/) { return false; }  // false: nothing changed
+  virtual std::string trace_token(int) { return {}; }
+  // Appends tokens and keeps the last token's logits for sample_tokens().
+  virtual void append(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) = 0;
+  // The same for at least two parts, where the engine extends_together().
   virtual void append_together(std::span<const Part>) {}
-  // False: nothing has changed.
-  virtual bool copy_tokens(int, int, int64_t) { return false; }
-  virtual void keep(int) {}
-  // The slot has logits or a pending token (`waiting` >= 0). Returns sample()'s result; on_token may be empty.
-  virtual Sampled sample_one(int slot, int32_t waiting, const SampleOptions& options, int64_t n) = 0;
-  virtual std::string trace_of(int) { return {}; }
-  // In turn, unless the engine overrides this function. Errors go into the results.
-  virtual std::vector<Sampled> sample_all(std::span<const Request> requests, std::span<const int32_t> waiting);
-  // Whether cancel() was called for the slot; clears the request.
-  bool cancelled(int slot) { return states_[size_t(slot)].cancel.exchange(false, std::memory_order_relaxed); }
+  // Appends a pending token and keeps its logits.
+  virtual void feed(const PendingToken& pending) = 0;
+  // The same for 2 to columns() slots. False, with nothing appended: the tokens are fed one by one.
+  virtual bool feed_together(std::span<const PendingToken>) { return false; }
+  // Samples the next token of each of several slots from the kept logits, with logprobs where the options ask for them.
+  virtual std::vector<SlotSampled> sample_tokens(std::span<const SlotSample> samples) = 0;
+  int64_t vocab_of(const SampleOptions& o) const { return o.vocab > 0 ? o.vocab : vocab(); }
 
  private:
-  void check_extend(int slot, std::span<const int32_t> ids);
-  enum class Beyond { nothing, logits, waiting };
+  enum class Next { nothing, logits, pending };  // what a slot has after its tokens
   struct State {
     bool open = false;
-    Beyond beyond = Beyond::nothing;
-    int32_t waiting = -1;
+    Next next = Next::nothing;
+    int32_t pending = -1;
     std::atomic<bool> cancel = false;
   };
+  struct Answer;
   State& state(int slot);
+  void check_extend(int slot, std::span<const int32_t> ids);
+  // Whether cancel() was called for the slot; clears the request.
+  bool take_cancel(int slot) { return states_[size_t(slot)].cancel.exchange(false, std::memory_order_relaxed); }
   void check_sample(int slot, const SampleOptions& o, int64_t n);
-  void settle(int slot, const Sampled& d);
+  bool continues(Answer& answer);
+  void feed_all(std::span<Answer* const> answers);
+  void sample_next(std::span<Answer* const> answers);
+  void sample_all(std::span<Answer> answers);
+  void update_state(const Answer& answer);
   std::vector<State> states_;
 };
 
@@ -209,7 +243,8 @@ class Sequence {
     return decoder_->extend(slot_, ids, rows, take);
   }
   int64_t rewind(int64_t length) { return decoder_->rewind(slot_, length); }
-  void mark() { decoder_->mark(slot_); }
+  void checkpoint() { decoder_->checkpoint(slot_); }
+  void mark() { checkpoint(); }  // the earlier name
   Sampled sample(const SampleOptions& options, int64_t n) { return decoder_->sample(slot_, options, n); }
   Sampled draw(const SampleOptions& options, int64_t n) { return sample(options, n); }  // the earlier name
   void cancel() noexcept { decoder_->cancel(slot_); }

@@ -13,6 +13,7 @@
 #include "ingot/gpu/device.h"
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/decode/model/decoder.h"
+#include "ingot/models/device_decoder.h"
 #include "ingot/models/gpt/config/parameters.h"
 #include "ingot/models/gpt/generate/decoder.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
@@ -57,9 +58,9 @@ struct GptModel {
 
 // An engine that leaves logits on its own device, here the host's memory, and samples on this device for all slots at
 // once.
-class OnADevice final : public HostDecoder {
+class OnADevice final : public DeviceDecoder {
  public:
-  explicit OnADevice(int64_t slots) : HostDecoder(slots), rows_(size_t(slots)), next_(size_t(slots)) {
+  explicit OnADevice(int64_t slots) : DeviceDecoder(slots), rows_(size_t(slots)), next_(size_t(slots)) {
     static const GptModel m;
     for (int64_t s = 0; s < slots; ++s) {
       inner_.push_back(make_decoder(m.config, m.weights, true, Products::fp32, 1));
@@ -71,35 +72,34 @@ class OnADevice final : public HostDecoder {
   int64_t batch() const override { return inner_[0]->batch(); }
   int64_t columns() const override { return 4; }
   bool extends_together() const override { return true; }
-  int calls = 0;  // of sample_on_device()
+  int calls = 0, fails_at = 0;  // of sample_on_device()
 
  private:
-  void start(int slot) override { inner_[size_t(slot)]->rewind(0, 0); }
-  int64_t held(int slot) const override { return inner_[size_t(slot)]->length(0); }
-  int64_t cut(int slot, int64_t length) override { return inner_[size_t(slot)]->rewind(0, length); }
+  void clear(int slot) override { inner_[size_t(slot)]->rewind(0, 0); }
+  int64_t cached_length(int slot) const override { return inner_[size_t(slot)]->length(0); }
+  int64_t truncate(int slot, int64_t length) override { return inner_[size_t(slot)]->rewind(0, length); }
   void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
     inner_[size_t(slot)]->extend(0, ids, rows, take);
   }
-  bool extend_there(int slot, std::span<const int32_t> ids, const SlotSample* next) override {
+  void extend_on_device(int slot, std::span<const int32_t> ids, const SlotSample* next) override {
     next_[size_t(slot)] = next != nullptr ? std::optional(*next) : std::nullopt;
     extend_slot(slot, ids, Rows::last, [&](int64_t, const Tensor& logits) {
       rows_[size_t(slot)].resize(size_t(vocab()));
       copy(logits, Tensor(rows_[size_t(slot)].data(), {1, vocab()}));
     });
+  }
+  bool feed_on_device(std::span<const PendingToken> pending) override {
+    if (pending.size() < 3) return false;
+    for (const PendingToken& p : pending) extend_on_device(p.next.slot, {&p.id, 1}, &p.next);
     return true;
   }
-  bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) override {
-    if (slots.size() < 3) return false;
-    for (size_t i = 0; i < slots.size(); ++i) extend_there(slots[i], ids.subspan(i, 1), nullptr);
-    return true;
-  }
-  void extend_parts_there(std::span<const Part> parts) override {
-    for (const Part& part : parts) extend_there(part.slot, part.ids, nullptr);
+  void extend_parts_on_device(std::span<const Part> parts) override {
+    for (const Part& part : parts) extend_on_device(part.slot, part.ids, nullptr);
   }
   Tensor row(int slot) { return Tensor(rows_[size_t(slot)].data(), {vocab()}); }
-  bool samples_on_device(const SampleOptions& o) const override { return o.bias.size() < 3; }
+  bool samples_on_device(const SlotSample& s) const override { return s.options->bias.size() < 3; }
   std::vector<SlotSampled> sample_on_device(std::span<const SlotSample> of) override {
-    ++calls;
+    if (++calls == fails_at) fail(ErrorCode::interrupted, "the device gave up");
     std::vector<SlotSampled> found(of.size());
     for (size_t i = 0; i < of.size(); ++i) try {
         const SampleOptions& o = *of[i].options;
@@ -109,15 +109,15 @@ class OnADevice final : public HostDecoder {
           EXPECT_EQ(next->options, &o);
           EXPECT_EQ(next->step, of[i].step);
         }
-        found[i].token.token = draw_from(row(of[i].slot), o, of[i].step);
+        found[i].token.token = sample_from(row(of[i].slot), o, of[i].step);
         if (o.logprobs >= 0)
           found[i].token.logprobs =
               logprobs_of(row(of[i].slot), o.vocab > 0 ? o.vocab : vocab(), found[i].token.token, o.logprobs);
       } catch (...) { found[i].error = std::current_exception(); }
     return found;
   }
-  void bring_there(int slot, const Take& take) override {
-    take(held(slot) - 1, Tensor(rows_[size_t(slot)].data(), {1, vocab()}));
+  void copy_logits_to_host(int slot, const Take& take) override {
+    take(cached_length(slot) - 1, Tensor(rows_[size_t(slot)].data(), {1, vocab()}));
   }
 
   std::vector<std::unique_ptr<Decoder>> inner_;
@@ -332,7 +332,7 @@ TEST_P(decoder, two_slots_in_turn_give_what_each_gives_alone) {
     for (size_t t = 0; t < 20; ++t) {
       ASSERT_LT(t, found[i].tokens.size());
       EXPECT_EQ(found[i].tokens[t], want[i].tokens[t]) << i << " " << t;
-      EXPECT_EQ(found[i].logprobs[t].drawn, want[i].logprobs[t].drawn) << i << " " << t;
+      EXPECT_EQ(found[i].logprobs[t].sampled, want[i].logprobs[t].sampled) << i << " " << t;
       for (size_t k = 0; k < 3; ++k) {
         EXPECT_EQ(found[i].logprobs[t].top[k].id, want[i].logprobs[t].top[k].id);
         EXPECT_EQ(found[i].logprobs[t].top[k].logprob, want[i].logprobs[t].top[k].logprob);
@@ -353,7 +353,7 @@ TEST_P(decoder, several_slots_asked_together_give_the_same_and_one_that_fails_ha
   ASSERT_EQ(all.size(), 5u);
   const auto text = [](const Drawn& x) { return error_of([&] { std::rethrow_exception(x.error); }); };
   EXPECT_FALSE(all[0].error || all[2].error);
-  EXPECT_NE(text(all[1]).find("without logits or a waiting token"), std::string::npos) << text(all[1]);
+  EXPECT_NE(text(all[1]).find("without logits or a pending token"), std::string::npos) << text(all[1]);
   EXPECT_NE(text(all[3]).find("found slot " + std::to_string(a.slot()) + " twice"), std::string::npos);
   EXPECT_NE(text(all[4]).find("found slot 17, expected one that is open"), std::string::npos);
   const auto fresh = make();
@@ -640,7 +640,7 @@ TEST_P(decoder, logprobs_are_those_of_the_logits_whatever_bends_the_draw) {
     // a GPU the two cases use different kernels, and their bf16 results differ by some roundings: 2^-8 of logits of
     // size 5, and as much of their sum's logarithm.
     const double near = d->device().kind == Device::cuda ? 2 * 5.0 / 256 : 2e-5;
-    EXPECT_NEAR(drawn.logprobs[i].drawn, want(drawn.tokens[i]), near);
+    EXPECT_NEAR(drawn.logprobs[i].sampled, want(drawn.tokens[i]), near);
     ASSERT_EQ(drawn.logprobs[i].top.size(), 4u);
     std::vector<int32_t> order(35);
     for (int32_t v = 0; v < 35; ++v) order[size_t(v)] = v;
@@ -712,9 +712,9 @@ class Breaks final : public HostDecoder {
   int64_t batch() const override { return 8; }
 
  private:
-  void start(int slot) override { lengths_[slot] = 0; }
-  int64_t held(int slot) const override { return lengths_[slot]; }
-  int64_t cut(int slot, int64_t length) override { return lengths_[slot] = length; }
+  void clear(int slot) override { lengths_[slot] = 0; }
+  int64_t cached_length(int slot) const override { return lengths_[slot]; }
+  int64_t truncate(int slot, int64_t length) override { return lengths_[slot] = length; }
   void extend_slot(int slot, std::span<const int32_t> ids, Rows, const Take& take) override {
     lengths_[slot] += int64_t(ids.size());
     float row[4] = {0, 1, 2, lengths_[slot] > 5 ? NAN : 3};
@@ -723,7 +723,7 @@ class Breaks final : public HostDecoder {
   int64_t lengths_[2] = {};
 };
 
-TEST(HostDecoder, tokens_of_several_slots_are_sampled_by_one_call) {
+TEST(DeviceDecoder, tokens_of_several_slots_are_sampled_by_one_call) {
   for (const int64_t slots : {2, 4, 6}) {
     OnADevice d(slots);
     std::vector<Sequence> sequences;
@@ -756,8 +756,63 @@ TEST(decoder_errors, numbers_that_break_on_the_way_are_an_error_and_leave_nothin
   const Decoder::Request requests[] = {{a.slot(), kGreedy, 10}, {b.slot(), kGreedy, 3}};
   const std::vector<Drawn> all = d.draw(requests);
   EXPECT_TRUE(all[0].error);
+  EXPECT_EQ(all[0].tokens, std::vector<int32_t>(4, 3));  // sampled before the error
   EXPECT_FALSE(all[1].error);
   EXPECT_EQ(all[1].tokens, std::vector<int32_t>(3, 3));
+}
+
+TEST(DeviceDecoder, options_of_the_host_and_of_the_device_in_one_step_give_what_each_gives_alone) {
+  const std::vector<LogitBias> bias = {{1, 2}, {2, -1}, {3, 1}};  // more than the device takes
+  OnADevice d(4);
+  std::vector<Sequence> sequences;
+  std::vector<Decoder::Request> requests;
+  for (int64_t i = 0; i < 4; ++i) {
+    sequences.emplace_back(d);
+    tell(sequences.back(), ids_of(uint64_t(i), 3));
+    SampleOptions o = kHot;
+    if (i % 2 == 1) o.bias = bias;
+    requests.push_back({.slot = sequences.back().slot(), .options = o, .n = 5});
+  }
+  const std::vector<Sampled> found = d.sample(requests);
+  EXPECT_EQ(d.calls, 5);
+  for (int64_t i = 0; i < 4; ++i) {
+    OnADevice one(1);
+    EXPECT_EQ(found[size_t(i)].tokens, alone(one, ids_of(uint64_t(i), 3), requests[size_t(i)].options, 5)) << i;
+    EXPECT_EQ(one.calls, i % 2 == 1 ? 0 : 5);
+  }
+}
+
+TEST(DeviceDecoder, a_call_that_fails_ends_only_the_answers_sampled_by_this_call) {
+  const std::vector<LogitBias> bias = {{1, 2}, {2, -1}, {3, 1}};
+  OnADevice d(3);
+  std::vector<Sequence> sequences;
+  std::vector<Decoder::Request> requests;
+  for (int64_t i = 0; i < 3; ++i) {
+    sequences.emplace_back(d);
+    tell(sequences.back(), ids_of(uint64_t(i), 3));
+    SampleOptions o = kHot;
+    if (i == 1) o.bias = bias;
+    requests.push_back({.slot = sequences.back().slot(), .options = o, .n = 5});
+  }
+  d.fails_at = 3;
+  const std::vector<Sampled> found = d.sample(requests);
+  for (const size_t i : {0, 2}) {
+    EXPECT_TRUE(found[i].error);
+    EXPECT_EQ(found[i].tokens.size(), 2u);
+    EXPECT_NE(error_of([&] { sequences[i].sample(kHot, 1); }).find("without logits"), std::string::npos);
+  }
+  EXPECT_FALSE(found[1].error);
+  EXPECT_EQ(found[1].tokens.size(), 5u);
+  EXPECT_EQ(sequences[1].sample(requests[1].options, 1).tokens.size(), 1u);
+}
+
+TEST(decoder_names, the_earlier_names_of_this_version_mean_the_same) {
+  TokenLogprobs l{.sampled = -0.5, .top = {}};
+  EXPECT_EQ(l.drawn, -0.5);
+  l.drawn = -2;
+  EXPECT_EQ(TokenLogprobs(l).sampled, -2);
+  const float row[4] = {0, 3, 1, 2};
+  EXPECT_EQ(draw_from(Tensor(row, {4}), kGreedy, 0), 1);
 }
 
 }  // namespace

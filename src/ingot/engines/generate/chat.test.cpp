@@ -64,9 +64,9 @@ class Speaker final : public HostDecoder {
   std::vector<int32_t> fed;
 
  private:
-  void start(int) override { fed.clear(); }
-  int64_t held(int) const override { return int64_t(fed.size()); }
-  int64_t cut(int, int64_t length) override {
+  void clear(int) override { fed.clear(); }
+  int64_t cached_length(int) const override { return int64_t(fed.size()); }
+  int64_t truncate(int, int64_t length) override {
     fed.resize(size_t(length));
     return length;
   }
@@ -78,7 +78,7 @@ class Speaker final : public HostDecoder {
     }
     std::vector<float> logits(size_t(vocab()), 0.f);
     logits[size_t(line_[std::min(next_++, line_.size() - 1)])] = 50;
-    take(held(0) - 1, Tensor(logits.data(), {1, vocab()}));
+    take(cached_length(0) - 1, Tensor(logits.data(), {1, vocab()}));
   }
   int64_t context_;
   std::vector<std::vector<int32_t>> lines_;
@@ -228,10 +228,10 @@ class Folded final : public HostDecoder {
   int64_t batch() const override { return inner_->batch(); }
 
  private:
-  void start(int) override { sequence_.rewind(0); }
-  int64_t held(int) const override { return sequence_.length(); }
-  int64_t cut(int, int64_t length) override { return sequence_.rewind(length); }
-  void keep(int) override { sequence_.mark(); }
+  void clear(int) override { sequence_.rewind(0); }
+  int64_t cached_length(int) const override { return sequence_.length(); }
+  int64_t truncate(int, int64_t length) override { return sequence_.rewind(length); }
+  void save_checkpoint(int) override { sequence_.mark(); }
   void extend_slot(int, std::span<const int32_t> ids, Rows rows, const Take& take) override {
     const auto& t = vocabulary().tokens;
     bool answer_begins = false;

@@ -58,7 +58,7 @@ AnswerPiece read(AnswerText& a, const std::string& text, bool logprobs = false) 
     all.tokens.insert(all.tokens.end(), p.tokens.begin(), p.tokens.end());
   };
   for (const char c : text) {
-    const TokenLogprobs l{.drawn = -1};
+    const TokenLogprobs l{.sampled = -1};
     if (!a.ended()) add(a.push(int32_t(uint8_t(c)), logprobs ? &l : nullptr));
   }
   add(a.finish(-1));

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "ingot/models/host_decoder.h"
+#include "ingot/models/host_sampling.h"
 
 namespace ingot {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "ingot/engines/generate/session.h"
 #include "ingot/models/decode/cpu/decoder.h"
+#include "ingot/models/device_decoder.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/gpt_oss/weights.h"
-#include "ingot/models/host_decoder.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 
@@ -73,9 +73,9 @@ Answer alone(const Model& m, const ServeRequest& r) {
 }
 
 // A decoder that computes parts of several prompts in one pass, and records the passes.
-class Together final : public HostDecoder {
+class Together final : public DeviceDecoder {
  public:
-  explicit Together(std::unique_ptr<Decoder> inner) : HostDecoder(inner->slots()), inner_(std::move(inner)) {
+  explicit Together(std::unique_ptr<Decoder> inner) : DeviceDecoder(inner->slots()), inner_(std::move(inner)) {
     while (inner_->open_slots() < inner_->slots()) inner_->open();
     rows_.resize(size_t(inner_->slots()));
   }
@@ -91,26 +91,32 @@ class Together final : public HostDecoder {
   }
 
  private:
-  void start(int slot) override { inner_->rewind(slot, 0); }
-  int64_t held(int slot) const override { return inner_->length(slot); }
-  int64_t cut(int slot, int64_t length) override { return inner_->rewind(slot, length); }
-  void keep(int slot) override { inner_->mark(slot); }
+  void clear(int slot) override { inner_->rewind(slot, 0); }
+  int64_t cached_length(int slot) const override { return inner_->length(slot); }
+  int64_t truncate(int slot, int64_t length) override { return inner_->rewind(slot, length); }
+  void save_checkpoint(int slot) override { inner_->mark(slot); }
   bool copy_tokens(int from, int to, int64_t length) override { return inner_->copy_prefix(from, to, length) > 0; }
   void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
     if (ids.size() > 1) passes.push_back({int64_t(ids.size())});
     inner_->extend(slot, ids, rows, take);
   }
-  void extend_parts_there(std::span<const Part> parts) override {
+  void extend_on_device(int slot, std::span<const int32_t> ids, const SlotSample*) override {
+    extend_slot(slot, ids, Rows::last, [&](int64_t, const Tensor& logits) { store(slot, logits); });
+  }
+  void extend_parts_on_device(std::span<const Part> parts) override {
     passes.emplace_back();
     for (const Part& part : parts) {
       passes.back().push_back(int64_t(part.ids.size()));
-      inner_->extend(part.slot, part.ids, Rows::last, [&](int64_t, const Tensor& logits) {
-        rows_[size_t(part.slot)].assign(logits.ptr<float>(), logits.ptr<float>() + vocab());
-      });
+      inner_->extend(part.slot, part.ids, Rows::last, [&](int64_t, const Tensor& logits) { store(part.slot, logits); });
     }
   }
-  void bring_there(int slot, const Take& take) override {
-    take(held(slot) - 1, Tensor(rows_[size_t(slot)].data(), {1, vocab()}));
+  void store(int slot, const Tensor& logits) {
+    rows_[size_t(slot)].assign(logits.ptr<float>(), logits.ptr<float>() + vocab());
+  }
+  bool samples_on_device(const SlotSample&) const override { return false; }
+  std::vector<SlotSampled> sample_on_device(std::span<const SlotSample>) override { return {}; }
+  void copy_logits_to_host(int slot, const Take& take) override {
+    take(cached_length(slot) - 1, Tensor(rows_[size_t(slot)].data(), {1, vocab()}));
   }
   std::unique_ptr<Decoder> inner_;
   std::vector<std::vector<float>> rows_;
@@ -138,7 +144,7 @@ TEST(scheduler, requests_that_share_the_slots_get_what_each_gets_alone) {
     EXPECT_EQ(o.tokens, int64_t(expected[i].tokens.size())) << i;
     ASSERT_EQ(asked[i].logprobs.size(), expected[i].logprobs.size());
     for (size_t t = 0; t < expected[i].logprobs.size(); ++t)
-      EXPECT_NEAR(asked[i].logprobs[t].drawn, expected[i].logprobs[t].drawn, 1e-6);
+      EXPECT_NEAR(asked[i].logprobs[t].sampled, expected[i].logprobs[t].sampled, 1e-6);
   }
   EXPECT_TRUE(scheduler.drain(10));
   const ServeCounts c = scheduler.counts();
@@ -479,7 +485,7 @@ TEST(scheduler, a_prompt_is_scored_whole_whatever_the_slot_holds) {
     scheduler.submit(std::move(r));
     forced.wait();
     ASSERT_EQ(forced.tokens, std::vector<int32_t>{prompt[n]});
-    expected.push_back(forced.logprobs[0].drawn);
+    expected.push_back(forced.logprobs[0].sampled);
   }
   for (const int64_t tokens : {0, 3}) {
     Asked scored;
@@ -497,9 +503,9 @@ TEST(scheduler, a_prompt_is_scored_whole_whatever_the_slot_holds) {
     EXPECT_EQ(o.tokens, tokens);
     ASSERT_EQ(scores.size(), expected.size());
     for (size_t i = 0; i < scores.size(); ++i) {
-      EXPECT_NEAR(scores[i].drawn, expected[i], 1e-5) << i;
+      EXPECT_NEAR(scores[i].sampled, expected[i], 1e-5) << i;
       ASSERT_EQ(scores[i].top.size(), 2u);
-      EXPECT_GE(scores[i].top[0].logprob, scores[i].drawn);
+      EXPECT_GE(scores[i].top[0].logprob, scores[i].sampled);
     }
     if (tokens > 0) { EXPECT_EQ(scored.tokens, plain.tokens); }
   }

@@ -76,7 +76,7 @@ OrderedJson token_json(const Tokenizer& tokenizer, int32_t id, double logprob) {
 OrderedJson chat_logprobs(const Tokenizer& tokenizer, const std::vector<TokenInfo>& tokens) {
   OrderedJson content = OrderedJson::array();
   for (const TokenInfo& t : tokens) {
-    OrderedJson entry = token_json(tokenizer, t.id, t.logprobs.drawn);
+    OrderedJson entry = token_json(tokenizer, t.id, t.logprobs.sampled);
     entry["top_logprobs"] = OrderedJson::array();
     for (const TokenLogprob& top : t.logprobs.top)
       entry["top_logprobs"].push_back(token_json(tokenizer, top.id, top.logprob));
@@ -97,7 +97,7 @@ OrderedJson completion_logprobs(const Tokenizer& tokenizer, const std::vector<To
       r["top_logprobs"].push_back(nullptr);
       continue;
     }
-    r["token_logprobs"].push_back(finite(t.logprobs.drawn));
+    r["token_logprobs"].push_back(finite(t.logprobs.sampled));
     OrderedJson top = OrderedJson::object();
     // Two tokens may have the same text once incomplete characters are replaced: the likelier token stays.
     for (const TokenLogprob& p : t.logprobs.top) top.emplace(shown(tokenizer.token_bytes(p.id)), finite(p.logprob));

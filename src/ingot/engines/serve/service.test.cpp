@@ -22,19 +22,25 @@ class Faulty : public Decoder {
   int64_t batch() const override { return 8; }
 
  protected:
-  void start(int slot) override { lengths_[slot] = 0; }
-  int64_t held(int slot) const override { return lengths_[slot]; }
-  bool append(int slot, std::span<const int32_t> ids, Rows, const Take&) override {
+  void clear(int slot) override { lengths_[slot] = 0; }
+  int64_t cached_length(int slot) const override { return lengths_[slot]; }
+  int64_t truncate(int slot, int64_t length) override { return lengths_[slot] = length; }
+  void append(int slot, std::span<const int32_t> ids, Rows, const Take&) override {
     lengths_[slot] += int64_t(ids.size());
-    return true;
   }
-  int64_t cut(int slot, int64_t length) override { return lengths_[slot] = length; }
-  Sampled sample_one(int slot, int32_t waiting, const SampleOptions& o, int64_t) override {
-    if (int64_t(o.step) >= after_) std::rethrow_exception(error_);
-    lengths_[slot] += waiting >= 0;
-    Drawn d{.tokens = {int32_t('a' + o.step)}};
+  void feed(const PendingToken& pending) override { ++lengths_[pending.next.slot]; }
+  std::vector<SlotSampled> sample_tokens(std::span<const SlotSample> samples) override {
+    std::vector<SlotSampled> sampled;
+    for (const SlotSample& s : samples) sampled.push_back({.token = letter(s)});
+    return sampled;
+  }
+
+ private:
+  SampledToken letter(const SlotSample& s) const {
+    if (int64_t(s.step) >= after_) std::rethrow_exception(error_);
+    SampledToken d{.token = int32_t('a' + s.step)};
     // The three likeliest ids: two bytes that are not a character, and a letter.
-    if (o.logprobs == 3) d.logprobs = {{.drawn = -1, .top = {{0xff, -0.5}, {0xfe, -2}, {'a', -3}}}};
+    if (s.options->logprobs == 3) d.logprobs = {.sampled = -1, .top = {{0xff, -0.5}, {0xfe, -2}, {'a', -3}}};
     return d;
   }
 

@@ -11,7 +11,7 @@ constexpr int64_t kLogitNumbers = 16 << 20;  // numbers of a block of logit rows
 constexpr size_t kSnapshots = 8;             // places to go back to; each holds the sliding layers' windows
 
 // A slot: the cache, and the snapshots of its checkpoints.
-struct Kept {
+struct CpuSlot {
   decode::KeyValueCache cache;
   std::vector<decode::KeyValueCache::Snapshot> snapshots;  // of growing length, all of this sequence
 
@@ -31,7 +31,7 @@ struct Kept {
       cache.rewind(0);
     return cache.length();
   }
-  void mark() {
+  void checkpoint() {
     if (!snapshots.empty() && snapshots.back().length == cache.length()) return;
     // Drops the oldest snapshot except the first: the first is often a system prompt shared by all conversations.
     if (snapshots.size() == kSnapshots) snapshots.erase(snapshots.begin() + 1);
@@ -52,22 +52,22 @@ class CpuDecoder final : public HostDecoder {
   int64_t batch() const override { return model_.batch(); }
 
  private:
-  void start(int slot) override {
+  void clear(int slot) override {
     slots_[size_t(slot)].cache.rewind(0);
     slots_[size_t(slot)].snapshots.clear();
   }
-  int64_t held(int slot) const override { return slots_[size_t(slot)].cache.length(); }
-  int64_t cut(int slot, int64_t length) override { return slots_[size_t(slot)].rewind(length); }
-  void keep(int slot) override { slots_[size_t(slot)].mark(); }
+  int64_t cached_length(int slot) const override { return slots_[size_t(slot)].cache.length(); }
+  int64_t truncate(int slot, int64_t length) override { return slots_[size_t(slot)].rewind(length); }
+  void save_checkpoint(int slot) override { slots_[size_t(slot)].checkpoint(); }
   bool copy_tokens(int from, int to, int64_t length) override {
-    const Kept& source = slots_[size_t(from)];
+    const CpuSlot& source = slots_[size_t(from)];
     if (!source.cache.can_rewind(length)) return false;
     slots_[size_t(to)].snapshots.clear();
     slots_[size_t(to)].cache.copy_from(source.cache, length);
     return true;
   }
   void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
-    const int64_t n = int64_t(ids.size()), begin = held(slot);
+    const int64_t n = int64_t(ids.size()), begin = cached_length(slot);
     const Tensor normed = model_.extend(ids, slots_[size_t(slot)].cache);
     const int64_t block = std::max<int64_t>(1, kLogitNumbers / spec_.vocab);
     for (int64_t t = rows == Rows::all ? 0 : n - 1; t < n; t += block) {
@@ -81,7 +81,7 @@ class CpuDecoder final : public HostDecoder {
 
   DecoderSpec spec_;
   decode::CpuModel model_;
-  std::vector<Kept> slots_;
+  std::vector<CpuSlot> slots_;
   std::vector<float> logits_;
 };
 

@@ -7,7 +7,7 @@
 #include "ingot/gpu/limits.h"
 #include "ingot/models/decode/model/ranked_model.h"
 #include "ingot/models/decode/model/trace.h"
-#include "ingot/models/host_decoder.h"
+#include "ingot/models/device_decoder.h"
 
 namespace ingot {
 
@@ -48,11 +48,11 @@ using decode::RankedModel;
 // Two of the megakernel's tokens take no longer than a step of both.
 constexpr size_t kFewestTogether = 3;
 
-class GpuDecoder final : public HostDecoder {
+class GpuDecoder final : public DeviceDecoder {
  public:
   // `seed`: random weights of these shapes; null: the weights as they are.
   GpuDecoder(const DecoderSpec& c, const DecoderWeights& weights, const DecoderOptions& o, const uint64_t* seed)
-      : HostDecoder(o.slots),
+      : DeviceDecoder(o.slots),
         model_(seed != nullptr ? RankedModel(c, weights, DeviceModel::fit_to_memory(c, weights, o), *seed)
                                : RankedModel(c, weights, DeviceModel::fit_to_memory(c, weights, o))),
         batch_(std::max(o.batch, model_.prompt_batch())),
@@ -66,9 +66,9 @@ class GpuDecoder final : public HostDecoder {
   bool traces() const override { return model_.rank(0).takes_trace(); }
 
  private:
-  void start(int slot) override { model_.rewind(0, slot); }
-  int64_t held(int slot) const override { return model_.length(slot); }
-  int64_t cut(int slot, int64_t length) override {
+  void clear(int slot) override { model_.rewind(0, slot); }
+  int64_t cached_length(int slot) const override { return model_.length(slot); }
+  int64_t truncate(int slot, int64_t length) override {
     model_.rewind(model_.can_rewind(length, slot) ? length : 0, slot);
     return model_.length(slot);
   }
@@ -78,7 +78,7 @@ class GpuDecoder final : public HostDecoder {
       const auto part = ids.subspan(at, std::min(most, ids.size() - at));
       const bool last = at + part.size() == ids.size();
       const size_t wanted = rows == Rows::all ? part.size() : last ? 1 : 0;
-      const int64_t begin = held(slot);
+      const int64_t begin = cached_length(slot);
       model_.extend(part, uint32_t(wanted), slot);
       if (wanted == 0) continue;
       logits_.resize(wanted * size_t(vocab()));
@@ -86,7 +86,7 @@ class GpuDecoder final : public HostDecoder {
       take(begin + int64_t(part.size() - wanted), Tensor(logits_.data(), {int64_t(wanted), vocab()}));
     }
   }
-  bool extend_there(int slot, std::span<const int32_t> ids, const SlotSample* next) override {
+  void extend_on_device(int slot, std::span<const int32_t> ids, const SlotSample* next) override {
     const decode::StepSampling how =
         next != nullptr ? decode::step_sampling_of(*next, vocab()) : decode::StepSampling{};
     const size_t most = size_t(model_.prompt_batch());
@@ -94,34 +94,38 @@ class GpuDecoder final : public HostDecoder {
       const auto part = ids.subspan(at, std::min(most, ids.size() - at));
       model_.extend(part, at + part.size() == ids.size() ? 1 : 0, slot, how.vocab, how.id_alone, how.noise);
     }
-    if (next == nullptr) model_.synchronize();  // a prompt's errors are its own, and its time
-    return true;
+    if (next == nullptr) model_.synchronize();  // errors and the time of a prompt belong to this call
   }
-  bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) override {
-    if (slots.size() < kFewestTogether) return false;
-    model_.extend_streams(slots, ids, uint32_t(vocab));
+  bool feed_on_device(std::span<const PendingToken> pending) override {
+    if (pending.size() < kFewestTogether) return false;
+    std::vector<int> slots;
+    std::vector<int32_t> ids;
+    for (const PendingToken& p : pending) slots.push_back(p.next.slot), ids.push_back(p.id);
+    model_.extend_streams(slots, ids, uint32_t(vocab_of(*pending[0].next.options)));
     return true;
   }
   bool extends_together() const override { return columns_ > 1 && model_.takes_parts(); }
-  void extend_parts_there(std::span<const Part> parts) override {
+  void extend_parts_on_device(std::span<const Part> parts) override {
     const size_t most = size_t(columns_);
     for (size_t at = 0; at < parts.size(); at += most)
       model_.extend_parts(parts.subspan(at, std::min(most, parts.size() - at)));
-    model_.synchronize();  // a prompt's errors are its own, and its time
+    model_.synchronize();  // errors and the time of prompts belong to this call
   }
   bool copy_tokens(int from, int to, int64_t length) override { return model_.copy_tokens(from, to, length); }
-  bool samples_on_device(const SampleOptions& o) const override { return DeviceModel::samples(o); }
-  std::vector<SlotSampled> sample_on_device(std::span<const SlotSample> of) override { return model_.sample(of); }
-  void bring_there(int slot, const Take& take) override {
+  bool samples_on_device(const SlotSample& s) const override { return DeviceModel::samples(*s.options); }
+  std::vector<SlotSampled> sample_on_device(std::span<const SlotSample> samples) override {
+    return model_.sample(samples);
+  }
+  void copy_logits_to_host(int slot, const Take& take) override {
     logits_.resize(size_t(vocab()));
     model_.logits(1, logits_.data(), slot);
-    take(held(slot) - 1, Tensor(logits_.data(), {1, vocab()}));
+    take(cached_length(slot) - 1, Tensor(logits_.data(), {1, vocab()}));
   }
 
   // The second time's: the first launch loads the code. The token is forgotten.
-  std::string trace_of(int slot) override {
+  std::string trace_token(int slot) override {
     const uint32_t blocks = uint32_t(gpu::device_info().sms);
-    const int64_t length = held(slot);
+    const int64_t length = cached_length(slot);
     std::vector<decode::StageSpan> spans;
     for (int round = 0; round < 2; ++round) {
       spans = model_.trace_token(blocks, slot);

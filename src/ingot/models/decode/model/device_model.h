@@ -18,7 +18,7 @@
 #include "ingot/models/decode/small_batch/batched_sequences.h"
 #include "ingot/models/decode/weights/builder.h"
 #include "ingot/models/decoder_weights.h"
-#include "ingot/models/host_decoder.h"
+#include "ingot/models/host_sampling.h"
 #include "ingot/models/options.h"
 
 namespace ingot::decode {

@@ -6,7 +6,7 @@
 #include "ingot/kernels/sampling/sampling.h"
 #include "ingot/models/decode/model/state.h"
 #include "ingot/models/decode/weights/builder.h"
-#include "ingot/models/host_decoder.h"
+#include "ingot/models/host_sampling.h"
 
 namespace ingot::decode {
 

@@ -14,7 +14,7 @@
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/decode/model/trace.h"
 #include "ingot/models/decode/phased/stages.h"
-#include "ingot/models/host_decoder.h"
+#include "ingot/models/host_sampling.h"
 #include "ingot/testing/gpu_test.h"
 #include "ingot/testing/temporary_directory.h"
 
@@ -282,11 +282,11 @@ TEST_F(GptOssDecodeCuda, DrawsWithBiasesMasksAndLogprobsAreTheCpus) {
         gpu.logits(1, row.data());
         const DrawnToken drawn = gpu.sample(o, step);
         const Tensor logits(row.data(), {V});
-        EXPECT_EQ(drawn.token, draw_from(logits, o, step));
+        EXPECT_EQ(drawn.token, sample_from(logits, o, step));
         ids = {drawn.token};
         if (o.logprobs < 0) continue;
         const TokenLogprobs want = logprobs_of(logits, vocab > 0 ? vocab : V, drawn.token, o.logprobs);
-        EXPECT_NEAR(drawn.logprobs.drawn, want.drawn, 1e-12);
+        EXPECT_NEAR(drawn.logprobs.sampled, want.sampled, 1e-12);
         ASSERT_EQ(drawn.logprobs.top.size(), want.top.size());
         for (size_t i = 0; i < want.top.size(); ++i) {
           EXPECT_EQ(drawn.logprobs.top[i].id, want.top[i].id);

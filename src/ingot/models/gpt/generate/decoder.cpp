@@ -28,14 +28,14 @@ class GptDecoder final : public HostDecoder {
   int64_t batch() const override { return config_.context; }
 
  private:
-  void start(int slot) override { cache_.truncate(slot, 0); }
-  int64_t held(int slot) const override { return cache_.length(slot); }
-  int64_t cut(int slot, int64_t length) override {
+  void clear(int slot) override { cache_.truncate(slot, 0); }
+  int64_t cached_length(int slot) const override { return cache_.length(slot); }
+  int64_t truncate(int slot, int64_t length) override {
     cache_.truncate(slot, length);
     return length;
   }
   void extend_slot(int slot, std::span<const int32_t> tokens, Rows rows, const Take& take) override {
-    const int64_t n = int64_t(tokens.size()), begin = held(slot);
+    const int64_t n = int64_t(tokens.size()), begin = cached_length(slot);
     std::vector<int32_t> ids(tokens.begin(), tokens.end()), positions(tokens.size()), wanted;
     std::iota(positions.begin(), positions.end(), int32_t(begin));
     int32_t cu[2] = {0, int32_t(n)};

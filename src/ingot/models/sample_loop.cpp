@@ -1,0 +1,171 @@
+// The loop of sample(): pending tokens are fed to the model, one token of each answer is sampled, and between two
+// tokens the stop ids, the context and cancellation are checked. An engine of several columns takes the answers side by
+// side, a token of each at a time; another engine takes them in turn.
+#include <algorithm>
+#include <cmath>
+
+#include "ingot/models/decoder.h"
+
+namespace ingot {
+
+// What a call has sampled for a slot so far.
+struct Decoder::Answer {
+  int slot;
+  const SampleOptions& options;
+  int64_t n;
+  int32_t pending;  // -1: the slot has logits
+  Sampled result;
+  bool ended = false;
+
+  SlotSample next() const {
+    const int64_t sampled = int64_t(result.tokens.size());
+    return {.slot = slot, .options = &options, .step = options.step + uint32_t(sampled), .goes_on = sampled + 1 < n};
+  }
+  void end(Finish finish) {
+    result.finish = finish;
+    ended = true;
+  }
+  void end_with_error() {
+    result.error = std::current_exception();
+    ended = true;
+  }
+  // The sampled token ends the answer, or becomes the pending token.
+  void append(SampledToken sampled) {
+    if (std::find(options.stop_ids.begin(), options.stop_ids.end(), sampled.token) != options.stop_ids.end()) {
+      result.stop_id = sampled.token;
+      return end(Finish::stop);
+    }
+    result.tokens.push_back(sampled.token);
+    if (options.logprobs >= 0) result.logprobs.push_back(std::move(sampled.logprobs));
+    pending = sampled.token;
+    if (options.on_token && !options.on_token(sampled.token)) end(Finish::cancelled);
+  }
+};
+
+void Decoder::check_sample(int slot, const SampleOptions& o, int64_t n) {
+  INGOT_CHECK(state(slot).next != Next::nothing, "sample: found slot ", slot,
+              " without logits or a pending token, expected extend() before");
+  INGOT_CHECK(n >= 1, "sample: found ", n, " tokens, expected at least 1");
+  check(o.sampling);
+  INGOT_CHECK(o.vocab >= 0 && o.vocab <= vocab(), "sample: found a vocabulary of ", o.vocab, ", expected at most ",
+              vocab(), ", the model's");
+  const int64_t ids = vocab_of(o);
+  INGOT_CHECK(o.logprobs >= -1 && o.logprobs <= ids, "sample: found logprobs of ", o.logprobs,
+              " tokens, expected -1 (none) to ", ids, ", the vocabulary");
+  for (const LogitBias& b : o.bias) {
+    INGOT_CHECK(b.id >= 0 && b.id < vocab(), "sample: found a bias for id ", b.id, ", expected 0 to ", vocab() - 1);
+    INGOT_CHECK(b.bias < HUGE_VALF, "sample: found a bias of ", b.bias, " for id ", b.id,
+                ", expected a finite number or -infinity");
+  }
+  if (o.allowed.empty()) return;
+  INGOT_CHECK(int64_t(o.allowed.size()) == (ids + 31) / 32, "sample: found ", o.allowed.size(),
+              " words of allowed tokens, expected ", (ids + 31) / 32);
+  bool any = false;
+  for (size_t i = 0; i < o.allowed.size(); ++i) {
+    const int64_t bits = std::min<int64_t>(32, ids - int64_t(i) * 32);
+    any |= (o.allowed[i] & (bits == 32 ? ~0u : (1u << bits) - 1)) != 0;
+  }
+  INGOT_CHECK(any, "sample: found no token that is allowed, expected at least one");
+}
+
+bool Decoder::continues(Answer& a) {
+  if (a.ended || int64_t(a.result.tokens.size()) == a.n) return false;
+  if (take_cancel(a.slot))
+    a.end(Finish::cancelled);
+  else if (a.pending >= 0 && cached_length(a.slot) == context())
+    a.end(Finish::context);
+  return !a.ended;
+}
+
+// Feeds the pending tokens, together where the engine can. An error of a call ends the answers of this call.
+void Decoder::feed_all(std::span<Answer* const> answers) {
+  std::vector<Answer*> pending;
+  std::copy_if(answers.begin(), answers.end(), std::back_inserter(pending), [](Answer* a) { return a->pending >= 0; });
+  const size_t most = size_t(columns());
+  for (size_t first = 0; first < pending.size(); first += most) {
+    const auto group = std::span(pending).subspan(first, std::min(most, pending.size() - first));
+    std::vector<PendingToken> tokens;
+    for (const Answer* a : group) tokens.push_back({.id = a->pending, .next = a->next()});
+    try {
+      if (group.size() > 1 && feed_together(tokens)) continue;
+    } catch (...) {
+      for (Answer* a : group) a->end_with_error();
+      continue;
+    }
+    for (size_t i = 0; i < group.size(); ++i) try {
+        feed(tokens[i]);
+      } catch (...) { group[i]->end_with_error(); }
+  }
+}
+
+void Decoder::sample_next(std::span<Answer* const> answers) {
+  feed_all(answers);
+  std::vector<Answer*> fed;
+  std::vector<SlotSample> samples;
+  for (Answer* a : answers)
+    if (!a->ended) fed.push_back(a), samples.push_back(a->next());
+  if (fed.empty()) return;
+  std::vector<SlotSampled> sampled;
+  try {
+    sampled = sample_tokens(samples);
+  } catch (...) {
+    for (Answer* a : fed) a->end_with_error();
+    return;
+  }
+  for (size_t i = 0; i < fed.size(); ++i) try {
+      if (sampled[i].error) std::rethrow_exception(sampled[i].error);
+      fed[i]->append(std::move(sampled[i].token));  // calls on_token, which may throw
+    } catch (...) { fed[i]->end_with_error(); }
+}
+
+void Decoder::sample_all(std::span<Answer> answers) {
+  const size_t most = columns() == 1 ? 1 : answers.size();
+  for (size_t first = 0; first < answers.size(); first += most)
+    for (std::vector<Answer*> active;; active.clear()) {
+      for (Answer& a : answers.subspan(first, most))
+        if (continues(a)) active.push_back(&a);
+      if (active.empty()) break;
+      sample_next(active);
+    }
+  for (const Answer& a : answers) update_state(a);
+}
+
+void Decoder::update_state(const Answer& a) {
+  State& s = states_[size_t(a.slot)];
+  if (a.result.error || a.result.stop_id >= 0) {
+    s.next = Next::nothing;
+  } else if (!a.result.tokens.empty()) {
+    s.next = Next::pending;
+    s.pending = a.result.tokens.back();
+  }
+}
+
+Sampled Decoder::sample(int slot, const SampleOptions& options, int64_t n) {
+  check_sample(slot, options, n);
+  const State& s = states_[size_t(slot)];
+  Answer answer{.slot = slot, .options = options, .n = n, .pending = s.next == Next::pending ? s.pending : -1};
+  sample_all({&answer, 1});
+  if (answer.result.error) std::rethrow_exception(answer.result.error);
+  return std::move(answer.result);
+}
+
+std::vector<Sampled> Decoder::sample(std::span<const Request> requests) {
+  std::vector<Sampled> results(requests.size());
+  std::vector<Answer> answers;
+  std::vector<size_t> places;  // of the answers among the results
+  for (size_t i = 0; i < requests.size(); ++i) try {
+      const Request& r = requests[i];
+      check_sample(r.slot, r.options, r.n);
+      for (const Answer& a : answers)
+        INGOT_CHECK(a.slot != r.slot, "sample: found slot ", r.slot, " twice, expected each at most once");
+      const State& s = states_[size_t(r.slot)];
+      answers.push_back(
+          {.slot = r.slot, .options = r.options, .n = r.n, .pending = s.next == Next::pending ? s.pending : -1});
+      places.push_back(i);
+    } catch (...) { results[i].error = std::current_exception(); }
+  if (!answers.empty()) sample_all(answers);
+  for (size_t i = 0; i < answers.size(); ++i) results[places[i]] = std::move(answers[i].result);
+  return results;
+}
+
+}  // namespace ingot
