@@ -1,6 +1,6 @@
 // Sampling on a GPU. For a row without filters, many blocks each find the largest sum of their ids, and the last block
 // of a row to finish takes the largest of these. A row with filters takes a cluster of eight or sixteen blocks, whose
-// barriers are cheap.
+// barriers are cheap; on GPUs without clusters it takes one block.
 //
 // A filter keeps the ids up to a place in the order of falling logits. The place is where a running sum, of ones
 // (top-k) or of weights (top-p), reaches a target. The cluster finds the place by histograms: first over octaves below
@@ -14,6 +14,7 @@
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/tile/cluster.cuh"
@@ -36,6 +37,7 @@ constexpr int kFilterThreads = 128;
 constexpr int kFilterThreads = 1024;
 #endif
 constexpr int kManyRowsCluster = 8, kFewRowsCluster = 16, kFewRows = 4, kQuadsOfPass = 8;
+constexpr int kNoCluster = 1;     // on GPUs without clusters
 constexpr int kCandidates = 128;  // the most ids that are compared with each other
 // turns of kFilterThreads quads of logits that fit into shared memory
 constexpr int kMostCachedTurns = 12 * 1024 / kFilterThreads;
@@ -347,6 +349,13 @@ template <class T, int kCluster> struct Filter {
   float floor = -INFINITY;        // ids with smaller logits are not kept
   uint64_t limit = ~uint64_t(0);  // the place of the last id that is kept
 
+  // A barrier of the row's blocks; their earlier stores to the row's memory are visible after it.
+  __device__ void sync() const {
+    if constexpr (kCluster == kNoCluster)
+      __syncthreads();
+    else
+      tile::sync_cluster();
+  }
   __device__ float octaves(float x) const { return octaves_below(high, x, row.octaves_per_logit); }
 
   // The number of turns: the blocks of the cluster take kFilterThreads quads each in turn.
@@ -487,7 +496,7 @@ template <class T, int kCluster> struct Filter {
     if (threadIdx.x == 0 && own > 0) m.first = ptx::fetch_add_relaxed(&space.listed[weighted], own);
     __syncthreads();
     if (threadIdx.x < own) __stcg(&space.list[weighted][m.first + threadIdx.x], m.list[threadIdx.x]);
-    tile::sync_cluster();
+    sync();
     const uint32_t count = __ldcg(&space.listed[weighted]);
     uint64_t mine = 0;
     uint32_t mantissa = 1;
@@ -514,7 +523,7 @@ template <class T, int kCluster> struct Filter {
     for (Inside inside;; ++round) {
       uint64_t(&sums)[kBins] = space.sums[round % 3];
       add_up(inside, weighted, sums);
-      tile::sync_cluster();
+      sync();
       clear(space.sums[(round + 2) % 3]);
       const Found found = find(sums, inside, weighted, target);
       target -= found.before;
@@ -531,7 +540,7 @@ template <class T, int kCluster> struct Filter {
   __device__ uint64_t best_of_cluster(uint64_t key, int which) const {
     key = block_best(key, m.row.best);
     if (threadIdx.x == 0) __stcg(&space.best[which][rank], key);
-    tile::sync_cluster();
+    sync();
     key = 0;
 #pragma unroll
     for (int i = 0; i < kCluster; ++i) {
@@ -579,8 +588,8 @@ __global__ void __launch_bounds__(kFilterThreads, 1) filter_kernel(const __grid_
   if (!has_filter(row)) return;
   const Logits<T> logits(p, row, m.row);
   FilterSpace& space = p.filters[r];
-  Filter<T, kCluster> filter{
-      row, logits, space, m, tile::dynamic_shared<float4>(), p.cached_turns, int32_t(ptx::cluster_rank())};
+  const int32_t rank = kCluster == kNoCluster ? 0 : int32_t(ptx::cluster_rank());
+  Filter<T, kCluster> filter{row, logits, space, m, tile::dynamic_shared<float4>(), p.cached_turns, rank};
   // The memory that the cluster writes first is zero from the cluster's first barrier on.
   for (int i = 0; i < 2; ++i) filter.clear(space.sums[i]);
   if (filter.rank == 0 && threadIdx.x < 2) __stcg(&space.listed[threadIdx.x], 0u);
@@ -603,15 +612,13 @@ int64_t blocks_of(int64_t rows, int64_t ids, int64_t sms) {
   const int64_t wanted = (ids + 4 * kThreads - 1) / (4 * kThreads);
   return std::max<int64_t>(1, std::min({wanted, 2 * sms / rows, int64_t(kMostBlocks)}));
 }
-int64_t cached_turns_of(int64_t ids, int64_t cluster) {
+int64_t cached_turns_of(int64_t ids, int64_t cluster, const gpu::Limits& limits) {
+  constexpr int64_t kOfSystem = 1024;  // bytes of shared memory that the driver keeps for itself in each block
   const int64_t quads = (ids + 3) / 4, of_turn = cluster * kFilterThreads;
-  return std::min<int64_t>((quads + of_turn - 1) / of_turn, kMostCachedTurns);
+  const int64_t fits =
+      (limits.smem_per_block - int64_t(sizeof(FilterMemory)) - kOfSystem) / (kFilterThreads * int64_t(sizeof(float4)));
+  return std::min({(quads + of_turn - 1) / of_turn, fits, int64_t(kMostCachedTurns)});
 }
-#ifdef INGOT_EMULATE
-int sms_of(int) { return 8; }
-#else
-int sms_of(int device) { return gpu::sm_count(device); }
-#endif
 template <int kCluster> gpu::Launch filter_launch(int64_t rows, int64_t cached_turns, int device) {
   return {.grid = rows * kCluster,
           .block = kFilterThreads,
@@ -620,8 +627,8 @@ template <int kCluster> gpu::Launch filter_launch(int64_t rows, int64_t cached_t
           .device = device};
 }
 template <class T, int kCluster>
-void launch_filters(SampleParams p, int64_t rows, int64_t ids, int device, Stream stream) {
-  p.cached_turns = int32_t(cached_turns_of(ids, kCluster));
+void launch_filters(SampleParams p, int64_t rows, int64_t ids, const gpu::Limits& limits, int device, Stream stream) {
+  p.cached_turns = int32_t(cached_turns_of(ids, kCluster, limits));
   gpu::launch("sample with filters", filter_kernel<T, kCluster>, filter_launch<kCluster>(rows, p.cached_turns, device),
               stream, p);
 }
@@ -644,7 +651,7 @@ int64_t sample_workspace_bytes(int64_t rows) {
   return aligned(4 * rows) + rows * int64_t(8 * kMostBlocks + sizeof(FilterSpace));
 }
 
-void sample(const Sample& s, Stream stream) {
+void sample(const Sample& s, const gpu::Limits& limits, Stream stream) {
   const int64_t rows = s.rows ? s.rows.size(0) : s.logits.size(0), V = s.logits.cols();
   if (rows == 0) return;
   const int device = s.logits.device.index;
@@ -666,7 +673,7 @@ void sample(const Sample& s, Stream stream) {
                  .arrived = reinterpret_cast<uint32_t*>(workspace),
                  .best = reinterpret_cast<uint64_t*>(best),
                  .filters = reinterpret_cast<FilterSpace*>(best + 8 * kMostBlocks * rows),
-                 .blocks = int32_t(blocks_of(rows, V, sms_of(device)))};
+                 .blocks = int32_t(blocks_of(rows, V, limits.sms))};
   p.all.seed = s.seed, p.all.step = s.step;
   p.all.biases = s.bias_ids ? int32_t(s.bias_ids.cols()) : 0, p.all.masked = s.allowed ? 1 : 0;
   const bool some_filter = s.rows ? s.some_filter : ingot::filters(p.all);
@@ -676,11 +683,15 @@ void sample(const Sample& s, Stream stream) {
     if (some_do_not)
       gpu::launch("sample", sample_kernel<T>, {.grid = rows * p.blocks, .block = kThreads, .device = device}, stream,
                   p);
-    if (some_filter && rows <= kFewRows && has_few_rows_clusters<T>(device))
-      launch_filters<T, kFewRowsCluster>(p, rows, V, device, stream);
-    else if (some_filter)
-      launch_filters<T, kManyRowsCluster>(p, rows, V, device, stream);
+    if (!some_filter) return;
+    if (!limits.hopper)
+      launch_filters<T, kNoCluster>(p, rows, V, limits, device, stream);
+    else if (rows <= kFewRows && has_few_rows_clusters<T>(device))
+      launch_filters<T, kFewRowsCluster>(p, rows, V, limits, device, stream);
+    else
+      launch_filters<T, kManyRowsCluster>(p, rows, V, limits, device, stream);
   });
 }
+void sample(const Sample& s, Stream stream) { sample(s, gpu::limits(s.logits.device.index), stream); }
 
 }  // namespace ingot::cuda

@@ -13,7 +13,7 @@ struct GptPlace {
   std::string note;  // the reason why an existing GPU is not used; otherwise empty
 };
 // Training and scoring run on GPUs of compute capability 8.0 or later, with cuBLASLt where the GPU is not a Hopper.
-// Generation needs Hopper's clusters, which sample rows with filters.
+// Generation expects a Hopper, as it has not been run on another GPU yet.
 enum class GptUse { training, generation };
 // `choice` cuda requires a GPU: Error(unsupported) names the missing part.
 GptPlace place_of_gpt(const GptConfig& config, DeviceChoice choice, GptUse use = GptUse::training);
