@@ -11,6 +11,8 @@ A replaced module has a subclass of its class, of the same name, whose `forward`
 replicas of nn.DataParallel) have that class too and compute with their own weights; a pickled module is read back with its own class.
 The replacement is used as long as the attributes that were verified have not changed (epsilon, activation, dtype of the weight, loss function); otherwise the
 module's own forward runs.
+
+`register_attention` gives transformers the attention kernels under the name "ingot" (_hf_attention.py).
 """
 import copyreg
 import functools
@@ -21,9 +23,26 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import _hf_gated, _hf_loss, _hf_norms
+from . import _hf_attention, _hf_gated, _hf_loss, _hf_norms
 
-__all__ = ["patch", "Report"]
+__all__ = ["patch", "Report", "register_attention", "attention_fallbacks"]
+
+# The number of calls in which PyTorch computed the attention of a layer, by reason: {reason: calls}.
+attention_fallbacks = _hf_attention.fallbacks
+
+
+def register_attention():
+    """Makes attn_implementation="ingot" known to transformers (5 or later, else an ImportError); calling it again does nothing.
+
+        ingot.hf.register_attention()
+        model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="ingot")   # or model.set_attn_implementation("ingot")
+
+    The kernels compute causal and bidirectional attention with grouped heads, sliding windows, sinks, softcaps, padding on either side, packed
+    sequences and caches that grow. PyTorch computes a layer where the kernels do not have the case: dropout, masks of another pattern or made by
+    the caller, padding with holes, static caches, and on a GPU types other than bfloat16 and float16. `attention_fallbacks` counts such calls by
+    their reason, and the logger "ingot" has a warning for the first of each. output_attentions=True is a NotImplementedError.
+    """
+    _hf_attention.register()
 
 
 @dataclass

@@ -1,0 +1,257 @@
+"""attn_implementation="ingot" of transformers: the attention kernels under transformers' AttentionInterface and AttentionMaskInterface.
+
+transformers calls `make_mask` once per forward pass and kind of layer with a description of the mask, and `attention` in every layer with the result.
+Causal masks, sliding windows, packed sequences and padding become segments, which the kernels take. Everything else becomes a dense mask, and PyTorch
+computes the layer by the formula in `_dense_attention`; `fallbacks` counts these calls by their reason, and the first of each reason is logged.
+"""
+import logging
+from collections import Counter
+
+import torch
+
+from . import _C, _attention
+
+fallbacks = Counter()
+_log = logging.getLogger("ingot")
+
+_WIDEST_HEAD = 256  # of the GPU kernels
+
+
+class _Mask:
+    ndim = 4  # transformers asks whether a mask that it has made before has two dimensions
+
+
+class SegmentMask(_Mask):
+    """A mask that the kernels take, in place of a tensor: causal or not, a window, and the offsets of segments of keys and queries.
+
+    cu_q, cu_k: (S + 1) int32, or None where every row of the batch is one segment. dense: a function without arguments that makes the same mask as a
+    boolean tensor (B, 1, Sq, Sk), for layers that PyTorch computes.
+    """
+
+    def __init__(self, causal, window, cu_q, cu_k, dense):
+        self.causal, self.window, self.cu_q, self.cu_k, self.dense = causal, window, cu_q, cu_k, dense
+
+    def to(self, *arguments, **named):
+        """Moves the offsets, for tools that spread a model over devices."""
+        def moved(t):
+            return None if t is None else t.to(*arguments, **named).to(torch.int32)
+        return SegmentMask(self.causal, self.window, moved(self.cu_q), moved(self.cu_k), lambda: self.dense().to(*arguments, **named))
+
+
+class DenseMask(_Mask):
+    """A boolean mask (B, 1, Sq, Sk), and the reason why it is no SegmentMask."""
+
+    def __init__(self, tensor, reason):
+        self.tensor, self.reason = tensor, reason
+
+    def to(self, *arguments, **named):
+        return DenseMask(self.tensor.to(*arguments, **named), self.reason)
+
+
+# --- masks -------------------------------------------------------------------------------------------------------------
+
+
+def _parts(function):
+    """The functions whose intersection `function` is, as transformers.masking_utils composes them, each with the variables of its closure."""
+    variables = dict(zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ())))
+    if function.__qualname__ == "and_masks.<locals>.and_mask":
+        return [part for f in variables["mask_functions"] for part in _parts(f)]
+    return [(function, variables)]
+
+
+def _pattern(function, options):
+    """(causal, window, numbers of packed sequences or None) of a mask function of transformers, or None for another pattern."""
+    from transformers import masking_utils
+
+    if function in (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function):
+        return function is masking_utils.causal_mask_function, 0, None
+    if torch.compiler.is_compiling():  # which does not trace the reading of a closure
+        window, config = options.get("local_size"), options.get("config")
+        unambiguous = window and window == getattr(config, "sliding_window", None) and getattr(config, "attention_chunk_size", None) is None
+        # transformers allows the skip where the mask is the pattern of create_sliding_window_causal_mask alone.
+        return (True, window, None) if unambiguous and options.get("allow_is_causal_skip") else None
+    causal, window, packed = False, 0, None
+    for part, variables in _parts(function):
+        name = part.__qualname__ if part.__module__ == masking_utils.__name__ else None
+        if name == "causal_mask_function":
+            causal = True
+        elif name == "sliding_window_overlay.<locals>.inner_mask":
+            window = variables["sliding_window"]
+        elif name == "packed_sequence_mask_function.<locals>.inner_mask" and packed is None:
+            packed = variables["packed_sequence_mask"]
+        elif name != "bidirectional_mask_function":
+            return None
+    return None if window and not causal else (causal, window, packed)
+
+
+def _segments(numbers, queries):
+    """(cu_q, cu_k) of segments of equal `numbers` (B, Sk): runs of one number in a row are one segment. The queries are the last ones of each row."""
+    batch, keys = numbers.shape
+    starts = torch.ones_like(numbers, dtype=torch.bool)
+    starts[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+    row, at = starts.nonzero(as_tuple=True)
+    end = torch.tensor([batch * keys], device=numbers.device)
+    # A segment that begins before its row's first query begins there for the queries.
+    first = (at - (keys - queries)).clamp(min=0)
+    cu_k = torch.cat([row * keys + at, end]).to(torch.int32)
+    return torch.cat([row * queries + first, end // keys * queries]).to(torch.int32), cu_k
+
+
+def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, **options):
+    """A SegmentMask where the kernels have the pattern, otherwise a DenseMask. Called by transformers.masking_utils."""
+    from transformers import masking_utils
+
+    if isinstance(attention_mask, _Mask):  # made by an earlier call, as by `generate` for a static cache
+        return attention_mask
+    padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+
+    def dense():
+        named = {**options, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return masking_utils.sdpa_mask(batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
+                                       attention_mask=attention_mask, **named)
+
+    pattern = _pattern(mask_function, options)
+    if pattern is None:
+        return DenseMask(dense(), "the mask is neither causal nor bidirectional, or has a pattern beside windows, packed sequences and padding")
+    causal, window, packed = pattern
+    if causal and (isinstance(q_offset, torch.Tensor) or q_offset + q_length != kv_offset + kv_length):
+        return DenseMask(dense(), "the cache holds keys beyond the last query, as a static cache does")
+    if padding is None and packed is None:
+        return SegmentMask(causal, window, None, None, dense)
+    if torch.compiler.is_compiling():
+        return DenseMask(dense(), "torch.compile traces a mask of padding or packed sequences")
+    numbers = torch.zeros(batch_size, kv_length, dtype=torch.int64, device=(packed if padding is None else padding).device)
+    if packed is not None:
+        numbers = numbers + packed[:, kv_offset:kv_offset + kv_length]
+    if padding is not None:
+        real = padding[:, kv_offset:kv_offset + kv_length].bool()
+        # The host reads one number per forward pass, as transformers' own masks make it do.
+        holes = ((real[:, 1:] & ~real[:, :-1]).sum(-1) + real[:, 0] > 1).any()
+        state = (holes + 2 * real.all()).item()
+        if state == 1:
+            return DenseMask(dense(), "the padding has holes: tokens of a row are not next to each other")
+        if state == 2 and packed is None:
+            return SegmentMask(causal, window, None, None, dense)
+        numbers = torch.where(real, numbers, -1)
+    elif q_length != kv_length:
+        return DenseMask(dense(), "packed sequences continue a cache")
+    return SegmentMask(causal, window, *_segments(numbers, q_length), dense)
+
+
+# --- attention ---------------------------------------------------------------------------------------------------------
+
+
+def _reason(query, key, value, dropout, position_bias):
+    """Why the kernels cannot compute the layer, or None."""
+    if dropout:
+        return "dropout of attention weights"
+    if position_bias is not None:
+        return "a bias of positions"
+    if query.is_cuda:
+        if not _C.cuda:
+            return "this build of ingot has no CUDA kernels"
+        if torch.cuda.get_device_capability(query.device) < (8, 0):
+            return "the GPU's compute capability is below 8.0"
+        if value.dtype not in (torch.bfloat16, torch.float16) and not torch.is_autocast_enabled("cuda"):
+            return f"{value.dtype} on a GPU, whose kernels take bfloat16 and float16"
+        if query.shape[-1] % 8 or query.shape[-1] > _WIDEST_HEAD:
+            return f"heads of {query.shape[-1]} numbers on a GPU, whose kernels take multiples of 8 up to {_WIDEST_HEAD}"
+        if value.shape[-1] != query.shape[-1]:
+            return f"values of {value.shape[-1]} numbers beside keys of {query.shape[-1]} on a GPU"
+    elif query.device.type not in ("cpu", "meta"):
+        return f"the device {query.device.type}"
+    return None
+
+
+def _dense_attention(query, key, value, mask, scale, softcap, sinks, dropout, position_bias):
+    """The formula of kernels/attention for any mask, in PyTorch: mask is boolean, a number that is added to the logits, or None. (B, Sq, H, Dv)."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if softcap is None and sinks is None and position_bias is None:
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
+        return out.transpose(1, 2)
+    logits = (query @ key.transpose(-1, -2)).float() * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if position_bias is not None:
+        logits = logits + position_bias
+    if mask is not None:
+        logits = logits.masked_fill(~mask, torch.finfo(torch.float32).min) if mask.dtype is torch.bool else logits + mask
+    if sinks is not None:
+        logits = torch.cat([logits, sinks.float().view(1, -1, 1, 1).expand(*logits.shape[:-1], 1)], -1)
+    weights = logits.softmax(-1)[..., :key.shape[2]].to(value.dtype)
+    return (torch.nn.functional.dropout(weights, dropout) @ value).transpose(1, 2)
+
+
+def _causal_mask(queries, keys, window, device):
+    """Aligned at the end: (Sq, Sk) boolean."""
+    distance = torch.arange(queries, device=device)[:, None] + (keys - queries) - torch.arange(keys, device=device)
+    return (distance >= 0) & (distance < window) if window else distance >= 0
+
+
+def attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, sliding_window=None, softcap=None, is_causal=None, s_aux=None,
+              position_bias=None, **others):
+    """transformers' attention function: query (B, H, Sq, D), key and value (B, Hkv, Sk, D); returns ((B, Sq, H, D), None)."""
+    if others.get("output_attentions"):
+        raise NotImplementedError('ingot attention: output_attentions: found True, expected False (attn_implementation="eager" returns weights)')
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    if query.dtype is not value.dtype and not torch.is_autocast_enabled(query.device.type):
+        query, key = query.to(value.dtype), key.to(value.dtype)  # norms in fp32, as PEFT keeps them
+    queries, keys = query.shape[2], key.shape[2]
+    mask, reason = attention_mask, _reason(query, key, value, dropout, position_bias)
+    if isinstance(mask, torch.Tensor) and mask.dim() == 2 and not torch.compiler.is_compiling():  # padding, from a model that makes no masks
+        real = mask[:, -keys:].bool()
+        mask = SegmentMask(bool(getattr(module, "is_causal", True) if is_causal is None else is_causal), sliding_window or 0,
+                           *_segments(real.long(), queries), None)
+        mask.dense = lambda: real[:, None, None] & (_causal_mask(queries, keys, mask.window, query.device) if mask.causal else True)
+    elif mask is None:
+        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        window = sliding_window or 0
+        if window and not causal:
+            reason = reason or "a window that looks into the future"
+            half = torch.arange(queries, device=query.device)[:, None] - torch.arange(keys, device=query.device)
+            mask = DenseMask(half.abs() <= window, reason)
+        else:
+            cu_q, cu_k = others.get("cu_seq_lens_q"), others.get("cu_seq_lens_k")  # of a collator for packed sequences
+            mask = SegmentMask(causal, window, cu_q, cu_k, lambda: _causal_mask(queries, keys, window, query.device) if causal else None)
+            if cu_q is not None:
+                mask.dense = lambda: _packed_mask(cu_q, cu_k, queries, keys) & (_causal_mask(queries, keys, window, query.device) if causal else True)
+    elif isinstance(mask, torch.Tensor):
+        mask = DenseMask(mask, "the caller gave a mask of its own")
+    if isinstance(mask, DenseMask):
+        reason = reason or mask.reason
+    if reason is not None:
+        _fell_back(reason)
+        dense = mask.tensor if isinstance(mask, DenseMask) else mask.dense()
+        return _dense_attention(query, key, value, dense, scale, softcap, s_aux, dropout, position_bias), None
+    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    options = dict(softmax_scale=scale, causal=mask.causal, window_size=(mask.window - 1, 0) if mask.window else (-1, -1), softcap=softcap or 0.0, sinks=s_aux)
+    if mask.cu_q is None:
+        return _attention.flash_attn_func(q, k, v, **options), None
+    out = _attention.flash_attn_varlen_func(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask.cu_q.to(torch.int32), mask.cu_k.to(torch.int32), **options)
+    return out.unflatten(0, (query.shape[0], queries)), None
+
+
+def _packed_mask(cu_q, cu_k, queries, keys):
+    """(Sq, Sk): whether query and key are of the same packed sequence."""
+    of_query = torch.bucketize(torch.arange(queries, device=cu_q.device), cu_q[1:], right=True)
+    return of_query[:, None] == torch.bucketize(torch.arange(keys, device=cu_k.device), cu_k[1:], right=True)
+
+
+def _fell_back(reason):
+    if torch.compiler.is_compiling():  # a compiled graph has no place to count
+        return
+    fallbacks[reason] += 1
+    if fallbacks[reason] == 1:
+        _log.warning("ingot attention: PyTorch computes a layer, because of this: %s (said once)", reason)
+
+
+def register():
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface, __version__
+    except ImportError as e:
+        raise ImportError('hf.register_attention: found no transformers with AttentionMaskInterface, expected transformers 5 or later') from e
+    if int(__version__.split(".")[0]) < 5:
+        raise ImportError(f"hf.register_attention: found transformers {__version__}, expected 5 or later")
+    AttentionInterface.register("ingot", attention)
+    AttentionMaskInterface.register("ingot", make_mask)

@@ -1,0 +1,221 @@
+"""attn_implementation="ingot" beside eager attention, on small random models of transformers."""
+import logging
+
+import pytest
+import torch
+
+from conftest import DEVICE, on_cpu, on_gpu
+from ingot import functional, hf
+
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+SMALL = dict(vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+             max_position_embeddings=128, pad_token_id=0)
+MIXED = dict(sliding_window=6, layer_types=["sliding_attention", "full_attention"])
+NAMES = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss")
+
+
+def small_model(name, implementation="eager", **options):
+    """Models with grouped heads; windows in mistral and in a layer of gemma and gpt_oss, a softcap in gemma2, sinks in gpt_oss."""
+    torch.manual_seed(0)
+    config = {"llama": lambda: transformers.LlamaConfig(**SMALL, **options),
+              "qwen3": lambda: transformers.Qwen3Config(**SMALL, **options),
+              "mistral": lambda: transformers.MistralConfig(**SMALL, sliding_window=6, **options),
+              "gemma2": lambda: transformers.Gemma2Config(**SMALL, **MIXED, attn_logit_softcapping=5.0, query_pre_attn_scalar=16, **options),
+              "gemma3": lambda: transformers.Gemma3TextConfig(**SMALL, **MIXED, query_pre_attn_scalar=16, **options),
+              "gpt_oss": lambda: transformers.GptOssConfig(**SMALL, **MIXED, num_local_experts=4, num_experts_per_tok=2, **options)}[name]()
+    m = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation).to(DEVICE).eval()
+    for parameter_name, p in m.named_parameters():
+        if parameter_name.endswith("sinks"):
+            p.data.normal_()
+    return m
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    hf.register_attention()
+    hf.attention_fallbacks.clear()
+
+
+def tokens(rows=3, length=20):
+    return torch.randint(1, 64, (rows, length), device=DEVICE)
+
+
+def padding(ids, side):
+    mask = torch.ones_like(ids)
+    for row, n in enumerate((5, 0, 1)):
+        if n:
+            mask[row, :n] = 0 if side == "left" else 1
+            mask[row, -n:] = 0 if side == "right" else 1
+    return None if side == "none" else mask
+
+
+def logits_and_gradients(m, implementation, ids, real, **inputs):
+    m.set_attn_implementation(implementation)
+    m.zero_grad()
+    logits = m(ids, **inputs).logits[real]
+    logits.float().sin().sum().backward()
+    return [logits.detach()] + [p.grad for p in m.parameters() if p.grad is not None]
+
+
+def assert_close(found, expected, tolerance):
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected):
+        assert (a.float() - b.float()).abs().max() <= tolerance * b.float().abs().max() + 1e-6
+
+
+@on_cpu
+@pytest.mark.parametrize("side", ("none", "left", "right"))
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_gradients_of_real_tokens_are_those_of_eager_attention(name, side):
+    m, ids = small_model(name), tokens()
+    mask = padding(ids, side)
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    expected = logits_and_gradients(m, "eager", ids, real, attention_mask=mask)
+    found = logits_and_gradients(m, "ingot", ids, real, attention_mask=mask)
+    assert_close(found, expected, 1e-5)  # sums of fp32 in another order
+    assert not hf.attention_fallbacks
+
+
+@on_cpu
+@pytest.mark.parametrize("name", NAMES)
+def test_generation_gives_the_tokens_of_eager_attention(name):
+    m, ids = small_model(name), tokens(length=9)
+    mask = padding(ids, "left")
+    cases = (dict(), dict(attention_mask=mask), dict(attention_mask=mask, num_beams=2), dict(attention_mask=mask, cache_implementation="static"))
+    for case in cases:
+        found = []
+        for implementation in ("eager", "ingot"):
+            m.set_attn_implementation(implementation)
+            found.append(m.generate(ids, max_new_tokens=12, do_sample=False, **case))
+        assert torch.equal(*found), case
+        if "cache_implementation" not in case:
+            assert not hf.attention_fallbacks
+
+
+@on_cpu
+def test_a_prompt_in_two_pieces_gives_the_logits_of_one():
+    m = small_model("gemma3", "ingot")
+    ids = tokens(rows=2)
+    cache = transformers.DynamicCache(config=m.config)
+    first, second = (m(part, past_key_values=cache).logits for part in (ids[:, :13], ids[:, 13:]))
+    torch.testing.assert_close(torch.cat([first, second], 1), m(ids).logits, rtol=1e-5, atol=1e-5)
+    assert not hf.attention_fallbacks
+
+
+@on_cpu
+def test_packed_sequences_do_not_see_each_other():
+    m, ids = small_model("mistral", "ingot"), tokens(rows=1)
+    lengths = 8, 1, 11
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    alone = torch.cat([m(part).logits for part in ids.split(lengths, 1)], 1)
+    torch.testing.assert_close(m(ids, position_ids=positions, use_cache=False).logits, alone, rtol=1e-5, atol=1e-6)
+    ends = torch.tensor([0, 8, 9, 20], dtype=torch.int32)  # of a collator, which makes no padding
+    found = m(ids, position_ids=positions, cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=11, max_length_k=11, use_cache=False).logits
+    torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)
+    assert not hf.attention_fallbacks
+
+
+@on_cpu
+@pytest.mark.parametrize("name", ("llama", "gemma2", "gpt_oss"))
+@pytest.mark.parametrize("case, reason", (("own mask", "a mask of its own"), ("holes", "holes"), ("dropout", "dropout")))
+def test_what_the_kernels_do_not_have_is_computed_by_pytorch_and_counted_by_its_reason(name, case, reason, caplog):
+    m, ids = small_model(name, attention_dropout=1e-30 if case == "dropout" else 0.0), tokens()
+    if case == "dropout":
+        m.train()
+    mask = None
+    if case == "own mask":
+        allowed = torch.rand(3, 1, 20, 20) < 0.7
+        mask = torch.where(allowed | torch.eye(20, dtype=torch.bool), 0.0, torch.finfo(torch.float32).min)
+    elif case == "holes":
+        mask = torch.ones_like(ids)
+        mask[1, 4:7] = 0
+    real = mask.bool() if case == "holes" else torch.ones_like(ids, dtype=torch.bool)
+    expected = logits_and_gradients(m, "eager", ids, real, attention_mask=mask)
+    with caplog.at_level(logging.WARNING, logger="ingot"):
+        found = logits_and_gradients(m, "ingot", ids, real, attention_mask=mask)
+    assert_close(found, expected, 1e-5)
+    assert [n for n in hf.attention_fallbacks.values()] == [2] and reason in next(iter(hf.attention_fallbacks))
+    assert len(caplog.records) == 1 and reason in caplog.text
+
+
+@on_cpu
+def test_weights_of_attention_are_refused_by_name():
+    from ingot import _hf_attention
+
+    x = torch.randn(1, 2, 3, 8)
+    with pytest.raises(NotImplementedError, match="output_attentions"):
+        _hf_attention.attention(torch.nn.Module(), x, x, x, None, output_attentions=True)
+
+
+@on_cpu
+def test_images_whose_tokens_see_each_other_get_a_dense_mask():
+    vision = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+    config = transformers.Gemma3Config(text_config={**SMALL, **MIXED, "vocab_size": 80}, vision_config=vision, mm_tokens_per_image=4, image_token_index=70,
+                                       boi_token_index=71, eoi_token_index=72)
+    torch.manual_seed(0)
+    m = transformers.Gemma3ForConditionalGeneration(config).eval()
+    ids = torch.cat([tokens(1, 5), torch.tensor([[71, 70, 70, 70, 70, 72]]), tokens(1, 6)], 1)
+    inputs = dict(pixel_values=torch.randn(1, 3, 28, 28), token_type_ids=(ids == 70).long())
+    found = []
+    for implementation in ("eager", "ingot"):
+        m.set_attn_implementation(implementation)
+        found.append(m(ids, **inputs).logits)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    assert any("pattern" in reason for reason in hf.attention_fallbacks)
+
+
+@on_cpu
+def test_vision_models_attend_in_both_directions():
+    config = transformers.SiglipVisionConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=7)
+    m = transformers.SiglipVisionModel(config).eval()
+    x = torch.randn(2, 3, 28, 28)
+    found = []
+    for implementation in ("eager", "ingot"):
+        m.set_attn_implementation(implementation)
+        found.append(m(x).last_hidden_state)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    assert not hf.attention_fallbacks
+
+
+@on_cpu
+def test_compiled_models_and_checkpointed_layers_give_the_same():
+    m, ids = small_model("gemma3", "ingot"), tokens()
+    expected = m(ids, use_cache=False).logits
+    compiled = torch.compile(lambda *x, **named: m(*x, **named, use_cache=False), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(ids).logits, expected, rtol=1e-5, atol=1e-5)
+    mask = padding(ids, "left")
+    torch.testing.assert_close(compiled(ids, attention_mask=mask).logits[mask.bool()], m(ids, attention_mask=mask).logits[mask.bool()], rtol=1e-5, atol=1e-5)
+    assert not hf.attention_fallbacks
+    m = small_model("llama", "ingot").train()
+    real = mask.bool()
+    plain = logits_and_gradients(m, "ingot", ids, real, attention_mask=mask, use_cache=False)
+    m.gradient_checkpointing_enable()
+    assert_close(logits_and_gradients(m, "ingot", ids, real, attention_mask=mask, use_cache=False), plain, 1e-6)
+
+
+@on_cpu
+def test_autocast_runs_in_its_dtype():
+    m, ids = small_model("llama", "ingot"), tokens()
+    expected = m(ids).logits
+    with torch.autocast("cpu", torch.bfloat16):
+        found = m(ids).logits
+    assert found.dtype is torch.bfloat16 and (found.float() - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+@on_gpu
+@pytest.mark.parametrize("side", ("none", "left", "right"))
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_on_a_gpu_stays_near_eager_attention(name, side):
+    q = torch.ones(1, 8, 1, 16, device=DEVICE, dtype=torch.bfloat16)
+    try:
+        functional.flash_attn_func(q, q, q)
+    except NotImplementedError as e:
+        pytest.skip(str(e))
+    m, ids = small_model(name).bfloat16(), tokens()
+    mask = padding(ids, side)
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    expected = logits_and_gradients(m, "eager", ids, real, attention_mask=mask)
+    found = logits_and_gradients(m, "ingot", ids, real, attention_mask=mask)
+    assert_close(found, expected, 0.06)  # both round every layer's results to 8 bits
+    assert not hf.attention_fallbacks
