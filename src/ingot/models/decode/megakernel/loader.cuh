@@ -109,7 +109,7 @@ template <TokenVariant V> __device__ __forceinline__ void copy_token(const Token
     else
       copy_weights(block, ring, stage, i);
     if (stage == Stage::head) return;
-    if (stage == Stage::down && ++i < t.count) stage = Stage(int(Stage::qkv) - 1);
+    if (ends_layer(stage) && ++i < t.count) stage = Stage(int(Stage::qkv) - 1);
   }
 }
 

@@ -203,7 +203,7 @@ __device__ __forceinline__ void advance(TokenStep& step, bool is_finished, uint3
   step.is_continued = !is_finished;
   if (!is_finished)
     step.round += kRoundGroups;
-  else if (step.stage != Stage::down)
+  else if (!ends_layer(step.stage))
     step.stage = Stage(int(step.stage) + 1);
   else
     step.stage = ++step.layer == layers ? Stage::head : Stage::qkv;

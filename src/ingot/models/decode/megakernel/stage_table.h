@@ -9,17 +9,18 @@ namespace ingot::decode {
 enum class Stage { qkv, attention, output, gate_up, down, head };
 
 struct StageTraits {
-  bool normed;    // multiplies the normalized residual stream
-  bool experts;   // multiplies by the matrices of the chosen experts
-  bool residual;  // its rows are added to the residual stream
+  bool normed = false;    // multiplies the normalized residual stream
+  bool experts = false;   // multiplies by the matrices of the chosen experts
+  bool residual = false;  // its rows are added to the residual stream
+  bool last = false;      // is the last stage of a layer
 };
 constexpr StageTraits kStageTable[] = {
-    {.normed = true, .experts = false, .residual = false},   // qkv
-    {.normed = false, .experts = false, .residual = false},  // attention
-    {.normed = false, .experts = false, .residual = true},   // output
-    {.normed = true, .experts = true, .residual = false},    // gate_up
-    {.normed = false, .experts = true, .residual = true},    // down
-    {.normed = true, .experts = false, .residual = false},   // head
+    {.normed = true},                                   // qkv
+    {},                                                 // attention
+    {.residual = true},                                 // output
+    {.normed = true, .experts = true},                  // gate_up
+    {.experts = true, .residual = true, .last = true},  // down
+    {.normed = true},                                   // head
 };
 constexpr uint32_t kStageCount = sizeof(kStageTable) / sizeof(kStageTable[0]);
 static_assert(uint32_t(Stage::head) + 1 == kStageCount, "the table has a row for each stage");
@@ -37,5 +38,6 @@ template <bool StageTraits::*kTrait, uint32_t kFirst = 0> INGOT_HD constexpr boo
 INGOT_HD constexpr bool is_normed(Stage stage) { return has<&StageTraits::normed>(stage); }
 INGOT_HD constexpr bool uses_experts(Stage stage) { return has<&StageTraits::experts>(stage); }
 INGOT_HD constexpr bool adds_to_residual(Stage stage) { return has<&StageTraits::residual>(stage); }
+INGOT_HD constexpr bool ends_layer(Stage stage) { return has<&StageTraits::last>(stage); }
 
 }  // namespace ingot::decode

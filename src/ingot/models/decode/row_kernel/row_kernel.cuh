@@ -129,7 +129,7 @@ template <WeightFormat kDense> __device__ __forceinline__ void compute_step(cons
     if (stage == Stage::output) prefetch_router(l.router.w);
     if (stage == Stage::gate_up && blockIdx.x == 0) publish_lists(block, i);
     block.grid_barriers.wait(false);
-    stage = stage != Stage::down ? Stage(int(stage) + 1) : ++i == step.count ? Stage::head : Stage::qkv;
+    stage = !ends_layer(stage) ? Stage(int(stage) + 1) : ++i == step.count ? Stage::head : Stage::qkv;
   }
   block.grid_barriers.end();
 }

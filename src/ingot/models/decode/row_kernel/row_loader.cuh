@@ -95,7 +95,7 @@ template <WeightFormat kDense> __device__ __forceinline__ void copy_step(const C
       first = end;
     }
     if (stage == Stage::head) return;
-    if (stage == Stage::down && ++i < t.count) stage = Stage(int(Stage::qkv) - 1);
+    if (ends_layer(stage) && ++i < t.count) stage = Stage(int(Stage::qkv) - 1);
   }
 }
 
