@@ -47,7 +47,7 @@ class Adaptation(unittest.TestCase):
         self.assertRegex(run.error, r"\Aingot( [a-z]+)*: [^\n]+\n\Z")
         self.assertRegex(run.error, message)
 
-    def test_it_learns_its_log_is_honest_and_batches_change_nothing(self):
+    def test_adaptation_learns_its_log_is_honest_and_batches_change_nothing(self):
         log = self.directory / "log.jsonl"
         plain, adapted = self.score("--context", 48, "--stride", 8), self.score(*TTT, "--ttt-log", log)
         self.assertEqual(adapted["targets"], plain["targets"])
@@ -100,7 +100,7 @@ class Adaptation(unittest.TestCase):
         self.refuses(r"--ranks", "--ranks", 2)
         self.refuses(r"no/such/log.jsonl", *TTT, "--ranks", 2, "--ttt-log", self.directory / "no/such/log.jsonl")
 
-    def test_the_checker_finds_what_is_not_honest(self):
+    def test_the_checker_finds_dishonest_logs(self):
         log = self.directory / "honest.jsonl"
         report = self.score(*TTT, "--ttt-log", log)
         honest = [json.loads(line) for line in log.read_text().splitlines()]
@@ -162,7 +162,7 @@ class Adaptation(unittest.TestCase):
         self.learn(again)
         self.assertEqual(again.read_bytes(), adapters.read_bytes())
 
-    def test_a_gpu_learns_and_goes_on_or_says_what_is_missing(self):
+    def test_a_gpu_trains_and_continues_or_names_the_missing_parts(self):
         here, there = self.directory / "here.safetensors", self.directory / "there.safetensors"
         text, on_cpu = self.learn(here)
         prompt = ("generate", self.run_directory, "--file", text, "--temperature", 0, "--tokens", 30, "--json", "--device", "cuda")
@@ -211,7 +211,7 @@ class Adaptation(unittest.TestCase):
         self.assertRegex(run.error, "expected at least 2 to learn from")
         self.assertFalse(out.exists())
 
-    def test_nothing_that_is_read_or_somebody_elses_is_replaced(self):
+    def test_input_files_and_other_files_are_not_replaced(self):
         adapters, text = self.directory / "mine.safetensors", self.directory / "notes.txt"
         self.learn(adapters), self.learn(adapters)
         text.write_text("notes")
@@ -233,10 +233,10 @@ class Adaptation(unittest.TestCase):
         self.assertRegex(run.error, r"\Aingot ttt: /dev/full: found a special file, expected a regular file[^\n]*\n\Z")
         self.assertEqual({path: path.read_bytes() for path in theirs}, before)
 
-    def test_a_window_that_nobody_chose_is_one_that_the_model_takes(self):
+    def test_the_default_window_is_one_that_the_model_supports(self):
         self.assertEqual(self.score("--ttt", "--ttt-rank", 2)["ttt"]["window"], 64)  # the context: positions are learned
 
-    def test_what_cannot_be_is_one_line(self):
+    def test_impossible_requests_are_one_line(self):
         self.refuses("--ttt-rank.*without --ttt", "--ttt-rank", 4)
         self.refuses("--ttt-any-order.*without --ttt", "--ttt-any-order")
         self.refuses("--stride.*windows of its own", "--ttt", "--stride", 8)

@@ -132,7 +132,7 @@ class OwnServer(InDirectory):
         self.assertEqual((result["rate"], result["requests"], result["errors"]), (50, 10, 0))
         self.assertTrue(20 <= result["tokens"] <= 50 and 40 <= result["prompt_tokens"] <= 200, result)
 
-    def test_what_the_server_refuses_is_an_error_of_its_request(self):
+    def test_a_refusal_of_the_server_is_an_error_of_the_request(self):
         run = bench("--synthetic", "small", "--concurrency", "1", "--prompt", 20, "--tokens", 3, "--serve", "--device cpu --context 16")
         self.assertEqual(run.returncode, 5, run.error)
         result = json.loads(run.text)["results"][0]
@@ -166,7 +166,7 @@ class OtherServers(InDirectory):
                     bench("--url", again.url, "--concurrency", "2", "--requests", 2, "--warm-up", 1, "--prompt", 5, "--tokens", "3-6", "--top-p", 0.9, "--seed", 7)
                     self.assertCountEqual([json.dumps(b) for _, _, b in again.requests], [json.dumps(b) for b in bodies])
 
-    def test_a_refused_a_cut_and_a_failed_stream_are_errors_and_the_others_are_counted(self):
+    def test_refused_truncated_and_failed_streams_are_errors_and_all_other_streams_are_counted(self):
         def refused(handler, body, _):
             text = b'{"error":{"message":"too many"}}\n'
             handler.send_response(429)
@@ -206,7 +206,7 @@ class OtherServers(InDirectory):
         self.assertEqual(run.returncode, 5)
         self.assertIn("no byte of an answer within 0.3 s", json.loads(run.text)["results"][0]["first_error"])
 
-    def test_what_cannot_be_measured_is_one_error(self):
+    def test_a_server_that_cannot_be_measured_is_one_error(self):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.refuses(5, f"http://127.0.0.1:{port}: Connection refused", "bench", "serve", "--url", f"http://127.0.0.1:{port}")

@@ -41,7 +41,7 @@ class RecordOfCudaGates(unittest.TestCase):
         for one, other in (('f("//", 1);', 'f("//", 2);'), ("f('\"', \"//\", 1);", "f('\"', \"//\", 2);"), ('f(R"(/*)", 1);', 'f(R"(/*)", 2);')):
             self.assertNotEqual(check_cuda.code_of(one), check_cuda.code_of(other))
 
-    def test_what_is_not_recorded_is_compiled_and_of_the_rest_a_sample(self):
+    def test_files_without_a_record_are_compiled_and_a_sample_of_the_recorded_ones(self):
         entries = [{"file": str(i)} for i in range(20)]
         keys = {str(i): (f"{i}.cu", f"key {i}") for i in range(20)}
         record = {f"{i}.cu": f"key {i}" for i in range(15)} | {"16.cu": "an older key"}
@@ -122,7 +122,7 @@ class Launches(unittest.TestCase):
         texts = {room / "a.cu": KERNEL.format(body=body, overlap=overlap), room / "b.cuh": more}
         return [p.split(": ", 1)[1] for p in check_layers.problems_of_launches(texts, pathlib.Path("ingot"))]
 
-    def test_a_kernel_that_may_overlap_waits_itself_or_by_what_it_calls(self):
+    def test_a_kernel_that_may_overlap_waits_itself_or_in_a_called_function(self):
         self.assertEqual(self.problems(f"start(p); {WAIT} if (p.n == 0) return;"), [])
         self.assertEqual(self.problems("run<T>(p);", more=f"template <class T> __device__ void run(const Params& p) {{ begin(p); }} void begin(const Params&) {{ {WAIT} }}"), [])
         self.assertEqual(self.problems("run<T>(p);", overlap="false"), [])
@@ -134,11 +134,11 @@ class Launches(unittest.TestCase):
         self.assertEqual(self.problems(f"if (p.n == 0) return; {WAIT}"),
                          ["some_kernel() may return before ptx::wait_for_earlier_kernels(), which every block must call"])
 
-    def test_who_lets_the_next_kernel_start_waits(self):
+    def test_a_kernel_that_lets_the_next_kernel_start_waits_itself(self):
         self.assertEqual(self.problems("ptx::let_next_kernel_start();", overlap="false"),
                          ["some_kernel() lets the next kernel start and waits for none before it"])
 
-    def test_what_the_runtime_returns_is_looked_at(self):
+    def test_the_status_of_every_runtime_call_is_checked(self):
         found = {}
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)

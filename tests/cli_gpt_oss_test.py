@@ -373,7 +373,7 @@ class GptOss(TinyGptOss):
         self.refuses(4, "names the shard", "convert", self.model, archive)
         self.assertEqual(list(self.directory.glob("*.ingot*")), [])
 
-    def test_commands_for_runs_say_that_this_is_none(self):
+    def test_commands_for_runs_refuse_a_published_model(self):
         archive, text = self.directory / "tiny.ingot", self.file("text.txt", TEXT)
         self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
         for model in (self.model, archive):
@@ -382,7 +382,7 @@ class GptOss(TinyGptOss):
                 self.refuses(7, "found a published model, expected a run of `ingot train`", *command)
         self.assertEqual(list(self.directory.glob("x*")), [])
 
-    def test_a_loss_beyond_any_perplexity_is_told(self):
+    def test_a_loss_beyond_any_perplexity_is_an_error(self):
         file = self.model / self.index["weight_map"]["model.norm.weight"]
         content = bytearray(file.read_bytes())
         begin = 8 + struct.unpack("<Q", content[:8])[0]
@@ -454,7 +454,7 @@ class GptOss(TinyGptOss):
 class OddRows(TinyGptOss):
     HEADS, KV = 5, 5  # 40 numbers in a row of attention's output
 
-    def test_accuracy_leaves_out_what_no_block_divides(self):
+    def test_accuracy_leaves_out_matrices_that_blocks_do_not_divide(self):
         run = ingot("eval", "accuracy", "--model", self.model, "--ids", self.file("ids.jsonl", "[1, 2, 3]"), "--json")
         self.assertEqual(run.returncode, 0, run.error)
         self.assertEqual([r["component"] for r in json.loads(run.text)["results"] if r["form"] == "dense mxfp4"], ["qkv", "head"])
@@ -489,7 +489,7 @@ class Chat(TinyGptOss):
         self.assertEqual(len(re.findall(r"^\[\d+ tokens.*; prompt [\d,]+ tokens.*\]$", run.error, re.M)), 3, run.error)
         self.assertEqual(json.loads(ingot(*self.chat, "--json", "--temperature", 0, stdin=b"Hi.\n", env=self.env).text)["ids"], answers[0]["ids"])
 
-    def test_settings_change_what_is_said(self):
+    def test_settings_change_the_answer(self):
         def ids(*more, turns=b"Hi.\n"):
             run = ingot(*self.chat, "--json", *more, stdin=turns, env=self.env)
             self.assertEqual(run.returncode, 0, run.error)
@@ -512,7 +512,7 @@ class Chat(TinyGptOss):
             self.assertEqual(run.returncode, 0, run.error)  # .text was decoded strictly
             self.assertFalse([s for s in self.SPECIALS if f"<|{s}|>" in run.text])
 
-    def test_a_date_is_one_and_an_unknown_command_is_told(self):
+    def test_a_bad_date_and_an_unknown_command_are_errors(self):
         for date in ("nonsense", "2026-02-30", "2026-13-01", "31.01.2026", "2026-1-1", "2026-01-01x"):
             self.refuses(2, f"--date: found '{date}', expected one like 2026-01-31, or none", *self.chat, "--date", date, stdin=b"Hi\n")
             self.refuses(2, "--date: found", "generate", "--model", self.model, "--prompt", "x", "--date", date)
@@ -523,7 +523,7 @@ class Chat(TinyGptOss):
         run = ingot(*self.chat, "--json", stdin=b"/usr/bin is a directory\n /reset\n/etc is one\n/Hi\n", env=self.env)
         self.assertEqual((run.returncode, run.text.count("\n")), (0, 4), run.error)
 
-    def test_what_cannot_be_answered_is_one_line_and_a_status(self):
+    def test_a_question_that_cannot_be_answered_is_one_line_and_a_status(self):
         self.refuses(2, "found a conversation of [0-9]+ tokens, expected fewer than 300, the context", *self.chat, "--context", 300, stdin=b"x" * 2000, env=self.env)
         self.refuses(3, "standard input: found a line of more than 4.2 MB", *self.chat, stdin=b"x" * 9000000, env=self.env)
         self.refuses(3, "is not valid UTF-8", *self.chat, stdin=b"\xff\n", env=self.env)
@@ -626,7 +626,7 @@ class Chat(TinyGptOss):
             self.refuses(3, "bad.txt: text to encode: byte 1 .* is not valid UTF-8", *generate, "--file", bad, *more)
             self.refuses(3, "standard input: text to encode: byte 1 .* is not valid UTF-8", *generate, *more, stdin=b"a\xff")
 
-    def test_generate_asks_in_harmony_or_as_it_is(self):
+    def test_generate_asks_in_harmony_or_continues_raw_text(self):
         generate = ["generate", "--model", self.model, "--prompt", "Hi.", "--temperature", 0, "--tokens", 20, "--date", "none"]
         asked = json.loads(ingot(*generate, "--json").text)
         self.assertEqual(asked["ids"], json.loads(ingot(*self.chat, "--json", "--temperature", 0, "--tokens", 20, stdin=b"Hi.\n", env=self.env).text)["ids"])

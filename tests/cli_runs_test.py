@@ -47,7 +47,7 @@ class Plot(InDirectory):
         self.assertIn("2.500", out.read_text())
         self.assertNotIn("4.5<", out.read_text().split("2.500")[1])
 
-    def test_what_came_after_the_checkpoint_that_a_run_went_back_to_is_not_drawn(self):
+    def test_steps_after_the_checkpoint_to_which_a_run_went_back_are_not_plotted(self):
         run = self.run_of("a", [5.0, 4.0, 3.0, 2.0], tail='{"event": "resume", "step": 1}\n')
         out = self.directory / "x.svg"
         self.assertEqual(ingot("plot", run, "--out", out).returncode, 0)
@@ -88,7 +88,7 @@ class Runs(InDirectory):
     def train(self, *arguments, out=None):
         return ["train", *TINY, "--data", self.text, "--out", out or self.run_directory, *arguments]
 
-    def test_a_run_is_trained_scored_sampled_described_and_drawn(self):
+    def test_a_run_is_trained_scored_sampled_described_and_plotted(self):
         run = ingot(*self.train("--steps", 30))
         self.assertEqual((run.returncode, run.text), (0, ""), run.error)
         score = json.loads(ingot("eval", self.run_directory, "--data", self.text, "--json").text)
@@ -213,7 +213,7 @@ class Runs(InDirectory):
         tokenizer.unlink()
         self.assertEqual(ingot(*train("tok.json", 3), cwd=self.directory).returncode, 0)
 
-    def test_what_a_command_wrote_among_its_texts_is_no_text_of_the_next_one(self):
+    def test_outputs_of_a_command_among_its_texts_are_no_texts_of_the_next_command(self):
         notes = self.directory / "notes"
         notes.mkdir()
         for i in range(4):
@@ -257,7 +257,7 @@ class Runs(InDirectory):
         self.assertIn("is not what the run was trained on: all of it is scored", said.error)
         self.assertIn("other.txt (all, 1 document): ", said.text)
 
-    def test_what_cannot_be_scored_is_found_before_training(self):
+    def test_text_that_cannot_be_scored_is_refused_before_training(self):
         two = self.directory / "two"
         two.mkdir()
         (two / "a.txt").write_text(TEXT)
@@ -428,7 +428,7 @@ class Messages(InDirectory):
         super().setUp()
         self.text = self.file("text.txt", TEXT)
 
-    def test_what_stands_where_a_model_is_expected(self):
+    def test_a_path_that_is_no_model_is_described(self):
         mamba, run, other = (self.directory / n for n in ("mamba", "run", "other"))
         for directory, config in ((mamba, '{"model_type": "mamba", "architectures": ["MambaForCausalLM"]}'), (run, '{"model": {}, "train": {}}'), (other, "{}")):
             directory.mkdir()
@@ -445,13 +445,13 @@ class Messages(InDirectory):
         for reader in (["chat", "--model", mamba], ["convert", mamba, "x.ingot"]):  # commands that take no run
             self.refuses(7, unknown, *reader)
 
-    def test_what_stands_where_a_tokenizer_is_expected(self):
+    def test_a_path_that_is_no_tokenizer_is_described(self):
         encode = ["tokenizer", "encode", "--file", self.text, "--tokenizer"]
         for content in ("IQ==\nIg== 1\n", "hello 0\n", "\x01\x02 0\n"):
             self.refuses(3, 'bad.tiktoken: line 1: found .*, expected "base64 rank"', *encode, self.file("bad.tiktoken", content))
         self.refuses(3, "text.txt: found text, expected a tokenizer", *encode, self.text)
 
-    def test_a_character_without_a_token_is_told_with_its_file(self):
+    def test_a_character_without_a_token_is_an_error_that_names_the_file(self):
         run = self.directory / "run"
         self.assertEqual(ingot("train", *TINY, "--steps", 2, "--data", self.text, "--out", run).returncode, 0)
         texts = self.directory / "texts"
@@ -498,7 +498,7 @@ class Messages(InDirectory):
         config = self.file("c.json", json.dumps({"out": "", "data": str(self.text)}))
         self.refuses(2, "out: found an empty word", "train", *TINY, "--config", config)
 
-    def test_what_a_command_reads_is_not_replaced_by_its_result(self):
+    def test_a_result_does_not_replace_an_input_file(self):
         run, log = self.directory / "run", self.directory / "run/log.jsonl"
         self.assertEqual(ingot("train", *TINY, "--steps", 2, "--data", self.text, "--out", run).returncode, 0)
         before, other = log.read_bytes(), self.directory / "link.txt"
@@ -515,7 +515,7 @@ class Messages(InDirectory):
                 self.refuses(2, ": found a file that is read here, expected another name for the result", *command)
         self.assertEqual((self.text.read_text(), log.read_bytes()), (TEXT, before))
 
-    def test_a_directory_with_somebody_s_files_does_not_become_a_run(self):
+    def test_a_directory_with_other_files_does_not_become_a_run(self):
         for name in ("tokenizer.json", "log.jsonl"):
             out = self.directory / name.split(".")[0]
             out.mkdir()
@@ -535,7 +535,7 @@ class Messages(InDirectory):
         self.refuses(2, "found --prompt and --file, expected one of them", "generate", run, "--prompt", "", "--file", self.text)
         self.assertRegex(ingot("generate", run, "--tokens", 2, stdin=b"The").text, r"\AThe")
 
-    def test_a_batch_that_windows_do_not_fill_is_told_by_the_option(self):
+    def test_a_batch_size_that_windows_do_not_fill_is_refused_by_the_options_name(self):
         words = [w if w != "128" else "1" for w in TINY]
         self.refuses(2, "train.batch_tokens: found 1, expected a multiple of model.context, 32", "train", *words, "--data", self.text, "--out", self.directory / "r")
 

@@ -20,7 +20,7 @@ class Frame(InDirectory):
     def test_version_names_the_commit(self):
         self.assertRegex(ingot("--version").text, r"\Aingot \d+\.\d+\.\d+ \((unknown|[0-9a-f]{12})\)\n\Z")
 
-    def test_the_log_level_debug_says_what_runs_on_what(self):
+    def test_the_log_level_debug_names_the_cpus_and_threads(self):
         self.assertIn(" CPUs", ingot("doctor", env={"INGOT_LOG": "debug"}).error.splitlines()[0])
         self.assertNotIn(" CPUs", ingot("doctor").error)
         self.refuses(2, "INGOT_LOG: found 'all'", "doctor", env={"INGOT_LOG": "all"})
@@ -204,7 +204,7 @@ class Tokenizer(InDirectory):
 
 
 class Data(InDirectory):
-    def test_packed_shards_say_what_they_hold(self):
+    def test_packed_shards_are_described(self):
         texts = self.directory / "texts"
         texts.mkdir()
         for i in range(40):
@@ -225,7 +225,7 @@ class Data(InDirectory):
         self.refuses(3, re.escape(str(shard)), "data", "info", shard)
 
 
-    def test_what_fails_on_the_way_leaves_no_shards(self):
+    def test_a_failed_packing_leaves_no_shards(self):
         tokenizer, texts = self.directory / "chars.json", self.directory / "texts"
         self.assertEqual(ingot("tokenizer", "train", "--kind", "char", "--data", self.file("t.txt", TEXT), "--out", tokenizer).returncode, 0)
         texts.mkdir()
@@ -252,7 +252,7 @@ class Info(InDirectory):
 
 
 class Bench(InDirectory):
-    def test_json_holds_what_was_measured(self):
+    def test_the_json_has_the_measured_values(self):
         report = json.loads(ingot("bench", "linear/narrow", "--seconds", "0.001", "--threads", 1, "--json").text)
         self.assertTrue(report["results"])
         self.assertGreater(min(r["median_us"] for r in report["results"]), 0)

@@ -73,13 +73,13 @@ class Engine(unittest.TestCase):
         cpu = gpt_oss.generate(prompt, raw=True, logprobs=2, temperature=0, max_tokens=1, date="")
         self.assertAlmostEqual(answer.logprobs[0][0], cpu.logprobs[0][0], delta=10 / 256)
 
-    def test_a_conversation_has_turns_and_uses_what_it_knows(self):
+    def test_a_conversation_has_turns_and_reuses_the_tokens_of_earlier_turns(self):
         first = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
         self.assertEqual(gpt_oss.generate(first, **GREEDY).ids, of_program("--prompt", "Hi.", "--developer", "Be brief.", "--tokens", 30, "--temperature", 0)["ids"])
         more = first + [{"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Bye."}]
         self.assertGreater(gpt_oss.generate(more, **GREEDY).reused_tokens, 10)
 
-    def test_a_stream_says_what_generate_does_and_ends_when_it_is_left(self):
+    def test_a_stream_has_the_text_of_generate_and_ends_when_the_loop_is_left(self):
         whole = gpt_oss.generate("Hi.", max_tokens=60, seed=3, date="")
         pieces = list(gpt_oss.stream("Hi.", thoughts=True, max_tokens=60, seed=3, date=""))
         self.assertEqual("".join(t for c, t in pieces if c in ("final", "")), whole.text)
@@ -113,7 +113,7 @@ class Engine(unittest.TestCase):
             self.assertEqual("".join(heard), got.text)
             self.assertLess(len(got.ids), len(whole.ids))
 
-    def test_what_a_listener_returns_or_raises_ends_the_answer(self):
+    def test_a_listener_that_returns_false_or_raises_ends_the_answer(self):
         options = dict(raw=True, past_end=True, max_tokens=100_000, seed=2)
         got = gpt_oss.generate("user", on_text=lambda *_: False, **options)
         self.assertEqual(got.finish, "cancelled")

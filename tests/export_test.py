@@ -109,7 +109,7 @@ class Export(unittest.TestCase):
         self.assertGreater(plain["loss_after"], gptq["loss_after"])
         self.assertLess(gptq["model_bytes"], self.export(self.directory / "c3.ingot")["model_bytes"])
 
-    def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(self):
+    def test_a_model_that_cannot_be_exported_is_one_line_and_no_file(self):
         out = self.directory / "bad.ingot"
         whole = ("export", self.run_directory, out, "--data", self.text)
         self.refuses(2, r"found a model of [\d,]+ bytes, expected at most 1,000 \(--limit\); nothing was written", *whole,
@@ -144,7 +144,7 @@ class Export(unittest.TestCase):
         self.refuses(2, "text.txt: found a file that is no artifact", "export", out, self.text)
         self.assertEqual(self.text.read_bytes(), text)
 
-    def test_a_disk_that_is_full_leaves_what_was_there(self):
+    def test_a_full_disk_leaves_the_earlier_files(self):
         out = self.directory / "g.ingot"
         limited = ["bash", "-c", 'ulimit -f 8; exec "$0" "$@"', BINARY, "export", self.run_directory, out, "--data", self.text, "--rounding", "nearest"]
 

@@ -12,7 +12,7 @@ LONG = "A sentence that stands in document {0} alone. " * 8
 
 
 class GatherText(unittest.TestCase):
-    def test_a_page_is_what_a_reader_sees(self):
+    def test_the_text_of_a_page_is_the_text_that_a_reader_sees(self):
         page = "<html><head><title>no</title></head><body><nav>menu</nav><h1>Title</h1><p>One &amp;\n two.</p><pre>a  b\n  c</pre><script>x()</script></body></html>"
         self.assertEqual(g.tidy(g.plain_of(page)), "Title\n\nOne & two.\n\na  b\n  c\n")
 
@@ -24,7 +24,7 @@ class GatherText(unittest.TestCase):
         self.assertEqual(len(list(g.texts_of("x.dict.dz", gzip.compress(b"line\n" * 900)))), 3)
         self.assertEqual(list(g.texts_of("latin.txt", b"caf\xe9")), ["caf\u00e9"])
 
-    def test_shared_lines_and_what_was_seen_are_left_out(self):
+    def test_shared_lines_and_repeated_texts_are_left_out(self):
         files = [(f"{i}.txt", f"Home | Next\n{LONG.format(i)}\n".encode()) for i in range(g.COMMON + 1)] + [("again.txt", f"Home | Next\n{LONG.format(0)}\n".encode()), ("short.txt", b"short\n")]
         texts = list(g.documents_of(files, set()))
         self.assertEqual(len(texts), g.COMMON + 1)

@@ -163,7 +163,7 @@ class Page(serve_test.WithServer):
         self.browser.js("$('new').click(); 0")
         self.assertEqual(self.browser.js("turns.length + document.querySelectorAll('article').length"), 0)
 
-    def test_what_a_model_writes_is_text(self):
+    def test_the_text_of_a_model_is_shown_as_text(self):
         self.browser.js(FAKE.replace("TEXT", json.dumps(HOSTILE)).replace("ENDS", "true"))
         self.send("x <img src=x onerror='window.broken = 1'>")
         self.idle()
@@ -188,7 +188,7 @@ class Page(serve_test.WithServer):
         self.assertEqual((of("li pre"), of("td"), of("td.right"), of("blockquote")), (["x = 1\n  y"], ["1", "2", "x", "|"], ["2", "|"], ["said\ntwice"]))
         self.assertEqual(of("a", "href"), ["https://a.example/b"])
 
-    def test_a_text_that_is_made_to_cost_time_costs_none(self):
+    def test_a_text_made_to_be_slow_is_rendered_quickly(self):
         for part in ("[", "[a](", "*", "**a", "`", "| ", "- ", "> ", "  - a\n" + " ", "https://a", "|-|\n", "~~~\n", "1. "):
             took = self.browser.js(f"(() => {{ const start = performance.now(); markdown({json.dumps(part)}.repeat(60000 / {len(part)})); return performance.now() - start; }})()")
             self.assertLess(took, 3000, part)
@@ -222,7 +222,7 @@ class Page(serve_test.WithServer):
         self.browser.until("document.querySelector('.error')")
         self.assertIn("temperature: found number 3", self.browser.js("document.querySelector('.error').textContent"))
 
-    def test_it_fits_a_phone_and_has_both_colours(self):
+    def test_the_page_fits_a_phone_and_has_both_colour_schemes(self):
         self.browser.call("Emulation.setDeviceMetricsOverride", width=360, height=640, deviceScaleFactor=1, mobile=True)
         self.browser.js(FAKE.replace("TEXT", json.dumps("Some `code` and **words**.\n\n```\n" + "x" * 300 + "\n```\n" + "y" * 300)).replace("ENDS", "true"))
         self.send("Hi")

@@ -81,7 +81,7 @@ class Ranks(unittest.TestCase):
         self.assertEqual(error.count("\nsaved "), 1)  # a single rank prints
         self.assertEqual(self.hash_of(self.out), self.undisturbed("--steps", 30, "--accumulation", 3))
 
-    def test_a_run_goes_on_with_other_ranks_and_the_passes_it_had(self):
+    def test_a_run_continues_with_another_number_of_ranks_and_the_same_passes(self):
         for ranks, steps in ((4, 10), (2, 20), (1, 30)):
             error = self.train("--steps", steps, *(["--ranks", ranks] if ranks > 1 else []))
             self.assertIn(" passes of 128 tokens a step\n", error)
@@ -126,7 +126,7 @@ class Ranks(unittest.TestCase):
         self.train(*steps)  # by a single process
         self.assertEqual(self.hash_of(self.out), self.undisturbed(*steps))
 
-    def test_ranks_save_and_stop_where_who_started_them_is_no_more(self):
+    def test_ranks_save_and_stop_when_the_starting_process_has_ended(self):
         process = self.start(self.command("--steps", 1000000, "--ranks", 2))
         self.wait_for_step(20)
         ranks = self.children(process)

@@ -65,7 +65,7 @@ class Reports(unittest.TestCase):
         self.assertIn("not above 0", damaged(lambda r: r["results"][0].update(ours_us=0.0)))
         self.assertIn("expected a float", damaged(lambda r: r["results"][0].update(limit_us="fast")))
 
-    def test_a_sanitizer_report_is_clean_or_says_what_is_not(self):
+    def test_a_sanitizer_report_is_clean_or_names_the_failed_tools(self):
         run = {"tool": "memcheck", "executable": "test_gpu_ptx", "tests": 9, "errors": 0, "status": 0}
         report = {**{k: v for k, v in GOOD.items() if k != "ceilings"}, "suite": "sanitizers", "results": [run]}
         self.assertEqual(reports.problems_of(report), [])
@@ -138,7 +138,7 @@ class Reports(unittest.TestCase):
                 self.assertNotEqual(after, before)
                 before = after
 
-    def test_a_report_outlives_a_change_that_leaves_all_kernels_as_they_were(self):
+    def test_a_report_stays_valid_after_a_change_that_leaves_all_kernels_unchanged(self):
         names = ["src/ingot/kernels/rmsnorm/rmsnorm.cu", "src/ingot/gpu/launch.h", "src/ingot/core/tensor.h", "CMakeLists.txt", "cmake/IngotCuda.cmake",
                  "cmake/IngotRooms.cmake"]
         built = 0
@@ -363,7 +363,7 @@ class Reports(unittest.TestCase):
         self.assertEqual(measured({"results": [{"name": "a8"}]})[0], ["a", "b"])  # of another number of GPUs
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
-    def test_a_run_that_takes_too_long_says_how_far_it_got(self):
+    def test_a_run_that_takes_too_long_reports_its_last_step(self):
         sys.path.insert(0, str(ROOT / "bench" / "peers"))
         import train_runs
 
@@ -422,7 +422,7 @@ class Reports(unittest.TestCase):
         self.assertIn("**50.0 µs**; torch.compile takes 150.0 µs", lines[1])
         self.assertIn("**300 ms**; the faster of PyTorch eager and torch.compile takes 600 ms", lines[2])
 
-    def test_the_headline_is_what_a_user_gets_where_that_was_measured_and_kernel_times_elsewhere(self):
+    def test_the_headline_has_the_times_of_users_if_measured_and_kernel_times_otherwise(self):
         sampled = {**report_tables.HEADLINES[0][0][1], "ours_us": 1540.0, "peers": {"kernels": 1500.0}}
         kernel = {**report_tables.HEADLINES[0][1][1], "ours_us": 1490.0, "peers": {"whole_head": 1610.0}}
         answer = {**report_tables.HEADLINES[1][1][1], "ours_us": 1600.0, "peers": {}, "answer": {"first_token_ms": 40.04, "whole_ms": 1700.0}}
@@ -457,7 +457,7 @@ class Reports(unittest.TestCase):
         with self.assertRaises(KeyError):  # a whole report without the row
             list(report_tables.gpu_summary({"swiglu": [{**own, "results": []}]}))
 
-    def test_one_command_measures_each_suite_beside_the_peers_that_are_there(self):
+    def test_one_command_measures_each_suite_beside_the_installed_peers(self):
         for suite in gpu.SUITES:
             self.assertTrue((gpu.PEERS / f"gpu_{suite}.py").is_file())
         for suite in {report["suite"] for _, report in reports.all_reports()}:  # and a stale report is named with the command that renews the report
@@ -474,7 +474,7 @@ class Reports(unittest.TestCase):
             self.assertEqual(gpu.command("mlp", "lib.so", origins, None, [])[4:], ["--tiny", str(origins / "libtiny_cuda_nn.so")])
             self.assertEqual(gpu.command("host_cost", "lib.so", origins, "liger.whl", [])[2:], [])
 
-    def test_only_what_stands_between_the_markers_is_replaced(self):
+    def test_only_the_text_between_the_markers_is_replaced(self):
         text = "before\n<!-- table:none -->\nold\n<!-- /table -->\nafter\n"
         new = report_tables.filled(text)
         self.assertTrue(new.startswith("before\n<!-- table:none -->\nNo report yet"))

@@ -27,7 +27,7 @@ def is_multiple(validator, of, value, schema):
 
 @unittest.skipIf(jsonschema is None, "no Python package jsonschema")
 class Documents(unittest.TestCase):
-    def test_what_a_schema_s_grammar_lets_through_is_valid(self):
+    def test_documents_of_a_schemas_grammar_are_valid(self):
         validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, dict(multipleOf=is_multiple))
         count = 0
         with tempfile.TemporaryDirectory() as folder:

@@ -28,17 +28,17 @@ from serve_test import ENDLESS, Server, WithServer
 
 SOURCE = pathlib.Path(__file__).parent.parent
 ELSEWHERE = {
-    "S01": {"tests/serve_test.py": ["test_slow_headers_and_bodies_are_ended_and_the_others_served"]},
+    "S01": {"tests/serve_test.py": ["test_slow_headers_and_bodies_are_ended_and_all_other_requests_are_served"]},
     "S07": {"tests/serve_test.py": ["test_garbage_and_floods_of_headers_end_the_connection"]},
     "S09": {"tests/serve_test.py": ["test_too_many_are_told_to_come_back"],
             "src/ingot/engines/serve/scheduler.test.cpp": ["clients_take_turns_and_too_many_waiting_are_refused", "who_waits_too_long_for_a_slot_is_told_so"]},
-    "S10": {"tests/serve_test.py": ["test_an_answer_that_nobody_reads_any_more_ends", "test_whoever_closes_only_one_direction_gets_the_stream"]},
+    "S10": {"tests/serve_test.py": ["test_an_answer_ends_when_its_client_has_gone", "test_a_client_that_closes_one_direction_gets_the_stream"]},
     "S12": {"src/ingot/engines/serve/api_request.test.cpp": ["bad_bodies_are_refused_by_the_field_s_name", "sizes_are_bounded"]},
     "S13": {"src/ingot/text/grammar/json_schema.test.cpp": []},
     "S15": {"src/ingot/text/chat/harmony.test.cpp": []},
     "S16": {"src/ingot/engines/serve/answer_text.test.cpp": ["any_ids_are_read_and_none_of_them_shows_a_control_token"]},
-    "S18": {"tests/serve_test.py": ["test_a_host_that_is_not_ours_is_refused", "test_pages_of_other_origins_ask_only_where_they_may"]},
-    "S19": {"tests/serve_test.py": ["test_what_would_be_open_to_everybody_is_refused"]},
+    "S18": {"tests/serve_test.py": ["test_an_unknown_host_name_is_refused", "test_pages_of_other_origins_may_send_requests_only_if_allowed"]},
+    "S19": {"tests/serve_test.py": ["test_a_server_open_to_every_network_is_refused"]},
     "S20": {"src/ingot/engines/serve/answer_text.test.cpp": ["characters_are_whole_and_what_never_completes_is_replaced", "a_stop_string_ends_the_text_and_its_logprobs"],
             "src/ingot/engines/serve/service.test.cpp": []},
     "S21": {"src/ingot/engines/serve/service.test.cpp": ["an_error_that_the_client_did_not_cause_tells_it_a_number_alone"]},
@@ -110,7 +110,7 @@ class Slow(WithServer):
         s.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(text) + text)
         return s
 
-    def test_s01_who_does_not_read_gets_no_more_tokens_and_is_ended(self):
+    def test_s01_a_client_that_does_not_read_gets_no_more_tokens_and_is_disconnected(self):
         before, memory = self.server.metric("generation_tokens_total"), memory_of(self.server.process)
         silent = self.reader()
         self.server.until("num_requests_running", 1)
@@ -121,7 +121,7 @@ class Slow(WithServer):
         self.assertLess(memory_of(self.server.process) - memory, 32 << 20)
         silent.close()
 
-    def test_s01_who_reads_by_drops_is_ended(self):
+    def test_s01_a_client_that_reads_too_slowly_is_disconnected(self):
         slow = self.reader()
         self.server.until("num_requests_running", 1)
         started = time.monotonic()
@@ -134,7 +134,7 @@ class Slow(WithServer):
         self.server.until("num_requests_running", 0)
         slow.close()
 
-    def test_s01_who_reads_slowly_but_reads_gets_every_event_once(self):
+    def test_s01_a_client_that_reads_slowly_gets_every_event_once(self):
         body = dict(prompt="user", max_tokens=4000, seed=3, logit_bias=ENDLESS)
         slow, back = self.reader(body), b""
         while not back.endswith(b"\r\n0\r\n\r\n"):
@@ -170,7 +170,7 @@ class Framing(WithServer):
         for data in (GET + b"".join(b"X%d: " % i + b"a" * 8000 + b"\r\n" for i in range(5)) + end, GET + b"a" * 70000, b"GET /" + b"a" * 70000, b"a" * 70000):
             self.refused(data, {400, 414, 431, 501})
 
-    def test_s05_what_two_servers_could_read_in_two_ways_is_refused_and_closed(self):
+    def test_s05_ambiguous_headers_are_refused_and_the_connection_is_closed(self):
         n = len(BODY)
         for lines in (LENGTH + CHUNKED, CHUNKED + LENGTH, LENGTH + LENGTH, LENGTH + b"Content-Length: 1\r\n", b"Content-Length: 1, 1\r\n", b"Content-Length: +%d\r\n" % n,
                       b"Content-Length: -1\r\n", b"Content-Length: 0x20\r\n", b"Content-Length:\r\n", b"Content-Length: 99999999999999999999\r\n",
@@ -353,7 +353,7 @@ class Gone(WithServer):
         self.server.until(gauge, value, 10)
         return time.monotonic() - started
 
-    def test_s10_whoever_goes_away_frees_its_place(self):
+    def test_s10_a_client_that_goes_away_frees_its_slot(self):
         reset = lambda s: (s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)), s.close())
         took = []
         for stream in (True, False):
@@ -443,7 +443,7 @@ class Requests(WithServer):
         status, text, _ = self.server.request("POST", "/v1/completions", dict(prompt="", max_tokens=1))
         self.assertIn(status, (200, 400), text)
 
-    def test_s15_control_tokens_spelled_out_are_text_wherever_they_stand(self):
+    def test_s15_control_tokens_spelled_out_are_text_in_every_field(self):
         spelled = "".join(f"<|{name}|>" for name in cli_gpt_oss_test.Chat.SPECIALS) * 3  # 27 of them, each of several ordinary tokens
         call = dict(id="c", type="function", function=dict(name="f", arguments="{}"))
         function = lambda d: [dict(type="function", function=dict(name="f", description=d, parameters=dict(type="object", properties={"a": dict(type="string", description=d)})))]
@@ -497,7 +497,7 @@ class Requests(WithServer):
 class Many(WithServer):
     OPTIONS = ("--slots", 8, "--queue", 1000)
 
-    def test_s24_many_streams_with_cancels_get_what_each_gets_alone(self):
+    def test_s24_many_streams_with_cancellations_get_the_same_answers_as_alone(self):
         streams, rounds = int(os.environ.get("INGOT_STREAMS", 16)), int(os.environ.get("INGOT_ROUNDS", 2))
         mixes = [dict(temperature=0), dict(temperature=0, stop=["e", "zz"]), dict(temperature=0, logprobs=2), dict(temperature=0, frequency_penalty=1), dict(temperature=1, seed=5), dict(temperature=0.7, top_p=0.9, seed=6, n=2),
                  dict(temperature=0, logit_bias=ENDLESS), dict(temperature=1.5, min_p=0.1, seed=7)]
@@ -563,7 +563,7 @@ class Ending(unittest.TestCase):
         if serve_test.WITHOUT:
             self.skipTest("built without libmicrohttpd")
 
-    def test_s22_while_it_drains_new_requests_get_503_and_answers_go_on(self):
+    def test_s22_while_the_server_drains_new_requests_get_503_and_answers_continue(self):
         server = Server("--context", "130000", "--drain", 60)
         s = server.stream(dict(prompt="a", max_tokens=10000, logit_bias=ENDLESS))
         idle = socket.create_connection(("127.0.0.1", server.port), timeout=10)

@@ -219,7 +219,7 @@ class Client(WithServer):
         self.assertEqual([c.text for c in several.choices], [self.complete(prompt=p, **GREEDY).choices[0].text for p in ("user", "final")])
         self.assertEqual(self.complete(prompt=[10, 11, 12], **GREEDY).usage.prompt_tokens, 3)
 
-    def test_a_stream_says_what_a_whole_answer_does(self):
+    def test_a_stream_has_the_text_of_the_whole_answer(self):
         for seed in range(6):
             options = dict(seed=seed, n=2, max_tokens=40, stop=["a", "e "] if seed % 2 else None)
             whole = self.complete(**options)
@@ -428,7 +428,7 @@ class Client(WithServer):
         with self.assertRaisesRegex(openai.BadRequestError, "id 340"):
             self.complete(logit_bias={"340": 1})
 
-    def test_many_at_once_get_what_each_gets_alone(self):
+    def test_concurrent_requests_get_the_same_answers_as_alone(self):
         alone = [self.complete(prompt=f"user {i}", max_tokens=40, **GREEDY).choices[0].text for i in range(8)]
         noise = random.Random(1)
 
@@ -480,7 +480,7 @@ class Protocol(WithServer):
             status, text, _ = self.server.request("POST", "/v1/chat/completions", body)
             self.assertEqual(status, 400 if strict else 200, text)
 
-    def test_a_response_repeats_what_was_asked(self):
+    def test_a_response_repeats_the_requests_fields(self):
         body = dict(input="a", instructions="Be brief.", metadata=dict(a="b"), temperature=0.5, max_output_tokens=2, tools=[dict(type="function", name="f", parameters=dict(type="object", properties={}))])
         status, text, _ = self.server.request("POST", "/v1/responses", body)
         self.assertEqual(status, 200, text)
@@ -488,7 +488,7 @@ class Protocol(WithServer):
         self.assertEqual({key: answer[key] for key in body if key != "input"}, {key: body[key] for key in body if key != "input"})
         self.assertEqual((answer["tool_choice"], answer["top_p"], answer["store"]), ("auto", 1, False))
 
-    def test_a_request_of_codex_is_answered_by_the_functions_that_it_has(self):
+    def test_a_request_of_codex_is_answered_with_its_functions(self):
         parameters = dict(type="object", properties=dict(command=dict(type="array", items=dict(type="string"))))
         tools = [dict(type="function", name="shell", description="Runs", strict=False, parameters=parameters), dict(type="web_search"), dict(type="local_shell"), dict(type="image_generation"),
                  dict(type="custom", name="apply_patch", description="d", format=dict(type="grammar", syntax="lark", definition="start: /a/")), dict(type="namespace", name="mcp", description="", tools=[])]
@@ -570,18 +570,18 @@ class Protocol(WithServer):
             self.assertNotIn(b" 200 ", self.server.raw(head + chunk, end=True)[:20], chunk)
         self.assertEqual(self.server.request("GET", "/health")[0], 200)
 
-    def test_a_host_that_is_not_ours_is_refused(self):
+    def test_an_unknown_host_name_is_refused(self):
         for status, host in ((200, "localhost:1"), (200, "127.0.0.1"), (200, "[::1]:80"), (200, "model.example"), (200, "MODEL.example:99"), (403, "evil.example"), (403, "localhost.evil.example")):
             self.assertEqual(self.server.request("GET", "/v1/models", host=host)[0], status, host)
 
-    def test_pages_of_other_origins_ask_only_where_they_may(self):
+    def test_pages_of_other_origins_may_send_requests_only_if_allowed(self):
         for status, origin, named in ((200, "https://friend.example", "https://friend.example"), (403, "https://evil.example", None), (403, "null", None), (200, "http://localhost:9", None)):
             got = self.server.request("GET", "/v1/models", headers={"Origin": origin}, host="localhost:9")
             self.assertEqual((got[0], got[2]["Access-Control-Allow-Origin"]), (status, named))
         status, _, headers = self.server.request("OPTIONS", "/v1/chat/completions", headers={"Origin": "https://friend.example"})
         self.assertEqual((status, headers["Access-Control-Allow-Headers"], headers["Access-Control-Allow-Private-Network"]), (204, "Authorization, Content-Type", None))
 
-    def test_a_preflight_of_an_allowed_origin_allows_what_it_asks_for(self):
+    def test_a_preflight_of_an_allowed_origin_allows_the_headers_it_asks_for(self):
         asked = "authorization,content-type, x-stainless-os,x-stainless-retry-count"
         ask = lambda origin, names: self.server.request("OPTIONS", "/v1/chat/completions", headers={"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": names, "Access-Control-Request-Private-Network": "true"})
         status, _, headers = ask("https://friend.example", asked)
@@ -590,7 +590,7 @@ class Protocol(WithServer):
         status, _, headers = ask("https://evil.example", asked)
         self.assertEqual((status, headers["Access-Control-Allow-Headers"]), (403, None))
 
-    def test_an_answer_that_nobody_reads_any_more_ends(self):
+    def test_an_answer_ends_when_its_client_has_gone(self):
         aborted = self.server.metric('request_success_total{finished_reason="abort"}')
         long = dict(prompt="a", max_tokens=59000, logit_bias=ENDLESS)
         s = self.server.stream(long)
@@ -605,7 +605,7 @@ class Protocol(WithServer):
         self.server.until("num_requests_running", 0, 10)
         self.assertEqual(self.server.metric('request_success_total{finished_reason="abort"}'), aborted + 2)
 
-    def test_whoever_closes_only_one_direction_gets_the_stream(self):
+    def test_a_client_that_closes_one_direction_gets_the_stream(self):
         s = self.server.stream(dict(prompt="a", max_tokens=300, logit_bias=ENDLESS))
         s.shutdown(socket.SHUT_WR)
         back = b""
@@ -648,7 +648,7 @@ class Keys(WithServer):
         self.assertIn(b" 401 ", self.server.raw(twice)[:20])
         self.assertEqual(self.server.request("GET", "/health")[0], 200)
 
-    def test_what_one_key_asked_is_not_reused_for_another(self):
+    def test_the_prompts_of_one_key_are_not_reused_for_another(self):
         cached = []
         for key in ("one", "one", "two"):
             text = self.server.request("POST", "/v1/completions", dict(prompt="user assistant final " * 5, max_tokens=1), {"Authorization": f"Bearer secret-{key}"})[1]
@@ -677,7 +677,7 @@ class Queue(WithServer):
 class Patience(WithServer):
     OPTIONS = ("--patience", 1, "--connections", 40)
 
-    def test_slow_headers_and_bodies_are_ended_and_the_others_served(self):
+    def test_slow_headers_and_bodies_are_ended_and_all_other_requests_are_served(self):
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n"
         slow = [socket.create_connection(("127.0.0.1", self.server.port), timeout=10) for _ in range(30)]
         ended, started = {}, time.monotonic()
@@ -733,7 +733,7 @@ class Process(unittest.TestCase):
         self.assertEqual((run.returncode, run.text), (status, ""), run.error)
         self.assertRegex(run.error, message)
 
-    def test_what_would_be_open_to_everybody_is_refused(self):
+    def test_a_server_open_to_every_network_is_refused(self):
         self.refuses(2, "--host: found 0.0.0.0 without --api-key-file", "--host", "0.0.0.0", "--port", 0)
         with tempfile.NamedTemporaryFile() as empty:
             self.refuses(3, "found no key", "--api-key-file", empty.name, "--port", 0)
@@ -741,7 +741,7 @@ class Process(unittest.TestCase):
         self.assertEqual(server.request("GET", "/v1/models")[0], 200)
         self.assertEqual(server.stop(), 0)
 
-    def test_what_no_client_could_send_or_read_is_refused(self):
+    def test_requests_that_no_client_could_send_or_read_are_refused(self):
         for origin in ("friend.example", "https://", "https://friend.example/", "https://friend.example/page", "*"):
             self.refuses(2, "--cors-origin: found .*, expected a scheme and a host alone", "--port", 0, "--cors-origin", origin)
         for date in ("2026-02-30", "31.1.2026", "tomorrow"):

@@ -63,7 +63,7 @@ class TensorBoard(unittest.TestCase):
         for event, line in zip(scores, self.logged("a", "score")):
             self.assertAlmostEqual(event.value, line["loss"], delta=1e-6)
 
-    def test_a_run_that_went_back_shows_each_step_once_as_it_counts(self):
+    def test_a_run_that_went_back_shows_each_step_once_with_its_last_value(self):
         self.train("a", "--steps", 8, "--checkpoint-every", 4, "--set", "keep_checkpoints=9")
         self.train("a", "--steps", 10, "--from", "step-00000004")
         seen = self.runs().Scalars("a", "train/loss")

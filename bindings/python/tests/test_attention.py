@@ -110,7 +110,7 @@ def test_opcheck(device):
     torch.library.opcheck(torch.ops.ingot.attention.default, (q, k, v, cu, cu, None, 0.125, 0.0, 0, True, False))
 
 
-def test_what_an_earlier_call_was_made_under_does_not_show(device):
+def test_an_earlier_call_under_another_mode_has_no_effect(device):
     """Offsets of a batch's sequences are cached from call to call; offsets made under a dispatch mode, in a trace or in inference mode are not."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -135,7 +135,7 @@ def test_what_an_earlier_call_was_made_under_does_not_show(device):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_another_stream_waits_for_no_offsets_of_ours():
+def test_a_second_stream_does_not_wait_for_offsets_of_the_first():
     from ingot._attention import _offsets
 
     x = torch.empty(1, device="cuda")

@@ -68,7 +68,7 @@ def test_layouts_and_shapes_of_rows(device, name):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore")
-def test_it_compiles_traces_and_maps(device, name):
+def test_a_declared_operator_compiles_traces_and_maps(device, name):
     op, _, tensors, options = case_named(name, device)
 
     def call(*t):

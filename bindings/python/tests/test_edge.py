@@ -26,7 +26,7 @@ def test_gradients_through_an_edge_are_the_same(device, recompute):
         y.sum().backward()
 
 
-def test_an_edge_follows_what_its_parameters_become(device):
+def test_an_edge_follows_changes_of_its_parameters(device):
     mlp, x = mlp_with_edge(device)
     w = mlp.layers[0].weight
     w.requires_grad_(False)
@@ -67,7 +67,7 @@ def test_an_edge_has_no_memory(device):
     assert edge.numel() == sum(p.numel() for p in mlp.parameters()) and edge.untyped_storage().nbytes() == 0
 
 
-def test_gradients_through_an_edge_come_as_soon_as_they_can(device):
+def test_gradients_through_an_edge_arrive_as_early_as_possible(device):
     mlp, _ = mlp_with_edge(device)
     before, seen = torch.nn.Linear(16, 16, device=device), []
     for name, p in (("mlp", mlp.layers[0].weight), ("linear", before.weight)):

@@ -77,7 +77,7 @@ def is_replaced(module):
     return hf._is_patched(module) or "forward" in module.__dict__
 
 
-def test_replaces_what_it_has_verified_and_nothing_else(device):
+def test_patch_replaces_only_verified_modules(device):
     m = model(device)
     with torch.device("meta"):  # where tensors are made by default does not matter
         report = hf.patch(m)
@@ -297,7 +297,7 @@ class StubbornRMSNorm(LlamaNorm):
         raise RuntimeError("one of a kind")
 
 
-def test_what_is_called_an_rmsnorm_and_cannot_be_patched_is_named_with_the_reason(device):
+def test_a_module_named_rmsnorm_that_cannot_be_patched_is_reported_with_the_reason(device):
     parametrised = nn.utils.parametrizations.weight_norm(nn.RMSNorm(8), dim=None)
     m = nn.ModuleDict({"biased": BiasedRMSNorm(8), "bare": BareRMSNorm(8), "plain": nn.RMSNorm(8, elementwise_affine=False), "two": nn.RMSNorm((2, 4)),
                        "parametrised": parametrised, "stubborn": StubbornRMSNorm(8), "layer": nn.LayerNorm(8), "good": LlamaNorm(8)}).to(device)
@@ -315,7 +315,7 @@ def test_what_is_called_an_rmsnorm_and_cannot_be_patched_is_named_with_the_reaso
     assert str(hf.patch(nn.Linear(2, 2))) == "found nothing to replace, nor a module like it"
 
 
-def test_refuses_what_is_no_module():
+def test_an_object_that_is_no_module_is_refused():
     with pytest.raises(TypeError, match="hf.patch: model: found int, expected torch.nn.Module"):
         hf.patch(3)
 
@@ -505,7 +505,7 @@ def test_losses_of_hugging_face_models(device, name):
 
 
 @with_loss
-def test_a_loss_that_is_another_is_left_alone(device):
+def test_a_different_loss_function_is_left_alone(device):
     transformers = pytest.importorskip("transformers")
     small = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
     m = transformers.GraniteForCausalLM(transformers.GraniteConfig(**small, logits_scaling=8.0)).to(device)

@@ -119,7 +119,7 @@ def test_packed_sequences_do_not_see_each_other():
 @on_cpu
 @pytest.mark.parametrize("name", ("llama", "gemma2", "gpt_oss"))
 @pytest.mark.parametrize("case, reason", (("own mask", "a mask of its own"), ("holes", "holes"), ("dropout", "dropout")))
-def test_what_the_kernels_do_not_have_is_computed_by_pytorch_and_counted_by_its_reason(name, case, reason, caplog):
+def test_cases_without_a_kernel_are_computed_by_pytorch_and_counted_by_reason(name, case, reason, caplog):
     m, ids = small_model(name, attention_dropout=1e-30 if case == "dropout" else 0.0), tokens()
     if case == "dropout":
         m.train()

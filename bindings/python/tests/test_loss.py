@@ -209,7 +209,7 @@ def test_the_module_is_a_linear_with_a_loss(device):
     assert head.weight.grad is not None
 
 
-def test_errors_name_what_was_found(device):
+def test_errors_name_the_value_found(device):
     (x, w, b), target = case(device)
     f = functional.linear_cross_entropy
     cases = [
@@ -236,7 +236,7 @@ def test_errors_name_what_was_found(device):
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CPU names it")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_target_that_no_class_has_is_taken_for_none(device, dtype):
+def test_a_target_outside_the_classes_counts_as_ignored(device, dtype):
     (x, w, _), target = case(device, dtype, rows=(200,), classes=304, ignore_index=3)
     for softcap in (0.0, 20.0):
         for wrong in (304, 2**40, 2**32 + 5, -1):  # 0 and 5 in 32 bits

@@ -227,7 +227,7 @@ def test_loads_a_sequential_of_linears(device):
     held.load_state_dict(outer.state_dict())  # nested, with a prefix
 
 
-def test_from_sequential_keeps_what_trains_and_the_mode(device):
+def test_from_sequential_keeps_requires_grad_and_the_training_mode(device):
     for wrap in (lambda linear: linear, nn.utils.parametrizations.weight_norm):
         theirs = sequential(device, wrap, n=3).eval()
         frozen = theirs[2].parametrizations.weight.original1 if hasattr(theirs[2], "parametrizations") else theirs[2].weight
@@ -291,7 +291,7 @@ def test_loads_the_packed_layout_of_mlp_megakernel(device):
         m.load_state_dict({"v_all": v[0], "g_all": g})
 
 
-def test_starts_as_the_linears_it_stands_for(device):
+def test_a_fused_mlp_starts_like_its_linears(device):
     torch.manual_seed(3)
     linears = [nn.Linear(16, 32, device=device), nn.Linear(32, 8, device=device)]
     torch.manual_seed(3)

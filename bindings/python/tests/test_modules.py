@@ -108,7 +108,7 @@ def test_a_call_inside_a_call_keeps_to_its_own_options(device, grad):
     assert torch.equal(y.detach(), want[1]) and all(torch.equal(f, want[0]) for f in found) and bool(found) == grad
 
 
-def test_what_apply_calls_is_not_called_by_itself(device):
+def test_functions_called_by_apply_are_not_called_directly(device):
     for module, x in modules(device):
         for _ in range(3):
             module(x)
@@ -178,7 +178,7 @@ print(ingot._C.has_symbols(), torch.is_grad_enabled())
 
 
 @on_cpu
-def test_without_pytorch_the_import_says_what_is_missing():
+def test_without_pytorch_the_import_names_the_missing_package():
     program = "import sys; sys.modules['torch'] = None; import ingot"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert found.returncode == 1 and "ImportError: ingot needs PyTorch 2.6 or later: install torch" in found.stderr

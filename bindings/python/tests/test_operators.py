@@ -115,7 +115,7 @@ def test_shapes_are_inferred_on_the_meta_device(device):
         ingot.nn.FusedMLP(16, 24, 8, device=device)(x.to("meta"))
 
 
-def test_what_is_no_tensor_is_refused_by_name(device):
+def test_an_argument_that_is_no_tensor_is_refused_by_name(device):
     cos, sin = functional.rope_table(4, 8, device=device)
     calls = {
         "rms_norm: x": lambda x: functional.rms_norm(x, None, 1e-5),

@@ -208,7 +208,7 @@ def groups(device):
     return parameters, optim.Muon([{"params": parameters[:-1], "lr": 0.1}, {"params": parameters[-1:], "use_muon": False, "lr": 0.01}], momentum=0.9)
 
 
-def test_a_state_dict_goes_on_where_it_was_saved(device):
+def test_an_optimizer_continues_from_its_state_dict(device):
     straight, optimizer = groups(device)
     train(optimizer, straight, 4)
     parameters, first = groups(device)
@@ -285,7 +285,7 @@ def test_opcheck(device):
     assert torch.equal(p, twins[0]) and torch.equal(m, twins[2])
 
 
-def test_errors_name_what_was_found(device):
+def test_errors_name_the_value_found(device):
     w = torch.randn(4, 8, device=device, requires_grad=True)
     for arguments, message in [
         (dict(lr=-1), "Muon: lr: found -1, expected 0 or more"),
@@ -414,7 +414,7 @@ def changed(change):
     (lambda d: d["state"].update({0: {"momentum": torch.zeros(8, 4)}}), "found momentum for a parameter"),  # Dion's
     (lambda d: d["state"].update({0: {"momentum_buffer": torch.zeros(4, 8)}}), r"momentum_buffer: found \(4, 8\), expected \(8, 4\)"),
 ])
-def test_another_packages_state_is_refused_when_it_is_loaded(device, change, message):
+def test_the_state_of_another_package_is_refused_on_loading(device, change, message):
     parameters, optimizer = muon_and_adamw(device)
     with pytest.raises(ValueError, match=f"Muon: state dict: {message}"):
         optimizer.load_state_dict(changed(change))

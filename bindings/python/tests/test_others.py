@@ -123,7 +123,7 @@ def test_gradients_of_gate_and_up_are_written_over_them_unless_the_graph_is_kept
         torch.autograd.grad(h, leaves, dh)
 
 
-def test_a_node_that_is_called_by_hand_keeps_what_it_saved(device):
+def test_a_node_called_by_hand_keeps_its_saved_tensors(device):
     f, leaves, dh = gated_case(device)
     h = f(*leaves)
     node = h.grad_fn  # torch 2.11 frees what it saved with h

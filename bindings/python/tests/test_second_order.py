@@ -229,7 +229,7 @@ def test_jacobians_of_several_gradients_at_once(device):
                                    msg=lambda m: f"{name}: {m}")
 
 
-def test_compiled_code_gives_second_derivatives_or_says_that_it_does_not(device):
+def test_compiled_code_gives_second_derivatives_or_an_error(device):
     mlp, norm = ingot.nn.FusedMLP(16, 24, 8, device=device), ingot.nn.RMSNorm(16, device=device)
     for f in (norm, lambda x: mlp(x), functional.swiglu):
         torch._dynamo.reset()

@@ -124,7 +124,7 @@ def test_the_module_loads_compiles_and_is_checkpointed(device):
     assert ingot.nn.WideMLP(8, 32, device=device)(torch.randn(2, 8, device=device)).shape == (2, 8)
 
 
-def test_errors_name_what_was_found(device):
+def test_errors_name_the_value_found(device):
     x, w1, w2, b1, b2 = leaves(device, torch.float32, True)
     f = functional.wide_mlp
     for call, message in [
