@@ -34,8 +34,8 @@ struct LayerSpec {
 struct NormSpec {
   double eps = 1e-5;
   bool unit_offset = false;  // multiplies by 1 + w
-  // With 16-bit activations: the normalised row is rounded before the product with w; else after. Paths in fp32 round
-  // neither.
+  // With 16-bit activations: the normalised row is rounded before the product with w; else after. The CPU path rounds
+  // neither, the GPU paths round the product of row and w once.
   bool rounds_before_weight = false;
   bool post = false;  // the outputs of attention and MLP have norms before their addition
 };

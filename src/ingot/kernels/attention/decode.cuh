@@ -4,6 +4,8 @@
 // tile, the block rotates and stores the new keys of its part; otherwise store_keys() has stored the keys before. Rows
 // of the product are (token, query head of the group); each warp takes 16 keys at a time, keeping its own maximum and
 // sums. Keys and values lie as (key heads, rows, kDim) bf16, a token at row position % rows.
+#include <type_traits>
+
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/barrier.cuh"
@@ -128,6 +130,43 @@ template <int kDim> struct Tile {
   }
 };
 
+// The same for heads that leave no registers for a tile: store() copies from the cache.
+template <int kDim> struct UnloadedTile {
+  const Params* params;
+  uint32_t head, key, end;
+
+  __device__ __forceinline__ void load(const Params& p, uint32_t of_head, uint32_t first, uint32_t last) {
+    params = &p, head = of_head, key = first, end = last;
+  }
+  __device__ __forceinline__ void store(Memory<kDim>& m, uint32_t warp) const {
+    const Params& p = *params;
+    const uint32_t lane = threadIdx.x % 32, first = key % p.rows;
+#pragma unroll 4
+    for (uint32_t i = 0; i < kDim / 16; ++i) {
+      const uint32_t piece = i * 32 + lane, ahead = piece / (kDim / 8), d = piece % (kDim / 8) * 8;
+      uint4 k = make_uint4(0, 0, 0, 0), v = k;
+      if (key + ahead < end) {
+        const uint32_t row = first + ahead < p.rows ? first + ahead : first + ahead - p.rows;
+        const size_t at = (size_t(head) * p.rows + row) * kDim + d;
+        k = __ldcg(reinterpret_cast<const uint4*>(p.keys + at));
+        v = __ldcg(reinterpret_cast<const uint4*>(p.values + at));
+      }
+      *reinterpret_cast<uint4*>(&m.k[warp][ahead][d]) = k;
+      *reinterpret_cast<uint4*>(&m.v[warp][ahead][d]) = v;
+    }
+  }
+};
+template <int kDim> using TileOf = std::conditional_t<kDim <= 128, Tile<kDim>, UnloadedTile<kDim>>;
+
+// The score of a query and a key, from their product.
+struct CappedScale {
+  float scale, cap;  // cap 0: none
+};
+__device__ __forceinline__ float score_of(float v, float scale) { return v * scale; }
+__device__ __forceinline__ float score_of(float v, const CappedScale& s) {
+  return s.cap > 0 ? s.cap * tanhf(v * s.scale / s.cap) : v * s.scale;
+}
+
 // A warp's maximum and sums of a query tile so far: rows g and g + 8.
 template <int kDim> struct Seen {
   float out[kDim / 8][4] = {};
@@ -146,9 +185,9 @@ template <int kDim> struct Seen {
       ptx::mma_m16n8k16(bf16{}, s[1], a, b1);
     }
   }
-  // Keys [low[r], high[r]) are visible to row g + 8 r.
-  template <int kTeam>
-  __device__ __forceinline__ void add(const Memory<kDim, kTeam>& m, uint32_t warp, uint32_t key, float scale,
+  // Keys [low[r], high[r]) are visible to row g + 8 r. `Scale`: float or CappedScale.
+  template <int kTeam, class Scale>
+  __device__ __forceinline__ void add(const Memory<kDim, kTeam>& m, uint32_t warp, uint32_t key, const Scale& scale,
                                       const uint32_t (&low)[2], const uint32_t (&high)[2]) {
     float s[2][4] = {};
     scores(m, warp, s);
@@ -163,7 +202,7 @@ template <int kDim> struct Seen {
         for (int i = 0; i < 2; ++i) {
           const uint32_t at = key + 8 * n + 2 * t + i;
           float& v = s[n][2 * r + i];
-          v = at >= low[r] && at < high[r] ? v * scale : -INFINITY;
+          v = at >= low[r] && at < high[r] ? score_of(v, scale) : -INFINITY;
           top = fmaxf(top, v);
         }
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
@@ -254,12 +293,12 @@ __device__ __forceinline__ void put_result(const Params& p, Query q, uint32_t d,
     if (d + i < p.dim) weight_tiles::put(column, p.columns, q.head * p.dim + d + i, total.out[i]);
 }
 
-template <int kDim>
+template <int kDim, class Scale>
 __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, uint32_t head, uint32_t index,
-                                            uint32_t tile, Memory<kDim>& m) {
+                                            uint32_t tile, const Scale& scale, Memory<kDim>& m) {
   const uint32_t thread = threadIdx.x, warp = thread / 32, g = threadIdx.x % 32 / 4;
   uint32_t key = part.begin + 16 * warp;
-  Tile<kDim> next;
+  TileOf<kDim> next;
   // Old keys are loaded at once; new keys are stored only after the barrier.
   const bool early = p.tiles > 1 || part.end <= part.first_new;
   if (early) next.load(p, head, key, part.end);
@@ -281,7 +320,7 @@ __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, u
     next.store(m, warp);
     __syncwarp();
     next.load(p, head, key + 16 * kWarps, part.end);
-    seen.add(m, warp, key, p.scale, low, high);
+    seen.add(m, warp, key, scale, low, high);
   }
   seen.add_lanes();
   __syncthreads();
@@ -348,11 +387,12 @@ __device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32
 }
 
 // Computes unit `unit` of units_of(p): a part of a tile of a key head.
-template <int kDim> __device__ __forceinline__ void attend(const Params& p, uint32_t unit, Memory<kDim>& m) {
+template <int kDim, class Scale>
+__device__ __forceinline__ void attend(const Params& p, uint32_t unit, const Scale& scale, Memory<kDim>& m) {
   const uint32_t index = unit % p.parts, tile = unit / p.parts % p.tiles, head = unit / p.parts / p.tiles;
   const uint32_t thread = threadIdx.x;
   if (thread < rows_of(p, tile)) m.sink[thread] = p.sinks[query_of(p, head, tile, thread).head];
-  attend_tile<kDim>(p, keys_of_part(p, index), head, index, tile, m);
+  attend_tile<kDim>(p, keys_of_part(p, index), head, index, tile, scale, m);
   if (p.parts == 1) return;
   __syncthreads();
   if (thread == 0) {
@@ -362,6 +402,9 @@ template <int kDim> __device__ __forceinline__ void attend(const Params& p, uint
   }
   __syncthreads();
   if (m.last) add_parts<kDim>(p, head, tile, thread, m);
+}
+template <int kDim> __device__ __forceinline__ void attend(const Params& p, uint32_t unit, Memory<kDim>& m) {
+  attend<kDim>(p, unit, p.scale, m);
 }
 
 }  // namespace ingot::decode_attention

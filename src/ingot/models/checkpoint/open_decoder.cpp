@@ -56,6 +56,9 @@ OpenedModel open_decoder(const DecoderSpec& given, const WeightSource& source, c
   OpenedModel m;
   m.decoder = p.on_gpu ? make_gpu_decoder(spec, *weights, o) : make_decoder(spec, *weights, o);
   add_placement_notes(m, p, p.on_gpu ? gpu_rounding(*weights) : std::string());
+  if (p.on_gpu && !o.e4m3_experts)
+    if (const std::string reason = unsupported_reason(spec, DecodePath::megakernel); !reason.empty())
+      add_note(m, "on the GPU: a launch for each phase of a layer: " + reason);
   m.end_ids.assign(spec.end_tokens.begin(), spec.end_tokens.end());
   m.weight_bytes = weights->bytes();
   if (m.decoder->device().kind == Device::cpu) m.memory = weights;  // a GPU has its own

@@ -24,4 +24,4 @@ ingot_mxfp4_variants(traced_ranks "${formats}" ".traced = true, .ranks = true")
 ingot_mxfp4_variants(prefiltered bf16 ".prefiltered = true")
 ingot_mxfp4_variants(prefiltered_ranks bf16 ".ranks = true, .prefiltered = true")
 set_property(GLOBAL APPEND PROPERTY INGOT_EMULATED_models_decode ${CMAKE_CURRENT_LIST_DIR}/megakernel/megakernel.cu
-  ${CMAKE_CURRENT_LIST_DIR}/phased/ranks.cu ${CMAKE_CURRENT_LIST_DIR}/row_kernel/row_kernel.cu)
+  ${CMAKE_CURRENT_LIST_DIR}/phased/ranks.cu ${CMAKE_CURRENT_LIST_DIR}/phased/vector_stages.cu ${CMAKE_CURRENT_LIST_DIR}/row_kernel/row_kernel.cu)

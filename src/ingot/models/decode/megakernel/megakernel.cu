@@ -57,12 +57,13 @@ megakernel::Trace trace_of(const Model& m, uint32_t blocks, uint64_t* words) {
 }
 
 bool supports_megakernel(const Model& m) {
+  if (!unsupported_reason(m.config, DecodePath::megakernel).empty()) return false;
   const bool formats = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
     return l.qkv.format == m.head.format && l.o.format == m.head.format &&
            l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
   });
-  return !m.config.e4m3_inputs && formats && (m.kv_heads < 0 || m.layers[0].down.format == WeightFormat::mxfp4) &&
-         m.config.head_dim % 4 == 0 && padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim && fits(m);
+  return formats && (m.kv_heads < 0 || m.layers[0].down.format == WeightFormat::mxfp4) && m.config.head_dim % 4 == 0 &&
+         padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim && fits(m);
 }
 
 bool supports_prefilter(const Model& m) {

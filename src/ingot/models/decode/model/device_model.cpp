@@ -54,11 +54,34 @@ void build_inbox(DeviceBuilder& b, const DecoderSpec& c, int ranks, uint64_t*& i
   b.take(inbox, inbox_bytes(c, uint32_t(ranks)) / 8);
   b.take(epoch, 1);
 }
-// cos and sin of all positions, which slots share.
-void build_table(DeviceBuilder& b, const DecoderSpec& c, int64_t context, float*& cos, float*& sin) {
-  b.take(cos, context * c.head_dim / 2);
-  b.take(sin, context * c.head_dim / 2);
-}
+// cos and sin of all positions, which slots share: of each table of the spec, and of layers without a rotation.
+struct Rotations {
+  std::vector<float*> cos, sin;
+  bool has_none = false;  // the last table rotates by no angle
+
+  void build(DeviceBuilder& b, const DecoderSpec& c, int64_t context, Model& m) {
+    has_none = std::any_of(c.layer.begin(), c.layer.end(), [](const LayerSpec& l) { return l.rope < 0; });
+    cos.resize(c.rope.size() + (has_none ? 1 : 0)), sin.resize(cos.size());
+    for (size_t i = 0; i < cos.size(); ++i) {
+      b.take(cos[i], context * c.head_dim / 2);
+      b.take(sin[i], context * c.head_dim / 2);
+    }
+    for (size_t l = 0; l < m.layers.size(); ++l) {
+      const size_t i = c.layer[l].rope < 0 ? cos.size() - 1 : size_t(c.layer[l].rope);
+      m.layers[l].cos = cos[i], m.layers[l].sin = sin[i];
+    }
+  }
+  void fill(const DecoderSpec& c, int64_t context) const {
+    const Shape shape{context, c.head_dim / 2};
+    std::vector<float> of_cos(size_t(shape.numel()), 1), of_sin(of_cos.size(), 0);
+    for (size_t i = cos.size(); i-- > 0;) {
+      if (i < c.rope.size())
+        rope_table(frequencies_of(c, c.rope[i]), Tensor(of_cos.data(), shape), Tensor(of_sin.data(), shape));
+      gpu::copy_to_device(cos[i], of_cos.data(), int64_t(of_cos.size()) * 4);
+      gpu::copy_to_device(sin[i], of_sin.data(), int64_t(of_sin.size()) * 4);
+    }
+  }
+};
 
 void build_streams(DeviceBuilder& b, const DecoderSpec& c, int64_t context, int64_t most, BatchedSequences& streams,
                    BatchInput*& input, Buffers& buffers) {
@@ -115,11 +138,10 @@ int64_t DeviceModel::bytes(const DecoderSpec& c, const DecoderWeights& w, const 
   const int64_t context = context_of(o, c.context);
   const int gpus = int(o.gpus);
   Model m;
-  float *cos, *sin;
   DeviceBuilder counter(nullptr, nullptr, {}, rank);
   build_weights(counter, c, w, slices_of(c, gpus, o.split)[size_t(rank)], m);
   build_prefilter(counter, o.int8_prefilter, m);
-  build_table(counter, c, context, cos, sin);
+  Rotations().build(counter, c, context, m);
   uint64_t* inbox;
   uint32_t* epoch;
   build_inbox(counter, c, gpus, inbox, epoch);
@@ -168,20 +190,19 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
   const int gpus = int(o.gpus);
   const gpu::DeviceGuard guard(device_);
   const int64_t total = bytes(c, w, o, rank);
-  require_memory(total, "GPT-OSS with a context of " + std::to_string(context_) + " tokens",
+  require_memory(total, "a model with a context of " + std::to_string(context_) + " tokens",
                  gpu::device_memory(device_));
   arena_ = Arena(total, gpu::device_memory(device_));
   stream_ = std::make_unique<gpu::OwnedStream>();
   char* const memory = static_cast<char*>(arena_.at(0, DType::u8, {total}).data);
   DeviceBuilder builder(memory, seed, *stream_, device_);
   Model model;
-  float *cos, *sin;
   build_weights(builder, c, w, slice_, model);
   weight_bytes_ = builder.bytes;
   build_prefilter(builder, o.int8_prefilter, model);
-  build_table(builder, c, context_, cos, sin);
+  Rotations rotations;
+  rotations.build(builder, c, context_, model);
   build_inbox(builder, c, gpus, inbox_, epoch_);
-  model.cos = cos, model.sin = sin;
   gpu::fill_bytes(memory + weight_bytes_, 0, total - weight_bytes_, *stream_);
   if (model.prefilter.rows != nullptr) make_prefilter(model.head, model.prefilter, *stream_);
   stream_->synchronize();
@@ -211,11 +232,7 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
   }
   limit_small_batch(kSmallBatchSequences);
   use_megakernel(o.megakernel);
-  std::vector<float> host_cos(size_t(context_ * c.head_dim / 2)), host_sin(host_cos.size());
-  rope_table(frequencies_of(c, c.rope[0]), Tensor(host_cos.data(), {context_, c.head_dim / 2}),
-             Tensor(host_sin.data(), {context_, c.head_dim / 2}));
-  gpu::copy_to_device(cos, host_cos.data(), int64_t(host_cos.size()) * 4);
-  gpu::copy_to_device(sin, host_sin.data(), int64_t(host_sin.size()) * 4);
+  rotations.fill(c, context_);
 }
 
 void DeviceModel::connect(std::span<const std::unique_ptr<DeviceModel>> all) {

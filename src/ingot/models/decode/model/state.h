@@ -31,13 +31,22 @@ struct Int8Prefilter {
   const PrefilterRow* rows = nullptr;  // of all row tiles
 };
 // A cache's row: head_dim, filled up to what the kernels are made for.
-INGOT_HD constexpr uint32_t padded_dim(uint32_t head_dim) { return head_dim <= 64 ? 64 : 128; }
+constexpr uint32_t kWideDim = 256;
+INGOT_HD constexpr uint32_t padded_dim(uint32_t head_dim) {
+  return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : kWideDim;
+}
 
 struct Layer {
-  const float *attn_norm, *mlp_norm, *b_qkv, *b_o, *b_router, *sinks, *b_gate_up, *b_down;  // b_qkv, b_o may be null
+  // b_qkv, b_o and b_down may be null. A model without sinks has sinks of -infinity; without biases of the MLP, the
+  // biases of router, gate and up are zeros.
+  const float *attn_norm, *mlp_norm, *b_qkv, *b_o, *b_router, *sinks, *b_gate_up, *b_down;
   Matrix qkv, o, router, gate_up, down;
-  bf16 *keys, *values;          // (kv_heads, cache_rows, cache_dim)
-  uint32_t cache_rows, window;  // window 0: all
+  bf16 *keys, *values;                         // (kv_heads, cache_rows, cache_dim)
+  uint32_t cache_rows, window;                 // window 0: all
+  const float *cos = nullptr, *sin = nullptr;  // (positions, head_dim / 2)
+  bool experts = true;                         // else a dense MLP, which the kernels compute as a single expert
+  // With NormSpec::post, and with DecoderSpec::qk_norm.
+  const float *attn_post_norm = nullptr, *mlp_post_norm = nullptr, *q_norm = nullptr, *k_norm = nullptr;
 };
 
 // On the device, from launch to launch. A step appends tokens[0 .. T); the step after it begins at `position`.
@@ -89,6 +98,9 @@ struct Buffers {
   const uint32_t* stop = nullptr;  // of a gpu::Watch: where it says that a wait gave up nothing is appended
   gpu::Watch watch{};              // of waits of a kernel's blocks for each other; without it there are none
   Ranks ranks;                     // with several, `logits` are the first rank's, from this one's first id on
+  // (16, x_stride), with NormSpec::post: the output of attention or MLP before its norm. Null: outputs are added to x.
+  float* branch = nullptr;
+  routing::Lists dense{};  // of every dense MLP: one slot, with all tokens of the step
 
   INGOT_HD routing::Lists lists_of(size_t layer) const {
     const int64_t n = int64_t(layer) * expert_slots;
@@ -101,7 +113,7 @@ struct Model {
   DecoderSpec config;     // of the whole model
   int64_t kv_heads = -1;  // that this GPU has; -1: all
   const bf16* embed;      // (V, C)
-  const float *norm, *cos, *sin;
+  const float* norm;
   Matrix head;
   std::vector<Layer> layers;
   Int8Prefilter prefilter;

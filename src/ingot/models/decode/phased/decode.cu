@@ -12,6 +12,7 @@
 #include "ingot/models/decode/phased/e4m3_inputs.cuh"
 #include "ingot/models/decode/phased/phases.cuh"
 #include "ingot/models/decode/phased/ranks.h"
+#include "ingot/models/decode/phased/vector_stages.h"
 #include "ingot/models/decode/row_kernel/row_kernel.h"
 #include "ingot/models/decode/small_batch/batched_sequences.cuh"
 #include "ingot/models/decode/small_batch/small_batch_router.cuh"
@@ -42,6 +43,14 @@ __global__ void __launch_bounds__(decode_attention::kThreads) attention_kernel(d
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   decode_attention::attend<kDim>(p, blockIdx.x, tile::shared<decode_attention::Memory<kDim>>());
+}
+// Of heads wider than 128 numbers, or with a softcap of scores.
+__global__ void __launch_bounds__(decode_attention::kThreads)
+    wide_attention_kernel(decode_attention::Params p, float softcap) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  decode_attention::attend<kWideDim>(p, blockIdx.x, decode_attention::CappedScale{p.scale, softcap},
+                                     *tile::dynamic_shared<decode_attention::Memory<kWideDim>>());
 }
 // A block per token and key head.
 template <int kDim>
@@ -112,13 +121,16 @@ template <class Call> void with_phases(WeightFormat f, Call&& call) {
 
 struct Run {
   const Plan& plan;
+  const DecoderSpec& spec;
   Stream stream;
-  bool e4m3_inputs = false;
+  bool e4m3_inputs = spec.e4m3_inputs;
   // Rounded inputs take the small-batch kernels even for one token.
   bool uses_small_batch_experts() const { return plan.T > 1 || e4m3_inputs; }
 
   void embed_tokens() {
     const Embedding p = embedding_of(plan);
+    if (spec.embedding_scale != 1 || has_dense_mlp(spec))
+      return embed_scaled({p, float(spec.embedding_scale), plan.b.dense}, stream);
     const int64_t grid = (int64_t(p.T) * p.C + kThreads - 1) / kThreads;
     gpu::launch(
         "decode embedding", embed_kernel,
@@ -132,21 +144,49 @@ struct Run {
                : phases.small_batch(small_batch_product(p, normed_of(plan, l.qkv.format)), stream);
     });
   }
-  void attend(const Layer& l) {
-    if (padded_dim(plan.head_dim) == 64)
-      launch_attention(attention_kernel<64>, store_keys_kernel<64>, attention_of(plan, l));
-    else
-      launch_attention(attention_kernel<128>, store_keys_kernel<128>, attention_of(plan, l));
+  void normalise(const Layer& l) {
+    if (l.q_norm == nullptr) return;
+    normalise_heads({.qkv = plan.b.qkv,
+                     .query = l.q_norm,
+                     .key = l.k_norm,
+                     .T = plan.T,
+                     .heads = plan.heads,
+                     .kv_heads = plan.kv_heads,
+                     .dim = plan.head_dim,
+                     .eps = plan.eps},
+                    stream);
   }
-  template <class Kernel>
-  void launch_attention(Kernel attention, Kernel store_keys, const decode_attention::Params& p) {
-    gpu::Launch at{.block = decode_attention::kThreads, .overlap = true, .device = device()};
-    if (p.tiles > 1) {
-      at.grid = int64_t(p.T) * p.kv_heads;
-      gpu::launch("decode keys", store_keys, at, stream, p);
-    }
-    at.grid = decode_attention::units_of(p);
-    gpu::launch("decode attention", attention, at, stream, p);
+  void attend(const Layer& l) {
+    const decode_attention::Params p = attention_of(plan, l);
+    const uint32_t dim = cache_dim(spec);
+    if (dim == 64) return launch_attention(attention_kernel<64>, store_keys_kernel<64>, p);
+    if (dim == 128) return launch_attention(attention_kernel<128>, store_keys_kernel<128>, p);
+    store_keys(store_keys_kernel<kWideDim>, p);
+    gpu::launch("decode attention", wide_attention_kernel, wide_launch(decode_attention::units_of(p)), stream, p,
+                float(spec.attention_softcap));
+  }
+  static gpu::Launch wide_launch(int64_t units) {
+    return {.grid = units,
+            .block = decode_attention::kThreads,
+            .smem = int64_t(sizeof(decode_attention::Memory<kWideDim>)),
+            .overlap = true,
+            .device = device()};
+  }
+  template <class Kernel> void store_keys(Kernel kernel, const decode_attention::Params& p) {
+    if (p.tiles == 1) return;
+    gpu::launch(
+        "decode keys", kernel,
+        {.grid = int64_t(p.T) * p.kv_heads, .block = decode_attention::kThreads, .overlap = true, .device = device()},
+        stream, p);
+  }
+  template <class Kernel> void launch_attention(Kernel attention, Kernel keys, const decode_attention::Params& p) {
+    store_keys(keys, p);
+    gpu::launch("decode attention", attention,
+                {.grid = decode_attention::units_of(p),
+                 .block = decode_attention::kThreads,
+                 .overlap = true,
+                 .device = device()},
+                stream, p);
   }
   void attend(const Layer& l, const BatchedSequences& s) {
     Plan one = plan;
@@ -156,12 +196,13 @@ struct Run {
       p.parts = 1;
     else if (plan.capacity <= kShortContext)
       p.parts = std::min(p.parts, kShortParts);
-    const gpu::Launch at{.grid = int64_t(plan.T) * decode_attention::units_of(p),
-                         .block = decode_attention::kThreads,
-                         .overlap = true,
-                         .device = device()};
-    const auto kernel =
-        padded_dim(plan.head_dim) == 64 ? sequence_attention_kernel<64> : sequence_attention_kernel<128>;
+    const int64_t units = int64_t(plan.T) * decode_attention::units_of(p);
+    const uint32_t dim = cache_dim(spec);
+    if (dim == kWideDim)
+      return gpu::launch("decode attention of sequences", wide_sequence_attention_kernel, wide_launch(units), stream, s,
+                         p, float(spec.attention_softcap));
+    const gpu::Launch at{.grid = units, .block = decode_attention::kThreads, .overlap = true, .device = device()};
+    const auto kernel = dim == 64 ? sequence_attention_kernel<64> : sequence_attention_kernel<128>;
     gpu::launch("decode attention of sequences", kernel, at, stream, s, p);
   }
   void gather(const BatchedSequences& s) {
@@ -200,14 +241,17 @@ struct Run {
     gpu::launch("decode router", router_kernel<16>, at, stream, p, x);
   }
   void gate_up(const Layer& l, uint32_t index, const Routed& routed = {}) {
-    GateUp p = gate_up_of(plan, l, index);
+    GeneralGateUp p{gate_up_of(plan, l, index), gate_of(spec)};
+    const bool general = !is_clamped_gate(spec);
     Normed x = uses_small_batch_experts() ? normed_of(plan, l.gate_up.format) : Normed{};
     if (e4m3_inputs) {
       gpu::launch("decode rounded norm", round_norm_kernel<kMostTokens>, rounding_launch(p.T, p.w.cols, device()),
                   stream, RoundedNorm{p.x, p.x_stride, p.weight, x, p.T, p.w.cols, p.eps});
       x.parts = 0, p.eps = 1;  // the vectors are normalized: the factor becomes 1 / sqrt(0 + 1)
     }
-    with_phases(l.gate_up.format, [&](auto phases) { phases.gate_up(p, x, routed, stream); });
+    with_phases(l.gate_up.format, [&](auto phases) {
+      general ? phases.gate_up(p, x, routed, stream) : phases.gate_up(static_cast<const GateUp&>(p), x, routed, stream);
+    });
     if (!e4m3_inputs) return;
     gpu::launch("decode rounded channels", round_rows_kernel<true>,
                 rounding_launch(p.T * plan.k, l.down.cols, device()), stream,
@@ -216,7 +260,7 @@ struct Run {
   // Whether the blocks of gate and up may compute the router: they may wait for each other and have the memory.
   bool can_route_within(const Layer& l) const {
     const auto bytes = plan.T <= 8 ? small_batch::router_bytes<8> : small_batch::router_bytes<16>;
-    return plan.T > 1 && !e4m3_inputs && plan.b.watch.stop != nullptr &&
+    return l.experts && plan.T > 1 && !e4m3_inputs && plan.b.watch.stop != nullptr &&
            bytes(plan.T, l.router.rows, plan.k) <=
                (plan.T <= 8 ? small_batch::kSumsBytes<8> : small_batch::kSumsBytes<16>);
   }
@@ -230,9 +274,14 @@ struct Run {
                                 : ChoiceSums{};
     with_phases(l.down.format, [&](auto phases) { phases.down(p, sums, stream); });
   }
-  // For a small batch: adds the results of the experts of `layer` (null: nothing), and writes the first activation
-  // vectors of `next` (null: none).
-  void add_residual_and_norm(const Layer* layer, const Layer* next) {
+  // x += the norm of an output, where the model has such norms.
+  void add_branch(const float* weight) {
+    if (plan.b.branch == nullptr) return;
+    add_normed_branch({plan.b.x, plan.b.branch, plan.b.x_stride, weight, plan.T, plan.hidden, plan.eps}, stream);
+  }
+  // For a small batch: adds the results of the experts of `layer` (null: nothing), and writes the activation vectors of
+  // the product of norm(x) with `next` (null: none).
+  void add_residual_and_norm(const Layer* layer, const float* weight, const Matrix* next) {
     if (plan.T == 1 && (layer == nullptr || !uses_small_batch_experts())) return;
     if (plan.T == 1) next = nullptr;
     const ResidualNorm p{.x = layer != nullptr ? plan.added() : plan.b.x,
@@ -240,11 +289,11 @@ struct Run {
                          .sums = plan.b.choice_sums,
                          .sums_stride = plan.b.x_stride,
                          .T = plan.T,
-                         .k = layer != nullptr ? plan.k : 0,
+                         .k = layer != nullptr ? plan.choices(*layer) : 0,
                          .C = plan.hidden,
-                         .first_part = layer != nullptr && plan.b.ranks.several(),
-                         .weight = next != nullptr ? next->attn_norm : nullptr,
-                         .normed = next != nullptr ? normed_of(plan, next->qkv.format) : Normed{}};
+                         .first_part = layer != nullptr && plan.adds_later(),
+                         .weight = next != nullptr ? weight : nullptr,
+                         .normed = next != nullptr ? normed_of(plan, next->format) : Normed{}};
     const int64_t grid = int64_t(p.T) * splits_of((p.C + 63) / 64);
     gpu::launch("decode experts' sums", add_residual_and_norm_kernel,
                 {.grid = grid, .block = small_batch::kSplitThreads, .overlap = true, .device = device()}, stream, p);
@@ -253,6 +302,7 @@ struct Run {
     NormProduct p = head_of(plan);
     if (!appends) p.best = nullptr;
     with_phases(plan.head.format, [&](auto phases) { phases.norm_product(p, stream); });
+    if (spec.logit_softcap > 0) cap_logits({p.y, int64_t(p.T) * p.y_stride, float(spec.logit_softcap)}, stream);
   }
 };
 
@@ -264,8 +314,6 @@ Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
   return {.b = b,
           .table = m.embed,
           .norm = m.norm,
-          .cos = m.cos,
-          .sin = m.sin,
           .head = m.head,
           .layers = uint32_t(m.layers.size()),
           .hidden = uint32_t(c.hidden),
@@ -273,8 +321,8 @@ Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
           .kv_heads = kv_heads,
           .group = group,
           .head_dim = uint32_t(c.head_dim),
-          .experts = uint32_t(c.experts),
-          .k = uint32_t(c.experts_per_token),
+          .experts = uint32_t(bank_experts(c)),
+          .k = uint32_t(bank_choices(c)),
           .vocab = uint32_t(c.vocab),
           .T = step.T,
           .head_rows = step.head_rows,
@@ -283,7 +331,7 @@ Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
           .eps = float(c.norm.eps),
           .limit = float(c.gate.limit),
           .alpha = float(c.gate.alpha),
-          .scale = float(1 / std::sqrt(double(c.head_dim)))};
+          .scale = float(c.scale_of_attention())};
 }
 
 Matrix matrix_of(const WeightMatrix& w) {
@@ -296,12 +344,20 @@ Matrix matrix_of(const WeightMatrix& w) {
   return m;
 }
 
-uint32_t cache_dim(const DecoderSpec& c) { return padded_dim(uint32_t(c.head_dim)); }
+bool has_dense_mlp(const DecoderSpec& c) {
+  return std::any_of(c.layer.begin(), c.layer.end(), [](const LayerSpec& l) { return !l.experts; });
+}
+int64_t bank_experts(const DecoderSpec& c) { return std::max<int64_t>(1, c.experts); }
+int64_t bank_choices(const DecoderSpec& c) { return std::max<int64_t>(1, c.experts_per_token); }
+
+uint32_t cache_dim(const DecoderSpec& c) {
+  return c.attention_softcap > 0 ? kWideDim : padded_dim(uint32_t(c.head_dim));
+}
 
 uint32_t max_step_tokens(const DecoderSpec& c) {
   const auto stride = [](int64_t numbers) { return int64_t(weight_tiles::vector_stride(uint32_t(numbers))); };
-  for (const uint32_t T : {16u, 8u}) {
-    const int64_t most = std::min<int64_t>(c.experts, T * c.experts_per_token), lists = routing::copy_bytes(most, T);
+  for (const uint32_t T : {16u, 8u, 7u, 6u, 5u, 4u, 3u, 2u}) {
+    const int64_t most = std::min<int64_t>(bank_experts(c), T * bank_choices(c)), lists = routing::copy_bytes(most, T);
     const int64_t room = staged_vectors(T, uint32_t(c.intermediate));
     const int64_t vectors =
         std::max({T * stride(c.q_width()), T * stride(c.hidden) + lists,
@@ -317,10 +373,10 @@ void check_supported(const DecoderSpec& c) {
       fail(ErrorCode::unsupported, "decode on a GPU: found ", what, " ", found, ", expected at most ", most);
   };
   constexpr int64_t kWidest = 90 * 1024;  // numbers of an activation vector in shared memory
-  at_most("head_dim", c.head_dim, 128);
+  at_most("head_dim", c.head_dim, kWideDim);
   at_most("hidden_size", c.hidden, kWidest);
   at_most("an attention width of", c.q_width(), kWidest);
-  at_most("intermediate_size times experts_per_token", c.intermediate * c.experts_per_token, kWidest);
+  at_most("intermediate_size times experts_per_token", c.intermediate * bank_choices(c), kWidest);
   at_most("num_local_experts", c.experts, 2048);
   if (c.e4m3_inputs && max_step_tokens(c) == 1)
     fail(ErrorCode::unsupported,
@@ -334,7 +390,7 @@ int64_t lay_out(const DecoderSpec& c, uint32_t capacity, char* memory, Buffers& 
     p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
     at += (n * int64_t(sizeof(*p)) + 255) / 256 * 256;
   };
-  const int64_t T = kMostTokens, k = c.experts_per_token, parts = decode_attention::parts_of(kMostTokens, 0, capacity),
+  const int64_t T = kMostTokens, k = bank_choices(c), parts = decode_attention::parts_of(kMostTokens, 0, capacity),
                 expert_slots = std::min(c.experts, T * k);
   b.x_stride = weight_tile_padded_cols(c.hidden);
   take(b.state, 1);
@@ -360,6 +416,11 @@ int64_t lay_out(const DecoderSpec& c, uint32_t capacity, char* memory, Buffers& 
   b.own_logits = b.logits;
   take(b.best, kMostBlocks);
   if (b.ranks.several()) take(b.ranks.added, T * b.x_stride), take(b.ranks.key, 1);
+  if (c.norm.post) take(b.branch, T * b.x_stride);
+  if (has_dense_mlp(c)) {
+    take(b.dense.count, 1), take(b.dense.expert, 1);
+    take(b.dense.weight, routing::kTokens), take(b.dense.row, routing::kTokens);
+  }
   const auto take_bytes = [&](auto*& p, int64_t bytes) {
     char* place;
     take(place, bytes);
@@ -397,7 +458,7 @@ int64_t lay_out(const DecoderSpec& c, int64_t most, char* memory, BatchInput*& i
 
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream) {
   const Plan plan = plan_of(model, buffers, step);
-  Run r{plan, stream, model.config.e4m3_inputs};
+  Run r{plan, model.config, stream};
   INGOT_CHECK(!(r.e4m3_inputs && buffers.ranks.several()), "decode: found rounded inputs of experts over several GPUs");
   const Ranks& ranks = buffers.ranks;
   const bool several = ranks.several(), heads = ranks.of(ranks.heads), channels = ranks.of(ranks.channels),
@@ -414,24 +475,30 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
     if (wanted(kEmbed)) r.gather(*step.sequences);
   }
   if (wanted(kEmbed)) r.embed_tokens();
-  if (wanted(kEmbed, heads) && plan.layers > 0) r.add_residual_and_norm(nullptr, &model.layers[0]);
+  const auto begin_layer = [&](const Layer* done, const Layer* next) {
+    next != nullptr ? r.add_residual_and_norm(done, next->attn_norm, &next->qkv)
+                    : r.add_residual_and_norm(done, nullptr, nullptr);
+  };
+  if (wanted(kEmbed, heads) && plan.layers > 0) begin_layer(nullptr, &model.layers[0]);
   for (uint32_t i = 0; i < plan.layers; ++i) {
     const Layer& l = model.layers[i];
-    if (wanted(kQkv, heads)) r.qkv(l);
+    if (wanted(kQkv, heads)) r.qkv(l), r.normalise(l);
     if (wanted(kAttention, heads)) step.sequences != nullptr ? r.attend(l, *step.sequences) : r.attend(l);
-    if (wanted(kOutput, heads)) r.output(l);
+    if (wanted(kOutput, heads)) r.output(l), r.add_branch(l.attn_post_norm);
     if (wanted(kOutput, several)) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i}, stream);
     if (wanted(kRouter) && wanted(kGateUp, channels) && r.can_route_within(l)) {
       r.gate_up(l, i, r.routed(l, i));
     } else {
-      if (wanted(kRouter)) r.route(l, i);
+      if (wanted(kRouter)) l.experts ? r.route(l, i) : r.add_residual_and_norm(nullptr, l.mlp_norm, &l.gate_up);
       if (wanted(kGateUp, channels)) r.gate_up(l, i);
     }
     const Layer* const next = i + 1 < plan.layers && heads ? &model.layers[i + 1] : nullptr;
-    if (wanted(kDown, channels)) r.down(l, i), r.add_residual_and_norm(&l, several ? nullptr : next);
+    const bool later = plan.adds_later();
+    if (wanted(kDown, channels)) r.down(l, i), begin_layer(&l, later ? nullptr : next), r.add_branch(l.mlp_post_norm);
+    if (wanted(kDown) && plan.b.branch != nullptr && next != nullptr) begin_layer(nullptr, next);
     if (!wanted(kDown, several)) continue;
     add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
-    if (next != nullptr) r.add_residual_and_norm(nullptr, next);
+    if (next != nullptr) begin_layer(nullptr, next);
   }
   if (!wanted(kHead)) return;
   if (step.sequences != nullptr) {

@@ -13,7 +13,13 @@ namespace ingot::decode {
 
 // Throws Error(unsupported), with both values, for sizes that the kernels do not take.
 void check_supported(const DecoderSpec& config);
-uint32_t cache_dim(const DecoderSpec& config);  // head_dim, padded to a size that the kernels have
+// Numbers of a cache's row: head_dim, padded to a size that the kernels have. A softcap of scores takes the kernel of
+// wide heads.
+uint32_t cache_dim(const DecoderSpec& config);
+bool has_dense_mlp(const DecoderSpec& config);
+// Experts of a layer and choices of a token, where a dense MLP is a single expert.
+int64_t bank_experts(const DecoderSpec& config);
+int64_t bank_choices(const DecoderSpec& config);
 // Tokens of a step that fit into the shared memory of this thread's GPU: 16, 8 or 1.
 uint32_t max_step_tokens(const DecoderSpec& config);
 

@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) residual_product_kerne
   residual_product<F>(p, whole_grid(), feed, tile::dynamic_shared<char>());
 }
 
-template <WeightFormat F> __global__ void __launch_bounds__(kThreads, kBlocksPerSm) gate_up_kernel(GateUp p) {
+// `P`: GateUp or GeneralGateUp.
+template <WeightFormat F, class P> __global__ void __launch_bounds__(kThreads, kBlocksPerSm) gate_up_kernel(P p) {
   char* const vectors = tile::dynamic_shared<char>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
@@ -67,9 +68,9 @@ __global__ void __launch_bounds__(small_batch::kThreads, 1)
   small_batch::product<F, kCols>(p, slots, whole_grid(),
                                  tile::dynamic_shared<char>());  // product() waits for earlier kernels
 }
-template <WeightFormat F, int kCols>
+template <WeightFormat F, int kCols, class P>
 __global__ void __launch_bounds__(small_batch::kThreads, 1)
-    small_batch_gate_up_kernel(const __grid_constant__ GateUp p, const __grid_constant__ Normed x,
+    small_batch_gate_up_kernel(const __grid_constant__ P p, const __grid_constant__ Normed x,
                                const __grid_constant__ Routed routed, uint32_t slots) {
   small_batch::gate_up<F, kCols>(p, x, routed, slots, whole_grid(),
                                  tile::dynamic_shared<char>());  // gate_up() waits for earlier kernels
@@ -154,16 +155,24 @@ template <WeightFormat F> void Phases<F>::small_batch(const SmallBatchProduct& p
       "decode product of several", [](auto n) { return small_batch_product_kernel<F, n()>; }, p.T, p.w.row_tiles,
       int64_t(p.T) * weight_tiles::vector_stride(p.w.cols), false, stream, p);
 }
-template <WeightFormat F>
-void Phases<F>::gate_up(const GateUp& p, const Normed& normed, const Routed& routed, Stream stream) {
+template <WeightFormat F, class P>
+void launch_gate_up(const P& p, const Normed& normed, const Routed& routed, Stream stream) {
   const int64_t vectors = int64_t(p.T) * weight_tiles::vector_stride(p.w.cols),
                 lists = routing::copy_bytes(p.most, vectors_for(p.T, normed.vectors == nullptr));
   if (normed.vectors == nullptr)
-    return launch_one("decode gate and up", gate_up_kernel<F>, int64_t(p.most) * p.w.row_tiles, vectors + lists, stream,
-                      p);
+    return launch_one("decode gate and up", gate_up_kernel<F, P>, int64_t(p.most) * p.w.row_tiles, vectors + lists,
+                      stream, p);
   launch_small_batch<F>(
-      "decode gate and up of several", [](auto n) { return small_batch_gate_up_kernel<F, n()>; }, p.T,
+      "decode gate and up of several", [](auto n) { return small_batch_gate_up_kernel<F, n(), P>; }, p.T,
       int64_t(p.most) * p.w.row_tiles, vectors + lists, routed.counter != nullptr, stream, p, normed, routed);
+}
+template <WeightFormat F>
+void Phases<F>::gate_up(const GateUp& p, const Normed& normed, const Routed& routed, Stream stream) {
+  launch_gate_up<F>(p, normed, routed, stream);
+}
+template <WeightFormat F>
+void Phases<F>::gate_up(const GeneralGateUp& p, const Normed& normed, const Routed& routed, Stream stream) {
+  launch_gate_up<F>(p, normed, routed, stream);
 }
 template <WeightFormat F> void Phases<F>::down(const Down& p, const ChoiceSums& sums, Stream stream) {
   const bool alone = sums.sums == nullptr;

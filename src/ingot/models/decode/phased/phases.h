@@ -11,6 +11,7 @@ template <WeightFormat F> struct Phases {
   // Without vectors in `normed` and without `sums`: a single token, by the kernels for one token, which ignore
   // `routed`.
   static void gate_up(const GateUp& p, const Normed& normed, const Routed& routed, Stream stream);
+  static void gate_up(const GeneralGateUp& p, const Normed& normed, const Routed& routed, Stream stream);
   static void down(const Down& p, const ChoiceSums& sums, Stream stream);
 };
 

@@ -143,6 +143,17 @@ __device__ __forceinline__ float gated(float gate, float up, float limit, float 
   }
   return gate / (1 + __expf(-alpha * gate)) * (up + 1);
 }
+__device__ __forceinline__ float gated(float gate, float up, const GateUp& p) {
+  return gated(gate, up, p.limit, p.alpha);
+}
+__device__ __forceinline__ float gated(float gate, float up, const Gate& p) {
+  if (p.limit > 0) {
+    gate = fminf(gate, p.limit);
+    up = fminf(fmaxf(up, -p.limit), p.limit);
+  }
+  return gate / (1 + __expf(-gate * (p.alpha + p.cubic * gate * gate))) * (up + p.up_offset);
+}
+__device__ __forceinline__ float gated(float gate, float up, const GeneralGateUp& p) { return gated(gate, up, p.gate); }
 
 // A unit of work is a row tile of the matrix in an expert slot.
 struct BankUnit {
@@ -164,9 +175,9 @@ template <WeightFormat F> __device__ __forceinline__ void stage_gate_up(const Ga
   weight_tiles::stage_normed<F, 1>(vector, weight_tiles::vector_stride(p.w.cols), p.x, p.x_stride, p.weight, p.w.cols,
                                    1, 0, p.w.weight_tiles, tile::shared<ProductMemory<1>>().squares);
 }
-// Gate and up of the 8 channels of a unit.
-template <WeightFormat F>
-__device__ __forceinline__ void gate_up(const GateUp& p, At at, const routing::Copy& lists, uint32_t units,
+// Gate and up of the 8 channels of a unit. `P`: GateUp or GeneralGateUp.
+template <WeightFormat F, class P>
+__device__ __forceinline__ void gate_up(const P& p, At at, const routing::Copy& lists, uint32_t units,
                                         weight_tiles::Feed<F>& feed, const char* vector) {
   auto& m = tile::shared<ProductMemory<1>>();
   const char* const mine[1] = {vector + threadIdx.x % 4 * 16};
@@ -192,7 +203,7 @@ __device__ __forceinline__ void gate_up(const GateUp& p, At at, const routing::C
     if (row < 0) continue;
     const float gate = weight_tiles::total<1>(sums, 2 * channel, 0) * scale[0] + bias[0];
     const float up = weight_tiles::total<1>(sums, 2 * channel + 1, 0) * scale[1] + bias[1];
-    weight_tiles::put(p.hidden + row * weight_tiles::vector_bytes(width), p.down, n, gated(gate, up, p.limit, p.alpha));
+    weight_tiles::put(p.hidden + row * weight_tiles::vector_bytes(width), p.down, n, gated(gate, up, p));
   }
 }
 

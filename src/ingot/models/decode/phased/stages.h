@@ -54,6 +54,19 @@ struct GateUp {
   uint32_t T, most;  // most: expert slots there can be
   float eps, limit, alpha;
 };
+// gate sigmoid(alpha gate + cubic gate^3) (up + up_offset), both clamped with a limit; 0: without.
+struct Gate {
+  float limit, alpha, up_offset, cubic;
+};
+inline Gate gate_of(const DecoderSpec& s) {
+  return {float(s.gate.limit), float(s.gate.alpha), float(s.gate.up_offset), float(s.gate.cubic)};
+}
+// GPT-OSS's form, which its kernels are made for.
+inline bool is_clamped_gate(const DecoderSpec& s) { return s.gate.up_offset == 1 && s.gate.cubic == 0; }
+// With any gate.
+struct GeneralGateUp : GateUp {
+  Gate gate;
+};
 struct Down {
   const char* hidden;
   const float* bias;  // (E, C), may be null
@@ -128,17 +141,24 @@ INGOT_HD constexpr uint32_t wait_for_router(uint32_t layer) { return (1u << 20) 
 struct Plan {
   Buffers b;
   const bf16* table;
-  const float *norm, *cos, *sin;
+  const float* norm;
   Matrix head;
   uint32_t layers, hidden, heads, kv_heads, group, head_dim, experts, k;  // heads: of this GPU
   uint32_t vocab;                                                         // of the model
   uint32_t T, head_rows, drawn, capacity;  // drawn: ids that may be sampled; capacity: of the cache
   float eps, limit, alpha, scale;
 
-  // Expert slots there can be.
-  INGOT_HD uint32_t most() const { return T * k < experts ? T * k : experts; }
-  // What output and down add to: the residual stream, or this GPU's part of the sum over GPUs.
-  INGOT_HD float* added() const { return b.ranks.several() ? b.ranks.added : b.x; }
+  // Experts of a token in this layer, and expert slots there can be.
+  INGOT_HD uint32_t choices(const Layer& l) const { return l.experts ? k : 1; }
+  INGOT_HD uint32_t most(const Layer& l) const { return !l.experts ? 1 : T * k < experts ? T * k : experts; }
+  INGOT_HD routing::Lists lists_of(const Layer& l, uint32_t index) const {
+    return l.experts ? b.lists_of(index) : b.dense;
+  }
+  // Whether the results of output and down are not added to the residual stream at once: they are this GPU's part of
+  // the sum over GPUs, or have a norm.
+  INGOT_HD bool adds_later() const { return b.ranks.several() || b.branch != nullptr; }
+  // What output and down add to.
+  INGOT_HD float* added() const { return b.branch != nullptr ? b.branch : b.ranks.several() ? b.ranks.added : b.x; }
 };
 struct Step;  // decode.h
 Plan plan_of(const Model& model, const Buffers& buffers, const Step& step);
@@ -165,8 +185,8 @@ INGOT_HD inline NormProduct qkv_of(const Plan& s, const Layer& l) {
 INGOT_HD inline decode_attention::Params attention_of(const Plan& s, const Layer& l) {
   return {.position = &s.b.state->position,
           .qkv = s.b.qkv,
-          .cos = s.cos,
-          .sin = s.sin,
+          .cos = l.cos,
+          .sin = l.sin,
           .sinks = l.sinks,
           .keys = l.keys,
           .values = l.values,
@@ -194,7 +214,7 @@ INGOT_HD inline ResidualProduct output_of(const Plan& s, const Layer& l) {
           .x = s.added(),
           .x_stride = s.b.x_stride,
           .T = s.T,
-          .first_part = s.b.ranks.several()};
+          .first_part = s.adds_later()};
 }
 INGOT_HD inline Router router_of(const Plan& s, const Layer& l, uint32_t index) {
   return {.x = s.b.x,
@@ -219,9 +239,9 @@ INGOT_HD inline GateUp gate_up_of(const Plan& s, const Layer& l, uint32_t index)
           .w = l.gate_up,
           .hidden = s.b.hidden,
           .down = l.down.format,
-          .lists = s.b.lists_of(index),
+          .lists = s.lists_of(l, index),
           .T = s.T,
-          .most = s.most(),
+          .most = s.most(l),
           .eps = s.eps,
           .limit = s.limit,
           .alpha = s.alpha};
@@ -232,11 +252,11 @@ INGOT_HD inline Down down_of(const Plan& s, const Layer& l, uint32_t index) {
           .w = l.down,
           .x = s.added(),
           .x_stride = s.b.x_stride,
-          .lists = s.b.lists_of(index),
+          .lists = s.lists_of(l, index),
           .T = s.T,
-          .k = s.k,
-          .most = s.most(),
-          .first_part = s.b.ranks.several()};
+          .k = s.choices(l),
+          .most = s.most(l),
+          .first_part = s.adds_later()};
 }
 INGOT_HD inline Normed normed_of(const Plan& s, WeightFormat format) {
   return {

@@ -168,8 +168,8 @@ struct Run {
     const uint32_t group = uint32_t(c.heads / c.kv_heads);
     attend_batch(*p.sequences,
                  {.qkv = b.qkv,
-                  .cos = m.cos,
-                  .sin = m.sin,
+                  .cos = l.cos,
+                  .sin = l.sin,
                   .sinks = l.sinks,
                   .keys = l.keys,
                   .values = l.values,
@@ -193,8 +193,8 @@ struct Run {
     bf16* const q = b.q + first * q_width;
     launch("prompt keys", prompts::rotate_kernel, before + T,
            prompts::Rotate{.qkv = b.qkv + first * (q_width + 2 * kv_width),
-                           .cos = m.cos,
-                           .sin = m.sin,
+                           .cos = l.cos,
+                           .sin = l.sin,
                            .q = q,
                            .keys = l.keys,
                            .values = l.values,

@@ -83,7 +83,7 @@ struct Sequences {
 
   explicit Sequences(int64_t blocks = 3) : gpu(small_model(), 32) {
     gpu.blocks = blocks;
-    const GptOssConfig& c = gpu.c;
+    const DecoderSpec& c = gpu.c;
     const int64_t rows = 32 * c.kv_heads * decode::cache_dim(c) * 2, logits = (c.vocab * 4 + 255) / 256 * 256;
     all.slot_bytes = 256 + logits + 2 * rows * c.layers;
     slab.resize(size_t(kSlots * all.slot_bytes) + 256);

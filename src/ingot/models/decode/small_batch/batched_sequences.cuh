@@ -26,12 +26,10 @@ __global__ void gather_tokens_kernel(const __grid_constant__ BatchedSequences s,
   batch->tokens[j] = given >= 0 ? given : __ldcg(&of_slot(s.state, s, slot_of(s, j))->tokens[0]);
 }
 
+// `p` for the sequence of this block, which is its row `j` of the step.
 template <int kDim>
-__global__ void __launch_bounds__(decode_attention::kThreads)
-    sequence_attention_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
-  const uint32_t units = decode_attention::units_of(p), j = blockIdx.x / units, slot = slot_of(s, j);
+__device__ __forceinline__ void point_to_sequence(const BatchedSequences& s, uint32_t j, decode_attention::Params& p) {
+  const uint32_t slot = slot_of(s, j);
   p.position = &of_slot(s.state, s, slot)->position;
   p.keys = of_slot(p.keys, s, slot), p.values = of_slot(p.values, s, slot);
   p.qkv += size_t(j) * (p.heads + 2 * p.kv_heads) * p.dim;
@@ -39,7 +37,26 @@ __global__ void __launch_bounds__(decode_attention::kThreads)
   const size_t parts = size_t(j) * p.heads * p.parts;
   p.part_max += parts, p.part_sum += parts, p.part_out += parts * kDim;
   p.arrived = s.arrived + j * p.kv_heads * p.tiles;
+}
+template <int kDim>
+__global__ void __launch_bounds__(decode_attention::kThreads)
+    sequence_attention_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t units = decode_attention::units_of(p);
+  point_to_sequence<kDim>(s, blockIdx.x / units, p);
   decode_attention::attend<kDim>(p, blockIdx.x % units, tile::shared<decode_attention::Memory<kDim>>());
+}
+// Of heads wider than 128 numbers, or with a softcap of scores.
+__global__ void __launch_bounds__(decode_attention::kThreads)
+    wide_sequence_attention_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p,
+                                   float softcap) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t units = decode_attention::units_of(p);
+  point_to_sequence<kWideDim>(s, blockIdx.x / units, p);
+  decode_attention::attend<kWideDim>(p, blockIdx.x % units, decode_attention::CappedScale{p.scale, softcap},
+                                     *tile::dynamic_shared<decode_attention::Memory<kWideDim>>());
 }
 
 // One block processes one part of a row.

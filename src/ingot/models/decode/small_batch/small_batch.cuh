@@ -366,8 +366,9 @@ __device__ __forceinline__ uint32_t choose(const Routed& routed, const GateUp& p
 
 // The launch of the dependent kernel is triggered after the expert lists are written, because that kernel reads the
 // lists before its grid wait. Without a router, an earlier kernel has written the lists and the activation vectors.
-template <WeightFormat F, int kCols>
-__device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const Routed& routed, uint32_t slots, At at,
+// `P`: GateUp or GeneralGateUp.
+template <WeightFormat F, int kCols, class P>
+__device__ __forceinline__ void gate_up(const P& p, const Normed& x, const Routed& routed, uint32_t slots, At at,
                                         char* memory) {
   const Ring<F> ring(memory, slots);
   char* const sums = memory + slots * kWarps * Ring<F>::kSlotBytes;
@@ -433,8 +434,7 @@ __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const 
             if (row < 0 || n >= width) continue;
             const float scale = m.rstd[j] * weight_tiles::Form<F>::kOutputScale;
             const float gate = (odd ? other : low) * scale + r.bias[0], up = (odd ? high : other) * scale + r.bias[1];
-            weight_tiles::put(p.hidden + row * weight_tiles::vector_bytes(width), p.down, n,
-                              gated(gate, up, p.limit, p.alpha));
+            weight_tiles::put(p.hidden + row * weight_tiles::vector_bytes(width), p.down, n, gated(gate, up, p));
           }
       });
 }

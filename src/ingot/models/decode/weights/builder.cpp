@@ -60,6 +60,14 @@ void DeviceBuilder::vector(const float*& p, const Tensor& from, double scale, do
   const std::vector<float> part = cut_vector(from, *cut);
   gpu::copy_to_device(to, part.data(), int64_t(part.size()) * 4);
 }
+void DeviceBuilder::constant(const float*& p, int64_t n, float value) {
+  float* to;
+  take(to, n);
+  p = to;
+  if (memory_ == nullptr) return;
+  const std::vector<float> all(size_t(n), value);
+  gpu::copy_to_device(to, all.data(), n * 4);
+}
 void DeviceBuilder::embedding(const bf16*& p, const WeightMatrix& from) {
   bf16* to;
   take(to, from.rows() * from.cols());
@@ -165,18 +173,43 @@ void DeviceBuilder::upload_rows(const WeightMatrix& from, const Cut& cut, uint8_
 }
 
 namespace {
-void build_layer(DeviceBuilder& b, const DecoderSpec& c, const DecoderLayer& w, const Slice& s, Layer& y) {
+
+// Stand in for vectors that a model does not have.
+struct Neutral {
+  const float *biases = nullptr, *sinks = nullptr;  // zeros of every bias of router, gate and up; -infinity
+
+  void build(DeviceBuilder& b, const DecoderSpec& c, const Slice& s) {
+    const int64_t E = std::max<int64_t>(1, c.experts);
+    if (!c.mlp_bias) b.constant(biases, E * std::max<int64_t>(1, 2 * s.channels.size()), 0);
+    if (!c.sinks) b.constant(sinks, c.heads, -INFINITY);
+  }
+};
+// The weights of a norm: 1 + w where the model says so.
+void build_norm(DeviceBuilder& b, const DecoderSpec& c, const float*& p, const Tensor& w) {
+  if (!c.norm.unit_offset || w.data == nullptr) return b.vector(p, w, 0.1, 1);
+  std::vector<float> all(w.ptr<float>(), w.ptr<float>() + w.numel());
+  for (float& v : all) v += 1;
+  b.vector(p, Tensor(all.data(), {w.numel()}), 0.1, 1);
+}
+
+void build_layer(DeviceBuilder& b, const DecoderSpec& c, bool experts, const DecoderLayer& w, const Slice& s,
+                 const Neutral& neutral, Layer& y) {
+  y.experts = experts;
   const int64_t group = c.heads / c.kv_heads;
   const Cut qkv = qkv_cut(c, s), gate_up = gate_up_cut(c, s),
             heads{.rows = {{s.kv_heads.begin * group, s.kv_heads.end * group}}, .cols = {0, 1}};
   const double in = 1 / std::sqrt(double(c.hidden));
-  b.vector(y.attn_norm, w.attn_norm, 0.1, 1);
-  b.vector(y.mlp_norm, w.mlp_norm, 0.1, 1);
-  b.vector(y.b_router, w.b_router, 0.5);
-  b.vector(y.sinks, w.sinks, 1, 0, &heads);
-  b.vector(y.b_gate_up, w.b_gate_up, 0.2, 0, &gate_up);
-  b.vector(y.b_down, w.b_down, 0.1);
-  y.b_qkv = y.b_o = nullptr;
+  build_norm(b, c, y.attn_norm, w.attn_norm);
+  build_norm(b, c, y.mlp_norm, w.mlp_norm);
+  if (c.norm.post)
+    build_norm(b, c, y.attn_post_norm, w.attn_post_norm), build_norm(b, c, y.mlp_post_norm, w.mlp_post_norm);
+  if (c.qk_norm) build_norm(b, c, y.q_norm, w.q_norm), build_norm(b, c, y.k_norm, w.k_norm);
+  y.b_router = y.b_gate_up = neutral.biases;
+  y.sinks = neutral.sinks;
+  y.b_qkv = y.b_o = y.b_down = nullptr;
+  if (c.mlp_bias && experts) b.vector(y.b_router, w.b_router, 0.5);
+  if (c.sinks) b.vector(y.sinks, w.sinks, 1, 0, &heads);
+  if (c.mlp_bias) b.vector(y.b_gate_up, w.b_gate_up, 0.2, 0, &gate_up), b.vector(y.b_down, w.b_down, 0.1);
   if (c.qkv_bias) b.vector(y.b_qkv, w.b_qkv, 0.2, 0, &qkv);
   if (c.output_bias) b.vector(y.b_o, w.b_o, 0.1);
   // Among the ranks that share a sum, only the first adds the bias.
@@ -184,7 +217,7 @@ void build_layer(DeviceBuilder& b, const DecoderSpec& c, const DecoderLayer& w, 
   if (s.channels.begin > 0 || s.channels.size() == 0) y.b_down = nullptr;
   b.matrix(y.qkv, w.qkv, in, qkv);
   b.matrix(y.o, w.o, 1 / std::sqrt(double(c.q_width())), output_cut(c, s));
-  b.matrix(y.router, w.router, 2 * in);
+  if (experts) b.matrix(y.router, w.router, 2 * in);
   b.matrix(y.gate_up, w.gate_up, in, gate_up);
   b.matrix(y.down, w.down, 1 / std::sqrt(double(c.intermediate)), down_cut(c, s));
 }
@@ -196,8 +229,11 @@ void build_weights(DeviceBuilder& b, const DecoderSpec& c, const DecoderWeights&
   if (s != whole(c)) m.kv_heads = s.kv_heads.size();
   m.layers.resize(w.layers.size());
   b.embedding(m.embed, w.embed);
-  for (size_t l = 0; l < w.layers.size(); ++l) build_layer(b, c, w.layers[l], s, m.layers[l]);
-  b.vector(m.norm, w.norm, 0.1, 1);
+  Neutral neutral;
+  neutral.build(b, c, s);
+  for (size_t l = 0; l < w.layers.size(); ++l)
+    build_layer(b, c, c.layer[l].experts, w.layers[l], s, neutral, m.layers[l]);
+  build_norm(b, c, m.norm, w.norm);
   b.matrix(m.head, w.head, 2 / std::sqrt(double(c.hidden)), head_cut(c, s));
 }
 

@@ -29,6 +29,8 @@ class DeviceBuilder {
   }
   // With `cut`, only the elements of the vector that belong to the rows of the cut.
   void vector(const float*& p, const Tensor& from, double scale, double mean = 0, const Cut* cut = nullptr);
+  // n times the same number.
+  void constant(const float*& p, int64_t n, float value);
   void embedding(const bf16*& p, const WeightMatrix& from);
   void matrix(Matrix& m, const WeightMatrix& from, double scale);
   void matrix(Matrix& m, const WeightMatrix& from, double scale, const Cut& cut);
