@@ -549,6 +549,32 @@ def linear_cross_entropy(d):
     return case
 
 
+def grouped_linear(d):
+    if d.gpu:  # no kernel there yet
+        return wide_mlp(d)
+    dtype, experts = d.dtype(), d.r.choice([0, 1, 2, 3, 8, 33])
+    features, outputs = d.columns(130), d.columns(130)
+    rows = d.rows(max(features, outputs), 513)
+    ends = sorted(d.r.randint(0, rows) for _ in range(experts))
+    if ends and d.flag(0.7):
+        ends[-1] = rows
+    offsets = torch.tensor([0, *ends], dtype=d.r.choice([torch.int32, torch.int64]))
+    case = Case("grouped_linear", [f"offsets={offsets.tolist()}"], dtype)
+    scale = d.r.choice([0.3, 3]) / math.sqrt(max(1, features))
+    case.inputs = {"x": d.tensor((rows, features), dtype, min(d.scale, 30.0)), "weight": d.tensor((experts, outputs, features), dtype, scale)}
+    if d.flag(0.4):
+        case.inputs["bias"] = d.tensor((experts, outputs), dtype)
+    case.call = lambda x, weight, bias=None: functional.grouped_linear(x, weight, offsets, bias)
+
+    def reference(n, x, weight, bias=None):
+        x, weight, bias = map(n.enter, (x, weight, bias))
+        parts = [n.linear(x[begin:end], weight[e], None if bias is None else bias[e]) for e, (begin, end) in enumerate(zip([0, *ends], ends))]
+        return n.out(torch.cat([*parts, x.new_zeros(rows - (ends[-1] if ends else 0), outputs)]))
+
+    case.reference = reference
+    return case
+
+
 def wide_mlp(d):
     dtype = d.dtype()
     most = 1100 if d.gpu else 140
@@ -880,5 +906,5 @@ def _declared(op):
     return case_of
 
 
-OPS = {f.__name__: f for f in (rms_norm, fused_mlp, swiglu, gated_linear, linear_cross_entropy, wide_mlp, rope, activation, attention, muon, hf_patch)}
+OPS = {f.__name__: f for f in (rms_norm, fused_mlp, swiglu, gated_linear, linear_cross_entropy, grouped_linear, wide_mlp, rope, activation, attention, muon, hf_patch)}
 OPS |= {name: _declared(op) for name, op in _declare.OPS.items() if name not in OPS}

@@ -4,15 +4,14 @@ transformers calls `make_mask` once per forward pass and kind of layer with a de
 Causal masks, sliding windows, packed sequences and padding become segments, which the kernels take. Everything else becomes a dense mask, and PyTorch
 computes the layer by the formula in `_dense_attention`; `fallbacks` counts these calls by their reason, and the first of each reason is logged.
 """
-import logging
 from collections import Counter
 
 import torch
 
 from . import _C, _attention
+from ._hf_parts import count_fallback
 
 fallbacks = Counter()
-_log = logging.getLogger("ingot")
 
 _WIDEST_HEAD = 256  # of the GPU kernels
 
@@ -221,7 +220,7 @@ def attention(module, query, key, value, attention_mask, dropout=0.0, scaling=No
     if isinstance(mask, DenseMask):
         reason = reason or mask.reason
     if reason is not None:
-        _fell_back(reason)
+        count_fallback(fallbacks, "attention", reason)
         dense = mask.tensor if isinstance(mask, DenseMask) else mask.dense()
         return _dense_attention(query, key, value, dense, scale, softcap, s_aux, dropout, position_bias), None
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
@@ -236,14 +235,6 @@ def _packed_mask(cu_q, cu_k, queries, keys):
     """(Sq, Sk): whether query and key are of the same packed sequence."""
     of_query = torch.bucketize(torch.arange(queries, device=cu_q.device), cu_q[1:], right=True)
     return of_query[:, None] == torch.bucketize(torch.arange(keys, device=cu_k.device), cu_k[1:], right=True)
-
-
-def _fell_back(reason):
-    if torch.compiler.is_compiling():  # a compiled graph has no place to count
-        return
-    fallbacks[reason] += 1
-    if fallbacks[reason] == 1:
-        _log.warning("ingot attention: PyTorch computes a layer, because of this: %s (said once)", reason)
 
 
 def register():

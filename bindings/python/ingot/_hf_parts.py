@@ -1,6 +1,7 @@
 """Parts that the replacements of hf.patch share."""
 import copy
 import inspect
+import logging
 import types
 from dataclasses import dataclass
 from typing import Callable
@@ -27,6 +28,15 @@ class LeftAlone(Exception):
     def __init__(self, reason="", differs=False):
         super().__init__(reason)
         self.differs = differs
+
+
+def count_fallback(counter, kind, reason):
+    """Counts a layer that transformers or PyTorch computes in place of a kernel, and logs the first of each reason."""
+    if torch.compiler.is_compiling():  # a compiled graph has no place to count
+        return
+    counter[reason] += 1
+    if counter[reason] == 1:
+        logging.getLogger("ingot").warning("ingot %s: PyTorch computes a layer, because of this: %s (said once)", kind, reason)
 
 
 def takes_one_input(module):

@@ -7,11 +7,11 @@ expected. The formulas stand at the head of the headers in src/ingot/kernels.
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from . import _C, _declare, _gates, _loss, _mlp, _op, _plain, _rms_norm, _rope, _wide_mlp, ops  # noqa: F401  (ops declares operators)
+from . import _C, _declare, _gates, _grouped, _loss, _mlp, _op, _plain, _rms_norm, _rope, _wide_mlp, ops  # noqa: F401  (ops declares operators)
 from ._C import route
 from ._attention import flash_attn_func, flash_attn_varlen_func
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func", "fused_mlp", "gated_linear", "linear_cross_entropy", "qk_norm_rope", "rms_norm", "rope", "rope_",
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "fused_mlp", "gated_linear", "grouped_linear", "linear_cross_entropy", "qk_norm_rope", "rms_norm", "rope", "rope_",
            "rope_table", "swiglu", "wide_mlp"]
 
 _PLAIN, _DIFFERENTIATE, _DISPATCH = _C.PLAIN, _C.DIFFERENTIATE, _C.DISPATCH
@@ -274,6 +274,33 @@ def wide_mlp(x, w1, w2, b1=None, b2=None, *, activation="leaky_relu_squared", re
     if _plain.needed():
         return _plain.wide_mlp(x, w1, b1, w2, b2, activation)
     return _wide_mlp.wide_mlp_op(x, w1, b1, w2, b2, activation, _records() and not recompute)[0]
+
+
+def grouped_linear(x, weight, offsets, bias=None):
+    """y[r] = weight[e] x[r] + bias[e] for the rows r of expert e, offsets[e] <= r < offsets[e + 1]: the products of a mixture of experts.
+
+    x: (R, K), rows sorted by expert. weight: (E, N, K). bias: (E, N) or None. offsets: (E + 1) int32 or int64 on x's device, ascending from 0 to at most R;
+    the host does not read them on a GPU. Rows behind the last expert's have y = 0 and no gradient. Returns (R, N). The gradients of weight and bias are
+    summed in fp32 (fp64 of fp64) and rounded once. All of one dtype: float32 or float64, or bfloat16 and float16, which a CPU computes in float32.
+    On a GPU there is no kernel yet: a NotImplementedError. Under autocast everything runs in autocast's dtype.
+    """
+    op = "grouped_linear"
+    if not isinstance(x, torch.Tensor):
+        return _untensored(op, "x", grouped_linear, x, weight, offsets, bias)
+    _op.expect_tensors(op, x=x, weight=weight, offsets=offsets)
+    _op.expect_tensors_or_none(op, bias=bias)
+    if x.dim() != 2 or weight.dim() != 3 or x.shape[1] != weight.shape[2] or (bias is not None and bias.shape != weight.shape[:2]):
+        raise ValueError(f"{op}: found x of {tuple(x.shape)}, weight of {tuple(weight.shape)}" + (f" and bias of {tuple(bias.shape)}" if bias is not None else "")
+                         + ", expected (R, K), (E, N, K)" + (" and (E, N)" if bias is not None else ""))
+    if offsets.dtype not in (torch.int32, torch.int64) or offsets.shape != (weight.shape[0] + 1,):
+        raise ValueError(f"{op}: offsets: found {offsets.dtype} of {tuple(offsets.shape)}, expected int32 or int64 of ({weight.shape[0] + 1},)")
+    narrow = _autocast_to(x)
+    if narrow is not None:
+        x, weight, bias = (t if t is None else t.to(narrow) for t in (x, weight, bias))
+    offsets = offsets.to(torch.int32).contiguous()
+    if _plain.needed():
+        return _plain.grouped_linear(x, weight, bias, offsets)
+    return _grouped.grouped_linear_op(x, weight, bias, offsets)
 
 
 def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, original_context=0.0, beta_fast=32.0, beta_slow=1.0,

@@ -12,7 +12,8 @@ replicas of nn.DataParallel) have that class too and compute with their own weig
 The replacement is used as long as the attributes that were verified have not changed (epsilon, activation, dtype of the weight, loss function); otherwise the
 module's own forward runs.
 
-`register_attention` gives transformers the attention kernels under the name "ingot" (_hf_attention.py).
+`register_attention` and `register_experts` give transformers the attention kernels and the products of experts under the name "ingot" (_hf_attention.py,
+_hf_experts.py).
 """
 import copyreg
 import functools
@@ -23,12 +24,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import _hf_attention, _hf_gated, _hf_loss, _hf_norms
+from . import _hf_attention, _hf_experts, _hf_gated, _hf_loss, _hf_norms
 
-__all__ = ["patch", "Report", "register_attention", "attention_fallbacks"]
+__all__ = ["patch", "Report", "register_attention", "register_experts", "attention_fallbacks", "experts_fallbacks"]
 
-# The number of calls in which PyTorch computed the attention of a layer, by reason: {reason: calls}.
+# The number of calls in which PyTorch computed the attention, or the experts, of a layer, by reason: {reason: calls}.
 attention_fallbacks = _hf_attention.fallbacks
+experts_fallbacks = _hf_experts.fallbacks
 
 
 def register_attention():
@@ -43,6 +45,18 @@ def register_attention():
     their reason, and the logger "ingot" has a warning for the first of each. output_attentions=True is a NotImplementedError.
     """
     _hf_attention.register()
+
+
+def register_experts():
+    """Makes experts_implementation="ingot" known to transformers (5 or later, else an ImportError); calling it again does nothing.
+
+        ingot.hf.register_experts()
+        model.set_experts_implementation("ingot")            # Mixtral, Qwen3-MoE, GPT-OSS and other models with ExpertsInterface
+
+    The products of the experts are functional.grouped_linear, on a CPU; elsewhere transformers' "grouped_mm" computes them, counted in
+    `experts_fallbacks` by the reason.
+    """
+    _hf_experts.register()
 
 
 @dataclass

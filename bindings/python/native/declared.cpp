@@ -3,6 +3,7 @@
 #include "ingot/kernels/activation/activation.h"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
+#include "ingot/kernels/expert_linear/expert_linear.h"
 #include "ingot/kernels/muon/muon.h"
 #include "ingot/kernels/rope/rope.h"
 
@@ -56,6 +57,17 @@ void declare_ops(nb::module_& m) {
           numbers("dsinks", &DAttention::dsinks), option("scale", &DAttention::scale),
           option("softcap", &DAttention::softcap), option("window", &DAttention::window),
           option("causal", &DAttention::causal), option("deterministic", &DAttention::deterministic));
+
+  // dw and db accumulate.
+  declare(m, "grouped_linear", Native<ExpertLinear>{"EXPERT_LINEAR", INGOT_BUILT(EXPERT_LINEAR, &expert_linear)},
+          rows("x", &ExpertLinear::x), bank("weight", &ExpertLinear::w), rows("bias", &ExpertLinear::b),
+          numbers("offsets", &ExpertLinear::offsets), rows("y", &ExpertLinear::y));
+  using DExperts = ExpertLinearBackward;
+  declare(m, "grouped_linear_backward",
+          Native<DExperts>{"EXPERT_LINEAR", INGOT_BUILT(EXPERT_LINEAR, &expert_linear_backward)},
+          rows("dy", &DExperts::dy), rows("x", &DExperts::x), bank("weight", &DExperts::w),
+          numbers("offsets", &DExperts::offsets), rows("dx", &DExperts::dx), bank("dw", &DExperts::dw),
+          rows("db", &DExperts::db));
 
   // A step of Muon on a bank. rates: (lr, momentum, weight decay) as three fp64 numbers on the bank's device, or None.
   declare(m, "muon",

@@ -66,6 +66,11 @@ def samples(device):
                                                                torch.randn(4, 12, device=device), "gelu", True, True, True, True, False)
     yield "wide_mlp_backward, derived", ops.wide_mlp_backward.default, (of_narrow.clone().requires_grad_(), x, wide, row, narrow, None, h.new_empty(0),
                                                                         h.new_empty(0), "leaky_relu_squared", True, True, True, False, False)
+    if DEVICE == "cpu":  # no kernel on a GPU yet
+        bank, biases, ends = torch.randn(3, 5, 16, requires_grad=True), torch.randn(3, 5, requires_grad=True), torch.tensor([0, 1, 1, 3], dtype=torch.int32)
+        yield "grouped_linear", ops.grouped_linear.default, (x, bank, biases, ends)
+        yield "grouped_linear_backward", ops.grouped_linear_backward.default, (torch.randn(4, 5), x.detach(), bank.detach(), ends, True, True, False)
+        yield "grouped_linear_backward, derived", ops.grouped_linear_backward.default, (torch.randn(4, 5, requires_grad=True), x, bank, ends, True, True, True)
     classes = torch.tensor([3, -1, 0, 11], device=device)
     if has_loss(DEVICE):
         yield "linear_cross_entropy", ops.linear_cross_entropy.default, (x, wide, row, classes, 30.0, 1e-3, -1, 0.0, True, True, True, True)
@@ -128,6 +133,9 @@ def everything(device, dtype=torch.float32):
     w1, w2 = torch.randn(12, 16, device=device, dtype=dtype) * 0.3, torch.randn(8, 12, device=device, dtype=dtype) * 0.3
     yield "wide_mlp", lambda x: functional.wide_mlp(x, w1, w2)
     yield "wide_mlp, gelu", lambda x: functional.wide_mlp(x, w1, w2, w1[:, 0], w2[:, 0], activation="gelu", recompute=True)
+    if DEVICE == "cpu":
+        bank, ends = torch.randn(3, 5, 16, device=device, dtype=dtype) * 0.3, torch.tensor([0, 1, 1, 3], device=device)
+        yield "grouped_linear", lambda x: functional.grouped_linear(x, bank, ends, bank[..., 0])
     head = torch.randn(12, 16, device=device, dtype=dtype) * 0.5
     classes = torch.tensor([3, -100, 0, 11], device=device)
     if has_loss(DEVICE):

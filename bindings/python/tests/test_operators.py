@@ -132,6 +132,8 @@ def test_an_argument_that_is_no_tensor_is_refused_by_name(device):
     w, heads = torch.randn(8, 16, device=device), torch.randn(4, 2, 8, device=device)
     calls |= {
         "gated_linear: w": lambda t: functional.gated_linear(rows, t),
+        "grouped_linear: weight": lambda t: functional.grouped_linear(rows, t, target),
+        "grouped_linear: offsets": lambda t: functional.grouped_linear(rows, w[None], t),
         "wide_mlp: w1": lambda t: functional.wide_mlp(rows, t, w),
         "wide_mlp: w2": lambda t: functional.wide_mlp(rows, w, t),
         "linear_cross_entropy: weight": lambda t: functional.linear_cross_entropy(rows, t, target),
@@ -261,6 +263,7 @@ def test_a_build_without_cuda_says_so():
             "muon": lambda: _C.muon(one, one, one, None, 0.1, 0.9, 0.0, 1.0, True, False, 5, 3.0, -4.0, 2.0, 0),
             "linear_cross_entropy": lambda: _C.linear_cross_entropy(x, w, None, None, positions, y[0], None, None, None, None, 0.0, 0.0, -100, 0.0),
             "wide_mlp": lambda: _C.wide_mlp(x, w, None, w, None, y, None, None, y, 0),
+        "grouped_linear": lambda: _C.grouped_linear(x, one, None, positions, y),
         "rope": lambda: _C.rope(one, one, positions, table, table, False, 1),
         "activation": lambda: _C.activation(x, y, 0),
     }

@@ -431,6 +431,7 @@ def test_tensors_that_are_not_dense_are_refused_by_name(device):
     x, t = torch.randn(4, 8, device=device), torch.zeros(4, dtype=torch.int64, device=device)
     calls = {"activation: x": lambda s: functional.activation(s, "relu"), "swiglu_gate: packed": functional.swiglu, "swiglu_gate: up": lambda s: functional.swiglu(x, s),
              "gated_linear: x": lambda s: functional.gated_linear(s, x), "gated_linear: w": lambda s: functional.gated_linear(x, s),
+             "grouped_linear: x": lambda s: functional.grouped_linear(s, x[None], t[:2]), "grouped_linear: weight": lambda s: functional.grouped_linear(x, s, t[:2]),
              "linear_cross_entropy: x": lambda s: functional.linear_cross_entropy(s, x, t), "wide_mlp: x": lambda s: functional.wide_mlp(s, x, x.t()),
              "rms_norm: x": lambda s: functional.rms_norm(s, None, residual=x), "rms_norm: weight": lambda s: functional.rms_norm(x.t(), s),
              "rope: x": lambda s: functional.rope(s, x, x), "qk_norm_rope: x": functional.qk_norm_rope,

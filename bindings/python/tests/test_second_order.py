@@ -51,6 +51,13 @@ def pairs(device, dtype):
     for name in ("leaky_relu_squared", "gelu_tanh"):
         yield (f"wide_mlp, {name}", lambda x, *p, name=name: functional.wide_mlp(x, *p, activation=name),
                lambda x, *p, name=name: wide_mlp(x, *p, activation=name), [tensor(12, 16), tensor(6, 12), tensor(12), tensor(6)])
+    if device.type == "cpu":
+        ends = torch.tensor([0, 1, 1, 3])
+
+        def by_expert(x, w, b):
+            return torch.cat([x[:1] @ w[0].t() + b[0], x[1:3] @ w[2].t() + b[2], 0 * x[3:] @ w[0].t()])
+
+        yield "grouped_linear", lambda x, w, b: functional.grouped_linear(x, w, ends, b), by_expert, [tensor(3, 6, 16), tensor(3, 6)]
     classes = torch.tensor([3, -100, 0, 11], device=device)
     for reduction in ("mean", "none") if has_loss(DEVICE) else ():
         yield (f"linear_cross_entropy, {reduction}",
