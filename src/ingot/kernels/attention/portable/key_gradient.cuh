@@ -7,10 +7,8 @@
 // Above 128 columns registers hold only one of the sums: of two groups of four warps with the same keys, one computes
 // dV and the other dK.
 #include "ingot/gpu/ptx/math.cuh"
-#include "ingot/gpu/tile/shared.cuh"
-#include "ingot/kernels/attention/parts/places.cuh"
 #include "ingot/kernels/attention/portable/key_gradient_pairs.cuh"
-#include "ingot/kernels/attention/portable/products.cuh"
+#include "ingot/kernels/attention/portable/key_rows.cuh"
 
 namespace ingot::cuda::attention_portable {
 
@@ -51,39 +49,23 @@ template <class F, bool kDv, bool kDk> struct KeyGradientTile {
   float s[F::kTiles][F::kQueries / 2], dp[F::kTiles][kDk ? F::kQueries / 2 : 1];
   float dk[F::kTiles][kDk ? F::kWidth / 2 : 1], dv[F::kTiles][kDv ? F::kWidth / 2 : 1];
 
-  __device__ __forceinline__ int first_of_warp() const { return tile.first + 16 * F::kTiles * int(warp); }
-  __device__ __forceinline__ int key_of(int m, int r) const { return first_of_warp() + 16 * m + int(g) + 8 * r; }
+  __device__ __forceinline__ KeyRows<F::kTiles> rows() const {
+    return {p, tile, tile.first + 16 * F::kTiles * int(warp), int(g), int(t)};
+  }
 
-  __device__ __forceinline__ void fetch_keys() {
-    const uint32_t warps = warp * 16 * F::kTiles * kRowBytes;
+  __device__ __forceinline__ void fetch_both_keys() {
 #pragma unroll
     for (int o = 0; o < 2; ++o) {
-      const Source& from = o == 0 ? p.k : p.v;
       const uint32_t at = ptx::shared_address(memory.keys(o));
-      load_rows<F::kWidth, F::kKeys, F::kThreads>(at, row_at<T>(from, int64_t(tile.k_begin) + tile.first, tile.kv_head),
-                                                  row_bytes<T>(from), tile.keys - tile.first, p.scores.width);
-      (o == 0 ? k.address : v.address) = left_address(at + warps, lane);
+      fetch_keys<F>(p, tile, o, at);
+      (o == 0 ? k.address : v.address) = left_address(at + warp * 16 * F::kTiles * kRowBytes, lane);
     }
   }
-  // Queries behind the segment's end become zeros, and so do their lse and delta: they add zeros to both sums.
   __device__ __forceinline__ void fetch(int head, int n, int stage) {
-    const int first = n * F::kQueries, rows = tile.queries - first;
-    const int64_t token = int64_t(tile.q_begin) + first;
 #pragma unroll
-    for (int o = 0; o < 2; ++o) {
-      const Source& from = o == 0 ? p.q : p.dout;
-      load_rows<F::kWidth, F::kQueries, F::kThreads>(ptx::shared_address(memory.queries[stage][o]),
-                                                     row_at<T>(from, token, head), row_bytes<T>(from), rows,
-                                                     p.scores.width);
-    }
-    static_assert(2 * F::kQueries <= F::kThreads, "a thread loads one number");
-    const int i = int(threadIdx.x) % F::kQueries;
-    if (threadIdx.x < F::kQueries)
-      ptx::cp_async<4>(ptx::shared_address(&memory.lse[stage][i]),
-                       p.scores.lse + head * p.scores.lse_stride + token + i, i < rows ? 4 : 0);
-    else if (threadIdx.x < 2 * F::kQueries)
-      ptx::cp_async<4>(ptx::shared_address(&memory.delta[stage][i]),
-                       p.scores.delta + head * p.scores.delta_stride + token + i, i < rows ? 4 : 0);
+    for (int o = 0; o < 2; ++o)
+      fetch_queries<F>(p, tile, o == 0 ? p.q : p.dout, head, n, ptx::shared_address(memory.queries[stage][o]));
+    fetch_lse_and_delta<F>(p, tile, head, n, memory.lse[stage], memory.delta[stage]);
     ptx::cp_async_commit_group();
   }
 
@@ -99,7 +81,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradientTile {
     if (tile.steps > 0) {
       const int begin = tile.begin, end = begin + tile.steps, all = p.walk.group * tile.steps;
       int head = tile.kv_head * p.walk.group, n = begin;  // of this step
-      fetch_keys();
+      fetch_both_keys();
       if constexpr (F::kShared && !F::kEarly) {
         hold_keys();
         __syncthreads();
@@ -108,7 +90,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradientTile {
         fetch(head, n, 0);
         if constexpr (F::kHeldK || F::kHeldV) hold_keys();
       }
-      const detail::StepRange seeing = seeing_warp();
+      const detail::StepRange seeing = rows().steps(F::kQueries);
       for (int j = 0; j < all; ++j) {
         const int stage = j % F::kStages, this_n = n;
         if (++n == end) n = begin, ++head;
@@ -123,12 +105,6 @@ template <class F, bool kDv, bool kDk> struct KeyGradientTile {
       }
     }
     finish();
-  }
-
-  __device__ __forceinline__ detail::StepRange seeing_warp() const {
-    const int first = first_of_warp(), end = min(first + 16 * F::kTiles, tile.keys);
-    return detail::within(detail::queries_seeing(first, end, tile.queries, tile.keys, p.walk.causal, p.walk.window),
-                          first < end, F::kQueries, tile.begin, tile.begin + tile.steps);
   }
 
   __device__ __forceinline__ void step(int n, int stage) {
@@ -149,7 +125,11 @@ template <class F, bool kDv, bool kDk> struct KeyGradientTile {
       gradients<true>(stage);
     else
       gradients<false>(stage);
-    if (is_masked(n)) mask(n);
+    if (const int begin = n * F::kQueries; rows().is_masked(begin, F::kQueries))
+      rows().template mask<F::kQueries>(begin, [&](int m, int i) {
+        s[m][i] = 0;
+        if constexpr (kDk) dp[m][i] = 0;
+      });
     if constexpr (kDv) multiply_rows<T, F::kWidth, F::kQueries>(dv, s, summed_address(dout, lane));
     if constexpr (kDk) multiply_rows<T, F::kWidth, F::kQueries>(dk, dp, summed_address(q, lane));
   }
@@ -173,49 +153,9 @@ template <class F, bool kDv, bool kDk> struct KeyGradientTile {
         }
     }
   }
-  // Rows are keys here, columns queries. Query i sees key j where j - offset <= i < j - offset + window.
-  __device__ __forceinline__ void mask(int n) {
-    const int window = window_of(p.walk);
-#pragma unroll
-    for (int m = 0; m < F::kTiles; ++m)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int low = key_of(m, r) - (tile.keys - tile.queries) - n * F::kQueries - 2 * int(t);
-        const int end = window > 0 ? low + window : F::kQueries;
-#pragma unroll
-        for (int j = 0; j < F::kQueries / 8; ++j)
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            if (8 * j + e < low || 8 * j + e >= end) {
-              s[m][4 * j + 2 * r + e] = 0;
-              if constexpr (kDk) dp[m][4 * j + 2 * r + e] = 0;
-            }
-      }
-  }
-  __device__ __forceinline__ bool is_masked(int n) const {
-    if (!p.walk.causal) return false;
-    const int first = first_of_warp() - (tile.keys - tile.queries), begin = n * F::kQueries;
-    return begin < first + 16 * F::kTiles - 1 || (p.walk.window > 0 && begin + F::kQueries > first + p.walk.window);
-  }
-
   __device__ __forceinline__ void finish() {
-    if constexpr (kDk) store(dk, p.dk, p.dk_strides, p.scores.scale, false);
-    if constexpr (kDv) store(dv, p.dv, p.dv_strides, 1.f, p.add_dv);
-  }
-  __device__ __forceinline__ void store(const float (&d)[F::kTiles][F::kWidth / 2], void* to, const Strides& strides,
-                                        float by, bool adds) {
-    const float scale[2] = {by, by};
-#pragma unroll
-    for (int m = 0; m < F::kTiles; ++m) {
-      T* row[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        row[r] = key_of(m, r) < tile.keys
-                     ? static_cast<T*>(to) + (int64_t(tile.k_begin) + key_of(m, r)) * strides.token +
-                           tile.kv_head * strides.head
-                     : nullptr;
-      store_rows<T>(d[m], scale, row, p.scores.width, t, adds);
-    }
+    if constexpr (kDk) rows().template store<T>(dk, p.dk, p.dk_strides, p.scores.scale, false);
+    if constexpr (kDv) rows().template store<T>(dv, p.dv, p.dv_strides, 1.f, p.add_dv);
   }
 };
 

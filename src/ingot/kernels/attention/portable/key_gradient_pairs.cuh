@@ -7,9 +7,7 @@
 // Q has two buffers and dO has one: dO of the next step is requested after the product of this one, and arrives during
 // the product of dK and that of the next step's scores.
 #include "ingot/gpu/ptx/math.cuh"
-#include "ingot/gpu/tile/shared.cuh"
-#include "ingot/kernels/attention/parts/places.cuh"
-#include "ingot/kernels/attention/portable/products.cuh"
+#include "ingot/kernels/attention/portable/key_rows.cuh"
 
 namespace ingot::cuda::attention_portable {
 
@@ -37,39 +35,24 @@ template <class F> struct KeyPair {
   float s[F::kTiles][F::kHalf / 2], dp[F::kTiles][F::kHalf / 2];
   float dk[F::kTiles][F::kColumns / 2], dv[F::kTiles][F::kColumns / 2];
 
-  __device__ __forceinline__ int first_of_pair() const { return tile.first + 16 * F::kTiles * int(pair); }
-  __device__ __forceinline__ int key_of(int m, int r) const { return first_of_pair() + 16 * m + int(g) + 8 * r; }
+  __device__ __forceinline__ KeyRows<F::kTiles> rows() const {
+    return {p, tile, tile.first + 16 * F::kTiles * int(pair), int(g), int(t)};
+  }
 
-  __device__ __forceinline__ void fetch_keys() {
+  __device__ __forceinline__ void fetch_both_keys() {
 #pragma unroll
     for (int o = 0; o < 2; ++o) {
-      const Source& from = o == 0 ? p.k : p.v;
       const uint32_t at = ptx::shared_address(memory.keys[o]);
-      load_rows<F::kWidth, F::kKeys, F::kThreads>(at, row_at<T>(from, int64_t(tile.k_begin) + tile.first, tile.kv_head),
-                                                  row_bytes<T>(from), tile.keys - tile.first, p.scores.width);
+      fetch_keys<F>(p, tile, o, at);
       (o == 0 ? k : v).address = left_address(at + pair * 16 * F::kTiles * kRowBytes, lane);
     }
   }
-  // Queries behind the segment's end become zeros, and so do their lse and delta: they add zeros to both sums.
-  __device__ __forceinline__ void fetch_queries(int head, int n, int stage) {
-    const int first = n * F::kQueries, rows = tile.queries - first;
-    const int64_t token = int64_t(tile.q_begin) + first;
-    load_rows<F::kWidth, F::kQueries, F::kThreads>(ptx::shared_address(memory.q[stage]), row_at<T>(p.q, token, head),
-                                                   row_bytes<T>(p.q), rows, p.scores.width);
-    static_assert(2 * F::kQueries == F::kThreads, "a thread loads one number");
-    const int i = int(threadIdx.x) % F::kQueries;
-    if (threadIdx.x < F::kQueries)
-      ptx::cp_async<4>(ptx::shared_address(&memory.lse[stage][i]),
-                       p.scores.lse + head * p.scores.lse_stride + token + i, i < rows ? 4 : 0);
-    else
-      ptx::cp_async<4>(ptx::shared_address(&memory.delta[stage][i]),
-                       p.scores.delta + head * p.scores.delta_stride + token + i, i < rows ? 4 : 0);
+  __device__ __forceinline__ void fetch_q(int head, int n, int stage) {
+    fetch_queries<F>(p, tile, p.q, head, n, ptx::shared_address(memory.q[stage]));
+    fetch_lse_and_delta<F>(p, tile, head, n, memory.lse[stage], memory.delta[stage]);
   }
   __device__ __forceinline__ void fetch_dout(int head, int n) {
-    const int first = n * F::kQueries;
-    load_rows<F::kWidth, F::kQueries, F::kThreads>(ptx::shared_address(memory.dout),
-                                                   row_at<T>(p.dout, int64_t(tile.q_begin) + first, head),
-                                                   row_bytes<T>(p.dout), tile.queries - first, p.scores.width);
+    fetch_queries<F>(p, tile, p.dout, head, n, ptx::shared_address(memory.dout));
   }
 
   __device__ __forceinline__ void run() {
@@ -77,19 +60,19 @@ template <class F> struct KeyPair {
     if (tile.steps > 0) {
       const int begin = tile.begin, end = begin + tile.steps, all = p.walk.group * tile.steps;
       int head = tile.kv_head * p.walk.group, n = begin;  // of the next step
-      fetch_keys();
-      fetch_queries(head, n, 0);
+      fetch_both_keys();
+      fetch_q(head, n, 0);
       ptx::cp_async_commit_group();
       fetch_dout(head, n);
       ptx::cp_async_commit_group();
-      const detail::StepRange seeing = seeing_pair();
+      const detail::StepRange seeing = rows().steps(F::kQueries);
       for (int j = 0; j < all; ++j) {
         const int stage = j % 2, this_n = n;
         const bool sees = n >= seeing.begin && n < seeing.end;
         if (++n == end) n = begin, ++head;
         ptx::cp_async_wait_group<1>();
         __syncthreads();  // Q has arrived; the products of the preceding step are complete
-        if (j + 1 < all) fetch_queries(head, n, 1 - stage);
+        if (j + 1 < all) fetch_q(head, n, 1 - stage);
         ptx::cp_async_commit_group();
         if (sees) probabilities(this_n, stage);
         ptx::cp_async_wait_group<1>();
@@ -104,14 +87,9 @@ template <class F> struct KeyPair {
         if (sees) add(dk, 1, ptx::shared_address(memory.q[stage]));
       }
     }
-    store(dk, p.dk, p.dk_strides, p.scores.scale, false);
-    store(dv, p.dv, p.dv_strides, 1.f, p.add_dv);
-  }
-
-  __device__ __forceinline__ detail::StepRange seeing_pair() const {
-    const int first = first_of_pair(), end = min(first + 16 * F::kTiles, tile.keys);
-    return detail::within(detail::queries_seeing(first, end, tile.queries, tile.keys, p.walk.causal, p.walk.window),
-                          first < end, F::kQueries, tile.begin, tile.begin + tile.steps);
+    const int column = int(half) * F::kColumns;
+    rows().template store<T>(dk, p.dk, p.dk_strides, p.scores.scale, false, column);
+    rows().template store<T>(dv, p.dv, p.dv_strides, 1.f, p.add_dv, column);
   }
 
   // d = this pair's keys by this warp's queries, whose rows begin at `queries`.
@@ -166,7 +144,8 @@ template <class F> struct KeyPair {
         for (int i = 4 * j; i < 4 * j + 4; ++i)
           s[m][i] = probability<false>(p.scores, s[m][i], (i % 2 == 0 ? of.x : of.y) * kLog2E).value;
     }
-    if (is_masked(n)) mask(n);
+    if (const int begin = n * F::kQueries + int(half) * F::kHalf; rows().is_masked(begin, F::kHalf))
+      rows().template mask<F::kHalf>(begin, [&](int m, int i) { s[m][i] = 0; });
     share(s, 0);
   }
   __device__ __forceinline__ void gradients(int stage) {
@@ -181,46 +160,6 @@ template <class F> struct KeyPair {
         for (int i = 4 * j; i < 4 * j + 4; ++i) dp[m][i] = s[m][i] * (dp[m][i] - (i % 2 == 0 ? of.x : of.y));
     }
     share(dp, 1);
-  }
-
-  // Rows are keys here, columns queries. Query i sees key j where j - offset <= i < j - offset + window.
-  __device__ __forceinline__ void mask(int n) {
-    const int window = window_of(p.walk);
-#pragma unroll
-    for (int m = 0; m < F::kTiles; ++m)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int low = key_of(m, r) - (tile.keys - tile.queries) - first_query(n) - 2 * int(t);
-        const int end = window > 0 ? low + window : F::kHalf;
-#pragma unroll
-        for (int j = 0; j < F::kHalf / 8; ++j)
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            if (8 * j + e < low || 8 * j + e >= end) s[m][4 * j + 2 * r + e] = 0;
-      }
-  }
-  __device__ __forceinline__ bool is_masked(int n) const {
-    if (!p.walk.causal) return false;
-    const int first = first_of_pair() - (tile.keys - tile.queries), begin = first_query(n);
-    return begin < first + 16 * F::kTiles - 1 || (p.walk.window > 0 && begin + F::kHalf > first + p.walk.window);
-  }
-  __device__ __forceinline__ int first_query(int n) const { return n * F::kQueries + int(half) * F::kHalf; }
-
-  __device__ __forceinline__ void store(const float (&d)[F::kTiles][F::kColumns / 2], void* to, const Strides& strides,
-                                        float by, bool adds) {
-    const float scale[2] = {by, by};
-    const int column = int(half) * F::kColumns;
-#pragma unroll
-    for (int m = 0; m < F::kTiles; ++m) {
-      T* row[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        row[r] = key_of(m, r) < tile.keys
-                     ? static_cast<T*>(to) + (int64_t(tile.k_begin) + key_of(m, r)) * strides.token +
-                           tile.kv_head * strides.head + column
-                     : nullptr;
-      store_rows<T>(d[m], scale, row, p.scores.width - column, t, adds);
-    }
   }
 };
 
