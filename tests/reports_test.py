@@ -210,6 +210,13 @@ class Reports(unittest.TestCase):
         rows = list(report_tables.table(GOOD))
         self.assertEqual(rows[-1], "| RMSNorm | 4,096 x 4,096 | bf16 | 16.0 | 94 % | 24.0 | 20.0 | 44.0 | 1.25x |")
 
+    def test_a_table_says_on_which_day_and_of_which_sources_it_was_measured(self):
+        said = "Measured on 2026-01-01 on GPU, driver 1, CUDA 13.0, sources 0000000000000000"
+        self.assertTrue(next(report_tables.table(GOOD)).startswith(said + "; copy bandwidth 4.00 TB/s"))
+        later = {**GOOD, "same_kernels": {"tree": "1" * 16, "kernels": 3, "changed": []}}
+        self.assertEqual(report_tables.measured_on(later), said + " (kernels of the same machine code: 1111111111111111)")
+        self.assertEqual(report_tables.measured_on({**GOOD, "same_kernels": {"tree": "0" * 16}}), said)
+
     def test_a_page_has_rows_of_another_gpu_only_where_its_own_lacks_them_and_says_the_memory(self):
         row, other_row = GOOD["results"][0], {**GOOD["results"][0], "shape": [1, 2]}
         own, other = {**GOOD, "gpu": "NVIDIA H200"}, {**GOOD, "gpu": "NVIDIA H100", "results": [row, other_row]}
@@ -410,16 +417,17 @@ class Reports(unittest.TestCase):
         answer = {**rows["decode", None], "ours_us": 1600.0, "peers": {}, "answer": {"first_token_ms": 40.04, "whole_ms": 1700.0}}
         case = {**rows["mlp", None], "ours_us": 50.04, "peers": {"torch_eager": 170.0, "torch_compile": 150.0}}
         step = {**rows["train", None], "ours_us": 75040.0, "peers": {"compile_rows": 120000.0, "compile_packed": 130000.0}}
-        steps = {"cpu": "CPU", "level": "AVX2", "threads": 2, "results": [
+        steps = {"date": "2026-01-03", "cpu": "CPU", "level": "AVX2", "threads": 2, "results": [
             {**report_tables.HEADLINE_STEP, "mode": mode, "ms": ms} for mode, ms in (("native", 300.4), ("eager", 700.0), ("compile", 600.4))]}
-        by_suite = {"mlp": [{"gpu": "GPU", "results": [GOOD["results"][0], case]}], "train": [{"gpu": "GPU", "results": [step, {**step, "peers": {}}]}],
-                    "decode": [{"gpu": "GPU", "results": [token, {**token, "peers": {"phased": 1500.0}}, answer]}]}
+        by_suite = {"mlp": [{"gpu": "GPU", "date": "2026-01-02", "results": [GOOD["results"][0], case]}], "train": [{"gpu": "GPU", "date": "2026-01-02", "results": [step, {**step, "peers": {}}]}],
+                    "decode": [{"gpu": "GPU", "date": "2026-01-02", "results": [token, {**token, "peers": {"phased": 1500.0}}, answer]}]}
         of_answer, of_token, *lines = report_tables.headline(by_suite, [steps, {**steps, "results": []}])
         self.assertEqual(len(lines), 3)
         self.assertIn("the first token after **40.0 ms**, the whole answer after **1.70 s**", of_answer)
         self.assertIn("**1.00 ms**; a token of llama.cpp's benchmark takes 3.00 ms", of_token)
         self.assertIn("**75.0 ms**; torch.compile, dense attention with its optimizer takes 120.0 ms", lines[0])
         self.assertIn("**50.0 µs**; torch.compile takes 150.0 µs", lines[1])
+        self.assertTrue(lines[1].startswith("- GPU, 2026-01-02: ") and lines[2].startswith("- CPU (AVX2), 2 threads, 2026-01-03: "), lines)
         self.assertIn("**300 ms**; the faster of PyTorch eager and torch.compile takes 600 ms", lines[2])
 
     def test_the_headline_has_the_times_of_users_if_measured_and_kernel_times_otherwise(self):
@@ -427,13 +435,13 @@ class Reports(unittest.TestCase):
         kernel = {**report_tables.HEADLINES[0][1][1], "ours_us": 1490.0, "peers": {"whole_head": 1610.0}}
         answer = {**report_tables.HEADLINES[1][1][1], "ours_us": 1600.0, "peers": {}, "answer": {"first_token_ms": 40.04, "whole_ms": 1700.0}}
         clients = lambda n: {"model": "gpt-oss-120b", "sampling": "temperature 1", "shape": [n, 500, 200], "clients": {"token_ms": 1.5, "tokens_per_second": 100.0 * n}}
-        served = {"gpu": "GPU", "results": [clients(n) for n in (1, 2, 16, 64)]}
-        before = list(report_tables.headline({"decode": [{"gpu": "GPU", "results": [kernel, answer]}]}, []))
+        served = {"gpu": "GPU", "date": "2026-01-02", "results": [clients(n) for n in (1, 2, 16, 64)]}
+        before = list(report_tables.headline({"decode": [{"gpu": "GPU", "date": "2026-01-02", "results": [kernel, answer]}]}, []))
         self.assertEqual(len(before), 2)
         self.assertTrue("kernel time of one greedy token" in before[0] and "a greedy answer" in before[1], before)
-        after = list(report_tables.headline({"decode": [{"gpu": "GPU", "results": [kernel, answer, sampled]}], "serve": [served]}, []))
-        self.assertEqual(after, ["- GPU: a token of GPT-OSS-120B's shapes, sampled at temperature 1 through the decoder as `generate` gets it, 1,024 tokens of context: **1.54 ms**; the kernels alone take 1.50 ms.",
-                                 "- GPU: clients of `serve`, GPT-OSS-120B's shapes, prompts of 500 and answers of 200 tokens sampled at temperature 1: **1.50 ms** a token for one client, "
+        after = list(report_tables.headline({"decode": [{"gpu": "GPU", "date": "2026-01-02", "results": [kernel, answer, sampled]}], "serve": [served]}, []))
+        self.assertEqual(after, ["- GPU, 2026-01-02: a token of GPT-OSS-120B's shapes, sampled at temperature 1 through the decoder as `generate` gets it, 1,024 tokens of context: **1.54 ms**; the kernels alone take 1.50 ms.",
+                                 "- GPU, 2026-01-02: clients of `serve`, GPT-OSS-120B's shapes, prompts of 500 and answers of 200 tokens sampled at temperature 1: **1.50 ms** a token for one client, "
                                  "**1,600 tokens/s** for 16 and **6,400 tokens/s** for 64."])
         for row in served["results"]:
             row["llama.cpp"] = {"token_ms": 3.0, "tokens_per_second": 50.0 * row["shape"][0]}
@@ -473,6 +481,51 @@ class Reports(unittest.TestCase):
                              ["--native", "lib.so", "--liger", "liger.whl", "--origin", str(origins / "MGRrmsnorm/megagemm")])
             self.assertEqual(gpu.command("mlp", "lib.so", origins, None, [])[4:], ["--tiny", str(origins / "libtiny_cuda_nn.so")])
             self.assertEqual(gpu.command("host_cost", "lib.so", origins, "liger.whl", [])[2:], [])
+
+    def test_stale_suites_are_those_without_a_complete_report_of_the_sources_and_gpu_the_oldest_first(self):
+        with tempfile.TemporaryDirectory() as folder:
+            results = pathlib.Path(folder)
+            (results / "h200").mkdir()
+            now = reports.tree_hash("rope")
+            made = {"rope": {"tree": now}, "rmsnorm": {"date": "2026-03-01"}, "muon": {"date": "2026-02-01"},
+                    "gate": {"tree": reports.tree_hash("gate"), "incomplete": "1 of 2", "date": "2026-04-01"},
+                    "linear": {"same_kernels": {"tree": reports.tree_hash("linear")}}, "mlp": {"tree": reports.tree_hash("mlp"), "gpu": "NVIDIA H200 NVL", "date": "2026-05-01"}}
+            for suite, change in made.items():
+                (results / "h200" / f"{suite}.json").write_text(json.dumps({**GOOD, "gpu": "NVIDIA H200", "suite": suite, **change}))
+            found = reports.outdated([*made, "attention"], "NVIDIA H200", results)
+            self.assertEqual([suite for suite, _ in found], ["attention", "muon", "rmsnorm", "gate", "mlp"])
+            self.assertEqual(found[0][1], None)
+            self.assertEqual(found[1][1]["date"], "2026-02-01")
+
+    def test_suites_end_with_the_time_and_long_ones_are_passed_over(self):
+        clock, ran = [0.0], []
+
+        def run(suite, left):
+            ran.append((suite, left))
+            clock[0] += {"muon": 100, "attention": 700, "rope": 0, "linear": 200, "gate": 1}[suite]
+            return {"attention": None, "rope": 3}.get(suite, 0)
+
+        suites = [("muon", None), ("decode", {"seconds": 950}), ("rope", {"seconds": 5}), ("linear", {"seconds": 5000}), ("attention", None),
+                  ("gate", {"seconds": 1}), ("serve", {"seconds": 10})]
+        outcome = gpu.within(1000, suites, run, lambda: clock[0])
+        self.assertEqual(outcome, {"muon": 0, "decode": "passed over", "rope": 3, "linear": 0, "attention": "stopped", "gate": "passed over", "serve": "passed over"})
+        self.assertEqual(ran, [("muon", 1000), ("rope", 900), ("linear", 900), ("attention", 700)])
+        clock[0] = 0.0
+        self.assertEqual(gpu.within(None, suites[:1], run, lambda: clock[0]), {"muon": 0})
+        incomplete = {"seconds": 950, "incomplete": "1 of 2"}
+        self.assertEqual(gpu.within(10, [("decode", incomplete)], lambda suite, left: 0, lambda: clock[0]), {"decode": 0})
+
+    def test_a_suite_that_runs_past_its_time_is_stopped_with_its_children(self):
+        with tempfile.TemporaryDirectory() as folder:
+            started = pathlib.Path(folder, "child")
+            program = f"import pathlib, subprocess, sys, time; p = subprocess.Popen(['sleep', '600']); pathlib.Path({str(started)!r}).write_text(str(p.pid)); time.sleep(600)"
+            before = gpu.time.monotonic()
+            self.assertIsNone(gpu.measure("rope", [sys.executable, "-c", program], 0, 3))
+            self.assertLess(gpu.time.monotonic() - before, 60)
+            child = int(started.read_text())
+            state = pathlib.Path(f"/proc/{child}/stat")
+            self.assertTrue(not state.exists() or state.read_text().split()[2] == "Z")
+        self.assertEqual(gpu.measure("rope", [sys.executable, "-c", "raise SystemExit(4)"], 0, 60), 4)
 
     def test_only_the_text_between_the_markers_is_replaced(self):
         text = "before\n<!-- table:none -->\nold\n<!-- /table -->\nafter\n"

@@ -42,10 +42,17 @@ def percent(share):
     return f"{share:.0f} %" if share >= 1 else f"{share:.1f} %"
 
 
+def measured_on(report):
+    """Day, GPU and sources of a report: `tree` is the hash of the suite's sources (tools/reports.py)."""
+    same = report.get("same_kernels")
+    later = f" (kernels of the same machine code: {same['tree']})" if same and same["tree"] != report["tree"] else ""
+    return f"Measured on {report['date']} on {report['gpu']}, driver {report['driver']}, CUDA {report['cuda']}, sources {report['tree']}{later}"
+
+
 def table(report):
     peers = [p for p in PEERS if any(p in r["peers"] for r in report["results"])]
     ceilings = report["ceilings"]
-    yield (f"{report['gpu']}, driver {report['driver']}, CUDA {report['cuda']}, {report['date']}; copy bandwidth "
+    yield (f"{measured_on(report)}; copy bandwidth "
            f"{ceilings['copy_TBps']:.2f} TB/s in the same run. Times in µs."
            + (f" Incomplete: {report['incomplete']}." if "incomplete" in report else ""))
     yield ""
@@ -75,7 +82,7 @@ def serve_table(report):
         return f"{quantiles['p50']:.{digits}f} / {quantiles['p99']:.{digits}f}"
 
     rivals = any("llama.cpp" in r for r in report["results"])
-    yield (f"{report['gpu']}, driver {report['driver']}, CUDA {report['cuda']}, {report['date']}, {report['slots']} slots; prompts of {report['results'][0]['shape'][1]} "
+    yield (f"{measured_on(report)}; {report['slots']} slots, prompts of {report['results'][0]['shape'][1]} "
            f"and answers of {report['results'][0]['shape'][2]} tokens." + (f" Incomplete: {report['incomplete']}." if "incomplete" in report else ""))
     yield ""
     yield ("| model | sampling | at once | tokens/s | share of the limit | ms a token | first token, ms, p50 / p99 | between tokens, ms, p50 / p99 |"
@@ -249,10 +256,10 @@ def headline_of(suite, report, row, text, named):
 
 
 def headline(by_suite, step_reports):
-    """README's first numbers, on GPUs and on CPUs, each beside the fastest peer of the same row."""
+    """README's first numbers, on GPUs and on CPUs, each with its day and beside the fastest peer of the same row."""
     for alternatives in HEADLINES:
         for suite, *rest in alternatives:
-            lines = [f"- {report['gpu'].removeprefix('NVIDIA ')}: {line}" for report in by_suite.get(suite, []) for line in headline_of(suite, report, *rest)]
+            lines = [f"- {report['gpu'].removeprefix('NVIDIA ')}, {report['date']}: {line}" for report in by_suite.get(suite, []) for line in headline_of(suite, report, *rest)]
             yield from lines
             if lines:
                 break
@@ -260,7 +267,7 @@ def headline(by_suite, step_reports):
         by_mode = {r["mode"]: r["ms"] for r in report["results"] if all(r[k] == v for k, v in HEADLINE_STEP.items())}
         ours, peers = by_mode.pop("native", None), [by_mode[m] for m in ("eager", "compile") if m in by_mode]
         if ours and peers:
-            yield (f"- {report['cpu']} ({report['level']}), {report['threads']} threads: a whole training step of the preset `golf-small` without its recurrence "
+            yield (f"- {report['cpu']} ({report['level']}), {report['threads']} threads, {report['date']}: a whole training step of the preset `golf-small` without its recurrence "
                    f"(6 layers, 256 wide), in {HEADLINE_STEP['precision']}: **{ours:.0f} ms**; the faster of PyTorch eager and torch.compile takes {min(peers):.0f} ms.")
 
 

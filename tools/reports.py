@@ -2,6 +2,7 @@
 import hashlib
 import json
 import pathlib
+import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -45,6 +46,23 @@ SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake", ".py"}
 
 # The findings of compute-sanitizer by tool (tools/sanitize.py): no benchmark, but a report of the same tree, checked like the others.
 SANITIZERS = "sanitizers"
+
+
+def folder_of(gpu):
+    """The folder of bench/results for a GPU's name: "NVIDIA H200" is h200."""
+    found = re.search(r"[A-Z]+\d+\w*", gpu)
+    return (found[0] if found else gpu.replace(" ", "-")).lower()
+
+
+def outdated(suites, gpu, results=RESULTS):
+    """[(suite, its last report or None)] of the suites without a complete report of this tree on this GPU: first those without a report, then by age."""
+    found = []
+    for suite in suites:
+        path = results / folder_of(gpu) / f"{suite}.json"
+        report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if report is None or "incomplete" in report or report["gpu"] != gpu or not holds(report, tree_hash(suite)):
+            found.append((suite, report))
+    return sorted(found, key=lambda entry: "" if entry[1] is None else entry[1]["date"])
 
 
 def how_to_measure(suite):

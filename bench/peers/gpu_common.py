@@ -9,7 +9,6 @@ import json
 import math
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import reports  # noqa: E402
 
 IN_MEMORY = "/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None  # for checkpoints, so that no run waits for a disk
+_STARTED = time.monotonic()
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -241,9 +241,7 @@ def gpu_state(fields="clocks.sm,clocks.mem,power.draw,temperature.gpu"):
 
 
 def gpu_folder():
-    name = torch.cuda.get_device_name(0)
-    found = re.search(r"[A-Z]+\d+\w*", name)
-    return (found[0] if found else name.replace(" ", "-")).lower()
+    return reports.folder_of(torch.cuda.get_device_name(0))
 
 
 def rotation(bytes_, l2_bytes, most=100):
@@ -301,7 +299,7 @@ def write_report(suite, results, ceiling, extra, cases=None):
     missing = 0 if cases is None else cases - len(results)
     report = {"suite": suite, "tree": reports.tree_hash(suite), "gpu": torch.cuda.get_device_name(0), "driver": gpu_state("driver_version"),
               "cuda": torch.version.cuda, "torch": torch.__version__, "date": datetime.date.today().isoformat(),
-              "command": os.environ.get("INGOT_COMMAND", f"python3 bench/peers/gpu_{suite}.py"), "ceilings": ceiling, **extra,
+              "command": os.environ.get("INGOT_COMMAND", f"python3 bench/peers/gpu_{suite}.py"), "seconds": round(time.monotonic() - _STARTED), "ceilings": ceiling, **extra,
               **({"incomplete": f"{missing} of {cases} cases were not measured"} if missing else {}), "results": results}
     path = reports.RESULTS / gpu_folder() / f"{suite}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
