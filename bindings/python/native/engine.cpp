@@ -109,13 +109,13 @@ class Engine {
       : vocabulary_(load_vocabulary(path, {.tokenizer = tokenizer})),
         model_(open_model(path, {.context = context, .device = device_named(device), .e4m3_experts = quant})),
         session_(*model_.decoder) {
-    if (vocabulary_.bpe == nullptr)
+    if (vocabulary_.tokenizer->kind() == "char")
       fail(ErrorCode::unsupported, path, ": found a tokenizer of characters, expected one of bytes");
   }
 
-  std::vector<int32_t> encode(const std::string& text) const { return vocabulary_.bpe->encode(text); }
+  std::vector<int32_t> encode(const std::string& text) const { return vocabulary_.tokenizer->encode(text); }
   nb::bytes decode(const std::vector<int32_t>& ids) const {
-    const std::string bytes = vocabulary_.bpe->decode(ids);
+    const std::string bytes = vocabulary_.tokenizer->decode(ids);
     return nb::bytes(bytes.data(), bytes.size());
   }
   nb::dict about() const {
@@ -137,7 +137,7 @@ class Engine {
     Listener listener(std::move(on_text));
     SessionOptions o = options_of(tokens, temperature, top_k, top_p, min_p, seed, logprobs, listener);
     if (!past_end) o.stop_ids = model_.end_ids;
-    o.vocab = std::min<int64_t>(model_.decoder->vocab(), vocabulary_.bpe->vocab_size());
+    o.vocab = std::min<int64_t>(model_.decoder->vocab(), vocabulary_.tokenizer->vocab_size());
     Utf8Stream stream;
     std::string text;
     const auto say = [&](const std::string& piece) {
@@ -145,7 +145,7 @@ class Engine {
       listener.hear("", piece);
     };
     o.on_token = [&](int32_t id) {  // control tokens have no text
-      say(stream.push(vocabulary_.bpe->decode({&id, 1})));
+      say(stream.push(vocabulary_.tokenizer->added_bytes(id)));
       return true;
     };
     const Answer answer = unlocked([&] {

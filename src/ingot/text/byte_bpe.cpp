@@ -460,6 +460,12 @@ ByteBpe& ByteBpe::operator=(ByteBpe&&) noexcept = default;
 
 const ByteBpeRules& ByteBpe::rules() const { return impl_->rules; }
 int32_t ByteBpe::bos() const { return impl_->bos; }
+int32_t ByteBpe::token_id(std::string_view text) const {
+  if (const int32_t id = Tokenizer::token_id(text); id >= 0) return id;
+  for (const AddedToken& a : rules().added)
+    if (rules().tokens[size_t(a.id)] == text) return a.id;
+  return -1;
+}
 int ByteBpe::vocab_size() const { return int(impl_->rules.tokens.size()); }
 uint32_t ByteBpe::hash() const { return impl_->hash; }
 

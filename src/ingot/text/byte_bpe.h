@@ -21,11 +21,6 @@ enum class WordPattern { gpt2, cl100k, o200k, qwen2, tekken, smollm };
 const char* word_pattern_name(WordPattern p);
 const char* word_pattern_regex(WordPattern p);  // the spelling written to tokenizer.json; smollm has that of gpt2
 
-struct SpecialToken {
-  int32_t id;
-  std::string text;
-};
-
 // A token that ordinary text may contain: before the text is cut into words, it is cut at each occurrence of the token,
 // the leftmost and longest first. ByteBpeRules::tokens holds the token's text, as for an ordinary token.
 struct AddedToken {
@@ -78,6 +73,8 @@ class ByteBpe final : public Tokenizer {
   std::string decode(std::span<const int32_t> ids) const override;
   int64_t bytes(int32_t previous, int32_t id) const override;
   int32_t bos() const override;
+  std::span<const SpecialToken> specials() const override { return rules().specials; }
+  int32_t token_id(std::string_view text) const override;
   int vocab_size() const override;
   uint32_t hash() const override;
   std::string token_bytes(int32_t id) const override;

@@ -51,6 +51,7 @@ struct SentencePiece::Impl {
   std::unordered_map<std::string_view, int32_t> pieces;
   std::unordered_map<std::string_view, int32_t> reserved;  // control, unknown and byte pieces, by name
   std::vector<size_t> user_lengths;                        // lengths of user-defined pieces, longest first
+  std::vector<SpecialToken> specials;                      // the control pieces
   int32_t byte_ids[256];
   int32_t unknown = -1, bos = -1;
   size_t longest_piece = 0;
@@ -113,6 +114,7 @@ void SentencePiece::Impl::take_pieces(const std::string& origin) {
       unknown = id;
     }
     if (p.type == PieceType::byte) take_byte(id, origin);
+    if (p.type == PieceType::control) specials.push_back({id, p.text});
     if (p.type == PieceType::control && p.text == model.bos_piece) bos = id;
     if (p.type == PieceType::user_defined) user_lengths.push_back(p.text.size());
     if (!ordinary) continue;
@@ -349,6 +351,11 @@ std::string SentencePiece::decode(std::span<const int32_t> ids) const {
   return out;
 }
 
+std::string SentencePiece::added_bytes(int32_t id) const {
+  impl_->check("added_bytes", id);
+  return impl_->type(id) == PieceType::control ? "" : token_bytes(id);
+}
+
 int64_t SentencePiece::bytes(int32_t previous, int32_t id) const {
   impl_->check("bytes", id);
   if (impl_->is_boundary(id)) return 0;
@@ -370,6 +377,13 @@ int64_t SentencePiece::bytes_after(std::span<const int32_t> before, int32_t id) 
 }
 
 int32_t SentencePiece::bos() const { return impl_->bos; }
+std::span<const SpecialToken> SentencePiece::specials() const { return impl_->specials; }
+int32_t SentencePiece::token_id(std::string_view text) const {
+  if (const auto user = impl_->pieces.find(text);
+      user != impl_->pieces.end() && impl_->type(user->second) == PieceType::user_defined)
+    return user->second;
+  return Tokenizer::token_id(text);
+}
 int SentencePiece::vocab_size() const { return int(impl_->model.pieces.size()); }
 uint32_t SentencePiece::hash() const { return impl_->hash; }
 

@@ -35,6 +35,7 @@ class SentencePiece final : public Tokenizer {
 
   std::vector<int32_t> encode(std::string_view text) const override;
   std::string decode(std::span<const int32_t> ids) const override;
+  std::string added_bytes(int32_t id) const override;
   // Each U+2581 of a piece counts one byte, the space that it stands for, but none where it is the dummy prefix at the
   // start of a document. A byte piece counts 1.
   int64_t bytes(int32_t previous, int32_t id) const override;
@@ -42,6 +43,8 @@ class SentencePiece final : public Tokenizer {
   // so the share of the last piece is negative.
   int64_t bytes_after(std::span<const int32_t> before, int32_t id) const override;
   int32_t bos() const override;
+  std::span<const SpecialToken> specials() const override;
+  int32_t token_id(std::string_view text) const override;
   int vocab_size() const override;
   uint32_t hash() const override;
   std::string token_bytes(int32_t id) const override;

@@ -158,6 +158,20 @@ TEST(SentencePiece, AGgufFileAndATokenizerJsonHoldTheSameVocabulary) {
   EXPECT_GE(compared, 15);
 }
 
+TEST(SentencePiece, TextWrittenTokenByTokenKeepsItsSpaces) {
+  const SentencePiece sp = SentencePiece::load(text_data("sp.model"));
+  std::string text;
+  for (const int32_t id : sp.encode("one two  three")) text += sp.added_bytes(id);
+  EXPECT_EQ(text.find("one two") != text.npos ? text.substr(text.find("one")) : text,
+            sp.decode(sp.encode("one two  three")));
+  for (const SpecialToken& s : sp.specials()) {
+    EXPECT_EQ(sp.added_bytes(s.id), "");
+    EXPECT_EQ(sp.token_id(s.text), s.id);
+  }
+  EXPECT_FALSE(sp.specials().empty());
+  EXPECT_EQ(sp.token_id("no such token"), -1);
+}
+
 TEST(SentencePiece, RefusesATokenizerJsonWithStepsThatItDoesNotKnow) {
   Json json = json_of(detail::parse_sentencepiece_model(read_file(text_data("sp.model")), "sp.model"));
   const auto said = [&] { return error_of([&] { (void)SentencePiece::parse_json(json, "t"); }); };

@@ -13,6 +13,12 @@
 
 namespace ingot {
 
+int32_t Tokenizer::token_id(std::string_view text) const {
+  for (const SpecialToken& s : specials())
+    if (s.text == text) return s.id;
+  return -1;
+}
+
 std::string tokenizer_in(const std::string& directory) {
   const std::string json = join_path(directory, "tokenizer.json");
   if (exists(json)) return json;

@@ -11,6 +11,11 @@
 
 namespace ingot {
 
+struct SpecialToken {
+  int32_t id;
+  std::string text;
+};
+
 // All members may be called from several threads at once.
 class Tokenizer {
  public:
@@ -21,6 +26,9 @@ class Tokenizer {
   // The bytes of `ids`, joined. If the ids end inside a character, the result ends with incomplete UTF-8, which
   // Utf8Stream holds back. Special tokens (bos, control) stand for no text. An id outside the vocabulary is refused.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  // The bytes that `id` adds to the text of earlier tokens, with a leading space that decode() leaves out at the
+  // beginning of a text; nothing for a special token.
+  virtual std::string added_bytes(int32_t id) const { return decode({&id, 1}); }
   // Bytes of text that `id` stands for after `previous` (any id, -1 for none): the denominator of bits per byte. 0 for
   // bos and control.
   virtual int64_t bytes(int32_t previous, int32_t id) const = 0;
@@ -33,6 +41,11 @@ class Tokenizer {
   static constexpr int64_t kContext = 3;
   // The token that starts a document, or -1 if the tokenizer has none.
   virtual int32_t bos() const = 0;
+  // The control tokens by id, with their names: no text becomes one of them.
+  virtual std::span<const SpecialToken> specials() const { return {}; }
+  // The id of the control token, or of the added token that ordinary text may contain, with this text; -1: there is
+  // none.
+  virtual int32_t token_id(std::string_view text) const;
   virtual int vocab_size() const = 0;
   // A hash of the vocabulary and the rules: equal for tokenizers that give equal ids. Shards and checkpoints store the
   // hash. Never 0.

@@ -158,7 +158,7 @@ void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& 
   };
   options.vocab = std::min<int64_t>(model.decoder->vocab(), v.tokenizer->vocab_size());
   options.on_token = [&](int32_t id) {  // control tokens stand for no text
-    show(stream.push(v.tokenizer->decode({&id, 1})));
+    show(stream.push(v.tokenizer->added_bytes(id)));
     return true;
   };
   if (!o.only_new && !o.json) write_out(prompt.text);
