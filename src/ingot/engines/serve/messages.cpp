@@ -58,11 +58,11 @@ MessageWriter::MessageWriter(std::string id, std::string model, int64_t prompt, 
 
 std::string MessageWriter::begin() { return Json::event("message_start", {{"message", Json::message(*this)}}); }
 
-std::string MessageWriter::open(Kind kind, const std::string& name) {
+std::string MessageWriter::open(Kind kind, const CallPiece& call) {
   std::string out = close();
-  Block block{.kind = kind, .name = name};
+  Block block{.kind = kind, .name = call.name};
   const size_t index = blocks_.size();
-  if (kind == Kind::call) block.id = "toolu_" + id_.substr(id_.find('_') + 1) + "_" + std::to_string(index);
+  if (kind == Kind::call) block.id = "toolu_" + id_.substr(id_.find('_') + 1) + "_" + std::to_string(index) + call.id;
   blocks_.push_back(block);
   open_ = true;
   return out + Json::event("content_block_start", {{"index", index}, {"content_block", Json::of(block)}});
@@ -93,7 +93,7 @@ std::string MessageWriter::add(const AnswerPiece& piece) {
   if (thoughts_ && !piece.reasoning.empty()) out += grow(Kind::thought, piece.reasoning);
   if (!piece.text.empty()) out += grow(Kind::text, piece.text);
   for (const CallPiece& call : piece.calls) {
-    if (!call.name.empty()) out += open(Kind::call, call.name);
+    if (!call.name.empty()) out += open(Kind::call, call);
     out += grow(Kind::call, call.arguments);
   }
   return out;

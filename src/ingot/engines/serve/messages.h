@@ -28,7 +28,7 @@ class MessageWriter final : public AnswerWriter {
     Kind kind;
     std::string id, name, text;
   };
-  std::string open(Kind kind, const std::string& name = "");
+  std::string open(Kind kind, const CallPiece& call = {});
   std::string grow(Kind kind, const std::string& text);
   std::string close();
   struct Json;  // keeps the JSON library out of this header

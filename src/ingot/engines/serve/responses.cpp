@@ -75,13 +75,13 @@ std::string ResponseWriter::begin() {
   return out + json.event_with_response("response.in_progress");
 }
 
-std::string ResponseWriter::open(Kind kind, const std::string& name) {
+std::string ResponseWriter::open(Kind kind, const CallPiece& call) {
   Json json{*this};
   std::string out = close();
   const std::string number = id_.substr(id_.find('_') + 1) + "_" + std::to_string(items_.size());
-  Item item{.kind = kind, .name = name};
+  Item item{.kind = kind, .name = call.name};
   item.id = (kind == Kind::reasoning ? "rs_" : kind == Kind::message ? "msg_" : "fc_") + number;
-  if (kind == Kind::call) item.call_id = "call_" + number;
+  if (kind == Kind::call) item.call_id = "call_" + number + call.id;
   items_.push_back(item);
   open_ = true;
   out += json.item_event("response.output_item.added", {{"item", Json::of(item)}});
@@ -122,7 +122,7 @@ std::string ResponseWriter::add(const AnswerPiece& piece) {
   if (!piece.reasoning.empty()) out += grow(Kind::reasoning, piece.reasoning);
   if (!piece.text.empty()) out += grow(Kind::message, piece.text);
   for (const CallPiece& call : piece.calls) {
-    if (!call.name.empty()) out += open(Kind::call, call.name);
+    if (!call.name.empty()) out += open(Kind::call, call);
     out += grow(Kind::call, call.arguments);
   }
   return out;

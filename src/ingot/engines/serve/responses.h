@@ -25,7 +25,7 @@ class ResponseWriter final : public AnswerWriter {
     std::string id, text, name, call_id;
     const char* status = "in_progress";
   };
-  std::string open(Kind kind, const std::string& name = "");
+  std::string open(Kind kind, const CallPiece& call = {});
   std::string grow(Kind kind, const std::string& text);
   // Closes the open item, if any, with a status.
   std::string close(const char* status = "completed");

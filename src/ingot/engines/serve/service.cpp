@@ -170,7 +170,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     int64_t offset = 0;
     for (const int32_t id : ids.subspan(hidden)) {
       c.echo.tokens.push_back({.id = id, .offset = offset, .is_first = hidden == 0 && c.echo.tokens.empty()});
-      offset += int64_t(service_.vocabulary_.tokenizer->decode({&id, 1}).size());
+      offset += int64_t(service_.vocabulary_.tokenizer->added_bytes(id).size());
     }
   }
   void set_grammar(std::shared_ptr<TokenGrammar> grammar) { grammar_ = std::move(grammar); }
@@ -264,7 +264,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     for (const CallPiece& call : calls) {
       OrderedJson json = OrderedJson::object();
       if (indexed) json["index"] = call.index;
-      if (!call.name.empty()) json["id"] = "call_" + random_word(), json["type"] = "function";
+      if (!call.name.empty()) json["id"] = "call_" + random_word() + call.id, json["type"] = "function";
       json["function"] = OrderedJson::object();
       if (!call.name.empty()) json["function"]["name"] = call.name;
       json["function"]["arguments"] = call.arguments;
@@ -310,7 +310,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     std::move(piece.tokens.begin(), piece.tokens.end(), std::back_inserter(c.all.tokens));
     for (CallPiece& call : piece.calls) {
       if (call.index >= c.calls.size()) c.calls.resize(call.index + 1);
-      if (!call.name.empty()) c.calls[call.index].name = call.name;
+      if (!call.name.empty()) c.calls[call.index].name = call.name, c.calls[call.index].id = call.id;
       c.calls[call.index].arguments += call.arguments;
     }
   }

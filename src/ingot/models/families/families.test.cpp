@@ -351,6 +351,12 @@ std::string tokenizer_json(const char* post_processor) {
   return json.dump();
 }
 
+const char kSmolLm2Template[] =
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou "
+    "are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + "
+    "message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
+    "'<|im_start|>assistant\n' }}{% endif %}";
+
 TEST(Families, TheChatFormatIsThatOfTheTemplateOrTheOneAskedFor) {
   Tiny tiny;
   tiny.config = with(tiny.config.c_str(), "vocab_size", "258");
@@ -371,16 +377,39 @@ TEST(Families, TheChatFormatIsThatOfTheTemplateOrTheOneAskedFor) {
   EXPECT_NE(error_of([&] { (void)load_vocabulary(path, {.chat_format = "qwen3"}); }).find("found no token <tool_call>"),
             std::string::npos);
 
-  const std::string smollm2 =
-      "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou "
-      "are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + "
-      "message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
-      "'<|im_start|>assistant\n' }}{% endif %}";
   write_file(tiny.dir / "tokenizer_config.json",
-             Json{{"chat_template", Json::array({{{"name", "default"}, {"template", smollm2}}})}}.dump());
+             Json{{"chat_template", Json::array({{{"name", "default"}, {"template", kSmolLm2Template}}})}}.dump());
   EXPECT_STREQ(load_vocabulary(path, {.chat = true}).chat->name(), "smollm2");
   write_file(tiny.dir / "chat_template.jinja", "another");  // the file goes before the config
   EXPECT_EQ(load_vocabulary(path).chat, nullptr);
+}
+
+TEST(Families, AControlTokenMayLieAboveTheVocabularyAndAnOrdinaryTokenMayNot) {
+  Tiny tiny;
+  tiny.config = with(tiny.config.c_str(), "vocab_size", "257");
+  const std::string path = tiny.write_safetensors_files();
+  write_file(tiny.dir / "tokenizer.json", tokenizer_json("null"));
+  EXPECT_EQ(load_vocabulary(path).tokenizer->vocab_size(), 258);
+  tiny.config = with(tiny.config.c_str(), "vocab_size", "255");
+  tiny.write_safetensors_files();
+  EXPECT_NE(
+      error_of([&] { (void)load_vocabulary(path); }).find("found a tokenizer of 258 tokens, expected at most 255"),
+      std::string::npos);
+}
+
+TEST(Families, AKnownTemplateWhoseTokensAreMissingStillLetsTheModelContinueTexts) {
+  Tiny tiny;
+  tiny.config = with(tiny.config.c_str(), "vocab_size", "258");
+  const std::string path = tiny.write_safetensors_files();
+  ByteBpeRules rules;
+  for (int b = 0; b < 256; ++b) rules.tokens.push_back(std::string(1, char(b)));
+  write_file(tiny.dir / "tokenizer.json", ByteBpe(rules).to_json());
+  write_file(tiny.dir / "chat_template.jinja", kSmolLm2Template);
+  const Vocabulary v = load_vocabulary(path);
+  EXPECT_EQ(v.chat, nullptr);
+  EXPECT_NE(v.no_chat.find("found no token <|im_start|>"), std::string::npos) << v.no_chat;
+  EXPECT_NE(error_of([&] { (void)load_vocabulary(path, {.chat = true}); }).find("found no token <|im_start|>"),
+            std::string::npos);
 }
 
 TEST(Families, ASequenceBeginsWithTheTokenThatThePostProcessorPutsInFront) {

@@ -1,4 +1,6 @@
 // The families for the registry: their tokenizers and their decoder.
+#include <algorithm>
+
 #include "ingot/core/memory/memory.h"
 #include "ingot/io/file.h"
 #include "ingot/io/formats/archive.h"
@@ -67,13 +69,15 @@ void find_chat_format(const std::string& model, const VocabularyOptions& o, Voca
           "found ", text.empty() ? "no chat template" : "a chat template that is not known",
           ", expected --chat-format NAME (", known, "), or --raw to continue the prompt as it is");
   }
-  if (!name.empty() && v.bpe == nullptr)
-    v.no_chat = ingot::detail::concat("found a tokenizer of the kind ", v.tokenizer->kind(),
-                                      ", expected byte-level BPE for the chat format ", name);
-  if (v.no_chat.empty())
-    v.chat = make_chat_format(name, std::shared_ptr<const ByteBpe>(v.tokenizer, v.bpe), where);
-  else if (o.chat || !o.chat_format.empty())
-    fail(ErrorCode::unsupported, where, ": ", v.no_chat);
+  if (v.no_chat.empty()) {
+    try {
+      v.chat = make_chat_format(name, v.tokenizer, where);
+    } catch (const Error& e) {  // without a conversation the model still continues texts
+      if (o.chat || !o.chat_format.empty()) throw;
+      v.no_chat = e.what();
+    }
+  }
+  if (!v.no_chat.empty() && (o.chat || !o.chat_format.empty())) fail(ErrorCode::unsupported, where, ": ", v.no_chat);
 }
 
 Vocabulary vocabulary(const std::string& model, const VocabularyOptions& o) {
@@ -81,7 +85,12 @@ Vocabulary vocabulary(const std::string& model, const VocabularyOptions& o) {
   Vocabulary v;
   v.tokenizer = o.tokenizer.empty() ? tokenizer_of(model) : load_tokenizer(o.tokenizer);
   v.bpe = dynamic_cast<const ByteBpe*>(v.tokenizer.get());
-  if (v.tokenizer->vocab_size() > spec.vocab)
+  // Control tokens may lie above the model's vocabulary, as Gemma's token for images does in models of text: no text
+  // becomes one, and no sample is one.
+  const auto specials = v.tokenizer->specials();
+  const int64_t above =
+      std::count_if(specials.begin(), specials.end(), [&](const auto& s) { return s.id >= spec.vocab; });
+  if (v.tokenizer->vocab_size() - above > spec.vocab)
     fail(ErrorCode::bad_data, o.tokenizer.empty() ? model : o.tokenizer, ": found a tokenizer of ",
          v.tokenizer->vocab_size(), " tokens, expected at most ", spec.vocab, ", the model's vocabulary");
   v.start = ArchiveFile::is_one(model) ? int32_t(spec.start_token) : start_token_of(checkpoint_source(model));

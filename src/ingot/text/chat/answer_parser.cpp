@@ -1,6 +1,7 @@
 #include "ingot/text/chat/answer_parser.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ingot/io/json.h"
 #include "ingot/text/chat/turns.h"
@@ -11,7 +12,8 @@ namespace {
 
 class Parser final : public ChatParser {
  public:
-  Parser(const ByteBpe& bpe, const AnswerTokens& tokens) : bpe_(bpe), tokens_(tokens), special_(specials_of(bpe)) {}
+  Parser(const Tokenizer& tokenizer, const AnswerTokens& tokens)
+      : tokenizer_(tokenizer), tokens_(tokens), special_(specials_of(tokenizer)) {}
 
   std::vector<ChatDelta> push(int32_t id) override {
     last_.reset();
@@ -27,7 +29,7 @@ class Parser final : public ChatParser {
       enter(ChatKind::text);
     } else if (!std::binary_search(special_.begin(), special_.end(), id)) {
       last_ = kind_;
-      add(stream_.push(bpe_.token_bytes(id)));
+      add(stream_.push(tokenizer_.token_bytes(id)));
     }
     return std::move(deltas_);
   }
@@ -41,14 +43,15 @@ class Parser final : public ChatParser {
   bool ended() const override { return ended_; }
 
  private:
-  static std::vector<int32_t> specials_of(const ByteBpe& bpe) {
+  static std::vector<int32_t> specials_of(const Tokenizer& tokenizer) {
     std::vector<int32_t> ids;
-    for (const SpecialToken& s : bpe.rules().specials) ids.push_back(s.id);
+    for (const SpecialToken& s : tokenizer.specials()) ids.push_back(s.id);
     std::sort(ids.begin(), ids.end());
     return ids;
   }
   // Newlines before further text are content; newlines at the end of a part are not.
-  void add(const std::string& text) {
+  void add(std::string text) {
+    if (std::exchange(may_drop_space_, may_drop_space_ && text.empty()) && text.starts_with(' ')) text.erase(0, 1);
     if (kind_ == ChatKind::call) {
       held_ += text;
       return;
@@ -83,33 +86,44 @@ class Parser final : public ChatParser {
     leave();
     kind_ = kind;
     trims_ = true;
+    may_drop_space_ = tokens_.space_before_parts;
   }
   // Ends a part. Text that was to be a call and is none becomes content.
   void leave() {
     add(stream_.finish());
     if (kind_ == ChatKind::call || may_be_call(held_)) {
       const OrderedJson json = OrderedJson::parse(held_, nullptr, false);
-      const bool is_call = json.is_object() && json.contains("name") && json.at("name").is_string() &&
-                           is_known(json.at("name").get<std::string>());
-      const char* const arguments = tokens_.json_functions.empty() ? "arguments" : "parameters";
+      const auto& calls = json.is_array() && !json.empty() ? json : OrderedJson::array({json});
       begun_ = false;
-      if (is_call)
-        emit({.kind = ChatKind::call,
-              .name = json.at("name").get<std::string>(),
-              .content = json.contains(arguments) ? python_json(json.at(arguments).dump()) : "{}"});
+      if (std::all_of(calls.begin(), calls.end(), [&](const OrderedJson& call) { return is_call(call); }))
+        for (const OrderedJson& call : calls) emit_call(call);
       else if (held_.find_first_not_of('\n') != held_.npos)
         emit({.kind = ChatKind::text, .content = held_});
     }
     held_.clear();
     begun_ = false;
   }
+  bool is_call(const OrderedJson& json) const {
+    return json.is_object() && json.contains("name") && json.at("name").is_string() &&
+           is_known(json.at("name").get<std::string>());
+  }
+  void emit_call(const OrderedJson& call) {
+    const char* const arguments = tokens_.json_functions.empty() ? "arguments" : "parameters";
+    const bool has_id = call.contains("id") && call.at("id").is_string();
+    begun_ = false;
+    emit({.kind = ChatKind::call,
+          .name = call.at("name").get<std::string>(),
+          .content = call.contains(arguments) ? python_json(call.at(arguments).dump()) : "{}",
+          .id = has_id ? call.at("id").get<std::string>() : ""});
+  }
 
-  const ByteBpe& bpe_;
+  const Tokenizer& tokenizer_;
   const AnswerTokens tokens_;
   const std::vector<int32_t> special_;
   Utf8Stream stream_;
   ChatKind kind_ = ChatKind::text;
   bool begun_ = false, trims_ = false, ended_ = false;  // begun_: the part already has content
+  bool may_drop_space_ = tokens_.space_before_parts;    // no text of the part was seen yet
   // withheld text: newlines that may end the part, or the text of a call
   std::string held_;
   size_t parts_ = 0;
@@ -119,7 +133,7 @@ class Parser final : public ChatParser {
 
 }  // namespace
 
-std::unique_ptr<ChatParser> make_answer_parser(const ByteBpe& tokenizer, const AnswerTokens& tokens) {
+std::unique_ptr<ChatParser> make_answer_parser(const Tokenizer& tokenizer, const AnswerTokens& tokens) {
   return std::make_unique<Parser>(tokenizer, tokens);
 }
 

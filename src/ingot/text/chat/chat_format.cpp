@@ -19,7 +19,7 @@ std::vector<ChatMessage> messages_of(const std::vector<ChatPart>& answer) {
   for (const ChatPart& p : answer) {
     ChatMessage m{.role = ChatRole::assistant};
     if (p.kind == ChatKind::call)
-      m.calls.push_back({.name = p.name, .arguments = p.content});
+      m.calls.push_back({.id = p.id, .name = p.name, .arguments = p.content});
     else if (p.kind == ChatKind::thought)
       m.thoughts = p.content;
     else

@@ -54,6 +54,7 @@ struct ChatPart {
   std::string label;    // the format's own name for such a part, such as "commentary"; may be empty
   std::string name;     // of a call: the name of the function
   std::string content;  // of a call: the arguments
+  std::string id;       // of a call: the id that the model gave to the call; may be empty
   bool operator==(const ChatPart&) const = default;
 };
 // The content that some ids add to an answer: content of the part with this number, which begins where `begins` is set.

@@ -26,7 +26,7 @@ std::string stripped(const std::string& text, bool at_end) {
 
 }  // namespace
 
-ChatMlFormat::ChatMlFormat(std::shared_ptr<const ByteBpe> tokenizer, ChatMlStyle style, const std::string& where)
+ChatMlFormat::ChatMlFormat(std::shared_ptr<const Tokenizer> tokenizer, ChatMlStyle style, const std::string& where)
     : tokenizer_(std::move(tokenizer)),
       style_(std::move(style)),
       start_(required_special(*tokenizer_, "<|im_start|>", where)),
@@ -68,9 +68,7 @@ void ChatMlFormat::write_assistant(const ChatMessage& m, bool with_thoughts, boo
 }
 
 std::vector<int32_t> ChatMlFormat::prompt(const ChatConversation& c) const {
-  if (!c.functions.empty() && !style_.calls)
-    fail(ErrorCode::usage, "found functions that the model may call, which the chat format ", style_.name,
-         " has no words for");
+  if (!style_.calls) refuse_functions(c, name());
   std::vector<ChatMessage> messages = joined_turns(c.messages);
   PromptIds out(*tokenizer_);
   if (const std::string system = system_text(c, messages); !system.empty())
@@ -105,10 +103,7 @@ std::vector<int32_t> ChatMlFormat::stop_ids() const {
   return end_of_text_ >= 0 ? std::vector<int32_t>{end_, end_of_text_} : std::vector<int32_t>{end_};
 }
 
-bool ChatMlFormat::is_control(int32_t id) const {
-  const auto& specials = tokenizer_->rules().specials;
-  return std::any_of(specials.begin(), specials.end(), [&](const SpecialToken& s) { return s.id == id; });
-}
+bool ChatMlFormat::is_control(int32_t id) const { return is_special(*tokenizer_, id); }
 
 std::unique_ptr<ChatParser> ChatMlFormat::parser(std::vector<std::string>) const {
   AnswerTokens tokens{.turn = start_};

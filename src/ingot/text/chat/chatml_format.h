@@ -20,7 +20,7 @@ struct ChatMlStyle {
 class ChatMlFormat final : public ChatFormat {
  public:
   // A vocabulary without one of the control tokens is refused (bad_data) with `where` in the message.
-  ChatMlFormat(std::shared_ptr<const ByteBpe> tokenizer, ChatMlStyle style, const std::string& where);
+  ChatMlFormat(std::shared_ptr<const Tokenizer> tokenizer, ChatMlStyle style, const std::string& where);
 
   const char* name() const override { return style_.name; }
   std::vector<std::string> efforts() const override;
@@ -35,7 +35,7 @@ class ChatMlFormat final : public ChatFormat {
   std::string system_text(const ChatConversation& c, std::vector<ChatMessage>& messages) const;
   void write_assistant(const ChatMessage& m, bool with_thoughts, bool last, PromptIds& out) const;
 
-  const std::shared_ptr<const ByteBpe> tokenizer_;
+  const std::shared_ptr<const Tokenizer> tokenizer_;
   const ChatMlStyle style_;
   const int32_t start_, end_;
   const int32_t end_of_text_;  // or -1

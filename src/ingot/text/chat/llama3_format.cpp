@@ -24,15 +24,10 @@ std::string spoken_date(const std::string& date) {
   return std::string(text, std::strftime(text, sizeof text, "%d %b %Y", &day));
 }
 
-std::string trimmed(const std::string& text) {
-  const char* const kSpace = " \t\n\v\f\r";
-  const size_t begin = text.find_first_not_of(kSpace);
-  return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
-}
-
 }  // namespace
 
-Llama3Format::Llama3Format(std::shared_ptr<const ByteBpe> tokenizer, const Llama3Style& style, const std::string& where)
+Llama3Format::Llama3Format(std::shared_ptr<const Tokenizer> tokenizer, const Llama3Style& style,
+                           const std::string& where)
     : tokenizer_(std::move(tokenizer)),
       style_(style),
       begin_(required_special(*tokenizer_, "<|begin_of_text|>", where)),
@@ -62,6 +57,7 @@ void Llama3Format::write(const ChatMessage& m, const std::string& before, Prompt
 }
 
 std::vector<int32_t> Llama3Format::prompt(const ChatConversation& c) const {
+  if (!style_.dates_and_calls) refuse_functions(c, name());
   std::vector<ChatMessage> messages = joined_turns(c.messages);
   const std::string system = take_system_text(c, messages);
   const bool calls = style_.dates_and_calls && !c.functions.empty();
@@ -97,10 +93,7 @@ std::vector<int32_t> Llama3Format::stop_ids() const {
   return ids;
 }
 
-bool Llama3Format::is_control(int32_t id) const {
-  const auto& specials = tokenizer_->rules().specials;
-  return std::any_of(specials.begin(), specials.end(), [&](const SpecialToken& s) { return s.id == id; });
-}
+bool Llama3Format::is_control(int32_t id) const { return is_special(*tokenizer_, id); }
 
 std::unique_ptr<ChatParser> Llama3Format::parser(std::vector<std::string> functions) const {
   AnswerTokens tokens{.turn = header_begin_};

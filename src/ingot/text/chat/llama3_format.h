@@ -18,7 +18,7 @@ struct Llama3Style {
 class Llama3Format final : public ChatFormat {
  public:
   // A vocabulary without one of the control tokens is refused (bad_data) with `where` in the message.
-  Llama3Format(std::shared_ptr<const ByteBpe> tokenizer, const Llama3Style& style, const std::string& where);
+  Llama3Format(std::shared_ptr<const Tokenizer> tokenizer, const Llama3Style& style, const std::string& where);
 
   const char* name() const override { return style_.name; }
   std::vector<std::string> efforts() const override { return {}; }
@@ -33,7 +33,7 @@ class Llama3Format final : public ChatFormat {
   void header(const char* role, PromptIds& out) const;
   void write(const ChatMessage& m, const std::string& before, PromptIds& out) const;
 
-  const std::shared_ptr<const ByteBpe> tokenizer_;
+  const std::shared_ptr<const Tokenizer> tokenizer_;
   const Llama3Style style_;
   const int32_t begin_, header_begin_, header_end_, end_;
 };

@@ -5,17 +5,17 @@
 #include <string>
 #include <vector>
 
-#include "ingot/text/byte_bpe.h"
 #include "ingot/text/chat/chat_format.h"
+#include "ingot/text/tokenizer.h"
 
 namespace ingot {
 
 // The name of the format, or empty for an unknown template. White space at the end does not matter.
 std::string chat_format_of_template(const std::string& text);
 std::vector<std::string> chat_format_names();
-// Throws Error{usage} for an unknown name, and Error{bad_data} with `where` for a vocabulary that lacks a control
-// token.
-std::shared_ptr<const ChatFormat> make_chat_format(const std::string& name, std::shared_ptr<const ByteBpe> tokenizer,
+// Throws Error{usage} for an unknown name, Error{bad_data} with `where` for a vocabulary that lacks a control token,
+// and Error{unsupported} for a kind of tokenizer that the format cannot use.
+std::shared_ptr<const ChatFormat> make_chat_format(const std::string& name, std::shared_ptr<const Tokenizer> tokenizer,
                                                    const std::string& where);
 
 }  // namespace ingot

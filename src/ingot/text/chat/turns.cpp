@@ -7,17 +7,20 @@
 
 namespace ingot {
 
-std::optional<int32_t> token_named(const ByteBpe& bpe, std::string_view text) {
-  for (const SpecialToken& s : bpe.rules().specials)
-    if (s.text == text) return s.id;
-  for (const AddedToken& a : bpe.rules().added)
-    if (bpe.rules().tokens[size_t(a.id)] == text) return a.id;
-  return std::nullopt;
+std::optional<int32_t> token_named(const Tokenizer& tokenizer, std::string_view text) {
+  const int32_t id = tokenizer.token_id(text);
+  return id < 0 ? std::nullopt : std::optional<int32_t>(id);
 }
-int32_t required_special(const ByteBpe& bpe, std::string_view text, const std::string& where) {
-  for (const SpecialToken& s : bpe.rules().specials)
+int32_t required_special(const Tokenizer& tokenizer, std::string_view text, const std::string& where) {
+  for (const SpecialToken& s : tokenizer.specials())
     if (s.text == text) return s.id;
   fail(ErrorCode::bad_data, where, ": found no token ", text, ", which the chat format needs");
+}
+bool is_special(const Tokenizer& tokenizer, int32_t id) {
+  const auto specials = tokenizer.specials();
+  const auto at = std::lower_bound(specials.begin(), specials.end(), id,
+                                   [](const SpecialToken& s, int32_t wanted) { return s.id < wanted; });
+  return at != specials.end() && at->id == id;
 }
 
 PromptIds& PromptIds::control(int32_t id) {
@@ -31,7 +34,7 @@ std::vector<int32_t> PromptIds::finish() {
 }
 void PromptIds::encode_text() {
   if (text_.empty()) return;
-  const std::vector<int32_t> ids = bpe_.encode(text_);
+  const std::vector<int32_t> ids = tokenizer_.encode(text_);
   ids_.insert(ids_.end(), ids.begin(), ids.end());
   text_.clear();
 }
@@ -48,6 +51,34 @@ std::vector<ChatMessage> joined_turns(const std::vector<ChatMessage>& messages) 
     turn.calls.insert(turn.calls.end(), m.calls.begin(), m.calls.end());
   }
   return out;
+}
+
+std::vector<ChatMessage> alternating_turns(const std::vector<ChatMessage>& messages) {
+  std::vector<ChatMessage> out;
+  for (ChatMessage& m : joined_turns(messages)) {
+    const bool joins = m.role == ChatRole::user || m.role == ChatRole::instructions;
+    if (joins && !out.empty() && out.back().role == m.role)
+      out.back().content += "\n\n" + m.content;
+    else
+      out.push_back(std::move(m));
+  }
+  return out;
+}
+
+void refuse_functions(const ChatConversation& c, const char* name) {
+  const auto uses = [](const ChatMessage& m) { return m.role == ChatRole::result || !m.calls.empty(); };
+  if (!c.functions.empty())
+    fail(ErrorCode::usage, "found functions that the model may call, which the chat format ", name,
+         " has no words for");
+  if (std::any_of(c.messages.begin(), c.messages.end(), uses))
+    fail(ErrorCode::usage, "found a call of a function or its result, which the chat format ", name,
+         " has no words for");
+}
+
+std::string trimmed(const std::string& text) {
+  const char* const kSpace = " \t\n\v\f\r";
+  const size_t begin = text.find_first_not_of(kSpace);
+  return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
 }
 
 std::string take_system_text(const ChatConversation& c, std::vector<ChatMessage>& messages) {
