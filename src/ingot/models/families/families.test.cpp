@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "ingot/io/file.h"
 #include "ingot/io/formats/gguf_writer.test.h"
@@ -157,6 +158,84 @@ TEST(Families, SpecsAreTheSameAfterTheyWereWrittenAndRead) {
     const std::string text = to_json(spec);
     EXPECT_EQ(to_json(spec_from_json(text, "again")), text);
   }
+}
+
+// --- faults of other engines, each with a configuration on which it shows ------------------------------------------
+
+TEST(Families, TheScalingOfLlama3KeepsFastPairsBlendsTheMiddleAndDividesSlowPairs) {
+  const DecoderSpec scaled = family_spec_from_json(kLlama32, "c");
+  const std::vector<double> found = frequencies_of(scaled, scaled.rope[0]).theta;
+  RopeTable plain = scaled.rope[0];
+  plain.scaling = {};
+  const std::vector<double> unscaled = frequencies_of(scaled, plain).theta;
+  ASSERT_EQ(found.size(), 32u);
+  for (size_t pair = 0; pair < found.size(); ++pair) {
+    const double ratio = unscaled[pair] / found[pair];
+    if (pair < 15)
+      EXPECT_DOUBLE_EQ(ratio, 1) << pair;
+    else if (pair < 18)
+      EXPECT_TRUE(ratio > 1 && ratio < 32) << pair << ": " << ratio;
+    else
+      EXPECT_DOUBLE_EQ(ratio, 32) << pair;
+  }
+}
+
+TEST(Families, TheBaseOfTheRotationComesFromRopeParametersWhereNoOlderKeyHasIt) {
+  Json json = Json::parse(kQwen3);
+  json.erase("rope_theta");
+  json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5000000.0}};
+  EXPECT_EQ(family_spec_from_json(json.dump(), "c").rope[0].theta, 5000000);
+  Json gemma = Json::parse(kGemma3);
+  gemma.erase("rope_theta"), gemma.erase("rope_local_base_freq");
+  gemma["rope_parameters"] = {{"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 2000000.0}}},
+                              {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 30000.0}}}};
+  const DecoderSpec spec = family_spec_from_json(gemma.dump(), "c");
+  EXPECT_EQ(spec.rope[size_t(spec.layer[5].rope)].theta, 2000000);
+  EXPECT_EQ(spec.rope[size_t(spec.layer[5].rope)].scaling.kind, RopeScaling::linear);
+  EXPECT_EQ(spec.rope[size_t(spec.layer[4].rope)].theta, 30000);
+}
+
+TEST(Families, TheWidthOfAHeadIsNotTakenFromTheHiddenSizeWhereTheFamilyHasAWidth) {
+  const DecoderSpec qwen3 = family_spec_from_json(with(kQwen3, "head_dim", "null"), "c");
+  EXPECT_EQ(qwen3.head_dim, 128);  // hidden / heads is 64
+  EXPECT_DOUBLE_EQ(qwen3.scale_of_attention(), 1 / std::sqrt(128.0));
+  EXPECT_EQ(family_spec_from_json(with(kGemma3, "head_dim", "null"), "c").head_dim, 256);  // hidden / heads is 288
+  EXPECT_EQ(family_spec_from_json(with(kSmolLm2, "head_dim", "32"), "c").q_width(), 9 * 32);
+}
+
+TEST(Families, GemmasNormsAddOneToWeightsOfSafetensorsAndNotToWeightsOfGguf) {
+  EXPECT_TRUE(family_spec_from_json(kGemma3, "c").norm.unit_offset);
+  EXPECT_FALSE(family_spec_from_json(kGemma3, "c").norm.rounds_before_weight);
+  EXPECT_TRUE(family_spec_from_json(kLlama32, "c").norm.rounds_before_weight);
+  const TemporaryDirectory dir;
+  GgufWriter w;
+  w.key("general.architecture", "gemma3").key("gemma3.block_count", 6u).key("gemma3.context_length", 32u);
+  w.key("gemma3.embedding_length", 1152u).key("gemma3.feed_forward_length", 8u);
+  w.key("gemma3.attention.head_count", 2u).key("gemma3.attention.head_count_kv", 1u);
+  w.key("gemma3.attention.key_length", 4u).key("gemma3.attention.layer_norm_rms_epsilon", 1e-6f);
+  w.key("gemma3.attention.sliding_window", 16u);
+  w.tensor("token_embd.weight", 0, {3, 1152}, std::string(3 * 1152 * 4, '\0'));
+  write_file(dir / "gemma.gguf", w.bytes());
+  const DecoderSpec spec = read_family_spec(dir / "gemma.gguf");
+  EXPECT_FALSE(spec.norm.unit_offset);
+  EXPECT_TRUE(spec.norm.post && spec.qk_norm);
+  EXPECT_EQ(spec.embedding_scale, 34);  // sqrt(1152), in bf16
+}
+
+TEST(Families, WeightsOfExpertsAreRenormalisedOnlyWhereTheFileSaysSo) {
+  EXPECT_TRUE(family_spec_from_json(kQwen3Moe, "c").renormalise);
+  EXPECT_FALSE(family_spec_from_json(with(kQwen3Moe, "norm_topk_prob", "false"), "c").renormalise);
+  EXPECT_FALSE(family_spec_from_json(with(kQwen3Moe, "norm_topk_prob", "null"), "c").renormalise);
+}
+
+TEST(Families, AHeadThatRotatesOnlyInPartIsRefused) {
+  for (const char* config : {kLlama32, kSmolLm2, kQwen3}) {
+    EXPECT_NE(refusal(with(config, "partial_rotary_factor", "0.5")).find("partial_rotary_factor"), std::string::npos);
+    EXPECT_EQ(refusal(with(config, "partial_rotary_factor", "1.0")), "");
+  }
+  const std::string nested = refusal(
+      with(kQwen3, "rope_parameters", R"({"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25})"));
+  EXPECT_NE(nested.find("rope_parameters: partial_rotary_factor: found number 0.25"), nested.npos) << nested;
 }
 
 // --- checkpoints -------------------------------------------------------------------------------------------------
