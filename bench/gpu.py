@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Runs every GPU benchmark: Ingot beside its peers, in turn, with a report bench/results/<gpu>/<suite>.json for each suite.
 
-    python3 bench/gpu.py --native build/cuda/libingot_bench.so [SUITE...] [--origins FOLDER] [--liger WHEEL] [--warm N] [--continue] [--stale] [--minutes N]
+    python3 bench/gpu.py --native build/cuda/libingot_bench.so [SUITE...] [--origins FOLDER] [--liger WHEEL] [--wheels FOLDER] [--warm N] [--continue] [--stale] [--minutes N]
 
-SUITE: rmsnorm, rope, gate, mlp, linear, swiglu, wide_mlp, cross_entropy, muon, attention, decode, decode_gpus, prompt, serve, train, train_gpus, train_memory, generate, ttt, sampling, host_cost, host_token; all by default (host_cost and host_token import ingot). FOLDER has the peers that cannot be installed:
+SUITE: rmsnorm, rope, gate, mlp, linear, swiglu, wide_mlp, cross_entropy, muon, attention, decode, decode_gpus, prompt, serve, train, train_gpus, train_memory, generate, ttt, sampling, host_cost, host_token, models; all by default (host_cost, host_token and models import ingot, models also transformers). FOLDER has the peers that cannot be installed:
 MGRrmsnorm/src/rmsnorm_kernel.cu, MGRrmsnorm/megagemm/swiglu.py, mlp-megakernel/fused_mlp.py and libtiny_cuda_nn.so (peers/tiny_cuda_nn.cu).
 A missing peer is listed in the report as absent; PyTorch eager and torch.compile always run. All other options
 go to the suites' programs (peers/gpu_<suite>.py --help). torch.compile's peers take most of the time of linear, swiglu, wide_mlp,
@@ -26,7 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools")
 import reports  # noqa: E402
 
 SUITES = ("rmsnorm", "rope", "gate", "mlp", "linear", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "decode", "decode_gpus", "prompt", "serve", "train", "train_gpus", "train_memory", "generate", "ttt", "sampling",
-          "host_cost", "host_token")
+          "host_cost", "host_token", "models")
 WARMED = ("linear", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "train", "ttt")
 NOT_CONTINUED = ("mlp", "decode", "decode_gpus", "prompt", "serve", "train", "ttt", "host_cost", "host_token")  # measured as a whole
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
@@ -38,13 +38,15 @@ ORIGINS = {
 }
 
 
-def command(suite, native, origins, liger, more):
+def command(suite, native, origins, liger, more, wheels=None):
     """The command line that measures `suite` with the peers found."""
     line = [sys.executable, str(PEERS / f"gpu_{suite}.py")]
     if suite != "host_cost":
         line += ["--native", native]
-    if liger and suite in ("rmsnorm", "rope", "gate", "swiglu", "cross_entropy"):
+    if liger and suite in ("rmsnorm", "rope", "gate", "swiglu", "cross_entropy", "models"):
         line += ["--liger", liger]
+    if wheels and suite in ("rmsnorm", "cross_entropy", "attention"):
+        line += ["--wheels", wheels]
     for option, must_be, passed in ORIGINS.get(suite, []):
         if (origins / must_be).is_file():
             line += [option, str(origins / passed)]
@@ -75,8 +77,10 @@ def measure(suite, line, processes, seconds=None):
 
 
 def gpu_name():
-    found = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", "0"], capture_output=True, text=True)
-    return found.stdout.strip()
+    try:
+        return subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", "0"], capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        return ""
 
 
 def within(seconds, suites, run, now=time.monotonic):
@@ -100,6 +104,7 @@ def main():
     parser.add_argument("--native", default="build/cuda/libingot_bench.so")
     parser.add_argument("--origins", type=pathlib.Path, default=pathlib.Path(".origins"))
     parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
+    parser.add_argument("--wheels", metavar="FOLDER", help="wheels of QuACK and flash-attention, and of the packages that they need, where they are not installed")
     parser.add_argument("--warm", type=int, default=0, metavar="N", help="processes that compile first, side by side (default: none)")
     parser.add_argument("--continue", dest="again", action="store_true", help="measure only what reports of these sources lack")
     parser.add_argument("--stale", action="store_true", help="only suites whose report is missing, incomplete or of other sources, the oldest first")
@@ -120,7 +125,7 @@ def main():
         suites = reports.outdated([suite for suite, _ in suites], gpu)
         print("to measure: " + (", ".join(f"{suite} ({report['date'] if report else 'no report'})" for suite, report in suites) or "nothing"), flush=True)
     outcome = within(None if options.minutes is None else 60 * options.minutes, suites, lambda suite, left: measure(
-        suite, command(suite, options.native, options.origins, options.liger, more), options.warm, left))
+        suite, command(suite, options.native, options.origins, options.liger, more, options.wheels), options.warm, left))
     for word in ("passed over", "stopped"):
         if found := [suite for suite, state in outcome.items() if state == word]:
             print(f"{word} for lack of time: {', '.join(found)}")

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import unittest
 import unittest.mock
+import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "bench")]
@@ -480,6 +481,8 @@ class Reports(unittest.TestCase):
             self.assertEqual(gpu.command("gate", "lib.so", origins, "liger.whl", [])[2:],
                              ["--native", "lib.so", "--liger", "liger.whl", "--origin", str(origins / "MGRrmsnorm/megagemm")])
             self.assertEqual(gpu.command("mlp", "lib.so", origins, None, [])[4:], ["--tiny", str(origins / "libtiny_cuda_nn.so")])
+            self.assertEqual(gpu.command("attention", "lib.so", origins, "liger.whl", [], "wheels")[2:], ["--native", "lib.so", "--wheels", "wheels"])
+            self.assertEqual(gpu.command("models", "lib.so", origins, "liger.whl", [], "wheels")[2:], ["--native", "lib.so", "--liger", "liger.whl"])
             self.assertEqual(gpu.command("host_cost", "lib.so", origins, "liger.whl", [])[2:], [])
 
     def test_stale_suites_are_those_without_a_complete_report_of_the_sources_and_gpu_the_oldest_first(self):
@@ -526,6 +529,37 @@ class Reports(unittest.TestCase):
             state = pathlib.Path(f"/proc/{child}/stat")
             self.assertTrue(not state.exists() or state.read_text().split()[2] == "Z")
         self.assertEqual(gpu.measure("rope", [sys.executable, "-c", "raise SystemExit(4)"], 0, 60), 4)
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
+    def test_peers_that_are_not_installed_come_from_wheels(self):
+        sys.path.insert(0, str(ROOT / "bench" / "peers"))
+        import gpu_common
+
+        with tempfile.TemporaryDirectory() as folder:
+            with zipfile.ZipFile(pathlib.Path(folder, "a_peer-1-py3-none-any.whl"), "w") as wheel:
+                wheel.writestr("a_peer_of_tests/__init__.py", "from part_of_a_peer import value")
+            with zipfile.ZipFile(pathlib.Path(folder, "its_part-1-py3-none-any.whl"), "w") as wheel:  # in a folder that a .pth file names
+                wheel.writestr("hidden/part_of_a_peer.py", "value = 7")
+                wheel.writestr("part.pth", "hidden")
+            parser = argparse.ArgumentParser()
+            gpu_common.add_wheels(parser)
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                self.assertEqual(gpu_common.import_peer("a_peer_of_tests"), ("a_peer_of_tests", None))
+                self.assertIn("a_peer_of_tests: absent (ModuleNotFoundError", said.getvalue())
+                gpu_common.import_peer.cache_clear()
+                parser.parse_args(["--wheels", folder])
+                name, module = gpu_common.import_peer("a_peer_that_is_nowhere", "a_peer_of_tests")
+            self.assertEqual((name, module.value), ("a_peer_of_tests", 7))
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
+    def test_committed_rows_of_cross_entropy_are_the_first_cases(self):
+        sys.path.insert(0, str(ROOT / "bench" / "peers"))
+        import gpu_cross_entropy
+
+        cases = [(case.name, [case.rows, case.features, case.vocab]) for case in gpu_cross_entropy.cases()]
+        committed = json.loads((reports.RESULTS / "h200" / "cross_entropy.json").read_text())["results"]
+        self.assertEqual([(r["name"], r["shape"]) for r in committed], cases[:len(committed)])
+        self.assertEqual(cases[-2:], [(f"linear + cross entropy, with gradients{beside}", [4096, 4096, 128256]) for beside in ("", ", beside Liger")])
 
     def test_only_the_text_between_the_markers_is_replaced(self):
         text = "before\n<!-- table:none -->\nold\n<!-- /table -->\nafter\n"

@@ -14,7 +14,7 @@ import sys
 import reports
 
 MARKED = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
-PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "original project", "liger": "Liger", "tiny_cuda_nn": "tiny-cuda-nn",
+PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "original project", "liger": "Liger", "quack": "QuACK", "flash_attn_3": "flash-attention 3", "flash_attn_4": "flash-attention 4", "tiny_cuda_nn": "tiny-cuda-nn",
          "cublas": "cuBLAS", "cudnn": "cuDNN", "torch_packed": "PyTorch, packed weights", "bare_products": "matrix products alone",
          "one GPU": "one GPU", "formed_again": "activations recomputed", "cpu": "the machine's CPU, fp32", "cpu_one_thread": "one CPU thread", "llama.cpp": "llama.cpp",
          "kernels": "kernels alone", "phased": "one launch per phase", "whole_head": "head in full precision", "one_by_one": "one sequence after another", "fenced": "barrier with a fence",
@@ -28,6 +28,7 @@ ROW_WORDS = {"head screened in 8 bits": "int8 prefilter of the head", "applicati
 # Suites whose rows state memory: the words before the list, and the name of a row in it.
 WITH_MEMORY = {suite: ("Peak memory of a training step in GB, without operands and gradients: ", lambda r: " x ".join(f"{n:,}" for n in r["shape"]))
                for suite in ("swiglu", "cross_entropy")}
+WITH_MEMORY["models"] = ("Peak GPU memory in GB, weights and moments included: ", lambda r: r["name"])
 WITH_MEMORY["train_memory"] = ("GPU memory of a run in GB: ", lambda r: row_name(r).rsplit(", ", 1)[0])
 
 

@@ -25,6 +25,8 @@ ROOMS["host_token"], ELSEWHERE["host_token"] = ROOMS["prompt"], [*ELSEWHERE["ser
 ROOMS["train"] = ["activation", "adamw", "attention", "axpby", "copy", "cross_entropy", "embedding", "lane_write", "linear", "mix", "muon",
                   "residual", "rmsnorm", "rope", "scaled_add", "skip_merge", "sum"]
 ELSEWHERE["train"] = ["src/ingot/engines/train", "src/ingot/models/gpt"]
+# A training step of a model of transformers after ingot.hf.patch.
+ROOMS["models"], ELSEWHERE["models"] = ["rmsnorm", "swiglu", "activation", "linear", "cross_entropy", "attention"], ELSEWHERE["host_cost"]
 for _suite in ("train_gpus", "train_memory"):
     ROOMS[_suite], ELSEWHERE[_suite] = ROOMS["train"], ELSEWHERE["train"]
 ROOMS["ttt"] = [room for room in ROOMS["train"] if room not in ("muon", "sum")]
@@ -38,7 +40,7 @@ ONLY_OURSELVES = {"two_builds"}  # suites without another library as peer
 # Suites with times only; tests check the computed values.
 TIMES_ALONE = {"sampling", "decode", "decode_gpus", "prompt", "serve", "host_token", "train", "train_gpus", "train_memory", "generate", "ttt"}
 # Suites whose products may use cuBLASLt.
-WITH_LIBRARY = {"linear", "swiglu", "wide_mlp", "cross_entropy", "train", "train_gpus", "train_memory", "ttt", "generate"}
+WITH_LIBRARY = {"linear", "swiglu", "wide_mlp", "cross_entropy", "train", "train_gpus", "train_memory", "ttt", "generate", "models"}
 # Suites whose original project published kernels, which are measured too.
 WITH_ORIGIN = {"rmsnorm", "mlp"}
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake", ".py"}

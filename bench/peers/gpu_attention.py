@@ -1,9 +1,9 @@
 """Causal attention on a GPU, forward and backward: Ingot's shipped entry points beside PyTorch's flash attention (eager; of packed documents
 varlen_attn), cuDNN's through scaled_dot_product_attention, and FlexAttention compiled as one graph. Writes bench/results/<gpu>/attention.json.
 
-    python3 bench/peers/gpu_attention.py --native build/cuda/libingot_bench.so [--only TEXT] [--quick]
+    python3 bench/peers/gpu_attention.py --native build/cuda/libingot_bench.so [--wheels FOLDER] [--only TEXT] [--quick]
 
-Operations are counted of visible pairs only: 4 per pair, head and width forward, 10 backward. Backward passes are timed alone. The limit is
+With the wheels of flash-attention 3 (flash_attn_interface) or 4 (flash_attn.cute) in FOLDER, or installed, it is a peer, too. Operations are counted of visible pairs only: 4 per pair, head and width forward, 10 backward. Backward passes are timed alone. The limit is
 these operations at the rate of a large matrix product measured in the same run.
 """
 import ctypes
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
-from gpu_common import add_peers, backward_of, captured, interleaved, pointer, relative_error, run_products, stream
+from gpu_common import add_peers, backward_of, captured, import_peer, interleaved, pointer, relative_error, run_products, stream
 
 FORMS = ["", " in any order"]
 SETS = 2  # sets of inputs; each is larger than L2
@@ -120,6 +120,19 @@ class Buffers:
             return varlen_attn(q, k, v, self.cu, self.cu, longest, longest, **options)
         return function
 
+    def flash(self, library):
+        """flash-attention 3, or 4 (in CuTe), whose functions have the same names."""
+        longest = max(self.case.lengths)
+
+        def function(q, k, v):
+            if self.case.regular:
+                out = library.flash_attn_func(*(t.unflatten(0, (len(self.case.lengths), -1)) for t in (q, k, v)), causal=True)
+            else:
+                out = library.flash_attn_varlen_func(q, k, v, cu_seqlens_q=self.cu, cu_seqlens_k=self.cu, max_seqlen_q=longest, max_seqlen_k=longest, causal=True)
+            out = out[0] if isinstance(out, tuple) else out
+            return out.flatten(0, 1) if self.case.regular else out
+        return function
+
     def flex(self):
         if self.case.regular:
             visible, length = (lambda b, h, i, j: i >= j), self.case.lengths[0]
@@ -185,6 +198,8 @@ def measure(case, native, ceiling):
         "torch_eager": (True, lambda: buffers.peer(buffers.sdpa(SDPBackend.FLASH_ATTENTION)) if case.regular else buffers.peer(buffers.varlen(), packed=True)),
         **({"cudnn": (True, lambda: buffers.peer(buffers.sdpa(SDPBackend.CUDNN_ATTENTION)))} if case.regular else {}),
         "torch_compile": (True, lambda: buffers.peer(buffers.flex()))})
+    name, flash = import_peer("flash_attn_interface", "flash_attn.cute")
+    add_peers(graphs, absent, {"flash_attn_3" if name == "flash_attn_interface" else "flash_attn_4": (flash, lambda: buffers.peer(buffers.flash(flash), packed=True))})
     us, spread = interleaved({name: g[0] for name, g in graphs.items()}, buffers.calls, rounds=9)
     return {"name": case.name, "shape": case.shape, "dtype": "bf16", "ours_us": us.pop("ours"), "peers": us,
             "limit_us": case.flops / ceiling["bf16_TFLOPs"] * 1e-6, "tflops": None, "error": error, "tolerance": tolerance, "in_L2": False,

@@ -5,10 +5,13 @@ import contextlib
 import ctypes
 import datetime
 import fcntl
+import functools
+import importlib
 import json
 import math
 import os
 import pathlib
+import site
 import subprocess
 import sys
 import tempfile
@@ -96,6 +99,31 @@ def import_liger(wheel):
     except Exception as e:
         print(f"liger: absent ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})", flush=True)
         return None
+
+
+def add_wheels(parser):
+    parser.add_argument("--wheels", type=use_wheels, help="a folder with the wheels of peers that are not installed: quack_kernels, and flash_attn_3 or flash_attn_4, "
+                        "each with the packages that it needs")
+
+
+def use_wheels(folder):
+    """Makes the packages in the wheels of `folder` importable, after the installed ones; a .pth file in a wheel counts, as when it is installed."""
+    unpacked = tempfile.mkdtemp()
+    for wheel in sorted(pathlib.Path(folder).glob("*.whl")):
+        zipfile.ZipFile(wheel).extractall(unpacked)
+    site.addsitedir(unpacked)
+    return folder
+
+
+@functools.lru_cache(maxsize=None)
+def import_peer(*modules):
+    """(name, module) of the first of `modules` that can be imported; (the first name, None), with the reasons, if there is none."""
+    for name in modules:
+        try:
+            return name, importlib.import_module(name)
+        except Exception as e:
+            print(f"{name}: absent ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})", flush=True)
+    return modules[0], None
 
 
 def relative_error(got, want):
@@ -369,6 +397,7 @@ def run_suite(suite, cases, quick, measure, sweep_case, notes, origin=None):
     parser.add_argument("--native", required=True)
     if origin:
         parser.add_argument("--origin", help=origin[0])
+    add_wheels(parser)
     parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
     parser.add_argument("--sweep", help="time every configuration instead, and write the times here")
     parser.add_argument("--only", help="only cases whose name, shape and type hold this (or one of several: A|B), and no report")
@@ -425,6 +454,7 @@ def run_products(suite, cases, quick, measure, label, liger=False):
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--native", required=True)
+    add_wheels(parser)
     if liger:
         parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
     parser.add_argument("--only", help="only cases whose name and shape hold this, and no report")

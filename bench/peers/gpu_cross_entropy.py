@@ -1,11 +1,11 @@
-"""Linear + softcap + cross entropy on a GPU: losses and both gradients, beside PyTorch, torch.compile, Liger-Kernel and the three bare
+"""Linear + softcap + cross entropy on a GPU: losses and both gradients, beside PyTorch, torch.compile, Liger-Kernel, QuACK (of cases without softcap) and the three bare
 products of the same sizes. Writes bench/results/<gpu>/cross_entropy.json, with the memory of each besides operands and gradients.
 
-    python3 bench/peers/gpu_cross_entropy.py --native build/cuda/libingot_bench.so [--liger WHEEL] [--only TEXT] [--quick]
+    python3 bench/peers/gpu_cross_entropy.py --native build/cuda/libingot_bench.so [--liger WHEEL] [--wheels FOLDER] [--only TEXT] [--quick]
 
 One case is the mean loss of all rows, dx and dw, in one graph. Ingot adds to dw in f32, like a training step with several passes; the
 peers write dw in bf16. Liger computes its gradients in the forward pass and accumulates dw in bf16. Liger waits for the GPU and cannot be captured,
-so its calls are timed directly. Liger has separate rows beside PyTorch, because torch.compile tunes each row for most of a minute.
+so its calls, and QuACK's, are timed directly. Liger has separate rows beside PyTorch, because torch.compile tunes each row for most of a minute.
 """
 import argparse
 import ctypes
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch._inductor import select_algorithm
 
-from gpu_common import (SHARE, Native, add_peers, begun, captured, ceilings, gpu_state, import_liger, interleaved, peak_beside, pointer,
+from gpu_common import (SHARE, Native, add_peers, add_wheels, begun, captured, ceilings, gpu_state, import_liger, import_peer, interleaved, peak_beside, pointer,
                         relative_error, share, stream, write_report)
 
 SOFTCAP = 30.0
@@ -27,10 +27,11 @@ class Case:
     features: int
     vocab: int
     beside_liger: bool = False
+    softcap: float = SOFTCAP  # 0: none
 
     @property
     def name(self):
-        return "linear + softcap + cross entropy, with gradients" + (", beside Liger" if self.beside_liger else "")
+        return f"linear{' + softcap' if self.softcap else ''} + cross entropy, with gradients" + (", beside Liger" if self.beside_liger else "")
 
     @property
     def flops(self):
@@ -39,12 +40,15 @@ class Case:
 
 def cases():
     shapes = ((8192, 4096, 128256), (98304, 512, 8192), (8192, 2880, 201088), (16384, 768, 50304))
-    return [Case(*shape, beside_liger=liger) for liger in (False, True) for shape in shapes]
+    plain = (4096, 4096, 128256)  # without softcap, as Liger and QuACK publish it
+    return [Case(*shape, beside_liger=liger) for liger in (False, True) for shape in shapes] + [Case(*plain, liger, 0.0) for liger in (False, True)]
 
 
-def loss_of(x, w, targets):
-    logits = SOFTCAP * torch.tanh(F.linear(x, w).float() / SOFTCAP)
-    return F.cross_entropy(logits, targets)
+def loss_of(softcap):
+    def function(x, w, targets):
+        logits = F.linear(x, w).float()
+        return F.cross_entropy(softcap * torch.tanh(logits / softcap) if softcap else logits, targets)
+    return function
 
 
 class Buffers:
@@ -65,7 +69,7 @@ class Buffers:
 
         def call(_):
             native.linear_cross_entropy(pointer(self.x), pointer(self.w), pointer(self.targets32), pointer(self.loss), pointer(self.dloss),
-                                        pointer(self.dx), pointer(self.dw), case.rows, case.features, case.vocab, ctypes.c_double(SOFTCAP),
+                                        pointer(self.dx), pointer(self.dw), case.rows, case.features, case.vocab, ctypes.c_double(case.softcap),
                                         pointer(self.workspace), self.workspace.numel(), stream())
         return call
 
@@ -96,12 +100,14 @@ def check(buffers, native):
     for at in range(0, case.rows, chunk):
         rows = slice(at, min(at + chunk, case.rows))
         x = buffers.x[rows].float()
-        t = torch.tanh(F.linear(x, w) / SOFTCAP)
-        logits = SOFTCAP * t
+        logits, slope = F.linear(x, w), 1.0
+        if case.softcap:
+            t = torch.tanh(logits / case.softcap)
+            logits, slope = case.softcap * t, 1 - t * t
         losses[rows] = F.cross_entropy(logits, buffers.targets[rows], reduction="none")
         d = torch.softmax(logits, -1)
         d[torch.arange(d.size(0), device="cuda"), buffers.targets[rows]] -= 1
-        d *= (1 - t * t) / case.rows
+        d *= slope / case.rows
         dx[rows] = d @ w
         dw += d.t() @ x
     worst = max(relative_error([buffers.dx], [dx]), relative_error([buffers.dw], [dw]))
@@ -109,9 +115,13 @@ def check(buffers, native):
     return worst, 2 * 2.0**-9
 
 
-def liger_loss(ops):
+def liger_loss(ops, softcap):
     # no bias and no weights of classes, ignored index, no z-loss, no smoothing, mean
-    return lambda x, w, targets: ops.LigerFusedLinearCrossEntropyFunction.apply(x, w, targets, None, None, -100, 0.0, 0.0, "mean", SOFTCAP)[0]
+    return lambda x, w, targets: ops.LigerFusedLinearCrossEntropyFunction.apply(x, w, targets, None, None, -100, 0.0, 0.0, "mean", softcap or None)[0]
+
+
+def quack_loss(library):
+    return lambda x, w, targets: library.chunked_linear_cross_entropy(x, w, targets)
 
 
 def measure(case, native, ceiling, liger):
@@ -119,11 +129,11 @@ def measure(case, native, ceiling, liger):
     error, tolerance = check(buffers, native)
     torch.cuda.empty_cache()
     torch._dynamo.reset()
-    functions, absent = {"torch_eager": loss_of}, {}
+    functions, absent = {"torch_eager": loss_of(case.softcap)}, {}
     if case.beside_liger:
         absent["torch_compile"] = "it is in the row without Liger"
     else:
-        functions["torch_compile"] = torch.compile(loss_of, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
+        functions["torch_compile"] = torch.compile(loss_of(case.softcap), fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
     gradients = 2 * (buffers.x.numel() + buffers.w.numel())
     memory, graphs, calls = {"ours": buffers.workspace.numel()}, {"ours": captured(buffers.ours(native), 2)}, 2
     for name, function in functions.items():
@@ -132,12 +142,15 @@ def measure(case, native, ceiling, liger):
         memory[name] = peak_beside(call, gradients)
         graphs[name] = captured(call, 1, on=torch.cuda.Stream())
     if case.beside_liger:
-        def ready():
-            call = buffers.peer(liger_loss(liger))
+        def ready(name, function):
+            call = buffers.peer(function)
             call(0)
-            memory["liger"] = peak_beside(call, gradients)
+            memory[name] = peak_beside(call, gradients)
             return (lambda: call(0),)
-        add_peers(graphs, absent, {"liger": (liger, ready)})
+        add_peers(graphs, absent, {"liger": (liger, lambda: ready("liger", liger_loss(liger, case.softcap)))})
+        if not case.softcap:  # QuACK has none
+            _, quack = import_peer("quack.linear_cross_entropy")
+            add_peers(graphs, absent, {"quack": (quack, lambda: ready("quack", quack_loss(quack)))})
     with torch.no_grad():
         graphs["bare_products"] = captured(buffers.bare(), 1)
     us, spread = interleaved({name: g[0] for name, g in graphs.items()}, 1, rounds=9)
@@ -151,6 +164,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--native", required=True)
     parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
+    add_wheels(parser)
     parser.add_argument("--only", help="only cases whose shape or name holds this, and no report")
     parser.add_argument("--quick", action="store_true", help="the second case, and no report")
     options = parser.parse_args()
@@ -165,7 +179,7 @@ def main():
         r = measure(case, native, ceiling, liger)
         results.append(r)
         torch.cuda.empty_cache()
-        print(f"{case.rows} x {case.features} x {case.vocab}{', beside Liger' * case.beside_liger}: "
+        print(f"{case.rows} x {case.features} x {case.vocab}{', no softcap' * (not case.softcap)}{', beside Liger' * case.beside_liger}: "
               f"ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s  "
               + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
               + "  memory " + ", ".join(f"{p} {b / 1e9:.2f} GB" for p, b in r["memory_bytes"].items())

@@ -1,7 +1,7 @@
-"""RMSNorm on a GPU, forward and backward: Ingot's shipped entry points beside PyTorch eager, torch.compile, Liger-Kernel (Triton) and,
+"""RMSNorm on a GPU, forward and backward: Ingot's shipped entry points beside PyTorch eager, torch.compile, Liger-Kernel (Triton), QuACK and,
 if its source is given, the original project (MGRrmsnorm). Writes bench/results/<gpu>/rmsnorm.json.
 
-    python3 bench/peers/gpu_rmsnorm.py --native build/cuda/libingot_bench.so [--origin MGRrmsnorm/src] [--liger WHEEL]
+    python3 bench/peers/gpu_rmsnorm.py --native build/cuda/libingot_bench.so [--origin MGRrmsnorm/src] [--liger WHEEL] [--wheels FOLDER]
                                        [--sweep FILE] [--only TEXT] [--quick]
 
 Backward passes are timed alone, with random upstream gradients: dx, and dw where there is a weight. Two peers
@@ -15,7 +15,7 @@ import subprocess
 import torch
 import torch.nn.functional as F
 
-from gpu_common import DTYPES, backward_of, captured, compared, pointer, relative_error, rotation, run_suite, stream, sweep
+from gpu_common import DTYPES, backward_of, captured, compared, import_peer, pointer, relative_error, rotation, run_suite, stream, sweep
 
 EPS = 1e-5
 
@@ -155,6 +155,14 @@ def keep_and_norm(x, *w):  # x is the sum, which other operations use too
     return norm(x, *w), x.view_as(x)
 
 
+def quack_norm(quack):
+    return lambda x, w=None: quack.rmsnorm(x, w, eps=EPS)
+
+
+def quack_add_norm(quack):
+    return lambda x, r, w=None: quack.rmsnorm(x, w, residual=r, eps=EPS, prenorm=True)
+
+
 def plain(s, w, dtype):
     """The chain with a single rounding to `dtype` at the end; in fp64 the reference."""
     y = s * torch.rsqrt((s * s).mean(-1, keepdim=True) + EPS)
@@ -222,9 +230,11 @@ def build_origin(source, folder):
 def measure(case, native, l2_bytes, copy_tbps, liger, origin):
     buffers = Buffers(case, native, l2_bytes)
     function = (keep_and_norm if case.backward else add_norm) if case.residual else norm
-    others = {"liger": (liger, buffers.liger), "origin": (origin, lambda: buffers.origin(origin))}
-    return compared(case, buffers, function, buffers.ours(native), check(buffers, native), copy_tbps,
-                    others if case.weight and not case.residual else {})
+    others = {"liger": (liger, buffers.liger), "origin": (origin, lambda: buffers.origin(origin))} if case.weight and not case.residual else {}
+    if not (case.residual and case.backward):
+        _, quack = import_peer("quack")
+        others["quack"] = quack, lambda: buffers.peer(quack_add_norm(quack) if case.residual else quack_norm(quack))
+    return compared(case, buffers, function, buffers.ours(native), check(buffers, native), copy_tbps, others)
 
 
 def configurations(case):
