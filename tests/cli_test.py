@@ -64,7 +64,7 @@ class Frame(InDirectory):
             ["found the unknown subcommand 'doctro', expected one of", "doctro"],
             ["ingot doctor: found the unknown option '--j', expected those of ingot doctor --help", "doctor", "--j"],
             ["ingot doctor: found the unknown argument 'all', expected those of", "doctor", "all"],
-            [r"ingot doctor: --threads: found no value, expected one N \(threads to use", "doctor", "--threads"],
+            [r"ingot doctor: --threads: found no value, expected one N \(number of threads", "doctor", "--threads"],
             [r"--steps: found no value, expected one N \(length of the run", "train", "--preset", "nano", "--steps"],
             ["--steps: found no value, expected one N", "train", "--steps="],
             ["--data: found no value, expected one PATH", "train", "--data"],

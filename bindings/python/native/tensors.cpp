@@ -475,7 +475,7 @@ bool observed() {  // a mode, transform or tracer is active
 }
 bool forward_mode() {
   PyObject* level = PyDict_GetItemWithError(torch_.forward_ad, torch_.current_level);
-  // a negative number means another version of PyTorch, in which only the dispatcher knows
+  // Negative outside forward mode. A version of PyTorch without this name counts as forward mode.
   const long found = level == nullptr ? 0 : PyLong_AsLong(level);
   if (PyErr_Occurred()) throw nb::python_error();
   return found >= 0;

@@ -150,11 +150,11 @@ void accuracy(const AccuracyCommand& o) {
 }  // namespace
 
 void add_accuracy(Command& eval) {
-  Command& c = eval.add("accuracy", "Compares a GPT-OSS model with itself in fewer bits, token by token");
+  Command& c = eval.add("accuracy", "Compares a GPT-OSS model with the same model in fewer bits, token by token");
   auto o = std::make_shared<AccuracyCommand>();
-  c.text("--model DIR", o->model, "the reference: a checkpoint or an archive, as it is").require();
-  c.text("--ids FILE", o->ids, "the text: one JSON list of token ids a line").require();
-  c.list("--archive FILE", o->archives, "compare this archive as well; repeatable");
+  c.text("--model DIR", o->model, "the reference: a checkpoint or an archive").require();
+  c.text("--ids FILE", o->ids, "the text: a file with one JSON list of token ids per line").require();
+  c.list("--archive FILE", o->archives, "an archive to compare too; may be repeated");
   c.integer("--layers N", o->layers, 0, 1 << 20, "run the first N layers; 0: all (default: 0)");
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot eval accuracy --model small-gpt-oss --ids held_out.jsonl

@@ -52,10 +52,10 @@ void add_bench(Command& root) {
     bool json = false, list = false;
   };
   Command& c =
-      root.add("bench", "Times operations on this machine: medians, and the share of what its arithmetic could reach");
+      root.add("bench", "Times operations on this machine: medians, and their share of the machine's peak rate");
   auto o = std::make_shared<BenchCommand>();
   c.text("FILTER", o->filter, "only cases whose suite/name/shape/dtype contains this (default: all)");
-  c.number("--seconds X", o->seconds, 0.001, 3600, "how long to repeat each case (default: 0.2)");
+  c.number("--seconds X", o->seconds, 0.001, 3600, "seconds for which each case is repeated (default: 0.2)");
   c.flag("--list", o->list, "print the names of the cases and measure nothing");
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench

@@ -437,33 +437,38 @@ void bench_model(const Options& o) {
 }  // namespace
 
 void add_bench_decode(Command& bench) {
-  Command& c = bench.add(
-      "decode", "Times a token of GPT-OSS: a model's, or on a GPU one of random weights of the published shapes");
+  Command& c = bench.add("decode",
+                         "Times a token of GPT-OSS: of a model, or on a GPU of random weights in the published shapes");
 
   auto o = std::make_shared<Options>();
   c.text("--model PATH", o->model,
-         "a checkpoint or an archive as generation has it, told the whole context (default: random weights)");
+         "a checkpoint or an archive, timed as in generation after a prompt that fills the context (default: random "
+         "weights)");
   add_device(c, o->device);
-  c.choice("--synthetic SIZE", o->size, {"20b", "120b"}, "whose shapes (default: 120b)");
+  c.choice("--synthetic SIZE", o->size, {"20b", "120b"}, "the published model whose shapes are used (default: 120b)");
   c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
-           "how attention and head are stored (default: bf16); experts are mxfp4");
-  c.integer("--context N", o->measurement.context, 1, 130000, "tokens before the first that is timed (default: 1024)");
-  c.integer("--tokens N", o->measurement.tokens, 1, 100000, "tokens to time (default: 200)");
-  c.flag("--phased", o->phased, "time the phased path alone, a launch a phase (default: both paths)");
-  c.flag("--megakernel", o->megakernel, "time the megakernel alone, one launch a token");
+           "format of attention and head (default: bf16); experts are mxfp4");
+  c.integer("--context N", o->measurement.context, 1, 130000,
+            "tokens of context before the first timed token (default: 1024)");
+  c.integer("--tokens N", o->measurement.tokens, 1, 100000, "number of timed tokens (default: 200)");
+  c.flag("--phased", o->phased, "time only the phased path, with one launch per phase (default: both paths)");
+  c.flag("--megakernel", o->megakernel, "time only the megakernel, with one launch per token");
   c.flag("--kernels-alone", o->kernels_alone,
-         "do not time sampled tokens through the decoder, as `generate` gets them, too");
-  c.flag("--phases", o->measurement.phases, "time each phase alone, too, and the megakernel's stages");
+         "do not also time sampled tokens through the decoder, as `generate` gets them");
+  c.flag("--phases", o->measurement.phases, "also time each phase by itself, and the megakernel's stages");
   c.text("--trace FILE", o->measurement.trace,
-         "write a token of the megakernel, each stage on each SM, for ui.perfetto.dev");
+         "write the times of a token of the megakernel, each stage on each SM, for ui.perfetto.dev");
   c.flag("--prompt", o->measurement.prompt,
-         "tell the whole context, for the time to the first token (default: keys and values are random)");
-  c.flag("--grid-barriers", o->measurement.grid_barriers, "time grid barriers between all SMs by themselves, too");
-  c.text("--contexts LIST", o->contexts, "the same at more contexts, like 8192,32768");
-  c.text("--answers LIST", o->answers, "time prompts and answers of so many tokens from end to end, like 1024:100");
-  c.text("--streams LIST", o->streams, "time steps of so many sequences at once, too, like 1,8,16,64");
+         "feed a prompt that fills the context, and print the time to the first token (default: keys and values are "
+         "random)");
+  c.flag("--grid-barriers", o->measurement.grid_barriers, "also time grid barriers between all SMs by themselves");
+  c.text("--contexts LIST", o->contexts, "also time tokens at these contexts, such as 8192,32768");
+  c.text("--answers LIST", o->answers,
+         "also time whole answers, given as tokens of prompt and answer, such as 1024:100");
+  c.text("--streams LIST", o->streams, "also time steps of these numbers of sequences at once, such as 1,8,16,64");
   c.integer("--small-batch N", o->measurement.small_batch, 0, 16,
-            "with --streams: steps of more than N sequences take the matrix kernels (default: as measured best)");
+            "with --streams: steps of more than N sequences use the matrix kernels (default: the number that was "
+            "fastest in measurements)");
   add_gpu_counts(c, o->gpus, o->measurement.split);
   add_quant(c, o->measurement.quant);
   c.flag("--json", o->json, "print one JSON object");

@@ -55,14 +55,15 @@ OrderedJson as_json(const Options& o, const PromptMeasured& found) {
 
 void add_bench_prompt(Command& bench) {
   Command& c = bench.add(
-      "prompt", "Times prompts of GPT-OSS on a GPU to their first token, with random weights of the published shapes");
+      "prompt", "Times prompts of GPT-OSS on a GPU to their first token, with random weights in the published shapes");
   auto o = std::make_shared<Options>();
   c.list("LENGTH", o->lengths, "tokens of a prompt (default: 100 1024 4096)");
-  c.choice("--synthetic SIZE", o->size, {"20b", "120b"}, "whose shapes (default: 120b)");
+  c.choice("--synthetic SIZE", o->size, {"20b", "120b"}, "the published model whose shapes are used (default: 120b)");
   c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
-           "how attention and head are stored (default: bf16); experts are mxfp4");
-  c.integer("--rounds N", o->measurement.rounds, 1, 1000, "times that each length is told (default: 5)");
-  c.flag("--steps", o->measurement.steps, "once more in steps of 16 tokens by the decode kernels, to compare");
+           "format of attention and head (default: bf16); experts are mxfp4");
+  c.integer("--rounds N", o->measurement.rounds, 1, 1000, "number of times that each length is timed (default: 5)");
+  c.flag("--steps", o->measurement.steps,
+         "also time each prompt in steps of 16 tokens by the decode kernels, for comparison");
   add_gpu_counts(c, o->gpus, o->measurement.split);
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench prompt

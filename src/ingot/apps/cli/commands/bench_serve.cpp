@@ -176,25 +176,26 @@ void bench(const Command& c, BenchServe& o) {
 
 void add_bench_serve(Command& bench_command) {
   Command& c = bench_command.add("serve",
-                                 "Measures a server as its clients see it: tokens/s, time to the first token, "
-                                 "time between tokens, at rising numbers of requests at once");
+                                 "Measures a server from its clients: tokens/s, time to the first token, time between "
+                                 "tokens, at rising numbers of concurrent requests");
   auto o = std::make_shared<BenchServe>();
-  c.text("RUN", o->run, "a run's directory, whose server this command starts");
-  c.text("--model PATH", o->model, "a GPT-OSS checkpoint, archive or GGUF file, in RUN's place");
+  c.text("RUN", o->run, "a run's directory; this command starts a server for the run");
+  c.text("--model PATH", o->model, "in place of RUN: a published checkpoint, an archive or a GGUF file");
   add_synthetic(c, o->synthetic);
   c.text("--serve OPTIONS", o->server_options,
-         "options of the `ingot serve` that is started, in one word: --serve '--slots 16 --gpus 2' (default: as many "
-         "slots as requests at once)");
-  c.text("--url URL", o->url, "instead, a server with OpenAI's API that runs already, such as http://127.0.0.1:8080");
+         "options of the started `ingot serve`, as one argument: --serve '--slots 16 --gpus 2' (default: as many slots "
+         "as concurrent requests)");
+  c.text("--url URL", o->url, "in place of RUN: a running server with OpenAI's API, such as http://127.0.0.1:8080");
   c.text("--api-key-file FILE", o->key_file, "a file whose first line is the key to send");
   c.integer("--vocab N", o->vocab, 1, INT32_MAX,
             "prompts are random ids below N (default: the vocabulary that the server states)");
-  c.text("--concurrency LIST", o->concurrency, "numbers of requests at once (default: 1,2,4,8,16,32,64)");
+  c.text("--concurrency LIST", o->concurrency, "numbers of concurrent requests (default: 1,2,4,8,16,32,64)");
   c.text("--rate LIST", o->rates,
-         "instead, requests a second, like 0.5,2,8: they arrive at random times, however many are unanswered");
+         "in place of --concurrency: requests per second, such as 0.5,2,8; they arrive at random times, however many "
+         "are unanswered");
   c.integer("--requests N", o->requests, 1, 1 << 20,
-            "requests of each client, one after the other (default: 3); of a rate, all of them (default: 64)");
-  c.integer("--warm-up N", o->warm_up, 0, 1 << 20, "requests of each client that are not counted (default: 1)");
+            "requests per client, one after the other (default: 3); with --rate, requests in total (default: 64)");
+  c.integer("--warm-up N", o->warm_up, 0, 1 << 20, "requests per client that are not counted (default: 1)");
   c.text("--prompt N", o->prompt, "tokens of a prompt, or a range like 100-2000 (default: 500)");
   c.text("--tokens N", o->answer, "most tokens of an answer, or a range (default: 200)");
   add_options(c, o->load.sampling);

@@ -185,21 +185,22 @@ void chat(const ChatCommand& o) {
 }  // namespace
 
 void add_chat(Command& root) {
-  Command& c = root.add("chat", "Talks with a model such as GPT-OSS, a turn a line");
+  Command& c = root.add("chat", "Chats with a model such as GPT-OSS; each line of input is a turn");
   auto o = std::make_shared<ChatCommand>();
   c.text("--model DIR", o->model, "a checkpoint's directory, an archive or a GGUF file, with its tokenizer").require();
   add_options(c, o->conversation);
   add_options(c, o->sampling);
   c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed and turns give the same answers (default: 1)");
-  c.integer("--tokens N", o->tokens, 0, 1 << 30, "most tokens of one answer; 0: as many as fit (default: 0)");
+  c.integer("--tokens N", o->tokens, 0, 1 << 30,
+            "at most N tokens per answer; 0: as many as fit into the context (default: 0)");
   c.integer("--context N", o->context, 0, 1 << 30,
-            "tokens of a conversation; 0: 8192, or the model's if that is less (default: 0)");
-  c.list("--stop-id N", o->stop_ids, "an id that also ends an answer; may be repeated");
+            "longest conversation in tokens; 0: 8192, or the model's context if that is shorter (default: 0)");
+  c.list("--stop-id N", o->stop_ids, "a token id that also ends an answer; may be repeated");
   c.choice("--analysis WHEN", o->analysis, {"auto", "show", "hide"},
-           "whether the model's thoughts are printed; auto: on a terminal (default: auto)");
+           "whether the model's reasoning is printed; auto: on a terminal (default: auto)");
   add_options(c, o->on);
   add_gpu_options(c, o->on);
-  c.flag("--json", o->json, "one JSON object an answer: its messages, ids, how it ended, the times");
+  c.flag("--json", o->json, "print one JSON object per answer: messages, ids, the reason for the end, the times");
   c.examples(R"(  ingot chat --model gpt-oss-20b
   ingot chat --model gpt-oss-20b --reasoning high --developer "Answer in French." --temperature 0.7
   printf 'What is 2 + 2?\nAnd half of it?\n' | ingot chat --model gpt-oss-20b --temperature 0 --json)");

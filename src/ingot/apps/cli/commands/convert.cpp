@@ -89,21 +89,22 @@ void convert(const ConvertCommand& o) {
 }  // namespace
 
 void add_convert(Command& root) {
-  Command& c = root.add("convert", "Writes a published checkpoint as one archive that starts in seconds");
+  Command& c = root.add("convert", "Writes a published checkpoint as one archive that loads in seconds");
   auto o = std::make_shared<ConvertCommand>();
-  c.text("FROM", o->from,
-         "a checkpoint's directory, a GGUF or an .iris file, or an archive, to change its form or to --verify it");
+  c.text(
+      "FROM", o->from,
+      "a checkpoint's directory, a GGUF or an .iris file, or an archive, to convert to other formats or to --verify");
   c.text("OUT", o->to, "the archive, such as model.ingot");
-  c.choice(
-      "--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
-      "what attention, dense MLPs and the head become: bf16, fp8 or mxfp4 (default: bf16, of an archive what it has); "
-      "the embedding and the router stay bf16");
+  c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
+           "format of attention, dense MLPs and the head: bf16, fp8 or mxfp4 (default: bf16, or that of the archive "
+           "FROM); the embedding and the router stay bf16");
   c.choice("--experts FORM", o->experts, {"bf16", "fp8", "mxfp4"},
-           "what the experts become: bf16, fp8 or mxfp4 (default: mxfp4 of GPT-OSS, bf16 of others, of an archive what "
-           "it has)");
+           "format of the experts: bf16, fp8 or mxfp4 (default: mxfp4 for GPT-OSS, bf16 for other models, or that of "
+           "the archive FROM)");
   c.choice("--synthetic SHAPE", o->synthetic, {"20b", "120b", "small"},
-           "no FROM: random weights of a published shape, 20b or 120b, or a small one, for benchmarks and load tests");
-  c.flag("--verify", o->verify, "read the archive again and compare every blob with its sum");
+           "in place of FROM: random weights in a published shape, 20b or 120b, or a small one, for benchmarks and "
+           "load tests");
+  c.flag("--verify", o->verify, "read the archive again and check the checksum of every blob");
   c.examples(R"(  ingot convert gpt-oss-20b gpt-oss-20b.ingot
   ingot convert gpt-oss-20b small.ingot --dense fp8 --verify
   ingot convert gpt-oss-20b-mxfp4.gguf gpt-oss-20b.ingot

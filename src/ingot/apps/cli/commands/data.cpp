@@ -94,7 +94,7 @@ void describe(const std::string& data, bool json) {
 }  // namespace
 
 void add_data(Command& root) {
-  Command& c = root.add("data", "Turns text into token shards, and says what shards or texts hold");
+  Command& c = root.add("data", "Turns text into token shards; describes shards and texts");
   c.examples(R"(  ingot data pack --data corpus/ --tokenizer tok.json --out shards/
   ingot data info shards/)");
   {
@@ -106,7 +106,7 @@ void add_data(Command& root) {
     p.integer("--shard-tokens N", o->shard_tokens, 1, INT32_MAX, "most tokens of a shard (default: 100000000)");
     p.integer("--held-out-every N", o->held_out_every, 0, int64_t(1) << 40,
               "hold out every N-th document of a shuffle, N at least 2; 0: none (default: 20)");
-    p.integer("--seed N", o->seed, 0, int64_t(1) << 53, "of the shuffle (default: 1)");
+    p.integer("--seed N", o->seed, 0, int64_t(1) << 53, "seed of the shuffle (default: 1)");
     p.examples(R"(  ingot data pack --data corpus/ --tokenizer tok.json --out shards/
   ingot train --preset demo --data shards/ --tokenizer tok.json --out runs/a)");
     p.run([o, &p] {
@@ -115,7 +115,7 @@ void add_data(Command& root) {
     });
   }
   {
-    Command& i = c.add("info", "Says what a directory of shards, a shard or a text holds");
+    Command& i = c.add("info", "Describes a directory of shards, a shard or a text");
     auto data = std::make_shared<std::string>();
     auto json = std::make_shared<bool>(false);
     i.text("PATH", *data, "shards or text; - is standard input").require();

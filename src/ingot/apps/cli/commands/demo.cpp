@@ -265,11 +265,12 @@ void add_demo(Command& root) {
   auto o = std::make_shared<DemoCommand>();
   c.text("--data PATH", o->data,
          "a text file, a directory of text files or JSON lines (default: the compiler's C++ headers)");
-  c.text("--out DIR", o->out, "where to write the run, loss.svg and report.html (default: demo)");
-  c.number("--seconds X", o->seconds, 1, 1e6, "how long to train (default: 110)");
-  c.text("--preset NAME", o->preset, "what to train (default: demo)");
-  c.text("--prompt TEXT", o->prompt, "what to continue while it learns");
-  c.flag("--chat", o->chat, "end at a prompt, on a terminal; --set chat=false does not (default: on)");
+  c.text("--out DIR", o->out, "directory for the run, loss.svg and report.html (default: demo)");
+  c.number("--seconds X", o->seconds, 1, 1e6, "seconds of training (default: 110)");
+  c.text("--preset NAME", o->preset, "the preset to train (default: demo)");
+  c.text("--prompt TEXT", o->prompt, "the prompt that the model continues during the training");
+  c.flag("--chat", o->chat,
+         "after the training, chat with the model on a terminal; --set chat=false switches this off (default: on)");
   add_device(c, o->device);
   add_sections(c, o->model, o->train);
   c.examples(R"(  ingot demo

@@ -177,7 +177,7 @@ void print(const OrderedJson& r) {
 }  // namespace
 
 void add_doctor(Command& root) {
-  Command& c = root.add("doctor", "Prints what this machine and this build offer, and what is missing");
+  Command& c = root.add("doctor", "Prints the features of this machine and this build, and the missing ones");
   auto json = std::make_shared<bool>(false);
   c.flag("--json", *json, "print one JSON object");
   c.examples(R"(  ingot doctor

@@ -311,20 +311,21 @@ void eval_with_ranks(EvalCommand o) {
 void add_eval(Command& root) {
   Command& c = root.add("eval", "Scores text or token ids under a model: loss and bits per byte");
   auto o = std::make_shared<EvalCommand>();
-  c.text("RUN", o->run, "a run's directory, one of its checkpoints, or what `ingot export` wrote");
-  c.text("--model DIR", o->model, "instead of RUN: the same, or a published checkpoint, an archive or a GGUF file");
-  c.text("--data PATH", o->data, "text, JSON lines or shards, - for standard input; for published models text");
+  c.text("RUN", o->run, "a run's directory, one of its checkpoints, or an artifact of `ingot export`");
+  c.text("--model DIR", o->model, "in place of RUN: a run, a published checkpoint, an archive or a GGUF file");
+  c.text("--data PATH", o->data, "text, JSON lines or shards, - for standard input; with a published model: text");
   c.text("--ids FILE", o->ids,
-         "instead of text: one JSON list of token ids a line; --json gives the loss at every position");
+         "in place of text: a file with one JSON list of token ids per line; --json prints the loss at every position");
   add_options(c, o->on);
-  c.text("--tokenizer FILE", o->tokenizer, "of a published model, for --data (default: the one beside the model)");
+  c.text("--tokenizer FILE", o->tokenizer,
+         "tokenizer of a published model, for --data (default: the file beside the model)");
   c.choice("--split PART", o->split, {"held-out", "all"},
-           "held-out: the part that the run would hold out of this data; all (default: held-out of the data that the "
-           "run was trained on, all of other data)");
+           "the part to score: held-out, which is the part that the run would hold out of this data, or all (default: "
+           "held-out of the data that the run was trained on, all of other data)");
   c.integer("--stride N", o->stride, 0, 1 << 30,
             "sliding windows that advance by N tokens (default 0: windows side by side)");
   c.integer("--context N", o->context, 0, 1 << 30,
-            "longest window (default 0: the model's context; of published models at most 2,048)");
+            "longest window in tokens (default 0: the model's context; with published models at most 2,048)");
   c.integer("--batch-tokens N", o->batch_tokens, 1, 1 << 30, "tokens per forward pass (default: 4096)");
   c.flag("--flat", o->flat, "cut every batch-tokens tokens, also inside documents (the parameter-golf rule)");
   add_options(c, o->ttt);

@@ -233,26 +233,32 @@ void add_export(Command& root) {
   Command& c = root.add("export", "Quantises a run's model and writes it as one small file");
   auto o = std::make_shared<ExportCommand>();
   const std::vector<std::string> forms = {"int4", "int5", "int6", "int7", "int8"};
-  c.text("RUN", o->run, "a run's directory, one of its checkpoints, or an artifact, which is only coded anew")
+  c.text("RUN", o->run, "a run's directory, one of its checkpoints, or an artifact, which is only encoded again")
       .require();
   c.text("OUT", o->out, "the artifact; its tokenizer is written beside it as OUT.tokenizer").require();
-  c.text("--data PATH", o->data, "the run's text or shards: the training part calibrates, the held-out one scores");
-  c.choice("--matrices FORM", o->matrices, forms, "int4 to int8 (default: int6)");
-  c.choice("--embedding FORM", o->embedding, forms, "of embeddings and the head, int4 to int8 (default: int8)");
+  c.text("--data PATH", o->data,
+         "the run's text or shards: the training part is for calibration, the held-out part for the score");
+  c.choice("--matrices FORM", o->matrices, forms, "format of matrices, int4 to int8 (default: int6)");
+  c.choice("--embedding FORM", o->embedding, forms, "format of embeddings and the head, int4 to int8 (default: int8)");
   add_device(c, o->device);
   c.choice("--rounding HOW", o->rounding, {"gptq", "nearest"},
-           "gptq: weights make up for the error of others; nearest: each alone, without calibration (default: gptq)");
+           "gptq: weights compensate for the rounding errors of earlier weights; nearest: each weight by itself, "
+           "without calibration (default: gptq)");
   c.number("--matrix-sigmas X", o->matrix_sigmas, 0.1, 1000,
-           "deviations of a row that the largest integer stands for (default: 12.85)");
-  c.number("--embedding-sigmas X", o->embedding_sigmas, 0.1, 1000, "the same of embeddings (default: 20)");
-  c.number("--damping X", o->damping, 0, 1000, "of GPTQ's Hessians, a share of their mean diagonal (default: 0.01)");
-  c.integer("--batches N", o->batches, 1, 1 << 30, "batches of training text that calibrate (default: 64)");
-  c.integer("--batch-tokens N", o->batch_tokens, 1, 1 << 30, "tokens of each (default: 4096)");
-  c.integer("--seed N", o->seed, 0, INT64_C(1) << 53, "of the order of that text (default: 1)");
-  c.integer("--fp16-below N", o->fp16_below, 0, 1 << 30, "matrices of fewer numbers stay fp16 (default: 65536)");
+           "value of the largest integer, in standard deviations of a matrix row (default: 12.85)");
+  c.number("--embedding-sigmas X", o->embedding_sigmas, 0.1, 1000,
+           "value of the largest integer, in standard deviations of an embedding row (default: 20)");
+  c.number("--damping X", o->damping, 0, 1000,
+           "damping of GPTQ's Hessians, as a share of their mean diagonal (default: 0.01)");
+  c.integer("--batches N", o->batches, 1, 1 << 30, "batches of training text for calibration (default: 64)");
+  c.integer("--batch-tokens N", o->batch_tokens, 1, 1 << 30, "tokens per batch (default: 4096)");
+  c.integer("--seed N", o->seed, 0, INT64_C(1) << 53, "seed of the order of the training text (default: 1)");
+  c.integer("--fp16-below N", o->fp16_below, 0, 1 << 30,
+            "matrices with fewer than N numbers stay fp16 (default: 65536)");
   c.choice("--coder HOW", o->coder, {"range", "brotli", "lzma"},
-           "range: our own; brotli, lzma: the general compressors at their usual strength (default: range)");
-  c.integer("--limit BYTES", o->limit, 1, INT64_C(1) << 53, "a larger artifact is an error (default: 16000000)");
+           "range: Ingot's range coder; brotli (quality 11) and lzma (preset 6): general compressors (default: range)");
+  c.integer("--limit BYTES", o->limit, 1, INT64_C(1) << 53,
+            "largest size of the artifact; a larger one is an error (default: 16000000)");
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot export runs/a a.ingot --data corpus/
   ingot export runs/a a.ingot --data corpus/ --matrices int5 --embedding int7 --json

@@ -222,27 +222,28 @@ void add_generate(Command& root) {
   Command& c = root.add("generate", "Continues a prompt with a model");
   auto o = std::make_shared<GenerateCommand>();
   c.text("RUN", o->run, "a run's directory, or one of its checkpoints");
-  c.text("--model DIR", o->model, "instead of RUN: the same, or a published checkpoint, an archive or a GGUF file");
+  c.text("--model DIR", o->model, "in place of RUN: a run, a published checkpoint, an archive or a GGUF file");
   add_synthetic(c, o->synthetic);
   const Option& prompt =
-      c.text("--prompt TEXT", o->prompt, "the beginning (default: standard input, or nothing on a terminal)");
-  c.text("--file FILE", o->file, "a file with the beginning");
-  c.text("--ids FILE", o->ids, "instead of text: one JSON list of token ids a line; prints such lists");
-  c.integer("--tokens N", o->tokens, 0, 1 << 30, "most tokens to add (default: 200)");
+      c.text("--prompt TEXT", o->prompt, "the text to continue (default: standard input, or nothing on a terminal)");
+  c.text("--file FILE", o->file, "a file with the text to continue");
+  c.text("--ids FILE", o->ids, "in place of text: a file with one JSON list of token ids per line; prints such lists");
+  c.integer("--tokens N", o->tokens, 0, 1 << 30, "generate at most N tokens (default: 200)");
   add_options(c, o->sampling);
   c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed gives the same text (default: 1)");
   c.flag("--only-new", o->only_new, "do not repeat the prompt");
   add_options(c, o->on);
   add_gpu_options(c, o->on);
-  c.text("--adapters FILE", o->on.adapters, "of a run of `ingot train`: adapters that `ingot ttt` made");
-  c.flag("--ttt", o->ttt.on, "learn the prompt into adapters first (a run of `ingot train`)");
+  c.text("--adapters FILE", o->on.adapters, "adapters of `ingot ttt`, for a run of `ingot train`");
+  c.flag("--ttt", o->ttt.on, "train adapters on the prompt first (for a run of `ingot train`)");
   add_constants(c, o->ttt);
   add_options(c, o->conversation);
   c.text("--trace FILE", o->trace,
-         "after a GPT-OSS answer from a GPU, write where a token's time goes, for ui.perfetto.dev");
-  c.flag("--raw", o->raw, "continue the prompt of a model that chats as it is, not as a user's turn in its format");
-  c.flag("--json", o->json, "one JSON object: the new text and ids, why it ended, the times; with --ids one a line");
-  c.flag("--past-end", o->past_end, "go on where the model ends its document");
+         "after an answer of GPT-OSS on a GPU, write the times of a token's stages, for ui.perfetto.dev");
+  c.flag("--raw", o->raw, "continue the prompt as plain text, not as a user's turn in the model's chat format");
+  c.flag("--json", o->json,
+         "print one JSON object: the new text and ids, the reason for the end, the times; with --ids one per line");
+  c.flag("--past-end", o->past_end, "continue after the model has ended its document");
   c.examples(R"(  ingot generate runs/a --prompt "ROMEO:" --tokens 200 --temperature 0.8 --seed 1
   echo -n "template <class T>" | ingot generate runs/a --top-p 0.9
   ingot generate runs/a --prompt "The" --temperature 0

@@ -205,10 +205,10 @@ void add_info(Command& root) {
     std::string preset = "demo", run, model;
     bool json = false;
   };
-  Command& c = root.add("info", "Says what a model is made of: sizes, parameters, configuration");
+  Command& c = root.add("info", "Describes a model: sizes, parameters, configuration");
   auto o = std::make_shared<InfoOptions>();
   c.text("RUN", o->run,
-         "a run's directory, a checkpoint or an artifact, also of GPT-OSS, or an archive (default: the preset)");
+         "a run's directory, a checkpoint, an artifact or an archive, also of a published model (default: the preset)");
   c.text("--preset NAME", o->preset,
          "a preset: demo, nano, nano-golf, nano-golf-loop, golf-small, golf (default: demo)");
   c.section("model", o->model, to_json(GptConfig{}));

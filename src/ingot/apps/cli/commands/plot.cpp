@@ -98,12 +98,13 @@ void add_plot(Command& root) {
   };
   auto o = std::make_shared<PlotOptions>();
   c.list("RUN", o->runs, "run directories or JSONL logs").require();
-  c.text("--out FILE", o->out, "where to write (default: loss.svg)");
+  c.text("--out FILE", o->out, "file to write (default: loss.svg)");
   c.list("--y KEY", o->choice.keys,
-         "the number to draw, EVENT.KEY where the event is not step; may be repeated (default: loss, score.loss)");
-  c.text("--x KEY", o->choice.x, "the number along the axis: step or seconds (default: step)");
-  c.integer("--smooth N", o->choice.smooth, 0, 1000000,
-            "mean over N points, the raw line behind it (default: by length; 1: none)");
+         "the number to plot, as EVENT.KEY if the event is not step; may be repeated (default: loss, score.loss)");
+  c.text("--x KEY", o->choice.x, "the number on the x axis: step or seconds (default: step)");
+  c.integer(
+      "--smooth N", o->choice.smooth, 0, 1000000,
+      "plot means over N points in front of the raw line (default: by the number of points; 1: the raw line only)");
   c.text("--title TEXT", o->choice.title, "the heading (default: the run's name)");
   c.examples(R"(  ingot plot runs/a
   ingot plot runs/a runs/b --x seconds --out compare.svg

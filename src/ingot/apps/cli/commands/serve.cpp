@@ -122,48 +122,49 @@ void serve(const ServeCommand&, const std::string&) {
 }  // namespace
 
 void add_serve(Command& root) {
-  Command& c = root.add("serve", "Answers OpenAI's API over HTTP");
+  Command& c = root.add("serve", "Serves a model over HTTP with OpenAI's API");
   auto o = std::make_shared<ServeCommand>();
-  c.text("RUN", o->run, "a directory that ingot train wrote");
-  c.text("--model PATH", o->model, "a GPT-OSS checkpoint, archive or GGUF file, in RUN's place");
+  c.text("RUN", o->run, "the directory of a run of `ingot train`");
+  c.text("--model PATH", o->model, "in place of RUN: a published checkpoint, an archive or a GGUF file");
   add_synthetic(c, o->synthetic);
-  c.text("--name NAME", o->name, "what clients call the model (default: the path's last part)");
-  c.text("--host ADDRESS", o->host, "where to listen (default: 127.0.0.1, this machine alone)");
-  c.integer("--port N", o->port, 0, 65535, "0: any that is free (default: 8080)");
-  c.text("--api-key-file FILE", o->key_file, "keys, one a line, of which a client must send one");
-  c.flag("--insecure", o->insecure, "listen beyond this machine without keys");
-  c.list("--allow-host NAME", o->hosts, "a name that clients call this server by; may be repeated");
+  c.text("--name NAME", o->name, "the model's name in the API (default: the last part of the path)");
+  c.text("--host ADDRESS", o->host, "address to listen on (default: 127.0.0.1, for clients on this machine only)");
+  c.integer("--port N", o->port, 0, 65535, "port to listen on; 0: any free port (default: 8080)");
+  c.text("--api-key-file FILE", o->key_file, "a file with one key per line; a client must send one of the keys");
+  c.flag("--insecure", o->insecure, "accept clients of other machines without keys");
+  c.list("--allow-host NAME", o->hosts, "a further host name of this server; may be repeated");
   c.list("--cors-origin ORIGIN", o->origins,
-         "pages of this origin may ask, such as https://a.example; may be repeated");
+         "an origin whose pages may send requests, such as https://a.example; may be repeated");
   c.flag("--strict-fields", o->strict_fields,
-         "refuse fields of requests that are unknown and tools that are no functions (default: ignore them, and name "
-         "each once in the log)");
-  c.integer(
-      "--slots N", o->slots, 0, 256,
-      "most requests that are answered at a time; 0: as many as the GPU's memory has room for, at most 128, or 4 on "
-      "a CPU (default: 0)");
+         "refuse requests with unknown fields or with tools other than functions (default: ignore these, and log each "
+         "once)");
+  c.integer("--slots N", o->slots, 0, 256,
+            "most requests that are answered at a time; 0: as many as fit into the GPU's memory, at most 128, or 4 on "
+            "a CPU (default: 0)");
   o->on.batched_sequences = true;
   c.flag("--one-by-one", o->on.batched_sequences,
-         "compute each sequence of GPT-OSS on a GPU alone: slower in all, and the answer to a seed does not depend on "
-         "other requests (default: sequences share passes over the weights)")
+         "on a GPU, compute each sequence of GPT-OSS by itself: fewer tokens per second in total, but the answer to a "
+         "seed does not depend on other requests (default: sequences share passes over the weights)")
       .negated();
-  c.integer("--queue N", o->waiting, 0, 1 << 20, "most that wait for their turn; others get status 429 (default: 64)");
-  c.integer(
-      "--context N", o->context, 0, 1 << 30,
-      "tokens of a request and its answer; 0: the longest context, down to 8192, that leaves room for 64 slots or "
-      "for --slots, and on a CPU 8192 or the model's (default: 0)");
-  c.integer("--connections N", o->connections, 1, 1 << 16, "most at a time (default: 256)");
+  c.integer("--queue N", o->waiting, 0, 1 << 20,
+            "most requests that wait for a slot; further requests get status 429 (default: 64)");
+  c.integer("--context N", o->context, 0, 1 << 30,
+            "most tokens of a request and its answer; 0: the longest context, down to 8192, for which --slots or 64 "
+            "slots fit into the GPU's memory; on a CPU 8192 or the model's context (default: 0)");
+  c.integer("--connections N", o->connections, 1, 1 << 16, "most connections at a time (default: 256)");
   c.integer("--connections-of-one N", o->connections_of_one, 0, 1 << 16,
-            "most at a time from one address; 0: as many as from all (default: 0)");
-  c.number("--patience SECONDS", o->patience, 0.1, 3600,
-           "for a request's whole header, for its body, and for a client that takes nothing (default: 30)");
-  c.number("--drain SECONDS", o->drain, 0, 3600, "how long a signal to end waits for answers under way (default: 30)");
+            "most connections at a time from one address; 0: no limit per address (default: 0)");
+  c.number(
+      "--patience SECONDS", o->patience, 0.1, 3600,
+      "longest wait for a request's whole header, for its body, and for a client that reads nothing (default: 30)");
+  c.number("--drain SECONDS", o->drain, 0, 3600,
+           "after a signal to end, longest wait for the answers under way (default: 30)");
   c.text("--tokenizer FILE", o->tokenizer,
-         "a tokenizer.json or .tiktoken of the model's vocabulary (default: the one beside the model)");
+         "a tokenizer.json or .tiktoken of the model's vocabulary (default: the file beside the model)");
   add_chat_format(c, o->chat_format);
   c.choice("--reasoning EFFORT", o->reasoning, {"none", "low", "medium", "high"},
-           "where a request says nothing (default: medium)");
-  c.text("--date DATE", o->date, "the date the model is told, or none (default: today)");
+           "level of a request that specifies none: none, low, medium or high (default: medium)");
+  c.text("--date DATE", o->date, "the date in the system message, or none (default: today)");
   add_options(c, o->on);
   add_gpu_options(c, o->on);
   c.examples(R"(  ingot serve --model gpt-oss-20b

@@ -125,14 +125,17 @@ void add_tokenizer(Command& root) {
     Command& t = c.add("train", "Learns a vocabulary from text and writes a tokenizer.json");
     auto o = std::make_shared<TrainingOptions>();
     t.list("--data PATH", o->data, "a text file, a directory of text files, or JSON lines; may be repeated").require();
-    t.integer("--vocab N", o->vocab, 257, 1000000, "tokens, special ones and the 256 bytes included (default: 4096)");
-    t.text("--out FILE", o->out, "where to write (default: tokenizer.json)");
+    t.integer("--vocab N", o->vocab, 257, 1000000,
+              "number of tokens, including special tokens and the 256 bytes (default: 4096)");
+    t.text("--out FILE", o->out, "file to write (default: tokenizer.json)");
     t.choice("--kind KIND", o->kind, {"bpe", "char"}, "bpe, or char: one token per character (default: bpe)");
     t.choice("--pattern NAME", o->pattern, {"gpt2", "cl100k", "o200k", "qwen2", "tekken", "smollm"},
-             "how text is cut into words before merging: gpt2, cl100k, o200k, qwen2, tekken or smollm (default: gpt2)");
+             "pattern that splits text into words before merging: gpt2, cl100k, o200k, qwen2, tekken or smollm "
+             "(default: gpt2)");
     t.list("--special TEXT", o->specials,
-           "special tokens, the first starts a document; may be repeated (default: <|bos|>)");
-    t.integer("--min-count N", o->min_count, 1, 1000000000, "never merge a pair seen less often (default: 2)");
+           "a special token, of which the first starts a document; may be repeated (default: <|bos|>)");
+    t.integer("--min-count N", o->min_count, 1, 1000000000,
+              "merge only pairs that occur at least N times (default: 2)");
     t.examples(R"(  ingot tokenizer train --data corpus/ --vocab 4096 --out tok.json
   ingot tokenizer train --data a.txt --data b.txt --vocab 8192 --pattern o200k --out tok.json
   ingot tokenizer train --data input.txt --kind char --out chars.json)");
@@ -143,21 +146,22 @@ void add_tokenizer(Command& root) {
     });
   }
   {
-    Command& e = c.add("encode", "Text from standard input or a file to ids, separated by spaces, on standard output");
+    Command& e =
+        c.add("encode", "Encodes text from standard input or a file as ids, separated by spaces, on standard output");
     auto o = std::make_shared<CodecOptions>();
     e.text("--tokenizer FILE", o->tokenizer, "a tokenizer.json, a SentencePiece .model or a character vocabulary")
         .require();
     e.text("--file FILE", o->file, "the text (default: standard input)");
-    e.flag("--bos", o->bos, "put the token that starts a document first");
+    e.flag("--bos", o->bos, "begin with the token that starts a document");
     e.examples(R"(  ingot tokenizer encode --tokenizer tok.json < text > ids)");
     e.run([o] { encode(*o); });
   }
   {
-    Command& d =
-        c.add("decode",
-              "Ids from standard input or a file, separated by spaces, lines or commas, to text on standard output");
+    Command& d = c.add(
+        "decode",
+        "Decodes ids from standard input or a file, separated by spaces, lines or commas, to text on standard output");
     auto o = std::make_shared<CodecOptions>();
-    d.text("--tokenizer FILE", o->tokenizer, "the tokenizer the ids come from").require();
+    d.text("--tokenizer FILE", o->tokenizer, "the tokenizer that made the ids").require();
     d.text("--file FILE", o->file, "the ids (default: standard input)");
     d.examples(R"(  echo "39 381 78" | ingot tokenizer decode --tokenizer tok.json)");
     d.run([o] { decode(*o); });

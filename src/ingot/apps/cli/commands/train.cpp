@@ -337,7 +337,7 @@ void add_train(Command& root) {
   Command& c = root.add("train", "Trains a small GPT on text or token shards; resumes a run that was interrupted");
   auto o = std::make_shared<TrainCommand>();
   c.text("--preset NAME", o->preset,
-         "what to start from: demo, nano, nano-golf, nano-golf-loop, golf-small, golf (default: demo)");
+         "the configuration to start from: demo, nano, nano-golf, nano-golf-loop, golf-small, golf (default: demo)");
   c.text("--data PATH", o->data,
          "a text file, a directory of text files, JSON lines with a \"text\", or shards; - is standard input")
       .require();
@@ -346,37 +346,41 @@ void add_train(Command& root) {
       "--init-from RUN", "train.init_from", Kind::text,
       "fine-tune: begin with the weights, tokenizer and configuration of a run or a checkpoint, in place of a preset");
   c.choice("--resume WHICH", o->resume, {"newest", "last-good"},
-           "where a run goes on: its newest checkpoint, or the newest that is whole (default: newest)");
-  c.text("--from STEP", o->from, "go back to this checkpoint of the run, such as step-00001000, and on from there");
-  c.text("--tokenizer FILE", o->tokenizer, "a tokenizer (default: what the preset says, usually learnt from the data)");
+           "the checkpoint from which a run continues: the newest, or the newest undamaged one (default: newest)");
+  c.text("--from STEP", o->from, "go back to this checkpoint of the run, such as step-00001000, and continue from it");
+  c.text("--tokenizer FILE", o->tokenizer,
+         "a tokenizer (default: the preset's, which is usually learned from the data)");
   add_device(c, o->device);
   c.setting("--steps N", "train.steps", Kind::integer, "length of the run in optimizer steps")
       .replaces("train.seconds");
-  c.setting("--seconds X", "train.seconds", Kind::number,
-            "length of the run in wall-clock time, scores and saves on the way included, instead of steps")
+  c.setting(
+       "--seconds X", "train.seconds", Kind::number,
+       "length of the run in seconds of wall-clock time, evaluations and checkpoints included, in place of --steps")
       .more_than(0);
-  c.setting("--seed N", "train.seed", Kind::integer, "of initialisation and order of data (default: 1)");
-  c.text("--seeds LIST", o->seeds, "several runs, DIR/seed-N each, and their mean and deviation: 1,2,3");
+  c.setting("--seed N", "train.seed", Kind::integer,
+            "seed of the initialisation and of the order of the data (default: 1)");
+  c.text("--seeds LIST", o->seeds,
+         "train one run per seed, in DIR/seed-N, and print mean and deviation; such as 1,2,3");
   c.setting("--batch-tokens N", "train.batch_tokens", Kind::integer, "tokens of one forward and backward pass");
   c.setting("--accumulation N", "train.accumulation", Kind::integer,
-            "passes per optimizer step, over all ranks (default: the preset's, or one a rank)");
+            "passes per optimizer step, over all ranks (default: the preset's, or one per rank)");
   c.integer("--ranks N", o->ranks, 1, 256, "train in N processes that share each step's passes (default: 1)");
-  c.integer("--gpus N", o->gpus, 1, 256, "the same on N GPUs of this machine");
+  c.integer("--gpus N", o->gpus, 1, 256, "train in N processes, each on one of the first N GPUs of this machine");
   c.number("--rank-timeout X", o->rank_timeout, 0.1, 86400,
-           "seconds without an answer after which a rank is given up, and the run ends (default: 120)");
-  c.setting("--context N", "model.context", Kind::integer, "longest segment the model sees");
-  c.setting("--products TYPE", "train.products", Kind::text, "matrix products in fp32 or bf16");
+           "seconds without an answer after which a rank counts as lost and the run ends (default: 120)");
+  c.setting("--context N", "model.context", Kind::integer, "longest segment of tokens that the model sees");
+  c.setting("--products TYPE", "train.products", Kind::text, "type of matrix products: fp32 or bf16");
   c.setting("--eval-every N", "train.eval_every", Kind::integer,
             "score held-out text every N steps (0: at the end only)");
   c.setting("--checkpoint-every N", "train.checkpoint_every", Kind::integer, "save every N steps (0: at the end only)");
-  c.text("--tensorboard DIR", o->tensorboard, "also write what TensorBoard shows, to DIR/<the run's name>");
+  c.text("--tensorboard DIR", o->tensorboard, "also write event files for TensorBoard to DIR/<the run's name>");
   add_sections(c, o->model, o->train);
   c.examples(R"(  ingot train --preset nano --data input.txt --out runs/a --seed 1 --steps 2000
   ingot train --data corpus/ --out runs/b --seconds 600 --set model.layers=8 --set train.optimizer.matrix_lr=0.02
   ingot train --config experiment.json --data corpus/ --out runs/c --seeds 1,2,3
   ingot train --data more.txt --out runs/tuned --init-from runs/a/best --steps 500
-Ctrl-C saves and stops; the same command goes on from there, with a larger --steps also a finished run. A configuration file holds {"model": {...}, "train": {...}},
-or keys alone: {"preset": "nano", "layers": 8, "steps": 5000, "matrix_lr": 0.01}; the config.json of a run shows every key.)");
+Ctrl-C saves a checkpoint and stops; the same command continues from the checkpoint, with a larger --steps also after the run's end. A configuration file holds {"model": {...}, "train": {...}},
+or the keys without their groups: {"preset": "nano", "layers": 8, "steps": 5000, "matrix_lr": 0.01}; the config.json of a run shows every key.)");
   c.run([o, &c] {
     if (o->ranks == 1 && o->gpus <= 1 && rank_place_from_environment().world == 1)
       c.refuse_given({"rank-timeout"}, "a run of one process");

@@ -52,14 +52,14 @@ void learn(const TttCommand& o) {
 }  // namespace
 
 void add_ttt(Command& root) {
-  Command& c = root.add("ttt", "Learns a text into adapters, for `generate --adapters` and `eval --ttt-adapters`");
+  Command& c = root.add("ttt", "Trains adapters on a text, for `generate --adapters` and `eval --ttt-adapters`");
   auto o = std::make_shared<TttCommand>();
   c.text("RUN", o->run, "a run's directory, one of its checkpoints, or an artifact").require();
   c.text("--file FILE", o->file, "the text (default: standard input)");
-  c.text("--out FILE", o->out, "where the adapters go (safetensors)").require();
-  c.integer("--passes N", o->passes, 1, 1 << 20, "how often the text is learnt (default: 1)");
+  c.text("--out FILE", o->out, "file for the adapters (safetensors)").require();
+  c.integer("--passes N", o->passes, 1, 1 << 20, "number of passes over the text (default: 1)");
   add_constants(c, o->ttt);
-  c.text("--ttt-adapters FILE", o->ttt.adapters, "adapters to begin with");
+  c.text("--ttt-adapters FILE", o->ttt.adapters, "adapters to start from");
   add_device(c, o->device);
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot ttt runs/a --file style.txt --out style.safetensors --passes 3

@@ -361,7 +361,7 @@ class Program {
   void build_leaf(Command& command, CLI::App& app, const std::string& path) {
     auto leaf = std::make_unique<Leaf>();
     leaf->command = &command, leaf->app = &app, leaf->path = path;
-    command.integer("--threads N", leaf->threads, 1, 1024, "threads to use (default: every CPU)");
+    command.integer("--threads N", leaf->threads, 1, 1024, "number of threads (default: one per CPU)");
     for (auto& option : command.options_) {
       auto given = std::make_unique<Given>();
       given->option = option.get();
@@ -381,7 +381,7 @@ class Program {
       leaf->given.push_back(std::move(given));
     }
     app.add_option("--config", leaf->config, "a JSON file with any of these options")->type_name("FILE");
-    app.add_option("--set", leaf->sets, "one value of the configuration, over the file's")
+    app.add_option("--set", leaf->sets, "one value of the configuration, with precedence over the file")
         ->type_name("A.B=C")
         ->expected(1)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
@@ -544,7 +544,7 @@ int run(Command& root, int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a write to a closed pipe returns EPIPE instead
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the file size limit returns EFBIG instead
   end_on_signals("ingot");
-  CLI::App app("Trains, scores and samples small GPTs on fused kernels.", "ingot");
+  CLI::App app("Trains small GPTs, and runs these and published models such as GPT-OSS.", "ingot");
   app.set_version_flag("--version", std::string("ingot ") + version() + " (" + commit() + ")", "version and commit");
   Program program(root, app);
   set_command_line(argc, argv);

@@ -50,32 +50,32 @@ std::unique_ptr<SafetensorsFile> opened_adapters(const AdaptationCommand& o, con
 
 void add_constants(Command& c, AdaptationCommand& o) {
   c.integer("--ttt-chunk N", o.options.chunk, 1, 1 << 20,
-            "tokens scored, and then learnt from, at a time (default: 32)");
-  c.integer(
-      "--ttt-window N", o.window, 0, 1 << 20,
-      "tokens that run through the model each time (default 0: 2048, at most the context with learned positions)");
+            "tokens that are scored, and then trained on, at a time (default: 32)");
+  c.integer("--ttt-window N", o.window, 0, 1 << 20,
+            "tokens of each forward pass (default 0: 2048, at most the context with learned positions)");
   c.integer("--ttt-rank N", o.options.adapters.rank, 1, 1 << 12, "rank of the adapters (default: 96)");
-  c.number("--ttt-lr X", o.options.adapters.lr, 0, 1, "their learning rate (default: 1e-4)").more_than(0);
-  c.number("--ttt-beta2 X", o.options.adapters.beta2, 0, 1, "AdamW's second momentum, below 1 (default: 0.999)");
-  c.number("--ttt-eps X", o.options.adapters.eps, 0, 1, "what AdamW adds to the root (default: 1e-10)").more_than(0);
-  c.number("--ttt-decay X", o.options.adapters.weight_decay, 0, 1e6, "their weight decay (default: 0.5)");
+  c.number("--ttt-lr X", o.options.adapters.lr, 0, 1, "learning rate of the adapters (default: 1e-4)").more_than(0);
+  c.number("--ttt-beta2 X", o.options.adapters.beta2, 0, 1, "AdamW's beta2, below 1 (default: 0.999)");
+  c.number("--ttt-eps X", o.options.adapters.eps, 0, 1, "AdamW's epsilon (default: 1e-10)").more_than(0);
+  c.number("--ttt-decay X", o.options.adapters.weight_decay, 0, 1e6, "weight decay of the adapters (default: 0.5)");
 }
 void add_options(Command& c, AdaptationCommand& o) {
-  c.flag("--ttt", o.on, "test-time training: adapters of each document learn from what has been scored of it");
+  c.flag("--ttt", o.on,
+         "test-time training: the adapters of each document are trained on the part that has been scored");
   add_constants(c, o);
   c.integer("--ttt-documents N", o.documents, 0, 1 << 16,
-            "documents adapted side by side, on a GPU more of those shorter than a window; no score depends on it "
+            "documents adapted side by side, on a GPU more if they are shorter than a window; no score depends on N "
             "(default 0: 64 on a GPU, 4 on a CPU)");
   c.integer("--ranks N", o.ranks, 1, 256,
-            "adapt in N processes that share the documents; no score depends on it (default: 1)");
-  c.choice(
-      "--ttt-inexact WAY", o.inexact, {"none", "stale-keys", "chunk-gradients"},
-      "run fewer tokens than the rule, for other scores: keep keys and values of earlier chunks, or let gradients end "
-      "at the chunk (default: none)");
-  c.flag("--ttt-any-order", o.options.any_order,
-         "on a GPU, add up attention's gradients in any order: faster, and a score's last bits vary from run to run");
-  c.text("--ttt-adapters FILE", o.adapters, "adapters that every document begins with");
-  c.text("--ttt-log FILE", o.log, "one JSON object a line: each score and each update, in their order");
+            "adapt in N processes that share the documents; no score depends on N (default: 1)");
+  c.choice("--ttt-inexact WAY", o.inexact, {"none", "stale-keys", "chunk-gradients"},
+           "compute fewer tokens than the rule, which changes the scores: keep keys and values of earlier chunks, or "
+           "end gradients at the chunk (default: none)");
+  c.flag(
+      "--ttt-any-order", o.options.any_order,
+      "on a GPU, add up attention's gradients in any order: faster, but the last bits of a score vary from run to run");
+  c.text("--ttt-adapters FILE", o.adapters, "adapters from which every document starts");
+  c.text("--ttt-log FILE", o.log, "write each score and each update, in order, as one JSON object per line");
 }
 
 void refuse_without_ttt(const Command& c) {

@@ -27,26 +27,30 @@ std::string harmless(std::string_view text) {
 
 void add_options(Command& c, ConversationOptions& o) {
   c.text("--tokenizer FILE", o.tokenizer,
-         "a tokenizer.json or .tiktoken of the model's vocabulary (default: the one beside the model)");
+         "a tokenizer.json or .tiktoken of the model's vocabulary (default: the file beside the model)");
   add_chat_format(c, o.chat_format);
   c.choice("--reasoning EFFORT", o.reasoning, {"none", "low", "medium", "high"},
-           "none, low, medium or high: how long the model thinks, the nearest that it knows (default: medium)");
-  c.text("--system TEXT", o.system, "who the model is told to be (default: what it was trained with)");
-  c.text("--developer TEXT", o.developer, "instructions that stand above the user's");
-  c.text("--date DATE", o.date, "the date the model is told, or none (default: today)");
+           "how long the model thinks: none, low, medium or high; a model without this level uses the nearest one "
+           "(default: medium)");
+  c.text("--system TEXT", o.system, "the model's identity in the system message (default: the one of its training)");
+  c.text("--developer TEXT", o.developer, "developer message: instructions with precedence over the user's");
+  c.text("--date DATE", o.date, "the date in the system message, or none (default: today)");
 }
 void add_chat_format(Command& c, std::string& name) {
   c.choice("--chat-format NAME", name, chat_format_names(),
-           "in the place of the format that the model's template stands for: chatml, smollm2, qwen3, llama3, ...");
+           "chat format, in place of the one that the model's template indicates: chatml, smollm2, qwen3, llama3, ...");
 }
 VocabularyOptions vocabulary_options(const ConversationOptions& o, bool chat) {
   return {.tokenizer = o.tokenizer, .chat = chat, .chat_format = o.chat_format};
 }
 void add_options(Command& c, SamplingOptions& o) {
-  c.number("--temperature X", o.temperature, 0, 100, "0 takes the likeliest token each time (default: 1)");
-  c.integer("--top-k N", o.top_k, 0, 1 << 30, "sample among the N likeliest; 0: all (default: 0)");
-  c.number("--top-p X", o.top_p, 1e-9, 1, "sample among the likeliest that together reach X (default: 1)");
-  c.number("--min-p X", o.min_p, 0, 0.999999, "drop tokens less than X times as likely as the likeliest (default: 0)");
+  c.number("--temperature X", o.temperature, 0, 100,
+           "temperature of sampling; 0 takes the most likely token (default: 1)");
+  c.integer("--top-k N", o.top_k, 0, 1 << 30, "sample among the N most likely tokens; 0: all (default: 0)");
+  c.number("--top-p X", o.top_p, 1e-9, 1,
+           "sample among the most likely tokens whose probabilities add up to X (default: 1)");
+  c.number("--min-p X", o.min_p, 0, 0.999999,
+           "drop tokens less than X times as likely as the most likely token (default: 0)");
 }
 
 void check_date(const std::string& date) {

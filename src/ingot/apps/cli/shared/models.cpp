@@ -21,8 +21,9 @@ void add_options(Command& c, DecoderOptions& o) {
 }
 
 void add_quant(Command& c, bool& e4m3_experts) {
-  c.flag("--quant", e4m3_experts,
-         "round what GPT-OSS's experts multiply to e4m3 per 32 numbers (on a GPU without the megakernel)");
+  c.flag(
+      "--quant", e4m3_experts,
+      "round the inputs of GPT-OSS's experts to e4m3, with a scale per 32 numbers (on a GPU: without the megakernel)");
 }
 
 namespace {
@@ -32,8 +33,8 @@ void add_split(Command& c, Split& split) {
   c.choice<Split>(
       "--split HOW", split,
       {{name_of(Split::tensor), Split::tensor}, {name_of(Split::attention_experts), Split::attention_experts}},
-      "how they share it: each a part of every layer, or the first attention and the others the experts "
-      "(default: tensor)");
+      "how the GPUs share the model: a part of every layer on each GPU, or attention on the first GPU and the experts "
+      "on the others (default: tensor)");
 }
 }  // namespace
 
@@ -42,7 +43,7 @@ void add_gpus(Command& c, int64_t& gpus, Split& split) {
   add_split(c, split);
 }
 void add_gpu_counts(Command& c, std::string& list, Split& split) {
-  c.text("--gpus LIST", list, "share it among the first N GPUs too, of each of these numbers, like 2 or 2,4,8");
+  c.text("--gpus LIST", list, "also share the model among the first N GPUs, for each N in LIST, such as 2 or 2,4,8");
   add_split(c, split);
 }
 std::vector<int> gpu_counts(const std::string& list) {
@@ -61,8 +62,8 @@ void refuse_split_of_one(const Command& c, int64_t gpus) {
 void add_gpu_options(Command& c, DecoderOptions& o) {
   add_gpus(c, o.gpus, o.split);
   c.flag("--whole-head", o.int8_prefilter,
-         "read GPT-OSS's whole head in bf16 for every token (default: on GPUs with room for it, 8 bits of it tell "
-         "which rows have to be; the tokens are the same)")
+         "read GPT-OSS's whole head in bf16 for every token (default: on GPUs with enough memory an int8 prefilter "
+         "selects the rows to read; the tokens are the same)")
       .negated();
 }
 
@@ -129,10 +130,10 @@ std::string chosen_model(const std::string& run, const std::string& model) {
 
 void add_synthetic(Command& c, SyntheticOptions& o) {
   c.choice("--synthetic SIZE", o.size, {"20b", "120b", "small"},
-           "random weights of GPT-OSS's shapes in RUN's place, made on the GPU; answers are random text. small also "
+           "in place of RUN: random weights in GPT-OSS's shapes, made on the GPU; answers are random text. small also "
            "runs on a CPU, for tests");
   c.choice("--dense FORM", o.dense, {"bf16", "fp8", "mxfp4"},
-           "how attention and head of --synthetic are stored (default: bf16); experts are mxfp4");
+           "format of attention and head with --synthetic (default: bf16); experts are mxfp4");
 }
 std::string chosen_model(const Command& c, const std::string& run, const std::string& model,
                          const SyntheticOptions& o) {

@@ -46,8 +46,7 @@ void add_sections(Command& c, std::string& model, std::string& train) {
 }
 
 namespace {
-constexpr const char* kDeviceHelp =
-    "where the model runs; auto: on a GPU that it can use, else the CPU (default: auto)";
+constexpr const char* kDeviceHelp = "device of the model; auto: a GPU if one can run it, else the CPU (default: auto)";
 }
 void add_device(Command& c, std::string& device) {
   c.choice("--device WHERE", device, {"auto", "cpu", "cuda"}, kDeviceHelp);
