@@ -143,7 +143,7 @@ def run_gated_linear_backward(dkept, x, w, w_up, bias, up_bias, order, columns, 
         needs = needs[0], *(needs[1] or needs[2],) * 2, *(needs[3] or needs[4],) * 2
     dx, dw, dw_up, db, db_up = (empty_rows(t) if t is not None and need else None for t, need in zip((x, w, w_up, bias, up_bias), needs))
     order = order if w_up is None else _SEPARATE
-    _C.gated_linear_backward(None, x, w, w_up, None, None, dkept, dx, dw, dw_up, db, db_up, order, columns, 0.0, 1.0, 0.0, 0.0)
+    _C.gated_linear_backward(dkept, x, w, w_up, dx, dw, dw_up, db, db_up, order, columns)
     return dx, dw, dw_up, db, db_up
 
 

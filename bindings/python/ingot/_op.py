@@ -76,10 +76,6 @@ def empty_rows(t):
     return torch.empty_like(t) if t.is_contiguous() else torch.empty_like(t, memory_format=torch.contiguous_format)
 
 
-def bytes_or_none(n, like):
-    return like.new_empty(n, dtype=torch.uint8) if n else None
-
-
 def fake_rows(x):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 

@@ -3,7 +3,7 @@ import torch
 
 from . import _C, _plain
 from ._again import again, gradients, knowing_whether_recorded
-from ._op import as_rows, bytes_or_none, default_eps, dense, eager, empty_rows, expect_tensors_or_none, fake_rows, register, sum_dtype
+from ._op import as_rows, default_eps, dense, eager, empty_rows, expect_tensors_or_none, fake_rows, register, sum_dtype
 
 
 def run_rms_norm_plain(x, weight, eps, unit_offset):
@@ -35,11 +35,8 @@ def run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, 
     """Returns (dx, dweight in the type of sums), None for a gradient that is not needed."""
     dy, dsum, s = as_rows(dy, 2), as_rows(dsum, 2), as_rows(s, 2)
     dx = empty_rows(s) if need_dx else None
-    dw = workspace = None
-    if need_dw:
-        dw = s.new_zeros(s.shape[-1], dtype=sum_dtype(s.dtype))
-        workspace = bytes_or_none(_C.rms_norm_backward_workspace_bytes(s), s)
-    _C.rms_norm_backward(dy, s, dense(weight), rstd, dsum, dx, dw, workspace, default_eps(eps, s.dtype), unit_offset)
+    dw = s.new_zeros(s.shape[-1], dtype=sum_dtype(s.dtype)) if need_dw else None
+    _C.rms_norm_backward(dy, s, dense(weight), rstd, dsum, dx, dw, default_eps(eps, s.dtype), unit_offset)
     return dx, dw
 
 

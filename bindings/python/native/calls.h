@@ -13,7 +13,8 @@ nb::object rms_norm_of_module(nb::handle x, nb::handle attributes);  // an RMSNo
 // autograd.Function.forward; eps and unit_offset are rms_norm_call's.
 nb::object rms_norm_forward(nb::handle ctx, nb::handle x, nb::handle w);
 
-// Returns y. `parameters` are in the order of ops.cpp; mlp_of_module takes the parameters of the layers in a FusedMLP's
+// Returns y. `parameters` are in the order of layers_of() (mlp_arguments.h); mlp_of_module takes the parameters of the
+// layers in a FusedMLP's
 // __dict__. `options` are MlpFlags and the number of the activation. mlp_of_module also returns None under autocast and
 // for a parametrised module.
 enum MlpFlags : int { kBias = 1 << 8, kWeightNorm = 1 << 9, kActivateLast = 1 << 10, kSave = 1 << 11 };

@@ -1,11 +1,14 @@
 // The declared ops: a new op is an include and a list here, and a file in ../ingot/ops.
 #include "declare.h"
+#include "gate_arguments.h"
 #include "ingot/kernels/activation/activation.h"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
 #include "ingot/kernels/expert_linear/expert_linear.h"
 #include "ingot/kernels/muon/muon.h"
 #include "ingot/kernels/rope/rope.h"
+#include "mlp_arguments.h"
+#include "norm_arguments.h"
 
 namespace ingot::python {
 
@@ -18,6 +21,97 @@ void declare_ops(nb::module_& m) {
   declare(m, "activation_backward", Native<DActivate>{"ACTIVATION", INGOT_BUILT(ACTIVATION, &activate_backward)},
           rows("dy", &DActivate::dy), rows("x", &DActivate::x), rows("dx", &DActivate::dx),
           choice("name", &DActivate::act, last_activation));
+
+  declare(m, "rms_norm", Native<RmsNorm>{"RMSNORM", INGOT_BUILT(RMSNORM, &rmsnorm), nullptr, &complete},
+          split_rows("x", &RmsNorm::x), numbers("weight", &RmsNorm::w), split_rows("residual", &RmsNorm::residual),
+          split_rows("sum", &RmsNorm::sum), split_rows("y", &RmsNorm::y), numbers("rstd", &RmsNorm::rstd),
+          option("eps", &RmsNorm::eps), option("unit_offset", &RmsNorm::unit_offset));
+  using DNorm = RmsNormBackward;
+  declare(m, "rms_norm_backward",
+          Native<DNorm>{"RMSNORM", INGOT_BUILT(RMSNORM, &rmsnorm_backward),
+                        INGOT_BUILT(
+                            RMSNORM,
+                            +[](const DNorm& a) -> int64_t {
+                              if (!a.dw) return 0;
+                              return rmsnorm_backward_workspace_bytes(a.s.rows(), a.s.cols(), a.s.dtype, a.s.device);
+                            }),
+                        &complete},
+          split_rows("dy", &DNorm::dy), split_rows("s", &DNorm::s), numbers("weight", &DNorm::w),
+          numbers("rstd", &DNorm::rstd), split_rows("dsum", &DNorm::dsum), split_rows("dx", &DNorm::dx),
+          numbers("dw", &DNorm::dw), option("eps", &DNorm::eps), option("unit_offset", &DNorm::unit_offset));
+
+  using Gate = GateCall;
+  declare(m, "swiglu_gate",
+          Native<Gate>{"SWIGLU",
+                       INGOT_BUILT(
+                           SWIGLU, +[](const Gate& a, Stream s) { swiglu_gate(a, s); }),
+                       nullptr, &complete},
+          rows("packed", &Gate::gate), rows("up", &Gate::up), rows("h", &Gate::h), option("order", &Gate::order),
+          option("limit", &Gate::limit), option("alpha", &Gate::alpha), option("up_offset", &Gate::up_offset),
+          option("cubic", &Gate::cubic));
+  using DGate = GateBackwardCall;
+  declare(m, "swiglu_gate_backward",
+          Native<DGate>{"SWIGLU",
+                        INGOT_BUILT(
+                            SWIGLU, +[](const DGate& a, Stream s) { swiglu_gate_backward(a, s); }),
+                        nullptr, &complete},
+          rows("dh", &DGate::dh), rows("packed", &DGate::gate), rows("up", &DGate::up), rows("dpacked", &DGate::dgate),
+          rows("dup", &DGate::dup), option("order", &DGate::order), option("limit", &DGate::limit),
+          option("alpha", &DGate::alpha), option("up_offset", &DGate::up_offset), option("cubic", &DGate::cubic));
+  using Gated = GatedLinearCall;
+  declare(m, "gated_linear",
+          Native<Gated>{"SWIGLU",
+                        INGOT_BUILT(
+                            SWIGLU, +[](const Gated& a, Stream s) { gated_linear(a, s); }),
+                        INGOT_BUILT(
+                            SWIGLU, +[](const Gated& a) { return gated_linear_workspace_bytes(a); }),
+                        &complete},
+          rows("x", &Gated::x), rows("w", &Gated::w_gate), rows("up", &Gated::w_up), numbers("bias", &Gated::b_gate),
+          numbers("up_bias", &Gated::b_up), rows("h", &Gated::h), rows("kept", &Gated::gate),
+          option("order", &Gated::order), option("columns", &Gated::transposed), option("limit", &Gated::limit),
+          option("alpha", &Gated::alpha), option("up_offset", &Gated::up_offset), option("cubic", &Gated::cubic));
+  using DGated = GatedLinearBackwardCall;
+  declare(m, "gated_linear_backward",
+          Native<DGated>{"SWIGLU",
+                         INGOT_BUILT(
+                             SWIGLU, +[](const DGated& a, Stream s) { gated_linear_backward(a, s); }),
+                         INGOT_BUILT(
+                             SWIGLU, +[](const DGated& a) { return gated_linear_backward_workspace_bytes(a); }),
+                         &complete},
+          rows("dkept", &DGated::gate), rows("x", &DGated::x), rows("w", &DGated::w_gate), rows("up", &DGated::w_up),
+          rows("dx", &DGated::dx), rows("dw", &DGated::dw_gate), rows("dw_up", &DGated::dw_up),
+          numbers("db", &DGated::db_gate), numbers("db_up", &DGated::db_up), option("order", &DGated::order),
+          option("columns", &DGated::transposed));
+
+  using DMlp = MlpBackwardCall;
+  declare(m, "mlp_backward",
+          Native<DMlp>{"MLP",
+                       INGOT_BUILT(
+                           MLP, +[](const DMlp& a, Stream s) { mlp_backward(a, s); }),
+                       INGOT_BUILT(
+                           MLP, +[](const DMlp& a) { return mlp_backward_workspace_bytes(a); }),
+                       &complete},
+          rows("dy", &DMlp::dy), rows("x", &DMlp::x), rows("dx", &DMlp::dx), object(&DMlp::parameters),
+          numbers("gradients", &DMlp::gradients), object(&DMlp::wanted), option("bias", &DMlp::bias),
+          option("weight_norm", &DMlp::weight_norm), choice("act", &DMlp::act, last_activation),
+          option("activate_last", &DMlp::activate_last), numbers("saved", &DMlp::saved));
+  using Wide = WideMlpCall;
+  declare(m, "wide_mlp",
+          Native<Wide>{"LINEAR", INGOT_BUILT(LINEAR, &run_wide_mlp),
+                       INGOT_BUILT(
+                           LINEAR, +[](const Wide& a) { return linear_workspace_bytes(a.x.device); })},
+          rows("x", &Wide::x), rows("w1", &Wide::w1), numbers("b1", &Wide::b1), rows("w2", &Wide::w2),
+          numbers("b2", &Wide::b2), rows("h", &Wide::h), rows("pre", &Wide::pre), numbers("signs", &Wide::signs),
+          rows("y", &Wide::y), choice("act", &Wide::act, last_activation));
+  using DWide = WideMlpBackwardCall;
+  declare(m, "wide_mlp_backward",
+          Native<DWide>{"LINEAR", INGOT_BUILT(LINEAR, &run_wide_mlp_backward),
+                        INGOT_BUILT(
+                            LINEAR, +[](const DWide& a) { return linear_workspace_bytes(a.dy.device); })},
+          rows("dy", &DWide::dy), rows("x", &DWide::x), rows("w1", &DWide::w1), rows("w2", &DWide::w2),
+          rows("h", &DWide::h), rows("pre", &DWide::pre), numbers("signs", &DWide::signs), rows("dh", &DWide::dh),
+          rows("dx", &DWide::dx), rows("dw1", &DWide::dw1), numbers("db1", &DWide::db1), rows("dw2", &DWide::dw2),
+          numbers("db2", &DWide::db2), choice("act", &DWide::act, last_activation));
 
   declare(m, "rope", Native<Rope>{"ROPE", INGOT_BUILT(ROPE, &rope)}, heads("x", &Rope::x), heads("y", &Rope::y),
           numbers("positions", &Rope::positions), rows("cos", &Rope::cos), rows("sin", &Rope::sin),

@@ -257,7 +257,7 @@ def test_a_build_without_cuda_says_so():
     table, positions = torch.ones(1, 4).as_subclass(OnCuda), torch.zeros(1, dtype=torch.int32).as_subclass(OnCuda)
     calls = {
         "rms_norm": lambda: _C.rms_norm(x, None, None, None, y, None, 1e-5, False),
-        "rms_norm_backward": lambda: _C.rms_norm_backward(y, x, None, None, None, x, None, None, 1e-5, False),
+        "rms_norm_backward": lambda: _C.rms_norm_backward(y, x, None, None, None, x, None, 1e-5, False),
         "mlp": lambda: _C.mlp(x, [w], 0, False),
         "swiglu_gate": lambda: _C.swiglu_gate(x, y, w, 3, 0.0, 1.0, 0.0, 0.0),
             "muon": lambda: _C.muon(one, one, one, None, 0.1, 0.9, 0.0, 1.0, True, False, 5, 3.0, -4.0, 2.0, 0),
