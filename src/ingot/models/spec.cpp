@@ -83,32 +83,32 @@ std::string unsupported_reason(const DecoderSpec& s, DecodePath path) {
   const bool dense = any([](const LayerSpec& l) { return !l.experts; });
   const bool experts = any([](const LayerSpec& l) { return l.experts; });
   constexpr unsigned kAll = ~0u, kCpu = bit(DecodePath::cpu), kHead = bit(DecodePath::prefilter);
-  constexpr unsigned kSteps = kCpu | bit(DecodePath::phased) | bit(DecodePath::small_batch);
-  constexpr unsigned kLaunches = kSteps | bit(DecodePath::prompt);  // all but megakernels
+  constexpr unsigned kLaunches =
+      kCpu | bit(DecodePath::phased) | bit(DecodePath::small_batch) | bit(DecodePath::prompt);  // all but megakernels
   // The int8 prefilter reads the last norm's output and the head: properties of layers do not matter to the prefilter,
   // but the megakernel computes the layers before the head.
   const Property properties[] = {
-      {"a dense MLP", dense, kSteps},
+      {"a dense MLP", dense, kLaunches},
       {"expert weights that are not renormalised", experts && !s.renormalise, kCpu},
-      {"a layer whose queries and keys are not rotated", any([](const LayerSpec& l) { return l.rope < 0; }), kSteps},
-      {"several RoPE tables", any([](const LayerSpec& l) { return l.rope > 0; }), kSteps},
+      {"a layer whose queries and keys are not rotated", any([](const LayerSpec& l) { return l.rope < 0; }), kLaunches},
+      {"several RoPE tables", any([](const LayerSpec& l) { return l.rope > 0; }), kLaunches},
       {"windows of several lengths",
        any([&](const LayerSpec& l) { return l.window > 0 && l.window != s.longest_window(); }),
        kAll & ~bit(DecodePath::prompt)},
       {"interleaved RoPE", any_table([](const RopeTable& t) { return t.interleaved; }), kCpu},
       {"partial RoPE", any_table([&](const RopeTable& t) { return t.dim > 0 && t.dim < s.head_dim; }), kCpu},
-      {"norms that multiply by 1 + w", s.norm.unit_offset, kSteps},
-      {"norms that round before the weight", s.norm.rounds_before_weight, kSteps},
-      {"norms after attention and MLP", s.norm.post, kSteps},
-      {"norms of queries and keys", s.qk_norm, kSteps},
-      {"an MLP without biases", !s.mlp_bias, kSteps},
-      {"attention without sinks", !s.sinks, kSteps},
+      {"norms that multiply by 1 + w", s.norm.unit_offset, kLaunches},
+      {"norms that round before the weight", s.norm.rounds_before_weight, kLaunches},
+      {"norms after attention and MLP", s.norm.post, kLaunches},
+      {"norms of queries and keys", s.qk_norm, kLaunches},
+      {"an MLP without biases", !s.mlp_bias, kLaunches},
+      {"attention without sinks", !s.sinks, kLaunches},
       {"a scale of attention other than 1 / sqrt(head_dim)",
-       s.attention_scale > 0 && std::abs(s.attention_scale * std::sqrt(double(s.head_dim)) - 1) > 1e-12, kSteps},
-      {"a softcap in attention", s.attention_softcap > 0, kSteps},
-      {"a softcap of logits", s.logit_softcap > 0, kSteps},
-      {"a gate other than GPT-OSS's", s.gate.limit <= 0 || s.gate.up_offset != 1 || s.gate.cubic != 0, kSteps},
-      {"a scale of embeddings", s.embedding_scale != 1, kSteps},
+       s.attention_scale > 0 && std::abs(s.attention_scale * std::sqrt(double(s.head_dim)) - 1) > 1e-12, kLaunches},
+      {"a softcap in attention", s.attention_softcap > 0, kLaunches},
+      {"a softcap of logits", s.logit_softcap > 0, kLaunches},
+      {"a gate other than GPT-OSS's", s.gate.limit <= 0 || s.gate.up_offset != 1 || s.gate.cubic != 0, kLaunches},
+      {"a scale of embeddings", s.embedding_scale != 1, kLaunches},
       {"inputs in e4m3 without experts", s.e4m3_inputs && !experts, 0},
       {"inputs in e4m3 of experts beside dense MLPs", s.e4m3_inputs && experts && dense, kCpu},
       {"experts' inputs in e4m3", s.e4m3_inputs && experts, kLaunches | kHead},

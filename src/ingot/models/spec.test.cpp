@@ -18,7 +18,7 @@ constexpr DecodePath kAllPaths[] = {DecodePath::cpu,    DecodePath::phased,     
 struct Case {
   const char* name;  // in the message
   void (*change)(DecoderSpec& s);
-  bool in_steps = true;  // on the phased path and in small batches
+  bool by_launches = true;  // on all paths of a GPU but the megakernel
   bool on_cpu = true;
 };
 const Case kCases[] = {
@@ -65,13 +65,13 @@ TEST(DecoderSpec, APropertyThatAPathDoesNotComputeIsRefusedByItsNameAndThePaths)
     c.change(s);
     for (const DecodePath path : kAllPaths) {
       const std::string found = unsupported_reason(s, path);
-      const bool step = path == DecodePath::phased || path == DecodePath::small_batch;
-      if (path == DecodePath::cpu ? c.on_cpu : step && c.in_steps) {
+      const bool launches = path != DecodePath::cpu && path != DecodePath::megakernel && path != DecodePath::prefilter;
+      if (path == DecodePath::cpu ? c.on_cpu : launches && c.by_launches) {
         EXPECT_EQ(found, "");
         continue;
       }
       // The first of several reasons: a model with inputs in e4m3 has dense MLPs too.
-      const bool dense_first = s.e4m3_inputs && path != DecodePath::cpu && !step;
+      const bool dense_first = s.e4m3_inputs && (path == DecodePath::megakernel || path == DecodePath::prefilter);
       EXPECT_EQ(found, std::string("found ") + (dense_first ? "a dense MLP" : c.name) + ", which " + name_of(path) +
                            " does not compute");
     }

@@ -33,13 +33,9 @@ __global__ void __launch_bounds__(kMostSequences)
   ids[j] = max(id, 0);  // a slot without a token has the id -1
 }
 
+// `p` for row `j` of the step.
 template <int kDim>
-__global__ void __launch_bounds__(decode_attention::kThreads, kDim == 64 ? 4 : 2)
-    attend_batch_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
-  const uint32_t units = decode_attention::units_of(p), j = blockIdx.x / units;
-  if (j >= count_of(s)) return;
+__device__ __forceinline__ void point_to_row(const BatchedSequences& s, uint32_t j, decode_attention::Params& p) {
   const uint32_t slot = slot_of(s, j);
   p.position = &in_slot(s.state, s, slot)->position;
   p.keys = in_slot(p.keys, s, slot), p.values = in_slot(p.values, s, slot);
@@ -48,7 +44,27 @@ __global__ void __launch_bounds__(decode_attention::kThreads, kDim == 64 ? 4 : 2
   const size_t parts = size_t(j) * p.heads * p.parts;
   p.part_max += parts, p.part_sum += parts, p.part_out += parts * kDim;
   p.arrived += j * p.kv_heads * p.tiles;
+}
+template <int kDim>
+__global__ void __launch_bounds__(decode_attention::kThreads, kDim == 64 ? 4 : 2)
+    attend_batch_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t units = decode_attention::units_of(p), j = blockIdx.x / units;
+  if (j >= count_of(s)) return;
+  point_to_row<kDim>(s, j, p);
   decode_attention::attend<kDim>(p, blockIdx.x % units, tile::shared<decode_attention::Memory<kDim>>());
+}
+// Of heads wider than 128 numbers, or with a softcap of scores.
+__global__ void __launch_bounds__(decode_attention::kThreads)
+    attend_wide_batch_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p, float softcap) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t units = decode_attention::units_of(p), j = blockIdx.x / units;
+  if (j >= count_of(s)) return;
+  point_to_row<kWideDim>(s, j, p);
+  decode_attention::attend<kWideDim>(p, blockIdx.x % units, decode_attention::CappedScale{p.scale, softcap},
+                                     *tile::dynamic_shared<decode_attention::Memory<kWideDim>>());
 }
 
 // One block processes one part of a row.
@@ -99,13 +115,18 @@ void gather_batch(const BatchedSequences& s, int32_t* ids, int64_t T, int device
               uint32_t(T));
 }
 
-void attend_batch(const BatchedSequences& s, decode_attention::Params p, int64_t T, int device, Stream stream) {
+void attend_batch(const BatchedSequences& s, decode_attention::Params p, const BatchAttention& how, int64_t T,
+                  int device, Stream stream) {
   p.part_max = s.part_max, p.part_sum = s.part_sum, p.part_out = s.part_out, p.arrived = s.arrived;
-  const gpu::Launch at{.grid = T * decode_attention::units_of(p),
-                       .block = decode_attention::kThreads,
-                       .overlap = true,
-                       .device = device};
-  const auto kernel = padded_dim(p.dim) == 64 ? attend_batch_kernel<64> : attend_batch_kernel<128>;
+  gpu::Launch at{.grid = T * decode_attention::units_of(p),
+                 .block = decode_attention::kThreads,
+                 .overlap = true,
+                 .device = device};
+  if (how.cache_dim == kWideDim) {
+    at.smem = int64_t(sizeof(decode_attention::Memory<kWideDim>));
+    return gpu::launch("batch attention", attend_wide_batch_kernel, at, stream, s, p, how.softcap);
+  }
+  const auto kernel = how.cache_dim == 64 ? attend_batch_kernel<64> : attend_batch_kernel<128>;
   gpu::launch("batch attention", kernel, at, stream, s, p);
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "ingot/models/decode/fixtures/emulated_model.test.h"
+#include "ingot/models/decode/fixtures/family_cases.test.h"
 #include "ingot/models/decode/prompt/prompt.h"
 
 namespace ingot {
@@ -25,8 +26,12 @@ struct Batch {
   decode::PromptBuffers prompt;
   decode::BatchInput* input = nullptr;
   decode::BatchedSequences sequences;
+  std::vector<char> small_memory;
+  decode::Buffers small_buffers;
 
-  Batch(const DecodeModel& m, uint32_t room, int count) : first(m, room), slots(count) {
+  Batch(const DecodeModel& m, uint32_t room, int count) : Batch(m.config, m.weights, room, count) {}
+  Batch(const DecoderSpec& spec, const DecoderWeights& weights, uint32_t room, int count)
+      : first(spec, weights, room), slots(count) {
     const DecoderSpec& c = first.model.config;
     const int64_t cache = int64_t(first.cache.size()) / 256 * 256 + 256;
     distance = cache + int64_t(first.memory.size()) / 256 * 256 + 256;
@@ -69,6 +74,26 @@ struct Batch {
                 .device = 0,
                 .sequences = &sequences},
                {});
+  }
+  // The same by the small batch's kernels.
+  void small_step(const std::vector<int>& of, const std::vector<int32_t>& ids) {
+    if (small_memory.empty()) {
+      small_memory.resize(size_t(lay_out(first.c, first.capacity, nullptr, small_buffers)) + 256);
+      lay_out(first.c, first.capacity, Emulated::aligned(small_memory), small_buffers);
+    }
+    *input = {.count = uint32_t(of.size())};
+    for (size_t j = 0; j < of.size(); ++j) input->slot[j] = uint32_t(of[j]), input->token[j] = ids[j];
+    decode::run(model[0], small_buffers,
+                {.T = uint32_t(of.size()),
+                 .head_rows = uint32_t(of.size()),
+                 .capacity = first.capacity,
+                 .sequences = &sequences},
+                {});
+  }
+  // The experts of the last single token of a slot.
+  testing::Definition::Choices single_choices(int slot) const {
+    if (first.c.experts == 0) return {};
+    return testing::choices_of(buffers[size_t(slot)], first.c.layers, 0);
   }
   // Appends parts of prompts in one pass, or the part of a single slot in a pass of its own.
   void prompts(const std::vector<std::pair<int, std::vector<int32_t>>>& of) {
@@ -155,6 +180,50 @@ TEST(GptOssBatchEmulated, EverySequenceOfAStepIsTheModel) {
       EXPECT_EQ(batch.buffers[size_t(slot)].state->position, 3 * slot + 1 + (slot == 4 ? 3 : slot == 1 ? 2 : 3));
     EXPECT_LE(of_gpu.rms(), 1.5 * of_chain.rms()) << "largest " << of_gpu.largest << ", " << of_chain.largest;
     EXPECT_LE(of_gpu.largest, 2 * of_chain.largest);
+  }
+}
+
+// The same of models beside GPT-OSS, and of the small batch's kernels.
+TEST(FamiliesBatchEmulated, EverySequenceOfAStepIsTheModel) {
+  for (const testing::FamilyCase& t : testing::family_cases()) {
+    // In the remaining cases a step of sequences has no kernel that a prompt of one sequence has not.
+    if (!t.spec.qk_norm && !t.spec.norm.post) continue;
+    const testing::RandomModel m(t.spec, t.dense, t.experts);
+    for (const bool matrix_kernels : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << t.name << (matrix_kernels ? " by matrix kernels" : " by a small batch"));
+      Batch batch(m.spec, m.weights, 24, 4);
+      std::vector<testing::Definition> exact, chain;
+      for (int slot = 0; slot < 4; ++slot) exact.emplace_back(m, false), chain.emplace_back(m, true);
+      testing::LogitError of_chain, of_gpu;
+      int32_t next = 3;
+      const auto id = [&] { return next = (next * 7 + 5) % int32_t(t.spec.vocab); };
+      for (int slot = 0; slot < 4; ++slot)
+        for (int n = 0; n <= 3 * slot; ++n) {
+          const int32_t token = id();
+          batch.extend(slot, token);
+          const auto chosen = batch.single_choices(slot);
+          exact[size_t(slot)].logits(token, chosen), chain[size_t(slot)].logits(token, chosen);
+        }
+      for (const std::vector<int>& step : {std::vector<int>{2, 0, 3}, {0, 1, 2, 3}, {3, 1}}) {
+        std::vector<int32_t> ids;
+        for (size_t j = 0; j < step.size(); ++j) ids.push_back(id());
+        matrix_kernels ? batch.step(step, ids) : batch.small_step(step, ids);
+        for (size_t j = 0; j < step.size(); ++j) {
+          const size_t slot = size_t(step[j]);
+          const auto chosen = t.spec.experts == 0 ? testing::Definition::Choices()
+                              : matrix_kernels    ? batch.choices(step.size(), j)
+                                                  : testing::choices_of(batch.small_buffers, t.spec.layers, j);
+          const std::vector<double> want = exact[slot].logits(ids[j], chosen), got = batch.row(step[j]);
+          of_gpu.add(got, want);
+          of_chain.add(chain[slot].logits(ids[j], chosen), want);
+          const decode::State& state = *batch.buffers[slot].state;
+          EXPECT_EQ(state.tokens[0], std::max_element(got.begin(), got.end()) - got.begin());
+          EXPECT_EQ(state.flaw, 0u);
+        }
+      }
+      EXPECT_LE(of_gpu.rms(), 1.5 * of_chain.rms()) << "largest " << of_gpu.largest << ", " << of_chain.largest;
+      EXPECT_LE(of_gpu.largest, 2 * of_chain.largest);
+    }
   }
 }
 

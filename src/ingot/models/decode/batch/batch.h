@@ -36,7 +36,12 @@ constexpr uint32_t batch_parts(uint32_t window, uint32_t capacity) {
 void gather_batch(const BatchedSequences& s, int32_t* ids, int64_t T, int device, Stream stream);
 // Stores the new keys and values and writes `mixed_rows`. `p` holds the parameters for one token of the first slot;
 // attend_batch() fills in position, parts and counters.
-void attend_batch(const BatchedSequences& s, decode_attention::Params p, int64_t T, int device, Stream stream);
+struct BatchAttention {
+  uint32_t cache_dim;
+  float softcap;  // of scores; needs rows of kWideDim numbers
+};
+void attend_batch(const BatchedSequences& s, decode_attention::Params p, const BatchAttention& how, int64_t T,
+                  int device, Stream stream);
 // Gives each slot its row of the logits (T, ids), the likeliest id below `vocab`, and its new position.
 struct BatchLogits {
   const float* logits;

@@ -110,7 +110,7 @@ bool takes_prompts(const DecoderSpec& c, const DecoderOptions& o) {
          prompts_take(c);
 }
 int64_t prompt_tokens_of(const DecoderSpec& c, int64_t context, const DecoderOptions& o) {
-  return takes_prompts(c, o) ? std::max<int64_t>(max_step_tokens(c), std::min(context, kPromptTokens))
+  return takes_prompts(c, o) ? std::max<int64_t>(max_step_tokens(c), std::min(context, most_prompt_tokens(c)))
                              : max_step_tokens(c);
 }
 // Sequences of a step at most.

@@ -9,6 +9,7 @@
 #include "ingot/models/decode/batch/batch.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/phased/e4m3_inputs.cuh"
+#include "ingot/models/decode/phased/vector_stages.h"
 #include "ingot/models/decode/prompt/prompt.cuh"
 #include "ingot/models/decode/prompt/prompt.h"
 
@@ -20,7 +21,7 @@ int64_t lay_out(const DecoderSpec& c, int64_t T, bool several, char* memory, Pro
     p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
     at += (n * int64_t(sizeof(*p)) + 255) / 256 * 256;
   };
-  const int64_t S = T * c.experts_per_token, row = weight_tile_padded_cols(c.hidden);
+  const int64_t S = T * bank_choices(c), row = weight_tile_padded_cols(c.hidden);
   take(b.ids, T);
   take(b.whole, 2);
   take(b.ends, 2);
@@ -44,10 +45,15 @@ int64_t lay_out(const DecoderSpec& c, int64_t T, bool several, char* memory, Pro
   take(b.gathered, S * row);
   take(b.hidden, S * weight_tile_padded_cols(c.intermediate));
   take(b.down, S * c.hidden);
+  if (has_dense_mlp(c) || !is_clamped_gate(c)) take(b.gate_up, (c.experts > 0 ? S : T) * 2 * c.intermediate);
   take(b.logits, std::min(T, kPromptRows) * c.vocab);
-  if (several)
+  if (several || c.norm.post)
     for (float*& part : b.part) take(part, T * row);
   return at;
+}
+
+int64_t most_prompt_tokens(const DecoderSpec& c) {
+  return has_dense_mlp(c) || !is_clamped_gate(c) ? kPromptTokens / 4 : kPromptTokens;
 }
 
 // The emulator has no kernels for products and attention. Tests on the CPU provide replacements
@@ -81,7 +87,7 @@ struct Run {
   Stream stream;
   const Ranks& ranks;
   const DecoderSpec& c = m.config;
-  int64_t S = p.T * c.experts_per_token, stride = weight_tile_padded_cols(c.hidden);
+  int64_t S = p.T * bank_choices(c), stride = weight_tile_padded_cols(c.hidden);
   // heads, and below their widths, that this GPU computes
   int64_t kv_heads = m.kv_heads < 0 ? c.kv_heads : m.kv_heads, heads = kv_heads * (c.heads / c.kv_heads);
   int64_t q_width = heads * c.head_dim, kv_width = kv_heads * c.head_dim;  // GPU has
@@ -125,10 +131,32 @@ struct Run {
     launch("prompt sums and norm", prompts::rank_norm_kernel, p.T, n);
   }
   void norm_after_output(const Layer& l, size_t i) {
-    ranks.several() ? norm_of_sum(l.mlp_norm, false, i) : norm(norm_of(l.mlp_norm));
+    if (ranks.several()) return norm_of_sum(l.mlp_norm, false, i);
+    add_branch(0, l.attn_post_norm);
+    norm(norm_of(l.mlp_norm));
   }
-  void norm_after_experts(const float* weight, size_t i) {
-    ranks.several() ? norm_of_sum(weight, true, i) : norm(with_experts(norm_of(weight)));
+  // `weight` is null where the residual stream is needed alone.
+  void norm_after_mlp(const Layer& l, const float* weight, size_t i) {
+    if (ranks.several()) return norm_of_sum(weight, true, i);
+    add_branch(1, l.mlp_post_norm);
+    if (l.experts && !c.norm.post) return norm(with_experts(norm_of(weight)));
+    if (weight != nullptr) norm(norm_of(weight));
+  }
+  // x += the norm of an output, where the model has such norms.
+  void add_branch(int which, const float* weight) {
+    if (c.norm.post)
+      add_normed_branch({b.x, b.part[which], stride, weight, uint32_t(p.T), uint32_t(c.hidden), float(c.norm.eps)},
+                        stream);
+  }
+  // The first layer's input, and its norm.
+  void embed(const float* weight) {
+    prompts::Norm first = norm_of(weight);
+    if (c.embedding_scale == 1)
+      first.table = m.embed, first.ids = b.ids;
+    else
+      launch("prompt embedding", prompts::embed_rows_kernel, p.T,
+             prompts::ScaledRows{m.embed, b.ids, b.x, stride, uint32_t(c.hidden), float(c.embedding_scale)});
+    norm(first);
   }
   void product(const Matrix& w, const float* bias, const Tensor& x, const Tensor& y, bool add = false,
                const int32_t* offsets = nullptr) {
@@ -152,17 +180,31 @@ struct Run {
     launch("prompt ends", prompts::norm_kernel, rows, n);
     product(m.head, nullptr, matrix(b.normed, DType::bf16, rows, c.hidden, stride),
             matrix(b.logits, DType::f32, rows, m.head.rows, c.vocab), false, b.ends);
+    cap(rows);
+  }
+  void cap(int64_t rows) {
+    if (c.logit_softcap > 0) cap_logits({b.logits, rows * c.vocab, float(c.logit_softcap)}, stream);
   }
 
   void attend(const Layer& l, size_t layer) {
     const int64_t width = q_width + 2 * kv_width;
     product(l.qkv, l.b_qkv, normed(), matrix(b.qkv, DType::f32, p.T, width, width));
+    if (l.q_norm != nullptr)
+      normalise_heads({.qkv = b.qkv,
+                       .query = l.q_norm,
+                       .key = l.k_norm,
+                       .T = uint32_t(p.T),
+                       .heads = uint32_t(heads),
+                       .kv_heads = uint32_t(kv_heads),
+                       .dim = uint32_t(c.head_dim),
+                       .eps = float(c.norm.eps)},
+                      stream);
     if (parts.empty()) attend_sequences(l);
     for (int64_t i = 0, first = 0; i < int64_t(parts.size()); first += parts[size_t(i++)].T)
       attend_part(parts[size_t(i)].model->layers[layer], i, first);
-    const bool several = ranks.several();
+    const bool apart = ranks.several() || c.norm.post;
     product(l.o, l.b_o, matrix(b.mixed, DType::bf16, p.T, q_width, q_width),
-            matrix(several ? b.part[0] : b.x, DType::f32, p.T, c.hidden, stride), !several);
+            matrix(apart ? b.part[0] : b.x, DType::f32, p.T, c.hidden, stride), !apart);
   }
   void attend_sequences(const Layer& l) {
     const uint32_t group = uint32_t(c.heads / c.kv_heads);
@@ -182,9 +224,9 @@ struct Run {
                   .parts = batch_parts(l.window, p.capacity),
                   .tiles = decode_attention::tiles_of(1, group),
                   .group = group,
-                  .scale = float(1 / std::sqrt(double(c.head_dim))),
+                  .scale = float(c.scale_of_attention()),
                   .mixed_rows = b.mixed},
-                 p.T, p.device, stream);
+                 {cache_dim(c), float(c.attention_softcap)}, p.T, p.device, stream);
   }
   // Attention of part i, whose rows begin at `first`; `l` is the layer in the part's slot.
   void attend_part(const Layer& l, int64_t i, int64_t first) {
@@ -221,9 +263,10 @@ struct Run {
                   .v = keys(b.ring_values, l.values),
                   .cu_q = Tensor(b.rows + 2 * i, DType::i32, {2}, device()),
                   .cu_k = Tensor((l.window > 0 ? b.sliding : b.keys) + 2 * i, DType::i32, {2}, device()),
-                  .sinks = Tensor(const_cast<float*>(l.sinks), DType::f32, {heads}, device()),
+                  .sinks = c.sinks ? Tensor(const_cast<float*>(l.sinks), DType::f32, {heads}, device()) : Tensor(),
                   .out = by_head(b.mixed + first * q_width, T, heads),
-                  .scale = 1 / std::sqrt(double(D)),
+                  .scale = c.scale_of_attention(),
+                  .softcap = c.attention_softcap,
                   .window = int64_t(l.window)});
   }
   // Computes the logits of the router and chooses the experts.
@@ -273,8 +316,20 @@ struct Run {
                 rounding_launch(uint32_t(S), uint32_t(numbers), p.device), stream,
                 RoundedRows{reinterpret_cast<char*>(rows), 2 * row_stride, uint32_t(S), uint32_t(numbers)});
   }
+  void gate_rows(const Layer& l, int64_t rows) {
+    launch("prompt gate", prompts::gate_rows_kernel, rows,
+           prompts::GateRows{b.gate_up, b.hidden, weight_tile_padded_cols(l.down.cols), l.down.cols, gate_of(c)});
+  }
+  void dense_mlp(const Layer& l) {
+    const int64_t channels = l.down.cols;
+    product(l.gate_up, l.b_gate_up, normed(), matrix(b.gate_up, DType::f32, p.T, 2 * channels, 2 * channels));
+    gate_rows(l, p.T);
+    product(l.down, l.b_down, matrix(b.hidden, DType::bf16, p.T, channels, weight_tile_padded_cols(channels)),
+            matrix(c.norm.post ? b.part[1] : b.x, DType::f32, p.T, c.hidden, stride), !c.norm.post);
+  }
   void experts(const Layer& l) {
     const int64_t channels = l.down.cols;
+    const bool fused = is_clamped_gate(c);  // the product applies the gate
     round_inputs(b.gathered, stride, c.hidden);
     const Tensor h = matrix(b.hidden, DType::bf16, S, channels, weight_tile_padded_cols(channels));
     grouped_linear({.x = matrix(b.gathered, DType::bf16, S, c.hidden, stride),
@@ -284,11 +339,12 @@ struct Run {
                     .n = l.gate_up.rows,
                     .bias = l.b_gate_up,
                     .offsets = b.offsets,
-                    .y = h,
+                    .y = fused ? h : matrix(b.gate_up, DType::f32, S, 2 * channels, 2 * channels),
                     .limit = float(c.gate.limit),
                     .alpha = float(c.gate.alpha),
                     .claims = b.claims},
                    stream);
+    if (!fused) gate_rows(l, S);
     round_inputs(b.hidden, weight_tile_padded_cols(channels), channels);
     grouped_linear({.x = h,
                     .w = l.down.data,
@@ -300,7 +356,7 @@ struct Run {
                     .y = matrix(b.down, DType::f32, S, c.hidden, c.hidden),
                     .claims = b.claims},
                    stream);
-    if (!ranks.several()) return;
+    if (!ranks.several() && !c.norm.post) return;
     prompts::Norm part = with_experts(norm_of(nullptr));
     part.x = b.part[1], part.first_part = true;
     norm(part);
@@ -311,16 +367,18 @@ struct Run {
 
 std::vector<int> prompt_kernels(const Model& m, const Prompt& p) {
   const Layer& l = m.layers[0];
-  const int64_t sms = gpu::sm_count(p.device), S = p.T * m.config.experts_per_token, E = m.config.experts;
+  const int64_t sms = gpu::sm_count(p.device), S = l.experts ? p.T * m.config.experts_per_token : p.T,
+                E = l.experts ? m.config.experts : 1;
+  const bool fused = l.experts && is_clamped_gate(m.config);
   const auto product = [&](const Matrix& w, int64_t rows, int64_t groups, bool gated = false) {
     const auto tile = grouped::pick_tile(rows, groups, w.row_tiles, sms, w.format, gated);
     return tile.kernel * 100 + tile.row_tiles;
   };
   return {product(l.qkv, p.T, 1),
           product(l.o, p.T, 1),
-          product(l.gate_up, S, E, true),
+          product(l.gate_up, S, E, fused),
           product(l.down, S, E),
-          p.T > kMostRouted ? product(l.router, p.T, 1) : 0,
+          l.experts && p.T > kMostRouted ? product(l.router, p.T, 1) : 0,
           p.head_rows > 1 ? product(m.head, p.T, 1) : 0,
           int(std::min(p.head_rows, 2u))};
 }
@@ -352,22 +410,22 @@ void run_prompt(const Model& m, const Buffers& buffers, const PromptBuffers& b, 
   if (is_step) gather_batch(*p.sequences, b.ids, p.T, p.device, stream);
   for (size_t i = 0; i < m.layers.size(); ++i) {
     const Layer& l = m.layers[i];
-    if (i == 0) {
-      prompts::Norm first = r.norm_of(l.attn_norm);
-      first.table = m.embed, first.ids = b.ids;
-      r.norm(first);
-    } else {
-      r.norm_after_experts(l.attn_norm, i - 1);
-    }
+    i == 0 ? r.embed(l.attn_norm) : r.norm_after_mlp(m.layers[i - 1], l.attn_norm, i - 1);
     if (ranks.of(ranks.heads)) r.attend(l, i);
     r.norm_after_output(l, i);
+    if (!l.experts) {
+      r.dense_mlp(l);
+      continue;
+    }
     r.route(l, b.chosen + int64_t(i) * r.S);
     if (ranks.of(ranks.channels)) r.experts(l);
   }
   const bool all_rows = is_step || (p.sequences == nullptr && p.head_rows > 1);
-  r.norm_after_experts(all_rows ? m.norm : nullptr, m.layers.size() - 1);
-  if (all_rows && ranks.of(ranks.ids))
+  r.norm_after_mlp(m.layers.back(), all_rows ? m.norm : nullptr, m.layers.size() - 1);
+  if (all_rows && ranks.of(ranks.ids)) {
     r.product(m.head, nullptr, r.normed(), r.matrix(b.logits, DType::f32, p.T, m.head.rows, m.config.vocab));
+    r.cap(p.T);
+  }
   if (p.sequences != nullptr) {
     if (!is_step) r.head_of_parts();
     return scatter_batch(*p.sequences,

@@ -7,6 +7,7 @@
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/kernels/quant/weight_tile_product.cuh"
 #include "ingot/megakernel/exchange.cuh"
+#include "ingot/models/decode/phased/stages.cuh"
 #include "ingot/models/decode/prompt/prompt.h"
 
 namespace ingot::decode::prompts {
@@ -425,6 +426,40 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(Gather p) {
   for (uint32_t i = threadIdx.x; i < p.stride / 8; i += kThreads) {
     const uint4 v = from[i];
     for (uint32_t k = 0; k < p.k; ++k) to[k][i] = v;
+  }
+}
+
+// x = scale table[ids[t]]. A block for each token.
+struct ScaledRows {
+  const bf16* table;
+  const int32_t* ids;
+  float* x;
+  int64_t stride;
+  uint32_t C;
+  float scale;
+};
+__global__ void __launch_bounds__(kThreads) embed_rows_kernel(ScaledRows p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const bf16* const from = p.table + int64_t(__ldcg(p.ids + blockIdx.x)) * p.C;
+  for (uint32_t c = threadIdx.x; c < p.C; c += kThreads) p.x[blockIdx.x * p.stride + c] = p.scale * float(from[c]);
+}
+
+// h = gate of gate and up, which alternate. A block for each row.
+struct GateRows {
+  const float* from;  // (rows, 2 I)
+  bf16* to;
+  int64_t stride;  // of `to`
+  uint32_t I;
+  Gate gate;
+};
+__global__ void __launch_bounds__(kThreads) gate_rows_kernel(GateRows p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const float2* const from = reinterpret_cast<const float2*>(p.from) + int64_t(blockIdx.x) * p.I;
+  for (uint32_t i = threadIdx.x; i < p.I; i += kThreads) {
+    const float2 both = __ldcg(from + i);
+    p.to[blockIdx.x * p.stride + i] = bf16(gated(both.x, both.y, p.gate));
   }
 }
 

@@ -7,6 +7,7 @@
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/grouped/grouped.h"
 #include "ingot/models/decode/fixtures/emulated_ranks.test.h"
+#include "ingot/models/decode/fixtures/family_cases.test.h"
 
 namespace ingot {
 
@@ -265,6 +266,62 @@ TEST(GptOssPromptsEmulated, APromptThatWaitsForNobodyLeavesNothingBehind) {
   }
   gpus.gpus.reset();
   EXPECT_EQ(gpus.extend(ids), two.want);
+}
+
+// A model beside GPT-OSS on one GPU.
+struct FamilyPrompts {
+  testing::Emulated gpu;
+  std::vector<char> memory;
+  PromptBuffers buffers;
+  size_t T = 0;  // tokens of the last step
+
+  FamilyPrompts(const testing::RandomModel& m, uint32_t room) : gpu(m.spec, m.weights, room) {
+    memory.assign(size_t(decode::lay_out(m.spec, room, false, nullptr, buffers)) + 256, char(0xff));  // NaN
+    decode::lay_out(m.spec, room, false, testing::Emulated::aligned(memory), buffers);
+    std::fill_n(buffers.arrived, decode::kMostRouted / 16, 0u);
+  }
+  std::vector<std::vector<double>> extend(std::span<const int32_t> ids) {
+    T = ids.size();
+    if (T == 1) return gpu.extend(ids, 1);
+    const size_t V = size_t(gpu.c.vocab);
+    std::fill_n(buffers.logits, T * V, NAN);
+    std::copy(ids.begin(), ids.end(), buffers.ids);
+    run_prompt(gpu.model, gpu.buffers, buffers,
+               {.T = int64_t(T),
+                .position = gpu.buffers.state->position,
+                .head_rows = uint32_t(T),
+                .vocab = 0,
+                .capacity = gpu.capacity,
+                .device = 0},
+               {});
+    std::vector<std::vector<double>> rows;
+    for (size_t t = 0; t < T; ++t) rows.emplace_back(buffers.logits + t * V, buffers.logits + (t + 1) * V);
+    return rows;
+  }
+  testing::Definition::Choices choices(size_t t) const {
+    if (T == 1) return testing::choices_of(gpu.buffers, gpu.c.layers, 0);
+    const size_t k = size_t(gpu.c.experts_per_token);
+    testing::Definition::Choices all(size_t(gpu.c.layers));
+    for (size_t l = 0; l < all.size(); ++l)
+      for (size_t j = 0; j < k && gpu.c.layer[l].experts; ++j) all[l].push_back(buffers.chosen[(l * T + t) * k + j]);
+    return all;
+  }
+};
+
+TEST(FamiliesPromptsEmulated, EveryFamilyIsTheModel) {
+  int count = 0;
+  for (const testing::FamilyCase& t : testing::family_cases()) {
+    if (t.batches.empty() || !unsupported_reason(t.spec, DecodePath::prompt).empty() || !decode::prompts_take(t.spec))
+      continue;
+    ++count;
+    testing::check_family(t, [](const testing::RandomModel& m, int64_t room) {
+      const auto gpu = std::make_shared<FamilyPrompts>(m, uint32_t(room));
+      return testing::DecodeUnderTest{.extend = [gpu](std::span<const int32_t> ids) { return gpu->extend(ids); },
+                                      .choices = [gpu](size_t i) { return gpu->choices(i); },
+                                      .state = [gpu] { return *gpu->gpu.buffers.state; }};
+    });
+  }
+  EXPECT_GE(count, 12);
 }
 
 }  // namespace

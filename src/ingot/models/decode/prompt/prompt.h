@@ -33,11 +33,17 @@ struct PromptBuffers {
   uint32_t* claims;                // counters of the experts' products, zero between launches
   bf16 *gathered, *hidden;         // (S, x_stride), (S, padded intermediate)
   float* down;                     // (S, C)
-  float* logits;   // (min(T, kPromptRows), V); over several GPUs in the first GPU's memory, from this GPU's first id on
-  float* part[2];  // (T, x_stride): over several GPUs, this GPU's parts of output and down
+  // (S, 2 intermediate), of a dense MLP (T, 2 intermediate): gate and up. GPT-OSS's experts need none, as their
+  // products apply the gate.
+  float* gate_up;
+  float* logits;  // (min(T, kPromptRows), V); over several GPUs in the first GPU's memory, from this GPU's first id on
+  // (T, x_stride): over several GPUs, this GPU's parts of output and down; with NormSpec::post, their results.
+  float* part[2];
   const float* parts[2][megakernel::kMostRanks];  // the parts of all GPUs
 };
 int64_t lay_out(const DecoderSpec& config, int64_t tokens, bool several, char* memory, PromptBuffers& buffers);
+// Tokens of a prompt at a time at most: fewer for gates that need PromptBuffers::gate_up.
+int64_t most_prompt_tokens(const DecoderSpec& config);
 
 // Whether the build has the kernels, and the sizes of the heads are multiples of 8, which attention needs.
 bool prompts_take(const DecoderSpec& config);
