@@ -4,7 +4,7 @@ import functools
 import torch
 
 from . import _C, _plain
-from ._again import again, gradients
+from ._second_order import gradients, with_formula
 from ._op import dense, expect_tensors, expect_tensors_or_none, register, sum_dtype
 
 _SCHEMA = ("Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? sinks, float scale, float softcap, int window, bool causal, "
@@ -87,7 +87,7 @@ attention_backward_op = register(
     f"{_SCHEMA[_SCHEMA.index('float scale'):]}) -> (Tensor, Tensor, Tensor, Tensor)",
     run_attention_backward,
     _fake_attention_backward,
-    **again(_backward_formula),
+    **with_formula(_backward_formula),
 )
 
 

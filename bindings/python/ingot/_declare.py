@@ -17,7 +17,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from . import _C, _plain
-from ._again import again, gradients
+from ._second_order import gradients, with_formula
 from ._op import as_rows, dense, empty_rows, expect_tensors, fake_rows, register, sum_dtype
 
 OPS = {}  # by name, in the order of declaration
@@ -127,7 +127,7 @@ def declare(schema, summary, formula, *, details="", columns=(), native=None, op
         op.native = native
     without_defaults = ", ".join(part.split("=")[0] for part in op.signature.split(", "))
     results = "Tensor" if len(tensors) == 1 else f"({', '.join(['Tensor'] * len(tensors))})"
-    op.backward = register(f"{name}_backward(Tensor dy, {without_defaults}) -> {results}", op.run_backward, op.fake_backward, **again(op.backward_formula))
+    op.backward = register(f"{name}_backward(Tensor dy, {without_defaults}) -> {results}", op.run_backward, op.fake_backward, **with_formula(op.backward_formula))
     op.operator = register(f"{name}({without_defaults}) -> Tensor", op.run,  # PyTorch omits arguments that equal their defaults
                            lambda x, *_: fake_rows(x), op.differentiate, op.setup)
     parameters = ", ".join(f"{a.name}={a.default_value!r}" if a.has_default_value() else a.name for a in arguments)

@@ -6,7 +6,7 @@ does in the weights. The gradients of gate and up have the same size, and overwr
 import torch
 
 from . import _C, _plain
-from ._again import again, gradients, knowing_whether_recorded
+from ._second_order import gradients, knowing_whether_recorded, with_formula
 from ._op import as_rows, dense, eager, empty_rows, fake_rows, or_nothing, register
 
 GATE_ORDERS = {"gate_first": 0, "gate_second": 1, "interleaved": 2}
@@ -48,7 +48,7 @@ swiglu_gate_backward_op = register(
         fake_rows(packed),
         packed.new_empty(0) if up is None else fake_rows(up),
     ),
-    **again(_swiglu_gate_backward_formula),
+    **with_formula(_swiglu_gate_backward_formula),
 )
 
 
@@ -178,7 +178,7 @@ gated_linear_backward_op = register(
     "bool need_db_up) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _op_gated_linear_backward,
     _fake_gated_linear_backward,
-    **again(_gated_linear_backward_formula),
+    **with_formula(_gated_linear_backward_formula),
 )
 
 

@@ -2,7 +2,7 @@
 import torch
 
 from . import _C, _plain
-from ._again import again, gradients
+from ._second_order import gradients, with_formula
 from ._op import as_rows, dense, fake_rows, or_nothing, register, sum_dtype
 
 
@@ -61,7 +61,7 @@ def _backward_formula(dy, x, weight, offsets, *needs):
 
 grouped_linear_backward_op = register(
     "grouped_linear_backward(Tensor dy, Tensor x, Tensor weight, Tensor offsets, bool need_dx, bool need_dw, bool need_db) -> (Tensor, Tensor, Tensor)",
-    _op_backward, _fake_backward, **again(_backward_formula))
+    _op_backward, _fake_backward, **with_formula(_backward_formula))
 
 
 def _setup(ctx, inputs, output):

@@ -2,7 +2,7 @@
 import torch
 
 from . import _C, _plain
-from ._again import again, gradients, knowing_whether_recorded
+from ._second_order import gradients, knowing_whether_recorded, with_formula
 from ._op import as_rows, eager, fake_rows, or_nothing, register, sum_dtype
 
 _I32 = torch.iinfo(torch.int32)
@@ -107,7 +107,7 @@ _OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor target, float softcap
 _NEEDS = "bool need_dx, bool need_dw, bool need_db"
 
 linear_cross_entropy_backward_op = register(f"linear_cross_entropy_backward(Tensor dloss, {_OPERANDS}, {_NEEDS}) -> (Tensor, Tensor, Tensor)",
-                                             _op_backward, _fake_backward, **again(_backward_formula))
+                                             _op_backward, _fake_backward, **with_formula(_backward_formula))
 
 
 def _needs(ctx):

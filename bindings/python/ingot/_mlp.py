@@ -4,7 +4,7 @@ import gc
 import torch
 
 from . import _C, _plain
-from ._again import again, gradients, is_batched, knowing_whether_recorded
+from ._second_order import gradients, is_batched, knowing_whether_recorded, with_formula
 from ._op import ACTIVATION_NAMES, activation_number, eager, expect_tensors, fake_rows, register, sum_dtype
 
 
@@ -106,7 +106,7 @@ mlp_backward_op = register(
     "str activation, bool activate_last) -> (Tensor, Tensor)",
     _op_mlp_backward,
     _fake_mlp_backward,
-    **again(_mlp_backward_formula),
+    **with_formula(_mlp_backward_formula),
 )
 
 

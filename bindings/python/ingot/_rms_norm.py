@@ -2,7 +2,7 @@
 import torch
 
 from . import _C, _plain
-from ._again import again, gradients, knowing_whether_recorded
+from ._second_order import gradients, knowing_whether_recorded, with_formula
 from ._op import as_rows, default_eps, dense, eager, empty_rows, expect_tensors_or_none, fake_rows, register, sum_dtype
 
 
@@ -65,7 +65,7 @@ rms_norm_backward_op = register(
     "bool need_dw) -> (Tensor, Tensor)",
     _op_run_rms_norm_backward,
     _fake_rms_norm_backward,
-    **again(_rms_norm_backward_formula),
+    **with_formula(_rms_norm_backward_formula),
 )
 
 

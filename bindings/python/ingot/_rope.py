@@ -2,7 +2,7 @@
 import torch
 
 from . import _C, _plain
-from ._again import again, gradients
+from ._second_order import gradients, with_formula
 from ._op import dense, empty_rows, fake_rows, register, sum_dtype
 
 
@@ -85,7 +85,7 @@ qk_norm_rope_backward_op = register(
         fake_rows(x),
         x.new_empty(0 if gain is None else x.shape[-2], dtype=sum_dtype(x.dtype)),
     ),
-    **again(_qk_norm_rope_backward_formula),
+    **with_formula(_qk_norm_rope_backward_formula),
 )
 
 

@@ -2,7 +2,7 @@
 import torch
 
 from . import _C, _plain
-from ._again import again, gradients
+from ._second_order import gradients, with_formula
 from ._op import activation_number, as_rows, dense, fake_rows, or_nothing, register, sum_dtype
 
 _BY_SIGN = ("leaky_relu_squared", "relu_squared")  # activations whose slope follows from the value and one bit (linear.h)
@@ -103,7 +103,7 @@ _OPERANDS = "Tensor x, Tensor w1, Tensor? b1, Tensor w2, Tensor? b2"
 wide_mlp_backward_op = register(
     f"wide_mlp_backward(Tensor dy, {_OPERANDS}, Tensor h, Tensor kept, str activation, bool need_dx, bool need_dw1, bool need_db1, bool need_dw2, "
     "bool need_db2) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _op_backward, _fake_backward, **again(_backward_formula))
+    _op_backward, _fake_backward, **with_formula(_backward_formula))
 
 
 def _setup(ctx, inputs, output):

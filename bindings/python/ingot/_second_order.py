@@ -4,7 +4,7 @@ Each operation's backward pass is a separate operator, `<op>_backward`, which ru
 results in PyTorch's own operations, which can be differentiated any number of times. First derivatives therefore always come from kernels, and second
 derivatives (gradient penalties, Hessians, products with Hessians) from formulas.
 
-A new operation that is written by hand: its forward formula goes into _plain.py. Its backward operator is registered with `**again(formula)`, where
+A new operation that is written by hand: its forward formula goes into _plain.py. Its backward operator is registered with `**with_formula(formula)`, where
 `formula` takes the operator's arguments and returns the operator's results, None for each result that is not wanted; `gradients` below makes this one
 line. Its autograd.Function, if it has one, runs the kernel in `backward(ctx, recorded, ...)` where `recorded` is false, and otherwise calls the operator
 with the saved tensors, so that autograd records how the results depend on them. Tests: a line in `pairs` of test_second_order.py. Declared operators
@@ -72,7 +72,7 @@ def _by_transform(function, inputs, wanted, cotangents):
     return found
 
 
-def again(formula):
+def with_formula(formula):
     """Arguments of `register` for an operator whose gradient is that of `formula`, a function of the operator's arguments."""
 
     def setup(ctx, inputs, output):
