@@ -75,6 +75,17 @@ def check_wheel(wheel: pathlib.Path) -> None:
         print(done.stdout.splitlines()[0])
 
 
+def check_sdist(sdist: pathlib.Path) -> None:
+    """The sources of the package and nothing that a build made."""
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for file in ("PKG-INFO", "CMakeLists.txt", "pyproject.toml", "LICENSE", "packaging/PACKAGE.md", "cmake/IngotPython.cmake", "bindings/python/ingot/__init__.py",
+                 "bindings/python/native/ops.cpp", "src/ingot/kernels/rmsnorm/rmsnorm.cu"):
+        assert file in names, f"{sdist.name}: no {file}"
+    made = sorted(name for name in names if name.startswith(("build", "dist", ".git/")) or name.endswith((".o", ".so", ".pyc")))
+    assert not made, f"{sdist.name}: found {', '.join(made[:5])}, expected sources"
+
+
 def check_tarball(tarball: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         with tarfile.open(tarball) as archive:
@@ -100,8 +111,9 @@ def main() -> None:
     if not files:
         sys.exit("check: found no file, expected wheels or tarballs of packaging/release.py")
     for file in files:
-        (check_wheel if file.suffix == ".whl" else check_tarball)(file)
-        print(f"{file.name}: installed and used in a clean environment, {file.stat().st_size / 1e6:.1f} MB")
+        sources = file.name.startswith("ingot_kernels") and file.suffix == ".gz"
+        (check_wheel if file.suffix == ".whl" else check_sdist if sources else check_tarball)(file)
+        print(f"{file.name}: {'has the sources alone' if sources else 'installed and used in a clean environment'}, {file.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the files of a release: wheels of the PyTorch package, one for each Python, and a tarball with the program `ingot`.
+"""Makes the files of a release: wheels of the PyTorch package, one for each Python, its source distribution, and a tarball with the program `ingot`.
 
     python3 packaging/release.py                    # with the CUDA kernels where nvcc is found; into dist/
     python3 packaging/release.py --cuda OFF --only wheels --python python3.12
@@ -81,17 +81,22 @@ def write_wheel(path: pathlib.Path, files: dict[str, bytes]) -> None:
         add(f"{info}/RECORD", record.getvalue().encode())
 
 
-def metadata(scratch: pathlib.Path) -> dict[str, bytes]:
-    """METADATA and the licences, as scikit-build-core derives them from pyproject.toml."""
+def by_backend(function: str, folder: pathlib.Path) -> pathlib.Path:
+    """The file or folder that scikit-build-core's `function` makes in `folder` from pyproject.toml."""
     import scikit_build_core.build as backend  # only wheels need the package
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     before = os.getcwd()
     os.chdir(TREE)
     try:
-        info = scratch / backend.prepare_metadata_for_build_wheel(str(scratch))
+        return folder / getattr(backend, function)(str(folder))
     finally:
         os.chdir(before)
+
+
+def metadata(scratch: pathlib.Path) -> dict[str, bytes]:
+    """METADATA and the licences."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    info = by_backend("prepare_metadata_for_build_wheel", scratch)
     return {f"{info.name}/{f.relative_to(info)}": f.read_bytes() for f in info.rglob("*") if f.is_file() and f.name not in ("WHEEL", "RECORD")}
 
 
@@ -152,6 +157,7 @@ def main() -> None:
     arguments.add_argument("--out", type=pathlib.Path, default=TREE / "dist", help="where the files go")
     arguments.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
     a = arguments.parse_args()
+    a.build, a.out = a.build.resolve(), a.out.resolve()
     wheels, program = a.only != "program", a.only != "wheels"
     pythons = {}
     for python in a.python or [sys.executable, *filter(shutil.which, PYTHONS)]:
@@ -176,6 +182,8 @@ def main() -> None:
         run("ninja", "-C", a.build, "-j", a.jobs, *(["ingot_python"] if wheels else []), *(["ingot_cli"] if program else []), stderr=subprocess.STDOUT)
         if wheels:
             made.append(make_wheel(python, a.build, a.out, info_files))
+    if wheels:
+        made.append(by_backend("build_sdist", a.out))
     if program:
         made.append(make_tarball(a.build, a.out, "CUDA kernels ON" in log))
     for file in made:
