@@ -154,8 +154,9 @@ std::string gpus_unsupported_reason(const DecoderSpec& c, const DecoderOptions& 
     if (std::string reason = unsupported_reason(c, DecodePath::phased); !reason.empty()) return reason;
     decode::check_supported(c);
     if (c.e4m3_inputs && o.gpus > 1) return ingot::detail::concat("found --quant on ", o.gpus, " GPUs, expected one");
-    if (std::string reason = unsupported_reason(c, DecodePath::megakernel); o.gpus > 1 && !reason.empty())
-      return ingot::detail::concat("found ", o.gpus, " GPUs, expected one: ", reason);
+    if (o.gpus > 1 && (c.norm.post || c.logit_softcap > 0))
+      return ingot::detail::concat("found ", o.gpus, " GPUs, expected one for a model with ",
+                                   c.norm.post ? "norms after attention and MLP" : "a softcap of logits");
     (void)decode::slices_of(c, int(o.gpus), o.split);
   } catch (const Error& e) { return e.what(); }
   return {};

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "ingot/models/decode/fixtures/emulated_ranks.test.h"
+#include "ingot/models/decode/fixtures/family_cases.test.h"
 #include "ingot/models/decode/model/trace.h"
 
 namespace ingot {
@@ -169,6 +170,30 @@ TEST(GptOssRanksEmulated, AGpuThatNeverBeginsIsNamed) {
     EXPECT_EQ(gpus.ranks[1]->buffers.state->position, 0);
     EXPECT_EQ(gpus.ranks[1]->record.state, gpu::kRunning);
   }
+}
+
+// A dense model with norms of heads, and a mixture without biases beside a dense MLP.
+TEST(FamiliesRanksEmulated, SeveralGpusAreTheModel) {
+  DecoderSpec dense = testing::family_spec({96, 8, 2, 32, 130}), mixed = testing::family_spec({64, 8, 2, 32, 130});
+  dense.qk_norm = dense.qkv_bias = true, dense.layer[0].window = 5, dense.embedding_scale = 3;
+  mixed.layer[1].experts = true, mixed.experts = 5, mixed.experts_per_token = 2;
+  for (const testing::FamilyCase& t : {testing::FamilyCase{"dense", dense, 12, {9}}, {"mixed", mixed, 12, {1, 9}}})
+    for (const Split split : {Split::tensor, Split::attention_experts}) {
+      SCOPED_TRACE(split == Split::tensor ? "tensor" : "attention and experts");
+      testing::check_family(t, [&](const testing::RandomModel& m, int64_t room) {
+        const auto gpus = std::make_shared<EmulatedRanks>(m.spec, m.weights, uint32_t(room), 2, split);
+        return testing::DecodeUnderTest{
+            .extend =
+                [gpus](std::span<const int32_t> ids) {
+                  const auto rows = gpus->extend(ids, uint32_t(ids.size()));
+                  const Emulated &first = *gpus->ranks[0], &second = *gpus->ranks[1];
+                  EXPECT_EQ(std::memcmp(first.buffers.state, second.buffers.state, sizeof(decode::State)), 0);
+                  return rows;
+                },
+            .choices = [gpus](size_t i) { return testing::choices_of(gpus->ranks[0]->buffers, gpus->c.layers, i); },
+            .state = [gpus] { return *gpus->ranks[0]->buffers.state; }};
+      });
+    }
 }
 
 }  // namespace

@@ -171,6 +171,8 @@ struct Run {
                     .add = add},
                    stream);
   }
+  // As Plan::adds_later().
+  bool adds_later() const { return ranks.several() || c.norm.post; }
   Tensor normed() const { return matrix(b.normed, DType::bf16, p.T, c.hidden, stride); }
   // Computes the logits of each part's last row.
   void head_of_parts() {
@@ -202,9 +204,8 @@ struct Run {
     if (parts.empty()) attend_sequences(l);
     for (int64_t i = 0, first = 0; i < int64_t(parts.size()); first += parts[size_t(i++)].T)
       attend_part(parts[size_t(i)].model->layers[layer], i, first);
-    const bool apart = ranks.several() || c.norm.post;
     product(l.o, l.b_o, matrix(b.mixed, DType::bf16, p.T, q_width, q_width),
-            matrix(apart ? b.part[0] : b.x, DType::f32, p.T, c.hidden, stride), !apart);
+            matrix(adds_later() ? b.part[0] : b.x, DType::f32, p.T, c.hidden, stride), !adds_later());
   }
   void attend_sequences(const Layer& l) {
     const uint32_t group = uint32_t(c.heads / c.kv_heads);
@@ -325,7 +326,7 @@ struct Run {
     product(l.gate_up, l.b_gate_up, normed(), matrix(b.gate_up, DType::f32, p.T, 2 * channels, 2 * channels));
     gate_rows(l, p.T);
     product(l.down, l.b_down, matrix(b.hidden, DType::bf16, p.T, channels, weight_tile_padded_cols(channels)),
-            matrix(c.norm.post ? b.part[1] : b.x, DType::f32, p.T, c.hidden, stride), !c.norm.post);
+            matrix(adds_later() ? b.part[1] : b.x, DType::f32, p.T, c.hidden, stride), !adds_later());
   }
   void experts(const Layer& l) {
     const int64_t channels = l.down.cols;
@@ -356,7 +357,7 @@ struct Run {
                     .y = matrix(b.down, DType::f32, S, c.hidden, c.hidden),
                     .claims = b.claims},
                    stream);
-    if (!ranks.several() && !c.norm.post) return;
+    if (!adds_later()) return;
     prompts::Norm part = with_experts(norm_of(nullptr));
     part.x = b.part[1], part.first_part = true;
     norm(part);
@@ -414,7 +415,7 @@ void run_prompt(const Model& m, const Buffers& buffers, const PromptBuffers& b, 
     if (ranks.of(ranks.heads)) r.attend(l, i);
     r.norm_after_output(l, i);
     if (!l.experts) {
-      r.dense_mlp(l);
+      if (ranks.of(ranks.channels)) r.dense_mlp(l);
       continue;
     }
     r.route(l, b.chosen + int64_t(i) * r.S);

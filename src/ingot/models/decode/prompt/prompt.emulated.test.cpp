@@ -77,11 +77,13 @@ struct Prompts {
   std::vector<PromptBuffers> buffers;
 
   Prompts(const DecodeModel& m, uint32_t room, int count, Split split)
-      : gpus(m, room, count, split), memory(size_t(count)), buffers(size_t(count)) {
+      : Prompts(m.config, m.weights, room, count, split) {}
+  Prompts(const DecoderSpec& spec, const DecoderWeights& weights, uint32_t room, int count, Split split)
+      : gpus(spec, weights, room, count, split), memory(size_t(count)), buffers(size_t(count)) {
     for (size_t r = 0; r < buffers.size(); ++r) {
-      const int64_t bytes = decode::lay_out(m.config, room, count > 1, nullptr, buffers[r]);
+      const int64_t bytes = decode::lay_out(spec, room, count > 1, nullptr, buffers[r]);
       memory[r].assign(size_t(bytes) + 256, char(0xff));  // NaN
-      decode::lay_out(m.config, room, count > 1, testing::Emulated::aligned(memory[r]), buffers[r]);
+      decode::lay_out(spec, room, count > 1, testing::Emulated::aligned(memory[r]), buffers[r]);
       std::fill_n(buffers[r].arrived, decode::kMostRouted / 16, 0u);
     }
     for (size_t r = 0; r < buffers.size() && count > 1; ++r) {
@@ -322,6 +324,28 @@ TEST(FamiliesPromptsEmulated, EveryFamilyIsTheModel) {
     });
   }
   EXPECT_GE(count, 12);
+}
+
+TEST(FamiliesPromptsEmulated, TwoGpusAreTheModel) {
+  DecoderSpec dense = testing::family_spec({96, 8, 2, 32, 130}), mixed = testing::family_spec({64, 8, 2, 32, 130});
+  dense.qk_norm = dense.qkv_bias = true, dense.layer[0].window = 5, dense.embedding_scale = 3;
+  mixed.layer[1].experts = true, mixed.experts = 5, mixed.experts_per_token = 2;
+  for (const testing::FamilyCase& t :
+       {testing::FamilyCase{"dense", dense, 16, {9, 1, 5}}, {"mixed", mixed, 16, {9, 1, 5}}})
+    for (const Split split : {Split::tensor, Split::attention_experts}) {
+      SCOPED_TRACE(split == Split::tensor ? "tensor" : "attention and experts");
+      testing::check_family(t, [&](const testing::RandomModel& m, int64_t room) {
+        const auto gpus = std::make_shared<Prompts>(m.spec, m.weights, uint32_t(room), 2, split);
+        const auto T = std::make_shared<size_t>(0);  // tokens of the last step
+        return testing::DecodeUnderTest{.extend =
+                                            [gpus, T](std::span<const int32_t> ids) {
+                                              *T = ids.size();
+                                              return gpus->extend(ids);
+                                            },
+                                        .choices = [gpus, T](size_t i) { return gpus->choices(1, *T, i); },
+                                        .state = [gpus] { return *gpus->gpus.ranks[1]->buffers.state; }};
+      });
+    }
 }
 
 }  // namespace

@@ -1,0 +1,112 @@
+// Models beside GPT-OSS on a GPU: the same cases as emulated.
+#ifdef INGOT_HAS_CUDA_DECODE
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "ingot/gpu/device.h"
+#include "ingot/models/decode/fixtures/device_model.test.h"
+#include "ingot/models/decode/fixtures/family_cases.test.h"
+#include "ingot/models/decode/model/decoder.h"
+#include "ingot/testing/gpu_test.h"
+
+namespace ingot {
+namespace {
+
+using decode::DeviceModel;
+using testing::download;
+using testing::FamilyCase;
+using testing::RandomModel;
+
+class FamiliesDecodeCuda : public testing::GpuTest<> {};
+
+// The experts of token t of a prompt of T tokens.
+testing::Definition::Choices choices_of_prompt(const DeviceModel& m, size_t T, size_t t) {
+  const size_t layers = size_t(m.config().layers), k = size_t(m.config().experts_per_token);
+  const std::vector<uint32_t> chosen = download(m.prompt_buffers().chosen, int64_t(layers * T * k));
+  testing::Definition::Choices all(layers);
+  for (size_t l = 0; l < layers; ++l)
+    for (size_t j = 0; j < k; ++j) all[l].push_back(chosen[(l * T + t) * k + j]);
+  return all;
+}
+
+void check_on_gpu(const FamilyCase& t) {
+  testing::check_family(t, [](const RandomModel& m, int64_t room) {
+    const auto gpu = std::make_shared<DeviceModel>(m.spec, m.weights, DecoderOptions{.context = room});
+    const auto last = std::make_shared<size_t>(0);  // tokens of the last step
+    return testing::DecodeUnderTest{.extend =
+                                        [gpu, last, vocab = size_t(m.spec.vocab)](std::span<const int32_t> ids) {
+                                          *last = ids.size();
+                                          gpu->extend(ids, uint32_t(ids.size()));
+                                          std::vector<float> all(ids.size() * vocab);
+                                          gpu->logits(uint32_t(ids.size()), all.data());
+                                          std::vector<std::vector<double>> rows;
+                                          for (size_t i = 0; i < ids.size(); ++i)
+                                            rows.emplace_back(&all[i * vocab], &all[i * vocab] + vocab);
+                                          return rows;
+                                        },
+                                    .choices =
+                                        [gpu, last](size_t i) {
+                                          return int64_t(*last) > gpu->batch() ? choices_of_prompt(*gpu, *last, i)
+                                                                               : testing::choices_of(*gpu, i);
+                                        },
+                                    .state = [gpu] { return download(gpu->buffers().state, 1)[0]; }};
+  });
+}
+
+TEST_F(FamiliesDecodeCuda, EveryFamilyIsTheModel) {
+  for (const FamilyCase& t : testing::family_cases()) check_on_gpu(t);
+}
+
+// A prompt by the matrix kernels, a token, and a second prompt.
+TEST_F(FamiliesDecodeCuda, EveryFamilyIsTheModelInLongPrompts) {
+  for (FamilyCase t : testing::family_cases()) {
+    const RandomModel m(t.spec, t.dense, t.experts);
+    if (DeviceModel(m.spec, m.weights, {.context = 80}).prompt_batch() < 80) continue;  // small batches instead
+    t.length = 64, t.batches = {37, 1, 23};
+    check_on_gpu(t);
+  }
+}
+
+// Sequences of different lengths in one step, by small batches and by matrix kernels.
+TEST_F(FamiliesDecodeCuda, SequencesOfAStepAreTheSequencesAlone) {
+  for (const FamilyCase& t : testing::family_cases()) {
+    if (t.length > 30) continue;
+    SCOPED_TRACE(t.name);
+    const RandomModel m(t.spec, t.dense, t.experts);
+    for (const int64_t small_batches : {int64_t(16), int64_t(0)}) {
+      DeviceModel together(m.spec, m.weights, {.context = 24, .slots = 3}), alone(m.spec, m.weights, {.context = 24});
+      together.limit_small_batch(small_batches);
+      std::vector<std::vector<int32_t>> ids(3);
+      for (int slot = 0; slot < 3; ++slot)
+        for (int n = 0; n <= 4 * slot; ++n) {
+          ids[size_t(slot)].push_back((7 * n + 5 * slot + 3) % int32_t(t.spec.vocab));
+          together.extend({&ids[size_t(slot)].back(), 1}, 1, slot);
+        }
+      const int slots[] = {2, 0, 1};
+      const int32_t next[] = {4, 9, 17};
+      together.extend_streams(slots, next);
+      for (size_t j = 0; j < 3; ++j) {
+        std::vector<float> got(size_t(t.spec.vocab)), want(got.size());
+        together.logits(1, got.data(), slots[j]);
+        alone.rewind(0);
+        for (const int32_t id : ids[size_t(slots[j])]) alone.extend({&id, 1}, 1);
+        alone.extend({&next[j], 1}, 1);
+        alone.logits(1, want.data());
+        // Logits of deviation 1.5, by other kernels in 8 bits.
+        for (size_t v = 0; v < want.size(); ++v) EXPECT_NEAR(got[v], want[v], 0.1) << "slot " << slots[j];
+      }
+    }
+  }
+}
+
+TEST_F(FamiliesDecodeCuda, AModelThatNeedsSeveralGpusOrAPropertyThatNoneHasIsRefusedByName) {
+  DecoderSpec s = testing::family_spec({64, 4, 2, 32, 70});
+  EXPECT_EQ(gpus_unsupported_reason(s, {}), "");
+  s.rope[0].interleaved = true;
+  EXPECT_EQ(gpus_unsupported_reason(s, {}), "found interleaved RoPE, which the phased path does not compute");
+}
+
+}  // namespace
+}  // namespace ingot
+#endif
