@@ -8,7 +8,7 @@ which native/declared.cpp lists:
     <name>(x, other tensors, y, options)
     <name>_backward(dy, x, other tensors, dx, gradients of the other tensors, options)      gradients of (C) accumulate, in the type of sums
 
-Operators of other shapes are written by hand (_rope.py is a short example; its native calls are declared).
+Operators of other shapes declare their native calls and kernels (_kernel.py), and their derivatives are written by hand (_rms_norm.py is an example).
 """
 from dataclasses import dataclass, field
 from typing import Callable

@@ -6,50 +6,32 @@ does in the weights. The gradients of gate and up have the same size, and overwr
 import torch
 
 from . import _C, _plain
+from ._kernel import kernel
+from ._op import as_rows, eager, fake_rows
 from ._second_order import gradients, knowing_whether_recorded, with_formula
-from ._op import as_rows, dense, eager, empty_rows, fake_rows, or_nothing, register
 
 GATE_ORDERS = {"gate_first": 0, "gate_second": 1, "interleaved": 2}
 _SEPARATE = 3
 
 
-def run_swiglu_gate(packed, up, order, limit, alpha, up_offset, cubic):
-    """h of a packed (..., 2H) tensor, or of gate and up where `up` is given."""
-    packed, up = as_rows(packed), as_rows(up)
-    if up is not None:
-        h, order = empty_rows(packed), _SEPARATE
-    else:
-        h = packed.new_empty((*packed.shape[:-1], packed.shape[-1] // 2))
-    _C.swiglu_gate(packed, up, h, order, limit, alpha, up_offset, cubic)
-    return h
+_GATE_OPTIONS = "int order, float limit, float alpha, float up_offset, float cubic"
 
 
-def run_swiglu_gate_backward(dh, packed, up, order, limit, alpha, up_offset, cubic):
-    dh, packed, up = as_rows(dh), as_rows(packed), as_rows(up)
-    dpacked = empty_rows(packed)
-    dup = None if up is None else empty_rows(up)
-    _C.swiglu_gate_backward(dh, packed, up, dpacked, dup, order if up is None else _SEPARATE, limit, alpha, up_offset, cubic)
-    return dpacked, packed.new_empty(0) if dup is None else dup
-
-
-def _fake_swiglu_gate(packed, up, *options):
-    return fake_rows(packed) if up is not None else packed.new_empty((*packed.shape[:-1], packed.shape[-1] // 2))
+def _order(order, up):
+    return order if up is None else _SEPARATE
 
 
 def _swiglu_gate_backward_formula(dh, packed, up, *options):
     return gradients(lambda packed, up: _plain.swiglu(packed, up, *options), (packed, up), (True, up is not None), (dh,))
 
 
-swiglu_gate_backward_op = register(
-    "swiglu_gate_backward(Tensor dh, Tensor packed, Tensor? up, int order, float limit, float alpha, float up_offset, float cubic) "
-    "-> (Tensor, Tensor)",
-    run_swiglu_gate_backward,
-    lambda dh, packed, up, *options: (
-        fake_rows(packed),
-        packed.new_empty(0) if up is None else fake_rows(up),
-    ),
-    **with_formula(_swiglu_gate_backward_formula),
-)
+_gate_backward = kernel(
+    f"swiglu_gate_backward(Tensor dh, Tensor packed, Tensor? up, {_GATE_OPTIONS}) -> (Tensor, Tensor)",
+    results=lambda dh, packed, up, *options: (fake_rows(packed), None if up is None else fake_rows(up)),
+    call=lambda dh, packed, up, order, limit, alpha, up_offset, cubic, dpacked, dup:
+        _C.swiglu_gate_backward(dh, packed, up, dpacked, dup, _order(order, up), limit, alpha, up_offset, cubic),
+    rows=("dh", "packed", "up"), **with_formula(_swiglu_gate_backward_formula))
+run_swiglu_gate_backward, swiglu_gate_backward_op = _gate_backward.run, _gate_backward.operator
 
 
 def _setup_swiglu_gate(ctx, inputs, output):
@@ -63,13 +45,14 @@ def _swiglu_gate_gradients(ctx, dh, run):
     return dpacked, None if up is None else dup, *(None,) * len(ctx.options)
 
 
-swiglu_gate_op = register(
-    "swiglu_gate(Tensor packed, Tensor? up, int order, float limit, float alpha, float up_offset, float cubic) -> Tensor",
-    run_swiglu_gate,
-    _fake_swiglu_gate,
-    lambda ctx, dh: _swiglu_gate_gradients(ctx, dh, swiglu_gate_backward_op),
-    _setup_swiglu_gate,
-)
+_gate = kernel(  # h of a packed (..., 2H) tensor, or of gate and up where `up` is given
+    f"swiglu_gate(Tensor packed, Tensor? up, {_GATE_OPTIONS}) -> Tensor",
+    results=lambda packed, up, *options: (
+        fake_rows(packed) if up is not None else packed.new_empty((*packed.shape[:-1], packed.shape[-1] // 2)),),
+    call=lambda packed, up, order, limit, alpha, up_offset, cubic, h:
+        _C.swiglu_gate(packed, up, h, _order(order, up), limit, alpha, up_offset, cubic),
+    rows=("packed", "up"), backward=lambda ctx, dh: _swiglu_gate_gradients(ctx, dh, swiglu_gate_backward_op), setup=_setup_swiglu_gate)
+run_swiglu_gate, swiglu_gate_op = _gate.run, _gate.operator
 
 
 class _SwigluGate(torch.autograd.Function):
@@ -87,21 +70,8 @@ class _SwigluGate(torch.autograd.Function):
 swiglu_gate_eager = eager(_SwigluGate)
 
 
-def _narrow_on_cpu(x):
-    """CPUs do not compute these products in 16 bits: operands are widened, and results rounded."""
-    return not x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
-
-
-def _wide(*tensors):
-    return [None if t is None else t.float() for t in tensors]
-
-
-def _rounded(dtype, tensors):
-    return tuple(None if t is None else t.to(dtype) for t in tensors)
-
-
-def _check(x, **others):
-    for name, t in others.items():
+def _check_dtypes(x, w, w_up, bias, up_bias):
+    for name, t in {"w": w, "up": w_up, "bias": bias, "up_bias": up_bias}.items():
         if t is not None and t.dtype is not x.dtype:
             raise ValueError(f"gated_linear: {name}: found dtype {t.dtype}, expected x's {x.dtype}")
 
@@ -120,50 +90,15 @@ def _empty_kept(h):
     return h.new_empty((*h.shape[:-1], 2 * h.shape[-1]))
 
 
-def run_gated_linear(x, w, w_up, bias, up_bias, order, columns, limit, alpha, up_offset, cubic, keep):
-    """Returns (h, kept) for x (..., C); kept is None unless `keep` is set."""
-    _check(x, w=w, up=w_up, bias=bias, up_bias=up_bias)
-    if _narrow_on_cpu(x):
-        return _rounded(x.dtype, run_gated_linear(*_wide(x, w, w_up, bias, up_bias), order, columns, limit, alpha, up_offset, cubic, keep))
-    x, w, w_up = as_rows(x), as_rows(w), as_rows(w_up)
+def _gated_linear_results(x, w, w_up, bias, up_bias, order, columns, limit, alpha, up_offset, cubic, keep):
     h = x.new_empty((*x.shape[:-1], _hidden(w, w_up, columns)))
-    kept = _empty_kept(h) if keep else None
-    order = order if w_up is None else _SEPARATE
-    _C.gated_linear(x, w, w_up, dense(bias), dense(up_bias), h, kept, order, columns, limit, alpha, up_offset, cubic)
-    return h, kept
+    return h, _empty_kept(h) if keep else None
 
 
-def run_gated_linear_backward(dkept, x, w, w_up, bias, up_bias, order, columns, *needs):
-    """Returns (dx, dw, dw_up, dbias, dup_bias) from the gradients of gate and up, which have the layout of `kept`. None for each gradient that is not needed."""
-    if _narrow_on_cpu(x):
-        wide = _wide(dkept, x, w, w_up, bias, up_bias)
-        return _rounded(x.dtype, run_gated_linear_backward(*wide, order, columns, *needs))
-    dkept, x, w, w_up = as_rows(dkept), as_rows(x), as_rows(w), as_rows(w_up)
+def _gated_linear_backward_results(dkept, x, w, w_up, bias, up_bias, order, columns, *needs):
     if w_up is not None:  # both weights' gradients are computed together, and so are both biases'
         needs = needs[0], *(needs[1] or needs[2],) * 2, *(needs[3] or needs[4],) * 2
-    dx, dw, dw_up, db, db_up = (empty_rows(t) if t is not None and need else None for t, need in zip((x, w, w_up, bias, up_bias), needs))
-    order = order if w_up is None else _SEPARATE
-    _C.gated_linear_backward(dkept, x, w, w_up, dx, dw, dw_up, db, db_up, order, columns)
-    return dx, dw, dw_up, db, db_up
-
-
-def _op_gated_linear(x, *arguments):
-    h, kept = run_gated_linear(x, *arguments)
-    return h, or_nothing(kept, x)
-
-
-def _fake_gated_linear(x, w, w_up, bias, up_bias, order, columns, limit, alpha, up_offset, cubic, keep):
-    h = x.new_empty((*x.shape[:-1], _hidden(w, w_up, columns)))
-    return h, _empty_kept(h) if keep else x.new_empty(0)
-
-
-def _op_gated_linear_backward(dkept, x, *arguments):
-    needs = arguments[-5:]
-    return tuple(or_nothing(t if need else None, x) for t, need in zip(run_gated_linear_backward(dkept, x, *arguments), needs))
-
-
-def _fake_gated_linear_backward(dkept, x, w, w_up, bias, up_bias, *options):
-    return tuple(fake_rows(t) if t is not None and need else x.new_empty(0) for t, need in zip((x, w, w_up, bias, up_bias), options[-5:]))
+    return tuple(fake_rows(t) if t is not None and need else None for t, need in zip((x, w, w_up, bias, up_bias), needs))
 
 
 def _gated_linear_backward_formula(dkept, x, w, w_up, bias, up_bias, order, columns, *needs):
@@ -173,13 +108,15 @@ def _gated_linear_backward_formula(dkept, x, w, w_up, bias, up_bias, order, colu
 _GATED_OPERANDS = "Tensor x, Tensor w, Tensor? w_up, Tensor? bias, Tensor? up_bias"
 _GATED_OPTIONS = "int order, bool columns, float limit, float alpha, float up_offset, float cubic"
 
-gated_linear_backward_op = register(
+# (dx, dw, dw_up, dbias, dup_bias) from the gradients of gate and up, which have the layout of `kept`
+_linear_backward = kernel(
     f"gated_linear_backward(Tensor dkept, {_GATED_OPERANDS}, int order, bool columns, bool need_dx, bool need_dw, bool need_dw_up, bool need_db, "
     "bool need_db_up) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _op_gated_linear_backward,
-    _fake_gated_linear_backward,
-    **with_formula(_gated_linear_backward_formula),
-)
+    results=_gated_linear_backward_results,
+    call=lambda dkept, x, w, w_up, bias, up_bias, order, columns, *needs_and_results:
+        _C.gated_linear_backward(dkept, x, w, w_up, *needs_and_results[5:], _order(order, w_up), columns),
+    rows=("dkept", "x", "w", "w_up"), widens=True, **with_formula(_gated_linear_backward_formula))
+run_gated_linear_backward, gated_linear_backward_op = _linear_backward.run, _linear_backward.operator
 
 
 def _setup_gated_linear(ctx, inputs, output):
@@ -206,13 +143,14 @@ def _gated_linear_gradients(ctx, dh, dkept):
     return (*(t if wanted else None for t, wanted in zip(found, needs)), *(None,) * 7)
 
 
-gated_linear_op = register(
+_linear = kernel(  # (h, kept) for x (..., C); kept only where `keep` is set
     f"gated_linear({_GATED_OPERANDS}, {_GATED_OPTIONS}, bool keep) -> (Tensor, Tensor)",
-    _op_gated_linear,
-    _fake_gated_linear,
-    _gated_linear_gradients,
-    _setup_gated_linear,
-)
+    results=_gated_linear_results,
+    call=lambda x, w, w_up, bias, up_bias, order, columns, limit, alpha, up_offset, cubic, keep, h, kept:
+        _C.gated_linear(x, w, w_up, bias, up_bias, h, kept, _order(order, w_up), columns, limit, alpha, up_offset, cubic),
+    rows=("x", "w", "w_up"), widens=True, check=lambda *arguments: _check_dtypes(*arguments[:5]),
+    backward=_gated_linear_gradients, setup=_setup_gated_linear)
+run_gated_linear, gated_linear_op = _linear.run, _linear.operator
 
 
 # Eager training has two autograd nodes, so that autograd frees dh before dx and dw are allocated. One kernel computes both results: h waits in

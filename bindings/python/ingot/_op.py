@@ -4,7 +4,7 @@ Every op has up to three entries over one implementation: a plain Python functio
 autograd.Function for eager training, and an operator registered with torch.library for tracing, transforms and dispatch
 modes. `functional` chooses among them (see _C.route): the first two cost a few microseconds, the third about twice as much. The first two of
 rms_norm and mlp are also written in C++ (native/calls.cpp), for dense operands. Operators over rows need none of this by hand: _declare.py
-derives all of it from one declaration.
+derives all of it from one declaration. For other shapes _kernel.py derives the first and the third entry.
 """
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten

@@ -2,56 +2,25 @@
 import torch
 
 from . import _C, _plain
+from ._kernel import kernel
+from ._op import as_rows, default_eps, dense, eager, empty_rows, expect_tensors_or_none, fake_rows, sum_dtype
 from ._second_order import gradients, knowing_whether_recorded, with_formula
-from ._op import as_rows, default_eps, dense, eager, empty_rows, expect_tensors_or_none, fake_rows, register, sum_dtype
+
+
+def _expect(x, weight, *_):
+    expect_tensors_or_none("rms_norm", x=x, weight=weight)
 
 
 def run_rms_norm_plain(x, weight, eps, unit_offset):
-    expect_tensors_or_none("rms_norm", x=x, weight=weight)
+    _expect(x, weight)
     x = as_rows(x, 2)
     y = empty_rows(x)
     _C.rms_norm(x, dense(weight), None, None, y, None, default_eps(eps, x.dtype), unit_offset)
     return y
 
 
-def run_rms_norm(x, weight, eps, unit_offset):
-    expect_tensors_or_none("rms_norm", x=x, weight=weight)
-    x = as_rows(x, 2)
-    y = empty_rows(x)
-    rstd = x.new_empty(x.shape[:-1], dtype=sum_dtype(x.dtype))
-    _C.rms_norm(x, dense(weight), None, None, y, rstd, default_eps(eps, x.dtype), unit_offset)
-    return y, rstd
-
-
-def run_add_rms_norm(x, residual, weight, eps, unit_offset):
-    x, residual = as_rows(x, 2), as_rows(residual, 2)
-    y, total = empty_rows(x), empty_rows(x)
-    rstd = x.new_empty(x.shape[:-1], dtype=sum_dtype(x.dtype))
-    _C.rms_norm(x, dense(weight), residual, total, y, rstd, default_eps(eps, x.dtype), unit_offset)
-    return y, total, rstd
-
-
-def run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
-    """Returns (dx, dweight in the type of sums), None for a gradient that is not needed."""
-    dy, dsum, s = as_rows(dy, 2), as_rows(dsum, 2), as_rows(s, 2)
-    dx = empty_rows(s) if need_dx else None
-    dw = s.new_zeros(s.shape[-1], dtype=sum_dtype(s.dtype)) if need_dw else None
-    _C.rms_norm_backward(dy, s, dense(weight), rstd, dsum, dx, dw, default_eps(eps, s.dtype), unit_offset)
-    return dx, dw
-
-
-def _op_run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
-    dx, dw = run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw)
-    return s.new_empty(0) if dx is None else dx, s.new_empty(0, dtype=sum_dtype(s.dtype)) if dw is None else dw
-
-
-def _fake_rstd(x):
+def _statistics(x):
     return x.new_empty(x.shape[:-1], dtype=sum_dtype(x.dtype))
-
-
-def _fake_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
-    dx = fake_rows(s) if need_dx else s.new_empty(0)
-    return dx, s.new_empty(s.shape[-1] if need_dw else 0, dtype=sum_dtype(s.dtype))
 
 
 def _rms_norm_backward_formula(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
@@ -60,13 +29,15 @@ def _rms_norm_backward_formula(dy, dsum, s, weight, rstd, eps, unit_offset, need
     return dx if dsum is None or dx is None else dx + dsum, dw
 
 
-rms_norm_backward_op = register(
+_backward = kernel(  # (dx, dweight in the type of sums)
     "rms_norm_backward(Tensor dy, Tensor? dsum, Tensor s, Tensor? weight, Tensor? rstd, float? eps, bool unit_offset, bool need_dx, "
     "bool need_dw) -> (Tensor, Tensor)",
-    _op_run_rms_norm_backward,
-    _fake_rms_norm_backward,
-    **with_formula(_rms_norm_backward_formula),
-)
+    results=lambda dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw: (
+        fake_rows(s) if need_dx else None, s.new_zeros(s.shape[-1], dtype=sum_dtype(s.dtype)) if need_dw else None),
+    call=lambda dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw, dx, dw:
+        _C.rms_norm_backward(dy, s, weight, rstd, dsum, dx, dw, default_eps(eps, s.dtype), unit_offset),
+    rows=("dy", "dsum", "s"), strides=2, **with_formula(_rms_norm_backward_formula))
+run_rms_norm_backward, rms_norm_backward_op = _backward.run, _backward.operator
 
 
 def _rms_norm_gradients(ctx, need_dx, need_dw, dy, dsum, drstd, run):
@@ -104,20 +75,19 @@ def _op_add_rms_norm_backward(ctx, dy, dsum, drstd):
     return ds if need[0] else None, ds if need[1] else None, dw, None, None
 
 
-rms_norm_op = register(
+_rms_norm = kernel(  # (y, rstd)
     "rms_norm(Tensor x, Tensor? weight, float? eps, bool unit_offset) -> (Tensor, Tensor)",
-    run_rms_norm,
-    lambda x, weight, eps, unit_offset: (fake_rows(x), _fake_rstd(x)),
-    _op_rms_norm_backward,
-    _setup_rms_norm,
-)
-add_rms_norm_op = register(
+    results=lambda x, *_: (fake_rows(x), _statistics(x)),
+    call=lambda x, weight, eps, unit_offset, y, rstd: _C.rms_norm(x, weight, None, None, y, rstd, default_eps(eps, x.dtype), unit_offset),
+    rows=("x",), strides=2, check=_expect, backward=_op_rms_norm_backward, setup=_setup_rms_norm)
+_add_rms_norm = kernel(  # (y, x + residual, rstd)
     "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float? eps, bool unit_offset) -> (Tensor, Tensor, Tensor)",
-    run_add_rms_norm,
-    lambda x, residual, weight, eps, unit_offset: (fake_rows(x), fake_rows(x), _fake_rstd(x)),
-    _op_add_rms_norm_backward,
-    _setup_add_rms_norm,
-)
+    results=lambda x, *_: (fake_rows(x), fake_rows(x), _statistics(x)),
+    call=lambda x, residual, weight, eps, unit_offset, y, total, rstd:
+        _C.rms_norm(x, weight, residual, total, y, rstd, default_eps(eps, x.dtype), unit_offset),
+    rows=("x", "residual"), strides=2, backward=_op_add_rms_norm_backward, setup=_setup_add_rms_norm)
+run_rms_norm, rms_norm_op = _rms_norm.run, _rms_norm.operator
+run_add_rms_norm, add_rms_norm_op = _add_rms_norm.run, _add_rms_norm.operator
 
 
 class _RmsNorm(torch.autograd.Function):
