@@ -71,13 +71,13 @@ class Adaptation(unittest.TestCase):
 
     @unittest.skipIf(SANITIZED, "the same loops with other numbers")
     def test_the_constants_of_a_step_are_options(self):
-        usual = self.score(*TTT)
-        self.assertEqual([usual["ttt"][k] for k in ("beta2", "eps", "lr")], [0.999, 1e-10, 3e-3])
-        self.assertEqual(self.score(*TTT, "--ttt-beta2", 0.999, "--ttt-eps", 1e-10)["loss"], usual["loss"])
+        default = self.score(*TTT)
+        self.assertEqual([default["ttt"][k] for k in ("beta2", "eps", "lr")], [0.999, 1e-10, 3e-3])
+        self.assertEqual(self.score(*TTT, "--ttt-beta2", 0.999, "--ttt-eps", 1e-10)["loss"], default["loss"])
         other = self.score(*TTT, "--ttt-beta2", 0.5)
         self.assertEqual(other["ttt"]["beta2"], 0.5)
-        self.assertNotEqual(other["loss"], usual["loss"])
-        self.assertGreater(self.score(*TTT, "--ttt-eps", 1)["loss"], 1.005 * usual["loss"])  # the steps are almost zero
+        self.assertNotEqual(other["loss"], default["loss"])
+        self.assertGreater(self.score(*TTT, "--ttt-eps", 1)["loss"], 1.005 * default["loss"])  # the steps are almost zero
         losses = [self.learn(self.directory / f"step{i}.safetensors", *step)[1]["loss"] for i, step in enumerate(((), ("--ttt-beta2", 0.5), ("--ttt-eps", 1)))]
         self.assertEqual(len(set(losses)), 3)
         self.assertLess(losses[0], losses[2])

@@ -295,6 +295,8 @@ class GptOss(TinyGptOss):
         self.assertNotIn("sampled", json.loads(ingot(*bench, "--model", archive, "--kernels-alone", "--json").text))
         self.refuses(2, "--device: found cpu without --model, expected one: random weights are made on a GPU", *bench)
         self.refuses(2, "found --phases, which changes nothing with --model", *bench, "--model", archive, "--phases")
+        for name in ("--sequences", "--streams"):  # the second is the earlier name, for one version
+            self.refuses(2, "found --sequences, which changes nothing with --model", *bench, "--model", archive, name, "1,2")
         self.refuses(2, "--gpus: found 2 with device cpu", *bench, "--model", archive, "--gpus", 2)
         for several in ("2,4", "1,2"):
             self.refuses(2, f"--gpus: found {several} with --model, expected one number: a model is opened once", *bench, "--model", archive, "--gpus", several)

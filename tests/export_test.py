@@ -70,7 +70,7 @@ class Export(unittest.TestCase):
         self.assertIn("artifact", ingot("info", out).text)
 
     def test_coders_give_the_same_model(self):
-        usual = self.export(self.directory / "range.ingot")
+        default = self.export(self.directory / "range.ingot")
         for coder in ("brotli", "lzma"):
             out = self.directory / f"{coder}.ingot"
             run = ingot("export", self.run_directory, out, "--data", self.text, *CALIBRATION, "--json", "--coder", coder)
@@ -81,8 +81,8 @@ class Export(unittest.TestCase):
             self.assertEqual(run.returncode, 0, run.error)
             report = json.loads(run.text)
             self.assertEqual((report["coder"], report["total_bytes"]), (coder, out.stat().st_size))
-            self.assertEqual(report["loss_after"], usual["loss_after"])
-            self.assertLess(abs(report["total_bytes"] - usual["total_bytes"]), 0.2 * usual["total_bytes"])
+            self.assertEqual(report["loss_after"], default["loss_after"])
+            self.assertLess(abs(report["total_bytes"] - default["total_bytes"]), 0.2 * default["total_bytes"])
             self.assertEqual(json.loads(ingot("info", out, "--json").text)["artifact"]["coder"], coder)
             # The artifact coded anew equals the artifact of the run, and the reverse.
             again, back = self.directory / f"{coder}-again.ingot", self.directory / f"{coder}-back.ingot"
@@ -92,7 +92,7 @@ class Export(unittest.TestCase):
                 self.assertEqual(json.loads(run.text)["total_bytes"], written.stat().st_size)
             self.assertEqual(again.read_bytes(), out.read_bytes())
             self.assertEqual(back.read_bytes(), (self.directory / "range.ingot").read_bytes())
-            self.assertEqual(json.loads(ingot("eval", again, "--data", self.text, "--json").text)["loss"], usual["loss_after"])
+            self.assertEqual(json.loads(ingot("eval", again, "--data", self.text, "--json").text)["loss"], default["loss_after"])
 
     def test_the_same_run_gives_the_same_bytes(self):
         first, second = self.directory / "b1.ingot", self.directory / "b2.ingot"

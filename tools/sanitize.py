@@ -32,7 +32,7 @@ EXPLAINED = [(executable, [re.compile(place) for place in pair]) for executable,
      r"attention_hopper::QueryFetcher<.*::(copy_keys|fetch_step)\(.* in key_gradient\.cuh"),
     ("test_models_decode", *2 * (r"sampling::(block_best|best_key_of_grid)\(.* in best\.cuh",)),
     ("test_models_decode", r"ptx::bulk_load\(.* in tma\.cuh", r"decode::load_from_ring<.* in products\.cuh"),
-    ("test_models_decode", r"ptx::bulk_load\(.* in tma\.cuh", r"piece_attention::Seen<.*::load<.* in piece_attention\.cuh"),
+    ("test_models_decode", r"ptx::bulk_load\(.* in tma\.cuh", r"split_kv_attention::Seen<.*::load<.* in split_kv_attention\.cuh"),
     ("test_models_decode", r"WeightWriter::put<.* in weight_stream\.cuh", r"decode::noted_chunk\(.* in token_context\.cuh"),
     ("test_models_decode", r"router::choose<.* in router\.cuh", r"router::route<.* in router\.cuh"),
     ("test_models_decode", r"decode::choose_held\(.* in choose\.cuh", r"epilogue::load_bias<.* in epilogue\.cuh"))]

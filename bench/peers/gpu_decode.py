@@ -26,9 +26,9 @@ from gpu_common import Native, ceilings, gpu_state, parsed, picked, program_opti
 # For each model the measurements of one process: contexts, whole answers (tokens of the prompt and of the answer), sequences per pass, grid barriers.
 # `sampled`: tokens through the decoder, at the first of the contexts.
 MODELS = [dict(size="120b", dense="bf16", contexts=(1024, 128, 8192, 32768, 130000), sampled=True, answers=((100, 100), (1024, 100), (1024, 1024), (2048, 2048)), grid_barriers=True),
-          dict(size="120b", dense="bf16", streams=(1, 2, 4, 8)),
+          dict(size="120b", dense="bf16", sequences=(1, 2, 4, 8)),
           dict(size="120b", dense="fp8", contexts=(1024,)),
-          dict(size="120b", dense="mxfp4", contexts=(1024, 32768), streams=(1, 8)),
+          dict(size="120b", dense="mxfp4", contexts=(1024, 32768), sequences=(1, 8)),
           dict(size="20b", dense="bf16", contexts=(1024, 8192), sampled=True),
           dict(size="20b", dense="fp8", contexts=(1024,)),
           dict(size="20b", dense="mxfp4", contexts=(1024,))]
@@ -52,8 +52,8 @@ def ask(model, ingot):
         line += ["--contexts", listed(contexts[1:])]
     if "answers" in model:
         line += ["--answers", ",".join(f"{a}:{b}" for a, b in model["answers"])]
-    if "streams" in model:
-        line += ["--streams", listed(model["streams"])]
+    if "sequences" in model:
+        line += ["--sequences", listed(model["sequences"])]
     if model.get("grid_barriers"):
         line += ["--grid-barriers"]
     if not model.get("sampled"):
@@ -91,10 +91,10 @@ def rows(model, found):
         whole = dict(first_token_ms=a["first_token_ms"], token_ms=a["token_ms"], whole_ms=a["whole_ms"])
         out.append(row(f"{what}, answers of {a['tokens']}", [a["prompt"]], a["token_ms"], {}, limit_ms(found["token_bytes"]), answer=whole,
                        note=f": first token {a['first_token_ms']:.1f} ms, all {a['whole_ms'] / 1e3:.2f} s"))
-    one = next((s["mean_ms"] for s in found.get("streams", []) if s["streams"] == 1), None)
-    for s in found.get("streams", []):
-        if s["streams"] > 1 and not s.get("row_kernel"):  # that path is switched off
-            out.append(row(f"{what}, {s['streams']} sequences a step", [s["streams"], found["context"]], s["mean_ms"], {"one_by_one": s["streams"] * one},
+    one = next((s["mean_ms"] for s in found.get("sequences", []) if s["sequences"] == 1), None)
+    for s in found.get("sequences", []):
+        if s["sequences"] > 1 and not s.get("row_kernel"):  # that path is switched off
+            out.append(row(f"{what}, {s['sequences']} sequences a step", [s["sequences"], found["context"]], s["mean_ms"], {"one_by_one": s["sequences"] * one},
                            limit_ms(s["step_bytes"]), step=s, note=f", {s['experts_a_layer']:.1f} experts a layer"))
     for load, times in found.get("grid_barriers", {}).items():
         out.append(row(f"a grid barrier, {load}: stamped words behind a barrier", [132], times["stamped_us"] * 1e-3,
@@ -112,7 +112,7 @@ def said(r):
 
 
 def count(model):  # a bf16 head is also measured with the int8 prefilter
-    return (2 if model["dense"] == "bf16" else 1) * len(model.get("contexts", ())) + len(model.get("answers", ())) + (len(SAMPLED) if model.get("sampled") else 0) + sum(n > 1 for n in model.get("streams", ())) + (2 if model.get("grid_barriers") else 0)
+    return (2 if model["dense"] == "bf16" else 1) * len(model.get("contexts", ())) + len(model.get("answers", ())) + (len(SAMPLED) if model.get("sampled") else 0) + sum(n > 1 for n in model.get("sequences", ())) + (2 if model.get("grid_barriers") else 0)
 
 
 RIVAL = "llama.cpp"

@@ -201,10 +201,10 @@ def model_files(report, program, ingot, root):
     # A row's logits differ by at most the limit of their norm, and a loss by at most twice the largest difference.
     slack = 2 * 2 * limit * float(exact.norm(dim=-1).max())
     report.add("Q8_0: losses differ by what it costs the definition", abs(mean - cost), slack)
-    mixed = native_logits(program, file("usual", TYPES.Q8_0, TYPES.MXFP4), ids)
+    mixed = native_logits(program, file("published", TYPES.Q8_0, TYPES.MXFP4), ids)
     checkpoints.write_sharded({n: t for n, t in decoded.items() if "experts." not in n} | {n: t for n, t in tensors.items() if "experts." in n},
-                              checkpoints.published_config(model), root / "usual", 1)
-    report.add("Q8_0 and MXFP4, as published: native - definition", checkpoints.distance(mixed, defined(root / "usual", torch.float64)), limit)
+                              checkpoints.published_config(model), root / "published", 1)
+    report.add("Q8_0 and MXFP4, as published: native - definition", checkpoints.distance(mixed, defined(root / "published", torch.float64)), limit)
 
     # Smaller types of dense matrices around MXFP4 experts. Experts keep their own bits, as the file holds these unchanged.
     for kind in (TYPES.Q4_0, TYPES.Q4_1, TYPES.Q5_0, TYPES.Q5_1):
@@ -213,7 +213,7 @@ def model_files(report, program, ingot, root):
         checkpoints.write_sharded(dense | {n: t for n, t in tensors.items() if "experts." in n}, checkpoints.published_config(model), root / kind.name, 1)
         report.add(f"{kind.name} and MXFP4: native - definition of what the package decodes",
                    checkpoints.distance(found, defined(root / kind.name, torch.float64)), limit)
-    info = json.loads(subprocess.run([ingot, "info", "--json", str(root / "usual.gguf")], check=True, capture_output=True, text=True).stdout)
+    info = json.loads(subprocess.run([ingot, "info", "--json", str(root / "published.gguf")], check=True, capture_output=True, text=True).stdout)
     report.add("info counts the types", float(set(info["types"]) != {"F32", "MXFP4", "Q8_0"}), 0.0)
 
 

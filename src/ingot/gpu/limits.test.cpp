@@ -7,7 +7,7 @@
 namespace ingot::gpu {
 namespace {
 
-TEST(Limits, OfAGpuThatIsImitatedNeverExceedTheRealOnes) {
+TEST(Limits, OfAnImitatedGpuNeverExceedTheRealLimits) {
   const Limits h200 = limits_of("9.0");
   for (const char* capability : {"8.0", "8.6", "8.9", "10.0", "12.0"}) {
     const Limits wanted = limits_of(capability), l = imitate(h200, wanted);

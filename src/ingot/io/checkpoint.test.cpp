@@ -105,7 +105,7 @@ TEST(checkpoint, a_byte_changed_anywhere_in_any_file_is_refused_by_name) {
   EXPECT_EQ(open_checkpoint(dir / "step-00000003").step(), 3);  // an older checkpoint, on request
 }
 
-TEST(checkpoint, messages_say_what_was_found_and_expected) {
+TEST(checkpoint, messages_name_the_value_found_and_the_value_expected) {
   const TemporaryDirectory dir;
   const std::string path = save(dir, 7), model = path + "/model.safetensors";
   const std::string whole = read_file(model);

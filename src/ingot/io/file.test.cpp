@@ -66,7 +66,7 @@ TEST(atomic_file, a_process_that_a_signal_ends_leaves_nothing_unfinished_and_eve
   EXPECT_EQ(list_directory(dir.path()), (std::vector<std::string>{"b", "c.partial", "done"}));
 }
 
-TEST(atomic_file, a_link_stays_and_what_is_no_file_is_never_replaced) {
+TEST(atomic_file, a_link_stays_and_a_device_or_pipe_is_never_replaced) {
   const TemporaryDirectory dir;
   create_directories(dir / "there");
   write_file(dir / "there/f", "old");

@@ -42,7 +42,7 @@ TEST(ExchangeEmulated, SumsAreInTheOrderOfRanksOnEveryRank) {
 }
 
 // As with --split attention-experts: the sending rank gets no sums from the slow rank until a layer later.
-TEST(ExchangeEmulated, ARankThatIsALayerAheadOverwritesNothingThatWasNotRead) {
+TEST(ExchangeEmulated, ARankThatIsALayerAheadOverwritesNoUnreadPart) {
   TwoRanks two;
   TwoRanks::run([&] {
     for (uint32_t epoch = 1; epoch <= 3; ++epoch) send(two.of[0], epoch, 0, float(epoch));
@@ -78,7 +78,7 @@ TEST(ExchangeEmulated, TheLikeliestOfAllRanksIsTheSameOnEachAndOfThisTokenAlone)
   EXPECT_EQ(two.record[0].what, wait_for_rank(3, 1));
 }
 
-TEST(ExchangeEmulated, APartThatLiesReadyIsWaitedForAndOneAheadWillDo) {
+TEST(ExchangeEmulated, APartThatIsReadyOrALayerAheadEndsTheWait) {
   TwoRanks two;
   TwoRanks::run([&] {
     say_ready(two.of[1], 2);

@@ -173,16 +173,16 @@ std::vector<int32_t> ids_of(uint64_t seed, int64_t n) {
   testing::fill_ids(Tensor(ids.data(), {n}), seed, kVocab);
   return ids;
 }
-void tell(Sequence& s, const std::vector<int32_t>& ids) {
+void feed(Sequence& s, const std::vector<int32_t>& ids) {
   for (size_t at = 0; at < ids.size(); at += 8)
     ASSERT_TRUE(s.extend(std::span(ids).subspan(at, std::min<size_t>(8, ids.size() - at))));
 }
-const DrawOptions kHot = {.sampling = {.temperature = 1.5, .top_p = 0.95}, .seed = 7};
-const DrawOptions kGreedy = {.sampling = {.temperature = 0}};
-std::vector<int32_t> alone(Decoder& d, const std::vector<int32_t>& prompt, const DrawOptions& o, int64_t n) {
+const SampleOptions kHot = {.sampling = {.temperature = 1.5, .top_p = 0.95}, .seed = 7};
+const SampleOptions kGreedy = {.sampling = {.temperature = 0}};
+std::vector<int32_t> alone(Decoder& d, const std::vector<int32_t>& prompt, const SampleOptions& o, int64_t n) {
   Sequence s(d);
-  tell(s, prompt);
-  return s.draw(o, n).tokens;
+  feed(s, prompt);
+  return s.sample(o, n).tokens;
 }
 // The logits after `ids`, computed anew.
 std::vector<double> logits_after(Decoder& d, const std::vector<int32_t>& ids) {
@@ -203,15 +203,15 @@ TEST_P(decoder, draws_in_pieces_what_it_draws_at_once_and_the_last_token_waits) 
   const std::vector<int32_t> want = alone(*d, ids_of(1, 11), kHot, 12);
   ASSERT_EQ(want.size(), 12u);
   Sequence s(*d);
-  tell(s, ids_of(1, 11));
+  feed(s, ids_of(1, 11));
   std::vector<int32_t> found;
-  DrawOptions o = kHot;
+  SampleOptions o = kHot;
   for (const int64_t n : {1, 4, 1, 6}) {
     o.step = uint32_t(found.size());
-    const Drawn drawn = s.draw(o, n);
-    EXPECT_EQ(drawn.finish, Finish::length);
-    EXPECT_EQ(drawn.stop_id, -1);
-    found = join(found, drawn.tokens);
+    const Sampled sampled = s.sample(o, n);
+    EXPECT_EQ(sampled.finish, Finish::length);
+    EXPECT_EQ(sampled.stop_id, -1);
+    found = join(found, sampled.tokens);
     EXPECT_EQ(s.length(), 11 + int64_t(found.size()) - 1);
   }
   EXPECT_EQ(found, want);
@@ -269,12 +269,12 @@ TEST_P(decoder, greedy_tokens_are_the_likeliest_after_everything_before) {
 }
 
 // An engine may sample by itself unless logprobs are requested, which the host computes from logits.
-TEST_P(decoder, the_same_tokens_are_drawn_with_logprobs_and_without) {
+TEST_P(decoder, the_same_tokens_are_sampled_with_logprobs_and_without) {
   const auto d = make();
   for (const SamplingOptions& sampling : {SamplingOptions{.temperature = 1.5, .top_p = 0.95},
                                           {.temperature = 0},
                                           {.temperature = 3, .top_k = 9, .min_p = 0.05}}) {
-    DrawOptions o{.sampling = sampling, .seed = 21, .step = 4, .vocab = 30};
+    SampleOptions o{.sampling = sampling, .seed = 21, .step = 4, .vocab = 30};
     const std::vector<int32_t> found = alone(*d, ids_of(1, 11), o, 10);
     o.logprobs = 0;
     EXPECT_EQ(found, alone(*d, ids_of(1, 11), o, 10)) << "temperature " << sampling.temperature;
@@ -285,48 +285,48 @@ TEST_P(decoder, telling_a_token_that_waits_oneself_changes_nothing) {
   const auto d = make();
   const std::vector<int32_t> want = alone(*d, ids_of(1, 11), kHot, 9);
   Sequence s(*d);
-  tell(s, ids_of(1, 11));
-  DrawOptions o = kHot;
+  feed(s, ids_of(1, 11));
+  SampleOptions o = kHot;
   for (uint32_t i = 0; i < 9; ++i) {
     o.step = i;
-    const Drawn drawn = s.draw(o, 1);
-    EXPECT_EQ(drawn.tokens, std::vector<int32_t>{want[i]});
-    if (i % 3 == 1) ASSERT_TRUE(s.extend(drawn.tokens));
+    const Sampled sampled = s.sample(o, 1);
+    EXPECT_EQ(sampled.tokens, std::vector<int32_t>{want[i]});
+    if (i % 3 == 1) ASSERT_TRUE(s.extend(sampled.tokens));
   }
 }
 
 // Bit for bit: logprobs are numbers of the logits.
 TEST_P(decoder, two_slots_in_turn_give_what_each_gives_alone) {
-  DrawOptions o[2] = {kHot, kHot};
+  SampleOptions o[2] = {kHot, kHot};
   o[0].logprobs = o[1].logprobs = 3;
   o[1].seed = 8, o[1].sampling.temperature = 0.7;
   const std::vector<int32_t> prompts[2] = {ids_of(1, 19), ids_of(2, 9)};
-  Drawn want[2];
+  Sampled want[2];
   for (const int i : {0, 1}) {
     const auto d = make();
     Sequence s(*d);
-    tell(s, prompts[i]);
-    want[i] = s.draw(o[i], 20);
+    feed(s, prompts[i]);
+    want[i] = s.sample(o[i], 20);
   }
   const auto d = make(3);
   Sequence idle(*d), a(*d), b(*d);
   Sequence* both[2] = {&a, &b};
-  tell(idle, ids_of(3, 30));
+  feed(idle, ids_of(3, 30));
   ASSERT_TRUE(a.extend(std::span(prompts[0]).first(8)));
-  tell(b, prompts[1]);
+  feed(b, prompts[1]);
   ASSERT_TRUE(a.extend(std::span(prompts[0]).subspan(8, 8)));
-  Drawn found[2];
-  const auto draw = [&](int i, int64_t n) {
+  Sampled found[2];
+  const auto sample = [&](int i, int64_t n) {
     o[i].step = uint32_t(found[i].tokens.size());
-    const Drawn drawn = both[i]->draw(o[i], n);
-    found[i].tokens = join(found[i].tokens, drawn.tokens);
-    found[i].logprobs.insert(found[i].logprobs.end(), drawn.logprobs.begin(), drawn.logprobs.end());
+    const Sampled sampled = both[i]->sample(o[i], n);
+    found[i].tokens = join(found[i].tokens, sampled.tokens);
+    found[i].logprobs.insert(found[i].logprobs.end(), sampled.logprobs.begin(), sampled.logprobs.end());
   };
-  draw(1, 3);
+  sample(1, 3);
   ASSERT_TRUE(a.extend(std::span(prompts[0]).subspan(16)));
   for (int i = 0; i < 12; ++i) {
-    draw(0, 1 + i % 3);
-    draw(1, 1 + (i + 1) % 3);
+    sample(0, 1 + i % 3);
+    sample(1, 1 + (i + 1) % 3);
   }
   for (const int i : {0, 1})
     for (size_t t = 0; t < 20; ++t) {
@@ -343,15 +343,15 @@ TEST_P(decoder, two_slots_in_turn_give_what_each_gives_alone) {
 TEST_P(decoder, several_slots_asked_together_give_the_same_and_one_that_fails_harms_no_other) {
   const auto d = make(3);
   Sequence a(*d), b(*d), empty(*d);
-  tell(a, ids_of(1, 9));
-  tell(b, ids_of(2, 14));
-  DrawOptions other = kHot;
+  feed(a, ids_of(1, 9));
+  feed(b, ids_of(2, 14));
+  SampleOptions other = kHot;
   other.seed = 99;
   const Decoder::Request requests[] = {
       {a.slot(), kHot, 6}, {empty.slot(), kHot, 6}, {b.slot(), other, 4}, {a.slot(), kHot, 1}, {17, kHot, 1}};
-  const std::vector<Drawn> all = d->draw(requests);
+  const std::vector<Sampled> all = d->sample(requests);
   ASSERT_EQ(all.size(), 5u);
-  const auto text = [](const Drawn& x) { return error_of([&] { std::rethrow_exception(x.error); }); };
+  const auto text = [](const Sampled& x) { return error_of([&] { std::rethrow_exception(x.error); }); };
   EXPECT_FALSE(all[0].error || all[2].error);
   EXPECT_NE(text(all[1]).find("without logits or a pending token"), std::string::npos) << text(all[1]);
   EXPECT_NE(text(all[3]).find("found slot " + std::to_string(a.slot()) + " twice"), std::string::npos);
@@ -381,14 +381,14 @@ TEST_P(decoder, parts_for_several_slots_give_what_each_gives_alone) {
   Sequence a(*d), b(*d), c(*d);
   const std::vector<std::vector<int32_t>> ids = {ids_of(2, 2), ids_of(3, 4), ids_of(4, 1)};
   const std::vector<int32_t> before = ids_of(1, 3);
-  tell(a, before);
+  feed(a, before);
   std::vector<Decoder::Part> parts = {{a.slot(), ids[0]}, {b.slot(), ids[1]}, {c.slot(), ids[2]}};
   EXPECT_EQ(d->extend(parts), (std::vector<bool>{true, true, true}));
-  const std::vector<std::vector<int32_t>> told = {join(before, ids[0]), ids[1], ids[2]};
+  const std::vector<std::vector<int32_t>> expected_ids = {join(before, ids[0]), ids[1], ids[2]};
   for (size_t i = 0; Sequence* const s : {&a, &b, &c}) {
-    EXPECT_EQ(s->length(), int64_t(told[i].size()));
+    EXPECT_EQ(s->length(), int64_t(expected_ids[i].size()));
     Sequence alone(*d);
-    tell(alone, told[i++]);
+    feed(alone, expected_ids[i++]);
     expect_near(*d, logprobs_after(*s), logprobs_after(alone));
   }
   d->cancel(b.slot());
@@ -397,7 +397,7 @@ TEST_P(decoder, parts_for_several_slots_give_what_each_gives_alone) {
   EXPECT_EQ(b.length(), 4);
   EXPECT_NE(error_of([&] { b.sample(kGreedy, 1); }), "");
   Sequence alone(*d);
-  tell(alone, join(told[0], ids[0]));
+  feed(alone, join(expected_ids[0], ids[0]));
   expect_near(*d, logprobs_after(a), logprobs_after(alone));
   parts[2].slot = a.slot();
   EXPECT_NE(error_of([&] { d->extend(parts); }).find("twice"), std::string::npos);
@@ -409,8 +409,8 @@ TEST_P(decoder, tokens_copied_from_another_slot_go_on_as_in_that_slot) {
   Sequence from(*d), to(*d);
   const std::vector<int32_t> ids = ids_of(1, 22), more = ids_of(3, 4);
   const std::vector<int32_t> want = alone(*d, ids, kGreedy, 6);
-  tell(from, ids);
-  tell(to, ids_of(2, 9));
+  feed(from, ids);
+  feed(to, ids_of(2, 9));
   bool any = false;
   for (const int64_t length : {22, 15, 3, 21}) {
     const int64_t held = to.length(), copied = d->copy_prefix(from.slot(), to.slot(), length);
@@ -419,10 +419,10 @@ TEST_P(decoder, tokens_copied_from_another_slot_go_on_as_in_that_slot) {
     any = true;
     EXPECT_EQ(copied, length);
     EXPECT_NE(error_of([&] { to.sample(kGreedy, 1); }), "") << "nothing is beyond what was copied";
-    tell(to, more);
+    feed(to, more);
     Sequence other(*d);
-    tell(other, {ids.begin(), ids.begin() + length});
-    tell(other, more);
+    feed(other, {ids.begin(), ids.begin() + length});
+    feed(other, more);
     expect_near(*d, logprobs_after(to), logprobs_after(other));
   }
   EXPECT_EQ(any, std::string(GetParam().name).starts_with("gpt_oss"));
@@ -439,14 +439,14 @@ TEST_P(decoder, a_slot_is_closed_and_used_again_as_if_it_were_new) {
   EXPECT_EQ(error_of([&] { d->open(); }), "busy: decoder: found all 2 slots in use, expected one to be free");
   for (size_t at = 0; at < 40; at += 8) d->extend(first, ids_of(6, 8));
   d->mark(first);
-  d->draw(first, kHot, 3);
+  d->sample(first, kHot, 3);
   d->cancel(first);
   d->close(first);
   EXPECT_NE(error_of([&] { d->length(first); }).find("expected one that is open"), std::string::npos);
   EXPECT_NE(error_of([&] { d->close(first); }).find("expected one that is open"), std::string::npos);
   EXPECT_EQ(d->open(), first);
   EXPECT_EQ(d->length(first), 0);
-  EXPECT_NE(error_of([&] { d->draw(first, kHot, 1); }).find("expected extend() before"), std::string::npos);
+  EXPECT_NE(error_of([&] { d->sample(first, kHot, 1); }).find("expected extend() before"), std::string::npos);
   d->close(first);
   EXPECT_EQ(alone(*d, ids_of(5, 20), kHot, 8), want);
   EXPECT_EQ(error_of([&] { make(0); }), "invalid argument: decoder: found 0 slots, expected at least 1");
@@ -455,22 +455,22 @@ TEST_P(decoder, a_slot_is_closed_and_used_again_as_if_it_were_new) {
 TEST_P(decoder, a_full_context_ends_drawing_and_refuses_more) {
   const auto d = make();
   Sequence s(*d);
-  tell(s, ids_of(1, kContext - 3));
-  const Drawn drawn = s.draw(kHot, 100);
-  EXPECT_EQ(drawn.finish, Finish::context);
-  EXPECT_EQ(drawn.tokens.size(), 4u);  // three have room, and the fourth is known without being told
+  feed(s, ids_of(1, kContext - 3));
+  const Sampled sampled = s.sample(kHot, 100);
+  EXPECT_EQ(sampled.finish, Finish::context);
+  EXPECT_EQ(sampled.tokens.size(), 4u);  // three have space in the context, and the fourth needs none
   EXPECT_EQ(s.length(), kContext);
-  const Drawn nothing = s.draw(kHot, 1);
+  const Sampled nothing = s.sample(kHot, 1);
   EXPECT_EQ(nothing.finish, Finish::context);
   EXPECT_TRUE(nothing.tokens.empty());
   const std::vector<int32_t> one = {1};
   EXPECT_EQ(error_of([&] { s.extend(one); }), "usage: found 49 tokens, expected at most 48, the context");
   EXPECT_EQ(s.length(), kContext);
   // A refusal has changed nothing: the pending token is still pending.
-  EXPECT_EQ(s.draw(kHot, 1).finish, Finish::context);
+  EXPECT_EQ(s.sample(kHot, 1).finish, Finish::context);
   EXPECT_EQ(s.rewind(0), 0);
-  tell(s, ids_of(1, kContext - 3));
-  EXPECT_EQ(s.draw(kHot, 4).tokens, drawn.tokens);
+  feed(s, ids_of(1, kContext - 3));
+  EXPECT_EQ(s.sample(kHot, 4).tokens, sampled.tokens);
 }
 
 TEST_P(decoder, a_prompt_that_is_cancelled_in_its_middle_can_go_on_or_be_given_up) {
@@ -483,49 +483,49 @@ TEST_P(decoder, a_prompt_that_is_cancelled_in_its_middle_can_go_on_or_be_given_u
   s.cancel();
   EXPECT_FALSE(s.extend(all.subspan(8, 8)));
   EXPECT_EQ(s.length(), 8);
-  EXPECT_NE(error_of([&] { s.draw(kHot, 1); }).find("without logits"), std::string::npos);
+  EXPECT_NE(error_of([&] { s.sample(kHot, 1); }).find("without logits"), std::string::npos);
   ASSERT_TRUE(s.extend(all.subspan(8, 8)));  // the wish is used up
   ASSERT_TRUE(s.extend(all.subspan(16)));
-  EXPECT_EQ(s.draw(kHot, 8).tokens, want);
+  EXPECT_EQ(s.sample(kHot, 8).tokens, want);
   // given up
   s.rewind(0);
   ASSERT_TRUE(s.extend(all.first(8)));
   s.cancel();
   EXPECT_FALSE(s.extend(all.subspan(8, 8)));
   s.rewind(0);
-  tell(s, prompt);
-  EXPECT_EQ(s.draw(kHot, 8).tokens, want);
+  feed(s, prompt);
+  EXPECT_EQ(s.sample(kHot, 8).tokens, want);
 }
 
 TEST_P(decoder, drawing_is_ended_by_its_listener_or_by_cancel_and_goes_on_where_it_was) {
   const auto d = make();
   const std::vector<int32_t> want = alone(*d, ids_of(1, 9), kHot, 10);
   Sequence s(*d);
-  tell(s, ids_of(1, 9));
-  DrawOptions o = kHot;
+  feed(s, ids_of(1, 9));
+  SampleOptions o = kHot;
   std::vector<int32_t> heard;
   o.on_token = [&](int32_t id) {
     heard.push_back(id);
     return heard.size() < 3;
   };
-  Drawn drawn = s.draw(o, 10);
-  EXPECT_EQ(drawn.finish, Finish::cancelled);
-  EXPECT_EQ(drawn.tokens, heard);
+  Sampled sampled = s.sample(o, 10);
+  EXPECT_EQ(sampled.finish, Finish::cancelled);
+  EXPECT_EQ(sampled.tokens, heard);
   o.step = 3;
   o.on_token = [&](int32_t id) {
     heard.push_back(id);
     std::thread([&] { s.cancel(); }).join();
     return true;
   };
-  drawn = s.draw(o, 7);
-  EXPECT_EQ(drawn.finish, Finish::cancelled);
-  EXPECT_EQ(drawn.tokens.size(), 1u);
-  s.cancel();  // before anything is drawn
-  drawn = s.draw(o, 7);
-  EXPECT_EQ(drawn.finish, Finish::cancelled);
-  EXPECT_TRUE(drawn.tokens.empty());
+  sampled = s.sample(o, 7);
+  EXPECT_EQ(sampled.finish, Finish::cancelled);
+  EXPECT_EQ(sampled.tokens.size(), 1u);
+  s.cancel();  // before anything is sampled
+  sampled = s.sample(o, 7);
+  EXPECT_EQ(sampled.finish, Finish::cancelled);
+  EXPECT_TRUE(sampled.tokens.empty());
   o.step = 4, o.on_token = {};
-  EXPECT_EQ(join(heard, s.draw(o, 6).tokens), want);
+  EXPECT_EQ(join(heard, s.sample(o, 6).tokens), want);
 }
 
 TEST_P(decoder, a_stop_id_ends_the_call_and_everything_before_it_is_held) {
@@ -534,62 +534,62 @@ TEST_P(decoder, a_stop_id_ends_the_call_and_everything_before_it_is_held) {
   for (const size_t at : {size_t(0), size_t(6)}) {
     const size_t first = size_t(std::find(free.begin(), free.end(), free[at]) - free.begin());
     const int32_t stops[] = {-5, free[at], 1 << 30};  // ids outside the vocabulary never come
-    DrawOptions o = kHot;
+    SampleOptions o = kHot;
     o.stop_ids = stops;
     o.logprobs = 0;
     Sequence s(*d);
-    tell(s, prompt);
-    const Drawn drawn = s.draw(o, 20);
-    EXPECT_EQ(drawn.finish, Finish::stop);
-    EXPECT_EQ(drawn.stop_id, free[at]);
-    EXPECT_EQ(drawn.tokens, std::vector<int32_t>(free.begin(), free.begin() + int64_t(first)));
-    EXPECT_EQ(drawn.logprobs.size(), first);
+    feed(s, prompt);
+    const Sampled sampled = s.sample(o, 20);
+    EXPECT_EQ(sampled.finish, Finish::stop);
+    EXPECT_EQ(sampled.stop_id, free[at]);
+    EXPECT_EQ(sampled.tokens, std::vector<int32_t>(free.begin(), free.begin() + int64_t(first)));
+    EXPECT_EQ(sampled.logprobs.size(), first);
     EXPECT_EQ(s.length(), 9 + int64_t(first));
-    EXPECT_NE(error_of([&] { s.draw(o, 1); }).find("expected extend() before"), std::string::npos);
+    EXPECT_NE(error_of([&] { s.sample(o, 1); }).find("expected extend() before"), std::string::npos);
     const std::vector<int32_t> next = {3};
     EXPECT_TRUE(s.extend(next));
-    EXPECT_EQ(s.draw(kHot, 2).tokens.size(), 2u);
+    EXPECT_EQ(s.sample(kHot, 2).tokens.size(), 2u);
   }
 }
 
-TEST_P(decoder, only_allowed_tokens_are_drawn_and_none_allowed_is_an_error) {
+TEST_P(decoder, only_allowed_tokens_are_sampled_and_none_allowed_is_an_error) {
   const auto d = make(2);
   Sequence s(*d);
-  tell(s, ids_of(1, 9));
+  feed(s, ids_of(1, 9));
   const std::vector<double> row = logits_after(*d, ids_of(1, 9));
   std::vector<uint32_t> allowed = {1u << 4 | 1u << 30, 1u << 4};  // 4, 30 and 36
-  DrawOptions o = kGreedy;
+  SampleOptions o = kGreedy;
   o.allowed = allowed;
   const int32_t best = row[4] > row[30] ? (row[4] > row[36] ? 4 : 36) : (row[30] > row[36] ? 30 : 36);
-  EXPECT_EQ(s.draw(o, 1).tokens, std::vector<int32_t>{best});
+  EXPECT_EQ(s.sample(o, 1).tokens, std::vector<int32_t>{best});
   o = kHot;
   o.sampling.temperature = 100;
   o.allowed = allowed;
   std::map<int32_t, int> counts;
-  for (const int32_t id : s.draw(o, 30).tokens) ++counts[id];
+  for (const int32_t id : s.sample(o, 30).tokens) ++counts[id];
   EXPECT_EQ(counts.size(), 3u);
   EXPECT_TRUE(counts.contains(4) && counts.contains(30) && counts.contains(36));
   allowed = {0, ~0u << 5};  // beyond the vocabulary alone
-  EXPECT_EQ(error_of([&] { s.draw(o, 1); }),
+  EXPECT_EQ(error_of([&] { s.sample(o, 1); }),
             "invalid argument: sample: found no token that is allowed, expected at least one");
   o.allowed = std::span(allowed).first(1);
-  EXPECT_EQ(error_of([&] { s.draw(o, 1); }), "invalid argument: sample: found 1 words of allowed tokens, expected 2");
+  EXPECT_EQ(error_of([&] { s.sample(o, 1); }), "invalid argument: sample: found 1 words of allowed tokens, expected 2");
   o.allowed = {};
-  EXPECT_EQ(s.draw(o, 1).tokens.size(), 1u);  // refusals have changed nothing
+  EXPECT_EQ(s.sample(o, 1).tokens.size(), 1u);  // refusals have changed nothing
 }
 
 TEST_P(decoder, biases_are_added_to_the_logits_before_anything_else) {
   const auto d = make(2);
   const std::vector<int32_t> prompt = ids_of(1, 9);
-  const auto draw = [&](std::vector<LogitBias> bias, DrawOptions o, int64_t n) {
+  const auto sample_biased = [&](std::vector<LogitBias> bias, SampleOptions o, int64_t n) {
     o.bias = bias;
     return alone(*d, prompt, o, n);
   };
-  EXPECT_EQ(draw({{11, 1000}}, kHot, 5), std::vector<int32_t>(5, 11));
-  EXPECT_EQ(draw({{11, 1000}, {12, 600}, {12, 600}}, kHot, 5), std::vector<int32_t>(5, 12));
-  const int32_t likeliest = draw({}, kGreedy, 1)[0];
-  EXPECT_NE(draw({{likeliest, -HUGE_VALF}}, kGreedy, 1)[0], likeliest);
-  for (const int32_t id : draw({{likeliest, -HUGE_VALF}}, kHot, 30)) EXPECT_NE(id, likeliest);
+  EXPECT_EQ(sample_biased({{11, 1000}}, kHot, 5), std::vector<int32_t>(5, 11));
+  EXPECT_EQ(sample_biased({{11, 1000}, {12, 600}, {12, 600}}, kHot, 5), std::vector<int32_t>(5, 12));
+  const int32_t likeliest = sample_biased({}, kGreedy, 1)[0];
+  EXPECT_NE(sample_biased({{likeliest, -HUGE_VALF}}, kGreedy, 1)[0], likeliest);
+  for (const int32_t id : sample_biased({{likeliest, -HUGE_VALF}}, kHot, 30)) EXPECT_NE(id, likeliest);
   // A sample equals the sampler's result from the logits with the bias added.
   std::vector<float> row;
   Sequence s(*d);
@@ -605,17 +605,17 @@ TEST_P(decoder, biases_are_added_to_the_logits_before_anything_else) {
             .seed = 3,
             .step = step},
            {});
-    DrawOptions o = kHot;
+    SampleOptions o = kHot;
     o.seed = 3, o.step = step;
-    EXPECT_EQ(draw({{3, 2.5f}, {20, -1.25f}}, o, 1)[0], want) << step;
+    EXPECT_EQ(sample_biased({{3, 2.5f}, {20, -1.25f}}, o, 1)[0], want) << step;
   }
   EXPECT_NE(error_of([&] {
-              draw({{37, 1}}, kHot, 1);
+              sample_biased({{37, 1}}, kHot, 1);
             }).find("found a bias for id 37, expected 0 to 36"),
             std::string::npos);
   for (const float bad : {NAN, HUGE_VALF})
     EXPECT_NE(error_of([&] {
-                draw({{1, bad}}, kHot, 1);
+                sample_biased({{1, bad}}, kHot, 1);
               }).find("expected a finite number or -infinity"),
               std::string::npos);
 }
@@ -624,13 +624,13 @@ TEST_P(decoder, logprobs_are_those_of_the_logits_whatever_bends_the_draw) {
   const auto d = make(2);
   std::vector<int32_t> all = ids_of(1, 9);
   Sequence s(*d);
-  tell(s, all);
-  DrawOptions o = kHot;
+  feed(s, all);
+  SampleOptions o = kHot;
   const LogitBias bias[] = {{5, 3}};
   const std::vector<uint32_t> allowed = {0xffff'0ff0, ~0u};
   o.bias = bias, o.allowed = allowed, o.vocab = 35, o.logprobs = 4;
-  const Drawn drawn = s.draw(o, 12);
-  ASSERT_EQ(drawn.logprobs.size(), 12u);
+  const Sampled sampled = s.sample(o, 12);
+  ASSERT_EQ(sampled.logprobs.size(), 12u);
   for (size_t i = 0; i < 12; ++i) {
     const std::vector<double> row = logits_after(*d, all);
     long double sum = 0;
@@ -640,20 +640,20 @@ TEST_P(decoder, logprobs_are_those_of_the_logits_whatever_bends_the_draw) {
     // a GPU the two cases use different kernels, and their bf16 results differ by some roundings: 2^-8 of logits of
     // size 5, and as much of their sum's logarithm.
     const double near = d->device().kind == Device::cuda ? 2 * 5.0 / 256 : 2e-5;
-    EXPECT_NEAR(drawn.logprobs[i].sampled, want(drawn.tokens[i]), near);
-    ASSERT_EQ(drawn.logprobs[i].top.size(), 4u);
+    EXPECT_NEAR(sampled.logprobs[i].sampled, want(sampled.tokens[i]), near);
+    ASSERT_EQ(sampled.logprobs[i].top.size(), 4u);
     std::vector<int32_t> order(35);
     for (int32_t v = 0; v < 35; ++v) order[size_t(v)] = v;
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return row[size_t(a)] > row[size_t(b)]; });
     for (size_t k = 0; k < 4; ++k) {
-      const auto& top = drawn.logprobs[i].top[k];
+      const auto& top = sampled.logprobs[i].top[k];
       EXPECT_TRUE(top.id == order[k] || std::abs(want(top.id) - want(order[k])) <= 2 * near)
           << top.id << ' ' << order[k];
       EXPECT_NEAR(top.logprob, want(top.id), near);
     }
-    all.push_back(drawn.tokens[i]);
+    all.push_back(sampled.tokens[i]);
   }
-  EXPECT_NE(error_of([&] { o.logprobs = 36, s.draw(o, 1); }).find("expected -1 (none) to 35"), std::string::npos);
+  EXPECT_NE(error_of([&] { o.logprobs = 36, s.sample(o, 1); }).find("expected -1 (none) to 35"), std::string::npos);
 }
 
 TEST_P(decoder, slots_go_back_each_to_places_of_its_own) {
@@ -661,19 +661,19 @@ TEST_P(decoder, slots_go_back_each_to_places_of_its_own) {
   const auto fresh = make();
   Sequence a(*d), b(*d);
   const std::vector<int32_t> first = ids_of(1, 16), second = ids_of(2, 16);
-  tell(a, first);
+  feed(a, first);
   a.mark();
-  tell(b, second);
+  feed(b, second);
   b.mark();
-  a.draw(kHot, 20);
-  b.draw(kHot, 20);
+  a.sample(kHot, 20);
+  b.sample(kHot, 20);
   EXPECT_EQ(a.rewind(16), 16);
   EXPECT_EQ(b.rewind(16), 16);
   const std::vector<int32_t> more = ids_of(3, 5);
-  tell(a, more);
-  tell(b, more);
-  EXPECT_EQ(a.draw(kHot, 6).tokens, alone(*fresh, join(first, more), kHot, 6));
-  EXPECT_EQ(b.draw(kHot, 6).tokens, alone(*fresh, join(second, more), kHot, 6));
+  feed(a, more);
+  feed(b, more);
+  EXPECT_EQ(a.sample(kHot, 6).tokens, alone(*fresh, join(first, more), kHot, 6));
+  EXPECT_EQ(b.sample(kHot, 6).tokens, alone(*fresh, join(second, more), kHot, 6));
   EXPECT_NE(error_of([&] { a.rewind(200); }).find("found a length of 200 to go back to"), std::string::npos);
 }
 
@@ -681,10 +681,10 @@ TEST_P(decoder, bad_requests_are_refused_and_change_nothing) {
   const auto d = make();
   const std::vector<int32_t> want = alone(*d, ids_of(1, 9), kHot, 4);
   Sequence s(*d);
-  tell(s, ids_of(1, 9));
-  const auto refused = [&](const DrawOptions& o, int64_t n) { return error_of([&] { s.draw(o, n); }); };
+  feed(s, ids_of(1, 9));
+  const auto refused = [&](const SampleOptions& o, int64_t n) { return error_of([&] { s.sample(o, n); }); };
   EXPECT_EQ(refused(kHot, 0), "invalid argument: sample: found 0 tokens, expected at least 1");
-  DrawOptions o = kHot;
+  SampleOptions o = kHot;
   o.vocab = 38;
   EXPECT_EQ(refused(o, 1), "invalid argument: sample: found a vocabulary of 38, expected at most 37, the model's");
   o = kHot, o.sampling.top_p = 0;
@@ -692,12 +692,12 @@ TEST_P(decoder, bad_requests_are_refused_and_change_nothing) {
   const std::vector<int32_t> bad = {3, 37}, none;
   EXPECT_NE(error_of([&] { s.extend(bad); }).find("found id 37 at position 10, expected 0 to 36"), std::string::npos);
   EXPECT_NE(error_of([&] { s.extend(none); }).find("found 0 tokens to append, expected 1 to"), std::string::npos);
-  EXPECT_EQ(s.draw(kHot, 4).tokens, want);
+  EXPECT_EQ(s.sample(kHot, 4).tokens, want);
 }
 
-TEST_P(decoder, ids_beyond_the_vocabulary_asked_for_are_never_drawn) {
+TEST_P(decoder, ids_beyond_the_vocabulary_asked_for_are_never_sampled) {
   const auto d = make();
-  DrawOptions o = kHot;
+  SampleOptions o = kHot;
   o.sampling = {.temperature = 50};
   o.vocab = 5;
   for (const int32_t id : alone(*d, ids_of(1, 9), o, 30)) EXPECT_LT(id, 5);
@@ -730,7 +730,7 @@ TEST(DeviceDecoder, tokens_of_several_slots_are_sampled_by_one_call) {
     std::vector<Decoder::Request> requests;
     for (int64_t i = 0; i < slots; ++i) {
       sequences.emplace_back(d);
-      tell(sequences.back(), ids_of(uint64_t(i), 3));
+      feed(sequences.back(), ids_of(uint64_t(i), 3));
       SampleOptions o = kHot;
       o.seed = uint64_t(i), o.logprobs = i == 1 ? 2 : -1;
       requests.push_back({.slot = sequences.back().slot(), .options = o, .n = 5});
@@ -749,12 +749,12 @@ TEST(decoder_errors, numbers_that_break_on_the_way_are_an_error_and_leave_nothin
   Sequence a(d), b(d);
   const std::vector<int32_t> prompt = {1, 2};
   ASSERT_TRUE(a.extend(prompt) && b.extend(prompt));
-  EXPECT_NE(error_of([&] { a.draw(kGreedy, 10); }).find("found a NaN logit in row 0 at token 3"), std::string::npos);
-  EXPECT_NE(error_of([&] { a.draw(kGreedy, 1); }).find("expected extend() before"), std::string::npos);
+  EXPECT_NE(error_of([&] { a.sample(kGreedy, 10); }).find("found a NaN logit in row 0 at token 3"), std::string::npos);
+  EXPECT_NE(error_of([&] { a.sample(kGreedy, 1); }).find("expected extend() before"), std::string::npos);
   a.rewind(0);
   ASSERT_TRUE(a.extend(prompt));
   const Decoder::Request requests[] = {{a.slot(), kGreedy, 10}, {b.slot(), kGreedy, 3}};
-  const std::vector<Drawn> all = d.draw(requests);
+  const std::vector<Sampled> all = d.sample(requests);
   EXPECT_TRUE(all[0].error);
   EXPECT_EQ(all[0].tokens, std::vector<int32_t>(4, 3));  // sampled before the error
   EXPECT_FALSE(all[1].error);
@@ -768,7 +768,7 @@ TEST(DeviceDecoder, options_of_the_host_and_of_the_device_in_one_step_give_what_
   std::vector<Decoder::Request> requests;
   for (int64_t i = 0; i < 4; ++i) {
     sequences.emplace_back(d);
-    tell(sequences.back(), ids_of(uint64_t(i), 3));
+    feed(sequences.back(), ids_of(uint64_t(i), 3));
     SampleOptions o = kHot;
     if (i % 2 == 1) o.bias = bias;
     requests.push_back({.slot = sequences.back().slot(), .options = o, .n = 5});
@@ -789,7 +789,7 @@ TEST(DeviceDecoder, a_call_that_fails_ends_only_the_answers_sampled_by_this_call
   std::vector<Decoder::Request> requests;
   for (int64_t i = 0; i < 3; ++i) {
     sequences.emplace_back(d);
-    tell(sequences.back(), ids_of(uint64_t(i), 3));
+    feed(sequences.back(), ids_of(uint64_t(i), 3));
     SampleOptions o = kHot;
     if (i == 1) o.bias = bias;
     requests.push_back({.slot = sequences.back().slot(), .options = o, .n = 5});

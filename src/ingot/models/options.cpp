@@ -21,10 +21,10 @@ int64_t context_of(const DecoderOptions& o, int64_t model_context) {
   return o.context == 0 ? model_context : o.context;
 }
 
-DecoderOptions with_usual_slots(DecoderOptions o, int64_t model_context) {
+DecoderOptions with_default_slots(DecoderOptions o, int64_t model_context) {
   if (!o.fit_slots) return o;
-  if (o.slots == 0) o.slots = kUsualSlots;
-  if (o.context == 0) o.context = std::min(kUsualContext, model_context);
+  if (o.slots == 0) o.slots = kDefaultSlots;
+  if (o.context == 0) o.context = std::min(kDefaultContext, model_context);
   return o;
 }
 
@@ -41,15 +41,15 @@ DecoderOptions choose_slots(DecoderOptions o, int64_t model_context,
     return some;
   };
   constexpr int64_t kLeastContext = 1024;
-  const int64_t usual = std::min(kUsualContext, model_context);
+  const int64_t default_context = std::min(kDefaultContext, model_context);
   int64_t context = o.context > 0 ? o.context : model_context, slots = slots_of(context);
   const auto shorten = [&](int64_t least, int64_t enough) {
     while (o.context == 0 && slots < enough && context > least)
       context = std::max(least, context / 2), slots = slots_of(context);
   };
-  shorten(usual, wanted);
-  shorten(std::min(kLeastContext, usual), o.slots > 0 ? o.slots : 1);
-  o.context = slots > 0 ? context : o.context > 0 ? o.context : usual;
+  shorten(default_context, wanted);
+  shorten(std::min(kLeastContext, default_context), o.slots > 0 ? o.slots : 1);
+  o.context = slots > 0 ? context : o.context > 0 ? o.context : default_context;
   o.slots = o.slots > 0 ? o.slots : std::max<int64_t>(slots, 1);
   return o;
 }

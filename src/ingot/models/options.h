@@ -38,14 +38,14 @@ struct DecoderOptions {
 // The tokens of a slot, for a model with the context `model_context`. Error{usage} for more tokens than this context.
 int64_t context_of(const DecoderOptions& options, int64_t model_context);
 
-constexpr int64_t kUsualSlots = 4, kUsualContext = 8192;  // on a CPU
-constexpr int64_t kMostSlots = 128, kManySlots = 64;      // the most slots chosen; slots worth a shorter context
-// The options of a model on a CPU: zero slots become kUsualSlots, and a zero context kUsualContext.
-DecoderOptions with_usual_slots(DecoderOptions options, int64_t model_context);
+constexpr int64_t kDefaultSlots = 4, kDefaultContext = 8192;  // on a CPU
+constexpr int64_t kMostSlots = 128, kManySlots = 64;          // the most slots chosen; slots worth a shorter context
+// The options of a model on a CPU: zero slots become kDefaultSlots, and a zero context kDefaultContext.
+DecoderOptions with_default_slots(DecoderOptions options, int64_t model_context);
 // The options of a model on GPUs, where `fits` tells whether the GPUs have room for a number of slots of a number of
-// tokens. The context is the first of the model's context, its half and so on down to kUsualContext with room for
+// tokens. The context is the first of the model's context, its half and so on down to kDefaultContext with room for
 // kManySlots slots, or for the given number; the slots are then as many as fit, at most kMostSlots. If not even one
-// slot of kUsualContext tokens fits, contexts continue down to 1,024.
+// slot of kDefaultContext tokens fits, contexts continue down to 1,024.
 DecoderOptions choose_slots(DecoderOptions options, int64_t model_context,
                             const std::function<bool(int64_t slots, int64_t context)>& fits);
 

@@ -33,7 +33,7 @@ TEST(Slots, FewerSlotsAreTakenBeforeTheContextFallsBelowTheUsualOne) {
   expect(chosen(10), 1, 8192);  // nothing fits: the check of the memory says so
   expect(chosen(3 * (2000 + 1000), 0, 0, 2000), 3, 2000);
 }
-TEST(Slots, WhatIsGivenIsKept) {
+TEST(Slots, GivenNumbersAreKept) {
   expect(chosen(int64_t(1) << 30, 16), 16, 131072);
   expect(chosen(16 * (32768 + 1000), 16), 16, 32768);
   expect(chosen(200 * (1024 + 1000), 200), 200, 1024);
@@ -43,10 +43,10 @@ TEST(Slots, WhatIsGivenIsKept) {
   expect(choose_slots({.context = 0, .slots = 2}, 4096, room_for(1)), 2, 0);  // not asked to choose
 }
 TEST(Slots, ACpuHasTheUsualOnes) {
-  expect(with_usual_slots({.slots = 0, .fit_slots = true}, 131072), kUsualSlots, kUsualContext);
-  expect(with_usual_slots({.slots = 0, .fit_slots = true}, 2000), kUsualSlots, 2000);
-  expect(with_usual_slots({.context = 50, .slots = 9, .fit_slots = true}, 2000), 9, 50);
-  expect(with_usual_slots({.slots = 1}, 2000), 1, 0);
+  expect(with_default_slots({.slots = 0, .fit_slots = true}, 131072), kDefaultSlots, kDefaultContext);
+  expect(with_default_slots({.slots = 0, .fit_slots = true}, 2000), kDefaultSlots, 2000);
+  expect(with_default_slots({.context = 50, .slots = 9, .fit_slots = true}, 2000), 9, 50);
+  expect(with_default_slots({.slots = 1}, 2000), 1, 0);
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ TEST(DecoderSpec, APropertyThatAPathDoesNotComputeIsRefusedByItsNameAndThePaths)
   }
 }
 
-TEST(DecoderSpec, WhatOnePathAloneCannotDoIsRefusedThere) {
+TEST(DecoderSpec, APropertyThatOnePathAloneLacksIsRefusedByThatPath) {
   DecoderSpec rounded = gpt_oss();
   rounded.e4m3_inputs = true;
   DecoderSpec windows = gpt_oss();

@@ -20,9 +20,10 @@ class Operands {
   // Normal numbers, the same 65,536 again and again: no operation here becomes faster through the repetition.
   Tensor normal(Shape shape, double scale = 1) {
     const Tensor t = take(DType::f32, shape);
-    const int64_t n = t.numel(), drawn = std::min<int64_t>(n, 1 << 16);
-    fill_normal(Tensor(t.ptr<float>(), {drawn}), buffers_.size(), scale);
-    for (int64_t i = drawn; i < n; i += drawn) std::copy_n(t.ptr<float>(), std::min(drawn, n - i), t.ptr<float>() + i);
+    const int64_t n = t.numel(), random = std::min<int64_t>(n, 1 << 16);
+    fill_normal(Tensor(t.ptr<float>(), {random}), buffers_.size(), scale);
+    for (int64_t i = random; i < n; i += random)
+      std::copy_n(t.ptr<float>(), std::min(random, n - i), t.ptr<float>() + i);
     return t;
   }
   Tensor zeros(Shape shape, DType dtype = DType::f32) {

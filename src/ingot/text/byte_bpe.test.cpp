@@ -103,7 +103,7 @@ TEST(ByteBpe, RefusesTextWithAByteForWhichTheVocabularyHasNoToken) {
   EXPECT_THROW(ByteBpe bpe(rules), Error);
 }
 
-TEST(ByteBpe, DecodesWhatItEncodedAndCountsItsBytes) {
+TEST(ByteBpe, DecodesItsOwnIdsAndCountsTheBytes) {
   for (WordPattern pattern : kPatterns) {
     const ByteBpe bpe = golden_bpe(pattern);
     for (uint64_t seed = 0; seed < 200; ++seed) {

@@ -254,7 +254,7 @@ TEST(SentencePiece, MakesOneTokenOfUnknownCharactersInARow) {
   EXPECT_EQ(small().encode("x x"), (std::vector<int32_t>{0, 9, 0}));
 }
 
-TEST(SentencePiece, RefusesWhatItDoesNotImplement) {
+TEST(SentencePiece, RefusesUnsupportedFeatures) {
   const auto refusal = [](const std::string& bytes) {
     return error_of([&] { SentencePiece::parse(bytes, "m.model"); });
   };

@@ -111,7 +111,7 @@ TEST(Utf8Stream, NeverSplitsACharacterHoweverTheBytesArrive) {
   }
 }
 
-TEST(Utf8Stream, ReplacesWhatCanNeverBecomeACharacter) {
+TEST(Utf8Stream, ReplacesBytesThatCanNeverBecomeACharacter) {
   const struct {
     const char *bytes, *text;
   } cases[] = {{"\xff"

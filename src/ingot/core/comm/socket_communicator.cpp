@@ -74,7 +74,7 @@ struct SocketCommunicator::Impl {
   std::vector<int> sockets;
   uint64_t calls = 0;
   std::vector<char> scratch;
-  std::vector<int> told;  // ranks with a sent, perhaps unread, message with this rank's reason for leaving
+  std::vector<int> notified;  // ranks with a sent, perhaps unread, message with this rank's reason for leaving
 
   std::vector<int> others() const {
     std::vector<int> all;
@@ -97,7 +97,7 @@ struct SocketCommunicator::Impl {
       // In the middle of a transfer the already sent header is enough.
       if (!midst) [[maybe_unused]]
         const ssize_t n = ::send(sockets[size_t(r)], all.data(), all.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      told.push_back(r);
+      notified.push_back(r);
     }
     throw LostRank(message);
   }
@@ -105,14 +105,14 @@ struct SocketCommunicator::Impl {
   // would find the reset in place of the reason. Therefore this rank reads all arriving bytes until the peer has closed
   // its end, for at most kPartingSeconds.
   void part() {
-    for (const int r : told) ::shutdown(sockets[size_t(r)], SHUT_WR);
-    std::vector<char> unread(told.empty() ? 0 : kSmall);
+    for (const int r : notified) ::shutdown(sockets[size_t(r)], SHUT_WR);
+    std::vector<char> unread(notified.empty() ? 0 : kSmall);
     const Clock::time_point begin = Clock::now();
-    while (!told.empty() && seconds_since(begin) < kPartingSeconds) {
+    while (!notified.empty() && seconds_since(begin) < kPartingSeconds) {
       std::vector<pollfd> polls;
-      for (const int r : told) polls.push_back({sockets[size_t(r)], POLLIN, 0});
+      for (const int r : notified) polls.push_back({sockets[size_t(r)], POLLIN, 0});
       ::poll(polls.data(), nfds_t(polls.size()), 100);  // ms; the loop checks the clock
-      std::erase_if(told, [&](int r) {
+      std::erase_if(notified, [&](int r) {
         const ssize_t n = ::recv(sockets[size_t(r)], unread.data(), unread.size(), MSG_DONTWAIT);
         return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
       });

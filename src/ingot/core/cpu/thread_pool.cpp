@@ -172,7 +172,7 @@ void begin_anew_in_child() {
   new (&pool_mutex) std::mutex;
 }
 Pool& pool_of(int threads) {
-  [[maybe_unused]] static const int told = ::pthread_atfork(nullptr, nullptr, begin_anew_in_child);
+  [[maybe_unused]] static const int registered = ::pthread_atfork(nullptr, nullptr, begin_anew_in_child);
   Pool*& pool = pool_slot();
   if (pool == nullptr || pool->threads() != threads) {
     delete std::exchange(pool, nullptr);

@@ -67,7 +67,7 @@ Rows basis_of(Rows rows) {
 
 // dW = dY^T X, so every row of a matrix's gradient lies in the span of the input rows, the row space of H: three rows
 // for each layer call, fewer than columns. Rows of a wrong input would not span the gradient.
-TEST(Hessians, gradients_of_all_matrices_lie_in_what_their_inputs_span) {
+TEST(Hessians, gradients_of_all_matrices_lie_in_the_span_of_their_inputs) {
   for (const testing::Variant& v : testing::variants()) {
     Case c(v.config, v.looping);
     Hessians hessians(v.config, DType::f64, {}, {});

@@ -97,7 +97,7 @@ TEST(accuracy, a_model_agrees_with_itself_and_its_loss_is_that_of_eval) {
 
 // The effect of 4-bit numbers and a scale of 32 numbers: more than the rounding of fp32, far less than a different
 // model.
-TEST(accuracy, experts_inputs_in_e4m3_cost_little_and_not_nothing) {
+TEST(accuracy, experts_inputs_in_e4m3_cost_little_but_more_than_zero) {
   const Models m;
   GptOssConfig rounded = m.config;
   rounded.e4m3_inputs = true;

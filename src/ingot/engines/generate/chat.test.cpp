@@ -154,7 +154,7 @@ TEST(chat, calls_and_other_peoples_turns_end_an_answer) {
   EXPECT_EQ(t.chat.say("d", kGreedy).parts, Parts{says("no header at all", "")});
 }
 
-TEST(chat, a_cancelled_answer_stays_as_far_as_it_came) {
+TEST(chat, a_cancelled_answer_stays_in_the_conversation) {
   Talk t({"<|channel|>final<|message|>abcdef<|return|>", "<|channel|>final<|message|>fine<|return|>"});
   SessionOptions o = kGreedy;
   int tokens = 0;
@@ -255,7 +255,7 @@ class Folded final : public HostDecoder {
   int32_t last_ = -1;
 };
 
-TEST(chat, turns_reuse_what_was_told_though_windows_have_moved_on) {
+TEST(chat, turns_reuse_earlier_tokens_although_windows_have_moved_on) {
   const testing::TemporaryDirectory dir;
   testing::GptOssCheckpoint checkpoint;
   checkpoint.write(dir / "m");

@@ -10,7 +10,7 @@ Answer Generator::generate(const Tokenizer& tokenizer, std::span<const int32_t> 
                            const std::function<bool(int32_t)>& on_token) {
   INGOT_CHECK_EQ(int64_t(tokenizer.vocab_size()), decoder_->vocab(),
                  "generate: vocabulary of the tokenizer and the model");
-  std::vector<int32_t> all;  // everything the model has been told, prompt included
+  std::vector<int32_t> all;  // all tokens of the sequence, the prompt included
   if (tokenizer.bos() >= 0) all.push_back(tokenizer.bos());
   all.insert(all.end(), prompt.begin(), prompt.end());
   if (all.empty())

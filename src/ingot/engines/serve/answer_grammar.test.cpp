@@ -59,7 +59,7 @@ TEST(answer_grammar, the_final_text_is_json_and_thoughts_are_free) {
     EXPECT_FALSE(accepts(r, bad)) << bad;
 }
 
-TEST(answer_grammar, a_forced_call_without_strict_holds_what_can_be_held_of_its_schema) {
+TEST(answer_grammar, a_forced_call_without_strict_follows_the_enforceable_parts_of_its_schema) {
   const std::string schema =
       R"({"type": "object", "properties": {"x": {"type": "integer", "minimum": 1}, "y": {"type": "array", "uniqueItems": true}}, "required": ["x"]})";
   const auto forced = [&](const char* strict) {

@@ -65,7 +65,7 @@ AnswerPiece read(AnswerText& a, const std::string& text, bool logprobs = false) 
   return all;
 }
 
-TEST(answer_text, characters_are_whole_and_what_never_completes_is_replaced) {
+TEST(answer_text, characters_are_whole_and_incomplete_ones_are_replaced) {
   const Vocabulary v = bytes();
   AnswerText a(v, {});
   EXPECT_TRUE(a.push(0xe6, nullptr).empty());

@@ -274,7 +274,7 @@ TEST(api_request, bad_items_are_refused_by_the_field_s_name) {
   }
 }
 
-TEST(api_request, a_schema_keeps_the_order_of_its_properties_and_the_model_is_told_of_it) {
+TEST(api_request, a_schema_keeps_the_order_of_its_properties_and_is_in_the_prompt) {
   const std::string schema = R"({"type":"object","properties":{"z":{"type":"null"},"a":{"type":"null"}}})";
   const ApiRequest chat = parse_api_request(
       chat_with(
@@ -317,7 +317,7 @@ TEST(api_request, fields_without_effect_are_ignored_and_named_and_null_is_absent
   EXPECT_TRUE(parse_api_request(chat_with(R"("user": "u", "store": false, "verbosity": "low")"), true).ignored.empty());
 }
 
-TEST(api_request, strict_fields_refuse_what_is_unknown) {
+TEST(api_request, strict_fields_refuse_unknown_fields) {
   const ApiLimits strict = {.strict_fields = true};
   EXPECT_EQ(refusal(completion_with(R"("max_token": 5)"), false, strict),
             "max_token|unknown_parameter|max_token: an unknown field (did you mean max_tokens?)");

@@ -576,7 +576,7 @@ TEST(scheduler, what_the_model_cannot_do_is_refused_before_it_waits) {
   EXPECT_EQ(refusal([](auto&) {}), "busy: the server is closing");
 }
 
-TEST(scheduler, only_what_is_allowed_before_a_token_is_drawn_and_an_error_there_ends_the_one_request) {
+TEST(scheduler, only_what_is_allowed_before_a_token_is_sampled_and_an_error_there_ends_the_one_request) {
   const Model m;
   const auto decoder = m.decoder(2);
   Scheduler scheduler(*decoder);
@@ -617,7 +617,7 @@ TEST(scheduler, penalties_are_taken_off_the_logits_of_tokens_that_came_before) {
     a.wait();
     const auto reference = m.decoder();
     Sequence sequence(*reference);
-    std::vector<int32_t> ids = ids_of(1, 5), drawn;
+    std::vector<int32_t> ids = ids_of(1, 5), sampled;
     std::vector<double> times(37);
     for (int i = 0; i < 30; ++i) {
       std::vector<float> logits;
@@ -629,11 +629,11 @@ TEST(scheduler, penalties_are_taken_off_the_logits_of_tokens_that_came_before) {
       for (size_t v = 0; v < 37; ++v)
         if (times[v] > 0) logits[v] -= float(times[v] * frequency + presence);
       const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
-      drawn.push_back(int32_t(best));
+      sampled.push_back(int32_t(best));
       ids = {int32_t(best)};
       times[size_t(best)] += 1;
     }
-    EXPECT_EQ(a.tokens, drawn) << frequency << " " << presence;
+    EXPECT_EQ(a.tokens, sampled) << frequency << " " << presence;
   }
 }
 

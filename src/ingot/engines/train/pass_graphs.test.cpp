@@ -50,7 +50,7 @@ TEST(PassGraphs, WhereNothingCanBeRecordedEveryPassRunsOnce) {
 }
 
 // An error of the pass itself reaches the caller, whether or not the pass is being recorded.
-TEST(PassGraphs, APassThatFailsSaysSo) {
+TEST(PassGraphs, AFailedPassIsReported) {
   PassGraphs graphs({}, true);
   const auto bad = [] { fail(ErrorCode::bad_data, "a bad pass"); };
   for (int i = 0; i < 3; ++i) EXPECT_THROW(graphs.run({1, 1}, bad), Error);

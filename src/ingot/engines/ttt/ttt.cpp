@@ -379,7 +379,7 @@ class Found {
     for (const Run& run : runs) add(run);
     time(runs);
     for (const Run& run : runs)
-      if (run.learnt) tell_updates(run);
+      if (run.learnt) log_updates(run);
     if (!runs.empty() && options_.progress) options_.progress(done_, all_);
   }
   // The result over all ranks. Call after the last report.
@@ -436,7 +436,7 @@ class Found {
     }
     last_ = now, whole_before_ = whole;
   }
-  void tell_updates(const Run& run) const {
+  void log_updates(const Run& run) const {
     if (!options_.listener) return;
     for (const Work& w : run.works)
       options_.listener({.kind = AdaptationEvent::update,

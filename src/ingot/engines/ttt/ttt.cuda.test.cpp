@@ -40,7 +40,7 @@ struct Text : Case {
       }
     }
   }
-  AdaptationOptions usual() const {
+  AdaptationOptions default_options() const {
     AdaptationOptions o;
     o.adapters = {.rank = 8, .lr = 1e-2};
     o.chunk = 4, o.window = 16, o.documents = 3;
@@ -86,7 +86,7 @@ TEST_F(TttCuda, ScoresAreThoseOfTheCpuInFp64) {
     GptConfig c = config;
     if (c.factorised()) c.embed_dim = 16;
     const Text k(c, kLengths);
-    AdaptationOptions o = k.usual();
+    AdaptationOptions o = k.default_options();
     o.looping = looping;
     AdaptationOptions still = o;
     still.adapters.lr = 1e-30, still.adapters.weight_decay = 0;
@@ -109,11 +109,11 @@ TEST_F(TttCuda, ScoresAreThoseOfTheCpuInFp64) {
 
 TEST_F(TttCuda, NoScoreSeesATokenAfterIt) {
   const Text k(testing::small_golf(), kLengths);
-  const ChunkLosses before = k.on_gpu(k.usual());
+  const ChunkLosses before = k.on_gpu(k.default_options());
   for (const int64_t t : {5, 17, 40}) {
     Text changed = k;
     for (int64_t i = t + 1; i < kLengths[0]; ++i) changed.tokens[size_t(i)] = 1 + (k.tokens[size_t(i)] + 3) % 5;
-    const ChunkLosses after = changed.on_gpu(k.usual());
+    const ChunkLosses after = changed.on_gpu(k.default_options());
     for (const auto& [document, chunks] : before)
       for (size_t c = 0; c < chunks.size(); ++c) {
         const int64_t end = std::min<int64_t>(kLengths[size_t(document)], int64_t(c + 1) * 4);
@@ -128,12 +128,12 @@ TEST_F(TttCuda, NoScoreSeesATokenAfterIt) {
 // The library chooses products by the number of rows, so sums may run in another order: only the last bits differ.
 TEST_F(TttCuda, ScoresDependOnTheGroupingByRoundingAlone) {
   const Text k(testing::small_golf(), kLengths);
-  const ChunkLosses together = k.on_gpu(k.usual());
-  AdaptationOptions still = k.usual();
+  const ChunkLosses together = k.on_gpu(k.default_options());
+  AdaptationOptions still = k.default_options();
   still.adapters.lr = 1e-30, still.adapters.weight_decay = 0;
   const double learnt = apart(together, k.on_gpu(still));
   for (const int64_t documents : {1, 2, 6}) {
-    AdaptationOptions o = k.usual();
+    AdaptationOptions o = k.default_options();
     o.documents = documents;
     const ChunkLosses other = k.on_gpu(o);
     EXPECT_LT(apart(other, together), of_rounding(k, false) + 0.15 * learnt) << documents << " side by side";
@@ -143,7 +143,7 @@ TEST_F(TttCuda, ScoresDependOnTheGroupingByRoundingAlone) {
 
 TEST_F(TttCuda, RepeatsBitForBit) {
   const Text k(testing::small_golf(), kLengths);
-  AdaptationOptions o = k.usual();
+  AdaptationOptions o = k.default_options();
   o.looping = true;
   const ChunkLosses first = k.on_gpu(o);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(k.on_gpu(o), first);
@@ -151,10 +151,10 @@ TEST_F(TttCuda, RepeatsBitForBit) {
 
 TEST_F(TttCuda, AnyOrderOfSumsChangesScoresByRoundingAlone) {
   const Text k(testing::small_golf(), kLengths);
-  AdaptationOptions still = k.usual(), any = k.usual();
+  AdaptationOptions still = k.default_options(), any = k.default_options();
   still.adapters.lr = 1e-30, still.adapters.weight_decay = 0;
   any.any_order = true;
-  const ChunkLosses fixed = k.on_gpu(k.usual());
+  const ChunkLosses fixed = k.on_gpu(k.default_options());
   const double learnt = apart(fixed, k.on_gpu(still));
   for (const int64_t documents : {1, 3, 6}) {
     any.documents = documents;
@@ -165,7 +165,7 @@ TEST_F(TttCuda, AnyOrderOfSumsChangesScoresByRoundingAlone) {
 TEST_F(TttCuda, WhatIsInexactIsThatOfTheCpu) {
   const Text k(testing::small_golf(), kLengths);
   for (const Inexact way : {Inexact::stale_keys, Inexact::chunk_gradients}) {
-    AdaptationOptions o = k.usual();
+    AdaptationOptions o = k.default_options();
     o.inexact = way;
     AdaptationOptions still = o;
     still.adapters.lr = 1e-30, still.adapters.weight_decay = 0;
@@ -184,7 +184,7 @@ TEST_F(TttCuda, LearnsATextAsTheCpuDoes) {
   const std::vector<int32_t> text(k.tokens.begin(), k.tokens.begin() + 45);
   const Tensor exact(const_cast<double*>(k.memory.data()), k.flat.shape);
   const DeviceWeights there(Tensor(const_cast<float*>(k.host.data()), k.flat.shape), kGpu, {});
-  AdaptationOptions o = k.usual(), still = o;
+  AdaptationOptions o = k.default_options(), still = o;
   still.adapters.lr = 1e-30, still.adapters.weight_decay = 0;
   const double before = adapt(k.config, exact, text, still).loss;
   const auto after = [&](const GptWeights& weights, const std::string& name) {
@@ -206,7 +206,7 @@ TEST_F(TttCuda, LearnsATextAsTheCpuDoes) {
 TEST_F(TttCuda, TakesAnyRank) {
   const Text k(testing::small_golf(), {30, 13});
   for (const int64_t rank : {1, 3, 20}) {
-    AdaptationOptions o = k.usual(), still = o;
+    AdaptationOptions o = k.default_options(), still = o;
     o.adapters.rank = rank;
     still.adapters.lr = 1e-30, still.adapters.weight_decay = 0;
     const ChunkLosses want = k.on_cpu(o), got = k.on_gpu(o);

@@ -147,13 +147,13 @@ Allocator& pinned_memory() { return system_memory(); }
 }  // namespace ingot::gpu
 
 namespace ingot::emulation {
-void pretend_devices(int count, bool peers) {
+void set_device_count(int count, bool peers) {
   INGOT_CHECK(1 <= count && count <= gpu::kMostDevices, "emulated GPU: found ", count, " GPUs, expected 1 to ",
               gpu::kMostDevices);
   gpu::devices = count;
   gpu::reach_each_other = peers;
 }
-void pretend_limits(const gpu::Limits& wanted) { gpu::emulated_limits = gpu::imitate(gpu::kEmulatedLimits, wanted); }
+void set_device_limits(const gpu::Limits& wanted) { gpu::emulated_limits = gpu::imitate(gpu::kEmulatedLimits, wanted); }
 
 }  // namespace ingot::emulation
 #endif

@@ -40,9 +40,9 @@ Settings& settings();
 // The number of GPUs in a build whose GPU is the emulator, 1 at first. Launches on different GPUs do not wait for each
 // other: a test of concurrent launches makes each launch on its own thread. `peers` says whether the GPUs report access
 // to each other's memory.
-void pretend_devices(int count, bool peers = true);
+void set_device_count(int count, bool peers = true);
 // The emulated GPUs have at most the limits `wanted` from now on; at first, the limits of Hopper.
-void pretend_limits(const gpu::Limits& wanted);
+void set_device_limits(const gpu::Limits& wanted);
 
 struct Shape {
   int64_t grid = 1, block = 1, smem = 0;

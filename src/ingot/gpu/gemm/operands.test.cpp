@@ -30,7 +30,7 @@ TEST(GemmOperands, OnlyRowsOfWhole16BytesHaveNoNeighboursToHarm) {
       for (const Shape& shape : {Shape{3, cols}, Shape{2, 3, cols}})
         EXPECT_EQ(said(check_whole_rows, of(type, shape, 32)) == "", cols % whole == 0) << type << ' ' << shape;
 }
-TEST(GemmOperands, PaddingServesWhereItReachesTheNext16Bytes) {
+TEST(GemmOperands, PaddingSufficesIfItReachesTheNext16Bytes) {
   for (const auto& [type, whole] : kTypes)
     for (int64_t cols = 1; cols <= 24; ++cols)
       for (int64_t stride = cols; stride <= 32; ++stride)

@@ -54,7 +54,7 @@ TEST(GemmSchedule, AWaveOfTilesIsNearlySquare) {
   }
 }
 
-TEST(GemmSchedule, ATriangleVisitsWhatTouchesTheDiagonalOrLiesBelow) {
+TEST(GemmSchedule, ATriangleVisitsTilesOnTheDiagonalAndBelow) {
   for (const Tile& tile : {kTiles[0], kTiles[2]})
     for (const Problem& s : {Problem{1, 1, 64}, Problem{700, 700, 64, 3}, Problem{20000, 20000, 64}}) {
       ASSERT_TRUE(Triangle::fits(tile));

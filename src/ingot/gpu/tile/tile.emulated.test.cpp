@@ -161,7 +161,7 @@ TEST(Flag, GridBarrierHoldsAtEverySizeAndOrderWithOneCounter) {
   emulation::settings().seed = 1;
 }
 
-TEST(Flag, BlocksThatDoNotRunTogetherTimeOutAndSayWhatTheyWaitedFor) {
+TEST(Flag, BlocksThatDoNotRunTogetherTimeOutAndNameTheAwaitedValue) {
   Control control;
   std::vector<uint32_t> words(4, 0);
   uint32_t counter = 0;

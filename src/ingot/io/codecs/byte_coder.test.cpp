@@ -21,7 +21,7 @@ std::string some_bytes(size_t n, uint64_t values) {
   return bytes;
 }
 
-TEST(ByteCoder, WhatIsCodedComesBack) {
+TEST(ByteCoder, EncodedBytesDecodeToTheSame) {
   for (const ByteCoder c : kCoders) {
     if (!has_byte_coder(c)) continue;
     for (const size_t n : {0, 1, 2, 3, 1000, 100001})
@@ -68,7 +68,7 @@ TEST(ByteCoder, TakesMoreBytesForWeightsThanTheRangeCoder) {
           << name_of(c);
 }
 
-TEST(ByteCoder, OneThatWasNotBuiltIsNamed) {
+TEST(ByteCoder, ACoderThatWasNotBuiltIsNamed) {
   for (const ByteCoder c : kCoders)
     if (!has_byte_coder(c))
       EXPECT_NE(

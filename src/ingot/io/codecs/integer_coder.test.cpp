@@ -93,7 +93,7 @@ TEST(IntegerCoder, SymbolsAreTakenFromTheFront) {
   EXPECT_EQ(left, "rest");
 }
 
-TEST(IntegerCoder, OnlyWhatFitsIsCoded) {
+TEST(IntegerCoder, OnlyIntegersInRangeAreEncoded) {
   EXPECT_THROW(encode_symbols(std::vector<uint8_t>{2}, 1), Error);
   EXPECT_THROW(encode_integers(std::vector<int8_t>{32}, 6), Error);
   EXPECT_THROW(encode_integers(std::vector<int8_t>{0}, 9), Error);

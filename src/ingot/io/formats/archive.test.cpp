@@ -36,7 +36,7 @@ void write_archive(const std::string& path) {
   EXPECT_EQ(file_size(path), writer.file_bytes());
 }
 
-TEST(archive, what_was_written_is_found_page_aligned_and_matches_its_sums) {
+TEST(archive, written_blobs_are_page_aligned_and_match_their_sums) {
   const TemporaryDirectory dir;
   write_archive(dir / "x.ingot");
   const ArchiveFile file(dir / "x.ingot");

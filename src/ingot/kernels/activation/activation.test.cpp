@@ -314,7 +314,7 @@ template <class Call> std::string message_of(Call&& call) {
   return "no error";
 }
 
-TEST(Activation, ErrorsNameWhatWasFoundAndWhatWasExpected) {
+TEST(Activation, ErrorsNameTheValueFoundAndTheValueExpected) {
   const std::string unknown = message_of([] { activation_named("rleu"); });
   EXPECT_NE(unknown.find("'rleu'"), std::string::npos) << unknown;
   EXPECT_NE(unknown.find("leaky_relu_squared"), std::string::npos) << unknown;

@@ -128,7 +128,7 @@ double squares_of(const Tensor& t) {
   return testing::values(sum)[0];
 }
 
-TEST(ClipFactor, IsTheNormAndWhatBringsItToTheLimit) {
+TEST(ClipFactor, IsTheNormAndTheFactorThatScalesItToTheLimit) {
   for (const auto& [squares, limit, factor] :
        {std::tuple(25.0, 1.0, 1 / (5 + 1e-6)), {25.0, 5.0, 1.0}, {25.0, 0.0, 1.0}, {0.0, 1.0, 1.0}}) {
     Buffer sum(DType::f64, {1}), norm(DType::f64, {1}), got(DType::f64, {1});
@@ -141,7 +141,7 @@ TEST(ClipFactor, IsTheNormAndWhatBringsItToTheLimit) {
 }
 
 // A step on a device skips a gradient that is not finite, without a check on the host.
-TEST(ClipFactor, ThatIsNotFiniteMakesUpdatesDoNothing) {
+TEST(ClipFactor, AFactorThatIsNotFiniteSkipsUpdates) {
   for (double squares : {double(NAN), HUGE_VAL}) {
     Buffer number(DType::f64, {1}), factor(DType::f64, {1}), average(DType::f32, {100});
     testing::assign(number, {squares});
@@ -237,7 +237,7 @@ template <class Call> std::string message_of(Call&& call) {
   return "no error";
 }
 
-TEST(AdamW, WithoutAMeanItIsThatOfTheGradientAlone) {
+TEST(AdamW, WithoutAMomentTheStepFollowsTheGradientAlone) {
   for (const DType type : {DType::f32, DType::f64}) {
     State with(type, 77), without(type, 77);
     for (int64_t step = 1; step <= 3; ++step) {
@@ -257,7 +257,7 @@ TEST(AdamW, WithoutAMeanItIsThatOfTheGradientAlone) {
   }
 }
 
-TEST(AdamW, ErrorsNameWhatWasFoundAndWhatWasExpected) {
+TEST(AdamW, ErrorsNameTheValueFoundAndTheValueExpected) {
   State s(DType::f32, 5), other(DType::f32, 6);
   AdamW a = step_of(s, 0);
   EXPECT_NE(message_of([&] { adamw(a, {}); }).find("= 0"), std::string::npos);

@@ -14,7 +14,7 @@ using Operands = testing::AttentionOperands<testing::OnEmulator>;
 using Gradients = testing::AttentionGradients<testing::OnEmulator>;
 using testing::values;
 
-TEST(AttentionVariantOnGpu, IsHoppersWhereItsCodeRunsAndPortableFromCapability8On) {
+TEST(AttentionVariantOnGpu, IsTheHopperVariantIfItsCodeRunsAndPortableFromCapability8On) {
   using cuda::attention_variant, cuda::AttentionVariant;
   EXPECT_EQ(attention_variant(gpu::limits_of("9.0")), AttentionVariant::hopper);
   for (const char* capability : {"8.0", "8.6", "8.9", "10.0", "12.0"})
@@ -63,7 +63,7 @@ TEST(AttentionEmulated, RowsOfNoSegmentAreZeroAndNeighboursDoNotMatter) {
 
 // Rounded sums are added to rounded values, and a delta that is already in the workspace is used. The results are those
 // of a first call, bit for bit.
-TEST(AttentionEmulated, AddsToTheValuesGradientAndUsesADeltaThatIsThere) {
+TEST(AttentionEmulated, AddsToTheValuesGradientAndUsesAGivenDelta) {
   for (int64_t d : {64, 256}) {
     Operands a({.queries = {40, 7, 0, 30}, .keys = {40, 7, 0, 30}, .heads = 4, .kv_heads = 2, .d = d, .gap = 8});
     cuda::attention(a.op(), {});

@@ -7,7 +7,7 @@
 namespace ingot::cuda::attention_hopper {
 namespace {
 
-TEST(ClaimSlots, AStreamKeepsItsOwnAndThoseBeyondTheSlotsHaveNone) {
+TEST(ClaimSlots, AStreamKeepsItsSlotAndStreamsBeyondTheSlotsHaveNone) {
   ClaimSlots slots;
   std::set<uint32_t> given;
   for (uint64_t id = 0; id < kStreamSlots; ++id) given.insert(slots.of_stream(7 * id));
@@ -20,7 +20,7 @@ TEST(ClaimSlots, AStreamKeepsItsOwnAndThoseBeyondTheSlotsHaveNone) {
   EXPECT_LT(slots.of_recorded(), kNoCounter);
 }
 
-TEST(ClaimSlots, RecordedLaunchesHaveTheirOwnUntilItIsGivenBack) {
+TEST(ClaimSlots, RecordedLaunchesKeepASlotUntilItIsReturned) {
   ClaimSlots slots;
   std::set<uint32_t> given;
   for (uint32_t i = kStreamSlots; i < kNoCounter; ++i) given.insert(slots.of_recorded());

@@ -47,7 +47,7 @@ TEST(Copy, RowsGoWhereANumberSays) {
             std::string::npos);
 }
 
-TEST(Copy, FillsAnyTypeWithWhatItCanHold) {
+TEST(Copy, FillsAnyTypeWithAValueInItsRange) {
   for (DType t :
        {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32, DType::u32, DType::u16, DType::u8})
     for (double v : {0.0, 7.0, 255.0}) {
@@ -78,7 +78,7 @@ TEST(Copy, FillReachesTransposedAndRank4Views) {
   EXPECT_EQ(sum, 2 * 2 * 4 * 2);
 }
 
-TEST(Copy, RefusesWhatDoesNotFitAndSaysBoth) {
+TEST(Copy, RefusesTensorsThatDoNotFitAndNamesBothShapes) {
   Buffer a(DType::f32, {2, 3}), b(DType::f32, {3, 2}), i(DType::i32, {2, 3}), small(DType::u8, {2});
   EXPECT_NE(error_of([&] { copy({.from = a, .to = b}, {}); }).find("found from of shape (2, 3), expected (3, 2)"),
             std::string::npos);
@@ -106,7 +106,7 @@ TEST(Copy, RefusesOperandsThatShareMemoryButNotNeighbours) {
 }
 
 // Brute force over all views of a small matrix: accepted pairs never share an element.
-TEST(Copy, OverlapIsFoundWhereverItIs) {
+TEST(Copy, OverlapIsFoundAtEveryOffset) {
   Buffer m(DType::u8, {5, 6});
   const Tensor t = m;
   std::vector<Tensor> views;

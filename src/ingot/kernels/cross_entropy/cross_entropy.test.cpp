@@ -423,7 +423,7 @@ TEST(CrossEntropy, TheEndsOfSoftcapsAreNumbers) {
     }
 }
 
-TEST(CrossEntropy, ErrorsNameWhatWasFoundAndWhatWasExpected) {
+TEST(CrossEntropy, ErrorsNameTheValueFoundAndTheValueExpected) {
   Plain run({3, 10, 0, 0, 0, 1}, DType::f32);
   run.targets.tensor().ptr<int32_t>()[2] = 10;
   const std::string target = message_of([&] { cross_entropy(run.args, {}); });

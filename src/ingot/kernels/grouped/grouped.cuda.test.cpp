@@ -168,7 +168,7 @@ TEST_F(GroupedCuda, NoRowsAndNoGroupsWriteNothing) {
 }
 
 // An unsupported product is refused before the GPU is used.
-TEST(Grouped, RefusesByNameWhatItCannotDo) {
+TEST(Grouped, RefusesUnsupportedOperandsByName) {
   const Device gpu{Device::cuda, 0};
   const auto of = [&](DType t, int64_t rows, int64_t cols) {
     return Tensor(reinterpret_cast<void*>(uintptr_t(4096)), t, {rows, cols}, gpu);

@@ -52,7 +52,7 @@ void expect_tried(std::vector<float> row) {
   }
 }
 
-TEST(e4m3_blocks, every_number_of_bf16_beside_every_power_is_what_trying_finds) {
+TEST(e4m3_blocks, every_number_of_bf16_beside_every_power_is_the_best_by_search) {
   // Each number is tried in a block whose largest number is up to 2^20 larger, and as the largest of its block.
   for (uint32_t high = 0; high < 0x7f80; high += 37) {
     std::vector<float> row;

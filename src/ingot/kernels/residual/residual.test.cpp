@@ -220,7 +220,7 @@ template <class Call> std::string message_of(Call&& call) {
   return "no error";
 }
 
-TEST(Residual, ErrorsNameWhatWasFoundAndWhatWasExpected) {
+TEST(Residual, ErrorsNameTheValueFoundAndTheValueExpected) {
   Buffer x(DType::f32, {4, 3}), other(DType::f32, {4, 5}), c(DType::f32, {3}), wrong(DType::f32, {4}),
       wide(DType::f64, {4, 3});
   const std::string shape = message_of([&] { mix({.x = x, .x0 = other, .a = c, .b = c, .y = x}, {}); });

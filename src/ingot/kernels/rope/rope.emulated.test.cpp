@@ -168,7 +168,7 @@ TEST(RopeEmulated, TwoHeadsALaneAgreeWithTheFp64Loop) {
     }
 }
 
-TEST(RopeEmulated, ElementsServeWhatVectorsDoNotReach) {
+TEST(RopeEmulated, SingleElementsAreUsedWhereVectorsDoNotFit) {
   const Case some[] = {{7, 3, 21, 6, 3, DType::bf16}, {5, 2, 18, 18, 1, DType::f32, true}, {2, 1, 2, 2, 0, DType::f16}};
   for (const Case& c : some)
     for (int lanes : {1, 4, 16}) check(c, {.config = {.vectors = false, .lanes = lanes, .threads = 32}});

@@ -24,11 +24,11 @@ struct Best {
 __device__ __forceinline__ float float_of_ordered(uint32_t ordered) {
   return __uint_as_float(ordered & 0x80000000u ? ordered ^ 0x80000000u : ~ordered);
 }
-struct Drawn {
+struct SampledId {
   int32_t token = 0;
   uint32_t flaw = 0;
 };
-__device__ __forceinline__ Drawn drawn_of(uint64_t key) {
+__device__ __forceinline__ SampledId sampled_id(uint64_t key) {
   if (key == ~uint64_t(0)) return {0, kNan};
   constexpr uint32_t kLowest = ~0xff800000u;  // the ordered bits of -inf
   return {int32_t(~uint32_t(key)), uint32_t(key >> 32) > kLowest ? 0 : kNothing};

@@ -7,7 +7,7 @@ void logprobs(const Logprobs& l, Stream stream);
 }  // namespace cuda
 namespace {
 
-TEST(LogprobsEmulated, TheyAreTheCpus) {
+TEST(LogprobsEmulated, EqualThoseOfTheCpu) {
   sampling_cases::logprobs_are_the_cpus<testing::Buffer>(
       20000, [](const Logprobs& l) { cuda::logprobs(l, {}); }, cuda::logprobs_workspace_bytes);
 }

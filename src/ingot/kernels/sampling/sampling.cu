@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kThreads, 1) sample_kernel(const __grid_consta
   __syncthreads();
   if (!m.best.last) return;
   const uint64_t key = int32_t(threadIdx.x) < p.blocks ? __ldcg(parts + threadIdx.x) : 0;
-  const Drawn found = drawn_of(block_best(key, m.best));
+  const SampledId found = sampled_id(block_best(key, m.best));
   if (threadIdx.x == 0) p.tokens[row.row * p.token_step] = found.flaw != 0 ? -1 : found.token;
 }
 
@@ -594,13 +594,13 @@ __global__ void __launch_bounds__(kFilterThreads, 1) filter_kernel(const __grid_
   for (int i = 0; i < 2; ++i) filter.clear(space.sums[i]);
   if (filter.rank == 0 && threadIdx.x < 2) __stcg(&space.listed[threadIdx.x], 0u);
   uint64_t key = filter.largest_logit();
-  Drawn found = drawn_of(key);
+  SampledId found = sampled_id(key);
   if (found.flaw == 0) {
     filter.high = float_of_ordered(uint32_t(key >> 32));
 #pragma unroll 1
     for (int weighted = 0; weighted < 2; ++weighted)  // one copy of the code, which is long
       if (weighted != 0 ? row.top_p > 0 : row.top_k > 0) filter.cut(weighted != 0);
-    found = drawn_of(filter.largest_sum());
+    found = sampled_id(filter.largest_sum());
   }
   if (filter.rank == 0 && threadIdx.x == 0) p.tokens[row.row * p.token_step] = found.flaw != 0 ? -1 : found.token;
 }

@@ -267,7 +267,7 @@ std::vector<bool> kept_by_definition(const std::vector<double>& logits, const Sa
   return kept;
 }
 
-TEST(Sampling, FiltersKeepExactlyWhatTheirDefinitionKeeps) {
+TEST(Sampling, FiltersKeepExactlyTheIdsOfTheirDefinition) {
   for (const bool ties : {false, true}) {
     // Logits so close to each other that each kept id is sampled at least about 20 times.
     std::vector<double> logits(150);

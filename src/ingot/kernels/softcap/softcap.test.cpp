@@ -26,7 +26,7 @@ TEST(Softcap, FollowsItsFormulaInEveryTypeAndShape) {
     }
 }
 
-TEST(Softcap, RefusesWhatDoesNotFit) {
+TEST(Softcap, RefusesTensorsThatDoNotFit) {
   Buffer x(DType::f32, {2, 3}), y(DType::f32, {3, 2}), z(DType::f32, {2, 3}), w(DType::f64, {2, 3});
   EXPECT_THROW(softcap({.x = x, .y = y}, {}), Error);
   EXPECT_THROW(softcap({.x = x, .y = w}, {}), Error);

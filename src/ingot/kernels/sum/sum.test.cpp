@@ -23,7 +23,7 @@ TEST(Sum, AddsToTheTotalInFp64AndInOrder) {
     }
 }
 
-TEST(Sum, RefusesWhatDoesNotFit) {
+TEST(Sum, RefusesTensorsThatDoNotFit) {
   Buffer x(DType::f32, {4}), square(DType::f32, {2, 2}), total(DType::f64, {1}), narrow(DType::f32, {1});
   EXPECT_THROW(sum({.x = square, .total = total}, {}), Error);
   EXPECT_THROW(sum({.x = x, .total = narrow}, {}), Error);

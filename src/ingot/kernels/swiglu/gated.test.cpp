@@ -217,7 +217,7 @@ TEST(GatedLinear, FrozenPartsChangeNothingOfTheOthers) {
 }
 
 // Halves in the opposite order of the weights' halves cannot be joined into a single product.
-TEST(GatedLinear, HalvesInAnotherOrderThanTheWeightsAreTakenAsTheyAre) {
+TEST(GatedLinear, HalvesMayHaveAnotherOrderThanTheWeights) {
   for (bool transposed : {false, true})
     for (bool up_first : {false, true}) {
       const GatedCase c{.rows = 9,

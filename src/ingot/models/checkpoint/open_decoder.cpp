@@ -25,7 +25,7 @@ DecoderPlacement place_decoder(const DecoderSpec& spec, const DecoderOptions& as
   if (p.unsupported_reason.empty()) p.unsupported_reason = no_room(o);
   p.on_gpu = o.device == DeviceChoice::cuda || o.gpus > 1 || p.unsupported_reason.empty();
   if (p.on_gpu && !p.unsupported_reason.empty()) fail(ErrorCode::unsupported, "device cuda: ", p.unsupported_reason);
-  if (!p.on_gpu) o = with_usual_slots(o, spec.context);
+  if (!p.on_gpu) o = with_default_slots(o, spec.context);
   return p;
 }
 

@@ -21,7 +21,7 @@ Ids joined(std::initializer_list<Ids> parts) {
   return all;
 }
 
-TEST(LookupDrafter, DraftsWhatFollowedTheLatestPlaceOfTheLongestMatch) {
+TEST(LookupDrafter, DraftsTheTokensAfterTheLatestPlaceOfTheLongestMatch) {
   LookupDrafter drafter;
   drafter.append(joined({range(0, 4), {50}, range(0, 4), {60, 61, 62, 63, 64}, {9, 2, 3, 70}, range(0, 4)}));
   const Draft d = drafter.draft(15);

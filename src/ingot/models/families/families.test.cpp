@@ -124,7 +124,7 @@ TEST(Families, ReadTheRotationInBothSpellings) {
   EXPECT_EQ(to_json(family_spec_from_json(json.dump(), "c")), to_json(older));
 }
 
-TEST(Families, RefuseByItsKeyWhatTheSpecHasNoWordFor) {
+TEST(Families, RefuseByItsKeyAPropertyThatTheSpecLacks) {
   EXPECT_EQ(
       refusal(with(kLlama32, "residual_multiplier", "0.22")),
       "unsupported: config.json: residual_multiplier: found number 0.22, a property of models that Ingot does not "
@@ -393,7 +393,7 @@ TEST(Families, TheIdsThatEndAnAnswerAreThoseOfTheGenerationConfig) {
   EXPECT_EQ(open_model(path, {.device = DeviceChoice::cpu}).end_ids, (std::vector<int32_t>{2, 4}));
 }
 
-TEST(Families, PathsAreKnownByWhatTheFilesSay) {
+TEST(Families, PathsAreRecognisedByTheContentOfTheFiles) {
   Tiny tiny;
   EXPECT_TRUE(is_family(tiny.write_safetensors_files()));
   EXPECT_TRUE(is_family(tiny.write_gguf()));
@@ -436,7 +436,7 @@ const char kSmolLm2Template[] =
     "message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ "
     "'<|im_start|>assistant\n' }}{% endif %}";
 
-TEST(Families, TheChatFormatIsThatOfTheTemplateOrTheOneAskedFor) {
+TEST(Families, TheChatFormatIsThatOfTheTemplateOrTheRequestedOne) {
   Tiny tiny;
   tiny.config = with(tiny.config.c_str(), "vocab_size", "258");
   const std::string path = tiny.write_safetensors_files();

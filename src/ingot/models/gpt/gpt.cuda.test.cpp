@@ -190,7 +190,7 @@ TEST_F(GptCuda, RepeatsBitForBit) {
   }
 }
 
-TEST(GptPlace, WhatAGpuCannotRunStaysOnTheCpuOrIsRefusedByName) {
+TEST(GptPlace, AModelThatAGpuCannotRunStaysOnTheCpuOrIsRefusedByName) {
   GptConfig c = testing::small_golf();
   c.head_dim = 12;
   EXPECT_EQ(place_of_gpt(c, DeviceChoice::cpu).device, Device{});

@@ -32,7 +32,7 @@ OpenedModel open(const std::string& path, const DecoderOptions& o) {
     gpu::synchronize(place.device, {});  // the decoder uses another stream
     adapters = &trained->adapters->views();
   }
-  const int64_t slots = with_usual_slots(o, trained->config.context).slots;
+  const int64_t slots = with_default_slots(o, trained->config.context).slots;
   OpenedModel m;
   m.note = place.note;
   if (place.device.kind == Device::cuda)

@@ -104,19 +104,19 @@ std::vector<std::string> implied_types(const OrderedJson& s) {
 }
 
 // Whether two schemas may be alternatives of oneOf: no value of one alternative's grammar is valid under the other.
-class ToldApart {
+class Distinguisher {
  public:
-  explicit ToldApart(const OrderedJson& root) : root_(root) {}
+  explicit Distinguisher(const OrderedJson& root) : root_(root) {}
 
-  bool apart(const OrderedJson& a, const OrderedJson& b, int depth = 0) const {
+  bool distinguishes(const OrderedJson& a, const OrderedJson& b, int depth = 0) const {
     constexpr int kDeepest = 12;
     if (depth > kDeepest || !a.is_object() || !b.is_object()) return false;
     for (const auto& [s, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
-      if (const OrderedJson* ref = find(*s, "$ref")) return apart(place_of(root_, *ref, ""), *other, depth + 1);
+      if (const OrderedJson* ref = find(*s, "$ref")) return distinguishes(place_of(root_, *ref, ""), *other, depth + 1);
       for (const char* key : {"anyOf", "oneOf", "allOf"})
         if (const OrderedJson* list = find(*s, key))
           return list->is_array() && std::all_of(list->begin(), list->end(), [&](const OrderedJson& option) {
-                   return apart(option, *other, depth + 1);
+                   return distinguishes(option, *other, depth + 1);
                  });
     }
     const auto values_a = values_of(a), values_b = values_of(b);
@@ -129,7 +129,7 @@ class ToldApart {
     if (values_b) return none_has_type(*values_b, a);
     return std::all_of(kTypes.begin(), kTypes.end(), [&](const std::string& type) {
       const bool both = (makes(a, type) && allows(b, type)) || (makes(b, type) && allows(a, type));
-      return !both || (type == "object" && objects_apart(a, b, depth));
+      return !both || (type == "object" && distinguishes_objects(a, b, depth));
     });
   }
 
@@ -160,13 +160,13 @@ class ToldApart {
     if (types.empty()) types = implied_types(s);
     return types.empty() || has(types, type);
   }
-  bool objects_apart(const OrderedJson& a, const OrderedJson& b, int depth) const {
+  bool distinguishes_objects(const OrderedJson& a, const OrderedJson& b, int depth) const {
     for (const auto& [s, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
       const OrderedJson* required = find(*s, "required");
       if (required == nullptr || !required->is_array()) continue;
       for (const OrderedJson& name : *required) {
         const OrderedJson *mine = property(*s, name), *theirs = property(*other, name);
-        if (mine != nullptr && theirs != nullptr && apart(*mine, *theirs, depth + 1)) return true;
+        if (mine != nullptr && theirs != nullptr && distinguishes(*mine, *theirs, depth + 1)) return true;
         const OrderedJson* more = find(*other, "additionalProperties");
         if (theirs == nullptr && more != nullptr && *more == false) return true;
       }
@@ -271,10 +271,10 @@ class Compiler {
     for (size_t i = 0; i < list.size(); ++i)
       options.push_back(g_.call(rule_of(list[i], path + "[" + std::to_string(i) + "]"), kEnd));
     if (exact_ && key == "oneOf") {
-      const ToldApart told(root_);
+      const Distinguisher distinguisher(root_);
       for (size_t i = 0; i < list.size(); ++i)
         for (size_t k = i + 1; k < list.size(); ++k)
-          if (!told.apart(list[i], list[k]))
+          if (!distinguisher.distinguishes(list[i], list[k]))
             refuse(path, detail::concat("found alternatives ", i, " and ", k,
                                         " that one value may have, expected them to differ in type or in const or enum "
                                         "of a required property"));

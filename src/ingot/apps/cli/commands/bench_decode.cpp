@@ -22,7 +22,7 @@ struct Options {
   bool phased = false, megakernel = false;  // measure this path only
   bool json = false, kernels_alone = false;
   std::string model, device = "auto";
-  std::string contexts, answers, streams, gpus;
+  std::string contexts, answers, sequences, gpus;
 };
 
 void print_path(const std::string& path, const TokenTimes& of, const std::string& more) {
@@ -132,12 +132,12 @@ void print(const Options& o, const DecodeTimes& t) {
   print_contexts(t);
   write_out("16 tokens of a prompt: " + fixed(t.prompt_ms, 2) + " ms\n");
   if (o.measurement.prompt) write_out("time to first token: " + fixed(t.first_token_ms, 1) + " ms\n");
-  for (const StreamTimes& s : t.streams) {
+  for (const BatchedStepTimes& s : t.sequences) {
     const double TBps = double(s.step_bytes) / s.step.mean_ms * 1e-9;
-    write_out(std::to_string(s.streams) + (s.streams == 1 ? " stream" : " streams") +
+    write_out(std::to_string(s.sequences) + (s.sequences == 1 ? " sequence" : " sequences") +
               (s.row_kernel ? ", one kernel: " : ": ") + fixed(s.step.mean_ms, 3) + " ms a step, p50 " +
               fixed(s.step.p50_ms, 3) + ", p99 " + fixed(s.step.p99_ms, 3) + "; " +
-              fixed(1e3 * double(s.streams) / s.step.mean_ms, 0) + " tokens/s; " + fixed(s.experts, 1) +
+              fixed(1e3 * double(s.sequences) / s.step.mean_ms, 0) + " tokens/s; " + fixed(s.experts, 1) +
               " experts a layer, " + fixed(double(s.step_bytes) * 1e-9, 3) + " GB, " +
               fixed(100 * TBps / t.read_TBps, 0) + " % of reading alone\n");
     for (const auto& [name, us] : s.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
@@ -233,18 +233,19 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
                    {"stages", stages}};
   add_contexts(json, t);
   if (o.measurement.grid_barriers) json["grid_barriers"] = {{"idle", as_json(t.idle)}, {"loaded", as_json(t.loaded)}};
-  if (!t.streams.empty()) {
-    OrderedJson streams = OrderedJson::array();
-    for (const StreamTimes& s : t.streams)
-      streams.push_back({{"streams", s.streams},
-                         {"row_kernel", s.row_kernel},
-                         {"mean_ms", s.step.mean_ms},
-                         {"p50_ms", s.step.p50_ms},
-                         {"p99_ms", s.step.p99_ms},
-                         {"best_ms", s.step.best_ms},
-                         {"experts_a_layer", s.experts},
-                         {"step_bytes", s.step_bytes}});
-    json["streams"] = streams;
+  if (!t.sequences.empty()) {
+    OrderedJson steps = OrderedJson::array();
+    for (const BatchedStepTimes& s : t.sequences)
+      steps.push_back({{"sequences", s.sequences},
+                       {"streams", s.sequences},  // the earlier name, for one version
+                       {"row_kernel", s.row_kernel},
+                       {"mean_ms", s.step.mean_ms},
+                       {"p50_ms", s.step.p50_ms},
+                       {"p99_ms", s.step.p99_ms},
+                       {"best_ms", s.step.best_ms},
+                       {"experts_a_layer", s.experts},
+                       {"step_bytes", s.step_bytes}});
+    json["sequences"] = json["streams"] = steps;  // the second is the earlier name, for one version
   }
   for (const SharedTimes& s : t.shared) json["shared"].push_back(as_json(s, o.measurement.split));
   return json;
@@ -273,7 +274,7 @@ int64_t bytes_of_token(const GptOssConfig& c, const GptOssWeights& w, int64_t co
 }
 
 // Feeds ids that are far apart, so that tokens go to different experts.
-void tell_prompt(Decoder& d, int slot, int64_t length) {
+void feed_prompt(Decoder& d, int slot, int64_t length) {
   std::vector<int32_t> ids;
   d.rewind(slot, 0);
   for (int64_t at = 0; at < length; at += int64_t(ids.size())) {
@@ -302,7 +303,7 @@ std::vector<double> time_answer(Decoder& d, int slot, int64_t prompt, int64_t to
   for (int i = 0; i < rounds; ++i) {
     at.clear();
     const auto begin = Clock::now();
-    tell_prompt(d, slot, prompt);
+    feed_prompt(d, slot, prompt);
     sample_tokens(d, slot, sampling, tokens, begin, at);
   }
   return at;
@@ -465,9 +466,10 @@ void add_bench_decode(Command& bench) {
   c.text("--contexts LIST", o->contexts, "also time tokens at these contexts, such as 8192,32768");
   c.text("--answers LIST", o->answers,
          "also time whole answers, given as tokens of prompt and answer, such as 1024:100");
-  c.text("--streams LIST", o->streams, "also time steps of these numbers of sequences at once, such as 1,8,16,64");
+  c.text("--sequences LIST", o->sequences, "also time steps of these numbers of sequences at once, such as 1,8,16,64")
+      .earlier_name("streams");
   c.integer("--small-batch N", o->measurement.small_batch, 0, 16,
-            "with --streams: steps of more than N sequences use the matrix kernels (default: the number that was "
+            "with --sequences: steps of more than N sequences use the matrix kernels (default: the number that was "
             "fastest in measurements)");
   add_gpu_counts(c, o->gpus, o->measurement.split);
   add_quant(c, o->measurement.quant);
@@ -476,7 +478,7 @@ void add_bench_decode(Command& bench) {
   ingot bench decode --synthetic 20b --dense fp8 --context 8192 --phases
   ingot bench decode --gpus 2,4
   ingot bench decode --model model.ingot --device cpu --tokens 20
-  ingot bench decode --streams 1,2,4,8
+  ingot bench decode --sequences 1,2,4,8
   ingot bench decode --trace token.json)");
   c.run([o, &c] {
     o->measurement.gpus = gpu_counts(o->gpus);
@@ -487,14 +489,14 @@ void add_bench_decode(Command& bench) {
            "--synthetic`");
     if (!o->model.empty())
       c.refuse_given({"synthetic", "dense", "phased", "megakernel", "phases", "trace", "prompt", "grid-barriers",
-                      "streams", "small-batch"},
+                      "sequences", "small-batch"},
                      "--model");
     o->measurement.size = o->size;
     o->measurement.dense = o->dense == "bf16"  ? WeightFormat::bf16
                            : o->dense == "fp8" ? WeightFormat::fp8
                                                : WeightFormat::mxfp4;
     if (o->phased != o->megakernel) o->measurement.phased = o->phased, o->measurement.megakernel = o->megakernel;
-    o->measurement.streams = numbers_in("--streams", o->streams);
+    o->measurement.sequences = numbers_in("--sequences", o->sequences);
     o->measurement.contexts = numbers_in("--contexts", o->contexts);
     const std::vector<int64_t> answers = numbers_in("--answers", o->answers, true);
     for (size_t i = 0; i < answers.size(); i += 2) o->measurement.answers.emplace_back(answers[i], answers[i + 1]);

@@ -38,13 +38,13 @@ void report(const ConvertCommand& o, const std::string& to, const GptOssForms& f
 }
 
 // The formats that the options ask for; for the rest the default, or the formats of an archive.
-GptOssForms forms_of(const ConvertCommand& o, const GptOssForms& usual) {
-  GptOssForms forms = usual;
+GptOssForms forms_of(const ConvertCommand& o, const GptOssForms& default_forms) {
+  GptOssForms forms = default_forms;
   if (!o.dense.empty()) forms.dense = format_of(o.dense);
   if (!o.experts.empty()) forms.experts = format_of(o.experts);
   return forms;
 }
-void tell_of_second_rounding(const char* what, WeightFormat from, WeightFormat to) {
+void log_second_rounding(const char* what, WeightFormat from, WeightFormat to) {
   const auto few = [](WeightFormat f) { return f == WeightFormat::fp8 || f == WeightFormat::mxfp4; };
   if (from != to && few(from) && few(to))
     log_info("the ", what, " weights are rounded a second time, from ", from, " to ", to,
@@ -77,8 +77,8 @@ void convert(const ConvertCommand& o) {
   if (archive) had = family ? archive_forms(o.from, archived_family(o.from)) : gpt_oss_archive_forms(o.from);
   const GptOssForms forms = forms_of(o, had);
   if (archive) {
-    tell_of_second_rounding("dense", had.dense, forms.dense);
-    tell_of_second_rounding("experts'", had.experts, forms.experts);
+    log_second_rounding("dense", had.dense, forms.dense);
+    log_second_rounding("experts'", had.experts, forms.experts);
   }
   Bar bar("converting");
   const ConvertOptions options = {forms, [&](int64_t done, int64_t all) { bar.at(done, all); }};

@@ -115,7 +115,7 @@ class Demo {
     // Logs every step unless an option says otherwise, because the curve is a mean over many steps.
     RunConfig config = resolve_config(o_.preset, o_.model, merge_json("{\"log_every\": 1}", o_.train, "configuration"));
     RunData data = load_run_data(data_, config);
-    tell_left_out(data.left_out);
+    log_left_out(data.left_out);
     if (data.held_out_texts.empty()) fail(ErrorCode::usage, data_, ": found shards, expected text for the demo");
     texts_ = data.held_out_texts;
     if (exists(run_directory())) {  // only now that the new run's data has been read

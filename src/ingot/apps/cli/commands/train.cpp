@@ -190,7 +190,7 @@ TrainResult run_one(const TrainCommand& o, std::optional<int64_t> seed, const st
   deal_passes(o, directory, resolved);
   RunData data = load_run_data(o.data, resolved, start.tokenizer);
   Trainer trainer = open_run(o, resolved, std::move(data), directory);
-  if (o.is_first()) tell_left_out(trainer.data().left_out);
+  if (o.is_first()) log_left_out(trainer.data().left_out);
   if (o.is_first())
     log_info(directory, ": ", with_commas(trainer.parameter_count()), " parameters, ",
              with_commas(trainer.data().train->size()), " training tokens, ",
@@ -215,7 +215,7 @@ TrainResult run_one(const TrainCommand& o, std::optional<int64_t> seed, const st
     };
   }
   hooks.should_stop = [&] { return interrupt.asked() || asked_to_stop(); };
-  tell_training();
+  report_training_begun();
   const TrainResult result = trainer.run(hooks);
   if (!o.is_first()) {  // rank 0 reports the result
     check_scored(result, directory);

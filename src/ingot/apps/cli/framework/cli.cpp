@@ -366,10 +366,12 @@ class Program {
       auto given = std::make_unique<Given>();
       given->option = option.get();
       const bool positional = option->placeholder.empty() && option->kind != Kind::flag;
+      const std::string names =
+          (positional ? "" : "--") + option->name + (option->earlier.empty() ? "" : ",--" + option->earlier);
       if (option->kind == Kind::flag) {
-        given->parsed = app.add_flag("--" + option->name, given->set, option->help);
+        given->parsed = app.add_flag(names, given->set, option->help);
       } else {
-        given->parsed = app.add_option((positional ? "" : "--") + option->name, given->words, option->help);
+        given->parsed = app.add_option(names, given->words, option->help);
         const bool many = option->kind == Kind::list;
         // A repeatable flag takes a single value each time, so that the flag does not swallow a positional argument
         // behind the value.

@@ -31,6 +31,7 @@ struct Option {
   double above = -HUGE_VAL;              // of a number for a section from a flag or the environment
   std::string instead_of;                // the path of a number replaced by this option: a flag over a file's choice
   bool negative = false;                 // of a flag: the given flag makes the variable false
+  std::string earlier;                   // a second name on the command line, kept for one version after a renaming
   std::function<void(const std::string&)> chosen;  // of a choice: takes its text, stored in `text`
   std::string text;
   Option& require() {
@@ -43,6 +44,10 @@ struct Option {
   }
   Option& negated() {
     negative = true;
+    return *this;
+  }
+  Option& earlier_name(const char* other) {
+    earlier = other;
     return *this;
   }
   Option& replaces(const char* other) {

@@ -34,14 +34,15 @@ Stream stream_of(const RankedModel& m) { return m.rank(0).stream(); }
 bool has_prefilter(const DeviceModel& m) { return m.has_prefilter(); }
 bool has_prefilter(const RankedModel& m) { return m.rank(0).has_prefilter(); }
 
-int64_t bytes_of_step(const DeviceModel& m, int64_t context, int64_t streams, double experts) {
+int64_t bytes_of_step(const DeviceModel& m, int64_t context, int64_t sequences, double experts) {
   const DecoderSpec& c = m.config();
   int64_t bytes = m.model().head.matrix_bytes;
   for (const auto& l : m.model().layers) {
     bytes += l.qkv.matrix_bytes + l.o.matrix_bytes + l.router.matrix_bytes +
              int64_t(experts * double(l.gate_up.matrix_bytes + l.down.matrix_bytes));
     const int64_t keys = l.window > 0 ? std::min<int64_t>(l.window, context) : context;
-    bytes += streams * 2 * 2 * keys * (m.model().kv_heads < 0 ? c.kv_heads : m.model().kv_heads) * decode::cache_dim(c);
+    bytes +=
+        sequences * 2 * 2 * keys * (m.model().kv_heads < 0 ? c.kv_heads : m.model().kv_heads) * decode::cache_dim(c);
   }
   return bytes;
 }
@@ -70,7 +71,7 @@ double seconds_of_reading(const DeviceModel& m, int64_t bytes) {
 }
 
 // Feeds ids that are far apart, so that tokens go to different experts. The last batch may be shorter.
-template <class Model> void tell_prompt(Model& m, int64_t length, int64_t batch) {
+template <class Model> void feed_prompt(Model& m, int64_t length, int64_t batch) {
   std::vector<int32_t> ids;
   for (int64_t at = 0; at < length; at += int64_t(ids.size())) {
     ids.resize(size_t(std::min(batch, length - at)));
@@ -85,7 +86,7 @@ template <class Model> double time_prompt(Model& m, int64_t length, int64_t batc
   for (int round = 0; round < 2; ++round) {
     m.rewind(0);
     begin.record(stream_of(m));
-    tell_prompt(m, length, batch);
+    feed_prompt(m, length, batch);
     end.record(stream_of(m));
   }
   end.synchronize();
@@ -132,14 +133,14 @@ void time_paths(Model& m, const DecodeMeasurement& o, int64_t context, Times& ti
   for (const auto& [name, wanted, persistent] :
        {std::tuple{"phased", o.phased, false}, {"megakernel", o.megakernel, true}}) {
     if (!wanted || !m.use_megakernel(persistent)) continue;
-    m.pretend(context);
+    m.fill_cache_with_random(context);
     times.token.emplace_back(name, time_tokens(m, o.tokens));
     if (!persistent) continue;
     if (has_prefilter(m)) {
-      m.pretend(context);
+      m.fill_cache_with_random(context);
       times.token.emplace_back("screened", time_tokens(m, o.tokens, true));
     }
-    m.pretend(context);
+    m.fill_cache_with_random(context);
     times.token.emplace_back("sampled", time_sampled_tokens(m, o.tokens));
   }
 }
@@ -148,21 +149,21 @@ using PhaseTimes = std::vector<std::pair<std::string, double> >;
 // The times of the phases in the last step of these sequences, or of a single token. The phases of the experts come
 // first, while the lists still belong to that step: a phase that is executed repeatedly leaves residual streams in
 // which all sequences choose the same experts.
-PhaseTimes time_phases(const DeviceModel& m, uint32_t streams) {
+PhaseTimes time_phases(const DeviceModel& m, uint32_t sequences) {
   using namespace decode;
   PhaseTimes times;
-  const Buffers& buffers = streams > 1 ? m.stream_buffers() : m.buffers();
+  const Buffers& buffers = sequences > 1 ? m.sequences_buffers() : m.buffers();
   const std::pair<const char*, uint32_t> phases[] = {
       {"gate and up", kGateUp},  {"down", kDown},     {"qkv", kQkv},  {"router", kRouter},
       {"attention", kAttention}, {"output", kOutput}, {"head", kHead}};
   for (const auto& [name, bit] : phases) {
     const gpu::Graph graph(m.stream(), [&, mask = bit] {
       run(m.model(), buffers,
-          {.T = streams,
-           .head_rows = streams,
+          {.T = sequences,
+           .head_rows = sequences,
            .capacity = uint32_t(m.context()),
            .phases = mask,
-           .sequences = streams > 1 ? &m.streams() : nullptr},
+           .sequences = sequences > 1 ? &m.sequences() : nullptr},
           m.stream());
     });
     constexpr int kRounds = 10;
@@ -183,7 +184,7 @@ AnswerTimes time_answer(DeviceModel& m, int64_t prompt, int64_t tokens) {
   for (const int64_t n : {int64_t(1), tokens}) {  // the first time records the CUDA graphs
     m.rewind(0);
     begin.record(m.stream());
-    tell_prompt(m, prompt, m.prompt_batch());
+    feed_prompt(m, prompt, m.prompt_batch());
     first.record(m.stream());
     m.continue_greedily(n - 1);
     end.record(m.stream());
@@ -209,14 +210,14 @@ double experts_of_a_layer(const DeviceModel& m, int64_t sequences) {
     return double(experts) / double(m.config().layers);
   }
   std::vector<uint32_t> counts(size_t(m.config().layers));
-  gpu::copy_to_host(counts.data(), m.stream_buffers().lists.count, int64_t(counts.size()) * 4);
+  gpu::copy_to_host(counts.data(), m.sequences_buffers().lists.count, int64_t(counts.size()) * 4);
   return double(std::accumulate(counts.begin(), counts.end(), 0u)) / double(counts.size());
 }
 // Sequences begin with different ids, so that they go to different experts.
-void time_streams(DeviceModel& m, const DecodeMeasurement& o, bool row_kernel, DecodeTimes& times) {
-  for (const int64_t n : o.streams) {
+void time_batched_steps(DeviceModel& m, const DecodeMeasurement& o, bool row_kernel, DecodeTimes& times) {
+  for (const int64_t n : o.sequences) {
     if (row_kernel && (n == 1 || n > int64_t(decode::kKernelRows))) continue;
-    StreamTimes t{.streams = n, .row_kernel = row_kernel};
+    BatchedStepTimes t{.sequences = n, .row_kernel = row_kernel};
     std::vector<int> slots;
     std::vector<int32_t> ids;
     for (int s = 0; s < int(n); ++s) {
@@ -224,19 +225,19 @@ void time_streams(DeviceModel& m, const DecodeMeasurement& o, bool row_kernel, D
       ids.push_back(int32_t((int64_t(s) * 7919 + 13) % m.config().vocab));
     }
     const auto begin = [&] {
-      for (const int s : slots) m.pretend(o.context, s);
-      n == 1 ? m.extend(ids, 1, 0) : m.extend_streams(slots, ids);
+      for (const int s : slots) m.fill_cache_with_random(o.context, s);
+      n == 1 ? m.extend(ids, 1, 0) : m.extend_sequences(slots, ids);
     };
     begin();
     if (n == 1) {
       t.step = time_tokens(m, o.tokens);
       t.experts = double(m.config().experts_per_token);
     } else {
-      t.step = time_steps(m.stream(), o.tokens, [&] { m.continue_streams(slots, 1); });
+      t.step = time_steps(m.stream(), o.tokens, [&] { m.continue_sequences(slots, 1); });
       begin();  // repeats the same steps, whose experts are counted
-      m.continue_streams(slots, kWarmUp);
+      m.continue_sequences(slots, kWarmUp);
       for (int64_t i = 0; i < o.tokens; ++i) {
-        m.continue_streams(slots, 1);
+        m.continue_sequences(slots, 1);
         m.synchronize();
         t.experts += experts_of_a_layer(m, n) / double(o.tokens);
       }
@@ -244,7 +245,7 @@ void time_streams(DeviceModel& m, const DecodeMeasurement& o, bool row_kernel, D
       if (o.phases && !row_kernel && !m.takes_matrix_kernels(n)) t.phases = time_phases(m, uint32_t(n));
     }
     t.step_bytes = bytes_of_step(m, o.context + o.tokens / 2, n, t.experts);
-    times.streams.push_back(t);
+    times.sequences.push_back(t);
   }
 }
 
@@ -280,7 +281,7 @@ void write_trace(RankedModel& m, const DecodeMeasurement& o) {
 }
 
 int64_t slots_for(const DecodeMeasurement& o) {
-  return o.streams.empty() ? 1 : std::max<int64_t>(1, *std::max_element(o.streams.begin(), o.streams.end()));
+  return o.sequences.empty() ? 1 : std::max<int64_t>(1, *std::max_element(o.sequences.begin(), o.sequences.end()));
 }
 void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room, DecodeTimes& times) {
   const GptOssWeights shapes = decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
@@ -306,7 +307,7 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   for (const auto& [prompt, tokens] : o.answers) times.answers.push_back(time_answer(m, prompt, tokens));
   if (o.small_batch >= 0) m.limit_small_batch(o.small_batch);
   for (const bool row_kernel : {false, true})
-    if (m.use_row_kernel(row_kernel)) time_streams(m, o, row_kernel, times);
+    if (m.use_row_kernel(row_kernel)) time_batched_steps(m, o, row_kernel, times);
   m.use_row_kernel(false);
   if (o.grid_barriers) {
     const uint32_t width = uint32_t(c.hidden) / 4 * 4;
@@ -314,7 +315,7 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
     times.loaded = megakernel::measure_grid_barriers(width, true);
   }
   if (o.phases && o.phased) times.phases = time_phases(m, 1);
-  m.pretend(o.context);
+  m.fill_cache_with_random(o.context);
   const bool one_kernel = o.megakernel && m.takes_trace();
   if (o.phases && one_kernel) times.stages = time_stages(one)[0];
   if (!o.trace.empty() && one_kernel && o.gpus.empty()) write_trace(one, o);
@@ -342,7 +343,7 @@ void measure_small_batch(const GptOssConfig& c, const DecoderOptions& options, c
           std::max(shared.screened_bytes, m.rank(r).has_prefilter() ? bytes_with_prefilter(m.rank(r), context) : bytes);
   }
   if (!o.megakernel || !m.use_megakernel(true)) return;
-  m.pretend(o.context);
+  m.fill_cache_with_random(o.context);
   shared.stages = time_stages(m);
   if (!o.trace.empty()) write_trace(m, o);
 }
@@ -361,13 +362,13 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
     fail(ErrorCode::usage, "trace: found ", o.gpus.size(), " numbers of GPUs, expected one, whose token it shows");
   for (const int64_t context : o.contexts)
     if (context < 1) fail(ErrorCode::usage, "contexts: found ", context, ", expected at least 1");
-  for (const int64_t n : o.streams)
+  for (const int64_t n : o.sequences)
     if (n < 1 || n > decode::kMostSequences)
-      fail(ErrorCode::usage, "streams: found ", n, ", expected 1 to ", decode::kMostSequences);
+      fail(ErrorCode::usage, "--sequences: found ", n, ", expected 1 to ", decode::kMostSequences);
   if (o.quant && (several || !o.phased || !o.trace.empty()))
     fail(ErrorCode::usage, "quant: found ", several ? "several GPUs" : "the megakernel or its trace",
          ", expected the phased path on one GPU");
-  if (!o.streams.empty() && several) fail(ErrorCode::usage, "streams: found several GPUs, expected one");
+  if (!o.sequences.empty() && several) fail(ErrorCode::usage, "--sequences: found several GPUs, expected one");
   GptOssConfig c = synthetic_gpt_oss(o.size);
   c.e4m3_inputs = o.quant;
   int64_t room = o.context + o.tokens + 64;  // for the warm-up and the phases

@@ -35,8 +35,8 @@ struct DecodeMeasurement {
   std::vector<int64_t> contexts;  // further contexts to time after `context`, with the same model
   // whole answers to time: tokens of the prompt, and tokens of the answer
   std::vector<std::pair<int64_t, int64_t>> answers;
-  std::vector<int64_t> streams;  // numbers of sequences of a step to time
-  int64_t small_batch = -1;      // steps of more sequences take the matrix kernels; -1: the default
+  std::vector<int64_t> sequences;  // numbers of sequences of a step to time
+  int64_t small_batch = -1;        // steps of more sequences take the matrix kernels; -1: the default
 };
 struct TokenTimes {
   double mean_ms = 0, p50_ms = 0, p99_ms = 0, best_ms = 0;
@@ -75,8 +75,8 @@ struct AnswerTimes {
   double token_ms() const { return tokens > 1 ? (whole_ms - first_token_ms) / double(tokens - 1) : 0; }
 };
 // The time of a step with a token of each of several sequences.
-struct StreamTimes {
-  int64_t streams = 1;
+struct BatchedStepTimes {
+  int64_t sequences = 1;
   bool row_kernel = false;  // by the row kernel, else by the small-batch launches
   TokenTimes step;
   double experts = 0;      // experts that a layer's tokens chose, as the mean over the layers and some steps
@@ -97,7 +97,7 @@ struct DecodeTimes {
   std::vector<StageTimes> stages;
   std::vector<ContextTimes> contexts;
   std::vector<AnswerTimes> answers;
-  std::vector<StreamTimes> streams;
+  std::vector<BatchedStepTimes> sequences;
   megakernel::GridBarrierTimes idle, loaded;  // a barrier with words of the residual stream's width
   std::vector<SharedTimes> shared;            // in the order of DecodeMeasurement::gpus
 };

@@ -110,10 +110,10 @@ void require_chat(const std::string& path) {
   if (!chats(path)) require_gpt_oss(path);
 }
 
-int64_t context_of(const std::string& path, int64_t asked, int64_t usual) {
+int64_t context_of(const std::string& path, int64_t asked, int64_t fallback) {
   if (asked > 0) return asked;
   const ModelKind& kind = model_kind_of(path);
-  return kind.context == nullptr ? usual : std::min(usual, kind.context(path));
+  return kind.context == nullptr ? fallback : std::min(fallback, kind.context(path));
 }
 
 void require_no_gpt_oss(const std::string& path) {

@@ -27,9 +27,9 @@ OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOpt
 bool chats(const std::string& path);
 // Throws unless the model chats, for commands that need a chat format.
 void require_chat(const std::string& path);
-// The context to open a model with: `asked`; where `asked` is 0, `usual`, or the model's own context if that is
+// The context to open a model with: `asked`; where `asked` is 0, `fallback`, or the model's own context if that is
 // smaller.
-int64_t context_of(const std::string& path, int64_t asked, int64_t usual);
+int64_t context_of(const std::string& path, int64_t asked, int64_t fallback);
 // Throws unless the model is GPT-OSS, for commands that support no other model.
 void require_gpt_oss(const std::string& path);
 // Throws for GPT-OSS, for commands that adapt, quantise or train further.

@@ -51,7 +51,7 @@ struct Pipe {
   std::array<int, 2> ends{-1, -1};
 };
 
-struct Told {
+struct ReportedError {
   bool lost = false;
   ErrorCode code = ErrorCode::io;
   std::string message;
@@ -64,7 +64,7 @@ struct Rank {
   std::string heard;  // the part of its reports read so far
   bool training = false, ended = false, ended_by_us = false;
   int status = 0;  // as returned by waitpid
-  std::optional<Told> told;
+  std::optional<ReportedError> reported;
 
   bool failed() const { return ended && status != 0; }
   bool was_killed() const { return ended && WIFSIGNALED(status) && !ended_by_us; }
@@ -78,7 +78,7 @@ struct Rank {
         continue;
       }
       const Json j = parse_json(line, "a rank's report");
-      told = Told{j.value("lost", false), ErrorCode(j.value("code", 0)), j.value("message", "")};
+      reported = ReportedError{j.value("lost", false), ErrorCode(j.value("code", 0)), j.value("message", "")};
     }
   }
   void look() {
@@ -198,10 +198,10 @@ void judge(const Ranks& ranks, bool interrupted, const std::function<std::string
                        advice);
     }
   for (size_t r = 0; r < ranks.size(); ++r)
-    if (const auto& told = ranks[r]->told; told && !told->lost)
-      fail(told->code, r == 0 ? "" : detail::concat("rank ", r, ": "), told->message);
+    if (const auto& reported = ranks[r]->reported; reported && !reported->lost)
+      fail(reported->code, r == 0 ? "" : detail::concat("rank ", r, ": "), reported->message);
   for (const auto& r : ranks)
-    if (r->told) fail_with_advice(r->told->message, advice);
+    if (r->reported) fail_with_advice(r->reported->message, advice);
   if (interrupted && std::any_of(ranks.begin(), ranks.end(), [](const auto& r) { return r->ended_by_us; }))
     fail(ErrorCode::interrupted, "stopped by a signal");
   for (size_t r = 0; r < ranks.size(); ++r)
@@ -244,7 +244,7 @@ void start_ranks(int count, const std::function<std::string()>& advice) {
 bool was_started() { return descriptor_in_environment(kReport) >= 0; }
 int inherited_listener() { return descriptor_in_environment(kListener); }
 int inherited_counter() { return descriptor_in_environment(kCounter); }
-void tell_training() {
+void report_training_begun() {
   if (was_started()) report("training");
 }
 bool asked_to_stop() {

@@ -19,9 +19,9 @@ void start_ranks(int count, const std::function<std::string()>& advice);
 
 // For a process that start_ranks started; in other processes these functions do nothing.
 bool was_started();
-int inherited_listener();  // of rank 0; -1: none
-int inherited_counter();   // a SharedCounter of all ranks; -1: none
-void tell_training();      // from now on a signal lets the run save
+int inherited_listener();      // of rank 0; -1: none
+int inherited_counter();       // a SharedCounter of all ranks; -1: none
+void report_training_begun();  // from now on a signal lets the run save
 bool asked_to_stop();
 // The device of a rank's model: each rank of a host has its own GPU, or all ranks run on the CPU. `place` is null for a
 // process without other ranks.

@@ -77,10 +77,10 @@ Products products_of(const TrainOptions& o) { return o.products == "bf16" ? Prod
 std::vector<Document> documents_of(const std::string& path) {
   std::vector<std::string> left_out;
   std::vector<Document> documents = read_documents(path, &left_out);
-  tell_left_out(left_out);
+  log_left_out(left_out);
   return documents;
 }
-void tell_left_out(const std::vector<std::string>& left_out) {
+void log_left_out(const std::vector<std::string>& left_out) {
   constexpr size_t kNamed = 5;
   if (left_out.empty()) return;
   std::string names;

@@ -32,7 +32,7 @@ Products products_of(const TrainOptions& o);
 
 // The documents of a path. The log names the files that are left out.
 std::vector<Document> documents_of(const std::string& path);
-void tell_left_out(const std::vector<std::string>& left_out);
+void log_left_out(const std::vector<std::string>& left_out);
 // Throws if `out` is below the directory `data`, for results that could not be told from a text later.
 void refuse_among_texts(const std::string& out, const std::string& data);
 // Throws if `data` is standard input, which can be read only once, for commands that read the data several times.

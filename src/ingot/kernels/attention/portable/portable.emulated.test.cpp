@@ -91,7 +91,7 @@ TEST_P(AttentionPortableEmulated, AgreesWithFp64WhateverRoomTheGpuHas) {
   capability = "9.0";
 }
 
-TEST(AttentionPortable, TwoBlocksFitOrTheSmallerFormIsTaken) {
+TEST(AttentionPortable, TwoBlocksFitOrTheSmallerVariantIsTaken) {
   using cuda::attention_portable::forward_kernel, cuda::attention_portable::key_gradient_kernel,
       cuda::attention_portable::query_gradient_kernel, cuda::attention_portable::two_fit;
   for (const char* one : {"8.0", "8.6", "8.9", "9.0", "10.0", "12.0"}) {

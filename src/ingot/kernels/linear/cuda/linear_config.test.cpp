@@ -30,7 +30,7 @@ TEST(LinearConfig, LongProductsFarBeyondL2WantFastMemory) {
   EXPECT_TRUE(core_is_faster({16384, 512, 8192}, false, 0, 132, kH100));  // and so does B
   EXPECT_FALSE(core_is_faster({4096, 4096, 128256}, false, 0, 132, kH200));
 }
-TEST(LinearConfig, OnlyOneFormAddsWhatItReads) {
+TEST(LinearConfig, OnlyOneVariantAddsToItsOutput) {
   EXPECT_EQ(pick_core_form({8192, 22016, 4096}, true, 132), 2);
   EXPECT_EQ(pick_core_form({4096, 4096, 4096}, false, 132), 0);
   EXPECT_EQ(pick_core_form({8192, 8192, 8192}, false, 132), 1);

@@ -67,7 +67,7 @@ template <class T, int kPanels> struct Filling : BlockView<T, kPanels> {
       ptx::tensor_load(s.dz[at.stage][p], &maps.dy, p * kPanel, row, &s.dz_full[at.stage], kHint);
   }
   // When the copies of the last units have arrived, the block above may end. Called by a single thread.
-  __device__ void tell_all_taken() {
+  __device__ void signal_all_taken() {
     constexpr int kSlots = kDzSlots;
     for (int i = plan().units - 1; i >= 0 && i >= plan().units - kSlots; --i)
       wait_or_trap(&s.dz_full[i % kSlots], uint32_t(i / kSlots) & 1);
@@ -98,7 +98,7 @@ template <class T, int kPanels> struct Filling : BlockView<T, kPanels> {
         ptx::mbarrier_arrive_remote_relaxed(ptx::cluster_address(&s.room[at.stage], plan().rank - 1));
       }
     }
-    if (!plan().top) tell_all_taken();
+    if (!plan().top) signal_all_taken();
   }
   // Issues the copies that need no started neighbours. Called by a single thread.
   __device__ void start_filling() {

@@ -101,9 +101,9 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (lane != 0 || (stop != nullptr && ptx::load_relaxed(stop) != gpu::kRunning)) return;
   State& state = *in_slot(s.state, s, slot_of(s, j));
-  const sampling::Drawn drawn = sampling::drawn_of(key);
-  state.tokens[0] = drawn.token;
-  state.flaw |= drawn.flaw;
+  const sampling::SampledId sampled = sampling::sampled_id(key);
+  state.tokens[0] = sampled.token;
+  state.flaw |= sampled.flaw;
   state.position += int32_t(__ldcg(&s.input->appended[j]));
 }
 

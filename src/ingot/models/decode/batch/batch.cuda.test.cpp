@@ -57,7 +57,7 @@ void check_batch(const GptOssConfig& config, WeightFormat dense, WeightFormat ex
   for (const std::vector<int>& step : steps) {
     std::vector<int32_t> ids;
     for (size_t j = 0; j < step.size(); ++j) ids.push_back(id());
-    gpu.extend_streams(step, ids);
+    gpu.extend_sequences(step, ids);
     gpu.synchronize();
     for (size_t j = 0; j < step.size(); ++j) {
       const auto chosen = choices_of_row(gpu, uint32_t(step.size()), uint32_t(j));
@@ -108,9 +108,9 @@ TEST_F(GptOssBatchCuda, ARowHasTheSameBitsForEveryNumberOfRowsAndInAnyCompany) {
         std::vector<int> slots;
         for (int j = 0; j < n; ++j) slots.push_back((first + 37 * j) % kSlots);
         std::vector<int32_t> ids;
-        for (const int slot : slots) ids.push_back(id_of(slot)), gpu.pretend(1 + 5 * slot, slot);
+        for (const int slot : slots) ids.push_back(id_of(slot)), gpu.fill_cache_with_random(1 + 5 * slot, slot);
         for (int step = 0; step < 2; ++step) {
-          step == 0 ? gpu.extend_streams(slots, ids) : gpu.continue_streams(slots, 1);
+          step == 0 ? gpu.extend_sequences(slots, ids) : gpu.continue_sequences(slots, 1);
           for (const int slot : slots) {
             std::vector<float> row(static_cast<size_t>(c.vocab));
             gpu.logits(1, row.data(), slot);
@@ -138,12 +138,12 @@ TEST_F(GptOssBatchCuda, ManySequencesDifferFromFewByRoundings) {
   std::vector<testing::DecodeReference::Choices> chosen[2];
   for (const int matrix : {0, 1}) {
     gpu.limit_small_batch(matrix == 1 ? 0 : kSlots);
-    for (const int slot : slots) gpu.pretend(1 + 63 * slot, slot);
-    gpu.extend_streams(slots, ids);
+    for (const int slot : slots) gpu.fill_cache_with_random(1 + 63 * slot, slot);
+    gpu.extend_sequences(slots, ids);
     for (const int slot : slots) {
       gpu.logits(1, rows[matrix].emplace_back(size_t(c.vocab)).data(), slot);
       auto experts = matrix == 1 ? choices_of_row(gpu, kSlots, uint32_t(slot))
-                                 : choices_of(gpu, gpu.stream_buffers(), size_t(slot));
+                                 : choices_of(gpu, gpu.sequences_buffers(), size_t(slot));
       for (auto& layer : experts) std::sort(layer.begin(), layer.end());
       chosen[matrix].push_back(experts);
     }

@@ -20,7 +20,7 @@ struct Batch {
   Emulated first;
   int slots;
   int64_t distance;
-  std::vector<char> memory, prompt_memory, streams_memory;
+  std::vector<char> memory, prompt_memory, sequences_memory;
   std::vector<decode::Model> model;
   std::vector<decode::Buffers> buffers;
   decode::PromptBuffers prompt;
@@ -49,8 +49,8 @@ struct Batch {
     prompt_memory.assign(size_t(lay_out(c, kRows, false, nullptr, counted)) + 256, char(0xff));  // NaN
     lay_out(c, kRows, false, Emulated::aligned(prompt_memory), prompt);
     std::fill_n(prompt.arrived, decode::kMostRouted / 16, 0u);
-    streams_memory.assign(size_t(lay_out(c, kRows, nullptr, input, sequences)) + 256, 0);
-    lay_out(c, kRows, Emulated::aligned(streams_memory), input, sequences);
+    sequences_memory.assign(size_t(lay_out(c, kRows, nullptr, input, sequences)) + 256, 0);
+    lay_out(c, kRows, Emulated::aligned(sequences_memory), input, sequences);
     sequences.slot_bytes = distance;
     sequences.state = buffers[0].state, sequences.logits = buffers[0].logits;
   }
@@ -229,7 +229,7 @@ TEST(FamiliesBatchEmulated, EverySequenceOfAStepIsTheModel) {
 
 // Rows without a sequence belong to no expert and touch no slot. A row's numbers are the same alone and beside other
 // rows, and where the number of rows is rounded up differently.
-TEST(GptOssBatchEmulated, ARowHasTheSameBitsInAnyCompany) {
+TEST(GptOssBatchEmulated, ARowHasTheSameBitsBesideAnyOtherRows) {
   const DecodeModel m(small(), WeightFormat::bf16, WeightFormat::mxfp4, 7);
   constexpr int kSlots = 20;
   std::vector<std::vector<double>> alone;

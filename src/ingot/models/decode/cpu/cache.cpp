@@ -56,7 +56,8 @@ void KeyValueCache::rewind(int64_t length) {
   if (length == 0) valid_from_ = 0;
 }
 
-// Rows of positions begin to end of a ring, as one or two contiguous stretches, to or from contiguous rows.
+// Copies the rows of positions begin to end of a circular cache, which are one or two contiguous ranges, to or from
+// contiguous rows.
 void KeyValueCache::copy_windows(const Snapshot& s, bool out) const {
   for (size_t l = 0, k = 0; l < keys_.size(); ++l) {
     if (!ring_[l]) continue;
@@ -107,7 +108,7 @@ void KeyValueCache::copy_from(const KeyValueCache& from, int64_t length) {
   const int64_t begin = window_ > 0 ? std::max<int64_t>(0, length - (window_ - 1)) : 0;
   for (size_t l = 0; l < keys_.size(); ++l) {
     const int64_t rows = keys_[l].size(0);
-    for (int64_t p = ring_[l] ? begin : 0; p < length;) {  // a ring has one or two stretches of rows
+    for (int64_t p = ring_[l] ? begin : 0; p < length;) {  // a circular cache has one or two contiguous ranges of rows
       const int64_t n = std::min(length - p, rows - p % rows);
       const auto part = [&](const Tensor& t) { return t.slice(0, p % rows, p % rows + n); };
       copy({.from = part(from.keys_[l]), .to = part(keys_[l])}, {});

@@ -124,11 +124,11 @@ struct CpuModel::Impl {
     for (int64_t i = 0; i < b.T * c.hidden; ++i) x[i] *= float(c.embedding_scale);
   }
 
-  // y = norm(x), in place where no y is named.
+  // y = norm(x), in place if y is empty.
   void normalise(const Tensor& x, const Tensor& weight, const Tensor& y) {
     rmsnorm({.x = x, .w = weight, .y = y, .eps = c.norm.eps, .unit_offset = c.norm.unit_offset}, {});
   }
-  // normed = norm(x), after x += branch where there is a branch.
+  // normed = norm(x), after x += branch if add_branch is set.
   void norm(const Batch& b, const Tensor& weight, bool add_branch) {
     if (!add_branch) return normalise(b.x, weight, b.normed);
     rmsnorm({.x = b.branch,

@@ -8,7 +8,7 @@ namespace ingot {
 namespace {
 
 constexpr int64_t kLogitNumbers = 16 << 20;  // numbers of a block of logit rows: 64 MB
-constexpr size_t kSnapshots = 8;             // places to go back to; each holds the sliding layers' windows
+constexpr size_t kSnapshots = 8;             // checkpoints of a slot; each holds the windows of the sliding layers
 
 // A slot: the cache, and the snapshots of its checkpoints.
 struct CpuSlot {

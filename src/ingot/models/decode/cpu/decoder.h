@@ -9,7 +9,7 @@ namespace ingot {
 // The weights must outlive the decoder.
 std::unique_ptr<Decoder> make_decoder(const DecoderSpec& spec, const DecoderWeights& weights,
                                       const DecoderOptions& options);
-// Memory beside the weights.
+// The bytes of memory that the decoder needs besides the weights.
 int64_t decoder_bytes(const DecoderSpec& spec, int64_t layers, const DecoderOptions& options);
 
 }  // namespace ingot

@@ -66,22 +66,22 @@ constexpr uint32_t kKeyChunksAhead = 6;
 // Copies the keys and values of earlier tokens for the block's units of attention.
 template <TokenVariant V>
 __device__ __forceinline__ void copy_keys(const TokenContext<V>& block, megakernel::WeightWriter& ring,
-                                          const decode_attention::Params& p, const piece_attention::Keys& keys) {
+                                          const decode_attention::Params& p, const split_kv_attention::Keys& keys) {
   using Attention = typename TokenContext<V>::Attention;
-  constexpr uint32_t kRow = kDim * 2, kKeys = piece_attention::kPieceKeys;
+  constexpr uint32_t kRow = kDim * 2, kKeys = split_kv_attention::kChunkKeys;
   static_assert(2 * kKeys * kRow <= megakernel::kSlotBytes, "a slot has room for a chunk's keys and values");
-  static_assert(piece_attention::kPieceWarps == megakernel::kTeamWarps, "a team reads a chunk");
+  static_assert(split_kv_attention::kChunkWarps == megakernel::kTeamWarps, "a team reads a chunk");
   const megakernel::WeightRing& r = block.m.token.stream;
   const uint32_t units = Attention::units(p, keys), most = r.slots - megakernel::kTeams,
-                 ahead = keys.each > piece_attention::kRound ? min(kKeyChunksAhead, most) : r.ahead;
+                 ahead = keys.each > split_kv_attention::kRound ? min(kKeyChunksAhead, most) : r.ahead;
 #pragma unroll 1
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const piece_attention::Unit u = Attention::unit_of(p, keys, unit);
-    const uint32_t chunks = Attention::pieces_of(u);
+    const split_kv_attention::Unit u = Attention::unit_of(p, keys, unit);
+    const uint32_t chunks = Attention::chunks_of(u);
 #pragma unroll 1
     for (uint32_t first = 0; first < chunks; first += 32) {
       const uint32_t chunk = min(first + threadIdx.x % 32, chunks - 1), count = min(chunks - first, 32u);
-      const piece_attention::KeyRows r = Attention::rows_of(p, u, chunk);
+      const split_kv_attention::KeyRows r = Attention::rows_of(p, u, chunk);
 #pragma unroll 1
       for (uint32_t lane = 0; lane < count; ++lane)
         ring.put(lane, 2 * (r.rows + r.others) * kRow, {chunk}, ahead, [&](char* slot, uint64_t* full) {

@@ -1,7 +1,7 @@
 #pragma once
-// Attention as a stage of the token kernel (piece_attention.cuh). No grid barrier stands before it: a block waits for
-// the words of its own heads, and signals its completion before its result is visible, because each result word carries
-// an epoch.
+// Attention as a stage of the token kernel (split_kv_attention.cuh). No grid barrier stands before it: a block waits
+// for the words of its own heads, and signals its completion before its result is visible, because each result word
+// carries an epoch.
 #include "ingot/models/decode/megakernel/token_context.cuh"
 
 namespace ingot::decode {
@@ -28,7 +28,7 @@ __device__ __forceinline__ void attend(const TokenContext<V>& block, uint32_t la
   const Token& token = block.m.token;
   const typename TokenContext<V>::Attention attention(
       block.layer(layer).attention, block.m.keys[layer % 2], token.attention, block.m.epoch + layer,
-      *reinterpret_cast<piece_attention::Memory<kDim>*>(block.vectors()));
+      *reinterpret_cast<split_kv_attention::Memory<kDim>*>(block.vectors()));
   const uint64_t* const sums = block.qkv_sums(layer);
   // Returns numbers i and j of the token's queries, keys and values.
   const auto projected = [&](uint32_t i, uint32_t j, float& a, float& b) {

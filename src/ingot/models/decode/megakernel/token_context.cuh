@@ -13,7 +13,7 @@
 #include "ingot/megakernel/sums.cuh"
 #include "ingot/megakernel/weight_stream.cuh"
 #include "ingot/models/decode/megakernel/megakernel.h"
-#include "ingot/models/decode/megakernel/piece_attention.cuh"
+#include "ingot/models/decode/megakernel/split_kv_attention.cuh"
 #include "ingot/models/decode/megakernel/stage_table.h"
 #include "ingot/models/decode/megakernel/work_range.h"
 #include "ingot/models/decode/phased/stages.cuh"
@@ -62,7 +62,7 @@ struct ComputeThreads {
 struct TokenMemory {
   Token token;
   LayerStages layers[2];  // this layer and the next
-  piece_attention::Keys keys[2];
+  split_kv_attention::Keys keys[2];
   megakernel::GridBarrierMemory grid_barriers;
   megakernel::WeightStreamMemory stream;
   WorkRange work[kStageCount];  // the range of attention is unused, because attention has no weights
@@ -95,7 +95,7 @@ inline void place_memory(Token& t, const LayerStages& l, int64_t most_bytes) {
   t.choice = up(sizeof(TokenMemory) + (t.ranks != nullptr ? sizeof(RankMemory) : 0), 16);
   t.x = up(t.choice + ChoiceMemory::bytes(1, t.experts, t.k), 16);
   t.stage = up(t.x + int64_t(weight_tiles::padded(l.qkv.w.cols)) * 4, 128);
-  t.ring = up(t.stage + std::max({int64_t(sizeof(piece_attention::Memory<kDim>)),
+  t.ring = up(t.stage + std::max({int64_t(sizeof(split_kv_attention::Memory<kDim>)),
                                   int64_t(weight_tiles::vector_stride(l.qkv.w.cols)) + kBestBytes,
                                   int64_t(weight_tiles::vector_stride(l.output.w.cols)),
                                   t.k * weight_tiles::vector_bytes(l.down.w.cols)}),
@@ -152,7 +152,7 @@ __device__ __forceinline__ float sum_of_warps(const float (&sums)[kTokenWarps][1
 
 template <TokenVariant V> struct TokenContext {
   static constexpr WeightFormat kDense = V.dense, kExperts = V.experts;
-  using Attention = piece_attention::Attention<kDim, kTokenThreads, ComputeThreads>;
+  using Attention = split_kv_attention::Attention<kDim, kTokenThreads, ComputeThreads>;
   using GridBarriers = megakernel::GridBarriers<ComputeThreads, V.traced>;
 
   char* const memory;

@@ -45,18 +45,18 @@ namespace {
 using decode::DeviceModel;
 using decode::RankedModel;
 
-// Two of the megakernel's tokens take no longer than a step of both.
+// Two tokens by the megakernel take no longer than a step of two sequences.
 constexpr size_t kFewestTogether = 3;
 
 class GpuDecoder final : public DeviceDecoder {
  public:
-  // `seed`: random weights of these shapes; null: the weights as they are.
+  // With `seed` the weights are random; null: the given weights.
   GpuDecoder(const DecoderSpec& c, const DecoderWeights& weights, const DecoderOptions& o, const uint64_t* seed)
       : DeviceDecoder(o.slots),
         model_(seed != nullptr ? RankedModel(c, weights, DeviceModel::fit_to_memory(c, weights, o), *seed)
                                : RankedModel(c, weights, DeviceModel::fit_to_memory(c, weights, o))),
         batch_(std::max(o.batch, model_.prompt_batch())),
-        columns_(o.batched_sequences ? model_.most_streams() : 1) {}
+        columns_(o.batched_sequences ? model_.max_sequences() : 1) {}
 
   int64_t vocab() const override { return model_.config().vocab; }
   int64_t context() const override { return model_.context(); }
@@ -101,7 +101,7 @@ class GpuDecoder final : public DeviceDecoder {
     std::vector<int> slots;
     std::vector<int32_t> ids;
     for (const PendingToken& p : pending) slots.push_back(p.next.slot), ids.push_back(p.id);
-    model_.extend_streams(slots, ids, uint32_t(vocab_of(*pending[0].next.options)));
+    model_.extend_sequences(slots, ids, uint32_t(vocab_of(*pending[0].next.options)));
     return true;
   }
   bool extends_together() const override { return columns_ > 1 && model_.takes_parts(); }
@@ -122,7 +122,7 @@ class GpuDecoder final : public DeviceDecoder {
     take(cached_length(slot) - 1, Tensor(logits_.data(), {1, vocab()}));
   }
 
-  // The second time's: the first launch loads the code. The token is forgotten.
+  // The second token is traced, because the first launch loads the code. Both tokens are removed afterwards.
   std::string trace_token(int slot) override {
     const uint32_t blocks = uint32_t(gpu::device_info().sms);
     const int64_t length = cached_length(slot);
@@ -162,7 +162,7 @@ std::string gpus_unsupported_reason(const DecoderSpec& c, const DecoderOptions& 
   return {};
 }
 namespace {
-// As many slots of as many tokens as the GPUs have room for. Graphs and the code of kernels take memory later.
+// As many slots and tokens as fit into the memory of the GPUs. Graphs and the code of kernels take memory later.
 DecoderOptions with_slots(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o) {
   constexpr int64_t kSpare = int64_t(3) << 29;
   std::vector<int64_t> free;

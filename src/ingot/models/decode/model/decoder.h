@@ -1,5 +1,5 @@
 #pragma once
-// A decoder-only transformer on GPUs as generation sees it.
+// The Decoder of a decoder-only transformer on GPUs.
 #include <string>
 
 #include "ingot/models/decoder.h"
@@ -9,23 +9,26 @@
 
 namespace ingot {
 
-// What keeps a model from running on the GPUs that the options name, in a line; empty where nothing does: too few GPUs,
-// others than Hopper, no peer access between two of them, sizes the kernels do not take or that cannot be shared.
+// Returns in one line why the model cannot run on the GPUs that the options name: too few GPUs, GPUs without the
+// required features, no peer access between two GPUs, or sizes that the kernels do not support or that cannot be
+// shared. Empty if the model can run.
 std::string gpus_unsupported_reason(const DecoderSpec& spec, const DecoderOptions& options);
-// The same, and too little memory free on one of them (with both figures).
+// The same, and also if one of the GPUs has too little free memory (with both figures).
 std::string gpu_unsupported_reason(const DecoderSpec& spec, const DecoderWeights& weights,
                                    const DecoderOptions& options);
-// What of them a GPU will not hold as it is stored, in a line: matrices in f32; empty where there are none.
+// Returns in one line which weights a GPU holds in another format than the file, namely matrices in f32; empty if there
+// are none.
 std::string gpu_rounding(const DecoderWeights& weights);
-// The kernels that this GPU does not run and what is used in their place, in a line; empty on a Hopper.
+// Returns in one line which kernels this GPU does not run and which kernels replace them; empty on a Hopper GPU.
 std::string gpu_missing_paths();
-// The weights are copied and may be gone afterwards. Slots take turns; with options.batched_sequences, three or more
-// that are asked for a token together get it by one pass over the weights, up to columns() of them: the numbers of a
-// launch a phase, which differ by roundings from those of the kernel that a slot alone gets. Cut back further than the
-// sliding layers' rings reach, a slot forgets everything. Error{unsupported} with gpu_unsupported_reason().
+// The weights are copied; the caller may free them afterwards. Slots are computed in turn. With
+// options.batched_sequences, three or more slots that need a token at the same time get their tokens in one pass over
+// the weights, up to columns() slots; the logits are those of the phased path, which differ by roundings from the
+// logits of the megakernel for a single slot. A slot that is rewound further than the circular caches of the sliding
+// layers reach becomes empty. Throws Error{unsupported} with gpu_unsupported_reason().
 std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& spec, const DecoderWeights& weights,
                                           const DecoderOptions& options);
-// The same with random weights of these shapes, made on the GPUs from the seed.
+// The same with random weights of these shapes, made on the GPUs from `seed`.
 std::unique_ptr<Decoder> make_synthetic_gpu_decoder(const DecoderSpec& spec, const DecoderWeights& shapes,
                                                     const DecoderOptions& options, uint64_t seed);
 

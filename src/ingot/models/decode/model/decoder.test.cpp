@@ -15,7 +15,7 @@ TEST(GptOssGpuRounding, MatricesInF32AreCountedAndOthersAreNot) {
   EXPECT_EQ(gpu_rounding(w), "");
   w.layers[0].router.format = w.layers[3].down.format = WeightFormat::f32;
   EXPECT_EQ(gpu_rounding(w), "2 of 122 matrices are rounded from f32 to bf16");
-  // Tied: one matrix.
+  // Tied: the head is the embedding.
   bf16 memory;
   w.embed.data.data = w.head.data.data = &memory;
   w.embed.format = w.head.format = WeightFormat::f32;

@@ -15,11 +15,12 @@ namespace ingot::decode {
 #ifdef INGOT_HAS_CUDA_DECODE
 namespace {
 
-constexpr int64_t kStepsBack = 4096;  // tokens that a sliding layer's ring keeps beside its window, to go back by
+// tokens that the circular cache of a sliding layer keeps besides its window, for rewinding
+constexpr int64_t kStepsBack = 4096;
 
-// Room for a head in 8 bits, where one is wanted and serves.
+// Places the int8 copy of the head, if it is wanted and useful.
 void build_prefilter(DeviceBuilder& b, bool wanted, Model& m) {
-  if (!wanted || !gpu::current_limits().hopper) return;  // the prefilter is a part of the megakernel
+  if (!wanted || !gpu::current_limits().hopper) return;  // only the megakernel uses the prefilter
   if (!unsupported_reason(m.config, DecodePath::prefilter).empty() || !supports_prefilter(m)) return;
   uint8_t* codes;
   PrefilterRow* rows;
@@ -28,7 +29,7 @@ void build_prefilter(DeviceBuilder& b, bool wanted, Model& m) {
   m.prefilter = {prefilter_matrix(m.head, codes), rows};
 }
 
-// A slot's cache and activations: zeros at first. Returns where the activations lie.
+// Places a slot's cache and activations, which are zeros at first. Returns the address of the activations.
 char* build_slot(DeviceBuilder& b, Model& m, int64_t context, int64_t ring, int ranks, LayerStages*& stages,
                  Ranks*& of_ranks) {
   const DecoderSpec& c = m.config;
@@ -48,7 +49,7 @@ char* build_slot(DeviceBuilder& b, Model& m, int64_t context, int64_t ring, int 
   b.take(memory, lay_out(c, uint32_t(context), nullptr, counted));
   return memory;
 }
-// What other ranks write to.
+// Places the memory into which other ranks write.
 void build_inbox(DeviceBuilder& b, const DecoderSpec& c, int ranks, uint64_t*& inbox, uint32_t*& epoch) {
   if (ranks == 1) return;
   b.take(inbox, inbox_bytes(c, uint32_t(ranks)) / 8);
@@ -83,14 +84,14 @@ struct Rotations {
   }
 };
 
-void build_streams(DeviceBuilder& b, const DecoderSpec& c, int64_t context, int64_t most, BatchedSequences& streams,
-                   BatchInput*& input, Buffers& buffers) {
+void build_batched_sequences(DeviceBuilder& b, const DecoderSpec& c, int64_t context, int64_t most,
+                             BatchedSequences& sequences, BatchInput*& input, Buffers& buffers) {
   if (most == 1) return;
   char* memory;
   b.take(memory, lay_out(c, uint32_t(context), nullptr, buffers));
   lay_out(c, uint32_t(context), memory, buffers);
-  b.take(memory, lay_out(c, most, nullptr, input, streams));
-  lay_out(c, most, memory, input, streams);
+  b.take(memory, lay_out(c, most, nullptr, input, sequences));
+  lay_out(c, most, memory, input, sequences);
 }
 
 void build_rows(DeviceBuilder& b, const DecoderSpec& c, int64_t context, int ranks, RowWords& words) {
@@ -104,22 +105,23 @@ int64_t ring_of(const DecoderSpec& c, int64_t context) {
   return std::min(context, c.window_reach() + kMostTokens + kStepsBack);
 }
 static_assert(kPromptTokens <= kStepsBack, "a prompt's keys fit into a ring");
-// Tokens that extend() takes at most.
+// Whether prompts are computed by the matrix kernels.
 bool takes_prompts(const DecoderSpec& c, const DecoderOptions& o) {
   return o.prompt_kernels && gpu::current_limits().hopper && unsupported_reason(c, DecodePath::prompt).empty() &&
          prompts_take(c);
 }
+// The most tokens of extend().
 int64_t prompt_tokens_of(const DecoderSpec& c, int64_t context, const DecoderOptions& o) {
   return takes_prompts(c, o) ? std::max<int64_t>(max_step_tokens(c), std::min(context, most_prompt_tokens(c)))
                              : max_step_tokens(c);
 }
-// Sequences of a step at most.
+// The most sequences of a step.
 int64_t most_sequences(const DecoderSpec& c, const DecoderOptions& o) {
   if (o.gpus > 1) return 1;
   const int64_t most = takes_prompts(c, o) ? kMostSequences : std::min<int64_t>(kMostSmallBatch, max_step_tokens(c));
   return std::min(o.slots, most);
 }
-// Rows that the buffers of the matrix kernels have room for; 0: they are not used.
+// The number of rows of the matrix kernels' buffers; 0: the matrix kernels are not used.
 int64_t matrix_rows_of(const DecoderSpec& c, int64_t context, const DecoderOptions& o) {
   if (!takes_prompts(c, o)) return 0;
   const int64_t prompt = prompt_tokens_of(c, context, o), most = most_sequences(c, o);
@@ -152,17 +154,17 @@ int64_t DeviceModel::bytes(const DecoderSpec& c, const DecoderWeights& w, const 
   build_prompt(counter, c, matrix_rows_of(c, context, o), gpus, prompt);
   SamplingBuffers sampling;
   build_sampling(counter, c.vocab, o.slots, sampling);
-  BatchedSequences streams;
+  BatchedSequences sequences;
   BatchInput* input;
   Buffers buffers;
-  build_streams(counter, c, context, most_sequences(c, o), streams, input, buffers);
+  build_batched_sequences(counter, c, context, most_sequences(c, o), sequences, input, buffers);
   RowWords words;
   build_rows(counter, c, context, gpus, words);
   return counter.bytes;
 }
 
 DecoderOptions DeviceModel::fit_to_memory(const DecoderSpec& c, const DecoderWeights& w, DecoderOptions o) {
-  // Graphs and the code of kernels take memory later, which an int8 prefilter must not have taken.
+  // Graphs and the code of kernels take memory later, so an int8 prefilter must leave some memory free.
   constexpr int64_t kSpare = int64_t(1) << 29;
   for (int r = 0; r < int(o.gpus) && o.int8_prefilter; ++r) {
     const int64_t free = gpu::device_memory(r).available();
@@ -180,7 +182,7 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
     : context_(context_of(o, c.context)),
       ring_(ring_of(c, context_)),
       prompt_tokens_(prompt_tokens_of(c, context_, o)),
-      most_streams_(most_sequences(c, o)),
+      max_sequences_(most_sequences(c, o)),
       slice_(slices_of(c, int(o.gpus), o.split)[size_t(rank)]),
       device_(rank) {
   check(c, "decode");
@@ -219,16 +221,16 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
   }
   build_prompt(builder, c, matrix_rows_of(c, context_, o), gpus, prompt_);
   build_sampling(builder, c.vocab, o.slots, sampling_);
-  build_streams(builder, c, context_, most_streams_, streams_, streams_input_, streams_buffers_);
+  build_batched_sequences(builder, c, context_, max_sequences_, sequences_, sequences_input_, sequences_buffers_);
   build_rows(builder, c, context_, gpus, row_words_);
   for (int s = 1; s < int(o.slots); ++s)
     INGOT_CHECK(reinterpret_cast<const char*>(buffers(s).state) - reinterpret_cast<const char*>(buffers(s - 1).state) ==
                     bytes_between_slots(),
                 "decode: slots lie at uneven distances");
-  if (most_streams() > 1) {
-    streams_.slot_bytes = bytes_between_slots();
-    streams_.state = buffers().state, streams_.logits = buffers().logits;
-    streams_buffers_.stop = buffers().stop, streams_buffers_.watch = buffers().watch;
+  if (max_sequences() > 1) {
+    sequences_.slot_bytes = bytes_between_slots();
+    sequences_.state = buffers().state, sequences_.logits = buffers().logits;
+    sequences_buffers_.stop = buffers().stop, sequences_buffers_.watch = buffers().watch;
   }
   limit_small_batch(kSmallBatchSequences);
   use_megakernel(o.megakernel);
@@ -251,7 +253,8 @@ void DeviceModel::connect(std::span<const std::unique_ptr<DeviceModel>> all) {
       if (other.slice_.ids.size() > 0) r.ids |= 1u << q;
     }
     r.first_id = uint32_t(slice_.ids.begin);
-    // A wait for another GPU gives up before those for the blocks that do: its record says which GPU it was.
+    // A wait for another GPU gives up earlier than the waits for blocks of this GPU that depend on it, so the report
+    // names the other GPU.
     r.watch = waits_->watch();
     r.watch.limit_ns = r.watch.limit_ns / 4 * 3;
     slot.buffers.logits = all[0]->slots_[s].buffers.logits + r.first_id;

@@ -1,5 +1,5 @@
 #pragma once
-// GPT-OSS with its weights, caches and activations in a GPU's memory.
+// A decoder-only transformer with its weights, caches and activations in the memory of a GPU.
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -25,27 +25,29 @@ namespace ingot::decode {
 
 class DeviceModel {
  public:
-  // What a model will take of the GPU's memory.
+  // The bytes of GPU memory that a model needs.
   static int64_t bytes(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options,
                        int rank = 0);
-  // The same options, without the int8 prefilter where the memory of one of the GPUs has no room for its part: all
-  // ranks of a step must leave the same.
+  // Returns the options, without the int8 prefilter if one of the GPUs has too little memory for its part. All ranks
+  // decide alike, because they must compute the same stages.
   static DecoderOptions fit_to_memory(const DecoderSpec& config, const DecoderWeights& weights, DecoderOptions options);
-  // Copies the weights, which may be gone afterwards. f32 matrices become bf16. Too little memory is said before any
-  // is taken.
+  // Copies the weights; the caller may free them afterwards. f32 matrices become bf16. Too little memory is an error
+  // before any memory is taken.
   DeviceModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options);
-  // Random weights of these shapes at realistic scale, made on the GPU.
+  // The same with random weights of these shapes at realistic scale, made on the GPU.
   DeviceModel(const DecoderSpec& config, const DecoderWeights& shapes, const DecoderOptions& options, uint64_t seed);
   // Rank `rank` of options.gpus, on the GPU of that number, with its slice of the model (ranked_model.h makes all
-  // ranks). With a seed the weights are random.
+  // ranks). If `seed` is not null, the weights are random.
   DeviceModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options, int rank,
               const uint64_t* seed);
 
   const DecoderSpec& config() const { return slots_[0].model.config; }
   int64_t context() const { return context_; }
   int64_t batch() const { return max_step_tokens(config()); }
-  int64_t prompt_batch() const { return prompt_tokens_; }  // what extend() takes where no logits but the last are asked
-  int64_t rows_batch() const { return std::max(batch(), std::min(prompt_batch(), kPromptRows)); }  // where all are
+  // the most tokens of extend() if at most one row of logits is wanted
+  int64_t prompt_batch() const { return prompt_tokens_; }
+  // if all rows are wanted
+  int64_t rows_batch() const { return std::max(batch(), std::min(prompt_batch(), kPromptRows)); }
   int64_t length(int slot = 0) const { return slots_[size_t(slot)].length; }
   int64_t weight_bytes() const { return weight_bytes_; }
   Stream stream() const { return *stream_; }
@@ -53,104 +55,113 @@ class DeviceModel {
   const Buffers& buffers(int slot = 0) const { return slots_[size_t(slot)].buffers; }
   const PromptBuffers& prompt_buffers() const { return prompt_; }
   const LayerStages* stages(int slot = 0) const { return slots_[size_t(slot)].stages; }
-  // Of several ranks each must be told of all, in order, before its first step.
+  // With several ranks: tells this rank the memory of all ranks, in order. Call once, before the first step.
   void connect(std::span<const std::unique_ptr<DeviceModel>> all);
-  // Ready for the next step after one whose waits gave up, here or on another rank, as if it had not been: the token
-  // that hung is not among the slots'. Waits. The first slot that had one; 0 where none had.
+  // Makes all slots ready for the next step after a step whose waits gave up, on this rank or on another. The tokens of
+  // that step are removed from the slots. Waits for the GPU. Returns the first slot that had such a token, or 0.
   int reset();
-  std::string place_in(int slot) const;  // where it is, for errors
-  // Waits for what was started. Who waited for what, where a wait of this GPU was the first to give up; else empty.
+  std::string place_in(int slot) const;  // the position of a slot, for errors
+  // Waits for the started work. Returns which block waited for which, if a wait of this GPU was the first to give up;
+  // else an empty string.
   std::string wait();
-  // The same, with Error(interrupted), and all slots as before the token that hung.
+  // Waits for the started work. Throws Error(interrupted) if a wait gave up; all slots are then as before the failed
+  // step.
   void synchronize();
-  // Ends what is under way, as another rank cannot do its part.
+  // Ends the waits of the running kernels, because another rank cannot do its part.
   void request_stop() { waits_->request_stop(); }
   int device() const { return device_; }
 
-  // From the next step on. False where it is wanted and does not take the model: nothing changes.
+  // Takes effect from the next step on. Returns false if the megakernel is wanted and does not support the model;
+  // nothing changes then.
   bool use_megakernel(bool wanted);
-  // The same of steps of 2 to 8 rows and the row kernel.
+  // The same for the row kernel, which computes steps of 2 to 8 rows.
   bool use_row_kernel(bool wanted);
   bool has_prefilter() const { return model().prefilter.rows != nullptr; }
 
-  // What prompt_kernels() says of a prompt of so many tokens.
+  // The result of prompt_kernels() for a prompt of `tokens` tokens.
   std::vector<int> kernels_of_prompt(int64_t tokens, uint32_t head_rows) const;
-  // Launches them all, so that their code is loaded, and waits for no other GPU. What they compute is nonsense: every
-  // rank must reset() before it goes on.
-  void rehearse_prompt(int64_t tokens, uint32_t head_rows, int slot = 0);
-  // Makes what extend() of so many tokens launches. It may allocate, and so wait for other GPUs' kernels.
+  // Launches the kernels of such a prompt, so that their code is loaded. The launches wait for no other GPU, and their
+  // results are meaningless: every rank must call reset() before its next step.
+  void warm_up_prompt(int64_t tokens, uint32_t head_rows, int slot = 0);
+  // Records the graphs that extend() launches for `tokens` tokens. This may allocate memory and therefore wait for the
+  // kernels of other GPUs.
   void prepare(int64_t tokens, uint32_t head_rows, int slot = 0, uint32_t vocab = 0, bool id_alone = false);
-  // Appends 1 to batch() tokens, or with head_rows of at most 1 up to prompt_batch(), with all up to rows_batch(), and
-  // starts computing the logits of the last head_rows of them: 0, 1 or all. Ids from `vocab` on are not sampled; 0: all
-  // may be. `id_alone`: nobody will ask for the logits, so an int8 prefilter may be used; the id is the same. The id is
-  // that of the largest logit, of the megakernel that of the largest sum of logit and noise.
+  // Appends tokens and starts the computation of the last head_rows (0, 1 or all) rows of logits. The number of tokens
+  // is at most batch(); with head_rows 0 or 1 at most prompt_batch(), and with all rows at most rows_batch(). Ids from
+  // `vocab` on are not sampled; 0 means that all ids may be sampled. `id_alone` promises that the caller will not read
+  // the logits, so that an int8 prefilter may be used; the sampled id is the same. The sampled id is the id of the
+  // largest logit; the megakernel takes the largest sum of logit and noise.
   void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0, bool id_alone = false,
               const sampling::RowNoise& noise = {});
-  // Appends what the last step sampled, n times. The megakernel counts the step of the noise.
+  // Appends the token that the last step sampled, n times. The megakernel increments the step of the noise.
   void continue_sampling(int64_t n, const sampling::RowNoise& noise, int slot = 0, bool id_alone = false);
   void continue_greedily(int64_t n, int slot = 0, bool id_alone = false) { continue_sampling(n, {}, slot, id_alone); }
-  // One token to each of several slots, by one pass over the weights; every slot then has its logits and what it found
-  // likeliest. The numbers of a sequence are those of the phased path or, in steps of many sequences, of the matrix
-  // kernels, which differ from the megakernel's by roundings.
-  int64_t most_streams() const { return most_streams_; }
-  // For tests and measurements: steps of more sequences than this take the matrix kernels, where the model takes them.
+  // The most slots of extend_sequences(), which appends one token to each of several slots in one pass over the
+  // weights. Afterwards every slot has its logits and its most likely token. The logits are those of the phased path
+  // or, in steps of many sequences, those of the matrix kernels, which differ from the megakernel's by roundings.
+  int64_t max_sequences() const { return max_sequences_; }
+  // For tests and measurements: steps of more sequences than this use the matrix kernels, if these support the model.
   void limit_small_batch(int64_t sequences);
   bool takes_matrix_kernels(int64_t sequences) const { return sequences > most_small_batch_; }
-  void extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
-  // The same n times, of what each found likeliest.
-  void continue_streams(std::span<const int> slots, int64_t n);
-  // Parts of the prompts of several slots, of prompt_batch() tokens in all, by one pass of the matrix kernels; every
-  // slot then has the logits of its part's last token and what it found likeliest.
-  bool takes_parts() const { return most_streams_ > 1 && prompt_tokens_ > batch(); }
+  void extend_sequences(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
+  // Appends to every slot its most likely token, n times.
+  void continue_sequences(std::span<const int> slots, int64_t n);
+  // Whether extend_parts() is possible. It appends parts of the prompts of several slots, prompt_batch() tokens in
+  // total, in one pass of the matrix kernels. Afterwards every slot has the logits of the last token of its part and
+  // the most likely token.
+  bool takes_parts() const { return max_sequences_ > 1 && prompt_tokens_ > batch(); }
   void extend_parts(std::span<const Decoder::Part> parts);
-  const BatchedSequences& streams() const { return streams_; }
-  const Buffers& stream_buffers() const { return streams_buffers_; }
-  // The same once, by the megakernel, keeping its times in `trace`, of trace_of(...): prepared first, as it may wait
-  // for other GPUs' kernels.
+  const BatchedSequences& sequences() const { return sequences_; }
+  const Buffers& sequences_buffers() const { return sequences_buffers_; }
+  // continue_traced() appends one token by the megakernel and records the times of its stages in `trace` (see
+  // trace_of()). prepare_trace() must be called before, because recording the graph may wait for the kernels of other
+  // GPUs.
   void prepare_trace(const megakernel::Trace& trace, int slot = 0);
   void continue_traced(int slot = 0);
-  // Waits. What the last step found; Error(numeric) for logits that are not numbers, Error(interrupted) where the
-  // megakernel's blocks waited for each other too long: then all slots are as before the token that hung.
+  // Waits for the last step of the slot and returns its sampled id. Error(numeric) if the logits are not numbers.
+  // Error(interrupted) if a wait of the megakernel gave up; all slots are then as before the failed step.
   int32_t likeliest(int slot = 0);
-  // Samples for each of several slots from its last step's first row of logits, on the GPU, and makes the logprobs that
-  // the options ask for; waits once. Each token counts as what the slot's step found. An error of one slot's numbers is
-  // in its result; others are thrown. Where samples() of the options.
+  // sample() samples a token for each of several slots on the GPU, from the first row of logits of the slot's last
+  // step, and computes the logprobs that the options ask for. It waits for the GPU once. The sampled token becomes the
+  // result of the slot's step. An error in the logits of one slot is in the result of the slot; other errors are
+  // thrown. samples() says whether the GPU can sample with these options.
   static bool samples(const SampleOptions& options);
   std::vector<SlotSampled> sample(std::span<const SlotSample> of);
   SampledToken sample(const SampleOptions& options, uint32_t step, int slot = 0);  // throws all errors
-  // (rows, V), host memory. More than batch() of them before any slot goes on.
+  // Copies the (rows, V) logits to host memory. With more than batch() rows, call it before the next step of any slot.
   void logits(uint32_t rows, float* to, int slot = 0);
   bool can_rewind(int64_t length, int slot = 0) const;
-  // The first `length` tokens of another slot. False where that slot could not be rewound to them: nothing changes.
+  // Copies the first `length` tokens of another slot. Returns false, with nothing changed, if the other slot could not
+  // be rewound to `length` tokens.
   bool copy_tokens(int from, int to, int64_t length);
   void rewind(int64_t length, int slot = 0);
-  // Whether a step can be traced: the megakernel takes the model, and its experts are in MXFP4.
+  // Whether a step can be traced: the megakernel must support the model, and the experts must be in MXFP4.
   bool takes_trace() const;
-  // For measurements: as if `length` tokens had been told, with random keys and values, of which the first call makes
-  // those of the whole cache.
-  void pretend(int64_t length, int slot = 0);
+  // For measurements: sets the length of a slot to `length` tokens with random keys and values. The first call fills
+  // the whole cache of the slot.
+  void fill_cache_with_random(int64_t length, int slot = 0);
 
  private:
   struct Slot {
-    Model model;  // the weights are the same in all
+    Model model;  // all slots share the weights
     Buffers buffers;
     LayerStages* stages = nullptr;                  // on the device
-    Ranks* ranks = nullptr;                         // buffers.ranks on the device, where there are several
-    int64_t length = 0, valid_from = 0;             // rings hold the tokens from here on
-    bool pretends = false;                          // its cache is random
-    uint32_t vocab = 0;                             // of the last step: the ids of which it found the likeliest
-    bool id_alone = false;                          // it left no logits
-    sampling::RowNoise sampled_with;                // how it sampled its id
-    std::optional<sampling::RowNoise> noise_there;  // what lies in buffers.noise; none: not known
-    // A step that was started before the host knew the token that it appends: it is not counted in `length` before
-    // extend() asks for it.
+    Ranks* ranks = nullptr;                         // a copy of buffers.ranks on the device, with several ranks
+    int64_t length = 0, valid_from = 0;             // the circular caches hold the tokens from valid_from on
+    bool has_random_cache = false;                  // the cache has been filled by fill_cache_with_random()
+    uint32_t vocab = 0;                             // of the last step: only ids below were candidates
+    bool id_alone = false;                          // the last step wrote no logits
+    sampling::RowNoise sampled_with;                // the noise with which the last step sampled its id
+    std::optional<sampling::RowNoise> noise_there;  // the contents of buffers.noise; none: not known
+    // A step that was started before the host knew the token that the step appends. The token is counted in `length`
+    // when extend() is called with this token.
     struct Ahead {
       StepSampling how;
       int32_t token = -1;
     };
     std::optional<Ahead> ahead;
     gpu::Event sampled;                // the state of the last sampled token has been copied to the host
-    std::vector<LogitBias> bias_sent;  // what lies in its rows of SamplingBuffers
+    std::vector<LogitBias> bias_sent;  // the biases in the slot's rows of SamplingBuffers
     std::vector<uint32_t> allowed_sent;
     std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> graphs;
     std::unique_ptr<gpu::Graph> traced;
@@ -165,29 +176,29 @@ class DeviceModel {
   void check_logits(const Slot& slot) const;
   void grow(Slot& slot, int64_t tokens);
   bool ranked() const { return slots_[0].buffers.ranks.several(); }
-  void start_streams(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab);
+  void start_sequences(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab);
   void send_input(const BatchInput& input);
-  gpu::Graph& streams_graph(uint32_t sequences, uint32_t vocab);
+  gpu::Graph& sequences_graph(uint32_t sequences, uint32_t vocab);
   void send_adjustments(const SampleOptions& options, int slot);
   int64_t bytes_between_slots() const;
   Tensor rows_of_slots(void* first, DType type, int64_t numbers) const;
   void start_sampling(std::span<const SlotSample> of);
   bool start_ahead(const SlotSample& sample);
-  void drop_ahead(Slot& slot);  // waits
-  void check_waits();           // after work that is done: as synchronize()
+  void drop_ahead(Slot& slot);  // waits for the GPU
+  void check_waits();           // throws like synchronize(), after finished work
   TokenLogprobs fetch_logprobs(const SlotSample& of) const;
 
-  int64_t context_, ring_, prompt_tokens_, most_streams_, weight_bytes_ = 0;
-  int64_t most_small_batch_ = 0;  // sequences of a step by the small-batch kernels
+  int64_t context_, ring_, prompt_tokens_, max_sequences_, weight_bytes_ = 0;
+  int64_t most_small_batch_ = 0;  // the most sequences of a step by the small-batch kernels
   Slice slice_;
-  uint64_t* inbox_ = nullptr;  // of several ranks
+  uint64_t* inbox_ = nullptr;  // with several ranks
   uint32_t* epoch_ = nullptr;
   PromptBuffers prompt_{};
   SamplingBuffers sampling_{};
-  BatchedSequences streams_;  // of several slots
-  BatchInput* streams_input_ = nullptr;
-  Buffers streams_buffers_{};
-  std::map<std::tuple<uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> streams_graphs_;
+  BatchedSequences sequences_;  // the inputs of a step of several slots
+  BatchInput* sequences_input_ = nullptr;
+  Buffers sequences_buffers_{};
+  std::map<std::tuple<uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> sequences_graphs_;
   RowWords row_words_{};  // of the row kernel, for all slots
   Arena host_states_;     // pinned, (slots) State
   int device_;

@@ -1,4 +1,4 @@
-// A path becomes a decoder on a GPU, or what stands against it is said: in a build whose GPU is the emulator's too.
+// Opening a model by its path on a GPU, or the error that names what is missing. The GPU may be the emulator's.
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 
@@ -68,7 +68,7 @@ TEST_F(GptOssOpenCuda, RandomWeightsAreMadeOnTheGpuAndTheirNamesSayTheirFormat) 
 
 #ifdef INGOT_EMULATED_DEVICE
 struct GptOssOpenOnOthersCuda : GptOssOpenCuda {
-  void TearDown() override { emulation::pretend_limits({}); }
+  void TearDown() override { emulation::set_device_limits({}); }
 };
 TEST_F(GptOssOpenOnOthersCuda, EveryGpuFromComputeCapability80OnGivesTheTokensOfAHoppersPhasedPath) {
   testing::GptOssCheckpoint().write(path);
@@ -83,7 +83,7 @@ TEST_F(GptOssOpenOnOthersCuda, EveryGpuFromComputeCapability80OnGivesTheTokensOf
   const std::vector<int32_t> want =
       answer({.context = 64, .device = DeviceChoice::cuda, .megakernel = false, .prompt_kernels = false});
   for (const char* capability : {"8.0", "8.6", "8.9", "10.0", "12.0"}) {
-    emulation::pretend_limits(gpu::limits_of(capability));
+    emulation::set_device_limits(gpu::limits_of(capability));
     EXPECT_EQ(answer({.context = 64, .device = DeviceChoice::cuda}), want) << capability;
   }
 }
@@ -92,7 +92,7 @@ TEST_F(GptOssOpenOnOthersCuda, AGpuOlderThanTheKernelsIsLeftForTheCpuOrRefusedIn
   gpu::Limits turing = gpu::limits_of("8.6");
   for (const int capability : {70, 75}) {
     turing.capability = capability;
-    emulation::pretend_limits(turing);
+    emulation::set_device_limits(turing);
     const std::string found =
         detail::concat("found emulated GPU of compute capability 7.", capability % 10, ", expected 8.0 or later");
     const OpenedModel m = open_model(path, {.context = 16});
@@ -102,12 +102,12 @@ TEST_F(GptOssOpenOnOthersCuda, AGpuOlderThanTheKernelsIsLeftForTheCpuOrRefusedIn
     const auto refused = [&](const DecoderOptions& o) { return error_of([&] { open_model(path, o); }); };
     EXPECT_EQ(refused({.context = 16, .device = DeviceChoice::cuda}), "unsupported: device cuda: " + found);
   }
-  emulation::pretend_limits({});
+  emulation::set_device_limits({});
   EXPECT_EQ(open_model(path, {.context = 16}).decoder->device().kind, Device::cuda);
 }
 #endif
 
-// Word for word what the CPU says of the same file, and nothing of it stays: the next one opens.
+// The error is, word for word, that of the CPU for the same file. No memory stays in use: the next model can be opened.
 TEST_F(GptOssOpenCuda, ADamagedArchiveIsRefusedAsOnTheCpu) {
   const std::string archive = dir / "m.ingot";
   testing::GptOssCheckpoint().write(path);
@@ -141,7 +141,7 @@ TEST_F(GptOssOpenCuda, ADamagedArchiveIsRefusedAsOnTheCpu) {
   EXPECT_EQ(open_model(archive, {.context = 16}).decoder->device().kind, Device::cuda);
 }
 
-// Both figures, of one GPU; a number in the file that reading would refuse is not come to.
+// The error has both figures of one GPU. An invalid number in the file is not read before the error.
 TEST_F(GptOssOpenCuda, TooLittleMemoryIsSaidBeforeAnythingIsRead) {
   testing::GptOssCheckpoint().write(path, {.damage = [](auto& tensors, std::string&) {
                                       *tensors.at("lm_head.weight").tensor.template ptr<bf16>() = bf16(NAN);
@@ -162,7 +162,8 @@ TEST_F(GptOssOpenCuda, TooLittleMemoryIsSaidBeforeAnythingIsRead) {
                   &there, name, &needed),
       3)
       << found;
-  EXPECT_TRUE(free / 2 < there && there < 2 * free) << found;  // others take and give back memory meanwhile
+  // other processes allocate and free memory in the meantime
+  EXPECT_TRUE(free / 2 < there && there < 2 * free) << found;
   EXPECT_GT(needed, 1'000'000 * int64_t(100'000) * 4);  // two layers' keys and values, of more than one byte each
   EXPECT_GT(needed, there);
 }

@@ -38,7 +38,7 @@ RankedModel::RankedModel(const DecoderSpec& c, const DecoderWeights& w, const De
 RankedModel::RankedModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o, uint64_t seed)
     : RankedModel(c, w, o, &seed) {}
 RankedModel::RankedModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o, const uint64_t* seed)
-    : drawn_by_first_(size_t(o.slots)) {
+    : sampled_by_first_(size_t(o.slots)) {
   if (const std::string unsupported_reason = ranks_unsupported_reason(int(o.gpus)); !unsupported_reason.empty())
     fail(ErrorCode::unsupported, "decode on GPUs: ", unsupported_reason);
   (void)slices_of(c, int(o.gpus), o.split);
@@ -54,8 +54,9 @@ int64_t RankedModel::weight_bytes() const {
   return bytes;
 }
 
-// Starts on every rank what `call` puts into its stream, `side_by_side` by a thread each: where that takes long, ranks
-// wait for each other meanwhile. One that cannot ends the others' waits.
+// Calls `call` for every rank, which starts work on the rank's stream. With `side_by_side` each rank has a thread,
+// because ranks would otherwise wait for each other during long calls. A rank whose call fails ends the waits of the
+// other ranks.
 template <class Call> void RankedModel::on_each(bool side_by_side, Call&& call) {
   if (ranks() == 1) return call(*ranks_[0]);
   std::vector<std::exception_ptr> failed(ranks_.size());
@@ -68,7 +69,7 @@ template <class Call> void RankedModel::on_each(bool side_by_side, Call&& call) 
     }
   };
 #ifdef INGOT_EMULATED_DEVICE
-  side_by_side = true;  // there a launch returns when it is done
+  side_by_side = true;  // in the emulator a launch returns when the kernel is done
 #endif
   std::vector<std::thread> threads;
   for (size_t r = 0; r < ranks_.size(); ++r)
@@ -104,8 +105,8 @@ void RankedModel::synchronize() {
   if (found.empty()) return;
   int hung = 0;
   for (const auto& rank : ranks_) hung = std::max(hung, rank->reset());
-  // One rank may have appended what another had not: all go on from where the last one is.
-  for (int s = 0; s < int(drawn_by_first_.size()); ++s) {
+  // One rank may have appended a token that another rank has not: all ranks continue from the shortest sequence.
+  for (int s = 0; s < int(sampled_by_first_.size()); ++s) {
     const auto& last = **std::min_element(ranks_.begin(), ranks_.end(),
                                           [&](const auto& a, const auto& b) { return a->length(s) < b->length(s); });
     State state;
@@ -137,12 +138,12 @@ void RankedModel::prepare_prompt(int64_t tokens, uint32_t head_rows, int slot) {
     const std::vector<int> own = rank->kernels_of_prompt(tokens, head_rows);
     kernels.insert(kernels.end(), own.begin(), own.end());
   }
-  if (rehearsed_.count(kernels) != 0) return;
+  if (warmed_up_.count(kernels) != 0) return;
   synchronize();
-  on_each(true, [&](DeviceModel& m) { m.rehearse_prompt(tokens, head_rows, slot); });
+  on_each(true, [&](DeviceModel& m) { m.warm_up_prompt(tokens, head_rows, slot); });
   (void)wait();
   for (const auto& rank : ranks_) rank->reset();
-  rehearsed_.insert(kernels);
+  warmed_up_.insert(kernels);
 }
 void RankedModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone,
                          const sampling::RowNoise& noise) {
@@ -150,31 +151,32 @@ void RankedModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int s
   prepare(int64_t(ids.size()), head_rows, slot, vocab, id_alone);
   on_each(int64_t(ids.size()) > batch(),
           [&](DeviceModel& m) { m.extend(ids, head_rows, slot, vocab, id_alone, noise); });
-  drawn_by_first_[size_t(slot)] = false;
+  sampled_by_first_[size_t(slot)] = false;
 }
 
-void RankedModel::share_drawn(int slot) {
-  if (!drawn_by_first_[size_t(slot)]) return;
+void RankedModel::share_sampled(int slot) {
+  if (!sampled_by_first_[size_t(slot)]) return;
   const int32_t token = ranks_[0]->likeliest(slot);
   for (const auto& rank : ranks_) {
     const gpu::DeviceGuard guard(rank->device());
     gpu::copy_to_device(rank->buffers(slot).state->tokens, &token, sizeof token);
   }
-  drawn_by_first_[size_t(slot)] = false;
+  sampled_by_first_[size_t(slot)] = false;
 }
 void RankedModel::continue_sampling(int64_t n, const sampling::RowNoise& noise, int slot, bool id_alone) {
   if (ranks() == 1) return ranks_[0]->continue_sampling(n, noise, slot, id_alone);
   if (length(slot) + n > context())
     fail(ErrorCode::usage, "found ", length(slot) + n, " tokens, expected at most ", context(), ", the context");
-  share_drawn(slot);
+  share_sampled(slot);
   prepare(1, 1, slot, 0, id_alone);
-  // In turn: a stream takes so many launches, and a rank's would wait for those that another has not been given.
+  // The ranks launch in turn: a stream accepts a limited number of launches, and a rank would wait for launches that
+  // another rank has not yet received.
   for (sampling::RowNoise next = noise; n > 0; --n, ++next.step)
     on_each(false, [&](DeviceModel& m) { m.continue_sampling(1, next, slot, id_alone); });
 }
 
 std::vector<StageSpan> RankedModel::trace_token(uint32_t blocks, int slot) {
-  share_drawn(slot);
+  share_sampled(slot);
   std::vector<megakernel::Trace> traces;
   std::vector<std::unique_ptr<gpu::DeviceMemory>> memory;
   for (const auto& rank : ranks_) {
@@ -186,7 +188,7 @@ std::vector<StageSpan> RankedModel::trace_token(uint32_t blocks, int slot) {
     rank->prepare_trace(t, slot);
   }
   on_each(false, [&](DeviceModel& m) { m.continue_traced(slot); });
-  likeliest(slot);  // waits, and says what went wrong
+  likeliest(slot);  // waits, and throws the error of the step
   std::vector<std::vector<StageSpan>> found;
   for (size_t r = 0; r < ranks_.size(); ++r) {
     const gpu::DeviceGuard guard(ranks_[r]->device());
@@ -197,8 +199,8 @@ std::vector<StageSpan> RankedModel::trace_token(uint32_t blocks, int slot) {
   return of_one_clock(std::move(found));
 }
 
-void RankedModel::extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab) {
-  ranks_[0]->extend_streams(slots, ids, vocab);
+void RankedModel::extend_sequences(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab) {
+  ranks_[0]->extend_sequences(slots, ids, vocab);
 }
 int32_t RankedModel::likeliest(int slot) {
   if (ranks() > 1) synchronize();
@@ -208,7 +210,7 @@ std::vector<SlotSampled> RankedModel::sample(std::span<const SlotSample> of) {
   if (ranks() == 1) return ranks_[0]->sample(of);
   synchronize();
   std::vector<SlotSample> alone(of.begin(), of.end());  // a step ahead would have to be started on all ranks
-  for (SlotSample& r : alone) r.goes_on = false, drawn_by_first_[size_t(r.slot)] = true;
+  for (SlotSample& r : alone) r.goes_on = false, sampled_by_first_[size_t(r.slot)] = true;
   return ranks_[0]->sample(alone);
 }
 void RankedModel::logits(uint32_t rows, float* to, int slot) {
@@ -225,9 +227,9 @@ bool RankedModel::copy_tokens(int from, int to, int64_t length) {
   for (const auto& rank : ranks_) rank->copy_tokens(from, to, length);
   return true;
 }
-void RankedModel::pretend(int64_t length, int slot) {
+void RankedModel::fill_cache_with_random(int64_t length, int slot) {
   if (ranks() > 1) synchronize();
-  for (const auto& rank : ranks_) rank->pretend(length, slot);
+  for (const auto& rank : ranks_) rank->fill_cache_with_random(length, slot);
 }
 
 #endif

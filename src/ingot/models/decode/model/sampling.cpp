@@ -1,4 +1,4 @@
-// Sampling on the GPU, from the logits that the slots' last steps left there.
+// Sampling on the GPU, from the logits of the slots' last steps.
 #include <algorithm>
 
 #include "ingot/gpu/allocator.h"
@@ -57,7 +57,7 @@ int32_t DeviceModel::likeliest(int slot) {
 bool DeviceModel::samples(const SampleOptions& o) {
   return int64_t(o.bias.size()) <= kMostBiases && o.logprobs <= kMostLogprobs;
 }
-// What a slot's rows hold already is not sent again.
+// Biases and masks that the slot's rows already hold are not sent again.
 void DeviceModel::send_adjustments(const SampleOptions& o, int index) {
   Slot& slot = slots_[size_t(index)];
   const int64_t words = (config().vocab + 31) / 32;
@@ -98,7 +98,7 @@ Tensor DeviceModel::rows_of_slots(void* first, DType type, int64_t numbers) cons
   return rows;
 }
 
-// Rows of those whose token the step has not found, and behind them rows of those that want logprobs.
+// The rows begin with the slots whose step has not sampled the wanted token; the slots that want logprobs follow.
 void DeviceModel::start_sampling(std::span<const SlotSample> of) {
   for (const SlotSample& r : of)
     INGOT_CHECK(!slots_[size_t(r.slot)].ahead, "decode: found slot ", r.slot,
@@ -112,7 +112,7 @@ void DeviceModel::start_sampling(std::span<const SlotSample> of) {
                 " ids, expected at most ", kMostBiases, " and ", kMostLogprobs);
     const Slot& slot = slots_[size_t(r.slot)];
     const int64_t vocab = o.vocab > 0 ? o.vocab : config().vocab;
-    // The step itself may have sampled the token.
+    // The step itself may already have sampled this token.
     const bool found = slot.vocab == uint32_t(vocab) && noise_of(r, vocab) == slot.sampled_with;
     if (!found || o.logprobs >= 0) check_logits(slot);
     if (o.logprobs >= 0) scored.push_back({.row = r.slot, .ids = int32_t(vocab)}), top = std::max(top, o.logprobs);
@@ -145,7 +145,7 @@ void DeviceModel::start_sampling(std::span<const SlotSample> of) {
          .workspace = Tensor(sampling_.workspace, DType::u8, {sample_workspace_bytes(slots, device)}, device)},
         *stream_);
   if (m == 0) return;
-  // From the logits before biases and masks, of each slot as many as one of them wants.
+  // Logprobs are computed from the logits before biases and masks, with the largest number that one of the slots wants.
   const auto part = [&](void* first, DType type, int64_t most, int64_t numbers) {
     return Tensor(first, type, {slots, most}, device).slice(1, 0, numbers);
   };
@@ -159,14 +159,14 @@ void DeviceModel::start_sampling(std::span<const SlotSample> of) {
            *stream_);
 }
 
-// A step that found no numbers says so in `flaw`, which sampling leaves alone. Where a slot goes on, its next step is
-// started before the wait, so that the GPU never waits for the host.
+// A step with NaN logits sets `flaw`, which sampling does not change. If a slot continues, its next step is started
+// before the wait, so that the GPU never waits for the host.
 std::vector<SlotSampled> DeviceModel::sample(std::span<const SlotSample> of) {
   const gpu::DeviceGuard guard(device_);
   start_sampling(of);
   const size_t slots = slots_.size();
   if (host_states_.capacity() == 0) host_states_ = Arena(int64_t(slots * sizeof(State)), gpu::pinned_memory());
-  // Brought before the wait, so that a step waits once.
+  // The states are copied before the wait, so that a step waits only once.
   State* const states = static_cast<State*>(host_states_.at(0, DType::u8, {int64_t(slots * sizeof(State))}).data);
   const State* from = buffers().state;
   if (slots > 1) {

@@ -1,5 +1,5 @@
 #pragma once
-// Memory of a GPU for sampling tokens from logits that lie there: a row of everything for each slot.
+// The GPU memory for sampling tokens from logits on the GPU: one row of each array for every slot.
 #include <optional>
 
 #include "ingot/kernels/sampling/noise.h"
@@ -13,8 +13,8 @@ namespace ingot::decode {
 constexpr int64_t kMostBiases = 1024, kMostLogprobs = 64;  // of one slot
 
 struct SamplingBuffers {
-  State* states;      // (slots): copies of theirs, together
-  SampleRow* rows;    // (2 slots): what is asked for in this step
+  State* states;      // (slots): copies of the slots' states, contiguous
+  SampleRow* rows;    // (2 slots): the options of the rows to sample in this step
   uint32_t* allowed;  // (slots, (V + 31) / 32)
   int32_t* bias_ids;  // (slots, kMostBiases)
   float* biases;
@@ -23,13 +23,13 @@ struct SamplingBuffers {
   double* logprobs;         // (slots, 1 + kMostLogprobs)
   char* logprob_workspace;  // of logprobs()
 };
-// The noise with which a step itself samples the token from ids below `vocab`. None where the options add biases, or
-// keep fewer ids: they need all logits first.
+// The noise with which the step itself samples the token from ids below `vocab`. None if the options add biases or keep
+// fewer ids, because these need all logits first.
 std::optional<sampling::RowNoise> noise_of(const SlotSample& sample, int64_t vocab);
-// What a step does for the token that it samples, of a model of `vocab` ids.
+// How a step of a model with `vocab` ids samples its token.
 struct StepSampling {
   uint32_t vocab = 0;     // ids from here on are not sampled
-  bool id_alone = false;  // nobody will ask for the logits
+  bool id_alone = false;  // the caller will not read the logits
   sampling::RowNoise noise;
 
   bool operator==(const StepSampling&) const = default;

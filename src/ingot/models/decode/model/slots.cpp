@@ -1,4 +1,5 @@
-// Slots: how long each sequence is, where its cache can be cut back to, and what a step that gave up leaves.
+// Slots of a DeviceModel: their lengths, the positions to which their caches can be rewound, and their state after a
+// step whose waits gave up.
 #include <algorithm>
 
 #include "ingot/kernels/copy/copy.h"
@@ -16,17 +17,18 @@ int DeviceModel::reset() {
     Slot& slot = slots_[size_t(i)];
     State s;
     gpu::copy_to_host(&s, slot.buffers.state, sizeof s);
-    if (slot.ahead && s.position > slot.length) {  // it was computed, and nobody knows of it
+    if (slot.ahead && s.position > slot.length) {  // a step ahead was computed whose token the host has not counted
       s.position = int32_t(slot.length);
       gpu::copy_to_device(&slot.buffers.state->position, &s.position, sizeof s.position);
     }
     slot.ahead.reset();
     if (slot.length != s.position) first = i;
     slot.length = s.position;
-    slot.noise_there.reset();  // its step may have been counted or not
+    slot.noise_there.reset();  // the failed step may have incremented the noise's step or not
     gpu::fill_bytes(slot.buffers.grid_barrier, 0, slot.buffers.handover_bytes, *stream_);
   }
-  if (most_streams() > 1) gpu::fill_bytes(streams_buffers_.grid_barrier, 0, streams_buffers_.handover_bytes, *stream_);
+  if (max_sequences() > 1)
+    gpu::fill_bytes(sequences_buffers_.grid_barrier, 0, sequences_buffers_.handover_bytes, *stream_);
   if (row_words_.bytes > 0) gpu::fill_bytes(row_words_.grid_barrier, 0, row_words_.bytes, *stream_);
   if (inbox_ != nullptr) {
     gpu::fill_bytes(inbox_, 0, inbox_bytes(config(), slots_[0].buffers.ranks.exchange.ranks), *stream_);
@@ -77,7 +79,8 @@ bool DeviceModel::copy_tokens(int from, int to, int64_t length) {
   for (size_t l = 0; kv_heads > 0 && l < source.model.layers.size(); ++l) {
     const Layer &x = source.model.layers[l], &y = target.model.layers[l];
     const int64_t rows = x.cache_rows;
-    for (int64_t p = x.window > 0 ? begin : 0; p < length;) {  // a ring has one or two stretches of rows
+    // a circular cache has one or two contiguous ranges of rows
+    for (int64_t p = x.window > 0 ? begin : 0; p < length;) {
       const int64_t n = std::min(length - p, rows - p % rows);
       const auto part = [&](bf16* data) {
         const Tensor all(data, DType::bf16, {kv_heads, rows, cache_dim(c)}, {Device::cuda, device_});
@@ -96,7 +99,7 @@ bool DeviceModel::copy_tokens(int from, int to, int64_t length) {
   return true;
 }
 
-void DeviceModel::pretend(int64_t length, int index) {
+void DeviceModel::fill_cache_with_random(int64_t length, int index) {
   Slot& slot = slots_[size_t(index)];
   const gpu::DeviceGuard guard(device_);
   rewind(0, index);
@@ -106,9 +109,9 @@ void DeviceModel::pretend(int64_t length, int index) {
   const int64_t kv_heads = slice_.kv_heads.size();
   for (const Layer& l : slot.model.layers)
     for (bf16* rows : {l.keys, l.values})
-      if (!slot.pretends && kv_heads > 0)
+      if (!slot.has_random_cache && kv_heads > 0)
         fill_normal(rows, DType::bf16, kv_heads * int64_t(l.cache_rows) * cache_dim(c), 1, 0, ++seed, *stream_);
-  slot.pretends = true;
+  slot.has_random_cache = true;
   const State state{.tokens = {}, .position = int32_t(length), .flaw = 0};
   gpu::copy_to_device(slot.buffers.state, &state, sizeof state);
 }

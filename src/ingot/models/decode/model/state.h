@@ -1,6 +1,6 @@
 #pragma once
-// What the kernels of a decode step see: where the weights are, where activations go, and what changes from token to
-// token without the host.
+// The operands of the kernels of a decode step: the addresses of weights and activations, and the state that the
+// kernels advance from token to token without the host.
 #include "ingot/core/hd.h"
 #include "ingot/gpu/watch.h"
 #include "ingot/kernels/attention/decode_params.h"
@@ -14,23 +14,23 @@ namespace ingot::decode {
 
 constexpr uint32_t kMostTokens = 16;  // most tokens of a step
 
-// A matrix, or a bank of them, in weight tiles.
+// A matrix in weight tiles, or a bank of such matrices.
 struct Matrix {
   const uint8_t* data = nullptr;
   WeightFormat format = WeightFormat::bf16;
-  uint32_t rows = 0, cols = 0, row_tiles = 0, weight_tiles = 0;  // of one; weight tiles of a row tile
+  uint32_t rows = 0, cols = 0, row_tiles = 0, weight_tiles = 0;  // of one matrix; the weight tiles of a row tile
   int64_t row_tile_bytes = 0, matrix_bytes = 0;
 };
 Matrix matrix_of(const WeightMatrix& weight_tiles);
-// A head in 8 bits beside the bf16 one, to find the rows that may be the largest (int8_prefilter.h).
+// The int8 copy of a bf16 head, which finds the candidates for the largest logit (int8_prefilter.h).
 struct PrefilterRow {
   float scale, bound;
 };
 struct Int8Prefilter {
-  Matrix codes;                        // no data: there is none
+  Matrix codes;                        // without data there is no copy
   const PrefilterRow* rows = nullptr;  // of all row tiles
 };
-// A cache's row: head_dim, filled up to what the kernels are made for.
+// The width of a row of the cache: head_dim, padded to a width for which the kernels are compiled.
 constexpr uint32_t kWideDim = 256;
 INGOT_HD constexpr uint32_t padded_dim(uint32_t head_dim) {
   return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : kWideDim;
@@ -49,22 +49,22 @@ struct Layer {
   const float *attn_post_norm = nullptr, *mlp_post_norm = nullptr, *q_norm = nullptr, *k_norm = nullptr;
 };
 
-// On the device, from launch to launch. A step appends tokens[0 .. T); the step after it begins at `position`.
+// Lies on the device across launches. A step appends tokens[0 .. T); the next step begins at `position`.
 struct State {
   int32_t tokens[kMostTokens];
   int32_t position;
   uint32_t flaw;  // 1: a logit was NaN, 2: all were -inf
 };
 
-// This GPU's part where several share a model's work (slices.h).
+// The part of this GPU, if several GPUs share the work of a model (slices.h).
 struct Ranks {
   megakernel::Exchange exchange;
   gpu::Watch watch;
-  uint32_t heads = 1, channels = 1, ids = 1;  // which ranks have some, a bit each
-  uint32_t first_id = 0;                      // of this rank's
-  uint32_t* arrived = nullptr;                // of the exchanges of the phased path, zero between them
-  uint64_t* key = nullptr;                    // this rank's likeliest id (kernels/sampling/best.cuh)
-  float* added = nullptr;                     // (16, x_stride): this rank's part of what is added to x
+  uint32_t heads = 1, channels = 1, ids = 1;  // bit r: rank r has heads, channels, ids
+  uint32_t first_id = 0;                      // the first id of this rank
+  uint32_t* arrived = nullptr;                // the counter of the exchanges of the phased path, zero between them
+  uint64_t* key = nullptr;                    // the most likely id of this rank (kernels/sampling/best.cuh)
+  float* added = nullptr;                     // (16, x_stride): this rank's part of the sum that is added to x
 
   INGOT_HD bool several() const { return exchange.ranks > 1; }
   INGOT_HD bool of(uint32_t some) const { return (some >> exchange.rank & 1) != 0; }
@@ -80,24 +80,26 @@ struct Buffers {
   float* choice_sums;                     // (16 k, x_stride)
   float *router_part, *router_squares;    // (splits, 16, E), (splits, 16)
   uint32_t* routed;                       // of Routed
-  routing::Lists lists;                   // of the first layer; the others' follow
+  routing::Lists lists;                   // the lists of the first layer; the lists of the other layers follow
   int64_t expert_slots;                   // of a layer's lists
   float* logits;                          // (16, vocab)
-  float* own_logits;                      // the same, but this GPU's where those are another's
+  float* own_logits;                      // the logits of this GPU, if `logits` is the memory of another GPU
   uint64_t* best;                         // (blocks of the head)
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
-  // The megakernel's. The first and the last are zero between launches, or nearly.
+  // The memory of the megakernel. The first and the last array are zero, or nearly zero, between launches.
   uint32_t* grid_barrier;                // of grid barriers
-  token_attention::Published attention;  // stamped
-  uint32_t* last_epoch;                  // how many have been used
-  uint64_t* lower_bounds;                // of each block, what its largest logit is at least, stamped (high)
+  token_attention::Published attention;  // words with an epoch
+  uint32_t* last_epoch;                  // the number of epochs used so far
+  uint64_t* lower_bounds;                // by block: a lower bound of its largest logit; the upper half is the epoch
   uint64_t* sums;                        // TokenSums
-  int64_t handover_bytes;  // `grid barrier` to `arrived`, all of it: zero at first, to be zeroed after a launch that
-                           // gave up
+  // The bytes from grid_barrier to `arrived`: zero at first, and to be zeroed after a launch whose waits gave up.
+  int64_t handover_bytes;
   int64_t x_stride;
-  const uint32_t* stop = nullptr;  // of a gpu::Watch: where it says that a wait gave up nothing is appended
-  gpu::Watch watch{};              // of waits of a kernel's blocks for each other; without it there are none
-  Ranks ranks;                     // with several, `logits` are the first rank's, from this one's first id on
+  const uint32_t* stop = nullptr;  // the `stop` of a gpu::Watch: after a wait has given up, nothing is appended
+  // For the waits of a kernel's blocks for each other; without a watch there are no such waits.
+  gpu::Watch watch{};
+  // With several ranks, `logits` points into the first rank's logits, at the first id of this rank.
+  Ranks ranks;
   // (16, x_stride), with NormSpec::post: the output of attention or MLP before its norm. Null: outputs are added to x.
   float* branch = nullptr;
   routing::Lists dense{};  // of every dense MLP: one slot, with all tokens of the step
@@ -111,7 +113,7 @@ struct Buffers {
 
 struct Model {
   DecoderSpec config;     // of the whole model
-  int64_t kv_heads = -1;  // that this GPU has; -1: all
+  int64_t kv_heads = -1;  // the number of key heads of this GPU; -1: all
   const bf16* embed;      // (V, C)
   const float* norm;
   Matrix head;

@@ -1,4 +1,4 @@
-// Steps that are started before the host knows the token that they append; in a build with the emulator the GPU is
+// Steps that are started before the host knows the token that they append. In a build with the emulator the GPU is
 // emulated.
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ struct Found {
   std::vector<float> logits;
   bool operator==(const Found&) const = default;
 };
-// Samples a token, with a step ahead or without one, does something else, and appends a token with its logits.
+// Samples a token, with a step ahead or without one, then does `then`, and appends a token with its logits.
 Found found_after(const DecodeModel& m, Then then, const SampleOptions& o, bool ahead) {
   DeviceModel gpu(m.config, m.weights, {.context = 40, .slots = 2});
   const std::vector<int32_t> prompt = {5, 9, 11};
@@ -52,7 +52,7 @@ Found found_after(const DecodeModel& m, Then then, const SampleOptions& o, bool 
     case Then::more_tokens: extend({found.token, 3, 4}, o); break;
     case Then::rewound: gpu.rewind(2); break;
     case Then::greedy: gpu.extend({&found.token, 1}, 1), gpu.continue_greedily(2); break;
-    case Then::with_another_slot: gpu.extend_streams(slots, ids); break;
+    case Then::with_another_slot: gpu.extend_sequences(slots, ids); break;
   }
   const int32_t last = 7;
   gpu.extend({&last, 1}, 1);
@@ -75,7 +75,7 @@ TEST_F(GptOssStepAheadCuda, WhateverFollowsIsAsWithoutAStepAhead) {
     }
 }
 
-// The step ahead of a row without numbers computes from no token, and is forgotten.
+// A step ahead after a row of logits without numbers has no valid token, and is dropped.
 TEST_F(GptOssStepAheadCuda, AnErrorOfTheTokenForgetsIt) {
   testing::HeadRows head = testing::random_head(60, 96, 9);
   head[17][1] = NAN;
@@ -90,7 +90,7 @@ TEST_F(GptOssStepAheadCuda, AnErrorOfTheTokenForgetsIt) {
     gpu.extend({&id, 1}, 1);
     const SlotSample one{.slot = 0, .options = &o, .step = 0, .goes_on = true};
     const SlotSampled found = gpu.sample({&one, 1})[0];
-    EXPECT_TRUE(found.error != nullptr);  // the prompt's step looked at all ids
+    EXPECT_TRUE(found.error != nullptr);  // the step of the prompt read the logits of all ids
     EXPECT_EQ(gpu.length(), 1);
     const decode::State state = download(gpu.buffers().state, 1)[0];
     EXPECT_EQ(state.position, 1);

@@ -1,4 +1,5 @@
-// Steps: a graph of launches for each kind of step, made when it is first asked for, and prompts, which have none.
+// The steps of a DeviceModel. Each kind of step is a CUDA graph, recorded at its first use; prompts are launched
+// without graphs.
 #include <algorithm>
 
 #include "ingot/gpu/limits.h"
@@ -85,8 +86,8 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
   if (samples_in_head(T, head_rows)) slot.noise_there->step += 1;
 }
 
-// The next step of a slot whose token is being sampled: by the megakernel, which takes the token from where it is
-// sampled, if there is room. False: it is not started.
+// Starts the next step of a slot whose token is being sampled. The megakernel reads the token from device memory.
+// Returns false, with nothing started, if another path is in use or the context is full.
 bool DeviceModel::start_ahead(const SlotSample& sample) {
   Slot& slot = slots_[size_t(sample.slot)];
   if (!samples_in_head(1, 1) || slot.length == context_) return false;
@@ -95,7 +96,7 @@ bool DeviceModel::start_ahead(const SlotSample& sample) {
   ++next.step;
   const StepSampling how = step_sampling_of(next, config().vocab);
   slot.ahead = {.how = how};
-  slot.valid_from = std::max(slot.valid_from, slot.length + 1 - ring_);  // where it writes
+  slot.valid_from = std::max(slot.valid_from, slot.length + 1 - ring_);  // the step writes into the circular caches
   send_noise(slot, how.noise);
   graph(slot, 1, 1, how.vocab, how.id_alone).launch(*stream_);
   slot.noise_there->step += 1;
@@ -117,11 +118,12 @@ std::vector<int> DeviceModel::kernels_of_prompt(int64_t tokens, uint32_t head_ro
                                   .capacity = uint32_t(context_),
                                   .device = device_});
 }
-void DeviceModel::rehearse_prompt(int64_t tokens, uint32_t head_rows, int index) {
+void DeviceModel::warm_up_prompt(int64_t tokens, uint32_t head_rows, int index) {
   Slot& slot = slots_[size_t(index)];
   const gpu::DeviceGuard guard(device_);
-  slot.valid_from = std::max(slot.valid_from, slot.length + tokens - ring_);  // it writes where the prompt will
-  gpu::fill_bytes(waits_->watch().stop, 0xff, 4, *stream_);                   // no wait lasts
+  // the launches write where the prompt will write
+  slot.valid_from = std::max(slot.valid_from, slot.length + tokens - ring_);
+  gpu::fill_bytes(waits_->watch().stop, 0xff, 4, *stream_);  // every wait ends at once
   gpu::fill_bytes(prompt_.ids, 0, tokens * 4, *stream_);
   run_prompt(slot.model, slot.buffers, prompt_,
              {.T = tokens,
@@ -161,12 +163,12 @@ void DeviceModel::limit_small_batch(int64_t sequences) {
   const int64_t most = std::min<int64_t>(kMostSmallBatch, batch());
   most_small_batch_ = prompt_.ids == nullptr ? most : std::min(most, sequences);
 }
-// A graph for each number of sequences of a small batch, and for each of kBatchRows.
-gpu::Graph& DeviceModel::streams_graph(uint32_t sequences, uint32_t vocab) {
+// There is a graph for each number of sequences of a small batch, and one for each element of kBatchRows.
+gpu::Graph& DeviceModel::sequences_graph(uint32_t sequences, uint32_t vocab) {
   const bool matrix_kernels = takes_matrix_kernels(sequences);
   const uint32_t rows = matrix_kernels ? batch_rows(sequences) : sequences, capacity = uint32_t(context_);
   const bool row_kernel = uses_row_kernel(sequences);
-  auto& g = streams_graphs_[{rows, vocab, matrix_kernels, row_kernel}];
+  auto& g = sequences_graphs_[{rows, vocab, matrix_kernels, row_kernel}];
   if (g != nullptr) return *g;
   g = std::make_unique<gpu::Graph>(*stream_, [&] {
     const Slot& first = slots_[0];
@@ -178,23 +180,24 @@ gpu::Graph& DeviceModel::streams_graph(uint32_t sequences, uint32_t vocab) {
                          .vocab = vocab,
                          .capacity = capacity,
                          .device = device_,
-                         .sequences = &streams_},
+                         .sequences = &sequences_},
                         *stream_);
     const RowLaunch how{.layers = first.stages, .words = row_words_, .watch = waits_->watch()};
     const Step step{.T = rows,
                     .head_rows = rows,
                     .vocab = vocab,
                     .capacity = capacity,
-                    .sequences = &streams_,
+                    .sequences = &sequences_,
                     .row_kernel = row_kernel ? &how : nullptr};
-    run(first.model, streams_buffers_, step, *stream_);
+    run(first.model, sequences_buffers_, step, *stream_);
   });
   return *g;
 }
 
-void DeviceModel::start_streams(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab) {
+void DeviceModel::start_sequences(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab) {
   const int64_t T = int64_t(slots.size());
-  INGOT_CHECK(1 <= T && T <= most_streams(), "decode: found ", T, " slots of one step, expected 1 to ", most_streams());
+  INGOT_CHECK(1 <= T && T <= max_sequences(), "decode: found ", T, " slots of one step, expected 1 to ",
+              max_sequences());
   const gpu::DeviceGuard guard(device_);
   for (const int slot : slots)
     if (length(slot) + n > context_)
@@ -212,17 +215,17 @@ void DeviceModel::start_streams(std::span<const int> slots, std::span<const int3
     slot.sampled_with = sampling::RowNoise{};
   }
   send_input(input);
-  gpu::Graph& g = streams_graph(uint32_t(T), vocab);
+  gpu::Graph& g = sequences_graph(uint32_t(T), vocab);
   for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
 }
 void DeviceModel::send_input(const BatchInput& input) {
-  gpu::copy_rows({.to = streams_input_, .from = &input, .row_bytes = int64_t(sizeof input), .device = device_},
+  gpu::copy_rows({.to = sequences_input_, .from = &input, .row_bytes = int64_t(sizeof input), .device = device_},
                  *stream_);
 }
 
 void DeviceModel::extend_parts(std::span<const Decoder::Part> parts) {
-  INGOT_CHECK(takes_parts() && 1 <= parts.size() && int64_t(parts.size()) <= std::min(most_streams_, kMostParts),
-              "decode: found ", parts.size(), " parts of prompts, expected 1 to ", most_streams_);
+  INGOT_CHECK(takes_parts() && 1 <= parts.size() && int64_t(parts.size()) <= std::min(max_sequences_, kMostParts),
+              "decode: found ", parts.size(), " parts of prompts, expected 1 to ", max_sequences_);
   const gpu::DeviceGuard guard(device_);
   BatchInput input{.count = uint32_t(parts.size())};
   std::vector<PromptPart> of_slots;
@@ -257,19 +260,19 @@ void DeviceModel::extend_parts(std::span<const Decoder::Part> parts) {
               .vocab = 0,
               .capacity = uint32_t(context_),
               .device = device_,
-              .sequences = &streams_,
+              .sequences = &sequences_,
               .parts = of_slots},
              *stream_);
 }
 
-void DeviceModel::extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab) {
+void DeviceModel::extend_sequences(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab) {
   INGOT_CHECK_EQ(ids.size(), slots.size(), "decode: ids of a step of several slots");
   for (size_t j = 0; j < ids.size(); ++j)
     INGOT_CHECK(ids[j] >= 0 && ids[j] < config().vocab, "decode: found id ", ids[j], " for slot ", slots[j],
                 ", expected 0 to ", config().vocab - 1);
-  start_streams(slots, ids, 1, vocab);
+  start_sequences(slots, ids, 1, vocab);
 }
-void DeviceModel::continue_streams(std::span<const int> slots, int64_t n) { start_streams(slots, {}, n, 0); }
+void DeviceModel::continue_sequences(std::span<const int> slots, int64_t n) { start_sequences(slots, {}, n, 0); }
 void DeviceModel::prepare_trace(const megakernel::Trace& trace, int index) {
   Slot& slot = slots_[size_t(index)];
   const gpu::DeviceGuard guard(device_);

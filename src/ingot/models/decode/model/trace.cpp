@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint32_t kStages = kGridBarriersPerLayer, kOutput = 2, kDown = 4, kHead = kStages;
 
-// The events of one file, a line each.
+// Writes the events of one file, one per line.
 class Events {
  public:
   explicit Events(uint64_t zero_ns) : zero_(zero_ns) {}
@@ -95,7 +95,7 @@ std::vector<StageSpan> spans_of(const megakernel::Trace& t, std::span<const uint
 }
 
 int64_t clock_difference(std::span<const StageSpan> one, std::span<const StageSpan> other) {
-  // By exchange: when the first block sent, and when the first had all.
+  // For each exchange: when the first block sent its part, and when the first block had all parts.
   const auto firsts = [](std::span<const StageSpan> spans) {
     std::map<std::pair<uint32_t, uint32_t>, std::pair<int64_t, int64_t>> found;
     for (const StageSpan& s : spans) {

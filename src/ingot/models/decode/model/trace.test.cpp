@@ -52,11 +52,11 @@ TEST(DecodeTrace, TimesThatAreMissingOrRunBackwardsAreRefused) {
   refused();
 }
 
-// Every event lies within the one that is open on its row, and what a token's row shows adds up.
+// Every event lies within the event that is open on its row, and the events of a token add up to its time.
 TEST(DecodeTrace, TheFileIsJsonWhoseEventsNest) {
   const auto spans = spans_of(some_trace(), some_words(some_trace()));
   const Json file = parse_json(perfetto_json(spans, "GPT-OSS \"120b\""), "trace");
-  std::map<int, std::vector<double>> open;  // by row: the ends of what is open
+  std::map<int, std::vector<double>> open;  // by row: the ends of the open events
   std::map<std::string, int> count;
   for (const auto& e : file.at("traceEvents")) {
     if (e.at("ph") == "M") {
@@ -88,7 +88,8 @@ TEST(DecodeTrace, TheFileIsJsonWhoseEventsNest) {
 
 // --- several GPUs
 
-// As some_words(), and of each exchange: sent 3 us before the stage is done, all came 1 us before.
+// As some_words(), and for each exchange: the part is sent 3 us before the end of the stage, and all parts arrive 1 us
+// before the end.
 std::vector<uint64_t> words_with_exchanges(const megakernel::Trace& t) {
   const megakernel::Trace plain = some_trace();
   const std::vector<uint64_t> from = some_words(plain);
@@ -119,7 +120,8 @@ TEST(DecodeTrace, StagesWhosePartsGpusAddUpHaveTheExchange) {
   EXPECT_THROW(spans_of(shared_trace(), words), Error);
 }
 
-// The second GPU's clock is ahead by a minute, it sends as late as the first and waits as long.
+// The clock of the second GPU is ahead by a minute; the second GPU sends at the same time as the first and waits as
+// long.
 TEST(DecodeTrace, GpusWithClocksOfTheirOwnAreShownByOne) {
   constexpr int64_t kAhead = 60'000'000'000;
   const auto one = spans_of(shared_trace(), words_with_exchanges(shared_trace()));
@@ -130,7 +132,8 @@ TEST(DecodeTrace, GpusWithClocksOfTheirOwnAreShownByOne) {
   EXPECT_EQ(clock_difference(one, other), kAhead);
   EXPECT_EQ(clock_difference(other, one), -kAhead);
   for (StageSpan& s : other)
-    if (s.sent_ns > 0) s.sent_ns -= 400;  // it sends earlier: now the difference lies within bounds
+    // the second GPU sends earlier: the difference of the clocks lies within bounds
+    if (s.sent_ns > 0) s.sent_ns -= 400;
   EXPECT_NEAR(double(clock_difference(one, other)), double(kAhead), 400);
   const auto both = of_one_clock({one, other});
   ASSERT_EQ(both.size(), 44u);

@@ -1,6 +1,6 @@
 #pragma once
-// The choice of experts in two halves, which together do what routing::choose() does: first which experts are chosen,
-// so that their weights can be requested; then the weights of the choices, which are needed in the second product only.
+// The choice of experts in two halves, which together compute routing::choose(): first the chosen experts, so that
+// their weights can be requested; then the weights of the choices, which only the second product needs.
 #include "ingot/kernels/moe/route.cuh"
 
 namespace ingot::decode {

@@ -22,10 +22,10 @@ namespace ingot::decode {
 
 namespace {
 
-// Attention of several sequences has many blocks anyway. It takes at most kShortParts parts up to this context, and one
-// part for windows up to kShortWindow.
+// In a step of several sequences attention has many blocks anyway. Contexts up to kShortContext use at most kShortParts
+// parts, and windows up to kShortWindow use one part.
 constexpr uint32_t kShortContext = 4096, kShortParts = 8, kShortWindow = 256;
-// Activation vectors of down that a block holds; an expert may have all tokens.
+// The activation vectors of down that a block holds in shared memory; one expert may have all tokens.
 constexpr uint32_t staged_vectors(uint32_t T, uint32_t width) {
   return std::max<uint32_t>(T, 48 * 1024 / weight_tiles::vector_stride(width));
 }
@@ -112,7 +112,7 @@ int device() { return std::max(0, gpu::current_device()); }
 
 // --- one step
 
-// Calls with the launches of this format.
+// Calls `call` with the launches of this format.
 template <class Call> void with_phases(WeightFormat f, Call&& call) {
   if (f == WeightFormat::bf16) return call(Phases<WeightFormat::bf16>{});
   if (f == WeightFormat::fp8) return call(Phases<WeightFormat::fp8>{});
@@ -215,7 +215,7 @@ struct Run {
                  .block = kThreads,
                  .overlap = true,
                  .device = device()},
-                stream, s, plan.b.logits, plan.vocab, plan.drawn);
+                stream, s, plan.b.logits, plan.vocab, plan.sample_vocab);
     gpu::launch("decode ids", append_tokens_kernel,
                 {.grid = 1, .block = 32 * int64_t(plan.T), .overlap = true, .device = device()}, stream, s,
                 plan.b.stop);
@@ -326,7 +326,7 @@ Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
           .vocab = uint32_t(c.vocab),
           .T = step.T,
           .head_rows = step.head_rows,
-          .drawn = step.vocab > 0 ? step.vocab : uint32_t(c.vocab),
+          .sample_vocab = step.vocab > 0 ? step.vocab : uint32_t(c.vocab),
           .capacity = step.capacity,
           .eps = float(c.norm.eps),
           .limit = float(c.gate.limit),
@@ -507,7 +507,7 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
   }
   if (step.head_rows > 0) {
     if (ids) r.head();
-    if (several) draw_over_ranks(buffers, {.T = step.T, .layer = plan.layers}, stream);
+    if (several) sample_over_ranks(buffers, {.T = step.T, .layer = plan.layers}, stream);
     return;
   }
   gpu::launch("decode position", advance, {.grid = 1, .block = 32, .overlap = true, .device = device()}, stream,

@@ -263,7 +263,7 @@ TEST_F(GptOssDecodeCuda, DrawsWithBiasesMasksAndLogprobsAreTheCpus) {
   const int64_t V = t.config.vocab;
   const std::vector<LogitBias> bias = {{40, 1.5f}, {3, -2}, {40, 0.25f}, {11, -INFINITY}, {52, 9}};
   const std::vector<uint32_t> allowed = {0x5a5a'0ff7, 0xffff'ff31};
-  std::vector<int32_t> ids = {5, 9, 1};  // a prompt, then what is drawn
+  std::vector<int32_t> ids = {5, 9, 1};  // a prompt, then what is sampled
   std::vector<float> row(static_cast<size_t>(V));
   uint32_t step = 0;
   for (const int64_t vocab : {int64_t(0), int64_t(50)})
@@ -273,24 +273,24 @@ TEST_F(GptOssDecodeCuda, DrawsWithBiasesMasksAndLogprobsAreTheCpus) {
       for (int what = 0; what < 8; ++what, ++step) {
         if (testing::kEmulated && step % 17 != 7) continue;
         SCOPED_TRACE(::testing::Message() << "step " << step);
-        DrawOptions o{.sampling = sampling, .seed = 4, .vocab = vocab};
+        SampleOptions o{.sampling = sampling, .seed = 4, .vocab = vocab};
         if ((what & 1) != 0) o.bias = bias;
         if ((what & 2) != 0) o.allowed = std::span(allowed).first(size_t((V - 1) / 32 + 1));
         o.logprobs = (what & 4) != 0 ? what : -1;
         if (step % 7 == 0) gpu.rewind(0);
         gpu.extend(ids, 1, 0, step % 2 == 0 ? 0 : uint32_t(vocab));
         gpu.logits(1, row.data());
-        const DrawnToken drawn = gpu.sample(o, step);
+        const SampledToken sampled = gpu.sample(o, step);
         const Tensor logits(row.data(), {V});
-        EXPECT_EQ(drawn.token, sample_from(logits, o, step));
-        ids = {drawn.token};
+        EXPECT_EQ(sampled.token, sample_from(logits, o, step));
+        ids = {sampled.token};
         if (o.logprobs < 0) continue;
-        const TokenLogprobs want = logprobs_of(logits, vocab > 0 ? vocab : V, drawn.token, o.logprobs);
-        EXPECT_NEAR(drawn.logprobs.sampled, want.sampled, 1e-12);
-        ASSERT_EQ(drawn.logprobs.top.size(), want.top.size());
+        const TokenLogprobs want = logprobs_of(logits, vocab > 0 ? vocab : V, sampled.token, o.logprobs);
+        EXPECT_NEAR(sampled.logprobs.sampled, want.sampled, 1e-12);
+        ASSERT_EQ(sampled.logprobs.top.size(), want.top.size());
         for (size_t i = 0; i < want.top.size(); ++i) {
-          EXPECT_EQ(drawn.logprobs.top[i].id, want.top[i].id);
-          EXPECT_NEAR(drawn.logprobs.top[i].logprob, want.top[i].logprob, 1e-12);
+          EXPECT_EQ(sampled.logprobs.top[i].id, want.top[i].id);
+          EXPECT_NEAR(sampled.logprobs.top[i].logprob, want.top[i].logprob, 1e-12);
         }
       }
   const std::vector<LogitBias> nothing = {{40, -INFINITY}};
@@ -303,8 +303,8 @@ TEST_F(GptOssDecodeCuda, DrawsWithBiasesMasksAndLogprobsAreTheCpus) {
 
 // Each sequence of a step is the model, whatever the other sequences are: prompts of 1 to 5 tokens, then `steps` of
 // these slots.
-void check_streams(const GptOssConfig& config, WeightFormat dense, WeightFormat experts, int slots,
-                   const std::vector<std::vector<int>>& steps) {
+void check_sequences(const GptOssConfig& config, WeightFormat dense, WeightFormat experts, int slots,
+                     const std::vector<std::vector<int>>& steps) {
   const DecodeModel m(config, dense, experts, 7);
   DeviceModel gpu(m.config, m.weights, {.context = 40, .slots = slots, .megakernel = false});
   const int64_t V = config.vocab;
@@ -331,18 +331,18 @@ void check_streams(const GptOssConfig& config, WeightFormat dense, WeightFormat 
     for (int t = 0; t <= slot; ++t, ++id) compare(slot, *id, choices_of(gpu, gpu.buffers(slot), size_t(t)), t == slot);
   }
   for (const std::vector<int>& step : steps) {
-    gpu.extend_streams(step, {id, step.size()});
+    gpu.extend_sequences(step, {id, step.size()});
     gpu.synchronize();
     for (size_t j = 0; j < step.size(); ++j, ++id) {
       ++length[size_t(step[j])];
-      compare(step[j], *id, choices_of(gpu, gpu.stream_buffers(), j), true);
+      compare(step[j], *id, choices_of(gpu, gpu.sequences_buffers(), j), true);
     }
   }
   for (int slot = 0; slot < slots; ++slot) EXPECT_EQ(gpu.length(slot), length[size_t(slot)]);
   EXPECT_LE(of_gpu.rms(), 1.5 * of_chain.rms()) << "largest " << of_gpu.largest << ", " << of_chain.largest;
   EXPECT_LE(of_gpu.largest, 2 * of_chain.largest);
   EXPECT_NE(testing::error_of([&] {
-              gpu.extend_streams(std::vector<int>{0, 1}, std::vector<int32_t>{1, int32_t(V)});
+              gpu.extend_sequences(std::vector<int>{0, 1}, std::vector<int32_t>{1, int32_t(V)});
             }).find(detail::concat("found id ", V, " for slot 1")),
             std::string::npos);
 }
@@ -360,12 +360,12 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfAStepAreTheModelEach) {
   for (size_t i = 0; i < (testing::kEmulated ? 1 : models.size()); ++i) {
     SCOPED_TRACE(i);
     const auto& [config, dense, experts] = models[i];
-    check_streams(config, dense, experts, 5, steps);
+    check_sequences(config, dense, experts, 5, steps);
   }
 }
 TEST_F(GptOssDecodeCuda, SeveralSequencesOfAStepAreTheModelEachSmall) {
-  check_streams(testing::decode_config(64, 4, 2, 32, 64, 3, 2, 2, 2), WeightFormat::bf16, WeightFormat::mxfp4, 3,
-                {{2, 0, 1}, {1, 0}});
+  check_sequences(testing::decode_config(64, 4, 2, 32, 64, 3, 2, 2, 2), WeightFormat::bf16, WeightFormat::mxfp4, 3,
+                  {{2, 0, 1}, {1, 0}});
 }
 
 // The counter is set as if one block less had to arrive, so that all waits but the first wait for a change that came
@@ -380,13 +380,13 @@ TEST_F(GptOssDecodeCuda, ARouterOfSeveralSequencesThatWaitsInVainIsNamedAndTheNe
   const std::vector<int> slots = {2, 1};
   const std::vector<int32_t> ids = {5, 9};
   const uint32_t planted = 0x7fffffff;
-  gpu::copy_to_device(harmed.stream_buffers().routed, &planted, 4);
-  harmed.extend_streams(slots, ids);
+  gpu::copy_to_device(harmed.sequences_buffers().routed, &planted, 4);
+  harmed.extend_sequences(slots, ids);
   const std::string found = testing::error_of([&] { harmed.synchronize(); });
   EXPECT_NE(found.find("gave up after position 2 of slot 1: "), std::string::npos) << found;
   EXPECT_NE(found.find(" for the router of layer 0: "), std::string::npos) << found;
   for (const int slot : {0, 1, 2}) EXPECT_EQ(harmed.length(slot), slot + 1);
-  sound.extend_streams(slots, ids), harmed.extend_streams(slots, ids);
+  sound.extend_sequences(slots, ids), harmed.extend_sequences(slots, ids);
   std::vector<float> want(size_t(m.config.vocab)), got(want.size());
   for (const int slot : {0, 1, 2}) {
     EXPECT_EQ(harmed.likeliest(slot), sound.likeliest(slot));
@@ -416,7 +416,7 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfThePublishedShapesAreThoseAloneAndRep
           for (auto& layer : c) std::sort(layer.begin(), layer.end());
           return c;
         };
-    const auto prompt = [&](int slot) { gpu.pretend(1 + 63 * slot, slot); };
+    const auto prompt = [&](int slot) { gpu.fill_cache_with_random(1 + 63 * slot, slot); };
     const auto row_of = [&](int slot) {
       std::vector<float> row(static_cast<size_t>(c.vocab));
       gpu.logits(1, row.data(), slot);
@@ -441,8 +441,8 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfThePublishedShapesAreThoseAloneAndRep
       std::vector<std::vector<float>> rows(size_t(T) * 2);
       for (int run = 0; run < kRuns; ++run) {
         for (const int slot : slots) prompt(slot);
-        gpu.extend_streams(slots, first);
-        if (run > 0 && run % 10 == 0) gpu.continue_streams(slots, 1);
+        gpu.extend_sequences(slots, first);
+        if (run > 0 && run % 10 == 0) gpu.continue_sequences(slots, 1);
         for (size_t j = 0; j < slots.size(); ++j) {
           const std::vector<float> row = row_of(slots[j]);
           std::vector<float>& before = rows[j + (run > 0 && run % 10 == 0 ? size_t(T) : 0)];
@@ -457,7 +457,7 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfThePublishedShapesAreThoseAloneAndRep
         }
         for (size_t j = 0; j < slots.size(); ++j) {
           const size_t slot = size_t(slots[j]);
-          if (in_order(choices_of(gpu, gpu.stream_buffers(), j)) != chosen[slot]) continue;
+          if (in_order(choices_of(gpu, gpu.sequences_buffers(), j)) != chosen[slot]) continue;
           double error = 0, size = 0;
           for (size_t v = 0; v < alone[slot].size(); ++v)
             error += std::pow(double(rows[j][v]) - double(alone[slot][v]), 2),
@@ -767,7 +767,7 @@ TEST_F(GptOssDecodeCuda, TheMegakernelAndThePhasedPathDifferOnlyByExpertsOnANear
           std::vector<std::map<int32_t, float>> chosen[2];
           for (const int path : {0, 1}) {
             gpu.use_megakernel(path == 1);
-            gpu.pretend(context);
+            gpu.fill_cache_with_random(context);
             gpu.extend({&id, 1}, 1);
             row[path].resize(size_t(c.vocab));
             gpu.logits(1, row[path].data());

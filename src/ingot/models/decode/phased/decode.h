@@ -43,12 +43,13 @@ struct BatchedSequences;  // batched_sequences.h
 struct RowLaunch;         // row_kernel.h
 struct Step {
   uint32_t T = 1;                               // tokens; at most max_step_tokens
-  uint32_t head_rows = 1;                       // of the last so many tokens: 0, 1 or T
+  uint32_t head_rows = 1;                       // the number of last tokens whose logits are computed: 0, 1 or T
   uint32_t vocab = 0;                           // only ids below may be sampled; 0: all
   uint32_t capacity = 0;                        // of the cache
   uint32_t phases = ~0u;                        // PhaseBit
   const BatchedSequences* sequences = nullptr;  // the T tokens belong to as many sequences
-  const RowLaunch* row_kernel = nullptr;        // computes the step, of at most 8 tokens, in place of launches
+  // the row kernel, which computes steps of at most 8 tokens in place of the launches
+  const RowLaunch* row_kernel = nullptr;
 };
 // Appends state.tokens[0 .. T), leaves the logits in buffers.logits and the id of the largest logit in state.tokens[0].
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream);

@@ -1,7 +1,7 @@
 #pragma once
 // Rounds the inputs of the experts' products to e4m3 times a power of two per 32 numbers (kernels/quant/e4m3_blocks.h).
-// The rounding is done by kernels between the usual ones, a warp for each block of 32 numbers; the products still read
-// bf16.
+// The rounding is done by additional kernels between the phases, with a warp for each block of 32 numbers; the products
+// still read bf16.
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/kernels/quant/e4m3_blocks.h"
@@ -36,7 +36,7 @@ __device__ __forceinline__ float round_in_warp(float v) {
   const uint32_t top = __reduce_max_sync(~0u, magnitude_of(v));
   return top < kE4m3NoNumber ? e4m3_in_block(v, e4m3_block_scale(top)) : NAN;
 }
-// Calls with this lane's row and number, where its warp has a block. The last numbers of a block may lie behind
+// Calls `call` with this lane's row and number, if its warp has a block. The last lanes of a block may lie beyond
 // `numbers`.
 template <class Call> __device__ __forceinline__ void on_block(uint32_t rows, uint32_t numbers, Call&& call) {
   const uint32_t blocks = (numbers + kE4m3Block - 1) / kE4m3Block;

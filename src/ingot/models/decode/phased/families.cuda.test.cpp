@@ -85,7 +85,7 @@ TEST_F(FamiliesDecodeCuda, SequencesOfAStepAreTheSequencesAlone) {
         }
       const int slots[] = {2, 0, 1};
       const int32_t next[] = {4, 9, 17};
-      together.extend_streams(slots, next);
+      together.extend_sequences(slots, next);
       for (size_t j = 0; j < 3; ++j) {
         std::vector<float> got(size_t(t.spec.vocab)), want(got.size());
         together.logits(1, got.data(), slots[j]);

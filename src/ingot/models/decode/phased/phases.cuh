@@ -60,7 +60,7 @@ template <WeightFormat F> __global__ void __launch_bounds__(kThreads, kBlocksPer
   down<F>(p, whole_grid(), lists, count, feed, memory);
 }
 
-// Of several tokens (small_batch.cuh), a block an SM.
+// For several tokens (small_batch.cuh), with one block per SM.
 template <WeightFormat F, int kCols>
 __global__ void __launch_bounds__(small_batch::kThreads, 1)
     small_batch_product_kernel(const __grid_constant__ SmallBatchProduct p, uint32_t slots) {
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(small_batch::kThreads, 1)
                               tile::dynamic_shared<char>());  // down() waits for earlier kernels
 }
 
-// Two blocks to a multiprocessor.
+// Two blocks per multiprocessor.
 inline int64_t most_blocks() {
   return std::min<int64_t>(kMostBlocks, kBlocksPerSm * int64_t(gpu::current_limits().sms));
 }
@@ -129,8 +129,9 @@ template <WeightFormat F> void Phases<F>::residual_product(const ResidualProduct
   launch_one("decode product", residual_product_kernel<F>, p.w.row_tiles, weight_tiles::vector_stride(p.w.cols), stream,
              p);
 }
-// Launches a block an SM, with as many slots of the ring as its memory holds beside `smem` bytes. With `together` the
-// blocks may wait for each other; they then begin when the kernels before have ended, not as soon as an SM has room.
+// Launches one block per SM, with as many slots of the ring as the SM's memory holds besides `smem` bytes. With
+// `together` the blocks may wait for each other; they then start when the earlier kernels have ended, not as soon as an
+// SM has space.
 template <WeightFormat F, class Kernel, class... P>
 void launch_small_batch(const char* name, Kernel&& kernel_of, uint32_t T, int64_t units, int64_t smem, bool together,
                         Stream stream, const P&... p) {

@@ -8,8 +8,8 @@ template <WeightFormat F> struct Phases {
   static void norm_product(const NormProduct& p, Stream stream);
   static void residual_product(const ResidualProduct& p, Stream stream);
   static void small_batch(const SmallBatchProduct& p, Stream stream);  // 2 tokens or more
-  // Without vectors in `normed` and without `sums`: a single token, by the kernels for one token, which ignore
-  // `routed`.
+  // Without vectors in `normed` and without `sums`, a single token is computed by the kernels for one token, which
+  // ignore `routed`.
   static void gate_up(const GateUp& p, const Normed& normed, const Routed& routed, Stream stream);
   static void gate_up(const GeneralGateUp& p, const Normed& normed, const Routed& routed, Stream stream);
   static void down(const Down& p, const ChoiceSums& sums, Stream stream);

@@ -40,17 +40,17 @@ __global__ void __launch_bounds__(kRankThreads, 1) add_ranks_kernel(const __grid
   megakernel::pass_on_stop(x, p.ranks.watch);
 }
 
-__global__ void draw_over_ranks_kernel(const __grid_constant__ Ranks ranks, State* state, uint32_t advance,
-                                       uint32_t what) {
+__global__ void sample_over_ranks_kernel(const __grid_constant__ Ranks ranks, State* state, uint32_t advance,
+                                         uint32_t what) {
   if (threadIdx.x != 0) return;
   const megakernel::Exchange& x = ranks.exchange;
   const uint64_t mine = ranks.of(ranks.ids) ? *ranks.key : 0;
   const uint64_t key = megakernel::largest_of_ranks(x, ranks.ids, ptx::load_relaxed(x.epoch), mine, ranks.watch, what);
   megakernel::pass_on_stop(x, ranks.watch);
   if (tile::stopped(ranks.watch)) return;
-  const sampling::Drawn drawn = sampling::drawn_of(key);
-  state->tokens[0] = drawn.token;
-  state->flaw |= drawn.flaw;
+  const sampling::SampledId sampled = sampling::sampled_id(key);
+  state->tokens[0] = sampled.token;
+  state->flaw |= sampled.flaw;
   state->position += int32_t(advance);
 }
 
@@ -72,9 +72,9 @@ void add_ranks(const Buffers& b, const RankStep& step, Stream stream) {
               stream, p);
 }
 
-void draw_over_ranks(const Buffers& b, const RankStep& step, Stream stream) {
-  gpu::launch("decode draw over GPUs", draw_over_ranks_kernel, {.grid = 1, .block = 32, .device = device()}, stream,
-              b.ranks, b.state, step.T, kGridBarriersPerLayer * step.layer);
+void sample_over_ranks(const Buffers& b, const RankStep& step, Stream stream) {
+  gpu::launch("decode sampling over GPUs", sample_over_ranks_kernel, {.grid = 1, .block = 32, .device = device()},
+              stream, b.ranks, b.state, step.T, kGridBarriersPerLayer * step.layer);
 }
 
 uint32_t inbox_words(const DecoderSpec& c) { return kMostTokens * uint32_t(weight_tile_padded_cols(c.hidden)); }

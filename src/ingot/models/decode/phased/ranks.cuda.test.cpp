@@ -233,16 +233,16 @@ TEST_P(GptOssRanksCuda, ATracedTokenIsTheTokenAndShowsEveryExchangeOnAllGpus) {
 // A decoder over several GPUs samples the tokens that one GPU samples, greedy and random.
 TEST_P(GptOssRanksCuda, TheDecoderDrawsWhatOneGpuDraws) {
   const Small small(ranks());
-  const auto drawn = [&](int64_t gpus, double temperature) {
+  const auto sampled = [&](int64_t gpus, double temperature) {
     const auto d = make_gpu_decoder(small.m.config, small.m.weights, {.context = 64, .gpus = gpus});
     Sequence s(*d);
     const std::vector<int32_t> prompt = {5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22};
     for (size_t at = 0; at < prompt.size(); at += size_t(d->batch()))
       s.extend(std::span(prompt).subspan(at, std::min(size_t(d->batch()), prompt.size() - at)));
-    return s.draw({.sampling = {.temperature = float(temperature)}, .seed = 3}, testing::kEmulated ? 3 : 12).tokens;
+    return s.sample({.sampling = {.temperature = float(temperature)}, .seed = 3}, testing::kEmulated ? 3 : 12).tokens;
   };
-  if (!testing::kEmulated) EXPECT_EQ(drawn(ranks(), 0), drawn(1, 0));
-  EXPECT_EQ(drawn(ranks(), 0.7), drawn(1, 0.7));
+  if (!testing::kEmulated) EXPECT_EQ(sampled(ranks(), 0), sampled(1, 0));
+  EXPECT_EQ(sampled(ranks(), 0.7), sampled(1, 0.7));
 }
 
 TEST_P(GptOssRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
@@ -333,7 +333,7 @@ TEST_P(GptOssRanksCuda, WhatCannotBeSharedIsRefusedBeforeAnythingIsLoaded) {
 #ifdef INGOT_EMULATED_DEVICE
 TEST_P(GptOssRanksCuda, GpusThatDoNotReachEachOtherAreRefusedBeforeAnythingIsLoaded) {
   const Small small(ranks());
-  emulation::pretend_devices(ranks(), false);
+  emulation::set_device_count(ranks(), false);
   const std::string want = "found no peer access from cuda:0 to cuda:1";
   EXPECT_NE(decode::ranks_unsupported_reason(ranks()).find(want), std::string::npos);
   EXPECT_EQ(decode::ranks_unsupported_reason(1), "");
@@ -438,7 +438,7 @@ TEST_P(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThems
     SCOPED_TRACE(name_of(dense));
     std::vector<int32_t> ids(319);
     testing::fill_ids(Tensor(ids.data(), {319}), 4, c.vocab);
-    const auto tell = [&](RankedModel& gpus, bool prompt) {
+    const auto logits_after = [&](RankedModel& gpus, bool prompt) {
       gpus.rewind(0);
       if (prompt && gpus.prompt_batch() >= 300) gpus.extend(std::span(ids).first(300), 0);
       gpus.extend(std::span(ids).subspan(300, 16), 1);
@@ -450,7 +450,7 @@ TEST_P(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThems
     for (const Split split : {Split::tensor, Split::attention_experts}) {
       RankedModel several(c, host.weights, {.context = 512, .gpus = ranks(), .split = split});
       for (const bool prompt : {false, true}) {
-        const std::vector<float> want = tell(one, prompt), first = tell(several, prompt);
+        const std::vector<float> want = logits_after(one, prompt), first = logits_after(several, prompt);
         double error = 0, size = 0;
         for (size_t v = 0; v < want.size(); ++v)
           error += std::pow(double(first[v]) - double(want[v]), 2), size += std::pow(double(want[v]), 2);
@@ -462,7 +462,7 @@ TEST_P(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThems
                                  : dense == WeightFormat::bf16     ? 300
                                                                    : 50);
              ++run)
-          ASSERT_EQ(tell(several, prompt), first) << "run " << run;
+          ASSERT_EQ(logits_after(several, prompt), first) << "run " << run;
       }
       several.likeliest();
     }

@@ -1,7 +1,7 @@
 #pragma once
-// The stages of a decode step. `blocks` blocks of kThreads compute a stage, and this one has the number `block`. The
-// phased path launches a kernel for each stage (phases.cuh); the megakernel calls some of these functions in turn
-// (megakernel.cuh). A stage takes a Feed that has already requested the block's first weights: no kernel writes
+// The stages of a decode step. `blocks` blocks of kThreads threads compute a stage, and `block` is the number of this
+// block. The phased path launches a kernel for each stage (phases.cuh); the megakernel calls some of these functions in
+// turn (megakernel.cuh). A stage takes a Feed that has already requested the block's first weights: no kernel writes
 // weights, so their loads may start before the stage's inputs are complete.
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/tile/shared.cuh"
@@ -55,7 +55,7 @@ template <int kCols> struct ProductMemory {
   weight_tiles::Sums<kCols> sums;
   float squares[kWarps][kCols], rstd[kCols];
 };
-// After a barrier, by the threads that need rstd.
+// Called after a barrier by the threads that need rstd.
 template <int kCols>
 __device__ __forceinline__ float rstd_of(const float (&squares)[kWarps][kCols], uint32_t j, uint32_t C, float eps) {
   return 1 / sqrtf(weight_tiles::sum_of<kCols>(squares, j) / float(C) + eps);
@@ -105,14 +105,14 @@ __device__ __forceinline__ bool is_stopped(const uint32_t* stop) {
 __device__ __forceinline__ void append(const NormProduct& p, uint64_t key) {
   if (p.key != nullptr) return void(*p.key = key);
   if (is_stopped(p.stop)) return;
-  const sampling::Drawn drawn = sampling::drawn_of(key);
-  p.state->tokens[0] = drawn.token;
-  p.state->flaw |= drawn.flaw;
+  const sampling::SampledId sampled = sampling::sampled_id(key);
+  p.state->tokens[0] = sampled.token;
+  p.state->flaw |= sampled.flaw;
   p.state->position += int32_t(p.advance);
   if (p.noise != nullptr) p.noise->step += 1;
 }
 
-// Of one token, as gate_up() and down(); small_batch.cuh has the same stages for several tokens.
+// For one token, like gate_up() and down(); small_batch.cuh has the same stages for several tokens.
 template <WeightFormat F>
 __device__ __forceinline__ void residual_product(const ResidualProduct& p, At at, weight_tiles::Feed<F>& feed,
                                                  char* vector) {
@@ -242,7 +242,7 @@ __device__ __forceinline__ void multiply_experts(const Down& p, const char* stag
   __syncthreads();
 }
 
-// Of one token. `staged`: memory for its k activation vectors.
+// For one token. `staged` is memory for its k activation vectors.
 template <WeightFormat F>
 __device__ __forceinline__ void down(const Down& p, At at, const routing::Copy& lists, uint32_t count,
                                      weight_tiles::Feed<F>& feed, char* staged) {
@@ -295,7 +295,7 @@ struct ChoiceMemory {
   }
 };
 
-// Of one token.
+// For one token.
 __device__ inline void choose_experts(const Router& p, const ChoiceMemory& m) {
   const uint32_t E = p.w.rows;
   constexpr uint32_t kItems = 4, kHeld = 4;  // experts of a thread, and parts requested together for each

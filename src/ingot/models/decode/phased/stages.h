@@ -51,7 +51,7 @@ struct GateUp {
   char* hidden;  // (T k) activation vectors of I numbers, in the order that `down` reads
   WeightFormat down;
   routing::Lists lists;
-  uint32_t T, most;  // most: expert slots there can be
+  uint32_t T, most;  // most: the largest possible number of expert slots
   float eps, limit, alpha;
 };
 // gate sigmoid(alpha gate + cubic gate^3) (up + up_offset), both clamped with a limit; 0: without.
@@ -93,7 +93,7 @@ struct SmallBatchProduct {
   int64_t y_stride;
   uint32_t T;
   float eps;
-  bool adds;  // to y
+  bool adds;  // whether the product is added to y
 };
 // The weighted results of the experts of several tokens.
 struct ChoiceSums {
@@ -145,19 +145,19 @@ struct Plan {
   Matrix head;
   uint32_t layers, hidden, heads, kv_heads, group, head_dim, experts, k;  // heads: of this GPU
   uint32_t vocab;                                                         // of the model
-  uint32_t T, head_rows, drawn, capacity;  // drawn: ids that may be sampled; capacity: of the cache
+  uint32_t T, head_rows, sample_vocab, capacity;  // sample_vocab: ids that may be sampled; capacity: of the cache
   float eps, limit, alpha, scale;
 
-  // Experts of a token in this layer, and expert slots there can be.
+  // The experts of a token in this layer, and the largest possible number of expert slots.
   INGOT_HD uint32_t choices(const Layer& l) const { return l.experts ? k : 1; }
   INGOT_HD uint32_t most(const Layer& l) const { return !l.experts ? 1 : T * k < experts ? T * k : experts; }
   INGOT_HD routing::Lists lists_of(const Layer& l, uint32_t index) const {
     return l.experts ? b.lists_of(index) : b.dense;
   }
-  // Whether the results of output and down are not added to the residual stream at once: they are this GPU's part of
-  // the sum over GPUs, or have a norm.
+  // Whether the results of output and down are added to the residual stream by a later kernel, because they are a part
+  // of the sum over GPUs, or because a norm follows.
   INGOT_HD bool adds_later() const { return b.ranks.several() || b.branch != nullptr; }
-  // What output and down add to.
+  // The tensor to which output and down add their results.
   INGOT_HD float* added() const { return b.branch != nullptr ? b.branch : b.ranks.several() ? b.ranks.added : b.x; }
 };
 struct Step;  // decode.h
@@ -288,7 +288,7 @@ INGOT_HD inline NormProduct head_of(const Plan& s) {
           .best = s.b.best,
           .arrived = s.b.arrived + 1,
           .state = s.b.state,
-          .vocab = s.drawn,
+          .vocab = s.sample_vocab,
           .advance = s.T,
           .first_id = s.b.ranks.first_id,
           .key = s.b.ranks.key,

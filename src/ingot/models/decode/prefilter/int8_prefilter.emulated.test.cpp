@@ -27,7 +27,7 @@ TEST(GptOssPrefilterEmulated, ACodeIsTheNearestAndOwnValuesStay) {
 
 // Tests the bounds with the activation vectors that are worst for the codes of a row: the row's own errors, and, for
 // the rounding of sums, vectors whose products with the row all have the same sign.
-TEST(GptOssPrefilterEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
+TEST(GptOssPrefilterEmulated, BoundsHoldAndAreTight) {
   for (const auto& [name, head] : testing::heads_to_prefilter(37, 96)) {
     SCOPED_TRACE(name);
     const PrefilteredModel m(head);
@@ -64,31 +64,31 @@ TEST(GptOssPrefilterEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
 void check_head(const HeadRows& head, int64_t blocks, std::span<const int32_t> ids, uint32_t vocab = 0,
                 bool all = false, const sampling::RowNoise& noise = {}) {
   const PrefilteredModel m(head);
-  Emulated usual(m.model, 4), gpu(m.model, 4);
+  Emulated unfiltered(m.model, 4), gpu(m.model, 4);
   gpu.make_prefilter();
-  gpu.blocks = usual.blocks = blocks;
+  gpu.blocks = unfiltered.blocks = blocks;
   for (const int32_t id : ids) {
-    usual.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = id;
-    *usual.buffers.noise = *gpu.buffers.noise = noise;
-    usual.run_one_kernel({.vocab = vocab, .capacity = 4});
+    unfiltered.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = id;
+    *unfiltered.buffers.noise = *gpu.buffers.noise = noise;
+    unfiltered.run_one_kernel({.vocab = vocab, .capacity = 4});
     gpu.run_one_kernel({.vocab = vocab, .capacity = 4}, ~0u, {}, true);
-    EXPECT_EQ(std::memcmp(gpu.buffers.state, usual.buffers.state, sizeof(decode::State)), 0)
+    EXPECT_EQ(std::memcmp(gpu.buffers.state, unfiltered.buffers.state, sizeof(decode::State)), 0)
         << id << ": found " << gpu.buffers.state->tokens[0] << ", " << gpu.buffers.state->flaw << ", expected "
-        << usual.buffers.state->tokens[0] << ", " << usual.buffers.state->flaw;
+        << unfiltered.buffers.state->tokens[0] << ", " << unfiltered.buffers.state->flaw;
     EXPECT_EQ(gpu.buffers.noise->step, noise.step + 1);
-    const float *const got = gpu.buffers.logits, *const want = usual.buffers.logits;
-    const size_t drawable = vocab > 0 ? vocab : head.size();
-    testing::expect_sampled(*usual.buffers.state, want, int64_t(drawable), noise);
-    for (size_t n = 0; n < drawable; ++n) {
+    const float *const got = gpu.buffers.logits, *const want = unfiltered.buffers.logits;
+    const size_t sample_vocab = vocab > 0 ? vocab : head.size();
+    testing::expect_sampled(*unfiltered.buffers.state, want, int64_t(sample_vocab), noise);
+    for (size_t n = 0; n < sample_vocab; ++n) {
       if (noise.temperature == 0) ASSERT_FALSE(want[n] > got[n]) << id << ", row " << n;
-      if (all || (usual.buffers.state->flaw == 0 && int32_t(n) == usual.buffers.state->tokens[0]))
+      if (all || (unfiltered.buffers.state->flaw == 0 && int32_t(n) == unfiltered.buffers.state->tokens[0]))
         ASSERT_EQ(std::memcmp(got + n, want + n, 4), 0)
             << id << ", row " << n << ": found " << got[n] << ", expected " << want[n];
     }
   }
   EXPECT_EQ(gpu.record.state, 0u);
 }
-TEST(GptOssPrefilterEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) {
+TEST(GptOssPrefilterEmulated, TheIdIsTheWholeHeadsAndNoLogitLiesBeyondItsBounds) {
   const int32_t signs[] = {0}, ids[] = {0, 199}, ids_of_wide[] = {99, 3};
   // These cases exclude all rows, read all rows, or some of each, as other cases with different numbers do.
   const auto repeats = [](const std::string& name) {
@@ -135,22 +135,22 @@ TEST(GptOssPrefilterEmulated, ASampledIdIsTheWholeHeadsAndTheCpus) {
 
 // Compares a chain of tokens with the chain of the whole head, which then continues without the prefilter: greedy
 // tokens, and samples, whose steps the kernel counts.
-TEST(GptOssPrefilterEmulated, AModelGoesOnAsWithTheUsualHead) {
+TEST(GptOssPrefilterEmulated, AModelContinuesAsWithTheWholeHead) {
   testing::DecodeCase t = testing::decode_cases()[0];
   t.config.vocab = 333;
   const testing::DecodeModel m(t.config, t.dense, t.experts, 11);
   for (const int64_t blocks : {1, 4}) {
     if (testing::kSanitized && blocks == 1) continue;  // heads of a single block cover this case
-    Emulated usual(m, 30), gpu(m, 30);
+    Emulated unfiltered(m, 30), gpu(m, 30);
     gpu.make_prefilter();
-    gpu.blocks = usual.blocks = blocks;
-    usual.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 9;
-    if (blocks == 4) *usual.buffers.noise = *gpu.buffers.noise = {.seed = 5, .step = 0, .temperature = 1};
+    gpu.blocks = unfiltered.blocks = blocks;
+    unfiltered.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 9;
+    if (blocks == 4) *unfiltered.buffers.noise = *gpu.buffers.noise = {.seed = 5, .step = 0, .temperature = 1};
     for (int i = 0; i < (testing::kSanitized ? 4 : 8); ++i) {  // the third token takes the whole head
-      usual.run_one_kernel({.capacity = 30});
+      unfiltered.run_one_kernel({.capacity = 30});
       gpu.run_one_kernel({.capacity = 30}, ~0u, {}, i % 3 != 2);
-      ASSERT_EQ(std::memcmp(gpu.buffers.state, usual.buffers.state, sizeof(decode::State)), 0) << i;
-      testing::expect_sampled(*gpu.buffers.state, usual.buffers.logits, m.config.vocab,
+      ASSERT_EQ(std::memcmp(gpu.buffers.state, unfiltered.buffers.state, sizeof(decode::State)), 0) << i;
+      testing::expect_sampled(*gpu.buffers.state, unfiltered.buffers.logits, m.config.vocab,
                               {.seed = 5, .step = uint32_t(i), .temperature = blocks == 4 ? 1.f : 0.f});
     }
   }

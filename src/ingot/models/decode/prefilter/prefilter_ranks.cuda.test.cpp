@@ -56,16 +56,16 @@ void GptOssPrefilterRanksCuda::check_prefiltered(const std::string& name, const 
     const uint32_t vocab = i % 5 == 4 ? uint32_t(i % 10 == 9 ? rows / 3 : 2 * rows / 3) : 0;
     sampling::RowNoise noise = noises[size_t(i) % noises.size()];
     noise.seed += uint64_t(i);
-    const auto told = [&](bool id_alone) {
+    const auto feed = [&](bool id_alone) {
       gpus.rewind(0);
       gpus.extend({&id, 1}, 1, 0, vocab, id_alone, noise);
       gpus.synchronize();
     };
-    told(false);
+    feed(false);
     const decode::State want = state_of(gpus, 0);
     const std::vector<float> logits = row_of(gpus);
     testing::expect_sampled(want, logits.data(), vocab > 0 ? vocab : rows, noise);
-    told(true);
+    feed(true);
     for (int r = 0; r < ranks(); ++r) {
       const decode::State got = state_of(gpus, r);
       ASSERT_EQ(std::memcmp(&got, &want, sizeof got), 0)

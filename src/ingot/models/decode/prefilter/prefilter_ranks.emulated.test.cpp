@@ -23,8 +23,8 @@ using testing::PrefilteredModel;
 
 size_t first_id(const EmulatedRanks& gpus, size_t r) { return gpus.ranks[r]->buffers.ranks.first_id; }
 int32_t& next_token(Emulated& e) { return e.buffers.state->tokens[0]; }
-void expect_same_states(const EmulatedRanks& gpus, const EmulatedRanks& usual) {
-  const decode::State& want = *usual.ranks[0]->buffers.state;
+void expect_same_states(const EmulatedRanks& gpus, const EmulatedRanks& unfiltered) {
+  const decode::State& want = *unfiltered.ranks[0]->buffers.state;
   for (size_t r = 0; r < gpus.ranks.size(); ++r)
     EXPECT_EQ(std::memcmp(gpus.ranks[r]->buffers.state, &want, sizeof want), 0)
         << "GPU " << r << ": found " << next_token(*gpus.ranks[r]) << ", " << gpus.ranks[r]->buffers.state->flaw
@@ -38,30 +38,31 @@ void check_head(const HeadRows& head, int count, Split split, std::span<const in
                 bool all = false, int64_t blocks = 0, const sampling::RowNoise& noise = {}) {
   SCOPED_TRACE(::testing::Message() << count << (split == Split::tensor ? " GPUs" : " GPUs, attention-experts"));
   const PrefilteredModel m(head, count);
-  EmulatedRanks usual(m.model, 4, count, split), gpus(m.model, 4, count, split);
+  EmulatedRanks unfiltered(m.model, 4, count, split), gpus(m.model, 4, count, split);
   gpus.make_prefilters();
-  for (size_t r = 0; r < gpus.ranks.size() && blocks > 0; ++r) usual.ranks[r]->blocks = gpus.ranks[r]->blocks = blocks;
+  for (size_t r = 0; r < gpus.ranks.size() && blocks > 0; ++r)
+    unfiltered.ranks[r]->blocks = gpus.ranks[r]->blocks = blocks;
   const Step step{.vocab = vocab, .capacity = 4};
-  const size_t drawn = vocab > 0 ? vocab : head.size();
+  const size_t sample_vocab = vocab > 0 ? vocab : head.size();
   for (const int32_t id : ids) {
     SCOPED_TRACE(id);
     for (size_t r = 0; r < gpus.ranks.size(); ++r) {
-      next_token(*usual.ranks[r]) = next_token(*gpus.ranks[r]) = id;
-      *usual.ranks[r]->buffers.noise = *gpus.ranks[r]->buffers.noise = noise;
+      next_token(*unfiltered.ranks[r]) = next_token(*gpus.ranks[r]) = id;
+      *unfiltered.ranks[r]->buffers.noise = *gpus.ranks[r]->buffers.noise = noise;
     }
     for (auto& e : gpus.ranks) std::fill_n(e->buffers.own_logits, head.size(), NAN);
-    usual.token(step, false);
+    unfiltered.token(step, false);
     gpus.token(step, true);
-    expect_same_states(gpus, usual);
-    const decode::State& state = *usual.ranks[0]->buffers.state;
-    const float* const want = usual.ranks[0]->buffers.logits;
-    testing::expect_sampled(state, want, int64_t(drawn), noise);
+    expect_same_states(gpus, unfiltered);
+    const decode::State& state = *unfiltered.ranks[0]->buffers.state;
+    const float* const want = unfiltered.ranks[0]->buffers.logits;
+    testing::expect_sampled(state, want, int64_t(sample_vocab), noise);
     for (size_t r = 0; r < gpus.ranks.size(); ++r) {
       const Emulated& e = *gpus.ranks[r];
       const float* const got = e.buffers.own_logits;
       EXPECT_EQ(e.buffers.noise->step, noise.step + 1);
       EXPECT_EQ(e.record.state, 0u);
-      for (size_t n = 0, first = first_id(gpus, r); n < e.model.head.rows && first + n < drawn; ++n) {
+      for (size_t n = 0, first = first_id(gpus, r); n < e.model.head.rows && first + n < sample_vocab; ++n) {
         if (noise.temperature == 0) ASSERT_FALSE(want[first + n] > got[n]) << "id " << first + n;
         ASSERT_FALSE(std::isnan(got[n]) && !std::isnan(want[first + n])) << "id " << first + n;
         if (all || (state.flaw == 0 && int32_t(first + n) == state.tokens[0]))
@@ -104,7 +105,7 @@ TEST(GptOssPrefilterRanksEmulated, ASampledIdIsTheWholeHeadsAndTheCpus) {
                seed % 2 == 0 ? 0 : 150, false, 0, {.seed = seed, .step = 7 * seed, .temperature = 1.3f});
 }
 // A head whose rows all belong to the first GPU.
-TEST(GptOssPrefilterRanksEmulated, TheFirstGpuPrefiltersAloneWhereItAloneHasTheHead) {
+TEST(GptOssPrefilterRanksEmulated, TheFirstGpuPrefiltersAloneIfItAloneHasTheHead) {
   const int32_t ids[] = {0};
   const auto heads = testing::heads_to_prefilter(60, 96);
   for (const size_t i : {1, 2}) {
@@ -148,7 +149,7 @@ TEST(GptOssPrefilterRanksEmulated, ARowThatMisleadsIsFoundOnEveryGpu) {
   }
 }
 // Every GPU has the same logit: the lowest id wins, and ids that may not be sampled are not compared.
-TEST(GptOssPrefilterRanksEmulated, TiesGoToTheLowestIdAndOnlyIdsThatMayBeDrawnWin) {
+TEST(GptOssPrefilterRanksEmulated, TiesGoToTheLowestIdAndOnlyIdsThatMayBeSampledWin) {
   const int32_t ids[] = {0};
   HeadRows head(300, std::vector<float>(96));
   for (size_t n = 0; n < head.size(); ++n)
@@ -165,23 +166,23 @@ TEST(GptOssPrefilterRanksEmulated, TiesGoToTheLowestIdAndOnlyIdsThatMayBeDrawnWi
 void check_chain(const DecodeCase& t, int count, Split split) {
   SCOPED_TRACE(::testing::Message() << count << (split == Split::tensor ? " GPUs" : " GPUs, attention-experts"));
   const DecodeModel m(t.config, t.dense, t.experts, 11);
-  EmulatedRanks usual(m, 30, count, split), gpus(m, 30, count, split);
+  EmulatedRanks unfiltered(m, 30, count, split), gpus(m, 30, count, split);
   gpus.make_prefilters();
   EXPECT_TRUE(gpus.ranks[0]->has_prefilter());
-  for (size_t r = 0; r < gpus.ranks.size(); ++r) next_token(*usual.ranks[r]) = next_token(*gpus.ranks[r]) = 9;
+  for (size_t r = 0; r < gpus.ranks.size(); ++r) next_token(*unfiltered.ranks[r]) = next_token(*gpus.ranks[r]) = 9;
   for (int i = 0; i < (testing::kSanitized ? 4 : 7); ++i) {
     const bool prefiltered = i % 4 != 2;
-    usual.token({.capacity = 30}, false);
+    unfiltered.token({.capacity = 30}, false);
     gpus.token({.capacity = 30}, prefiltered);
-    expect_same_states(gpus, usual);
+    expect_same_states(gpus, unfiltered);
     ASSERT_FALSE(::testing::Test::HasFailure()) << "token " << i;
     if (prefiltered) continue;
-    ASSERT_EQ(std::memcmp(gpus.ranks[0]->buffers.logits, usual.ranks[0]->buffers.logits, size_t(t.config.vocab) * 4),
-              0);
+    ASSERT_EQ(
+        std::memcmp(gpus.ranks[0]->buffers.logits, unfiltered.ranks[0]->buffers.logits, size_t(t.config.vocab) * 4), 0);
   }
   EXPECT_EQ(gpus.ranks[0]->buffers.state->position, testing::kSanitized ? 4 : 7);
 }
-TEST(GptOssPrefilterRanksEmulated, AModelGoesOnAsWithTheUsualHead) {
+TEST(GptOssPrefilterRanksEmulated, AModelContinuesAsWithTheWholeHead) {
   DecodeCase two = {"two", testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2), WeightFormat::bf16,
                     WeightFormat::mxfp4};
   two.config.vocab = 333;
@@ -205,7 +206,7 @@ TEST(GptOssPrefilterRanksEmulated, OnlyAHeadInBf16IsPrefiltered) {
     }
 }
 
-TEST(GptOssPrefilterRanksEmulated, ABlockThatDoesNotSayWhatItKnowsIsNamedAndTheNextTokenIsRight) {
+TEST(GptOssPrefilterRanksEmulated, ABlockThatDoesNotPublishItsBoundIsNamedAndTheNextTokenIsRight) {
   const PrefilteredModel m(testing::random_head(300, 96, 1), 2);
   EmulatedRanks gpus(m.model, 9, 2, Split::tensor), sound(m.model, 9, 2, Split::tensor);
   gpus.make_prefilters();

@@ -92,7 +92,7 @@ struct Prompts {
         for (int sums = 0; sums < 2; ++sums) buffers[r].parts[sums][q] = buffers[q].part[sums];
     }
   }
-  void tell(size_t r, std::span<const int32_t> ids, uint32_t head_rows) {
+  void feed(size_t r, std::span<const int32_t> ids, uint32_t head_rows) {
     testing::Emulated& e = *gpus.ranks[r];
     std::copy(ids.begin(), ids.end(), buffers[r].ids);
     run_prompt(e.model, e.buffers, buffers[r],
@@ -109,7 +109,7 @@ struct Prompts {
     const size_t V = size_t(gpus.c.vocab), T = ids.size();
     if (T == 1) return gpus.extend(ids, 1);
     std::fill_n(buffers[0].logits, T * V, NAN);
-    on_threads(gpus.ranks.size(), [&](size_t r) { tell(r, ids, uint32_t(T)); });
+    on_threads(gpus.ranks.size(), [&](size_t r) { feed(r, ids, uint32_t(T)); });
     std::vector<std::vector<double>> rows;
     for (size_t t = 0; t < T; ++t) rows.emplace_back(buffers[0].logits + t * V, buffers[0].logits + (t + 1) * V);
     return rows;
@@ -219,7 +219,7 @@ TEST(GptOssPromptsEmulated, APromptInPiecesIsThePrompt) {
     for (const auto& part : {std::span(ids).first(cut), std::span(ids).subspan(cut)}) {
       if (part.empty()) continue;
       const bool last = part.data() + part.size() == ids.data() + ids.size();
-      on_threads(2, [&](size_t r) { gpus.tell(r, part, last ? 1 : 0); });
+      on_threads(2, [&](size_t r) { gpus.feed(r, part, last ? 1 : 0); });
     }
     for (const auto& e : gpus.gpus.ranks) EXPECT_EQ(e->buffers.state->position, 16);
     rows.push_back(gpus.gpus.ranks[0]->rows_of_logits(1)[0]);
@@ -244,7 +244,7 @@ TEST(GptOssPromptsEmulated, AGpuThatNeverBeginsIsNamedAndTheNextPromptIsRight) {
   const auto& ids = two.ids;
   gpus.gpus.set_limit(1'000'000);
   on_threads(2, [&](size_t r) {
-    if (r == 0) gpus.tell(r, ids, 1);
+    if (r == 0) gpus.feed(r, ids, 1);
   });
   EXPECT_EQ(gpus.gpus.ranks[0]->record.state, gpu::kTimedOut);
   EXPECT_EQ(gpus.gpus.ranks[0]->record.what, megakernel::wait_for_rank(2, 1));
@@ -255,13 +255,13 @@ TEST(GptOssPromptsEmulated, AGpuThatNeverBeginsIsNamedAndTheNextPromptIsRight) {
   EXPECT_EQ(gpus.extend(ids), two.want);
 }
 
-// As in DeviceModel::rehearse_prompt().
-TEST(GptOssPromptsEmulated, APromptThatWaitsForNobodyLeavesNothingBehind) {
+// As in DeviceModel::warm_up_prompt().
+TEST(GptOssPromptsEmulated, AWarmUpThatWaitsForNoRankLeavesNoState) {
   TwoGpus two;
   auto& gpus = two.gpus;
   const auto& ids = two.ids;
   for (const auto& e : gpus.gpus.ranks) e->stop = ~0u;
-  for (const uint32_t head_rows : {0u, 1u, 16u}) on_threads(2, [&](size_t r) { gpus.tell(r, ids, head_rows); });
+  for (const uint32_t head_rows : {0u, 1u, 16u}) on_threads(2, [&](size_t r) { gpus.feed(r, ids, head_rows); });
   for (const auto& e : gpus.gpus.ranks) {
     EXPECT_EQ(e->buffers.state->position, 0);
     EXPECT_EQ(e->record.state, gpu::kRunning);

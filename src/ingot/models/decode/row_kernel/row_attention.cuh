@@ -1,5 +1,5 @@
 #pragma once
-// Attention of the rows (megakernel/piece_attention.cuh). A unit of work is a row, a key head, a tile of query heads
+// Attention of the rows (megakernel/split_kv_attention.cuh). A unit of work is a row, a key head, a tile of query heads
 // and a part of the keys. The number of parts follows from the position of the row. The keys of this step, the row's
 // own and those of earlier rows of the same sequence, are computed from the sums of qkv; keys of earlier steps come
 // through the ring.
@@ -23,13 +23,13 @@ __device__ __forceinline__ RowUnit row_unit(const Context& block, const decode_a
   return u;
 }
 // The number of chunks of a unit, rounded up so that each unit begins with the first team.
-__device__ __forceinline__ uint32_t padded_pieces(uint32_t pieces) { return (pieces + kTeams - 1) / kTeams * kTeams; }
+__device__ __forceinline__ uint32_t padded_chunks(uint32_t chunks) { return (chunks + kTeams - 1) / kTeams * kTeams; }
 
 // Writes the queries of a unit, and the keys and values of this step that the unit sees, to shared memory. The row's
 // own key and value also go to the cache.
 template <class Projected>
 __device__ __forceinline__ void stage_unit(const Context& block, const decode_attention::Params& p,
-                                           const piece_attention::Unit& u, uint32_t row, uint32_t first_fresh,
+                                           const split_kv_attention::Unit& u, uint32_t row, uint32_t first_fresh,
                                            AttentionMemory& m, Projected&& projected) {
   const uint32_t own = block.m.position[row], half = p.dim / 2, begin = max(u.begin, first_fresh),
                  fresh = u.end > begin ? u.end - begin : 0, all = u.rows + 2 * fresh;
@@ -91,9 +91,9 @@ __device__ __forceinline__ void attend(const Context& block, uint32_t layer, meg
       parted |= attention.has_parts();
       attention.attend(
           u.unit, first_fresh,
-          [&](const piece_attention::Unit& unit) { stage_unit(block, p, unit, u.row, first_fresh, m, projected); },
+          [&](const split_kv_attention::Unit& unit) { stage_unit(block, p, unit, u.row, first_fresh, m, projected); },
           [&](uint32_t count, auto&& use) {
-            weights.read(padded_pieces(count), [&](const char* chunk, const megakernel::WeightNote& note) {
+            weights.read(padded_chunks(count), [&](const char* chunk, const megakernel::WeightNote& note) {
               if (note.word[0] != ~0u) use(chunk, note.word[0]);
             });
           },

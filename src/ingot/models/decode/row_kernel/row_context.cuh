@@ -33,7 +33,7 @@ __device__ __forceinline__ bool has_terms(uint64_t word, uint32_t count) {
 }
 __device__ __forceinline__ float value_of(uint64_t word, uint32_t count) { return Sum::value(word - count); }
 
-using piece_attention::Keys;
+using split_kv_attention::Keys;
 // The keys that a row sees. Their division into parts follows from the row's position alone.
 __device__ __forceinline__ Keys keys_of(const decode_attention::Params& p, uint32_t position, uint32_t least_part) {
   Keys keys(p, position);
@@ -41,8 +41,8 @@ __device__ __forceinline__ Keys keys_of(const decode_attention::Params& p, uint3
   keys.parts = (keys.fresh + keys.each - keys.low) / keys.each;
   return keys;
 }
-using AttentionMemory = piece_attention::Memory<kDim, kRows>;
-using Attention = piece_attention::Attention<kDim, kTokenThreads, ComputeThreads, kRows>;
+using AttentionMemory = split_kv_attention::Memory<kDim, kRows>;
+using Attention = split_kv_attention::Attention<kDim, kTokenThreads, ComputeThreads, kRows>;
 
 // The distinct experts of all rows, in the order of their numbers. A pair is a row and one of its chosen experts; the
 // pairs of an expert slot are consecutive.
@@ -79,10 +79,6 @@ struct Memory {
 
 struct Unit {
   uint32_t slot, row_tile, part;
-};
-struct Piece {
-  int64_t at;  // bytes from the start of the slot's matrix
-  uint32_t first, count;
 };
 
 struct Context {

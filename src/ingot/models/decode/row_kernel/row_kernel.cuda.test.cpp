@@ -43,8 +43,8 @@ TEST_F(RowKernelCuda, SequencesOfThePublishedShapesRepeatThemselvesInAnyCompany)
     testing::fill_ids(Tensor(ids.data(), {kSlots}), 4, c.vocab);
     const auto step = [&](const std::vector<int>& slots) {
       std::vector<int32_t> first;
-      for (const int slot : slots) gpu.pretend(1 + 431 * slot, slot), first.push_back(ids[size_t(slot)]);
-      gpu.extend_streams(slots, first);
+      for (const int slot : slots) gpu.fill_cache_with_random(1 + 431 * slot, slot), first.push_back(ids[size_t(slot)]);
+      gpu.extend_sequences(slots, first);
     };
     const std::vector<int> all = {0, 1, 2, 3, 4, 5, 6, 7};
     step(all);
@@ -84,7 +84,7 @@ TEST_F(RowKernelCuda, TokensOfOneSequenceDoNotDependOnHowTheyAreDividedAmongStep
   std::vector<float> want;
   for (const std::vector<size_t>& sizes :
        std::vector<std::vector<size_t>>{{8, 8}, {2, 3, 4, 7}, {5, 6, 3, 2}, {2, 2, 2, 2, 2, 2, 2, 2}}) {
-    gpu.pretend(1000);
+    gpu.fill_cache_with_random(1000);
     std::vector<float> rows;
     size_t at = 0;
     for (const size_t n : sizes) {

@@ -9,12 +9,12 @@ namespace ingot::decode::rows::loader {
 __device__ __forceinline__ void copy_units(const Context& block, megakernel::WeightWriter& ring, const Matrix& w,
                                            const RowSplit& s, bool experts, uint32_t tile_bytes, uint32_t first,
                                            uint32_t end) {
-  const uint32_t pieces = (end - first + kTeams - 1) / kTeams * s.chunks * kTeams, lane = threadIdx.x % 32;
+  const uint32_t total = (end - first + kTeams - 1) / kTeams * s.chunks * kTeams, lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (uint32_t begin = 0; begin < pieces; begin += 32) {
+  for (uint32_t begin = 0; begin < total; begin += 32) {
     // Each lane computes the address of one chunk. Where a team has no unit, its chunk is void.
-    const uint32_t piece = min(begin + lane, pieces - 1), round = piece / kTeams / s.chunks,
-                   chunk = piece / kTeams - round * s.chunks, number = first + round * kTeams + piece % kTeams;
+    const uint32_t index = min(begin + lane, total - 1), round = index / kTeams / s.chunks,
+                   chunk = index / kTeams - round * s.chunks, number = first + round * kTeams + index % kTeams;
     const uint8_t* from = nullptr;
     uint32_t count = 0, at = 0;
     if (number < end) {
@@ -26,7 +26,7 @@ __device__ __forceinline__ void copy_units(const Context& block, megakernel::Wei
              u.row_tile * w.row_tile_bytes + int64_t(at) * tile_bytes;
     }
     if (count == 0) at = 0;
-    const uint32_t all = min(pieces - begin, 32u), bytes = count * tile_bytes;
+    const uint32_t all = min(total - begin, 32u), bytes = count * tile_bytes;
 #pragma unroll 1
     for (uint32_t turn = 0; turn < all; ++turn) {
       const bool is_void = __shfl_sync(~0u, bytes, turn) == 0;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void copy_units(const Context& block, megakernel::Wei
 }
 
 __device__ __forceinline__ void copy_keys(const Context& block, megakernel::WeightWriter& ring, uint32_t layer) {
-  constexpr uint32_t kRow = kDim * 2, kKeys = piece_attention::kPieceKeys;
+  constexpr uint32_t kRow = kDim * 2, kKeys = split_kv_attention::kChunkKeys;
   const decode_attention::Params& p = block.layer(layer).attention;
   const Keys* const keys = block.m.keys[layer % 2];
   const uint32_t lane = threadIdx.x % 32;
@@ -46,13 +46,13 @@ __device__ __forceinline__ void copy_keys(const Context& block, megakernel::Weig
   for (uint32_t number = blockIdx.x;; number += gridDim.x) {
     const RowUnit at = row_unit(block, p, keys, number);
     if (at.row == block.m.step.T) return;
-    const piece_attention::Unit u = Attention::unit_of(p, keys[at.row], at.unit);
-    const uint32_t chunks = Attention::pieces_of(u), pieces = padded_pieces(chunks);
+    const split_kv_attention::Unit u = Attention::unit_of(p, keys[at.row], at.unit);
+    const uint32_t chunks = Attention::chunks_of(u), padded = padded_chunks(chunks);
     const int64_t offset = block.m.offset[at.row];
 #pragma unroll 1
-    for (uint32_t first = 0; first < pieces; first += 32) {
-      const uint32_t all = min(pieces - first, 32u), chunk = first + lane;
-      piece_attention::KeyRows r{};
+    for (uint32_t first = 0; first < padded; first += 32) {
+      const uint32_t all = min(padded - first, 32u), chunk = first + lane;
+      split_kv_attention::KeyRows r{};
       if (chunk < chunks) r = Attention::rows_of(p, u, chunk);
 #pragma unroll 1
       for (uint32_t turn = 0; turn < all; ++turn)

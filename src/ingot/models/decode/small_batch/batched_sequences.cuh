@@ -89,9 +89,9 @@ __global__ void append_tokens_kernel(const __grid_constant__ BatchedSequences s,
   }
   if (threadIdx.x % 32 != 0 || is_stopped(stop)) return;
   State& state = *of_slot(s.state, s, slot_of(s, threadIdx.x / 32));
-  const sampling::Drawn drawn = sampling::drawn_of(key);
-  state.tokens[0] = drawn.token;
-  state.flaw |= drawn.flaw;
+  const sampling::SampledId sampled = sampling::sampled_id(key);
+  state.tokens[0] = sampled.token;
+  state.flaw |= sampled.flaw;
   state.position += 1;
 }
 

@@ -34,6 +34,6 @@ struct BatchedSequences {
 };
 // Places the arrays of BatchedSequences for steps of at most `most` sequences in device memory; returns their size in
 // bytes.
-int64_t lay_out(const DecoderSpec& config, int64_t most, char* memory, BatchInput*& input, BatchedSequences& streams);
+int64_t lay_out(const DecoderSpec& config, int64_t most, char* memory, BatchInput*& input, BatchedSequences& sequences);
 
 }  // namespace ingot::decode

@@ -27,8 +27,8 @@ constexpr uint32_t kMatrixTeam = 12;  // warps that share a row tile of any othe
 constexpr uint32_t kMostSlots = 3;
 template <WeightFormat F> class Ring {
  public:
-  static constexpr uint32_t kPiece = F == WeightFormat::mxfp4 ? 3 : F == WeightFormat::fp8 ? 2 : 1;
-  static constexpr uint32_t kWeightTile = weight_tiles::Form<F>::kBytes, kSlotBytes = kPiece * kWeightTile;
+  static constexpr uint32_t kChunkTiles = F == WeightFormat::mxfp4 ? 3 : F == WeightFormat::fp8 ? 2 : 1;
+  static constexpr uint32_t kWeightTile = weight_tiles::Form<F>::kBytes, kSlotBytes = kChunkTiles * kWeightTile;
 
   __device__ __forceinline__ Ring(char* memory, uint32_t slots)
       : slots_(memory + threadIdx.x / 32 * slots * kSlotBytes), count_(slots), put_(0), taken_(0) {}
@@ -37,7 +37,7 @@ template <WeightFormat F> class Ring {
   // lane's bytes.
   __device__ __forceinline__ void put(const uint8_t* from, uint32_t weight_tiles) {
     const uint32_t mine = threadIdx.x % 32 * 16, to = ptx::shared_address(slots_ + put_) + mine;
-    if (weight_tiles == kPiece) {
+    if (weight_tiles == kChunkTiles) {
 #pragma unroll
       for (uint32_t at = 0; at < kSlotBytes; at += 512)
         if (at + 512 <= kSlotBytes || at + mine < kSlotBytes) ptx::cp_async<16>(to + at, from + at);
@@ -62,12 +62,12 @@ template <WeightFormat F> class Ring {
       ptx::cp_async_wait_group<0>();
     __syncwarp();
     const char* const from = slots_ + taken_;
-    if (kBlocks == 1 && count == kPiece) {  // without a branch between the weight tiles
-      weight_tiles::Stored<F> held[kPiece];
+    if (kBlocks == 1 && count == kChunkTiles) {  // without a branch between the weight tiles
+      weight_tiles::Stored<F> held[kChunkTiles];
 #pragma unroll
-      for (uint32_t u = 0; u < kPiece; ++u) load(held[u], from + u * kWeightTile);
+      for (uint32_t u = 0; u < kChunkTiles; ++u) load(held[u], from + u * kWeightTile);
 #pragma unroll
-      for (uint32_t u = 0; u < kPiece; ++u)
+      for (uint32_t u = 0; u < kChunkTiles; ++u)
         weight_tiles::multiply<F>(held[u], vectors, at + u * weight_tiles::kVectorTileBytes, sum);
     } else {
 #pragma unroll 1
@@ -155,8 +155,8 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
       float sum[kBlocks][4] = {};
 #pragma unroll 1
       for (uint32_t r = 0; r < rounds_; ++r) {
-        ring_.multiply(r + 1 < rounds_ ? Ring<F>::kPiece : last_, mine,
-                       (mine_ + r * Ring<F>::kPiece) * weight_tiles::kVectorTileBytes, sum);
+        ring_.multiply(r + 1 < rounds_ ? Ring<F>::kChunkTiles : last_, mine,
+                       (mine_ + r * Ring<F>::kChunkTiles) * weight_tiles::kVectorTileBytes, sum);
         put_ahead();
       }
       float4* const part = sums_ + parity_ * kWarps * kBlocks * 32 + lane;
@@ -197,8 +197,8 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
     const uint32_t warp = threadIdx.x / 32 % kTeam, each = (w.weight_tiles + kTeam - 1) / kTeam;
     mine_ = min(warp * each, w.weight_tiles);
     const uint32_t weight_tiles = min(each, w.weight_tiles - mine_);  // the last warps may have fewer chunks, or none
-    rounds_ = (weight_tiles + Ring<F>::kPiece - 1) / Ring<F>::kPiece;
-    last_ = weight_tiles - (rounds_ > 0 ? (rounds_ - 1) * Ring<F>::kPiece : 0);
+    rounds_ = (weight_tiles + Ring<F>::kChunkTiles - 1) / Ring<F>::kChunkTiles;
+    last_ = weight_tiles - (rounds_ > 0 ? (rounds_ - 1) * Ring<F>::kChunkTiles : 0);
     here_.index = here_.row_tile = first + threadIdx.x / (32 * kTeam) * step;
     here_.expert_slot = 0;
     if (expert != nullptr) here_.expert_slot = here_.index / w.row_tiles, here_.row_tile = here_.index % w.row_tiles;
@@ -219,7 +219,7 @@ template <WeightFormat F, int kCols, uint32_t kTeam> class Bank {
   __device__ __forceinline__ void put_ahead() {
     if (from_ == nullptr) return ring_.put_none();
     const bool last = --left_ == 0;
-    ring_.put(from_, last ? last_ : Ring<F>::kPiece);
+    ring_.put(from_, last ? last_ : Ring<F>::kChunkTiles);
     from_ += Ring<F>::kSlotBytes;
     if (last) left_ = rounds_, advance(ahead_), find();
   }
@@ -246,30 +246,30 @@ __device__ __forceinline__ void row_scales(const Matrix& w, const uint8_t* row_t
 // Copies `count` activation vectors to shared memory, past L1: vector i comes from row_of(i) in global memory.
 template <class Row>
 __device__ __forceinline__ void stage(char* to, const char* from, uint32_t numbers, uint32_t count, Row&& row_of) {
-  const uint32_t pieces = uint32_t(weight_tiles::vector_bytes(numbers)) / 16,
-                 stride = weight_tiles::vector_stride(numbers);
+  const uint32_t words = uint32_t(weight_tiles::vector_bytes(numbers)) / 16,  // of 16 bytes in a vector
+      stride = weight_tiles::vector_stride(numbers);
   constexpr uint32_t kHeld = 5;  // 16-byte words requested together
 #pragma unroll 1
-  for (uint32_t first = threadIdx.x; first < count * pieces; first += kHeld * kThreads) {
+  for (uint32_t first = threadIdx.x; first < count * words; first += kHeld * kThreads) {
     uint4 held[kHeld] = {};
 #pragma unroll
     for (uint32_t u = 0; u < kHeld; ++u)
-      if (const uint32_t i = first + u * kThreads; i < count * pieces)
-        held[u] = __ldcg(reinterpret_cast<const uint4*>(from) + int64_t(row_of(i / pieces)) * pieces + i % pieces);
+      if (const uint32_t i = first + u * kThreads; i < count * words)
+        held[u] = __ldcg(reinterpret_cast<const uint4*>(from) + int64_t(row_of(i / words)) * words + i % words);
 #pragma unroll
     for (uint32_t u = 0; u < kHeld; ++u)
-      if (const uint32_t i = first + u * kThreads; i < count * pieces)
-        *reinterpret_cast<uint4*>(to + i / pieces * stride + i % pieces * 16) = held[u];
+      if (const uint32_t i = first + u * kThreads; i < count * words)
+        *reinterpret_cast<uint4*>(to + i / words * stride + i % words * 16) = held[u];
   }
 }
 // The same for the first `count` vectors, asynchronously and without registers. A thread's own words are complete after
 // cp_async_wait_group<0>(), which must be called before the first weights are requested.
 __device__ __forceinline__ void prefetch_vectors(char* to, const char* from, uint32_t numbers, uint32_t count) {
-  const uint32_t pieces = uint32_t(weight_tiles::vector_bytes(numbers)) / 16,
-                 stride = weight_tiles::vector_stride(numbers);
+  const uint32_t words = uint32_t(weight_tiles::vector_bytes(numbers)) / 16,  // of 16 bytes in a vector
+      stride = weight_tiles::vector_stride(numbers);
 #pragma unroll 4
-  for (uint32_t i = threadIdx.x; i < count * pieces; i += kThreads)
-    ptx::cp_async<16>(ptx::shared_address(to + i / pieces * stride + i % pieces * 16), from + int64_t(i) * 16);
+  for (uint32_t i = threadIdx.x; i < count * words; i += kThreads)
+    ptx::cp_async<16>(ptx::shared_address(to + i / words * stride + i % words * 16), from + int64_t(i) * 16);
   ptx::cp_async_commit_group();
 }
 // Computes the factor 1 / rms of each normalized activation vector. Call before a barrier.

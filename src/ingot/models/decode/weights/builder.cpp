@@ -110,7 +110,7 @@ void DeviceBuilder::fill(const WeightMatrix& device, const Matrix& m, const Weig
   const bool all = N == from.rows() && K == from.cols();
   if (all && from.in_weight_tiles()) return uploader().copy(to, from.data.data, from.data.bytes());
   if (m.row_tiles == 0) return;
-  if (from.in_weight_tiles() && row_tile_bytes(f, K) <= Uploader::kPiece)
+  if (from.in_weight_tiles() && row_tile_bytes(f, K) <= Uploader::kBufferBytes)
     return upload_cuts(from, cut, to, m.matrix_bytes);
   for (int64_t e = 0; e < std::max<int64_t>(1, experts); ++e) {
     const WeightMatrix one = experts > 0 ? from.at(e) : from;
@@ -131,7 +131,7 @@ void DeviceBuilder::upload_cuts(const WeightMatrix& from, const Cut& cut, uint8_
     int64_t at;
   };
   const int64_t row_tile = row_tile_bytes(from.format, cut.cols.size()),
-                rows = Uploader::kPiece / row_tile * kWeightTileRows;
+                rows = Uploader::kBufferBytes / row_tile * kWeightTileRows;
   std::vector<Part> parts;
   for (int64_t e = 0; e < (from.is_bank() ? from.data.size(0) : 1); ++e) {
     int64_t at = e * matrix_bytes;
@@ -141,10 +141,10 @@ void DeviceBuilder::upload_cuts(const WeightMatrix& from, const Cut& cut, uint8_
         at += cut_bytes(from.format, parts.back().cut);
       }
   }
-  uploader().pieces(int64_t(parts.size()), [&](int64_t i, uint8_t* buffer) {
+  uploader().chunks(int64_t(parts.size()), [&](int64_t i, uint8_t* buffer) {
     const Part& part = parts[size_t(i)];
     cut_weight_tiles(from.is_bank() ? from.at(part.expert) : from, part.cut, buffer);
-    return Uploader::Piece{to + part.at, cut_bytes(from.format, part.cut)};
+    return Uploader::Chunk{to + part.at, cut_bytes(from.format, part.cut)};
   });
 }
 void DeviceBuilder::upload_cut(const WeightMatrix& from, const Cut& cut, uint8_t* to) {

@@ -13,9 +13,9 @@ namespace {
 constexpr int kThreads = 256, kBlocksPerSm = 8;
 
 // Of every 544 bytes the first 512 are codes; one thread handles the 16 bytes of a lane.
-__global__ void __launch_bounds__(kThreads) order_codes(uint4* to, int64_t pieces) {
+__global__ void __launch_bounds__(kThreads) order_codes(uint4* to, int64_t vectors) {
   constexpr int64_t kUnit = 34, kCodes = 32;
-  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < pieces; i += int64_t(gridDim.x) * kThreads) {
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < vectors; i += int64_t(gridDim.x) * kThreads) {
     if (i % kUnit >= kCodes) continue;
     const uint4 w = to[i];
     to[i] = make_uint4(weight_tiles::to_device_order(w.x), weight_tiles::to_device_order(w.y),
@@ -26,14 +26,14 @@ __global__ void __launch_bounds__(kThreads) order_codes(uint4* to, int64_t piece
 }  // namespace
 
 void order_for_device(const WeightMatrix& w, Stream stream) {
-  const int64_t pieces = w.data.numel() / 16;
-  if (w.format != WeightFormat::mxfp4 || pieces == 0) return;
+  const int64_t vectors = w.data.numel() / 16;
+  if (w.format != WeightFormat::mxfp4 || vectors == 0) return;
   const int device = std::max(0, gpu::current_device());
   gpu::launch("order of weight tiles", order_codes,
-              {.grid = std::min<int64_t>(kBlocksPerSm * gpu::sm_count(device), (pieces + kThreads - 1) / kThreads),
+              {.grid = std::min<int64_t>(kBlocksPerSm * gpu::sm_count(device), (vectors + kThreads - 1) / kThreads),
                .block = kThreads,
                .device = device},
-              stream, static_cast<uint4*>(w.data.data), pieces);
+              stream, static_cast<uint4*>(w.data.data), vectors);
 }
 
 }  // namespace ingot::decode

@@ -10,10 +10,10 @@
 namespace ingot::decode {
 namespace {
 
-int64_t pieces_of(int64_t all, int64_t unit) { return (all + unit - 1) / unit; }
+int64_t units_of(int64_t all, int64_t unit) { return (all + unit - 1) / unit; }
 // The part of `all` numbers that rank `rank` of `ranks` gets: whole units, divided as evenly as possible.
 SliceRange part_of(int64_t all, int64_t unit, int64_t rank, int64_t ranks) {
-  const int64_t pieces = pieces_of(all, unit), each = pieces / ranks, more = pieces % ranks;
+  const int64_t units = units_of(all, unit), each = units / ranks, more = units % ranks;
   const auto at = [&](int64_t r) { return std::min(all, (r * each + std::min(r, more)) * unit); };
   return {at(rank), at(rank + 1)};
 }
@@ -35,19 +35,18 @@ Slice whole(const DecoderSpec& c) {
 std::vector<Slice> slices_of(const DecoderSpec& c, int ranks, Split split) {
   if (ranks == 1) return {whole(c)};
   const bool tensor = split == Split::tensor;
-  const auto at_most = [&](const char* what, int64_t shared_by, int64_t pieces) {
-    if (shared_by > pieces)
-      fail(ErrorCode::unsupported, "found ", ranks, " GPUs, expected at most ", pieces + ranks - shared_by, ": ", what);
+  const auto at_most = [&](const char* what, int64_t shared_by, int64_t units) {
+    if (shared_by > units)
+      fail(ErrorCode::unsupported, "found ", ranks, " GPUs, expected at most ", units + ranks - shared_by, ": ", what);
   };
   const int64_t sharers = tensor ? ranks : ranks - 1;
-  at_most("the experts' channels come in pieces of 64", sharers, pieces_of(c.intermediate, kWeightTileCols));
+  at_most("the experts' channels come in units of 64", sharers, units_of(c.intermediate, kWeightTileCols));
   if (tensor) {
     if (c.q_width() % kWeightTileRows != 0 || c.kv_width() % kWeightTileRows != 0)
       fail(ErrorCode::unsupported, "several GPUs: found ", c.q_width(), " and ", c.kv_width(),
            " rows of queries and keys, expected multiples of ", kWeightTileRows);
-    at_most("the key heads come in pieces whose queries fill 64 columns", ranks,
-            pieces_of(c.kv_heads, unit_of_heads(c)));
-    at_most("the vocabulary comes in pieces of 16 ids", ranks, pieces_of(c.vocab, kWeightTileRows));
+    at_most("the key heads come in units whose queries fill 64 columns", ranks, units_of(c.kv_heads, unit_of_heads(c)));
+    at_most("the vocabulary comes in units of 16 ids", ranks, units_of(c.vocab, kWeightTileRows));
   }
   std::vector<Slice> all;
   for (int64_t r = 0; r < ranks; ++r) {

@@ -48,7 +48,7 @@ TEST(DecodeSlices, TheFirstRankMayHaveAttentionAloneAndTheOthersTheExperts) {
   EXPECT_EQ(five[4].channels.end, 2880);
 }
 
-TEST(DecodeSlices, MoreGpusThanPiecesAreRefusedWithBothNumbers) {
+TEST(DecodeSlices, MoreGpusThanUnitsAreRefusedWithBothNumbers) {
   const auto refusal = [](const GptOssConfig& c, int ranks, Split split) {
     return testing::error_of([&] { slices_of(c, ranks, split); });
   };
@@ -59,7 +59,7 @@ TEST(DecodeSlices, MoreGpusThanPiecesAreRefusedWithBothNumbers) {
 }
 
 // A cut has the same numbers as the matrix, in every format, including the padding of the last weight tiles.
-TEST(DecodeSlices, WhatIsCutHasTheMatrixsNumbers) {
+TEST(DecodeSlices, ASliceHasTheMatrixsNumbers) {
   const GptOssConfig c = testing::decode_config(96, 8, 4, 16, 224, 3, 2, 5);
   for (const WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
     SCOPED_TRACE(name_of(f));

@@ -34,13 +34,13 @@ __global__ void __launch_bounds__(kThreads) fill_numbers(T* to, int64_t n, float
 // bytes of every `unit` bytes are different: scale bytes of mxfp4, row scales of fp8.
 struct Codes {
   uint8_t* to;
-  int64_t pieces;       // chunks of 16 bytes
+  int64_t chunks;       // chunks of 16 bytes
   uint32_t unit, tail;  // in chunks of 16 bytes
   uint32_t tail_word;
   bool fp8;
 };
 __global__ void __launch_bounds__(kThreads) fill_codes(Codes c, uint64_t seed) {
-  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < c.pieces; i += int64_t(gridDim.x) * kThreads) {
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < c.chunks; i += int64_t(gridDim.x) * kThreads) {
     auto r = random4(seed, i);
     // e4m3 numbers from 2^-2 to 2^2 of either sign
     if (c.fp8)
@@ -71,7 +71,7 @@ void fill_normal(void* to, DType dtype, int64_t n, double scale, double mean, ui
 void fill_weight_tiles(const WeightMatrix& w, double scale, uint64_t seed, Stream stream) {
   const int64_t bytes = w.data.numel();
   if (w.format == WeightFormat::bf16) return fill_normal(w.data.data, DType::bf16, bytes / 2, scale, 0, seed, stream);
-  Codes c{.to = w.data.ptr<uint8_t>(), .pieces = bytes / 16};
+  Codes c{.to = w.data.ptr<uint8_t>(), .chunks = bytes / 16};
   if (w.format == WeightFormat::mxfp4) {
     const uint32_t exponent = uint32_t(127 + std::lround(std::log2(scale / std::sqrt(8.5625))));
     c.unit = 34, c.tail = 2, c.tail_word = exponent * 0x01010101u, c.fp8 = false;

@@ -29,8 +29,8 @@ std::vector<uint8_t> download(const gpu::DeviceMemory& m) {
 
 TEST_F(UploaderCuda, EveryByteArrives) {
   Uploader uploader(0);
-  for (const int64_t n : {int64_t(1), int64_t(128) << 10, (int64_t(128) << 10) + 1, Uploader::kPiece,
-                          9 * Uploader::kPiece - 3, 40 * Uploader::kPiece + 5}) {
+  for (const int64_t n : {int64_t(1), int64_t(128) << 10, (int64_t(128) << 10) + 1, Uploader::kBufferBytes,
+                          9 * Uploader::kBufferBytes - 3, 40 * Uploader::kBufferBytes + 5}) {
     const std::vector<uint8_t> want = bytes_of(n);
     const gpu::DeviceMemory to(n);
     uploader.copy(to.data(), want.data(), n);
@@ -38,22 +38,22 @@ TEST_F(UploaderCuda, EveryByteArrives) {
   }
 }
 
-TEST_F(UploaderCuda, PiecesGoWhereTheySayAndAnErrorIsPassedOn) {
+TEST_F(UploaderCuda, ChunksGoWhereTheySayAndAnErrorIsPassedOn) {
   Uploader uploader(0);
   const gpu::DeviceMemory to(1000);
   const auto fill = [&](int64_t i, uint8_t* buffer) {
     std::memset(buffer, int(i), 10);
-    return Uploader::Piece{static_cast<uint8_t*>(to.data()) + 10 * (99 - i), 10};
+    return Uploader::Chunk{static_cast<uint8_t*>(to.data()) + 10 * (99 - i), 10};
   };
   const auto fails = [&](int64_t i, uint8_t* buffer) {
-    if (i == 7) fail(ErrorCode::io, "found no piece 7, expected it");
+    if (i == 7) fail(ErrorCode::io, "found no chunk 7, expected it");
     return fill(i, buffer);
   };
-  EXPECT_NE(testing::error_of([&] { uploader.pieces(100, fails); }).find("no piece 7"), std::string::npos);
-  uploader.pieces(100, fill);
+  EXPECT_NE(testing::error_of([&] { uploader.chunks(100, fails); }).find("no chunk 7"), std::string::npos);
+  uploader.chunks(100, fill);
   const std::vector<uint8_t> found = download(to);
   for (size_t i = 0; i < found.size(); ++i) ASSERT_EQ(found[i], 99 - i / 10) << i;
-  uploader.pieces(0, fill);
+  uploader.chunks(0, fill);
 }
 
 }  // namespace

@@ -13,17 +13,17 @@ namespace ingot::decode {
 
 class Uploader {
  public:
-  static constexpr int64_t kPiece = int64_t(1) << 20;  // bytes of a buffer
+  static constexpr int64_t kBufferBytes = int64_t(1) << 20;  // bytes of a buffer
 
   explicit Uploader(int device);
   // All data has arrived on the GPU when these functions return.
   void copy(void* to, const void* from, int64_t bytes);
-  // make(i, buffer) writes piece i into the buffer, and returns its destination and its number of bytes.
-  struct Piece {
+  // make(i, buffer) writes chunk i into the buffer, and returns its destination and its number of bytes.
+  struct Chunk {
     void* to;
     int64_t bytes;
   };
-  void pieces(int64_t count, const std::function<Piece(int64_t, uint8_t*)>& make);
+  void chunks(int64_t count, const std::function<Chunk(int64_t, uint8_t*)>& make);
 
  private:
   struct Lane {  // belongs to a thread, which fills one buffer while the other buffer is sent

@@ -93,13 +93,13 @@ TEST(gpt_adapter, one_that_rides_with_others_gives_the_same_results_and_gradient
 TEST(gpt_adapter, kept_weights_and_a_gradient_that_nobody_reads_change_no_bit_of_the_others) {
   Case k;
   for (const bool rides : {false, true}) {
-    const Case::Found usual = k.run(rides), kept = k.run(rides, true), unread = k.run(rides, true, false),
+    const Case::Found plain = k.run(rides), kept = k.run(rides, true), unread = k.run(rides, true, false),
                       formed = k.run(rides, false, false);
-    EXPECT_EQ(kept.dx.memory, usual.dx.memory);
+    EXPECT_EQ(kept.dx.memory, plain.dx.memory);
     for (const Case::Found* f : {&kept, &unread, &formed})
       for (const auto gradient : {&Case::Found::da1, &Case::Found::da2, &Case::Found::db1, &Case::Found::db2,
                                   &Case::Found::dar, &Case::Found::dbr})
-        EXPECT_EQ((f->*gradient).memory, (usual.*gradient).memory);
+        EXPECT_EQ((f->*gradient).memory, (plain.*gradient).memory);
     for (const double v : unread.dx.memory) ASSERT_TRUE(std::isnan(v));
   }
 }

@@ -46,7 +46,7 @@ bool has(ArtifactCoder c) {
 }
 constexpr ArtifactCoder kCoders[] = {ArtifactCoder::range, ArtifactCoder::brotli, ArtifactCoder::lzma};
 
-TEST(artifact, what_is_written_is_read_and_dequantised) {
+TEST(artifact, a_written_model_is_read_and_dequantised) {
   size_t turn = 0;
   for (const testing::Variant& v : testing::variants()) {
     const ArtifactCoder coder = kCoders[turn++ % std::size(kCoders)];

@@ -118,20 +118,20 @@ TEST_F(DeviceDecoderCuda, GraphsDrawWhatTheHostDraws) {
       const auto decoder = make_device_decoder(c, weights, looping, kGpu, 1, Adapters::of(adapters.gpu));
       for (const SamplingOptions& o :
            {SamplingOptions{.temperature = 0}, SamplingOptions{}, SamplingOptions{.top_k = 5, .top_p = 0.9}}) {
-        std::vector<int32_t> drawn[2];
+        std::vector<int32_t> sampled[2];
         for (const bool host : {false, true}) {
           Sequence s(*decoder);
           ASSERT_TRUE(s.extend(kPrompt));
           for (int part = 0; part < 2; ++part) {  // a second call continues with the pending token
-            const Drawn d = s.draw(
+            const Sampled d = s.sample(
                 {.sampling = o, .seed = 7, .step = uint32_t(8 * part), .vocab = c.vocab - 2, .logprobs = host ? 0 : -1},
                 8);
-            drawn[host].insert(drawn[host].end(), d.tokens.begin(), d.tokens.end());
+            sampled[host].insert(sampled[host].end(), d.tokens.begin(), d.tokens.end());
           }
         }
-        EXPECT_EQ(drawn[0], drawn[1]);
-        EXPECT_EQ(drawn[0].size(), 16u);
-        EXPECT_LT(*std::max_element(drawn[0].begin(), drawn[0].end()), c.vocab - 2);
+        EXPECT_EQ(sampled[0], sampled[1]);
+        EXPECT_EQ(sampled[0].size(), 16u);
+        EXPECT_LT(*std::max_element(sampled[0].begin(), sampled[0].end()), c.vocab - 2);
       }
     }
 }
@@ -140,26 +140,26 @@ TEST_F(DeviceDecoderCuda, SlotsDoNotSeeEachOtherAndAFullContextEnds) {
   const GptConfig c = testing::small_nano();
   const Buffer weights = weights_of(c);
   const auto decoder = make_device_decoder(c, weights, false, kGpu, 2);
-  const DrawOptions greedy{.sampling = {.temperature = 0}};
+  const SampleOptions greedy{.sampling = {.temperature = 0}};
   std::vector<int32_t> alone;
   {
     Sequence s(*decoder);
     s.extend(kPrompt);
-    alone = s.draw(greedy, 100).tokens;
+    alone = s.sample(greedy, 100).tokens;
   }
   EXPECT_EQ(int64_t(alone.size()), c.context - int64_t(kPrompt.size()) + 1);  // the last token is pending
   Sequence a(*decoder), b(*decoder);
   a.extend(kPrompt), b.extend(std::vector<int32_t>{7, 7, 2});
   std::vector<int32_t> beside;
   for (int i = 0; i < 10; ++i) {
-    const Drawn d = a.draw(greedy, 1);
+    const Sampled d = a.sample(greedy, 1);
     beside.push_back(d.tokens[0]);
-    b.draw(greedy, 1);
+    b.sample(greedy, 1);
   }
   EXPECT_EQ(beside, std::vector<int32_t>(alone.begin(), alone.begin() + 10));
   a.rewind(int64_t(kPrompt.size()) - 1);  // forgets the sampled tokens
   a.extend(std::vector<int32_t>{kPrompt.back()});
-  EXPECT_EQ(a.draw(greedy, 3).tokens, std::vector<int32_t>(alone.begin(), alone.begin() + 3));
+  EXPECT_EQ(a.sample(greedy, 3).tokens, std::vector<int32_t>(alone.begin(), alone.begin() + 3));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include "ingot/gpu/tile/epoch_words.cuh"
 #include "ingot/kernels/attention/decode.cuh"
 
-namespace ingot::piece_attention {
+namespace ingot::split_kv_attention {
 
 using decode_attention::Params;
 using token_attention::Published;
@@ -17,9 +17,9 @@ using token_attention::Published;
 constexpr uint32_t kWarps = 8;  // warps whose results have memory
 // the size of a part is a multiple of this; a part of exactly this size is called short
 constexpr uint32_t kRound = 16 * kWarps;
-constexpr uint32_t kPieceWarps = 3;  // neighbouring warps that share a chunk, 16 keys each
+constexpr uint32_t kChunkWarps = 3;  // neighbouring warps that share a chunk, 16 keys each
 // keys of a chunk; the rows of the keys are followed by the rows of the values
-constexpr uint32_t kPieceKeys = 16 * kPieceWarps;
+constexpr uint32_t kChunkKeys = 16 * kChunkWarps;
 constexpr uint32_t kRows = 8;  // query heads of a tile
 
 // A unit of work: query heads first to first + rows - 1, and the keys begin to end - 1 of their key head.
@@ -64,7 +64,7 @@ struct KeyRows {
 
 // The result of a warp. The maximum and the sum of row g are in lane 4 g + t.
 template <int kDim, uint32_t kFresh = 1> struct Seen {
-  using Memory = piece_attention::Memory<kDim, kFresh>;
+  using Memory = split_kv_attention::Memory<kDim, kFresh>;
 
   float out[kDim / 16][4] = {};    // numbers 8 g + 2 n of rows 2 t and 2 t + 1, then the number after each
   float max = -INFINITY, sum = 0;  // `sum` is this lane's part of the row's sum
@@ -74,13 +74,13 @@ template <int kDim, uint32_t kFresh = 1> struct Seen {
   // t has numbers kEach t to kEach t + kEach - 1 of keys g and g + 8, in an order that the queries share, and numbers 8
   // g to 8 g + 7 of values 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. The products of the n-th numbers of all lanes then give
   // numbers 8 i + n of a result.
-  __device__ __forceinline__ void add(const Memory& m, const char* piece, uint32_t row, uint32_t key, uint32_t end,
+  __device__ __forceinline__ void add(const Memory& m, const char* chunk, uint32_t row, uint32_t key, uint32_t end,
                                       uint32_t fresh, float scale) {
     static_assert(kDim == 64, "eight numbers of a value to a lane");
     constexpr int kEach = kDim / 4;
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const auto* const keys = reinterpret_cast<const uint16_t*>(piece) + (row + g) * kDim + kEach * t;
-    const auto* const values = reinterpret_cast<const uint16_t*>(piece) + (kPieceKeys + row) * kDim + 8 * g;
+    const auto* const keys = reinterpret_cast<const uint16_t*>(chunk) + (row + g) * kDim + kEach * t;
+    const auto* const values = reinterpret_cast<const uint16_t*>(chunk) + (kChunkKeys + row) * kDim + 8 * g;
     fresh -= key;
     uint32_t q[kEach / 2], word[2][kEach / 2], value[4][4] = {};
     load(q, &m.q[g][kEach * t]);
@@ -204,7 +204,7 @@ template <int kDim, uint32_t kFresh = 1> struct Seen {
 // and cos and sin belong to the token's position.
 template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class Attention {
   using EpochWords = tile::EpochWords;
-  using Memory = piece_attention::Memory<kDim, kFresh>;
+  using Memory = split_kv_attention::Memory<kDim, kFresh>;
 
  public:
   __device__ __forceinline__ Attention(const Params& p, const Keys& keys, const Published& at, uint32_t epoch,
@@ -225,35 +225,35 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
     return u;
   }
   // The number of chunks of the unit's keys.
-  __device__ __forceinline__ static uint32_t pieces_of(const Unit& u) {
-    return (u.end - u.begin + kPieceKeys - 1) / kPieceKeys;
+  __device__ __forceinline__ static uint32_t chunks_of(const Unit& u) {
+    return (u.end - u.begin + kChunkKeys - 1) / kChunkKeys;
   }
   // The addresses of the keys, and of the values, of a chunk.
-  __device__ __forceinline__ static KeyRows rows_of(const Params& p, const Unit& u, uint32_t piece) {
-    const uint32_t key = u.begin + piece * kPieceKeys, row = key % p.rows, all = min(u.end - key, kPieceKeys),
+  __device__ __forceinline__ static KeyRows rows_of(const Params& p, const Unit& u, uint32_t chunk) {
+    const uint32_t key = u.begin + chunk * kChunkKeys, row = key % p.rows, all = min(u.end - key, kChunkKeys),
                    rows = min(all, p.rows - row);
     const size_t head = size_t(u.head) * p.rows;
     return {(head + row) * kDim, head * kDim, rows, all - rows};
   }
 
   // Computes a unit, which occupies the whole Memory. projected(i, j, a, b) returns numbers i and j of the token's
-  // queries, keys and values. pieces(count, use) calls use(chunk, index) in each warp of the team that shares a chunk;
+  // queries, keys and values. chunks(count, use) calls use(chunk, index) in each warp of the team that shares a chunk;
   // in a short part no warp gets two chunks. put(n, a, b) publishes numbers n to n + 3 of the result as two words of an
   // activation vector. With several parts, add_parts() publishes the result instead, and is called after attend() has
   // computed all units of the block. All threads call soon() when the result will be complete after one more round trip
   // to L2.
-  template <class Pieces, class Projected, class Put, class Soon>
-  __device__ __forceinline__ void attend(uint32_t unit, const float* cos, const float* sin, Pieces&& pieces,
+  template <class Chunks, class Projected, class Put, class Soon>
+  __device__ __forceinline__ void attend(uint32_t unit, const float* cos, const float* sin, Chunks&& chunks,
                                          Projected&& projected, Put&& put, Soon&& soon) const {
     attend(
-        unit, keys_.fresh, [&](const Unit& u) { stage(u, cos, sin, projected); }, pieces, put, soon);
+        unit, keys_.fresh, [&](const Unit& u) { stage(u, cos, sin, projected); }, chunks, put, soon);
   }
   // The same with stage(unit) in place of projected(): stage() writes the queries to Memory, and those of the kFresh
   // keys and values from `first_fresh` on that the unit sees.
-  template <class Stage, class Pieces, class Put, class Soon>
-  __device__ __forceinline__ void attend(uint32_t unit, const uint32_t& first_fresh, Stage&& stage, Pieces&& pieces,
+  template <class Stage, class Chunks, class Put, class Soon>
+  __device__ __forceinline__ void attend(uint32_t unit, const uint32_t& first_fresh, Stage&& stage, Chunks&& chunks,
                                          Put&& put, Soon&& soon) const {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, of_piece = warp % kPieceWarps;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_of_chunk = warp % kChunkWarps;
     const bool is_long = keys_.each > kRound;
     const Unit u = unit_of(p_, keys_, unit);
     if (warp == 0 && lane < u.rows) m_.sink[lane] = p_.sinks[u.first + lane];
@@ -262,11 +262,11 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
     if (!has_parts()) soon();
     uint32_t place = is_long ? warp : ~0u;  // the slot of Memory for the warp's result
     Seen<kDim, kFresh> seen;
-    pieces(pieces_of(u), [&](const char* piece, uint32_t index) {
-      const uint32_t tile = index * kPieceWarps + of_piece, key = u.begin + 16 * tile;
+    chunks(chunks_of(u), [&](const char* chunk, uint32_t index) {
+      const uint32_t tile = index * kChunkWarps + warp_of_chunk, key = u.begin + 16 * tile;
       if (key >= u.end) return;
       if (!is_long) place = tile;
-      seen.add(m_, piece, 16 * of_piece, key, u.end, first_fresh, p_.scale);
+      seen.add(m_, chunk, 16 * warp_of_chunk, key, u.end, first_fresh, p_.scale);
     });
     seen.add_lanes();
     if (is_long) {
@@ -396,4 +396,4 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
   const uint32_t epoch_;
 };
 
-}  // namespace ingot::piece_attention
+}  // namespace ingot::split_kv_attention

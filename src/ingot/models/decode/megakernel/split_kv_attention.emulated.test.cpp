@@ -1,5 +1,5 @@
 // Attention of one token on the CPU: parts of several rounds, heads of several parts and tiles, caches that are rings.
-#include "ingot/models/decode/megakernel/piece_attention.cuh"
+#include "ingot/models/decode/megakernel/split_kv_attention.cuh"
 
 #include <gtest/gtest.h>
 
@@ -19,19 +19,19 @@ constexpr uint32_t kThreads = 32 * 15, kTeams = 5;
 struct Block {
   static void sync() { __syncthreads(); }
 };
-struct Told {
+struct Inputs {
   decode_attention::Params p;
   token_attention::Published at;
   uint32_t position, epoch;
   gpu::Watch watch;
 };
 
-__global__ void piece_attention_kernel(Told told) {
-  auto& m = tile::shared<piece_attention::Memory<kDim>>();
-  const piece_attention::Keys keys(told.p, told.position);
-  const piece_attention::Attention<kDim, kThreads, Block> attention(told.p, keys, told.at, told.epoch, m);
+__global__ void split_kv_attention_kernel(Inputs inputs) {
+  auto& m = tile::shared<split_kv_attention::Memory<kDim>>();
+  const split_kv_attention::Keys keys(inputs.p, inputs.position);
+  const split_kv_attention::Attention<kDim, kThreads, Block> attention(inputs.p, keys, inputs.at, inputs.epoch, m);
   const auto put = [&](uint32_t n, uint32_t a, uint32_t b) {
-    tile::EpochWords{{a, b, 0}, told.epoch}.store(told.at.mixed + n / 4);
+    tile::EpochWords{{a, b, 0}, inputs.epoch}.store(inputs.at.mixed + n / 4);
   };
   const auto wait = [&](auto&& load, auto&& complete) {
     tile::wait_until(
@@ -40,33 +40,33 @@ __global__ void piece_attention_kernel(Told told) {
           load();
           return false;
         },
-        [] { return 0u; }, 1, told.watch, 0);
+        [] { return 0u; }, 1, inputs.watch, 0);
   };
-  const size_t row = size_t(told.position) * (told.p.dim / 2);
-  const uint32_t units = attention.units(told.p, keys);
+  const size_t row = size_t(inputs.position) * (inputs.p.dim / 2);
+  const uint32_t units = attention.units(inputs.p, keys);
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     __syncthreads();
     // A chunk as the ring delivers it; rows without a key are NaN.
-    const auto pieces = [&](uint32_t count, auto&& use) {
-      constexpr uint32_t kKeys = piece_attention::kPieceKeys;
-      alignas(16) bf16 piece[2][kKeys][kDim];
-      const auto u = attention.unit_of(told.p, keys, unit);
-      for (uint32_t i = threadIdx.x / 32 / piece_attention::kPieceWarps; i < count; i += kTeams) {
-        const piece_attention::KeyRows r = attention.rows_of(told.p, u, i);
+    const auto chunks = [&](uint32_t count, auto&& use) {
+      constexpr uint32_t kKeys = split_kv_attention::kChunkKeys;
+      alignas(16) bf16 chunk[2][kKeys][kDim];
+      const auto u = attention.unit_of(inputs.p, keys, unit);
+      for (uint32_t i = threadIdx.x / 32 / split_kv_attention::kChunkWarps; i < count; i += kTeams) {
+        const split_kv_attention::KeyRows r = attention.rows_of(inputs.p, u, i);
         for (uint32_t which = 0; which < 2; ++which)
           for (uint32_t row = 0; row < kKeys; ++row)
             for (uint32_t d = 0; d < kDim; ++d) {
-              const bf16* const from = which == 0 ? told.p.keys : told.p.values;
-              piece[which][row][d] = row < r.rows              ? from[r.first + row * kDim + d]
+              const bf16* const from = which == 0 ? inputs.p.keys : inputs.p.values;
+              chunk[which][row][d] = row < r.rows              ? from[r.first + row * kDim + d]
                                      : row < r.rows + r.others ? from[r.begin + (row - r.rows) * kDim + d]
                                                                : bf16(NAN);
             }
-        use(reinterpret_cast<const char*>(piece), i);
+        use(reinterpret_cast<const char*>(chunk), i);
       }
     };
     attention.attend(
-        unit, told.p.cos + row, told.p.sin + row, pieces,
-        [&](uint32_t i, uint32_t j, float& a, float& b) { a = told.p.qkv[i], b = told.p.qkv[j]; }, put, [] {});
+        unit, inputs.p.cos + row, inputs.p.sin + row, chunks,
+        [&](uint32_t i, uint32_t j, float& a, float& b) { a = inputs.p.qkv[i], b = inputs.p.qkv[j]; }, put, [] {});
   }
   if (!attention.has_parts()) return;
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) attention.add_parts(unit, wait, put);
@@ -136,28 +136,29 @@ void check_token(const Case& c) {
   std::vector<tile::EpochWords> parts(parts_bytes / 16), mixed(c.heads * c.dim / 4);
   uint32_t stop = gpu::kRunning, host_stop = 0;
   gpu::WaitRecord record;
-  const Told told{.p = {.position = nullptr,
-                        .qkv = qkv.data(),
-                        .cos = cos.data(),
-                        .sin = sin.data(),
-                        .sinks = sinks.data(),
-                        .keys = keys.data(),
-                        .values = values.data(),
-                        .T = 1,
-                        .heads = c.heads,
-                        .kv_heads = c.kv_heads,
-                        .dim = c.dim,
-                        .rows = c.rows,
-                        .window = c.window,
-                        .parts = c.parts,
-                        .group = group,
-                        .scale = float(1 / std::sqrt(double(c.dim))),
-                        .columns = WeightFormat::bf16},
-                  .at = {parts.data(), mixed.data()},
-                  .position = c.position,
-                  .epoch = 9,
-                  .watch = {.stop = &stop, .host_stop = &host_stop, .record = &record, .limit_ns = 50'000'000}};
-  gpu::launch("token attention", piece_attention_kernel, {.grid = 3, .block = kThreads, .cooperative = true}, {}, told);
+  const Inputs inputs{.p = {.position = nullptr,
+                            .qkv = qkv.data(),
+                            .cos = cos.data(),
+                            .sin = sin.data(),
+                            .sinks = sinks.data(),
+                            .keys = keys.data(),
+                            .values = values.data(),
+                            .T = 1,
+                            .heads = c.heads,
+                            .kv_heads = c.kv_heads,
+                            .dim = c.dim,
+                            .rows = c.rows,
+                            .window = c.window,
+                            .parts = c.parts,
+                            .group = group,
+                            .scale = float(1 / std::sqrt(double(c.dim))),
+                            .columns = WeightFormat::bf16},
+                      .at = {parts.data(), mixed.data()},
+                      .position = c.position,
+                      .epoch = 9,
+                      .watch = {.stop = &stop, .host_stop = &host_stop, .record = &record, .limit_ns = 50'000'000}};
+  gpu::launch("token attention", split_kv_attention_kernel, {.grid = 3, .block = kThreads, .cooperative = true}, {},
+              inputs);
 
   ASSERT_EQ(stop, uint32_t(gpu::kRunning));
   double error = 0, size = 0;
@@ -172,7 +173,7 @@ void check_token(const Case& c) {
   EXPECT_LT(std::sqrt(error / size), 0x1p-8);
 }
 
-TEST(PieceAttentionEmulated, OneRoundOrManyOnePartOrManyEqualTheFp64Loop) {
+TEST(SplitKvAttentionEmulated, OneRoundOrManyOnePartOrManyEqualTheFp64Loop) {
   for (const Case& c : {Case{0, 8, 1, 64, 16, 0, 1},        // the first token of a sequence
                         Case{127, 16, 2, 64, 160, 128, 2},  // the last token of a window before keys leave the window
                         Case{300, 8, 1, 64, 143, 128, 2},   // a circular cache that wraps around
