@@ -168,6 +168,8 @@ def main() -> None:
             pythons.setdefault(found[:found.find(")") + 1], python)
         elif a.python:
             sys.exit(f"release: {python}: found no Python with headers")
+    if wheels and not pythons:
+        sys.exit("release: found no Python with headers, expected one for a wheel (or --only program)")
     a.out.mkdir(parents=True, exist_ok=True)
     made = []
     info_files = metadata(a.build.parent / f"{a.build.name}-metadata") if wheels else {}
