@@ -6,12 +6,13 @@
 
 namespace ingot::draft {
 namespace {
-constexpr double kFirstGuess = 0.75;   // the share of position 1 before the first draft
-constexpr double kGuessWeight = 1;     // counts as so many drafts
-constexpr double kForgets = 0.9;       // the weight of earlier drafts after each new one
-constexpr int64_t kProbeSteps = 64;    // steps without drafts before one draft is tried again
-constexpr int64_t kProbeDrafts = 3;    // its tokens
-constexpr double kKeptByProbe = 0.25;  // of the record: an old failure should not outweigh what the probe shows
+constexpr double kFirstGuess = 0.75;  // the share of position 1 before the first draft
+constexpr double kGuessWeight = 1;    // the weight of the first guess, in drafts
+constexpr double kForgets = 0.9;      // the weight of earlier drafts after each new one
+constexpr int64_t kProbeSteps = 64;   // steps without drafts before one draft is tried again
+constexpr int64_t kProbeDrafts = 3;   // tokens of that draft
+// the share of the record that a probe keeps, so that an old failure does not outweigh the probe
+constexpr double kKeptByProbe = 0.25;
 }  // namespace
 
 StepCosts::StepCosts(std::vector<double> of_rows) : of_rows_(std::move(of_rows)) {

@@ -6,8 +6,8 @@
 
 namespace ingot::draft {
 namespace {
-// In a periodic text the path of links is as long as the text is periodic. Only so many states next to the whole text's
-// state learn of each new occurrence; a shorter match then has an older place.
+// In a periodic text the path of links is as long as the text is periodic. Each new occurrence updates only so many
+// states next to the state of the whole text; the place of a shorter match may therefore be older.
 constexpr int kUpdatedStates = 64;
 constexpr size_t kSmallTable = 64;
 }  // namespace
@@ -20,7 +20,7 @@ void SuffixAutomaton::clear() {
   match_ = {};
 }
 
-// The entry of the edge, or the free entry where the edge would go.
+// The entry of the edge, or the free entry at which the edge would be inserted.
 size_t SuffixAutomaton::place_of(int32_t state, int32_t id) const {
   const uint64_t key = uint64_t(uint32_t(state)) << 32 | uint32_t(id);
   const size_t mask = table_.size() - 1;  // the size is a power of two

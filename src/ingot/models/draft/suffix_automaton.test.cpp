@@ -27,7 +27,7 @@ Ids random_text(size_t size, int32_t ids, unsigned seed) {
   for (size_t i = 0; i < size; ++i) text.push_back(int32_t(random() % unsigned(ids)));
   return text;
 }
-// Pieces of the text are repeated, as in an edit of a file.
+// Parts of the text are repeated, as in an edit of a file.
 Ids text_with_copies(size_t size, unsigned seed) {
   std::mt19937 random(seed);
   Ids text = random_text(30, 200000, seed);

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(decode_attention::kThreads) attention_kernel(d
   ptx::wait_for_earlier_kernels();
   decode_attention::attend<kDim>(p, blockIdx.x, tile::shared<decode_attention::Memory<kDim>>());
 }
-// Of heads wider than 128 numbers, or with a softcap of scores.
+// For heads wider than 128 numbers, or with a softcap of scores.
 __global__ void __launch_bounds__(decode_attention::kThreads)
     wide_attention_kernel(decode_attention::Params p, float softcap) {
   ptx::let_next_kernel_start();
@@ -274,7 +274,7 @@ struct Run {
                                 : ChoiceSums{};
     with_phases(l.down.format, [&](auto phases) { phases.down(p, sums, stream); });
   }
-  // x += the norm of an output, where the model has such norms.
+  // x += the norm of an output, for models with such norms.
   void add_branch(const float* weight) {
     if (plan.b.branch == nullptr) return;
     add_normed_branch({plan.b.x, plan.b.branch, plan.b.x_stride, weight, plan.T, plan.hidden, plan.eps}, stream);

@@ -75,7 +75,7 @@ TEST_F(GptOssDecodeCuda, ALayerOfRoundedInputsIsRoundedNumberByNumber) {
   });
 }
 
-// A model with its own watch, so that a launch can be given a grid and a fault.
+// A model with its own watch, so that a test can choose the grid of a launch and cause a fault.
 struct OneKernel {
   DeviceModel model;
   gpu::WaitControl waits{0.05};
@@ -114,7 +114,7 @@ void check_grid(const DecodeCase& t, int64_t blocks) {
                                     .state = [&] { return download(one->model.buffers().state, 1)[0]; }};
   });
 }
-// The grid decides which block adds which part of a sum; the model's answers do not depend on it.
+// The grid determines which block adds which part of a sum; the results of the model do not depend on the grid.
 TEST_F(GptOssDecodeCuda, TheMegakernelIsTheModelAtEveryGridSize) {
   for (int64_t blocks : testing::kEmulated ? std::vector<int64_t>{1, 3} : std::vector<int64_t>{1, 2, 3, 7, 132})
     check_grid(testing::decode_cases()[0], blocks);
@@ -125,7 +125,7 @@ TEST_F(GptOssDecodeCuda, TheMegakernelIsTheModelAtEveryGridSize) {
 std::vector<DecodeCase> small_cases(const std::vector<int64_t>& batches) {
   std::vector<DecodeCase> all;
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
-    if (!testing::kEmulated || dense == WeightFormat::bf16)  // decode.emulated.test.cpp has the others
+    if (!testing::kEmulated || dense == WeightFormat::bf16)  // decode.emulated.test.cpp has the other formats
       all.push_back({name_of(dense), testing::decode_config(64, 4, 2, 32, 64, 3, 2, 2, 2), dense, WeightFormat::mxfp4,
                      5, batches});
   return all;
@@ -171,7 +171,7 @@ TEST_F(GptOssDecodeCuda, TenThousandLaunchesAndReplaysGiveTheSameWithoutAHang) {
   const DecodeCase t = testing::decode_cases()[0];
   const DecodeModel m(t.config, t.dense, t.experts, 7);
   OneKernel one(m, t.length);
-  std::map<int64_t, std::vector<float>> first;  // by grid, which decides who adds which part
+  std::map<int64_t, std::vector<float>> first;  // by grid, which determines the block that adds a part
   for (int run = 0; run < kRuns; ++run) {
     const int64_t blocks = 1 + run % 3;
     one.model.rewind(0);
@@ -185,7 +185,7 @@ TEST_F(GptOssDecodeCuda, TenThousandLaunchesAndReplaysGiveTheSameWithoutAHang) {
     one.model.rewind(0);
     one.model.extend({&id, 1}, 1);
     one.model.continue_greedily(kTokens - 1);
-    one.model.likeliest();  // throws where a wait gave up
+    one.model.likeliest();  // throws if a wait gave up
     one.model.logits(1, row.data());
     if (run == 0) last = row;
     ASSERT_EQ(last, row) << "replay " << run;
@@ -205,7 +205,7 @@ TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
     one.token(5, 4, number);
     EXPECT_EQ(download(one.model.buffers().state, 1)[0].position, 0);
     const std::string found = decode::grid_barrier_report(one.waits);
-    // Attention waits for its own words, not for all blocks.
+    // Attention waits for the words of its own inputs, not for all blocks.
     const char* const counted = number == 0 ? ": found 0, expected 1 (timed out)" : ": found 3, expected 4 (timed out)";
     EXPECT_NE(found.find(std::string(" for ") + name + counted), std::string::npos) << found << ", planted " << name;
     decode::Buffers b = one.model.buffers();
@@ -301,8 +301,8 @@ TEST_F(GptOssDecodeCuda, DrawsWithBiasesMasksAndLogprobsAreTheCpus) {
   EXPECT_NE(testing::error_of([&] { gpu.sample({.bias = many}, 0); }).find("expected at most 1024"), std::string::npos);
 }
 
-// Each sequence of a step is the model, whatever the other sequences are: prompts of 1 to 5 tokens, then `steps` of
-// these slots.
+// Each sequence of a step has the logits of the model, whatever the other sequences are: prompts of 1 to 5 tokens, then
+// `steps` of these slots.
 void check_sequences(const GptOssConfig& config, WeightFormat dense, WeightFormat experts, int slots,
                      const std::vector<std::vector<int>>& steps) {
   const DecodeModel m(config, dense, experts, 7);
@@ -368,8 +368,8 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfAStepAreTheModelEachSmall) {
                   {{2, 0, 1}, {1, 0}});
 }
 
-// The counter is set as if one block less had to arrive, so that all waits but the first wait for a change that came
-// before them. The error names the sequence and its position; the sequence beside them stays as it is.
+// The counter is set as if one block fewer had to arrive, so that all waits except the first wait for a change that
+// happened before them. The error names the sequence and its position; the sequences beside it are unchanged.
 TEST_F(GptOssDecodeCuda, ARouterOfSeveralSequencesThatWaitsInVainIsNamedAndTheNextStepIsRight) {
   const DecodeModel m(testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5), WeightFormat::bf16, WeightFormat::mxfp4, 7);
   const DecoderOptions how{.context = 40, .slots = 3, .megakernel = false, .wait_limit = 0.1};
@@ -474,9 +474,9 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfThePublishedShapesAreThoseAloneAndRep
   }
 }
 
-// Where rounding decides the router's choice, the two differ for a token or two; the median token shows whether they
-// are the same model. Its logits come through some 20 roundings to 8 bits, each of which adds a relative error of 2^-9
-// to 2^-8.
+// If a rounding decides the router's choice, the two paths differ for a token or two; the median token shows whether
+// both compute the same model. Its logits come through some 20 roundings to 8 bits, each of which adds a relative error
+// of 2^-9 to 2^-8.
 TEST_F(GptOssDecodeCuda, TwoLayersOfThePublishedShapesAreTheCpuEngine) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   for (const auto& [dense, experts] : {std::pair{WeightFormat::bf16, WeightFormat::mxfp4},

@@ -13,11 +13,11 @@ namespace ingot::decode {
 
 // Throws Error(unsupported), with both values, for sizes that the kernels do not take.
 void check_supported(const DecoderSpec& config);
-// Numbers of a cache's row: head_dim, padded to a size that the kernels have. A softcap of scores takes the kernel of
-// wide heads.
+// The width of a row of the cache: head_dim, padded to a width for which the kernels are compiled. With a softcap of
+// scores, the width of the kernel for wide heads.
 uint32_t cache_dim(const DecoderSpec& config);
 bool has_dense_mlp(const DecoderSpec& config);
-// Experts of a layer and choices of a token, where a dense MLP is a single expert.
+// The number of experts of a layer, and of choices of a token; a dense MLP counts as a single expert.
 int64_t bank_experts(const DecoderSpec& config);
 int64_t bank_choices(const DecoderSpec& config);
 // Tokens of a step that fit into the shared memory of this thread's GPU: 16, 8 or 1.
@@ -54,15 +54,15 @@ struct Step {
 // Appends state.tokens[0 .. T), leaves the logits in buffers.logits and the id of the largest logit in state.tokens[0].
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream);
 
-// Computes the same for one token (step.T is 1) by the megakernel, bit for bit. Where a wait gave up, nothing was
-// appended; then the words that blocks hand over (Buffers::handover_bytes) and the watch must be reset before the next
+// Computes the same for one token (step.T is 1) by the megakernel, bit for bit. If a wait gave up, nothing has been
+// appended; the words that blocks hand over (Buffers::handover_bytes) and the watch must then be reset before the next
 // launch.
 struct LayerStages;  // megakernel.h
 struct Persistent {
   const LayerStages* layers;  // on the device; stages_of(...) of the same model, buffers and capacity
   gpu::Watch watch;
-  const Ranks* ranks = nullptr;  // the buffers', on the device, where there are several
-  int64_t blocks = 0;            // of the grid; 0: as many as run at once
+  const Ranks* ranks = nullptr;  // buffers.ranks on the device, with several ranks
+  int64_t blocks = 0;            // of the grid; 0: as many as can run at once
   megakernel::Trace trace;       // of trace_of(...), with MXFP4 experts; without words nothing is recorded
   uint32_t missing = ~0u;        // for tests: megakernel::Grid
   bool prefiltered = false;      // greedy token by Model::prefilter; needs supports_prefilter()
@@ -79,7 +79,7 @@ bool supports_megakernel(const Model& model);
 // MXFP4 experts.
 bool supports_prefilter(const Model& model);
 void run_megakernel(const Model& model, const Buffers& buffers, const Step& step, const Persistent& how, Stream stream);
-// Which wait gave up, and for what ("... for the output of layer 3: found 131, ..."); empty where no wait gave up.
+// Which wait gave up, and for which value ("... for the output of layer 3: found 131, ..."). Empty if no wait gave up.
 std::string grid_barrier_report(const gpu::WaitControl& waits, uint32_t layers = 0);
 
 }  // namespace ingot::decode

@@ -1,4 +1,4 @@
-// Models beside GPT-OSS on a GPU: the same cases as emulated.
+// Models other than GPT-OSS on a GPU: the same cases as in the emulator.
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 
@@ -62,7 +62,8 @@ TEST_F(FamiliesDecodeCuda, EveryFamilyIsTheModel) {
 TEST_F(FamiliesDecodeCuda, EveryFamilyIsTheModelInLongPrompts) {
   for (FamilyCase t : testing::family_cases()) {
     const RandomModel m(t.spec, t.dense, t.experts);
-    if (DeviceModel(m.spec, m.weights, {.context = 80}).prompt_batch() < 80) continue;  // small batches instead
+    // this model's prompts use small batches
+    if (DeviceModel(m.spec, m.weights, {.context = 80}).prompt_batch() < 80) continue;
     t.length = 64, t.batches = {37, 1, 23};
     check_on_gpu(t);
   }
@@ -93,7 +94,7 @@ TEST_F(FamiliesDecodeCuda, SequencesOfAStepAreTheSequencesAlone) {
         for (const int32_t id : ids[size_t(slots[j])]) alone.extend({&id, 1}, 1);
         alone.extend({&next[j], 1}, 1);
         alone.logits(1, want.data());
-        // Logits of deviation 1.5, by other kernels in 8 bits.
+        // The logits have a standard deviation of 1.5 and are computed by other kernels in 8 bits.
         for (size_t v = 0; v < want.size(); ++v) EXPECT_NEAR(got[v], want[v], 0.1) << "slot " << slots[j];
       }
     }

@@ -1,4 +1,4 @@
-// The kernels of a decode step compute models that are not GPT-OSS, on the CPU.
+// The kernels of a decode step compute models other than GPT-OSS, on the CPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using testing::FamilyCase;
 using testing::RandomModel;
 
 testing::DecodeUnderTest under_test(const std::shared_ptr<Emulated>& gpu) {
-  gpu->megakernel = true;  // where the megakernel takes the model: it must not
+  gpu->megakernel = true;  // the megakernel must refuse models that it does not support
   return {.extend = [gpu](std::span<const int32_t> ids) { return gpu->extend(ids, uint32_t(ids.size())); },
           .choices = [gpu](size_t i) { return testing::choices_of(gpu->buffers, gpu->c.layers, i); },
           .state = [gpu] { return *gpu->buffers.state; }};
@@ -73,7 +73,8 @@ TEST(FamiliesDecodeEmulated, APropertyThatIsLeftOutShowsInTheLogits) {
   }
 }
 
-// As swiglu_gate() is, which the definition of the gates stands beside: the logits hardly show a gate's last term.
+// The same gate as swiglu_gate(), whose definition stands beside the definition of the gates: the logits hardly depend
+// on a gate's last term.
 TEST(FamiliesDecodeEmulated, TheGatesAreThoseOfTheSpec) {
   const auto sigmoid = [](double x) { return 1 / (1 + std::exp(-x)); };
   for (double gate = -40; gate <= 40; gate += 0.37)

@@ -31,13 +31,13 @@ using testing::kPatience;
 using testing::row_of;
 using testing::state_of;
 
-// Models that so many GPUs can share.
+// Models that can be shared by so many GPUs.
 std::vector<DecodeCase> cases(int gpus) {
   const GptOssConfig config = gpus == 2 ? testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2)
                                         : testing::decode_config(96, 16, 4, 16, 288, 6, 2, 5, 2);
   std::vector<DecodeCase> all;
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
-    if (!testing::kEmulated || dense == WeightFormat::bf16)  // ranks.emulated.test.cpp has the others
+    if (!testing::kEmulated || dense == WeightFormat::bf16)  // ranks.emulated.test.cpp has the other formats
       all.push_back({name_of(dense), config, dense, WeightFormat::mxfp4, 12, {9}});
   return all;
 }
@@ -230,7 +230,7 @@ TEST_P(GptOssRanksCuda, ATracedTokenIsTheTokenAndShowsEveryExchangeOnAllGpus) {
   for (const size_t of_gpu : exchanges) EXPECT_GT(of_gpu, 0u);
 }
 
-// A decoder over several GPUs samples the tokens that one GPU samples, greedy and random.
+// A decoder over several GPUs samples the same tokens as one GPU, greedy and random.
 TEST_P(GptOssRanksCuda, TheDecoderDrawsWhatOneGpuDraws) {
   const Small small(ranks());
   const auto sampled = [&](int64_t gpus, double temperature) {
@@ -337,7 +337,7 @@ TEST_P(GptOssRanksCuda, GpusThatDoNotReachEachOtherAreRefusedBeforeAnythingIsLoa
   const std::string want = "found no peer access from cuda:0 to cuda:1";
   EXPECT_NE(decode::ranks_unsupported_reason(ranks()).find(want), std::string::npos);
   EXPECT_EQ(decode::ranks_unsupported_reason(1), "");
-  // Without memory: an access shows that loading has begun.
+  // Without memory behind the tensors, so that an access shows that loading has begun.
   const GptOssWeights nothing = decode::shapes_of(small.m.config, small.t.dense, small.t.experts);
   const auto made = [&] { RankedModel(small.m.config, nothing, DecoderOptions{.context = 64, .gpus = ranks()}); };
   EXPECT_NE(testing::error_of(made).find(want), std::string::npos);
@@ -414,14 +414,14 @@ class MostMemory {
   const int64_t before_;
   std::thread thread_;
 };
-// From files and from an archive's mapping: a slice is copied to its GPU in pieces.
+// From files and from an archive's mapping, a slice is copied to its GPU in chunks.
 TEST_P(GptOssRanksCuda, LoadingTakesLittleOfTheHostsMemory) {
   if (testing::kEmulated) GTEST_SKIP() << "whose GPUs' memory is the host's";
   const GptOssConfig c = testing::published_config(4, 16, 2000);
   const RankedModel one(c, decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4), {.context = 64}, 5);
   const testing::OnHost host(one.rank(0));
   const auto loaded = [&] { return RankedModel(c, host.weights, {.context = 64, .gpus = ranks()}).weight_bytes(); };
-  loaded();  // drivers' own memory is there from now on
+  loaded();  // the memory of the driver is allocated from now on
   const MostMemory most;
   const int64_t bytes = loaded();
   std::printf("%lld MB of weights, %lld MB of the host's memory\n", (long long)(bytes >> 20),
