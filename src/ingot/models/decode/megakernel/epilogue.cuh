@@ -73,7 +73,7 @@ __device__ __forceinline__ RowConstants begin_row(const TokenContext<V>& block, 
     return constants;
   }
   if (scale != nullptr) constants.scale = *scale;
-  if (!V.prefiltered && stage == Stage::head) constants.gain = block.m.noise.of(head_id(block, n));
+  if (!V.prefiltered && yields_logits(stage)) constants.gain = block.m.noise.of(head_id(block, n));
   // The bias of gate and up depends on the experts, which are not chosen yet (load_chosen_bias()).
   if (n < w.rows && stage != Stage::gate_up) constants.bias = load_bias(block, stage, l, w.rows, 0, n);
   return constants;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void finish_row(const TokenContext<V>& block, Stage s
     const float up = __shfl_xor_sync(~0u, y, 1);
     return publish_channel(block, place, l.gate_up.w, gated(y, up, l.gate_up.limit, l.gate_up.alpha));
   }
-  if (!V.prefiltered && stage == Stage::head) {
+  if (!V.prefiltered && yields_logits(stage)) {
     sampling::Best top;
     if (round > block.work(stage).first_sums) top = best(block);
     const NormProduct& head = block.m.token.head;

@@ -94,11 +94,11 @@ __device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep
     const ChoiceMemory m = block.choice();
     if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, l.router.k, l.router.lists);
   } else {
-    const NormProduct& p = stage == Stage::head ? token.head : l.qkv;
+    const NormProduct& p = yields_logits(stage) ? token.head : l.qkv;
     prefetch_norm(p.weight, p.w);
   }
   if constexpr (V.prefiltered)
-    if (stage == Stage::head) return prefiltered_head::write_noise(block);
+    if (yields_logits(stage)) return prefiltered_head::write_noise(block);
   if (!uses_experts(stage))
     prefetch_chunk<V>(step.round, s.chunks_in_round(step.round, kRoundGroups), weights, prefetched.chunk);
 }

@@ -119,7 +119,7 @@ __device__ __forceinline__ void multiply_dense(const Context& block, Stage stage
           const uint32_t n = 16 * u.row_tile + f.two + h;
           const float value = y[h] * scale + c.bias[h];
           if (!mine || n >= w.rows) continue;
-          if (stage != Stage::head) {
+          if (!yields_logits(stage)) {
             Sum::add(sums + n, value, 1);
           } else if (f.row >= skipped) {
             logits[n] = value;
