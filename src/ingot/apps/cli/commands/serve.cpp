@@ -143,8 +143,8 @@ void add_serve(Command& root) {
             "a CPU (default: 0)");
   o->on.batched_sequences = true;
   c.flag("--one-by-one", o->on.batched_sequences,
-         "on a GPU, compute each sequence of GPT-OSS by itself: fewer tokens per second in total, but the answer to a "
-         "seed does not depend on other requests (default: sequences share passes over the weights)")
+         "on a GPU, compute each sequence of a published model by itself: fewer tokens per second in total, but the "
+         "answer to a seed does not depend on other requests (default: sequences share passes over the weights)")
       .negated();
   c.integer("--queue N", o->waiting, 0, 1 << 20,
             "most requests that wait for a slot; further requests get status 429 (default: 64)");
