@@ -71,6 +71,9 @@ if(Python3_FOUND)
   add_test(NAME parity_tokenizer COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_tokenizer.py
     $<TARGET_FILE:parity_tokenizer> --skip-without-peers)
   set_tests_properties(parity_tokenizer PROPERTIES SKIP_RETURN_CODE 77)
+  add_test(NAME parity_mistral COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_mistral.py
+    $<TARGET_FILE:parity_tokenizer> --skip-without-peers)
+  set_tests_properties(parity_mistral PROPERTIES SKIP_RETURN_CODE 77)
   add_test(NAME parity COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity.py $<TARGET_FILE:parity>
     --skip-without-torch)
   add_test(NAME parity_gpt_oss COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_gpt_oss.py

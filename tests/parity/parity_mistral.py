@@ -86,13 +86,15 @@ def conversation(rng, version):
 
 
 def ids_of_peer(peer, chat, version):
-    """The ids by mistral-common, of the conversation as it stands."""
+    """The ids by mistral-common, whose normaliser also joins messages of a user in a row."""
     messages, system = [], None
     for role, content, more in chat["messages"]:
         if role == "system" and version < 7:
             system = content
         elif role == "system":
             messages.append(SystemMessage(content=content))
+        elif role == "user" and messages and isinstance(messages[-1], UserMessage):
+            messages[-1] = UserMessage(content=messages[-1].content + "\n\n" + content)
         elif role == "user":
             messages.append(UserMessage(content=content))
         elif role == "tool":

@@ -100,7 +100,10 @@ def frames(texts):
 
 
 def ours(program, tokenizer, texts):
-    out = subprocess.run([program, tokenizer], input=frames(texts), stdout=subprocess.PIPE, check=True).stdout
+    return lists_of(subprocess.run([program, tokenizer], input=frames(texts), stdout=subprocess.PIPE, check=True).stdout)
+
+
+def lists_of(out):
     lists, at = [], 0
     while at < len(out):
         n, = struct.unpack_from("<I", out, at)
