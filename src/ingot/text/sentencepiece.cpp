@@ -284,6 +284,8 @@ SentencePiece SentencePiece::of_model(detail::SentencePieceModel model, const st
 }
 SentencePiece SentencePiece::load(const std::string& path) { return parse(read_file(path, int64_t(256) << 20), path); }
 
+std::string SentencePiece::to_model() const { return detail::sentencepiece_model_bytes(impl_->model); }
+
 std::string SentencePiece::normalize(std::string_view text) const {
   require_utf8(text, "text to normalize");
   return impl_->normalize(text);

@@ -27,6 +27,7 @@ class SentencePiece final : public Tokenizer {
   // the first rank counts.
   static bool is_in(const nlohmann::json& json);
   static SentencePiece parse_json(const nlohmann::json& json, const std::string& origin);
+  std::string to_model() const;  // as the content of a .model file
   ~SentencePiece() override;
   SentencePiece(SentencePiece&&) noexcept;
   SentencePiece& operator=(SentencePiece&&) noexcept;

@@ -158,6 +158,14 @@ TEST(SentencePiece, AGgufFileAndATokenizerJsonHoldTheSameVocabulary) {
   EXPECT_GE(compared, 15);
 }
 
+TEST(SentencePiece, AVocabularyWrittenAsAModelFileIsTheSameVocabulary) {
+  const Golden golden;
+  const SentencePiece sp = SentencePiece::load(text_data("sp.model"));
+  const SentencePiece again = SentencePiece::parse(sp.to_model(), "again");
+  EXPECT_EQ(again.hash(), sp.hash());
+  for (const std::string& text : golden.texts) EXPECT_EQ(again.encode(text), sp.encode(text)) << text;
+}
+
 TEST(SentencePiece, TextWrittenTokenByTokenKeepsItsSpaces) {
   const SentencePiece sp = SentencePiece::load(text_data("sp.model"));
   std::string text;

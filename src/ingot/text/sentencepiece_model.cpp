@@ -144,6 +144,51 @@ SentencePieceModel parse_sentencepiece_model(std::string_view bytes, const std::
   return model;
 }
 
+namespace {
+
+void put_varint(uint64_t value, std::string& out) {
+  for (; value >= 0x80; value >>= 7) out += char(value | 0x80);
+  out += char(value);
+}
+void put_number(int field, uint64_t value, std::string& out) {
+  put_varint(uint64_t(field) << 3, out);
+  put_varint(value, out);
+}
+void put_bytes(int field, std::string_view bytes, std::string& out) {
+  put_varint(uint64_t(field) << 3 | 2, out);
+  put_varint(bytes.size(), out);
+  out += bytes;
+}
+void put_real(int field, float value, std::string& out) {
+  put_varint(uint64_t(field) << 3 | 5, out);
+  out.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+}  // namespace
+
+std::string sentencepiece_model_bytes(const SentencePieceModel& m) {
+  std::string out, trainer, normalizer;
+  for (const Piece& p : m.pieces) {
+    std::string piece;
+    put_bytes(1, p.text, piece);
+    put_real(2, p.score, piece);
+    put_number(3, uint64_t(p.type), piece);
+    put_bytes(1, piece, out);
+  }
+  put_number(3, uint64_t(m.model_type), trainer);
+  put_number(24, m.whitespace_as_suffix, trainer);
+  put_number(35, m.byte_fallback, trainer);
+  put_bytes(44, m.unk_surface, trainer);
+  put_bytes(46, m.bos_piece, trainer);
+  put_bytes(2, m.charsmap, normalizer);
+  put_number(3, m.add_dummy_prefix, normalizer);
+  put_number(4, m.remove_extra_whitespaces, normalizer);
+  put_number(5, m.escape_whitespaces, normalizer);
+  put_bytes(2, trainer, out);
+  put_bytes(3, normalizer, out);
+  return out;
+}
+
 Charsmap::Charsmap(std::string_view blob, const std::string& origin) {
   if (blob.empty()) return;
   uint32_t size = 0;

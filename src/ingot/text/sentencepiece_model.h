@@ -31,6 +31,8 @@ struct SentencePieceModel {
 
 // Throws bad_data with `origin` and the byte offset.
 SentencePieceModel parse_sentencepiece_model(std::string_view bytes, const std::string& origin);
+// The same as a .model file.
+std::string sentencepiece_model_bytes(const SentencePieceModel& model);
 
 // The precompiled rewriting rules: a double array (Darts) over the left sides of the rules, whose values are offsets
 // into the right sides, each of which ends with a NUL.

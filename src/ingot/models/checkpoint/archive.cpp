@@ -236,8 +236,9 @@ std::vector<AttachedFile> tokenizer_files(const std::string& from) {
   std::vector<AttachedFile> files;
   if (const std::string path = checkpoint_source(from); GgufFile::is_one(path)) {
     const GgufFile file(path);
-    if (file.metadata().count("tokenizer.ggml.tokens") != 0 && !SentencePiece::is_in(file))
-      return {{"tokenizer.json", ByteBpe::from_gguf(file).to_json()}};
+    if (file.metadata().count("tokenizer.ggml.tokens") == 0) return files;
+    if (SentencePiece::is_in(file)) return {{"tokenizer.model", SentencePiece::from_gguf(file).to_model()}};
+    return {{"tokenizer.json", ByteBpe::from_gguf(file).to_json()}};
   }
   if (!is_directory(from)) return files;
   for (const std::string& name : list_directory(from))

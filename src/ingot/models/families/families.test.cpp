@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "ingot/io/file.h"
 #include "ingot/io/formats/gguf_writer.test.h"
@@ -290,13 +291,14 @@ struct Tiny {
     }
     return out;
   }
-  std::string write_gguf() {
+  std::string write_gguf(const std::function<void(GgufWriter&)>& more = {}) {
     GgufWriter w;
     w.key("general.architecture", "llama").key("llama.block_count", 2u).key("llama.context_length", 32u);
     w.key("llama.embedding_length", 8u).key("llama.feed_forward_length", 6u).key("llama.attention.head_count", 2u);
     w.key("llama.attention.head_count_kv", 1u).key("llama.attention.key_length", 6u);
     w.key("llama.attention.layer_norm_rms_epsilon", 1e-6f).key("llama.rope.freq_base", 10000.0f);
     w.key("tokenizer.ggml.eos_token_id", 2u);
+    if (more) more(w);
     const std::pair<const char*, const char*> words[] = {{"model.layers.", "blk."},
                                                          {"model.embed_tokens", "token_embd"},
                                                          {"model.norm", "output_norm"},
@@ -489,6 +491,26 @@ TEST(Families, AKnownTemplateWhoseTokensAreMissingStillLetsTheModelContinueTexts
   EXPECT_NE(v.no_chat.find("found no token <|im_start|>"), std::string::npos) << v.no_chat;
   EXPECT_NE(error_of([&] { (void)load_vocabulary(path, {.chat = true}); }).find("found no token <|im_start|>"),
             std::string::npos);
+}
+
+TEST(Families, AnArchiveOfAGgufFileKeepsAVocabularyOfSentencePiece) {
+  Tiny tiny;
+  const std::string gguf = tiny.write_gguf([](GgufWriter& w) {
+    std::string scores = GgufWriter::number(6u) + GgufWriter::number(uint64_t(5));
+    for (int i = 0; i < 5; ++i) scores += GgufWriter::number(-float(i));
+    w.key("tokenizer.ggml.model", "llama")
+        .key("tokenizer.ggml.bos_token_id", 1u)
+        .add("tokenizer.ggml.scores", 9, scores);
+    w.key("tokenizer.ggml.tokens", std::vector<std::string>{"<unk>", "<s>", "</s>", "\u2581", "a"});
+    w.key("tokenizer.ggml.token_type", std::vector<int32_t>{2, 3, 3, 1, 1});
+  });
+  const std::string archive = tiny.dir / "model.ingot";
+  convert_family(gguf, archive, {});
+  const Vocabulary before = load_vocabulary(gguf), after = load_vocabulary(archive);
+  EXPECT_EQ(after.tokenizer->kind(), "sentencepiece");
+  EXPECT_EQ(after.tokenizer->hash(), before.tokenizer->hash());
+  EXPECT_EQ(after.tokenizer->encode("a a"), (std::vector<int32_t>{3, 4, 3, 4}));
+  EXPECT_EQ(after.start, 1);
 }
 
 TEST(Families, ASequenceBeginsWithTheTokenThatThePostProcessorPutsInFront) {

@@ -1,15 +1,20 @@
 // The families for the registry: their tokenizers and their decoder.
 #include <algorithm>
+#include <set>
 
 #include "ingot/core/memory/memory.h"
+#include "ingot/core/progress.h"
 #include "ingot/io/file.h"
 #include "ingot/io/formats/archive.h"
+#include "ingot/io/formats/gguf.h"
 #include "ingot/io/hugging_face_cache.h"
+#include "ingot/io/json.h"
 #include "ingot/models/checkpoint/open_decoder.h"
 #include "ingot/models/families/family.h"
 #include "ingot/models/families/text.h"
 #include "ingot/models/families/weights.h"
 #include "ingot/text/chat/templates.h"
+#include "ingot/text/sentencepiece.h"
 
 namespace ingot {
 namespace {
@@ -29,6 +34,21 @@ DecoderWeights load(const std::string& path, const DecoderSpec& spec, int64_t la
   return std::move(layout.weights);
 }
 
+// Where a GGUF file's blocks become bf16: their types, and the memory of all weights.
+std::string dequantised_note(const std::string& path, int64_t bytes) {
+  if (!GgufFile::is_one(path)) return "";
+  const GgufSet set(path);
+  std::set<std::string> types;
+  for (const auto& file : set.files())
+    for (const SafetensorsEntry& e : file->entries())
+      if (gguf_block(e.dtype).numbers > 1 && e.dtype != "MXFP4") types.insert(e.dtype);
+  std::string names;
+  for (const std::string& t : types) names += (names.empty() ? "" : ", ") + t;
+  if (names.empty()) return "";
+  return ingot::detail::concat(names, " became bf16 in memory, ", format_bytes(double(bytes)),
+                               " of weights; `ingot convert --dense fp8` or mxfp4 writes a smaller archive");
+}
+
 OpenedModel open(const std::string& path, const DecoderOptions& o) {
   const DecoderSpec spec = read_family_spec(path);
   const auto shapes = [&](int64_t layers) {
@@ -38,15 +58,26 @@ OpenedModel open(const std::string& path, const DecoderOptions& o) {
   const auto read = [&](int64_t layers, int64_t other_bytes, bool passed_on) {
     return load(path, spec, layers, other_bytes, passed_on);
   };
-  return open_decoder(spec, {.shapes = shapes, .load = read}, o);
+  OpenedModel m = open_decoder(spec, {.shapes = shapes, .load = read}, o);
+  if (const std::string note = dequantised_note(path, m.weight_bytes); !note.empty())
+    m.note += (m.note.empty() ? "" : "; ") + note;
+  return m;
 }
 
 // The tokenizer in the archive or the GGUF file, or beside the weights.
 std::unique_ptr<Tokenizer> tokenizer_of(const std::string& model) {
   const std::string path = checkpoint_source(model);
-  if (ArchiveFile::is_one(path))
-    if (const auto json = archived_file(path, "tokenizer.json"))
-      return std::make_unique<ByteBpe>(ByteBpe::parse(*json, path));
+  if (ArchiveFile::is_one(path)) {
+    if (const auto model_file = archived_file(path, "tokenizer.model"))
+      return std::make_unique<SentencePiece>(SentencePiece::parse(*model_file, path));
+    if (const auto text = archived_file(path, "tokenizer.json")) {
+      const bool may_fall_back =
+          text->find("\"byte_fallback\": true") != text->npos || text->find("\"byte_fallback\":true") != text->npos;
+      if (const Json json = may_fall_back ? Json::parse(*text, nullptr, false) : Json(); SentencePiece::is_in(json))
+        return std::make_unique<SentencePiece>(SentencePiece::parse_json(json, path));
+      return std::make_unique<ByteBpe>(ByteBpe::parse(*text, path));
+    }
+  }
   if (GgufFile::is_one(path) && GgufFile(path).metadata().count("tokenizer.ggml.tokens") != 0)
     return load_tokenizer(path);
   if (const std::string directory = snapshot_of(model); is_directory(directory))
