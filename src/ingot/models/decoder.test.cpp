@@ -438,7 +438,7 @@ TEST_P(decoder, a_slot_is_closed_and_used_again_as_if_it_were_new) {
   EXPECT_EQ(d->open_slots(), 2);
   EXPECT_EQ(error_of([&] { d->open(); }), "busy: decoder: found all 2 slots in use, expected one to be free");
   for (size_t at = 0; at < 40; at += 8) d->extend(first, ids_of(6, 8));
-  d->mark(first);
+  d->checkpoint(first);
   d->sample(first, kHot, 3);
   d->cancel(first);
   d->close(first);
@@ -662,9 +662,9 @@ TEST_P(decoder, slots_go_back_each_to_places_of_its_own) {
   Sequence a(*d), b(*d);
   const std::vector<int32_t> first = ids_of(1, 16), second = ids_of(2, 16);
   feed(a, first);
-  a.mark();
+  a.checkpoint();
   feed(b, second);
-  b.mark();
+  b.checkpoint();
   a.sample(kHot, 20);
   b.sample(kHot, 20);
   EXPECT_EQ(a.rewind(16), 16);
@@ -813,6 +813,16 @@ TEST(decoder_names, the_earlier_names_of_this_version_mean_the_same) {
   EXPECT_EQ(TokenLogprobs(l).sampled, -2);
   const float row[4] = {0, 3, 1, 2};
   EXPECT_EQ(draw_from(Tensor(row, {4}), kGreedy, 0), 1);
+  Breaks d;
+  Sequence s(d);
+  const std::vector<int32_t> prompt = {1, 2};
+  ASSERT_TRUE(s.extend(prompt));
+  s.mark();
+  d.mark(s.slot());
+  const DrawOptions options = kGreedy;
+  const Drawn sampled = s.draw(options, 1);
+  EXPECT_EQ(sampled.tokens, std::vector<int32_t>{3});
+  EXPECT_EQ(d.draw(s.slot(), options, 1).tokens, std::vector<int32_t>{3});
 }
 
 }  // namespace

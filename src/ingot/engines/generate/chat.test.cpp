@@ -231,7 +231,7 @@ class Folded final : public HostDecoder {
   void clear(int) override { sequence_.rewind(0); }
   int64_t cached_length(int) const override { return sequence_.length(); }
   int64_t truncate(int, int64_t length) override { return sequence_.rewind(length); }
-  void save_checkpoint(int) override { sequence_.mark(); }
+  void save_checkpoint(int) override { sequence_.checkpoint(); }
   void extend_slot(int, std::span<const int32_t> ids, Rows rows, const Take& take) override {
     const auto& t = vocabulary().tokens;
     bool answer_begins = false;

@@ -92,7 +92,7 @@ Answer Session::generate(std::span<const int32_t> prompt, const SessionOptions& 
     fed_.resize(size_t(answer.reused));
     const bool ready = feed(prompt.subspan(size_t(answer.reused)), o);
     answer.prompt_seconds = seconds_since(start);
-    if (ready) sequence_.mark();
+    if (ready) sequence_.checkpoint();
     const bool goes_on = ready && !(o.tokens > 0 && o.cancelled && o.cancelled());
     answer.finish = goes_on ? Finish::length : Finish::cancelled;
     start = std::chrono::steady_clock::now();

@@ -378,7 +378,7 @@ void Scheduler::advance(const Handle& job, size_t tokens) {
     s.held.insert(s.held.end(), begin, begin + int64_t(tokens));
     job->fed += tokens;
     if (job->feeding()) return;
-    decoder_.mark(s.number);
+    decoder_.checkpoint(s.number);
     if (job->request.tokens > 0) return;
     job->outcome.prompt_seconds = seconds_between(job->started, Clock::now());
     finish(job, Finish::length);

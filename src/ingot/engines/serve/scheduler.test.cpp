@@ -94,7 +94,7 @@ class Together final : public DeviceDecoder {
   void clear(int slot) override { inner_->rewind(slot, 0); }
   int64_t cached_length(int slot) const override { return inner_->length(slot); }
   int64_t truncate(int slot, int64_t length) override { return inner_->rewind(slot, length); }
-  void save_checkpoint(int slot) override { inner_->mark(slot); }
+  void save_checkpoint(int slot) override { inner_->checkpoint(slot); }
   bool copy_tokens(int from, int to, int64_t length) override { return inner_->copy_prefix(from, to, length) > 0; }
   void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
     if (ids.size() > 1) passes.push_back({int64_t(ids.size())});
