@@ -17,9 +17,6 @@ using V = Vec<float>;
 constexpr int L = kLanes<float>;
 typedef int8_t Bytes16 __attribute__((vector_size(16)));
 typedef uint8_t Codes16 __attribute__((vector_size(16)));
-typedef int8_t ByteLanes __attribute__((vector_size(L)));
-typedef uint8_t CodeLanes __attribute__((vector_size(L)));
-typedef uint16_t HalfLanes __attribute__((vector_size(L * 2)));
 
 INGOT_SIMD_INLINE V as_float(Vec<int32_t> bits) {
   V v;
@@ -27,13 +24,43 @@ INGOT_SIMD_INLINE V as_float(Vec<int32_t> bits) {
   return v;
 }
 
+// L integers of fewer bits as 32 bits each, by one instruction that also reads them. For __builtin_convertvector GCC 12
+// writes two conversions of half a vector and three moves, which together take longer than the memory.
+#if defined(__AVX512F__)
+INGOT_SIMD_INLINE Vec<int32_t> widened(const uint16_t* p) {
+  return Vec<int32_t>(
+      _mm512_maskz_cvtepu16_epi32(__mmask16(0xffff), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+}
+INGOT_SIMD_INLINE Vec<int32_t> widened(const uint8_t* p) {
+  return Vec<int32_t>(
+      _mm512_maskz_cvtepu8_epi32(__mmask16(0xffff), _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+INGOT_SIMD_INLINE Vec<int32_t> widened(const int8_t* p) {
+  return Vec<int32_t>(
+      _mm512_maskz_cvtepi8_epi32(__mmask16(0xffff), _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+#elif defined(__AVX2__)
+INGOT_SIMD_INLINE Vec<int32_t> widened(const uint16_t* p) {
+  return Vec<int32_t>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+INGOT_SIMD_INLINE Vec<int32_t> widened(const uint8_t* p) {
+  return Vec<int32_t>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+INGOT_SIMD_INLINE Vec<int32_t> widened(const int8_t* p) {
+  return Vec<int32_t>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+#else
+template <class Number> INGOT_SIMD_INLINE Vec<int32_t> widened(const Number* p) {
+  typedef Number Narrow __attribute__((vector_size(L * sizeof(Number))));
+  Narrow n;
+  std::memcpy(&n, p, sizeof n);
+  return __builtin_convertvector(n, Vec<int32_t>);
+}
+#endif
+
 // --- readers: L numbers of a row, from its k-th on
 struct ReadBf16 {
-  INGOT_SIMD_INLINE V at(const uint16_t* row, int64_t k) {
-    HalfLanes h;
-    std::memcpy(&h, row + k, sizeof h);
-    return as_float(__builtin_convertvector(h, Vec<int32_t>) << 16);
-  }
+  INGOT_SIMD_INLINE V at(const uint16_t* row, int64_t k) { return as_float(widened(row + k) << 16); }
 };
 // The exponent's bias moves from 7 to 127 by an addition; a subnormal number then lies above 2^-7 by half its value.
 INGOT_SIMD_INLINE V e4m3(Vec<int32_t> code) {
@@ -44,11 +71,7 @@ INGOT_SIMD_INLINE V e4m3(Vec<int32_t> code) {
   return magnitude == 0x7f ? as_float(Vec<int32_t>{} + 0x7fc00000) : signed_value;
 }
 struct ReadFp8 {
-  INGOT_SIMD_INLINE V at(const uint8_t* row, int64_t k) {
-    CodeLanes c;
-    std::memcpy(&c, row + k, sizeof c);
-    return e4m3(__builtin_convertvector(c, Vec<int32_t>));
-  }
+  INGOT_SIMD_INLINE V at(const uint8_t* row, int64_t k) { return e4m3(widened(row + k)); }
 };
 
 // Twice the 16 low and the 16 high codes of a block, as floats.
@@ -56,11 +79,9 @@ struct Block {
   V even[16 / L], odd[16 / L];
 };
 INGOT_SIMD_INLINE void widen16(Bytes16 b, V* to) {
-  for (int i = 0; i < 16 / L; ++i) {
-    ByteLanes part;
-    std::memcpy(&part, reinterpret_cast<const char*>(&b) + i * L, sizeof part);
-    to[i] = __builtin_convertvector(part, V);
-  }
+  int8_t codes[16];
+  std::memcpy(codes, &b, sizeof codes);
+  for (int i = 0; i < 16 / L; ++i) to[i] = __builtin_convertvector(widened(codes + i * L), V);
 }
 INGOT_SIMD_INLINE Block read_block(const uint8_t* bytes) {
   const Bytes16 twice = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
