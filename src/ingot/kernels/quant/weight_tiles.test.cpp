@@ -156,6 +156,33 @@ TEST(weight_tiles, products_follow_the_fp64_oracle_at_every_cpu_level_and_batch)
   set_cpu_level(before);
 }
 
+TEST(weight_tiles, each_of_up_to_eight_rows_is_to_the_last_bit_the_row_alone_in_every_format_and_at_every_cpu_level) {
+  const CpuLevel before = cpu_level();
+  for (const CpuLevel level : {CpuLevel::baseline, cpu_level_available()}) {
+    set_cpu_level(level);
+    for (const WeightFormat f : kFormats)
+      for (const Sizes& s : kSizes) {
+        const Pair w(f, s.rows, s.cols);
+        std::vector<float> wide(size_t(s.rows * s.cols));
+        dequantise(w.rows, Tensor(wide.data(), {s.rows, s.cols}), {});
+        Buffer x(DType::f32, {8, s.cols}), b(DType::f32, {s.rows});
+        fill_normal(x, 3), fill_normal(b, 4);
+        for (const WeightMatrix& m : {w.rows, w.weight_tiles, WeightMatrix(Tensor(wide.data(), {s.rows, s.cols}))}) {
+          Buffer alone(DType::f32, {8, s.rows});
+          const Tensor all = x, each = alone;
+          for (int64_t t = 0; t < 8; ++t)
+            stored_linear({.x = all.slice(0, t, t + 1), .w = m, .b = b, .y = each.slice(0, t, t + 1)}, {});
+          for (int64_t rows = 2; rows <= 8; ++rows) {
+            Buffer together(DType::f32, {rows, s.rows});
+            stored_linear({.x = all.slice(0, 0, rows), .w = m, .b = b, .y = together}, {});
+            EXPECT_EQ(values(together), values(each.slice(0, 0, rows))) << f << " " << rows << " " << s.rows;
+          }
+        }
+      }
+  }
+  set_cpu_level(before);
+}
+
 TEST(weight_tiles, a_word_in_device_order_gives_its_pairs_as_bf16_and_its_codes_back) {
   uint32_t random = 1;
   for (uint32_t n = 0; n < 200000; ++n) {
