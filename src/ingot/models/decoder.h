@@ -40,6 +40,12 @@ struct LogitBias {
   float bias = 0;  // added to the logit; -infinity forbids the token
 };
 
+// What holds for the token after a draft token, in place of SampleOptions::bias and SampleOptions::allowed.
+struct DraftRow {
+  std::span<const LogitBias> bias;
+  std::span<const uint32_t> allowed;
+};
+
 // How to sample. Spans must stay valid during the call. For every token, in this order:
 //   logits of ids below `vocab`;  + bias;  -infinity where `allowed` lacks the id;  then `sampling` (kernels/sampling),
 // with the random number Rng(seed, Purpose::sampling, step + i).uniform(0) for the i-th token of the call.
@@ -59,6 +65,15 @@ struct SampleOptions {
   int64_t logprobs = -1;
   // Called with each token right after its sampling, on sample()'s thread. False ends the call with this token.
   std::function<bool(int32_t)> on_token;
+  // Draft steps, for an engine with draft_rows() > 1. A call with `drafting` takes one step: the engine computes the
+  // pending token and `draft`, which are guesses of the next tokens, in one pass over its weights. Then tokens are
+  // sampled one after another, as long as each equals its draft token: at least one, at most draft.size() + 1. These
+  // are the tokens that calls with an empty `draft` sample, whatever the guesses. Draft tokens beyond draft_rows() - 1,
+  // n - 1 or the context are ignored, and all where the slot has no pending token. All calls of an answer should have
+  // the same `drafting`, as an engine may round differently in steps of the other kind.
+  bool drafting = false;
+  std::span<const int32_t> draft;
+  std::span<const DraftRow> draft_rows;  // one for each token of `draft`, or empty: bias and allowed hold for all
 };
 
 struct TokenLogprobs {
@@ -80,8 +95,9 @@ struct Sampled {
   std::vector<int32_t> tokens;
   std::vector<TokenLogprobs> logprobs;  // an entry per token, if requested
   Finish finish = Finish::length;
-  int32_t stop_id = -1;      // the id that ended the call
-  std::exception_ptr error;  // of a request among several; the tokens sampled before the error are here
+  int32_t stop_id = -1;               // the id that ended the call
+  int64_t drafted = 0, accepted = 0;  // draft tokens that the step computed; of these, those among `tokens`
+  std::exception_ptr error;           // of a request among several; the tokens sampled before the error are here
 };
 
 // The earlier names, for one version.
@@ -126,6 +142,7 @@ class Decoder {
   virtual int64_t context() const = 0;                       // most tokens of a slot
   virtual int64_t batch() const = 0;                         // most tokens of an extend()
   virtual int64_t columns() const { return 1; }              // slots per pass over the weights
+  virtual int64_t draft_rows() const { return 1; }           // tokens of a draft step, the pending one included
   virtual Device device() const { return {}; }               // the device of the computation
   int64_t slots() const { return int64_t(states_.size()); }  // the most open slots
   int64_t open_slots() const;
@@ -201,6 +218,12 @@ class Decoder {
   virtual void feed(const PendingToken& pending) = 0;
   // The same for 2 to columns() slots. False, with nothing appended: the tokens are fed one by one.
   virtual bool feed_together(std::span<const PendingToken>) { return false; }
+  // A draft step, of an engine with draft_rows() > 1. Appends `ids`, the pending token and its draft, and samples by
+  // samples[i] the token after ids[i]. The logits after ids[i] depend neither on the number of ids nor on the later
+  // ones, to the last bit. The result may end with the first token that differs from the draft, or with an error.
+  virtual std::vector<SlotSampled> sample_draft(std::span<const int32_t> /*ids*/, std::span<const SlotSample>) {
+    return {};
+  }
   // Samples the next token of each of several slots from the kept logits, with logprobs where the options ask for them.
   virtual std::vector<SlotSampled> sample_tokens(std::span<const SlotSample> samples) = 0;
   int64_t vocab_of(const SampleOptions& o) const { return o.vocab > 0 ? o.vocab : vocab(); }
@@ -219,9 +242,11 @@ class Decoder {
   // Whether cancel() was called for the slot; clears the request.
   bool take_cancel(int slot) { return states_[size_t(slot)].cancel.exchange(false, std::memory_order_relaxed); }
   void check_sample(int slot, const SampleOptions& o, int64_t n);
+  void check_token_choice(std::span<const LogitBias> bias, std::span<const uint32_t> allowed, int64_t ids) const;
   bool continues(Answer& answer);
   void feed_all(std::span<Answer* const> answers);
   void sample_next(std::span<Answer* const> answers);
+  void sample_draft_of(Answer& answer);
   void sample_all(std::span<Answer> answers);
   void update_state(const Answer& answer);
   std::vector<State> states_;

@@ -8,6 +8,20 @@ void HostDecoder::append(int slot, std::span<const int32_t> ids, Rows rows, cons
 
 void HostDecoder::feed(const PendingToken& p) { append(p.next.slot, {&p.id, 1}, Rows::last, {}); }
 
+std::vector<SlotSampled> HostDecoder::sample_draft(std::span<const int32_t> ids, std::span<const SlotSample> samples) {
+  std::vector<SlotSampled> sampled;
+  const int slot = samples[0].slot;
+  extend_draft(slot, ids, [&](int64_t, const Tensor& logits) {
+    for (int64_t row = 0; row < logits.size(0); ++row) {
+      const size_t i = sampled.size();
+      // The rows after a token that differs from the draft belong to no answer.
+      if (i > 0 && (sampled[i - 1].error || sampled[i - 1].token.token != ids[i])) return;
+      sampled.push_back(sample_row(logits.row(row), samples[i]));
+    }
+  });
+  return sampled;
+}
+
 std::vector<SlotSampled> HostDecoder::sample_tokens(std::span<const SlotSample> samples) {
   std::vector<SlotSampled> sampled;
   for (const SlotSample& s : samples) sampled.push_back(logits_.sample(s));

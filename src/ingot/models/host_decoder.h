@@ -12,10 +12,14 @@ class HostDecoder : public Decoder {
  protected:
   // Appends 1 to batch() tokens and passes the logits of the last token or of all tokens to `take`.
   virtual void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) = 0;
+  // The same for up to draft_rows() tokens, with the logits of all: each row is the one that extend_slot() gives for
+  // its token alone after the tokens before it, to the last bit. Of an engine with draft_rows() > 1.
+  virtual void extend_draft(int /*slot*/, std::span<const int32_t> /*ids*/, const Take&) {}
 
  private:
   void append(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) final;
   void feed(const PendingToken& pending) final;
+  std::vector<SlotSampled> sample_draft(std::span<const int32_t> ids, std::span<const SlotSample> samples) final;
   std::vector<SlotSampled> sample_tokens(std::span<const SlotSample> samples) final;
   HostLogits logits_;
 };

@@ -48,6 +48,17 @@ TokenLogprobs logprobs_of(std::span<const int32_t> top, std::span<const double> 
   return all;
 }
 
+SlotSampled sample_row(const Tensor& row, const SlotSample& sample) {
+  const SampleOptions& o = *sample.options;
+  SlotSampled sampled;
+  try {
+    sampled.token.token = sample_from(row, o, sample.step);
+    if (o.logprobs >= 0)
+      sampled.token.logprobs = logprobs_of(row, o.vocab > 0 ? o.vocab : row.numel(), sampled.token.token, o.logprobs);
+  } catch (...) { sampled.error = std::current_exception(); }
+  return sampled;
+}
+
 void HostLogits::store(int slot, const Tensor& logits) {
   Row& kept = rows_[size_t(slot)];
   const Tensor row = logits.row(logits.size(0) - 1);
@@ -65,15 +76,7 @@ Decoder::Take HostLogits::storing(int slot, int64_t last, const Decoder::Take& t
 
 SlotSampled HostLogits::sample(const SlotSample& sample) {
   Row& kept = rows_[size_t(sample.slot)];
-  const SampleOptions& o = *sample.options;
-  const Tensor row(kept.bytes.data(), kept.dtype, {int64_t(kept.bytes.size()) / size_of(kept.dtype)});
-  SlotSampled sampled;
-  try {
-    sampled.token.token = sample_from(row, o, sample.step);
-    if (o.logprobs >= 0)
-      sampled.token.logprobs = logprobs_of(row, o.vocab > 0 ? o.vocab : row.numel(), sampled.token.token, o.logprobs);
-  } catch (...) { sampled.error = std::current_exception(); }
-  return sampled;
+  return sample_row(Tensor(kept.bytes.data(), kept.dtype, {int64_t(kept.bytes.size()) / size_of(kept.dtype)}), sample);
 }
 
 }  // namespace ingot

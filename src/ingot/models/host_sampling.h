@@ -14,6 +14,8 @@ inline int32_t draw_from(const Tensor& row, const SampleOptions& options, uint32
 TokenLogprobs logprobs_of(const Tensor& row, int64_t vocab, int32_t sampled, int64_t top);
 // The log-probabilities from the output of logprobs() (kernels/sampling/logprobs.h).
 TokenLogprobs logprobs_of(std::span<const int32_t> top, std::span<const double> values);
+// The token and its logprobs by these functions; their errors are in the result.
+SlotSampled sample_row(const Tensor& row, const SlotSample& sample);
 // The order for sample(): by id, and in the given order for equal ids.
 std::vector<LogitBias> in_order(std::span<const LogitBias> bias);
 

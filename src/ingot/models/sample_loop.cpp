@@ -15,7 +15,7 @@ struct Decoder::Answer {
   int64_t n;
   int32_t pending;  // -1: the slot has logits
   Sampled result;
-  bool ended = false;
+  bool ended = false, stepped = false;  // stepped: the only step of a call with `drafting` has been taken
 
   SlotSample next() const {
     const int64_t sampled = int64_t(result.tokens.size());
@@ -52,24 +52,36 @@ void Decoder::check_sample(int slot, const SampleOptions& o, int64_t n) {
   const int64_t ids = vocab_of(o);
   INGOT_CHECK(o.logprobs >= -1 && o.logprobs <= ids, "sample: found logprobs of ", o.logprobs,
               " tokens, expected -1 (none) to ", ids, ", the vocabulary");
-  for (const LogitBias& b : o.bias) {
+  check_token_choice(o.bias, o.allowed, ids);
+  if (!o.drafting) return;
+  INGOT_CHECK(draft_rows() > 1, "sample: found a draft step, expected none: this engine computes no drafts");
+  INGOT_CHECK(o.draft_rows.empty() || o.draft_rows.size() == o.draft.size(), "sample: found ", o.draft_rows.size(),
+              " rows for a draft of ", o.draft.size(), " tokens, expected as many or none");
+  for (const int32_t id : o.draft)
+    INGOT_CHECK(id >= 0 && id < vocab(), "sample: found id ", id, " in a draft, expected 0 to ", vocab() - 1);
+  for (const DraftRow& row : o.draft_rows) check_token_choice(row.bias, row.allowed, ids);
+}
+
+void Decoder::check_token_choice(std::span<const LogitBias> bias, std::span<const uint32_t> allowed,
+                                 int64_t ids) const {
+  for (const LogitBias& b : bias) {
     INGOT_CHECK(b.id >= 0 && b.id < vocab(), "sample: found a bias for id ", b.id, ", expected 0 to ", vocab() - 1);
     INGOT_CHECK(b.bias < HUGE_VALF, "sample: found a bias of ", b.bias, " for id ", b.id,
                 ", expected a finite number or -infinity");
   }
-  if (o.allowed.empty()) return;
-  INGOT_CHECK(int64_t(o.allowed.size()) == (ids + 31) / 32, "sample: found ", o.allowed.size(),
+  if (allowed.empty()) return;
+  INGOT_CHECK(int64_t(allowed.size()) == (ids + 31) / 32, "sample: found ", allowed.size(),
               " words of allowed tokens, expected ", (ids + 31) / 32);
   bool any = false;
-  for (size_t i = 0; i < o.allowed.size(); ++i) {
+  for (size_t i = 0; i < allowed.size(); ++i) {
     const int64_t bits = std::min<int64_t>(32, ids - int64_t(i) * 32);
-    any |= (o.allowed[i] & (bits == 32 ? ~0u : (1u << bits) - 1)) != 0;
+    any |= (allowed[i] & (bits == 32 ? ~0u : (1u << bits) - 1)) != 0;
   }
   INGOT_CHECK(any, "sample: found no token that is allowed, expected at least one");
 }
 
 bool Decoder::continues(Answer& a) {
-  if (a.ended || int64_t(a.result.tokens.size()) == a.n) return false;
+  if (a.ended || a.stepped || int64_t(a.result.tokens.size()) == a.n) return false;
   if (take_cancel(a.slot))
     a.end(Finish::cancelled);
   else if (a.pending >= 0 && cached_length(a.slot) == context())
@@ -98,7 +110,53 @@ void Decoder::feed_all(std::span<Answer* const> answers) {
   }
 }
 
-void Decoder::sample_next(std::span<Answer* const> answers) {
+// Takes the step of a call with `drafting` whose slot has a pending token.
+void Decoder::sample_draft_of(Answer& a) {
+  const int64_t begin = cached_length(a.slot);
+  const size_t room = size_t(std::min({draft_rows(), a.n, context() - begin}) - 1);
+  const std::span<const int32_t> draft = a.options.draft.first(std::min(a.options.draft.size(), room));
+  std::vector<int32_t> ids = {a.pending};
+  ids.insert(ids.end(), draft.begin(), draft.end());
+  std::vector<SampleOptions> options(ids.size(), a.options);
+  std::vector<SlotSample> samples;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (i > 0 && !a.options.draft_rows.empty())
+      options[i].bias = a.options.draft_rows[i - 1].bias, options[i].allowed = a.options.draft_rows[i - 1].allowed;
+    samples.push_back({.slot = a.slot, .options = &options[i], .step = a.options.step + uint32_t(i)});
+  }
+  a.result.drafted = int64_t(draft.size());
+  try {
+    std::vector<SlotSampled> sampled = sample_draft(ids, samples);
+    for (size_t i = 0; i < ids.size() && !a.ended; ++i) {
+      if (i > 0 && take_cancel(a.slot)) {
+        a.end(Finish::cancelled);
+        break;
+      }
+      if (sampled[i].error) std::rethrow_exception(sampled[i].error);
+      const int32_t token = sampled[i].token.token;
+      a.append(std::move(sampled[i].token));
+      if (i == draft.size() || token != draft[i]) break;
+      if (a.result.stop_id < 0) ++a.result.accepted;
+    }
+  } catch (...) { a.end_with_error(); }
+  // The pending token stays, and of the sampled tokens those before the new pending token; a stop id leaves none.
+  const int64_t sampled = int64_t(a.result.tokens.size());
+  const int64_t length = begin + 1 + sampled - (a.result.stop_id < 0 && sampled > 0 ? 1 : 0);
+  if (const int64_t now = cached_length(a.slot); now > length) {
+    const int64_t kept = truncate(a.slot, length);
+    INGOT_CHECK_EQ(kept, length, "sample: tokens after a draft step");
+  }
+}
+
+void Decoder::sample_next(std::span<Answer* const> all) {
+  std::vector<Answer*> answers;  // without a draft step
+  for (Answer* a : all) {
+    a->stepped = a->options.drafting;
+    if (a->stepped && a->pending >= 0)
+      sample_draft_of(*a);
+    else
+      answers.push_back(a);
+  }
   feed_all(answers);
   std::vector<Answer*> fed;
   std::vector<SlotSample> samples;

@@ -99,11 +99,12 @@ struct CpuModel::Impl {
   // A batch: tokens `begin` to `begin + T` of the sequence.
   struct Batch {
     int64_t begin, T;
+    bool row_by_row;  // attention of one query at a time
     Tensor x, normed, branch, qkv, mixed, router, chosen, weight, gate_up, hidden, positions;
     Tensor q, k, v;  // (T, heads, D) views of qkv
   };
-  Batch batch_of(int64_t begin, int64_t T) {
-    Batch b{begin, T};
+  Batch batch_of(int64_t begin, int64_t T, bool row_by_row) {
+    Batch b{begin, T, row_by_row};
     b.x = first_rows(all.x, T), b.normed = first_rows(all.normed, T), b.branch = first_rows(all.branch, T);
     b.qkv = first_rows(all.qkv, T), b.mixed = first_rows(all.mixed, T), b.router = first_rows(all.router, T);
     b.chosen = first_rows(all.chosen, T), b.weight = first_rows(all.weight, T);
@@ -173,16 +174,23 @@ struct CpuModel::Impl {
     if (c.qk_norm) normalise(b.q, l.q_norm, b.q), normalise(b.k, l.k_norm, b.k);
     rotate(table, b.q, b.q, b.positions);
     store(b, table, keys, values);
-    const int64_t rows = keys.size(0), end = b.begin + b.T;
-    const int64_t visible = window > 0 ? std::min(end, window - 1 + b.T) : end;
-    int32_t cu_q[2] = {0, int32_t(b.T)}, cu_k[2] = {0, int32_t(visible)}, first[1] = {int32_t((end - visible) % rows)};
-    attention({.q = b.q,
+    const int64_t step = b.row_by_row ? 1 : b.T;
+    for (int64_t t = 0; t < b.T; t += step)
+      attend_rows(l, window, b.begin + t, b.q.slice(0, t, t + step), keys, values, b.mixed.slice(0, t, t + step));
+  }
+  // Attention of queries from position `begin` on, whose keys have been stored.
+  void attend_rows(const DecoderLayer& l, int64_t window, int64_t begin, const Tensor& q, const Tensor& keys,
+                   const Tensor& values, const Tensor& mixed) {
+    const int64_t T = q.size(0), rows = keys.size(0), end = begin + T;
+    const int64_t visible = window > 0 ? std::min(end, window - 1 + T) : end;
+    int32_t cu_q[2] = {0, int32_t(T)}, cu_k[2] = {0, int32_t(visible)}, first[1] = {int32_t((end - visible) % rows)};
+    attention({.q = q,
                .k = keys,
                .v = values,
                .cu_q = Tensor(cu_q, {2}),
                .cu_k = Tensor(cu_k, {2}),
                .sinks = l.sinks,
-               .out = b.mixed.split_last(c.heads),
+               .out = mixed.split_last(c.heads),
                .scale = c.scale_of_attention(),
                .softcap = c.attention_softcap,
                .window = window,
@@ -240,7 +248,13 @@ const DecoderSpec& CpuModel::spec() const { return impl_->c; }
 int64_t CpuModel::layers() const { return int64_t(impl_->w.layers.size()); }
 int64_t CpuModel::batch() const { return impl_->options.batch; }
 
-Tensor CpuModel::extend(std::span<const int32_t> ids, KeyValueCache& cache) {
+Tensor CpuModel::extend_rows(std::span<const int32_t> ids, KeyValueCache& cache) {
+  INGOT_CHECK_LE(int64_t(ids.size()), kStepRows, "decode: tokens of a step");
+  return compute(ids, cache, true);
+}
+Tensor CpuModel::extend(std::span<const int32_t> ids, KeyValueCache& cache) { return compute(ids, cache, false); }
+
+Tensor CpuModel::compute(std::span<const int32_t> ids, KeyValueCache& cache, bool row_by_row) {
   Impl& m = *impl_;
   const int64_t T = int64_t(ids.size()), begin = cache.length();
   INGOT_CHECK(1 <= T && T <= std::min(m.options.batch, cache.batch()), "decode: found a batch of ", T,
@@ -251,7 +265,7 @@ Tensor CpuModel::extend(std::span<const int32_t> ids, KeyValueCache& cache) {
   for (int64_t t = 0; t < T; ++t)
     INGOT_CHECK(ids[size_t(t)] >= 0 && ids[size_t(t)] < m.c.vocab, "decode: found id ", ids[size_t(t)], " at position ",
                 begin + t, ", expected 0 to ", m.c.vocab - 1);
-  const Impl::Batch b = m.batch_of(begin, T);
+  const Impl::Batch b = m.batch_of(begin, T, row_by_row);
   m.embed(b, ids);
   for (int64_t l = 0; l < layers(); ++l) m.run_layer(b, l, cache);
   m.norm(b, m.w.norm, layers() > 0);

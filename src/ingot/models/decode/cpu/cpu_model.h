@@ -29,9 +29,15 @@ class CpuModel {
   // Appends tokens to the cache. Returns (T, C): the last norm's output, the input of logits(); valid until the next
   // call.
   Tensor extend(std::span<const int32_t> ids, KeyValueCache& cache);
+  // The same for up to kStepRows tokens, each row to the last bit that of extend() with its token alone. Matrix
+  // products of so few rows add in an order that does not depend on the number of rows; attention is computed row by
+  // row.
+  static constexpr int64_t kStepRows = 8;
+  Tensor extend_rows(std::span<const int32_t> ids, KeyValueCache& cache);
   void logits(const Tensor& normed, const Tensor& logits);  // (N, C), (N, V)
 
  private:
+  Tensor compute(std::span<const int32_t> ids, KeyValueCache& cache, bool row_by_row);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

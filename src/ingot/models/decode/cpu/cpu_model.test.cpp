@@ -166,6 +166,37 @@ TEST(CpuModel, FamiliesThatJoinManyPropertiesAreComputedAsTheyAreDefined) {
   }
 }
 
+// The logits of all tokens, in steps of 1 to `most` tokens.
+std::vector<float> logits_of_steps(const RandomModel& m, int64_t most) {
+  const std::vector<int32_t> ids = some_ids(m.spec);
+  CpuModel model(m.spec, m.weights, {.batch = CpuModel::kStepRows, .positions = 32});
+  KeyValueCache cache(m.spec, m.spec.layers, 32, CpuModel::kStepRows);
+  std::vector<float> all;
+  for (size_t first = 0, n = 0; first < ids.size(); first += n) {
+    n = std::min(ids.size() - first, size_t(std::max<int64_t>(1, most - int64_t(first % 3))));
+    const auto part = std::span(ids).subspan(first, n);
+    const size_t begin = all.size();
+    all.resize(begin + n * size_t(m.spec.vocab));
+    model.logits(most == 1 ? model.extend(part, cache) : model.extend_rows(part, cache),
+                 Tensor(all.data() + begin, {int64_t(n), m.spec.vocab}));
+  }
+  return all;
+}
+
+TEST(CpuModel, RowsOfAStepOfSeveralTokensAreThoseOfSingleTokensToTheLastBit) {
+  for (const Change& c : kChanges)
+    for (const WeightFormat format : {WeightFormat::f32, WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
+      SCOPED_TRACE(detail::concat(c.name, " ", format));
+      DecoderSpec s = c.base();
+      c.change(s);
+      // Heads of 8 queries fill a vector of attention's lanes, and several queries fill more.
+      s.heads = 16, s.kv_heads = 2, s.head_dim = 16, s.hidden = 64, s.intermediate = 96;
+      const RandomModel m(s, format, format);
+      const std::vector<float> single = logits_of_steps(m, 1);
+      for (const int64_t most : {3, 8}) EXPECT_EQ(logits_of_steps(m, most), single) << most;
+    }
+}
+
 TEST(CpuModel, ACacheWithoutWindowsGoesBackToAnyLength) {
   const RandomModel m(dense_spec());
   CpuModel model(m.spec, m.weights, {.batch = 4, .positions = 32});

@@ -50,6 +50,7 @@ class CpuDecoder final : public HostDecoder {
   int64_t vocab() const override { return spec_.vocab; }
   int64_t context() const override { return slots_[0].cache.capacity(); }
   int64_t batch() const override { return model_.batch(); }
+  int64_t draft_rows() const override { return std::min(batch(), decode::CpuModel::kStepRows); }
 
  private:
   void clear(int slot) override {
@@ -67,8 +68,16 @@ class CpuDecoder final : public HostDecoder {
     return true;
   }
   void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
-    const int64_t n = int64_t(ids.size()), begin = cached_length(slot);
+    const int64_t begin = cached_length(slot);
     const Tensor normed = model_.extend(ids, slots_[size_t(slot)].cache);
+    give_logits(normed, begin, rows, take);
+  }
+  void extend_draft(int slot, std::span<const int32_t> ids, const Take& take) override {
+    const int64_t begin = cached_length(slot);
+    give_logits(model_.extend_rows(ids, slots_[size_t(slot)].cache), begin, Rows::all, take);
+  }
+  void give_logits(const Tensor& normed, int64_t begin, Rows rows, const Take& take) {
+    const int64_t n = normed.size(0);
     const int64_t block = std::max<int64_t>(1, kLogitNumbers / spec_.vocab);
     for (int64_t t = rows == Rows::all ? 0 : n - 1; t < n; t += block) {
       const int64_t count = std::min(block, n - t);

@@ -1,0 +1,83 @@
+#include "ingot/models/draft/answer_drafts.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "ingot/models/draft/lookup.h"
+
+namespace ingot::draft {
+
+std::unique_ptr<Drafter> make_lookup(std::vector<int32_t> prediction) {
+  return std::make_unique<LookupDrafter>(std::move(prediction));
+}
+
+namespace {
+
+// Seconds of a step of `rows` tokens.
+double time_step(Decoder& decoder, int slot, int64_t rows) {
+  const std::vector<int32_t> draft(size_t(rows - 1), 0);
+  const int32_t first[] = {0};
+  SampleOptions o{.sampling = {.temperature = 0}};
+  o.drafting = true;
+  decoder.rewind(slot, 0);
+  decoder.extend(slot, first);
+  decoder.sample(slot, o, 1);
+  o.draft = draft;
+  const auto start = std::chrono::steady_clock::now();
+  decoder.sample(slot, o, rows);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+StepCosts measure_step_costs(Decoder& decoder, int slot, int64_t most) {
+  constexpr int kMostRuns = 5;
+  constexpr double kEnough = 0.03;  // seconds per number of rows
+  const int64_t rows = std::min({decoder.draft_rows(), most + 1, decoder.context() - 1});
+  INGOT_CHECK_GE(rows, int64_t(1), "draft: rows of a step");
+  std::vector<double> costs(static_cast<size_t>(rows));
+  time_step(decoder, slot, 1);  // the first step also loads pages and code
+  int64_t measured = 0;
+  for (int64_t k = 1;; k = std::min(2 * k, rows)) {
+    double best = HUGE_VAL, total = 0;
+    for (int run = 0; run < kMostRuns && total < kEnough; ++run) {
+      const double seconds = std::max(1e-9, time_step(decoder, slot, k));
+      best = std::min(best, seconds), total += seconds;
+    }
+    // More rows do not take less time; between two measured numbers of rows lies a line.
+    const double before = measured > 0 ? costs[size_t(measured - 1)] : best;
+    best = std::max(best, before);
+    for (int64_t i = measured + 1; i <= k; ++i)
+      costs[size_t(i - 1)] = before + (best - before) * double(i - measured) / double(k - measured);
+    measured = k;
+    if (k == rows) break;
+  }
+  decoder.rewind(slot, 0);
+  return StepCosts(std::move(costs));
+}
+
+AnswerDrafts::AnswerDrafts(std::unique_ptr<Drafter> drafter, const DraftPolicy& policy)
+    : drafter_(std::move(drafter)), policy_(policy) {
+  counts_.accepted_at.resize(size_t(policy_.most()));
+}
+
+void AnswerDrafts::choose(int64_t room) {
+  draft_ = drafter_->draft(std::min(room, policy_.most()));
+  shorten(size_t(policy_.choose(draft_.source, int64_t(draft_.tokens.size()))));
+}
+
+void AnswerDrafts::learn(const Sampled& step) {
+  drafter_->append(step.tokens);
+  const int64_t drafted = step.drafted, accepted = step.accepted;
+  if (drafted == 0) return;
+  // Where the answer ended at an accepted token, nothing was compared after it; else the next draft token was rejected.
+  const bool rejected = accepted < drafted && (step.stop_id >= 0 || int64_t(step.tokens.size()) > accepted);
+  policy_.learn(draft_.source, accepted + (rejected ? 1 : 0), accepted);
+  ++counts_.drafts;
+  counts_.tokens += drafted, counts_.accepted += accepted;
+  for (int64_t i = 0; i < accepted; ++i) ++counts_.accepted_at[size_t(i)];
+  if (draft_.source == Source::prediction) counts_.predicted += drafted, counts_.predicted_accepted += accepted;
+}
+
+}  // namespace ingot::draft

@@ -1,0 +1,51 @@
+#pragma once
+// The drafts of one answer: a drafter, the policy, and counts. A caller of Decoder::sample() takes the draft of each
+// step from here and reports the step's result.
+#include <functional>
+#include <memory>
+
+#include "ingot/models/decoder.h"
+#include "ingot/models/draft/drafter.h"
+#include "ingot/models/draft/policy.h"
+
+namespace ingot::draft {
+
+struct Options {
+  // Makes the drafter of an answer, from tokens that the answer is predicted to contain (often none). Empty: no drafts.
+  std::function<std::unique_ptr<Drafter>(std::vector<int32_t> prediction)> make;
+  int64_t most = 7;                // tokens of a draft
+  std::vector<double> step_costs;  // of 1, 2, ... rows; empty: measured before the first answer
+};
+// Options::make of drafts by lookup.
+std::unique_ptr<Drafter> make_lookup(std::vector<int32_t> prediction);
+
+struct Counts {
+  int64_t drafts = 0;                             // steps with at least one draft token
+  int64_t tokens = 0, accepted = 0;               // draft tokens that steps computed; of these, tokens of the answer
+  std::vector<int64_t> accepted_at;               // by position in the draft
+  int64_t predicted = 0, predicted_accepted = 0;  // the part of `tokens` and `accepted` that a prediction gave
+};
+
+// T(k) of k = 1, 2, ... draft_rows(), at most `most` + 1, measured by steps of the open slot, which is empty
+// afterwards.
+StepCosts measure_step_costs(Decoder& decoder, int slot, int64_t most);
+
+class AnswerDrafts {
+ public:
+  AnswerDrafts(std::unique_ptr<Drafter> drafter, const DraftPolicy& policy);
+  void append(std::span<const int32_t> ids) { drafter_->append(ids); }  // of the prompt
+  // Chooses the draft of the next step, of at most `room` tokens.
+  void choose(int64_t room);
+  std::span<const int32_t> draft() const { return draft_.tokens; }
+  void shorten(size_t tokens) { draft_.tokens.resize(std::min(tokens, draft_.tokens.size())); }
+  void learn(const Sampled& step);  // the result of the step with draft()
+  const Counts& counts() const { return counts_; }
+
+ private:
+  std::unique_ptr<Drafter> drafter_;
+  DraftPolicy policy_;
+  Draft draft_;
+  Counts counts_;
+};
+
+}  // namespace ingot::draft
