@@ -207,6 +207,18 @@ class GptOss(TinyGptOss):
         self.assertEqual(described["config"]["num_local_experts"], 3)
         self.assertIn("parameters", ingot("info", self.model).text)
 
+    def test_drafts_change_no_answer_and_are_counted(self):
+        ids = self.file("ids.jsonl", json.dumps([1, 2, 3, 4, 5, 6, 1, 2, 3]) + "\n")
+        accepted = 0
+        for seed, temperature in ((1, 0), (2, 0.4), (3, 1)):
+            ask = ["generate", "--model", self.model, "--device", "cpu", "--ids", ids, "--json", "--past-end", "--tokens", 80, "--seed", seed, "--temperature", temperature]
+            plain, drafted = json.loads(ingot(*ask).text), json.loads(ingot(*ask, "--draft", "lookup", "--draft-max", 5).text)
+            self.assertEqual((drafted["ids"], drafted["finish"]), (plain["ids"], plain["finish"]))
+            self.assertNotIn("drafts", plain)
+            accepted += drafted.get("drafts", {}).get("accepted", 0)
+        self.assertGreater(accepted, 0)
+        self.refuses(2, "found --draft-max, which changes nothing with an answer without --draft", *ask, "--draft-max", 5)
+
     def test_the_folder_of_a_repository_in_hugging_face_s_cache_is_its_snapshot(self):
         repository = self.directory / "hub/models--openai--tiny"
         snapshot, ids = repository / "snapshots/abc", self.file("few.jsonl", "[1, 2, 3]")

@@ -60,6 +60,17 @@ class Engine(unittest.TestCase):
         plain = gpt_oss.generate("assistant user", raw=True, logprobs=0, **GREEDY)
         self.assertNotEqual([p for p, _ in got.logprobs], [p for p, _ in plain.logprobs])
 
+    def test_drafts_change_no_answer(self):
+        drafting = ingot.engine.GptOss(MODEL.model, device="cpu", draft="lookup", draft_max=5)
+        for seed, temperature in ((1, 0), (2, 0.7), (3, 1)):
+            options = dict(raw=True, max_tokens=60, seed=seed, temperature=temperature, past_end=True)
+            want, got = gpt_oss.generate("assistant user", **options), drafting.generate("assistant user", **options)
+            self.assertEqual((got.ids, got.text, got.finish), (want.ids, want.text, want.finish))
+            self.assertEqual(want.drafted_tokens, 0)
+            self.assertLessEqual(got.accepted_tokens, got.drafted_tokens)
+        with self.assertRaisesRegex(ValueError, "draft: found 'tree', expected 'none' or 'lookup'"):
+            ingot.engine.GptOss(MODEL.model, device="cpu", draft="tree")
+
     def test_auto_takes_the_gpu_and_streams_from_it(self):
         gpu = ingot.engine.GptOss(MODEL.model)
         if not gpu.device.startswith("cuda"):

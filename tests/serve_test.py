@@ -274,6 +274,20 @@ class Client(WithServer):
         self.assertGreater(again.usage.prompt_tokens_details.cached_tokens, 30)
         self.assertEqual(again.model_extra["timings"]["cache_n"], again.usage.prompt_tokens_details.cached_tokens)
 
+    def test_a_prediction_changes_no_answer_and_its_tokens_are_counted(self):
+        for options in (dict(temperature=0), dict(seed=3), dict(seed=4, frequency_penalty=-1, logprobs=True)):
+            ask = dict(messages=[dict(role="user", content="Write it again, write it again.")], max_completion_tokens=60, **options)
+            plain = self.chat(**ask)
+            text = plain.choices[0].message.content or plain.choices[0].message.model_extra.get("reasoning_content") or "None"
+            predicted = self.chat(prediction=dict(type="content", content=text), **ask)
+            self.assertEqual(predicted.choices[0].model_dump(), plain.choices[0].model_dump())
+            details = predicted.usage.completion_tokens_details
+            self.assertGreaterEqual(details.accepted_prediction_tokens, 0)
+            self.assertGreaterEqual(details.rejected_prediction_tokens, 0)
+            self.assertIsNone(plain.usage.completion_tokens_details.accepted_prediction_tokens)
+            timings = predicted.model_extra["timings"]
+            self.assertLessEqual(timings.get("draft_n_accepted", 0), timings.get("draft_n", 0))
+
     def test_functions_are_described_and_their_results_read(self):
         function = dict(name="weather", description="Says it.", parameters=dict(type="object", properties=dict(city=dict(type="string"))))
         tools = [dict(type="function", function=function)]
@@ -463,6 +477,8 @@ class Protocol(WithServer):
         self.assertIn("text/plain", headers["Content-Type"])
         for line in text.splitlines():
             self.assertRegex(line, r"\A(# (HELP|TYPE) ingot:\w+ .+|ingot:\w+(\{\w+=\"[^\"]+\"\})? [\d.e+-]+)\Z")
+        for name in ("drafts_total", "draft_tokens_total", "accepted_tokens_total", 'accepted_tokens_per_pos_total{position="0"}'):
+            self.assertIn(f"\ningot:spec_decode_num_{name} ", text)
 
     def test_a_field_without_effect_is_ignored_and_named_once_in_the_log(self):
         for _ in range(2):

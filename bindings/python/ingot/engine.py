@@ -32,6 +32,8 @@ class Answer:
     prompt_seconds: float
     token_seconds: float
     logprobs: list  # for each id (logprob of the sampled token, [(id, logprob), ...]), if requested
+    drafted_tokens: int = 0  # tokens that were drafted, with draft="lookup"
+    accepted_tokens: int = 0  # of these, tokens of the answer
 
     @property
     def tokens_per_second(self):
@@ -125,15 +127,19 @@ class GptOss:
     path: a checkpoint's directory, an .ingot, a .gguf or an .iris file. tokenizer: a file, if the tokenizer is neither beside nor inside the model.
     device: "auto" (a GPU if one has enough memory), "cpu" or "cuda". context: longest sequence in tokens; 0: the model's.
     quant: the inputs of the experts are rounded to e4m3 times a power of two per 32 numbers, as with `ingot --quant`.
+    draft: "lookup" guesses the next tokens from earlier places of the same text, at most draft_max at a time, on a CPU; the answers stay the same.
     Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether the model has a chat format), note (why an existing GPU
     is not used, or how this run differs from the default). Only one answer at a time: a call from another thread is a RuntimeError. Errors: ValueError for a
     wrong argument, NotImplementedError for a function that this build, machine or model lacks, otherwise RuntimeError; each message is one line.
     """
 
-    def __init__(self, path, *, device="auto", tokenizer=None, context=0, quant=False):
+    def __init__(self, path, *, device="auto", tokenizer=None, context=0, quant=False, draft="none", draft_max=7):
         if device not in ("auto", "cpu", "cuda"):
             raise _wrong("device", device, "'auto', 'cpu' or 'cuda'")
-        self._engine = _C.Engine(str(path), str(tokenizer or ""), device, _integer("context", context, 0, 2**31 - 1), bool(quant))
+        if draft not in ("none", "lookup"):
+            raise _wrong("draft", draft, "'none' or 'lookup'")
+        self._engine = _C.Engine(str(path), str(tokenizer or ""), device, _integer("context", context, 0, 2**31 - 1), bool(quant), draft,
+                                 _integer("draft_max", draft_max, 1, 15))
         for name, value in self._engine.about().items():
             setattr(self, name, value)
 

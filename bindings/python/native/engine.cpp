@@ -82,6 +82,8 @@ nb::dict report_of(const Answer& a) {
   d["reused_tokens"] = a.reused;
   d["prompt_seconds"] = a.prompt_seconds;
   d["token_seconds"] = a.token_seconds;
+  d["drafted_tokens"] = a.drafts.tokens;
+  d["accepted_tokens"] = a.drafts.accepted;
   d["logprobs"] = logprobs;
   return d;
 }
@@ -105,12 +107,21 @@ class Engine {
   }
 
  public:
-  Engine(const std::string& path, const std::string& tokenizer, const std::string& device, int64_t context, bool quant)
+  Engine(const std::string& path, const std::string& tokenizer, const std::string& device, int64_t context, bool quant,
+         const std::string& draft, int64_t draft_max)
       : vocabulary_(load_vocabulary(path, {.tokenizer = tokenizer})),
         model_(open_model(path, {.context = context, .device = device_named(device), .e4m3_experts = quant})),
         session_(*model_.decoder) {
     if (vocabulary_.tokenizer->kind() == "char")
       fail(ErrorCode::unsupported, path, ": found a tokenizer of characters, expected one of bytes");
+    draft_.most = draft_max;
+    if (draft == "none") return;
+    if (draft != "lookup")
+      fail(ErrorCode::invalid_argument, "engine: draft: found ", draft, ", expected none or lookup");
+    if (model_.decoder->draft_rows() <= 1)
+      fail(ErrorCode::unsupported, "engine: draft: found a model on ", model_.decoder->device(),
+           " whose engine computes no drafts, expected a published model on a CPU");
+    draft_.make = draft::make_lookup;
   }
 
   std::vector<int32_t> encode(const std::string& text) const { return vocabulary_.tokenizer->encode(text); }
@@ -136,6 +147,7 @@ class Engine {
                  double min_p, uint64_t seed, int64_t logprobs, bool past_end, nb::object on_text) {
     Listener listener(std::move(on_text));
     SessionOptions o = options_of(tokens, temperature, top_k, top_p, min_p, seed, logprobs, listener);
+    o.draft = draft_;
     if (!past_end) o.stop_ids = model_.end_ids;
     o.vocab = std::min<int64_t>(model_.decoder->vocab(), vocabulary_.tokenizer->vocab_size());
     Utf8Stream stream;
@@ -176,7 +188,8 @@ class Engine {
     for (const auto& [name, content] : conversation)
       asked.messages.push_back({.role = role_named(name), .content = content});
     Listener listener(std::move(on_text));
-    const SessionOptions o = options_of(tokens, temperature, top_k, top_p, min_p, seed, logprobs, listener);
+    SessionOptions o = options_of(tokens, temperature, top_k, top_p, min_p, seed, logprobs, listener);
+    o.draft = draft_;
     const ChatTurn turn = unlocked([&] {
       return ingot::answer(session_, *vocabulary_.chat, *vocabulary_.tokenizer, asked, o,
                            [&](const ChatPart& part, std::string_view text) { listener.hear(part.label, text); });
@@ -193,6 +206,7 @@ class Engine {
   const Vocabulary vocabulary_;
   OpenedModel model_;
   Session session_;
+  draft::Options draft_;
   std::mutex busy_;
 };
 
@@ -200,8 +214,10 @@ class Engine {
 
 void define_engine(nb::module_& m) {
   nb::class_<Engine>(m, "Engine")
-      .def(nb::init<const std::string&, const std::string&, const std::string&, int64_t, bool>(), "path"_a,
-           "tokenizer"_a, "device"_a, "context"_a, "quant"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(nb::init<const std::string&, const std::string&, const std::string&, int64_t, bool, const std::string&,
+                    int64_t>(),
+           "path"_a, "tokenizer"_a, "device"_a, "context"_a, "quant"_a, "draft"_a, "draft_max"_a,
+           nb::call_guard<nb::gil_scoped_release>())
       .def("encode", &Engine::encode)
       .def("decode", &Engine::decode)
       .def("about", &Engine::about)

@@ -56,7 +56,7 @@ void Session::slide(int32_t next) {
 }
 
 // Samples tokens until the answer ends; the slot has logits at the start.
-void Session::sample(const SessionOptions& o, Answer& answer) {
+void Session::sample(const SessionOptions& o, draft::AnswerDrafts* drafts, Answer& answer) {
   int64_t made = 0;
   SampleOptions d{.sampling = o.sampling, .seed = o.seed, .vocab = o.vocab, .bias = o.bias, .stop_ids = o.stop_ids};
   d.logprobs = o.logprobs;
@@ -67,16 +67,36 @@ void Session::sample(const SessionOptions& o, Answer& answer) {
   };
   while (true) {
     d.step = uint32_t(made);
+    if (drafts != nullptr) {
+      drafts->choose(o.tokens - made - 1);
+      d.drafting = true, d.draft = drafts->draft();
+    }
     const Sampled sampled = sequence_.sample(d, o.tokens - made);
+    if (drafts != nullptr) drafts->learn(sampled);
     answer.tokens.insert(answer.tokens.end(), sampled.tokens.begin(), sampled.tokens.end());
     answer.logprobs.insert(answer.logprobs.end(), sampled.logprobs.begin(), sampled.logprobs.end());
     answer.finish = sampled.finish;
     answer.stop_id = sampled.stop_id;
     fed_.insert(fed_.end(), sampled.tokens.begin(), sampled.tokens.end());
+    // After a step the last token is pending, and the next step feeds it.
+    if (drafts != nullptr && sampled.finish == Finish::length && made < o.tokens) continue;
     fed_.resize(size_t(sequence_.length()));  // the last token may be pending
     if (sampled.finish != Finish::context || !o.slide) return;
     slide(answer.tokens.back());
   }
+}
+
+// The drafts of an answer, if any. Where the costs of steps are not known they are measured in the slot, which then
+// holds nothing.
+std::optional<draft::AnswerDrafts> Session::drafts_of(const SessionOptions& o) {
+  if (!o.draft.make) return {};
+  if (!o.draft.step_costs.empty()) {
+    step_costs_.emplace(o.draft.step_costs);
+  } else if (!step_costs_) {
+    forget();
+    step_costs_ = draft::measure_step_costs(sequence_.decoder(), sequence_.slot(), o.draft.most);
+  }
+  return draft::AnswerDrafts(o.draft.make({}), draft::DraftPolicy(*step_costs_, o.draft.most));
 }
 
 Answer Session::generate(std::span<const int32_t> prompt, const SessionOptions& o) {
@@ -85,6 +105,8 @@ Answer Session::generate(std::span<const int32_t> prompt, const SessionOptions& 
   if (int64_t(prompt.size()) > context) prompt = prompt.last(size_t(context));
   Answer answer{.prompt = int64_t(prompt.size())};
   try {
+    std::optional<draft::AnswerDrafts> drafts = drafts_of(o);
+    if (drafts) drafts->append(prompt);
     auto start = std::chrono::steady_clock::now();
     // The last token is always fed again, because its logits are needed.
     const auto differ = std::mismatch(fed_.begin(), fed_.end(), prompt.begin(), prompt.end() - 1);
@@ -96,7 +118,8 @@ Answer Session::generate(std::span<const int32_t> prompt, const SessionOptions& 
     const bool goes_on = ready && !(o.tokens > 0 && o.cancelled && o.cancelled());
     answer.finish = goes_on ? Finish::length : Finish::cancelled;
     start = std::chrono::steady_clock::now();
-    if (goes_on && o.tokens > 0) sample(o, answer);
+    if (goes_on && o.tokens > 0) sample(o, drafts ? &*drafts : nullptr, answer);
+    if (drafts) answer.drafts = drafts->counts();
     answer.token_seconds = seconds_since(start);
   } catch (...) {
     forget();

@@ -1,7 +1,10 @@
 #pragma once
 // Generation in one slot of a decoder: the prompt, then sampled tokens until the answer ends. The part of the next
 // prompt already in the slot is reused.
+#include <optional>
+
 #include "ingot/models/decoder.h"
+#include "ingot/models/draft/answer_drafts.h"
 
 namespace ingot {
 
@@ -16,8 +19,9 @@ struct SessionOptions {
   // When the context is full, the answer ends, or with `slide` continues with the newest half of the context (a longer
   // prompt then loses its beginning).
   bool slide = false;
-  std::function<bool(int32_t)> on_token;            // each new token but the stop id; false ends the answer
-  std::function<bool()> cancelled;                  // called between batches of the prompt and before each token
+  draft::Options draft;                   // without a drafter: no drafts. Needs a decoder with draft_rows() > 1
+  std::function<bool(int32_t)> on_token;  // each new token but the stop id; false ends the answer
+  std::function<bool()> cancelled;        // called between batches of the prompt and before each token
   std::function<void(int64_t, int64_t)> on_prompt;  // tokens of the prompt already computed, and their total
 };
 struct Answer {
@@ -28,6 +32,7 @@ struct Answer {
   int64_t prompt = 0, reused = 0;                // tokens of the prompt; the tokens with keys and values already in the
                                                  // slot
   double prompt_seconds = 0, token_seconds = 0;  // until the first logits; after them
+  draft::Counts drafts;
 };
 
 class Session {
@@ -42,10 +47,12 @@ class Session {
 
  private:
   bool feed(std::span<const int32_t> ids, const SessionOptions& o);
-  void sample(const SessionOptions& o, Answer& answer);
+  void sample(const SessionOptions& o, draft::AnswerDrafts* drafts, Answer& answer);
+  std::optional<draft::AnswerDrafts> drafts_of(const SessionOptions& o);
   void slide(int32_t next);
   Sequence sequence_;
   std::vector<int32_t> fed_;
+  std::optional<draft::StepCosts> step_costs_;  // measured before the first answer with drafts
 };
 
 }  // namespace ingot

@@ -44,6 +44,83 @@ std::vector<int32_t> join(std::vector<int32_t> a, const std::vector<int32_t>& b)
   return a;
 }
 
+// Drafts at a price that always pays.
+draft::Options cheap_drafts() {
+  return {.make = draft::make_lookup, .most = 7, .step_costs = {1, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07}};
+}
+
+TEST(session, drafts_change_no_answer_and_repeated_text_is_accepted) {
+  const Fixture f;
+  int64_t accepted = 0;
+  for (const double temperature : {0.0, 0.3, 1.0})
+    for (const uint64_t seed : {1, 2, 3})
+      for (const bool slide : {false, true}) {
+        SessionOptions o{.tokens = 70, .sampling = {.temperature = temperature}, .seed = seed};
+        o.slide = slide;
+        o.logprobs = 1;
+        const auto decoder = f.decoder(slide ? 24 : 200), other = f.decoder(slide ? 24 : 200);
+        Session plain(*decoder), drafting(*other);
+        std::vector<int32_t> prompt = ids_of(seed, 9);
+        for (int turn = 0; turn < 3; ++turn) {
+          const Answer want = plain.generate(prompt, o);
+          SessionOptions drafts = o;
+          drafts.draft = cheap_drafts();
+          const Answer found = drafting.generate(prompt, drafts);
+          EXPECT_EQ(found.tokens, want.tokens);
+          EXPECT_EQ(found.finish, want.finish);
+          EXPECT_EQ(found.reused, want.reused);
+          EXPECT_EQ(plain.fed(), drafting.fed());
+          ASSERT_EQ(found.logprobs.size(), want.logprobs.size());
+          for (size_t i = 0; i < want.logprobs.size(); ++i)
+            EXPECT_EQ(found.logprobs[i].sampled, want.logprobs[i].sampled);
+          accepted += found.drafts.accepted;
+          if (slide) break;
+          prompt = join(join(prompt, want.tokens), {1, 2});
+          prompt.resize(std::min<size_t>(prompt.size(), 100));
+        }
+      }
+  EXPECT_GT(accepted, 100);
+}
+
+TEST(session, drafts_stop_at_the_limit_at_a_stop_id_and_where_the_caller_stops) {
+  const Fixture f;
+  const std::vector<int32_t> prompt = ids_of(1, 30);
+  for (const int64_t limit : {1, 2, 5, 11, 40}) {
+    const auto decoder = f.decoder(), other = f.decoder();
+    SessionOptions o{.tokens = limit, .sampling = {.temperature = 0}};
+    const Answer want = Session(*decoder).generate(prompt, o);
+    o.draft = cheap_drafts();
+    std::vector<int32_t> seen;
+    o.on_token = [&](int32_t id) {
+      seen.push_back(id);
+      return true;
+    };
+    EXPECT_EQ(Session(*other).generate(prompt, o).tokens, want.tokens);
+    EXPECT_EQ(seen, want.tokens);
+    o.on_token = [&, n = int64_t(0)](int32_t) mutable { return ++n < (limit + 1) / 2; };
+    const Answer cut = Session(*f.decoder()).generate(prompt, o);
+    EXPECT_EQ(int64_t(cut.tokens.size()), (limit + 1) / 2);
+    EXPECT_EQ(cut.finish, Finish::cancelled);
+    o.on_token = {};
+    o.stop_ids = {want.tokens.back()};
+    const Answer stopped = Session(*f.decoder()).generate(prompt, o);
+    EXPECT_EQ(stopped.finish, Finish::stop);
+    EXPECT_TRUE(std::equal(stopped.tokens.begin(), stopped.tokens.end(), want.tokens.begin()));
+  }
+}
+
+TEST(session, the_costs_of_steps_are_measured_where_none_are_given) {
+  const Fixture f;
+  const auto decoder = f.decoder(), other = f.decoder();
+  const std::vector<int32_t> prompt = ids_of(1, 30);
+  const Answer want = Session(*decoder).generate(prompt, kGreedy);
+  SessionOptions o = kGreedy;
+  o.draft = {.make = draft::make_lookup};
+  Session session(*other);
+  EXPECT_EQ(session.generate(prompt, o).tokens, want.tokens);
+  EXPECT_EQ(session.generate(prompt, o).reused, 29);
+}
+
 TEST(session, greedy_tokens_are_the_likeliest_after_everything_before) {
   const Fixture f;
   const auto decoder = f.decoder();

@@ -67,6 +67,15 @@ void read_response_format(Object& body, const Source& source, ApiRequest& r) {
   format.finish();
 }
 
+void read_prediction(Object& body, ApiRequest& r) {
+  if (body.find("prediction") == nullptr) return;
+  Object prediction = body.object("prediction");
+  if (const std::string type = prediction.require_text("type"); type != "content")
+    refuse("prediction.type", "found '", type.substr(0, 40), "', expected content");
+  r.prediction = content_of(&prediction.require("content"), prediction.path("content"), body.reading());
+  prediction.finish();
+}
+
 }  // namespace
 
 void read_chat(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits) {
@@ -92,7 +101,8 @@ void read_chat(Object& body, const Source& source, ApiRequest& r, const ApiLimit
   body.unsupported("modalities", Json::array({"text"}));
   body.unsupported("audio", nullptr);
   body.unsupported("web_search_options", nullptr);
-  body.ignore({"parallel_tool_calls", "verbosity", "prediction"});
+  read_prediction(body, r);
+  body.ignore({"parallel_tool_calls", "verbosity"});
 }
 
 namespace {

@@ -346,6 +346,22 @@ TEST(api_request, a_field_that_would_change_the_answer_is_refused_unless_it_is_n
   }
 }
 
+TEST(api_request, a_prediction_is_text_or_parts_of_text) {
+  const auto prediction = [](const std::string& value) {
+    return parse_api_request(chat_with(R"("prediction": )" + value), true).prediction;
+  };
+  EXPECT_EQ(prediction("null"), "");
+  EXPECT_EQ(prediction(R"({"type": "content", "content": "int x;"})"), "int x;");
+  EXPECT_EQ(
+      prediction(
+          R"({"type": "content", "content": [{"type": "text", "text": "int "}, {"type": "text", "text": "x;"}]})"),
+      "int x;");
+  expect_refusal(chat_with(R"("prediction": "int x;")"), true, "prediction||prediction: found ");
+  expect_refusal(chat_with(R"("prediction": {"type": "tokens", "content": "a"})"), true,
+                 "prediction.type||prediction.type: found 'tokens', expected content");
+  expect_refusal(chat_with(R"("prediction": {"type": "content"})"), true, "prediction.content|");
+}
+
 TEST(api_request, an_effort_is_read_wherever_clients_write_it) {
   const auto effort = [](const std::string& more) { return parse_api_request(chat_with(more), true).reasoning; };
   EXPECT_EQ(effort(""), "");

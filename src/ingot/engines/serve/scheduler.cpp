@@ -15,6 +15,8 @@ constexpr int64_t kLeastChunk = 64;
 // A prompt that shares at least this many further tokens with a prompt of the chunk waits, and then copies these
 // tokens.
 constexpr size_t kLeastShared = 64;
+// Where answers share steps, so many fill the rows of a step without drafts.
+constexpr size_t kMostDrafting = 8;
 
 size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
   return size_t(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
@@ -33,9 +35,13 @@ class Scheduler::Job {
   int slot = -1;   // index into slots_, or none yet
   size_t fed = 0;  // tokens of the prompt that the slot holds
   ServeOutcome outcome;
-  std::map<int32_t, int64_t> sampled;  // how often each token was sampled, where penalties need the count
-  std::vector<LogitBias> bias;         // for the next token
-  std::shared_ptr<const std::vector<uint32_t>> allowed;
+  std::map<int32_t, int64_t> sampled;         // how often each token was sampled, where penalties need the count
+  std::unique_ptr<draft::Drafter> drafter;    // until the request has a slot
+  std::optional<draft::AnswerDrafts> drafts;  // none: the answer is not drafted
+  // Of the next step: biases and masks of the next token, then of the tokens after each draft token.
+  std::vector<std::vector<LogitBias>> bias;
+  std::vector<ServeRequest::Mask> allowed;
+  std::vector<DraftRow> draft_rows;
   bool feeding() const { return fed < request.prompt.size(); }
 };
 
@@ -53,6 +59,7 @@ Scheduler::Scheduler(Decoder& decoder, const ServeOptions& options) : decoder_(d
   INGOT_CHECK_GE(options.chunk, int64_t(0), "serve: tokens of a chunk");
   INGOT_CHECK(options.chunk_seconds > 0, "serve: found chunks of ", options.chunk_seconds, " s, expected more than 0");
   for (int64_t i = decoder.open_slots(); i < decoder.slots(); ++i) slots_.push_back({.number = decoder.open()});
+  counts_.accepted_at.resize(size_t(std::max<int64_t>(0, std::min(options.draft.most, decoder.draft_rows() - 1))));
   INGOT_CHECK(!slots_.empty(), "serve: found a decoder without a free slot, expected at least one");
   thread_ = std::thread([this] { run(); });
 }
@@ -94,6 +101,7 @@ Scheduler::Handle Scheduler::submit(ServeRequest request) {
   check(request);
   auto job = std::make_shared<Job>();
   job->outcome.prompt = int64_t(request.prompt.size());
+  if (drafts(request)) job->drafter = options_.draft.make(std::move(request.prediction));
   job->request = std::move(request);
   {
     const std::lock_guard lock(mutex_);
@@ -215,6 +223,11 @@ void Scheduler::admit() {
   }
 }
 
+bool Scheduler::drafts(const ServeRequest& r) const {
+  return options_.draft.make && decoder_.draft_rows() > 1 &&
+         (options_.drafted == DraftWhich::all || (options_.drafted == DraftWhich::predicted && !r.prediction.empty()));
+}
+
 // The client's free slot that holds most of the prompt, else the least recently used free slot.
 size_t Scheduler::slot_for(const Job& job) const {
   size_t best = slots_.size(), most = 0;
@@ -241,6 +254,15 @@ void Scheduler::start(Job& job, size_t index) {
     decoder_.close(s.number);
     s.number = decoder_.open();
     s.held.clear();
+  }
+  if (job.drafter) {
+    if (!options_.draft.step_costs.empty()) {
+      step_costs_.emplace(options_.draft.step_costs);
+    } else if (!step_costs_) {
+      s.held.clear(), known = 0;
+      step_costs_ = draft::measure_step_costs(decoder_, s.number, options_.draft.most);
+    }
+    job.drafts.emplace(std::move(job.drafter), draft::DraftPolicy(*step_costs_, options_.draft.most));
   }
   s.client = job.request.client;
   job.fed = size_t(decoder_.rewind(s.number, int64_t(known)));
@@ -378,6 +400,7 @@ void Scheduler::advance(const Handle& job, size_t tokens) {
     s.held.insert(s.held.end(), begin, begin + int64_t(tokens));
     job->fed += tokens;
     if (job->feeding()) return;
+    if (job->drafts) job->drafts->append(job->request.prompt);
     decoder_.checkpoint(s.number);
     if (job->request.tokens > 0) return;
     job->outcome.prompt_seconds = seconds_between(job->started, Clock::now());
@@ -415,16 +438,54 @@ std::vector<Sampled> Scheduler::sample(const std::vector<Decoder::Request>& requ
   }
 }
 
-// Prepares the biases of penalties and the allowed tokens of a job's next token.
+// Prepares the draft of a job's next step, and the biases of penalties and the allowed tokens of each of its rows.
 void Scheduler::prepare(Job& job) {
   const ServeRequest& r = job.request;
-  job.bias = r.bias;
-  for (const auto& [id, times] : job.sampled)
-    job.bias.push_back({.id = id, .bias = -float(double(times) * r.frequency_penalty + r.presence_penalty)});
-  if (r.allowed) job.allowed = r.allowed();
+  std::span<const int32_t> draft;
+  if (job.drafts) {
+    const bool shared = decoder_.columns() > 1 && running_.size() > kMostDrafting;
+    job.drafts->choose(shared ? 0 : r.tokens - job.outcome.tokens - 1);
+    draft = job.drafts->draft();
+  }
+  job.allowed.clear();
+  if (r.allowed) {
+    job.allowed = r.allowed(draft);
+    draft = draft.first(std::min(draft.size(), job.allowed.size() - 1));
+    if (job.drafts) job.drafts->shorten(draft.size());
+  }
+  job.bias.clear();
+  std::map<int32_t, int64_t> sampled = job.sampled;
+  for (size_t i = 0; i <= draft.size(); ++i) {
+    if (i > 0) ++sampled[draft[i - 1]];
+    std::vector<LogitBias>& bias = job.bias.emplace_back(r.bias);
+    if (!r.has_penalty()) continue;
+    for (const auto& [id, times] : sampled)
+      bias.push_back({.id = id, .bias = -float(double(times) * r.frequency_penalty + r.presence_penalty)});
+  }
+  job.draft_rows.clear();
+  for (size_t i = 1; i <= draft.size(); ++i) {
+    job.draft_rows.push_back({.bias = job.bias[i]});
+    if (!job.allowed.empty()) job.draft_rows.back().allowed = *job.allowed[i];
+  }
 }
 
-// Samples one token for every answer whose client is ready. False: no answer took a token.
+// Of the next step of a prepared job.
+SampleOptions Scheduler::options_of(const Job& job) const {
+  const ServeRequest& r = job.request;
+  SampleOptions o{.sampling = r.sampling,
+                  .seed = r.seed,
+                  .step = uint32_t(job.outcome.tokens),
+                  .vocab = r.vocab,
+                  .bias = job.bias[0],
+                  .stop_ids = r.stop_ids,
+                  .logprobs = r.logprobs};
+  if (!job.allowed.empty() && job.allowed[0]) o.allowed = *job.allowed[0];
+  if (job.drafts) o.drafting = true, o.draft = job.drafts->draft(), o.draft_rows = job.draft_rows;
+  return o;
+}
+
+// Takes a step of every answer, which yields a token, or several where a draft is accepted. Only answers whose client
+// is ready take a step. False: no answer took a token.
 bool Scheduler::sample_all() {
   std::vector<Handle> jobs;
   std::vector<Decoder::Request> requests;
@@ -440,15 +501,9 @@ bool Scheduler::sample_all() {
       ended = true;
       continue;
     }
-    SampleOptions o{.sampling = r.sampling,
-                    .seed = r.seed,
-                    .step = uint32_t(job->outcome.tokens),
-                    .vocab = r.vocab,
-                    .bias = job->bias,
-                    .stop_ids = r.stop_ids,
-                    .logprobs = r.logprobs};
-    if (job->allowed) o.allowed = *job->allowed;
-    requests.push_back({.slot = slots_[size_t(job->slot)].number, .options = o, .n = 1});
+    requests.push_back({.slot = slots_[size_t(job->slot)].number,
+                        .options = options_of(*job),
+                        .n = job->drafts ? r.tokens - job->outcome.tokens : 1});
     jobs.push_back(job);
   }
   if (requests.empty()) return ended;
@@ -462,10 +517,12 @@ bool Scheduler::sample_all() {
     }
     bool goes_on = true;
     try {
-      take(job, sampled[i]);
-      for (size_t t = 0; t < sampled[i].tokens.size() && goes_on; ++t)
+      count_step(job, sampled[i]);
+      for (size_t t = 0; t < sampled[i].tokens.size() && goes_on; ++t) {
+        take(job, sampled[i].tokens[t]);
         goes_on =
             job.request.on_token(sampled[i].tokens[t], job.request.logprobs < 0 ? nullptr : &sampled[i].logprobs[t]);
+      }
     } catch (...) {
       finish(jobs[i], Finish::cancelled, std::current_exception());
       continue;
@@ -480,22 +537,31 @@ bool Scheduler::sample_all() {
   return true;
 }
 
-// Updates counts and the tokens of the slot; the pending token enters the slot when the next token is sampled.
-void Scheduler::take(Job& job, const Sampled& sampled) {
-  Slot& s = slots_[size_t(job.slot)];
+void Scheduler::count_step(Job& job, const Sampled& sampled) {
   job.latest = Clock::now();
   if (job.outcome.tokens == 0) {
     job.first = job.latest;
     job.outcome.prompt_seconds = seconds_between(job.started, job.first);
   }
   job.outcome.token_seconds = seconds_between(job.first, job.latest);
-  job.outcome.tokens += int64_t(sampled.tokens.size());
   job.outcome.stop_id = sampled.stop_id;
-  s.held.insert(s.held.end(), sampled.tokens.begin(), sampled.tokens.end());
-  if (job.request.frequency_penalty != 0 || job.request.presence_penalty != 0)
-    for (const int32_t id : sampled.tokens) ++job.sampled[id];
+  if (!job.drafts) return;
+  job.drafts->learn(sampled);
+  job.outcome.drafts = job.drafts->counts();
   const std::lock_guard lock(mutex_);
-  counts_.tokens += int64_t(sampled.tokens.size());
+  counts_.drafts += sampled.drafted > 0;
+  counts_.draft_tokens += sampled.drafted, counts_.accepted_tokens += sampled.accepted;
+  for (size_t i = 0; i < size_t(sampled.accepted); ++i) ++counts_.accepted_at[i];
+}
+
+// Counts a sampled token and adds it to the tokens of the slot; a pending token enters the decoder's slot when the next
+// token is sampled.
+void Scheduler::take(Job& job, int32_t token) {
+  ++job.outcome.tokens;
+  slots_[size_t(job.slot)].held.push_back(token);
+  if (job.request.has_penalty()) ++job.sampled[token];
+  const std::lock_guard lock(mutex_);
+  ++counts_.tokens;
 }
 
 void Scheduler::finish(const Handle& job, Finish finish, std::exception_ptr error) {
@@ -505,6 +571,8 @@ void Scheduler::finish(const Handle& job, Finish finish, std::exception_ptr erro
     Slot& s = slots_[size_t(job->slot)];
     s.busy = false;
     s.used = Clock::now();
+    // Of an accepted draft, the tokens after the one that ended the answer.
+    if (decoder_.length(s.number) > int64_t(s.held.size())) decoder_.rewind(s.number, int64_t(s.held.size()));
     // The last token may still be pending, and after an error only the decoder knows the length.
     s.held.resize(std::min(s.held.size(), size_t(decoder_.length(s.number))));
   }

@@ -10,13 +10,18 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "ingot/models/decoder.h"
+#include "ingot/models/draft/answer_drafts.h"
 
 namespace ingot {
+
+// Which answers are drafted, where the decoder computes drafts (models/draft).
+enum class DraftWhich { none, predicted, all };  // predicted: of requests with a prediction
 
 struct ServeOptions {
   int64_t waiting = 64;       // most requests without a slot; a further request is Error{busy}
@@ -24,6 +29,8 @@ struct ServeOptions {
   // The time that prompts may take between two sampled tokens of the running answers. The tokens of a chunk follow from
   // the measured time of the chunks before.
   double chunk_seconds = 0.05;
+  DraftWhich drafted = DraftWhich::predicted;
+  draft::Options draft = {.make = draft::make_lookup};
   int64_t chunk = 0;  // if not 0, the most tokens of a chunk in place of that; at most the decoder's batch
 };
 
@@ -37,6 +44,7 @@ struct ServeOutcome {
   double queue_seconds = 0;        // from arrival to a slot
   double prompt_seconds = 0;       // from the slot to the first token
   double token_seconds = 0;        // from the first token to the last
+  draft::Counts drafts;
 };
 
 struct ServeRequest {
@@ -50,9 +58,12 @@ struct ServeRequest {
   int64_t logprobs = -1;
   // Subtracted from the logit of a sampled token: the first for each occurrence, the second once.
   double frequency_penalty = 0, presence_penalty = 0;
-  // The tokens that may come next, as in SampleOptions::allowed; called before each token is sampled. Empty: all
-  // tokens.
-  std::function<std::shared_ptr<const std::vector<uint32_t>>()> allowed;
+  bool has_penalty() const { return frequency_penalty != 0 || presence_penalty != 0; }
+  // The tokens that may come next, as in SampleOptions::allowed, and the tokens that may come after each token of a
+  // draft, up to the first draft token that is not allowed. Called before each step. Empty: all tokens.
+  using Mask = std::shared_ptr<const std::vector<uint32_t>>;
+  std::function<std::vector<Mask>(std::span<const int32_t> draft)> allowed;
+  std::vector<int32_t> prediction;  // tokens that the answer is expected to contain, in order, or empty
   // Called before each token is sampled; while the result is false the request keeps its slot and gets no token. Empty:
   // always ready.
   std::function<bool()> ready;
@@ -72,6 +83,8 @@ struct ServeCounts {
   int64_t prompt_tokens = 0, reused_tokens = 0, tokens = 0;
   int64_t stopped = 0, full = 0, cancelled = 0, failed = 0, refused = 0;
   int64_t running = 0, waiting = 0;
+  int64_t drafts = 0, draft_tokens = 0, accepted_tokens = 0;  // as draft::Counts
+  std::vector<int64_t> accepted_at;
 };
 
 class Scheduler {
@@ -115,9 +128,12 @@ class Scheduler {
   void learn(int64_t tokens, double seconds);
   void advance(const Handle& job, size_t tokens);
   bool sample_all();
+  bool drafts(const ServeRequest& r) const;
   void prepare(Job& job);
+  SampleOptions options_of(const Job& job) const;
   std::vector<Sampled> sample(const std::vector<Decoder::Request>& requests);
-  void take(Job& job, const Sampled& sampled);
+  void count_step(Job& job, const Sampled& sampled);
+  void take(Job& job, int32_t token);
   void finish(const Handle& job, Finish finish, std::exception_ptr error = {});
 
   Decoder& decoder_;
@@ -131,8 +147,9 @@ class Scheduler {
   // Used by the thread only.
   std::vector<Slot> slots_;
   std::vector<Handle> running_;
-  size_t turn_ = 0;             // the request whose prompt is fed next
-  int64_t chunk_tokens_ = 256;  // size of the next chunk according to the measured times
+  size_t turn_ = 0;                             // the request whose prompt is fed next
+  int64_t chunk_tokens_ = 256;                  // size of the next chunk according to the measured times
+  std::optional<draft::StepCosts> step_costs_;  // measured before the first answer with drafts
   std::thread thread_;
 };
 

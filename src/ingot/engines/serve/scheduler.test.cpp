@@ -583,13 +583,15 @@ TEST(scheduler, only_what_is_allowed_before_a_token_is_sampled_and_an_error_ther
   Asked held, bad, good;
   ServeRequest r = held.request(ids_of(1, 5), 12);
   r.sampling.temperature = 1;
-  r.allowed = [&] {  // allows the id that equals the number of tokens so far
+  r.allowed = [&](std::span<const int32_t>) {  // allows the id that equals the number of tokens so far
     auto mask = std::make_shared<std::vector<uint32_t>>(2);
     (*mask)[held.tokens.size() / 32] = 1u << (held.tokens.size() % 32);
-    return mask;
+    return std::vector<ServeRequest::Mask>{mask};
   };
   ServeRequest throws = bad.request(ids_of(2, 5), 9);
-  throws.allowed = [&]() -> std::shared_ptr<std::vector<uint32_t>> { fail(ErrorCode::usage, "no more"); };
+  throws.allowed = [&](std::span<const int32_t>) -> std::vector<ServeRequest::Mask> {
+    fail(ErrorCode::usage, "no more");
+  };
   ServeRequest plain = good.request(ids_of(3, 5), 20);
   const Answer expected = alone(m, plain);
   scheduler.submit(std::move(r));
@@ -600,6 +602,161 @@ TEST(scheduler, only_what_is_allowed_before_a_token_is_sampled_and_an_error_ther
   EXPECT_EQ(error_of([&] { bad.wait(); }), "usage: no more");
   good.wait();
   EXPECT_EQ(good.tokens, expected.tokens);
+}
+
+// --- drafts, at a price that always pays
+ServeOptions drafting(DraftWhich which = DraftWhich::all) {
+  return {
+      .drafted = which,
+      .draft = {.make = draft::make_lookup, .most = 7, .step_costs = {1, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07}}};
+}
+struct Got {
+  std::vector<int32_t> tokens;
+  std::vector<double> logprobs;
+  ServeOutcome outcome;
+};
+using Change = std::function<void(ServeRequest&, Asked&)>;
+Got got(const Model& m, const ServeOptions& options, const Change& change, ServeCounts* counts = nullptr) {
+  const auto decoder = m.decoder(2);
+  Scheduler scheduler(*decoder, options);
+  Asked a;
+  ServeRequest r = a.request(ids_of(1, 9), 60);
+  change(r, a);
+  scheduler.submit(std::move(r));
+  Got all;
+  all.outcome = a.wait();
+  all.tokens = a.tokens;
+  for (const TokenLogprobs& p : a.logprobs) all.logprobs.push_back(p.sampled);
+  if (counts != nullptr) *counts = scheduler.counts();
+  return all;
+}
+
+TEST(scheduler, drafts_change_no_answer_whatever_the_request_asks_for) {
+  const Model m;
+  const std::pair<const char*, Change> changes[] = {
+      {"greedy", [](ServeRequest&, Asked&) {}},
+      {"temperature", [](ServeRequest& r, Asked&) { r.sampling.temperature = 0.7, r.seed = 5; }},
+      {"penalties", [](ServeRequest& r,
+                       Asked&) { r.frequency_penalty = 0.4, r.presence_penalty = -0.3, r.sampling.temperature = 1; }},
+      {"negative penalties, which repeat tokens", [](ServeRequest& r, Asked&) { r.frequency_penalty = -1; }},
+      {"logprobs", [](ServeRequest& r, Asked&) { r.logprobs = 2; }},
+      {"biases",
+       [](ServeRequest& r, Asked&) {
+         r.bias = {{3, 2.f}, {5, -50.f}};
+         r.sampling.temperature = 0.5;
+       }},
+      {"a stop id",
+       [](ServeRequest& r, Asked&) {
+         r.stop_ids = {7, 21}, r.sampling.temperature = 1;
+       }},
+      {"a mask that changes with every token",
+       [](ServeRequest& r, Asked& a) {
+         r.sampling.temperature = 0.5;
+         r.allowed = [&a](std::span<const int32_t> draft) {
+           // The ids that are allowed depend on whether the number of tokens so far is even.
+           std::vector<ServeRequest::Mask> masks;
+           for (size_t n = a.tokens.size();; ++n) {
+             auto mask = std::make_shared<std::vector<uint32_t>>(2);
+             for (size_t id = 0; id < 37; ++id)
+               if (id % 4 != n % 2) (*mask)[id / 32] |= 1u << (id % 32);
+             masks.push_back(mask);
+             const size_t i = masks.size() - 1;
+             if (i == draft.size() || ((*mask)[size_t(draft[i] / 32)] >> (draft[i] % 32) & 1) == 0) return masks;
+           }
+         };
+       }},
+      {"a stop of the caller in the middle of a draft",
+       [](ServeRequest& r, Asked& a) {
+         r.on_token = [&a](int32_t id, const TokenLogprobs*) {
+           a.tokens.push_back(id);
+           return a.tokens.size() < 23;
+         };
+       }},
+  };
+  int64_t accepted = 0;
+  for (const auto& [name, change] : changes) {
+    SCOPED_TRACE(name);
+    const Got want = got(m, {}, change), found = got(m, drafting(), change);
+    EXPECT_EQ(found.tokens, want.tokens);
+    EXPECT_EQ(found.logprobs, want.logprobs);
+    EXPECT_EQ(found.outcome.finish, want.outcome.finish);
+    EXPECT_EQ(found.outcome.stop_id, want.outcome.stop_id);
+    EXPECT_EQ(found.outcome.tokens, want.outcome.tokens);
+    EXPECT_EQ(want.outcome.drafts.tokens, 0);
+    accepted += found.outcome.drafts.accepted;
+  }
+  EXPECT_GT(accepted, 20);
+}
+
+TEST(scheduler, the_next_request_of_a_client_finds_the_tokens_that_a_drafted_answer_kept) {
+  const Model m;
+  for (const size_t stop : {5, 17, 24, 33}) {
+    std::vector<int32_t> answers[2];
+    int64_t reused[2] = {};
+    for (const bool drafts : {false, true}) {
+      const auto decoder = m.decoder();
+      Scheduler scheduler(*decoder, drafts ? drafting() : ServeOptions());
+      Asked first, second;
+      ServeRequest r = first.request(ids_of(1, 9), 60);
+      r.on_token = [&](int32_t id, const TokenLogprobs*) {
+        first.tokens.push_back(id);
+        return first.tokens.size() < stop;
+      };
+      scheduler.submit(std::move(r));
+      first.wait();
+      EXPECT_EQ(first.tokens.size(), stop);
+      std::vector<int32_t> next = ids_of(1, 9);
+      next.insert(next.end(), first.tokens.begin(), first.tokens.end());
+      next.push_back(3);
+      scheduler.submit(second.request(next, 20));
+      reused[drafts] = second.wait().reused;
+      answers[drafts] = second.tokens;
+    }
+    EXPECT_EQ(answers[1], answers[0]);
+    EXPECT_GE(reused[1], reused[0]) << "an accepted last token has been fed already";
+  }
+}
+
+TEST(scheduler, a_prediction_is_drafted_from_and_only_requests_with_one_are_by_default) {
+  const Model m;
+  const Change hot = [](ServeRequest& r, Asked&) { r.sampling.temperature = 1.5, r.seed = 3; };
+  const Got want = got(m, drafting(DraftWhich::none), hot);
+  const Change predicted = [&](ServeRequest& r, Asked& a) {
+    hot(r, a);
+    // The end of the prompt finds the place.
+    r.prediction = {r.prompt.end() - 4, r.prompt.end()};
+    r.prediction.insert(r.prediction.end(), want.tokens.begin(), want.tokens.end());
+  };
+  ServeCounts counts;
+  const Got found = got(m, drafting(DraftWhich::predicted), predicted, &counts);
+  EXPECT_EQ(found.tokens, want.tokens);
+  EXPECT_GT(found.outcome.drafts.predicted_accepted, 45);
+  EXPECT_EQ(counts.accepted_tokens, found.outcome.drafts.accepted);
+  EXPECT_EQ(counts.draft_tokens, found.outcome.drafts.tokens);
+  EXPECT_EQ(counts.drafts, found.outcome.drafts.drafts);
+  EXPECT_EQ(counts.accepted_at, found.outcome.drafts.accepted_at);
+  EXPECT_EQ(got(m, drafting(DraftWhich::predicted), hot).outcome.drafts.tokens, 0);
+  EXPECT_EQ(got(m, drafting(DraftWhich::none), predicted).outcome.drafts.tokens, 0);
+}
+
+TEST(scheduler, nothing_is_drafted_from_the_text_of_another_client) {
+  const Model m;
+  const auto ask = [](Scheduler& scheduler, const std::vector<int32_t>& prompt, const char* client) {
+    Asked a;
+    ServeRequest r = a.request(prompt, 40, client);
+    r.sampling.temperature = 2, r.seed = 3;
+    scheduler.submit(std::move(r));
+    const ServeOutcome o = a.wait();
+    return std::pair(a.tokens, o.drafts);
+  };
+  const auto decoder = m.decoder(2), other = m.decoder(2);
+  Scheduler shared(*decoder, drafting()), fresh(*other, drafting());
+  const std::vector<int32_t> text = ask(shared, ids_of(1, 9), "a").first;
+  const std::vector<int32_t> prompt(text.begin() + 10, text.begin() + 16);  // whose continuation is in a's answer
+  const auto found = ask(shared, prompt, "b"), want = ask(fresh, prompt, "b");
+  EXPECT_EQ(found.first, want.first);
+  EXPECT_EQ(found.second.tokens, want.second.tokens);
+  EXPECT_EQ(found.second.drafts, want.second.drafts);
 }
 
 // Compares with logits that are computed token by token: minus one penalty for each occurrence, and minus the other

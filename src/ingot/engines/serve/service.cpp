@@ -176,8 +176,8 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   void set_grammar(std::shared_ptr<TokenGrammar> grammar) { grammar_ = std::move(grammar); }
   void hook(ServeRequest& r, size_t index) {
     if (grammar_)
-      r.allowed = [self = shared_from_this(), index] {
-        return self->grammar_->allowed(self->choices_[index].grammar_state);
+      r.allowed = [self = shared_from_this(), index](std::span<const int32_t> draft) {
+        return self->masks(self->choices_[index].grammar_state, draft);
       };
     r.ready = answer_.ready;
     // Without new tokens the request ends once its prompt has been scored.
@@ -220,6 +220,18 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
 
  private:
   // --- on the scheduler's thread
+  // The grammar's masks of the next token and of the tokens after the draft's, as far as the grammar allows the draft.
+  std::vector<ServeRequest::Mask> masks(int32_t state, std::span<const int32_t> draft) {
+    std::vector<ServeRequest::Mask> masks = {grammar_->allowed(state)};
+    for (const int32_t id : draft) {
+      if (id < 0 || id >= service_.samplable() || ((*masks.back())[size_t(id / 32)] >> (id % 32) & 1) == 0) break;
+      state = grammar_->next(state, id);
+      try {
+        masks.push_back(grammar_->allowed(state));
+      } catch (const Error&) { break; }  // the token ends the answer
+    }
+    return masks;
+  }
   bool token(size_t index, int32_t id, const TokenLogprobs* logprobs) {
     Choice& c = choices_[index];
     time_token(c);
@@ -373,29 +385,39 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   // The sum over all choices; a prompt counts once for its n choices.
   OrderedJson usage() const {
     int64_t prompt = 0, cached = 0, tokens = 0, thought_tokens = 0;
+    draft::Counts drafts;
     double prompt_seconds = 0, token_seconds = 0;
     for (size_t i = 0; i < choices_.size(); ++i) {
       const ServeOutcome& o = choices_[i].outcome;
       if (int64_t(i) % request_.n == 0) prompt += o.prompt, cached += o.reused;
       tokens += o.tokens;
+      drafts.tokens += o.drafts.tokens, drafts.accepted += o.drafts.accepted;
+      drafts.predicted += o.drafts.predicted, drafts.predicted_accepted += o.drafts.predicted_accepted;
       thought_tokens += choices_[i].text.thought_tokens();
       prompt_seconds = std::max(prompt_seconds, o.prompt_seconds);
       token_seconds = std::max(token_seconds, o.token_seconds);
     }
     const int64_t later = tokens - int64_t(choices_.size());  // the first token comes with the prompt
-    return {{"usage",
-             {{"prompt_tokens", prompt},
-              {"completion_tokens", tokens},
-              {"total_tokens", prompt + tokens},
-              {"prompt_tokens_details", {{"cached_tokens", cached}}},
-              {"completion_tokens_details", {{"reasoning_tokens", thought_tokens}}}}},
-            {"timings",
-             {{"prompt_n", prompt - cached},
-              {"cache_n", cached},
-              {"prompt_ms", prompt_seconds * 1e3},
-              {"predicted_n", tokens},
-              {"predicted_ms", token_seconds * 1e3},
-              {"predicted_per_second", later > 0 && token_seconds > 0 ? double(later) / token_seconds : 0}}}};
+    OrderedJson r = {{"usage",
+                      {{"prompt_tokens", prompt},
+                       {"completion_tokens", tokens},
+                       {"total_tokens", prompt + tokens},
+                       {"prompt_tokens_details", {{"cached_tokens", cached}}},
+                       {"completion_tokens_details", {{"reasoning_tokens", thought_tokens}}}}},
+                     {"timings",
+                      {{"prompt_n", prompt - cached},
+                       {"cache_n", cached},
+                       {"prompt_ms", prompt_seconds * 1e3},
+                       {"predicted_n", tokens},
+                       {"predicted_ms", token_seconds * 1e3},
+                       {"predicted_per_second", later > 0 && token_seconds > 0 ? double(later) / token_seconds : 0}}}};
+    if (!request_.prediction.empty()) {
+      OrderedJson& details = r["usage"]["completion_tokens_details"];
+      details["accepted_prediction_tokens"] = drafts.predicted_accepted;
+      details["rejected_prediction_tokens"] = drafts.predicted - drafts.predicted_accepted;
+    }
+    if (drafts.tokens > 0) r["timings"]["draft_n"] = drafts.tokens, r["timings"]["draft_n_accepted"] = drafts.accepted;
+    return r;
   }
   OrderedJson whole() const {
     OrderedJson r = head("chat.completion");
@@ -491,6 +513,20 @@ std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
   return prompts;
 }
 
+// The predicted text as the chat format would write it in an answer, from the last few tokens of the prompt on: these
+// tokens find the beginning of the prediction.
+std::vector<int32_t> Service::prediction_of(const ApiRequest& r, const std::vector<int32_t>& prompt) const {
+  constexpr int64_t kTokensBefore = 4;
+  if (r.prediction.empty()) return {};
+  ChatConversation conversation = conversation_of(r);
+  conversation.effort = nearest_effort(*vocabulary_.chat, r.reasoning.empty() ? options_.reasoning : r.reasoning);
+  conversation.date = options_.date == "today" ? today() : options_.date;
+  conversation.messages.push_back({.role = ChatRole::assistant, .content = r.prediction});
+  const std::vector<int32_t> ids = vocabulary_.chat->prompt(conversation);
+  const auto end_of_prompt = std::mismatch(ids.begin(), ids.end(), prompt.begin(), prompt.end()).first;
+  return {end_of_prompt - std::min<int64_t>(kTokensBefore, end_of_prompt - ids.begin()), ids.end()};
+}
+
 ServeRequest Service::request_of(const ApiRequest& r, std::vector<int32_t> prompt, uint64_t seed,
                                  const std::string& client) const {
   const Decoder& d = *model_.decoder;
@@ -549,9 +585,11 @@ std::shared_ptr<Service::Ticket> Service::ask(const ApiRequest& r, const std::st
     for (size_t i = 0; i < prompts.size() * size_t(r.n); ++i) ticket->add_choice();
     uint64_t seed = r.seed.value_or(random_seed());
     size_t index = 0;
+    const std::vector<int32_t> predicted = prediction_of(r, prompts[0].ids);
     for (const Prompt& prompt : prompts)
       for (int64_t i = 0; i < r.n; ++i, seed += 0x9e3779b97f4a7c15u) {  // each choice has its own random numbers
         ServeRequest s = request_of(r, prompt.ids, seed, client);
+        s.prediction = predicted;
         if (r.echo) ticket->set_echo(index, prompt.text, prompt.ids, prompt.hidden);
         ticket->hook(s, index++);
         ticket->add(scheduler_->submit(std::move(s)));
@@ -656,12 +694,21 @@ std::string Service::metrics_text() const {
   value("prompt_tokens_total", "counter", "Tokens of prompts.", c.prompt_tokens);
   value("prefix_cache_hits_total", "counter", "Tokens of prompts that a slot still held.", c.reused_tokens);
   value("generation_tokens_total", "counter", "New tokens.", c.tokens);
+  value("spec_decode_num_drafts_total", "counter", "Steps that computed draft tokens.", c.drafts);
+  value("spec_decode_num_draft_tokens_total", "counter", "Draft tokens computed.", c.draft_tokens);
+  value("spec_decode_num_accepted_tokens_total", "counter", "Draft tokens accepted.", c.accepted_tokens);
   value("request_refused_total", "counter", "Requests refused because too many waited.", c.refused);
   out +=
       "# HELP ingot:request_success_total Requests that ended, by how.\n# TYPE ingot:request_success_total counter\n";
   for (const auto& [reason, n] :
        {std::pair("stop", c.stopped), {"length", c.full}, {"abort", c.cancelled}, {"error", c.failed}})
     out += detail::concat("ingot:request_success_total{finished_reason=\"", reason, "\"} ", n, "\n");
+  out +=
+      "# HELP ingot:spec_decode_num_accepted_tokens_per_pos_total Draft tokens accepted, by position in the draft.\n"
+      "# TYPE ingot:spec_decode_num_accepted_tokens_per_pos_total counter\n";
+  for (size_t i = 0; i < c.accepted_at.size(); ++i)
+    out += detail::concat("ingot:spec_decode_num_accepted_tokens_per_pos_total{position=\"", i, "\"} ",
+                          c.accepted_at[i], "\n");
   const std::lock_guard lock(mutex_);
   return out + queue_.text("ingot:request_queue_time_seconds", "From arrival to a slot.") +
          first_token_.text("ingot:time_to_first_token_seconds", "From arrival to the first token.") +

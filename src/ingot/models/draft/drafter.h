@@ -1,5 +1,5 @@
 #pragma once
-// Drafters guess the next tokens of a slot; the model then checks several tokens in one step. A
+// Drafters guess the next tokens of a slot; the model then checks several tokens in one step (docs/speculation.md). A
 // drafter's mistakes cost time and never change an answer.
 #include <cstdint>
 #include <span>

@@ -26,6 +26,7 @@ struct ChatCommand {
   ConversationOptions conversation;
   SamplingOptions sampling;
   DecoderOptions on;
+  DraftCommand draft;
   int64_t tokens = 0, context = 0, seed = 1;
   std::vector<std::string> stop_ids;
   bool json = false;
@@ -80,6 +81,7 @@ class Conversation {
         settings_(o.conversation),
         format_(*vocabulary.chat),
         chat_(*model.decoder, format_, *vocabulary.tokenizer, opening_of(o.conversation, format_)),
+        draft_(draft_options(o.draft, *model.decoder)),
         stop_ids_(parse_stop_ids(o.stop_ids, model.decoder->vocab())),
         terminal_(isatty(STDIN_FILENO) == 1) {}
 
@@ -148,6 +150,7 @@ class Conversation {
     SessionOptions options{.tokens = tokens, .sampling = o_.sampling, .stop_ids = stop_ids_};
     options.seed = uint64_t(o_.seed) + turns_++ * 0x9e3779b97f4a7c15u;  // every turn has its own random numbers
     options.cancelled = [&] { return interrupt.asked(); };
+    options.draft = draft_;
     Progress progress;
     if (isatty(STDERR_FILENO) == 1)
       options.on_prompt = [&](int64_t done, int64_t all) {
@@ -170,6 +173,7 @@ class Conversation {
   ConversationOptions settings_;
   const ChatFormat& format_;
   Chat chat_;
+  draft::Options draft_;
   std::vector<int32_t> stop_ids_;
   bool terminal_;
   uint64_t turns_ = 0;
@@ -200,6 +204,7 @@ void add_chat(Command& root) {
            "whether the model's reasoning is printed; auto: on a terminal (default: auto)");
   add_options(c, o->on);
   add_gpu_options(c, o->on);
+  add_options(c, o->draft);
   c.flag("--json", o->json, "print one JSON object per answer: messages, ids, the reason for the end, the times");
   c.examples(R"(  ingot chat --model gpt-oss-20b
   ingot chat --model gpt-oss-20b --reasoning high --developer "Answer in French." --temperature 0.7

@@ -24,6 +24,7 @@ struct GenerateCommand {
   bool asked = false;  // whether a prompt was given, possibly an empty one
   int64_t tokens = 200, seed = 1;
   DecoderOptions on;
+  DraftCommand draft;
   SamplingOptions sampling;
   ConversationOptions conversation;
   AdaptationCommand ttt;
@@ -40,6 +41,7 @@ OrderedJson report_of(const Answer& a) {
   r["prompt_tokens"] = a.prompt;
   r["prompt_seconds"] = a.prompt_seconds;
   r["token_seconds"] = a.token_seconds;
+  if (a.drafts.tokens > 0) r["drafts"] = json_of(a.drafts);
   return r;
 }
 
@@ -98,6 +100,7 @@ void generate_ids(const GenerateCommand& o) {
   SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
   if (!o.past_end) options.stop_ids = model.end_ids;
   options.cancelled = [&] { return interrupt.asked(); };
+  options.draft = draft_options(o.draft, *model.decoder);
   for (const auto& prompt : prompts) {
     session.forget();  // so that the ids of a line do not depend on earlier lines, to the last rounding
     const Answer answer = session.generate(prompt, options);
@@ -127,6 +130,7 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
   AnswerPrinter printer(false);
   SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
   options.cancelled = [&] { return interrupt.asked(); };
+  options.draft = draft_options(o.draft, *model.decoder);
   const ChatTurn turn = chat.say(prompt.text, options, [&](const ChatPart& part, std::string_view text) {
     if (!o.json) printer.show(part, text);
   });
@@ -151,6 +155,7 @@ void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& 
   SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
   if (!o.past_end) options.stop_ids = model.end_ids;
   options.cancelled = [&] { return interrupt.asked(); };
+  options.draft = draft_options(o.draft, *model.decoder);
   std::string text;
   const auto show = [&](const std::string& piece) {
     if (!o.json) write_out(piece);
@@ -234,6 +239,7 @@ void add_generate(Command& root) {
   c.flag("--only-new", o->only_new, "do not repeat the prompt");
   add_options(c, o->on);
   add_gpu_options(c, o->on);
+  add_options(c, o->draft);
   c.text("--adapters FILE", o->on.adapters, "adapters of `ingot ttt`, for a run of `ingot train`");
   c.flag("--ttt", o->ttt.on, "train adapters on the prompt first (for a run of `ingot train`)");
   add_constants(c, o->ttt);
@@ -256,12 +262,13 @@ void add_generate(Command& root) {
     else if (o->raw)
       c.refuse_given({"reasoning", "system", "developer", "date"}, "--raw");
     refuse_split_of_one(c, o->on.gpus);
+    if (o->draft.how == "none") c.refuse_given({"draft-max"}, "an answer without --draft");
     if (o->json) c.refuse_given({"only-new"}, "--json, which holds only what is new");
     const std::string path = o->path = chosen_model(c, o->run, o->model, o->synthetic);
     if (exists(path) && !chats(path))
-      c.refuse_given(
-          {"reasoning", "system", "developer", "date", "tokenizer", "chat-format", "raw", "trace", "whole-head"},
-          "a run of `ingot train`");
+      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "chat-format", "raw", "trace",
+                      "whole-head", "draft", "draft-max"},
+                     "a run of `ingot train`");
     else if (o->ids.empty() && !o->raw && chats(path))
       c.refuse_given({"only-new", "past-end"}, "a question to a model that chats (--raw goes on with a text)");
     if (!o->ttt.on)

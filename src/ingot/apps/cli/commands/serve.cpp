@@ -24,6 +24,8 @@ struct ServeCommand {
   std::vector<std::string> hosts, origins;
   SyntheticOptions synthetic;
   DecoderOptions on;
+  DraftWhich drafted = DraftWhich::predicted;
+  int64_t draft_max = 7;
   int64_t port = 8080, context = 0, slots = 0, waiting = 64, connections = 256, connections_of_one = 0;
   double drain = 30, patience = 30;
   bool insecure = false, strict_fields = false;
@@ -92,16 +94,19 @@ void serve(const ServeCommand& o, const std::string& path) {
   DecoderOptions on = o.on;
   on.slots = o.slots, on.fit_slots = true;
   OpenedModel model = open_model(path, o.context, on);
+  if (o.drafted == DraftWhich::all) require_drafts(*model.decoder);
   const int64_t slots = model.decoder->slots(), context = model.decoder->context();
   std::string name = o.name;
   if (name.empty()) name = std::filesystem::path(path).lexically_normal().filename().string();
   if (name.empty()) name = "model";
-  Service service(std::move(model), std::move(vocabulary),
-                  {.name = name,
-                   .reasoning = o.reasoning,
-                   .date = o.date == "none" ? "" : o.date,
-                   .version = version(),
-                   .scheduling = {.waiting = o.waiting}});
+  Service service(
+      std::move(model), std::move(vocabulary),
+      {.name = name,
+       .reasoning = o.reasoning,
+       .date = o.date == "none" ? "" : o.date,
+       .version = version(),
+       .scheduling = {
+           .waiting = o.waiting, .drafted = o.drafted, .draft = {.make = draft::make_lookup, .most = o.draft_max}}});
   server.serve(service);
   const std::string address = o.host.find(':') == std::string::npos ? o.host : "[" + o.host + "]";
   log_info("serving ", name, " at http://", address, ":", server.port(),
@@ -167,6 +172,12 @@ void add_serve(Command& root) {
   c.text("--date DATE", o->date, "the date in the system message, or none (default: today)");
   add_options(c, o->on);
   add_gpu_options(c, o->on);
+  c.choice<DraftWhich>(
+      "--draft WHICH", o->drafted,
+      {{"none", DraftWhich::none}, {"prediction", DraftWhich::predicted}, {"lookup", DraftWhich::all}},
+      "which answers of a model on a CPU are drafted from earlier places of the same text, so that a step may yield "
+      "several tokens of the same answer: none, those of requests with a prediction, or all (default: prediction)");
+  add_draft_max(c, o->draft_max);
   c.examples(R"(  ingot serve --model gpt-oss-20b
   ingot serve runs/a --port 9000
   ingot serve --synthetic 20b --slots 16
@@ -176,7 +187,7 @@ void add_serve(Command& root) {
     refuse_split_of_one(c, o->on.gpus);
     const std::string path = chosen_model(c, o->run, o->model, o->synthetic);
     if (exists(path) && !chats(path))
-      c.refuse_given({"reasoning", "date", "one-by-one", "whole-head"}, "a run of `ingot train`");
+      c.refuse_given({"reasoning", "date", "one-by-one", "whole-head", "draft", "draft-max"}, "a run of `ingot train`");
     serve(*o, path);
   });
 }

@@ -107,7 +107,12 @@ std::string json_of(const ChatTurn& turn) {
   r["known_tokens"] = a.reused;
   r["prompt_seconds"] = a.prompt_seconds;
   r["token_seconds"] = a.token_seconds;
+  if (a.drafts.tokens > 0) r["drafts"] = json_of(a.drafts);
   return show_json(r);
+}
+
+OrderedJson json_of(const draft::Counts& drafts) {
+  return {{"steps", drafts.drafts}, {"tokens", drafts.tokens}, {"accepted", drafts.accepted}};
 }
 
 std::string speed_line(const Answer& a) {
@@ -115,6 +120,8 @@ std::string speed_line(const Answer& a) {
   // The first token comes with the prompt's logits.
   if (a.tokens.size() > 1 && a.token_seconds > 0)
     line += ", " + fixed(double(a.tokens.size() - 1) / a.token_seconds, 1) + " tokens/s";
+  if (a.drafts.tokens > 0)
+    line += ", " + with_commas(a.drafts.accepted) + " of " + with_commas(a.drafts.tokens) + " drafted ones accepted";
   line += "; prompt " + with_commas(a.prompt) + " tokens";
   if (a.reused > 0) line += ", " + with_commas(a.reused) + " of them known";
   return line + ", " + fixed(a.prompt_seconds, 1) + " s";

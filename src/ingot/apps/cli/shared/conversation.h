@@ -3,6 +3,7 @@
 #include "ingot/apps/cli/framework/cli.h"
 #include "ingot/apps/cli/shared/models.h"
 #include "ingot/engines/generate/chat.h"
+#include "ingot/io/json.h"
 
 namespace ingot::cli {
 
@@ -36,6 +37,8 @@ constexpr int kAnswerVersion = 2;
 std::string json_of(const ChatTurn& turn);  // one line
 // "42 tokens, 11.8 tokens/s; prompt 130 tokens, 96 of them known, 0.4 s"
 std::string speed_line(const Answer& a);
+// {"steps": n, "tokens": n, "accepted": n} of an answer with drafts: the steps with a draft, and its tokens.
+OrderedJson json_of(const draft::Counts& drafts);
 // A note for the user if the answer did not end by itself, or empty.
 std::string ending_line(const ChatTurn& turn, int64_t context, int64_t tokens);
 

@@ -82,6 +82,28 @@ OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOpt
   return m;
 }
 
+void add_draft_max(Command& c, int64_t& most) {
+  c.integer("--draft-max N", most, 1, 15, "the most tokens of a draft (default: 7)");
+}
+void add_options(Command& c, DraftCommand& o) {
+  c.choice("--draft HOW", o.how, {"none", "lookup"},
+           "guess the next tokens from earlier places of the same text, and let the model check several guesses in one "
+           "step; the answer stays the same (default: none)");
+  add_draft_max(c, o.most);
+}
+void require_drafts(const Decoder& decoder) {
+  if (decoder.draft_rows() <= 1)
+    fail(ErrorCode::unsupported, "--draft: found a model on ", decoder.device(),
+         " whose engine computes no drafts, expected a published model on a CPU");
+}
+draft::Options draft_options(const DraftCommand& o, const Decoder& decoder) {
+  draft::Options options{.most = o.most};
+  if (o.how == "none") return options;
+  require_drafts(decoder);
+  options.make = draft::make_lookup;
+  return options;
+}
+
 namespace {
 bool is_run(const std::string& path) {
   try {

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "ingot/models/draft/answer_drafts.h"
 #include "ingot/models/registry.h"
 
 namespace ingot::cli {
@@ -23,6 +24,16 @@ void refuse_split_of_one(const Command& c, int64_t gpus);
 void add_gpu_options(Command& c, DecoderOptions& o);
 // `tokens` is the length of the longest sequence that will be needed. Reports the loading time where it is noticeable.
 OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOptions& o);
+// --draft and --draft-max: drafts of the next tokens (docs/speculation.md).
+struct DraftCommand {
+  std::string how = "none";
+  int64_t most = 7;
+};
+void add_options(Command& c, DraftCommand& o);
+void add_draft_max(Command& c, int64_t& most);
+// The options of an answer. Error{unsupported} where drafts were asked for and the decoder computes none.
+draft::Options draft_options(const DraftCommand& o, const Decoder& decoder);
+void require_drafts(const Decoder& decoder);
 // Whether a path holds a model of a kind that chats.
 bool chats(const std::string& path);
 // Throws unless the model chats, for commands that need a chat format.
