@@ -458,6 +458,29 @@ class Client(WithServer):
         self.server.until("num_requests_running", 0)
 
 
+class Drafts(WithServer):
+    """A server that drafts every answer, beside one that drafts none."""
+    OPTIONS = ("--draft", "lookup", "--draft-max", "5")
+
+    def test_answers_of_every_kind_are_those_of_no_drafts(self):
+        plain = Server("--draft", "none")
+        self.addCleanup(plain.stop)
+        schema = dict(type="json_schema", json_schema=dict(name="s", schema=SCHEMA))
+        accepted = 0
+        for more in (dict(temperature=0), dict(seed=1), dict(seed=2, temperature=0.5, frequency_penalty=-1, presence_penalty=0.5), dict(seed=3, response_format=schema), dict(seed=4, tools=TOOLS, tool_choice="required"),
+                     dict(seed=5, response_format=dict(type="json_object"), temperature=0.3, logprobs=True, top_logprobs=2), dict(seed=6, min_p=0.1, n=3, logit_bias={"5": 3, "9": -100}), dict(temperature=0, stop=["a"])):
+            body = dict(messages=[dict(role="user", content="Say it again, say it again, say it again.")], max_completion_tokens=80) | more
+            found, want = (json.loads(server.request("POST", "/v1/chat/completions", body)[1]) for server in (self.server, plain))
+            without_ids = lambda answer: re.sub(r"call_[0-9a-f]+", "call", json.dumps(answer["choices"]))
+            self.assertEqual(without_ids(found), without_ids(want), more)
+            self.assertEqual(found["usage"]["completion_tokens"], want["usage"]["completion_tokens"])
+            self.assertNotIn("draft_n", want["timings"])
+            accepted += found["timings"].get("draft_n_accepted", 0)
+        self.assertGreater(accepted, 0)
+        self.assertEqual(self.server.metric("spec_decode_num_accepted_tokens_total"), accepted)
+        self.assertEqual(plain.metric("spec_decode_num_draft_tokens_total"), 0)
+
+
 class StrictFields(WithServer):
     OPTIONS = ("--strict-fields",)
 
