@@ -189,8 +189,9 @@ TEST(CpuModel, RowsOfAStepOfSeveralTokensAreThoseOfSingleTokensToTheLastBit) {
       SCOPED_TRACE(detail::concat(c.name, " ", format));
       DecoderSpec s = c.base();
       c.change(s);
-      // Heads of 8 queries fill a vector of attention's lanes, and several queries fill more.
-      s.heads = 16, s.kv_heads = 2, s.head_dim = 16, s.hidden = 64, s.intermediate = 96;
+      // With two heads of queries for each head of keys, attention takes one query row by row, and several queries by
+      // vectors that hold a row in each lane. Widths are multiples of 32 for mxfp4.
+      s.heads = 4, s.kv_heads = 2, s.head_dim = 16, s.hidden = 64, s.intermediate = 96;
       const RandomModel m(s, format, format);
       const std::vector<float> single = logits_of_steps(m, 1);
       for (const int64_t most : {3, 8}) EXPECT_EQ(logits_of_steps(m, most), single) << most;
