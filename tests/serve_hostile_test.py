@@ -28,9 +28,9 @@ from serve_test import ENDLESS, Server, WithServer
 
 SOURCE = pathlib.Path(__file__).parent.parent
 ELSEWHERE = {
-    "S01": {"tests/serve_test.py": ["test_slow_headers_and_bodies_are_ended_and_all_other_requests_are_served"]},
+    "S01": {"tests/serve_process_test.py": ["test_slow_headers_and_bodies_are_ended_and_all_other_requests_are_served"]},
     "S07": {"tests/serve_test.py": ["test_garbage_and_floods_of_headers_end_the_connection"]},
-    "S09": {"tests/serve_test.py": ["test_too_many_are_told_to_come_back"],
+    "S09": {"tests/serve_process_test.py": ["test_too_many_are_told_to_come_back"],
             "src/ingot/engines/serve/scheduler.test.cpp": ["clients_take_turns_and_too_many_waiting_are_refused", "who_waits_too_long_for_a_slot_is_told_so"]},
     "S10": {"tests/serve_test.py": ["test_an_answer_ends_when_its_client_has_gone", "test_a_client_that_closes_one_direction_gets_the_stream"]},
     "S12": {"src/ingot/engines/serve/api_request.test.cpp": ["bad_bodies_are_refused_by_the_field_s_name", "sizes_are_bounded"]},
@@ -38,11 +38,11 @@ ELSEWHERE = {
     "S15": {"src/ingot/text/chat/harmony.test.cpp": []},
     "S16": {"src/ingot/engines/serve/answer_text.test.cpp": ["any_ids_are_read_and_none_of_them_shows_a_control_token"]},
     "S18": {"tests/serve_test.py": ["test_an_unknown_host_name_is_refused", "test_pages_of_other_origins_may_send_requests_only_if_allowed"]},
-    "S19": {"tests/serve_test.py": ["test_a_server_open_to_every_network_is_refused"]},
+    "S19": {"tests/serve_process_test.py": ["test_a_server_open_to_every_network_is_refused"]},
     "S20": {"src/ingot/engines/serve/answer_text.test.cpp": ["characters_are_whole_and_incomplete_ones_are_replaced", "a_stop_string_ends_the_text_and_its_logprobs"],
             "src/ingot/engines/serve/service.test.cpp": []},
     "S21": {"src/ingot/engines/serve/service.test.cpp": ["an_error_that_the_client_did_not_cause_tells_it_a_number_alone"]},
-    "S22": {"tests/serve_test.py": ["test_a_signal_lets_answers_finish", "test_an_answer_that_takes_too_long_is_cut_off_at_the_end", "test_a_port_that_is_taken_costs_nothing"]},
+    "S22": {"tests/serve_process_test.py": ["test_a_signal_lets_answers_finish", "test_an_answer_that_takes_too_long_is_cut_off_at_the_end", "test_a_port_that_is_taken_costs_nothing"]},
     "S24": {"src/ingot/engines/serve/scheduler.test.cpp": ["many_threads_ask_and_cancel"]},
 }
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

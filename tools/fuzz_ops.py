@@ -214,11 +214,11 @@ def differentiate(torch, outputs, leaves, upstream):
 
 def oracle(torch, case, wanted, upstream, runs, seed):
     """[(outputs, gradients)] of the exact run and of the perturbed runs."""
-    import fuzz_cases
+    import fuzz_numbers
 
     found = []
     for run in range(runs + 1):
-        numbers = fuzz_cases.Numbers(case.dtype if run else None, seed + 7919 * run, case.autocast)
+        numbers = fuzz_numbers.Numbers(case.dtype if run else None, seed + 7919 * run, case.autocast)
         wide = {k: t.detach().double().requires_grad_(k in wanted) for k, t in case.inputs.items()}
         outputs = tuple_of(case.reference(numbers, **wide))
         gradients = differentiate(torch, outputs, wide, [None if u is None else u.double() for u in upstream])
@@ -230,17 +230,17 @@ def oracle(torch, case, wanted, upstream, runs, seed):
 
 def rounded(case, numbers, k, g):
     """Rounds a gradient: to the type of the stages (twice if its factor comes later), then to its operand's type."""
-    import fuzz_cases
+    import fuzz_numbers
 
     own = case.inputs[k].dtype
     for dtype in ([case.dtype] * 2 if own is not case.dtype and case.autocast else [own]) + [own]:
-        g = numbers.move(g, fuzz_cases.UNIT[dtype], dtype)
+        g = numbers.move(g, fuzz_numbers.UNIT[dtype], dtype)
     return g
 
 
 def compare(torch, case, name, found, exact, moved):
     """(the error of `found` as a multiple of the allowed error, its position)."""
-    import fuzz_cases
+    import fuzz_numbers
 
     if found.numel() == 0:
         return 0, ""
@@ -270,7 +270,7 @@ def compare(torch, case, name, found, exact, moved):
     dtype = found.dtype
     least = {torch.float16: 2.0**-24, torch.bfloat16: 2.0**-118, torch.float32: 2.0**-118, torch.float64: 2.0**-1000}[dtype]
     least = max(least, 2.0**-24 if case.dtype is torch.float16 else 0.0)
-    allowed = FACTOR * (distance + fuzz_cases.UNIT[dtype] * size) + 4 * least + 1e-300
+    allowed = FACTOR * (distance + fuzz_numbers.UNIT[dtype] * size) + 4 * least + 1e-300
     ratio = torch.where(finite, (f - e).abs(), zero) / allowed
     worst = ratio.max().item()
     i, j = divmod(ratio.argmax().item(), ratio.shape[1])
