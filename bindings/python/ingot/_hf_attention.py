@@ -188,6 +188,36 @@ def _causal_mask(queries, keys, window, device):
     return (distance >= 0) & (distance < window) if window else distance >= 0
 
 
+def _packed_mask(cu_q, cu_k, queries, keys):
+    """(Sq, Sk): whether query and key are of the same packed sequence."""
+    of_query = torch.bucketize(torch.arange(queries, device=cu_q.device), cu_q[1:], right=True)
+    return of_query[:, None] == torch.bucketize(torch.arange(keys, device=cu_k.device), cu_k[1:], right=True)
+
+
+def _mask_of(mask, module, shape, device, window, is_causal, cu_q, cu_k):
+    """The SegmentMask or DenseMask of a layer. mask: what transformers passes on, which is a result of make_mask, a tensor of the model's own, or None.
+    shape: (queries, keys)."""
+    if isinstance(mask, _Mask):
+        return mask
+    queries, keys = shape
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+
+    def order():  # True: every query sees every key
+        return _causal_mask(queries, keys, window, device) if causal else True
+
+    if isinstance(mask, torch.Tensor):
+        if mask.dim() != 2 or torch.compiler.is_compiling():
+            return DenseMask(mask, "the caller gave a mask of its own")
+        real = mask[:, -keys:].bool()  # padding, from a model that makes no masks
+        return SegmentMask(causal, window, *_segments(real.long(), queries), lambda: real[:, None, None] & order())
+    if window and not causal:
+        distance = torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
+        return DenseMask(distance.abs() <= window, "a window that looks into the future")
+    if cu_q is not None:  # of a collator for packed sequences
+        return SegmentMask(causal, window, cu_q, cu_k, lambda: _packed_mask(cu_q, cu_k, queries, keys) & order())
+    return SegmentMask(causal, window, None, None, lambda: order() if causal else None)
+
+
 def attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, sliding_window=None, softcap=None, is_causal=None, s_aux=None,
               position_bias=None, **others):
     """transformers' attention function: query (B, H, Sq, D), key and value (B, Hkv, Sk, D); returns ((B, Sq, H, D), None)."""
@@ -196,45 +226,19 @@ def attention(module, query, key, value, attention_mask, dropout=0.0, scaling=No
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if query.dtype is not value.dtype and not torch.is_autocast_enabled(query.device.type):
         query, key = query.to(value.dtype), key.to(value.dtype)  # norms in fp32, as PEFT keeps them
-    queries, keys = query.shape[2], key.shape[2]
-    mask, reason = attention_mask, _reason(query, key, value, dropout, position_bias)
-    if isinstance(mask, torch.Tensor) and mask.dim() == 2 and not torch.compiler.is_compiling():  # padding, from a model that makes no masks
-        real = mask[:, -keys:].bool()
-        mask = SegmentMask(bool(getattr(module, "is_causal", True) if is_causal is None else is_causal), sliding_window or 0,
-                           *_segments(real.long(), queries), None)
-        mask.dense = lambda: real[:, None, None] & (_causal_mask(queries, keys, mask.window, query.device) if mask.causal else True)
-    elif mask is None:
-        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        window = sliding_window or 0
-        if window and not causal:
-            reason = reason or "a window that looks into the future"
-            half = torch.arange(queries, device=query.device)[:, None] - torch.arange(keys, device=query.device)
-            mask = DenseMask(half.abs() <= window, reason)
-        else:
-            cu_q, cu_k = others.get("cu_seq_lens_q"), others.get("cu_seq_lens_k")  # of a collator for packed sequences
-            mask = SegmentMask(causal, window, cu_q, cu_k, lambda: _causal_mask(queries, keys, window, query.device) if causal else None)
-            if cu_q is not None:
-                mask.dense = lambda: _packed_mask(cu_q, cu_k, queries, keys) & (_causal_mask(queries, keys, window, query.device) if causal else True)
-    elif isinstance(mask, torch.Tensor):
-        mask = DenseMask(mask, "the caller gave a mask of its own")
-    if isinstance(mask, DenseMask):
-        reason = reason or mask.reason
+    mask = _mask_of(attention_mask, module, (query.shape[2], key.shape[2]), query.device, sliding_window or 0, is_causal,
+                    others.get("cu_seq_lens_q"), others.get("cu_seq_lens_k"))
+    dense = isinstance(mask, DenseMask)
+    reason = _reason(query, key, value, dropout, position_bias) or (mask.reason if dense else None)
     if reason is not None:
         count_fallback(fallbacks, "attention", reason)
-        dense = mask.tensor if isinstance(mask, DenseMask) else mask.dense()
-        return _dense_attention(query, key, value, dense, scale, softcap, s_aux, dropout, position_bias), None
+        return _dense_attention(query, key, value, mask.tensor if dense else mask.dense(), scale, softcap, s_aux, dropout, position_bias), None
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
     options = dict(softmax_scale=scale, causal=mask.causal, window_size=(mask.window - 1, 0) if mask.window else (-1, -1), softcap=softcap or 0.0, sinks=s_aux)
     if mask.cu_q is None:
         return _attention.flash_attn_func(q, k, v, **options), None
     out = _attention.flash_attn_varlen_func(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask.cu_q.to(torch.int32), mask.cu_k.to(torch.int32), **options)
-    return out.unflatten(0, (query.shape[0], queries)), None
-
-
-def _packed_mask(cu_q, cu_k, queries, keys):
-    """(Sq, Sk): whether query and key are of the same packed sequence."""
-    of_query = torch.bucketize(torch.arange(queries, device=cu_q.device), cu_q[1:], right=True)
-    return of_query[:, None] == torch.bucketize(torch.arange(keys, device=cu_k.device), cu_k[1:], right=True)
+    return out.unflatten(0, (query.shape[0], query.shape[2])), None
 
 
 def register():

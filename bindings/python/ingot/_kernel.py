@@ -35,7 +35,7 @@ class Kernel:
 
 
 def _widened(run, arguments):
-    found = run(*(a.float() if isinstance(a, torch.Tensor) else a for a in arguments))
+    found = run(*(a.float() if isinstance(a, torch.Tensor) and a.dtype in _NARROW else a for a in arguments))
     dtype = arguments[0].dtype
     return found.to(dtype) if isinstance(found, torch.Tensor) else tuple(None if t is None else t.to(dtype) for t in found)
 
