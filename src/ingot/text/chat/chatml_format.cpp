@@ -115,20 +115,15 @@ std::unique_ptr<ChatParser> ChatMlFormat::parser(std::vector<std::string>) const
 
 Grammar::Rule ChatMlFormat::answer_rule(Grammar& g, const ChatAnswerForm& form) const {
   using Node = Grammar::Node;
-  const auto anything = [&](Node next) {
-    const Node more = g.either({next});
-    g.add(more, g.one_of(Grammar::range(0, 255), more));
-    return more;
-  };
   const Node end = g.control(0, Grammar::kEnd), answer = g.either({});
-  if (form.is_text) g.add(answer, form.text ? g.call(*form.text, end) : anything(end));
+  if (form.is_text) g.add(answer, form.text ? g.call(*form.text, end) : g.any_text(end));
   for (const ChatAnswerForm::Call& c : form.calls) {
     const Node close = g.text("}\n</tool_call>", end);
     const Node arguments = c.arguments ? g.call(*c.arguments, close) : g.text("{}", close);
     g.add(answer, g.text("<tool_call>\n{\"name\": \"" + c.name + "\", \"arguments\": ", arguments));
   }
   if (!style_.thoughts) return g.rule(answer);
-  return g.rule(g.either({answer, g.text("<think>\n", anything(g.text("\n</think>\n\n", answer)))}));
+  return g.rule(g.either({answer, g.text("<think>\n", g.any_text(g.text("\n</think>\n\n", answer)))}));
 }
 
 }  // namespace ingot

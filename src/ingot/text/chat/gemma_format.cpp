@@ -44,10 +44,7 @@ std::unique_ptr<ChatParser> GemmaFormat::parser(std::vector<std::string>) const 
 
 Grammar::Rule GemmaFormat::answer_rule(Grammar& g, const ChatAnswerForm& form) const {
   const Grammar::Node end = g.control(0, Grammar::kEnd);
-  if (form.text) return g.rule(g.call(*form.text, end));
-  const Grammar::Node more = g.either({end});
-  g.add(more, g.one_of(Grammar::range(0, 255), more));
-  return g.rule(more);
+  return g.rule(form.text ? g.call(*form.text, end) : g.any_text(end));
 }
 
 }  // namespace ingot

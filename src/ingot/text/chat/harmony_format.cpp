@@ -136,16 +136,11 @@ class AnswerRule {
   }
 
  private:
-  Node anything(Node next) {
-    const Node more = g_.either({next});
-    g_.add(more, g_.one_of(Grammar::range(0, 255), more));
-    return more;
-  }
   Node channel(const std::string& text, Node next) { return g_.control(kChannel, g_.text(text, next)); }
   // Adds a message that another message follows.
   void add_message(const std::string& name) {
     const Node next = g_.control(kEndOfMessage, g_.control(kStart, g_.text("assistant", header_)));
-    g_.add(header_, channel(name, g_.control(kMessage, anything(next))));
+    g_.add(header_, channel(name, g_.control(kMessage, g_.any_text(next))));
   }
   // In the spellings of the models' training, with and without the blank.
   Node typed(Node content) {
@@ -156,7 +151,7 @@ class AnswerRule {
   void add_final() {
     const Node end = g_.control(kReturn, Grammar::kEnd);
     g_.add(header_,
-           channel("final", form_.text ? typed(g_.call(*form_.text, end)) : g_.control(kMessage, anything(end))));
+           channel("final", form_.text ? typed(g_.call(*form_.text, end)) : g_.control(kMessage, g_.any_text(end))));
   }
   // The recipient of the call stands before the channel or after it.
   void add_call(const ChatAnswerForm::Call& c) {

@@ -105,11 +105,7 @@ Grammar::Rule Llama3Format::answer_rule(Grammar& g, const ChatAnswerForm& form) 
   using Node = Grammar::Node;
   const Node end = g.control(0, Grammar::kEnd), answer = g.either({});
   if (form.is_text && form.text) g.add(answer, g.call(*form.text, end));
-  if (form.is_text && !form.text) {
-    const Node more = g.either({end});
-    g.add(more, g.one_of(Grammar::range(0, 255), more));
-    g.add(answer, more);
-  }
+  if (form.is_text && !form.text) g.add(answer, g.any_text(end));
   for (const ChatAnswerForm::Call& c : form.calls) {
     const Node close = g.text("}", end);
     const Node arguments = c.arguments ? g.call(*c.arguments, close) : g.text("{}", close);

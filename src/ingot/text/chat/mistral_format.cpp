@@ -152,11 +152,7 @@ Grammar::Rule MistralFormat::answer_rule(Grammar& g, const ChatAnswerForm& form)
   const Node end = g.control(0, Grammar::kEnd), answer = g.either({});
   const auto spaced = [&](Node next) { return style_.spaces ? g.either({next, g.text(" ", next)}) : next; };
   if (form.is_text && form.text) g.add(answer, spaced(g.call(*form.text, end)));
-  if (form.is_text && !form.text) {
-    const Node more = g.either({end});
-    g.add(more, g.one_of(Grammar::range(0, 255), more));
-    g.add(answer, more);
-  }
+  if (form.is_text && !form.text) g.add(answer, g.any_text(end));
   for (const ChatAnswerForm::Call& c : form.calls) {
     Node id = g.text("\"}]", end);
     for (size_t i = 0; i < kIdLength; ++i) id = g.one_of(Grammar::bytes(kAlphanumeric), id);

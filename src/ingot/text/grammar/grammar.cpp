@@ -34,6 +34,11 @@ Grammar::Node Grammar::either(std::vector<Node> options) {
   options_.push_back(std::move(options));
   return Node(nodes_.size()) - 1;
 }
+Grammar::Node Grammar::any_text(Node next) {
+  const Node more = either({next});
+  add(more, one_of(range(0, 255), more));
+  return more;
+}
 void Grammar::add(Node either, Node option) { options_[size_t(nodes_[size_t(either)].of)].push_back(option); }
 Grammar::Node Grammar::call(Rule rule, Node next) {
   nodes_.push_back({.kind = Kind::call, .next = next, .of = rule});

@@ -26,6 +26,7 @@ class Grammar {
   Grammar() { nodes_.push_back({}); }
   Node one_of(const Set& set, Node next);
   Node text(std::string_view bytes, Node next);
+  Node any_text(Node next);  // any bytes, or none
   Node control(int which, Node next);
   // Options may be added to an either-node later; a repetition is an option that leads back to the node.
   Node either(std::vector<Node> options);
