@@ -86,16 +86,10 @@ void Session::sample(const SessionOptions& o, draft::AnswerDrafts* drafts, Answe
   }
 }
 
-// The drafts of an answer, if any. Where the costs of steps are not known they are measured in the slot, which then
-// holds nothing.
+// The drafts of an answer, if any. Unknown costs of steps are measured in the slot, which is then empty.
 std::optional<draft::AnswerDrafts> Session::drafts_of(const SessionOptions& o) {
   if (!o.draft.make) return {};
-  if (!o.draft.step_costs.empty()) {
-    step_costs_.emplace(o.draft.step_costs);
-  } else if (!step_costs_) {
-    forget();
-    step_costs_ = draft::measure_step_costs(sequence_.decoder(), sequence_.slot(), o.draft.most);
-  }
+  if (draft::find_step_costs(step_costs_, o.draft, sequence_.decoder(), sequence_.slot())) fed_.clear();
   return draft::AnswerDrafts(o.draft.make({}), draft::DraftPolicy(*step_costs_, o.draft.most));
 }
 

@@ -15,7 +15,8 @@ constexpr int64_t kLeastChunk = 64;
 // A prompt that shares at least this many further tokens with a prompt of the chunk waits, and then copies these
 // tokens.
 constexpr size_t kLeastShared = 64;
-// Where answers share steps, so many fill the rows of a step without drafts.
+// The most running answers that are drafted where answers share steps: more answers fill the rows of a step by
+// themselves.
 constexpr size_t kMostDrafting = 8;
 
 size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
@@ -256,12 +257,7 @@ void Scheduler::start(Job& job, size_t index) {
     s.held.clear();
   }
   if (job.drafter) {
-    if (!options_.draft.step_costs.empty()) {
-      step_costs_.emplace(options_.draft.step_costs);
-    } else if (!step_costs_) {
-      s.held.clear(), known = 0;
-      step_costs_ = draft::measure_step_costs(decoder_, s.number, options_.draft.most);
-    }
+    if (draft::find_step_costs(step_costs_, options_.draft, decoder_, s.number)) s.held.clear(), known = 0;
     job.drafts.emplace(std::move(job.drafter), draft::DraftPolicy(*step_costs_, options_.draft.most));
   }
   s.client = job.request.client;
@@ -571,7 +567,7 @@ void Scheduler::finish(const Handle& job, Finish finish, std::exception_ptr erro
     Slot& s = slots_[size_t(job->slot)];
     s.busy = false;
     s.used = Clock::now();
-    // Of an accepted draft, the tokens after the one that ended the answer.
+    // The decoder may hold accepted draft tokens behind the token that ended the answer.
     if (decoder_.length(s.number) > int64_t(s.held.size())) decoder_.rewind(s.number, int64_t(s.held.size()));
     // The last token may still be pending, and after an error only the decoder knows the length.
     s.held.resize(std::min(s.held.size(), size_t(decoder_.length(s.number))));

@@ -471,6 +471,14 @@ Service::Service(OpenedModel model, Vocabulary vocabulary, const ServiceOptions&
 }
 Service::~Service() = default;
 
+// With the effort and the date that this server states in its prompts.
+ChatConversation Service::conversation_for(const ApiRequest& r) const {
+  ChatConversation conversation = conversation_of(r);
+  conversation.effort = nearest_effort(*vocabulary_.chat, r.reasoning.empty() ? options_.reasoning : r.reasoning);
+  conversation.date = options_.date == "today" ? today() : options_.date;
+  return conversation;
+}
+
 std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
   std::vector<Prompt> prompts;
   const int64_t context = model_.decoder->context();
@@ -483,10 +491,7 @@ std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
     if (!chats())
       throw ApiError(400, "found a chat, but " + options_.name + " has no chat format: expected POST /v1/completions",
                      "messages", "unsupported_model");
-    ChatConversation conversation = conversation_of(r);
-    conversation.effort = nearest_effort(*vocabulary_.chat, r.reasoning.empty() ? options_.reasoning : r.reasoning);
-    conversation.date = options_.date == "today" ? today() : options_.date;
-    prompts.push_back({.ids = vocabulary_.chat->prompt(conversation)});
+    prompts.push_back({.ids = vocabulary_.chat->prompt(conversation_for(r))});
   }
   for (const ApiPrompt& p : r.prompts) {
     const Tokenizer& t = *vocabulary_.tokenizer;
@@ -518,9 +523,7 @@ std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
 std::vector<int32_t> Service::prediction_of(const ApiRequest& r, const std::vector<int32_t>& prompt) const {
   constexpr int64_t kTokensBefore = 4;
   if (r.prediction.empty()) return {};
-  ChatConversation conversation = conversation_of(r);
-  conversation.effort = nearest_effort(*vocabulary_.chat, r.reasoning.empty() ? options_.reasoning : r.reasoning);
-  conversation.date = options_.date == "today" ? today() : options_.date;
+  ChatConversation conversation = conversation_for(r);
   conversation.messages.push_back({.role = ChatRole::assistant, .content = r.prediction});
   const std::vector<int32_t> ids = vocabulary_.chat->prompt(conversation);
   const auto end_of_prompt = std::mismatch(ids.begin(), ids.end(), prompt.begin(), prompt.end()).first;

@@ -77,6 +77,7 @@ class Service {
   std::vector<Prompt> prompts_of(const ApiRequest& r) const;
   ServeRequest request_of(const ApiRequest& r, std::vector<int32_t> prompt, uint64_t seed,
                           const std::string& client) const;
+  ChatConversation conversation_for(const ApiRequest& r) const;
   std::vector<int32_t> prediction_of(const ApiRequest& r, const std::vector<int32_t>& prompt) const;
   std::shared_ptr<TokenGrammar> grammar_of(const ApiRequest& r, const std::string& client);
   std::shared_ptr<const TokenTree> token_tree() const;

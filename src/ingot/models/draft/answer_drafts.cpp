@@ -57,6 +57,13 @@ StepCosts measure_step_costs(Decoder& decoder, int slot, int64_t most) {
   return StepCosts(std::move(costs));
 }
 
+bool find_step_costs(std::optional<StepCosts>& costs, const Options& options, Decoder& decoder, int slot) {
+  if (!options.step_costs.empty()) costs.emplace(options.step_costs);
+  if (costs) return false;
+  costs = measure_step_costs(decoder, slot, options.most);
+  return true;
+}
+
 AnswerDrafts::AnswerDrafts(std::unique_ptr<Drafter> drafter, const DraftPolicy& policy)
     : drafter_(std::move(drafter)), policy_(policy) {
   counts_.accepted_at.resize(size_t(policy_.most()));

@@ -3,6 +3,7 @@
 // step from here and reports the step's result.
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "ingot/models/decoder.h"
 #include "ingot/models/draft/drafter.h"
@@ -29,6 +30,9 @@ struct Counts {
 // T(k) of k = 1, 2, ... draft_rows(), at most `most` + 1, measured by steps of the open slot, which is empty
 // afterwards.
 StepCosts measure_step_costs(Decoder& decoder, int slot, int64_t most);
+// Sets `costs` to those of the options; where these have none and `costs` is empty, measures them. Returns whether
+// steps were measured: the slot is then empty.
+bool find_step_costs(std::optional<StepCosts>& costs, const Options& options, Decoder& decoder, int slot);
 
 class AnswerDrafts {
  public:
