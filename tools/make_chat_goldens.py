@@ -54,7 +54,7 @@ CASES = {
     "functions and a system message": dict(messages=[(S, "Be brief.", {}), (U, "Weather?", {})], tools=[TOOL], only=FUNCTIONS),
     "a call and its result": dict(
         messages=[(U, "Weather in Rome?", {}), (A, "", {"calls": [call("weather", {"city": "Rome", "days": 2})]}), result("sunny")],
-        tools=[TOOL], only=FUNCTIONS, skip=["mistral_v3", "mistral_v3_tekken"]),  # these two write text that is no JSON as it is
+        tools=[TOOL], only=FUNCTIONS, skip=["mistral_v3", "mistral_v3_tekken"]),  # these templates write a result that is not JSON without quotes
     "a call whose result is JSON": dict(
         messages=[(U, "Weather in Rome?", {}), (A, "", {"calls": [call("weather", {"city": "Rome"})]}), result('{"sky": ["blue", 1.5]}')],
         tools=[TOOL], only=["mistral-v3", "mistral-v3-tekken"], skip=["mistral_common_v3_tekken", "mistral_common_v3_tekken_images"]),  # a string there

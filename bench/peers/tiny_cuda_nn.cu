@@ -2,8 +2,8 @@
 // tiny-cuda-nn's own build (fp16, --use_fast_math) and linked with its objects to libtiny_cuda_nn.so.
 //
 // The committed report's library holds common_host, object, reduce_sum, rtc_kernel and fully_fused_mlp, the last one
-// compiled for the widths 64 and 128 and the activations None, ReLU and Softplus alone. The library does not hold the
-// parts that compile kernels at run time, which these calls do not use.
+// compiled for the widths 64 and 128 and the activations None, ReLU and Softplus alone. The functions below do not use
+// tiny-cuda-nn's compilation of kernels at run time, so the library was linked without it.
 //
 // x, y, dy, dx are (rows, width) f16 row-major, rows a multiple of 256; weights and their gradients, f16 too, lie layer
 // after layer, (width, width) each. A network lives as long as the process. Every function returns nullptr or the text

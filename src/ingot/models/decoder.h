@@ -96,7 +96,7 @@ struct Sampled {
   std::vector<TokenLogprobs> logprobs;  // an entry per token, if requested
   Finish finish = Finish::length;
   int32_t stop_id = -1;               // the id that ended the call
-  int64_t drafted = 0, accepted = 0;  // draft tokens that the step computed; of these, those among `tokens`
+  int64_t drafted = 0, accepted = 0;  // draft tokens that the step computed; draft tokens that became `tokens`
   std::exception_ptr error;           // of a request among several; the tokens sampled before the error are here
 };
 

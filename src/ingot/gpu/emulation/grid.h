@@ -61,7 +61,7 @@ void record(const std::function<void()>& work, std::vector<std::function<void()>
 
 void yield();        // lets other fibers run
 void maybe_yield();  // the same, sometimes
-// Lets other fibers run, and also kernels on other threads of the process, which emulate other GPUs.
+// Lets the other threads of this emulated GPU run, and the emulated GPUs on other threads of the process.
 void yield_to_others();
 uint64_t clock_ns(uint64_t passing = 0);  // virtual time: grows with every switch and every sleep
 

@@ -161,7 +161,7 @@ TEST(Families, SpecsAreTheSameAfterTheyWereWrittenAndRead) {
   }
 }
 
-// --- faults of other engines, each with a configuration on which it shows ------------------------------------------
+// --- known faults of other engines: each test uses a configuration for which such an engine gives wrong logits -------
 
 TEST(Families, TheScalingOfLlama3KeepsFastPairsBlendsTheMiddleAndDividesSlowPairs) {
   const DecoderSpec scaled = family_spec_from_json(kLlama32, "c");

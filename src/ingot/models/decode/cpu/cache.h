@@ -46,7 +46,7 @@ class KeyValueCache {
   Allocator* allocator_;
   Arena arena_;
   int64_t capacity_, batch_, length_ = 0;
-  int64_t window_;                     // the longest; 0: there are no rings
+  int64_t window_;                     // the longest window; 0: no layer has a circular cache
   int64_t valid_from_ = 0;             // the circular caches hold the tokens from here to length_
   std::vector<bool> ring_;             // by layer
   std::vector<Tensor> keys_, values_;  // (rows, Hkv, D) f32

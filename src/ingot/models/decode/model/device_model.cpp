@@ -72,6 +72,7 @@ struct Rotations {
       m.layers[l].cos = cos[i], m.layers[l].sin = sin[i];
     }
   }
+  // The last table comes first: the angle 0 of the table without a rotation is what the arrays hold at the beginning.
   void fill(const DecoderSpec& c, int64_t context) const {
     const Shape shape{context, c.head_dim / 2};
     std::vector<float> of_cos(size_t(shape.numel()), 1), of_sin(of_cos.size(), 0);

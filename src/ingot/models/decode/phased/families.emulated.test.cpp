@@ -18,7 +18,7 @@ using testing::FamilyCase;
 using testing::RandomModel;
 
 testing::DecodeUnderTest under_test(const std::shared_ptr<Emulated>& gpu) {
-  gpu->megakernel = true;  // the megakernel must refuse models that it does not support
+  gpu->megakernel = true;  // asks for the megakernel, which does not support the families; launches are used instead
   return {.extend = [gpu](std::span<const int32_t> ids) { return gpu->extend(ids, uint32_t(ids.size())); },
           .choices = [gpu](size_t i) { return testing::choices_of(gpu->buffers, gpu->c.layers, i); },
           .state = [gpu] { return *gpu->buffers.state; }};
