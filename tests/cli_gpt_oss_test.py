@@ -212,12 +212,14 @@ class GptOss(TinyGptOss):
         accepted = 0
         for seed, temperature in ((1, 0), (2, 0.4), (3, 1)):
             ask = ["generate", "--model", self.model, "--device", "cpu", "--ids", ids, "--json", "--past-end", "--tokens", 80, "--seed", seed, "--temperature", temperature]
-            plain, drafted = json.loads(ingot(*ask).text), json.loads(ingot(*ask, "--draft", "lookup", "--draft-max", 5).text)
+            plain, drafted = json.loads(ingot(*ask).text), json.loads(ingot(*ask, "--draft", "lookup", "--draft-max", 5, "--draft-costs", "100,105,110,115,120,125").text)
             self.assertEqual((drafted["ids"], drafted["finish"]), (plain["ids"], plain["finish"]))
             self.assertNotIn("drafts", plain)
             accepted += drafted.get("drafts", {}).get("accepted", 0)
         self.assertGreater(accepted, 0)
         self.refuses(2, "found --draft-max, which changes nothing with an answer without --draft", *ask, "--draft-max", 5)
+        self.refuses(2, "found --draft-costs, which changes nothing with an answer without --draft", *ask, "--draft-costs", "1,2")
+        self.refuses(2, "--draft-costs: found '1;2', expected numbers like 1,2,4,8", *ask, "--draft", "lookup", "--draft-costs", "1;2")
 
     def test_the_folder_of_a_repository_in_hugging_face_s_cache_is_its_snapshot(self):
         repository = self.directory / "hub/models--openai--tiny"

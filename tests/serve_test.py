@@ -457,8 +457,8 @@ class Client(WithServer):
 
 
 class Drafts(WithServer):
-    """A server that drafts every answer, beside one that drafts none."""
-    OPTIONS = ("--draft", "lookup", "--draft-max", "5")
+    """A server that drafts every answer, beside one that drafts none. The given costs make the lengths of drafts independent of the clock."""
+    OPTIONS = ("--draft", "lookup", "--draft-max", "5", "--draft-costs", "100,105,110,115,120,125")
 
     def test_answers_of_every_kind_are_those_of_no_drafts(self):
         plain = Server("--draft", "none")

@@ -1,5 +1,4 @@
 """Linear layers of experts: rows sorted by expert, each with its expert's matrix. Operators (see _op)."""
-
 from . import _C, _plain
 from ._kernel import kernel
 from ._second_order import gradients, with_formula

@@ -25,7 +25,7 @@ struct ServeCommand {
   SyntheticOptions synthetic;
   DecoderOptions on;
   DraftWhich drafted = DraftWhich::predicted;
-  int64_t draft_max = 7;
+  DraftLengths draft_lengths;
   int64_t port = 8080, context = 0, slots = 0, waiting = 64, connections = 256, connections_of_one = 0;
   double drain = 30, patience = 30;
   bool insecure = false, strict_fields = false;
@@ -99,14 +99,14 @@ void serve(const ServeCommand& o, const std::string& path) {
   std::string name = o.name;
   if (name.empty()) name = std::filesystem::path(path).lexically_normal().filename().string();
   if (name.empty()) name = "model";
-  Service service(
-      std::move(model), std::move(vocabulary),
-      {.name = name,
-       .reasoning = o.reasoning,
-       .date = o.date == "none" ? "" : o.date,
-       .version = version(),
-       .scheduling = {
-           .waiting = o.waiting, .drafted = o.drafted, .draft = {.make = draft::make_lookup, .most = o.draft_max}}});
+  draft::Options draft = draft_options(o.draft_lengths);
+  draft.make = draft::make_lookup;
+  Service service(std::move(model), std::move(vocabulary),
+                  {.name = name,
+                   .reasoning = o.reasoning,
+                   .date = o.date == "none" ? "" : o.date,
+                   .version = version(),
+                   .scheduling = {.waiting = o.waiting, .drafted = o.drafted, .draft = std::move(draft)}});
   server.serve(service);
   const std::string address = o.host.find(':') == std::string::npos ? o.host : "[" + o.host + "]";
   log_info("serving ", name, " at http://", address, ":", server.port(),
@@ -177,7 +177,7 @@ void add_serve(Command& root) {
       {{"none", DraftWhich::none}, {"prediction", DraftWhich::predicted}, {"lookup", DraftWhich::all}},
       "which answers of a model on a CPU are drafted from earlier places of the same text, so that a step may yield "
       "several tokens of the same answer: none, those of requests with a prediction, or all (default: prediction)");
-  add_draft_max(c, o->draft_max);
+  add_options(c, o->draft_lengths);
   c.examples(R"(  ingot serve --model gpt-oss-20b
   ingot serve runs/a --port 9000
   ingot serve --synthetic 20b --slots 16
@@ -187,7 +187,8 @@ void add_serve(Command& root) {
     refuse_split_of_one(c, o->on.gpus);
     const std::string path = chosen_model(c, o->run, o->model, o->synthetic);
     if (exists(path) && !chats(path))
-      c.refuse_given({"reasoning", "date", "one-by-one", "whole-head", "draft", "draft-max"}, "a run of `ingot train`");
+      c.refuse_given({"reasoning", "date", "one-by-one", "whole-head", "draft", "draft-max", "draft-costs"},
+                     "a run of `ingot train`");
     serve(*o, path);
   });
 }

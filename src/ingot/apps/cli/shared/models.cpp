@@ -82,14 +82,21 @@ OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOpt
   return m;
 }
 
-void add_draft_max(Command& c, int64_t& most) {
-  c.integer("--draft-max N", most, 1, 15, "the most tokens of a draft (default: 7)");
+void add_options(Command& c, DraftLengths& o) {
+  c.integer("--draft-max N", o.most, 1, 15, "the most tokens of a draft (default: 7)");
+  c.text("--draft-costs LIST", o.costs,
+         "relative times of steps of 1, 2, ... tokens, such as 100,110,120: the lengths of drafts follow from these "
+         "(default: measured before the first answer with drafts)");
+}
+draft::Options draft_options(const DraftLengths& o) {
+  const std::vector<int64_t> costs = numbers_in("--draft-costs", o.costs);
+  return {.most = o.most, .step_costs = {costs.begin(), costs.end()}};
 }
 void add_options(Command& c, DraftCommand& o) {
   c.choice("--draft HOW", o.how, {"none", "lookup"},
            "guess the next tokens from earlier places of the same text, and let the model check several guesses in one "
            "step; the answer stays the same (default: none)");
-  add_draft_max(c, o.most);
+  add_options(c, o.lengths);
 }
 void require_drafts(const Decoder& decoder) {
   if (decoder.draft_rows() <= 1)
@@ -97,7 +104,7 @@ void require_drafts(const Decoder& decoder) {
          " whose engine computes no drafts, expected a published model on a CPU");
 }
 draft::Options draft_options(const DraftCommand& o, const Decoder& decoder) {
-  draft::Options options{.most = o.most};
+  draft::Options options = draft_options(o.lengths);
   if (o.how == "none") return options;
   require_drafts(decoder);
   options.make = draft::make_lookup;

@@ -24,13 +24,20 @@ void refuse_split_of_one(const Command& c, int64_t gpus);
 void add_gpu_options(Command& c, DecoderOptions& o);
 // `tokens` is the length of the longest sequence that will be needed. Reports the loading time where it is noticeable.
 OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOptions& o);
-// --draft and --draft-max: drafts of the next tokens (docs/speculation.md).
+// --draft-max and --draft-costs: the lengths of drafts (docs/speculation.md).
+struct DraftLengths {
+  int64_t most = 7;
+  std::string costs;  // a list like "100,110,120"; empty: measured
+};
+void add_options(Command& c, DraftLengths& o);
+// Options with these lengths, and without a drafter.
+draft::Options draft_options(const DraftLengths& o);
+// --draft and the lengths.
 struct DraftCommand {
   std::string how = "none";
-  int64_t most = 7;
+  DraftLengths lengths;
 };
 void add_options(Command& c, DraftCommand& o);
-void add_draft_max(Command& c, int64_t& most);
 // The options of an answer. Error{unsupported} where drafts were asked for and the decoder computes none.
 draft::Options draft_options(const DraftCommand& o, const Decoder& decoder);
 void require_drafts(const Decoder& decoder);
