@@ -633,6 +633,18 @@ def muon(d):
     if not d.gpu and (narrow == "tf32" or dtype is torch.float64):
         unit = 2.0**-22
 
+    def on_square(n, x):
+        """The CPU's steps for long matrices (kernels/muon/muon.cpp): on the square, and X is multiplied once in five steps. Roundings of the factor, which
+        is 3.4445 ** 5 in the directions of singular values near zero, reach X's large singular values."""
+        for first in range(0, options["ns_steps"], 5):
+            square, factor = n.product(x, x.mT), None
+            for _ in range(min(5, options["ns_steps"] - first)):
+                q = n.sum(-4.7750 * square + n.product(2.0315 * square, square)) + 3.4445 * torch.eye(square.shape[-1], dtype=square.dtype)
+                square = n.product(n.product(q, square), q)
+                factor = q if factor is None else n.product(q, factor)
+            x = n.product(factor, x)
+        return x
+
     def reference(n, **inputs):
         results = []
         for i, p in enumerate(inputs.values()):
@@ -647,7 +659,10 @@ def muon(d):
                 wide = u.shape[-2] > u.shape[-1]
                 x = x.mT if wide else x
                 move = lambda t: n.add(t, unit * t.abs()) if not n.exact else t
-                for _ in range(options["ns_steps"]):
+                long = not d.gpu and narrow == "fp32" and options["ns_steps"] > 1 and x.shape[-1] >= 2 * x.shape[-2]
+                if long and not n.exact:
+                    x = on_square(n, move(x))
+                for _ in range(0 if long and not n.exact else options["ns_steps"]):
                     x = move(x)
                     square = move(x @ x.mT)
                     x = 3.4445 * x + move(-4.7750 * square + 2.0315 * move(square @ square)) @ x

@@ -115,12 +115,12 @@ Tensor iterate_on_matrix(Tensor x, const Workspace& w, const Coefficients& co, S
   return x;
 }
 
-// The same for long matrices. With Q = a I + b A + c A A each step is X = Q X, so A becomes Q A Q; every Q is a
-// polynomial in the first A, so all squares commute and all products are symmetric. X itself is multiplied once, by P =
-// Q ... Q: 0.45 of the operations for 256 x 1,024. A's small eigenvalues have an absolute error, multiplied by a^2 in
+// Steps for long matrices, from x to y. With Q = a I + b A + c A A each step is X = Q X, so A becomes Q A Q; every Q is
+// a polynomial in the first A, so all squares commute and all products are symmetric. X itself is multiplied once, by P
+// = Q ... Q: 0.45 of the operations for 256 x 1,024. A's small eigenvalues have an absolute error, multiplied by a^2 in
 // each step, but this error enters X times equally small singular values. bf16 would lose these eigenvalues.
 template <class T>
-Tensor iterate_on_square(const Tensor& x, const Workspace& w, const Coefficients& co, Stream stream) {
+void iterate_on_square(const Tensor& x, const Tensor& y, const Workspace& w, const Coefficients& co, Stream stream) {
   const bool wide = x.size(0) <= x.size(1);
   Tensor a = w.square[0], q = w.square[1], p = w.square[2], spare = w.square[3];
   const Tensor& half = w.square[4];
@@ -142,14 +142,31 @@ Tensor iterate_on_square(const Tensor& x, const Workspace& w, const Coefficients
     product(q, p, spare);
     std::swap(p, spare);
   }
-  matmul({.a = wide ? p : x, .b = wide ? x : p, .c = w.other}, stream);
-  return w.other;
+  matmul({.a = wide ? p : x, .b = wide ? x : p, .c = y}, stream);
+}
+
+// P's eigenvalue of a singular value near zero is a to the number of steps, and P's roundings are of that size. They
+// multiply X's large singular values too: 485 roundings after five steps of Muon's coefficients, where steps on X
+// itself leave a few, and without end for more steps. P therefore gathers steps up to a growth of 512, and the next
+// steps begin with a square of the new X.
+int steps_on_square(const Coefficients& co) {
+  constexpr double kMostGrowth = 512;
+  int steps = 0;
+  for (double growth = std::abs(co.a); steps < co.steps && growth <= kMostGrowth; growth *= std::abs(co.a)) ++steps;
+  return std::max(steps, 1);
 }
 
 template <class T> Tensor iterate(const Tensor& x, const Workspace& w, const Coefficients& co, Stream stream) {
-  if (co.products == Products::fp32 && co.steps > 1 && iterates_on_square(x.size(0), x.size(1)))
-    return iterate_on_square<T>(x, w, co, stream);
-  return iterate_on_matrix(x, w, co, stream);
+  if (co.products != Products::fp32 || co.steps <= 1 || !iterates_on_square(x.size(0), x.size(1)))
+    return iterate_on_matrix(x, w, co, stream);
+  Tensor from = x, to = w.other;
+  Coefficients part = co;
+  for (int done = 0; done < co.steps; done += part.steps) {
+    part.steps = std::min(steps_on_square(co), co.steps - done);
+    iterate_on_square<T>(from, to, w, part, stream);
+    std::swap(from, to);
+  }
+  return from;
 }
 
 template <class T> T* row_of(const Tensor& t, int64_t r) { return static_cast<T*>(t.data) + r * t.row_stride(); }

@@ -261,6 +261,28 @@ TEST(newton_schulz, singular_values_from_one_to_a_millionth_come_out_near_the_fo
     EXPECT_TRUE(result.ok) << s.rows << "x" << s.cols << ": " << result.message;
   }
 }
+// A matrix of rank one, whose other singular values are zero: steps on the square multiply roundings in their
+// directions by a^steps, 485 after five steps, and begin again with X itself. Twenty steps are four such parts; a
+// part's error of 485 sums of 8 products each, half a unit a product, comes into the last one's result by a slope of at
+// most 1.6.
+TEST(newton_schulz, many_steps_on_a_long_matrix_of_low_rank_stay_near_the_formula) {
+  constexpr int64_t kRows = 8, kCols = 33;
+  for (const bool tall : {false, true}) {
+    Buffer x(DType::f32, tall ? Shape{kCols, kRows} : Shape{kRows, kCols});
+    Matrix given(size_t(kRows * kCols));
+    for (int64_t r = 0; r < kRows; ++r)
+      for (int64_t c = 0; c < kCols; ++c)
+        given[size_t(tall ? c * kRows + r : r * kCols + c)] = std::sin(double(3 * r + 1));
+    testing::assign(x, given);
+    const Matrix want = orthogonal_factor(values(x), size_t(x.tensor().size(0)), size_t(x.tensor().size(1)), 20, 3.4445,
+                                          -4.7750, 2.0315);
+    Buffer workspace(DType::u8, {muon_workspace_bytes(1, x.tensor().size(0), x.tensor().size(1), DType::f32, {})});
+    newton_schulz({.x = x, .workspace = workspace, .steps = 20}, {});
+    const double part = 485 * 8 * testing::roundoff(DType::f32);
+    const auto result = testing::compare(x, want, (1 + 1.6 + 1.6 * 1.6 + 1.6 * 1.6 * 1.6) * part, 0);
+    EXPECT_TRUE(result.ok) << result.message;
+  }
+}
 TEST(newton_schulz, converging_coefficients_reach_an_orthogonal_matrix) {
   for (const Bank& s : {Bank{1, 24, 48}, Bank{1, 48, 24}, Bank{1, 16, 16}}) {
     Buffer x(DType::f64, {s.rows, s.cols}),
