@@ -74,7 +74,7 @@ if(INGOT_WITH_CUDA)
 elseif(INGOT_CUDA STREQUAL "EMULATED")
   ingot_cuda_sources(cuda_sources)
   # Features missing in the emulator: wgmma, the copy engine, mbarriers.
-  list(FILTER cuda_sources EXCLUDE REGEX "/kernels/((attention|grouped|linear|mlp|muon|swiglu)/|cross_entropy/(capped|exponentials)_)")
+  list(FILTER cuda_sources EXCLUDE REGEX "/kernels/((attention|grouped|linear|mlp|muon|swiglu)/|cross_entropy/(capped|exponentials)_|expert_linear/hopper_)")
   file(GLOB emulation_sources CONFIGURE_DEPENDS src/ingot/gpu/emulation/*.cpp)
   list(FILTER emulation_sources EXCLUDE REGEX "\\.test\\.cpp$")
   target_sources(ingot PRIVATE ${cuda_sources} ${emulation_sources})

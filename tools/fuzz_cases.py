@@ -386,15 +386,13 @@ def linear_cross_entropy(d):
 
 
 def grouped_linear(d):
-    if d.gpu:  # no kernel there yet
-        return wide_mlp(d)
     dtype, experts = d.dtype(), d.r.choice([0, 1, 2, 3, 8, 33])
     features, outputs = d.columns(130), d.columns(130)
     rows = d.rows(max(features, outputs), 513)
     ends = sorted(d.r.randint(0, rows) for _ in range(experts))
     if ends and d.flag(0.7):
         ends[-1] = rows
-    offsets = torch.tensor([0, *ends], dtype=d.r.choice([torch.int32, torch.int64]))
+    offsets = torch.tensor([0, *ends], dtype=d.r.choice([torch.int32, torch.int64]), device=d.device)
     case = Case("grouped_linear", [f"offsets={offsets.tolist()}"], dtype)
     scale = d.r.choice([0.3, 3]) / math.sqrt(max(1, features))
     case.inputs = {"x": d.tensor((rows, features), dtype, min(d.scale, 30.0)), "weight": d.tensor((experts, outputs, features), dtype, scale)}

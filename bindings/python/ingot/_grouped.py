@@ -18,9 +18,9 @@ def _backward_formula(dy, x, weight, offsets, *needs):
 _backward = kernel(  # (dx, dweight, dbias), each only where it is needed
     "grouped_linear_backward(Tensor dy, Tensor x, Tensor weight, Tensor offsets, bool need_dx, bool need_dw, bool need_db) -> (Tensor, Tensor, Tensor)",
     results=lambda dy, x, weight, offsets, need_dx, need_dw, need_db: (
-        x.new_empty(x.shape) if need_dx else None, weight.new_zeros(weight.shape) if need_dw else None,
-        weight.new_zeros(weight.shape[:2]) if need_db else None),
-    call=lambda dy, x, weight, offsets, need_dx, need_dw, need_db, *found: _C.grouped_linear_backward(dy, x, weight, offsets, *found),
+        x.new_empty(x.shape) if need_dx else None, weight.new_empty(weight.shape) if need_dw else None,
+        weight.new_empty(weight.shape[:2]) if need_db else None),
+    call=lambda dy, x, weight, offsets, need_dx, need_dw, need_db, *found: _C.grouped_linear_backward(dy, x, weight, offsets, *found, True),
     rows=("dy", "x"), widens=True, **with_formula(_backward_formula))
 
 

@@ -281,8 +281,9 @@ def grouped_linear(x, weight, offsets, bias=None):
 
     x: (R, K), rows sorted by expert. weight: (E, N, K). bias: (E, N) or None. offsets: (E + 1) int32 or int64 on x's device, ascending from 0 to at most R;
     the host does not read them on a GPU. Rows behind the last expert's have y = 0 and no gradient. Returns (R, N). The gradients of weight and bias are
-    summed in fp32 (fp64 of fp64) and rounded once. All of one dtype: float32 or float64, or bfloat16 and float16, which a CPU computes in float32.
-    On a GPU there is no kernel yet: a NotImplementedError. Under autocast everything runs in autocast's dtype.
+    summed in fp32 (fp64 of fp64) and rounded once. All of one dtype: float32, bfloat16 or float16, which a CPU computes in float32, or float64 on a CPU.
+    On a Hopper GPU the products of 16-bit operands run on the tensor cores where K and N are multiples of 8; a plain kernel, many times slower, computes
+    everything else. A GPU does not check the offsets: wrong ones give wrong numbers. Under autocast everything runs in autocast's dtype.
     """
     op = "grouped_linear"
     if not isinstance(x, torch.Tensor):

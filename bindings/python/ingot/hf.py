@@ -53,8 +53,8 @@ def register_experts():
         ingot.hf.register_experts()
         model.set_experts_implementation("ingot")            # Mixtral, Qwen3-MoE, GPT-OSS and other models with ExpertsInterface
 
-    The products of the experts are functional.grouped_linear, on a CPU; elsewhere transformers' "grouped_mm" computes them, counted in
-    `experts_fallbacks` by the reason.
+    The products of the experts are functional.grouped_linear, on a CPU and in 16 bits on a Hopper GPU; elsewhere transformers' "grouped_mm" computes
+    them, counted in `experts_fallbacks` by the reason.
     """
     _hf_experts.register()
 

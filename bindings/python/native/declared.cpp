@@ -152,7 +152,7 @@ void declare_ops(nb::module_& m) {
           option("softcap", &DAttention::softcap), option("window", &DAttention::window),
           option("causal", &DAttention::causal), option("deterministic", &DAttention::deterministic));
 
-  // dw and db accumulate.
+  // dw and db accumulate, or are set.
   declare(m, "grouped_linear", Native<ExpertLinear>{"EXPERT_LINEAR", INGOT_BUILT(EXPERT_LINEAR, &expert_linear)},
           rows("x", &ExpertLinear::x), bank("weight", &ExpertLinear::w), rows("bias", &ExpertLinear::b),
           numbers("offsets", &ExpertLinear::offsets), rows("y", &ExpertLinear::y));
@@ -161,7 +161,7 @@ void declare_ops(nb::module_& m) {
           Native<DExperts>{"EXPERT_LINEAR", INGOT_BUILT(EXPERT_LINEAR, &expert_linear_backward)},
           rows("dy", &DExperts::dy), rows("x", &DExperts::x), bank("weight", &DExperts::w),
           numbers("offsets", &DExperts::offsets), rows("dx", &DExperts::dx), bank("dw", &DExperts::dw),
-          rows("db", &DExperts::db));
+          rows("db", &DExperts::db), option("overwrite", &DExperts::overwrite));
 
   // A step of Muon on a bank. rates: (lr, momentum, weight decay) as three fp64 numbers on the bank's device, or None.
   declare(m, "muon",

@@ -15,20 +15,21 @@ def loop(x, weight, offsets, bias):
     return y
 
 
-def operands(dtype, bias=True):
+def operands(dtype, bias=True, device="cpu"):
     x, w, b = torch.randn(22, 24), torch.randn(5, 16, 24) * 0.2, torch.randn(5, 16)
-    return [t.to(dtype).requires_grad_() for t in (x, w, b)[:3 if bias else 2]]
+    return [t.to(device, dtype).requires_grad_() for t in (x, w, b)[:3 if bias else 2]]
 
 
-@on_cpu
 @pytest.mark.parametrize("bias", (True, False))
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16, torch.float16))
-def test_outputs_and_gradients_are_those_of_a_loop(dtype, bias):
-    inputs = operands(dtype, bias)
+def test_outputs_and_gradients_are_those_of_a_loop(dtype, bias, device):
+    if dtype is torch.float64 and device.type != "cpu":
+        pytest.skip("no kernel in float64 on a GPU")
+    inputs = operands(dtype, bias, device)
     exact = [t.detach().double().requires_grad_() for t in inputs]
-    y = functional.grouped_linear(inputs[0], inputs[1], torch.tensor(OFFSETS), *inputs[2:])
+    y = functional.grouped_linear(inputs[0], inputs[1], torch.tensor(OFFSETS, device=device), *inputs[2:])
     expected = loop(exact[0], exact[1], OFFSETS, exact[2] if bias else None)
-    dy = torch.randn(22, 16).to(dtype)
+    dy = torch.randn(22, 16).to(device, dtype)
     y.backward(dy)
     expected.backward(dy.double())
     assert y.dtype is dtype and not y[18:].any() and not inputs[0].grad[18:].any() and not inputs[1].grad[0].any()
@@ -85,7 +86,22 @@ def test_wrong_operands_are_refused_by_name():
 
 
 @on_gpu
-def test_a_gpu_is_refused_by_name(device):
-    x, w = torch.randn(4, 8, device=device), torch.randn(1, 8, 8, device=device)
-    with pytest.raises(NotImplementedError, match="expert_linear"):
-        functional.grouped_linear(x, w, torch.tensor([0, 4], device=device))
+def test_a_graph_is_replayed_with_other_offsets(device):
+    x, w = (t.detach() for t in operands(torch.bfloat16, False, device))
+    at = torch.tensor(OFFSETS, dtype=torch.int32, device=device)
+    functional.grouped_linear(x, w, at)  # the first call loads the kernels
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = functional.grouped_linear(x, w, at)
+    others = [0, 3, 3, 20, 20, 22]
+    at.copy_(torch.tensor(others))
+    graph.replay()
+    want = loop(x.double(), w.double(), others, None)
+    assert (y.double() - want).abs().max() <= 8 * torch.finfo(torch.bfloat16).eps * want.abs().max()
+
+
+@on_gpu
+def test_types_without_a_kernel_are_refused_by_name(device):
+    x, w = (t.detach() for t in operands(torch.float64, False, device))
+    with pytest.raises(NotImplementedError, match="expected f32, bf16 or f16"):
+        functional.grouped_linear(x, w, torch.tensor(OFFSETS, device=device))

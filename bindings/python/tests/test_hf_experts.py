@@ -1,4 +1,6 @@
 """experts_implementation="ingot" beside eager experts, on small random models of transformers."""
+import types
+
 import pytest
 import torch
 
@@ -54,3 +56,16 @@ def test_rows_of_experts_elsewhere_are_zero_and_other_types_fall_back():
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         _hf_experts.experts(experts, x, torch.tensor([[0, 1], [1, 1], [5, 2]]), weights)
     assert list(hf.experts_fallbacks.values()) == [1]
+
+
+def test_a_gpu_computes_16_bits_on_hopper_and_falls_back_elsewhere(monkeypatch):
+    from ingot import _hf_experts
+
+    def reason(kind, dtype, major):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+        rows = types.SimpleNamespace(device=torch.device(kind), dtype=dtype, is_floating_point=lambda: True)
+        return _hf_experts._reason(types.SimpleNamespace(down_proj=rows), rows)
+
+    assert reason("cuda", torch.bfloat16, 9) is None and reason("cpu", torch.float32, 0) is None
+    assert "compute capability 9.0" in reason("cuda", torch.bfloat16, 8) and "bfloat16" in reason("cuda", torch.float32, 9)
+    assert "xpu" in reason("xpu", torch.bfloat16, 9)

@@ -11,7 +11,11 @@
 //     using Epilogue = gemm::Store<bf16>;                            the use of the sums: epilogue.cuh
 //     gemm::launch<MyProduct>("my_op", {.a = A::params<2>("my_op: x", x), .b = ..., .schedule = Schedule::of(...),
 //                             .epilogue = ...}, device, stream);
-// Each of the four may be the operation's own type, with the members named in those headers.
+// Each of the four may be the operation's own type, with the members named in those headers. An operation may also
+// declare
+//     static __device__ void trim(const gemm::Arguments<MyProduct>&, const gemm::TileAt&, step, a, b)
+// which the warpgroups that multiply a stage call when the stage has arrived at the shared addresses a and b, and which
+// may change the stage before its products.
 // linear/cuda/core_product.cuh is the simplest user; swiglu/gated.cuh has two products in a tile, in K and in a batch.
 // Products with decoded weights have a separate kernel on this ring of stages, kernels/grouped (docs/matrix-products.md
 // gives the reason).
@@ -108,19 +112,27 @@ __device__ __forceinline__ void multiply(Sums<Op>& sums, uint32_t a, uint32_t b,
   ptx::wgmma_commit_group();
 }
 
+template <class Op>
+concept TrimsStages = requires(const Arguments<Op>& p, const TileAt& t) {
+  Op::trim(p, t, 0u, 0u, 0u);
+};
+
 // All products of a tile. A stage is returned to the producer when the next stage's products have been issued.
 template <class Op>
-__device__ __forceinline__ void multiply_tile(Sums<Op>& sums, Memory<Op>& m, uint32_t steps,
+__device__ __forceinline__ void multiply_tile(Sums<Op>& sums, const Arguments<Op>& p, Memory<Op>& m, const TileAt& t,
                                               typename Memory<Op>::Pipe::Cursor& at, uint32_t row_block,
                                               const Turns<Op::kTile.team>& turns) {
   using Pipe = typename Memory<Op>::Pipe;
+  const uint32_t steps = t.k_steps;
   turns.take();
 #pragma unroll
   for (int r = 0; r < Sums<Op>::kBlocks; ++r) ptx::fence_registers(sums.d[r]);
   uint32_t before = 0;
   for (uint32_t step = 0; step < steps; ++step, at.advance()) {
     Pipe::wait(m.pipe, at);
-    multiply<Op>(sums, ptx::shared_address(m.a[at.stage]), ptx::shared_address(m.b[at.stage]), row_block, step);
+    const uint32_t a = ptx::shared_address(m.a[at.stage]), b = ptx::shared_address(m.b[at.stage]);
+    if constexpr (TrimsStages<Op>) Op::trim(p, t, step, a, b);
+    multiply<Op>(sums, a, b, row_block, step);
     ptx::wgmma_wait_group<1>();
     if (step > 0) Pipe::release(m.pipe, before);
     before = at.stage;
@@ -166,7 +178,7 @@ __device__ __forceinline__ void consume(const Arguments<Op>& p, Memory<Op>& m, c
 #pragma unroll
       for (int i = 0; i < Sums<Op>::kBlocks * Op::kTile.n / 2; ++i)
         sums.d[i / (Op::kTile.n / 2)][i % (Op::kTile.n / 2)] = 0;
-    multiply_tile<Op>(sums, m, t.k_steps, at, row_block, turns);
+    multiply_tile<Op>(sums, p, m, t, at, row_block, turns);
 #pragma unroll
     for (int r = 0; r < Sums<Op>::kBlocks; ++r)
       epilogue(sums.d[r], {t.batch, block.row(t) + (row_block + r) * 64 + warp % 4 * kWarpRows, t.m_end, t.n});

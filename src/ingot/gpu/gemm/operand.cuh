@@ -17,6 +17,9 @@
 //     chained    K runs through the first matrix, then through the second: C = A1 B1^T + A2 B2^T
 //     by_batch   batch 0 is the first matrix, batch 1 the second
 // and `same` is a single matrix for every batch.
+//
+// The source GroupedRows is an MN-major matrix whose rows of K are divided among the products of a GroupedSums: a
+// product begins at any row, and its last stage also holds rows of the next product.
 #include <cuda.h>
 
 #include "ingot/gpu/gemm/schedule.h"
@@ -78,23 +81,24 @@ template <class T, Major kMajorOf, int kRows, bool kShared, Pair kPair = Pair::n
 #pragma unroll
       for (uint32_t i = 0; i < 2; ++i)
         if (kCluster == 1 || !kShared || rank == i)
-          load_rows<kCluster, false>(&p.map[i], to + i * kBytes / 2, row / 2, step, t.batch, barrier, rank);
+          load_rows<kCluster, false>(&p.map[i], to + i * kBytes / 2, row / 2, step * kTileK, t.batch, barrier, rank);
     } else if constexpr (kPair == Pair::chained) {
       const bool second = step >= p.steps;
-      load_rows<kCluster, kShared>(&p.map[second], to, row, second ? step - p.steps : step, t.batch, barrier, rank);
+      load_rows<kCluster, kShared>(&p.map[second], to, row, (second ? step - p.steps : step) * kTileK, t.batch, barrier,
+                                   rank);
     } else if constexpr (kPair == Pair::by_batch) {
-      load_rows<kCluster, kShared>(&p.map[t.batch], to, row, step, 0, barrier, rank);
+      load_rows<kCluster, kShared>(&p.map[t.batch], to, row, step * kTileK, 0, barrier, rank);
     } else {
-      load_rows<kCluster, kShared>(&p.map[0], to, row, step, kPair == Pair::same ? 0 : t.batch, barrier, rank);
+      load_rows<kCluster, kShared>(&p.map[0], to, row, step * kTileK, kPair == Pair::same ? 0 : t.batch, barrier, rank);
     }
   }
 
- private:
+ protected:
   // kDivide: each of the cluster's blocks loads a part of these rows.
   template <int kCluster, bool kDivide>
-  static __device__ __forceinline__ void load_rows(const CUtensorMap* map, char* to, uint32_t row, uint32_t step,
+  static __device__ __forceinline__ void load_rows(const CUtensorMap* map, char* to, uint32_t row, uint32_t first_k,
                                                    uint32_t batch, uint64_t* barrier, uint32_t rank) {
-    const int k = int(step * kTileK), z = int(batch);
+    const int k = int(first_k), z = int(batch);
     if constexpr (kMajor == Major::k) {
       constexpr uint32_t kBox = uint32_t(box_rows<kCluster>());
       const uint32_t mine = kDivide && kCluster > 1 ? rank * kBox : 0;
@@ -113,6 +117,22 @@ template <class T, Major kMajorOf, int kRows, bool kShared, Pair kPair = Pair::n
       ptx::tensor_load_3d_multicast(to, map, x, y, z, barrier, ptx::multicast_mask(0, kCluster));
     else
       ptx::tensor_load_3d(to, map, x, y, z, barrier);
+  }
+};
+
+template <class T, int kRows, bool kShared> struct GroupedRows : Operand<T, Major::mn, kRows, kShared> {
+  using Base = Operand<T, Major::mn, kRows, kShared>;
+  struct Params : Base::Params {
+    GroupOffsets at;
+  };
+  template <int kCluster> static Params params(const char* name, const Tensor& matrix, const GroupOffsets& at) {
+    return {Base::template params<kCluster>(name, matrix), at};
+  }
+  template <int kCluster>
+  static __device__ __forceinline__ void load(const Params& p, char* to, const TileAt& t, uint32_t row, uint32_t step,
+                                              uint64_t* barrier, uint32_t rank) {
+    Base::template load_rows<kCluster, kShared>(&p.map[0], to, row, p.at.begin(t.batch) + step * kTileK, 0, barrier,
+                                                rank);
   }
 };
 

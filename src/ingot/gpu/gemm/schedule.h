@@ -5,7 +5,7 @@
 //     bool Walk::next(TileAt& t)        false after the last
 // Grid: all tiles of a product or of a batch of equal products. Triangle: the tiles of a symmetric result on or below
 // its diagonal. Grouped: products of different heights with common N and K and consecutive rows; the first row of each
-// is read on the device.
+// is read on the device. GroupedSums: products of different K with common M and N, over consecutive rows of K.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -96,34 +96,58 @@ struct Triangle {
   INGOT_HD CountedWalk<Triangle> walk(uint32_t first, uint32_t step) const { return {this, first, step}; }
 };
 
-// Product g has rows offsets[g] to offsets[g + 1] - 1 of A and C, and matrix g of B. Empty products cost nothing. Tiles
-// end with their product (TileAt::m_end), so the epilogue must not write beyond m_end: no tensor copies of whole tiles.
-struct Grouped {
-  const int32_t* offsets = nullptr;  // groups + 1, in device memory
-  uint32_t groups = 0, n_tiles = 0, tile_m = 0, tile_n = 0, k_steps = 0;
-  tile::Divisor of_row;
+// The first rows of products that divide `rows` consecutive rows, read on the device: product g has the rows from
+// offsets[g] to offsets[g + 1]. Offsets beyond 0 to `rows` count as `rows`, so that no wrong number leads out of
+// memory.
+struct GroupOffsets {
+  const int32_t* offsets = nullptr;  // groups + 1
+  uint32_t groups = 0, rows = 0;
+  INGOT_HD uint32_t begin(uint32_t group) const {
+    const uint32_t at = uint32_t(offsets[group]);
+    return at < rows ? at : rows;
+  }
+  INGOT_HD uint32_t end(uint32_t group) const { return group < groups ? begin(group + 1) : rows; }
+  INGOT_HD uint32_t size(uint32_t group) const {
+    const uint32_t from = begin(group), to = end(group);
+    return from < to ? to - from : 0;
+  }
+};
 
-  static Grouped of(const int32_t* offsets, int64_t groups, int64_t n, int64_t k, const Tile& t) {
+// Product g has rows offsets[g] to offsets[g + 1] - 1 of A and C, and matrix g of B. Empty products cost nothing. The
+// rows from offsets[groups] on are a last product without steps, whose sums are zero. Tiles end with their product
+// (TileAt::m_end), so the epilogue must not write beyond m_end: no tensor copies of whole tiles. Within a product the
+// order is the grid's: blocks of kHeight tiles of rows, column by column, back and forth.
+struct Grouped {
+  static constexpr uint32_t kHeight = Grid::kHeight;
+  GroupOffsets at;
+  uint32_t n_tiles = 0, tile_m = 0, tile_n = 0, k_steps = 0;
+  tile::Divisor of_block;
+
+  static Grouped of(const GroupOffsets& at, int64_t n, int64_t k, const Tile& t) {
     Grouped g;
-    g.offsets = offsets;
-    g.groups = uint32_t(groups);
+    g.at = at;
     g.tile_m = uint32_t(kTileM * t.cluster);
     g.tile_n = uint32_t(t.n);
     g.n_tiles = uint32_t(ceil_div(n, t.n));
     g.k_steps = uint32_t(ceil_div(k, kTileK));
-    g.of_row = tile::Divisor(std::max(g.n_tiles, 1u));
+    g.of_block = tile::Divisor(std::max(kHeight * g.n_tiles, 1u));
     return g;
   }
+  // Every product has at most one partial tile of rows.
+  int64_t most_tiles() const { return (ceil_div(at.rows, tile_m) + at.groups) * int64_t(n_tiles); }
   struct Walk {
     const Grouped* of;
     uint32_t i, step, group, before;  // `before`: tiles of the products before `group`
     INGOT_HD bool next(TileAt& t) {
-      for (; group < of->groups; ++group) {
-        const uint32_t begin = uint32_t(of->offsets[group]), end = uint32_t(of->offsets[group + 1]);
-        const uint32_t here = (end - begin + of->tile_m - 1) / of->tile_m * of->n_tiles;
+      for (; group <= of->at.groups; ++group) {
+        const uint32_t high = (of->at.size(group) + of->tile_m - 1) / of->tile_m, here = high * of->n_tiles;
         if (i < before + here) {
-          const tile::Division in = tile::divide(i - before, of->of_row);
-          t = {group, begin + in.quotient * of->tile_m, in.remainder * of->tile_n, end, of->k_steps};
+          const tile::Division block = tile::divide(i - before, of->of_block);
+          const uint32_t first = block.quotient * kHeight, height = high - first < kHeight ? high - first : kHeight;
+          const uint32_t down = block.remainder % height, across = block.remainder / height;
+          const uint32_t column = block.quotient % 2 == 0 ? across : of->n_tiles - 1 - across;
+          t = {group, of->at.begin(group) + (first + down) * of->tile_m, column * of->tile_n, of->at.end(group),
+               group < of->at.groups ? of->k_steps : 0};
           i += step;
           return true;
         }
@@ -133,6 +157,38 @@ struct Grouped {
     }
   };
   INGOT_HD Walk walk(uint32_t first, uint32_t step) const { return {this, first, step, 0, 0}; }
+};
+
+// Product g is a sum over the rows offsets[g] to offsets[g + 1] - 1 of MN-major operands (operand.cuh: GroupedRows);
+// its last step may end within a stage (core.cuh: TrimsStages). Where sums are added to C, products without rows have
+// no tiles.
+struct GroupedSums {
+  GroupOffsets at;
+  Grid grid;
+  bool adds = false;
+
+  static GroupedSums of(const GroupOffsets& at, int64_t m, int64_t n, bool adds, const Tile& t) {
+    return {at, Grid::of({m, n, 0, int64_t(at.groups)}, t), adds};
+  }
+  // Rows of K in the stage of step `step`: less than kTileK where the product ends.
+  INGOT_HD uint32_t rows_of_stage(const TileAt& t, uint32_t step) const {
+    const uint32_t left = at.size(t.batch) - step * kTileK;
+    return left < uint32_t(kTileK) ? left : uint32_t(kTileK);
+  }
+  struct Walk {
+    const GroupedSums* of;
+    uint32_t i, step;
+    INGOT_HD bool next(TileAt& t) {
+      while (i < of->grid.tiles) {
+        t = of->grid.at(i);
+        t.k_steps = (of->at.size(t.batch) + kTileK - 1) / kTileK;
+        i += step;
+        if (t.k_steps > 0 || !of->adds) return true;
+      }
+      return false;
+    }
+  };
+  INGOT_HD Walk walk(uint32_t first, uint32_t step) const { return {this, first, step}; }
 };
 
 }  // namespace ingot::gemm

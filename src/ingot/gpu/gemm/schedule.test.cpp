@@ -72,18 +72,64 @@ TEST(GemmSchedule, GroupsEndWithTheirRows) {
   const std::vector<int32_t> offsets = {0, 0, 1, 300, 300, 556, 557};
   for (const Tile& tile : kTiles)
     for (uint32_t clusters : {1u, 3u, 100u}) {
-      std::vector<int> covered(557 * 3, 0);
-      const Grouped g = Grouped::of(offsets.data(), 6, 2 * tile.n + 8, 64, tile);
+      std::vector<int> covered(560 * 3, 0);
+      const Grouped g = Grouped::of({offsets.data(), 6, 560}, 2 * tile.n + 8, 64, tile);
       for (uint32_t c = 0; c < clusters; ++c) {
         auto walk = g.walk(c, clusters);
         for (TileAt t; walk.next(t);) {
-          ASSERT_EQ(t.m_end, uint32_t(offsets[t.batch + 1]));
+          ASSERT_EQ(t.m_end, t.batch < 6 ? uint32_t(offsets[t.batch + 1]) : 560);  // rows behind the last group's
+          ASSERT_EQ(t.k_steps, t.batch < 6 ? 1u : 0u);
           ASSERT_GE(t.m, uint32_t(offsets[t.batch]));
           for (uint32_t r = t.m; r < std::min(t.m + g.tile_m, t.m_end); ++r) ++covered[r * 3 + t.n / uint32_t(tile.n)];
         }
       }
       for (int times : covered) ASSERT_EQ(times, 1);
     }
+}
+
+TEST(GemmSchedule, GroupedTilesAreNoMoreThanPromised) {
+  const std::vector<int32_t> offsets = {0, 129, 129, 400};
+  for (const Tile& tile : kTiles) {
+    const Grouped g = Grouped::of({offsets.data(), 3, 401}, 3 * tile.n, 64, tile);
+    EXPECT_LE(int64_t(visits(g, 1).size()), g.most_tiles());
+  }
+}
+// Eight tiles of rows share the columns that are read at a time.
+TEST(GemmSchedule, AWaveOfAGroupReadsFewRowsAndColumns) {
+  const std::vector<int32_t> offsets = {0, 4096};
+  const Grouped g = Grouped::of({offsets.data(), 1, 4096}, 5760, 2880, kTiles[2]);
+  auto walk = g.walk(0, 1);
+  std::map<uint32_t, int> rows, columns;
+  TileAt t;
+  for (int i = 0; i < 132 && walk.next(t); ++i) ++rows[t.m], ++columns[t.n];
+  EXPECT_EQ(rows.size(), 8u);
+  EXPECT_EQ(columns.size(), 17u);
+}
+// Numbers that are no offsets lead to wrong results, but to no row outside of the tensor.
+TEST(GemmSchedule, WrongOffsetsStayWithinTheRows) {
+  const std::vector<int32_t> offsets = {-5, 700, 3, 300};
+  const Grouped g = Grouped::of({offsets.data(), 3, 200}, 128, 64, kTiles[2]);
+  auto walk = g.walk(0, 1);
+  for (TileAt t; walk.next(t);) EXPECT_TRUE(t.m < 200 && t.m_end <= 200) << t.m << " " << t.m_end;
+  const GroupedSums s = GroupedSums::of({offsets.data(), 3, 200}, 8, 8, false, kTiles[2]);
+  auto sums = s.walk(0, 1);
+  for (TileAt t; sums.next(t);) EXPECT_LE(s.at.begin(t.batch) + s.at.size(t.batch), 200u);
+}
+TEST(GemmSchedule, SumsOverGroupsHaveTheStepsOfTheirRows) {
+  const std::vector<int32_t> offsets = {0, 0, 1, 65, 200};
+  for (bool adds : {false, true}) {
+    const GroupedSums s = GroupedSums::of({offsets.data(), 4, 230}, 200, 140, adds, kTiles[2]);
+    const Visits seen = visits(s, 5);
+    EXPECT_EQ(seen.size(), (adds ? 3u : 4u) * 2 * 2);  // products without rows set their sums to zero, or add nothing
+    auto walk = s.walk(0, 1);
+    for (TileAt t; walk.next(t);) {
+      const uint32_t rows = uint32_t(offsets[t.batch + 1] - offsets[t.batch]);
+      uint32_t all = 0;
+      for (uint32_t step = 0; step < t.k_steps; ++step) all += s.rows_of_stage(t, step);
+      EXPECT_EQ(all, rows);
+      EXPECT_EQ(t.k_steps, (rows + 63) / 64);
+    }
+  }
 }
 
 TEST(GemmConfig, PicksTheTileWhoseLastWaveIsFullest) {

@@ -34,6 +34,9 @@ void expert_linear(const ExpertLinear& a, Stream stream) {
 }
 
 void expert_linear_backward(const ExpertLinearBackward& a, Stream stream) {
+  if (a.overwrite)
+    for (const Tensor& t : {a.dw, a.db})
+      if (t) fill_zero(t);
   const int64_t end = for_each_expert(a.offsets, [&](int64_t e, int64_t from, int64_t to) {
     linear_backward({.dy = rows_of(a.dy, from, to),
                      .x = rows_of(a.x, from, to),
@@ -47,6 +50,10 @@ void expert_linear_backward(const ExpertLinearBackward& a, Stream stream) {
 }
 
 }  // namespace cpu
+namespace cuda {
+void expert_linear(const ExpertLinear& a, Stream stream);
+void expert_linear_backward(const ExpertLinearBackward& a, Stream stream);
+}  // namespace cuda
 
 namespace {
 
@@ -91,7 +98,7 @@ void expert_linear(const ExpertLinear& a, Stream stream) {
   check_operand(op, "w", a.w, a.x, {experts, n, a.x.cols()});
   check_operand(op, "y", a.y, a.x, {a.x.rows(), n});
   if (a.b) check_operand(op, "b", a.b, a.x, {experts, n});
-  INGOT_DISPATCH_CPU_ONLY(a.x.device, expert_linear, a, stream);
+  INGOT_DISPATCH(EXPERT_LINEAR, a.x.device, expert_linear, a, stream);
 }
 
 void expert_linear_backward(const ExpertLinearBackward& a, Stream stream) {
@@ -106,7 +113,7 @@ void expert_linear_backward(const ExpertLinearBackward& a, Stream stream) {
   for (auto [name, t] : std::initializer_list<std::pair<const char*, const Tensor*>>{{"w", &a.w}, {"dw", &a.dw}})
     if (*t) check_operand(op, name, *t, a.dy, {experts, n, k});
   if (a.db) check_operand(op, "db", a.db, a.dy, {experts, n});
-  INGOT_DISPATCH_CPU_ONLY(a.dy.device, expert_linear_backward, a, stream);
+  INGOT_DISPATCH(EXPERT_LINEAR, a.dy.device, expert_linear_backward, a, stream);
 }
 
 }  // namespace ingot

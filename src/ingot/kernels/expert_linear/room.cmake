@@ -1,0 +1,7 @@
+ingot_room(HOPPER "^hopper_")
+foreach(type bf16 f16)
+  ingot_instances(hopper_${type} IN expert_hopper FROM hopper/products.cuh TEMPLATES
+    "void forward<${type}>(const ExpertLinear&, Stream)"
+    "void backward_dx<${type}>(const ExpertLinearBackward&, Stream)"
+    "void backward_dw<${type}>(const ExpertLinearBackward&, Stream)")
+endforeach()
