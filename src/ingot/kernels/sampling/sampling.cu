@@ -644,19 +644,22 @@ template <class T> bool has_few_rows_clusters(int device) {
   return of_device == 2;
 }
 constexpr int64_t aligned(int64_t bytes) { return (bytes + 15) / 16 * 16; }
+constexpr int64_t kBytesOfRow = 8 * kMostBlocks + int64_t(sizeof(FilterSpace));
+// The rows of a workspace of at least sample_workspace_bytes(1). They decide where its arrays lie, so that words which
+// are zero between calls stay the same words for calls of any number of rows.
+constexpr int64_t rows_of_workspace(int64_t bytes) { return bytes / (kBytesOfRow + 4); }
 
 }  // namespace
 
-int64_t sample_workspace_bytes(int64_t rows) {
-  return aligned(4 * rows) + rows * int64_t(8 * kMostBlocks + sizeof(FilterSpace));
-}
+int64_t sample_workspace_bytes(int64_t rows) { return aligned(4 * rows) + rows * kBytesOfRow; }
 
 void sample(const Sample& s, const gpu::Limits& limits, Stream stream) {
   const int64_t rows = s.rows ? s.rows.size(0) : s.logits.size(0), V = s.logits.cols();
   if (rows == 0) return;
   const int device = s.logits.device.index;
+  const int64_t room = rows_of_workspace(s.workspace.bytes());
   char* const workspace = static_cast<char*>(s.workspace.data);
-  char* const best = workspace + aligned(4 * rows);
+  char* const best = workspace + aligned(4 * room);
   SampleParams p{.logits = s.logits.data,
                  .row_stride = s.logits.row_stride(),
                  .tokens = s.tokens.ptr<int32_t>(),
@@ -672,7 +675,7 @@ void sample(const Sample& s, const gpu::Limits& limits, Stream stream) {
                  .allowed_stride = s.allowed ? s.allowed.row_stride() : 0,
                  .arrived = reinterpret_cast<uint32_t*>(workspace),
                  .best = reinterpret_cast<uint64_t*>(best),
-                 .filters = reinterpret_cast<FilterSpace*>(best + 8 * kMostBlocks * rows),
+                 .filters = reinterpret_cast<FilterSpace*>(best + 8 * kMostBlocks * room),
                  .blocks = int32_t(blocks_of(rows, V, limits.sms))};
   p.all.seed = s.seed, p.all.step = s.step;
   p.all.biases = s.bias_ids ? int32_t(s.bias_ids.cols()) : 0, p.all.masked = s.allowed ? 1 : 0;

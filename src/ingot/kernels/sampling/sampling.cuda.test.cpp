@@ -23,6 +23,9 @@ TEST_F(SamplingCuda, RowsWithTheirOwnOptionsAreTheCpusSmall) {
 TEST_F(SamplingCuda, RowsWithoutADistributionGiveMinusOneSmall) {
   sampling_cases::rows_without_a_distribution_give_minus_one<DeviceBuffer>(bytes_on_gpu, on_gpu);
 }
+TEST_F(SamplingCuda, CallsOfAnyNumberOfRowsShareAWorkspaceSmall) {
+  sampling_cases::calls_of_any_number_of_rows_share_a_workspace<DeviceBuffer>(bytes_on_gpu, on_gpu);
+}
 TEST_F(SamplingCuda, StepsAddUpSmall) { sampling_cases::steps_add_up<DeviceBuffer>(bytes_on_gpu, on_gpu); }
 TEST_F(SamplingCuda, TokensAreTheCpus) { sampling_cases::tokens_are_the_cpus<DeviceBuffer>(100, bytes_on_gpu, on_gpu); }
 TEST_F(SamplingCuda, TokensOfAFullVocabularyAreTheCpus) {

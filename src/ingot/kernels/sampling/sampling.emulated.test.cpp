@@ -35,6 +35,9 @@ TEST_P(SamplingEmulated, TokensOfAFullVocabularyAreTheCpus) {
 TEST_P(SamplingEmulated, RowsWithoutADistributionGiveMinusOne) {
   sampling_cases::rows_without_a_distribution_give_minus_one<Buffer>(kBytes, emulated);
 }
+TEST_P(SamplingEmulated, CallsOfAnyNumberOfRowsShareAWorkspace) {
+  sampling_cases::calls_of_any_number_of_rows_share_a_workspace<Buffer>(kBytes, emulated);
+}
 TEST_P(SamplingEmulated, StepsAddUp) { sampling_cases::steps_add_up<Buffer>(kBytes, emulated); }
 INSTANTIATE_TEST_SUITE_P(Gpus, SamplingEmulated, ::testing::Values("9.0", "8.6"));
 

@@ -200,6 +200,24 @@ template <class B, class Call> void rows_without_a_distribution_give_minus_one(W
   call(Sample{.logits = none, .tokens = nothing, .workspace = workspace});
 }
 
+// Calls of different numbers of rows, in any order, share a workspace.
+template <class B, class Call> void calls_of_any_number_of_rows_share_a_workspace(WorkspaceBytes bytes, Call&& call) {
+  constexpr int64_t R = 9, V = 90;
+  B workspace = workspace_of<B>(R, bytes);
+  for (const SamplingOptions& o : {SamplingOptions{}, {.top_k = 5, .top_p = 0.5}})
+    for (const int64_t rows : {1, 4, 5, 8, 9, 3, 9}) {
+      B logits(DType::f32, {rows, V}), tokens(DType::i32, {rows});
+      testing::fill_normal(testing::host_of(logits), uint64_t(rows), 2);
+      fill_zero(testing::host_of(tokens));
+      testing::send(logits), testing::send(tokens);
+      call(Sample{.logits = logits, .tokens = tokens, .options = o, .seed = 9, .workspace = workspace});
+      testing::Buffer want(DType::i32, {rows});
+      sample({.logits = testing::host_of(logits), .tokens = want, .options = o, .seed = 9}, {});
+      SCOPED_TRACE(::testing::Message() << rows << " rows, top_k " << o.top_k);
+      testing::expect_close(tokens, testing::values(want), 0, 0);
+    }
+}
+
 // A step in device memory is added to the step in the arguments.
 template <class B, class Call> void steps_add_up(WorkspaceBytes bytes, Call&& call) {
   B workspace = workspace_of<B>(3, bytes);
