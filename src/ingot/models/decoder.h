@@ -121,6 +121,11 @@ struct PendingToken {
   int32_t id = -1;
   SlotSample next;
 };
+// A draft step of a slot: the pending token and its draft, and how the token after each of these is sampled.
+struct DraftStep {
+  std::span<const int32_t> ids;
+  std::span<const SlotSample> samples;  // samples[i]: of the token after ids[i]
+};
 
 // Clients call the public functions. An engine derives from one of two classes, which differ in where a token is
 // sampled: HostDecoder (host_decoder.h) from logits that the engine hands to the host, DeviceDecoder (device_decoder.h)
@@ -218,12 +223,11 @@ class Decoder {
   virtual void feed(const PendingToken& pending) = 0;
   // The same for 2 to columns() slots. False, with nothing appended: the tokens are fed one by one.
   virtual bool feed_together(std::span<const PendingToken>) { return false; }
-  // A draft step, of an engine with draft_rows() > 1. Appends `ids`, the pending token and its draft, and samples by
-  // samples[i] the token after ids[i]. The logits after ids[i] depend neither on the number of ids nor on the later
-  // ones, to the last bit. The result may end with the first token that differs from the draft, or with an error.
-  virtual std::vector<SlotSampled> sample_draft(std::span<const int32_t> /*ids*/, std::span<const SlotSample>) {
-    return {};
-  }
+  // Draft steps of different slots with draft_rows() ids in all, of an engine with draft_rows() > 1: appends the ids of
+  // each step and samples the tokens after them. The logits after an id depend neither on the number of ids, nor on
+  // later ones, nor on further steps, to the last bit. The tokens of a step may end with the first one that differs
+  // from the draft, or with an error.
+  virtual std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep>) { return {}; }
   // Samples the next token of each of several slots from the kept logits, with logprobs where the options ask for them.
   virtual std::vector<SlotSampled> sample_tokens(std::span<const SlotSample> samples) = 0;
   int64_t vocab_of(const SampleOptions& o) const { return o.vocab > 0 ? o.vocab : vocab(); }
@@ -246,7 +250,8 @@ class Decoder {
   bool continues(Answer& answer);
   void feed_all(std::span<Answer* const> answers);
   void sample_next(std::span<Answer* const> answers);
-  void sample_draft_of(Answer& answer);
+  void sample_drafts_of(std::span<Answer* const> answers);
+  void take_draft(Answer& answer, std::span<const int32_t> ids, int64_t begin, std::vector<SlotSampled> sampled);
   void sample_all(std::span<Answer> answers);
   void update_state(const Answer& answer);
   std::vector<State> states_;

@@ -8,18 +8,22 @@ void HostDecoder::append(int slot, std::span<const int32_t> ids, Rows rows, cons
 
 void HostDecoder::feed(const PendingToken& p) { append(p.next.slot, {&p.id, 1}, Rows::last, {}); }
 
-std::vector<SlotSampled> HostDecoder::sample_draft(std::span<const int32_t> ids, std::span<const SlotSample> samples) {
-  std::vector<SlotSampled> sampled;
-  const int slot = samples[0].slot;
-  extend_draft(slot, ids, [&](int64_t, const Tensor& logits) {
-    for (int64_t row = 0; row < logits.size(0); ++row) {
-      const size_t i = sampled.size();
-      // The rows after a token that differs from the draft belong to no answer.
-      if (i > 0 && (sampled[i - 1].error || sampled[i - 1].token.token != ids[i])) return;
-      sampled.push_back(sample_row(logits.row(row), samples[i]));
-    }
-  });
-  return sampled;
+std::vector<std::vector<SlotSampled>> HostDecoder::sample_drafts(std::span<const DraftStep> steps) {
+  std::vector<std::vector<SlotSampled>> all;
+  for (const DraftStep& step : steps) {
+    std::vector<SlotSampled>& sampled = all.emplace_back();
+    try {
+      extend_draft(step.samples[0].slot, step.ids, [&](int64_t, const Tensor& logits) {
+        for (int64_t row = 0; row < logits.size(0); ++row) {
+          const size_t i = sampled.size();
+          // The rows after a token that differs from the draft belong to no answer.
+          if (i > 0 && (sampled[i - 1].error || sampled[i - 1].token.token != step.ids[i])) return;
+          sampled.push_back(sample_row(logits.row(row), step.samples[i]));
+        }
+      });
+    } catch (...) { sampled.push_back({.token = {}, .error = std::current_exception()}); }
+  }
+  return all;
 }
 
 std::vector<SlotSampled> HostDecoder::sample_tokens(std::span<const SlotSample> samples) {

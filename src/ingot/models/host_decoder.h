@@ -19,7 +19,7 @@ class HostDecoder : public Decoder {
  private:
   void append(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) final;
   void feed(const PendingToken& pending) final;
-  std::vector<SlotSampled> sample_draft(std::span<const int32_t> ids, std::span<const SlotSample> samples) final;
+  std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep> steps) final;
   std::vector<SlotSampled> sample_tokens(std::span<const SlotSample> samples) final;
   HostLogits logits_;
 };

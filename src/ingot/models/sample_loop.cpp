@@ -19,7 +19,9 @@ struct Decoder::Answer {
 
   SlotSample next() const {
     const int64_t sampled = int64_t(result.tokens.size());
-    return {.slot = slot, .options = &options, .step = options.step + uint32_t(sampled), .goes_on = sampled + 1 < n};
+    // A draft step follows another path than the single steps that may go on.
+    const bool goes_on = !options.drafting && sampled + 1 < n;
+    return {.slot = slot, .options = &options, .step = options.step + uint32_t(sampled), .goes_on = goes_on};
   }
   void end(Finish finish) {
     result.finish = finish;
@@ -110,23 +112,61 @@ void Decoder::feed_all(std::span<Answer* const> answers) {
   }
 }
 
-// Takes the step of a call with `drafting` whose slot has a pending token.
-void Decoder::sample_draft_of(Answer& a) {
-  const int64_t begin = cached_length(a.slot);
-  const size_t room = size_t(std::min({draft_rows(), a.n, context() - begin}) - 1);
-  const std::span<const int32_t> draft = a.options.draft.first(std::min(a.options.draft.size(), room));
-  std::vector<int32_t> ids = {a.pending};
-  ids.insert(ids.end(), draft.begin(), draft.end());
-  std::vector<SampleOptions> options(ids.size(), a.options);
+namespace {
+
+// The tokens and the options of a draft step, in memory that the engine's DraftStep refers to.
+struct DraftRows {
+  int64_t begin = 0;  // tokens of the slot before the step
+  std::vector<int32_t> ids;
+  std::vector<SampleOptions> options;
   std::vector<SlotSample> samples;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (i > 0 && !a.options.draft_rows.empty())
-      options[i].bias = a.options.draft_rows[i - 1].bias, options[i].allowed = a.options.draft_rows[i - 1].allowed;
-    samples.push_back({.slot = a.slot, .options = &options[i], .step = a.options.step + uint32_t(i)});
+
+  DraftRows(const SlotSample& first, int32_t pending, int64_t tokens_before, int64_t most_rows) : begin(tokens_before) {
+    const SampleOptions& o = *first.options;
+    const std::span<const int32_t> draft = o.draft.first(std::min(o.draft.size(), size_t(most_rows - 1)));
+    ids = {pending};
+    ids.insert(ids.end(), draft.begin(), draft.end());
+    options.assign(ids.size(), o);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (i > 0 && !o.draft_rows.empty())
+        options[i].bias = o.draft_rows[i - 1].bias, options[i].allowed = o.draft_rows[i - 1].allowed;
+      samples.push_back({.slot = first.slot, .options = &options[i], .step = first.step + uint32_t(i)});
+    }
   }
-  a.result.drafted = int64_t(draft.size());
+};
+
+}  // namespace
+
+// Takes the steps of calls with `drafting` whose slots have pending tokens: several steps at once, as far as their
+// tokens fit into draft_rows().
+void Decoder::sample_drafts_of(std::span<Answer* const> answers) {
+  std::vector<DraftRows> rows;
+  for (Answer* a : answers)
+    rows.emplace_back(a->next(), a->pending, cached_length(a->slot),
+                      std::min({draft_rows(), a->n, context() - cached_length(a->slot)}));
+  for (size_t first = 0, next = 0; first < answers.size(); first = next) {
+    std::vector<DraftStep> steps;
+    for (int64_t all = 0; next < answers.size(); ++next) {
+      all += int64_t(rows[next].ids.size());
+      if (!steps.empty() && all > draft_rows()) break;
+      steps.push_back({rows[next].ids, rows[next].samples});
+      answers[next]->result.drafted = int64_t(rows[next].ids.size()) - 1;
+    }
+    std::vector<std::vector<SlotSampled>> sampled(steps.size());
+    try {
+      sampled = sample_drafts(steps);
+    } catch (...) {
+      for (std::vector<SlotSampled>& s : sampled) s = {{.token = {}, .error = std::current_exception()}};
+    }
+    for (size_t i = 0; i < steps.size(); ++i)
+      take_draft(*answers[first + i], rows[first + i].ids, rows[first + i].begin, std::move(sampled[i]));
+  }
+}
+
+// Appends the sampled tokens to the answer as long as they equal the draft, and cuts the slot back to them.
+void Decoder::take_draft(Answer& a, std::span<const int32_t> ids, int64_t begin, std::vector<SlotSampled> sampled) {
+  const std::span<const int32_t> draft = ids.subspan(1);
   try {
-    std::vector<SlotSampled> sampled = sample_draft(ids, samples);
     for (size_t i = 0; i < ids.size() && !a.ended; ++i) {
       if (i > 0 && take_cancel(a.slot)) {
         a.end(Finish::cancelled);
@@ -140,8 +180,8 @@ void Decoder::sample_draft_of(Answer& a) {
     }
   } catch (...) { a.end_with_error(); }
   // The pending token stays, and of the sampled tokens those before the new pending token; a stop id leaves none.
-  const int64_t sampled = int64_t(a.result.tokens.size());
-  const int64_t length = begin + 1 + sampled - (a.result.stop_id < 0 && sampled > 0 ? 1 : 0);
+  const int64_t tokens = int64_t(a.result.tokens.size());
+  const int64_t length = begin + 1 + tokens - (a.result.stop_id < 0 && tokens > 0 ? 1 : 0);
   if (const int64_t now = cached_length(a.slot); now > length) {
     const int64_t kept = truncate(a.slot, length);
     INGOT_CHECK_EQ(kept, length, "sample: tokens after a draft step");
@@ -149,14 +189,12 @@ void Decoder::sample_draft_of(Answer& a) {
 }
 
 void Decoder::sample_next(std::span<Answer* const> all) {
-  std::vector<Answer*> answers;  // without a draft step
+  std::vector<Answer*> answers, drafted;
   for (Answer* a : all) {
     a->stepped = a->options.drafting;
-    if (a->stepped && a->pending >= 0)
-      sample_draft_of(*a);
-    else
-      answers.push_back(a);
+    (a->stepped && a->pending >= 0 ? drafted : answers).push_back(a);
   }
+  sample_drafts_of(drafted);
   feed_all(answers);
   std::vector<Answer*> fed;
   std::vector<SlotSample> samples;
