@@ -127,7 +127,7 @@ class GptOss:
     path: a checkpoint's directory, an .ingot, a .gguf or an .iris file. tokenizer: a file, if the tokenizer is neither beside nor inside the model.
     device: "auto" (a GPU if one has enough memory), "cpu" or "cuda". context: longest sequence in tokens; 0: the model's.
     quant: the inputs of the experts are rounded to e4m3 times a power of two per 32 numbers, as with `ingot --quant`.
-    draft: "lookup" guesses the next tokens from earlier places of the same text, at most draft_max at a time, on a CPU; the answers stay the same.
+    draft: "lookup" guesses the next tokens from earlier places of the same text, at most draft_max at a time, on a CPU or on one GPU; the answers are those of the same steps without guesses.
     Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether the model has a chat format), note (why an existing GPU
     is not used, or how this run differs from the default). Only one answer at a time: a call from another thread is a RuntimeError. Errors: ValueError for a
     wrong argument, NotImplementedError for a function that this build, machine or model lacks, otherwise RuntimeError; each message is one line.

@@ -120,7 +120,7 @@ class Engine {
       fail(ErrorCode::invalid_argument, "engine: draft: found ", draft, ", expected none or lookup");
     if (model_.decoder->draft_rows() <= 1)
       fail(ErrorCode::unsupported, "engine: draft: found a model on ", model_.decoder->device(),
-           " whose engine computes no drafts, expected a published model on a CPU");
+           " whose engine computes no drafts, expected a published model on a CPU or on one GPU");
     draft_.make = draft::make_lookup;
   }
 

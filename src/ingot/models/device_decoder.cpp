@@ -24,6 +24,11 @@ bool DeviceDecoder::feed_together(std::span<const PendingToken> pending) {
   return true;
 }
 
+std::vector<std::vector<SlotSampled>> DeviceDecoder::sample_drafts(std::span<const DraftStep> steps) {
+  for (const DraftStep& step : steps) host_logits_.erase(step.samples[0].slot);
+  return sample_drafts_on_device(steps);
+}
+
 SlotSampled DeviceDecoder::sample_on_host(const SlotSample& sample) {
   try {
     if (!host_logits_.has(sample.slot))

@@ -26,6 +26,8 @@ class DeviceDecoder : public Decoder {
   // Samples a token of each slot as sample_from() and logprobs_of() do (host_sampling.h). An error of one slot is in
   // its result.
   virtual std::vector<SlotSampled> sample_on_device(std::span<const SlotSample> samples) = 0;
+  // As sample_drafts(), for all options.
+  virtual std::vector<std::vector<SlotSampled>> sample_drafts_on_device(std::span<const DraftStep>) { return {}; }
   virtual void copy_logits_to_host(int slot, const Take& take) = 0;  // of the last token
 
  private:
@@ -33,6 +35,7 @@ class DeviceDecoder : public Decoder {
   void append_together(std::span<const Part> parts) final;
   void feed(const PendingToken& pending) final;
   bool feed_together(std::span<const PendingToken> pending) final;
+  std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep> steps) final;
   std::vector<SlotSampled> sample_tokens(std::span<const SlotSample> samples) final;
   SlotSampled sample_on_host(const SlotSample& sample);
   HostLogits host_logits_;  // only of slots whose last logits were brought to the host

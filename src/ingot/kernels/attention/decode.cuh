@@ -293,16 +293,17 @@ __device__ __forceinline__ void put_result(const Params& p, Query q, uint32_t d,
     if (d + i < p.dim) weight_tiles::put(column, p.columns, q.head * p.dim + d + i, total.out[i]);
 }
 
-template <int kDim, class Scale>
+// Without `kStores` all keys of p.T tokens are in the cache, and p.tiles may be 1.
+template <int kDim, bool kStores, class Scale>
 __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, uint32_t head, uint32_t index,
                                             uint32_t tile, const Scale& scale, Memory<kDim>& m) {
   const uint32_t thread = threadIdx.x, warp = thread / 32, g = threadIdx.x % 32 / 4;
   uint32_t key = part.begin + 16 * warp;
   TileOf<kDim> next;
   // Old keys are loaded at once; new keys are stored only after the barrier.
-  const bool early = p.tiles > 1 || part.end <= part.first_new;
+  const bool early = !kStores || p.tiles > 1 || part.end <= part.first_new;
   if (early) next.load(p, head, key, part.end);
-  if (p.tiles == 1 && part.end > part.first_new) store_keys<kDim>(p, part, head, thread);
+  if (kStores && p.tiles == 1 && part.end > part.first_new) store_keys<kDim>(p, part, head, thread);
   stage_queries<kDim>(p, part.first_new, head, tile, thread, m);
   __syncthreads();
   if (!early) next.load(p, head, key, part.end);
@@ -387,12 +388,12 @@ __device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32
 }
 
 // Computes unit `unit` of units_of(p): a part of a tile of a key head.
-template <int kDim, class Scale>
+template <int kDim, bool kStores = true, class Scale>
 __device__ __forceinline__ void attend(const Params& p, uint32_t unit, const Scale& scale, Memory<kDim>& m) {
   const uint32_t index = unit % p.parts, tile = unit / p.parts % p.tiles, head = unit / p.parts / p.tiles;
   const uint32_t thread = threadIdx.x;
   if (thread < rows_of(p, tile)) m.sink[thread] = p.sinks[query_of(p, head, tile, thread).head];
-  attend_tile<kDim>(p, keys_of_part(p, index), head, index, tile, scale, m);
+  attend_tile<kDim, kStores>(p, keys_of_part(p, index), head, index, tile, scale, m);
   if (p.parts == 1) return;
   __syncthreads();
   if (thread == 0) {

@@ -175,8 +175,8 @@ void add_serve(Command& root) {
   c.choice<DraftWhich>(
       "--draft WHICH", o->drafted,
       {{"none", DraftWhich::none}, {"prediction", DraftWhich::predicted}, {"lookup", DraftWhich::all}},
-      "which answers of a model on a CPU are drafted from earlier places of the same text, so that a step may yield "
-      "several tokens of the same answer: none, those of requests with a prediction, or all (default: prediction)");
+      "which answers are drafted from earlier places of the same text, so that a step may yield several tokens of the "
+      "same answer: none, those of requests with a prediction, or all (default: prediction)");
   add_options(c, o->draft_lengths);
   c.examples(R"(  ingot serve --model gpt-oss-20b
   ingot serve runs/a --port 9000

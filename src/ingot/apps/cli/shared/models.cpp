@@ -101,7 +101,7 @@ void add_options(Command& c, DraftCommand& o) {
 void require_drafts(const Decoder& decoder) {
   if (decoder.draft_rows() <= 1)
     fail(ErrorCode::unsupported, "--draft: found a model on ", decoder.device(),
-         " whose engine computes no drafts, expected a published model on a CPU");
+         " whose engine computes no drafts, expected a published model on a CPU or on one GPU");
 }
 draft::Options draft_options(const DraftCommand& o, const Decoder& decoder) {
   draft::Options options = draft_options(o.lengths);

@@ -62,6 +62,7 @@ class GpuDecoder final : public DeviceDecoder {
   int64_t context() const override { return model_.context(); }
   int64_t batch() const override { return batch_; }
   int64_t columns() const override { return columns_; }
+  int64_t draft_rows() const override { return model_.draft_rows(); }
   Device device() const override { return {Device::cuda, 0}; }
   bool traces() const override { return model_.rank(0).takes_trace(); }
 
@@ -115,6 +116,9 @@ class GpuDecoder final : public DeviceDecoder {
   bool samples_on_device(const SlotSample& s) const override { return DeviceModel::samples(*s.options); }
   std::vector<SlotSampled> sample_on_device(std::span<const SlotSample> samples) override {
     return model_.sample(samples);
+  }
+  std::vector<std::vector<SlotSampled> > sample_drafts_on_device(std::span<const DraftStep> steps) override {
+    return model_.sample_drafts(steps);
   }
   void copy_logits_to_host(int slot, const Take& take) override {
     logits_.resize(size_t(vocab()));

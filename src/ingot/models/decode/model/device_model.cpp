@@ -95,6 +95,13 @@ void build_batched_sequences(DeviceBuilder& b, const DecoderSpec& c, int64_t con
   lay_out(c, most, memory, input, sequences);
 }
 
+void build_draft_sampling(DeviceBuilder& b, const DecoderSpec& c, int64_t rows, SamplingBuffers& sampling,
+                          int32_t*& tokens) {
+  if (rows == 1) return;
+  build_sampling(b, c.vocab, kMostDraftRows, sampling);
+  b.take(tokens, int64_t(kMostDraftRows));
+}
+
 void build_rows(DeviceBuilder& b, const DecoderSpec& c, int64_t context, int ranks, RowWords& words) {
   if (ranks > 1) return;
   char* memory;
@@ -121,6 +128,11 @@ int64_t most_sequences(const DecoderSpec& c, const DecoderOptions& o) {
   if (o.gpus > 1) return 1;
   const int64_t most = takes_prompts(c, o) ? kMostSequences : std::min<int64_t>(kMostSmallBatch, max_step_tokens(c));
   return std::min(o.slots, most);
+}
+// The most rows of a step of several sequences or of draft steps; 1: there are no such steps.
+int64_t most_rows(const DecoderSpec& c, const DecoderOptions& o) {
+  if (o.gpus > 1) return 1;
+  return std::max(most_sequences(c, o), std::min<int64_t>(kMostDraftRows, max_step_tokens(c)));
 }
 // The number of rows of the matrix kernels' buffers; 0: the matrix kernels are not used.
 int64_t matrix_rows_of(const DecoderSpec& c, int64_t context, const DecoderOptions& o) {
@@ -154,11 +166,15 @@ int64_t DeviceModel::bytes(const DecoderSpec& c, const DecoderWeights& w, const 
   PromptBuffers prompt;
   build_prompt(counter, c, matrix_rows_of(c, context, o), gpus, prompt);
   SamplingBuffers sampling;
+  State* states;
   build_sampling(counter, c.vocab, o.slots, sampling);
+  counter.take(states, o.slots);
+  int32_t* tokens;
+  build_draft_sampling(counter, c, most_rows(c, o), sampling, tokens);
   BatchedSequences sequences;
   BatchInput* input;
   Buffers buffers;
-  build_batched_sequences(counter, c, context, most_sequences(c, o), sequences, input, buffers);
+  build_batched_sequences(counter, c, context, most_rows(c, o), sequences, input, buffers);
   RowWords words;
   build_rows(counter, c, context, gpus, words);
   return counter.bytes;
@@ -222,13 +238,15 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
   }
   build_prompt(builder, c, matrix_rows_of(c, context_, o), gpus, prompt_);
   build_sampling(builder, c.vocab, o.slots, sampling_);
-  build_batched_sequences(builder, c, context_, max_sequences_, sequences_, sequences_input_, sequences_buffers_);
+  builder.take(states_together_, o.slots);
+  build_draft_sampling(builder, c, most_rows(c, o), draft_sampling_, draft_tokens_);
+  build_batched_sequences(builder, c, context_, most_rows(c, o), sequences_, sequences_input_, sequences_buffers_);
   build_rows(builder, c, context_, gpus, row_words_);
   for (int s = 1; s < int(o.slots); ++s)
     INGOT_CHECK(reinterpret_cast<const char*>(buffers(s).state) - reinterpret_cast<const char*>(buffers(s - 1).state) ==
                     bytes_between_slots(),
                 "decode: slots lie at uneven distances");
-  if (max_sequences() > 1) {
+  if (sequences_input_ != nullptr) {
     sequences_.slot_bytes = bytes_between_slots();
     sequences_.state = buffers().state, sequences_.logits = buffers().logits;
     sequences_buffers_.stop = buffers().stop, sequences_buffers_.watch = buffers().watch;

@@ -1,6 +1,7 @@
 #pragma once
 // A decoder-only transformer with its weights, caches and activations in the memory of a GPU.
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <map>
 #include <memory>
@@ -111,6 +112,11 @@ class DeviceModel {
   // the most likely token.
   bool takes_parts() const { return max_sequences_ > 1 && prompt_tokens_ > batch(); }
   void extend_parts(std::span<const Decoder::Part> parts);
+  // The most rows of sample_drafts(); 1: this model computes no draft steps.
+  int64_t draft_rows() const { return ranked() ? 1 : std::min<int64_t>(kMostDraftRows, batch()); }
+  // Draft steps of different slots, as Decoder::sample_drafts(). Waits for the GPU once, unless a slot's options need
+  // the host. The slots keep the tokens of the result but the last one of each.
+  std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep> steps);
   const BatchedSequences& sequences() const { return sequences_; }
   const Buffers& sequences_buffers() const { return sequences_buffers_; }
   // continue_traced() appends one token by the megakernel and records the times of its stages in `trace` (see
@@ -160,9 +166,8 @@ class DeviceModel {
       int32_t token = -1;
     };
     std::optional<Ahead> ahead;
-    gpu::Event sampled;                // the state of the last sampled token has been copied to the host
-    std::vector<LogitBias> bias_sent;  // the biases in the slot's rows of SamplingBuffers
-    std::vector<uint32_t> allowed_sent;
+    gpu::Event sampled;    // the state of the last sampled token has been copied to the host
+    SentAdjustments sent;  // in the slot's row of SamplingBuffers
     std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> graphs;
     std::unique_ptr<gpu::Graph> traced;
   };
@@ -179,14 +184,20 @@ class DeviceModel {
   void start_sequences(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab);
   void send_input(const BatchInput& input);
   gpu::Graph& sequences_graph(uint32_t sequences, uint32_t vocab);
-  void send_adjustments(const SampleOptions& options, int slot);
+  gpu::Graph& draft_graph(uint32_t rows);
+  void start_draft_rows(std::span<const DraftStep> steps);
+  void start_draft_sampling(std::span<const DraftStep> steps);
+  std::vector<SlotSampled> sampled_rows(const DraftStep& step, size_t first_row, const int32_t* tokens);
+  void send_adjustments(const SampleOptions& options, const SamplingBuffers& to, int row, SentAdjustments& sent);
   int64_t bytes_between_slots() const;
   Tensor rows_of_slots(void* first, DType type, int64_t numbers) const;
   void start_sampling(std::span<const SlotSample> of);
+  void start_sampling(const SampledRows& of, const SamplingBuffers& buffers, const Tensor& logits,
+                      const Tensor& tokens);
   bool start_ahead(const SlotSample& sample);
   void drop_ahead(Slot& slot);  // waits for the GPU
   void check_waits();           // throws like synchronize(), after finished work
-  TokenLogprobs fetch_logprobs(const SlotSample& of) const;
+  TokenLogprobs fetch_logprobs(const SlotSample& of, const SamplingBuffers& from, int64_t row) const;
 
   int64_t context_, ring_, prompt_tokens_, max_sequences_, weight_bytes_ = 0;
   int64_t most_small_batch_ = 0;  // the most sequences of a step by the small-batch kernels
@@ -195,12 +206,18 @@ class DeviceModel {
   uint32_t* epoch_ = nullptr;
   PromptBuffers prompt_{};
   SamplingBuffers sampling_{};
-  BatchedSequences sequences_;  // the inputs of a step of several slots
+  State* states_together_ = nullptr;  // (slots): copies of the slots' states, contiguous
+  SamplingBuffers draft_sampling_{};  // of the rows of a draft step
+  int32_t* draft_tokens_ = nullptr;   // the sampled tokens of these rows
+  std::array<SentAdjustments, kMostDraftRows> draft_sent_;
+  BatchedSequences sequences_;  // the inputs of a step of several slots, or of several rows
   BatchInput* sequences_input_ = nullptr;
   Buffers sequences_buffers_{};
   std::map<std::tuple<uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> sequences_graphs_;
+  std::map<uint32_t, std::unique_ptr<gpu::Graph>> draft_graphs_;
   RowWords row_words_{};  // of the row kernel, for all slots
   Arena host_states_;     // pinned, (slots) State
+  Arena host_tokens_;     // pinned, (kMostDraftRows): draft_tokens_
   int device_;
   Arena arena_;
   std::unique_ptr<gpu::OwnedStream> stream_;

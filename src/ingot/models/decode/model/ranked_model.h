@@ -54,6 +54,10 @@ class RankedModel {
   std::vector<StageSpan> trace_token(uint32_t blocks, int slot = 0);
   int32_t likeliest(int slot = 0);
   std::vector<SlotSampled> sample(std::span<const SlotSample> of);
+  int64_t draft_rows() const { return rank(0).draft_rows(); }
+  std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep> steps) {
+    return ranks_[0]->sample_drafts(steps);
+  }
   void logits(uint32_t rows, float* to, int slot = 0);
   bool can_rewind(int64_t length, int slot = 0) const { return rank(0).can_rewind(length, slot); }
   void rewind(int64_t length, int slot = 0);

@@ -24,17 +24,29 @@ StepSampling step_sampling_of(const SlotSample& sample, int64_t vocab) {
 
 #ifdef INGOT_HAS_CUDA_DECODE
 
-void build_sampling(DeviceBuilder& b, int64_t vocab, int64_t slots, SamplingBuffers& sampling) {
+void build_sampling(DeviceBuilder& b, int64_t vocab, int64_t rows, SamplingBuffers& sampling) {
   const Device device{Device::cuda, 0};
-  b.take(sampling.states, slots);
-  b.take(sampling.rows, 2 * slots);
-  b.take(sampling.allowed, slots * ((vocab + 31) / 32));
-  b.take(sampling.bias_ids, slots * kMostBiases);
-  b.take(sampling.biases, slots * kMostBiases);
-  b.take(sampling.workspace, sample_workspace_bytes(slots, device));
-  b.take(sampling.top, slots * kMostLogprobs);
-  b.take(sampling.logprobs, slots * (1 + kMostLogprobs));
-  b.take(sampling.logprob_workspace, logprobs_workspace_bytes(vocab, kMostLogprobs, device, slots));
+  sampling.count = rows;
+  b.take(sampling.rows, 2 * rows);
+  b.take(sampling.allowed, rows * ((vocab + 31) / 32));
+  b.take(sampling.bias_ids, rows * kMostBiases);
+  b.take(sampling.biases, rows * kMostBiases);
+  b.take(sampling.workspace, sample_workspace_bytes(rows, device));
+  b.take(sampling.top, rows * kMostLogprobs);
+  b.take(sampling.logprobs, rows * (1 + kMostLogprobs));
+  b.take(sampling.logprob_workspace, logprobs_workspace_bytes(vocab, kMostLogprobs, device, rows));
+}
+
+void SampledRows::add(const SlotSample& sample, int64_t vocab, int row) {
+  const SampleOptions& o = *sample.options;
+  SampleRow& r = sampled.emplace_back(row_of(o.sampling, vocab));
+  r.seed = o.seed, r.step = sample.step, r.row = row;
+  r.biases = int32_t(o.bias.size()), r.masked = o.allowed.empty() ? 0 : 1;
+  (filters(r) ? some_filter : some_do_not) = true;
+}
+void SampledRows::add_logprobs(const SlotSample& sample, int64_t vocab, int row) {
+  scored.push_back({.row = row, .ids = int32_t(vocab)});
+  top = std::max(top, sample.options->logprobs);
 }
 
 namespace {
@@ -57,30 +69,29 @@ int32_t DeviceModel::likeliest(int slot) {
 bool DeviceModel::samples(const SampleOptions& o) {
   return int64_t(o.bias.size()) <= kMostBiases && o.logprobs <= kMostLogprobs;
 }
-// Biases and masks that the slot's rows already hold are not sent again.
-void DeviceModel::send_adjustments(const SampleOptions& o, int index) {
-  Slot& slot = slots_[size_t(index)];
+// Biases and masks that the row already holds are not sent again.
+void DeviceModel::send_adjustments(const SampleOptions& o, const SamplingBuffers& to_rows, int row,
+                                   SentAdjustments& sent) {
   const int64_t words = (config().vocab + 31) / 32;
   const auto send = [&](void* to, const void* from, size_t bytes) {
     gpu::copy_rows({.to = to, .from = from, .row_bytes = int64_t(bytes), .device = device_}, *stream_);
   };
   const auto same = [](const LogitBias& a, const LogitBias& b) { return a.id == b.id && a.bias == b.bias; };
   if (const std::vector<LogitBias> bias = in_order(o.bias);
-      !std::equal(bias.begin(), bias.end(), slot.bias_sent.begin(), slot.bias_sent.end(), same)) {
+      !std::equal(bias.begin(), bias.end(), sent.bias.begin(), sent.bias.end(), same)) {
     std::vector<int32_t> ids;
     std::vector<float> biases;
     for (const LogitBias& b : bias) ids.push_back(b.id), biases.push_back(b.bias);
     if (!bias.empty()) {
-      send(sampling_.bias_ids + index * kMostBiases, ids.data(), ids.size() * 4);
-      send(sampling_.biases + index * kMostBiases, biases.data(), ids.size() * 4);
+      send(to_rows.bias_ids + row * kMostBiases, ids.data(), ids.size() * 4);
+      send(to_rows.biases + row * kMostBiases, biases.data(), ids.size() * 4);
     }
-    slot.bias_sent = bias;
+    sent.bias = bias;
   }
-  if (o.allowed.empty() ||
-      std::equal(o.allowed.begin(), o.allowed.end(), slot.allowed_sent.begin(), slot.allowed_sent.end()))
+  if (o.allowed.empty() || std::equal(o.allowed.begin(), o.allowed.end(), sent.allowed.begin(), sent.allowed.end()))
     return;
-  send(sampling_.allowed + index * words, o.allowed.data(), o.allowed.size_bytes());
-  slot.allowed_sent.assign(o.allowed.begin(), o.allowed.end());
+  send(to_rows.allowed + row * words, o.allowed.data(), o.allowed.size_bytes());
+  sent.allowed.assign(o.allowed.begin(), o.allowed.end());
 }
 
 void DeviceModel::check_logits(const Slot& slot) const {
@@ -98,65 +109,63 @@ Tensor DeviceModel::rows_of_slots(void* first, DType type, int64_t numbers) cons
   return rows;
 }
 
-// The rows begin with the slots whose step has not sampled the wanted token; the slots that want logprobs follow.
+// Starts the sampling of rows of `logits` (R, V) into `tokens` (R), whose biases and masks have been sent.
+void DeviceModel::start_sampling(const SampledRows& of, const SamplingBuffers& b, const Tensor& logits,
+                                 const Tensor& tokens) {
+  const int64_t n = int64_t(of.sampled.size()), m = int64_t(of.scored.size()), V = config().vocab,
+                row_bytes = int64_t(sizeof(SampleRow));
+  if (n + m == 0) return;
+  std::vector<SampleRow> rows = of.sampled;
+  rows.insert(rows.end(), of.scored.begin(), of.scored.end());
+  const Device device{Device::cuda, device_};
+  gpu::copy_rows({.to = b.rows, .from = rows.data(), .row_bytes = (n + m) * row_bytes, .device = device_}, *stream_);
+  if (n > 0)
+    ingot::sample({.logits = logits,
+                   .tokens = tokens,
+                   .bias_ids = Tensor(b.bias_ids, {b.count, kMostBiases}, device),
+                   .biases = Tensor(b.biases, {b.count, kMostBiases}, device),
+                   .allowed = Tensor(b.allowed, {b.count, (V + 31) / 32}, device),
+                   .rows = Tensor(b.rows, DType::u8, {n, row_bytes}, device),
+                   .some_filter = of.some_filter,
+                   .some_do_not = of.some_do_not,
+                   .workspace = Tensor(b.workspace, DType::u8, {sample_workspace_bytes(b.count, device)}, device)},
+                  *stream_);
+  if (m == 0) return;
+  // Logprobs are computed from the logits before biases and masks, with the largest number that one of the rows wants.
+  const auto part = [&](void* first, DType type, int64_t most, int64_t numbers) {
+    return Tensor(first, type, {b.count, most}, device).slice(1, 0, numbers);
+  };
+  logprobs({.logits = logits,
+            .token = tokens,
+            .top = of.top > 0 ? part(b.top, DType::i32, kMostLogprobs, of.top) : Tensor(),
+            .values = part(b.logprobs, DType::f64, 1 + kMostLogprobs, 1 + of.top),
+            .rows = Tensor(b.rows + n, DType::u8, {m, row_bytes}, device),
+            .workspace = Tensor(b.logprob_workspace, DType::u8,
+                                {logprobs_workspace_bytes(V, kMostLogprobs, device, b.count)}, device)},
+           *stream_);
+}
+
 void DeviceModel::start_sampling(std::span<const SlotSample> of) {
   for (const SlotSample& r : of)
     INGOT_CHECK(!slots_[size_t(r.slot)].ahead, "decode: found slot ", r.slot,
                 " sampled twice after one step, expected its token to be appended first");
-  std::vector<SampleRow> rows, scored;
-  bool some_filter = false, some_do_not = false;
-  int64_t top = 0;
+  SampledRows rows;
   for (const SlotSample& r : of) {
     const SampleOptions& o = *r.options;
     INGOT_CHECK(samples(o), "decode: found ", o.bias.size(), " biases and logprobs of ", o.logprobs,
                 " ids, expected at most ", kMostBiases, " and ", kMostLogprobs);
-    const Slot& slot = slots_[size_t(r.slot)];
+    Slot& slot = slots_[size_t(r.slot)];
     const int64_t vocab = o.vocab > 0 ? o.vocab : config().vocab;
     // The step itself may already have sampled this token.
     const bool found = slot.vocab == uint32_t(vocab) && noise_of(r, vocab) == slot.sampled_with;
     if (!found || o.logprobs >= 0) check_logits(slot);
-    if (o.logprobs >= 0) scored.push_back({.row = r.slot, .ids = int32_t(vocab)}), top = std::max(top, o.logprobs);
+    if (o.logprobs >= 0) rows.add_logprobs(r, vocab, r.slot);
     if (found) continue;
-    send_adjustments(o, r.slot);
-    SampleRow& row = rows.emplace_back(row_of(o.sampling, vocab));
-    row.seed = o.seed, row.step = r.step, row.row = r.slot;
-    row.biases = int32_t(o.bias.size()), row.masked = o.allowed.empty() ? 0 : 1;
-    (filters(row) ? some_filter : some_do_not) = true;
+    send_adjustments(o, sampling_, r.slot, slot.sent);
+    rows.add(r, vocab, r.slot);
   }
-  const int64_t n = int64_t(rows.size()), m = int64_t(scored.size()), slots = int64_t(slots_.size()),
-                V = config().vocab, row_bytes = int64_t(sizeof(SampleRow));
-  if (n + m == 0) return;
-  rows.insert(rows.end(), scored.begin(), scored.end());
-  const Device device{Device::cuda, device_};
-  gpu::copy_rows({.to = sampling_.rows, .from = rows.data(), .row_bytes = (n + m) * row_bytes, .device = device_},
-                 *stream_);
-  const Tensor logits = rows_of_slots(buffers().logits, DType::f32, V),
-               tokens = rows_of_slots(buffers().state->tokens, DType::i32, 1).select(1, 0);
-  if (n > 0)
-    ingot::sample(
-        {.logits = logits,
-         .tokens = tokens,
-         .bias_ids = Tensor(sampling_.bias_ids, {slots, kMostBiases}, device),
-         .biases = Tensor(sampling_.biases, {slots, kMostBiases}, device),
-         .allowed = Tensor(sampling_.allowed, {slots, (V + 31) / 32}, device),
-         .rows = Tensor(sampling_.rows, DType::u8, {n, row_bytes}, device),
-         .some_filter = some_filter,
-         .some_do_not = some_do_not,
-         .workspace = Tensor(sampling_.workspace, DType::u8, {sample_workspace_bytes(slots, device)}, device)},
-        *stream_);
-  if (m == 0) return;
-  // Logprobs are computed from the logits before biases and masks, with the largest number that one of the slots wants.
-  const auto part = [&](void* first, DType type, int64_t most, int64_t numbers) {
-    return Tensor(first, type, {slots, most}, device).slice(1, 0, numbers);
-  };
-  logprobs({.logits = logits,
-            .token = tokens,
-            .top = top > 0 ? part(sampling_.top, DType::i32, kMostLogprobs, top) : Tensor(),
-            .values = part(sampling_.logprobs, DType::f64, 1 + kMostLogprobs, 1 + top),
-            .rows = Tensor(sampling_.rows + n, DType::u8, {m, row_bytes}, device),
-            .workspace = Tensor(sampling_.logprob_workspace, DType::u8,
-                                {logprobs_workspace_bytes(V, kMostLogprobs, device, slots)}, device)},
-           *stream_);
+  start_sampling(rows, sampling_, rows_of_slots(buffers().logits, DType::f32, config().vocab),
+                 rows_of_slots(buffers().state->tokens, DType::i32, 1).select(1, 0));
 }
 
 // A step with NaN logits sets `flaw`, which sampling does not change. If a slot continues, its next step is started
@@ -171,9 +180,9 @@ std::vector<SlotSampled> DeviceModel::sample(std::span<const SlotSample> of) {
   const State* from = buffers().state;
   if (slots > 1) {
     constexpr int64_t kNumbers = int64_t(sizeof(State) / 4);
-    const Tensor together(sampling_.states, DType::i32, {int64_t(slots), kNumbers}, {Device::cuda, device_});
+    const Tensor together(states_together_, DType::i32, {int64_t(slots), kNumbers}, {Device::cuda, device_});
     copy({.from = rows_of_slots(buffers().state, DType::i32, kNumbers), .to = together}, *stream_);
-    from = sampling_.states;
+    from = states_together_;
   }
   gpu::copy_rows({.to = states, .from = from, .row_bytes = int64_t(slots * sizeof(State)), .device = device_},
                  *stream_);
@@ -193,16 +202,16 @@ std::vector<SlotSampled> DeviceModel::sample(std::span<const SlotSample> of) {
       }
       if (slot.ahead) slot.ahead->token = state.tokens[0];
       found[i].token.token = state.tokens[0];
-      if (of[i].options->logprobs >= 0) found[i].token.logprobs = fetch_logprobs(of[i]);
+      if (of[i].options->logprobs >= 0) found[i].token.logprobs = fetch_logprobs(of[i], sampling_, of[i].slot);
     } catch (...) { found[i].error = std::current_exception(); }
   return found;
 }
-TokenLogprobs DeviceModel::fetch_logprobs(const SlotSample& r) const {
+TokenLogprobs DeviceModel::fetch_logprobs(const SlotSample& r, const SamplingBuffers& from, int64_t row) const {
   const int64_t top = r.options->logprobs;
   std::vector<int32_t> ids(static_cast<size_t>(top));
   std::vector<double> numbers(size_t(1 + top));
-  gpu::copy_to_host(numbers.data(), sampling_.logprobs + r.slot * (1 + kMostLogprobs), int64_t(numbers.size()) * 8);
-  if (top > 0) gpu::copy_to_host(ids.data(), sampling_.top + r.slot * kMostLogprobs, top * 4);
+  gpu::copy_to_host(numbers.data(), from.logprobs + row * (1 + kMostLogprobs), int64_t(numbers.size()) * 8);
+  if (top > 0) gpu::copy_to_host(ids.data(), from.top + row * kMostLogprobs, top * 4);
   return logprobs_of(ids, numbers);
 }
 SampledToken DeviceModel::sample(const SampleOptions& o, uint32_t step, int slot) {

@@ -27,7 +27,7 @@ int DeviceModel::reset() {
     slot.noise_there.reset();  // the failed step may have incremented the noise's step or not
     gpu::fill_bytes(slot.buffers.grid_barrier, 0, slot.buffers.handover_bytes, *stream_);
   }
-  if (max_sequences() > 1)
+  if (sequences_input_ != nullptr)
     gpu::fill_bytes(sequences_buffers_.grid_barrier, 0, sequences_buffers_.handover_bytes, *stream_);
   if (row_words_.bytes > 0) gpu::fill_bytes(row_words_.grid_barrier, 0, row_words_.bytes, *stream_);
   if (inbox_ != nullptr) {

@@ -123,9 +123,11 @@ struct Run {
   const Plan& plan;
   const DecoderSpec& spec;
   Stream stream;
+  bool draft = false;  // Step::draft
   bool e4m3_inputs = spec.e4m3_inputs;
+  bool uses_small_batch() const { return plan.T > 1 || draft; }
   // Rounded inputs take the small-batch kernels even for one token.
-  bool uses_small_batch_experts() const { return plan.T > 1 || e4m3_inputs; }
+  bool uses_small_batch_experts() const { return uses_small_batch() || e4m3_inputs; }
 
   void embed_tokens() {
     const Embedding p = embedding_of(plan);
@@ -140,8 +142,8 @@ struct Run {
   void qkv(const Layer& l) {
     const NormProduct p = qkv_of(plan, l);
     with_phases(l.qkv.format, [&](auto phases) {
-      p.T == 1 ? phases.norm_product(p, stream)
-               : phases.small_batch(small_batch_product(p, normed_of(plan, l.qkv.format)), stream);
+      uses_small_batch() ? phases.small_batch(small_batch_product(p, normed_of(plan, l.qkv.format)), stream)
+                         : phases.norm_product(p, p.T, stream);
     });
   }
   void normalise(const Layer& l) {
@@ -188,7 +190,7 @@ struct Run {
                  .device = device()},
                 stream, p);
   }
-  void attend(const Layer& l, const BatchedSequences& s) {
+  decode_attention::Params attention_of_one(const Layer& l) const {
     Plan one = plan;
     one.T = 1;
     decode_attention::Params p = attention_of(one, l);
@@ -196,6 +198,11 @@ struct Run {
       p.parts = 1;
     else if (plan.capacity <= kShortContext)
       p.parts = std::min(p.parts, kShortParts);
+    return p;
+  }
+  void attend(const Layer& l, const BatchedSequences& s) {
+    if (draft) return attend_draft(l, s);
+    const decode_attention::Params p = attention_of_one(l);
     const int64_t units = int64_t(plan.T) * decode_attention::units_of(p);
     const uint32_t dim = cache_dim(spec);
     if (dim == kWideDim)
@@ -204,6 +211,23 @@ struct Run {
     const gpu::Launch at{.grid = units, .block = decode_attention::kThreads, .overlap = true, .device = device()};
     const auto kernel = dim == 64 ? sequence_attention_kernel<64> : sequence_attention_kernel<128>;
     gpu::launch("decode attention of sequences", kernel, at, stream, s, p);
+  }
+  void attend_draft(const Layer& l, const BatchedSequences& s) {
+    const decode_attention::Params p = attention_of_one(l);
+    const uint32_t dim = cache_dim(spec);
+    const gpu::Launch keys{
+        .grid = int64_t(plan.T) * p.kv_heads, .block = decode_attention::kThreads, .overlap = true, .device = device()};
+    const auto store = dim == 64    ? store_row_keys_kernel<64>
+                       : dim == 128 ? store_row_keys_kernel<128>
+                                    : store_row_keys_kernel<kWideDim>;
+    gpu::launch("decode keys of rows", store, keys, stream, s, p);
+    const int64_t units = int64_t(plan.T) * decode_attention::units_of(p);
+    if (dim == kWideDim)
+      return gpu::launch("decode attention of rows", wide_row_attention_kernel, wide_launch(units), stream, s, p,
+                         float(spec.attention_softcap));
+    const gpu::Launch at{.grid = units, .block = decode_attention::kThreads, .overlap = true, .device = device()};
+    gpu::launch("decode attention of rows", dim == 64 ? row_attention_kernel<64> : row_attention_kernel<128>, at,
+                stream, s, p);
   }
   void gather(const BatchedSequences& s) {
     gpu::launch("decode tokens", gather_tokens_kernel, {.grid = 1, .block = 32, .overlap = true, .device = device()},
@@ -223,7 +247,7 @@ struct Run {
   void output(const Layer& l) {
     const ResidualProduct p = output_of(plan, l);
     with_phases(l.o.format, [&](auto phases) {
-      p.T == 1 ? phases.residual_product(p, stream) : phases.small_batch(small_batch_product(p), stream);
+      uses_small_batch() ? phases.small_batch(small_batch_product(p), stream) : phases.residual_product(p, stream);
     });
   }
   void route(const Layer& l, uint32_t index) {
@@ -260,7 +284,7 @@ struct Run {
   // Whether the blocks of gate and up may compute the router: they may wait for each other and have the memory.
   bool can_route_within(const Layer& l) const {
     const auto bytes = plan.T <= 8 ? small_batch::router_bytes<8> : small_batch::router_bytes<16>;
-    return l.experts && plan.T > 1 && !e4m3_inputs && plan.b.watch.stop != nullptr &&
+    return l.experts && uses_small_batch() && !e4m3_inputs && plan.b.watch.stop != nullptr &&
            bytes(plan.T, l.router.rows, plan.k) <=
                (plan.T <= 8 ? small_batch::kSumsBytes<8> : small_batch::kSumsBytes<16>);
   }
@@ -282,8 +306,8 @@ struct Run {
   // For a small batch: adds the results of the experts of `layer` (null: nothing), and writes the activation vectors of
   // the product of norm(x) with `next` (null: none).
   void add_residual_and_norm(const Layer* layer, const float* weight, const Matrix* next) {
-    if (plan.T == 1 && (layer == nullptr || !uses_small_batch_experts())) return;
-    if (plan.T == 1) next = nullptr;
+    if (!uses_small_batch() && (layer == nullptr || !uses_small_batch_experts())) return;
+    if (!uses_small_batch()) next = nullptr;
     const ResidualNorm p{.x = layer != nullptr ? plan.added() : plan.b.x,
                          .x_stride = plan.b.x_stride,
                          .sums = plan.b.choice_sums,
@@ -301,7 +325,7 @@ struct Run {
   void head(bool appends = true) {
     NormProduct p = head_of(plan);
     if (!appends) p.best = nullptr;
-    with_phases(plan.head.format, [&](auto phases) { phases.norm_product(p, stream); });
+    with_phases(plan.head.format, [&](auto phases) { phases.norm_product(p, draft ? kMostDraftRows : p.T, stream); });
     if (spec.logit_softcap > 0) cap_logits({p.y, int64_t(p.T) * p.y_stride, float(spec.logit_softcap)}, stream);
   }
 };
@@ -456,9 +480,14 @@ int64_t lay_out(const DecoderSpec& c, int64_t most, char* memory, BatchInput*& i
   return at;
 }
 
+void keep_accepted(const BatchedSequences& sequences, const int32_t* sampled, const uint32_t* stop, Stream stream) {
+  gpu::launch("decode accepted rows", keep_accepted_kernel,
+              {.grid = 1, .block = 32, .overlap = true, .device = device()}, stream, sequences, sampled, stop);
+}
+
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream) {
   const Plan plan = plan_of(model, buffers, step);
-  Run r{plan, model.config, stream};
+  Run r{plan, model.config, stream, step.draft};
   INGOT_CHECK(!(r.e4m3_inputs && buffers.ranks.several()), "decode: found rounded inputs of experts over several GPUs");
   const Ranks& ranks = buffers.ranks;
   const bool several = ranks.several(), heads = ranks.of(ranks.heads), channels = ranks.of(ranks.channels),
@@ -466,7 +495,7 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
   const auto wanted = [&](uint32_t phase, bool here = true) { return (step.phases & phase) != 0 && here; };
   if (step.row_kernel != nullptr) {
     run_row_kernel(model, buffers, step, *step.row_kernel, stream);
-    if (step.sequences != nullptr) r.scatter(*step.sequences);
+    if (step.sequences != nullptr && !step.draft) r.scatter(*step.sequences);
     return;
   }
   if (step.sequences != nullptr) {
@@ -503,7 +532,8 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
   if (!wanted(kHead)) return;
   if (step.sequences != nullptr) {
     r.head(false);
-    return r.scatter(*step.sequences);
+    if (!step.draft) r.scatter(*step.sequences);
+    return;
   }
   if (step.head_rows > 0) {
     if (ids) r.head();

@@ -48,11 +48,18 @@ struct Step {
   uint32_t capacity = 0;                        // of the cache
   uint32_t phases = ~0u;                        // PhaseBit
   const BatchedSequences* sequences = nullptr;  // the T tokens belong to as many sequences
+  // The rows of `sequences` are those of a draft step, at most kMostDraftRows. They take the kernels of several tokens
+  // even where T is 1. The step leaves their logits in buffers.logits and appends nothing.
+  bool draft = false;
   // the row kernel, which computes steps of at most 8 tokens in place of the launches
   const RowLaunch* row_kernel = nullptr;
 };
 // Appends state.tokens[0 .. T), leaves the logits in buffers.logits and the id of the largest logit in state.tokens[0].
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream);
+
+// After a draft step and the sampling of its rows (`sampled`, in device memory): appends to each slot its rows up to
+// the first whose sampled token differs from the next row's token.
+void keep_accepted(const BatchedSequences& sequences, const int32_t* sampled, const uint32_t* stop, Stream stream);
 
 // Computes the same for one token (step.T is 1) by the megakernel, bit for bit. If a wait gave up, nothing has been
 // appended; the words that blocks hand over (Buffers::handover_bytes) and the watch must then be reset before the next

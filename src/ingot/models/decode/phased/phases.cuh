@@ -120,9 +120,9 @@ void launch_columns(const char* name, Kernel&& kernel_of, uint32_t T, int64_t un
 
 constexpr int64_t vectors_for(uint32_t T, bool alone) { return alone ? 1 : T <= 8 ? 8 : 16; }
 
-template <WeightFormat F> void Phases<F>::norm_product(const NormProduct& p, Stream stream) {
+template <WeightFormat F> void Phases<F>::norm_product(const NormProduct& p, uint32_t columns, Stream stream) {
   launch_columns(
-      "decode norm and product", [](auto n) { return norm_product_kernel<F, n()>; }, p.T, p.w.row_tiles,
+      "decode norm and product", [](auto n) { return norm_product_kernel<F, n()>; }, columns, p.w.row_tiles,
       int64_t(p.T) * weight_tiles::vector_stride(p.w.cols), stream, p);
 }
 template <WeightFormat F> void Phases<F>::residual_product(const ResidualProduct& p, Stream stream) {

@@ -5,9 +5,10 @@
 namespace ingot::decode {
 
 template <WeightFormat F> struct Phases {
-  static void norm_product(const NormProduct& p, Stream stream);
+  // By the kernel for 1, up to 8 or up to 16 columns.
+  static void norm_product(const NormProduct& p, uint32_t columns, Stream stream);
   static void residual_product(const ResidualProduct& p, Stream stream);
-  static void small_batch(const SmallBatchProduct& p, Stream stream);  // 2 tokens or more
+  static void small_batch(const SmallBatchProduct& p, Stream stream);
   // Without vectors in `normed` and without `sums`, a single token is computed by the kernels for one token, which
   // ignore `routed`.
   static void gate_up(const GateUp& p, const Normed& normed, const Routed& routed, Stream stream);

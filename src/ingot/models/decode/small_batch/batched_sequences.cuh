@@ -59,6 +59,64 @@ __global__ void __launch_bounds__(decode_attention::kThreads)
                                      *tile::dynamic_shared<decode_attention::Memory<kWideDim>>());
 }
 
+// --- draft steps
+
+// `p` for row `j` of the step.
+template <int kDim>
+__device__ __forceinline__ void point_to_row(const BatchedSequences& s, uint32_t j, decode_attention::Params& p) {
+  point_to_sequence<kDim>(s, j, p);
+  p.position = &s.input->position[j];
+}
+// One block stores the key and the value of one row and key head.
+template <int kDim>
+__global__ void __launch_bounds__(decode_attention::kThreads)
+    store_row_keys_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  point_to_row<kDim>(s, blockIdx.x / p.kv_heads, p);
+  const uint32_t key = uint32_t(__ldcg(p.position));
+  decode_attention::store_keys<kDim>(p, {key, key + 1, key}, blockIdx.x % p.kv_heads, threadIdx.x);
+}
+template <int kDim>
+__global__ void __launch_bounds__(decode_attention::kThreads)
+    row_attention_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t units = decode_attention::units_of(p);
+  point_to_row<kDim>(s, blockIdx.x / units, p);
+  decode_attention::attend<kDim, false>(p, blockIdx.x % units, p.scale, tile::shared<decode_attention::Memory<kDim>>());
+}
+// Of heads wider than 128 numbers, or with a softcap of scores.
+__global__ void __launch_bounds__(decode_attention::kThreads)
+    wide_row_attention_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p, float softcap) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t units = decode_attention::units_of(p);
+  point_to_row<kWideDim>(s, blockIdx.x / units, p);
+  decode_attention::attend<kWideDim, false>(p, blockIdx.x % units, decode_attention::CappedScale{p.scale, softcap},
+                                            *tile::dynamic_shared<decode_attention::Memory<kWideDim>>());
+}
+// Each slot keeps its rows up to the first whose sampled token is not the token of the next row. A sampled token of -1
+// is none.
+__global__ void keep_accepted_kernel(const __grid_constant__ BatchedSequences s, const int32_t* sampled,
+                                     const uint32_t* stop) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t first = threadIdx.x, count = __ldcg(&s.input->count);
+  if (first >= count || is_stopped(stop)) return;
+  const uint32_t slot = slot_of(s, first);
+  if (first > 0 && slot_of(s, first - 1) == slot) return;
+  uint32_t last = first;
+  while (last + 1 < count && slot_of(s, last + 1) == slot &&
+         __ldcg(sampled + last) == __ldcg(&s.input->token[last + 1]))
+    ++last;
+  State& state = *of_slot(s.state, s, slot);
+  state.tokens[0] = max(__ldcg(sampled + last), 0);
+  state.position = __ldcg(&s.input->position[last]) + 1;
+}
+
+// --- the results of a step of sequences
+
 // One block processes one part of a row.
 __global__ void __launch_bounds__(kThreads)
     scatter_logits_kernel(const __grid_constant__ BatchedSequences s, const float* rows, uint32_t V, uint32_t vocab) {

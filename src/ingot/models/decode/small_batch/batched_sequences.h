@@ -2,6 +2,10 @@
 // Batched sequences: one token of each of several sequences, by one pass over the weights. A few sequences take the
 // phased path with one activation vector for each sequence, many sequences take the prompt path's matrix kernels
 // (batch/batch.h). Keys, values and State of a sequence lie in its slot, and slots are `slot_bytes` apart.
+//
+// Draft steps: the rows of a step are the pending tokens and the drafts of one slot or of several. All rows store their
+// keys before any row attends, and each row attends alone, by the number of its own keys. The numbers of a row depend
+// therefore neither on the rows after it nor on further slots nor on the number of rows, bit for bit.
 #include "ingot/models/decode/model/state.h"
 
 namespace ingot::decode {
@@ -18,6 +22,8 @@ struct BatchInput {
   // sequence j.
   uint32_t appended[kMostSequences];  // number of tokens that each sequence appends
   uint32_t row[kMostSequences];       // row of each sequence's last token
+  // Used by draft steps: the position of each row's token. The rows of a slot are neighbours, in order.
+  int32_t position[kMostSequences];
 };
 // Pointers into a slot are given for the first slot.
 struct BatchedSequences {
@@ -32,6 +38,7 @@ struct BatchedSequences {
 
   static constexpr uint32_t kBestParts = 32;
 };
+constexpr uint32_t kMostDraftRows = 8;  // of a draft step
 // Places the arrays of BatchedSequences for steps of at most `most` sequences in device memory; returns their size in
 // bytes.
 int64_t lay_out(const DecoderSpec& config, int64_t most, char* memory, BatchInput*& input, BatchedSequences& sequences);
