@@ -15,9 +15,6 @@ constexpr int64_t kLeastChunk = 64;
 // A prompt that shares at least this many further tokens with a prompt of the chunk waits, and then copies these
 // tokens.
 constexpr size_t kLeastShared = 64;
-// The most running answers that are drafted where answers share steps: more answers fill the rows of a step by
-// themselves.
-constexpr size_t kMostDrafting = 8;
 
 size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
   return size_t(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
@@ -62,6 +59,9 @@ Scheduler::Scheduler(Decoder& decoder, const ServeOptions& options) : decoder_(d
   for (int64_t i = decoder.open_slots(); i < decoder.slots(); ++i) slots_.push_back({.number = decoder.open()});
   counts_.accepted_at.resize(size_t(std::max<int64_t>(0, std::min(options.draft.most, decoder.draft_rows() - 1))));
   INGOT_CHECK(!slots_.empty(), "serve: found a decoder without a free slot, expected at least one");
+  // Where all answers are drafted, no client waits for the measurement.
+  if (options.drafted == DraftWhich::all && options.draft.make && decoder.draft_rows() > 1)
+    draft::find_step_costs(step_costs_, options_.draft, decoder_, slots_[0].number);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -434,13 +434,20 @@ std::vector<Sampled> Scheduler::sample(const std::vector<Decoder::Request>& requ
   }
 }
 
+// The answers that share the rows of a draft step.
+int64_t Scheduler::answers_of_draft_step() const {
+  if (decoder_.columns() == 1) return 1;
+  return std::max<int64_t>(1, std::count_if(running_.begin(), running_.end(), [](const Handle& job) {
+                             return job->drafts && !job->feeding() && !job->cancelled;
+                           }));
+}
+
 // Prepares the draft of a job's next step, and the biases of penalties and the allowed tokens of each of its rows.
 void Scheduler::prepare(Job& job) {
   const ServeRequest& r = job.request;
   std::span<const int32_t> draft;
   if (job.drafts) {
-    const bool shared = decoder_.columns() > 1 && running_.size() > kMostDrafting;
-    job.drafts->choose(shared ? 0 : r.tokens - job.outcome.tokens - 1);
+    job.drafts->choose(r.tokens - job.outcome.tokens - 1, answers_of_draft_step());
     draft = job.drafts->draft();
   }
   job.allowed.clear();

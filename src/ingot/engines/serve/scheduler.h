@@ -129,6 +129,7 @@ class Scheduler {
   void advance(const Handle& job, size_t tokens);
   bool sample_all();
   bool drafts(const ServeRequest& r) const;
+  int64_t answers_of_draft_step() const;
   void prepare(Job& job);
   SampleOptions options_of(const Job& job) const;
   std::vector<Sampled> sample(const std::vector<Decoder::Request>& requests);

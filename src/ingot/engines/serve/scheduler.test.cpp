@@ -6,7 +6,9 @@
 #include <numeric>
 
 #include "ingot/engines/generate/session.h"
+#include "ingot/gpu/device.h"
 #include "ingot/models/decode/cpu/decoder.h"
+#include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/device_decoder.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/gpt_oss/weights.h"
@@ -738,6 +740,42 @@ TEST(scheduler, a_prediction_is_drafted_from_and_only_requests_with_one_are_by_d
   EXPECT_EQ(got(m, drafting(DraftWhich::predicted), hot).outcome.drafts.tokens, 0);
   EXPECT_EQ(got(m, drafting(DraftWhich::none), predicted).outcome.drafts.tokens, 0);
 }
+
+#ifdef INGOT_HAS_CUDA_DECODE
+// On a GPU drafted answers share the rows of a step.
+TEST(scheduler, drafted_answers_of_a_gpu_are_the_same_alone_and_side_by_side) {
+  if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
+  const Model m;
+  const auto decoder =
+      make_gpu_decoder(m.config, m.weights, {.context = 200, .batch = 8, .slots = 4, .batched_sequences = true});
+  const auto ask = [](Asked& a, size_t i) {
+    std::vector<int32_t> prompt = ids_of(i, 9);
+    prompt.insert(prompt.end(), prompt.begin(), prompt.end());
+    ServeRequest r = a.request(prompt, 16);
+    if (i > 0) r.sampling.temperature = 0.5, r.seed = i, r.logprobs = 1;
+    if (i == 2) r.frequency_penalty = -1;
+    if (i == 3) r.tokens = 7;
+    return r;
+  };
+  std::vector<Asked> alone(4), together(4);
+  for (size_t i = 0; i < 4; ++i) {
+    Scheduler scheduler(*decoder, drafting(DraftWhich::all));
+    scheduler.submit(ask(alone[i], i));
+    alone[i].wait();
+  }
+  Scheduler scheduler(*decoder, drafting(DraftWhich::all));
+  for (size_t i = 0; i < 4; ++i) scheduler.submit(ask(together[i], i));
+  int64_t accepted = 0;
+  for (size_t i = 0; i < 4; ++i) {
+    accepted += together[i].wait().drafts.accepted;
+    EXPECT_EQ(together[i].tokens, alone[i].tokens) << "request " << i;
+    ASSERT_EQ(together[i].logprobs.size(), alone[i].logprobs.size());
+    for (size_t t = 0; t < alone[i].logprobs.size(); ++t)
+      EXPECT_EQ(together[i].logprobs[t].sampled, alone[i].logprobs[t].sampled);
+  }
+  EXPECT_GT(accepted, 0);
+}
+#endif
 
 TEST(scheduler, nothing_is_drafted_from_the_text_of_another_client) {
   const Model m;

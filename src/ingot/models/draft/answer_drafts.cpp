@@ -16,7 +16,9 @@ namespace {
 
 // Seconds of a step of `rows` tokens.
 double time_step(Decoder& decoder, int slot, int64_t rows) {
-  const std::vector<int32_t> draft(size_t(rows - 1), 0);
+  // Tokens that differ, because rows of equal tokens choose equal experts.
+  std::vector<int32_t> draft;
+  for (int64_t i = 1; i < rows; ++i) draft.push_back(int32_t((i * 7919 + 13) % decoder.vocab()));
   const int32_t first[] = {0};
   SampleOptions o{.sampling = {.temperature = 0}};
   o.drafting = true;
@@ -41,6 +43,7 @@ StepCosts measure_step_costs(Decoder& decoder, int slot, int64_t most) {
   int64_t measured = 0;
   for (int64_t k = 1;; k = std::min(2 * k, rows)) {
     double best = HUGE_VAL, total = 0;
+    if (decoder.device().kind == Device::cuda) time_step(decoder, slot, k);  // records the CUDA graph of k rows
     for (int run = 0; run < kMostRuns && total < kEnough; ++run) {
       const double seconds = std::max(1e-9, time_step(decoder, slot, k));
       best = std::min(best, seconds), total += seconds;
@@ -72,9 +75,9 @@ AnswerDrafts::AnswerDrafts(std::unique_ptr<Drafter> drafter, const DraftPolicy& 
   counts_.accepted_at.resize(size_t(policy_.most()));
 }
 
-void AnswerDrafts::choose(int64_t room) {
+void AnswerDrafts::choose(int64_t room, int64_t answers) {
   draft_ = drafter_->draft(std::min(room, policy_.most()));
-  shorten(size_t(policy_.choose(draft_.source, int64_t(draft_.tokens.size()))));
+  shorten(size_t(policy_.choose(draft_.source, int64_t(draft_.tokens.size()), answers)));
 }
 
 void AnswerDrafts::learn(const Sampled& step) {

@@ -38,8 +38,8 @@ class AnswerDrafts {
  public:
   AnswerDrafts(std::unique_ptr<Drafter> drafter, const DraftPolicy& policy);
   void append(std::span<const int32_t> ids) { drafter_->append(ids); }  // of the prompt
-  // Chooses the draft of the next step, of at most `room` tokens.
-  void choose(int64_t room);
+  // Chooses the draft of the next step, of at most `room` tokens. `answers` answers share the step.
+  void choose(int64_t room, int64_t answers = 1);
   std::span<const int32_t> draft() const { return draft_.tokens; }
   void shorten(size_t tokens) { draft_.tokens.resize(std::min(tokens, draft_.tokens.size())); }
   void learn(const Sampled& step);  // the result of the step with draft()

@@ -35,15 +35,16 @@ double DraftPolicy::accepted_share(Source source, int64_t position) const {
   return share;
 }
 
-int64_t DraftPolicy::choose(Source source, int64_t available) {
-  available = std::min(available, most_);
+int64_t DraftPolicy::choose(Source source, int64_t available, int64_t answers) {
+  available = std::min({available, most_, costs_.most_rows() / answers - 1});
   if (available <= 0) return 0;
   int64_t best = 0;
-  double tokens = 1, all_accepted = 1, best_rate = 1 / costs_(1);
+  double tokens = 1, all_accepted = 1, best_rate = 1 / costs_(answers);
   for (int64_t n = 1; n <= available; ++n) {
     all_accepted *= accepted_share(source, n);
     tokens += all_accepted;
-    if (tokens / costs_(n + 1) > best_rate) best = n, best_rate = tokens / costs_(n + 1);
+    const double rate = tokens / costs_(answers * (n + 1));
+    if (rate > best_rate) best = n, best_rate = rate;
   }
   Record& r = record(source);
   if (best > 0) {

@@ -3,7 +3,8 @@
 //   E(n) = 1 + a1 + a1 a2 + ... + a1 ... an     tokens,
 // where ai is the share of i-th drafts accepted among those whose predecessors were accepted. The policy takes the n
 // with the largest E(n) / T(n + 1), and none where no n is better than a step without drafts. Shares are averages that
-// forget old drafts. The policy reads no clock: T is a table, measured before the answer.
+// forget old drafts. The policy reads no clock: T is a table, measured before the answer. Where m answers share a step,
+// each with n drafts, the step costs T(m (n + 1)).
 #include <array>
 #include <vector>
 
@@ -26,8 +27,9 @@ class DraftPolicy {
  public:
   // `most`: the longest draft, if the costs have a row for each of its tokens and one more.
   DraftPolicy(StepCosts costs, int64_t most);
-  // How many tokens of a draft of `available` tokens the next step should check. Called once a step.
-  int64_t choose(Source source, int64_t available);
+  // How many tokens of a draft of `available` tokens the next step should check, which `answers` answers share. Called
+  // once a step.
+  int64_t choose(Source source, int64_t available, int64_t answers = 1);
   // A step compared the first `compared` tokens of a draft with the sampled ones and accepted `accepted` of these: all,
   // or all but the last.
   void learn(Source source, int64_t compared, int64_t accepted);

@@ -46,6 +46,17 @@ double best_fixed(const StepCosts& costs, double p) {
   return best;
 }
 
+TEST(DraftPolicy, AnswersThatShareAStepShareItsRows) {
+  // 16 rows: m answers with n drafts each fit while m (n + 1) <= 16, and pay at these costs wherever they fit.
+  for (const auto& [answers, most] :
+       {std::pair<int64_t, int64_t>{1, 15}, {2, 7}, {3, 4}, {5, 2}, {8, 1}, {9, 0}, {40, 0}})
+    EXPECT_EQ(DraftPolicy(rising(0.001), 15).choose(Source::lookup, 15, answers), most) << answers << " answers";
+  // One draft, accepted with 0.75, yields 1.75 tokens. Steps of 5 and of 10 rows cost 2 and 3.25 where a row costs
+  // 0.25, and steps of 4 and of 8 rows cost 4 and 8 where a row costs 1.
+  EXPECT_EQ(DraftPolicy(rising(0.25), 1).choose(Source::lookup, 1, 5), 1);
+  EXPECT_EQ(DraftPolicy(rising(1), 1).choose(Source::lookup, 1, 4), 0);
+}
+
 TEST(DraftPolicy, TheSharesAreThoseOfTheRecordCountedByHand) {
   DraftPolicy policy(rising(0.1), 3);
   EXPECT_DOUBLE_EQ(policy.accepted_share(Source::lookup, 1), 0.75);
