@@ -2,13 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <future>
 
 #include "ingot/core/log.h"
 #include "ingot/io/json.h"
-#include "ingot/models/decoder.h"
+#include "ingot/models/host_decoder.h"
 #include "ingot/testing/testing.h"
 #include "ingot/text/byte_bpe.h"
+#include "ingot/text/chat/harmony_bytes.test.h"
 
 namespace ingot {
 namespace {
@@ -139,6 +141,152 @@ TEST(service, what_a_client_says_does_not_make_its_error_long) {
       parse_api_request("{\"prompt\": \"" + name, false);
       ADD_FAILURE() << "it was read";
     } catch (const ApiError& e) { EXPECT_LT(to_json(e).size(), 8000u); }
+  }
+}
+
+// --- drafts across the end of thoughts
+
+using Ids = std::vector<int32_t>;
+
+// Bytes, and control tokens by their names.
+Ids harmony_ids(const std::string& text) {
+  Ids ids;
+  for (size_t at = 0; at < text.size();) {
+    const auto* const control =
+        std::find_if(std::begin(testing::kHarmonyNames), std::end(testing::kHarmonyNames),
+                     [&](const std::string& name) { return text.compare(at, name.size(), name) == 0; });
+    const bool is_byte = control == std::end(testing::kHarmonyNames);
+    ids.push_back(is_byte ? int32_t(uint8_t(text[at])) : 256 + int32_t(control - testing::kHarmonyNames));
+    at += is_byte ? 1 : std::string(*control).size();
+  }
+  return ids;
+}
+
+// A model whose likeliest answer is a script. The other logits depend on all tokens before, so that a token that was
+// drafted and not accepted changes later answers if the slot keeps it.
+class Scripted final : public HostDecoder {
+ public:
+  explicit Scripted(Ids script) : HostDecoder(1), script_(std::move(script)) {}
+  int64_t vocab() const override { return 256 + int64_t(std::size(testing::kHarmonyNames)); }
+  int64_t context() const override { return 2000; }
+  int64_t batch() const override { return 64; }
+  int64_t draft_rows() const override { return 8; }
+
+ private:
+  void clear(int) override { tokens_.clear(); }
+  int64_t cached_length(int) const override { return int64_t(tokens_.size()); }
+  int64_t truncate(int, int64_t length) override {
+    tokens_.resize(size_t(length));
+    return length;
+  }
+  void extend_slot(int, std::span<const int32_t> ids, Rows rows, const Take& take) override {
+    const int64_t begin = int64_t(tokens_.size()), n = int64_t(ids.size()), V = vocab();
+    std::vector<float> logits;
+    for (const int32_t id : ids) {
+      tokens_.push_back(id);
+      const int32_t likeliest = scripted();
+      uint32_t hash = 1;
+      for (const int32_t t : tokens_) hash = (hash ^ uint32_t(t)) * 16777619u;
+      for (int32_t v = 0; v < V; ++v)
+        logits.push_back(v == likeliest ? 20 : float(((hash ^ uint32_t(v)) * 2654435761u) >> 16) * 0x1p-15f);
+    }
+    const Tensor all(logits.data(), {n, V});
+    rows == Rows::all ? take(begin, all) : take(begin + n - 1, all.slice(0, n - 1, n));
+  }
+  void extend_draft(int slot, std::span<const int32_t> ids, const Take& take) override {
+    extend_slot(slot, ids, Rows::all, take);
+  }
+  // The token of the script after all tokens; -1: the script has ended. The answer begins after the first turn of the
+  // assistant.
+  int32_t scripted() const {
+    static const Ids turn = harmony_ids("<|start|>assistant");
+    const auto begin = std::search(tokens_.begin(), tokens_.end(), turn.begin(), turn.end());
+    const size_t at = size_t(tokens_.end() - begin);
+    return at >= turn.size() && at - turn.size() < script_.size() ? script_[at - turn.size()] : -1;
+  }
+  Ids script_, tokens_;
+};
+
+// Guesses the tokens of a text from the place at which the answer is. The first tokens appended are the prompt.
+class TextDrafter final : public draft::Drafter {
+ public:
+  explicit TextDrafter(Ids text) : text_(std::move(text)) {}
+  void append(std::span<const int32_t> ids) override {
+    if (prompt_ < 0) prompt_ = int64_t(ids.size());
+    length_ += int64_t(ids.size());
+  }
+  void truncate(int64_t length) override { length_ = length; }
+  int64_t length() const override { return length_; }
+  draft::Draft draft(int64_t most) const override {
+    const int64_t begin = std::min(length_ - prompt_, int64_t(text_.size())),
+                  end = std::min(begin + most, int64_t(text_.size()));
+    return {.tokens = Ids(text_.begin() + begin, text_.begin() + end)};
+  }
+
+ private:
+  Ids text_;
+  int64_t prompt_ = -1, length_ = 0;
+};
+
+struct ChatAnswer {
+  Json choices;
+  int64_t accepted = 0;
+};
+// Without `guess` no drafts.
+ChatAnswer chat(const std::string& script, const std::string& more, const std::string& guess, int64_t most) {
+  const auto bpe = testing::harmony_bytes();
+  OpenedModel model;
+  model.decoder = std::make_unique<Scripted>(harmony_ids(script));
+  ServiceOptions options{.name = "scripted"};
+  const ApiRequest request = parse_api_request(
+      R"({"messages": [{"role": "user", "content": "Hi"}], "max_completion_tokens": 120)" + more + "}", true);
+  ChatAnswer answer;
+  if (!guess.empty()) {
+    options.scheduling.drafted = DraftWhich::all;
+    options.scheduling.draft = {.make = {}, .most = most, .step_costs = std::vector<double>(8, 1.0)};
+    options.scheduling.draft.make = [&](Ids) { return std::make_unique<TextDrafter>(harmony_ids(guess)); };
+  }
+  Service s(std::move(model),
+            Vocabulary{.tokenizer = bpe, .bpe = bpe.get(), .chat = std::make_shared<HarmonyFormat>(bpe, "test")},
+            options);
+  Heard heard;
+  s.ask(request, "", heard.answer());
+  const auto [status, body] = heard.end.get_future().get();
+  EXPECT_EQ(status, 200) << body;
+  const Json all = parse_json(body, "answer");
+  answer.choices = all["choices"];
+  if (all.contains("timings")) answer.accepted = all["timings"].value("draft_n_accepted", int64_t(0));
+  return answer;
+}
+
+// The end of the thoughts falls on every row of a step, and drafts go on with the final text or with further thoughts.
+TEST(service, thoughts_that_end_inside_a_draft_are_split_and_held_to_a_schema_as_without_drafts) {
+  const std::string thoughts = "<|channel|>analysis<|message|>Hm, so.",
+                    turn = "<|end|><|start|>assistant<|channel|>final<|message|>",
+                    schema =
+                        R"(, "response_format": {"type": "json_schema", "json_schema": {"name": "s", "strict": true,
+                      "schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+                                 "additionalProperties": false}}})",
+                    object = "{\"a\":12}", chatter = "Sure: 7.";
+  const auto answer_of = [&](const std::string& text) { return thoughts + turn + text + "<|return|>"; };
+  struct Case {
+    std::string script, more, content;  // content: what the script says, where no schema changes it
+  };
+  for (const Case& c : {Case{answer_of(chatter), "", chatter},
+                        {answer_of(object), schema, object},
+                        {answer_of(chatter), schema + R"(, "temperature": 0)", ""},
+                        {answer_of(object), schema + R"(, "logprobs": true, "top_logprobs": 2)", object}}) {
+    const ChatAnswer want = chat(c.script, c.more, "", 0);
+    const Json message = want.choices[0]["message"];
+    EXPECT_EQ(message["reasoning_content"], "Hm, so.") << c.script;
+    if (!c.content.empty()) EXPECT_EQ(message["content"], c.content);
+    for (const std::string& guess : {c.script, thoughts + " And yet more thoughts, without an end", answer_of(chatter),
+                                     answer_of(object), thoughts + "<|end|><|return|>"})
+      for (const int64_t most : {1, 2, 3, 4, 5, 6, 7}) {
+        const ChatAnswer found = chat(c.script, c.more, guess, most);
+        EXPECT_EQ(found.choices, want.choices) << c.script << " by " << guess << ", drafts of " << most;
+        EXPECT_GT(found.accepted, 5);
+      }
   }
 }
 
