@@ -16,6 +16,7 @@
 #include <functional>
 #include <thread>
 
+#include "ingot/core/clock.h"
 #include "ingot/core/log.h"
 #include "ingot/gpu/device.h"
 #endif
@@ -133,8 +134,6 @@ std::string nccl_version() {
 #ifdef INGOT_CUDA_BUILD
 
 namespace {
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 constexpr double kLookEvery = 0.02;   // seconds between two checks of the ranks
 constexpr double kAbortSeconds = 10;  // NCCL's time to end its kernels
 

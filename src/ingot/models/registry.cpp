@@ -1,8 +1,8 @@
 #include "ingot/models/registry.h"
 
-#include <chrono>
 #include <deque>
 
+#include "ingot/core/clock.h"
 #include "ingot/gpu/device.h"
 #include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
@@ -66,12 +66,12 @@ const ModelKind& model_kind_of(const std::string& path) {
 }
 
 OpenedModel open_model(const std::string& path, const DecoderOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   const ModelKind& kind = model_kind_of(path);
   check_device(kind, options.device);
   check_gpus(kind, options);
   OpenedModel m = kind.open(path, options);
-  m.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  m.load_seconds = seconds_since(start);
   return m;
 }
 

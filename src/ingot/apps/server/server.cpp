@@ -17,15 +17,13 @@
 #include <random>
 #include <set>
 
+#include "ingot/core/clock.h"
 #include "ingot/core/log.h"
 #include "ingot/engines/serve/messages.h"
 #include "ingot/io/codecs/sha256.h"
 
 namespace ingot::server {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 // The page; @NONCE@ marks the nonces that let its own script and style pass the content security policy.
 const std::string kPage =

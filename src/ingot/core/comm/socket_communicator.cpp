@@ -6,16 +6,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 
+#include "ingot/core/clock.h"
 #include "ingot/core/cpu/thread_pool.h"
 
 namespace ingot {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 enum class Call : uint32_t { all_reduce, reduce_scatter, all_gather, broadcast, gather_bytes, barrier, roll, goodbye };
 const char* name_of(Call c) {

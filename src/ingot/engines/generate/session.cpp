@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <chrono>
 
+#include "ingot/core/clock.h"
+
 namespace ingot {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 void check(const SessionOptions& o, std::span<const int32_t> prompt, const Decoder& d) {
   ingot::check(o.sampling);
@@ -101,7 +99,7 @@ Answer Session::generate(std::span<const int32_t> prompt, const SessionOptions& 
   try {
     std::optional<draft::AnswerDrafts> drafts = drafts_of(o);
     if (drafts) drafts->append(prompt);
-    auto start = std::chrono::steady_clock::now();
+    auto start = Clock::now();
     // The last token is always fed again, because its logits are needed.
     const auto differ = std::mismatch(fed_.begin(), fed_.end(), prompt.begin(), prompt.end() - 1);
     answer.reused = sequence_.rewind(differ.first - fed_.begin());
@@ -111,7 +109,7 @@ Answer Session::generate(std::span<const int32_t> prompt, const SessionOptions& 
     if (ready) sequence_.checkpoint();
     const bool goes_on = ready && !(o.tokens > 0 && o.cancelled && o.cancelled());
     answer.finish = goes_on ? Finish::length : Finish::cancelled;
-    start = std::chrono::steady_clock::now();
+    start = Clock::now();
     if (goes_on && o.tokens > 0) sample(o, drafts ? &*drafts : nullptr, answer);
     if (drafts) answer.drafts = drafts->counts();
     answer.token_seconds = seconds_since(start);

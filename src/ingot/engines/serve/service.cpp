@@ -5,6 +5,7 @@
 #include <ctime>
 #include <random>
 
+#include "ingot/core/clock.h"
 #include "ingot/core/log.h"
 #include "ingot/engines/serve/answer_grammar.h"
 #include "ingot/engines/serve/answer_text.h"
@@ -17,10 +18,6 @@
 
 namespace ingot {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 std::string random_word() {
   static thread_local std::random_device device;

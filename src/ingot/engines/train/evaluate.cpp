@@ -1,9 +1,9 @@
 #include "ingot/engines/train/evaluate.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
+#include "ingot/core/clock.h"
 #include "ingot/engines/train/device_batch.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/kernels/copy/host_copy.h"
@@ -13,7 +13,7 @@ namespace ingot {
 Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer& tokenizer,
             std::shared_ptr<const TokenSource> source, const ScoreOptions& options,
             std::vector<DocumentScore>* documents) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   const std::string name = source->name();
   const int64_t context = options.context > 0 ? options.context : config.context;
   const int64_t capacity = std::max(options.batch_tokens, context);
@@ -80,7 +80,7 @@ Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer&
     fail(ErrorCode::numeric, "scoring ", name, ": found a loss of ", sum, ", expected a finite number");
   total.loss = total.targets > 0 ? sum / double(total.targets) : 0;
   total.bits_per_byte = total.bytes > 0 ? bits_per_byte(sum, total.bytes) : 0;
-  total.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  total.seconds = seconds_since(start);
   return total;
 }
 

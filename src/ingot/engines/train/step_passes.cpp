@@ -10,10 +10,9 @@
 #include "ingot/kernels/axpby/axpby.h"
 #include "ingot/kernels/copy/copy.h"
 #include "ingot/kernels/sum/sum.h"
+#include "ingot/models/gpt/trained.h"
 
 namespace ingot {
-
-Products products_of(const TrainOptions& o) { return products_named(o.products); }
 
 StepPasses::StepPasses(TrainState& state)
     : s_(state),
@@ -25,7 +24,7 @@ GptOptions StepPasses::options_of(bool loop, int64_t tokens) const {
           .looping = loop,
           .training = true,
           .keep_rows = keep_rows_,
-          .products = products_of(s_.config.train),
+          .products = products_named(s_.config.train.products),
           .device = s_.device,
           .stream = s_.stream};
 }

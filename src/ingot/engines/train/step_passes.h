@@ -41,7 +41,4 @@ class StepPasses {
   PassGraphs graphs_;  // of the model
 };
 
-// The products of a run's options.
-Products products_of(const TrainOptions& o);
-
 }  // namespace ingot

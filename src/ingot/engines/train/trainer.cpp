@@ -1,9 +1,9 @@
 #include "ingot/engines/train/trainer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
+#include "ingot/core/clock.h"
 #include "ingot/core/log.h"
 #include "ingot/core/memory/memory.h"
 #include "ingot/data/prefetch.h"
@@ -24,9 +24,6 @@
 
 namespace ingot {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 constexpr int64_t kCompareEvery = 100;  // steps between comparisons of the ranks' weights
 
@@ -195,7 +192,7 @@ struct Trainer::Impl {
         at.step * here);
   }
   // On a GPU, Muon's iterations run in bf16, as its authors do.
-  Products optimizer_products() const { return state.compute ? Products::bf16 : products_of(config.train); }
+  Products optimizer_products() const { return state.compute ? Products::bf16 : products_named(config.train.products); }
   // The number of scored targets in the next step, over the passes of all ranks.
   int64_t step_targets() const {
     int64_t sum = 0;
@@ -277,7 +274,7 @@ struct Trainer::Impl {
     }
   }
   Score score_on_held_out() const {
-    const Products products = products_of(config.train);
+    const Products products = products_named(config.train.products);
     // The average has no separate copy in the products' type: the average borrows the weights' copy, which is renewed
     // afterwards.
     const Tensor result = state.result_weights();

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "ingot/core/clock.h"
 #include "ingot/core/memory/memory.h"
 #include "ingot/engines/train/device_batch.h"
 #include "ingot/engines/train/pass_graphs.h"
@@ -17,9 +18,6 @@
 
 namespace ingot {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // Tokens [begin, begin + targets] of the source; all but the first are targets.
 struct Work {

@@ -1,9 +1,9 @@
 #include "ingot/models/draft/answer_drafts.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
+#include "ingot/core/clock.h"
 #include "ingot/models/draft/lookup.h"
 
 namespace ingot::draft {
@@ -26,9 +26,9 @@ double time_step(Decoder& decoder, int slot, int64_t rows) {
   decoder.extend(slot, first);
   decoder.sample(slot, o, 1);
   o.draft = draft;
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   decoder.sample(slot, o, rows);
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return seconds_since(start);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <iostream>
 
@@ -10,6 +9,7 @@
 #include "ingot/apps/cli/shared/chart.h"
 #include "ingot/apps/cli/shared/report.h"
 #include "ingot/apps/cli/shared/runs.h"
+#include "ingot/core/clock.h"
 #include "ingot/core/cpu/cpu.h"
 #include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/log.h"
@@ -78,13 +78,13 @@ class Demo {
   explicit Demo(const DemoCommand& options) : o_(options) {}
 
   void run() {
-    const auto started = std::chrono::steady_clock::now();
+    const auto started = Clock::now();
     prepare();
     train();
     compare();
     write_report();
     log_info("\nwrote ", join_path(o_.out, "loss.svg"), " and ", join_path(o_.out, "report.html"), " after ",
-             format_duration(std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count()));
+             format_duration(seconds_since(started)));
     const std::string run = cli::quoted(run_directory()), data = cli::quoted(data_);
     log_info("Try next:\n  ", program_name(), " generate ", run, " --prompt ",
              o_.data.empty() ? "\"#include <\"" : cli::quoted(last_line(prompt_)), " --temperature 0.8\n  ",
@@ -139,7 +139,7 @@ class Demo {
 
   void sample(const std::string& moment, const Tensor& weights) {
     const RunConfig& config = trainer_->config();
-    Generator generator(config.model, weights, trainer_->looping(), products_of(config.train));
+    Generator generator(config.model, weights, trainer_->looping(), products_named(config.train.products));
     Continuation c;
     c.prompt = prompt_;
     c.options = {.tokens = kSampleTokens, .sampling = {.temperature = 0.8, .top_p = 0.95}, .seed = 1};
@@ -221,7 +221,7 @@ class Demo {
   void chat() {
     const RunConfig& config = trainer_->config();
     const HostCopy weights(trainer_->result_weights(), Stream{});
-    Generator generator(config.model, weights.tensor(), trainer_->looping(), products_of(config.train));
+    Generator generator(config.model, weights.tensor(), trainer_->looping(), products_named(config.train.products));
     write_out("\nType a line, it continues. /serve opens a page for the browser. An empty line or Ctrl-D ends.\n");
     uint64_t seed = 1;
     for (std::string line; write_out("\n> "), std::getline(std::cin, line) && !line.empty(); ++seed) {

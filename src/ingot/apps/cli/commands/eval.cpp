@@ -1,6 +1,5 @@
 // ingot eval: scores text or token ids under a model.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 
@@ -10,6 +9,7 @@
 #include "ingot/apps/cli/shared/models.h"
 #include "ingot/apps/cli/shared/ranks.h"
 #include "ingot/apps/cli/shared/runs.h"
+#include "ingot/core/clock.h"
 #include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/log.h"
 #include "ingot/data/documents.h"
@@ -92,7 +92,7 @@ void eval_ids(const EvalCommand& o) {
   const OpenedModel model = open_model(path, int64_t(longest) - 1, o.on);
   check_ids(lists, model.decoder->vocab(), o.ids);
   Interrupt interrupt;
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   OrderedJson sequences = OrderedJson::array();
   double sum = 0;
   int64_t targets = 0;
@@ -106,7 +106,7 @@ void eval_ids(const EvalCommand& o) {
     targets += int64_t(losses.size());
     sequences.push_back({{"tokens", lists[i].size()}, {"losses", losses}});
   }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds = seconds_since(start);
   const double loss = sum / double(targets);
   if (!o.json)
     return write_out(o.ids + " (" + counted(int64_t(lists.size()), "list") + "): loss " + fixed(loss, 4) +

@@ -1,10 +1,10 @@
 #include "ingot/apps/cli/measure/prompts.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "ingot/apps/cli/measure/decode.h"
+#include "ingot/core/clock.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/models/decode/model/ranked_model.h"
 #include "ingot/models/gpt_oss/archive.h"
@@ -32,14 +32,14 @@ std::vector<int32_t> ids_of(int64_t n, int64_t vocab) {
 
 double milliseconds_of(RankedModel& m, std::span<const int32_t> ids, int64_t batch) {
   m.rewind(0);
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   const size_t most = size_t(batch);
   for (size_t at = 0; at < ids.size(); at += most) {
     const auto part = ids.subspan(at, std::min(most, ids.size() - at));
     m.extend(part, at + part.size() == ids.size() ? 1 : 0);
   }
   m.likeliest();  // waits for the GPU, and throws where the logits are not finite
-  return 1e3 * std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return 1e3 * seconds_since(begin);
 }
 
 // The times of each length, sorted.

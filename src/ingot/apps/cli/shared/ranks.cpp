@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +17,7 @@
 #include "ingot/apps/cli/framework/cli.h"
 #include "ingot/apps/cli/framework/interrupt.h"
 #include "ingot/apps/cli/shared/runs.h"
+#include "ingot/core/clock.h"
 #include "ingot/core/cpu/shared_counter.h"
 #include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/log.h"
@@ -29,12 +29,9 @@ extern char** environ;
 namespace ingot::cli {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr double kGrace = 5;  // seconds in which the other ranks can report their errors after one rank has ended
 constexpr const char *kListener = "INGOT_RANK_LISTENER", *kReport = "INGOT_RANK_REPORT", *kStop = "INGOT_RANK_STOP",
                      *kCounter = "INGOT_RANK_COUNTER";
-
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 // The ends of a pipe, closed by the destructor.
 struct Pipe {

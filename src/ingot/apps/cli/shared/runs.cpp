@@ -72,7 +72,6 @@ Device training_device(const GptConfig& config, DeviceChoice device, GptUse use)
 SplitOptions split_options(const TrainOptions& o) {
   return {.every = o.held_out_every, .tail = o.held_out_tail, .seed = o.split_seed};
 }
-Products products_of(const TrainOptions& o) { return o.products == "bf16" ? Products::bf16 : Products::fp32; }
 
 std::vector<Document> documents_of(const std::string& path) {
   std::vector<std::string> left_out;

@@ -26,9 +26,8 @@ void add_device(Command& c, DeviceChoice& device);
 Device training_device(const GptConfig& config, const std::string& device);
 Device training_device(const GptConfig& config, DeviceChoice device, GptUse use = GptUse::training);
 
-// The options with which the run split its data, and the precision of its products.
+// The options with which the run split its data.
 SplitOptions split_options(const TrainOptions& o);
-Products products_of(const TrainOptions& o);
 
 // The documents of a path. The log names the files that are left out.
 std::vector<Document> documents_of(const std::string& path);
