@@ -284,9 +284,9 @@ class Reports(unittest.TestCase):
                 counts(8, wrong)
 
         def token(ms):
-            return {"phased": {"mean_ms": 2 * ms}, "megakernel": {"mean_ms": ms}, "screened": {"mean_ms": ms - 0.25}}
+            return {"phased": {"mean_ms": 2 * ms}, "megakernel": {"mean_ms": ms}, "prefiltered": {"mean_ms": ms - 0.25}}
         said = {"decode": {"token": token(1.75), "stages": {}, "read_TBps": 4.0,
-                           "shared": [{"gpus": n, "token": token(ms), "token_bytes": 4e9 / n, "screened_bytes": 3e9 / n} for n, ms in ((2, 1.25), (4, 1.0))]},
+                           "shared": [{"gpus": n, "token": token(ms), "token_bytes": 4e9 / n, "prefiltered_bytes": 3e9 / n} for n, ms in ((2, 1.25), (4, 1.0))]},
                 "prompt": {"prompts": [{"gpus": n, "tokens": 100, "p50_ms": 30 / n, "best_ms": 29 / n, "one_gpu_ms": 30.0, "flops": 0, "weight_bytes": 4e9 / n} for n in (2, 4)]}}
         case, lines = gpu_decode_gpus.CASES[0], []
 
@@ -298,9 +298,9 @@ class Reports(unittest.TestCase):
         self.assertEqual([line[line.index("--gpus") + 1] for line in lines], ["2,4", "2,4"])
         self.assertEqual([(r["name"].split(", ", 2)[2], r["ours_us"], r["peers"], r["limit_us"]) for r in tokens],
                          [("2 GPUs, tensor", 1250, {"one GPU": 1750, "phased": 2500}, 500),
-                          ("2 GPUs, tensor, head screened in 8 bits", 1000, {"one GPU": 1500, "whole_head": 1250}, 375),
+                          ("2 GPUs, tensor, int8 prefilter of the head", 1000, {"one GPU": 1500, "whole_head": 1250}, 375),
                           ("4 GPUs, tensor", 1000, {"one GPU": 1750, "phased": 2000}, 250),
-                          ("4 GPUs, tensor, head screened in 8 bits", 750, {"one GPU": 1500, "whole_head": 1000}, 187.5)])
+                          ("4 GPUs, tensor, int8 prefilter of the head", 750, {"one GPU": 1500, "whole_head": 1000}, 187.5)])
         self.assertEqual([(r["name"].split(", ")[2], r["ours_us"], r["peers"]["one GPU"], r["limit_us"]) for r in prompts],
                          [("2 GPUs", 15000, 30000, 500), ("4 GPUs", 7500, 30000, 250)])
         self.assertEqual(len(tokens), 2 * gpu_decode_gpus.rows_of(case))

@@ -32,11 +32,14 @@ WITH_MEMORY["models"] = ("Peak GPU memory in GB, weights and moments included: "
 WITH_MEMORY["train_memory"] = ("GPU memory of a run in GB: ", lambda r: row_name(r).rsplit(", ", 1)[0])
 
 
-def row_name(result):
-    name = result["name"] + result.get("note", "")
+def in_our_words(name):
     for word, ours in ROW_WORDS.items():
         name = name.replace(word, ours)
     return name
+
+
+def row_name(result):
+    return in_our_words(result["name"] + result.get("note", ""))
 
 
 def percent(share):
@@ -103,7 +106,7 @@ GPU_TABLES = {"serve": serve_table}
 
 
 def key_of(result):
-    return result["name"], tuple(result["shape"]), result["dtype"]
+    return in_our_words(result["name"]), tuple(result["shape"]), result["dtype"]
 
 
 def tabled(suite):
@@ -204,7 +207,7 @@ _SAMPLED = ("a token of GPT-OSS-{size}'s shapes, sampled at temperature 1 throug
             "{{peer_ms:.2f}} ms.")
 HEADLINES = [
     [("decode", {"name": "gpt-oss-120b, bf16 dense, temperature 1, through the decoder", **_TOKEN}, _SAMPLED.format(size="120B"), "kernels"),
-     ("decode", {"name": "gpt-oss-120b, bf16 dense, head screened in 8 bits", **_TOKEN},
+     ("decode", {"name": "gpt-oss-120b, bf16 dense, int8 prefilter of the head", **_TOKEN},
       "kernel time of one greedy token of GPT-OSS-120B's shapes, 1,024 tokens of context: **{ms:.2f} ms** with the int8 prefilter of the head, {peer_ms:.2f} ms with the head in full precision.",
       "whole_head")],
     [("serve", {"model": "gpt-oss-120b"}, None, None),
@@ -243,7 +246,8 @@ def headline_of(suite, report, row, text, named):
     if suite == "serve":
         return [line for line in [serve_line(report, row["model"])] if line]
     lines = []
-    for r in (r for r in report["results"] if all(r[k] == v for k, v in row.items())):
+    alike = lambda a, b: in_our_words(a) == in_our_words(b) if isinstance(a, str) else a == b
+    for r in (r for r in report["results"] if all(alike(r[k], v) for k, v in row.items())):
         us, values = r["ours_us"], {}
         rivals = {peer: time for peer, time in r["peers"].items() if named in (None, peer)}
         if "answer" in r:

@@ -78,14 +78,14 @@ def rows(model, found):
         for at in sorted([found, *found.get("contexts", [])], key=lambda at: at["context"]):
             out.append(row(what, [at["context"]], at["token"]["megakernel"]["mean_ms"], {"phased": at["token"]["phased"]["mean_ms"]}, limit_ms(at["token_bytes"]),
                            token=at["token"], token_bytes=at["token_bytes"], prompt_ms_of_16=found["prompt_ms_of_16"]))
-            if "screened" in at["token"]:
-                out.append(row(f"{what}, head screened in 8 bits", [at["context"]], at["token"]["screened"]["mean_ms"], {"whole_head": at["token"]["megakernel"]["mean_ms"]},
-                               limit_ms(at["screened_bytes"]), screened=at["token"]["screened"]))
+            if "prefiltered" in at["token"]:
+                out.append(row(f"{what}, int8 prefilter of the head", [at["context"]], at["token"]["prefiltered"]["mean_ms"], {"whole_head": at["token"]["megakernel"]["mean_ms"]},
+                               limit_ms(at["prefiltered_bytes"]), prefiltered=at["token"]["prefiltered"]))
     for sampled in found.get("sampled", []):
-        size = found["screened_bytes"] or found["token_bytes"]
+        size = found["prefiltered_bytes"] or found["token_bytes"]
         for name in SAMPLED:
             token = sampled["token"][name]
-            kernels = (found["token"].get("screened", found["token"]["megakernel"]) if name == "greedy" else found["token"]["sampled"])["mean_ms"]
+            kernels = (found["token"].get("prefiltered", found["token"]["megakernel"]) if name == "greedy" else found["token"]["sampled"])["mean_ms"]
             out.append(row(f"{what}, {name}, through the decoder", [found["context"]], token["mean_ms"], {"kernels": kernels}, limit_ms(size), sampled=token))
     for a in found.get("answers", []):
         whole = dict(first_token_ms=a["first_token_ms"], token_ms=a["token_ms"], whole_ms=a["whole_ms"])

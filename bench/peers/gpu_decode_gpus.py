@@ -53,8 +53,8 @@ def measure(case, counts, ingot):
                     "limit_us": size / found["read_TBps"] * 1e-6, "read_TBps": found["read_TBps"], **more}
 
         yield row("", "megakernel", shared["token_bytes"], "phased", "phased", one=found["token"], one_stages=found["stages"], **shared)
-        if "screened" in shared["token"]:
-            yield row(", head screened in 8 bits", "screened", shared["screened_bytes"], "whole_head", "megakernel", screened=shared["token"]["screened"])
+        if "prefiltered" in shared["token"]:
+            yield row(", int8 prefilter of the head", "prefiltered", shared["prefiltered_bytes"], "whole_head", "megakernel", prefiltered=shared["token"]["prefiltered"])
 
 
 def measure_prompts(case, counts, ingot, ceiling):

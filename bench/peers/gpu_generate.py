@@ -20,9 +20,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from gpu_common import IN_MEMORY, Native, begun, ceilings, gpu_state, parsed, picked, program_options, write_report  # noqa: E402
 from train_runs import PRESET, in_turn, median_of, write_data  # noqa: E402
 
-DRAWS = {"greedy": ["--temperature", "0"], "drawn": ["--temperature", "0.8"]}
+DRAWS = {"greedy": ["--temperature", "0"], "sampled": ["--temperature", "0.8"]}
 # Model, sampling, tokens, and the number of tokens on the CPU.
-CASES = (("nano", "greedy", 2000, 2000), ("nano", "drawn", 2000, 2000), ("golf", "drawn", 1000, 64))
+CASES = (("nano", "greedy", 2000, 2000), ("nano", "sampled", 2000, 2000), ("golf", "sampled", 1000, 64))
 
 
 def label(case):

@@ -31,9 +31,9 @@ void print_path(const std::string& path, const TokenTimes& of, const std::string
             more + "\n");
 }
 std::string shown_path(const std::string& path) {
-  return path == "screened"  ? "megakernel, int8 prefilter of the head"
-         : path == "sampled" ? "megakernel, sampled at temperature 1"
-                             : path;
+  return path == "prefiltered" ? "megakernel, int8 prefilter of the head"
+         : path == "sampled"   ? "megakernel, sampled at temperature 1"
+                               : path;
 }
 void print_shared(const Options& o, const DecodeTimes& t, const SharedTimes& s) {
   const std::string gpus = std::to_string(s.gpus) + " GPUs";
@@ -63,8 +63,9 @@ void print_shared(const Options& o, const DecodeTimes& t, const SharedTimes& s) 
 
 template <class Times> void print_paths(const Times& t, double read_TBps) {
   for (const auto& [path, of] : t.token) {
-    const bool screened = path == "screened" || path == "sampled";
-    const double TBps = double(screened && t.screened_bytes > 0 ? t.screened_bytes : t.token_bytes) / of.mean_ms * 1e-9;
+    const bool prefiltered = path == "prefiltered" || path == "sampled";
+    const double TBps =
+        double(prefiltered && t.prefiltered_bytes > 0 ? t.prefiltered_bytes : t.token_bytes) / of.mean_ms * 1e-9;
     const std::string speed =
         read_TBps > 0 ? ", " + fixed(TBps, 2) + " TB/s, " + fixed(100 * TBps / read_TBps, 0) + " % of reading alone"
         : TBps > 0    ? ", " + fixed(1e3 * TBps, 1) + " GB/s"
@@ -158,6 +159,7 @@ OrderedJson as_json(const std::vector<std::pair<std::string, TokenTimes>>& paths
   OrderedJson token = OrderedJson::object();
   for (const auto& [path, of] : paths)
     token[path] = {{"mean_ms", of.mean_ms}, {"p50_ms", of.p50_ms}, {"p99_ms", of.p99_ms}, {"best_ms", of.best_ms}};
+  if (token.contains("prefiltered")) token["screened"] = token["prefiltered"];  // the earlier name, for one version
   return token;
 }
 OrderedJson as_json(const megakernel::ExchangeTimes& e) {
@@ -179,7 +181,8 @@ void add_contexts(OrderedJson& json, const DecodeTimes& t) {
     json["contexts"].push_back({{"context", at.context},
                                 {"token", as_json(at.token)},
                                 {"token_bytes", at.token_bytes},
-                                {"screened_bytes", at.screened_bytes}});
+                                {"prefiltered_bytes", at.prefiltered_bytes},
+                                {"screened_bytes", at.prefiltered_bytes}});
   for (const AnswerTimes& a : t.answers)
     json["answers"].push_back({{"prompt", a.prompt},
                                {"tokens", a.tokens},
@@ -202,7 +205,8 @@ OrderedJson as_json(const SharedTimes& s, Split split) {
           {"token", as_json(s.token)},
           {"prompt_ms_of_16", s.prompt_ms},
           {"token_bytes", s.token_bytes},
-          {"screened_bytes", s.screened_bytes},
+          {"prefiltered_bytes", s.prefiltered_bytes},
+          {"screened_bytes", s.prefiltered_bytes},
           {"first_token_ms", s.first_token_ms},
           {"stages", by_gpu},
           {"exchange_idle", as_json(s.idle)},
@@ -226,7 +230,8 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
                    {"prompt_ms_of_16", t.prompt_ms},
                    {"first_token_ms", t.first_token_ms},
                    {"token_bytes", t.token_bytes},
-                   {"screened_bytes", t.screened_bytes},
+                   {"prefiltered_bytes", t.prefiltered_bytes},
+                   {"screened_bytes", t.prefiltered_bytes},
                    {"weight_bytes", t.weight_bytes},
                    {"read_TBps", t.read_TBps},
                    {"phases_us", phases},

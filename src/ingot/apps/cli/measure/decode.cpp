@@ -138,7 +138,7 @@ void time_paths(Model& m, const DecodeMeasurement& o, int64_t context, Times& ti
     if (!persistent) continue;
     if (has_prefilter(m)) {
       m.fill_cache_with_random(context);
-      times.token.emplace_back("screened", time_tokens(m, o.tokens, true));
+      times.token.emplace_back("prefiltered", time_tokens(m, o.tokens, true));
     }
     m.fill_cache_with_random(context);
     times.token.emplace_back("sampled", time_sampled_tokens(m, o.tokens));
@@ -293,7 +293,7 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   if (o.prompt) times.first_token_ms = time_prompt(m, o.context, m.prompt_batch());
   time_paths(m, o, o.context, times);
   times.token_bytes = bytes_of_token(m, o.context + o.tokens / 2);
-  times.screened_bytes = bytes_with_prefilter(m, o.context + o.tokens / 2);
+  times.prefiltered_bytes = bytes_with_prefilter(m, o.context + o.tokens / 2);
   const int64_t bytes = std::min<int64_t>(m.weight_bytes(), int64_t(8) << 30) / 16 * 16;
   times.read_TBps = double(bytes) / seconds_of_reading(m, bytes) * 1e-12;
   for (const int64_t context : o.contexts) {
@@ -301,7 +301,7 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
     t.context = context;
     time_paths(m, o, context, t);
     t.token_bytes = bytes_of_token(m, context + o.tokens / 2);
-    t.screened_bytes = bytes_with_prefilter(m, context + o.tokens / 2);
+    t.prefiltered_bytes = bytes_with_prefilter(m, context + o.tokens / 2);
   }
   m.use_megakernel(o.megakernel);
   for (const auto& [prompt, tokens] : o.answers) times.answers.push_back(time_answer(m, prompt, tokens));
@@ -339,8 +339,8 @@ void measure_small_batch(const GptOssConfig& c, const DecoderOptions& options, c
     const int64_t context = o.context + o.tokens / 2, bytes = bytes_of_token(m.rank(r), context);
     shared.token_bytes = std::max(shared.token_bytes, bytes);
     if (has_prefilter(m))  // on the GPUs with rows of the head
-      shared.screened_bytes =
-          std::max(shared.screened_bytes, m.rank(r).has_prefilter() ? bytes_with_prefilter(m.rank(r), context) : bytes);
+      shared.prefiltered_bytes = std::max(shared.prefiltered_bytes,
+                                          m.rank(r).has_prefilter() ? bytes_with_prefilter(m.rank(r), context) : bytes);
   }
   if (!o.megakernel || !m.use_megakernel(true)) return;
   m.fill_cache_with_random(o.context);

@@ -56,7 +56,7 @@ struct SharedTimes {
   std::vector<std::pair<std::string, TokenTimes>> token;  // by path
   double prompt_ms = 0;                                   // of 16 tokens of the prompt
   int64_t token_bytes = 0;                                // bytes of weights and keys that the busiest GPU reads
-  int64_t screened_bytes = 0;                             // as in ContextTimes
+  int64_t prefiltered_bytes = 0;                          // as in ContextTimes
   double first_token_ms = 0;                              // as in DecodeTimes
   megakernel::ExchangeTimes idle, loaded, link;           // an exchange of the residual stream's width
   std::vector<std::vector<StageTimes>> stages;            // by GPU
@@ -65,7 +65,7 @@ struct ContextTimes {
   int64_t context = 0;
   std::vector<std::pair<std::string, TokenTimes>> token;  // by path
   int64_t token_bytes = 0;
-  int64_t screened_bytes = 0;  // where the head is prefiltered (decode/prefilter/int8_prefilter.h)
+  int64_t prefiltered_bytes = 0;  // where the head is prefiltered (decode/prefilter/int8_prefilter.h)
 };
 // The times of a prompt and its greedy answer, by the megakernel where the megakernel is timed.
 struct AnswerTimes {
@@ -84,13 +84,13 @@ struct BatchedStepTimes {
   std::vector<std::pair<std::string, double>> phases;  // as in DecodeTimes
 };
 struct DecodeTimes {
-  // By path: "phased"; "megakernel"; "screened", the megakernel with the int8 prefilter; "sampled", the faster of the
-  // last two at temperature 1. The first three are greedy.
+  // By path: "phased"; "megakernel"; "prefiltered", the megakernel with the int8 prefilter; "sampled", the faster of
+  // the last two at temperature 1. The first three are greedy.
   std::vector<std::pair<std::string, TokenTimes>> token;
-  double prompt_ms = 0;        // of 16 tokens of the prompt
-  double first_token_ms = 0;   // from the start of the whole prompt to the first token of the answer; 0: not measured
-  int64_t token_bytes = 0;     // bytes of weights and keys that a token reads
-  int64_t screened_bytes = 0;  // as in ContextTimes
+  double prompt_ms = 0;       // of 16 tokens of the prompt
+  double first_token_ms = 0;  // from the start of the whole prompt to the first token of the answer; 0: not measured
+  int64_t token_bytes = 0;    // bytes of weights and keys that a token reads
+  int64_t prefiltered_bytes = 0;  // as in ContextTimes
   int64_t weight_bytes = 0;
   double read_TBps = 0;                                // the memory rate of a kernel that only reads, in the same run
   std::vector<std::pair<std::string, double>> phases;  // microseconds per launch, with launches back to back
