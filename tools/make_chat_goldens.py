@@ -9,7 +9,8 @@ TEMPLATES is a folder with these files:
 - mistral_v3.jinja (of Mistral-7B-Instruct-v0.3 and Mistral-Large-Instruct-2407), mistral_v3_tekken.jinja (of Mistral-Nemo-Instruct-2407) and
   mistral_v7.jinja (of Mistral-Large-Instruct-2411): llama.cpp's models/templates and tests/test-chat-template.cpp of 2025-02 have them.
 - mistral_common_v3_tekken, mistral_common_v7 and mistral_common_v7_tekken.jinja, and the first and the last of these with _images: what
-  generate_chat_template() of mistral-common 1.13.1 gives for these versions, with variables for the special tokens.
+  generate_chat_template() of mistral-common 1.13.1 gives for these versions, with variables for the special tokens. The same with _default: with
+  DEFAULT_SYSTEM as default_system_prompt.
 Templates run in Jinja2's sandbox with the settings of transformers. The templates themselves are not part of the tree; their hashes are in
 src/ingot/text/chat/templates.cpp.
 """
@@ -42,10 +43,16 @@ def result(content, id="call00001"):
     return (T, content, {"call_id": id})
 
 
+DEFAULT_SYSTEM = "You're Mistral's \\ model.\n\nBe \"brief\"."  # of the templates whose name ends in _default
+# Not of mistral_common_v7, whose template leaves out the space in front of the default text, which its tokenizer writes itself.
+DEFAULTS = ["mistral_common_v3_tekken_default", "mistral_common_v7_tekken_default"]
+
 # Messages are (role, content, further keys).
 CASES = {
     "a question": dict(messages=[(U, "Hello, what are you?", {})]),
     "a system message": dict(messages=[(S, "Answer in French.", {}), (U, "Hello\n\nthere", {})]),
+    "an empty system message": dict(messages=[(S, "", {}), (U, "Hello", {})], of=DEFAULTS[:1]),
+    "instructions after a question": dict(messages=[(U, "Hello", {}), (A, "Hi", {}), (S, "Be brief.", {}), (U, "1 + 1?", {})], of=DEFAULTS[:1]),
     "turns": dict(messages=[(U, "1 + 1?", {}), (A, "2", {}), (U, "Ünïcode 日本 😀?", {}), (A, "Yes.\n", {}), (U, " and\tnow? ", {})]),
     "a system message and turns": dict(messages=[(S, " Be brief.\n", {}), (U, "1 + 1?", {}), (A, "2", {}), (U, "2 + 2?", {})]),
     "thoughts": dict(messages=[(U, "1 + 1?", {}), (A, "2", {"thoughts": "One and one."}), (U, "2 + 2?", {})], only=["qwen3"]),
@@ -57,7 +64,7 @@ CASES = {
         tools=[TOOL], only=FUNCTIONS, skip=["mistral_v3", "mistral_v3_tekken"]),  # these templates write a result that is not JSON without quotes
     "a call whose result is JSON": dict(
         messages=[(U, "Weather in Rome?", {}), (A, "", {"calls": [call("weather", {"city": "Rome"})]}), result('{"sky": ["blue", 1.5]}')],
-        tools=[TOOL], only=["mistral-v3", "mistral-v3-tekken"], skip=["mistral_common_v3_tekken", "mistral_common_v3_tekken_images"]),  # a string there
+        tools=[TOOL], only=["mistral-v3", "mistral-v3-tekken"], skip=["mistral_common_v3_tekken", "mistral_common_v3_tekken_images", DEFAULTS[0]]),  # a string there
     "text, two calls and two results": dict(
         messages=[(U, "Weather in Rome and Köln?", {}),
                   (A, "Let me look.", {"calls": [call("weather", {"city": "Rome"}), call("weather", {"city": "Köln"}, "call00002")]}),
@@ -74,8 +81,9 @@ CASES = {
 }
 FORMATS = {"smollm2": ["smollm2"], "qwen2.5": ["qwen2_5"], "qwen3": ["qwen3"], "qwen3-instruct": ["qwen3_instruct_2507"],
            "llama3": ["llama3"], "llama3.1": ["llama3_1", "llama3_2"], "mistral-v3": ["mistral_v3"],
-           "mistral-v3-tekken": ["mistral_v3_tekken", "mistral_common_v3_tekken", "mistral_common_v3_tekken_images"],
-           "mistral-v7": ["mistral_v7", "mistral_common_v7"], "mistral-v7-tekken": ["mistral_common_v7_tekken", "mistral_common_v7_tekken_images"],
+           "mistral-v3-tekken": ["mistral_v3_tekken", "mistral_common_v3_tekken", "mistral_common_v3_tekken_images", DEFAULTS[0]],
+           "mistral-v7": ["mistral_v7", "mistral_common_v7"],
+           "mistral-v7-tekken": ["mistral_common_v7_tekken", "mistral_common_v7_tekken_images", DEFAULTS[1]],
            "gemma3": ["gemma3"]}
 ENDS = {"mistral": ("<s>", "</s>"), "gemma3": ("<bos>", "<eos>")}  # the first and the last token; of the others those of Llama 3
 
@@ -118,10 +126,11 @@ def main():
             print(f"{name:18} {file:32} {hashlib.sha256(text.rstrip().encode()).hexdigest()}")
             template = environment().from_string(text)
             for title, case in CASES.items():
-                if name not in case.get("only", FORMATS) or file in case.get("skip", []) or (case.get("tools") and file in WITHOUT_FUNCTIONS):
+                if name not in case.get("only", FORMATS) or file in case.get("skip", []) or file not in case.get("of", [file]) or (case.get("tools") and file in WITHOUT_FUNCTIONS):
                     continue
+                more = dict(default_system=DEFAULT_SYSTEM) if file in DEFAULTS else {}
                 out.append(dict(format=name, template=file, title=title, messages=case["messages"], tools=case.get("tools", []),
-                                effort=case.get("effort", ""), prompt=render(template, case, name)))
+                                effort=case.get("effort", ""), **more, prompt=render(template, case, name)))
     lines = ",\n".join("  " + json.dumps(o, ensure_ascii=False) for o in out)
     Path(__file__).resolve().parents[1].joinpath("tests/data/chat_formats/prompts.json").write_text(f"[\n{lines}\n]\n")
 

@@ -89,10 +89,11 @@ std::unique_ptr<Tokenizer> tokenizer_of(const std::string& model) {
 // The chat format named in the options, or given by the model's template.
 void find_chat_format(const std::string& model, const VocabularyOptions& o, Vocabulary& v) {
   const std::string where = o.tokenizer.empty() ? model : o.tokenizer;
-  std::string name = o.chat_format;
+  std::string name = o.chat_format, default_system;
   if (name.empty()) {
     const std::string text = chat_template_of(checkpoint_source(model));
     name = chat_format_of_template(text);
+    if (const auto system = default_system_of_template(text)) default_system = system->text;
     std::string known;
     for (const std::string& n : chat_format_names()) known += (known.empty() ? "" : ", ") + n;
     if (name.empty())
@@ -102,7 +103,7 @@ void find_chat_format(const std::string& model, const VocabularyOptions& o, Voca
   }
   if (v.no_chat.empty()) {
     try {
-      v.chat = make_chat_format(name, v.tokenizer, where);
+      v.chat = make_chat_format(name, v.tokenizer, where, default_system);
     } catch (const Error& e) {  // without a conversation the model still continues texts
       if (o.chat || !o.chat_format.empty()) throw;
       v.no_chat = e.what();

@@ -29,9 +29,10 @@ std::string mistral_call_id(const std::string& id) {
 }
 
 MistralFormat::MistralFormat(std::shared_ptr<const Tokenizer> tokenizer, const MistralStyle& style,
-                             const std::string& where)
+                             const std::string& where, std::string default_system)
     : tokenizer_(std::move(tokenizer)),
       style_(style),
+      default_system_(std::move(default_system)),
       writes_spaces_(style.spaces && !adds_space(*tokenizer_)),
       begin_(required_special(*tokenizer_, "<s>", where)),
       end_(required_special(*tokenizer_, "</s>", where)),
@@ -53,8 +54,13 @@ void MistralFormat::write_text(const std::string& text, PromptIds& out) const {
   out.text(text);
 }
 
-// Version 3 has no turn for instructions: all of them stand in front of the last question.
+// Version 3 has no turn for instructions: all of them stand in front of the last question. The default text counts
+// where version 3 has no instructions at all, and version 7 none at the start, be they empty.
 std::string MistralFormat::take_instructions(const ChatConversation& c, std::vector<ChatMessage>& messages) const {
+  const auto instructs = [](const ChatMessage& m) { return m.role == ChatRole::instructions; };
+  const auto looked_at = messages.begin() + (style_.version >= 7 ? std::min<int64_t>(1, int64_t(messages.size()))
+                                                                 : int64_t(messages.size()));
+  if (c.identity.empty() && std::none_of(messages.begin(), looked_at, instructs)) return default_system_;
   std::string text = take_system_text(c, messages);
   if (style_.version >= 7) return text;
   std::erase_if(messages, [&](const ChatMessage& m) {

@@ -23,8 +23,10 @@ struct MistralStyle {
 
 class MistralFormat final : public ChatFormat {
  public:
-  // A vocabulary that lacks a control token is refused (bad_data), named by `where`.
-  MistralFormat(std::shared_ptr<const Tokenizer> tokenizer, const MistralStyle& style, const std::string& where);
+  // A vocabulary that lacks a control token is refused (bad_data), named by `where`. `default_system`: the instructions
+  // of a conversation without any.
+  MistralFormat(std::shared_ptr<const Tokenizer> tokenizer, const MistralStyle& style, const std::string& where,
+                std::string default_system = "");
 
   const char* name() const override { return style_.name; }
   std::vector<std::string> efforts() const override { return {}; }
@@ -44,6 +46,7 @@ class MistralFormat final : public ChatFormat {
 
   const std::shared_ptr<const Tokenizer> tokenizer_;
   const MistralStyle style_;
+  const std::string default_system_;
   const bool writes_spaces_;  // the format has spaces that the tokenizer does not add
   const int32_t begin_, end_, question_begin_, question_end_, functions_begin_, functions_end_, calls_, result_begin_,
       result_end_;

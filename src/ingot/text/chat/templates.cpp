@@ -53,7 +53,24 @@ constexpr Llama3Style kLlama3[] = {{.name = "llama3"}, {.name = "llama3.1", .dat
 
 }  // namespace
 
-std::string chat_format_of_template(const std::string& text) {
+std::optional<DefaultSystem> default_system_of_template(const std::string& text) {
+  const std::string begin = "{%- set default_system_message = '", end = "' %}";
+  const size_t at = text.find(begin);
+  if (at == text.npos) return {};
+  DefaultSystem found;
+  size_t i = at + begin.size();
+  for (; i < text.size() && text[i] != '\''; ++i) {
+    if (text[i] == '\\' && (++i == text.size() || (text[i] != '\\' && text[i] != '\''))) return {};
+    found.text += text[i];
+  }
+  if (found.text.empty() || text.compare(i, end.size(), end) != 0) return {};
+  found.rest_of_template = text.substr(0, at + begin.size()) + text.substr(i);
+  return found;
+}
+
+std::string chat_format_of_template(const std::string& given) {
+  const std::optional<DefaultSystem> system = default_system_of_template(given);
+  const std::string& text = system ? system->rest_of_template : given;
   const std::string hash = sha256(std::string_view(text).substr(0, text.find_last_not_of(" \t\r\n") + 1));
   for (const KnownTemplate& t : kKnown)
     if (hash == t.sha256) return t.format;
@@ -70,7 +87,7 @@ std::vector<std::string> chat_format_names() {
 }
 
 std::shared_ptr<const ChatFormat> make_chat_format(const std::string& name, std::shared_ptr<const Tokenizer> tokenizer,
-                                                   const std::string& where) {
+                                                   const std::string& where, const std::string& default_system) {
   if (name == "harmony") {
     auto bpe = std::dynamic_pointer_cast<const ByteBpe>(tokenizer);
     if (bpe == nullptr)
@@ -83,7 +100,7 @@ std::shared_ptr<const ChatFormat> make_chat_format(const std::string& name, std:
   for (const Llama3Style& s : kLlama3)
     if (name == s.name) return std::make_shared<Llama3Format>(std::move(tokenizer), s, where);
   for (const MistralStyle& s : kMistral)
-    if (name == s.name) return std::make_shared<MistralFormat>(std::move(tokenizer), s, where);
+    if (name == s.name) return std::make_shared<MistralFormat>(std::move(tokenizer), s, where, default_system);
   if (name == GemmaFormat::kName) return std::make_shared<GemmaFormat>(std::move(tokenizer), where);
   std::string known;
   for (const std::string& n : chat_format_names()) known += (known.empty() ? "" : ", ") + n;

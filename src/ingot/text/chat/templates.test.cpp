@@ -97,9 +97,27 @@ TEST(chat_templates, prompts_are_those_of_the_published_templates) {
   ASSERT_GE(cases.size(), 110u);
   const auto bpe = vocabulary();
   for (const OrderedJson& c : cases)
-    EXPECT_EQ(text_of(*bpe, format(c.at("format").get<std::string>())->prompt(conversation_of(c))),
-              c.at("prompt").get<std::string>())
+    EXPECT_EQ(
+        text_of(*bpe,
+                make_chat_format(c.at("format"), bpe, "t", c.value("default_system", ""))->prompt(conversation_of(c))),
+        c.at("prompt").get<std::string>())
         << c.at("template") << ": " << c.at("title");
+}
+
+TEST(chat_templates, a_default_system_text_is_a_line_of_the_template) {
+  const auto of = [](const std::string& literal) {
+    return default_system_of_template("{#- a #}\n{%- set default_system_message = '" + literal + "' %}\n{{- x }}");
+  };
+  const std::string without = "{#- a #}\n{%- set default_system_message = '' %}\n{{- x }}";
+  const auto found = of("It\\'s a \\\\ and\n\"two\" lines.");
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->text, "It's a \\ and\n\"two\" lines.");
+  EXPECT_EQ(found->rest_of_template, without);
+  EXPECT_FALSE(of(""));                                                             // nothing to take out
+  EXPECT_FALSE(of("a\\nb"));                                                        // an escape of another kind
+  EXPECT_FALSE(of("a' ~ x ~ 'b"));                                                  // more than one text
+  EXPECT_FALSE(default_system_of_template("{%- set default_system_message = 'a"));  // without an end
+  EXPECT_FALSE(default_system_of_template("{{- x }}"));
 }
 
 TEST(chat_templates, text_of_a_conversation_never_becomes_a_control_token) {
