@@ -278,6 +278,27 @@ class GptOss(TinyGptOss):
         self.assertNotEqual(ingot("eval", "--model", other, "--ids", self.ids, "--json").text.split('"loss"')[1].split(",")[0],
                             ingot("eval", "--model", archive, "--ids", self.ids, "--json").text.split('"loss"')[1].split(",")[0])
 
+    def test_tokens_with_drafts_are_timed_by_the_share_of_right_guesses(self):
+        bench = ["bench", "draft", "--synthetic", "small", "--device", "cpu", "--context", 20, "--tokens", 30, "--draft-costs", "100,101,102,103,104,105,106,107"]
+        run = ingot(*bench, "--accepted", "100", "--json")
+        found = json.loads(run.text)
+        self.assertEqual((found["device"], found["context"], found["tokens"], found["step_costs"]), ("CPU", 20, 30, list(range(100, 108))), run.error)
+        # The first token comes from the prompt. Then a step of 4 rows yields 4 tokens while its draft of 3 is right, and one of 8 rows 8.
+        cases = {c["name"]: c for c in found["cases"]}
+        self.assertEqual({name: (c["accepted_tokens"], c["draft_tokens"]) for name, c in cases.items() if name != "no draft token accepted"},
+                         {"no drafts": (0, 0), "draft steps without a draft": (0, 0), "drafts of 3, all accepted": (21, 21), "drafts of 7, all accepted": (25, 25),
+                          "each draft token accepted with 100 %": (25, 25)})
+        self.assertEqual([round(c["tokens_per_step"], 3) for c in found["cases"]], [1, 1, round(30 / 9, 3), 6, 6, 1])
+        never = cases["no draft token accepted"]
+        self.assertEqual(never["accepted_tokens"], 0)
+        self.assertGreater(never["draft_tokens"], 0)
+        self.assertTrue(all(0 < c["token_ms"] < 1e4 for c in found["cases"]), found)
+        text = ingot(*bench, "--lengths", "2").text
+        self.assertRegex(text, r"given costs of steps: 100\.000 .*\n(?s:.*)drafts of 2, all accepted: [0-9.]+ ms a token, [0-9.]+ tokens a step, 19 of 19 draft tokens accepted\n")
+        self.refuses(2, "found neither RUN nor --model", "bench", "draft")
+        self.refuses(2, "--lengths: found '0', expected numbers like", *bench, "--lengths", "0")
+        self.refuses(2, "--accepted: found 101, expected at most 100 %", *bench, "--accepted", "80,101")
+
     def test_a_models_tokens_are_timed(self):
         archive = self.directory / "tiny.ingot"
         self.assertEqual(ingot("convert", self.model, archive).returncode, 0)

@@ -307,6 +307,19 @@ class Reports(unittest.TestCase):
         self.assertEqual(reports.problems_of({**GOOD, "suite": "decode_gpus", "results": tokens + prompts}), [])
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
+    def test_drafts_have_a_row_for_each_case_and_a_limit_of_one_reading_a_step(self):
+        sys.path.insert(0, str(ROOT / "bench" / "peers"))
+        import gpu_draft
+
+        def case(name, token_ms, tokens_per_step, drafted, accepted):
+            return {"name": name, "token_ms": token_ms, "tokens_per_step": tokens_per_step, "draft_tokens": drafted, "accepted_tokens": accepted}
+        found = gpu_draft.rows(gpu_draft.MODELS[0], {"step_costs": [1.5, 2.0], "cases": [case("no drafts", 1.5, 1.0, 0, 0), case("drafts of 3, all accepted", 0.75, 4.0, 384, 384)]}, 4e9, 4.0)
+        self.assertEqual([(r["name"], r["ours_us"], r["peers"], r["limit_us"]) for r in found],
+                         [("gpt-oss-120b, bf16 dense, no drafts", 1500, {}, 1000), ("gpt-oss-120b, bf16 dense, drafts of 3, all accepted", 750, {"no_drafts": 1500}, 250)])
+        self.assertEqual(reports.problems_of({**GOOD, "suite": "draft", "results": found}), [])
+        self.assertIn("0.7500 ms a token, 4.00 tokens a step,  33 % of the limit, no_drafts 1.5000", gpu_draft.said(found[1]))
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
     def test_clients_of_a_server_have_rows_a_limit_and_a_table_of_their_own(self):
         sys.path.insert(0, str(ROOT / "bench" / "peers"))
         import gpu_serve

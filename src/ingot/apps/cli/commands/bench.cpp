@@ -63,6 +63,7 @@ void add_bench(Command& root) {
   ingot bench linear --seconds 1
   ingot bench linear --threads 1 --json)");
   add_bench_decode(c);
+  add_bench_draft(c);
   add_bench_prompt(c);
   add_bench_serve(c);
   c.run([o] {

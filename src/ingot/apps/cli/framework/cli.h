@@ -170,6 +170,7 @@ void add_plot(Command& root);
 void add_doctor(Command& root);
 void add_bench(Command& root);
 void add_bench_decode(Command& bench);
+void add_bench_draft(Command& bench);
 void add_bench_prompt(Command& bench);
 void add_bench_serve(Command& bench);
 void add_demo(Command& root);

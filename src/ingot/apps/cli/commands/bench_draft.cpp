@@ -1,0 +1,184 @@
+// ingot bench draft: the time of a token with drafts that are right as often as asked, beside the time without drafts.
+#include <algorithm>
+
+#include "ingot/apps/cli/framework/cli.h"
+#include "ingot/apps/cli/shared/models.h"
+#include "ingot/apps/cli/shared/runs.h"
+#include "ingot/core/version.h"
+#include "ingot/engines/generate/session.h"
+#include "ingot/gpu/device.h"
+#include "ingot/io/json.h"
+
+namespace ingot::cli {
+namespace {
+
+struct Options {
+  std::string model, device = "auto", lengths = "3,7", accepted = "80";
+  SyntheticOptions synthetic;
+  DraftLengths policy;
+  double temperature = 1;
+  int64_t context = 1024, tokens = 256;
+};
+
+// Knows the answer, and guesses each token of it right with a probability. Wrong guesses are the same in every run.
+class Oracle final : public draft::Drafter {
+ public:
+  Oracle(const std::vector<int32_t>& answer, double right, int64_t prompt, int64_t vocab)
+      : answer_(answer), right_(right), prompt_(prompt), vocab_(vocab) {}
+  void append(std::span<const int32_t> ids) override { length_ += int64_t(ids.size()); }
+  void truncate(int64_t length) override { length_ = std::min(length_, length); }
+  int64_t length() const override { return length_; }
+  draft::Draft draft(int64_t most) const override {
+    draft::Draft d;
+    const int64_t begin = length_ - prompt_, end = std::min(begin + most, int64_t(answer_.size()));
+    for (int64_t i = begin; i < end; ++i) {
+      const bool right = Rng(1, Purpose::test).uniform(uint64_t(i)) < right_;
+      d.tokens.push_back(int32_t((answer_[size_t(i)] + (right ? 0 : 1)) % vocab_));
+    }
+    return d;
+  }
+
+ private:
+  const std::vector<int32_t>& answer_;
+  double right_;
+  int64_t prompt_, vocab_, length_ = 0;
+};
+
+struct Case {
+  std::string name;
+  double right = -1;    // the share of right guesses; -1: steps of single tokens, without drafts
+  int64_t most = 0;     // tokens of a draft
+  bool always = false;  // drafts always have `most` tokens; else the policy decides
+};
+std::vector<Case> cases_of(const Options& o) {
+  std::vector<Case> all = {{.name = "no drafts"}, {.name = "draft steps without a draft", .right = 1}};
+  for (const int64_t n : numbers_in("--lengths", o.lengths))
+    all.push_back({.name = "drafts of " + std::to_string(n) + ", all accepted", .right = 1, .most = n, .always = true});
+  for (const int64_t percent : numbers_in("--accepted", o.accepted)) {
+    if (percent > 100) fail(ErrorCode::usage, "--accepted: found ", percent, ", expected at most 100 %");
+    all.push_back({.name = "each draft token accepted with " + std::to_string(percent) + " %",
+                   .right = double(percent) / 100,
+                   .most = o.policy.most});
+  }
+  all.push_back({.name = "no draft token accepted", .right = 0, .most = o.policy.most});
+  return all;
+}
+
+struct Measured {
+  Case of;
+  double token_ms = 0;
+  draft::Counts drafts;
+  double steps = 0;
+};
+
+// The answers of all cases with draft steps must be equal.
+std::vector<Measured> measure(const Options& o, const std::vector<Case>& cases, Decoder& decoder,
+                              const std::vector<double>& costs) {
+  std::vector<int32_t> prompt, answer;
+  for (int64_t i = 0; i < o.context; ++i) prompt.push_back(int32_t((i * 7919 + 13) % decoder.vocab()));
+  Session session(decoder);
+  std::vector<Measured> all;
+  const int rounds = decoder.device().kind == Device::cuda ? 2 : 1;  // the first round records the CUDA graphs
+  for (const Case& c : cases) {
+    SessionOptions options{.tokens = o.tokens, .sampling = {.temperature = o.temperature}};
+    if (c.right >= 0) {
+      options.draft.make = [&](std::vector<int32_t>) {
+        return std::make_unique<Oracle>(answer, c.right, o.context, decoder.vocab());
+      };
+      options.draft.most = c.most;
+      options.draft.step_costs = costs;
+      if (c.always) options.draft.step_costs.assign(costs.size(), 1);
+    }
+    Answer found;
+    for (int round = 0; round < rounds; ++round) {
+      const std::vector<int32_t> known = answer;
+      found = session.generate(prompt, options);
+      if (c.right < 0) continue;
+      if (answer.empty()) answer = found.tokens;
+      INGOT_CHECK(known.empty() || found.tokens == known, "bench draft: ", c.name,
+                  ": found another answer than that of draft steps without a draft");
+    }
+    all.push_back({.of = c,
+                   .token_ms = 1e3 * found.token_seconds / double(found.tokens.size()),
+                   .drafts = found.drafts,
+                   .steps = double(int64_t(found.tokens.size()) - found.drafts.accepted)});
+  }
+  return all;
+}
+
+// T(k) of 1, 2, ... rows, given or measured, in milliseconds where measured.
+std::vector<double> costs_of(std::vector<double> costs, Decoder& decoder) {
+  if (!costs.empty()) return costs;
+  Sequence slot(decoder);
+  const draft::StepCosts measured = draft::measure_step_costs(decoder, slot.slot(), decoder.draft_rows() - 1);
+  for (int64_t k = 1; k <= measured.most_rows(); ++k) costs.push_back(1e3 * measured(k));
+  return costs;
+}
+
+void bench(const Command& c, const Options& o, bool json) {
+  const std::string path = chosen_model(c, "", o.model, o.synthetic);
+  const std::vector<Case> cases = cases_of(o);
+  const draft::Options given = draft_options(o.policy);
+  const OpenedModel model = open_model(path, o.context + o.tokens, {.device = device_named(o.device)});
+  Decoder& decoder = *model.decoder;
+  require_drafts(decoder);
+  const std::vector<double> costs = costs_of(given.step_costs, decoder);
+  const std::vector<Measured> all = measure(o, cases, decoder, costs);
+  const Device device = decoder.device();
+  const std::string on = device.kind == Device::cuda ? gpu::device_info(device.index).name : "CPU";
+  if (json) {
+    OrderedJson list = OrderedJson::array();
+    for (const Measured& m : all)
+      list.push_back({{"name", m.of.name},
+                      {"token_ms", m.token_ms},
+                      {"tokens_per_step", double(o.tokens) / m.steps},
+                      {"draft_tokens", m.drafts.tokens},
+                      {"accepted_tokens", m.drafts.accepted}});
+    return write_out(show_json(OrderedJson{{"version", version()},
+                                           {"commit", commit()},
+                                           {"device", on},
+                                           {"model", path},
+                                           {"context", o.context},
+                                           {"tokens", o.tokens},
+                                           {"temperature", o.temperature},
+                                           {"step_costs", costs},
+                                           {"cases", list}}) +
+                     "\n");
+  }
+  write_out(path + ", " + on + ", " + with_commas(o.context) + " tokens of context, temperature " +
+            fixed(o.temperature, 2) + "\n");
+  std::string steps = o.policy.costs.empty() ? "a step of 1, 2, ... rows, ms:" : "given costs of steps:";
+  for (const double t : costs) steps += " " + fixed(t, 3);
+  write_out(steps + "\n");
+  for (const Measured& m : all)
+    write_out(m.of.name + ": " + fixed(m.token_ms, 3) + " ms a token, " + fixed(double(o.tokens) / m.steps, 2) +
+              " tokens a step, " + with_commas(m.drafts.accepted) + " of " + with_commas(m.drafts.tokens) +
+              " draft tokens accepted\n");
+}
+
+}  // namespace
+
+void add_bench_draft(Command& bench_command) {
+  Command& c = bench_command.add("draft",
+                                 "Times a token with drafts that are right as often as asked, beside no drafts; the "
+                                 "answers with drafts must be equal");
+  auto o = std::make_shared<Options>();
+  auto json = std::make_shared<bool>(false);
+  c.text("--model PATH", o->model, "a published checkpoint, an archive or a GGUF file");
+  add_synthetic(c, o->synthetic);
+  add_device(c, o->device);
+  c.integer("--context N", o->context, 1, 130000, "tokens of the prompt (default: 1024)");
+  c.integer("--tokens N", o->tokens, 2, 100000, "tokens of the answer (default: 256)");
+  c.number("--temperature X", o->temperature, 0, 100, "0: the likeliest token (default: 1)");
+  c.text("--lengths LIST", o->lengths, "lengths of drafts that are always right (default: 3,7)");
+  c.text("--accepted LIST", o->accepted,
+         "shares of right draft tokens in percent, with drafts as long as they pay (default: 80)");
+  add_options(c, o->policy);
+  c.flag("--json", *json, "print one JSON object");
+  c.examples(R"(  ingot bench draft --synthetic 120b
+  ingot bench draft --model SmolLM2 --device cpu --context 100 --tokens 50
+  ingot bench draft --synthetic 20b --lengths 1,3,7 --accepted 60,80 --json)");
+  c.run([o, json, &c] { bench(c, *o, *json); });
+}
+
+}  // namespace ingot::cli
