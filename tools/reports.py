@@ -9,7 +9,7 @@ RESULTS = ROOT / "bench" / "results"
 
 # The rooms that a suite exercises, for suites without a room of the same name.
 ROOMS = {"mlp": ["mlp", "activation"], "swiglu": ["swiglu", "linear"], "gate": ["swiglu", "activation"], "wide_mlp": ["linear", "activation"], "cross_entropy": ["cross_entropy", "linear"],
-         "host_cost": ["rmsnorm", "mlp"]}
+         "experts": ["expert_linear"], "host_cost": ["rmsnorm", "mlp"]}
 # Folders outside the rooms that a suite exercises.
 ELSEWHERE = {"host_cost": ["bindings/python/native", "bindings/python/ingot"]}
 # Code under every suite besides its rooms: src/gpu, src/core and the build flags.
