@@ -359,8 +359,16 @@ class GptOss(TinyGptOss):
             self.assertEqual((answer.returncode, len(json.loads(answer.text)["ids"])), (0, 6), answer.error)
         self.refuses(2, "found --synthetic and --model, expected one of them", *whole, "--model", self.model, "--ids", self.ids)
         self.refuses(2, "found --synthetic and RUN, expected one of them", *whole, self.model, "--ids", self.ids)
-        self.refuses(2, "found --dense, which changes nothing with a model without --synthetic", "generate", "--model", self.model, "--dense", "fp8", "--ids", self.ids)
         self.refuses(7, "synthetic:20b: found no GPU for it", "generate", "--synthetic", "20b", "--device", "cpu", "--ids", self.ids)
+
+    def test_dense_matrices_of_a_checkpoint_become_an_archives_at_loading(self):
+        archive = self.directory / "fp8.ingot"
+        self.assertEqual(ingot("convert", self.model, archive, "--dense", "fp8").returncode, 0)
+        whole = ["--ids", self.ids, "--tokens", 6, "--only-new"]
+        run = ingot("generate", "--model", self.model, "--dense", "fp8", *whole)
+        self.assertEqual(run.text, ingot("generate", "--model", archive, *whole).text)
+        self.assertRegex(run.error, "dense matrices became fp8 at loading, .* of weights")
+        self.refuses(2, "--dense: found an archive", "generate", "--model", archive, "--dense", "mxfp4", *whole)
 
     def test_bad_archives_and_conversions_are_refused_in_one_line(self):
         archive = self.directory / "tiny.ingot"

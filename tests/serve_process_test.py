@@ -179,8 +179,7 @@ class Process(unittest.TestCase):
         process.terminate()
         self.assertEqual(process.wait(60), 0)
         process.stderr.close()
-        for arguments in (("--synthetic", "small"), ("--dense", "fp8")):
-            self.refuses(2, "expected one of them|changes nothing with a model without --synthetic", *arguments)
+        self.refuses(2, "expected one of them", "--synthetic", "small")
 
     def test_a_port_that_is_taken_costs_nothing(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:

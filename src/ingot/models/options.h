@@ -34,6 +34,9 @@ struct DecoderOptions {
   // (kernels/quant/e4m3_blocks.h), to measure the loss of accuracy. Not every kind of model supports this option.
   bool e4m3_experts = false;
   std::string adapters;  // a file of `ingot ttt`, for models of `ingot train`
+  // bf16, fp8 or mxfp4: the matrices of attention, dense MLPs and the head of a checkpoint or a GGUF file become so at
+  // loading; empty: they stay as they are stored, and blocks of GGUF become bf16.
+  std::string dense;
 };
 // The tokens of a slot, for a model with the context `model_context`. Error{usage} for more tokens than this context.
 int64_t context_of(const DecoderOptions& options, int64_t model_context);

@@ -3,9 +3,13 @@
 #include <deque>
 
 #include "ingot/core/clock.h"
+#include "ingot/core/progress.h"
 #include "ingot/gpu/device.h"
 #include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
+#include "ingot/io/formats/archive.h"
+#include "ingot/models/checkpoint/archive.h"
+#include "ingot/models/checkpoint/temporary_archive.h"
 
 namespace ingot {
 
@@ -65,12 +69,32 @@ const ModelKind& model_kind_of(const std::string& path) {
        ", expected a run or a checkpoint", exists(path) ? ", an archive, a GGUF or an .iris file" : "");
 }
 
+namespace {
+
+// A temporary archive with dense matrices of this form is mapped in place of the checkpoint.
+OpenedModel open_converted(const ModelKind& kind, const std::string& path, const DecoderOptions& options) {
+  if (ArchiveFile::is_one(path))
+    fail(ErrorCode::usage, "--dense: found an archive, ", path,
+         ", expected a checkpoint or a GGUF file; `ingot convert` writes an archive of other forms");
+  if (kind.convert == nullptr)
+    fail(ErrorCode::usage, "--dense: found ", path, ", a model of the kind ", kind.name,
+         ", expected a published checkpoint or a GGUF file");
+  const TemporaryArchive archive;
+  kind.convert(path, archive.path(), archive_format_named(options.dense));
+  OpenedModel m = kind.open(archive.path(), options);
+  m.note += ingot::detail::concat(m.note.empty() ? "" : "; ", "dense matrices became ", options.dense, " at loading, ",
+                                  format_bytes(double(m.weight_bytes)), " of weights");
+  return m;
+}
+
+}  // namespace
+
 OpenedModel open_model(const std::string& path, const DecoderOptions& options) {
   const auto start = Clock::now();
   const ModelKind& kind = model_kind_of(path);
   check_device(kind, options.device);
   check_gpus(kind, options);
-  OpenedModel m = kind.open(path, options);
+  OpenedModel m = options.dense.empty() ? kind.open(path, options) : open_converted(kind, path, options);
   m.load_seconds = seconds_since(start);
   return m;
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "ingot/kernels/quant/quant.h"
 #include "ingot/models/decoder.h"
 #include "ingot/models/options.h"
 #include "ingot/text/byte_bpe.h"
@@ -50,6 +51,9 @@ struct ModelKind {
   Vocabulary (*vocabulary)(const std::string& path, const VocabularyOptions& options) = nullptr;
   // The longest context of the model; null: opening the model tells.
   int64_t (*context)(const std::string& path) = nullptr;
+  // Writes an archive whose dense matrices have this form and whose experts keep theirs, for DecoderOptions::dense;
+  // null: the forms of such models are fixed.
+  int64_t (*convert)(const std::string& from, const std::string& to, WeightFormat dense) = nullptr;
   bool cuda = false;   // open() serves DeviceChoice::cuda
   bool gpus = false;   // and runs on several GPUs
   bool chats = false;  // vocabularies have a chat format where their tokens allow a format

@@ -200,6 +200,12 @@ std::string about(const ArchivedModel& model, const ArchiveForms& forms) {
 
 }  // namespace
 
+WeightFormat archive_format_named(const std::string& name) {
+  for (const WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
+    if (name == name_of(f)) return f;
+  fail(ErrorCode::usage, "format of weights: found \"", name, "\", expected bf16, fp8 or mxfp4");
+}
+
 void check(const ArchiveForms& forms, const DecoderSpec& c, const std::string& where) {
   for (const auto& [form, what] : {std::pair{forms.dense, "dense"}, {forms.experts, "experts"}}) {
     if (!has_weight_tiles(form))

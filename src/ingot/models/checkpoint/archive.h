@@ -20,6 +20,7 @@ struct ArchiveForms {
   WeightFormat dense = WeightFormat::bf16, experts = WeightFormat::mxfp4;
 };
 void check(const ArchiveForms& forms, const DecoderSpec& spec, const std::string& where);
+WeightFormat archive_format_named(const std::string& name);  // bf16, fp8 or mxfp4; Error{usage} for other names
 
 struct ConvertOptions {
   ArchiveForms forms;

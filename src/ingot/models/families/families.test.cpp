@@ -420,6 +420,36 @@ TEST(Families, ADirectoryAndAGgufFileOfOneModelGiveTheSameTokens) {
   EXPECT_EQ(s.sample({.sampling = {.temperature = 0}}, 1).tokens, t.sample({.sampling = {.temperature = 0}}, 1).tokens);
 }
 
+// --- forms ----------------------------------------------------------------------------------------------------------
+
+TEST(Families, DenseMatricesOfACheckpointBecomeAnArchivesAtLoading) {
+  Tiny tiny;
+  const std::string directory = tiny.write_safetensors_files(), archive = tiny.dir / "model.ingot";
+  const auto scored = [](const OpenedModel& m) {
+    Sequence s(*m.decoder);
+    s.extend(std::vector<int32_t>{1, 3});
+    return s.sample({.sampling = {.temperature = 0}, .logprobs = 5}, 1).logprobs.at(0).sampled;
+  };
+  const double stored = scored(open_model(directory, {.device = DeviceChoice::cpu}));
+  for (const auto& [name, form] : {std::pair{"bf16", WeightFormat::bf16}, {"fp8", WeightFormat::fp8}}) {
+    convert_family(directory, archive, {.forms = {.dense = form, .experts = WeightFormat::bf16}});
+    const OpenedModel loaded = open_model(directory, {.device = DeviceChoice::cpu, .dense = name}),
+                      converted = open_model(archive, {.device = DeviceChoice::cpu});
+    EXPECT_EQ(scored(loaded), scored(converted)) << name;
+    EXPECT_NE(scored(loaded), stored) << name << " is the checkpoint's f32";
+    EXPECT_EQ(loaded.weight_bytes, converted.weight_bytes);
+    EXPECT_NE(loaded.note.find("dense matrices became " + std::string(name) + " at loading"), loaded.note.npos)
+        << loaded.note;
+  }
+  EXPECT_NE(error_of([&] { (void)open_model(archive, {.dense = "fp8"}); }).find("--dense: found an archive"),
+            std::string::npos);
+  const std::string narrow = error_of([&] { (void)open_model(directory, {.dense = "mxfp4"}); });
+  EXPECT_NE(narrow.find(directory + ": found dense rows of 8 numbers, expected a multiple of 32"), narrow.npos)
+      << narrow;
+  EXPECT_NE(error_of([&] { (void)open_model(directory, {.dense = "int8"}); }).find("expected bf16, fp8 or mxfp4"),
+            std::string::npos);
+}
+
 // --- text --------------------------------------------------------------------------------------------------------
 
 // A tokenizer.json of 5 tokens' bytes cannot be: 256 bytes and two special tokens, in a model with as many rows.

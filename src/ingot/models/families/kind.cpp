@@ -45,8 +45,9 @@ std::string dequantised_note(const std::string& path, int64_t bytes) {
   std::string names;
   for (const std::string& t : types) names += (names.empty() ? "" : ", ") + t;
   if (names.empty()) return "";
-  return ingot::detail::concat(names, " became bf16 in memory, ", format_bytes(double(bytes)),
-                               " of weights; `ingot convert --dense fp8` or mxfp4 writes a smaller archive");
+  return ingot::detail::concat(
+      names, " became bf16 in memory, ", format_bytes(double(bytes)),
+      " of weights; --dense fp8 or mxfp4 makes them smaller, and `ingot convert` writes such an archive");
 }
 
 OpenedModel open(const std::string& path, const DecoderOptions& o) {
@@ -132,6 +133,10 @@ Vocabulary vocabulary(const std::string& model, const VocabularyOptions& o) {
 
 int64_t context(const std::string& path) { return read_family_spec(path).context; }
 
+int64_t convert(const std::string& from, const std::string& to, WeightFormat dense) {
+  return convert_family(from, to, {.forms = {.dense = dense, .experts = WeightFormat::bf16}});
+}
+
 }  // namespace
 
 ModelKind family_kind() {
@@ -140,6 +145,7 @@ ModelKind family_kind() {
           .open = open,
           .vocabulary = vocabulary,
           .context = context,
+          .convert = convert,
           .cuda = true,
           .gpus = true,
           .chats = true};

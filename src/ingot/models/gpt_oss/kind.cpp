@@ -1,11 +1,6 @@
 // Registers GPT-OSS, from files or with random weights: opens its tokenizer and its decoder.
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
 
 #include "ingot/io/file.h"
 #include "ingot/io/formats/archive.h"
@@ -13,6 +8,7 @@
 #include "ingot/io/hugging_face_cache.h"
 #include "ingot/models/checkpoint/open_decoder.h"
 #include "ingot/models/checkpoint/stored_tensors.h"
+#include "ingot/models/checkpoint/temporary_archive.h"
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/decode/weights/builder.h"
@@ -109,6 +105,10 @@ Vocabulary vocabulary(const std::string& model, const VocabularyOptions& o) {
 
 int64_t context(const std::string& path) { return read_gpt_oss_config(path).context; }
 
+int64_t convert(const std::string& from, const std::string& to, WeightFormat dense) {
+  return convert_gpt_oss(from, to, {.forms = {.dense = dense}});
+}
+
 // --- random weights
 
 constexpr uint64_t kSyntheticSeed = 1;
@@ -123,18 +123,11 @@ int64_t bytes_of_matrices(const GptOssWeights& w) {
   return bytes;
 }
 
-struct RemovedAtEnd {
-  std::string path;
-  ~RemovedAtEnd() { std::filesystem::remove(path); }
-};
 // Writes a temporary archive, maps the file and removes it.
 GptOssWeights made_on_the_cpu(const GptOssConfig& config, WeightFormat dense, const GptOssLoad& load) {
-  RemovedAtEnd file{(std::filesystem::temp_directory_path() / "ingot-synthetic-XXXXXX").string()};
-  const int made = mkstemp(file.path.data());
-  if (made < 0) fail(ErrorCode::io, file.path, ": found ", std::strerror(errno), ", expected a new file");
-  close(made);
-  write_synthetic_gpt_oss(config, file.path, kSyntheticSeed, {.forms = {.dense = dense}});
-  return load_gpt_oss(file.path, config, load);
+  const TemporaryArchive file;
+  write_synthetic_gpt_oss(config, file.path(), kSyntheticSeed, {.forms = {.dense = dense}});
+  return load_gpt_oss(file.path(), config, load);
 }
 
 OpenedModel open_synthetic(const std::string& path, const DecoderOptions& asked) {
@@ -197,6 +190,7 @@ ModelKind gpt_oss_kind() {
           .open = open,
           .vocabulary = vocabulary,
           .context = context,
+          .convert = convert,
           .cuda = true,
           .gpus = true,
           .chats = true};

@@ -58,6 +58,8 @@ std::vector<std::string> server_words(const BenchServe& o, const std::string& mo
     slots = slots || word.starts_with("--slots");
     words.push_back(word);
   }
+  if (const std::string dense = dense_at_loading(o.synthetic); !dense.empty())
+    words.insert(words.end(), {"--dense", dense});
   if (!slots) words.insert(words.end(), {"--slots", std::to_string(most_at_once)});
   return words;
 }
@@ -156,7 +158,7 @@ void bench(const Command& c, BenchServe& o) {
   }
   std::optional<ServerProcess> server;
   if (o.url.empty()) {
-    server.emplace(server_words(o, chosen_model(c, o.run, o.model, o.synthetic), rates.empty() ? most : 16));
+    server.emplace(server_words(o, chosen_model(o.run, o.model, o.synthetic), rates.empty() ? most : 16));
     o.load.url = http_url(server->url());
   } else {
     c.refuse_given({"RUN", "model", "synthetic", "dense", "serve"}, "--url, whose server runs already");

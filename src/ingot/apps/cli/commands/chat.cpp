@@ -204,6 +204,7 @@ void add_chat(Command& root) {
            "whether the model's reasoning is printed; auto: on a terminal (default: auto)");
   add_options(c, o->on);
   add_gpu_options(c, o->on);
+  add_dense(c, o->on.dense);
   add_options(c, o->draft);
   c.flag("--json", o->json, "print one JSON object per answer: messages, ids, the reason for the end, the times");
   c.examples(R"(  ingot chat --model gpt-oss-20b

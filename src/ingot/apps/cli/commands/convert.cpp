@@ -16,10 +16,6 @@ struct ConvertCommand {
   bool verify = false;
 };
 
-WeightFormat format_of(const std::string& word) {
-  return word == "fp8" ? WeightFormat::fp8 : word == "mxfp4" ? WeightFormat::mxfp4 : WeightFormat::bf16;
-}
-
 void verify(const std::string& path) {
   if (exists(path) && !ArchiveFile::is_one(path))
     fail(ErrorCode::usage, path, ": found no archive to verify, expected one that `ingot convert` made");
@@ -40,8 +36,8 @@ void report(const ConvertCommand& o, const std::string& to, const GptOssForms& f
 // The formats that the options ask for; for the rest the default, or the formats of an archive.
 GptOssForms forms_of(const ConvertCommand& o, const GptOssForms& default_forms) {
   GptOssForms forms = default_forms;
-  if (!o.dense.empty()) forms.dense = format_of(o.dense);
-  if (!o.experts.empty()) forms.experts = format_of(o.experts);
+  if (!o.dense.empty()) forms.dense = archive_format_named(o.dense);
+  if (!o.experts.empty()) forms.experts = archive_format_named(o.experts);
   return forms;
 }
 void log_second_rounding(const char* what, WeightFormat from, WeightFormat to) {

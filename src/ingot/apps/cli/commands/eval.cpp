@@ -317,6 +317,7 @@ void add_eval(Command& root) {
   c.text("--ids FILE", o->ids,
          "in place of text: a file with one JSON list of token ids per line; --json prints the loss at every position");
   add_options(c, o->on);
+  add_dense(c, o->on.dense);
   c.text("--tokenizer FILE", o->tokenizer,
          "tokenizer of a published model, for --data (default: the file beside the model)");
   c.choice("--split PART", o->split, {"held-out", "all"},
@@ -343,7 +344,7 @@ void add_eval(Command& root) {
     else if (chats(path))
       c.refuse_given({"split", "batch-tokens", "flat"}, "a published model, under which all of the text is scored");
     else if (exists(path))
-      c.refuse_given({"tokenizer", "quant"}, "a run of `ingot train`, which has its own");
+      c.refuse_given({"tokenizer", "quant", "dense"}, "a run of `ingot train`, which has its own");
     if (!o->ttt.on)
       refuse_without_ttt(c);
     else if (!o->ids.empty() || chats(path))

@@ -264,10 +264,11 @@ void add_generate(Command& root) {
     refuse_split_of_one(c, o->on.gpus);
     if (o->draft.how == "none") c.refuse_given({"draft-max", "draft-costs"}, "an answer without --draft");
     if (o->json) c.refuse_given({"only-new"}, "--json, which holds only what is new");
-    const std::string path = o->path = chosen_model(c, o->run, o->model, o->synthetic);
+    const std::string path = o->path = chosen_model(o->run, o->model, o->synthetic);
+    o->on.dense = dense_at_loading(o->synthetic);
     if (exists(path) && !chats(path))
       c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "chat-format", "raw", "trace",
-                      "whole-head", "draft", "draft-max", "draft-costs"},
+                      "whole-head", "draft", "draft-max", "draft-costs", "dense"},
                      "a run of `ingot train`");
     else if (o->ids.empty() && !o->raw && chats(path))
       c.refuse_given({"only-new", "past-end"}, "a question to a model that chats (--raw goes on with a text)");

@@ -185,9 +185,10 @@ void add_serve(Command& root) {
   curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "Once"}')");
   c.run([o, &c] {
     refuse_split_of_one(c, o->on.gpus);
-    const std::string path = chosen_model(c, o->run, o->model, o->synthetic);
+    const std::string path = chosen_model(o->run, o->model, o->synthetic);
+    o->on.dense = dense_at_loading(o->synthetic);
     if (exists(path) && !chats(path))
-      c.refuse_given({"reasoning", "date", "one-by-one", "whole-head", "draft", "draft-max", "draft-costs"},
+      c.refuse_given({"reasoning", "date", "one-by-one", "whole-head", "draft", "draft-max", "draft-costs", "dense"},
                      "a run of `ingot train`");
     serve(*o, path);
   });

@@ -161,18 +161,19 @@ void add_synthetic(Command& c, SyntheticOptions& o) {
   c.choice("--synthetic SIZE", o.size, {"20b", "120b", "small"},
            "in place of RUN: random weights in GPT-OSS's shapes, made on the GPU; answers are random text. small also "
            "runs on a CPU, for tests");
-  c.choice("--dense FORM", o.dense, {"bf16", "fp8", "mxfp4"},
-           "format of attention and head with --synthetic (default: bf16); experts are mxfp4");
+  add_dense(c, o.dense);
 }
-std::string chosen_model(const Command& c, const std::string& run, const std::string& model,
-                         const SyntheticOptions& o) {
-  if (o.size.empty()) {
-    c.refuse_given({"dense"}, "a model without --synthetic");
-    return chosen_model(run, model);
-  }
+void add_dense(Command& c, std::string& dense) {
+  c.choice(
+      "--dense FORM", dense, {"bf16", "fp8", "mxfp4"},
+      "format in memory of a checkpoint's or a GGUF file's attention, dense MLPs and head (default: as stored, and "
+      "bf16 for blocks of GGUF), or of random weights' (default: bf16)");
+}
+std::string chosen_model(const std::string& run, const std::string& model, const SyntheticOptions& o) {
+  if (o.size.empty()) return chosen_model(run, model);
   if (!run.empty() || !model.empty())
     fail(ErrorCode::usage, "found --synthetic and ", run.empty() ? "--model" : "RUN", ", expected one of them");
-  return o.dense == "bf16" ? "synthetic:" + o.size : "synthetic:" + o.size + ":" + o.dense;
+  return o.dense.empty() || o.dense == "bf16" ? "synthetic:" + o.size : "synthetic:" + o.size + ":" + o.dense;
 }
 
 std::vector<std::vector<int32_t>> read_ids(const std::string& path) {

@@ -55,14 +55,17 @@ void require_no_gpt_oss(const std::string& path);
 // RUN or --model, of which exactly one must be given.
 std::string chosen_model(const std::string& run, const std::string& model);
 
-// --synthetic and --dense: random weights of GPT-OSS in place of a model's path.
+// --dense: the form of a checkpoint's dense matrices in memory.
+void add_dense(Command& c, std::string& dense);
+// --synthetic and --dense: random weights of GPT-OSS in place of a model's path, and DecoderOptions::dense of a model.
 struct SyntheticOptions {
-  std::string size, dense = "bf16";
+  std::string size, dense;
 };
 void add_synthetic(Command& c, SyntheticOptions& o);
 // The name of the random model (models/gpt_oss/synthetic.h), or chosen_model() where --synthetic was not given.
-// Throws where --dense was given without --synthetic.
-std::string chosen_model(const Command& c, const std::string& run, const std::string& model, const SyntheticOptions& o);
+std::string chosen_model(const std::string& run, const std::string& model, const SyntheticOptions& o);
+// The form in which a model's file is loaded; random weights are made in theirs.
+inline std::string dense_at_loading(const SyntheticOptions& o) { return o.size.empty() ? o.dense : ""; }
 
 // Reads a file with one JSON list of ids per line; "-" is standard input.
 std::vector<std::vector<int32_t>> read_ids(const std::string& path);
