@@ -6,7 +6,9 @@
 #include <cmath>
 
 #include "ingot/engines/generate/sequence_losses.h"
+#include "ingot/gpu/device.h"
 #include "ingot/models/decode/cpu/decoder.h"
+#include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/gpt_oss/weights.h"
 #include "ingot/testing/temporary_directory.h"
@@ -81,6 +83,55 @@ TEST(session, drafts_change_no_answer_and_repeated_text_is_accepted) {
       }
   EXPECT_GT(accepted, 100);
 }
+
+#ifdef INGOT_HAS_CUDA_DECODE
+// On a GPU the answer is that of draft steps without guesses.
+TEST(session, drafts_of_a_gpu_change_no_answer_of_several_turns) {
+  if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
+  class NoGuess final : public draft::Drafter {
+   public:
+    void append(std::span<const int32_t> ids) override { length_ += int64_t(ids.size()); }
+    void truncate(int64_t length) override { length_ = length; }
+    int64_t length() const override { return length_; }
+    draft::Draft draft(int64_t) const override { return {}; }
+
+   private:
+    int64_t length_ = 0;
+  };
+  const Fixture f;
+  int64_t accepted = 0;
+  for (const bool slide : {false, true}) {
+    const DecoderOptions options{.context = slide ? 24 : 64, .batch = 8};
+    const auto decoder = make_gpu_decoder(f.config, f.weights, options),
+               other = make_gpu_decoder(f.config, f.weights, options);
+    Session without(*decoder), with(*other);
+    SessionOptions o{.tokens = 16, .sampling = {.temperature = 0.3}, .seed = 2};
+    o.slide = slide, o.logprobs = 1, o.draft = cheap_drafts();
+    SessionOptions none = o;
+    none.draft.make = [](std::vector<int32_t>) { return std::make_unique<NoGuess>(); };
+    std::vector<int32_t> prompt = join(ids_of(2, 5), ids_of(2, 5));
+    for (int turn = 0; turn < 2; ++turn) {
+      const Answer want = without.generate(prompt, none);
+      // The answer is predicted, but for one token. The end of the prompt finds the place.
+      std::vector<int32_t> text = join({prompt.end() - 4, prompt.end()}, want.tokens);
+      text[10] = (text[10] + 1) % 37;
+      o.draft.make = [&](std::vector<int32_t>) { return draft::make_lookup(text); };
+      const Answer found = with.generate(prompt, o);
+      EXPECT_EQ(found.tokens, want.tokens);
+      EXPECT_EQ(found.finish, want.finish);
+      EXPECT_EQ(found.reused, want.reused);
+      ASSERT_EQ(found.logprobs.size(), want.logprobs.size());
+      for (size_t i = 0; i < want.logprobs.size(); ++i)
+        EXPECT_EQ(found.logprobs[i].sampled, want.logprobs[i].sampled) << "token " << i;
+      EXPECT_EQ(want.drafts.tokens, 0);
+      accepted += found.drafts.accepted;
+      if (slide) break;
+      prompt = join(join(prompt, want.tokens), {1, 2});
+    }
+  }
+  EXPECT_GT(accepted, 12);
+}
+#endif
 
 TEST(session, drafts_stop_at_the_limit_at_a_stop_id_and_where_the_caller_stops) {
   const Fixture f;
