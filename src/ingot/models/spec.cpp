@@ -61,6 +61,7 @@ const char* name_of(DecodePath path) {
     case DecodePath::prompt: return "the prompt path";
     case DecodePath::megakernel: return "the megakernel";
     case DecodePath::prefilter: return "the int8 prefilter";
+    case DecodePath::dense_megakernel: return "the megakernel of dense models";
   }
   return "?";
 }
@@ -85,29 +86,36 @@ std::string unsupported_reason(const DecoderSpec& s, DecodePath path) {
   constexpr unsigned kAll = ~0u, kCpu = bit(DecodePath::cpu), kHead = bit(DecodePath::prefilter);
   constexpr unsigned kLaunches =
       kCpu | bit(DecodePath::phased) | bit(DecodePath::small_batch) | bit(DecodePath::prompt);  // all but megakernels
+  constexpr unsigned kDense = bit(DecodePath::dense_megakernel), kAllButMegakernel = kLaunches | kDense;
   // The int8 prefilter reads the last norm's output and the head: properties of layers do not matter to the prefilter,
   // but the megakernel computes the layers before the head.
   const Property properties[] = {
-      {"a dense MLP", dense, kLaunches},
+      {"a dense MLP", dense, kAllButMegakernel},
+      {"a mixture of experts", experts, kAll & ~kDense},
       {"expert weights that are not renormalised", experts && !s.renormalise, kCpu},
-      {"a layer whose queries and keys are not rotated", any([](const LayerSpec& l) { return l.rope < 0; }), kLaunches},
-      {"several RoPE tables", any([](const LayerSpec& l) { return l.rope > 0; }), kLaunches},
+      {"a layer whose queries and keys are not rotated", any([](const LayerSpec& l) { return l.rope < 0; }),
+       kAllButMegakernel},
+      {"several RoPE tables", any([](const LayerSpec& l) { return l.rope > 0; }), kAllButMegakernel},
       {"windows of several lengths",
        any([&](const LayerSpec& l) { return l.window > 0 && l.window != s.longest_window(); }),
        kAll & ~bit(DecodePath::prompt)},
       {"interleaved RoPE", any_table([](const RopeTable& t) { return t.interleaved; }), kCpu},
       {"partial RoPE", any_table([&](const RopeTable& t) { return t.dim > 0 && t.dim < s.head_dim; }), kCpu},
-      {"norms that multiply by 1 + w", s.norm.unit_offset, kLaunches},
-      {"norms that round before the weight", s.norm.rounds_before_weight, kLaunches},
+      {"norms that multiply by 1 + w", s.norm.unit_offset, kAllButMegakernel},
+      {"norms that round before the weight", s.norm.rounds_before_weight, kAllButMegakernel},
       {"norms after attention and MLP", s.norm.post, kLaunches},
-      {"norms of queries and keys", s.qk_norm, kLaunches},
-      {"an MLP without biases", !s.mlp_bias, kLaunches},
-      {"attention without sinks", !s.sinks, kLaunches},
+      {"norms of queries and keys", s.qk_norm, kAllButMegakernel},
+      {"an MLP without biases", !s.mlp_bias, kAllButMegakernel},
+      {"attention without sinks", !s.sinks, kAllButMegakernel},
       {"a scale of attention other than 1 / sqrt(head_dim)",
-       s.attention_scale > 0 && std::abs(s.attention_scale * std::sqrt(double(s.head_dim)) - 1) > 1e-12, kLaunches},
+       s.attention_scale > 0 && std::abs(s.attention_scale * std::sqrt(double(s.head_dim)) - 1) > 1e-12,
+       kAllButMegakernel},
       {"a softcap in attention", s.attention_softcap > 0, kLaunches},
       {"a softcap of logits", s.logit_softcap > 0, kLaunches},
-      {"a gate other than GPT-OSS's", s.gate.limit <= 0 || s.gate.up_offset != 1 || s.gate.cubic != 0, kLaunches},
+      {"a gate other than GPT-OSS's", s.gate.limit <= 0 || s.gate.up_offset != 1 || s.gate.cubic != 0,
+       kAllButMegakernel},
+      {"a gate other than SwiGLU", s.gate.limit > 0 || s.gate.up_offset != 0 || s.gate.cubic != 0 || s.gate.alpha != 1,
+       kAll & ~kDense},
       {"a scale of embeddings", s.embedding_scale != 1, kLaunches},
       {"inputs in e4m3 without experts", s.e4m3_inputs && !experts, 0},
       {"inputs in e4m3 of experts beside dense MLPs", s.e4m3_inputs && experts && dense, kCpu},

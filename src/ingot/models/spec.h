@@ -84,12 +84,13 @@ void check(const DecoderSpec& spec, const std::string& where);
 
 // Ways to compute a model.
 enum class DecodePath {
-  cpu,          // all in fp32
-  phased,       // a launch for each phase of a layer
-  small_batch,  // a pass over the weights for up to 16 tokens
-  prompt,       // many tokens of a prompt by matrix kernels
-  megakernel,   // a persistent kernel per token
-  prefilter,    // greedy tokens by a head in 8 bits
+  cpu,               // all in fp32
+  phased,            // a launch for each phase of a layer
+  small_batch,       // a pass over the weights for up to 16 tokens
+  prompt,            // many tokens of a prompt by matrix kernels
+  megakernel,        // a persistent kernel per token
+  prefilter,         // greedy tokens by a head in 8 bits
+  dense_megakernel,  // a persistent kernel per token, for models with dense MLPs
 };
 const char* name_of(DecodePath path);
 // The first property of the model unsupported by a path, in a line; empty where the path computes all. Each path checks

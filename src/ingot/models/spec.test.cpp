@@ -78,6 +78,36 @@ TEST(DecoderSpec, APropertyThatAPathDoesNotComputeIsRefusedByItsNameAndThePaths)
   }
 }
 
+TEST(DecoderSpec, TheMegakernelOfDenseModelsComputesFamiliesAndRefusesOtherPropertiesByName) {
+  constexpr DecodePath kPath = DecodePath::dense_megakernel;
+  DecoderSpec llama = gpt_oss();
+  for (LayerSpec& l : llama.layer) l.experts = false;
+  llama.gate = {}, llama.mlp_bias = llama.sinks = llama.output_bias = false;
+  EXPECT_EQ(unsupported_reason(llama, kPath), "");
+  DecoderSpec most = llama;
+  most.qk_norm = most.norm.unit_offset = most.norm.rounds_before_weight = most.mlp_bias = most.sinks = true;
+  most.attention_scale = 0.5, most.layer[1].rope = -1, most.layer[0].window = 64;
+  EXPECT_EQ(unsupported_reason(most, kPath), "");
+  EXPECT_EQ(unsupported_reason(gpt_oss(), kPath),
+            "found a mixture of experts, which the megakernel of dense models does not compute");
+  const struct {
+    const char* name;
+    void (*change)(DecoderSpec& s);
+  } cases[] = {{"a gate other than SwiGLU", [](DecoderSpec& s) { s.gate = gelu_gate(); }},
+               {"a gate other than SwiGLU", [](DecoderSpec& s) { s.gate = clamped_gate(7, 1.702); }},
+               {"norms after attention and MLP", [](DecoderSpec& s) { s.norm.post = true; }},
+               {"a softcap in attention", [](DecoderSpec& s) { s.attention_softcap = 50; }},
+               {"a softcap of logits", [](DecoderSpec& s) { s.logit_softcap = 30; }},
+               {"a scale of embeddings", [](DecoderSpec& s) { s.embedding_scale = 64; }},
+               {"partial RoPE", [](DecoderSpec& s) { s.rope[0].dim = 32; }}};
+  for (const auto& [name, change] : cases) {
+    DecoderSpec s = llama;
+    change(s);
+    EXPECT_EQ(unsupported_reason(s, kPath),
+              std::string("found ") + name + ", which the megakernel of dense models does not compute");
+  }
+}
+
 TEST(DecoderSpec, APropertyThatOnePathAloneLacksIsRefusedByThatPath) {
   DecoderSpec rounded = gpt_oss();
   rounded.e4m3_inputs = true;

@@ -18,7 +18,7 @@ template <TokenVariant V> __device__ __forceinline__ EpilogueRow& row(const Toke
 }
 
 template <TokenVariant V>
-__device__ __forceinline__ float load_bias(const TokenContext<V>& block, Stage stage, const LayerStages& l,
+__device__ __forceinline__ float load_bias(const TokenContext<V>& block, Stage stage, const LayerOf<V>& l,
                                            uint32_t rows, uint32_t slot, uint32_t n) {
   const float* const bias = stage == Stage::qkv       ? l.qkv.bias
                             : stage == Stage::output  ? l.output.bias
@@ -26,7 +26,7 @@ __device__ __forceinline__ float load_bias(const TokenContext<V>& block, Stage s
                             : stage == Stage::down    ? l.down.bias
                                                       : nullptr;
   if (bias == nullptr) return 0;
-  if (!uses_experts(stage)) return bias[n];
+  if (!block.uses_experts(stage)) return bias[n];
   const int32_t* const chosen = block.chosen();
   if (!adds_to_residual(stage)) return bias[int64_t(chosen[slot]) * rows + n];
   float sum = 0;
@@ -40,7 +40,7 @@ __device__ __forceinline__ void prefetch(float& to, const float* from) {
 // Finds the row that this thread will finish in the round that begins with the sums `round`, and prefetches its
 // constants.
 template <TokenVariant V>
-__device__ __forceinline__ RowConstants begin_row(const TokenContext<V>& block, Stage stage, const LayerStages& l,
+__device__ __forceinline__ RowConstants begin_row(const TokenContext<V>& block, Stage stage, const LayerOf<V>& l,
                                                   const WorkRange& s, uint32_t round) {
   RowConstants constants{.scale = 1};
   const uint32_t v = round + thread(stage) / 16, first_tile = v * s.tiles_per_sums();
@@ -55,7 +55,7 @@ __device__ __forceinline__ RowConstants begin_row(const TokenContext<V>& block, 
   place = {n, 32 * slot + EpilogueRow::kExists + (begins ? EpilogueRow::kBegins + EpilogueRow::kTerm : 0) +
                   (ends ? EpilogueRow::kTerm : 0) + (n < w.rows ? EpilogueRow::kInside : 0)};
   const float* const scale =
-      V.dense == WeightFormat::fp8 && !uses_experts(stage)
+      V.dense == WeightFormat::fp8 && !block.uses_experts(stage)
           ? reinterpret_cast<const float*>(w.data + row_tile * w.row_tile_bytes +
                                            w.weight_tiles * weight_tiles::Form<V.dense>::kBytes) +
                 threadIdx.x % 16
@@ -68,19 +68,20 @@ __device__ __forceinline__ RowConstants begin_row(const TokenContext<V>& block, 
       prefetch(to.scale, scale);
     else
       to.scale = 1;
-    if (n < w.rows) prefetch(to.gain, l.router.weight + n);
+    if constexpr (!V.dense_mlp)
+      if (n < w.rows) prefetch(to.gain, l.router.weight + n);
     if (n < w.rows && l.output.bias != nullptr && place.begins()) prefetch(to.bias, l.output.bias + n);
     return constants;
   }
   if (scale != nullptr) constants.scale = *scale;
   if (!V.prefiltered && yields_logits(stage)) constants.gain = block.m.noise.of(head_id(block, n));
-  // The bias of gate and up depends on the experts, which are not chosen yet (load_chosen_bias()).
-  if (n < w.rows && stage != Stage::gate_up) constants.bias = load_bias(block, stage, l, w.rows, 0, n);
+  // With experts the bias of gate and up depends on the experts, which are not chosen yet (load_chosen_bias()).
+  if (n < w.rows && (V.dense_mlp || stage != Stage::gate_up)) constants.bias = load_bias(block, stage, l, w.rows, 0, n);
   return constants;
 }
 // Loads the bias of gate and up after the experts have been chosen.
 template <TokenVariant V>
-__device__ __forceinline__ void load_chosen_bias(const TokenContext<V>& block, const LayerStages& l,
+__device__ __forceinline__ void load_chosen_bias(const TokenContext<V>& block, const LayerOf<V>& l,
                                                  RowConstants& constants) {
   constexpr Stage stage = Stage::gate_up;
   if (!includes_thread(stage)) return;
@@ -98,14 +99,16 @@ template <TokenVariant V> __device__ __forceinline__ bool keeps_qkv_back(const T
 }
 // `y` is this block's part of the row's sum, already scaled.
 template <TokenVariant V>
-__device__ __forceinline__ void finish_row(const TokenContext<V>& block, Stage stage, const LayerStages& l, uint32_t i,
+__device__ __forceinline__ void finish_row(const TokenContext<V>& block, Stage stage, const LayerOf<V>& l, uint32_t i,
                                            uint32_t round, const EpilogueRow& place, const RowConstants& constants,
                                            float y) {
   const bool inside = place.inside() && !(stage == Stage::qkv && keeps_qkv_back(block, i));
   if (stage == Stage::gate_up) {
     y += constants.bias;
     const float up = __shfl_xor_sync(~0u, y, 1);
-    return publish_channel(block, place, l.gate_up.w, gated(y, up, l.gate_up.limit, l.gate_up.alpha));
+    constexpr Gate swiglu{.limit = 0, .alpha = 1, .up_offset = 0, .cubic = 0};
+    const float channel = V.dense_mlp ? gated(y, up, swiglu) : gated(y, up, l.gate_up.limit, l.gate_up.alpha);
+    return publish_channel(block, place, l.gate_up.w, channel);
   }
   if (!V.prefiltered && yields_logits(stage)) {
     sampling::Best top;
@@ -132,15 +135,15 @@ __device__ __forceinline__ void finish_row(const TokenContext<V>& block, Stage s
                                        : block.down_sums(i)) +
                     place.row,
                 y, place.terms());
-  if (!routes || !place.exists()) return;
+  if (V.dense_mlp || !routes || !place.exists()) return;
   router::put_input(block, thread(stage) / 16, threadIdx.x % 16,
                     inside ? constants.gain * (y + (place.begins() ? block.x()[place.row] : 0)) : 0);
 }
 // Called by the epilogue threads of the stage, in whole warps, after a barrier: adds a row's sums of all warps,
 // finishes the row, and resets the sums to zero.
 template <TokenVariant V>
-__device__ __forceinline__ void finish_round(const TokenContext<V>& block, Stage stage, const LayerStages& l,
-                                             uint32_t i, uint32_t round, RowConstants constants, float output_scale) {
+__device__ __forceinline__ void finish_round(const TokenContext<V>& block, Stage stage, const LayerOf<V>& l, uint32_t i,
+                                             uint32_t round, RowConstants constants, float output_scale) {
   if (stage == Stage::output) constants = block.m.output_rows[thread(stage)];
   float(&sums)[kTokenWarps][16] = block.m.sums[thread(stage) / 16];
   const uint32_t n = threadIdx.x % 16;

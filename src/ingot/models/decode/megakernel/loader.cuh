@@ -1,6 +1,7 @@
 #pragma once
 // The loader: which weight tiles of each product this block multiplies, and the warp that copies weight tiles, and the
 // keys and values of attention, into the ring (megakernel/weight_stream.cuh).
+#include "ingot/models/decode/megakernel/layer_arguments.cuh"
 #include "ingot/models/decode/megakernel/router.cuh"
 #include "ingot/models/decode/prefilter/int8_prefilter.h"
 
@@ -9,12 +10,12 @@ namespace loader {
 
 // This block's part of a product, the same in all layers.
 template <TokenVariant V>
-__device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, Stage stage, const LayerStages& l) {
+__device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, Stage stage, const LayerOf<V>& l) {
   // A weight tile of the prefilter's codes has the size of an fp8 weight tile.
   constexpr WeightFormat kHead = V.prefiltered ? WeightFormat::fp8 : V.dense;
   static_assert(kPrefilterTileBytes == weight_tiles::Form<WeightFormat::fp8>::kBytes,
                 "a weight tile of codes has the bytes of one of fp8");
-  const bool experts = uses_experts(stage), is_head = stage == Stage::head;
+  const bool experts = block.uses_experts(stage), is_head = stage == Stage::head;
   const Matrix& w = block.matrix(stage, l);
   const uint32_t slots = experts ? block.m.token.k : 1;
   WorkRange s{.weight_tile_bytes = experts   ? weight_tiles::Form<V.experts>::kBytes
@@ -40,17 +41,18 @@ __device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, St
 template <TokenVariant V>
 __device__ __forceinline__ void copy_weights(const TokenContext<V>& block, megakernel::WeightWriter& ring, Stage stage,
                                              uint32_t i) {
-  const LayerStages& l = block.layer(i);
+  const LayerOf<V>& l = block.layer(i);
   const WorkRange& s = block.work(stage);
   const uint8_t* const data = block.matrix(stage, l).data;
   const uint32_t end = s.end_chunk;
-  bool chooses = stage == Stage::gate_up;
+  bool chooses = !V.dense_mlp && stage == Stage::gate_up;
 #pragma unroll 1
   for (uint32_t first = s.first_chunk; first < end || chooses; first += 32) {
     // Each lane computes the address of one chunk, because a single lane would take too long for all. The addresses are
     // computed before the experts are known.
     Chunk p = s.chunk(min(first + threadIdx.x % 32, end - 1), data);
-    if (chooses) router::choose(block, l.router, i % 2);
+    if constexpr (!V.dense_mlp)
+      if (chooses) router::choose(block, l.router, i % 2);
     chooses = false;
     if (first >= end) return;
     s.move_to_expert(p);
@@ -68,12 +70,13 @@ template <TokenVariant V>
 __device__ __forceinline__ void copy_keys(const TokenContext<V>& block, megakernel::WeightWriter& ring,
                                           const decode_attention::Params& p, const split_kv_attention::Keys& keys) {
   using Attention = typename TokenContext<V>::Attention;
-  constexpr uint32_t kRow = kDim * 2, kKeys = split_kv_attention::kChunkKeys;
+  constexpr int kWidth = TokenContext<V>::kHeadDim;
+  constexpr uint32_t kRow = kWidth * 2, kKeys = split_kv_attention::kChunkKeys<kWidth>;
   static_assert(2 * kKeys * kRow <= megakernel::kSlotBytes, "a slot has room for a chunk's keys and values");
   static_assert(split_kv_attention::kChunkWarps == megakernel::kTeamWarps, "a team reads a chunk");
   const megakernel::WeightRing& r = block.m.token.stream;
   const uint32_t units = Attention::units(p, keys), most = r.slots - megakernel::kTeams,
-                 ahead = keys.each > split_kv_attention::kRound ? min(kKeyChunksAhead, most) : r.ahead;
+                 ahead = keys.each > split_kv_attention::kRound<kWidth> ? min(kKeyChunksAhead, most) : r.ahead;
 #pragma unroll 1
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const split_kv_attention::Unit u = Attention::unit_of(p, keys, unit);
@@ -104,6 +107,8 @@ template <TokenVariant V> __device__ __forceinline__ void copy_token(const Token
   uint32_t i = 0;
 #pragma unroll 1
   for (Stage stage = Stage::qkv; stage != Stage::head || t.head_rows > 0; stage = Stage(int(stage) + 1)) {
+    if constexpr (V.dense_mlp)
+      if (stage == Stage::qkv && i > 0) layer_arguments::wait(block, i);
     if (stage == Stage::attention)
       copy_keys(block, ring, block.layer(i).attention, block.m.keys[i % 2]);
     else

@@ -9,7 +9,7 @@
 namespace ingot::decode {
 namespace {
 
-// Every variant that room.cmake instantiates.
+// Every variant that room.cmake instantiates, of models with experts and of models with dense MLPs.
 constexpr auto kVariants = [] {
   constexpr WeightFormat bf16 = WeightFormat::bf16, fp8 = WeightFormat::fp8, mxfp4 = WeightFormat::mxfp4;
   std::array<TokenVariant, 20> all{};
@@ -24,30 +24,52 @@ constexpr auto kVariants = [] {
   all[n++] = {.dense = bf16, .experts = mxfp4, .ranks = true, .prefiltered = true};
   return all;
 }();
-
-template <size_t... I, class... Arguments>
-bool launch_instance(std::index_sequence<I...>, const TokenVariant& variant, const Arguments&... arguments) {
-  return ((kVariants[I] == variant && (Megakernel<kVariants[I]>::launch(arguments...), true)) || ...);
+constexpr TokenVariant dense_variant(WeightFormat format, uint32_t head_dim, bool traced = false) {
+  return {.dense = format, .experts = format, .traced = traced, .dense_mlp = true, .head_dim = head_dim};
 }
-template <class... Arguments> void launch(const TokenVariant& variant, const Arguments&... arguments) {
-  const bool found = launch_instance(std::make_index_sequence<kVariants.size()>(), variant, arguments...);
+constexpr auto kDenseVariants = [] {
+  std::array<TokenVariant, 8> all{};
+  size_t n = 0;
+  for (const uint32_t head_dim : {64u, 128u}) {
+    for (const WeightFormat format : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
+      all[n++] = dense_variant(format, head_dim);
+    all[n++] = dense_variant(WeightFormat::bf16, head_dim, true);
+  }
+  return all;
+}();
+
+template <const auto& kAll, size_t... I, class... Arguments>
+bool launch_instance(std::index_sequence<I...>, const TokenVariant& variant, const Arguments&... arguments) {
+  return ((kAll[I] == variant && (Megakernel<kAll[I]>::launch(arguments...), true)) || ...);
+}
+template <const auto& kAll, class... Arguments>
+void launch(const TokenVariant& variant, const Arguments&... arguments) {
+  const bool found = launch_instance<kAll>(std::make_index_sequence<kAll.size()>(), variant, arguments...);
   INGOT_CHECK(found, "decode token: found no kernel of ", variant.dense, " with experts in ", variant.experts);
 }
 
+bool is_dense(const DecoderSpec& c) { return !c.layer.empty() && !c.layer[0].experts; }
+
 // Whether a block's shared memory has room for a token's activations and a ring of weights.
-bool fits(const Model& m) {
-  Token token{.experts = uint32_t(m.config.experts), .k = uint32_t(m.config.experts_per_token)};
-  LayerStages layer{};
+template <TokenVariant V> bool fits_variant(const Model& m) {
+  TokenOf<V> token{};
+  token.experts = uint32_t(bank_experts(m.config)), token.k = uint32_t(bank_choices(m.config));
+  LayerOf<V> layer{};
   layer.qkv.w = m.layers[0].qkv, layer.output.w = m.layers[0].o, layer.down.w = m.layers[0].down;
-  place_memory(token, layer, kMostShared);
+  place_memory<V>(token, layer, kMostShared);
   return token.stream.ahead > 0;
+}
+bool fits(const Model& m) {  // the formats do not matter
+  if (!is_dense(m.config)) return fits_variant<kVariants[0]>(m);
+  return cache_dim(m.config) == 64 ? fits_variant<dense_variant(WeightFormat::bf16, 64)>(m)
+                                   : fits_variant<dense_variant(WeightFormat::bf16, 128)>(m);
 }
 
 }  // namespace
 
 TokenSums token_sums_of(const DecoderSpec& c, uint64_t* words) {
   return TokenSums::at(words, c.qkv_width(), weight_tile_padded_cols(c.hidden), c.experts,
-                       c.experts_per_token * weight_tiles::vector_bytes(uint32_t(c.intermediate)));
+                       bank_choices(c) * weight_tiles::vector_bytes(uint32_t(c.intermediate)));
 }
 
 uint32_t grid_barriers_of(const Model& m) { return kGridBarriersPerLayer * uint32_t(m.layers.size()); }
@@ -56,8 +78,20 @@ megakernel::Trace trace_of(const Model& m, uint32_t blocks, uint64_t* words) {
   return {.words = words, .blocks = blocks, .grid_barriers = grid_barriers_of(m), .extra = kTracedBytes + exchanges};
 }
 
+DecodePath megakernel_path(const DecoderSpec& config) {
+  return is_dense(config) ? DecodePath::dense_megakernel : DecodePath::megakernel;
+}
+
 bool supports_megakernel(const Model& m) {
-  if (!unsupported_reason(m.config, DecodePath::megakernel).empty()) return false;
+  if (!unsupported_reason(m.config, megakernel_path(m.config)).empty()) return false;
+  if (is_dense(m.config)) {
+    const bool one_format = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
+      return l.qkv.format == m.head.format && l.o.format == m.head.format && l.gate_up.format == m.head.format &&
+             l.down.format == m.head.format;
+    });
+    return one_format && m.kv_heads < 0 && m.config.head_dim % 4 == 0 && m.config.head_dim <= kDenseTokenHeadDim &&
+           fits(m);
+  }
   const bool formats = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
     return l.qkv.format == m.head.format && l.o.format == m.head.format &&
            l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
@@ -66,15 +100,22 @@ bool supports_megakernel(const Model& m) {
          padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim && fits(m);
 }
 
+bool supports_trace(const Model& m) {
+  return supports_megakernel(m) &&
+         m.layers[0].down.format == (is_dense(m.config) ? WeightFormat::bf16 : WeightFormat::mxfp4);
+}
+
 bool supports_prefilter(const Model& m) {
-  return supports_megakernel(m) && m.head.format == WeightFormat::bf16 && m.head.row_tiles > 0 &&
+  return supports_megakernel(m) && !is_dense(m.config) && m.head.format == WeightFormat::bf16 && m.head.row_tiles > 0 &&
          m.layers[0].down.format == WeightFormat::mxfp4;
 }
 
 void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Persistent& how, Stream stream) {
   INGOT_CHECK(step.T == 1, "decode token: found ", step.T, " tokens, expected 1");
-  INGOT_CHECK(supports_megakernel(m), "decode token: found a model of wider heads than ", kTokenHeadDim,
-              " numbers, of several formats, or too wide for an SM's memory, expected one that megakernel_takes()");
+  const bool dense = is_dense(m.config);
+  INGOT_CHECK(supports_megakernel(m), "decode token: found a model of wider heads than ",
+              dense ? kDenseTokenHeadDim : kTokenHeadDim,
+              " numbers, of several formats, or too wide for an SM's memory, expected one that supports_megakernel()");
   const Plan plan = plan_of(m, b, step);
   Token token{.embedding = embedding_of(plan),
               .head = head_of(plan),
@@ -89,13 +130,25 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
               .k = plan.k,
               .grid = {.counter = b.grid_barrier, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
   token.head.noise = b.noise;
-  const LayerStages layer = stages_of(plan, m.layers[0], 0);
   const bool traced = how.trace.words != nullptr, several = b.ranks.several();
-  INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4 || !(traced || several), "decode token: found experts in ",
-              layer.down.w.format, ", expected mxfp4 ", traced ? "for a trace" : "over several GPUs");
+  INGOT_CHECK(!traced || supports_trace(m), "decode token: found ", dense ? "matrices in " : "experts in ",
+              m.layers[0].down.format, ", expected ", dense ? "bf16" : "mxfp4", " for a trace");
   INGOT_CHECK(!traced || how.trace.words_of_block() == trace_of(m, 0, nullptr).words_of_block(),
               "decode trace: found room for ", how.trace.words_of_block(), " words, expected ",
               trace_of(m, 0, nullptr).words_of_block());
+  if (dense) {
+    INGOT_CHECK(!several && !how.prefiltered && how.dense_layers != nullptr,
+                "decode token: found several GPUs, an int8 prefilter or no arguments of layers, expected one GPU, the "
+                "whole head and dense_layers for dense MLPs");
+    DenseToken of_dense;
+    static_cast<Token&>(of_dense) = token;
+    of_dense.dense_layers = how.dense_layers;
+    return launch<kDenseVariants>(dense_variant(m.head.format, cache_dim(m.config), traced), of_dense,
+                                  PrefilteredHead{}, dense_stages_of(plan, m.layers[0]), how.blocks, stream);
+  }
+  const LayerStages layer = stages_of(plan, m.layers[0], 0);
+  INGOT_CHECK(!several || layer.down.w.format == WeightFormat::mxfp4, "decode token: found experts in ",
+              layer.down.w.format, ", expected mxfp4 over several GPUs");
   if (several) {
     INGOT_CHECK(how.ranks != nullptr, "decode token over several GPUs: found nothing of the others");
     token.head.key = nullptr;  // the kernel itself appends the token
@@ -114,13 +167,22 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
                              .traced = traced,
                              .ranks = several,
                              .prefiltered = how.prefiltered};
-  launch(variant, token, head, layer, how.blocks, stream);
+  launch<kVariants>(variant, token, head, layer, how.blocks, stream);
 }
 
 std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t capacity) {
   const Plan plan = plan_of(m, b, {.capacity = capacity});
   std::vector<LayerStages> all;
   for (size_t i = 0; i < m.layers.size(); ++i) all.push_back(stages_of(plan, m.layers[i], uint32_t(i)));
+  return all;
+}
+std::vector<DenseLayerStages> dense_stages_of(const Model& m, const Buffers& b, uint32_t capacity) {
+  const Plan plan = plan_of(m, b, {.capacity = capacity});
+  std::vector<DenseLayerStages> all;
+  for (const Layer& l : m.layers) {
+    all.push_back(dense_stages_of(plan, l));
+    if (!m.config.mlp_bias) all.back().gate_up.bias = nullptr;  // zeros, which need not be read
+  }
   return all;
 }
 

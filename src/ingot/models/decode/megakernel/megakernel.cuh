@@ -18,12 +18,15 @@
 //   epilogue.cuh            the epilogue of the products
 //   token_attention.cuh     attention
 //   router.cuh              the choice of experts
+//   layer_arguments.cuh     the next layer's arguments, in models with dense MLPs
+//   head_norms.cuh          queries, keys and values of attention in models with dense MLPs
 //   rank_exchange.cuh       exchange between several GPUs
 //   prefilter/prefiltered_head.cuh  the head with the int8 prefilter
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/megakernel/grid_barrier.cuh"
 #include "ingot/models/decode/megakernel/epilogue.cuh"
+#include "ingot/models/decode/megakernel/layer_arguments.cuh"
 #include "ingot/models/decode/megakernel/loader.cuh"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/megakernel/products.cuh"
@@ -71,8 +74,8 @@ __device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep
                                          megakernel::WeightReader& weights) {
   const Stage stage = step.stage;
   const uint32_t i = step.layer;
-  const Token& token = block.m.token;
-  const LayerStages& l = block.layer(i);
+  const auto& token = block.m.token;
+  const LayerOf<V>& l = block.layer(i);
   // The output's rows are prepared during attention, while the queries are being loaded: all threads wait for attention
   // at that point.
   const Stage product = stage == Stage::attention ? Stage::output : stage;
@@ -84,22 +87,28 @@ __device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep
   if (stage == Stage::attention) {
     clear_used_words(block, i);
     const bool last = i + 1 == token.count;
-    if (!last) copy_words_async(block.m.layers[(i + 1) % 2], token.layers[i + 1]);
-    if (!last && threadIdx.x == 0) block.m.keys[(i + 1) % 2] = {token.layers[i + 1].attention, block.m.position};
+    if constexpr (V.dense_mlp)
+      if (i > 0) layer_arguments::wait_for_loader();
+    if (!last) copy_words_async(block.m.layers[(i + 1) % 2], layers_of(token)[i + 1]);
+    if (!last && threadIdx.x == 0)
+      block.m.keys[(i + 1) % 2] = {layers_of(token)[i + 1].attention, block.m.position,
+                                   split_kv_attention::kRound<TokenContext<V>::kHeadDim>};
     return;
   }
   if (stage == Stage::gate_up) {
     prefetch_norm(l.gate_up.weight, l.gate_up.w);
   } else if (stage == Stage::down) {
-    const ChoiceMemory m = block.choice();
-    if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, l.router.k, l.router.lists);
+    if constexpr (!V.dense_mlp) {
+      const ChoiceMemory m = block.choice();
+      if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, l.router.k, l.router.lists);
+    }
   } else {
     const NormProduct& p = yields_logits(stage) ? token.head : l.qkv;
     prefetch_norm(p.weight, p.w);
   }
   if constexpr (V.prefiltered)
     if (yields_logits(stage)) return prefiltered_head::write_noise(block);
-  if (!uses_experts(stage))
+  if (!block.uses_experts(stage))
     prefetch_chunk<V>(step.round, s.chunks_in_round(step.round, kRoundGroups), weights, prefetched.chunk);
 }
 
@@ -107,7 +116,8 @@ __device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep
 template <TokenVariant V>
 __device__ __forceinline__ void wait_for_results(const TokenContext<V>& block, const TokenStep& step) {
   if (step.stage != Stage::attention) block.grid_barriers.wait(false);
-  if (step.stage == Stage::gate_up) router::route(block, block.layer(step.layer));
+  if constexpr (!V.dense_mlp)
+    if (step.stage == Stage::gate_up) router::route(block, block.layer(step.layer));
   // all blocks have read the epoch
   if (step.stage == Stage::output && step.layer == 0 && blockIdx.x == 0 && threadIdx.x == 0)
     ptx::store_relaxed(block.m.token.last_epoch, block.m.epoch - 1 + block.m.token.count);
@@ -119,19 +129,23 @@ __device__ __forceinline__ void write_vector(const TokenContext<V>& block, const
                                              Prefetched& prefetched) {
   const Stage stage = step.stage;
   const uint32_t i = step.layer;
-  const LayerStages& l = block.layer(i);
-  if (stage == Stage::gate_up) {  // the router has written the vector
+  const LayerOf<V>& l = block.layer(i);
+  if (!V.dense_mlp && stage == Stage::gate_up) {  // the router has written the vector
     epilogue::load_chosen_bias(block, l, prefetched.row);
   } else if (stage == Stage::output) {
     write_attention_vector<V.dense>(block, step.is_continued ? 0 : l.output.w.cols, block.m.epoch + i, [&] {
       join_copies();
-      if (!V.ranks)
+      if constexpr (V.dense_mlp) {
+        if (!step.is_continued) layer_arguments::announce(block);
+      } else if (!V.ranks)
         router::prefetch_weights(block, l, step.round, block.work(stage).groups_in_round(step.round, kRoundGroups));
     });
   } else if (step.is_continued) {
     // The vector of the preceding round is still in place.
   } else if (stage == Stage::down) {
     write_expert_vectors(block, l.down.w.cols, block.m.token.k);
+  } else if (V.dense_mlp && stage == Stage::gate_up) {
+    write_normed_vector<V.dense>(block, l.gate_up.weight, l.gate_up.w, block.output_sums());
   } else {
     const NormProduct& p = stage == Stage::qkv ? l.qkv : block.m.token.head;
     write_normed_vector<V.dense>(block, p.weight, p.w, i > 0 ? block.down_sums(i - 1) : nullptr);
@@ -145,9 +159,9 @@ __device__ __forceinline__ void multiply(const TokenContext<V>& block, const Tok
                                          megakernel::WeightReader& weights) {
   write_vector(block, step, prefetched);
   const Stage stage = step.stage;
-  const LayerStages& l = block.layer(step.layer);
+  const LayerOf<V>& l = block.layer(step.layer);
   const WorkRange& s = block.work(stage);
-  const bool experts = uses_experts(stage), routes = !V.ranks && stage == Stage::output,
+  const bool experts = block.uses_experts(stage), routes = !V.ranks && !V.dense_mlp && stage == Stage::output,
              last = step.round + kRoundGroups >= s.end_sums;
   float output_scale =
       experts ? weight_tiles::Form<V.experts>::kOutputScale : weight_tiles::Form<V.dense>::kOutputScale;
@@ -167,10 +181,11 @@ __device__ __forceinline__ void multiply(const TokenContext<V>& block, const Tok
   ComputeThreads::sync();
   if (epilogue::includes_thread(stage))
     epilogue::finish_round(block, stage, l, step.layer, step.round, prefetched.row, output_scale);
-  if (routes) {
-    ComputeThreads::sync();
-    router::add_logits(block, l, step.round, s.groups_in_round(step.round, kRoundGroups), last ? 1 : 0);
-  }
+  if constexpr (!V.dense_mlp)
+    if (routes) {
+      ComputeThreads::sync();
+      router::add_logits(block, l, step.round, s.groups_in_round(step.round, kRoundGroups), last ? 1 : 0);
+    }
 }
 
 // Ends a stage: the first half of its grid barrier.
@@ -250,19 +265,23 @@ template <TokenVariant V> __device__ __forceinline__ void record_bytes(const Tok
   if (blockIdx.x >= t.blocks || threadIdx.x >= kTracedBytes) return;
   const WorkRange& s = block.m.work[threadIdx.x];
   const uint32_t row_tiles = (s.range.end - 1) / s.weight_tiles - s.range.begin / s.weight_tiles + 1;
+  const auto bytes_of_router = [&]() -> uint64_t {
+    if constexpr (V.dense_mlp)
+      return 0;
+    else
+      return uint64_t(row_tiles) * block.layer(0).router.w.row_tiles * router::kStepBytes;
+  };
   t.words[int64_t(blockIdx.x) * t.words_of_block() + t.stamps() + threadIdx.x] =
       uint64_t(s.range.end - s.range.begin) * uint64_t(s.weight_tile_bytes) +
-      (threadIdx.x == uint32_t(Stage::output) && !s.is_empty()
-           ? uint64_t(row_tiles) * block.layer(0).router.w.row_tiles * router::kStepBytes
-           : 0);
+      (threadIdx.x == uint32_t(Stage::output) && !s.is_empty() ? bytes_of_router() : 0);
 }
 
 // Fills the block's shared memory.
 template <TokenVariant V>
-__device__ __forceinline__ void begin_token(const TokenContext<V>& block, const Token& token) {
-  TokenMemory& m = block.m;
+__device__ __forceinline__ void begin_token(const TokenContext<V>& block, const TokenOf<V>& token) {
+  TokenMemory<V>& m = block.m;
   copy_words(m.token, token);
-  copy_words(m.layers[0], token.layers[0]);
+  copy_words(m.layers[0], layers_of(token)[0]);
   if constexpr (V.ranks) rank_exchange::begin(block, *token.ranks);
   for (uint32_t i = threadIdx.x; i < sizeof(m.sums) / 4; i += blockDim.x) (&m.sums[0][0][0])[i] = 0;
   if (threadIdx.x == 0) {
@@ -276,8 +295,8 @@ __device__ __forceinline__ void begin_token(const TokenContext<V>& block, const 
   }
   __syncthreads();
   const auto& rotation = m.layers[0].attention;
-  if (threadIdx.x == 0) m.keys[0] = {rotation, m.position};
-  if (threadIdx.x < rotation.dim / 2) {
+  if (threadIdx.x == 0) m.keys[0] = {rotation, m.position, split_kv_attention::kRound<TokenContext<V>::kHeadDim>};
+  if (!V.dense_mlp && threadIdx.x < rotation.dim / 2) {
     m.cos[threadIdx.x] = rotation.cos[size_t(m.position) * (rotation.dim / 2) + threadIdx.x];
     m.sin[threadIdx.x] = rotation.sin[size_t(m.position) * (rotation.dim / 2) + threadIdx.x];
   }
@@ -301,6 +320,18 @@ __device__ __forceinline__ void end_token(const TokenContext<V>& block, const sa
   if constexpr (V.ranks) rank_exchange::end(block, last);
 }
 
+template <TokenVariant V>
+__device__ __forceinline__ void run_token(const TokenContext<V>& block, const TokenOf<V>& token) {
+  begin_token(block, token);
+  sampling::Best top;
+  if (threadIdx.x < kTokenThreads)
+    compute_token(block, top);
+  else
+    loader::copy_token(block);
+  __syncthreads();
+  end_token(block, top);
+}
+
 // The kernel's parameters: the token, and for a prefiltered variant its head.
 template <bool kPrefiltered> struct TokenArguments {
   Token token;
@@ -318,19 +349,20 @@ __global__ void __launch_bounds__(kTokenThreads + 32, 1)
     token_kernel(const __grid_constant__ TokenArguments<kPrefiltered> p) {
   const TokenContext<TokenVariant{kDense, kExperts, kTraced, kRanks, kPrefiltered}> block(tile::dynamic_shared<char>(),
                                                                                           p.prefiltered_head());
-  begin_token(block, p.token);
-  sampling::Best top;
-  if (threadIdx.x < kTokenThreads)
-    compute_token(block, top);
-  else
-    loader::copy_token(block);
-  __syncthreads();
-  end_token(block, top);
+  run_token(block, p.token);
+}
+// With dense MLPs.
+template <WeightFormat kFormat, uint32_t kHeadDim, bool kTraced>
+__global__ void __launch_bounds__(kTokenThreads + 32, 1) dense_token_kernel(const __grid_constant__ DenseToken token) {
+  constexpr TokenVariant kVariant{
+      .dense = kFormat, .experts = kFormat, .traced = kTraced, .dense_mlp = true, .head_dim = kHeadDim};
+  const TokenContext<kVariant> block(tile::dynamic_shared<char>(), nullptr);
+  run_token(block, token);
 }
 
 // --- launcher
 
-inline BlockWork work_of_block(const Token& t, const LayerStages& l, uint32_t blocks) {
+template <class Layer> BlockWork work_of_block(const Token& t, const Layer& l, uint32_t blocks) {
   const auto shared_rows = [&](const Matrix& w, uint32_t slots) {
     return weight_tiles_per_block(uint64_t(w.row_tiles) * slots, w.weight_tiles, blocks);
   };
@@ -349,19 +381,28 @@ inline BlockWork work_of_block(const Token& t, const LayerStages& l, uint32_t bl
 }
 
 template <TokenVariant V>
-void Megakernel<V>::launch(const Token& token, const PrefilteredHead& head, const LayerStages& layer, int64_t blocks,
-                           Stream stream) {
-  TokenArguments<V.prefiltered> p{token};
-  if constexpr (V.prefiltered) p.head = head;
-  place_memory(p.token, layer, kMostShared);
+void Megakernel<V>::launch(const TokenOf<V>& token, const PrefilteredHead& head, const LayerOf<V>& layer,
+                           int64_t blocks, Stream stream) {
+  TokenOf<V> placed = token;
+  place_memory<V>(placed, layer, kMostShared);
   gpu::Launch at{.block = kTokenThreads + 32,
-                 .smem = p.token.bytes,
+                 .smem = placed.bytes,
                  .device = std::max(0, gpu::current_device()),
                  .cooperative = true};
-  const auto kernel = token_kernel<V.dense, V.experts, V.traced, V.ranks, V.prefiltered>;
-  at.grid = blocks > 0 ? blocks : std::min<int64_t>(gpu::resident_blocks("decode token", kernel, at), kMostBlocks);
-  p.token.work = work_of_block(p.token, layer, uint32_t(at.grid));
-  gpu::launch("decode token", kernel, at, stream, p);
+  const auto launch_on = [&](auto kernel, auto&& arguments) {
+    at.grid = blocks > 0 ? blocks : std::min<int64_t>(gpu::resident_blocks("decode token", kernel, at), kMostBlocks);
+    placed.work = work_of_block(placed, layer, uint32_t(at.grid));
+    gpu::launch("decode token", kernel, at, stream, arguments());
+  };
+  if constexpr (V.dense_mlp) {
+    launch_on(dense_token_kernel<V.dense, V.head_dim, V.traced>, [&] { return placed; });
+  } else {
+    launch_on(token_kernel<V.dense, V.experts, V.traced, V.ranks, V.prefiltered>, [&] {
+      TokenArguments<V.prefiltered> p{placed};
+      if constexpr (V.prefiltered) p.head = head;
+      return p;
+    });
+  }
 }
 
 }  // namespace ingot::decode

@@ -1,5 +1,7 @@
 #pragma once
 // A whole token by one persistent kernel (megakernel.cuh), and the arguments that it takes.
+#include <type_traits>
+
 #include "ingot/megakernel/grid_barrier.h"
 #include "ingot/megakernel/weight_stream.h"
 #include "ingot/models/decode/megakernel/stage_table.h"
@@ -19,6 +21,20 @@ struct LayerStages {
 inline LayerStages stages_of(const Plan& s, const Layer& l, uint32_t index) {
   return {qkv_of(s, l),           attention_of(s, l),      output_of(s, l),
           router_of(s, l, index), gate_up_of(s, l, index), down_of(s, l, index)};
+}
+
+// The same for a layer with a dense MLP, which has no router, and whose heads may have norms.
+struct DenseLayerStages {
+  NormProduct qkv;
+  decode_attention::Params attention;
+  ResidualProduct output;
+  GateUp gate_up;  // without biases `bias` is null
+  Down down;
+  const float *q_norm, *k_norm;  // (head_dim); null: heads are not normalized
+};
+
+inline DenseLayerStages dense_stages_of(const Plan& s, const Layer& l) {
+  return {qkv_of(s, l), attention_of(s, l), output_of(s, l), gate_up_of(s, l, 0), down_of(s, l, 0), l.q_norm, l.k_norm};
 }
 
 // The number of weight tiles that a block multiplies in each product.
@@ -69,6 +85,13 @@ struct Token {
   megakernel::Grid grid;
 };
 
+// A token of a model whose MLPs are dense; `layers` is not used.
+struct DenseToken : Token {
+  const DenseLayerStages* dense_layers;  // device memory
+};
+inline INGOT_HD const LayerStages* layers_of(const Token& t) { return t.layers; }
+inline INGOT_HD const DenseLayerStages* layers_of(const DenseToken& t) { return t.dense_layers; }
+
 // The head's rows in 8 bits, which the kernel reads in place of Token::head's matrix (int8_prefilter.h), and the bf16
 // matrix. The kernel reads only those rows of the bf16 matrix that may have the largest logit according to the 8-bit
 // codes.
@@ -79,7 +102,9 @@ struct PrefilteredHead {
   uint64_t* lower_bounds;  // the field of Buffers
 };
 
-constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too few registers
+// The widest heads: of models with experts, where wider ones would leave a thread too few registers, and of models with
+// dense MLPs.
+constexpr uint32_t kTokenHeadDim = 64, kDenseTokenHeadDim = 128;
 
 // The grid barriers of a token, in order: one after each stage of each layer.
 constexpr uint32_t kGridBarriersPerLayer = 5;
@@ -106,12 +131,18 @@ struct TokenVariant {
   // `token.head.w` holds the codes, and over several GPUs `token.head.y` is this GPU's own memory. Needs dense matrices
   // in bf16 and experts in MXFP4.
   bool prefiltered = false;
+  // A model of the families (models/families): dense MLPs with SwiGLU in the format `dense`, equal to `experts`; norms
+  // of heads, and rotations that differ by layer. Of the properties above only `traced` is possible.
+  bool dense_mlp = false;
+  uint32_t head_dim = kTokenHeadDim;  // of the cache's rows; 128 only with dense_mlp
 
   bool operator==(const TokenVariant&) const = default;
 };
+template <TokenVariant V> using LayerOf = std::conditional_t<V.dense_mlp, DenseLayerStages, LayerStages>;
+template <TokenVariant V> using TokenOf = std::conditional_t<V.dense_mlp, DenseToken, Token>;
 template <TokenVariant V> struct Megakernel {
   // `layer` is any layer of the model and gives sizes and formats. `head` is read by prefiltered variants only.
-  static void launch(const Token& token, const PrefilteredHead& head, const LayerStages& layer, int64_t blocks,
+  static void launch(const TokenOf<V>& token, const PrefilteredHead& head, const LayerOf<V>& layer, int64_t blocks,
                      Stream stream);
 };
 

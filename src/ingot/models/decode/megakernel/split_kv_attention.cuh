@@ -15,11 +15,14 @@ using decode_attention::Params;
 using token_attention::Published;
 
 constexpr uint32_t kWarps = 8;  // warps whose results have memory
+// Keys that a warp multiplies at once: as many numbers for heads of 64 and of 128, so that both fit into the registers
+// of a thread and into a slot of the ring.
+template <int kDim> constexpr uint32_t kWarpKeys = 1024 / kDim;
 // the size of a part is a multiple of this; a part of exactly this size is called short
-constexpr uint32_t kRound = 16 * kWarps;
-constexpr uint32_t kChunkWarps = 3;  // neighbouring warps that share a chunk, 16 keys each
+template <int kDim> constexpr uint32_t kRound = kWarpKeys<kDim>* kWarps;
+constexpr uint32_t kChunkWarps = 3;  // neighbouring warps that share a chunk
 // keys of a chunk; the rows of the keys are followed by the rows of the values
-constexpr uint32_t kChunkKeys = 16 * kChunkWarps;
+template <int kDim> constexpr uint32_t kChunkKeys = kWarpKeys<kDim>* kChunkWarps;
 constexpr uint32_t kRows = 8;  // query heads of a tile
 
 // A unit of work: query heads first to first + rows - 1, and the keys begin to end - 1 of their key head.
@@ -47,10 +50,11 @@ template <int kDim, uint32_t kFresh = 1> struct Memory {
 struct Keys {
   uint32_t low, fresh, each, parts;  // the token sees keys low to fresh, and `fresh` is its own; a part has `each` keys
   Keys() = default;
-  __device__ __forceinline__ Keys(const Params& p, uint32_t position)
+  // `round` is kRound of the heads' width.
+  __device__ __forceinline__ Keys(const Params& p, uint32_t position, uint32_t round = kRound<64>)
       : low(p.window > 0 && position + 1 > p.window ? position + 1 - p.window : 0), fresh(position) {
     const uint32_t keys = fresh + 1 - low;
-    each = ((keys + p.parts - 1) / p.parts + kRound - 1) / kRound * kRound;
+    each = ((keys + p.parts - 1) / p.parts + round - 1) / round * round;
     parts = (keys + each - 1) / each;
   }
 };
@@ -66,45 +70,49 @@ struct KeyRows {
 template <int kDim, uint32_t kFresh = 1> struct Seen {
   using Memory = split_kv_attention::Memory<kDim, kFresh>;
 
-  float out[kDim / 16][4] = {};    // numbers 8 g + 2 n of rows 2 t and 2 t + 1, then the number after each
+  // Number number(n) of rows 2 t and 2 t + 1, then the number after each.
+  float out[kDim / 16][4] = {};
   float max = -INFINITY, sum = 0;  // `sum` is this lane's part of the row's sum
 
-  // Adds 16 keys of a chunk, which begin at row `row` of the chunk and at key number `key`. Keys from number `end` on
-  // are not visible. The kFresh keys from number `fresh` on are new and lie in Memory instead of the chunk. Lane 4 g +
-  // t has numbers kEach t to kEach t + kEach - 1 of keys g and g + 8, in an order that the queries share, and numbers 8
-  // g to 8 g + 7 of values 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. The products of the n-th numbers of all lanes then give
-  // numbers 8 i + n of a result.
+  // Adds kWarpKeys keys of a chunk, which begin at row `row` of the chunk and at key number `key`. Keys from number
+  // `end` on are not visible. The kFresh keys from number `fresh` on are new and lie in Memory instead of the chunk.
+  // Lane 4 g + t has a quarter of the numbers of keys g and g + 8, in an order that the queries share, and numbers 8 g
+  // to 8 g + 7 of each 64 numbers of values 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. The products of the n-th numbers of all
+  // lanes then give numbers 8 i + n of a result. With 8 keys there are no keys from g + 8 on and no values from 2 t + 8
+  // on; zeros take their place in the instruction.
   __device__ __forceinline__ void add(const Memory& m, const char* chunk, uint32_t row, uint32_t key, uint32_t end,
                                       uint32_t fresh, float scale) {
-    static_assert(kDim == 64, "eight numbers of a value to a lane");
-    constexpr int kEach = kDim / 4;
+    static_assert(kDim == 64 || kDim == 128, "8 or 16 numbers of a value to a lane");
+    constexpr int kEach = kDim / 4, kEights = kWarpKeys<kDim> / 8;
+    // A lane's numbers of a key: 16 neighbours, or eight of each 32, which lie in other banks than the next lane's.
+    constexpr uint32_t kLane = kDim == 64 ? kEach : 8, kStep = kDim == 64 ? 8 : 32;
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const auto* const keys = reinterpret_cast<const uint16_t*>(chunk) + (row + g) * kDim + kEach * t;
-    const auto* const values = reinterpret_cast<const uint16_t*>(chunk) + (kChunkKeys + row) * kDim + 8 * g;
+    const auto* const keys = reinterpret_cast<const uint16_t*>(chunk) + (row + g) * kDim + kLane * t;
+    const auto* const values = reinterpret_cast<const uint16_t*>(chunk) + (kChunkKeys<kDim> + row) * kDim + 8 * g;
     fresh -= key;
-    uint32_t q[kEach / 2], word[2][kEach / 2], value[4][4] = {};
-    load(q, &m.q[g][kEach * t]);
+    uint32_t q[kEach / 2], word[kEights][kEach / 2], value[2 * kEights][kDim / 16] = {};
+    load<kStep>(q, &m.q[g][kLane * t]);
 #pragma unroll
-    for (uint32_t n = 0; n < 2; ++n)
-      load(word[n], is_fresh(g + 8 * n, fresh) ? &m.k[index(g + 8 * n, fresh)][kEach * t] : keys + 8 * n * kDim);
+    for (uint32_t n = 0; n < kEights; ++n)
+      load<kStep>(word[n], is_fresh(g + 8 * n, fresh) ? &m.k[index(g + 8 * n, fresh)][kLane * t] : keys + 8 * n * kDim);
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
+    for (int r = 0; r < 2 * kEights; ++r) {
       const uint32_t of = t * 2 + r % 2 + r / 2 * 8;
-      if (key + of < end) load(value[r], is_fresh(of, fresh) ? &m.v[index(of, fresh)][8 * g] : values + of * kDim);
+      if (key + of < end) load<64>(value[r], is_fresh(of, fresh) ? &m.v[index(of, fresh)][8 * g] : values + of * kDim);
     }
-    float s[2][4] = {};
+    float s[kEights][4] = {};
 #pragma unroll
     for (int i = 0; i < kEach / 2; i += 2) {
       const uint32_t a[4] = {q[i], 0, q[i + 1], 0};
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
+      for (int n = 0; n < kEights; ++n) {
         const uint32_t b[2] = {word[n][i], word[n][i + 1]};
         ptx::mma_m16n8k16(bf16{}, s[n], a, b);
       }
     }
     float top = max;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2 * kEights; ++i) {
       float& v = s[i / 2][i % 2];
       v = key + i / 2 * 8 + 2 * t + i % 2 < end ? v * scale : -INFINITY;
       top = fmaxf(top, v);
@@ -113,9 +121,9 @@ template <int kDim, uint32_t kFresh = 1> struct Seen {
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
     lift(top);
     const float base = of(max);
-    uint32_t shares[2];
+    uint32_t shares[2] = {};
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < kEights; ++n) {
       const float e0 = __expf(s[n][0] - base), e1 = __expf(s[n][1] - base);
       sum += e0 + e1;
       shares[n] = ptx::pack(bf16{}, e0, e1);
@@ -123,9 +131,9 @@ template <int kDim, uint32_t kFresh = 1> struct Seen {
     // The values are the left operand: 16 numbers of a value beside 8 rows.
 #pragma unroll
     for (int n = 0; n < kDim / 16; ++n) {
-      uint32_t a[4];
+      uint32_t a[4] = {};
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
+      for (int h = 0; h < kEights; ++h) {
         const uint32_t one = value[2 * h][n], other = value[2 * h + 1][n];
         a[2 * h] = (one & 0xffff) | other << 16, a[2 * h + 1] = one >> 16 | (other & 0xffff0000u);
       }
@@ -165,10 +173,12 @@ template <int kDim, uint32_t kFresh = 1> struct Seen {
   }
 
  private:
-  template <int kWords> __device__ __forceinline__ static void load(uint32_t (&to)[kWords], const uint16_t* from) {
+  // Groups of eight numbers, kStep numbers apart.
+  template <uint32_t kStep, int kWords>
+  __device__ __forceinline__ static void load(uint32_t (&to)[kWords], const uint16_t* from) {
 #pragma unroll
     for (int i = 0; i < kWords; i += 4) {
-      const uint4 w = reinterpret_cast<const uint4*>(from)[i / 4];
+      const uint4 w = *reinterpret_cast<const uint4*>(from + i / 4 * kStep);
       to[i] = w.x, to[i + 1] = w.y, to[i + 2] = w.z, to[i + 3] = w.w;
     }
   }
@@ -184,8 +194,9 @@ template <int kDim, uint32_t kFresh = 1> struct Seen {
   __device__ __forceinline__ static float of_row(float v, int r) {
     return __shfl_sync(~0u, v, threadIdx.x % 4 * 8 + 4 * r);
   }
+  __device__ __forceinline__ static uint32_t number(int n) { return n / 4 * 64 + threadIdx.x % 32 / 4 * 8 + n % 4 * 2; }
   __device__ __forceinline__ static float4* fours(Memory& m, uint32_t warp, int r, int n) {
-    return m.fours(warp, threadIdx.x % 4 * 2 + r, threadIdx.x % 32 / 4 * 8 + 2 * n);
+    return m.fours(warp, threadIdx.x % 4 * 2 + r, number(n));
   }
   __device__ __forceinline__ void lift(float top) {
     const float keep = __expf(max - of(top));
@@ -225,12 +236,10 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
     return u;
   }
   // The number of chunks of the unit's keys.
-  __device__ __forceinline__ static uint32_t chunks_of(const Unit& u) {
-    return (u.end - u.begin + kChunkKeys - 1) / kChunkKeys;
-  }
+  __device__ __forceinline__ static uint32_t chunks_of(const Unit& u) { return (u.end - u.begin + kKeys - 1) / kKeys; }
   // The addresses of the keys, and of the values, of a chunk.
   __device__ __forceinline__ static KeyRows rows_of(const Params& p, const Unit& u, uint32_t chunk) {
-    const uint32_t key = u.begin + chunk * kChunkKeys, row = key % p.rows, all = min(u.end - key, kChunkKeys),
+    const uint32_t key = u.begin + chunk * kKeys, row = key % p.rows, all = min(u.end - key, kKeys),
                    rows = min(all, p.rows - row);
     const size_t head = size_t(u.head) * p.rows;
     return {(head + row) * kDim, head * kDim, rows, all - rows};
@@ -254,7 +263,7 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
   __device__ __forceinline__ void attend(uint32_t unit, const uint32_t& first_fresh, Stage&& stage, Chunks&& chunks,
                                          Put&& put, Soon&& soon) const {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_of_chunk = warp % kChunkWarps;
-    const bool is_long = keys_.each > kRound;
+    const bool is_long = keys_.each > kRound<kDim>;
     const Unit u = unit_of(p_, keys_, unit);
     if (warp == 0 && lane < u.rows) m_.sink[lane] = p_.sinks[u.first + lane];
     stage(u);
@@ -263,10 +272,10 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
     uint32_t place = is_long ? warp : ~0u;  // the slot of Memory for the warp's result
     Seen<kDim, kFresh> seen;
     chunks(chunks_of(u), [&](const char* chunk, uint32_t index) {
-      const uint32_t tile = index * kChunkWarps + warp_of_chunk, key = u.begin + 16 * tile;
+      const uint32_t tile = index * kChunkWarps + warp_of_chunk, key = u.begin + kWarpKeys<kDim> * tile;
       if (key >= u.end) return;
       if (!is_long) place = tile;
-      seen.add(m_, chunk, 16 * warp_of_chunk, key, u.end, first_fresh, p_.scale);
+      seen.add(m_, chunk, kWarpKeys<kDim> * warp_of_chunk, key, u.end, first_fresh, p_.scale);
     });
     seen.add_lanes();
     if (is_long) {
@@ -280,7 +289,7 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
     if (has_parts()) soon();
     // One thread handles four numbers of a row.
     const uint32_t row = from_last() / (kDim / 4), d = from_last() % (kDim / 4) * 4,
-                   places = is_long ? kWarps : (u.end - u.begin + 15) / 16;
+                   places = is_long ? kWarps : (u.end - u.begin + kWarpKeys<kDim> - 1) / kWarpKeys<kDim>;
     if (row >= u.rows) return;
     decode_attention::Total total;
 #pragma unroll
@@ -302,7 +311,7 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
     uint32_t lanes = 1;  // lanes that share a group of four numbers
 #pragma unroll 1
     while (lanes < keys_.parts) lanes *= 2;
-    static_assert(kThreads >= 2 * kRows * (kDim / 4) + 32, "room for all lanes of at most 16 parts");
+    static_assert(kThreads >= threads_of_parts(), "room for all lanes of at most 16 parts");
     const uint32_t index = from_last() % lanes, four = from_last() / lanes * keys_.parts + u.part,
                    query = u.first + four / (kDim / 4);
     const bool mine = four < u.rows * (kDim / 4);
@@ -332,6 +341,17 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
   }
 
  private:
+  static constexpr uint32_t kKeys = kChunkKeys<kDim>;
+  // The most threads that add_parts() needs for a number of parts.
+  static constexpr uint32_t threads_of_parts() {
+    uint32_t most = 0;
+    for (uint32_t parts = 2, lanes = 2; parts <= decode_attention::kMostParts; ++parts) {
+      if (lanes < parts) lanes *= 2;
+      const uint32_t threads = lanes * ((kRows * (kDim / 4) + parts - 1) / parts);
+      most = threads > most ? threads : most;
+    }
+    return most;
+  }
   // Numbers the threads from the last one down, because the first warps are occupied with another wait.
   __device__ __forceinline__ static uint32_t from_last() { return kThreads - 1 - threadIdx.x; }
   __device__ __forceinline__ static uint32_t bits(float v) { return __float_as_uint(v); }

@@ -14,7 +14,6 @@
 namespace ingot {
 namespace {
 
-constexpr int kDim = 64;
 constexpr uint32_t kThreads = 32 * 15, kTeams = 5;
 struct Block {
   static void sync() { __syncthreads(); }
@@ -26,9 +25,9 @@ struct Inputs {
   gpu::Watch watch;
 };
 
-__global__ void split_kv_attention_kernel(Inputs inputs) {
+template <int kDim> __global__ void split_kv_attention_kernel(Inputs inputs) {
   auto& m = tile::shared<split_kv_attention::Memory<kDim>>();
-  const split_kv_attention::Keys keys(inputs.p, inputs.position);
+  const split_kv_attention::Keys keys(inputs.p, inputs.position, split_kv_attention::kRound<kDim>);
   const split_kv_attention::Attention<kDim, kThreads, Block> attention(inputs.p, keys, inputs.at, inputs.epoch, m);
   const auto put = [&](uint32_t n, uint32_t a, uint32_t b) {
     tile::EpochWords{{a, b, 0}, inputs.epoch}.store(inputs.at.mixed + n / 4);
@@ -48,7 +47,7 @@ __global__ void split_kv_attention_kernel(Inputs inputs) {
     __syncthreads();
     // A chunk as the ring delivers it; rows without a key are NaN.
     const auto chunks = [&](uint32_t count, auto&& use) {
-      constexpr uint32_t kKeys = split_kv_attention::kChunkKeys;
+      constexpr uint32_t kKeys = split_kv_attention::kChunkKeys<kDim>;
       alignas(16) bf16 chunk[2][kKeys][kDim];
       const auto u = attention.unit_of(inputs.p, keys, unit);
       for (uint32_t i = threadIdx.x / 32 / split_kv_attention::kChunkWarps; i < count; i += kTeams) {
@@ -76,7 +75,8 @@ struct Case {
   uint32_t position, heads, kv_heads, dim, rows, window, parts;
 };
 
-void check_token(const Case& c) {
+// `kDim`: the width of a row of the cache.
+template <int kDim> void check_token(const Case& c) {
   const uint32_t width = (c.heads + 2 * c.kv_heads) * c.dim, half = c.dim / 2, group = c.heads / c.kv_heads;
   auto numbers = [seed = uint64_t(c.position) * 8](size_t n, double scale) mutable {
     std::vector<float> v(n);
@@ -157,8 +157,8 @@ void check_token(const Case& c) {
                       .position = c.position,
                       .epoch = 9,
                       .watch = {.stop = &stop, .host_stop = &host_stop, .record = &record, .limit_ns = 50'000'000}};
-  gpu::launch("token attention", split_kv_attention_kernel, {.grid = 3, .block = kThreads, .cooperative = true}, {},
-              inputs);
+  gpu::launch("token attention", split_kv_attention_kernel<kDim>, {.grid = 3, .block = kThreads, .cooperative = true},
+              {}, inputs);
 
   ASSERT_EQ(stop, uint32_t(gpu::kRunning));
   double error = 0, size = 0;
@@ -183,7 +183,21 @@ TEST(SplitKvAttentionEmulated, OneRoundOrManyOnePartOrManyEqualTheFp64Loop) {
                         Case{384, 3, 1, 20, 400, 0, 16}}) {
     SCOPED_TRACE(::testing::Message() << "position " << c.position << ", heads " << c.heads << ", dim " << c.dim
                                       << ", parts " << c.parts);
-    check_token(c);
+    check_token<64>(c);
+  }
+}
+TEST(SplitKvAttentionEmulated, HeadsOf128EqualTheFp64Loop) {
+  for (const Case& c : {Case{0, 8, 1, 128, 16, 0, 1},        // the first token of a sequence
+                        Case{63, 5, 1, 128, 64, 0, 1},       // a full round of one part
+                        Case{150, 16, 2, 128, 143, 128, 2},  // a circular cache that wraps around
+                        Case{330, 4, 1, 128, 331, 0, 1},     // six rounds
+                        Case{330, 4, 1, 96, 331, 0, 2},      // two parts of three rounds, a narrow head
+                        Case{66, 12, 1, 128, 100, 0, 4},     // two tiles; few keys in the last part
+                        Case{570, 8, 1, 128, 600, 0, 9},     // parts for which most threads are needed
+                        Case{200, 3, 1, 80, 256, 0, 16}}) {
+    SCOPED_TRACE(::testing::Message() << "position " << c.position << ", heads " << c.heads << ", dim " << c.dim
+                                      << ", parts " << c.parts);
+    check_token<128>(c);
   }
 }
 

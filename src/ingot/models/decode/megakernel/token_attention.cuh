@@ -2,6 +2,7 @@
 // Attention as a stage of the token kernel (split_kv_attention.cuh). No grid barrier stands before it: a block waits
 // for the words of its own heads, and signals its completion before its result is visible, because each result word
 // carries an epoch.
+#include "ingot/models/decode/megakernel/head_norms.cuh"
 #include "ingot/models/decode/megakernel/token_context.cuh"
 
 namespace ingot::decode {
@@ -25,10 +26,10 @@ __device__ __forceinline__ void clear_used_words(const TokenContext<V>& block, u
 template <TokenVariant V>
 __device__ __forceinline__ void attend(const TokenContext<V>& block, uint32_t layer,
                                        megakernel::WeightReader& weights) {
-  const Token& token = block.m.token;
+  const auto& token = block.m.token;
   const typename TokenContext<V>::Attention attention(
       block.layer(layer).attention, block.m.keys[layer % 2], token.attention, block.m.epoch + layer,
-      *reinterpret_cast<split_kv_attention::Memory<kDim>*>(block.vectors()));
+      *reinterpret_cast<typename TokenContext<V>::AttentionMemory*>(block.vectors()));
   const uint64_t* const sums = block.qkv_sums(layer);
   // Returns numbers i and j of the token's queries, keys and values.
   const auto projected = [&](uint32_t i, uint32_t j, float& a, float& b) {
@@ -47,15 +48,21 @@ __device__ __forceinline__ void attend(const TokenContext<V>& block, uint32_t la
 #pragma unroll 1
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     if (unit != blockIdx.x) ComputeThreads::sync();
-    attention.attend(
-        unit, block.m.cos, block.m.sin,
-        [&](uint32_t count, auto&& use) {
-          weights.read(count, [&](const char* chunk, const megakernel::WeightNote& note) { use(chunk, note.word[0]); });
-        },
-        projected, put,
-        [&] {
-          if (units - unit <= gridDim.x) block.grid_barriers.announce(block.m.clears != 0);
-        });
+    const auto chunks = [&](uint32_t count, auto&& use) {
+      weights.read(count, [&](const char* chunk, const megakernel::WeightNote& note) { use(chunk, note.word[0]); });
+    };
+    const auto soon = [&] {
+      if (units - unit <= gridDim.x) block.grid_barriers.announce(block.m.clears != 0);
+    };
+    if constexpr (V.dense_mlp)
+      attention.attend(
+          unit, block.m.keys[layer % 2].fresh,
+          [&](const split_kv_attention::Unit& u) {
+            head_norms::stage_heads(block, layer, sums, u, kGridBarriersPerLayer * layer + uint32_t(Stage::qkv));
+          },
+          chunks, put, soon);
+    else
+      attention.attend(unit, block.m.cos, block.m.sin, chunks, projected, put, soon);
   }
   if (!attention.has_parts()) return;
 #pragma unroll 1

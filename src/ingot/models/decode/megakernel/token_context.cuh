@@ -22,7 +22,7 @@ namespace ingot::decode {
 
 // Fifteen warps compute and one copies weights: with sixteen warps a thread can have 128 registers.
 constexpr uint32_t kTokenWarps = megakernel::kTeams * megakernel::kTeamWarps, kTokenThreads = 32 * kTokenWarps;
-constexpr int kDim = kTokenHeadDim;
+constexpr int kDim = kTokenHeadDim;    // of models with experts
 constexpr uint32_t kRoundGroups = 12;  // groups of 16 sums that a block has memory for, which is one round of a product
 // Each epilogue thread finishes one row of a round. There are two sets: while the threads of one set finish the rows of
 // a product, the threads of the other set prefetch bias and scale for the next product. The second set finishes the
@@ -59,21 +59,23 @@ struct ComputeThreads {
   __device__ __forceinline__ static void sync() { ptx::barrier_sync_unaligned(3, kTokenThreads); }
 };
 // The start of dynamic shared memory; the parts whose size depends on the model follow at the offsets in Token.
-struct TokenMemory {
-  Token token;
-  LayerStages layers[2];  // this layer and the next
+template <TokenVariant V> struct TokenMemory {
+  TokenOf<V> token;
+  LayerOf<V> layers[2];  // this layer and the next
   split_kv_attention::Keys keys[2];
   megakernel::GridBarrierMemory grid_barriers;
   megakernel::WeightStreamMemory stream;
   WorkRange work[kStageCount];  // the range of attention is unused, because attention has no weights
-  uint64_t logits_ready;        // completes once a layer, when the router's logits are in shared memory
+  // Completes once a layer, when the copying warp may continue: the router's logits are in shared memory, or with dense
+  // MLPs the arguments of the next layer.
+  uint64_t logits_ready;
   RowConstants output_rows[kEpilogueThreads];
   sampling::RowNoise noise;                   // of the token to be sampled
   uint32_t position;                          // position of the token
   uint32_t epoch;                             // epoch of the token's first layer
   EpilogueRow rows[2][kEpilogueThreads];      // one array for each of the two sets of epilogue threads
   uint32_t clears, unused;                    // whether this block resets used words during attention
-  float cos[kDim / 2], sin[kDim / 2];         // rotation of the token's position
+  float cos[kDim / 2], sin[kDim / 2];         // rotation of the token's position, in models with experts
   float squares[kTokenWarps];                 // sums of squares of the residual stream, a part from each warp
   float sums[kRoundGroups][kTokenWarps][16];  // zeros between two products
   // The block's rows of the output: the residual stream times the weight of the router's norm, as two bf16 a number.
@@ -90,12 +92,12 @@ constexpr int64_t kBestBytes = kEpilogueThreads * sizeof(sampling::Best);  // li
 
 constexpr int64_t kMostShared = 226 * 1024;  // the most dynamic shared memory of a block in bytes
 // Sets the offsets of the memory behind TokenMemory, and the number of ring slots that fit into the rest.
-inline void place_memory(Token& t, const LayerStages& l, int64_t most_bytes) {
+template <TokenVariant V> void place_memory(TokenOf<V>& t, const LayerOf<V>& l, int64_t most_bytes) {
   const auto up = [](int64_t n, int64_t to) { return uint32_t((n + to - 1) / to * to); };
-  t.choice = up(sizeof(TokenMemory) + (t.ranks != nullptr ? sizeof(RankMemory) : 0), 16);
+  t.choice = up(sizeof(TokenMemory<V>) + (t.ranks != nullptr ? sizeof(RankMemory) : 0), 16);
   t.x = up(t.choice + ChoiceMemory::bytes(1, t.experts, t.k), 16);
   t.stage = up(t.x + int64_t(weight_tiles::padded(l.qkv.w.cols)) * 4, 128);
-  t.ring = up(t.stage + std::max({int64_t(sizeof(split_kv_attention::Memory<kDim>)),
+  t.ring = up(t.stage + std::max({int64_t(sizeof(split_kv_attention::Memory<int(V.head_dim)>)),
                                   int64_t(weight_tiles::vector_stride(l.qkv.w.cols)) + kBestBytes,
                                   int64_t(weight_tiles::vector_stride(l.output.w.cols)),
                                   t.k * weight_tiles::vector_bytes(l.down.w.cols)}),
@@ -152,23 +154,30 @@ __device__ __forceinline__ float sum_of_warps(const float (&sums)[kTokenWarps][1
 
 template <TokenVariant V> struct TokenContext {
   static constexpr WeightFormat kDense = V.dense, kExperts = V.experts;
-  using Attention = split_kv_attention::Attention<kDim, kTokenThreads, ComputeThreads>;
+  static constexpr int kHeadDim = int(V.head_dim);
+  using Layer = LayerOf<V>;
+  using Attention = split_kv_attention::Attention<kHeadDim, kTokenThreads, ComputeThreads>;
+  using AttentionMemory = split_kv_attention::Memory<kHeadDim>;
   using GridBarriers = megakernel::GridBarriers<ComputeThreads, V.traced>;
 
   char* const memory;
-  TokenMemory& m;
+  TokenMemory<V>& m;
   const GridBarriers grid_barriers;
   const PrefilteredHead* const prefiltered_head;  // set for prefiltered variants
 
   __device__ __forceinline__ TokenContext(char* shared, const PrefilteredHead* head)
       : memory(shared),
-        m(*reinterpret_cast<TokenMemory*>(shared)),
+        m(*reinterpret_cast<TokenMemory<V>*>(shared)),
         grid_barriers(m.token.grid, m.grid_barriers),
         prefiltered_head(head) {}
 
-  __device__ __forceinline__ const LayerStages& layer(uint32_t i) const { return m.layers[i % 2]; }
+  __device__ __forceinline__ const Layer& layer(uint32_t i) const { return m.layers[i % 2]; }
   __device__ __forceinline__ const WorkRange& work(Stage stage) const { return m.work[int(stage)]; }
-  __device__ __forceinline__ const Matrix& matrix(Stage stage, const LayerStages& l) const {
+  // Whether a stage multiplies by the matrices of chosen experts.
+  __device__ __forceinline__ static constexpr bool uses_experts(Stage stage) {
+    return !V.dense_mlp && decode::uses_experts(stage);
+  }
+  __device__ __forceinline__ const Matrix& matrix(Stage stage, const Layer& l) const {
     switch (stage) {
       case Stage::qkv: return l.qkv.w;
       case Stage::output: return l.output.w;
@@ -195,7 +204,7 @@ template <TokenVariant V> struct TokenContext {
   }
   __device__ __forceinline__ const int32_t* chosen() const { return reinterpret_cast<const int32_t*>(choice().chosen); }
   __device__ __forceinline__ RankMemory& rank_memory() const {
-    return *reinterpret_cast<RankMemory*>(memory + sizeof(TokenMemory));
+    return *reinterpret_cast<RankMemory*>(memory + sizeof(TokenMemory<V>));
   }
 
   // --- words of all blocks

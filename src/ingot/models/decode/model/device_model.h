@@ -141,7 +141,7 @@ class DeviceModel {
   // be rewound to `length` tokens.
   bool copy_tokens(int from, int to, int64_t length);
   void rewind(int64_t length, int slot = 0);
-  // Whether a step can be traced: the megakernel must support the model, and the experts must be in MXFP4.
+  // Whether a step can be traced (supports_trace()).
   bool takes_trace() const;
   // For measurements: sets the length of a slot to `length` tokens with random keys and values. The first call fills
   // the whole cache of the slot.
@@ -152,6 +152,7 @@ class DeviceModel {
     Model model;  // all slots share the weights
     Buffers buffers;
     LayerStages* stages = nullptr;                  // on the device
+    DenseLayerStages* dense_stages = nullptr;       // the same for dense MLPs, else null
     Ranks* ranks = nullptr;                         // a copy of buffers.ranks on the device, with several ranks
     int64_t length = 0, valid_from = 0;             // the circular caches hold the tokens from valid_from on
     bool has_random_cache = false;                  // the cache has been filled by fill_cache_with_random()

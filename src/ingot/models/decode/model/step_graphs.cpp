@@ -11,8 +11,7 @@ namespace ingot::decode {
 #ifdef INGOT_HAS_CUDA_DECODE
 
 bool DeviceModel::use_megakernel(bool wanted) {
-  const bool takes = gpu::limits(device_).hopper && unsupported_reason(config(), DecodePath::megakernel).empty() &&
-                     supports_megakernel(slots_[0].model);
+  const bool takes = gpu::limits(device_).hopper && supports_megakernel(slots_[0].model);
   if (takes) megakernel_ = wanted;
   return takes || !wanted;
 }
@@ -37,7 +36,11 @@ gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint3
   g = std::make_unique<gpu::Graph>(*stream_, [&] {
     if (rows || !persistent) return run(slot.model, slot.buffers, step, *stream_);
     run_megakernel(slot.model, slot.buffers, step,
-                   {.layers = slot.stages, .watch = waits_->watch(), .ranks = slot.ranks, .prefiltered = prefiltered},
+                   {.layers = slot.stages,
+                    .watch = waits_->watch(),
+                    .ranks = slot.ranks,
+                    .prefiltered = prefiltered,
+                    .dense_layers = slot.dense_stages},
                    *stream_);
   });
   return *g;
@@ -278,7 +281,12 @@ void DeviceModel::prepare_trace(const megakernel::Trace& trace, int index) {
   const gpu::DeviceGuard guard(device_);
   slot.traced = std::make_unique<gpu::Graph>(*stream_, [&] {
     run_megakernel(slot.model, slot.buffers, {.capacity = uint32_t(context_)},
-                   {.layers = slot.stages, .watch = waits_->watch(), .ranks = slot.ranks, .trace = trace}, *stream_);
+                   {.layers = slot.stages,
+                    .watch = waits_->watch(),
+                    .ranks = slot.ranks,
+                    .trace = trace,
+                    .dense_layers = slot.dense_stages},
+                   *stream_);
   });
 }
 void DeviceModel::continue_traced(int index) {
@@ -292,10 +300,7 @@ void DeviceModel::continue_traced(int index) {
   slot.traced->launch(*stream_);
 }
 
-bool DeviceModel::takes_trace() const {
-  return gpu::limits(device_).hopper && supports_megakernel(model()) &&
-         model().layers[0].down.format == WeightFormat::mxfp4;
-}
+bool DeviceModel::takes_trace() const { return gpu::limits(device_).hopper && supports_trace(model()); }
 
 #endif
 

@@ -61,27 +61,37 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
 // the first whose sampled token differs from the next row's token.
 void keep_accepted(const BatchedSequences& sequences, const int32_t* sampled, const uint32_t* stop, Stream stream);
 
-// Computes the same for one token (step.T is 1) by the megakernel, bit for bit. If a wait gave up, nothing has been
+// Computes what run() computes for one token (step.T is 1), by the megakernel. If a wait gave up, nothing has been
 // appended; the words that blocks hand over (Buffers::handover_bytes) and the watch must then be reset before the next
 // launch.
-struct LayerStages;  // megakernel.h
+struct LayerStages;       // megakernel.h
+struct DenseLayerStages;  // megakernel.h
 struct Persistent {
   const LayerStages* layers;  // on the device; stages_of(...) of the same model, buffers and capacity
   gpu::Watch watch;
   const Ranks* ranks = nullptr;  // buffers.ranks on the device, with several ranks
   int64_t blocks = 0;            // of the grid; 0: as many as can run at once
-  megakernel::Trace trace;       // of trace_of(...), with MXFP4 experts; without words nothing is recorded
+  megakernel::Trace trace;       // of trace_of(...), where supports_trace(); without words nothing is recorded
   uint32_t missing = ~0u;        // for tests: megakernel::Grid
   bool prefiltered = false;      // greedy token by Model::prefilter; needs supports_prefilter()
+  // In place of `layers`, of a model with dense MLPs.
+  const DenseLayerStages* dense_layers = nullptr;
 };
 std::vector<LayerStages> stages_of(const Model& model, const Buffers& buffers, uint32_t capacity);
+// The same for a model whose MLPs are all dense.
+std::vector<DenseLayerStages> dense_stages_of(const Model& model, const Buffers& buffers, uint32_t capacity);
 uint32_t grid_barriers_of(const Model& model);
 // A trace of the first `blocks` blocks; `words` is device memory.
 megakernel::Trace trace_of(const Model& model, uint32_t blocks, uint64_t* words);
-// The megakernel needs: no rounded inputs of experts (DecoderSpec::e4m3_inputs); heads of at most 64 numbers; one
-// format for attention and head, and one for the experts; and room in an SM's memory for a token's activations and a
-// ring of weights.
+// Which variants of the megakernel a model takes. Of a model with experts: no rounded inputs of experts
+// (DecoderSpec::e4m3_inputs); heads of at most 64 numbers; one format for attention and head, and one for the experts.
+// Of a model with dense MLPs: one GPU; heads of at most 128 numbers; one format for all matrices. Of both: room in an
+// SM's memory for a token's activations and a ring of weights.
 bool supports_megakernel(const Model& model);
+// The path of the spec's model among the megakernels.
+DecodePath megakernel_path(const DecoderSpec& config);
+// Whether a token of the model can be traced: MXFP4 experts, or dense MLPs in bf16.
+bool supports_trace(const Model& model);
 // The int8 prefilter needs a model (or a slice with rows of its head) that supports_megakernel(), with a bf16 head and
 // MXFP4 experts.
 bool supports_prefilter(const Model& model);

@@ -2,12 +2,16 @@
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <memory>
 
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/models/decode/fixtures/device_model.test.h"
 #include "ingot/models/decode/fixtures/family_cases.test.h"
 #include "ingot/models/decode/model/decoder.h"
+#include "ingot/models/decode/weights/builder.h"
+#include "ingot/models/families/synthetic.h"
 #include "ingot/testing/gpu_test.h"
 
 namespace ingot {
@@ -30,9 +34,11 @@ testing::Definition::Choices choices_of_prompt(const DeviceModel& m, size_t T, s
   return all;
 }
 
-void check_on_gpu(const FamilyCase& t) {
-  testing::check_family(t, [](const RandomModel& m, int64_t room) {
-    const auto gpu = std::make_shared<DeviceModel>(m.spec, m.weights, DecoderOptions{.context = room});
+void check_on_gpu(const FamilyCase& t, bool megakernel = false) {
+  testing::check_family(t, [megakernel](const RandomModel& m, int64_t room) {
+    const auto gpu = std::make_shared<DeviceModel>(
+        m.spec, m.weights, DecoderOptions{.context = room, .wait_limit = testing::kEmulated ? 1000. : 2.});
+    if (megakernel) EXPECT_TRUE(gpu->use_megakernel(true));
     const auto last = std::make_shared<size_t>(0);  // tokens of the last step
     return testing::DecodeUnderTest{.extend =
                                         [gpu, last, vocab = size_t(m.spec.vocab)](std::span<const int32_t> ids) {
@@ -56,6 +62,47 @@ void check_on_gpu(const FamilyCase& t) {
 
 TEST_F(FamiliesDecodeCuda, EveryFamilyIsTheModel) {
   for (const FamilyCase& t : testing::family_cases()) check_on_gpu(t);
+}
+
+TEST_F(FamiliesDecodeCuda, EveryFamilyOfDenseMlpsIsTheModelThroughTheMegakernel) {
+  if (!gpu::current_limits().hopper) GTEST_SKIP() << "the megakernel needs compute capability 9.0";
+  for (const FamilyCase& t : testing::megakernel_family_cases()) {
+    // The emulated tests have all cases.
+    if (testing::kEmulated && t.name != "heads of 128, fp8" && t.name != "groups of 1") continue;
+    check_on_gpu(t, true);
+  }
+}
+
+// Sizes at which all blocks have work and all rings fill, in runs that must be equal to the last bit; the phased path
+// rounds the same numbers in another order.
+TEST_F(FamiliesDecodeCuda, LayersOfPublishedShapesRepeatBitForBitAndAgreeWithPhases) {
+  if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
+  if (!gpu::current_limits().hopper) GTEST_SKIP() << "the megakernel needs compute capability 9.0";
+  for (const std::string& name : synthetic_family_names()) {
+    SCOPED_TRACE(name);
+    DecoderSpec s = synthetic_family(name);
+    s.layers = 3, s.layer.resize(3);
+    DeviceModel gpu(s, decode::shapes_of(s, WeightFormat::bf16, WeightFormat::bf16), {.context = 2400}, 5);
+    // Positions in one part of the keys and in many.
+    for (const int64_t context : {int64_t(1), int64_t(700), int64_t(2300)}) {
+      SCOPED_TRACE(context);
+      const auto logits = [&](bool megakernel) {
+        EXPECT_TRUE(gpu.use_megakernel(megakernel));
+        gpu.fill_cache_with_random(context);
+        std::vector<float> row(size_t(s.vocab));
+        for (const int32_t id : {7, 1234, 40000}) gpu.extend({&id, 1}, 1);
+        gpu.logits(1, row.data());
+        return row;
+      };
+      const std::vector<float> want = logits(false), first = logits(true);
+      double error = 0, size = 0;
+      for (size_t v = 0; v < want.size(); ++v)
+        error += (first[v] - want[v]) * (first[v] - want[v]), size += want[v] * want[v];
+      // Some twenty roundings to bf16 in a row, of 2^-9 each.
+      EXPECT_LT(std::sqrt(error / size), 0.04);
+      for (int run = 0; run < 50; ++run) ASSERT_EQ(logits(true), first) << "run " << run;
+    }
+  }
 }
 
 // A prompt by the matrix kernels, a token, and a second prompt.

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 
 #include "ingot/models/decode/fixtures/defined_model.test.h"
 #include "ingot/models/decode/fixtures/emulated_model.test.h"
 #include "ingot/models/decode/fixtures/family_cases.test.h"
+#include "ingot/models/decode/model/trace.h"
 #include "ingot/models/decode/phased/stages.cuh"
 
 namespace ingot {
@@ -18,7 +20,6 @@ using testing::FamilyCase;
 using testing::RandomModel;
 
 testing::DecodeUnderTest under_test(const std::shared_ptr<Emulated>& gpu) {
-  gpu->megakernel = true;  // asks for the megakernel, which does not support the families; launches are used instead
   return {.extend = [gpu](std::span<const int32_t> ids) { return gpu->extend(ids, uint32_t(ids.size())); },
           .choices = [gpu](size_t i) { return testing::choices_of(gpu->buffers, gpu->c.layers, i); },
           .state = [gpu] { return *gpu->buffers.state; }};
@@ -29,6 +30,85 @@ TEST(FamiliesDecodeEmulated, EveryFamilyIsTheModel) {
     testing::check_family(t, [&](const RandomModel& m, int64_t room) {
       return under_test(std::make_shared<Emulated>(m.spec, m.weights, uint32_t(room)));
     });
+}
+
+// Tokens one by one through the megakernel, in the cases that it computes and some of its own.
+TEST(FamiliesDecodeEmulated, EveryFamilyOfDenseMlpsIsTheModelThroughTheMegakernel) {
+  for (const FamilyCase& t : testing::megakernel_family_cases())
+    testing::check_family(t, [&](const RandomModel& m, int64_t room) {
+      const auto gpu = std::make_shared<Emulated>(m.spec, m.weights, uint32_t(room));
+      EXPECT_TRUE(supports_megakernel(gpu->model));
+      gpu->megakernel = true;
+      return under_test(gpu);
+    });
+}
+// Blocks without weights in some stage or in all, and blocks with several rounds of a stage.
+TEST(FamiliesDecodeEmulated, ATokenDoesNotDependOnTheNumberOfBlocks) {
+  DecoderSpec s = testing::family_spec({64, 2, 1, 64, 208}, 3);
+  s.vocab = 208;
+  const RandomModel m(s, WeightFormat::bf16, WeightFormat::bf16);
+  std::vector<std::vector<double>> want;
+  for (const int64_t blocks : {3, 1, 30}) {
+    SCOPED_TRACE(::testing::Message() << blocks << " blocks");
+    Emulated gpu(s, m.weights, 8);
+    gpu.megakernel = true, gpu.blocks = blocks;
+    std::vector<std::vector<double>> got;
+    for (const int32_t id : {3, 200}) got.push_back(gpu.extend({&id, 1}, 1)[0]);
+    EXPECT_EQ(gpu.stop, uint32_t(gpu::kRunning));
+    if (want.empty()) want = got;
+    // The partial sums of a row tile that two blocks share are added in another order; the logits have a deviation of
+    // 1.5, and an activation rounds to 8 bits.
+    for (size_t t = 0; t < want.size(); ++t)
+      for (size_t v = 0; v < want[t].size(); ++v) EXPECT_NEAR(got[t][v], want[t][v], 0.05) << t << " " << v;
+  }
+}
+
+TEST(FamiliesDecodeEmulated, AMissingHandOffEndsTheMegakernelAndAppendsNothing) {
+  for (const uint32_t missing : {0u, 1u, 3u, 9u}) {
+    SCOPED_TRACE(missing);
+    DecoderSpec s = testing::family_spec({64, 4, 2, 128, 64});
+    s.qk_norm = true;
+    const RandomModel m(s, WeightFormat::bf16, WeightFormat::bf16);
+    Emulated gpu(s, m.weights, 9), sound(s, m.weights, 9);
+    const int32_t id = 5;
+    sound.megakernel = gpu.megakernel = true;
+    const std::vector<std::vector<double>> want = sound.extend({&id, 1}, 1);
+    gpu.buffers.state->tokens[0] = id;
+    gpu.run_one_kernel({.capacity = 9}, missing);
+    EXPECT_EQ(gpu.record.state, gpu::kTimedOut);
+    EXPECT_EQ(gpu.record.what, missing);
+    EXPECT_EQ(gpu.buffers.state->position, 0);
+    gpu.stop = gpu::kRunning, gpu.record = {};
+    std::memset(gpu.buffers.grid_barrier, 0, size_t(gpu.buffers.handover_bytes));
+    EXPECT_EQ(gpu.extend({&id, 1}, 1), want);
+    EXPECT_EQ(gpu.buffers.state->position, 1);
+  }
+}
+
+TEST(FamiliesDecodeEmulated, ATracedTokenOfDenseMlpsIsTheSameAndReadsTheBytesOfTheMatrices) {
+  for (const int64_t head_dim : {64, 128}) {
+    const DecoderSpec s = testing::family_spec({64, 4, 2, head_dim, 70});
+    const RandomModel m(s, WeightFormat::bf16, WeightFormat::bf16);
+    Emulated gpu(s, m.weights, 9), plain(s, m.weights, 9);
+    const int32_t id = 5;
+    plain.megakernel = true;
+    const std::vector<std::vector<double>> want = plain.extend({&id, 1}, 1);
+    megakernel::Trace trace = trace_of(gpu.model, uint32_t(gpu.blocks), nullptr);
+    std::vector<uint64_t> words(size_t(gpu.blocks * trace.words_of_block()));
+    trace.words = words.data();
+    gpu.buffers.state->tokens[0] = id;
+    gpu.run_one_kernel({.capacity = 9}, ~0u, trace);
+    EXPECT_EQ(std::vector<double>(gpu.buffers.logits, gpu.buffers.logits + s.vocab), want[0]);
+    uint64_t bytes = 0;
+    for (const auto& span : decode::spans_of(trace, words)) bytes += span.bytes;
+    const auto weight_tiles = [](const decode::Matrix& w) {
+      return uint64_t(w.row_tiles) * w.weight_tiles * uint64_t(weight_tile_bytes(w.format));
+    };
+    uint64_t all = weight_tiles(gpu.model.head);
+    for (const decode::Layer& l : gpu.model.layers)
+      for (const decode::Matrix* w : {&l.qkv, &l.o, &l.gate_up, &l.down}) all += weight_tiles(*w);
+    EXPECT_EQ(bytes, all);
+  }
 }
 
 // The comparison sees a property that the kernels leave out.

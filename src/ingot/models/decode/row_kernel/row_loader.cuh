@@ -38,7 +38,7 @@ __device__ __forceinline__ void copy_units(const Context& block, megakernel::Wei
 }
 
 __device__ __forceinline__ void copy_keys(const Context& block, megakernel::WeightWriter& ring, uint32_t layer) {
-  constexpr uint32_t kRow = kDim * 2, kKeys = split_kv_attention::kChunkKeys;
+  constexpr uint32_t kRow = kDim * 2, kKeys = split_kv_attention::kChunkKeys<kDim>;
   const decode_attention::Params& p = block.layer(layer).attention;
   const Keys* const keys = block.m.keys[layer % 2];
   const uint32_t lane = threadIdx.x % 32;
