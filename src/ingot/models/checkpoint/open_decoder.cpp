@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/decode/model/decoder.h"
 
@@ -56,9 +57,15 @@ OpenedModel open_decoder(const DecoderSpec& given, const WeightSource& source, c
   OpenedModel m;
   m.decoder = p.on_gpu ? make_gpu_decoder(spec, *weights, o) : make_decoder(spec, *weights, o);
   add_placement_notes(m, p, p.on_gpu ? gpu_rounding(*weights) : std::string());
-  if (p.on_gpu && !o.e4m3_experts)
-    if (const std::string reason = unsupported_reason(spec, DecodePath::megakernel); !reason.empty())
+  if (p.on_gpu && !o.e4m3_experts) {
+    const bool dense = unsupported_reason(spec, DecodePath::dense_megakernel).empty();
+    const std::string reason =
+        unsupported_reason(spec, o.dense_megakernel ? DecodePath::dense_megakernel : DecodePath::megakernel);
+    if (dense && !o.dense_megakernel && gpu::current_limits().hopper)
+      add_note(m, "on the GPU: a launch for each phase of a layer (--megakernel computes a token by one kernel)");
+    else if (!reason.empty() && !unsupported_reason(spec, DecodePath::megakernel).empty())
       add_note(m, "on the GPU: a launch for each phase of a layer: " + reason);
+  }
   m.end_ids.assign(spec.end_tokens.begin(), spec.end_tokens.end());
   m.weight_bytes = weights->bytes();
   if (m.decoder->device().kind == Device::cpu) m.memory = weights;  // a GPU has its own

@@ -1,5 +1,5 @@
-// ingot bench decode: the time of a token of GPT-OSS, with synthetic weights on a GPU or with a given model as
-// `generate` runs it.
+// ingot bench decode: the time of a token of GPT-OSS or of a family, with synthetic weights on a GPU, or of a given
+// GPT-OSS model as `generate` runs it.
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -11,6 +11,9 @@
 #include "ingot/core/version.h"
 #include "ingot/gpu/device.h"
 #include "ingot/io/json.h"
+#include "ingot/models/decode/model/decoder.h"
+#include "ingot/models/decode/weights/builder.h"
+#include "ingot/models/families/synthetic.h"
 #include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot::cli {
@@ -119,7 +122,8 @@ void print_sampled(const SampledTimes& s, const PathTimes& kernels) {
 }
 
 void print(const Options& o, const DecodeTimes& t) {
-  const std::string text = "GPT-OSS-" + o.size + " shapes, " + o.dense + " and mxfp4 experts" +
+  const std::string text = measured_name(o.size) + " shapes, " + o.dense +
+                           (is_family_size(o.size) ? "" : " and mxfp4 experts") +
                            (o.measurement.quant ? " of e4m3 inputs, " : ", ") + with_commas(o.measurement.context) +
                            " tokens of context, " + fixed(double(t.weight_bytes) * 1e-9, 1) + " GB of weights\n";
   write_out(text);
@@ -138,9 +142,10 @@ void print(const Options& o, const DecodeTimes& t) {
     write_out(std::to_string(s.sequences) + (s.sequences == 1 ? " sequence" : " sequences") +
               (s.row_kernel ? ", one kernel: " : ": ") + fixed(s.step.mean_ms, 3) + " ms a step, p50 " +
               fixed(s.step.p50_ms, 3) + ", p99 " + fixed(s.step.p99_ms, 3) + "; " +
-              fixed(1e3 * double(s.sequences) / s.step.mean_ms, 0) + " tokens/s; " + fixed(s.experts, 1) +
-              " experts a layer, " + fixed(double(s.step_bytes) * 1e-9, 3) + " GB, " +
-              fixed(100 * TBps / t.read_TBps, 0) + " % of reading alone\n");
+              fixed(1e3 * double(s.sequences) / s.step.mean_ms, 0) + " tokens/s; " +
+              (s.experts > 0 ? fixed(s.experts, 1) + " experts a layer, " : "") +
+              fixed(double(s.step_bytes) * 1e-9, 3) + " GB, " + fixed(100 * TBps / t.read_TBps, 0) +
+              " % of reading alone\n");
     for (const auto& [name, us] : s.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
   }
   if (o.measurement.grid_barriers)
@@ -221,7 +226,7 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
   OrderedJson json{{"version", version()},
                    {"commit", commit()},
                    {"gpu", gpu::device_info().name},
-                   {"model", "gpt-oss-" + o.size},
+                   {"model", is_family_size(o.size) ? o.size : "gpt-oss-" + o.size},
                    {"dense", o.dense},
                    {"quant", o.measurement.quant},
                    {"context", o.measurement.context},
@@ -349,6 +354,13 @@ SampledTimes measure_sampled(Decoder& d, int slot, int64_t gpus, int64_t context
 std::vector<SampledTimes> measure_sampled(const Options& o) {
   const DecodeMeasurement& m = o.measurement;
   std::vector<SampledTimes> all;
+  if (is_family_size(o.size)) {
+    const DecoderSpec spec = measured_spec(o.size);
+    const std::unique_ptr<Decoder> d = make_synthetic_gpu_decoder(
+        spec, decode::shapes_of(spec, m.dense, m.dense),
+        {.context = m.context + kFirst + m.tokens, .device = DeviceChoice::cuda, .dense_megakernel = m.megakernel}, 1);
+    return {measure_sampled(*d, d->open(), 1, m.context, m.tokens)};
+  }
   for (const int64_t gpus : m.gpus.empty() ? std::vector<int>{1} : m.gpus) {
     const OpenedModel model =
         ingot::open_model("synthetic:" + o.size + ":" + o.dense, {.context = m.context + kFirst + m.tokens,
@@ -444,16 +456,19 @@ void bench_model(const Options& o) {
 
 void add_bench_decode(Command& bench) {
   Command& c = bench.add("decode",
-                         "Times a token of GPT-OSS: of a model, or on a GPU of random weights in the published shapes");
+                         "Times a token of GPT-OSS: of a model, or on a GPU of random weights in the published shapes, "
+                         "also in those of Llama, Qwen3 and SmolLM2");
 
   auto o = std::make_shared<Options>();
   c.text("--model PATH", o->model,
          "a checkpoint or an archive, timed as in generation after a prompt that fills the context (default: random "
          "weights)");
   add_device(c, o->device);
-  c.choice("--synthetic SIZE", o->size, {"20b", "120b"}, "the published model whose shapes are used (default: 120b)");
+  std::vector<std::string> sizes{"20b", "120b"};
+  sizes.insert(sizes.end(), synthetic_family_names().begin(), synthetic_family_names().end());
+  c.choice("--synthetic SIZE", o->size, sizes, "the published model whose shapes are used (default: 120b)");
   c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
-           "format of attention and head (default: bf16); experts are mxfp4");
+           "format of attention, head and dense MLPs (default: bf16); experts are mxfp4");
   c.integer("--context N", o->measurement.context, 1, 130000,
             "tokens of context before the first timed token (default: 1024)");
   c.integer("--tokens N", o->measurement.tokens, 1, 100000, "number of timed tokens (default: 200)");
@@ -484,6 +499,7 @@ void add_bench_decode(Command& bench) {
   ingot bench decode --gpus 2,4
   ingot bench decode --model model.ingot --device cpu --tokens 20
   ingot bench decode --sequences 1,2,4,8
+  ingot bench decode --synthetic llama-3.2-1b --context 32 --answers 32:128
   ingot bench decode --trace token.json)");
   c.run([o, &c] {
     o->measurement.gpus = gpu_counts(o->gpus);

@@ -188,8 +188,9 @@ void add_serve(Command& root) {
     const std::string path = chosen_model(o->run, o->model, o->synthetic);
     o->on.dense = dense_at_loading(o->synthetic);
     if (exists(path) && !chats(path))
-      c.refuse_given({"reasoning", "date", "one-by-one", "whole-head", "draft", "draft-max", "draft-costs", "dense"},
-                     "a run of `ingot train`");
+      c.refuse_given(
+          {"reasoning", "date", "one-by-one", "whole-head", "megakernel", "draft", "draft-max", "draft-costs", "dense"},
+          "a run of `ingot train`");
     serve(*o, path);
   });
 }

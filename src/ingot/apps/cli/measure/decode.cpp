@@ -13,9 +13,20 @@
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/model/ranked_model.h"
 #include "ingot/models/decode/model/trace.h"
+#include "ingot/models/families/synthetic.h"
 #include "ingot/models/gpt_oss/archive.h"
 
 namespace ingot {
+
+bool is_family_size(const std::string& size) {
+  const std::vector<std::string>& names = synthetic_family_names();
+  return std::find(names.begin(), names.end(), size) != names.end();
+}
+DecoderSpec measured_spec(const std::string& size) {
+  if (is_family_size(size)) return synthetic_family(size);
+  return synthetic_gpt_oss(size);
+}
+std::string measured_name(const std::string& size) { return is_family_size(size) ? size : "GPT-OSS-" + size; }
 
 #ifndef INGOT_HAS_CUDA_DECODE
 
@@ -39,7 +50,7 @@ int64_t bytes_of_step(const DeviceModel& m, int64_t context, int64_t sequences, 
   int64_t bytes = m.model().head.matrix_bytes;
   for (const auto& l : m.model().layers) {
     bytes += l.qkv.matrix_bytes + l.o.matrix_bytes + l.router.matrix_bytes +
-             int64_t(experts * double(l.gate_up.matrix_bytes + l.down.matrix_bytes));
+             int64_t((l.experts ? experts : 1) * double(l.gate_up.matrix_bytes + l.down.matrix_bytes));
     const int64_t keys = l.window > 0 ? std::min<int64_t>(l.window, context) : context;
     bytes +=
         sequences * 2 * 2 * keys * (m.model().kv_heads < 0 ? c.kv_heads : m.model().kv_heads) * decode::cache_dim(c);
@@ -157,6 +168,7 @@ PhaseTimes time_phases(const DeviceModel& m, uint32_t sequences) {
       {"gate and up", kGateUp},  {"down", kDown},     {"qkv", kQkv},  {"router", kRouter},
       {"attention", kAttention}, {"output", kOutput}, {"head", kHead}};
   for (const auto& [name, bit] : phases) {
+    if (bit == kRouter && m.config().experts == 0) continue;
     const gpu::Graph graph(m.stream(), [&, mask = bit] {
       run(m.model(), buffers,
           {.T = sequences,
@@ -198,6 +210,7 @@ AnswerTimes time_answer(DeviceModel& m, int64_t prompt, int64_t tokens) {
 
 // The mean number of distinct experts in a layer of the last step, which had this number of sequences.
 double experts_of_a_layer(const DeviceModel& m, int64_t sequences) {
+  if (m.config().experts == 0) return 0;
   if (m.takes_matrix_kernels(sequences)) {
     const int64_t k = m.config().experts_per_token, rows = decode::batch_rows(uint32_t(sequences));
     std::vector<uint32_t> chosen(size_t(m.config().layers * rows * k));
@@ -277,14 +290,14 @@ std::vector<std::vector<StageTimes> > time_stages(RankedModel& m) {
 void write_trace(RankedModel& m, const DecodeMeasurement& o) {
   const uint32_t blocks = uint32_t(gpu::device_info().sms);
   m.trace_token(blocks);
-  write_file(o.trace, perfetto_json(m.trace_token(blocks), "GPT-OSS-" + o.size + " shapes, a token"));
+  write_file(o.trace, perfetto_json(m.trace_token(blocks), measured_name(o.size) + " shapes, a token"));
 }
 
 int64_t slots_for(const DecodeMeasurement& o) {
   return o.sequences.empty() ? 1 : std::max<int64_t>(1, *std::max_element(o.sequences.begin(), o.sequences.end()));
 }
-void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room, DecodeTimes& times) {
-  const GptOssWeights shapes = decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
+void measure_one(const DecoderSpec& c, const DecodeMeasurement& o, int64_t room, DecodeTimes& times) {
+  const DecoderWeights shapes = decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
   RankedModel one(c, shapes, DeviceModel::fit_to_memory(c, shapes, {.context = room, .slots = slots_for(o)}), 1);
   DeviceModel& m = one.rank(0);
   times.weight_bytes = m.weight_bytes();
@@ -320,7 +333,7 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   if (o.phases && one_kernel) times.stages = time_stages(one)[0];
   if (!o.trace.empty() && one_kernel && o.gpus.empty()) write_trace(one, o);
 }
-void measure_small_batch(const GptOssConfig& c, const DecoderOptions& options, const DecodeMeasurement& o,
+void measure_small_batch(const DecoderSpec& c, const DecoderOptions& options, const DecodeMeasurement& o,
                          DecodeTimes& times) {
   SharedTimes& shared = times.shared.emplace_back();
   shared.gpus = int(options.gpus);
@@ -328,7 +341,7 @@ void measure_small_batch(const GptOssConfig& c, const DecoderOptions& options, c
                                  {&shared.loaded, megakernel::ExchangeLoad::memory},
                                  {&shared.link, megakernel::ExchangeLoad::link}})
     *to = megakernel::measure_exchange(shared.gpus, uint32_t(c.hidden), load);
-  const GptOssWeights shapes = decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
+  const DecoderWeights shapes = decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
   RankedModel m(c, shapes, DeviceModel::fit_to_memory(c, shapes, options), 1);
   if (times.weight_bytes == 0) times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches to time
@@ -369,7 +382,10 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
     fail(ErrorCode::usage, "quant: found ", several ? "several GPUs" : "the megakernel or its trace",
          ", expected the phased path on one GPU");
   if (!o.sequences.empty() && several) fail(ErrorCode::usage, "--sequences: found several GPUs, expected one");
-  GptOssConfig c = synthetic_gpt_oss(o.size);
+  DecoderSpec c = measured_spec(o.size);
+  if (is_family_size(o.size) && (o.quant || several))
+    fail(ErrorCode::usage, "found ", o.quant ? "--quant" : "several GPUs", " with the shapes of ", o.size,
+         ", expected those of GPT-OSS");
   c.e4m3_inputs = o.quant;
   int64_t room = o.context + o.tokens + 64;  // for the warm-up and the phases
   for (const int64_t context : o.contexts) room = std::max(room, context + o.tokens + 64);

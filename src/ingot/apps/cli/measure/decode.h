@@ -1,6 +1,6 @@
 #pragma once
-// Measures the time of a token of GPT-OSS on a GPU, with synthetic weights of the published shapes. `ingot bench
-// decode` prints the result.
+// Measures the time of a token of GPT-OSS or of a family on a GPU, with synthetic weights of the published shapes.
+// `ingot bench decode` prints the result.
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,14 +8,14 @@
 #include "ingot/kernels/quant/quant.h"
 #include "ingot/megakernel/exchange_times.h"
 #include "ingot/megakernel/grid_barrier_times.h"
-#include "ingot/models/gpt_oss/config.h"
 #include "ingot/models/options.h"
+#include "ingot/models/spec.h"
 
 namespace ingot {
 
 struct DecodeMeasurement {
-  std::string size = "120b";                // as in synthetic_gpt_oss()
-  WeightFormat dense = WeightFormat::bf16;  // of qkv, output and head; experts are mxfp4
+  std::string size = "120b";                // as in synthetic_gpt_oss() or synthetic_family()
+  WeightFormat dense = WeightFormat::bf16;  // of qkv, output, head and dense MLPs; experts are mxfp4
   int64_t context = 1024;                   // tokens in the cache before the first timed token
   int64_t tokens = 200;
   bool phased = true,
@@ -101,6 +101,10 @@ struct DecodeTimes {
   megakernel::GridBarrierTimes idle, loaded;  // a barrier with words of the residual stream's width
   std::vector<SharedTimes> shared;            // in the order of DecodeMeasurement::gpus
 };
+// Whether a size is a name of synthetic_family(); the spec and the full name of a size.
+bool is_family_size(const std::string& size);
+DecoderSpec measured_spec(const std::string& size);
+std::string measured_name(const std::string& size);
 // Throws Error{unsupported} without a GPU that runs the kernels, or with too little memory, before any memory is taken.
 DecodeTimes measure_decode(const DecodeMeasurement& m);
 

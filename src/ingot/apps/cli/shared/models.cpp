@@ -65,6 +65,9 @@ void add_gpu_options(Command& c, DecoderOptions& o) {
          "read GPT-OSS's whole head in bf16 for every token (default: on GPUs with enough memory an int8 prefilter "
          "selects the rows to read; the tokens are the same)")
       .negated();
+  c.flag("--megakernel", o.dense_megakernel,
+         "compute tokens of Llama, Mistral, Qwen and SmolLM by one kernel each, as those of GPT-OSS (default: a launch "
+         "for each phase of a layer, until the kernel has been measured on a GPU)");
 }
 
 OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOptions& o) {
