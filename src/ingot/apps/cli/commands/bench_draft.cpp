@@ -115,11 +115,12 @@ std::vector<double> costs_of(std::vector<double> costs, Decoder& decoder) {
   return costs;
 }
 
-void bench(const Command& c, const Options& o, bool json) {
-  const std::string path = chosen_model(c, "", o.model, o.synthetic);
+void bench(const Options& o, bool json) {
+  const std::string path = chosen_model("", o.model, o.synthetic);
   const std::vector<Case> cases = cases_of(o);
   const draft::Options given = draft_options(o.policy);
-  const OpenedModel model = open_model(path, o.context + o.tokens, {.device = device_named(o.device)});
+  const OpenedModel model = open_model(path, o.context + o.tokens,
+                                       {.device = device_named(o.device), .dense = dense_at_loading(o.synthetic)});
   Decoder& decoder = *model.decoder;
   require_drafts(decoder);
   const std::vector<double> costs = costs_of(given.step_costs, decoder);
@@ -178,7 +179,7 @@ void add_bench_draft(Command& bench_command) {
   c.examples(R"(  ingot bench draft --synthetic 120b
   ingot bench draft --model SmolLM2 --device cpu --context 100 --tokens 50
   ingot bench draft --synthetic 20b --lengths 1,3,7 --accepted 60,80 --json)");
-  c.run([o, json, &c] { bench(c, *o, *json); });
+  c.run([o, json] { bench(*o, *json); });
 }
 
 }  // namespace ingot::cli
