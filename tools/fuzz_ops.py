@@ -29,7 +29,7 @@ HERE = pathlib.Path(__file__).resolve()
 FACTOR = 4  # allowed multiple of the largest distance among the perturbed runs
 RUNS = 3
 BATCH = 200  # cases per process
-SILENCE = 90  # seconds after which a case counts as hanging
+SILENCE = 90  # seconds after which a case counts as hanging, on a machine with a CPU for each running process
 
 
 def numbers_of(text):
@@ -599,6 +599,11 @@ def start(options, indices):
     return process, lines
 
 
+def silence():
+    """Where more processes want to run than the machine has CPUs, a case takes as much longer: one was reported as hanging beside a dozen compilers."""
+    return SILENCE * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def batch(options, indices, deadline, record):
     """Runs cases in a process; returns the cases that did not run, or None if the process does not start."""
     process, lines = start(options, indices)
@@ -609,7 +614,8 @@ def batch(options, indices, deadline, record):
             kind, line = lines.get(timeout=0.5)
         except queue.Empty:
             now = time.monotonic()
-            hangs = running is not None and now - last > SILENCE
+            allowed = silence()
+            hangs = running is not None and now - last > allowed
             if hangs or now > deadline:
                 process.kill()
                 break
@@ -635,7 +641,7 @@ def batch(options, indices, deadline, record):
             break
     process.wait()
     if running is not None and (hangs or time.monotonic() <= deadline):
-        what = f"no answer for {SILENCE} s" if hangs else f"the process ended with {process.returncode}: {' | '.join(errors[-6:])[-600:]}"
+        what = f"no answer for {allowed:.0f} s" if hangs else f"the process ended with {process.returncode}: {' | '.join(errors[-6:])[-600:]}"
         record({"case": running, "op": "?", "text": "", "status": "FAILED", "message": what})
         return indices[done + 1 :]
     if done == 0 and process.returncode not in (0, 3) and time.monotonic() <= deadline:
