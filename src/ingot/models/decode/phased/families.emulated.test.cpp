@@ -34,13 +34,16 @@ TEST(FamiliesDecodeEmulated, EveryFamilyIsTheModel) {
 
 // Tokens one by one through the megakernel, in the cases that it computes and some of its own.
 TEST(FamiliesDecodeEmulated, EveryFamilyOfDenseMlpsIsTheModelThroughTheMegakernel) {
-  for (const FamilyCase& t : testing::megakernel_family_cases())
+  for (const FamilyCase& t : testing::megakernel_family_cases()) {
+    // Under a sanitizer the short cases, which execute every line.
+    if (testing::kSanitized && t.length > 12) continue;
     testing::check_family(t, [&](const RandomModel& m, int64_t room) {
       const auto gpu = std::make_shared<Emulated>(m.spec, m.weights, uint32_t(room));
       EXPECT_TRUE(supports_megakernel(gpu->model));
       gpu->megakernel = true;
       return under_test(gpu);
     });
+  }
 }
 // Blocks without weights in some stage or in all, and blocks with several rounds of a stage.
 TEST(FamiliesDecodeEmulated, ATokenDoesNotDependOnTheNumberOfBlocks) {
@@ -49,6 +52,7 @@ TEST(FamiliesDecodeEmulated, ATokenDoesNotDependOnTheNumberOfBlocks) {
   const RandomModel m(s, WeightFormat::bf16, WeightFormat::bf16);
   std::vector<std::vector<double>> want;
   for (const int64_t blocks : {3, 1, 30}) {
+    if (testing::kSanitized && blocks > 3) continue;
     SCOPED_TRACE(::testing::Message() << blocks << " blocks");
     Emulated gpu(s, m.weights, 8);
     gpu.megakernel = true, gpu.blocks = blocks;
