@@ -230,12 +230,18 @@ def mixture(c, w, l, x):
     return out
 
 
-def hidden_states(c, w, ids, layers=None):
-    x = w["embed"][ids]
+def residual_streams(c, w, ids, layers=None):
+    """(T, C) behind 0, 1, ... layers, before any norm."""
+    streams = [w["embed"][ids]]
     for l in range(c.layers if layers is None else layers):
+        x = streams[-1]
         x = x + attention(c, w, l, rms_norm(x, w[f"{l}.attn_norm"], c.norm_eps))
-        x = x + mixture(c, w, l, rms_norm(x, w[f"{l}.mlp_norm"], c.norm_eps))
-    return rms_norm(x, w["norm"], c.norm_eps)
+        streams.append(x + mixture(c, w, l, rms_norm(x, w[f"{l}.mlp_norm"], c.norm_eps)))
+    return streams
+
+
+def hidden_states(c, w, ids, layers=None):
+    return rms_norm(residual_streams(c, w, ids, layers)[-1], w["norm"], c.norm_eps)
 
 
 def logits(c, w, ids, layers=None):

@@ -74,6 +74,19 @@ Tensor LayoutBuilder::decoded_vector(const Names& names, const std::vector<int64
   return t;
 }
 
+WeightMatrix LayoutBuilder::alternating_rows(const std::vector<Names>& lists, int64_t rows, int64_t cols, bool bank) {
+  std::vector<const StoredTensor*> places;
+  for (const Names& names : lists)
+    for (const std::string& name : names) places.push_back(find(name, {rows, cols}, kBlocks));
+  const auto turns = int64_t(lists[0].size()), count = int64_t(lists.size());
+  const DType dtype = type_of(places);
+  const Tensor t = bank ? take(dtype, {count, turns * rows, cols}) : take(dtype, {turns * rows, cols});
+  const int64_t row = cols * size_of(dtype);
+  for (int64_t i = 0; i < int64_t(places.size()); ++i)
+    decode(places[size_t(i)], t, (i / turns * turns * rows + i % turns) * row, into(dtype), rows, cols, turns * row);
+  return WeightMatrix(t);
+}
+
 WeightMatrix LayoutBuilder::decoded_bank(const Names& names, int64_t experts, int64_t n, int64_t k) {
   std::vector<const StoredTensor*> places;
   for (const std::string& name : names) places.push_back(find(name, {experts, n, k}, kBlocks));

@@ -48,6 +48,8 @@ class LayoutBuilder : public CheckpointLayout {
   // Joins several vectors into one.
   Tensor decoded_vector(const Names& names, const std::vector<int64_t>& widths,
                         const std::vector<int64_t>& paired_heads = {});
+  // A matrix, or a bank with a matrix for each list of names: the rows of a list's tensors (rows, cols) alternate.
+  WeightMatrix alternating_rows(const std::vector<Names>& lists, int64_t rows, int64_t cols, bool bank);
   // (E, N, K) of one tensor, or (E, 2N, K) of two with alternating rows.
   WeightMatrix decoded_bank(const Names& names, int64_t experts, int64_t n, int64_t k);
 

@@ -214,13 +214,19 @@ RopeTable ConfigReader::rope(double default_theta) {
   return {.theta = theta};
 }
 
-void ConfigReader::refuse_unknown() const {
+std::vector<std::string> ConfigReader::unknown_keys() const {
+  std::vector<std::string> unknown;
   for (const auto& [key, value] : json_.items()) {
     if (used_.count(key) != 0 || says_nothing(value)) continue;
-    if (std::find(kWithoutEffect.begin(), kWithoutEffect.end(), key) != kWithoutEffect.end()) continue;
-    fail(ErrorCode::unsupported, where_, ": ", key.substr(0, 80), ": found ", describe_json(value),
-         ", a property of models that Ingot does not know; expected none");
+    if (std::find(kWithoutEffect.begin(), kWithoutEffect.end(), key) == kWithoutEffect.end()) unknown.push_back(key);
   }
+  return unknown;
+}
+
+void ConfigReader::refuse_unknown() const {
+  for (const std::string& key : unknown_keys())
+    fail(ErrorCode::unsupported, where_, ": ", key.substr(0, 80), ": found ", describe_json(json_[key]),
+         ", a property of models that Ingot does not know; expected none");
 }
 
 }  // namespace ingot

@@ -35,6 +35,7 @@ class ConfigReader {
   RopeTable rope_table(const Json& object, const std::string& where, double theta);
   // Refuses unread keys, unless their values are null, false, 0 or empty, or the keys are known to have no effect.
   void refuse_unknown() const;
+  std::vector<std::string> unknown_keys() const;  // the keys that refuse_unknown() refuses
   [[noreturn]] void wrong(const char* key, const Json& found, const std::string& expected) const;
 
  private:

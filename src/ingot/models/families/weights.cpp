@@ -76,7 +76,7 @@ class FamilyLayout : public LayoutBuilder {
   void read_mlp(const std::string& n, DecoderLayer& w) {
     const std::string proj = gguf_ ? "" : "_proj";
     const auto name = [&](const char* part, const char* what) { return n + part + proj + what; };
-    w.gate_up = take_turns({{name("gate", ".weight"), name("up", ".weight")}}, c_.intermediate, c_.hidden, false);
+    w.gate_up = alternating_rows({{name("gate", ".weight"), name("up", ".weight")}}, c_.intermediate, c_.hidden, false);
     w.down = decoded_rows({name("down", ".weight")}, {c_.hidden}, c_.intermediate);
     if (!c_.mlp_bias) return;
     w.b_gate_up = take(DType::f32, {2 * c_.intermediate});
@@ -100,22 +100,8 @@ class FamilyLayout : public LayoutBuilder {
       gate_up.push_back({expert + "gate_proj.weight", expert + "up_proj.weight"});
       down.push_back({expert + "down_proj.weight"});
     }
-    w.gate_up = take_turns(gate_up, c_.intermediate, c_.hidden, true);
-    w.down = take_turns(down, c_.hidden, c_.intermediate, true);
-  }
-
-  // A matrix, or a bank with a matrix for each list of names: the rows of a list's tensors (rows, cols) alternate.
-  WeightMatrix take_turns(const std::vector<Names>& lists, int64_t rows, int64_t cols, bool bank) {
-    std::vector<const StoredTensor*> places;
-    for (const Names& names : lists)
-      for (const std::string& name : names) places.push_back(find(name, {rows, cols}, kBlocks));
-    const auto turns = int64_t(lists[0].size()), count = int64_t(lists.size());
-    const DType dtype = type_of(places);
-    const Tensor t = bank ? take(dtype, {count, turns * rows, cols}) : take(dtype, {turns * rows, cols});
-    const int64_t row = cols * size_of(dtype);
-    for (int64_t i = 0; i < int64_t(places.size()); ++i)
-      decode(places[size_t(i)], t, (i / turns * turns * rows + i % turns) * row, into(dtype), rows, cols, turns * row);
-    return WeightMatrix(t);
+    w.gate_up = alternating_rows(gate_up, c_.intermediate, c_.hidden, true);
+    w.down = alternating_rows(down, c_.hidden, c_.intermediate, true);
   }
 
   const DecoderSpec& c_;

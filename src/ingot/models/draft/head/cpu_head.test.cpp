@@ -1,0 +1,178 @@
+#include "ingot/models/draft/head/cpu_head.h"
+
+#include <gtest/gtest.h>
+
+#include "ingot/models/draft/head/random_head.test.h"
+#include "ingot/models/gpt_oss/random_checkpoint.test.h"
+#include "ingot/models/gpt_oss/weights.h"
+#include "ingot/testing/temporary_directory.h"
+
+namespace ingot::draft {
+namespace {
+
+using testing::DefinedHead;
+using testing::RandomHead;
+using Ids = std::vector<int32_t>;
+using Row = std::vector<double>;
+
+// The target gives the head its embedding; the tests make its hidden states up.
+struct Target {
+  testing::TemporaryDirectory dir;
+  GptOssConfig config;
+  GptOssWeights weights;
+  Target() {
+    testing::GptOssCheckpoint().write(dir / "m");
+    config = read_gpt_oss_config(dir / "m");
+    weights = load_gpt_oss(dir / "m", config);
+  }
+};
+const Target& target() {
+  static const Target t;
+  return t;
+}
+
+struct Opened {
+  testing::TemporaryDirectory dir;
+  DraftHead head;
+  Opened(RandomHead random, const HeadOptions& options = {}) {
+    random.write(dir / "head");
+    head = load_draft_head(dir / "head", target().config, target().config.layers, options);
+  }
+};
+
+constexpr int64_t kTokens = 40, kBatch = 8;
+
+// Tokens of a sequence and the target's hidden states, with a residual stream that grows as those of models do.
+struct Text {
+  Ids ids = Ids(size_t(kTokens));
+  std::vector<float> states;
+  int64_t width;
+  explicit Text(const HeadConfig& c, uint64_t seed = 1) : states(size_t(kTokens * c.features())), width(c.features()) {
+    testing::fill_ids(Tensor(ids.data(), {kTokens}), seed, c.vocab);
+    testing::fill_normal(Tensor(states.data(), {kTokens, width}), seed, 3);
+  }
+  void append(int64_t begin, int64_t end, CpuHead& head, HeadCache& cache) const {
+    const float* from = states.data() + begin * width;
+    std::copy(from, from + (end - begin) * width, head.hidden_states().ptr<float>());
+    head.append(std::span(ids).subspan(size_t(begin), size_t(end - begin)), cache);
+  }
+  std::vector<Row> rows(int64_t n) const {
+    std::vector<Row> out;
+    for (int64_t t = 0; t < n; ++t) out.emplace_back(states.begin() + t * width, states.begin() + (t + 1) * width);
+    return out;
+  }
+};
+
+const char* const kLlama3 =
+    R"("rope_theta": 500000, "rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 16})";
+const char* const kYarn =
+    R"("rope_parameters": {"rope_type": "yarn", "rope_theta": 10000, "factor": 32, "original_max_position_embeddings": 8})";
+
+struct Case {
+  const char* name;
+  RandomHead head;
+  HeadOptions options;
+};
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  const auto add = [&](const char* name, const std::function<void(Case&)>& change) {
+    all.push_back({.name = name, .head = {}, .options = {}});
+    change(all.back());
+  };
+  add("plain", [](Case&) {});
+  add("norm_before_fc", [](Case& c) { c.head.norm_before_fc = true; });
+  add("fc_norm and norm_output", [](Case& c) { c.head.fc_norm = c.head.norm_output = true; });
+  add("norm_before_residual", [](Case& c) { c.head.norm_before_residual = true; });
+  add("llama3", [](Case& c) { c.head.rope = kLlama3; });
+  add("yarn", [](Case& c) { c.head.rope = kYarn; });
+  add("a window", [](Case& c) { c.options.window = 5; });
+  add("the target's vocabulary and head", [](Case& c) { c.head.draft_vocab = c.head.vocab; });
+  add("an embedding of its own", [](Case& c) { c.head.own_embedding = true; });
+  add("two boundaries in the other order", [](Case& c) { c.head.boundaries = {2, 1}; });
+  add("as many key heads as query heads, and all flags", [](Case& c) {
+    c.head.kv_heads = 4, c.head.prefix = "layers.0.";
+    c.head.norm_before_fc = c.head.norm_output = c.head.norm_before_residual = true;
+  });
+  return all;
+}
+
+TEST(CpuHead, GuessesAreThoseOfTheDefinitionForEveryKindOfHead) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    const Opened o(c.head, c.options);
+    CpuHead head(o.head, target().weights, kBatch, kTokens + 8);
+    const DefinedHead defined(o.head, target().weights);
+    const Text text(o.head.config);
+    for (const int64_t n : {1, 2, 9, 30}) {
+      HeadCache cache(o.head.config, kTokens + 8);
+      for (int64_t t = 0; t < n; t += kBatch) text.append(t, std::min(n, t + kBatch), head, cache);
+      const Ids tokens(text.ids.begin(), text.ids.begin() + n + 1);
+      const DefinedHead::Guesses want = defined.draft(text.rows(n), tokens, 4);
+      for (int64_t count = 1; count <= 4; ++count) {
+        SCOPED_TRACE(detail::concat(n, " tokens, guess ", count));
+        const Ids found = head.draft(cache, tokens.back(), count);
+        EXPECT_EQ(found, Ids(want.ids.begin(), want.ids.begin() + count));
+        // Sums of up to 96 products in fp32 through some ten steps, from which later guesses start again.
+        const Row &expected = want.logits[size_t(count - 1)], logits = testing::values(head.last_logits());
+        double largest = 0;
+        for (const double x : expected) largest = std::max(largest, std::abs(x));
+        for (size_t i = 0; i < expected.size(); ++i)
+          EXPECT_NEAR(logits[i], expected[i], largest * double(count) * 64 * 0x1p-24) << "id " << i;
+      }
+    }
+  }
+}
+
+TEST(CpuHead, ACacheAfterDraftsAndTruncationsIsThatOfItsTokensAlone) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    const Opened o(c.head, c.options);
+    CpuHead head(o.head, target().weights, kBatch, kTokens + 8);
+    const Text text(o.head.config), other(o.head.config, 2);
+    HeadCache cache(o.head.config, kTokens + 8), copied(o.head.config, kTokens + 8);
+    const auto expect_fresh = [&](HeadCache& used) {
+      const int64_t n = used.length();
+      HeadCache fresh(o.head.config, kTokens + 8);
+      for (int64_t t = 0; t < n; t += kBatch) text.append(t, std::min(n, t + kBatch), head, fresh);
+      const Ids want = head.draft(fresh, text.ids[size_t(n)], 5);
+      const Row logits = testing::values(head.last_logits());
+      EXPECT_EQ(head.draft(used, text.ids[size_t(n)], 5), want) << n << " tokens";
+      EXPECT_EQ(testing::values(head.last_logits()), logits) << n << " tokens";
+    };
+    text.append(0, 6, head, cache);
+    expect_fresh(cache);
+    text.append(6, 7, head, cache), expect_fresh(cache);
+    // A step computes a draft, of which two tokens are accepted.
+    text.append(7, 10, head, cache), other.append(10, 14, head, cache);
+    cache.truncate(10), expect_fresh(cache);
+    // The same length again, after a draft behind another token.
+    head.draft(cache, (text.ids[10] + 1) % 37, 3);
+    expect_fresh(cache);
+    head.draft(cache, (text.ids[10] + 1) % 37, 3);
+    text.append(10, 12, head, cache), expect_fresh(cache);
+    for (const int64_t length : {12, 11, 5, 4, 1}) cache.truncate(length), expect_fresh(cache);
+    cache.truncate(0);
+    other.append(0, 8, head, cache), head.draft(cache, 3, 2);
+    cache.truncate(0);
+    text.append(0, 8, head, cache), text.append(8, 16, head, cache), head.compute_rows(cache);
+    for (const int64_t length : {16, 15, 7, 1}) copied.copy_from(cache, length), expect_fresh(copied);
+    expect_fresh(cache);
+  }
+}
+
+TEST(CpuHead, RefusesMoreTokensThanItHasRoomFor) {
+  const Opened o(RandomHead{});
+  CpuHead head(o.head, target().weights, kBatch, 12);
+  const Text text(o.head.config);
+  HeadCache cache(o.head.config, 12);
+  EXPECT_NE(testing::error_of([&] { head.draft(cache, 1, 1); }).find("at least 1"), std::string::npos);
+  text.append(0, 8, head, cache);
+  EXPECT_NE(testing::error_of([&] { head.append(std::span(text.ids).first(5), cache); }).find("behind 8"),
+            std::string::npos);
+  EXPECT_NE(testing::error_of([&] { head.draft(cache, 1, 5); }).find("a draft of 5 tokens"), std::string::npos);
+  EXPECT_EQ(head.draft(cache, 1, 4).size(), 4u);
+  EXPECT_NE(testing::error_of([&] { cache.truncate(9); }).find("found a length of 9"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ingot::draft
