@@ -124,6 +124,13 @@ void Decoder::checkpoint(int slot) {
   save_checkpoint(slot);
 }
 
+std::vector<int32_t> Decoder::guess(int slot, int64_t most) {
+  const State& s = state(slot);
+  most = std::min(most, context() - cached_length(slot) - 1);
+  if (!has_draft_head() || s.next != Next::pending || most < 1) return {};
+  return guess_after(slot, s.pending, most);
+}
+
 std::string Decoder::trace(int slot) {
   State& s = state(slot);
   if (!traces())

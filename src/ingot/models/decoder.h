@@ -198,6 +198,12 @@ class Decoder {
   Sampled draw(int slot, const SampleOptions& options, int64_t n) { return sample(slot, options, n); }
   std::vector<Sampled> draw(std::span<const Request> requests) { return sample(requests); }
 
+  // Up to `most` guesses of the tokens after the slot's pending token, by the engine's draft head (models/draft/head);
+  // none without a head, without a pending token, or where the context has no room for them. Later results of the slot
+  // do not depend on the call.
+  virtual bool has_draft_head() const { return false; }
+  std::vector<int32_t> guess(int slot, int64_t most);
+
   // A trace of the next token's time for ui.perfetto.dev, for an engine that traces(). The token is computed twice and
   // not appended; logits of extend() are lost. A full context is Error{usage}.
   virtual bool traces() const { return false; }
@@ -228,6 +234,8 @@ class Decoder {
   // later ones, nor on further steps, to the last bit. The tokens of a step may end with the first one that differs
   // from the draft, or with an error.
   virtual std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep>) { return {}; }
+  // guess() after the pending token, of an engine that has_draft_head().
+  virtual std::vector<int32_t> guess_after(int /*slot*/, int32_t /*pending*/, int64_t /*most*/) { return {}; }
   // Samples the next token of each of several slots from the kept logits, with logprobs where the options ask for them.
   virtual std::vector<SlotSampled> sample_tokens(std::span<const SlotSample> samples) = 0;
   int64_t vocab_of(const SampleOptions& o) const { return o.vocab > 0 ? o.vocab : vocab(); }

@@ -88,7 +88,8 @@ void Session::sample(const SessionOptions& o, draft::AnswerDrafts* drafts, Answe
 std::optional<draft::AnswerDrafts> Session::drafts_of(const SessionOptions& o) {
   if (!o.draft.make) return {};
   if (draft::find_step_costs(step_costs_, o.draft, sequence_.decoder(), sequence_.slot())) fed_.clear();
-  return draft::AnswerDrafts(o.draft.make({}), draft::DraftPolicy(*step_costs_, o.draft.most));
+  return draft::AnswerDrafts(o.draft.make({}), draft::DraftPolicy(*step_costs_, o.draft.most),
+                             draft::guess_of_head(sequence_.decoder(), sequence_.slot()));
 }
 
 Answer Session::generate(std::span<const int32_t> prompt, const SessionOptions& o) {

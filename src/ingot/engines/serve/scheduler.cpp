@@ -258,7 +258,8 @@ void Scheduler::start(Job& job, size_t index) {
   }
   if (job.drafter) {
     if (draft::find_step_costs(step_costs_, options_.draft, decoder_, s.number)) s.held.clear(), known = 0;
-    job.drafts.emplace(std::move(job.drafter), draft::DraftPolicy(*step_costs_, options_.draft.most));
+    job.drafts.emplace(std::move(job.drafter), draft::DraftPolicy(*step_costs_, options_.draft.most),
+                       draft::guess_of_head(decoder_, s.number));
   }
   s.client = job.request.client;
   job.fed = size_t(decoder_.rewind(s.number, int64_t(known)));

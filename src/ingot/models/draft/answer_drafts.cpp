@@ -14,21 +14,38 @@ std::unique_ptr<Drafter> make_lookup(std::vector<int32_t> prediction) {
 
 namespace {
 
-// Seconds of a step of `rows` tokens.
-double time_step(Decoder& decoder, int slot, int64_t rows) {
-  // Tokens that differ, because rows of equal tokens choose equal experts.
-  std::vector<int32_t> draft;
-  for (int64_t i = 1; i < rows; ++i) draft.push_back(int32_t((i * 7919 + 13) % decoder.vocab()));
+// Seconds of `work` in a slot with a pending token.
+template <class Work> double time_with_pending(Decoder& decoder, int slot, const Work& work) {
   const int32_t first[] = {0};
   SampleOptions o{.sampling = {.temperature = 0}};
   o.drafting = true;
   decoder.rewind(slot, 0);
   decoder.extend(slot, first);
   decoder.sample(slot, o, 1);
-  o.draft = draft;
   const auto start = Clock::now();
-  decoder.sample(slot, o, rows);
+  work(o);
   return seconds_since(start);
+}
+// Seconds of a step of `rows` tokens.
+double time_step(Decoder& decoder, int slot, int64_t rows) {
+  // Tokens that differ, because rows of equal tokens choose equal experts.
+  std::vector<int32_t> draft;
+  for (int64_t i = 1; i < rows; ++i) draft.push_back(int32_t((i * 7919 + 13) % decoder.vocab()));
+  return time_with_pending(decoder, slot, [&](SampleOptions& o) {
+    o.draft = draft;
+    decoder.sample(slot, o, rows);
+  });
+}
+// Seconds of a guess of the engine's draft head; 0 without one.
+double time_guess(Decoder& decoder, int slot, int64_t most) {
+  if (!decoder.has_draft_head() || most < 1) return 0;
+  double best = HUGE_VAL;
+  int64_t guesses = 1;
+  for (int run = 0; run < 3; ++run)
+    best = std::min(best, time_with_pending(decoder, slot, [&](SampleOptions&) {
+                      guesses = std::max<int64_t>(1, int64_t(decoder.guess(slot, most).size()));
+                    }));
+  return best / double(guesses);
 }
 
 }  // namespace
@@ -56,27 +73,41 @@ StepCosts measure_step_costs(Decoder& decoder, int slot, int64_t most) {
     measured = k;
     if (k == rows) break;
   }
+  const double of_guess = time_guess(decoder, slot, rows - 1);
   decoder.rewind(slot, 0);
-  return StepCosts(std::move(costs));
+  return StepCosts(std::move(costs), of_guess);
 }
 
 bool find_step_costs(std::optional<StepCosts>& costs, const Options& options, Decoder& decoder, int slot) {
   if (!options.step_costs.empty()) {
     const int64_t rows = std::min(decoder.draft_rows(), int64_t(options.step_costs.size()));
-    costs.emplace(std::vector(options.step_costs.begin(), options.step_costs.begin() + rows));
+    costs.emplace(std::vector(options.step_costs.begin(), options.step_costs.begin() + rows), options.guess_cost);
   }
   if (costs) return false;
   costs = measure_step_costs(decoder, slot, options.most);
   return true;
 }
 
-AnswerDrafts::AnswerDrafts(std::unique_ptr<Drafter> drafter, const DraftPolicy& policy)
-    : drafter_(std::move(drafter)), policy_(policy) {
+Guess guess_of_head(Decoder& decoder, int slot) {
+  if (!decoder.has_draft_head()) return {};
+  return [&decoder, slot](int64_t most) { return decoder.guess(slot, most); };
+}
+
+AnswerDrafts::AnswerDrafts(std::unique_ptr<Drafter> drafter, const DraftPolicy& policy, Guess head)
+    : drafter_(std::move(drafter)), head_(std::move(head)), policy_(policy) {
   counts_.accepted_at.resize(size_t(policy_.most()));
 }
 
 void AnswerDrafts::choose(int64_t room, int64_t answers) {
-  draft_ = drafter_->draft(std::min(room, policy_.most()));
+  const int64_t most = std::min(room, policy_.most());
+  draft_ = drafter_->draft(most);
+  if (head_ && draft_.source == Source::lookup) {
+    // The head takes time for each guess, so that their number is chosen first.
+    const int64_t guesses = policy_.choose(Source::head, most, answers);
+    draft_ = {.source = Source::head};
+    if (guesses > 0) draft_.tokens = head_(guesses);
+    return;
+  }
   shorten(size_t(policy_.choose(draft_.source, int64_t(draft_.tokens.size()), answers)));
 }
 

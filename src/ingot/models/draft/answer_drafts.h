@@ -1,6 +1,6 @@
 #pragma once
-// The drafts of one answer: a drafter, the policy, and counts. A caller of Decoder::sample() takes the draft of each
-// step from here and reports the step's result.
+// The drafts of one answer: a drafter, the engine's draft head if there is one, the policy, and counts. A caller of
+// Decoder::sample() takes the draft of each step from here and reports the step's result.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -16,6 +16,7 @@ struct Options {
   std::function<std::unique_ptr<Drafter>(std::vector<int32_t> prediction)> make;
   int64_t most = 7;                // tokens of a draft
   std::vector<double> step_costs;  // of 1, 2, ... rows; empty: measured before the first answer
+  double guess_cost = 0;           // of a guess of the engine's draft head, beside step_costs
 };
 // Options::make of drafts by lookup.
 std::unique_ptr<Drafter> make_lookup(std::vector<int32_t> prediction);
@@ -27,16 +28,22 @@ struct Counts {
   int64_t predicted = 0, predicted_accepted = 0;  // the part of `tokens` and `accepted` that a prediction gave
 };
 
-// T(k) of k = 1, 2, ... draft_rows(), at most `most` + 1, measured by steps of the open slot, which is empty
-// afterwards.
+// T(k) of k = 1, 2, ... draft_rows(), at most `most` + 1, and the time of a guess, measured by steps of the open slot,
+// which is empty afterwards.
 StepCosts measure_step_costs(Decoder& decoder, int slot, int64_t most);
 // Sets `costs` to those of the options; where these have none and `costs` is empty, measures them. Returns whether
 // steps were measured: the slot is then empty.
 bool find_step_costs(std::optional<StepCosts>& costs, const Options& options, Decoder& decoder, int slot);
 
+// Guesses of the tokens after a slot's pending token.
+using Guess = std::function<std::vector<int32_t>(int64_t most)>;
+Guess guess_of_head(Decoder& decoder, int slot);  // empty where the engine has no draft head
+
 class AnswerDrafts {
  public:
-  AnswerDrafts(std::unique_ptr<Drafter> drafter, const DraftPolicy& policy);
+  // With `head`, guesses of the head take the place of short matches of the drafter: after a long match, and in a
+  // prediction, the text is the better guess.
+  AnswerDrafts(std::unique_ptr<Drafter> drafter, const DraftPolicy& policy, Guess head = {});
   void append(std::span<const int32_t> ids) { drafter_->append(ids); }  // of the prompt
   // Chooses the draft of the next step, of at most `room` tokens. `answers` answers share the step.
   void choose(int64_t room, int64_t answers = 1);
@@ -47,6 +54,7 @@ class AnswerDrafts {
 
  private:
   std::unique_ptr<Drafter> drafter_;
+  Guess head_;
   DraftPolicy policy_;
   Draft draft_;
   Counts counts_;

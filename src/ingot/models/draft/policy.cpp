@@ -15,9 +15,10 @@ constexpr int64_t kProbeDrafts = 3;   // tokens of that draft
 constexpr double kKeptByProbe = 0.25;
 }  // namespace
 
-StepCosts::StepCosts(std::vector<double> of_rows) : of_rows_(std::move(of_rows)) {
+StepCosts::StepCosts(std::vector<double> of_rows, double of_guess) : of_rows_(std::move(of_rows)), of_guess_(of_guess) {
   INGOT_CHECK(!of_rows_.empty() && std::all_of(of_rows_.begin(), of_rows_.end(), [](double t) { return t > 0; }),
               "draft: found costs of ", of_rows_.size(), " numbers of rows, expected positive costs from one row on");
+  INGOT_CHECK(of_guess_ >= 0, "draft: found a cost of ", of_guess_, " for a guess, expected at least 0");
 }
 
 DraftPolicy::DraftPolicy(StepCosts costs, int64_t most)
@@ -43,7 +44,7 @@ int64_t DraftPolicy::choose(Source source, int64_t available, int64_t answers) {
   for (int64_t n = 1; n <= available; ++n) {
     all_accepted *= accepted_share(source, n);
     tokens += all_accepted;
-    const double rate = tokens / costs_(answers * (n + 1));
+    const double rate = tokens / costs_.of_drafts(source, n, answers);
     if (rate > best_rate) best = n, best_rate = rate;
   }
   Record& r = record(source);

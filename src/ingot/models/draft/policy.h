@@ -4,7 +4,8 @@
 // where ai is the share of i-th drafts accepted among those whose predecessors were accepted. The policy takes the n
 // with the largest E(n) / T(n + 1), and none where no n is better than a step without drafts. Shares are averages that
 // forget old drafts. The policy reads no clock: T is a table, measured before the answer. Where m answers share a step,
-// each with n drafts, the step costs T(m (n + 1)).
+// each with n drafts, the step costs T(m (n + 1)). The time of the engine's draft head is added for each of its
+// guesses.
 #include <array>
 #include <vector>
 
@@ -12,15 +13,20 @@
 
 namespace ingot::draft {
 
-// T(k) of k = 1, 2, ... rows, in any unit.
+// T(k) of k = 1, 2, ... rows, and the time of a guess of the engine's draft head, in any unit.
 class StepCosts {
  public:
-  explicit StepCosts(std::vector<double> of_rows);  // positive numbers, at least one
+  explicit StepCosts(std::vector<double> of_rows, double of_guess = 0);  // positive numbers, at least one row
   int64_t most_rows() const { return int64_t(of_rows_.size()); }
   double operator()(int64_t rows) const { return of_rows_[size_t(rows - 1)]; }
+  // Of a step that checks drafts of `tokens` tokens of several answers, and of making the drafts.
+  double of_drafts(Source source, int64_t tokens, int64_t answers = 1) const {
+    return (*this)(answers * (tokens + 1)) + (source == Source::head ? double(answers * tokens) * of_guess_ : 0);
+  }
 
  private:
   std::vector<double> of_rows_;
+  double of_guess_;
 };
 
 class DraftPolicy {

@@ -70,6 +70,16 @@ TEST(DraftPolicy, TheSharesAreThoseOfTheRecordCountedByHand) {
   EXPECT_DOUBLE_EQ(policy.accepted_share(Source::prediction, 1), 0.75) << "another source has its own record";
 }
 
+TEST(DraftPolicy, GuessesOfTheHeadHaveTheirPrice) {
+  // Steps of more rows cost nothing more: as many guesses as a guess is worth, however many are offered.
+  for (const auto& [of_guess, expected] : {std::pair{0.0, 4}, {0.2, 3}, {0.5, 1}, {0.8, 0}}) {
+    DraftPolicy policy(StepCosts({1, 1, 1, 1, 1}, of_guess), 4);
+    EXPECT_EQ(policy.choose(Source::head, 10), expected) << "at " << of_guess;
+    EXPECT_EQ(policy.choose(Source::lookup, 10), 4) << "lookup costs nothing";
+  }
+  EXPECT_NE(error_of([] { StepCosts({1}, -1); }).find("a cost of -1 for a guess"), std::string::npos);
+}
+
 TEST(DraftPolicy, ComesNearTheBestFixedNumberOfDraftsForEveryShareAndCost) {
   for (const double per_row : {0.02, 0.1, 0.3, 0.6})
     for (const double p : {0.3, 0.5, 0.8, 0.95, 1.0}) {

@@ -223,9 +223,18 @@ struct CpuModel::Impl {
             {});
   }
 
+  // Of a boundary whose residual stream is complete: the norm behind it has added the last branch.
+  void keep(const Batch& b, int64_t boundary, const Boundaries* kept) {
+    for (size_t i = 0; kept != nullptr && i < kept->layers.size(); ++i)
+      if (kept->layers[i] == boundary)
+        copy(
+            {.from = b.x, .to = kept->rows.slice(0, 0, b.T).slice(1, int64_t(i) * c.hidden, int64_t(i + 1) * c.hidden)},
+            {});
+  }
+
+  // Of a layer whose first norm is in `normed`.
   void run_layer(const Batch& b, int64_t layer, KeyValueCache& cache) {
     const DecoderLayer& l = w.layers[size_t(layer)];
-    norm(b, l.attn_norm, layer > 0);
     stored_linear({.x = b.normed, .w = l.qkv, .b = l.b_qkv, .y = b.qkv}, {});
     attend(b, layer, cache);
     stored_linear({.x = b.mixed, .w = l.o, .b = l.b_o, .y = b.branch}, {});
@@ -248,13 +257,15 @@ const DecoderSpec& CpuModel::spec() const { return impl_->c; }
 int64_t CpuModel::layers() const { return int64_t(impl_->w.layers.size()); }
 int64_t CpuModel::batch() const { return impl_->options.batch; }
 
-Tensor CpuModel::extend_rows(std::span<const int32_t> ids, KeyValueCache& cache) {
+Tensor CpuModel::extend_rows(std::span<const int32_t> ids, KeyValueCache& cache, const Boundaries* kept) {
   INGOT_CHECK_LE(int64_t(ids.size()), kStepRows, "decode: tokens of a step");
-  return compute(ids, cache, true);
+  return compute(ids, cache, true, kept);
 }
-Tensor CpuModel::extend(std::span<const int32_t> ids, KeyValueCache& cache) { return compute(ids, cache, false); }
+Tensor CpuModel::extend(std::span<const int32_t> ids, KeyValueCache& cache, const Boundaries* kept) {
+  return compute(ids, cache, false, kept);
+}
 
-Tensor CpuModel::compute(std::span<const int32_t> ids, KeyValueCache& cache, bool row_by_row) {
+Tensor CpuModel::compute(std::span<const int32_t> ids, KeyValueCache& cache, bool row_by_row, const Boundaries* kept) {
   Impl& m = *impl_;
   const int64_t T = int64_t(ids.size()), begin = cache.length();
   INGOT_CHECK(1 <= T && T <= std::min(m.options.batch, cache.batch()), "decode: found a batch of ", T,
@@ -267,8 +278,13 @@ Tensor CpuModel::compute(std::span<const int32_t> ids, KeyValueCache& cache, boo
                 begin + t, ", expected 0 to ", m.c.vocab - 1);
   const Impl::Batch b = m.batch_of(begin, T, row_by_row);
   m.embed(b, ids);
-  for (int64_t l = 0; l < layers(); ++l) m.run_layer(b, l, cache);
+  for (int64_t l = 0; l < layers(); ++l) {
+    m.norm(b, m.w.layers[size_t(l)].attn_norm, l > 0);
+    m.keep(b, l, kept);
+    m.run_layer(b, l, cache);
+  }
   m.norm(b, m.w.norm, layers() > 0);
+  m.keep(b, layers(), kept);
   cache.advance(T);
   return b.normed;
 }

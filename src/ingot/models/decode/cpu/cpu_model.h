@@ -26,18 +26,24 @@ class CpuModel {
   const DecoderSpec& spec() const;
   int64_t layers() const;
   int64_t batch() const;
+  // The hidden states that a draft head reads: the residual stream behind the first `layers[i]` layers, before any
+  // norm.
+  struct Boundaries {
+    std::vector<int64_t> layers;  // 0: the embedding; layers(): the input of the last norm
+    Tensor rows;                  // (at least T, layers.size() * C) f32: a token's states side by side
+  };
   // Appends tokens to the cache. Returns (T, C): the last norm's output, the input of logits(); valid until the next
-  // call.
-  Tensor extend(std::span<const int32_t> ids, KeyValueCache& cache);
+  // call. `kept`, where given, receives hidden states on the way.
+  Tensor extend(std::span<const int32_t> ids, KeyValueCache& cache, const Boundaries* kept = nullptr);
   // The same for up to kStepRows tokens, each row to the last bit that of extend() with its token alone. Matrix
   // products of so few rows add in an order that does not depend on the number of rows; attention is computed row by
   // row.
   static constexpr int64_t kStepRows = 8;
-  Tensor extend_rows(std::span<const int32_t> ids, KeyValueCache& cache);
+  Tensor extend_rows(std::span<const int32_t> ids, KeyValueCache& cache, const Boundaries* kept = nullptr);
   void logits(const Tensor& normed, const Tensor& logits);  // (N, C), (N, V)
 
  private:
-  Tensor compute(std::span<const int32_t> ids, KeyValueCache& cache, bool row_by_row);
+  Tensor compute(std::span<const int32_t> ids, KeyValueCache& cache, bool row_by_row, const Boundaries* kept);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
