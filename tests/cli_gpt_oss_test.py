@@ -17,6 +17,7 @@ import time
 import unittest
 
 from program import BINARY, TEXT, TINY, InDirectory, ingot, start
+from tiny_checkpoints import bf16_numbers, save_safetensors, write_draft_head
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -41,8 +42,7 @@ class TinyGptOss(InDirectory):
         C, E, I, q, kv = self.HIDDEN, self.EXPERTS, self.INNER, self.HEADS * self.DIM, self.KV * self.DIM
 
         def add(name, *shape):
-            words = [struct.unpack("<I", struct.pack("<f", noise.gauss(0, 0.3)))[0] >> 16 for _ in range(math.prod(shape))]
-            tensors[name] = ("BF16", shape, struct.pack(f"<{len(words)}H", *words))
+            tensors[name] = ("BF16", shape, bf16_numbers(noise, math.prod(shape)))
 
         def add_experts(name, rows, cols):
             tensors[name + "_blocks"] = ("U8", (E, rows, cols // 32, 16), noise.randbytes(E * rows * cols // 2))
@@ -69,12 +69,7 @@ class TinyGptOss(InDirectory):
         index = {}
         for i, shard in enumerate(shards):
             file = f"model-0000{i}-of-00001.safetensors"
-            header, at = {}, 0
-            for name, (dtype, shape, data) in shard.items():
-                header[name] = dict(dtype=dtype, shape=shape, data_offsets=[at, at + len(data)])
-                at += len(data)
-            text = json.dumps(header).encode()
-            (self.model / file).write_bytes(struct.pack("<Q", len(text)) + text + b"".join(d for _, _, d in shard.values()))
+            save_safetensors(self.model / file, shard)
             index |= dict.fromkeys(shard, file)
         self.index = dict(metadata=dict(total_size=sum(len(d) for _, _, d in tensors.values())), weight_map=index)
         (self.model / "model.safetensors.index.json").write_text(json.dumps(self.index))
@@ -220,6 +215,36 @@ class GptOss(TinyGptOss):
         self.refuses(2, "found --draft-max, which changes nothing with an answer without --draft", *ask, "--draft-max", 5)
         self.refuses(2, "found --draft-costs, which changes nothing with an answer without --draft", *ask, "--draft-costs", "1,2")
         self.refuses(2, "--draft-costs: found '1;2', expected numbers like 1,2,4,8", *ask, "--draft", "lookup", "--draft-costs", "1;2")
+
+    def test_a_draft_head_changes_no_answer_of_a_checkpoint_or_an_archive(self):
+        head = write_draft_head(self.directory / "head", self.VOCAB, self.HIDDEN, [1, 2])
+        archive = self.directory / "tiny.ingot"
+        self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
+        for model in (self.model, archive):
+            for more in (("--temperature", 0), ("--seed", 2), ("--temperature", 0, "--draft-window", 3, "--draft-layers", "2,1")):
+                ask = ["generate", "--model", model, "--device", "cpu", "--ids", self.ids, "--json", "--past-end", "--tokens", 70]
+                plain, drafted = ingot(*ask, *more[:2]), ingot(*ask, *more, "--draft", head, "--draft-costs", "100,105,110,115,120,125")
+                self.assertEqual((plain.returncode, drafted.returncode), (0, 0), drafted.error)
+                answers = [[json.loads(line) for line in run.text.splitlines()] for run in (plain, drafted)]
+                self.assertEqual(*[[(a["ids"], a["finish"]) for a in of_run] for of_run in answers])
+                self.assertGreater(sum(a.get("drafts", {}).get("tokens", 0) for a in answers[1]), 0)
+                layers = "2, 1" if len(more) > 2 else "1, 2"
+                self.assertIn(f"a draft head over the hidden states behind layers {layers}", drafted.error)
+
+    def test_a_draft_head_that_does_not_fit_is_refused(self):
+        ask = ["generate", "--model", self.model, "--device", "cpu", "--ids", self.ids]
+        head = write_draft_head(self.directory / "head", self.VOCAB, self.HIDDEN, [0, 1, 9], some_norm=True, vocab_size=99)
+        error = ingot(*ask, "--draft", head).error
+        for part in ("eagle_aux_hidden_state_layer_ids: found 9, expected different numbers from 0 to 2", "some_norm: a property of heads",
+                     "vocab_size: found 99, expected 37, the model's"):
+            self.assertIn(part, error)
+        self.assertEqual(error.count("\n"), 1)
+        self.refuses(2, "--draft: found 'tree', expected none, lookup, or the directory of a draft head", *ask, "--draft", "tree")
+        for option in ("--draft-layers", "--draft-window"):
+            self.refuses(2, f"found {option}, which changes nothing with an answer without a draft head", *ask, "--draft", "lookup", option, 2)
+        run = self.directory / "run"
+        self.assertEqual(ingot("train", *TINY, "--steps", 1, "--data", self.file("text.txt", TEXT), "--out", run).returncode, 0)
+        self.assertIn("found --draft, which changes nothing", ingot("generate", run, "--draft", head).error)
 
     def test_the_folder_of_a_repository_in_hugging_face_s_cache_is_its_snapshot(self):
         repository = self.directory / "hub/models--openai--tiny"

@@ -12,6 +12,7 @@ if any(importlib.util.find_spec(name) is None for name in ("torch", "ingot")):
 
 import cli_gpt_oss_test
 from program import ingot as program
+from tiny_checkpoints import write_draft_head
 
 import ingot.engine
 
@@ -68,8 +69,19 @@ class Engine(unittest.TestCase):
             self.assertEqual((got.ids, got.text, got.finish), (want.ids, want.text, want.finish))
             self.assertEqual(want.drafted_tokens, 0)
             self.assertLessEqual(got.accepted_tokens, got.drafted_tokens)
-        with self.assertRaisesRegex(ValueError, "draft: found 'tree', expected 'none' or 'lookup'"):
+        with self.assertRaisesRegex(ValueError, "draft: found 'tree', expected 'none', 'lookup' or the directory of a draft head"):
             ingot.engine.GptOss(MODEL.model, device="cpu", draft="tree")
+
+    def test_a_draft_head_changes_no_answer(self):
+        head = write_draft_head(MODEL.directory / "head", MODEL.VOCAB, MODEL.HIDDEN, [0, 1, 2])
+        drafting = ingot.engine.GptOss(MODEL.model, device="cpu", draft=head, draft_max=4, draft_layers=(1, 2, 0), draft_window=100)
+        self.assertIn("behind layers 1, 2, 0", drafting.note)
+        for seed, temperature in ((1, 0), (2, 1)):
+            options = dict(raw=True, max_tokens=60, seed=seed, temperature=temperature, past_end=True)
+            want, got = gpt_oss.generate("assistant user", **options), drafting.generate("assistant user", **options)
+            self.assertEqual((got.ids, got.text, got.finish), (want.ids, want.text, want.finish))
+        with self.assertRaisesRegex(RuntimeError, "--draft-layers: found 3, expected different numbers from 0 to 2"):
+            ingot.engine.GptOss(MODEL.model, device="cpu", draft=head, draft_layers=(0, 1, 3))
 
     def test_auto_takes_the_gpu_and_streams_from_it(self):
         gpu = ingot.engine.GptOss(MODEL.model)

@@ -21,6 +21,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import cli_gpt_oss_test
 from program import ingot, start
+from tiny_checkpoints import write_draft_head
 
 try:
     import openai
@@ -461,6 +462,17 @@ class Drafts(WithServer):
     OPTIONS = ("--draft", "lookup", "--draft-max", "5", "--draft-costs", "100,105,110,115,120,125")
 
     def test_answers_of_every_kind_are_those_of_no_drafts(self):
+        self.assertGreater(self.compare(self.server), 0)
+
+    def test_answers_with_a_draft_head_are_those_of_no_drafts(self):
+        head = write_draft_head(MODEL.directory / "head", MODEL.VOCAB, MODEL.HIDDEN, [0, 1, 2])
+        server = Server("--draft", head, *self.OPTIONS[2:])
+        self.addCleanup(server.stop)
+        self.compare(server)
+        self.assertGreater(server.metric("spec_decode_num_draft_tokens_total"), 0)
+        self.assertIn("a draft head over the hidden states behind layers 0, 1, 2", server.log)
+
+    def compare(self, drafting):
         plain = Server("--draft", "none")
         self.addCleanup(plain.stop)
         schema = dict(type="json_schema", json_schema=dict(name="s", schema=SCHEMA))
@@ -468,15 +480,15 @@ class Drafts(WithServer):
         for more in (dict(temperature=0), dict(seed=1), dict(seed=2, temperature=0.5, frequency_penalty=-1, presence_penalty=0.5), dict(seed=3, response_format=schema), dict(seed=4, tools=TOOLS, tool_choice="required"),
                      dict(seed=5, response_format=dict(type="json_object"), temperature=0.3, logprobs=True, top_logprobs=2), dict(seed=6, min_p=0.1, n=3, logit_bias={"5": 3, "9": -100}), dict(temperature=0, stop=["a"])):
             body = dict(messages=[dict(role="user", content="Say it again, say it again, say it again.")], max_completion_tokens=80) | more
-            found, want = (json.loads(server.request("POST", "/v1/chat/completions", body)[1]) for server in (self.server, plain))
+            found, want = (json.loads(server.request("POST", "/v1/chat/completions", body)[1]) for server in (drafting, plain))
             without_ids = lambda answer: re.sub(r"call_[0-9a-f]+", "call", json.dumps(answer["choices"]))
             self.assertEqual(without_ids(found), without_ids(want), more)
             self.assertEqual(found["usage"]["completion_tokens"], want["usage"]["completion_tokens"])
             self.assertNotIn("draft_n", want["timings"])
             accepted += found["timings"].get("draft_n_accepted", 0)
-        self.assertGreater(accepted, 0)
-        self.assertEqual(self.server.metric("spec_decode_num_accepted_tokens_total"), accepted)
+        self.assertEqual(drafting.metric("spec_decode_num_accepted_tokens_total"), accepted)
         self.assertEqual(plain.metric("spec_decode_num_draft_tokens_total"), 0)
+        return accepted
 
 
 class StrictFields(WithServer):

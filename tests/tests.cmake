@@ -63,7 +63,9 @@ add_executable(parity_gpt_oss ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/gpt_oss_m
 target_link_libraries(parity_gpt_oss PRIVATE ingot ingot_flags nlohmann_json::nlohmann_json)
 add_executable(parity_tokenizer ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/tokenizer_main.cpp)
 target_link_libraries(parity_tokenizer PRIVATE ingot ingot_flags)
-foreach(target parity parity_gpt_oss parity_tokenizer)
+add_executable(parity_draft_head ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/draft_head_main.cpp)
+target_link_libraries(parity_draft_head PRIVATE ingot ingot_flags nlohmann_json::nlohmann_json)
+foreach(target parity parity_gpt_oss parity_tokenizer parity_draft_head)
   target_compile_options(${target} PRIVATE ${ingot_driver_options})
 endforeach()
 ingot_precompile_headers(parity)
@@ -79,6 +81,9 @@ if(Python3_FOUND)
     --skip-without-torch)
   add_test(NAME parity_gpt_oss COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_gpt_oss.py
     $<TARGET_FILE:parity_gpt_oss> --skip-without-torch)
+  add_test(NAME parity_draft_head COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_draft_head.py
+    $<TARGET_FILE:parity_draft_head> --skip-without-torch)
+  set_tests_properties(parity_draft_head PROPERTIES SKIP_RETURN_CODE 77 COST 60)
   add_test(NAME parity_families COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_families.py
     $<TARGET_FILE:ingot_cli> --skip-without-peers)
   set_tests_properties(parity_families PROPERTIES SKIP_RETURN_CODE 77 COST 60)

@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import numbers
 import operator
+import os
 import queue
 import threading
 
@@ -32,7 +33,7 @@ class Answer:
     prompt_seconds: float
     token_seconds: float
     logprobs: list  # for each id (logprob of the sampled token, [(id, logprob), ...]), if requested
-    drafted_tokens: int = 0  # tokens that were drafted, with draft="lookup"
+    drafted_tokens: int = 0  # tokens that were drafted, with `draft`
     accepted_tokens: int = 0  # of these, tokens of the answer
 
     @property
@@ -128,18 +129,22 @@ class GptOss:
     device: "auto" (a GPU if one has enough memory), "cpu" or "cuda". context: longest sequence in tokens; 0: the model's.
     quant: the inputs of the experts are rounded to e4m3 times a power of two per 32 numbers, as with `ingot --quant`.
     draft: "lookup" guesses the next tokens from earlier places of the same text, at most draft_max at a time, on a CPU or on one GPU; the answers are those of the same steps without guesses.
+    The directory of a published EAGLE-3 head: the head guesses too. draft_layers: the layers behind which the head reads the model's hidden states, in place
+    of those that its config.json names; draft_window: the latest tokens that the head attends to, 0: all.
     Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether the model has a chat format), note (why an existing GPU
     is not used, or how this run differs from the default). Only one answer at a time: a call from another thread is a RuntimeError. Errors: ValueError for a
     wrong argument, NotImplementedError for a function that this build, machine or model lacks, otherwise RuntimeError; each message is one line.
     """
 
-    def __init__(self, path, *, device="auto", tokenizer=None, context=0, quant=False, draft="none", draft_max=7):
+    def __init__(self, path, *, device="auto", tokenizer=None, context=0, quant=False, draft="none", draft_max=7, draft_layers=(),
+                 draft_window=0):
         if device not in ("auto", "cpu", "cuda"):
             raise _wrong("device", device, "'auto', 'cpu' or 'cuda'")
-        if draft not in ("none", "lookup"):
-            raise _wrong("draft", draft, "'none' or 'lookup'")
-        self._engine = _C.Engine(str(path), str(tokenizer or ""), device, _integer("context", context, 0, 2**31 - 1), bool(quant), draft,
-                                 _integer("draft_max", draft_max, 1, 15))
+        if draft not in ("none", "lookup") and not (isinstance(draft, (str, os.PathLike)) and os.path.isdir(draft)):
+            raise _wrong("draft", draft, "'none', 'lookup' or the directory of a draft head")
+        layers = [_integer("draft_layers", n, 0, 2**31 - 1) for n in draft_layers]
+        self._engine = _C.Engine(str(path), str(tokenizer or ""), device, _integer("context", context, 0, 2**31 - 1), bool(quant), str(draft),
+                                 _integer("draft_max", draft_max, 1, 15), layers, _integer("draft_window", draft_window, 0, 2**31 - 1))
         for name, value in self._engine.about().items():
             setattr(self, name, value)
 

@@ -108,16 +108,19 @@ class Engine {
 
  public:
   Engine(const std::string& path, const std::string& tokenizer, const std::string& device, int64_t context, bool quant,
-         const std::string& draft, int64_t draft_max)
+         const std::string& draft, int64_t draft_max, const std::vector<int64_t>& draft_layers, int64_t draft_window)
       : vocabulary_(load_vocabulary(path, {.tokenizer = tokenizer})),
-        model_(open_model(path, {.context = context, .device = device_named(device), .e4m3_experts = quant})),
+        model_(open_model(path, {.context = context,
+                                 .device = device_named(device),
+                                 .e4m3_experts = quant,
+                                 .draft_head = draft == "none" || draft == "lookup" ? "" : draft,
+                                 .draft_layers = draft_layers,
+                                 .draft_window = draft_window})),
         session_(*model_.decoder) {
     if (vocabulary_.tokenizer->kind() == "char")
       fail(ErrorCode::unsupported, path, ": found a tokenizer of characters, expected one of bytes");
     draft_.most = draft_max;
     if (draft == "none") return;
-    if (draft != "lookup")
-      fail(ErrorCode::invalid_argument, "engine: draft: found ", draft, ", expected none or lookup");
     if (model_.decoder->draft_rows() <= 1)
       fail(ErrorCode::unsupported, "engine: draft: found a model on ", model_.decoder->device(),
            " whose engine computes no drafts, expected a published model on a CPU or on one GPU");
@@ -215,9 +218,9 @@ class Engine {
 void define_engine(nb::module_& m) {
   nb::class_<Engine>(m, "Engine")
       .def(nb::init<const std::string&, const std::string&, const std::string&, int64_t, bool, const std::string&,
-                    int64_t>(),
-           "path"_a, "tokenizer"_a, "device"_a, "context"_a, "quant"_a, "draft"_a, "draft_max"_a,
-           nb::call_guard<nb::gil_scoped_release>())
+                    int64_t, const std::vector<int64_t>&, int64_t>(),
+           "path"_a, "tokenizer"_a, "device"_a, "context"_a, "quant"_a, "draft"_a, "draft_max"_a, "draft_layers"_a,
+           "draft_window"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("encode", &Engine::encode)
       .def("decode", &Engine::decode)
       .def("about", &Engine::about)

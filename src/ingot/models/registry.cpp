@@ -95,6 +95,9 @@ OpenedModel open_model(const std::string& path, const DecoderOptions& options) {
   check_device(kind, options.device);
   check_gpus(kind, options);
   OpenedModel m = options.dense.empty() ? kind.open(path, options) : open_converted(kind, path, options);
+  if (!options.draft_head.empty() && !m.decoder->has_draft_head())
+    fail(ErrorCode::unsupported, "--draft: found a draft head for a model of the kind ", kind.name,
+         ", whose engine has none, expected a published model");
   m.load_seconds = seconds_since(start);
   return m;
 }

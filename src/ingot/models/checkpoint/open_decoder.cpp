@@ -1,6 +1,7 @@
 #include "ingot/models/checkpoint/open_decoder.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/limits.h"
@@ -32,6 +33,12 @@ DecoderPlacement place_decoder(const DecoderSpec& spec, const DecoderOptions& as
 
 namespace {
 void add_note(OpenedModel& m, const std::string& note) { m.note += (m.note.empty() ? "" : "; ") + note; }
+
+std::string head_note(const draft::HeadConfig& c) {
+  std::string layers;
+  for (const int64_t b : c.boundaries) layers += (layers.empty() ? "" : ", ") + std::to_string(b);
+  return "a draft head over the hidden states behind layers " + layers;
+}
 }  // namespace
 
 void add_placement_notes(OpenedModel& m, const DecoderPlacement& p, const std::string& rounding) {
@@ -52,10 +59,24 @@ OpenedModel open_decoder(const DecoderSpec& given, const WeightSource& source, c
   const DecoderPlacement p = place_decoder(
       spec, asked, [&](const DecoderOptions& o) { return gpu_unsupported_reason(spec, source.shapes(layers), o); });
   const DecoderOptions& o = p.options;
-  auto weights =
-      std::make_shared<DecoderWeights>(source.load(layers, p.on_gpu ? 0 : decoder_bytes(spec, layers, o), p.on_gpu));
+  struct Memory {
+    DecoderWeights weights;
+    std::optional<draft::DraftHead> head;
+  };
+  const auto memory = std::make_shared<Memory>();
+  if (!o.draft_head.empty()) {
+    if (p.on_gpu)
+      fail(ErrorCode::unsupported,
+           "--draft: found a draft head for a model on a GPU, expected --device cpu with a head");
+    memory->head =
+        draft::load_draft_head(o.draft_head, spec, layers, {.layers = o.draft_layers, .window = o.draft_window});
+  }
+  const draft::DraftHead* head = memory->head ? &*memory->head : nullptr;
+  memory->weights = source.load(layers, p.on_gpu ? 0 : decoder_bytes(spec, layers, o, head), p.on_gpu);
+  const DecoderWeights* weights = &memory->weights;
   OpenedModel m;
-  m.decoder = p.on_gpu ? make_gpu_decoder(spec, *weights, o) : make_decoder(spec, *weights, o);
+  m.decoder = p.on_gpu ? make_gpu_decoder(spec, *weights, o) : make_decoder(spec, *weights, o, head);
+  if (head != nullptr) add_note(m, head_note(head->config));
   add_placement_notes(m, p, p.on_gpu ? gpu_rounding(*weights) : std::string());
   if (p.on_gpu && !o.e4m3_experts) {
     const bool dense = unsupported_reason(spec, DecodePath::dense_megakernel).empty();
@@ -68,7 +89,7 @@ OpenedModel open_decoder(const DecoderSpec& given, const WeightSource& source, c
   }
   m.end_ids.assign(spec.end_tokens.begin(), spec.end_tokens.end());
   m.weight_bytes = weights->bytes();
-  if (m.decoder->device().kind == Device::cpu) m.memory = weights;  // a GPU has its own
+  if (m.decoder->device().kind == Device::cpu) m.memory = memory;  // a GPU has its own
   return m;
 }
 

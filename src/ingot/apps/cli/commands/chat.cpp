@@ -212,6 +212,7 @@ void add_chat(Command& root) {
   printf 'What is 2 + 2?\nAnd half of it?\n' | ingot chat --model gpt-oss-20b --temperature 0 --json)");
   c.run([o, &c] {
     refuse_split_of_one(c, o->on.gpus);
+    choose_draft_head(c, o->draft, o->on);
     chat(*o);
   });
 }

@@ -24,8 +24,7 @@ struct ServeCommand {
   std::vector<std::string> hosts, origins;
   SyntheticOptions synthetic;
   DecoderOptions on;
-  DraftWhich drafted = DraftWhich::predicted;
-  DraftLengths draft_lengths;
+  DraftCommand draft = {.how = "prediction"};
   int64_t port = 8080, context = 0, slots = 0, waiting = 64, connections = 256, connections_of_one = 0;
   double drain = 30, patience = 30;
   bool insecure = false, strict_fields = false;
@@ -83,6 +82,10 @@ server::ServerOptions server_options(const ServeCommand& o) {
   return s;
 }
 
+DraftWhich which_drafted(const DraftCommand& o) {
+  return o.how == "none" ? DraftWhich::none : o.how == "prediction" ? DraftWhich::predicted : DraftWhich::all;
+}
+
 void serve(const ServeCommand& o, const std::string& path) {
   if (std::any_of(o.name.begin(), o.name.end(), [](unsigned char c) { return c < ' ' || c == 127; }))
     fail(ErrorCode::usage, "--name: found a name with control characters, expected one line of text");
@@ -94,19 +97,18 @@ void serve(const ServeCommand& o, const std::string& path) {
   DecoderOptions on = o.on;
   on.slots = o.slots, on.fit_slots = true;
   OpenedModel model = open_model(path, o.context, on);
-  if (o.drafted == DraftWhich::all) require_drafts(*model.decoder);
+  const DraftWhich drafted = which_drafted(o.draft);
+  if (drafted == DraftWhich::all) require_drafts(*model.decoder);
   const int64_t slots = model.decoder->slots(), context = model.decoder->context();
   std::string name = o.name;
   if (name.empty()) name = std::filesystem::path(path).lexically_normal().filename().string();
   if (name.empty()) name = "model";
-  draft::Options draft = draft_options(o.draft_lengths);
-  draft.make = draft::make_lookup;
   Service service(std::move(model), std::move(vocabulary),
                   {.name = name,
                    .reasoning = o.reasoning,
                    .date = o.date == "none" ? "" : o.date,
                    .version = version(),
-                   .scheduling = {.waiting = o.waiting, .drafted = o.drafted, .draft = std::move(draft)}});
+                   .scheduling = {.waiting = o.waiting, .drafted = drafted, .draft = lookup_options(o.draft.lengths)}});
   server.serve(service);
   const std::string address = o.host.find(':') == std::string::npos ? o.host : "[" + o.host + "]";
   log_info("serving ", name, " at http://", address, ":", server.port(),
@@ -172,12 +174,12 @@ void add_serve(Command& root) {
   c.text("--date DATE", o->date, "the date in the system message, or none (default: today)");
   add_options(c, o->on);
   add_gpu_options(c, o->on);
-  c.choice<DraftWhich>(
-      "--draft WHICH", o->drafted,
-      {{"none", DraftWhich::none}, {"prediction", DraftWhich::predicted}, {"lookup", DraftWhich::all}},
-      "which answers are drafted from earlier places of the same text, so that a step may yield several tokens of the "
-      "same answer: none, those of requests with a prediction, or all (default: prediction)");
-  add_options(c, o->draft_lengths);
+  add_draft_options(
+      c, o->draft,
+      "which answers are drafted, so that a step may yield several tokens of the same "
+      "answer: none; prediction, those of requests with a prediction; lookup, all, from earlier places of "
+      "the same text; or the directory of a published EAGLE-3 head, all, by the head too, on a CPU (default: "
+      "prediction)");
   c.examples(R"(  ingot serve --model gpt-oss-20b
   ingot serve runs/a --port 9000
   ingot serve --synthetic 20b --slots 16
@@ -188,9 +190,10 @@ void add_serve(Command& root) {
     const std::string path = chosen_model(o->run, o->model, o->synthetic);
     o->on.dense = dense_at_loading(o->synthetic);
     if (exists(path) && !chats(path))
-      c.refuse_given(
-          {"reasoning", "date", "one-by-one", "whole-head", "megakernel", "draft", "draft-max", "draft-costs", "dense"},
-          "a run of `ingot train`");
+      c.refuse_given({"reasoning", "date", "one-by-one", "whole-head", "megakernel", "draft", "draft-max",
+                      "draft-costs", "draft-layers", "draft-window", "dense"},
+                     "a run of `ingot train`");
+    choose_draft_head(c, o->draft, o->on, {"none", "prediction", "lookup"});
     serve(*o, path);
   });
 }

@@ -95,23 +95,48 @@ draft::Options draft_options(const DraftLengths& o) {
   const std::vector<int64_t> costs = numbers_in("--draft-costs", o.costs);
   return {.most = o.most, .step_costs = {costs.begin(), costs.end()}};
 }
-void add_options(Command& c, DraftCommand& o) {
-  c.choice("--draft HOW", o.how, {"none", "lookup"},
-           "guess the next tokens from earlier places of the same text, and let the model check several guesses in one "
-           "step; the answer stays the same (default: none)");
+void add_draft_options(Command& c, DraftCommand& o, const char* help) {
+  c.text("--draft HOW", o.how, help);
   add_options(c, o.lengths);
+  c.text("--draft-layers LIST", o.layers,
+         "the layers behind which the draft head reads the model's hidden states, such as 2,18,33 (default: as the "
+         "head's config.json names them)");
+  c.integer("--draft-window N", o.window, 0, 1 << 30,
+            "the latest tokens that the draft head attends to; 0: all (default: 0)");
+}
+void add_options(Command& c, DraftCommand& o) {
+  add_draft_options(c, o,
+                    "guess the next tokens, and let the model check several guesses in one step; the answer stays the "
+                    "same. none, lookup: from earlier places of the same text, or the directory of a published EAGLE-3 "
+                    "head: by the head too, on a CPU (default: none)");
+}
+void choose_draft_head(const Command& c, const DraftCommand& o, DecoderOptions& on,
+                       const std::vector<std::string>& words) {
+  if (o.how == "none") c.refuse_given({"draft-max", "draft-costs"}, "an answer without --draft");
+  if (std::find(words.begin(), words.end(), o.how) != words.end())
+    return c.refuse_given({"draft-layers", "draft-window"}, "an answer without a draft head");
+  std::string known;
+  for (const std::string& word : words) known += word + ", ";
+  if (!exists(o.how))
+    fail(ErrorCode::usage, "--draft: found '", o.how, "', expected ", known, "or the directory of a draft head");
+  on.draft_head = o.how;
+  on.draft_window = o.window;
+  if (!o.layers.empty()) on.draft_layers = numbers_in("--draft-layers", o.layers);
 }
 void require_drafts(const Decoder& decoder) {
   if (decoder.draft_rows() <= 1)
     fail(ErrorCode::unsupported, "--draft: found a model on ", decoder.device(),
          " whose engine computes no drafts, expected a published model on a CPU or on one GPU");
 }
-draft::Options draft_options(const DraftCommand& o, const Decoder& decoder) {
-  draft::Options options = draft_options(o.lengths);
-  if (o.how == "none") return options;
-  require_drafts(decoder);
+draft::Options lookup_options(const DraftLengths& o) {
+  draft::Options options = draft_options(o);
   options.make = draft::make_lookup;
   return options;
+}
+draft::Options draft_options(const DraftCommand& o, const Decoder& decoder) {
+  if (o.how == "none") return {};
+  require_drafts(decoder);
+  return lookup_options(o.lengths);
 }
 
 namespace {

@@ -32,12 +32,22 @@ struct DraftLengths {
 void add_options(Command& c, DraftLengths& o);
 // Options with these lengths, and without a drafter.
 draft::Options draft_options(const DraftLengths& o);
-// --draft and the lengths.
+// --draft, the lengths, and what the draft head reads.
 struct DraftCommand {
-  std::string how = "none";
+  std::string how = "none";  // a word, or the directory of a draft head
   DraftLengths lengths;
+  std::string layers;  // a list like "2,18,33"
+  int64_t window = 0;
 };
+// Adds --draft, --draft-max, --draft-costs, --draft-layers and --draft-window.
 void add_options(Command& c, DraftCommand& o);
+// The same with another text for --draft.
+void add_draft_options(Command& c, DraftCommand& o, const char* help);
+// Gives the draft head, if --draft is not one of the command's words for it, to the options of the model. Throws where
+// there is no such head, and where options of drafts were given without drafts.
+void choose_draft_head(const Command& c, const DraftCommand& o, DecoderOptions& on,
+                       const std::vector<std::string>& words = {"none", "lookup"});
+draft::Options lookup_options(const DraftLengths& o);  // of drafts by lookup
 // The options of an answer. Error{unsupported} where drafts were asked for and the decoder computes none.
 draft::Options draft_options(const DraftCommand& o, const Decoder& decoder);
 void require_drafts(const Decoder& decoder);

@@ -1,0 +1,42 @@
+"""Files of small random models for the tests of the program, written without PyTorch."""
+import json
+import math
+import random
+import struct
+
+
+def save_safetensors(path, tensors):
+    """tensors: name -> (dtype, shape, bytes)"""
+    header, at = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = dict(dtype=dtype, shape=shape, data_offsets=[at, at + len(data)])
+        at += len(data)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
+
+
+def bf16_numbers(noise, count, scale=0.3, mean=0):
+    words = [struct.unpack("<I", struct.pack("<f", noise.gauss(mean, scale)))[0] >> 16 for _ in range(count)]
+    return struct.pack(f"<{count}H", *words)
+
+
+def write_draft_head(directory, vocab, hidden, boundaries, seed=1, **keys):
+    """An EAGLE-3 head with random weights that guesses every second id of the vocabulary."""
+    heads, kv_heads, dim, inner, ids = 4, 2, 8, 48, vocab // 2
+    directory.mkdir()
+    config = dict(architectures=["LlamaForCausalLMEagle3"], model_type="llama", hidden_size=hidden, intermediate_size=inner, num_hidden_layers=1,
+                  num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=dim, rms_norm_eps=1e-5, hidden_act="silu", vocab_size=vocab,
+                  draft_vocab_size=ids, rope_theta=10000.0, max_position_embeddings=4096, norm_before_fc=True,
+                  eagle_config=dict(eagle_aux_hidden_state_layer_ids=boundaries, use_aux_hidden_state=True))
+    (directory / "config.json").write_text(json.dumps(config | keys))
+    width, q, kv, n = len(boundaries) * hidden, heads * dim, kv_heads * dim, "midlayer."
+    norms = {"input_norm": width, n + "input_layernorm": hidden, n + "hidden_norm": hidden, n + "post_attention_layernorm": hidden, "norm": hidden}
+    matrices = {"fc": (hidden, width), n + "self_attn.q_proj": (q, 2 * hidden), n + "self_attn.k_proj": (kv, 2 * hidden),
+                n + "self_attn.v_proj": (kv, 2 * hidden), n + "self_attn.o_proj": (hidden, q), n + "mlp.gate_proj": (inner, hidden),
+                n + "mlp.up_proj": (inner, hidden), n + "mlp.down_proj": (hidden, inner), "lm_head": (ids, hidden)}
+    noise = random.Random(seed)
+    tensors = {f"{name}.weight": ("BF16", (size,), bf16_numbers(noise, size, 0.2, 1)) for name, size in norms.items()}
+    tensors |= {f"{name}.weight": ("BF16", shape, bf16_numbers(noise, math.prod(shape), 1.5 / shape[1] ** 0.5)) for name, shape in matrices.items()}
+    tensors["d2t"] = ("I64", (ids,), struct.pack(f"<{ids}q", *range(ids)))  # 0, 2, 4, ...
+    save_safetensors(directory / "model.safetensors", tensors)
+    return directory
