@@ -203,6 +203,17 @@ inline int __popc(uint32_t x) { return std::popcount(x); }
 inline int __clz(int x) { return std::countl_zero(uint32_t(x)); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(uint32_t(x)) + 1; }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
+// The smaller of each pair of halves.
+inline uint32_t __vminu2(uint32_t a, uint32_t b) {
+  return std::min(a & 0xffff, b & 0xffff) | std::min(a >> 16, b >> 16) << 16;
+}
+// Byte i of the result is byte (selector >> 4 i) % 8 of y and x, x in the lower bytes.
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+  const uint64_t both = uint64_t(y) << 32 | x;
+  uint32_t r = 0;
+  for (int i = 0; i < 4; ++i) r |= uint32_t(both >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return r;
+}
 template <class T> T __ldg(const T* p) { return *p; }
 template <class T> T __ldcs(const T* p) { return *p; }
 template <class T> T __ldcg(const T* p) { return *p; }

@@ -1,6 +1,8 @@
 // Tests of the emulator: threads exchange data, and planted bugs are found and named.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <vector>
@@ -136,6 +138,30 @@ TEST(Emulation, ClustersReachEachOthersSharedMemory) {
     if (threadIdx.x < 4) out[blockIdx.x * 4 + threadIdx.x] = theirs[threadIdx.x];
   });
   for (uint32_t i = 0; i < 24; ++i) EXPECT_EQ(out[i], (i / 12 * 3 + (i / 4 % 3 + 2) % 3) * 10 + i % 4);
+}
+
+// Two groups of 16 copies each: all of a group are there after its wait, and some of the second are late.
+TEST(Emulation, CopiesArriveAtTheirWaitAtTheLatest) {
+  const std::vector<uint32_t> from(4 * 32, 7);
+  run({.grid = 1, .block = 1}, [&] {
+    auto& memory = tile::shared<std::array<uint32_t, 4 * 32>>();
+    memory.fill(0);
+    const auto request = [&](int first) {
+      for (int i = first; i < first + 16; ++i) ptx::cp_async<16>(ptx::shared_address(&memory[4 * i]), &from[4 * i], 12);
+      ptx::cp_async_commit_group();
+    };
+    const auto arrived = [&](int first) {
+      return std::count(memory.begin() + 4 * first, memory.begin() + 4 * (first + 16), 7u);
+    };
+    request(0), request(16);
+    EXPECT_LT(arrived(0), 48);
+    ptx::cp_async_wait_group<1>();
+    EXPECT_EQ(arrived(0), 48);
+    EXPECT_LT(arrived(16), 48);
+    ptx::cp_async_wait_group<0>();
+    EXPECT_EQ(arrived(16), 48);
+    EXPECT_EQ(std::count(memory.begin(), memory.end(), 0u), 32) << "bytes behind the valid ones";
+  });
 }
 
 // d (16 x 8) = a (16 x 16) b (8 x 16)^T by cp.async, ldmatrix, mma and stmatrix, one warp: their fragments must agree.

@@ -6,6 +6,7 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -77,6 +78,17 @@ class Stacks {
 struct Block;
 enum class State { ready, waiting, done };
 
+// A copy of cp.async that has not arrived.
+struct Copy {
+  void* to;
+  const void* from;
+  uint32_t valid, bytes, group;
+  void arrive() const {
+    if (valid > 0) std::memcpy(to, from, valid);
+    std::memset(static_cast<char*>(to) + valid, 0, bytes - valid);
+  }
+};
+
 struct Fiber {
   Fiber() = default;
   Fiber(const Fiber&) = delete;
@@ -93,6 +105,8 @@ struct Fiber {
   Where where;                 // place of the last wait
   const char* what = "";       // name of the awaited event
   uint64_t cluster_phase = 0;  // at its last arrival
+  std::deque<Copy> copies;
+  uint32_t copy_group = 0;  // of the next copy
   Context context;
   std::unique_ptr<Stack> stack;
   SanitizedFiber sanitized;
@@ -231,6 +245,7 @@ void fiber_main() {
   }
   tsan_release(&grid->end);
   self->state = State::done;
+  self->copies.clear();  // the next thread of this fiber has copies of its own
   ++self->block->left;
   --grid->running;
   grid->idle = 0;
@@ -538,6 +553,22 @@ void* at_shared_address(uint32_t address, uint32_t bytes) {
   if (block.left == block.threads)
     complain("found an access to the shared memory of block ", block.index, ", which has ended; expected it to wait");
   return memory_of(block, variable) + offset;
+}
+
+void copy_async(void* to, const void* from, uint32_t valid, uint32_t bytes) {
+  const Copy copy{to, from, valid, bytes, self->copy_group};
+  if (draw(2) == 0)
+    copy.arrive();
+  else
+    self->copies.push_back(copy);
+}
+void commit_copies() { ++self->copy_group; }
+void wait_for_copies(uint32_t groups_left) {
+  for (; !self->copies.empty(); self->copies.pop_front()) {
+    const Copy& first = self->copies.front();
+    if (first.group + groups_left >= self->copy_group) return;
+    first.arrive();
+  }
 }
 
 void misaligned(const void* p, size_t bytes) {

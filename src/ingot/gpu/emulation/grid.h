@@ -8,8 +8,10 @@
 //     ThreadSanitizer    finds accesses of two threads to the same address without a barrier between them; fibers
 //                        count as threads
 //     the scheduler      finds threads in a deadlock, or at different barriers
+//     late copies        a copy of cp.async arrives at once or at its thread's wait for its group, as drawn from the
+//                        seed: results are wrong where a wait is missing, or a stage is overwritten too early
 // mbarriers and linear bulk loads work; the loads complete at once. The emulator shows nothing about wgmma, tensor
-// copies, late or reordered arrivals of copies, proxies, the real memory model, fast arithmetic or speed.
+// copies, late arrivals of bulk loads, proxies, the real memory model, fast arithmetic or speed.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -91,6 +93,12 @@ void* shared_memory(const void* key, size_t bytes);
 uint32_t shared_address(const void* p);
 uint32_t cluster_address(uint32_t address, uint32_t rank);
 void* at_shared_address(uint32_t address, uint32_t bytes);
+
+// cp.async: copies `valid` bytes and clears the rest of `bytes`, now or in wait_for_copies(). Groups are a thread's
+// own.
+void copy_async(void* to, const void* from, uint32_t valid, uint32_t bytes);
+void commit_copies();
+void wait_for_copies(uint32_t groups_left);
 
 [[noreturn]] void misaligned(const void* p, size_t bytes);
 

@@ -23,6 +23,16 @@ template <int N> void store_evict_first(void* p, const uint32_t (&w)[N]) {
   emulation::check_aligned(p, 4 * N);
   std::memcpy(p, w, sizeof(w));
 }
+template <int N> void load_shared(uint32_t (&w)[N], uint32_t address) {
+  const void* const from = emulation::at_shared_address(address, sizeof(w));
+  emulation::check_aligned(from, sizeof(w));
+  std::memcpy(w, from, sizeof(w));
+}
+template <int N> void store_shared(uint32_t address, const uint32_t (&w)[N]) {
+  void* const to = emulation::at_shared_address(address, sizeof(w));
+  emulation::check_aligned(to, sizeof(w));
+  std::memcpy(to, w, sizeof(w));
+}
 
 inline void prefetch_to_l2(const void*, uint32_t) {}
 inline void prefetch_to_l2_keeping(const void* p, uint32_t bytes) {
@@ -37,6 +47,12 @@ template <class T> void unpack(T, uint32_t w, float& low, float& high) {
   low = float(t);
   t.bits = uint16_t(w >> 16);
   high = float(t);
+}
+inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
+  float low[2], high[2];
+  unpack(bf16{}, a, low[0], high[0]);
+  unpack(bf16{}, b, low[1], high[1]);
+  return pack(bf16{}, low[0] * low[1], high[0] * high[1]);
 }
 
 inline float exp2_approx(float x) { return std::exp2(x); }
@@ -164,19 +180,15 @@ inline uint32_t compare_exchange_acq_rel(uint32_t* p, uint32_t expected, uint32_
   return expected;
 }
 
-// --- cp_async.cuh: done at once
+// --- cp_async.cuh
 
 template <int kBytes> void cp_async(uint32_t to, const void* from, uint32_t valid = kBytes) {
-  char* const at = static_cast<char*>(emulation::at_shared_address(to, kBytes));
-  if (valid > 0) {
-    emulation::check_aligned(from, kBytes);
-    std::memcpy(at, from, valid);
-  }
-  std::memset(at + valid, 0, kBytes - valid);
+  if (valid > 0) emulation::check_aligned(from, kBytes);
+  emulation::copy_async(emulation::at_shared_address(to, kBytes), from, valid, kBytes);
 }
 inline void cp_async_keeping(uint32_t to, const void* from) { cp_async<16>(to, from); }
-inline void cp_async_commit_group() {}
-template <int N> void cp_async_wait_group() {}
+inline void cp_async_commit_group() { emulation::commit_copies(); }
+template <int N> void cp_async_wait_group() { emulation::wait_for_copies(N); }
 
 // --- mbarrier.cuh, tma.cuh's linear loads: done at once
 
