@@ -2,7 +2,7 @@
 #
 #   ingot_instances(NAME FROM header... [IN namespace] [PTX arch] [EMULATED] [ELSEWHERE declaration...] TEMPLATES declaration...)
 #       One translation unit, generated/<folder>/NAME.cu in the build folder, which instantiates the TEMPLATES of the headers (named from
-#       the folder of room.cmake) in namespace ingot::cuda, or ingot where the folder is not in src/ingot/kernels, or <namespace> of these.
+#       the folder of room.cmake, or as ingot/...) in namespace ingot::cuda, or ingot where the folder is not in src/ingot/kernels, or <namespace> of these.
 #       A template that this unit would instantiate implicitly, although another unit has the instance, stands under ELSEWHERE.
 #       EMULATED: the unit joins the room's emulated tests (docs/gpu-layer.md).
 #   ingot_room([PTX arch] [HOPPER regex] [TEST_SHARDS n] [HUGE_TESTS filter])
@@ -40,7 +40,10 @@ function(ingot_instances name)
   file(RELATIVE_PATH folder ${CMAKE_CURRENT_SOURCE_DIR}/src ${CMAKE_CURRENT_LIST_DIR})
   set(text "// Made from ${folder}/room.cmake.\n")
   foreach(header ${unit_FROM})
-    string(APPEND text "#include \"${folder}/${header}\"\n")
+    if(NOT header MATCHES "^ingot/")
+      string(PREPEND header ${folder}/)
+    endif()
+    string(APPEND text "#include \"${header}\"\n")
   endforeach()
   set(space ingot)
   if(folder MATCHES "^ingot/kernels/")

@@ -43,5 +43,7 @@ inline bool waits_for_memory(const Problem& p, double memory) {
 constexpr Tile kPairs128{.n = 128, .team = Team::ping_pong, .cluster = 2};  // reads a quarter less from L2
 constexpr Tile kTurns128{.n = 128, .team = Team::ping_pong, .cluster = 1};
 constexpr Tile kTurns192{.n = 192, .team = Team::ping_pong, .cluster = 2};
+// The tile of the portable core, which has no teams and no clusters.
+constexpr Tile kPortableTile{.n = 128, .team = Team::cooperative, .cluster = 1};
 
 }  // namespace ingot::gemm

@@ -20,6 +20,9 @@
 // Products with decoded weights have a separate kernel on this ring of stages, kernels/grouped (docs/matrix-products.md
 // gives the reason).
 //
+// portable/core.cuh runs the same products on other GPUs, if their type takes the form as a parameter (HopperCore
+// below).
+//
 // Each sum is formed by one thread in one order, so results repeat bit for bit.
 #include <cstdint>
 
@@ -27,6 +30,7 @@
 #include "ingot/gpu/gemm/operand.cuh"
 #include "ingot/gpu/gemm/pipeline.cuh"
 #include "ingot/gpu/gemm/schedule.h"
+#include "ingot/gpu/gemm/tensor_store.cuh"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/cluster.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
@@ -227,5 +231,30 @@ void launch(const char* name, const Arguments<Op>& p, int device, Stream stream,
                .device = device},
               stream, p);
 }
+
+// This form as a parameter of products and epilogues with two forms; PortableCore (portable/core.cuh) has the same
+// members.
+struct HopperCore {
+  template <class T, Major kMajor, int kRows, bool kShared, Pair kPair = Pair::none>
+  using Operand = gemm::Operand<T, kMajor, kRows, kShared, kPair>;
+  using Target = CUtensorMap;
+  template <int kPanels> using PanelStore = WarpStore<kPanels>;
+
+  // Whether there are kernels of all tiles, and whether results must have rows of whole 16 bytes.
+  static constexpr bool kAllTiles = true, kWholeRows = true;
+  static constexpr Tile tile(const Tile& t) { return t; }
+  // The target for rows of whole 16 bytes, for rows with padding at their end, and for send_turned().
+  template <class T> static Target target(const char* name, const Tensor& t) { return store_map<T>(name, t); }
+  template <class T> static Target padded_target(const char* name, const Tensor& t) {
+    return padded_store_map<T>(name, t);
+  }
+  template <class T> static Target turned_target(const char* name, const Tensor& t) {
+    return gpu::tensor_map(name, t, kTurnedBox);
+  }
+  template <class Op>
+  static void launch(const char* name, const Arguments<Op>& p, int device, Stream stream, int64_t tiles) {
+    gemm::launch<Op>(name, p, device, stream, tiles);
+  }
+};
 
 }  // namespace ingot::gemm

@@ -8,6 +8,7 @@
 
 #include "ingot/gpu/gemm/config.h"
 #include "ingot/gpu/gemm/core.cuh"
+#include "ingot/gpu/gemm/gemm_cases.test.h"
 #include "ingot/testing/device_buffer.h"
 #include "ingot/testing/gpu_test.h"
 #include "ingot/testing/temporary_directory.h"
@@ -16,8 +17,10 @@
 namespace ingot::gemm {
 namespace {
 
-using testing::Buffer;
+using cases::check;
+using cases::Expected;
 using testing::DeviceBuffer;
+using Matrix = cases::Matrix<DeviceBuffer>;
 
 constexpr Tile kWide{.n = 256, .team = Team::cooperative, .cluster = 2};
 constexpr Tile kWideAlone{.n = 256, .team = Team::cooperative, .cluster = 1};
@@ -33,44 +36,6 @@ struct Product {
   using Epilogue = Store<Out>;
 };
 
-// A matrix (batch, rows, k) of normal numbers on the host, and the same in the kernel's order: K-major or MN-major,
-// with a gap after each row that must not be read.
-struct Matrix {
-  Matrix(DType t, Major major, int64_t batch, int64_t rows, int64_t k, uint64_t seed)
-      : rows(rows),
-        k(k),
-        values(DType::f64, {batch, rows, k}),
-        stored(t, major == Major::k ? ingot::Shape{batch, rows, k} : ingot::Shape{batch, k, rows},
-               ceil_div(major == Major::k ? k : rows, 8) * 8 + 8) {
-    const Buffer given(t, {batch, rows, k});  // the same numbers in either order
-    testing::fill_normal(given, seed);
-    testing::assign(values, testing::values(given));
-    const Tensor to = stored.host();
-    std::vector<double> turned(size_t(to.numel()));
-    for (int64_t b = 0; b < batch; ++b)
-      for (int64_t r = 0; r < rows; ++r)
-        for (int64_t i = 0; i < k; ++i)
-          turned[size_t(major == Major::k ? (b * rows + r) * k + i : (b * k + i) * rows + r)] = row(b, r)[i];
-    testing::assign(to, turned);
-    stored.upload();
-  }
-  const double* row(int64_t b, int64_t r) const { return values.tensor().ptr<double>() + (b * rows + r) * k; }
-  int64_t rows, k;
-  Buffer values;
-  DeviceBuffer stored;
-};
-
-struct Expected {
-  double sum, size;  // of products; of their absolute values
-};
-Expected dot(const double* a, const double* b, int64_t k) {
-  Expected e{0, 0};
-  for (int64_t i = 0; i < k; ++i) e.sum += a[i] * b[i], e.size += std::fabs(a[i] * b[i]);
-  return e;
-}
-Expected dot(const Matrix& a, const Matrix& b, int64_t batch, int64_t m, int64_t n) {
-  return dot(a.row(batch, m), b.row(batch, n), a.k);
-}
 // The operands and the result of a product are kept, because tests use few products many times.
 const std::vector<Expected>& product_of(const Matrix& a, const Matrix& b, DType t, const Problem& s) {
   static std::map<std::tuple<DType, int64_t, int64_t, int64_t, int64_t>, std::vector<Expected>> known;
@@ -78,30 +43,6 @@ const std::vector<Expected>& product_of(const Matrix& a, const Matrix& b, DType 
   if (all.empty())
     for (int64_t i = 0; i < s.batch * s.m * s.n; ++i) all.push_back(dot(a, b, i / (s.m * s.n), i / s.n % s.m, i % s.n));
   return all;
-}
-
-// Compares every element of c (batch, M, N) with want(batch, m, n). A tensor core truncates its addends: 2^-23 of the
-// size for each of K additions, then the output's rounding. On failure: the distribution of the wrong elements, and the
-// first wrong element.
-template <class Want> void check(DeviceBuffer& c, int64_t k, Want&& want) {
-  c.download();
-  EXPECT_TRUE(c.untouched()) << "written outside of C";
-  const Tensor host = c.host();
-  const std::vector<double> got = testing::values(host);
-  const int64_t batch = host.size(0), rows = host.size(1), cols = host.size(2);
-  int64_t wrong = 0;
-  std::string first;
-  for (int64_t b = 0, i = 0; b < batch; ++b)
-    for (int64_t m = 0; m < rows; ++m)
-      for (int64_t n = 0; n < cols; ++n, ++i) {
-        const Expected e = want(b, m, n);
-        const double allowed = 1.01 * testing::roundoff(host.dtype) * std::fabs(e.sum) + double(k) * 0x1p-23 * e.size;
-        if (std::fabs(got[size_t(i)] - e.sum) <= allowed) continue;
-        if (++wrong <= 4)
-          first +=
-              ingot::detail::concat(" (", b, ", ", m, ", ", n, "): found ", got[size_t(i)], ", expected ", e.sum, ";");
-      }
-  EXPECT_EQ(wrong, 0) << "of " << got.size() << ":" << first;
 }
 
 class GemmCore : public testing::GpuTest<> {};

@@ -11,38 +11,23 @@
 //     K-major    (rows, K) row-major: X and W of X W^T
 //     MN-major   (K, rows) row-major: W of dY W, and both operands of dY^T X, without a transposition, because wgmma
 //                reads either order
-// A pair of matrices can be one operand without a copy:
-//     stacked    the first half of a tile's rows comes from the first matrix, the second half from the second: the sums
-//                of both products are in the same thread, half of the tile's columns apart
-//     chained    K runs through the first matrix, then through the second: C = A1 B1^T + A2 B2^T
-//     by_batch   batch 0 is the first matrix, batch 1 the second
-// and `same` is a single matrix for every batch.
+// A pair of matrices can be one operand without a copy (Pair, operands.h).
 //
 // The source GroupedRows is an MN-major matrix whose rows of K are divided among the products of a GroupedSums: a
 // product begins at any row, and its last stage also holds rows of the next product.
 #include <cuda.h>
 
+#include "ingot/gpu/gemm/operands.h"
 #include "ingot/gpu/gemm/schedule.h"
 #include "ingot/gpu/ptx/cluster.cuh"
 #include "ingot/gpu/ptx/tma.cuh"
+#include "ingot/gpu/ptx/wgmma.cuh"
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tma_map.h"
 
 namespace ingot::gemm {
 
 using ptx::Major;
-enum class Pair : uint8_t { none, stacked, chained, by_batch, same };
-
-// t as (batch, rows, cols), for a single kind of maps and coordinates.
-inline Tensor as_bank(const Tensor& t) {
-  if (t.rank() == 3) return t;
-  Tensor bank = t;
-  bank.shape = {1, t.rows(), t.cols()};
-  bank.stride[0] = std::max<int64_t>(t.rows(), 1) * t.row_stride();
-  bank.stride[1] = t.row_stride();
-  bank.stride[2] = 1;
-  return bank;
-}
 
 // kShared: the blocks of a cluster need the same rows, as of B.
 template <class T, Major kMajorOf, int kRows, bool kShared, Pair kPair = Pair::none> struct Operand {

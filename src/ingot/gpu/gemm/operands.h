@@ -9,6 +9,25 @@
 
 namespace ingot::gemm {
 
+// How a pair of matrices is one operand, without a copy:
+//     stacked    the first half of a tile's rows comes from the first matrix, the second half from the second: the sums
+//                of both products are in the same thread, half of the tile's columns apart
+//     chained    K runs through the first matrix, then through the second: C = A1 B1^T + A2 B2^T
+//     by_batch   batch 0 is the first matrix, batch 1 the second
+// none is a single matrix, or one for each batch, and `same` a single matrix for every batch.
+enum class Pair : uint8_t { none, stacked, chained, by_batch, same };
+
+// t as (batch, rows, cols), for a single kind of maps and coordinates.
+inline Tensor as_bank(const Tensor& t) {
+  if (t.rank() == 3) return t;
+  Tensor bank = t;
+  bank.shape = {1, t.rows(), t.cols()};
+  bank.stride[0] = std::max<int64_t>(t.rows(), 1) * t.row_stride();
+  bank.stride[1] = t.row_stride();
+  bank.stride[2] = 1;
+  return bank;
+}
+
 // All but the last dimension as rows.
 inline Tensor as_matrix(const Tensor& t) {
   if (!t) return t;

@@ -128,6 +128,9 @@ __device__ inline void load_shared(uint32_t (&w)[4], uint32_t address) {
                : "r"(address)
                : "memory");
 }
+__device__ inline void store_shared(uint32_t address, const uint32_t (&w)[1]) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(w[0]) : "memory");
+}
 __device__ inline void store_shared(uint32_t address, const uint32_t (&w)[2]) {
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(w[0]), "r"(w[1]) : "memory");
 }

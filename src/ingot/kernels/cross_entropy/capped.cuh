@@ -1,7 +1,8 @@
 #pragma once
 // Exponentials of softcapped logits times the cap's slopes, in the epilogue of the product (gpu/gemm).
 #include "ingot/gpu/gemm/config.h"
-#include "ingot/gpu/gemm/core.cuh"
+#include "ingot/gpu/gemm/epilogue.cuh"
+#include "ingot/gpu/gemm/schedule.h"
 #include "ingot/kernels/cross_entropy/capped.h"
 #include "ingot/kernels/cross_entropy/softcap.cuh"
 
@@ -11,10 +12,10 @@ constexpr gemm::Tile kTile = gemm::kPairs128;
 static_assert(kTile.n == kCappedColumns, "a tile's rows are the parts of a row");
 constexpr int kSums = kTile.n / 2;  // sums of a thread in 64 rows of a tile: half of each of two rows
 
-class Weigh {
+template <class Core> class Weigh {
  public:
   struct Params {
-    CUtensorMap u;
+    typename Core::Target u;
     float* sums = nullptr;  // (rows, tiles)
     float* at_target = nullptr;
     const int32_t* targets = nullptr;
@@ -92,16 +93,44 @@ class Weigh {
     p_.at_target[row] = cap.capped(l);
   }
   const Params& p_;
-  gemm::WarpStore<2> out_;
+  typename Core::template PanelStore<2> out_;
 };
 
-struct Product {
+template <class Core> struct Product {
   using Type = bf16;
-  static constexpr gemm::Tile kTile = capped_detail::kTile;
-  using A = gemm::Operand<bf16, gemm::Major::k, gemm::kTileM, false>;
-  using B = gemm::Operand<bf16, gemm::Major::k, kTile.n, true>;
+  static constexpr gemm::Tile kTile = Core::tile(capped_detail::kTile);
+  using A = typename Core::template Operand<bf16, ptx::Major::k, gemm::kTileM, false>;
+  using B = typename Core::template Operand<bf16, ptx::Major::k, kTile.n, true>;
   using Schedule = gemm::Grid;
-  using Epilogue = Weigh;
+  using Epilogue = Weigh<Core>;
 };
 
 }  // namespace ingot::cuda::capped_detail
+
+namespace ingot::cuda {
+
+template <class Core>
+void launch_capped(const Tensor& x, const Tensor& w, const Tensor& targets, double softcap, const Capped& out,
+                   Stream stream) {
+  using namespace capped_detail;
+  using Op = Product<Core>;
+  const char* const name = "linear_cross_entropy";
+  const gemm::Grid schedule = gemm::Grid::of({x.rows(), w.rows(), x.cols()}, Op::kTile);
+  typename Op::Epilogue::Params to{.sums = out.sums.ptr<float>(),
+                                   .at_target = out.at_target.ptr<float>(),
+                                   .targets = targets.ptr<int32_t>(),
+                                   .rows = uint32_t(x.rows()),
+                                   .columns = uint32_t(w.rows()),
+                                   .tiles = uint32_t(out.sums.size(1)),
+                                   .softcap = float(softcap),
+                                   .keeps = bool(out.u)};
+  if (out.u) to.u = Core::template target<bf16>(name, out.u);
+  Core::template launch<Op>(name,
+                            {.a = Op::A::template params<Op::kTile.cluster>(name, x),
+                             .b = Op::B::template params<Op::kTile.cluster>(name, w),
+                             .schedule = schedule,
+                             .epilogue = to},
+                            x.device.index, stream, schedule.tiles);
+}
+
+}  // namespace ingot::cuda

@@ -24,7 +24,8 @@ struct Capped {
   int64_t vocab = 0;
 };
 
-// x (T, C), w (V, C) bf16. Writes u, sums and at_target.
+// x (T, C), w (V, C) bf16. Writes u, sums and at_target. Core: gemm::HopperCore, PortableCore.
+template <class Core>
 void launch_capped(const Tensor& x, const Tensor& w, const Tensor& targets, double softcap, const Capped& out,
                    Stream stream);
 // Writes losses, factors, the target's u, and factor * x. Rows of ignored targets become zeros.

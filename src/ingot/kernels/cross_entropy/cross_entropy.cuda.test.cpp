@@ -49,6 +49,9 @@ TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
   };
   for (DType type : {DType::bf16, DType::f16, DType::f32})
     for (const Case& c : {Case{9, 16, 40, 0},
+                          {140, 40, 200, 0, 0},
+                          {140, 40, 200, 0, 30},
+                          {140, 40, 200, 0, 50},
                           {200, 64, 70000, 0},
                           {8300, 16, 41, 8},
                           {300, 64, 1001, 8},
@@ -65,6 +68,7 @@ TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
                           {16600, 16, 136, 0},
                           {300, 64, 1001, 8, 20, 1e-4, {0, 32, 64, 96, 96, 196, 300}},
                           {17000, 16, 41, 8, 20, 1e-4, {0, 100, 5000, 8292, 17000}}}) {
+      if (testing::kEmulated && (c.rows * c.vocab > 40000 || type == DType::f32)) continue;
       const int64_t pairs = std::max<int64_t>(1, int64_t(c.cu2.size()) - 1);
       SCOPED_TRACE(::testing::Message() << type << ' ' << c.rows << ' ' << c.vocab << ' ' << pairs);
       const double weight = 1 / std::sqrt(double(c.features));

@@ -1,7 +1,8 @@
 #pragma once
 // Exponentials of logits in the epilogue of the product (gpu/gemm).
 #include "ingot/gpu/gemm/config.h"
-#include "ingot/gpu/gemm/core.cuh"
+#include "ingot/gpu/gemm/epilogue.cuh"
+#include "ingot/gpu/gemm/schedule.h"
 #include "ingot/kernels/cross_entropy/exponentials.h"
 #include "ingot/kernels/cross_entropy/softcap.cuh"
 
@@ -11,10 +12,10 @@ constexpr gemm::Tile kTile = gemm::kPairs128;
 static_assert(kTile.n == kExponentialColumns, "a tile's rows are the parts of a row");
 constexpr int kSums = kTile.n / 2;  // sums of a thread in 64 rows of a tile: half of each of two rows
 
-template <class T> class Exponentiate {
+template <class Core, class T> class Exponentiate {
  public:
   struct Params {
-    CUtensorMap e;
+    typename Core::Target e;
     float2* parts = nullptr;  // (rows, tiles): high, sum
     float* at_target = nullptr;
     const int32_t* targets = nullptr;
@@ -98,29 +99,29 @@ template <class T> class Exponentiate {
     p_.at_target[row] = c;
   }
   const Params& p_;
-  gemm::WarpStore<2> out_;
+  typename Core::template PanelStore<2> out_;
 };
 
-template <class T> struct Product {
+template <class Core, class T> struct Product {
   using Type = T;
-  static constexpr gemm::Tile kTile = exponentials_detail::kTile;
-  using A = gemm::Operand<T, gemm::Major::k, gemm::kTileM, false>;
-  using B = gemm::Operand<T, gemm::Major::k, kTile.n, true>;
+  static constexpr gemm::Tile kTile = Core::tile(exponentials_detail::kTile);
+  using A = typename Core::template Operand<T, ptx::Major::k, gemm::kTileM, false>;
+  using B = typename Core::template Operand<T, ptx::Major::k, kTile.n, true>;
   using Schedule = gemm::Grid;
-  using Epilogue = Exponentiate<T>;
+  using Epilogue = Exponentiate<Core, T>;
 };
 
 }  // namespace ingot::cuda::exponentials_detail
 
 namespace ingot::cuda {
 
-template <class T>
+template <class Core, class T>
 void launch_exponentials(const Tensor& x, const Tensor& w, const Tensor& targets, double softcap,
                          const Exponentials& out, Stream stream) {
   using namespace exponentials_detail;
-  using Op = Product<T>;
+  using Op = Product<Core, T>;
   const char* const name = "linear_cross_entropy";
-  const gemm::Grid schedule = gemm::Grid::of({x.rows(), w.rows(), x.cols()}, kTile);
+  const gemm::Grid schedule = gemm::Grid::of({x.rows(), w.rows(), x.cols()}, Op::kTile);
   typename Op::Epilogue::Params to{.parts = static_cast<float2*>(out.parts.data),
                                    .at_target = out.at_target.ptr<float>(),
                                    .targets = targets.ptr<int32_t>(),
@@ -129,13 +130,13 @@ void launch_exponentials(const Tensor& x, const Tensor& w, const Tensor& targets
                                    .tiles = uint32_t(out.parts.size(1)),
                                    .softcap = float(softcap),
                                    .keeps = bool(out.e)};
-  if (out.e) to.e = gemm::store_map<T>(name, out.e);
-  gemm::launch<Op>(name,
-                   {.a = Op::A::template params<kTile.cluster>(name, x),
-                    .b = Op::B::template params<kTile.cluster>(name, w),
-                    .schedule = schedule,
-                    .epilogue = to},
-                   x.device.index, stream, schedule.tiles);
+  if (out.e) to.e = Core::template target<T>(name, out.e);
+  Core::template launch<Op>(name,
+                            {.a = Op::A::template params<Op::kTile.cluster>(name, x),
+                             .b = Op::B::template params<Op::kTile.cluster>(name, w),
+                             .schedule = schedule,
+                             .epilogue = to},
+                            x.device.index, stream, schedule.tiles);
 }
 
 }  // namespace ingot::cuda

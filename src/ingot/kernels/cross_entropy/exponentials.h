@@ -17,8 +17,8 @@ struct Exponentials {
   int64_t vocab = 0;
 };
 
-// x (T, C) and w (V, C) of T: bf16 or f16.
-template <class T>
+// x (T, C) and w (V, C) of T: bf16 or f16. Core: gemm::HopperCore, PortableCore.
+template <class Core, class T>
 void launch_exponentials(const Tensor& x, const Tensor& w, const Tensor& targets, double softcap,
                          const Exponentials& out, Stream stream);
 // The computation of cross_entropy, from exponentials: a.logits is not used, and a.dlogits is in.e. Smoothing is not

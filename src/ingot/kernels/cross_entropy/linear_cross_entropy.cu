@@ -1,6 +1,8 @@
 // Losses and gradients of a linear layer's logits, by chunks of rows.
 #include <algorithm>
 
+#include "ingot/gpu/gemm/operands.h"
+#include "ingot/gpu/gemm/variant.h"
 #include "ingot/kernels/cross_entropy/capped.h"
 #include "ingot/kernels/cross_entropy/exponentials.h"
 #include "ingot/kernels/linear/cuda/core_product.h"
@@ -96,10 +98,12 @@ void by_exponentials(const LinearCrossEntropy& a, Stream stream) {
         .vocab = V,
     };
     const Tensor targets = rows(a.targets), x = rows(a.x);
-    if (a.x.dtype == DType::bf16)
-      launch_exponentials<bf16>(x, a.w, targets, a.softcap, chunk, stream);
-    else
-      launch_exponentials<f16>(x, a.w, targets, a.softcap, chunk, stream);
+    gemm::with_core(x.device.index, [&](auto core) {
+      using Core = typename decltype(core)::type;
+      gemm::with_16_bit_type(x.dtype, [&](auto type) {
+        launch_exponentials<Core, decltype(type)>(x, a.w, targets, a.softcap, chunk, stream);
+      });
+    });
     cross_entropy_of(chunk, losses_of(a, rows), stream);
     if (a.dx || a.dw)
       linear_backward(
@@ -159,7 +163,9 @@ void by_capped(const LinearCrossEntropy& a, Stream stream) {
     if (!a.dloss) chunk.u = chunk.factor = Tensor();
     if (!a.dloss || !a.dw) chunk.x = Tensor();
     const Tensor targets = rows(a.targets), x = rows(a.x), dx = rows(a.dx);
-    launch_capped(x, a.w, targets, a.softcap, chunk, stream);
+    gemm::with_core(x.device.index, [&](auto core) {
+      launch_capped<typename decltype(core)::type>(x, a.w, targets, a.softcap, chunk, stream);
+    });
     finish_capped(chunk, x, losses_of(a, rows), stream);
     if (a.dx) {  // rounded once, after multiplication by its factor
       matmul({.a = chunk.u, .b = a.w, .c = of_dx, .products = a.products, .workspace = product}, stream);

@@ -6,11 +6,13 @@
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/gemm/operands.h"
+#include "ingot/gpu/gemm/variant.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/limits.h"
 #include "ingot/gpu/ptx/cluster.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/cluster.cuh"
+#include "ingot/gpu/tile/shared.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/activation/activation.cuh"
 #include "ingot/kernels/linear/cuda/activated.h"
@@ -80,20 +82,25 @@ bool by_cublaslt(const PlainProduct& p, Products products, const Tensor& workspa
                          p.c.device.index, stream);
 }
 
+const char* operand_refusal(const PlainProduct& p);
 void product(const char* op, const PlainProduct& p, Products products, const Tensor& workspace, Stream stream) {
   with_gpu_float_type(p.a.dtype, op, [](auto) {});
   if (p.c.numel() == 0) return;
   const int64_t k = p.transpose_a ? p.a.rows() : p.a.cols();
   if (k == 0) return combine(p, stream);
-  const char* const refused = core_refuses(p);
+  const bool hopper = gemm::variant_on(p.c.device.index) == gemm::Variant::hopper;
+  // The portable core writes rows that begin and end anywhere.
+  const char* const refused = hopper ? core_refuses(p) : operand_refusal(p);
   const int64_t sms = gpu::sm_count(p.c.device.index);
   const int64_t added = core_adds(p) ? p.c.numel() * size_of(p.c.dtype) : 0;
-  if (refused == nullptr && core_is_faster({p.c.rows(), p.c.cols(), k}, core_combines(p), added, sms,
-                                           gpu::memory_bandwidth(p.c.device.index)))
+  if (refused == nullptr && hopper &&
+      core_is_faster({p.c.rows(), p.c.cols(), k}, core_combines(p), added, sms,
+                     gpu::memory_bandwidth(p.c.device.index)))
     return core_product(p, sms, stream);
   if (by_cublaslt(p, products, workspace, stream)) return;
   INGOT_CHECK(refused == nullptr, op, ": found ", refused,
-              ", expected 16-bit operands of aligned rows on a Hopper GPU, or cuBLASLt (", gpu::lt_version(), ")");
+              ", expected 16-bit operands of aligned rows on a GPU of compute capability 8.0 or later, or cuBLASLt (",
+              gpu::lt_version(), ")");
   core_product(p, sms, stream);
 }
 
@@ -104,7 +111,8 @@ constexpr int kSumBlocks = 8, kSumWarps = kThreads / 32;
 template <class T, class Sum>
 __global__ void __launch_bounds__(kThreads)
     sum_rows_kernel(const T* dy, int64_t stride, int64_t rows, int64_t cols, Sum* db) {
-  __shared__ float of_warp[kSumWarps][32], of_block[kSumBlocks][32];
+  auto& of_warp = tile::shared<float[kSumWarps][32]>();
+  auto& of_block = tile::shared<float[kSumBlocks][32], 1>();
   ptx::wait_for_earlier_kernels();
   const uint32_t rank = ptx::cluster_rank(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t column = int64_t(blockIdx.x / kSumBlocks) * 32 + lane;
@@ -132,7 +140,7 @@ constexpr int kAloneColumns = 16, kAloneThreads = 1024, kAloneRows = kAloneThrea
 template <class T, class Sum>
 __global__ void __launch_bounds__(kAloneThreads)
     sum_rows_alone_kernel(const T* dy, int64_t stride, int64_t rows, int64_t cols, Sum* db) {
-  __shared__ float of_row[kAloneRows][kAloneColumns];
+  auto& of_row = tile::shared<float[kAloneRows][kAloneColumns]>();
   const uint32_t place = threadIdx.x % kAloneColumns, first = threadIdx.x / kAloneColumns;
   const int64_t column = int64_t(blockIdx.x) * kAloneColumns + place;
   float sum = 0;
@@ -237,11 +245,18 @@ void multiply_by_slopes(Act act, const Tensor& dx, const Tensor& y, const Tensor
 
 }  // namespace
 
-const char* core_refuses(const PlainProduct& p) {
-  if (!gpu::limits(p.a.device.index).hopper) return "a GPU without the instructions of sm_90a";
+namespace {
+const char* operand_refusal(const PlainProduct& p) {
+  if (gemm::variant_on(p.a.device.index) == gemm::Variant::none) return "a GPU of compute capability below 8.0";
   if (!gemm::is_16_bit(p.a.dtype)) return "operands of f32";
   if (!gemm::rows_are_aligned(p.a) || !gemm::rows_are_aligned(p.b))
     return "an operand whose rows do not begin at multiples of 16 bytes";
+  return nullptr;
+}
+}  // namespace
+
+const char* core_refuses(const PlainProduct& p) {
+  if (const char* const refused = operand_refusal(p)) return refused;
   if (!gemm::rows_are_aligned(p.c)) return "a result whose rows do not begin at multiples of 16 bytes";
   if (!gemm::rows_are_whole(p.c)) return "a result whose rows are not whole 16 bytes";
   return nullptr;
@@ -250,8 +265,10 @@ const char* core_refuses(const PlainProduct& p) {
 void core_product(const PlainProduct& p, int64_t sms, Stream stream) {
   const gemm::Problem size{p.c.rows(), p.c.cols(), p.transpose_a ? p.a.rows() : p.a.cols()};
   const int form = pick_core_form(size, core_combines(p), sms);
-  if (p.a.dtype == DType::bf16) return launch_core_product<bf16>(p, form, stream);
-  launch_core_product<f16>(p, form, stream);
+  gemm::with_core(p.c.device.index, [&](auto core) {
+    using Core = typename decltype(core)::type;
+    gemm::with_16_bit_type(p.a.dtype, [&](auto type) { launch_core_product<Core, decltype(type)>(p, form, stream); });
+  });
 }
 
 namespace {
@@ -290,7 +307,9 @@ bool is_fused(Act act, const Tensor& a, const Tensor& w, bool transpose_w, const
   const PlainProduct p{.a = a, .b = w, .c = c, .transpose_b = transpose_w};
   const PlainProduct kept{.a = a, .b = w, .c = other ? other : c};
   if (core_refuses(p) != nullptr || core_refuses(kept) != nullptr) return false;
-  return !gpu::lt_available() || activated_is_faster({c.rows(), c.cols(), a.cols()}, gpu::sm_count(c.device.index));
+  const int device = c.device.index;
+  return !gpu::lt_available() || activated_is_faster({c.rows(), c.cols(), a.cols()},
+                                                     gemm::tile_on(device, kActivatedTile), gpu::sm_count(device));
 }
 }  // namespace
 
@@ -298,7 +317,10 @@ void linear(const Linear& a, Stream stream) {
   if (is_fused(a.act, as_matrix(a.x), as_matrix(a.w), true, as_matrix(a.y), as_matrix(a.pre))) {
     Linear m = a;
     for (Tensor* t : {&m.x, &m.w, &m.y, &m.pre}) *t = as_matrix(*t);
-    return gemm::with_16_bit_type(a.x.dtype, [&](auto type) { launch_activated<decltype(type)>(m, stream); });
+    return gemm::with_core(a.x.device.index, [&](auto core) {
+      using Core = typename decltype(core)::type;
+      gemm::with_16_bit_type(a.x.dtype, [&](auto type) { launch_activated<Core, decltype(type)>(m, stream); });
+    });
   }
   const Tensor out = a.pre ? a.pre : a.y;
   product("linear",
@@ -325,7 +347,10 @@ void linear_backward(const LinearBackward& a, Stream stream) {
     if (fused) {
       LinearBackward m = a;
       for (Tensor* t : {&m.dy, &m.x, &m.w, &m.dx, &m.pre}) *t = as_matrix(*t);
-      gemm::with_16_bit_type(a.dy.dtype, [&](auto type) { launch_sloped<decltype(type)>(m, stream); });
+      gemm::with_core(a.dy.device.index, [&](auto core) {
+        using Core = typename decltype(core)::type;
+        gemm::with_16_bit_type(a.dy.dtype, [&](auto type) { launch_sloped<Core, decltype(type)>(m, stream); });
+      });
     } else {
       product("linear_backward",
               {.a = as_matrix(a.dy), .b = as_matrix(a.w), .c = dx, .beta = a.accumulate_dx ? 1.f : 0.f, .add = dx},

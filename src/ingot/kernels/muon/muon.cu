@@ -3,15 +3,20 @@
 // launch for each product of a whole bank; with all further types, matrix by matrix through matmul().
 #include <utility>
 
+#include "ingot/gpu/gemm/variant.h"
 #include "ingot/gpu/launch.h"
-#include "ingot/gpu/limits.h"
 #include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/tile/shared.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/muon/muon.h"
 #include "ingot/kernels/muon/newton_schulz.h"
 
 namespace ingot::cuda {
 namespace {
+
+#ifdef INGOT_EMULATE
+using std::isfinite;
+#endif
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr double kRowFloor = 1e-7, kNormFloor = 1e-7;
@@ -47,9 +52,12 @@ struct Rates {
   __device__ double decay() const { return device != nullptr ? device[2] : weight_decay; }
 };
 
+struct SumMemory {
+  double of_warp[kWarps];
+};
 // Every thread gets the same sum, in an order fixed by the threads' numbers.
 __device__ double block_sum(double v) {
-  __shared__ double of_warp[kWarps];
+  auto& [of_warp] = tile::shared<SumMemory>();
   for (int mask = 16; mask > 0; mask /= 2) v += __shfl_xor_sync(~0u, v, mask);
   __syncthreads();  // of_warp may still be read
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = v;
@@ -196,8 +204,11 @@ Tensor iterate(const Room& room, const Iteration& n, Stream stream) {
   Tensor x = room.x, other = room.other;
   const bool wide = x.size(1) <= x.size(2);
   for (int step = 0; step < n.steps; ++step, std::swap(x, other)) {
-    if (x.dtype == DType::bf16 && gpu::limits(x.device.index).hopper) {
-      launch_iteration<bf16>({x, other, room.square, room.polynomial, n.a, n.b, n.c}, stream);
+    if (x.dtype == DType::bf16 && gemm::variant_on(x.device.index) != gemm::Variant::none) {
+      gemm::with_core(x.device.index, [&](auto core) {
+        launch_iteration<typename decltype(core)::type, bf16>({x, other, room.square, room.polynomial, n.a, n.b, n.c},
+                                                              stream);
+      });
       continue;
     }
     for (int64_t i = 0; i < x.size(0); ++i) {

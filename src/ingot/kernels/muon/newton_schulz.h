@@ -11,7 +11,8 @@ struct IterationBank {
   double a, b, c;
 };
 // other = a x + (b A + c A A) x, A = x x^T; for tall matrices the same with x on the left. Only the tiles of the
-// squares on and below the diagonal are computed. T: bf16.
-template <class T> void launch_iteration(const IterationBank& n, Stream stream);
+// squares on and below the diagonal are computed. Core:
+// gemm::HopperCore, PortableCore. T: bf16.
+template <class Core, class T> void launch_iteration(const IterationBank& n, Stream stream);
 
 }  // namespace ingot::cuda

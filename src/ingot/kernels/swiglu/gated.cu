@@ -5,6 +5,7 @@
 #include "ingot/gpu/cublaslt.h"
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/gemm/operands.h"
+#include "ingot/gpu/gemm/variant.h"
 #include "ingot/gpu/limits.h"
 #include "ingot/kernels/swiglu/gated.h"
 
@@ -29,24 +30,30 @@ bool is_whole(std::initializer_list<Tensor> results) {
 
 bool gated_linear_is_fused(const GatedLinear& g) {
   const int64_t rows = g.x.rows(), channels = g.x.cols(), hidden = g.transposed ? g.w_gate.cols() : g.w_gate.rows();
-  if (!gpu::limits(g.x.device.index).hopper || !gemm::is_16_bit(g.x.dtype) || rows * channels * hidden == 0)
+  const int device = g.x.device.index;
+  if (gemm::variant_on(device) == gemm::Variant::none || !gemm::is_16_bit(g.x.dtype) || rows * channels * hidden == 0)
     return false;
   if (!is_aligned({g.x, g.w_gate, g.w_up, g.h, g.gate, g.up}) || !is_whole({g.h, g.gate})) return false;
-  return !gpu::lt_available() || gated_is_faster(rows, hidden, channels, gpu::sm_count(g.x.device.index));
+  return !gpu::lt_available() ||
+         gated_is_faster(rows, hidden, channels, gemm::tile_on(device, kGatedTile), gpu::sm_count(device));
 }
 
 void gated_linear(const GatedLinear& g, Stream stream) {
   GatedLinear m = g;
   for (Tensor* t : {&m.x, &m.w_gate, &m.w_up, &m.h, &m.gate, &m.up}) *t = as_matrix(*t);
-  with_16_bit_type(g.x.dtype, [&](auto type) { launch_gated<decltype(type)>(m, stream); });
+  gemm::with_core(g.x.device.index, [&](auto core) {
+    using Core = typename decltype(core)::type;
+    with_16_bit_type(g.x.dtype, [&](auto type) { launch_gated<Core, decltype(type)>(m, stream); });
+  });
 }
 
 namespace {
 bool is_fused(const GatedGradients& g, const gemm::Problem& p) {
   const int device = g.dgate.device.index;
-  if (!gpu::limits(device).hopper || !gemm::is_16_bit(g.dgate.dtype) || p.m * p.n * p.k == 0) return false;
+  if (gemm::variant_on(device) == gemm::Variant::none || !gemm::is_16_bit(g.dgate.dtype) || p.m * p.n * p.k == 0)
+    return false;
   return !gpu::lt_available() || (!gemm::waits_for_memory(p, gpu::memory_bandwidth(device)) &&
-                                  gemm::efficiency(p, kGatedTile, gpu::sm_count(device)) >= 0.7);
+                                  gemm::efficiency(p, gemm::tile_on(device, kGatedTile), gpu::sm_count(device)) >= 0.7);
 }
 GatedGradients as_matrices(const GatedGradients& g) {
   GatedGradients m = g;
@@ -65,10 +72,16 @@ bool gated_dw_is_fused(const GatedGradients& g) {
   return is_aligned({g.dgate, g.dup, g.x, g.dw_gate, g.dw_up}) && is_whole({g.dw_gate}) && is_fused(g, p);
 }
 void gated_dx(const GatedGradients& g, Stream stream) {
-  with_16_bit_type(g.dx.dtype, [&](auto type) { launch_gated_dx<decltype(type)>(as_matrices(g), stream); });
+  gemm::with_core(g.dx.device.index, [&](auto core) {
+    using Core = typename decltype(core)::type;
+    with_16_bit_type(g.dx.dtype, [&](auto type) { launch_gated_dx<Core, decltype(type)>(as_matrices(g), stream); });
+  });
 }
 void gated_dw(const GatedGradients& g, Stream stream) {
-  with_16_bit_type(g.x.dtype, [&](auto type) { launch_gated_dw<decltype(type)>(as_matrices(g), stream); });
+  gemm::with_core(g.x.device.index, [&](auto core) {
+    using Core = typename decltype(core)::type;
+    with_16_bit_type(g.x.dtype, [&](auto type) { launch_gated_dw<Core, decltype(type)>(as_matrices(g), stream); });
+  });
 }
 
 }  // namespace ingot::cuda

@@ -14,19 +14,20 @@ constexpr gemm::Problem gated_problem(int64_t rows, int64_t hidden, int64_t chan
 }
 // With few tiles most of the GPU is idle; two products by cuBLASLt, which also divides K, followed by the gate are then
 // faster.
-inline bool gated_is_faster(int64_t rows, int64_t hidden, int64_t channels, int64_t sms) {
+// `tile`: of the form of the core.
+inline bool gated_is_faster(int64_t rows, int64_t hidden, int64_t channels, const gemm::Tile& tile, int64_t sms) {
   const gemm::Problem p = gated_problem(rows, hidden, channels);
-  return gemm::efficiency(p, kGatedTile, sms) * double(rows * hidden * 2) / double(p.m * p.n) >= 0.7;
+  return gemm::efficiency(p, tile, sms) * double(rows * hidden * 2) / double(p.m * p.n) >= 0.7;
 }
 
-// T: bf16 or f16.
-template <class T> void launch_gated(const GatedLinear& g, Stream stream);
+// Core: gemm::HopperCore, PortableCore. T: bf16 or f16.
+template <class Core, class T> void launch_gated(const GatedLinear& g, Stream stream);
 // dx = dgate Wg + dup Wu; and dWg, dWu (+)= dgate^T x, dup^T x.
 struct GatedGradients {
   Tensor dgate, dup, x, w_gate, w_up, dx, dw_gate, dw_up;
   bool transposed = false, overwrite = false;
 };
-template <class T> void launch_gated_dx(const GatedGradients& g, Stream stream);
-template <class T> void launch_gated_dw(const GatedGradients& g, Stream stream);
+template <class Core, class T> void launch_gated_dx(const GatedGradients& g, Stream stream);
+template <class Core, class T> void launch_gated_dw(const GatedGradients& g, Stream stream);
 
 }  // namespace ingot::cuda

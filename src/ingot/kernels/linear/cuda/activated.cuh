@@ -1,6 +1,7 @@
 #pragma once
-// The two products of activated.h on the core.
-#include "ingot/gpu/gemm/core.cuh"
+// The two products of activated.h on the core; a translation unit includes the form of the core before this file.
+#include "ingot/gpu/gemm/epilogue.cuh"
+#include "ingot/gpu/gemm/schedule.h"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/activation/activation.cuh"
 #include "ingot/kernels/linear/cuda/activated.h"
@@ -8,17 +9,17 @@
 
 namespace ingot::cuda::activated_detail {
 
-using gemm::Major;
+using ptx::Major;
 
 constexpr int kSums = 64;  // of a thread in 64 rows of a tile
 static_assert(kActivatedTile.n == sign_bits::kColumns && gemm::kWarpRows == sign_bits::kRows,
               "a thread's signs are one word");
 
 // y = f(alpha sums + bias); also stores the sums or their signs where the caller keeps them.
-template <class T, class F> class Activated {
+template <class Core, class T, class F> class Activated {
  public:
   struct Params {
-    CUtensorMap y, pre;
+    typename Core::Target y, pre;
     const T* bias = nullptr;
     uint64_t* signs = nullptr;
     uint32_t rows = 0, columns = 0;
@@ -63,21 +64,22 @@ template <class T, class F> class Activated {
       v[4 * j] += x, v[4 * j + 1] += y, v[4 * j + 2] += x, v[4 * j + 3] += y;
     }
   }
-  __device__ __forceinline__ void send(const float (&v)[32], const CUtensorMap* map, uint32_t column, uint32_t row) {
+  __device__ __forceinline__ void send(const float (&v)[32], const typename Core::Target* to, uint32_t column,
+                                       uint32_t row) {
     uint32_t pairs[16];
     gemm::pack<T>(v, pairs);
     out_.write(pairs);
-    out_.send(map, column, row, 0);
+    out_.send(to, column, row, 0);
   }
   const Params& p_;
-  gemm::WarpStore<2> out_;
+  typename Core::template PanelStore<2> out_;
 };
 
 // dx = sums * f', from the saved argument, or the value and its argument's sign.
-template <class T, class F, bool kFromValue> class Sloped {
+template <class Core, class T, class F, bool kFromValue> class Sloped {
  public:
   struct Params {
-    CUtensorMap dx;
+    typename Core::Target dx;
     const T* kept = nullptr;
     int64_t stride = 0;
     const uint64_t* signs = nullptr;
@@ -123,48 +125,49 @@ template <class T, class F, bool kFromValue> class Sloped {
       return act_slope<F, T>(kept);
   }
   const Params& p_;
-  gemm::WarpStore<2> out_;
+  typename Core::template PanelStore<2> out_;
 };
 
-template <class T, Major kWeights, class E> struct Product {
+template <class C, class T, Major kWeights, class E> struct Product {
+  using Core = C;
   using Type = T;
-  static constexpr gemm::Tile kTile = kActivatedTile;
-  using A = gemm::Operand<T, Major::k, gemm::kTileM, false>;
-  using B = gemm::Operand<T, kWeights, kTile.n, true>;
+  static constexpr gemm::Tile kTile = Core::tile(kActivatedTile);
+  using A = typename Core::template Operand<T, Major::k, gemm::kTileM, false>;
+  using B = typename Core::template Operand<T, kWeights, kTile.n, true>;
   using Schedule = gemm::Grid;
   using Epilogue = E;
 };
 template <class Op>
 void launch(const char* name, const Tensor& a, const Tensor& w, const gemm::Problem& size,
             const typename Op::Epilogue::Params& out, Stream stream) {
-  constexpr int kCluster = kActivatedTile.cluster;
-  const gemm::Grid schedule = gemm::Grid::of(size, kActivatedTile);
-  gemm::launch<Op>(name,
-                   {.a = Op::A::template params<kCluster>(name, a),
-                    .b = Op::B::template params<kCluster>(name, w),
-                    .schedule = schedule,
-                    .epilogue = out},
-                   a.device.index, stream, schedule.tiles);
+  constexpr int kCluster = Op::kTile.cluster;
+  const gemm::Grid schedule = gemm::Grid::of(size, Op::kTile);
+  Op::Core::template launch<Op>(name,
+                                {.a = Op::A::template params<kCluster>(name, a),
+                                 .b = Op::B::template params<kCluster>(name, w),
+                                 .schedule = schedule,
+                                 .epilogue = out},
+                                a.device.index, stream, schedule.tiles);
 }
 
-template <class T, class F> void launch_forward(const Linear& a, Stream stream) {
-  using Op = Product<T, Major::k, Activated<T, F>>;
-  typename Op::Epilogue::Params out{.y = gemm::store_map<T>("linear: y", a.y),
+template <class Core, class T, class F> void launch_forward(const Linear& a, Stream stream) {
+  using Op = Product<Core, T, Major::k, Activated<Core, T, F>>;
+  typename Op::Epilogue::Params out{.y = Core::template target<T>("linear: y", a.y),
                                     .bias = a.b ? a.b.ptr<T>() : nullptr,
                                     .signs = a.signs ? static_cast<uint64_t*>(a.signs.data) : nullptr,
                                     .rows = uint32_t(a.y.rows()),
                                     .columns = uint32_t(a.y.cols()),
                                     .alpha = float(a.alpha),
                                     .keeps_pre = bool(a.pre)};
-  if (a.pre) out.pre = gemm::store_map<T>("linear: pre", a.pre);
+  if (a.pre) out.pre = Core::template target<T>("linear: pre", a.pre);
   launch<Op>("linear", a.x, a.w, {a.y.rows(), a.y.cols(), a.x.cols()}, out, stream);
 }
 
-template <class T, class F, bool kFromValue> void launch_backward(const LinearBackward& a, Stream stream) {
-  using Op = Product<T, Major::mn, Sloped<T, F, kFromValue>>;
+template <class Core, class T, class F, bool kFromValue> void launch_backward(const LinearBackward& a, Stream stream) {
+  using Op = Product<Core, T, Major::mn, Sloped<Core, T, F, kFromValue>>;
   const Tensor& kept = kFromValue ? a.x : a.pre;
   launch<Op>("linear_backward", a.dy, a.w, {a.dx.rows(), a.dx.cols(), a.dy.cols()},
-             {.dx = gemm::store_map<T>("linear_backward: dx", a.dx),
+             {.dx = Core::template target<T>("linear_backward: dx", a.dx),
               .kept = kept.ptr<T>(),
               .stride = kept.row_stride(),
               .signs = a.signs ? static_cast<const uint64_t*>(a.signs.data) : nullptr,
@@ -185,15 +188,16 @@ template <class Use> void with_fused(Act act, Use&& use) {
 
 namespace ingot::cuda {
 
-template <class T> void launch_activated(const Linear& a, Stream stream) {
-  activated_detail::with_fused(a.act, [&](auto f) { activated_detail::launch_forward<T, decltype(f)>(a, stream); });
+template <class Core, class T> void launch_activated(const Linear& a, Stream stream) {
+  activated_detail::with_fused(a.act,
+                               [&](auto f) { activated_detail::launch_forward<Core, T, decltype(f)>(a, stream); });
 }
-template <class T> void launch_sloped(const LinearBackward& a, Stream stream) {
+template <class Core, class T> void launch_sloped(const LinearBackward& a, Stream stream) {
   activated_detail::with_fused(a.act, [&](auto f) {
     using F = decltype(f);
     if constexpr (has_slope_from_value_and_sign<F> && std::is_same_v<T, bf16>)
-      if (a.signs) return activated_detail::launch_backward<T, F, true>(a, stream);
-    activated_detail::launch_backward<T, F, false>(a, stream);
+      if (a.signs) return activated_detail::launch_backward<Core, T, F, true>(a, stream);
+    activated_detail::launch_backward<Core, T, F, false>(a, stream);
   });
 }
 

@@ -17,13 +17,14 @@ inline bool is_fused_activation(Act act) {
 }
 // The fused activation saves a whole pass over the result, which pays off even where tiles leave a part of the GPU
 // idle.
-inline bool activated_is_faster(const gemm::Problem& p, int64_t sms) {
-  return p.k >= 64 && gemm::efficiency(p, kActivatedTile, sms) >= 0.7;
+// `tile`: of the form of the core.
+inline bool activated_is_faster(const gemm::Problem& p, const gemm::Tile& tile, int64_t sms) {
+  return p.k >= 64 && gemm::efficiency(p, tile, sms) >= 0.7;
 }
 
-// T: bf16 or f16. Operands have rank 2, aligned rows and whole eights of columns.
-template <class T> void launch_activated(const Linear& a, Stream stream);
+// Core: gemm::HopperCore, PortableCore. T: bf16 or f16. Operands have rank 2, aligned rows and whole eights of columns.
+template <class Core, class T> void launch_activated(const Linear& a, Stream stream);
 // dx = (dy W) * f'(...), from pre, or (bf16) from x and signs.
-template <class T> void launch_sloped(const LinearBackward& a, Stream stream);
+template <class Core, class T> void launch_sloped(const LinearBackward& a, Stream stream);
 
 }  // namespace ingot::cuda

@@ -17,11 +17,12 @@ inline bool core_adds(const PlainProduct& p) {
   return p.beta == 1 && p.add.data == p.c.data && p.add.row_stride() == p.c.row_stride() && !p.bias;
 }
 inline bool core_combines(const PlainProduct& p) { return p.bias || (p.beta != 0 && !core_adds(p)); }
-// Why the core cannot compute a product, or nullptr where it can: the core takes 16-bit operands of aligned rows, on a
-// Hopper GPU.
+// Why the core cannot compute a product with any epilogue, or nullptr where it can: the core takes 16-bit operands of
+// aligned rows, on a GPU of compute capability 8.0 or later.
 const char* core_refuses(const PlainProduct& p);
 void core_product(const PlainProduct& p, int64_t sms, Stream stream);
 
-template <class T> void launch_core_product(const PlainProduct& p, int form, Stream stream);  // T: bf16, f16
+// Core: gemm::HopperCore, PortableCore. T: bf16, f16.
+template <class Core, class T> void launch_core_product(const PlainProduct& p, int form, Stream stream);
 
 }  // namespace ingot::cuda

@@ -1,5 +1,6 @@
+#include "ingot/gpu/gemm/core.cuh"
 #include "ingot/kernels/linear/cuda/core_product.cuh"
 
 namespace ingot::cuda {
-template void launch_core_product<bf16>(const PlainProduct&, int, Stream);
+template void launch_core_product<gemm::HopperCore, bf16>(const PlainProduct&, int, Stream);
 }

@@ -1,0 +1,167 @@
+#pragma once
+// The results of the portable core: a warp reorders a panel of its 16 rows in shared memory, and its lanes store chunks
+// of 16 bytes. Members and panels are WarpStore's (../tensor_store.cuh).
+#include <cstdint>
+#include <type_traits>
+
+#include "ingot/gpu/gemm/epilogue.cuh"
+#include "ingot/gpu/ptx/ldmatrix.cuh"
+#include "ingot/gpu/ptx/memory.cuh"
+
+namespace ingot::gemm::portable {
+
+// A bank of matrices in memory. Strides in bytes.
+struct Target {
+  char* data = nullptr;
+  int64_t stride = 0, batch_stride = 0;
+  uint32_t rows = 0, columns = 0, element_bytes = 2;
+  bool f16 = false;
+  // Whether rows consist of whole aligned chunks of 16 bytes, of which the last may reach into the row's padding.
+  // Otherwise elements are stored one by one.
+  bool whole = true;
+};
+template <class T> Target target_of(const Tensor& t) {
+  const Tensor bank = as_bank(t);
+  constexpr int64_t kBytes = int64_t(sizeof(T));
+  return {.data = static_cast<char*>(bank.data),
+          .stride = bank.stride[1] * kBytes,
+          .batch_stride = bank.stride[0] * kBytes,
+          .rows = uint32_t(bank.size(1)),
+          .columns = uint32_t(bank.size(2)),
+          .element_bytes = uint32_t(kBytes),
+          .f16 = t.dtype == DType::f16};
+}
+
+template <int kPanels> class PanelStore {
+ public:
+  __device__ __forceinline__ explicit PanelStore(WarpStaging<kPanels>& s) : panel_(ptx::shared_address(&s)) {}
+
+  __device__ __forceinline__ void write(const uint32_t (&pairs)[16]) {
+    __syncwarp();  // the panel may still be read
+#pragma unroll
+    for (uint32_t j = 0; j < 8; ++j)
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half)
+        ptx::store_shared(at(lane() / 4 + 8 * half, 16 * j + lane() % 4 * 4), {pairs[2 * j + half]});
+  }
+  __device__ __forceinline__ void write(const float (&d)[16]) {
+    __syncwarp();
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j)
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half)
+        ptx::store_shared(at(lane() / 4 + 8 * half, 32 * j + lane() % 4 * 8),
+                          {__float_as_uint(d[4 * j + 2 * half]), __float_as_uint(d[4 * j + 2 * half + 1])});
+  }
+  // send_turned() transposes.
+  __device__ __forceinline__ void write_turned(const uint32_t (&pairs)[16]) { write(pairs); }
+  __device__ __forceinline__ void arrange(const uint32_t (&chunks)[4][4], uint32_t (&pairs)[16]) {
+    __syncwarp();
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) ptx::store_shared(at(lane() / 8 + 4 * i, lane() % 8 * 16), chunks[i]);
+    __syncwarp();
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      uint32_t of_columns[4];
+      ptx::ldmatrix(of_columns, at(lane() % 16, lane() / 16 * 16) ^ (i * 32));
+#pragma unroll
+      for (uint32_t j = 0; j < 4; ++j) pairs[4 * i + j] = of_columns[j];
+    }
+  }
+  __device__ __forceinline__ void send(const Target* to, uint32_t column, uint32_t row, uint32_t batch,
+                                       bool add = false) {
+    __syncwarp();
+    const uint32_t first = column * to->element_bytes + lane() % 8 * 16, end = to->columns * to->element_bytes;
+    if (first >= end) return;
+    char* p = to->data + batch * to->batch_stride + (row + lane() / 8) * to->stride + first;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i, p += 4 * to->stride) {
+      if (row + lane() / 8 + 4 * i >= to->rows) return;
+      uint32_t w[4];
+      ptx::load_shared(w, at(lane() / 8 + 4 * i, lane() % 8 * 16));
+      if (to->whole)
+        store_chunk(*to, p, w, add);
+      else
+        store_elements(*to, p, w, min(16u, end - first), add);
+    }
+  }
+  // The transposed panel: rows of 16 elements, `row` on, from column `column` on. A lane stores pairs, so that eight
+  // neighbours write 32 bytes, a sector of memory.
+  __device__ __forceinline__ void send_turned(const Target* to, uint32_t column, uint32_t row, uint32_t batch) {
+    __syncwarp();
+    const uint32_t pair = column + lane() % 4 * 2;
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j) {
+      uint32_t r[4];  // columns 16 j to 16 j + 7 of both halves of the rows, then the next eight columns
+      ptx::ldmatrix_trans(r, at(lane() % 16, lane() / 16 * 16) ^ (j * 32));
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t y = row + 16 * j + i / 2 * 8 + lane() / 4, x = pair + i % 2 * 8;
+        if (y < to->rows && x / 8 * 8 < to->columns)
+          *reinterpret_cast<uint32_t*>(to->data + batch * to->batch_stride + y * to->stride + x * 2) = r[i];
+      }
+    }
+  }
+  __device__ __forceinline__ void end() {}
+
+ private:
+  static __device__ __forceinline__ uint32_t lane() { return threadIdx.x % 32; }
+  __device__ __forceinline__ uint32_t at(uint32_t row, uint32_t byte) const {
+    return panel_ + tile::swizzled<tile::Swizzle::b128>(row, byte);
+  }
+  // w += old, rounded once.
+  template <class T> static __device__ __forceinline__ void add_pairs(const uint32_t (&old)[4], uint32_t (&w)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float a, b, x, y;
+      ptx::unpack(T{}, old[i], a, b);
+      ptx::unpack(T{}, w[i], x, y);
+      w[i] = ptx::pack(T{}, a + x, b + y);
+    }
+  }
+  static __device__ __forceinline__ void add_values(const Target& to, const uint32_t (&old)[4], uint32_t (&w)[4]) {
+    if (to.element_bytes == 4) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) w[i] = __float_as_uint(__uint_as_float(old[i]) + __uint_as_float(w[i]));
+    } else if (to.f16) {
+      add_pairs<f16>(old, w);
+    } else {
+      add_pairs<bf16>(old, w);
+    }
+  }
+  static __device__ __forceinline__ void store_chunk(const Target& to, char* p, uint32_t (&w)[4], bool add) {
+    if (add) {
+      uint32_t old[4];
+      ptx::load_streaming(p, old);
+      add_values(to, old, w);
+    }
+    *reinterpret_cast<uint4*>(p) = make_uint4(w[0], w[1], w[2], w[3]);
+  }
+  // The first `bytes` of a chunk.
+  static __device__ __forceinline__ void store_elements(const Target& to, char* p, uint32_t (&w)[4], uint32_t bytes,
+                                                        bool add) {
+    if (add) {
+      uint32_t old[4] = {};
+      each_element(to, p, bytes, [&](auto* y, uint32_t i, uint32_t shift) { old[i] |= uint32_t(*y) << shift; });
+      add_values(to, old, w);
+    }
+    each_element(to, p, bytes,
+                 [&](auto* y, uint32_t i, uint32_t shift) { *y = std::remove_pointer_t<decltype(y)>(w[i] >> shift); });
+  }
+  // use(element, the word of the chunk that holds it, its first bit there)
+  template <class Use>
+  static __device__ __forceinline__ void each_element(const Target& to, char* p, uint32_t bytes, Use&& use) {
+    if (to.element_bytes == 4) {
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i)
+        if (4 * i < bytes) use(reinterpret_cast<uint32_t*>(p) + i, i, 0u);
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < 8; ++i)
+        if (2 * i < bytes) use(reinterpret_cast<uint16_t*>(p) + i, i / 2, i % 2 * 16);
+    }
+  }
+  uint32_t panel_;
+};
+
+}  // namespace ingot::gemm::portable
