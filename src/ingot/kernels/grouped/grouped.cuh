@@ -3,24 +3,18 @@
 // a time: 64 columns of 256 rows of weights as weight tiles (bulk copies) and the same columns of the tile's rows of x
 // (a tensor copy). Warpgroups decode weight tiles into wgmma's A operand in registers, in the order in which weight
 // tiles are stored, and multiply: the rows of weights are the product's rows, the rows of x its columns.
-//
-// Codes of 4 and 8 bits become bf16 by shifts and masks, which leaves the numbers smaller by 2^126 and 2^120. One
-// multiplication applies the block's scale and most of this factor. The rest, kOutputScale, keeps large scales in
-// bf16's range.
-#include <cuda_bf16.h>
-
 #include "ingot/gpu/gemm/pipeline.cuh"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
-#include "ingot/gpu/ptx/multiply.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/ptx/thread.cuh"
 #include "ingot/gpu/ptx/tma.cuh"
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tile/shared.cuh"
-#include "ingot/kernels/grouped/grouped_kernel.h"
+#include "ingot/kernels/grouped/hopper.h"
+#include "ingot/kernels/grouped/parts/decode.cuh"
+#include "ingot/kernels/grouped/parts/finish.cuh"
 #include "ingot/kernels/grouped/schedule.h"
-#include "ingot/kernels/quant/weight_tile_product.cuh"
 
 namespace ingot::grouped {
 
@@ -36,10 +30,6 @@ template <WeightFormat F, int kRows, int kTileBands> struct Team {
   static constexpr int kConsumerRegisters = kGroups == 4 ? 112 : 232;
   static_assert(kTileBands == 4 * kBlocks * kGroups, "bands of a tile are dealt out to warps");
 };
-
-template <WeightFormat F> constexpr float kOutputScale = 1;
-template <> constexpr float kOutputScale<WeightFormat::fp8> = 0x1p60f;
-template <> constexpr float kOutputScale<WeightFormat::mxfp4> = 0x1p64f;
 
 // Tiles with at most this many rows of x are multiplied by narrower instructions. A third width would spill registers.
 template <WeightFormat F, int kRows> constexpr int kNarrow = narrow_of(F, kRows);
@@ -117,58 +107,6 @@ __device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m, uint32
   }
   say(at, {});
   M::Pipe::acquire(m.pipe, at, 0);
-}
-
-// Decodes kSteps steps of 16 columns of a weight tile in shared memory into A operands, from step kFirst on. `kept`
-// holds the words that the first steps read and the later steps need.
-struct Kept {
-  uint32_t codes[4], scales[2];
-};
-// 2^(s - 65) of two bytes in 16 bits each; infinity where the power is beyond bf16.
-__device__ __forceinline__ uint32_t two_scales(uint32_t two) { return __vminu2(two, 0x00c100c1u) * 0x80 + 0x1f001f00u; }
-// Multiplies both halves of a by one half of b: ptxas emits one instruction for this form, but not for a permutation.
-__device__ __forceinline__ uint32_t multiply_by_half(uint32_t a, uint32_t b, int half) {
-  const auto two = [](uint32_t v) { return *reinterpret_cast<const __nv_bfloat162*>(&v); };
-  const __nv_bfloat162 scale = half == 0 ? __low2bfloat162(two(b)) : __high2bfloat162(two(b));
-  const __nv_bfloat162 product = __hmul2_rn(two(a), scale);
-  return *reinterpret_cast<const uint32_t*>(&product);
-}
-template <WeightFormat F, int kSteps>
-__device__ __forceinline__ void decode(uint32_t weight_tile, int first, Kept& kept, uint32_t (&a)[kSteps][4]) {
-  const uint32_t lane = threadIdx.x % 32;
-  if constexpr (F == WeightFormat::bf16) {
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) ptx::load_shared(a[s], weight_tile + (first + s) * 512 + lane * 16);
-  } else if constexpr (F == WeightFormat::mxfp4) {
-    if (first == 0) {
-      uint32_t scales[1];
-      ptx::load_shared(kept.codes, weight_tile + lane * 16);
-      ptx::load_shared(scales, weight_tile + 512 + lane / 4 * 4);
-      kept.scales[0] = two_scales(scales[0] & 0x00ff00ffu);  // of row g, both blocks of 32 columns
-      kept.scales[1] = two_scales(__byte_perm(scales[0], 0, 0x4341));
-    }
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        a[s][i] =
-            multiply_by_half(weight_tiles::two_of_mxfp4(kept.codes[first + s], i), kept.scales[i & 1], (first + s) / 2);
-  } else {
-    // In a weight tile a lane holds four neighbouring columns, as products of 8 bits take them; 16-bit products take
-    // two columns and the two that lie 8 further.
-    constexpr uint32_t kUp = 0x5d805d80;  // 2^60
-    const uint32_t g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t holder = 4 * g + i / 2 * 2 + t / 2, word = (first + s) % 2 * 2 + (i & 1);
-        uint32_t w[1];
-        ptx::load_shared(w, weight_tile + (first + s) / 2 * 512 + holder * 16 + word * 4);
-        const uint32_t two = w[0] >> (t % 2 * 16);
-        a[s][i] = ptx::multiply_bf16x2(weight_tiles::even_of_fp8((two & 0xff) | (two & 0xff00) << 8), kUp);
-      }
-  }
 }
 
 template <WeightFormat F, int kRows, int kTileBands> class Consumer {
@@ -268,76 +206,6 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
   Kept kept_[kBlocks];
   typename M::Pipe::Cursor at_;
 };
-
-__device__ __forceinline__ float gate(float gate, float up, float limit, float alpha) {
-  if (limit > 0) {
-    gate = fminf(gate, limit);
-    up = fminf(fmaxf(up, -limit), limit);
-  }
-  return gate / (1 + __expf(-alpha * gate)) * (up + 1);
-}
-
-// The scale and the bias of rows g and g + 8 of a row tile.
-struct Ends {
-  float scale[2], bias[2];
-};
-template <WeightFormat F> __device__ __forceinline__ Ends ends_of(const Params& p, const Tile& t, uint32_t row_tile) {
-  const uint32_t g = threadIdx.x % 32 / 4;
-  Ends e;
-#pragma unroll
-  for (uint32_t half = 0; half < 2; ++half) {
-    const uint32_t n = 16 * row_tile + g + 8 * half;
-    e.scale[half] = kOutputScale<F>;
-    if constexpr (F == WeightFormat::fp8)
-      if (row_tile < p.row_tiles)
-        e.scale[half] *=
-            reinterpret_cast<const float*>(p.w + t.group * p.matrix_bytes + row_tile * p.row_tile_bytes +
-                                           size_t(p.weight_tiles) * weight_tiles::Form<F>::kBytes)[g + 8 * half];
-    e.bias[half] = p.bias != nullptr && n < p.n ? p.bias[size_t(t.group) * p.n + n] : 0;
-  }
-  return e;
-}
-
-// A row tile's sums: thread (g, t) has rows g and g + 8 of the weights, and rows 2 t and 2 t + 1 of every 8 rows of x.
-template <WeightFormat F, int kRows, bool kGated>
-__device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t row_tile, const Ends& e,
-                                       const float (&d)[kRows / 2]) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4;
-  if constexpr (kGated) {
-#pragma unroll
-    for (int j = 0; j < kRows / 8; ++j)
-#pragma unroll
-      for (uint32_t half = 0; half < 2; ++half) {
-        const float v[2] = {d[4 * j + 2 * half] * e.scale[half] + e.bias[half],
-                            d[4 * j + 2 * half + 1] * e.scale[half] + e.bias[half]};
-        // Gate and up of a channel lie in neighbouring threads' rows: each of the two threads computes one of the two
-        // rows of x.
-        const bool second = g % 2 == 1;
-        const float other = __shfl_xor_sync(~0u, second ? v[0] : v[1], 4);
-        const uint32_t n = 16 * row_tile + 8 * half + g, r = t.row + 8 * j + lane % 4 * 2 + second;
-        if (r < t.row_end && n < p.n)
-          static_cast<bf16*>(p.y)[size_t(r) * p.y_stride + n / 2] =
-              bf16(gate(second ? other : v[0], second ? v[1] : other, p.limit, p.alpha));
-      }
-  } else {
-    // The old values of y are loaded together: loading them one after the other took as long as the products.
-    constexpr int kMost = kRows <= 80 ? 1 : 4, kTogether = kRows / 8 < kMost ? kRows / 8 : kMost;
-#pragma unroll
-    for (int first = 0; first < kRows / 8; first += kTogether) {
-      float old[4 * kTogether] = {};
-      const auto each = [&](auto&& use) {
-#pragma unroll
-        for (int i = 0; i < 4 * kTogether; ++i) {  // as in d: two columns of each half
-          const uint32_t half = i / 2 % 2, row = t.row + 8 * (first + i / 4) + lane % 4 * 2 + i % 2;
-          const uint32_t n = 16 * row_tile + 8 * half + g;
-          if (row < t.row_end && n < p.n) use(i, half, static_cast<float*>(p.y) + size_t(row) * p.y_stride + n);
-        }
-      };
-      if (p.add) each([&](int i, uint32_t, const float* y) { old[i] = *y; });
-      each([&](int i, uint32_t half, float* y) { *y = old[i] + (d[4 * first + i] * e.scale[half] + e.bias[half]); });
-    }
-  }
-}
 
 template <WeightFormat F, int kRows, int kTileBands, bool kGated, int kWidth>
 __device__ __forceinline__ void compute(const Params& p, Consumer<F, kRows, kTileBands>& consumer, const Tile& t) {

@@ -3,7 +3,8 @@
 // the products of a mixture of experts, or any product as a single group.
 //   y[r] (+)= x[r] w[g]^T + bias[g]        offsets[g] <= r < offsets[g + 1]
 //   h[r]    = gate of this sum, where elements 2 j and 2 j + 1 are gate and up of channel j (kernels/swiglu)
-// On Hopper GPUs only. Each sum is formed by one thread in one order: results repeat bit for bit.
+// On GPUs of compute capability 8.0 or later. Each sum is formed by one thread in one order: results repeat bit for
+// bit.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/quant/quant.h"
 
@@ -20,7 +21,8 @@ struct GroupedLinear {
   bool add = false;        // y += ...; not where y is gated
   float limit = 7, alpha = 1.702f;
   // A zero on the device, which the launch leaves at zero, or null. With a counter, blocks claim tiles as they become
-  // free, which helps where groups differ in rows. Two launches that may run at once need two counters.
+  // free, which helps where groups differ in rows. Two launches that may run at once need two counters. The portable
+  // form deals tiles out in a fixed order.
   uint32_t* claims = nullptr;
 };
 void grouped_linear(const GroupedLinear& a, Stream stream);

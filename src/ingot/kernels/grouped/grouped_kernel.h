@@ -1,14 +1,10 @@
 #pragma once
-// The parameters of the kernels. One translation unit per format instantiates the kernels.
-#include <cuda.h>
-
+// A product as both forms of the kernels take it.
 #include "ingot/kernels/grouped/grouped.h"
-#include "ingot/kernels/grouped/schedule.h"
 
 namespace ingot::grouped {
 
-struct Params {
-  CUtensorMap x, weights;  // weights: (groups row tiles, bytes of a row tile) in elements of 8 bytes
+struct Product {
   const uint8_t* w;
   const float* bias;
   const int32_t* offsets;
@@ -19,9 +15,5 @@ struct Params {
   bool add;
   float limit, alpha;
 };
-// Weight tiles of a row tile that one stage brings. Rows of fp8 end with scales, which are no weight tiles.
-constexpr int span_of(WeightFormat f, int rows) { return f == WeightFormat::mxfp4 && rows <= 80 ? 3 : 1; }
-template <WeightFormat F>
-void launch(const Params& p, const TileShape& tile, bool gated, int64_t blocks, int device, Stream stream);
 
 }  // namespace ingot::grouped

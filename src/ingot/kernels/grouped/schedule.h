@@ -89,6 +89,19 @@ inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int6
     if (time_of(t) < time_of(best) && !(gated && t.row_tiles != int(kBands))) best = t;
   return best;
 }
+// The widths of the portable kernels, and the choice: a tile of nearly every group, or for one matrix the width that
+// leaves the fewest rows of tiles empty, of equal ones the widest.
+constexpr int kPortableWidths[] = {16, 48, 96};
+inline int pick_portable_width(int64_t rows, int64_t groups) {
+  const auto [few, middle, widest] = kPortableWidths;
+  if (groups > 1) {
+    const double mean = double(rows) / double(groups);
+    return mean <= 11 ? few : mean <= 36 ? middle : widest;
+  }
+  if (rows <= few) return few;
+  const auto computed = [&](int width) { return (rows + width - 1) / width * width; };
+  return computed(middle) < computed(widest) ? middle : widest;
+}
 // Rows of x of one tensor copy.
 constexpr int box_rows(int kernel) { return kernel == 80 ? 40 : kernel; }
 

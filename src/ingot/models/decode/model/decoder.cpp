@@ -147,8 +147,7 @@ class GpuDecoder final : public DeviceDecoder {
 
 std::string gpu_missing_paths() {
   if (gpu::current_limits().hopper) return {};
-  return "tokens and prompts by a launch a phase, as the token kernel and the prompts' matrix kernels need compute "
-         "capability 9.0";
+  return "tokens by a launch a phase, as the token kernel needs compute capability 9.0";
 }
 std::string gpus_unsupported_reason(const DecoderSpec& c, const DecoderOptions& o) {
   if (std::string unsupported_reason = decode::ranks_unsupported_reason(int(o.gpus)); !unsupported_reason.empty())

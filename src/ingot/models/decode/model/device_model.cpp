@@ -117,8 +117,7 @@ int64_t ring_of(const DecoderSpec& c, int64_t context) {
 static_assert(kPromptTokens <= kStepsBack, "a prompt's keys fit into a ring");
 // Whether prompts are computed by the matrix kernels.
 bool takes_prompts(const DecoderSpec& c, const DecoderOptions& o) {
-  return o.prompt_kernels && gpu::current_limits().hopper && unsupported_reason(c, DecodePath::prompt).empty() &&
-         prompts_take(c);
+  return o.prompt_kernels && unsupported_reason(c, DecodePath::prompt).empty() && prompts_take(c);
 }
 // The most tokens of extend().
 int64_t prompt_tokens_of(const DecoderSpec& c, int64_t context, const DecoderOptions& o) {

@@ -80,8 +80,7 @@ TEST_F(GptOssOpenOnOthersCuda, EveryGpuFromComputeCapability80OnGivesTheTokensOf
     sequence.extend(std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18});
     return sequence.sample({.seed = 5}, 8).tokens;
   };
-  const std::vector<int32_t> want =
-      answer({.context = 64, .device = DeviceChoice::cuda, .megakernel = false, .prompt_kernels = false});
+  const std::vector<int32_t> want = answer({.context = 64, .device = DeviceChoice::cuda, .megakernel = false});
   for (const char* capability : {"8.0", "8.6", "8.9", "10.0", "12.0"}) {
     emulation::set_device_limits(gpu::limits_of(capability));
     EXPECT_EQ(answer({.context = 64, .device = DeviceChoice::cuda}), want) << capability;
