@@ -24,9 +24,8 @@ def main() -> None:
         return
     for i in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(i)
-        some = ("everything but grouped experts" if major >= 8
-                else "RMSNorm" if (major, minor) >= (7, 5) else "nothing")
-        verdict = "everything runs" if major == 9 else f"{some} runs: the other kernels are for compute capability 9.0"
+        some = "RMSNorm" if (major, minor) >= (7, 5) else "nothing"
+        verdict = "everything runs" if major >= 8 else f"{some} runs: the other kernels need compute capability 8.0"
         print(f"cuda:{i}: {torch.cuda.get_device_name(i)}, compute capability {major}.{minor}, {verdict}")
 
 

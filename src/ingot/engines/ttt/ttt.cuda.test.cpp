@@ -21,7 +21,8 @@ class TttCuda : public testing::GpuTest<> {
  protected:
   void SetUp() override {
     GpuTest::SetUp();
-    if (testing::kEmulated) GTEST_SKIP() << "the emulator has no tensor cores of Hopper";
+    const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    if (testing::kEmulated && name != "ScoresAreThoseOfTheCpuInFp64") GTEST_SKIP() << "too much for the emulator";
   }
 };
 
@@ -56,7 +57,8 @@ struct Text : Case {
   std::vector<float> host;
 };
 
-const std::vector<int64_t> kLengths = {45, 13, 30, 21, 6, 38};
+const std::vector<int64_t> kLengths =
+    testing::kEmulated ? std::vector<int64_t>{45, 13} : std::vector<int64_t>{45, 13, 30, 21, 6, 38};
 
 double sum(const ChunkLosses& of) {
   double all = 0;
@@ -82,6 +84,7 @@ double of_rounding(const Text& k, bool looping) {
 
 TEST_F(TttCuda, ScoresAreThoseOfTheCpuInFp64) {
   for (const auto& [name, config, looping] : testing::variants()) {
+    if (testing::kEmulated && name != "golf") continue;  // 20 seconds each
     SCOPED_TRACE(name);
     GptConfig c = config;
     if (c.factorised()) c.embed_dim = 16;

@@ -19,7 +19,7 @@ OpenedModel open(const std::string& path, const DecoderOptions& o) {
   };
   auto trained = std::make_shared<Held>();
   static_cast<TrainedModel&>(*trained) = load_trained(path);
-  const GptPlace place = place_of_gpt(trained->config, o.device, GptUse::generation);
+  const GptPlace place = place_of_gpt(trained->config, o.device);
   const GptAdapters* adapters = nullptr;
   if (!o.adapters.empty()) {
     const SafetensorsFile file(o.adapters);

@@ -89,7 +89,7 @@ OrderedJson gpus() {
                      {"memory_bytes", memory},
                      {"compute_capability", std::to_string(major) + "." + std::to_string(minor)},
                      {"multiprocessors", multiprocessors},
-                     {"runs_models", major == 9 && minor == 0}});
+                     {"runs_models", major >= 8}});
   }
   return found;
 }
@@ -165,9 +165,7 @@ void print(const OrderedJson& r) {
   for (const auto& gpu : r["gpus"])
     row("GPU", text(gpu["name"]) + ", " + size(gpu["memory_bytes"]) + ", compute capability " +
                    text(gpu["compute_capability"]) +
-                   (gpu["runs_models"].get<bool>() ? ""
-                                                   : " (training and GPT-OSS run from 8.0 on; a trained GPT generates "
-                                                     "on the CPU, as its kernels need 9.0)"));
+                   (gpu["runs_models"].get<bool>() ? "" : " (models run on the CPU, as their kernels need 8.0)"));
   write_out("\nFound\n");
   for (const auto& [name, where] : r["found"].items()) row(name, text(where));
   if (!r["missing"].empty()) write_out("\nMissing (each optional)\n");

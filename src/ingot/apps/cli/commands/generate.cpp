@@ -186,7 +186,7 @@ void go_on_in_documents(const GenerateCommand& o, const std::string& path, const
   if (o.ttt.on) {
     trained = std::make_unique<TrainedModel>(load_trained(path));
     const TrainedModel& t = *trained;
-    const Device device = training_device(t.config, o.on.device, GptUse::generation);
+    const Device device = training_device(t.config, o.on.device);
     adapted = adapt(o.ttt, t, device, prompt.text, prompt.from);
     const GptAdapters adapters = adapted.adapters->values(0, 1);
     model.decoder = device.kind == Device::cuda

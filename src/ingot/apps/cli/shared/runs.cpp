@@ -59,9 +59,9 @@ void add_device(Command& c, DeviceChoice& device) {
 Device training_device(const GptConfig& config, const std::string& device) {
   return training_device(config, device_named(device));
 }
-Device training_device(const GptConfig& config, DeviceChoice device, GptUse use) {
+Device training_device(const GptConfig& config, DeviceChoice device) {
   if (device != DeviceChoice::cpu && gpu::device_count() > 0) use_installed_cublaslt();
-  const GptPlace place = place_of_gpt(config, device, use);
+  const GptPlace place = place_of_gpt(config, device);
   if (!place.note.empty()) log_info(place.note);
   if (place.device.kind == Device::cpu) return place.device;
   log_info("on ", gpu::device_info(place.device.index).name);

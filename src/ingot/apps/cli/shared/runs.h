@@ -24,7 +24,7 @@ void add_sections(Command& c, std::string& model, std::string& train);
 void add_device(Command& c, std::string& device);
 void add_device(Command& c, DeviceChoice& device);
 Device training_device(const GptConfig& config, const std::string& device);
-Device training_device(const GptConfig& config, DeviceChoice device, GptUse use = GptUse::training);
+Device training_device(const GptConfig& config, DeviceChoice device);
 
 // The options with which the run split its data.
 SplitOptions split_options(const TrainOptions& o);
