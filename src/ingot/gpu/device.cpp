@@ -83,7 +83,7 @@ std::string generation_text() {
                      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
                      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess;
   const std::string found = known ? std::to_string(major) + '.' + std::to_string(minor) : "unknown";
-  return ": found a GPU of compute capability " + found + ", expected 9.0, which this kernel was built for";
+  return ": found a GPU of compute capability " + found + ", for which this build has no code of the kernel";
 }
 }  // namespace
 

@@ -55,7 +55,7 @@ TEST_F(SharedMemoryCuda, AGpuThatAKernelWasNotBuiltForIsNamed) {
     EXPECT_EQ(e.code, ErrorCode::unsupported);
     EXPECT_EQ(std::string(e.what()), "rope: launch: found a GPU of compute capability " + std::to_string(info.major) +
                                          '.' + std::to_string(info.minor) +
-                                         ", expected 9.0, which this kernel was built for");
+                                         ", for which this build has no code of the kernel");
   }
 }
 
