@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "ingot/gpu/device.h"
+#include "ingot/gpu/gemm/variant.h"
 #include "ingot/kernels/muon/newton_schulz.h"
 #include "ingot/testing/native.h"
 
@@ -42,7 +44,8 @@ EXPORT int ingot_bench_newton_schulz(void* x, void* other, void* square, void* p
                              .b = -4.7750,
                              .c = 2.0315};
     for (int64_t step = 0; step < steps; ++step) {
-      cuda::launch_iteration<bf16>(bank, {stream});
+      gemm::with_core(gpu::current_device(),
+                      [&](auto core) { cuda::launch_iteration<typename decltype(core)::type, bf16>(bank, {stream}); });
       std::swap(bank.x, bank.other);
     }
   });
