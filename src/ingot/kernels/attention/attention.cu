@@ -2,6 +2,7 @@
 // portable/.
 #include <algorithm>
 
+#include "ingot/gpu/device_limits.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/attention/attention_cuda.h"
@@ -21,16 +22,8 @@ constexpr int kWidest = 256;
 constexpr double kLog2E = 1.4426950408889634;
 constexpr int64_t kKeptBytes = 24 << 20;  // bytes of L2 for data read by many tiles
 
-const gpu::Limits& limits_of([[maybe_unused]] Device device) {
-#if defined(INGOT_EMULATE) && !defined(INGOT_EMULATED_DEVICE)
-  return gpu::current_limits();  // a test on the emulator, in a build without any GPU
-#else
-  return gpu::limits(device.index);
-#endif
-}
-
 AttentionVariant variant_on(const char* op, Device device) {
-  const gpu::Limits& limits = limits_of(device);
+  const gpu::Limits& limits = gpu::device_limits(device);
 #ifdef INGOT_EMULATE
   return AttentionVariant::portable;  // the emulator has neither wgmma nor tensor copies
 #endif
@@ -110,7 +103,7 @@ void attention(const Attention& a, Stream stream) {
 #ifndef INGOT_EMULATE
   if (variant == AttentionVariant::hopper) return attention_hopper::forward(a, stream);
 #endif
-  attention_portable::forward(a, limits_of(a.q.device), stream);
+  attention_portable::forward(a, gpu::device_limits(a.q.device), stream);
 }
 
 namespace {
@@ -123,7 +116,7 @@ int64_t query_sum_bytes([[maybe_unused]] const AttentionBackward& a) {
   return 0;
 #else
   const int64_t bytes = attention_hopper::query_sum_bytes(a);
-  return bytes > 0 && attention_variant(limits_of(a.q.device)) == AttentionVariant::hopper ? bytes : 0;
+  return bytes > 0 && attention_variant(gpu::device_limits(a.q.device)) == AttentionVariant::hopper ? bytes : 0;
 #endif
 }
 
@@ -152,7 +145,7 @@ void attention_backward(const AttentionBackward& a, Stream stream) {
     return attention_hopper::backward(a, delta, sums, stream);
   }
 #endif
-  attention_portable::backward(a, delta, limits_of(a.q.device), stream);
+  attention_portable::backward(a, delta, gpu::device_limits(a.q.device), stream);
 }
 
 }  // namespace ingot::cuda

@@ -2,24 +2,13 @@
 #include <limits>
 
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/device_limits.h"
 #include "ingot/gpu/gemm/variant.h"
-#include "ingot/gpu/limits.h"
 #include "ingot/kernels/grouped/launch.h"
 #include "ingot/kernels/grouped/schedule.h"
 #include "ingot/kernels/quant/weight_tiles.h"
 
 namespace ingot {
-namespace {
-
-const gpu::Limits& limits_of([[maybe_unused]] Device device) {
-#if defined(INGOT_EMULATE) && !defined(INGOT_EMULATED_DEVICE)
-  return gpu::current_limits();  // a test on the emulator, in a build without any GPU
-#else
-  return gpu::limits(device.index);
-#endif
-}
-
-}  // namespace
 
 void grouped_linear(const GroupedLinear& a, Stream stream) {
   using namespace grouped;
@@ -37,7 +26,7 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
   INGOT_CHECK(a.x.rows() <= kMost && a.n <= kMost && a.x.cols() <= kMost, op, ": found ", a.x.rows(), " rows of ",
               a.x.cols(), " columns and ", a.n, " rows of weights, expected at most ", kMost, " of each");
   if (a.x.rows() == 0 || a.n == 0 || a.groups == 0) return;
-  const gpu::Limits& limits = limits_of(a.x.device);
+  const gpu::Limits& limits = gpu::device_limits(a.x.device);
   const Product p{.w = a.w,
                   .bias = a.bias,
                   .offsets = a.offsets,
