@@ -322,6 +322,9 @@ class GptOss(TinyGptOss):
         self.assertRegex(text, r"given costs of steps: 100\.000 .*\n(?s:.*)drafts of 2, all accepted: [0-9.]+ ms a token, [0-9.]+ tokens a step, 19 of 19 draft tokens accepted\n")
         self.refuses(2, "found neither RUN nor --model", "bench", "draft")
         self.refuses(2, "--lengths: found '0', expected numbers like", *bench, "--lengths", "0")
+        too_long = ingot(*bench, "--lengths", "9")  # known once the model is open, whose line about its weights comes first
+        self.assertEqual((too_long.returncode, too_long.text), (2, ""), too_long.error)
+        self.assertRegex(too_long.error, r"\ningot bench draft: --lengths: found 9, expected at most 7, the longest draft that a step of this engine checks [^\n]+\n\Z")
         self.refuses(2, "--accepted: found 101, expected at most 100 %", *bench, "--accepted", "80,101")
 
     def test_a_models_tokens_are_timed(self):

@@ -124,6 +124,11 @@ void bench(const Options& o, bool json) {
   Decoder& decoder = *model.decoder;
   require_drafts(decoder);
   const std::vector<double> costs = costs_of(given.step_costs, decoder);
+  const int64_t longest = std::min(decoder.draft_rows(), int64_t(costs.size())) - 1;
+  for (const int64_t n : numbers_in("--lengths", o.lengths))
+    if (n > longest)
+      fail(ErrorCode::usage, "--lengths: found ", n, ", expected at most ", longest,
+           ", the longest draft that a step of this engine checks and whose cost is known");
   const std::vector<Measured> all = measure(o, cases, decoder, costs);
   const Device device = decoder.device();
   const std::string on = device.kind == Device::cuda ? gpu::device_info(device.index).name : "CPU";
