@@ -270,7 +270,9 @@ TEST(service, thoughts_that_end_inside_a_draft_are_split_and_held_to_a_schema_as
                     object = "{\"a\":12}", chatter = "Sure: 7.";
   const auto answer_of = [&](const std::string& text) { return thoughts + turn + text + "<|return|>"; };
   struct Case {
-    std::string script, more, content;  // content: what the script says, where no schema changes it
+    std::string script;   // the text that the model is biased to answer with
+    std::string more;     // further fields of the request
+    std::string content;  // the expected content of the answer; empty: not compared
   };
   for (const Case& c : {Case{answer_of(chatter), "", chatter},
                         {answer_of(object), schema, object},

@@ -106,8 +106,9 @@ void add_draft_options(Command& c, DraftCommand& o, const char* help) {
 }
 void add_options(Command& c, DraftCommand& o) {
   add_draft_options(c, o,
-                    "guess the next tokens, and let the model check several guesses in one step; the answer stays the "
-                    "same. none, lookup: from earlier places of the same text, or the directory of a published EAGLE-3 "
+                    "guess the next tokens, and let the model check several guesses in one step; on a CPU the answer "
+                    "stays the same, on a GPU it may differ where two tokens are nearly as likely. none, lookup: from "
+                    "earlier places of the same text, or the directory of a published EAGLE-3 "
                     "head: by the head too, on a CPU (default: none)");
 }
 void choose_draft_head(const Command& c, const DraftCommand& o, DecoderOptions& on,

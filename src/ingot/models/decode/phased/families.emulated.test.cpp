@@ -32,7 +32,8 @@ TEST(FamiliesDecodeEmulated, EveryFamilyIsTheModel) {
     });
 }
 
-// Tokens one by one through the megakernel, in the cases that it computes and some of its own.
+// The megakernel computes one token after the other. The cases are those of the families that it supports, and further
+// cases for its own limits.
 TEST(FamiliesDecodeEmulated, EveryFamilyOfDenseMlpsIsTheModelThroughTheMegakernel) {
   for (const FamilyCase& t : testing::megakernel_family_cases()) {
     // Under a sanitizer the short cases, which execute every line.

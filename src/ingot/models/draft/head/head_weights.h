@@ -19,7 +19,8 @@ struct HeadWeights {
   Arena arena;                     // owns all tensors
 };
 
-// A head and what it needs of the target, which must outlive the head.
+// The configuration of a head and its weights. A head without an embedding or an output matrix of its own uses those of
+// the target model, which the engine has.
 struct DraftHead {
   HeadConfig config;
   HeadWeights weights;
