@@ -81,7 +81,7 @@ StepCosts measure_step_costs(Decoder& decoder, int slot, int64_t most) {
 bool find_step_costs(std::optional<StepCosts>& costs, const Options& options, Decoder& decoder, int slot) {
   if (!options.step_costs.empty()) {
     const int64_t rows = std::min(decoder.draft_rows(), int64_t(options.step_costs.size()));
-    costs.emplace(std::vector(options.step_costs.begin(), options.step_costs.begin() + rows), options.guess_cost);
+    costs.emplace(std::vector(options.step_costs.begin(), options.step_costs.begin() + rows));
   }
   if (costs) return false;
   costs = measure_step_costs(decoder, slot, options.most);

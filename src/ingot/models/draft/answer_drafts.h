@@ -16,7 +16,6 @@ struct Options {
   std::function<std::unique_ptr<Drafter>(std::vector<int32_t> prediction)> make;
   int64_t most = 7;                // tokens of a draft
   std::vector<double> step_costs;  // of 1, 2, ... rows; empty: measured before the first answer
-  double guess_cost = 0;           // of a guess of the engine's draft head, beside step_costs
 };
 // Options::make of drafts by lookup.
 std::unique_ptr<Drafter> make_lookup(std::vector<int32_t> prediction);
