@@ -78,11 +78,11 @@ if(Python3_FOUND)
     $<TARGET_FILE:parity_tokenizer> --skip-without-peers)
   set_tests_properties(parity_mistral PROPERTIES SKIP_RETURN_CODE 77)
   add_test(NAME parity COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity.py $<TARGET_FILE:parity>
-    --skip-without-torch)
+    --skip-without-peers)
   add_test(NAME parity_gpt_oss COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_gpt_oss.py
-    $<TARGET_FILE:parity_gpt_oss> --skip-without-torch)
+    $<TARGET_FILE:parity_gpt_oss> --skip-without-peers)
   add_test(NAME parity_draft_head COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_draft_head.py
-    $<TARGET_FILE:parity_draft_head> --skip-without-torch)
+    $<TARGET_FILE:parity_draft_head> --skip-without-peers)
   set_tests_properties(parity_draft_head PROPERTIES SKIP_RETURN_CODE 77 COST 60)
   add_test(NAME parity_families COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_families.py
     $<TARGET_FILE:ingot_cli> --skip-without-peers)

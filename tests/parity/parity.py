@@ -3,12 +3,11 @@
 configs that together use every feature, with every parameter, gate and lambda randomised, recurrence off and on, and packed
 documents.
 
-    parity.py BUILD/parity [--only NAME] [--keep DIR] [--skip-without-torch]
+    parity.py BUILD/parity [--only NAME] [--keep DIR] [--skip-without-peers]
 
 fp64: relative error (norm-wise, per parameter) at most 1e-9, of a training loss 1e-7. fp32: at most 1e-4 against the fp64
 definition.
 """
-import argparse
 import json
 import subprocess
 import sys
@@ -16,16 +15,12 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-SKIPPED = 77
+import parity_peers
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "spec"))
-try:
+with parity_peers.required():
     import numpy as np
     import torch
-except ImportError as error:
-    if "--skip-without-torch" not in sys.argv:
-        raise
-    print(f"skipped: {error}")
-    sys.exit(SKIPPED)
 
 import gpt  # noqa: E402
 from optimizer import Optimizer, Recipe  # noqa: E402
@@ -215,11 +210,10 @@ def report(case, dtype, directory):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parity_peers.parser(__doc__)
     parser.add_argument("program", help="the native half, target `parity`")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--keep", help="write the cases here and keep them")
-    parser.add_argument("--skip-without-torch", action="store_true", help=f"exit with {SKIPPED} when torch cannot be imported")
     args = parser.parse_args()
     torch.set_num_threads(1)
 

@@ -8,7 +8,6 @@ heads, every scaling of RoPE that the family's files have, windows, biases, expe
 random, those of norms and biases too. The config is written in the old or in the new spelling, and the losses of sequences of up to 200
 tokens, past the original context of a scaled RoPE, are compared at every position. A difference of fp32 from fp64 is some 1e-5.
 """
-import argparse
 import json
 import math
 import struct
@@ -17,16 +16,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-SKIPPED = 77
+import parity_peers
+
 LIMIT = 3e-4
 ROOT = Path(__file__).resolve().parents[2]
-try:
+with parity_peers.required():
     import torch
-except ImportError as error:
-    if "--skip-without-peers" not in sys.argv:
-        raise
-    print(f"skipped: {error}")
-    sys.exit(SKIPPED)
 sys.path.insert(0, str(ROOT))
 from spec import decoder  # noqa: E402
 
@@ -191,12 +186,11 @@ def losses_of_ingot(program, path, lists, directory):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parity_peers.parser(__doc__)
     parser.add_argument("program")
     parser.add_argument("--cases", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="")
-    parser.add_argument("--skip-without-peers", action="store_true")
     options = parser.parse_args()
     failures, groups = 0, set()
     with tempfile.TemporaryDirectory() as temporary:

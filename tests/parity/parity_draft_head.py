@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """EAGLE-3 draft heads on the CPU against their definition, spec/eagle.py, on a small model that is trained here.
 
-    parity_draft_head.py BUILD/parity_draft_head [--keep DIR] [--skip-without-torch]
+    parity_draft_head.py BUILD/parity_draft_head [--keep DIR] [--skip-without-peers]
 
 A GPT-OSS of 4 layers learns a page of this repository's licence byte by byte, and a head of each published kind learns to guess its tokens by
 training-time test: each step of the training repeats the layer with its own output for the features, as the guesses of a draft do. Then the
@@ -10,7 +10,6 @@ of accepted tokens; the answer with the one without drafts (in the native half);
 
 A guess may differ only where the definition's logits of both tokens are closer than fp32 can tell: 1e-4 of the largest.
 """
-import argparse
 import json
 import subprocess
 import sys
@@ -18,18 +17,14 @@ import tempfile
 import time
 from pathlib import Path
 
-SKIPPED = 77
+import parity_peers
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-try:
+with parity_peers.required():
     import torch
     import torch.nn.functional as F
     from safetensors.torch import save_file
-except ImportError as error:
-    if "--skip-without-torch" not in sys.argv:
-        raise
-    print(f"skipped: {error}")
-    sys.exit(SKIPPED)
 from spec import decoder, eagle, gpt_oss  # noqa: E402
 
 TOO_CLOSE = 1e-4  # of the largest logit
@@ -235,10 +230,9 @@ def compare(head, w, target_config, target, prompt, native):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = parity_peers.parser(__doc__)
     parser.add_argument("program", type=Path)
     parser.add_argument("--keep", type=Path, help="directory for the model and the heads")
-    parser.add_argument("--skip-without-torch", action="store_true")
     o = parser.parse_args()
     scratch = None if o.keep else tempfile.TemporaryDirectory()
     directory = o.keep or Path(scratch.name)

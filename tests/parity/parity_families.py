@@ -12,7 +12,6 @@ residual stream is bf16 too. Models that no GPU path computes must be refused.
 Sizes are chosen so that nothing agrees by chance: head_dim is not hidden / heads, queries share a key in groups of 1, 3 and 7, the
 contexts reach past the original length of a scaled RoPE, heads are tied and untied, and config.json is in the old and the new spelling.
 """
-import argparse
 import copy
 import json
 import subprocess
@@ -20,17 +19,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-SKIPPED = 77
+import parity_peers
+
 LIMIT = 2e-3
-try:
+with parity_peers.required():
     import numpy as np
     import torch
     import transformers
-except ImportError as error:
-    if "--skip-without-peers" not in sys.argv:
-        raise
-    print(f"skipped: {error}")
-    sys.exit(SKIPPED)
 try:
     import gguf
 except ImportError:
@@ -188,12 +183,11 @@ def largest_and_mean(found, expected):
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = parity_peers.parser(__doc__)
     parser.add_argument("program")
     parser.add_argument("--only", default="")
     parser.add_argument("--keep")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--skip-without-peers", action="store_true")
     options = parser.parse_args()
     failures = 0
     with tempfile.TemporaryDirectory() as temporary:

@@ -9,7 +9,6 @@ losses of the definition with the numbers that the package itself decodes, round
 costs the definition. Dense matrices of 4 and 5 bits around MXFP4 experts give
 the definition's logits with the numbers that the package decodes. The tokenizer inside gives the ids of the tokenizer.json of the same rules.
 """
-import argparse
 import json
 import random
 import subprocess
@@ -17,20 +16,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-SKIPPED = 77
+import parity_peers
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "spec"))
-try:
+with parity_peers.required():
     import gguf
     import numpy as np
     import tokenizers  # noqa: F401
     import torch
     import transformers  # noqa: F401
-except ImportError as error:
-    if "--skip-without-peers" not in sys.argv:
-        raise
-    print(f"skipped: {error}")
-    sys.exit(SKIPPED)
 
 import gpt_oss as spec  # noqa: E402
 import parity_gpt_oss as checkpoints  # noqa: E402
@@ -278,11 +273,10 @@ def answers(report, ingot, root, sizes, vocabulary):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parity_peers.parser(__doc__)
     parser.add_argument("model", help="target `parity_gpt_oss`")
     parser.add_argument("tokenizer", help="target `parity_tokenizer`")
     parser.add_argument("ingot", help="the program")
-    parser.add_argument("--skip-without-peers", action="store_true", help=f"exit with {SKIPPED} when a package is missing")
     args = parser.parse_args()
     torch.set_num_threads(1)
     report = checkpoints.Report()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """GPT-OSS against its definition and against Hugging Face transformers, on random checkpoints in every published form.
 
-    parity_gpt_oss.py BUILD/parity_gpt_oss [--keep DIR] [--skip-without-torch]
+    parity_gpt_oss.py BUILD/parity_gpt_oss [--keep DIR] [--skip-without-peers]
 
 Three functions, pairwise: the native model (fp32, batches of tokens into a cache), spec/gpt_oss.py (fp64), and transformers'
 GptOssForCausalLM (fp32 as it is, and fp64 with its rotation tables in fp64). Checkpoints: bf16 as transformers saves it, MXFP4 blocks and
@@ -12,25 +12,20 @@ Tolerances, of the norm of a row of logits. Definition against transformers in f
 twice what the definition itself loses in fp32 at the worst position of that context, and 16 roundings, 1e-6. Native against
 transformers, both fp32: the same, and angles that transformers rounds in fp32: position * u radians, u = 2^-24, in q and in k of every layer.
 """
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-SKIPPED = 77
+import parity_peers
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "spec"))
-try:
+with parity_peers.required():
     import numpy as np
     import torch
     import transformers
     from safetensors.torch import save_file
-except ImportError as error:
-    if "--skip-without-torch" not in sys.argv:
-        raise
-    print(f"skipped: {error}")
-    sys.exit(SKIPPED)
 
 import gpt_oss as spec  # noqa: E402
 
@@ -328,10 +323,9 @@ def encoding(report, program, root):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parity_peers.parser(__doc__)
     parser.add_argument("program", help="the native half, target `parity_gpt_oss`")
     parser.add_argument("--keep", help="write the checkpoints here and keep them")
-    parser.add_argument("--skip-without-torch", action="store_true", help=f"exit with {SKIPPED} when torch or transformers is missing")
     args = parser.parse_args()
     torch.set_num_threads(1)  # with single tokens threads mostly wait for each other
     transformers.logging.set_verbosity_error()

@@ -7,7 +7,6 @@ Texts: those of parity_tokenizer.py. Each must give the same ids with the vocabu
 tekken's vocabulary written as a tokenizer.json. Conversations with functions, calls and results must give the same prompts, as ids, for
 versions 3 and 7.
 """
-import argparse
 import base64
 import json
 import random
@@ -17,18 +16,14 @@ import tempfile
 from pathlib import Path
 
 import parity_tokenizer as shared
+import parity_peers
 
-try:
+with parity_peers.required():
     import mistral_common
     from mistral_common.protocol.instruct.messages import AssistantMessage, SystemMessage, ToolMessage, UserMessage
     from mistral_common.protocol.instruct.request import InstructRequest
     from mistral_common.protocol.instruct.tool_calls import Function, FunctionCall, Tool, ToolCall
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
-except ImportError as error:
-    if "--skip-without-peers" not in sys.argv:
-        raise
-    print(f"skipped: {error}")
-    sys.exit(shared.SKIPPED)
 
 DATA = Path(mistral_common.__file__).parent / "data"
 SENTENCEPIECE = ["tokenizer.model.v1", "mistral_instruct_tokenizer_240216.model.v2", "mistral_instruct_tokenizer_240323.model.v3",
@@ -107,11 +102,10 @@ def ids_of_peer(peer, chat, version):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parity_peers.parser(__doc__)
     parser.add_argument("program")
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--skip-without-peers", action="store_true")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     texts = [shared.odd_text(rng) for _ in range(args.texts)] + [t for t in shared.texts_of(rng, 0) if len(t) < 20000]

@@ -9,7 +9,6 @@ C, and added tokens that ordinary text may contain.
 Texts: this repository's files, words of every script with the case, marks, contractions, numbers and spaces that the pattern
 tells apart, random code points, special tokens spelled out, and long runs. Every token of the vocabulary is also decoded.
 """
-import argparse
 import base64
 import itertools
 import json
@@ -21,17 +20,13 @@ import tempfile
 import unicodedata
 from pathlib import Path
 
-SKIPPED = 77
+import parity_peers
+
 ROOT = Path(__file__).resolve().parents[2]
-try:
+with parity_peers.required():
     import tiktoken
     from tokenizers import Tokenizer
     from tokenizers.normalizers import NFC
-except ImportError as error:
-    if "--skip-without-peers" not in sys.argv:
-        raise
-    print(f"skipped: {error}")
-    sys.exit(SKIPPED)
 
 PATTERN = "|".join([
     r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
@@ -182,12 +177,11 @@ def families(program, json_file, texts, rng):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parity_peers.parser(__doc__)
     parser.add_argument("program")
     parser.add_argument("--texts", type=int, default=6000)
     parser.add_argument("--vocab", type=int, default=6000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--skip-without-peers", action="store_true")
     args = parser.parse_args()
     rng = random.Random(args.seed)
     texts = texts_of(rng, args.texts)
