@@ -22,7 +22,7 @@ TEST(tensor, slices_select_and_reshape_keep_strides) {
   EXPECT_THROW(s.reshape({12}), Error);
 }
 
-TEST(tensor, filling_and_copying_refuse_what_is_not_on_the_cpu) {
+TEST(tensor, filling_and_copying_refuse_tensors_outside_the_cpu) {
   float x[2] = {1, 2}, y[2] = {};
   const Tensor here(x, {2}), there(y, {2}, {Device::cuda, 1});
   EXPECT_THROW(fill_zero(there), Error);

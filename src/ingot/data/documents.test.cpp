@@ -36,7 +36,7 @@ TEST(documents, a_directory_gives_one_document_per_file_in_sorted_order) {
   EXPECT_EQ(total_bytes(documents), 1 + 4 + 3);
 }
 
-TEST(documents, what_ingot_wrote_among_the_texts_is_left_out_and_named) {
+TEST(documents, files_that_ingot_wrote_among_the_texts_are_left_out_and_named) {
   const TemporaryDirectory dir;
   const auto write = [&](const std::string& name, const std::string& text) {
     create_directories(parent_path(dir / name));

@@ -187,7 +187,7 @@ TEST(segments, without_bos_a_documents_end_has_no_target) {
   EXPECT_EQ(target, (std::map<int32_t, int32_t>{{5, 6}, {6, 7}, {7, -1}, {8, 9}, {9, -1}}));
 }
 
-TEST(packer, without_bos_no_target_is_of_another_document_and_those_that_count_are_counted) {
+TEST(packer, without_bos_no_target_belongs_to_another_document_and_valid_targets_are_counted) {
   const Sample s = make_sample(40, 6, false);
   std::map<int32_t, bool> begins_document;  // by token: ids of different documents differ
   for (const int64_t begin : s.begins) begins_document[s.tokens[size_t(begin)]] = true;
@@ -283,7 +283,7 @@ TEST(prefetch, delivers_the_same_batches_from_any_start) {
   }
 }
 
-TEST(prefetch, an_exception_arrives_where_its_batch_would) {
+TEST(prefetch, an_exception_is_thrown_in_place_of_its_batch) {
   Prefetch prefetch(
       [](int64_t k, Batch& b) {
         if (k == 3) fail(ErrorCode::bad_data, "shard x");

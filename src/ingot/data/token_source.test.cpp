@@ -86,7 +86,7 @@ std::string shard_refusal(std::vector<int32_t> words, int64_t bytes) {
   return error_of([&] { open_shards({dir / "f.bin"}, 1, 100, 7); });
 }
 
-TEST(shards, damaged_ones_are_refused_with_what_was_found) {
+TEST(shards, damaged_shards_are_refused_with_the_fault) {
   EXPECT_EQ(shard_refusal({20240520, 1, 10, 7}, 1044), "");
   EXPECT_EQ(shard_refusal({20240520, 1, 10, 0}, 1044), "");  // another program's shard: tokenizer unknown
   EXPECT_NE(shard_refusal({20240520, 1, 10, 7}, 1043)
@@ -104,7 +104,7 @@ TEST(shards, damaged_ones_are_refused_with_what_was_found) {
   for (int64_t n = 0; n < 1044; n += 1 + n / 64) EXPECT_NE(shard_refusal({20240520, 1, 10, 7}, n), "") << n;
 }
 
-TEST(shards, an_id_outside_the_vocabulary_is_found_when_it_is_read) {
+TEST(shards, an_id_outside_the_vocabulary_is_an_error_when_the_id_is_read) {
   const TemporaryDirectory dir;
   const auto paths = write_shards(dir / "s", *tokens_in_memory({1, 5, 99, 6}, {0}, 1, 100), 0, 2);
   const auto source = open_shards(paths, 1, 99);
@@ -115,7 +115,7 @@ TEST(shards, an_id_outside_the_vocabulary_is_found_when_it_is_read) {
   EXPECT_THROW(open_shards({}, 1, 99), Error);
 }
 
-TEST(shards, one_that_shrinks_while_in_use_is_an_error_and_no_crash) {
+TEST(shards, a_shard_that_shrinks_while_in_use_is_an_error_and_no_crash) {
   const TemporaryDirectory dir;
   const auto paths = write_shards(dir / "s", *sample(), 0);
   const auto source = open_shards(paths, 1, 1000);

@@ -46,7 +46,7 @@ template <int kUse> uint32_t launched_with(int64_t bytes) {
 uint32_t sum_below(int64_t words) { return uint32_t(words * (words - 1) / 2); }
 
 // The error of a launch of a kernel without code for the GPU.
-TEST_F(SharedMemoryCuda, AGpuThatAKernelWasNotBuiltForIsNamed) {
+TEST_F(SharedMemoryCuda, AGpuWithoutABuiltKernelIsNamed) {
   try {
     gpu::check_cuda(cudaErrorNoKernelImageForDevice, "rope: launch");
     ADD_FAILURE() << "nothing was refused";
@@ -68,7 +68,7 @@ TEST_F(SharedMemoryCuda, TheMemorysBandwidthIsKnownAndKept) {
   EXPECT_LT(found, 1e13);
   EXPECT_EQ(gpu::memory_bandwidth(0), found);
 }
-TEST_F(SharedMemoryCuda, AllThatABlockCanHaveIsAllowedAndNotAByteMore) {
+TEST_F(SharedMemoryCuda, TheLargestAmountOfABlockIsAllowedAndOneByteMoreIsRefused) {
   const int64_t most = most_bytes();
   EXPECT_EQ(launched_with<0>(most), sum_below(most / 4));
   EXPECT_THROW(ask<0>(most + 1), Error);
@@ -76,14 +76,14 @@ TEST_F(SharedMemoryCuda, AllThatABlockCanHaveIsAllowedAndNotAByteMore) {
   EXPECT_EQ(launched_with<1>(1024), sum_below(256)) << "a refusal leaves nothing pending";
 }
 
-TEST_F(SharedMemoryCuda, AThreadThatNeedsLessTakesNothingFromAnother) {
+TEST_F(SharedMemoryCuda, ASmallerRequestOfAThreadDoesNotLowerTheLimitOfAnotherThread) {
   const int64_t most = most_bytes(), less = int64_t(40) << 10;
   EXPECT_EQ(launched_with<2>(most), sum_below(most / 4));
   std::thread([&] { EXPECT_EQ(launched_with<2>(less), sum_below(less / 4)); }).join();
   EXPECT_EQ(launched_with<2>(most), sum_below(most / 4)) << "this thread does not ask again";
 }
 
-TEST_F(SharedMemoryCuda, SeveralKernelsTakeTurns) {
+TEST_F(SharedMemoryCuda, KernelsInTurnKeepTheirOwnLimits) {
   const int64_t most = most_bytes();
   for (int round = 0; round < 2; ++round) {
     EXPECT_EQ(launched_with<3>(most), sum_below(most / 4));

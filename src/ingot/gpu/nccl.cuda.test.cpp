@@ -92,12 +92,12 @@ template <class T> void check_calls(int world) {
   }
 }
 
-TEST_F(NcclCuda, SumsPartsAndBroadcastsAreThoseOfTheHost) {
+TEST_F(NcclCuda, SumsPartsAndBroadcastsEqualTheHosts) {
   check_calls<float>(world());
   check_calls<double>(world());
 }
 
-TEST_F(NcclCuda, ARankThatGoesAwayEndsTheWaitOfTheOthers) {
+TEST_F(NcclCuda, ARankThatEndsAlsoEndsTheWaitsOfTheRemainingRanks) {
   const std::vector<std::string> errors = testing::run_ranks(2, kDeadline, [&](SocketCommunicator& sockets) {
     const gpu::DeviceGuard guard(sockets.rank());
     gpu::NcclCommunicator ranks(sockets, sockets.rank());

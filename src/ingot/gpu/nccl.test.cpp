@@ -8,7 +8,7 @@ namespace ingot {
 namespace {
 
 // In a process of its own, because the library is searched for only once.
-TEST(nccl, a_missing_library_is_one_line_that_says_what_to_do) {
+TEST(nccl, a_missing_library_is_an_error_with_advice_in_one_line) {
   const auto print = [](const char* path, const char* nvls) {
     ::setenv("INGOT_NCCL", path, 1);
     nvls != nullptr ? ::setenv("NCCL_NVLS_ENABLE", nvls, 1) : ::unsetenv("NCCL_NVLS_ENABLE");

@@ -30,7 +30,7 @@ std::string save(const TemporaryDirectory& dir, int64_t step, int keep = 3) {
   return save_checkpoint(dir.path(), step, weights.content("{\"step\": " + std::to_string(step) + "}"), keep);
 }
 
-TEST(checkpoint, what_is_saved_is_loaded) {
+TEST(checkpoint, saved_checkpoints_are_loaded_unchanged) {
   const TemporaryDirectory dir;
   EXPECT_EQ(latest_checkpoint(dir.path()), std::nullopt);
   EXPECT_EQ(latest_checkpoint(dir / "absent"), std::nullopt);
@@ -63,7 +63,7 @@ TEST(checkpoint, the_newest_few_are_kept) {
   EXPECT_EQ(list_directory(dir.path()), (std::vector<std::string>{"step-00000003", "step-100000000"}));
 }
 
-TEST(checkpoint, one_of_the_same_step_is_replaced_whole) {
+TEST(checkpoint, a_checkpoint_of_the_same_step_is_replaced_as_a_whole) {
   const TemporaryDirectory dir;
   Weights weights;
   save_checkpoint(dir.path(), 5, weights.content("{\"first\": true}"), 2);
@@ -150,7 +150,7 @@ void damage(const std::string& checkpoint) {
   File::create(file).write(whole.substr(0, whole.size() / 2));
 }
 
-TEST(checkpoint, a_damaged_newest_one_is_an_error_that_names_the_whole_one_before_it) {
+TEST(checkpoint, a_damaged_newest_checkpoint_is_an_error_that_names_the_last_undamaged_one) {
   const TemporaryDirectory dir;
   for (int64_t step : {10, 20, 30, 40}) save(dir, step, 4);
   damage(dir / "step-00000030");
@@ -169,7 +169,7 @@ TEST(checkpoint, a_damaged_newest_one_is_an_error_that_names_the_whole_one_befor
   EXPECT_EQ(error_of([&] { latest_checkpoint(dir.path()); }).find("whole"), std::string::npos);
 }
 
-TEST(checkpoint, one_may_be_named_in_several_ways) {
+TEST(checkpoint, a_checkpoint_has_three_spellings_of_its_name) {
   const TemporaryDirectory dir;
   save(dir, 10);
   save(dir, 20);
@@ -181,7 +181,7 @@ TEST(checkpoint, one_may_be_named_in_several_ways) {
   }
 }
 
-TEST(checkpoint, what_is_set_aside_is_never_the_newest_again_and_never_lost) {
+TEST(checkpoint, checkpoints_set_aside_are_never_the_newest_and_never_lost) {
   const TemporaryDirectory dir;
   for (int again = 0; again < 2; ++again) {
     for (int64_t step : {10, 20, 30}) save(dir, step, 3);
@@ -196,7 +196,7 @@ TEST(checkpoint, what_is_set_aside_is_never_the_newest_again_and_never_lost) {
                                       "aside-step-00000030-2", "step-00000040"}));
 }
 
-TEST(checkpoint, the_best_is_kept_whatever_its_age_until_there_is_a_better_one) {
+TEST(checkpoint, the_best_checkpoint_is_kept_until_a_better_one_exists) {
   const TemporaryDirectory dir;
   save(dir, 10);
   set_best_checkpoint(dir.path(), {.step = 10, .loss = 1.5, .bits_per_byte = 2.5}, 2);

@@ -33,7 +33,7 @@ int in_child(const std::function<int()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
-TEST(atomic_file, bytes_that_were_lost_on_the_way_never_get_the_name) {
+TEST(atomic_file, an_incompletely_written_file_never_replaces_the_old_file) {
   const TemporaryDirectory dir;
   const std::string path = dir / "a.json";
   write_file(path, "old");
@@ -87,7 +87,7 @@ TEST(atomic_file, a_link_stays_and_a_device_or_pipe_is_never_replaced) {
   EXPECT_EQ(read_file(dir / "there/f"), "new");
 }
 
-TEST(file, what_is_written_is_read_back) {
+TEST(file, written_data_are_read_back) {
   const TemporaryDirectory dir;
   const std::string bytes = std::string("a\0b", 3) + std::string(100000, 'x');
   write_file(dir / "f", bytes);
@@ -134,7 +134,7 @@ TEST(file, a_write_that_fails_leaves_the_old_file_and_no_partial_one) {
   EXPECT_EQ(list_directory(dir.path()), std::vector<std::string>{"f"});
 }
 
-TEST(file, what_a_killed_writer_left_is_reused) {
+TEST(file, leftovers_of_a_killed_writer_are_reused) {
   const TemporaryDirectory dir;
   const int status = in_child([&] {
     AtomicFile file(dir / "f");
@@ -159,7 +159,7 @@ TEST(file, two_writers_of_one_path_do_not_mix) {
   EXPECT_EQ(read_file(dir / "f"), "first");
 }
 
-TEST(lock, a_second_process_is_told_who_holds_the_directory) {
+TEST(lock, a_second_process_gets_an_error_that_names_the_holder) {
   const TemporaryDirectory dir;
   const std::string expected = "busy: " + dir.path() + ": in use by process " + std::to_string(::getpid());
   const auto try_lock = [&] { return error_of([&] { Lock lock(dir.path()); }); };

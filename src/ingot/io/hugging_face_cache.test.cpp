@@ -47,7 +47,7 @@ TEST(hugging_face_cache, a_revision_leads_nowhere_else) {
   }
 }
 
-TEST(hugging_face_cache, any_other_path_is_itself) {
+TEST(hugging_face_cache, any_other_path_stays_unchanged) {
   const TemporaryDirectory dir;
   EXPECT_EQ(snapshot_of(dir.path()), dir.path());
   EXPECT_EQ(snapshot_of(dir / "nothing"), dir / "nothing");

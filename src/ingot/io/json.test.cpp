@@ -23,7 +23,7 @@ TEST(json, valid_documents_round_trip) {
   }
 }
 
-TEST(json, what_is_not_strict_json_is_refused) {
+TEST(json, text_that_is_not_strict_json_is_refused) {
   const std::string cases[] = {"",
                                " ",
                                "{",
@@ -70,7 +70,7 @@ TEST(json, what_is_not_strict_json_is_refused) {
   for (const std::string& text : cases) EXPECT_NE(refusal(text), "") << text;
 }
 
-TEST(json, messages_name_the_file_the_byte_and_what_was_found) {
+TEST(json, messages_name_the_file_the_byte_and_the_value_found) {
   EXPECT_EQ(refusal("{\"a\": 1, \"a\": 2}"), "bad data: f.json: byte 12: found duplicate key \"a\"");
   EXPECT_NE(refusal("[1, nul]").find("bad data: f.json: byte 7: "), std::string::npos) << refusal("[1, nul]");
   EXPECT_NE(refusal("[1, 123456789012345678901]").find("found integer 123456789012345678901, expected one of 64 bits"),

@@ -10,7 +10,7 @@
 namespace ingot {
 namespace {
 
-TEST(crc32c, is_that_of_the_published_examples) {
+TEST(crc32c, equals_the_published_examples) {
   EXPECT_EQ(crc32c(""), 0u);
   EXPECT_EQ(crc32c("123456789"), 0xE3069283u);
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAu);  // RFC 3720, B.4

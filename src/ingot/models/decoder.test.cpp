@@ -198,7 +198,7 @@ std::vector<int32_t> join(std::vector<int32_t> a, const std::vector<int32_t>& b)
   return a;
 }
 
-TEST_P(decoder, draws_in_pieces_what_it_draws_at_once_and_the_last_token_waits) {
+TEST_P(decoder, sampling_in_parts_equals_sampling_at_once_and_the_last_token_stays_pending) {
   const auto d = make();
   const std::vector<int32_t> want = alone(*d, ids_of(1, 11), kHot, 12);
   ASSERT_EQ(want.size(), 12u);
@@ -281,7 +281,7 @@ TEST_P(decoder, the_same_tokens_are_sampled_with_logprobs_and_without) {
   }
 }
 
-TEST_P(decoder, telling_a_token_that_waits_oneself_changes_nothing) {
+TEST_P(decoder, feeding_the_pending_token_by_extend_changes_nothing) {
   const auto d = make();
   const std::vector<int32_t> want = alone(*d, ids_of(1, 11), kHot, 9);
   Sequence s(*d);
@@ -296,7 +296,7 @@ TEST_P(decoder, telling_a_token_that_waits_oneself_changes_nothing) {
 }
 
 // Bit for bit: logprobs are numbers of the logits.
-TEST_P(decoder, two_slots_in_turn_give_what_each_gives_alone) {
+TEST_P(decoder, two_slots_in_turn_give_the_results_of_each_alone) {
   SampleOptions o[2] = {kHot, kHot};
   o[0].logprobs = o[1].logprobs = 3;
   o[1].seed = 8, o[1].sampling.temperature = 0.7;
@@ -340,7 +340,7 @@ TEST_P(decoder, two_slots_in_turn_give_what_each_gives_alone) {
     }
 }
 
-TEST_P(decoder, several_slots_asked_together_give_the_same_and_one_that_fails_harms_no_other) {
+TEST_P(decoder, slots_sampled_together_give_the_same_tokens_and_a_failing_slot_harms_no_other) {
   const auto d = make(3);
   Sequence a(*d), b(*d), empty(*d);
   feed(a, ids_of(1, 9));
@@ -376,7 +376,7 @@ void expect_near(const Decoder& d, const std::vector<double>& got, const std::ve
   for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], most) << i;
 }
 
-TEST_P(decoder, parts_for_several_slots_give_what_each_gives_alone) {
+TEST_P(decoder, parts_for_several_slots_give_the_results_of_each_alone) {
   const auto d = make(4);
   Sequence a(*d), b(*d), c(*d);
   const std::vector<std::vector<int32_t>> ids = {ids_of(2, 2), ids_of(3, 4), ids_of(4, 1)};
@@ -404,7 +404,7 @@ TEST_P(decoder, parts_for_several_slots_give_what_each_gives_alone) {
   EXPECT_EQ(a.length(), 7);
 }
 
-TEST_P(decoder, tokens_copied_from_another_slot_go_on_as_in_that_slot) {
+TEST_P(decoder, tokens_copied_from_another_slot_continue_as_in_the_source) {
   const auto d = make(3);
   Sequence from(*d), to(*d);
   const std::vector<int32_t> ids = ids_of(1, 22), more = ids_of(3, 4);
@@ -429,7 +429,7 @@ TEST_P(decoder, tokens_copied_from_another_slot_go_on_as_in_that_slot) {
   EXPECT_EQ(from.sample(kGreedy, 6).tokens, want) << "the slot that was copied from goes on";
 }
 
-TEST_P(decoder, a_slot_is_closed_and_used_again_as_if_it_were_new) {
+TEST_P(decoder, a_closed_slot_can_be_reused_like_a_new_slot) {
   const auto d = make(2);
   const auto fresh = make();
   const std::vector<int32_t> want = alone(*fresh, ids_of(5, 20), kHot, 8);
@@ -473,7 +473,7 @@ TEST_P(decoder, a_full_context_ends_drawing_and_refuses_more) {
   EXPECT_EQ(s.sample(kHot, 4).tokens, sampled.tokens);
 }
 
-TEST_P(decoder, a_prompt_that_is_cancelled_in_its_middle_can_go_on_or_be_given_up) {
+TEST_P(decoder, a_cancelled_prompt_can_be_continued_or_dropped) {
   const auto d = make();
   const std::vector<int32_t> prompt = ids_of(1, 24);
   const std::vector<int32_t> want = alone(*d, prompt, kHot, 8);
@@ -497,7 +497,7 @@ TEST_P(decoder, a_prompt_that_is_cancelled_in_its_middle_can_go_on_or_be_given_u
   EXPECT_EQ(s.sample(kHot, 8).tokens, want);
 }
 
-TEST_P(decoder, drawing_is_ended_by_its_listener_or_by_cancel_and_goes_on_where_it_was) {
+TEST_P(decoder, sampling_ends_by_its_callback_or_by_cancel_and_can_be_continued) {
   const auto d = make();
   const std::vector<int32_t> want = alone(*d, ids_of(1, 9), kHot, 10);
   Sequence s(*d);
@@ -528,7 +528,7 @@ TEST_P(decoder, drawing_is_ended_by_its_listener_or_by_cancel_and_goes_on_where_
   EXPECT_EQ(join(heard, s.sample(o, 6).tokens), want);
 }
 
-TEST_P(decoder, a_stop_id_ends_the_call_and_everything_before_it_is_held) {
+TEST_P(decoder, a_stop_id_ends_the_call_and_the_slot_keeps_all_earlier_tokens) {
   const auto d = make();
   const std::vector<int32_t> prompt = ids_of(1, 9), free = alone(*d, prompt, kHot, 20);
   for (const size_t at : {size_t(0), size_t(6)}) {
@@ -620,7 +620,7 @@ TEST_P(decoder, biases_are_added_to_the_logits_before_anything_else) {
               std::string::npos);
 }
 
-TEST_P(decoder, logprobs_are_those_of_the_logits_whatever_bends_the_draw) {
+TEST_P(decoder, logprobs_follow_the_logits_before_biases_masks_and_temperature) {
   const auto d = make(2);
   std::vector<int32_t> all = ids_of(1, 9);
   Sequence s(*d);
@@ -656,7 +656,7 @@ TEST_P(decoder, logprobs_are_those_of_the_logits_whatever_bends_the_draw) {
   EXPECT_NE(error_of([&] { o.logprobs = 36, s.sample(o, 1); }).find("expected -1 (none) to 35"), std::string::npos);
 }
 
-TEST_P(decoder, slots_go_back_each_to_places_of_its_own) {
+TEST_P(decoder, each_slot_rewinds_to_its_own_checkpoints) {
   const auto d = make(2);
   const auto fresh = make();
   Sequence a(*d), b(*d);
@@ -744,7 +744,7 @@ TEST(DeviceDecoder, tokens_of_several_slots_are_sampled_by_one_call) {
   }
 }
 
-TEST(decoder_errors, numbers_that_break_on_the_way_are_an_error_and_leave_nothing_to_draw_from) {
+TEST(decoder_errors, a_nan_logit_is_an_error_and_leaves_no_logits_to_sample_from) {
   Breaks d;
   Sequence a(d), b(d);
   const std::vector<int32_t> prompt = {1, 2};
@@ -761,7 +761,7 @@ TEST(decoder_errors, numbers_that_break_on_the_way_are_an_error_and_leave_nothin
   EXPECT_EQ(all[1].tokens, std::vector<int32_t>(3, 3));
 }
 
-TEST(DeviceDecoder, options_of_the_host_and_of_the_device_in_one_step_give_what_each_gives_alone) {
+TEST(DeviceDecoder, options_of_the_host_and_of_the_device_in_one_step_give_the_results_of_each_alone) {
   const std::vector<LogitBias> bias = {{1, 2}, {2, -1}, {3, 1}};  // more than the device takes
   OnADevice d(4);
   std::vector<Sequence> sequences;

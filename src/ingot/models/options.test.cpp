@@ -24,7 +24,7 @@ TEST(Slots, ALongContextIsWorthLessThanManySlots) {
   expect(chosen(70 * (16384 + 1000)), 70, 16384);
   expect(chosen(int64_t(1) << 30, 0, 0, 4096), 128, 4096);
 }
-TEST(Slots, FewerSlotsAreTakenBeforeTheContextFallsBelowTheUsualOne) {
+TEST(Slots, FewerSlotsAreTakenBeforeTheContextFallsBelowTheDefault) {
   expect(chosen(20 * (8192 + 1000)), 20, 8192);
   expect(chosen(8192 + 1000), 1, 8192);
   expect(chosen(8192 + 999), 1, 4096);
@@ -42,7 +42,7 @@ TEST(Slots, GivenNumbersAreKept) {
   expect(chosen(10, 7, 3000), 7, 3000);
   expect(choose_slots({.context = 0, .slots = 2}, 4096, room_for(1)), 2, 0);  // not asked to choose
 }
-TEST(Slots, ACpuHasTheUsualOnes) {
+TEST(Slots, ACpuHasTheDefaultNumberOfSlots) {
   expect(with_default_slots({.slots = 0, .fit_slots = true}, 131072), kDefaultSlots, kDefaultContext);
   expect(with_default_slots({.slots = 0, .fit_slots = true}, 2000), kDefaultSlots, 2000);
   expect(with_default_slots({.context = 50, .slots = 9, .fit_slots = true}, 2000), 9, 50);

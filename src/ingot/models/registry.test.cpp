@@ -13,7 +13,7 @@ namespace {
 
 using testing::error_of;
 
-TEST(registry, a_model_opens_by_its_path_with_slots_and_the_context_asked_for) {
+TEST(registry, a_model_opens_by_its_path_with_the_requested_slots_and_context) {
   const testing::TemporaryDirectory dir;
   testing::GptOssCheckpoint().write(dir / "m");
   EXPECT_STREQ(model_kind_of(dir / "m").name, "gpt-oss");
@@ -26,7 +26,7 @@ TEST(registry, a_model_opens_by_its_path_with_slots_and_the_context_asked_for) {
             "usage: --layers: found 3, expected at most 2, the model's");
 }
 
-TEST(registry, what_is_no_model_is_said_by_what_it_is) {
+TEST(registry, a_path_without_a_model_is_refused_with_a_description) {
   const testing::TemporaryDirectory dir;
   EXPECT_EQ(error_of([&] { open_model(dir / "absent"); }),
             "not found: " + (dir / "absent") + ": found no such file or directory, expected a run or a checkpoint");
@@ -39,7 +39,7 @@ TEST(registry, what_is_no_model_is_said_by_what_it_is) {
             std::string::npos);
 }
 
-TEST(registry, a_device_that_is_not_there_is_refused_before_anything_is_read) {
+TEST(registry, a_missing_device_is_refused_before_anything_is_read) {
   EXPECT_EQ(int(device_named("auto")), int(DeviceChoice::automatic));
   EXPECT_EQ(error_of([] { device_named("tpu"); }), "usage: device: found 'tpu', expected auto, cpu or cuda");
   if (gpu::device_count() > 0) GTEST_SKIP() << "there is a GPU here";

@@ -58,7 +58,7 @@ template <class T> void check_sums() {
       }));
     }
 }
-TEST(socket_communicator, sums_are_those_of_the_order_of_ranks_bit_for_bit) {
+TEST(socket_communicator, sums_are_added_in_the_order_of_ranks_bit_for_bit) {
   check_sums<float>();
   check_sums<double>();
 }
@@ -91,7 +91,7 @@ TEST(socket_communicator, one_rank_s_bytes_reach_all) {
   }));
 }
 
-TEST(socket_communicator, a_barrier_lets_nobody_through_before_the_last_has_come) {
+TEST(socket_communicator, no_rank_leaves_a_barrier_before_the_last_rank_arrives) {
   std::atomic<int> come{0};
   expect_no_error(run_ranks(3, kDeadline, [&](SocketCommunicator& ranks) {
     std::this_thread::sleep_for(std::chrono::milliseconds(30 * ranks.rank()));
@@ -102,7 +102,7 @@ TEST(socket_communicator, a_barrier_lets_nobody_through_before_the_last_has_come
 }
 
 // Each rank's message, after a call that one of the ranks leaves out.
-TEST(socket_communicator, a_rank_that_goes_away_is_named_by_all_others) {
+TEST(socket_communicator, a_rank_that_ends_is_named_by_all_other_ranks) {
   const std::vector<std::string> errors = run_ranks(3, kDeadline, [](SocketCommunicator& ranks) {
     std::vector<float> x(100000, 1);
     ranks.all_reduce(view_of(x), {});
@@ -135,7 +135,7 @@ TEST(socket_communicator, a_rank_that_does_not_answer_is_named_within_the_deadli
 }
 
 // With all numbers on GPUs, a rank watches the connections of all ranks while waiting for its own numbers.
-TEST(socket_communicator, who_looks_after_the_others_sees_one_go_and_hears_why) {
+TEST(socket_communicator, check_alive_reports_an_ended_rank_and_the_reason) {
   const std::vector<std::string> errors = run_ranks(3, kDeadline, [](SocketCommunicator& ranks) {
     ranks.check_alive();
     ranks.barrier(kDeadline);
@@ -152,7 +152,7 @@ TEST(socket_communicator, who_looks_after_the_others_sees_one_go_and_hears_why) 
   for (const int r : {0, 1})
     EXPECT_NE(errors[size_t(r)].find("rank 2 went away"), std::string::npos) << errors[size_t(r)];
 }
-TEST(socket_communicator, a_roll_call_names_who_is_not_there_and_else_says_what_is_wrong) {
+TEST(socket_communicator, a_roll_call_names_missing_ranks_or_the_reason_of_the_failure) {
   for (const std::string& e :
        run_ranks(3, kDeadline, [](SocketCommunicator& ranks) { ranks.fail_by_roll_call("stuck"); }))
     EXPECT_EQ(e, "stuck");
@@ -186,7 +186,7 @@ TEST(socket_communicator, who_is_kept_waiting_is_not_named) {
 
 // The first rank to see the difference reports it to the second rank with unread bytes still on the connection; `late`
 // delays one rank.
-TEST(socket_communicator, ranks_that_make_different_calls_are_told) {
+TEST(socket_communicator, ranks_that_make_different_calls_get_an_error) {
   for (const int late : {-1, 0, 1})
     for (const int64_t n : {10, 10, 10, 4000}) {
       const std::vector<std::string> errors = run_ranks(2, kDeadline, [&](SocketCommunicator& ranks) {
@@ -201,7 +201,7 @@ TEST(socket_communicator, ranks_that_make_different_calls_are_told) {
     }
 }
 // All bytes of a rank that only sends are read, and its next call reports the reason.
-TEST(socket_communicator, what_still_comes_is_read_before_a_rank_goes) {
+TEST(socket_communicator, pending_messages_are_read_before_a_rank_ends) {
   const std::vector<std::string> errors = run_ranks(2, kDeadline, [&](SocketCommunicator& ranks) {
     std::vector<float> x(size_t(1) << 20, 1);
     if (ranks.rank() == 1) ranks.broadcast(view_of(x), 1, {});
@@ -212,7 +212,7 @@ TEST(socket_communicator, what_still_comes_is_read_before_a_rank_goes) {
                                                                                          // on the connection
 }
 
-TEST(socket_communicator, a_rank_that_never_comes_is_named) {
+TEST(socket_communicator, a_rank_that_never_connects_is_named) {
   const LocalListener meet = listen_locally();
   try {
     SocketCommunicator ranks({.rank = 0, .world = 3, .port = meet.port, .listener = meet.descriptor, .seconds = 0.3},

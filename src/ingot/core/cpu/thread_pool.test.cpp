@@ -41,7 +41,7 @@ TEST(thread_pool, nested_calls_run_in_the_calling_thread) {
 }
 
 // Late workers find the run closed, or the next run open.
-TEST(thread_pool, runs_that_follow_each_other_at_once_do_every_task_once_however_late_workers_come) {
+TEST(thread_pool, consecutive_runs_do_every_task_once_even_with_late_workers) {
   const int before = thread_count();
   set_thread_count(16);
   std::vector<int64_t> seen(40);

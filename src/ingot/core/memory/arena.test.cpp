@@ -44,7 +44,7 @@ TEST(arena, refuses_to_go_beyond_its_bound) {
   EXPECT_THROW(arena.take(DType::f64, {100}), Error);
 }
 
-TEST(arena, takes_from_its_allocator_and_gives_back_once) {
+TEST(arena, takes_memory_from_its_allocator_and_returns_it_once) {
   testing::PoisonedMemory memory;
   {
     Arena arena(1000, memory), other;

@@ -19,7 +19,7 @@ namespace {
 using testing::GptOssCheckpoint;
 using testing::TemporaryDirectory;
 
-TEST(accuracy, every_figure_of_two_small_distributions_is_the_one_computed_by_hand) {
+TEST(accuracy, every_figure_of_two_small_distributions_equals_the_one_computed_by_hand) {
   // p = (1/2, 1/4, 1/8, 1/8), q = (1/4, 1/2, 1/8, 1/8): logits log(8 p) and log(8 q).
   const float ln2 = std::log(2.f);
   const float p[4] = {2 * ln2, ln2, 0, 0}, q[4] = {ln2, 2 * ln2, 0, 0};
@@ -78,7 +78,7 @@ struct Models {
   }
 };
 
-TEST(accuracy, a_model_agrees_with_itself_and_its_loss_is_that_of_eval) {
+TEST(accuracy, a_model_agrees_with_itself_and_its_loss_equals_eval_s) {
   const Models m;
   const auto a = m.decoder(m.weights), b = m.decoder(m.weights);
   const Accuracy r = compare_models(*a, *b, m.lists);
@@ -113,7 +113,7 @@ TEST(accuracy, experts_inputs_in_e4m3_cost_little_but_more_than_zero) {
   EXPECT_LT(compare_models(*b, *one, m.lists).kl, r.kl);
 }
 
-TEST(accuracy, an_id_outside_the_vocabulary_is_refused_before_anything_reads_its_logit) {
+TEST(accuracy, an_id_outside_the_vocabulary_is_refused_before_its_logit_is_read) {
   const Models m;
   const auto a = m.decoder(m.weights), b = m.decoder(m.weights);
   for (const int32_t id : {-1, int32_t(m.config.vocab), INT32_MAX}) {
@@ -147,7 +147,7 @@ TEST(accuracy, fewer_bits_cost_more_and_each_component_is_changed_alone) {
   }
 }
 
-TEST(accuracy, an_archive_of_a_form_is_the_model_with_those_components) {
+TEST(accuracy, an_archive_of_a_form_is_the_model_with_the_components_of_the_form) {
   const Models m;
   const auto fp8 = WeightFormat::fp8, fp4 = WeightFormat::mxfp4;
   convert_gpt_oss(m.dir / "m", m.dir / "x", {.forms = {fp8, fp4}});

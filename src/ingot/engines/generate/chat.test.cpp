@@ -103,7 +103,7 @@ struct Talk {
       : speaker(std::move(lines), context), chat(speaker, vocabulary().format, vocabulary().bpe, kOpening) {}
 };
 
-TEST(chat, a_turn_is_asked_in_the_format_and_its_answer_taken_apart) {
+TEST(chat, a_turn_is_rendered_in_the_format_and_its_answer_is_split_into_parts) {
   Talk t(
       {"<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>final<|message|>caf\u00e9 "
        "\u2020<|return|>",
@@ -141,7 +141,7 @@ TEST(chat, prompts_do_not_grow_by_the_thoughts_of_ended_turns) {
   for (size_t i = 2; i < prompts.size(); ++i) EXPECT_EQ(prompts[i] - prompts[i - 1], prompts[1] - prompts[0]) << i;
 }
 
-TEST(chat, calls_and_other_peoples_turns_end_an_answer) {
+TEST(chat, calls_and_turns_of_other_roles_end_an_answer) {
   Talk t({"<|channel|>commentary to=functions.f<|message|>{}<|call|>",
           "<|channel|>final<|message|>yes<|end|><|start|>user<|message|>I say<|end|>",
           "<|channel|>final<|message|>cut<|endoftext|>", "no header at all<|return|>"});
@@ -184,7 +184,7 @@ TEST(chat, a_full_context_ends_the_answer_and_a_turn_too_long_changes_nothing) {
   EXPECT_EQ(t.chat.say("b", kGreedy).answer.finish, Finish::context);
 }
 
-TEST(chat_answer, a_conversation_is_the_callers_and_asking_it_again_keeps_nothing) {
+TEST(chat_answer, a_repeated_conversation_gives_the_same_answer_and_the_caller_s_messages_stay_unchanged) {
   Speaker speaker({"<|channel|>final<|message|>yes<|return|>"});
   Session session(speaker);
   const Vocabulary& v = vocabulary();

@@ -38,7 +38,7 @@ struct Fixture {
   Tensor weights;
 };
 
-TEST(generator, greedy_text_is_what_the_full_forward_would_choose) {
+TEST(generator, greedy_text_equals_the_choices_of_the_full_forward_pass) {
   Fixture f;
   Generator generator(f.config, f.weights, true);
   std::vector<int32_t> all{3, 1, 4};
@@ -93,7 +93,7 @@ TEST(decoder, nothing_to_append_and_more_than_a_batch_are_refused) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST(generator, a_prompt_stands_behind_the_start_token) {
+TEST(generator, a_prompt_follows_the_start_token) {
   const std::vector<std::string_view> text = {"abc"};
   const ByteBpe bpe = train_bpe(text, 257);
   ASSERT_EQ(bpe.bos(), 0);

@@ -205,7 +205,7 @@ struct session_turns : ::testing::Test, Fixture {
   }
 };
 
-TEST_F(session_turns, a_turn_that_goes_on_uses_what_is_there_and_says_the_same) {
+TEST_F(session_turns, a_continued_turn_reuses_the_slot_and_gives_the_same_answer) {
   const Answer a = session.generate(first, kGreedy);
   EXPECT_EQ(a.reused, 0);
   const std::vector<int32_t> second = join(join(first, a.tokens), ids_of(2, 9));
@@ -230,7 +230,7 @@ TEST_F(session_turns, a_turn_whose_answer_was_rewritten_goes_back_to_the_end_of_
   EXPECT_EQ(c.tokens, fresh.generate(third, kGreedy).tokens);
 }
 
-TEST_F(session_turns, a_turn_that_begins_a_little_before_the_answer_keeps_what_stands_before_it) {
+TEST_F(session_turns, a_turn_that_diverges_before_the_answer_keeps_the_common_beginning) {
   answer_first();
   std::vector<int32_t> second = first;
   second[57] = (second[57] + 1) % 37;
@@ -243,7 +243,7 @@ TEST_F(session_turns, a_turn_that_begins_a_little_before_the_answer_keeps_what_s
   EXPECT_EQ(session.generate(first, kGreedy).tokens, fresh.generate(first, kGreedy).tokens);
 }
 
-TEST(session, ids_beyond_the_vocabulary_asked_for_are_never_drawn) {
+TEST(session, ids_beyond_the_requested_vocabulary_are_never_sampled) {
   const Fixture f;
   const auto decoder = f.decoder();
   Session session(*decoder);
@@ -278,7 +278,7 @@ TEST(session, many_turns_keep_a_bounded_number_of_places_and_stay_right) {
   EXPECT_EQ(a.tokens, fresh.generate(early, kGreedy).tokens);
 }
 
-TEST(session, ends_at_a_stop_id_at_the_context_and_when_it_is_told_to) {
+TEST(session, ends_at_a_stop_id_at_the_context_and_when_cancelled) {
   const Fixture f;
   const auto decoder = f.decoder(40, 8, 2);
   Session session(*decoder);
@@ -321,7 +321,7 @@ TEST(session, ends_at_a_stop_id_at_the_context_and_when_it_is_told_to) {
   EXPECT_EQ(session.generate(prompt, kGreedy).tokens, free);  // and continues as if it had not been cancelled
 }
 
-TEST(session, bad_prompts_are_refused_and_leave_it_usable) {
+TEST(session, bad_prompts_are_refused_and_leave_the_session_usable) {
   const Fixture f;
   const auto decoder = f.decoder(20);
   Session session(*decoder);
@@ -337,7 +337,7 @@ TEST(session, bad_prompts_are_refused_and_leave_it_usable) {
             "usage: context: found 131073, expected 1 to 131072, or 0 for the model's");
 }
 
-TEST(session, losses_are_those_of_each_next_token) {
+TEST(session, every_loss_is_the_loss_of_the_next_token) {
   const Fixture f;
   const auto decoder = f.decoder(200, 8, 2);
   const std::vector<int32_t> ids = ids_of(4, 45);
@@ -360,7 +360,7 @@ TEST(session, losses_are_those_of_each_next_token) {
   EXPECT_EQ(sequence_losses(*f.decoder(44), ids).size(), 44u);  // the last id takes no space in the context
 }
 
-TEST(session, windows_score_every_token_once_with_as_much_before_it_as_was_asked_for) {
+TEST(session, windows_score_every_token_once_with_the_requested_context) {
   EXPECT_EQ(windows_of(8, 3, 0), (std::vector<Window>{{0, 4, 1}, {3, 7, 4}, {6, 8, 7}}));
   EXPECT_EQ(windows_of(8, 3, 2), (std::vector<Window>{{0, 4, 1}, {2, 6, 4}, {4, 8, 6}}));
   EXPECT_EQ(windows_of(7, 4, 4), (std::vector<Window>{{0, 5, 1}, {2, 7, 5}}));

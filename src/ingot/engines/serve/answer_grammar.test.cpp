@@ -76,7 +76,7 @@ TEST(answer_grammar, a_forced_call_without_strict_follows_the_enforceable_parts_
   } catch (const ApiError& e) { EXPECT_EQ(e.param, "tools.f.parameters.properties.y.uniqueItems"); }
 }
 
-TEST(answer_grammar, a_forced_call_is_one_of_those_allowed_with_arguments_of_its_schema) {
+TEST(answer_grammar, a_forced_call_names_an_allowed_function_and_its_arguments_follow_the_schema) {
   const ApiRequest any = request(kTools + R"(, "tool_choice": "required")");
   EXPECT_TRUE(accepts(any, kThought + call_of("f", R"({"x": 1})")));
   EXPECT_TRUE(accepts(any, call_of("g", R"({"y":null})")));
@@ -100,7 +100,7 @@ TEST(answer_grammar, a_strict_function_is_called_with_its_schema_or_not_at_all) 
   EXPECT_FALSE(accepts(r, call_of("g", "[]")));
 }
 
-TEST(answer_grammar, a_schema_that_is_not_read_is_a_client_s_error_that_names_the_place) {
+TEST(answer_grammar, an_unsupported_schema_is_a_client_s_error_that_names_the_place) {
   const auto refusal = [](const std::string& more) {
     try {
       Grammar g;

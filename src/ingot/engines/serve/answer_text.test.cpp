@@ -153,7 +153,7 @@ TEST(answer_text, a_stop_string_counts_in_the_text_and_not_in_thoughts) {
   EXPECT_TRUE(r.ended);
 }
 
-TEST(answer_text, calls_of_declared_and_of_other_functions_are_calls) {
+TEST(answer_text, calls_of_undeclared_functions_are_calls_too) {
   const Harmony h;
   const std::string said =
       "[channel]commentary to=functions.f [constrain]json[message]{\"a\": 1}[call][start]assistant "
@@ -168,7 +168,7 @@ TEST(answer_text, calls_of_declared_and_of_other_functions_are_calls) {
   EXPECT_EQ(h.read(said).calls, r.calls);  // nothing is declared
 }
 
-TEST(answer_text, a_call_may_leave_out_the_namespace_and_its_name_is_one_that_a_client_may_send_back) {
+TEST(answer_text, a_call_may_omit_the_namespace_and_gets_a_name_that_the_api_accepts) {
   const Harmony h;
   const auto called = [&](const std::string& recipient) {
     const auto r = h.read("[channel]commentary to=" + recipient + " [constrain]json[message]{}[call]",
@@ -196,7 +196,7 @@ TEST(answer_text, tokens_of_thoughts_are_counted) {
   EXPECT_EQ(a.thought_tokens(), 4);
 }
 
-TEST(answer_text, any_ids_are_read_and_none_of_them_shows_a_control_token) {
+TEST(answer_text, any_ids_are_accepted_and_no_control_token_is_shown) {
   const Harmony h;
   for (uint32_t seed = 0; seed < 500; ++seed) {
     const Rng rng(seed, Purpose::test);

@@ -79,7 +79,7 @@ TEST(messages, events_build_the_whole_message) {
   }
 }
 
-TEST(messages, a_message_says_why_it_ended) {
+TEST(messages, a_message_states_why_it_ended) {
   const auto end = [](const AnswerPiece& piece, const AnswerEnd& how) {
     MessageWriter w("msg_x", "m", 1, true);
     w.begin();
@@ -94,7 +94,7 @@ TEST(messages, a_message_says_why_it_ended) {
   EXPECT_EQ(end({.calls = {{.index = 0, .name = "f", .arguments = "{\"a"}}}, {.cut = true}), "max_tokens|null");
 }
 
-TEST(messages, arguments_that_are_no_object_are_an_object_all_the_same) {
+TEST(messages, arguments_that_are_no_object_are_put_into_an_object) {
   MessageWriter w("msg_x", "m", 1, true);
   w.begin();
   w.add({.calls = {{.index = 0, .name = "f", .arguments = "[1, 2"}}});
@@ -119,7 +119,7 @@ TEST(messages, errors_have_anthropic_s_form) {
   EXPECT_EQ(events_of(w.fail(ApiError(500, "no")))[0]["error"]["type"], "api_error");
 }
 
-TEST(messages_request, blocks_become_the_conversation_that_other_apis_give) {
+TEST(messages_request, blocks_become_the_same_conversation_as_with_the_other_apis) {
   const ApiRequest r = parse_messages_request(R"({"model": "m", "max_tokens": 9, "stop_sequences": ["X"],
       "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
       "messages": [{"role": "user", "content": "Weather?"},
@@ -161,7 +161,7 @@ TEST(messages_request, thinking_and_effort_are_read) {
   EXPECT_EQ(effort(R"(, "thinking": {"type": "adaptive"}, "output_config": {"effort": "max"})"), "max+");
 }
 
-TEST(messages_request, what_cannot_be_done_is_refused_by_the_field_s_name) {
+TEST(messages_request, unsupported_fields_are_refused_by_name) {
   const std::string turns = R"("messages": [{"role": "user", "content": "a"}])";
   for (
       const auto& [body, param] : std::vector<std::pair<std::string, std::string>>{

@@ -18,7 +18,7 @@ std::vector<Json> events_of(const std::string& text) {
   return events;
 }
 
-TEST(responses, events_build_what_the_last_one_holds) {
+TEST(responses, the_last_event_holds_the_object_that_the_earlier_events_build) {
   ResponseWriter w("resp_x", "m", 5);
   std::string text = w.begin();
   text += w.add({.reasoning = "H"});
@@ -59,7 +59,7 @@ TEST(responses, events_build_what_the_last_one_holds) {
   EXPECT_EQ(r["usage"]["input_tokens_details"]["cached_tokens"], 2);
 }
 
-TEST(responses, one_that_is_cut_or_fails_says_so) {
+TEST(responses, a_response_that_is_cut_or_fails_has_the_status_and_the_reason) {
   ResponseWriter cut("resp_x", "m", 5), failed("resp_y", "m", 5);
   cut.begin();
   cut.add({.text = "a"});
@@ -73,7 +73,7 @@ TEST(responses, one_that_is_cut_or_fails_says_so) {
   EXPECT_EQ(end["response"]["error"]["message"], "no");
 }
 
-TEST(responses, a_call_that_the_limit_cuts_is_incomplete_and_what_came_before_it_is_completed) {
+TEST(responses, a_call_that_the_limit_cuts_is_incomplete_and_earlier_items_are_completed) {
   ResponseWriter w("resp_x", "m", 5);
   w.begin();
   w.add({.reasoning = "Hm"});

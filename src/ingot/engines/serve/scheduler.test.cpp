@@ -135,7 +135,7 @@ double rounding_of(const GptOssConfig& c, double p) {
   return double(8 * c.layers) * terms * std::numeric_limits<float>::epsilon() / 2 * (1 + std::abs(p));
 }
 
-TEST(scheduler, requests_that_share_the_slots_get_what_each_gets_alone) {
+TEST(scheduler, requests_that_share_the_slots_get_the_answers_of_requests_alone) {
   const Model m;
   const auto decoder = m.decoder(3);
   Scheduler scheduler(*decoder, {.chunk = 5});
@@ -166,7 +166,7 @@ TEST(scheduler, requests_that_share_the_slots_get_what_each_gets_alone) {
   EXPECT_EQ(c.running + c.waiting, 0);
 }
 
-TEST(scheduler, a_client_s_next_turn_uses_what_its_slot_holds_and_another_s_does_not) {
+TEST(scheduler, a_client_s_next_turn_reuses_the_tokens_of_its_slot_and_another_client_s_turn_does_not) {
   const Model m;
   for (const int64_t slots : {1, 2}) {
     const auto decoder = m.decoder(slots);
@@ -249,7 +249,7 @@ TEST(scheduler, clients_take_turns_and_too_many_waiting_are_refused) {
   EXPECT_EQ(scheduler.counts().refused, 1);
 }
 
-TEST(scheduler, who_waits_too_long_for_a_slot_is_told_so) {
+TEST(scheduler, a_request_that_waits_too_long_for_a_slot_ends_with_an_error) {
   const Model m;
   const auto decoder = m.decoder();
   Scheduler scheduler(*decoder, {.wait_seconds = 0.05});
@@ -267,7 +267,7 @@ TEST(scheduler, who_waits_too_long_for_a_slot_is_told_so) {
   EXPECT_EQ(running.wait().tokens, 4);
 }
 
-TEST(scheduler, whose_client_is_not_ready_keeps_its_slot_and_gets_no_token) {
+TEST(scheduler, a_request_whose_client_is_not_ready_keeps_its_slot_and_gets_no_token) {
   const Model m;
   const auto decoder = m.decoder(2);
   Scheduler scheduler(*decoder);
@@ -482,7 +482,7 @@ TEST(scheduler, a_busy_slot_serves_another_request_of_its_client) {
   EXPECT_EQ(stranger.tokens, expected.tokens);
 }
 
-TEST(scheduler, a_prompt_is_scored_whole_whatever_the_slot_holds) {
+TEST(scheduler, a_prompt_is_scored_as_a_whole_even_if_the_slot_holds_its_beginning) {
   const Model m;
   const auto decoder = m.decoder();
   const std::vector<int32_t> prompt = ids_of(3, 21);
@@ -547,7 +547,7 @@ TEST(scheduler, an_answer_ends_at_a_stop_id_at_false_and_where_the_context_is_fu
   EXPECT_EQ(full.tokens.size(), 21u);  // the last token is sampled without being fed
 }
 
-TEST(scheduler, one_that_fails_leaves_the_others_alone) {
+TEST(scheduler, a_request_that_fails_does_not_disturb_the_other_requests) {
   const Model m;
   const auto decoder = m.decoder(2);
   Scheduler scheduler(*decoder);
@@ -568,7 +568,7 @@ TEST(scheduler, one_that_fails_leaves_the_others_alone) {
   EXPECT_EQ(scheduler.counts().failed, 2);
 }
 
-TEST(scheduler, what_the_model_cannot_do_is_refused_before_it_waits) {
+TEST(scheduler, requests_that_the_model_cannot_serve_are_refused_before_they_wait) {
   const Model m;
   const auto decoder = m.decoder(1, 24);
   Scheduler scheduler(*decoder);
@@ -590,7 +590,7 @@ TEST(scheduler, what_the_model_cannot_do_is_refused_before_it_waits) {
   EXPECT_EQ(refusal([](auto&) {}), "busy: the server is closing");
 }
 
-TEST(scheduler, only_what_is_allowed_before_a_token_is_sampled_and_an_error_there_ends_the_one_request) {
+TEST(scheduler, only_ids_of_the_mask_are_sampled_and_an_error_of_the_mask_ends_only_its_request) {
   const Model m;
   const auto decoder = m.decoder(2);
   Scheduler scheduler(*decoder);
@@ -645,7 +645,7 @@ Got got(const Model& m, const ServeOptions& options, const Change& change, Serve
   return all;
 }
 
-TEST(scheduler, drafts_change_no_answer_whatever_the_request_asks_for) {
+TEST(scheduler, drafts_change_no_answer_with_any_options) {
   const Model m;
   const std::pair<const char*, Change> changes[] = {
       {"greedy", [](ServeRequest&, Asked&) {}},
@@ -811,7 +811,7 @@ TEST(scheduler, nothing_is_drafted_from_the_text_of_another_client) {
 
 // Compares with logits that are computed token by token: minus one penalty for each occurrence, and minus the other
 // once for a token that occurred.
-TEST(scheduler, penalties_are_taken_off_the_logits_of_tokens_that_came_before) {
+TEST(scheduler, penalties_are_subtracted_from_the_logits_of_earlier_tokens) {
   const Model m;
   const auto decoder = m.decoder();
   Scheduler scheduler(*decoder);
@@ -844,7 +844,7 @@ TEST(scheduler, penalties_are_taken_off_the_logits_of_tokens_that_came_before) {
   }
 }
 
-TEST(scheduler, its_end_ends_every_request_once) {
+TEST(scheduler, destroying_the_scheduler_ends_every_request_once) {
   const Model m;
   const auto decoder = m.decoder(2);
   std::vector<Asked> asked(8);

@@ -81,7 +81,7 @@ std::pair<int, std::string> ask(Service& s, Heard& heard, const std::string& mor
   return heard.end.get_future().get();
 }
 
-TEST(service, an_error_that_the_client_did_not_cause_tells_it_a_number_alone) {
+TEST(service, an_internal_error_shows_the_client_only_a_number) {
   const std::string secret = "/home/somebody/model.bin: read at 0x7ffe12345678 failed after 'another one's text'";
   for (const auto& error : {std::make_exception_ptr(Error(ErrorCode::io, secret)),
                             std::make_exception_ptr(std::runtime_error(secret)), std::make_exception_ptr(7)}) {
@@ -106,7 +106,7 @@ TEST(service, an_error_that_the_client_did_not_cause_tells_it_a_number_alone) {
 }
 
 // A choice that fails at once ends while later choices are still being submitted: a test for ThreadSanitizer.
-TEST(service, choices_that_fail_before_the_last_is_there_give_one_error) {
+TEST(service, choices_that_fail_before_the_last_choice_is_complete_give_one_error) {
   const auto s = service(std::make_exception_ptr(Error(ErrorCode::io, "no")), 0);
   for (int i = 0; i < 200; ++i) {
     Heard heard;
@@ -131,7 +131,7 @@ TEST(service, a_long_name_of_an_ignored_field_is_kept_short) {
   EXPECT_LT(r.ignored[0].size(), 200u);
 }
 
-TEST(service, what_a_client_says_does_not_make_its_error_long) {
+TEST(service, the_text_of_a_request_does_not_make_its_error_long) {
   for (const std::string& name : {std::string(1000000, 'k'), std::string(1000000, '\x01')}) {
     try {
       parse_api_request("{\"prompt\": \"x\", " + show_json(OrderedJson(name)) + ": 1}", false, {.strict_fields = true});

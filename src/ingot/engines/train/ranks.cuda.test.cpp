@@ -79,7 +79,7 @@ TEST(RanksCuda, TwoGpusTrainAsOneBitForBit) {
 // of its terms' sizes of the exact sum. Before the first step nothing differs, so in this step the gradient's norm
 // differs from a single GPU's by at most 6 * 2^-24 of the sum of the passes' norms, each at most a few times the
 // mean's: 16 is generous here, and far below the effect of a lost or doubled pass (engines/train/ranks.test.cpp).
-TEST(RanksCuda, FourGpusTrainAsOneButForTheOrderOfSumsAndRepeatThemselves) {
+TEST(RanksCuda, FourGpusDifferFromOneByTheOrderOfSumsAndRepeatBitForBit) {
   if (const std::string why = unsupported_reason(4); !why.empty()) GTEST_SKIP() << why;
   for (const bool golf : {true, false}) {
     TemporaryDirectory dir;

@@ -95,7 +95,7 @@ TEST(ranks, train_as_one_process_does_bit_for_bit) {
 // * 2^-24 of its terms' sizes of the exact sum, and nothing else differs in the first step, so the norm of the gradient
 // moves by at most 6 * 2^-24 of the norm of the terms' sizes. This norm is at most the sum of the passes' norms, each
 // at most a few times the mean's; 16 is generous here and far below the effect of a lost or doubled pass.
-TEST(ranks, with_several_passes_each_differ_by_the_order_of_sums_alone) {
+TEST(ranks, several_passes_per_rank_differ_by_the_order_of_sums_alone) {
   TemporaryDirectory dir;
   const RunConfig config = run_of(true, 4);
   const Course alone = run_alone(config, dir);
@@ -203,7 +203,7 @@ TEST(ranks, another_configuration_on_one_rank_is_refused_before_the_first_step) 
   EXPECT_FALSE(exists(dir.path() + "/run/config.json"));
 }
 
-TEST(ranks, weights_that_come_apart_are_found) {
+TEST(ranks, weights_that_differ_between_ranks_are_found) {
   TemporaryDirectory dir;
   const RunConfig config = run_of(true, 2);
   RunConfig first = config;
@@ -241,7 +241,7 @@ TEST(ranks, leave_out_a_step_whose_gradient_is_not_finite_and_give_up_together) 
         << e;
 }
 
-TEST(ranks, a_rank_that_dies_ends_the_others_and_its_checkpoint_goes_on) {
+TEST(ranks, a_rank_that_dies_ends_all_ranks_and_the_run_continues_from_its_checkpoint) {
   TemporaryDirectory dir, other;
   RunConfig config = run_of(true, 3);
   config.train.checkpoint_every = 4;

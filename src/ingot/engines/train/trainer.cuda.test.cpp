@@ -46,7 +46,7 @@ Curve train(RunConfig c, const std::string& directory, const TemporaryDirectory&
 
 #ifdef INGOT_EMULATED_DEVICE
 // Three steps of a tiny model with the limits of other GPUs than Hopper, beside the CPU.
-class TrainerOnOthersCuda : public testing::GpuTest<::testing::TestWithParam<const char*>> {
+class TrainerOnAmpereCuda : public testing::GpuTest<::testing::TestWithParam<const char*>> {
  protected:
   void SetUp() override {
     GpuTest::SetUp();
@@ -54,7 +54,7 @@ class TrainerOnOthersCuda : public testing::GpuTest<::testing::TestWithParam<con
   }
   void TearDown() override { emulation::set_device_limits({}); }
 };
-TEST_P(TrainerOnOthersCuda, StepsAreThoseOfTheCpuUpToRoundings) {
+TEST_P(TrainerOnAmpereCuda, StepsEqualTheCpusUpToRoundings) {
   TemporaryDirectory dir;
   RunConfig c = small_run();
   c.model.layers = 2, c.model.xsa_layers = 2, c.model.lane_start = 1;
@@ -69,7 +69,7 @@ TEST_P(TrainerOnOthersCuda, StepsAreThoseOfTheCpuUpToRoundings) {
   EXPECT_LT(gpu.loss[2], gpu.loss[0]);
   EXPECT_NEAR(gpu.loss[2], cpu.loss[2], 0.05 * cpu.loss[2]);
 }
-INSTANTIATE_TEST_SUITE_P(, TrainerOnOthersCuda, ::testing::Values("8.0", "8.6"));
+INSTANTIATE_TEST_SUITE_P(, TrainerOnAmpereCuda, ::testing::Values("8.0", "8.6"));
 #endif
 
 TEST_F(TrainerCuda, LearnsAsOnTheCpu) {
@@ -125,7 +125,7 @@ TEST_F(TrainerCuda, GraphsAndKeptActivationsChangeNoBit) {
   }
 }
 
-TEST_F(TrainerCuda, ABatchThatDoesNotFitIsRefusedWithOneThatDoes) {
+TEST_F(TrainerCuda, ABatchThatDoesNotFitIsRefusedWithASizeThatFits) {
   TemporaryDirectory dir;
   RunConfig c = small_run();
   c.train.batch_tokens = int64_t(1) << 27;

@@ -103,7 +103,7 @@ TEST(trainer, a_short_run_has_its_weights_as_the_result) {
   EXPECT_NEAR(r.score.loss, r.status.loss, 0.5);
 }
 
-TEST(trainer, measuring_its_speed_changes_nothing) {
+TEST(trainer, measuring_the_speed_changes_no_result) {
   std::string hashes[2];
   for (const bool measured : {false, true}) {
     TemporaryDirectory dir;
@@ -136,7 +136,7 @@ TEST(trainer, another_configuration_in_the_same_directory_is_refused_by_its_firs
   EXPECT_NE(message.find("softcap"), std::string::npos) << message;
 }
 
-TEST(trainer, a_configuration_written_before_an_option_was_there_is_the_same_one) {
+TEST(trainer, a_configuration_written_before_an_option_existed_is_the_same_configuration) {
   TemporaryDirectory dir;
   RunConfig c = small_run();
   c.train.steps = 1;
@@ -296,7 +296,7 @@ TEST(trainer, a_save_that_fails_does_not_stop_training) {
   EXPECT_EQ(load_trained(dir.path() + "/run").step, 12);
 }
 
-TEST(trainer, a_save_for_which_one_waits_is_said_with_its_bytes_and_rate) {
+TEST(trainer, a_save_that_blocks_training_is_logged_with_its_bytes_and_rate) {
   std::vector<float> numbers(3'000'000);
   const Tensor all(numbers.data(), {3'000'000});
   CheckpointContent content;
@@ -307,7 +307,7 @@ TEST(trainer, a_save_for_which_one_waits_is_said_with_its_bytes_and_rate) {
             "saving step 7 took 8.0s, 20.0 MB at 2.5 MB/s, for which training waited");
 }
 
-TEST(trainer, numbers_that_blow_up_end_the_run_and_leave_the_last_checkpoint) {
+TEST(trainer, numbers_that_diverge_end_the_run_and_leave_the_last_checkpoint) {
   TemporaryDirectory dir;
   RunConfig c = small_run(false);
   c.train.steps = 40;
@@ -366,7 +366,7 @@ TEST(trainer, the_log_goes_on_after_a_loss_that_is_not_finite) {
   }
 }
 
-TEST(trainer, a_batch_that_does_not_fit_is_told_with_one_that_does) {
+TEST(trainer, a_batch_that_does_not_fit_is_refused_with_a_size_that_fits) {
   TemporaryDirectory dir;
   RunConfig c = small_run();
   RunData data = data_for(c, dir);
@@ -383,7 +383,7 @@ TEST(trainer, a_batch_that_does_not_fit_is_told_with_one_that_does) {
   EXPECT_FALSE(exists(dir.path() + "/run"));
 }
 
-TEST(trainer, too_little_memory_is_said_before_it_is_taken) {
+TEST(trainer, too_little_memory_is_reported_before_any_is_taken) {
   TemporaryDirectory dir;
   RunConfig c = small_run(false);
   const RunData data = data_for(c, dir);

@@ -22,7 +22,7 @@ class TttCuda : public testing::GpuTest<> {
   void SetUp() override {
     GpuTest::SetUp();
     const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    if (testing::kEmulated && name != "ScoresAreThoseOfTheCpuInFp64") GTEST_SKIP() << "too much for the emulator";
+    if (testing::kEmulated && name != "ScoresEqualTheCpusInFp64") GTEST_SKIP() << "too much for the emulator";
   }
 };
 
@@ -82,7 +82,7 @@ double of_rounding(const Text& k, bool looping) {
   return 4 * 5 * testing::roundoff(DType::bf16) * std::sqrt(60 * layer_calls);
 }
 
-TEST_F(TttCuda, ScoresAreThoseOfTheCpuInFp64) {
+TEST_F(TttCuda, ScoresEqualTheCpusInFp64) {
   for (const auto& [name, config, looping] : testing::variants()) {
     if (testing::kEmulated && name != "golf") continue;  // 20 seconds each
     SCOPED_TRACE(name);
@@ -165,7 +165,7 @@ TEST_F(TttCuda, AnyOrderOfSumsChangesScoresByRoundingAlone) {
   }
 }
 
-TEST_F(TttCuda, WhatIsInexactIsThatOfTheCpu) {
+TEST_F(TttCuda, InexactMethodsAgreeWithTheCpu) {
   const Text k(testing::small_golf(), kLengths);
   for (const Inexact way : {Inexact::stale_keys, Inexact::chunk_gradients}) {
     AdaptationOptions o = k.default_options();

@@ -57,7 +57,7 @@ std::vector<double> by_definition(const Case& k, int64_t document, const Adaptat
   return chunks;
 }
 
-TEST(ttt, scores_are_those_of_the_rule) {
+TEST(ttt, scores_follow_the_rule) {
   for (const bool golf : {false, true}) {
     const Case k(golf ? small_golf() : small_nano(), {27, 9, 1, 14, 4, 5});
     const Found found = by_document(k, k.options());
@@ -142,7 +142,7 @@ TEST(ttt, documents_do_not_depend_on_each_other_or_on_their_order) {
 
 // Gradients that end at the chunk equal the rule's in a document's first chunk, and scores equal the rule's until the
 // step on the second chunk; with stale keys only the first chunk's score equals the rule's.
-TEST(ttt, what_is_inexact_gives_other_scores_honest_ones_that_depend_on_no_other_document) {
+TEST(ttt, inexact_methods_give_different_scores_that_depend_on_no_other_document) {
   for (const DType type : {DType::f64, DType::f32}) {
     const Case k(small_golf(), {33, 9, 16, 14, 4, 30}, type);
     const Found exact = by_document(k, k.options());
@@ -174,7 +174,7 @@ TEST(ttt, what_is_inexact_gives_other_scores_honest_ones_that_depend_on_no_other
   }
 }
 
-TEST(ttt, a_chunk_is_scored_before_it_is_learnt_from_and_the_last_never_is) {
+TEST(ttt, a_chunk_is_scored_before_training_on_it_and_the_last_chunk_is_not_trained_on) {
   const Case k(small_nano(), {27, 9, 4});
   AdaptationOptions o = k.options();
   std::map<int64_t, int64_t> scored, learnt;
@@ -213,7 +213,7 @@ TEST(ttt, learns_a_text_that_repeats_itself) {
   EXPECT_LT(chunks[25], 0.5 * chunks[0]);
 }
 
-TEST(ttt, adapters_saved_are_those_that_begin) {
+TEST(ttt, saved_adapters_are_the_ones_that_documents_begin_with) {
   const Case k(small_golf(), {40});
   const testing::TemporaryDirectory dir;
   const LayerProgram program = layer_program(k.config, false);

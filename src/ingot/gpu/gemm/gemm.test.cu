@@ -110,7 +110,7 @@ TEST_F(GemmCore, WritesItsOwnType) {
   run_all<bf16, kTurns192, Major::k, Major::k, bf16>();
   run_all<f16, kTurns128, Major::mn, Major::mn, f16>();
 }
-TEST_F(GemmCore, AddsToWhatIsThere) {
+TEST_F(GemmCore, AddsToTheEarlierResult) {
   for (int64_t blocks : {0, 2}) {
     run<Product<bf16, kWide, Major::mn, Major::mn, float>, float>({300, 520, 264}, blocks, true);
     run<Product<bf16, kTurns128, Major::mn, Major::mn, float>, float>({300, 520, 264}, blocks, true);

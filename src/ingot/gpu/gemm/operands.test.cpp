@@ -39,7 +39,7 @@ TEST(GemmOperands, PaddingSufficesIfItReachesTheNext16Bytes) {
                     stride >= (cols + whole - 1) / whole * whole)
               << type << ' ' << shape << " at " << stride;
 }
-TEST(GemmOperands, OthersAreRefusedByName) {
+TEST(GemmOperands, RowsWithoutPaddingOrWithTooLittleAreRefusedByName) {
   const std::string whole = said(check_whole_rows, of(DType::bf16, {3, 68}, 72));
   for (const char* part : {"room: y", "rows of 68 elements of bf16", "136 bytes", "a multiple of 16"})
     EXPECT_NE(whole.find(part), std::string::npos) << whole;

@@ -395,7 +395,7 @@ __global__ void read_after(const uint32_t* words, uint32_t* out, uint64_t* start
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   out[i] = words[i];
 }
-TEST_F(PtxCuda, AKernelThatMayStartEarlyWaitsForAllThatWasWrittenBefore) {
+TEST_F(PtxCuda, ADependentKernelWaitsForAllEarlierWrites) {
   constexpr uint32_t kBlocks = 8, kWords = kBlocks * 64;
   DeviceArray<uint32_t> words(kWords), out(kWords);
   DeviceArray<uint64_t> started(std::vector<uint64_t>(2));

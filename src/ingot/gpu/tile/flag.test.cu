@@ -46,7 +46,7 @@ TEST_F(FlagCuda, HandsDataFromBlockToBlockSmall) {
   relay_works(control);
 }
 
-TEST_F(FlagCuda, TimesOutSaysWhoWaitedForWhatAndLeavesTheGpuUsableSmall) {
+TEST_F(FlagCuda, ATimeoutNamesTheThreadAndTheAwaitedValueAndLeavesTheGpuUsableSmall) {
   WaitControl control(0.05);
   for (int round = 0; round < 3; ++round) {
     DeviceArray<uint32_t> words(kBlocks * 32), flag(std::vector<uint32_t>(1));

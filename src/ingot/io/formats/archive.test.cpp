@@ -148,7 +148,7 @@ TEST(archive, an_index_that_contradicts_itself_is_refused_although_its_sum_is_ri
   }
 }
 
-TEST(archive, an_unfinished_one_leaves_nothing_behind) {
+TEST(archive, an_unfinished_archive_leaves_no_file) {
   const TemporaryDirectory dir;
   {
     ArchiveWriter writer(dir / "x.ingot", "test", "{}", {{"a", "bytes", "plain", {10}, 10}});

@@ -67,7 +67,7 @@ TEST(gguf, a_file_that_is_cut_anywhere_or_longer_is_refused) {
   EXPECT_TRUE(holds(refusal(whole + '\0'), "cut short, or changed"));
 }
 
-TEST(gguf, what_the_format_does_not_promise_is_refused_before_memory_is_taken) {
+TEST(gguf, files_that_violate_the_format_are_refused_before_memory_is_taken) {
   const auto with = [](auto&& change) {
     GgufWriter w = sample();
     change(w);

@@ -41,7 +41,7 @@ struct Sample {
   }
 };
 
-TEST(safetensors, what_is_written_is_read_back) {
+TEST(safetensors, written_data_are_read_back) {
   const TemporaryDirectory dir;
   Sample sample, back;
   for (const NamedTensor& t : back.tensors()) std::memset(t.tensor.data, 0, size_t(t.tensor.bytes()));

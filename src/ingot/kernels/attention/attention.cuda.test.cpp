@@ -457,7 +457,7 @@ std::string said(const std::function<void()>& call) {
   return "no error";
 }
 
-TEST_F(AttentionCuda, RefusesByNameWhatItCannotDo) {
+TEST_F(AttentionCuda, RefusesUnsupportedOperandsByName) {
   const Operands good({.queries = {20}, .keys = {20}});
   const auto with = [&](const std::function<void(Attention&)>& change) {
     return said([&] {

@@ -61,7 +61,7 @@ TEST(ClearUncoveredEmulated, GradientsOfQueriesAndOfKeysHaveOffsetsOfTheirOwn) {
   expect_cleared(dv, 17, "dv");
 }
 
-TEST(ClearUncoveredEmulated, ATensorThatIsLeftOutOrEmptyIsNoLaunch) {
+TEST(ClearUncoveredEmulated, AnAbsentOrEmptyTensorLaunchesNothing) {
   const Buffer cu = offsets({0});
   Buffer none(DType::bf16, {0, 2, 8});
   cuda::clear_uncovered("attention", {.rows = none, .cu = cu}, {}, {}, {});

@@ -103,7 +103,7 @@ TEST_F(CopyCuda, FollowsItsStreamAndIsReplayedByAGraph) {
   }
 }
 
-TEST_F(CopyCuda, RefusesWhatATransferCannotDo) {
+TEST_F(CopyCuda, RefusesTransfersThatConvertOrOverlapOrHaveStrides) {
   Buffer wide(DType::f64, {4, 8}), same(DType::f32, {8, 4});
   DeviceBuffer there(DType::f32, {4, 8}), other(DType::f32, {4, 8});
   const auto error_of = [](const Tensor& from, const Tensor& to) -> std::string {
@@ -143,7 +143,7 @@ TEST_F(CopyCuda, AnArenaServesDeviceMemoryPoisonedOnDemand) {
 
 TEST_F(CopyCuda, RowsGoWhereANumberSays) { copies_rows_at_a_place<DeviceBuffer>(); }
 
-TEST_F(CopyCuda, MoreDeviceMemoryThanThereIsIsRefusedWithBothFigures) {
+TEST_F(CopyCuda, AnAllocationBeyondTheDeviceMemoryIsRefusedWithBothFigures) {
   try {
     Arena arena(int64_t(1) << 50, gpu::device_memory(0));
     FAIL() << "a petabyte was given";

@@ -88,7 +88,7 @@ TEST(Copy, RefusesTensorsThatDoNotFitAndNamesBothShapes) {
     EXPECT_NE(error_of([&] { fill({.to = small, .value = v}, {}); }).find("fill: found value"), std::string::npos) << v;
 }
 
-TEST(Copy, RefusesOperandsThatShareMemoryButNotNeighbours) {
+TEST(Copy, RefusesOverlappingOperandsAndAcceptsNeighbours) {
   Buffer m(DType::f32, {6, 16});
   fill({.to = m, .value = 1}, {});
   const Tensor t = m;
@@ -130,7 +130,7 @@ TEST(Copy, OverlapIsFoundAtEveryOffset) {
     }
 }
 
-TEST(Copy, LoopsAreMergedWhereBothOperandsRunOn) {
+TEST(Copy, LoopsAreMergedWhereBothOperandsAreContiguous) {
   Buffer a(DType::f32, {2, 3, 4, 5}), b(DType::f32, {2, 3, 4, 5});
   const detail::Strided one = detail::strided(a, b);
   EXPECT_EQ(one.dim[3], 120);

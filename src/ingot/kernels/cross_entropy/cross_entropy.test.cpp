@@ -94,7 +94,7 @@ TEST(CrossEntropy, Fp32IsAsCloseToFp64AsItsRoundingsAllow) {
   }
 }
 
-TEST(CrossEntropy, TheLargestLogitIsFoundWhereverItStands) {
+TEST(CrossEntropy, TheLargestLogitIsFoundInEveryPosition) {
   constexpr int64_t kVocab = 150;  // two strides of four vectors of the widest level, and tails
   Plain p({kVocab, kVocab, 0, 0, 0, 1}, DType::f32);
   float* logits = p.logits.tensor().ptr<float>();
@@ -253,7 +253,7 @@ struct FusedCase {
 };
 const FusedCase kFused[] = {{0, 4, 5, 0}, {1, 3, 7, 2}, {19, 8, 33, 0}, {37, 12, 50, 3}};
 
-TEST(LinearCrossEntropy, EqualsTheProductAndTheLossOneAfterTheOther) {
+TEST(LinearCrossEntropy, EqualsTheProductFollowedByTheLoss) {
   for (const FusedCase& c : kFused) {
     Fused f(DType::f64, c.T, c.C, c.V, c.R);
     const auto dw_before = values(f.dw);

@@ -49,7 +49,7 @@ TEST(ExpertLinear, GradientsAreTheSlopesOfTheForwardPass) {
     EXPECT_LT(testing::gradient_error(loss, *input, *gradient, 9), 1e-6);  // central differences in fp64
 }
 
-TEST(ExpertLinear, RefusesWhatDoesNotFit) {
+TEST(ExpertLinear, RefusesOperandsThatDoNotFit) {
   const Case& c = expert_linear_cases::kSmall[0];
   for (std::vector<int32_t> at :
        {std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7}, {0, 5, 3, 4, 5, 6, 7}, {0, 1, 2, 3, 4, 5, 25}, {0, 1, 2}}) {

@@ -10,7 +10,7 @@
 namespace ingot::grouped {
 namespace {
 
-TEST(GroupedSchedule, EveryRowMeetsEveryBandOnceWhateverTheNumberOfBlocks) {
+TEST(GroupedSchedule, EveryRowIsMultipliedWithEveryBandOnceForAnyNumberOfBlocks) {
   const std::vector<int32_t> offsets = {0, 0, 5, 21, 21, 150, 151, 151};
   for (uint32_t blocks : {1u, 3u, 132u})
     for (auto [rows, tile_bands] : {std::pair{16u, kBands}, {80u, kBands}, {80u, kFewBands}}) {
@@ -33,7 +33,7 @@ TEST(GroupedSchedule, EveryRowMeetsEveryBandOnceWhateverTheNumberOfBlocks) {
 }
 
 // The blocks of a launch run in any order: block i begins with tile i, then claims tiles one after another.
-TEST(GroupedSchedule, ClaimedTilesAreAllTilesOnceAndTheCounterIsZeroAgain) {
+TEST(GroupedSchedule, EveryTileIsClaimedOnceAndTheCounterReturnsToZero) {
   const std::vector<int32_t> offsets = {0, 0, 5, 21, 21, 150, 151, 151};
   uint32_t random = 1;
   for (uint32_t blocks : {1u, 3u, 40u, 132u})
@@ -70,7 +70,7 @@ TileShape pick(WeightFormat f, int64_t rows, int64_t groups, int64_t row_tiles, 
   return pick_tile(rows, groups, row_tiles, 132, f, gated);
 }
 
-TEST(GroupedSchedule, TilesAreWideEnoughForTheUsualGroup) {
+TEST(GroupedSchedule, TilesAreWideEnoughForAnAverageGroup) {
   EXPECT_EQ(pick(kMx, 400, 128, 360).rows, 16);
   EXPECT_EQ(pick(kMx, 4096, 128, 360).rows, 48);
   EXPECT_EQ(pick(kBf16, 4096, 128, 360).rows, 80);
@@ -80,7 +80,7 @@ TEST(GroupedSchedule, TilesAreWideEnoughForTheUsualGroup) {
   EXPECT_EQ(pick(kBf16, 8192, 32, 360).rows, 128);
 }
 
-TEST(GroupedSchedule, TilesOfOneMatrixAreThoseWhoseWavesEndFirst) {
+TEST(GroupedSchedule, OneMatrixTakesTheTilesWhoseWavesEndFirst) {
   const auto is = [](const TileShape& t, int rows, int kernel, uint32_t row_tiles) {
     EXPECT_EQ(t.rows, rows);
     EXPECT_EQ(t.kernel, kernel);

@@ -464,7 +464,7 @@ TEST_F(LinearCuda, MoreThanTwoToThe31Elements) {
   expect_near(near_y, c, oracle(c, near_x.host(), w.host(), {}));
 }
 
-TEST_F(LinearCuda, RefusesByNameWhatItCannotDo) {
+TEST_F(LinearCuda, RefusesUnsupportedOperandsByName) {
   DeviceBuffer x(DType::f64, {8, 8}), w(DType::bf16, {8, 8}), y(DType::f32, {8, 8});
   std::string m = message_of([&] { linear({.x = x, .w = x, .y = x}, {}); });
   EXPECT_TRUE(m.find("f64") != m.npos) << m;

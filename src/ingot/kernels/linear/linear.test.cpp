@@ -200,7 +200,7 @@ TEST(matmul, bf16_products_round_both_operands_and_nothing_else) {
   // dpbf16 adds pairs with an additional rounding per pair; gamma counts a rounding per term and covers these.
   for (const Case& c : cases()) run(c, {kBf16, kBf16Tiles}, false);
 }
-TEST(matmul, small_integers_come_out_exactly) {
+TEST(matmul, small_integers_are_exact) {
   for (const Case& c : cases()) run(c, {kBf16, kBf16Tiles, kFp32, kFp64}, true);
 }
 
@@ -279,7 +279,7 @@ TEST(matmul, the_number_of_threads_changes_no_bit) {
   as_is_and_by_emulated_tiles([] { expect_same_bits_with_any_threads(Products::bf16); });
 }
 
-TEST(matmul, a_symmetric_result_is_mirrored_and_equals_the_whole_one) {
+TEST(matmul, a_symmetric_result_is_mirrored_and_equals_the_full_product) {
   for (DType dtype : {DType::f32, DType::f64})
     for (int64_t n : {1, 5, 31, 64, 130, 257}) {
       const Buffer x = matrix(dtype, n, 77, 3, 9);
@@ -293,7 +293,7 @@ TEST(matmul, a_symmetric_result_is_mirrored_and_equals_the_whole_one) {
       EXPECT_TRUE(testing::compare(half, values(whole), 77 * testing::roundoff(dtype) * 77 * 4, 0).ok);
     }
 }
-TEST(matmul, by_tiles_a_symmetric_result_has_the_bits_of_the_whole_one) {
+TEST(matmul, by_tiles_a_symmetric_result_has_the_bits_of_the_full_product) {
   as_is_and_by_emulated_tiles([] {
     for (int64_t n : {9, 31, 64, 130, 257}) {
       const Buffer x = matrix(DType::f32, n, 77, 3, 9);
@@ -481,7 +481,7 @@ TEST(linear, gradients_match_finite_differences) {
   }
 }
 
-TEST(linear, backward_forms_x_where_it_was_not_kept) {
+TEST(linear, backward_recomputes_x_where_x_was_not_kept) {
   const Act act = activation_named("gelu");
   for (const Layer& s : kLayers)
     for (const DType dtype : {DType::f32, DType::f64})
@@ -651,7 +651,7 @@ template <class Call> std::string message_of(Call&& call) {
   return "";
 }
 
-TEST(linear, errors_name_what_was_found_and_what_was_expected) {
+TEST(linear, errors_name_the_found_and_the_expected_value) {
   const Buffer x = matrix(DType::f32, 4, 8, 0, 1), w = matrix(DType::f32, 5, 9, 0, 2),
                ok = matrix(DType::f32, 5, 8, 0, 2);
   Buffer y(DType::f32, {4, 5}), wide(DType::f64, {4, 5});
@@ -670,7 +670,7 @@ TEST(linear, errors_name_what_was_found_and_what_was_expected) {
   EXPECT_NE(message_of([&] { linear({.x = gpu, .w = ok, .y = y}, {}); }).find("expected cuda:0"), std::string::npos);
 }
 
-TEST(linear, signs_are_refused_where_they_tell_nothing) {
+TEST(linear, signs_are_refused_where_they_do_not_determine_the_slope) {
   const Buffer x(DType::f32, {4, 8}), w(DType::f32, {8, 8}), y(DType::f32, {4, 8}), h(DType::f16, {4, 8}),
       hw(DType::f16, {8, 8}), signs(DType::u8, {32}), few(DType::u8, {31});
   const Act act = act_of<ReluSquared>;
@@ -687,7 +687,7 @@ TEST(linear, signs_are_refused_where_they_tell_nothing) {
             "linear_backward: found signs with pre, expected x and none of the others");
 }
 
-TEST(linear, every_operand_lies_on_one_device) {
+TEST(linear, operands_on_different_devices_are_refused) {
   using F = Linear;
   using B = LinearBackward;
   const Buffer x = matrix(DType::f32, 4, 8, 0, 1), w = matrix(DType::f32, 5, 8, 0, 2);

@@ -62,7 +62,7 @@ Vector product_on_gpu(const Vector& a, bool transpose_a, const Vector& q, bool t
 
 class MlpReferenceCuda : public testing::GpuTest<> {};
 
-TEST_F(MlpReferenceCuda, ProductsAreThoseOfALoopOnTheCpu) {
+TEST_F(MlpReferenceCuda, ProductsEqualALoopOnTheCpu) {
   constexpr size_t m = 5, k = 300, n = 7;
   Buffer left(DType::f32, {int64_t(m), int64_t(k)}), right(DType::f32, {int64_t(k), int64_t(n)});
   fill_normal(left, 1), fill_normal(right, 2);

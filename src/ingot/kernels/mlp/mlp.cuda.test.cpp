@@ -173,7 +173,7 @@ void expect_same_sums(const Vector& got, const Vector& want, bool bit_for_bit, c
   const Errors e = errors(got, want);
   EXPECT_LE(e.rms, 1e-5 * e.size) << what << layer;
 }
-TEST_P(MlpCuda, FrozenPartsStayUntouchedAndTheOthersAreTheSame) {
+TEST_P(MlpCuda, FrozenGradientsStayUntouchedAndTheRemainingGradientsAreUnchanged) {
   for (int64_t width : {64, 200, 328})
     for (Keep keep : {Keep::own_type, Keep::nothing})
       for (bool weight_norm : {false, true}) {
@@ -217,7 +217,7 @@ TEST_P(MlpCuda, ANanStaysInItsRow) {
 }
 
 // Repeating rows, more than all blocks take at once: every tile passes the same weights.
-TEST_P(MlpCuda, ARowsResultIsTheSameWhereverItStands) {
+TEST_P(MlpCuda, ARowsResultDoesNotDependOnItsPosition) {
   constexpr int64_t kPeriod = 333, kRows = 27000;
   const auto check = [](size_t depth, int64_t width, bool weight_norm) {
     const Case c{.widths = equal_widths(depth, width),
@@ -505,7 +505,7 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   }
 }
 
-TEST(MlpCudaForms, APassHasTheFewestColumnsOfWhichTwoAreEnough) {
+TEST(MlpCudaForms, APassHasTheFewestColumnsWithWhichTwoPassesSuffice) {
   EXPECT_EQ(cuda::mlp_to_512_pass(264), 160);
   EXPECT_EQ(cuda::mlp_to_512_pass(320), 160);
   EXPECT_EQ(cuda::mlp_to_512_pass(328), 192);

@@ -166,7 +166,7 @@ TEST(mlp, gradients_of_input_and_parameters_match_finite_differences) {
     }
 }
 
-TEST(mlp, frozen_parts_stay_untouched_and_the_others_are_the_same) {
+TEST(mlp, frozen_gradients_stay_untouched_and_the_remaining_gradients_are_unchanged) {
   const Net n{{6, 11, 9, 5}, 13, true};
   const DType d = DType::f64;
   const Buffer x(d, {n.rows, 6}), dy(d, {n.rows, 5});
@@ -293,7 +293,7 @@ TEST(mlp, the_number_of_threads_changes_no_bit) {
   set_thread_count(before);
 }
 
-TEST(mlp, errors_name_what_was_found_and_what_was_expected) {
+TEST(mlp, errors_name_the_found_and_the_expected_value) {
   const Memory m({{3, 5, 2}, 4}, DType::f32);
   const Buffer x(DType::f32, {4, 6}), good(DType::f32, {4, 3});
   Buffer y(DType::f32, {4, 2}), small(DType::u8, {3});

@@ -21,7 +21,7 @@ using testing::error_of;
 using testing::fill_normal;
 using testing::values;
 
-TEST(route, takes_the_largest_logits_in_order_and_weighs_them_by_their_own_softmax) {
+TEST(route, takes_the_largest_logits_in_order_with_softmax_weights_over_the_chosen) {
   for (DType dtype : {DType::f32, DType::f64})
     for (const auto& [tokens, E, k] :
          std::vector<std::array<int64_t, 3>>{{0, 4, 2}, {1, 1, 1}, {5, 8, 8}, {70, 128, 4}}) {
@@ -219,7 +219,7 @@ TEST(experts, a_token_does_not_depend_on_the_tokens_beside_it) {
   }
 }
 
-TEST(experts, what_does_not_fit_is_refused_by_name) {
+TEST(experts, operands_that_do_not_fit_are_refused_by_name) {
   Mixture m(WeightFormat::f32, 2, 4, 2, 32, 32);
   Buffer workspace(DType::u8, {m.workspace_bytes(DType::f32)});
   m.chosen.tensor().ptr<int32_t>()[1] = 4;

@@ -180,7 +180,7 @@ TEST(muon, tiny_and_huge_gradients_give_the_update_of_their_direction) {
   }
 }
 
-TEST(muon, one_zero_row_stays_zero_and_disturbs_no_other) {
+TEST(muon, a_zero_row_stays_zero_and_does_not_change_other_rows) {
   Buffer p(DType::f64, {1, 6, 9}), g(DType::f64, {1, 6, 9}), momentum(DType::f64, {1, 6, 9});
   Buffer workspace(DType::u8, {muon_workspace_bytes(1, 6, 9, DType::f64, {})});
   fill_zero(p);
@@ -224,7 +224,7 @@ double distance_from_orthogonal(const Matrix& x, size_t rows, size_t cols) {
   return std::sqrt(sum);  // Frobenius bounds the spectral norm
 }
 
-TEST(newton_schulz, singular_values_come_out_near_one) {
+TEST(newton_schulz, singular_values_of_the_result_are_near_one) {
   // Jordan's coefficients trade exactness for speed: values land in about [0.68, 1.14], |s^2 - 1| <= 0.54 each.
   for (const Bank& s : {Bank{1, 24, 48}, Bank{1, 48, 24}, Bank{1, 20, 21}})
     for (Products products : {Products::fp32, Products::bf16}) {
@@ -293,7 +293,7 @@ TEST(newton_schulz, converging_coefficients_reach_an_orthogonal_matrix) {
   }
 }
 
-TEST(muon, errors_name_what_was_found_and_what_was_expected) {
+TEST(muon, errors_name_the_found_and_the_expected_value) {
   Buffer p(DType::f32, {2, 4, 6}), g(DType::f32, {2, 4, 5}), ok(DType::f32, {2, 4, 6}), small(DType::u8, {8});
   const auto message = [](const Muon& m) {
     try {

@@ -92,7 +92,7 @@ TEST(e4m3_blocks, zeros_subnormals_and_the_largest_numbers) {
   expect_tried({std::numeric_limits<float>::max(), 1});
 }
 
-TEST(e4m3_blocks, what_is_no_number_takes_its_block_and_no_other) {
+TEST(e4m3_blocks, a_nan_or_infinity_affects_only_its_own_block) {
   for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
     std::vector<float> row(70, 1.25f);
     row[40] = bad;

@@ -150,7 +150,7 @@ TEST(quant, a_block_has_the_nearest_codes_of_the_better_of_two_scales) {
   set_cpu_level(before);
 }
 
-TEST(quant, stored_numbers_come_back_unchanged_when_they_are_stored_again) {
+TEST(quant, storing_decoded_numbers_again_changes_nothing) {
   for (WeightFormat f : kFormats) {
     Stored first(f, 9, 96), second(f, 9, 96);
     Buffer x(DType::f32, {9, 96}, 99), y(DType::f32, {9, 96}), z(DType::f32, {9, 96});
@@ -165,7 +165,7 @@ TEST(quant, stored_numbers_come_back_unchanged_when_they_are_stored_again) {
   }
 }
 
-TEST(quant, the_error_of_a_stored_matrix_is_what_the_format_allows) {
+TEST(quant, the_error_of_a_stored_matrix_is_within_the_bound_of_the_format) {
   // Largest relative error of a number whose format has m bits of mantissa: 2^-(m+1). mxfp4 numbers below the block's
   // largest by more than 2^2 are subnormal, and those above 6 * scale saturate: bounded by a third of the block's top.
   const double allowed[] = {0, 0x1p-8, 0x1p-4, 1.0 / 3};
@@ -238,7 +238,7 @@ TEST(quant, rows_whose_length_is_no_multiple_of_a_vector_are_summed_to_their_end
     }
 }
 
-TEST(quant, what_does_not_fit_is_refused_by_name) {
+TEST(quant, operands_that_do_not_fit_are_refused_by_name) {
   Stored s(WeightFormat::mxfp4, 4, 64);
   Buffer x(DType::f32, {2, 64}), y(DType::f32, {2, 5}), scales(DType::u8, {4, 3});
   EXPECT_EQ(error_of([&] { stored_linear({.x = x, .w = s.w, .y = y}, {}); }),

@@ -52,7 +52,7 @@ struct Sizes {
 };
 constexpr Sizes kSizes[] = {{16, 64}, {1, 32}, {5, 96}, {33, 64}, {47, 160}, {100, 320}};
 
-TEST(weight_tiles, numbers_keep_their_values_and_come_back_byte_for_byte) {
+TEST(weight_tiles, numbers_keep_their_values_and_convert_back_byte_for_byte) {
   for (WeightFormat f : kFormats)
     for (const Sizes& s : kSizes) {
       const Pair a(f, s.rows, s.cols), b(f, s.rows, s.cols, 0x33);
@@ -204,7 +204,7 @@ TEST(weight_tiles, a_word_in_device_order_gives_its_pairs_as_bf16_and_its_codes_
   }
 }
 
-TEST(weight_tiles, device_order_changes_codes_alone_and_goes_back) {
+TEST(weight_tiles, device_order_changes_only_codes_and_is_reversible) {
   for (WeightFormat f : kFormats) {
     std::vector<uint8_t> memory(size_t(3 * 2 * row_tile_bytes(f, 160)));
     for (size_t i = 0; i < memory.size(); ++i) memory[i] = uint8_t(i * 167 + i / 256);
@@ -236,7 +236,7 @@ TEST(weight_tiles, ranges_of_bands_are_ranges_of_rows) {
             "invalid argument: weights: found rows 8 to 32 of weight tiles, expected multiples of 16");
 }
 
-TEST(weight_tiles, what_does_not_fit_is_refused_by_name) {
+TEST(weight_tiles, operands_that_do_not_fit_are_refused_by_name) {
   Pair p(WeightFormat::mxfp4, 20, 64);
   Buffer x(DType::f32, {1, 64}), y(DType::f32, {1, 20});
   WeightMatrix wrong = p.weight_tiles;

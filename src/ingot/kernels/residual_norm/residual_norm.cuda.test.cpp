@@ -75,7 +75,7 @@ TEST_F(ResidualNormCuda, ForwardAgreesWithFp64) {
 }
 
 // Values recomputed without this op must have the same bits.
-TEST_F(ResidualNormCuda, SumAndMixAreThoseOfTheirOwnOps) {
+TEST_F(ResidualNormCuda, SumAndMixEqualTheSeparateOps) {
   const Shape all{61, 512}, channels{512};
   Pair x(DType::bf16, all, 1), branch(DType::bf16, all, 2), a(DType::f32, channels, 4), b(DType::f32, channels, 5);
   DeviceBuffer one(DType::bf16, all), other(DType::bf16, all), y(DType::bf16, all);
@@ -187,7 +187,7 @@ TEST_F(ResidualNormCuda, FrozenFactorsChangeNoBits) {
   }
 }
 
-TEST_F(ResidualNormCuda, WhatDoesNotBelongTogetherIsRefused) {
+TEST_F(ResidualNormCuda, OperandsThatDoNotFitTogetherAreRefused) {
   DeviceBuffer x(DType::bf16, {4, 8}), c(DType::f32, {8});
   EXPECT_THROW(residual_norm({.x = x, .branch = x, .scale = c, .y = x}, {}), Error);
   EXPECT_THROW(residual_norm_backward({.dy = x, .m = x, .dsum = x, .dx = x, .branch = x}, {}), Error);

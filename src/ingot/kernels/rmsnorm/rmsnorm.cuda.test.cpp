@@ -595,7 +595,7 @@ TEST_F(RmsNormCuda, AcceptsNoRows) {
   gpu::synchronize();
 }
 
-TEST_F(RmsNormCuda, RefusesByNameWhatItHasNoKernelFor) {
+TEST_F(RmsNormCuda, RefusesOperandsWithoutAKernelByName) {
   const auto refusal = [](const auto& call) -> std::string {
     try {
       call();

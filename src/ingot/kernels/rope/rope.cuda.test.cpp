@@ -610,7 +610,7 @@ TEST_F(RopeCuda, AcceptsNoTokens) {
   EXPECT_TRUE(o.dgain.untouched(true));
 }
 
-TEST_F(RopeCuda, RefusesByNameWhatItCannotDo) {
+TEST_F(RopeCuda, RefusesUnsupportedOperandsByName) {
   const auto message = [](const auto& call) -> std::string {
     try {
       call();

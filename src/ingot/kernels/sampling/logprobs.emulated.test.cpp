@@ -7,11 +7,11 @@ void logprobs(const Logprobs& l, Stream stream);
 }  // namespace cuda
 namespace {
 
-TEST(LogprobsEmulated, EqualThoseOfTheCpu) {
+TEST(LogprobsEmulated, EqualTheCpus) {
   sampling_cases::logprobs_are_the_cpus<testing::Buffer>(
       20000, [](const Logprobs& l) { cuda::logprobs(l, {}); }, cuda::logprobs_workspace_bytes);
 }
-TEST(LogprobsEmulated, ThoseOfRowsAreTheCpus) {
+TEST(LogprobsEmulated, OfSelectedRowsEqualTheCpus) {
   sampling_cases::logprobs_of_rows_are_the_cpus<testing::Buffer>([](const Logprobs& l) { cuda::logprobs(l, {}); },
                                                                  cuda::logprobs_workspace_bytes);
 }

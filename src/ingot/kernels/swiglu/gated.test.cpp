@@ -175,7 +175,7 @@ GatedLinearBackward backward_of_halves(const GatedCase& c, const GatedCase& kept
 
 // A pair stored in a single tensor turns two products into one. With any further operand left out, the results are the
 // same numbers.
-TEST(GatedLinear, FrozenPartsChangeNothingOfTheOthers) {
+TEST(GatedLinear, FrozenPartsDoNotChangeTheRemainingGradients) {
   for (bool transposed : {false, true}) {
     const GatedCase c{.rows = 9,
                       .channels = 6,

@@ -303,7 +303,7 @@ TEST_F(SwigluGateCuda, AcceptsNoRows) {
   gpu::synchronize();
 }
 
-TEST_F(SwigluGateCuda, RefusesByNameWhatItCannotDo) {
+TEST_F(SwigluGateCuda, RefusesUnsupportedOperandsByName) {
   const auto message = [](const auto& call) -> std::string {
     try {
       call();

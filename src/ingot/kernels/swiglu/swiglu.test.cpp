@@ -297,7 +297,7 @@ TEST(swiglu, the_number_of_threads_changes_no_bit) {
   set_thread_count(before);
 }
 
-TEST(swiglu, errors_name_what_was_found_and_what_was_expected) {
+TEST(swiglu, errors_name_the_found_and_the_expected_value) {
   const Buffer gate(DType::f32, {2, 6}), up(DType::f32, {2, 5});
   Buffer h(DType::f32, {2, 6});
   try {
@@ -310,7 +310,7 @@ TEST(swiglu, errors_name_what_was_found_and_what_was_expected) {
   } catch (const Error& e) { EXPECT_STREQ(e.what(), "swiglu_gate: limit: found -1, expected 0 (no clamp) or more"); }
 }
 
-TEST(swiglu, every_operand_lies_on_one_device) {
+TEST(swiglu, operands_on_different_devices_are_refused) {
   using F = Swiglu;
   using B = SwigluBackward;
   const DType d = DType::f32;

@@ -38,7 +38,7 @@ struct Batch {
   std::vector<int32_t> tokens, targets, positions, cu;
 };
 
-TEST(gpt, losses_and_gradients_are_those_of_the_definition) {
+TEST(gpt, losses_and_gradients_equal_the_definition) {
   constexpr double kLimit = 1e-9;  // fp64; as in tests/parity/parity.py
   const Json goldens = read_json_file(INGOT_SOURCE_DIR "/tests/data/gpt.json");
   ASSERT_EQ(goldens.size(), 2u);

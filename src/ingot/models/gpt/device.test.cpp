@@ -68,7 +68,7 @@ TEST(gpt_device, kept_rows_change_no_bit) {
   }
 }
 
-TEST(gpt_device, twins_on_the_host_are_what_control_flow_reads) {
+TEST(gpt_device, control_flow_reads_the_host_copies) {
   Documents d, twin;
   TokenBatch batch = d.batch();
   batch.host_positions = twin.batch().positions, batch.host_cu_seqlens = twin.batch().cu_seqlens;
@@ -98,7 +98,7 @@ TEST(gpt_device, a_gpu_is_refused_by_name_without_cuda) {
 }
 #endif
 
-TEST(gpt_device, types_and_devices_that_do_not_go_together_are_refused) {
+TEST(gpt_device, types_and_devices_that_do_not_fit_together_are_refused) {
   const GptConfig c = small("nano");
   const GptTypes mixed(DType::f32, DType::bf16, DType::bf16);
   EXPECT_NE(error_of([&] { Gpt(c, mixed, {.capacity = 8}); }).find("on cpu, expected one type"), std::string::npos);

@@ -123,7 +123,7 @@ Numbers on_gpu(const GptConfig& c, bool looping, const std::vector<double>& w, D
   return {values(loss.host()), values(grads.host())};
 }
 
-TEST_F(GptCuda, LossesAndGradientsAreThoseOfTheCpuInFp64) {
+TEST_F(GptCuda, LossesAndGradientsEqualTheCpusInFp64) {
   std::vector<testing::Variant> all = testing::variants();
   for (testing::Variant& v : testing::parity_variants()) all.push_back(std::move(v));
   ASSERT_EQ(all.size(), 42u);

@@ -361,7 +361,7 @@ TEST(gpt, cutting_the_last_layer_call_changes_nothing) {
 }
 
 // Cached keys and values count as constants: only the later tokens have gradients.
-TEST(gpt, gradients_of_segments_that_go_on_in_a_cache_match_finite_differences) {
+TEST(gpt, gradients_of_segments_continued_from_a_cache_match_finite_differences) {
   for (const int64_t window : {0, 7}) {
     const std::vector<int> before = {5, 3}, after = {3, 4};
     Case prefix(small_golf(), before, true, false), k(small_golf(), after, true, true);

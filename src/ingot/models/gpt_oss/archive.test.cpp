@@ -106,7 +106,7 @@ TEST(gpt_oss_archive,
   }
 }
 
-TEST(gpt_oss_archive, every_form_holds_the_nearest_numbers_whatever_the_checkpoint_had) {
+TEST(gpt_oss_archive, every_form_holds_the_numbers_nearest_to_the_checkpoint_s) {
   for (WeightFormat source : {WeightFormat::mxfp4, WeightFormat::bf16})
     for (WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
       for (WeightFormat experts : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
@@ -181,7 +181,7 @@ int64_t touched(const std::string& path) {
 }
 // The shapes must be known from the headers: a device without room for a model is found without reading 65 GB, and
 // without taking the host's memory.
-TEST(gpt_oss_archive, shapes_are_known_without_reading_and_what_is_passed_on_needs_no_memory) {
+TEST(gpt_oss_archive, shapes_are_known_without_reading_and_uploaded_weights_are_released) {
   const TemporaryDirectory dir;
   const std::string path = dir / "x.ingot";
   GptOssConfig config = synthetic_gpt_oss("small");
@@ -206,7 +206,7 @@ TEST(gpt_oss_archive, shapes_are_known_without_reading_and_what_is_passed_on_nee
   }
 }
 
-TEST(gpt_oss_archive, what_cannot_be_converted_leaves_no_file) {
+TEST(gpt_oss_archive, a_failed_conversion_leaves_no_file) {
   const TemporaryDirectory dir;
   const auto refused = [&](const GptOssCheckpoint::Options& o, const GptOssForms& forms = {}) {
     remove_tree(dir / "m");
@@ -240,7 +240,7 @@ void expect_same_numbers(const std::string& a, const std::string& b) {
       EXPECT_EQ(numbers(x.layers[l].*part), numbers(y.layers[l].*part)) << l;
 }
 
-TEST(gpt_oss_archive, an_archive_becomes_what_its_checkpoint_would) {
+TEST(gpt_oss_archive, converting_an_archive_equals_converting_its_checkpoint) {
   const TemporaryDirectory dir;
   const WeightFormat formats[] = {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4};
   // both formats can represent all numbers of the source
@@ -447,7 +447,7 @@ void write_iris(const std::string& path, const std::map<std::string, NamedTensor
   write_file(path, head + blobs);
 }
 
-TEST(gpt_oss_archive, an_iris_file_is_the_model_its_checkpoint_is) {
+TEST(gpt_oss_archive, an_iris_file_is_the_model_of_its_checkpoint) {
   const TemporaryDirectory dir;
   std::map<std::string, NamedTensor> tensors;
   std::vector<std::vector<float>> wide;  // the converter of the .iris project stores these tensors as f32
@@ -513,7 +513,7 @@ TEST(gpt_oss_archive, an_iris_file_is_the_model_its_checkpoint_is) {
       holds(error_of([&] { read_gpt_oss_config(dir / "bad.iris"); }), "found no tensor \"embed\" of 2 dimensions"));
 }
 
-TEST(gpt_oss_archive, a_synthetic_one_is_a_model_of_realistic_scale_and_the_same_every_time) {
+TEST(gpt_oss_archive, a_synthetic_model_has_realistic_scales_and_is_reproducible) {
   const TemporaryDirectory dir;
   const GptOssConfig config = synthetic_gpt_oss("small");
   const WeightFormat fp8 = WeightFormat::fp8, mx = WeightFormat::mxfp4, bf16 = WeightFormat::bf16;

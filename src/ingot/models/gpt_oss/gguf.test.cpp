@@ -267,7 +267,7 @@ TEST(gpt_oss_gguf, a_directory_without_safetensors_stands_for_its_gguf_file) {
   EXPECT_EQ(checkpoint_source(s.dir / "m"), s.dir / "m");  // safetensors take precedence
 }
 
-TEST(gpt_oss_gguf, archives_of_it_are_those_of_the_checkpoint) {
+TEST(gpt_oss_gguf, archives_from_gguf_equal_archives_from_the_checkpoint) {
   Source s;
   const std::string path = s.gguf();
   for (const GptOssForms& forms : {GptOssForms{}, {WeightFormat::fp8, WeightFormat::bf16}}) {
@@ -325,7 +325,7 @@ TEST(gpt_oss_gguf, matrices_may_have_types_of_their_own) {
   expect_weights_near(found, want, 0, 0);
 }
 
-TEST(gpt_oss_gguf, what_is_no_such_model_is_refused_by_name) {
+TEST(gpt_oss_gguf, files_of_another_architecture_are_refused_by_name) {
   Source s;
   const auto refused = [&](const Change& change) {
     const std::string path = s.gguf({}, change);
@@ -443,7 +443,7 @@ struct Vocabulary {
   }
 };
 
-TEST(gpt_oss_gguf, a_model_without_a_tokenizer_is_called_that) {
+TEST(gpt_oss_gguf, a_model_without_a_tokenizer_is_an_error) {
   Source s;
   const std::string path = s.gguf();
   const auto said = [&](const std::string& model) { return error_of([&] { ingot::load_vocabulary(model); }); };
@@ -456,7 +456,7 @@ TEST(gpt_oss_gguf, a_model_without_a_tokenizer_is_called_that) {
   EXPECT_TRUE(holds(said(s.dir / "x.ingot"), "x.ingot: found a model without a tokenizer, expected one in the file"));
 }
 
-TEST(gpt_oss_gguf, the_tokenizer_inside_is_that_of_the_same_rules) {
+TEST(gpt_oss_gguf, the_tokenizer_of_the_file_equals_the_tokenizer_of_the_same_rules) {
   const TemporaryDirectory dir;
   EXPECT_NE(error_of([&] { load_tokenizer(dir.path()); }).find("found no tokenizer in this directory, expected a"),
             std::string::npos);
@@ -474,7 +474,7 @@ TEST(gpt_oss_gguf, the_tokenizer_inside_is_that_of_the_same_rules) {
   EXPECT_EQ(ByteBpe::parse(bpe->to_json(), "again").hash(), tokenizer->hash());
 }
 
-TEST(gpt_oss_gguf, tokens_that_ordinary_text_may_contain_cut_it) {
+TEST(gpt_oss_gguf, added_tokens_split_ordinary_text) {
   const TemporaryDirectory dir;
   Vocabulary v;
   v.pre = "qwen2";

@@ -55,7 +55,7 @@ TEST(gpt_oss_config, the_three_spellings_say_the_same) {
   EXPECT_EQ(to_json(gpt_oss_config_from_json(published, "again")), published);
 }
 
-TEST(gpt_oss_config, rotations_of_other_values_are_read_too) {
+TEST(gpt_oss_config, rotations_with_other_values_are_read) {
   std::string own = kOwn;
   const auto put = [&](const std::string& from, const std::string& to) {
     own.replace(own.find(from), from.size(), to);
@@ -71,7 +71,7 @@ TEST(gpt_oss_config, rotations_of_other_values_are_read_too) {
   EXPECT_EQ(scaling.original_context, 2048);
 }
 
-TEST(gpt_oss_config, what_is_left_out_is_what_the_architecture_has) {
+TEST(gpt_oss_config, missing_keys_have_the_values_of_the_architecture) {
   // Only Hugging Face's sizes, among them a head_dim that differs from hidden / heads.
   const std::string sizes =
       R"({"model_type": "gpt_oss", "vocab_size": 201088, "hidden_size": 2880, "num_hidden_layers": 2,
@@ -93,7 +93,7 @@ TEST(gpt_oss_config, what_is_left_out_is_what_the_architecture_has) {
   EXPECT_EQ(to_json(own), to_json(published));
 }
 
-TEST(gpt_oss_config, rotations_that_are_told_in_part_or_for_each_kind_of_layer_are_refused) {
+TEST(gpt_oss_config, rotations_given_in_part_or_for_each_kind_of_layer_are_refused) {
   const std::vector<std::array<std::string, 2>> cases = {
       {R"("rope_parameters": {"rope_type": "yarn", "factor": 8})",
        "found yarn without original_max_position_embeddings"},
@@ -121,7 +121,7 @@ TEST(gpt_oss_config, published_frequencies_are_the_specified_ones) {
   EXPECT_NEAR(f.amplitude, 1.3465735902799727, 1e-15);
 }
 
-TEST(gpt_oss_config, what_would_be_another_model_is_refused_by_field) {
+TEST(gpt_oss_config, values_of_another_model_are_refused_by_field) {
   const std::vector<std::array<std::string, 3>> cases = {
       {R"("model_type": "gpt_oss")", R"("model_type": "llama")", "model_type: found \"llama\", expected \"gpt_oss\""},
       {R"("hidden_act": "silu")", R"("hidden_act": "gelu")", "hidden_act: found \"gelu\""},
@@ -177,7 +177,7 @@ TEST(gpt_oss_load, every_naming_and_type_of_the_same_numbers_gives_the_same_weig
   }
 }
 
-TEST(gpt_oss_load, experts_as_transformers_writes_them_are_turned) {
+TEST(gpt_oss_load, experts_in_the_order_of_transformers_are_transposed) {
   const TemporaryDirectory dir;
   GptOssCheckpoint checkpoint;
   checkpoint.write(dir / "plain", {.experts = WeightFormat::bf16});
@@ -252,7 +252,7 @@ TEST(gpt_oss_load, damaged_checkpoints_are_refused_with_one_line_each) {
   }
 }
 
-TEST(gpt_oss_load, too_little_memory_is_said_before_it_is_taken) {
+TEST(gpt_oss_load, too_little_memory_is_reported_before_any_is_taken) {
   const TemporaryDirectory dir;
   GptOssCheckpoint().write(dir / "m");
   const std::string found = refusal(dir / "m", {.other_bytes = int64_t(1) << 50});
@@ -305,7 +305,7 @@ TEST(gpt_oss, batches_of_any_size_give_the_same_hidden_rows) {
   }
 }
 
-TEST(gpt_oss, a_cache_goes_back_as_far_as_its_rings_and_snapshots_allow_and_no_further) {
+TEST(gpt_oss, a_cache_rewinds_as_far_as_its_rings_and_snapshots_allow) {
   const Loaded m;
   GptOss model(m.config, m.weights, {.batch = 8, .positions = 64});
   const std::vector<int32_t> ids = random_ids(60, m.config.vocab);
@@ -340,7 +340,7 @@ TEST(gpt_oss, a_cache_goes_back_as_far_as_its_rings_and_snapshots_allow_and_no_f
   same(0);
 }
 
-TEST(gpt_oss, what_does_not_fit_is_refused_with_both_values) {
+TEST(gpt_oss, arguments_that_do_not_fit_are_refused_with_both_values) {
   const Loaded m;
   GptOss model(m.config, m.weights, {.batch = 8, .positions = 64});
   GptOssCache cache(m.config, 2, 10, 8);

@@ -62,7 +62,7 @@ TEST(chat_format, text_before_a_call_of_the_same_turn_does_not_end_the_turn) {
   EXPECT_NE(prompt.find("analysishm"), std::string::npos) << prompt;
 }
 
-TEST(chat_format, an_answer_is_parts_that_the_next_prompt_shows_as_they_were_written) {
+TEST(chat_format, the_next_prompt_shows_the_parts_of_an_answer_as_they_were_written) {
   const auto tokenizer = testing::harmony_bytes();
   const HarmonyFormat& format = testing::harmony_format();
   const HarmonyTokens& t = format.tokens();

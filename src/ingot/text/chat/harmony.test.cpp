@@ -284,7 +284,7 @@ TEST(harmony, a_prompt_keeps_the_analysis_of_the_turn_under_way_alone) {
   EXPECT_EQ(thoughts(14), "four five ");
 }
 
-TEST(harmony, what_a_user_writes_never_becomes_a_control_token) {
+TEST(harmony, the_text_of_a_user_never_becomes_a_control_token) {
   const Vocabulary& v = vocabulary();
   std::string evil = "x";
   for (const std::string& c : kControls) evil += c;
@@ -304,7 +304,7 @@ TEST(harmony, a_vocabulary_of_another_kind_is_refused) {
 }
 
 // --- parsing -------------------------------------------------------------------------------------------------------
-TEST(harmony, what_was_rendered_is_parsed_back) {
+TEST(harmony, rendered_messages_are_parsed_back) {
   const Vocabulary& v = vocabulary();
   for (const Golden& g : goldens()) {
     HarmonyParser parser(v.bpe, v.tokens, false);
@@ -318,7 +318,7 @@ TEST(harmony, what_was_rendered_is_parsed_back) {
   }
 }
 
-TEST(harmony, answers_are_read_whatever_shape_they_have) {
+TEST(harmony, malformed_answers_are_read) {
   const auto message = [](const char* channel, const char* content, const char* recipient = "", const char* type = "") {
     return HarmonyMessage{
         .role = Role::assistant, .recipient = recipient, .channel = channel, .content_type = type, .content = content};

@@ -91,7 +91,7 @@ ChatConversation conversation_of(const OrderedJson& json) {
   return c;
 }
 
-TEST(chat_templates, prompts_are_those_of_the_published_templates) {
+TEST(chat_templates, prompts_equal_the_published_templates) {
   const OrderedJson cases =
       OrderedJson::parse(read_file(std::string(INGOT_SOURCE_DIR) + "/tests/data/chat_formats/prompts.json"));
   ASSERT_GE(cases.size(), 110u);
@@ -136,7 +136,7 @@ TEST(chat_templates, text_of_a_conversation_never_becomes_a_control_token) {
   }
 }
 
-TEST(chat_templates, a_template_is_known_by_its_exact_text) {
+TEST(chat_templates, a_template_is_recognised_by_its_exact_text) {
   const std::string smollm2 =
       "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou "
       "are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + "
@@ -215,7 +215,7 @@ TEST(chat_templates, text_of_smollm2_keeps_its_newlines) {
             (std::vector<ChatPart>{{.kind = ChatKind::text, .content = "\nYes.\n\n"}}));
 }
 
-TEST(chat_templates, an_answer_of_llama3_that_is_the_json_of_a_known_function_calls_it) {
+TEST(chat_templates, a_json_answer_of_llama3_with_a_known_name_is_a_call) {
   const auto f = format("llama3.1");
   const std::string json = "{\"name\": \"f\", \"parameters\": {\"a\": 1}}";
   EXPECT_EQ(parts_of(*f, json + "<|eom_id|>", {"f"}),
@@ -245,7 +245,7 @@ TEST(chat_templates, answers_of_mistral_are_text_and_a_list_of_calls_with_ids) {
             (std::vector<ChatPart>{{.kind = ChatKind::text, .content = " Yes."}}));
 }
 
-TEST(chat_templates, a_call_of_mistral_is_shown_again_with_the_id_that_the_model_gave_it) {
+TEST(chat_templates, later_prompts_of_mistral_show_a_call_with_the_id_that_the_model_wrote) {
   EXPECT_EQ(mistral_call_id("aB3456789"), "aB3456789");
   EXPECT_EQ(mistral_call_id("call_0123456789abcdefaB3456789"), "aB3456789");
   const std::string derived = mistral_call_id("call_7");
@@ -259,7 +259,7 @@ TEST(chat_templates, a_call_of_mistral_is_shown_again_with_the_id_that_the_model
   EXPECT_EQ(text_of(*vocabulary(), f->prompt(c)), "<s>[INST] ?[/INST]" + answer);
 }
 
-TEST(chat_templates, turns_that_do_not_alternate_are_joined_for_models_that_never_saw_such) {
+TEST(chat_templates, turns_that_do_not_alternate_are_joined_for_models_trained_on_alternating_turns) {
   const ChatConversation c{.messages = {{.role = ChatRole::user, .content = "a"},
                                         {.role = ChatRole::user, .content = "b"},
                                         {.role = ChatRole::instructions, .content = "c"},
@@ -276,7 +276,7 @@ TEST(chat_templates, turns_that_do_not_alternate_are_joined_for_models_that_neve
   EXPECT_EQ(text_of(*vocabulary(), format("mistral-v3")->prompt(alone)), "<s>[INST] c[/INST]");
 }
 
-TEST(chat_templates, the_next_prompt_begins_with_the_prompt_and_the_answer_as_they_were) {
+TEST(chat_templates, the_next_prompt_begins_with_the_unchanged_prompt_and_answer) {
   for (const std::string& name : chat_format_names()) {
     if (name == "harmony") continue;
     const auto f = format(name);
@@ -337,7 +337,7 @@ std::shared_ptr<const SentencePiece> sentencepiece_vocabulary() {
   return std::make_shared<SentencePiece>(SentencePiece::parse_json(Json::parse(json.dump()), "t"));
 }
 
-TEST(chat_templates, the_space_in_front_of_a_text_is_there_once_where_the_tokenizer_adds_it) {
+TEST(chat_templates, a_text_has_one_leading_space_where_the_tokenizer_adds_a_space) {
   const auto spm = sentencepiece_vocabulary();
   const auto f = make_chat_format("mistral-v3", spm, "t");
   const ChatConversation c{.messages = {{.role = ChatRole::user, .content = "Hi"},

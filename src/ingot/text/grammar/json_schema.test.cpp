@@ -276,7 +276,7 @@ OrderedJson random_value(const OrderedJson& s, Dice& dice, const OrderedJson& ro
   return object;
 }
 
-TEST(json_schema, what_random_schemas_allow_is_valid_json_of_them_and_their_values_are_allowed) {
+TEST(json_schema, texts_of_random_schemas_are_valid_and_valid_values_are_accepted) {
   int64_t objects = 0, endless = 0;
   std::ofstream documents;  // tests/schema_test.py validates the documents with another program
   if (const char* path = std::getenv("INGOT_SCHEMA_DOCUMENTS")) documents.open(path);
@@ -346,7 +346,7 @@ TEST(json_schema, any_object_is_json_and_nothing_else_is) {
   EXPECT_FALSE(accepts(walk, deep + "[]" + closed));
 }
 
-TEST(json_schema, each_keyword_means_what_the_standard_says) {
+TEST(json_schema, each_keyword_has_the_meaning_of_the_standard) {
   expect_accepts(R"({"type":"integer"})", {"0", "-7", "123456789012345"},
                  {"01", "1.0", "1e3", "1234567890123456", "\"1\"", "-"});
   expect_accepts(R"({"type":["string","null"],"maxLength":2})", {"null", "\"\"", "\"日本\"", R"("\n\u00e9")"},
@@ -368,7 +368,7 @@ TEST(json_schema, each_keyword_means_what_the_standard_says) {
       {R"({"next":null})", R"({"next":{"next":{"next":null}}})"}, {"{}", R"({"next":{"next":1}})"});
 }
 
-TEST(json_schema, bounds_of_numbers_are_held_exactly) {
+TEST(json_schema, bounds_of_numbers_are_enforced_exactly) {
   expect_accepts(R"({"type":"integer","minimum":-3,"maximum":12})", {"-3", "0", "9", "10", "12", "-0"},
                  {"-4", "13", "00", "1.0", "123", "-10"});
   expect_accepts(R"({"type":"integer","exclusiveMinimum":0})", {"1", "10", "999999999999999"}, {"0", "-0", "-1"});
@@ -385,7 +385,7 @@ TEST(json_schema, bounds_of_numbers_are_held_exactly) {
   expect_accepts(R"({"type":["integer","null"],"minimum":1,"maximum":1})", {"1", "null"}, {"2"});
 }
 
-TEST(json_schema, a_pattern_is_found_anywhere_in_the_text_and_escapes_are_written_where_json_wants_them) {
+TEST(json_schema, a_pattern_matches_anywhere_in_the_text_and_escapes_are_written_where_json_requires_them) {
   expect_accepts(R"({"type":"string","pattern":"^[a-z]+$"})", {"\"a\"", "\"abc\""},
                  {"\"\"", "\"A\"", "\"a b\"", "\"a\\n\"", "a"});
   expect_accepts(R"({"pattern":"b"})", {"\"b\"", "\"abc\"", "\"\u65e5b\"", R"("\"b\n")"}, {"\"ac\"", "\"\""});
@@ -408,7 +408,7 @@ TEST(json_schema, a_pattern_is_found_anywhere_in_the_text_and_escapes_are_writte
                  {"\"\U00010000\"", "\"\U0010ffff\"", "\"\U0001f600\""}, {"\"\uffff\"", "\"\xf4\x90\x80\x80\""});
 }
 
-TEST(json_schema, formats_are_those_of_their_standards) {
+TEST(json_schema, formats_accept_the_texts_of_their_standards) {
   expect_accepts(
       R"({"type":"string","format":"date"})", {"\"2024-02-29\"", "\"2000-02-29\"", "\"1999-12-31\"", "\"0001-01-01\""},
       {"\"2023-02-29\"", "\"1900-02-29\"", "\"2023-04-31\"", "\"2023-13-01\"", "\"0000-01-01\"", "\"23-01-01\""});
@@ -432,7 +432,7 @@ TEST(json_schema, formats_are_those_of_their_standards) {
                  {"\"1999-01-01\""});
 }
 
-TEST(json_schema, alternatives_of_one_of_are_told_apart_by_type_or_by_a_required_property) {
+TEST(json_schema, alternatives_of_one_of_are_distinguished_by_type_or_by_a_required_property) {
   expect_accepts(R"({"oneOf":[{"type":"string"},{"type":"null"},{"enum":[1,2]}]})", {"\"a\"", "null", "2"},
                  {"3", "true"});
   expect_accepts(R"({"oneOf":[{"$ref":"#/$defs/a"},{"$ref":"#/$defs/b"}],"discriminator":{"propertyName":"k"},"$defs":{
@@ -445,7 +445,7 @@ TEST(json_schema, alternatives_of_one_of_are_told_apart_by_type_or_by_a_required
       {R"({"a":null})", R"({"b":null})"}, {"{}", R"({"a":null,"b":null})"});
 }
 
-TEST(json_schema, further_properties_have_other_names_and_the_schema_for_them) {
+TEST(json_schema, further_properties_have_unlisted_names_and_the_schema_of_additional_properties) {
   expect_accepts(R"({"type":"object","properties":{"ab":{"type":"null"}},"additionalProperties":{"type":"integer"}})",
                  {"{}", R"({"ab":null})", R"({"a":1,"abc":2,"":3})", R"({"ab":null,"b":1})"},
                  {R"({"ab":1})", R"({"b":null})", R"({"b":1,"ab":null})", R"({,"b":1})"});
@@ -454,7 +454,7 @@ TEST(json_schema, further_properties_have_other_names_and_the_schema_for_them) {
 }
 
 // Forced calls without "strict".
-TEST(json_schema, what_can_be_held_of_a_schema_is_held_and_nothing_is_refused) {
+TEST(json_schema, lenient_schemas_enforce_every_expressible_keyword_and_refuse_nothing) {
   const auto held = [](const std::string& schema, const std::vector<const char*>& good,
                        const std::vector<const char*>& bad) {
     Grammar g;
@@ -504,7 +504,7 @@ TEST(json_schema, patterns_and_schemas_that_cost_too_much_are_refused_in_time) {
     EXPECT_NE(error_of([&] { walk_of(costly); }), "") << costly;
 }
 
-TEST(json_schema, what_is_not_read_is_refused_by_name) {
+TEST(json_schema, unsupported_keywords_and_values_are_refused_by_name) {
   const auto refusal = [](const char* schema) { return error_of([&] { walk_of(schema); }); };
   EXPECT_EQ(refusal(R"x({"type":"object","properties":{"a":{"type":"string","pattern":"^(?=a)"}}})x"),
             "usage: schema.properties.a.pattern: character 2: a lookaround or a flag is not supported");
@@ -560,7 +560,7 @@ TEST(json_schema, what_is_not_read_is_refused_by_name) {
 }
 
 // Both alternatives accept [[[...: the number of possible readings doubles with each bracket.
-TEST(json_schema, a_text_that_can_be_read_in_too_many_ways_is_an_error_and_not_a_flood) {
+TEST(json_schema, a_text_with_too_many_readings_is_an_error) {
   GrammarWalk walk = walk_of(
       R"({"anyOf":[{"type":"array","items":{"$ref":"#"},"minItems":1},{"type":"array","items":{"$ref":"#"}}]})");
   EXPECT_NE(error_of([&] { accepts(walk, std::string(5000, '[')); }), "");

@@ -35,7 +35,7 @@ std::pair<Grammar, Grammar::Rule> grammar_of_object() {
 }
 bool is_set(const std::vector<uint32_t>& mask, size_t id) { return (mask[id / 32] >> (id % 32) & 1) != 0; }
 
-TEST(token_masks, a_mask_says_of_each_token_what_its_bytes_say) {
+TEST(token_masks, a_mask_allows_the_tokens_whose_bytes_the_grammar_accepts) {
   const auto tokens = vocabulary_of(3001);
   const auto tree = std::make_shared<const TokenTree>(tokens, std::vector<int32_t>{3000, 2999, -1});
   auto [g, rule] = grammar_of_object();
@@ -68,7 +68,7 @@ TEST(token_masks, a_mask_says_of_each_token_what_its_bytes_say) {
   EXPECT_EQ(ends, 1);  // the control token, after the object alone
 }
 
-TEST(token_masks, a_vocabulary_that_cannot_say_what_must_follow_is_an_error) {
+TEST(token_masks, a_vocabulary_without_a_token_for_the_required_text_is_an_error) {
   const auto tree = std::make_shared<const TokenTree>(std::vector<std::string>{"{", "x"}, std::vector<int32_t>{});
   auto [g, rule] = grammar_of_object();
   TokenGrammar grammar(tree, g, rule);

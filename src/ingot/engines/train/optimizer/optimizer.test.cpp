@@ -17,7 +17,7 @@ namespace {
 using testing::Buffer;
 
 // Compares with spec/optimizer.py, whose numbers tools/make_model_goldens.py wrote.
-TEST(optimizer, weights_and_their_average_are_those_of_the_definition) {
+TEST(optimizer, weights_and_their_average_equal_the_definition) {
   const Json goldens = read_json_file(INGOT_SOURCE_DIR "/tests/data/optimizer.json");
   ASSERT_EQ(goldens.size(), 2u);
   for (const auto& [name, golden] : goldens.items()) {
@@ -53,7 +53,7 @@ TEST(optimizer, weights_and_their_average_are_those_of_the_definition) {
 }
 
 // On memory with arbitrary initial contents, and with a copy of the weights in the products' type.
-TEST(optimizer, its_state_begins_at_zero_and_the_copy_follows_the_weights) {
+TEST(optimizer, the_optimizer_s_state_begins_at_zero_and_the_copy_follows_the_weights) {
   GptConfig c = gpt_preset("nano");
   c.vocab = 40, c.dim = 16, c.layers = 1, c.heads = c.kv_heads = 2, c.head_dim = 8, c.mlp_hidden = 24;
   const ParameterLayout layout(c);

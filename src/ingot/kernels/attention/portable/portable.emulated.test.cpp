@@ -78,7 +78,7 @@ TEST_P(AttentionPortableEmulated, AgreesWithFp64WithWindowsSinksCapsAndKeysOfThe
 
 // Up to 128 columns the kernels differ by the GPU's shared memory; the cases have several tiles and several heads of a
 // group.
-TEST_P(AttentionPortableEmulated, AgreesWithFp64WhateverRoomTheGpuHas) {
+TEST_P(AttentionPortableEmulated, AgreesWithFp64ForEverySizeOfSharedMemory) {
   const DType type = GetParam();
   for (const char* one : {"8.0", "8.6", "9.0"}) {
     SCOPED_TRACE(one);

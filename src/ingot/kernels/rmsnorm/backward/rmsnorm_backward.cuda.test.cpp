@@ -577,7 +577,7 @@ TEST_F(RmsNormBackwardCuda, AcceptsNoRowsAndLeavesDwAlone) {
   EXPECT_TRUE(o.dw.untouched(true));
 }
 
-TEST_F(RmsNormBackwardCuda, RefusesByNameWhatItHasNoKernelFor) {
+TEST_F(RmsNormBackwardCuda, RefusesOperandsWithoutAKernelByName) {
   const auto refusal = [](const auto& call) -> std::string {
     try {
       call();

@@ -255,7 +255,7 @@ TEST(GptOssBatchEmulated, ARowHasTheSameBitsBesideAnyOtherRows) {
 }
 
 // Slots of different lengths, shorter and longer than the window; slot 1 takes no part.
-TEST(GptOssBatchEmulated, PartsOfSeveralPromptsAreThosePromptsAlone) {
+TEST(GptOssBatchEmulated, PartsOfSeveralPromptsGiveTheLogitsOfThePromptsAlone) {
   const DecodeModel m(small(), WeightFormat::bf16, WeightFormat::mxfp4, 7);
   Batch together(m, 32, 3), alone(m, 32, 3);
   int32_t next = 3;

@@ -183,7 +183,7 @@ std::vector<float> logits_of_steps(const RandomModel& m, int64_t most) {
   return all;
 }
 
-TEST(CpuModel, RowsOfAStepOfSeveralTokensAreThoseOfSingleTokensToTheLastBit) {
+TEST(CpuModel, RowsOfAStepOfManyTokensEqualSingleTokensToTheLastBit) {
   for (const Change& c : kChanges)
     for (const WeightFormat format : {WeightFormat::f32, WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
       SCOPED_TRACE(detail::concat(c.name, " ", format));

@@ -26,7 +26,7 @@ WorkRange work_range(uint32_t weight_tiles, uint32_t row_tiles, uint32_t slots, 
 
 // All blocks together take every weight tile once, in chunks that fit and stay within a row tile. The sums of a row
 // tile are in at most two blocks, and in one where blocks take whole row tiles.
-TEST(DecodeWorkRange, EveryWeightTileIsTakenOnceWhateverTheGrid) {
+TEST(DecodeWorkRange, EveryWeightTileIsTakenOnceForEveryGridSize) {
   const std::vector<int32_t> expert = {5, 0, 2};
   const std::vector<uint8_t> memory(1 << 20);
   const uint8_t* const base = memory.data();

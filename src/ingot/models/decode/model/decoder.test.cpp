@@ -9,7 +9,7 @@
 namespace ingot {
 namespace {
 
-TEST(GptOssGpuRounding, MatricesInF32AreCountedAndOthersAreNot) {
+TEST(GptOssGpuRounding, OnlyMatricesInF32AreCounted) {
   const GptOssConfig c = synthetic_gpt_oss("20b");
   GptOssWeights w = decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);
   EXPECT_EQ(gpu_rounding(w), "");

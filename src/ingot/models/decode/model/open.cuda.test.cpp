@@ -67,10 +67,10 @@ TEST_F(GptOssOpenCuda, RandomWeightsAreMadeOnTheGpuAndTheirNamesSayTheirFormat) 
 }
 
 #ifdef INGOT_EMULATED_DEVICE
-struct GptOssOpenOnOthersCuda : GptOssOpenCuda {
+struct GptOssOpenByCapabilityCuda : GptOssOpenCuda {
   void TearDown() override { emulation::set_device_limits({}); }
 };
-TEST_F(GptOssOpenOnOthersCuda, EveryGpuFromComputeCapability80OnGivesTheTokensOfAHoppersPhasedPath) {
+TEST_F(GptOssOpenByCapabilityCuda, EveryGpuFromComputeCapability80OnGivesTheTokensOfHoppersPhasedPath) {
   testing::GptOssCheckpoint().write(path);
   const auto answer = [&](const DecoderOptions& options) {
     const OpenedModel m = open_model(path, options);
@@ -86,7 +86,7 @@ TEST_F(GptOssOpenOnOthersCuda, EveryGpuFromComputeCapability80OnGivesTheTokensOf
     EXPECT_EQ(answer({.context = 64, .device = DeviceChoice::cuda}), want) << capability;
   }
 }
-TEST_F(GptOssOpenOnOthersCuda, AGpuOlderThanTheKernelsIsLeftForTheCpuOrRefusedInALine) {
+TEST_F(GptOssOpenByCapabilityCuda, AGpuOlderThanTheKernelsIsReplacedByTheCpuOrRefusedInOneLine) {
   testing::GptOssCheckpoint().write(path);
   gpu::Limits turing = gpu::limits_of("8.6");
   for (const int capability : {70, 75}) {

@@ -62,7 +62,7 @@ Found found_after(const DecodeModel& m, Then then, const SampleOptions& o, bool 
   EXPECT_EQ(download(gpu.buffers().state, 1)[0].position, found.length);
   return found;
 }
-TEST_F(GptOssStepAheadCuda, WhateverFollowsIsAsWithoutAStepAhead) {
+TEST_F(GptOssStepAheadCuda, AStepAheadDoesNotChangeLaterResults) {
   testing::DecodeCase t = testing::decode_cases()[0];
   const DecodeModel m(t.config, t.dense, t.experts, 7);
   const SampleOptions options[] = {{.sampling = {.temperature = 1.2}, .seed = 3},
@@ -76,7 +76,7 @@ TEST_F(GptOssStepAheadCuda, WhateverFollowsIsAsWithoutAStepAhead) {
 }
 
 // A step ahead after a row of logits without numbers has no valid token, and is dropped.
-TEST_F(GptOssStepAheadCuda, AnErrorOfTheTokenForgetsIt) {
+TEST_F(GptOssStepAheadCuda, AnErrorOfTheTokenDropsTheStepAhead) {
   testing::HeadRows head = testing::random_head(60, 96, 9);
   head[17][1] = NAN;
   const testing::PrefilteredModel m(head);

@@ -192,7 +192,7 @@ TEST_F(GptOssDecodeCuda, TenThousandLaunchesAndReplaysGiveTheSameWithoutAHang) {
   }
 }
 
-TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
+TEST_F(GptOssDecodeCuda, AMissingGridBarrierIsNamedAndTheNextTokenIsRight) {
   const DecodeCase t = testing::decode_cases()[0];
   const DecodeModel m(t.config, t.dense, t.experts, 7);
   OneKernel sound(m, t.length), one(m, t.length);
@@ -256,7 +256,7 @@ TEST_F(GptOssDecodeCuda, APrefilteredTokenRepeatsAndAMissingBlockIsNamed) {
 
 // For all sampling options: the token that the CPU samples from the same logits and seed, and its logprobs, whose sums
 // of exponentials are in double precision and another order.
-TEST_F(GptOssDecodeCuda, DrawsWithBiasesMasksAndLogprobsAreTheCpus) {
+TEST_F(GptOssDecodeCuda, SamplingWithBiasesMasksAndLogprobsEqualsTheCpu) {
   const DecodeCase t = testing::decode_cases()[0];
   const DecodeModel m(t.config, t.dense, t.experts, 7);
   DeviceModel gpu(m.config, m.weights, {.context = 40, .megakernel = !testing::kEmulated});
@@ -347,7 +347,7 @@ void check_sequences(const GptOssConfig& config, WeightFormat dense, WeightForma
             std::string::npos);
 }
 // Slots in any order; some take no part in a step; one continues alone.
-TEST_F(GptOssDecodeCuda, SeveralSequencesOfAStepAreTheModelEach) {
+TEST_F(GptOssDecodeCuda, EachSequenceOfAStepEqualsTheModel) {
   constexpr WeightFormat kBf16 = WeightFormat::bf16, kFp8 = WeightFormat::fp8, kMx = WeightFormat::mxfp4;
   const std::vector<std::tuple<GptOssConfig, WeightFormat, WeightFormat>> models = {
       {testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5), kBf16, kMx},
@@ -363,14 +363,14 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfAStepAreTheModelEach) {
     check_sequences(config, dense, experts, 5, steps);
   }
 }
-TEST_F(GptOssDecodeCuda, SeveralSequencesOfAStepAreTheModelEachSmall) {
+TEST_F(GptOssDecodeCuda, EachSequenceOfAStepEqualsTheModelSmall) {
   check_sequences(testing::decode_config(64, 4, 2, 32, 64, 3, 2, 2, 2), WeightFormat::bf16, WeightFormat::mxfp4, 3,
                   {{2, 0, 1}, {1, 0}});
 }
 
 // The counter is set as if one block fewer had to arrive, so that all waits except the first wait for a change that
 // happened before them. The error names the sequence and its position; the sequences beside it are unchanged.
-TEST_F(GptOssDecodeCuda, ARouterOfSeveralSequencesThatWaitsInVainIsNamedAndTheNextStepIsRight) {
+TEST_F(GptOssDecodeCuda, ARouterOfASmallBatchWhoseWaitTimesOutIsNamedAndTheNextStepIsRight) {
   const DecodeModel m(testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5), WeightFormat::bf16, WeightFormat::mxfp4, 7);
   const DecoderOptions how{.context = 40, .slots = 3, .megakernel = false, .wait_limit = 0.1};
   DeviceModel sound(m.config, m.weights, how), harmed(m.config, m.weights, how);
@@ -399,7 +399,7 @@ TEST_F(GptOssDecodeCuda, ARouterOfSeveralSequencesThatWaitsInVainIsNamedAndTheNe
 // repeats itself bit for bit whatever the other sequences of its steps are. Except for near ties (other experts in some
 // layer) the two paths differ by roundings to 8 bits, as the two paths of one sequence do (see
 // TheMegakernelAndThePhasedPathDifferOnlyByExpertsOnANearTie).
-TEST_F(GptOssDecodeCuda, SeveralSequencesOfThePublishedShapesAreThoseAloneAndRepeatThemselves) {
+TEST_F(GptOssDecodeCuda, SequencesOfThePublishedShapesEqualTheSequencesAloneAndRepeatBitForBit) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   constexpr int kSlots = 16, kRuns = 100;
   static_assert(kSlots == decode::kMostSmallBatch);
@@ -612,7 +612,7 @@ TEST_F(GptOssDecodeCuda, PromptsOfRoundedInputsTakeRoundedNumbers) {
 }
 
 // The tolerances are those of TwoLayersOfThePublishedShapesAreTheCpuEngine: prompts, and a token after each.
-TEST_F(GptOssDecodeCuda, PromptsOfThePublishedShapesAreTheCpuEngineAndRepeatThemselves) {
+TEST_F(GptOssDecodeCuda, PromptsOfThePublishedShapesEqualTheCpuEngineAndRepeatBitForBit) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
     const GptOssConfig c = testing::published_config(2, 8, 2000);

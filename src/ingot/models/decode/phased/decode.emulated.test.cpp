@@ -111,7 +111,7 @@ TEST(GptOssDecodeEmulated, ATracedTokenIsTheSameAndKeepsTimesAndBytes) {
   }
 }
 
-TEST(GptOssDecodeEmulated, AMissingHandOffEndsTheMegakernelAndAppendsNothing) {
+TEST(GptOssDecodeEmulated, AMissingGridBarrierEndsTheMegakernelAndAppendsNothing) {
   const DecodeCase t = testing::decode_cases()[0];
   const DecodeModel m(t.config, t.dense, t.experts, 7);
   Emulated gpu(m, 9), sound(m, 9);

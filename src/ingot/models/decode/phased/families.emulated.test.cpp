@@ -68,7 +68,7 @@ TEST(FamiliesDecodeEmulated, ATokenDoesNotDependOnTheNumberOfBlocks) {
   }
 }
 
-TEST(FamiliesDecodeEmulated, AMissingHandOffEndsTheMegakernelAndAppendsNothing) {
+TEST(FamiliesDecodeEmulated, AMissingGridBarrierEndsTheMegakernelAndAppendsNothing) {
   for (const uint32_t missing : {0u, 1u, 3u, 9u}) {
     SCOPED_TRACE(missing);
     DecoderSpec s = testing::family_spec({64, 4, 2, 128, 64});

@@ -89,13 +89,13 @@ void GptOssRanksCuda::check_case(const DecodeCase& t, Split split, bool megakern
                                     .state = [&] { return state_of(*gpus, ranks() - 1); }};
   });
 }
-TEST_P(GptOssRanksCuda, SeveralGpusAreTheModelPhaseByPhase) {
+TEST_P(GptOssRanksCuda, SeveralGpusComputeTheModelPhaseByPhase) {
   for (const DecodeCase& t : cases(ranks())) check_case(t, Split::tensor, false);
 }
-TEST_P(GptOssRanksCuda, SeveralGpusAreTheModelThroughTheMegakernel) {
+TEST_P(GptOssRanksCuda, SeveralGpusComputeTheModelThroughTheMegakernel) {
   for (const DecodeCase& t : cases(ranks())) check_case(t, Split::tensor, true);
 }
-TEST_P(GptOssRanksCuda, AttentionOnAGpuAndExpertsOnOthersAreTheModel) {
+TEST_P(GptOssRanksCuda, AttentionOnOneGpuAndExpertsOnTheRemainingGpusComputeTheModel) {
   for (const bool megakernel : {true, false}) check_case(cases(ranks())[0], Split::attention_experts, megakernel);
 }
 
@@ -231,7 +231,7 @@ TEST_P(GptOssRanksCuda, ATracedTokenIsTheTokenAndShowsEveryExchangeOnAllGpus) {
 }
 
 // A decoder over several GPUs samples the same tokens as one GPU, greedy and random.
-TEST_P(GptOssRanksCuda, TheDecoderDrawsWhatOneGpuDraws) {
+TEST_P(GptOssRanksCuda, TheDecoderSamplesTheTokensOfOneGpu) {
   const Small small(ranks());
   const auto sampled = [&](int64_t gpus, double temperature) {
     const auto d = make_gpu_decoder(small.m.config, small.m.weights, {.context = 64, .gpus = gpus});
@@ -311,7 +311,7 @@ TEST_P(GptOssRanksCuda, AGpuThatIsLostIsNamedAndOtherProcessesGoOn) {
 }
 #endif
 
-TEST_P(GptOssRanksCuda, WhatCannotBeSharedIsRefusedBeforeAnythingIsLoaded) {
+TEST_P(GptOssRanksCuda, AModelThatCannotBeSharedIsRefusedBeforeAnythingIsLoaded) {
   const Small small(ranks());
   EXPECT_NE(decode::ranks_unsupported_reason(9).find("expected 1 to 8"), std::string::npos);
   const int more = gpu::device_count() + 1;
@@ -431,7 +431,7 @@ TEST_P(GptOssRanksCuda, LoadingTakesLittleOfTheHostsMemory) {
 }
 
 // Layers of the published shapes: equal to one GPU, up to the rounding of sums in another order.
-TEST_P(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThemselves) {
+TEST_P(GptOssRanksCuda, LayersOfThePublishedShapesEqualOneGpusAndRepeatBitForBit) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(4, 8, 2000);
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {

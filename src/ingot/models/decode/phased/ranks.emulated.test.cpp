@@ -84,7 +84,7 @@ TEST(GptOssRanksEmulated, EightGpusAreTheModel) {
   check_case(eight, 8, Split::tensor, true);
   check_case(eight, 8, Split::tensor, false);
 }
-TEST(GptOssRanksEmulated, OneGpuForAttentionAndOthersForTheExpertsAreTheModel) {
+TEST(GptOssRanksEmulated, AttentionOnOneGpuAndExpertsOnTheRemainingGpusComputeTheModel) {
   if (!testing::kSanitized) check_case(four_heads(), 2, Split::attention_experts, true);  // one rank has experts only
   check_case(four_heads(), 5, Split::attention_experts, true);
   check_case(four_heads(), 3, Split::attention_experts, false);
@@ -173,7 +173,7 @@ TEST(GptOssRanksEmulated, AGpuThatNeverBeginsIsNamed) {
 }
 
 // A dense model with norms of heads, and a mixture without biases beside a dense MLP.
-TEST(FamiliesRanksEmulated, SeveralGpusAreTheModel) {
+TEST(FamiliesRanksEmulated, SeveralGpusComputeTheModel) {
   DecoderSpec dense = testing::family_spec({96, 8, 2, 32, 130}), mixed = testing::family_spec({64, 8, 2, 32, 130});
   dense.qk_norm = dense.qkv_bias = true, dense.layer[0].window = 5, dense.embedding_scale = 3;
   mixed.layer[1].experts = true, mixed.experts = 5, mixed.experts_per_token = 2;

@@ -23,7 +23,7 @@ class GptOssPrefilterCuda : public testing::GpuTest<> {};
 
 // For every head, the prefiltered head returns the same id as the whole head and the CPU, and its logit; for a greedy
 // token no upper bound is below the logit.
-TEST_F(GptOssPrefilterCuda, ThePrefilterFindsTheIdOfTheWholeHeadWhateverTheHead) {
+TEST_F(GptOssPrefilterCuda, ThePrefilterFindsTheIdOfTheWholeHeadForEveryHead) {
   const int64_t rows = testing::kEmulated ? 200 : 1500, cols = testing::kEmulated ? 96 : 2880;
   for (const auto& [name, head] : testing::heads_to_prefilter(size_t(rows), size_t(cols))) {
     SCOPED_TRACE(name);
@@ -105,7 +105,7 @@ TEST_F(GptOssPrefilterCuda, APrefilteredModelOfThePublishedShapesContinuesAsWith
 
 // The same with sampling: the whole head, the int8 prefilter and the CPU sample the same ids at every temperature, and
 // the kernels count the steps.
-TEST_F(GptOssPrefilterCuda, SampledTokensOfThePublishedShapesAreThoseOfTheWholeHeadAndOfTheCpu) {
+TEST_F(GptOssPrefilterCuda, SampledTokensOfThePublishedShapesEqualTheWholeHeadsAndTheCpus) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = testing::published_config(2, 32, 201088);
   const GptOssWeights shapes = decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);

@@ -79,7 +79,7 @@ bool is_left_out(const std::string& name) {
   return testing::kSanitized && name != "near ties" && name != "so small that all are read";
 }
 
-TEST(GptOssPrefilterRanksEmulated, TheIdIsTheUsualHeadsOverAnyNumberOfGpus) {
+TEST(GptOssPrefilterRanksEmulated, TheIdEqualsTheWholeHeadsIdOverAnyNumberOfGpus) {
   const int32_t ids[] = {0, 199};
   for (const auto& [name, head] : testing::heads_to_prefilter(200, 96)) {
     SCOPED_TRACE(name);
@@ -113,7 +113,7 @@ TEST(GptOssPrefilterRanksEmulated, TheFirstGpuPrefiltersAloneIfItAloneHasTheHead
     check_head(heads[i].second, int(i) + 1, Split::attention_experts, ids);
   }
 }
-TEST(GptOssPrefilterRanksEmulated, HeadsOfManyRoundsAndRowsOfSeveralPieces) {
+TEST(GptOssPrefilterRanksEmulated, HeadsOfManyRoundsAndRowsOfManyChunks) {
   const int32_t ids[] = {0}, ids_of_wide[] = {99, 3};
   const auto heads = testing::heads_to_prefilter(3400, 96);  // more rows than one block compares at once
   for (const size_t i : {1, 2}) {
@@ -131,7 +131,7 @@ TEST(GptOssPrefilterRanksEmulated, HeadsOfManyRoundsAndRowsOfSeveralPieces) {
 }
 // On the GPU with the largest logit, the lower bound must not exclude the row of that logit, although the codes of the
 // row mislead; on the other GPUs no row comes near.
-TEST(GptOssPrefilterRanksEmulated, ARowThatMisleadsIsFoundOnEveryGpu) {
+TEST(GptOssPrefilterRanksEmulated, ARowWithMisleadingCodesIsFoundOnEveryGpu) {
   const int32_t ids[] = {0};
   for (const int count : {2, 5}) {
     const PrefilteredModel any(testing::random_head(300, 96, 2), count);

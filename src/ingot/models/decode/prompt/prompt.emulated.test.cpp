@@ -203,7 +203,7 @@ TEST(GptOssPromptsEmulated, TwoGpusAreTheModel) {
 TEST(GptOssPromptsEmulated, FourGpusAreTheModel) {
   check_case(prompt_case(four_heads(), WeightFormat::bf16), 4, Split::tensor);
 }
-TEST(GptOssPromptsEmulated, OneGpuForAttentionAndOthersForTheExpertsAreTheModel) {
+TEST(GptOssPromptsEmulated, AttentionOnOneGpuAndExpertsOnTheRemainingGpusComputeTheModel) {
   if (!testing::kSanitized) check_case(prompt_case(four_heads(), WeightFormat::bf16), 2, Split::attention_experts);
   check_case(prompt_case(four_heads(), WeightFormat::bf16), 5, Split::attention_experts);
 }

@@ -31,7 +31,7 @@ double relative_error(const std::vector<float>& got, const std::vector<float>& w
   return std::sqrt(error / size);
 }
 
-TEST_F(RowKernelCuda, SequencesOfThePublishedShapesRepeatThemselvesInAnyCompany) {
+TEST_F(RowKernelCuda, SequencesOfThePublishedShapesRepeatBitForBitBesideAnyOtherSequences) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   constexpr int kSlots = 8, kRuns = 30;
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {

@@ -181,7 +181,7 @@ TEST(RowKernelEmulated, AStepLeavesTheLogitsThatAreAskedFor) {
   EXPECT_EQ(few.buffers.state->tokens[0], all.buffers.state->tokens[0]);
 }
 
-TEST(RowKernelEmulated, AMissingHandOffEndsTheStepAndAppendsNothing) {
+TEST(RowKernelEmulated, AMissingGridBarrierEndsTheStepAndAppendsNothing) {
   const std::vector<int32_t> ids = some_ids(5);
   Emulated sound(small_model(), 16);
   sound.row_kernel = true;

@@ -37,7 +37,7 @@ TEST(DecodeSlices, SharesOfThePublishedShapesAreWholeWeightTilesAndCoverTheModel
   for (size_t r = 0; r < 4; ++r) EXPECT_EQ(four[r].channels.size() / 64, r == 0 ? 12 : 11);
 }
 
-TEST(DecodeSlices, TheFirstRankMayHaveAttentionAloneAndTheOthersTheExperts) {
+TEST(DecodeSlices, TheFirstRankMayHaveAttentionAndTheRemainingRanksTheExperts) {
   const GptOssConfig c = synthetic_gpt_oss("120b");
   const std::vector<Slice> five = slices_of(c, 5, Split::attention_experts);
   EXPECT_EQ(five[0], (Slice{.kv_heads = {0, 8}, .channels = {}, .ids = {0, 201088}}));

@@ -73,7 +73,7 @@ struct Case {
   }
 };
 
-TEST(gpt_adapter, one_that_rides_with_others_gives_the_same_results_and_gradients) {
+TEST(gpt_adapter, an_adapter_computed_with_others_gives_the_same_results_and_gradients) {
   Case k;
   const Case::Found alone = k.run(false), riding = k.run(true);
   const auto near = [](const char* what, const std::vector<double>& a, const std::vector<double>& b) {
@@ -90,7 +90,7 @@ TEST(gpt_adapter, one_that_rides_with_others_gives_the_same_results_and_gradient
   for (const double v : riding.dar.memory) ASSERT_TRUE(std::isfinite(v));
 }
 
-TEST(gpt_adapter, kept_weights_and_a_gradient_that_nobody_reads_change_no_bit_of_the_others) {
+TEST(gpt_adapter, kept_weights_and_an_unread_gradient_change_no_bit_of_the_other_gradients) {
   Case k;
   for (const bool rides : {false, true}) {
     const Case::Found plain = k.run(rides), kept = k.run(rides, true), unread = k.run(rides, true, false),

@@ -75,7 +75,7 @@ TEST(artifact, a_written_model_is_read_and_dequantised) {
   }
 }
 
-TEST(artifact, cut_lengthened_or_altered_anywhere_it_is_refused) {
+TEST(artifact, a_cut_lengthened_or_altered_file_is_refused) {
   GptConfig config = testing::small_nano();
   config.layers = 1;
   for (const ArtifactCoder coder : kCoders) {
@@ -129,7 +129,7 @@ TEST(artifact, the_versions_before_are_read) {
 }
 
 // The upper bytes of the scales of similar rows compress to almost nothing.
-TEST(artifact, numbers_of_like_size_take_fewer_bytes) {
+TEST(artifact, numbers_of_similar_size_take_fewer_bytes) {
   Artifact a = random_artifact(testing::small_nano());
   const Rng rng(6, Purpose::test);
   for (ArtifactTensor& t : a.tensors)
@@ -140,7 +140,7 @@ TEST(artifact, numbers_of_like_size_take_fewer_bytes) {
   EXPECT_LT(now + numbers / 2, before);
 }
 
-TEST(artifact, a_stream_that_stands_for_far_more_than_itself_is_refused) {
+TEST(artifact, a_stream_that_would_expand_too_far_is_refused) {
   for (const ArtifactCoder coder : {ArtifactCoder::brotli, ArtifactCoder::lzma}) {
     if (!has(coder)) continue;
     GptConfig config = testing::small_nano();

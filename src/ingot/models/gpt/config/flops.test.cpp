@@ -5,7 +5,7 @@
 namespace ingot {
 namespace {
 
-TEST(flops, of_the_golf_preset_are_those_counted_by_hand) {
+TEST(flops, of_the_golf_preset_equal_a_count_by_hand) {
   const GptConfig golf = gpt_preset("golf");
   // A layer's matrices: q and o 512 x 512, k and v 256 x 512, up and down 2048 x 512.
   constexpr double kLayer = 2 * 512 * 512 + 2 * 256 * 512 + 2 * 2048 * 512, kHead = 8192 * 512;
@@ -27,7 +27,7 @@ TEST(flops, a_factorised_embedding_counts_its_projection_and_a_narrow_head) {
             2.0 * double(c.vocab * c.embed_dim + 2 * c.dim * c.embed_dim));
 }
 
-TEST(flops, pairs_are_those_that_a_loop_counts) {
+TEST(flops, pairs_equal_the_count_of_a_loop) {
   const std::vector<int32_t> cuts{0, 5, 5, 6, 20};
   for (const int64_t window : {0, 1, 3, 14, 100}) {
     double pairs = 0;

@@ -80,7 +80,7 @@ double apart(const std::vector<float>& a, const std::vector<float>& b) {
   return std::sqrt(squares / double(a.size()));
 }
 
-TEST_F(DeviceDecoderCuda, LogitsAreThoseOfTheCpuUpToRoundings) {
+TEST_F(DeviceDecoderCuda, LogitsEqualTheCpusUpToRoundings) {
   for (const auto& [name, c, looping] : models()) {
     std::vector<float> plain;
     for (const int64_t rank : {0, 8, 3}) {
@@ -116,7 +116,7 @@ TEST_F(DeviceDecoderCuda, LogitsAreThoseOfTheCpuUpToRoundings) {
 }
 
 // With logprobs the logits are copied to the host, which samples.
-TEST_F(DeviceDecoderCuda, GraphsDrawWhatTheHostDraws) {
+TEST_F(DeviceDecoderCuda, GraphsSampleTheTokensThatTheHostSamples) {
   for (const int64_t rank : {0, 8})
     for (const auto& [name, c, looping] : models()) {
       if (testing::kEmulated && (rank > 0 || looping)) continue;
