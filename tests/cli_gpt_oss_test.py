@@ -320,7 +320,7 @@ class GptOss(TinyGptOss):
         self.assertTrue(all(0 < c["token_ms"] < 1e4 for c in found["cases"]), found)
         text = ingot(*bench, "--lengths", "2").text
         self.assertRegex(text, r"given costs of steps: 100\.000 .*\n(?s:.*)drafts of 2, all accepted: [0-9.]+ ms a token, [0-9.]+ tokens a step, 19 of 19 draft tokens accepted\n")
-        self.refuses(2, "found neither RUN nor --model", "bench", "draft")
+        self.refuses(2, "found neither --model nor --synthetic", "bench", "draft")
         self.refuses(2, "--lengths: found '0', expected numbers like", *bench, "--lengths", "0")
         too_long = ingot(*bench, "--lengths", "9")  # known once the model is open, whose line about its weights comes first
         self.assertEqual((too_long.returncode, too_long.text), (2, ""), too_long.error)

@@ -456,8 +456,8 @@ void bench_model(const Options& o) {
 
 void add_bench_decode(Command& bench) {
   Command& c = bench.add("decode",
-                         "Times a token of GPT-OSS: of a model, or on a GPU of random weights in the published shapes, "
-                         "also in those of Llama, Qwen3 and SmolLM2");
+                         "Times a token of a GPT-OSS model, or on a GPU of random weights in the published shapes of "
+                         "GPT-OSS, Llama, Qwen3 and SmolLM2");
 
   auto o = std::make_shared<Options>();
   c.text("--model PATH", o->model,

@@ -1,4 +1,4 @@
-// ingot bench draft: the time of a token with drafts that are right as often as asked, beside the time without drafts.
+// ingot bench draft: the time of a token with drafts of a given share of right guesses, and the time without drafts.
 #include <algorithm>
 
 #include "ingot/apps/cli/framework/cli.h"
@@ -116,6 +116,8 @@ std::vector<double> costs_of(std::vector<double> costs, Decoder& decoder) {
 }
 
 void bench(const Options& o, bool json) {
+  if (o.model.empty() && o.synthetic.size.empty())
+    fail(ErrorCode::usage, "found neither --model nor --synthetic, expected one of them");
   const std::string path = chosen_model("", o.model, o.synthetic);
   const std::vector<Case> cases = cases_of(o);
   const draft::Options given = draft_options(o.policy);
@@ -166,19 +168,20 @@ void bench(const Options& o, bool json) {
 
 void add_bench_draft(Command& bench_command) {
   Command& c = bench_command.add("draft",
-                                 "Times a token with drafts that are right as often as asked, beside no drafts; the "
-                                 "answers with drafts must be equal");
+                                 "Times a token without drafts, and with drafts of given shares of right guesses; the "
+                                 "answers of all draft steps must be equal");
   auto o = std::make_shared<Options>();
   auto json = std::make_shared<bool>(false);
   c.text("--model PATH", o->model, "a published checkpoint, an archive or a GGUF file");
-  add_synthetic(c, o->synthetic);
+  add_synthetic(c, o->synthetic, "--model");
   add_device(c, o->device);
   c.integer("--context N", o->context, 1, 130000, "tokens of the prompt (default: 1024)");
   c.integer("--tokens N", o->tokens, 2, 100000, "tokens of the answer (default: 256)");
-  c.number("--temperature X", o->temperature, 0, 100, "0: the likeliest token (default: 1)");
-  c.text("--lengths LIST", o->lengths, "lengths of drafts that are always right (default: 3,7)");
+  c.number("--temperature X", o->temperature, 0, 100,
+           "temperature of sampling; 0 takes the most likely token (default: 1)");
+  c.text("--lengths LIST", o->lengths, "lengths of drafts that are accepted as a whole (default: 3,7)");
   c.text("--accepted LIST", o->accepted,
-         "shares of right draft tokens in percent, with drafts as long as they pay (default: 80)");
+         "percentages of right draft tokens; the lengths of these drafts are chosen as in `generate` (default: 80)");
   add_options(c, o->policy);
   c.flag("--json", *json, "print one JSON object");
   c.examples(R"(  ingot bench draft --synthetic 120b

@@ -129,7 +129,7 @@ void serve(const ServeCommand&, const std::string&) {
 }  // namespace
 
 void add_serve(Command& root) {
-  Command& c = root.add("serve", "Serves a model over HTTP with OpenAI's API");
+  Command& c = root.add("serve", "Serves a model over HTTP with OpenAI's and Anthropic's APIs");
   auto o = std::make_shared<ServeCommand>();
   c.text("RUN", o->run, "the directory of a run of `ingot train`");
   c.text("--model PATH", o->model, "in place of RUN: a published checkpoint, an archive or a GGUF file");
@@ -176,10 +176,9 @@ void add_serve(Command& root) {
   add_gpu_options(c, o->on);
   add_draft_options(
       c, o->draft,
-      "which answers are drafted, so that a step may yield several tokens of the same "
-      "answer: none; prediction, those of requests with a prediction; lookup, all, from earlier places of "
-      "the same text; or the directory of a published EAGLE-3 head, all, by the head too, on a CPU (default: "
-      "prediction)");
+      "which answers have drafts, so that a step may yield several tokens of an answer: none; prediction: the answers "
+      "to requests with a prediction; lookup: all answers, by guesses from earlier places of the same text; or the "
+      "directory of a published EAGLE-3 head: all answers, on a CPU also by guesses of the head (default: prediction)");
   c.examples(R"(  ingot serve --model gpt-oss-20b
   ingot serve runs/a --port 9000
   ingot serve --synthetic 20b --slots 16

@@ -15,7 +15,7 @@
 namespace ingot::cli {
 
 void add_options(Command& c, DecoderOptions& o) {
-  c.integer("--layers N", o.layers, 0, 1 << 20, "run the first N layers of a GPT-OSS model; 0: all (default: 0)");
+  c.integer("--layers N", o.layers, 0, 1 << 20, "run the first N layers of a published model; 0: all (default: 0)");
   add_quant(c, o.e4m3_experts);
   add_device(c, o.device);
 }
@@ -39,7 +39,8 @@ void add_split(Command& c, Split& split) {
 }  // namespace
 
 void add_gpus(Command& c, int64_t& gpus, Split& split) {
-  c.integer("--gpus N", gpus, 1, kMostGpus, "share a GPT-OSS model among the first N GPUs (default: 1)");
+  c.integer("--gpus N", gpus, 1, kMostGpus,
+            "share a published model other than Gemma among the first N GPUs (default: 1)");
   add_split(c, split);
 }
 void add_gpu_counts(Command& c, std::string& list, Split& split) {
@@ -65,14 +66,15 @@ void add_gpu_options(Command& c, DecoderOptions& o) {
          "read GPT-OSS's whole head in bf16 for every token (default: on GPUs with enough memory an int8 prefilter "
          "selects the rows to read; the tokens are the same)")
       .negated();
-  c.flag("--megakernel", o.dense_megakernel,
-         "compute tokens of Llama, Mistral, Qwen and SmolLM by one kernel each, as those of GPT-OSS (default: a launch "
-         "for each phase of a layer, until the kernel has been measured on a GPU)");
+  c.flag(
+      "--megakernel", o.dense_megakernel,
+      "compute a token of Llama, Mistral, Qwen or SmolLM by one kernel, as for GPT-OSS (default: one launch for each "
+      "phase of a layer, because the speed of the kernel has not been measured on a GPU)");
 }
 
 OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOptions& o) {
   if (o.e4m3_experts && exists(path) && !is_gpt_oss(path))
-    fail(ErrorCode::usage, "--quant: found ", path, ", which is not GPT-OSS, expected none with it");
+    fail(ErrorCode::usage, "--quant: found ", path, ", which is not GPT-OSS, expected a GPT-OSS model");
   DecoderOptions options = o;
   options.context = tokens;
   OpenedModel m = ingot::open_model(path, options);
@@ -88,7 +90,7 @@ OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOpt
 void add_options(Command& c, DraftLengths& o) {
   c.integer("--draft-max N", o.most, 1, 15, "the most tokens of a draft (default: 7)");
   c.text("--draft-costs LIST", o.costs,
-         "relative times of steps of 1, 2, ... tokens, such as 100,110,120: the lengths of drafts follow from these "
+         "relative times of steps of 1, 2, ... tokens, such as 100,110,120, which determine the lengths of drafts "
          "(default: measured before the first answer with drafts)");
 }
 draft::Options draft_options(const DraftLengths& o) {
@@ -98,18 +100,19 @@ draft::Options draft_options(const DraftLengths& o) {
 void add_draft_options(Command& c, DraftCommand& o, const char* help) {
   c.text("--draft HOW", o.how, help);
   add_options(c, o.lengths);
-  c.text("--draft-layers LIST", o.layers,
-         "the layers behind which the draft head reads the model's hidden states, such as 2,18,33 (default: as the "
-         "head's config.json names them)");
+  c.text(
+      "--draft-layers LIST", o.layers,
+      "the layers whose outputs the draft head reads, such as 2,18,33: the model's hidden states after so many layers "
+      "(default: the layers in the head's config.json)");
   c.integer("--draft-window N", o.window, 0, 1 << 30,
             "the latest tokens that the draft head attends to; 0: all (default: 0)");
 }
 void add_options(Command& c, DraftCommand& o) {
   add_draft_options(c, o,
-                    "guess the next tokens, and let the model check several guesses in one step; on a CPU the answer "
-                    "stays the same, on a GPU it may differ where two tokens are nearly as likely. none, lookup: from "
-                    "earlier places of the same text, or the directory of a published EAGLE-3 "
-                    "head: by the head too, on a CPU (default: none)");
+                    "how to guess the next tokens, which the model then checks in one step: none; lookup, from earlier "
+                    "places of the same text; or the directory of a published EAGLE-3 head, which guesses on a CPU in "
+                    "addition to lookup. On a CPU the answer stays the same; on a GPU the answer may differ where two "
+                    "tokens are almost equally likely (default: none)");
 }
 void choose_draft_head(const Command& c, const DraftCommand& o, DecoderOptions& on,
                        const std::vector<std::string>& words) {
@@ -186,10 +189,11 @@ std::string chosen_model(const std::string& run, const std::string& model) {
   return run.empty() ? model : run;
 }
 
-void add_synthetic(Command& c, SyntheticOptions& o) {
-  c.choice("--synthetic SIZE", o.size, {"20b", "120b", "small"},
-           "in place of RUN: random weights in GPT-OSS's shapes, made on the GPU; answers are random text. small also "
-           "runs on a CPU, for tests");
+void add_synthetic(Command& c, SyntheticOptions& o, const std::string& model) {
+  const std::string help = "in place of " + model +
+                           ": random weights in GPT-OSS's shapes, made on the GPU; answers are random text. small "
+                           "also runs on a CPU, for tests";
+  c.choice("--synthetic SIZE", o.size, {"20b", "120b", "small"}, help.c_str());
   add_dense(c, o.dense);
 }
 void add_dense(Command& c, std::string& dense) {

@@ -71,7 +71,7 @@ void add_dense(Command& c, std::string& dense);
 struct SyntheticOptions {
   std::string size, dense;
 };
-void add_synthetic(Command& c, SyntheticOptions& o);
+void add_synthetic(Command& c, SyntheticOptions& o, const std::string& model = "RUN");
 // The name of the random model (models/gpt_oss/synthetic.h), or chosen_model() where --synthetic was not given.
 std::string chosen_model(const std::string& run, const std::string& model, const SyntheticOptions& o);
 // The form in which a model's file is loaded; random weights are made in theirs.
