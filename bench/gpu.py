@@ -12,7 +12,7 @@ A report is written after each case. --continue completes an interrupted report 
 the ceilings of each run (not of mlp, decode, decode_gpus, draft, prompt, serve, train, ttt, host_cost and host_token).
 --stale measures, of the suites named or all, those without a complete report of these sources on this GPU: first those without any report, then the oldest. --minutes N
 ends after N minutes: a suite that took longer last time than the time that is left is passed over, unless its report can be continued, and a suite that runs when
-the time ends is stopped. The same command a second time goes on where the first one ended.
+the time ends is stopped. The same command called again continues with the remaining suites.
 """
 import argparse
 import os

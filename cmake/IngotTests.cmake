@@ -15,7 +15,7 @@ endif()
 # EXPECT_EQ contains an if (dangling-else). g++ 12's wrong warnings about std::string are not hidden where the header is precompiled.
 set(ingot_test_options "$<$<COMPILE_LANGUAGE:CXX>:${ingot_driver_options};-Wno-dangling-else;-Wno-array-bounds;-Wno-stringop-overflow>")
 
-# The headers of nearly every test are precompiled: they take two thirds of a small test's compile time.
+# The headers of nearly every test are precompiled: these headers take two thirds of a small test's compile time.
 file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/generated/test_headers.cpp CONTENT "")
 add_library(ingot_test_headers OBJECT ${CMAKE_CURRENT_BINARY_DIR}/generated/test_headers.cpp)
 target_link_libraries(ingot_test_headers PRIVATE ingot_testing)

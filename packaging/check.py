@@ -67,7 +67,7 @@ def check_wheel(wheel: pathlib.Path) -> None:
         site = next(pathlib.Path(scratch, "lib").glob("python3.*/site-packages"))
         subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps",
                         wheel.resolve()], check=True)
-        # PyTorch and its dependencies are those of this Python; they come after the environment's own packages.
+        # PyTorch and its dependencies are those of this Python; PyTorch's packages come after the environment's own packages.
         (site / "torch.pth").write_text(str(pathlib.Path(torch.__file__).parent.parent) + "\n")
         for command in (["-c", USE, VERSION], ["-m", "ingot"]):
             done = subprocess.run([python, *command], env=clean(scratch), cwd="/", capture_output=True, text=True)

@@ -6,7 +6,7 @@
 
 All files come from one build directory, so the kernels are compiled once for all of them; only the extension module is compiled for each Python.
 Needs a C++20 compiler, CMake, ninja and, for wheels, this Python's scikit-build-core and nanobind, as well as each Python's headers; downloads nothing.
-The files need neither a compiler nor the CUDA toolkit: the CUDA runtime is linked statically, and cuBLASLt and NCCL are loaded where they are used.
+The files need neither a compiler nor the CUDA toolkit: the CUDA runtime is linked statically, and cuBLASLt and NCCL are loaded on first use.
 `packaging/check.py FILE...` installs the files in a clean environment.
 
 Why not one wheel for all versions of Python (abi3): the extension module reads the profiling function of the thread and the slots of types in every

@@ -1,8 +1,7 @@
 """The small GPT of src/ingot/models/gpt, in plain PyTorch: the executable definition of the model.
 
-Everything the native model computes is defined here, in the order in which it is computed, for one flat buffer of packed
-documents. Nothing is fast. Any floating dtype works; float64 is the oracle. A model is a config (the JSON that the native
-model reads) and a dictionary of named tensors:
+This file defines the whole computation of the native model, in the order of the computation, for one flat buffer of packed documents. Nothing is
+fast. Any floating dtype works; float64 is the oracle. A model is a config (the JSON that the native model reads) and a dictionary of named tensors:
 
     config = GptConfig.from_json(open("config.json").read())
     weights = initialise(config, seed=1)
@@ -284,8 +283,8 @@ def rope(x, positions, c):
 
 
 def segment_attention(q, k, v, scale, window):
-    """One document: q (n, H, D), k and v (n, K, D). Query head h reads key head h // (H / K); token i sees the tokens
-    j <= i, and of those the last `window` (itself among them) when there is one."""
+    """One document: q (n, H, D), k and v (n, K, D). Query head h reads key head h // (H / K).
+    Token i sees the tokens j <= i, with a window only the last `window` of these, including itself."""
     n, group = q.shape[0], q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     s = torch.einsum("ihd,jhd->hij", q, k) * scale

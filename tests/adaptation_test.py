@@ -1,4 +1,4 @@
-"""ingot eval --ttt as a user runs it, and the checker of its log.
+"""ingot eval --ttt from the command line, and the checker of its log.
 
     python3 tests/adaptation_test.py BINARY [unittest options]
 """

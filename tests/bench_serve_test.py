@@ -1,4 +1,4 @@
-"""`ingot bench serve`: what it counts, against the server that it starts and against servers that misbehave.
+"""`ingot bench serve`: its counts, for the server that it starts and for servers that misbehave.
 
     python3 tests/bench_serve_test.py BINARY [unittest options]
 """

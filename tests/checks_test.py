@@ -1,4 +1,4 @@
-"""What tools/check_names.py, tools/check_layers.py and tools/pronouns.py find in small trees of their own, and what they leave alone; when
+"""The findings of tools/check_names.py, tools/check_layers.py and tools/pronouns.py in small trees, and text that they must accept; when
 tools/check_cuda.py trusts its record.
 
     python3 tests/checks_test.py

@@ -97,7 +97,7 @@ class Signals(TinyGptOss):
         return sum(map(int, pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")")[1].split()[11:13]))
 
     def busy(self, process, ready=lambda: True):
-        """It has computed for a while since it was ready, which is not before it catches signals (a sanitizer starts slowly)."""
+        """The program has computed for a while since it was ready, that is, since it installed its signal handlers (a sanitizer starts slowly)."""
         caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", pathlib.Path(f"/proc/{process.pid}/status").read_text(), re.M)
         if process.pid not in self.began and caught and int(caught[1], 16) >> (signal.SIGINT - 1) & 1 and ready():
             self.began[process.pid] = self.ticks(process)
@@ -308,7 +308,7 @@ class GptOss(TinyGptOss):
         run = ingot(*bench, "--accepted", "100", "--json")
         found = json.loads(run.text)
         self.assertEqual((found["device"], found["context"], found["tokens"], found["step_costs"]), ("CPU", 20, 30, list(range(100, 108))), run.error)
-        # The first token comes from the prompt. Then a step of 4 rows yields 4 tokens while its draft of 3 is right, and one of 8 rows 8.
+        # The first token comes from the prompt. Then a step of 4 rows yields 4 tokens if its draft of 3 is right, and a step of 8 rows yields 8 tokens.
         cases = {c["name"]: c for c in found["cases"]}
         self.assertEqual({name: (c["accepted_tokens"], c["draft_tokens"]) for name, c in cases.items() if name != "no draft token accepted"},
                          {"no drafts": (0, 0), "draft steps without a draft": (0, 0), "drafts of 3, all accepted": (21, 21), "drafts of 7, all accepted": (25, 25),
@@ -358,7 +358,7 @@ class GptOss(TinyGptOss):
         self.assertNotIn("sampled", json.loads(ingot(*bench, "--model", archive, "--kernels-alone", "--json").text))
         self.refuses(2, "--device: found cpu without --model, expected one: random weights are made on a GPU", *bench)
         self.refuses(2, "found --phases, which changes nothing with --model", *bench, "--model", archive, "--phases")
-        for name in ("--sequences", "--streams"):  # the second is the earlier name, for one version
+        for name in ("--sequences", "--streams"):  # --streams is the earlier name, for one version
             self.refuses(2, "found --sequences, which changes nothing with --model", *bench, "--model", archive, name, "1,2")
         self.refuses(2, "--gpus: found 2 with device cpu", *bench, "--model", archive, "--gpus", 2)
         for several in ("2,4", "1,2"):

@@ -1,4 +1,4 @@
-"""ingot export as a user runs it: a small trained model becomes an artifact, which is read back, scored and refused.
+"""ingot export from the command line: a small trained model becomes an artifact, which is read back, scored and refused.
 
     python3 tests/export_test.py BINARY [unittest options]
 """

@@ -1,4 +1,4 @@
-"""packaging/nginx.conf in front of `ingot serve`: TLS, events as they come, clients that go away, large bodies.
+"""packaging/nginx.conf in front of `ingot serve`: TLS, events without delay, clients that disconnect, large bodies.
 
     python3 tests/proxy_test.py BINARY [unittest options]
 

@@ -1,4 +1,4 @@
-"""A tiny GPT-OSS checkpoint that says what a test wants: puppet_model(directory, script). It needs no package.
+"""A tiny GPT-OSS checkpoint that gives a prescribed answer: puppet_model(directory, script). The module needs no package.
 
 A script is a list of control tokens ("<|channel|>") and pieces of text. Attention and experts are zero, and each token's row of the head is the
 code of the token before it.

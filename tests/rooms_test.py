@@ -1,6 +1,6 @@
 """A build of some rooms (INGOT_ROOMS): it contains these rooms and the rooms that they use, and its Python module works and refuses other
-operations by name. A Python module without zlib: all rooms, no models. And the matrix kernel of docs/gpu-layer.md, a room that needs no
-other edit.
+operations by name. A Python module without zlib: all rooms, no models. And the matrix kernel of docs/gpu-layer.md,
+which becomes a room without any further edit.
 
     python3 tests/rooms_test.py SOURCE_DIR [--python]     --python: with the module, run where PyTorch is installed
 """

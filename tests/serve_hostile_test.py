@@ -2,7 +2,7 @@
 
     python3 tests/serve_hostile_test.py BINARY [unittest options]
 
-INGOT_STREAMS=64 makes the last test as large as when run by hand. Rows that other files test are listed in ELSEWHERE.
+INGOT_STREAMS=64 makes the last test as large as when run by hand. ELSEWHERE lists the rows of the table that other files test.
 """
 import concurrent.futures
 import json
@@ -153,7 +153,7 @@ class Framing(WithServer):
     """Headers: nothing that two servers could read in two ways, nothing too large."""
 
     def refused(self, data, expected={400}):
-        """At once and with the connection closed, and what follows is not read as another request."""
+        """The refusal comes at once and closes the connection, and the following bytes are not read as another request."""
         started = time.monotonic()
         back = self.server.raw(data + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         self.assertLess(time.monotonic() - started, 5, data[:200])

@@ -1,14 +1,15 @@
-"""A load on `ingot serve`: idle connections, clients that stream and now and then go away, slow readers, and a watch on /health beside them.
+"""A load on `ingot serve`: idle connections, clients that stream and sometimes disconnect, slow readers, and at the same time a watch on /health.
 
     python3 tests/serve_load.py BINARY [--seconds 600] [--idle 256] [--busy 32] [--slow 4] [--slots 8] [--json REPORT]
     python3 tests/serve_load.py BINARY --synthetic 20b --busy 64 --slots 64 [--seconds 300] [--serve OPTIONS] [--json REPORT]
     python3 tests/serve_load.py BINARY --overhead RUN [--seconds 60] [--json REPORT]
 
-The first holds a small random model to this: no event lost or doubled (every whole stream says what the request says alone), no growth of memory, 99 of 100
-answers of /health in time (--health-ms, of which a machine busy with other things needs more). The second does the same with random weights of GPT-OSS's
-shapes, on a GPU where there is one: there an answer may depend by roundings on its company, so instead every event must begin where the one before it
-ended (each token comes with its place in the text), the server's own counts must agree, and the GPU's memory must stay level too. The third compares the time of a token of RUN, a model
-of `ingot train`, between `ingot generate` and one stream of the server, in turns, at their best. Ends with 1 where something does not hold.
+The first holds a small random model to this: no event lost or doubled (every whole stream has the text of the same request alone), no growth of
+memory, 99 of 100 answers of /health in time (--health-ms; a busy machine needs a larger limit). The second does the same with random weights of
+GPT-OSS's shapes, on a GPU where there is one: on a GPU an answer may differ by roundings beside other answers. Instead every event must begin at the
+end of the event before (each token comes with its place in the text), the server's own counts must agree, and the GPU's memory must not grow either.
+The third compares the time of a token of RUN, a model of `ingot train`, between `ingot generate` and one stream of the server, in turns, at their
+best. Ends with 1 where something does not hold.
 """
 import argparse
 import datetime
@@ -87,7 +88,7 @@ def synthetic_bodies(vocab, longest):
 
 
 class Client:
-    """Streams one request after the other on one connection. `alone`: what the requests say alone, or nothing where that may differ. A slow client takes
+    """Streams one request after the other on one connection. `alone`: the answers of the requests alone, or None where answers may differ. A slow client takes
     little at a time, rarely leaves, and asks for long answers."""
 
     def __init__(self, port, bodies, alone, number, slow=False):
@@ -151,7 +152,7 @@ class Client:
                     if choice["logprobs"]["text_offset"][0] != place:
                         self.wrong.append(f"{told()}: {choice} after {place} bytes")
                 place += len(choice["text"].encode())
-            if tokens > usage["completion_tokens"]:  # fewer where a control token was among them, which has no text
+            if tokens > usage["completion_tokens"]:  # fewer if a control token, which has no text, was among the tokens
                 self.wrong.append(f"{told()}, with {tokens} tokens")
         if ends == ["length"] and usage["completion_tokens"] != self.bodies[which]["max_tokens"]:
             self.wrong.append(f"{told()}, expected {self.bodies[which]['max_tokens']} tokens")
@@ -172,7 +173,7 @@ def gpu_memory_mb():
 
 
 def count(server):
-    """How the server says that requests ended, and the tokens that it sampled."""
+    """The server's counts of ended requests by reason, and of sampled tokens."""
     ends = {reason: server.metric(f'request_success_total{{finished_reason="{reason}"}}') for reason in ("stop", "length", "abort", "error")}
     return ends, server.metric("generation_tokens_total")
 
@@ -249,7 +250,7 @@ def load(o):
 
 
 def streamed_token(port, prompt, tokens):
-    """Seconds from a token to the next of a stream, as the server's `timings` say: what comes to a client comes later, beside the next token."""
+    """Seconds from a token to the next of a stream, by the server's `timings`: a client receives a text later, together with the next token."""
     s, back = connect(port), b""
     s.sendall(post(dict(prompt=prompt, max_tokens=tokens, temperature=0, stream=True, stream_options=dict(include_usage=True))))
     while not back.endswith(b"\r\n0\r\n\r\n"):

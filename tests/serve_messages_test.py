@@ -1,4 +1,4 @@
-"""Runs `ingot serve` with models that say what a test wants: Anthropic's API, calls of functions, tokens of a text.
+"""Runs `ingot serve` with models that give a prescribed answer: Anthropic's API, calls of functions, tokens of a text.
 
     python3 tests/serve_messages_test.py BINARY [unittest options]
 """

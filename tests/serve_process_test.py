@@ -30,7 +30,7 @@ class Keys(WithServer):
         cls.addClassCleanup(holder.cleanup)
         keys = pathlib.Path(holder.name, "keys")
         keys.write_text("# ours\nsecret-one\r\n\nsecret-two\n")
-        cls.OPTIONS = ("--api-key-file", keys, "--host", "0.0.0.0", "--slots", 1)  # one slot, so that what it holds is there to be taken
+        cls.OPTIONS = ("--api-key-file", keys, "--host", "0.0.0.0", "--slots", 1)  # with one slot, a request can find the tokens of an earlier request
         super().setUpClass()
 
     def test_one_of_the_keys_opens_and_nothing_else(self):
@@ -119,7 +119,7 @@ class Patience(WithServer):
 
 
 class Process(unittest.TestCase):
-    """How it begins and ends."""
+    """The beginning and the end of a server."""
 
     def setUp(self):
         if serve_test.WITHOUT:
@@ -231,7 +231,7 @@ class Process(unittest.TestCase):
             self.assertEqual(server.stop(), 0)
             self.exported(run, text, directory)
 
-    # The file is served as the run is, with the tokenizer that lies beside it, and says what `generate` does.
+    # An artifact is served like a run, with the tokenizer beside the file, and gives the same text as `generate`.
     def exported(self, run, text, directory):
         file = pathlib.Path(directory, "small.ingot")
         done = ingot("export", run, file, "--data", text, "--batches", 4, "--batch-tokens", 128)
@@ -244,7 +244,7 @@ class Process(unittest.TestCase):
         self.assertEqual(json.loads(answer)["choices"][0]["text"], json.loads(expected.text)["text"])
         self.assertFalse(json.loads(server.request("GET", "/v1/models")[1])["data"][0]["chat"])
         self.assertEqual(server.stop(), 0)
-        # In RUN's place, and refused where the tokenizer beside it is another.
+        # An artifact in place of RUN is refused if the tokenizer beside the file is a different one.
         server = start("serve", file, "--port", 0)
         line = server.stderr.readline().decode()
         server.terminate()

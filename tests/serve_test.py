@@ -28,7 +28,7 @@ try:
 except ImportError:
     openai = None
 
-# A schema with everything in it that is read, and functions to call.
+# A schema with every supported keyword, and functions to call.
 SCHEMA = {
     "type": "object", "additionalProperties": False, "required": ["zeta", "kind", "list", "deep"],
     "properties": {
@@ -41,7 +41,7 @@ TOOLS = [dict(type="function", function=dict(name="weather", parameters=CITY)), 
 
 
 def valid(schema, value, root=None):
-    """What JSON Schema says of the keywords above."""
+    """The meaning of the keywords above in JSON Schema."""
     root = root or schema
     if "$ref" in schema:
         at = root
@@ -129,7 +129,7 @@ class Server:
             time.sleep(0.01)
 
     def raw(self, data, end=False, seconds=10):
-        """What comes back until the server closes, or says no more for a while."""
+        """Reads until the server closes the connection or sends nothing for a while."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=seconds) as s:
             back = b""
             try:
@@ -321,7 +321,7 @@ class Client(WithServer):
             self.client.responses.create(model="tiny", input="Hi", previous_response_id="resp_1")
         self.assertEqual(e.exception.param, "previous_response_id")
 
-    # A random model says what its masks let through: a document that is cut off by the limit alone may be incomplete.
+    # The text of a random model depends on its masks alone: a document that is cut off by the limit alone may be incomplete.
     def documents(self, n=12, **more):
         whole = 0
         for seed in range(n):
@@ -332,7 +332,7 @@ class Client(WithServer):
             yield choice
         self.assertGreater(whole, n // 3)
 
-    CLOSING = {str(9 + b - 33): 8 for b in b'"}]'} | {str(9 + b - 33): -8 for b in b"[{"} | {"2": 8, "5": 8, "8": 8}  # so that it comes to an end
+    CLOSING = {str(9 + b - 33): 8 for b in b'"}]'} | {str(9 + b - 33): -8 for b in b"[{"} | {"2": 8, "5": 8, "8": 8}  # so that the answer ends
 
     def test_json_mode_gives_an_object(self):
         for choice in self.documents(response_format=dict(type="json_object")):
@@ -402,7 +402,7 @@ class Client(WithServer):
             return self.complete(logit_bias=force, max_tokens=12, logprobs=0, **GREEDY, **more).choices[0].logprobs.tokens
         plain, punished = ids(), ids(frequency_penalty=2)
         self.assertLess(abs(punished.count(punished[0]) - 6), 5)
-        self.assertEqual(len(set(punished)), 2, punished)  # each time makes one less likely, so the other has its turn
+        self.assertEqual(len(set(punished)), 2, punished)  # each occurrence makes a token less likely, so the other token follows
         self.assertEqual(len(set(ids(presence_penalty=2, frequency_penalty=0))), 2)
         self.assertEqual(len(plain), 12)
         with self.assertRaises(openai.BadRequestError) as e:
@@ -569,7 +569,7 @@ class Protocol(WithServer):
         self.assertGreater(len(parts[2]["tokens"]), len(parts[0]["tokens"]))
         for score, top in list(zip(parts[0]["token_logprobs"], parts[0]["top_logprobs"]))[1:]:
             self.assertLessEqual(score, max(top.values()) + 1e-9)
-        for n in range(1, 4):  # as sampled after what comes before it
+        for n in range(1, 4):  # as sampled after all earlier tokens
             one = ask(prompt=prompt[:n], max_tokens=1, logit_bias={str(prompt[n]): 100})["choices"][0]["logprobs"]
             self.assertAlmostEqual(one["token_logprobs"][0], scores["token_logprobs"][n], delta=1e-4)
         self.assertEqual(ask(prompt=text, max_tokens=3, echo=True, logprobs=None, logit_bias=ENDLESS)["choices"][0]["text"][: len(text)], text)

@@ -99,7 +99,7 @@ def problems_of(root):
             yield from missing_files(name, text, files)
         if is_page(name):
             yield from broken_links(name, text, anchors)
-        if is_page(name) and not name.startswith("docs/lab/"):  # lab pages quote words of other programs and of earlier code
+        if is_page(name) and not name.startswith("docs/lab/"):  # lab pages quote names from other programs and from earlier code
             yield from missing_words(name, text, words)
 
 

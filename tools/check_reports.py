@@ -1,6 +1,6 @@
 """Checks the committed GPU reports: their form, their errors against their tolerances, and whether the measured code is
-still the code of the tree, or at least has the same kernels (tools/same_kernels.py --reports). Stale and incomplete reports are listed; --strict makes
-them a failure.
+still the code of the tree, or at least has the same kernels (tools/same_kernels.py --reports). Stale and
+incomplete reports are listed; with --strict stale reports are a failure.
 
     python3 tools/check_reports.py [--strict]
 """

@@ -3,7 +3,7 @@
 
     python3 tools/fuzz_ops.py --seconds 60                        on the CPU
     python3 tools/fuzz_ops.py --seconds 60 --device cuda --ops attention,muon
-    python3 tools/fuzz_ops.py --device cuda --seed 7 --case 123   repeats one case, as a failure's last line says
+    python3 tools/fuzz_ops.py --device cuda --seed 7 --case 123   repeats one case, as in the last line of a failure's report
 
 Case k of a seed is a function of k and the seed (and of --ops). A case compares the numbers with their bounds (tools/fuzz_cases.py). A case also
 checks that a second call gives the same bits; that operands and the memory around them stay unchanged; that nothing is written outside the memory of

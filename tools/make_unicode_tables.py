@@ -1,4 +1,5 @@
-"""Writes src/ingot/text/unicode_tables.cpp, runs of code points of one class, and src/ingot/text/nfc_tables.cpp, what normalization form C needs, from the Unicode character database.
+"""Writes src/ingot/text/unicode_tables.cpp, runs of code points of one class, and src/ingot/text/nfc_tables.cpp, the data of normalization
+form C, from the Unicode character database.
 
     pip install unicodedata2==16.0.0
     python3 tools/make_unicode_tables.py > src/ingot/text/unicode_tables.cpp

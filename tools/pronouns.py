@@ -1,7 +1,8 @@
 """Prints how many empty pronouns the comments of each folder and the documentation have per 100 words.
 
-A comment that names the thing ("the result word carries its own flag") is understood at once; one that says "it" or "what others leave"
-has to be solved. The count is crude ("one" is also a number, "that" also a conjunction) and forbids nothing: it shows where to read again.
+A comment that names the thing ("the result word carries its own flag") is understood at once; a comment that says "it" or "what others
+leave" has to be solved. The count is crude ("one" is also a number, "that" also a conjunction) and forbids nothing: the figures show which
+files to read again.
 
     python3 tools/pronouns.py [ROOT]        a row for each folder, then all comments and all pages
     python3 tools/pronouns.py --files PATH  a row for each file at or below PATH, the worst first

@@ -78,7 +78,7 @@ def table(report):
 
 
 def serve_table(report):
-    """Rows of clients: tokens/s count the answers over the whole time, times are as a client sees them."""
+    """Rows of clients: tokens/s count the tokens of all answers over the whole time; the times are measured by the clients."""
     def rate(result):
         return f"{result['tokens_per_second']:,.0f}"
 
@@ -110,7 +110,7 @@ def key_of(result):
 
 
 def tabled(suite):
-    """The reports that a page shows: those of SUMMARY_GPU, and from other GPUs the rows that these lack."""
+    """The reports that a page shows: the reports of SUMMARY_GPU, and from other GPUs the missing rows."""
     own = [r for r in suite if SUMMARY_GPU in r["gpu"]]
     known = {key_of(result) for r in own for result in r["results"]}
     others = [{**r, "results": [result for result in r["results"] if key_of(result) not in known]} for r in suite if r not in own]
@@ -199,9 +199,10 @@ def accuracy_table(report):
                f"{r['top5_overlap']:.2%} | {r['top10_overlap']:.2%} | {r['kl']:.5f} | {r['cosine']:.5f} | {r['mean_rank']:.3f} |")
 
 
-# README's first numbers are what a user gets: tokens sampled at temperature 1, whole training steps. Each entry has alternatives, of which the first one
-# with a report is shown. An alternative is a suite, its row, the sentence, and a peer: {ms}, {us}, {peer} and the peer's times (the fastest peer's, or those of
-# the peer that is named; without it there is no line). Of a whole answer {first_ms} and {whole_s}, without a peer. Of `serve` the row's model alone.
+# README's first numbers are the speeds that a user of the program sees: tokens sampled at temperature 1, whole training steps. Each entry has
+# alternatives, of which the first one with a report is shown. An alternative is a suite, its row, the sentence, and a peer: {ms}, {us}, {peer} and
+# the peer's times (the fastest peer's, or those of the peer that is named; without this peer the line is left out). Of a whole answer {first_ms} and
+# {whole_s}, without a peer. Of `serve` the row's model alone.
 _TOKEN = {"shape": [1024], "dtype": "bf16, mxfp4"}
 _SAMPLED = ("a token of GPT-OSS-{size}'s shapes, sampled at temperature 1 through the decoder as `generate` gets it, 1,024 tokens of context: **{{ms:.2f}} ms**; the kernels alone take "
             "{{peer_ms:.2f}} ms.")
@@ -226,7 +227,7 @@ HEADLINE_STEP = {"shape": "golf", "precision": "bf16"}  # the preset golf-small
 
 
 def serve_line(report, model):
-    """What one client, 16 and 64 get of a model at temperature 1, and the same of llama.cpp's server where it was measured."""
+    """The speeds for one client, for 16 and for 64 at temperature 1, and llama.cpp's server in the same measurement, if the report has one."""
     def told(of_clients):
         return f"**{of_clients[1]['token_ms']:.2f} ms** a token for one client, " + " and ".join(f"**{of_clients[n]['tokens_per_second']:,.0f} tokens/s** for {n}" for n in (16, 64))
 

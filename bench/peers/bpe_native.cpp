@@ -1,5 +1,5 @@
-// What bench/peers/bpe.py times: the shipped tokenizer behind plain C functions. Returns -1 with the reason in
-// bpe_error().
+// The function that bench/peers/bpe.py times: the shipped tokenizer behind plain C functions. Returns -1 with the
+// reason in bpe_error().
 #include <algorithm>
 #include <string>
 

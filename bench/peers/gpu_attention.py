@@ -3,8 +3,9 @@ varlen_attn), cuDNN's through scaled_dot_product_attention, and FlexAttention co
 
     python3 bench/peers/gpu_attention.py --native build/cuda/libingot_bench.so [--wheels FOLDER] [--only TEXT] [--quick]
 
-With the wheels of flash-attention 3 (flash_attn_interface) or 4 (flash_attn.cute) in FOLDER, or installed, it is a peer, too. Operations are counted of visible pairs only: 4 per pair, head and width forward, 10 backward. Backward passes are timed alone. The limit is
-these operations at the rate of a large matrix product measured in the same run.
+With the wheels of flash-attention 3 (flash_attn_interface) or 4 (flash_attn.cute) in FOLDER, or installed, flash-attention is a peer, too. Operations
+are counted of visible pairs only: 4 per pair, head and width forward, 10 backward. Backward passes are timed alone. The limit is these operations at
+the rate of a large matrix product measured in the same run.
 """
 import ctypes
 import dataclasses

@@ -304,7 +304,7 @@ def sweep(buffers, native, configs):
 
 
 def begun(suite, options, cases, names=None):
-    """With gpu.py --continue: the results of an incomplete report of this tree and GPU, which are those of the first cases. No results otherwise,
+    """With gpu.py --continue: the results of an incomplete report of this tree and GPU, that is, of its first cases. No results otherwise,
     in a run without a report, or if the report's names differ from `names`."""
     wanted = os.environ.get("INGOT_BENCH_CONTINUE") and not (options.only or options.quick)
     report = reports.begun(suite, gpu_folder(), torch.cuda.get_device_name(0), cases) if wanted else None

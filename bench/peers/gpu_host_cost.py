@@ -34,7 +34,7 @@ def host_us(calls, repeats=40, each=300):
 
 
 def ceilings():
-    """The ceilings of PyTorch's own copies, sums and products, for the record; they bound nothing here."""
+    """The ceilings of PyTorch's own copies, sums and products, for the record; they are no bounds of the host's cost."""
     source = torch.empty(1 << 28, device="cuda").normal_()
     target = torch.empty_like(source)
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))

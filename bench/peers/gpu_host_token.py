@@ -1,11 +1,11 @@
-"""What a token of GPT-OSS costs the host: the time of a token in `ingot generate`, for a client of `ingot serve`, and in Python, over the time of the kernels
-alone, with random weights of the published shapes. Writes bench/results/<gpu>/host_token.json.
+"""The host's cost of a token of GPT-OSS: the time of a token in `ingot generate`, for a client of `ingot serve`, and in Python, over the time of the
+kernels alone, with random weights of the published shapes. Writes bench/results/<gpu>/host_token.json.
 
     PYTHONPATH=build/cuda/python python3 bench/peers/gpu_host_token.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only TEXT] [--quick]
 
 All rows are one stream of 1,000 tokens after a prompt of 1,024. The limit of a row is the time of the kernels alone for the same tokens: greedy, or at
-temperature 1, which filters begin from too. *Decoder* is the call that the three others share, in `ingot bench decode`. Medians of three rounds in turn;
-`generate` and Python run in a process of their own each time, so their rows contain the recording of the token's graph.
+temperature 1, which filters begin from too. *Decoder* is the call that the three remaining rows use, in `ingot bench decode`. Medians of three rounds
+in turn; `generate` and Python run in a process of their own each time, so their rows contain the recording of the token's graph.
 """
 import json
 import pathlib
@@ -21,7 +21,7 @@ from gpu_serve import free_port, running
 
 SIZE, PROMPT, TOKENS = "20b", 1024, 1000
 SAMPLING = {"greedy": dict(temperature=0), "temperature 1": {}, "top-p 0.9": dict(top_p=0.9), "top-k 40, min-p 0.05": dict(top_k=40, min_p=0.05)}
-# The program of the Python rows. It prints the seconds of a token of generate() and of stream().
+# The program of the Python rows. The program prints the seconds of a token of generate() and of stream().
 IN_PYTHON = """
 import json, random, sys, time
 import ingot

@@ -1,5 +1,5 @@
-"""Training steps of whole models of transformers on a GPU: as they are, under torch.compile, with Liger-Kernel, with ingot.hf.patch(loss=True), and with both
-patch and compile. Writes bench/results/<gpu>/models.json, with the memory of each. Needs the packages ingot and transformers.
+"""Training steps of whole models of transformers on a GPU: unchanged, under torch.compile, with Liger-Kernel, with ingot.hf.patch(loss=True), and
+with both patch and compile. Writes bench/results/<gpu>/models.json, with the memory of each. Needs the packages ingot and transformers.
 
     python3 bench/peers/gpu_models.py --native build/cuda/libingot_bench.so [--liger WHEEL] [--only TEXT] [--quick]
     python3 bench/peers/gpu_models.py --device cpu --tiny        # small models, no report: a test of this program
@@ -7,8 +7,8 @@ patch and compile. Writes bench/results/<gpu>/models.json, with the memory of ea
 A step is forward, backward and AdamW (PyTorch's fused one) with bf16 weights, gradients and moments, of random weights in the shapes of Llama-3.2-1B and Qwen3-4B, on 8,192
 random tokens: 4 sequences of 2,048. Each variant runs in a process of its own, because Liger changes classes and a second model would not fit; the time is the
 median of 20 steps after 5, the memory the peak of PyTorch's allocator. error: the largest relative difference of the losses of the first 5 steps from the model as
-it is, in the same seed; the tolerance of 1 % is that of bf16 activations rounded in other places. The limit is the time of the products alone (6 operations per
-weight and token, 12 per visible pair, head and width of attention) at the rate of a large product in the same run.
+it is, in the same seed; the tolerance of 1 % allows for bf16 activations that are rounded in other places. The limit is the time of the products
+alone (6 operations per weight and token, 12 per visible pair, head and width of attention) at the rate of a large product in the same run.
 """
 import argparse
 import json

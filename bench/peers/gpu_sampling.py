@@ -4,7 +4,7 @@ Writes bench/results/<gpu>/sampling.json.
     python3 bench/peers/gpu_sampling.py --native build/cuda/libingot_bench.so [--only TEXT] [--quick] [--no-peers]
 
 PyTorch samples as vLLM and gpt-fast do: the argmax of probabilities over exponential noise, after topk, or a sort and a running sum.
-The logits stay in L2, where the head has just left them in a decode step: sets of inputs are not rotated. --quick and --no-peers take
+The logits are in L2, as in a decode step after the head has written them: sets of inputs are not rotated. --quick and --no-peers take
 under a minute.
 """
 import ctypes

@@ -56,7 +56,7 @@ def limit_us(size, rows, ceiling):
 
 @contextlib.contextmanager
 def running(line, port, log):
-    """A server, once it answers on the port; stopped at the end."""
+    """A server, returned as soon as it answers on the port; stopped at the end."""
     with open(log, "wb") as out:
         process = subprocess.Popen([str(word) for word in line], stdout=out, stderr=out)
     try:

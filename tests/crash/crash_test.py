@@ -6,9 +6,9 @@
 At every system call of a save (strace, each call in turn): SIGKILL, ENOSPC, EIO, and results that lie: a write that reports one
 byte and does nothing, a rename that reports success and does nothing. Then kills at random moments, of the first process and of
 its restarts. After each, the same command again must exit 0, reach the undisturbed run's parameter hash, and leave nothing
-temporary behind. A run whose save fails goes on training: it may not die of a signal.
+temporary behind. A run whose save fails goes on training: no signal may end the program.
 
-Prints one line per failure and a summary; exits 1 when anything failed. --limit and --kills shorten it.
+Prints one line per failure and a summary; exits 1 when anything failed. --limit and --kills shorten the test.
 """
 import argparse
 import collections

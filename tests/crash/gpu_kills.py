@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Kills of the trainer on a GPU, by hand: at random moments (steps), inside saves, and by SIGTERM to a background process, whose SIGINT is
-ignored; each run must go on to the parameter hash of the undisturbed one. Then kills -9 of `bench decode` while it decodes, by one kernel a
+ignored; each run must continue to the parameter hash of the undisturbed run. Then kills -9 of `bench decode` while it decodes, by one kernel a
 token and by a launch a phase: the GPU must give the next process the same ids of a small model, its memory and its speed. Last, runs that
 the GPU's memory cannot hold.
 
@@ -143,7 +143,7 @@ class Kills:
                      f"bench decode {path}: kill -9 while it decodes; next: {'the same ids' if ids == want else 'other ids'}, {now}")
 
     def no_room(self):
-        """A batch that the GPU cannot hold, and the one that the refusal names."""
+        """A batch that the GPU cannot hold, and the batch size that the refusal names."""
         code, last = self.finish(self.start("golf-small", self.folder / "room", "--batch-tokens", str(1 << 23)))
         fits = re.search(r"found [\d.]+ \w+ available, expected train.batch_tokens of at most (\d+)", last)
         self.say(code == 7 and fits, f"golf-small with 8,388,608 tokens at once: status {code}: {last}")

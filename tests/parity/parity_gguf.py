@@ -5,9 +5,9 @@
 
 One random checkpoint, MXFP4 experts and bf16 otherwise, under llama.cpp's names, split or not. Types that hold the numbers exactly (BF16 and
 MXFP4) give the same bits as the safetensors; F32 and F16, for which products add in another order, the same losses to rounding. Q8_0 gives the
-losses of the definition with the numbers that the package itself decodes, rounded to bf16, and those differ from the original's by what Q8_0
-costs the definition. Dense matrices of 4 and 5 bits around MXFP4 experts give
-the definition's logits with the numbers that the package decodes. The tokenizer inside gives the ids of the tokenizer.json of the same rules.
+losses of the definition with the numbers that the package itself decodes, rounded to bf16, and these losses differ from the original's by the error
+of Q8_0 in the definition. Dense matrices of 4 and 5 bits around MXFP4 experts give the definition's logits with the numbers that the package decodes.
+The tokenizer inside gives the ids of the tokenizer.json of the same rules.
 """
 import json
 import random

@@ -9,7 +9,7 @@ scales under both published names (sharded and not; the config in each spelling)
 1, 127 to 130, 200 and 4097, and greedy continuations.
 
 Tolerances, of the norm of a row of logits. Definition against transformers in fp64: 1e-10. Native fp32 against the definition in fp64:
-twice what the definition itself loses in fp32 at the worst position of that context, and 16 roundings, 1e-6. Native against
+twice the error of the definition itself in fp32 at the worst position of this context, and 16 roundings, 1e-6. Native against
 transformers, both fp32: the same, and angles that transformers rounds in fp32: position * u radians, u = 2^-24, in q and in k of every layer.
 """
 import json

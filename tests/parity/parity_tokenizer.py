@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """o200k_harmony beside tiktoken and Hugging Face tokenizers: equal ids, for a vocabulary learned here and written in both
-published forms (tiktoken's ranks; tokenizer.json with every merge, added tokens and ignore_merges as GPT-OSS has it). Then
-the same vocabulary as other families write it (Llama 3, Qwen3, Mistral's tekken, SmolLM2): their patterns, normalization form
-C, and added tokens that ordinary text may contain.
+published forms (tiktoken's ranks; tokenizer.json with every merge, added tokens and ignore_merges as GPT-OSS has it). Then the same vocabulary in the
+forms of other families (Llama 3, Qwen3, Mistral's tekken, SmolLM2): their patterns, normalization form C, and added tokens that ordinary text may
+contain.
 
     parity_tokenizer.py BUILD/parity_tokenizer [--texts 6000] [--vocab 6000] [--seed 1] [--skip-without-peers]
 
@@ -153,7 +153,7 @@ def families(program, json_file, texts, rng):
     differ = {}
     for name, pre, nfc, ignore in (("llama3", split(CL100K), False, True), ("qwen3", split(CL100K.replace("{1,3}", "")), True, False), ("tekken", split(TEKKEN), False, True), ("smollm2", smollm, False, False),
                                    ("gpt2", BYTE_LEVEL | {"use_regex": True}, True, False)):
-        # An added token that the vocabulary has keeps the vocabulary's id; the package numbers the others one after the other.
+        # An added token that the vocabulary has keeps the vocabulary's id; the package numbers all further tokens consecutively.
         vocab = base["model"]["vocab"]
         fresh = itertools.count(len(vocab) + len(base["added_tokens"]))
         added = [dict(id=vocab[t] if t in vocab else next(fresh), content=t, single_word=False, lstrip=False, rstrip=False, normalized=i % 2 == 1, special=False)

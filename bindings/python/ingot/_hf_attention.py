@@ -51,7 +51,7 @@ class DenseMask(_Mask):
 
 
 def _parts(function):
-    """The functions whose intersection `function` is, as transformers.masking_utils composes them, each with the variables of its closure."""
+    """The mask functions that transformers.masking_utils has intersected to `function`, each with the variables of its closure."""
     variables = dict(zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ())))
     if function.__qualname__ == "and_masks.<locals>.and_mask":
         return [part for f in variables["mask_functions"] for part in _parts(f)]
@@ -64,7 +64,7 @@ def _pattern(function, options):
 
     if function in (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function):
         return function is masking_utils.causal_mask_function, 0, None
-    if torch.compiler.is_compiling():  # which does not trace the reading of a closure
+    if torch.compiler.is_compiling():  # torch.compile does not trace the reading of a closure
         window, config = options.get("local_size"), options.get("config")
         unambiguous = window and window == getattr(config, "sliding_window", None) and getattr(config, "attention_chunk_size", None) is None
         # transformers allows the skip where the mask is the pattern of create_sliding_window_causal_mask alone.
@@ -97,7 +97,7 @@ def _segments(numbers, queries):
 
 
 def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, **options):
-    """A SegmentMask where the kernels have the pattern, otherwise a DenseMask. Called by transformers.masking_utils."""
+    """A SegmentMask where the kernels support the pattern, otherwise a DenseMask. Called by transformers.masking_utils."""
     from transformers import masking_utils
 
     if isinstance(attention_mask, _Mask):  # made by an earlier call, as by `generate` for a static cache
@@ -124,7 +124,7 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
         numbers = numbers + packed[:, kv_offset:kv_offset + kv_length]
     if padding is not None:
         real = padding[:, kv_offset:kv_offset + kv_length].bool()
-        # The host reads one number per forward pass, as transformers' own masks make it do.
+        # The host reads one number per forward pass, as with transformers' own masks.
         holes = ((real[:, 1:] & ~real[:, :-1]).sum(-1) + real[:, 0] > 1).any()
         state = (holes + 2 * real.all()).item()
         if state == 1:

@@ -87,7 +87,7 @@ def with_children(module, **children):
 
 
 def fill_buffers(probe):
-    """Replaces the numbers in a probe's buffers: the result of a forward that reads a buffer then differs from that of its replacement, which reads none."""
+    """Replaces the numbers in a probe's buffers, so that a forward that reads a buffer gives another result than the replacement, which reads none."""
     for name, buffer in probe._buffers.items():
         if buffer is not None and buffer.is_floating_point() and not buffer.is_meta:
             probe._buffers[name] = torch.full_like(buffer, 0.37)

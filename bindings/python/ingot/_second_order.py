@@ -56,7 +56,7 @@ def _by_tape(function, inputs, wanted, cotangents):
 
 
 def _by_transform(function, inputs, wanted, cotangents):
-    """The same inside torch.func's transforms, whose tensors the tape does not follow."""
+    """The same as `gradients` inside torch.func's transforms, whose tensors the tape does not follow."""
     places = [i for i, w in enumerate(wanted) if w]
 
     def of_wanted(*parts):
@@ -97,7 +97,7 @@ _TENSOR = object()
 
 
 def _each(argument, need):
-    """For each leaf of an argument, whether its gradient is needed: for a list of tensors PyTorch gives a list."""
+    """Whether the gradient of each leaf of an argument is needed: PyTorch gives a list for a list of tensors."""
     if not isinstance(argument, (list, tuple)):
         return [need]
     return need if isinstance(need, (list, tuple)) else [need] * len(argument)

@@ -33,8 +33,8 @@ class Answer:
     prompt_seconds: float
     token_seconds: float
     logprobs: list  # for each id (logprob of the sampled token, [(id, logprob), ...]), if requested
-    drafted_tokens: int = 0  # tokens that were drafted, with `draft`
-    accepted_tokens: int = 0  # of these, tokens of the answer
+    drafted_tokens: int = 0  # tokens that were guessed, with `draft`
+    accepted_tokens: int = 0  # drafted tokens that became tokens of the answer
 
     @property
     def tokens_per_second(self):
@@ -129,11 +129,12 @@ class GptOss:
     device: "auto" (a GPU if one has enough memory), "cpu" or "cuda". context: longest sequence in tokens; 0: the model's.
     quant: the inputs of the experts are rounded to e4m3 times a power of two per 32 numbers, as with `ingot --quant`.
     draft: "lookup" guesses the next tokens from earlier places of the same text, at most draft_max at a time, on a CPU or on one GPU; the answers are those of the same steps without guesses.
-    The directory of a published EAGLE-3 head: the head guesses too. draft_layers: the layers behind which the head reads the model's hidden states, in place
-    of those that its config.json names; draft_window: the latest tokens that the head attends to, 0: all.
-    Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether the model has a chat format), note (why an existing GPU
-    is not used, or how this run differs from the default). Only one answer at a time: a call from another thread is a RuntimeError. Errors: ValueError for a
-    wrong argument, NotImplementedError for a function that this build, machine or model lacks, otherwise RuntimeError; each message is one line.
+    With the directory of a published EAGLE-3 head in place of "lookup", the head guesses too. draft_layers: the layers behind which the head reads
+    the model's hidden states, in place of those that its config.json names; draft_window: the latest tokens that the head attends to, 0: all.
+    Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether the model has a chat format), note (why an
+    existing GPU is not used, or how this run differs from the default). Only one answer at a time: a call from another thread is a RuntimeError.
+    Errors: ValueError for a wrong argument, NotImplementedError for a function that this build, machine or model lacks, otherwise RuntimeError; each
+    message is one line.
     """
 
     def __init__(self, path, *, device="auto", tokenizer=None, context=0, quant=False, draft="none", draft_max=7, draft_layers=(),
@@ -160,10 +161,11 @@ class GptOss:
         """Returns the Answer to `prompt`: a user's words, or messages of {"role": ..., "content": ...} with the roles system (or developer), user and
         assistant; with raw=True a text or a list of ids, which the answer continues.
 
-        stop: strings (or one, or None); the first that occurs ends the text and is not part of it. logprobs: for each token its own logprob and those of this
-        number of likeliest tokens; -1: none. reasoning: low, medium or high. system: who the model should say it is. date: yyyy-mm-dd, "" for none; None:
-        today. past_end (raw): continue after ids that end a text. on_text(channel, text): called with each piece of text as soon as it is complete, with
-        channel "analysis", "commentary" or "final" ("" with raw, and where a model writes no headers); the answer ends if on_text returns False or raises.
+        stop: strings (or one string, or None); the first stop string that occurs ends the text and is not part of the text. logprobs: for each token
+        its own logprob and the logprobs of this number of likeliest tokens; -1: none. reasoning: low, medium or high. system: the identity that the
+        model should state. date: yyyy-mm-dd, "" for none; None: today. past_end (raw): continue after ids that end a text. on_text(channel, text):
+        called with each piece of text as soon as the piece is complete, with channel "analysis", "commentary" or "final" ("" with raw, and where a
+        model writes no headers); the answer ends if on_text returns False or raises.
         """
         stop = () if stop is None else [stop] if isinstance(stop, str) else stop
         if not isinstance(stop, (list, tuple)):

@@ -10,7 +10,7 @@ from ._muon import PRODUCTS, muon_op
 __all__ = ["Muon"]
 
 _EPS = 1e-7  # a constant of the kernel
-_CALL_BYTES = 256 << 20  # bytes of the matrices in one call, whose copies and workspace take several times as much
+_CALL_BYTES = 256 << 20  # bytes of the matrices in one call; their copies and the workspace take several times as much memory
 _WIDE = (torch.float32, torch.float64)
 
 
@@ -32,9 +32,9 @@ class Muon(torch.optim.Optimizer):
     Every option may differ from group to group:
     use_muon=False: AdamW (torch's own) of any parameters, with lr, betas, adam_eps and weight_decay; its state is torch.optim.AdamW's.
     row_normalise=True: rows of u are scaled to length 1 before the iteration.
-    products: the type of the iteration's matrix products: "fp32", "bf16", on a GPU "tf32" too. None: bf16 on a GPU, as torch.optim.Muon
-    has it everywhere, fp32 (fp64 of fp64) on a CPU.
-    lr may be a tensor of one element; if the tensor is on the parameters' GPU, a captured graph reads it at each replay.
+    products: the type of the iteration's matrix products: "fp32", "bf16", on a GPU "tf32" too. None: bf16 on a GPU, as in torch.optim.Muon on every
+    device, and fp32 (fp64 for fp64) on a CPU.
+    lr may be a tensor of one element; if the tensor is on the parameters' GPU, a captured graph reads the tensor at each replay.
 
     Errors: ValueError for an option, a parameter, a gradient or a state dict that Muon does not support.
     """
@@ -43,7 +43,7 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, params, lr=1e-3, weight_decay=0.1, momentum=0.95, nesterov=True, ns_coefficients=(3.4445, -4.7750, 2.0315), eps=_EPS,
                  ns_steps=5, adjust_lr_fn=None, *, row_normalise=False, products=None, use_muon=True, betas=(0.9, 0.95), adam_eps=1e-8):
-        # Not among the defaults: a schedule of momentum cycles betas where it finds them there.
+        # betas is not among the defaults, because a schedule of momentum cycles betas, not momentum, if the defaults have betas.
         self._adam_options = {"betas": betas, "adam_eps": adam_eps}
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov, ns_coefficients=ns_coefficients,
                                       eps=eps, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn, row_normalise=row_normalise, products=products,
@@ -136,7 +136,7 @@ class Muon(torch.optim.Optimizer):
 
 
 class _Bank:
-    """Tensors of `shape` elements each as one tensor (B, R, C): a view where they are evenly spaced in one memory, else a copy."""
+    """Tensors of `shape` elements each as one tensor (B, R, C): a view if the tensors are evenly spaced in one storage, else a copy."""
 
     def __init__(self, parts, shape, dtype):
         self._parts = parts

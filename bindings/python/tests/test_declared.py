@@ -1,4 +1,4 @@
-"""Declared operators (ingot/_declare.py): each case of each against its formula in fp64, and what every declaration promises."""
+"""Declared operators (ingot/_declare.py): each case of each operation against its formula in fp64, and the promises of every declaration."""
 import inspect
 import pathlib
 

@@ -63,7 +63,7 @@ def adapt(model):
 
 
 def hook(model):
-    """A LoRA that other tools put beside a Linear by hooks, without a module in its place."""
+    """A LoRA that a tool adds to a Linear by hooks, without replacing the module."""
     torch.manual_seed(1)
     for p in model.parameters():
         p.requires_grad_(False)

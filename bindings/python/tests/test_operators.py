@@ -20,8 +20,8 @@ def largest_number(op, arguments):
 
 def test_opcheck(device):
     for name, op, arguments in samples(device):
-        # Traced, PyTorch's own products may be other ones, whose sums of some 16 products are formed in another order: of second derivatives,
-        # up to 700, the smallest elements then differ by more than a share of themselves.
+        # In a traced graph PyTorch may choose other matrix kernels, whose sums of some 16 products are formed in another order: of second
+        # derivatives, up to 700, the smallest elements then differ by more than a share of themselves.
         atol = max(1e-5, 16 * reference.ROUNDING[torch.float32] * largest_number(op, arguments))
         report = torch.library.opcheck(op, arguments, raise_exception=False, rtol=1.3e-6, atol=atol)
         assert all(v == "SUCCESS" for v in report.values()), f"{name}: {report}"

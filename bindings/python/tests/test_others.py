@@ -70,7 +70,7 @@ def test_gated_linear_of_two_weights_is_that_of_packed_ones(device, options):
         dh = torch.randn_like(packed)
         dx, dw, *db = torch.autograd.grad(packed, (x, w, b)[: 2 + bias], dh)
         found = torch.autograd.grad(apart, (x, *parts[: 2 + 2 * bias]), dh)
-        # Of packed weights one product gives dx, of two the second is added to what the first was rounded to.
+        # With packed weights one product gives dx; with two weights the second product is added to the rounded result of the first.
         roundings = 4 if dtype is torch.bfloat16 else 16
         assert_near(found[0], dx.double(), roundings, "dx")
         for name, got, want in [("dw", found[1:3], dw)] + [("db", found[3:], t) for t in db]:
@@ -126,7 +126,7 @@ def test_gradients_of_gate_and_up_are_written_over_them_unless_the_graph_is_kept
 def test_a_node_called_by_hand_keeps_its_saved_tensors(device):
     f, leaves, dh = gated_case(device)
     h = f(*leaves)
-    node = h.grad_fn  # torch 2.11 frees what it saved with h
+    node = h.grad_fn  # torch 2.11 frees the tensors saved with h
     (kept,) = node.saved_tensors
     before = kept.detach().clone()
     with torch.no_grad():

@@ -37,7 +37,7 @@ def test_outputs_and_gradients_against_fp64(device, dtype, activation):
             dy = torch.randn_like(y)
             y.backward(dy)
             expected.backward(dy.double())
-            # fp32: sums of up to 136 products of numbers of one size, one after the other; 16 bits: on a CPU one rounding of the result, on a GPU
+            # fp32: sums of up to 136 products of numbers of similar size, added in turn; 16 bits: on a CPU one rounding of the result, on a GPU
             # one more of what is between, of the slope that follows from it and of its gradient.
             roundings = 64 if dtype is torch.float32 else 1.1 if device.type == "cpu" else 6
             assert y.dtype is dtype

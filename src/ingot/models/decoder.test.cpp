@@ -636,9 +636,9 @@ TEST_P(decoder, logprobs_follow_the_logits_before_biases_masks_and_temperature) 
     long double sum = 0;
     for (int64_t v = 0; v < 35; ++v) sum += std::exp((long double)(row[size_t(v)]));
     const auto want = [&](int32_t id) { return double(row[size_t(id)] - std::log(sum)); };
-    // The prompt was fed in batches in one case and token by token in the other: sums in fp32 differ in their order. On
-    // a GPU the two cases use different kernels, and their bf16 results differ by some roundings: 2^-8 of logits of
-    // size 5, and as much of their sum's logarithm.
+    // One case fed the prompt in batches and the other token by token, so sums in fp32 differ in their order. On a GPU
+    // the two cases use different kernels, and their bf16 results differ by some roundings: 2^-8 of logits of size 5,
+    // and as much of the logarithm of their sum.
     const double near = d->device().kind == Device::cuda ? 2 * 5.0 / 256 : 2e-5;
     EXPECT_NEAR(sampled.logprobs[i].sampled, want(sampled.tokens[i]), near);
     ASSERT_EQ(sampled.logprobs[i].top.size(), 4u);

@@ -13,8 +13,8 @@
 
 namespace ingot {
 
-// A line per kind, in the order of trial. GPT-OSS takes every GGUF file and archive left by the families before it; the
-// last kind takes any directory, and its error names the missing files of a run.
+// A line per kind, in the order in which kinds are tried. GPT-OSS takes every GGUF file and archive that no family has
+// taken; the last kind takes any directory, and its error names the missing files of a run.
 #define INGOT_MODEL_KINDS(KIND) \
   KIND(synthetic_gpt_oss_kind)  \
   KIND(family_kind)             \

@@ -8,7 +8,7 @@
 
 namespace ingot {
 
-// What a call has sampled for a slot so far.
+// The tokens that a call has sampled for a slot so far.
 struct Decoder::Answer {
   int slot;
   const SampleOptions& options;
@@ -179,7 +179,8 @@ void Decoder::take_draft(Answer& a, std::span<const int32_t> ids, int64_t begin,
       if (a.result.stop_id < 0) ++a.result.accepted;
     }
   } catch (...) { a.end_with_error(); }
-  // The pending token stays, and of the sampled tokens those before the new pending token; a stop id leaves none.
+  // The slot keeps the old pending token and the sampled tokens before the new pending token; after a stop id there is
+  // no pending token.
   const int64_t tokens = int64_t(a.result.tokens.size());
   const int64_t length = begin + 1 + tokens - (a.result.stop_id < 0 && tokens > 0 ? 1 : 0);
   if (const int64_t now = cached_length(a.slot); now > length) {

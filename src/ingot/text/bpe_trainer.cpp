@@ -98,8 +98,8 @@ WordCounts count_words(std::span<const std::string_view> documents, WordPattern 
 struct Pair {
   uint64_t key;
   int64_t count = 0;
-  std::vector<int32_t>
-      words;  // the words that contained the pair when they were counted; some may not contain the pair any more
+  // The words that contained the pair at the last count; later merges may have removed the pair from some words.
+  std::vector<int32_t> words;
 };
 constexpr uint64_t pair_key(int32_t a, int32_t b) { return uint64_t(uint32_t(a)) << 32 | uint32_t(b); }
 

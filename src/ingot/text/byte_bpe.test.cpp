@@ -338,8 +338,8 @@ std::string tiktoken_file(const std::vector<std::string>& tokens) {
   for (size_t i = 0; i < tokens.size(); ++i) text += base64(tokens[i]) + " " + std::to_string(i) + "\n";
   return text;
 }
-// tiktoken's rule by its definition: the whole word if it is a token, else repeatedly the smallest token that two
-// neighbours join to.
+// tiktoken's rule by its definition: the whole word if the word is a token; otherwise the two neighbours that join to
+// the smallest token are merged, repeatedly.
 std::vector<int32_t> join_by_definition(const std::unordered_map<std::string, int64_t>& ids, const std::string& word) {
   const auto none = int64_t(ids.size());
   const auto id_of = [&](const std::string& bytes) {

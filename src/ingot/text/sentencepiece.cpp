@@ -67,7 +67,7 @@ struct SentencePiece::Impl {
     if (id < 0 || id >= int32_t(model.pieces.size())) return true;
     return type(id) == PieceType::control || type(id) == PieceType::unknown || type(id) == PieceType::unused;
   }
-  // Whether the space after `previous` is the one that encoding adds before a text.
+  // Whether the space after `previous` is the dummy prefix, the space that encoding adds before a text.
   bool begins_with_dummy_prefix(int32_t previous) const {
     return model.add_dummy_prefix &&
            (previous < 0 || previous >= int32_t(model.pieces.size()) || type(previous) == PieceType::control);

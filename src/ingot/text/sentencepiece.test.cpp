@@ -246,8 +246,7 @@ TEST(SentencePiece, CountsASpaceOfThreeBytePiecesOnce) {
 }
 
 TEST(SentencePiece, MergesByScoreThenFromTheLeft) {
-  // ab and bc have equal scores, so the left one is merged. abc is unused and is split into the parts of which it was
-  // merged.
+  // ab and bc have equal scores, so the left one is merged. abc is unused and is split into its two merged parts.
   EXPECT_EQ(small().encode("abc"), (std::vector<int32_t>{5, 4}));
   EXPECT_EQ(small().encode("bc a"), (std::vector<int32_t>{6, 10}));
 }

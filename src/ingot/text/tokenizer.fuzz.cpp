@@ -1,4 +1,4 @@
-// A file that is accepted as a tokenizer converts text to ids of its vocabulary, and such ids to text.
+// A file that is accepted as a tokenizer converts text to ids of its vocabulary, and ids of its vocabulary to text.
 #include "ingot/text/tokenizer.h"
 
 #include "ingot/testing/fuzz.h"

@@ -540,7 +540,7 @@ struct Server::Impl {
     return send(x, {.status = d.status, .body = std::exchange(d.waiting, {}) + "\n"});
   }
 
-  // --- what libmicrohttpd calls
+  // --- callbacks of libmicrohttpd
   static MHD_Result handle(void* self, MHD_Connection* c, const char* url, const char* method, const char* version,
                            const char* data, size_t* size, void** of) {
     Impl& impl = *static_cast<Impl*>(self);
@@ -561,7 +561,7 @@ struct Server::Impl {
       if (x->delivery) return deliver(*x);
       if (x->reply) return send(*x, *x->reply);
       if (*size > 0) {
-        // No client sends so many pieces; such a body would cost more for its lengths than for its content.
+        // No client sends a body in so many pieces; the lengths of the pieces would cost more than the content.
         constexpr int64_t kPieces = 1 << 16;
         if (++x->pieces > kPieces) return MHD_NO;
         x->received += *size;
@@ -573,8 +573,8 @@ struct Server::Impl {
       return impl.ask(*x);
     } catch (...) { return MHD_NO; }
   }
-  // The library must not decode addresses, because lies_whole() compares them; only the name of a model may have
-  // escapes.
+  // The library must not decode addresses, because lies_whole() compares the addresses as they were sent; only the name
+  // of a model may contain escapes.
   static size_t as_it_is(void*, MHD_Connection*, char* text) { return std::strlen(text); }
   static void completed(void* self, MHD_Connection*, void** of, MHD_RequestTerminationCode) {
     Impl& impl = *static_cast<Impl*>(self);

@@ -89,8 +89,7 @@ void read_function(Object& function, const Source& source, std::vector<std::stri
 
 }  // namespace
 
-// A tool of another type is omitted: the model cannot call such a tool, and the functions beside it are useful without
-// it.
+// A tool of another type is omitted: the model cannot call the tool, and the request's functions are useful without it.
 void read_tools(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits) {
   const Json* tools = body.find("tools");
   if (tools == nullptr) return;

@@ -7,8 +7,8 @@ using namespace request_body;
 
 namespace {
 
-// Calls and results of tools that are not functions, which a client may bring from a conversation with another model. A
-// call without call_id was executed by the server of the other model, and its result is not a separate item.
+// Calls and results of tools that are not functions, from a conversation of the client with another model. A call
+// without call_id was executed by the other model's server, and its result is not a separate item.
 std::optional<ApiMessage> other_item_of(Object& item, const std::string& type, ApiMessage m) {
   for (const char* stored : {"item_reference", "compaction", "compaction_summary"})
     if (type == stored)

@@ -422,7 +422,7 @@ bool Scheduler::feed_scored(Job& job, std::span<const int32_t> part) {
 }
 
 // Samples for several slots together. If the call as a whole fails, each slot is sampled alone, so that one request
-// cannot end the rest.
+// cannot end the other requests.
 std::vector<Sampled> Scheduler::sample(const std::vector<Decoder::Request>& requests) {
   try {
     return decoder_.sample(requests);
@@ -590,7 +590,7 @@ void Scheduler::finish(const Handle& job, Finish finish, std::exception_ptr erro
   }
   try {
     job->request.on_end(job->outcome);
-  } catch (...) {}  // the client has gone; other requests are not affected
+  } catch (...) {}  // the client has closed its connection; other requests are not affected
   const std::lock_guard lock(mutex_);
   --(job->slot >= 0 ? counts_.running : counts_.waiting);
   if (counts_.running + counts_.waiting == 0) idle_.notify_all();

@@ -809,8 +809,8 @@ TEST(scheduler, nothing_is_drafted_from_the_text_of_another_client) {
   EXPECT_EQ(found.second.drafts, want.second.drafts);
 }
 
-// Compares with logits that are computed token by token: minus one penalty for each occurrence, and minus the other
-// once for a token that occurred.
+// Compares with logits that are computed token by token: each occurrence of a token subtracts the frequency penalty,
+// and a token that occurred subtracts the presence penalty once.
 TEST(scheduler, penalties_are_subtracted_from_the_logits_of_earlier_tokens) {
   const Model m;
   const auto decoder = m.decoder();

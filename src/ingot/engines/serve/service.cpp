@@ -515,8 +515,8 @@ std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
   return prompts;
 }
 
-// The predicted text as the chat format would write it in an answer, from the last few tokens of the prompt on: these
-// tokens find the beginning of the prediction.
+// The tokens of the predicted text as an answer in the chat format, after the last few tokens of the prompt; a match of
+// these tokens locates the beginning of the prediction.
 std::vector<int32_t> Service::prediction_of(const ApiRequest& r, const std::vector<int32_t>& prompt) const {
   constexpr int64_t kTokensBefore = 4;
   if (r.prediction.empty()) return {};
@@ -679,7 +679,7 @@ std::string Service::detokenize(const std::vector<int32_t>& ids) const {
       throw ApiError(400, detail::concat("tokens[", i, "]: found ", ids[i], ", expected 0 to ", t.vocab_size() - 1),
                      detail::concat("tokens[", i, "]"));
   const std::string text = shown(t.decode(ids));
-  return show_json({{"prompt", text}, {"content", text}});  // as vLLM and as llama.cpp name it
+  return show_json({{"prompt", text}, {"content", text}});  // `prompt` as in vLLM, `content` as in llama.cpp
 }
 
 std::string Service::metrics_text() const {

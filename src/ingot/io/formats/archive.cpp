@@ -145,7 +145,7 @@ void ArchiveFile::prefetch(const std::vector<const ArchiveEntry*>& wanted) const
   std::atomic<bool> lost = false;
   parallel_tasks(int64_t(pieces.size()), [&](int64_t i) {
     const Range& r = pieces[size_t(i)];
-    // The kernel reads the next pieces ahead while this one is awaited, which keeps the disk busy.
+    // The operating system reads the next pieces ahead during the wait for this piece, which keeps the disk busy.
     const size_t ahead = std::min(pieces.size() - 1, size_t(i + 2 * thread_count()));
     const Range& next = pieces[ahead];
     ::madvise(base + next.begin, size_t(next.end - next.begin), MADV_WILLNEED);

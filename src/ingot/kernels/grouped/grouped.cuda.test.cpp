@@ -33,7 +33,7 @@ TEST_F(GroupedCuda, EveryFormatTileAndForm) {
       check(f, many, 272, 32, form);
       check(f, {0, 130}, 600, 704, form);            // the ring wraps around
       check(f, {0, 600}, 4128, 32, form);            // a tile for every multiprocessor
-      check(f, {0, 100, 260, 421}, 272, 416, form);  // full tiles, and tiles with one row more
+      check(f, {0, 100, 260, 421}, 272, 416, form);  // groups that fill tiles, and groups of one row more
       check(f, {0, 24, 49, 97, 98, 120}, 272, 416, form);
       check(f, {0, 40, 81, 153, 226}, 272, 416, form);
       check(f, {0, 8, 17, 33, 33, 34}, 528, 224, form);

@@ -2,11 +2,11 @@
 // of a row to finish takes the largest of these. A row with filters takes a cluster of eight or sixteen blocks, whose
 // barriers are cheap; on GPUs without clusters it takes one block.
 //
-// A filter keeps the ids up to a place in the order of falling logits. The place is where a running sum, of ones
-// (top-k) or of weights (top-p), reaches a target. The cluster finds the place by histograms: first over octaves below
-// the largest logit, then, inside one bin, over parts of the bin and over the bits of the place, until few enough ids
-// are left to compare all of them with each other. All sums are of integers, so their order does not matter. Each block
-// reads its part of the logits once, into shared memory.
+// A filter keeps the first ids in the order of falling logits, up to the id at which a running sum, of ones (top-k) or
+// of weights (top-p), reaches a target. The cluster finds the place of this id by histograms: first over octaves below
+// the largest logit, then, inside one bin, over parts of the bin and over the bits of the place (the logit's bits, then
+// the id's), until few enough ids are left to compare all of them with each other. All sums are of integers, so their
+// order does not matter. Each block reads its part of the logits once, into shared memory.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -183,8 +183,8 @@ struct Sums {
     if (threadIdx.x == 0) m.bar = 0;
     __syncthreads();
   }
-  // Adds the sums of a quad. `kept(logit, id)` says whether an id may be sampled. The noise is computed only where a
-  // bound on the noise lets the sum reach the bar, a sum that some other id of the row has reached.
+  // Adds the sums of a quad. `kept(logit, id)` says whether an id may be sampled. The noise of an id is computed only
+  // if its upper bound lets the sum reach `bar`, which is the sum of another id of the row.
   template <class Kept> __device__ void add(int32_t quad, const float (&x)[4], int32_t ids, Kept&& kept) {
     if (row.temperature == 0) {
 #pragma unroll
@@ -516,7 +516,7 @@ template <class T, int kCluster> struct Filter {
     __syncthreads();
     return m.found.place;
   }
-  // Keeps the first top_k of the kept ids, or those up to top_p of their weights.
+  // Keeps the first top_k of the kept ids, or the first ids whose weights reach the share top_p.
   __device__ void cut(bool weighted) {
     if (!weighted && row.top_k <= kCluster * (kFilterThreads / 32)) floor = least_of_warps;
     Wide target = weighted ? 0 : uint32_t(row.top_k);
@@ -645,8 +645,8 @@ template <class T> bool has_few_rows_clusters(int device) {
 }
 constexpr int64_t aligned(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 constexpr int64_t kBytesOfRow = 8 * kMostBlocks + int64_t(sizeof(FilterSpace));
-// The rows of a workspace of at least sample_workspace_bytes(1). They decide where its arrays lie, so that words which
-// are zero between calls stay the same words for calls of any number of rows.
+// The rows of a workspace of at least sample_workspace_bytes(1). The number of rows determines the places of the
+// arrays. The words that are zero between calls are therefore the same words for calls with any number of rows.
 constexpr int64_t rows_of_workspace(int64_t bytes) { return bytes / (kBytesOfRow + 4); }
 
 }  // namespace

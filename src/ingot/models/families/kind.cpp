@@ -118,8 +118,8 @@ Vocabulary vocabulary(const std::string& model, const VocabularyOptions& o) {
   Vocabulary v;
   v.tokenizer = o.tokenizer.empty() ? tokenizer_of(model) : load_tokenizer(o.tokenizer);
   v.bpe = dynamic_cast<const ByteBpe*>(v.tokenizer.get());
-  // Control tokens may lie above the model's vocabulary, as Gemma's token for images does in models of text: no text
-  // becomes one, and no sample is one.
+  // Control tokens may lie above the model's vocabulary, as Gemma's image token in models of text: no text and no
+  // sample becomes such a token.
   const auto specials = v.tokenizer->specials();
   const int64_t above =
       std::count_if(specials.begin(), specials.end(), [&](const auto& s) { return s.id >= spec.vocab; });

@@ -23,7 +23,7 @@ template <class T> void in_range(const std::string& where, const char* field, T 
     fail(ErrorCode::bad_data, where, ": ", field, ": found ", value, ", expected ", low, " to ", high);
 }
 
-// Refuses any value but the one that the architecture has: another value would mean another model.
+// Refuses every value except the architecture's: another value would mean another model.
 void must_be(Fields& f, const char* key, const std::string& expected) {
   std::string found = expected;
   f.read(key, found);
@@ -318,7 +318,7 @@ class GgufReader {
     if (*type != "yarn")
       fail(ErrorCode::unsupported, file_.path(), ": ", key("rope.scaling.type"), ": found \"", type->substr(0, 40),
            "\", expected yarn or none");
-    // The format does not state whether the ramp's ends are rounded; those of the architecture are not.
+    // The format does not state whether the ends of the ramp are rounded; the architecture does not round the ends.
     c_.rope_scaling = kDefaultScaling;
     c_.rope_scaling.factor = number("rope.scaling.factor");
     c_.rope_scaling.original_context = double(integer("rope.scaling.original_context_length"));

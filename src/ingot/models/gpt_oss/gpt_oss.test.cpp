@@ -320,7 +320,8 @@ TEST(gpt_oss, a_cache_rewinds_as_far_as_its_rings_and_snapshots_allow) {
   const GptOssCache::Snapshot at20 = cache.snapshot();
   run(model, cache, std::span(ids).subspan(20), {1});
   EXPECT_EQ(cache.length(), 60);
-  EXPECT_TRUE(cache.can_rewind(52));  // the circular cache holds the batch and the window before it: 8 + 4
+  // The circular cache holds a batch of 8 tokens and the window of 4 tokens before the batch.
+  EXPECT_TRUE(cache.can_rewind(52));
   EXPECT_FALSE(cache.can_rewind(51));
   EXPECT_TRUE(cache.can_rewind(0));
   EXPECT_EQ(error_of([&] { cache.rewind(51); }),

@@ -89,7 +89,7 @@ Vocabulary vocabulary_of(const GptOssConfig& config, std::shared_ptr<const Token
   return v;
 }
 
-// Refuses any chat format but Harmony, the only one of these models.
+// Refuses any chat format except Harmony, the only format of these models.
 void refuse_other_format(const VocabularyOptions& o) {
   if (!o.chat_format.empty() && o.chat_format != "harmony")
     fail(ErrorCode::usage, "chat format: found \"", o.chat_format.substr(0, 40), "\", expected harmony for GPT-OSS");

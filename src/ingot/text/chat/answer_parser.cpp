@@ -88,7 +88,7 @@ class Parser final : public ChatParser {
     trims_ = true;
     may_drop_space_ = tokens_.space_before_parts;
   }
-  // Ends a part. Text that was to be a call and is none becomes content.
+  // Ends a part. Withheld text that is not a call becomes content.
   void leave() {
     add(stream_.finish());
     if (kind_ == ChatKind::call || may_be_call(held_)) {

@@ -14,7 +14,7 @@ std::vector<int32_t> GemmaFormat::prompt(const ChatConversation& c) const {
   refuse_functions(c, name());
   std::vector<ChatMessage> messages = joined_turns(c.messages);
   std::string before = take_system_text(c, messages);
-  // The format has no turn for later instructions: these are words of the user.
+  // The format has no turn for later instructions: they become a turn of the user.
   for (ChatMessage& m : messages)
     if (m.role == ChatRole::instructions) m.role = ChatRole::user;
   messages = alternating_turns(messages);

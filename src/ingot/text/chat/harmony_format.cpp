@@ -81,7 +81,7 @@ class Parser final : public ChatParser {
     return !called_function(m).empty() ? ChatKind::call : m.channel == "analysis" ? ChatKind::thought : ChatKind::text;
   }
 
-  // The content that each message has gained since the last call. A turn of another role ends the answer.
+  // The content added to each message since the last call. A turn of another role ends the answer.
   std::vector<ChatDelta> new_content(bool finished) {
     std::vector<ChatDelta> deltas;
     const std::vector<HarmonyMessage>& messages = parser_.messages();
@@ -142,7 +142,7 @@ class AnswerRule {
     const Node next = g_.control(kEndOfMessage, g_.control(kStart, g_.text("assistant", header_)));
     g_.add(header_, channel(name, g_.control(kMessage, g_.any_text(next))));
   }
-  // In the spellings of the models' training, with and without the blank.
+  // Accepts the spellings of the models' training, with and without the blank.
   Node typed(Node content) {
     const Node message = g_.control(kMessage, content);
     const Node type = g_.control(kConstrain, g_.text("json", message));
@@ -174,8 +174,8 @@ std::vector<HarmonyMessage> harmony_messages(const ChatConversation& c) {
   if (!c.identity.empty()) system.identity = c.identity;
   if (!c.effort.empty()) system.reasoning = c.effort;
   std::vector<HarmonyMessage> out = {{.role = HarmonyRole::system, .content = harmony_system_text(system)}};
-  // Instructions at the beginning become the developer's message; the model knows one such message, which also has the
-  // functions.
+  // Instructions at the beginning become the developer's message. The model was trained with a single developer
+  // message, which also contains the functions.
   size_t i = 0;
   std::string instructions;
   for (; i < c.messages.size() && c.messages[i].role == ChatRole::instructions; ++i)

@@ -14,7 +14,7 @@ const char kAlphanumeric[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmn
 
 std::string quoted(const std::string& text) { return OrderedJson(text).dump(); }
 
-// Whether the tokenizer puts a space in front of every text, as those of SentencePiece do.
+// Whether the tokenizer puts a space in front of every text, as SentencePiece does.
 bool adds_space(const Tokenizer& tokenizer) {
   const std::vector<int32_t> ids = tokenizer.encode("a");
   return !ids.empty() && tokenizer.token_bytes(ids[0]).starts_with(' ');
@@ -54,8 +54,9 @@ void MistralFormat::write_text(const std::string& text, PromptIds& out) const {
   out.text(text);
 }
 
-// Version 3 has no turn for instructions: all of them stand in front of the last question. The default text counts
-// where version 3 has no instructions at all, and version 7 none at the start, be they empty.
+// Version 3 has no turn for instructions: all of them stand in front of the last question. The default text is used
+// where a conversation of version 3 has no instructions at all, or a conversation of version 7 has none at the start;
+// empty instructions count as instructions.
 std::string MistralFormat::take_instructions(const ChatConversation& c, std::vector<ChatMessage>& messages) const {
   const auto instructs = [](const ChatMessage& m) { return m.role == ChatRole::instructions; };
   const auto looked_at = messages.begin() + (style_.version >= 7 ? std::min<int64_t>(1, int64_t(messages.size()))

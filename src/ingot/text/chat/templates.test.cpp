@@ -201,7 +201,7 @@ TEST(chat_templates, answers_of_qwen3_are_thoughts_text_and_calls) {
             (std::vector<ChatPart>{{.kind = ChatKind::text, .content = "Look."},
                                    {.kind = ChatKind::call, .name = "f", .content = "{\"a\": [1, \"\u00e9\"]}"},
                                    {.kind = ChatKind::call, .name = "g", .content = "{}"}}));
-  // Text that is no call, a call that is cut off, and a turn of another role.
+  // Text that is not a call, a call that is cut off, and a turn of another role.
   EXPECT_EQ(parts_of(*f, "<tool_call>\nnonsense\n</tool_call>"),
             (std::vector<ChatPart>{{.kind = ChatKind::text, .content = "\nnonsense\n"}}));
   EXPECT_EQ(parts_of(*f, "<think>\nand then"),
@@ -354,7 +354,7 @@ TEST(chat_templates, a_text_has_one_leading_space_where_the_tokenizer_adds_a_spa
             "format harmony");
 }
 
-// Whether the format's grammar takes the whole of a text, in which the names of tokens stand for the tokens.
+// Whether the format's grammar accepts a whole text, in which the names of tokens stand for the tokens.
 bool takes(const ChatFormat& f, const std::string& text, ChatAnswerForm form, Grammar g = {}) {
   const Grammar::Rule rule = f.answer_rule(g, form);
   GrammarWalk walk(std::move(g), rule);

@@ -245,8 +245,8 @@ class Compiler {
       refuse(path, "found " + describe_json(Json(s)) + ", expected a schema");
     }
     Node node = kEnd;
-    // Alternatives beside properties or values mostly state which properties belong together, which the grammar
-    // ignores.
+    // Alternatives next to properties or values mostly state which properties occur together; the grammar ignores this
+    // condition.
     const bool says_more = !exact_ && (s.contains("properties") || s.contains("const") || s.contains("enum"));
     if (const OrderedJson* ref = find(s, "$ref"))
       if (held([&] { only(s, path, {"$ref"}), node = g_.call(target(*ref, path), kEnd); })) return node;
@@ -560,7 +560,7 @@ class Compiler {
     return rule_of(place, where_ + ref.get<std::string>().substr(0, 80));
   }
 
-  // Annotations do not change which values are valid; every other keyword must be among `allowed`.
+  // Annotations do not affect validity; every other keyword must be among `allowed`.
   void only(const OrderedJson& s, const std::string& path, const std::vector<const char*>& allowed) {
     static const std::set<std::string> annotations = {
         "title",        "description", "default",   "examples",        "example",
@@ -601,7 +601,7 @@ Grammar::Rule json_object_like_schema(Grammar& grammar, const std::string& schem
   try {
     parse_json(schema, "schema", kSchemaLimits);
     const OrderedJson root = OrderedJson::parse(schema);
-    Grammar trial = grammar;  // so that a schema that turns out too large leaves no nodes behind
+    Grammar trial = grammar;  // a copy, so that a schema that is too large leaves no nodes in `grammar`
     const Rule rule = Compiler(trial, root, "schema", false).compile();
     GrammarWalk walk(trial, rule);
     bool is_object = true;

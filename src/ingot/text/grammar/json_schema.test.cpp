@@ -453,7 +453,7 @@ TEST(json_schema, further_properties_have_unlisted_names_and_the_schema_of_addit
                  {R"({"b":[1]})", R"({"a":null,"b":2})"}, {"{}", R"({"a":null})"});
 }
 
-// Forced calls without "strict".
+// The schemas of forced calls without "strict".
 TEST(json_schema, lenient_schemas_enforce_every_expressible_keyword_and_refuse_nothing) {
   const auto held = [](const std::string& schema, const std::vector<const char*>& good,
                        const std::vector<const char*>& bad) {

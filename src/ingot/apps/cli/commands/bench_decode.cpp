@@ -89,8 +89,8 @@ void print_contexts(const DecodeTimes& t) {
               " ms a token, all in " + fixed(1e-3 * a.whole_ms, 3) + " s\n");
 }
 
-// The times of tokens as `generate` gets them, by the kind of sampling: the decoder's call and the copy of the id to
-// the host, one after the other. The name contains the number of GPUs where several are measured, and the sampling.
+// The times of tokens in `generate`, by the kind of sampling: the decoder's call and the copy of the id to the host,
+// one after the other. The name contains the number of GPUs where several are measured, and the sampling.
 struct SampledTimes {
   int64_t gpus = 1;
   std::vector<std::pair<std::string, TokenTimes>> token;
@@ -255,7 +255,7 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
                        {"best_ms", s.step.best_ms},
                        {"experts_a_layer", s.experts},
                        {"step_bytes", s.step_bytes}});
-    json["sequences"] = json["streams"] = steps;  // the second is the earlier name, for one version
+    json["sequences"] = json["streams"] = steps;  // "streams" is the earlier name, for one version
   }
   for (const SharedTimes& s : t.shared) json["shared"].push_back(as_json(s, o.measurement.split));
   return json;
@@ -399,7 +399,8 @@ ModelTimes measure_model(const Options& o) {
   const bool on_gpu = d.device().kind == Device::cuda;
   const GptOssConfig config = read_gpt_oss_config(o.model);
   const GptOssWeights shapes = gpt_oss_shapes(o.model, config);
-  // The bytes that a GPU reads depend on more than the decoder reports, such as its division of heads and parts.
+  // The number of bytes that a GPU reads depends on data that the decoder does not report, such as the division into
+  // heads and parts.
   const auto bytes = [&](int64_t context) { return on_gpu ? 0 : bytes_of_token(config, shapes, context); };
   ModelTimes found{.times = {.weight_bytes = model.weight_bytes},
                    .device = on_gpu ? gpu::device_info(d.device().index).name : "CPU"};

@@ -20,7 +20,8 @@ struct Options {
   int64_t context = 1024, tokens = 256;
 };
 
-// Knows the answer, and guesses each token of it right with a probability. Wrong guesses are the same in every run.
+// Knows the answer, and guesses each of its tokens right with a given probability. Wrong guesses are the same in every
+// run.
 class Oracle final : public draft::Drafter {
  public:
   Oracle(const std::vector<int32_t>& answer, double right, int64_t prompt, int64_t vocab)

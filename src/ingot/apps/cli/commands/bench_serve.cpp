@@ -1,5 +1,5 @@
-// ingot bench serve: the speed that clients of a server see. The server is started by this command, or any other with
-// OpenAI's API.
+// ingot bench serve: the speed that clients of a server measure. The command starts a server, or measures a running
+// server with OpenAI's API.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// ingot convert: writes a checkpoint as one archive, which is used where the file is mapped.
+// ingot convert: writes a checkpoint as one archive, which programs map into memory and read in place.
 #include "ingot/apps/cli/framework/bar.h"
 #include "ingot/apps/cli/framework/cli.h"
 #include "ingot/apps/cli/shared/models.h"

@@ -28,7 +28,7 @@ std::string find_program(const std::string& name) {
   return "";
 }
 
-// The first of the names that the loader finds; empty if it finds none.
+// The first of the names that the loader finds; empty if the loader finds none of them.
 std::string find_library(std::initializer_list<const char*> names) {
   for (const char* name : names)
     if (void* handle = dlopen(name, RTLD_LAZY | RTLD_LOCAL); handle != nullptr) {

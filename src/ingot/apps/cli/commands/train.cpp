@@ -68,8 +68,8 @@ std::string tokenizer_of_run(const std::string& directory) {
   return "";
 }
 
-// A fine-tuned run that has begun holds its configuration and its tokenizer, and once it has a checkpoint also its
-// weights: then the model that it began with is not asked for again, and may have moved.
+// The directory of a fine-tuned run contains the run's configuration and tokenizer, and from the first checkpoint on
+// also weights. The initial model is then not read again, and its files may have moved.
 Start fine_tuning_start(const TrainCommand& o, const std::string& init_from, const std::string& directory) {
   if (!o.preset.empty())
     fail(ErrorCode::usage, "found --preset and --init-from, expected one of them: the run has a configuration");
@@ -105,8 +105,8 @@ Start start_of(const TrainCommand& o, const std::string& directory) {
 // A run continues from its last checkpoint, so --from must not be repeated, or the run would go back again.
 std::string command_to_resume() { return command_line_without("--from"); }
 
-// Chooses the passes per step if no option did: as many as the run has had so far, or one per rank. Only rank 0 has the
-// run's directory.
+// Chooses the number of passes per step if no option names the number: the number of the run so far, or one pass per
+// rank. Only rank 0 has the run's directory.
 void deal_passes(const TrainCommand& o, const std::string& directory, RunConfig& config) {
   const Json given = parse_json(o.train, "configuration");
   if (config.train.accumulation != 1 || given.contains("accumulation")) return;
@@ -167,8 +167,8 @@ std::string board_of_run(const std::string& boards, const std::string& name, con
   }
 }
 
-// Refuses a directory that is no run but holds files that a run would replace, such as a vocabulary or a log. A run
-// that ended early is recognised by its lock.
+// Refuses a directory that is not a run but contains files that a run would replace, such as a vocabulary or a log. A
+// run that ended early is recognised by its lock.
 void refuse_files_of_others(const TrainCommand& o, const std::string& directory) {
   const auto there = [&](const char* name) { return exists(join_path(directory, name)); };
   if (there("config.json") || there(".lock")) return;

@@ -226,7 +226,7 @@ double experts_of_a_layer(const DeviceModel& m, int64_t sequences) {
   gpu::copy_to_host(counts.data(), m.sequences_buffers().lists.count, int64_t(counts.size()) * 4);
   return double(std::accumulate(counts.begin(), counts.end(), 0u)) / double(counts.size());
 }
-// Sequences begin with different ids, so that they go to different experts.
+// The sequences begin with different ids, so that their tokens choose different experts.
 void time_batched_steps(DeviceModel& m, const DecodeMeasurement& o, bool row_kernel, DecodeTimes& times) {
   for (const int64_t n : o.sequences) {
     if (row_kernel && (n == 1 || n > int64_t(decode::kKernelRows))) continue;
@@ -262,7 +262,7 @@ void time_batched_steps(DeviceModel& m, const DecodeMeasurement& o, bool row_ker
   }
 }
 
-// The times of the stages as block 0 of each GPU sees them, as the mean over all layers and some tokens.
+// The times of the stages in block 0 of each GPU, as means over all layers and some tokens.
 std::vector<std::vector<StageTimes> > time_stages(RankedModel& m) {
   constexpr int kTokens = 10;
   std::vector<std::vector<StageTimes> > times(static_cast<size_t>(m.ranks()));

@@ -184,8 +184,8 @@ void watch(const Ranks& ranks, const Interrupt& interrupt) {
   fail(ErrorCode::io, message, more.empty() ? "" : "; ", more);
 }
 
-// Chooses the one message: a killed rank first, then the report of a rank about itself (rank 0 before others), then a
-// report about a rank that does not answer.
+// Chooses the message to report: first that a rank was killed, then the report of a rank about itself (rank 0 before
+// all other ranks), then a report about a rank that does not answer.
 void judge(const Ranks& ranks, bool interrupted, const std::function<std::string()>& advice) {
   for (size_t r = 0; r < ranks.size(); ++r)
     if (ranks[r]->was_killed()) {

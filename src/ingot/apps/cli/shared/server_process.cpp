@@ -21,7 +21,8 @@ namespace {
 
 constexpr double kPatience = 10;  // seconds that the server may take to end
 
-// The environment of the server, in which it logs its address whatever level is set here.
+// The environment of the server. The server must log its address, so its log level is `info`, whatever the level of
+// this process.
 std::vector<std::string> environment() {
   std::vector<std::string> all = {"INGOT_LOG=info"};
   for (char** e = environ; *e != nullptr; ++e)
@@ -47,7 +48,7 @@ ServerProcess::ServerProcess(const std::vector<std::string>& words) {
   if (process_ < 0) fail(ErrorCode::io, "cannot start `ingot serve`: ", std::strerror(errno));
   if (process_ == 0) {
     // Only async-signal-safe functions until exec. The server is killed as soon as this process ends for any reason,
-    // because nobody waits for its answers any more.
+    // because no process reads its answers any more.
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::signal(SIGINT, SIG_DFL), ::signal(SIGTERM, SIG_DFL);
     ::dup2(pipe[1], STDERR_FILENO);

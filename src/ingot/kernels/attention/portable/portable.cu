@@ -1,4 +1,4 @@
-// The launches of the portable kernels: one block for each work item, those with most steps first.
+// The launches of the portable kernels: one block for each work item; the items with the most steps come first.
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/attention/attention_cuda.h"

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(decode_attention::kThreads, kDim == 64 ? 4 : 2
   point_to_row<kDim>(s, j, p);
   decode_attention::attend<kDim>(p, blockIdx.x % units, tile::shared<decode_attention::Memory<kDim>>());
 }
-// Of heads wider than 128 numbers, or with a softcap of scores.
+// For heads wider than 128 numbers, or with a softcap of scores.
 __global__ void __launch_bounds__(decode_attention::kThreads)
     attend_wide_batch_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p, float softcap) {
   ptx::let_next_kernel_start();

@@ -186,7 +186,7 @@ TEST(GptOssBatchEmulated, EverySequenceOfAStepIsTheModel) {
 // The same of models beside GPT-OSS, and of the small batch's kernels.
 TEST(FamiliesBatchEmulated, EverySequenceOfAStepIsTheModel) {
   for (const testing::FamilyCase& t : testing::family_cases()) {
-    // In the remaining cases a step of sequences has no kernel that a prompt of one sequence has not.
+    // In the skipped cases a step of sequences runs the same kernels as a prompt of one sequence.
     if (!t.spec.qk_norm && !t.spec.norm.post) continue;
     const testing::RandomModel m(t.spec, t.dense, t.experts);
     for (const bool matrix_kernels : {false, true}) {
@@ -227,8 +227,8 @@ TEST(FamiliesBatchEmulated, EverySequenceOfAStepIsTheModel) {
   }
 }
 
-// Rows without a sequence belong to no expert and touch no slot. A row's numbers are the same alone and beside other
-// rows, and where the number of rows is rounded up differently.
+// Rows without a sequence belong to no expert and touch no slot. A row has the same numbers alone, beside other rows,
+// and with another rounding of the number of rows.
 TEST(GptOssBatchEmulated, ARowHasTheSameBitsBesideAnyOtherRows) {
   const DecodeModel m(small(), WeightFormat::bf16, WeightFormat::mxfp4, 7);
   constexpr int kSlots = 20;

@@ -223,7 +223,8 @@ struct CpuModel::Impl {
             {});
   }
 
-  // Of a boundary whose residual stream is complete: the norm behind it has added the last branch.
+  // Copies the residual stream at a boundary to `kept`, if `kept` asks for this boundary. Call after the next norm,
+  // which adds the last branch to the stream.
   void keep(const Batch& b, int64_t boundary, const Boundaries* kept) {
     for (size_t i = 0; kept != nullptr && i < kept->layers.size(); ++i)
       if (kept->layers[i] == boundary)
@@ -232,7 +233,7 @@ struct CpuModel::Impl {
             {});
   }
 
-  // Of a layer whose first norm is in `normed`.
+  // Computes a layer, whose first norm is already in `normed`.
   void run_layer(const Batch& b, int64_t layer, KeyValueCache& cache) {
     const DecoderLayer& l = w.layers[size_t(layer)];
     stored_linear({.x = b.normed, .w = l.qkv, .b = l.b_qkv, .y = b.qkv}, {});

@@ -189,8 +189,8 @@ TEST(CpuModel, RowsOfAStepOfManyTokensEqualSingleTokensToTheLastBit) {
       SCOPED_TRACE(detail::concat(c.name, " ", format));
       DecoderSpec s = c.base();
       c.change(s);
-      // With two heads of queries for each head of keys, attention takes one query row by row, and several queries by
-      // vectors that hold a row in each lane. Widths are multiples of 32 for mxfp4.
+      // With two query heads for each key head, attention computes a single query row by row, and several queries by
+      // vectors with one row per lane. Widths are multiples of 32 for mxfp4.
       s.heads = 4, s.kv_heads = 2, s.head_dim = 16, s.hidden = 64, s.intermediate = 96;
       const RandomModel m(s, format, format);
       const std::vector<float> single = logits_of_steps(m, 1);

@@ -86,7 +86,8 @@ class CpuDecoder final : public HostDecoder {
     const Tensor normed = model_.extend(ids, slots_[size_t(slot)].cache, kept_states());
     if (head_) {
       head_->append(ids, head_caches_[size_t(slot)]);
-      head_->compute_rows(head_caches_[size_t(slot)]);  // here and not before the first guess, which would wait for it
+      // The rows are computed at once, because the first guess would otherwise wait for them.
+      head_->compute_rows(head_caches_[size_t(slot)]);
     }
     give_logits(normed, begin, rows, take);
   }

@@ -45,7 +45,7 @@ template <int kDim> __global__ void split_kv_attention_kernel(Inputs inputs) {
   const uint32_t units = attention.units(inputs.p, keys);
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     __syncthreads();
-    // A chunk as the ring delivers it; rows without a key are NaN.
+    // A chunk as in the ring; rows without a key are NaN.
     const auto chunks = [&](uint32_t count, auto&& use) {
       constexpr uint32_t kKeys = split_kv_attention::kChunkKeys<kDim>;
       alignas(16) bf16 chunk[2][kKeys][kDim];

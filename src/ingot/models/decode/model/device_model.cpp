@@ -19,7 +19,7 @@ namespace {
 // tokens that the circular cache of a sliding layer keeps besides its window, for rewinding
 constexpr int64_t kStepsBack = 4096;
 
-// Places the int8 copy of the head, if it is wanted and useful.
+// Places the int8 copy of the head, if the prefilter is requested and useful.
 void build_prefilter(DeviceBuilder& b, bool wanted, Model& m) {
   if (!wanted || !gpu::current_limits().hopper) return;  // only the megakernel uses the prefilter
   if (!unsupported_reason(m.config, DecodePath::prefilter).empty() || !supports_prefilter(m)) return;
@@ -74,7 +74,7 @@ struct Rotations {
       m.layers[l].cos = cos[i], m.layers[l].sin = sin[i];
     }
   }
-  // The last table comes first: the angle 0 of the table without a rotation is what the arrays hold at the beginning.
+  // The last table is computed first: the table without a rotation has angle 0, and the arrays begin with angle 0.
   void fill(const DecoderSpec& c, int64_t context) const {
     const Shape shape{context, c.head_dim / 2};
     std::vector<float> of_cos(size_t(shape.numel()), 1), of_sin(of_cos.size(), 0);

@@ -41,14 +41,14 @@ void DeviceModel::start_draft_rows(std::span<const DraftStep> steps) {
       input.position[row] = int32_t(slot.length);
       grow(slot, 1);
     }
-    slot.vocab = 0, slot.id_alone = true;  // the slot's own logits are not those of its last token
+    slot.vocab = 0, slot.id_alone = true;  // the slot's logits do not belong to its last token
     slot.sampled_with = sampling::RowNoise{};
   }
   send_input(input);
   draft_graph(input.count).launch(*stream_);
 }
 
-// Rows whose options need the host have no token.
+// Rows whose options need the host are not sampled here.
 void DeviceModel::start_draft_sampling(std::span<const DraftStep> steps) {
   SampledRows rows;
   int row = 0;
@@ -114,7 +114,7 @@ std::vector<std::vector<SlotSampled>> DeviceModel::sample_drafts(std::span<const
     Slot& slot = slots_[size_t(step.samples[0].slot)];
     slot.length -= int64_t(step.ids.size() - kept);
     if (std::none_of(of_step, of_step + kept, [](int32_t token) { return token < 0; })) continue;
-    const auto position = int32_t(slot.length);  // the GPU did not know all tokens
+    const auto position = int32_t(slot.length);  // the GPU did not sample all of these tokens
     gpu::copy_to_device(&slot.buffers.state->position, &position, sizeof position);
   }
   return found;

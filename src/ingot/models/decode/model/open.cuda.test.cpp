@@ -106,7 +106,8 @@ TEST_F(GptOssOpenByCapabilityCuda, AGpuOlderThanTheKernelsIsReplacedByTheCpuOrRe
 }
 #endif
 
-// The error is, word for word, that of the CPU for the same file. No memory stays in use: the next model can be opened.
+// The error equals, word for word, the CPU's error for the same file. No memory stays in use: the next model can be
+// opened.
 TEST_F(GptOssOpenCuda, ADamagedArchiveIsRefusedAsOnTheCpu) {
   const std::string archive = dir / "m.ingot";
   testing::GptOssCheckpoint().write(path);
@@ -140,7 +141,8 @@ TEST_F(GptOssOpenCuda, ADamagedArchiveIsRefusedAsOnTheCpu) {
   EXPECT_EQ(open_model(archive, {.context = 16}).decoder->device().kind, Device::cuda);
 }
 
-// The error has both figures of one GPU. An invalid number in the file is not read before the error.
+// The error states the needed and the free memory of one GPU. The error comes before an invalid number in the file is
+// read.
 TEST_F(GptOssOpenCuda, TooLittleMemoryIsSaidBeforeAnythingIsRead) {
   testing::GptOssCheckpoint().write(path, {.damage = [](auto& tensors, std::string&) {
                                       *tensors.at("lm_head.weight").tensor.template ptr<bf16>() = bf16(NAN);

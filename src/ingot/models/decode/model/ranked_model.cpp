@@ -105,7 +105,7 @@ void RankedModel::synchronize() {
   if (found.empty()) return;
   int hung = 0;
   for (const auto& rank : ranks_) hung = std::max(hung, rank->reset());
-  // One rank may have appended a token that another rank has not: all ranks continue from the shortest sequence.
+  // One rank may have appended a token that another rank lacks: all ranks continue from the shortest sequence.
   for (int s = 0; s < int(sampled_by_first_.size()); ++s) {
     const auto& last = **std::min_element(ranks_.begin(), ranks_.end(),
                                           [&](const auto& a, const auto& b) { return a->length(s) < b->length(s); });

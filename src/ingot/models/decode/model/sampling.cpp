@@ -131,7 +131,8 @@ void DeviceModel::start_sampling(const SampledRows& of, const SamplingBuffers& b
                    .workspace = Tensor(b.workspace, DType::u8, {sample_workspace_bytes(b.count, device)}, device)},
                   *stream_);
   if (m == 0) return;
-  // Logprobs are computed from the logits before biases and masks, with the largest number that one of the rows wants.
+  // Logprobs are computed from the logits before biases and masks, for all rows with the largest number of ids that any
+  // row requests.
   const auto part = [&](void* first, DType type, int64_t most, int64_t numbers) {
     return Tensor(first, type, {b.count, most}, device).slice(1, 0, numbers);
   };

@@ -1,5 +1,4 @@
-// Steps that are started before the host knows the token that they append. In a build with the emulator the GPU is
-// emulated.
+// Steps that start before the host knows the token to append. In a build with the emulator the GPU is emulated.
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The same cases as emulated, and GPT-OSS's own shapes, on a GPU.
+// The cases of the emulated tests, and the published shapes of GPT-OSS, on a GPU.
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 
@@ -254,8 +254,8 @@ TEST_F(GptOssDecodeCuda, APrefilteredTokenRepeatsAndAMissingBlockIsNamed) {
   EXPECT_EQ(one.waits.report(), "");
 }
 
-// For all sampling options: the token that the CPU samples from the same logits and seed, and its logprobs, whose sums
-// of exponentials are in double precision and another order.
+// For all sampling options the GPU samples the same token as the CPU from the same logits and seed. The logprobs differ
+// by the order of the sums of exponentials, which are in double precision.
 TEST_F(GptOssDecodeCuda, SamplingWithBiasesMasksAndLogprobsEqualsTheCpu) {
   const DecodeCase t = testing::decode_cases()[0];
   const DecodeModel m(t.config, t.dense, t.experts, 7);
@@ -263,7 +263,7 @@ TEST_F(GptOssDecodeCuda, SamplingWithBiasesMasksAndLogprobsEqualsTheCpu) {
   const int64_t V = t.config.vocab;
   const std::vector<LogitBias> bias = {{40, 1.5f}, {3, -2}, {40, 0.25f}, {11, -INFINITY}, {52, 9}};
   const std::vector<uint32_t> allowed = {0x5a5a'0ff7, 0xffff'ff31};
-  std::vector<int32_t> ids = {5, 9, 1};  // a prompt, then what is sampled
+  std::vector<int32_t> ids = {5, 9, 1};  // a prompt, followed by the sampled tokens
   std::vector<float> row(static_cast<size_t>(V));
   uint32_t step = 0;
   for (const int64_t vocab : {int64_t(0), int64_t(50)})
@@ -301,8 +301,8 @@ TEST_F(GptOssDecodeCuda, SamplingWithBiasesMasksAndLogprobsEqualsTheCpu) {
   EXPECT_NE(testing::error_of([&] { gpu.sample({.bias = many}, 0); }).find("expected at most 1024"), std::string::npos);
 }
 
-// Each sequence of a step has the logits of the model, whatever the other sequences are: prompts of 1 to 5 tokens, then
-// `steps` of these slots.
+// Each sequence of a step has the logits of the model, for any other sequences in the step: prompts of 1 to 5 tokens,
+// then `steps` of these slots.
 void check_sequences(const GptOssConfig& config, WeightFormat dense, WeightFormat experts, int slots,
                      const std::vector<std::vector<int>>& steps) {
   const DecodeModel m(config, dense, experts, 7);
@@ -368,8 +368,8 @@ TEST_F(GptOssDecodeCuda, EachSequenceOfAStepEqualsTheModelSmall) {
                   {{2, 0, 1}, {1, 0}});
 }
 
-// The counter is set as if one block fewer had to arrive, so that all waits except the first wait for a change that
-// happened before them. The error names the sequence and its position; the sequences beside it are unchanged.
+// The counter begins as if one block fewer had to arrive, so every wait except the first awaits a change that has
+// already happened. The error names the sequence and its position; the other sequences of the step are unchanged.
 TEST_F(GptOssDecodeCuda, ARouterOfASmallBatchWhoseWaitTimesOutIsNamedAndTheNextStepIsRight) {
   const DecodeModel m(testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5), WeightFormat::bf16, WeightFormat::mxfp4, 7);
   const DecoderOptions how{.context = 40, .slots = 3, .megakernel = false, .wait_limit = 0.1};
@@ -395,9 +395,9 @@ TEST_F(GptOssDecodeCuda, ARouterOfASmallBatchWhoseWaitTimesOutIsNamedAndTheNextS
   }
 }
 
-// Sixteen sequences, the most of a step, of the published shapes. Each is compared with the same sequence alone, and
-// repeats itself bit for bit whatever the other sequences of its steps are. Except for near ties (other experts in some
-// layer) the two paths differ by roundings to 8 bits, as the two paths of one sequence do (see
+// Sixteen sequences, the most of a step, of the published shapes. Each sequence is compared with the same sequence
+// alone, and repeats bit for bit beside any other sequences. Except for near ties (other experts in some layer) the two
+// paths differ by roundings to 8 bits, as the two paths of one sequence do (see
 // TheMegakernelAndThePhasedPathDifferOnlyByExpertsOnANearTie).
 TEST_F(GptOssDecodeCuda, SequencesOfThePublishedShapesEqualTheSequencesAloneAndRepeatBitForBit) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
@@ -432,7 +432,7 @@ TEST_F(GptOssDecodeCuda, SequencesOfThePublishedShapesEqualTheSequencesAloneAndR
     }
     int same = 0;
     double largest = 0;
-    std::map<int, std::vector<float>> shared;  // of each slot's step, whatever the other slots of the step are
+    std::map<int, std::vector<float>> shared;  // of each slot's step; must not depend on the other slots of the step
     for (const int T : {16, 12, 8, 5, 2}) {
       std::vector<int> slots;
       for (int j = 0; j < T; ++j) slots.push_back((5 * j + T) % kSlots);
@@ -475,8 +475,8 @@ TEST_F(GptOssDecodeCuda, SequencesOfThePublishedShapesEqualTheSequencesAloneAndR
 }
 
 // If a rounding decides the router's choice, the two paths differ for a token or two; the median token shows whether
-// both compute the same model. Its logits come through some 20 roundings to 8 bits, each of which adds a relative error
-// of 2^-9 to 2^-8.
+// both compute the same model. The logits pass some 20 roundings to 8 bits, and each adds a relative error of 2^-9 to
+// 2^-8.
 TEST_F(GptOssDecodeCuda, TwoLayersOfThePublishedShapesAreTheCpuEngine) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   for (const auto& [dense, experts] : {std::pair{WeightFormat::bf16, WeightFormat::mxfp4},
@@ -586,7 +586,7 @@ TEST_F(GptOssDecodeCuda, PromptsAreTheModelSmall) {
   check_prompts(testing::decode_config(64, 4, 2, 16, 64, 4, 2, 37, 2), WeightFormat::bf16, WeightFormat::mxfp4);
 }
 
-// The inputs of the last layer's products: rounding them again changes nothing.
+// The inputs of the last layer's products have been rounded: a second rounding changes nothing.
 TEST_F(GptOssDecodeCuda, PromptsOfRoundedInputsTakeRoundedNumbers) {
   constexpr int64_t kLength = 40;
   GptOssConfig c = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5);
@@ -705,7 +705,7 @@ TEST_F(GptOssDecodeCuda, TheMegakernelOfThePublishedShapesIsThePhasedPathAndRepe
   }
 }
 
-// --- where the megakernel and the phased path take different experts
+// --- where the megakernel and the phased path choose different experts
 
 // The experts of the first token in a layer after a step, with their weights.
 std::map<int32_t, float> weights_of(const DeviceModel& m, int64_t layer) {
@@ -741,13 +741,13 @@ std::vector<double> router_logits(const DeviceModel& m, int64_t layer, int32_t i
   return logits;
 }
 
-// The input of a router has come through some 20 roundings to 8 bits. Each leaves a relative error of 2^-9 / sqrt(3),
-// and the two paths do not share it: in all, at most 1 % per layer. The logits of the router have a standard deviation
-// of 2 here, so one logit differs by 0.02 (one sigma), and the difference of two logits on two paths by twice that. If
-// the logits of a position differ by more than a few such roundings, the two paths chose different experts in some
-// layer. In the first such layer, the experts that only one path chose are within 6 sigma of each other, and the
-// weights of the experts that both chose are as close. A fault in a grid barrier or in a part of a product would not
-// keep these bounds.
+// The input of a router has passed some 20 roundings to 8 bits. Each rounding adds a relative error of 2^-9 / sqrt(3),
+// and the errors of the two paths are independent: in all, at most 1 % per layer. The logits of the router have a
+// standard deviation of 2 here, so one logit differs by 0.02 (one sigma), and the difference of two logits on two paths
+// by twice that. If the logits of a position differ by more than a few such roundings, the two paths chose different
+// experts in some layer. In the first such layer, the experts that only one path chose are within 6 sigma of each
+// other, and the weights of the experts that both chose are as close. A fault in a grid barrier or in a part of a
+// product would exceed these bounds.
 TEST_F(GptOssDecodeCuda, TheMegakernelAndThePhasedPathDifferOnlyByExpertsOnANearTie) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   constexpr double kSigma = 0.04, kSame = 0.03;

@@ -1,4 +1,4 @@
-// The kernels of a decode step on the CPU: their numbers are right, and sanitizers see them.
+// Runs the kernels of a decode step on the CPU, also under sanitizers, and compares their results with the definition.
 #include "ingot/models/decode/phased/decode.h"
 
 #include <gtest/gtest.h>

@@ -32,11 +32,11 @@ TEST(FamiliesDecodeEmulated, EveryFamilyIsTheModel) {
     });
 }
 
-// The megakernel computes one token after the other. The cases are those of the families that it supports, and further
-// cases for its own limits.
+// The megakernel computes one token after the other. The cases are the families that the megakernel supports, and
+// further cases for its own limits.
 TEST(FamiliesDecodeEmulated, EveryFamilyOfDenseMlpsIsTheModelThroughTheMegakernel) {
   for (const FamilyCase& t : testing::megakernel_family_cases()) {
-    // Under a sanitizer the short cases, which execute every line.
+    // Under a sanitizer only the short cases run, which execute every line.
     if (testing::kSanitized && t.length > 12) continue;
     testing::check_family(t, [&](const RandomModel& m, int64_t room) {
       const auto gpu = std::make_shared<Emulated>(m.spec, m.weights, uint32_t(room));
@@ -116,7 +116,7 @@ TEST(FamiliesDecodeEmulated, ATracedTokenOfDenseMlpsIsTheSameAndReadsTheBytesOfT
   }
 }
 
-// The comparison sees a property that the kernels leave out.
+// The comparison fails if the kernels leave out a property.
 TEST(FamiliesDecodeEmulated, APropertyThatIsLeftOutShowsInTheLogits) {
   const struct {
     const char *model, *name;
@@ -158,8 +158,7 @@ TEST(FamiliesDecodeEmulated, APropertyThatIsLeftOutShowsInTheLogits) {
   }
 }
 
-// The same gate as swiglu_gate(), whose definition stands beside the definition of the gates: the logits hardly depend
-// on a gate's last term.
+// Compares the gates with their formulas directly, because the logits hardly depend on the last term of a gate.
 TEST(FamiliesDecodeEmulated, TheGatesAreThoseOfTheSpec) {
   const auto sigmoid = [](double x) { return 1 / (1 + std::exp(-x)); };
   for (double gate = -40; gate <= 40; gate += 0.37)

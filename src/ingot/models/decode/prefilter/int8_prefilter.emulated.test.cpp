@@ -90,7 +90,7 @@ void check_head(const HeadRows& head, int64_t blocks, std::span<const int32_t> i
 }
 TEST(GptOssPrefilterEmulated, TheIdIsTheWholeHeadsAndNoLogitLiesBeyondItsBounds) {
   const int32_t signs[] = {0}, ids[] = {0, 199}, ids_of_wide[] = {99, 3};
-  // These cases exclude all rows, read all rows, or some of each, as other cases with different numbers do.
+  // Skipped: like these cases, other cases with different numbers exclude all rows, read all rows, or do both.
   const auto repeats = [](const std::string& name) {
     return testing::kSanitized && name != "random" && name != "near ties" && name != "so small that all are read" &&
            name != "not a number";
@@ -116,7 +116,7 @@ TEST(GptOssPrefilterEmulated, TheIdIsTheWholeHeadsAndNoLogitLiesBeyondItsBounds)
   }
 }
 
-// With noise, the bounds are bounds of the sums of logit and noise.
+// With noise, the bounds apply to the sums of logit and noise.
 TEST(GptOssPrefilterEmulated, ASampledIdIsTheWholeHeadsAndTheCpus) {
   const int32_t ids[] = {0, 99};
   const auto noises = testing::noises_to_prefilter();

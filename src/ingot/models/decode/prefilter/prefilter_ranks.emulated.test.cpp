@@ -1,4 +1,4 @@
-// The prefiltered head over several GPUs on the CPU: the greedy token is that of the whole head, whichever GPU has the
+// The prefiltered head over several emulated GPUs: the greedy token equals the whole head's, whichever GPU has the
 // token's row.
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ void expect_same_states(const EmulatedRanks& gpus, const EmulatedRanks& unfilter
         << ", expected " << want.tokens[0] << ", " << want.flaw;
 }
 
-// Compares the sampled token, its logit, and for greedy tokens the upper bounds of the other rows, each in the memory
+// Compares the sampled token, its logit, and for greedy tokens the upper bounds of all other rows, each in the memory
 // of its GPU; with `all`, every logit. `blocks` is the number of blocks of each GPU's kernel; 0: as many as are
 // resident.
 void check_head(const HeadRows& head, int count, Split split, std::span<const int32_t> ids, uint32_t vocab = 0,
@@ -74,7 +74,7 @@ void check_head(const HeadRows& head, int count, Split split, std::span<const in
     }
   }
 }
-// These cases exclude all rows, read all rows, or some of each, as other cases with different numbers do.
+// Skipped: like these cases, other cases with different numbers exclude all rows, read all rows, or do both.
 bool is_left_out(const std::string& name) {
   return testing::kSanitized && name != "near ties" && name != "so small that all are read";
 }

@@ -270,7 +270,7 @@ TEST(GptOssPromptsEmulated, AWarmUpThatWaitsForNoRankLeavesNoState) {
   EXPECT_EQ(gpus.extend(ids), two.want);
 }
 
-// A model beside GPT-OSS on one GPU.
+// A model of a family other than GPT-OSS on one GPU.
 struct FamilyPrompts {
   testing::Emulated gpu;
   std::vector<char> memory;

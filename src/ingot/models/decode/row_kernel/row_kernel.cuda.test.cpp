@@ -1,5 +1,5 @@
-// The row kernel on a GPU: a row has the same bits whatever the other rows of its step are, and differs from the phased
-// path by roundings only.
+// The row kernel on a GPU: a row has the same bits beside any other rows of its step, and differs from the phased path
+// by roundings only.
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 

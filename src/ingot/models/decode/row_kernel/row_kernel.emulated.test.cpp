@@ -1,4 +1,4 @@
-// The row kernel on the CPU: its numbers are those of the model, and no row depends on the other rows.
+// The row kernel on the CPU: its results equal the model's, and no row depends on the other rows.
 #include "ingot/models/decode/row_kernel/row_kernel.h"
 
 #include <gtest/gtest.h>
