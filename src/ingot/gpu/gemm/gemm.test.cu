@@ -18,6 +18,7 @@ namespace ingot::gemm {
 namespace {
 
 using cases::check;
+using cases::dot;
 using cases::Expected;
 using testing::DeviceBuffer;
 using Matrix = cases::Matrix<DeviceBuffer>;
