@@ -106,15 +106,17 @@ template <class B> Expected by_formula(const Operands<B>& o, bool bias, bool ove
 }
 
 // A sum of `terms` products: tensor cores truncate each addition, 2^-23 of the terms' size, and fp32 and fp64 round
-// better. The result is rounded, and a sum that is added to a gradient is rounded before and after.
+// better. The result is rounded, and a sum that is added to a gradient is rounded before and after. Numbers of f16
+// below 2^-14 are multiples of 2^-24, so each rounding there errs by at most 2^-25.
 template <class B> void expect_sums(const char* name, B& found, const Sums& want, int64_t terms) {
   testing::fetch(found);
   const Tensor host = testing::host_of(found);
   const std::vector<double> got = testing::values(host);
-  const double u = testing::roundoff(host.dtype), step = host.dtype == DType::f64 ? u : 0x1p-23;
+  const double u = testing::roundoff(host.dtype), step = host.dtype == DType::f64 ? u : 0x1p-23,
+               least = host.dtype == DType::f16 ? 2 * 0x1p-25 : 0;
   int wrong = 0;
   for (size_t i = 0; i < got.size() && wrong < 3; ++i) {
-    const double allowed = 2.02 * u * want.size[i] + double(terms) * step * want.size[i];
+    const double allowed = least + 2.02 * u * want.size[i] + double(terms) * step * want.size[i];
     if (std::abs(got[i] - want.value[i]) <= allowed) continue;
     ++wrong;
     ADD_FAILURE() << name << " element " << i << ": found " << got[i] << ", expected " << want.value[i] << " within "

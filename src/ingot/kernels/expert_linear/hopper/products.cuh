@@ -80,11 +80,11 @@ template <class T> class StoreRows {
   gemm::WarpStore<> out_;
 };
 
-// kMajorW: the matrix of an expert is (rows of B, K) or (K, rows of B).
+// kMajorW: the matrix of an expert is (rows of B, K) or (K, rows of B). All experts share one matrix of rows, x or dy.
 template <class T, Major kMajorW> struct RowProduct {
   using Type = T;
   static constexpr Tile kTile = kRowsTile;
-  using A = gemm::Operand<T, Major::k, gemm::kTileM, false>;
+  using A = gemm::Operand<T, Major::k, gemm::kTileM, false, gemm::Pair::same>;
   using B = gemm::Operand<T, kMajorW, kTile.n, true>;
   using Schedule = gemm::Grouped;
   using Epilogue = StoreRows<T>;
