@@ -75,8 +75,10 @@ __device__ __forceinline__ void copy_keys(const TokenContext<V>& block, megakern
   static_assert(2 * kKeys * kRow <= megakernel::kSlotBytes, "a slot has room for a chunk's keys and values");
   static_assert(split_kv_attention::kChunkWarps == megakernel::kTeamWarps, "a team reads a chunk");
   const megakernel::WeightRing& r = block.m.token.stream;
+  // The most keys of a part that does not count as a long context: of heads of 128 a chunk for each team.
+  constexpr uint32_t kFew = kWidth == 128 ? megakernel::kTeams * kKeys : split_kv_attention::kRound<kWidth>;
   const uint32_t units = Attention::units(p, keys), most = r.slots - megakernel::kTeams,
-                 ahead = keys.each > split_kv_attention::kRound<kWidth> ? min(kKeyChunksAhead, most) : r.ahead;
+                 ahead = keys.each > kFew ? min(kKeyChunksAhead, most) : r.ahead;
 #pragma unroll 1
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const split_kv_attention::Unit u = Attention::unit_of(p, keys, unit);

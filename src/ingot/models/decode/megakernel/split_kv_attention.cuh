@@ -18,11 +18,14 @@ constexpr uint32_t kWarps = 8;  // warps whose results have memory
 // Keys that a warp multiplies at once: as many numbers for heads of 64 and of 128, so that both fit into the registers
 // of a thread and into a slot of the ring.
 template <int kDim> constexpr uint32_t kWarpKeys = 1024 / kDim;
-// the size of a part is a multiple of this; a part of exactly this size is called short
+// the least size of a part; a part of exactly this size is called short
 template <int kDim> constexpr uint32_t kRound = kWarpKeys<kDim>* kWarps;
 constexpr uint32_t kChunkWarps = 3;  // neighbouring warps that share a chunk
 // keys of a chunk; the rows of the keys are followed by the rows of the values
 template <int kDim> constexpr uint32_t kChunkKeys = kWarpKeys<kDim>* kChunkWarps;
+// Longer parts are multiples of this. With heads of 128 a short part has only 64 keys, and parts of whole chunks divide
+// some thousand keys over more blocks than parts of 128 would.
+template <int kDim> constexpr uint32_t kPartStep = kDim == 128 ? kChunkKeys<kDim> : kRound<kDim>;
 constexpr uint32_t kRows = 8;  // query heads of a tile
 
 // A unit of work: query heads first to first + rows - 1, and the keys begin to end - 1 of their key head.
@@ -50,11 +53,13 @@ template <int kDim, uint32_t kFresh = 1> struct Memory {
 struct Keys {
   uint32_t low, fresh, each, parts;  // the token sees keys low to fresh, and `fresh` is its own; a part has `each` keys
   Keys() = default;
-  // `round` is kRound of the heads' width.
-  __device__ __forceinline__ Keys(const Params& p, uint32_t position, uint32_t round = kRound<64>)
+  // `round` and `step` are kRound and kPartStep of the heads' width.
+  __device__ __forceinline__ Keys(const Params& p, uint32_t position, uint32_t round = kRound<64>,
+                                  uint32_t step = kPartStep<64>)
       : low(p.window > 0 && position + 1 > p.window ? position + 1 - p.window : 0), fresh(position) {
     const uint32_t keys = fresh + 1 - low;
-    each = ((keys + p.parts - 1) / p.parts + round - 1) / round * round;
+    each = ((keys + p.parts - 1) / p.parts + step - 1) / step * step;
+    if (step < round && (keys + p.parts - 1) / p.parts <= round) each = round;
     parts = (keys + each - 1) / each;
   }
 };

@@ -27,7 +27,8 @@ struct Inputs {
 
 template <int kDim> __global__ void split_kv_attention_kernel(Inputs inputs) {
   auto& m = tile::shared<split_kv_attention::Memory<kDim>>();
-  const split_kv_attention::Keys keys(inputs.p, inputs.position, split_kv_attention::kRound<kDim>);
+  const split_kv_attention::Keys keys(inputs.p, inputs.position, split_kv_attention::kRound<kDim>,
+                                      split_kv_attention::kPartStep<kDim>);
   const split_kv_attention::Attention<kDim, kThreads, Block> attention(inputs.p, keys, inputs.at, inputs.epoch, m);
   const auto put = [&](uint32_t n, uint32_t a, uint32_t b) {
     tile::EpochWords{{a, b, 0}, inputs.epoch}.store(inputs.at.mixed + n / 4);
@@ -194,6 +195,7 @@ TEST(SplitKvAttentionEmulated, HeadsOf128EqualTheFp64Loop) {
                         Case{330, 4, 1, 96, 331, 0, 2},      // two parts of three rounds, a narrow head
                         Case{66, 12, 1, 128, 100, 0, 4},     // two tiles; few keys in the last part
                         Case{570, 8, 1, 128, 600, 0, 9},     // parts for which most threads are needed
+                        Case{600, 8, 1, 128, 640, 0, 9},     // parts of three chunks, a warp more than slots of Memory
                         Case{200, 3, 1, 80, 256, 0, 16}}) {
     SCOPED_TRACE(::testing::Message() << "position " << c.position << ", heads " << c.heads << ", dim " << c.dim
                                       << ", parts " << c.parts);
