@@ -45,13 +45,12 @@ void check_batch(const GptOssConfig& config, WeightFormat dense, WeightFormat ex
   int32_t next = 0;
   const auto id = [&] { return int32_t((int64_t(next++) * 7919 + 13) % V); };
   for (int slot = 0; slot < slots; ++slot) {
-    std::vector<int32_t> ids;
-    for (int t = 0; t <= slot % 7; ++t) ids.push_back(id());
-    gpu.extend(ids, 1, slot);
-    gpu.synchronize();
-    for (size_t t = 0; t < ids.size(); ++t) {
-      const auto chosen = choices_of(gpu, gpu.buffers(slot), t);
-      exact[size_t(slot)].token(ids[t], chosen), chain[size_t(slot)].token(ids[t], chosen);
+    for (int t = 0; t <= slot % 7; ++t) {  // one by one: not every GPU has memory for small batches
+      const int32_t token = id();
+      gpu.extend({&token, 1}, 1, slot);
+      gpu.synchronize();
+      const auto chosen = choices_of(gpu, gpu.buffers(slot), 0);
+      exact[size_t(slot)].token(token, chosen), chain[size_t(slot)].token(token, chosen);
     }
   }
   for (const std::vector<int>& step : steps) {
@@ -128,21 +127,23 @@ TEST_F(GptOssBatchCuda, ARowHasTheSameBitsForEveryNumberOfRowsAndInAnyCompany) {
 // paths differ by roundings to 8 bits.
 TEST_F(GptOssBatchCuda, ManySequencesDifferFromFewByRoundings) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
-  constexpr int kSlots = 16;
   const GptOssConfig c = testing::published_config(4, 32, 2000);
-  DeviceModel gpu(c, decode::shapes_of(c, kBf16, kMx), {.context = 1024, .slots = kSlots, .megakernel = false}, 5);
+  DeviceModel gpu(c, decode::shapes_of(c, kBf16, kMx), {.context = 1024, .slots = 16, .megakernel = false}, 5);
+  const int sequences = int(std::min<int64_t>(16, gpu.batch()));
+  if (sequences == 1) GTEST_SKIP() << "an SM's memory has no room for small batches";
   std::vector<int> slots;
   std::vector<int32_t> ids;
-  for (int slot = 0; slot < kSlots; ++slot) slots.push_back(slot), ids.push_back((slot * 7919 + 13) % int32_t(c.vocab));
+  for (int slot = 0; slot < sequences; ++slot)
+    slots.push_back(slot), ids.push_back((slot * 7919 + 13) % int32_t(c.vocab));
   std::vector<std::vector<float>> rows[2];
   std::vector<testing::DecodeReference::Choices> chosen[2];
   for (const int matrix : {0, 1}) {
-    gpu.limit_small_batch(matrix == 1 ? 0 : kSlots);
+    gpu.limit_small_batch(matrix == 1 ? 0 : sequences);
     for (const int slot : slots) gpu.fill_cache_with_random(1 + 63 * slot, slot);
     gpu.extend_sequences(slots, ids);
     for (const int slot : slots) {
       gpu.logits(1, rows[matrix].emplace_back(size_t(c.vocab)).data(), slot);
-      auto experts = matrix == 1 ? choices_of_row(gpu, kSlots, uint32_t(slot))
+      auto experts = matrix == 1 ? choices_of_row(gpu, uint32_t(sequences), uint32_t(slot))
                                  : choices_of(gpu, gpu.sequences_buffers(), size_t(slot));
       for (auto& layer : experts) std::sort(layer.begin(), layer.end());
       chosen[matrix].push_back(experts);
@@ -150,16 +151,16 @@ TEST_F(GptOssBatchCuda, ManySequencesDifferFromFewByRoundings) {
   }
   int same = 0;
   double largest = 0;
-  for (size_t s = 0; s < size_t(kSlots); ++s) {
+  for (size_t s = 0; s < size_t(sequences); ++s) {
     if (chosen[0][s] != chosen[1][s]) continue;
     double error = 0, size = 0;
     for (size_t v = 0; v < rows[0][s].size(); ++v)
       error += std::pow(double(rows[0][s][v]) - double(rows[1][s][v]), 2), size += std::pow(double(rows[0][s][v]), 2);
     ++same, largest = std::max(largest, std::sqrt(error / size));
   }
-  std::printf("%d of %d sequences took the same experts on both paths; those differ by at most %.4f\n", same, kSlots,
+  std::printf("%d of %d sequences took the same experts on both paths; those differ by at most %.4f\n", same, sequences,
               largest);
-  EXPECT_GE(same, kSlots / 2);
+  EXPECT_GE(same, sequences / 2);
   EXPECT_LT(largest, 0.03);
 }
 

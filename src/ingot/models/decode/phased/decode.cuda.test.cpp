@@ -6,6 +6,7 @@
 #include <map>
 
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/limits.h"
 #include "ingot/models/decode/fixtures/decode_cases.test.h"
 #include "ingot/models/decode/fixtures/device_model.test.h"
 #include "ingot/models/decode/fixtures/on_host.test.h"
@@ -592,6 +593,12 @@ TEST_F(GptOssDecodeCuda, PromptsOfRoundedInputsTakeRoundedNumbers) {
   GptOssConfig c = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5);
   c.e4m3_inputs = true;
   const DecodeModel m(c, WeightFormat::bf16, WeightFormat::mxfp4, 7);
+  if (gpu::current_limits().smem_per_block < 160 * 1024) {  // as on GPUs of compute capability 8.6, 8.9 and 12.0
+    EXPECT_NE(
+        testing::error_of([&] { DeviceModel(m.config, m.weights, {.context = kLength}); }).find("too wide for an SM's"),
+        std::string::npos);
+    return;
+  }
   DeviceModel gpu(m.config, m.weights, {.context = kLength, .prompt_kernels = true});
   ASSERT_GE(gpu.prompt_batch(), kLength);
   std::vector<int32_t> ids(static_cast<size_t>(kLength));
