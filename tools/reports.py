@@ -17,6 +17,7 @@ COMMON = ["src/ingot/gpu", "src/ingot/core", "CMakeLists.txt", "cmake/IngotCuda.
 # The rooms and folders that compute a token: attention, router, quantised weights, sampling and the model's own folders.
 ROOMS["decode"] = ["attention", "moe", "quant", "sampling"]
 ELSEWHERE["decode"] = ["src/ingot/apps/cli/measure", "src/ingot/megakernel", "src/ingot/models/decode", "src/ingot/models/gpt_oss"]
+ROOMS["families"], ELSEWHERE["families"] = ROOMS["decode"], [*ELSEWHERE["decode"], "src/ingot/models/families"]
 ROOMS["prompt"], ELSEWHERE["prompt"] = [*ROOMS["decode"], "grouped"], ELSEWHERE["decode"]
 ROOMS["decode_gpus"], ELSEWHERE["decode_gpus"] = ROOMS["prompt"], ELSEWHERE["decode"]  # the same with several GPUs
 ROOMS["draft"], ELSEWHERE["draft"] = ROOMS["prompt"], [*ELSEWHERE["decode"], "src/ingot/engines/generate", "src/ingot/models/draft"]
@@ -39,7 +40,7 @@ ELSEWHERE["generate"] = ["src/ingot/engines/generate", "src/ingot/models/gpt"]
 ROOMS["two_builds"] = ["mlp", "activation", "rmsnorm", "rope", "swiglu"]
 ONLY_OURSELVES = {"two_builds"}  # suites without another library as peer
 # Suites with times only; tests check the computed values.
-TIMES_ALONE = {"sampling", "decode", "decode_gpus", "draft", "prompt", "serve", "host_token", "train", "train_gpus", "train_memory", "generate", "ttt"}
+TIMES_ALONE = {"sampling", "decode", "families", "decode_gpus", "draft", "prompt", "serve", "host_token", "train", "train_gpus", "train_memory", "generate", "ttt"}
 # Suites whose products may use cuBLASLt.
 WITH_LIBRARY = {"linear", "swiglu", "wide_mlp", "cross_entropy", "train", "train_gpus", "train_memory", "ttt", "generate", "models"}
 # Suites whose original project published kernels, which are measured too.

@@ -37,7 +37,9 @@ SAMPLED = ("greedy", "temperature 1", "top-p 0.9", "top-k 40, min-p 0.05")  # as
 
 
 def label(model):
-    return f"gpt-oss-{model['size']}, {model['dense']} dense"
+    if model["size"][0].isdigit():
+        return f"gpt-oss-{model['size']}, {model['dense']} dense"
+    return f"{model['size']}, {model['dense']}"
 
 
 def listed(numbers):
@@ -67,7 +69,7 @@ def ask(model, ingot):
 def rows(model, found):
     """The report's rows for a model."""
     def row(name, shape, ours_ms, peers, limit_ms, **more):
-        return {"name": name, "shape": shape, "dtype": f"{model['dense']}, mxfp4", "ours_us": 1e3 * ours_ms, "peers": {k: 1e3 * v for k, v in peers.items()},
+        return {"name": name, "shape": shape, "dtype": model["dtype"] if "dtype" in model else f"{model['dense']}, mxfp4", "ours_us": 1e3 * ours_ms, "peers": {k: 1e3 * v for k, v in peers.items()},
                 "limit_us": 1e3 * limit_ms, "read_TBps": found["read_TBps"], **more}
 
     def limit_ms(size):
