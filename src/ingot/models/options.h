@@ -24,9 +24,7 @@ struct DecoderOptions {
   int64_t slots = 1;       // sequences at a time, each with its own keys and values
   bool fit_slots = false;  // zero slots or context are chosen, on a GPU by its memory: choose_slots()
   DeviceChoice device = DeviceChoice::automatic;
-  bool megakernel = true;  // on a GPU, single tokens by the megakernel if it supports the model
-  // The same for models with dense MLPs, where the megakernel has not been measured beside a launch per phase.
-  bool dense_megakernel = false;
+  bool megakernel = true;      // on a GPU, single tokens by the megakernel if it supports the model
   bool prompt_kernels = true;  // on a GPU, prompts by matrix kernels if these support the model
   bool int8_prefilter = true;  // on a GPU with room for the 8-bit head, ids without logits by it: the same ids
   double wait_limit = 2;       // seconds of a wait for blocks or GPUs inside a kernel before it gives up

@@ -86,7 +86,7 @@ std::string unsupported_reason(const DecoderSpec& s, DecodePath path) {
   constexpr unsigned kAll = ~0u, kCpu = bit(DecodePath::cpu), kHead = bit(DecodePath::prefilter);
   constexpr unsigned kLaunches =
       kCpu | bit(DecodePath::phased) | bit(DecodePath::small_batch) | bit(DecodePath::prompt);  // all but megakernels
-  constexpr unsigned kDense = bit(DecodePath::dense_megakernel), kAllButMegakernel = kLaunches | kDense;
+  constexpr unsigned kDense = bit(DecodePath::dense_megakernel), kAllButMegakernel = kLaunches | kDense | kHead;
   // The int8 prefilter reads the last norm's output and the head: properties of layers do not matter to the prefilter,
   // but the megakernel computes the layers before the head.
   const Property properties[] = {
@@ -125,6 +125,10 @@ std::string unsupported_reason(const DecoderSpec& s, DecodePath path) {
     if (p.present && (p.paths & bit(path)) == 0)
       return ingot::detail::concat("found ", p.name, ", which ", name_of(path), " does not compute");
   return {};
+}
+
+DecodePath megakernel_path(const DecoderSpec& s) {
+  return !s.layer.empty() && !s.layer[0].experts ? DecodePath::dense_megakernel : DecodePath::megakernel;
 }
 
 }  // namespace ingot

@@ -96,5 +96,7 @@ const char* name_of(DecodePath path);
 // The first property of the model unsupported by a path, in a line; empty where the path computes all. Each path checks
 // its own limits on sizes.
 std::string unsupported_reason(const DecoderSpec& spec, DecodePath path);
+// The megakernel that could compute the model's tokens: dense_megakernel where the first layer has a dense MLP.
+DecodePath megakernel_path(const DecoderSpec& spec);
 
 }  // namespace ingot

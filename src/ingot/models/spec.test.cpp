@@ -19,39 +19,40 @@ struct Case {
   const char* name;  // in the message
   void (*change)(DecoderSpec& s);
   bool by_launches = true;  // on all paths of a GPU but the megakernel
+  bool prefilter = true;    // by the int8 prefilter, because the megakernel of dense models computes the property
   bool on_cpu = true;
 };
 const Case kCases[] = {
     {"a dense MLP", [](DecoderSpec& s) { s.layer[3].experts = false; }},
-    {"expert weights that are not renormalised", [](DecoderSpec& s) { s.renormalise = false; }, false},
+    {"expert weights that are not renormalised", [](DecoderSpec& s) { s.renormalise = false; }, false, false},
     {"a layer whose queries and keys are not rotated", [](DecoderSpec& s) { s.layer[3].rope = -1; }},
     {"several RoPE tables",
      [](DecoderSpec& s) {
        s.rope.push_back(s.rope[0]);
        s.layer[3].rope = 1;
      }},
-    {"interleaved RoPE", [](DecoderSpec& s) { s.rope[0].interleaved = true; }, false},
-    {"partial RoPE", [](DecoderSpec& s) { s.rope[0].dim = 32; }, false},
+    {"interleaved RoPE", [](DecoderSpec& s) { s.rope[0].interleaved = true; }, false, false},
+    {"partial RoPE", [](DecoderSpec& s) { s.rope[0].dim = 32; }, false, false},
     {"norms that multiply by 1 + w", [](DecoderSpec& s) { s.norm.unit_offset = true; }},
     {"norms that round before the weight", [](DecoderSpec& s) { s.norm.rounds_before_weight = true; }},
-    {"norms after attention and MLP", [](DecoderSpec& s) { s.norm.post = true; }},
+    {"norms after attention and MLP", [](DecoderSpec& s) { s.norm.post = true; }, true, false},
     {"norms of queries and keys", [](DecoderSpec& s) { s.qk_norm = true; }},
     {"an MLP without biases", [](DecoderSpec& s) { s.mlp_bias = false; }},
     {"attention without sinks", [](DecoderSpec& s) { s.sinks = false; }},
     {"a scale of attention other than 1 / sqrt(head_dim)", [](DecoderSpec& s) { s.attention_scale = 0.5; }},
-    {"a softcap in attention", [](DecoderSpec& s) { s.attention_softcap = 50; }},
-    {"a softcap of logits", [](DecoderSpec& s) { s.logit_softcap = 30; }},
+    {"a softcap in attention", [](DecoderSpec& s) { s.attention_softcap = 50; }, true, false},
+    {"a softcap of logits", [](DecoderSpec& s) { s.logit_softcap = 30; }, true, false},
     {"a gate other than GPT-OSS's", [](DecoderSpec& s) { s.gate = {}; }},
     {"a gate other than GPT-OSS's", [](DecoderSpec& s) { s.gate = gelu_gate(); }},
-    {"a scale of embeddings", [](DecoderSpec& s) { s.embedding_scale = 64; }},
+    {"a scale of embeddings", [](DecoderSpec& s) { s.embedding_scale = 64; }, true, false},
     {"inputs in e4m3 without experts",
      [](DecoderSpec& s) {
        for (LayerSpec& l : s.layer) l.experts = false;
        s.e4m3_inputs = true;
      },
-     false, false},
+     false, false, false},
     {"inputs in e4m3 of experts beside dense MLPs",
-     [](DecoderSpec& s) { s.layer[3].experts = false, s.e4m3_inputs = true; }, false},
+     [](DecoderSpec& s) { s.layer[3].experts = false, s.e4m3_inputs = true; }, false, false},
 };
 
 TEST(DecoderSpec, EveryPathComputesGptOss) {
@@ -65,13 +66,15 @@ TEST(DecoderSpec, APropertyThatAPathDoesNotComputeIsRefusedByItsNameAndThePaths)
     c.change(s);
     for (const DecodePath path : kAllPaths) {
       const std::string found = unsupported_reason(s, path);
-      const bool launches = path != DecodePath::cpu && path != DecodePath::megakernel && path != DecodePath::prefilter;
-      if (path == DecodePath::cpu ? c.on_cpu : launches && c.by_launches) {
+      const bool computed = path == DecodePath::cpu         ? c.on_cpu
+                            : path == DecodePath::prefilter ? c.prefilter
+                                                            : path != DecodePath::megakernel && c.by_launches;
+      if (computed) {
         EXPECT_EQ(found, "");
         continue;
       }
       // The first of several reasons: a model with inputs in e4m3 has dense MLPs too.
-      const bool dense_first = s.e4m3_inputs && (path == DecodePath::megakernel || path == DecodePath::prefilter);
+      const bool dense_first = s.e4m3_inputs && path == DecodePath::megakernel;
       EXPECT_EQ(found, std::string("found ") + (dense_first ? "a dense MLP" : c.name) + ", which " + name_of(path) +
                            " does not compute");
     }

@@ -79,13 +79,8 @@ OpenedModel open_decoder(const DecoderSpec& given, const WeightSource& source, c
   if (head != nullptr) add_note(m, head_note(head->config));
   add_placement_notes(m, p, p.on_gpu ? gpu_rounding(*weights) : std::string());
   if (p.on_gpu && !o.e4m3_experts) {
-    const bool dense = unsupported_reason(spec, DecodePath::dense_megakernel).empty();
-    const std::string reason =
-        unsupported_reason(spec, o.dense_megakernel ? DecodePath::dense_megakernel : DecodePath::megakernel);
-    if (dense && !o.dense_megakernel && gpu::current_limits().hopper)
-      add_note(m, "on the GPU: a launch for each phase of a layer (--megakernel computes a token by one kernel)");
-    else if (!reason.empty() && !unsupported_reason(spec, DecodePath::megakernel).empty())
-      add_note(m, "on the GPU: a launch for each phase of a layer: " + reason);
+    const std::string reason = unsupported_reason(spec, megakernel_path(spec));
+    if (!reason.empty()) add_note(m, "on the GPU: a launch for each phase of a layer: " + reason);
   }
   m.end_ids.assign(spec.end_tokens.begin(), spec.end_tokens.end());
   m.weight_bytes = weights->bytes();

@@ -358,7 +358,7 @@ std::vector<SampledTimes> measure_sampled(const Options& o) {
     const DecoderSpec spec = measured_spec(o.size);
     const std::unique_ptr<Decoder> d = make_synthetic_gpu_decoder(
         spec, decode::shapes_of(spec, m.dense, m.dense),
-        {.context = m.context + kFirst + m.tokens, .device = DeviceChoice::cuda, .dense_megakernel = m.megakernel}, 1);
+        {.context = m.context + kFirst + m.tokens, .device = DeviceChoice::cuda, .megakernel = m.megakernel}, 1);
     return {measure_sampled(*d, d->open(), 1, m.context, m.tokens)};
   }
   for (const int64_t gpus : m.gpus.empty() ? std::vector<int>{1} : m.gpus) {

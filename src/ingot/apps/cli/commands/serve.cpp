@@ -189,8 +189,8 @@ void add_serve(Command& root) {
     const std::string path = chosen_model(o->run, o->model, o->synthetic);
     o->on.dense = dense_at_loading(o->synthetic);
     if (exists(path) && !chats(path))
-      c.refuse_given({"reasoning", "date", "one-by-one", "whole-head", "megakernel", "draft", "draft-max",
-                      "draft-costs", "draft-layers", "draft-window", "dense"},
+      c.refuse_given({"reasoning", "date", "one-by-one", "whole-head", "draft", "draft-max", "draft-costs",
+                      "draft-layers", "draft-window", "dense"},
                      "a run of `ingot train`");
     choose_draft_head(c, o->draft, o->on, {"none", "prediction", "lookup"});
     serve(*o, path);

@@ -63,13 +63,9 @@ void refuse_split_of_one(const Command& c, int64_t gpus) {
 void add_gpu_options(Command& c, DecoderOptions& o) {
   add_gpus(c, o.gpus, o.split);
   c.flag("--whole-head", o.int8_prefilter,
-         "read GPT-OSS's whole head in bf16 for every token (default: on GPUs with enough memory an int8 prefilter "
+         "read the whole head in bf16 for every token (default: on GPUs with enough memory an int8 prefilter "
          "selects the rows to read; the tokens are the same)")
       .negated();
-  c.flag(
-      "--megakernel", o.dense_megakernel,
-      "compute a token of Llama, Mistral, Qwen or SmolLM by one kernel, as for GPT-OSS (default: one launch for each "
-      "phase of a layer, because the speed of the kernel has not been measured on a GPU)");
 }
 
 OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOptions& o) {

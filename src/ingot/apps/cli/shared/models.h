@@ -20,7 +20,7 @@ void add_gpu_counts(Command& c, std::string& list, Split& split);
 std::vector<int> gpu_counts(const std::string& list);
 // Throws where --split was given for a single GPU.
 void refuse_split_of_one(const Command& c, int64_t gpus);
-// Calls add_gpus(), and adds --whole-head and --megakernel.
+// Calls add_gpus(), and adds --whole-head.
 void add_gpu_options(Command& c, DecoderOptions& o);
 // `tokens` is the length of the longest sequence that will be needed. Reports the loading time where it is noticeable.
 OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOptions& o);

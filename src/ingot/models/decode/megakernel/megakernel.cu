@@ -24,16 +24,23 @@ constexpr auto kVariants = [] {
   all[n++] = {.dense = bf16, .experts = mxfp4, .ranks = true, .prefiltered = true};
   return all;
 }();
-constexpr TokenVariant dense_variant(WeightFormat format, uint32_t head_dim, bool traced = false) {
-  return {.dense = format, .experts = format, .traced = traced, .dense_mlp = true, .head_dim = head_dim};
+constexpr TokenVariant dense_variant(WeightFormat format, uint32_t head_dim, bool traced = false,
+                                     bool prefiltered = false) {
+  return {.dense = format,
+          .experts = format,
+          .traced = traced,
+          .prefiltered = prefiltered,
+          .dense_mlp = true,
+          .head_dim = head_dim};
 }
 constexpr auto kDenseVariants = [] {
-  std::array<TokenVariant, 8> all{};
+  std::array<TokenVariant, 10> all{};
   size_t n = 0;
   for (const uint32_t head_dim : {64u, 128u}) {
     for (const WeightFormat format : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
       all[n++] = dense_variant(format, head_dim);
     all[n++] = dense_variant(WeightFormat::bf16, head_dim, true);
+    all[n++] = dense_variant(WeightFormat::bf16, head_dim, false, true);
   }
   return all;
 }();
@@ -48,7 +55,7 @@ void launch(const TokenVariant& variant, const Arguments&... arguments) {
   INGOT_CHECK(found, "decode token: found no kernel of ", variant.dense, " with experts in ", variant.experts);
 }
 
-bool is_dense(const DecoderSpec& c) { return !c.layer.empty() && !c.layer[0].experts; }
+bool is_dense(const DecoderSpec& c) { return megakernel_path(c) == DecodePath::dense_megakernel; }
 
 // Whether a block's shared memory has room for a token's activations and a ring of weights.
 template <TokenVariant V> bool fits_variant(const Model& m) {
@@ -78,10 +85,6 @@ megakernel::Trace trace_of(const Model& m, uint32_t blocks, uint64_t* words) {
   return {.words = words, .blocks = blocks, .grid_barriers = grid_barriers_of(m), .extra = kTracedBytes + exchanges};
 }
 
-DecodePath megakernel_path(const DecoderSpec& config) {
-  return is_dense(config) ? DecodePath::dense_megakernel : DecodePath::megakernel;
-}
-
 bool supports_megakernel(const Model& m) {
   if (!unsupported_reason(m.config, megakernel_path(m.config)).empty()) return false;
   if (is_dense(m.config)) {
@@ -106,8 +109,8 @@ bool supports_trace(const Model& m) {
 }
 
 bool supports_prefilter(const Model& m) {
-  return supports_megakernel(m) && !is_dense(m.config) && m.head.format == WeightFormat::bf16 && m.head.row_tiles > 0 &&
-         m.layers[0].down.format == WeightFormat::mxfp4;
+  return supports_megakernel(m) && m.head.format == WeightFormat::bf16 && m.head.row_tiles > 0 &&
+         m.layers[0].down.format == (is_dense(m.config) ? WeightFormat::bf16 : WeightFormat::mxfp4);
 }
 
 void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Persistent& how, Stream stream) {
@@ -136,23 +139,6 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
   INGOT_CHECK(!traced || how.trace.words_of_block() == trace_of(m, 0, nullptr).words_of_block(),
               "decode trace: found room for ", how.trace.words_of_block(), " words, expected ",
               trace_of(m, 0, nullptr).words_of_block());
-  if (dense) {
-    INGOT_CHECK(!several && !how.prefiltered && how.dense_layers != nullptr,
-                "decode token: found several GPUs, an int8 prefilter or no arguments of layers, expected one GPU, the "
-                "whole head and dense_layers for dense MLPs");
-    DenseToken of_dense;
-    static_cast<Token&>(of_dense) = token;
-    of_dense.dense_layers = how.dense_layers;
-    return launch<kDenseVariants>(dense_variant(m.head.format, cache_dim(m.config), traced), of_dense,
-                                  PrefilteredHead{}, dense_stages_of(plan, m.layers[0]), how.blocks, stream);
-  }
-  const LayerStages layer = stages_of(plan, m.layers[0], 0);
-  INGOT_CHECK(!several || layer.down.w.format == WeightFormat::mxfp4, "decode token: found experts in ",
-              layer.down.w.format, ", expected mxfp4 over several GPUs");
-  if (several) {
-    INGOT_CHECK(how.ranks != nullptr, "decode token over several GPUs: found nothing of the others");
-    token.head.key = nullptr;  // the kernel itself appends the token
-  }
   PrefilteredHead head{};
   if (how.prefiltered) {
     INGOT_CHECK(supports_prefilter(m) && m.prefilter.rows != nullptr && step.head_rows == 1 && !traced,
@@ -161,6 +147,23 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
     token.head.w = m.prefilter.codes;
     token.head.y = b.own_logits;  // in this GPU's own memory, because the kernel reads the logits again
     head = {m.head, m.prefilter.rows, b.own_logits + plan.vocab, b.lower_bounds};
+  }
+  if (dense) {
+    INGOT_CHECK(!several && how.dense_layers != nullptr,
+                "decode token: found several GPUs or no arguments of layers, expected one GPU and dense_layers for "
+                "dense MLPs");
+    DenseToken of_dense;
+    static_cast<Token&>(of_dense) = token;
+    of_dense.dense_layers = how.dense_layers;
+    return launch<kDenseVariants>(dense_variant(m.head.format, cache_dim(m.config), traced, how.prefiltered), of_dense,
+                                  head, dense_stages_of(plan, m.layers[0]), how.blocks, stream);
+  }
+  const LayerStages layer = stages_of(plan, m.layers[0], 0);
+  INGOT_CHECK(!several || layer.down.w.format == WeightFormat::mxfp4, "decode token: found experts in ",
+              layer.down.w.format, ", expected mxfp4 over several GPUs");
+  if (several) {
+    INGOT_CHECK(how.ranks != nullptr, "decode token over several GPUs: found nothing of the others");
+    token.head.key = nullptr;  // the kernel itself appends the token
   }
   const TokenVariant variant{.dense = m.head.format,
                              .experts = layer.down.w.format,

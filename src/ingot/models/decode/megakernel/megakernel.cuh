@@ -92,7 +92,8 @@ __device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep
     if (!last) copy_words_async(block.m.layers[(i + 1) % 2], layers_of(token)[i + 1]);
     if (!last && threadIdx.x == 0)
       block.m.keys[(i + 1) % 2] = {layers_of(token)[i + 1].attention, block.m.position,
-                                   split_kv_attention::kRound<TokenContext<V>::kHeadDim>};
+                                   split_kv_attention::kRound<TokenContext<V>::kHeadDim>,
+                                   split_kv_attention::kPartStep<TokenContext<V>::kHeadDim>};
     return;
   }
   if (stage == Stage::gate_up) {
@@ -295,7 +296,9 @@ __device__ __forceinline__ void begin_token(const TokenContext<V>& block, const 
   }
   __syncthreads();
   const auto& rotation = m.layers[0].attention;
-  if (threadIdx.x == 0) m.keys[0] = {rotation, m.position, split_kv_attention::kRound<TokenContext<V>::kHeadDim>};
+  if (threadIdx.x == 0)
+    m.keys[0] = {rotation, m.position, split_kv_attention::kRound<TokenContext<V>::kHeadDim>,
+                 split_kv_attention::kPartStep<TokenContext<V>::kHeadDim>};
   if (!V.dense_mlp && threadIdx.x < rotation.dim / 2) {
     m.cos[threadIdx.x] = rotation.cos[size_t(m.position) * (rotation.dim / 2) + threadIdx.x];
     m.sin[threadIdx.x] = rotation.sin[size_t(m.position) * (rotation.dim / 2) + threadIdx.x];
@@ -333,12 +336,12 @@ __device__ __forceinline__ void run_token(const TokenContext<V>& block, const To
 }
 
 // The kernel's parameters: the token, and for a prefiltered variant its head.
-template <bool kPrefiltered> struct TokenArguments {
-  Token token;
+template <class AnyToken, bool kPrefiltered> struct TokenArguments {
+  AnyToken token;
   __device__ __forceinline__ const PrefilteredHead* prefiltered_head() const { return nullptr; }
 };
-template <> struct TokenArguments<true> {
-  Token token;
+template <class AnyToken> struct TokenArguments<AnyToken, true> {
+  AnyToken token;
   PrefilteredHead head;
   __device__ __forceinline__ const PrefilteredHead* prefiltered_head() const { return &head; }
 };
@@ -346,18 +349,23 @@ template <> struct TokenArguments<true> {
 // The template arguments are the fields of a TokenVariant: nvcc does not compile a kernel whose argument is a struct.
 template <WeightFormat kDense, WeightFormat kExperts, bool kTraced, bool kRanks, bool kPrefiltered>
 __global__ void __launch_bounds__(kTokenThreads + 32, 1)
-    token_kernel(const __grid_constant__ TokenArguments<kPrefiltered> p) {
+    token_kernel(const __grid_constant__ TokenArguments<Token, kPrefiltered> p) {
   const TokenContext<TokenVariant{kDense, kExperts, kTraced, kRanks, kPrefiltered}> block(tile::dynamic_shared<char>(),
                                                                                           p.prefiltered_head());
   run_token(block, p.token);
 }
 // With dense MLPs.
-template <WeightFormat kFormat, uint32_t kHeadDim, bool kTraced>
-__global__ void __launch_bounds__(kTokenThreads + 32, 1) dense_token_kernel(const __grid_constant__ DenseToken token) {
-  constexpr TokenVariant kVariant{
-      .dense = kFormat, .experts = kFormat, .traced = kTraced, .dense_mlp = true, .head_dim = kHeadDim};
-  const TokenContext<kVariant> block(tile::dynamic_shared<char>(), nullptr);
-  run_token(block, token);
+template <WeightFormat kFormat, uint32_t kHeadDim, bool kTraced, bool kPrefiltered>
+__global__ void __launch_bounds__(kTokenThreads + 32, 1)
+    dense_token_kernel(const __grid_constant__ TokenArguments<DenseToken, kPrefiltered> p) {
+  constexpr TokenVariant kVariant{.dense = kFormat,
+                                  .experts = kFormat,
+                                  .traced = kTraced,
+                                  .prefiltered = kPrefiltered,
+                                  .dense_mlp = true,
+                                  .head_dim = kHeadDim};
+  const TokenContext<kVariant> block(tile::dynamic_shared<char>(), p.prefiltered_head());
+  run_token(block, p.token);
 }
 
 // --- launcher
@@ -389,20 +397,17 @@ void Megakernel<V>::launch(const TokenOf<V>& token, const PrefilteredHead& head,
                  .smem = placed.bytes,
                  .device = std::max(0, gpu::current_device()),
                  .cooperative = true};
-  const auto launch_on = [&](auto kernel, auto&& arguments) {
+  const auto launch_on = [&](auto kernel) {
     at.grid = blocks > 0 ? blocks : std::min<int64_t>(gpu::resident_blocks("decode token", kernel, at), kMostBlocks);
     placed.work = work_of_block(placed, layer, uint32_t(at.grid));
-    gpu::launch("decode token", kernel, at, stream, arguments());
+    TokenArguments<TokenOf<V>, V.prefiltered> p{placed};
+    if constexpr (V.prefiltered) p.head = head;
+    gpu::launch("decode token", kernel, at, stream, p);
   };
-  if constexpr (V.dense_mlp) {
-    launch_on(dense_token_kernel<V.dense, V.head_dim, V.traced>, [&] { return placed; });
-  } else {
-    launch_on(token_kernel<V.dense, V.experts, V.traced, V.ranks, V.prefiltered>, [&] {
-      TokenArguments<V.prefiltered> p{placed};
-      if constexpr (V.prefiltered) p.head = head;
-      return p;
-    });
-  }
+  if constexpr (V.dense_mlp)
+    launch_on(dense_token_kernel<V.dense, V.head_dim, V.traced, V.prefiltered>);
+  else
+    launch_on(token_kernel<V.dense, V.experts, V.traced, V.ranks, V.prefiltered>);
 }
 
 }  // namespace ingot::decode

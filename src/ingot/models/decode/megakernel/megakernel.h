@@ -129,10 +129,10 @@ struct TokenVariant {
   // The int8 prefilter of the head. The logits that may be the largest equal those of the whole head bit for bit, and
   // so does the greedy token; for every other row the kernel writes the upper bound instead of the logit.
   // `token.head.w` holds the codes, and over several GPUs `token.head.y` is this GPU's own memory. Needs dense matrices
-  // in bf16 and experts in MXFP4.
+  // in bf16, and experts in MXFP4 where a model has experts.
   bool prefiltered = false;
   // A model of the families (models/families): dense MLPs with SwiGLU in the format `dense`, equal to `experts`; norms
-  // of heads, and rotations that differ by layer. Of the properties above only `traced` is possible.
+  // of heads, and rotations that differ by layer. `ranks` is not possible, nor is `traced` with `prefiltered`.
   bool dense_mlp = false;
   uint32_t head_dim = kTokenHeadDim;  // of the cache's rows; 128 only with dense_mlp
 

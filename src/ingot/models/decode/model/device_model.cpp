@@ -260,12 +260,10 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
     sequences_buffers_.stop = buffers().stop, sequences_buffers_.watch = buffers().watch;
   }
   limit_small_batch(kSmallBatchSequences);
-  const bool dense = has_dense_mlp(c);
-  if (!use_megakernel(dense ? o.dense_megakernel : o.megakernel) && dense &&
+  if (!use_megakernel(o.megakernel) && gpu::limits(device_).hopper && has_dense_mlp(c) &&
       unsupported_reason(c, DecodePath::dense_megakernel).empty())
-    log_warn(
-        "decode: found heads of ", c.head_dim, " numbers, matrices in several formats, several GPUs, or a GPU ",
-        "without the kernel, which the megakernel does not take: a token takes a launch for each phase of a layer");
+    log_warn("decode: found heads of ", c.head_dim, " numbers, matrices in several formats, or several GPUs, which ",
+             "the megakernel does not take: a token takes a launch for each phase of a layer");
   rotations.fill(c, context_);
 }
 

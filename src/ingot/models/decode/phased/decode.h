@@ -88,12 +88,10 @@ megakernel::Trace trace_of(const Model& model, uint32_t blocks, uint64_t* words)
 // Of a model with dense MLPs: one GPU; heads of at most 128 numbers; one format for all matrices. Of both: room in an
 // SM's memory for a token's activations and a ring of weights.
 bool supports_megakernel(const Model& model);
-// The path of the spec's model among the megakernels.
-DecodePath megakernel_path(const DecoderSpec& config);
 // Whether a token of the model can be traced: MXFP4 experts, or dense MLPs in bf16.
 bool supports_trace(const Model& model);
-// The int8 prefilter needs a model (or a slice with rows of its head) that supports_megakernel(), with a bf16 head and
-// MXFP4 experts.
+// The int8 prefilter needs a model (or a slice with rows of its head) that supports_megakernel(), with a bf16 head and,
+// where the model has experts, MXFP4 experts.
 bool supports_prefilter(const Model& model);
 void run_megakernel(const Model& model, const Buffers& buffers, const Step& step, const Persistent& how, Stream stream);
 // Which wait gave up, and for which value ("... for the output of layer 3: found 131, ..."). Empty if no wait gave up.

@@ -9,6 +9,7 @@
 #include "ingot/models/decode/fixtures/defined_model.test.h"
 #include "ingot/models/decode/fixtures/emulated_model.test.h"
 #include "ingot/models/decode/fixtures/family_cases.test.h"
+#include "ingot/models/decode/fixtures/prefilter_cases.test.h"
 #include "ingot/models/decode/model/trace.h"
 #include "ingot/models/decode/phased/stages.cuh"
 
@@ -65,6 +66,28 @@ TEST(FamiliesDecodeEmulated, ATokenDoesNotDependOnTheNumberOfBlocks) {
     // 1.5, and an activation rounds to 8 bits.
     for (size_t t = 0; t < want.size(); ++t)
       for (size_t v = 0; v < want[t].size(); ++v) EXPECT_NEAR(got[t][v], want[t][v], 0.05) << t << " " << v;
+  }
+}
+
+// A chain of tokens with the int8 prefilter is the chain of the whole head: greedy tokens, and samples.
+TEST(FamiliesDecodeEmulated, APrefilteredHeadContinuesAsTheWholeHead) {
+  for (const int64_t head_dim : {64, 128}) {
+    SCOPED_TRACE(head_dim);
+    DecoderSpec s = testing::family_spec({96, 4, 2, head_dim, 64});
+    s.vocab = 333, s.qk_norm = head_dim == 128;
+    const RandomModel m(s, WeightFormat::bf16, WeightFormat::bf16);
+    Emulated whole(s, m.weights, 12), gpu(s, m.weights, 12);
+    ASSERT_TRUE(supports_prefilter(gpu.model));
+    gpu.make_prefilter();
+    whole.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 9;
+    if (head_dim == 64) *whole.buffers.noise = *gpu.buffers.noise = {.seed = 5, .step = 0, .temperature = 1};
+    for (int i = 0; i < (testing::kSanitized ? 3 : 8); ++i) {  // the third token takes the whole head
+      whole.run_one_kernel({.capacity = 12});
+      gpu.run_one_kernel({.capacity = 12}, ~0u, {}, i % 3 != 2);
+      ASSERT_EQ(std::memcmp(gpu.buffers.state, whole.buffers.state, sizeof(decode::State)), 0) << i;
+      testing::expect_sampled(*gpu.buffers.state, whole.buffers.logits, s.vocab,
+                              {.seed = 5, .step = uint32_t(i), .temperature = head_dim == 64 ? 1.f : 0.f});
+    }
   }
 }
 
