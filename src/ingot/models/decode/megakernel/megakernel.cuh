@@ -377,8 +377,9 @@ template <class Layer> BlockWork work_of_block(const Token& t, const Layer& l, u
   const auto whole_rows = [&](const Matrix& w, uint32_t slots) {
     return whole_row_tiles_per_block(uint64_t(w.row_tiles) * slots, w.weight_tiles, blocks);
   };
+  // The experts' terms of a row of down are added in a single block, before they become a term of the row's sum.
   const uint32_t output = shared_rows(l.output.w, 1),
-                 down = std::max(shared_rows(l.down.w, t.k), l.down.w.weight_tiles * t.k);
+                 down = std::max(shared_rows(l.down.w, t.k), t.k > 1 ? l.down.w.weight_tiles * t.k : 0);
   BlockWork work{{shared_rows(l.qkv.w, 1), 0, output, whole_rows(l.gate_up.w, t.k), down, whole_rows(t.head.w, 1)}};
   work.router_blocks = (l.output.w.row_tiles * l.output.w.weight_tiles + output - 1) / output;
   if (t.ranks != nullptr) {

@@ -19,11 +19,12 @@ INGOT_HD inline WeightTileRange range_of_block(uint32_t all, uint32_t each, uint
   if (begin >= all) return {all, all};
   return {uint32_t(begin), begin + each < all ? uint32_t(begin) + each : all};
 }
-// The number of weight tiles for each block: at least those of a row tile, so that no row tile is shared by more than
-// two blocks.
+// The number of weight tiles for each block: at least those of a row tile, or exactly half of them, so that no row tile
+// is shared by more than two blocks.
 INGOT_HD inline uint32_t weight_tiles_per_block(uint64_t row_tiles, uint32_t weight_tiles, uint32_t blocks) {
   const uint64_t each = (row_tiles * weight_tiles + blocks - 1) / blocks;
-  return each < weight_tiles ? weight_tiles : uint32_t(each);
+  if (each >= weight_tiles) return uint32_t(each);
+  return weight_tiles % 2 == 0 && each <= weight_tiles / 2 ? weight_tiles / 2 : weight_tiles;
 }
 // The same number for stages in which no row tile may be shared.
 INGOT_HD inline uint32_t whole_row_tiles_per_block(uint64_t row_tiles, uint32_t weight_tiles, uint32_t blocks) {

@@ -34,7 +34,8 @@ TEST(DecodeWorkRange, EveryWeightTileIsTakenOnceForEveryGridSize) {
                                                                     {1u, 7u, 1u, false},
                                                                     {9u, 6u, 3u, false},
                                                                     {9u, 6u, 3u, true},
-                                                                    {64u, 3u, 1u, false}})
+                                                                    {64u, 3u, 1u, false},
+                                                                    {32u, 64u, 1u, false}})
     for (uint32_t blocks : {1u, 2u, 5u, 13u, 132u, 500u})
       for (bool whole_row_tiles : {false, true}) {
         if (whole_row_tiles && by_row_tile) continue;
@@ -82,6 +83,13 @@ TEST(DecodeWorkRange, EveryWeightTileIsTakenOnceForEveryGridSize) {
         EXPECT_EQ(seen.size(), all);
         for (const auto& of_row_tile : blocks_of) EXPECT_LE(of_row_tile.size(), whole_row_tiles ? 1u : 2u);
       }
+}
+
+TEST(DecodeWorkRange, FewRowTilesAreHalvedWhereBlocksWouldHaveNoWork) {
+  EXPECT_EQ(weight_tiles_per_block(64, 32, 132), 16u);  // 128 blocks in place of 64
+  EXPECT_EQ(weight_tiles_per_block(67, 32, 132), 32u);  // halves would need 134 blocks
+  EXPECT_EQ(weight_tiles_per_block(36, 9, 132), 9u);    // no halves
+  EXPECT_EQ(weight_tiles_per_block(180, 45, 132), 62u);
 }
 
 TEST(DecodeWorkRange, ChunksOfARowTileAreEven) {
