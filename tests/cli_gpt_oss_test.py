@@ -387,7 +387,7 @@ class GptOss(TinyGptOss):
             self.assertEqual((answer.returncode, len(json.loads(answer.text)["ids"])), (0, 6), answer.error)
         self.refuses(2, "found --synthetic and --model, expected one of them", *whole, "--model", self.model, "--ids", self.ids)
         self.refuses(2, "found --synthetic and RUN, expected one of them", *whole, self.model, "--ids", self.ids)
-        self.refuses(7, "synthetic:20b: found no GPU for it", "generate", "--synthetic", "20b", "--device", "cpu", "--ids", self.ids)
+        self.refuses(7, "synthetic:20b: found no GPU for these weights", "generate", "--synthetic", "20b", "--device", "cpu", "--ids", self.ids)
 
     def test_dense_matrices_of_a_checkpoint_become_an_archives_at_loading(self):
         archive = self.directory / "fp8.ingot"

@@ -254,7 +254,7 @@ class Runs(InDirectory):
         self.assertEqual(score(other, "--split", "all")["loss"], whole["loss"])
         self.assertLess(score(other, "--split", "held-out")["bytes"], whole["bytes"] / 5)
         said = ingot("eval", self.run_directory, "--data", other)
-        self.assertIn("is not what the run was trained on: all of it is scored", said.error)
+        self.assertIn("is not the data of the run: the whole text is scored", said.error)
         self.assertIn("other.txt (all, 1 document): ", said.text)
 
     def test_text_that_cannot_be_scored_is_refused_before_training(self):
@@ -441,7 +441,7 @@ class Messages(InDirectory):
                 self.refuses(4, "run: found a run without a checkpoint, expected directories like step-00001000", *reader, run)
                 self.refuses(4, "other: found no checkpoint, expected", *reader, other)
                 self.refuses(3, "empty.ingot: found an empty file, expected a run or a checkpoint, an archive, a GGUF or", *reader, empty)
-                self.refuses(3, "junk.ingot: found a file of 2 bytes that begins as none of ours", *reader, junk)
+                self.refuses(3, "junk.ingot: found a file of 2 bytes of an unknown format", *reader, junk)
         for reader in (["chat", "--model", mamba], ["convert", mamba, "x.ingot"]):  # commands that take no run
             self.refuses(7, unknown, *reader)
 

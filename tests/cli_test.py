@@ -125,7 +125,7 @@ class Frame(InDirectory):
         for before, after in (["chat", "--model"], []), (["eval", "accuracy", "--ids", text, "--model"], []), (["convert"], ["x.ingot"]):
             with self.subTest(command=before):
                 self.refuses(4, "nothing: found no such file", *before, nothing, *after)
-                self.refuses(7, "text: found a file of 1 bytes that begins as none of ours, expected GPT-OSS", *before, text, *after)
+                self.refuses(7, "text: found a file of 1 bytes of an unknown format, expected GPT-OSS", *before, text, *after)
 
     def test_a_prompt_of_no_length_is_refused_before_a_gpu_is_sought(self):
         for bad in ("0", "-1", "many", "1k"):

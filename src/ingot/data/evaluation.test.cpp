@@ -96,7 +96,7 @@ TEST(evaluation, a_batch_holds_the_tokens_of_the_document_before_each_segment) {
   EXPECT_EQ(before, (std::vector<std::vector<int32_t>>{{}, {}, {3, 4, 5}}));
 }
 
-TEST(evaluation, sliding_gives_each_target_the_context_it_promises) {
+TEST(evaluation, sliding_windows_give_each_target_the_promised_context) {
   const auto source = unique_tokens(kLengths);
   const std::vector<int64_t> begins = source->document_begins();
   const int64_t context = 32, stride = 4;

@@ -298,7 +298,7 @@ std::string found_instead(const std::string& path) {
   if (!is_directory(path)) {
     const int64_t bytes = file_size(path);
     if (bytes == 0) return "an empty file";
-    return detail::concat("a file of ", bytes, " bytes that begins as none of ours");
+    return detail::concat("a file of ", bytes, " bytes of an unknown format");
   }
   const std::string config = join_path(path, "config.json");
   Json json;

@@ -73,7 +73,7 @@ TEST(cuda_libraries, a_folder_of_two_names_is_found_once_and_stars_in_a_name_are
   EXPECT_EQ(installed_cuda_libraries(kName), std::vector<std::string>{odd});
 }
 
-TEST(cuda_libraries, none_is_found_where_nothing_is_named) {
+TEST(cuda_libraries, none_is_found_in_an_empty_environment) {
   const Environment environment({});
   EXPECT_EQ(installed_cuda_libraries(kName), std::vector<std::string>{});
 }

@@ -38,7 +38,7 @@ TEST(hugging_face_cache, without_a_main_revision_the_only_snapshot_is_meant) {
   EXPECT_NE(error_of([&] { snapshot_of(c.root); }).find("found 2 snapshots and no refs/main"), std::string::npos);
 }
 
-TEST(hugging_face_cache, a_revision_leads_nowhere_else) {
+TEST(hugging_face_cache, a_revision_without_a_snapshot_is_refused) {
   for (const char* commit : {"gone", "../refs", "", "abc/.."}) {
     Cache c;
     c.snapshot("abc");

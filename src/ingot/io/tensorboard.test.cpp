@@ -18,7 +18,7 @@ TEST(crc32c, equals_the_published_examples) {
 }
 
 // tests/tensorboard_test.py reads such files with TensorBoard itself; here are the bytes of a number's record.
-TEST(tensorboard, a_number_s_record_is_the_format_s) {
+TEST(tensorboard, the_record_of_a_number_has_the_bytes_of_the_format) {
   const testing::TemporaryDirectory dir;
   TensorBoard board(dir.path() + "/a/b", 0);
   const int64_t before = file_size(board.path());

@@ -97,7 +97,7 @@ TEST(ExchangeEmulated, APartThatIsReadyOrALayerAheadEndsTheWait) {
   EXPECT_EQ(two.record[1].state, gpu::kRunning);
 }
 
-TEST(ExchangeEmulated, APartOfLongAgoIsNotOneOfTheFuture) {
+TEST(ExchangeEmulated, AMuchEarlierPartIsNotTakenForALaterOne) {
   TwoRanks two;
   TwoRanks::run([&] {
     say_ready(two.of[1], 2);

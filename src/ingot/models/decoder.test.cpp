@@ -452,7 +452,7 @@ TEST_P(decoder, a_closed_slot_can_be_reused_like_a_new_slot) {
   EXPECT_EQ(error_of([&] { make(0); }), "invalid argument: decoder: found 0 slots, expected at least 1");
 }
 
-TEST_P(decoder, a_full_context_ends_drawing_and_refuses_more) {
+TEST_P(decoder, a_full_context_ends_sampling_and_refuses_further_tokens) {
   const auto d = make();
   Sequence s(*d);
   feed(s, ids_of(1, kContext - 3));
@@ -695,7 +695,7 @@ TEST_P(decoder, bad_requests_are_refused_and_change_nothing) {
   EXPECT_EQ(s.sample(kHot, 4).tokens, want);
 }
 
-TEST_P(decoder, ids_beyond_the_vocabulary_asked_for_are_never_sampled) {
+TEST_P(decoder, ids_beyond_the_requested_vocabulary_are_never_sampled) {
   const auto d = make();
   SampleOptions o = kHot;
   o.sampling = {.temperature = 50};

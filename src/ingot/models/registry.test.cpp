@@ -32,7 +32,7 @@ TEST(registry, a_path_without_a_model_is_refused_with_a_description) {
             "not found: " + (dir / "absent") + ": found no such file or directory, expected a run or a checkpoint");
   write_file(dir / "file", "text");
   EXPECT_EQ(error_of([&] { open_model(dir / "file"); }), "bad data: " + (dir / "file") +
-                                                             ": found a file of 4 bytes that begins as none of ours, "
+                                                             ": found a file of 4 bytes of an unknown format, "
                                                              "expected a run or a checkpoint, an archive, a GGUF or an "
                                                              ".iris file");
   EXPECT_NE(error_of([&] { open_model(dir.path()); }).find("found no checkpoint, expected directories like"),

@@ -126,7 +126,7 @@ TEST(DecoderSpec, APropertyThatOnePathAloneLacksIsRefusedByThatPath) {
   }
 }
 
-TEST(DecoderSpec, GptOssIsDescribedAsItsConfigurationSays) {
+TEST(DecoderSpec, TheSpecOfGptOssFollowsItsConfiguration) {
   const GptOssConfig c = synthetic_gpt_oss("20b");
   const DecoderSpec s = spec_of(c);
   check(s, "spec");

@@ -157,7 +157,7 @@ TEST(ByteBpe, CutsWordsAsThePatternsSay) {
   }
 }
 
-TEST(ByteBpe, CutsTextInTheSamePlacesWhateverFollowsAWord) {
+TEST(ByteBpe, CutsTextInTheSamePlacesForAnyTextAfterAWord) {
   // The trainer counts chunks that are cut before the space of "letter space letter", which must be the beginning of a
   // word.
   for (WordPattern pattern : kPatterns)
@@ -171,7 +171,7 @@ TEST(ByteBpe, CutsTextInTheSamePlacesWhateverFollowsAWord) {
     }
 }
 
-TEST(ByteBpe, SpecialTokensTextIsOrdinaryText) {
+TEST(ByteBpe, TheTextOfASpecialTokenIsOrdinaryText) {
   const ByteBpe bpe = golden_bpe();
   EXPECT_EQ(bpe.bos(), 0);
   for (int32_t id : bpe.encode("<|bos|>")) EXPECT_NE(id, bpe.bos());
@@ -211,7 +211,7 @@ TEST(ByteBpe, OrdinaryTextIsCutAtAddedTokensTheLongestFirst) {
   EXPECT_NE(error_of([&] { ByteBpe bad(rules); }).find("added token: found id 0"), std::string::npos);
 }
 
-TEST(ByteBpe, TextIsBroughtIntoNormalFormCWhereTheFileAsksForIt) {
+TEST(ByteBpe, TextIsConvertedToNormalFormCIfTheFileRequiresThis) {
   ByteBpeRules rules = golden_bpe().rules();
   rules.nfc = true;
   const ByteBpe plain = golden_bpe(), nfc(rules);
@@ -304,7 +304,7 @@ TEST(ByteBpe, WritesAFileThatReadsBackTheSame) {
   }
 }
 
-TEST(ByteBpe, AWordThatIsATokenStandsWholeWithIgnoreMerges) {
+TEST(ByteBpe, AWordThatIsATokenRemainsOneTokenWithIgnoreMerges) {
   ByteBpeRules rules = golden_bpe().rules();
   rules.tokens.push_back("zqx");  // no merge gives this token
   EXPECT_EQ(ByteBpe(rules).encode("zqx").size(), 3u);

@@ -311,7 +311,7 @@ struct Server::Impl {
     if (lengths.size() > 1 || codings.size() > 1 || (!lengths.empty() && !codings.empty()) || !number ||
         (!codings.empty() && (lower(codings[0]) != "chunked" || std::strcmp(version, "HTTP/1.1") != 0)) ||
         headers(c, "Host").size() != 1 || url[0] != '/' || !is_plain(c, url, method, version))
-      throw ApiError(400, "found headers that do not say clearly where the request ends or whom it is for");
+      throw ApiError(400, "found headers that leave the end of the request or its host ambiguous");
   }
   void check_host(MHD_Connection* c) const {
     const std::string host = lower(without_port(header(c, "Host")));

@@ -165,7 +165,7 @@ TEST(socket_communicator, a_roll_call_names_missing_ranks_or_the_reason_of_the_f
 
 // Rank 2 answers one rank, then no rank: the rank that waits for rank 2 is late through no fault of its own, and is not
 // blamed.
-TEST(socket_communicator, who_is_kept_waiting_is_not_named) {
+TEST(socket_communicator, a_rank_that_waits_for_another_is_not_named) {
   std::atomic<int> ended{0};
   const std::vector<std::string> errors = run_ranks(3, 1, [&](SocketCommunicator& ranks) {
     struct Count {
@@ -224,7 +224,7 @@ TEST(socket_communicator, a_rank_that_never_connects_is_named) {
 }
 
 // Strangers connect and say nothing, or nonsense; the ranks still meet.
-TEST(socket_communicator, strangers_at_the_port_do_not_disturb) {
+TEST(socket_communicator, connections_of_other_programs_do_not_disturb) {
   const LocalListener meet = listen_locally();
   std::atomic<bool> done{false};
   std::thread stranger([&] {

@@ -260,7 +260,7 @@ TEST(session, ids_beyond_the_requested_vocabulary_are_never_sampled) {
             "invalid argument: generate: found a vocabulary of 38, expected");
 }
 
-TEST(session, many_turns_keep_a_bounded_number_of_places_and_stay_right) {
+TEST(session, many_turns_keep_a_bounded_number_of_checkpoints_and_reuse_early_tokens) {
   const Fixture f;
   const auto decoder = f.decoder(400);
   Session session(*decoder);

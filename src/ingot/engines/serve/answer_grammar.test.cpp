@@ -37,7 +37,7 @@ std::string call_of(const std::string& name, const std::string& arguments) {
   return "<|channel|>commentary to=functions." + name + " <|constrain|>json<|message|>" + arguments + "<|call|>";
 }
 
-TEST(answer_grammar, only_requests_that_ask_for_a_form_have_one) {
+TEST(answer_grammar, only_requests_with_a_prescribed_form_have_a_grammar) {
   EXPECT_FALSE(has_grammar(request(R"("n": 1)")));
   EXPECT_FALSE(has_grammar(request(R"("response_format": {"type": "text"})")));
   EXPECT_FALSE(has_grammar(request(R"("tools": [{"type": "function", "function": {"name": "f"}}])")));

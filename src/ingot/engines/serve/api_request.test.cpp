@@ -410,7 +410,7 @@ TEST(api_request, calls_of_other_tools_are_shown_to_the_model_as_calls_of_functi
   EXPECT_EQ(chat.messages[1].calls[0].arguments, R"({"input":"ls"})");
 }
 
-TEST(api_request, items_are_read_as_newer_clients_dump_them) {
+TEST(api_request, items_of_newer_clients_are_read) {
   const ApiRequest r = parse_responses_request(R"({"input": [
       {"id": null, "type": "message", "role": "user", "status": null, "phase": null, "content": [{"type": "input_text", "text": "Hi", "prompt_cache_breakpoint": null}]},
       {"id": "rs", "type": "reasoning", "summary": [], "content": null, "encrypted_content": null, "status": null},

@@ -191,7 +191,7 @@ TEST(scheduler, a_client_s_next_turn_reuses_the_tokens_of_its_slot_and_another_c
 
 // A chat may leave out earlier thoughts. Here the answer is longer than the window, so that its keys would be gone
 // without the checkpoint at the prompt's end.
-TEST(scheduler, a_next_turn_without_the_last_answer_goes_on_from_the_end_of_its_prompt) {
+TEST(scheduler, a_next_turn_without_the_last_answer_continues_from_the_end_of_its_prompt) {
   const Model m;
   const auto decoder = m.decoder(1);
   Scheduler scheduler(*decoder);
@@ -384,7 +384,7 @@ TEST(scheduler, a_long_prompt_leaves_room_for_the_prompts_that_follow) {
   EXPECT_EQ(decoder.passes, (std::vector<std::vector<int64_t>>{{3}, {16}, {16}, {6, 10}, {16}, {4, 8}}));
 }
 
-TEST(scheduler, a_request_cancelled_in_its_prompt_leaves_the_prompts_beside_it_alone) {
+TEST(scheduler, a_request_cancelled_in_its_prompt_does_not_change_the_other_prompts) {
   const Model m;
   Together decoder(m.decoder(3, 200, 64));
   Scheduler scheduler(decoder, {.chunk = 16});
@@ -427,7 +427,7 @@ TEST(scheduler, chunks_follow_the_measured_time) {
 }
 
 // The requests of several agents: the same system prompt, sixteen times at once.
-TEST(scheduler, a_beginning_that_prompts_of_a_client_share_is_computed_once) {
+TEST(scheduler, the_common_beginning_of_a_client_s_prompts_is_computed_once) {
   const Model m;
   Together decoder(m.decoder(6, 320, 256));
   Scheduler scheduler(decoder, {.chunk = 96});
@@ -731,7 +731,7 @@ TEST(scheduler, the_next_request_of_a_client_finds_the_tokens_that_a_drafted_ans
   }
 }
 
-TEST(scheduler, a_prediction_is_drafted_from_and_only_requests_with_one_are_by_default) {
+TEST(scheduler, a_prediction_gives_drafts_and_by_default_only_requests_with_a_prediction_have_drafts) {
   const Model m;
   const Change hot = [](ServeRequest& r, Asked&) { r.sampling.temperature = 1.5, r.seed = 3; };
   const Got want = got(m, drafting(DraftWhich::none), hot);

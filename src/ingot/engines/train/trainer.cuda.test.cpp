@@ -140,7 +140,7 @@ TEST_F(TrainerCuda, ABatchThatDoesNotFitIsRefusedWithASizeThatFits) {
   }
 }
 
-TEST_F(TrainerCuda, ARunGoesOnOnTheOtherDevice) {
+TEST_F(TrainerCuda, ARunContinuesOnTheOtherDevice) {
   TemporaryDirectory dir;
   RunConfig c = small_run();
   const std::string run = dir.path() + "/run";

@@ -32,7 +32,8 @@ std::string unshuffled(std::string_view bytes) {
 }
 void require(ByteCoder c) {
   if (!has_byte_coder(c))
-    fail(ErrorCode::unsupported, "coder ", name_of(c), ": this was built without its library, expected another coder");
+    fail(ErrorCode::unsupported, "coder ", name_of(c),
+         ": this build lacks the library of the coder, expected another coder");
 }
 
 #ifdef INGOT_HAS_BROTLI

@@ -71,11 +71,10 @@ TEST(ByteCoder, TakesMoreBytesForWeightsThanTheRangeCoder) {
 TEST(ByteCoder, ACoderThatWasNotBuiltIsNamed) {
   for (const ByteCoder c : kCoders)
     if (!has_byte_coder(c))
-      EXPECT_NE(
-          testing::error_of([&] {
-            encode_bytes(c, "x");
-          }).find(std::string("coder ") + name_of(c) + ": this was built without its library, expected another coder"),
-          std::string::npos);
+      EXPECT_NE(testing::error_of([&] { encode_bytes(c, "x"); })
+                    .find(std::string("coder ") + name_of(c) +
+                          ": this build lacks the library of the coder, expected another coder"),
+                std::string::npos);
 }
 
 }  // namespace

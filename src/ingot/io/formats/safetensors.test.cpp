@@ -130,7 +130,7 @@ TEST(safetensors, headers_that_do_not_tile_the_buffer_are_refused) {
         << c.header << " -> " << refusal(c.header, c.buffer);
 }
 
-TEST(safetensors, lengths_that_lie_are_refused_before_anything_is_allocated) {
+TEST(safetensors, wrong_lengths_are_refused_before_anything_is_allocated) {
   const TemporaryDirectory dir;
   for (const uint64_t length :
        {uint64_t(0), uint64_t(3), uint64_t(100'000'001), uint64_t(1) << 40, ~uint64_t(0), ~uint64_t(7)}) {

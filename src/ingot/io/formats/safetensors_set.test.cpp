@@ -62,7 +62,7 @@ TEST(safetensors_set, links_to_regular_files_are_followed) {
   EXPECT_EQ(SafetensorsSet(s.dir.path()).tensors().size(), 3u);
 }
 
-TEST(safetensors_set, an_index_that_leads_elsewhere_or_lies_is_refused) {
+TEST(safetensors_set, an_index_that_leaves_the_directory_or_is_wrong_is_refused) {
   const std::vector<std::array<std::string, 3>> cases = {
       {R"("a": "../one.safetensors")", "36", "found string \"../one.safetensors\", expected the plain name"},
       {R"("a": "/etc/passwd")", "36", "expected the plain name of a .safetensors file"},

@@ -387,7 +387,7 @@ TEST_F(RecordedCounters, BelongToAGraphUntilItEnds) {
   EXPECT_TRUE(given_back) << "counters of a graph that ended are still nobody's";
 }
 // Records more launches than there are counters, so that each counter must be reused, also after failed recordings.
-TEST_F(RecordedCounters, NeverEndWhereGraphsDo) {
+TEST_F(RecordedCounters, AreReusedAfterGraphsEnd) {
   using namespace cuda::attention_hopper;
   constexpr int kLaunches = 1000, kGraphs = 2 * int(kSlots) / kLaunches;
   const gpu::OwnedStream stream;
@@ -488,7 +488,7 @@ TEST_F(AttentionCuda, RefusesUnsupportedOperandsByName) {
   EXPECT_TRUE(has(said([&] { attention_backward(b.op(), {}); }), "workspace: found "));
 }
 
-TEST_F(AttentionCuda, NothingToDoIsDone) {
+TEST_F(AttentionCuda, EmptyTensorsAreAccepted) {
   Operands none({.queries = {0}, .keys = {0}}), no_segments({.queries = {}, .keys = {}});
   for (Operands* a : {&none, &no_segments}) {
     attention(a->op(), {});

@@ -95,7 +95,7 @@ TEST(AttentionEmulated, RefusesOperandsThatAreNotWhole16Bytes) {
   } catch (const Error& e) { EXPECT_NE(std::string(e.what()).find("attention: q: found rows at "), std::string::npos); }
 }
 
-TEST(AttentionEmulated, NothingToDoIsDone) {
+TEST(AttentionEmulated, EmptyTensorsAreAccepted) {
   Operands none({.queries = {0}, .keys = {0}}), no_segments({.queries = {}, .keys = {}});
   for (Operands* a : {&none, &no_segments}) {
     cuda::attention(a->op(), {});

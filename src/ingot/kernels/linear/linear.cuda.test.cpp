@@ -210,7 +210,7 @@ TEST_F(LinearCuda, ProductsAgreeWithFp64) {
         if (HasFailure() || type == out) break;
       }
 }
-TEST_F(LinearCuda, EverySizeHasSomebodyWhoMultipliesSmall) {
+TEST_F(LinearCuda, EverySizeIsMultipliedSmall) {
   for (DType type : {DType::f32, DType::bf16})
     for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{1, 1, 1},
                                                                      {1, 8, 16},

@@ -445,7 +445,7 @@ TEST_F(RopeCuda, OutputsMayReplaceInputs) {
         check({.tokens = 90, .heads = 6, .d = 64, .rotary = rotary, .type = type, .interleaved = interleaved});
 }
 
-TEST_F(RopeCuda, TurnsHeadsInsideAWiderRowAndHeadsThatLieTokenByToken) {
+TEST_F(RopeCuda, RotatesHeadsInsideAWiderRowAndHeadsStoredTokenByToken) {
   // Keys inside a packed (T, q + k + v) product, and (H, T, D) memory seen as (T, H, D).
   constexpr int64_t T = 300, H = 3, D = 64, kWidth = 8 * D;
   for (bool transposed : {false, true}) {

@@ -41,7 +41,7 @@ TEST(RopeFrequencies, YarnGivesThePublishedNumbersOfGptOss) {
   for (auto [j, theta] : want) EXPECT_NEAR(f.theta[j] / theta, 1, 2e-7) << j;  // seven digits are given
 }
 
-TEST(RopeFrequencies, YarnRoundsTheRampOnlyWhenTold) {
+TEST(RopeFrequencies, YarnRoundsTheRampOnlyOnRequest) {
   RopeScaling scaling{.kind = RopeScaling::yarn, .factor = 32, .original_context = 4096};
   const RopeFrequencies rounded = rope_frequencies(64, 150000, scaling);
   // The ramp is 8.09 .. 17.40; rounded outwards 8 .. 18.

@@ -298,7 +298,7 @@ TEST(Sampling, FiltersKeepExactlyTheIdsOfTheirDefinition) {
   }
 }
 
-TEST(Sampling, RowsDoNotDependOnTheirCompany) {
+TEST(Sampling, RowsDoNotDependOnTheOtherRows) {
   sampling_cases::rows_with_their_own_options_are_the_cpus<testing::Buffer>(
       [](int64_t) { return int64_t(0); },
       [](const Sample& all) {  // one row at a time
@@ -415,7 +415,7 @@ TEST(Sampling, BiasesAreAddedInOrderAndMasksForbid) {
             std::string::npos);
 }
 
-TEST(logprobs, are_log_softmax_likeliest_first_and_of_equal_ones_the_lower_id) {
+TEST(logprobs, are_log_softmax_in_falling_order_and_equal_logits_by_rising_id) {
   for (const DType type : {DType::f32, DType::f64}) {
     Buffer row(type, {6}), token(DType::i32, {1}), top(DType::i32, {4}), found(DType::f64, {5});
     testing::assign(row, {1, 3, -HUGE_VAL, 3, 0.5, 2});

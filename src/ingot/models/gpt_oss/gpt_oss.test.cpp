@@ -45,7 +45,7 @@ const char* const kOwn = R"({"num_hidden_layers": 2, "num_experts": 32, "experts
   "num_key_value_heads": 8, "sliding_window": 128, "initial_context_length": 4096, "rope_theta": 150000,
   "rope_scaling_factor": 32.0, "rope_ntk_alpha": 1, "rope_ntk_beta": 32})";
 
-TEST(gpt_oss_config, the_three_spellings_say_the_same) {
+TEST(gpt_oss_config, the_three_spellings_give_the_same_configuration) {
   const std::string published = to_json(gpt_oss_config_from_json(kPublished, "config.json"));
   EXPECT_EQ(to_json(gpt_oss_config_from_json(kWritten, "config.json")), published);
   GptOssConfig own = gpt_oss_config_from_json(kOwn, "config.json");

@@ -149,7 +149,7 @@ OpenedModel open_synthetic(const std::string& path, const DecoderOptions& asked)
     return m;
   }
   if (model.size != "small")
-    fail(ErrorCode::unsupported, path, ": found no GPU for it (", p.unsupported_reason,
+    fail(ErrorCode::unsupported, path, ": found no GPU for these weights (", p.unsupported_reason,
          "), expected one, or a model of `ingot convert --synthetic ", model.size, "`, which also runs on a CPU");
   const int64_t layers = asked.layers > 0 ? asked.layers : config.layers;
   auto weights = std::make_shared<GptOssWeights>(made_on_the_cpu(

@@ -77,10 +77,11 @@ TEST(synthetic, a_small_model_answers_on_the_cpu_and_leaves_no_file) {
   EXPECT_NE(answers[0], answers[2]);
 }
 
-TEST(synthetic, large_models_need_a_gpu_and_say_what_runs_on_a_cpu) {
-  EXPECT_EQ(error_of([] { open_model("synthetic:20b", {.context = 32, .device = DeviceChoice::cpu}); }),
-            "unsupported: synthetic:20b: found no GPU for it (the CPU was asked for), expected one, or a model of "
-            "`ingot convert --synthetic 20b`, which also runs on a CPU");
+TEST(synthetic, large_models_need_a_gpu_and_the_error_names_a_model_for_a_cpu) {
+  EXPECT_EQ(
+      error_of([] { open_model("synthetic:20b", {.context = 32, .device = DeviceChoice::cpu}); }),
+      "unsupported: synthetic:20b: found no GPU for these weights (the CPU was asked for), expected one, or a model of "
+      "`ingot convert --synthetic 20b`, which also runs on a CPU");
   EXPECT_EQ(error_of([] { open_model("synthetic:small", {.context = 32, .layers = 5}); }),
             "usage: --layers: found 5, expected at most 4, the model's");
 }

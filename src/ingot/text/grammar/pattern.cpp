@@ -119,7 +119,7 @@ class Parser {
     high = low;
     if (take(U",") && !number(high)) high = -1;
     if (!has_low || !take(U"}")) return at_ = before, false;
-    if (high >= 0 && low > high) refuse("a quantifier of more than its end");
+    if (high >= 0 && low > high) refuse("a quantifier whose minimum is above its maximum");
     return true;
   }
   bool number(int64_t& n) {

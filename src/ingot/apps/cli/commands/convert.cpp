@@ -44,7 +44,7 @@ void log_second_rounding(const char* what, WeightFormat from, WeightFormat to) {
   const auto few = [](WeightFormat f) { return f == WeightFormat::fp8 || f == WeightFormat::mxfp4; };
   if (from != to && few(from) && few(to))
     log_info("the ", what, " weights are rounded a second time, from ", from, " to ", to,
-             "; the checkpoint they came from gives closer ones");
+             "; a conversion of the original checkpoint is more accurate");
 }
 
 // FROM describes the weights to write, so there is no file to read.

@@ -36,7 +36,7 @@ struct OtherRanks {
     if (!nccl) {
       gpu.emplace(device.index);
       nccl = std::make_unique<gpu::NcclCommunicator>(sockets, device.index);
-      if (sockets.rank() == 0) log_info(sockets.world(), " ranks talk by NCCL ", gpu::nccl_version());
+      if (sockets.rank() == 0) log_info(sockets.world(), " ranks communicate by NCCL ", gpu::nccl_version());
     }
     return *nccl;
   }
@@ -96,7 +96,7 @@ Start start_of(const TrainCommand& o, const std::string& directory) {
   const std::string& file = !start.tokenizer.empty() ? start.tokenizer : named;
   if (exists(join_path(directory, "config.json")) && file != "bpe" && file != "char" && !exists(file))
     if (const std::string own = tokenizer_of_run(directory); !own.empty()) {
-      if (o.is_first()) log_info(file, " is not there any more: going on with ", own);
+      if (o.is_first()) log_info(file, " no longer exists: continuing with ", own);
       start.tokenizer = own;
     }
   return start;

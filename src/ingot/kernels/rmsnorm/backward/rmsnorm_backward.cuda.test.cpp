@@ -73,7 +73,7 @@ class RmsNormBackwardCuda : public testing::GpuTest<> {};
 }
 
 // `ctest -R rmsnorm_portable` sets the environment that makes the driver compile the PTX for sm_75, whatever the GPU.
-TEST_F(RmsNormBackwardCuda, RunsTheCodeThatWasAskedFor) {
+TEST_F(RmsNormBackwardCuda, RunsTheRequestedVariant) {
 #ifdef INGOT_HAS_CUDA_RMSNORM
   const char* forced = std::getenv("CUDA_FORCE_PTX_JIT");
   const bool portable = (forced && *forced == '1') || gpu::device_info().major != 9;

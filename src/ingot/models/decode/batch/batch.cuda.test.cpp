@@ -91,7 +91,7 @@ TEST_F(GptOssBatchCuda, EverySequenceOfAStepIsTheModelSmall) {
 // With the published shapes: a row's logits have the same bits with any number of rows and beside any other rows, in
 // every format of the dense matrices, with contexts shorter and longer than the window; and a step continues from its
 // own greedy tokens.
-TEST_F(GptOssBatchCuda, ARowHasTheSameBitsForEveryNumberOfRowsAndInAnyCompany) {
+TEST_F(GptOssBatchCuda, ARowHasTheSameBitsForEveryNumberOfRowsAndBesideAnyOtherRows) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   constexpr int kSlots = 128;
   for (const WeightFormat dense : {kBf16, kFp8, kMx}) {

@@ -198,7 +198,7 @@ TEST(CpuModel, RowsOfAStepOfManyTokensEqualSingleTokensToTheLastBit) {
     }
 }
 
-TEST(CpuModel, ACacheWithoutWindowsGoesBackToAnyLength) {
+TEST(CpuModel, ACacheWithoutWindowsRewindsToAnyLength) {
   const RandomModel m(dense_spec());
   CpuModel model(m.spec, m.weights, {.batch = 4, .positions = 32});
   KeyValueCache cache(m.spec, m.spec.layers, 32, 4);

@@ -162,7 +162,8 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
   INGOT_CHECK(!several || layer.down.w.format == WeightFormat::mxfp4, "decode token: found experts in ",
               layer.down.w.format, ", expected mxfp4 over several GPUs");
   if (several) {
-    INGOT_CHECK(how.ranks != nullptr, "decode token over several GPUs: found nothing of the others");
+    INGOT_CHECK(how.ranks != nullptr,
+                "decode token over several GPUs: found no ranks, expected the memory of all GPUs");
     token.head.key = nullptr;  // the kernel itself appends the token
   }
   const TokenVariant variant{.dense = m.head.format,

@@ -44,7 +44,7 @@ void write_wide(const std::string& path, const std::string& part) {
                                     }});
 }
 
-TEST_F(GptOssOpenCuda, MatricesInF32AreSaidToBecomeBf16) {
+TEST_F(GptOssOpenCuda, TheNoteNamesMatricesInF32ThatBecomeBf16) {
   testing::GptOssCheckpoint().write(path);
   EXPECT_EQ(open_model(path, {.context = 16}).note, "");
   write_wide(path, "o_proj.weight");
@@ -52,7 +52,7 @@ TEST_F(GptOssOpenCuda, MatricesInF32AreSaidToBecomeBf16) {
   EXPECT_EQ(open_model(path, {.context = 16, .device = DeviceChoice::cpu}).note, "");
 }
 
-TEST_F(GptOssOpenCuda, RandomWeightsAreMadeOnTheGpuAndTheirNamesSayTheirFormat) {
+TEST_F(GptOssOpenCuda, RandomWeightsAreMadeOnTheGpuInTheFormatOfTheirName) {
   std::vector<std::vector<int32_t>> answers;
   for (const char* name : {"synthetic:small", "synthetic:small", "synthetic:small:mxfp4"}) {
     const OpenedModel m = open_model(name, {.context = 16, .layers = 2, .device = DeviceChoice::cuda});
@@ -143,7 +143,7 @@ TEST_F(GptOssOpenCuda, ADamagedArchiveIsRefusedAsOnTheCpu) {
 
 // The error states the needed and the free memory of one GPU. The error comes before an invalid number in the file is
 // read.
-TEST_F(GptOssOpenCuda, TooLittleMemoryIsSaidBeforeAnythingIsRead) {
+TEST_F(GptOssOpenCuda, TooLittleMemoryIsReportedBeforeAnythingIsRead) {
   testing::GptOssCheckpoint().write(path, {.damage = [](auto& tensors, std::string&) {
                                       *tensors.at("lm_head.weight").tensor.template ptr<bf16>() = bf16(NAN);
                                     }});

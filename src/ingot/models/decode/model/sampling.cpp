@@ -95,7 +95,7 @@ void DeviceModel::send_adjustments(const SampleOptions& o, const SamplingBuffers
 }
 
 void DeviceModel::check_logits(const Slot& slot) const {
-  INGOT_CHECK(!slot.id_alone, "decode: found a step that was asked for the likeliest id alone, expected its logits");
+  INGOT_CHECK(!slot.id_alone, "decode: found a step that computed only the likeliest id, expected a step with logits");
 }
 
 // The slots' memory as tensors of a row each.
@@ -149,7 +149,7 @@ void DeviceModel::start_sampling(const SampledRows& of, const SamplingBuffers& b
 void DeviceModel::start_sampling(std::span<const SlotSample> of) {
   for (const SlotSample& r : of)
     INGOT_CHECK(!slots_[size_t(r.slot)].ahead, "decode: found slot ", r.slot,
-                " sampled twice after one step, expected its token to be appended first");
+                " sampled twice after one step, expected the token to be appended first");
   SampledRows rows;
   for (const SlotSample& r : of) {
     const SampleOptions& o = *r.options;
@@ -226,7 +226,7 @@ void DeviceModel::logits(uint32_t rows, float* to, int slot) {
   const gpu::DeviceGuard guard(device_);
   synchronize();
   INGOT_CHECK(!slots_[size_t(slot)].ahead,
-              "decode: found logits wanted of a slot whose token was sampled, expected it "
+              "decode: found a request for the logits of a slot whose token was sampled, expected the token "
               "to be appended first");
   check_logits(slots_[size_t(slot)]);
   const float* const from = int64_t(rows) > batch() ? prompt_.logits : buffers(slot).logits;

@@ -122,7 +122,7 @@ TEST(DecodeTrace, StagesWhosePartsGpusAddUpHaveTheExchange) {
 
 // The clock of the second GPU is ahead by a minute; the second GPU sends at the same time as the first and waits as
 // long.
-TEST(DecodeTrace, GpusWithClocksOfTheirOwnAreShownByOne) {
+TEST(DecodeTrace, GpusWithDifferentClocksAreShownByOneClock) {
   constexpr int64_t kAhead = 60'000'000'000;
   const auto one = spans_of(shared_trace(), words_with_exchanges(shared_trace()));
   auto other = one;

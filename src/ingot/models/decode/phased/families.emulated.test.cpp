@@ -140,7 +140,7 @@ TEST(FamiliesDecodeEmulated, ATracedTokenOfDenseMlpsIsTheSameAndReadsTheBytesOfT
 }
 
 // The comparison fails if the kernels leave out a property.
-TEST(FamiliesDecodeEmulated, APropertyThatIsLeftOutShowsInTheLogits) {
+TEST(FamiliesDecodeEmulated, AnOmittedPropertyChangesTheLogits) {
   const struct {
     const char *model, *name;
     void (*leave_out)(DecoderSpec& s);
@@ -182,7 +182,7 @@ TEST(FamiliesDecodeEmulated, APropertyThatIsLeftOutShowsInTheLogits) {
 }
 
 // Compares the gates with their formulas directly, because the logits hardly depend on the last term of a gate.
-TEST(FamiliesDecodeEmulated, TheGatesAreThoseOfTheSpec) {
+TEST(FamiliesDecodeEmulated, TheGatesFollowTheirFormulas) {
   const auto sigmoid = [](double x) { return 1 / (1 + std::exp(-x)); };
   for (double gate = -40; gate <= 40; gate += 0.37)
     for (const double up : {-3.0, 0.25, 9.0}) {

@@ -344,7 +344,7 @@ TEST_P(GptOssRanksCuda, GpusThatDoNotReachEachOtherAreRefusedBeforeAnythingIsLoa
 }
 #endif
 
-TEST_P(GptOssRanksCuda, TooLittleMemoryOnAGpuIsSaidBeforeAnyIsTaken) {
+TEST_P(GptOssRanksCuda, TooLittleMemoryOnAGpuIsReportedBeforeAnyIsTaken) {
   if (testing::kEmulated) GTEST_SKIP() << "whose memory has no end";
   const Small small(ranks());
   const std::string found =

@@ -118,7 +118,7 @@ TEST(GptOssRanksEmulated, TracedTokensAreTheTokensAndShowEveryExchange) {
   }
 }
 
-TEST(GptOssRanksEmulated, AGpuWhoseBlockStaysAwayEndsAllAndTheNextTokenIsRight) {
+TEST(GptOssRanksEmulated, AGpuWithAMissingBlockEndsAllGpusAndTheNextTokenIsRight) {
   const DecodeCase t = rank_cases()[0];
   const DecodeModel m(t.config, t.dense, t.experts, 7);
   EmulatedRanks sound(m, 9, 2, Split::tensor), gpus(m, 9, 2, Split::tensor);

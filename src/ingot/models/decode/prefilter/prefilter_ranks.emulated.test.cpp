@@ -105,7 +105,7 @@ TEST(GptOssPrefilterRanksEmulated, ASampledIdIsTheWholeHeadsAndTheCpus) {
                seed % 2 == 0 ? 0 : 150, false, 0, {.seed = seed, .step = 7 * seed, .temperature = 1.3f});
 }
 // A head whose rows all belong to the first GPU.
-TEST(GptOssPrefilterRanksEmulated, TheFirstGpuPrefiltersAloneIfItAloneHasTheHead) {
+TEST(GptOssPrefilterRanksEmulated, OnlyTheFirstGpuPrefiltersIfOnlyTheFirstGpuHasTheHead) {
   const int32_t ids[] = {0};
   const auto heads = testing::heads_to_prefilter(60, 96);
   for (const size_t i : {1, 2}) {

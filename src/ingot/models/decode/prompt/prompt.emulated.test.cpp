@@ -209,7 +209,7 @@ TEST(GptOssPromptsEmulated, AttentionOnOneGpuAndExpertsOnTheRemainingGpusCompute
 }
 
 // Parts without logits, and parts with the logits of the last token alone.
-TEST(GptOssPromptsEmulated, APromptInPiecesIsThePrompt) {
+TEST(GptOssPromptsEmulated, APromptInPartsGivesTheLogitsOfTheWholePrompt) {
   const DecodeCase t = prompt_case(two_heads(), WeightFormat::bf16);
   const DecodeModel m(t.config, t.dense, t.experts, 7);
   const std::vector<int32_t> ids = prompt_ids(t.config, 16);

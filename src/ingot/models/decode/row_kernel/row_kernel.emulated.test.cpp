@@ -168,7 +168,7 @@ TEST(RowKernelEmulated, AnyNumberOfBlocksComputesTheModel) {
 }
 
 // Steps without logits, and steps with the logits of the last row alone.
-TEST(RowKernelEmulated, AStepLeavesTheLogitsThatAreAskedFor) {
+TEST(RowKernelEmulated, AStepComputesTheRequestedLogits) {
   const std::vector<int32_t> ids = some_ids(9);
   Emulated all(small_model(), 16), few(small_model(), 16);
   all.row_kernel = few.row_kernel = true;

@@ -38,7 +38,7 @@ TEST_F(UploaderCuda, EveryByteArrives) {
   }
 }
 
-TEST_F(UploaderCuda, ChunksGoWhereTheySayAndAnErrorIsPassedOn) {
+TEST_F(UploaderCuda, ChunksArriveAtTheirDestinationsAndAnErrorIsThrown) {
   Uploader uploader(0);
   const gpu::DeviceMemory to(1000);
   const auto fill = [&](int64_t i, uint8_t* buffer) {

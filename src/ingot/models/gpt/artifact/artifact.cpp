@@ -198,7 +198,8 @@ ArtifactCoder artifact_coder_named(const std::string& name) {
   for (const ArtifactCoder c : {ArtifactCoder::range, ArtifactCoder::brotli, ArtifactCoder::lzma})
     if (name == name_of(c)) {
       if (c != ArtifactCoder::range && !has_byte_coder(byte_coder(c)))
-        fail(ErrorCode::unsupported, "coder ", name, ": this was built without its library, expected another coder");
+        fail(ErrorCode::unsupported, "coder ", name,
+             ": this build lacks the library of the coder, expected another coder");
       return c;
     }
   fail(ErrorCode::usage, "found coder ", name, ", expected range, brotli or lzma");
