@@ -59,7 +59,7 @@ def test_gated_linear(device, dtype, options):
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_gated_linear_of_two_weights_is_that_of_packed_ones(device, options):
+def test_gated_linear_of_two_weights_equals_packed_weights(device, options):
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     x, w, b = (torch.randn(s, device=device).to(dtype).requires_grad_() for s in ((5, 40), (48, 40), (48,)))
     parts = [t.detach().clone().requires_grad_() for both in (w, b) for t in both.chunk(2)]
@@ -134,7 +134,7 @@ def test_a_node_called_by_hand_keeps_its_saved_tensors(device):
     assert torch.equal(*results) and torch.equal(kept, before)
 
 
-def test_nothing_of_dh_is_left_when_there_are_gradients_of_weights(device, monkeypatch):
+def test_the_memory_of_dh_is_freed_before_gradients_of_weights(device, monkeypatch):
     f, leaves, dh = gated_case(device)
     upstream, expired = [], []
     backward = ingot._gates._C.gated_linear_backward
@@ -185,7 +185,7 @@ def test_the_operator_takes_two_weights_in_one_order(device):
 
 
 @on_gpu
-def test_graphs_of_a_backward_pass_alone_replay_it_again(device):
+def test_graphs_of_a_backward_pass_alone_replay_the_pass(device):
     mlp = ingot.nn.SwiGLU(64, 96, device=device, dtype=torch.bfloat16)
     x, dy = (torch.randn(32, 64, device=device, dtype=torch.bfloat16) for _ in range(2))
     leaves = [x.requires_grad_(), *mlp.parameters()]
