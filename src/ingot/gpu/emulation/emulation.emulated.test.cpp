@@ -121,23 +121,26 @@ TEST(Emulation, NamedBarriersJoinSomeWarps) {
 }
 
 TEST(Emulation, ClustersReachEachOthersSharedMemory) {
-  std::vector<uint32_t> out(6 * 4);
-  run({.grid = 6, .block = 32, .cluster = 3}, [&] {
-    auto& mine = tile::shared<uint32_t[4]>();
-    auto& theirs = tile::shared<uint32_t[4], 1>();
-    const uint32_t rank = ptx::cluster_rank(), next = (rank + 1) % ptx::cluster_size();
-    if (threadIdx.x < 4) mine[threadIdx.x] = blockIdx.x * 10 + threadIdx.x;
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-    if (threadIdx.x == 0) {
-      const uint32_t four[4] = {mine[0], mine[1], mine[2], mine[3]};
-      ptx::cluster_store(ptx::cluster_address(theirs, next), four);
-    }
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-    if (threadIdx.x < 4) out[blockIdx.x * 4 + threadIdx.x] = theirs[threadIdx.x];
-  });
-  for (uint32_t i = 0; i < 24; ++i) EXPECT_EQ(out[i], (i / 12 * 3 + (i / 4 % 3 + 2) % 3) * 10 + i % 4);
+  for (const uint32_t size : {3, 16}) {
+    std::vector<uint32_t> out(2 * size * 4);
+    run({.grid = 2 * size, .block = 32, .cluster = int(size)}, [&] {
+      auto& mine = tile::shared<uint32_t[4]>();
+      auto& theirs = tile::shared<uint32_t[4], 1>();
+      const uint32_t rank = ptx::cluster_rank(), next = (rank + 1) % ptx::cluster_size();
+      if (threadIdx.x < 4) mine[threadIdx.x] = blockIdx.x * 10 + threadIdx.x;
+      ptx::cluster_arrive();
+      ptx::cluster_wait();
+      if (threadIdx.x == 0) {
+        const uint32_t four[4] = {mine[0], mine[1], mine[2], mine[3]};
+        ptx::cluster_store(ptx::cluster_address(theirs, next), four);
+      }
+      ptx::cluster_arrive();
+      ptx::cluster_wait();
+      if (threadIdx.x < 4) out[blockIdx.x * 4 + threadIdx.x] = theirs[threadIdx.x];
+    });
+    for (uint32_t i = 0; i < 2 * size * 4; ++i)
+      EXPECT_EQ(out[i], (i / (4 * size) * size + (i / 4 % size + size - 1) % size) * 10 + i % 4);
+  }
 }
 
 // Two groups of 16 copies each: all of a group are there after its wait, and some of the second are late.

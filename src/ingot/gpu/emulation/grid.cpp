@@ -25,8 +25,10 @@ constexpr size_t kStackBytes = 256 << 10, kPageBytes = 4096;
 constexpr int64_t kMaxSharedBytes = 227 << 10;  // the most shared memory of a block on Hopper
 constexpr uint64_t kSwitchNs = 100;             // virtual time of a switch
 constexpr uint64_t kMaxIdleSwitches = 20'000'000;
-// A 32-bit address: the block of the cluster (15: this one), the variable, the byte.
-constexpr uint32_t kOwnBlock = 15, kMaxVariables = 256, kOffsetBits = 20;
+// A 32-bit address: the block of the cluster (kOwnBlock: this one), the variable, the byte. Clusters have up to 16
+// blocks.
+constexpr uint32_t kMaxVariables = 256, kOffsetBits = 18, kRankBit = 26, kOwnBlock = 63;
+static_assert(kMaxSharedBytes < 1 << kOffsetBits && kMaxVariables << kOffsetBits == 1u << kRankBit, "all offsets fit");
 
 // A stack with an inaccessible page below it.
 class Stack {
@@ -535,16 +537,16 @@ uint32_t shared_address(const void* p) {
   for (uint32_t i = 0; i < grid->variables.size(); ++i)
     if (const char* base = self->block->memory[i].get(); base != nullptr && byte >= base)
       if (const size_t offset = size_t(byte - base); offset <= grid->variables[i].bytes)
-        return kOwnBlock << 28 | i << kOffsetBits | uint32_t(offset);
+        return kOwnBlock << kRankBit | i << kOffsetBits | uint32_t(offset);
   complain("found an address outside of this block's shared memory, expected one inside");
 }
 uint32_t cluster_address(uint32_t address, uint32_t rank) {
   if (rank >= cluster_size()) complain("found block ", rank, " of a cluster of ", cluster_size());
-  return (address & 0x0fffffff) | rank << 28;
+  return (address & ((1u << kRankBit) - 1)) | rank << kRankBit;
 }
 void* at_shared_address(uint32_t address, uint32_t bytes) {
   const Silence silence;
-  const uint32_t rank = address >> 28, variable = address >> kOffsetBits & (kMaxVariables - 1),
+  const uint32_t rank = address >> kRankBit, variable = address >> kOffsetBits & (kMaxVariables - 1),
                  offset = address & ((1u << kOffsetBits) - 1);
   if (variable >= grid->variables.size() || offset + bytes > grid->variables[variable].bytes)
     complain("found ", bytes, " bytes at byte ", offset, " of a shared variable, expected them inside its ",
