@@ -209,7 +209,7 @@ TEST(chat_answer, ids_pushed_one_by_one_become_the_same_parts) {
   const std::vector<int32_t> ids = v.ids("<|channel|>final<|message|>one \u2020<|end|><|start|>user<|message|>I say");
   size_t taken = 0;
   while (taken < ids.size() && said.push(ids[taken])) ++taken;
-  EXPECT_LT(taken, ids.size());  // somebody else's turn
+  EXPECT_LT(taken, ids.size());  // the turn of another role
   const ChatTurn turn = said.finish({.finish = Finish::length});
   EXPECT_EQ(turn.parts, Parts{says("one \u2020")});
   EXPECT_EQ(shown, "one \u2020");

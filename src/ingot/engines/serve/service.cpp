@@ -36,7 +36,7 @@ ApiError logged(const std::string& what) {
   return ApiError(500, "the request failed; the server's log says why under " + id);
 }
 
-// The error that a client is told. Of an error that the client did not cause, the client gets only the number under
+// The error that a client receives. Of an error that the client did not cause, the client gets only the number under
 // which the log has the details.
 ApiError api_error_of(std::exception_ptr error) {
   try {

@@ -384,7 +384,7 @@ TEST_F(RecordedCounters, BelongToAGraphUntilItEnds) {
     for (uint32_t slot : others) given_back |= holds(own, slot);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  EXPECT_TRUE(given_back) << "counters of a graph that ended are still nobody's";
+  EXPECT_TRUE(given_back) << "counters of a graph that has ended are not reused";
 }
 // Records more launches than there are counters, so that each counter must be reused, also after failed recordings.
 TEST_F(RecordedCounters, AreReusedAfterGraphsEnd) {

@@ -281,17 +281,17 @@ TEST(chat_templates, the_next_prompt_begins_with_the_unchanged_prompt_and_answer
     if (name == "harmony") continue;
     const auto f = format(name);
     ChatConversation c{.messages = {{.role = ChatRole::user, .content = "1 + 1?"}}};
-    std::vector<int32_t> told = f->prompt(c);
+    std::vector<int32_t> turn = f->prompt(c);
     const bool has_space = name == "mistral-v3" || name == "mistral-v7";
     const std::string answer = has_space ? " It is\n2." : "It is\n2.";
-    for (const int32_t id : ids_of(answer)) told.push_back(id);
-    told.push_back(f->stop_ids()[0]);
+    for (const int32_t id : ids_of(answer)) turn.push_back(id);
+    turn.push_back(f->stop_ids()[0]);
     for (const ChatMessage& m : messages_of(parts_of(*f, answer))) c.messages.push_back(m);
     c.messages.push_back({.role = ChatRole::user, .content = "2 + 2?"});
     std::vector<int32_t> next = f->prompt(c);
-    ASSERT_GT(next.size(), told.size()) << name;
-    next.resize(told.size());
-    EXPECT_EQ(next, told) << name;
+    ASSERT_GT(next.size(), turn.size()) << name;
+    next.resize(turn.size());
+    EXPECT_EQ(next, turn) << name;
   }
 }
 

@@ -242,7 +242,7 @@ class Demo {
   }
 
   // Replaces this process, which frees the memory of training. Any free port is used, because another server may have
-  // the usual one.
+  // the default port.
   void serve() {
     const std::string run = run_directory();
     ::execl("/proc/self/exe", "ingot", "serve", run.c_str(), "--port", "0", static_cast<char*>(nullptr));

@@ -72,7 +72,7 @@ server::ServerOptions server_options(const ServeCommand& o) {
   if (!is_loopback(o.host)) {
     if (s.keys.empty() && !o.insecure)
       fail(ErrorCode::usage, "--host: found ", o.host,
-           " without --api-key-file: whoever reaches this machine could ask; --insecure allows it");
+           " without --api-key-file: every machine that reaches this one could send requests; --insecure allows this");
   } else {
     // Another site's name could be made to point at this address, and pages of that site would then share the server's
     // origin.
