@@ -1,16 +1,15 @@
-# Rooms are the folders of src/ingot/kernels. A folder of src/ingot with needs beyond the patterns has a room.cmake, which is read here and may call
+# Rooms are the folders of src/ingot/kernels. A folder of src/ingot that needs more than the patterns of file names has a room.cmake, which may call
 #
 #   ingot_instances(NAME FROM header... [IN namespace] [PTX arch] [EMULATED] [ELSEWHERE declaration...] TEMPLATES declaration...)
 #       One translation unit, generated/<folder>/NAME.cu in the build folder, which instantiates the TEMPLATES of the headers (named from
-#       the folder of room.cmake, or as ingot/...) in namespace ingot::cuda, or ingot where the folder is not in src/ingot/kernels, or <namespace> of these.
-#       A template that this unit would instantiate implicitly, although another unit has the instance, stands under ELSEWHERE.
+#       the folder of room.cmake, or as ingot/...) in namespace ingot::cuda (ingot for folders outside src/ingot/kernels), or in <namespace> inside it.
+#       ELSEWHERE lists templates that this unit would instantiate implicitly although another unit has the instance.
 #       EMULATED: the unit joins the room's emulated tests (docs/gpu-layer.md).
 #   ingot_room([PTX arch] [HOPPER regex] [TEST_SHARDS n] [HUGE_TESTS filter])
 #       Every .cu is compiled to machine code for sm_90a, and included as PTX for compute_80, which the driver compiles for GPUs other
-#       than Hopper. PTX: as PTX for compute_<arch> in place of 80 (above: the unit). HOPPER: those of the folder's .cu, the folders
-#       inside and the units among them, whose path from the folder matches the regex have instructions of sm_90a, so there is no
-#       PTX of them. TEST_SHARDS: with CUDA the room's tests are divided among n tests that can run side by side, except HUGE_TESTS,
-#       which are one test of their own and run one after the other.
+#       than Hopper. PTX: the architecture of the PTX in place of 80 (for ingot_instances: of this unit). HOPPER: files, folders and
+#       units whose path from the folder matches the regex have instructions of sm_90a and are not included as PTX. TEST_SHARDS: with
+#       CUDA the room's tests are divided among n tests that can run side by side; HUGE_TESTS are a separate test and run in turn.
 #   ingot_ptx_test(FILTER gtest-filter [SHARDS n])
 #       Runs the room's tests that FILTER names once more, with kernels that the driver compiles from PTX (CUDA_FORCE_PTX_JIT).
 #
@@ -18,7 +17,7 @@
 #
 # INGOT_ROOMS=rmsnorm;rope builds these rooms and the rooms that they use, without models, engines and apps. The Python module refuses calls
 # of other operations by name.
-set(INGOT_ROOMS "" CACHE STRING "rooms of src/ingot/kernels that the library has, besides those they use; all when empty")
+set(INGOT_ROOMS "" CACHE STRING "rooms of src/ingot/kernels to build, with the rooms that these use; empty: all rooms")
 set(rooms_dir ${CMAKE_CURRENT_SOURCE_DIR}/src/ingot/kernels)
 
 # The name of a folder of src/ingot in names of targets and properties: src/ingot/kernels/rmsnorm is kernels_rmsnorm. Folders inside an operation, a
