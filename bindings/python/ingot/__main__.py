@@ -15,9 +15,9 @@ def main() -> None:
         return
     print(f"ingot {ingot.__version__} ({_C.commit}), Python {platform.python_version()}, PyTorch {torch.__version__}")
     ways = "functions of its libraries" if _C.has_symbols() else "DLPack's C interface" if _C.has_exchange() else "Python calls (slower)"
-    print(f"PyTorch is asked through {ways}")
+    print(f"PyTorch's tensors are read through {ways}")
     if not _C.cuda:
-        print("CUDA kernels: not in this build (no nvcc was found when it was made, or INGOT_CUDA=OFF); CUDA tensors are refused")
+        print("CUDA kernels: not in this build (no nvcc was found at build time, or INGOT_CUDA=OFF); CUDA tensors are refused")
         return
     if not torch.cuda.is_available():
         print("CUDA kernels: in this build, for sm_90a; PyTorch finds no GPU here")
