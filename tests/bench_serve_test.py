@@ -106,7 +106,7 @@ class OwnServer(InDirectory):
         table = ingot("bench", "serve", "--synthetic", "small", "--concurrency", "2", "--requests", 1, "--prompt", 4, "--tokens", 3, "--serve", "--device cpu --slots 1")
         self.assertRegex(table.text, r"\Asynthetic:small: prompts of 4 and answers of 3 tokens, temperature 1.00\n +at once .*\n +2 +2 +0 +")
 
-    def test_no_prompt_is_sent_twice_and_a_server_that_has_met_them_is_noticed(self):
+    def test_no_prompt_is_sent_twice_and_a_server_that_knows_the_prompts_is_noticed(self):
         with FakeServer(whole) as server:
             for more in (["--concurrency", "1,2,4"], ["--rate", "100,200", "--requests", 9]):
                 server.requests.clear()

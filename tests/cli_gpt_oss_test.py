@@ -258,7 +258,7 @@ class GptOss(TinyGptOss):
         (repository / "refs/main").write_text("gone")
         self.assertIn("names the snapshot 'gone', which is missing", ingot("eval", "--model", repository, "--ids", ids).error)
 
-    def test_losses_are_those_of_the_definition(self):
+    def test_losses_equal_the_definition(self):
         """The losses of spec/gpt_oss.py in fp64, computed by tools/make_model_goldens.py. Where PyTorch is installed, the parity test compares much more."""
         ids = self.file("long.jsonl", json.dumps(self.DEFINITION_IDS))
         found = json.loads(ingot("eval", "--model", self.model, "--ids", ids, "--json").text)["sequences"][0]["losses"]

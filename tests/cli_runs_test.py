@@ -137,7 +137,7 @@ class Runs(InDirectory):
         hashes = [json.loads(ingot("info", d, "--json").text)["parameter_hash"] for d in (whole, self.run_directory)]
         self.assertEqual(*hashes)
 
-    def test_a_damaged_checkpoint_is_passed_over_or_gone_behind_when_asked(self):
+    def test_a_damaged_checkpoint_is_skipped_on_request(self):
         command = self.train("--steps", 30, "--checkpoint-every", 10, "--set", "keep_checkpoints=9")
         self.assertEqual(ingot(*command).returncode, 0)
         newest = self.run_directory / "step-00000030/model.safetensors"
@@ -333,7 +333,7 @@ class Runs(InDirectory):
         self.assertNotIn("\nsaved ", limited.stderr)
         self.assertNotIn("goes on", limited.stderr)
 
-    def test_a_log_that_was_cut_is_whole_again_when_the_run_goes_on(self):
+    def test_a_cut_log_is_completed_when_the_run_continues(self):
         self.assertEqual(ingot(*self.train("--steps", 5)).returncode, 0)
         log = self.run_directory / "log.jsonl"
         lines = log.read_text()
@@ -399,7 +399,7 @@ class Runs(InDirectory):
         first.kill()
         first.communicate(timeout=60)
 
-    def test_a_demo_that_cannot_begin_leaves_the_one_before(self):
+    def test_a_demo_that_cannot_begin_leaves_the_earlier_demo(self):
         run = self.directory / "demo/run"
         run.mkdir(parents=True)
         (run / "log.jsonl").write_text("{}\n")
@@ -528,7 +528,7 @@ class Messages(InDirectory):
         run = ingot("train", *TINY, "--steps", 1, "--data", self.text, "--tokenizer", tokenizer, "--out", tokenizer.parent)
         self.assertEqual(run.returncode, 0, run.error)  # its own vocabulary
 
-    def test_an_empty_prompt_is_one_and_standard_input_is_not_read(self):
+    def test_an_empty_prompt_is_a_prompt_and_standard_input_is_not_read(self):
         run = self.directory / "run"
         self.assertEqual(ingot("train", *TINY, "--steps", 2, "--data", self.text, "--out", run).returncode, 0)
         self.refuses(2, "found an empty prompt", "generate", run, "--prompt", "", stdin=b"The")
@@ -539,7 +539,7 @@ class Messages(InDirectory):
         words = [w if w != "128" else "1" for w in TINY]
         self.refuses(2, "train.batch_tokens: found 1, expected a multiple of model.context, 32", "train", *words, "--data", self.text, "--out", self.directory / "r")
 
-    def test_where_a_vocabulary_goes_is_checked_before_the_work(self):
+    def test_the_place_of_a_vocabulary_is_checked_before_the_work(self):
         for status, out in ((4, "missing/tok.json"), (5, ".")):
             run = ingot("tokenizer", "train", "--data", self.text, "--vocab", 300, "--out", self.directory / out)
             self.assertEqual(run.returncode, status)
@@ -564,7 +564,7 @@ class Configuration(InDirectory):
         self.assertEqual(run.returncode, 0, run.error)
         return json.loads((self.out / "config.json").read_text())
 
-    def test_keys_that_stand_alone_are_those_of_their_section(self):
+    def test_keys_without_a_section_are_the_keys_of_their_section(self):
         config = self.trained_with(steps=3, matrix_lr=0.02, decay="linear", optimizer=dict(clip=2.0), train=dict(schedule=dict(min_lr=0.2)), model=dict(z_loss=0.5))
         self.assertEqual((config["model"]["layers"], config["model"]["z_loss"], config["train"]["steps"], config["train"]["batch_tokens"]), (2, 0.5, 3, 128))
         self.assertEqual([config["train"]["optimizer"][k] for k in ("matrix_lr", "clip", "embed_lr")], [0.02, 2.0, 0.001])
@@ -576,7 +576,7 @@ class Configuration(InDirectory):
         file = self.file("c.json", json.dumps(self.small | dict(preset="nano", steps=2, data=str(self.directory / "text.txt"), out=str(self.out), threads=1)))
         self.assertEqual(ingot("train", "--config", file).returncode, 0)
 
-    def test_a_run_s_own_configuration_serves_as_one(self):
+    def test_a_run_s_configuration_is_a_valid_configuration_file(self):
         before = self.trained_with(steps=2)
         other = self.directory / "other"
         self.assertEqual(ingot(*self.base[:-1], other, "--config", self.out / "config.json").returncode, 0)

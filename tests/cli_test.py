@@ -147,7 +147,7 @@ class Frame(InDirectory):
         self.assertEqual(run.returncode, 5)
         self.assertEqual(run.stderr, b"ingot doctor: standard output: No space left on device\n")
 
-    def test_the_documented_statuses_are_those_of_the_source(self):
+    def test_the_documented_statuses_equal_the_source(self):
         source = (ROOT / "src/ingot/core/check.cpp").read_text()
         name = dict(re.findall(r'case ErrorCode::(\w+): return "([^"]+)"', source))
         in_source = {name[code]: int(status) for code, status in re.findall(r"case ErrorCode::(\w+): return (\d+)", source)}

@@ -37,7 +37,7 @@ def of_program(*more):
 
 
 class Engine(unittest.TestCase):
-    def test_an_answer_is_that_of_generate(self):
+    def test_an_answer_equals_generate_s(self):
         for seed, more in ((1, {}), (5, dict(top_k=20, min_p=0.01, temperature=0.8)), (6, dict(top_p=0.9, temperature=1.3))):
             options = [word for key, value in more.items() for word in ("--" + key.replace("_", "-"), value)]
             want = of_program("--prompt", "Hi \u65e5.", "--tokens", 40, "--seed", seed, *options)
@@ -46,14 +46,14 @@ class Engine(unittest.TestCase):
             self.assertEqual(got.text, "".join(m["content"] for m in want["messages"] if m["channel"] in ("final", "")))
             self.assertEqual(got.thoughts, "".join(m["content"] for m in want["messages"] if m.get("channel") == "analysis"))
 
-    def test_raw_text_and_ids_are_gone_on_with(self):
+    def test_raw_text_and_ids_are_continued(self):
         want = of_program("--raw", "--prompt", "assistant user", "--tokens", 30, "--temperature", 0)
         got = gpt_oss.generate("assistant user", raw=True, **GREEDY)
         self.assertEqual((got.ids, got.text, got.finish), (want["ids"], want["text"], want["finish"]))
         self.assertEqual(gpt_oss.generate(gpt_oss.encode("assistant user"), raw=True, **GREEDY).ids, got.ids)
         self.assertEqual(gpt_oss.decode(gpt_oss.encode("a \u65e5 <|end|>")), "a \u65e5 <|end|>")
 
-    def test_quant_is_that_of_the_program(self):
+    def test_quant_equals_the_program_s(self):
         want = of_program("--raw", "--prompt", "assistant user", "--tokens", 30, "--temperature", 0, "--quant")
         rounded = ingot.engine.GptOss(MODEL.model, device="cpu", quant=True)
         got = rounded.generate("assistant user", raw=True, logprobs=0, **GREEDY)

@@ -236,7 +236,7 @@ class Page(serve_test.WithServer):
         self.assertEqual(colours, ["rgb(25, 24, 23)", "rgb(251, 250, 248)"])
         self.browser.call("Emulation.clearDeviceMetricsOverride")
 
-    def test_its_policy_lets_nothing_in_and_each_answer_has_its_own_nonce(self):
+    def test_the_page_s_policy_admits_nothing_and_each_answer_has_its_own_nonce(self):
         pages = [self.server.request("GET", "/") for _ in range(2)]
         policies = [p[2]["Content-Security-Policy"] for p in pages]
         self.assertNotEqual(policies[0], policies[1])

@@ -150,7 +150,7 @@ class Ranks(unittest.TestCase):
             self.assertTrue(error.startswith("ingot train: " + message), error)
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "needs torchrun")
-    def test_torchrun_starts_it(self):
+    def test_torchrun_starts_the_ranks(self):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
         self.finish(self.start(torchrun + self.command("--steps", 30)), 0)
         self.assertEqual(self.hash_of(self.out), self.undisturbed("--steps", 30, "--accumulation", 2))

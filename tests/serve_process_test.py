@@ -56,7 +56,7 @@ class Keys(WithServer):
 class Queue(WithServer):
     OPTIONS = ("--slots", 1, "--queue", 1, "--context", "60000")
 
-    def test_too_many_are_told_to_come_back(self):
+    def test_too_many_requests_get_status_429(self):
         long = dict(prompt="a", max_tokens=59000, logit_bias=ENDLESS)
         first = self.server.stream(long)
         self.server.until("num_requests_running", 1)

@@ -197,7 +197,7 @@ class Client(WithServer):
             with self.assertRaisesRegex(openai.NotFoundError, "expected tiny"):
                 self.client.models.retrieve(other)
 
-    def test_a_completion_is_that_of_generate(self):
+    def test_a_completion_equals_generate_s(self):
         mine = self.complete(prompt="assistant user", max_tokens=30, logit_bias=None, **GREEDY)
         run = ingot("generate", "--model", MODEL.model, "--raw", "--prompt", "assistant user", "--tokens", 30, "--temperature", 0, "--json")
         expected = json.loads(run.text)

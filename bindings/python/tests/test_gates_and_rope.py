@@ -410,7 +410,7 @@ def test_errors_name_operation_argument_found_and_expected(device):
 
 @on_cpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gated_linear_of_16_bits_on_a_cpu_is_that_of_fp32_rounded(dtype):
+def test_gated_linear_of_16_bits_on_a_cpu_equals_rounded_fp32(dtype):
     x, w, b, up = (torch.randn(s).to(dtype).requires_grad_() for s in ((5, 8), (12, 8), (12,), (12, 8)))
     for call in (lambda x, w, b, up: functional.gated_linear(x, w, b), lambda x, w, b, up: functional.gated_linear(x, w, up=up, activation="gelu_tanh")):
         h = call(x, w, b, up)

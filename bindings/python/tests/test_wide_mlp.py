@@ -69,7 +69,7 @@ def test_frozen_parts_get_no_gradient(device):
         torch.testing.assert_close(some[only].grad, operands[only].grad, rtol=1e-6, atol=1e-6)
 
 
-def test_what_is_kept(device):
+def test_the_tensors_kept_for_the_backward_pass(device):
     x, w1, w2 = leaves(device, torch.float32, False)
     op = torch.ops.ingot.wide_mlp.default
     _, h, kept = op(x, w1, None, w2, None, "relu_squared", True)
