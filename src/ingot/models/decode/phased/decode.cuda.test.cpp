@@ -375,6 +375,7 @@ TEST_F(GptOssDecodeCuda, ARouterOfASmallBatchWhoseWaitTimesOutIsNamedAndTheNextS
   const DecodeModel m(testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5), WeightFormat::bf16, WeightFormat::mxfp4, 7);
   const DecoderOptions how{.context = 40, .slots = 3, .megakernel = false, .wait_limit = 0.1};
   DeviceModel sound(m.config, m.weights, how), harmed(m.config, m.weights, how);
+  if (sound.batch() < 3) GTEST_SKIP() << "an SM's memory has no room for small batches";
   for (DeviceModel* model : {&sound, &harmed})
     for (const int slot : {0, 1, 2}) model->extend(std::vector<int32_t>(size_t(slot + 1), 7), 1, slot);
   harmed.synchronize();
