@@ -70,6 +70,7 @@ inline uint32_t shared_address(const void* p) { return emulation::shared_address
 inline uint32_t cluster_rank() { return emulation::cluster_rank(); }
 inline uint32_t cluster_size() { return emulation::cluster_size(); }
 inline void cluster_arrive() { emulation::cluster_arrive(); }
+inline void cluster_arrive_relaxed() { emulation::cluster_arrive(); }
 inline void cluster_wait(emulation::Where at = emulation::Where::current()) { emulation::cluster_wait(at); }
 inline uint32_t cluster_address(const void* local, uint32_t rank) {
   return emulation::cluster_address(shared_address(local), rank);

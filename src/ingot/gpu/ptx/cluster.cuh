@@ -36,7 +36,9 @@ __device__ inline void cluster_arrive() {
 // For threads that publish only mbarriers, released by fence_mbarrier_init(). cluster_arrive() would wait until the
 // whole GPU sees all earlier writes of the thread.
 __device__ inline void cluster_arrive_relaxed() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
 }
 __device__ inline void cluster_wait() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -85,17 +87,23 @@ __device__ inline uint64_t cluster_load_relaxed(const uint64_t* local) {
 // The address of block `rank`'s copy of `local`, for the functions below, for remote mbarrier arrivals and for copies
 // between blocks.
 __device__ inline uint32_t cluster_address(const void* local, uint32_t rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  return shared_address(local);
+#else
   uint32_t address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(local)), "r"(rank));
   return address;
+#endif
 }
 __device__ inline void cluster_store(uint32_t address, const uint32_t (&w)[1]) {
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(w[0]) : "memory");
 }
 __device__ inline void cluster_store(uint32_t address, const uint32_t (&w)[4]) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(w[0]), "r"(w[1]), "r"(w[2]),
                "r"(w[3])
                : "memory");
+#endif
 }
 // The mask of a multicast to the blocks first, first + 1, ... of the cluster.
 constexpr uint16_t multicast_mask(uint32_t first, uint32_t blocks) { return uint16_t(((1u << blocks) - 1) << first); }

@@ -1,6 +1,6 @@
 // Sampling on a GPU. For a row without filters, many blocks each find the largest sum of their ids, and the last block
-// of a row to finish takes the largest of these. A row with filters takes a cluster of eight or sixteen blocks, whose
-// barriers are cheap; on GPUs without clusters it takes one block.
+// of a row to finish takes the largest of these. A row with filters takes a cluster of blocks, whose barriers are
+// cheap, as large as lets all rows run at once; on GPUs without clusters it takes one block.
 //
 // A filter keeps the first ids in the order of falling logits, up to the id at which a running sum, of ones (top-k) or
 // of weights (top-p), reaches a target. The cluster finds the place of this id by histograms: first over octaves below
@@ -9,20 +9,24 @@
 // order does not matter. Each block reads its part of the logits once, into shared memory.
 #include <algorithm>
 #include <array>
-#include <atomic>
+#include <mutex>
 
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/limits.h"
 #include "ingot/gpu/ptx/atomics.cuh"
+#include "ingot/gpu/ptx/cluster.cuh"
 #include "ingot/gpu/ptx/cp_async.cuh"
-#include "ingot/gpu/tile/cluster.cuh"
+#include "ingot/gpu/ptx/fence.cuh"
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/sampling/best.cuh"
 #include "ingot/kernels/sampling/filters.h"
 #include "ingot/kernels/sampling/sampling.h"
+#include "ingot/kernels/sampling/sampling_config.h"
 
 namespace ingot::cuda {
 namespace {
@@ -36,12 +40,14 @@ constexpr int kFilterThreads = 128;
 #else
 constexpr int kFilterThreads = 1024;
 #endif
-constexpr int kManyRowsCluster = 8, kFewRowsCluster = 16, kFewRows = 4, kQuadsOfPass = 8;
-constexpr int kNoCluster = 1;     // on GPUs without clusters
+constexpr int kQuadsOfPass = 15;
 constexpr int kCandidates = 128;  // the most ids that are compared with each other
+constexpr int kThreadsOfCandidate = kFilterThreads / kCandidates;
 // turns of kFilterThreads quads of logits that fit into shared memory
-constexpr int kMostCachedTurns = 12 * 1024 / kFilterThreads;
-constexpr int kBinsOfThread = kBins / kFilterThreads;
+constexpr int kMostCachedTurns = 13 * 1024 / kFilterThreads;
+// The threads that search a histogram. With all threads, adding up the sums of their warps would take longer than
+// adding up the bins; with fewer, the bins of a thread take too many registers.
+constexpr int kSearchThreads = kFilterThreads < 512 ? kFilterThreads : 512, kBinsOfThread = kBins / kSearchThreads;
 constexpr int kHashWords = 256;  // words of a set of ids with biases
 
 struct SampleParams {
@@ -61,9 +67,32 @@ struct SampleParams {
   uint32_t* arrived;  // (rows), zero between launches
   uint64_t* best;     // (rows, kMostBlocks)
   struct FilterSpace* filters;
-  int32_t blocks;        // for a row without filters
-  int32_t cached_turns;  // for a row with filters
+  int32_t blocks;                 // for a row without filters
+  int32_t cluster, cached_turns;  // for a row with filters
 };
+
+// --- reductions
+
+// The largest key of a warp.
+__device__ __forceinline__ uint64_t warp_best(uint64_t key) {
+  const uint32_t high = __reduce_max_sync(~0u, uint32_t(key >> 32));
+  return uint64_t(high) << 32 | __reduce_max_sync(~0u, uint32_t(key >> 32) == high ? uint32_t(key) : 0);
+}
+// The largest key of a block, in the first warp; 0 in other warps.
+__device__ __forceinline__ uint64_t first_warps_best(uint64_t key, BestMemory& m) {
+  const uint32_t lane = threadIdx.x % 32;
+  key = warp_best(key);
+  __syncthreads();
+  if (lane == 0) m.of_warp[threadIdx.x / 32] = key;
+  __syncthreads();
+  return threadIdx.x < 32 ? warp_best(lane < blockDim.x / 32 ? m.of_warp[lane] : 0) : 0;
+}
+// The upper half of a key: grows with the logit, all ones for a NaN.
+__device__ __forceinline__ uint32_t ordered_of(float logit) {
+  Best b;
+  b.add(logit, 0);
+  return uint32_t(b.key >> 32);
+}
 
 // --- a row of logits
 
@@ -150,6 +179,28 @@ template <class T> struct Logits {
       for (int j = 0; j < 4; ++j) x[j] = first + j < ids ? tile::to_float(at[first + j]) : -INFINITY;
     }
   }
+  // The quads that are read as vectors.
+  __device__ int32_t vectors() const { return aligned ? ids / 4 : 0; }
+  // Calls use(quad, adjusted logits) for quads first, first + step, ... A vector is requested before the preceding one
+  // is used.
+  template <class Use> __device__ void each(int32_t first, int32_t step, Use&& use) const {
+    tile::Vec<T, 4> next;
+    int32_t q = first;
+    if (q < vectors()) tile::load(next, at + 4 * q);
+    for (; q < vectors(); q += step) {
+      const tile::Vec<T, 4> v = next;
+      if (q + step < vectors()) tile::load(next, at + 4 * (q + step));
+      float x[4];
+      tile::to_float(v, x);
+      adjust(q, x);
+      use(q, x);
+    }
+    for (; q < quads(); q += step) {
+      float x[4];
+      load(q, x);
+      use(q, x);
+    }
+  }
   __device__ bool adjusts() const { return biases > 0 || allowed != nullptr; }
   __device__ void adjust(int32_t quad, float (&x)[4]) const {
     const int32_t first = 4 * quad;
@@ -226,21 +277,82 @@ struct Sums {
 
 // --- rows without filters
 
+// The largest of the logits that a thread has seen. Only the quad of the largest logit is kept: the id is found at the
+// end, by reading the quad again. An equal logit of a later quad changes nothing, as equal logits go to the lower id.
+struct Largest {
+  float logit = -INFINITY;  // or a NaN
+  int32_t quad = -1;
+
+  __device__ void add(int32_t q, const float (&x)[4]) {
+    const float most = ptx::max_nan(logit, ptx::max_nan(ptx::max_nan(x[0], x[1]), ptx::max_nan(x[2], x[3])));
+    quad = most != logit ? q : quad;
+    logit = most;
+  }
+  template <class T> __device__ uint64_t key(const Logits<T>& logits) const {
+    if (logit != logit) return ~uint64_t(0);
+    Best best;
+    if (quad < 0) return best.key;
+    float x[4];
+    logits.load(quad, x);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (x[j] == logit && 4 * quad + j < logits.ids) best.add(x[j], uint32_t(4 * quad + j));
+    return best.key;
+  }
+};
+// Several vectors are requested at once, because a thread has little to do with each.
+template <class T> __device__ uint64_t largest_logit(const Logits<T>& logits, int32_t first, int32_t step) {
+  constexpr int kAtOnce = 4;
+  Largest largest;
+  int32_t q = first;
+  if (!logits.adjusts()) {
+    const int32_t end = logits.vectors(), last = end % step;
+    for (; q < end; q += kAtOnce * step) {
+      tile::Vec<T, 4> v[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+        if (q + k * step < end) tile::load(v[k], logits.at + 4 * (q + k * step));
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (q + k * step >= end) break;
+        float x[4];
+        tile::to_float(v[k], x);
+        largest.add(q + k * step, x);
+      }
+    }
+    q = end - last + first + (first < last ? step : 0);  // the first of this thread's quads that is no vector
+  }
+  logits.each(q, step, [&](int32_t at, const float(&x)[4]) {
+    float y[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) y[j] = 4 * at + j < logits.ids ? x[j] : -INFINITY;
+    largest.add(at, y);
+  });
+  return largest.key(logits);
+}
+
 template <class T>
-__global__ void __launch_bounds__(kThreads, 1) sample_kernel(const __grid_constant__ SampleParams p) {
+__global__ void __launch_bounds__(kThreads, 2) sample_kernel(const __grid_constant__ SampleParams p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
   RowMemory& m = tile::shared<RowMemory>();
   const int32_t r = int32_t(blockIdx.x) / p.blocks, part = int32_t(blockIdx.x) % p.blocks;
   const SampleRow& row = row_at(p, r, m);
   if (has_filter(row)) return;
   const Logits<T> logits(p, row, m);
-  Sums sums(row, m);
-  for (int32_t q = part * kThreads + int32_t(threadIdx.x); q < logits.quads(); q += p.blocks * kThreads) {
-    float x[4];
-    logits.load(q, x);
-    sums.add(q, x, logits.ids, [](float, int32_t) { return true; });
-    if (q + p.blocks * kThreads < logits.quads()) sums.raise_bar();
+  const int32_t first = part * kThreads + int32_t(threadIdx.x), step = p.blocks * kThreads;
+  uint64_t key;
+  if (row.temperature == 0) {
+    key = largest_logit(logits, first, step);
+  } else {
+    Sums sums(row, m);
+    logits.each(first, step, [&](int32_t q, const float(&x)[4]) {
+      sums.add(q, x, logits.ids, [](float, int32_t) { return true; });
+      if (q + step < logits.quads()) sums.raise_bar();
+    });
+    key = sums.best.key;
   }
-  const uint64_t mine = block_best(sums.best.key, m.best);
+  const uint64_t mine = first_warps_best(key, m.best);
   uint64_t* const parts = p.best + int64_t(r) * kMostBlocks;
   if (threadIdx.x == 0) {
     __stcg(parts + part, mine);
@@ -249,8 +361,8 @@ __global__ void __launch_bounds__(kThreads, 1) sample_kernel(const __grid_consta
   }
   __syncthreads();
   if (!m.best.last) return;
-  const uint64_t key = int32_t(threadIdx.x) < p.blocks ? __ldcg(parts + threadIdx.x) : 0;
-  const SampledId found = sampled_id(block_best(key, m.best));
+  key = int32_t(threadIdx.x) < p.blocks ? __ldcg(parts + threadIdx.x) : 0;
+  const SampledId found = sampled_id(first_warps_best(key, m.best));
   if (threadIdx.x == 0) p.tokens[row.row * p.token_step] = found.flaw != 0 ? -1 : found.token;
 }
 
@@ -261,21 +373,22 @@ struct FilterSpace {
   // sums of the present histogram, of the preceding one, and of the next one, which is being set to zero
   uint64_t sums[3][kBins];
   uint64_t list[2][kCandidates];  // for top-k and top-p
-  uint64_t best[2][kFewRowsCluster];
-  uint64_t least[kFewRowsCluster];
   uint32_t listed[2];
   uint32_t unused[2];
 };
 struct Found {
-  Wide before;  // the sum of all earlier bins
+  Wide target;  // less the sum of all earlier bins
   uint32_t bin;
   uint32_t most;  // the most ids that the bin may have
   uint64_t place;
 };
 struct FilterMemory {
   RowMemory row;
+  // Written by the blocks of the cluster: the largest logit and the least of the warps' largest logits, or the key of
+  // the largest sum.
+  alignas(16) uint32_t of_block[2][kMostCluster][4];
   Found found;
-  Wide of_warp[kFilterThreads / 32];
+  Wide of_warp[kSearchThreads / 32];
   uint64_t list[kCandidates];
   uint32_t mantissas[kCandidates];
   uint32_t listed, first;
@@ -335,40 +448,60 @@ __device__ __forceinline__ Wide shuffle_up(Wide v, int by) {
   return Wide(high) << 64 | low;
 }
 
-template <class T, int kCluster> struct Filter {
+// kClusters: a row has a cluster of blocks, else one. kCached: all logits are in shared memory.
+template <class T, bool kClusters, bool kCached> struct Filter {
   const SampleRow& row;
   const Logits<T>& logits;
   FilterSpace& space;
   FilterMemory& m;
   float4* cache;  // logits of this block's first turns, in shared memory
   int32_t cached_turns;
-  int32_t rank;
+  int32_t cluster, rank;
   float high = 0;                 // the largest logit
-  float least_of_warps = 0;       // every warp has an id whose logit is at least this; or -INFINITY
   int round = 0;                  // the number of histograms so far
   float floor = -INFINITY;        // ids with smaller logits are not kept
   uint64_t limit = ~uint64_t(0);  // the place of the last id that is kept
 
-  // A barrier of the row's blocks; their earlier stores to the row's memory are visible after it.
+  // A barrier of the row's blocks; their earlier stores to the row's memory are visible after it. One warp's fence
+  // publishes the stores of all threads that the block's barrier has gathered; a fence in every warp, which the
+  // barrier of the cluster has otherwise, takes several times as long.
   __device__ void sync() const {
-    if constexpr (kCluster == kNoCluster)
-      __syncthreads();
-    else
-      tile::sync_cluster();
+    __syncthreads();
+    if constexpr (kClusters) {
+      if (threadIdx.x < 32) ptx::fence_acq_rel_gpu();
+      ptx::cluster_arrive_relaxed();
+      ptx::cluster_wait();
+    }
+  }
+  // Sends a block's words to all blocks of the row. Called by the first warp.
+  __device__ void send(int which, uint64_t low, uint64_t high) const {
+    const uint32_t words[4] = {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)};
+    if constexpr (kClusters) {
+      if (int32_t(threadIdx.x) < cluster)
+        ptx::cluster_store(ptx::cluster_address(m.of_block[which][rank], threadIdx.x), words);
+    } else if (threadIdx.x == 0) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) m.of_block[which][0][i] = words[i];
+    }
+  }
+  // A word that the block of this lane's number has sent; `none` in lanes without a block.
+  __device__ uint32_t sent(int which, int word, uint32_t none) const {
+    const int32_t lane = int32_t(threadIdx.x % 32);
+    return lane < cluster ? m.of_block[which][lane][word] : none;
   }
   __device__ float octaves(float x) const { return octaves_below(high, x, row.octaves_per_logit); }
 
   // The number of turns: the blocks of the cluster take kFilterThreads quads each in turn.
   __device__ int32_t turns() const {
-    return (logits.quads() + kCluster * kFilterThreads - 1) / (kCluster * kFilterThreads);
+    return (logits.quads() + cluster * kFilterThreads - 1) / (cluster * kFilterThreads);
   }
   __device__ int32_t quad(int32_t turn) const {
-    return (turn * kCluster + rank) * kFilterThreads + int32_t(threadIdx.x);
+    return (turn * cluster + rank) * kFilterThreads + int32_t(threadIdx.x);
   }
   __device__ float4& cached(int32_t turn) const { return cache[turn * kFilterThreads + int32_t(threadIdx.x)]; }
   // Loads the logits of the cached turns into shared memory. Each thread reads only the logits that it has loaded.
   __device__ void fill_cache() const {
-    const int32_t end = min(turns(), cached_turns);
+    const int32_t end = kCached ? turns() : min(turns(), cached_turns);
     for (int32_t i = 0; i < end; ++i) {
       const int32_t q = quad(i);
       if (q >= logits.quads()) break;
@@ -399,7 +532,7 @@ template <class T, int kCluster> struct Filter {
       const int32_t q = quad(i);
       if (q >= logits.quads()) break;
       float x[4];
-      if (i < cached_turns) {
+      if (kCached || i < cached_turns) {
         const float4 v = cached(i);
         x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
       } else {
@@ -421,7 +554,7 @@ template <class T, int kCluster> struct Filter {
   }
 
   __device__ void clear(uint64_t (&sums)[kBins]) const {
-    for (int i = rank * kFilterThreads + int(threadIdx.x); i < kBins; i += kCluster * kFilterThreads)
+    for (int i = rank * kFilterThreads + int(threadIdx.x); i < kBins; i += cluster * kFilterThreads)
       __stcg(&sums[i], uint64_t(0));
   }
   // Adds ones or mantissas to the histogram, in passes, so that a block's sums fit into 32 bits.
@@ -442,50 +575,61 @@ template <class T, int kCluster> struct Filter {
     }
   }
 
-  // The running sum before this thread's part, and in `total` the sum over all threads.
-  __device__ Wide sum_before(Wide mine, Wide& total) const {
-    Wide upto = mine;
-#pragma unroll
-    for (int by = 1; by < 32; by *= 2) {
-      const Wide other = shuffle_up(upto, by);
-      if (int(threadIdx.x % 32) >= by) upto += other;
-    }
-    if (threadIdx.x % 32 == 31) m.of_warp[threadIdx.x / 32] = upto;
-    __syncthreads();
-    Wide before = upto - mine;
-    total = 0;
-    for (int w = 0; w < kFilterThreads / 32; ++w) {
-      if (w < int(threadIdx.x / 32)) before += m.of_warp[w];
-      total += m.of_warp[w];
-    }
-    return before;
-  }
-  // Finds the bin in which the running sum reaches the target. `target` is the wanted sum; for the first histogram of
-  // top-p the target follows from the total, which is known only here.
-  __device__ Found find(const uint64_t (&sums)[kBins], const Inside& inside, bool weighted, Wide& target) const {
-    const int first = kBinsOfThread * int(threadIdx.x);
-    Wide sum[kBinsOfThread], mine = 0;
+  // Finds the bin in which the running sum reaches the target: top_k, or the part of the total that top-p keeps, or, in
+  // further histograms, the target that the preceding one has left.
+  __device__ Found find(const uint64_t (&sums)[kBins], const Inside& inside, bool weighted) const {
+    const int first = kBinsOfThread * int(threadIdx.x), warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
+    const bool searches = int(threadIdx.x) < kSearchThreads;
+    const auto sum_of = [&](uint64_t ones) {
+      return weighted ? weight_of(ones, inside.level == 0 ? first : inside.bin) : Wide(ones);
+    };
+    static_assert(kBinsPerOctave % kBinsOfThread == 0, "the bins of a thread have one weight");
     uint64_t ones[kBinsOfThread];
+    Wide mine = 0, upto = 0, target = inside.level == 0 ? Wide(uint32_t(row.top_k)) : m.found.target;
+    if (searches) {
+      uint64_t all = 0;
 #pragma unroll
-    for (int k = 0; k < kBinsOfThread; ++k) {
-      ones[k] = __ldcg(&sums[first + k]);
-      sum[k] = weighted ? weight_of(ones[k], inside.level == 0 ? first + k : inside.bin) : Wide(ones[k]);
-      mine += sum[k];
+      for (int k = 0; k < kBinsOfThread; ++k) ones[k] = __ldcg(&sums[first + k]);
+#pragma unroll
+      for (int k = 0; k < kBinsOfThread; ++k) all += ones[k];
+      mine = sum_of(all);
+      upto = mine;
+#pragma unroll
+      for (int by = 1; by < 32; by *= 2) {
+        const Wide other = shuffle_up(upto, by);
+        if (lane >= by) upto += other;
+      }
+      if (lane == 31) m.of_warp[warp] = upto;
     }
-    Wide total, at = sum_before(mine, total);
-    if (weighted && inside.level == 0) target = target_of(total, row.top_p);
+    __syncthreads();
+    if (searches) {
+      Wide at = upto - mine;
+      for (int w = 0; w < warp; ++w) at += m.of_warp[w];
+      if (weighted && inside.level == 0) {
+        Wide total = 0;
+        for (int w = 0; w < kSearchThreads / 32; ++w) total += m.of_warp[w];
+        target = target_of(total, row.top_p);
+      }
+      if (at < target && at + mine >= target) {
+        // The sum of ones (or mantissas) that reaches the target: small numbers, as the bins have one weight.
+        const int shift = weighted ? kOctaves - (inside.level == 0 ? first : inside.bin) / kBinsPerOctave : 0;
+        const Wide left = target - at;
+        const uint64_t wanted = uint64_t((left + ((Wide(1) << shift) - 1)) >> shift);
+        uint64_t before = 0;
 #pragma unroll
-    for (int k = 0; k < kBinsOfThread; ++k) {
-      if (at < target && at + sum[k] >= target)  // a mantissa is at least 2^15
-        m.found.before = at, m.found.bin = uint32_t(first + k),
-        m.found.most = uint32_t(weighted ? ones[k] >> 15 : ones[k]);
-      at += sum[k];
+        for (int k = 0; k < kBinsOfThread; ++k) {
+          if (before < wanted && before + ones[k] >= wanted)  // a mantissa is at least 2^15
+            m.found.target = left - (Wide(before) << shift), m.found.bin = uint32_t(first + k),
+            m.found.most = uint32_t(weighted ? ones[k] >> 15 : ones[k]);
+          before += ones[k];
+        }
+      }
     }
     __syncthreads();
     return m.found;
   }
   // Among the ids inside the bin, at most kCandidates: the place at which the running sum reaches the target.
-  __device__ uint64_t compare(const Inside& inside, bool weighted, Wide target) const {
+  __device__ uint64_t compare(const Inside& inside, bool weighted) const {
     if (threadIdx.x == 0) m.listed = 0;
     __syncthreads();
     each_kept(0, turns(), [&](const Id& id) {
@@ -497,75 +641,74 @@ template <class T, int kCluster> struct Filter {
     __syncthreads();
     if (threadIdx.x < own) __stcg(&space.list[weighted][m.first + threadIdx.x], m.list[threadIdx.x]);
     sync();
-    const uint32_t count = __ldcg(&space.listed[weighted]);
-    uint64_t mine = 0;
-    uint32_t mantissa = 1;
-    if (threadIdx.x < count) {
-      mine = __ldcg(&space.list[weighted][threadIdx.x]);
-      if (weighted) mantissa = mantissa_of(octaves(float_of_ordered(uint32_t(~mine >> 32))));
-      m.list[threadIdx.x] = mine, m.mantissas[threadIdx.x] = mantissa;
+    if (threadIdx.x < kCandidates) {
+      const uint32_t count = __ldcg(&space.listed[weighted]);
+      if (threadIdx.x == 0) m.listed = count;
+      if (threadIdx.x < count) {
+        const uint64_t place = __ldcg(&space.list[weighted][threadIdx.x]);
+        m.list[threadIdx.x] = place;
+        m.mantissas[threadIdx.x] = weighted ? mantissa_of(octaves(float_of_ordered(uint32_t(~place >> 32)))) : 1;
+      }
     }
     __syncthreads();
-    if (threadIdx.x < count) {
-      uint64_t before = 0;
-      for (uint32_t i = 0; i < count; ++i) before += m.list[i] < mine ? m.mantissas[i] : 0;
+    const Wide target = m.found.target;
+    const uint32_t count = m.listed, candidate = threadIdx.x / kThreadsOfCandidate;
+    uint64_t mine = 0;
+    uint32_t before = 0;  // at most 128 mantissas of 2^16
+    if (candidate < count) {
+      mine = m.list[candidate];
+      for (uint32_t i = threadIdx.x % kThreadsOfCandidate; i < count; i += kThreadsOfCandidate)
+        before += m.list[i] < mine ? m.mantissas[i] : 0;
+    }
+#pragma unroll
+    for (int mask = kThreadsOfCandidate / 2; mask > 0; mask /= 2) before += __shfl_xor_sync(~0u, before, mask);
+    if (candidate < count && threadIdx.x % kThreadsOfCandidate == 0) {
+      const uint32_t own = m.mantissas[candidate];
       const Wide sum = weighted ? weight_of(before, inside.bin) : Wide(before);
-      const Wide own = weighted ? weight_of(mantissa, inside.bin) : Wide(1);
-      if (sum < target && sum + own >= target) m.found.place = mine;
+      const Wide upto = weighted ? weight_of(before + own, inside.bin) : Wide(before + own);
+      if (sum < target && upto >= target) m.found.place = mine;
     }
     __syncthreads();
     return m.found.place;
   }
   // Keeps the first top_k of the kept ids, or the first ids whose weights reach the share top_p.
   __device__ void cut(bool weighted) {
-    if (!weighted && row.top_k <= kCluster * (kFilterThreads / 32)) floor = least_of_warps;
-    Wide target = weighted ? 0 : uint32_t(row.top_k);
+    if (!weighted && row.top_k <= cluster * (kFilterThreads / 32)) floor = least_of_warps();
     for (Inside inside;; ++round) {
       uint64_t(&sums)[kBins] = space.sums[round % 3];
       add_up(inside, weighted, sums);
       sync();
       clear(space.sums[(round + 2) % 3]);
-      const Found found = find(sums, inside, weighted, target);
-      target -= found.before;
-      inside.choose(found.bin);
+      const Found found = find(sums, inside, weighted);
+      inside.choose(__shfl_sync(~0u, found.bin, 0));  // visibly uniform over the lanes for the compiler
       if (found.most > kCandidates) continue;
       ++round;
-      limit = compare(inside, weighted, target);
+      limit = compare(inside, weighted);
       floor = float_of_ordered(uint32_t(~limit >> 32));
       return;
     }
   }
 
-  // The largest key of the cluster. Each value of `which` is used once.
-  __device__ uint64_t best_of_cluster(uint64_t key, int which) const {
-    key = block_best(key, m.row.best);
-    if (threadIdx.x == 0) __stcg(&space.best[which][rank], key);
-    sync();
-    key = 0;
-#pragma unroll
-    for (int i = 0; i < kCluster; ++i) {
-      const uint64_t other = __ldcg(&space.best[which][i]);
-      key = other > key ? other : key;
-    }
-    return key;
-  }
-  __device__ uint64_t largest_logit() {
+  // Every warp has an id whose logit is at least this; or -INFINITY. After largest_logit().
+  __device__ float least_of_warps() const { return float_of_ordered(~__reduce_max_sync(~0u, ~sent(0, 2, ~0u))); }
+  // The largest logit of the row, as the upper half of a key.
+  __device__ uint32_t largest_logit() {
     fill_cache();
-    Best best;
+    float most = -INFINITY;
     each_quad(0, turns(), [&](int32_t q, const float(&x)[4]) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        if (4 * q + j < logits.ids) best.add(x[j], uint32_t(4 * q + j));
+      for (int j = 0; j < 4; ++j) most = 4 * q + j < logits.ids ? ptx::max_nan(most, x[j]) : most;
     });
-    const uint64_t largest = block_best(best.key, m.row.best);
-    uint64_t least = ~uint64_t(0);  // the smallest of the warps' best keys
-    for (int w = 0; w < kFilterThreads / 32; ++w) least = min(least, m.row.best.of_warp[w]);
-    if (threadIdx.x == 0) __stcg(&space.least[rank], least);
-    const uint64_t key = best_of_cluster(largest, 0);
-#pragma unroll
-    for (int i = 0; i < kCluster; ++i) least = min(least, __ldcg(&space.least[i]));
-    least_of_warps = least > 0 ? float_of_ordered(uint32_t(least >> 32)) : -INFINITY;
-    return key;
+    const uint32_t of_warp = __reduce_max_sync(~0u, ordered_of(most)), lane = threadIdx.x % 32;
+    if (lane == 0) m.row.best.of_warp[threadIdx.x / 32] = of_warp;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      constexpr uint32_t kWarps = kFilterThreads / 32;
+      const uint32_t mine = lane < kWarps ? uint32_t(m.row.best.of_warp[lane]) : 0;
+      send(0, __reduce_max_sync(~0u, mine), ~__reduce_max_sync(~0u, lane < kWarps ? ~mine : 0));
+    }
+    sync();
+    return __reduce_max_sync(~0u, sent(0, 0, 0));
   }
   __device__ uint64_t largest_sum() const {
     Sums sums(row, m.row);
@@ -576,27 +719,35 @@ template <class T, int kCluster> struct Filter {
       });
       sums.raise_bar();
     });
-    return best_of_cluster(sums.best.key, 1);
+    const uint64_t mine = first_warps_best(sums.best.key, m.row.best);
+    if (threadIdx.x < 32) send(1, mine, 0);
+    sync();
+    return warp_best(uint64_t(sent(1, 1, 0)) << 32 | sent(1, 0, 0));
   }
 };
 
-template <class T, int kCluster>
+template <class T, bool kClusters, bool kCached>
 __global__ void __launch_bounds__(kFilterThreads, 1) filter_kernel(const __grid_constant__ SampleParams p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
   FilterMemory& m = tile::shared<FilterMemory>();
-  const int32_t r = int32_t(blockIdx.x) / kCluster;
+  const int32_t r = int32_t(blockIdx.x) / p.cluster;
   const SampleRow& row = row_at(p, r, m.row);
   if (!has_filter(row)) return;
+  if constexpr (kClusters) ptx::cluster_arrive_relaxed();  // a block writes to the memory of blocks that have started
   const Logits<T> logits(p, row, m.row);
   FilterSpace& space = p.filters[r];
-  const int32_t rank = kCluster == kNoCluster ? 0 : int32_t(ptx::cluster_rank());
-  Filter<T, kCluster> filter{row, logits, space, m, tile::dynamic_shared<float4>(), p.cached_turns, rank};
+  const int32_t rank = kClusters ? int32_t(ptx::cluster_rank()) : 0;
+  Filter<T, kClusters, kCached> filter{row,       logits, space, m, tile::dynamic_shared<float4>(), p.cached_turns,
+                                       p.cluster, rank};
   // The memory that the cluster writes first is zero from the cluster's first barrier on.
   for (int i = 0; i < 2; ++i) filter.clear(space.sums[i]);
   if (filter.rank == 0 && threadIdx.x < 2) __stcg(&space.listed[threadIdx.x], 0u);
-  uint64_t key = filter.largest_logit();
-  SampledId found = sampled_id(key);
+  if constexpr (kClusters) ptx::cluster_wait();
+  const uint32_t largest = filter.largest_logit();
+  SampledId found = sampled_id(largest == ~0u ? ~uint64_t(0) : uint64_t(largest) << 32);
   if (found.flaw == 0) {
-    filter.high = float_of_ordered(uint32_t(key >> 32));
+    filter.high = float_of_ordered(largest);
 #pragma unroll 1
     for (int weighted = 0; weighted < 2; ++weighted)  // one copy of the code, which is long
       if (weighted != 0 ? row.top_p > 0 : row.top_k > 0) filter.cut(weighted != 0);
@@ -612,36 +763,60 @@ int64_t blocks_of(int64_t rows, int64_t ids, int64_t sms) {
   const int64_t wanted = (ids + 4 * kThreads - 1) / (4 * kThreads);
   return std::max<int64_t>(1, std::min({wanted, 2 * sms / rows, int64_t(kMostBlocks)}));
 }
-int64_t cached_turns_of(int64_t ids, int64_t cluster, const gpu::Limits& limits) {
+// The turns of a row's blocks, and the most whose logits fit into shared memory.
+int64_t turns_of(int64_t ids, int64_t cluster) {
+  return ((ids + 3) / 4 + cluster * kFilterThreads - 1) / (cluster * kFilterThreads);
+}
+int64_t most_cached_turns(const gpu::Limits& limits) {
   constexpr int64_t kOfSystem = 1024;  // bytes of shared memory that the driver keeps for itself in each block
-  const int64_t quads = (ids + 3) / 4, of_turn = cluster * kFilterThreads;
   const int64_t fits =
       (limits.smem_per_block - int64_t(sizeof(FilterMemory)) - kOfSystem) / (kFilterThreads * int64_t(sizeof(float4)));
-  return std::min({(quads + of_turn - 1) / of_turn, fits, int64_t(kMostCachedTurns)});
+  return std::min(fits, int64_t(kMostCachedTurns));
 }
-template <int kCluster> gpu::Launch filter_launch(int64_t rows, int64_t cached_turns, int device) {
-  return {.grid = rows * kCluster,
+gpu::Launch filter_launch(int64_t rows, int64_t cluster, int64_t cached_turns, int device) {
+  return {.grid = rows * cluster,
           .block = kFilterThreads,
           .smem = cached_turns * kFilterThreads * int64_t(sizeof(float4)),
-          .cluster = kCluster,
+          .cluster = int(cluster),
+          .overlap = true,
           .device = device};
 }
-template <class T, int kCluster>
-void launch_filters(SampleParams p, int64_t rows, int64_t ids, const gpu::Limits& limits, int device, Stream stream) {
-  p.cached_turns = int32_t(cached_turns_of(ids, kCluster, limits));
-  gpu::launch("sample with filters", filter_kernel<T, kCluster>, filter_launch<kCluster>(rows, p.cached_turns, device),
-              stream, p);
+// The clusters of every size that the GPU runs at once; a block fills its multiprocessor.
+#ifdef INGOT_EMULATE
+ResidentClusters resident_clusters_of(const gpu::Limits& limits, int) {
+  ResidentClusters found{};
+  for (const int cluster : {1, 2, 4, 8}) found[size_t(cluster)] = limits.resident(cluster);
+  found[kMostCluster] = 1;
+  return found;
 }
-// Whether the GPU can launch the clusters that are used for few rows.
-template <class T> bool has_few_rows_clusters(int device) {
-  static std::array<std::atomic<int>, 64> known{};  // by device: 0 not known, 1 no, 2 yes
-  std::atomic<int>& of_device = known[size_t(device) % known.size()];
-  if (of_device == 0)
-    of_device = gpu::resident_clusters("sample with filters", filter_kernel<T, kFewRowsCluster>,
-                                       filter_launch<kFewRowsCluster>(1, kMostCachedTurns, device)) > 0
-                    ? 2
-                    : 1;
-  return of_device == 2;
+#else
+ResidentClusters resident_clusters_of(const gpu::Limits& limits, int device) {
+  static std::mutex mutex;
+  static std::array<ResidentClusters, 64> known{};
+  const std::lock_guard lock(mutex);
+  ResidentClusters& found = known[size_t(device) % known.size()];
+  if (found[1] == 0) {
+    for (const int cluster : {2, 3, 4, 5, 6, 7, 8, kMostCluster})
+      found[size_t(cluster)] = int(gpu::resident_clusters("sample with filters", filter_kernel<float, true, true>,
+                                                          filter_launch(1, cluster, kMostCachedTurns, device)));
+    found[1] = limits.sms;
+  }
+  return found;
+}
+#endif
+template <class T>
+void launch_filters(SampleParams p, int64_t rows, int64_t ids, const gpu::Limits& limits, int device, Stream stream) {
+  const int64_t most_cached = most_cached_turns(limits);
+  p.cluster = 1;
+  if (limits.hopper)
+    p.cluster = pick_filter_cluster(rows, turns_of(ids, 1), most_cached, resident_clusters_of(limits, device));
+  const int64_t turns = turns_of(ids, p.cluster);
+  p.cached_turns = int32_t(std::min(turns, most_cached));
+  const bool cached = p.cached_turns == turns;
+  const auto kernel = !limits.hopper ? filter_kernel<T, false, false>
+                      : cached       ? filter_kernel<T, true, true>
+                                     : filter_kernel<T, true, false>;
+  gpu::launch("sample with filters", kernel, filter_launch(rows, p.cluster, p.cached_turns, device), stream, p);
 }
 constexpr int64_t aligned(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 constexpr int64_t kBytesOfRow = 8 * kMostBlocks + int64_t(sizeof(FilterSpace));
@@ -684,15 +859,9 @@ void sample(const Sample& s, const gpu::Limits& limits, Stream stream) {
   with_gpu_float_type(s.logits.dtype, "sample", [&](auto scalar) {
     using T = decltype(scalar);
     if (some_do_not)
-      gpu::launch("sample", sample_kernel<T>, {.grid = rows * p.blocks, .block = kThreads, .device = device}, stream,
-                  p);
-    if (!some_filter) return;
-    if (!limits.hopper)
-      launch_filters<T, kNoCluster>(p, rows, V, limits, device, stream);
-    else if (rows <= kFewRows && has_few_rows_clusters<T>(device))
-      launch_filters<T, kFewRowsCluster>(p, rows, V, limits, device, stream);
-    else
-      launch_filters<T, kManyRowsCluster>(p, rows, V, limits, device, stream);
+      gpu::launch("sample", sample_kernel<T>,
+                  {.grid = rows * p.blocks, .block = kThreads, .overlap = true, .device = device}, stream, p);
+    if (some_filter) launch_filters<T>(p, rows, V, limits, device, stream);
   });
 }
 void sample(const Sample& s, Stream stream) { sample(s, gpu::limits(s.logits.device.index), stream); }

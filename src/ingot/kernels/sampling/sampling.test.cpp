@@ -12,6 +12,7 @@
 #include "ingot/kernels/sampling/logprobs.h"
 #include "ingot/kernels/sampling/noise.h"
 #include "ingot/kernels/sampling/sampling_cases.test.h"
+#include "ingot/kernels/sampling/sampling_config.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 
@@ -430,6 +431,16 @@ TEST(logprobs, are_log_softmax_in_falling_order_and_equal_logits_by_rising_id) {
               logprobs({.logits = row, .token = token, .top = top, .values = found}, {});
             }).find("rows of at most 3"),
             std::string::npos);
+}
+
+TEST(Sampling, RowsWithFiltersTakeTheClustersThatEndFirst) {
+  cuda::ResidentClusters resident{0, 132, 66, 39, 30, 22, 17, 15, 15};  // of an H200
+  resident[16] = 7;
+  for (const auto& [rows, cluster] :
+       std::map<int64_t, int>{{1, 16}, {7, 16}, {8, 8}, {15, 8}, {16, 6}, {32, 3}, {64, 2}})
+    EXPECT_EQ(cuda::pick_filter_cluster(rows, 50, 13, resident), cluster) << rows << " rows of 201,088 ids";
+  EXPECT_EQ(cuda::pick_filter_cluster(132, 4, 13, resident), 1) << "short rows, all of which run at once";
+  EXPECT_EQ(cuda::pick_filter_cluster(16, 50, 13, {0, 132}), 1) << "no clusters";
 }
 
 }  // namespace
