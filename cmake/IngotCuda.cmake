@@ -75,7 +75,7 @@ elseif(INGOT_CUDA STREQUAL "EMULATED")
   ingot_cuda_sources(cuda_sources)
   # The emulator has neither wgmma nor tensor copies: operations with two forms have their portable form there.
   set(hopper_units "attention/hopper/" "attention/attention_(forward|query_gradient|key_gradient)_" "cross_entropy/(capped|exponentials)_(bf16|f16)"
-    "expert_linear/hopper_" "grouped/(grouped_|hopper)" "linear/cuda/" "mlp/" "muon/newton_schulz_" "swiglu/gated_(bf16|f16)")
+    "expert_linear/hopper_" "grouped/(grouped_|hopper)" "linear/cuda/" "mlp/" "muon/newton_schulz_" "swiglu/gated_(bf16|f16|few_rows)")
   list(JOIN hopper_units "|" hopper_units)
   list(FILTER cuda_sources EXCLUDE REGEX "/kernels/(${hopper_units})")
   file(GLOB emulation_sources CONFIGURE_DEPENDS src/ingot/gpu/emulation/*.cpp)

@@ -26,6 +26,11 @@ bool is_whole(std::initializer_list<Tensor> results) {
   return true;
 }
 
+// The operands suit gated_few_rows().
+bool has_few_rows(const GatedLinear& g) {
+  return gemm::variant_on(g.x.device.index) == gemm::Variant::hopper && g.x.rows() <= kFewGatedRows;
+}
+
 }  // namespace
 
 bool gated_linear_is_fused(const GatedLinear& g) {
@@ -34,13 +39,16 @@ bool gated_linear_is_fused(const GatedLinear& g) {
   if (gemm::variant_on(device) == gemm::Variant::none || !gemm::is_16_bit(g.x.dtype) || rows * channels * hidden == 0)
     return false;
   if (!is_aligned({g.x, g.w_gate, g.w_up, g.h, g.gate, g.up}) || !is_whole({g.h, g.gate})) return false;
-  return !gpu::lt_available() ||
+  return !gpu::lt_available() || has_few_rows(g) ||
          gated_is_faster(rows, hidden, channels, gemm::tile_on(device, kGatedTile), gpu::sm_count(device));
 }
 
 void gated_linear(const GatedLinear& g, Stream stream) {
   GatedLinear m = g;
   for (Tensor* t : {&m.x, &m.w_gate, &m.w_up, &m.h, &m.gate, &m.up}) *t = as_matrix(*t);
+#ifndef INGOT_EMULATE
+  if (has_few_rows(m)) return gated_few_rows(m, stream);
+#endif
   gemm::with_core(g.x.device.index, [&](auto core) {
     using Core = typename decltype(core)::type;
     with_16_bit_type(g.x.dtype, [&](auto type) { launch_gated<Core, decltype(type)>(m, stream); });

@@ -267,6 +267,49 @@ TEST_F(GatedLinearCuda, RaggedSizesAgreeWithFp64Small) {
     if (HasFailure()) return;
   }
 }
+// At most 64 rows: two blocks divide K, which may be shorter than a step, and every part of a tile may be outside.
+TEST_F(GatedLinearCuda, FewRowsAgreeWithFp64) {
+  if (testing::kEmulated) GTEST_SKIP() << "Hopper's kernel";
+  int turn = 0;
+  for (const auto& [C, H] : {std::array<int64_t, 2>{8, 8}, {64, 64}, {136, 72}, {712, 200}, {1096, 136}})
+    for (int64_t T : {1, 8, 17, 33, 64})
+      for (bool transposed : {false, true}) {
+        ++turn;
+        run({.rows = T,
+             .channels = C,
+             .hidden = H,
+             .type = turn % 3 == 0 ? DType::f16 : DType::bf16,
+             .sums = DType::f32,
+             .options = testing::gate_kinds()[size_t(turn) % 3],
+             .bias = turn % 4 < 2,
+             .keeps = turn % 5 > 0,
+             .transposed = transposed,
+             .weights = turn % 2 ? GatedCase::packed : GatedCase::apart,
+             .in_place = turn % 5 > 2,
+             .up_first = turn % 7 < 3});
+        if (HasFailure()) return;
+      }
+}
+// A row's results do not depend on the other rows.
+TEST_F(GatedLinearCuda, AFewRowsResultsAreThoseOfOneRow) {
+  if (testing::kEmulated) GTEST_SKIP() << "Hopper's kernel";
+  const GatedCase c{.rows = 64, .channels = 712, .hidden = 200, .type = DType::bf16};
+  DeviceBuffer x(c.type, {c.rows, c.channels}), all(c.type, {c.rows, c.hidden}), one(c.type, {c.rows, c.hidden});
+  Weights w(c, c.type);
+  testing::fill_normal(x.host(), 1), testing::fill_normal(w.memory.host(), 2, 0.05);
+  for (DeviceBuffer* b : {&x, &all, &one, &w.memory}) b->upload();
+  const auto product = [&](const Tensor& from, const Tensor& to) {
+    GatedLinear g{.x = from, .w_gate = w.gate(), .w_up = w.up(), .h = to};
+    const DeviceBuffer room(DType::u8, {gated_linear_workspace_bytes(g)});
+    g.workspace = room;
+    gated_linear(g, {});
+    gpu::synchronize();
+  };
+  product(x, all);
+  for (int64_t r = 0; r < c.rows; ++r) product(x.tensor().slice(0, r, r + 1), one.tensor().slice(0, r, r + 1));
+  all.download(), one.download();
+  EXPECT_EQ(values(one.host()), values(all.host()));
+}
 TEST_F(GatedLinearCuda, FrozenInputAndFrozenWeights) {
   const GatedCase c{.rows = 140, .channels = 72, .hidden = 136, .type = DType::bf16};
   DeviceBuffer x(c.type, {140, 72}), dh(c.type, {140, 136}), gate(c.type, {140, 136}), up(c.type, {140, 136}),

@@ -20,6 +20,10 @@ inline bool gated_is_faster(int64_t rows, int64_t hidden, int64_t channels, cons
   return gemm::efficiency(p, tile, sms) * double(rows * hidden * 2) / double(p.m * p.n) >= 0.7;
 }
 
+// With at most as many rows the time is that of reading the weights: gated_few_rows.cu, for Hopper.
+constexpr int64_t kFewGatedRows = 64;
+void gated_few_rows(const GatedLinear& g, Stream stream);
+
 // Core: gemm::HopperCore, PortableCore. T: bf16 or f16.
 template <class Core, class T> void launch_gated(const GatedLinear& g, Stream stream);
 // dx = dgate Wg + dup Wu; and dWg, dWu (+)= dgate^T x, dup^T x.
