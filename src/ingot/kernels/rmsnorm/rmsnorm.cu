@@ -50,12 +50,13 @@ void check_large_config(const RmsNorm& a, const RmsNormConfig& c) {
               " a residual, expected one form for tensors larger than L2, operands of one type and stride, a residual "
               "only where rows are read twice, and f32 where blocks walk");
   INGOT_CHECK(
-      (pair || ((c.vecs_per_thread == vecs || (c.kept && c.vecs_per_thread == 2)) && c.rows_per_group == 1)) &&
+      (pair || ((c.vecs_per_thread == vecs || (c.kept && (c.vecs_per_thread == 2 || c.vecs_per_thread == 3))) &&
+                c.rows_per_group == 1)) &&
           (c.walk ? c.threads == most : c.threads <= most && c.cluster == 1) &&
           (!c.reread || a.residual || c.group == c.threads),
       "rmsnorm: found ", c.vecs_per_thread, " vectors of ", c.rows_per_group, " rows a thread in clusters of ",
-      c.cluster, " of ", c.threads, " threads, expected ", vecs, " x 1 (or 2 x 1 or 1 x 2 where rows are kept) in ",
-      most,
+      c.cluster, " of ", c.threads, " threads, expected ", vecs,
+      " x 1 (or 2 x 1, 3 x 1 or 1 x 2 where rows are kept) in ", most,
       " threads, clusters only where blocks walk, and a block to a row where it is read twice without a residual");
 }
 

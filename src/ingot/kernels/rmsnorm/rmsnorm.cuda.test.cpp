@@ -20,8 +20,9 @@ using testing::DeviceBuffer;
 using testing::roundoff;
 using testing::values;
 
-const int64_t kColumns[] = {1,    2,    7,    31,   63,   64,   65,   72,   96,   127,   128,   256,   257,   512,  768,
-                            1000, 1023, 1024, 2048, 2880, 4096, 5120, 8192, 8200, 12288, 16384, 32768, 50257, 65536};
+const int64_t kColumns[] = {1,    2,    7,    31,   63,   64,    65,    72,    96,    127,  128,
+                            136,  192,  256,  257,  384,  512,   768,   1000,  1023,  1024, 2048,
+                            2880, 4096, 5120, 8192, 8200, 12288, 16384, 32768, 50257, 65536};
 
 TEST(RmsNormConfig, HoldsEveryRowAndKeepsToTheHardwaresLimits) {
   for (DType dtype : {DType::f32, DType::bf16})
@@ -54,6 +55,14 @@ TEST(RmsNormConfig, KeepsRowsUpTo65536ColumnsInRegisters) {
       EXPECT_TRUE(
           cuda::pick_rmsnorm_config({.rows = 100, .cols = 65536, .dtype = dtype, .residual = residual}).vectors);
   EXPECT_FALSE(cuda::pick_rmsnorm_config({.rows = 100, .cols = 1 << 20, .dtype = DType::f32}).vectors);
+}
+
+TEST(RmsNormConfig, LargeTensorsOf192And384ColumnsLeaveNoLaneIdle) {
+  for (int64_t cols : {192, 384}) {
+    const auto c = cuda::pick_rmsnorm_config({.rows = 100'000'000 / cols, .cols = cols, .dtype = DType::bf16});
+    EXPECT_TRUE(c.kept);
+    EXPECT_EQ(c.group * c.vecs_per_thread * 8, cols);
+  }
 }
 
 // The tests below need a GPU.
@@ -325,10 +334,10 @@ void check_walk(const Case& c, int cluster, bool overlap) {
 
 TEST_F(RmsNormCuda, GivesTheSameAsForTensorsLargerThanL2) {
   for (DType x : {DType::f32, DType::bf16, DType::f16})
-    for (int64_t cols : {8, 64, 72, 520, 2880, 8192, 16384})
+    for (int64_t cols : {8, 64, 72, 192, 520, 2880, 8192, 16384})
       for (bool residual : {false, true})
         for (bool single : {false, true})  // w in f32
-          for (int vecs : {1, 2, 4}) {
+          for (int vecs : {1, 2, 3, 4}) {
             if (residual && vecs != 2) continue;
             check_as_if_large({.rows = 37,
                                .cols = cols,

@@ -87,6 +87,7 @@ __device__ inline void write_vector(const LargeParams& p, int64_t row, uint32_t 
 // The number of blocks of kKeptThreads on an SM.
 template <class X, class W, int V, bool kAgain> constexpr int kept_blocks() {
   if (sizeof(W) > sizeof(X)) return V == 2 ? 3 : 2;
+  if (V == 3) return 3;
   return V == 2 ? 4 : kAgain && sizeof(X) == 2 ? 3 : 2;
 }
 
@@ -216,6 +217,7 @@ template <class X> auto pick_rmsnorm_large(DType w, const RmsNormConfig& c, bool
     if (residual) return rmsnorm_residual<X, W>;
     if (c.reread) return rmsnorm_kept<X, W, 4, true>;
     if (c.rows_per_group == kRowPair) return rmsnorm_row_pair<X, W>;
+    if (c.vecs_per_thread == 3) return rmsnorm_kept<X, W, 3, false>;
     return c.vecs_per_thread == 2 ? rmsnorm_kept<X, W, 2, false> : rmsnorm_kept<X, W, 4, false>;
   };
   return w == dtype_of<X> ? pick(X{}) : pick(float{});
