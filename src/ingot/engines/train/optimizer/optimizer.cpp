@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "ingot/engines/train/optimizer/shards.h"
@@ -13,6 +14,12 @@
 #include "ingot/kernels/muon/muon.h"
 
 namespace ingot {
+namespace {
+
+// Beside the caller's stream: a GPT has four banks, none of which keeps a GPU busy.
+constexpr int kSideStreams = 3;
+
+}  // namespace
 
 void check(const OptimizerOptions& o) {
   if (o.matrix_optimizer != "muon" && o.matrix_optimizer != "adamw")
@@ -45,26 +52,34 @@ Optimizer::Optimizer(const ParameterLayout& layout, DType dtype, const Optimizer
     : layout_(layout),
       options_(options),
       place_(place),
-      graphs_(place.stream, place.graphs && place.device.kind == Device::cuda && place.ranks == nullptr) {
+      graphs_(place.stream, place.graphs && place.device.kind == Device::cuda && place.ranks == nullptr),
+      sides_(place.device, kSideStreams) {
   check(options);
   const bool muon = options.matrix_optimizer == "muon" && !layout.banks().empty();
   const int64_t all = layout.padded_count(), matrices = muon ? layout.range(ParameterKind::matrix).count : 0;
   adam_offset_ = matrices;  // matrices come first in the layout
   if (muon) dealt_ = deal_matrices(layout.banks(), place.ranks != nullptr ? place.ranks->world() : 1);
-  int64_t workspace = 0;
+  // Banks that are updated at the same time have a workspace each, further banks those of the banks before.
+  const bool at_once = place.device.kind == Device::cuda && place.ranks == nullptr;
+  std::vector<int64_t> workspace(muon ? at_once ? kSideStreams + 1 : 1 : 0);
   if (muon)
-    for (const MatrixBank& b : layout.banks())
-      workspace = std::max(workspace, muon_workspace_bytes(b.count, b.rows, b.cols, dtype, place.device));
+    for (size_t i = 0; i < layout.banks().size(); ++i) {
+      const MatrixBank& b = layout.banks()[i];
+      int64_t& bytes = workspace[i % workspace.size()];
+      bytes = std::max(bytes, muon_workspace_bytes(b.count, b.rows, b.cols, dtype, place.device));
+    }
   const int64_t norm_workspace = sum_of_squares_workspace_bytes(all, place.device);
   const int64_t numbers = matrices + 2 * (all - matrices) + (averages ? all : 0);
   Allocator& memory = place.memory != nullptr ? *place.memory : gpu::memory_of(place.device);
-  arena_ = Arena(numbers * size_of(dtype) + workspace + norm_workspace + int64_t(sizeof(Rates)) + 10 * Arena::kAlign,
+  const int64_t workspaces = std::accumulate(workspace.begin(), workspace.end(), int64_t(0));
+  arena_ = Arena(numbers * size_of(dtype) + workspaces + norm_workspace + int64_t(sizeof(Rates)) +
+                     (10 + int64_t(workspace.size())) * Arena::kAlign,
                  memory);
   if (matrices > 0) momentum_ = arena_.take(dtype, {matrices});
   m_ = arena_.take(dtype, {all - matrices});
   v_ = arena_.take(dtype, {all - matrices});
   if (averages) average_ = arena_.take(dtype, {all});
-  workspace_ = arena_.take(DType::u8, {workspace});
+  for (const int64_t bytes : workspace) workspaces_.push_back(arena_.take(DType::u8, {bytes}));
   norm_workspace_ = arena_.take(DType::u8, {norm_workspace});
   norm_ = arena_.take(DType::f64, {1});
   factor_ = arena_.take(DType::f64, {1});
@@ -176,6 +191,30 @@ void Optimizer::step(const GptWeights& weights, const Tensor& grads, const Optim
   graphs_.run({.tokens = at.ema >= 0}, [&] { launch(weights, grads, at); });
 }
 
+void Optimizer::update_bank(size_t i, const Tensor& weights, const Tensor& grads, const OptimizerStep& at,
+                            Stream stream) {
+  const size_t rank = place_.ranks != nullptr ? size_t(place_.ranks->rank()) : 0;
+  const MatrixBank& b = layout_.banks()[i];
+  const auto bank = [&](const Tensor& t) {
+    return bank_of(t, b).reshape({b.count, b.rows, b.cols}).slice(0, dealt_[i][rank], dealt_[i][rank + 1]);
+  };
+  if (bank(weights).size(0) == 0) return;
+  muon({.p = bank(weights),
+        .g = bank(grads),
+        .momentum = bank(momentum_),
+        .workspace = workspaces_[i % workspaces_.size()],
+        .lr = options_.matrix_lr * at.lr_factor,
+        .mu = at.momentum,
+        .weight_decay = options_.matrix_decay,
+        .factor = factor_,
+        .rates = rates(offsetof(Rates, muon), 3),
+        .nesterov = options_.muon_nesterov,
+        .row_normalise = options_.muon_row_normalise,
+        .steps = int(options_.muon_iterations),
+        .products = at.products},
+       stream);
+}
+
 void Optimizer::launch(const GptWeights& all_weights, const Tensor& grads, const OptimizerStep& at) {
   const Tensor& weights = all_weights.master;
   const Stream stream = place_.stream;
@@ -185,29 +224,15 @@ void Optimizer::launch(const GptWeights& all_weights, const Tensor& grads, const
     sum_of_squares({.x = grads, .sum = norm_, .workspace = norm_workspace_}, stream);
   clip_factor({.sum_of_squares = norm_, .norm = norm_, .factor = factor_, .max_norm = options_.clip}, stream);
   if (momentum_) {
-    const size_t rank = place_.ranks != nullptr ? size_t(place_.ranks->rank()) : 0;
-    for (size_t i = 0; i < dealt_.size(); ++i) {
-      const MatrixBank& b = layout_.banks()[i];
-      const auto bank = [&](const Tensor& t) {
-        return bank_of(t, b).reshape({b.count, b.rows, b.cols}).slice(0, dealt_[i][rank], dealt_[i][rank + 1]);
-      };
-      if (bank(weights).size(0) > 0)
-        muon({.p = bank(weights),
-              .g = bank(grads),
-              .momentum = bank(momentum_),
-              .workspace = workspace_,
-              .lr = options_.matrix_lr * at.lr_factor,
-              .mu = at.momentum,
-              .weight_decay = options_.matrix_decay,
-              .factor = factor_,
-              .rates = rates(offsetof(Rates, muon), 3),
-              .nesterov = options_.muon_nesterov,
-              .row_normalise = options_.muon_row_normalise,
-              .steps = int(options_.muon_iterations),
-              .products = at.products},
-             stream);
-      if (place_.ranks != nullptr) place_.ranks->all_gather(bank_of(weights, b), in_numbers(dealt_[i], b), stream);
-    }
+    const auto banks = int(dealt_.size());
+    if (place_.ranks == nullptr)
+      sides_.run(banks, stream, [&](int i, Stream on) { update_bank(size_t(i), weights, grads, at, on); });
+    else
+      for (size_t i = 0; i < dealt_.size(); ++i) {
+        update_bank(i, weights, grads, at, stream);
+        const MatrixBank& b = layout_.banks()[i];
+        place_.ranks->all_gather(bank_of(weights, b), in_numbers(dealt_[i], b), stream);
+      }
   } else {
     adamw_range(layout_.range(ParameterKind::matrix), adamw_of(options_.matrix_lr, options_.matrix_decay, at),
                 rates(offsetof(Rates, matrix), 3), weights, grads);

@@ -10,6 +10,7 @@
 #include "ingot/core/memory/arena.h"
 #include "ingot/engines/train/pass_graphs.h"
 #include "ingot/engines/train/staged.h"
+#include "ingot/gpu/side_streams.h"
 #include "ingot/kernels/adamw/adamw.h"
 #include "ingot/kernels/linear/linear.h"
 #include "ingot/models/gpt/call.h"
@@ -81,6 +82,8 @@ class Optimizer {
   // Sums the gradients over ranks, for this rank's matrices, and computes the norm of the sum.
   void sum_over_ranks(const Tensor& grads);
   AdamW adamw_of(double lr, double decay, const OptimizerStep& at) const;
+  // Muon on this rank's matrices of bank i.
+  void update_bank(size_t i, const Tensor& weights, const Tensor& grads, const OptimizerStep& at, Stream stream);
   void adamw_range(ParameterRange range, AdamW a, const Tensor& rates, const Tensor& weights, const Tensor& grads);
   Tensor rates(size_t first, int64_t count) const;  // a part of rates_; empty if the rates are arguments of each launch
 
@@ -88,11 +91,13 @@ class Optimizer {
   OptimizerOptions options_;
   OptimizerPlace place_;
   Arena arena_;
-  Tensor momentum_, m_, v_, average_, workspace_, norm_workspace_;
-  Tensor norm_, factor_;  // (1) f64: of the gradient
-  Tensor rates_;          // on a GPU, read by graphs
+  Tensor momentum_, m_, v_, average_, norm_workspace_;
+  std::vector<Tensor> workspaces_;  // of Muon, for each bank
+  Tensor norm_, factor_;            // (1) f64: of the gradient
+  Tensor rates_;                    // on a GPU, read by graphs
   Staged staged_;
   PassGraphs graphs_;
+  gpu::SideStreams sides_;    // for the banks
   int64_t adam_offset_ = 0;   // AdamW's m and v begin here in the flat layout
   std::vector<Parts> dealt_;  // the matrices of each bank that each rank updates
 };
