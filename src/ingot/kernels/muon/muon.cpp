@@ -7,6 +7,7 @@
 #include "ingot/core/cpu/cpu.h"
 #include "ingot/core/cpu/thread_pool.h"
 #include "ingot/core/dispatch.h"
+#include "ingot/kernels/muon/newton_schulz.h"
 
 INGOT_SIMD_DECLARE(
     double muon_momentum_f32(const float* g, float* buf, float* u, int64_t n, float scale, float mu, bool nesterov);
@@ -46,14 +47,11 @@ struct MatrixBytes {
   int64_t x, square, squares, sums;
   int64_t total() const { return 2 * x + squares * square + sums; }
 };
-// kLong: a matrix this many times as long as wide iterates on the square. kSquares: square matrices in its workspace.
-constexpr int64_t kLong = 2, kSquares = 5;
-bool iterates_on_square(int64_t rows, int64_t cols) { return std::max(rows, cols) >= kLong * std::min(rows, cols); }
 int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 MatrixBytes matrix_bytes(int64_t rows, int64_t cols, DType dtype) {
   const int64_t small = std::min(rows, cols);
-  return {round_up(rows * cols * size_of(dtype)), round_up(small * small * size_of(dtype)),
-          iterates_on_square(rows, cols) ? kSquares : 2, round_up(rows * 8)};
+  return {round_up(rows * cols * size_of(dtype)), round_up(small * small * size_of(dtype)), squares_of(rows, cols),
+          round_up(rows * 8)};
 }
 // Small matrices are processed in parallel, each by one thread, because a single small product rarely keeps all threads
 // busy. Larger matrices, and banks with fewer matrices than threads, are divided inside their products.
@@ -80,12 +78,6 @@ Workspace carve(const Tensor& memory, int64_t lane, int64_t rows, int64_t cols, 
   return w;
 }
 
-struct Coefficients {
-  int steps;
-  double a, b, c;
-  Products products;
-};
-
 // The square A = X X^T on the short side, without a transposition in memory.
 void square_of(const Tensor& x, const Tensor& a, Products products, Stream stream) {
   const bool wide = x.size(0) <= x.size(1);
@@ -93,8 +85,8 @@ void square_of(const Tensor& x, const Tensor& a, Products products, Stream strea
          stream);
 }
 // c = b A + c A A
-void polynomial(const Tensor& a, const Tensor& c, const Coefficients& co, Stream stream) {
-  matmul({.a = a, .b = a, .c = c, .alpha = co.c, .beta = co.b, .products = co.products, .add = a, .symmetric = true},
+void polynomial(const Tensor& a, const Tensor& c, const Coefficients& co, Products products, Stream stream) {
+  matmul({.a = a, .b = a, .c = c, .alpha = co.c, .beta = co.b, .products = products, .add = a, .symmetric = true},
          stream);
 }
 template <class T> void add_diagonal(const Tensor& t, T x) {
@@ -102,14 +94,14 @@ template <class T> void add_diagonal(const Tensor& t, T x) {
 }
 
 // Iterates on x, which must be scaled already, and returns the tensor with the result: x or w.other.
-Tensor iterate_on_matrix(Tensor x, const Workspace& w, const Coefficients& co, Stream stream) {
+Tensor iterate_on_matrix(Tensor x, const Workspace& w, const Coefficients& co, Products products, Stream stream) {
   const bool wide = x.size(0) <= x.size(1);
   const Tensor &a = w.square[0], &b = w.square[1];
   Tensor next = w.other;
   for (int step = 0; step < co.steps; ++step) {
-    square_of(x, a, co.products, stream);
-    polynomial(a, b, co, stream);
-    matmul({.a = wide ? b : x, .b = wide ? x : b, .c = next, .beta = co.a, .products = co.products, .add = x}, stream);
+    square_of(x, a, products, stream);
+    polynomial(a, b, co, products, stream);
+    matmul({.a = wide ? b : x, .b = wide ? x : b, .c = next, .beta = co.a, .products = products, .add = x}, stream);
     std::swap(x, next);
   }
   return x;
@@ -120,7 +112,8 @@ Tensor iterate_on_matrix(Tensor x, const Workspace& w, const Coefficients& co, S
 // = Q ... Q: 0.45 of the operations for 256 x 1,024. A's small eigenvalues have an absolute error, multiplied by a^2 in
 // each step, but this error enters X times equally small singular values. bf16 would lose these eigenvalues.
 template <class T>
-void iterate_on_square(const Tensor& x, const Tensor& y, const Workspace& w, const Coefficients& co, Stream stream) {
+void iterate_on_square(const Tensor& x, const Tensor& y, const Workspace& w, const Coefficients& co, int steps,
+                       Stream stream) {
   const bool wide = x.size(0) <= x.size(1);
   Tensor a = w.square[0], q = w.square[1], p = w.square[2], spare = w.square[3];
   const Tensor& half = w.square[4];
@@ -128,10 +121,10 @@ void iterate_on_square(const Tensor& x, const Tensor& y, const Workspace& w, con
     matmul({.a = left, .b = right, .c = to, .symmetric = true}, stream);
   };
   square_of(x, a, Products::fp32, stream);
-  for (int step = 0; step < co.steps; ++step) {
-    polynomial(a, q, co, stream);
+  for (int step = 0; step < steps; ++step) {
+    polynomial(a, q, co, Products::fp32, stream);
     add_diagonal(q, T(co.a));
-    if (step + 1 < co.steps) {
+    if (step + 1 < steps) {
       product(q, a, half);
       product(half, q, a);
     }
@@ -145,25 +138,14 @@ void iterate_on_square(const Tensor& x, const Tensor& y, const Workspace& w, con
   matmul({.a = wide ? p : x, .b = wide ? x : p, .c = y}, stream);
 }
 
-// P's eigenvalue of a singular value near zero is a to the number of steps, and P's roundings are of that size. They
-// multiply X's large singular values too: 485 roundings after five steps of Muon's coefficients, where steps on X
-// itself leave a few, and without end for more steps. P therefore gathers steps up to a growth of 512, and the next
-// steps begin with a square of the new X.
-int steps_on_square(const Coefficients& co) {
-  constexpr double kMostGrowth = 512;
-  int steps = 0;
-  for (double growth = std::abs(co.a); steps < co.steps && growth <= kMostGrowth; growth *= std::abs(co.a)) ++steps;
-  return std::max(steps, 1);
-}
-
-template <class T> Tensor iterate(const Tensor& x, const Workspace& w, const Coefficients& co, Stream stream) {
-  if (co.products != Products::fp32 || co.steps <= 1 || !iterates_on_square(x.size(0), x.size(1)))
-    return iterate_on_matrix(x, w, co, stream);
+template <class T>
+Tensor iterate(const Tensor& x, const Workspace& w, const Coefficients& co, Products products, Stream stream) {
+  constexpr double kMostGrowth = 512;  // all five steps of Muon's coefficients
+  if (products != Products::fp32 || co.steps <= 1 || !iterates_on_square(x.size(0), x.size(1)))
+    return iterate_on_matrix(x, w, co, products, stream);
   Tensor from = x, to = w.other;
-  Coefficients part = co;
-  for (int done = 0; done < co.steps; done += part.steps) {
-    part.steps = std::min(steps_on_square(co), co.steps - done);
-    iterate_on_square<T>(from, to, w, part, stream);
+  for (int steps : parts_on_square(co, kMostGrowth)) {
+    iterate_on_square<T>(from, to, w, co, steps, stream);
     std::swap(from, to);
   }
   return from;
@@ -191,7 +173,7 @@ void orthogonalise_and_apply(const Muon& m, const Tensor& p, const Tensor& g, co
   parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) scale_row(row_of<T>(w.x, r), cols, T(row_scale(r) * inverse_norm));
   });
-  const Tensor x = iterate<T>(w.x, w, {m.steps, m.a, m.b, m.c, m.products}, stream);
+  const Tensor x = iterate<T>(w.x, w, {m.steps, m.a, m.b, m.c}, m.products, stream);
   const double keep = 1 - m.lr * m.weight_decay;
   const double step = m.lr * std::sqrt(std::max(1.0, double(rows) / double(cols)));
   parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
@@ -257,7 +239,7 @@ void newton_schulz(const NewtonSchulz& n, Stream stream) {
     for (int64_t r = 0; r < rows; ++r) squares += w.sums[r];
     const T scale = T(1 / (std::sqrt(squares) + kNormFloor));
     for (int64_t r = 0; r < rows; ++r) scale_row(row_of<T>(n.x, r), cols, scale);
-    const Tensor x = iterate<T>(n.x, w, {n.steps, n.a, n.b, n.c, n.products}, stream);
+    const Tensor x = iterate<T>(n.x, w, {n.steps, n.a, n.b, n.c}, n.products, stream);
     if (x.data != n.x.data) copy(x, n.x);
   });
 }

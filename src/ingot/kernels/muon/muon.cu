@@ -1,6 +1,6 @@
 // Muon on a GPU: three kernels before the iteration (momentum and the rows' squares; the matrices' norms; the first
-// matrix of the iteration) and one kernel after the iteration. With bf16 products the iteration runs on the core, a
-// launch for each product of a whole bank; with all further types, matrix by matrix through matmul().
+// matrix of the iteration) and one kernel after the iteration. With bf16 products the iteration runs in f16 on the
+// core, a launch for each product of a whole bank; with all further types, matrix by matrix through matmul().
 #include <utility>
 
 #include "ingot/gpu/gemm/variant.h"
@@ -120,10 +120,10 @@ __global__ void __launch_bounds__(kThreads)
   sum = block_sum(sum);
   if (threadIdx.x == 0) inverse[blockIdx.x] = 1 / (sqrt(sum) + kNormFloor);
 }
-// A block per row: x = the row that momentum_kernel squared, scaled by row and by matrix.
+// A block per row: x = the row that momentum_kernel squared, scaled by row, by matrix, and by x_scale.
 template <class T, class X>
-__global__ void __launch_bounds__(kThreads)
-    start_kernel(const Gradients<T> a, const Rates rates, const double* squares, const double* inverse, Bank<X> x) {
+__global__ void __launch_bounds__(kThreads) start_kernel(const Gradients<T> a, const Rates rates, const double* squares,
+                                                         const double* inverse, Bank<X> x, double x_scale) {
   ptx::wait_for_earlier_kernels();
   const double scale = rates.scale();
   const int64_t b = blockIdx.x / a.rows, r = blockIdx.x % a.rows;
@@ -134,40 +134,41 @@ __global__ void __launch_bounds__(kThreads)
   }
   const T* const g = a.g.at(b, r);
   const T* const momentum = a.momentum.data != nullptr ? a.momentum.at(b, r) : nullptr;
-  const float mu = rates.momentum(), times = float(row_scale(squares[blockIdx.x], a.row_normalise) * inverse[b]);
+  const float mu = rates.momentum(),
+              times = float(row_scale(squares[blockIdx.x], a.row_normalise) * inverse[b] * x_scale);
   for (int64_t c = threadIdx.x; c < a.cols; c += kThreads) {
     float u = tile::to_float(g[c]) * float(scale);
     if (momentum != nullptr) u = moved(a, u, tile::to_float(momentum[c]), mu);
     to[c] = tile::from_float<X>(u * times);
   }
 }
-// One block per row: p = p (1 - lr decay) - lr shape x.
+// One block per row: p = p (1 - lr decay) - lr by x.
 template <class T, class X>
 __global__ void __launch_bounds__(kThreads)
-    update_kernel(Bank<T> p, Bank<const X> x, const Rates rates, double shape, int64_t rows, int64_t cols) {
+    update_kernel(Bank<T> p, Bank<const X> x, const Rates rates, double by, int64_t rows, int64_t cols) {
   ptx::wait_for_earlier_kernels();
   if (!isfinite(rates.scale())) return;
   const int64_t b = blockIdx.x / rows, r = blockIdx.x % rows;
-  const float keep = float(1 - rates.rate() * rates.decay()), step = float(rates.rate() * shape);
+  const float keep = float(1 - rates.rate() * rates.decay()), step = float(rates.rate() * by);
   T* const to = p.at(b, r);
   const X* const from = x.at(b, r);
   for (int64_t c = threadIdx.x; c < cols; c += kThreads)
     to[c] = tile::from_float<T>(keep * tile::to_float(to[c]) - step * tile::to_float(from[c]));
 }
 template <class T, class X>
-__global__ void __launch_bounds__(kThreads) write_back_kernel(Bank<T> to, Bank<const X> x, int64_t cols) {
+__global__ void __launch_bounds__(kThreads) write_back_kernel(Bank<T> to, Bank<const X> x, float by, int64_t cols) {
   ptx::wait_for_earlier_kernels();
   for (int64_t c = threadIdx.x; c < cols; c += kThreads)
-    to.at(0, blockIdx.x)[c] = tile::from_float<T>(tile::to_float(x.at(0, blockIdx.x)[c]));
+    to.at(0, blockIdx.x)[c] = tile::from_float<T>(by * tile::to_float(x.at(0, blockIdx.x)[c]));
 }
 
 // --- the memory of a bank's iteration
 
-DType iterated_type(DType dtype, Products products) { return products == Products::bf16 ? DType::bf16 : dtype; }
+DType iterated_type(DType dtype, Products products) { return products == Products::bf16 ? DType::f16 : dtype; }
 int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 struct Room {
-  Tensor x, other, square, polynomial;
+  IterationBank bank;
   double *squares, *inverse;
   int64_t bytes = 0;
 };
@@ -187,77 +188,69 @@ Room carve(const Tensor& memory, int64_t count, int64_t rows, int64_t cols, DTyp
     return t;
   };
   const int64_t side = std::min(rows, cols);
-  room.x = bank(rows, cols), room.other = bank(rows, cols);
-  room.square = bank(side, side), room.polynomial = bank(side, side);
+  room.bank.x = bank(rows, cols), room.bank.other = bank(rows, cols);
+  for (int i = 0; i < squares_of(rows, cols); ++i) room.bank.square[size_t(i)] = bank(side, side);
   room.squares = reinterpret_cast<double*>(take(count * rows * 8));
   room.inverse = reinterpret_cast<double*>(take(count * 8));
   return room;
 }
 
-struct Iteration {
-  int steps;
-  double a, b, c;
-  Products products;
-};
-// Iterates on room.x and returns the tensor that holds the result.
-Tensor iterate(const Room& room, const Iteration& n, Stream stream) {
-  Tensor x = room.x, other = room.other;
+// Steps on each matrix alone, through matmul(). Returns the tensor that holds the result.
+Tensor iterate_by_matmul(const IterationBank& bank, const Coefficients& co, Products products, Stream stream) {
+  Tensor x = bank.x, other = bank.other;
   const bool wide = x.size(1) <= x.size(2);
-  for (int step = 0; step < n.steps; ++step, std::swap(x, other)) {
-    if (x.dtype == DType::bf16 && gemm::variant_on(x.device.index) != gemm::Variant::none) {
-      gemm::with_core(x.device.index, [&](auto core) {
-        launch_iteration<typename decltype(core)::type, bf16>({x, other, room.square, room.polynomial, n.a, n.b, n.c},
-                                                              stream);
-      });
-      continue;
-    }
+  const double by = 1 / bank.scale;
+  for (int step = 0; step < co.steps; ++step, std::swap(x, other))
     for (int64_t i = 0; i < x.size(0); ++i) {
-      const Tensor from = x.select(0, i), to = other.select(0, i), square = room.square.select(0, i),
-                   polynomial = room.polynomial.select(0, i);
+      const Tensor from = x.select(0, i), to = other.select(0, i), a = bank.square[0].select(0, i),
+                   q = bank.square[1].select(0, i);
       matmul({.a = from,
               .b = from,
-              .c = square,
+              .c = a,
               .transpose_a = !wide,
               .transpose_b = wide,
-              .products = n.products,
+              .alpha = by,
+              .products = products,
               .symmetric = true},
              stream);
-      matmul({.a = square,
-              .b = square,
-              .c = polynomial,
-              .alpha = n.c,
-              .beta = n.b,
-              .products = n.products,
-              .add = square,
-              .symmetric = true},
-             stream);
-      matmul({.a = wide ? polynomial : from,
-              .b = wide ? from : polynomial,
+      matmul(
+          {.a = a, .b = a, .c = q, .alpha = co.c * by, .beta = co.b, .products = products, .add = a, .symmetric = true},
+          stream);
+      matmul({.a = wide ? q : from,
+              .b = wide ? from : q,
               .c = to,
-              .beta = n.a,
-              .products = n.products,
+              .alpha = by,
+              .beta = co.a,
+              .products = products,
               .add = from},
              stream);
     }
-  }
+  return x;
+}
+Tensor iterate(const IterationBank& bank, const Coefficients& co, Products products, Stream stream) {
+  const int device = bank.x.device.index;
+  if (bank.x.dtype != DType::f16 || gemm::variant_on(device) == gemm::Variant::none)
+    return iterate_by_matmul(bank, co, products, stream);
+  Tensor x;
+  gemm::with_core(device, [&](auto core) { x = launch_iteration<typename decltype(core)::type>(bank, co, stream); });
   return x;
 }
 
 template <class T, class X> void start(const Gradients<T>& a, const Rates& rates, const Room& room, Stream stream) {
-  const int64_t count = room.x.size(0);
-  const int device = room.x.device.index;
+  const int64_t count = room.bank.x.size(0);
+  const int device = room.bank.x.device.index;
   const gpu::Launch rows{.grid = count * a.rows, .block = kThreads, .overlap = true, .device = device};
   gpu::launch("muon", momentum_kernel<T>, rows, stream, a, rates, room.squares);
   gpu::launch("muon", norm_kernel, {.grid = count, .block = kThreads, .overlap = true, .device = device}, stream,
               static_cast<const double*>(room.squares), a.rows, a.row_normalise, room.inverse);
   gpu::launch("muon", start_kernel<T, X>, rows, stream, a, rates, static_cast<const double*>(room.squares),
-              static_cast<const double*>(room.inverse), bank_of<X>(room.x));
+              static_cast<const double*>(room.inverse), bank_of<X>(room.bank.x), room.bank.scale);
 }
 
 // Calls use(T, X): the types of the parameters and of the iterated matrices.
 template <class Use> void with_types(DType dtype, DType iterated, const char* op, Use&& use) {
   with_gpu_type(dtype, op, [&](auto type) {
-    if (iterated == DType::bf16) return use(type, bf16{});
+    if (iterated == DType::f16) return use(type, f16{});
     use(type, type);
   });
 }
@@ -266,13 +259,15 @@ template <class Use> void with_types(DType dtype, DType iterated, const char* op
 
 int64_t muon_workspace_bytes(int64_t count, int64_t rows, int64_t cols, DType dtype, Device device) {
   const Tensor none(nullptr, DType::u8, {0}, device);
-  return carve(none, count, rows, cols, dtype).bytes;  // bf16 needs no more
+  return carve(none, count, rows, cols, dtype).bytes;  // f16 needs no more
 }
 
 void muon(const Muon& m, Stream stream) {
   const DType iterated = iterated_type(m.p.dtype, m.products);
   const int64_t count = m.p.size(0), rows = m.p.size(1), cols = m.p.size(2);
-  const Room room = carve(m.workspace, count, rows, cols, iterated);
+  const Coefficients co{m.steps, m.a, m.b, m.c};
+  Room room = carve(m.workspace, count, rows, cols, iterated);
+  if (iterated == DType::f16) room.bank.scale = iteration_scale("muon", co);
   const Rates rates{.device = m.rates ? m.rates.ptr<double>() : nullptr,
                     .factor = m.factor ? m.factor.ptr<double>() : nullptr,
                     .lr = m.lr,
@@ -289,18 +284,20 @@ void muon(const Muon& m, Stream stream) {
                  .nesterov = m.nesterov,
                  .row_normalise = m.row_normalise},
                 rates, room, stream);
-    const Tensor x = iterate(room, {m.steps, m.a, m.b, m.c, m.products}, stream);
-    const double shape = std::sqrt(std::max(1.0, double(rows) / double(cols)));
+    const Tensor x = iterate(room.bank, co, m.products, stream);
+    const double by = std::sqrt(std::max(1.0, double(rows) / double(cols))) / room.bank.scale;
     gpu::launch("muon", update_kernel<T, X>,
                 {.grid = count * rows, .block = kThreads, .overlap = true, .device = m.p.device.index}, stream,
-                bank_of<T>(m.p), bank_of<const X>(x), rates, shape, rows, cols);
+                bank_of<T>(m.p), bank_of<const X>(x), rates, by, rows, cols);
   });
 }
 
 void newton_schulz(const NewtonSchulz& n, Stream stream) {
   const DType iterated = iterated_type(n.x.dtype, n.products);
   const int64_t rows = n.x.size(0), cols = n.x.size(1);
-  const Room room = carve(n.workspace, 1, rows, cols, iterated);
+  const Coefficients co{n.steps, n.a, n.b, n.c};
+  Room room = carve(n.workspace, 1, rows, cols, iterated);
+  if (iterated == DType::f16) room.bank.scale = iteration_scale("newton_schulz", co);
   Tensor bank = n.x;
   bank.shape = {1, rows, cols};
   bank.stride[0] = rows * n.x.row_stride(), bank.stride[1] = n.x.row_stride(), bank.stride[2] = 1;
@@ -308,10 +305,10 @@ void newton_schulz(const NewtonSchulz& n, Stream stream) {
     using T = decltype(type);
     using X = decltype(work);
     start<T, X>({.g = bank_of<const T>(bank), .rows = rows, .cols = cols}, {}, room, stream);
-    const Tensor x = iterate(room, {n.steps, n.a, n.b, n.c, n.products}, stream);
+    const Tensor x = iterate(room.bank, co, n.products, stream);
     gpu::launch("newton_schulz", write_back_kernel<T, X>,
                 {.grid = rows, .block = kThreads, .overlap = true, .device = n.x.device.index}, stream,
-                bank_of<T>(bank), bank_of<const X>(x), cols);
+                bank_of<T>(bank), bank_of<const X>(x), float(1 / room.bank.scale), cols);
   });
 }
 

@@ -5,10 +5,12 @@
 //   X = u / (|u|_F + 1e-7), transposed when R > C
 //   steps times: A = X X^T ; B = b A + c A A ; X = a X + B X
 //   p = p (1 - lr wd) - lr sqrt(max(1, R / C)) X
-// Where the long side is at least twice the short side, fp32 and fp64 matrices on a CPU iterate on A and multiply X
-// once in five steps, which leaves X errors of some 500 roundings where singular values are near zero. A zero gradient
-// gives a zero update, never NaN. On a GPU parameters are f32 or bf16; with bf16 products the iteration runs in bf16 on
-// our kernels, with half of each symmetric product computed; with further types on cuBLASLt.
+// Where the long side is at least twice the short side, matrices iterate on A (newton_schulz.h): on a CPU in fp32 and
+// fp64 they multiply X once in five steps, which leaves X errors of some 500 roundings where singular values are near
+// zero, and on a GPU with bf16 products twice. A zero gradient gives a zero update, never NaN. On a GPU parameters are
+// f32 or bf16; with bf16 products the iteration runs in f16, whose roundings are smaller, on our kernels, with half of
+// each symmetric product computed, and coefficients with which singular values would leave f16's range are refused;
+// with further types on cuBLASLt.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/linear/linear.h"
 

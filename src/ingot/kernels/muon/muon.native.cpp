@@ -2,7 +2,6 @@
 #include "ingot/kernels/muon/muon.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/gemm/variant.h"
@@ -10,6 +9,10 @@
 #include "ingot/testing/native.h"
 
 namespace ingot::testing {
+
+namespace {
+Coefficients coefficients(int64_t steps) { return {int(steps), 3.4445, -4.7750, 2.0315}; }
+}  // namespace
 
 // --- Muon on a bank of f32 parameters, bf16 products
 EXPORT int ingot_bench_muon_workspace(int64_t count, int64_t rows, int64_t cols, int64_t* bytes) {
@@ -30,24 +33,26 @@ EXPORT int ingot_bench_muon(void* p, void* g, void* momentum, int64_t count, int
          {stream});
   });
 }
-// Newton-Schulz alone on a bank of bf16; the result is in x where `steps` is even, otherwise in `other`.
-EXPORT int ingot_bench_newton_schulz(void* x, void* other, void* square, void* polynomial, int64_t count, int64_t rows,
-                                     int64_t cols, int64_t steps, void* stream) {
+// Newton-Schulz alone on a bank of f16, `scale` times as large as the matrices: x and its partner `other`, and
+// `squares`, five of its matrices of the shorter side. *in_other: the result is in `other`.
+EXPORT int ingot_bench_newton_schulz_scale(int64_t steps, double* scale) {
+  return guarded([&] { *scale = cuda::iteration_scale("newton_schulz", coefficients(steps)); });
+}
+EXPORT int ingot_bench_newton_schulz(void* x, void* other, void* squares, int64_t count, int64_t rows, int64_t cols,
+                                     int64_t steps, int64_t* in_other, void* stream) {
   return guarded([&] {
     const int64_t side = std::min(rows, cols);
-    const auto of = [&](void* p, int64_t r, int64_t c) { return Tensor(p, DType::bf16, {count, r, c}, kGpu); };
-    cuda::IterationBank bank{.x = of(x, rows, cols),
-                             .other = of(other, rows, cols),
-                             .square = of(square, side, side),
-                             .polynomial = of(polynomial, side, side),
-                             .a = 3.4445,
-                             .b = -4.7750,
-                             .c = 2.0315};
-    for (int64_t step = 0; step < steps; ++step) {
-      gemm::with_core(gpu::current_device(),
-                      [&](auto core) { cuda::launch_iteration<typename decltype(core)::type, bf16>(bank, {stream}); });
-      std::swap(bank.x, bank.other);
-    }
+    const auto of = [&](void* p, int64_t r, int64_t c) { return Tensor(p, DType::f16, {count, r, c}, kGpu); };
+    const Coefficients co = coefficients(steps);
+    cuda::IterationBank bank{
+        .x = of(x, rows, cols), .other = of(other, rows, cols), .scale = cuda::iteration_scale("newton_schulz", co)};
+    for (int64_t i = 0; i < squares_of(rows, cols); ++i)
+      bank.square[size_t(i)] = of(static_cast<f16*>(squares) + i * count * side * side, side, side);
+    Tensor result;
+    gemm::with_core(gpu::current_device(), [&](auto core) {
+      result = cuda::launch_iteration<typename decltype(core)::type>(bank, co, {stream});
+    });
+    *in_other = result.data == other;
   });
 }
 

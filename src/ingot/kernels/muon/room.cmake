@@ -1,3 +1,3 @@
 ingot_room(HOPPER "^newton_schulz_")
 ingot_instances(portable_newton_schulz FROM ingot/gpu/gemm/portable/core.cuh newton_schulz.cuh TEMPLATES
-  "void launch_iteration<gemm::PortableCore, bf16>(const IterationBank&, Stream)")
+  "Tensor launch_iteration<gemm::PortableCore>(const IterationBank&, const Coefficients&, Stream)")

@@ -2,5 +2,5 @@
 #include "ingot/kernels/muon/newton_schulz.cuh"
 
 namespace ingot::cuda {
-template void launch_iteration<gemm::HopperCore, bf16>(const IterationBank&, Stream);
+template Tensor launch_iteration<gemm::HopperCore>(const IterationBank&, const Coefficients&, Stream);
 }
