@@ -33,7 +33,8 @@ class Muon(torch.optim.Optimizer):
     use_muon=False: AdamW (torch's own) of any parameters, with lr, betas, adam_eps and weight_decay; its state is torch.optim.AdamW's.
     row_normalise=True: rows of u are scaled to length 1 before the iteration.
     products: the type of the iteration's matrix products: "fp32", "bf16", on a GPU "tf32" too. None: bf16 on a GPU, as in torch.optim.Muon on every
-    device, and fp32 (fp64 for fp64) on a CPU.
+    device, and fp32 (fp64 for fp64) on a CPU. With bf16 a GPU iterates in f16, which rounds less, and refuses ns_coefficients with which singular
+    values would grow beyond f16's range.
     lr may be a tensor of one element; if the tensor is on the parameters' GPU, a captured graph reads the tensor at each replay.
 
     Errors: ValueError for an option, a parameter, a gradient or a state dict that Muon does not support.

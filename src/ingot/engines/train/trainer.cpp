@@ -191,7 +191,7 @@ struct Trainer::Impl {
         [p = packer, here, all, first](int64_t i, Batch& into) { p->fill(i / here * all + first + i % here, into); },
         at.step * here);
   }
-  // On a GPU, Muon's iterations run in bf16, as its authors do.
+  // On a GPU, Muon's iterations have operands of 16 bits, as its authors' do.
   Products optimizer_products() const { return state.compute ? Products::bf16 : products_named(config.train.products); }
   // The number of scored targets in the next step, over the passes of all ranks.
   int64_t step_targets() const {
