@@ -34,7 +34,7 @@ struct DecoderOptions {
   // The inputs of the experts' products are rounded to e4m3 times a power of two per 32 numbers
   // (kernels/quant/e4m3_blocks.h), to measure the loss of accuracy. Not every kind of model supports this option.
   bool e4m3_experts = false;
-  std::string draft_head;             // the directory of a draft head (models/draft/head); empty: none. On a CPU
+  std::string draft_head;             // the directory of a draft head (models/draft/head); often none
   std::vector<int64_t> draft_layers;  // the layers that the head reads, in place of those of its files; often empty
   int64_t draft_window = 0;           // visible keys of the head's attention; 0: all
   std::string adapters;               // a file of `ingot ttt`, for models of `ingot train`

@@ -65,21 +65,22 @@ OpenedModel open_decoder(const DecoderSpec& given, const WeightSource& source, c
   };
   const auto memory = std::make_shared<Memory>();
   if (!o.draft_head.empty()) {
-    if (p.on_gpu)
-      fail(ErrorCode::unsupported,
-           "--draft: found a draft head for a model on a GPU, expected --device cpu with a head");
     memory->head =
         draft::load_draft_head(o.draft_head, spec, layers, {.layers = o.draft_layers, .window = o.draft_window});
   }
   const draft::DraftHead* head = memory->head ? &*memory->head : nullptr;
+  if (p.on_gpu && head != nullptr)
+    if (const std::string reason = gpu_unsupported_reason(spec, source.shapes(layers), o, head); !reason.empty())
+      fail(ErrorCode::unsupported, "--draft on a GPU: ", reason);
   memory->weights = source.load(layers, p.on_gpu ? 0 : decoder_bytes(spec, layers, o, head), p.on_gpu);
   const DecoderWeights* weights = &memory->weights;
   OpenedModel m;
-  m.decoder = p.on_gpu ? make_gpu_decoder(spec, *weights, o) : make_decoder(spec, *weights, o, head);
+  m.decoder = p.on_gpu ? make_gpu_decoder(spec, *weights, o, head) : make_decoder(spec, *weights, o, head);
   if (head != nullptr) add_note(m, head_note(head->config));
   add_placement_notes(m, p, p.on_gpu ? gpu_rounding(*weights) : std::string());
   if (p.on_gpu && !o.e4m3_experts) {
-    const std::string reason = unsupported_reason(spec, megakernel_path(spec));
+    const std::string reason = head != nullptr ? "the megakernel keeps no hidden states for a draft head"
+                                               : unsupported_reason(spec, megakernel_path(spec));
     if (!reason.empty()) add_note(m, "on the GPU: a launch for each phase of a layer: " + reason);
   }
   m.end_ids.assign(spec.end_tokens.begin(), spec.end_tokens.end());

@@ -35,4 +35,5 @@ foreach(head_dim 64 128)
   ingot_instances(megakernel_dense_mlp_${head_dim} FROM megakernel/megakernel.cuh IN decode EMULATED TEMPLATES ${variants})
 endforeach()
 set_property(GLOBAL APPEND PROPERTY INGOT_EMULATED_models_decode ${CMAKE_CURRENT_LIST_DIR}/megakernel/megakernel.cu
-  ${CMAKE_CURRENT_LIST_DIR}/phased/ranks.cu ${CMAKE_CURRENT_LIST_DIR}/phased/vector_stages.cu ${CMAKE_CURRENT_LIST_DIR}/row_kernel/row_kernel.cu)
+  ${CMAKE_CURRENT_LIST_DIR}/phased/ranks.cu ${CMAKE_CURRENT_LIST_DIR}/phased/vector_stages.cu ${CMAKE_CURRENT_LIST_DIR}/row_kernel/row_kernel.cu
+  ${CMAKE_CURRENT_LIST_DIR}/draft_head/head_launches.cu)

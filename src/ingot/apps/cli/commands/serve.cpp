@@ -178,7 +178,7 @@ void add_serve(Command& root) {
       c, o->draft,
       "which answers have drafts, so that a step may yield several tokens of an answer: none; prediction: the answers "
       "to requests with a prediction; lookup: all answers, by guesses from earlier places of the same text; or the "
-      "directory of a published EAGLE-3 head: all answers, on a CPU also by guesses of the head (default: prediction)");
+      "directory of a published EAGLE-3 head: all answers, also by guesses of the head (default: prediction)");
   c.examples(R"(  ingot serve --model gpt-oss-20b
   ingot serve runs/a --port 9000
   ingot serve --synthetic 20b --slots 16

@@ -106,7 +106,7 @@ void add_draft_options(Command& c, DraftCommand& o, const char* help) {
 void add_options(Command& c, DraftCommand& o) {
   add_draft_options(c, o,
                     "how to guess the next tokens, which the model then checks in one step: none; lookup, from earlier "
-                    "places of the same text; or the directory of a published EAGLE-3 head, which guesses on a CPU in "
+                    "places of the same text; or the directory of a published EAGLE-3 head, which guesses in "
                     "addition to lookup. On a CPU the answer stays the same; on a GPU the answer may differ where two "
                     "tokens are almost equally likely (default: none)");
 }

@@ -28,10 +28,12 @@ std::string gpu_missing_paths() { return {}; }
 std::string gpus_unsupported_reason(const DecoderSpec&, const DecoderOptions&) {
   return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
 }
-std::string gpu_unsupported_reason(const DecoderSpec&, const DecoderWeights&, const DecoderOptions&) {
+std::string gpu_unsupported_reason(const DecoderSpec&, const DecoderWeights&, const DecoderOptions&,
+                                   const draft::DraftHead*) {
   return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
 }
-std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o) {
+std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o,
+                                          const draft::DraftHead*) {
   fail(ErrorCode::unsupported, "device cuda: ", gpu_unsupported_reason(c, w, o));
 }
 std::unique_ptr<Decoder> make_synthetic_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w,
@@ -51,10 +53,11 @@ constexpr size_t kFewestTogether = 3;
 class GpuDecoder final : public DeviceDecoder {
  public:
   // With `seed` the weights are random; null: the given weights.
-  GpuDecoder(const DecoderSpec& c, const DecoderWeights& weights, const DecoderOptions& o, const uint64_t* seed)
+  GpuDecoder(const DecoderSpec& c, const DecoderWeights& weights, const DecoderOptions& o, const uint64_t* seed,
+             const draft::DraftHead* head)
       : DeviceDecoder(o.slots),
         model_(seed != nullptr ? RankedModel(c, weights, DeviceModel::fit_to_memory(c, weights, o), *seed)
-                               : RankedModel(c, weights, DeviceModel::fit_to_memory(c, weights, o))),
+                               : RankedModel(c, weights, DeviceModel::fit_to_memory(c, weights, o, head), head)),
         batch_(std::max(o.batch, model_.prompt_batch())),
         columns_(o.batched_sequences ? model_.max_sequences() : 1) {}
 
@@ -65,6 +68,7 @@ class GpuDecoder final : public DeviceDecoder {
   int64_t draft_rows() const override { return model_.draft_rows(); }
   Device device() const override { return {Device::cuda, 0}; }
   bool traces() const override { return model_.rank(0).takes_trace(); }
+  bool has_draft_head() const override { return model_.has_head(); }
 
  private:
   void clear(int slot) override { model_.rewind(0, slot); }
@@ -120,6 +124,9 @@ class GpuDecoder final : public DeviceDecoder {
   std::vector<std::vector<SlotSampled> > sample_drafts_on_device(std::span<const DraftStep> steps) override {
     return model_.sample_drafts(steps);
   }
+  std::vector<int32_t> guess_after(int slot, int32_t pending, int64_t most) override {
+    return model_.guess(slot, pending, most);
+  }
   void copy_logits_to_host(int slot, const Take& take) override {
     logits_.resize(size_t(vocab()));
     model_.logits(1, logits_.data(), slot);
@@ -166,7 +173,8 @@ std::string gpus_unsupported_reason(const DecoderSpec& c, const DecoderOptions& 
 }
 namespace {
 // As many slots and tokens as fit into the memory of the GPUs. Graphs and the code of kernels take memory later.
-DecoderOptions with_slots(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o) {
+DecoderOptions with_slots(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o,
+                          const draft::DraftHead* head) {
   constexpr int64_t kSpare = int64_t(3) << 29;
   std::vector<int64_t> free;
   for (int r = 0; r < int(o.gpus); ++r) free.push_back(gpu::device_memory(r).available());
@@ -174,41 +182,48 @@ DecoderOptions with_slots(const DecoderSpec& c, const DecoderWeights& w, const D
     DecoderOptions some = o;
     some.slots = slots, some.context = context;
     for (int r = 0; r < int(o.gpus); ++r)
-      if (free[size_t(r)] >= 0 && DeviceModel::bytes(c, w, some, r) + kSpare > free[size_t(r)]) return false;
+      if (free[size_t(r)] >= 0 && DeviceModel::bytes(c, w, some, r, head) + kSpare > free[size_t(r)]) return false;
     return true;
   });
 }
 }  // namespace
 
-std::string gpu_unsupported_reason(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& asked) {
+std::string gpu_unsupported_reason(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& asked,
+                                   const draft::DraftHead* head) {
   if (std::string unsupported_reason = gpus_unsupported_reason(c, asked); !unsupported_reason.empty())
     return unsupported_reason;
-  const DecoderOptions o = with_slots(c, w, asked);
+  if (head != nullptr && asked.gpus > 1)
+    return ingot::detail::concat("found a draft head over ", asked.gpus, " GPUs, expected one GPU");
+  if (head != nullptr)
+    if (std::string reason = decode::DeviceHead::unsupported_reason(head->config); !reason.empty()) return reason;
+  const DecoderOptions o = with_slots(c, w, asked, head);
   for (int r = 0; r < int(o.gpus); ++r) {
     DecoderOptions least = o;
     least.int8_prefilter = false;
-    const int64_t needed = DeviceModel::bytes(c, w, least, r), free = gpu::device_memory(r).available();
+    const int64_t needed = DeviceModel::bytes(c, w, least, r, head), free = gpu::device_memory(r).available();
     if (free >= 0 && needed > free)
-      return ingot::detail::concat("found ", free, " bytes free on ", gpu::device_info(r).name,
-                                   o.gpus > 1 ? ingot::detail::concat(", cuda:", r) : std::string(), ", expected ",
-                                   needed, " for weights and a context of ", o.context > 0 ? o.context : c.context,
-                                   " tokens");
+      return ingot::detail::concat(
+          "found ", free, " bytes free on ", gpu::device_info(r).name,
+          o.gpus > 1 ? ingot::detail::concat(", cuda:", r) : std::string(), ", expected ", needed,
+          head != nullptr ? " for weights, a draft head and a context of " : " for weights and a context of ",
+          o.context > 0 ? o.context : c.context, " tokens");
   }
   return {};
 }
 
 namespace {
 std::unique_ptr<Decoder> make(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& asked,
-                              const uint64_t* seed) {
-  if (const std::string unsupported_reason = gpu_unsupported_reason(c, w, asked); !unsupported_reason.empty())
+                              const uint64_t* seed, const draft::DraftHead* head = nullptr) {
+  if (const std::string unsupported_reason = gpu_unsupported_reason(c, w, asked, head); !unsupported_reason.empty())
     fail(ErrorCode::unsupported, "device cuda: ", unsupported_reason);
-  const DecoderOptions o = with_slots(c, w, asked);
-  return std::make_unique<GpuDecoder>(c, w, o, seed);
+  const DecoderOptions o = with_slots(c, w, asked, head);
+  return std::make_unique<GpuDecoder>(c, w, o, seed, head);
 }
 }  // namespace
 
-std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o) {
-  return make(c, w, o, nullptr);
+std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o,
+                                          const draft::DraftHead* head) {
+  return make(c, w, o, nullptr, head);
 }
 std::unique_ptr<Decoder> make_synthetic_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w,
                                                     const DecoderOptions& o, uint64_t seed) {

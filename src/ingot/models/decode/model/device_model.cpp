@@ -150,7 +150,15 @@ void build_prompt(DeviceBuilder& b, const DecoderSpec& c, int64_t tokens, int ra
 
 }  // namespace
 
-int64_t DeviceModel::bytes(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o, int rank) {
+DeviceHead::Sizes DeviceModel::head_sizes(const DecoderSpec& c, const DecoderOptions& o) {
+  const int64_t context = context_of(o, c.context);
+  return {.context = context,
+          .slots = o.slots,
+          .rows = std::max<int64_t>(prompt_tokens_of(c, context, o), batch_rows(uint32_t(most_sequences(c, o))))};
+}
+
+int64_t DeviceModel::bytes(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o, int rank,
+                           const draft::DraftHead* head) {
   const int64_t context = context_of(o, c.context);
   const int gpus = int(o.gpus);
   Model m;
@@ -180,25 +188,28 @@ int64_t DeviceModel::bytes(const DecoderSpec& c, const DecoderWeights& w, const 
   build_batched_sequences(counter, c, context, most_rows(c, o), sequences, input, buffers);
   RowWords words;
   build_rows(counter, c, context, gpus, words);
-  return counter.bytes;
+  return counter.bytes + (head != nullptr ? DeviceHead::bytes(*head, head_sizes(c, o)) : 0);
 }
 
-DecoderOptions DeviceModel::fit_to_memory(const DecoderSpec& c, const DecoderWeights& w, DecoderOptions o) {
+DecoderOptions DeviceModel::fit_to_memory(const DecoderSpec& c, const DecoderWeights& w, DecoderOptions o,
+                                          const draft::DraftHead* head) {
   // Graphs and the code of kernels take memory later, so an int8 prefilter must leave some memory free.
   constexpr int64_t kSpare = int64_t(1) << 29;
+  if (head != nullptr) o.int8_prefilter = false;  // only the megakernel uses the prefilter
   for (int r = 0; r < int(o.gpus) && o.int8_prefilter; ++r) {
     const int64_t free = gpu::device_memory(r).available();
-    o.int8_prefilter = free < 0 || bytes(c, w, o, r) + kSpare <= free;
+    o.int8_prefilter = free < 0 || bytes(c, w, o, r, head) + kSpare <= free;
   }
   return o;
 }
 
-DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o)
-    : DeviceModel(c, w, o, 0, nullptr) {}
+DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o,
+                         const draft::DraftHead* head)
+    : DeviceModel(c, w, o, 0, nullptr, head) {}
 DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o, uint64_t seed)
     : DeviceModel(c, w, o, 0, &seed) {}
 DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o, int rank,
-                         const uint64_t* seed)
+                         const uint64_t* seed, const draft::DraftHead* head)
     : context_(context_of(o, c.context)),
       ring_(ring_of(c, context_)),
       prompt_tokens_(prompt_tokens_of(c, context_, o)),
@@ -210,6 +221,7 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
     fail(ErrorCode::unsupported, "decode on a GPU: ", reason);
   check_supported(c);
   const int gpus = int(o.gpus);
+  INGOT_CHECK(head == nullptr || gpus == 1, "decode: found a draft head over ", gpus, " GPUs, expected one GPU");
   const gpu::DeviceGuard guard(device_);
   const int64_t total = bytes(c, w, o, rank);
   require_memory(total, "a model with a context of " + std::to_string(context_) + " tokens",
@@ -259,8 +271,10 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
     sequences_.state = buffers().state, sequences_.logits = buffers().logits;
     sequences_buffers_.stop = buffers().stop, sequences_buffers_.watch = buffers().watch;
   }
+  if (head != nullptr)
+    head_ = std::make_unique<DeviceHead>(*head, slots_[0].model, head_sizes(c, o), *stream_, device_);
   limit_small_batch(kSmallBatchSequences);
-  if (!use_megakernel(o.megakernel) && gpu::limits(device_).hopper && has_dense_mlp(c) &&
+  if (!use_megakernel(head == nullptr && o.megakernel) && gpu::limits(device_).hopper && has_dense_mlp(c) &&
       unsupported_reason(c, DecodePath::dense_megakernel).empty())
     log_warn("decode: found heads of ", c.head_dim, " numbers, matrices in several formats, or several GPUs, which ",
              "the megakernel does not take: a token takes a launch for each phase of a layer");

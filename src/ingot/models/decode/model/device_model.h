@@ -12,6 +12,7 @@
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/watch.h"
 #include "ingot/models/decode/batch/batch.h"
+#include "ingot/models/decode/draft_head/device_head.h"
 #include "ingot/models/decode/model/sampling.h"
 #include "ingot/models/decode/phased/decode.h"
 #include "ingot/models/decode/prompt/prompt.h"
@@ -26,21 +27,24 @@ namespace ingot::decode {
 
 class DeviceModel {
  public:
-  // The bytes of GPU memory that a model needs.
+  // The bytes of GPU memory that a model needs, with the head where there is one.
   static int64_t bytes(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options,
-                       int rank = 0);
+                       int rank = 0, const draft::DraftHead* head = nullptr);
   // Returns the options, without the int8 prefilter if one of the GPUs has too little memory for its part. All ranks
   // decide alike, because they must compute the same stages.
-  static DecoderOptions fit_to_memory(const DecoderSpec& config, const DecoderWeights& weights, DecoderOptions options);
+  static DecoderOptions fit_to_memory(const DecoderSpec& config, const DecoderWeights& weights, DecoderOptions options,
+                                      const draft::DraftHead* head = nullptr);
   // Copies the weights; the caller may free them afterwards. f32 matrices become bf16. Too little memory is an error
-  // before any memory is taken.
-  DeviceModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options);
+  // before any memory is taken. With a head all steps keep the hidden states that the head reads, so that neither the
+  // megakernel nor the row kernel computes them. Error{unsupported} with DeviceHead::unsupported_reason().
+  DeviceModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options,
+              const draft::DraftHead* head = nullptr);
   // The same with random weights of these shapes at realistic scale, made on the GPU.
   DeviceModel(const DecoderSpec& config, const DecoderWeights& shapes, const DecoderOptions& options, uint64_t seed);
   // Rank `rank` of options.gpus, on the GPU of that number, with its slice of the model (ranked_model.h makes all
   // ranks). If `seed` is not null, the weights are random.
   DeviceModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options, int rank,
-              const uint64_t* seed);
+              const uint64_t* seed, const draft::DraftHead* head = nullptr);
 
   const DecoderSpec& config() const { return slots_[0].model.config; }
   int64_t context() const { return context_; }
@@ -117,6 +121,11 @@ class DeviceModel {
   // Draft steps of different slots, as Decoder::sample_drafts(). Waits for the GPU once, unless a slot's options need
   // the host. The slots keep the tokens of the result but the last one of each.
   std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep> steps);
+  // Guesses of the tokens after `next`, which follows the slot's tokens: up to `most`, which leave room in the context.
+  // Waits for the GPU.
+  bool has_head() const { return head_ != nullptr; }
+  const DeviceHead* head() const { return head_.get(); }
+  std::vector<int32_t> guess(int slot, int32_t next, int64_t most);
   const BatchedSequences& sequences() const { return sequences_; }
   const Buffers& sequences_buffers() const { return sequences_buffers_; }
   // continue_traced() appends one token by the megakernel and records the times of its stages in `trace` (see
@@ -178,6 +187,10 @@ class DeviceModel {
   }
   bool samples_in_head(int64_t T, uint32_t head_rows) const { return megakernel_ && T == 1 && head_rows == 1; }
   bool uses_row_kernel(int64_t T) const { return row_kernel_ && 1 < T && T <= int64_t(kKernelRows); }
+  const KeptStates* kept_states() const { return has_head() ? &head_->states() : nullptr; }
+  static DeviceHead::Sizes head_sizes(const DecoderSpec& config, const DecoderOptions& options);
+  // Gives the head the tokens that the last step appended to the slots.
+  void feed_head(std::span<const Decoder::Part> parts);
   void send_noise(Slot& slot, const sampling::RowNoise& noise);
   void check_logits(const Slot& slot) const;
   void grow(Slot& slot, int64_t tokens);
@@ -225,6 +238,7 @@ class DeviceModel {
   std::unique_ptr<gpu::WaitControl> waits_;
   bool megakernel_ = false, row_kernel_ = false;
   std::deque<Slot> slots_;
+  std::unique_ptr<DeviceHead> head_;  // null: none
 };
 
 }  // namespace ingot::decode

@@ -18,7 +18,8 @@ gpu::Graph& DeviceModel::draft_graph(uint32_t rows) {
                     .vocab = 0,
                     .capacity = uint32_t(context_),
                     .sequences = &sequences_,
-                    .draft = true};
+                    .draft = true,
+                    .states = kept_states()};
     run(slots_[0].model, sequences_buffers_, step, *stream_);
   });
   return *g;
@@ -27,10 +28,12 @@ gpu::Graph& DeviceModel::draft_graph(uint32_t rows) {
 // Starts the computation of the logits of all rows. The slots count all of their rows for now.
 void DeviceModel::start_draft_rows(std::span<const DraftStep> steps) {
   BatchInput input{.count = 0};
+  std::vector<DeviceHead::Part> parts;
   for (const DraftStep& step : steps) {
     const int index = step.samples[0].slot;
     Slot& slot = slots_[size_t(index)];
     drop_ahead(slot);
+    parts.push_back({index, slot.length, int64_t(step.ids.size())});
     INGOT_CHECK(int64_t(input.count) + int64_t(step.ids.size()) <= draft_rows(), "decode: found more than ",
                 draft_rows(), " rows of draft steps");
     for (const int32_t id : step.ids) {
@@ -46,6 +49,7 @@ void DeviceModel::start_draft_rows(std::span<const DraftStep> steps) {
   }
   send_input(input);
   draft_graph(input.count).launch(*stream_);
+  if (has_head()) head_->place(parts);
 }
 
 // Rows whose options need the host are not sampled here.
@@ -113,6 +117,8 @@ std::vector<std::vector<SlotSampled>> DeviceModel::sample_drafts(std::span<const
     first_row += step.ids.size();
     Slot& slot = slots_[size_t(step.samples[0].slot)];
     slot.length -= int64_t(step.ids.size() - kept);
+    if (const int at = step.samples[0].slot; has_head() && head_->length(at) == slot.length - int64_t(kept))
+      head_->append(at, step.ids.first(kept));
     if (std::none_of(of_step, of_step + kept, [](int32_t token) { return token < 0; })) continue;
     const auto position = int32_t(slot.length);  // the GPU did not sample all of these tokens
     gpu::copy_to_device(&slot.buffers.state->position, &position, sizeof position);

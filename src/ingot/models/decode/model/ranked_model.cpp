@@ -33,16 +33,18 @@ std::string ranks_unsupported_reason(int ranks) {
   return {};
 }
 
-RankedModel::RankedModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o)
-    : RankedModel(c, w, o, nullptr) {}
+RankedModel::RankedModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o,
+                         const draft::DraftHead* head)
+    : RankedModel(c, w, o, nullptr, head) {}
 RankedModel::RankedModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o, uint64_t seed)
-    : RankedModel(c, w, o, &seed) {}
-RankedModel::RankedModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o, const uint64_t* seed)
+    : RankedModel(c, w, o, &seed, nullptr) {}
+RankedModel::RankedModel(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& o, const uint64_t* seed,
+                         const draft::DraftHead* head)
     : sampled_by_first_(size_t(o.slots)) {
   if (const std::string unsupported_reason = ranks_unsupported_reason(int(o.gpus)); !unsupported_reason.empty())
     fail(ErrorCode::unsupported, "decode on GPUs: ", unsupported_reason);
   (void)slices_of(c, int(o.gpus), o.split);
-  for (int r = 0; r < int(o.gpus); ++r) ranks_.push_back(std::make_unique<DeviceModel>(c, w, o, r, seed));
+  for (int r = 0; r < int(o.gpus); ++r) ranks_.push_back(std::make_unique<DeviceModel>(c, w, o, r, seed, head));
   if (o.gpus == 1) return;
   megakernel::let_peers_reach(int(o.gpus));
   for (const auto& rank : ranks_) rank->connect(ranks_);

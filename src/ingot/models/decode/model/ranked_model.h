@@ -22,7 +22,8 @@ class RankedModel {
  public:
   // One rank for each of options.gpus GPUs; options.split says how the ranks share the weights. Throws
   // Error{unsupported} before any memory is taken if ranks_unsupported_reason() or slices_of() refuse the model.
-  RankedModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options);
+  RankedModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options,
+              const draft::DraftHead* head = nullptr);
   // Random weights of these shapes. The weights that all ranks have are equal.
   RankedModel(const DecoderSpec& config, const DecoderWeights& shapes, const DecoderOptions& options, uint64_t seed);
 
@@ -58,6 +59,8 @@ class RankedModel {
   std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep> steps) {
     return ranks_[0]->sample_drafts(steps);
   }
+  bool has_head() const { return rank(0).has_head(); }
+  std::vector<int32_t> guess(int slot, int32_t next, int64_t most) { return ranks_[0]->guess(slot, next, most); }
   void logits(uint32_t rows, float* to, int slot = 0);
   bool can_rewind(int64_t length, int slot = 0) const { return rank(0).can_rewind(length, slot); }
   void rewind(int64_t length, int slot = 0);
@@ -66,7 +69,7 @@ class RankedModel {
 
  private:
   RankedModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options,
-              const uint64_t* seed);
+              const uint64_t* seed, const draft::DraftHead* head);
   // Called before any rank's kernels run, because recording a graph may wait for kernels.
   void prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone);
   // The same for the kernels of a prompt, because the first launch of a kernel loads its code.

@@ -24,6 +24,7 @@ int DeviceModel::reset() {
     slot.ahead.reset();
     if (slot.length != s.position) first = i;
     slot.length = s.position;
+    if (has_head()) head_->truncate(i, slot.length);
     slot.noise_there.reset();  // the failed step may have incremented the noise's step or not
     gpu::fill_bytes(slot.buffers.grid_barrier, 0, slot.buffers.handover_bytes, *stream_);
   }
@@ -64,6 +65,7 @@ void DeviceModel::rewind(int64_t length, int index) {
   synchronize();
   slot.ahead.reset();
   slot.length = length;
+  if (has_head()) head_->truncate(index, length);
   if (length == 0) slot.valid_from = 0;
   const int32_t at[2] = {int32_t(length), 0};  // position, flaw
   gpu::copy_to_device(&slot.buffers.state->position, at, sizeof at);
@@ -91,6 +93,7 @@ bool DeviceModel::copy_tokens(int from, int to, int64_t length) {
       p += n;
     }
   }
+  if (has_head() && head_->length(from) >= length) head_->copy(from, to, length);
   synchronize();
   target.ahead.reset();
   target.length = length, target.valid_from = begin;

@@ -11,13 +11,13 @@ namespace ingot::decode {
 #ifdef INGOT_HAS_CUDA_DECODE
 
 bool DeviceModel::use_megakernel(bool wanted) {
-  const bool takes = gpu::limits(device_).hopper && supports_megakernel(slots_[0].model);
+  const bool takes = gpu::limits(device_).hopper && !has_head() && supports_megakernel(slots_[0].model);
   if (takes) megakernel_ = wanted;
   return takes || !wanted;
 }
 
 bool DeviceModel::use_row_kernel(bool wanted) {
-  const bool takes = row_words_.bytes > 0 && supports_row_kernel(slots_[0].model);
+  const bool takes = row_words_.bytes > 0 && !has_head() && supports_row_kernel(slots_[0].model);
   if (takes) row_kernel_ = wanted;
   return takes || !wanted;
 }
@@ -32,7 +32,8 @@ gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint3
                   .head_rows = head_rows,
                   .vocab = vocab,
                   .capacity = uint32_t(context_),
-                  .row_kernel = rows ? &row_launch : nullptr};
+                  .row_kernel = rows ? &row_launch : nullptr,
+                  .states = kept_states()};
   g = std::make_unique<gpu::Graph>(*stream_, [&] {
     if (rows || !persistent) return run(slot.model, slot.buffers, step, *stream_);
     run_megakernel(slot.model, slot.buffers, step,
@@ -71,22 +72,43 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
   slot.id_alone = uses_prefilter(T, head_rows, id_alone);
   slot.sampled_with = samples_in_head(T, head_rows) ? noise : sampling::RowNoise{};
   if (is_ahead) return slot.ahead.reset();
+  const Decoder::Part part{.slot = index, .ids = ids};
   if (T > batch()) {
     gpu::copy_rows({.to = prompt_.ids, .from = ids.data(), .row_bytes = T * 4, .device = device_}, *stream_);
-    return run_prompt(slot.model, slot.buffers, prompt_,
-                      {.T = T,
-                       .position = slot.length - T,
-                       .head_rows = head_rows,
-                       .vocab = vocab,
-                       .capacity = uint32_t(context_),
-                       .device = device_},
-                      *stream_);
+    run_prompt(slot.model, slot.buffers, prompt_,
+               {.T = T,
+                .position = slot.length - T,
+                .head_rows = head_rows,
+                .vocab = vocab,
+                .capacity = uint32_t(context_),
+                .device = device_,
+                .states = kept_states()},
+               *stream_);
+    return feed_head({&part, 1});
   }
   gpu::copy_rows({.to = slot.buffers.state->tokens, .from = ids.data(), .row_bytes = T * 4, .device = device_},
                  *stream_);
   if (samples_in_head(T, head_rows)) send_noise(slot, noise);
   graph(slot, uint32_t(T), head_rows, vocab, id_alone).launch(*stream_);
   if (samples_in_head(T, head_rows)) slot.noise_there->step += 1;
+  feed_head({&part, 1});
+}
+
+void DeviceModel::feed_head(std::span<const Decoder::Part> parts) {
+  if (!has_head()) return;
+  std::vector<DeviceHead::Part> rows;
+  for (const auto& [slot, ids] : parts) rows.push_back({slot, length(slot) - int64_t(ids.size()), int64_t(ids.size())});
+  head_->place(rows);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (head_->length(rows[i].slot) != rows[i].position) continue;  // after fill_cache_with_random()
+    head_->append(rows[i].slot, parts[i].ids);
+    head_->compute_rows(rows[i].slot);  // here and not before the first guess, which would wait for it
+  }
+}
+
+std::vector<int32_t> DeviceModel::guess(int slot, int32_t next, int64_t most) {
+  if (!has_head() || length(slot) == 0 || head_->length(slot) != length(slot)) return {};
+  return head_->draft(slot, next, std::min(most, DeviceHead::kMostGuesses));
 }
 
 // Starts the next step of a slot whose token is being sampled. The megakernel reads the token from device memory.
@@ -147,6 +169,7 @@ void DeviceModel::continue_sampling(int64_t n, const sampling::RowNoise& noise, 
   Slot& slot = slots_[size_t(index)];
   INGOT_CHECK(noise.temperature == 0 || samples_in_head(1, 1),
               "decode: found a temperature for steps in phases, expected the megakernel");
+  INGOT_CHECK(!has_head(), "decode: found a draft head, which needs the ids of all tokens");
   const gpu::DeviceGuard guard(device_);
   drop_ahead(slot);
   grow(slot, n);
@@ -183,7 +206,8 @@ gpu::Graph& DeviceModel::sequences_graph(uint32_t sequences, uint32_t vocab) {
                          .vocab = vocab,
                          .capacity = capacity,
                          .device = device_,
-                         .sequences = &sequences_},
+                         .sequences = &sequences_,
+                         .states = kept_states()},
                         *stream_);
     const RowLaunch how{.layers = first.stages, .words = row_words_, .watch = waits_->watch()};
     const Step step{.T = rows,
@@ -191,7 +215,8 @@ gpu::Graph& DeviceModel::sequences_graph(uint32_t sequences, uint32_t vocab) {
                     .vocab = vocab,
                     .capacity = capacity,
                     .sequences = &sequences_,
-                    .row_kernel = row_kernel ? &how : nullptr};
+                    .row_kernel = row_kernel ? &how : nullptr,
+                    .states = kept_states()};
     run(first.model, sequences_buffers_, step, *stream_);
   });
   return *g;
@@ -201,6 +226,7 @@ void DeviceModel::start_sequences(std::span<const int> slots, std::span<const in
   const int64_t T = int64_t(slots.size());
   INGOT_CHECK(1 <= T && T <= max_sequences(), "decode: found ", T, " slots of one step, expected 1 to ",
               max_sequences());
+  INGOT_CHECK(!has_head() || (n == 1 && !ids.empty()), "decode: found a draft head, which needs the ids of all tokens");
   const gpu::DeviceGuard guard(device_);
   for (const int slot : slots)
     if (length(slot) + n > context_)
@@ -220,6 +246,9 @@ void DeviceModel::start_sequences(std::span<const int> slots, std::span<const in
   send_input(input);
   gpu::Graph& g = sequences_graph(uint32_t(T), vocab);
   for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
+  std::vector<Decoder::Part> parts;
+  for (size_t j = 0; has_head() && j < slots.size(); ++j) parts.push_back({slots[j], ids.subspan(j, 1)});
+  feed_head(parts);
 }
 void DeviceModel::send_input(const BatchInput& input) {
   gpu::copy_rows({.to = sequences_input_, .from = &input, .row_bytes = int64_t(sizeof input), .device = device_},
@@ -264,8 +293,10 @@ void DeviceModel::extend_parts(std::span<const Decoder::Part> parts) {
               .capacity = uint32_t(context_),
               .device = device_,
               .sequences = &sequences_,
-              .parts = of_slots},
+              .parts = of_slots,
+              .states = kept_states()},
              *stream_);
+  feed_head(parts);
 }
 
 void DeviceModel::extend_sequences(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab) {
@@ -300,7 +331,7 @@ void DeviceModel::continue_traced(int index) {
   slot.traced->launch(*stream_);
 }
 
-bool DeviceModel::takes_trace() const { return gpu::limits(device_).hopper && supports_trace(model()); }
+bool DeviceModel::takes_trace() const { return gpu::limits(device_).hopper && !has_head() && supports_trace(model()); }
 
 #endif
 

@@ -7,6 +7,7 @@
 #include "ingot/kernels/attention/decode.cuh"
 #include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/batch/batch.h"
+#include "ingot/models/decode/draft_head/head_launches.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/phased/decode.h"
 #include "ingot/models/decode/phased/e4m3_inputs.cuh"
@@ -111,13 +112,6 @@ __global__ void advance(State* state, uint32_t by, const uint32_t* stop) {
 int device() { return std::max(0, gpu::current_device()); }
 
 // --- one step
-
-// Calls `call` with the launches of this format.
-template <class Call> void with_phases(WeightFormat f, Call&& call) {
-  if (f == WeightFormat::bf16) return call(Phases<WeightFormat::bf16>{});
-  if (f == WeightFormat::fp8) return call(Phases<WeightFormat::fp8>{});
-  call(Phases<WeightFormat::mxfp4>{});
-}
 
 struct Run {
   const Plan& plan;
@@ -391,6 +385,11 @@ uint32_t max_step_tokens(const DecoderSpec& c) {
   return 1;
 }
 
+uint32_t max_product_rows(int64_t cols) {
+  const int64_t room = shared_of_block() - small_batch::least_bytes(8);
+  return uint32_t(std::clamp<int64_t>(room / weight_tiles::vector_stride(uint32_t(cols)), 0, 8));
+}
+
 void check_supported(const DecoderSpec& c) {
   const auto at_most = [](const char* what, int64_t found, int64_t most) {
     if (found > most)
@@ -504,10 +503,15 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
     if (wanted(kEmbed)) r.gather(*step.sequences);
   }
   if (wanted(kEmbed)) r.embed_tokens();
+  const auto keep = [&](uint32_t layers) {
+    if (step.states != nullptr)
+      keep_states(*step.states, layers, buffers.x, buffers.x_stride, step.T, plan.hidden, stream);
+  };
   const auto begin_layer = [&](const Layer* done, const Layer* next) {
     next != nullptr ? r.add_residual_and_norm(done, next->attn_norm, &next->qkv)
                     : r.add_residual_and_norm(done, nullptr, nullptr);
   };
+  if (wanted(kEmbed)) keep(0);
   if (wanted(kEmbed, heads) && plan.layers > 0) begin_layer(nullptr, &model.layers[0]);
   for (uint32_t i = 0; i < plan.layers; ++i) {
     const Layer& l = model.layers[i];
@@ -525,6 +529,7 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
     const bool later = plan.adds_later();
     if (wanted(kDown, channels)) r.down(l, i), begin_layer(&l, later ? nullptr : next), r.add_branch(l.mlp_post_norm);
     if (wanted(kDown) && plan.b.branch != nullptr && next != nullptr) begin_layer(nullptr, next);
+    if (wanted(kDown)) keep(i + 1);
     if (!wanted(kDown, several)) continue;
     add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
     if (next != nullptr) begin_layer(nullptr, next);

@@ -23,6 +23,9 @@ int64_t bank_choices(const DecoderSpec& config);
 // Tokens of a step that fit into the shared memory of this thread's GPU: 16, 8 or 1.
 uint32_t max_step_tokens(const DecoderSpec& config);
 
+// Rows of a product of several rows with `cols` columns that fit into that shared memory: 0 to 8.
+uint32_t max_product_rows(int64_t cols);
+
 // Places the arrays of `Buffers` one after the other in memory of zeros, for as many GPUs as its `ranks` say; returns
 // their bytes.
 int64_t lay_out(const DecoderSpec& config, uint32_t capacity, char* memory, Buffers& buffers);
@@ -41,6 +44,7 @@ enum PhaseBit : uint32_t {
 
 struct BatchedSequences;  // batched_sequences.h
 struct RowLaunch;         // row_kernel.h
+struct KeptStates;        // head_launches.h
 struct Step {
   uint32_t T = 1;                               // tokens; at most max_step_tokens
   uint32_t head_rows = 1;                       // the number of last tokens whose logits are computed: 0, 1 or T
@@ -53,6 +57,8 @@ struct Step {
   bool draft = false;
   // the row kernel, which computes steps of at most 8 tokens in place of the launches
   const RowLaunch* row_kernel = nullptr;
+  // Where a draft head's hidden states of all T tokens are kept. The row kernel keeps none.
+  const KeptStates* states = nullptr;
 };
 // Appends state.tokens[0 .. T), leaves the logits in buffers.logits and the id of the largest logit in state.tokens[0].
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream);

@@ -16,4 +16,11 @@ template <WeightFormat F> struct Phases {
   static void down(const Down& p, const ChoiceSums& sums, Stream stream);
 };
 
+// Calls `call` with the launches of this format.
+template <class Call> void with_phases(WeightFormat f, Call&& call) {
+  if (f == WeightFormat::bf16) return call(Phases<WeightFormat::bf16>{});
+  if (f == WeightFormat::fp8) return call(Phases<WeightFormat::fp8>{});
+  call(Phases<WeightFormat::mxfp4>{});
+}
+
 }  // namespace ingot::decode

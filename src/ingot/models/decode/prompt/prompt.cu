@@ -7,6 +7,7 @@
 #include "ingot/kernels/grouped/schedule.h"
 #include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/batch/batch.h"
+#include "ingot/models/decode/draft_head/head_launches.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/phased/e4m3_inputs.cuh"
 #include "ingot/models/decode/phased/vector_stages.h"
@@ -157,6 +158,11 @@ struct Run {
       launch("prompt embedding", prompts::embed_rows_kernel, p.T,
              prompts::ScaledRows{m.embed, b.ids, b.x, stride, uint32_t(c.hidden), float(c.embedding_scale)});
     norm(first);
+  }
+  // The residual stream behind `layers` layers.
+  void keep(size_t layers) {
+    if (p.states != nullptr)
+      keep_states(*p.states, uint32_t(layers), b.x, stride, uint32_t(p.T), uint32_t(c.hidden), stream);
   }
   void product(const Matrix& w, const float* bias, const Tensor& x, const Tensor& y, bool add = false,
                const int32_t* offsets = nullptr) {
@@ -412,6 +418,7 @@ void run_prompt(const Model& m, const Buffers& buffers, const PromptBuffers& b, 
   for (size_t i = 0; i < m.layers.size(); ++i) {
     const Layer& l = m.layers[i];
     i == 0 ? r.embed(l.attn_norm) : r.norm_after_mlp(m.layers[i - 1], l.attn_norm, i - 1);
+    r.keep(i);
     if (ranks.of(ranks.heads)) r.attend(l, i);
     r.norm_after_output(l, i);
     if (!l.experts) {
@@ -423,6 +430,7 @@ void run_prompt(const Model& m, const Buffers& buffers, const PromptBuffers& b, 
   }
   const bool all_rows = is_step || (p.sequences == nullptr && p.head_rows > 1);
   r.norm_after_mlp(m.layers.back(), all_rows ? m.norm : nullptr, m.layers.size() - 1);
+  r.keep(m.layers.size());
   if (all_rows && ranks.of(ranks.ids)) {
     r.product(m.head, nullptr, r.normed(), r.matrix(b.logits, DType::f32, p.T, m.head.rows, m.config.vocab));
     r.cap(p.T);

@@ -71,6 +71,7 @@ struct Prompt {
   int device;
   const BatchedSequences* sequences = nullptr;
   std::span<const PromptPart> parts = {};
+  const KeptStates* states = nullptr;  // as in Step, of all T rows
 };
 void run_prompt(const Model& model, const Buffers& buffers, const PromptBuffers& p, const Prompt& prompt,
                 Stream stream);

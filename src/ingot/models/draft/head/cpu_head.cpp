@@ -26,19 +26,16 @@ HeadCache::HeadCache(const HeadConfig& c, int64_t capacity) : arena_(bytes(c, ca
 void HeadCache::truncate(int64_t length) {
   INGOT_CHECK(length >= 0 && length <= this->length(), "draft head: found a length of ", length,
               " to go back to, expected 0 to ", this->length());
-  if (length == this->length()) return;
-  ids_.resize(size_t(length));
-  rows_ = std::min(rows_, std::max<int64_t>(0, length - 1));  // the last token's row needs the token after it
+  rows_.truncate(length);
 }
 
 void HeadCache::copy_from(const HeadCache& from, int64_t length) {
-  ids_.assign(from.ids_.begin(), from.ids_.begin() + length);
-  rows_ = std::min(from.rows_, std::max<int64_t>(0, length - 1));
+  rows_.copy_from(from.rows_, length);
   const auto copy_rows = [](const Tensor& source, const Tensor& to, int64_t n) {
     if (n > 0) copy({.from = source.slice(0, 0, n), .to = to.slice(0, 0, n)}, {});
   };
   copy_rows(from.features_, features_, length);
-  copy_rows(from.keys_, keys_, rows_), copy_rows(from.values_, values_, rows_);
+  copy_rows(from.keys_, keys_, rows_.computed), copy_rows(from.values_, values_, rows_.computed);
 }
 
 // --- memory of a call ----------------------------------------------------------------------------------------------
@@ -205,16 +202,16 @@ void CpuHead::append(std::span<const int32_t> ids, HeadCache& cache) {
   const int64_t T = int64_t(ids.size()), begin = cache.length();
   INGOT_CHECK(T >= 1 && T <= impl_->batch && begin + T <= cache.features_.size(0), "draft head: found ", T,
               " tokens behind ", begin, ", expected at most ", impl_->batch, " and room for them");
-  if (cache.rows_ == begin && begin > 0 && cache.after_last_ != ids[0]) --cache.rows_;
   impl_->project(T, cache.features_.slice(0, begin, begin + T));
-  cache.ids_.insert(cache.ids_.end(), ids.begin(), ids.end());
+  cache.rows_.append(ids);
 }
 
 void CpuHead::compute_rows(HeadCache& cache) {
-  while (cache.rows_ < cache.length() - 1) {
-    const int64_t T = std::min(impl_->batch, cache.length() - 1 - cache.rows_);
-    impl_->store_rows(cache.rows_, std::span(cache.ids_).subspan(size_t(cache.rows_ + 1), size_t(T)), cache);
-    cache.rows_ += T;
+  HeadRows& rows = cache.rows_;
+  while (rows.computed < cache.length() - 1) {
+    const int64_t T = std::min(impl_->batch, cache.length() - 1 - rows.computed);
+    impl_->store_rows(rows.computed, std::span(rows.ids).subspan(size_t(rows.computed + 1), size_t(T)), cache);
+    rows.computed += T;
   }
 }
 
@@ -230,8 +227,8 @@ std::vector<int32_t> CpuHead::draft(HeadCache& cache, int32_t next, int64_t coun
     impl_->run_layer(n - 1 + i, token, i == 0 ? cache.features_.slice(0, n - 1, n) : impl_->all.x, cache);
     ids.push_back(impl_->likeliest());
   }
-  cache.rows_ = n;
-  cache.after_last_ = next;
+  cache.rows_.computed = n;
+  cache.rows_.after_last = next;
   return ids;
 }
 

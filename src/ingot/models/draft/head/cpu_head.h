@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 
+#include "ingot/models/draft/head/head_rows.h"
 #include "ingot/models/draft/head/head_weights.h"
 
 namespace ingot::draft {
@@ -16,7 +17,7 @@ class HeadCache {
  public:
   HeadCache(const HeadConfig& config, int64_t capacity);  // of so many tokens
   static int64_t bytes(const HeadConfig& config, int64_t capacity);
-  int64_t length() const { return int64_t(ids_.size()); }
+  int64_t length() const { return rows_.length(); }
   void truncate(int64_t length);
   void copy_from(const HeadCache& from, int64_t length);  // its first tokens; both caches have the same sizes
 
@@ -25,9 +26,7 @@ class HeadCache {
   Arena arena_;
   Tensor features_;       // (capacity, C)
   Tensor keys_, values_;  // (capacity, Hkv, D)
-  std::vector<int32_t> ids_;
-  int64_t rows_ = 0;         // rows computed from the target's features; at most length()
-  int32_t after_last_ = -1;  // the token of row length() - 1, where this row is computed
+  HeadRows rows_;
 };
 
 class CpuHead {

@@ -11,6 +11,7 @@ namespace ingot::draft {
 namespace {
 
 using testing::DefinedHead;
+using testing::HeadCase;
 using testing::RandomHead;
 using Ids = std::vector<int32_t>;
 using Row = std::vector<double>;
@@ -63,41 +64,8 @@ struct Text {
   }
 };
 
-const char* const kLlama3 =
-    R"("rope_theta": 500000, "rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 16})";
-const char* const kYarn =
-    R"("rope_parameters": {"rope_type": "yarn", "rope_theta": 10000, "factor": 32, "original_max_position_embeddings": 8})";
-
-struct Case {
-  const char* name;
-  RandomHead head;
-  HeadOptions options;
-};
-std::vector<Case> cases() {
-  std::vector<Case> all;
-  const auto add = [&](const char* name, const std::function<void(Case&)>& change) {
-    all.push_back({.name = name, .head = {}, .options = {}});
-    change(all.back());
-  };
-  add("plain", [](Case&) {});
-  add("norm_before_fc", [](Case& c) { c.head.norm_before_fc = true; });
-  add("fc_norm and norm_output", [](Case& c) { c.head.fc_norm = c.head.norm_output = true; });
-  add("norm_before_residual", [](Case& c) { c.head.norm_before_residual = true; });
-  add("llama3", [](Case& c) { c.head.rope = kLlama3; });
-  add("yarn", [](Case& c) { c.head.rope = kYarn; });
-  add("a window", [](Case& c) { c.options.window = 5; });
-  add("the target's vocabulary and head", [](Case& c) { c.head.draft_vocab = c.head.vocab; });
-  add("an embedding of its own", [](Case& c) { c.head.own_embedding = true; });
-  add("two boundaries in the other order", [](Case& c) { c.head.boundaries = {2, 1}; });
-  add("as many key heads as query heads, and all flags", [](Case& c) {
-    c.head.kv_heads = 4, c.head.prefix = "layers.0.";
-    c.head.norm_before_fc = c.head.norm_output = c.head.norm_before_residual = true;
-  });
-  return all;
-}
-
 TEST(CpuHead, GuessesAreThoseOfTheDefinitionForEveryKindOfHead) {
-  for (const Case& c : cases()) {
+  for (const HeadCase& c : testing::head_cases()) {
     SCOPED_TRACE(c.name);
     const Opened o(c.head, c.options);
     CpuHead head(o.head, target().weights, kBatch, kTokens + 8);
@@ -124,7 +92,7 @@ TEST(CpuHead, GuessesAreThoseOfTheDefinitionForEveryKindOfHead) {
 }
 
 TEST(CpuHead, ACacheAfterDraftsAndTruncationsIsThatOfItsTokensAlone) {
-  for (const Case& c : cases()) {
+  for (const HeadCase& c : testing::head_cases()) {
     SCOPED_TRACE(c.name);
     const Opened o(c.head, c.options);
     CpuHead head(o.head, target().weights, kBatch, kTokens + 8);

@@ -222,4 +222,38 @@ class DefinedHead {
   WeightMatrix embed_, head_;
 };
 
+inline const char* const kLlama3Rope =
+    R"("rope_theta": 500000, "rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 16})";
+inline const char* const kYarnRope =
+    R"("rope_parameters": {"rope_type": "yarn", "rope_theta": 10000, "factor": 32, "original_max_position_embeddings": 8})";
+
+// Every property of a head that changes what it computes.
+struct HeadCase {
+  const char* name;
+  RandomHead head;
+  draft::HeadOptions options;
+};
+inline std::vector<HeadCase> head_cases() {
+  std::vector<HeadCase> all;
+  const auto add = [&](const char* name, const std::function<void(HeadCase&)>& change) {
+    all.push_back({.name = name, .head = {}, .options = {}});
+    change(all.back());
+  };
+  add("plain", [](HeadCase&) {});
+  add("norm_before_fc", [](HeadCase& c) { c.head.norm_before_fc = true; });
+  add("fc_norm and norm_output", [](HeadCase& c) { c.head.fc_norm = c.head.norm_output = true; });
+  add("norm_before_residual", [](HeadCase& c) { c.head.norm_before_residual = true; });
+  add("llama3", [](HeadCase& c) { c.head.rope = kLlama3Rope; });
+  add("yarn", [](HeadCase& c) { c.head.rope = kYarnRope; });
+  add("a window", [](HeadCase& c) { c.options.window = 5; });
+  add("the target's vocabulary and head", [](HeadCase& c) { c.head.draft_vocab = c.head.vocab; });
+  add("an embedding of its own", [](HeadCase& c) { c.head.own_embedding = true; });
+  add("two boundaries in the other order", [](HeadCase& c) { c.head.boundaries = {2, 1}; });
+  add("as many key heads as query heads, and all flags", [](HeadCase& c) {
+    c.head.kv_heads = 4, c.head.prefix = "layers.0.";
+    c.head.norm_before_fc = c.head.norm_output = c.head.norm_before_residual = true;
+  });
+  return all;
+}
+
 }  // namespace ingot::testing
