@@ -46,6 +46,10 @@ class Case:
         return [len(self.lengths), self.lengths[0]] if self.regular else [sum(self.lengths)]
 
     @property
+    def native_form(self):  # as flash_attn_func calls the kernels, where all lengths are equal
+        return self.form + 2 * self.regular
+
+    @property
     def flops(self):
         return sum(n * (n + 1) // 2 for n in self.lengths) * self.heads * self.width * (10 if self.backward else 4)
 
@@ -85,14 +89,14 @@ class Buffers:
 
     def ours(self, native):
         case, size = self.case, ctypes.c_int64(0)
-        native.attention_workspace(len(case.lengths), self.tokens, case.heads, case.width, case.form, ctypes.byref(size))
+        native.attention_workspace(len(case.lengths), self.tokens, case.heads, case.kv_heads, case.width, case.native_form, ctypes.byref(size))
         workspace = torch.empty(size.value, dtype=torch.uint8, device="cuda")
 
         def run(i, backward):
             i %= SETS
             more = [self.upstream[i], *self.gradients[i], workspace] if backward else [None] * 5
             native.attention(*map(pointer, self.inputs[i]), pointer(self.cu), len(case.lengths), pointer(self.out[i]), pointer(self.lse[i]),
-                             *map(pointer, more), self.tokens, case.heads, case.kv_heads, case.width, case.form, stream())
+                             *map(pointer, more), self.tokens, case.heads, case.kv_heads, case.width, case.native_form, stream())
         if case.backward:
             for i in range(SETS):
                 run(i, False)

@@ -8,7 +8,7 @@ from ._second_order import gradients, with_formula
 from ._op import dense, expect_tensors, expect_tensors_or_none, register, sum_dtype
 
 _SCHEMA = ("Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? sinks, float scale, float softcap, int window, bool causal, "
-           "bool deterministic")
+           "bool deterministic, bool regular")
 
 
 def _heads(t):
@@ -27,12 +27,13 @@ def _narrow_on_cpu(q):
     return not q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
 
 
-def run_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, deterministic):
-    """Returns out (Tq, H, D), and lse (H, Tq) in fp32 (fp64 for fp64). `deterministic` concerns the backward pass."""
+def run_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, deterministic, regular):
+    """Returns out (Tq, H, D), and lse (H, Tq) in fp32 (fp64 for fp64). `deterministic` and `regular` (every segment has
+    Tq / S queries and Tk / S keys) concern the backward pass."""
     if _narrow_on_cpu(q):
         _check_dtypes(q, k, v)
         wide = (q.float(), k.float(), v.float(), cu_q, cu_k, None if sinks is None else sinks.float())
-        out, lse = run_attention(*wide, scale, softcap, window, causal, deterministic)
+        out, lse = run_attention(*wide, scale, softcap, window, causal, deterministic, regular)
         return out.to(q.dtype), lse
     q, k, v = _heads(q), _heads(k), _heads(v)
     out = torch.empty(q.shape[:2] + v.shape[2:], dtype=q.dtype, device=q.device)
@@ -51,31 +52,31 @@ def _sinks_for(sinks, q):
     return None if sinks is None else sinks.to(sum_dtype(q.dtype)).contiguous()
 
 
-def run_attention_backward(dout, dlse, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
+def run_attention_backward(dout, dlse, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic, regular):
     """Returns dq, dk, dv, and dsinks in the type of sums (empty without sinks). dout (Tq, H, D) and dlse (H, Tq), or None, are the gradients of out and lse."""
     if _narrow_on_cpu(q):
         wide_dout, *wide = [None if t is None else t.float() for t in (dout, q, k, v)]
         found = run_attention_backward(wide_dout, dlse, *wide, cu_q, cu_k, None if sinks is None else sinks.float(), out.float(), lse, scale,
-                                       softcap, window, causal, deterministic)
+                                       softcap, window, causal, deterministic, regular)
         return tuple(g.to(q.dtype) for g in found[:3]) + found[3:]
     dout, q, k, v, out = (_heads(t) for t in (dout, q, k, v, out))
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     dsinks = torch.zeros(0 if sinks is None else q.shape[1], dtype=sum_dtype(q.dtype), device=q.device)
     _C.attention_backward(dout, q, k, v, cu_q, cu_k, _sinks_for(sinks, q), out, lse, dense(dlse), dq, dk, dv, None if sinks is None else dsinks, scale,
-                          softcap, window, causal, deterministic)
+                          softcap, window, causal, deterministic, regular)
     return dq, dk, dv, dsinks
 
 
-def _fake_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, deterministic):
+def _fake_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, deterministic, regular):
     return q.new_empty(q.shape[:2] + v.shape[2:]), q.new_empty(q.shape[1], q.shape[0], dtype=sum_dtype(q.dtype))
 
 
-def _fake_attention_backward(dout, dlse, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
+def _fake_attention_backward(dout, dlse, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic, regular):
     dsinks = q.new_empty(0 if sinks is None else q.shape[1], dtype=sum_dtype(q.dtype))
     return *(t.new_empty(t.shape) for t in (q, k, v)), dsinks
 
 
-def _backward_formula(dout, dlse, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
+def _backward_formula(dout, dlse, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic, regular):
     def forward(q, k, v, sinks):
         return _plain.attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal)
 
@@ -100,10 +101,10 @@ def _setup(ctx, inputs, output):
 def _gradients(ctx, dout, dlse):
     q, k, v, cu_q, cu_k, sinks, out, lse = ctx.saved_tensors
     if dout is None and dlse is None:
-        return (None,) * 11
+        return (None,) * 12
     dout = torch.zeros_like(out) if dout is None else dout
     dq, dk, dv, dsinks = attention_backward_op(dout, dlse, q, k, v, cu_q, cu_k, sinks, out, lse, *ctx.options)
-    return dq, dk, dv, None, None, None if sinks is None else dsinks.to(sinks.dtype), None, None, None, None, None
+    return dq, dk, dv, None, None, None if sinks is None else dsinks.to(sinks.dtype), None, None, None, None, None, None
 
 
 attention_op = register(f"attention({_SCHEMA}) -> (Tensor, Tensor)", run_attention, _fake_attention, _gradients, _setup)
@@ -146,12 +147,12 @@ def _autocast(q, k, v):
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t for t in (q, k, v))
 
 
-def _attention(q, k, v, cu_q, cu_k, sinks, softmax_scale, softcap, window, causal, deterministic):
+def _attention(q, k, v, cu_q, cu_k, sinks, softmax_scale, softcap, window, causal, deterministic, regular):
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     q, k, v = _autocast(q, k, v)
     if _plain.needed():
         return _plain.attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal)
-    return attention_op(q, k, v, cu_q, cu_k, sinks, scale, float(softcap), window, causal, bool(deterministic))
+    return attention_op(q, k, v, cu_q, cu_k, sinks, scale, float(softcap), window, causal, bool(deterministic), regular)
 
 
 def _regular_offsets(batch, length, device):
@@ -196,7 +197,7 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     if k.shape[0] != batch or v.shape[:2] != k.shape[:2]:
         raise ValueError(f"{op}: found q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}, expected one batch, and keys as many as values")
     out, lse = _attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), _offsets(batch, queries, q), _offsets(batch, keys, q),
-                          sinks, softmax_scale, softcap, window, causal, deterministic)
+                          sinks, softmax_scale, softcap, window, causal, deterministic, regular=True)
     out = out.unflatten(0, (batch, queries))
     return (out, lse.unflatten(1, (batch, queries)).transpose(0, 1), None) if return_attn_probs else out
 
@@ -218,5 +219,5 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=Non
             found = f"{cu.dtype} of shape {tuple(cu.shape)}" if isinstance(cu, torch.Tensor) else type(cu).__name__
             raise ValueError(f"{op}: {name}: found {found}, expected int32 of one dimension")
     window, causal = _window(op, window_size, causal)
-    out, lse = _attention(q, k, v, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), sinks, softmax_scale, softcap, window, causal, deterministic)
+    out, lse = _attention(q, k, v, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), sinks, softmax_scale, softcap, window, causal, deterministic, regular=False)
     return (out, lse, None) if return_attn_probs else out

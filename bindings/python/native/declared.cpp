@@ -150,7 +150,8 @@ void declare_ops(nb::module_& m) {
           heads("dq", &DAttention::dq), heads("dk", &DAttention::dk), heads("dv", &DAttention::dv),
           numbers("dsinks", &DAttention::dsinks), option("scale", &DAttention::scale),
           option("softcap", &DAttention::softcap), option("window", &DAttention::window),
-          option("causal", &DAttention::causal), option("deterministic", &DAttention::deterministic));
+          option("causal", &DAttention::causal), option("deterministic", &DAttention::deterministic),
+          option("regular", &DAttention::regular));
 
   // dw and db accumulate, or are set.
   declare(m, "grouped_linear", Native<ExpertLinear>{"EXPERT_LINEAR", INGOT_BUILT(EXPERT_LINEAR, &expert_linear)},

@@ -106,8 +106,8 @@ def test_opcheck(device):
     cu = torch.tensor([0, 9, 20], dtype=torch.int32, device=device)
     sinks = torch.zeros(4, device=device, requires_grad=True)
     for s in (None, sinks):
-        torch.library.opcheck(torch.ops.ingot.attention.default, (q, k, v, cu, cu, s, 0.125, 0.0, 6, True, True))
-    torch.library.opcheck(torch.ops.ingot.attention.default, (q, k, v, cu, cu, None, 0.125, 0.0, 0, True, False))
+        torch.library.opcheck(torch.ops.ingot.attention.default, (q, k, v, cu, cu, s, 0.125, 0.0, 6, True, True, False))
+    torch.library.opcheck(torch.ops.ingot.attention.default, (q, k, v, cu, cu, None, 0.125, 0.0, 0, True, False, False))
 
 
 def test_an_earlier_call_under_another_mode_has_no_effect(device):
@@ -207,7 +207,7 @@ def test_the_plain_form_is_the_kernels(device):
     q, k, v = operands(torch.device("cpu"), (30, 4, 16), (45, 2, 16), (45, 2, 16))
     cu_q, cu_k = (torch.tensor(c, dtype=torch.int32) for c in ([0, 20, 30], [0, 11, 45]))
     for window, causal, sinks in ((0, False, None), (0, True, None), (4, True, None), (4, True, torch.randn(4))):
-        out, lse = torch.ops.ingot.attention(q, k, v, cu_q, cu_k, sinks, 0.3, 0.0, window, causal, True)
+        out, lse = torch.ops.ingot.attention(q, k, v, cu_q, cu_k, sinks, 0.3, 0.0, window, causal, True, False)
         plain, plain_lse = _plain.attention(q, k, v, cu_q, cu_k, sinks, 0.3, 0.0, window, causal)
         torch.testing.assert_close(out, plain, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(lse, plain_lse, rtol=1e-5, atol=1e-5)

@@ -122,6 +122,18 @@ void check_keys(const Attention& a) {
   }
 }
 
+// All segments have equally many rows. Offsets on a GPU are not read.
+void check_regular(const char* op, const char* name, const Tensor& t, const Tensor& cu) {
+  const int64_t segments = cu.size(0) - 1, rows = t.size(0);
+  if (segments == 0) return;
+  INGOT_CHECK(rows % segments == 0, op, ": found ", rows, " rows of ", name, " in ", segments,
+              " segments, expected a multiple where segments are regular");
+  if (t.device.kind != Device::cpu) return;
+  for (int64_t s = 0; s < segments; ++s)
+    INGOT_CHECK_EQ(int64_t(cu.ptr<int32_t>()[s + 1] - cu.ptr<int32_t>()[s]), rows / segments, op, ": rows of ", name,
+                   " in regular segment ", s);
+}
+
 void check_backward(const AttentionBackward& a) {
   const char* op = "attention_backward";
   check_common(op, a);
@@ -138,6 +150,10 @@ void check_backward(const AttentionBackward& a) {
   INGOT_CHECK_EQ(a.dv.size(0), a.k.size(0), op, ": rows of dv");
   if (a.q.device.kind == Device::cpu)
     INGOT_CHECK_LE(last_offset(a.cu_k ? a.cu_k : a.cu_q), a.k.size(0), op, ": last entry of cu_k");
+  if (a.regular) {
+    check_regular(op, "q", a.q, a.cu_q);
+    check_regular(op, "k", a.k, a.cu_k ? a.cu_k : a.cu_q);
+  }
   if (a.dlse) {
     check_lse(op, "dlse", a.dlse, a.q);
     INGOT_CHECK(!a.has_delta, op, ": found dlse beside has_delta, expected one of them");

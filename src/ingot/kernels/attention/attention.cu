@@ -111,18 +111,18 @@ namespace {
 int64_t delta_bytes(const AttentionBackward& a) {
   return (a.q.size(0) * a.q.size(1) * int64_t(sizeof(float)) + 15) / 16 * 16;
 }
-int64_t query_sum_bytes([[maybe_unused]] const AttentionBackward& a) {
+int64_t backward_bytes([[maybe_unused]] const AttentionBackward& a) {
 #ifdef INGOT_EMULATE
   return 0;
 #else
-  const int64_t bytes = attention_hopper::query_sum_bytes(a);
+  const int64_t bytes = attention_hopper::backward_bytes(a);
   return bytes > 0 && attention_variant(gpu::device_limits(a.q.device)) == AttentionVariant::hopper ? bytes : 0;
 #endif
 }
 
 }  // namespace
 
-int64_t attention_backward_workspace_bytes(const AttentionBackward& a) { return delta_bytes(a) + query_sum_bytes(a); }
+int64_t attention_backward_workspace_bytes(const AttentionBackward& a) { return delta_bytes(a) + backward_bytes(a); }
 
 void attention_backward(const AttentionBackward& a, Stream stream) {
   const char* op = "attention_backward";
@@ -139,10 +139,8 @@ void attention_backward(const AttentionBackward& a, Stream stream) {
   if (a.q.size(0) > 0) attention_row_sums(a, delta, a.q.size(0), stream);
 #ifndef INGOT_EMULATE
   if (variant == AttentionVariant::hopper) {
-    float* const sums = query_sum_bytes(a) == 0
-                            ? nullptr
-                            : reinterpret_cast<float*>(static_cast<char*>(a.workspace.data) + delta_bytes(a));
-    return attention_hopper::backward(a, delta, sums, stream);
+    void* const memory = backward_bytes(a) == 0 ? nullptr : static_cast<char*>(a.workspace.data) + delta_bytes(a);
+    return attention_hopper::backward(a, delta, memory, stream);
   }
 #endif
   attention_portable::backward(a, delta, gpu::device_limits(a.q.device), stream);

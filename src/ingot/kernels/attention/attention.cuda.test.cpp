@@ -15,6 +15,7 @@
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/attention/attention_fp64.test.h"
 #include "ingot/kernels/attention/claim_slots.h"
+#include "ingot/kernels/attention/hopper/score_panels.h"
 #include "ingot/kernels/attention/parts/tiles.h"
 #include "ingot/kernels/attention/variant.h"
 #include "ingot/testing/device_buffer.h"
@@ -82,6 +83,46 @@ TEST(AttentionTiles, RangesHoldExactlyWhatRowsSee) {
             for (int64_t i = 0; i < queries; ++i) EXPECT_EQ(sees(i, j), i >= r.begin && i < r.end) << i << ' ' << j;
           }
         }
+}
+
+using cuda::attention_hopper::panels_of;
+using cuda::attention_hopper::plan_scores;
+
+// dQ's kernel reads all 16 panels of each tile of 128 queries that sees a key of a tile of 128 keys.
+TEST(AttentionScores, EveryTileOfQueriesThatSeesAKeyHasPanels) {
+  for (int64_t queries : {1, 100, 128, 700})
+    for (int64_t keys : {1, 128, 300, 900})
+      for (int64_t window : {0, 1, 129, 600})
+        for (bool causal : {true, false}) {
+          if (!causal && window > 0) continue;
+          int64_t sum = 0;
+          for (int64_t first = 0; first < keys; first += 128) {
+            const auto panels = panels_of(first, queries, keys, causal, window);
+            sum += panels.end - panels.begin;
+            EXPECT_EQ(panels.begin % 16, 0);
+            EXPECT_EQ(panels.end % 16, 0);
+            for (int64_t row = 0; row < queries; row += 128) {
+              const auto seen = detail::keys_seen(row, std::min(row + 128, queries), queries, keys, causal, window);
+              const bool sees = seen.end > first && seen.begin < std::min(first + 128, keys) && seen.end > seen.begin;
+              EXPECT_EQ(row / 8 >= panels.begin && row / 8 + 16 <= panels.end, sees)
+                  << queries << ' ' << keys << ' ' << window << ' ' << causal << ' ' << first << ' ' << row;
+            }
+          }
+          EXPECT_EQ(sum, cuda::attention_hopper::panels_of_segment(queries, keys, causal, window));
+        }
+}
+
+TEST(AttentionScores, HeadsAreTakenTogetherAsMemoryAndBalanceAllow) {
+  // 8,192 queries: 33,280 panels, of 2 KB, per segment
+  EXPECT_EQ(plan_scores(1, 8192, 8192, 1, 1, true, 0).panels, 33280);
+  EXPECT_EQ(plan_scores(2, 8192, 8192, 16, 1, true, 0).key_heads, 6);  // 7 have room: 6, 6 and 4
+  EXPECT_EQ(plan_scores(1, 8192, 8192, 10, 1, true, 0).key_heads, 10);
+  EXPECT_EQ(plan_scores(1, 8192, 8192, 32, 1, true, 0).key_heads, 11);  // 15 have room
+  EXPECT_EQ(plan_scores(1, 8192, 8192, 8, 4, true, 0).key_heads, 0);    // 3 heads of 64 tiles at a time
+  EXPECT_EQ(plan_scores(1, 65536, 65536, 8, 1, true, 0).key_heads, 0);  // not a single head
+  EXPECT_EQ(plan_scores(1, 65536, 65536, 8, 1, true, 256).key_heads, 8);
+  EXPECT_EQ(plan_scores(3, 0, 100, 8, 1, true, 0).key_heads, 0);
+  EXPECT_EQ(plan_scores(3, 100, 0, 8, 1, true, 0).key_heads, 0);
 }
 
 // Everything below needs a GPU.
@@ -179,12 +220,103 @@ TEST_P(AttentionCudaNumbers, OfGradientsMatchFp64) {
             << " of what is allowed\n";
 }
 
+// Segments of equal lengths, whose backward pass stores dS: the ends of tiles of queries and of keys, queries without a
+// visible key, keys without a query, windows, several heads of a key head.
+TEST_F(AttentionCuda, GradientsOfRegularSegmentsMatchFp64) {
+  const Case some[] = {
+      {.queries = {64}, .keys = {64}, .heads = 1, .causal = false},
+      {.queries = {1}, .keys = {1}, .heads = 1},
+      {.queries = {300}, .keys = {300}, .d = 72},
+      {.queries = {300, 300}, .keys = {300, 300}, .heads = 4, .kv_heads = 2, .gap = 8},
+      {.queries = {300, 300}, .keys = {300, 300}, .window = 128, .sinks = true},
+      {.queries = {300, 300, 300}, .keys = {300, 300, 300}, .window = 5},
+      {.queries = {700}, .keys = {700}, .d = 96, .window = 1},
+      {.queries = {140, 140}, .keys = {390, 390}, .heads = 4, .kv_heads = 4},
+      {.queries = {240, 240}, .keys = {111, 111}, .sinks = true},
+      {.queries = {240, 240}, .keys = {111, 111}, .window = 30},
+      {.queries = {133, 133}, .keys = {250, 250}, .causal = false},
+      {.queries = Lengths(40, 17), .keys = Lengths(40, 17), .heads = 3, .kv_heads = 3, .type = DType::f16},
+      {.queries = {900}, .keys = {900}, .heads = 6, .kv_heads = 2, .type = DType::f16},
+      {.queries = {20, 20}, .keys = {0, 0}},
+  };
+  double closest[3] = {};
+  for (Case c : some) {
+    if (c.d == 64) c.d = 128;
+    c.regular = true;
+    SCOPED_TRACE(::testing::PrintToString(c));
+    Operands a(c);
+    attention(a.op(), {});
+    a.out.download(), a.lse.download();
+    std::optional<Definition> want;
+    for (Order order : {Order::fixed, Order::any}) expect_gradients(a, order, want, closest);
+  }
+  std::cout << "largest errors of dq, dk, dv: " << closest[0] << ' ' << closest[1] << ' ' << closest[2]
+            << " of what is allowed\n";
+}
+
+// A segment among others that hold NaN has the bits that the segment has alone; so does every repetition.
+TEST_F(AttentionCuda, RegularSegmentsRepeatBitForBitBesideOthers) {
+  for (int64_t window : {0, 100}) {
+    Operands alone(
+        {.queries = {300}, .keys = {300}, .heads = 4, .kv_heads = 2, .d = 128, .window = window, .regular = true});
+    Operands beside({.queries = {300, 300, 300},
+                     .keys = {300, 300, 300},
+                     .heads = 4,
+                     .kv_heads = 2,
+                     .d = 128,
+                     .window = window,
+                     .regular = true});
+    const auto between_nans = [](DeviceBuffer& from, DeviceBuffer& to) {
+      std::vector<double> x(size_t(to.host().numel()), NAN);
+      const auto part = values(from.host());
+      std::copy(part.begin(), part.end(), x.begin() + ptrdiff_t(part.size()));
+      testing::assign(to.host(), x);
+      to.upload();
+    };
+    for (auto [from, to] : {std::pair{&alone.q, &beside.q}, {&alone.k, &beside.k}, {&alone.v, &beside.v}})
+      between_nans(*from, *to);
+    attention(alone.op(), {});
+    attention(beside.op(), {});
+    Gradients one(alone), three(beside);
+    between_nans(one.dout, three.dout);
+    one.run();
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      three.run();
+      EXPECT_EQ(values(three.dq.host().slice(0, 300, 600)), values(one.dq.host()));
+      EXPECT_EQ(values(three.dk.host().slice(0, 300, 600)), values(one.dk.host()));
+      EXPECT_EQ(values(three.dv.host().slice(0, 300, 600)), values(one.dv.host()));
+    }
+  }
+}
+
+// Long segments, whose heads are taken a few at a time: dk and dv have the bits of the form that computes the scores
+// twice, and dq differs by the order of its sums.
+TEST_F(AttentionCuda, RegularSegmentsMatchTheFormWithoutStoredScores) {
+  const int64_t heads = 17;
+  Case c{.queries = {8192}, .keys = {8192}, .heads = heads, .kv_heads = heads, .d = 128};
+  Operands twice(c);
+  c.regular = true;
+  Operands stored(c);
+  attention(twice.op(), {});
+  attention(stored.op(), {});
+  Gradients want(twice), got(stored);
+  want.run(), got.run();
+  EXPECT_EQ(values(got.dk.host()), values(want.dk.host()));
+  EXPECT_EQ(values(got.dv.host()), values(want.dv.host()));
+  const auto x = values(want.dq.host());
+  double sum = 0;
+  for (double y : x) sum += y * y;
+  const auto seen = compare(got.dq.host(), x, 1e-3 * std::sqrt(sum / double(x.size())), 2.1 * roundoff(DType::bf16));
+  EXPECT_TRUE(seen.ok) << seen.message;
+}
+
 // A small case for slow tools such as sanitizers: blocks with several tiles, tiles of several steps, rows after a
 // segment's end.
 TEST_F(AttentionCuda, MatchesFp64Small) {
   const Case some[] = {
       {.queries = {300, 7}, .keys = {300, 7}, .heads = 4, .kv_heads = 2, .d = 64, .sinks = true},
       {.queries = {5, 140}, .keys = {200, 150}, .d = 128, .softcap = 20, .window = 100},
+      {.queries = {150, 150}, .keys = {150, 150}, .d = 128, .regular = true},
   };
   for (const Case& c : some) {
     SCOPED_TRACE(::testing::PrintToString(c));

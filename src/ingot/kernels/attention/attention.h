@@ -43,6 +43,9 @@ struct AttentionBackward {
   // On a GPU, without `deterministic` and without softcap, a single kernel computes all gradients of heads up to 128
   // wide and adds dq in any order, so its last bits may differ from call to call.
   bool deterministic = true;
+  // Every segment has Tq / S queries and Tk / S keys. The host does not read offsets on a GPU; a kernel may end with a
+  // trap where they say otherwise.
+  bool regular = false;
   Tensor workspace;  // u8, attention_backward_workspace_bytes(a); on a CPU none
   Tensor dlse;       // as lse: the gradient of lse, or left out; not beside has_delta
 };

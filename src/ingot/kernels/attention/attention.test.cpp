@@ -453,6 +453,21 @@ TEST(Attention, ErrorsNameBothValues) {
     attention_backward(op, {});
   });
   EXPECT_TRUE(of_lse.find("dlse of shape (4, 7)") != of_lse.npos && of_lse.find("(4, 10)") != of_lse.npos) << of_lse;
+  const std::string of_lengths = message([&] {
+    AttentionBackward op = a.backward_op();
+    op.regular = true;
+    attention_backward(op, {});
+  });
+  EXPECT_TRUE(of_lengths.find("segment 0") != of_lengths.npos && of_lengths.find('6') != of_lengths.npos &&
+              of_lengths.find('5') != of_lengths.npos)
+      << of_lengths;
+  Operands b({{6, 5}, {}, 4, 2, 8, 8}, DType::f32);
+  const std::string of_rows = message([&] {
+    AttentionBackward op = b.backward_op();
+    op.regular = true;
+    attention_backward(op, {});
+  });
+  EXPECT_TRUE(of_rows.find("11 rows of q in 2 segments") != of_rows.npos) << of_rows;
 }
 
 TEST(Attention, EveryOperandLiesOnOneDevice) {

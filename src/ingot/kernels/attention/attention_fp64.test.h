@@ -32,6 +32,7 @@ struct AttentionCase {
   double softcap = 0;
   int64_t window = 0;
   bool causal = true, sinks = false;
+  bool regular = false;         // told to the backward pass
   double size = 1.5;            // of q and k
   std::optional<double> scale;  // of the scores; left out: 1 / sqrt(d)
 };
@@ -42,7 +43,7 @@ inline std::ostream& operator<<(std::ostream& out, const AttentionCase& c) {
   for (int64_t n : c.keys) out << ' ' << n;
   return out << " heads " << c.heads << '/' << c.kv_heads << " d " << c.d << ' ' << c.type << " gap " << c.gap
              << " softcap " << c.softcap << " window " << c.window << " causal " << c.causal << " sinks " << c.sinks
-             << " size " << c.size << " scale " << c.scale.value_or(0);
+             << " regular " << c.regular << " size " << c.size << " scale " << c.scale.value_or(0);
 }
 
 // The operands of a case on a GPU, the same numbers in fp64 on the host, and their results in fp64.
@@ -290,7 +291,8 @@ template <class On> struct AttentionGradients {
                         .softcap = a.c.softcap,
                         .window = a.c.window,
                         .causal = a.c.causal,
-                        .deterministic = order != Order::any};
+                        .deterministic = order != Order::any,
+                        .regular = a.c.regular};
     if (a.c.sinks) b.sinks = a.sinks, b.dsinks = dsinks;
     return b;
   }

@@ -1,7 +1,8 @@
 #pragma once
-// The arguments of the kernels of the backward pass. The first kernel walks over queries and computes dQ, the second
-// walks over keys and computes dK and dV; both recompute P and dS. No sum is shared between blocks, and all sums have a
-// fixed order.
+// The arguments of the kernels of the backward pass. By default the first kernel walks over queries and computes dQ,
+// the second walks over keys and computes dK and dV; both recompute P and dS. No sum is shared between blocks, and all
+// sums have a fixed order. Two further forms compute P and dS once.
+#include "ingot/kernels/attention/hopper/stored_scores.h"
 #include "ingot/kernels/attention/hopper/walk.h"
 
 namespace ingot::cuda::attention_hopper {
@@ -25,8 +26,9 @@ struct KeyGradientParams {
   int64_t query_rows;  // of q and dout
   void *dk, *dv;
   Strides dk_strides, dv_strides;
-  bool add_dv;        // adds to the old value, also rounded
-  float* query_sums;  // sums of dQ (query_sums.cuh)
+  bool add_dv;          // adds to the old value, also rounded
+  float* query_sums;    // sums of dQ (query_sums.cuh)
+  StoredScores stored;  // dS (score_panels.h)
 };
 struct KeyGradientMaps {
   CUtensorMap q, dout, k, v;
@@ -53,5 +55,23 @@ struct QuerySumParams {
 };
 // Launched with a block of 128 threads for each place of 64 queries and each head.
 template <class T> void (*query_sums_kernel(int width))(const QuerySumParams);
+
+// dS by the kernel that walks over keys, up to 128 wide and without a cap; then dQ of dS.
+template <class T> KeyGradientKernel storing_gradient_kernel();
+struct QueryProductParams {
+  Walk walk;
+  StoredScores stored;
+  int64_t key_places;  // of the walk over keys
+  float scale;
+  int width;
+  void* dq;
+  Strides dq_strides;
+};
+struct QueryProductKernel {
+  void (*kernel)(const CUtensorMap, const QueryProductParams);
+  int rows, keys, threads;
+  int64_t smem;
+};
+template <class T> QueryProductKernel query_product_kernel();
 
 }  // namespace ingot::cuda::attention_hopper

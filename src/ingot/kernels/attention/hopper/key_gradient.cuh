@@ -14,13 +14,18 @@
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/attention/hopper/backward.h"
 #include "ingot/kernels/attention/hopper/query_sums.cuh"
+#include "ingot/kernels/attention/hopper/stored_scores.cuh"
 #include "ingot/kernels/attention/hopper/walk.cuh"
 #include "ingot/kernels/attention/parts/fragments.cuh"
 
 namespace ingot::cuda::attention_hopper {
 
+// What computes dQ: a kernel that forms the scores again (query_gradient.cuh), this kernel by adding to sums
+// (query_sums.cuh), or a kernel that reads the stored dS (query_product.cuh).
+enum class QueryGradientBy { scores, sums, stored_scores };
+
 template <class T_, int kWidth_, int kGroups_, int kQueries_, int kStages_, bool kApart_, bool kCapped_, bool kTurns_,
-          bool kAddsQueries_ = false>
+          QueryGradientBy kBy = QueryGradientBy::scores>
 struct KeyGradientForm {
   using T = T_;
   static constexpr int kWidth = kWidth_, kGroups = kGroups_, kQueries = kQueries_, kStages = kStages_;
@@ -28,13 +33,18 @@ struct KeyGradientForm {
   static_assert(kQueries % 16 == 0, "products sum over 16 queries at a time");
   static constexpr bool kApart = kApart_, kCapped = kCapped_;  // apart: a warpgroup for dV, a second for dK
   static_assert(!kApart || kGroups == 2);
-  static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_;  // adds: dQ is computed too (query_sums.cuh)
+  static constexpr bool kTurns = kTurns_;
+  static constexpr bool kAddsQueries = kBy == QueryGradientBy::sums;
+  static constexpr bool kStoresScores = kBy == QueryGradientBy::stored_scores;
+  // dQ sums over keys, so dS of keys behind the segment's end must be zero.
+  static constexpr bool kMasksKeys = kAddsQueries || kStoresScores;
   static constexpr int kKeys = kApart ? 64 : 64 * kGroups, kThreads = 128 * (kGroups + 1);
   // Launched with 168 registers per thread, or 128 with four warpgroups. The warpgroups share this total; with a larger
   // sum setmaxnreg would wait forever.
   static constexpr int kFetcherRegisters = kGroups == 3 ? 32 : 24, kMultiplierRegisters = kGroups == 3 ? 160 : 240;
   static_assert(kFetcherRegisters + kGroups * kMultiplierRegisters <= (kGroups == 3 ? 4 * 128 : 3 * 168));
   static constexpr uint32_t kPanelK = kKeys * 128, kPanelQ = kQueries * 128;
+  static_assert(!kStoresScores || (kKeys == kScoreKeys && kQueries == kScoreStep), "score_panels.h has these sizes");
 };
 
 template <class F> struct KeyMemory {
@@ -45,6 +55,7 @@ template <class F> struct KeyMemory {
   uint64_t kv_full, kv_empty, q_full[F::kStages], q_empty[F::kStages];
   uint64_t raw[2];  // counts copies whose last rows must be zeroed
   [[no_unique_address]] SharedScoresBarriers<F> scores_barriers;
+  [[no_unique_address]] ScorePlaces<F> score_places;
   KeyTile tile;
 };
 
@@ -70,11 +81,17 @@ template <class F> struct QueryFetcher {
     if (t.keys == 0 || t.steps == 0) claims.ask();
     if (t.keys == 0) return;
     publish(t);
-    for (int head = t.kv_head * p.walk.group; head < heads_end; ++head)
+    for (int head = t.kv_head * p.walk.group; head < heads_end; ++head) {
+      if constexpr (F::kStoresScores) begin_head(t, head);
       for (int n = t.begin; n < t.begin + t.steps; ++n) {
         if (head == heads_end - 1 && n == max(t.begin, t.begin + t.steps - 1 - kAskAhead)) claims.ask();
         fetch_step(t, head, n);
       }
+    }
+  }
+
+  __device__ void begin_head(const KeyTile& t, int head) {
+    if (lane == 0) memory.score_places.of_head = panels_of_head(p.stored, p.walk, t, head);
   }
 
   __device__ void publish(const KeyTile& t) {
@@ -82,8 +99,7 @@ template <class F> struct QueryFetcher {
     tile::wait_warp_or_trap(&memory.kv_empty, (tiles & 1) ^ 1);
     ++tiles;
     const int rows = t.keys - t.first;
-    const bool others_follow =
-        F::kAddsQueries && rows < F::kKeys && t.k_begin + t.keys < p.walk.key_rows && t.steps >= 0;
+    const bool others_follow = F::kMasksKeys && rows < F::kKeys && t.k_begin + t.keys < p.walk.key_rows && t.steps >= 0;
     uint64_t* const barrier = others_follow ? &memory.raw[raw % 2] : &memory.kv_full;
     if (lane == 0) copy_keys(t, barrier);
     if (others_follow) zero_keys(rows);
@@ -129,6 +145,8 @@ template <class F> struct QueryFetcher {
     const bool others_follow = rows < F::kQueries && t.q_begin + t.queries < p.query_rows;
     uint64_t* barrier = others_follow ? &memory.raw[raw % 2] : &memory.q_full[stage];
     if (lane == 0) {
+      if constexpr (F::kStoresScores)
+        memory.score_places.panels[stage] = memory.score_places.of_head + n * (F::kQueries / 8 * kPanelBytes);
       ptx::mbarrier_expect_tx(barrier, 2 * F::kPanels * F::kPanelQ);  // the arrival follows
       for (int i = 0; i < F::kPanels; ++i) {
         ptx::tensor_load_3d(memory.q[stage][i], &maps.q, 64 * i, head, int(token), barrier);
@@ -332,7 +350,21 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     }
     if constexpr (kDk) {
       pack_operand<T>(b, dp);
-      issue_sum(dk, b, q);
+      if constexpr (F::kStoresScores) {
+        // A copy, because b may not be read while the product runs; the stores take a while to leave.
+        uint32_t ds[F::kQueries / 16][4];
+#pragma unroll
+        for (int i = 0; i < F::kQueries / 16; ++i)
+#pragma unroll
+          for (int r = 0; r < 4; ++r) ds[i][r] = b[i][r];
+#pragma unroll
+        for (auto& four : ds) ptx::fence_registers(four);
+        issue_sum(dk, b, q);
+        __syncwarp();  // otherwise ptxas places the stores between the products
+        store_scores<F::kQueries>(memory.score_places.panels[stage], group, warp, ds);
+      } else {
+        issue_sum(dk, b, q);
+      }
     }
   }
 
@@ -371,7 +403,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       int low = p.walk.causal ? key_of(r) - (tile_.keys - tile_.queries) - n * F::kQueries - 2 * int(t) : 0;
-      if (F::kAddsQueries && key_of(r) >= tile_.keys)
+      if (F::kMasksKeys && key_of(r) >= tile_.keys)
         low = F::kQueries;  // rows of no segment, or of a different
                             // segment
       const int64_t last = p.walk.window > 0 ? low + p.walk.window : F::kQueries;
@@ -384,7 +416,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     }
   }
   __device__ __forceinline__ bool is_masked(int n) const {
-    if (F::kAddsQueries && tile_.first + 64 * int(group) + 64 > tile_.keys) return true;
+    if (F::kMasksKeys && tile_.first + 64 * int(group) + 64 > tile_.keys) return true;
     if (!p.walk.causal) return false;
     const int first = tile_.first + 64 * int(group) - (tile_.keys - tile_.queries), begin = n * F::kQueries;
     return begin < first + 63 || (p.walk.window > 0 && begin + F::kQueries > first + p.walk.window);
@@ -462,8 +494,13 @@ template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped)
 }
 
 template <class T> KeyGradientKernel joint_gradient_kernel(int width) {
-  if (width <= 64) return key_gradient_kernel_of<KeyGradientForm<T, 64, 2, 128, 3, false, false, false, true>>();
-  return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, true>>();
+  constexpr auto kBy = QueryGradientBy::sums;
+  if (width <= 64) return key_gradient_kernel_of<KeyGradientForm<T, 64, 2, 128, 3, false, false, false, kBy>>();
+  return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, kBy>>();
+}
+template <class T> KeyGradientKernel storing_gradient_kernel() {
+  constexpr auto kBy = QueryGradientBy::stored_scores;
+  return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, kScoreStep, 3, false, false, false, kBy>>();
 }
 template <class T> void (*query_sums_kernel(int width))(const QuerySumParams) {
   return width <= 64 ? attention_query_sums<T, 1> : attention_query_sums<T, 2>;

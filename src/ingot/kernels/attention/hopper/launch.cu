@@ -100,6 +100,10 @@ template <class T> void launch_query_gradient(const AttentionBackward& a, const 
 int64_t query_sum_places(const AttentionBackward& a) {
   return detail::tile_places(a.q.size(0), a.cu_q.size(0) - 1, 64);
 }
+int64_t query_sum_bytes(const AttentionBackward& a) {
+  if (!joins_gradients(int(a.q.size(2)), a.softcap > 0, a.deterministic) || a.cu_q.size(0) < 2) return 0;
+  return query_sum_places(a) * a.q.size(1) * (a.q.size(2) <= 64 ? 1 : 2) * 64 * 64 * int64_t(sizeof(float));
+}
 template <class T> void launch_query_sums(const AttentionBackward& a, const float* sums, float scale, Stream stream) {
   const QuerySumParams p{.cu_q = a.cu_q.ptr<int32_t>(),
                          .segments = int(a.cu_q.size(0) - 1),
@@ -113,11 +117,13 @@ template <class T> void launch_query_sums(const AttentionBackward& a, const floa
               {.grid = query_sum_places(a) * p.heads, .block = 128, .device = a.q.device.index}, stream, p);
 }
 
-// With `sums` this kernel also adds up dQ.
+// With `sums` this kernel also adds up dQ; with memory for panels it stores dS.
 template <class T>
-void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, float* sums, Stream stream) {
-  const KeyGradientKernel kernel =
-      sums ? joint_gradient_kernel<T>(scores.width) : key_gradient_kernel<T>(scores.width, a.softcap > 0);
+void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, float* sums, const StoredScores& stored,
+                         Stream stream) {
+  const KeyGradientKernel kernel = sums            ? joint_gradient_kernel<T>(scores.width)
+                                   : stored.panels ? storing_gradient_kernel<T>()
+                                                   : key_gradient_kernel<T>(scores.width, a.softcap > 0);
   const bool has_queries = a.q.size(0) > 0;
   const KeyGradientMaps maps{.q = head_map("attention_backward: q", has_queries ? a.q : a.k, kernel.queries),
                              .dout = head_map("attention_backward: dout", has_queries ? a.dout : a.v, kernel.queries),
@@ -131,13 +137,89 @@ void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, 
                       .dk_strides = strides_of(a.dk),
                       .dv_strides = strides_of(a.dv),
                       .add_dv = a.add_dv,
-                      .query_sums = sums};
+                      .query_sums = sums,
+                      .stored = stored};
   p.walk.slot = claim_slot(stream, a.q.device);
   gpu::launch("attention_backward: dk and dv", kernel.kernel,
               walk_launch(p.walk, kernel.threads, kernel.smem, a.q.device), stream, maps, p);
 }
 
-template <class T> void launch_backward(const AttentionBackward& a, float* delta, float* sums, Stream stream) {
+// The form that stores dS, for widths and lengths that have it.
+ScorePlan score_plan(const AttentionBackward& a) {
+  const int64_t segments = a.cu_q.size(0) - 1, width = a.q.size(2);
+  if (!a.regular || !a.deterministic || width <= 64 || width > 128 || a.softcap > 0 || segments < 1) return {0, 0};
+  return plan_scores(segments, a.q.size(0) / segments, a.k.size(0) / segments, a.k.size(1), a.q.size(1) / a.k.size(1),
+                     a.causal, a.window);
+}
+int64_t key_places(const AttentionBackward& a) {
+  return detail::tile_places(a.k.size(0), a.cu_q.size(0) - 1, kScoreKeys);
+}
+int64_t first_panel_bytes(const AttentionBackward& a) {
+  return ((key_places(a) + 1) * int64_t(sizeof(int32_t)) + 127) / 128 * 128;
+}
+int64_t stored_score_bytes(const AttentionBackward& a) {
+  const ScorePlan plan = score_plan(a);
+  if (plan.key_heads == 0) return 0;
+  return first_panel_bytes(a) + plan.key_heads * (a.q.size(1) / a.k.size(1)) * plan.panels * kPanelBytes;
+}
+
+Tensor heads_of(Tensor t, int dim, int64_t first, int64_t count) {
+  t.data = static_cast<char*>(t.data) + first * t.stride[dim] * size_of(t.dtype);
+  t.shape.dim[dim] = count;
+  return t;
+}
+// The operands of `count` key heads, and of their query heads; not those that only delta's kernel reads.
+AttentionBackward key_heads_of(AttentionBackward a, int64_t first, int64_t count) {
+  const int64_t group = a.q.size(1) / a.k.size(1);
+  for (Tensor* t : {&a.k, &a.v, &a.dk, &a.dv}) *t = heads_of(*t, 1, first, count);
+  for (Tensor* t : {&a.q, &a.dout, &a.dq}) *t = heads_of(*t, 1, first * group, count * group);
+  a.lse = heads_of(a.lse, 0, first * group, count * group);
+  return a;
+}
+
+template <class T>
+void launch_query_product(const AttentionBackward& a, const ScoreParams& scores, const StoredScores& stored,
+                          Stream stream) {
+  const QueryProductKernel kernel = query_product_kernel<T>();
+  QueryProductParams p{.walk = walk_of(a, kernel.rows),
+                       .stored = stored,
+                       .key_places = key_places(a),
+                       .scale = scores.scale,
+                       .width = scores.width,
+                       .dq = a.dq.data,
+                       .dq_strides = strides_of(a.dq)};
+  p.walk.slot = claim_slot(stream, a.q.device);
+  gpu::launch("attention_backward: dq of dS", kernel.kernel,
+              walk_launch(p.walk, kernel.threads, kernel.smem, a.q.device), stream,
+              head_map("attention_backward: k", a.k, kernel.keys), p);
+}
+
+template <class T>
+void launch_storing_scores(const AttentionBackward& all, const ScorePlan& plan, const float* delta, void* memory,
+                           Stream stream) {
+  const ScoreKernels kernels = score_kernels();
+  auto* const first = static_cast<int32_t*>(memory);
+  const StoredScores stored{.panels = static_cast<char*>(memory) + first_panel_bytes(all), .first = first};
+  gpu::launch("attention_backward: panels of dS", kernels.places,
+              {.grid = 1, .block = kPlaceThreads, .device = all.q.device.index}, stream, key_walk_of(all, kScoreKeys),
+              first, plan.panels);
+  const int64_t group = all.q.size(1) / all.k.size(1);
+  for (int64_t head = 0; head < all.k.size(1); head += plan.key_heads) {
+    const AttentionBackward a = key_heads_of(all, head, std::min(plan.key_heads, all.k.size(1) - head));
+    const ScoreParams scores = score_params(a, delta + head * group * all.q.size(0), all.q.size(0));
+    const Walk keys = key_walk_of(a, kScoreKeys);
+    gpu::launch("attention_backward: zeros of dS", kernels.zeros,
+                {.grid = keys.places * a.q.size(1), .block = kZeroThreads, .device = a.q.device.index}, stream, keys,
+                stored);
+    launch_key_gradient<T>(a, scores, nullptr, stored, stream);
+    launch_query_product<T>(a, scores, stored, stream);
+  }
+}
+
+template <class T> void launch_backward(const AttentionBackward& a, float* delta, void* memory, Stream stream) {
+  if (const ScorePlan plan = score_plan(a); plan.key_heads > 0)
+    return launch_storing_scores<T>(a, plan, delta, memory, stream);
+  auto* const sums = static_cast<float*>(memory);
   const ScoreParams scores = score_params(a, delta, a.q.size(0));
   if (a.q.size(0) > 0) {
     if (sums)
@@ -145,7 +227,7 @@ template <class T> void launch_backward(const AttentionBackward& a, float* delta
     else
       launch_query_gradient<T>(a, scores, stream);
   }
-  if (a.k.size(0) > 0) launch_key_gradient<T>(a, scores, sums, stream);
+  if (a.k.size(0) > 0) launch_key_gradient<T>(a, scores, sums, {}, stream);
   if (sums && a.q.size(0) > 0) launch_query_sums<T>(a, sums, scores.scale, stream);
 }
 
@@ -153,17 +235,16 @@ template <class T> void launch_backward(const AttentionBackward& a, float* delta
 
 namespace attention_hopper {
 
-int64_t query_sum_bytes(const AttentionBackward& a) {
-  if (!joins_gradients(int(a.q.size(2)), a.softcap > 0, a.deterministic) || a.cu_q.size(0) < 2) return 0;
-  return query_sum_places(a) * a.q.size(1) * (a.q.size(2) <= 64 ? 1 : 2) * 64 * 64 * int64_t(sizeof(float));
+int64_t backward_bytes(const AttentionBackward& a) {
+  if (const int64_t bytes = stored_score_bytes(a); bytes > 0) return bytes;
+  return query_sum_bytes(a);
 }
-
-void backward(const AttentionBackward& a, float* delta, float* sums, Stream stream) {
+void backward(const AttentionBackward& a, float* delta, void* memory, Stream stream) {
   const gpu::DeviceGuard guard(a.q.device.index);
   if (a.q.dtype == DType::bf16)
-    launch_backward<bf16>(a, delta, sums, stream);
+    launch_backward<bf16>(a, delta, memory, stream);
   else
-    launch_backward<f16>(a, delta, sums, stream);
+    launch_backward<f16>(a, delta, memory, stream);
 }
 
 }  // namespace attention_hopper

@@ -11,11 +11,12 @@ uint32_t claim_slot(Stream stream, Device device);
 namespace attention_hopper {
 
 void forward(const Attention& a, Stream stream);
-// The bytes of the fp32 sums of dQ, to which many blocks add in any order; 0 where a separate kernel computes dQ.
-int64_t query_sum_bytes(const AttentionBackward& a);
-// `delta` is the result of attention_row_sums(), where there are queries. `sums` has query_sum_bytes(a) bytes, or is
+// The bytes of memory beside delta: for dS, or for fp32 sums of dQ, to which many blocks add in any order; 0 where a
+// separate kernel computes dQ from the scores.
+int64_t backward_bytes(const AttentionBackward& a);
+// `delta` is the result of attention_row_sums(), where there are queries. `memory` has backward_bytes(a) bytes, or is
 // null.
-void backward(const AttentionBackward& a, float* delta, float* sums, Stream stream);
+void backward(const AttentionBackward& a, float* delta, void* memory, Stream stream);
 
 }  // namespace attention_hopper
 }  // namespace ingot::cuda
