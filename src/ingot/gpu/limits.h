@@ -34,7 +34,7 @@ Limits imitate(const Limits& real, const Limits& wanted);
 // The limits of cuda:device, read from the driver once. The environment variable INGOT_GPU_AS=8.0|8.6|8.9|10.0|12.0
 // makes a GPU offer at most the limits of the named GPU. Throws where the build has no CUDA.
 const Limits& limits(int device);
-// The limits of this thread's GPU. Where kernels are emulated in a build without a GPU, those of an H100.
+// The limits of this thread's GPU. In a build without a GPU, where kernels are emulated, the limits of an H100.
 const Limits& current_limits();
 
 }  // namespace ingot::gpu

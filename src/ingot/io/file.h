@@ -46,7 +46,7 @@ class File {
 
 // A file appears under its name complete and durable, or not at all: written as "<path>.partial", synced, renamed, the
 // directory synced, and looked up again. A second writer of the same path gets Error{busy}; the remains of a killed
-// writer are reused. Where the path is a link, the file behind it is replaced; a device, a pipe or a directory is
+// writer are reused. Where the path is a link, the file behind the link is replaced; a device, a pipe or a directory is
 // refused.
 class AtomicFile {
  public:

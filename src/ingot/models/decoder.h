@@ -40,7 +40,8 @@ struct LogitBias {
   float bias = 0;  // added to the logit; -infinity forbids the token
 };
 
-// What holds for the token after a draft token, in place of SampleOptions::bias and SampleOptions::allowed.
+// The biases and the mask for the token after a draft token, in place of SampleOptions::bias and
+// SampleOptions::allowed.
 struct DraftRow {
   std::span<const LogitBias> bias;
   std::span<const uint32_t> allowed;
@@ -69,8 +70,8 @@ struct SampleOptions {
   // pending token and `draft`, which are guesses of the next tokens, in one pass over its weights. Then tokens are
   // sampled one after another, as long as each equals its draft token: at least one, at most draft.size() + 1. These
   // are the tokens that calls with an empty `draft` sample, whatever the guesses. Draft tokens beyond draft_rows() - 1,
-  // n - 1 or the context are ignored, and all where the slot has no pending token. All calls of an answer should have
-  // the same `drafting`, as an engine may round differently in steps of the other kind.
+  // n - 1 or the context are ignored; all draft tokens are ignored if the slot has no pending token. All calls of an
+  // answer should have the same `drafting`, because an engine may round differently in draft steps and in other steps.
   bool drafting = false;
   std::span<const int32_t> draft;
   std::span<const DraftRow> draft_rows;  // one for each token of `draft`, or empty: bias and allowed hold for all
@@ -105,7 +106,7 @@ using DrawOptions = SampleOptions;
 using Drawn = Sampled;
 using DrawnToken = SampledToken;
 
-// What the loop of sample() asks an engine for: the next token of a slot, after `step` sampled tokens of the answer.
+// A request of the loop of sample() to an engine: the next token of a slot, after `step` sampled tokens of the answer.
 struct SlotSample {
   int slot = 0;
   const SampleOptions* options = nullptr;
@@ -158,9 +159,9 @@ class Decoder {
   void close(int slot);
   int64_t length(int slot) const;
 
-  // Appends 1 to batch() tokens. `take`, where given, gets the logits of the last token or of all tokens in order, in
-  // one or more calls. False: cancelled, and the slot holds its earlier tokens, without logits. More tokens than the
-  // context has room for are Error{usage} and change nothing.
+  // Appends 1 to batch() tokens. `take`, if given, receives the logits of the last token or of all tokens in order, in
+  // one or more calls. Returns false if cancelled; the slot then holds its earlier tokens, without logits. More tokens
+  // than the context has room for are Error{usage} and change nothing.
   bool extend(int slot, std::span<const int32_t> ids, Rows rows = Rows::last, const Take& take = {});
   // Appends tokens to several slots, each at most once, of batch() tokens in all, and leaves the logits of each slot's
   // last token. Where the engine extends_together() the slots share one pass over its weights. The result has an entry
@@ -241,7 +242,7 @@ class Decoder {
   int64_t vocab_of(const SampleOptions& o) const { return o.vocab > 0 ? o.vocab : vocab(); }
 
  private:
-  enum class Next { nothing, logits, pending };  // what a slot has after its tokens
+  enum class Next { nothing, logits, pending };  // the state of a slot after its tokens
   struct State {
     bool open = false;
     Next next = Next::nothing;

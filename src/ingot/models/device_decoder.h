@@ -23,8 +23,8 @@ class DeviceDecoder : public Decoder {
   virtual bool feed_on_device(std::span<const PendingToken>) { return false; }
   // Whether the device can sample this token; otherwise the host samples from copy_logits_to_host().
   virtual bool samples_on_device(const SlotSample& sample) const = 0;
-  // Samples a token of each slot as sample_from() and logprobs_of() do (host_sampling.h). An error of one slot is in
-  // its result.
+  // Samples a token of each slot like sample_from() and logprobs_of() (host_sampling.h). An error of one slot is in the
+  // slot's result.
   virtual std::vector<SlotSampled> sample_on_device(std::span<const SlotSample> samples) = 0;
   // As sample_drafts(), for all options.
   virtual std::vector<std::vector<SlotSampled>> sample_drafts_on_device(std::span<const DraftStep>) { return {}; }

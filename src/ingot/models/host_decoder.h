@@ -12,8 +12,8 @@ class HostDecoder : public Decoder {
  protected:
   // Appends 1 to batch() tokens and passes the logits of the last token or of all tokens to `take`.
   virtual void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) = 0;
-  // The same for up to draft_rows() tokens, with the logits of all: each row is the one that extend_slot() gives for
-  // its token alone after the tokens before it, to the last bit. Of an engine with draft_rows() > 1.
+  // The same for up to draft_rows() tokens, with the logits of all tokens. Each row equals, to the last bit, the row
+  // that extend_slot() gives when it appends the tokens one by one. For engines with draft_rows() > 1.
   virtual void extend_draft(int /*slot*/, std::span<const int32_t> /*ids*/, const Take&) {}
 
  private:

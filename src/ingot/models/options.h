@@ -26,9 +26,10 @@ struct DecoderOptions {
   DeviceChoice device = DeviceChoice::automatic;
   bool megakernel = true;      // on a GPU, single tokens by the megakernel if it supports the model
   bool prompt_kernels = true;  // on a GPU, prompts by matrix kernels if these support the model
-  bool int8_prefilter = true;  // on a GPU with room for the 8-bit head, ids without logits by it: the same ids
-  double wait_limit = 2;       // seconds of a wait for blocks or GPUs inside a kernel before it gives up
-  int64_t gpus = 1;            // cuda:0 to cuda:(gpus - 1) share the model; more than one: all are required
+  // On a GPU with room for the 8-bit head: ids whose logits are not read come from the int8 prefilter.
+  bool int8_prefilter = true;
+  double wait_limit = 2;  // seconds after which a wait for blocks or GPUs inside a kernel gives up
+  int64_t gpus = 1;       // cuda:0 to cuda:(gpus - 1) share the model; more than one: all are required
   Split split = Split::tensor;
   bool batched_sequences = false;  // on a GPU, slots sampled together share a pass over the weights
   // The inputs of the experts' products are rounded to e4m3 times a power of two per 32 numbers
@@ -38,8 +39,8 @@ struct DecoderOptions {
   std::vector<int64_t> draft_layers;  // the layers that the head reads, in place of those of its files; often empty
   int64_t draft_window = 0;           // visible keys of the head's attention; 0: all
   std::string adapters;               // a file of `ingot ttt`, for models of `ingot train`
-  // bf16, fp8 or mxfp4: the matrices of attention, dense MLPs and the head of a checkpoint or a GGUF file become so at
-  // loading; empty: they stay as they are stored, and blocks of GGUF become bf16.
+  // The format (bf16, fp8 or mxfp4) to which loading converts the matrices of attention, dense MLPs and the head of a
+  // checkpoint or a GGUF file. Empty: the stored formats remain, and blocks of GGUF become bf16.
   std::string dense;
 };
 // The tokens of a slot, for a model with the context `model_context`. Error{usage} for more tokens than this context.
@@ -49,7 +50,7 @@ constexpr int64_t kDefaultSlots = 4, kDefaultContext = 8192;  // on a CPU
 constexpr int64_t kMostSlots = 128, kManySlots = 64;          // the most slots chosen; slots worth a shorter context
 // The options of a model on a CPU: zero slots become kDefaultSlots, and a zero context kDefaultContext.
 DecoderOptions with_default_slots(DecoderOptions options, int64_t model_context);
-// The options of a model on GPUs, where `fits` tells whether the GPUs have room for a number of slots of a number of
+// The options of a model on GPUs. `fits` returns whether the GPUs have room for a number of slots of a number of
 // tokens. The context is the first of the model's context, its half and so on down to kDefaultContext with room for
 // kManySlots slots, or for the given number; the slots are then as many as fit, at most kMostSlots. If not even one
 // slot of kDefaultContext tokens fits, contexts continue down to 1,024.

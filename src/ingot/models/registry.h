@@ -20,7 +20,7 @@ namespace ingot {
 // A model's text.
 struct Vocabulary {
   std::shared_ptr<const Tokenizer> tokenizer;
-  const ByteBpe* bpe = nullptr;            // the same object, if it is byte-level BPE
+  const ByteBpe* bpe = nullptr;            // the same object, if the tokenizer is byte-level BPE
   std::shared_ptr<const ChatFormat> chat;  // null: the model has no chat format and only continues text
   std::string no_chat;                     // why there is no chat format, where the files tell
   int32_t start = -1;                      // first token of every sequence of the model, such as a raw prompt; -1: none

@@ -41,13 +41,13 @@ struct ByteBpeRules {
   // by rank; the merge of a and b gives the token of their joined bytes
   std::vector<std::pair<int32_t, int32_t>> merges;
   std::vector<SpecialToken> specials;  // by id
-  bool ignore_merges = false;          // a word that is a token stays whole, even if merges would give other tokens
+  bool ignore_merges = false;  // a word that is a token remains one token, even if merges would give other tokens
   // tiktoken's rule: any two tokens whose joined bytes are a token merge, the smallest such token first. The
   // constructor then fills `merges` in that order. This rule differs from given ranks only where overlapping pairs join
   // to the same token.
   bool merge_by_token = false;
   std::vector<AddedToken> added;  // by id
-  bool nfc = false;               // text is brought into Unicode's normalization form C before it is cut into words
+  bool nfc = false;               // text is converted to Unicode's normalization form C before it is cut into words
 };
 
 class ByteBpe final : public Tokenizer {

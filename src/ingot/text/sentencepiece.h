@@ -37,8 +37,8 @@ class SentencePiece final : public Tokenizer {
   std::vector<int32_t> encode(std::string_view text) const override;
   std::string decode(std::span<const int32_t> ids) const override;
   std::string added_bytes(int32_t id) const override;
-  // Each U+2581 of a piece counts one byte, the space that it stands for, but none where it is the dummy prefix at the
-  // start of a document. A byte piece counts 1.
+  // Each U+2581 of a piece counts as one byte, the space that it represents, and as none if it is the dummy prefix at
+  // the start of a document. A byte piece counts 1.
   int64_t bytes(int32_t previous, int32_t id) const override;
   // A vocabulary without a piece for U+2581 spells a space by the byte pieces E2 96 81. Together they count one byte,
   // so the share of the last piece is negative.

@@ -41,7 +41,7 @@ class Tokenizer {
   static constexpr int64_t kContext = 3;
   // The token that starts a document, or -1 if the tokenizer has none.
   virtual int32_t bos() const = 0;
-  // The control tokens by id, with their names: no text becomes one of them.
+  // The control tokens by id, with their names. No text becomes a control token.
   virtual std::span<const SpecialToken> specials() const { return {}; }
   // The id of the control token, or of the added token that ordinary text may contain, with this text; -1: there is
   // none.

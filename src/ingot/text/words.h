@@ -2,7 +2,6 @@
 // The word patterns as hand-written matchers: next_PATTERN returns the end of the word that starts at `p`. The first
 // characters decide on the alternative, which is scanned once (only o200k goes back, to a position that it remembered),
 // so cutting takes linear time for any text. Input must be valid UTF-8.
-// cutting is linear in any text. Input must be valid UTF-8.
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/unicode.h"
 #include "ingot/text/utf8.h"

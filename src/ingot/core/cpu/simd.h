@@ -160,7 +160,7 @@ struct ExpParts {
   Vec<float> p, power;
 };
 INGOT_SIMD_INLINE ExpParts exp_parts(Vec<float> x, Vec<float> small) {
-  const Vec<float> magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
+  const Vec<float> magic = splat(12582912.f);  // 1.5 * 2^23: the sum has the rounded integer in its low mantissa bits
   const Vec<float> shifted = x * 1.44269504088896341f + magic;
   const Vec<float> n = shifted - magic;
   const Vec<float> r = (x - n * 0.693359375f) + (n * 2.12194440e-4f + small);
@@ -213,7 +213,7 @@ INGOT_SIMD_INLINE Vec<float> tanh(Vec<float> x) {
 }
 // Phi(-a) and e^(-a^2 / 2) for a = |x|: the normal distribution's lower tail and density, relative errors below 5.0e-7
 // and 1.0e-7 where the result is above 1e-37. Phi(-a) = e^(-a^2 / 2) G(a); G is a polynomial in 1 / (1 + 0.35 a). a^2
-// is split into an exact square and the rest, because rounding it would cost a^2 / 2 ulps.
+// is split into an exact square and the rest, because rounding the square would cost a^2 / 2 ulps.
 struct NormalTail {
   Vec<float> phi, density;
 };

@@ -32,8 +32,8 @@ struct CallPiece {
   size_t index = 0;
   std::string name;  // set in the first piece of a call
   std::string arguments;
-  // The id that the model gave to the call, set in the first piece; may be empty. The ids that clients see end with
-  // this id, so that a later prompt can show the call as the model wrote it.
+  // The model's id of the call, set in the first piece; may be empty. The ids that clients receive end with this id, so
+  // that a later prompt can show the call as the model wrote it.
   std::string id;
 };
 struct TokenInfo {

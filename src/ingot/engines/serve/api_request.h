@@ -1,9 +1,9 @@
 #pragma once
 // Parses the body of a request to POST /v1/completions, /v1/chat/completions or /v1/responses, in the form that
-// OpenAI's clients write. A field of the wrong type or out of range is an ApiError that names the field, and so is a
-// field that would change the answer and that Ingot does not support. A null field counts as absent. All other fields
-// are ignored and listed in ApiRequest::ignored; with ApiLimits::strict_fields each of them is an ApiError. Nothing
-// here depends on a model.
+// OpenAI's clients write. A field of the wrong type or out of range is an ApiError that names the field. The same holds
+// for an unsupported field that would change the answer. A null field counts as absent. All other fields are ignored
+// and listed in ApiRequest::ignored; with ApiLimits::strict_fields each of them is an ApiError. Nothing here depends on
+// a model.
 #include <optional>
 #include <string>
 #include <string_view>

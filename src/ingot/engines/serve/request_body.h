@@ -93,12 +93,12 @@ class Object {
       if (!a.empty()) list += (list.empty() ? "" : ", ") + a;
     refuse(path(key), "found ", describe_json(Json(value)), ", expected one of ", list);
   }
-  // Accepts fields without effect: they change nothing that a client could see.
+  // Accepts fields without effect, which change nothing that a client could see.
   void ignore(std::initializer_list<const char*> keys) {
     for (const char* key : keys) find(key);
   }
-  // Refuses a field that would change the answer and that Ingot does not support. The neutral value is accepted,
-  // because it changes nothing.
+  // Refuses a field that would change the answer and that Ingot does not support. The value `neutral` is accepted,
+  // because it does not change the answer.
   void unsupported(const char* key, const Json& neutral) {
     const Json* value = find(key);
     if (value != nullptr && *value != neutral)

@@ -17,7 +17,7 @@
 namespace ingot {
 
 struct ServiceOptions {
-  std::string name;                  // what clients call the model
+  std::string name;                  // the name of the model for clients
   std::string reasoning = "medium";  // if a request has no effort
   std::string date;                  // the date the model is told; empty: none, "today": the day of the request
   std::string version;
@@ -58,7 +58,7 @@ class Service {
   bool drain(double seconds) { return scheduler_->drain(seconds); }
 
   std::string models_json() const;
-  std::string model_json(const std::string& name) const;  // ApiError 404 for any other name than the model's
+  std::string model_json(const std::string& name) const;  // ApiError 404 if `name` is not the model's name
   // The number of tokens of a chat's prompt: {"input_tokens": n}.
   std::string count_tokens(const ApiRequest& request) const;
   std::string tokenize(const TokenizeRequest& request) const;

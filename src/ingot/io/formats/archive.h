@@ -43,7 +43,7 @@ class ArchiveFile {
   const char* data(const ArchiveEntry& e) const { return file_.bytes().data() + e.offset; }
   int64_t file_bytes() const { return int64_t(file_.bytes().size()); }
 
-  // Reads these blobs into memory, as fast as the disk delivers them. Throws where the file has become shorter.
+  // Reads these blobs into memory at the speed of the disk. Throws where the file has become shorter.
   void prefetch(const std::vector<const ArchiveEntry*>& wanted) const;
   // Compares every blob with its sum. `done` receives the number of bytes read.
   void verify(const std::function<void(int64_t)>& done = {}) const;

@@ -19,9 +19,9 @@ using GgufValue = std::variant<bool, int64_t, double, std::string, std::vector<b
 
 class GgufFile {
  public:
-  // Refuses names and keys that occur twice, counts, sizes and offsets that the file cannot hold, unknown types,
-  // tensors that do not follow one another, and a file that does not end with its last tensor. Only the part before the
-  // tensors is read.
+  // Refuses names and keys that occur twice; counts, sizes and offsets beyond the file; unknown types; tensors that do
+  // not follow one another; and a file that does not end with its last tensor. Only the part before the tensors is
+  // read.
   explicit GgufFile(const std::string& path);
   static bool is_one(const std::string& path);  // a regular file that begins like a GGUF file
   // The text of general.architecture, which is among the first keys; the rest of the file is not read. Empty where the
@@ -55,7 +55,7 @@ struct GgufBlock {
 };
 GgufBlock gguf_block(const std::string& dtype);
 
-// The GGUF model in a directory: its only .gguf file, or the first part of its only split file. Empty where the path is
+// The GGUF model in a directory: the only .gguf file, or the first part of the only split file. Empty where the path is
 // no directory, or the directory has no such file. Several models are an error that names them.
 std::string gguf_in(const std::string& directory);
 

@@ -1,5 +1,5 @@
 #pragma once
-// The tensors of a directory, in whichever file each is stored: model.safetensors.index.json and the shards it names,
+// The tensors of a directory, from all of its files: model.safetensors.index.json and the shards that the index names,
 // or model.safetensors, or, without either, every *.safetensors file. Opening reads only headers.
 #include <memory>
 
@@ -11,7 +11,7 @@ class SafetensorsSet {
  public:
   // Errors: no such file; an index that names a file outside the directory, a missing shard, tensors on which index and
   // shards disagree, a tensor in two files, an index beside a model.safetensors that the index does not name. A
-  // total_size that is not the sum gives a line in the log.
+  // total_size that differs from the sum gives a line in the log.
   explicit SafetensorsSet(const std::string& directory);
 
   struct Place {

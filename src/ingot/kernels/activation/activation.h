@@ -49,13 +49,13 @@ struct KernelFit {
   // run out of registers.
   bool one_by_one = false;
   // Whether the common cases have kernels of their own for layers up to this width. Otherwise the general kernel
-  // serves them, whose branches keep formulas apart.
+  // computes these cases; its branches keep the compiler from interleaving the formulas.
   bool own_to_256 = true, own_to_512 = true;
 };
 
 // An activation has name, value and slope, and may have
 //   slope_from_value    training then keeps values and no arguments
-//   slope_formula       the same in numbers: backward passes for Hopper then need no array of slopes
+//   slope_formula       the same as coefficients: backward passes for Hopper then need no array of slopes
 //   fit                 a KernelFit
 //   Formula, number     for activations that differ by a number c: value(x, c) and slope(x, c) of all of them, and c.
 //                       Kernels that are compiled per activation (kernels/mlp) are then compiled for the formula, and

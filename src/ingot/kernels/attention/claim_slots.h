@@ -24,7 +24,7 @@ class ClaimSlots {
     if (streams_.size() == kStreamSlots) return kNoCounter;
     return streams_.emplace(id, uint32_t(streams_.size())).first->second;
   }
-  // A counter for a recorded launch; the caller gives the counter back later, unless it is kNoCounter.
+  // A counter for a recorded launch; the caller returns the counter later, unless the result is kNoCounter.
   uint32_t of_recorded() {
     const std::lock_guard lock(mutex_);
     if (!given_back_.empty()) {

@@ -4,8 +4,8 @@
 
 namespace ingot::cuda {
 
-// delta = sum of dO * O, less the gradient of lse, (H, T) with rows `stride` apart; not written where a.has_delta
-// says that `delta` already holds these sums. Adds the gradient of the sinks to a.dsinks where that tensor is given.
+// delta = sum of dO * O, less the gradient of lse, (H, T) with rows `stride` apart; not written if a.has_delta states
+// that `delta` already contains these sums. Adds the gradient of the sinks to a.dsinks where that tensor is given.
 // Expects at least one query.
 void attention_row_sums(const AttentionBackward& a, float* delta, int64_t stride, Stream stream);
 

@@ -1,5 +1,5 @@
 #pragma once
-// A product as both forms of the kernels take it.
+// The parameters of a product, the same for Hopper's kernels and the portable kernels.
 #include "ingot/kernels/grouped/grouped.h"
 
 namespace ingot::grouped {

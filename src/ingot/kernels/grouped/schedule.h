@@ -66,9 +66,10 @@ struct TileShape {
   int rows, kernel;
   int row_tiles = kBands;
 };
-// Several groups: small tiles where memory bandwidth limits the time; beyond, tiles so wide that nearly every group is
-// one tile, or a few tiles with MXFP4. One matrix: the tile whose waves end first. Reading the weights takes as long as
-// some rows of x. Tiles of 64 rows of weights use multiprocessors that a product of few rows would leave without work.
+// With several groups: small tiles where memory bandwidth limits the time; otherwise tiles so wide that nearly every
+// group is one tile, or with MXFP4 a few tiles. With one matrix: the tile shape whose waves of blocks end first, where
+// reading the weights of a tile counts as much as some rows of x. Tiles of 64 rows of weights give work to
+// multiprocessors that a product of few rows of x would leave idle.
 inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int64_t sms, WeightFormat f, bool gated) {
   const auto [middle, widest] = widths_of(f);
   const bool mx = f == WeightFormat::mxfp4;
@@ -89,8 +90,8 @@ inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int6
     if (time_of(t) < time_of(best) && !(gated && t.row_tiles != int(kBands))) best = t;
   return best;
 }
-// The widths of the portable kernels, and the choice: a tile of nearly every group, or for one matrix the width that
-// leaves the fewest rows of tiles empty, of equal ones the widest.
+// The widths of the portable kernels. The choice: the width with which nearly every group is one tile, or for one
+// matrix the width that leaves the fewest rows of tiles empty (of equal widths the widest).
 constexpr int kPortableWidths[] = {16, 48, 96};
 inline int pick_portable_width(int64_t rows, int64_t groups) {
   const auto [few, middle, widest] = kPortableWidths;

@@ -1,6 +1,6 @@
 #pragma once
-// Activations rounded to 8 bits, as some engines multiply these with mxfp4 weights. For every 32 numbers of a row (the
-// last block may have fewer), in bf16:
+// Activations rounded to 8 bits, in the way in which some engines multiply activations with mxfp4 weights. For every 32
+// numbers of a row (the last block may have fewer), in bf16:
 //   y = e4m3(x / s) s      s = 2^e, e the least whole number with max |x| <= 448 * 2^e, at least kE4m3LeastScale
 // e4m3 rounds to nearest, ties to even; subnormal numbers are kept. One byte of E8M0 holds s. Every y is a bf16 number,
 // so products of bf16 take it unchanged. A block with an infinity or a NaN becomes NaN, so that neither is hidden.

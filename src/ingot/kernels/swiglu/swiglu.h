@@ -3,7 +3,7 @@
 //   plain:   h = silu(gate) * up
 //   clamped (GPT-OSS): gate' = min(gate, limit), up' = clamp(up, -limit, limit),
 //                      h = gate' sigmoid(alpha gate') * (up' + 1)
-//   gelu_gate():       h = gelu_tanh(gate) * up, as gate sigmoid(alpha gate + cubic gate^3) is
+//   gelu_gate():       h = gelu_tanh(gate) * up, with gelu_tanh(gate) = gate sigmoid(alpha gate + cubic gate^3)
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/linear/linear.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-// The weights of the families: their names in safetensors and GGUF files, and the reading of them.
+// The weights of the families: their names in safetensors and GGUF files, and how they are read.
 #include "ingot/models/checkpoint/layout.h"
 #include "ingot/models/spec.h"
 

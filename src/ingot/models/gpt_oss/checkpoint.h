@@ -5,7 +5,7 @@
 
 namespace ingot::detail {
 
-// Throws where the checkpoint is not a model of `config`. Without an arena it only checks and counts.
+// Throws where the checkpoint is not a model of `config`. Without an arena the function only checks and counts.
 CheckpointLayout lay_out(const Checkpoint& checkpoint, const GptOssConfig& config, int64_t layers, Arena* arena);
 
 int64_t layers_of(const GptOssConfig& config, const GptOssLoad& load);

@@ -37,9 +37,9 @@ struct GptOssConfig {
 // checks that every size is in range and that sizes divide each other where needed
 void check(const GptOssConfig& c, const std::string& where);
 
-// Reads any of three spellings: Hugging Face's published one (rope_theta, rope_scaling), that of transformers 5
-// (rope_parameters), and OpenAI's own (num_experts, rope_scaling_factor). Keys without effect here are ignored; values
-// that would make a different model are errors.
+// Reads any of three spellings: Hugging Face's (rope_theta, rope_scaling), transformers 5's (rope_parameters), and
+// OpenAI's (num_experts, rope_scaling_factor). Keys without effect here are ignored; values that would make a different
+// model are errors.
 GptOssConfig gpt_oss_config_from_json(const std::string& text, const std::string& where);
 // Reads the configuration of a model: from a directory's config.json, with the end tokens of generation_config.json
 // where that file exists; from the description in an .ingot archive; from a GGUF file's metadata; or from the shapes in

@@ -38,7 +38,7 @@ struct ChatMessage {
 struct ChatConversation {
   std::vector<ChatMessage> messages;
   std::vector<ChatFunction> functions;  // functions that the model may call
-  std::string identity;                 // who the model should say it is; empty: the default of its training
+  std::string identity;                 // the identity that the model should state; empty: the default of its training
   std::string date;                     // today's date, such as 2026-01-31; empty: the prompt has no date
   std::string effort;                   // one of ChatFormat::efforts(); empty: the format's own default
   // The form of the answer as stated to the model: a name, a description and a JSON schema.
@@ -57,8 +57,8 @@ struct ChatPart {
   std::string id;       // of a call: the id that the model gave to the call; may be empty
   bool operator==(const ChatPart&) const = default;
 };
-// The content that some ids add to an answer: content of the part with this number, which begins where `begins` is set.
-// Content consists of whole characters.
+// The content that some ids add to an answer. The content belongs to the part with number `part`, and is the part's
+// first if `begins` is set. Content consists of whole characters.
 struct ChatDelta {
   size_t part = 0;
   bool begins = false;
@@ -74,7 +74,7 @@ class ChatParser {
   virtual std::vector<ChatDelta> push(int32_t id) = 0;
   // call after the last id; the id that ended the answer must have been pushed too
   virtual std::vector<ChatDelta> finish() = 0;
-  // The kind of content to which the last id belongs; nothing for a control token or a token of a header.
+  // The kind of content to which the last id belongs; empty for a control token or a token of a header.
   virtual std::optional<ChatKind> kind_of_last() const = 0;
   // The model has begun a turn of a different role, so its answer is over.
   virtual bool ended() const = 0;

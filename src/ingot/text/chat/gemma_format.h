@@ -12,7 +12,7 @@ namespace ingot {
 class GemmaFormat final : public ChatFormat {
  public:
   static constexpr const char* kName = "gemma3";
-  // A vocabulary that lacks a control token is refused (bad_data), named by `where`.
+  // A vocabulary that lacks a control token is refused (bad_data) with `where` in the message.
   GemmaFormat(std::shared_ptr<const Tokenizer> tokenizer, const std::string& where);
 
   const char* name() const override { return kName; }

@@ -23,8 +23,8 @@ struct MistralStyle {
 
 class MistralFormat final : public ChatFormat {
  public:
-  // A vocabulary that lacks a control token is refused (bad_data), named by `where`. `default_system`: the instructions
-  // of a conversation without any.
+  // A vocabulary that lacks a control token is refused (bad_data) with `where` in the message. `default_system`: the
+  // instructions of a conversation that has none.
   MistralFormat(std::shared_ptr<const Tokenizer> tokenizer, const MistralStyle& style, const std::string& where,
                 std::string default_system = "");
 

@@ -13,17 +13,17 @@ namespace ingot {
 
 // The name of the format, or empty for an unknown template. White space at the end does not matter.
 std::string chat_format_of_template(const std::string& text);
-// The instructions that a template of mistral-common gives to conversations without any, and the template without them,
-// whose text is then one of the known ones; nothing for a template without such a line, or with an escape in the text
-// that mistral-common does not write.
+// The default instructions in a template of mistral-common, which conversations without instructions get, and the
+// template without these instructions, which is then one of the known templates. Empty for a template without such a
+// line, or if the text has an escape that mistral-common does not write.
 struct DefaultSystem {
   std::string text, rest_of_template;
 };
 std::optional<DefaultSystem> default_system_of_template(const std::string& text);
 std::vector<std::string> chat_format_names();
 // Throws Error{usage} for an unknown name, Error{bad_data} with `where` for a vocabulary that lacks a control token,
-// and Error{unsupported} for a kind of tokenizer that the format cannot use. `default_system`: that of the template,
-// for Mistral's formats.
+// and Error{unsupported} for a kind of tokenizer that the format cannot use. `default_system`: the default instructions
+// of the template, for Mistral's formats.
 std::shared_ptr<const ChatFormat> make_chat_format(const std::string& name, std::shared_ptr<const Tokenizer> tokenizer,
                                                    const std::string& where, const std::string& default_system = "");
 

@@ -17,8 +17,8 @@ std::optional<int32_t> token_named(const Tokenizer& tokenizer, std::string_view 
 int32_t required_special(const Tokenizer& tokenizer, std::string_view text, const std::string& where);
 bool is_special(const Tokenizer& tokenizer, int32_t id);
 
-// Collects the ids of a prompt. The text between two control tokens is encoded as one text, as the tokenizer of the
-// template's authors does; it never becomes a control token.
+// Collects the ids of a prompt. The text between two control tokens is encoded as one text, like in the tokenizer of
+// the template's authors; text never becomes a control token.
 class PromptIds {
  public:
   explicit PromptIds(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}

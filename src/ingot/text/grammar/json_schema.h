@@ -21,8 +21,8 @@ inline constexpr int kJsonNesting = 32;
 Grammar::Rule any_json(Grammar& grammar);
 Grammar::Rule any_json_object(Grammar& grammar);
 
-// `schema` is JSON text, and `where` its name in errors. Throws Error{usage}, such as "<where>.properties.a.pattern: it
-// is not supported".
+// `schema` is JSON text, and `where` its name in errors. Throws Error{usage}, such as "<where>.uniqueItems: it is not
+// supported here".
 Grammar::Rule json_of_schema(Grammar& grammar, const std::string& schema, const std::string& where);
 
 // Objects under the keywords above except `format`. A keyword that the grammar cannot express is ignored, schemas in

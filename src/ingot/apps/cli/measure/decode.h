@@ -41,13 +41,13 @@ struct DecodeMeasurement {
 struct TokenTimes {
   double mean_ms = 0, p50_ms = 0, p99_ms = 0, best_ms = 0;
 };
-// The times of one stage of the megakernel, as its first block sees them.
+// The times of one stage of the megakernel in the kernel's first block.
 struct StageTimes {
   std::string name;
   // until this block has finished; until all blocks have finished, including the grid barrier
   double work_us = 0, wait_us = 0;
   // Over several GPUs, the part of the work from sending this GPU's part until all parts have arrived: for this GPU,
-  // and for the GPU that arrived last and so waited for no other.
+  // and for the GPU that arrived last and therefore did not wait.
   double exchange_us = 0, last_exchange_us = 0;
 };
 // The times over several GPUs.

@@ -42,9 +42,10 @@ class HttpConnection {
   ~HttpConnection() { close(); }
   HttpConnection(const HttpConnection&) = delete;
 
-  // Sends a request for `path`, which follows the URL's own, and gives the body of the answer to `on_body` as it
-  // arrives. Returns the status. Error{io} where the server cannot be reached, ends the connection before the answer is
-  // complete, or sends nothing in time. A connection that the server has closed since the last answer is opened again.
+  // Sends a request for the URL's path followed by `path`, and passes the bytes of the answer's body to `on_body` as
+  // they arrive. Returns the status. Error{io} where the server cannot be reached, ends the connection before the
+  // answer is complete, or sends nothing in time. A connection that the server has closed since the last answer is
+  // opened again.
   int request(const char* method, const std::string& path, const Headers& headers, std::string_view body,
               const std::function<void(std::string_view)>& on_body);
   void close();

@@ -1,5 +1,5 @@
 #pragma once
-// The load that `ingot bench serve` puts on a server with OpenAI's API, and the measurements of its clients.
+// The requests that `ingot bench serve` sends to a server with OpenAI's API, and the times that its clients measure.
 #include <functional>
 #include <string>
 #include <vector>

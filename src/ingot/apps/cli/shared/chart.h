@@ -1,6 +1,6 @@
 #pragma once
 // A line chart as an SVG document: axes with round numbers, a grid, one colour per series, a legend with last values
-// above the data. Its colours follow the reader's choice of a light or a dark page.
+// above the data. The colours follow the reader's choice of a light or a dark page.
 #include <cstdint>
 #include <string>
 #include <vector>

@@ -18,7 +18,7 @@ void check_date(const std::string& date);  // Error{usage} that names --date
 // The conversation before the first turn, for a model of this format.
 ChatConversation opening_of(const ConversationOptions& o, const ChatFormat& format);
 
-// Writes answers as they arrive: text to standard output; thoughts if wanted, dimmed on a terminal. On a terminal,
+// Writes answers as they arrive: text to standard output; thoughts if requested, dimmed on a terminal. On a terminal,
 // control characters are left out.
 class AnswerPrinter {
  public:

@@ -32,19 +32,19 @@ struct DraftLengths {
 void add_options(Command& c, DraftLengths& o);
 // Options with these lengths, and without a drafter.
 draft::Options draft_options(const DraftLengths& o);
-// --draft, the lengths, and what the draft head reads.
+// --draft, the lengths of drafts, and the layers and tokens that the draft head reads.
 struct DraftCommand {
-  std::string how = "none";  // a word, or the directory of a draft head
+  std::string how = "none";  // none, lookup or prediction, or the directory of a draft head
   DraftLengths lengths;
   std::string layers;  // a list like "2,18,33"
   int64_t window = 0;
 };
 // Adds --draft, --draft-max, --draft-costs, --draft-layers and --draft-window.
 void add_options(Command& c, DraftCommand& o);
-// The same with another text for --draft.
+// The same options, with another help text for --draft.
 void add_draft_options(Command& c, DraftCommand& o, const char* help);
-// Gives the draft head, if --draft is not one of the command's words for it, to the options of the model. Throws where
-// there is no such head, and where options of drafts were given without drafts.
+// If --draft is not one of `words`, the value is the directory of a draft head, which becomes an option of the model.
+// Throws where the directory does not exist, and where options of drafts were given without drafts.
 void choose_draft_head(const Command& c, const DraftCommand& o, DecoderOptions& on,
                        const std::vector<std::string>& words = {"none", "lookup"});
 draft::Options lookup_options(const DraftLengths& o);  // of drafts by lookup
@@ -65,7 +65,7 @@ void require_no_gpt_oss(const std::string& path);
 // RUN or --model, of which exactly one must be given.
 std::string chosen_model(const std::string& run, const std::string& model);
 
-// --dense: the form of a checkpoint's dense matrices in memory.
+// --dense: the format of a checkpoint's dense matrices in memory.
 void add_dense(Command& c, std::string& dense);
 // --synthetic and --dense: random weights of GPT-OSS in place of a model's path, and DecoderOptions::dense of a model.
 struct SyntheticOptions {
@@ -74,7 +74,7 @@ struct SyntheticOptions {
 void add_synthetic(Command& c, SyntheticOptions& o, const std::string& model = "RUN");
 // The name of the random model (models/gpt_oss/synthetic.h), or chosen_model() where --synthetic was not given.
 std::string chosen_model(const std::string& run, const std::string& model, const SyntheticOptions& o);
-// The form in which a model's file is loaded; random weights are made in theirs.
+// The format to which a model's file is converted at loading; random weights need no conversion.
 inline std::string dense_at_loading(const SyntheticOptions& o) { return o.size.empty() ? o.dense : ""; }
 
 // Reads a file with one JSON list of ids per line; "-" is standard input.

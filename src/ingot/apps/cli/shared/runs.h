@@ -32,7 +32,7 @@ SplitOptions split_options(const TrainOptions& o);
 // The documents of a path. The log names the files that are left out.
 std::vector<Document> documents_of(const std::string& path);
 void log_left_out(const std::vector<std::string>& left_out);
-// Throws if `out` is below the directory `data`, for results that could not be told from a text later.
+// Throws if `out` is below the directory `data`, for results that a later run would read as texts.
 void refuse_among_texts(const std::string& out, const std::string& data);
 // Throws if `data` is standard input, which can be read only once, for commands that read the data several times.
 void refuse_standard_input(const std::string& data, const std::string& reader);
@@ -41,7 +41,7 @@ void refuse_standard_input(const std::string& data, const std::string& reader);
 void check_saved(const TrainResult& result, const std::string& directory);
 // Throws if a finished run could not be scored.
 void check_scored(const TrainResult& result, const std::string& directory);
-// Warns if the bytes of a score's targets are not those of the text, for example after a normalisation.
+// Warns if the number of bytes of a score's targets differs from the text's, for example after a normalisation.
 void warn_of_other_bytes(const Score& score, const RunData& data);
 void warn_of_other_bytes(int64_t found, int64_t expected);
 

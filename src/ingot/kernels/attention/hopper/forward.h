@@ -1,5 +1,5 @@
 #pragma once
-// The forward kernels (forward.cuh) as the launcher (launch.cu) sees them.
+// The interface between the forward kernels (forward.cuh) and the launcher (launch.cu).
 #include "ingot/kernels/attention/hopper/walk.h"
 
 namespace ingot::cuda::attention_hopper {

@@ -37,7 +37,7 @@ template <class F> struct SharedScoresBarriers<F, false> {
   __device__ void prepare() {}
 };
 
-// A warpgroup's part. Of 64 queries in a step each warpgroup computes 64 columns; of 128 queries each computes 64.
+// A warpgroup's part of dQ: 64 of the columns for all queries of a step of 64, or 64 of the queries of a step of 128.
 template <class F> struct QuerySums {
   using T = typename F::T;
   static constexpr auto kB128 = tile::Swizzle::b128;

@@ -4,8 +4,8 @@
 // queries, writes P^T and dS^T, packed, to shared memory, and then sums over all of the step's queries for half of the
 // columns of dV and dK.
 //
-// Q has two buffers and dO has one: dO of the next step is requested after the product of this one, and arrives during
-// the product of dK and that of the next step's scores.
+// Q has two buffers and dO has one: dO of the next step is requested after the product of this step, and arrives during
+// the product of dK and the next step's scores.
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/kernels/attention/portable/key_rows.cuh"
 
@@ -20,7 +20,7 @@ template <class F> struct KeyPairMemory {
   alignas(128) char keys[2][F::kKeys * F::kWidth * 2];  // K and V
   char q[2][F::kQueries * F::kWidth * 2];
   char dout[F::kQueries * F::kWidth * 2];
-  uint4 operands[2][F::kPairs][F::kTiles][F::kQueries / 16][32];  // P^T and dS^T of a step: what each lane multiplies
+  uint4 operands[2][F::kPairs][F::kTiles][F::kQueries / 16][32];  // P^T and dS^T of a step, as the lanes' operands
   alignas(16) float lse[2][F::kQueries], delta[2][F::kQueries];   // beside Q
 };
 

@@ -58,8 +58,8 @@ __device__ __forceinline__ void decode(uint32_t weight_tile, int first, Kept& ke
         a[s][i] =
             multiply_by_half(weight_tiles::two_of_mxfp4(kept.codes[first + s], i), kept.scales[i & 1], (first + s) / 2);
   } else {
-    // In a weight tile a lane holds four neighbouring columns, as products of 8 bits take them; 16-bit products take
-    // two columns and the two that lie 8 further.
+    // In a weight tile a lane holds four neighbouring columns, as 8-bit products need; 16-bit products take two
+    // neighbouring columns and the two columns 8 further.
     constexpr uint32_t kUp = 0x5d805d80;  // 2^60
     const uint32_t g = lane / 4, t = lane % 4;
 #pragma unroll

@@ -2,8 +2,8 @@
 // A step of many sequences by the prompt path's matrix kernels: a token of each of up to kMostSequences sequences is a
 // row of the same products that compute a prompt (prompt/prompt.h). Attention of a row reads the keys of the row's own
 // slot; head, greedy token and position are computed for all rows. The number of rows is rounded up to one of
-// kBatchRows, so that a few CUDA graphs serve every number of sequences. The rows beyond the last sequence write
-// nothing that a slot or an expert reads.
+// kBatchRows, so that a few CUDA graphs serve every number of sequences. No slot and no expert reads the results of the
+// rows beyond the last sequence.
 //
 // Every number of a row is a sum computed by one thread in one order, which depends neither on the other rows nor on
 // the number of rows. The numbers differ from those of the other paths by roundings.

@@ -1,7 +1,7 @@
 #pragma once
 // The activation vectors of a token's products: each thread reads the words of all blocks until they are complete and
-// writes them to shared memory in the order of matrix instructions. Also how a block publishes its part of the vectors
-// of `down`.
+// writes them to shared memory in the order of matrix instructions. The file also contains the publication of a block's
+// part of the vectors of `down`.
 #include "ingot/gpu/tile/epoch_words.cuh"
 #include "ingot/models/decode/megakernel/token_context.cuh"
 

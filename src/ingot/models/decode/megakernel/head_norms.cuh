@@ -7,8 +7,8 @@
 namespace ingot::decode::head_norms {
 
 // Writes the queries of a unit, and in the last part the new key and value, to shared memory, and the new key and value
-// to the cache. The words of `sums` are waited for with the number `wait`. The blocks of several tiles store equal
-// words to the cache.
+// to the cache. A failed wait for the words of `sums` is recorded with the number `wait`. If a key head has several
+// tiles, all of its blocks store the same words to the cache.
 template <TokenVariant V>
 __device__ __forceinline__ void stage_heads(const TokenContext<V>& block, uint32_t layer, const uint64_t* sums,
                                             const split_kv_attention::Unit& u, uint32_t wait) {
@@ -18,7 +18,7 @@ __device__ __forceinline__ void stage_heads(const TokenContext<V>& block, uint32
   auto& m = *reinterpret_cast<typename TokenContext<V>::AttentionMemory*>(block.vectors());
   const uint32_t half = p.dim / 2, lane = threadIdx.x % 32, fresh = block.m.keys[layer % 2].fresh,
                  all = u.rows + (u.end > fresh ? 2 : 0);
-  // The last warps begin, because the first warp is occupied with another wait.
+  // The last warps compute the first heads, because the first warp is occupied with another wait.
 #pragma unroll 1
   for (uint32_t r = kTokenWarps - 1 - threadIdx.x / 32; r < all; r += kTokenWarps) {
     const bool is_query = r < u.rows, is_value = r == u.rows + 1;

@@ -1,9 +1,9 @@
 #pragma once
 // The hand-over of a layer's arguments between the multiplying warps and the copying warp, in models with dense MLPs.
 // The multiplying warps load the next layer's arguments during attention, into the place of the layer before, and the
-// copying warp runs ahead of them. With experts both meet at the router once a layer; without experts they meet here,
-// in both directions: the copying warp waits for the arguments of the next layer, and the multiplying warps wait until
-// the copying warp no longer reads those that are about to be replaced.
+// copying warp runs ahead of them. With experts the warps synchronise at the router once a layer. Without experts they
+// synchronise here, in both directions: the copying warp waits for the arguments of the next layer, and the multiplying
+// warps wait until the copying warp no longer reads the arguments that they are about to replace.
 #include "ingot/models/decode/megakernel/token_context.cuh"
 
 namespace ingot::decode::layer_arguments {

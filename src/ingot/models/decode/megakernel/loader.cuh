@@ -75,7 +75,7 @@ __device__ __forceinline__ void copy_keys(const TokenContext<V>& block, megakern
   static_assert(2 * kKeys * kRow <= megakernel::kSlotBytes, "a slot has room for a chunk's keys and values");
   static_assert(split_kv_attention::kChunkWarps == megakernel::kTeamWarps, "a team reads a chunk");
   const megakernel::WeightRing& r = block.m.token.stream;
-  // The most keys of a part that does not count as a long context: of heads of 128 a chunk for each team.
+  // Parts with more keys belong to a long context. For heads of 128 numbers the limit is a chunk for each team.
   constexpr uint32_t kFew = kWidth == 128 ? megakernel::kTeams * kKeys : split_kv_attention::kRound<kWidth>;
   const uint32_t units = Attention::units(p, keys), most = r.slots - megakernel::kTeams,
                  ahead = keys.each > kFew ? min(kKeyChunksAhead, most) : r.ahead;

@@ -1,5 +1,5 @@
 #pragma once
-// A whole token by one persistent kernel (megakernel.cuh), and the arguments that it takes.
+// The arguments of the persistent kernel that computes a whole token (megakernel.cuh).
 #include <type_traits>
 
 #include "ingot/megakernel/grid_barrier.h"
@@ -102,8 +102,8 @@ struct PrefilteredHead {
   uint64_t* lower_bounds;  // the field of Buffers
 };
 
-// The widest heads: of models with experts, where wider ones would leave a thread too few registers, and of models with
-// dense MLPs.
+// The widest heads: of models with experts, where wider heads would leave a thread too few registers, and of models
+// with dense MLPs.
 constexpr uint32_t kTokenHeadDim = 64, kDenseTokenHeadDim = 128;
 
 // The grid barriers of a token, in order: one after each stage of each layer.
@@ -113,11 +113,10 @@ constexpr uint32_t kGridBarriersPerLayer = 5;
 INGOT_HD constexpr uint32_t grid_barrier_of(uint32_t layer, bool down) {
   return kGridBarriersPerLayer * layer + (down ? 4 : 2);
 }
-// Words that follow a block's times: the bytes of weights that the block reads in each stage of a layer, and for the
-// head.
+// Words after a block's times: the bytes of weights that the block reads in each stage of a layer, and for the head.
 constexpr uint32_t kTracedBytes = kGridBarriersPerLayer + 1;
-// Words that follow those, for the two exchanges of a layer over several GPUs: the times at which this block had sent
-// its part, and at which all parts had arrived.
+// Words after the words of the grid barriers, for the two exchanges of a layer over several GPUs: the times at which
+// this block had sent its part, and at which all parts had arrived.
 constexpr uint32_t kExchangeStamps = 4;
 
 // One variant of the token kernel. Each variant is a separate instance (room.cmake), because even code that is never
@@ -126,10 +125,10 @@ struct TokenVariant {
   WeightFormat dense, experts;  // the formats of attention and head, and of the experts
   bool traced = false;          // records Grid::trace; needs MXFP4 experts
   bool ranks = false;           // one GPU of several (Token::ranks); needs MXFP4 experts
-  // The int8 prefilter of the head. The logits that may be the largest equal those of the whole head bit for bit, and
-  // so does the greedy token; for every other row the kernel writes the upper bound instead of the logit.
-  // `token.head.w` holds the codes, and over several GPUs `token.head.y` is this GPU's own memory. Needs dense matrices
-  // in bf16, and experts in MXFP4 where a model has experts.
+  // The int8 prefilter of the head. The logits that may be the largest, and the greedy token, equal the whole head's
+  // bit for bit; for every other row the kernel writes the upper bound instead of the logit. `token.head.w` holds the
+  // codes, and over several GPUs `token.head.y` is this GPU's own memory. Needs dense matrices in bf16, and experts in
+  // MXFP4 where a model has experts.
   bool prefiltered = false;
   // A model of the families (models/families): dense MLPs with SwiGLU in the format `dense`, equal to `experts`; norms
   // of heads, and rotations that differ by layer. `ranks` is not possible, nor is `traced` with `prefiltered`.

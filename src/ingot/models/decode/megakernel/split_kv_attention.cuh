@@ -262,8 +262,8 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
     attend(
         unit, keys_.fresh, [&](const Unit& u) { stage(u, cos, sin, projected); }, chunks, put, soon);
   }
-  // The same with stage(unit) in place of projected(): stage() writes the queries to Memory, and those of the kFresh
-  // keys and values from `first_fresh` on that the unit sees.
+  // The same with stage(unit) in place of projected(): stage() writes to Memory the queries, and the visible ones of
+  // the kFresh keys and values from `first_fresh` on.
   template <class Stage, class Chunks, class Put, class Soon>
   __device__ __forceinline__ void attend(uint32_t unit, const uint32_t& first_fresh, Stage&& stage, Chunks&& chunks,
                                          Put&& put, Soon&& soon) const {

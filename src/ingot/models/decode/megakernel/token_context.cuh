@@ -26,7 +26,8 @@ constexpr int kDim = kTokenHeadDim;    // of models with experts
 constexpr uint32_t kRoundGroups = 12;  // groups of 16 sums that a block has memory for, which is one round of a product
 // Each epilogue thread finishes one row of a round. There are two sets: while the threads of one set finish the rows of
 // a product, the threads of the other set prefetch bias and scale for the next product. The second set finishes the
-// rows that are added to the residual stream. The first warp is in neither set, because it waits at the grid barrier.
+// rows that are added to the residual stream. The first warp belongs to neither set, because this warp waits at the
+// grid barrier.
 constexpr uint32_t kEpilogueThreads = 16 * kRoundGroups, kFirstEpilogueThread = kTokenThreads - kEpilogueThreads,
                    kFirstResidualThread = 32;
 static_assert(kFirstResidualThread + kEpilogueThreads <= kFirstEpilogueThread, "the two sets have no thread in common");

@@ -66,8 +66,8 @@ class DeviceModel {
   // that step are removed from the slots. Waits for the GPU. Returns the first slot that had such a token, or 0.
   int reset();
   std::string place_in(int slot) const;  // the position of a slot, for errors
-  // Waits for the started work. Returns which block waited for which, if a wait of this GPU was the first to give up;
-  // else an empty string.
+  // Waits for the started work. Returns which block waited for which value, if a wait of this GPU was the first to give
+  // up; otherwise an empty string.
   std::string wait();
   // Waits for the started work. Throws Error(interrupted) if a wait gave up; all slots are then as before the failed
   // step.
@@ -85,8 +85,8 @@ class DeviceModel {
 
   // The result of prompt_kernels() for a prompt of `tokens` tokens.
   std::vector<int> kernels_of_prompt(int64_t tokens, uint32_t head_rows) const;
-  // Launches the kernels of such a prompt, so that their code is loaded. The launches wait for no other GPU, and their
-  // results are meaningless: every rank must call reset() before its next step.
+  // Launches the kernels of a prompt of this length, so that their code is loaded. The launches wait for no other GPU,
+  // and their results are meaningless: every rank must call reset() before its next step.
   void warm_up_prompt(int64_t tokens, uint32_t head_rows, int slot = 0);
   // Records the graphs that extend() launches for `tokens` tokens. This may allocate memory and therefore wait for the
   // kernels of other GPUs.
@@ -119,7 +119,7 @@ class DeviceModel {
   // The most rows of sample_drafts(); 1: this model computes no draft steps.
   int64_t draft_rows() const { return ranked() ? 1 : std::min<int64_t>(kMostDraftRows, batch()); }
   // Draft steps of different slots, as Decoder::sample_drafts(). Waits for the GPU once, unless a slot's options need
-  // the host. The slots keep the tokens of the result but the last one of each.
+  // the host. Each slot keeps the tokens of its result except the last one.
   std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep> steps);
   // Guesses of the tokens after `next`, which follows the slot's tokens: up to `most`, which leave room in the context.
   // Waits for the GPU.

@@ -38,8 +38,9 @@ class RankedModel {
   int64_t length(int slot = 0) const { return rank(0).length(slot); }
   int64_t weight_bytes() const;  // the sum over all ranks
 
-  // These functions are those of DeviceModel. An error of a wait names the GPU: "GPU 0: block 3 thread 5 waited 1500 ms
-  // for GPU 1 and its part of ..."; afterwards all slots are as before the failed step, and the GPUs remain usable.
+  // These functions are the same as DeviceModel's. An error of a wait names the GPU: "GPU 0: block 3 thread 5 waited
+  // 1500 ms for GPU 1 and its part of ..."; afterwards all slots are as before the failed step, and the GPUs remain
+  // usable.
   void synchronize();
   bool use_megakernel(bool wanted);
   void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0, bool id_alone = false,

@@ -33,13 +33,13 @@ struct SentAdjustments {
 struct SampledRows {
   std::vector<SampleRow> sampled, scored;
   bool some_filter = false, some_do_not = false;
-  int64_t top = 0;  // the largest number of likeliest ids that one of the rows wants
+  int64_t top = 0;  // the largest number of likeliest ids that any row requests
 
   void add(const SlotSample& sample, int64_t vocab, int row);
   void add_logprobs(const SlotSample& sample, int64_t vocab, int row);
 };
-// The noise with which the step itself samples the token from ids below `vocab`. None if the options add biases or keep
-// fewer ids, because these need all logits first.
+// The noise with which the step itself samples the token from ids below `vocab`. None if the options add biases or
+// filter ids, because biases and filters need all logits first.
 std::optional<sampling::RowNoise> noise_of(const SlotSample& sample, int64_t vocab);
 // How a step of a model with `vocab` ids samples its token.
 struct StepSampling {

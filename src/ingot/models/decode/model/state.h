@@ -72,11 +72,11 @@ struct Ranks {
 
 struct Buffers {
   State* state;
-  sampling::RowNoise* noise;              // of the token that the megakernel samples; zeros at first
-  float *x, *qkv;                         // (16, x_stride), (16, qkv_width)
-  char *mixed, *hidden;                   // columns (weight_tile_product.cuh) of q_width, (16); of intermediate, (16 k)
+  sampling::RowNoise* noise;  // of the token that the megakernel samples; zeros at first
+  float *x, *qkv;             // (16, x_stride), (16, qkv_width)
+  char *mixed, *hidden;       // activation vectors (weight_tile_product.cuh): 16 of q_width, 16 k of intermediate
   float *part_max, *part_sum, *part_out;  // of attention
-  char* normed;                           // columns of the hidden size, (16)
+  char* normed;                           // 16 activation vectors of the hidden size
   float* choice_sums;                     // (16 k, x_stride)
   float *router_part, *router_squares;    // (splits, 16, E), (splits, 16)
   uint32_t* routed;                       // of Routed
@@ -96,7 +96,7 @@ struct Buffers {
   int64_t handover_bytes;
   int64_t x_stride;
   const uint32_t* stop = nullptr;  // the `stop` of a gpu::Watch: after a wait has given up, nothing is appended
-  // For the waits of a kernel's blocks for each other; without a watch there are no such waits.
+  // For the waits of a kernel's blocks for each other; without a watch blocks never wait for each other.
   gpu::Watch watch{};
   // With several ranks, `logits` points into the first rank's logits, at the first id of this rank.
   Ranks ranks;

@@ -130,7 +130,7 @@ template <WeightFormat F> void Phases<F>::residual_product(const ResidualProduct
              p);
 }
 // Launches one block per SM, with as many slots of the ring as the SM's memory holds besides `smem` bytes. With
-// `together` the blocks may wait for each other; they then start when the earlier kernels have ended, not as soon as an
+// `together` the blocks may wait for each other, and then start when the earlier kernels have ended, not as soon as an
 // SM has space.
 template <WeightFormat F, class Kernel, class... P>
 void launch_small_batch(const char* name, Kernel&& kernel_of, uint32_t T, int64_t units, int64_t smem, bool together,

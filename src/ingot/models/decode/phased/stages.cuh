@@ -61,7 +61,7 @@ __device__ __forceinline__ float rstd_of(const float (&squares)[kWarps][kCols], 
   return 1 / sqrtf(weight_tiles::sum_of<kCols>(squares, j) / float(C) + eps);
 }
 
-// Returns the largest logit that this thread has computed, where p.best asks for it.
+// Returns the largest logit of the last row that this thread has computed.
 template <WeightFormat F, int kCols>
 __device__ __forceinline__ sampling::Best norm_product(const NormProduct& p, At at, weight_tiles::Feed<F>& feed,
                                                        char* vectors) {
@@ -98,7 +98,8 @@ __device__ __forceinline__ bool likeliest_of_grid(const NormProduct& p, const sa
   auto& m = tile::shared<sampling::BestMemory>();
   return sampling::best_key_of_grid(top, p.best, p.arrived, m, key) && threadIdx.x == 0;
 }
-// After a wait has given up, the kernels that were already queued compute from wrong inputs. They must change nothing.
+// After a wait has given up, the kernels that were already queued compute from wrong inputs. These kernels must change
+// nothing.
 __device__ __forceinline__ bool is_stopped(const uint32_t* stop) {
   return stop != nullptr && ptx::load_relaxed(stop) != gpu::kRunning;
 }
@@ -208,7 +209,7 @@ __device__ __forceinline__ void gate_up(const P& p, At at, const routing::Copy& 
 }
 
 // The part of expert slot i in a row tile; after the last slot, the block's next row tile. Each slot begins with the
-// warp after the one that ended the slot before, so that all warps have the same work.
+// warp after the last warp of the slot before, so that all warps have the same work.
 template <WeightFormat F>
 __device__ __forceinline__ typename weight_tiles::Feed<F>::RowTile expert_slot_part(const Matrix& w,
                                                                                     const routing::Copy& lists,

@@ -27,7 +27,7 @@ struct NormProduct {
   uint64_t* best = nullptr;
   uint32_t* arrived = nullptr;
   State* state = nullptr;
-  uint32_t vocab = 0, advance = 0;      // ids that may be sampled; what the position grows by
+  uint32_t vocab = 0, advance = 0;      // ids below `vocab` may be sampled; the position grows by `advance`
   uint32_t first_id = 0;                // of the rows of this GPU
   uint64_t* key = nullptr;              // over several GPUs: receives the largest logit; nothing is appended
   const uint32_t* stop = nullptr;       // of Buffers
@@ -101,8 +101,8 @@ struct ChoiceSums {
   int64_t stride = 0;
   uint32_t room = 0;  // activation vectors that a block holds in shared memory, at least T
 };
-// x += the results of each token's choices, if there are any, in their order; and the activation vectors of the next
-// product, if it wants any.
+// x += the results of each token's choices in their order, if `sums` is given; and the activation vectors of the next
+// product, if `normed` has vectors.
 struct ResidualNorm {
   float* x;
   int64_t x_stride;
@@ -134,7 +134,7 @@ struct Routed {
   gpu::Watch watch{};
   uint32_t what = 0;
 };
-// The number of this wait in records; no grid barrier has it.
+// The number of this wait in a WaitRecord, different from the number of every grid barrier.
 INGOT_HD constexpr uint32_t wait_for_router(uint32_t layer) { return (1u << 20) + layer; }
 
 // A step of a model; the same for all of its layers.

@@ -11,7 +11,7 @@
 namespace ingot::decode {
 
 using PrefilterMemory = prefilter::Memory<kTokenWarps, kRoundGroups>;
-static_assert(sizeof(PrefilterMemory) <= kBestBytes, "in the place of what the usual head keeps there");
+static_assert(sizeof(PrefilterMemory) <= kBestBytes, "the prefilter's memory takes the place of the whole head's");
 
 namespace prefiltered_head {
 

@@ -342,8 +342,8 @@ struct Places {
   const uint32_t* chosen;  // (S)
   int32_t *place, *offsets;
   uint32_t S, E;
-  // Where `count` is set, only the choices of the first `count` tokens, k each, get a row of an expert. The other
-  // choices get the rows behind those of all experts.
+  // Where `count` is set, only the choices of the first `count` tokens, k each, get a row of an expert. All further
+  // choices get rows behind the rows of all experts.
   const uint32_t* count = nullptr;
   uint32_t k = 0;
 };
@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(kThreads) places_kernel(Places p) {
   const uint32_t S = p.count != nullptr ? min(p.S, __ldcg(p.count) * p.k) : p.S;
   if (e == 0)
     for (uint32_t s = S + threadIdx.x; s < p.S; s += kThreads) p.place[s] = int32_t(s);
-  // Each warp has a range of choices. It counts the choices of this expert, and then knows its first row.
+  // Each warp has a range of choices, and counts the choices of this expert to find its first row.
   constexpr uint32_t kAhead = 4, kStep = 32 * kAhead;
   const uint32_t each = (S + kWarps * kStep - 1) / (kWarps * kStep) * kStep, begin = warp * each;
   const auto for_all = [&](auto&& use) {

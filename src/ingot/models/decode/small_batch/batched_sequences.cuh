@@ -1,5 +1,5 @@
 #pragma once
-// The kernels that only a step of several sequences has: they gather the tokens from the slots, attend to each
+// The kernels that only steps of several sequences need. They gather the tokens from the slots, attend to each
 // sequence's own keys, and finally give every slot its logits, the id of its largest logit and its new position.
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(decode_attention::kThreads)
   point_to_sequence<kDim>(s, blockIdx.x / units, p);
   decode_attention::attend<kDim>(p, blockIdx.x % units, tile::shared<decode_attention::Memory<kDim>>());
 }
-// Of heads wider than 128 numbers, or with a softcap of scores.
+// For heads wider than 128 numbers, or with a softcap of scores.
 __global__ void __launch_bounds__(decode_attention::kThreads)
     wide_sequence_attention_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p,
                                    float softcap) {
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(decode_attention::kThreads)
   point_to_row<kDim>(s, blockIdx.x / units, p);
   decode_attention::attend<kDim, false>(p, blockIdx.x % units, p.scale, tile::shared<decode_attention::Memory<kDim>>());
 }
-// Of heads wider than 128 numbers, or with a softcap of scores.
+// For heads wider than 128 numbers, or with a softcap of scores.
 __global__ void __launch_bounds__(decode_attention::kThreads)
     wide_row_attention_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p, float softcap) {
   ptx::let_next_kernel_start();
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(decode_attention::kThreads)
                                             *tile::dynamic_shared<decode_attention::Memory<kWideDim>>());
 }
 // Each slot keeps its rows up to the first whose sampled token is not the token of the next row. A sampled token of -1
-// is none.
+// means that the device has not sampled the row.
 __global__ void keep_accepted_kernel(const __grid_constant__ BatchedSequences s, const int32_t* sampled,
                                      const uint32_t* stop) {
   ptx::let_next_kernel_start();

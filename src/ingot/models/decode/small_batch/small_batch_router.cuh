@@ -130,8 +130,8 @@ template <int kCols> INGOT_HD inline int64_t router_bytes(uint32_t T, uint32_t E
   return choice_bytes(T, E, k) + int64_t(sizeof(RouterRoom<kCols>));
 }
 
-// The same as route() with more warps: parts of the logits are computed in parallel, with the same bits, and the same
-// threads write the part of gate and up's activation vectors that belongs to their channels. Waits for earlier kernels.
+// The same as route() with more warps: parts of the logits are computed in parallel, with the same bits, and each
+// thread also writes its channels of the activation vectors of gate and up. Waits for earlier kernels.
 template <int kCols, uint32_t kThreads>
 __device__ __forceinline__ void route_wide(const Router& p, const Normed& normed, At at, RouterRoom<kCols>& m) {
   constexpr uint32_t kGroups = kThreads / kSplitThreads, kHeld = 2;  // kHeld: tokens requested together

@@ -26,7 +26,7 @@ class Uploader {
   void chunks(int64_t count, const std::function<Chunk(int64_t, uint8_t*)>& make);
 
  private:
-  struct Lane {  // belongs to a thread, which fills one buffer while the other buffer is sent
+  struct Lane {  // belongs to one thread, which fills one buffer while the other buffer is sent
     uint8_t* buffer[2];
     gpu::OwnedStream stream[2];
   };

@@ -29,11 +29,10 @@ bool adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, c
 // arguments. Where `folded` has room, documents are long enough and W is frozen, W + B_s A_s is computed and rounded
 // like weights. This takes one product per document in place of three per adapter, and for gradients G = dy^T x and two
 // small products per adapter:
-// small products per adapter:
 //   dB += G A^T,  dA += B^T G
-// `rider`: an adapter of the same x with a different output; its A is stored below each W + B A. y then has R more
-// columns (the adapter's low), and dy has its low_grad there, so that x is read and dx written once. Its gradients must
-// be written, not added to.
+// `rider`: an adapter of the same x with a different output, whose A is stored below each W + B A. y then has R more
+// columns (the rider's low), and dy has the rider's low_grad there, so that x is read and dx written once. The rider's
+// gradients must be written, not added to.
 void adapted_linear(std::span<const AdapterCall> adapters, const Tensor& x, const Tensor& w, const Tensor& y,
                     const AdapterPair* rider = nullptr);
 void adapted_linear_backward(std::span<const AdapterCall> adapters, const Tensor& x, const Tensor& w, const Tensor& dw,
