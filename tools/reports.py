@@ -39,6 +39,8 @@ ELSEWHERE["generate"] = ["src/ingot/engines/generate", "src/ingot/models/gpt"]
 # An earlier build beside the tree's build, for rooms whose code moved.
 ROOMS["two_builds"] = ["mlp", "activation", "rmsnorm", "rope", "swiglu"]
 ONLY_OURSELVES = {"two_builds"}  # suites without another library as peer
+# Suites whose operation is a single function of PyTorch, with this peer's name: torch.compile would call the same function.
+PYTORCH_FUNCTION = {"experts": "grouped_mm"}
 # Suites with times only; tests check the computed values.
 TIMES_ALONE = {"sampling", "decode", "families", "decode_gpus", "draft", "prompt", "serve", "host_token", "train", "train_gpus", "train_memory", "generate", "ttt"}
 # Suites whose products may use cuBLASLt.
@@ -159,9 +161,10 @@ def problems_of(report):
         if wrong:
             continue
         with_torch = not times_alone and report["suite"] not in ONLY_OURSELVES
-        if with_torch and "torch_eager" not in result["peers"]:
-            bad.append(f"{where}: peer torch_eager is missing")
-        if with_torch and "torch_compile" not in {**result["peers"], **result.get("absent", {})}:
+        eager = PYTORCH_FUNCTION.get(report["suite"], "torch_eager")
+        if with_torch and eager not in result["peers"]:
+            bad.append(f"{where}: peer {eager} is missing")
+        if with_torch and eager == "torch_eager" and "torch_compile" not in {**result["peers"], **result.get("absent", {})}:
             bad.append(f"{where}: peer torch_compile is missing, and no word why")
         if not all(isinstance(us, (int, float)) and us > 0 for us in [result["ours_us"], *result["peers"].values()]):
             bad.append(f"{where}: found a time that is not above 0")

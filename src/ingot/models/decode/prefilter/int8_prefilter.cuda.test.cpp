@@ -58,7 +58,7 @@ TEST_F(GptOssPrefilterCuda, ThePrefilterFindsTheIdOfTheWholeHeadForEveryHead) {
     EXPECT_NE(testing::error_of([&] {
                 std::vector<float> row(static_cast<size_t>(rows));
                 gpu.logits(1, row.data());
-              }).find("expected its logits"),
+              }).find("expected a step with logits"),
               std::string::npos);
   }
 }
