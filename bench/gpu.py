@@ -110,6 +110,7 @@ def main():
     parser.add_argument("--stale", action="store_true", help="only suites whose report is missing, incomplete or of other sources, the oldest first")
     parser.add_argument("--minutes", type=float, metavar="N", help="end after N minutes")
     options, more = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `timeout` also ends a suite's processes, which would disturb later measurements
     options.again = options.again or options.stale
     if options.again:
         os.environ["INGOT_BENCH_CONTINUE"] = "1"

@@ -7,8 +7,10 @@ import io
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import unittest.mock
 import zipfile
@@ -530,6 +532,23 @@ class Reports(unittest.TestCase):
         self.assertEqual(gpu.within(None, suites[:1], run, lambda: clock[0]), {"muon": 0})
         incomplete = {"seconds": 950, "incomplete": "1 of 2"}
         self.assertEqual(gpu.within(10, [("decode", incomplete)], lambda suite, left: 0, lambda: clock[0]), {"decode": 0})
+
+    def test_a_stop_of_the_benchmarks_ends_the_suites_process(self):
+        with tempfile.TemporaryDirectory() as folder:
+            suite, started = pathlib.Path(folder) / "gpu_muon.py", pathlib.Path(folder) / "pid"
+            suite.write_text(f"import os, pathlib, time\npathlib.Path({str(started)!r}).write_text(str(os.getpid()))\ntime.sleep(60)\n", encoding="utf-8")
+            begin = (f"import pathlib, sys; sys.path.insert(0, {str(ROOT / 'bench')!r}); import gpu; gpu.PEERS = pathlib.Path({folder!r}); "
+                     "sys.argv = ['gpu.py', 'muon']; gpu.main()")
+            process = subprocess.Popen([sys.executable, "-c", begin])
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline and not (started.exists() and started.read_text()):
+                time.sleep(0.05)
+            pid = int(started.read_text())
+            process.terminate()
+            self.assertEqual(process.wait(30), 143)
+            while time.monotonic() < deadline and pathlib.Path(f"/proc/{pid}").exists():
+                time.sleep(0.05)
+            self.assertFalse(pathlib.Path(f"/proc/{pid}").exists())
 
     def test_a_suite_that_runs_past_its_time_is_stopped_with_its_children(self):
         with tempfile.TemporaryDirectory() as folder:
