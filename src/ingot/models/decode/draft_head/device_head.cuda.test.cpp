@@ -189,6 +189,7 @@ TEST_F(DeviceHeadCuda, EveryPathOfTheTargetKeepsTheHiddenStates) {
   cpu_head.append(ids, of_cpu);
 
   DeviceModel gpu(target.config, target.weights, {.context = kContext, .slots = 2}, &h);
+  if (gpu.draft_rows() < 8) GTEST_SKIP() << "an SM's memory has no room for small batches";
   ASSERT_TRUE(gpu.has_head());
   EXPECT_FALSE(gpu.use_megakernel(true));
   EXPECT_FALSE(gpu.use_row_kernel(true));
