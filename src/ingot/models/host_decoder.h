@@ -12,8 +12,9 @@ class HostDecoder : public Decoder {
  protected:
   // Appends 1 to batch() tokens and passes the logits of the last token or of all tokens to `take`.
   virtual void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) = 0;
-  // The same for up to draft_rows() tokens, with the logits of all tokens. Each row equals, to the last bit, the row
-  // that extend_slot() gives when it appends the tokens one by one. For engines with draft_rows() > 1.
+  // Appends 1 to draft_rows() tokens and passes the logits of all of them to `take`. The logits of each token have the
+  // same bits as those of extend_slot() for this token alone, after the tokens before it. Called only if draft_rows()
+  // is more than 1.
   virtual void extend_draft(int /*slot*/, std::span<const int32_t> /*ids*/, const Take&) {}
 
  private:

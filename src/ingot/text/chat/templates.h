@@ -13,9 +13,10 @@ namespace ingot {
 
 // The name of the format, or empty for an unknown template. White space at the end does not matter.
 std::string chat_format_of_template(const std::string& text);
-// The default instructions in a template of mistral-common, which conversations without instructions get, and the
-// template without these instructions, which is then one of the known templates. Empty for a template without such a
-// line, or if the text has an escape that mistral-common does not write.
+// A template of mistral-common may contain default instructions, for conversations that have no instructions of their
+// own. Returns these instructions, and the template without them, which chat_format_of_template() knows. Returns
+// nothing if the template has no default instructions, or if their text has an escape that mistral-common does not
+// write.
 struct DefaultSystem {
   std::string text, rest_of_template;
 };

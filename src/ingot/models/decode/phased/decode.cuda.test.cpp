@@ -29,9 +29,6 @@ using testing::DecodeModel;
 using testing::download;
 using testing::OnHost;
 
-// Small batches need more shared memory than a block has on GPUs of compute capability 8.6, 8.9 and 12.0.
-bool holds_small_batches() { return gpu::current_limits().smem_per_block >= 160 * 1024; }
-
 class GptOssDecodeCuda : public testing::GpuTest<> {};
 
 void check_cases(const std::vector<DecodeCase>& cases, bool megakernel) {
@@ -135,7 +132,7 @@ std::vector<DecodeCase> small_cases(const std::vector<int64_t>& batches) {
   return all;
 }
 TEST_F(GptOssDecodeCuda, PhaseByPhaseIsTheModelSmall) {
-  if (!holds_small_batches()) GTEST_SKIP() << "an SM's memory has no room for small batches";
+  if (!testing::holds_small_batches()) GTEST_SKIP() << "an SM's memory has no room for small batches";
   check_cases(small_cases({3}), false);
 }
 TEST_F(GptOssDecodeCuda, TheMegakernelIsTheModelSmall) {
@@ -373,7 +370,7 @@ TEST_F(GptOssDecodeCuda, EachSequenceOfAStepEqualsTheModel) {
   }
 }
 TEST_F(GptOssDecodeCuda, EachSequenceOfAStepEqualsTheModelSmall) {
-  if (!holds_small_batches()) GTEST_SKIP() << "an SM's memory has no room for small batches";
+  if (!testing::holds_small_batches()) GTEST_SKIP() << "an SM's memory has no room for small batches";
   check_sequences(testing::decode_config(64, 4, 2, 32, 64, 3, 2, 2, 2), WeightFormat::bf16, WeightFormat::mxfp4, 3,
                   {{2, 0, 1}, {1, 0}});
 }
@@ -603,7 +600,7 @@ TEST_F(GptOssDecodeCuda, PromptsOfRoundedInputsTakeRoundedNumbers) {
   GptOssConfig c = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5);
   c.e4m3_inputs = true;
   const DecodeModel m(c, WeightFormat::bf16, WeightFormat::mxfp4, 7);
-  if (!holds_small_batches()) {
+  if (!testing::holds_small_batches()) {
     EXPECT_NE(
         testing::error_of([&] { DeviceModel(m.config, m.weights, {.context = kLength}); }).find("too wide for an SM's"),
         std::string::npos);

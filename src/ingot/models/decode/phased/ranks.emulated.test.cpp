@@ -51,7 +51,7 @@ void check_case(const DecodeCase& t, int count, Split split, bool megakernel) {
 std::vector<DecodeCase> rank_cases() {
   constexpr WeightFormat kBf16 = WeightFormat::bf16, kFp8 = WeightFormat::fp8, kMx = WeightFormat::mxfp4;
   const GptOssConfig two = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2);
-  const int64_t length = testing::kSanitized ? 11 : 12;  // of these tokens two or more are fed one by one
+  const int64_t length = testing::kSanitized ? 11 : 12;  // a batch comes first, and at least two tokens after it
   return {{"bf16, mxfp4", two, kBf16, kMx, length, {7}},
           {"fp8, mxfp4", two, kFp8, kMx, length, {9}},
           {"mxfp4, mxfp4", two, kMx, kMx, length, {9}}};

@@ -4,7 +4,6 @@
 
 #include <memory>
 
-#include "ingot/gpu/limits.h"
 #include "ingot/models/decode/fixtures/device_model.test.h"
 #include "ingot/models/decode/fixtures/family_cases.test.h"
 #include "ingot/testing/gpu_test.h"
@@ -21,14 +20,13 @@ using testing::RandomModel;
 using Ids = std::vector<int32_t>;
 using Rows = std::vector<std::vector<float>>;
 
-// Rows of draft steps are small batches, for which GPUs of compute capability 8.6, 8.9 and 12.0 lack shared memory.
+// Rows of draft steps are small batches.
 class DraftRowsCuda : public testing::GpuTest<> {
  protected:
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-    if (gpu::current_limits().smem_per_block < 160 * 1024)
-      GTEST_SKIP() << "an SM's memory has no room for small batches";
+    if (!testing::holds_small_batches()) GTEST_SKIP() << "an SM's memory has no room for small batches";
   }
 };
 

@@ -227,7 +227,7 @@ inline const char* const kLlama3Rope =
 inline const char* const kYarnRope =
     R"("rope_parameters": {"rope_type": "yarn", "rope_theta": 10000, "factor": 32, "original_max_position_embeddings": 8})";
 
-// Every property of a head that changes what it computes.
+// A case for each property of a head that changes the guesses.
 struct HeadCase {
   const char* name;
   RandomHead head;
