@@ -16,10 +16,8 @@
 #include "ingot/models/device_decoder.h"
 #include "ingot/models/gpt/config/parameters.h"
 #include "ingot/models/gpt/generate/decoder.h"
-#include "ingot/models/gpt_oss/random_checkpoint.test.h"
-#include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/gpt_oss/random_model.test.h"
 #include "ingot/models/host_decoder.h"
-#include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -28,18 +26,7 @@ namespace {
 using testing::error_of;
 constexpr int64_t kVocab = 37, kContext = 48;
 
-// A small GPT-OSS with a window of 6, so that short sequences exceed the window.
-struct GptOssModel {
-  testing::TemporaryDirectory dir;
-  GptOssConfig config;
-  GptOssWeights weights;
-  GptOssModel() {
-    testing::GptOssCheckpoint().write(dir / "m");
-    config = read_gpt_oss_config(dir / "m");
-    config.window = 6;
-    weights = load_gpt_oss(dir / "m", config);
-  }
-};
+using GptOssModel = testing::RandomGptOss;
 struct GptModel {
   GptConfig config = gpt_preset("golf");
   std::vector<float> memory;

@@ -12,11 +12,9 @@
 #include "ingot/models/decoder.h"
 #include "ingot/models/draft/answer_drafts.h"
 #include "ingot/models/draft/lookup.h"
-#include "ingot/models/gpt_oss/random_checkpoint.test.h"
-#include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/gpt_oss/random_model.test.h"
 #include "ingot/models/host_sampling.h"
 #include "ingot/testing/gpu_test.h"
-#include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -26,18 +24,7 @@ using testing::error_of;
 using Ids = std::vector<int32_t>;
 constexpr int64_t kVocab = 37, kContext = 64;
 
-// A small GPT-OSS with a window of 6, so that drafts cross the window.
-struct Model {
-  testing::TemporaryDirectory dir;
-  GptOssConfig config;
-  GptOssWeights weights;
-  Model() {
-    testing::GptOssCheckpoint().write(dir / "m");
-    config = read_gpt_oss_config(dir / "m");
-    config.window = 6;
-    weights = load_gpt_oss(dir / "m", config);
-  }
-};
+using Model = testing::RandomGptOss;  // whose window drafts cross
 enum class Where { cpu, gpu };
 class DraftSteps : public ::testing::TestWithParam<Where> {
  protected:

@@ -8,10 +8,8 @@
 #include "ingot/models/decode/fixtures/device_model.test.h"
 #include "ingot/models/draft/head/cpu_head.h"
 #include "ingot/models/draft/head/random_head.test.h"
-#include "ingot/models/gpt_oss/random_checkpoint.test.h"
-#include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/gpt_oss/random_model.test.h"
 #include "ingot/testing/gpu_test.h"
-#include "ingot/testing/temporary_directory.h"
 
 namespace ingot {
 namespace {
@@ -33,18 +31,7 @@ constexpr int64_t kTokens = 40, kContext = kTokens + 8;
 // vector in proportion to the vector.
 constexpr double kRoundings = 10 * 0x1p-9;
 
-// A small GPT-OSS with a window of 6.
-struct Target {
-  testing::TemporaryDirectory dir;
-  GptOssConfig config;
-  GptOssWeights weights;
-  Target() {
-    testing::GptOssCheckpoint().write(dir / "m");
-    config = read_gpt_oss_config(dir / "m");
-    config.window = 6;
-    weights = load_gpt_oss(dir / "m", config);
-  }
-};
+using Target = testing::RandomGptOss;
 draft::DraftHead head_of(const Target& target, RandomHead random, const draft::HeadOptions& options = {}) {
   random.write(target.dir / "head");
   return draft::load_draft_head(target.dir / "head", target.config, target.config.layers, options);

@@ -3,8 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "ingot/models/draft/head/random_head.test.h"
-#include "ingot/models/gpt_oss/random_checkpoint.test.h"
-#include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/gpt_oss/random_model.test.h"
 #include "ingot/testing/temporary_directory.h"
 
 namespace ingot::draft {
@@ -17,18 +16,8 @@ using Ids = std::vector<int32_t>;
 using Row = std::vector<double>;
 
 // The target gives the head its embedding; the tests make its hidden states up.
-struct Target {
-  testing::TemporaryDirectory dir;
-  GptOssConfig config;
-  GptOssWeights weights;
-  Target() {
-    testing::GptOssCheckpoint().write(dir / "m");
-    config = read_gpt_oss_config(dir / "m");
-    weights = load_gpt_oss(dir / "m", config);
-  }
-};
-const Target& target() {
-  static const Target t;
+const testing::RandomGptOss& target() {
+  static const testing::RandomGptOss t;
   return t;
 }
 
