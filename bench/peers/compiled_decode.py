@@ -15,18 +15,18 @@ import time
 
 import torch
 
+import gpu_models
 from gpu_common import turn
 
 LLAMA, QWEN = "Llama", "Qwen3"
 SHAPES = {
+    "llama-3.2-1b": gpu_models.SHAPES["Llama-3.2-1B"],
+    "qwen3-4b": gpu_models.SHAPES["Qwen3-4B"],
     "smollm2-135m": (LLAMA, dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3, head_dim=64)),
-    "llama-3.2-1b": (LLAMA, dict(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64)),
     "llama-3.1-8b": (LLAMA, dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, head_dim=128)),
     "qwen3-0.6b": (QWEN, dict(vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128)),
-    "qwen3-4b": (QWEN, dict(vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8, head_dim=128)),
 }
 TIED = {"smollm2-135m", "llama-3.2-1b", "qwen3-0.6b", "qwen3-4b"}
-TINY = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
 WARM = 8
 
 
@@ -34,7 +34,8 @@ def model_of(size, positions, tiny):
     import transformers
 
     kind, sizes = SHAPES[size]
-    config = getattr(transformers, f"{kind}Config")(**{**sizes, **(TINY if tiny else {})}, max_position_embeddings=positions, tie_word_embeddings=size in TIED)
+    sizes = {**sizes, **(gpu_models.TINY if tiny else {}), "max_position_embeddings": positions, "tie_word_embeddings": size in TIED}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32 if tiny else torch.bfloat16)
     try:
