@@ -303,7 +303,8 @@ Scheduler::Chunk Scheduler::next_chunk() {
     const std::span<const int32_t> rest = std::span<const int32_t>(job->request.prompt).subspan(job->fed);
     chunk.parts.push_back(rest.first(std::min(room, rest.size())));
     room -= chunk.parts.back().size();
-    // A part that the chunk has no room for comes first in the next chunk, unless this chunk was its turn.
+    // A prompt of which only a part fits into the chunk begins the next chunk. A prompt that began this chunk had its
+    // turn, and the next prompt begins.
     turn_ = chunk.parts.back().size() < rest.size() && !chunk.jobs.empty() ? at : at + 1;
     chunk.jobs.push_back(job);
     if (scored || !decoder_.extends_together()) break;

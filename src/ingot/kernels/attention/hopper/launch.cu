@@ -15,12 +15,13 @@ using namespace attention_hopper;
 
 namespace {
 
-// Boxes of `rows` tokens of a head by 64 columns.
+// A tensor map of q, k, v or dout (tokens, heads, columns), whose copies bring `rows` tokens of one head by 64 columns.
 CUtensorMap head_map(const char* name, const Tensor& t, int rows) {
   return gpu::tensor_map(name, t, {.rows = 1, .cols = 64, .swizzle = tile::Swizzle::b128, .outer = rows});
 }
 
-// At most one block for each multiprocessor, which claim their items; or one block for each item.
+// A block for each multiprocessor, where the blocks claim their items from a counter; without a counter, a block for
+// each item.
 gpu::Launch walk_launch(const Walk& w, int threads, int64_t smem, Device device) {
   const int64_t items = w.places * w.heads;
   return {.grid = w.slot == kNoCounter ? items : std::min<int64_t>(items, gpu::sm_count(device.index)),
@@ -117,7 +118,8 @@ template <class T> void launch_query_sums(const AttentionBackward& a, const floa
               {.grid = query_sum_places(a) * p.heads, .block = 128, .device = a.q.device.index}, stream, p);
 }
 
-// With `sums` this kernel also adds up dQ; with memory for panels it stores dS.
+// Computes dK and dV. With `sums` the kernel also adds its part of dQ to these sums; with memory for panels the kernel
+// stores dS there, from which launch_query_product() computes dQ.
 template <class T>
 void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, float* sums, const StoredScores& stored,
                          Stream stream) {
@@ -144,7 +146,9 @@ void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, 
               walk_launch(p.walk, kernel.threads, kernel.smem, a.q.device), stream, maps, p);
 }
 
-// The form that stores dS, for widths and lengths that have it.
+// Whether the backward pass stores dS, and for how many key heads at a time (score_panels.h). This variant has kernels
+// for heads of 65 to 128 numbers without a softcap, and needs segments of equal lengths, because the host computes the
+// size of the memory from the lengths. Calls that allow any order of sums have a faster kernel.
 ScorePlan score_plan(const AttentionBackward& a) {
   const int64_t segments = a.cu_q.size(0) - 1, width = a.q.size(2);
   if (!a.regular || !a.deterministic || width <= 64 || width > 128 || a.softcap > 0 || segments < 1) return {0, 0};
@@ -168,7 +172,8 @@ Tensor heads_of(Tensor t, int dim, int64_t first, int64_t count) {
   t.shape.dim[dim] = count;
   return t;
 }
-// The operands of `count` key heads, and of their query heads; not those that only delta's kernel reads.
+// `a` for `count` key heads and their query heads. The operands that only the kernel of delta reads keep all heads,
+// because delta has been computed before.
 AttentionBackward key_heads_of(AttentionBackward a, int64_t first, int64_t count) {
   const int64_t group = a.q.size(1) / a.k.size(1);
   for (Tensor* t : {&a.k, &a.v, &a.dk, &a.dv}) *t = heads_of(*t, 1, first, count);

@@ -5,8 +5,9 @@
 // dS lies in panels of 8 queries by 128 keys, 2 KB each: for each key the 16 bytes of its 8 queries. This is an operand
 // of wgmma without a swizzle, and a warp stores 128 adjacent bytes of it at a time from the accumulators of S^T.
 //
-// Of a head, a tile of keys has the panels of all queries that see one of its keys, widened to whole tiles of 128
-// queries. Panel n of the segment (queries 8 n to 8 n + 7) is at `first` of the tile's place, plus n.
+// For each head, a tile of keys has the panels of all queries that see one of the tile's keys, widened to whole tiles
+// of 128 queries. Panel n of a segment has the queries 8 n to 8 n + 7; its index among the panels of a head is n plus
+// StoredScores::first of the tile's place.
 #include <cstdint>
 
 #include "ingot/kernels/attention/parts/tiles.h"

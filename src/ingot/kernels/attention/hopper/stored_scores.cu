@@ -6,8 +6,9 @@ namespace ingot::cuda::attention_hopper {
 
 namespace {
 
-// The first panel of each place, less the tile's first query's panel; behind the places their sum. `room`: the panels
-// of a head that the memory has.
+// Writes StoredScores::first. Panels are numbered by the segment's queries (panel n has queries 8 n to 8 n + 7), and a
+// tile of keys stores only the panels of panels_of(): first[place] + n is the index of panel n of the tile at `place`.
+// first[places] is the number of panels of a head. `room` is the number of panels of a head that fit into the memory.
 __global__ void __launch_bounds__(kPlaceThreads) attention_score_places(const Walk w, int32_t* first, int64_t room) {
   __shared__ int64_t sums[kPlaceThreads];
   const int64_t each = (w.places + kPlaceThreads - 1) / kPlaceThreads;

@@ -6,8 +6,8 @@
 
 namespace ingot::cuda::attention_hopper {
 
-// The panels of queries 0 to 7 of a segment, for a tile of keys and a head. Panels before those of panels_of() belong
-// to other tiles.
+// The address at which panel 0 of the tile's segment would lie for this tile of keys and head, so that panel n lies
+// n * kPanelBytes behind the address. Only the panels of panels_of() belong to this tile.
 __device__ inline char* panels_of_head(const StoredScores& s, const Walk& w, const KeyTile& t, int head) {
   const int place = t.k_begin / kScoreKeys + t.segment + t.first / kScoreKeys;
   return s.panels + (int64_t(head) * s.first[w.places] + s.first[place]) * kPanelBytes;

@@ -7,7 +7,7 @@
 namespace ingot::cuda::attention_portable {
 namespace {
 
-// op: with the operand's name, as "attention: q".
+// `op` begins the message of an error and ends with the operand's name, as in "attention: q".
 Source source_of(const char* op, const Tensor& t) {
   check_gpu_vectors(op, "rows", t);
   return {t.data, strides_of(t)};

@@ -185,7 +185,8 @@ struct DeviceHead::Impl {
             .columns = m.o.format};
   }
 
-  // Features of the rows of a group of states; `places` has their slots and positions.
+  // Computes the features of the rows of one group of kept hidden states (KeptStates) and stores each row's features at
+  // the slot and position that `places` names.
   void project(int64_t group, PlacedRows places) {
     SmallBatchProduct p{.x = {.vectors = m.states + group * group_bytes()},
                         .w = m.fc,
@@ -201,12 +202,13 @@ struct DeviceHead::Impl {
     place_features(places, stream);
   }
 
-  // Keys and values of rows `begin` on, whose tokens are `tokens`, at most `group`.
+  // Computes and stores the keys and values of the rows from `begin` on, one for each of `tokens`, of which there are
+  // at most `group`.
   void store_rows(int slot, int64_t begin, std::span<const int32_t> tokens) {
     HeadInputs in = inputs(tokens);
     in.features = features(slot, begin);
     head_inputs(in, stream);
-    // The rows of the matrix from the keys on, where they begin with a row tile.
+    // The queries are not needed, so the product begins with the rows of the keys where these begin a row tile.
     Matrix w = m.qkv;
     float* y = m.qkv_rows;
     if (const int64_t q = c.q_width(); q % kWeightTileRows == 0) {
@@ -232,7 +234,8 @@ struct DeviceHead::Impl {
         .vectors = vectors, .bias = nullptr, .w = w, .x = y, .x_stride = m.x_stride, .T = 1, .first_part = !adds};
     with_phases(w.format, [&](auto phases) { phases.residual_product(p, stream); });
   }
-  // Guess `number`, from row `row`, whose token is `token`; for all but the first guess the token is the guess before.
+  // Computes guess number `number` as the token that follows row `row` of the slot. The row's token is `token` for the
+  // first guess, and the preceding guess for every later one.
   void guess(int slot, int64_t row, int32_t token, int64_t number) {
     HeadInputs in = inputs({&token, 1});
     if (number == 0)

@@ -30,7 +30,7 @@ void keep_states(const KeptStates& states, uint32_t layers, const float* x, int6
 struct HeadSlots {
   bf16* features = nullptr;                 // (slots, capacity, C)
   bf16 *keys = nullptr, *values = nullptr;  // (slots, kv_heads, capacity, cache_dim)
-  int64_t of_features = 0, of_keys = 0;     // numbers of a slot
+  int64_t of_features = 0, of_keys = 0;     // distance of two slots in `features`, and in `keys` and `values`
 };
 // features[slot, position] = rows of x, rounded to bf16.
 struct PlacedRows {

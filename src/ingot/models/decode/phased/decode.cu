@@ -26,7 +26,8 @@ namespace {
 // In a step of several sequences attention has many blocks anyway. Contexts up to kShortContext use at most kShortParts
 // parts, and windows up to kShortWindow use one part.
 constexpr uint32_t kShortContext = 4096, kShortParts = 8, kShortWindow = 256;
-// The activation vectors of down that a block holds in shared memory; one expert may have all tokens.
+// The number of activation vectors of down that a block holds in shared memory. There is room for at least T vectors,
+// because all T tokens may choose the same expert.
 constexpr uint32_t staged_vectors(uint32_t T, uint32_t width) {
   return std::max<uint32_t>(T, 48 * 1024 / weight_tiles::vector_stride(width));
 }

@@ -386,9 +386,11 @@ __global__ void __launch_bounds__(kThreads) places_kernel(Places p) {
   });
 }
 
-// The same for few choices, and gather_kernel() below: each block counts for its own token, and for some experts.
+// With few choices place_and_gather_kernel() below does the work of places_kernel() and gather_kernel(). A block
+// computes the rows of its own token's choices, and the offsets of some experts, by counting over all choices.
 constexpr uint32_t kFewChoices = 1024;
-// How many choices go to lower experts than `e`, or to `e` and come before choice `s`. By all threads of a block.
+// The number of choices whose row comes before the row of choice `s` of expert `e`: the choices of lower experts, and
+// the earlier choices of the same expert. Called by all threads of a block, which all receive the result.
 __device__ __forceinline__ uint32_t choices_before(const uint32_t* chosen, uint32_t S, uint32_t e, uint32_t s,
                                                    uint32_t (&of_warp)[kWarps]) {
   uint32_t before = 0;

@@ -26,7 +26,9 @@ class Uploader {
   void chunks(int64_t count, const std::function<Chunk(int64_t, uint8_t*)>& make);
 
  private:
-  struct Lane {  // belongs to one thread, which fills one buffer while the other buffer is sent
+  // The two pinned buffers of a thread, each with the stream that copies the buffer to the GPU: the thread fills one
+  // buffer while the copy engine reads the other one.
+  struct Lane {
     uint8_t* buffer[2];
     gpu::OwnedStream stream[2];
   };
