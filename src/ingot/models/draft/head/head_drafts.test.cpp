@@ -1,89 +1,13 @@
 // Draft steps with the guesses of a head: the answers are those of no drafts, and the guesses follow from the tokens of
 // a slot alone. draft_steps.test.cpp has the drafts of all other kinds.
+#include "ingot/models/draft/head/head_drafts.test.h"
+
 #include <gtest/gtest.h>
-
-#include <functional>
-
-#include "ingot/models/decode/cpu/decoder.h"
-#include "ingot/models/decode/model/decoder.h"
-#include "ingot/models/draft/answer_drafts.h"
-#include "ingot/models/draft/head/random_head.test.h"
-#include "ingot/models/gpt_oss/random_checkpoint.test.h"
-#include "ingot/models/gpt_oss/weights.h"
-#include "ingot/testing/gpu_test.h"
-#include "ingot/testing/temporary_directory.h"
 
 namespace ingot {
 namespace {
 
-using Ids = std::vector<int32_t>;
-constexpr int64_t kVocab = 37, kContext = 64, kBatch = 8;
-
-// A small GPT-OSS with a window of 6, so that drafts cross the window, and a random head over all its boundaries. The
-// guesses of such a head are mostly wrong.
-struct WithHead {
-  testing::TemporaryDirectory dir;
-  GptOssConfig config;
-  GptOssWeights weights;
-  draft::DraftHead head;
-  std::unique_ptr<Decoder> plain, decoder;
-  explicit WithHead(int64_t slots = 1, int64_t window = 0, bool on_gpu = false) {
-    testing::GptOssCheckpoint().write(dir / "m");
-    config = read_gpt_oss_config(dir / "m");
-    config.window = 6;
-    weights = load_gpt_oss(dir / "m", config);
-    testing::RandomHead random;
-    random.norm_before_fc = true;
-    random.write(dir / "head");
-    head = draft::load_draft_head(dir / "head", config, config.layers, {.window = window});
-    // With a head a GPU computes single tokens by a launch for each phase; without one it does so here.
-    const DecoderOptions o{.context = kContext, .batch = kBatch, .slots = slots, .megakernel = !on_gpu};
-    if (on_gpu)
-      plain = make_gpu_decoder(config, weights, o), decoder = make_gpu_decoder(config, weights, o, &head);
-    else
-      plain = make_decoder(config, weights, o), decoder = make_decoder(config, weights, o, &head);
-  }
-};
-
-Ids ids_of(uint64_t seed, int64_t n) {
-  Ids ids(static_cast<size_t>(n));
-  testing::fill_ids(Tensor(ids.data(), {n}), seed, kVocab);
-  return ids;
-}
-Ids plus(Ids a, const Ids& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-void feed(Sequence& s, const Ids& ids) {
-  for (size_t at = 0; at < ids.size(); at += kBatch)
-    ASSERT_TRUE(s.extend(std::span(ids).subspan(at, std::min<size_t>(kBatch, ids.size() - at))));
-}
-
-struct Outcome {
-  Ids tokens;
-  std::vector<double> logprobs;
-  Finish finish = Finish::length;
-  int32_t stop_id = -1;
-  int64_t length = 0, drafted = 0, accepted = 0;
-};
-// With `guess` by draft steps.
-Outcome answer(Decoder& d, const Ids& prompt, SampleOptions o, int64_t tokens,
-               const std::function<Ids(const Ids& answer)>& guess = {}) {
-  Sequence s(d);
-  feed(s, prompt);
-  Outcome all;
-  while (int64_t(all.tokens.size()) < tokens && all.finish == Finish::length) {
-    const Ids draft = guess ? guess(all.tokens) : Ids();
-    o.drafting = bool(guess), o.draft = draft, o.step = uint32_t(all.tokens.size());
-    const Sampled step = s.sample(o, guess ? tokens - int64_t(all.tokens.size()) : 1);
-    all.tokens.insert(all.tokens.end(), step.tokens.begin(), step.tokens.end());
-    for (const TokenLogprobs& p : step.logprobs) all.logprobs.push_back(p.sampled);
-    all.finish = step.finish, all.stop_id = step.stop_id;
-    all.drafted += step.drafted, all.accepted += step.accepted;
-  }
-  all.length = s.length();
-  return all;
-}
+using namespace testing::head_drafts;
 
 TEST(HeadDrafts, TheAnswerIsThatOfNoDrafts) {
   const WithHead with;
@@ -174,76 +98,6 @@ TEST(HeadDrafts, GuessesAfterARewindACheckpointAndACopyAreThoseOfTheTokens) {
   feed(copy, next);
   expect_guess(copy, plus(Ids(prompt.begin(), prompt.begin() + 17), next));
 }
-
-#ifdef INGOT_HAS_CUDA_DECODE
-class HeadDraftsCuda : public testing::GpuTest<> {};
-
-TEST_F(HeadDraftsCuda, TheAnswerIsThatOfDraftStepsWithoutGuesses) {
-  const WithHead with(1, 0, true);
-  Decoder& d = *with.decoder;
-  ASSERT_TRUE(d.has_draft_head());
-  const int32_t stops[] = {4, 17, 30};
-  SampleOptions greedy{.sampling = {.temperature = 0}}, stopped{.sampling = {.temperature = 1}, .seed = 11};
-  stopped.stop_ids = stops, stopped.logprobs = 2;
-  for (const SampleOptions& o : {greedy, stopped})
-    for (const int64_t prompt : {1, 11}) {
-      SCOPED_TRACE(detail::concat("prompt of ", prompt));
-      const Ids told = ids_of(uint64_t(prompt), prompt);
-      const Outcome want = answer(*with.plain, told, o, 24, [](const Ids&) { return Ids(); });
-      int64_t place = 0;
-      const Outcome found = answer(d, told, o, 24, [&](const Ids& t) {
-        Ids draft = d.guess(0, 7);
-        EXPECT_EQ(draft.size(), t.empty() ? 0u : 7u);
-        if (++place % 2 == 0)  // some right tokens in place of guesses
-          for (size_t i = 0; i < std::min<size_t>(draft.size(), 3) && t.size() + i < want.tokens.size(); ++i)
-            draft[i] = want.tokens[t.size() + i];
-        return draft;
-      });
-      EXPECT_EQ(found.tokens, want.tokens);
-      EXPECT_EQ(found.logprobs, want.logprobs);
-      EXPECT_EQ(found.finish, want.finish);
-      EXPECT_EQ(found.stop_id, want.stop_id);
-      EXPECT_EQ(found.length, want.length);
-      EXPECT_GT(found.drafted, 3);
-    }
-}
-
-// Guesses on a GPU differ from those on a CPU in near ties, from which the further guesses part.
-TEST_F(HeadDraftsCuda, GuessesAreThoseOfTheCpuAfterStepsRewindsAndCopies) {
-  const WithHead cpu(2, 4), gpu(2, 4, true);
-  const Ids prompt = ids_of(8, 20), next = ids_of(4, 7);
-  int64_t equal = 0, all = 0;
-  const auto compare = [&](Ids tokens, int slot) {
-    // The same pending token for both.
-    std::vector<uint32_t> only((kVocab + 31) / 32);
-    const int32_t pending = int32_t(tokens.size() * 7 % kVocab);
-    only[size_t(pending / 32)] = 1u << (pending % 32);
-    SampleOptions o;
-    o.allowed = only, o.drafting = true;
-    Sequence fresh(*cpu.decoder);
-    feed(fresh, tokens), fresh.sample(o, 1);
-    gpu.decoder->sample(slot, o, 1);
-    const Ids want = cpu.decoder->guess(fresh.slot(), 4), found = gpu.decoder->guess(slot, 4);
-    ASSERT_EQ(found.size(), 4u);
-    EXPECT_EQ(found, gpu.decoder->guess(slot, 4)) << "a second time";
-    for (size_t i = 0; i < 4; ++i, ++all) equal += found[i] == want[i];
-  };
-  Sequence s(*gpu.decoder);
-  feed(s, prompt);
-  compare(prompt, s.slot());
-  for (const int64_t length : {19, 20, 18, 3, 1}) {
-    const int64_t kept = s.rewind(length);
-    feed(s, next);
-    compare(plus(Ids(prompt.begin(), prompt.begin() + kept), next), s.slot());
-    s.rewind(0), feed(s, prompt);
-  }
-  Sequence copy(*gpu.decoder);
-  ASSERT_EQ(gpu.decoder->copy_prefix(s.slot(), copy.slot(), 17), 17);
-  feed(copy, next);
-  compare(plus(Ids(prompt.begin(), prompt.begin() + 17), next), copy.slot());
-  EXPECT_GE(equal, all * 3 / 4);
-}
-#endif
 
 TEST(HeadDrafts, GuessesEndWhereTheContextEnds) {
   const WithHead with;
