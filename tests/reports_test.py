@@ -23,6 +23,7 @@ import gpu  # noqa: E402
 import report_tables  # noqa: E402
 import reports  # noqa: E402
 import same_kernels  # noqa: E402
+import gpu_tests  # noqa: E402
 import sanitize  # noqa: E402
 
 GOOD = {
@@ -75,6 +76,19 @@ class Reports(unittest.TestCase):
         self.assertIn("found 2 errors", " / ".join(reports.problems_of({**report, "results": [{**run, "errors": 2}]})))
         self.assertIn("tool is missing", " / ".join(reports.problems_of({**report, "results": [{"tests": 1}]})))
         self.assertIn("no results", " / ".join(reports.problems_of({**report, "results": []})))
+
+    def test_a_report_of_gpu_tests_names_the_failed_ones(self):
+        log = "[       OK ] A.One (20 ms)\n[       OK ] A.Two (1300 ms)\n[  PASSED  ] 2 tests.\n[  SKIPPED ] 1 test, listed below:\n"
+        junit = (f'<testsuite><testcase name="fast" time="0.5" status="run"><system-out>{log}</system-out></testcase>'
+                 '<testcase name="slow" time="300" status="fail"><system-out>[ RUN      ] B.One</system-out></testcase></testsuite>')
+        results = gpu_tests.results_of(junit)
+        self.assertEqual(results[1], {"test": "fast", "seconds": 0.5, "passed": 2, "skipped": 1, "failed": 0, "slowest": "A.Two", "slowest_seconds": 1.3})
+        self.assertEqual((results[0]["test"], results[0]["failed"]), ("slow", 1))
+        report = {**{k: v for k, v in GOOD.items() if k != "ceilings"}, "suite": "gpu_tests", "results": results[1:]}
+        self.assertEqual(reports.problems_of(report), [])
+        self.assertIn("slow: found 1 failed cases", " / ".join(reports.problems_of({**report, "results": results})))
+        self.assertIn("no results", " / ".join(reports.problems_of({**report, "results": []})))
+        self.assertIn("seconds is missing", " / ".join(reports.problems_of({**report, "results": [{"test": "x"}]})))
 
     def test_a_sanitizer_run_in_shards_adds_them_up(self):
         with tempfile.TemporaryDirectory() as folder:

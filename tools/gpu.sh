@@ -2,7 +2,7 @@
 # For a machine with an NVIDIA GPU; needs no network and installs nothing. Builds with CUDA, runs the tests, measures, and writes
 # bench/results/<gpu>/*.json. `./run gpu [STAGE...]`, by default all stages without the mark:
 #   build     the library, its tests, the ingot binary and libingot_bench.so
-#   test      the tests labelled gpu
+#   test      the tests labelled gpu (writes gpu_tests.json)
 #   cpu-test  every other test, once per level of vector code that this CPU has
 #   rmsnorm   forward and backward beside PyTorch, the original project if INGOT_ORIGINS (default .origins) has its source, and Liger-Kernel
 #             (as below)
@@ -77,7 +77,7 @@ export build logs
 for stage in "${stages[@]}"; do
   case $stage in
     build) step build 300 bash -c configure_and_build ;; # the finished parts can still be tested
-    test) step test 400 ctest --test-dir $build -L gpu -j12 --output-on-failure --no-tests=error ;;
+    test) step test 600 python3 tools/gpu_tests.py --build $build ;;
     cpu-test)
       for level in $(cpu_levels); do
         GTEST_FILTER='-*Cuda.*' INGOT_CPU_LEVEL=$level step "cpu-test-$level" 200 ctest --test-dir $build -j8 --output-on-failure

@@ -52,6 +52,10 @@ SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake", ".py"}
 
 # The findings of compute-sanitizer by tool (tools/sanitize.py): no benchmark, but a report of the same tree, checked like the others.
 SANITIZERS = "sanitizers"
+# The tests of a GPU (tools/gpu_tests.py), likewise; their tree is that of all rooms, models and engines.
+GPU_TESTS = "gpu_tests"
+ELSEWHERE[GPU_TESTS] = ["src/ingot/engines", "src/ingot/megakernel", "src/ingot/models"]
+NO_BENCHMARKS = {SANITIZERS: "tools/sanitize.py", GPU_TESTS: "tools/gpu_tests.py"}
 
 
 def folder_of(gpu):
@@ -72,11 +76,11 @@ def outdated(suites, gpu, results=RESULTS):
 
 
 def how_to_measure(suite):
-    return "tools/sanitize.py" if suite == SANITIZERS else f"bench/peers/gpu_{suite}.py" if suite in ONLY_OURSELVES else f"bench/gpu.py {suite}"
+    return NO_BENCHMARKS[suite] if suite in NO_BENCHMARKS else f"bench/peers/gpu_{suite}.py" if suite in ONLY_OURSELVES else f"bench/gpu.py {suite}"
 
 
 def rooms_of(suite, root):
-    if suite == SANITIZERS:
+    if suite in NO_BENCHMARKS:
         return sorted({path.parent.name for path in (root / "src/ingot/kernels").glob("*/*.cu")})
     return ROOMS.get(suite, [suite])
 
@@ -122,6 +126,7 @@ _REPORT = {"suite": str, "tree": str, "gpu": str, "driver": str, "cuda": str, "d
 _RESULT = {"name": str, "shape": list, "dtype": str, "ours_us": float, "peers": dict, "limit_us": float, "error": float,
            "tolerance": float}
 _SANITIZED = {"tool": str, "executable": str, "tests": int, "errors": int, "status": int}
+_TESTED = {"test": str, "seconds": float, "passed": int, "skipped": int, "failed": int, "slowest": str, "slowest_seconds": float}
 
 
 def problems_of(report):
@@ -133,11 +138,16 @@ def problems_of(report):
             elif not isinstance(table[name], (int, float) if kind is float else kind) or isinstance(table[name], bool):
                 yield f"{where}: {name}: found {table[name]!r}, expected a {kind.__name__}"
 
-    sanitizers = report.get("suite") == SANITIZERS
-    bad = list(typed("report", report, {k: v for k, v in _REPORT.items() if not (sanitizers and k == "ceilings")}))
+    benchmark = report.get("suite") not in NO_BENCHMARKS
+    bad = list(typed("report", report, {k: v for k, v in _REPORT.items() if benchmark or k != "ceilings"}))
     if bad:
         return bad
-    if sanitizers:
+    if report["suite"] == GPU_TESTS:
+        for test in report["results"]:
+            wrong = list(typed(test.get("test"), test, _TESTED))
+            bad += wrong or ([f"{test['test']}: found {test['failed']} failed cases, expected none"] if test["failed"] else [])
+        return bad if report["results"] else ["report: found no results"]
+    if report["suite"] == SANITIZERS:
         for run in report["results"]:
             where = f"{run.get('tool')} of {run.get('executable')}"
             wrong = list(typed(where, run, _SANITIZED))
