@@ -2,22 +2,15 @@
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/gpu/watch.h"
-#include "ingot/kernels/attention/decode.cuh"
-#include "ingot/kernels/sampling/best.cuh"
 #include "ingot/models/decode/batch/batch.h"
+#include "ingot/models/decode/small_batch/slot_rows.cuh"
 
 namespace ingot::decode {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-// Words that change from step to step are read past L1, because kernels that start while earlier kernels run may find
-// old cache lines.
 __device__ __forceinline__ uint32_t count_of(const BatchedSequences& s) { return __ldcg(&s.input->count); }
-__device__ __forceinline__ uint32_t slot_of(const BatchedSequences& s, uint32_t j) { return __ldcg(&s.input->slot[j]); }
-template <class T> __device__ __forceinline__ T* in_slot(T* first, const BatchedSequences& s, uint32_t slot) {
-  return reinterpret_cast<T*>(uintptr_t(first) + uintptr_t(slot) * uintptr_t(s.slot_bytes));
-}
 
 __global__ void __launch_bounds__(kMostSequences)
     gather_batch_kernel(const __grid_constant__ BatchedSequences s, int32_t* ids, uint32_t T) {
@@ -33,17 +26,12 @@ __global__ void __launch_bounds__(kMostSequences)
   ids[j] = max(id, 0);  // a slot without a token has the id -1
 }
 
-// `p` for row `j` of the step.
+// Makes `p` the parameters of row `j` of the step.
 template <int kDim>
 __device__ __forceinline__ void point_to_row(const BatchedSequences& s, uint32_t j, decode_attention::Params& p) {
-  const uint32_t slot = slot_of(s, j);
-  p.position = &in_slot(s.state, s, slot)->position;
-  p.keys = in_slot(p.keys, s, slot), p.values = in_slot(p.values, s, slot);
-  p.qkv += size_t(j) * (p.heads + 2 * p.kv_heads) * p.dim;
+  point_to_slot(s, j, p);
   p.mixed_rows += size_t(j) * p.heads * p.dim;
-  const size_t parts = size_t(j) * p.heads * p.parts;
-  p.part_max += parts, p.part_sum += parts, p.part_out += parts * kDim;
-  p.arrived += j * p.kv_heads * p.tiles;
+  point_to_parts<kDim>(j, p);
 }
 template <int kDim>
 __global__ void __launch_bounds__(decode_attention::kThreads, kDim == 64 ? 4 : 2)
@@ -75,35 +63,20 @@ __global__ void __launch_bounds__(kThreads)
   auto& m = tile::shared<sampling::BestMemory>();
   const uint32_t j = blockIdx.x / BatchedSequences::kBestParts, part = blockIdx.x % BatchedSequences::kBestParts;
   if (j >= count_of(s)) return;
-  float* const to = in_slot(s.logits, s, slot_of(s, j));
-  sampling::Best top;
-  for (uint32_t v = part * kThreads + threadIdx.x; v < V; v += BatchedSequences::kBestParts * kThreads) {
-    const float logit = __ldcg(rows + size_t(j) * V + v);
-    to[v] = logit;
-    if (v < vocab) top.add(logit, v);
-  }
-  const uint64_t key = sampling::block_best(top.key, m);
+  const uint64_t key = scatter_logits<kThreads>(s, j, part, rows, V, vocab, m);
   if (threadIdx.x == 0) s.best[blockIdx.x] = key;
 }
 // One warp processes one sequence.
 __global__ void __launch_bounds__(kThreads)
     append_batch_kernel(const __grid_constant__ BatchedSequences s, const uint32_t* stop) {
-  static_assert(BatchedSequences::kBestParts == 32, "each lane of a warp has one part of a row");
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t j = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (j >= count_of(s)) return;
-  uint64_t key = __ldcg(s.best + j * BatchedSequences::kBestParts + lane);
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-    const uint64_t other = __shfl_xor_sync(~0u, key, mask);
-    key = other > key ? other : key;
-  }
+  const uint64_t key = best_of_parts(s.best + j * BatchedSequences::kBestParts + lane);
   if (lane != 0 || (stop != nullptr && ptx::load_relaxed(stop) != gpu::kRunning)) return;
   State& state = *in_slot(s.state, s, slot_of(s, j));
-  const sampling::SampledId sampled = sampling::sampled_id(key);
-  state.tokens[0] = sampled.token;
-  state.flaw |= sampled.flaw;
+  set_best(state, key);
   state.position += int32_t(__ldcg(&s.input->appended[j]));
 }
 

@@ -3,19 +3,10 @@
 // sequence's own keys, and finally give every slot its logits, the id of its largest logit and its new position.
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
-#include "ingot/kernels/attention/decode.cuh"
-#include "ingot/kernels/sampling/best.cuh"
 #include "ingot/models/decode/phased/stages.cuh"
-#include "ingot/models/decode/small_batch/batched_sequences.h"
+#include "ingot/models/decode/small_batch/slot_rows.cuh"
 
 namespace ingot::decode {
-
-// Words that change from step to step are read past L1, because a kernel that starts while an earlier kernel runs may
-// find stale cache lines.
-__device__ __forceinline__ uint32_t slot_of(const BatchedSequences& s, uint32_t j) { return __ldcg(&s.input->slot[j]); }
-template <class T> __device__ __forceinline__ T* of_slot(T* first, const BatchedSequences& s, uint32_t slot) {
-  return reinterpret_cast<T*>(uintptr_t(first) + uintptr_t(slot) * uintptr_t(s.slot_bytes));
-}
 
 __global__ void gather_tokens_kernel(const __grid_constant__ BatchedSequences s, State* batch, uint32_t T) {
   ptx::let_next_kernel_start();
@@ -23,20 +14,16 @@ __global__ void gather_tokens_kernel(const __grid_constant__ BatchedSequences s,
   const uint32_t j = threadIdx.x;
   if (j >= T) return;
   const int32_t given = __ldcg(&s.input->token[j]);
-  batch->tokens[j] = given >= 0 ? given : __ldcg(&of_slot(s.state, s, slot_of(s, j))->tokens[0]);
+  batch->tokens[j] = given >= 0 ? given : __ldcg(&in_slot(s.state, s, slot_of(s, j))->tokens[0]);
 }
 
-// `p` for the sequence of this block, which is its row `j` of the step.
+// Makes `p` the parameters of sequence `j` of the step.
 template <int kDim>
 __device__ __forceinline__ void point_to_sequence(const BatchedSequences& s, uint32_t j, decode_attention::Params& p) {
-  const uint32_t slot = slot_of(s, j);
-  p.position = &of_slot(s.state, s, slot)->position;
-  p.keys = of_slot(p.keys, s, slot), p.values = of_slot(p.values, s, slot);
-  p.qkv += size_t(j) * (p.heads + 2 * p.kv_heads) * p.dim;
+  point_to_slot(s, j, p);
   p.mixed += j * weight_tiles::vector_bytes(p.heads * p.dim);
-  const size_t parts = size_t(j) * p.heads * p.parts;
-  p.part_max += parts, p.part_sum += parts, p.part_out += parts * kDim;
-  p.arrived = s.arrived + j * p.kv_heads * p.tiles;
+  p.arrived = s.arrived;
+  point_to_parts<kDim>(j, p);
 }
 template <int kDim>
 __global__ void __launch_bounds__(decode_attention::kThreads)
@@ -61,7 +48,7 @@ __global__ void __launch_bounds__(decode_attention::kThreads)
 
 // --- draft steps
 
-// `p` for row `j` of the step.
+// The same for row `j` of a draft step, whose position is that of its own token.
 template <int kDim>
 __device__ __forceinline__ void point_to_row(const BatchedSequences& s, uint32_t j, decode_attention::Params& p) {
   point_to_sequence<kDim>(s, j, p);
@@ -110,7 +97,7 @@ __global__ void keep_accepted_kernel(const __grid_constant__ BatchedSequences s,
   while (last + 1 < count && slot_of(s, last + 1) == slot &&
          __ldcg(sampled + last) == __ldcg(&s.input->token[last + 1]))
     ++last;
-  State& state = *of_slot(s.state, s, slot);
+  State& state = *in_slot(s.state, s, slot);
   state.tokens[0] = max(__ldcg(sampled + last), 0);
   state.position = __ldcg(&s.input->position[last]) + 1;
 }
@@ -124,32 +111,17 @@ __global__ void __launch_bounds__(kThreads)
   ptx::wait_for_earlier_kernels();
   auto& m = tile::shared<sampling::BestMemory>();
   const uint32_t j = blockIdx.x / BatchedSequences::kBestParts, part = blockIdx.x % BatchedSequences::kBestParts;
-  float* const to = of_slot(s.logits, s, slot_of(s, j));
-  sampling::Best top;
-  for (uint32_t v = part * kThreads + threadIdx.x; v < V; v += BatchedSequences::kBestParts * kThreads) {
-    const float logit = __ldcg(rows + size_t(j) * V + v);
-    to[v] = logit;
-    if (v < vocab) top.add(logit, v);
-  }
-  const uint64_t key = sampling::block_best(top.key, m);
+  const uint64_t key = scatter_logits<kThreads>(s, j, part, rows, V, vocab, m);
   if (threadIdx.x == 0) s.best[blockIdx.x] = key;
 }
 // One warp processes one sequence.
 __global__ void append_tokens_kernel(const __grid_constant__ BatchedSequences s, const uint32_t* stop) {
-  static_assert(BatchedSequences::kBestParts == 32, "a lane a part");
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  uint64_t key = __ldcg(s.best + threadIdx.x);
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-    const uint64_t other = __shfl_xor_sync(~0u, key, mask);
-    key = other > key ? other : key;
-  }
+  const uint64_t key = best_of_parts(s.best + threadIdx.x);
   if (threadIdx.x % 32 != 0 || is_stopped(stop)) return;
-  State& state = *of_slot(s.state, s, slot_of(s, threadIdx.x / 32));
-  const sampling::SampledId sampled = sampling::sampled_id(key);
-  state.tokens[0] = sampled.token;
-  state.flaw |= sampled.flaw;
+  State& state = *in_slot(s.state, s, slot_of(s, threadIdx.x / 32));
+  set_best(state, key);
   state.position += 1;
 }
 
