@@ -478,6 +478,12 @@ class Reports(unittest.TestCase):
         self.assertTrue(report_tables.serve_line(served, "gpt-oss-120b").endswith("; of llama.cpp's server 3.00 ms a token for one client, 800 tokens/s for 16 and 3,200 tokens/s for 64."))
         self.assertIsNone(report_tables.serve_line({"results": served["results"][:3]}, "gpt-oss-120b"))
 
+    def test_every_table_of_a_report_names_its_day(self):
+        for page in report_tables.PAGES:
+            for marked in report_tables.MARKED.finditer((ROOT / page).read_text(encoding="utf-8")):
+                if "No report yet" not in marked[0]:
+                    self.assertRegex(marked[0], r"\b20\d\d-\d\d-\d\d\b", f"{page}: {marked[2]}")
+
     def test_tables_use_the_words_of_the_glossary_for_rows_of_older_reports(self):
         self.assertEqual(report_tables.row_name({"name": "golf, 11 applications, drawn"}), "golf, 11 layer calls, sampled")
         self.assertEqual(report_tables.row_name({"name": "answers of 100", "note": ": first token 17.0 ms, all 0.17 s"}),
@@ -486,11 +492,14 @@ class Reports(unittest.TestCase):
     def test_the_summary_takes_its_gpu_where_that_has_the_row_and_names_any_other(self):
         (name, shape, dtype), = report_tables.SUMMARY["swiglu"]
         row = {"name": name, "shape": shape, "dtype": dtype, "peers": {"torch_eager": 8.0, "torch_compile": 6.0, "bare_products": 1.0}}
-        other, own = ({"gpu": gpu, "results": [{**row, "ours_us": us}]} for gpu, us in (("NVIDIA H100 80GB HBM3", 4.0), ("NVIDIA H200", 3.0)))
-        self.assertEqual(list(report_tables.gpu_summary({"swiglu": [other, own]}))[2:], [f"| {name} | 8,192 x 4,096 x 11,008 | bf16 | 3.0 µs | 8.0 | 6.0 | 2.00x |"])
+        other, own = ({"gpu": gpu, "date": date, "results": [{**row, "ours_us": us}]}
+                      for gpu, date, us in (("NVIDIA H100 80GB HBM3", "2026-01-01", 4.0), ("NVIDIA H200", "2026-01-02", 3.0)))
+        lines = list(report_tables.gpu_summary({"swiglu": [other, own]}))
+        self.assertTrue(lines[0].startswith("Measured on 2026-01-02; "), lines)
+        self.assertEqual(lines[4:], [f"| {name} | 8,192 x 4,096 x 11,008 | bf16 | 3.0 µs | 8.0 | 6.0 | 2.00x |"])
         cut_off = {**own, "results": [], "incomplete": "1 of 1 cases were not measured"}
         eager = {**other, "results": [{**other["results"][0], "peers": {"torch_eager": 8.0}}]}
-        self.assertEqual(list(report_tables.gpu_summary({"swiglu": [eager, cut_off]}))[2:],
+        self.assertEqual(list(report_tables.gpu_summary({"swiglu": [eager, cut_off]}))[4:],
                          [f"| {name} (H100) | 8,192 x 4,096 x 11,008 | bf16 | 4.0 µs | 8.0 |  | 2.00x |"])
         with self.assertRaises(KeyError):  # a whole report without the row
             list(report_tables.gpu_summary({"swiglu": [{**own, "results": []}]}))

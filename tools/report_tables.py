@@ -147,6 +147,8 @@ def held_out_table(report):
 def bpe_table(report):
     train, encode = report["train"], report["encode"]
     seconds, rate = train["seconds"], encode["mb_per_second"]
+    yield f"{report['cpu']}, {report['date']}."
+    yield ""
     yield "| byte-level BPE | Ingot | tokenizers | tiktoken |"
     yield "|---|---:|---:|---:|"
     yield (f"| learning 8,192 merges on {train['bytes'] / 1e6:.1f} MB, {train['threads']} threads | {seconds['ours']:.2f} s | "
@@ -190,7 +192,7 @@ def write_files_table(report):
 def accuracy_table(report):
     yield (f"{report['tokens']:,} tokens in {report['lists']} sequences; the reference's loss is {report['loss']:.4f}, its perplexity "
            f"{report['perplexity']:.3f}. *Confident* counts the positions where the reference gives its likeliest token {report['confident']:.0%} or more "
-           f"({report['results'][0]['confident_tokens']:,} tokens). *Mean rank* is the mean rank of the reference's likeliest token.")
+           f"({report['results'][0]['confident_tokens']:,} tokens). *Mean rank* is the mean rank of the reference's likeliest token. Computed on {report['date']}.")
     yield ""
     yield "| form | component | loss | perplexity | top-1 | confident | top-5 | top-10 | KL | cosine | mean rank |"
     yield "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
@@ -297,20 +299,30 @@ SUMMARY = {
 
 
 def gpu_summary(by_suite):
+    rows = list(gpu_summary_rows(by_suite))
+    days = {report["date"] for report, _ in rows}
+    if days:
+        yield f"Measured on {min(days)}" + (f" to {max(days)}" if len(days) > 1 else "") + "; the full tables state the day and the sources of each suite."
+        yield ""
     yield "| | shape | dtype | Ingot | PyTorch | torch.compile | speed-up over the fastest peer |"
     yield "|---|---|---|---:|---:|---:|---:|"
+    yield from (line for _, line in rows)
+
+
+def gpu_summary_rows(by_suite):
+    """Pairs of a report and a line of the table."""
     for suite, rows in SUMMARY.items():
         for name, shape, dtype in rows:
-            of_gpu = {report["gpu"].removeprefix("NVIDIA ").split(" ")[0]: r for report in by_suite.get(suite, []) for r in report["results"]
+            of_gpu = {report["gpu"].removeprefix("NVIDIA ").split(" ")[0]: (report, r) for report in by_suite.get(suite, []) for r in report["results"]
                       if (r["name"], r["shape"], r["dtype"]) == (name, shape, dtype)}
             if not of_gpu:
                 if any("incomplete" not in report for report in by_suite.get(suite, [])):
                     raise KeyError(f"{suite}: no {name} {shape} {dtype}")
                 continue
             gpu = SUMMARY_GPU if SUMMARY_GPU in of_gpu else next(iter(of_gpu))
-            r = of_gpu[gpu]
+            report, r = of_gpu[gpu]
             us = {"torch_eager": "", "torch_compile": "", **{peer: f"{t:.1f}" for peer, t in r["peers"].items()}}
-            yield (f"| {name}{'' if gpu == SUMMARY_GPU else f' ({gpu})'} | {' x '.join(f'{n:,}' for n in shape)} | {dtype} | {r['ours_us']:.1f} µs | {us['torch_eager']} | "
+            yield report, (f"| {name}{'' if gpu == SUMMARY_GPU else f' ({gpu})'} | {' x '.join(f'{n:,}' for n in shape)} | {dtype} | {r['ours_us']:.1f} µs | {us['torch_eager']} | "
                    f"{us['torch_compile']} | {min(t for peer, t in r['peers'].items() if peer not in NO_RIVALS) / r['ours_us']:.2f}x |")
 
 
@@ -322,7 +334,7 @@ def cpu_summary(step_reports):
         for shape, precision in dict.fromkeys((s, p) for s, p, _ in by_key):
             ms = [by_key.get((shape, precision, mode)) for mode in ("native", "eager", "compile")]
             if shape == "golf" and all(ms):
-                yield f"| {shape}, {precision} | {report['cpu']} ({report['level']}) | {ms[0]:.0f} ms | {ms[1]:.0f} | {ms[2]:.0f} |"
+                yield f"| {shape}, {precision} | {report['cpu']} ({report['level']}), {report['date']} | {ms[0]:.0f} ms | {ms[1]:.0f} | {ms[2]:.0f} |"
 
 
 # Suites measured on CPUs: bench/cpu/<cpu>/SUITE.json.
@@ -356,7 +368,8 @@ def filled(text):
                 lines += [*CPU_TABLES[match[2]](report), ""]
         for report in tabled(by_suite.get(match[2], [])):
             lines += [*GPU_TABLES.get(match[2], table)(report), ""]
-        return match[1] + "\n".join(lines or [f"No report yet: `{reports.how_to_measure(match[2])}` on a machine with a GPU writes it.", ""]) + match[3]
+        how = f"bench/{match[2]}.py` writes it." if match[2] in CPU_TABLES else f"{reports.how_to_measure(match[2])}` on a machine with a GPU writes it."
+        return match[1] + "\n".join(lines or [f"No report yet: `{how}", ""]) + match[3]
 
     return MARKED.sub(fill, text)
 

@@ -9,10 +9,12 @@ pattern of o200k, with 32,768 tokens learned from the corpus and written as GPT-
 """
 import argparse
 import ctypes
+import datetime
 import json
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -192,7 +194,8 @@ def main():
                 pass
     with tempfile.TemporaryDirectory() as folder:
         n, tokenizer = native(args.build, folder), f"{folder}/tokenizer.json"
-        result = {"train": learn(n, headers, args.threads, tokenizer, args.repeats)}
+        model = re.search(r"model name\s*: (.+)", pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        result = {"cpu": model[1] if model else "unknown", "date": str(datetime.date.today()), "train": learn(n, headers, args.threads, tokenizer, args.repeats)}
         print(json.dumps(result["train"]), flush=True)
         result["fuzz"] = fuzz(n, tokenizer, args.fuzz)
         print(json.dumps(result["fuzz"]), flush=True)
