@@ -17,7 +17,7 @@ MARKED = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "original project", "liger": "Liger", "quack": "QuACK", "flash_attn_3": "flash-attention 3", "flash_attn_4": "flash-attention 4", "tiny_cuda_nn": "tiny-cuda-nn",
          "cublas": "cuBLAS", "cublas_each": "cuBLAS, one product per expert", "grouped_mm": "PyTorch grouped_mm", "cudnn": "cuDNN", "torch_packed": "PyTorch, packed weights", "bare_products": "matrix products alone",
          "one GPU": "one GPU", "formed_again": "activations recomputed", "cpu": "the machine's CPU, fp32", "cpu_one_thread": "one CPU thread", "llama.cpp": "llama.cpp",
-         "kernels": "kernels alone", "no_drafts": "without drafts", "phased": "one launch per phase", "whole_head": "head in full precision", "one_by_one": "one sequence after another", "fenced": "barrier with a fence",
+         "kernels": "kernels alone", "no_drafts": "without drafts", "phased": "one launch per phase", "plain_launches": "the same, without a graph", "whole_head": "head in full precision", "one_by_one": "one sequence after another", "fenced": "barrier with a fence",
          "polled": "without a barrier", "steps": "16 tokens per pass", "compile_rows": "torch.compile, dense attention", "compile_packed": "torch.compile, FlexAttention",
          "compile_origin": "torch.compile, as in parameter-golf", "compile_chunk_head": "torch.compile, head on the chunk only", "eager_origin": "PyTorch, as in parameter-golf"}
 NO_RIVALS = {"bare_products", "kernels"}  # compute less than the rows that they stand in

@@ -78,7 +78,8 @@ def rows(model, found):
     what, out = label(model), []
     if "contexts" in model:
         for at in sorted([found, *found.get("contexts", [])], key=lambda at: at["context"]):
-            out.append(row(what, [at["context"]], at["token"]["megakernel"]["mean_ms"], {"phased": at["token"]["phased"]["mean_ms"]}, limit_ms(at["token_bytes"]),
+            phased = {path: at["token"][path]["mean_ms"] for path in ("phased", "plain_launches") if path in at["token"]}
+            out.append(row(what, [at["context"]], at["token"]["megakernel"]["mean_ms"], phased, limit_ms(at["token_bytes"]),
                            token=at["token"], token_bytes=at["token_bytes"], prompt_ms_of_16=found["prompt_ms_of_16"]))
             if "prefiltered" in at["token"]:
                 out.append(row(f"{what}, int8 prefilter of the head", [at["context"]], at["token"]["prefiltered"]["mean_ms"], {"whole_head": at["token"]["megakernel"]["mean_ms"]},

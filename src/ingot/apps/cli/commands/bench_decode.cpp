@@ -34,9 +34,10 @@ void print_path(const std::string& path, const TokenTimes& of, const std::string
             more + "\n");
 }
 std::string shown_path(const std::string& path) {
-  return path == "prefiltered" ? "megakernel, int8 prefilter of the head"
-         : path == "sampled"   ? "megakernel, sampled at temperature 1"
-                               : path;
+  return path == "prefiltered"      ? "megakernel, int8 prefilter of the head"
+         : path == "sampled"        ? "megakernel, sampled at temperature 1"
+         : path == "plain_launches" ? "phased, without a graph and without programmatic launches"
+                                    : path;
 }
 void print_shared(const Options& o, const DecodeTimes& t, const SharedTimes& s) {
   const std::string gpus = std::to_string(s.gpus) + " GPUs";

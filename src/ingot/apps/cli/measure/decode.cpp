@@ -9,6 +9,7 @@
 
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/bandwidth.h"
+#include "ingot/gpu/plain_launches.h"
 #include "ingot/io/file.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/model/ranked_model.h"
@@ -138,6 +139,13 @@ template <class Model> TokenTimes time_sampled_tokens(Model& m, int64_t tokens) 
   m.likeliest();  // throws where the logits are not finite
   return times;
 }
+// The time of a token by the launches of the phased path without a CUDA graph, each after the end of the launch before.
+TokenTimes time_plain_launches(DeviceModel& m, int64_t tokens) {
+  const gpu::PlainLaunches step(m.stream(), [&] {
+    run(m.model(), m.buffers(), {.head_rows = 1, .capacity = uint32_t(m.context())}, m.stream());
+  });
+  return time_steps(m.stream(), tokens, [&] { step.launch(m.stream()); });
+}
 // Times each path from the same position.
 template <class Model, class Times>
 void time_paths(Model& m, const DecodeMeasurement& o, int64_t context, Times& times) {
@@ -146,6 +154,11 @@ void time_paths(Model& m, const DecodeMeasurement& o, int64_t context, Times& ti
     if (!wanted || !m.use_megakernel(persistent)) continue;
     m.fill_cache_with_random(context);
     times.token.emplace_back(name, time_tokens(m, o.tokens));
+    if constexpr (std::is_same_v<Model, DeviceModel>)
+      if (!persistent) {
+        m.fill_cache_with_random(context);
+        times.token.emplace_back("plain_launches", time_plain_launches(m, o.tokens));
+      }
     if (!persistent) continue;
     if (has_prefilter(m)) {
       m.fill_cache_with_random(context);

@@ -84,8 +84,9 @@ struct BatchedStepTimes {
   std::vector<std::pair<std::string, double>> phases;  // as in DecodeTimes
 };
 struct DecodeTimes {
-  // By path: "phased"; "megakernel"; "prefiltered", the megakernel with the int8 prefilter; "sampled", the faster of
-  // the last two at temperature 1. The first three are greedy.
+  // By path: "phased"; "plain_launches", the same launches without a CUDA graph and without an early start;
+  // "megakernel"; "prefiltered", the megakernel with the int8 prefilter; "sampled", the faster of the last two at
+  // temperature 1. The first three are greedy.
   std::vector<std::pair<std::string, TokenTimes>> token;
   double prompt_ms = 0;       // of 16 tokens of the prompt
   double first_token_ms = 0;  // from the start of the whole prompt to the first token of the answer; 0: not measured
