@@ -38,6 +38,12 @@ q, k, v = (torch.randn(1, 16, 4, 32) for _ in range(3))
 expected = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True).transpose(1, 2)
 assert torch.allclose(F.flash_attn_func(q, k, v, causal=True), expected, atol=1e-5)
 step = ingot.optim.Muon([torch.nn.Parameter(torch.randn(16, 16))])
+if "cuda" in sys.argv[2:]:
+    assert ingot.built_with_cuda, "no CUDA kernels"
+    # The kernels' runtime is inside: only a driver is loaded, and only by its first use, so that the package also works without a GPU.
+    loaded = {line.split()[-1].rpartition("/")[2] for line in open("/proc/self/maps") if ".so" in line}
+    ours = {name for name in loaded if name.startswith(("libcudart", "libcuda.", "libcublas", "libnccl"))}
+    assert not ours or torch.version.cuda, ours
 if torch.cuda.is_available() and ingot.built_with_cuda:
     mlp = mlp.cuda().half()
     mlp(torch.randn(64, 64, device="cuda", dtype=torch.float16)).sum().backward()
@@ -51,16 +57,23 @@ def clean(directory: str) -> dict[str, str]:
             **{name: value for name, value in os.environ.items() if name.startswith(("OPENBLAS_", "CUDA_VISIBLE"))}}
 
 
-def check_wheel(wheel: pathlib.Path) -> None:
+def has_kernels(binary: bytes) -> bool:
+    """Whether a program or module has CUDA kernels: the section in which the CUDA runtime looks for them."""
+    return b".nv_fatbin" in binary
+
+
+def check_wheel(wheel: pathlib.Path) -> str:
     import torch
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(n for n in names if n.endswith(".dist-info/METADATA"))).decode()
+        cuda = has_kernels(archive.read(next(n for n in names if n.startswith("ingot/_C."))))
     assert f"\nVersion: {VERSION}\n" in metadata and "\nLicense-Expression: Apache-2.0\n" in metadata, metadata[:1000]
     # The description of a package must not have paths of the machine that made the package.
     assert not re.search(r"/(home|root|work|tmp)/", metadata), metadata
-    for part in ("LICENSE", "LICENSES.md"):
-        assert any(n.endswith(f"/{part}") for n in names), f"{wheel.name}: no {part}"
+    for part in ("LICENSE", "packaging/LICENSES.md", *(f"third_party/{name}.txt" for name in ("nanobind", "robin_map", "nlohmann-json", "Unicode"))):
+        assert any(n.endswith(f".dist-info/licenses/{part}") for n in names), f"{wheel.name}: no {part}"
+        assert f"\nLicense-File: {part}\n" in metadata, f"{wheel.name}: METADATA does not name {part}"
     with tempfile.TemporaryDirectory() as scratch:
         venv.create(scratch, with_pip=False, symlinks=True)
         python = pathlib.Path(scratch, "bin/python")
@@ -69,13 +82,14 @@ def check_wheel(wheel: pathlib.Path) -> None:
                         wheel.resolve()], check=True)
         # PyTorch and its dependencies are those of this Python; PyTorch's packages come after the environment's own packages.
         (site / "torch.pth").write_text(str(pathlib.Path(torch.__file__).parent.parent) + "\n")
-        for command in (["-c", USE, VERSION], ["-m", "ingot"]):
+        for command in (["-c", USE, VERSION, *(["cuda"] if cuda else [])], ["-m", "ingot"]):
             done = subprocess.run([python, *command], env=clean(scratch), cwd="/", capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
         print(done.stdout.splitlines()[0])
+    return "installed and used in a clean environment, " + ("with CUDA kernels" if cuda else "without CUDA kernels")
 
 
-def check_sdist(sdist: pathlib.Path) -> None:
+def check_sdist(sdist: pathlib.Path) -> str:
     """The sources of the package and nothing that a build made."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -84,26 +98,39 @@ def check_sdist(sdist: pathlib.Path) -> None:
         assert file in names, f"{sdist.name}: no {file}"
     made = sorted(name for name in names if name.startswith(("build", "dist", ".git/")) or name.endswith((".o", ".so", ".pyc")))
     assert not made, f"{sdist.name}: found {', '.join(made[:5])}, expected sources"
+    return "has the sources alone"
 
 
-def check_tarball(tarball: pathlib.Path) -> None:
+def check_tarball(tarball: pathlib.Path) -> str:
+    cuda = tarball.name.endswith("-cuda.tar.gz")
     with tempfile.TemporaryDirectory() as scratch:
         with tarfile.open(tarball) as archive:
             archive.extractall(scratch, filter="data")
         (root,) = pathlib.Path(scratch).iterdir()
-        for file in ("INSTALL", "LICENSE", "README.md", "CHANGELOG.md", "packaging/LICENSES.md", "docs/cli.md"):
+        for file in ("INSTALL", "LICENSE", "README.md", "CHANGELOG.md", "packaging/LICENSES.md", "docs/cli.md", "licenses/CLI11.txt", "licenses/nlohmann-json.txt",
+                     "licenses/Unicode.txt"):
             assert (root / file).stat().st_size > 0, file
         text = pathlib.Path(scratch, "text.txt")
         text.write_text("".join(f"{i} times {i} is {i * i}.\n" for i in range(2000)))
 
-        def ingot(*words: str) -> str:
+        def ingot(*words: str, status: int = 0) -> str:
             done = subprocess.run([root / "bin/ingot", *words], env=clean(scratch), cwd=scratch, capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout + done.stderr
-            return done.stdout
+            assert done.returncode == status, done.stdout + done.stderr
+            return done.stdout + done.stderr
         version = ingot("--version")
         assert VERSION in version, version
+        doctor = ingot("doctor")
+        assert f"with{'' if cuda else 'out'} CUDA kernels" in doctor, doctor
+        assert has_kernels((root / "bin/ingot").read_bytes()) == cuda
+        if cuda and "GPU             none" in doctor:
+            refused = ingot("bench", "decode", "--synthetic", "20b", status=7)
+            assert "GPU" in refused, refused
         ingot("train", "--preset", "nano", "--data", str(text), "--out", "run", "--steps", "2", "--device", "cpu")
         assert ingot("generate", "run", "--prompt", "7 times", "--tokens", "4", "--device", "cpu")
+        if cuda and "GPU             none" not in doctor:
+            ingot("train", "--preset", "nano", "--data", str(text), "--out", "run-gpu", "--steps", "2", "--device", "cuda")
+            assert ingot("generate", "run-gpu", "--prompt", "7 times", "--tokens", "4", "--device", "cuda")
+    return "installed and used in a clean environment, " + ("with CUDA kernels" if cuda else "without CUDA kernels")
 
 
 def main() -> None:
@@ -112,8 +139,8 @@ def main() -> None:
         sys.exit("check: found no file, expected wheels or tarballs of packaging/release.py")
     for file in files:
         sources = file.name.startswith("ingot_kernels") and file.suffix == ".gz"
-        (check_wheel if file.suffix == ".whl" else check_sdist if sources else check_tarball)(file)
-        print(f"{file.name}: {'has the sources alone' if sources else 'installed and used in a clean environment'}, {file.stat().st_size / 1e6:.1f} MB")
+        found = (check_wheel if file.suffix == ".whl" else check_sdist if sources else check_tarball)(file)
+        print(f"{file.name}: {found}, {file.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ call, which the stable interface of Python does not offer, and a call costs the 
 import argparse
 import base64
 import hashlib
+import importlib.metadata
 import io
 import os
 import pathlib
@@ -100,6 +101,28 @@ def metadata(scratch: pathlib.Path) -> dict[str, bytes]:
     return {f"{info.name}/{f.relative_to(info)}": f.read_bytes() for f in info.rglob("*") if f.is_file() and f.name not in ("WHEEL", "RECORD")}
 
 
+def licence_texts(wheel: bool) -> dict[str, bytes]:
+    """The licence texts of the code of others that is compiled in, by file name: these licences want their text in every copy of the program. The texts
+    come from the packages of this machine that the build used."""
+    def of_package(name: str) -> bytes | None:
+        path = pathlib.Path(f"/usr/share/doc/{name}/copyright")
+        return path.read_bytes() if path.exists() else None
+
+    texts = {"Unicode": (TREE / "packaging/Unicode-3.0.txt").read_bytes(), "nlohmann-json": of_package("nlohmann-json3-dev")}
+    texts |= {name: text for name, text in (("brotli", of_package("libbrotli-dev")), ("liblzma", of_package("liblzma-dev"))) if text}  # optional parts
+    if wheel:
+        nanobind = importlib.metadata.distribution("nanobind")
+        texts["nanobind"] = next((f.locate().read_bytes() for f in nanobind.files or [] if f.name == "LICENSE"), None)
+        robin_map = next((f.locate().read_text() for f in nanobind.files or [] if f.name == "robin_map.h"), "*/")
+        texts["robin_map"] = robin_map[:robin_map.index("*/") + 2].encode() + b"\n"
+    else:
+        texts["CLI11"] = of_package("libcli11-dev")
+    missing = [name for name, text in texts.items() if not text]
+    if missing:
+        print(f"release: found no licence text of {', '.join(missing)}, which the file must have before anybody publishes the file", file=sys.stderr)
+    return {f"{name}.txt": text for name, text in sorted(texts.items()) if text}
+
+
 def make_wheel(python: str, build: pathlib.Path, out: pathlib.Path, info_files: dict[str, bytes]) -> pathlib.Path:
     # The prefix is empty first: an earlier Python's module must not come along.
     stage = build / "stage"
@@ -113,6 +136,10 @@ def make_wheel(python: str, build: pathlib.Path, out: pathlib.Path, info_files: 
     files[f"ingot/{module.name}"] = module.read_bytes()
     files |= info_files
     info = next(iter(info_files)).split("/")[0]
+    texts = {f"third_party/{name}": text for name, text in licence_texts(wheel=True).items()}
+    files |= {f"{info}/licenses/{name}": text for name, text in texts.items()}
+    last = b"License-File: packaging/LICENSES.md\n"
+    files[f"{info}/METADATA"] = files[f"{info}/METADATA"].replace(last, last + "".join(f"License-File: {name}\n" for name in texts).encode())
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: ingot {VERSION}\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     wheel = out / f"{NAME.replace('-', '_')}-{VERSION}-{tag}.whl"
     write_wheel(wheel, files)
@@ -124,14 +151,17 @@ def make_tarball(build: pathlib.Path, out: pathlib.Path, cuda: bool) -> pathlib.
     binary = build / "ingot.stripped"
     run("strip", "-o", binary, build / "ingot")
     others = [library for library in needed(binary) if not COMMON.match(library)]
-    glibc = max(int(n) for n in re.findall(r"GLIBC_2\.(\d+)", run("readelf", "-VW", binary)))
+    versions = run("readelf", "-VW", binary)
+    glibc, glibcxx = (max(int(n) for n in re.findall(name, versions)) for name in (r"GLIBC_2\.(\d+)", r"GLIBCXX_3\.4\.(\d+)"))
     install = (f"ingot {VERSION}, with{'' if cuda else 'out'} CUDA kernels.\n\n"
-               f"bin/ingot runs on Linux with glibc 2.{glibc} or later and needs no compiler and no CUDA toolkit. Beside the C and C++ runtimes the\n"
-               f"program loads {', '.join(sorted(needed(binary)))}" + (f"; {', '.join(others)} may need a package "
+               f"bin/ingot runs on Linux with glibc 2.{glibc} and a libstdc++ that has GLIBCXX_3.4.{glibcxx}, or later ones, and needs no compiler and no\n"
+               f"CUDA toolkit. The program loads {', '.join(sorted(needed(binary)))}" + (f"; {', '.join(others)} may need a package "
                "(Debian 12: libmicrohttpd12, Ubuntu 24.04: libmicrohttpd12t64)" if others else "") + ".\n"
-               "libcrypto.so.3 makes hashing fast where the loader finds it."
-               + (" On a GPU the program loads libcublasLt.so.13 or .12 (pip install nvidia-cublas) and, for several GPUs,\nlibnccl.so.2 "
-                  "(pip install nvidia-nccl-cu13); `bin/ingot doctor` says what is found." if cuda else "") + "\n\nREADME.md begins with what the program does, docs/cli.md describes every command.\n")
+               "libcrypto.so.3 makes hashing fast where the loader finds it.\n"
+               + ("\nThe CUDA kernels run on Hopper GPUs (H100, H200), and most of them from compute capability 8.0 on, with a driver for CUDA 13. For some\n"
+                  "products the program loads libcublasLt.so.13 or .12 (pip install nvidia-cublas) and, for several GPUs, libnccl.so.2 (pip install\n"
+                  "nvidia-nccl-cu13). Without a GPU everything runs on the CPU. `bin/ingot doctor` says what is found.\n" if cuda else "")
+               + "\nREADME.md begins with what the program does, docs/cli.md describes every command. packaging/LICENSES.md and licenses/ have the licences\nof the parts.\n")
     tarball = out / f"{root}.tar.gz"
     with tarfile.open(tarball, "w:gz", compresslevel=9) as archive:
         def add(name: str, data: bytes, mode: int = 0o644) -> None:
@@ -142,6 +172,8 @@ def make_tarball(build: pathlib.Path, out: pathlib.Path, cuda: bool) -> pathlib.
         add("INSTALL", install.encode())
         for file in ["LICENSE", "README.md", "CHANGELOG.md", "packaging/LICENSES.md", "packaging/ingot.service", "packaging/nginx.conf"]:
             add(file, (TREE / file).read_bytes())
+        for name, text in licence_texts(wheel=False).items():
+            add(f"licenses/{name}", text)
         for file in sorted([*(TREE / "docs").glob("*.md"), *(TREE / "docs").glob("*.svg"), *(TREE / "presets").rglob("*.json")]):
             add(str(file.relative_to(TREE)), file.read_bytes())
     return tarball
