@@ -29,7 +29,7 @@ _gate_backward = kernel(
     f"swiglu_gate_backward(Tensor dh, Tensor packed, Tensor? up, {_GATE_OPTIONS}) -> (Tensor, Tensor)",
     results=lambda dh, packed, up, *options: (fake_rows(packed), None if up is None else fake_rows(up)),
     call=lambda dh, packed, up, order, limit, alpha, up_offset, cubic, dpacked, dup:
-        _C.swiglu_gate_backward(dh, packed, up, dpacked, dup, _order(order, up), limit, alpha, up_offset, cubic),
+        _C.swiglu_gate_backward(dh, packed, up, dpacked, dup, None, _order(order, up), limit, alpha, up_offset, cubic),
     rows=("dh", "packed", "up"), **with_formula(_swiglu_gate_backward_formula))
 run_swiglu_gate_backward, swiglu_gate_backward_op = _gate_backward.run, _gate_backward.operator
 
@@ -191,9 +191,41 @@ class _GateOfKept(torch.autograd.Function):
             dkept = run_swiglu_gate_backward(dh, kept, None, *ctx.options)[0]
         else:
             dkept = kept.detach()
-            _C.swiglu_gate_backward(as_rows(dh), kept, None, dkept, None, *ctx.options)
+            _C.swiglu_gate_backward(as_rows(dh), kept, None, dkept, None, None, *ctx.options)
             torch.autograd.graph.increment_version(kept)  # autograd reports any other use of the old values
         return None, dkept, *(None,) * 5
+
+
+class _DownOfKept(torch.autograd.Function):
+    """h w^T + bias of the h that waits in the list. Only gate and up are kept: the pass that computes their gradients from dh writes h once more, over dh, for the
+    gradient of w."""
+
+    @staticmethod
+    def forward(ctx, held, kept, w, bias, *options):
+        ctx.options, ctx.has_bias = options, bias is not None
+        ctx.save_for_backward(kept, w)
+        return torch.nn.functional.linear(held.pop(), w, bias)
+
+    @knowing_whether_recorded
+    def backward(ctx, recorded, dy):
+        kept, w = ctx.saved_tensors
+        need_kept, need_w, need_bias = ctx.needs_input_grad[1:4]
+        dy = dy.reshape(-1, dy.shape[-1])
+        dbias = dy.sum(0) if ctx.has_bias and need_bias else None
+        dh = (dy @ w).view(*kept.shape[:-1], w.shape[1])
+        if recorded:
+            h = swiglu_gate_op(kept, None, *ctx.options)
+            dkept = swiglu_gate_backward_op(dh, kept, None, *ctx.options)[0]
+        else:
+            kept = kept.contiguous()
+            in_place = kept is ctx.saved_tensors[0] and not _is_read_again(kept)
+            dkept = kept.detach() if in_place else torch.empty_like(kept)
+            h = dh if need_w else None
+            _C.swiglu_gate_backward(dh, kept, None, dkept, None, h, *ctx.options)
+            if in_place:
+                torch.autograd.graph.increment_version(kept)
+        dw = dy.t() @ h.reshape(-1, w.shape[1]) if need_w else None
+        return None, dkept if need_kept else None, dw, dbias, *(None,) * 5
 
 
 # Whether the running backward pass keeps the graph for a further pass (retain_graph); True outside of backward passes.
@@ -205,11 +237,12 @@ def _is_read_again(kept):
     return _graph_is_kept() or (kept.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-_kept_of_gated_linear, _gate_of_kept = eager(_KeptOfGatedLinear), eager(_GateOfKept)
+_kept_of_gated_linear, _gate_of_kept, _down_of_kept = eager(_KeptOfGatedLinear), eager(_GateOfKept), eager(_DownOfKept)
 
 
-def gated_linear_eager(*arguments):
+def gated_linear_eager(*arguments, down=None, down_bias=None):
     held = []
     kept = _kept_of_gated_linear(held, *arguments)
     order, _, *numbers = arguments[5:]
-    return _gate_of_kept(held, kept, _kept_order(order, arguments[2]), *numbers)
+    options = _kept_order(order, arguments[2]), *numbers
+    return _gate_of_kept(held, kept, *options) if down is None else _down_of_kept(held, kept, down, down_bias, *options)

@@ -110,9 +110,12 @@ def _verify(module):
 
 
 def _call(module, x, activation):
-    gate, up = module.gate_proj, module.up_proj
+    gate, up, down = module.gate_proj, module.up_proj, module.down_proj
     if is_plain_linear(gate) and is_plain_linear(up) and _fuses(x, gate.weight, up.weight, gate.bias, up.bias):
-        return module.down_proj(functional.gated_linear(x, gate.weight, gate.bias, up=up.weight, up_bias=up.bias, activation=activation))
+        of_gate = {"up": up.weight, "up_bias": up.bias, "activation": activation}
+        if is_plain_linear(down) and _fuses(x, down.weight, down.bias):
+            return functional.gated_linear(x, gate.weight, gate.bias, down=down.weight, down_bias=down.bias, **of_gate)
+        return down(functional.gated_linear(x, gate.weight, gate.bias, **of_gate))
     return module.down_proj(functional.swiglu(gate(x), up(x), activation=activation))
 
 

@@ -159,23 +159,27 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
     return _gates.swiglu_gate_op(gate, up, number, *options)
 
 
-def gated_linear(x, w, bias=None, *, up=None, up_bias=None, order="gate_first", columns=False, limit=0.0, alpha=1.0, up_offset=0.0, activation="silu"):
+def gated_linear(x, w, bias=None, *, up=None, up_bias=None, down=None, down_bias=None, order="gate_first", columns=False, limit=0.0, alpha=1.0, up_offset=0.0,
+                 activation="silu"):
     """silu(gate) * up, [gate | up] = x w^T + bias: both products and the gate; on Hopper in one kernel, for 16-bit types.
 
     x: (..., C). w: (2H, C), the rows of gate and up in the `order` of functional.swiglu; columns=True: (C, 2H). bias: (2H), not allowed with interleaved rows.
     Where `up` (H, C) is given, w (H, C) and bias (H) belong to the gate alone, and up_bias (H) to up. For activation, limit, alpha and up_offset see
-    functional.swiglu. Returns (..., H). All tensors have one dtype: float32, bfloat16 or float16 (on a CPU computed in float32 and rounded), or float64 on a
+    functional.swiglu. Returns (..., H).
+
+    down (N, H), down_bias (N): the MLP's last product, too; returns h down^T + down_bias, (..., N). The backward pass then computes h again from gate and up,
+    in the kernel of their gradients, so that training keeps (..., 2H) of an MLP and not (..., 3H). All tensors have one dtype: float32, bfloat16 or float16 (on a CPU computed in float32 and rounded), or float64 on a
     CPU.
     """
     op = "gated_linear"
     if not isinstance(x, torch.Tensor):
-        return _untensored(op, "x", gated_linear, x, w, bias, up=up, up_bias=up_bias, order=order, columns=columns, limit=limit, alpha=alpha,
-                           up_offset=up_offset, activation=activation)
+        return _untensored(op, "x", gated_linear, x, w, bias, up=up, up_bias=up_bias, down=down, down_bias=down_bias, order=order, columns=columns, limit=limit,
+                           alpha=alpha, up_offset=up_offset, activation=activation)
     number = _gates.GATE_ORDERS.get(order)
     if number is None:
         raise ValueError(f"{op}: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
     _op.expect_tensors(op, x=x, w=w)
-    _op.expect_tensors_or_none(op, bias=bias, up=up, up_bias=up_bias)
+    _op.expect_tensors_or_none(op, bias=bias, up=up, up_bias=up_bias, down=down, down_bias=down_bias)
     if x.dim() == 0 or w.dim() != 2 or (up is None and w.shape[1 if columns else 0] % 2):
         raise ValueError(f"{op}: found x of {tuple(x.shape)} and w of {tuple(w.shape)}, expected (..., C) and "
                          f"{'(C, 2H)' if columns else '(2H, C)'}")
@@ -184,16 +188,23 @@ def gated_linear(x, w, bias=None, *, up=None, up_bias=None, order="gate_first", 
                          f"{sum(b is not None for b in (bias, up_bias))} biases, expected equal shapes, 'gate_first' and two or none")
     if up is None and up_bias is not None:
         raise ValueError(f"{op}: up_bias: found one without up, expected both")
+    if down is None and down_bias is not None:
+        raise ValueError(f"{op}: down_bias: found one without down, expected both")
+    hidden = w.shape[1 if columns else 0] // (2 if up is None else 1)
+    if down is not None and (down.dim() != 2 or down.shape[1] != hidden or down.dtype is not x.dtype):
+        raise ValueError(f"{op}: down: found {tuple(down.shape)} {down.dtype}, expected (N, {hidden}) {x.dtype}")
     options = number, columns, *gate_numbers(op, activation, limit, alpha, up_offset)
     operands = x, w, up, bias, up_bias
-    way = _DISPATCH if is_dynamo_compiling() else route(*operands)
-    if way == _PLAIN:
-        return _gates.run_gated_linear(*operands, *options, False)[0]
+    way = _DISPATCH if is_dynamo_compiling() else route(*operands, down, down_bias)
     if way == _DIFFERENTIATE:
-        return _gates.gated_linear_eager(*operands, *options)
-    if _plain.needed():
-        return _plain.gated_linear(*operands, *options)
-    return _gates.gated_linear_op(*operands, *options, _records())[0]
+        return _gates.gated_linear_eager(*operands, *options, down=down, down_bias=down_bias)
+    if way == _PLAIN:
+        h = _gates.run_gated_linear(*operands, *options, False)[0]
+    elif _plain.needed():
+        h = _plain.gated_linear(*operands, *options)
+    else:
+        h = _gates.gated_linear_op(*operands, *options, _records())[0]
+    return h if down is None else torch.nn.functional.linear(h, down, down_bias)
 
 
 def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, softcap=0.0, z_loss=0.0):

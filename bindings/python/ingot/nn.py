@@ -8,6 +8,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from . import _C, _gates, _mlp, _op, functional
+from ._hf_parts import is_plain_linear
 
 __all__ = ["RMSNorm", "FusedMLP", "SwiGLU", "WideMLP", "LinearCrossEntropy", "FusedMLPSoftplus", "FusedMLPSoftplusWN", "FusedMLP5Softplus", "FusedMLP5SoftplusWN",
            "MegaGemmTriton", "MegaGemmRMSNorm", "FusedSwiGLU"]
@@ -345,14 +346,14 @@ class SwiGLU(nn.Module):
         options = {"order": self.order, "limit": self.limit, "alpha": self.alpha, "up_offset": self.up_offset,
                    "activation": self.activation}
         if self._is_plain_linear() and _fuses(x, self.w12.weight, self.w12.bias):
+            if is_plain_linear(self.w3) and _fuses(x, self.w3.weight, self.w3.bias):
+                return functional.gated_linear(x, self.w12.weight, self.w12.bias, down=self.w3.weight, down_bias=self.w3.bias, **options)
             return self.w3(functional.gated_linear(x, self.w12.weight, self.w12.bias, **options))
         return self.w3(functional.swiglu(self.w12(x), **options))
 
     def _is_plain_linear(self):
         """Whether w12 has not been replaced, hooked or parametrised, and its bias consists of the halves of gate and up."""
-        w12 = self.w12
-        watched = w12._forward_hooks or w12._forward_pre_hooks or w12._backward_hooks or w12._backward_pre_hooks
-        return type(w12) is nn.Linear and not watched and (w12.bias is None or self.order != "interleaved")
+        return is_plain_linear(self.w12) and (self.w12.bias is None or self.order != "interleaved")
 
     def extra_repr(self):
         return f"order={self.order!r}"

@@ -56,8 +56,9 @@ void declare_ops(nb::module_& m) {
                             SWIGLU, +[](const DGate& a, Stream s) { swiglu_gate_backward(a, s); }),
                         nullptr, &complete},
           rows("dh", &DGate::dh), rows("packed", &DGate::gate), rows("up", &DGate::up), rows("dpacked", &DGate::dgate),
-          rows("dup", &DGate::dup), option("order", &DGate::order), option("limit", &DGate::limit),
-          option("alpha", &DGate::alpha), option("up_offset", &DGate::up_offset), option("cubic", &DGate::cubic));
+          rows("dup", &DGate::dup), rows("h", &DGate::h), option("order", &DGate::order),
+          option("limit", &DGate::limit), option("alpha", &DGate::alpha), option("up_offset", &DGate::up_offset),
+          option("cubic", &DGate::cubic));
   using Gated = GatedLinearCall;
   declare(m, "gated_linear",
           Native<Gated>{"SWIGLU",

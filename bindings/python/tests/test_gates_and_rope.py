@@ -83,6 +83,39 @@ def test_gated_linear_of_two_weights_equals_packed_weights(device, options):
     assert parts[1].grad is not None and parts[0].grad is None
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+def test_gated_linear_with_the_last_product(device, options):
+    dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float64
+    tolerance = {"rtol": 3e-2, "atol": 3e-2} if dtype is torch.bfloat16 else {}  # h, kept in one and rounded in the other: two roundings of 2^-9, and sums of 24
+    for apart in (False, True):
+        for with_bias in (False, True):
+            shapes = (3, 5, 40), (24 if apart else 48, 40), (24, 40), (8, 24), (8,)
+            x, w, up, down, b = ((torch.randn(shape, device=device) / shape[-1]**0.5).to(dtype).requires_grad_() for shape in shapes)
+            leaves = [x, w, *[up] * apart, down, *[b] * with_bias]
+            gate = {"up": up if apart else None, **options}
+            y = functional.gated_linear(x, w, down=down, down_bias=b if with_bias else None, **gate)
+            want = torch.nn.functional.linear(functional.gated_linear(x, w, **gate), down, b if with_bias else None)
+            dy = torch.randn_like(y)
+            expected = torch.autograd.grad(want, leaves, dy)
+            for keep in (True, True, False):  # the last pass writes the gradients of gate and up over gate and up
+                found = torch.autograd.grad(y, leaves, dy, retain_graph=keep)
+                for got, e in zip(found, expected):
+                    torch.testing.assert_close(got, e, **tolerance)
+            torch.testing.assert_close(y, want, **tolerance)
+            frozen = functional.gated_linear(x.detach(), w.detach(), down=down, **{**gate, "up": up.detach() if apart else None})
+            torch.testing.assert_close(torch.autograd.grad(frozen, down, dy)[0], expected[-1 - with_bias], **tolerance)
+            with torch.no_grad():
+                torch.testing.assert_close(functional.gated_linear(x, w, down=down, **gate), want - (b if with_bias else 0), **tolerance)
+
+
+def test_the_last_product_of_a_gated_linear_leaves_h_out_of_memory(device):
+    x, w, down = (torch.randn(shape, device=device, dtype=torch.float32, requires_grad=True) for shape in ((7, 40), (48, 40), (8, 24)))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        functional.gated_linear(x, w, down=down)
+    assert sorted(kept) == sorted([(7, 40), (48, 40), (7, 48), (8, 24)])
+
+
 def test_gated_linear_of_frozen_parts(device):
     x, w = torch.randn(6, 8, device=device, requires_grad=True), torch.randn(16, 8, device=device)
     functional.gated_linear(x, w).sum().backward()
@@ -236,6 +269,7 @@ def test_gradcheck_in_fp64():
     x, w, b = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 4), (6, 4), (6,)))
     assert torch.autograd.gradcheck(lambda *a: functional.gated_linear(*a, limit=1.0, alpha=1.7, up_offset=1.0), (x, w, b))
     assert torch.autograd.gradcheck(lambda x, w: functional.gated_linear(x, w.t().contiguous(), columns=True), (x, w))
+    assert torch.autograd.gradcheck(lambda x, w, d: functional.gated_linear(x, w, down=d), (x, w, torch.randn(3, w.shape[0] // 2, dtype=w.dtype, requires_grad=True)))
     assert torch.autograd.gradcheck(lambda x, w, v: functional.gated_linear(x, w, up=v, activation="gelu_tanh"), (x, w, w.detach().sin().requires_grad_()))
     packed = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
     for order in ("gate_first", "gate_second", "interleaved"):
@@ -385,6 +419,8 @@ def test_errors_name_operation_argument_found_and_expected(device):
         (lambda: functional.swiglu(x, x, activation="relu"), "swiglu_gate: activation: found 'relu', expected 'silu' or 'gelu_tanh'"),
         (lambda: functional.gated_linear(x, x, up=x[:1]), r"gated_linear: up: found \(1, 5\) beside w of \(2, 5\), order 'gate_first' and 0 biases"),
         (lambda: functional.gated_linear(x, x, up_bias=x[0]), "gated_linear: up_bias: found one without up"),
+        (lambda: functional.gated_linear(x, x, up=x, down=x), r"gated_linear: down: found \(2, 5\) torch.float32, expected \(N, 2\) torch.float32"),
+        (lambda: functional.gated_linear(x, x, up=x, down_bias=x[0]), "gated_linear: down_bias: found one without down"),
         (lambda: functional.swiglu(x, order="up"), "swiglu_gate: order: found 'up', expected one of gate_first"),
         (lambda: functional.rope(x, cos, sin), "rope: x: found shape"),
         (lambda: functional.rope(torch.randn(2, 3, 8, device=device), cos, sin, torch.zeros(5, device=device)), "rope: positions: found shape"),

@@ -106,16 +106,19 @@ template <class T> void gate_backward_row(const SwigluGateBackward& s, int64_t r
   T* dh = row_of<T>(s.dh, r);
   const int64_t n = s.dh.cols();
   if constexpr (std::is_same_v<T, W>)
-    if (!s.options.interleaved) return backward_span<T>(n, in.gate.at, in.up.at, dh, out.gate.at, out.up.at, s.options);
-  W gate[kSpan], up[kSpan], d[kSpan];
+    if (!s.options.interleaved && !s.h)
+      return backward_span<T>(n, in.gate.at, in.up.at, dh, out.gate.at, out.up.at, s.options);
+  W gate[kSpan], up[kSpan], d[kSpan], h[kSpan];
   for (int64_t j = 0; j < n; j += kSpan) {
     const int64_t m = std::min(kSpan, n - j);
     gather(in.gate, j, m, gate);
     gather(in.up, j, m, up);
     gather(Columns<T>{dh, 1}, j, m, d);
+    if (s.h) forward_span<W>(m, gate, up, h, s.options);
     backward_span<W>(m, gate, up, d, gate, up, s.options);
     scatter(gate, out.gate, j, m);
     scatter(up, out.up, j, m);
+    if (s.h) scatter(h, Columns<T>{row_of<T>(s.h, r), 1}, j, m);
   }
 }
 
@@ -197,6 +200,7 @@ void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream) {
   check_matrix("swiglu_gate_backward", "dh", s.dh, s.dh.rows(), s.dh.cols(), s.dh);
   check_pair("swiglu_gate_backward", "gate", s.gate, "up", s.up, s.dh, s.options.interleaved);
   check_pair("swiglu_gate_backward", "dgate", s.dgate, "dup", s.dup, s.dh, s.options.interleaved);
+  if (s.h) check_matrix("swiglu_gate_backward", "h", s.h, s.dh.rows(), s.dh.cols(), s.dh);
   INGOT_DISPATCH(SWIGLU, s.dh.device, swiglu_gate_backward, s, stream);
 }
 

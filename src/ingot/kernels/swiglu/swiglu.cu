@@ -15,6 +15,7 @@ namespace {
 
 struct Params : GateNumbers {
   tile::Rows gate, up, h, dgate, dup;  // h: or dh. Interleaved: gate and dgate hold both, up and dup are unused.
+  tile::Rows again;                    // h computed again by a backward pass, or none
   tile::RowUnits units;
   uint32_t early_blocks;  // blocks that prefetch their operands while earlier kernels end
   bool large, early;
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved(const __gr
   });
 }
 
-template <class T, int K, bool kCubic>
+template <class T, int K, bool kCubic, bool kAgain>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves_backward(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
   start<T, K, N, N>(p, true, true);
@@ -108,8 +109,10 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves_backward(const 
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       const Gradient moved = gradient<is_exact<T>, kCubic>(p, g[n], u[n], d[n]);
+      if constexpr (kAgain) d[n] = gated<is_exact<T>, false, kCubic>(p, g[n], u[n]);
       g[n] = moved.gate, u[n] = moved.up;
     }
+    if constexpr (kAgain) tile::store(tile::at<T, N>(p.again, at), tile::from_float<T>(d), p.large);
     tile::store(tile::at<T, N>(p.dgate, at), tile::from_float<T>(g), p.large);
     tile::store(tile::at<T, N>(p.dup, at), tile::from_float<T>(u), p.large);
   });
@@ -132,8 +135,10 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved_backward(c
 #pragma unroll
     for (int n = 0; n < N / 2; ++n) {
       const Gradient moved = gradient<is_exact<T>, kCubic>(p, x[2 * n], x[2 * n + 1], d[n]);
+      if (p.again.data != nullptr) d[n] = gated<is_exact<T>, false, kCubic>(p, x[2 * n], x[2 * n + 1]);
       x[2 * n] = moved.gate, x[2 * n + 1] = moved.up;
     }
+    if (p.again.data != nullptr) tile::store(tile::at<T, N / 2>(p.again, at), tile::from_float<T>(d), p.large);
     tile::store(tile::at<T, N>(p.dgate, at), tile::from_float<T>(x), p.large);
   });
 }
@@ -167,8 +172,9 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_elements_backward(cons
   for_each_unit<K>(p, [&](int, tile::Division at) {
     const auto in = elements<const T>(p.gate, p.up, at);
     const auto out = elements<T>(p.dgate, p.dup, at);
-    const Gradient moved = gradient<is_exact<T>>(p, tile::to_float(*in.gate), tile::to_float(*in.up),
-                                                 tile::to_float(*tile::at<const T, 1>(p.h, at)));
+    const float g = tile::to_float(*in.gate), u = tile::to_float(*in.up);
+    const Gradient moved = gradient<is_exact<T>>(p, g, u, tile::to_float(*tile::at<const T, 1>(p.h, at)));
+    if (p.again.data != nullptr) *tile::at<T, 1>(p.again, at) = tile::from_float<T>(gated<is_exact<T>, false>(p, g, u));
     *out.gate = tile::from_float<T>(moved.gate);
     *out.up = tile::from_float<T>(moved.up);
   });
@@ -185,27 +191,33 @@ template <class T, int K, bool kCubic> Kernel pick_forward(const SwigluGateConfi
     if (is_plain(o)) return gate_halves<T, K, true, false>;
   return gate_halves<T, K, false, kCubic>;
 }
-template <class T, int K, bool kCubic> Kernel pick_backward(const SwigluGateConfig& c, const GateOptions& o) {
+template <class T, int K, bool kCubic>
+Kernel pick_backward(const SwigluGateConfig& c, const GateOptions& o, bool again) {
   if (!c.vectors) return gate_elements_backward<T, K>;
-  return o.interleaved ? gate_interleaved_backward<T, K, kCubic> : gate_halves_backward<T, K, kCubic>;
+  if (o.interleaved) return gate_interleaved_backward<T, K, kCubic>;
+  return again ? gate_halves_backward<T, K, kCubic, true> : gate_halves_backward<T, K, kCubic, false>;
 }
-template <class T, int K> Kernel pick_kernel_of(const SwigluGateConfig& c, const GateOptions& o, bool backward) {
-  if (o.cubic == 0) return backward ? pick_backward<T, K, false>(c, o) : pick_forward<T, K, false>(c, o);
-  return backward ? pick_backward<T, K, true>(c, o) : pick_forward<T, K, true>(c, o);
+enum class Pass { forward, backward, backward_again };  // backward_again: h is computed again
+template <class T, int K, bool kCubic> Kernel pick_pass(const SwigluGateConfig& c, const GateOptions& o, Pass pass) {
+  if (pass == Pass::forward) return pick_forward<T, K, kCubic>(c, o);
+  return pick_backward<T, K, kCubic>(c, o, pass == Pass::backward_again);
 }
-template <class T> Kernel pick_kernel(const SwigluGateConfig& c, const GateOptions& o, bool backward) {
+template <class T, int K> Kernel pick_kernel_of(const SwigluGateConfig& c, const GateOptions& o, Pass pass) {
+  return o.cubic == 0 ? pick_pass<T, K, false>(c, o, pass) : pick_pass<T, K, true>(c, o, pass);
+}
+template <class T> Kernel pick_kernel(const SwigluGateConfig& c, const GateOptions& o, Pass pass) {
   switch (c.units_per_thread) {
-    case 1: return pick_kernel_of<T, 1>(c, o, backward);
-    case 2: return pick_kernel_of<T, 2>(c, o, backward);
-    case 4: return pick_kernel_of<T, 4>(c, o, backward);
+    case 1: return pick_kernel_of<T, 1>(c, o, pass);
+    case 2: return pick_kernel_of<T, 2>(c, o, pass);
+    case 4: return pick_kernel_of<T, 4>(c, o, pass);
   }
   fail(ErrorCode::unsupported, "swiglu_gate: found ", c.units_per_thread, " units a thread, expected 1, 2 or 4");
 }
-Kernel pick_kernel(const char* op, DType t, const SwigluGateConfig& c, const GateOptions& o, bool backward) {
+Kernel pick_kernel(const char* op, DType t, const SwigluGateConfig& c, const GateOptions& o, Pass pass) {
   switch (t) {
-    case DType::f32: return pick_kernel<float>(c, o, backward);
-    case DType::bf16: return pick_kernel<bf16>(c, o, backward);
-    case DType::f16: return pick_kernel<f16>(c, o, backward);
+    case DType::f32: return pick_kernel<float>(c, o, pass);
+    case DType::bf16: return pick_kernel<bf16>(c, o, pass);
+    case DType::f16: return pick_kernel<f16>(c, o, pass);
     default: fail(ErrorCode::unsupported, op, ": found dtype ", t, " on a GPU, expected f32, bf16 or f16");
   }
 }
@@ -213,13 +225,14 @@ Kernel pick_kernel(const char* op, DType t, const SwigluGateConfig& c, const Gat
 struct Operands {
   Tensor gate, up, h, dgate, dup;
   GateOptions options;
+  Tensor again;
 };
-Operands operands_of(const SwigluGate& s) { return {s.gate, s.up, s.h, {}, {}, s.options}; }
-Operands operands_of(const SwigluGateBackward& s) { return {s.gate, s.up, s.dh, s.dgate, s.dup, s.options}; }
+Operands operands_of(const SwigluGate& s) { return {s.gate, s.up, s.h, {}, {}, s.options, {}}; }
+Operands operands_of(const SwigluGateBackward& s) { return {s.gate, s.up, s.dh, s.dgate, s.dup, s.options, s.h}; }
 
 SwigluGateShape shape_of(const Operands& o) {
   const bool pairs = o.options.interleaved;
-  bool aligned = tile::rows_start_aligned(o.h, pairs ? 8 : 16);
+  bool aligned = tile::rows_start_aligned(o.h, pairs ? 8 : 16) && tile::rows_start_aligned(o.again, pairs ? 8 : 16);
   for (const Tensor* t : {&o.gate, &o.up, &o.dgate, &o.dup}) aligned = aligned && tile::rows_start_aligned(*t, 16);
   return {.rows = o.h.rows(),
           .cols = o.h.cols(),
@@ -233,7 +246,8 @@ void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, S
   const SwigluGateConfig& c = tuning.config;
   const SwigluGateShape s = shape_of(o);
   const bool pairs = s.interleaved, backward = bool(o.dgate);
-  const Kernel kernel = pick_kernel(op, s.dtype, c, o.options, backward);
+  const Pass pass = !backward ? Pass::forward : o.again ? Pass::backward_again : Pass::backward;
+  const Kernel kernel = pick_kernel(op, s.dtype, c, o.options, pass);
   // h must not overwrite the interleaved columns of its row, which further threads still read.
   INGOT_CHECK(!pairs || s.rows == 0 || backward || o.h.data != o.gate.data, op,
               ": found h on the interleaved columns, expected memory of its own on a GPU");
@@ -242,7 +256,8 @@ void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, S
   INGOT_CHECK(!c.vectors || pick_swiglu_gate_config(s).vectors, op,
               ": found vectors asked for, expected operands that whole vectors reach");
   bool one_row = true;
-  for (const Tensor* t : {&o.gate, &o.up, &o.h, &o.dgate, &o.dup}) one_row = one_row && tile::without_gaps(*t);
+  for (const Tensor* t : {&o.gate, &o.up, &o.h, &o.dgate, &o.dup, &o.again})
+    one_row = one_row && tile::without_gaps(*t);
   Params p{gate_numbers(o.options)};
   p.large = tuning.large < 0 ? swiglu_gate_is_large(s) : tuning.large > 0;
 
@@ -255,11 +270,12 @@ void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, S
     };
     p.gate = from_here(o.gate, gate_step), p.up = from_here(o.up, gate_step), p.h = from_here(o.h, h_step);
     p.dgate = from_here(o.dgate, gate_step), p.dup = from_here(o.dup, gate_step);
+    p.again = from_here(o.again, h_step);
     p.units = units;
     const int64_t per_block = int64_t(c.threads) * c.units_per_thread;
     const int64_t grid = (units.units + per_block - 1) / per_block;
-    const int64_t bytes = per_block * h_step * size_of(s.dtype) * (backward ? 5 : 3);
-    if (c.vectors) p.early_blocks = tile::early_blocks(backward ? bytes * 3 / 5 : bytes * 2 / 3);
+    const int64_t bytes = per_block * h_step * size_of(s.dtype) * (pass == Pass::backward_again ? 6 : backward ? 5 : 3);
+    if (c.vectors) p.early_blocks = tile::early_blocks(per_block * h_step * size_of(s.dtype) * (backward ? 3 : 2));
     p.early = tuning.early < 0 ? tile::starts_next_early(bytes) : tuning.early > 0;
     gpu::launch(op, kernel, {.grid = grid, .block = c.threads, .overlap = tuning.overlap, .device = o.h.device.index},
                 stream, p);

@@ -23,10 +23,13 @@ struct SwigluGate {
   GateOptions options;
 };  // (T, H) each; h may alias gate or up
 void swiglu_gate(const SwigluGate& s, Stream stream);
+// dgate and dup may alias dh, gate and up. h (T, H), or left out: computed again for the gradient of the weights behind
+// the gate; h may alias dh.
 struct SwigluGateBackward {
   Tensor gate, up, dh, dgate, dup;
   GateOptions options;
-};  // dgate, dup may alias dh, gate, up
+  Tensor h;
+};
 void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream);
 
 // h = g(x Wg^T + bg) * (x Wu^T + bu). On a GPU a single kernel for 16-bit types (gpu/gemm), which writes gate and up to

@@ -130,6 +130,29 @@ TEST(swiglu_gate, f32_and_narrow_gradients_follow_f64) {
       }
 }
 
+TEST(swiglu_gate, a_backward_pass_computes_h_again_in_place_of_dh) {
+  for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+    for (const GateOptions& plain : kOptions)
+      for (bool interleaved : {false, true}) {
+        GateOptions o = plain;
+        o.interleaved = interleaved;
+        const int64_t rows = 5, n = 300;  // more than the columns that are converted at a time
+        const Buffer both(dtype, {rows, 2 * n}), dh = matrix(dtype, rows, n, 3, 3);
+        fill_normal(both, 4, 2);
+        const Tensor gate = interleaved ? both.tensor() : both.tensor().slice(1, 0, n);
+        const Tensor up = interleaved ? Tensor() : both.tensor().slice(1, n, 2 * n);
+        Buffer h(dtype, {rows, n}), dboth(dtype, {rows, 2 * n});
+        const Tensor dgate = interleaved ? dboth.tensor() : dboth.tensor().slice(1, 0, n);
+        const Tensor dup = interleaved ? Tensor() : dboth.tensor().slice(1, n, 2 * n);
+        swiglu_gate({.gate = gate, .up = up, .h = h, .options = o}, {});
+        swiglu_gate_backward({.gate = gate, .up = up, .dh = dh, .dgate = dgate, .dup = dup, .options = o}, {});
+        swiglu_gate_backward({.gate = gate, .up = up, .dh = dh, .dgate = gate, .dup = up, .options = o, .h = dh}, {});
+        EXPECT_EQ(values(dh), values(h));
+        EXPECT_EQ(values(both), values(dboth));
+        EXPECT_TRUE(dh.guards_intact() && both.guards_intact());
+      }
+}
+
 TEST(swiglu_gate, outputs_may_replace_inputs) {
   const Buffer gate = matrix(DType::f32, 5, 37, 0, 1), up = matrix(DType::f32, 5, 37, 0, 2),
                dh = matrix(DType::f32, 5, 37, 0, 3);
