@@ -120,4 +120,24 @@ class _AddRmsNorm(torch.autograd.Function):
         return ds if need[0] else None, ds if need[1] else None, dw, None, None
 
 
-rms_norm_eager, add_rms_norm_eager = eager(_RmsNorm), eager(_AddRmsNorm)
+class _RmsNormBeside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, eps, unit_offset):
+        y, rstd = run_rms_norm(x, weight, eps, unit_offset)
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.eps, ctx.unit_offset = eps, unit_offset
+        ctx.set_materialize_grads(False)
+        return y, x
+
+    @knowing_whether_recorded
+    def backward(ctx, recorded, dy, dsum):
+        run = rms_norm_backward_op if recorded else run_rms_norm_backward
+        return *_rms_norm_gradients(ctx, *ctx.needs_input_grad[:2], dy, dsum, None, run), None, None
+
+
+rms_norm_eager, add_rms_norm_eager, rms_norm_beside_eager = eager(_RmsNorm), eager(_AddRmsNorm), eager(_RmsNormBeside)
+
+
+def rms_norm_beside(x, weight, eps, unit_offset):
+    """(the norm of x, x) for an x that has another use, too: the kernel of the norm's gradient adds the gradient of the returned x."""
+    return rms_norm_beside_eager(x, weight, eps, unit_offset)

@@ -3,7 +3,8 @@
     with ingot.hf.patch(model) as report:      # or: report = patch(model); ...; report.undo()
         print(report)
 
-Modules are recognised by their structure: RMSNorms (_hf_norms.py), gated MLPs (_hf_gated.py) and losses (_hf_loss.py). Each module is run beside its
+Modules are recognised by their structure: RMSNorms (_hf_norms.py), gated MLPs (_hf_gated.py), rotary embeddings (_hf_rope.py),
+decoder layers (_hf_layers.py) and losses (_hf_loss.py). Each module is run beside its
 replacement on random numbers, in every supported dtype, in training and in evaluation mode, with small weights in place of large ones. A module that does not
 agree is left unchanged, and the report names it with the reason. Modules keep their parameters, hooks and state dict.
 
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import _hf_attention, _hf_experts, _hf_gated, _hf_loss, _hf_norms
+from . import _hf_attention, _hf_experts, _hf_gated, _hf_layers, _hf_loss, _hf_norms, _hf_rope
 
 __all__ = ["patch", "Report", "register_attention", "register_experts", "attention_fallbacks", "experts_fallbacks"]
 
@@ -134,7 +135,8 @@ def _replaced_class(own, replacement):
 
     cls = _ReplacedType(own.__name__, (_Replaced, own), {
         "forward": functools.update_wrapper(forward, original),  # inspect.signature() returns the signature of the module's own forward
-        "__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__, "_own_class": own, "_is_in_force": True})
+        "__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__, "_own_class": own, "_is_in_force": True,
+        "_replacement": replacement})
     return cls
 
 
@@ -178,8 +180,8 @@ def _install(report, name, module, found):
     return None
 
 
-def patch(model, *, norms=True, mlps=True, loss=False):
-    """Replaces the RMSNorms and gated MLPs of `model`, in place; returns a Report whose undo() restores them.
+def patch(model, *, norms=True, mlps=True, rope=True, loss=False):
+    """Replaces the RMSNorms, with the sums before them, the gated MLPs and the rotary embeddings of `model`, in place; returns a Report whose undo() restores them.
 
     loss=True: in training and with labels a language model's loss comes from functional.linear_cross_entropy, and the output has no logits (None). Without
     labels, in evaluation mode, or where a call requests some logits or a tuple, the model behaves as before.
@@ -187,7 +189,7 @@ def patch(model, *, norms=True, mlps=True, loss=False):
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"hf.patch: model: found {type(model).__name__}, expected torch.nn.Module")
-    kinds = [kind for kind, wanted in ((_hf_norms, norms), (_hf_gated, mlps), (_hf_loss, loss)) if wanted]
+    kinds = [kind for kind, wanted in ((_hf_norms, norms), (_hf_layers, norms), (_hf_gated, mlps), (_hf_rope, rope), (_hf_loss, loss)) if wanted]
     report = Report()
     devices = {p.device for p in model.parameters() if p.is_cuda}
     with torch.no_grad(), torch.random.fork_rng([d.index for d in devices]):

@@ -462,13 +462,178 @@ def test_hugging_face_models_keep_their_numbers(device, name):
     ids = torch.randint(0, 64, (2, 11), device=device)
     out, grads = step(m, ids, labels=ids)
     with hf.patch(m, loss=has_loss(device)) as report:
-        assert len(report.replaced) == norms + mlps + has_loss(device), str(report)
+        layers = 0 if name in ("gemma2", "gpt_oss") else 2  # two have other norms, or experts that return more than a tensor
+        assert len(report.replaced) == norms + mlps + layers + 2 + has_loss(device), str(report)
+        assert "2 rotary embeddings" in str(report) and ("2 decoder layers" in str(report)) == (layers > 0)
         assert [why for _, why in report.skipped] == ["found gate_up_proj, expected gate_proj and up_proj"] * 2 * (name == "gpt_oss"), str(report)
         patched, patched_grads = step(m, ids, labels=ids)  # with logits, because the model is not in training
     torch.testing.assert_close(patched.logits, out.logits, rtol=1e-4, atol=1e-4)
     for a, b in zip(patched_grads, grads):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
     assert torch.equal(step(m, ids, labels=ids)[0].logits, out.logits)
+
+
+class Attends(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.proj, self.seen = nn.Linear(n, n), None
+
+    def forward(self, hidden_states, **named):
+        self.seen = named
+        return self.proj(hidden_states).tanh(), None
+
+
+class Layer(nn.Module):
+    def __init__(self, n, factor=1.0):
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = LlamaNorm(n), LlamaNorm(n)
+        self.self_attn, self.mlp, self.factor = Attends(n), nn.Sequential(nn.Linear(n, n), nn.Tanh()), factor
+
+    def forward(self, hidden_states, attention_mask=None, use_cache=False, **more):
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), attention_mask=attention_mask, use_cache=use_cache, **more)
+        h = hidden_states + attended * self.factor
+        return h + self.mlp(self.post_attention_layernorm(h))
+
+
+class AttentionBesideMlp(Layer):
+    def forward(self, hidden_states, **named):
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **named)
+        return hidden_states + attended + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+def test_decoder_layers_keep_their_numbers(device, monkeypatch):
+    m, sums = Layer(48).to(device), []
+    with torch.no_grad():
+        m.input_layernorm.weight.add_(torch.randn(48, device=device) * 0.3)
+    x = torch.randn(2, 5, 48, device=device, requires_grad=True)
+
+    def outcome(again=True):
+        y = m(x, "mask", position_ids=3)
+        given = (x, *m.parameters())
+        first = torch.autograd.grad(y.sin().sum(), given, create_graph=again)
+        return [y, *first, *(torch.autograd.grad(first[0].square().sum(), given, allow_unused=True) if again else ())], m.self_attn.seen
+
+    expected, told = outcome()
+    run = ingot._rms_norm.run_add_rms_norm
+    monkeypatch.setattr(ingot._rms_norm, "run_add_rms_norm", lambda *a: sums.append(1) or run(*a))
+    with hf.patch(m) as report:
+        assert ("Layer", "sums with their norms") in [(name, form) for name, form, *_ in report.replaced]
+        del sums[:]
+        found, seen = outcome()
+        assert sums == [1] and seen == told == {"attention_mask": "mask", "use_cache": False, "position_ids": 3}
+        for a, b in zip(found, expected):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+        with torch.no_grad():
+            torch.testing.assert_close(m(x), expected[0], rtol=1e-5, atol=1e-5)
+        assert sums == [1, 1]
+        handle = m.post_attention_layernorm.register_forward_hook(lambda module, given, y: 2 * y)
+        hooked = m(x)
+        assert sums == [1, 1]
+        handle.remove()
+    with torch.no_grad():
+        h = x + m.self_attn(m.input_layernorm(x))[0]
+        torch.testing.assert_close(hooked, h + m.mlp(2 * m.post_attention_layernorm(h)), rtol=1e-5, atol=1e-5)
+    for a, b in zip(outcome(False)[0], expected):
+        torch.testing.assert_close(a, b)
+
+
+def test_decoder_layers_of_other_formulas_are_left_alone(device):
+    m = nn.ModuleDict({"scaled": Layer(48, 0.5), "beside": AttentionBesideMlp(48)}).to(device)
+    report = hf.patch(m)
+    assert {name for name, *_ in report.replaced} == {f"{a}.{b}_layernorm" for a in m for b in ("input", "post_attention")}
+    assert set(dict(report.skipped)) == set(m) and all("differ from those of a decoder layer" in why for why in dict(report.skipped).values())
+    assert not hf.patch(Layer(48).to("meta")).replaced
+
+
+def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
+    def turned(x):
+        first, second = x.chunk(2, -1)
+        return x * cos.unsqueeze(unsqueeze_dim) + torch.cat((-second, first), -1) * sin.unsqueeze(unsqueeze_dim)
+    return turned(q), turned(k)
+
+
+half_split = apply_rotary_pos_emb
+
+
+def interleaved(q, k, cos, sin, unsqueeze_dim=1):
+    def turned(x):
+        pairs = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+        return x * cos.unsqueeze(unsqueeze_dim) + pairs * sin.unsqueeze(unsqueeze_dim)
+    return turned(q), turned(k)
+
+
+class Rotates(nn.Module):
+    """The rotary embedding of an attention layer: x (B, S, H, D)."""
+
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(scale))
+
+    def forward(self, x, cos, sin, *, more=2):
+        q, k = apply_rotary_pos_emb((x * self.weight).transpose(1, 2), (x[:, :, :1] * more).transpose(1, 2), cos, sin)
+        return q, k
+
+
+def rotary_case(device, batch=2, dtype=torch.float32):
+    x = torch.randn(2, 7, 3, 16, device=device, dtype=dtype, requires_grad=True)
+    angles = torch.randn(batch, 7, 8, device=device).repeat(1, 1, 2)
+    return x, angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+@pytest.mark.parametrize("batch", (1, 2))
+def test_rotary_embeddings_keep_their_numbers(device, batch, monkeypatch):
+    m, kernel_calls = Rotates(1.5).to(device), []
+    x, cos, sin = rotary_case(device, batch)
+
+    def outcome():
+        y = m(x, cos, sin, more=3)
+        dx, dw = torch.autograd.grad(sum(t.sin().sum() for t in y), (x, m.weight), create_graph=True)
+        return *y, dx, dw, *torch.autograd.grad(dx.square().sum(), (x, m.weight))
+
+    expected = outcome()
+    run = ingot._rope.run_rope
+    monkeypatch.setattr(ingot._rope, "run_rope", lambda *a: kernel_calls.append(1) or run(*a))
+    with hf.patch(m) as report:
+        assert [(name, form) for name, form, *_ in report.replaced] == [("Rotates", "half-split pairs")]
+        for found, want in zip(outcome(), expected):
+            torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+        cos.add_(1)  # the table follows a change in place
+        del kernel_calls[:]
+        changed = m(x, cos, sin)
+        assert len(kernel_calls) == 2
+        wide = m(x.double(), cos.double(), sin.double())  # a type that the patch does not serve
+        assert wide[0].dtype is torch.float64 and len(kernel_calls) == 2
+    for found, want in zip(changed, m(x, cos, sin)):
+        torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5)
+
+
+def test_tables_of_different_halves_are_left_to_the_formula(device):
+    m = Rotates().to(device)
+    x, cos, sin = rotary_case(device)
+    cos = torch.randn_like(cos)
+    expected = m(x, cos, sin)
+    with hf.patch(m) as report:
+        assert report.replaced
+        assert all(torch.equal(a, b) for a, b in zip(m(x, cos, sin), expected))
+
+
+def test_a_rotary_embedding_of_other_pairs_is_left_alone(device, monkeypatch):
+    monkeypatch.setitem(globals(), "apply_rotary_pos_emb", interleaved)
+    report = hf.patch(Rotates().to(device))
+    assert not report.replaced and "differs from half-split pairs" in dict(report.skipped)["Rotates"]
+    assert "meta device" in dict(hf.patch(Rotates().to("meta")).skipped)["Rotates"]
+
+
+def test_a_rotary_embedding_that_changes_after_the_patch_is_used(device, monkeypatch):
+    m = Rotates().to(device)
+    x, cos, sin = rotary_case(device)
+    with hf.patch(m):
+        monkeypatch.setitem(globals(), "apply_rotary_pos_emb", interleaved)
+        found = m(x, cos, sin)
+    assert all(torch.equal(a, b) for a, b in zip(found, m(x, cos, sin)))
+    assert not torch.equal(found[0], half_split(x.transpose(1, 2), x.transpose(1, 2), cos, sin)[0])
 
 
 @with_loss
@@ -482,7 +647,7 @@ def test_losses_of_hugging_face_models(device, name):
     calls = [{}, {"num_items_in_batch": torch.tensor(13, device=device)}, {"num_items_in_batch": 13}, {"shift_labels": labels.roll(-1, 1)}]
     expected = [step(m, ids, labels=labels, **options) for options in calls]
     signature = inspect.signature(m.forward)
-    with hf.patch(m, norms=False, mlps=False, loss=True) as report:
+    with hf.patch(m, norms=False, mlps=False, rope=False, loss=True) as report:
         assert [form.split()[0] for _, form, _, _ in report.replaced] == ["loss"] and "1 loss replaced" in str(report), str(report)
         assert inspect.signature(m.forward) == signature
         for options, (want, grads) in zip(calls, expected):
@@ -516,7 +681,7 @@ def test_a_different_loss_function_is_left_alone(device):
     assert "differs from the cross entropy" in dict(hf.patch(m, loss=True).skipped)["LlamaForCausalLM"]
     m.lm_head = nn.Sequential(m.lm_head)
     assert "lm_head of type Sequential" in dict(hf.patch(m, loss=True).skipped)["LlamaForCausalLM"]
-    assert not hf.patch(m, norms=False, mlps=False).replaced
+    assert not hf.patch(m, norms=False, mlps=False, rope=False).replaced
 
 
 @with_loss
@@ -562,7 +727,7 @@ def test_losses_of_models_that_see_images(device, name):
         ids[:, 2:6] = 70
         given = dict(pixel_values=torch.randn(2, 3, 16, 16, device=device), token_type_ids=(ids == 70).long(), attention_mask=torch.ones_like(ids))
     expected, grads = step(m, ids, labels=labels, **given)
-    with hf.patch(m, norms=False, mlps=False, loss=True) as report:
+    with hf.patch(m, norms=False, mlps=False, rope=False, loss=True) as report:
         assert [form for _, form, _, _ in report.replaced] == ["loss"], str(report)
         found, found_grads = step(m, ids, labels=labels, **given)
     assert found.logits is None and type(found) is type(expected) and len(grads) == len(found_grads)
