@@ -25,11 +25,21 @@ def _kept_dtype(parameter):
     return torch.float32 if parameter.dtype is torch.float16 else parameter.dtype
 
 
+# The most logits (T V) whose gradient of the weights is summed in bf16: the kernels then divide the rows into at most ten chunks, in the common case four. One
+# rounding per chunk, of partial sums that grow, leaves about sqrt(chunks / 3) times the error of a single rounding.
+_FEW_LOGITS = 2**31
+
+
+def _accumulator(x, weight):
+    """The dtype in which the chunks' gradients of the weights are summed. fp32 takes twice the memory, and a pass that rounds."""
+    return torch.bfloat16 if x.dtype is torch.bfloat16 and x.is_cuda and x.shape[0] * weight.shape[0] <= _FEW_LOGITS else sum_dtype(x.dtype)
+
+
 def _run(x, weight, bias, target, dloss, needs, options):
-    """Returns (losses of the rows, dx, dw, db). None for each gradient that is not needed; dw and db in the type of sums."""
+    """Returns (losses of the rows, dx, dw, db). None for each gradient that is not needed; db in the type of sums, dw in _accumulator's."""
     need_dx, need_dw, need_db = needs
     dx = torch.empty_like(x, memory_format=torch.contiguous_format) if need_dx else None
-    dw = torch.zeros(weight.shape, dtype=sum_dtype(x.dtype), device=x.device) if need_dw else None
+    dw = torch.zeros(weight.shape, dtype=_accumulator(x, weight), device=x.device) if need_dw else None
     loss = x.new_empty(x.shape[0], dtype=sum_dtype(x.dtype))
     ones, column, dcolumn = _as_features(x, weight, bias, need_db)
     _C.linear_cross_entropy(as_rows(x), as_rows(weight), ones, column, _i32(target), loss, dloss, dx, dw, dcolumn, *options)
