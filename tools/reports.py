@@ -28,7 +28,7 @@ ROOMS["train"] = ["activation", "adamw", "attention", "axpby", "copy", "cross_en
                   "residual", "rmsnorm", "rope", "scaled_add", "skip_merge", "sum"]
 ELSEWHERE["train"] = ["src/ingot/engines/train", "src/ingot/models/gpt"]
 # A training step of a model of transformers after ingot.hf.patch.
-ROOMS["models"], ELSEWHERE["models"] = ["rmsnorm", "swiglu", "activation", "linear", "cross_entropy", "attention"], ELSEWHERE["host_cost"]
+ROOMS["models"], ELSEWHERE["models"] = ["rmsnorm", "swiglu", "activation", "linear", "cross_entropy", "attention", "rope"], ELSEWHERE["host_cost"]
 for _suite in ("train_gpus", "train_memory"):
     ROOMS[_suite], ELSEWHERE[_suite] = ROOMS["train"], ELSEWHERE["train"]
 ROOMS["ttt"] = [room for room in ROOMS["train"] if room not in ("muon", "sum")]

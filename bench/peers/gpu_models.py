@@ -9,16 +9,18 @@ random tokens: 4 sequences of 2,048. Each variant runs in a process of its own, 
 median of 20 steps after 5, the memory the peak of PyTorch's allocator. error: the largest relative difference of the losses of the first 5 steps from the model as
 it is, in the same seed; the tolerance of 1 % allows for bf16 activations that are rounded in other places. The limit is the time of the products
 alone (6 operations per weight and token, 12 per visible pair, head and width of attention) at the rate of a large product in the same run.
+
+Compilers take minutes for a model of many layers, so that both models need more than ten minutes. The compiled variants of a model are measured last, the report is
+written after each variant, and --continue of gpu.py measures only the variants that the report lacks.
 """
 import argparse
 import json
-import pathlib
 import sys
 import time
 
 import torch
 
-from gpu_common import Child, Native, begun, ceilings, gpu_state, import_liger, median, reports, write_report  # noqa: F401
+from gpu_common import Child, Native, begun, ceilings, gpu_folder, gpu_state, import_liger, median, reports, write_report
 
 SHAPES = {
     "Llama-3.2-1B": ("Llama", dict(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8,
@@ -30,7 +32,8 @@ TINY = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_laye
 BATCH = {False: (4, 2048), True: (2, 16)}
 # The variants of a model: the peers, and those of Ingot, each of which is a row of its own beside the peers.
 PEERS = {"torch_eager": "as it is", "torch_compile": "torch.compile", "liger": "Liger"}
-OURS = {"patch": "", "patch_compile": ", with torch.compile", "patch_attention": ", attention too"}
+OURS = {"patch": "", "patch_attention": ", attention too", "patch_compile": ", with torch.compile"}
+ORDER = ("torch_eager", "liger", "patch", "patch_attention", "torch_compile", "patch_compile")
 TOLERANCE = 1e-2
 
 
@@ -65,8 +68,9 @@ def build(model, variant, tiny, device):
         patched = ingot.hf.patch(m, loss=True)
         layers = sizes["num_hidden_layers"]
         norms = (4 if kind == "Qwen3" else 2) * layers + 1
-        if len(patched.replaced) < norms + layers + 1:  # norms, gated MLPs, the loss
-            raise RuntimeError(f"the patch replaced {len(patched.replaced)} modules, expected {norms + layers + 1}: {patched}")
+        expected = norms + 3 * layers + 1  # norms; layers, their gated MLPs and rotary embeddings; the loss
+        if len(patched.replaced) < expected:
+            raise RuntimeError(f"the patch replaced {len(patched.replaced)} modules, expected {expected}: {patched}")
     return m
 
 
@@ -127,6 +131,12 @@ def error_of(found, reference):
     return max(abs(a - b) / abs(b) for a, b in zip(found["losses"], reference["losses"]))
 
 
+def measured_before():
+    """{model: {variant: measurement or reason}} of the report that this run continues."""
+    path = reports.RESULTS / gpu_folder() / "models.json"
+    return json.loads(path.read_text(encoding="utf-8")).get("measured", {})
+
+
 def results_of(model, variants, found, rate):
     """A result for each of Ingot's variants that ran, from {variant: measurement or reason}."""
     peers = {name: found[name] for name in PEERS if name in found and isinstance(found[name], dict)}
@@ -162,22 +172,21 @@ def main():
     ceiling = ceilings(Native(options.native)) if options.native else {"bf16_TFLOPs": 1.0}
     models = [model for model in SHAPES if not options.only or options.only in model][:1 if options.quick else None]
     names = [case_name(model, variant) for model in models for variant in OURS]
-    results = begun("models", options, len(names), names) if whole else []
+    measured = measured_before() if whole and begun("models", options, len(names), names) else {}
     before = gpu_state() if options.device == "cuda" else ""
     for model in models:
-        if all(case_name(model, variant) in [r["name"] for r in results] for variant in OURS):
-            continue
-        results = [r for r in results if not r["name"].startswith(model)]
-        found = {}
-        for variant in [*PEERS, *OURS]:
-            found[variant], reason = child(model, variant, options)
-            found[variant] = found[variant] or reason
-            r = found[variant]
+        found = measured.setdefault(model, {})
+        for variant in ORDER:
+            if isinstance(found.get(variant), dict):
+                continue
+            r, reason = child(model, variant, options)
+            found[variant] = r or reason
             print(f"{model}, {PEERS.get(variant, 'ingot' + OURS.get(variant, '')):28} "
-                  + (f"{r['us'] / 1e3:9.2f} ms  {r['memory'] / 1e9:6.2f} GB  loss {r['losses'][-1]:.4f}" if isinstance(r, dict) else r), flush=True)
-        results += results_of(model, OURS, found, ceiling["bf16_TFLOPs"])
-        if whole:
-            write_report("models", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=len(names))
+                  + (f"{r['us'] / 1e3:9.2f} ms  {r['memory'] / 1e9:6.2f} GB  loss {r['losses'][-1]:.4f}" if r else reason), flush=True)
+            results = [row for m in models for row in results_of(m, OURS, measured.get(m, {}), ceiling["bf16_TFLOPs"])]
+            if whole and results:
+                write_report("models", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}, "measured": measured},
+                             cases=len(names))
 
 
 if __name__ == "__main__":
