@@ -20,7 +20,7 @@ EXPORT int ingot_bench_linear_cross_entropy(void* x, void* w, void* targets, voi
                           .loss = Tensor(loss, DType::f32, {rows}, kGpu),
                           .dloss = Tensor(dloss, DType::f32, {rows}, kGpu),
                           .dx = Tensor(dx, DType::bf16, {rows, features}, kGpu),
-                          .dw = Tensor(dw, DType::f32, {vocab, features}, kGpu),
+                          .dw = Tensor(dw, DType::bf16, {vocab, features}, kGpu),
                           .workspace = raw(workspace, workspace_bytes),
                           .softcap = softcap,
                           .products = Products::bf16},
