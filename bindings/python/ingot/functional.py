@@ -7,7 +7,7 @@ expected. The formulas stand at the head of the headers in src/ingot/kernels.
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from . import _C, _declare, _gates, _grouped, _loss, _mlp, _op, _plain, _rms_norm, _rope, _wide_mlp, ops  # noqa: F401  (ops declares operators)
+from . import _C, _gates, _grouped, _loss, _mlp, _op, _plain, _rms_norm, _rope, _wide_mlp, ops
 from ._C import route
 from ._attention import flash_attn_func, flash_attn_varlen_func
 
@@ -415,6 +415,6 @@ def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-
 
 ACTIVATIONS = tuple(_op.ACTIVATIONS)
 
-for _name, _declared in _declare.OPS.items():
+for _name, _declared in ops.OPS.items():
     globals()[_name] = _declared.function
     __all__.append(_name)
