@@ -101,7 +101,10 @@ def _verify(module, names):
 
 def _layer(layer, x, first, second, named):
     """first, second: (weight, epsilon, unit_offset) of the norms."""
-    normed, x = _rms_norm.rms_norm_beside(x, *first)
+    if torch.is_grad_enabled():
+        normed, x = _rms_norm.rms_norm_beside(x, *first)
+    else:
+        normed = functional.rms_norm(x, *first[:2], unit_offset=first[2])
     attended = layer.self_attn(hidden_states=normed, **named)[0]
     if attended.dtype is x.dtype and attended.shape == x.shape:
         weight, eps, unit_offset = second

@@ -135,9 +135,6 @@ class _RmsNormBeside(torch.autograd.Function):
         return *_rms_norm_gradients(ctx, *ctx.needs_input_grad[:2], dy, dsum, None, run), None, None
 
 
-rms_norm_eager, add_rms_norm_eager, rms_norm_beside_eager = eager(_RmsNorm), eager(_AddRmsNorm), eager(_RmsNormBeside)
-
-
-def rms_norm_beside(x, weight, eps, unit_offset):
-    """(the norm of x, x) for an x that has another use, too: the kernel of the norm's gradient adds the gradient of the returned x."""
-    return rms_norm_beside_eager(x, weight, eps, unit_offset)
+rms_norm_eager, add_rms_norm_eager = eager(_RmsNorm), eager(_AddRmsNorm)
+# (x, weight, eps, unit_offset) -> (the norm of x, x), for an x that has another use: the kernel of the norm's gradient adds the gradient of the returned x.
+rms_norm_beside = eager(_RmsNormBeside)
