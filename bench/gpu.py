@@ -3,7 +3,7 @@
 
     python3 bench/gpu.py --native build/cuda/libingot_bench.so [SUITE...] [--origins FOLDER] [--liger WHEEL] [--wheels FOLDER] [--warm N] [--continue] [--stale] [--minutes N]
 
-SUITE: rmsnorm, rope, gate, mlp, linear, experts, swiglu, wide_mlp, cross_entropy, muon, attention, decode, families, decode_gpus, draft, prompt, serve, train, train_gpus, train_memory, generate, ttt, sampling, host_cost, host_token, models; all by default (host_cost, host_token and models import ingot, models also transformers). FOLDER has the peers that cannot be installed:
+SUITE: rmsnorm, rope, gate, mlp, linear, experts, swiglu, wide_mlp, cross_entropy, muon, attention, decode, families, decode_gpus, draft, prompt, serve, train, train_gpus, train_memory, generate, ttt, sampling, host_cost, host_token, models, portable; all by default (host_cost, host_token and models import ingot, models also transformers). FOLDER has the peers that cannot be installed:
 MGRrmsnorm/src/rmsnorm_kernel.cu, MGRrmsnorm/megagemm/swiglu.py, mlp-megakernel/fused_mlp.py and libtiny_cuda_nn.so (peers/tiny_cuda_nn.cu).
 A missing peer is listed in the report as absent; PyTorch eager and torch.compile always run. All other options
 go to the suites' programs (peers/gpu_<suite>.py --help). torch.compile's peers take most of the time of linear, swiglu, wide_mlp,
@@ -26,7 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools")
 import reports  # noqa: E402
 
 SUITES = ("rmsnorm", "rope", "gate", "mlp", "linear", "experts", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "decode", "families", "decode_gpus", "draft", "prompt", "serve", "train", "train_gpus", "train_memory", "generate", "ttt", "sampling",
-          "host_cost", "host_token", "models")
+          "host_cost", "host_token", "models", "portable")
 WARMED = ("linear", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "train", "ttt")
 NOT_CONTINUED = ("mlp", "decode", "families", "decode_gpus", "draft", "prompt", "serve", "train", "ttt", "host_cost", "host_token")  # measured as a whole
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"

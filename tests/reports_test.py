@@ -336,6 +336,32 @@ class Reports(unittest.TestCase):
         self.assertIn("0.7500 ms a token, 4.00 tokens a step,  33 % of the limit, no_drafts 1.5000", gpu_draft.said(found[1]))
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
+    def test_portable_variants_have_a_row_for_each_gpu_and_the_bound_of_the_instruction(self):
+        sys.path.insert(0, str(ROOT / "bench" / "peers"))
+        with unittest.mock.patch.dict(os.environ):  # the suite keeps Triton from wgmma
+            import gpu_portable
+        ceiling, asked = {**GOOD["ceilings"], "mma_TFLOPs": 500.0}, []
+        cases = {case.label: case for case in gpu_portable.cases()}
+        self.assertEqual(len(cases), len(gpu_portable.cases()))
+        self.assertAlmostEqual(cases["linear forward 4096 x 4096 x 4096"].limit_us(500.0, 4.0), 2 * 4096**3 / 500e6)  # operations
+        self.assertAlmostEqual(cases["RMSNorm 32768 x 4096"].limit_us(500.0, 4.0), (2 * 32768 + 1) * 4096 * 2 / 4e6)  # bytes
+
+        def run(line, **_):
+            asked.append((line[2], os.environ.get("INGOT_GPU_AS"), os.environ.get("INGOT_CUBLASLT")))
+            token = {"phased": {"mean_ms": 2.0}, **({} if asked[-1][1] else {"megakernel": {"mean_ms": 1.0}})}
+            found = {"token": token, "token_bytes": 4e9, "read_TBps": 4.0} if line[2] == "decode" else {"prompts": [{"p50_ms": 60.0 if asked[-1][1] is None else 90.0, "weight_bytes": 4e9, "flops": 1e13}]}
+            return argparse.Namespace(returncode=0, stdout=json.dumps(found))
+        with unittest.mock.patch.object(gpu_portable.subprocess, "run", run):
+            rows = [row for case in gpu_portable.programs() for row in gpu_portable.measure_program(case, "ingot", ceiling)]
+        self.assertEqual(asked, [(program, gpu_, gpu_ and "none") for program in ("decode", "prompt") for gpu_ in (None, "8.0", "8.6", "10.0")])
+        self.assertEqual([(r["name"].rsplit(", ", 1)[1], r["ours_us"], r["peers"], r["limit_us"]) for r in rows],
+                         [(f"as {gpu_}", ours, {"hopper": hopper}, limit) for ours, hopper, limit in ((2000, 1000, 1000), (90000, 60000, 20000)) for gpu_ in ("8.0", "8.6", "10.0")])
+        self.assertEqual(reports.problems_of({**GOOD, "suite": "portable", "results": rows}), [])
+        self.assertIn("50 % of the limit  hopper 1000.0 (0.50x)", gpu_portable.said(rows[0]))
+        unnamed = [{k: v for k, v in rows[0].items() if k != "tests"}]  # a row whose values neither the suite nor tests check
+        self.assertIn("error is missing", " ".join(reports.problems_of({**GOOD, "suite": "portable", "results": unnamed})))
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
     def test_clients_of_a_server_have_rows_a_limit_and_a_table_of_their_own(self):
         sys.path.insert(0, str(ROOT / "bench" / "peers"))
         import gpu_serve

@@ -16,11 +16,11 @@ import reports
 MARKED = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "original project", "liger": "Liger", "quack": "QuACK", "flash_attn_3": "flash-attention 3", "flash_attn_4": "flash-attention 4", "tiny_cuda_nn": "tiny-cuda-nn",
          "cublas": "cuBLAS", "cublas_each": "cuBLAS, one product per expert", "grouped_mm": "PyTorch grouped_mm", "cudnn": "cuDNN", "torch_packed": "PyTorch, packed weights", "bare_products": "matrix products alone",
-         "one GPU": "one GPU", "formed_again": "activations recomputed", "cpu": "the machine's CPU, fp32", "cpu_one_thread": "one CPU thread", "llama.cpp": "llama.cpp",
+         "hopper": "Ingot's Hopper variant", "plain_products": "Ingot's products alone", "one GPU": "one GPU", "formed_again": "activations recomputed", "cpu": "the machine's CPU, fp32", "cpu_one_thread": "one CPU thread", "llama.cpp": "llama.cpp",
          "kernels": "kernels alone", "no_drafts": "without drafts", "phased": "one launch per phase", "plain_launches": "the same, without a graph", "whole_head": "head in full precision", "one_by_one": "one sequence after another", "fenced": "barrier with a fence",
          "polled": "without a barrier", "steps": "16 tokens per pass", "compile_rows": "torch.compile, dense attention", "compile_packed": "torch.compile, FlexAttention",
          "compile_origin": "torch.compile, as in parameter-golf", "compile_chunk_head": "torch.compile, head on the chunk only", "eager_origin": "PyTorch, as in parameter-golf"}
-NO_RIVALS = {"bare_products", "kernels"}  # compute less than the rows that they stand in
+NO_RIVALS = {"bare_products", "plain_products", "kernels", "hopper"}  # compute less than the rows that they stand in, or need another GPU
 # Words in names of committed rows, and the glossary's words for the same.
 ROW_WORDS = {"head screened in 8 bits": "int8 prefilter of the head", "applications": "layer calls", "drawn": "sampled", "sequences a step": "sequences per pass",
              "experts a layer": "experts per layer", "stamped words behind a barrier": "words with ready flags behind a barrier",
