@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 
+#include "ingot/core/cpu/thread_pool.h"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/attention/parts/tiles.h"
 #include "ingot/testing/testing.h"
@@ -187,7 +188,8 @@ template <class On> void expect_output(AttentionOperands<On>& a, double& closest
 }
 
 // The backward pass written as in the definition, in fp64, with sums of the sizes of all terms beside the sums
-// themselves. P and dS are rounded once for the tensor cores; their operands are fp32.
+// themselves. P and dS are rounded once for the tensor cores; their operands are fp32. The rows of dQ, then those of dK
+// and dV, are divided among threads: these loops take most of the tests' time.
 struct Sums {
   std::vector<double> value, size;
   explicit Sums(size_t n) : value(n, 0), size(n, 0) {}
@@ -203,7 +205,7 @@ struct Definition {
         dsinks(size_t(a.c.heads)) {
     const AttentionCase& c = a.c;
     const auto q = values(a.q64), k = values(a.k64), v = values(a.v64), sinks = values(a.sinks64);
-    const double u = roundoff(c.type), fp32 = std::exp2(-21) * (4 + a.largest_score());
+    const double u = roundoff(c.type), fp32 = std::exp2(-21) * (4 + a.largest_score()), scale = a.scale();
     const double smallest = c.type == DType::f16 ? std::exp2(-25) : 0;
     const size_t d = size_t(c.d), tokens = size_t(total(c.queries));
     const auto length = [&](const std::vector<double>& x, size_t at) {
@@ -211,50 +213,73 @@ struct Definition {
       for (size_t i = at; i < at + d; ++i) sum += x[i] * x[i];
       return std::sqrt(sum);
     };
+    std::vector<double> v_length(v.size() / d);
+    for (size_t i = 0; i < v_length.size(); ++i) v_length[i] = length(v, i * d);
     int64_t q0 = 0, k0 = 0;
     for (size_t s = 0; s < c.queries.size(); ++s) {
       const int64_t n = c.queries[s], m = c.keys[s];
-      for (int64_t i = 0; i < n; ++i)
-        for (int64_t h = 0; h < c.heads; ++h) {
-          const size_t row = size_t((q0 + i) * c.heads + h) * d;
+      // Of a query and a key, in the order of the queries.
+      std::vector<double> p(size_t(n * m)), ds(size_t(n * m)), ds_off(size_t(n * m));
+      for (int64_t h = 0; h < c.heads; ++h) {
+        const size_t row0 = size_t(q0 * c.heads + h) * d, rows = size_t(c.heads) * d;
+        const size_t key0 = size_t(k0 * c.kv_heads + h / (c.heads / c.kv_heads)) * d, keys = size_t(c.kv_heads) * d;
+        std::vector<double> of_sink(size_t(n), 0), of_sink_size(size_t(n), 0);
+        parallel_tasks(n, [&](int64_t i) {
+          const size_t row = row0 + size_t(i) * rows;
           const double of = lse[size_t(h) * tokens + size_t(q0 + i)], norm = length(dout, row);
           double delta = 0;
           for (size_t x = 0; x < d; ++x) delta += dout[row + x] * out[row + x];
           const double delta_size = norm * length(out, row);
           if (c.sinks && of != -HUGE_VAL) {
-            const double p = std::exp(sinks[size_t(h)] - of);
-            dsinks.value[size_t(h)] -= p * delta;
-            dsinks.size[size_t(h)] += (fp32 + std::exp2(-18)) * p * delta_size;
+            const double share = std::exp(sinks[size_t(h)] - of);
+            of_sink[size_t(i)] = share * delta;
+            of_sink_size[size_t(i)] = (fp32 + std::exp2(-18)) * share * delta_size;
           }
           const auto seen = detail::keys_seen(i, i + 1, n, m, c.causal, c.window);
           for (int64_t j = seen.begin; j < seen.end; ++j) {
-            const size_t key = size_t((k0 + j) * c.kv_heads + h / (c.heads / c.kv_heads)) * d;
+            const size_t key = key0 + size_t(j) * keys, at = size_t(i * m + j);
             double score = 0, dp = 0;
             for (size_t x = 0; x < d; ++x) score += q[row + x] * k[key + x], dp += dout[row + x] * v[key + x];
-            score *= a.scale();
+            score *= scale;
             double slope = 1;
             if (c.softcap > 0) {
               const double part = std::tanh(score / c.softcap);
               score = c.softcap * part, slope = 1 - part * part;
             }
-            const double p = std::exp(score - of), ds = p * (dp - delta) * slope;
+            p[at] = std::exp(score - of), ds[at] = p[at] * (dp - delta) * slope;
             // The rounding error of the slope 1 - part^2 is relative to 1, not to the slope.
-            const double ds_off =
-                u * std::abs(ds) + smallest +
-                (2 * fp32 + (c.softcap > 0 ? std::exp2(-20) : 0)) * p * (norm * length(v, key) + delta_size);
-            const double p_off = (u + 2 * fp32) * p + smallest;
+            ds_off[at] =
+                u * std::abs(ds[at]) + smallest +
+                (2 * fp32 + (c.softcap > 0 ? std::exp2(-20) : 0)) * p[at] * (norm * v_length[key / d] + delta_size);
             for (size_t x = 0; x < d; ++x) {
-              dq.value[row + x] += ds * k[key + x] * a.scale();
-              dq.size[row + x] += ds_off * std::abs(k[key + x] * a.scale());
-              dk.value[key + x] += ds * q[row + x] * a.scale();
-              dk.size[key + x] += ds_off * std::abs(q[row + x] * a.scale());
-              dv.value[key + x] += p * dout[row + x];
+              dq.value[row + x] += ds[at] * k[key + x];
+              dq.size[row + x] += ds_off[at] * std::abs(k[key + x]);
+            }
+          }
+        });
+        for (int64_t i = 0; i < n; ++i) {
+          dsinks.value[size_t(h)] -= of_sink[size_t(i)];
+          dsinks.size[size_t(h)] += of_sink_size[size_t(i)];
+        }
+        parallel_tasks(m, [&](int64_t j) {
+          const size_t key = key0 + size_t(j) * keys;
+          const auto seeing = detail::queries_seeing(j, j + 1, n, m, c.causal, c.window);
+          for (int64_t i = seeing.begin; i < seeing.end; ++i) {
+            const size_t row = row0 + size_t(i) * rows, at = size_t(i * m + j);
+            const double p_off = (u + 2 * fp32) * p[at] + smallest;
+            for (size_t x = 0; x < d; ++x) {
+              dk.value[key + x] += ds[at] * q[row + x];
+              dk.size[key + x] += ds_off[at] * std::abs(q[row + x]);
+              dv.value[key + x] += p[at] * dout[row + x];
               dv.size[key + x] += p_off * std::abs(dout[row + x]);
             }
           }
-        }
+        });
+      }
       q0 += n, k0 += m;
     }
+    for (Sums* x : {&dq, &dk})
+      for (size_t i = 0; i < x->value.size(); ++i) x->value[i] *= scale, x->size[i] *= std::abs(scale);
     for (Sums* x : {&dq, &dk, &dv})
       for (size_t i = 0; i < x->value.size(); ++i) x->size[i] += 1.01 * u * std::abs(x->value[i]) + smallest + 1e-30;
   }
