@@ -94,7 +94,7 @@ struct Plan {
     // These tensors are read only before attention's backward; the MLP's output only for the gradients of its scales.
     const int up = options.training ? backward_step(i) : f;
     planner.add(s.rstd_mlp, types.sums(), {T}, f, up);
-    planner.add(s.mlp_out, {T, c.dim}, f, c.branch_scale || program.layer_calls[size_t(i)].lanes ? up : f);
+    planner.add(s.mlp_out, {T, c.dim}, f, (c.branch_scale && !folds_scales(i)) || in_lanes(i) ? up : f);
     if (keeps_signs()) {
       planner.add(s.hidden, {T, c.mlp_hidden}, f, up);
       planner.add(s.signs, DType::u8, {linear_sign_bytes(T, c.mlp_hidden, options.device)}, f, up);
@@ -123,6 +123,31 @@ struct Plan {
     return qkv_width() + (output_rides() ? (options.max_adapter_rank + kAlign - 1) / kAlign * kAlign : 0);
   }
   bool in_lanes(int i) const { return program.layer_calls[size_t(i)].lanes; }
+  // Two lanes read both branches, each with weights of its own; an adapter adds to a branch before its scale.
+  bool folds_scales() const { return options.training && on_gpu() && c.branch_scale && options.max_adapter_rank == 0; }
+  bool folds_scales(int i) const { return folds_scales() && !in_lanes(i); }
+  int64_t numbers_scaled() const { return c.dim * (q_width() + c.mlp_hidden); }  // of a layer
+  void scaled_matrices() {
+    if (!folds_scales()) return;
+    planner.add(b.scaled, types.compute, {c.layers * numbers_scaled()}, 0, last_step());
+    planner.add(b.scaled_grads, types.master, {c.layers * numbers_scaled()}, head_step(), last_step());
+  }
+  void share_scaled_matrices() {
+    if (!folds_scales()) return;
+    b.scaled_of.resize(size_t(c.layers));
+    const int64_t of_o = c.dim * q_width();
+    for (int i = 0; i < A; ++i) {
+      if (in_lanes(i)) continue;
+      const int layer = program.layer_calls[size_t(i)].layer;
+      const auto part = [&](const Tensor& all, bool down) {
+        const int64_t first = layer * numbers_scaled() + (down ? of_o : 0);
+        const int64_t columns = down ? c.mlp_hidden : q_width();
+        return all.slice(0, first, first + c.dim * columns).reshape({c.dim, columns});
+      };
+      b.scaled_of[size_t(layer)] = {part(b.scaled, false), part(b.scaled, true), part(b.scaled_grads, false),
+                                    part(b.scaled_grads, true)};
+    }
+  }
 
   void scratch(int i) {
     Scratch& s = b.forward[size_t(i)];
@@ -138,7 +163,7 @@ struct Plan {
     add(s.normed, block_rows(), c.dim, 3);
     if (keeps_rows()) add(s.normed_mlp, T, c.dim, 1);
     if (!in_lanes(i)) add(s.mid, block_rows(), c.dim, 1);
-    add(s.attn_out, block_rows(), c.dim, 1);
+    add(s.attn_out, block_rows(), c.dim, folds_scales(i) ? 0 : 1);
     add(s.z, block_rows(), q_width(), 1);
     if (!keeps_signs()) add(s.hidden, block_rows(), c.mlp_hidden, 0);
     add(s.adapter_low, T, options.max_adapter_rank, 0);
@@ -152,6 +177,7 @@ struct Plan {
   }
   // Tensors shared by two steps under a single name.
   void share() {
+    share_scaled_matrices();
     for (int i = 0; i < A; ++i) {
       Scratch &f = b.forward[size_t(i)], &s = b.backward[size_t(i)];
       const auto part = [&](const Tensor& all, Tensor& q, Tensor& kv, Tensor& k, Tensor& v) {
@@ -282,6 +308,7 @@ Plan plan_for(Buffers& b, const GptConfig& config, const LayerProgram& program, 
   plan.stream();
   for (int i = 0; i < int(layer_calls); ++i) plan.layer_call(i);
   plan.scored_rows();
+  plan.scaled_matrices();
   plan.ends();
   return plan;
 }

@@ -56,9 +56,19 @@ struct ScoredRows {
   Tensor normed_grad, spare;            // (N, C), (N, max(C, Hkv D))
 };
 
+// A layer's output matrices times the scales of its branches, (C, H D) and (C, hidden), so that the products add the
+// scaled branches to the residual stream, and the gradients of these matrices. From the gradients follow those of the
+// matrices and of the scales: a branch itself is neither written nor read.
+struct ScaledMatrices {
+  Tensor o, down;            // in the type of products
+  Tensor o_grad, down_grad;  // in the type of the master weights
+};
+
 struct Buffers {
   Arena arena;
-  Tensor linear_workspace;  // in every step
+  Tensor linear_workspace;      // in every step
+  Tensor scaled, scaled_grads;  // all layers' ScaledMatrices, one after another; empty where scales are not folded
+  std::vector<ScaledMatrices> scaled_of;  // [layers]
   std::vector<Tensor> in0,
       in1;  // [A + 1] inputs of each layer call; in0[A] is the output of the last call. in1: second lane
   std::vector<Saved> saved;                // [A]

@@ -8,6 +8,7 @@
 #include "ingot/kernels/embedding/embedding.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rope/rope.h"
+#include "ingot/kernels/scaled_add/scaled_rows.h"
 #include "ingot/kernels/softcap/softcap.h"
 #include "ingot/models/gpt/adapters/adapter.h"
 #include "ingot/models/gpt/block/block.h"
@@ -201,6 +202,8 @@ struct Gpt::Impl {
   Tensor look_up(const GptWeights& weights, const TokenBatch& batch, const Tensor& raw, const Tensor& into) const;
   void embed_forward(const GptWeights& weights, const TokenBatch& batch, MatrixInputs* inputs = nullptr);
   void embed_backward(const GptWeights& weights, const TokenBatch& batch, const Tensor& grads);
+  void scale_matrices(const GptWeights& weights);
+  void scale_matrices_backward(const GptWeights& weights, const Tensor& grads);
   void blocks_forward(const detail::CallContext& call, const GptWeights& weights);
   void blocks_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads);
   Tensor stream_out(int64_t tokens);
@@ -371,9 +374,33 @@ detail::BlockTensors Gpt::Impl::block(int i, const GptWeights& weights, const Te
           .scratch = backward ? buffers.backward[n] : buffers.forward[n]};
 }
 
+// Folds the scales of the branches into the matrices before them.
+void Gpt::Impl::scale_matrices(const GptWeights& weights) {
+  for (size_t i = 0; i < buffers.scaled_of.size(); ++i) {
+    const detail::ScaledMatrices& s = buffers.scaled_of[i];
+    if (!s.o) continue;
+    const detail::LayerViews w = layer(weights.master, int(i));
+    scaled_rows({.x = w.o, .scale = w.attn_scale, .y = s.o}, options.stream);
+    scaled_rows({.x = w.down, .scale = w.mlp_scale, .y = s.down}, options.stream);
+  }
+}
+void Gpt::Impl::scale_matrices_backward(const GptWeights& weights, const Tensor& grads) {
+  for (size_t i = 0; i < buffers.scaled_of.size(); ++i) {
+    const detail::ScaledMatrices& s = buffers.scaled_of[i];
+    if (!s.o) continue;
+    const detail::LayerViews w = layer(weights.master, int(i)), dw = layer(grads, int(i));
+    scaled_rows_backward({.x = w.o, .scale = w.attn_scale, .dy = s.o_grad, .dx = dw.o, .dscale = dw.attn_scale},
+                         options.stream);
+    scaled_rows_backward({.x = w.down, .scale = w.mlp_scale, .dy = s.down_grad, .dx = dw.down, .dscale = dw.mlp_scale},
+                         options.stream);
+  }
+}
+
 void Gpt::Impl::blocks_forward(const detail::CallContext& call, const GptWeights& weights) {
+  if (call.folds_scales) scale_matrices(weights);
   for (int i = 0; i < int(program.layer_calls.size()); ++i) {
     detail::BlockTensors b = block(i, weights, {}, false);
+    if (call.folds_scales && !b.layer_call->lanes) b.scaled = &buffers.scaled_of[size_t(b.layer_call->layer)];
     if (call.cut && i + 1 == int(program.layer_calls.size())) b.scored = &buffers.scored_rows;
     detail::block_forward(call, b);
   }
@@ -384,6 +411,7 @@ void Gpt::Impl::blocks_backward(const detail::CallContext& call, const GptWeight
   const Shape shape{call.tokens, config.dim};
   const bool of_x0 = config.resid_mix && grads;  // with frozen weights this gradient is not needed
   if (of_x0) fill({.to = view(buffers.x0_grad, shape)}, options.stream);
+  if (call.folds_scales && grads) fill({.to = buffers.scaled_grads}, options.stream);
   for (int i = int(program.layer_calls.size()) - 1; i >= 0; --i) {
     const LayerCall& a = program.layer_calls[size_t(i)];
     detail::BlockGradients g{
@@ -393,8 +421,10 @@ void Gpt::Impl::blocks_backward(const detail::CallContext& call, const GptWeight
       axpby({.x = view(from_skip, shape), .y = view(buffers.g0, shape)}, options.stream);
     detail::BlockTensors b = block(i, weights, grads, true);
     if (call.cut && i + 1 == int(program.layer_calls.size())) b.scored = &buffers.scored_rows;
+    if (call.folds_scales && !b.layer_call->lanes) b.scaled = &buffers.scaled_of[size_t(b.layer_call->layer)];
     detail::block_backward(call, b, g);
   }
+  if (call.folds_scales && grads) scale_matrices_backward(weights, grads);
 }
 
 // --- head
@@ -713,6 +743,7 @@ void Gpt::losses_and_gradients(const GptWeights& weights, const TokenBatch& batc
   if (batch.tokens.numel() == 0) return;
   detail::CallContext call = m.context(batch, adapters, adapter_grads);
   if (!grads && cached == nullptr) m.cut(call, batch);
+  call.folds_scales = !m.buffers.scaled_of.empty() && !call.cut;
   m.go_on(call, cached);
   m.embed_forward(weights, batch);
   m.blocks_forward(call, weights);

@@ -42,7 +42,7 @@ class Block {
         write_lanes_backward(g);
       else
         residual_backward(g);
-      attn_.attention_output_backward();
+      attn_.attention_output_backward(at_.b.scaled != nullptr ? at_.channels(g.g0) : at_.branch_grad());
     });
     if (!at_.kept()) attn_.rotate();
     attn_.attend_backward();
@@ -91,7 +91,7 @@ class Block {
       p.write_lanes_backward(g);
     else
       p.residual_backward(g);
-    p.attn_.attention_output_backward();
+    p.attn_.attention_output_backward(p.at_.branch_grad());
     AttentionBackward a =
         p.at_.attention_backward_to(all_keys(), p.at_.lse(), at_.kv_heads(s.k_grad), at_.kv_heads(s.v_grad));
     a.has_delta = bool(p.at_.delta());
@@ -115,6 +115,9 @@ class Block {
       stream_.norm(at_.lane1(), at_.b.w.mlp_norm, at_.normed_mlp(), at_.rstd_mlp());
       mlp_.forward();
       write_lanes();
+    } else if (at_.b.scaled != nullptr) {
+      stream_.norm(at_.mid(), at_.b.w.mlp_norm, at_.normed_mlp(), at_.rstd_mlp());
+      mlp_.forward();
     } else {
       residual_norm({.x = at_.mixed(),
                      .branch = at_.attn_out(),
@@ -132,9 +135,16 @@ class Block {
     }
   }
 
-  // --- writes of the residual stream: both leave the gradient of attn_out in scratch.branch_grad ---
+  // --- writes of the residual stream: both leave the gradient of attn_out in scratch.branch_grad; with folded scales
+  // g0 is the gradient of mid ---
   void residual_backward(const BlockGradients& g) const {
     const Tensor g0 = at_.channels(g.g0);
+    if (at_.b.scaled != nullptr) {
+      mlp_.backward(at_.mid(), g0);
+      residual_norm_backward(stream_.norm_gradient(at_.mid(), at_.b.w.mlp_norm, at_.b.dw.mlp_norm, at_.rstd_mlp(), g0),
+                             at_.call.stream);
+      return;
+    }
     if (!at_.kept())
       scaled_add({.x = at_.mixed(), .branch = at_.attn_out(), .scale = at_.b.w.attn_scale, .y = at_.mid()},
                  at_.call.stream);

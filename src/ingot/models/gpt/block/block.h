@@ -37,8 +37,9 @@ struct CallContext {
   Tensor cos, sin;                             // empty without rotation
   Act act;
   Products products;
-  bool any_order = false;   // workspace for the sums of attention's backward pass
-  Tensor linear_workspace;  // workspace of the current product
+  bool folds_scales = false;  // scales of branches are folded into matrices (BlockTensors::scaled)
+  bool any_order = false;     // workspace for the sums of attention's backward pass
+  Tensor linear_workspace;    // workspace of the current product
   const GptAdapters* adapters = nullptr;
   GptAdapters* adapter_grads = nullptr;
   MatrixInputs* inputs = nullptr;          // receives the inputs of products in a forward pass without a backward pass
@@ -56,7 +57,8 @@ struct BlockTensors {
   Tensor in0, in1, x0, out0, out1;
   Saved saved;
   Scratch scratch;
-  const ScoredRows* scored = nullptr;  // of the last layer call where its output is cut
+  const ScoredRows* scored = nullptr;      // of the last layer call where its output is cut
+  const ScaledMatrices* scaled = nullptr;  // where the scales of the branches are folded into their matrices
 };
 
 void block_forward(const CallContext& call, const BlockTensors& b);

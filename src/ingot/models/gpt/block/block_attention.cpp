@@ -57,6 +57,7 @@ void AttentionBranch::attention_output() const {
   if (at.layer_call.exclude_self)
     exclude_self({.y = at.q_heads(at.b.saved.y), .v = at.v(), .z = at.z()}, at.call.stream);
   at.show(MatrixInput::attention_output, at.excluded());
+  if (at.b.scaled != nullptr) return at.add_product(at.excluded(), at.b.scaled->o, at.mixed(), at.mid());
   linear({.x = at.excluded(),
           .w = at.b.w.o,
           .y = at.attn_out(),
@@ -69,15 +70,15 @@ void AttentionBranch::attention_output_again() const {
   if (at.call.adapters != nullptr) ResidualStream{at}.norm(at.mixed(), at.b.w.attn_norm, at.normed(), Tensor());
   attention_output();
 }
-void AttentionBranch::attention_output_backward() const {
+void AttentionBranch::attention_output_backward(const Tensor& dout) const {
   const Scratch& s = at.b.scratch;
   linear_backward(
-      {.dy = at.branch_grad(),
+      {.dy = dout,
        .x = at.excluded(),
-       .w = at.b.w.o,
+       .w = at.b.scaled != nullptr ? at.b.scaled->o : at.b.w.o,
        .dx = at.layer_call.exclude_self ? at.z_grad().reshape({at.end - at.begin, at.config.heads * at.config.head_dim})
                                         : at.q_rows(s.y_grad),
-       .dw = at.b.dw.o,
+       .dw = at.b.dw.o && at.b.scaled != nullptr ? at.b.scaled->o_grad : at.b.dw.o,
        .products = at.call.products,
        .workspace = at.call.linear_workspace},
       at.call.stream);

@@ -1,6 +1,7 @@
 #pragma once
-// The attention branch of a block: normed rows -> attn_out. Backward, scratch.branch_grad contains the gradient of
-// attn_out, and the gradient of the normed rows is written to scratch.normed_grad.
+// The attention branch of a block: normed rows -> attn_out, or with folded scales mixed -> mid. Backward, the gradient
+// of the normed rows is written to scratch.normed_grad, and adapters read the gradient of attn_out in
+// scratch.branch_grad.
 #include "ingot/models/gpt/block/block_view.h"
 
 namespace ingot::detail {
@@ -22,8 +23,8 @@ struct AttentionBranch {
   // Computes the same bits again: 2 T C H D operations cost less than keeping T rows in memory from the forward pass to
   // here.
   void attention_output_again() const;
-  // The gradient of attn_out is in scratch.branch_grad, and the input of attention_output still in scratch.z.
-  void attention_output_backward() const;
+  // dout: the gradient of attn_out, with folded scales of mid. The input of attention_output is still in scratch.z.
+  void attention_output_backward(const Tensor& dout) const;
   void attend_backward() const;
   // Computes the gradient of the normed rows from the gradients of q, k and v, in scratch.normed_grad.
   void projections_backward(bool of_input) const;

@@ -19,6 +19,7 @@ void MlpBranch::forward() const {
   at.show(MatrixInput::mlp_down, h);
   // The large product adds to the small product's result, because its operations hide the additions.
   const bool adapted = adapter_forward(at.mlp_adapter(), at.normed_mlp(), at.mlp_out(), false);
+  if (at.b.scaled != nullptr) return at.add_product(h, at.b.scaled->down, at.mid(), at.channels(at.b.out0));
   linear({.x = h,
           .w = at.b.w.down,
           .y = at.mlp_out(),
@@ -32,9 +33,9 @@ void MlpBranch::backward(const Tensor& x, const Tensor& dout) const {
   if (!at.kept()) ResidualStream{at}.norm(x, at.b.w.mlp_norm, at.normed_mlp(), Tensor());
   linear_backward({.dy = dout,
                    .x = at.activated(),
-                   .w = at.b.w.down,
+                   .w = at.b.scaled != nullptr ? at.b.scaled->down : at.b.w.down,
                    .dx = dpre,
-                   .dw = at.b.dw.down,
+                   .dw = at.b.dw.down && at.b.scaled != nullptr ? at.b.scaled->down_grad : at.b.dw.down,
                    .pre = at.pre(),
                    .signs = at.signs(),
                    .act = at.call.act,

@@ -159,6 +159,18 @@ struct BlockView {
     if (low) a.low = low, a.low_kept = true;
     return a;
   }
+  // y = add + x w^T
+  void add_product(const Tensor& x, const Tensor& w, const Tensor& add, const Tensor& y) const {
+    matmul({.a = x,
+            .b = w,
+            .c = y,
+            .transpose_b = true,
+            .beta = 1,
+            .products = call.products,
+            .add = add,
+            .workspace = call.linear_workspace},
+           call.stream);
+  }
   void show(MatrixInput which, const Tensor& x) const {
     if (call.inputs != nullptr) call.inputs->seen(which, layer_call.layer, x);
   }
