@@ -106,6 +106,25 @@ __global__ void __launch_bounds__(kThreads) fill_elements(const __grid_constant_
 // --- host
 // --------------------------------------------------------------------------------------------------------------
 
+// The operands as matrices where their dimensions allow this. Slices without gaps that lie apart from each other, such
+// as one matrix of every document, become one long row each.
+struct Operands {
+  Tensor from, to;
+};
+Operands as_matrices(const Tensor& from, const Tensor& to) {
+  const detail::Strided s = detail::strided(from, to);
+  constexpr int kRow = kMaxRank - 2, kColumn = kMaxRank - 1;
+  for (int d = 0; d < kRow; ++d)
+    if (s.dim[d] != 1) return {from, to};
+  const auto matrix = [&](const Tensor& t, const int64_t(&steps)[kMaxRank]) {
+    Tensor m(t.data, t.dtype, {s.dim[kRow], s.dim[kColumn]}, t.device);
+    m.stride[0] = s.dim[kRow] > 1 ? steps[kRow] : s.dim[kColumn];
+    m.stride[1] = steps[kColumn];
+    return m;
+  };
+  return {matrix(from, s.from), matrix(to, s.to)};
+}
+
 // Whether the rows of both operands begin aligned and are whole units of `unit` elements.
 bool whole_vectors(const Tensor& from, const Tensor& to, int64_t unit) {
   for (const Tensor* t : {&from, &to})
@@ -203,8 +222,10 @@ void copy_at(const CopyAt& c, Stream stream) {
   });
 }
 
-void copy(const Copy& c, Stream stream) {
-  if (c.to.numel() == 0) return;
+void copy(const Copy& given, Stream stream) {
+  if (given.to.numel() == 0) return;
+  const auto [from, to] = as_matrices(given.from, given.to);
+  const Copy c{.from = from, .to = to};
   if (c.from.dtype == c.to.dtype) return copy_same_type(c, stream);
   with_float_type(c.from.dtype, "copy", [&](auto source) {
     with_float_type(c.to.dtype, "copy",
@@ -214,15 +235,15 @@ void copy(const Copy& c, Stream stream) {
 
 void fill(const Fill& f, uint64_t pattern, Stream stream) {
   if (f.to.numel() == 0) return;
-  const int64_t width = size_of(f.to.dtype);
-  if (whole_vectors(f.to, f.to, 16 / width)) {
+  const Tensor to = as_matrices(f.to, f.to).to;
+  const int64_t width = size_of(to.dtype);
+  if (whole_vectors(to, to, 16 / width)) {
     for (int64_t have = width; have < 8; have *= 2) pattern |= pattern << (8 * have);
-    return launch_vectors("fill", fill_words, f.to, f.to, 16 / width, stream, uint32_t(pattern),
-                          uint32_t(pattern >> 32));
+    return launch_vectors("fill", fill_words, to, to, 16 / width, stream, uint32_t(pattern), uint32_t(pattern >> 32));
   }
   with_width(width, [&](auto word) {
     using T = decltype(word);
-    launch_elements("fill", fill_elements<T>, f.to, f.to, stream, T(pattern));
+    launch_elements("fill", fill_elements<T>, to, to, stream, T(pattern));
   });
 }
 

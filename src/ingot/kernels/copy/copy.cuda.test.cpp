@@ -66,6 +66,10 @@ TEST_F(CopyCuda, FillsAnyTypeAndWritesNothingElse) {
     }
 }
 
+TEST_F(CopyCuda, MovesAndFillsSlicesThatLieApart) {
+  copies_and_fills_slices<DeviceBuffer>([](const Copy& c) { copy(c, {}); }, [](const Fill& f) { fill(f, {}); });
+}
+
 TEST_F(CopyCuda, GoesFromTheHostToTheGpuAndBack) {
   for (DType t : {DType::f32, DType::bf16, DType::i32, DType::u8})
     for (const CopyCase& c : kCopyCases) {

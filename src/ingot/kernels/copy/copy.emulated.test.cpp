@@ -29,6 +29,14 @@ TEST(CopyEmulated, MovesAndConvertsEveryElementOnce) {
       }
 }
 
+TEST(CopyEmulated, MovesAndFillsSlicesThatLieApart) {
+  copies_and_fills_slices<Buffer>([](const Copy& c) { cuda::copy(c, {}); },
+                                  [](const Fill& f) {
+                                    const bool narrow = f.to.dtype == DType::bf16;
+                                    cuda::fill(f, narrow ? 0x4000u : 0x40000000u, {});
+                                  });
+}
+
 TEST(CopyEmulated, FillsEveryElement) {
   const uint64_t two[] = {0x4000000000000000u, 0x40000000u, 0x4000u};  // 2.0 in f64, f32, bf16
   for (const CopyCase& c : kCopyCases)
