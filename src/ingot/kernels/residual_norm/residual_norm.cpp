@@ -2,6 +2,7 @@
 
 #include "ingot/core/check.h"
 #include "ingot/core/dispatch.h"
+#include "ingot/kernels/axpby/axpby.h"
 #include "ingot/kernels/mix/mix.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/scaled_add/scaled_add.h"
@@ -47,12 +48,23 @@ void residual_norm_backward(const ResidualNormBackward& r, Stream stream) {
              {"x0", &r.x0},
              {"dx0", &r.dx0},
              {"dx", &r.dx},
+             {"more", &r.more},
+             {"spare", &r.spare},
              {"branch", &r.branch},
              {"dbranch", &r.dbranch}});
   INGOT_CHECK(bool(r.dx) && bool(r.x) == bool(r.x0) && bool(r.dx0) == bool(r.x0) && bool(r.branch) == bool(r.dbranch),
               "residual_norm_backward: found rows without their gradients, expected both or neither");
+  const bool in_place = r.more && r.more.data == r.dx.data;
+  INGOT_CHECK(!r.more || (!r.branch && (!in_place || r.spare)),
+              "residual_norm_backward: found more with a branch, or in dx without spare memory");
   if constexpr (INGOT_HAS_CUDA(RESIDUAL_NORM))
     if (r.dy.device.kind == Device::cuda && cuda::residual_norm_backward(r, stream)) return;
+  if (r.more) {
+    ResidualNormBackward without = r;
+    without.more = Tensor(), without.dx = in_place ? r.spare : r.dx;
+    residual_norm_backward(without, stream);
+    return axpby({.x = in_place ? r.spare : r.more, .y = r.dx}, stream);
+  }
   rmsnorm_backward({.dy = r.dy,
                     .s = r.m,
                     .w = r.w,

@@ -1,5 +1,6 @@
 // A warp processes a row at a time, with the whole row in registers: each operand is read once for all steps.
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/row_units.cuh"
 #include "ingot/gpu/tile/shared.cuh"
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) residual_norm_forward(const __grid_c
 }
 
 template <class T> struct BackwardParams {
-  Rows<T> dy, m, dsum, x, x0, dx0, dx, branch, dbranch;
+  Rows<T> dy, m, dsum, x, x0, dx0, dx, more, branch, dbranch;
   Channels scale, a, b, dscale, da, db;
   const float* rstd;
   int64_t rows;
@@ -134,9 +135,12 @@ template <bool kMix, bool kBranch> struct AddSums {
   }
 };
 
+// `more`: left out; or beside dsum; or without dsum, then `more` is loaded in its place.
+enum class More { none, beside, alone };
+
 // kFrozen: no sums over tokens are computed, and operands that only these sums and the gradient of the first rows need
 // are not read.
-template <class T, int V, bool kFactor, bool kBranch, bool kFrozen>
+template <class T, int V, bool kFactor, bool kBranch, bool kFrozen, More kMore>
 __global__ void __launch_bounds__(kThreads) residual_norm_back(const __grid_constant__ BackwardParams<T> p) {
   constexpr bool kMix = kFactor && !kFrozen;
   constexpr int kSums = kFrozen ? 0 : AddSums<kMix, kBranch>::kSums, kHeld = kSums > 0 ? kSums : 1;
@@ -157,10 +161,13 @@ __global__ void __launch_bounds__(kThreads) residual_norm_back(const __grid_cons
       if (c >= p.cols) continue;
       p.dy.load(row, c, dy[v]);
       (kMix ? p.x : p.m).load(row, c, m[v]);
-      p.dsum.load(row, c, dsum[v]);
+      (kMore == More::alone ? p.more : p.dsum).load(row, c, dsum[v]);
       if constexpr (kMix) p.x0.load(row, c, x0[v]), p.dx0.load(row, c, dx0[v]);
       if constexpr (kBranch && !kFrozen) p.branch.load(row, c, branch[v]);
     }
+    // Registers that hold `more` until its use would halve the number of blocks on a multiprocessor.
+    if (kMore == More::beside && lane == 0)
+      ptx::prefetch_to_l2(p.more.data + row * p.more.stride, uint32_t(p.cols * sizeof(T)));
     const float rstd = p.rstd[row];
     // The normalised input: stored, or mixed as in the forward pass.
     const auto normed = [&](int v, float(&n)[kVector]) {
@@ -190,9 +197,9 @@ __global__ void __launch_bounds__(kThreads) residual_norm_back(const __grid_cons
     for (int v = 0; v < V; ++v) {
       const int c = (v * 32 + lane) * kVector;
       if (c >= p.cols) continue;
-      float g[kVector], n[kVector], d[kVector];
+      float g[kVector], n[kVector], d[kVector] = {};
       tile::to_float(dy[v], g);
-      tile::to_float(dsum[v], d);
+      if constexpr (kMore != More::alone) tile::to_float(dsum[v], d);
       normed(v, n);
 #pragma unroll
       for (int k = 0; k < kVector; ++k) d[k] += rstd * (g[k] * p.norm_scale - n[k] * mean);
@@ -213,6 +220,14 @@ __global__ void __launch_bounds__(kThreads) residual_norm_back(const __grid_cons
 #pragma unroll
         for (int k = 0; k < kVector; ++k) d[k] *= a.of[v][k];
         out = rounded<T>(d);
+      }
+      if constexpr (kMore != More::none) {
+        if constexpr (kMore == More::beside) p.more.load(row, c, dsum[v]);
+        float more[kVector];
+        tile::to_float(dsum[v], more);
+#pragma unroll
+        for (int k = 0; k < kVector; ++k) d[k] += more[k];
+        out = tile::from_float<T>(d);
       }
       p.dx.store(row, c, out);
       if constexpr (kBranch) {
@@ -306,8 +321,8 @@ bool residual_norm(const ResidualNorm& r, Stream stream) {
 
 bool residual_norm_backward(const ResidualNormBackward& r, Stream stream) {
   const char* op = "residual_norm_backward";
-  if (r.w || !r.rstd || !r.dsum || (r.branch && r.a) ||
-      !fits(r.dy, {r.dy, r.m, r.dsum, r.x, r.x0, r.dx0, r.dx, r.branch, r.dbranch}))
+  if (r.w || !r.rstd || (!r.dsum && !r.more) || (r.branch && r.a) ||
+      !fits(r.dy, {r.dy, r.m, r.dsum, r.x, r.x0, r.dx0, r.dx, r.more, r.branch, r.dbranch}))
     return false;
   const int64_t rows = r.dy.rows(), cols = r.dy.cols();
   if (rows == 0) return true;
@@ -331,6 +346,7 @@ bool residual_norm_backward(const ResidualNormBackward& r, Stream stream) {
                               .x0 = r.x0,
                               .dx0 = r.dx0,
                               .dx = r.dx,
+                              .more = r.more,
                               .branch = r.branch,
                               .dbranch = r.dbranch,
                               .scale = r.scale,
@@ -345,8 +361,17 @@ bool residual_norm_backward(const ResidualNormBackward& r, Stream stream) {
                               .norm_scale = float(r.norm_scale),
                               .walk = walk};
     const auto run = [&]<bool kFactor, bool kBranch, bool kFrozen>() {
-      gpu::launch(op, residual_norm_back<T, V, kFactor, kBranch, kFrozen>,
-                  {.grid = blocks, .block = kThreads, .device = device}, stream, p);
+      const auto launch = [&](auto kernel) {
+        gpu::launch(op, kernel, {.grid = blocks, .block = kThreads, .device = device}, stream, p);
+      };
+      if constexpr (kBranch)
+        launch(residual_norm_back<T, V, kFactor, kBranch, kFrozen, More::none>);
+      else if (!r.more)
+        launch(residual_norm_back<T, V, kFactor, kBranch, kFrozen, More::none>);
+      else if (r.dsum)
+        launch(residual_norm_back<T, V, kFactor, kBranch, kFrozen, More::beside>);
+      else
+        launch(residual_norm_back<T, V, kFactor, kBranch, kFrozen, More::alone>);
       using Sums = AddSums<kFactor, kBranch>;
       if constexpr (!kFrozen && Sums::kSums > 0)
         gpu::launch(op, residual::add_partials<Sums>, {.grid = (cols + 31) / 32, .block = kThreads, .device = device},

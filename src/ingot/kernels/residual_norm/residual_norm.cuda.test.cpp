@@ -147,6 +147,50 @@ TEST_F(ResidualNormCuda, BackwardAgreesWithFp64) {
   }
 }
 
+// The gradient of a further reader of x: in memory of its own, or in dx, then without dsum as in a block of two lanes.
+TEST_F(ResidualNormCuda, TheGradientOfAFurtherReaderIsAdded) {
+  for (const Case& c : cases())
+    for (const bool in_place : {false, true}) {
+      if (c.branch) continue;
+      SCOPED_TRACE(::testing::Message() << c.rows << " x " << c.cols << ' ' << c.type << " mix " << c.mix
+                                        << " in place " << in_place);
+      const Shape all{c.rows, c.cols}, channels{c.cols};
+      Pair dy(c.type, all, 1), x(c.type, all, 2), x0(c.type, all, 3), dsum(c.type, all, 5), more(c.type, all, 6);
+      Pair dx(c.type, all, 7), dx0(c.type, all, 8), spare(c.type, all, 13);
+      Pair a(DType::f32, channels, 9), b(DType::f32, channels, 10), da(DType::f32, channels, 11),
+          db(DType::f32, channels, 12);
+      DeviceBuffer m(c.type, all), y(c.type, all), rstd(DType::f32, {c.rows});
+      DeviceBuffer work(DType::u8, {residual_workspace_bytes(c.rows, c.cols, {Device::cuda, 0})});
+      for (DeviceBuffer* t : {&m, &y, &rstd, &work}) t->upload();
+      ResidualNorm n{.x = x.there, .y = y, .rstd = rstd, .eps = 1e-3, .norm_scale = 0.7};
+      if (c.mix) n.x0 = x0.there, n.a = a.there, n.b = b.there, n.mixed = m;
+      residual_norm(n, {});
+      rstd.download(), m.download();
+      const Buffer m64 = testing::exact(c.mix ? m : x.there), rstd64 = testing::exact(rstd);
+      const auto op = [&](auto&& of, const Tensor& normed, const Tensor& r, const Tensor& workspace) {
+        ResidualNormBackward g{.dy = of(dy), .m = normed, .rstd = r, .dx = of(dx), .more = of(in_place ? dx : more)};
+        g.workspace = workspace, g.eps = 1e-3, g.norm_scale = 0.7;
+        if (in_place)
+          g.spare = of(spare);
+        else
+          g.dsum = of(dsum);
+        if (c.mix) {
+          g.x = of(x), g.x0 = of(x0), g.a = of(a), g.b = of(b);
+          g.dx0 = of(dx0), g.da = of(da), g.db = of(db);
+        }
+        residual_norm_backward(g, {});
+      };
+      op([](const Pair& p) { return p.there.tensor(); }, c.mix ? m.tensor() : x.there.tensor(), rstd, work);
+      op([](const Pair& p) { return p.here.tensor(); }, m64, rstd64, {});
+      const double u = testing::roundoff(c.type), walk = std::sqrt(double(c.rows));
+      expect_near(dx.there, dx.here, 40 * u, u);  // terms below 20, rounded up to twice, and the sum
+      if (!c.mix) continue;
+      expect_near(dx0.there, dx0.here, 20 * u, u);
+      expect_near(da.there, da.here, 20 * u * walk, 1e-5);
+      expect_near(db.there, db.here, 20 * u * walk, 1e-5);
+    }
+}
+
 // Frozen factors: operands that only their gradients need may be left out, without an effect on the rest.
 TEST_F(ResidualNormCuda, FrozenFactorsChangeNoBits) {
   for (const Case& c : cases()) {
@@ -191,6 +235,7 @@ TEST_F(ResidualNormCuda, OperandsThatDoNotFitTogetherAreRefused) {
   DeviceBuffer x(DType::bf16, {4, 8}), c(DType::f32, {8});
   EXPECT_THROW(residual_norm({.x = x, .branch = x, .scale = c, .y = x}, {}), Error);
   EXPECT_THROW(residual_norm_backward({.dy = x, .m = x, .dsum = x, .dx = x, .branch = x}, {}), Error);
+  EXPECT_THROW(residual_norm_backward({.dy = x, .m = x, .dx = x, .more = x}, {}), Error);
 }
 
 }  // namespace

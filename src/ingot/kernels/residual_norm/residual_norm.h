@@ -23,13 +23,15 @@ void residual_norm(const ResidualNorm& r, Stream stream);
 
 // d = the gradient of m through the norm + dsum
 // with a: dx = a * d, and with x0: dx0 += b * d, da += sum_t x * d, db += sum_t x0 * d; without: dx = d
+// then dx += more: the gradient of a further reader of x
 // with a branch: dbranch = scale * dx, dscale += sum_t branch * dx
 // `m` is the sum with this branch (or x, where rows were mixed).
 struct ResidualNormBackward {
-  Tensor dy, m, rstd, dsum;
+  Tensor dy, m, rstd, dsum;         // dsum may be left out
   Tensor w, dw;                     // dw accumulated
   Tensor x, x0, a, b, dx0, da, db;  // da, db left out where frozen; x and x0 too where dx0 is not needed
   Tensor dx;                        // written; may alias dsum
+  Tensor more, spare;               // spare: scratch memory of dx's shape where more is dx itself
   Tensor branch, scale, dbranch, dscale;
   Tensor workspace, norm_workspace;  // residual_workspace_bytes, rmsnorm_backward_workspace_bytes
   double eps = 1e-5, norm_scale = 1;

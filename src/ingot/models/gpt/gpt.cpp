@@ -206,6 +206,12 @@ struct Gpt::Impl {
   void scale_matrices_backward(const GptWeights& weights, const Tensor& grads);
   void blocks_forward(const detail::CallContext& call, const GptWeights& weights);
   void blocks_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads);
+  // Whether the backward pass of a layer call adds the gradient of a skip from its input to the gradient of its input.
+  bool adds_skip(int i) const {
+    if (i >= int(program.layer_calls.size())) return false;
+    const LayerCall& next = program.layer_calls[size_t(i)];
+    return buffers.skip_grad[size_t(i)] && next.skip_slot < 0 && !next.lanes;
+  }
   Tensor stream_out(int64_t tokens);
   Tensor scored_rows(const detail::CallContext& call);
   void head_losses(const detail::CallContext& call, const GptWeights& weights, const TokenBatch& batch,
@@ -417,8 +423,10 @@ void Gpt::Impl::blocks_backward(const detail::CallContext& call, const GptWeight
     detail::BlockGradients g{
         .g0 = buffers.g0, .g1 = buffers.g1, .x0_grad = of_x0 ? buffers.x0_grad : Tensor(), .of_input = i > 0 || grads};
     if (a.skip_from >= 0) g.skip_grad = buffers.skip_grad[size_t(a.skip_from) + 1];
-    if (const Tensor& from_skip = buffers.skip_grad[size_t(i) + 1])
+    // A skip from this layer call's output, where the next layer call has not added its gradient.
+    if (const Tensor& from_skip = buffers.skip_grad[size_t(i) + 1]; from_skip && !adds_skip(i + 1))
       axpby({.x = view(from_skip, shape), .y = view(buffers.g0, shape)}, options.stream);
+    if (i > 0 && adds_skip(i)) g.more = buffers.skip_grad[size_t(i)];
     detail::BlockTensors b = block(i, weights, grads, true);
     if (call.cut && i + 1 == int(program.layer_calls.size())) b.scored = &buffers.scored_rows;
     if (call.folds_scales && !b.layer_call->lanes) b.scaled = &buffers.scaled_of[size_t(b.layer_call->layer)];

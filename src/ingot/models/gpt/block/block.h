@@ -68,6 +68,7 @@ void block_forward(const CallContext& call, const BlockTensors& b);
 // merged only once.
 struct BlockGradients {
   Tensor g0, g1, x0_grad, skip_grad;
+  Tensor more;  // added to g0 on return, or left out: the gradient of a skip from the layer call's input; not in lanes
   bool of_input = true;  // false: the gradient of the layer call's inputs is not needed
 };
 void block_backward(const CallContext& call, const BlockTensors& b, const BlockGradients& g);

@@ -38,22 +38,20 @@ void ResidualStream::read_input() const {
 }
 void ResidualStream::read_backward(const BlockGradients& g) const {
   const Tensor g0 = at.channels(g.g0);
-  if (at.layer_call.lanes) {
-    const Tensor dread = view(at.b.scratch.in_grad, {at.end - at.begin, at.config.dim});
-    norm_backward(at.mixed(), at.b.w.attn_norm, at.b.dw.attn_norm, at.rstd_attn(), Tensor(), dread);
-    mix_input_backward(dread, g);
-    axpby({.x = dread, .y = g0}, at.call.stream);
-  } else {
-    ResidualNormBackward r = norm_gradient(at.mixed(), at.b.w.attn_norm, at.b.dw.attn_norm, at.rstd_attn(), g0);
-    if (at.config.resid_mix) {
-      r.a = at.b.w.mix_a;
-      if (g.x0_grad) {
-        r.x = at.merged(), r.x0 = at.channels(at.b.x0), r.b = at.b.w.mix_b;
-        r.dx0 = at.channels(g.x0_grad), r.da = at.b.dw.mix_a, r.db = at.b.dw.mix_b;
-      }
-    }
-    residual_norm_backward(r, at.call.stream);
+  ResidualNormBackward r = norm_gradient(at.mixed(), at.b.w.attn_norm, at.b.dw.attn_norm, at.rstd_attn(), g0);
+  r.more = at.channels(g.more);
+  if (at.layer_call.lanes) {  // lane0's gradient does not pass through the mix
+    r.dsum = Tensor(), r.more = g0;
+    r.spare = view(at.b.scratch.in_grad, {at.end - at.begin, at.config.dim});
   }
+  if (at.config.resid_mix) {
+    r.a = at.b.w.mix_a;
+    if (g.x0_grad) {
+      r.x = at.merged(), r.x0 = at.channels(at.b.x0), r.b = at.b.w.mix_b;
+      r.dx0 = at.channels(g.x0_grad), r.da = at.b.dw.mix_a, r.db = at.b.dw.mix_b;
+    }
+  }
+  residual_norm_backward(r, at.call.stream);
   if (at.layer_call.skip_slot >= 0)
     skip_merge_backward({.x = at.lane0(),
                          .skip = at.channels(at.b.skip),
@@ -69,21 +67,6 @@ void ResidualStream::read_backward(const BlockGradients& g) const {
                         at.call.stream);
   if (at.layer_call.enters_lanes)
     axpby({.x = at.channels(g.g1), .y = g0}, at.call.stream);  // both lanes started as the same x
-}
-void ResidualStream::mix_input_backward(const Tensor& d, const BlockGradients& g) const {
-  if (!at.config.resid_mix) return;
-  if (!g.x0_grad) return scaled_add_backward({.dy = d, .scale = at.b.w.mix_a, .dbranch = d}, at.call.stream);
-  mix_backward({.x = at.merged(),
-                .x0 = at.channels(at.b.x0),
-                .a = at.b.w.mix_a,
-                .b = at.b.w.mix_b,
-                .dy = d,
-                .dx = d,
-                .dx0 = at.channels(g.x0_grad),
-                .da = at.b.dw.mix_a,
-                .db = at.b.dw.mix_b,
-                .workspace = at.b.scratch.residual_workspace},
-               at.call.stream);
 }
 void ResidualStream::norm(const Tensor& x, const Tensor& w, const Tensor& y, const Tensor& rstd) const {
   residual_norm({.x = x, .w = w, .y = y, .rstd = rstd, .eps = at.config.norm_eps, .norm_scale = at.layer_scale()},

@@ -13,7 +13,6 @@ struct ResidualStream {
   void read_input() const;
   // Turns g0 into the gradient of the block's input; the gradient of the attention branch's normed rows is in scratch.
   void read_backward(const BlockGradients& g) const;
-  void mix_input_backward(const Tensor& d, const BlockGradients& g) const;
   void norm(const Tensor& x, const Tensor& w, const Tensor& y, const Tensor& rstd) const;
   // Backward through the norm of m: adds the gradient of m to g, and continues to the inputs of m in place.
   ResidualNormBackward norm_gradient(const Tensor& m, const Tensor& w, const Tensor& dw, const Tensor& rstd,
