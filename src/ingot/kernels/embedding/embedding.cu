@@ -61,7 +61,7 @@ template <class T> void gather_typed(const Embedding& a, Stream stream) {
 
 // A block owns a few ids and columns: it reads all ids, a chunk at a time, lists the tokens with its own ids, and adds
 // their rows up in shared memory. No two blocks share an id and a column, and every sum has a fixed order.
-constexpr int kColumns = 512, kOwnIds = 16, kChunk = 2048, kPerThread = kColumns / kThreads;
+constexpr int kColumns = 512, kOwnIds = 16, kChunk = 4096, kPerThread = kColumns / kThreads;
 static_assert(kChunk % kThreads == 0);
 struct ScatterParams {
   const int32_t* ids;
