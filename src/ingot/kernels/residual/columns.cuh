@@ -94,35 +94,38 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Adds up the row blocks' sums: a warp's lanes are 32 columns, each warp takes every eighth block.
+// Adds up the row blocks' sums: a warp's lanes are 32 columns, and the warps take blocks in turn. Few blocks of threads
+// have work, so that only many loads under way hide the memory's latency.
+constexpr int kPartialThreads = 1024;
 template <class Body>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kPartialThreads)
     add_partials(const __grid_constant__ Body body, const __grid_constant__ Walk w) {
-  constexpr int kSums = Body::kSums, kWarps = kThreads / 32;
+  constexpr int kSums = Body::kSums, kWarps = kPartialThreads / 32;
   struct Memory {
-    double of_warps[kWarps][kSums][32];
+    double of_warps[kWarps][32];
   };
   Memory& memory = tile::shared<Memory>();
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
   const int64_t c = int64_t(blockIdx.x) * 32 + lane;
+  constexpr int kAhead = kSums > 2 ? 2 : 4;  // in the registers of a full multiprocessor of threads
+  double total[kSums] = {};
+  if (c < w.cols)
+#pragma unroll kAhead
+    for (int b = warp; b < w.row_blocks; b += kWarps)
+#pragma unroll
+      for (int s = 0; s < kSums; ++s) total[s] += double(w.partial[(int64_t(b) * kSums + s) * w.cols + c]);
 #pragma unroll
   for (int s = 0; s < kSums; ++s) {
-    double sum = 0;
-    if (c < w.cols)
-#pragma unroll 8
-      for (int b = warp; b < w.row_blocks; b += kWarps) sum += double(w.partial[(int64_t(b) * kSums + s) * w.cols + c]);
-    memory.of_warps[warp][s][lane] = sum;
+    memory.of_warps[warp][lane] = total[s];
+    __syncthreads();
+    if (warp == 0) {
+      total[s] = 0;
+      for (int i = 0; i < kWarps; ++i) total[s] += memory.of_warps[i][lane];
+      if (c < w.cols) w.total[s * w.cols + c] = total[s];
+    }
+    __syncthreads();
   }
-  __syncthreads();
-  if (warp > 0 || c >= w.cols) return;
-  double total[kSums];
-#pragma unroll
-  for (int s = 0; s < kSums; ++s) {
-    total[s] = 0;
-    for (int i = 0; i < kWarps; ++i) total[s] += memory.of_warps[i][s][lane];
-    w.total[s * w.cols + c] = total[s];
-  }
-  body.finish(c, total);
+  if (warp == 0 && c < w.cols) body.finish(c, total);
 }
 
 inline Walk walk_of(int64_t rows, int64_t cols, int per_vector, int sums, const Tensor& workspace) {
@@ -157,8 +160,8 @@ Walk run(const char* op, const Body& body, std::initializer_list<Tensor> matrice
   else
     gpu::launch(op, walk_rows<1, Body>, grid, stream, body, w);
   if constexpr (Body::kSums > 0)
-    gpu::launch(op, add_partials<Body>, {.grid = (cols + 31) / 32, .block = kThreads, .device = like.device.index},
-                stream, body, w);
+    gpu::launch(op, add_partials<Body>,
+                {.grid = (cols + 31) / 32, .block = kPartialThreads, .device = like.device.index}, stream, body, w);
   return w;
 }
 

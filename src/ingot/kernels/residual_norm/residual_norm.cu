@@ -374,8 +374,9 @@ bool residual_norm_backward(const ResidualNormBackward& r, Stream stream) {
         launch(residual_norm_back<T, V, kFactor, kBranch, kFrozen, More::alone>);
       using Sums = AddSums<kFactor, kBranch>;
       if constexpr (!kFrozen && Sums::kSums > 0)
-        gpu::launch(op, residual::add_partials<Sums>, {.grid = (cols + 31) / 32, .block = kThreads, .device = device},
-                    stream, Sums{.da = r.da, .db = r.db, .dscale = r.dscale}, walk);
+        gpu::launch(op, residual::add_partials<Sums>,
+                    {.grid = (cols + 31) / 32, .block = residual::kPartialThreads, .device = device}, stream,
+                    Sums{.da = r.da, .db = r.db, .dscale = r.dscale}, walk);
     };
     if (r.x0) return run.template operator()<true, false, false>();
     if (r.branch && frozen) return run.template operator()<false, true, true>();
