@@ -18,12 +18,14 @@ import torch
 import gpu_models
 from gpu_common import turn
 
-LLAMA, QWEN = "Llama", "Qwen3"
+LLAMA, QWEN, QWEN_MOE = "Llama", "Qwen3", "Qwen3Moe"
 SHAPES = {
     "llama-3.2-1b": gpu_models.SHAPES["Llama-3.2-1B"],
     "qwen3-4b": gpu_models.SHAPES["Qwen3-4B"],
     "smollm2-135m": (LLAMA, dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3, head_dim=64)),
     "llama-3.1-8b": (LLAMA, dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, head_dim=128)),
+    "qwen3-30b-a3b": (QWEN_MOE, dict(vocab_size=151936, hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, norm_topk_prob=True,
+                                     num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4, head_dim=128)),
     "qwen3-0.6b": (QWEN, dict(vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128)),
 }
 TIED = {"smollm2-135m", "llama-3.2-1b", "qwen3-0.6b", "qwen3-4b"}
@@ -45,7 +47,11 @@ def model_of(size, positions, tiny):
         torch.set_default_dtype(torch.float32)
 
 
-def decoder_of(model, config, context, positions, **how):
+def has_experts(config):
+    return getattr(config, "num_experts", 0) > 0
+
+
+def decoder_of(model, config, context, positions, experts, **how):
     """(next(token): the token after `token`, the first token) after a prompt of `context` random tokens."""
     from transformers import StaticCache
 
@@ -58,7 +64,11 @@ def decoder_of(model, config, context, positions, **how):
     def step(token, at):
         return model(input_ids=token, position_ids=at, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
 
+    if has_experts(config):
+        model.set_experts_implementation("grouped_mm")  # the copies of weights that batched_mm makes for a prompt do not fit
     first = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(-1)
+    if has_experts(config):
+        model.set_experts_implementation(experts)
 
     def following(token):
         found = step(token, position).clone()  # a replay overwrites the graph's own output
@@ -75,11 +85,12 @@ def main():
     parser.add_argument("context", type=int)
     parser.add_argument("tokens", type=int)
     parser.add_argument("--gate")
+    parser.add_argument("--experts", default="batched_mm", choices=("batched_mm", "grouped_mm"), help="how a mixture's step multiplies by its chosen experts (default: batched_mm)")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     positions = options.context + WARM + options.tokens
     config, model = model_of(options.size, positions, options.tiny)
-    following, token, ids = decoder_of(model, config, options.context, positions, **({} if options.tiny else {"mode": "reduce-overhead"}))
+    following, token, ids = decoder_of(model, config, options.context, positions, options.experts, **({} if options.tiny else {"mode": "reduce-overhead"}))
     if options.tiny:
         for _ in range(options.tokens):
             ids = torch.cat([ids, token], 1)

@@ -22,6 +22,7 @@ CONTEXT = 1024  # of the peers, the first context of each model
 MODELS = [dict(size="llama-3.2-1b", dense="bf16", dtype="bf16", contexts=(CONTEXT, 8192), sampled=True, answers=((32, 128),)),
           dict(size="llama-3.1-8b", dense="bf16", dtype="bf16", contexts=(CONTEXT, 8192), sampled=True),
           dict(size="qwen3-4b", dense="bf16", dtype="bf16", contexts=(CONTEXT, 8192), sampled=True),
+          dict(size="qwen3-30b-a3b", dense="bf16", dtype="bf16", contexts=(CONTEXT, 8192), sampled=True),
           dict(size="qwen3-0.6b", dense="bf16", dtype="bf16", contexts=(CONTEXT, 8192), sampled=True),
           dict(size="smollm2-135m", dense="bf16", dtype="bf16", contexts=(CONTEXT,), sampled=True)]
 COMPILED = "torch_compile"

@@ -61,7 +61,7 @@ const char* name_of(DecodePath path) {
     case DecodePath::prompt: return "the prompt path";
     case DecodePath::megakernel: return "the megakernel";
     case DecodePath::prefilter: return "the int8 prefilter";
-    case DecodePath::dense_megakernel: return "the megakernel of dense models";
+    case DecodePath::family_megakernel: return "the megakernel of the families";
   }
   return "?";
 }
@@ -86,12 +86,12 @@ std::string unsupported_reason(const DecoderSpec& s, DecodePath path) {
   constexpr unsigned kAll = ~0u, kCpu = bit(DecodePath::cpu), kHead = bit(DecodePath::prefilter);
   constexpr unsigned kLaunches =
       kCpu | bit(DecodePath::phased) | bit(DecodePath::small_batch) | bit(DecodePath::prompt);  // all but megakernels
-  constexpr unsigned kDense = bit(DecodePath::dense_megakernel), kAllButMegakernel = kLaunches | kDense | kHead;
+  constexpr unsigned kFamily = bit(DecodePath::family_megakernel), kAllButMegakernel = kLaunches | kFamily | kHead;
   // The int8 prefilter reads the last norm's output and the head: properties of layers do not matter to the prefilter,
   // but the megakernel computes the layers before the head.
   const Property properties[] = {
       {"a dense MLP", dense, kAllButMegakernel},
-      {"a mixture of experts", experts, kAll & ~kDense},
+      {"a dense MLP beside experts", dense && experts, kLaunches | kHead},
       {"expert weights that are not renormalised", experts && !s.renormalise, kCpu},
       {"a layer whose queries and keys are not rotated", any([](const LayerSpec& l) { return l.rope < 0; }),
        kAllButMegakernel},
@@ -115,7 +115,7 @@ std::string unsupported_reason(const DecoderSpec& s, DecodePath path) {
       {"a gate other than GPT-OSS's", s.gate.limit <= 0 || s.gate.up_offset != 1 || s.gate.cubic != 0,
        kAllButMegakernel},
       {"a gate other than SwiGLU", s.gate.limit > 0 || s.gate.up_offset != 0 || s.gate.cubic != 0 || s.gate.alpha != 1,
-       kAll & ~kDense},
+       kAll & ~kFamily},
       {"a scale of embeddings", s.embedding_scale != 1, kLaunches},
       {"inputs in e4m3 without experts", s.e4m3_inputs && !experts, 0},
       {"inputs in e4m3 of experts beside dense MLPs", s.e4m3_inputs && experts && dense, kCpu},
@@ -128,7 +128,8 @@ std::string unsupported_reason(const DecoderSpec& s, DecodePath path) {
 }
 
 DecodePath megakernel_path(const DecoderSpec& s) {
-  return !s.layer.empty() && !s.layer[0].experts ? DecodePath::dense_megakernel : DecodePath::megakernel;
+  const bool gpt_oss = s.layer.empty() || (s.layer[0].experts && s.gate.up_offset == 1);
+  return gpt_oss ? DecodePath::megakernel : DecodePath::family_megakernel;
 }
 
 }  // namespace ingot

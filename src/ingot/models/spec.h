@@ -84,19 +84,20 @@ void check(const DecoderSpec& spec, const std::string& where);
 
 // Ways to compute a model.
 enum class DecodePath {
-  cpu,               // all in fp32
-  phased,            // a launch for each phase of a layer
-  small_batch,       // a pass over the weights for up to 16 tokens
-  prompt,            // many tokens of a prompt by matrix kernels
-  megakernel,        // a persistent kernel per token
-  prefilter,         // greedy tokens by a head in 8 bits
-  dense_megakernel,  // a persistent kernel per token, for models with dense MLPs
+  cpu,                // all in fp32
+  phased,             // a launch for each phase of a layer
+  small_batch,        // a pass over the weights for up to 16 tokens
+  prompt,             // many tokens of a prompt by matrix kernels
+  megakernel,         // a persistent kernel per token, for GPT-OSS
+  prefilter,          // greedy tokens by a head in 8 bits
+  family_megakernel,  // a persistent kernel per token, for the families: SwiGLU in dense MLPs or in experts
 };
 const char* name_of(DecodePath path);
 // The first property of the model unsupported by a path, in a line; empty where the path computes all. Each path checks
 // its own limits on sizes.
 std::string unsupported_reason(const DecoderSpec& spec, DecodePath path);
-// The megakernel that could compute the model's tokens: dense_megakernel where the first layer has a dense MLP.
+// The megakernel that could compute the model's tokens: `megakernel` where the first layer has experts with GPT-OSS's
+// gate, else family_megakernel.
 DecodePath megakernel_path(const DecoderSpec& spec);
 
 }  // namespace ingot

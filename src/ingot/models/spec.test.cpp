@@ -81,8 +81,8 @@ TEST(DecoderSpec, APropertyThatAPathDoesNotComputeIsRefusedByItsNameAndThePaths)
   }
 }
 
-TEST(DecoderSpec, TheMegakernelOfDenseModelsComputesFamiliesAndRefusesOtherPropertiesByName) {
-  constexpr DecodePath kPath = DecodePath::dense_megakernel;
+TEST(DecoderSpec, TheMegakernelOfTheFamiliesComputesThemAndRefusesOtherPropertiesByName) {
+  constexpr DecodePath kPath = DecodePath::family_megakernel;
   DecoderSpec llama = gpt_oss();
   for (LayerSpec& l : llama.layer) l.experts = false;
   llama.gate = {}, llama.mlp_bias = llama.sinks = llama.output_bias = false;
@@ -91,12 +91,23 @@ TEST(DecoderSpec, TheMegakernelOfDenseModelsComputesFamiliesAndRefusesOtherPrope
   most.qk_norm = most.norm.unit_offset = most.norm.rounds_before_weight = most.mlp_bias = most.sinks = true;
   most.attention_scale = 0.5, most.layer[1].rope = -1, most.layer[0].window = 64;
   EXPECT_EQ(unsupported_reason(most, kPath), "");
+  DecoderSpec mixture = most;
+  for (LayerSpec& l : mixture.layer) l.experts = true;
+  EXPECT_EQ(unsupported_reason(mixture, kPath), "");
   EXPECT_EQ(unsupported_reason(gpt_oss(), kPath),
-            "found a mixture of experts, which the megakernel of dense models does not compute");
+            "found a gate other than SwiGLU, which the megakernel of the families does not compute");
+  for (const auto& [s, path] : {std::pair{gpt_oss(), DecodePath::megakernel}, {llama, kPath}, {mixture, kPath}})
+    EXPECT_EQ(megakernel_path(s), path);
   const struct {
     const char* name;
     void (*change)(DecoderSpec& s);
-  } cases[] = {{"a gate other than SwiGLU", [](DecoderSpec& s) { s.gate = gelu_gate(); }},
+  } cases[] = {{"a dense MLP beside experts", [](DecoderSpec& s) { s.layer[1].experts = true; }},
+               {"expert weights that are not renormalised",
+                [](DecoderSpec& s) {
+                  for (LayerSpec& l : s.layer) l.experts = true;
+                  s.renormalise = false;
+                }},
+               {"a gate other than SwiGLU", [](DecoderSpec& s) { s.gate = gelu_gate(); }},
                {"a gate other than SwiGLU", [](DecoderSpec& s) { s.gate = clamped_gate(7, 1.702); }},
                {"norms after attention and MLP", [](DecoderSpec& s) { s.norm.post = true; }},
                {"a softcap in attention", [](DecoderSpec& s) { s.attention_softcap = 50; }},
@@ -107,7 +118,7 @@ TEST(DecoderSpec, TheMegakernelOfDenseModelsComputesFamiliesAndRefusesOtherPrope
     DecoderSpec s = llama;
     change(s);
     EXPECT_EQ(unsupported_reason(s, kPath),
-              std::string("found ") + name + ", which the megakernel of dense models does not compute");
+              std::string("found ") + name + ", which the megakernel of the families does not compute");
   }
 }
 

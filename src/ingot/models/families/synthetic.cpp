@@ -12,6 +12,7 @@ struct PublishedShape {
   double llama3_factor;  // of the scaling of angles; 0: none
   bool qk_norm, tied;
   int64_t context;
+  int64_t experts = 0, choices = 0;  // `intermediate` is the width of an expert
 };
 constexpr int64_t kLlamaVocab = 128256, kQwenVocab = 151936;
 constexpr PublishedShape kShapes[] = {
@@ -20,6 +21,7 @@ constexpr PublishedShape kShapes[] = {
     {"llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, kLlamaVocab, 5e5, 1e-5, 8, false, false, 131072},
     {"qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, kQwenVocab, 1e6, 1e-6, 0, true, true, 40960},
     {"qwen3-4b", 36, 2560, 32, 8, 128, 9728, kQwenVocab, 1e6, 1e-6, 0, true, true, 40960},
+    {"qwen3-30b-a3b", 48, 2048, 32, 4, 128, 768, kQwenVocab, 1e6, 1e-6, 0, true, false, 40960, 128, 8},
 };
 
 }  // namespace
@@ -42,8 +44,10 @@ DecoderSpec synthetic_family(const std::string& name) {
                   .heads = n.heads,
                   .kv_heads = n.kv_heads,
                   .head_dim = n.head_dim,
-                  .intermediate = n.intermediate};
-    s.layer.assign(size_t(n.layers), {.experts = false});
+                  .intermediate = n.intermediate,
+                  .experts = n.experts,
+                  .experts_per_token = n.choices};
+    s.layer.assign(size_t(n.layers), {.experts = n.experts > 0});
     s.rope = {{.theta = n.theta}};
     if (n.llama3_factor > 0)
       s.rope[0].scaling = {

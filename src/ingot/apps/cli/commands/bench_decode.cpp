@@ -470,7 +470,7 @@ void add_bench_decode(Command& bench) {
   sizes.insert(sizes.end(), synthetic_family_names().begin(), synthetic_family_names().end());
   c.choice("--synthetic SIZE", o->size, sizes, "the published model whose shapes are used (default: 120b)");
   c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
-           "format of attention, head and dense MLPs (default: bf16); experts are mxfp4");
+           "format of all matrices (default: bf16); GPT-OSS's experts are always mxfp4");
   c.integer("--context N", o->measurement.context, 1, 130000,
             "tokens of context before the first timed token (default: 1024)");
   c.integer("--tokens N", o->measurement.tokens, 1, 100000, "number of timed tokens (default: 200)");

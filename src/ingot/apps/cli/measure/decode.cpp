@@ -46,6 +46,10 @@ Stream stream_of(const RankedModel& m) { return m.rank(0).stream(); }
 bool has_prefilter(const DeviceModel& m) { return m.has_prefilter(); }
 bool has_prefilter(const RankedModel& m) { return m.rank(0).has_prefilter(); }
 
+DecoderWeights measured_shapes(const DecoderSpec& c, const DecodeMeasurement& o) {
+  return decode::shapes_of(c, o.dense, is_family_size(o.size) ? o.dense : WeightFormat::mxfp4);
+}
+
 int64_t bytes_of_step(const DeviceModel& m, int64_t context, int64_t sequences, double experts) {
   const DecoderSpec& c = m.config();
   int64_t bytes = m.model().head.matrix_bytes;
@@ -310,7 +314,7 @@ int64_t slots_for(const DecodeMeasurement& o) {
   return o.sequences.empty() ? 1 : std::max<int64_t>(1, *std::max_element(o.sequences.begin(), o.sequences.end()));
 }
 void measure_one(const DecoderSpec& c, const DecodeMeasurement& o, int64_t room, DecodeTimes& times) {
-  const DecoderWeights shapes = decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
+  const DecoderWeights shapes = measured_shapes(c, o);
   RankedModel one(c, shapes, DeviceModel::fit_to_memory(c, shapes, {.context = room, .slots = slots_for(o)}), 1);
   DeviceModel& m = one.rank(0);
   times.weight_bytes = m.weight_bytes();
@@ -354,7 +358,7 @@ void measure_small_batch(const DecoderSpec& c, const DecoderOptions& options, co
                                  {&shared.loaded, megakernel::ExchangeLoad::memory},
                                  {&shared.link, megakernel::ExchangeLoad::link}})
     *to = megakernel::measure_exchange(shared.gpus, uint32_t(c.hidden), load);
-  const DecoderWeights shapes = decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
+  const DecoderWeights shapes = measured_shapes(c, o);
   RankedModel m(c, shapes, DeviceModel::fit_to_memory(c, shapes, options), 1);
   if (times.weight_bytes == 0) times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches to time
@@ -416,8 +420,7 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
     shared.push_back({.context = room, .gpus = gpus, .split = o.split});
     (void)decode::slices_of(c, gpus, shared.back().split);
   }
-  const int64_t alone = DeviceModel::bytes(c, decode::shapes_of(c, o.dense, WeightFormat::mxfp4),
-                                           {.context = room, .slots = slots_for(o)});
+  const int64_t alone = DeviceModel::bytes(c, measured_shapes(c, o), {.context = room, .slots = slots_for(o)});
   DecodeTimes times;
   if (!several || alone <= gpu::device_memory(0).available()) measure_one(c, o, room, times);
   for (const auto& options : shared) measure_small_batch(c, options, o, times);

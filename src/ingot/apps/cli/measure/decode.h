@@ -15,7 +15,7 @@ namespace ingot {
 
 struct DecodeMeasurement {
   std::string size = "120b";                // as in synthetic_gpt_oss() or synthetic_family()
-  WeightFormat dense = WeightFormat::bf16;  // of qkv, output, head and dense MLPs; experts are mxfp4
+  WeightFormat dense = WeightFormat::bf16;  // of all matrices; GPT-OSS's experts are mxfp4
   int64_t context = 1024;                   // tokens in the cache before the first timed token
   int64_t tokens = 200;
   bool phased = true,

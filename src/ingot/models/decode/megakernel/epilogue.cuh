@@ -107,7 +107,7 @@ __device__ __forceinline__ void finish_row(const TokenContext<V>& block, Stage s
     y += constants.bias;
     const float up = __shfl_xor_sync(~0u, y, 1);
     constexpr Gate swiglu{.limit = 0, .alpha = 1, .up_offset = 0, .cubic = 0};
-    const float channel = V.dense_mlp ? gated(y, up, swiglu) : gated(y, up, l.gate_up.limit, l.gate_up.alpha);
+    const float channel = V.family ? gated(y, up, swiglu) : gated(y, up, l.gate_up.limit, l.gate_up.alpha);
     return publish_channel(block, place, l.gate_up.w, channel);
   }
   if (!V.prefiltered && yields_logits(stage)) {

@@ -1,5 +1,5 @@
 #pragma once
-// The queries, keys and values of a unit of attention in models with dense MLPs: a warp computes a head, so that the
+// The queries, keys and values of a unit of attention in models of the families: a warp computes a head, so that the
 // sum of squares of the head's norm needs no barrier.
 //   q = rope(norm(q) w_q)      k = rope(norm(k) w_k)      norm(x) = x / sqrt(mean(x^2) + eps), where the model has it
 #include "ingot/models/decode/megakernel/token_context.cuh"
@@ -13,7 +13,7 @@ template <TokenVariant V>
 __device__ __forceinline__ void stage_heads(const TokenContext<V>& block, uint32_t layer, const uint64_t* sums,
                                             const split_kv_attention::Unit& u, uint32_t wait) {
   constexpr uint32_t kPairs = V.head_dim / 64;  // pairs of numbers, d and d + dim / 2, of a lane
-  const DenseLayerStages& l = block.layer(layer);
+  const LayerOf<V>& l = block.layer(layer);
   const decode_attention::Params& p = l.attention;
   auto& m = *reinterpret_cast<typename TokenContext<V>::AttentionMemory*>(block.vectors());
   const uint32_t half = p.dim / 2, lane = threadIdx.x % 32, fresh = block.m.keys[layer % 2].fresh,

@@ -1,6 +1,7 @@
 #pragma once
 // The loader: which weight tiles of each product this block multiplies, and the warp that copies weight tiles, and the
 // keys and values of attention, into the ring (megakernel/weight_stream.cuh).
+#include "ingot/gpu/ptx/prefetch.cuh"
 #include "ingot/models/decode/megakernel/layer_arguments.cuh"
 #include "ingot/models/decode/megakernel/router.cuh"
 #include "ingot/models/decode/prefilter/int8_prefilter.h"
@@ -38,6 +39,31 @@ __device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, St
   return s;
 }
 
+// Brings the first weights of the next layer's qkv, or of the head, into the L2 cache. Called in a mixture of a family
+// before the copying warp waits for the router, while the memory has nothing else to read. Requests all at once would
+// delay the words of attention and output, so each is followed by a pause of about its time; all pauses together are
+// shorter than the wait.
+template <TokenVariant V>
+__device__ __forceinline__ void prefetch_next_layer(const TokenContext<V>& block, uint32_t i) {
+  constexpr uint32_t kRequests = 7, kRequestBytes = 12288, kPauseNs = 300;
+  const auto& t = block.m.token;
+  const bool last = i + 1 == t.count;
+  const WorkRange& s = block.work(last ? Stage::head : Stage::qkv);
+  const uint8_t* const data = last ? t.head.w.data : layers_of(t)[i + 1].qkv.w.data;
+  const auto offset_of = [&](uint32_t weight_tile) {
+    return weight_tile / s.weight_tiles * s.row_tile_bytes + weight_tile % s.weight_tiles * s.weight_tile_bytes;
+  };
+  const int64_t end = offset_of(s.range.end);
+  int64_t at = offset_of(s.range.begin);
+#pragma unroll 1
+  for (uint32_t n = 0; n < kRequests && at < end; ++n, at += kRequestBytes) {
+    if (threadIdx.x % 32 == 0)
+      ptx::prefetch_to_l2_keeping(data + at, uint32_t(end - at < kRequestBytes ? end - at : kRequestBytes));
+    ptx::sleep(kPauseNs);
+  }
+  __syncwarp();
+}
+
 template <TokenVariant V>
 __device__ __forceinline__ void copy_weights(const TokenContext<V>& block, megakernel::WeightWriter& ring, Stage stage,
                                              uint32_t i) {
@@ -51,6 +77,8 @@ __device__ __forceinline__ void copy_weights(const TokenContext<V>& block, megak
     // Each lane computes the address of one chunk, because a single lane would take too long for all. The addresses are
     // computed before the experts are known.
     Chunk p = s.chunk(min(first + threadIdx.x % 32, end - 1), data);
+    if constexpr (V.family && !V.dense_mlp)
+      if (chooses) prefetch_next_layer(block, i);
     if constexpr (!V.dense_mlp)
       if (chooses) router::choose(block, l.router, i % 2);
     chooses = false;

@@ -9,7 +9,7 @@
 namespace ingot::decode {
 namespace {
 
-// Every variant that room.cmake instantiates, of models with experts and of models with dense MLPs.
+// Every variant that room.cmake instantiates, of GPT-OSS and of the families.
 constexpr auto kVariants = [] {
   constexpr WeightFormat bf16 = WeightFormat::bf16, fp8 = WeightFormat::fp8, mxfp4 = WeightFormat::mxfp4;
   std::array<TokenVariant, 20> all{};
@@ -24,26 +24,28 @@ constexpr auto kVariants = [] {
   all[n++] = {.dense = bf16, .experts = mxfp4, .ranks = true, .prefiltered = true};
   return all;
 }();
-constexpr TokenVariant dense_variant(WeightFormat format, uint32_t head_dim, bool traced = false,
-                                     bool prefiltered = false) {
+constexpr TokenVariant family_variant(WeightFormat format, bool dense_mlp, uint32_t head_dim, bool traced = false,
+                                      bool prefiltered = false) {
   return {.dense = format,
           .experts = format,
           .traced = traced,
           .prefiltered = prefiltered,
-          .dense_mlp = true,
+          .family = true,
+          .dense_mlp = dense_mlp,
           .head_dim = head_dim};
 }
-constexpr auto kDenseVariants = [] {
-  std::array<TokenVariant, 10> all{};
+// The variants of one kind of MLP and one width of heads.
+constexpr auto family_variants(bool dense_mlp, uint32_t head_dim) {
+  std::array<TokenVariant, 5> all{};
   size_t n = 0;
-  for (const uint32_t head_dim : {64u, 128u}) {
-    for (const WeightFormat format : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
-      all[n++] = dense_variant(format, head_dim);
-    all[n++] = dense_variant(WeightFormat::bf16, head_dim, true);
-    all[n++] = dense_variant(WeightFormat::bf16, head_dim, false, true);
-  }
+  for (const WeightFormat format : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
+    all[n++] = family_variant(format, dense_mlp, head_dim);
+  all[n++] = family_variant(WeightFormat::bf16, dense_mlp, head_dim, true);
+  all[n++] = family_variant(WeightFormat::bf16, dense_mlp, head_dim, false, true);
   return all;
-}();
+}
+constexpr auto kDense64Variants = family_variants(true, 64), kDense128Variants = family_variants(true, 128),
+               kMixtureVariants = family_variants(false, 128);
 
 template <const auto& kAll, size_t... I, class... Arguments>
 bool launch_instance(std::index_sequence<I...>, const TokenVariant& variant, const Arguments&... arguments) {
@@ -55,7 +57,7 @@ void launch(const TokenVariant& variant, const Arguments&... arguments) {
   INGOT_CHECK(found, "decode token: found no kernel of ", variant.dense, " with experts in ", variant.experts);
 }
 
-bool is_dense(const DecoderSpec& c) { return megakernel_path(c) == DecodePath::dense_megakernel; }
+bool is_family(const DecoderSpec& c) { return megakernel_path(c) == DecodePath::family_megakernel; }
 
 // Whether a block's shared memory has room for a token's activations and a ring of weights.
 template <TokenVariant V> bool fits_variant(const Model& m) {
@@ -67,9 +69,9 @@ template <TokenVariant V> bool fits_variant(const Model& m) {
   return token.stream.ahead > 0;
 }
 bool fits(const Model& m) {  // the formats do not matter
-  if (!is_dense(m.config)) return fits_variant<kVariants[0]>(m);
-  return cache_dim(m.config) == 64 ? fits_variant<dense_variant(WeightFormat::bf16, 64)>(m)
-                                   : fits_variant<dense_variant(WeightFormat::bf16, 128)>(m);
+  if (!is_family(m.config)) return fits_variant<kVariants[0]>(m);
+  if (!has_dense_mlp(m.config)) return fits_variant<kMixtureVariants[0]>(m);
+  return cache_dim(m.config) == 64 ? fits_variant<kDense64Variants[0]>(m) : fits_variant<kDense128Variants[0]>(m);
 }
 
 }  // namespace
@@ -87,13 +89,13 @@ megakernel::Trace trace_of(const Model& m, uint32_t blocks, uint64_t* words) {
 
 bool supports_megakernel(const Model& m) {
   if (!unsupported_reason(m.config, megakernel_path(m.config)).empty()) return false;
-  if (is_dense(m.config)) {
+  if (is_family(m.config)) {
     const bool one_format = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
       return l.qkv.format == m.head.format && l.o.format == m.head.format && l.gate_up.format == m.head.format &&
              l.down.format == m.head.format;
     });
-    return one_format && m.kv_heads < 0 && m.config.head_dim % 4 == 0 && m.config.head_dim <= kDenseTokenHeadDim &&
-           fits(m);
+    const bool has_kernel = cache_dim(m.config) == 128 || (cache_dim(m.config) == 64 && has_dense_mlp(m.config));
+    return one_format && has_kernel && m.kv_heads < 0 && m.config.head_dim % 4 == 0 && fits(m);
   }
   const bool formats = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
     return l.qkv.format == m.head.format && l.o.format == m.head.format &&
@@ -105,19 +107,18 @@ bool supports_megakernel(const Model& m) {
 
 bool supports_trace(const Model& m) {
   return supports_megakernel(m) &&
-         m.layers[0].down.format == (is_dense(m.config) ? WeightFormat::bf16 : WeightFormat::mxfp4);
+         m.layers[0].down.format == (is_family(m.config) ? WeightFormat::bf16 : WeightFormat::mxfp4);
 }
 
 bool supports_prefilter(const Model& m) {
   return supports_megakernel(m) && m.head.format == WeightFormat::bf16 && m.head.row_tiles > 0 &&
-         m.layers[0].down.format == (is_dense(m.config) ? WeightFormat::bf16 : WeightFormat::mxfp4);
+         m.layers[0].down.format == (is_family(m.config) ? WeightFormat::bf16 : WeightFormat::mxfp4);
 }
 
 void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Persistent& how, Stream stream) {
   INGOT_CHECK(step.T == 1, "decode token: found ", step.T, " tokens, expected 1");
-  const bool dense = is_dense(m.config);
-  INGOT_CHECK(supports_megakernel(m), "decode token: found a model of wider heads than ",
-              dense ? kDenseTokenHeadDim : kTokenHeadDim,
+  const bool family = is_family(m.config), dense = has_dense_mlp(m.config);
+  INGOT_CHECK(supports_megakernel(m), "decode token: found a model of heads of ", m.config.head_dim,
               " numbers, of several formats, or too wide for an SM's memory, expected one that supports_megakernel()");
   const Plan plan = plan_of(m, b, step);
   Token token{.embedding = embedding_of(plan),
@@ -135,7 +136,7 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
   token.head.noise = b.noise;
   const bool traced = how.trace.words != nullptr, several = b.ranks.several();
   INGOT_CHECK(!traced || supports_trace(m), "decode token: found ", dense ? "matrices in " : "experts in ",
-              m.layers[0].down.format, ", expected ", dense ? "bf16" : "mxfp4", " for a trace");
+              m.layers[0].down.format, ", expected ", family ? "bf16" : "mxfp4", " for a trace");
   INGOT_CHECK(!traced || how.trace.words_of_block() == trace_of(m, 0, nullptr).words_of_block(),
               "decode trace: found room for ", how.trace.words_of_block(), " words, expected ",
               trace_of(m, 0, nullptr).words_of_block());
@@ -148,15 +149,22 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
     token.head.y = b.own_logits;  // in this GPU's own memory, because the kernel reads the logits again
     head = {m.head, m.prefilter.rows, b.own_logits + plan.vocab, b.lower_bounds};
   }
-  if (dense) {
-    INGOT_CHECK(!several && how.dense_layers != nullptr,
-                "decode token: found several GPUs or no arguments of layers, expected one GPU and dense_layers for "
-                "dense MLPs");
-    DenseToken of_dense;
-    static_cast<Token&>(of_dense) = token;
-    of_dense.dense_layers = how.dense_layers;
-    return launch<kDenseVariants>(dense_variant(m.head.format, cache_dim(m.config), traced, how.prefiltered), of_dense,
-                                  head, dense_stages_of(plan, m.layers[0]), how.blocks, stream);
+  if (family) {
+    INGOT_CHECK(!several && how.family_layers != nullptr,
+                "decode token: found several GPUs or no arguments of layers, expected one GPU and family_layers");
+    const uint32_t width = cache_dim(m.config);
+    const TokenVariant variant = family_variant(m.head.format, dense, width, traced, how.prefiltered);
+    if (!dense) {
+      MixtureToken of_mixture{token, static_cast<const MixtureLayerStages*>(how.family_layers)};
+      // Of 32 weight tiles a row tile's last chunk has two: four chunks then have as many bytes as three whole ones.
+      of_mixture.stream.ahead = 4;
+      return launch<kMixtureVariants>(variant, of_mixture, head, mixture_stages_of(plan, m.layers[0], 0), how.blocks,
+                                      stream);
+    }
+    const DenseToken of_dense{token, static_cast<const DenseLayerStages*>(how.family_layers)};
+    const DenseLayerStages layer = dense_stages_of(plan, m.layers[0]);
+    return width == 64 ? launch<kDense64Variants>(variant, of_dense, head, layer, how.blocks, stream)
+                       : launch<kDense128Variants>(variant, of_dense, head, layer, how.blocks, stream);
   }
   const LayerStages layer = stages_of(plan, m.layers[0], 0);
   INGOT_CHECK(!several || layer.down.w.format == WeightFormat::mxfp4, "decode token: found experts in ",
@@ -180,13 +188,22 @@ std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t ca
   for (size_t i = 0; i < m.layers.size(); ++i) all.push_back(stages_of(plan, m.layers[i], uint32_t(i)));
   return all;
 }
-std::vector<DenseLayerStages> dense_stages_of(const Model& m, const Buffers& b, uint32_t capacity) {
+int64_t family_stages_bytes(const DecoderSpec& c) {
+  if (!is_family(c)) return 0;
+  return c.layers * int64_t(has_dense_mlp(c) ? sizeof(DenseLayerStages) : sizeof(MixtureLayerStages));
+}
+std::vector<char> family_stages_of(const Model& m, const Buffers& b, uint32_t capacity) {
+  std::vector<char> all;
+  if (!is_family(m.config)) return all;
   const Plan plan = plan_of(m, b, {.capacity = capacity});
-  std::vector<DenseLayerStages> all;
-  for (const Layer& l : m.layers) {
-    all.push_back(dense_stages_of(plan, l));
-    if (!m.config.mlp_bias) all.back().gate_up.bias = nullptr;  // zeros, which need not be read
-  }
+  const auto append = [&](auto stages) {
+    if (!m.config.mlp_bias) stages.gate_up.bias = nullptr;  // zeros, which need not be read
+    const char* const bytes = reinterpret_cast<const char*>(&stages);
+    all.insert(all.end(), bytes, bytes + sizeof stages);
+  };
+  for (size_t i = 0; i < m.layers.size(); ++i)
+    has_dense_mlp(m.config) ? append(dense_stages_of(plan, m.layers[i]))
+                            : append(mixture_stages_of(plan, m.layers[i], uint32_t(i)));
   return all;
 }
 

@@ -19,7 +19,7 @@
 //   token_attention.cuh     attention
 //   router.cuh              the choice of experts
 //   layer_arguments.cuh     the next layer's arguments, in models with dense MLPs
-//   head_norms.cuh          queries, keys and values of attention in models with dense MLPs
+//   head_norms.cuh          queries, keys and values of attention in models of the families
 //   rank_exchange.cuh       exchange between several GPUs
 //   prefilter/prefiltered_head.cuh  the head with the int8 prefilter
 #include "ingot/gpu/launch.h"
@@ -299,7 +299,7 @@ __device__ __forceinline__ void begin_token(const TokenContext<V>& block, const 
   if (threadIdx.x == 0)
     m.keys[0] = {rotation, m.position, split_kv_attention::kRound<TokenContext<V>::kHeadDim>,
                  split_kv_attention::kPartStep<TokenContext<V>::kHeadDim>};
-  if (!V.dense_mlp && threadIdx.x < rotation.dim / 2) {
+  if (!V.family && threadIdx.x < rotation.dim / 2) {
     m.cos[threadIdx.x] = rotation.cos[size_t(m.position) * (rotation.dim / 2) + threadIdx.x];
     m.sin[threadIdx.x] = rotation.sin[size_t(m.position) * (rotation.dim / 2) + threadIdx.x];
   }
@@ -354,15 +354,16 @@ __global__ void __launch_bounds__(kTokenThreads + 32, 1)
                                                                                           p.prefiltered_head());
   run_token(block, p.token);
 }
-// With dense MLPs.
-template <WeightFormat kFormat, uint32_t kHeadDim, bool kTraced, bool kPrefiltered>
+// Of the families. AnyToken is DenseToken or MixtureToken.
+template <WeightFormat kFormat, class AnyToken, uint32_t kHeadDim, bool kTraced, bool kPrefiltered>
 __global__ void __launch_bounds__(kTokenThreads + 32, 1)
-    dense_token_kernel(const __grid_constant__ TokenArguments<DenseToken, kPrefiltered> p) {
+    family_token_kernel(const __grid_constant__ TokenArguments<AnyToken, kPrefiltered> p) {
   constexpr TokenVariant kVariant{.dense = kFormat,
                                   .experts = kFormat,
                                   .traced = kTraced,
                                   .prefiltered = kPrefiltered,
-                                  .dense_mlp = true,
+                                  .family = true,
+                                  .dense_mlp = std::is_same_v<AnyToken, DenseToken>,
                                   .head_dim = kHeadDim};
   const TokenContext<kVariant> block(tile::dynamic_shared<char>(), p.prefiltered_head());
   run_token(block, p.token);
@@ -405,8 +406,8 @@ void Megakernel<V>::launch(const TokenOf<V>& token, const PrefilteredHead& head,
     if constexpr (V.prefiltered) p.head = head;
     gpu::launch("decode token", kernel, at, stream, p);
   };
-  if constexpr (V.dense_mlp)
-    launch_on(dense_token_kernel<V.dense, V.head_dim, V.traced, V.prefiltered>);
+  if constexpr (V.family)
+    launch_on(family_token_kernel<V.dense, TokenOf<V>, V.head_dim, V.traced, V.prefiltered>);
   else
     launch_on(token_kernel<V.dense, V.experts, V.traced, V.ranks, V.prefiltered>);
 }

@@ -37,6 +37,15 @@ inline DenseLayerStages dense_stages_of(const Plan& s, const Layer& l) {
   return {qkv_of(s, l), attention_of(s, l), output_of(s, l), gate_up_of(s, l, 0), down_of(s, l, 0), l.q_norm, l.k_norm};
 }
 
+// The same for a layer with experts of a family. Without biases `bias` of gate and up is null.
+struct MixtureLayerStages : LayerStages {
+  const float *q_norm, *k_norm;  // as in DenseLayerStages
+};
+
+inline MixtureLayerStages mixture_stages_of(const Plan& s, const Layer& l, uint32_t index) {
+  return {stages_of(s, l, index), l.q_norm, l.k_norm};
+}
+
 // The number of weight tiles that a block multiplies in each product.
 struct BlockWork {
   uint32_t weight_tiles[kStageCount];  // 0 for a stage without weights
@@ -89,8 +98,13 @@ struct Token {
 struct DenseToken : Token {
   const DenseLayerStages* dense_layers;  // device memory
 };
+// A token of a family's mixture of experts; `layers` is not used.
+struct MixtureToken : Token {
+  const MixtureLayerStages* mixture_layers;  // device memory
+};
 inline INGOT_HD const LayerStages* layers_of(const Token& t) { return t.layers; }
 inline INGOT_HD const DenseLayerStages* layers_of(const DenseToken& t) { return t.dense_layers; }
+inline INGOT_HD const MixtureLayerStages* layers_of(const MixtureToken& t) { return t.mixture_layers; }
 
 // The head's rows in 8 bits, which the kernel reads in place of Token::head's matrix (int8_prefilter.h), and the bf16
 // matrix. The kernel reads only those rows of the bf16 matrix that may have the largest logit according to the 8-bit
@@ -102,9 +116,8 @@ struct PrefilteredHead {
   uint64_t* lower_bounds;  // the field of Buffers
 };
 
-// The widest heads: of models with experts, where wider heads would leave a thread too few registers, and of models
-// with dense MLPs.
-constexpr uint32_t kTokenHeadDim = 64, kDenseTokenHeadDim = 128;
+// The widest heads: of GPT-OSS, and of the families.
+constexpr uint32_t kTokenHeadDim = 64, kFamilyTokenHeadDim = 128;
 
 // The grid barriers of a token, in order: one after each stage of each layer.
 constexpr uint32_t kGridBarriersPerLayer = 5;
@@ -123,22 +136,26 @@ constexpr uint32_t kExchangeStamps = 4;
 // executed takes space in the instruction cache.
 struct TokenVariant {
   WeightFormat dense, experts;  // the formats of attention and head, and of the experts
-  bool traced = false;          // records Grid::trace; needs MXFP4 experts
+  bool traced = false;          // records Grid::trace; needs MXFP4 experts, or bf16 with `family`
   bool ranks = false;           // one GPU of several (Token::ranks); needs MXFP4 experts
   // The int8 prefilter of the head. The logits that may be the largest, and the greedy token, equal the whole head's
   // bit for bit; for every other row the kernel writes the upper bound instead of the logit. `token.head.w` holds the
-  // codes, and over several GPUs `token.head.y` is this GPU's own memory. Needs dense matrices in bf16, and experts in
-  // MXFP4 where a model has experts.
+  // codes, and over several GPUs `token.head.y` is this GPU's own memory. Needs dense matrices in bf16, and GPT-OSS's
+  // experts in MXFP4.
   bool prefiltered = false;
-  // A model of the families (models/families): dense MLPs with SwiGLU in the format `dense`, equal to `experts`; norms
-  // of heads, and rotations that differ by layer. `ranks` is not possible, nor is `traced` with `prefiltered`.
-  bool dense_mlp = false;
-  uint32_t head_dim = kTokenHeadDim;  // of the cache's rows; 128 only with dense_mlp
+  // A model of the families (models/families): MLPs or experts with SwiGLU in the format `dense`, equal to `experts`;
+  // norms of heads, and rotations that differ by layer. `ranks` is not possible, nor is `traced` with `prefiltered`.
+  bool family = false;
+  bool dense_mlp = false;             // no layer has experts; only with `family`
+  uint32_t head_dim = kTokenHeadDim;  // of the cache's rows; 128 only with `family`, and always with its experts
 
   bool operator==(const TokenVariant&) const = default;
 };
-template <TokenVariant V> using LayerOf = std::conditional_t<V.dense_mlp, DenseLayerStages, LayerStages>;
-template <TokenVariant V> using TokenOf = std::conditional_t<V.dense_mlp, DenseToken, Token>;
+template <TokenVariant V>
+using LayerOf =
+    std::conditional_t<V.dense_mlp, DenseLayerStages, std::conditional_t<V.family, MixtureLayerStages, LayerStages>>;
+template <TokenVariant V>
+using TokenOf = std::conditional_t<V.dense_mlp, DenseToken, std::conditional_t<V.family, MixtureToken, Token>>;
 template <TokenVariant V> struct Megakernel {
   // `layer` is any layer of the model and gives sizes and formats. `head` is read by prefiltered variants only.
   static void launch(const TokenOf<V>& token, const PrefilteredHead& head, const LayerOf<V>& layer, int64_t blocks,

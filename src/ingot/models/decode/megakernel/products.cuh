@@ -20,7 +20,7 @@ struct PrefetchedChunk {
 // The remaining variants have fewer dense weights than the ring has room for, or no registers left.
 template <TokenVariant V>
 constexpr bool kPrefetchesChunk = V.dense == WeightFormat::bf16 &&
-                                  (V.dense_mlp || (V.experts == WeightFormat::mxfp4 && !V.ranks));
+                                  (V.family || (V.experts == WeightFormat::mxfp4 && !V.ranks));
 
 // Loads a warp's part of a weight tile from the ring.
 template <WeightFormat F>

@@ -54,7 +54,7 @@ __device__ __forceinline__ void attend(const TokenContext<V>& block, uint32_t la
     const auto soon = [&] {
       if (units - unit <= gridDim.x) block.grid_barriers.announce(block.m.clears != 0);
     };
-    if constexpr (V.dense_mlp)
+    if constexpr (V.family)
       attention.attend(
           unit, block.m.keys[layer % 2].fresh,
           [&](const split_kv_attention::Unit& u) {

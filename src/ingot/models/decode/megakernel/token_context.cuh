@@ -22,7 +22,7 @@ namespace ingot::decode {
 
 // Fifteen warps compute and one copies weights: with sixteen warps a thread can have 128 registers.
 constexpr uint32_t kTokenWarps = megakernel::kTeams * megakernel::kTeamWarps, kTokenThreads = 32 * kTokenWarps;
-constexpr int kDim = kTokenHeadDim;    // of models with experts
+constexpr int kDim = kTokenHeadDim;    // of GPT-OSS
 constexpr uint32_t kRoundGroups = 12;  // groups of 16 sums that a block has memory for, which is one round of a product
 // Each epilogue thread finishes one row of a round. There are two sets: while the threads of one set finish the rows of
 // a product, the threads of the other set prefetch bias and scale for the next product. The second set finishes the
@@ -76,7 +76,7 @@ template <TokenVariant V> struct TokenMemory {
   uint32_t epoch;                             // epoch of the token's first layer
   EpilogueRow rows[2][kEpilogueThreads];      // one array for each of the two sets of epilogue threads
   uint32_t clears, unused;                    // whether this block resets used words during attention
-  float cos[kDim / 2], sin[kDim / 2];         // rotation of the token's position, in models with experts
+  float cos[kDim / 2], sin[kDim / 2];         // rotation of the token's position; not of the families
   float squares[kTokenWarps];                 // sums of squares of the residual stream, a part from each warp
   float sums[kRoundGroups][kTokenWarps][16];  // zeros between two products
   // The block's rows of the output: the residual stream times the weight of the router's norm, as two bf16 a number.

@@ -32,7 +32,7 @@ void build_prefilter(DeviceBuilder& b, bool wanted, Model& m) {
 
 // Places a slot's cache and activations, which are zeros at first. Returns the address of the activations.
 char* build_slot(DeviceBuilder& b, Model& m, int64_t context, int64_t ring, int ranks, LayerStages*& stages,
-                 DenseLayerStages*& dense_stages, Ranks*& of_ranks) {
+                 char*& family_stages, Ranks*& of_ranks) {
   const DecoderSpec& c = m.config;
   const int64_t kv_heads = m.kv_heads < 0 ? c.kv_heads : m.kv_heads;
   for (size_t l = 0; l < m.layers.size(); ++l) {
@@ -43,7 +43,7 @@ char* build_slot(DeviceBuilder& b, Model& m, int64_t context, int64_t ring, int 
     b.take(y.values, int64_t(y.cache_rows) * kv_heads * cache_dim(c));
   }
   b.take(stages, int64_t(m.layers.size()));
-  if (has_dense_mlp(c)) b.take(dense_stages, int64_t(m.layers.size()));
+  if (const int64_t bytes = family_stages_bytes(c); bytes > 0) b.take(family_stages, bytes);
   if (ranks > 1) b.take(of_ranks, 1);
   Buffers counted;
   counted.ranks.exchange.ranks = uint32_t(ranks);
@@ -170,10 +170,10 @@ int64_t DeviceModel::bytes(const DecoderSpec& c, const DecoderWeights& w, const 
   uint32_t* epoch;
   build_inbox(counter, c, gpus, inbox, epoch);
   LayerStages* stages;
-  DenseLayerStages* dense_stages;
+  char* family_stages;
   Ranks* ranks;
   for (int64_t s = 0; s < o.slots; ++s)
-    build_slot(counter, m, context, ring_of(c, context), gpus, stages, dense_stages, ranks);
+    build_slot(counter, m, context, ring_of(c, context), gpus, stages, family_stages, ranks);
   PromptBuffers prompt;
   build_prompt(counter, c, matrix_rows_of(c, context, o), gpus, prompt);
   SamplingBuffers sampling;
@@ -245,15 +245,15 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
     Slot& slot = slots_.emplace_back();
     slot.model = model;
     char* const activations =
-        build_slot(builder, slot.model, context_, ring_, gpus, slot.stages, slot.dense_stages, slot.ranks);
+        build_slot(builder, slot.model, context_, ring_, gpus, slot.stages, slot.family_stages, slot.ranks);
     slot.buffers.ranks.exchange.rank = uint32_t(rank), slot.buffers.ranks.exchange.ranks = uint32_t(gpus);
     lay_out(c, uint32_t(context_), activations, slot.buffers);
     slot.buffers.stop = waits_->watch().stop, slot.buffers.watch = waits_->watch();
     const std::vector<LayerStages> stages = stages_of(slot.model, slot.buffers, uint32_t(context_));
     gpu::copy_to_device(slot.stages, stages.data(), int64_t(stages.size() * sizeof(LayerStages)));
-    if (slot.dense_stages != nullptr) {
-      const std::vector<DenseLayerStages> dense = dense_stages_of(slot.model, slot.buffers, uint32_t(context_));
-      gpu::copy_to_device(slot.dense_stages, dense.data(), int64_t(dense.size() * sizeof(DenseLayerStages)));
+    if (slot.family_stages != nullptr) {
+      const std::vector<char> of_family = family_stages_of(slot.model, slot.buffers, uint32_t(context_));
+      gpu::copy_to_device(slot.family_stages, of_family.data(), int64_t(of_family.size()));
     }
   }
   build_prompt(builder, c, matrix_rows_of(c, context_, o), gpus, prompt_);
@@ -274,8 +274,9 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
   if (head != nullptr)
     head_ = std::make_unique<DeviceHead>(*head, slots_[0].model, head_sizes(c, o), *stream_, device_);
   limit_small_batch(kSmallBatchSequences);
-  if (!use_megakernel(head == nullptr && o.megakernel) && gpu::limits(device_).hopper && has_dense_mlp(c) &&
-      unsupported_reason(c, DecodePath::dense_megakernel).empty())
+  if (!use_megakernel(head == nullptr && o.megakernel) && gpu::limits(device_).hopper &&
+      megakernel_path(c) == DecodePath::family_megakernel &&
+      unsupported_reason(c, DecodePath::family_megakernel).empty())
     log_warn("decode: found heads of ", c.head_dim, " numbers, matrices in several formats, or several GPUs, which ",
              "the megakernel does not take: a token takes a launch for each phase of a layer");
   rotations.fill(c, context_);

@@ -161,7 +161,7 @@ class DeviceModel {
     Model model;  // all slots share the weights
     Buffers buffers;
     LayerStages* stages = nullptr;                  // on the device
-    DenseLayerStages* dense_stages = nullptr;       // the same for dense MLPs, else null
+    char* family_stages = nullptr;                  // the same for the families, else null
     Ranks* ranks = nullptr;                         // a copy of buffers.ranks on the device, with several ranks
     int64_t length = 0, valid_from = 0;             // the circular caches hold the tokens from valid_from on
     bool has_random_cache = false;                  // the cache has been filled by fill_cache_with_random()

@@ -41,7 +41,7 @@ gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint3
                     .watch = waits_->watch(),
                     .ranks = slot.ranks,
                     .prefiltered = prefiltered,
-                    .dense_layers = slot.dense_stages},
+                    .family_layers = slot.family_stages},
                    *stream_);
   });
   return *g;
@@ -316,7 +316,7 @@ void DeviceModel::prepare_trace(const megakernel::Trace& trace, int index) {
                     .watch = waits_->watch(),
                     .ranks = slot.ranks,
                     .trace = trace,
-                    .dense_layers = slot.dense_stages},
+                    .family_layers = slot.family_stages},
                    *stream_);
   });
 }

@@ -70,8 +70,7 @@ void keep_accepted(const BatchedSequences& sequences, const int32_t* sampled, co
 // Computes what run() computes for one token (step.T is 1), by the megakernel. If a wait gave up, nothing has been
 // appended; the words that blocks hand over (Buffers::handover_bytes) and the watch must then be reset before the next
 // launch.
-struct LayerStages;       // megakernel.h
-struct DenseLayerStages;  // megakernel.h
+struct LayerStages;  // megakernel.h
 struct Persistent {
   const LayerStages* layers;  // on the device; stages_of(...) of the same model, buffers and capacity
   gpu::Watch watch;
@@ -80,21 +79,23 @@ struct Persistent {
   megakernel::Trace trace;       // of trace_of(...), where supports_trace(); without words nothing is recorded
   uint32_t missing = ~0u;        // for tests: megakernel::Grid
   bool prefiltered = false;      // greedy token by Model::prefilter; needs supports_prefilter()
-  // In place of `layers`, of a model with dense MLPs.
-  const DenseLayerStages* dense_layers = nullptr;
+  // In place of `layers`, of a model of the families: family_stages_of(...), on the device.
+  const void* family_layers = nullptr;
 };
 std::vector<LayerStages> stages_of(const Model& model, const Buffers& buffers, uint32_t capacity);
-// The same for a model whose MLPs are all dense.
-std::vector<DenseLayerStages> dense_stages_of(const Model& model, const Buffers& buffers, uint32_t capacity);
+// The same for a model of the families: the bytes of a DenseLayerStages for each layer, or of a MixtureLayerStages
+// where the layers have experts. Empty for GPT-OSS.
+std::vector<char> family_stages_of(const Model& model, const Buffers& buffers, uint32_t capacity);
+int64_t family_stages_bytes(const DecoderSpec& config);  // the size of family_stages_of()
 uint32_t grid_barriers_of(const Model& model);
 // A trace of the first `blocks` blocks; `words` is device memory.
 megakernel::Trace trace_of(const Model& model, uint32_t blocks, uint64_t* words);
-// Which variants of the megakernel a model takes. Of a model with experts: no rounded inputs of experts
-// (DecoderSpec::e4m3_inputs); heads of at most 64 numbers; one format for attention and head, and one for the experts.
-// Of a model with dense MLPs: one GPU; heads of at most 128 numbers; one format for all matrices. Of both: room in an
-// SM's memory for a token's activations and a ring of weights.
+// Which models the megakernel takes. GPT-OSS: no rounded inputs of experts (DecoderSpec::e4m3_inputs); heads of at most
+// 64 numbers; one format for attention and head, and one for the experts. The families: one GPU; heads of at most 128
+// numbers, and with experts of more than 64; one format for all matrices. Both: room in an SM's memory for a token's
+// activations and a ring of weights.
 bool supports_megakernel(const Model& model);
-// Whether a token of the model can be traced: MXFP4 experts, or dense MLPs in bf16.
+// Whether a token of the model can be traced: MXFP4 experts, or a family in bf16.
 bool supports_trace(const Model& model);
 // The int8 prefilter needs a model (or a slice with rows of its head) that supports_megakernel(), with a bf16 head and,
 // where the model has experts, MXFP4 experts.

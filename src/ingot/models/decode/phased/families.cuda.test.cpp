@@ -70,11 +70,12 @@ TEST_F(FamiliesDecodeCuda, EveryFamilyIsTheModel) {
   }
 }
 
-TEST_F(FamiliesDecodeCuda, EveryFamilyOfDenseMlpsIsTheModelThroughTheMegakernel) {
+TEST_F(FamiliesDecodeCuda, EveryFamilyIsTheModelThroughTheMegakernel) {
   if (!gpu::current_limits().hopper) GTEST_SKIP() << "the megakernel needs compute capability 9.0";
   for (const FamilyCase& t : testing::megakernel_family_cases()) {
     // The emulated tests have all cases.
-    if (testing::kEmulated && t.name != "heads of 128, fp8" && t.name != "groups of 1") continue;
+    const bool short_case = t.name == "heads of 128, fp8" || t.name == "groups of 1" || t.name == "experts in fp8";
+    if (testing::kEmulated && !short_case) continue;
     check_on_gpu(t, true);
   }
 }
@@ -92,20 +93,25 @@ TEST_F(FamiliesDecodeCuda, LayersOfPublishedShapesRepeatBitForBitAndAgreeWithPha
     // Positions in one part of the keys and in many.
     for (const int64_t context : {int64_t(1), int64_t(700), int64_t(2300)}) {
       SCOPED_TRACE(context);
+      testing::Definition::Choices chosen;  // of the last token
       const auto logits = [&](bool megakernel) {
         EXPECT_TRUE(gpu.use_megakernel(megakernel));
         gpu.fill_cache_with_random(context);
         std::vector<float> row(size_t(s.vocab));
         for (const int32_t id : {7, 1234, 40000}) gpu.extend({&id, 1}, 1);
         gpu.logits(1, row.data());
+        if (s.experts > 0) chosen = testing::choices_of(gpu, 0);
         return row;
       };
-      const std::vector<float> want = logits(false), first = logits(true);
+      const std::vector<float> want = logits(false);
+      const testing::Definition::Choices chosen_by_phases = chosen;
+      const std::vector<float> first = logits(true);
       double error = 0, size = 0;
       for (size_t v = 0; v < want.size(); ++v)
         error += (first[v] - want[v]) * (first[v] - want[v]), size += want[v] * want[v];
-      // Some twenty roundings to bf16 in a row, of 2^-9 each.
-      EXPECT_LT(std::sqrt(error / size), 0.04);
+      // Some twenty roundings to bf16 in a row, of 2^-9 each. A rounding may exchange the least of 8 chosen experts for
+      // the next, which changes up to an eighth of an MLP's output.
+      EXPECT_LT(std::sqrt(error / size), chosen == chosen_by_phases ? 0.04 : 0.15);
       for (int run = 0; run < 50; ++run) ASSERT_EQ(logits(true), first) << "run " << run;
     }
   }

@@ -33,9 +33,16 @@ TEST(FamiliesDecodeEmulated, EveryFamilyIsTheModel) {
     });
 }
 
+// One layer of 4 choices among 9 experts, whose heads have norms.
+DecoderSpec one_expert_layer(const testing::FamilyShape& n) {
+  DecoderSpec s = testing::expert_family_spec(n, 9, 4);
+  s.layers = 1, s.layer.resize(1), s.qk_norm = true;
+  return s;
+}
+
 // The megakernel computes one token after the other. The cases are the families that the megakernel supports, and
 // further cases for its own limits.
-TEST(FamiliesDecodeEmulated, EveryFamilyOfDenseMlpsIsTheModelThroughTheMegakernel) {
+TEST(FamiliesDecodeEmulated, EveryFamilyIsTheModelThroughTheMegakernel) {
   for (const FamilyCase& t : testing::megakernel_family_cases()) {
     // Under a sanitizer only the short cases run, which execute every line.
     if (testing::kSanitized && t.length > 12) continue;
@@ -49,31 +56,33 @@ TEST(FamiliesDecodeEmulated, EveryFamilyOfDenseMlpsIsTheModelThroughTheMegakerne
 }
 // Blocks without weights in some stage or in all, and blocks with several rounds of a stage.
 TEST(FamiliesDecodeEmulated, ATokenDoesNotDependOnTheNumberOfBlocks) {
-  DecoderSpec s = testing::family_spec({64, 2, 1, 64, 208}, 3);
-  s.vocab = 208;
-  const RandomModel m(s, WeightFormat::bf16, WeightFormat::bf16);
-  std::vector<std::vector<double>> want;
-  for (const int64_t blocks : {3, 1, 30}) {
-    if (testing::kSanitized && blocks > 3) continue;
-    SCOPED_TRACE(::testing::Message() << blocks << " blocks");
-    Emulated gpu(s, m.weights, 8);
-    gpu.megakernel = true, gpu.blocks = blocks;
-    std::vector<std::vector<double>> got;
-    for (const int32_t id : {3, 200}) got.push_back(gpu.extend({&id, 1}, 1)[0]);
-    EXPECT_EQ(gpu.stop, uint32_t(gpu::kRunning));
-    if (want.empty()) want = got;
-    // The partial sums of a row tile that two blocks share are added in another order; the logits have a deviation of
-    // 1.5, and an activation rounds to 8 bits.
-    for (size_t t = 0; t < want.size(); ++t)
-      for (size_t v = 0; v < want[t].size(); ++v) EXPECT_NEAR(got[t][v], want[t][v], 0.05) << t << " " << v;
+  for (DecoderSpec s : {testing::family_spec({64, 2, 1, 64, 208}, 3), one_expert_layer({64, 2, 1, 128, 80})}) {
+    s.vocab = 208;
+    const RandomModel m(s, WeightFormat::bf16, WeightFormat::bf16);
+    std::vector<std::vector<double>> want;
+    for (const int64_t blocks : {3, 1, 30}) {
+      if (testing::kSanitized && blocks > 3) continue;
+      SCOPED_TRACE(::testing::Message() << s.experts << " experts, " << blocks << " blocks");
+      Emulated gpu(s, m.weights, 8);
+      gpu.megakernel = true, gpu.blocks = blocks;
+      std::vector<std::vector<double>> got;
+      for (const int32_t id : {3, 200}) got.push_back(gpu.extend({&id, 1}, 1)[0]);
+      EXPECT_EQ(gpu.stop, uint32_t(gpu::kRunning));
+      if (want.empty()) want = got;
+      // The partial sums of a row tile that two blocks share are added in another order; the logits have a deviation of
+      // 1.5, and an activation rounds to 8 bits.
+      for (size_t t = 0; t < want.size(); ++t)
+        for (size_t v = 0; v < want[t].size(); ++v) EXPECT_NEAR(got[t][v], want[t][v], 0.05) << t << " " << v;
+    }
   }
 }
 
 // A chain of tokens with the int8 prefilter is the chain of the whole head: greedy tokens, and samples.
 TEST(FamiliesDecodeEmulated, APrefilteredHeadContinuesAsTheWholeHead) {
-  for (const int64_t head_dim : {64, 128}) {
-    SCOPED_TRACE(head_dim);
-    DecoderSpec s = testing::family_spec({96, 4, 2, head_dim, 64});
+  for (DecoderSpec s : {testing::family_spec({96, 4, 2, 64, 64}), testing::family_spec({96, 4, 2, 128, 64}),
+                        one_expert_layer({96, 4, 2, 128, 64})}) {
+    const int64_t head_dim = s.head_dim;
+    SCOPED_TRACE(::testing::Message() << "heads of " << head_dim << ", " << s.experts << " experts");
     s.vocab = 333, s.qk_norm = head_dim == 128;
     const RandomModel m(s, WeightFormat::bf16, WeightFormat::bf16);
     Emulated whole(s, m.weights, 12), gpu(s, m.weights, 12);
@@ -92,9 +101,10 @@ TEST(FamiliesDecodeEmulated, APrefilteredHeadContinuesAsTheWholeHead) {
 }
 
 TEST(FamiliesDecodeEmulated, AMissingGridBarrierEndsTheMegakernelAndAppendsNothing) {
-  for (const uint32_t missing : {0u, 1u, 3u, 9u}) {
-    SCOPED_TRACE(missing);
-    DecoderSpec s = testing::family_spec({64, 4, 2, 128, 64});
+  for (const auto& [missing, experts] :
+       {std::pair{0u, false}, {1u, false}, {3u, false}, {9u, false}, {0u, true}, {2u, true}, {4u, true}}) {
+    SCOPED_TRACE(::testing::Message() << missing << (experts ? " with experts" : ""));
+    DecoderSpec s = experts ? one_expert_layer({64, 4, 2, 128, 64}) : testing::family_spec({64, 4, 2, 128, 64});
     s.qk_norm = true;
     const RandomModel m(s, WeightFormat::bf16, WeightFormat::bf16);
     Emulated gpu(s, m.weights, 9), sound(s, m.weights, 9);
@@ -113,9 +123,10 @@ TEST(FamiliesDecodeEmulated, AMissingGridBarrierEndsTheMegakernelAndAppendsNothi
   }
 }
 
-TEST(FamiliesDecodeEmulated, ATracedTokenOfDenseMlpsIsTheSameAndReadsTheBytesOfTheMatrices) {
-  for (const int64_t head_dim : {64, 128}) {
-    const DecoderSpec s = testing::family_spec({64, 4, 2, head_dim, 70});
+TEST(FamiliesDecodeEmulated, ATracedTokenIsTheSameAndReadsTheBytesOfTheMatrices) {
+  for (const DecoderSpec& s : {testing::family_spec({64, 4, 2, 64, 70}), testing::family_spec({64, 4, 2, 128, 70}),
+                               one_expert_layer({64, 4, 2, 128, 70})}) {
+    SCOPED_TRACE(::testing::Message() << "heads of " << s.head_dim << ", " << s.experts << " experts");
     const RandomModel m(s, WeightFormat::bf16, WeightFormat::bf16);
     Emulated gpu(s, m.weights, 9), plain(s, m.weights, 9);
     const int32_t id = 5;
@@ -132,10 +143,15 @@ TEST(FamiliesDecodeEmulated, ATracedTokenOfDenseMlpsIsTheSameAndReadsTheBytesOfT
     const auto weight_tiles = [](const decode::Matrix& w) {
       return uint64_t(w.row_tiles) * w.weight_tiles * uint64_t(weight_tile_bytes(w.format));
     };
-    uint64_t all = weight_tiles(gpu.model.head);
-    for (const decode::Layer& l : gpu.model.layers)
-      for (const decode::Matrix* w : {&l.qkv, &l.o, &l.gate_up, &l.down}) all += weight_tiles(*w);
-    EXPECT_EQ(bytes, all);
+    const uint64_t choices = uint64_t(decode::bank_choices(s));
+    uint64_t all = weight_tiles(gpu.model.head), most = 0;
+    for (const decode::Layer& l : gpu.model.layers) {
+      all += weight_tiles(l.qkv) + weight_tiles(l.o) + choices * (weight_tiles(l.gate_up) + weight_tiles(l.down));
+      if (l.experts) all += weight_tiles(l.router), most += weight_tiles(l.router);
+    }
+    // Two blocks that share a row tile of the output both read the router's weights of this row tile.
+    EXPECT_GE(bytes, all);
+    EXPECT_LE(bytes, all + most);
   }
 }
 

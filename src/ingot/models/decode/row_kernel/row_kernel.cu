@@ -59,7 +59,8 @@ template <class Call> void with_dense(WeightFormat f, Call&& call) {
 
 bool supports_row_kernel(const Model& m) {
   const DecoderSpec& c = m.config;
-  if (has_dense_mlp(c) || !supports_megakernel(m) || m.kv_heads >= 0 || m.layers[0].down.format != WeightFormat::mxfp4)
+  if (megakernel_path(c) != DecodePath::megakernel || !supports_megakernel(m) || m.kv_heads >= 0 ||
+      m.layers[0].down.format != WeightFormat::mxfp4)
     return false;
   if (c.experts_per_token * kKernelRows > kMostRowSlots) return false;
   // The same strides as in place_memory().
