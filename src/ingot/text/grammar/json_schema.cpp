@@ -115,7 +115,8 @@ class Distinguisher {
       if (const OrderedJson* ref = find(*s, "$ref")) return distinguishes(place_of(root_, *ref, ""), *other, depth + 1);
       for (const char* key : {"anyOf", "oneOf", "allOf"})
         if (const OrderedJson* list = find(*s, key))
-          return list->is_array() && std::all_of(list->begin(), list->end(), [&](const OrderedJson& option) {
+          return list->is_array() &&
+                 std::all_of(list->begin(), list->end(), [&, other = other](const OrderedJson& option) {
                    return distinguishes(option, *other, depth + 1);
                  });
     }
@@ -494,7 +495,7 @@ class Compiler {
       if (const Dfa* dfa = dfa_of_format(format->get<std::string>())) narrow("format", [&] { return *dfa; });
     if (!strings) return any_text(low, high);
     if (low > 0 || high >= 0)
-      held(path, [&] {
+      held(path, [&, low = low, high = high] {  // clang before 16 does not capture the names of a structured binding
         Dfa d = intersect(*strings, strings_of_length(low, high), budget_);
         if (d.states.empty()) fail(ErrorCode::usage, "found no string of its length that has its pattern and format");
         strings = std::move(d);
