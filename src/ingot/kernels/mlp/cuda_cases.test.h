@@ -354,14 +354,14 @@ inline void Problem::fill(uint64_t seed) {
   const size_t some = std::min<size_t>(size_t(c.rows), 64);
   for (size_t l = 0; l < c.depth() && some > 0; ++l) {
     const size_t n = size_t(c.widths[l + 1]), k = size_t(c.widths[l]);
-    Vector weight = values(w[l].host()), next(some * n);
-    double squares = 0;
+    Vector weight = values(w[l].host()), next(some * n, 0.0), turned(k * n);
+    for (size_t i = 0; i < n; ++i)
+      for (size_t j = 0; j < k; ++j) turned[j * n + i] = weight[i * k + j];
     for (size_t t = 0; t < some; ++t)
-      for (size_t i = 0; i < n; ++i) {
-        double sum = 0;
-        for (size_t j = 0; j < k; ++j) sum += in[t * k + j] * weight[i * k + j];
-        next[t * n + i] = sum, squares += sum * sum;
-      }
+      for (size_t j = 0; j < k; ++j)  // with the outputs innermost, so that the compiler adds several at once
+        for (size_t i = 0; i < n; ++i) next[t * n + i] += in[t * k + j] * turned[j * n + i];
+    double squares = 0;
+    for (const double sum : next) squares += sum * sum;
     const double scale = 1.5 / std::sqrt(squares / double(some * n) + 1e-9);
     for (double& v : weight) v *= scale;
     testing::assign(w[l].host(), weight);

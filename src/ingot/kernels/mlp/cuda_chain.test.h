@@ -12,15 +12,36 @@
 namespace ingot::mlp_cuda_test {
 
 inline void round_to(DType dtype, Vector& v) {
-  if (dtype == DType::f64) return;
-  Buffer rounded(dtype, {int64_t(v.size())});
-  testing::assign(rounded, v);
-  v = values(rounded);
+  const auto round = [&](auto type) {
+    using T = decltype(type);
+    for (double& x : v) x = double(float(T(float(x))));
+  };
+  if (dtype == DType::f32) round(float());
+  if (dtype == DType::bf16) round(bf16());
+  if (dtype == DType::f16) round(f16());
 }
 
 // (m, k) times (k, n) on the GPU, summed in fp64 or like a plain fp32 product; operands may be stored transposed.
+constexpr size_t kProductRestart = 128;  // terms of a plain fp32 product that are added before the sum starts again
 Vector product_on_gpu(const Vector& a, bool transpose_a, const Vector& q, bool transpose_q, size_t m, size_t k,
                       size_t n, bool as_fp32);
+
+// A sum of products of two vectors, by the same rules on the CPU. A weight norm needs one for each row of a weight:
+// thousands of launches for a single case, each of which waits for the GPU's other processes.
+inline double dot(const double* a, const double* q, size_t k, bool as_fp32) {
+  double sum = 0;
+  if (!as_fp32) {
+    for (size_t p = 0; p < k; ++p) sum = std::fma(a[p], q[p], sum);
+    return sum;
+  }
+  float all = 0, run = 0;
+  for (size_t p = 0; p < k; ++p) {
+    run = float(double(float(a[p])) * double(float(q[p])) + double(run));
+    if ((p + 1) % kProductRestart != 0 && p + 1 < k) continue;
+    all += run, run = 0;
+  }
+  return double(all);
+}
 
 // Small loops over fp64 vectors with a rounding after each operation: f64 gives the reference, the narrower types the
 // chain.
@@ -121,10 +142,10 @@ struct Chain {
   void weight_norm_backward(size_t l, size_t n, size_t k) {
     const Vector v = values(p.w[l].host());
     dg[l].assign(n, 0.0);
+    Vector u(k);
     for (size_t i = 0; i < n; ++i) {
-      Vector row(dw[l].begin() + std::ptrdiff_t(i * k), dw[l].begin() + std::ptrdiff_t((i + 1) * k)), u(k);
       for (size_t j = 0; j < k; ++j) u[j] = v[i * k + j] * r[l][i];
-      dg[l][i] = product(row, 1, k, false, u, 1, false)[0];
+      dg[l][i] = dot(&dw[l][i * k], u.data(), k, round == DType::f32);
       for (size_t j = 0; j < k; ++j)
         dw[l][i * k + j] = g[l][i] * r[l][i] * (dw[l][i * k + j] - v[i * k + j] * r[l][i] * dg[l][i]);
     }

@@ -4,17 +4,15 @@
 
 #include <cmath>
 
+#include "ingot/gpu/device.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/mlp/cuda_chain.test.h"
-#include "ingot/testing/device_array.h"
 #include "ingot/testing/gpu_test.h"
 
 namespace ingot::mlp_cuda_test {
 namespace {
 
-using testing::DeviceArray;
-
-constexpr int kThreads = 128, kRestart = 128;
+constexpr int kThreads = 128;
 
 struct Elements {
   const double* data;
@@ -37,12 +35,30 @@ __global__ void __launch_bounds__(kThreads)
   float sum = 0, run = 0;
   for (int64_t p = 0; p < k; ++p) {
     run = float(double(float(a.at(row, p))) * double(float(q.at(p, column))) + double(run));
-    if ((p + 1) % kRestart != 0 && p + 1 < k) continue;
+    if ((p + 1) % int64_t(kProductRestart) != 0 && p + 1 < k) continue;
     sum += run;
     run = 0;
   }
   out[i] = double(sum);
 }
+
+// Device memory that products share: an allocation waits for all kernels of the GPU.
+class Kept {
+ public:
+  double* of(size_t numbers) {
+    const int64_t bytes = int64_t(numbers * sizeof(double));
+    if (memory_.bytes() < bytes) memory_ = gpu::DeviceMemory(bytes + bytes / 2);
+    return static_cast<double*>(memory_.data());
+  }
+  const double* holding(const Vector& v) {
+    double* const p = of(v.size());
+    gpu::copy_to_device(p, v.data(), int64_t(v.size() * sizeof(double)));
+    return p;
+  }
+
+ private:
+  gpu::DeviceMemory memory_;
+};
 
 }  // namespace
 
@@ -50,14 +66,19 @@ Vector product_on_gpu(const Vector& a, bool transpose_a, const Vector& q, bool t
                       size_t n, bool as_fp32) {
   if (m * n == 0) return {};
   if (k == 0) return Vector(m * n, 0.0);
-  DeviceArray<double> left(a), right(q), out(m * n);
-  const Elements of_a = transpose_a ? Elements{left.device(), 1, int64_t(m)} : Elements{left.device(), int64_t(k), 1};
-  const Elements of_q = transpose_q ? Elements{right.device(), 1, int64_t(k)} : Elements{right.device(), int64_t(n), 1};
+  static Kept left, right, results;
+  const double* const x = left.holding(a);
+  const double* const y = right.holding(q);
+  double* const out = results.of(m * n);
+  const Elements of_a = transpose_a ? Elements{x, 1, int64_t(m)} : Elements{x, int64_t(k), 1};
+  const Elements of_q = transpose_q ? Elements{y, 1, int64_t(k)} : Elements{y, int64_t(n), 1};
   gpu::launch("product of the reference", as_fp32 ? fp32_product_kernel : product_kernel,
-              {.grid = int64_t((m * n + kThreads - 1) / kThreads), .block = kThreads}, {}, of_a, of_q, out.device(),
-              int64_t(m), int64_t(k), int64_t(n));
-  out.download();
-  return out.host;
+              {.grid = int64_t((m * n + kThreads - 1) / kThreads), .block = kThreads}, {}, of_a, of_q, out, int64_t(m),
+              int64_t(k), int64_t(n));
+  Vector sums(m * n);
+  gpu::synchronize();
+  gpu::copy_to_host(sums.data(), out, int64_t(sums.size() * sizeof(double)));
+  return sums;
 }
 
 class MlpReferenceCuda : public testing::GpuTest<> {};
@@ -91,6 +112,10 @@ TEST_F(MlpReferenceCuda, ProductsEqualALoopOnTheCpu) {
           }
           EXPECT_LE(std::abs(exact[i * n + j] - double(sum)), double(k) * 1.2e-16 * size) << i << ' ' << j;
           EXPECT_EQ(rounded[i * n + j], double(all)) << i << ' ' << j;
+          Vector column(k);
+          for (size_t p = 0; p < k; ++p) column[p] = q[p * n + j];
+          EXPECT_EQ(dot(&a[i * k], column.data(), k, true), double(all)) << i << ' ' << j;
+          EXPECT_EQ(dot(&a[i * k], column.data(), k, false), exact[i * n + j]) << i << ' ' << j;
         }
     }
 }
