@@ -96,7 +96,7 @@ def rows(model, found):
                        note=f": first token {a['first_token_ms']:.1f} ms, all {a['whole_ms'] / 1e3:.2f} s"))
     one = next((s["mean_ms"] for s in found.get("sequences", []) if s["sequences"] == 1), None)
     for s in found.get("sequences", []):
-        if s["sequences"] > 1 and not s.get("row_kernel"):  # that path is switched off
+        if s["sequences"] > 1 and s["in_use"]:
             out.append(row(f"{what}, {s['sequences']} sequences a step", [s["sequences"], found["context"]], s["mean_ms"], {"one_by_one": s["sequences"] * one},
                            limit_ms(s["step_bytes"]), step=s, note=f", {s['experts_a_layer']:.1f} experts a layer"))
     for load, times in found.get("grid_barriers", {}).items():

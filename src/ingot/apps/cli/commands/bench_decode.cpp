@@ -250,6 +250,7 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
       steps.push_back({{"sequences", s.sequences},
                        {"streams", s.sequences},  // the earlier name, for one version
                        {"row_kernel", s.row_kernel},
+                       {"in_use", s.in_use},
                        {"mean_ms", s.step.mean_ms},
                        {"p50_ms", s.step.p50_ms},
                        {"p99_ms", s.step.p99_ms},

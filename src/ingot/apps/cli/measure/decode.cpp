@@ -244,10 +244,12 @@ double experts_of_a_layer(const DeviceModel& m, int64_t sequences) {
   return double(std::accumulate(counts.begin(), counts.end(), 0u)) / double(counts.size());
 }
 // The sequences begin with different ids, so that their tokens choose different experts.
-void time_batched_steps(DeviceModel& m, const DecodeMeasurement& o, bool row_kernel, DecodeTimes& times) {
+void time_batched_steps(DeviceModel& m, const DecodeMeasurement& o, bool row_kernel, bool takes_row_kernel,
+                        DecodeTimes& times) {
   for (const int64_t n : o.sequences) {
     if (row_kernel && (n == 1 || n > int64_t(decode::kKernelRows))) continue;
-    BatchedStepTimes t{.sequences = n, .row_kernel = row_kernel};
+    const bool few = takes_row_kernel && 1 < n && n <= decode::kRowKernelSequences;
+    BatchedStepTimes t{.sequences = n, .row_kernel = row_kernel, .in_use = row_kernel == few};
     std::vector<int> slots;
     std::vector<int32_t> ids;
     for (int s = 0; s < int(n); ++s) {
@@ -336,9 +338,11 @@ void measure_one(const DecoderSpec& c, const DecodeMeasurement& o, int64_t room,
   m.use_megakernel(o.megakernel);
   for (const auto& [prompt, tokens] : o.answers) times.answers.push_back(time_answer(m, prompt, tokens));
   if (o.small_batch >= 0) m.limit_small_batch(o.small_batch);
-  for (const bool row_kernel : {false, true})
-    if (m.use_row_kernel(row_kernel)) time_batched_steps(m, o, row_kernel, times);
-  m.use_row_kernel(false);
+  const bool takes_row_kernel = m.use_row_kernel(decode::RowKernelUse::few_sequences);
+  m.use_row_kernel(decode::RowKernelUse::none);
+  time_batched_steps(m, o, false, takes_row_kernel, times);
+  if (m.use_row_kernel(decode::RowKernelUse::all)) time_batched_steps(m, o, true, takes_row_kernel, times);
+  m.use_row_kernel(decode::RowKernelUse::few_sequences);
   if (o.grid_barriers) {
     const uint32_t width = uint32_t(c.hidden) / 4 * 4;
     times.idle = megakernel::measure_grid_barriers(width, false),

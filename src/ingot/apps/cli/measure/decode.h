@@ -77,7 +77,8 @@ struct AnswerTimes {
 // The time of a step with a token of each of several sequences.
 struct BatchedStepTimes {
   int64_t sequences = 1;
-  bool row_kernel = false;  // by the row kernel, else by the small-batch launches
+  bool row_kernel = false;  // by the row kernel, else by the small-batch launches or the matrix kernels
+  bool in_use = true;       // whether a decoder computes a step of this number of sequences so
   TokenTimes step;
   double experts = 0;      // experts that a layer's tokens chose, as the mean over the layers and some steps
   int64_t step_bytes = 0;  // bytes of weights, with this number of experts, and of keys

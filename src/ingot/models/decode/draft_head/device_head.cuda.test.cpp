@@ -179,7 +179,7 @@ TEST_F(DeviceHeadCuda, EveryPathOfTheTargetKeepsTheHiddenStates) {
   if (gpu.draft_rows() < 8) GTEST_SKIP() << "an SM's memory has no room for small batches";
   ASSERT_TRUE(gpu.has_head());
   EXPECT_FALSE(gpu.use_megakernel(true));
-  EXPECT_FALSE(gpu.use_row_kernel(true));
+  EXPECT_FALSE(gpu.use_row_kernel(decode::RowKernelUse::all));
   const auto expect_slot = [&](int slot, int64_t n) {
     ASSERT_EQ(gpu.length(slot), n);
     ASSERT_EQ(gpu.guess(slot, 1, 1).size(), 1u) << "the head knows all tokens of the slot";

@@ -47,9 +47,6 @@ namespace {
 using decode::DeviceModel;
 using decode::RankedModel;
 
-// Two tokens by the megakernel take no longer than a step of two sequences.
-constexpr size_t kFewestTogether = 3;
-
 class GpuDecoder final : public DeviceDecoder {
  public:
   // With `seed` the weights are random; null: the given weights.
@@ -102,7 +99,7 @@ class GpuDecoder final : public DeviceDecoder {
     if (next == nullptr) model_.synchronize();  // errors and the time of a prompt belong to this call
   }
   bool feed_on_device(std::span<const PendingToken> pending) override {
-    if (pending.size() < kFewestTogether) return false;
+    if (int64_t(pending.size()) < model_.fewest_together()) return false;
     std::vector<int> slots;
     std::vector<int32_t> ids;
     for (const PendingToken& p : pending) slots.push_back(p.next.slot), ids.push_back(p.id);

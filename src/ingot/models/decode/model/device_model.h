@@ -79,8 +79,8 @@ class DeviceModel {
   // Takes effect from the next step on. Returns false if the megakernel is wanted and does not support the model;
   // nothing changes then.
   bool use_megakernel(bool wanted);
-  // The same for the row kernel, which computes steps of 2 to 8 rows.
-  bool use_row_kernel(bool wanted);
+  // The same for the row kernel.
+  bool use_row_kernel(RowKernelUse wanted);
   bool has_prefilter() const { return model().prefilter.rows != nullptr; }
 
   // The result of prompt_kernels() for a prompt of `tokens` tokens.
@@ -108,6 +108,8 @@ class DeviceModel {
   // For tests and measurements: steps of more sequences than this use the matrix kernels, if these support the model.
   void limit_small_batch(int64_t sequences);
   bool takes_matrix_kernels(int64_t sequences) const { return sequences > most_small_batch_; }
+  // The fewest sequences whose shared step takes less time than a step of each alone, as measured.
+  int64_t fewest_together() const { return uses_row_kernel(2, true) ? 2 : 3; }
   void extend_sequences(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
   // Appends to every slot its most likely token, n times.
   void continue_sequences(std::span<const int> slots, int64_t n);
@@ -186,7 +188,12 @@ class DeviceModel {
     return id_alone && has_prefilter() && samples_in_head(T, head_rows);
   }
   bool samples_in_head(int64_t T, uint32_t head_rows) const { return megakernel_ && T == 1 && head_rows == 1; }
-  bool uses_row_kernel(int64_t T) const { return row_kernel_ && 1 < T && T <= int64_t(kKernelRows); }
+  // Whether the row kernel computes a step of T rows, of `sequences` different sequences or else of one.
+  bool uses_row_kernel(int64_t T, bool sequences) const {
+    const bool all = row_kernel_ == RowKernelUse::all;
+    const bool few = row_kernel_ == RowKernelUse::few_sequences && sequences;
+    return 1 < T && T <= (all ? int64_t(kKernelRows) : few ? kRowKernelSequences : 0);
+  }
   const KeptStates* kept_states() const { return has_head() ? &head_->states() : nullptr; }
   static DeviceHead::Sizes head_sizes(const DecoderSpec& config, const DecoderOptions& options);
   // Gives the head the tokens that the last step appended to the slots.
@@ -236,7 +243,8 @@ class DeviceModel {
   Arena arena_;
   std::unique_ptr<gpu::OwnedStream> stream_;
   std::unique_ptr<gpu::WaitControl> waits_;
-  bool megakernel_ = false, row_kernel_ = false;
+  bool megakernel_ = false;
+  RowKernelUse row_kernel_ = RowKernelUse::none;
   std::deque<Slot> slots_;
   std::unique_ptr<DeviceHead> head_;  // null: none
 };

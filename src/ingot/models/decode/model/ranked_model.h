@@ -48,6 +48,7 @@ class RankedModel {
   void continue_sampling(int64_t n, const sampling::RowNoise& noise, int slot = 0, bool id_alone = false);
   void continue_greedily(int64_t n, int slot = 0, bool id_alone = false) { continue_sampling(n, {}, slot, id_alone); }
   int64_t max_sequences() const { return rank(0).max_sequences(); }  // 1 with several ranks
+  int64_t fewest_together() const { return rank(0).fewest_together(); }
   void extend_sequences(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
   bool takes_parts() const { return rank(0).takes_parts(); }
   void extend_parts(std::span<const Decoder::Part> parts) { ranks_[0]->extend_parts(parts); }

@@ -16,14 +16,15 @@ bool DeviceModel::use_megakernel(bool wanted) {
   return takes || !wanted;
 }
 
-bool DeviceModel::use_row_kernel(bool wanted) {
-  const bool takes = row_words_.bytes > 0 && !has_head() && supports_row_kernel(slots_[0].model);
+bool DeviceModel::use_row_kernel(RowKernelUse wanted) {
+  const bool takes =
+      gpu::limits(device_).hopper && row_words_.bytes > 0 && !has_head() && supports_row_kernel(slots_[0].model);
   if (takes) row_kernel_ = wanted;
-  return takes || !wanted;
+  return takes || wanted == RowKernelUse::none;
 }
 
 gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone) {
-  const bool rows = uses_row_kernel(T), persistent = rows || (megakernel_ && T == 1),
+  const bool rows = uses_row_kernel(T, false), persistent = rows || (megakernel_ && T == 1),
              prefiltered = uses_prefilter(T, head_rows, id_alone);
   auto& g = slot.graphs[{T, head_rows, vocab, persistent, prefiltered}];
   if (g != nullptr) return *g;
@@ -193,7 +194,7 @@ void DeviceModel::limit_small_batch(int64_t sequences) {
 gpu::Graph& DeviceModel::sequences_graph(uint32_t sequences, uint32_t vocab) {
   const bool matrix_kernels = takes_matrix_kernels(sequences);
   const uint32_t rows = matrix_kernels ? batch_rows(sequences) : sequences, capacity = uint32_t(context_);
-  const bool row_kernel = uses_row_kernel(sequences);
+  const bool row_kernel = uses_row_kernel(sequences, true);
   auto& g = sequences_graphs_[{rows, vocab, matrix_kernels, row_kernel}];
   if (g != nullptr) return *g;
   g = std::make_unique<gpu::Graph>(*stream_, [&] {

@@ -50,7 +50,7 @@ TEST_F(RowKernelCuda, SequencesOfThePublishedShapesRepeatBitForBitBesideAnyOther
     step(all);
     std::vector<std::vector<float>> phased;
     for (const int slot : all) phased.push_back(row_of(gpu, slot));
-    ASSERT_TRUE(gpu.use_row_kernel(true));
+    ASSERT_TRUE(gpu.use_row_kernel(decode::RowKernelUse::all));
     std::map<int, std::vector<float>> seen;
     for (const int T : {8, 5, 4, 3, 2})
       for (int run = 0; run < kRuns; ++run) {
@@ -80,7 +80,7 @@ TEST_F(RowKernelCuda, TokensOfOneSequenceDoNotDependOnHowTheyAreDividedAmongStep
   DeviceModel gpu(c, decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4), {.context = 4096}, 5);
   std::vector<int32_t> ids(16);
   testing::fill_ids(Tensor(ids.data(), {16}), 4, c.vocab);
-  ASSERT_TRUE(gpu.use_row_kernel(true));
+  ASSERT_TRUE(gpu.use_row_kernel(decode::RowKernelUse::all));
   std::vector<float> want;
   for (const std::vector<size_t>& sizes :
        std::vector<std::vector<size_t>>{{8, 8}, {2, 3, 4, 7}, {5, 6, 3, 2}, {2, 2, 2, 2, 2, 2, 2, 2}}) {

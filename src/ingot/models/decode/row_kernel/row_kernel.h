@@ -9,7 +9,13 @@
 
 namespace ingot::decode {
 
-constexpr uint32_t kKernelRows = 8;     // the number of columns of a matrix instruction
+constexpr uint32_t kKernelRows = 8;  // the number of columns of a matrix instruction
+// Steps of up to this number of sequences take the row kernel instead of the small-batch kernels, as measured
+// (docs/lab/gpt-oss-decode.md#rows-of-one-persistent-kernel).
+constexpr int64_t kRowKernelSequences = 3;
+// Which steps the row kernel computes: none; steps of 2 to kRowKernelSequences sequences; or, for tests and
+// measurements, all steps of 2 to kKernelRows rows, also of several tokens of one sequence.
+enum class RowKernelUse { none, few_sequences, all };
 constexpr uint32_t kMostRowSlots = 64;  // the most expert slots, which are the distinct experts of all rows
 
 // The words through which the blocks of the kernel exchange results, in device memory filled with zeros. A sum is a
