@@ -47,8 +47,8 @@ TEST_F(GroupedCuda, OneMatrixAndFewRows) {
   if (testing::kEmulated) GTEST_SKIP() << "too large for the emulator";
   for (WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
     for (Form form : {Form::plain, Form::adds, Form::gated})
-      for (int32_t rows : {1, 17, 40, 79, 100, 128, 230})
-        for (int64_t k : {32, 192, 1024}) {
+      for (int32_t rows : {1, 9, 16, 17, 40, 79, 100, 128, 230})
+        for (int64_t k : {32, 192, 1024, 2048}) {  // 2,048 columns are more stages than the ring has
           check(f, {0, rows}, 1300, k, form);
           if (::testing::Test::HasFailure()) return;
         }

@@ -47,7 +47,7 @@ template <WeightFormat F, int kRows, int kTileBands> struct Memory {
   static constexpr uint32_t kA = kTileBands * kWeightTiles * kWeightTile, kPanel = kRows * 128,
                             kB = kWeightTiles * kPanel;
   static constexpr uint32_t kFit = (216 * 1024) / (kA + kB);
-  static constexpr int kMost = kTileBands < 16 ? 12 : 8, kStages = kFit < kMost ? kFit : kMost;
+  static constexpr int kMost = kTileBands == 16 ? 8 : kRows == 16 ? 20 : 12, kStages = kFit < kMost ? kFit : kMost;
   using Pipe = gemm::Pipeline<kStages, 1, gemm::Team::cooperative, Team<F, kRows, kTileBands>::kGroups>;
   alignas(1024) char b[kStages][kB];
   alignas(128) char a[kStages][kA];
@@ -283,6 +283,7 @@ template <WeightFormat F>
 void launch(const Params& p, const TileShape& tile, bool gated, int64_t blocks, int device, Stream stream) {
   if (gated) return launch_tall<F, true>(p, tile.kernel, blocks, device, stream);
   if (tile.row_tiles == int(kBands)) return launch_tall<F, false>(p, tile.kernel, blocks, device, stream);
+  if (tile.kernel == 16) return launch_tile<F, 16, kFewBands, false>(p, blocks, device, stream);
   if (tile.kernel == 80) return launch_tile<F, 80, kFewBands, false>(p, blocks, device, stream);
   launch_tile<F, 128, kFewBands, false>(p, blocks, device, stream);
 }

@@ -91,6 +91,9 @@ TEST(GroupedSchedule, OneMatrixTakesTheTilesWhoseWavesEndFirst) {
   is(pick(kBf16, 1024, 1, 180), 128, 128, kBands);
   is(pick(kBf16, 100, 1, 320), 128, 128, kFewBands);  // of 256 rows of weights there would be 20 tiles
   is(pick(kBf16, 100, 1, 180), 80, 80, kFewBands);
+  is(pick(kBf16, 16, 1, 320), 16, 16, kFewBands);
+  is(pick(kBf16, 17, 1, 320), 80, 80, kFewBands);
+  is(pick(kMx, 16, 1, 12568), 48, 48, kBands);         // of 64 rows of weights there would be 24 waves
   is(pick(kBf16, 100, 1, 320, true), 40, 80, kBands);  // gated products have no such tiles
   is(pick(kMx, 100, 1, 320, true), 48, 48, kBands);
 }
