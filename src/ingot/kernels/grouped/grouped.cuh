@@ -60,9 +60,14 @@ template <int kTileBands> __device__ __forceinline__ Walk walk_of(const Params& 
   return {offsets,    p.groups, uint32_t(kTileBands), (p.row_tiles + kTileBands - 1) / kTileBands, p.tile_rows,
           blockIdx.x, gridDim.x};
 }
-template <WeightFormat F, int kRows> __device__ __forceinline__ uint32_t steps_of(const Params& p) {
+// The weight tiles that a tile multiplies: the first one, and the number of stages.
+struct Span {
+  uint32_t first, steps;
+};
+template <WeightFormat F, int kRows> __device__ __forceinline__ Span span_of(const Params& p, const Tile& t) {
   constexpr uint32_t kWeightTiles = kSpan<F, kRows>;
-  return (p.weight_tiles + kWeightTiles - 1) / kWeightTiles;
+  const uint32_t first = p.parts > 1 ? t.group * p.part_tiles : 0, count = min(p.part_tiles, p.weight_tiles - first);
+  return {first, (count + kWeightTiles - 1) / kWeightTiles};
 }
 
 // Claims a tile. Called by one warp, where tiles are claimed.
@@ -83,25 +88,30 @@ __device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m, uint32
   constexpr uint32_t kBoxRows = box_rows(kRows), kBox = kBoxRows * 128, kWeightTiles = M::kWeightTiles;
   typename M::Pipe::Cursor at;
   Walk walk = walk_of<kTileBands>(p, m.offsets);
-  const uint32_t steps = steps_of<F, kRows>(p), claims_at = steps > 4 ? steps - 4 : 0;
   if (p.claims != nullptr) walk.step = 0;
   const auto say = [&](const typename M::Pipe::Cursor& in, const Tile& t) {
     tile::wait_or_trap(&m.pipe.empty[in.stage], in.phase ^ 1);
     m.tile[in.stage] = t;
   };
   for (Tile t; walk.next(t);) {
-    const uint32_t boxes = t.rows() <= kBoxRows ? 1 : kRows / kBoxRows, row_tile = t.group * p.row_tiles + t.row_tile;
+    const bool is_part = p.parts > 1;
+    const uint32_t boxes = t.rows() <= kBoxRows ? 1 : kRows / kBoxRows,
+                   row_tile = (is_part ? 0 : t.group * p.row_tiles) + t.row_tile,
+                   row = t.row - (is_part ? m.offsets[t.group] : 0);
+    const auto [first, steps] = span_of<F, kRows>(p, t);
+    const uint32_t claims_at = steps > 4 ? steps - 4 : 0;
     uint32_t claim = 0;
     for (uint32_t step = 0; step < steps; ++step, at.advance()) {
       if (step == claims_at && p.claims != nullptr) claim = atomicInc(p.claims, tiles - 1);
       if (step == 0) say(at, t);
       uint64_t* const full = M::Pipe::acquire(m.pipe, at, M::kA + kWeightTiles * boxes * kBox);
-      ptx::tensor_load(m.a[at.stage], &p.weights, int(step * (kWeightTiles * M::kWeightTile / 8)), int(row_tile), full);
+      ptx::tensor_load(m.a[at.stage], &p.weights, int((first + step * kWeightTiles) * (M::kWeightTile / 8)),
+                       int(row_tile), full);
 #pragma unroll
       for (uint32_t weight_tile = 0; weight_tile < kWeightTiles; ++weight_tile)
         for (uint32_t box = 0; box < boxes; ++box)
           ptx::tensor_load(m.b[at.stage] + weight_tile * M::kPanel + box * kBox, &p.x,
-                           int((step * kWeightTiles + weight_tile) * 64), int(t.row + box * kBoxRows), full);
+                           int((first + step * kWeightTiles + weight_tile) * 64), int(row + box * kBoxRows), full);
     }
     if (p.claims != nullptr) walk.next_tile = claimed_tile(claim, gridDim.x);
   }
@@ -114,7 +124,7 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
   using M = Memory<F, kRows, kTileBands>;
   static constexpr int kBlocks = Team<F, kRows, kTileBands>::kBlocks;
   __device__ __forceinline__ Consumer(const Params& p, M& m, uint32_t warp)
-      : m_(m), steps_(steps_of<F, kRows>(p)), a_(ptx::shared_address(m.a[0])), b_(ptx::shared_address(m.b[0])) {
+      : m_(m), p_(p), a_(ptx::shared_address(m.a[0])), b_(ptx::shared_address(m.b[0])) {
 #pragma unroll
     for (uint32_t r = 0; r < kBlocks; ++r) band_[r] = (warp / 4 * kBlocks + r) * 4 + warp % 4;
   }
@@ -127,9 +137,10 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
     for (uint32_t& word : w) word = __shfl_sync(~0u, word, 0);
     return {w[0], w[1], w[2], w[3]};
   }
-  // All products of this tile with kWidth rows of x. While the products of one part of a weight tile run, the next part
+  // All products of tile `t` with kWidth rows of x. While the products of one part of a weight tile run, the next part
   // is decoded into other registers. A stage is released when the first products of the next stage are under way.
-  template <int kWidth> __device__ __forceinline__ void multiply(float (&d)[kBlocks][kWidth / 2]) {
+  template <int kWidth> __device__ __forceinline__ void multiply(const Tile& t, float (&d)[kBlocks][kWidth / 2]) {
+    steps_ = span_of<F, kRows>(p_, t).steps;
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r) ptx::fence_registers(d[r]);
     decode_part(parts_[0], 0);
@@ -201,7 +212,8 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
     ptx::wgmma_commit_group();
   }
   M& m_;
-  uint32_t steps_, a_, b_, before_ = 0;
+  const Params& p_;
+  uint32_t steps_ = 0, a_, b_, before_ = 0;
   Part parts_[2];
   Kept kept_[kBlocks];
   typename M::Pipe::Cursor at_;
@@ -215,7 +227,7 @@ __device__ __forceinline__ void compute(const Params& p, Consumer<F, kRows, kTil
   Ends early = {};
   if constexpr (kEarly) early = ends_of<F>(p, t, t.row_tile + consumer.band_[0]);
   float d[kBlocks][kWidth / 2];
-  consumer.template multiply<kWidth>(d);
+  consumer.template multiply<kWidth>(t, d);
   const auto end = [&](uint32_t row_tile, const auto& sums) {
     if (row_tile < p.row_tiles)
       finish<F, kWidth, kGated>(p, t, row_tile, kEarly ? early : ends_of<F>(p, t, row_tile), sums);

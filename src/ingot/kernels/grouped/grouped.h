@@ -24,7 +24,13 @@ struct GroupedLinear {
   // free, which helps where groups differ in rows. Two launches that may run at once need two counters. The portable
   // form deals tiles out in a fixed order.
   uint32_t* claims = nullptr;
+  // Above 1, with one group: K is divided among `parts` sums, so that a product of few rows of x occupies more
+  // multiprocessors. offsets is then {0, R, 2 R, ...} (parts + 1 entries), y has parts R rows of f32, and row i R + r
+  // is part i of row r; part 0 includes the bias. A part does not depend on R. See grouped_takes_parts().
+  int64_t parts = 1;
 };
 void grouped_linear(const GroupedLinear& a, Stream stream);
+// Whether grouped_linear takes several parts on this device: Hopper's kernels do.
+bool grouped_takes_parts(Device device);
 
 }  // namespace ingot

@@ -12,6 +12,9 @@ struct Product {
   void* y;
   int64_t y_stride, row_tile_bytes, matrix_bytes;
   uint32_t groups, row_tiles, weight_tiles, n, tile_rows;
+  // Above 1, the groups are the parts of one product's sums; a part has so many weight tiles of K, the last one the
+  // rest.
+  uint32_t parts, part_tiles;
   bool add;
   float limit, alpha;
 };

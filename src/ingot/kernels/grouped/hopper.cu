@@ -12,7 +12,7 @@ void launch_hopper(const GroupedLinear& a, const Product& product, Stream stream
   const int device = a.x.device.index;
   const bool gated = is_gated(a);
   const int64_t blocks = gpu::sm_count(device);
-  const TileShape tile = pick_tile(a.x.rows(), a.groups, product.row_tiles, blocks, a.format, gated);
+  const TileShape tile = pick_tile(a.x.rows(), a.groups, product.row_tiles, blocks, a.format, gated, a.parts);
   const int64_t span = span_of(a.format, tile.kernel);
   Params p{{}, product};
   p.tile_rows = uint32_t(tile.rows);

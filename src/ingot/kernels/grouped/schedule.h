@@ -71,7 +71,8 @@ struct TileShape {
 // reading the weights of a tile counts as much as some rows of x. Tiles of 64 rows of weights give work to
 // multiprocessors that a product of few rows of x would leave idle; of these, tiles of 16 rows of x have the most
 // stages.
-inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int64_t sms, WeightFormat f, bool gated) {
+inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int64_t sms, WeightFormat f, bool gated,
+                           int64_t parts = 1) {
   const auto [middle, widest] = widths_of(f);
   const bool mx = f == WeightFormat::mxfp4;
   if (groups > 1) {
@@ -83,7 +84,7 @@ inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int6
   const TileShape tiles[] = {{widest, widest},      {middle, middle},    {mx ? middle : 40, middle},
                              {128, 128, kFewBands}, {80, 80, kFewBands}, {16, 16, kFewBands}};
   const auto time_of = [&](const TileShape& t) {
-    const int64_t all = (row_tiles + t.row_tiles - 1) / t.row_tiles * ((rows + t.rows - 1) / t.rows);
+    const int64_t all = (row_tiles + t.row_tiles - 1) / t.row_tiles * ((rows + t.rows - 1) / t.rows) * parts;
     return (all + sms - 1) / sms * (t.row_tiles == int(kBands) ? 3 * (t.rows + 40) : t.rows + 85);
   };
   TileShape best = tiles[0];

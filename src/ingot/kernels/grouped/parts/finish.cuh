@@ -30,7 +30,8 @@ template <WeightFormat F> __device__ __forceinline__ Ends ends_of(const Product&
         e.scale[half] *=
             reinterpret_cast<const float*>(p.w + t.group * p.matrix_bytes + row_tile * p.row_tile_bytes +
                                            size_t(p.weight_tiles) * weight_tiles::Form<F>::kBytes)[g + 8 * half];
-    e.bias[half] = p.bias != nullptr && n < p.n ? p.bias[size_t(t.group) * p.n + n] : 0;
+    const bool has_bias = p.bias != nullptr && n < p.n && (p.parts == 1 || t.group == 0);
+    e.bias[half] = has_bias ? p.bias[size_t(t.group) * p.n + n] : 0;
   }
   return e;
 }

@@ -26,6 +26,9 @@ int64_t lay_out(const DecoderSpec& c, int64_t T, bool several, char* memory, Pro
   take(b.ids, T);
   take(b.whole, 2);
   take(b.ends, 2);
+  take(b.halves, 3);
+  take(b.half_rows, 2 * kMostSequences);
+  take(b.half_weights, 2 * kMostSequences);
   take(b.rows, 2 * kMostParts);
   take(b.keys, 2 * kMostParts);
   take(b.sliding, 2 * kMostParts);
@@ -92,6 +95,9 @@ struct Run {
   // heads, and below their widths, that this GPU computes
   int64_t kv_heads = m.kv_heads < 0 ? c.kv_heads : m.kv_heads, heads = kv_heads * (c.heads / c.kv_heads);
   int64_t q_width = heads * c.head_dim, kv_width = kv_heads * c.head_dim;  // GPU has
+  // In a step, output is too small for all multiprocessors, so K is divided in two; b.down has room for both halves.
+  bool halves = parts.empty() && p.T <= int64_t(kMostSequences) && c.experts_per_token >= 2 && q_width >= 512 &&
+                !adds_later() && grouped_takes_parts(device());
 
   template <class Kernel, class P>
   void launch(const char* name, Kernel kernel, int64_t grid, const P& params, int64_t threads = kThreads) {
@@ -119,6 +125,11 @@ struct Run {
     n.down = b.down, n.place = b.place, n.weights = b.weights, n.k = uint32_t(c.experts_per_token);
     return n;
   }
+  // Adds the two halves of output's sums to x.
+  prompts::Norm with_halves(prompts::Norm n) const {
+    n.down = b.down, n.place = b.half_rows, n.weights = b.half_weights, n.k = 2;
+    return n;
+  }
   // Over several GPUs: x += all parts of layer i's output or down, then y = norm(x).
   void norm_of_sum(const float* weight, bool down, size_t i) {
     prompts::RankNorm n{.norm = norm_of(weight),
@@ -134,7 +145,7 @@ struct Run {
   void norm_after_output(const Layer& l, size_t i) {
     if (ranks.several()) return norm_of_sum(l.mlp_norm, false, i);
     add_branch(0, l.attn_post_norm);
-    norm(norm_of(l.mlp_norm));
+    norm(halves ? with_halves(norm_of(l.mlp_norm)) : norm_of(l.mlp_norm));
   }
   // `weight` is null where the residual stream is needed alone.
   void norm_after_mlp(const Layer& l, const float* weight, size_t i) {
@@ -210,8 +221,20 @@ struct Run {
     if (parts.empty()) attend_sequences(l);
     for (int64_t i = 0, first = 0; i < int64_t(parts.size()); first += parts[size_t(i++)].T)
       attend_part(parts[size_t(i)].model->layers[layer], i, first);
-    product(l.o, l.b_o, matrix(b.mixed, DType::bf16, p.T, q_width, q_width),
-            matrix(adds_later() ? b.part[0] : b.x, DType::f32, p.T, c.hidden, stride), !adds_later());
+    const Tensor mixed = matrix(b.mixed, DType::bf16, p.T, q_width, q_width);
+    if (halves)
+      return grouped_linear({.x = mixed,
+                             .w = l.o.data,
+                             .format = l.o.format,
+                             .groups = 1,
+                             .n = l.o.rows,
+                             .bias = l.b_o,
+                             .offsets = b.halves,
+                             .y = matrix(b.down, DType::f32, 2 * p.T, c.hidden, c.hidden),
+                             .parts = 2},
+                            stream);
+    product(l.o, l.b_o, mixed, matrix(adds_later() ? b.part[0] : b.x, DType::f32, p.T, c.hidden, stride),
+            !adds_later());
   }
   void attend_sequences(const Layer& l) {
     const uint32_t group = uint32_t(c.heads / c.kv_heads);
@@ -401,6 +424,9 @@ void run_prompt(const Model& m, const Buffers& buffers, const PromptBuffers& b, 
   const int64_t last = is_step ? p.T : int64_t(p.parts.size());
   prompts::Lengths lengths{.whole = b.whole,
                            .ends = b.ends,
+                           .halves = b.halves,
+                           .half_rows = b.half_rows,
+                           .half_weights = b.half_weights,
                            .rows = b.rows,
                            .keys = b.keys,
                            .sliding = b.sliding,

@@ -9,6 +9,7 @@
 #include "ingot/megakernel/exchange.cuh"
 #include "ingot/models/decode/phased/stages.cuh"
 #include "ingot/models/decode/prompt/prompt.h"
+#include "ingot/models/decode/small_batch/batched_sequences.h"
 
 namespace ingot::decode::prompts {
 
@@ -221,7 +222,9 @@ __global__ void __launch_bounds__(kThreads) rotate_kernel(Rotate p) {
 
 // The arrays that attention reads on the device, and the bounds of products of one group.
 struct Lengths {
-  int32_t *whole, *ends, *rows, *keys, *sliding;
+  int32_t *whole, *ends, *halves, *half_rows;
+  float* half_weights;
+  int32_t *rows, *keys, *sliding;
   int32_t T, last;  // rows; rows whose logits are computed
   uint32_t parts;
   struct {
@@ -232,6 +235,11 @@ __global__ void __launch_bounds__(kMostParts) lengths_kernel(const __grid_consta
   ptx::wait_for_earlier_kernels();
   const uint32_t i = threadIdx.x;
   if (i == 0) p.whole[0] = p.ends[0] = 0, p.whole[1] = p.T, p.ends[1] = p.last;
+  if (i < 3) p.halves[i] = int32_t(i) * p.T;
+  if (int32_t(i) < p.T && i < kMostSequences) {
+    p.half_rows[2 * i] = int32_t(i), p.half_rows[2 * i + 1] = p.T + int32_t(i);
+    p.half_weights[2 * i] = p.half_weights[2 * i + 1] = 1;
+  }
   if (i >= p.parts) return;
   p.rows[2 * i] = p.keys[2 * i] = p.sliding[2 * i] = 0;
   p.rows[2 * i + 1] = p.part[i].rows, p.keys[2 * i + 1] = p.part[i].keys, p.sliding[2 * i + 1] = p.part[i].sliding;
@@ -277,33 +285,56 @@ __device__ __forceinline__ void choose_here(const Route& p, uint32_t first, Rout
 }
 __global__ void __launch_bounds__(kRouteThreads) route_kernel(Route p) {
   auto& m = tile::shared<RouteMemory>();
-  ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
   const uint32_t row_tiles = (p.E + kRouted - 1) / kRouted, row_tile = blockIdx.x % row_tiles;
   const uint32_t group = blockIdx.x / row_tiles, first = group * kRouted;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, column = lane % 4 * 2;
+  // The words of kTogether weight tiles, and of the same columns of x, are requested together.
+  constexpr uint32_t kTogether = 3;
+  uint32_t a[kTogether][4][4], b[kTogether][4][2][2];
+  const uint4* const w = reinterpret_cast<const uint4*>(p.w + row_tile * p.row_tile_bytes) + lane;
+  const auto load_weights = [&](uint32_t begin) {
+#pragma unroll
+    for (uint32_t i = 0; i < kTogether; ++i)
+#pragma unroll
+      for (uint32_t s = 0; s < 4; ++s) {
+        const uint32_t at = begin + i * kRouteWarps;
+        uint4 four = {};
+        if (at < p.weight_tiles) four = __ldg(w + at * (weight_tiles::Form<WeightFormat::bf16>::kBytes / 16) + s * 32);
+        a[i][s][0] = four.x, a[i][s][1] = four.y, a[i][s][2] = four.z, a[i][s][3] = four.w;
+      }
+  };
+  load_weights(warp);  // no kernel writes them
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t* x[2];
+  bool here[2];
+#pragma unroll
+  for (uint32_t block = 0; block < 2; ++block) {
+    const uint32_t t = first + 8 * block + g;
+    x[block] = reinterpret_cast<const uint32_t*>(p.x + t * p.stride), here[block] = t < p.T;
+  }
   float sums[2][4] = {};
-  for (uint32_t at = warp; at < p.weight_tiles; at += kRouteWarps) {
-    const uint8_t* const weight_tile =
-        p.w + row_tile * p.row_tile_bytes + at * weight_tiles::Form<WeightFormat::bf16>::kBytes;
-    uint32_t a[4][4], b[4][2][2];
+  for (uint32_t begin = warp; begin < p.weight_tiles; begin += kTogether * kRouteWarps) {
+    if (begin != warp) load_weights(begin);
 #pragma unroll
-    for (uint32_t s = 0; s < 4; ++s) {
-      const uint4 four = __ldg(reinterpret_cast<const uint4*>(weight_tile + s * 512 + lane * 16));
-      a[s][0] = four.x, a[s][1] = four.y, a[s][2] = four.z, a[s][3] = four.w;
+    for (uint32_t i = 0; i < kTogether; ++i)
 #pragma unroll
-      for (uint32_t block = 0; block < 2; ++block)
+      for (uint32_t s = 0; s < 4; ++s)
 #pragma unroll
-        for (uint32_t half = 0; half < 2; ++half) {
-          const uint32_t t = first + 8 * block + g, c = at * 64 + 16 * s + 8 * half + column;
-          const uint32_t two = t < p.T && c < p.C ? *reinterpret_cast<const uint32_t*>(p.x + t * p.stride + c) : 0;
-          b[s][block][half] = c + 1 < p.C ? two : two & 0xffffu;
-        }
-    }
+        for (uint32_t block = 0; block < 2; ++block)
 #pragma unroll
-    for (uint32_t s = 0; s < 4; ++s)
+          for (uint32_t half = 0; half < 2; ++half) {
+            const uint32_t c = (begin + i * kRouteWarps) * 64 + 16 * s + 8 * half + column;
+            uint32_t two = 0;
+            if (here[block] && c < p.C) two = x[block][c / 2];
+            b[i][s][block][half] = c + 1 < p.C ? two : two & 0xffffu;
+          }
 #pragma unroll
-      for (uint32_t block = 0; block < 2; ++block) ptx::mma_m16n8k16(bf16{}, sums[block], a[s], b[s][block]);
+    for (uint32_t i = 0; i < kTogether; ++i)
+#pragma unroll
+      for (uint32_t s = 0; s < 4; ++s)
+#pragma unroll
+        for (uint32_t block = 0; block < 2; ++block) ptx::mma_m16n8k16(bf16{}, sums[block], a[i][s], b[i][s][block]);
   }
 #pragma unroll
   for (uint32_t block = 0; block < 2; ++block)

@@ -17,8 +17,11 @@ constexpr int64_t kPromptTokens = 4096, kPromptRows = 256;
 
 // Buffers shared by the slots of a model. T is the largest number of tokens, and S = T k.
 struct PromptBuffers {
-  int32_t* ids;                    // (T)
-  int32_t *whole, *ends;           // {0, T}; {0, number of rows whose logits are computed}
+  int32_t* ids;           // (T)
+  int32_t *whole, *ends;  // {0, T}; {0, number of rows whose logits are computed}
+  // Of steps: {0, T, 2 T}; (T, 2): the rows of the two halves of a sum, {r, T + r} of row r; (T, 2): ones.
+  int32_t *halves, *half_rows;
+  float* half_weights;
   int32_t *rows, *keys, *sliding;  // for each part: {0, T}, {0, keys of a full layer}, {0, keys of a sliding layer}
   float* x;                        // (T, x_stride)
   bf16* normed;                    // (T, x_stride)
