@@ -120,6 +120,10 @@ template <class Op>
 concept TrimsStages = requires(const Arguments<Op>& p, const TileAt& t) {
   Op::trim(p, t, 0u, 0u, 0u);
 };
+template <class Epilogue>
+concept RequestsInputs = requires(Epilogue& e, const WarpAt& at) {
+  e.request(at);
+};
 
 // All products of a tile. A stage is returned to the producer when the next stage's products have been issued.
 template <class Op>
@@ -182,10 +186,15 @@ __device__ __forceinline__ void consume(const Arguments<Op>& p, Memory<Op>& m, c
 #pragma unroll
       for (int i = 0; i < Sums<Op>::kBlocks * Op::kTile.n / 2; ++i)
         sums.d[i / (Op::kTile.n / 2)][i % (Op::kTile.n / 2)] = 0;
+    const auto place = [&](int r) {
+      return WarpAt{t.batch, block.row(t) + (row_block + r) * 64 + warp % 4 * kWarpRows, t.m_end, t.n};
+    };
+    if constexpr (RequestsInputs<typename Op::Epilogue>)
+#pragma unroll
+      for (int r = 0; r < Sums<Op>::kBlocks; ++r) epilogue.request(place(r));
     multiply_tile<Op>(sums, p, m, t, at, row_block, turns);
 #pragma unroll
-    for (int r = 0; r < Sums<Op>::kBlocks; ++r)
-      epilogue(sums.d[r], {t.batch, block.row(t) + (row_block + r) * 64 + warp % 4 * kWarpRows, t.m_end, t.n});
+    for (int r = 0; r < Sums<Op>::kBlocks; ++r) epilogue(sums.d[r], place(r));
     if (kPingPong) more = leave_one();
   }
   if (kPingPong && last_turn) turns.take();
@@ -239,6 +248,7 @@ struct HopperCore {
   using Operand = gemm::Operand<T, kMajor, kRows, kShared, kPair>;
   using Target = CUtensorMap;
   template <int kPanels> using PanelStore = WarpStore<kPanels>;
+  using PanelExchange = WarpExchange;
 
   // Whether there are kernels of all tiles, and whether results must have rows of whole 16 bytes.
   static constexpr bool kAllTiles = true, kWholeRows = true;

@@ -4,10 +4,13 @@
 // and whole warps call, each for its own 16 rows:
 //     epilogue(d, at)    with the sums of 64 rows x kN columns in wgmma's layout (ptx/wgmma.cuh)
 //     epilogue.end()     after the last tile
+// An epilogue that reads a matrix of the result's shape may declare
+//     epilogue.request(at)    before the tile's products: the core's form for Hopper calls this to start the reads
 // Columns come in panels of 128 bytes: 64 of 16 bits, 32 of fp32. An epilogue serves both forms of the core, which it
 // takes as a parameter (core.cuh, portable/core.cuh):
 //     Core::Target           a result in memory: a tensor map, or an address with strides and edges
 //     Core::PanelStore<n>    writes a warp's panels to targets, through shared memory (WarpStaging<n>)
+//     Core::PanelExchange    reads a warp's panels from a target, and writes others of equal shape
 #include <cstdint>
 #include <type_traits>
 

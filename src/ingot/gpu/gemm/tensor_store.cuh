@@ -6,9 +6,11 @@
 #include "ingot/gpu/gemm/epilogue.cuh"
 #include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/ptx/ldmatrix.cuh"
+#include "ingot/gpu/ptx/mbarrier.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
 #include "ingot/gpu/ptx/tma.cuh"
+#include "ingot/gpu/tile/flag.cuh"
 #include "ingot/gpu/tma_map.h"
 
 namespace ingot::gemm {
@@ -110,6 +112,78 @@ template <int kPanels = 2> class WarpStore {
     __syncwarp();
   }
   uint32_t panels_, next_ = 0;
+};
+
+// A warp's panels of a tile of 128 columns, read from one tensor and written to another of the same shape: the copy
+// engine brings the old contents during the tile's products, the epilogue changes the panels in place, and the engine
+// stores them. Both row blocks of a warpgroup have panels of their own.
+class WarpExchange {
+ public:
+  static constexpr bool kRequests = true;  // the reads start ahead, at request()
+  static constexpr int kBlocks = 2, kPanels = 2;
+  struct Memory {
+    WarpStaging<kBlocks * kPanels> of[kConsumerWarps];
+    uint64_t arrived[kConsumerWarps][kBlocks];
+  };
+
+  __device__ __forceinline__ WarpExchange(Memory& m, uint32_t warp)
+      : panels_(ptx::shared_address(&m.of[warp])), arrived_(m.arrived[warp]) {
+    if (lane() < kBlocks) ptx::mbarrier_init(arrived_ + lane(), 1);
+    ptx::fence_mbarrier_init();
+    __syncwarp();
+  }
+  // Starts the reads of the block of rows at `at`, once the panels of the tile before have been stored.
+  __device__ __forceinline__ void request(const CUtensorMap* from, const WarpAt& at) {
+    if (lane() != 0) return;
+    const uint32_t block = at.row / 64 % kBlocks;
+    ptx::bulk_wait_group_read<0>();
+    ptx::mbarrier_arrive_expect_tx(arrived_ + block, kPanels * kWarpPanelBytes);
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel)
+      ptx::tensor_load_3d(__cvta_shared_to_generic(panels_ + (block * kPanels + panel) * kWarpPanelBytes), from,
+                          int(at.column) + panel * 64, int(at.row), int(at.batch), arrived_ + block);
+  }
+  // Waits for the contents requested for `at`.
+  __device__ __forceinline__ void await(const CUtensorMap*, const WarpAt& at) {
+    const uint32_t block = at.row / 64 % kBlocks;
+    tile::wait_warp_or_trap(arrived_ + block, phases_ >> block & 1);
+    phases_ ^= 1u << block;
+    block_ = panels_ + block * kPanels * kWarpPanelBytes;
+  }
+  // 64 columns in the fragment's order (WarpStore::write).
+  __device__ __forceinline__ void take(int panel, uint32_t (&pairs)[16]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t of_columns[4];
+      ptx::ldmatrix(of_columns, place(panel) ^ (i * 32));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) pairs[4 * i + j] = of_columns[j];
+    }
+  }
+  // Writes the panel's place at `at` of another tensor.
+  __device__ __forceinline__ void send(const uint32_t (&pairs)[16], int panel, const CUtensorMap* to,
+                                       const WarpAt& at) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      ptx::stmatrix(place(panel) ^ (i * 32), {pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]});
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (lane() != 0) return;
+    ptx::tensor_store_3d(to, int(at.column) + panel * 64, int(at.row), int(at.batch),
+                         __cvta_shared_to_generic(block_ + panel * kWarpPanelBytes));
+    ptx::bulk_commit_group();
+  }
+  __device__ __forceinline__ void end() {
+    if (lane() == 0) ptx::bulk_wait_group_read<0>();
+  }
+
+ private:
+  static __device__ __forceinline__ uint32_t lane() { return threadIdx.x % 32; }
+  __device__ __forceinline__ uint32_t place(int panel) const {
+    return block_ + panel * kWarpPanelBytes + tile::swizzled<tile::Swizzle::b128>(lane() % 16, lane() / 16 * 16);
+  }
+  uint32_t panels_, block_ = 0, phases_ = 0;
+  uint64_t* arrived_;
 };
 
 }  // namespace ingot::gemm

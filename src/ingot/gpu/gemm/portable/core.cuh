@@ -133,6 +133,7 @@ struct PortableCore {
   using Operand = portable::Operand<T, kMajor, kRows, kShared, kPair>;
   using Target = portable::Target;
   template <int kPanels> using PanelStore = portable::PanelStore<kPanels>;
+  using PanelExchange = portable::PanelExchange;
 
   static constexpr bool kAllTiles = false, kWholeRows = false;
   static constexpr Tile tile(const Tile&) { return portable::kTile; }

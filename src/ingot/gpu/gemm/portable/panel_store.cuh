@@ -164,4 +164,32 @@ template <int kPanels> class PanelStore {
   uint32_t panel_;
 };
 
+// Members of WarpExchange (../tensor_store.cuh); the reads begin where the Hopper form waits for them.
+class PanelExchange {
+ public:
+  static constexpr bool kRequests = false;
+  static constexpr int kPanels = 2;
+  using Memory = Staging<kPanels>;
+
+  __device__ __forceinline__ PanelExchange(Memory& m, uint32_t warp) : store_(m.of[warp]) {}
+  __device__ __forceinline__ void request(const Target*, const WarpAt&) {}
+  // Both panels' loads are under way before the first is needed.
+  __device__ __forceinline__ void await(const Target* from, const WarpAt& at) {
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel)
+      load_panel(reinterpret_cast<const uint16_t*>(from->data + at.batch * from->batch_stride), from->stride / 2,
+                 at.row, at.column + panel * 64, from->rows, from->columns, chunks_[panel]);
+  }
+  __device__ __forceinline__ void take(int panel, uint32_t (&pairs)[16]) { store_.arrange(chunks_[panel], pairs); }
+  __device__ __forceinline__ void send(const uint32_t (&pairs)[16], int panel, const Target* to, const WarpAt& at) {
+    store_.write(pairs);
+    store_.send(to, at.column + panel * 64, at.row, at.batch);
+  }
+  __device__ __forceinline__ void end() {}
+
+ private:
+  PanelStore<kPanels> store_;
+  uint32_t chunks_[kPanels][4][4];
+};
+
 }  // namespace ingot::gemm::portable

@@ -78,32 +78,30 @@ template <class Core, class T, class F> class Activated {
 // dx = sums * f', from the saved argument, or the value and its argument's sign.
 template <class Core, class T, class F, bool kFromValue> class Sloped {
  public:
+  using Exchange = typename Core::PanelExchange;
   struct Params {
-    typename Core::Target dx;
-    const T* kept = nullptr;
-    int64_t stride = 0;
+    typename Core::Target dx, kept;
     const uint64_t* signs = nullptr;
     uint32_t rows = 0, columns = 0;
   };
-  using Shared = gemm::Staging<2>;
+  using Shared = typename Exchange::Memory;
 
-  __device__ __forceinline__ Sloped(const Params& p, Shared& s, uint32_t warp) : p_(p), out_(s.of[warp]) {}
+  __device__ __forceinline__ Sloped(const Params& p, Shared& s, uint32_t warp) : p_(p), panels_(s, warp) {}
 
+  // Called by the Hopper form only, a tile ahead.
+  __device__ __forceinline__ void request(const gemm::WarpAt& at) {
+    panels_.request(&p_.kept, at);
+    (at.row / 64 % 2 == 0 ? signs_[0] : signs_[1]) = signs_of(at);
+  }
   __device__ __forceinline__ void operator()(float (&d)[kSums], const gemm::WarpAt& at) {
-    // Both panels' loads are under way before the first is needed.
-    uint32_t kept[2][4][4];
-#pragma unroll
-    for (int panel = 0; panel < 2; ++panel)
-      gemm::load_panel(p_.kept, p_.stride, at.row, at.column + panel * 64, p_.rows, p_.columns, kept[panel]);
-    uint64_t signs = 0;
-    if (kFromValue && at.row < p_.rows && at.column < p_.columns)
-      signs = p_.signs[sign_bits::word_at(at.row, at.column, p_.columns, threadIdx.x % 32)];
+    const uint64_t signs = !Exchange::kRequests ? signs_of(at) : at.row / 64 % 2 == 0 ? signs_[0] : signs_[1];
+    panels_.await(&p_.kept, at);
 #pragma unroll
     for (int panel = 0; panel < 2; ++panel) {
-      const uint32_t column = at.column + panel * 64, bits = uint32_t(signs >> 32 * panel);
-      if (column >= p_.columns) break;
+      const uint32_t bits = uint32_t(signs >> 32 * panel);
+      if (at.column + panel * 64 >= p_.columns) break;
       uint32_t pairs[16];
-      out_.arrange(kept[panel], pairs);
+      panels_.take(panel, pairs);
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         float x, y;
@@ -111,11 +109,10 @@ template <class Core, class T, class F, bool kFromValue> class Sloped {
         const int j = panel * 32 + 2 * i;
         pairs[i] = ptx::pack(T{}, d[j] * slope(x, bits >> 2 * i & 1), d[j + 1] * slope(y, bits >> (2 * i + 1) & 1));
       }
-      out_.write(pairs);
-      out_.send(&p_.dx, column, at.row, 0);
+      panels_.send(pairs, panel, &p_.dx, at);
     }
   }
-  __device__ __forceinline__ void end() { out_.end(); }
+  __device__ __forceinline__ void end() { panels_.end(); }
 
  private:
   static __device__ __forceinline__ float slope(float kept, bool positive) {
@@ -124,8 +121,13 @@ template <class Core, class T, class F, bool kFromValue> class Sloped {
     else
       return act_slope<F, T>(kept);
   }
+  __device__ __forceinline__ uint64_t signs_of(const gemm::WarpAt& at) const {
+    if (!kFromValue || at.row >= p_.rows || at.column >= p_.columns) return 0;
+    return p_.signs[sign_bits::word_at(at.row, at.column, p_.columns, threadIdx.x % 32)];
+  }
   const Params& p_;
-  typename Core::template PanelStore<2> out_;
+  Exchange panels_;
+  uint64_t signs_[2] = {};  // of the requested blocks of rows
 };
 
 template <class C, class T, Major kWeights, class E> struct Product {
@@ -168,8 +170,7 @@ template <class Core, class T, class F, bool kFromValue> void launch_backward(co
   const Tensor& kept = kFromValue ? a.x : a.pre;
   launch<Op>("linear_backward", a.dy, a.w, {a.dx.rows(), a.dx.cols(), a.dy.cols()},
              {.dx = Core::template target<T>("linear_backward: dx", a.dx),
-              .kept = kept.ptr<T>(),
-              .stride = kept.row_stride(),
+              .kept = Core::template target<T>("linear_backward: x or pre", kept),
               .signs = a.signs ? static_cast<const uint64_t*>(a.signs.data) : nullptr,
               .rows = uint32_t(a.dx.rows()),
               .columns = uint32_t(a.dx.cols())},
