@@ -10,7 +10,7 @@ median of 20 steps after 5, the memory the peak of PyTorch's allocator. error: t
 it is, in the same seed; the tolerance of 1 % allows for bf16 activations that are rounded in other places. The limit is the time of the products
 alone (6 operations per weight and token, 12 per visible pair, head and width of attention) at the rate of a large product in the same run.
 
-Compilers take minutes for a model of many layers, so that both models need more than ten minutes. The compiled variants of a model are measured last, the report is
+Compilers take minutes for a model of many layers, so that both models need more than ten minutes. The compiled variants of all models are measured last, the report is
 written after each variant, and --continue of gpu.py measures only the variants that the report lacks.
 """
 import argparse
@@ -174,19 +174,18 @@ def main():
     names = [case_name(model, variant) for model in models for variant in OURS]
     measured = measured_before() if whole and begun("models", options, len(names), names) else {}
     before = gpu_state() if options.device == "cuda" else ""
-    for model in models:
+    for variant, model in ((variant, model) for variant in ORDER for model in models):
         found = measured.setdefault(model, {})
-        for variant in ORDER:
-            if isinstance(found.get(variant), dict):
-                continue
-            r, reason = child(model, variant, options)
-            found[variant] = r or reason
-            print(f"{model}, {PEERS.get(variant, 'ingot' + OURS.get(variant, '')):28} "
-                  + (f"{r['us'] / 1e3:9.2f} ms  {r['memory'] / 1e9:6.2f} GB  loss {r['losses'][-1]:.4f}" if r else reason), flush=True)
-            results = [row for m in models for row in results_of(m, OURS, measured.get(m, {}), ceiling["bf16_TFLOPs"])]
-            if whole and results:
-                write_report("models", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}, "measured": measured},
-                             cases=len(names))
+        if isinstance(found.get(variant), dict):
+            continue
+        r, reason = child(model, variant, options)
+        found[variant] = r or reason
+        print(f"{model}, {PEERS.get(variant, 'ingot' + OURS.get(variant, '')):28} "
+              + (f"{r['us'] / 1e3:9.2f} ms  {r['memory'] / 1e9:6.2f} GB  loss {r['losses'][-1]:.4f}" if r else reason), flush=True)
+        results = [row for m in models for row in results_of(m, OURS, measured.get(m, {}), ceiling["bf16_TFLOPs"])]
+        if whole and results:
+            write_report("models", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}, "measured": measured},
+                         cases=len(names))
 
 
 if __name__ == "__main__":
