@@ -140,7 +140,7 @@ struct Batch {
   }
 };
 
-GptOssConfig small() { return testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2); }
+GptOssConfig small() { return testing::decode_config(96, 8, 2, 32, 96, 6, 2, 5, 2); }
 
 // Sequences of lengths below and above a window take part in some of the steps.
 TEST(GptOssBatchEmulated, EverySequenceOfAStepIsTheModel) {

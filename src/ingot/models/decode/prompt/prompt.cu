@@ -96,8 +96,8 @@ struct Run {
   int64_t kv_heads = m.kv_heads < 0 ? c.kv_heads : m.kv_heads, heads = kv_heads * (c.heads / c.kv_heads);
   int64_t q_width = heads * c.head_dim, kv_width = kv_heads * c.head_dim;  // GPU has
   // In a step, output is too small for all multiprocessors, so K is divided in two; b.down has room for both halves.
-  bool halves = parts.empty() && p.T <= int64_t(kMostSequences) && c.experts_per_token >= 2 && q_width >= 512 &&
-                !adds_later() && grouped_takes_parts(device());
+  bool halves = parts.empty() && p.T <= int64_t(kMostSequences) && c.experts_per_token >= 2 &&
+                q_width > 3 * kWeightTileCols && !adds_later() && grouped_takes_parts(device());
 
   template <class Kernel, class P>
   void launch(const char* name, Kernel kernel, int64_t grid, const P& params, int64_t threads = kThreads) {

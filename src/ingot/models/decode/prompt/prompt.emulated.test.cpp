@@ -11,8 +11,28 @@
 
 namespace ingot {
 
-// Replaces the matrix kernels, which the emulator cannot run.
+// Replace the matrix kernels, which the emulator cannot run.
+bool grouped_takes_parts(Device) { return true; }
+// Part i of a product sums every parts-th column from column i on.
+static void grouped_linear_of_parts(const GroupedLinear& a) {
+  const int64_t R = a.x.rows(), K = a.x.cols(), N = a.n;
+  std::vector<uint8_t> data(a.w, a.w + row_tile_count(N) * row_tile_bytes(a.format, K));
+  const WeightMatrix matrix = weight_tiles_at(data.data(), a.format, 0, N, K);
+  std::vector<double> w(size_t(N * K));
+  from_device_order(matrix);
+  dequantise(matrix, Tensor(w.data(), {N, K}), {});
+  for (int64_t part = 0; part < a.parts; ++part)
+    for (int64_t r = 0; r < R; ++r)
+      for (int64_t n = 0; n < N; ++n) {
+        ASSERT_EQ(a.offsets[part], part * R);
+        double sum = part == 0 && a.bias != nullptr ? double(a.bias[n]) : 0;
+        for (int64_t k = part; k < K; k += a.parts)
+          sum += double(float(a.x.ptr<bf16>()[r * a.x.row_stride() + k])) * w[size_t(n * K + k)];
+        a.y.ptr<float>()[(part * R + r) * a.y.row_stride() + n] = float(sum);
+      }
+}
 void grouped_linear(const GroupedLinear& a, Stream) {
+  if (a.parts > 1) return grouped_linear_of_parts(a);
   const int64_t K = a.x.cols(), N = a.n, bytes = row_tile_count(N) * row_tile_bytes(a.format, K);
   const bool gated = a.y.dtype == DType::bf16;
   std::vector<double> w(size_t(N * K)), y(static_cast<size_t>(N));
