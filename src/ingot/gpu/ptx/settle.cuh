@@ -3,6 +3,13 @@
 // behind a wait or repeatedly in a loop. Emits no instruction.
 #include <cstdint>
 
+#ifdef INGOT_EMULATE
+namespace ingot::ptx {
+
+template <class T> inline void settle(T&) {}
+
+}  // namespace ingot::ptx
+#else
 namespace ingot::ptx {
 
 template <class T> __device__ __forceinline__ void settle(T*& p) { asm volatile("" : "+l"(p)); }
@@ -13,3 +20,4 @@ __device__ __forceinline__ void settle(uint32_t& v) { asm volatile("" : "+r"(v))
 __device__ __forceinline__ void settle_in_turn(float& v) { asm volatile("" : "+f"(v)::"memory"); }
 
 }  // namespace ingot::ptx
+#endif

@@ -97,45 +97,53 @@ template <class Storage> void portable_triangle() {
   });
 }
 // Columns 0 to 63 of each tile belong to the first matrix B, the rest to the second.
-template <Major kB, class Storage> void portable_stacked() {
+template <Major kB, class Storage> void portable_stacked(int64_t k) {
   using P = PortableProduct<bf16, Major::k, kB, float, Grid, Pair::none, Pair::stacked>;
   constexpr int64_t kHalf = kPortableTile.n / 2, kRows = kHalf + 24, kColumns = 2 * kPortableTile.n;
-  const Matrix<Storage> a(DType::bf16, Major::k, 1, 20, 40, 1), first(DType::bf16, kB, 1, kRows, 40, 2),
-      second(DType::bf16, kB, 1, kRows, 40, 3);
+  const Matrix<Storage> a(DType::bf16, Major::k, 1, 20, k, 1), first(DType::bf16, kB, 1, kRows, k, 2),
+      second(DType::bf16, kB, 1, kRows, k, 3);
   Storage c(DType::f32, {1, 20, kColumns});
   c.upload();
   launch_portable<P>(P::A::params("a", a.stored), P::B::params("b", first.stored, second.stored),
-                     Grid::of({20, kColumns, 40}, P::kTile), c);
-  check(c, 40, [&](int64_t, int64_t m, int64_t n) {
+                     Grid::of({20, kColumns, k}, P::kTile), c);
+  check(c, k, [&](int64_t, int64_t m, int64_t n) {
     const int64_t row = n / kPortableTile.n * kHalf + n % kHalf;
     return row < kRows ? dot(n % kPortableTile.n < kHalf ? first : second, a, 0, row, m) : Expected{0, 0};
   });
 }
-template <class Storage> void portable_pairs() {
-  portable_stacked<Major::k, Storage>();
-  portable_stacked<Major::mn, Storage>();
-  {
-    using P = PortableProduct<bf16, Major::k, Major::mn, float, Grid, Pair::chained, Pair::chained>;
-    const Matrix<Storage> a0(DType::bf16, Major::k, 1, 140, 72, 1), a1(DType::bf16, Major::k, 1, 140, 72, 2),
-        b0(DType::bf16, Major::mn, 1, 40, 72, 3), b1(DType::bf16, Major::mn, 1, 40, 72, 4);
-    Storage c(DType::f32, {1, 140, 40});
-    c.upload();
-    Grid schedule = Grid::of({140, 40, 72}, P::kTile);
-    schedule.k_steps *= 2;
-    launch_portable<P>(P::A::params("a", a0.stored, a1.stored), P::B::params("b", b0.stored, b1.stored), schedule, c);
-    check(c, 144, [&](int64_t, int64_t m, int64_t n) {
-      const Expected x = dot(a0, b0, 0, m, n), y = dot(a1, b1, 0, m, n);
-      return Expected{x.sum + y.sum, x.size + y.size};
-    });
-  }
+template <class Storage> void portable_chained(int64_t k) {
+  using P = PortableProduct<bf16, Major::k, Major::mn, float, Grid, Pair::chained, Pair::chained>;
+  const Matrix<Storage> a0(DType::bf16, Major::k, 1, 140, k, 1), a1(DType::bf16, Major::k, 1, 140, k, 2),
+      b0(DType::bf16, Major::mn, 1, 40, k, 3), b1(DType::bf16, Major::mn, 1, 40, k, 4);
+  Storage c(DType::f32, {1, 140, 40});
+  c.upload();
+  Grid schedule = Grid::of({140, 40, k}, P::kTile);
+  schedule.k_steps *= 2;
+  launch_portable<P>(P::A::params("a", a0.stored, a1.stored), P::B::params("b", b0.stored, b1.stored), schedule, c);
+  check(c, 2 * k, [&](int64_t, int64_t m, int64_t n) {
+    const Expected x = dot(a0, b0, 0, m, n), y = dot(a1, b1, 0, m, n);
+    return Expected{x.sum + y.sum, x.size + y.size};
+  });
+}
+template <class Storage> void portable_by_batch(int64_t k) {
   using P = PortableProduct<bf16, Major::mn, Major::mn, float, Grid, Pair::by_batch, Pair::same>;
-  const Matrix<Storage> a0(DType::bf16, Major::mn, 1, 140, 40, 1), a1(DType::bf16, Major::mn, 1, 140, 40, 2),
-      b(DType::bf16, Major::mn, 1, 40, 40, 3);
+  const Matrix<Storage> a0(DType::bf16, Major::mn, 1, 140, k, 1), a1(DType::bf16, Major::mn, 1, 140, k, 2),
+      b(DType::bf16, Major::mn, 1, 40, k, 3);
   Storage c(DType::f32, {2, 140, 40});
   c.upload();
   launch_portable<P>(P::A::params("a", a0.stored, a1.stored), P::B::params("b", b.stored),
-                     Grid::of({140, 40, 40, 2}, P::kTile), c);
-  check(c, 40, [&](int64_t batch, int64_t m, int64_t n) { return dot((batch ? a1 : a0).row(0, m), b.row(0, n), 40); });
+                     Grid::of({140, 40, k, 2}, P::kTile), c);
+  check(c, k, [&](int64_t batch, int64_t m, int64_t n) { return dot((batch ? a1 : a0).row(0, m), b.row(0, n), k); });
+}
+// K ends within a step, and is long enough for the loop over whole steps.
+template <class Storage> void portable_pairs() {
+  for (int64_t k : {40, 168}) {
+    SCOPED_TRACE(k);
+    portable_stacked<Major::k, Storage>(k);
+    portable_stacked<Major::mn, Storage>(k);
+    portable_by_batch<Storage>(k);
+  }
+  for (int64_t k : {72, 128}) portable_chained<Storage>(k);  // of whole steps the second matrix follows without a gap
 }
 template <class Storage> void portable_refuses_unaligned_operands() {
   using P = PortableProduct<bf16, Major::k, Major::k, float>;

@@ -7,8 +7,9 @@
 //     MN-major   panels of 64 of the tile's rows: kStepK rows of 128 bytes, swizzled by b128; reads transpose
 #include "ingot/gpu/gemm/operands.h"
 #include "ingot/gpu/gemm/schedule.h"
-#include "ingot/gpu/ptx/cp_async.cuh"
+#include "ingot/gpu/ptx/cp_async_or_zero.cuh"
 #include "ingot/gpu/ptx/ldmatrix.cuh"
+#include "ingot/gpu/ptx/settle.cuh"
 #include "ingot/gpu/ptx/wgmma.cuh"
 #include "ingot/gpu/tile/swizzle.cuh"
 
@@ -53,23 +54,103 @@ template <class T, Major kMajorOf, int kRows, bool, Pair kPair = Pair::none> str
     return p;
   }
 
-  // Requests step `step` of the tile's rows from `row` on. Called by all threads of the block.
-  static __device__ __forceinline__ void load(const Params& p, uint32_t to, const TileAt& t, uint32_t row,
-                                              uint32_t step) {
-    const bool second = kPair == Pair::chained && step >= p.steps;
-    const uint32_t k = (second ? step - p.steps : step) * kStepK;
-    const uint32_t batch = kPair == Pair::by_batch || kPair == Pair::same ? 0 : t.batch;
-    const auto matrix_of = [&](uint32_t half) -> const Matrix& {
-      if constexpr (kPair == Pair::stacked) return p.of[half];
-      if constexpr (kPair == Pair::chained) return p.of[second];
-      if constexpr (kPair == Pair::by_batch) return p.of[t.batch];
-      return p.of[0];
-    };
-    if constexpr (kMajor == Major::k)
-      load_rows_of_k(matrix_of, to, row, k, batch);
-    else
-      load_rows_across_k(matrix_of, to, row, k, batch);
-  }
+  // A thread's copies of a tile's steps, in their order: kCopies chunks of 16 bytes for each step. Addresses are those
+  // of the next step, so that a copy takes few instructions.
+  static constexpr int kCopies = 4;
+  class Copies {
+   public:
+    // The tile's rows from `row` on.
+    __device__ __forceinline__ Copies(const Params& p, const TileAt& t, uint32_t row) : p_(p), tile_(t), row_(row) {
+      if constexpr (kPair == Pair::chained) first_steps_ = p.steps;
+      begin(kPair == Pair::chained && first_steps_ == 0);
+    }
+    // The first steps whose elements of K all exist, in chunks that are there as a whole or not at all.
+    __device__ __forceinline__ uint32_t whole_steps() const {
+      const auto steps = [&](bool second) {
+        const Matrix& m = matrix(0, second);
+        return kByRow || m.rows % 8 == 0 ? m.k / kStepK : 0;
+      };
+      if constexpr (kPair != Pair::chained) return steps(false);
+      return steps(false) < p_.steps ? steps(false) : p_.steps + steps(true);
+    }
+    // Requests copy i of the next step, in the operand's memory at `to`. kWhole: one of the whole steps.
+    template <bool kWhole> __device__ __forceinline__ void request(uint32_t to, uint32_t i) const {
+      const char* const from =
+          from_[kSides == 2 ? i / 2 : 0] + (kSides == 2 ? i % 2 : i) * rows_[kSides == 2 ? i / 2 : 0];
+      to += to_ + i * kAtOnce * kRowBytes;
+      const bool present = (present_ >> i & 1) != 0;
+      if constexpr (kWhole)
+        ptx::cp_async_or_zero(to, from, present);
+      else if constexpr (kByRow)
+        ptx::cp_async<16>(to, from, present ? uint32_t(min(max(2 * left_, 0), 16)) : 0);
+      else
+        ptx::cp_async<16>(to, from, left_ > int32_t(i * kAtOnce) ? bytes_ : 0);
+    }
+    // The step's copies have been requested.
+    __device__ __forceinline__ void advance() {
+      left_ -= kStepK;
+#pragma unroll
+      for (uint32_t side = 0; side < kSides; ++side)
+        from_[side] += kByRow ? kStepK * 2 : kStepK / kAtOnce * rows_[side];
+      if constexpr (kPair == Pair::chained)
+        if (first_steps_ > 0 && --first_steps_ == 0) begin(true);
+    }
+
+   private:
+    static constexpr bool kByRow = kMajor == Major::k;  // a chunk is 8 elements of K of a row, or 8 rows of one of K
+    // Copy i of a thread is kAtOnce rows of memory behind copy i - 1, each of kRowBytes in shared memory.
+    static constexpr uint32_t kChunks = kByRow ? kStepK / 8 : kRows / 8, kAtOnce = kBlockThreads / kChunks;
+    static constexpr uint32_t kRowBytes = kByRow ? 64 : 128;
+    static constexpr uint32_t kSides = kByRow && kPair == Pair::stacked ? 2 : 1;  // matrices of this thread
+    static_assert((kByRow ? kRows : kStepK) == kCopies * kAtOnce, "each thread copies four chunks of 8 elements");
+
+    __device__ __forceinline__ const Matrix& matrix([[maybe_unused]] uint32_t side,
+                                                    [[maybe_unused]] bool second) const {
+      if constexpr (kPair == Pair::stacked) return p_.of[kByRow ? side : threadIdx.x % kChunks / 8];
+      if constexpr (kPair == Pair::chained) return p_.of[second];
+      if constexpr (kPair == Pair::by_batch) return p_.of[tile_.batch];
+      return p_.of[0];
+    }
+    __device__ __forceinline__ void begin(bool second) {
+      const uint32_t chunk = threadIdx.x % kChunks, first = threadIdx.x / kChunks;
+      const uint32_t row = kPair == Pair::stacked ? row_ / 2 : row_;
+      const uint32_t batch = kPair == Pair::by_batch || kPair == Pair::same ? 0 : tile_.batch;
+      present_ = 0;
+#pragma unroll
+      for (uint32_t side = 0; side < kSides; ++side) {
+        const Matrix& m = matrix(side, second);
+        from_[side] = m.data + batch * m.batch_stride;
+        rows_[side] = int64_t(kAtOnce) * m.stride;
+        if constexpr (kByRow) {
+          to_ = tile::swizzled<tile::Swizzle::b64>(first, chunk * 16);
+          from_[side] += (row + first) * m.stride + chunk * 16;
+#pragma unroll
+          for (uint32_t i = 0; i < kCopies / kSides; ++i)
+            present_ |= uint32_t(row + first + i * kAtOnce < m.rows) << (side * (kCopies / kSides) + i);
+          left_ = int32_t(m.k) - int32_t(chunk * 8);
+        } else {
+          to_ = chunk / 8 * kPanelBytes + tile::swizzled<tile::Swizzle::b128>(first, chunk % 8 * 16);
+          const uint32_t column = row + (kPair == Pair::stacked ? chunk % 8 : chunk) * 8;
+          from_[side] += first * m.stride + int64_t(column) * 2;
+          left_ = int32_t(m.k) - int32_t(first);
+          bytes_ = bytes_of_chunk(column, m.rows);
+          if (bytes_ > 0) present_ = (1 << kCopies) - 1;
+        }
+        // Without these lines the compiler computes the addresses anew for each copy.
+        ptx::settle(from_[side]);
+      }
+      ptx::settle(present_), ptx::settle(to_);
+    }
+
+    const Params& p_;
+    const TileAt& tile_;
+    uint32_t row_, to_ = 0, first_steps_ = 0;
+    const char* from_[kSides];
+    int64_t rows_[kSides];
+    uint32_t present_ = 0;  // a bit for each copy whose row, or column, exists
+    int32_t left_ = 0;      // elements of K from this thread's first one on
+    uint32_t bytes_ = 0;    // across K: of a chunk that exist
+  };
 
   // A lane's address for ldmatrix of a left operand: the tile's rows from `row` on, a multiple of 32.
   static __device__ __forceinline__ uint32_t left_address(uint32_t operand, uint32_t row, uint32_t lane) {
@@ -104,40 +185,6 @@ template <class T, Major kMajorOf, int kRows, bool, Pair kPair = Pair::none> str
     const bool by_k = kMajor == Major::k;
     return {static_cast<const char*>(bank.data), row, batch, uint32_t(bank.size(by_k ? 1 : 2)),
             uint32_t(bank.size(by_k ? 2 : 1))};
-  }
-  // K-major: a thread copies one chunk of every 32nd row.
-  template <class MatrixOf>
-  static __device__ __forceinline__ void load_rows_of_k(MatrixOf&& matrix_of, uint32_t to, uint32_t row, uint32_t k,
-                                                        uint32_t batch) {
-    constexpr uint32_t kChunks = kStepK / 8, kAtOnce = kBlockThreads / kChunks;
-    const uint32_t chunk = threadIdx.x % kChunks, first = threadIdx.x / kChunks;
-    to += tile::swizzled<tile::Swizzle::b64>(first, chunk * 16);
-    constexpr uint32_t kOfMatrix = kPair == Pair::stacked ? kRows / 2 : kRows;
-    if (kPair == Pair::stacked) row /= 2;
-#pragma unroll
-    for (uint32_t half = 0; half < kRows / kOfMatrix; ++half) {
-      const Matrix& m = matrix_of(half);
-      const uint32_t valid = bytes_of_chunk(k + chunk * 8, m.k);
-      const char* const from = m.data + batch * m.batch_stride + (row + first) * m.stride + (k + chunk * 8) * 2;
-#pragma unroll
-      for (uint32_t i = 0; i < kOfMatrix; i += kAtOnce)
-        ptx::cp_async<16>(to + (half * kOfMatrix + i) * 64, from + i * m.stride, row + first + i < m.rows ? valid : 0);
-    }
-  }
-  // MN-major: a thread copies one chunk of the tile's rows, of every 8th element of K.
-  template <class MatrixOf>
-  static __device__ __forceinline__ void load_rows_across_k(MatrixOf&& matrix_of, uint32_t to, uint32_t row, uint32_t k,
-                                                            uint32_t batch) {
-    constexpr uint32_t kChunks = kRows / 8, kAtOnce = kBlockThreads / kChunks;
-    const uint32_t chunk = threadIdx.x % kChunks, first = threadIdx.x / kChunks, half = chunk / 8;
-    to += half * kPanelBytes + tile::swizzled<tile::Swizzle::b128>(first, chunk % 8 * 16);
-    const Matrix& m = matrix_of(half);
-    const uint32_t column = kPair == Pair::stacked ? row / 2 + chunk % 8 * 8 : row + chunk * 8;
-    const uint32_t valid = bytes_of_chunk(column, m.rows);
-    const char* const from = m.data + batch * m.batch_stride + (k + first) * m.stride + column * 2;
-#pragma unroll
-    for (uint32_t i = 0; i < kStepK; i += kAtOnce)
-      ptx::cp_async<16>(to + i * 128, from + i * m.stride, k + first + i < m.k ? valid : 0);
   }
 };
 
