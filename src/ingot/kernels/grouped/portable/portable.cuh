@@ -6,8 +6,9 @@
 //
 // A block needs at most 99 KB of shared memory. Tiles are dealt out in a fixed order, without claims.
 #include "ingot/gpu/launch.h"
-#include "ingot/gpu/ptx/cp_async.cuh"
+#include "ingot/gpu/ptx/cp_async_or_zero.cuh"
 #include "ingot/gpu/ptx/ldmatrix.cuh"
+#include "ingot/gpu/ptx/settle.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/kernels/grouped/parts/decode.cuh"
@@ -29,7 +30,7 @@ template <WeightFormat F, int kWidth> struct Memory {
   int32_t offsets[kMostGroups + 1];
 };
 
-// The stages of a tile.
+// The stages of a tile. A thread's addresses are computed once, so that a copy takes few instructions.
 template <WeightFormat F, int kWidth> class Steps {
  public:
   using M = Memory<F, kWidth>;
@@ -37,36 +38,41 @@ template <WeightFormat F, int kWidth> class Steps {
       : p_(p), tile_(t), a_(ptx::shared_address(m.a[0])), b_(ptx::shared_address(m.b[0])) {
     const Product& w = p.product;
     weights_ = w.w + t.group * w.matrix_bytes + t.row_tile * w.row_tile_bytes;
+    const uint32_t bands = w.row_tiles - t.row_tile;
 #pragma unroll
-    for (uint32_t s = 0; s + 1 < M::kStages; ++s) request(s);
+    for (uint32_t j = 0; j < kWeightCopies; ++j) {
+      const uint32_t i = threadIdx.x + j * kThreads, band = i / kChunks;
+      places_[j] = uint32_t(band * w.row_tile_bytes) + i % kChunks * 16;
+      present_ |= uint32_t(band < bands) << j;
+      ptx::settle(places_[j]);
+    }
+    ptx::settle(present_), ptx::settle(a_), ptx::settle(b_);
+#pragma unroll
+    for (uint32_t s = 0; s + 1 < M::kStages; ++s) {
+      request_weights(s), request_rows(s);
+      ptx::cp_async_commit_group();
+    }
   }
-  // Waits for a step. The stage of the step before is then free for a request.
+  // Waits for a step. The stage of the step before is then free for a request. Every step is a group, empty beyond the
+  // last, so that this counts groups alike for all steps.
   __device__ __forceinline__ void wait() const {
     ptx::cp_async_wait_group<M::kStages - 2>();
     __syncthreads();
   }
   __device__ __forceinline__ uint32_t a(uint32_t step) const { return a_ + step % M::kStages * M::kA; }
   __device__ __forceinline__ uint32_t b(uint32_t step) const { return b_ + step % M::kStages * M::kB; }
-  // Every step is a group, empty beyond the last, so that wait() counts groups alike for all steps.
-  __device__ __forceinline__ void request(uint32_t step) const {
-    if (step < p_.product.weight_tiles) {
-      request_weights(step);
-      request_rows(step);
-    }
-    ptx::cp_async_commit_group();
-  }
-
- private:
   __device__ __forceinline__ void request_weights(uint32_t step) const {
-    constexpr uint32_t kChunks = M::kWeightTile / 16;  // of a weight tile
+    if (step >= p_.product.weight_tiles) return;
     const uint8_t* const from = weights_ + step * M::kWeightTile;
-    const uint32_t to = a(step), bands = p_.product.row_tiles - tile_.row_tile;
-    for (uint32_t i = threadIdx.x; i < kBands * kChunks; i += kThreads) {
-      const uint32_t band = i / kChunks, chunk = i % kChunks;
-      ptx::cp_async<16>(to + i * 16, from + band * p_.product.row_tile_bytes + chunk * 16, band < bands ? 16 : 0);
+    const uint32_t to = a(step) + threadIdx.x * 16;
+#pragma unroll
+    for (uint32_t j = 0; j < kWeightCopies; ++j) {
+      if ((j + 1) * kThreads > kBands * kChunks && threadIdx.x + j * kThreads >= kBands * kChunks) break;
+      ptx::cp_async_or_zero(to + j * kThreads * 16, from + places_[j], (present_ >> j & 1) != 0);
     }
   }
   __device__ __forceinline__ void request_rows(uint32_t step) const {
+    if (step >= p_.product.weight_tiles) return;
     const uint32_t chunk = threadIdx.x % 8, column = step * 64 + chunk * 8, to = b(step);
     const uint32_t valid = column < p_.x.columns ? min(16u, 2 * (p_.x.columns - column)) : 0;
     const char* const from = p_.x.data + tile_.row * p_.x.stride + column * 2;
@@ -75,17 +81,22 @@ template <WeightFormat F, int kWidth> class Steps {
       ptx::cp_async<16>(to + tile::swizzled<tile::Swizzle::b128>(r, chunk * 16), from + r * p_.x.stride,
                         r < tile_.rows() ? valid : 0);
   }
+
+ private:
+  static constexpr uint32_t kChunks = M::kWeightTile / 16;  // of a weight tile
+  static constexpr uint32_t kWeightCopies = (kBands * kChunks + kThreads - 1) / kThreads;
   const Arguments& p_;
   const Tile& tile_;
   const uint8_t* weights_;
-  uint32_t a_, b_;
+  uint32_t a_, b_, present_ = 0, places_[kWeightCopies];  // bytes behind the step's first weight tile
 };
 
 template <int kWidth> struct Sums { float d[kBandsOfWarp][kWidth / 2]; };
 
-// The products of a step with a warp's row tiles, for the rows of x that exist.
-template <WeightFormat F, int kWidth>
-__device__ __forceinline__ void multiply(Sums<kWidth>& sums, uint32_t a, uint32_t b, uint32_t rows) {
+// The products of a step with a warp's row tiles, for the rows of x that exist. Calls between(k) after the products of
+// columns 16 k to 16 k + 15, for the copies of a later step: their instructions take the time of products.
+template <WeightFormat F, int kWidth, class Between>
+__device__ __forceinline__ void multiply(Sums<kWidth>& sums, uint32_t a, uint32_t b, uint32_t rows, Between&& between) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t right = b + tile::swizzled<tile::Swizzle::b128>(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 16);
   a += warp * kBandsOfWarp * Memory<F, kWidth>::kWeightTile;
@@ -108,6 +119,7 @@ __device__ __forceinline__ void multiply(Sums<kWidth>& sums, uint32_t a, uint32_
         ptx::mma_m16n8k16(bf16{}, *reinterpret_cast<float(*)[4]>(d + 4), left[r][0], high);
       }
     }
+    between(k);
   }
 }
 
@@ -119,8 +131,12 @@ __device__ __forceinline__ void compute(const Arguments& p, Memory<F, kWidth>& m
   const Steps<F, kWidth> steps(p, m, t);
   for (uint32_t step = 0; step < p.product.weight_tiles; ++step) {
     steps.wait();
-    steps.request(step + Memory<F, kWidth>::kStages - 1);
-    multiply<F, kWidth>(sums, steps.a(step), steps.b(step), t.rows());
+    const uint32_t next = step + Memory<F, kWidth>::kStages - 1;
+    multiply<F, kWidth>(sums, steps.a(step), steps.b(step), t.rows(), [&](int k) {
+      if (k == 0) steps.request_weights(next);
+      if (k == 1) steps.request_rows(next);
+    });
+    ptx::cp_async_commit_group();
   }
 #pragma unroll
   for (int r = 0; r < kBandsOfWarp; ++r) {
