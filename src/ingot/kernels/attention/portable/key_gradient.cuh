@@ -190,6 +190,9 @@ template <class T> BackwardKernel key_gradient_kernel(int width, bool capped, co
   if (width <= 64) return key_gradient_kernel_of<KeyGradientForm<T, 64, 1, 64, true, true, 2, false, 2>>();
   if (width > 128) return key_gradient_kernel_of<KeyGradientForm<T, 256, 1, 32, false, false, 1, true, 1>>();
   if (!capped && two_fit(sizeof(KeyPairMemory<KeyPairForm<T>>), limits)) return key_pair_kernel_of<KeyPairForm<T>>();
+  // with two stages, the next step's copies arrive during the products
+  using Large = KeyGradientForm<T, 128, 1, 32, false, false, 2, false, 2>;
+  if (two_fit(sizeof(KeyGradientMemory<Large>), limits)) return key_gradient_kernel_of<Large>();
   return key_gradient_kernel_of<KeyGradientForm<T, 128, 1, 32, false, false, 1, false, 2>>();
 }
 

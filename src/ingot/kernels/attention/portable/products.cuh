@@ -6,7 +6,7 @@
 // in different banks. A warp reads through an address of its own for each lane; the chunk of 16 columns i of a panel is
 // reached by address ^ 32 * (i % 4), because operands begin at multiples of 128 bytes.
 #include "ingot/gpu/ptx/address.cuh"
-#include "ingot/gpu/ptx/cp_async.cuh"
+#include "ingot/gpu/ptx/cp_async_or_zero.cuh"
 #include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/mma.cuh"
 #include "ingot/kernels/attention/parts/fragments.cuh"
@@ -30,7 +30,7 @@ __device__ __forceinline__ void load_rows(uint32_t to, const char* from, int64_t
   to += (chunk / 8 * kRows + first) * kRowBytes + ((chunk ^ first) % 8) * 16;
 #pragma unroll
   for (uint32_t i = 0; i < kRows; i += kAtOnce) {
-    ptx::cp_async<16>((to ^ (i % 8 * 16)) + i * kRowBytes, from, int(i) < my_rows ? 16 : 0);
+    ptx::cp_async_or_zero((to ^ (i % 8 * 16)) + i * kRowBytes, from, int(i) < my_rows);
     from += kAtOnce * row_bytes;
   }
 }
