@@ -1,4 +1,5 @@
 ingot_room(HOPPER "^(hopper/|attention_(forward|query_gradient|key_gradient)_)")
+ingot_ptx_test(FILTER "AttentionCudaNumbers.*:AttentionCuda.MatchesFp64Small:AttentionCuda.AddsTo*:AttentionCuda.RepeatsBitForBit*" SHARDS 4)
 foreach(type bf16 f16)
   ingot_instances(attention_forward_${type} IN attention_hopper FROM hopper/forward.cuh TEMPLATES
     "ForwardKernel forward_kernel<${type}>(int, bool)")

@@ -1,4 +1,5 @@
 ingot_room(HOPPER "^(capped|exponentials)_")
+ingot_ptx_test(FILTER "CrossEntropyCuda.*")
 set(call "(const Tensor&, const Tensor&, const Tensor&, double, const")
 ingot_instances(portable_capped FROM ingot/gpu/gemm/portable/core.cuh capped.cuh TEMPLATES
   "void launch_capped<gemm::PortableCore>${call} Capped&, Stream)")

@@ -1,4 +1,5 @@
 ingot_room(HOPPER "^hopper_")
+ingot_ptx_test(FILTER "ExpertLinearCuda.*")
 foreach(type bf16 f16)
   ingot_instances(hopper_${type} IN expert_hopper FROM hopper/products.cuh TEMPLATES
     "void forward<${type}>(const ExpertLinear&, Stream)"

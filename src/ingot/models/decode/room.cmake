@@ -1,4 +1,5 @@
 ingot_room(HOPPER "^(megakernel|row_kernel)" TEST_SHARDS 6)
+ingot_ptx_test(FILTER "GptOssDecodeCuda.PhaseByPhaseIsTheModelSmall:GptOssDecodeCuda.PromptsAreTheModel*:GptOssDecodeCuda.EachSequenceOfAStepEqualsTheModelSmall:GptOssDecodeCuda.EveryCaseIsTheModel:GptOssDecodeCuda.SamplingWith*:FamiliesDecodeCuda.EveryFamilyIsTheModel*")
 # The phased path's kernels, by the format of a matrix, and the variants of the token kernel (TokenVariant; megakernel.cu has the same list). The
 # emulated tests run all variants.
 set(formats bf16 fp8 mxfp4)

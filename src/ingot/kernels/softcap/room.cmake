@@ -1,0 +1,1 @@
+ingot_ptx_test(FILTER "SoftcapCuda.*")
