@@ -93,17 +93,18 @@ inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t row_tiles, int6
   return best;
 }
 // The widths of the portable kernels. The choice: the width with which nearly every group is one tile, or for one
-// matrix the width that leaves the fewest rows of tiles empty (of equal widths the widest).
-constexpr int kPortableWidths[] = {16, 48, 96};
-inline int pick_portable_width(int64_t rows, int64_t groups) {
-  const auto [few, middle, widest] = kPortableWidths;
-  if (groups > 1) {
-    const double mean = double(rows) / double(groups);
-    return mean <= 11 ? few : mean <= 36 ? middle : widest;
-  }
+// matrix the width that leaves the fewest rows of tiles empty (of equal widths the widest). Groups of many rows take
+// the last width, with which a weight is decoded half as often; bf16 is not decoded, and its tiles would leave no room
+// for it.
+constexpr int kPortableWidths[] = {16, 48, 96, 192};
+inline int pick_portable_width(WeightFormat format, int64_t rows, int64_t groups) {
+  const auto [few, middle, wide, widest] = kPortableWidths;
+  const double mean = double(rows) / double(groups);
+  if (format != WeightFormat::bf16 && mean >= 2 * widest) return widest;
+  if (groups > 1) return mean <= 11 ? few : mean <= 36 ? middle : wide;
   if (rows <= few) return few;
   const auto computed = [&](int width) { return (rows + width - 1) / width * width; };
-  return computed(middle) < computed(widest) ? middle : widest;
+  return computed(middle) < computed(wide) ? middle : wide;
 }
 // Rows of x of one tensor copy.
 constexpr int box_rows(int kernel) { return kernel == 80 ? 40 : kernel; }

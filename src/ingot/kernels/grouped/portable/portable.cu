@@ -13,7 +13,7 @@ void launch_portable(const GroupedLinear& a, const Product& product, const gpu::
   const int64_t stride = a.x.row_stride() * 2;
   INGOT_CHECK(reinterpret_cast<uintptr_t>(a.x.data) % 16 == 0 && stride % 16 == 0, "grouped_linear: x: found rows at ",
               a.x.data, " that begin every ", stride, " bytes, expected multiples of 16 bytes");
-  const int width = pick_portable_width(a.x.rows(), a.groups);
+  const int width = pick_portable_width(a.format, a.x.rows(), a.groups);
   const bool gated = is_gated(a);
   const Kernel kernel = a.format == WeightFormat::bf16  ? kernel_of<WeightFormat::bf16>(width, gated)
                         : a.format == WeightFormat::fp8 ? kernel_of<WeightFormat::fp8>(width, gated)

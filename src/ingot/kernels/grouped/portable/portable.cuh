@@ -165,7 +165,8 @@ template <WeightFormat F, int kWidth> Kernel kernel_of_width(bool gated) {
 template <WeightFormat F> Kernel kernel_of(int width, bool gated) {
   if (width == kPortableWidths[0]) return kernel_of_width<F, kPortableWidths[0]>(gated);
   if (width == kPortableWidths[1]) return kernel_of_width<F, kPortableWidths[1]>(gated);
-  return kernel_of_width<F, kPortableWidths[2]>(gated);
+  if (F == WeightFormat::bf16 || width == kPortableWidths[2]) return kernel_of_width<F, kPortableWidths[2]>(gated);
+  if constexpr (F != WeightFormat::bf16) return kernel_of_width<F, kPortableWidths[3]>(gated);
 }
 
 }  // namespace ingot::cuda::grouped_portable
