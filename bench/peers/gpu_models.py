@@ -35,6 +35,7 @@ PEERS = {"torch_eager": "as it is", "torch_compile": "torch.compile", "liger": "
 OURS = {"patch": "", "patch_attention": ", attention too", "patch_compile": ", with torch.compile"}
 ORDER = ("torch_eager", "liger", "patch", "patch_attention", "torch_compile", "patch_compile")
 TOLERANCE = 1e-2
+NOT_YET = "the run ended before; gpu.py --continue measures it"
 
 
 def case_name(model, variant):
@@ -140,7 +141,7 @@ def measured_before():
 def results_of(model, variants, found, rate):
     """A result for each of Ingot's variants that ran, from {variant: measurement or reason}."""
     peers = {name: found[name] for name in PEERS if name in found and isinstance(found[name], dict)}
-    absent = {name: found[name] for name in PEERS if isinstance(found.get(name), str)}
+    absent = {name: found.get(name, NOT_YET) for name in PEERS if not isinstance(found.get(name), dict)}
     for variant in variants:
         r = found.get(variant)
         if not isinstance(r, dict) or "torch_eager" not in peers:
