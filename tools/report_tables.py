@@ -225,6 +225,9 @@ HEADLINES = [
       "torch_compile")],
     [("train", {"name": "golf, 11 applications, whole step", "dtype": "bf16"},
       "a whole training step of the preset `golf`, 98,304 tokens: **{ms:.1f} ms**; {peer} with its optimizer takes {peer_ms:.1f} ms.", None)],
+    [("models", {"name": "Llama-3.2-1B, training step"},
+      "a training step of Llama-3.2-1B's shapes in transformers, 8,192 tokens, after `ingot.hf.patch(loss=True)`: **{ms:.0f} ms** and {gb:.1f} GB; with {peer} {peer_ms:.0f} ms and {peer_gb:.1f} GB.",
+      "liger")],
     [("mlp", {"name": "MLP, 3 layers, forward + backward", "shape": [65536, 128], "dtype": "f16"},
       "kernel time of an MLP of 3 layers, 128 wide, 65,536 rows of f16, forward and backward: **{us:.1f} µs**; {peer} takes {peer_us:.1f} µs.", None)],
 ]
@@ -261,6 +264,8 @@ def headline_of(suite, report, row, text, named):
         elif rivals:
             peer = min(rivals, key=rivals.get)
             values = {"peer": PEERS[peer], "peer_us": rivals[peer], "peer_ms": rivals[peer] / 1e3}
+            if memory := r.get("memory_bytes"):
+                values |= {"gb": memory["ours"] / 1e9, "peer_gb": memory[peer] / 1e9}
         if values:
             lines.append(text.format(us=us, ms=us / 1e3, **values))
     return lines
