@@ -8,7 +8,8 @@ A row is an operation with the limits of one GPU; kernels that share their tiles
 has. The loop takes turns with the operation, because the clock falls under load. Products of PyTorch eager are cuBLAS's, which uses wgmma; Ingot's run on its own core, although a GPU
 other than Hopper would call cuBLASLt where the library is present. "Plain products" are Ingot's products of the same sizes by the same core, without the
 fused computation. The limits of a token and of a prompt of GPT-OSS are those of the suites decode and prompt.
-No time is one of another GPU: these are the times of the code that such a GPU runs, on this GPU, compiled for it.
+All times are measured on the GPU at hand (an H200), which runs the portable variants compiled for itself. How fast
+another GPU would run them does not follow from these times.
 """
 import contextlib
 import ctypes
