@@ -142,22 +142,22 @@ class Reports(unittest.TestCase):
             root = pathlib.Path(folder)
             for name in ["src/ingot/kernels/rmsnorm/rmsnorm.cu", "src/ingot/kernels/rmsnorm/rmsnorm.test.cpp", "src/ingot/kernels/mlp/mlp.cu",
                          "src/ingot/gpu/launch.h", "src/ingot/core/tensor.h", "CMakeLists.txt", "cmake/IngotCuda.cmake",
-                         "cmake/IngotRooms.cmake"]:
+                         "cmake/IngotFlags.cmake"]:
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(name)
             before = reports.tree_hash("rmsnorm", root)
-            for same in ("src/ingot/kernels/rmsnorm/rmsnorm.test.cpp", "src/ingot/kernels/mlp/mlp.cu"):
+            for same in ("src/ingot/kernels/rmsnorm/rmsnorm.test.cpp", "src/ingot/kernels/mlp/mlp.cu", "CMakeLists.txt"):
                 (root / same).write_text("changed")
             self.assertEqual(reports.tree_hash("rmsnorm", root), before)
-            for other in ("src/ingot/kernels/rmsnorm/rmsnorm.cu", "src/ingot/gpu/launch.h", "CMakeLists.txt"):
+            for other in ("src/ingot/kernels/rmsnorm/rmsnorm.cu", "src/ingot/gpu/launch.h", "cmake/IngotFlags.cmake"):
                 (root / other).write_text("changed")
                 after = reports.tree_hash("rmsnorm", root)
                 self.assertNotEqual(after, before)
                 before = after
 
     def test_a_report_stays_valid_after_a_change_that_leaves_all_kernels_unchanged(self):
-        names = ["src/ingot/kernels/rmsnorm/rmsnorm.cu", "src/ingot/gpu/launch.h", "src/ingot/core/tensor.h", "CMakeLists.txt", "cmake/IngotCuda.cmake",
-                 "cmake/IngotRooms.cmake"]
+        names = ["src/ingot/kernels/rmsnorm/rmsnorm.cu", "src/ingot/gpu/launch.h", "src/ingot/core/tensor.h", "cmake/IngotCuda.cmake",
+                 "cmake/IngotFlags.cmake"]
         built = 0
         sass = {"kernels/rmsnorm": "MOV R1, R2", "gpu": "EXIT"}
 

@@ -12,8 +12,8 @@ ROOMS = {"mlp": ["mlp", "activation"], "swiglu": ["swiglu", "linear"], "gate": [
          "experts": ["expert_linear"], "host_cost": ["rmsnorm", "mlp"]}
 # Folders outside the rooms that a suite exercises.
 ELSEWHERE = {"host_cost": ["bindings/python/native", "bindings/python/ingot"]}
-# Code under every suite besides its rooms: src/gpu, src/core and the build flags.
-COMMON = ["src/ingot/gpu", "src/ingot/core", "CMakeLists.txt", "cmake/IngotCuda.cmake", "cmake/IngotRooms.cmake"]
+# Code under every suite besides its rooms: src/gpu, src/core and the files of the compilers' flags.
+COMMON = ["src/ingot/gpu", "src/ingot/core", "cmake/IngotCuda.cmake", "cmake/IngotFlags.cmake"]
 # The rooms and folders that compute a token: attention, router, quantised weights, sampling and the model's own folders.
 ROOMS["decode"] = ["attention", "moe", "quant", "sampling"]
 ELSEWHERE["decode"] = ["src/ingot/apps/cli/measure", "src/ingot/megakernel", "src/ingot/models/decode", "src/ingot/models/gpt_oss"]
