@@ -274,9 +274,9 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
   if (head != nullptr)
     head_ = std::make_unique<DeviceHead>(*head, slots_[0].model, head_sizes(c, o), *stream_, device_);
   limit_small_batch(kSmallBatchSequences);
-  const bool persistent = use_megakernel(head == nullptr && o.megakernel);
-  if (persistent && o.megakernel) use_row_kernel(RowKernelUse::few_sequences);
-  if (!persistent && gpu::limits(device_).hopper && megakernel_path(c) == DecodePath::family_megakernel &&
+  const bool as_wanted = use_megakernel(head == nullptr && o.megakernel);
+  if (megakernel_) use_row_kernel(RowKernelUse::few_sequences);
+  if (!as_wanted && gpu::limits(device_).hopper && megakernel_path(c) == DecodePath::family_megakernel &&
       unsupported_reason(c, DecodePath::family_megakernel).empty())
     log_warn("decode: found heads of ", c.head_dim, " numbers, matrices in several formats, or several GPUs, which ",
              "the megakernel does not take: a token takes a launch for each phase of a layer");

@@ -109,7 +109,7 @@ class DeviceModel {
   void limit_small_batch(int64_t sequences);
   bool takes_matrix_kernels(int64_t sequences) const { return sequences > most_small_batch_; }
   // The fewest sequences whose shared step takes less time than a step of each alone, as measured.
-  int64_t fewest_together() const { return uses_row_kernel(2, true) ? 2 : 3; }
+  int64_t fewest_together() const { return uses_row_kernel(2, RowsOf::several_sequences) ? 2 : 3; }
   void extend_sequences(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
   // Appends to every slot its most likely token, n times.
   void continue_sequences(std::span<const int> slots, int64_t n);
@@ -188,10 +188,11 @@ class DeviceModel {
     return id_alone && has_prefilter() && samples_in_head(T, head_rows);
   }
   bool samples_in_head(int64_t T, uint32_t head_rows) const { return megakernel_ && T == 1 && head_rows == 1; }
-  // Whether the row kernel computes a step of T rows, of `sequences` different sequences or else of one.
-  bool uses_row_kernel(int64_t T, bool sequences) const {
+  enum class RowsOf { one_sequence, several_sequences };
+  // Whether the row kernel computes a step of T rows.
+  bool uses_row_kernel(int64_t T, RowsOf rows) const {
     const bool all = row_kernel_ == RowKernelUse::all;
-    const bool few = row_kernel_ == RowKernelUse::few_sequences && sequences;
+    const bool few = row_kernel_ == RowKernelUse::few_sequences && rows == RowsOf::several_sequences;
     return 1 < T && T <= (all ? int64_t(kKernelRows) : few ? kRowKernelSequences : 0);
   }
   const KeptStates* kept_states() const { return has_head() ? &head_->states() : nullptr; }

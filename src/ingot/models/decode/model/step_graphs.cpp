@@ -24,7 +24,7 @@ bool DeviceModel::use_row_kernel(RowKernelUse wanted) {
 }
 
 gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone) {
-  const bool rows = uses_row_kernel(T, false), persistent = rows || (megakernel_ && T == 1),
+  const bool rows = uses_row_kernel(T, RowsOf::one_sequence), persistent = rows || (megakernel_ && T == 1),
              prefiltered = uses_prefilter(T, head_rows, id_alone);
   auto& g = slot.graphs[{T, head_rows, vocab, persistent, prefiltered}];
   if (g != nullptr) return *g;
@@ -194,7 +194,7 @@ void DeviceModel::limit_small_batch(int64_t sequences) {
 gpu::Graph& DeviceModel::sequences_graph(uint32_t sequences, uint32_t vocab) {
   const bool matrix_kernels = takes_matrix_kernels(sequences);
   const uint32_t rows = matrix_kernels ? batch_rows(sequences) : sequences, capacity = uint32_t(context_);
-  const bool row_kernel = uses_row_kernel(sequences, true);
+  const bool row_kernel = uses_row_kernel(sequences, RowsOf::several_sequences);
   auto& g = sequences_graphs_[{rows, vocab, matrix_kernels, row_kernel}];
   if (g != nullptr) return *g;
   g = std::make_unique<gpu::Graph>(*stream_, [&] {
