@@ -163,13 +163,19 @@ def percentile(values, p):
     return sorted(values)[min(len(values) - 1, int(len(values) * p))]
 
 
-def gpu_memory_mb():
-    """Of all GPUs together, or 0 where there is none."""
-    try:
-        found = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=20)
-        return sum(float(line) for line in found.stdout.split()) if found.returncode == 0 else 0
-    except OSError:
-        return 0
+def gpu_memory_mb(process):
+    """The memory that a process holds on all GPUs together. Where the driver does not tell the memory of single processes, the memory in use of all
+    GPUs, to which other programs add theirs; 0 without a GPU."""
+    for query in ("--query-compute-apps=pid,used_memory", "--query-gpu=memory.used"):
+        try:
+            found = subprocess.run(["nvidia-smi", query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=20)
+        except OSError:
+            return 0
+        rows = [line.split(", ") for line in found.stdout.splitlines()] if found.returncode == 0 else []
+        used = [row[-1] for row in rows if len(row) == 1 or row[0] == str(process)]
+        if used and all(number.replace(".", "").isdigit() for number in used):
+            return sum(map(float, used))
+    return 0
 
 
 def count(server):
@@ -214,7 +220,7 @@ def load(o):
     while time.monotonic() < end:
         time.sleep(min(1, o.seconds / 20))
         held.append(memory())
-        held_by_gpu.append(gpu_memory_mb() if on_gpu else 0)
+        held_by_gpu.append(gpu_memory_mb(server.process.pid) if on_gpu else 0)
     for t in threads:
         t.join()
     took = results.get(timeout=60)
