@@ -4,7 +4,8 @@
     python3 bench/gpu.py --native build/cuda/libingot_bench.so [SUITE...] [--origins FOLDER] [--liger WHEEL] [--wheels FOLDER] [--warm N] [--continue] [--stale] [--minutes N]
 
 SUITE: rmsnorm, rope, gate, mlp, linear, experts, swiglu, wide_mlp, cross_entropy, muon, attention, decode, families, decode_gpus, draft, prompt, serve, train, train_gpus, train_memory, generate, ttt, sampling, host_cost, host_token, models, portable; all by default (host_cost, host_token and models import ingot, models also transformers). FOLDER has the peers that cannot be installed:
-MGRrmsnorm/src/rmsnorm_kernel.cu, MGRrmsnorm/megagemm/swiglu.py, mlp-megakernel/fused_mlp.py and libtiny_cuda_nn.so (peers/tiny_cuda_nn.cu).
+MGRrmsnorm/src/rmsnorm_kernel.cu, MGRrmsnorm/megagemm/swiglu.py, mlp-megakernel/fused_mlp.py, libtiny_cuda_nn.so (peers/tiny_cuda_nn.cu), and llama.cpp's programs
+llama.cpp/llama-bench and llama.cpp/llama-server.
 A missing peer is listed in the report as absent; PyTorch eager and torch.compile always run. All other options
 go to the suites' programs (peers/gpu_<suite>.py --help). torch.compile's peers take most of the time of linear, swiglu, wide_mlp,
 cross_entropy, muon, attention, train and ttt: with --warm N, N processes compile a share each first, and the measuring process finds the kernels in PyTorch's cache.
@@ -35,6 +36,9 @@ ORIGINS = {
     "rmsnorm": [("--origin", "MGRrmsnorm/src/rmsnorm_kernel.cu", "MGRrmsnorm/src")],
     "gate": [("--origin", "MGRrmsnorm/megagemm/swiglu.py", "MGRrmsnorm/megagemm")],
     "mlp": [("--origin", "mlp-megakernel/fused_mlp.py", "mlp-megakernel"), ("--tiny", "libtiny_cuda_nn.so", "libtiny_cuda_nn.so")],
+    "decode": [("--llama-bench", "llama.cpp/llama-bench", "llama.cpp/llama-bench")],
+    "families": [("--llama-bench", "llama.cpp/llama-bench", "llama.cpp/llama-bench")],
+    "serve": [("--llama-server", "llama.cpp/llama-server", "llama.cpp/llama-server")],
 }
 
 

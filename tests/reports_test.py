@@ -539,12 +539,13 @@ class Reports(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             origins = pathlib.Path(folder)
             self.assertEqual(gpu.command("mlp", "lib.so", origins, "liger.whl", ["--only", "x"])[2:], ["--native", "lib.so", "--only", "x"])
-            for name in ("MGRrmsnorm/megagemm/swiglu.py", "libtiny_cuda_nn.so"):
+            for name in ("MGRrmsnorm/megagemm/swiglu.py", "libtiny_cuda_nn.so", "llama.cpp/llama-bench"):
                 (origins / name).parent.mkdir(parents=True, exist_ok=True)
                 (origins / name).touch()
             self.assertEqual(gpu.command("gate", "lib.so", origins, "liger.whl", [])[2:],
                              ["--native", "lib.so", "--liger", "liger.whl", "--origin", str(origins / "MGRrmsnorm/megagemm")])
             self.assertEqual(gpu.command("mlp", "lib.so", origins, None, [])[4:], ["--tiny", str(origins / "libtiny_cuda_nn.so")])
+            self.assertEqual(gpu.command("families", "lib.so", origins, None, [])[4:], ["--llama-bench", str(origins / "llama.cpp/llama-bench")])
             self.assertEqual(gpu.command("attention", "lib.so", origins, "liger.whl", [], "wheels")[2:], ["--native", "lib.so", "--wheels", "wheels"])
             self.assertEqual(gpu.command("models", "lib.so", origins, "liger.whl", [], "wheels")[2:], ["--native", "lib.so", "--liger", "liger.whl"])
             self.assertEqual(gpu.command("host_cost", "lib.so", origins, "liger.whl", [])[2:], [])

@@ -138,15 +138,13 @@ def measure_rival(bench, case, folder):
 
 
 def add_rival(result, case, bench, folder):
-    if case["size"] != "20b" or case["context"] != 1024 or case["dense"] not in RIVAL_FORMS:
-        return
-    if bench is None:
-        result["absent"] = {RIVAL: "not given by path"}
-        return
+    """Adds llama-bench's time for a case, or the reason for having none, to a row."""
     try:
+        if bench is None:
+            raise LookupError("not given by path")
         result["peers"][RIVAL], result[RIVAL] = measure_rival(bench, case, folder)
-    except (ImportError, OSError, RuntimeError) as e:
-        result["absent"] = {RIVAL: f"{type(e).__name__}: {str(e)[:200]}"}
+    except (ImportError, LookupError, OSError, RuntimeError) as e:
+        result.setdefault("absent", {})[RIVAL] = str(e) if isinstance(e, LookupError) else f"{type(e).__name__}: {str(e)[:200]}"
 
 
 def main():
@@ -161,8 +159,10 @@ def main():
     for model in chosen:
         for r in rows(model, ask(model, options.ingot)):
             if "token" in r:
-                with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-                    add_rival(r, {**model, "context": r["shape"][0]}, options.llama_bench, folder)
+                case = {**model, "context": r["shape"][0]}
+                if case["size"] == "20b" and case["context"] == 1024 and case["dense"] in RIVAL_FORMS:
+                    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+                        add_rival(r, case, options.llama_bench, folder)
             results.append(r)
             print(said(r), flush=True)
         if not (options.only or options.quick):

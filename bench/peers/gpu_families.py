@@ -1,12 +1,15 @@
 """A token of Llama-3, Qwen3 and SmolLM2 on a GPU, with random bf16 weights of the published shapes: `ingot bench decode`, by one kernel, beside a launch for each
 phase, and transformers under torch.compile as one CUDA graph with a static cache (compiled_decode.py). Writes bench/results/<gpu>/families.json.
 
-    python3 bench/peers/gpu_families.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only TEXT] [--quick] [--limit SECONDS]
+    python3 bench/peers/gpu_families.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--llama-bench PATH] [--only TEXT] [--quick] [--limit SECONDS]
 
 The rows are those of gpu_decode.py: kernel times for each context, tokens as `generate` gets them through the decoder, and for Llama-3.2-1B the workload of
 published figures: a prompt of 32 tokens and 128 tokens of the answer. The limit is the time of the weights and keys that a token reads, at the speed of a
 kernel that only reads, in the same process. Peers compile side by side before anything is measured, and are timed one after the other. Tests check
 the computed values (models/decode/phased/families.cuda.test.cpp).
+
+llama.cpp is a peer of the dense models with tied embeddings if the path of its `llama-bench`, built with CUDA, is given: on a GGUF with random weights of the same
+shapes (synthetic_gguf.py), written before and deleted after its run.
 """
 import pathlib
 import sys
@@ -16,7 +19,8 @@ import time
 import torch
 
 import gpu_decode
-from gpu_common import Child, Native, ceilings, gpu_state, parsed, picked, program_options, turn, write_report
+import synthetic_gguf
+from gpu_common import IN_MEMORY, Child, Native, ceilings, gpu_state, parsed, picked, program_options, turn, write_report
 
 CONTEXT = 1024  # of the peers, the first context of each model
 MODELS = [dict(size="llama-3.2-1b", dense="bf16", dtype="bf16", contexts=(CONTEXT, 8192), sampled=True, answers=((32, 128),)),
@@ -45,7 +49,7 @@ def measure_compiled(models, seconds):
 def add_compiled(row, found, reason):
     """Adds a peer's measurement, or the reason for having none, to a model's row of tokens through the decoder, which is what both users get."""
     if found is None:
-        row["absent"] = {COMPILED: reason}
+        row.setdefault("absent", {})[COMPILED] = reason
     else:
         row["peers"][COMPILED] = found["us"]
 
@@ -53,6 +57,8 @@ def add_compiled(row, found, reason):
 def main():
     parser = program_options("model")
     parser.add_argument("--limit", type=float, default=240, help="seconds that all peers together may take (default 240)")
+    parser.add_argument("--llama-bench", type=pathlib.Path, help="llama.cpp's program, built with CUDA: a peer of the dense models")
+    parser.add_argument("--folder", default=IN_MEMORY, help="where its GGUFs of up to 8 GB are written (default: memory)")
     options = parsed(parser)
     ceiling = ceilings(Native(options.native))
     torch.cuda.empty_cache()
@@ -64,6 +70,9 @@ def main():
         for r in rows:
             if r["name"].endswith("greedy, through the decoder"):
                 add_compiled(r, *compiled[model["size"]])
+                if model["size"] in synthetic_gguf.FAMILIES:
+                    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+                        gpu_decode.add_rival(r, {**model, "context": CONTEXT}, options.llama_bench, folder)
             results.append(r)
             print(gpu_decode.said(r), flush=True)
         if not (options.only or options.quick):

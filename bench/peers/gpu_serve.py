@@ -7,8 +7,8 @@ A row's time is the whole time divided by the tokens of all answers, prompts inc
 as many sequences with randomly chosen experts, at the speed of a kernel that only reads, and the products of the prompts at the speed of a plain
 product, both measured in this run. Clients, server and GPU are on one machine. `ingot serve` answers all cases of a model from one process.
 
-llama.cpp's `llama-server`, built with CUDA and given by path, is a peer at 20B shapes: with as many slots, on a GGUF with random weights of the same formats
-(synthetic_gguf.py), asked by the same clients in the same run.
+llama.cpp's `llama-server`, built with CUDA and given by path, is a peer at 20B shapes at temperature 1, with 1, 16 and 64 requests at once: with as many slots, on
+a GGUF with random weights of the same formats (synthetic_gguf.py), asked by the same clients in the same run, with two counted requests of each client.
 """
 import contextlib
 import itertools
@@ -32,7 +32,8 @@ LAYERS, EXPERTS = {"20b": 24, "120b": 36}, {"20b": 32, "120b": 128}
 # Sampling by its name, the options of `ingot bench serve`, and the numbers of requests at once.
 SAMPLING = {"temperature 1": ([], (1, 2, 4, 8, 16, 32, 64)), "greedy": (["--temperature", "0"], (1, 16)), "top-p 0.9": (["--top-p", "0.9"], (1, 16)),
             "top-k 40, min-p 0.05": (["--top-k", "40", "--min-p", "0.05"], (1, 16))}
-RIVAL = "llama.cpp"
+# llama.cpp's cases and the counted requests of each of its clients, which are few because its steps are long.
+RIVAL, RIVAL_SAMPLING, RIVAL_COUNTS, RIVAL_REQUESTS = "llama.cpp", "temperature 1", (1, 16, 64), 2
 
 
 def label(case):
@@ -89,9 +90,9 @@ def free_port():
 SEEDS = itertools.count(1)  # a server that receives a prompt a second time would reuse its work
 
 
-def ask(options, url, sampling, counts):
-    """The results of `ingot bench serve` by the number of requests at once."""
-    line = [options.ingot, "bench", "serve", "--url", url, "--vocab", 199998, "--prompt", PROMPT, "--tokens", ANSWER, "--requests", options.requests, "--seed", next(SEEDS),
+def ask(options, url, sampling, counts, requests=None):
+    """The results of `ingot bench serve` by the number of requests at once, with so many counted requests of each client (default: the option's number)."""
+    line = [options.ingot, "bench", "serve", "--url", url, "--vocab", 199998, "--prompt", PROMPT, "--tokens", ANSWER, "--requests", requests or options.requests, "--seed", next(SEEDS),
             "--concurrency", ",".join(map(str, counts)), "--json", *sampling]
     done = subprocess.run([str(word) for word in line], capture_output=True, text=True)
     if done.returncode != 0:
@@ -118,25 +119,26 @@ def llama_line(options, gguf, port, slots):
 
 
 def add_rival(results, options, folder):
-    """llama.cpp's times into the rows of GPT-OSS-20B; a failure becomes a reason."""
-    rows = [r for r in results if r["model"] == "gpt-oss-20b"]
+    """llama.cpp's times into its rows of GPT-OSS-20B; a failure becomes a reason."""
+    rows = [r for r in results if r["model"] == "gpt-oss-20b" and r["sampling"] == RIVAL_SAMPLING and r["shape"][0] in RIVAL_COUNTS]
+    if not rows:
+        return
+    gguf = pathlib.Path(folder) / "20b.gguf"
     try:
         if options.llama_server is None:
             raise LookupError("not given by path")
-        gguf = pathlib.Path(folder) / "20b.gguf"
         synthetic_gguf.write("20b", "bf16", gguf)
-        port, most = free_port(), max(r["shape"][0] for r in rows)
-        with running(llama_line(options, gguf, port, most), port, pathlib.Path(folder) / "llama.log") as url:
-            for sampling in dict.fromkeys(r["sampling"] for r in rows):
-                of = [r for r in rows if r["sampling"] == sampling]
-                found = ask(options, url, SAMPLING[sampling][0], [r["shape"][0] for r in of])
-                for r in of:
-                    theirs = found[r["shape"][0]]
-                    r["peers"][RIVAL], r[RIVAL] = us_of(theirs), theirs
-        gguf.unlink(missing_ok=True)
+        port, counts = free_port(), [r["shape"][0] for r in rows]
+        with running(llama_line(options, gguf, port, max(counts)), port, pathlib.Path(folder) / "llama.log") as url:
+            found = ask(options, url, SAMPLING[RIVAL_SAMPLING][0], counts, RIVAL_REQUESTS)
+        for r in rows:
+            theirs = found[r["shape"][0]]
+            r["peers"][RIVAL], r[RIVAL] = us_of(theirs), theirs
     except (ImportError, LookupError, OSError, RuntimeError, ZeroDivisionError) as e:
         for r in rows:
             r.setdefault("absent", {})[RIVAL] = str(e)[:300] if isinstance(e, LookupError) else f"{type(e).__name__}: {str(e)[:300]}"
+    finally:
+        gguf.unlink(missing_ok=True)
 
 
 def said(r):

@@ -1,5 +1,5 @@
 // ingot bench decode: the time of a token of GPT-OSS or of a family, with synthetic weights on a GPU, or of a given
-// GPT-OSS model as `generate` runs it.
+// model as `generate` runs it.
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -13,7 +13,9 @@
 #include "ingot/io/json.h"
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/decode/weights/builder.h"
+#include "ingot/models/families/family.h"
 #include "ingot/models/families/synthetic.h"
+#include "ingot/models/gpt_oss/spec.h"
 #include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot::cli {
@@ -271,16 +273,31 @@ double ms_since(Clock::time_point begin) {
 }
 constexpr int64_t kFirst = 1 + 4;  // tokens before the timed ones: that of the prompt, and some to warm up
 
+struct ModelShapes {
+  DecoderSpec spec;
+  DecoderWeights weights;  // without their memory
+};
+ModelShapes read_shapes(const std::string& path) {
+  if (is_family(path)) {
+    const DecoderSpec spec = read_family_spec(path);
+    return {spec, family_shapes(path, spec)};
+  }
+  const GptOssConfig config = read_gpt_oss_config(path);
+  return {spec_of(config), gpt_oss_shapes(path, config)};
+}
+
 // The bytes of weights and keys that a token reads on the CPU.
-int64_t bytes_of_token(const GptOssConfig& c, const GptOssWeights& w, int64_t context) {
+int64_t bytes_of_token(const ModelShapes& of, int64_t context) {
+  const DecoderSpec& c = of.spec;
   const auto bytes = [&](const WeightMatrix& m) {
-    return weight_bytes(m.format, m.rows(), m.cols()) * (m.is_bank() ? c.experts_per_token : 1);
+    return !m ? 0 : weight_bytes(m.format, m.rows(), m.cols()) * (m.is_bank() ? c.experts_per_token : 1);
   };
-  int64_t sum = bytes(w.head);
-  for (size_t l = 0; l < w.layers.size(); ++l) {
-    const GptOssLayer& y = w.layers[l];
-    sum += bytes(y.qkv) + bytes(y.o) + bytes(y.router) + bytes(y.gate_up) + bytes(y.down) +
-           2 * 4 * c.kv_width() * (c.sliding[l] ? std::min(c.window, context) : context);
+  int64_t sum = bytes(of.weights.head);
+  for (size_t l = 0; l < c.layer.size(); ++l) {
+    const DecoderLayer& y = of.weights.layers[l];
+    const int64_t window = c.layer[l].window;
+    for (const WeightMatrix* m : {&y.qkv, &y.o, &y.router, &y.gate_up, &y.down}) sum += bytes(*m);
+    sum += 2 * 4 * c.kv_width() * (window > 0 ? std::min(window, context) : context);
   }
   return sum;
 }
@@ -388,7 +405,7 @@ struct ModelTimes {
   std::string device;
 };
 ModelTimes measure_model(const Options& o) {
-  require_gpt_oss(o.model);
+  if (!is_family(o.model)) require_gpt_oss(o.model);
   const DecodeMeasurement& m = o.measurement;
   int64_t longest = m.context;
   for (const int64_t context : m.contexts) longest = std::max(longest, context);
@@ -399,11 +416,10 @@ ModelTimes measure_model(const Options& o) {
       {.device = device_named(o.device), .gpus = gpus_of_model(o), .split = m.split, .e4m3_experts = m.quant});
   Decoder& d = *model.decoder;
   const bool on_gpu = d.device().kind == Device::cuda;
-  const GptOssConfig config = read_gpt_oss_config(o.model);
-  const GptOssWeights shapes = gpt_oss_shapes(o.model, config);
+  const ModelShapes shapes = read_shapes(o.model);
   // The number of bytes that a GPU reads depends on data that the decoder does not report, such as the division into
   // heads and parts.
-  const auto bytes = [&](int64_t context) { return on_gpu ? 0 : bytes_of_token(config, shapes, context); };
+  const auto bytes = [&](int64_t context) { return on_gpu ? 0 : bytes_of_token(shapes, context); };
   ModelTimes found{.times = {.weight_bytes = model.weight_bytes},
                    .device = on_gpu ? gpu::device_info(d.device().index).name : "CPU"};
   DecodeTimes& t = found.times;
@@ -459,12 +475,13 @@ void bench_model(const Options& o) {
 
 void add_bench_decode(Command& bench) {
   Command& c = bench.add("decode",
-                         "Times a token of a GPT-OSS model, or on a GPU of random weights in the published shapes of "
+                         "Times a token of a published model, or on a GPU of random weights in the published shapes of "
                          "GPT-OSS, Llama, Qwen3 and SmolLM2");
 
   auto o = std::make_shared<Options>();
   c.text("--model PATH", o->model,
-         "a checkpoint or an archive, timed as in generation after a prompt that fills the context (default: random "
+         "a checkpoint, an archive or a GGUF file, timed as in generation after a prompt that fills the context "
+         "(default: random "
          "weights)");
   add_device(c, o->device);
   std::vector<std::string> sizes{"20b", "120b"};
