@@ -37,7 +37,7 @@ std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& c, const DecoderWei
   fail(ErrorCode::unsupported, "device cuda: ", gpu_unsupported_reason(c, w, o));
 }
 std::unique_ptr<Decoder> make_synthetic_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w,
-                                                    const DecoderOptions& o, uint64_t) {
+                                                    const DecoderOptions& o, uint64_t, const draft::DraftHead*) {
   return make_gpu_decoder(c, w, o);
 }
 
@@ -53,8 +53,7 @@ class GpuDecoder final : public DeviceDecoder {
   GpuDecoder(const DecoderSpec& c, const DecoderWeights& weights, const DecoderOptions& o, const uint64_t* seed,
              const draft::DraftHead* head)
       : DeviceDecoder(o.slots),
-        model_(seed != nullptr ? RankedModel(c, weights, DeviceModel::fit_to_memory(c, weights, o), *seed)
-                               : RankedModel(c, weights, DeviceModel::fit_to_memory(c, weights, o, head), head)),
+        model_(c, weights, DeviceModel::fit_to_memory(c, weights, o, head), seed, head),
         batch_(std::max(o.batch, model_.prompt_batch())),
         columns_(o.batched_sequences ? model_.max_sequences() : 1) {}
 
@@ -189,8 +188,11 @@ std::string gpu_unsupported_reason(const DecoderSpec& c, const DecoderWeights& w
                                    const draft::DraftHead* head) {
   if (std::string unsupported_reason = gpus_unsupported_reason(c, asked); !unsupported_reason.empty())
     return unsupported_reason;
-  if (head != nullptr && asked.gpus > 1)
-    return ingot::detail::concat("found a draft head over ", asked.gpus, " GPUs, expected one GPU");
+  if (head != nullptr && !head->weights.head &&
+      decode::slices_of(c, int(asked.gpus), asked.split)[0].ids.size() < c.vocab)
+    return ingot::detail::concat("found a draft head without an output matrix of its own over ", asked.gpus,
+                                 " GPUs, of which each has a part of the model's, expected one GPU or --split "
+                                 "attention-experts");
   if (head != nullptr)
     if (std::string reason = decode::DeviceHead::unsupported_reason(head->config); !reason.empty()) return reason;
   const DecoderOptions o = with_slots(c, w, asked, head);
@@ -210,7 +212,7 @@ std::string gpu_unsupported_reason(const DecoderSpec& c, const DecoderWeights& w
 
 namespace {
 std::unique_ptr<Decoder> make(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& asked,
-                              const uint64_t* seed, const draft::DraftHead* head = nullptr) {
+                              const uint64_t* seed, const draft::DraftHead* head) {
   if (const std::string unsupported_reason = gpu_unsupported_reason(c, w, asked, head); !unsupported_reason.empty())
     fail(ErrorCode::unsupported, "device cuda: ", unsupported_reason);
   const DecoderOptions o = with_slots(c, w, asked, head);
@@ -223,8 +225,9 @@ std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& c, const DecoderWei
   return make(c, w, o, nullptr, head);
 }
 std::unique_ptr<Decoder> make_synthetic_gpu_decoder(const DecoderSpec& c, const DecoderWeights& w,
-                                                    const DecoderOptions& o, uint64_t seed) {
-  return make(c, w, o, &seed);
+                                                    const DecoderOptions& o, uint64_t seed,
+                                                    const draft::DraftHead* head) {
+  return make(c, w, o, &seed, head);
 }
 
 #endif

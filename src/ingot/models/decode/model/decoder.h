@@ -33,6 +33,7 @@ std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& spec, const Decoder
                                           const DecoderOptions& options, const draft::DraftHead* head = nullptr);
 // The same with random weights of these shapes, made on the GPUs from `seed`.
 std::unique_ptr<Decoder> make_synthetic_gpu_decoder(const DecoderSpec& spec, const DecoderWeights& shapes,
-                                                    const DecoderOptions& options, uint64_t seed);
+                                                    const DecoderOptions& options, uint64_t seed,
+                                                    const draft::DraftHead* head = nullptr);
 
 }  // namespace ingot

@@ -132,7 +132,6 @@ int64_t most_sequences(const DecoderSpec& c, const DecoderOptions& o) {
 }
 // The most rows of a step of several sequences or of draft steps; 1: there are no such steps.
 int64_t most_rows(const DecoderSpec& c, const DecoderOptions& o) {
-  if (o.gpus > 1) return 1;
   return std::max(most_sequences(c, o), std::min<int64_t>(kMostDraftRows, max_step_tokens(c)));
 }
 // The number of rows of the matrix kernels' buffers; 0: the matrix kernels are not used.
@@ -181,14 +180,15 @@ int64_t DeviceModel::bytes(const DecoderSpec& c, const DecoderWeights& w, const 
   build_sampling(counter, c.vocab, o.slots, sampling);
   counter.take(states, o.slots);
   int32_t* tokens;
-  build_draft_sampling(counter, c, most_rows(c, o), sampling, tokens);
+  build_draft_sampling(counter, c, rank == 0 ? most_rows(c, o) : 1, sampling, tokens);
   BatchedSequences sequences;
   BatchInput* input;
   Buffers buffers;
+  buffers.ranks.exchange.ranks = uint32_t(gpus);
   build_batched_sequences(counter, c, context, most_rows(c, o), sequences, input, buffers);
   RowWords words;
   build_rows(counter, c, context, gpus, words);
-  return counter.bytes + (head != nullptr ? DeviceHead::bytes(*head, head_sizes(c, o)) : 0);
+  return counter.bytes + (head != nullptr && rank == 0 ? DeviceHead::bytes(*head, head_sizes(c, o)) : 0);
 }
 
 DecoderOptions DeviceModel::fit_to_memory(const DecoderSpec& c, const DecoderWeights& w, DecoderOptions o,
@@ -221,7 +221,6 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
     fail(ErrorCode::unsupported, "decode on a GPU: ", reason);
   check_supported(c);
   const int gpus = int(o.gpus);
-  INGOT_CHECK(head == nullptr || gpus == 1, "decode: found a draft head over ", gpus, " GPUs, expected one GPU");
   const gpu::DeviceGuard guard(device_);
   const int64_t total = bytes(c, w, o, rank);
   require_memory(total, "a model with a context of " + std::to_string(context_) + " tokens",
@@ -259,7 +258,8 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
   build_prompt(builder, c, matrix_rows_of(c, context_, o), gpus, prompt_);
   build_sampling(builder, c.vocab, o.slots, sampling_);
   builder.take(states_together_, o.slots);
-  build_draft_sampling(builder, c, most_rows(c, o), draft_sampling_, draft_tokens_);
+  build_draft_sampling(builder, c, rank == 0 ? most_rows(c, o) : 1, draft_sampling_, draft_tokens_);
+  sequences_buffers_.ranks.exchange.rank = uint32_t(rank), sequences_buffers_.ranks.exchange.ranks = uint32_t(gpus);
   build_batched_sequences(builder, c, context_, most_rows(c, o), sequences_, sequences_input_, sequences_buffers_);
   build_rows(builder, c, context_, gpus, row_words_);
   for (int s = 1; s < int(o.slots); ++s)
@@ -271,7 +271,7 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
     sequences_.state = buffers().state, sequences_.logits = buffers().logits;
     sequences_buffers_.stop = buffers().stop, sequences_buffers_.watch = buffers().watch;
   }
-  if (head != nullptr)
+  if (head != nullptr && rank == 0)
     head_ = std::make_unique<DeviceHead>(*head, slots_[0].model, head_sizes(c, o), *stream_, device_);
   limit_small_batch(kSmallBatchSequences);
   const bool as_wanted = use_megakernel(head == nullptr && o.megakernel);
@@ -285,9 +285,8 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
 
 void DeviceModel::connect(std::span<const std::unique_ptr<DeviceModel>> all) {
   const gpu::DeviceGuard guard(device_);
-  for (size_t s = 0; s < slots_.size(); ++s) {
-    Slot& slot = slots_[s];
-    Ranks& r = slot.buffers.ranks;
+  const auto connect_buffers = [&](Buffers& buffers, const Buffers& of_first) {
+    Ranks& r = buffers.ranks;
     r.exchange.words = inbox_words(config()), r.exchange.epoch = epoch_;
     r.heads = r.channels = r.ids = 0;
     for (size_t q = 0; q < all.size(); ++q) {
@@ -303,9 +302,13 @@ void DeviceModel::connect(std::span<const std::unique_ptr<DeviceModel>> all) {
     // names the other GPU.
     r.watch = waits_->watch();
     r.watch.limit_ns = r.watch.limit_ns / 4 * 3;
-    slot.buffers.logits = all[0]->slots_[s].buffers.logits + r.first_id;
-    gpu::copy_to_device(slot.ranks, &r, sizeof r);
+    buffers.logits = of_first.own_logits + r.first_id;
+  };
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    connect_buffers(slots_[s].buffers, all[0]->slots_[s].buffers);
+    gpu::copy_to_device(slots_[s].ranks, &slots_[s].buffers.ranks, sizeof(Ranks));
   }
+  if (sequences_input_ != nullptr) connect_buffers(sequences_buffers_, all[0]->sequences_buffers_);
   if (prompt_.ids == nullptr) return;
   prompt_.logits = all[0]->prompt_.logits + slice_.ids.begin;
   for (size_t q = 0; q < all.size(); ++q)

@@ -119,10 +119,17 @@ class DeviceModel {
   bool takes_parts() const { return max_sequences_ > 1 && prompt_tokens_ > batch(); }
   void extend_parts(std::span<const Decoder::Part> parts);
   // The most rows of sample_drafts(); 1: this model computes no draft steps.
-  int64_t draft_rows() const { return ranked() ? 1 : std::min<int64_t>(kMostDraftRows, batch()); }
+  int64_t draft_rows() const { return std::min<int64_t>(kMostDraftRows, batch()); }
   // Draft steps of different slots, as Decoder::sample_drafts(). Waits for the GPU once, unless a slot's options need
   // the host. Each slot keeps the tokens of its result except the last one.
   std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep> steps);
+  // The parts of sample_drafts(), for several ranks. All ranks record the graph of the step, which may wait for kernels
+  // of other GPUs, and start the step's rows. Once all ranks have ended them, the first rank samples, and every other
+  // rank keeps as many tokens.
+  void prepare_drafts(std::span<const DraftStep> steps);
+  void start_draft_rows(std::span<const DraftStep> steps);
+  std::vector<std::vector<SlotSampled>> sample_draft_rows(std::span<const DraftStep> steps);
+  void keep_draft_rows(std::span<const DraftStep> steps, std::span<const std::vector<SlotSampled>> sampled);
   // Guesses of the tokens after `next`, which follows the slot's tokens: up to `most`, which leave room in the context.
   // Waits for the GPU.
   bool has_head() const { return head_ != nullptr; }
@@ -207,7 +214,6 @@ class DeviceModel {
   void send_input(const BatchInput& input);
   gpu::Graph& sequences_graph(uint32_t sequences, uint32_t vocab);
   gpu::Graph& draft_graph(uint32_t rows);
-  void start_draft_rows(std::span<const DraftStep> steps);
   void start_draft_sampling(std::span<const DraftStep> steps);
   std::vector<SlotSampled> sampled_rows(const DraftStep& step, size_t first_row, const int32_t* tokens);
   void send_adjustments(const SampleOptions& options, const SamplingBuffers& to, int row, SentAdjustments& sent);

@@ -25,8 +25,16 @@ gpu::Graph& DeviceModel::draft_graph(uint32_t rows) {
   return *g;
 }
 
+void DeviceModel::prepare_drafts(std::span<const DraftStep> steps) {
+  const gpu::DeviceGuard guard(device_);
+  size_t rows = 0;
+  for (const DraftStep& step : steps) rows += step.ids.size();
+  if (int64_t(rows) <= draft_rows()) draft_graph(uint32_t(rows));
+}
+
 // Starts the computation of the logits of all rows. The slots count all of their rows for now.
 void DeviceModel::start_draft_rows(std::span<const DraftStep> steps) {
+  const gpu::DeviceGuard guard(device_);
   BatchInput input{.count = 0};
   std::vector<DeviceHead::Part> parts;
   for (const DraftStep& step : steps) {
@@ -99,8 +107,12 @@ std::vector<SlotSampled> DeviceModel::sampled_rows(const DraftStep& step, size_t
 }
 
 std::vector<std::vector<SlotSampled>> DeviceModel::sample_drafts(std::span<const DraftStep> steps) {
-  const gpu::DeviceGuard guard(device_);
   start_draft_rows(steps);
+  return sample_draft_rows(steps);
+}
+
+std::vector<std::vector<SlotSampled>> DeviceModel::sample_draft_rows(std::span<const DraftStep> steps) {
+  const gpu::DeviceGuard guard(device_);
   start_draft_sampling(steps);
   keep_accepted(sequences_, draft_tokens_, buffers().stop, *stream_);
   constexpr int64_t kBytes = int64_t(kMostDraftRows) * 4;
@@ -124,6 +136,17 @@ std::vector<std::vector<SlotSampled>> DeviceModel::sample_drafts(std::span<const
     gpu::copy_to_device(&slot.buffers.state->position, &position, sizeof position);
   }
   return found;
+}
+
+void DeviceModel::keep_draft_rows(std::span<const DraftStep> steps, std::span<const std::vector<SlotSampled>> sampled) {
+  const gpu::DeviceGuard guard(device_);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    Slot& slot = slots_[size_t(steps[i].samples[0].slot)];
+    slot.length -= int64_t(steps[i].ids.size() - sampled[i].size());
+    const int32_t token = std::max(sampled[i].back().token.token, 0), position = int32_t(slot.length);
+    gpu::copy_to_device(slot.buffers.state->tokens, &token, sizeof token);
+    gpu::copy_to_device(&slot.buffers.state->position, &position, sizeof position);
+  }
 }
 
 #endif

@@ -44,7 +44,10 @@ RankedModel::RankedModel(const DecoderSpec& c, const DecoderWeights& w, const De
   if (const std::string unsupported_reason = ranks_unsupported_reason(int(o.gpus)); !unsupported_reason.empty())
     fail(ErrorCode::unsupported, "decode on GPUs: ", unsupported_reason);
   (void)slices_of(c, int(o.gpus), o.split);
-  for (int r = 0; r < int(o.gpus); ++r) ranks_.push_back(std::make_unique<DeviceModel>(c, w, o, r, seed, head));
+  DecoderOptions of_rank = o;
+  if (head != nullptr) of_rank.megakernel = false;  // all ranks compute the same stages
+  for (int r = 0; r < int(o.gpus); ++r)
+    ranks_.push_back(std::make_unique<DeviceModel>(c, w, of_rank, r, seed, r == 0 ? head : nullptr));
   if (o.gpus == 1) return;
   megakernel::let_peers_reach(int(o.gpus));
   for (const auto& rank : ranks_) rank->connect(ranks_);
@@ -74,7 +77,9 @@ template <class Call> void RankedModel::on_each(bool side_by_side, Call&& call) 
   side_by_side = true;  // in the emulator a launch returns when the kernel is done
 #endif
   std::vector<std::thread> threads;
-  for (size_t r = 0; r < ranks_.size(); ++r)
+  // The first rank comes last: the launches of its draft head may load code, which waits for kernels that wait for the
+  // kernels of the other ranks.
+  for (size_t r = ranks_.size(); r-- > 0;)
     if (side_by_side)
       threads.emplace_back(start, r);
     else
@@ -214,6 +219,16 @@ std::vector<SlotSampled> RankedModel::sample(std::span<const SlotSample> of) {
   std::vector<SlotSample> alone(of.begin(), of.end());  // a step ahead would have to be started on all ranks
   for (SlotSample& r : alone) r.goes_on = false, sampled_by_first_[size_t(r.slot)] = true;
   return ranks_[0]->sample(alone);
+}
+std::vector<std::vector<SlotSampled>> RankedModel::sample_drafts(std::span<const DraftStep> steps) {
+  if (ranks() == 1) return ranks_[0]->sample_drafts(steps);
+  for (const auto& rank : ranks_) rank->prepare_drafts(steps);
+  on_each(false, [&](DeviceModel& m) { m.start_draft_rows(steps); });
+  synchronize();
+  std::vector<std::vector<SlotSampled>> sampled = ranks_[0]->sample_draft_rows(steps);
+  for (size_t r = 1; r < ranks_.size(); ++r) ranks_[r]->keep_draft_rows(steps, sampled);
+  for (const DraftStep& step : steps) sampled_by_first_[size_t(step.samples[0].slot)] = false;
+  return sampled;
 }
 void RankedModel::logits(uint32_t rows, float* to, int slot) {
   if (ranks() > 1) synchronize();

@@ -26,6 +26,9 @@ class RankedModel {
               const draft::DraftHead* head = nullptr);
   // Random weights of these shapes. The weights that all ranks have are equal.
   RankedModel(const DecoderSpec& config, const DecoderWeights& shapes, const DecoderOptions& options, uint64_t seed);
+  // The same; with `seed` the weights are random.
+  RankedModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options,
+              const uint64_t* seed, const draft::DraftHead* head);
 
   int ranks() const { return int(ranks_.size()); }
   DeviceModel& rank(int r) { return *ranks_[size_t(r)]; }
@@ -58,9 +61,8 @@ class RankedModel {
   int32_t likeliest(int slot = 0);
   std::vector<SlotSampled> sample(std::span<const SlotSample> of);
   int64_t draft_rows() const { return rank(0).draft_rows(); }
-  std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep> steps) {
-    return ranks_[0]->sample_drafts(steps);
-  }
+  // The first rank samples, and computes the draft head.
+  std::vector<std::vector<SlotSampled>> sample_drafts(std::span<const DraftStep> steps);
   bool has_head() const { return rank(0).has_head(); }
   std::vector<int32_t> guess(int slot, int32_t next, int64_t most) { return ranks_[0]->guess(slot, next, most); }
   void logits(uint32_t rows, float* to, int slot = 0);
@@ -70,8 +72,6 @@ class RankedModel {
   void fill_cache_with_random(int64_t length, int slot = 0);
 
  private:
-  RankedModel(const DecoderSpec& config, const DecoderWeights& weights, const DecoderOptions& options,
-              const uint64_t* seed, const draft::DraftHead* head);
   // Called before any rank's kernels run, because recording a graph may wait for kernels.
   void prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone);
   // The same for the kernels of a prompt, because the first launch of a kernel loads its code.

@@ -157,7 +157,8 @@ void DeviceModel::warm_up_prompt(int64_t tokens, uint32_t head_rows, int index) 
               .head_rows = head_rows,
               .vocab = 0,
               .capacity = uint32_t(context_),
-              .device = device_},
+              .device = device_,
+              .states = kept_states()},
              *stream_);
 }
 

@@ -499,8 +499,9 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
     return;
   }
   if (step.sequences != nullptr) {
-    INGOT_CHECK(step.T <= kMostSmallBatch && step.head_rows == step.T && !ranks.several(), "decode: found ", step.T,
-                " sequences, expected at most ", kMostSmallBatch, ", with the logits of all, on one GPU");
+    INGOT_CHECK(step.T <= kMostSmallBatch && step.head_rows == step.T && (step.draft || !several), "decode: found ",
+                step.T, " sequences, expected at most ", kMostSmallBatch,
+                ", with the logits of all, on one GPU or in a draft step");
     if (wanted(kEmbed)) r.gather(*step.sequences);
   }
   if (wanted(kEmbed)) r.embed_tokens();
@@ -530,14 +531,15 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
     const bool later = plan.adds_later();
     if (wanted(kDown, channels)) r.down(l, i), begin_layer(&l, later ? nullptr : next), r.add_branch(l.mlp_post_norm);
     if (wanted(kDown) && plan.b.branch != nullptr && next != nullptr) begin_layer(nullptr, next);
+    if (wanted(kDown, several))
+      add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
     if (wanted(kDown)) keep(i + 1);
     if (!wanted(kDown, several)) continue;
-    add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
     if (next != nullptr) begin_layer(nullptr, next);
   }
   if (!wanted(kHead)) return;
   if (step.sequences != nullptr) {
-    r.head(false);
+    if (ids) r.head(false);
     if (!step.draft) r.scatter(*step.sequences);
     return;
   }

@@ -53,7 +53,8 @@ struct Step {
   uint32_t phases = ~0u;                        // PhaseBit
   const BatchedSequences* sequences = nullptr;  // the T tokens belong to as many sequences
   // The rows of `sequences` are those of a draft step, at most kMostDraftRows. They take the kernels of several tokens
-  // even where T is 1. The step leaves their logits in buffers.logits and appends nothing.
+  // even where T is 1. The step leaves their logits in buffers.logits and appends nothing. With several ranks the
+  // logits are complete once all ranks have ended the step.
   bool draft = false;
   // the row kernel, which computes steps of at most 8 tokens in place of the launches
   const RowLaunch* row_kernel = nullptr;

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "ingot/models/decode/fixtures/device_model.test.h"
+#include "ingot/models/decode/fixtures/draft_steps.test.h"
 #include "ingot/models/decode/fixtures/family_cases.test.h"
 #include "ingot/testing/gpu_test.h"
 
@@ -12,11 +13,14 @@ namespace ingot {
 namespace {
 
 using decode::DeviceModel;
+using testing::by_draft_steps;
 using testing::DecodeCase;
 using testing::DecodeModel;
 using testing::download;
 using testing::FamilyCase;
+using testing::ForcedStep;
 using testing::RandomModel;
+using testing::take;
 using Ids = std::vector<int32_t>;
 using Rows = std::vector<std::vector<float>>;
 
@@ -29,69 +33,6 @@ class DraftRowsCuda : public testing::GpuTest<> {
     if (!testing::holds_small_batches()) GTEST_SKIP() << "an SM's memory has no room for small batches";
   }
 };
-
-// A draft step whose tokens are all accepted: the token after each id but the last is sampled under a mask of the next
-// id alone. The last is greedy.
-struct ForcedStep {
-  int slot;
-  Ids ids;
-  std::vector<std::vector<uint32_t>> masks;  // of the token after each id; empty: all ids
-
-  ForcedStep(int number, std::span<const int32_t> of, int64_t vocab)
-      : slot(number), ids(of.begin(), of.end()), masks(of.size()) {
-    for (size_t i = 0; i + 1 < ids.size(); ++i) {
-      masks[i].resize(size_t(vocab + 31) / 32);
-      masks[i][size_t(ids[i + 1] / 32)] = 1u << (ids[i + 1] % 32);
-    }
-  }
-};
-// Takes the steps at once. Returns the logits of all rows; `kept` receives the number of sampled tokens of each step.
-Rows take(DeviceModel& gpu, std::span<const ForcedStep> steps, std::vector<size_t>* kept = nullptr) {
-  std::vector<std::vector<SampleOptions>> options;
-  std::vector<std::vector<SlotSample>> samples;
-  std::vector<DraftStep> all;
-  size_t rows = 0;
-  for (const ForcedStep& s : steps) {
-    auto& of = options.emplace_back(s.ids.size(), SampleOptions{.sampling = {.temperature = 0}});
-    auto& samples_of = samples.emplace_back();
-    for (size_t i = 0; i < s.ids.size(); ++i) {
-      of[i].allowed = s.masks[i];
-      samples_of.push_back({.slot = s.slot, .options = &of[i]});
-    }
-    all.push_back({s.ids, samples_of});
-    rows += s.ids.size();
-  }
-  for (const std::vector<SlotSampled>& sampled : gpu.sample_drafts(all)) {
-    for (const SlotSampled& one : sampled) EXPECT_EQ(one.error, nullptr);
-    if (kept != nullptr) kept->push_back(sampled.size());
-  }
-  const size_t V = size_t(gpu.config().vocab);
-  const std::vector<float> logits = download(gpu.sequences_buffers().logits, int64_t(rows * V));
-  Rows found;
-  for (size_t r = 0; r < rows; ++r) found.emplace_back(&logits[r * V], &logits[r * V] + V);
-  return found;
-}
-
-// A model whose tokens are all computed by draft steps.
-testing::DecodeUnderTest by_draft_steps(const std::shared_ptr<DeviceModel>& gpu) {
-  const auto chosen = std::make_shared<std::vector<testing::DecodeReference::Choices>>();
-  return {.extend =
-              [gpu, chosen](std::span<const int32_t> ids) {
-                chosen->clear();
-                std::vector<std::vector<double>> rows;
-                for (size_t at = 0; at < ids.size(); at = rows.size()) {
-                  const size_t n = std::min(ids.size() - at, size_t(gpu->draft_rows()));
-                  const ForcedStep step(0, ids.subspan(at, n), gpu->config().vocab);
-                  for (const std::vector<float>& row : take(*gpu, {&step, 1}))
-                    rows.emplace_back(row.begin(), row.end());
-                  for (size_t i = 0; i < n; ++i)
-                    chosen->push_back(testing::choices_of(*gpu, gpu->sequences_buffers(), i));
-                }
-                return rows;
-              },
-          .choices = [chosen](size_t i) { return (*chosen)[i]; },
-          .state = [gpu] { return download(gpu->buffers().state, 1)[0]; }};
-}
 
 TEST_F(DraftRowsCuda, EveryFamilyIsTheModel) {
   for (const FamilyCase& t : testing::family_cases())
