@@ -1,6 +1,7 @@
 // The native half of tests/parity/parity_draft_head.py: answers prompts with drafts of a head. Arguments: a model, a
 // head, a request and the output file, both JSON.
-//   request: {"prompts": [[id, ...], ...], "tokens": n, "most": K, "temperature": t, "layers": [...], "window": n}
+//   request: {"prompts": [[id, ...], ...], "tokens": n, "most": K, "temperature": t, "layers": [...], "window": n,
+//             "dense": "" or the format of the head's matrices}
 //   output:  for each prompt {"answer": [id, ...], "steps": [{"draft": [id, ...], "accepted": n}, ...]}
 #include <algorithm>
 #include <fstream>
@@ -54,7 +55,8 @@ void run(const std::string& model_path, const std::string& head, const nlohmann:
                                                     .device = DeviceChoice::cpu,
                                                     .draft_head = head,
                                                     .draft_layers = request.at("layers").get<std::vector<int64_t>>(),
-                                                    .draft_window = request.at("window")});
+                                                    .draft_window = request.at("window"),
+                                                    .draft_dense = request.at("dense")});
   Sequence s(*model.decoder);
   const SampleOptions o{.sampling = {.temperature = request.at("temperature")}, .seed = 3};
   auto out = nlohmann::json::array();

@@ -38,6 +38,7 @@ struct DecoderOptions {
   std::string draft_head;             // the directory of a draft head (models/draft/head); often none
   std::vector<int64_t> draft_layers;  // the layers that the head reads, in place of those of its files; often empty
   int64_t draft_window = 0;           // visible keys of the head's attention; 0: all
+  std::string draft_dense;            // the format of the head's matrices: bf16, fp8 or mxfp4; empty: as stored
   std::string adapters;               // a file of `ingot ttt`, for models of `ingot train`
   // The format (bf16, fp8 or mxfp4) to which loading converts the matrices of attention, dense MLPs and the head of a
   // checkpoint or a GGUF file. Empty: the stored formats remain, and blocks of GGUF become bf16.

@@ -1,10 +1,10 @@
 #include "ingot/models/checkpoint/open_decoder.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/limits.h"
+#include "ingot/models/checkpoint/archive.h"
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/decode/model/decoder.h"
 
@@ -33,13 +33,27 @@ DecoderPlacement place_decoder(const DecoderSpec& spec, const DecoderOptions& as
 
 namespace {
 void add_note(OpenedModel& m, const std::string& note) { m.note += (m.note.empty() ? "" : "; ") + note; }
-
-std::string head_note(const draft::HeadConfig& c) {
-  std::string layers;
-  for (const int64_t b : c.boundaries) layers += (layers.empty() ? "" : ", ") + std::to_string(b);
-  return "a draft head over the hidden states behind layers " + layers;
-}
 }  // namespace
+
+std::optional<draft::DraftHead> load_head(const DecoderSpec& spec, const DecoderWeights& shapes,
+                                          const DecoderPlacement& p) {
+  const DecoderOptions& o = p.options;
+  if (o.draft_head.empty()) return {};
+  draft::HeadOptions options{.layers = o.draft_layers, .window = o.draft_window};
+  if (!o.draft_dense.empty()) options.format = archive_format_named(o.draft_dense);
+  draft::DraftHead head = draft::load_draft_head(o.draft_head, spec, int64_t(shapes.layers.size()), options);
+  if (!p.on_gpu) return head;
+  if (const std::string reason = gpu_unsupported_reason(spec, shapes, o, &head); !reason.empty())
+    fail(ErrorCode::unsupported, "--draft on a GPU: ", reason);
+  return head;
+}
+
+void add_head_note(OpenedModel& m, const draft::DraftHead& head) {
+  std::string layers;
+  for (const int64_t b : head.config.boundaries) layers += (layers.empty() ? "" : ", ") + std::to_string(b);
+  add_note(m, ingot::detail::concat("a draft head over the hidden states behind layers ", layers, ", in ",
+                                    head.weights.fc.format));
+}
 
 void add_placement_notes(OpenedModel& m, const DecoderPlacement& p, const std::string& rounding) {
   if (p.options.device == DeviceChoice::automatic && !p.unsupported_reason.empty() && gpu::device_count() > 0)
@@ -64,19 +78,13 @@ OpenedModel open_decoder(const DecoderSpec& given, const WeightSource& source, c
     std::optional<draft::DraftHead> head;
   };
   const auto memory = std::make_shared<Memory>();
-  if (!o.draft_head.empty()) {
-    memory->head =
-        draft::load_draft_head(o.draft_head, spec, layers, {.layers = o.draft_layers, .window = o.draft_window});
-  }
+  if (!o.draft_head.empty()) memory->head = load_head(spec, source.shapes(layers), p);
   const draft::DraftHead* head = memory->head ? &*memory->head : nullptr;
-  if (p.on_gpu && head != nullptr)
-    if (const std::string reason = gpu_unsupported_reason(spec, source.shapes(layers), o, head); !reason.empty())
-      fail(ErrorCode::unsupported, "--draft on a GPU: ", reason);
   memory->weights = source.load(layers, p.on_gpu ? 0 : decoder_bytes(spec, layers, o, head), p.on_gpu);
   const DecoderWeights* weights = &memory->weights;
   OpenedModel m;
   m.decoder = p.on_gpu ? make_gpu_decoder(spec, *weights, o, head) : make_decoder(spec, *weights, o, head);
-  if (head != nullptr) add_note(m, head_note(head->config));
+  if (head != nullptr) add_head_note(m, *head);
   add_placement_notes(m, p, p.on_gpu ? gpu_rounding(*weights) : std::string());
   if (p.on_gpu && !o.e4m3_experts) {
     const std::string reason = head != nullptr ? "the megakernel keeps no hidden states for a draft head"

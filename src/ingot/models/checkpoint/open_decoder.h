@@ -1,9 +1,11 @@
 #pragma once
 // Opens a decoder-only transformer on its device: shared by all kinds of such models.
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "ingot/models/decoder_weights.h"
+#include "ingot/models/draft/head/head_weights.h"
 #include "ingot/models/registry.h"
 #include "ingot/models/spec.h"
 
@@ -20,6 +22,11 @@ DecoderPlacement place_decoder(const DecoderSpec& spec, const DecoderOptions& as
                                const std::function<std::string(const DecoderOptions&)>& no_room);
 // Where the model runs, where a user might expect another place or another path.
 void add_placement_notes(OpenedModel& m, const DecoderPlacement& p, const std::string& rounding);
+// The draft head of the options, if there is one. `placement` of the model, with shapes of its weights: a head that the
+// device does not compute, or has no room for, is Error{unsupported}.
+std::optional<draft::DraftHead> load_head(const DecoderSpec& spec, const DecoderWeights& shapes,
+                                          const DecoderPlacement& placement);
+void add_head_note(OpenedModel& m, const draft::DraftHead& head);
 
 // The ways to a model's weights. `layers`: the first so many.
 struct WeightSource {

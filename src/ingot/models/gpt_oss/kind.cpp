@@ -134,29 +134,37 @@ OpenedModel open_synthetic(const std::string& path, const DecoderOptions& asked)
   const SyntheticModel model = *synthetic_model(path);
   GptOssConfig config = synthetic_gpt_oss(model.size);
   config.e4m3_inputs = asked.e4m3_experts;
-  GptOssWeights shapes;
+  GptOssWeights shapes = decode::shapes_of(config, model.dense, WeightFormat::mxfp4);
   const DecoderPlacement p = place_decoder(config, asked, [&](const DecoderOptions& o) {
-    shapes = decode::shapes_of(config, model.dense, WeightFormat::mxfp4);
     if (o.layers > 0) shapes.layers.resize(size_t(o.layers));
     return gpu_unsupported_reason(config, shapes, o);
   });
   OpenedModel m{.note = "random weights: every answer is random text"};
   m.end_ids.assign(config.end_tokens.begin(), config.end_tokens.end());
   add_placement_notes(m, p, {});
+  struct Memory {
+    GptOssWeights weights;
+    std::optional<draft::DraftHead> head;
+  };
+  const auto memory = std::make_shared<Memory>();
+  if (asked.layers > 0) shapes.layers.resize(size_t(asked.layers));
+  memory->head = load_head(config, shapes, p);
+  const draft::DraftHead* head = memory->head ? &*memory->head : nullptr;
+  if (head != nullptr) add_head_note(m, *head);
   if (p.on_gpu) {
     m.weight_bytes = bytes_of_matrices(shapes);
-    m.decoder = make_synthetic_gpu_decoder(config, shapes, p.options, kSyntheticSeed);
+    m.decoder = make_synthetic_gpu_decoder(config, shapes, p.options, kSyntheticSeed, head);
     return m;
   }
   if (model.size != "small")
     fail(ErrorCode::unsupported, path, ": found no GPU for these weights (", p.unsupported_reason,
          "), expected one, or a model of `ingot convert --synthetic ", model.size, "`, which also runs on a CPU");
   const int64_t layers = asked.layers > 0 ? asked.layers : config.layers;
-  auto weights = std::make_shared<GptOssWeights>(made_on_the_cpu(
-      config, model.dense, {.layers = asked.layers, .other_bytes = decoder_bytes(config, layers, p.options)}));
-  m.decoder = make_decoder(config, *weights, p.options);
-  m.weight_bytes = weights->bytes();
-  m.memory = weights;
+  memory->weights = made_on_the_cpu(
+      config, model.dense, {.layers = asked.layers, .other_bytes = decoder_bytes(config, layers, p.options, head)});
+  m.decoder = make_decoder(config, memory->weights, p.options, head);
+  m.weight_bytes = memory->weights.bytes();
+  m.memory = memory;
   return m;
 }
 

@@ -116,6 +116,7 @@ struct DeviceHead::Impl {
               .weight = m.fc_norm,
               .each = c.fc_norm,
               .eps = float(c.norm_eps),
+              .format = m.fc.format,
               .vectors = m.states,
               .squares = m.squares,
               .group = uint32_t(m.group)};
@@ -150,6 +151,7 @@ struct DeviceHead::Impl {
     HeadInputs p{.embed = m.embed,
                  .embed_norm = m.embed_norm,
                  .hidden_norm = m.hidden_norm,
+                 .format = m.qkv.format,
                  .vectors = m.inputs,
                  .T = uint32_t(std::max<size_t>(1, tokens.size())),
                  .C = uint32_t(c.hidden),

@@ -1,7 +1,8 @@
 #pragma once
-// An EAGLE-3 draft head in a GPU's memory, beside the slots of a DeviceModel, in bf16 (draft/head/head_rows.h says
-// which row follows from which token). A step of the target leaves its hidden states in states(); place() turns them
-// into the features of tokens, which the head keeps in bf16, and draft() guesses.
+// An EAGLE-3 draft head in a GPU's memory, beside the slots of a DeviceModel; the matrices keep the formats of the
+// given weights (draft/head/head_rows.h says which row follows from which token). A step of the target leaves its
+// hidden states in states(); place() turns them into the features of tokens, which the head keeps in bf16, and draft()
+// guesses.
 #include <memory>
 #include <span>
 #include <string>

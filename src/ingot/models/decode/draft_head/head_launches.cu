@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) keep_states_kernel(const __grid_cons
   const float rstd = s.each ? 1 / sqrtf(squares / float(p.C) + s.eps) : 1;
   for (uint32_t c = threadIdx.x; c < p.C; c += kThreads) {
     const float weight = s.weight != nullptr ? s.weight[first + c] : 1;
-    weight_tiles::put(vector, WeightFormat::bf16, first + c, __ldcg(x + c) * weight * rstd);
+    weight_tiles::put(vector, s.format, first + c, __ldcg(x + c) * weight * rstd);
   }
   if (threadIdx.x == 0) s.squares[(t / s.group * s.count + p.index) * kMostTokens + t % s.group] = squares;
 }
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) head_inputs_kernel(const __grid_cons
   const bf16* const row = p.embed + int64_t(token) * p.C;
   const float of_embedding = rstd_of(p.C, p.eps, parts[0], [&](uint32_t c) { return float(row[c]); });
   for (uint32_t c = threadIdx.x; c < p.C; c += kThreads)
-    weight_tiles::put(vector, WeightFormat::bf16, c, float(row[c]) * p.embed_norm[c] * of_embedding);
+    weight_tiles::put(vector, p.format, c, float(row[c]) * p.embed_norm[c] * of_embedding);
   const auto stored = [&](uint32_t c) {
     if (p.features == nullptr) return __ldcg(p.x + c);
     return __uint_as_float(uint32_t(__ldcg(&p.features[int64_t(t) * p.C + c].bits)) << 16);
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads) head_inputs_kernel(const __grid_cons
   const float of_features = rstd_of(p.C, p.eps, parts[2], feature);
   for (uint32_t c = threadIdx.x; c < p.C; c += kThreads) {
     const float v = feature(c), normed = v * p.hidden_norm[c] * of_features;
-    weight_tiles::put(vector, WeightFormat::bf16, p.C + c, normed);
+    weight_tiles::put(vector, p.format, p.C + c, normed);
     if (p.x != nullptr) p.x[c] = p.normed_residual ? normed : v;
   }
 }

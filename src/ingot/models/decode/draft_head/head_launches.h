@@ -17,7 +17,8 @@ struct KeptStates {
   const float* weight = nullptr;            // (n C), of the norms before the product; null: no norm
   bool each = false;                        // a norm for each boundary; else one norm over all boundaries
   float eps = 0;
-  char* vectors = nullptr;  // (rows) activation vectors of n C numbers
+  WeightFormat format = WeightFormat::bf16;  // of that product's matrix
+  char* vectors = nullptr;                   // (rows) activation vectors of n C numbers
   // (groups, n, 16): sums of squares of the rows of a group, where one norm is over all boundaries; as Normed::squares
   float* squares = nullptr;
   uint32_t group = kHeadRows;  // rows that one product takes
@@ -54,6 +55,7 @@ struct HeadInputs {
   const float* output_norm;               // (C): `x` is normalised first; null: it is not
   float* x;                               // (C): receives the residual stream of the layer; T is 1. Null: none
   bool normed_residual;                   // the residual stream starts with the normalised features
+  WeightFormat format;                    // of the matrix of that product
   char* vectors;
   uint32_t T, C, draft_vocab;
   float eps;

@@ -1,9 +1,11 @@
 #pragma once
 // The configuration of an EAGLE-3 draft head, as published: config.json beside safetensors, in the spellings of
 // ModelOpt, SpecForge and speculators. spec/eagle.py defines what a head computes.
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "ingot/kernels/quant/quant.h"
 #include "ingot/models/spec.h"
 
 namespace ingot::draft {
@@ -14,6 +16,8 @@ struct HeadOptions {
   // meant, one less; only acceptance tells.
   std::vector<int64_t> layers;
   int64_t window = 0;  // visible keys of the head's attention; 0: all
+  // The format of the head's own matrices in memory, the embedding excepted: bf16, fp8 or mxfp4. None: as stored.
+  std::optional<WeightFormat> format;
 };
 
 struct HeadConfig {

@@ -194,6 +194,40 @@ TEST(HeadWeights, TensorsAreFoundUnderEveryPrefix) {
   EXPECT_TRUE(head.weights.ids.empty());
 }
 
+TEST(HeadWeights, MatricesAreConvertedButTheEmbeddingAndTheNorms) {
+  const TemporaryDirectory dir;
+  RandomHead random;
+  random.own_embedding = true, random.intermediate = 64;
+  random.write(dir / "head");
+  const DraftHead stored = load_draft_head(dir / "head", small_target(), 2);
+  for (const WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
+    const DraftHead head = load_draft_head(dir / "head", small_target(), 2, {.format = f});
+    const HeadWeights& w = head.weights;
+    for (const WeightMatrix* m : {&w.fc, &w.qkv, &w.o, &w.gate_up, &w.down, &w.head}) EXPECT_EQ(m->format, f);
+    EXPECT_EQ(w.embed.format, WeightFormat::bf16);
+    // Rows of numbers near a common size: e4m3 keeps 3 bits behind the first, e2m1 one.
+    const double steps = f == WeightFormat::bf16 ? 0 : f == WeightFormat::fp8 ? 0x1p-4 : 0x1p-1;
+    std::vector<float> want(size_t(64 * 64)), found(want.size());
+    dequantise(stored.weights.qkv, Tensor(want.data(), {64, 64}), {});
+    dequantise(w.qkv, Tensor(found.data(), {64, 64}), {});
+    double error = 0, size = 0;
+    for (size_t i = 0; i < want.size(); ++i)
+      error += (found[i] - want[i]) * (found[i] - want[i]), size += want[i] * want[i];
+    EXPECT_LE(std::sqrt(error / size), steps / 2) << f;
+    if (steps > 0) EXPECT_GT(error, 0) << f;
+  }
+}
+
+TEST(HeadWeights, AFormatThatDoesNotDivideTheRowsOfAMatrixIsRefused) {
+  const TemporaryDirectory dir;
+  RandomHead random;  // an MLP of 48 channels
+  random.write(dir / "head");
+  const std::string error =
+      error_of([&] { load_draft_head(dir / "head", small_target(), 2, {.format = WeightFormat::mxfp4}); });
+  EXPECT_NE(error.find("head: down: found rows of 48 numbers, expected a multiple of 32 for mxfp4"), std::string::npos)
+      << error;
+}
+
 TEST(HeadWeights, MissingUnusedAndMisshapenTensorsAreRefused) {
   RandomHead missing;
   missing.damage = [](auto& t) { t.erase("fc.weight"), t.erase("midlayer.mlp.up_proj.weight"), t.erase("d2t"); };

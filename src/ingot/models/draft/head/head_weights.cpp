@@ -7,6 +7,7 @@
 #include "ingot/io/file.h"
 #include "ingot/io/hugging_face_cache.h"
 #include "ingot/models/checkpoint/layout.h"
+#include "ingot/models/checkpoint/matrix_format.h"
 
 namespace ingot::draft {
 namespace {
@@ -102,6 +103,21 @@ std::vector<int32_t> target_ids(const Tensor& offsets, int64_t vocab, const std:
   return ids;
 }
 
+// Converts the matrices of the products. The embedding is read a row at a time and stays as it is.
+void convert(HeadWeights& w, WeightFormat to, const std::string& path) {
+  const std::pair<const char*, WeightMatrix*> all[] = {{"fc", &w.fc},     {"qkv", &w.qkv},
+                                                       {"o_proj", &w.o},  {"gate_up", &w.gate_up},
+                                                       {"down", &w.down}, {"lm_head", &w.head}};
+  int64_t bytes = 0;
+  for (const auto& [name, m] : all) try {
+      if (*m) bytes += bytes_in_format(*m, to);
+    } catch (const Error& e) { fail(e.code, path, ": ", name, ": ", e.what()); }
+  require_memory(bytes, path + " in another format");
+  w.converted = Arena(bytes);
+  for (const auto& [name, m] : all)
+    if (*m) *m = in_format(*m, to, w.converted);
+}
+
 }  // namespace
 
 DraftHead load_draft_head(const std::string& given, const DecoderSpec& target, int64_t target_layers,
@@ -120,6 +136,7 @@ DraftHead load_draft_head(const std::string& given, const DecoderSpec& target, i
   head.weights = std::move(layout.head);
   head.weights.ids = target_ids(layout.offsets, head.config.vocab, path);
   head.weights.arena = std::move(arena);
+  if (options.format) convert(head.weights, *options.format, path);
   return head;
 }
 

@@ -6,7 +6,8 @@
 namespace ingot::draft {
 
 // Letters: C hidden size, n boundaries, Q and KV widths of queries and keys, I hidden width of the MLP, V vocabulary of
-// the target, D of the head. Vectors are f32; matrices in f32 stay f32, all further matrices become bf16.
+// the target, D of the head. Vectors are f32; matrices in f32 stay f32, all further matrices become bf16. With
+// HeadOptions::format all matrices but `embed` have this format.
 struct HeadWeights {
   WeightMatrix fc;                 // (C, n C)
   Tensor fc_norm;                  // (n C), with norm_before_fc or fc_norm
@@ -16,7 +17,7 @@ struct HeadWeights {
   WeightMatrix gate_up, down;      // (2I, C), rows of gate and up alternate; (C, I)
   WeightMatrix embed, head;        // (V, C), (D, C); left out where the target's are used
   std::vector<int32_t> ids;        // of the target, by id of the head; empty: the same ids
-  Arena arena;                     // owns all tensors
+  Arena arena, converted;          // own all tensors; `converted` those of HeadOptions::format
 };
 
 // The configuration of a head and its weights. A head without an embedding or an output matrix of its own uses those of
@@ -26,7 +27,8 @@ struct DraftHead {
   HeadWeights weights;
 };
 // Reads the directory of a head. Every tensor must be present with its shape, and no tensor may be unused: all problems
-// of the configuration, or all missing tensors, are in one Error{bad_data}.
+// of the configuration, or all missing tensors, are in one Error{bad_data}. Error{unsupported} for a format that does
+// not divide the rows of a matrix.
 DraftHead load_draft_head(const std::string& path, const DecoderSpec& target, int64_t target_layers,
                           const HeadOptions& options = {});
 

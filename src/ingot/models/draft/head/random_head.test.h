@@ -249,6 +249,10 @@ inline std::vector<HeadCase> head_cases() {
   add("the target's vocabulary and head", [](HeadCase& c) { c.head.draft_vocab = c.head.vocab; });
   add("an embedding of its own", [](HeadCase& c) { c.head.own_embedding = true; });
   add("two boundaries in the other order", [](HeadCase& c) { c.head.boundaries = {2, 1}; });
+  add("matrices in fp8", [](HeadCase& c) { c.head.norm_before_fc = true, c.options.format = WeightFormat::fp8; });
+  // The blocks of mxfp4 divide the rows.
+  add("matrices in mxfp4",
+      [](HeadCase& c) { c.head.intermediate = 64, c.head.fc_norm = true, c.options.format = WeightFormat::mxfp4; });
   add("as many key heads as query heads, and all flags", [](HeadCase& c) {
     c.head.kv_heads = 4, c.head.prefix = "layers.0.";
     c.head.norm_before_fc = c.head.norm_output = c.head.norm_before_residual = true;
