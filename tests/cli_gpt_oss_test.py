@@ -214,6 +214,7 @@ class GptOss(TinyGptOss):
         self.assertGreater(accepted, 0)
         self.refuses(2, "found --draft-max, which changes nothing with an answer without --draft", *ask, "--draft-max", 5)
         self.refuses(2, "found --draft-costs, which changes nothing with an answer without --draft", *ask, "--draft-costs", "1,2")
+        self.refuses(2, "found --draft-exact, which changes nothing with an answer without --draft", *ask, "--draft-exact")
         self.refuses(2, "--draft-costs: found '1;2', expected numbers like 1,2,4,8", *ask, "--draft", "lookup", "--draft-costs", "1;2")
 
     def test_a_draft_head_changes_no_answer_of_a_checkpoint_or_an_archive(self):
@@ -221,15 +222,16 @@ class GptOss(TinyGptOss):
         archive = self.directory / "tiny.ingot"
         self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
         for model in (self.model, archive):
-            for more in (("--temperature", 0), ("--seed", 2), ("--temperature", 0, "--draft-window", 3, "--draft-layers", "2,1")):
+            for more in (("--temperature", 0), ("--seed", 2), ("--temperature", 0, "--draft-window", 3, "--draft-layers", "2,1"),
+                         ("--seed", 2, "--draft-dense", "fp8", "--draft-exact")):
                 ask = ["generate", "--model", model, "--device", "cpu", "--ids", self.ids, "--json", "--past-end", "--tokens", 70]
                 plain, drafted = ingot(*ask, *more[:2]), ingot(*ask, *more, "--draft", head, "--draft-costs", "100,105,110,115,120,125")
                 self.assertEqual((plain.returncode, drafted.returncode), (0, 0), drafted.error)
                 answers = [[json.loads(line) for line in run.text.splitlines()] for run in (plain, drafted)]
                 self.assertEqual(*[[(a["ids"], a["finish"]) for a in of_run] for of_run in answers])
                 self.assertGreater(sum(a.get("drafts", {}).get("tokens", 0) for a in answers[1]), 0)
-                layers = "2, 1" if len(more) > 2 else "1, 2"
-                self.assertIn(f"a draft head over the hidden states behind layers {layers}", drafted.error)
+                layers, form = "2, 1" if "--draft-layers" in more else "1, 2", "fp8" if "fp8" in more else "bf16"
+                self.assertIn(f"a draft head over the hidden states behind layers {layers}, in {form}", drafted.error)
 
     def test_a_draft_head_that_does_not_fit_is_refused(self):
         ask = ["generate", "--model", self.model, "--device", "cpu", "--ids", self.ids]
@@ -240,8 +242,11 @@ class GptOss(TinyGptOss):
             self.assertIn(part, error)
         self.assertEqual(error.count("\n"), 1)
         self.refuses(2, "--draft: found 'tree', expected none, lookup, or the directory of a draft head", *ask, "--draft", "tree")
-        for option in ("--draft-layers", "--draft-window"):
-            self.refuses(2, f"found {option}, which changes nothing with an answer without a draft head", *ask, "--draft", "lookup", option, 2)
+        for option, value in (("--draft-layers", 2), ("--draft-window", 2), ("--draft-dense", "fp8")):
+            self.refuses(2, f"found {option}, which changes nothing with an answer without a draft head", *ask, "--draft", "lookup", option, value)
+        fits = write_draft_head(self.directory / "fits", self.VOCAB, self.HIDDEN, [0, 1])
+        self.refuses(7, "fits: down: found rows of 48 numbers, expected a multiple of 32 for mxfp4", *ask, "--draft", fits, "--draft-dense", "mxfp4")
+        self.refuses(2, 'draft_dense: found string "fp6", expected one of bf16, fp8, mxfp4', *ask, "--draft", fits, "--draft-dense", "fp6")
         run = self.directory / "run"
         self.assertEqual(ingot("train", *TINY, "--steps", 1, "--data", self.file("text.txt", TEXT), "--out", run).returncode, 0)
         self.assertIn("found --draft, which changes nothing", ingot("generate", run, "--draft", head).error)
@@ -310,17 +315,18 @@ class GptOss(TinyGptOss):
         self.assertEqual((found["device"], found["context"], found["tokens"], found["step_costs"]), ("CPU", 20, 30, list(range(100, 108))), run.error)
         # The first token comes from the prompt. Then a step of 4 rows yields 4 tokens if its draft of 3 is right, and a step of 8 rows yields 8 tokens.
         cases = {c["name"]: c for c in found["cases"]}
-        self.assertEqual({name: (c["accepted_tokens"], c["draft_tokens"]) for name, c in cases.items() if name != "no draft token accepted"},
+        self.assertEqual({name: (c["accepted_tokens"], c["draft_tokens"]) for name, c in cases.items() if not name.startswith("no draft token accepted")},
                          {"no drafts": (0, 0), "draft steps without a draft": (0, 0), "drafts of 3, all accepted": (21, 21), "drafts of 7, all accepted": (25, 25),
                           "each draft token accepted with 100 %": (25, 25)})
-        self.assertEqual([round(c["tokens_per_step"], 3) for c in found["cases"]], [1, 1, round(30 / 9, 3), 6, 6, 1])
-        never = cases["no draft token accepted"]
-        self.assertEqual(never["accepted_tokens"], 0)
-        self.assertGreater(never["draft_tokens"], 0)
+        self.assertEqual([round(c["tokens_per_step"], 3) for c in found["cases"]], [1, 1, round(30 / 9, 3), 6, 6, 1, 1])
+        for name in ("no draft token accepted", "no draft token accepted, --draft-exact"):
+            self.assertEqual(cases[name]["accepted_tokens"], 0)
+            self.assertGreater(cases[name]["draft_tokens"], 0)
         self.assertTrue(all(0 < c["token_ms"] < 1e4 for c in found["cases"]), found)
         text = ingot(*bench, "--lengths", "2").text
         self.assertRegex(text, r"given costs of steps: 100\.000 .*\n(?s:.*)drafts of 2, all accepted: [0-9.]+ ms a token, [0-9.]+ tokens a step, 19 of 19 draft tokens accepted\n")
         self.refuses(2, "found neither --model nor --synthetic", "bench", "draft")
+        self.refuses(2, "found --draft-dense, which changes nothing with a model without a draft head", *bench, "--draft-dense", "fp8")
         self.refuses(2, "--lengths: found '0', expected numbers like", *bench, "--lengths", "0")
         too_long = ingot(*bench, "--lengths", "9")  # known once the model is open, whose line about its weights comes first
         self.assertEqual((too_long.returncode, too_long.text), (2, ""), too_long.error)

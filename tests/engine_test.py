@@ -82,6 +82,12 @@ class Engine(unittest.TestCase):
             self.assertEqual((got.ids, got.text, got.finish), (want.ids, want.text, want.finish))
         with self.assertRaisesRegex(RuntimeError, "--draft-layers: found 3, expected different numbers from 0 to 2"):
             ingot.engine.GptOss(MODEL.model, device="cpu", draft=head, draft_layers=(0, 1, 3))
+        narrow = ingot.engine.GptOss(MODEL.model, device="cpu", draft=head, draft_dense="fp8", draft_exact=True)
+        self.assertIn(", in fp8", narrow.note)
+        self.assertEqual(narrow.generate("assistant user", **options).ids, want.ids)
+        for dense, error in (("fp6", "draft_dense: found 'fp6', expected None, 'bf16', 'fp8' or 'mxfp4'"), ("fp8", "draft_dense: found 'fp8', expected None without a draft head")):
+            with self.assertRaisesRegex(ValueError, error):
+                ingot.engine.GptOss(MODEL.model, device="cpu", draft="lookup", draft_dense=dense)
 
     def test_auto_takes_the_gpu_and_streams_from_it(self):
         gpu = ingot.engine.GptOss(MODEL.model)

@@ -332,6 +332,9 @@ class Reports(unittest.TestCase):
         found = gpu_draft.rows(gpu_draft.MODELS[0], {"step_costs": [1.5, 2.0], "cases": [case("no drafts", 1.5, 1.0, 0, 0), case("drafts of 3, all accepted", 0.75, 4.0, 384, 384)]}, 4e9, 4.0)
         self.assertEqual([(r["name"], r["ours_us"], r["peers"], r["limit_us"]) for r in found],
                          [("gpt-oss-120b, bf16 dense, no drafts", 1500, {}, 1000), ("gpt-oss-120b, bf16 dense, drafts of 3, all accepted", 750, {"no_drafts": 1500}, 250)])
+        found.append(gpu_draft.head_row(gpu_draft.MODELS[1], "fp8", 0.125, 4e8, 4.0))
+        self.assertEqual((found[2]["name"], found[2]["ours_us"], found[2]["limit_us"]), ("gpt-oss-20b, bf16 dense, a guess of a draft head in fp8", 125, 100))
+        self.assertIn("0.1250 ms,  80 % of the limit", gpu_draft.said_of_head(found[2]))
         self.assertEqual(reports.problems_of({**GOOD, "suite": "draft", "results": found}), [])
         self.assertIn("0.7500 ms a token, 4.00 tokens a step,  33 % of the limit, no_drafts 1.5000", gpu_draft.said(found[1]))
 

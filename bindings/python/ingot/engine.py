@@ -128,9 +128,12 @@ class GptOss:
     path: a checkpoint's directory, an .ingot, a .gguf or an .iris file. tokenizer: a file, if the tokenizer is neither beside nor inside the model.
     device: "auto" (a GPU if one has enough memory), "cpu" or "cuda". context: longest sequence in tokens; 0: the model's.
     quant: the inputs of the experts are rounded to e4m3 times a power of two per 32 numbers, as with `ingot --quant`.
-    draft: "lookup" guesses the next tokens from earlier places of the same text, at most draft_max at a time, on a CPU or on one GPU; the answers are those of the same steps without guesses.
+    draft: "lookup" guesses the next tokens from earlier places of the same text, at most draft_max at a time. On a CPU no
+    answer changes. On a GPU an answer may differ where two tokens are almost equally likely; with draft_exact the answer is that of the same steps
+    without guesses, and tokens without a guess take longer.
     With the directory of a published EAGLE-3 head in place of "lookup", the head guesses too. draft_layers: the layers behind which the head reads
-    the model's hidden states, in place of those that its config.json names; draft_window: the latest tokens that the head attends to, 0: all.
+    the model's hidden states, in place of those that its config.json names; draft_window: the latest tokens that the head attends to, 0: all;
+    draft_dense: the format of the head's matrices in memory, "bf16", "fp8" or "mxfp4", None: as stored.
     Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether the model has a chat format), note (why an
     existing GPU is not used, or how this run differs from the default). Only one answer at a time: a call from another thread is a RuntimeError.
     Errors: ValueError for a wrong argument, NotImplementedError for a function that this build, machine or model lacks, otherwise RuntimeError; each
@@ -138,14 +141,19 @@ class GptOss:
     """
 
     def __init__(self, path, *, device="auto", tokenizer=None, context=0, quant=False, draft="none", draft_max=7, draft_layers=(),
-                 draft_window=0):
+                 draft_window=0, draft_dense=None, draft_exact=False):
         if device not in ("auto", "cpu", "cuda"):
             raise _wrong("device", device, "'auto', 'cpu' or 'cuda'")
         if draft not in ("none", "lookup") and not (isinstance(draft, (str, os.PathLike)) and os.path.isdir(draft)):
             raise _wrong("draft", draft, "'none', 'lookup' or the directory of a draft head")
+        if draft_dense not in (None, "bf16", "fp8", "mxfp4"):
+            raise _wrong("draft_dense", draft_dense, "None, 'bf16', 'fp8' or 'mxfp4'")
+        if draft in ("none", "lookup") and draft_dense is not None:
+            raise _wrong("draft_dense", draft_dense, "None without a draft head")
         layers = [_integer("draft_layers", n, 0, 2**31 - 1) for n in draft_layers]
         self._engine = _C.Engine(str(path), str(tokenizer or ""), device, _integer("context", context, 0, 2**31 - 1), bool(quant), str(draft),
-                                 _integer("draft_max", draft_max, 1, 15), layers, _integer("draft_window", draft_window, 0, 2**31 - 1))
+                                 _integer("draft_max", draft_max, 1, 15), layers, _integer("draft_window", draft_window, 0, 2**31 - 1),
+                                 draft_dense or "", bool(draft_exact))
         for name, value in self._engine.about().items():
             setattr(self, name, value)
 

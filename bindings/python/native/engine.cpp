@@ -108,22 +108,24 @@ class Engine {
 
  public:
   Engine(const std::string& path, const std::string& tokenizer, const std::string& device, int64_t context, bool quant,
-         const std::string& draft, int64_t draft_max, const std::vector<int64_t>& draft_layers, int64_t draft_window)
+         const std::string& draft, int64_t draft_max, const std::vector<int64_t>& draft_layers, int64_t draft_window,
+         const std::string& draft_dense, bool draft_exact)
       : vocabulary_(load_vocabulary(path, {.tokenizer = tokenizer})),
         model_(open_model(path, {.context = context,
                                  .device = device_named(device),
                                  .e4m3_experts = quant,
                                  .draft_head = draft == "none" || draft == "lookup" ? "" : draft,
                                  .draft_layers = draft_layers,
-                                 .draft_window = draft_window})),
+                                 .draft_window = draft_window,
+                                 .draft_dense = draft_dense})),
         session_(*model_.decoder) {
     if (vocabulary_.tokenizer->kind() == "char")
       fail(ErrorCode::unsupported, path, ": found a tokenizer of characters, expected one of bytes");
-    draft_.most = draft_max;
+    draft_.most = draft_max, draft_.exact = draft_exact;
     if (draft == "none") return;
     if (model_.decoder->draft_rows() <= 1)
       fail(ErrorCode::unsupported, "engine: draft: found a model on ", model_.decoder->device(),
-           " whose engine computes no drafts, expected a published model on a CPU or on one GPU");
+           " whose engine computes no drafts, expected a published model");
     draft_.make = draft::make_lookup;
   }
 
@@ -218,9 +220,9 @@ class Engine {
 void define_engine(nb::module_& m) {
   nb::class_<Engine>(m, "Engine")
       .def(nb::init<const std::string&, const std::string&, const std::string&, int64_t, bool, const std::string&,
-                    int64_t, const std::vector<int64_t>&, int64_t>(),
+                    int64_t, const std::vector<int64_t>&, int64_t, const std::string&, bool>(),
            "path"_a, "tokenizer"_a, "device"_a, "context"_a, "quant"_a, "draft"_a, "draft_max"_a, "draft_layers"_a,
-           "draft_window"_a, nb::call_guard<nb::gil_scoped_release>())
+           "draft_window"_a, "draft_dense"_a, "draft_exact"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("encode", &Engine::encode)
       .def("decode", &Engine::decode)
       .def("about", &Engine::about)

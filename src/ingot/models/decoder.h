@@ -66,6 +66,9 @@ struct SampleOptions {
   int64_t logprobs = -1;
   // Called with each token right after its sampling, on sample()'s thread. False ends the call with this token.
   std::function<bool(int32_t)> on_token;
+  // A call for the following token, with the same options, will probably come next, so that an engine may begin that
+  // token early. Changes no token.
+  bool goes_on = false;
   // Draft steps, for an engine with draft_rows() > 1. A call with `drafting` takes one step: the engine computes the
   // pending token and `draft`, which are guesses of the next tokens, in one pass over its weights. Then tokens are
   // sampled one after another, as long as each equals its draft token: at least one, at most draft.size() + 1. These

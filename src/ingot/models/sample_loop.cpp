@@ -20,7 +20,7 @@ struct Decoder::Answer {
   SlotSample next() const {
     const int64_t sampled = int64_t(result.tokens.size());
     // A draft step follows another path than the single steps that may go on.
-    const bool goes_on = !options.drafting && sampled + 1 < n;
+    const bool goes_on = !options.drafting && (options.goes_on || sampled + 1 < n);
     return {.slot = slot, .options = &options, .step = options.step + uint32_t(sampled), .goes_on = goes_on};
   }
   void end(Finish finish) {

@@ -67,9 +67,12 @@ void Session::sample(const SessionOptions& o, draft::AnswerDrafts* drafts, Answe
     d.step = uint32_t(made);
     if (drafts != nullptr) {
       drafts->choose(o.tokens - made - 1);
-      d.drafting = true, d.draft = drafts->draft();
+      d.draft = drafts->draft(), d.drafting = o.draft.exact || !d.draft.empty();
+      d.goes_on = made + 1 < o.tokens && drafts->expects_none();
     }
-    const Sampled sampled = sequence_.sample(d, o.tokens - made);
+    // A step without a draft is a call of its own, because its token may begin a draft.
+    const bool alone = drafts != nullptr && !d.drafting;
+    const Sampled sampled = sequence_.sample(d, alone ? 1 : o.tokens - made);
     if (drafts != nullptr) drafts->learn(sampled);
     answer.tokens.insert(answer.tokens.end(), sampled.tokens.begin(), sampled.tokens.end());
     answer.logprobs.insert(answer.logprobs.end(), sampled.logprobs.begin(), sampled.logprobs.end());

@@ -11,6 +11,7 @@
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/host_decoder.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 
@@ -67,6 +68,7 @@ TEST(session, drafts_change_no_answer_and_repeated_text_is_accepted) {
           const Answer want = plain.generate(prompt, o);
           SessionOptions drafts = o;
           drafts.draft = cheap_drafts();
+          drafts.draft.exact = turn == 1;
           const Answer found = drafting.generate(prompt, drafts);
           EXPECT_EQ(found.tokens, want.tokens);
           EXPECT_EQ(found.finish, want.finish);
@@ -82,6 +84,71 @@ TEST(session, drafts_change_no_answer_and_repeated_text_is_accepted) {
         }
       }
   EXPECT_GT(accepted, 100);
+}
+
+// Counts the tokens 0, 1, 2, ..., and records the rows of its draft steps, and 0 for each token without a draft step.
+class Counter final : public HostDecoder {
+ public:
+  Counter() : HostDecoder(1) {}
+  int64_t vocab() const override { return 100; }
+  int64_t context() const override { return 200; }
+  int64_t batch() const override { return 100; }
+  int64_t draft_rows() const override { return 4; }
+  std::vector<int32_t> fed;
+  std::vector<int64_t> steps;
+
+ private:
+  void clear(int) override { fed.clear(); }
+  int64_t cached_length(int) const override { return int64_t(fed.size()); }
+  int64_t truncate(int, int64_t length) override {
+    fed.resize(size_t(length));
+    return length;
+  }
+  void give(int32_t id, const Take& take) {
+    fed.push_back(id);
+    std::vector<float> logits(size_t(vocab()), 0.f);
+    logits[size_t(id + 1) % logits.size()] = 50;
+    take(cached_length(0) - 1, Tensor(logits.data(), {1, vocab()}));
+  }
+  void extend_slot(int, std::span<const int32_t> ids, Rows, const Take& take) override {
+    fed.insert(fed.end(), ids.begin(), ids.end() - 1);
+    give(ids.back(), take);
+    steps.push_back(0);
+  }
+  void extend_draft(int, std::span<const int32_t> ids, const Take& take) override {
+    for (const int32_t id : ids) give(id, take);
+    steps.push_back(int64_t(ids.size()));
+  }
+};
+
+TEST(session, only_exact_drafts_take_draft_steps_without_a_draft) {
+  // Knows the token after every fourth token.
+  class Fourth final : public draft::Drafter {
+   public:
+    void append(std::span<const int32_t> ids) override { text_.insert(text_.end(), ids.begin(), ids.end()); }
+    void truncate(int64_t length) override { text_.resize(size_t(length)); }
+    int64_t length() const override { return int64_t(text_.size()); }
+    draft::Draft draft(int64_t most) const override {
+      if (text_.back() % 4 != 0 || most == 0) return {};
+      return {.tokens = {text_.back() + 1}};
+    }
+
+   private:
+    std::vector<int32_t> text_;
+  };
+  for (const bool exact : {false, true}) {
+    SessionOptions o{.tokens = 10, .sampling = {.temperature = 0}};
+    o.draft.make = [](std::vector<int32_t>) { return std::make_unique<Fourth>(); };
+    o.draft.step_costs = {1, 1, 1, 1}, o.draft.exact = exact;
+    Counter counter;
+    Session session(counter);
+    const Answer found = session.generate(std::vector<int32_t>{1, 2}, o);
+    EXPECT_EQ(found.tokens, (std::vector<int32_t>{3, 4, 5, 6, 7, 8, 9, 10, 11, 12}));
+    EXPECT_EQ(found.drafts.accepted, 2);
+    // The prompt gives 3, then 4; 5 and 6; 7; 8; 9 and 10; 11; 12.
+    const int64_t alone = exact ? 1 : 0;
+    EXPECT_EQ(counter.steps, (std::vector<int64_t>{0, alone, 2, alone, alone, 2, alone, alone})) << exact;
+  }
 }
 
 #ifdef INGOT_HAS_CUDA_DECODE
@@ -106,7 +173,7 @@ TEST(session, drafts_of_a_gpu_change_no_answer_of_several_turns) {
                other = make_gpu_decoder(f.config, f.weights, options);
     Session without(*decoder), with(*other);
     SessionOptions o{.tokens = 16, .sampling = {.temperature = 0.3}, .seed = 2};
-    o.slide = slide, o.logprobs = 1, o.draft = cheap_drafts();
+    o.slide = slide, o.logprobs = 1, o.draft = cheap_drafts(), o.draft.exact = true;
     SessionOptions none = o;
     none.draft.make = [](std::vector<int32_t>) { return std::make_unique<NoGuess>(); };
     std::vector<int32_t> prompt = join(ids_of(2, 5), ids_of(2, 5));
@@ -130,6 +197,28 @@ TEST(session, drafts_of_a_gpu_change_no_answer_of_several_turns) {
     }
   }
   EXPECT_GT(accepted, 12);
+}
+// Steps whose drafts the policy refuses are those of no drafts, also where the GPU begins the next token early.
+TEST(session, refused_drafts_of_a_gpu_leave_the_answer_of_no_drafts) {
+  if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
+  const Fixture f;
+  const auto decoder = make_gpu_decoder(f.config, f.weights, {.context = 64, .batch = 8}),
+             other = make_gpu_decoder(f.config, f.weights, {.context = 64, .batch = 8});
+  Session without(*decoder), with(*other);
+  std::vector<int32_t> prompt = join(ids_of(2, 5), ids_of(2, 5));
+  for (int turn = 0; turn < 2; ++turn) {
+    SessionOptions o{.tokens = 14, .sampling = {.temperature = turn == 0 ? 0.3 : 0}, .seed = 2};
+    const Answer want = without.generate(prompt, o);
+    // The answer is predicted from the end of the prompt on, and a draft costs more than it may yield.
+    const std::vector<int32_t> text = join({prompt.end() - 4, prompt.end()}, want.tokens);
+    o.draft.make = [&](std::vector<int32_t>) { return draft::make_lookup(text); };
+    o.draft.step_costs = {1, 100, 100, 100};
+    const Answer found = with.generate(prompt, o);
+    EXPECT_EQ(found.tokens, want.tokens);
+    EXPECT_EQ(found.reused, want.reused);
+    EXPECT_EQ(found.drafts.tokens, 0);
+    prompt = join(join(prompt, want.tokens), {1, 2});
+  }
 }
 #endif
 

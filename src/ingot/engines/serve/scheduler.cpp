@@ -474,8 +474,8 @@ void Scheduler::prepare(Job& job) {
   }
 }
 
-// Of the next step of a prepared job.
-SampleOptions Scheduler::options_of(const Job& job) const {
+// Of the next step of a prepared job. `drafting`: answers with drafts take a draft step.
+SampleOptions Scheduler::options_of(const Job& job, bool drafting) const {
   const ServeRequest& r = job.request;
   SampleOptions o{.sampling = r.sampling,
                   .seed = r.seed,
@@ -485,7 +485,7 @@ SampleOptions Scheduler::options_of(const Job& job) const {
                   .stop_ids = r.stop_ids,
                   .logprobs = r.logprobs};
   if (!job.allowed.empty() && job.allowed[0]) o.allowed = *job.allowed[0];
-  if (job.drafts) o.drafting = true, o.draft = job.drafts->draft(), o.draft_rows = job.draft_rows;
+  if (job.drafts && drafting) o.drafting = true, o.draft = job.drafts->draft(), o.draft_rows = job.draft_rows;
   return o;
 }
 
@@ -506,12 +506,17 @@ bool Scheduler::sample_all() {
       ended = true;
       continue;
     }
-    requests.push_back({.slot = slots_[size_t(job->slot)].number,
-                        .options = options_of(*job),
-                        .n = job->drafts ? r.tokens - job->outcome.tokens : 1});
     jobs.push_back(job);
   }
-  if (requests.empty()) return ended;
+  if (jobs.empty()) return ended;
+  // Where one answer has a draft, answers without one share its step.
+  const bool drafting = options_.draft.exact || std::any_of(jobs.begin(), jobs.end(), [](const Handle& job) {
+                          return job->drafts && !job->drafts->draft().empty();
+                        });
+  for (const Handle& job : jobs)
+    requests.push_back({.slot = slots_[size_t(job->slot)].number,
+                        .options = options_of(*job, drafting),
+                        .n = job->drafts && drafting ? job->request.tokens - job->outcome.tokens : 1});
   const std::vector<Sampled> sampled = sample(requests);
   for (size_t i = 0; i < jobs.size(); ++i) {
     Job& job = *jobs[i];

@@ -131,7 +131,7 @@ class Scheduler {
   bool drafts(const ServeRequest& r) const;
   int64_t answers_of_draft_step() const;
   void prepare(Job& job);
-  SampleOptions options_of(const Job& job) const;
+  SampleOptions options_of(const Job& job, bool drafting) const;
   std::vector<Sampled> sample(const std::vector<Decoder::Request>& requests);
   void count_step(Job& job, const Sampled& sampled);
   void take(Job& job, int32_t token);

@@ -687,10 +687,12 @@ TEST(scheduler, drafts_change_no_answer_with_any_options) {
          };
        }},
   };
-  int64_t accepted = 0;
+  int64_t accepted = 0, tried = 0;
   for (const auto& [name, change] : changes) {
     SCOPED_TRACE(name);
-    const Got want = got(m, {}, change), found = got(m, drafting(), change);
+    ServeOptions options = drafting();
+    options.draft.exact = tried++ % 2 == 0;
+    const Got want = got(m, {}, change), found = got(m, options, change);
     EXPECT_EQ(found.tokens, want.tokens);
     EXPECT_EQ(found.logprobs, want.logprobs);
     EXPECT_EQ(found.outcome.finish, want.outcome.finish);
@@ -760,6 +762,8 @@ TEST(scheduler, drafted_answers_of_a_gpu_are_the_same_alone_and_side_by_side) {
   const Model m;
   const auto decoder =
       make_gpu_decoder(m.config, m.weights, {.context = 200, .batch = 8, .slots = 4, .batched_sequences = true});
+  ServeOptions options = drafting();
+  options.draft.exact = true;
   const auto ask = [](Asked& a, size_t i) {
     std::vector<int32_t> prompt = ids_of(i, 9);
     prompt.insert(prompt.end(), prompt.begin(), prompt.end());
@@ -771,11 +775,11 @@ TEST(scheduler, drafted_answers_of_a_gpu_are_the_same_alone_and_side_by_side) {
   };
   std::vector<Asked> alone(4), together(4);
   for (size_t i = 0; i < 4; ++i) {
-    Scheduler scheduler(*decoder, drafting(DraftWhich::all));
+    Scheduler scheduler(*decoder, options);
     scheduler.submit(ask(alone[i], i));
     alone[i].wait();
   }
-  Scheduler scheduler(*decoder, drafting(DraftWhich::all));
+  Scheduler scheduler(*decoder, options);
   for (size_t i = 0; i < 4; ++i) scheduler.submit(ask(together[i], i));
   int64_t accepted = 0;
   for (size_t i = 0; i < 4; ++i) {

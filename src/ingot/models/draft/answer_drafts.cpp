@@ -26,13 +26,13 @@ template <class Work> double time_with_pending(Decoder& decoder, int slot, const
   work(o);
   return seconds_since(start);
 }
-// Seconds of a step of `rows` tokens.
-double time_step(Decoder& decoder, int slot, int64_t rows) {
+// Seconds of a step of `rows` tokens; a step of one row is a draft step if `exact`.
+double time_step(Decoder& decoder, int slot, int64_t rows, bool exact) {
   // Tokens that differ, because rows of equal tokens choose equal experts.
   std::vector<int32_t> draft;
   for (int64_t i = 1; i < rows; ++i) draft.push_back(int32_t((i * 7919 + 13) % decoder.vocab()));
   return time_with_pending(decoder, slot, [&](SampleOptions& o) {
-    o.draft = draft;
+    o.draft = draft, o.drafting = exact || rows > 1;
     decoder.sample(slot, o, rows);
   });
 }
@@ -50,19 +50,19 @@ double time_guess(Decoder& decoder, int slot, int64_t most) {
 
 }  // namespace
 
-StepCosts measure_step_costs(Decoder& decoder, int slot, int64_t most) {
+StepCosts measure_step_costs(Decoder& decoder, int slot, int64_t most, bool exact) {
   constexpr int kMostRuns = 5;
   constexpr double kEnough = 0.03;  // seconds per number of rows
   const int64_t rows = std::min({decoder.draft_rows(), most + 1, decoder.context() - 1});
   INGOT_CHECK_GE(rows, int64_t(1), "draft: rows of a step");
   std::vector<double> costs(static_cast<size_t>(rows));
-  time_step(decoder, slot, 1);  // the first step also loads pages and code
+  time_step(decoder, slot, 1, exact);  // the first step also loads pages and code
   int64_t measured = 0;
   for (int64_t k = 1;; k = std::min(2 * k, rows)) {
     double best = HUGE_VAL, total = 0;
-    if (decoder.device().kind == Device::cuda) time_step(decoder, slot, k);  // records the CUDA graph of k rows
+    if (decoder.device().kind == Device::cuda) time_step(decoder, slot, k, exact);  // records the CUDA graph of k rows
     for (int run = 0; run < kMostRuns && total < kEnough; ++run) {
-      const double seconds = std::max(1e-9, time_step(decoder, slot, k));
+      const double seconds = std::max(1e-9, time_step(decoder, slot, k, exact));
       best = std::min(best, seconds), total += seconds;
     }
     // More rows do not take less time; between two measured numbers of rows lies a line.
@@ -84,7 +84,7 @@ bool find_step_costs(std::optional<StepCosts>& costs, const Options& options, De
     costs.emplace(std::vector(options.step_costs.begin(), options.step_costs.begin() + rows));
   }
   if (costs) return false;
-  costs = measure_step_costs(decoder, slot, options.most);
+  costs = measure_step_costs(decoder, slot, options.most, options.exact);
   return true;
 }
 
@@ -105,10 +105,13 @@ void AnswerDrafts::choose(int64_t room, int64_t answers) {
     // The head takes time for each guess, so that their number is chosen first.
     const int64_t guesses = policy_.choose(Source::head, most, answers);
     draft_ = {.source = Source::head};
+    refused_ = most > 0 && guesses == 0;
     if (guesses > 0) draft_.tokens = head_(guesses);
     return;
   }
-  shorten(size_t(policy_.choose(draft_.source, int64_t(draft_.tokens.size()), answers)));
+  const size_t guessed = draft_.tokens.size();
+  shorten(size_t(policy_.choose(draft_.source, int64_t(guessed), answers)));
+  refused_ = guessed > 0 && draft_.tokens.empty();
 }
 
 void AnswerDrafts::learn(const Sampled& step) {

@@ -14,7 +14,11 @@ namespace ingot::draft {
 struct Options {
   // Makes the drafter of an answer, from tokens that the answer is predicted to contain (often none). Empty: no drafts.
   std::function<std::unique_ptr<Drafter>(std::vector<int32_t> prediction)> make;
-  int64_t most = 7;                // tokens of a draft
+  int64_t most = 7;  // tokens of a draft
+  // Whether all steps of an answer take the engine's path of draft steps, also those without a draft. The tokens then
+  // depend on no draft, on any engine. Otherwise a step without a draft takes the engine's fastest path, which on a GPU
+  // rounds differently from a draft step.
+  bool exact = false;
   std::vector<double> step_costs;  // of 1, 2, ... rows; empty: measured before the first answer
 };
 // Options::make of drafts by lookup.
@@ -28,8 +32,8 @@ struct Counts {
 };
 
 // T(k) of k = 1, 2, ... draft_rows(), at most `most` + 1, and the time of a guess, measured by steps of the open slot,
-// which is empty afterwards.
-StepCosts measure_step_costs(Decoder& decoder, int slot, int64_t most);
+// which is empty afterwards. T(1) is that of Options::exact, or that of a step without drafts.
+StepCosts measure_step_costs(Decoder& decoder, int slot, int64_t most, bool exact = false);
 // Sets `costs` to those of the options; where these have none and `costs` is empty, measures them. Returns whether
 // steps were measured: the slot is then empty.
 bool find_step_costs(std::optional<StepCosts>& costs, const Options& options, Decoder& decoder, int slot);
@@ -47,6 +51,8 @@ class AnswerDrafts {
   // Chooses the draft of the next step, of at most `room` tokens. `answers` answers share the step.
   void choose(int64_t room, int64_t answers = 1);
   std::span<const int32_t> draft() const { return draft_.tokens; }
+  // Whether the step after this one is expected to have no draft either, because the policy refuses the drafts.
+  bool expects_none() const { return refused_ && policy_.refuses_next(draft_.source); }
   void shorten(size_t tokens) { draft_.tokens.resize(std::min(tokens, draft_.tokens.size())); }
   void learn(const Sampled& step);  // the result of the step with draft()
   const Counts& counts() const { return counts_; }
@@ -56,6 +62,7 @@ class AnswerDrafts {
   Guess head_;
   DraftPolicy policy_;
   Draft draft_;
+  bool refused_ = false;  // there was a guess for the chosen draft, and the policy took none
   Counts counts_;
 };
 

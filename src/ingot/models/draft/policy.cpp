@@ -58,6 +58,12 @@ int64_t DraftPolicy::choose(Source source, int64_t available, int64_t answers) {
   return best;
 }
 
+// Shares change only with drafts.
+bool DraftPolicy::refuses_next(Source source) const {
+  const int64_t refused = records_[size_t(source)].refused;
+  return refused > 0 && refused + 1 < kProbeSteps;
+}
+
 void DraftPolicy::learn(Source source, int64_t compared, int64_t accepted) {
   INGOT_CHECK(accepted >= 0 && accepted <= compared && compared <= std::min(accepted + 1, most_), "draft: found ",
               accepted, " accepted of ", compared, " compared tokens, expected all or all but the last, of at most ",

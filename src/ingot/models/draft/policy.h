@@ -39,6 +39,8 @@ class DraftPolicy {
   // A step compared the first `compared` tokens of a draft with the sampled ones and accepted `accepted` of these: all,
   // or all but the last.
   void learn(Source source, int64_t compared, int64_t accepted);
+  // Whether the next choice of this source is already known to be no draft.
+  bool refuses_next(Source source) const;
   double accepted_share(Source source, int64_t position) const;  // a of position 1, 2, ...
   int64_t most() const { return most_; }
 

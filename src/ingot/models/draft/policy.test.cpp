@@ -100,8 +100,14 @@ TEST(DraftPolicy, RejectedDraftsCostAtMostFivePercent) {
 
 TEST(DraftPolicy, StopsWhereDraftsDoNotPayAndTriesOneDraftAfterSixtyFourSteps) {
   DraftPolicy policy(rising(0.5), 7);
+  EXPECT_FALSE(policy.refuses_next(Source::lookup));
   while (policy.choose(Source::lookup, 7) > 0) policy.learn(Source::lookup, 1, 0);
-  for (int i = 0; i < 62; ++i) ASSERT_EQ(policy.choose(Source::lookup, 7), 0) << i;
+  for (int i = 0; i < 62; ++i) {
+    EXPECT_TRUE(policy.refuses_next(Source::lookup)) << i;
+    ASSERT_EQ(policy.choose(Source::lookup, 7), 0) << i;
+  }
+  EXPECT_FALSE(policy.refuses_next(Source::lookup)) << "a draft is tried next";
+  EXPECT_FALSE(policy.refuses_next(Source::prediction));
   EXPECT_EQ(policy.choose(Source::lookup, 7), 3);
   policy.learn(Source::lookup, 1, 0);
   EXPECT_EQ(policy.choose(Source::lookup, 7), 0) << "the probe failed";

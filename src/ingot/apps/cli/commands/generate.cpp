@@ -267,9 +267,10 @@ void add_generate(Command& root) {
     const std::string path = o->path = chosen_model(o->run, o->model, o->synthetic);
     o->on.dense = dense_at_loading(o->synthetic);
     if (exists(path) && !chats(path))
-      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "chat-format", "raw", "trace",
-                      "whole-head", "draft", "draft-max", "draft-costs", "draft-layers", "draft-window", "dense"},
-                     "a run of `ingot train`");
+      c.refuse_given(
+          {"reasoning", "system", "developer", "date", "tokenizer", "chat-format", "raw", "trace", "whole-head",
+           "draft", "draft-max", "draft-costs", "draft-layers", "draft-window", "draft-dense", "draft-exact", "dense"},
+          "a run of `ingot train`");
     else if (o->ids.empty() && !o->raw && chats(path))
       c.refuse_given({"only-new", "past-end"}, "a question to a model that chats (--raw goes on with a text)");
     if (!o->ttt.on)

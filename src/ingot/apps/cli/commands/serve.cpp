@@ -108,7 +108,7 @@ void serve(const ServeCommand& o, const std::string& path) {
                    .reasoning = o.reasoning,
                    .date = o.date == "none" ? "" : o.date,
                    .version = version(),
-                   .scheduling = {.waiting = o.waiting, .drafted = drafted, .draft = lookup_options(o.draft.lengths)}});
+                   .scheduling = {.waiting = o.waiting, .drafted = drafted, .draft = lookup_options(o.draft)}});
   server.serve(service);
   const std::string address = o.host.find(':') == std::string::npos ? o.host : "[" + o.host + "]";
   log_info("serving ", name, " at http://", address, ":", server.port(),
@@ -190,7 +190,7 @@ void add_serve(Command& root) {
     o->on.dense = dense_at_loading(o->synthetic);
     if (exists(path) && !chats(path))
       c.refuse_given({"reasoning", "date", "one-by-one", "whole-head", "draft", "draft-max", "draft-costs",
-                      "draft-layers", "draft-window", "dense"},
+                      "draft-layers", "draft-window", "draft-dense", "draft-exact", "dense"},
                      "a run of `ingot train`");
     choose_draft_head(c, o->draft, o->on, {"none", "prediction", "lookup"});
     serve(*o, path);

@@ -102,41 +102,48 @@ void add_draft_options(Command& c, DraftCommand& o, const char* help) {
       "(default: the layers in the head's config.json)");
   c.integer("--draft-window N", o.window, 0, 1 << 30,
             "the latest tokens that the draft head attends to; 0: all (default: 0)");
+  c.choice("--draft-dense FORM", o.dense, {"bf16", "fp8", "mxfp4"},
+           "format in memory of the draft head's matrices (default: as stored)");
+  c.flag("--draft-exact", o.exact,
+         "compute every token of an answer with drafts by draft steps, so that the answer depends on no draft on a GPU "
+         "either; tokens without a draft then take longer there. On a CPU this always holds");
 }
 void add_options(Command& c, DraftCommand& o) {
   add_draft_options(c, o,
                     "how to guess the next tokens, which the model then checks in one step: none; lookup, from earlier "
                     "places of the same text; or the directory of a published EAGLE-3 head, which guesses in "
                     "addition to lookup. On a CPU the answer stays the same; on a GPU the answer may differ where two "
-                    "tokens are almost equally likely (default: none)");
+                    "tokens are almost equally likely, see --draft-exact (default: none)");
 }
 void choose_draft_head(const Command& c, const DraftCommand& o, DecoderOptions& on,
                        const std::vector<std::string>& words) {
-  if (o.how == "none") c.refuse_given({"draft-max", "draft-costs"}, "an answer without --draft");
+  if (o.how == "none") c.refuse_given({"draft-max", "draft-costs", "draft-exact"}, "an answer without --draft");
   if (std::find(words.begin(), words.end(), o.how) != words.end())
-    return c.refuse_given({"draft-layers", "draft-window"}, "an answer without a draft head");
+    return c.refuse_given({"draft-layers", "draft-window", "draft-dense"}, "an answer without a draft head");
   std::string known;
   for (const std::string& word : words) known += word + ", ";
   if (!exists(o.how))
     fail(ErrorCode::usage, "--draft: found '", o.how, "', expected ", known, "or the directory of a draft head");
   on.draft_head = o.how;
   on.draft_window = o.window;
+  on.draft_dense = o.dense;
   if (!o.layers.empty()) on.draft_layers = numbers_in("--draft-layers", o.layers);
 }
 void require_drafts(const Decoder& decoder) {
   if (decoder.draft_rows() <= 1)
     fail(ErrorCode::unsupported, "--draft: found a model on ", decoder.device(),
-         " whose engine computes no drafts, expected a published model on a CPU or on one GPU");
+         " whose engine computes no drafts, expected a published model");
 }
-draft::Options lookup_options(const DraftLengths& o) {
-  draft::Options options = draft_options(o);
+draft::Options lookup_options(const DraftCommand& o) {
+  draft::Options options = draft_options(o.lengths);
   options.make = draft::make_lookup;
+  options.exact = o.exact;
   return options;
 }
 draft::Options draft_options(const DraftCommand& o, const Decoder& decoder) {
   if (o.how == "none") return {};
   require_drafts(decoder);
-  return lookup_options(o.lengths);
+  return lookup_options(o);
 }
 
 namespace {

@@ -32,14 +32,17 @@ struct DraftLengths {
 void add_options(Command& c, DraftLengths& o);
 // Options with these lengths, and without a drafter.
 draft::Options draft_options(const DraftLengths& o);
-// --draft, the lengths of drafts, and the layers and tokens that the draft head reads.
+// --draft, the lengths of drafts, the layers and tokens that the draft head reads, the format of its matrices, and
+// draft::Options::exact.
 struct DraftCommand {
   std::string how = "none";  // none, lookup or prediction, or the directory of a draft head
   DraftLengths lengths;
   std::string layers;  // a list like "2,18,33"
   int64_t window = 0;
+  std::string dense;
+  bool exact = false;
 };
-// Adds --draft, --draft-max, --draft-costs, --draft-layers and --draft-window.
+// Adds --draft, --draft-max, --draft-costs, --draft-layers, --draft-window, --draft-dense and --draft-exact.
 void add_options(Command& c, DraftCommand& o);
 // The same options, with another help text for --draft.
 void add_draft_options(Command& c, DraftCommand& o, const char* help);
@@ -47,7 +50,7 @@ void add_draft_options(Command& c, DraftCommand& o, const char* help);
 // Throws where the directory does not exist, and where options of drafts were given without drafts.
 void choose_draft_head(const Command& c, const DraftCommand& o, DecoderOptions& on,
                        const std::vector<std::string>& words = {"none", "lookup"});
-draft::Options lookup_options(const DraftLengths& o);  // of drafts by lookup
+draft::Options lookup_options(const DraftCommand& o);  // of drafts by lookup
 // The options of an answer. Error{unsupported} where drafts were asked for and the decoder computes none.
 draft::Options draft_options(const DraftCommand& o, const Decoder& decoder);
 void require_drafts(const Decoder& decoder);
