@@ -105,8 +105,16 @@ foreach(folder ${test_folders})
       set_source_files_properties(${kernels} PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_80,code=compute_80")
     endif()
   endif()
-  if(sources_of_${folder} MATCHES "\\.cuda\\.test\\.cpp|\\.test\\.cu(;|$)")
-    set_tests_properties(${tests_of_${folder}} PROPERTIES LABELS gpu) # has cases that skip without a GPU: run by `ctest -L gpu` on a GPU
+  # `ctest -L gpu`, on a machine with a GPU, runs the tests with cases that skip without a GPU.
+  set(for_gpu ${sources_of_${folder}})
+  list(FILTER for_gpu INCLUDE REGEX "\\.cuda\\.test\\.cpp$|\\.test\\.cu$")
+  foreach(source ${sources_of_${folder}})
+    if(NOT for_gpu)
+      file(STRINGS ${source} for_gpu REGEX "device_count\\(\\) == 0\\) GTEST_SKIP" LIMIT_COUNT 1)
+    endif()
+  endforeach()
+  if(for_gpu)
+    set_tests_properties(${tests_of_${folder}} PROPERTIES LABELS gpu)
   endif()
 endforeach()
 
