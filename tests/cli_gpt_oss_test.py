@@ -332,6 +332,10 @@ class GptOss(TinyGptOss):
         self.assertEqual((too_long.returncode, too_long.text), (2, ""), too_long.error)
         self.assertRegex(too_long.error, r"\ningot bench draft: --lengths: found 9, expected at most 7, the longest draft that a step of this engine checks [^\n]+\n\Z")
         self.refuses(2, "--accepted: found 101, expected at most 100 %", *bench, "--accepted", "80,101")
+        head = write_draft_head(self.directory / "head", 1000, 192, [1, 2])
+        timed = json.loads(ingot(*bench[:8], "--tokens", 12, "--lengths", "3", "--draft", head, "--draft-dense", "fp8", "--json").text)
+        self.assertGreater(timed["guess_cost"], 0)
+        self.assertEqual(timed["cases"][-1]["name"], "guesses of the draft head")
 
     def test_a_models_tokens_are_timed(self):
         archive = self.directory / "tiny.ingot"

@@ -145,6 +145,35 @@ TEST_P(DraftRanksCuda, AnswersWithGuessesOfAHeadAreThoseOfDraftStepsWithoutGuess
   EXPECT_GE(equal, all * 3 / 4) << "guesses differ in near ties only";
 }
 
+// The logits of a guess compare the states that a path has kept of every token.
+TEST_P(DraftRanksCuda, EveryPathGivesTheHeadTheHiddenStatesOfOneGpu) {
+  const SmallWithHead small_model(small());
+  const auto& [dir, m, head] = small_model;
+  for (const Split split : {Split::tensor, Split::attention_experts}) {
+    DecoderOptions of_one = options();
+    of_one.gpus = 1, of_one.megakernel = false;
+    RankedModel one(m.config, m.weights, of_one, &head), several(m.config, m.weights, options(split), &head);
+    ASSERT_TRUE(several.has_head());
+    EXPECT_FALSE(several.rank(1).has_head());
+    const Ids ids = ids_of(3, 60);
+    // A prompt by the matrix kernels, where the build has them; a small batch; a single token.
+    for (const int64_t n : {std::min<int64_t>(40, one.prompt_batch()), int64_t(7), int64_t(1)}) {
+      SCOPED_TRACE(detail::concat(n, " tokens"));
+      std::vector<std::vector<float>> logits;
+      for (RankedModel* model : {&one, &several}) {
+        model->extend(std::span(ids).subspan(size_t(model->length()), size_t(n)), 1);
+        ASSERT_EQ(model->guess(0, 1, 1).size(), 1u);
+        logits.push_back(model->rank(0).head()->last_logits());
+      }
+      double largest = 0;
+      for (const float x : logits[0]) largest = std::max(largest, std::abs(double(x)));
+      // Some thirty roundings to bf16 in series, of the model's two layers and of the head (device_head.cuda.test.cpp).
+      for (size_t i = 0; i < logits[0].size(); ++i)
+        EXPECT_NEAR(logits[1][i], logits[0][i], 30 * 0x1p-9 * largest) << "id " << i;
+    }
+  }
+}
+
 TEST_P(DraftRanksCuda, AHeadThatUsesTheModelsOutputMatrixIsRefusedWhereEachGpuHasAPart) {
   SmallWithHead s(small());
   EXPECT_EQ(gpu_unsupported_reason(s.m.config, s.m.weights, options(), &s.head), "");
