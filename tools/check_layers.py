@@ -120,8 +120,8 @@ def problems_of(path, root):
         if dropped := DROPPED.match(line):
             yield f"{where}: nobody looks at what {dropped[1]} returns, expected gpu::check_cuda(...) or (void)"
         # A test of host code may put the CPU into the tested state.
-        if (is_cuda or not is_test) and relative.parts[:2] not in (("gpu", "ptx"), ("gpu", "emulation")) and re.search(r"\basm\s*(volatile)?\s*\(" + ("" if is_cuda else r"(?!\"\")"), line):
-            yield f"{where}: inline assembly belongs in gpu/ptx"
+        if (is_cuda or not is_test) and relative.parts[:2] not in (("gpu", "ptx"), ("gpu", "emulation"), ("megakernel", "ptx")) and re.search(r"\basm\s*(volatile)?\s*\(" + ("" if is_cuda else r"(?!\"\")"), line):
+            yield f"{where}: inline assembly belongs in gpu/ptx (of persistent kernels alone: megakernel/ptx)"
         if is_cuda and not is_test and re.search(r"::name\s*[!=]=", line):
             yield f"{where}: a kernel asks for a trait of an activation (activation.h), not for its name"
 

@@ -13,11 +13,11 @@ constexpr uint32_t kBegunBarrier = 1;  // the copying warp has begun a layer; wi
 // Runs in the multiplying warps, once a layer, after each thread's copies of arguments are complete.
 template <TokenVariant V> __device__ __forceinline__ void announce(const TokenContext<V>& block) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&block.m.logits_ready);
+  if (threadIdx.x % 32 == 0) TokenContext<V>::Copies::arrive(&block.m.logits_ready);
 }
 // Runs in the copying warp at the beginning of layer i, except the first layer, whose arguments are there.
 template <TokenVariant V> __device__ __forceinline__ void wait(const TokenContext<V>& block, uint32_t i) {
-  megakernel::wait_for_slot(&block.m.logits_ready, (i - 1) % 2);
+  TokenContext<V>::Copies::wait(&block.m.logits_ready, (i - 1) % 2);
   ptx::barrier_arrive(kBegunBarrier, kTokenThreads + 32);
 }
 // Runs in the multiplying warps, in each layer except the first, before they load arguments.

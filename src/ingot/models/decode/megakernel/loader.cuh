@@ -12,6 +12,7 @@ namespace loader {
 // This block's part of a product, the same in all layers.
 template <TokenVariant V>
 __device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, Stage stage, const LayerOf<V>& l) {
+  using Copies = typename TokenContext<V>::Copies;
   // A weight tile of the prefilter's codes has the size of an fp8 weight tile.
   constexpr WeightFormat kHead = V.prefiltered ? WeightFormat::fp8 : V.dense;
   static_assert(kPrefilterTileBytes == weight_tiles::Form<WeightFormat::fp8>::kBytes,
@@ -29,9 +30,9 @@ __device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, St
               .row_tiles = max(w.row_tiles, 1u),  // 0 row tiles where another GPU computes the stage
               .slots = slots,
               .by_row_tile = experts && adds_to_residual(stage),
-              .chunk_tiles = even_chunk_tiles(w.weight_tiles, experts   ? kMostChunkTiles<V.experts>
-                                                              : is_head ? kMostChunkTiles<kHead>
-                                                                        : kMostChunkTiles<V.dense>),
+              .chunk_tiles = even_chunk_tiles(w.weight_tiles, experts   ? kMostChunkTiles<V.experts, Copies>
+                                                              : is_head ? kMostChunkTiles<kHead, Copies>
+                                                                        : kMostChunkTiles<V.dense, Copies>),
               .vector_stride = uint32_t(weight_tiles::vector_bytes(w.cols)),
               .range = range_of_block(w.weight_tiles * w.row_tiles * slots, block.m.token.work.weight_tiles[int(stage)],
                                       blockIdx.x)};
@@ -65,8 +66,8 @@ __device__ __forceinline__ void prefetch_next_layer(const TokenContext<V>& block
 }
 
 template <TokenVariant V>
-__device__ __forceinline__ void copy_weights(const TokenContext<V>& block, megakernel::WeightWriter& ring, Stage stage,
-                                             uint32_t i) {
+__device__ __forceinline__ void copy_weights(const TokenContext<V>& block, typename TokenContext<V>::WeightWriter& ring,
+                                             Stage stage, uint32_t i) {
   const LayerOf<V>& l = block.layer(i);
   const WorkRange& s = block.work(stage);
   const uint8_t* const data = block.matrix(stage, l).data;
@@ -95,18 +96,18 @@ constexpr uint32_t kKeyChunksAhead = 6;
 
 // Copies the keys and values of earlier tokens for the block's units of attention.
 template <TokenVariant V>
-__device__ __forceinline__ void copy_keys(const TokenContext<V>& block, megakernel::WeightWriter& ring,
+__device__ __forceinline__ void copy_keys(const TokenContext<V>& block, typename TokenContext<V>::WeightWriter& ring,
                                           const decode_attention::Params& p, const split_kv_attention::Keys& keys) {
   using Attention = typename TokenContext<V>::Attention;
-  constexpr int kWidth = TokenContext<V>::kHeadDim;
-  constexpr uint32_t kRow = kWidth * 2, kKeys = split_kv_attention::kChunkKeys<kWidth>;
-  static_assert(2 * kKeys * kRow <= megakernel::kSlotBytes, "a slot has room for a chunk's keys and values");
+  constexpr uint32_t kRow = TokenContext<V>::kHeadDim * 2, kKeys = TokenContext<V>::kChunkKeys;
+  static_assert(2 * kKeys * kRow <= TokenContext<V>::Copies::kSlotBytes,
+                "a slot has room for a chunk's keys and values");
   static_assert(split_kv_attention::kChunkWarps == megakernel::kTeamWarps, "a team reads a chunk");
   const megakernel::WeightRing& r = block.m.token.stream;
-  // Parts with more keys belong to a long context. For heads of 128 numbers the limit is a chunk for each team.
-  constexpr uint32_t kFew = kWidth == 128 ? megakernel::kTeams * kKeys : split_kv_attention::kRound<kWidth>;
-  const uint32_t units = Attention::units(p, keys), most = r.slots - megakernel::kTeams,
-                 ahead = keys.each > kFew ? min(kKeyChunksAhead, most) : r.ahead;
+  // Parts with more keys belong to a long context. With 8 keys to a warp the limit is a chunk for each team.
+  constexpr uint32_t kFew = TokenContext<V>::kWarpKeys == 8 ? megakernel::kTeams * kKeys : TokenContext<V>::kRoundKeys;
+  const uint32_t units = Attention::units(p, keys), most = V.lane_copies ? r.slots : r.slots - megakernel::kTeams,
+                 ahead = keys.each > kFew ? min(V.lane_copies ? 2 * kKeyChunksAhead : kKeyChunksAhead, most) : r.ahead;
 #pragma unroll 1
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const split_kv_attention::Unit u = Attention::unit_of(p, keys, unit);
@@ -117,14 +118,15 @@ __device__ __forceinline__ void copy_keys(const TokenContext<V>& block, megakern
       const split_kv_attention::KeyRows r = Attention::rows_of(p, u, chunk);
 #pragma unroll 1
       for (uint32_t lane = 0; lane < count; ++lane)
-        ring.put(lane, 2 * (r.rows + r.others) * kRow, {chunk}, ahead, [&](char* slot, uint64_t* full) {
+        ring.put_pieces(lane, 2 * (r.rows + r.others) * kRow, {chunk}, ahead, r,
+                        [&](char* slot, const split_kv_attention::KeyRows& r, auto&& load) {
 #pragma unroll 1
-          for (uint32_t i = 0; i < 2; ++i, slot += kKeys * kRow) {
-            const bf16* const from = i == 0 ? p.keys : p.values;
-            ptx::bulk_load(slot, from + r.first, r.rows * kRow, full);
-            if (r.others > 0) ptx::bulk_load(slot + r.rows * kRow, from + r.begin, r.others * kRow, full);
-          }
-        });
+                          for (uint32_t i = 0; i < 2; ++i, slot += kKeys * kRow) {
+                            const bf16* const from = i == 0 ? p.keys : p.values;
+                            load(slot, from + r.first, r.rows * kRow);
+                            if (r.others > 0) load(slot + r.rows * kRow, from + r.begin, r.others * kRow);
+                          }
+                        });
     }
   }
 }
@@ -133,7 +135,7 @@ __device__ __forceinline__ void copy_keys(const TokenContext<V>& block, megakern
 // become free.
 template <TokenVariant V> __device__ __forceinline__ void copy_token(const TokenContext<V>& block) {
   const Token& t = block.m.token;
-  megakernel::WeightWriter ring(t.stream, block.m.stream, block.memory + t.ring);
+  typename TokenContext<V>::WeightWriter ring(t.stream, block.m.stream, block.memory + t.ring);
   uint32_t i = 0;
 #pragma unroll 1
   for (Stage stage = Stage::qkv; stage != Stage::head || t.head_rows > 0; stage = Stage(int(stage) + 1)) {

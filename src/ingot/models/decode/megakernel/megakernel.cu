@@ -44,6 +44,15 @@ constexpr auto family_variants(bool dense_mlp, uint32_t head_dim) {
   all[n++] = family_variant(WeightFormat::bf16, dense_mlp, head_dim, false, true);
   return all;
 }
+// Of GPT-OSS without the copy engine.
+constexpr auto kLaneVariants = [] {
+  std::array<TokenVariant, 9> all{};
+  size_t n = 0;
+  for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
+    for (const WeightFormat experts : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
+      all[n++] = {.dense = dense, .experts = experts, .lane_copies = true};
+  return all;
+}();
 constexpr auto kDense64Variants = family_variants(true, 64), kDense128Variants = family_variants(true, 128),
                kMixtureVariants = family_variants(false, 128);
 
@@ -60,18 +69,21 @@ void launch(const TokenVariant& variant, const Arguments&... arguments) {
 bool is_family(const DecoderSpec& c) { return megakernel_path(c) == DecodePath::family_megakernel; }
 
 // Whether a block's shared memory has room for a token's activations and a ring of weights.
-template <TokenVariant V> bool fits_variant(const Model& m) {
+template <TokenVariant V> bool fits_variant(const Model& m, int64_t shared_bytes) {
   TokenOf<V> token{};
   token.experts = uint32_t(bank_experts(m.config)), token.k = uint32_t(bank_choices(m.config));
   LayerOf<V> layer{};
   layer.qkv.w = m.layers[0].qkv, layer.output.w = m.layers[0].o, layer.down.w = m.layers[0].down;
-  place_memory<V>(token, layer, kMostShared);
+  place_memory<V>(token, layer, shared_bytes);
   return token.stream.ahead > 0;
 }
-bool fits(const Model& m) {  // the formats do not matter
-  if (!is_family(m.config)) return fits_variant<kVariants[0]>(m);
-  if (!has_dense_mlp(m.config)) return fits_variant<kMixtureVariants[0]>(m);
-  return cache_dim(m.config) == 64 ? fits_variant<kDense64Variants[0]>(m) : fits_variant<kDense128Variants[0]>(m);
+bool fits(const Model& m, const TokenKernelForm& form) {  // the formats do not matter
+  const int64_t bytes = form.shared_bytes;
+  if (form.copies == TokenCopies::lanes) return fits_variant<kLaneVariants[0]>(m, bytes);
+  if (!is_family(m.config)) return fits_variant<kVariants[0]>(m, bytes);
+  if (!has_dense_mlp(m.config)) return fits_variant<kMixtureVariants[0]>(m, bytes);
+  return cache_dim(m.config) == 64 ? fits_variant<kDense64Variants[0]>(m, bytes)
+                                   : fits_variant<kDense128Variants[0]>(m, bytes);
 }
 
 }  // namespace
@@ -87,38 +99,44 @@ megakernel::Trace trace_of(const Model& m, uint32_t blocks, uint64_t* words) {
   return {.words = words, .blocks = blocks, .grid_barriers = grid_barriers_of(m), .extra = kTracedBytes + exchanges};
 }
 
-bool supports_megakernel(const Model& m) {
+bool supports_megakernel(const Model& m, const gpu::Limits& limits) {
+  const TokenKernelForm form = token_kernel_form(limits);
+  if (form.copies == TokenCopies::none) return false;
   if (!unsupported_reason(m.config, megakernel_path(m.config)).empty()) return false;
+  if (form.copies == TokenCopies::lanes && (is_family(m.config) || m.kv_heads >= 0)) return false;
   if (is_family(m.config)) {
     const bool one_format = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
       return l.qkv.format == m.head.format && l.o.format == m.head.format && l.gate_up.format == m.head.format &&
              l.down.format == m.head.format;
     });
     const bool has_kernel = cache_dim(m.config) == 128 || (cache_dim(m.config) == 64 && has_dense_mlp(m.config));
-    return one_format && has_kernel && m.kv_heads < 0 && m.config.head_dim % 4 == 0 && fits(m);
+    return one_format && has_kernel && m.kv_heads < 0 && m.config.head_dim % 4 == 0 && fits(m, form);
   }
   const bool formats = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
     return l.qkv.format == m.head.format && l.o.format == m.head.format &&
            l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
   });
   return formats && (m.kv_heads < 0 || m.layers[0].down.format == WeightFormat::mxfp4) && m.config.head_dim % 4 == 0 &&
-         padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim && fits(m);
+         padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim && fits(m, form);
 }
 
-bool supports_trace(const Model& m) {
-  return supports_megakernel(m) &&
+bool supports_trace(const Model& m, const gpu::Limits& limits) {
+  return limits.hopper && supports_megakernel(m, limits) &&
          m.layers[0].down.format == (is_family(m.config) ? WeightFormat::bf16 : WeightFormat::mxfp4);
 }
 
-bool supports_prefilter(const Model& m) {
-  return supports_megakernel(m) && m.head.format == WeightFormat::bf16 && m.head.row_tiles > 0 &&
+bool supports_prefilter(const Model& m, const gpu::Limits& limits) {
+  return limits.hopper && supports_megakernel(m, limits) && m.head.format == WeightFormat::bf16 &&
+         m.head.row_tiles > 0 &&
          m.layers[0].down.format == (is_family(m.config) ? WeightFormat::bf16 : WeightFormat::mxfp4);
 }
 
 void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Persistent& how, Stream stream) {
   INGOT_CHECK(step.T == 1, "decode token: found ", step.T, " tokens, expected 1");
   const bool family = is_family(m.config), dense = has_dense_mlp(m.config);
-  INGOT_CHECK(supports_megakernel(m), "decode token: found a model of heads of ", m.config.head_dim,
+  const gpu::Limits& limits = how.limits != nullptr ? *how.limits : gpu::current_limits();
+  const TokenKernelForm form = token_kernel_form(limits);
+  INGOT_CHECK(supports_megakernel(m, limits), "decode token: found a model of heads of ", m.config.head_dim,
               " numbers, of several formats, or too wide for an SM's memory, expected one that supports_megakernel()");
   const Plan plan = plan_of(m, b, step);
   Token token{.embedding = embedding_of(plan),
@@ -135,14 +153,17 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
               .grid = {.counter = b.grid_barrier, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
   token.head.noise = b.noise;
   const bool traced = how.trace.words != nullptr, several = b.ranks.several();
-  INGOT_CHECK(!traced || supports_trace(m), "decode token: found ", dense ? "matrices in " : "experts in ",
+  INGOT_CHECK(!traced || supports_trace(m, limits), "decode token: found ", dense ? "matrices in " : "experts in ",
               m.layers[0].down.format, ", expected ", family ? "bf16" : "mxfp4", " for a trace");
   INGOT_CHECK(!traced || how.trace.words_of_block() == trace_of(m, 0, nullptr).words_of_block(),
               "decode trace: found room for ", how.trace.words_of_block(), " words, expected ",
               trace_of(m, 0, nullptr).words_of_block());
+  const TokenLimits most{.blocks = how.blocks > 0 ? how.blocks : std::min<int64_t>(limits.sms, kMostBlocks),
+                         .shared_bytes = form.shared_bytes,
+                         .exact = how.blocks > 0};
   PrefilteredHead head{};
   if (how.prefiltered) {
-    INGOT_CHECK(supports_prefilter(m) && m.prefilter.rows != nullptr && step.head_rows == 1 && !traced,
+    INGOT_CHECK(supports_prefilter(m, limits) && m.prefilter.rows != nullptr && step.head_rows == 1 && !traced,
                 "decode token: found the int8 prefilter requested for a model without one, for ", step.head_rows,
                 " rows of logits, or with a trace, expected a greedy token of one row");
     token.head.w = m.prefilter.codes;
@@ -158,13 +179,12 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
       MixtureToken of_mixture{token, static_cast<const MixtureLayerStages*>(how.family_layers)};
       // Of 32 weight tiles a row tile's last chunk has two: four chunks then have as many bytes as three whole ones.
       of_mixture.stream.ahead = 4;
-      return launch<kMixtureVariants>(variant, of_mixture, head, mixture_stages_of(plan, m.layers[0], 0), how.blocks,
-                                      stream);
+      return launch<kMixtureVariants>(variant, of_mixture, head, mixture_stages_of(plan, m.layers[0], 0), most, stream);
     }
     const DenseToken of_dense{token, static_cast<const DenseLayerStages*>(how.family_layers)};
     const DenseLayerStages layer = dense_stages_of(plan, m.layers[0]);
-    return width == 64 ? launch<kDense64Variants>(variant, of_dense, head, layer, how.blocks, stream)
-                       : launch<kDense128Variants>(variant, of_dense, head, layer, how.blocks, stream);
+    return width == 64 ? launch<kDense64Variants>(variant, of_dense, head, layer, most, stream)
+                       : launch<kDense128Variants>(variant, of_dense, head, layer, most, stream);
   }
   const LayerStages layer = stages_of(plan, m.layers[0], 0);
   INGOT_CHECK(!several || layer.down.w.format == WeightFormat::mxfp4, "decode token: found experts in ",
@@ -178,8 +198,10 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
                              .experts = layer.down.w.format,
                              .traced = traced,
                              .ranks = several,
-                             .prefiltered = how.prefiltered};
-  launch<kVariants>(variant, token, head, layer, how.blocks, stream);
+                             .prefiltered = how.prefiltered,
+                             .lane_copies = form.copies == TokenCopies::lanes};
+  if (variant.lane_copies) return launch<kLaneVariants>(variant, token, head, layer, most, stream);
+  launch<kVariants>(variant, token, head, layer, most, stream);
 }
 
 std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t capacity) {

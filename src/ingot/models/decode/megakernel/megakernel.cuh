@@ -43,9 +43,9 @@ struct TokenStep {
   bool is_continued = false;  // an earlier round of the same product preceded this round
 };
 // The data of a step that are loaded before its activation vector is complete.
-struct Prefetched {
+template <TokenVariant V> struct Prefetched {
   RowConstants row;
-  PrefetchedChunk chunk;
+  PrefetchedChunk<V> chunk;
 };
 
 // Whether a block signals its arrival when its first warps have multiplied their last weights, before the results are
@@ -70,8 +70,8 @@ __device__ __forceinline__ void prefetch_norm(const float* weight, const Matrix&
 
 // Prefetches everything of a step that does not depend on the results of other blocks.
 template <TokenVariant V>
-__device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep& step, Prefetched& prefetched,
-                                         megakernel::WeightReader& weights) {
+__device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep& step, Prefetched<V>& prefetched,
+                                         typename TokenContext<V>::WeightReader& weights) {
   const Stage stage = step.stage;
   const uint32_t i = step.layer;
   const auto& token = block.m.token;
@@ -91,9 +91,8 @@ __device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep
       if (i > 0) layer_arguments::wait_for_loader();
     if (!last) copy_words_async(block.m.layers[(i + 1) % 2], layers_of(token)[i + 1]);
     if (!last && threadIdx.x == 0)
-      block.m.keys[(i + 1) % 2] = {layers_of(token)[i + 1].attention, block.m.position,
-                                   split_kv_attention::kRound<TokenContext<V>::kHeadDim>,
-                                   split_kv_attention::kPartStep<TokenContext<V>::kHeadDim>};
+      block.m.keys[(i + 1) % 2] = {layers_of(token)[i + 1].attention, block.m.position, TokenContext<V>::kRoundKeys,
+                                   TokenContext<V>::kPartStep};
     return;
   }
   if (stage == Stage::gate_up) {
@@ -127,7 +126,7 @@ __device__ __forceinline__ void wait_for_results(const TokenContext<V>& block, c
 // Writes the activation vector of a product, unless an earlier round of the product has written the vector.
 template <TokenVariant V>
 __device__ __forceinline__ void write_vector(const TokenContext<V>& block, const TokenStep& step,
-                                             Prefetched& prefetched) {
+                                             Prefetched<V>& prefetched) {
   const Stage stage = step.stage;
   const uint32_t i = step.layer;
   const LayerOf<V>& l = block.layer(i);
@@ -156,8 +155,8 @@ __device__ __forceinline__ void write_vector(const TokenContext<V>& block, const
 
 // Computes one round of this block's part of a product, up to publishing the result words.
 template <TokenVariant V>
-__device__ __forceinline__ void multiply(const TokenContext<V>& block, const TokenStep& step, Prefetched& prefetched,
-                                         megakernel::WeightReader& weights) {
+__device__ __forceinline__ void multiply(const TokenContext<V>& block, const TokenStep& step, Prefetched<V>& prefetched,
+                                         typename TokenContext<V>::WeightReader& weights) {
   write_vector(block, step, prefetched);
   const Stage stage = step.stage;
   const LayerOf<V>& l = block.layer(step.layer);
@@ -206,8 +205,8 @@ __device__ __forceinline__ void finish_stage(const TokenContext<V>& block, const
 }
 // Computes a step. Returns whether the step was the last of its stage.
 template <TokenVariant V>
-__device__ __forceinline__ bool compute(const TokenContext<V>& block, const TokenStep& step, Prefetched& prefetched,
-                                        megakernel::WeightReader& weights) {
+__device__ __forceinline__ bool compute(const TokenContext<V>& block, const TokenStep& step, Prefetched<V>& prefetched,
+                                        typename TokenContext<V>::WeightReader& weights) {
   if (step.stage == Stage::attention) {
     attend(block, step.layer, weights);
     return true;
@@ -231,11 +230,12 @@ __device__ __forceinline__ void advance(TokenStep& step, bool is_finished, uint3
 template <TokenVariant V>
 __device__ __forceinline__ void compute_token(const TokenContext<V>& block, sampling::Best& top) {
   block.grid_barriers.begin();
-  megakernel::WeightReader weights(block.m.token.stream, block.m.stream, block.memory + block.m.token.ring,
-                                   threadIdx.x / 32 / megakernel::kTeamWarps, megakernel::kTeams);
+  typename TokenContext<V>::WeightReader weights(block.m.token.stream, block.m.stream,
+                                                 block.memory + block.m.token.ring,
+                                                 threadIdx.x / 32 / megakernel::kTeamWarps, megakernel::kTeams);
   embed_token(block);
   TokenStep step;
-  Prefetched prefetched;
+  Prefetched<V> prefetched;
 #pragma unroll 1
   for (bool begins = true;; begins = false) {
     if (!begins) {
@@ -286,9 +286,9 @@ __device__ __forceinline__ void begin_token(const TokenContext<V>& block, const 
   if constexpr (V.ranks) rank_exchange::begin(block, *token.ranks);
   for (uint32_t i = threadIdx.x; i < sizeof(m.sums) / 4; i += blockDim.x) (&m.sums[0][0][0])[i] = 0;
   if (threadIdx.x == 0) {
-    m.stream.begin();
+    m.stream.template begin<typename TokenContext<V>::Copies>();
     ptx::mbarrier_init(&m.logits_ready, kTokenWarps);
-    ptx::fence_mbarrier_init();
+    TokenContext<V>::Copies::fence_barriers();
     m.position = uint32_t(__ldcg(&token.embedding.state->position));
     m.noise = {__ldcg(&token.head.noise->seed), __ldcg(&token.head.noise->step),
                __ldcg(&token.head.noise->temperature)};
@@ -296,9 +296,7 @@ __device__ __forceinline__ void begin_token(const TokenContext<V>& block, const 
   }
   __syncthreads();
   const auto& rotation = m.layers[0].attention;
-  if (threadIdx.x == 0)
-    m.keys[0] = {rotation, m.position, split_kv_attention::kRound<TokenContext<V>::kHeadDim>,
-                 split_kv_attention::kPartStep<TokenContext<V>::kHeadDim>};
+  if (threadIdx.x == 0) m.keys[0] = {rotation, m.position, TokenContext<V>::kRoundKeys, TokenContext<V>::kPartStep};
   if (!V.family && threadIdx.x < rotation.dim / 2) {
     m.cos[threadIdx.x] = rotation.cos[size_t(m.position) * (rotation.dim / 2) + threadIdx.x];
     m.sin[threadIdx.x] = rotation.sin[size_t(m.position) * (rotation.dim / 2) + threadIdx.x];
@@ -347,11 +345,16 @@ template <class AnyToken> struct TokenArguments<AnyToken, true> {
 };
 
 // The template arguments are the fields of a TokenVariant: nvcc does not compile a kernel whose argument is a struct.
-template <WeightFormat kDense, WeightFormat kExperts, bool kTraced, bool kRanks, bool kPrefiltered>
+template <WeightFormat kDense, WeightFormat kExperts, bool kTraced, bool kRanks, bool kPrefiltered, bool kLaneCopies>
 __global__ void __launch_bounds__(kTokenThreads + 32, 1)
     token_kernel(const __grid_constant__ TokenArguments<Token, kPrefiltered> p) {
-  const TokenContext<TokenVariant{kDense, kExperts, kTraced, kRanks, kPrefiltered}> block(tile::dynamic_shared<char>(),
-                                                                                          p.prefiltered_head());
+  constexpr TokenVariant kVariant{.dense = kDense,
+                                  .experts = kExperts,
+                                  .traced = kTraced,
+                                  .ranks = kRanks,
+                                  .prefiltered = kPrefiltered,
+                                  .lane_copies = kLaneCopies};
+  const TokenContext<kVariant> block(tile::dynamic_shared<char>(), p.prefiltered_head());
   run_token(block, p.token);
 }
 // Of the families. AnyToken is DenseToken or MixtureToken.
@@ -392,15 +395,15 @@ template <class Layer> BlockWork work_of_block(const Token& t, const Layer& l, u
 
 template <TokenVariant V>
 void Megakernel<V>::launch(const TokenOf<V>& token, const PrefilteredHead& head, const LayerOf<V>& layer,
-                           int64_t blocks, Stream stream) {
+                           const TokenLimits& limits, Stream stream) {
   TokenOf<V> placed = token;
-  place_memory<V>(placed, layer, kMostShared);
+  place_memory<V>(placed, layer, limits.shared_bytes);
   gpu::Launch at{.block = kTokenThreads + 32,
                  .smem = placed.bytes,
                  .device = std::max(0, gpu::current_device()),
                  .cooperative = true};
   const auto launch_on = [&](auto kernel) {
-    at.grid = blocks > 0 ? blocks : std::min<int64_t>(gpu::resident_blocks("decode token", kernel, at), kMostBlocks);
+    at.grid = limits.exact ? limits.blocks : std::min(gpu::resident_blocks("decode token", kernel, at), limits.blocks);
     placed.work = work_of_block(placed, layer, uint32_t(at.grid));
     TokenArguments<TokenOf<V>, V.prefiltered> p{placed};
     if constexpr (V.prefiltered) p.head = head;
@@ -409,7 +412,7 @@ void Megakernel<V>::launch(const TokenOf<V>& token, const PrefilteredHead& head,
   if constexpr (V.family)
     launch_on(family_token_kernel<V.dense, TokenOf<V>, V.head_dim, V.traced, V.prefiltered>);
   else
-    launch_on(token_kernel<V.dense, V.experts, V.traced, V.ranks, V.prefiltered>);
+    launch_on(token_kernel<V.dense, V.experts, V.traced, V.ranks, V.prefiltered, V.lane_copies>);
 }
 
 }  // namespace ingot::decode

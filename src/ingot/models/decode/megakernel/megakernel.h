@@ -148,6 +148,9 @@ struct TokenVariant {
   bool family = false;
   bool dense_mlp = false;             // no layer has experts; only with `family`
   uint32_t head_dim = kTokenHeadDim;  // of the cache's rows; 128 only with `family`, and always with its experts
+  // Without the copy engine and without any instruction newer than compute capability 8.0 (megakernel::LaneCopies).
+  // Not with `traced`, `ranks`, `prefiltered` or `family`.
+  bool lane_copies = false;
 
   bool operator==(const TokenVariant&) const = default;
 };
@@ -156,10 +159,16 @@ using LayerOf =
     std::conditional_t<V.dense_mlp, DenseLayerStages, std::conditional_t<V.family, MixtureLayerStages, LayerStages>>;
 template <TokenVariant V>
 using TokenOf = std::conditional_t<V.dense_mlp, DenseToken, std::conditional_t<V.family, MixtureToken, Token>>;
+// The most blocks of a token kernel, and of a block the most dynamic shared memory in bytes. With `exact` the grid has
+// exactly these blocks.
+struct TokenLimits {
+  int64_t blocks, shared_bytes;
+  bool exact = false;
+};
 template <TokenVariant V> struct Megakernel {
   // `layer` is any layer of the model and gives sizes and formats. `head` is read by prefiltered variants only.
-  static void launch(const TokenOf<V>& token, const PrefilteredHead& head, const LayerOf<V>& layer, int64_t blocks,
-                     Stream stream);
+  static void launch(const TokenOf<V>& token, const PrefilteredHead& head, const LayerOf<V>& layer,
+                     const TokenLimits& limits, Stream stream);
 };
 
 }  // namespace ingot::decode

@@ -7,8 +7,11 @@ namespace ingot::decode {
 
 // A warp's weight tiles of one prefetched chunk, in registers. While the warps wait for an activation vector, each team
 // takes a chunk out of the ring, so that the ring has room for as many further chunks.
-struct PrefetchedChunk {
-  weight_tiles::Stored<WeightFormat::bf16> weight_tile[2];
+template <TokenVariant V> struct PrefetchedChunk {
+  static constexpr uint32_t kTiles =
+      (kMostChunkTiles<WeightFormat::bf16, typename TokenContext<V>::Copies> + megakernel::kTeamWarps - 1) /
+      megakernel::kTeamWarps;
+  weight_tiles::Stored<WeightFormat::bf16> weight_tile[kTiles];
   // Packed: the number of weight tiles of the chunk (0 means no chunk), its row tile in the round (from bit 4), and its
   // first weight tile (from bit 8).
   uint32_t bits = 0;
@@ -36,17 +39,17 @@ __device__ __forceinline__ void load_from_ring(weight_tiles::Stored<F>& s, const
 
 // Takes the team's first chunk of a round of `chunks` chunks out of the ring. For dense products only.
 template <TokenVariant V>
-__device__ __forceinline__ void prefetch_chunk(uint32_t round, uint32_t chunks, megakernel::WeightReader& weights,
-                                               PrefetchedChunk& prefetched) {
+__device__ __forceinline__ void prefetch_chunk(uint32_t round, uint32_t chunks,
+                                               typename TokenContext<V>::WeightReader& weights,
+                                               PrefetchedChunk<V>& prefetched) {
   if constexpr (kPrefetchesChunk<V>) {
     constexpr uint32_t team = megakernel::kTeamWarps;
-    static_assert(2 * team >= kMostChunkTiles<V.dense>, "a warp prefetches at most two weight tiles");
     const uint32_t lane = threadIdx.x % 32, begin = threadIdx.x / 32 % team;
     weights.read_one(chunks, [&](const char* weight_tile, const megakernel::WeightNote& note) {
       const Chunk p = noted_chunk(note);
       prefetched.bits = p.count + 16 * (p.row_tile - round) + 256 * p.first;
 #pragma unroll
-      for (uint32_t u = 0; u < 2; ++u)
+      for (uint32_t u = 0; u < PrefetchedChunk<V>::kTiles; ++u)
         if (begin + u * team < p.count)
           load_from_ring(prefetched.weight_tile[u],
                          weight_tile + (begin + u * team) * weight_tiles::Form<V.dense>::kBytes, lane);
@@ -57,8 +60,8 @@ __device__ __forceinline__ void prefetch_chunk(uint32_t round, uint32_t chunks, 
 // the chosen experts, which begin at `data`.
 template <WeightFormat F, bool kSlots, TokenVariant V>
 __device__ __forceinline__ void multiply_chunks(const TokenContext<V>& block, const WorkRange& s, const uint8_t* data,
-                                                uint32_t chunks, uint32_t round, PrefetchedChunk& prefetched,
-                                                megakernel::WeightReader& weights) {
+                                                uint32_t chunks, uint32_t round, PrefetchedChunk<V>& prefetched,
+                                                typename TokenContext<V>::WeightReader& weights) {
   constexpr uint32_t team = megakernel::kTeamWarps;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   // Copied into registers: the compiler assumes that any store to shared memory may change them.
@@ -89,24 +92,48 @@ __device__ __forceinline__ void multiply_chunks(const TokenContext<V>& block, co
       row_tile = round + prefetched.row_tile();
       const char* const mine[1] = {vector + prefetched.first() * weight_tiles::kVectorTileBytes};
 #pragma unroll
-      for (uint32_t u = 0; u < 2; ++u)
+      for (uint32_t u = 0; u < PrefetchedChunk<V>::kTiles; ++u)
         if (first + u * team < prefetched.count())
           weight_tiles::multiply<F, 1>(prefetched.weight_tile[u], mine,
                                        (first + u * team) * weight_tiles::kVectorTileBytes, sum);
     }
   }
-  weights.read(chunks, [&](const char* weight_tile, const megakernel::WeightNote& note) {
-    const Chunk p = noted_chunk(note);
-    if (row_tile != ~0u && (p.row_tile != row_tile || p.slot != slot)) store_sum();
-    slot = p.slot, row_tile = p.row_tile;
-    const char* const mine[1] = {vector + p.slot * stride + p.first * weight_tiles::kVectorTileBytes};
+  constexpr uint32_t kWarpTiles = (kMostChunkTiles<F, typename TokenContext<V>::Copies> + team - 1) / team;
+  if constexpr (V.lane_copies && kWarpTiles <= 2) {
+    // A small ring has few slots, so a slot is free for the next copy as soon as its weights are in registers.
+    weight_tiles::Stored<F> w[kWarpTiles];
+    weights.read_early(
+        chunks,
+        [&](const char* weight_tile, const megakernel::WeightNote& note) {
+#pragma unroll
+          for (uint32_t u = 0; u < kWarpTiles; ++u)
+            if (first + u * team < noted_chunk(note).count)
+              load_from_ring(w[u], weight_tile + (first + u * team) * weight_tiles::Form<F>::kBytes, lane);
+        },
+        [&](const megakernel::WeightNote& note) {
+          const Chunk p = noted_chunk(note);
+          if (row_tile != ~0u && (p.row_tile != row_tile || p.slot != slot)) store_sum();
+          slot = p.slot, row_tile = p.row_tile;
+          const char* const mine[1] = {vector + p.slot * stride + p.first * weight_tiles::kVectorTileBytes};
+#pragma unroll
+          for (uint32_t u = 0; u < kWarpTiles; ++u)
+            if (first + u * team < p.count)
+              weight_tiles::multiply<F, 1>(w[u], mine, (first + u * team) * weight_tiles::kVectorTileBytes, sum);
+        });
+  } else {
+    weights.read(chunks, [&](const char* weight_tile, const megakernel::WeightNote& note) {
+      const Chunk p = noted_chunk(note);
+      if (row_tile != ~0u && (p.row_tile != row_tile || p.slot != slot)) store_sum();
+      slot = p.slot, row_tile = p.row_tile;
+      const char* const mine[1] = {vector + p.slot * stride + p.first * weight_tiles::kVectorTileBytes};
 #pragma unroll 1
-    for (uint32_t g = first; g < p.count; g += team) {
-      weight_tiles::Stored<F> w;
-      load_from_ring(w, weight_tile + g * weight_tiles::Form<F>::kBytes, lane);
-      weight_tiles::multiply<F, 1>(w, mine, g * weight_tiles::kVectorTileBytes, sum);
-    }
-  });
+      for (uint32_t g = first; g < p.count; g += team) {
+        weight_tiles::Stored<F> w;
+        load_from_ring(w, weight_tile + g * weight_tiles::Form<F>::kBytes, lane);
+        weight_tiles::multiply<F, 1>(w, mine, g * weight_tiles::kVectorTileBytes, sum);
+      }
+    });
+  }
   if (row_tile != ~0u) store_sum();
 }
 

@@ -16,16 +16,18 @@ using token_attention::Published;
 
 constexpr uint32_t kWarps = 8;  // warps whose results have memory
 // Keys that a warp multiplies at once: as many numbers for heads of 64 and of 128, so that both fit into the registers
-// of a thread and into a slot of the ring.
+// of a thread and into a slot of the ring. Where slots are small, 8 keys of heads of 64 numbers: the second argument of
+// the templates below.
 template <int kDim> constexpr uint32_t kWarpKeys = 1024 / kDim;
 // the least size of a part; a part of exactly this size is called short
-template <int kDim> constexpr uint32_t kRound = kWarpKeys<kDim>* kWarps;
+template <int kDim, uint32_t kKeys = kWarpKeys<kDim>> constexpr uint32_t kRound = kKeys* kWarps;
 constexpr uint32_t kChunkWarps = 3;  // neighbouring warps that share a chunk
 // keys of a chunk; the rows of the keys are followed by the rows of the values
-template <int kDim> constexpr uint32_t kChunkKeys = kWarpKeys<kDim>* kChunkWarps;
-// Longer parts are multiples of this. With heads of 128 a short part has only 64 keys, and parts of whole chunks divide
-// some thousand keys over more blocks than parts of 128 would.
-template <int kDim> constexpr uint32_t kPartStep = kDim == 128 ? kChunkKeys<kDim> : kRound<kDim>;
+template <int kDim, uint32_t kKeys = kWarpKeys<kDim>> constexpr uint32_t kChunkKeys = kKeys* kChunkWarps;
+// Longer parts are multiples of this. With 8 keys to a warp a short part has only 64 keys, and parts of whole chunks
+// divide some thousand keys over more blocks than parts of 128 would.
+template <int kDim, uint32_t kKeys = kWarpKeys<kDim>>
+constexpr uint32_t kPartStep = kKeys == 8 ? kChunkKeys<kDim, kKeys> : kRound<kDim, kKeys>;
 constexpr uint32_t kRows = 8;  // query heads of a tile
 
 // A unit of work: query heads first to first + rows - 1, and the keys begin to end - 1 of their key head.
@@ -72,14 +74,14 @@ struct KeyRows {
 };
 
 // The result of a warp. The maximum and the sum of row g are in lane 4 g + t.
-template <int kDim, uint32_t kFresh = 1> struct Seen {
+template <int kDim, uint32_t kFresh = 1, uint32_t kKeys = kWarpKeys<kDim>> struct Seen {
   using Memory = split_kv_attention::Memory<kDim, kFresh>;
 
   // Number number(n) of rows 2 t and 2 t + 1, then the number after each.
   float out[kDim / 16][4] = {};
   float max = -INFINITY, sum = 0;  // `sum` is this lane's part of the row's sum
 
-  // Adds kWarpKeys keys of a chunk, which begin at row `row` of the chunk and at key number `key`. Keys from number
+  // Adds kKeys keys of a chunk, which begin at row `row` of the chunk and at key number `key`. Keys from number
   // `end` on are not visible. The kFresh keys from number `fresh` on are new and lie in Memory instead of the chunk.
   // Lane 4 g + t has a quarter of the numbers of keys g and g + 8, in an order that the queries share, and numbers 8 g
   // to 8 g + 7 of each 64 numbers of values 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. The products of the n-th numbers of all
@@ -88,12 +90,13 @@ template <int kDim, uint32_t kFresh = 1> struct Seen {
   __device__ __forceinline__ void add(const Memory& m, const char* chunk, uint32_t row, uint32_t key, uint32_t end,
                                       uint32_t fresh, float scale) {
     static_assert(kDim == 64 || kDim == 128, "8 or 16 numbers of a value to a lane");
-    constexpr int kEach = kDim / 4, kEights = kWarpKeys<kDim> / 8;
+    constexpr int kEach = kDim / 4, kEights = kKeys / 8;
     // A lane's numbers of a key: 16 neighbours, or eight of each 32, which lie in other banks than the next lane's.
     constexpr uint32_t kLane = kDim == 64 ? kEach : 8, kStep = kDim == 64 ? 8 : 32;
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const auto* const keys = reinterpret_cast<const uint16_t*>(chunk) + (row + g) * kDim + kLane * t;
-    const auto* const values = reinterpret_cast<const uint16_t*>(chunk) + (kChunkKeys<kDim> + row) * kDim + 8 * g;
+    const auto* const values =
+        reinterpret_cast<const uint16_t*>(chunk) + (kChunkKeys<kDim, kKeys> + row) * kDim + 8 * g;
     fresh -= key;
     uint32_t q[kEach / 2], word[kEights][kEach / 2], value[2 * kEights][kDim / 16] = {};
     load<kStep>(q, &m.q[g][kLane * t]);
@@ -218,7 +221,8 @@ template <int kDim, uint32_t kFresh = 1> struct Seen {
 
 // Computes units of attention. `Team::sync()` is a barrier of the block's kThreads threads. `dim` is a multiple of 4,
 // and cos and sin belong to the token's position.
-template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class Attention {
+template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1, uint32_t kKeysOfWarp = kWarpKeys<kDim>>
+class Attention {
   using EpochWords = tile::EpochWords;
   using Memory = split_kv_attention::Memory<kDim, kFresh>;
 
@@ -268,19 +272,19 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
   __device__ __forceinline__ void attend(uint32_t unit, const uint32_t& first_fresh, Stage&& stage, Chunks&& chunks,
                                          Put&& put, Soon&& soon) const {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_of_chunk = warp % kChunkWarps;
-    const bool is_long = keys_.each > kRound<kDim>;
+    const bool is_long = keys_.each > kRound<kDim, kKeysOfWarp>;
     const Unit u = unit_of(p_, keys_, unit);
     if (warp == 0 && lane < u.rows) m_.sink[lane] = p_.sinks[u.first + lane];
     stage(u);
     Team::sync();
     if (!has_parts()) soon();
     uint32_t place = is_long ? warp : ~0u;  // the slot of Memory for the warp's result
-    Seen<kDim, kFresh> seen;
+    Seen<kDim, kFresh, kKeysOfWarp> seen;
     chunks(chunks_of(u), [&](const char* chunk, uint32_t index) {
-      const uint32_t tile = index * kChunkWarps + warp_of_chunk, key = u.begin + kWarpKeys<kDim> * tile;
+      const uint32_t tile = index * kChunkWarps + warp_of_chunk, key = u.begin + kKeysOfWarp * tile;
       if (key >= u.end) return;
       if (!is_long) place = tile;
-      seen.add(m_, chunk, kWarpKeys<kDim> * warp_of_chunk, key, u.end, first_fresh, p_.scale);
+      seen.add(m_, chunk, kKeysOfWarp * warp_of_chunk, key, u.end, first_fresh, p_.scale);
     });
     seen.add_lanes();
     if (is_long) {
@@ -294,7 +298,7 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
     if (has_parts()) soon();
     // One thread handles four numbers of a row.
     const uint32_t row = from_last() / (kDim / 4), d = from_last() % (kDim / 4) * 4,
-                   places = is_long ? kWarps : (u.end - u.begin + kWarpKeys<kDim> - 1) / kWarpKeys<kDim>;
+                   places = is_long ? kWarps : (u.end - u.begin + kKeysOfWarp - 1) / kKeysOfWarp;
     if (row >= u.rows) return;
     decode_attention::Total total;
 #pragma unroll
@@ -346,7 +350,7 @@ template <int kDim, uint32_t kThreads, class Team, uint32_t kFresh = 1> class At
   }
 
  private:
-  static constexpr uint32_t kKeys = kChunkKeys<kDim>;
+  static constexpr uint32_t kKeys = kChunkKeys<kDim, kKeysOfWarp>;
   // The most threads that add_parts() needs for a number of parts.
   static constexpr uint32_t threads_of_parts() {
     uint32_t most = 0;

@@ -25,7 +25,7 @@ __device__ __forceinline__ void clear_used_words(const TokenContext<V>& block, u
 
 template <TokenVariant V>
 __device__ __forceinline__ void attend(const TokenContext<V>& block, uint32_t layer,
-                                       megakernel::WeightReader& weights) {
+                                       typename TokenContext<V>::WeightReader& weights) {
   const auto& token = block.m.token;
   const typename TokenContext<V>::Attention attention(
       block.layer(layer).attention, block.m.keys[layer % 2], token.attention, block.m.epoch + layer,

@@ -15,6 +15,7 @@
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/megakernel/split_kv_attention.cuh"
 #include "ingot/models/decode/megakernel/stage_table.h"
+#include "ingot/models/decode/megakernel/token_kernel_form.h"
 #include "ingot/models/decode/megakernel/work_range.h"
 #include "ingot/models/decode/phased/stages.cuh"
 
@@ -91,7 +92,6 @@ struct RankMemory {
 
 constexpr int64_t kBestBytes = kEpilogueThreads * sizeof(sampling::Best);  // lies behind the head's activation vector
 
-constexpr int64_t kMostShared = 226 * 1024;  // the most dynamic shared memory of a block in bytes
 // Sets the offsets of the memory behind TokenMemory, and the number of ring slots that fit into the rest.
 template <TokenVariant V> void place_memory(TokenOf<V>& t, const LayerOf<V>& l, int64_t most_bytes) {
   const auto up = [](int64_t n, int64_t to) { return uint32_t((n + to - 1) / to * to); };
@@ -103,6 +103,11 @@ template <TokenVariant V> void place_memory(TokenOf<V>& t, const LayerOf<V>& l, 
                                   int64_t(weight_tiles::vector_stride(l.output.w.cols)),
                                   t.k * weight_tiles::vector_bytes(l.down.w.cols)}),
               128);
+  if constexpr (V.lane_copies) {
+    t.stream = megakernel::ring_of_small_slots(most_bytes - t.ring);
+    t.bytes = t.ring + t.stream.slots * megakernel::kLaneSlotBytes;
+    return;
+  }
   const int64_t slots = (most_bytes - t.ring) / megakernel::kSlotBytes;
   t.stream.slots = uint32_t(std::clamp<int64_t>(slots, 0, megakernel::kMostSlots));
   constexpr uint32_t kTeams = megakernel::kTeams;
@@ -115,7 +120,9 @@ INGOT_HD constexpr uint32_t exchanged_row_tiles(uint32_t C, uint32_t blocks) {
   return ((C + 15) / 16 + blocks - 1) / blocks;
 }
 
-template <WeightFormat F> constexpr uint32_t kMostChunkTiles = megakernel::kSlotBytes / weight_tiles::Form<F>::kBytes;
+// The most weight tiles of a chunk.
+template <WeightFormat F, class Copies = megakernel::EngineCopies>
+constexpr uint32_t kMostChunkTiles = Copies::kSlotBytes / weight_tiles::Form<F>::kBytes;
 
 // The note that the copying warp sends to the readers of a chunk.
 __device__ __forceinline__ megakernel::WeightNote note_of(const Chunk& c) {
@@ -157,7 +164,15 @@ template <TokenVariant V> struct TokenContext {
   static constexpr WeightFormat kDense = V.dense, kExperts = V.experts;
   static constexpr int kHeadDim = int(V.head_dim);
   using Layer = LayerOf<V>;
-  using Attention = split_kv_attention::Attention<kHeadDim, kTokenThreads, ComputeThreads>;
+  using Copies = std::conditional_t<V.lane_copies, megakernel::LaneCopies, megakernel::EngineCopies>;
+  using WeightWriter = megakernel::WeightWriterBy<Copies>;
+  using WeightReader = megakernel::WeightReaderBy<Copies>;
+  // keys of attention that a warp multiplies at once
+  static constexpr uint32_t kWarpKeys = V.lane_copies ? 8 : split_kv_attention::kWarpKeys<kHeadDim>,
+                            kRoundKeys = split_kv_attention::kRound<kHeadDim, kWarpKeys>,
+                            kPartStep = split_kv_attention::kPartStep<kHeadDim, kWarpKeys>,
+                            kChunkKeys = split_kv_attention::kChunkKeys<kHeadDim, kWarpKeys>;
+  using Attention = split_kv_attention::Attention<kHeadDim, kTokenThreads, ComputeThreads, 1, kWarpKeys>;
   using AttentionMemory = split_kv_attention::Memory<kHeadDim>;
   using GridBarriers = megakernel::GridBarriers<ComputeThreads, V.traced>;
 

@@ -5,6 +5,7 @@
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/limits.h"
+#include "ingot/models/decode/megakernel/token_kernel_form.h"
 #include "ingot/models/decode/model/ranked_model.h"
 #include "ingot/models/decode/model/trace.h"
 #include "ingot/models/device_decoder.h"
@@ -149,8 +150,9 @@ class GpuDecoder final : public DeviceDecoder {
 }  // namespace
 
 std::string gpu_missing_paths() {
-  if (gpu::current_limits().hopper) return {};
-  return "tokens by a launch a phase, as the token kernel needs compute capability 9.0";
+  if (decode::prefers_token_kernel(gpu::current_limits())) return {};
+  return "tokens by a launch a phase, as the token kernel was measured on compute capability 9.0 alone "
+         "(INGOT_MEGAKERNEL=1 takes it nevertheless)";
 }
 std::string gpus_unsupported_reason(const DecoderSpec& c, const DecoderOptions& o) {
   if (std::string unsupported_reason = decode::ranks_unsupported_reason(int(o.gpus)); !unsupported_reason.empty())

@@ -8,6 +8,7 @@
 #include "ingot/gpu/limits.h"
 #include "ingot/kernels/rope/rope.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
+#include "ingot/models/decode/megakernel/token_kernel_form.h"
 #include "ingot/models/decode/phased/ranks.h"
 #include "ingot/models/decode/prefilter/int8_prefilter.h"
 
@@ -274,7 +275,7 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
   if (head != nullptr && rank == 0)
     head_ = std::make_unique<DeviceHead>(*head, slots_[0].model, head_sizes(c, o), *stream_, device_);
   limit_small_batch(kSmallBatchSequences);
-  const bool as_wanted = use_megakernel(head == nullptr && o.megakernel);
+  const bool as_wanted = use_megakernel(head == nullptr && o.megakernel && prefers_token_kernel(gpu::limits(device_)));
   if (megakernel_) use_row_kernel(RowKernelUse::few_sequences);
   if (!as_wanted && gpu::limits(device_).hopper && megakernel_path(c) == DecodePath::family_megakernel &&
       unsupported_reason(c, DecodePath::family_megakernel).empty())

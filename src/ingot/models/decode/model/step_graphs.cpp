@@ -11,7 +11,7 @@ namespace ingot::decode {
 #ifdef INGOT_HAS_CUDA_DECODE
 
 bool DeviceModel::use_megakernel(bool wanted) {
-  const bool takes = gpu::limits(device_).hopper && !has_head() && supports_megakernel(slots_[0].model);
+  const bool takes = !has_head() && supports_megakernel(slots_[0].model, gpu::limits(device_));
   if (takes) megakernel_ = wanted;
   return takes || !wanted;
 }

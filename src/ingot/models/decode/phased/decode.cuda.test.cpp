@@ -32,11 +32,16 @@ using testing::OnHost;
 class GptOssDecodeCuda : public testing::GpuTest<> {};
 
 void check_cases(const std::vector<DecodeCase>& cases, bool megakernel) {
-  for (const DecodeCase& t : cases) {
+  for (DecodeCase t : cases) {
+    // Where an SM's memory has no room for several tokens at once, every token is a step.
+    if (DeviceModel(t.config, DecodeModel(t.config, t.dense, t.experts, 7).weights, {.context = t.length})
+            .rows_batch() == 1)
+      t.batches.clear();
     std::unique_ptr<DeviceModel> gpu;
     testing::check_decode(t, [&](const DecodeModel& m, int64_t room) {
       gpu =
           std::make_unique<DeviceModel>(m.config, m.weights, DecoderOptions{.context = room, .megakernel = megakernel});
+      gpu->use_megakernel(megakernel);  // also on GPUs whose default are launches
       return testing::DecodeUnderTest{.extend =
                                           [&, vocab = size_t(m.config.vocab)](std::span<const int32_t> ids) {
                                             gpu->extend(ids, uint32_t(ids.size()));
@@ -136,11 +141,10 @@ TEST_F(GptOssDecodeCuda, PhaseByPhaseIsTheModelSmall) {
   check_cases(small_cases({3}), false);
 }
 TEST_F(GptOssDecodeCuda, TheMegakernelIsTheModelSmall) {
-  if (!gpu::current_limits().hopper) GTEST_SKIP() << "the megakernel needs compute capability 9.0";
   for (const DecodeCase& t : small_cases({})) check_grid(t, 3);
 }
 TEST_F(GptOssDecodeCuda, ThePrefilterFindsTheIdOfTheWholeHeadSmall) {
-  if (!gpu::current_limits().hopper) GTEST_SKIP() << "the megakernel needs compute capability 9.0";
+  if (!gpu::current_limits().hopper) GTEST_SKIP() << "the prefilter needs compute capability 9.0";
   const testing::PrefilteredModel m(testing::random_head(100, 64, 1));
   OneKernel one(m.model, 8);
   ASSERT_TRUE(one.model.has_prefilter());
@@ -157,6 +161,7 @@ TEST_F(GptOssDecodeCuda, ThePrefilterFindsTheIdOfTheWholeHeadSmall) {
 }
 
 TEST_F(GptOssDecodeCuda, ATracedTokenIsTheSameAndKeepsEveryBlocksTimes) {
+  if (!gpu::current_limits().hopper) GTEST_SKIP() << "a trace needs compute capability 9.0";
   const DecodeCase t = testing::decode_cases()[0];
   const DecodeModel m(t.config, t.dense, WeightFormat::mxfp4, 7);
   OneKernel one(m, t.length), plain(m, t.length);
@@ -217,6 +222,7 @@ TEST_F(GptOssDecodeCuda, AMissingGridBarrierIsNamedAndTheNextTokenIsRight) {
     decode::Buffers b = one.model.buffers();
     b.stop = one.waits.watch().stop;  // the watch of this test, not of the model
     for (const auto& [T, head_rows] : {std::pair{3u, 1u}, {2u, 0u}}) {
+      if (T > decode::max_step_tokens(m.config)) continue;
       run(one.model.model(), b, {.T = T, .head_rows = head_rows, .capacity = uint32_t(one.model.context())},
           one.model.stream());
       gpu::synchronize();

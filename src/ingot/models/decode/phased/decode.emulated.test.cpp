@@ -22,11 +22,11 @@ using testing::DecodeCase;
 using testing::DecodeModel;
 using testing::Emulated;
 
-void check_case(const DecodeCase& t, bool megakernel) {
+void check_case(const DecodeCase& t, bool megakernel, const gpu::Limits& limits = gpu::limits_of("9.0")) {
   std::unique_ptr<Emulated> gpu;
   testing::check_decode(t, [&](const DecodeModel& m, int64_t room) {
     gpu = std::make_unique<Emulated>(m, uint32_t(room));
-    gpu->megakernel = megakernel;
+    gpu->megakernel = megakernel, gpu->limits = limits;
     return testing::DecodeUnderTest{
         .extend = [&](std::span<const int32_t> ids) { return gpu->extend(ids, uint32_t(ids.size())); },
         .choices = [&](size_t i) { return testing::choices_of(gpu->buffers, gpu->c.layers, i); },
@@ -39,6 +39,45 @@ TEST(GptOssDecodeEmulated, EveryCaseIsTheModel) {
 }
 TEST(GptOssDecodeEmulated, EveryCaseIsTheModelThroughTheMegakernel) {
   for (const DecodeCase& t : testing::decode_cases()) check_case(t, true);
+}
+
+// With the copy engine and the limits of a B200, without it and with those of an A100, and with memory for only five
+// slots, as the published sizes leave on an RTX 3090.
+TEST(GptOssDecodeEmulated, EveryCaseIsTheModelThroughTheMegakernelOfOtherGpus) {
+  gpu::Limits five_slots = gpu::limits_of("8.6");
+  five_slots.smem_per_block = 72 * 1024;
+  for (const DecodeCase& t : testing::decode_cases()) {
+    check_case(t, true, gpu::limits_of("8.0"));
+    if (testing::kSanitized) continue;
+    check_case(t, true, five_slots);
+    check_case(t, true, gpu::limits_of("10.0"));
+  }
+}
+TEST(GptOssDecodeEmulated, RandomCasesAreTheModelThroughTheMegakernelWithoutTheCopyEngine) {
+  for (const DecodeCase& t : testing::random_cases(testing::kSanitized ? 1 : 4))
+    check_case(t, true, gpu::limits_of("8.6"));
+}
+// In GPT-OSS's published sizes a block has memory for the activations and for a ring of weights.
+TEST(GptOssDecodeEmulated, TheMegakernelTakesThePublishedSizesFromComputeCapability80On) {
+  const auto matrix = [](uint32_t rows, uint32_t cols) {
+    return decode::Matrix{.rows = rows, .cols = cols, .row_tiles = rows / 16, .weight_tiles = cols / 64};
+  };
+  for (const int64_t experts : {32, 128}) {
+    decode::Model m{};
+    m.config = testing::published_config(2, experts, 1000);
+    decode::Layer l{};
+    l.qkv = matrix(5120, 2880), l.o = matrix(2880, 4096), l.router = matrix(uint32_t(experts), 2880);
+    l.gate_up = matrix(5760, 2880), l.down = matrix(2880, 2880);
+    m.layers = {l, l};
+    for (const char* capability : {"8.0", "8.6", "8.9", "9.0", "10.0", "12.0"})
+      EXPECT_TRUE(supports_megakernel(m, gpu::limits_of(capability))) << capability << ", " << experts << " experts";
+    gpu::Limits turing = gpu::limits_of("8.6");
+    turing.capability = 75;
+    EXPECT_FALSE(supports_megakernel(m, turing));
+    gpu::Limits too_small = gpu::limits_of("8.6");
+    too_small.smem_per_block = 64 * 1024;
+    EXPECT_FALSE(supports_megakernel(m, too_small));
+  }
 }
 
 TEST(GptOssDecodeEmulated, RandomCasesAreTheModel) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ingot/gpu/limits.h"
 #include "ingot/megakernel/grid_barrier.h"
 #include "ingot/models/decode/model/state.h"
 
@@ -82,6 +83,7 @@ struct Persistent {
   bool prefiltered = false;      // greedy token by Model::prefilter; needs supports_prefilter()
   // In place of `layers`, of a model of the families: family_stages_of(...), on the device.
   const void* family_layers = nullptr;
+  const gpu::Limits* limits = nullptr;  // null: of this thread's GPU
 };
 std::vector<LayerStages> stages_of(const Model& model, const Buffers& buffers, uint32_t capacity);
 // The same for a model of the families: the bytes of a DenseLayerStages for each layer, or of a MixtureLayerStages
@@ -94,13 +96,13 @@ megakernel::Trace trace_of(const Model& model, uint32_t blocks, uint64_t* words)
 // Which models the megakernel takes. GPT-OSS: no rounded inputs of experts (DecoderSpec::e4m3_inputs); heads of at most
 // 64 numbers; one format for attention and head, and one for the experts. The families: one GPU; heads of at most 128
 // numbers, and with experts of more than 64; one format for all matrices. Both: room in an SM's memory for a token's
-// activations and a ring of weights.
-bool supports_megakernel(const Model& model);
-// Whether a token of the model can be traced: MXFP4 experts, or a family in bf16.
-bool supports_trace(const Model& model);
+// activations and a ring of weights. Without the copy engine: GPT-OSS on one GPU.
+bool supports_megakernel(const Model& model, const gpu::Limits& limits = gpu::current_limits());
+// Whether a token of the model can be traced: MXFP4 experts, or a family in bf16, on Hopper.
+bool supports_trace(const Model& model, const gpu::Limits& limits = gpu::current_limits());
 // The int8 prefilter needs a model (or a slice with rows of its head) that supports_megakernel(), with a bf16 head and,
-// where the model has experts, MXFP4 experts.
-bool supports_prefilter(const Model& model);
+// where the model has experts, MXFP4 experts, on Hopper.
+bool supports_prefilter(const Model& model, const gpu::Limits& limits = gpu::current_limits());
 void run_megakernel(const Model& model, const Buffers& buffers, const Step& step, const Persistent& how, Stream stream);
 // Which wait gave up, and for which value ("... for the output of layer 3: found 131, ..."). Empty if no wait gave up.
 std::string grid_barrier_report(const gpu::WaitControl& waits, uint32_t layers = 0);

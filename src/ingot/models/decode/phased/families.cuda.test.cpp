@@ -71,7 +71,7 @@ TEST_F(FamiliesDecodeCuda, EveryFamilyIsTheModel) {
 }
 
 TEST_F(FamiliesDecodeCuda, EveryFamilyIsTheModelThroughTheMegakernel) {
-  if (!gpu::current_limits().hopper) GTEST_SKIP() << "the megakernel needs compute capability 9.0";
+  if (!testing::takes_family_megakernel()) GTEST_SKIP() << "the megakernel of the families needs the copy engine";
   for (const FamilyCase& t : testing::megakernel_family_cases()) {
     // The emulated tests have all cases.
     const bool short_case = t.name == "heads of 128, fp8" || t.name == "groups of 1" || t.name == "experts in fp8";
@@ -84,7 +84,7 @@ TEST_F(FamiliesDecodeCuda, EveryFamilyIsTheModelThroughTheMegakernel) {
 // rounds the same numbers in another order.
 TEST_F(FamiliesDecodeCuda, LayersOfPublishedShapesRepeatBitForBitAndAgreeWithPhases) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
-  if (!gpu::current_limits().hopper) GTEST_SKIP() << "the megakernel needs compute capability 9.0";
+  if (!testing::takes_family_megakernel()) GTEST_SKIP() << "the megakernel of the families needs the copy engine";
   for (const std::string& name : synthetic_family_names()) {
     SCOPED_TRACE(name);
     DecoderSpec s = synthetic_family(name);
@@ -120,7 +120,7 @@ TEST_F(FamiliesDecodeCuda, LayersOfPublishedShapesRepeatBitForBitAndAgreeWithPha
 // Greedy and sampled tokens of the published shapes with the int8 prefilter are those of the whole head.
 TEST_F(FamiliesDecodeCuda, ThePrefilterGivesTheTokensOfTheWholeHeadInPublishedShapes) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
-  if (!gpu::current_limits().hopper) GTEST_SKIP() << "the megakernel needs compute capability 9.0";
+  if (!gpu::current_limits().hopper) GTEST_SKIP() << "the prefilter needs compute capability 9.0";
   for (const std::string& name : synthetic_family_names()) {
     SCOPED_TRACE(name);
     DecoderSpec s = synthetic_family(name);
