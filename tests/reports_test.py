@@ -351,14 +351,15 @@ class Reports(unittest.TestCase):
 
         def run(line, **_):
             asked.append((line[2], os.environ.get("INGOT_GPU_AS"), os.environ.get("INGOT_CUBLASLT")))
-            token = {"phased": {"mean_ms": 2.0}, **({} if asked[-1][1] else {"megakernel": {"mean_ms": 1.0}})}
+            token = {"phased": {"mean_ms": 2.0}, "megakernel": {"mean_ms": 1.5 if asked[-1][1] else 1.0}}
             found = {"token": token, "token_bytes": 4e9, "read_TBps": 4.0} if line[2] == "decode" else {"prompts": [{"p50_ms": 60.0 if asked[-1][1] is None else 90.0, "weight_bytes": 4e9, "flops": 1e13}]}
             return argparse.Namespace(returncode=0, stdout=json.dumps(found))
         with unittest.mock.patch.object(gpu_portable.subprocess, "run", run):
             rows = [row for case in gpu_portable.programs() for row in gpu_portable.measure_program(case, "ingot", ceiling)]
-        self.assertEqual(asked, [(program, gpu_, gpu_ and "none") for program in ("decode", "prompt") for gpu_ in (None, "8.0", "8.6", "10.0")])
+        runs = [("decode", ("8.0", "8.6", "10.0"), 2000, 1000, 1000), ("decode", ("10.0", "8.0", "8.6", "12.0"), 1500, 1000, 1000), ("prompt", ("8.0", "8.6", "10.0"), 90000, 60000, 20000)]
+        self.assertEqual(asked, [(program, gpu_, gpu_ and "none") for program, gpus, *_ in runs for gpu_ in (None, *gpus)])
         self.assertEqual([(r["name"].rsplit(", ", 1)[1], r["ours_us"], r["peers"], r["limit_us"]) for r in rows],
-                         [(f"as {gpu_}", ours, {"hopper": hopper}, limit) for ours, hopper, limit in ((2000, 1000, 1000), (90000, 60000, 20000)) for gpu_ in ("8.0", "8.6", "10.0")])
+                         [(f"as {gpu_}", ours, {"hopper": hopper}, limit) for _, gpus, ours, hopper, limit in runs for gpu_ in gpus])
         self.assertEqual(reports.problems_of({**GOOD, "suite": "portable", "results": rows}), [])
         self.assertIn("50 % of the limit  hopper 1000.0 (0.50x)", gpu_portable.said(rows[0]))
         unnamed = [{k: v for k, v in rows[0].items() if k != "tests"}]  # a row whose values neither the suite nor tests check

@@ -41,6 +41,7 @@ from gpu_common import (IN_MEMORY, Native, add_peers, begun, captured, ceilings,
 
 WITHOUT_LIBRARY = {"INGOT_CUBLASLT": "none"}  # products run on Ingot's core
 SMALL, LARGE, WHOLE = "8.6", "8.0", "10.0"  # 99, 163 and 227 KB of shared memory per block; 82, 108 and all of an H200's 132 multiprocessors
+SMALL_MEMORY = "12.0"  # 99 KB, and all multiprocessors
 
 
 class As(Native):
@@ -242,14 +243,21 @@ class Program:
 def programs():
     size = ("--synthetic", "20b", "--dense", "bf16")
 
-    def token_ms(found, hopper):
+    def phased_ms(found, hopper):
         return found["token"]["megakernel" if hopper else "phased"]["mean_ms"]
+
+    def kernel_ms(found, _):
+        return found["token"]["megakernel"]["mean_ms"]
+
+    def token_limit_ms(found, _):
+        return found["token_bytes"] / found["read_TBps"] * 1e-9
 
     def prompt_limit_ms(found, ceiling):
         p = found["prompts"][0]
         return max(p["weight_bytes"] / ceiling["read_TBps"], p["flops"] / ceiling["mma_TFLOPs"]) * 1e-9
-    return [Program("a token of gpt-oss-20b, one launch per phase", [1024], ("decode", *size, "--context", "1024", "--tokens", "128", "--kernels-alone"), token_ms,
-                    lambda found, ceiling: found["token_bytes"] / found["read_TBps"] * 1e-9),
+    token = ("decode", *size, "--context", "1024", "--tokens", "128", "--kernels-alone")
+    return [Program("a token of gpt-oss-20b, one launch per phase", [1024], token, phased_ms, token_limit_ms),
+            Program("a token of gpt-oss-20b, one kernel", [1024], (*token, "--megakernel"), kernel_ms, token_limit_ms, (WHOLE, LARGE, SMALL, SMALL_MEMORY)),
             Program("a prompt of gpt-oss-20b, to the first token", [4096], ("prompt", *size, "4096"), lambda found, _: found["prompts"][0]["p50_ms"], prompt_limit_ms)]
 
 
