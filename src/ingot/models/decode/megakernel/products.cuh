@@ -99,7 +99,7 @@ __device__ __forceinline__ void multiply_chunks(const TokenContext<V>& block, co
     }
   }
   constexpr uint32_t kWarpTiles = (kMostChunkTiles<F, typename TokenContext<V>::Copies> + team - 1) / team;
-  if constexpr (V.lane_copies && kWarpTiles <= 2) {
+  if constexpr (V.lane_copies && F == WeightFormat::bf16) {
     // A small ring has few slots, so a slot is free for the next copy as soon as its weights are in registers.
     weight_tiles::Stored<F> w[kWarpTiles];
     weights.read_early(
