@@ -8,7 +8,7 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kMaxIndex = 64 << 20;
+constexpr int64_t kMaxListBytes = 64 << 20;
 
 // Whether a name is that of a file in the directory itself: without a path, and not hidden.
 bool is_plain_name(const std::string& name) {
@@ -32,7 +32,7 @@ void SafetensorsSet::open(const std::string& name) {
 }
 
 void SafetensorsSet::open_index(const std::string& path) {
-  const Json json = read_json_file(path, {.depth = 8, .bytes = kMaxIndex});
+  const Json json = read_json_file(path, {.depth = 8, .bytes = kMaxListBytes});
   Fields fields(json, path);
   const Json* map = fields.take("weight_map");
   if (map == nullptr || !map->is_object()) fields.wrong("weight_map", "an object of tensor names and file names");

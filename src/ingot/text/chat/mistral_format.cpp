@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kIdLength = 9;
 const char kAlphanumeric[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-std::string quoted(const std::string& text) { return OrderedJson(text).dump(); }
+std::string json_string(const std::string& text) { return OrderedJson(text).dump(); }
 
 // Whether the tokenizer puts a space in front of every text, as SentencePiece does.
 bool adds_space(const Tokenizer& tokenizer) {
@@ -93,8 +93,9 @@ void MistralFormat::write_answer(const ChatMessage& m, PromptIds& out) const {
   if (!m.calls.empty()) {
     std::string list;
     for (const ChatCall& call : m.calls)
-      list += (list.empty() ? "" : ", ") + ("{\"name\": " + quoted(call.name)) +
-              ", \"arguments\": " + python_json(call.arguments) + ", \"id\": " + quoted(mistral_call_id(call.id)) + "}";
+      list += (list.empty() ? "" : ", ") + ("{\"name\": " + json_string(call.name)) +
+              ", \"arguments\": " + python_json(call.arguments) + ", \"id\": " + json_string(mistral_call_id(call.id)) +
+              "}";
     out.control(calls_);
     write_text("[" + list + "]", out);
   }
@@ -110,8 +111,8 @@ void MistralFormat::write_result(const ChatMessage& m, PromptIds& out) const {
     write_text(m.content, out);
   } else {
     const bool is_json = !OrderedJson::parse(m.content, nullptr, false).is_discarded();
-    write_text("{\"content\": " + (is_json ? python_json(m.content) : quoted(m.content)) +
-                   ", \"call_id\": " + quoted(id) + "}",
+    write_text("{\"content\": " + (is_json ? python_json(m.content) : json_string(m.content)) +
+                   ", \"call_id\": " + json_string(id) + "}",
                out);
   }
   out.control(result_end_);
@@ -165,7 +166,7 @@ Grammar::Rule MistralFormat::answer_rule(Grammar& g, const ChatAnswerForm& form)
     for (size_t i = 0; i < kIdLength; ++i) id = g.one_of(Grammar::bytes(kAlphanumeric), id);
     const Node after = g.text(", \"id\": \"", id);
     const Node arguments = c.arguments ? g.call(*c.arguments, after) : g.text("{}", after);
-    const Node call = g.text("[{\"name\": " + quoted(c.name) + ", \"arguments\": ", arguments);
+    const Node call = g.text("[{\"name\": " + json_string(c.name) + ", \"arguments\": ", arguments);
     g.add(answer, g.control(1, spaced(call)));
   }
   return g.rule(answer);

@@ -53,7 +53,7 @@ std::vector<Row> rows_for(const GptOssWeights& w) {
   return rows;
 }
 
-OrderedJson json_of(const std::string& form, const std::string& component, const Accuracy& a) {
+OrderedJson component_row(const std::string& form, const std::string& component, const Accuracy& a) {
   return {{"form", form},
           {"component", component},
           {"loss", a.loss},
@@ -72,7 +72,7 @@ std::string cell(const std::string& text, size_t width, bool left = false) {
   const std::string pad(text.size() < width ? width - text.size() : 0, ' ');
   return left ? text + pad : pad + text;
 }
-void print(const OrderedJson& report) {
+void print_accuracy(const OrderedJson& report) {
   write_out(report["model"].get<std::string>() + ": loss " + fixed(report["loss"].get<double>(), 4) + ", perplexity " +
             fixed(std::exp(report["loss"].get<double>()), 3) + " over " + with_commas(report["tokens"].get<int64_t>()) +
             " tokens\n\n");
@@ -122,7 +122,7 @@ void accuracy(const AccuracyCommand& o) {
     report["tokens"] = a.tokens;
     report["loss"] = a.reference_loss;
     report["perplexity"] = perplexity_json(a.reference_loss);
-    results.push_back(json_of(form, component, a));
+    results.push_back(component_row(form, component, a));
   };
   for (const Row& row : rows_for(weights)) {
     GptOssWeights other;
@@ -144,7 +144,7 @@ void accuracy(const AccuracyCommand& o) {
   }
   report["results"] = results;
   if (o.json) return write_out(show_json(report, 1) + "\n");
-  print(report);
+  print_accuracy(report);
 }
 
 }  // namespace

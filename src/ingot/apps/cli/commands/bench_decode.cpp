@@ -21,7 +21,7 @@
 namespace ingot::cli {
 namespace {
 
-struct Options {
+struct DecodeBench {
   std::string size = "120b", dense = "bf16";
   DecodeMeasurement measurement;
   bool phased = false, megakernel = false;  // measure this path only
@@ -41,7 +41,7 @@ std::string shown_path(const std::string& path) {
          : path == "plain_launches" ? "phased, without a graph and without programmatic launches"
                                     : path;
 }
-void print_shared(const Options& o, const DecodeTimes& t, const SharedTimes& s) {
+void print_shared(const DecodeBench& o, const DecodeTimes& t, const SharedTimes& s) {
   const std::string gpus = std::to_string(s.gpus) + " GPUs";
   write_out(gpus + ", " + name_of(o.measurement.split) + ": a token reads at most " +
             fixed(double(s.token_bytes) * 1e-9, 3) + " GB on one of them\n");
@@ -124,7 +124,7 @@ void print_sampled(const SampledTimes& s, const PathTimes& kernels) {
   }
 }
 
-void print(const Options& o, const DecodeTimes& t) {
+void print_times(const DecodeBench& o, const DecodeTimes& t) {
   const std::string text = measured_name(o.size) + " shapes, " + o.dense +
                            (is_family_size(o.size) ? "" : " and mxfp4 experts") +
                            (o.measurement.quant ? " of e4m3 inputs, " : ", ") + with_commas(o.measurement.context) +
@@ -221,7 +221,7 @@ OrderedJson as_json(const SharedTimes& s, Split split) {
           {"exchange_loaded", as_json(s.loaded)},
           {"exchange_link", as_json(s.link)}};
 }
-OrderedJson as_json(const Options& o, const DecodeTimes& t) {
+OrderedJson as_json(const DecodeBench& o, const DecodeTimes& t) {
   OrderedJson stages = OrderedJson::object();
   for (const StageTimes& s : t.stages) stages[s.name] = {{"work_us", s.work_us}, {"wait_us", s.wait_us}};
   OrderedJson phases = OrderedJson::object();
@@ -370,7 +370,7 @@ SampledTimes measure_sampled(Decoder& d, int slot, int64_t gpus, int64_t context
   return found;
 }
 // The same with random weights, through the interface that generation uses.
-std::vector<SampledTimes> measure_sampled(const Options& o) {
+std::vector<SampledTimes> measure_sampled(const DecodeBench& o) {
   const DecodeMeasurement& m = o.measurement;
   std::vector<SampledTimes> all;
   if (is_family_size(o.size)) {
@@ -392,7 +392,7 @@ std::vector<SampledTimes> measure_sampled(const Options& o) {
   return all;
 }
 
-int64_t gpus_of_model(const Options& o) {
+int64_t gpus_of_model(const DecodeBench& o) {
   const std::vector<int64_t> counts = numbers_in("--gpus", o.gpus);
   if (counts.size() > 1)
     fail(ErrorCode::usage, "--gpus: found ", o.gpus, " with --model, expected one number: a model is opened once");
@@ -404,7 +404,7 @@ struct ModelTimes {
   std::vector<SampledTimes> sampled;
   std::string device;
 };
-ModelTimes measure_model(const Options& o) {
+ModelTimes measure_model(const DecodeBench& o) {
   if (!is_family(o.model)) require_gpt_oss(o.model);
   const DecodeMeasurement& m = o.measurement;
   int64_t longest = m.context;
@@ -440,7 +440,7 @@ ModelTimes measure_model(const Options& o) {
   return found;
 }
 
-void bench_model(const Options& o) {
+void bench_model(const DecodeBench& o) {
   const ModelTimes found = measure_model(o);
   const DecodeTimes& t = found.times;
   if (o.json) {
@@ -478,7 +478,7 @@ void add_bench_decode(Command& bench) {
                          "Times a token of a published model, or on a GPU of random weights in the published shapes of "
                          "GPT-OSS, Llama, Qwen3 and SmolLM2");
 
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<DecodeBench>();
   c.text("--model PATH", o->model,
          "a checkpoint, an archive or a GGUF file, timed as in generation after a prompt that fills the context "
          "(default: random "
@@ -543,7 +543,7 @@ void add_bench_decode(Command& bench) {
     for (size_t i = 0; i < answers.size(); i += 2) o->measurement.answers.emplace_back(answers[i], answers[i + 1]);
     if (!o->model.empty()) return bench_model(*o);
     const DecodeTimes times = measure_decode(o->measurement);
-    if (!o->json) print(*o, times);
+    if (!o->json) print_times(*o, times);
     const std::vector<SampledTimes> sampled = o->kernels_alone || o->phased || !o->measurement.trace.empty()
                                                   ? std::vector<SampledTimes>()
                                                   : measure_sampled(*o);

@@ -12,7 +12,7 @@
 namespace ingot::cli {
 namespace {
 
-struct Options {
+struct DraftBench {
   std::string model, device = "auto", lengths = "3,7", accepted = "80", head, head_dense;
   SyntheticOptions synthetic;
   DraftLengths policy;
@@ -53,7 +53,7 @@ struct Case {
   bool exact = true;    // draft::Options::exact
   bool head = false;    // guesses of the draft head in place of given ones
 };
-std::vector<Case> cases_of(const Options& o) {
+std::vector<Case> cases_of(const DraftBench& o) {
   std::vector<Case> all = {{.name = "no drafts"}, {.name = "draft steps without a draft", .right = 1}};
   for (const int64_t n : numbers_in("--lengths", o.lengths))
     all.push_back({.name = "drafts of " + std::to_string(n) + ", all accepted", .right = 1, .most = n, .always = true});
@@ -99,7 +99,8 @@ Costs costs_of(const std::vector<double>& given, Decoder& decoder) {
 }
 
 // The answers of all cases with exact draft steps must be equal.
-std::vector<Measured> measure(const Options& o, const std::vector<Case>& cases, Decoder& decoder, const Costs& costs) {
+std::vector<Measured> measure_cases(const DraftBench& o, const std::vector<Case>& cases, Decoder& decoder,
+                                    const Costs& costs) {
   std::vector<int32_t> prompt, answer;
   for (int64_t i = 0; i < o.context; ++i) prompt.push_back(int32_t((i * 7919 + 13) % decoder.vocab()));
   Session session(decoder);
@@ -135,7 +136,7 @@ std::vector<Measured> measure(const Options& o, const std::vector<Case>& cases, 
   return all;
 }
 
-void bench(const Options& o, bool json) {
+void bench_draft(const DraftBench& o, bool json) {
   if (o.model.empty() && o.synthetic.size.empty())
     fail(ErrorCode::usage, "found neither --model nor --synthetic, expected one of them");
   const std::string path = chosen_model("", o.model, o.synthetic);
@@ -154,7 +155,7 @@ void bench(const Options& o, bool json) {
     if (n > longest)
       fail(ErrorCode::usage, "--lengths: found ", n, ", expected at most ", longest,
            ", the longest draft that a step of this engine checks and whose cost is known");
-  const std::vector<Measured> all = measure(o, cases, decoder, costs);
+  const std::vector<Measured> all = measure_cases(o, cases, decoder, costs);
   const Device device = decoder.device();
   const std::string on = device.kind == Device::cuda ? gpu::device_info(device.index).name : "CPU";
   if (json) {
@@ -196,7 +197,7 @@ void add_bench_draft(Command& bench_command) {
   Command& c = bench_command.add("draft",
                                  "Times a token without drafts, and with drafts of given shares of right guesses; the "
                                  "answers of all draft steps with --draft-exact must be equal");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<DraftBench>();
   auto json = std::make_shared<bool>(false);
   c.text("--model PATH", o->model, "a published checkpoint, an archive or a GGUF file");
   add_synthetic(c, o->synthetic, "--model");
@@ -218,7 +219,7 @@ void add_bench_draft(Command& bench_command) {
   ingot bench draft --synthetic 20b --lengths 1,3,7 --accepted 60,80 --json)");
   c.run([o, json, &c] {
     if (o->head.empty()) c.refuse_given({"draft-dense"}, "a model without a draft head");
-    bench(*o, *json);
+    bench_draft(*o, *json);
   });
 }
 

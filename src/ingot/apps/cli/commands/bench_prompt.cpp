@@ -9,7 +9,7 @@
 namespace ingot::cli {
 namespace {
 
-struct Options {
+struct PromptBench {
   std::string size = "120b", dense = "bf16";
   std::vector<std::string> lengths;
   PromptMeasurement measurement;
@@ -28,7 +28,7 @@ int64_t length_of(const std::string& text) {
   return n;
 }
 
-OrderedJson as_json(const Options& o, const PromptMeasured& found) {
+OrderedJson as_json(const PromptBench& o, const PromptMeasured& found) {
   OrderedJson prompts = OrderedJson::array();
   for (const PromptTimes& t : found.times) {
     prompts.push_back({{"gpus", t.gpus},
@@ -56,7 +56,7 @@ OrderedJson as_json(const Options& o, const PromptMeasured& found) {
 void add_bench_prompt(Command& bench) {
   Command& c = bench.add(
       "prompt", "Times prompts of GPT-OSS on a GPU to their first token, with random weights in the published shapes");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<PromptBench>();
   c.list("LENGTH", o->lengths, "tokens of a prompt (default: 100 1024 4096)");
   c.choice("--synthetic SIZE", o->size, {"20b", "120b"}, "the published model whose shapes are used (default: 120b)");
   c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},

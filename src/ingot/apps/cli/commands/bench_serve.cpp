@@ -64,22 +64,22 @@ std::vector<std::string> server_words(const BenchServe& o, const std::string& mo
   return words;
 }
 
-std::string padded(std::string text, size_t width) {
+std::string column(std::string text, size_t width) {
   if (text.size() < width) text.insert(0, width - text.size(), ' ');
   return text + "  ";
 }
 std::string shown_ms(double ms) { return fixed(ms, ms < 10 ? 2 : ms < 100 ? 1 : 0); }
-void print_head(bool rates) {
-  write_out(padded(rates ? "requests/s" : "at once", 10) + padded("requests", 8) + padded("errors", 6) +
-            padded("tokens/s", 8) + padded("ms a token", 10) + padded("first token p50", 15) + padded("p99 ms", 7) +
-            padded("between tokens p50", 18) + padded("p99 ms", 7) + "\n");
+void print_serve_head(bool rates) {
+  write_out(column(rates ? "requests/s" : "at once", 10) + column("requests", 8) + column("errors", 6) +
+            column("tokens/s", 8) + column("ms a token", 10) + column("first token p50", 15) + column("p99 ms", 7) +
+            column("between tokens p50", 18) + column("p99 ms", 7) + "\n");
 }
 void print_row(const ServeTimes& t) {
-  write_out(padded(t.clients > 0 ? std::to_string(t.clients) : fixed(t.rate, 2), 10) +
-            padded(std::to_string(t.requests), 8) + padded(std::to_string(t.errors), 6) +
-            padded(with_commas(int64_t(std::lround(t.tokens_per_second()))), 8) + padded(shown_ms(t.token_ms), 10) +
-            padded(shown_ms(t.first_token_ms.p50), 15) + padded(shown_ms(t.first_token_ms.p99), 7) +
-            padded(shown_ms(t.between_ms.p50), 18) + padded(shown_ms(t.between_ms.p99), 7) + "\n");
+  write_out(column(t.clients > 0 ? std::to_string(t.clients) : fixed(t.rate, 2), 10) +
+            column(std::to_string(t.requests), 8) + column(std::to_string(t.errors), 6) +
+            column(with_commas(int64_t(std::lround(t.tokens_per_second()))), 8) + column(shown_ms(t.token_ms), 10) +
+            column(shown_ms(t.first_token_ms.p50), 15) + column(shown_ms(t.first_token_ms.p99), 7) +
+            column(shown_ms(t.between_ms.p50), 18) + column(shown_ms(t.between_ms.p99), 7) + "\n");
 }
 OrderedJson as_json(const Quantiles& q) { return {{"p50", q.p50}, {"p99", q.p99}}; }
 OrderedJson as_json(const ServeTimes& t) {
@@ -119,7 +119,7 @@ void report(const BenchServe& o, const std::vector<ServeTimes>& all) {
             "\n");
 }
 
-void measure(const BenchServe& o, const std::vector<int64_t>& concurrency, const std::vector<double>& rates) {
+void measure_loads(const BenchServe& o, const std::vector<int64_t>& concurrency, const std::vector<double>& rates) {
   std::vector<ServeTimes> all;
   const auto add = [&](const ServeTimes& t) {
     if (!o.json) print_row(t);
@@ -133,7 +133,7 @@ void measure(const BenchServe& o, const std::vector<int64_t>& concurrency, const
   if (!o.json) {
     write_out(o.load.model + ": prompts of " + to_text(o.load.prompt) + " and answers of " + to_text(o.load.answer) +
               " tokens, temperature " + fixed(o.load.sampling.temperature, 2) + "\n");
-    print_head(!rates.empty());
+    print_serve_head(!rates.empty());
   }
   if (rates.empty())
     for (const int64_t n : concurrency) add(generator.measure_clients(n, o.requests > 0 ? o.requests : 3, o.warm_up));
@@ -145,7 +145,7 @@ void measure(const BenchServe& o, const std::vector<int64_t>& concurrency, const
     fail(ErrorCode::io, "all requests failed: ", all[0].first_error);
 }
 
-void bench(const Command& c, BenchServe& o) {
+void bench_serve(const Command& c, BenchServe& o) {
   const std::vector<int64_t> concurrency = numbers_in("--concurrency", o.concurrency);
   const std::vector<double> rates = rates_of(o.rates);
   const int64_t most = concurrency.empty() ? 1 : *std::max_element(concurrency.begin(), concurrency.end());
@@ -171,7 +171,7 @@ void bench(const Command& c, BenchServe& o) {
   if (o.load.vocab == 0)
     fail(ErrorCode::usage, to_text(o.load.url),
          ": found a server that does not say how many tokens its vocabulary has, expected --vocab N");
-  measure(o, concurrency, rates);
+  measure_loads(o, concurrency, rates);
 }
 
 }  // namespace
@@ -210,7 +210,7 @@ void add_bench_serve(Command& bench_command) {
   ingot bench serve --model gpt-oss-20b --concurrency 1,16 --top-p 0.9
   ingot bench serve --synthetic 20b --rate 1,4,16 --prompt 100-2000 --tokens 20-400
   ingot bench serve --url http://127.0.0.1:8000 --vocab 199998)");
-  c.run([o, &c] { bench(c, *o); });
+  c.run([o, &c] { bench_serve(c, *o); });
 }
 
 }  // namespace ingot::cli

@@ -143,7 +143,7 @@ OrderedJson examine() {
   return report;
 }
 
-void print(const OrderedJson& r) {
+void print_machine(const OrderedJson& r) {
   const auto row = [](const std::string& name, const std::string& value) {
     write_out("  " + name + std::string(name.size() < 16 ? 16 - name.size() : 1, ' ') + value + "\n");
   };
@@ -185,7 +185,7 @@ void add_doctor(Command& root) {
     if (*json)
       write_out(show_json(report) + "\n");
     else
-      print(report);
+      print_machine(report);
   });
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kMostLines = 3, kMostBlanks = 24;  // the most consecutive line breaks, and blanks, that are shown
 
-const char* const kStyle = R"(
+const char* const kPageStyle = R"(
 :root { color-scheme: light dark; --ink: #1f2937; --soft: #6b7280; --page: #ffffff; --box: #f3f4f6; --ours: #2563eb; --theirs: #9ca3af; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e5e7eb; --soft: #9ca3af; --page: #111827; --box: #1f2937; --ours: #60a5fa; --theirs: #6b7280; }
@@ -75,8 +75,8 @@ std::string render_html(const Report& r) {
   std::string out =
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" +
-      escape_xml(r.title) + "</title>\n<style>" + kStyle + "\n</style>\n</head>\n<body>\n<h1>" + escape_xml(r.title) +
-      "</h1>\n";
+      escape_xml(r.title) + "</title>\n<style>" + kPageStyle + "\n</style>\n</head>\n<body>\n<h1>" +
+      escape_xml(r.title) + "</h1>\n";
   out += rows(r.facts);
   out += "<h2>Bits per byte of held-out documents, lower is better</h2>\n" + bars(r.compression);
   out += "<h2>Loss</h2>\n<div class=\"wide\">" + r.wide_chart + "</div>\n<div class=\"narrow\">" + r.narrow_chart +
