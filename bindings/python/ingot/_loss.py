@@ -138,9 +138,22 @@ def _times(ctx, found, factor, operands, in_place=False):
     result = []
     for t, p, need in zip(found, operands, _needs(ctx)):
         if need and factor is not None:
-            t = t.mul_(factor.reshape(1)) if in_place else t * factor.reshape(1)
+            t = _multiply(t, factor.reshape(1)) if in_place else t * factor.reshape(1)
         result.append(t.to(p.dtype) if need else None)
     return result
+
+
+def _multiply(t, factor):
+    """t times the one element of `factor`, in place. Beside a 16-bit t, PyTorch multiplies by an fp32 tensor without vectors, in two to five times the time
+    that the bytes need; scaled_add_backward multiplies columns by fp32 factors, with the same single rounding."""
+    if t.is_cuda and t.dim() > 1 and t.numel() > 0 and t.dtype in (torch.bfloat16, torch.float16) and t.is_contiguous():
+        rows = t.view(-1, t.shape[-1])
+        try:
+            _C.scaled_add_backward(rows, factor.float().expand(rows.shape[1]).contiguous(), rows)
+            return t
+        except NotImplementedError:  # a build without this room
+            pass
+    return t.mul_(factor)
 
 
 def _setup(ctx, inputs, output):

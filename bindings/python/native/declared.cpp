@@ -7,6 +7,7 @@
 #include "ingot/kernels/expert_linear/expert_linear.h"
 #include "ingot/kernels/muon/muon.h"
 #include "ingot/kernels/rope/rope.h"
+#include "ingot/kernels/scaled_add/scaled_add.h"
 #include "mlp_arguments.h"
 #include "norm_arguments.h"
 
@@ -196,6 +197,10 @@ void declare_ops(nb::module_& m) {
           rows("dx", &Loss::dx), rows("dw", &Loss::dw), rows("dw2", &Loss::dw2), option("softcap", &Loss::softcap),
           option("z_loss", &Loss::z_loss), option("ignore_index", &Loss::ignore_index),
           option("label_smoothing", &Loss::label_smoothing));
+
+  using DScaledAdd = ScaledAddBackward;
+  declare(m, "scaled_add_backward", Native<DScaledAdd>{"SCALED_ADD", INGOT_BUILT(SCALED_ADD, &scaled_add_backward)},
+          rows("dy", &DScaledAdd::dy), numbers("scale", &DScaledAdd::scale), rows("dbranch", &DScaledAdd::dbranch));
 }
 
 }  // namespace ingot::python
