@@ -41,7 +41,7 @@ std::vector<char*> null_ended(std::vector<std::string>& words) {
 ServerProcess::ServerProcess(const std::vector<std::string>& words) {
   std::vector<std::string> line = {"ingot", "serve", "--host", "127.0.0.1", "--port", "0"}, variables = environment();
   line.insert(line.end(), words.begin(), words.end());
-  const std::vector<char*> arguments = null_ended(line), environment = pointers_to(variables);
+  const std::vector<char*> arguments = null_ended(line), environment = null_ended(variables);
   std::array<int, 2> pipe{};
   if (::pipe2(pipe.data(), O_CLOEXEC) != 0) fail(ErrorCode::io, "a pipe: ", std::strerror(errno));
   process_ = ::fork();
