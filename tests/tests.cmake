@@ -84,15 +84,17 @@ if(Python3_FOUND)
   add_test(NAME parity_draft_head COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_draft_head.py
     $<TARGET_FILE:parity_draft_head> --skip-without-peers)
   set_tests_properties(parity_draft_head PROPERTIES SKIP_RETURN_CODE 77 COST 60)
-  add_test(NAME parity_families COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_families.py
-    $<TARGET_FILE:ingot_cli> --skip-without-peers)
-  set_tests_properties(parity_families PROPERTIES SKIP_RETURN_CODE 77 COST 60)
-  add_test(NAME parity_decoder COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_decoder.py
-    $<TARGET_FILE:ingot_cli> --skip-without-peers)
-  set_tests_properties(parity_decoder PROPERTIES SKIP_RETURN_CODE 77 COST 60)
-  add_test(NAME parity_gguf COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_gguf.py
-    $<TARGET_FILE:parity_gpt_oss> $<TARGET_FILE:parity_tokenizer> $<TARGET_FILE:ingot_cli> --skip-without-peers)
-  set_tests_properties(parity_gguf PROPERTIES SKIP_RETURN_CODE 77 COST 60)
+  if(TARGET ingot_cli)
+    add_test(NAME parity_families COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_families.py
+      $<TARGET_FILE:ingot_cli> --skip-without-peers)
+    set_tests_properties(parity_families PROPERTIES SKIP_RETURN_CODE 77 COST 60)
+    add_test(NAME parity_decoder COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_decoder.py
+      $<TARGET_FILE:ingot_cli> --skip-without-peers)
+    set_tests_properties(parity_decoder PROPERTIES SKIP_RETURN_CODE 77 COST 60)
+    add_test(NAME parity_gguf COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_gguf.py
+      $<TARGET_FILE:parity_gpt_oss> $<TARGET_FILE:parity_tokenizer> $<TARGET_FILE:ingot_cli> --skip-without-peers)
+    set_tests_properties(parity_gguf PROPERTIES SKIP_RETURN_CODE 77 COST 60)
+  endif()
   # The longest first, beside the many short ones.
   set_tests_properties(parity parity_gpt_oss PROPERTIES SKIP_RETURN_CODE 77 COST 100)
 endif()
