@@ -164,8 +164,8 @@ def percentile(values, p):
 
 
 def gpu_memory_mb(process):
-    """The memory that a process holds on all GPUs together. Where the driver does not tell the memory of single processes, the memory in use of all
-    GPUs, to which other programs add theirs; 0 without a GPU."""
+    """Megabytes of GPU memory that a process holds, summed over all GPUs. Where the driver does not list processes: the memory that all programs hold
+    together. Without a GPU: 0."""
     for query in ("--query-compute-apps=pid,used_memory", "--query-gpu=memory.used"):
         try:
             found = subprocess.run(["nvidia-smi", query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=20)

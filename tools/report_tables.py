@@ -209,6 +209,7 @@ def accuracy_table(report):
 _TOKEN = {"shape": [1024], "dtype": "bf16, mxfp4"}
 _SAMPLED = ("a token of GPT-OSS-{size}'s shapes, sampled at temperature 1 through the decoder as `generate` gets it, 1,024 tokens of context: **{{ms:.2f}} ms**; the kernels alone take "
             "{{peer_ms:.2f}} ms.")
+_LLAMA_ROW = {"name": "llama-3.2-1b, bf16, greedy, through the decoder", "shape": [1024], "dtype": "bf16"}
 _LLAMA = "a greedy token of Llama-3.2-1B's shapes in bf16 as `generate` gets it, 1,024 tokens of context: **{ms:.2f} ms**; "
 HEADLINES = [
     [("decode", {"name": "gpt-oss-120b, bf16 dense, temperature 1, through the decoder", **_TOKEN}, _SAMPLED.format(size="120B"), "kernels"),
@@ -222,10 +223,8 @@ HEADLINES = [
     [("decode", {"name": "gpt-oss-20b, bf16 dense", **_TOKEN},
       "kernel time of one token of GPT-OSS-20B's shapes, head in full precision: **{ms:.2f} ms**; a token of llama.cpp's benchmark takes {peer_ms:.2f} ms.", "llama.cpp")],
     [("serve", {"model": "gpt-oss-20b"}, None, None)],
-    [("families", {"name": "llama-3.2-1b, bf16, greedy, through the decoder", "shape": [1024], "dtype": "bf16"},
-      _LLAMA + "a token of llama.cpp's benchmark takes {peer_ms:.2f} ms.", "llama.cpp"),
-     ("families", {"name": "llama-3.2-1b, bf16, greedy, through the decoder", "shape": [1024], "dtype": "bf16"},
-      _LLAMA + "transformers under {peer} as one CUDA graph takes {peer_ms:.2f} ms.", "torch_compile")],
+    [("families", _LLAMA_ROW, _LLAMA + "a token of llama.cpp's benchmark takes {peer_ms:.2f} ms.", "llama.cpp"),
+     ("families", _LLAMA_ROW, _LLAMA + "transformers under {peer} as one CUDA graph takes {peer_ms:.2f} ms.", "torch_compile")],
     [("train", {"name": "golf, 11 applications, whole step", "dtype": "bf16"},
       "a whole training step of the preset `golf`, 98,304 tokens: **{ms:.1f} ms**; {peer} with its optimizer takes {peer_ms:.1f} ms.", None)],
     [("models", {"name": "Llama-3.2-1B, training step"},
