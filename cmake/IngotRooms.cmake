@@ -12,7 +12,8 @@
 #       CUDA the room's tests are divided among n tests that can run side by side; HUGE_TESTS are a separate test and run in turn.
 #   ingot_ptx_test(FILTER gtest-filter [SHARDS n])
 #       Runs the room's tests that FILTER names once more, with kernels that the driver compiles from PTX (CUDA_FORCE_PTX_JIT):
-#       `ctest -L ptx`.
+#       `ctest -L ptx`. The filter leaves out tests that call cuBLASLt, which finds no
+#       machine code of its own under this variable and makes no handle.
 #
 # Folders inside a room may hold sources and tests of any kind and a room.cmake of their own; their tests join the room's.
 #

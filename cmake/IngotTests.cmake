@@ -121,12 +121,6 @@ endforeach()
 # Kernels for GPUs other than Hopper: runs a room's tests with the PTX, which CUDA_FORCE_PTX_JIT makes the driver compile.
 if(INGOT_WITH_CUDA)
   get_property(folders GLOBAL PROPERTY INGOT_PTX_TESTS)
-  # CUDA_FORCE_PTX_JIT also takes cuBLASLt its machine code, without which it makes no handle. These tests call it; their kernels of Ingot's own
-  # run with another GPU's limits (INGOT_GPU_AS) alone, and from PTX on a GPU that is not Hopper.
-  list(REMOVE_ITEM folders engines_ttt kernels_linear models_gpt)
-  set(cublaslt_in_kernels_cross_entropy CrossEntropyCuda.OfALinearLayerAgreesWithTheCpuInFp64)
-  set(cublaslt_in_kernels_muon MuonCuda.UpdatesAgreeWithFp64)
-  set(cublaslt_in_kernels_swiglu GatedLinearCuda.*)
   foreach(folder ${folders})
     # These rooms' tests of PTX belong to the tests of every GPU, the others run by `ctest -L ptx` alone.
     set(labels ptx)
@@ -134,9 +128,6 @@ if(INGOT_WITH_CUDA)
       set(labels "gpu;ptx")
     endif()
     get_property(filter GLOBAL PROPERTY INGOT_PTX_FILTER_${folder})
-    if(cublaslt_in_${folder})
-      string(APPEND filter ":-${cublaslt_in_${folder}}")
-    endif()
     get_property(shards GLOBAL PROPERTY INGOT_PTX_SHARDS_${folder})
     if(NOT shards)
       add_test(NAME ${folder}_portable COMMAND test_${folder} --gtest_filter=${filter})

@@ -1,5 +1,4 @@
 ingot_room(HOPPER "^cuda/")
-ingot_ptx_test(FILTER "LinearCuda.*")
 foreach(type bf16 f16)
   ingot_instances(portable_products_${type} FROM ingot/gpu/gemm/portable/core.cuh cuda/core_product.cuh TEMPLATES
     "void launch_core_product<gemm::PortableCore, ${type}>(const PlainProduct&, int, Stream)")

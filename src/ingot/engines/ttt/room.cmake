@@ -1,1 +1,0 @@
-ingot_ptx_test(FILTER "TttCuda.*")
