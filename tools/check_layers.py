@@ -1,5 +1,6 @@
 """Fails when a file under src/ingot includes a header of a layer above its own, or breaks another rule of ARCHITECTURE.md's layers. Also fails when
-a kernel that may overlap the previous kernel does not wait for that kernel (docs/gpu-layer.md), or when the result of a CUDA or NCCL call is ignored.
+a kernel that may overlap the previous kernel does not wait for that kernel (docs/gpu-layer.md), when the result of a CUDA or NCCL call is ignored,
+or when a test has cases for a GPU that `ctest -L gpu` would not run.
 
     python3 tools/check_layers.py src/ingot
 """
@@ -85,6 +86,16 @@ def problems_of_launches(texts, root):
                     yield f"{path}:{text.count(chr(10), 0, launch.start()) + 1}: {kernel[1]}() may overlap the kernel before and does not wait for it"
 
 
+# A case that runs where there is no GPU ("device_count() > 0) GTEST_SKIP") is none for a GPU.
+FOR_GPU = re.compile(r"\bdevice_count\(\)(?! > 0\) GTEST_SKIP)|\bGpuTest\b")
+
+
+def problem_of_label(path, text):
+    """By its name or by an include CMake finds a test that needs a GPU (cmake/IngotTests.cmake)."""
+    if path.name.endswith(".test.cpp") and not path.name.endswith(".cuda.test.cpp") and FOR_GPU.search(text) and "ingot/testing/gpu_test.h\"" not in text:
+        yield f"{path}: found cases for a GPU, expected a *.cuda.test.cpp or an include of ingot/testing/gpu_test.h: `ctest -L gpu` would not run them"
+
+
 def problems_of(path, root):
     relative = path.relative_to(root)
     layer = relative.parts[0]
@@ -141,6 +152,7 @@ def main():
     root = pathlib.Path(sys.argv[1])
     files = [path for path in sorted(root.rglob("*")) if path.suffix in (".h", ".cpp", ".cu", ".cuh")]
     bad = [p for path in files for p in problems_of(path, root)]
+    bad += [p for path in files for p in problem_of_label(path, path.read_text(encoding="utf-8"))]
     bad += problems_of_launches({path: path.read_text(encoding="utf-8") for path in files if path.suffix in (".cu", ".cuh") and ".test." not in path.name}, root)
     bad += problems_of_switches(files, root)
     print("\n".join(bad) if bad else "layers: ok")

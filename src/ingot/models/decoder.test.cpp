@@ -10,7 +10,6 @@
 #include <optional>
 #include <thread>
 
-#include "ingot/gpu/device.h"
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/device_decoder.h"
@@ -18,6 +17,7 @@
 #include "ingot/models/gpt/generate/decoder.h"
 #include "ingot/models/gpt_oss/random_model.test.h"
 #include "ingot/models/host_decoder.h"
+#include "ingot/testing/gpu_test.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {

@@ -6,12 +6,12 @@
 #include <cmath>
 
 #include "ingot/engines/generate/sequence_losses.h"
-#include "ingot/gpu/device.h"
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/gpt_oss/weights.h"
 #include "ingot/models/host_decoder.h"
+#include "ingot/testing/gpu_test.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 

@@ -8,12 +8,12 @@
 #include <numeric>
 
 #include "ingot/engines/generate/session.h"
-#include "ingot/gpu/device.h"
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/device_decoder.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/gpt_oss/weights.h"
+#include "ingot/testing/gpu_test.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 
