@@ -14,10 +14,10 @@
 #include "ingot/models/decode/fixtures/decode_cases.test.h"
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/device_decoder.h"
+#include "ingot/models/fake_decoder.test.h"
 #include "ingot/models/gpt/config/parameters.h"
 #include "ingot/models/gpt/generate/decoder.h"
 #include "ingot/models/gpt_oss/random_model.test.h"
-#include "ingot/models/host_decoder.h"
 #include "ingot/testing/gpu_test.h"
 #include "ingot/testing/testing.h"
 
@@ -723,23 +723,16 @@ TEST_P(decoder, ids_beyond_the_requested_vocabulary_are_never_sampled) {
 }
 
 // A model whose logits turn into NaN after so many tokens.
-class Breaks final : public HostDecoder {
+class Breaks final : public testing::FakeDecoder {
  public:
-  Breaks() : HostDecoder(2) {}
-  int64_t vocab() const override { return 4; }
-  int64_t context() const override { return 100; }
-  int64_t batch() const override { return 8; }
+  Breaks() : FakeDecoder({.vocab = 4, .context = 100, .batch = 8, .slots = 2}) {}
 
  private:
-  void clear(int slot) override { lengths_[slot] = 0; }
-  int64_t cached_length(int slot) const override { return lengths_[slot]; }
-  int64_t truncate(int slot, int64_t length) override { return lengths_[slot] = length; }
   void extend_slot(int slot, std::span<const int32_t> ids, Rows, const Take& take) override {
-    lengths_[slot] += int64_t(ids.size());
-    float row[4] = {0, 1, 2, lengths_[slot] > 5 ? NAN : 3};
-    take(lengths_[slot] - 1, Tensor(row, {1, 4}));
+    append_ids(slot, ids);
+    float row[4] = {0, 1, 2, fed(slot).size() > 5 ? NAN : 3};
+    take(int64_t(fed(slot).size()) - 1, Tensor(row, {1, 4}));
   }
-  int64_t lengths_[2] = {};
 };
 
 TEST(DeviceDecoder, tokens_of_several_slots_are_sampled_by_one_call) {

@@ -6,10 +6,9 @@
 
 #include "ingot/io/utf8.h"
 #include "ingot/models/decode/cpu/decoder.h"
-#include "ingot/models/gpt_oss/random_checkpoint.test.h"
-#include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/fake_decoder.test.h"
+#include "ingot/models/gpt_oss/random_model.test.h"
 #include "ingot/models/host_decoder.h"
-#include "ingot/testing/temporary_directory.h"
 #include "ingot/text/chat/harmony_format.h"
 
 namespace ingot {
@@ -53,34 +52,24 @@ const Vocabulary& vocabulary() {
 }
 
 // A model that says the given lines in turn, each to the end, for any prompt.
-class Speaker final : public HostDecoder {
+class Speaker final : public testing::FakeDecoder {
  public:
-  Speaker(std::vector<std::string> lines, int64_t context = 1000) : HostDecoder(1), context_(context) {
+  Speaker(const std::vector<std::string>& lines, int64_t context = 1000)
+      : FakeDecoder({.vocab = vocabulary().bpe.vocab_size(), .context = context}) {
     for (const std::string& line : lines) lines_.push_back(vocabulary().ids(line));
   }
-  int64_t vocab() const override { return vocabulary().bpe.vocab_size(); }
-  int64_t context() const override { return context_; }
-  int64_t batch() const override { return 1000; }
-  std::vector<int32_t> fed;
 
  private:
-  void clear(int) override { fed.clear(); }
-  int64_t cached_length(int) const override { return int64_t(fed.size()); }
-  int64_t truncate(int, int64_t length) override {
-    fed.resize(size_t(length));
-    return length;
-  }
-  void extend_slot(int, std::span<const int32_t> ids, Rows, const Take& take) override {
-    fed.insert(fed.end(), ids.begin(), ids.end());
+  void extend_slot(int slot, std::span<const int32_t> ids, Rows, const Take& take) override {
+    append_ids(slot, ids);
     if (ids.size() > 1) {  // a prompt
       line_ = lines_[std::min(answers_++, lines_.size() - 1)];
       next_ = 0;
     }
     std::vector<float> logits(size_t(vocab()), 0.f);
     logits[size_t(line_[std::min(next_++, line_.size() - 1)])] = 50;
-    take(cached_length(0) - 1, Tensor(logits.data(), {1, vocab()}));
+    take(int64_t(fed(slot).size()) - 1, Tensor(logits.data(), {1, vocab()}));
   }
-  int64_t context_;
   std::vector<std::vector<int32_t>> lines_;
   std::vector<int32_t> line_;
   size_t answers_ = 0, next_ = 0;
@@ -99,8 +88,8 @@ using Parts = std::vector<ChatPart>;
 struct Talk {
   Speaker speaker;
   Chat chat;
-  explicit Talk(std::vector<std::string> lines, int64_t context = 1000)
-      : speaker(std::move(lines), context), chat(speaker, vocabulary().format, vocabulary().bpe, kOpening) {}
+  explicit Talk(const std::vector<std::string>& lines, int64_t context = 1000)
+      : speaker(lines, context), chat(speaker, vocabulary().format, vocabulary().bpe, kOpening) {}
 };
 
 TEST(chat, a_turn_is_rendered_in_the_format_and_its_answer_is_split_into_parts) {
@@ -128,8 +117,9 @@ TEST(chat, a_turn_is_rendered_in_the_format_and_its_answer_is_split_into_parts) 
                    {.role = ChatRole::assistant, .content = "caf\u00e9 \u2020"},
                    {.role = ChatRole::user, .content = "and?"}};
   const std::vector<int32_t> prompt = vocabulary().format.prompt(want);
-  ASSERT_GE(t.speaker.fed.size(), prompt.size());
-  EXPECT_EQ(std::vector<int32_t>(t.speaker.fed.begin(), t.speaker.fed.begin() + int64_t(prompt.size())), prompt);
+  const std::vector<int32_t>& fed = t.speaker.fed();
+  ASSERT_GE(fed.size(), prompt.size());
+  EXPECT_EQ(std::vector<int32_t>(fed.begin(), fed.begin() + int64_t(prompt.size())), prompt);
   EXPECT_EQ(t.chat.conversation().messages.back().content, "two");
   EXPECT_EQ(t.chat.conversation().messages.size(), 5u);  // the conversation still has the thought
 }
@@ -219,7 +209,7 @@ TEST(chat_answer, ids_pushed_one_by_one_become_the_same_parts) {
   EXPECT_EQ(std::count(stops.begin(), stops.end(), v.tokens.call), 1);
 }
 
-// A small GPT-OSS with windows of 6, with 37 ids in place of the vocabulary's ids.
+// A small GPT-OSS, with 37 ids in place of the vocabulary's ids.
 class Folded final : public HostDecoder {
  public:
   explicit Folded(std::unique_ptr<Decoder> inner) : HostDecoder(1), inner_(std::move(inner)), sequence_(*inner_) {}
@@ -256,13 +246,8 @@ class Folded final : public HostDecoder {
 };
 
 TEST(chat, turns_reuse_earlier_tokens_although_windows_have_moved_on) {
-  const testing::TemporaryDirectory dir;
-  testing::GptOssCheckpoint checkpoint;
-  checkpoint.write(dir / "m");
-  GptOssConfig config = read_gpt_oss_config(dir / "m");
-  config.window = 6;
-  const GptOssWeights weights = load_gpt_oss(dir / "m", config);
-  const auto decoder = [&] { return Folded(make_decoder(config, weights, {.context = 900, .batch = 8})); };
+  const testing::RandomGptOss m;
+  const auto decoder = [&] { return Folded(make_decoder(m.config, m.weights, {.context = 900, .batch = 8})); };
   Folded one = decoder();
   Chat chat(one, vocabulary().format, vocabulary().bpe, kOpening);
   SessionOptions o = kGreedy;

@@ -8,11 +8,9 @@
 #include "ingot/engines/generate/sequence_losses.h"
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/decode/model/decoder.h"
-#include "ingot/models/gpt_oss/random_checkpoint.test.h"
-#include "ingot/models/gpt_oss/weights.h"
-#include "ingot/models/host_decoder.h"
+#include "ingot/models/fake_decoder.test.h"
+#include "ingot/models/gpt_oss/random_model.test.h"
 #include "ingot/testing/gpu_test.h"
-#include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -21,17 +19,7 @@ namespace {
 using testing::error_of;
 
 // A small GPT-OSS with a window of 6, so that short sequences exceed the window.
-struct Fixture {
-  testing::TemporaryDirectory dir;
-  GptOssConfig config;
-  GptOssWeights weights;
-  Fixture() {
-    testing::GptOssCheckpoint checkpoint;
-    checkpoint.write(dir / "m");
-    config = read_gpt_oss_config(dir / "m");
-    config.window = 6;
-    weights = load_gpt_oss(dir / "m", config);
-  }
+struct Fixture : testing::RandomGptOss {
   std::unique_ptr<Decoder> decoder(int64_t context = 200, int64_t batch = 8, int64_t slots = 1) const {
     return make_decoder(config, weights, {.context = context, .batch = batch, .slots = slots});
   }
@@ -87,36 +75,26 @@ TEST(session, drafts_change_no_answer_and_repeated_text_is_accepted) {
 }
 
 // Counts the tokens 0, 1, 2, ..., and records the rows of its draft steps, and 0 for each token without a draft step.
-class Counter final : public HostDecoder {
+class Counter final : public testing::FakeDecoder {
  public:
-  Counter() : HostDecoder(1) {}
-  int64_t vocab() const override { return 100; }
-  int64_t context() const override { return 200; }
-  int64_t batch() const override { return 100; }
+  Counter() : FakeDecoder({.vocab = 100}) {}
   int64_t draft_rows() const override { return 4; }
-  std::vector<int32_t> fed;
   std::vector<int64_t> steps;
 
  private:
-  void clear(int) override { fed.clear(); }
-  int64_t cached_length(int) const override { return int64_t(fed.size()); }
-  int64_t truncate(int, int64_t length) override {
-    fed.resize(size_t(length));
-    return length;
-  }
-  void give(int32_t id, const Take& take) {
-    fed.push_back(id);
+  // Appends the ids and gives the logits after the last of them.
+  void count(int slot, std::span<const int32_t> ids, const Take& take) {
+    append_ids(slot, ids);
     std::vector<float> logits(size_t(vocab()), 0.f);
-    logits[size_t(id + 1) % logits.size()] = 50;
-    take(cached_length(0) - 1, Tensor(logits.data(), {1, vocab()}));
+    logits[size_t(ids.back() + 1) % logits.size()] = 50;
+    take(int64_t(fed(slot).size()) - 1, Tensor(logits.data(), {1, vocab()}));
   }
-  void extend_slot(int, std::span<const int32_t> ids, Rows, const Take& take) override {
-    fed.insert(fed.end(), ids.begin(), ids.end() - 1);
-    give(ids.back(), take);
+  void extend_slot(int slot, std::span<const int32_t> ids, Rows, const Take& take) override {
+    count(slot, ids, take);
     steps.push_back(0);
   }
-  void extend_draft(int, std::span<const int32_t> ids, const Take& take) override {
-    for (const int32_t id : ids) give(id, take);
+  void extend_draft(int slot, std::span<const int32_t> ids, const Take& take) override {
+    for (const int32_t& id : ids) count(slot, {&id, 1}, take);
     steps.push_back(int64_t(ids.size()));
   }
 };

@@ -11,10 +11,8 @@
 #include "ingot/models/decode/cpu/decoder.h"
 #include "ingot/models/decode/model/decoder.h"
 #include "ingot/models/device_decoder.h"
-#include "ingot/models/gpt_oss/random_checkpoint.test.h"
-#include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/gpt_oss/random_model.test.h"
 #include "ingot/testing/gpu_test.h"
-#include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -22,17 +20,7 @@ namespace {
 
 using testing::error_of;
 
-struct Model {
-  testing::TemporaryDirectory dir;
-  GptOssConfig config;
-  GptOssWeights weights;
-  Model() {
-    testing::GptOssCheckpoint checkpoint;
-    checkpoint.write(dir / "m");
-    config = read_gpt_oss_config(dir / "m");
-    config.window = 6;
-    weights = load_gpt_oss(dir / "m", config);
-  }
+struct Model : testing::RandomGptOss {
   std::unique_ptr<Decoder> decoder(int64_t slots = 1, int64_t context = 200, int64_t batch = 8) const {
     return make_decoder(config, weights, {.context = context, .batch = batch, .slots = slots});
   }

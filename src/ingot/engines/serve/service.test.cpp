@@ -7,7 +7,7 @@
 
 #include "ingot/core/log.h"
 #include "ingot/io/json.h"
-#include "ingot/models/host_decoder.h"
+#include "ingot/models/fake_decoder.test.h"
 #include "ingot/testing/testing.h"
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/chat/harmony_bytes.test.h"
@@ -164,29 +164,22 @@ Ids harmony_ids(const std::string& text) {
 
 // A model whose likeliest answer is a script. The other logits depend on all tokens before, so that a token that was
 // drafted and not accepted changes later answers if the slot keeps it.
-class Scripted final : public HostDecoder {
+class Scripted final : public testing::FakeDecoder {
  public:
-  explicit Scripted(Ids script) : HostDecoder(1), script_(std::move(script)) {}
-  int64_t vocab() const override { return 256 + int64_t(std::size(testing::kHarmonyNames)); }
-  int64_t context() const override { return 2000; }
-  int64_t batch() const override { return 64; }
+  explicit Scripted(Ids script)
+      : FakeDecoder({.vocab = 256 + int64_t(std::size(testing::kHarmonyNames)), .context = 2000, .batch = 64}),
+        script_(std::move(script)) {}
   int64_t draft_rows() const override { return 8; }
 
  private:
-  void clear(int) override { tokens_.clear(); }
-  int64_t cached_length(int) const override { return int64_t(tokens_.size()); }
-  int64_t truncate(int, int64_t length) override {
-    tokens_.resize(size_t(length));
-    return length;
-  }
-  void extend_slot(int, std::span<const int32_t> ids, Rows rows, const Take& take) override {
-    const int64_t begin = int64_t(tokens_.size()), n = int64_t(ids.size()), V = vocab();
+  void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
+    const int64_t begin = int64_t(fed().size()), n = int64_t(ids.size()), V = vocab();
     std::vector<float> logits;
-    for (const int32_t id : ids) {
-      tokens_.push_back(id);
+    for (const int32_t& id : ids) {
+      append_ids(slot, {&id, 1});
       const int32_t likeliest = scripted();
       uint32_t hash = 1;
-      for (const int32_t t : tokens_) hash = (hash ^ uint32_t(t)) * 16777619u;
+      for (const int32_t t : fed()) hash = (hash ^ uint32_t(t)) * 16777619u;
       for (int32_t v = 0; v < V; ++v)
         logits.push_back(v == likeliest ? 20 : float(((hash ^ uint32_t(v)) * 2654435761u) >> 16) * 0x1p-15f);
     }
@@ -200,11 +193,11 @@ class Scripted final : public HostDecoder {
   // assistant.
   int32_t scripted() const {
     static const Ids turn = harmony_ids("<|start|>assistant");
-    const auto begin = std::search(tokens_.begin(), tokens_.end(), turn.begin(), turn.end());
-    const size_t at = size_t(tokens_.end() - begin);
+    const auto begin = std::search(fed().begin(), fed().end(), turn.begin(), turn.end());
+    const size_t at = size_t(fed().end() - begin);
     return at >= turn.size() && at - turn.size() < script_.size() ? script_[at - turn.size()] : -1;
   }
-  Ids script_, tokens_;
+  Ids script_;
 };
 
 // Guesses the tokens of a text from the place at which the answer is. The first tokens appended are the prompt.
