@@ -33,10 +33,34 @@ double promised_flops(Device device) {
   if (device.kind == Device::cpu) return 0;
   return gpu::promised_bf16_flops(gpu::device_info(device.index).name);
 }
-// `whole` is the size of the GPU's memory.
-int64_t used_memory(Device device, int64_t whole) {
-  return device.kind == Device::cpu ? resident_memory() : whole - gpu::memory_of(device).available();
-}
+
+// The speed of steps, smoothed over a run, and the memory in use.
+class StepMeter {
+ public:
+  explicit StepMeter(Device device)
+      : device_(device),
+        promised_flops_(promised_flops(device)),
+        gpu_memory_(device.kind == Device::cpu ? 0 : gpu::device_info(device.index).memory_bytes) {}
+  // Adds speed and memory to the status of a step of so many tokens and operations. The memory is the last known one
+  // without `ask_for_memory`, because asking takes time and the answer hardly changes.
+  void measure(TrainStatus& s, double tokens, double flops, bool ask_for_memory) {
+    s.tokens_per_second = tokens_rate_ = smooth(tokens_rate_, tokens / s.step_seconds);
+    s.flops_per_second = flops_rate_ = smooth(flops_rate_, flops / s.step_seconds);
+    if (promised_flops_ > 0) s.utilisation = flops_rate_ / promised_flops_;
+    if (ask_for_memory || used_memory_ == 0)
+      used_memory_ =
+          device_.kind == Device::cpu ? resident_memory() : gpu_memory_ - gpu::memory_of(device_).available();
+    s.memory_bytes = used_memory_;
+  }
+
+ private:
+  static double smooth(double old, double now) { return old == 0 ? now : 0.9 * old + 0.1 * now; }
+  const Device device_;
+  const double promised_flops_;
+  const int64_t gpu_memory_;
+  int64_t used_memory_ = 0;
+  double tokens_rate_ = 0, flops_rate_ = 0;  // per second
+};
 
 }  // namespace
 
@@ -54,7 +78,8 @@ struct Trainer::Impl {
   int failed_saves = 0, bad_steps = 0;
   std::string last_checkpoint;
   bool resumed = false;
-  std::string init_hash;  // the hash of the initial parameters if these come from an earlier run
+  int64_t saved_step = -1;  // the step of the newest checkpoint
+  std::string init_hash;    // the hash of the initial parameters if these come from an earlier run
 
   Impl(const RunConfig& c, RunData d, const std::string& dir, const std::string& cmd, const ResumeFrom& from,
        Device where, Communicator* others)
@@ -85,6 +110,7 @@ struct Trainer::Impl {
     state.optimizer.start_average(state.weights);
     if (directory) enter_directory(found);
     if (ranks) share_state();
+    if (resumed) saved_step = at.step;
     state.renew_compute();
   }
 
@@ -151,6 +177,11 @@ struct Trainer::Impl {
     const bool saved = write_checkpoint();
     ranks.communicator()->barrier(kLoadSeconds);
     return ranks.as_rank_0(saved);
+  }
+  bool save_step() {
+    const bool saved = save();
+    if (saved) saved_step = at.step;
+    return saved;
   }
   bool write_checkpoint() {
     if (!directory) return true;
@@ -273,6 +304,37 @@ struct Trainer::Impl {
       return std::nullopt;
     }
   }
+  // Scores the step, and saves the step if its score is the best so far.
+  void score_and_keep_best(const TrainStatus& s, const TrainHooks& hooks) {
+    if (const std::optional<Score> x = score_or_warn()) {
+      log.write(score_event(at, *x));
+      if (hooks.on_score) hooks.on_score(s, *x);
+      if (ranks.as_rank_0(directory.is_best(*x)) && save_step()) directory.note_best(s.step, *x);
+    }
+    note_time();
+  }
+  // Whether the step just done is one of every n, and not the last, which finish() scores and saves.
+  bool due(int64_t every) const { return every > 0 && at.step % every == 0 && !at.done(); }
+  // The end of a run: the last checkpoint and, unless the run was stopped, the last score.
+  void finish(TrainResult& result) {
+    const bool nothing_done = at.step == 0 && result.end == TrainEnd::stopped;
+    if (saved_step != at.step && !nothing_done) save_step();
+    if (result.end == TrainEnd::finished) {
+      if (const std::optional<Score> x = score_or_warn(&result.score_failure)) {
+        result.score = *x;
+        log.write(score_event(at, *x));
+        if (saved_step == at.step && directory.is_best(*x)) directory.note_best(at.step, *x);
+      }
+    }
+    if (saved_step == at.step) result.checkpoint = last_checkpoint;
+    compare_weights();
+    result.failed_saves = failed_saves;
+    result.parameter_hash = parameter_hash(state.layout, HostCopy(state.result_weights(), state.stream).tensor());
+    log.write({{"event", result.end == TrainEnd::finished ? "end" : "stopped"},
+               {"step", at.step},
+               {"seconds", at.trained_seconds},
+               {"parameter_hash", result.parameter_hash}});
+  }
   Score score_on_held_out() const {
     const Products products = products_named(config.train.products);
     // The average has no separate copy in the products' type: the average borrows the weights' copy, which is renewed
@@ -350,12 +412,8 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
   const TrainOptions& o = m.config.train;
   TrainResult result;
   Prefetch batches = m.batches_ahead();
+  StepMeter meter(m.state.device);
   const double tokens_per_step = double(o.batch_tokens * o.accumulation);
-  double rate = 0, flops_rate = 0;  // smoothed
-  const double promised = promised_flops(m.state.device);
-  const int64_t whole_memory =
-      m.state.device.kind == Device::cpu ? 0 : gpu::device_info(m.state.device.index).memory_bytes;
-  int64_t saved_at = m.resumed ? m.at.step : -1;
   m.begin_clock();
   result.status = {
       .step = m.at.step, .steps = m.at.expected_steps(), .progress = m.at.progress(), .seconds = m.at.trained_seconds};
@@ -365,50 +423,21 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
       break;
     }
     TrainStatus s = m.train_step(batches);
-    const auto smooth = [](double old, double now) { return old == 0 ? now : 0.9 * old + 0.1 * now; };
-    rate = smooth(rate, tokens_per_step / s.step_seconds);
-    flops_rate = smooth(flops_rate, m.passes.flops() / s.step_seconds);
-    s.tokens_per_second = rate;
-    s.flops_per_second = flops_rate;
-    if (promised > 0) s.utilisation = flops_rate / promised;
-    // Asking for the memory in use takes time, and the answer hardly changes.
-    const bool asked = s.step % o.log_every == 0 || m.at.done() || result.status.memory_bytes == 0;
-    s.memory_bytes = asked ? used_memory(m.state.device, whole_memory) : result.status.memory_bytes;
-    s.seconds_left =
-        m.at.by_time() ? std::max(0.0, m.at.budget() - s.seconds) : double(s.steps - s.step) * tokens_per_step / rate;
-    if (s.step % o.log_every == 0 || m.at.done()) m.log.write(step_event(s));
+    const bool logged = s.step % o.log_every == 0 || m.at.done();
+    meter.measure(s, tokens_per_step, m.passes.flops(), logged);
+    s.seconds_left = m.at.by_time() ? std::max(0.0, m.at.budget() - s.seconds)
+                                    : double(s.steps - s.step) * tokens_per_step / s.tokens_per_second;
+    if (logged) m.log.write(step_event(s));
     result.status = s;
     if (hooks.on_step) hooks.on_step(s);
-    if (o.eval_every > 0 && s.step % o.eval_every == 0 && !m.at.done()) {
-      if (const std::optional<Score> x = m.score_or_warn()) {
-        m.log.write(score_event(m.at, *x));
-        if (hooks.on_score) hooks.on_score(s, *x);
-        if (m.ranks.as_rank_0(m.directory.is_best(*x)) && m.save())
-          saved_at = s.step, m.directory.note_best(s.step, *x);
-      }
+    if (m.due(o.eval_every)) m.score_and_keep_best(s, hooks);
+    if (m.due(o.checkpoint_every) && m.saved_step != m.at.step) {
+      m.save_step();
       m.note_time();
     }
-    const bool due = o.checkpoint_every > 0 && s.step % o.checkpoint_every == 0 && !m.at.done() && saved_at != s.step;
-    if (due && m.save()) saved_at = s.step;
-    if (due) m.note_time();
   }
   m.passes.forget_model();
-  if (saved_at != m.at.step && !(m.at.step == 0 && result.end == TrainEnd::stopped) && m.save()) saved_at = m.at.step;
-  if (result.end == TrainEnd::finished) {
-    if (const std::optional<Score> x = m.score_or_warn(&result.score_failure)) {
-      result.score = *x;
-      m.log.write(score_event(m.at, *x));
-      if (saved_at == m.at.step && m.directory.is_best(*x)) m.directory.note_best(m.at.step, *x);
-    }
-  }
-  if (saved_at == m.at.step) result.checkpoint = m.last_checkpoint;
-  m.compare_weights();
-  result.failed_saves = m.failed_saves;
-  result.parameter_hash = parameter_hash(m.state.layout, HostCopy(result_weights(), m.state.stream).tensor());
-  m.log.write({{"event", result.end == TrainEnd::finished ? "end" : "stopped"},
-               {"step", m.at.step},
-               {"seconds", m.at.trained_seconds},
-               {"parameter_hash", result.parameter_hash}});
+  m.finish(result);
   return result;
 }
 

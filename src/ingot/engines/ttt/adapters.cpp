@@ -24,9 +24,9 @@ void check(const AdapterOptions& o) {
 
 int64_t DocumentAdapters::bytes(const GptConfig& config, const LayerProgram& program, const AdapterOptions& options,
                                 GptTypes types, int64_t documents) {
-  const int64_t numbers = documents * AdapterLayout(config, program, options.rank).numbers();
+  const int64_t of_one = AdapterLayout(config, program, options.rank).numbers(), numbers = documents * of_one;
   const int64_t copy = types.compute != types.master ? Arena::aligned(numbers * size_of(types.compute)) : 0;
-  const int64_t begin = Arena::aligned(numbers / documents * size_of(types.master));
+  const int64_t begin = Arena::aligned(of_one * size_of(types.master));
   return 3 * Arena::aligned(numbers * size_of(types.master)) + copy + begin;
 }
 

@@ -26,8 +26,8 @@ class DocumentAdapters {
   void reset(int64_t count = -1);
   // The adapters of documents [first, first + count) as a model's argument: segment s reads document first + s.
   GptAdapters values(int64_t first, int64_t count) const;
-  GptAdapters gradients(
-      int64_t count) const;  // gradients the gradients of the first documents, written by a backward pass
+  // The gradients of the first documents, which a backward pass writes.
+  GptAdapters gradients(int64_t count) const;
   // One optimizer step of the first documents, all of which have had the same number of steps.
   void step(int64_t count);
   int64_t updates() const { return updates_; }  // since reset()

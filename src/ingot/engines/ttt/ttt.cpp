@@ -20,22 +20,23 @@ namespace ingot {
 namespace {
 
 // Tokens [begin, begin + targets] of the source; all but the first are targets.
-struct Work {
+struct DocumentSpan {
   int64_t document, begin, targets;
 };
 
 // Documents in the order of adaptation, the longest first: concurrent documents end at about the same time, and
 // continuing documents stand first.
-std::vector<Work> documents_of(const TokenSource& source) {
+std::vector<DocumentSpan> documents_of(const TokenSource& source) {
   const std::vector<int64_t> begins = source.document_begins();
   const int64_t last = source.size() - 1;
-  std::vector<Work> all;
+  std::vector<DocumentSpan> all;
   for (size_t d = 0; d < begins.size(); ++d) {
     // Without bos, the first token of the next document is no target.
     const int64_t end = d + 1 < begins.size() ? begins[d + 1] - (source.bos() < 0 ? 1 : 0) : last;
     if (end > begins[d]) all.push_back({int64_t(d), begins[d], end - begins[d]});
   }
-  std::stable_sort(all.begin(), all.end(), [](const Work& a, const Work& b) { return a.targets > b.targets; });
+  std::stable_sort(all.begin(), all.end(),
+                   [](const DocumentSpan& a, const DocumentSpan& b) { return a.targets > b.targets; });
   return all;
 }
 
@@ -64,8 +65,8 @@ struct Windows {
   }
   // Tokens [begin, end) of a document, at positions from `position` on; the targets of the last `scored` tokens are
   // scored.
-  void add(const TokenSource& source, const Work& w, int64_t begin, int64_t end, int64_t position, int64_t scored,
-           int64_t sequence) {
+  void add(const TokenSource& source, const DocumentSpan& w, int64_t begin, int64_t end, int64_t position,
+           int64_t scored, int64_t sequence) {
     row_.resize(size_t(end - begin + 1));
     source.read(w.begin + begin, row_);
     batch.tokens.insert(batch.tokens.end(), row_.begin(), row_.end() - 1);
@@ -172,9 +173,9 @@ class Adaptation {
   // `learn` the gradients of the adapters are computed too. On a GPU the work is only put into the stream. The result
   // is the argument of losses_of(), which must be called within kTurns further calls.
   static constexpr size_t kTurns = 4;
-  size_t chunk(int64_t ci, std::span<const Work> works, const TokenSource& source, DocumentAdapters& adapters,
+  size_t chunk(int64_t ci, std::span<const DocumentSpan> spans, const TokenSource& source, DocumentAdapters& adapters,
                int64_t first, bool learn) {
-    fill_windows(ci, works, source, adapters, first, !learn && device().kind == Device::cuda);
+    fill_windows(ci, spans, source, adapters, first, !learn && device().kind == Device::cuda);
     const TokenBatch batch = on_device_.put(windows_.batch);
     const int64_t scored = int64_t(windows_.batch.targets.size());
     const Tensor loss = loss_.slice(0, 0, scored), dloss = dloss_.slice(0, 0, scored);
@@ -191,7 +192,7 @@ class Adaptation {
       model_.losses_and_gradients(weights_.weights(), batch, dloss, loss, {}, &values, &gradients, in_cache);
     }
     for (const int32_t target : windows_.batch.targets) window_tokens_ -= target < 0;
-    window_tokens_ += windows_.batch.cu_seqlens[works.size()];
+    window_tokens_ += windows_.batch.cu_seqlens[spans.size()];
     turn_ = (turn_ + 1) % kTurns;
     Read& read = reads_[turn_];
     read.targets = windows_.batch.targets;
@@ -220,12 +221,12 @@ class Adaptation {
 
   // The windows that end with the chunk, with positions from 0 in each. With a cache, the chunk alone; the rest of the
   // window is run before the chunk if its keys must belong to the present adapters.
-  void fill_windows(int64_t ci, std::span<const Work> works, const TokenSource& source,
+  void fill_windows(int64_t ci, std::span<const DocumentSpan> spans, const TokenSource& source,
                     const DocumentAdapters& adapters, int64_t first, bool fill_up) {
     const auto of_each = [&](Windows& windows, auto&& add) {
       windows.clear();
       int64_t sequence = first;
-      for (const Work& w : works) {
+      for (const DocumentSpan& w : spans) {
         const int64_t end = std::min(w.targets, (ci + 1) * o_.chunk);
         add(w, std::max<int64_t>(0, end - o_.window), ci * o_.chunk, end, sequence++);
       }
@@ -233,17 +234,17 @@ class Adaptation {
     };
     const auto forget = [&](int64_t sequence) { cache_->truncate(sequence, 0); };
     if (o_.inexact == Inexact::none)
-      return of_each(windows_, [&](const Work& w, int64_t begin, int64_t chunk, int64_t end, int64_t sequence) {
+      return of_each(windows_, [&](const DocumentSpan& w, int64_t begin, int64_t chunk, int64_t end, int64_t sequence) {
         windows_.add(source, w, begin, end, 0, end - chunk, sequence);
         if (fill_up && chunk + o_.chunk <= o_.window) windows_.fill_up(chunk + o_.chunk - end);
       });
     forget(spare_);
     if (o_.inexact == Inexact::stale_keys)
-      return of_each(windows_, [&](const Work& w, int64_t, int64_t chunk, int64_t end, int64_t sequence) {
+      return of_each(windows_, [&](const DocumentSpan& w, int64_t, int64_t chunk, int64_t end, int64_t sequence) {
         if (ci == 0) forget(sequence);
         windows_.add(source, w, chunk, end, chunk, end - chunk, sequence);
       });
-    of_each(prefixes_, [&](const Work& w, int64_t begin, int64_t chunk, int64_t, int64_t sequence) {
+    of_each(prefixes_, [&](const DocumentSpan& w, int64_t begin, int64_t chunk, int64_t, int64_t sequence) {
       forget(sequence);
       prefixes_.add(source, w, begin, chunk, 0, 0, sequence);
     });
@@ -251,10 +252,10 @@ class Adaptation {
       const GptAdapters values = adapters.values(first, prefixes_.batch.segments());
       prefix_->extend(weights_.weights(), prefix_on_device_->put(prefixes_.batch), prefixes_.sequences, *cache_,
                       Tensor(nullptr, DType::i32, {0}), {}, &values);
-      window_tokens_ += prefixes_.batch.cu_seqlens[works.size()];
+      window_tokens_ += prefixes_.batch.cu_seqlens[spans.size()];
       forget(spare_);
     }
-    of_each(windows_, [&](const Work& w, int64_t begin, int64_t chunk, int64_t end, int64_t sequence) {
+    of_each(windows_, [&](const DocumentSpan& w, int64_t begin, int64_t chunk, int64_t end, int64_t sequence) {
       windows_.add(source, w, chunk, end, chunk - begin, end - chunk, sequence);
     });
   }
@@ -305,21 +306,21 @@ int64_t agreed(int64_t n, Communicator* ranks) {
 }
 // The most window tokens of a batch: the tokens of the `together` longest documents, or, if more shorter documents fit,
 // of `together` whole windows.
-int64_t most_tokens(std::span<const Work> works, int64_t together, const AdaptationOptions& o, Device device) {
-  const int64_t longest = together * window_of(works.front().targets, o);
+int64_t most_tokens(std::span<const DocumentSpan> spans, int64_t together, const AdaptationOptions& o, Device device) {
+  const int64_t longest = together * window_of(spans.front().targets, o);
   if (device.kind == Device::cpu || o.inexact != Inexact::none) return longest;
   int64_t all = 0;
-  for (const Work& w : works) all += window_of(w.targets, o);
+  for (const DocumentSpan& w : spans) all += window_of(w.targets, o);
   return std::max(longest, std::min(all, together * o.window));
 }
 // Batches of consecutive documents in the order of adaptation: at most `most` documents and `tokens` window tokens
 // each.
-std::vector<std::span<const Work>> batches_of(std::span<const Work> works, int64_t most, int64_t tokens,
-                                              const AdaptationOptions& o) {
-  std::vector<std::span<const Work>> all;
-  for (size_t first = 0; first < works.size(); first += all.back().size()) {
-    const int64_t fit = std::max<int64_t>(1, tokens / window_of(works[first].targets, o));
-    all.push_back(works.subspan(first, std::min(size_t(std::min(most, fit)), works.size() - first)));
+std::vector<std::span<const DocumentSpan>> batches_of(std::span<const DocumentSpan> spans, int64_t most, int64_t tokens,
+                                                      const AdaptationOptions& o) {
+  std::vector<std::span<const DocumentSpan>> all;
+  for (size_t first = 0; first < spans.size(); first += all.back().size()) {
+    const int64_t fit = std::max<int64_t>(1, tokens / window_of(spans[first].targets, o));
+    all.push_back(spans.subspan(first, std::min(size_t(std::min(most, fit)), spans.size() - first)));
   }
   return all;
 }
@@ -348,35 +349,35 @@ void add_ranks(std::vector<DocumentScore>& scores, AdaptedScore& total, Communic
 }
 
 // A completed chunk and its optimizer step; both are reported while the next chunk runs.
-struct Run {
+struct SubmittedChunk {
   int64_t chunk, updates;  // updates: optimizer steps before this chunk
-  std::span<const Work> works;
+  std::span<const DocumentSpan> spans;
   bool learnt;
   size_t losses;
 };
 
 // The sums of the losses of all chunks, and the reports to listeners.
-class Found {
+class ScoreSums {
  public:
-  Found(Adaptation& adaptation, const Tokenizer& tokenizer, const TokenSource& source, const AdaptationOptions& o)
+  ScoreSums(Adaptation& adaptation, const Tokenizer& tokenizer, const TokenSource& source, const AdaptationOptions& o)
       : adaptation_(adaptation),
         tokenizer_(tokenizer),
         source_(source),
         options_(o),
         scores_(source.document_begins().size()) {
-    for (const Work& w : documents_of(source)) all_ += w.targets;
+    for (const DocumentSpan& w : documents_of(source)) all_ += w.targets;
   }
 
   // Counts the targets before a batch as done, although other ranks may still adapt to some of them.
-  void go_on_behind(std::span<const Work> before) {
+  void count_as_done(std::span<const DocumentSpan> before) {
     done_ = 0;
-    for (const Work& w : before) done_ += w.targets;
+    for (const DocumentSpan& w : before) done_ += w.targets;
   }
   void updated(int64_t documents) { total_.updates += documents; }
-  void report(const std::vector<Run>& runs) {
-    for (const Run& run : runs) add(run);
+  void report(const std::vector<SubmittedChunk>& runs) {
+    for (const SubmittedChunk& run : runs) add(run);
     time(runs);
-    for (const Run& run : runs)
+    for (const SubmittedChunk& run : runs)
       if (run.learnt) log_updates(run);
     if (!runs.empty() && options_.progress) options_.progress(done_, all_);
   }
@@ -395,10 +396,10 @@ class Found {
 
  private:
   // Adds the losses of a chunk's targets.
-  void add(const Run& run) {
+  void add(const SubmittedChunk& run) {
     const std::vector<double> losses = adaptation_.losses_of(run.losses);
     size_t next = 0;
-    for (const Work& w : run.works) {
+    for (const DocumentSpan& w : run.spans) {
       const int64_t begin = run.chunk * options_.chunk, end = std::min(w.targets, begin + options_.chunk);
       double sum = 0;
       for (int64_t t = begin; t < end; ++t) sum += losses[next++];
@@ -423,10 +424,10 @@ class Found {
     }
   }
   // Computes AdaptedScore::whole_seconds.
-  void time(const std::vector<Run>& runs) {
+  void time(const std::vector<SubmittedChunk>& runs) {
     const bool is_whole = options_.inexact == Inexact::none && runs.size() == 1 && runs[0].learnt &&
                           (runs[0].chunk + 1) * options_.chunk >= options_.window;
-    const size_t whole = is_whole ? runs[0].works.size() : 0;
+    const size_t whole = is_whole ? runs[0].spans.size() : 0;
     const Clock::time_point now = Clock::now();
     if (whole > 0 && whole == whole_before_) {
       total_.whole_tokens += int64_t(whole) * options_.window;
@@ -434,9 +435,9 @@ class Found {
     }
     last_ = now, whole_before_ = whole;
   }
-  void log_updates(const Run& run) const {
+  void log_updates(const SubmittedChunk& run) const {
     if (!options_.listener) return;
-    for (const Work& w : run.works)
+    for (const DocumentSpan& w : run.spans)
       options_.listener({.kind = AdaptationEvent::update,
                          .document = w.document,
                          .chunk = run.chunk,
@@ -462,30 +463,30 @@ void stop_if_asked(const AdaptationOptions& o) {
 
 // Adapts documents side by side, chunk by chunk, the longest document first. Continuing documents learn from a chunk
 // after its score.
-void score_batch(std::span<const Work> batch, const TokenSource& source, const AdaptationOptions& o,
-                 Adaptation& adaptation, DocumentAdapters& adapters, Found& found) {
-  const auto chunks = [&](const Work& w) { return (w.targets + o.chunk - 1) / o.chunk; };
-  std::vector<Run> running;
+void score_batch(std::span<const DocumentSpan> batch, const TokenSource& source, const AdaptationOptions& o,
+                 Adaptation& adaptation, DocumentAdapters& adapters, ScoreSums& sums) {
+  const auto chunks = [&](const DocumentSpan& w) { return (w.targets + o.chunk - 1) / o.chunk; };
+  std::vector<SubmittedChunk> running;
   for (int64_t ci = 0; ci < chunks(batch.front()); ++ci) {
     stop_if_asked(o);
     const auto more_than = [&](int64_t n) {
-      return size_t(std::count_if(batch.begin(), batch.end(), [&](const Work& w) { return chunks(w) > n; }));
+      return size_t(std::count_if(batch.begin(), batch.end(), [&](const DocumentSpan& w) { return chunks(w) > n; }));
     };
-    const std::span<const Work> learning = batch.first(more_than(ci + 1)),
-                                ending = batch.subspan(learning.size(), more_than(ci) - learning.size());
-    std::vector<Run> runs;
-    const auto run = [&](std::span<const Work> some, int64_t first, bool learn) {
+    const std::span<const DocumentSpan> learning = batch.first(more_than(ci + 1)),
+                                        ending = batch.subspan(learning.size(), more_than(ci) - learning.size());
+    std::vector<SubmittedChunk> runs;
+    const auto run = [&](std::span<const DocumentSpan> some, int64_t first, bool learn) {
       if (some.empty()) return;
       runs.push_back({ci, adapters.updates(), some, learn, adaptation.chunk(ci, some, source, adapters, first, learn)});
     };
     run(ending, int64_t(learning.size()), false);
     run(learning, 0, true);
     if (!learning.empty()) adapters.step(int64_t(learning.size()));
-    found.updated(int64_t(learning.size()));
-    found.report(running);
+    sums.updated(int64_t(learning.size()));
+    sums.report(running);
     running = std::move(runs);
   }
-  found.report(running);
+  sums.report(running);
 }
 
 }  // namespace
@@ -513,30 +514,30 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
   check(o, config);
   if (source->size() < 2)
     fail(ErrorCode::bad_data, source->name(), ": found ", source->size(), " tokens, expected at least 2 to score");
-  const std::vector<Work> works = documents_of(*source);
-  if (works.empty())
+  const std::vector<DocumentSpan> spans = documents_of(*source);
+  if (spans.empty())
     fail(ErrorCode::bad_data, source->name(), ": found no document of two tokens, expected one to score");
   const int64_t world = o.ranks != nullptr ? o.ranks->world() : 1;
-  const int64_t mine = (int64_t(works.size()) + world - 1) / world, together = std::min(o.documents, mine);
-  const int64_t longest = works.front().targets, tokens = most_tokens(works, together, o, weights.master.device);
+  const int64_t mine = (int64_t(spans.size()) + world - 1) / world, together = std::min(o.documents, mine);
+  const int64_t longest = spans.front().targets, tokens = most_tokens(spans, together, o, weights.master.device);
   const int64_t most = std::min(
       mine,
       agreed(most_documents(config, o, types_of(weights), weights.master.device, together, tokens, longest), o.ranks));
-  const std::vector<std::span<const Work>> batches = batches_of(works, most, tokens, o);
+  const std::vector<std::span<const DocumentSpan>> batches = batches_of(spans, most, tokens, o);
   Adaptation adaptation(config, weights, o, most, tokens, longest);
   DocumentAdapters adapters = make_adapters(adaptation, config, o, most);
-  Found found(adaptation, tokenizer, *source, o);
+  ScoreSums sums(adaptation, tokenizer, *source, o);
   int64_t turn = o.ranks != nullptr ? o.ranks->rank() : 0;
   const std::function<int64_t()> claim = o.claim ? o.claim : [&] { return std::exchange(turn, turn + world); };
   for (size_t next; (next = size_t(claim())) < batches.size();) {
-    const std::span<const Work> batch = batches[next];
-    if (world > 1) found.go_on_behind(std::span(works).first(size_t(batch.data() - works.data())));
+    const std::span<const DocumentSpan> batch = batches[next];
+    if (world > 1) sums.count_as_done(std::span(spans).first(size_t(batch.data() - spans.data())));
     adapters.reset(int64_t(batch.size()) + 1);  // documents + 1: padding tokens read adapters too
-    score_batch(batch, *source, o, adaptation, adapters, found);
+    score_batch(batch, *source, o, adaptation, adapters, sums);
   }
-  AdaptedScore total = found.total();
+  AdaptedScore total = sums.total();
   total.seconds = seconds_since(start);
-  if (documents != nullptr) *documents = found.scores();
+  if (documents != nullptr) *documents = sums.scores();
   return total;
 }
 
@@ -547,7 +548,7 @@ Adapted adapt(const GptConfig& config, const GptWeights& weights, std::span<cons
     fail(ErrorCode::bad_data, "found ", tokens.size(), " tokens, expected at least 2 to learn from");
   INGOT_CHECK_GE(passes, 1, "adapt: passes");
   const auto source = tokens_in_memory({tokens.begin(), tokens.end()}, {0}, -1, config.vocab);
-  const Work work{0, 0, source->size() - 1};
+  const DocumentSpan work{0, 0, source->size() - 1};
   Adaptation adaptation(config, weights, o, 1, window_of(work.targets, o), work.targets);
   Adapted done{.adapters = std::make_unique<DocumentAdapters>(make_adapters(adaptation, config, o, 1))};
   const int64_t chunks = (work.targets + o.chunk - 1) / o.chunk;
