@@ -145,12 +145,17 @@ QuantizedMatrix quantize_to_nearest(const GptqMatrix& m, const GptqOptions& o) {
 }
 
 std::vector<float> dequantize(const QuantizedMatrix& q) {
+  INGOT_CHECK(int64_t(q.values.size()) == q.rows * q.cols && int64_t(q.scales.size()) == q.rows, "export: found ",
+              q.values.size(), " integers and ", q.scales.size(), " scales, expected those of ", q.rows, " x ", q.cols);
   std::vector<float> w(q.values.size());
   for (size_t i = 0; i < w.size(); ++i) w[i] = float(q.values[i]) * float(q.scales[i / size_t(q.cols)]);
   return w;
 }
 
 double weighted_error(const GptqMatrix& m, const QuantizedMatrix& q) {
+  check_matrix(m);
+  INGOT_CHECK(q.rows == m.rows && q.cols == m.cols, "export: ", m.name, ": found ", q.rows, " x ", q.cols,
+              " integers, expected ", m.rows, " x ", m.cols);
   const std::vector<float> back = dequantize(q);
   const auto error = [&](int64_t r, int64_t c) {
     return double(m.weights[size_t(r * m.cols + c)]) - back[size_t(r * m.cols + c)];

@@ -216,6 +216,10 @@ TEST(Gptq, BadInputIsNamed) {
   c = good;
   c.weights[0] = 1e7f;
   EXPECT_NE(message_of(c, {}, ErrorCode::numeric).find("the scale of row 0 is beyond fp16's range"), std::string::npos);
+  QuantizedMatrix other = quantize_to_nearest(correlated(2, 6, 2).matrix(), {});
+  EXPECT_THROW(weighted_error(good.matrix(), other), Error);
+  other.scales.pop_back();
+  EXPECT_THROW(dequantize(other), Error);
 }
 
 }  // namespace
