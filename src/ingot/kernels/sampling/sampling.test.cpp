@@ -116,6 +116,15 @@ TEST(Sampling, FiltersKeepExactlyTheDefinedTokensOfALargeVocabulary) {
   }
 }
 
+// At a temperature of log2(e) a logit is an octave, exactly.
+TEST(Sampling, MinPKeepsAnIdThatIsExactlyAsLikelyAsItsBound) {
+  std::map<int32_t, int> seen;
+  for (const int32_t t : tokens_of({2, 1, 0.999, 0}, {.temperature = 1.4426950408889634, .min_p = 0.5}, 300)) ++seen[t];
+  EXPECT_GT(seen[0], 150);
+  EXPECT_GT(seen[1], 50);
+  EXPECT_EQ(seen[0] + seen[1], 300);
+}
+
 TEST(Sampling, GreedyTakesTheFirstOfTheLargest) {
   for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     EXPECT_EQ(tokens_of({0, 3, 1, 3}, {.temperature = 0}, 3, 1, dtype), std::vector<int32_t>(3, 1));
