@@ -177,6 +177,24 @@ TEST(scheduler, a_client_s_next_turn_reuses_the_tokens_of_its_slot_and_another_c
   }
 }
 
+TEST(scheduler, a_new_client_gets_the_free_slot_that_was_used_longest_ago) {
+  const Model m;
+  const auto decoder = m.decoder(2);
+  Scheduler scheduler(*decoder);
+  const auto reused = [&](uint64_t prompt, const char* client) {
+    Asked a;
+    scheduler.submit(a.request(ids_of(prompt, 20), 4, client));
+    return a.wait().reused;
+  };
+  EXPECT_EQ(reused(1, "a"), 0);
+  EXPECT_EQ(reused(2, "b"), 0);
+  EXPECT_EQ(reused(1, "a"), 19);
+  EXPECT_EQ(reused(3, "c"), 0);  // in the slot of b
+  EXPECT_EQ(reused(1, "a"), 19);
+  EXPECT_EQ(reused(2, "b"), 0);  // in the slot of c
+  EXPECT_EQ(reused(1, "a"), 19);
+}
+
 // A chat may leave out earlier thoughts. Here the answer is longer than the window, so that its keys would be gone
 // without the checkpoint at the prompt's end.
 TEST(scheduler, a_next_turn_without_the_last_answer_continues_from_the_end_of_its_prompt) {
