@@ -200,7 +200,9 @@ class GptOss(TinyGptOss):
         described = json.loads(ingot("info", self.model, "--json").text)
         self.assertEqual((described["tensors"], described["files"], described["bytes"]), (41, 2, self.index["metadata"]["total_size"]))
         self.assertEqual(described["config"]["num_local_experts"], 3)
-        self.assertIn("parameters", ingot("info", self.model).text)
+        shown = ingot("info", self.model).text
+        self.assertIn("parameters", shown)
+        self.assertEqual(len({re.match(r"  \S+ +", line).end() for line in shown[shown.index("config\n"):].splitlines()[1:]}), 1, shown)  # one column
 
     def test_drafts_change_no_answer_and_are_counted(self):
         ids = self.file("ids.jsonl", json.dumps([1, 2, 3, 4, 5, 6, 1, 2, 3]) + "\n")
@@ -451,7 +453,7 @@ class GptOss(TinyGptOss):
         self.refuses(7, "found no checkpoint, expected GPT-OSS", "convert", self.directory, archive)
         self.refuses(4, "missing: found no such file", "convert", self.directory / "missing", archive)
         self.refuses(2, "expected one of bf16, fp8, mxfp4", "convert", self.model, archive, "--dense", "int8")
-        self.refuses(4, "cannot create", "convert", self.model, self.directory / "missing" / "x.ingot")
+        self.refuses(4, "missing/x.ingot: found no directory .*missing, expected one to write to", "convert", self.model, self.directory / "missing" / "x.ingot")
         (self.model / "model-00001-of-00001.safetensors").unlink()
         self.refuses(4, "names the shard", "convert", self.model, archive)
         self.assertEqual(list(self.directory.glob("*.ingot*")), [])
@@ -625,7 +627,7 @@ class Chat(TinyGptOss):
             self.refuses(3, message, *self.chat, "--tokenizer", other, stdin=b"Hi\n", env=self.env)
         ingot("tokenizer", "train", "--data", ROOT / "LICENSE", "--vocab", 600, "--out", other)
         self.refuses(3, "found a tokenizer of [0-9]+ tokens, expected at most 340, the model's vocabulary", *self.chat, "--tokenizer", other, stdin=b"Hi\n", env=self.env)
-        self.refuses(7, "found no checkpoint, expected GPT-OSS: a directory with config.json and", "chat", "--model", self.directory, stdin=b"Hi\n")
+        self.refuses(7, r"found no checkpoint, expected GPT-OSS, Llama, Mistral, Qwen or Gemma \(docs/models.md\): a directory with config.json and", "chat", "--model", self.directory, stdin=b"Hi\n")
 
     def test_interrupting_stops_the_answer_and_not_the_chat(self):
         shard = next(p for p in self.model.glob("*.safetensors") if b"lm_head" in p.read_bytes())

@@ -110,7 +110,7 @@ class Runs(InDirectory):
         self.assertEqual("The " + report["text"], first.text.removesuffix("\n"))
         self.assertEqual((len(report["ids"]), report["finish"], report["prompt_tokens"]), (20, "length", 4))
         self.refuses(2, "--layers: found 1, expected none with a model of `ingot train`", *generate, "--layers", 1)
-        self.refuses(7, "run: found a run of `ingot train`, expected a GPT-OSS checkpoint; `ingot generate`", "chat", "--model", self.run_directory)
+        self.refuses(7, "run: found a run of `ingot train`, expected GPT-OSS, Llama, .*; `ingot generate`, `eval` and `serve` take runs", "chat", "--model", self.run_directory)
         self.refuses(7, "--gpus: found 2 for a model of the kind gpt, ", *generate, "--gpus", "2")
         self.assertEqual(ingot(*generate[:2], "--tokens", 20, "--temperature", "0.8", stdin=b"The ").text, first.text)
         described = json.loads(ingot("info", self.run_directory, "--json").text)
@@ -531,7 +531,7 @@ class Messages(InDirectory):
     def test_an_empty_prompt_is_a_prompt_and_standard_input_is_not_read(self):
         run = self.directory / "run"
         self.assertEqual(ingot("train", *TINY, "--steps", 2, "--data", self.text, "--out", run).returncode, 0)
-        self.refuses(2, "found an empty prompt", "generate", run, "--prompt", "", stdin=b"The")
+        self.refuses(2, "generate: --prompt: found an empty prompt, and the tokenizer of .* has no start token", "generate", run, "--prompt", "", stdin=b"The")
         self.refuses(2, "found --prompt and --file, expected one of them", "generate", run, "--prompt", "", "--file", self.text)
         self.assertRegex(ingot("generate", run, "--tokens", 2, stdin=b"The").text, r"\AThe")
 

@@ -290,7 +290,8 @@ Checkpoint open_checkpoint(const std::string& directory) {
   const std::string found = found_instead(directory);
   const bool other = found.starts_with("a model");
   fail(other ? ErrorCode::unsupported : ErrorCode::not_found, directory, ": found ", found, ", expected ",
-       other ? "one of GPT-OSS or a run of `ingot train`" : "directories like " + directory_name(1000));
+       other ? "GPT-OSS, Llama, Mistral, Qwen, Gemma (docs/models.md) or a run of `ingot train`"
+             : "directories like " + directory_name(1000));
 }
 
 std::string found_instead(const std::string& path) {

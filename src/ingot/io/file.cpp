@@ -177,6 +177,9 @@ AtomicFile::AtomicFile(const std::string& path) : path_(destination(path)) {
   const std::string partial = path_ + ".partial";
   for (;;) {
     // A different user's link of this name, in a directory writable for all, must not redirect the file.
+    // Without the directory the message names the file that the caller wants, not its temporary name.
+    if (const std::string parent = parent_path(path_); !is_directory(parent))
+      fail(ErrorCode::not_found, path, ": found no directory ", parent, ", expected one to write to");
     File file(partial, open_or_throw(partial, O_WRONLY | O_CREAT | O_NOFOLLOW, "cannot create"));
     if (retry([&] { return ::flock(file.descriptor_, LOCK_EX | LOCK_NB); }) != 0) {
       if (errno == EWOULDBLOCK) fail(ErrorCode::busy, path, ": another process is writing this file");

@@ -82,6 +82,10 @@ TEST(atomic_file, a_link_stays_and_a_device_or_pipe_is_never_replaced) {
   EXPECT_NE(error_of([&] { write_file(dir / "there", "x"); }).find("found a directory"), std::string::npos);
   EXPECT_EQ(list_directory(dir.path()), (std::vector<std::string>{"fifo", "link", "there"}));
 
+  EXPECT_EQ(
+      error_of([&] { write_file(dir / "missing/f", "x"); }),
+      "not found: " + dir / "missing/f" + ": found no directory " + dir / "missing" + ", expected one to write to");
+
   ASSERT_EQ(::symlink("there/f", (dir / "g.partial").c_str()), 0);
   EXPECT_NE(error_of([&] { write_file(dir / "g", "x"); }).find("g.partial: cannot create"), std::string::npos);
   EXPECT_EQ(read_file(dir / "there/f"), "new");

@@ -405,7 +405,7 @@ struct ModelTimes {
   std::string device;
 };
 ModelTimes measure_model(const DecodeBench& o) {
-  if (!is_family(o.model)) require_gpt_oss(o.model);
+  require_published(o.model);
   const DecodeMeasurement& m = o.measurement;
   int64_t longest = m.context;
   for (const int64_t context : m.contexts) longest = std::max(longest, context);
@@ -542,6 +542,11 @@ void add_bench_decode(Command& bench) {
     const std::vector<int64_t> answers = numbers_in("--answers", o->answers, true);
     for (size_t i = 0; i < answers.size(); i += 2) o->measurement.answers.emplace_back(answers[i], answers[i + 1]);
     if (!o->model.empty()) return bench_model(*o);
+#ifndef INGOT_CUDA_BUILD
+    fail(ErrorCode::unsupported,
+         "found a build without CUDA, expected one made with INGOT_CUDA=ON, as random weights are made on a GPU; "
+         "--model PATH times a model on a CPU too");
+#endif
     const DecodeTimes times = measure_decode(o->measurement);
     if (!o->json) print_times(*o, times);
     const std::vector<SampledTimes> sampled = o->kernels_alone || o->phased || !o->measurement.trace.empty()

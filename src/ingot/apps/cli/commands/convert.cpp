@@ -67,7 +67,7 @@ void convert(const ConvertCommand& o) {
     return verify(o.from);
   }
   const bool family = is_family(o.from), archive = ArchiveFile::is_one(o.from);
-  if (!family) require_gpt_oss(o.from);
+  require_published(o.from);
   // Experts of GPT-OSS were published in mxfp4, those of the families in bf16.
   GptOssForms had{.experts = family ? WeightFormat::bf16 : WeightFormat::mxfp4};
   if (archive) had = family ? archive_forms(o.from, archived_family(o.from)) : gpt_oss_archive_forms(o.from);

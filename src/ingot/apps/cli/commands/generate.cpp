@@ -196,6 +196,9 @@ void go_on_in_documents(const GenerateCommand& o, const std::string& path, const
     model = open_model(path, 0, o.on);
   }
   const Vocabulary v = load_vocabulary(path);
+  if (prompt.text.empty() && v.tokenizer->bos() < 0)
+    fail(ErrorCode::usage, prompt.from, ": found an empty prompt, and the tokenizer of ", path,
+         " has no start token; expected some text");
   Generator generator(std::move(model.decoder));
   Interrupt interrupt;
   Continuation c;

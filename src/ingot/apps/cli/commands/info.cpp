@@ -1,4 +1,6 @@
 // ingot info: describes a model or a run.
+#include <algorithm>
+
 #include "ingot/apps/cli/framework/cli.h"
 #include "ingot/apps/cli/shared/runs.h"
 #include "ingot/core/progress.h"
@@ -31,6 +33,21 @@ const char* name_of(ParameterKind kind) {
   return "?";
 }
 
+// A value of a configuration; a list of equal values, such as one per layer, as the value and its count.
+std::string shown(const OrderedJson& value) {
+  if (value.is_string()) return value.get<std::string>();
+  const bool repeated = value.is_array() && value.size() > 1 &&
+                        std::all_of(value.begin(), value.end(), [&](const OrderedJson& v) { return v == value[0]; });
+  return repeated ? shown(value[0]) + ", " + std::to_string(value.size()) + " times" : value.dump();
+}
+void print_config(const OrderedJson& config) {
+  size_t longest = 0;
+  for (const auto& [key, value] : config.items()) longest = std::max(longest, key.size());
+  write_out("config\n");
+  for (const auto& [key, value] : config.items())
+    write_out("  " + key + std::string(longest + 2 - key.size(), ' ') + shown(value) + "\n");
+}
+
 OrderedJson describe(const GptConfig& config) {
   const ParameterLayout layout(config);
   OrderedJson report;
@@ -51,7 +68,7 @@ OrderedJson describe(const GptConfig& config) {
 
 void print(const std::string& what, const OrderedJson& r) {
   const auto row = [](const std::string& name, const std::string& value) {
-    write_out("  " + name + std::string(name.size() < 16 ? 16 - name.size() : 1, ' ') + value + "\n");
+    write_out("  " + name + std::string(name.size() < 23 ? 23 - name.size() : 1, ' ') + value + "\n");
   };
   write_out(what + "\n");
   row("parameters", with_commas(r["parameters"].get<int64_t>()));
@@ -73,9 +90,7 @@ void print(const std::string& what, const OrderedJson& r) {
     row("tokenizer", r["tokenizer"]["kind"].get<std::string>() + ", " +
                          with_commas(r["tokenizer"]["vocab"].get<int64_t>()) + " tokens");
   }
-  write_out("config\n");
-  for (const auto& [key, value] : r["config"].items())
-    row(key, value.is_string() ? value.get<std::string>() : value.dump());
+  print_config(r["config"]);
 }
 
 // --- GPT-OSS: described from the headers alone
@@ -193,9 +208,7 @@ void print_gpt_oss(const std::string& what, const OrderedJson& r) {
   row("memory", format_bytes(memory["weights"].get<double>()) + " for weights, " +
                     format_bytes(memory["with_context"].get<double>()) + " with a context of " +
                     with_commas(memory["context"].get<int64_t>()));
-  write_out("config\n");
-  for (const auto& [key, value] : r["config"].items())
-    row(key, value.is_string() ? value.get<std::string>() : value.dump());
+  print_config(r["config"]);
 }
 
 }  // namespace

@@ -9,6 +9,6 @@ namespace ingot::cli {
 std::string use_installed_cublaslt();
 // The consequence of a missing cuBLASLt.
 constexpr const char* kWithoutCublaslt =
-    "products of few tiles, all gradients of weights among them, leave most of a GPU idle: pip install nvidia-cublas";
+    "small matrix products and the gradients of weights leave most of a GPU idle: pip install nvidia-cublas";
 
 }  // namespace ingot::cli

@@ -10,6 +10,7 @@
 #include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
+#include "ingot/models/families/family.h"
 #include "ingot/models/gpt_oss/config.h"
 
 namespace ingot::cli {
@@ -155,13 +156,22 @@ bool is_run(const std::string& path) {
 }
 }  // namespace
 
-void require_gpt_oss(const std::string& path) {
-  if (is_gpt_oss(path)) return;
+namespace {
+[[noreturn]] void refuse_other_than(const char* kind, const std::string& path) {
   if (is_run(path))
-    fail(ErrorCode::unsupported, path,
-         ": found a run of `ingot train`, expected a GPT-OSS checkpoint; `ingot generate` and `ingot eval` take runs");
+    fail(ErrorCode::unsupported, path, ": found a run of `ingot train`, expected ", kind,
+         "; `ingot generate`, `eval` and `serve` take runs");
   fail(exists(path) ? ErrorCode::unsupported : ErrorCode::not_found, path, ": found ", found_instead(path),
-       ", expected GPT-OSS: a directory with config.json and safetensors, an archive, a GGUF or an .iris file");
+       ", expected ", kind, ": a directory with config.json and safetensors, an archive, a GGUF or an .iris file");
+}
+}  // namespace
+
+void require_gpt_oss(const std::string& path) {
+  if (!is_gpt_oss(path)) refuse_other_than("GPT-OSS", path);
+}
+void require_published(const std::string& path) {
+  if (!is_gpt_oss(path) && !is_family(path))
+    refuse_other_than("GPT-OSS, Llama, Mistral, Qwen or Gemma (docs/models.md)", path);
 }
 
 bool chats(const std::string& path) {
@@ -169,9 +179,9 @@ bool chats(const std::string& path) {
   return std::any_of(kinds.begin(), kinds.end(), [&](const ModelKind& k) { return k.chats && k.holds(path); });
 }
 
-// GPT-OSS models always chat, so a model that does not chat is a different kind.
+// The published models are the kinds that chat.
 void require_chat(const std::string& path) {
-  if (!chats(path)) require_gpt_oss(path);
+  if (!chats(path)) require_published(path);
 }
 
 int64_t context_of(const std::string& path, int64_t asked, int64_t fallback) {
@@ -200,10 +210,10 @@ void add_synthetic(Command& c, SyntheticOptions& o, const std::string& model) {
   add_dense(c, o.dense);
 }
 void add_dense(Command& c, std::string& dense) {
-  c.choice(
-      "--dense FORM", dense, {"bf16", "fp8", "mxfp4"},
-      "format in memory of a checkpoint's or a GGUF file's attention, dense MLPs and head (default: as stored, and "
-      "bf16 for blocks of GGUF), or of random weights' (default: bf16)");
+  c.choice("--dense FORM", dense, {"bf16", "fp8", "mxfp4"},
+           "format in memory of the matrices of attention, dense MLPs and the head (default: as stored in a "
+           "checkpoint; bf16 "
+           "for GGUF's blocks and for random weights)");
 }
 std::string chosen_model(const std::string& run, const std::string& model, const SyntheticOptions& o) {
   if (o.size.empty()) return chosen_model(run, model);

@@ -63,6 +63,8 @@ void require_chat(const std::string& path);
 int64_t context_of(const std::string& path, int64_t asked, int64_t fallback);
 // Throws unless the model is GPT-OSS, for commands that support no other model.
 void require_gpt_oss(const std::string& path);
+// Throws unless the model is GPT-OSS or of a family of models/families.
+void require_published(const std::string& path);
 // Throws for GPT-OSS, for commands that adapt, quantise or train further.
 void require_no_gpt_oss(const std::string& path);
 // RUN or --model, of which exactly one must be given.
