@@ -50,6 +50,8 @@ class Frame(InDirectory):
             run = ingot(*path, "--help")
             self.assertEqual((run.returncode, run.error), (0, ""), path)
             self.assertIn("Examples:\n  ", run.text, path)
+            for line in re.findall(r"^  --(?:device|split|synthetic) .*", run.text, re.M):  # options whose descriptions leave choices out
+                self.assertRegex(line, "auto, cpu, cuda:|tensor, attention-experts:|held-out|20b", path)
             seen.append(" ".join(path))
             block = re.search(r"^Subcommands:\n((?:  .*\n)+)", run.text, re.M)
             for name in re.findall(r"^  (\S+)", block[1], re.M) if block else []:
@@ -130,6 +132,11 @@ class Frame(InDirectory):
     def test_a_prompt_of_no_length_is_refused_before_a_gpu_is_sought(self):
         for bad in ("0", "-1", "many", "1k"):
             self.refuses(2, f"LENGTH: found '{bad}', expected a number of tokens from 1 on", "bench", "prompt", "--", bad)
+
+    def test_a_build_without_cuda_names_the_model_to_time_on_a_cpu(self):
+        if json.loads(ingot("doctor", "--json").text)["cuda_build"]:
+            self.skipTest("a build with CUDA")
+        self.refuses(7, "expected one made with INGOT_CUDA=ON, .*; --model PATH times a model on a CPU too", "bench", "decode")
 
     def test_a_filter_that_finds_no_benchmark_is_one_line(self):
         self.refuses(2, "found no benchmark that contains 'nothing'", "bench", "nothing")

@@ -126,6 +126,21 @@ std::string listed(const std::vector<std::string>& names) {
   for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
   return all;
 }
+// Whether `text` holds `word` between characters that belong to no word.
+bool mentions(const std::string& text, const std::string& word) {
+  const auto in_word = [&](size_t at) {
+    return at < text.size() && (std::isalnum(uint8_t(text[at])) || text[at] == '-');
+  };
+  for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1))
+    if (!in_word(at + word.size()) && (at == 0 || !in_word(at - 1))) return true;
+  return false;
+}
+// The help of an option, with its choices where the text leaves some of them out.
+std::string described(const Option& option) {
+  const bool all_named = std::all_of(option.allowed.begin(), option.allowed.end(),
+                                     [&](const std::string& word) { return mentions(option.help, word); });
+  return all_named ? option.help : listed(option.allowed) + ": " + option.help;
+}
 std::string range_of(const Option& option, const char* what) {
   const std::string kind = what;
   if (std::isinf(option.high)) return kind + " of at least " + plain(option.low);
@@ -371,7 +386,7 @@ class Program {
       if (option->kind == Kind::flag) {
         given->parsed = app.add_flag(names, given->set, option->help);
       } else {
-        given->parsed = app.add_option(names, given->words, option->help);
+        given->parsed = app.add_option(names, given->words, described(*option));
         const bool many = option->kind == Kind::list;
         // A repeatable flag takes a single value each time, so that the flag does not swallow a positional argument
         // behind the value.
