@@ -183,7 +183,7 @@ class Process(unittest.TestCase):
 
     def test_a_port_that_is_taken_costs_nothing(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            self.refuses(6, "127.0.0.1:[0-9]+: Address already in use", "--port", taken.getsockname()[1])
+            self.refuses(6, "127.0.0.1:[0-9]+: Address already in use; --port chooses another", "--port", taken.getsockname()[1])
 
     def test_a_signal_lets_answers_finish(self):
         server = Server("--context", "60000")

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <optional>
 #include <thread>
 
 #include "ingot/apps/cli/framework/cli.h"
@@ -91,7 +92,15 @@ void serve(const ServeCommand& o, const std::string& path) {
     fail(ErrorCode::usage, "--name: found a name with control characters, expected one line of text");
   if (o.date != "today" && o.date != "none") check_date(o.date);
   Interrupt interrupt;
-  server::Server server(server_options(o));  // before the model is loaded, so that a port in use is found at once
+  // Before the model is loaded, so that a port in use is found at once.
+  std::optional<server::Server> listening;
+  try {
+    listening.emplace(server_options(o));
+  } catch (const Error& e) {
+    if (e.code != ErrorCode::busy) throw;
+    fail(e.code, e.what(), "; --port chooses another, and --port 0 any free one");
+  }
+  server::Server& server = *listening;
   Vocabulary vocabulary = load_vocabulary(path, {.tokenizer = o.tokenizer, .chat_format = o.chat_format});
   if (!vocabulary.no_chat.empty()) log_warn(path, ": ", vocabulary.no_chat, "; only completions of text are served");
   DecoderOptions on = o.on;

@@ -38,7 +38,7 @@ void learn(const TttCommand& o) {
   save_safetensors(o.out, saved.tensors, {{"format", "pt"}, {"parameter_hash", model.parameter_hash}});
   if (!o.json)
     return write_out(o.out + ": learnt " + with_commas(done.targets) + " tokens in " + counted(done.updates, "step") +
-                     ", loss " + fixed(done.loss, 4) + " as they came\n");
+                     ", mean loss " + fixed(done.loss, 4) + ", each chunk scored before its step\n");
   write_out(show_json(OrderedJson{{"adapters", o.out},
                                   {"run", o.run},
                                   {"parameter_hash", model.parameter_hash},
