@@ -128,6 +128,8 @@ class Frame(InDirectory):
             with self.subTest(command=before):
                 self.refuses(4, "nothing: found no such file", *before, nothing, *after)
                 self.refuses(7, "text: found a file of 1 bytes of an unknown format, expected GPT-OSS", *before, text, *after)
+        for command in ("serve", "generate"):  # a directory that holds neither a model nor a tokenizer
+            self.refuses(4, "found no checkpoint, expected directories like step-00001000 of a run, or config.json and safetensors", command, self.directory)
 
     def test_a_prompt_of_no_length_is_refused_before_a_gpu_is_sought(self):
         for bad in ("0", "-1", "many", "1k"):

@@ -291,7 +291,8 @@ Checkpoint open_checkpoint(const std::string& directory) {
   const bool other = found.starts_with("a model");
   fail(other ? ErrorCode::unsupported : ErrorCode::not_found, directory, ": found ", found, ", expected ",
        other ? "GPT-OSS, Llama, Mistral, Qwen, Gemma (docs/models.md) or a run of `ingot train`"
-             : "directories like " + directory_name(1000));
+             : "directories like " + directory_name(1000),
+       found == "no checkpoint" ? " of a run, or config.json and safetensors of a published model" : "");
 }
 
 std::string found_instead(const std::string& path) {

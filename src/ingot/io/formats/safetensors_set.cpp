@@ -78,7 +78,15 @@ SafetensorsSet::SafetensorsSet(const std::string& directory) : directory_(direct
   } else {
     for (const std::string& name : list_directory(directory))
       if (is_plain_name(name)) open(name);
-    if (files_.empty()) fail(ErrorCode::not_found, directory, ": found no .safetensors file");
+    if (files_.empty()) {
+      bool pickled = false;
+      for (const std::string& name : list_directory(directory))
+        pickled |= name.ends_with(".bin") || name.ends_with(".pth");
+      fail(ErrorCode::not_found, directory, ": found no .safetensors file",
+           pickled ? ", and weights of PyTorch (.bin or .pth), which are not read; expected safetensors, as "
+                     "save_pretrained of transformers writes"
+                   : "");
+    }
   }
 }
 

@@ -103,6 +103,9 @@ TEST(safetensors_set, two_files_with_one_tensor_two_beginnings_and_no_file_are_r
   const TemporaryDirectory empty;
   EXPECT_TRUE(holds(error_of([&] { SafetensorsSet set(empty.path()); }), "found no .safetensors file"));
   EXPECT_TRUE(holds(error_of([&] { SafetensorsSet set(empty / "absent"); }), "is not a directory"));
+  write_file(empty / "pytorch_model.bin", "PK");
+  EXPECT_TRUE(holds(error_of([&] { SafetensorsSet set(empty.path()); }),
+                    "weights of PyTorch (.bin or .pth), which are not read"));
 }
 
 TEST(safetensors_set, a_pipe_in_place_of_a_shard_does_not_block) {

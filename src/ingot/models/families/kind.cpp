@@ -47,7 +47,7 @@ std::string dequantised_note(const std::string& path, int64_t bytes) {
   if (names.empty()) return "";
   return ingot::detail::concat(
       names, " became bf16 in memory, ", format_bytes(double(bytes)),
-      " of weights; --dense fp8 or mxfp4 makes them smaller, and `ingot convert` writes such an archive");
+      " of weights; --dense fp8 makes them smaller, and `ingot convert` writes such an archive");
 }
 
 OpenedModel open(const std::string& path, const DecoderOptions& o) {
@@ -100,7 +100,7 @@ void find_chat_format(const std::string& model, const VocabularyOptions& o, Voca
     if (name.empty())
       v.no_chat = ingot::detail::concat(
           "found ", text.empty() ? "no chat template" : "a chat template that is not known",
-          ", expected --chat-format NAME (", known, "), or --raw to continue the prompt as it is");
+          ", expected --chat-format NAME (", known, "), or `ingot generate --raw` to continue the prompt as it is");
   }
   if (v.no_chat.empty()) {
     try {

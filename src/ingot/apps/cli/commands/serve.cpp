@@ -11,6 +11,7 @@
 #include "ingot/apps/cli/shared/models.h"
 #include "ingot/core/log.h"
 #include "ingot/core/version.h"
+#include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
 #ifdef INGOT_HAS_MICROHTTPD
 #include "ingot/apps/server/server.h"
@@ -87,6 +88,16 @@ DraftWhich which_drafted(const DraftCommand& o) {
   return o.how == "none" ? DraftWhich::none : o.how == "prediction" ? DraftWhich::predicted : DraftWhich::all;
 }
 
+// Where a directory without a tokenizer holds no model either, the error says so.
+Vocabulary vocabulary_of(const ServeCommand& o, const std::string& path) {
+  try {
+    return load_vocabulary(path, {.tokenizer = o.tokenizer, .chat_format = o.chat_format});
+  } catch (const Error& e) {
+    if (e.code == ErrorCode::not_found && is_directory(path) && !chats(path)) open_checkpoint(path);
+    throw;
+  }
+}
+
 void serve(const ServeCommand& o, const std::string& path) {
   if (std::any_of(o.name.begin(), o.name.end(), [](unsigned char c) { return c < ' ' || c == 127; }))
     fail(ErrorCode::usage, "--name: found a name with control characters, expected one line of text");
@@ -101,7 +112,7 @@ void serve(const ServeCommand& o, const std::string& path) {
     fail(e.code, e.what(), "; --port chooses another, and --port 0 any free one");
   }
   server::Server& server = *listening;
-  Vocabulary vocabulary = load_vocabulary(path, {.tokenizer = o.tokenizer, .chat_format = o.chat_format});
+  Vocabulary vocabulary = vocabulary_of(o, path);
   if (!vocabulary.no_chat.empty()) log_warn(path, ": ", vocabulary.no_chat, "; only completions of text are served");
   DecoderOptions on = o.on;
   on.slots = o.slots, on.fit_slots = true;
