@@ -194,10 +194,10 @@ class Runs(InDirectory):
     def test_a_fine_tuned_run_goes_on_when_its_base_moved_or_is_spelled_otherwise(self):
         base, tokenizer = self.directory / "base", self.directory / "tok.json"
         self.assertEqual(ingot(*self.train("--steps", 2, out=base)).returncode, 0)
-        tune = lambda start, steps: ["train", "--data", self.text, "--out", self.run_directory, "--init-from", start, "--steps", steps]
+        tune = lambda origin, steps: ["train", "--data", self.text, "--out", self.run_directory, "--init-from", origin, "--steps", steps]
         self.assertEqual(ingot(*tune("base", 2), cwd=self.directory).returncode, 0)
-        for steps, start in enumerate(("./base", "base/", base), start=3):
-            run = ingot(*tune(start, steps), cwd=self.directory)
+        for steps, origin in enumerate(("./base", "base/", base), start=3):
+            run = ingot(*tune(origin, steps), cwd=self.directory)
             self.assertEqual(run.returncode, 0, run.error)
             self.assertIn(f"resuming at step {steps - 1}", run.error)
         base.rename(self.directory / "elsewhere")
