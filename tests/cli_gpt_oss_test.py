@@ -601,6 +601,7 @@ class Chat(TinyGptOss):
         for date in ("nonsense", "2026-02-30", "2026-13-01", "31.01.2026", "2026-1-1", "2026-01-01x"):
             self.refuses(2, f"--date: found '{date}', expected one like 2026-01-31, or none", *self.chat, "--date", date, stdin=b"Hi\n")
             self.refuses(2, "--date: found", "generate", "--model", self.model, "--prompt", "x", "--date", date)
+        self.refuses(2, r"found the command '/reset', expected one of /new, /effort low\|medium\|high, /quit and /help", *self.chat, stdin=b"/reset\n", env=self.env)
         for line in ("/reset", "/effort", "/effort much", "/new 1", "/quit now"):
             run = ingot(*self.chat, stdin=f"{line}\n".encode(), env=self.env)
             self.assertEqual(run.returncode, 2, line)

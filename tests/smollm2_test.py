@@ -90,6 +90,11 @@ class SmolLm2(unittest.TestCase):
         # 37 ids: the system message of SmolLM2's template, the question, and the beginning of the answer.
         self.assertEqual(answer["prompt_tokens"], 37)
 
+    def test_a_format_without_efforts_offers_none(self):
+        chat = subprocess.run([INGOT, "chat", "--model", MODEL, "--device", "cpu"], input="/effort high\n", capture_output=True, text=True)
+        self.assertEqual(chat.returncode, 2, chat.stderr)
+        self.assertIn("/effort: found a model whose chat format has no efforts, expected none", chat.stderr)
+
     def test_its_tokens_are_timed(self):
         found = json.loads(run("bench", "decode", "--model", MODEL, "--device", "cpu", "--context", 8, "--tokens", 4, "--kernels-alone", "--json"))
         self.assertEqual((found["device"], list(found["token"])), ("CPU", ["cpu"]))

@@ -18,8 +18,6 @@ namespace {
 
 constexpr int64_t kContext = 8192;            // tokens, or the model's context if that is smaller
 constexpr size_t kMaxLine = size_t(4) << 20;  // bytes of one turn
-const char* const kHelp =
-    "/new starts over, /effort low|medium|high changes how long the model thinks, /quit ends; Ctrl-C stops an answer";
 
 struct ChatCommand {
   std::string model, analysis = "auto";
@@ -86,7 +84,7 @@ class Conversation {
         terminal_(isatty(STDIN_FILENO) == 1) {}
 
   void run() {
-    if (terminal_) log_info(kHelp);
+    if (terminal_) log_info(help());
     Lines lines;
     for (std::string line; prompt(), lines.next(line);) {
       if (line.find_first_not_of(" \t") == std::string::npos) continue;
@@ -110,25 +108,41 @@ class Conversation {
   void prompt() const {
     if (terminal_) write_out("> ");
   }
+  // On a terminal the chat continues after a wrong command.
+  void refuse(const std::string& message) const {
+    if (!terminal_) fail(ErrorCode::usage, message);
+    log_error(message);
+  }
+  std::string efforts() const {
+    std::string all;
+    for (const std::string& effort : format_.efforts()) all += (all.empty() ? "" : "|") + effort;
+    return all;
+  }
+  std::string help() const {
+    return "/new starts over, " +
+           (efforts().empty() ? "" : "/effort " + efforts() + " changes how long the model thinks, ") +
+           "/quit ends; Ctrl-C stops an answer";
+  }
   bool command(const std::string& line) {
     if (line == "/help") {
-      log_info(kHelp);
+      log_info(help());
     } else if (line == "/new") {
       chat_.start_over(opening_of(settings_, format_));
     } else if (line.starts_with("/effort ")) {
       const std::string effort = line.substr(8);
-      if (effort != "low" && effort != "medium" && effort != "high") {
-        if (!terminal_) fail(ErrorCode::usage, "/effort: found '", effort, "', expected low, medium or high");
-        log_error("/effort: found '", effort, "', expected low, medium or high");
-        return true;
+      const std::vector<std::string>& known = chat_efforts();
+      if (format_.efforts().empty()) {
+        refuse("/effort: found a model whose chat format has no efforts, expected none");
+      } else if (std::find(known.begin(), known.end(), effort) == known.end()) {
+        refuse("/effort: found '" + effort + "', expected one of " + efforts());
+      } else {
+        settings_.reasoning = effort;
+        chat_.set_opening(opening_of(settings_, format_));
       }
-      settings_.reasoning = effort;
-      chat_.set_opening(opening_of(settings_, format_));
     } else if (looks_like_command(line)) {
-      const std::string message = "found the command '" + line + "', expected one of /new, /effort low|medium|high, " +
-                                  "/quit and /help; a blank in front of it makes it text";
-      if (!terminal_) fail(ErrorCode::usage, message);
-      log_error(message);
+      refuse("found the command '" + line + "', expected one of /new, " +
+             (format_.efforts().empty() ? "" : "/effort " + efforts() + ", ") +
+             "/quit and /help; a blank in front of it makes it text");
     } else {
       return false;
     }

@@ -120,6 +120,8 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
              ? "found a tokenizer without the control tokens of a chat format (<|start|>, <|message|>, ...), "
                "expected one that has them, or --raw to continue the prompt as it is"
              : v.no_chat);
+  if (!o.asked && o.file.empty() && isatty(STDIN_FILENO) == 1)
+    fail(ErrorCode::usage, "found no prompt, expected --prompt TEXT or --file FILE; `ingot chat` holds a conversation");
   const ChatConversation opening = opening_of(o.conversation, *v.chat);
   ChatConversation asked = opening;
   asked.messages.push_back({.role = ChatRole::user, .content = prompt.text});
@@ -232,8 +234,9 @@ void add_generate(Command& root) {
   c.text("RUN", o->run, "a run's directory, or one of its checkpoints");
   c.text("--model DIR", o->model, "in place of RUN: a run, a published checkpoint, an archive or a GGUF file");
   add_synthetic(c, o->synthetic);
-  const Option& prompt =
-      c.text("--prompt TEXT", o->prompt, "the text to continue (default: standard input, or nothing on a terminal)");
+  const Option& prompt = c.text("--prompt TEXT", o->prompt,
+                                "the text to continue, or the question (default: standard input; on a terminal a run "
+                                "of `ingot train` begins a new text)");
   c.text("--file FILE", o->file, "a file with the text to continue");
   c.text("--ids FILE", o->ids, "in place of text: a file with one JSON list of token ids per line; prints such lists");
   c.integer("--tokens N", o->tokens, 0, 1 << 30, "generate at most N tokens (default: 200)");

@@ -38,7 +38,7 @@ void add_options(Command& c, ConversationOptions& o) {
 }
 void add_chat_format(Command& c, std::string& name) {
   c.choice("--chat-format NAME", name, chat_format_names(),
-           "chat format, in place of the one that the model's template indicates: chatml, smollm2, qwen3, llama3, ...");
+           "the chat format, in place of the one that the model's template indicates");
 }
 VocabularyOptions vocabulary_options(const ConversationOptions& o, bool chat) {
   return {.tokenizer = o.tokenizer, .chat = chat, .chat_format = o.chat_format};
