@@ -448,6 +448,28 @@ TEST_P(decoder, tokens_copied_from_another_slot_continue_as_in_the_source) {
   EXPECT_EQ(from.sample(kGreedy, 6).tokens, want) << "the slot that was copied from goes on";
 }
 
+// Windows of the source may have dropped keys that an earlier length needs, and the slot's own older keys are not those
+// of the copied tokens.
+TEST_P(decoder, a_slot_with_copied_tokens_goes_back_as_if_it_had_computed_them) {
+  const auto d = make(3);
+  Sequence from(*d), to(*d);
+  const std::vector<int32_t> ids = ids_of(1, 22), more = ids_of(3, 4);
+  feed(from, ids);
+  feed(to, ids_of(2, 24));
+  for (const int64_t length : {19, 17, 8}) {
+    if (d->copy_prefix(from.slot(), to.slot(), 20) == 0) continue;
+    const int64_t left = to.rewind(length);
+    EXPECT_LE(left, length);
+    feed(to, {ids.begin() + left, ids.begin() + length});
+    feed(to, more);
+    const std::vector<int32_t> kept(ids.begin(), ids.begin() + length);
+    Sequence other(*d);
+    feed(other, kept);
+    feed(other, more);
+    expect_near(*d, logprobs_after(to), logprobs_after(other), join(kept, more));
+  }
+}
+
 TEST_P(decoder, a_closed_slot_can_be_reused_like_a_new_slot) {
   const auto d = make(2);
   const auto fresh = make();
