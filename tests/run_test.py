@@ -40,6 +40,23 @@ class CopiedTree(unittest.TestCase):
         self.assertEqual(run.returncode, 0, run.stderr)
         return [line.split()[0] for line in (tree / "calls").read_text().splitlines()], run.stderr
 
+    def test_the_program_reads_the_paths_of_the_caller_s_directory(self):
+        self.build(self.tree)
+        program = self.tree / "build/cpu/ingot"
+        program.write_text('#!/bin/sh\necho "$PWD|$INGOT_PROGRAM|$*"\n')
+        program.chmod(0o755)
+        elsewhere = self.directory / "elsewhere"
+        elsewhere.mkdir()
+        for script, directory in ((f"{self.tree}/run", elsewhere), ("./run", self.tree)):
+            for words, arguments in ((["ingot", "info", "a b"], "info a b"), (["bench", "rope"], "bench rope")):
+                run = subprocess.run([script, words[0], "--no-install", *words[1:]], cwd=directory, capture_output=True, text=True, env=self.environment)
+                self.assertEqual(run.stdout, f"{directory.resolve()}|{script} ingot|{arguments}\n", run.stderr)
+
+    def test_help_of_the_gpu_s_stages_needs_no_gpu(self):
+        run = subprocess.run(["bash", self.tree / "run", "gpu", "--help"], capture_output=True, text=True, env=self.environment)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertRegex(run.stdout, r"\AFor a machine with an NVIDIA GPU(.|\n)*\n  sanitize ")
+
     def test_a_copy_is_configured_anew_and_the_original_is_not_touched(self):
         self.assertEqual(self.build(self.tree)[0], ["cmake", "ninja"])
         (self.tree / "build/cpu/object").touch()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # For a machine with an NVIDIA GPU; needs no network and installs nothing. Builds with CUDA, runs the tests, measures, and writes
-# bench/results/<gpu>/*.json. `./run gpu [STAGE...]`, by default all stages without the mark:
+# bench/results/<gpu>/*.json. `./run gpu [STAGE...]`; without a stage, all that are not marked as "not a default stage":
 #   build     the library, its tests, the ingot binary and libingot_bench.so
 #   test      the tests labelled gpu (writes gpu_tests.json)
 #   cpu-test  every other test, once per level of vector code that this CPU has
@@ -18,6 +18,7 @@
 #   sweep     rmsnorm under every configuration, to choose defaults from (not a default stage)
 # If OUT is set, reports and logs are copied to $OUT.
 set -uo pipefail
+case ${1:-} in -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/own_build.sh
 
