@@ -215,7 +215,7 @@ void add_bench_draft(Command& bench_command) {
            "format in memory of the draft head's matrices (default: as stored)");
   c.flag("--json", *json, "print one JSON object");
   c.examples(R"(  ingot bench draft --synthetic 120b
-  ingot bench draft --model SmolLM2 --device cpu --context 100 --tokens 50
+  ingot bench draft --model model.gguf --device cpu --context 100 --tokens 50
   ingot bench draft --synthetic 20b --lengths 1,3,7 --accepted 60,80 --json)");
   c.run([o, json, &c] {
     if (o->head.empty()) c.refuse_given({"draft-dense"}, "a model without a draft head");
