@@ -190,6 +190,12 @@ class DeviceModel {
     std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> graphs;
     std::unique_ptr<gpu::Graph> traced;
   };
+  // Whether extend() launches a graph. Prompts of several tokens whose last row alone is wanted are launched kernel by
+  // kernel, also those so short that they are computed like a step: a graph for each slot and number of tokens would
+  // take host memory without a benefit. Over several GPUs such a step is a graph, because a first launch loads the
+  // kernel's code, which may wait for kernels that wait for another GPU.
+  bool is_recorded(int64_t T, uint32_t head_rows) const { return head_rows == T || ranked(); }
+  void launch_step(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone);
   gpu::Graph& graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone = false);
   bool uses_prefilter(int64_t T, uint32_t head_rows, bool id_alone) const {
     return id_alone && has_prefilter() && samples_in_head(T, head_rows);

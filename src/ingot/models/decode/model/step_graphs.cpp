@@ -23,11 +23,9 @@ bool DeviceModel::use_row_kernel(RowKernelUse wanted) {
   return takes || wanted == RowKernelUse::none;
 }
 
-gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone) {
+void DeviceModel::launch_step(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone) {
   const bool rows = uses_row_kernel(T, RowsOf::one_sequence), persistent = rows || (megakernel_ && T == 1),
              prefiltered = uses_prefilter(T, head_rows, id_alone);
-  auto& g = slot.graphs[{T, head_rows, vocab, persistent, prefiltered}];
-  if (g != nullptr) return *g;
   const RowLaunch row_launch{.layers = slot.stages, .words = row_words_, .watch = waits_->watch()};
   const Step step{.T = T,
                   .head_rows = head_rows,
@@ -35,16 +33,21 @@ gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint3
                   .capacity = uint32_t(context_),
                   .row_kernel = rows ? &row_launch : nullptr,
                   .states = kept_states()};
-  g = std::make_unique<gpu::Graph>(*stream_, [&] {
-    if (rows || !persistent) return run(slot.model, slot.buffers, step, *stream_);
-    run_megakernel(slot.model, slot.buffers, step,
-                   {.layers = slot.stages,
-                    .watch = waits_->watch(),
-                    .ranks = slot.ranks,
-                    .prefiltered = prefiltered,
-                    .family_layers = slot.family_stages},
-                   *stream_);
-  });
+  if (rows || !persistent) return run(slot.model, slot.buffers, step, *stream_);
+  run_megakernel(slot.model, slot.buffers, step,
+                 {.layers = slot.stages,
+                  .watch = waits_->watch(),
+                  .ranks = slot.ranks,
+                  .prefiltered = prefiltered,
+                  .family_layers = slot.family_stages},
+                 *stream_);
+}
+
+gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone) {
+  const bool persistent = uses_row_kernel(T, RowsOf::one_sequence) || (megakernel_ && T == 1);
+  auto& g = slot.graphs[{T, head_rows, vocab, persistent, uses_prefilter(T, head_rows, id_alone)}];
+  if (g == nullptr)
+    g = std::make_unique<gpu::Graph>(*stream_, [&] { launch_step(slot, T, head_rows, vocab, id_alone); });
   return *g;
 }
 
@@ -90,7 +93,10 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
   gpu::copy_rows({.to = slot.buffers.state->tokens, .from = ids.data(), .row_bytes = T * 4, .device = device_},
                  *stream_);
   if (samples_in_head(T, head_rows)) send_noise(slot, noise);
-  graph(slot, uint32_t(T), head_rows, vocab, id_alone).launch(*stream_);
+  if (is_recorded(T, head_rows))
+    graph(slot, uint32_t(T), head_rows, vocab, id_alone).launch(*stream_);
+  else
+    launch_step(slot, uint32_t(T), head_rows, vocab, id_alone);
   if (samples_in_head(T, head_rows)) slot.noise_there->step += 1;
   feed_head({&part, 1});
 }
@@ -164,7 +170,8 @@ void DeviceModel::warm_up_prompt(int64_t tokens, uint32_t head_rows, int index) 
 
 void DeviceModel::prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone) {
   const gpu::DeviceGuard guard(device_);
-  if (1 <= tokens && tokens <= batch()) graph(slots_[size_t(slot)], uint32_t(tokens), head_rows, vocab, id_alone);
+  if (1 <= tokens && tokens <= batch() && is_recorded(tokens, head_rows))
+    graph(slots_[size_t(slot)], uint32_t(tokens), head_rows, vocab, id_alone);
 }
 
 void DeviceModel::continue_sampling(int64_t n, const sampling::RowNoise& noise, int index, bool id_alone) {
