@@ -126,9 +126,8 @@ void require_within(const ExportCommand& o, const std::string& bytes) {
          " bytes, expected at most ", with_commas(o.limit), " (--limit); nothing was written; fewer bits take less");
 }
 std::string size_lines(const ExportCommand& o, const std::string& bytes, const std::string& beside) {
-  const std::string size = with_commas(int64_t(bytes.size()));
-  return o.out + "\n  model      " + size + " bytes (" + beside + ")\n  code       none\n  total      " + size +
-         " of " + with_commas(o.limit) + "\n";
+  return o.out + "\n  model      " + with_commas(int64_t(bytes.size())) + " bytes of at most " + with_commas(o.limit) +
+         " (" + beside + ")\n";
 }
 
 // Writes an artifact's integers with another coder.
