@@ -77,7 +77,9 @@ class Plot(InDirectory):
     def test_bad_logs_are_refused(self):
         self.refuses(4, "nothing", "plot", self.directory / "nothing")
         self.refuses(3, r"x\.jsonl:2: byte 0", "plot", self.file("x.jsonl", '{"step": 1, "loss": 2}\nbroken\n'))
-        self.refuses(3, "found no record with the numbers 'step' and 'loss'", "plot", self.file("y.jsonl", '{"a": 1}\n'))
+        self.refuses(3, "found no record with the numbers 'step' and 'loss'.*; numbers in this log: a\n", "plot", self.file("y.jsonl", '{"a": 1}\n'))
+        log = self.file("z.jsonl", '{"step": 1, "loss": 2}\n{"event": "score", "step": 1, "loss": 3}\n')
+        self.refuses(3, "; numbers in this log: loss, score.loss, score.step, step\n", "plot", log, "--y", "los")
 
 
 class Runs(InDirectory):

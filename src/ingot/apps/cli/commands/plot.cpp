@@ -1,6 +1,7 @@
 // ingot plot: the curves of one or several runs as an SVG.
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "ingot/apps/cli/framework/cli.h"
 #include "ingot/apps/cli/shared/chart.h"
@@ -40,6 +41,22 @@ Series read_series(const std::string& log, const std::string& path, const std::s
   return series;
 }
 
+// The numbers in a log by the names that --y takes.
+std::string numbers_of(const std::string& log) {
+  std::set<std::string> names;
+  for (size_t begin = 0, end; (end = log.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const Json record = Json::parse(log.begin() + int64_t(begin), log.begin() + int64_t(end), nullptr, false);
+    if (!record.is_object()) continue;
+    const auto event = record.find("event");
+    const bool named = event != record.end() && event->is_string() && *event != "step";
+    for (const auto& [key, value] : record.items())
+      if (value.is_number()) names.insert(named ? event->get<std::string>() + "." + key : key);
+  }
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all.empty() ? "none" : all;
+}
+
 std::string log_of(const std::string& run) { return is_directory(run) ? join_path(run, "log.jsonl") : run; }
 
 // The name of the axis: "loss" for loss and score.loss; for different numbers, all their names.
@@ -77,7 +94,7 @@ Chart chart_of_runs(const std::vector<std::string>& runs, const ChartChoice& cho
     }
     if (found == 0)
       fail(ErrorCode::bad_data, path, ": found no record with the numbers '", choice.x, "' and '", keys[0],
-           "', expected at least one");
+           "', expected at least one; numbers in this log: ", numbers_of(log));
   }
   chart.y_label = label_of(keys);
   if (chart.title.empty()) chart.title = runs.size() == 1 ? runs[0] : chart.y_label;
