@@ -586,6 +586,9 @@ class Protocol(WithServer):
                 self.assertEqual(got[0], status, got[1])
                 if status != 200:
                     self.assertEqual(set(json.loads(got[1])["error"]), {"message", "type", "param", "code"})
+        for path, meant in (("/chat/completions", "/v1/chat/completions"), ("/models", "/v1/models"), ("/v1/v1/messages", "/v1/messages"), ("/v1/v1/none", None)):
+            message = json.loads(self.server.request("POST", path, "{}")[1])["error"]["message"]
+            self.assertRegex(message, rf"\Afound no such address, expected {meant}: " if meant else r"\Afound no such address\Z")
 
     def test_bodies_are_json_and_bounded(self):
         for status, headers in ((415, {"Content-Type": "text/plain"}), (415, {"Content-Encoding": "gzip"}), (200, {"Content-Type": "application/json; charset=utf-8"})):

@@ -389,6 +389,16 @@ struct Server::Impl {
         {.type = "text/event-stream", .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}});
   }
 
+  // The meant address where a client's base URL lacks /v1 or has it twice, as OpenAI's clients need it and Anthropic's
+  // add it.
+  static std::string nearby(const std::string& url, const std::map<std::string, Exchange::Kind>& kinds) {
+    const auto known = [&](const std::string& u) { return u == "/v1/models" || kinds.count(u) != 0; };
+    if (known("/v1" + url)) return ", expected /v1" + url + ": the base URL of OpenAI's clients ends in /v1";
+    if (url.starts_with("/v1/v1/") && known(url.substr(3)))
+      return ", expected " + url.substr(3) + ": the base URL of Anthropic's clients ends before /v1";
+    return "";
+  }
+
   // Answers requests without a body; nothing for requests whose body follows.
   std::optional<Reply> route(Exchange& x, const std::string& url, const std::string& method) {
     const bool get = method == "GET" || method == "HEAD";
@@ -421,7 +431,7 @@ struct Server::Impl {
     constexpr std::string_view kOneModel = "/v1/models/";
     const bool one_model = url.starts_with(kOneModel);
     if (!x.post && url != "/v1/models" && !one_model && url != "/metrics")
-      throw ApiError(404, "found no such address", "", "not_found");
+      throw ApiError(404, "found no such address" + nearby(url, kinds), "", "not_found");
     method_must_be(x.post ? method == "POST" : get, x.post ? "POST" : "GET");
     if (s == nullptr || stopping) throw ApiError(503, s == nullptr ? "the model is loading" : "the server is closing");
     if (url == "/metrics") return Reply{.body = s->metrics_text(), .type = "text/plain; version=0.0.4; charset=utf-8"};
@@ -435,7 +445,8 @@ struct Server::Impl {
     const char* type = header(x.http, "Content-Type");
     const std::string kind = type == nullptr ? "" : lower(std::string(type).substr(0, std::string(type).find(';')));
     if (kind.substr(0, kind.find_last_not_of(' ') + 1) != "application/json")
-      throw ApiError(415, "found another Content-Type, expected application/json");
+      throw ApiError(415, std::string(type == nullptr ? "found no" : "found another") +
+                              " Content-Type, expected the header Content-Type: application/json");
     if (const char* coding = header(x.http, "Content-Encoding"); coding != nullptr && lower(coding) != "identity")
       throw ApiError(415, "found a Content-Encoding, expected none");
     const char* length = header(x.http, "Content-Length");

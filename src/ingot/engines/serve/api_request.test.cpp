@@ -162,7 +162,9 @@ TEST(api_request, bad_chats_are_refused_by_the_field_s_name) {
            {chat_with(R"("tool_choice": "required")"), "tool_choice||"},
            {chat_with(R"("tool_choice": {"type": "function", "function": {"name": "f"}})"), "tool_choice||"},
            {chat_with(R"("tool_choice": "any")"), "tool_choice||"},
-           {chat_with(R"("response_format": {"type": "xml"})"), "response_format.type||"},
+           {chat_with(R"("response_format": {"type": "xml"})"),
+            "response_format.type||response_format.type: found string \"xml\", expected one of text, json_object, "
+            "json_schema"},
            {chat_with(R"("response_format": {})"), "response_format.type||"},
            {chat_with(R"("response_format": {"type": "json_schema"})"), "response_format.json_schema||"},
            {chat_with(R"("response_format": {"type": "json_schema", "json_schema": {"name": "a"}})"),

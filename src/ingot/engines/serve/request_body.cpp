@@ -146,7 +146,7 @@ void read_tool_choice(Object& body, ApiRequest& r) {
 void read_format(Object& format, Object* schema, const Source& source, std::vector<std::string> at, ApiRequest& r) {
   if (schema == nullptr) {
     format.require("type");
-    const std::string kind = format.choice("type", {"text", "json_object"});
+    const std::string kind = format.choice("type", {"text", "json_object", "json_schema"});
     r.format.kind = kind == "text" ? ApiFormat::Kind::text : ApiFormat::Kind::object;
     return;
   }
