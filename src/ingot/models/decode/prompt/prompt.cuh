@@ -49,41 +49,73 @@ struct Choices {
   const float* row[kMostChoices];
   float weight[kMostChoices];
 };
-// Adds the terms of numbers c to c + kWide - 1 of a token, and stores the sum.
+constexpr uint32_t kTogether = 4;  // rows of `down` requested together
+// Numbers c to c + kWide - 1 of a token's terms: the old value of x, or the row of the table, and the first rows of
+// `down`.
+template <int kWide> struct Terms { alignas(16) float x[kWide], down[kTogether][kWide]; };
+template <int kWide> using WideOf = std::conditional_t<kWide == 4, float4, float>;
+template <int kWide> using NarrowOf = std::conditional_t<kWide == 4, uint2, uint16_t>;
 template <int kWide>
-__device__ __forceinline__ void gather_up(const Norm& p, const Choices& m, int64_t t, uint32_t c, float (&v)[kWide]) {
-  using Wide = std::conditional_t<kWide == 4, float4, float>;
-  using Narrow = std::conditional_t<kWide == 4, uint2, uint16_t>;
-  float* const x = p.x + t * p.stride;
-  if (p.table != nullptr) {
-    const Narrow from = *reinterpret_cast<const Narrow*>(p.table + int64_t(__ldcg(p.ids + t)) * p.C + c);
+__device__ __forceinline__ void request_rows(const Norm& p, const Choices& m, uint32_t first, uint32_t c,
+                                             float (&down)[kTogether][kWide]) {
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) v[i] = float(reinterpret_cast<const bf16*>(&from)[i]);
+  for (uint32_t k = 0; k < kTogether; ++k) {
+    WideOf<kWide> v = {};
+    if (first + k < p.k) v = __ldcg(reinterpret_cast<const WideOf<kWide>*>(m.row[first + k] + c));
+    *reinterpret_cast<WideOf<kWide>*>(down[k]) = v;
+  }
+}
+template <int kWide>
+__device__ __forceinline__ void request(const Norm& p, const Choices& m, int64_t t, uint32_t c, Terms<kWide>& terms) {
+  if (p.table != nullptr) {
+    const auto from = *reinterpret_cast<const NarrowOf<kWide>*>(p.table + int64_t(__ldcg(p.ids + t)) * p.C + c);
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) terms.x[i] = float(reinterpret_cast<const bf16*>(&from)[i]);
   } else if (p.first_part) {
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) v[i] = 0;
+    for (int i = 0; i < kWide; ++i) terms.x[i] = 0;
   } else {
-    *reinterpret_cast<Wide*>(v) = *reinterpret_cast<const Wide*>(x + c);
+    *reinterpret_cast<WideOf<kWide>*>(terms.x) = *reinterpret_cast<const WideOf<kWide>*>(p.x + t * p.stride + c);
   }
-  constexpr uint32_t kTogether = 4;  // rows requested together
-  for (uint32_t first = 0; first < p.k; first += kTogether) {
-    alignas(16) float down[kTogether][kWide] = {};
-#pragma unroll
-    for (uint32_t k = 0; k < kTogether; ++k)
-      if (first + k < p.k)
-        *reinterpret_cast<Wide*>(down[k]) = __ldcg(reinterpret_cast<const Wide*>(m.row[first + k] + c));
-#pragma unroll
-    for (uint32_t k = 0; k < kTogether; ++k)
-      if (first + k < p.k)
-#pragma unroll
-        for (int i = 0; i < kWide; ++i) v[i] += m.weight[first + k] * down[k][i];
-  }
-  if (p.table != nullptr || p.k > 0) *reinterpret_cast<Wide*>(x + c) = *reinterpret_cast<const Wide*>(v);
+  request_rows<kWide>(p, m, 0, c, terms.down);
 }
-template <int kWide> __device__ __forceinline__ void norm(const Norm& p, const Choices& m, int64_t t) {
-  using Narrow = std::conditional_t<kWide == 4, uint2, uint16_t>;
-  constexpr int kHeld = 3;  // vectors of a thread, the first ones, that stay in registers
+// Adds the terms and stores the sum.
+template <int kWide>
+__device__ __forceinline__ void add_up(const Norm& p, const Choices& m, int64_t t, uint32_t c, Terms<kWide>& terms,
+                                       float (&v)[kWide]) {
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) v[i] = terms.x[i];
+  for (uint32_t first = 0; first < p.k; first += kTogether) {
+    if (first > 0) request_rows<kWide>(p, m, first, c, terms.down);
+#pragma unroll
+    for (uint32_t k = 0; k < kTogether; ++k)
+      if (first + k < p.k)
+#pragma unroll
+        for (int i = 0; i < kWide; ++i) v[i] += m.weight[first + k] * terms.down[k][i];
+  }
+  if (p.table != nullptr || p.k > 0)
+    *reinterpret_cast<WideOf<kWide>*>(p.x + t * p.stride + c) = *reinterpret_cast<const WideOf<kWide>*>(v);
+}
+constexpr int kHeld = 3;  // vectors of a thread, the first ones, that stay in registers
+// `ready` waits until the operands other than the weights can be read. The terms of kAtOnce vectors are requested
+// together: in turn, each vector would wait for the memory again. With several, the weights are requested before
+// ready().
+template <int kWide, int kAtOnce, class Ready>
+__device__ __forceinline__ void norm_row_of(const Norm& p, const Choices& m, int64_t t, Ready&& ready) {
   constexpr uint32_t kStep = kWide * kThreads;
+  constexpr bool kEarly = kAtOnce > 1;
+  alignas(16) float weight[kHeld][kWide] = {};
+  const auto load_weight = [&](uint32_t c, float(&w)[kWide]) {
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) w[i] = __ldg(p.weight + c + i);
+  };
+  const auto load_weights = [&] {
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h)
+      if (const uint32_t c = kWide * threadIdx.x + h * kStep; c < p.C) load_weight(c, weight[h]);
+  };
+  if (kEarly && p.weight != nullptr) load_weights();
+  ready();
   alignas(16) float held[kHeld][kWide] = {};
   float squares = 0;
   const auto add = [&](const float(&v)[kWide]) {
@@ -91,49 +123,61 @@ template <int kWide> __device__ __forceinline__ void norm(const Norm& p, const C
     for (int i = 0; i < kWide; ++i) squares += v[i] * v[i];
   };
 #pragma unroll
-  for (int h = 0; h < kHeld; ++h)
-    if (const uint32_t c = kWide * threadIdx.x + h * kStep; c < p.C)
-      gather_up<kWide>(p, m, t, c, held[h]), add(held[h]);
+  for (int first = 0; first < kHeld; first += kAtOnce) {
+    Terms<kWide> terms[kAtOnce];
+#pragma unroll
+    for (int h = 0; h < kAtOnce; ++h)
+      if (const uint32_t c = kWide * threadIdx.x + (first + h) * kStep; c < p.C) request<kWide>(p, m, t, c, terms[h]);
+#pragma unroll
+    for (int h = 0; h < kAtOnce; ++h)
+      if (const uint32_t c = kWide * threadIdx.x + (first + h) * kStep; c < p.C)
+        add_up<kWide>(p, m, t, c, terms[h], held[first + h]), add(held[first + h]);
+  }
   for (uint32_t c = kWide * threadIdx.x + kHeld * kStep; c < p.C; c += kStep) {
+    Terms<kWide> terms;
     alignas(16) float v[kWide];
-    gather_up<kWide>(p, m, t, c, v), add(v);
+    request<kWide>(p, m, t, c, terms), add_up<kWide>(p, m, t, c, terms, v), add(v);
   }
   if (p.weight == nullptr) return;
   const float rstd = 1 / sqrtf(block_sum(squares) / float(p.C) + p.eps);
-  const auto put = [&](uint32_t c, const float(&v)[kWide]) {
-    Narrow y;
+  if (!kEarly) load_weights();
+  const auto put = [&](uint32_t c, const float(&v)[kWide], const float(&w)[kWide]) {
+    NarrowOf<kWide> y;
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) reinterpret_cast<bf16*>(&y)[i] = bf16(v[i] * p.weight[c + i] * rstd);
-    *reinterpret_cast<Narrow*>(p.y + t * p.stride + c) = y;
+    for (int i = 0; i < kWide; ++i) reinterpret_cast<bf16*>(&y)[i] = bf16(v[i] * w[i] * rstd);
+    *reinterpret_cast<NarrowOf<kWide>*>(p.y + t * p.stride + c) = y;
   };
 #pragma unroll
   for (int h = 0; h < kHeld; ++h)
-    if (const uint32_t c = kWide * threadIdx.x + h * kStep; c < p.C) put(c, held[h]);
+    if (const uint32_t c = kWide * threadIdx.x + h * kStep; c < p.C) put(c, held[h], weight[h]);
   for (uint32_t c = kWide * threadIdx.x + kHeld * kStep; c < p.C; c += kStep) {
-    float v[kWide];
+    float v[kWide], w[kWide];
+    load_weight(c, w);
 #pragma unroll
     for (int i = 0; i < kWide; ++i) v[i] = p.x[t * p.stride + c + i];
-    put(c, v);
+    put(c, v, w);
   }
 }
-__device__ __forceinline__ void norm(const Norm& p, const Choices& m, int64_t t) {
+template <int kAtOnce, class Ready>
+__device__ __forceinline__ void norm(const Norm& p, const Choices& m, int64_t t, Ready&& ready) {
   if (p.C % 4 == 0)
-    norm<4>(p, m, t);
+    norm_row_of<4, kAtOnce>(p, m, t, ready);
   else
-    norm<1>(p, m, t);
+    norm_row_of<1, kAtOnce>(p, m, t, ready);
 }
 __global__ void __launch_bounds__(kThreads) norm_kernel(Norm p) {
   auto& m = tile::shared<Choices>();
-  ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
   const int64_t t = blockIdx.x;
-  if (p.rows != nullptr) p.x += (int64_t(__ldcg(p.rows + t)) - t) * p.stride;
-  if (threadIdx.x < p.k) {
-    m.row[threadIdx.x] = p.down + int64_t(p.place[t * p.k + threadIdx.x]) * p.C;
-    m.weight[threadIdx.x] = p.weights[t * p.k + threadIdx.x];
-  }
-  __syncthreads();
-  norm(p, m, t);
+  ptx::let_next_kernel_start();
+  norm<kHeld>(p, m, t, [&] {
+    ptx::wait_for_earlier_kernels();
+    if (p.rows != nullptr) p.x += (int64_t(__ldcg(p.rows + t)) - t) * p.stride;
+    if (threadIdx.x < p.k) {
+      m.row[threadIdx.x] = p.down + int64_t(p.place[t * p.k + threadIdx.x]) * p.C;
+      m.weight[threadIdx.x] = p.weights[t * p.k + threadIdx.x];
+    }
+    __syncthreads();
+  });
 }
 
 // The preceding kernel has written this rank's part of the next exchange.
@@ -167,7 +211,7 @@ __global__ void __launch_bounds__(kThreads) rank_norm_kernel(const __grid_consta
   if (r == 0) megakernel::pass_on_stop(x, p.ranks.watch);
   Norm all = p.norm;
   all.k = uint32_t(__popc(p.from));
-  norm(all, m, blockIdx.x);
+  norm<1>(all, m, blockIdx.x, [] {});  // more would spill registers
 }
 
 // Rotates queries and keys, and stores keys and values in the cache. For sliding layers the keys and values are also
