@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ingot/gpu/device_limits.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/grouped/grouped.h"
 #include "ingot/kernels/grouped/schedule.h"
 #include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/batch/batch.h"
+#include "ingot/models/decode/batch/batch_router.cuh"
 #include "ingot/models/decode/draft_head/head_launches.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/phased/e4m3_inputs.cuh"
@@ -98,6 +100,10 @@ struct Run {
   // In a step, output is too small for all multiprocessors, so K is divided in two; b.down has room for both halves.
   bool halves = parts.empty() && p.T <= int64_t(kMostSequences) && c.experts_per_token >= 2 &&
                 q_width > 3 * kWeightTileCols && !adds_later() && grouped_takes_parts(device());
+  // In a step, one kernel of clusters computes everything between output and the experts' products.
+  bool routes_rows =
+      parts.empty() && p.T <= int64_t(kMostSequences) && !adds_later() && gpu::device_limits(device()).hopper &&
+      prompts::takes_route_rows(uint32_t(c.hidden), uint32_t(stride), uint32_t(c.experts), uint32_t(bank_choices(c)));
 
   template <class Kernel, class P>
   void launch(const char* name, Kernel kernel, int64_t grid, const P& params, int64_t threads = kThreads) {
@@ -322,21 +328,53 @@ struct Run {
       product(l.router, l.b_router, normed(), matrix(b.router, DType::f32, p.T, E, E));
     if (!here) launch("prompt choice", prompts::choose_kernel, (p.T + prompts::kWarps - 1) / prompts::kWarps, choose);
   }
+  prompts::Places places_of(const uint32_t* chosen) const {
+    return {.chosen = chosen,
+            .place = b.place,
+            .offsets = b.offsets,
+            .S = uint32_t(S),
+            .E = uint32_t(c.experts),
+            .count = parts.empty() ? &p.sequences->input->count : nullptr,
+            .k = uint32_t(c.experts_per_token)};
+  }
   void route(const Layer& l, uint32_t* chosen) {
-    const uint32_t E = uint32_t(c.experts), k = uint32_t(c.experts_per_token);
-    choose(l, {b.router, chosen, b.weights, uint32_t(p.T), E, k});
-    const prompts::Places places{.chosen = chosen,
-                                 .place = b.place,
-                                 .offsets = b.offsets,
-                                 .S = uint32_t(S),
-                                 .E = E,
-                                 .count = parts.empty() ? &p.sequences->input->count : nullptr,
-                                 .k = k};
-    const prompts::Gather gather{b.normed, b.gathered, b.place, stride, k};
+    choose(l, {b.router, chosen, b.weights, uint32_t(p.T), uint32_t(c.experts), uint32_t(c.experts_per_token)});
+    place_and_gather(places_of(chosen));
+  }
+  // As norm_after_output() and route(), where `routes_rows`.
+  void norm_and_route(const Layer& l, uint32_t* chosen) {
+    const uint32_t E = uint32_t(c.experts), k = uint32_t(c.experts_per_token), T = uint32_t(p.T);
+    const bool one_cluster = T <= prompts::kRouted;
+    const prompts::RouteRows rows{.norm = norm_of(l.mlp_norm),
+                                  .halves = halves ? b.down : nullptr,
+                                  .route = {.x = nullptr,
+                                            .w = l.router.data,
+                                            .bias = l.b_router,
+                                            .logits = nullptr,
+                                            .stride = stride,
+                                            .row_tile_bytes = l.router.row_tile_bytes,
+                                            .T = T,
+                                            .E = E,
+                                            .C = uint32_t(c.hidden),
+                                            .weight_tiles = l.router.weight_tiles,
+                                            .choose = {nullptr, chosen, b.weights, T, E, k}},
+                                  .places = places_of(chosen),
+                                  .gathered = one_cluster ? b.gathered : nullptr};
+    gpu::launch("batch norm and router", prompts::route_rows_kernel,
+                {.grid = (p.T + prompts::kRouted - 1) / prompts::kRouted * prompts::kRouteCluster,
+                 .block = prompts::kRouteRowsThreads,
+                 .cluster = prompts::kRouteCluster,
+                 .overlap = true,
+                 .device = p.device},
+                stream, rows);
+    if (!one_cluster) place_and_gather(places_of(chosen));
+  }
+  void place_and_gather(const prompts::Places& places) {
+    const prompts::Gather gather{b.normed, b.gathered, b.place, stride, places.k};
     if (S <= int64_t(prompts::kFewChoices))
       return launch("prompt places and rows", prompts::place_and_gather_kernel, p.T,
                     prompts::PlaceAndGather{places, gather});
-    launch("prompt places", prompts::places_kernel, E, places);
+    launch("prompt places", prompts::places_kernel, places.E, places);
     launch("prompt rows", prompts::gather_kernel, p.T, gather);
   }
   // Rounds the inputs of the experts in place, where the model rounds them.
@@ -446,12 +484,18 @@ void run_prompt(const Model& m, const Buffers& buffers, const PromptBuffers& b, 
     i == 0 ? r.embed(l.attn_norm) : r.norm_after_mlp(m.layers[i - 1], l.attn_norm, i - 1);
     r.keep(i);
     if (ranks.of(ranks.heads)) r.attend(l, i);
+    uint32_t* const chosen = b.chosen + int64_t(i) * r.S;
+    if (l.experts && r.routes_rows) {
+      r.norm_and_route(l, chosen);
+      r.experts(l);
+      continue;
+    }
     r.norm_after_output(l, i);
     if (!l.experts) {
       if (ranks.of(ranks.channels)) r.dense_mlp(l);
       continue;
     }
-    r.route(l, b.chosen + int64_t(i) * r.S);
+    r.route(l, chosen);
     if (ranks.of(ranks.channels)) r.experts(l);
   }
   const bool all_rows = is_step || (p.sequences == nullptr && p.head_rows > 1);
