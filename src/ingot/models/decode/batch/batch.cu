@@ -37,10 +37,12 @@ template <int kDim>
 __global__ void __launch_bounds__(decode_attention::kThreads, kDim == 64 ? 4 : 2)
     attend_batch_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p) {
   ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
   const uint32_t units = decode_attention::units_of(p), j = blockIdx.x / units;
-  if (j >= count_of(s)) return;
-  point_to_row<kDim>(s, j, p);
+  // The step's input was complete before the first kernel of the step.
+  const bool exists = j < count_of(s);
+  if (exists) point_to_row<kDim>(s, j, p);
+  ptx::wait_for_earlier_kernels();
+  if (!exists) return;
   decode_attention::attend<kDim>(p, blockIdx.x % units, tile::shared<decode_attention::Memory<kDim>>());
 }
 // For heads wider than 128 numbers, or with a softcap of scores.
