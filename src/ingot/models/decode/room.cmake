@@ -1,4 +1,4 @@
-ingot_room(HOPPER "^(megakernel|row_kernel)" TEST_SHARDS 6)
+ingot_room(HOPPER "^(megakernel|row_kernel|batch/batch_linear)" TEST_SHARDS 6)
 ingot_ptx_test(FILTER "GptOssDecodeCuda.PhaseByPhaseIsTheModelSmall:GptOssDecodeCuda.TheMegakernelIsTheModelSmall:GptOssDecodeCuda.PromptsAreTheModel*:GptOssDecodeCuda.EachSequenceOfAStepEqualsTheModelSmall:GptOssDecodeCuda.EveryCaseIsTheModel:GptOssDecodeCuda.SamplingWith*:FamiliesDecodeCuda.EveryFamilyIsTheModel*")
 # The phased path's kernels, by the format of a matrix, and the variants of the token kernel (TokenVariant; megakernel.cu has the same list). The
 # emulated tests run all variants. The variants with the copy engine are also included as PTX for compute_90, those without as PTX for compute_80.

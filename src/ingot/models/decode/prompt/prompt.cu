@@ -8,6 +8,7 @@
 #include "ingot/kernels/grouped/schedule.h"
 #include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/batch/batch.h"
+#include "ingot/models/decode/batch/batch_linear.h"
 #include "ingot/models/decode/batch/batch_router.cuh"
 #include "ingot/models/decode/draft_head/head_launches.h"
 #include "ingot/models/decode/megakernel/megakernel.h"
@@ -183,16 +184,22 @@ struct Run {
   }
   void product(const Matrix& w, const float* bias, const Tensor& x, const Tensor& y, bool add = false,
                const int32_t* offsets = nullptr) {
-    grouped_linear({.x = x,
-                    .w = w.data,
-                    .format = w.format,
-                    .groups = 1,
-                    .n = w.rows,
-                    .bias = bias,
-                    .offsets = offsets != nullptr ? offsets : b.whole,
-                    .y = y,
-                    .add = add},
-                   stream);
+    dense({.x = x,
+           .w = w.data,
+           .format = w.format,
+           .groups = 1,
+           .n = w.rows,
+           .bias = bias,
+           .offsets = offsets != nullptr ? offsets : b.whole,
+           .y = y,
+           .add = add});
+  }
+  // A product with one matrix.
+  void dense(const GroupedLinear& a) {
+#ifndef INGOT_EMULATE
+    if (parts.empty() && takes_batch_linear(a)) return batch_linear(a, stream);
+#endif
+    grouped_linear(a, stream);
   }
   // As Plan::adds_later().
   bool adds_later() const { return ranks.several() || c.norm.post; }
@@ -229,16 +236,15 @@ struct Run {
       attend_part(parts[size_t(i)].model->layers[layer], i, first);
     const Tensor mixed = matrix(b.mixed, DType::bf16, p.T, q_width, q_width);
     if (halves)
-      return grouped_linear({.x = mixed,
-                             .w = l.o.data,
-                             .format = l.o.format,
-                             .groups = 1,
-                             .n = l.o.rows,
-                             .bias = l.b_o,
-                             .offsets = b.halves,
-                             .y = matrix(b.down, DType::f32, 2 * p.T, c.hidden, c.hidden),
-                             .parts = 2},
-                            stream);
+      return dense({.x = mixed,
+                    .w = l.o.data,
+                    .format = l.o.format,
+                    .groups = 1,
+                    .n = l.o.rows,
+                    .bias = l.b_o,
+                    .offsets = b.halves,
+                    .y = matrix(b.down, DType::f32, 2 * p.T, c.hidden, c.hidden),
+                    .parts = 2});
     product(l.o, l.b_o, mixed, matrix(adds_later() ? b.part[0] : b.x, DType::f32, p.T, c.hidden, stride),
             !adds_later());
   }
