@@ -566,6 +566,12 @@ class Configuration(InDirectory):
         self.assertEqual(run.returncode, 0, run.error)
         return json.loads((self.out / "config.json").read_text())
 
+    def test_a_vocabulary_that_the_tokenizer_overrides_is_a_warning(self):
+        train = lambda *words: ingot("train", *TINY, "--steps", 0, "--data", self.file("text.txt", TEXT), "--out", self.directory / "run", *words)
+        vocab = json.loads(ingot("info", self.directory / "run", "--json").text)["config"]["vocab"] if train().returncode == 0 else None
+        self.assertNotIn("model.vocab", train("--set", f"vocab={vocab}").error)
+        self.assertRegex(train("--set", "vocab=7").error, f"warning: model.vocab: found 7, which changes nothing here: the vocabulary is that of the [a-z]+ tokenizer, {vocab} tokens\n")
+
     def test_keys_without_a_section_are_the_keys_of_their_section(self):
         config = self.trained_with(steps=3, matrix_lr=0.02, decay="linear", optimizer=dict(clip=2.0), train=dict(schedule=dict(min_lr=0.2)), model=dict(z_loss=0.5))
         self.assertEqual((config["model"]["layers"], config["model"]["z_loss"], config["train"]["steps"], config["train"]["batch_tokens"]), (2, 0.5, 3, 128))

@@ -231,7 +231,9 @@ class Demo {
     const RunConfig& config = trainer_->config();
     const HostCopy weights(trainer_->result_weights(), Stream{});
     Generator generator(config.model, weights.tensor(), trainer_->looping(), products_named(config.train.products));
-    write_out("\nType a line, it continues. /serve opens a page for the browser. An empty line or Ctrl-D ends.\n");
+    write_out(
+        "\nType the beginning of a text, and the model continues it. /serve opens a page for the browser. An empty "
+        "line or Ctrl-D ends.\n");
     uint64_t seed = 1;
     for (std::string line; write_out("\n> "), std::getline(std::cin, line) && !line.empty(); ++seed) {
       if (line == "/serve") return serve();

@@ -132,7 +132,7 @@ void serve(const ServeCommand& o, const std::string& path) {
   server.serve(service);
   const std::string address = o.host.find(':') == std::string::npos ? o.host : "[" + o.host + "]";
   log_info("serving ", name, " at http://", address, ":", server.port(),
-           " (a page to chat on; OpenAI's base URL ends in /v1); Ctrl-C ends it");
+           " (a page for the browser; OpenAI's base URL is this address with /v1); Ctrl-C ends it");
   log_info("up to ", slots, slots == 1 ? " request" : " requests", " at a time, each of up to ", context,
            " tokens with its answer");
   while (!interrupt.asked()) std::this_thread::sleep_for(std::chrono::milliseconds(50));

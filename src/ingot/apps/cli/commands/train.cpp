@@ -182,6 +182,16 @@ void refuse_files_of_others(const TrainCommand& o, const std::string& directory)
   }
 }
 
+// The tokenizer decides the vocabulary, whatever the configuration says: a text has few characters, or ends before the
+// requested number of pairs.
+void log_other_vocabulary(const TrainCommand& o, const RunData& data) {
+  const Json model = parse_json(o.model, "configuration");
+  const auto asked = model.find("vocab");
+  if (asked != model.end() && *asked != data.tokenizer->vocab_size())
+    log_warn("model.vocab: found ", asked->dump(), ", which changes nothing here: the vocabulary is that of the ",
+             data.tokenizer->kind(), " tokenizer, ", with_commas(data.tokenizer->vocab_size()), " tokens");
+}
+
 TrainResult run_one(const TrainCommand& o, std::optional<int64_t> seed, const std::string& directory) {
   if (o.is_first()) refuse_files_of_others(o, directory);
   const Start start = start_of(o, directory);
@@ -189,6 +199,7 @@ TrainResult run_one(const TrainCommand& o, std::optional<int64_t> seed, const st
   if (seed) resolved.train.seed = uint64_t(*seed);
   deal_passes(o, directory, resolved);
   RunData data = load_run_data(o.data, resolved, start.tokenizer);
+  if (o.is_first()) log_other_vocabulary(o, data);
   Trainer trainer = open_run(o, resolved, std::move(data), directory);
   if (o.is_first()) log_left_out(trainer.data().left_out);
   if (o.is_first())
