@@ -21,13 +21,14 @@ using testing::error_of;
 using testing::fill_normal;
 using testing::values;
 
-TEST(route, takes_the_largest_logits_in_order_with_softmax_weights_over_the_chosen) {
+// Softmax over the chosen experts, or over all.
+void check_route(bool renormalise) {
   for (DType dtype : {DType::f32, DType::f64})
     for (const auto& [tokens, E, k] :
          std::vector<std::array<int64_t, 3>>{{0, 4, 2}, {1, 1, 1}, {5, 8, 8}, {70, 128, 4}}) {
       Buffer logits(dtype, {tokens, E}), weights(dtype, {tokens, k}), chosen(DType::i32, {tokens, k});
       fill_normal(logits, 1, 2);
-      route({.logits = logits, .experts = chosen, .weights = weights}, {});
+      route({.logits = logits, .experts = chosen, .weights = weights, .renormalise = renormalise}, {});
       const auto l = values(logits);
       std::vector<double> want;
       for (int64_t t = 0; t < tokens; ++t) {
@@ -36,18 +37,22 @@ TEST(route, takes_the_largest_logits_in_order_with_softmax_weights_over_the_chos
         std::stable_sort(order.begin(), order.end(),
                          [&](int64_t a, int64_t b) { return l[size_t(t * E + a)] > l[size_t(t * E + b)]; });
         double sum = 0;
-        for (int64_t i = 0; i < k; ++i) sum += std::exp(l[size_t(t * E + order[size_t(i)])]);
+        for (int64_t i = 0; i < (renormalise ? k : E); ++i) sum += std::exp(l[size_t(t * E + order[size_t(i)])]);
         for (int64_t i = 0; i < k; ++i) {
           EXPECT_EQ(chosen.tensor().ptr<int32_t>()[t * k + i], order[size_t(i)]);
           want.push_back(std::exp(l[size_t(t * E + order[size_t(i)])]) / sum);
         }
       }
-      // Difference, exponential and quotient round once each, and the sum k times.
-      const auto result = testing::compare(weights, want, 1e-30, double(8 + k) * testing::roundoff(dtype));
+      // Difference, exponential and quotient round once each, and the sum once for each of its terms.
+      const double terms = double(renormalise ? k : E);
+      const auto result = testing::compare(weights, want, 1e-30, (8 + terms) * testing::roundoff(dtype));
       EXPECT_TRUE(result.ok) << result.message;
       EXPECT_TRUE(weights.guards_intact() && chosen.guards_intact());
     }
 }
+
+TEST(route, takes_the_largest_logits_in_order_with_softmax_weights_over_the_chosen) { check_route(true); }
+TEST(route, takes_the_largest_logits_in_order_with_softmax_weights_over_all) { check_route(false); }
 
 TEST(route, equal_logits_go_to_the_lower_expert_and_nan_never_leads_out_of_range) {
   float logits[2][4] = {{1, 3, 3, 1}, {NAN, NAN, NAN, NAN}}, weights[2][3];

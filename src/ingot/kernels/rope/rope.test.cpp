@@ -55,6 +55,43 @@ TEST(RopeFrequencies, YarnRoundsTheRampOnlyOnRequest) {
   EXPECT_EQ(rope_frequencies(64, 150000, scaling).amplitude, 1);
 }
 
+// Of a small base the slow end of the ramp lies behind the last pair.
+TEST(RopeFrequencies, YarnsRampMayEndBehindTheLastPair) {
+  const RopeFrequencies f =
+      rope_frequencies(64, 500, {.kind = RopeScaling::yarn, .factor = 8, .original_context = 4096});
+  // 15.52 .. 33.37, rounded outwards.
+  for (size_t j = 0; j < 32; ++j) {
+    const double slowed = std::clamp((double(j) - 15) / 19, 0.0, 1.0), plain = std::pow(500.0, -double(j) / 32);
+    EXPECT_NEAR(f.theta[j] / (plain * (slowed / 8 + 1 - slowed)), 1, 1e-14) << j;
+  }
+  // 5.24 .. 11.26 of 8 dimensions: the end is the number of dimensions less one, and all pairs lie before the ramp.
+  const RopeFrequencies short_head =
+      rope_frequencies(8, 10, {.kind = RopeScaling::yarn, .factor = 8, .original_context = 4096});
+  for (size_t j = 0; j < 4; ++j) EXPECT_NEAR(short_head.theta[j] / std::pow(10.0, -double(j) / 4), 1, 1e-14) << j;
+}
+
+// The published definition, by wavelengths, with the numbers of Llama 3.1.
+TEST(RopeFrequencies, Llama3DividesLongWavelengthsAndLeavesShortOnes) {
+  const double factor = 8, context = 8192, low = 1, high = 4;
+  const RopeFrequencies f = rope_frequencies(128, 500000,
+                                             {.kind = RopeScaling::llama3,
+                                              .factor = factor,
+                                              .original_context = int64_t(context),
+                                              .beta_fast = high,
+                                              .beta_slow = low});
+  int kept = 0, between = 0, divided = 0;
+  for (size_t j = 0; j < 64; ++j) {
+    const double theta = std::pow(500000.0, -double(j) / 64), wavelength = 2 * std::numbers::pi / theta;
+    const double smooth = (context / wavelength - low) / (high - low);
+    const double want = wavelength < context / high  ? (++kept, theta)
+                        : wavelength > context / low ? (++divided, theta / factor)
+                                                     : (++between, (1 - smooth) * theta / factor + smooth * theta);
+    EXPECT_NEAR(f.theta[j] / want, 1, 1e-14) << j;
+  }
+  EXPECT_TRUE(kept > 10 && between > 3 && divided > 10) << kept << ' ' << between << ' ' << divided;
+  EXPECT_EQ(f.amplitude, 1);
+}
+
 TEST(RopeFrequencies, TableHoldsEveryPositionWithItsAmplitude) {
   RopeFrequencies f = rope_frequencies(6, 100);
   f.amplitude = 1.5;
