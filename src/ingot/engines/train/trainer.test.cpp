@@ -58,12 +58,19 @@ TEST(trainer, the_loss_falls_and_the_score_is_in_bits_per_byte) {
   }
 }
 
+float largest_difference(const Tensor& a, const Tensor& b) {
+  float most = 0;
+  for (int64_t i = 0; i < a.numel(); ++i) most = std::max(most, std::abs(a.ptr<float>()[i] - b.ptr<float>()[i]));
+  return most;
+}
+
 TEST(trainer, a_resumed_run_ends_with_the_same_bits_for_any_number_of_threads) {
   const int before = thread_count();
   std::string hashes[3];
   for (int variant = 0; variant < 3; ++variant) {
     TemporaryDirectory dir;
     RunConfig c = small_run();
+    c.train.schedule.ema_horizon = 0.5;  // the average, which is the result, differs from the weights
     set_thread_count(1 + variant);
     const std::string run = dir.path() + "/run";
     if (variant > 0) {  // interrupted twice: at step 5 (loop off) and 9 (loop on)
@@ -80,6 +87,7 @@ TEST(trainer, a_resumed_run_ends_with_the_same_bits_for_any_number_of_threads) {
     Trainer trainer(c, data_for(c, dir), run);
     EXPECT_EQ(trainer.step(), variant > 0 ? 9 : 0);
     hashes[variant] = trainer.run().parameter_hash;
+    EXPECT_GT(largest_difference(trainer.result_weights(), trainer.weights()), 1e-4);
   }
   set_thread_count(before);
   EXPECT_EQ(hashes[0], hashes[1]);
@@ -176,6 +184,24 @@ TEST(trainer, a_run_goes_on_from_an_earlier_checkpoint_to_the_same_end) {
   EXPECT_EQ(good.step(), 9);
   EXPECT_EQ(good.run().parameter_hash, hash);
   EXPECT_EQ(read_file(run + "/aside-step-00000012-2/model.safetensors"), "damaged");
+}
+
+TEST(trainer, a_finished_run_is_scored_again_and_not_saved_again) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  const std::string run = dir.path() + "/run";
+  const auto saves = [&] {
+    const std::string log = read_file(run + "/log.jsonl");
+    int found = 0;
+    for (size_t at = 0; (at = log.find(R"("event":"checkpoint")", at)) != std::string::npos; ++at) ++found;
+    return found;
+  };
+  const TrainResult first = Trainer(c, data_for(c, dir), run).run();
+  EXPECT_EQ(saves(), 1);
+  const TrainResult again = Trainer(c, data_for(c, dir), run).run();
+  EXPECT_EQ(saves(), 1);
+  EXPECT_EQ(again.checkpoint, first.checkpoint);
+  EXPECT_EQ(again.score.loss, first.score.loss);
 }
 
 TEST(trainer, a_finished_run_goes_on_with_more_steps_and_not_with_fewer) {
@@ -343,6 +369,22 @@ TEST(trainer, a_tensor_whose_gradient_is_not_finite_is_named) {
                          "blocks.0.mlp.down.weight; expected"),
             std::string::npos)
       << message;
+}
+
+TEST(trainer, steps_without_a_finite_gradient_end_a_run_only_in_a_row) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  c.train.max_bad_steps = 2;
+  Trainer trainer(c, data_for(c, dir), dir.path() + "/run");
+  float& weight = trainer.weights().ptr<float>()[0];
+  const float finite = weight;
+  int bad = 0;
+  const TrainResult r = trainer.run({.on_step = [&](const TrainStatus& s) {
+    bad += !std::isfinite(s.loss);
+    weight = s.step % 2 == 1 ? std::numeric_limits<float>::quiet_NaN() : finite;
+  }});
+  EXPECT_EQ(int(r.end), int(TrainEnd::finished));
+  EXPECT_EQ(bad, 6);
 }
 
 TEST(trainer, the_log_goes_on_after_a_loss_that_is_not_finite) {
