@@ -264,6 +264,17 @@ TEST(packer, ranks_split_a_step_without_overlap) {
     zero.fill(1, a);
     one.fill(1, b);
     EXPECT_NE(a.tokens, b.tokens) << name_of(order);
+    // A step of sequential batches is a span of each rank within a shard, and windows are random.
+    if (order == BatchOrder::sequential || order == BatchOrder::windows) continue;
+    const Packer alone(source, {.order = order, .tokens = 64, .max_segment = 32});
+    for (int64_t step = 0; step < 9; ++step)
+      for (const Packer* rank : {&zero, &one}) {
+        rank->fill(step, a);
+        alone.fill(2 * step + (rank == &one), b);
+        EXPECT_EQ(a.tokens, b.tokens) << name_of(order) << ", step " << step;
+        EXPECT_EQ(a.targets, b.targets);
+        EXPECT_EQ(a.cu_seqlens, b.cu_seqlens);
+      }
   }
   EXPECT_THROW(Packer(source, {.tokens = 64, .rank = 2, .world = 2}), Error);
   EXPECT_THROW(Packer(source, {.tokens = 0}), Error);

@@ -77,7 +77,7 @@ TEST(session, drafts_change_no_answer_and_repeated_text_is_accepted) {
 // Counts the tokens 0, 1, 2, ..., and records the rows of its draft steps, and 0 for each token without a draft step.
 class Counter final : public testing::FakeDecoder {
  public:
-  Counter() : FakeDecoder({.vocab = 100}) {}
+  explicit Counter(int64_t context = 1000) : FakeDecoder({.vocab = 100, .context = context}) {}
   int64_t draft_rows() const override { return 4; }
   std::vector<int64_t> steps;
 
@@ -386,6 +386,16 @@ TEST(session, ends_at_a_stop_id_at_the_context_and_when_cancelled) {
   EXPECT_TRUE(cut.tokens.empty());
   EXPECT_EQ(session.fed().size(), 16u);
   EXPECT_EQ(session.generate(prompt, kGreedy).tokens, free);  // and continues as if it had not been cancelled
+}
+
+TEST(session, no_token_is_lost_or_doubled_where_the_context_slides) {
+  Counter counter(20);
+  Session session(counter);
+  const Answer found =
+      session.generate(std::vector<int32_t>{1, 2, 3}, {.tokens = 60, .sampling = {.temperature = 0}, .slide = true});
+  ASSERT_EQ(found.tokens.size(), 60u);
+  for (size_t i = 0; i < 60; ++i) EXPECT_EQ(found.tokens[i], int32_t(4 + i)) << i;
+  for (size_t i = 1; i < counter.fed().size(); ++i) EXPECT_EQ(counter.fed()[i], counter.fed()[i - 1] + 1) << i;
 }
 
 TEST(session, bad_prompts_are_refused_and_leave_the_session_usable) {

@@ -22,8 +22,8 @@ std::string cut(const std::string& text, const std::vector<std::string>& stops) 
 }
 
 TEST(stop_strings, text_in_any_pieces_is_cut_where_the_whole_text_would_be) {
-  const std::vector<std::vector<std::string>> lists = {{},      {"a"}, {"ab"}, {"aab"}, {"aba", "bb"}, {"abab", "ba"},
-                                                       {"bbbb"}};
+  const std::vector<std::vector<std::string>> lists = {
+      {}, {"a"}, {"ab"}, {"aab"}, {"aba", "bb"}, {"abab", "ba"}, {"bbbb"}, {"ab", "aab"}, {"bab", "b"}};
   int found = 0;
   for (uint32_t seed = 0; seed < 2000; ++seed) {
     const Rng rng(seed, Purpose::test);

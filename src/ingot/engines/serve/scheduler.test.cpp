@@ -463,6 +463,20 @@ TEST(scheduler, the_common_beginning_of_a_client_s_prompts_is_computed_once) {
   EXPECT_EQ(decoder.tokens_of_prompts(), 3 + 2 * 288 + 5 * 7);
 }
 
+TEST(scheduler, a_prompt_waits_for_the_same_prompt_of_its_own_client_alone) {
+  const Model m;
+  for (const bool same : {false, true}) {
+    Together decoder(m.decoder(3, 320, 256));
+    Scheduler scheduler(decoder);
+    Burst burst(scheduler, 30, 2,
+                [&](Asked& a, size_t i) { return a.request(ids_of(40, 100), 4, same || i == 0 ? "a" : "b"); });
+    burst.asked[0].wait(), burst.asked[1].wait(), burst.answering.wait();
+    EXPECT_EQ(burst.asked[1].tokens, burst.asked[0].tokens);
+    EXPECT_EQ(decoder.passes, same ? (std::vector<std::vector<int64_t>>{{3}, {100}})
+                                   : (std::vector<std::vector<int64_t>>{{3}, {100, 100}}));
+  }
+}
+
 TEST(scheduler, a_busy_slot_serves_another_request_of_its_client) {
   const Model m;
   const auto decoder = m.decoder(2, 200, 64);

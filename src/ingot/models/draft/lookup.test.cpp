@@ -66,6 +66,12 @@ TEST(LookupDrafter, AfterTruncationDraftsAsIfTheTokensHadNeverBeen) {
     EXPECT_EQ(cut.draft(9).tokens, fresh.draft(9).tokens);
     EXPECT_EQ(cut.draft(9).source, fresh.draft(9).source);
   }
+  // The end of the text is in the prediction, which the text's beginning would continue.
+  LookupDrafter followed(range(2, 9));
+  followed.append(Ids{5, 6, 30, 2, 3, 4});
+  EXPECT_EQ(followed.draft(9).tokens, range(5, 9));
+  followed.truncate(2);
+  EXPECT_TRUE(followed.draft(9).tokens.empty());
   LookupDrafter drafter;
   EXPECT_NE(error_of([&] { drafter.truncate(1); }).find("found a length of 1"), std::string::npos);
 }

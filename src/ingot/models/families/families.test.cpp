@@ -94,6 +94,9 @@ TEST(Families, ReadPublishedConfigurations) {
   const DecoderSpec qwen25 = family_spec_from_json(kQwen25, "c");
   EXPECT_TRUE(qwen25.qkv_bias && !qwen25.output_bias);
   EXPECT_EQ(qwen25.longest_window(), 0);  // present and switched off
+  const DecoderSpec sliding = family_spec_from_json(with(kQwen25, "use_sliding_window", "true"), "c");
+  EXPECT_EQ(sliding.layer[20].window, 0);
+  EXPECT_EQ(sliding.layer[21].window, 32768);  // from layer max_window_layers on
 
   const DecoderSpec qwen3 = family_spec_from_json(kQwen3, "c");
   EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias);
@@ -204,23 +207,33 @@ TEST(Families, TheWidthOfAHeadIsNotTakenFromTheHiddenSizeWhereTheFamilyHasAWidth
   EXPECT_EQ(family_spec_from_json(with(kSmolLm2, "head_dim", "32"), "c").q_width(), 9 * 32);
 }
 
-TEST(Families, GemmasNormsAddOneToWeightsOfSafetensorsAndNotToWeightsOfGguf) {
-  EXPECT_TRUE(family_spec_from_json(kGemma3, "c").norm.unit_offset);
-  EXPECT_FALSE(family_spec_from_json(kGemma3, "c").norm.rounds_before_weight);
-  EXPECT_TRUE(family_spec_from_json(kLlama32, "c").norm.rounds_before_weight);
+// A GGUF file of Gemma 3 with heads of 4 numbers, without the weights of its layers.
+DecoderSpec gemma_of_gguf(uint32_t layers) {
   const TemporaryDirectory dir;
   GgufWriter w;
-  w.key("general.architecture", "gemma3").key("gemma3.block_count", 6u).key("gemma3.context_length", 32u);
+  w.key("general.architecture", "gemma3").key("gemma3.block_count", layers).key("gemma3.context_length", 32u);
   w.key("gemma3.embedding_length", 1152u).key("gemma3.feed_forward_length", 8u);
   w.key("gemma3.attention.head_count", 2u).key("gemma3.attention.head_count_kv", 1u);
   w.key("gemma3.attention.key_length", 4u).key("gemma3.attention.layer_norm_rms_epsilon", 1e-6f);
   w.key("gemma3.attention.sliding_window", 16u);
   w.tensor("token_embd.weight", 0, {3, 1152}, std::string(3 * 1152 * 4, '\0'));
   write_file(dir / "gemma.gguf", w.bytes());
-  const DecoderSpec spec = read_family_spec(dir / "gemma.gguf");
+  return read_family_spec(dir / "gemma.gguf");
+}
+TEST(Families, GemmasNormsAddOneToWeightsOfSafetensorsAndNotToWeightsOfGguf) {
+  EXPECT_TRUE(family_spec_from_json(kGemma3, "c").norm.unit_offset);
+  EXPECT_FALSE(family_spec_from_json(kGemma3, "c").norm.rounds_before_weight);
+  EXPECT_TRUE(family_spec_from_json(kLlama32, "c").norm.rounds_before_weight);
+  const DecoderSpec spec = gemma_of_gguf(6);
   EXPECT_FALSE(spec.norm.unit_offset);
   EXPECT_TRUE(spec.norm.post && spec.qk_norm);
   EXPECT_EQ(spec.embedding_scale, 34);  // sqrt(1152), in bf16
+}
+
+// A GGUF file does not state query_pre_attn_scalar, which is the width of a head but for the model of 62 layers.
+TEST(Families, GemmasScoresAreScaledByTheHeadAndIn27BByTheHiddenSizeOfAHead) {
+  EXPECT_DOUBLE_EQ(gemma_of_gguf(26).attention_scale, 1 / std::sqrt(4.0));
+  EXPECT_DOUBLE_EQ(gemma_of_gguf(62).attention_scale, 1 / std::sqrt(1152.0 / 2));
 }
 
 TEST(Families, WeightsOfExpertsAreRenormalisedOnlyWhereTheFileSaysSo) {
