@@ -354,8 +354,9 @@ void measure_one(const DecoderSpec& c, const DecodeMeasurement& o, int64_t room,
   if (o.phases && one_kernel) times.stages = time_stages(one)[0];
   if (!o.trace.empty() && one_kernel && o.gpus.empty()) write_trace(one, o);
 }
-void measure_small_batch(const DecoderSpec& c, const DecoderOptions& options, const DecodeMeasurement& o,
-                         DecodeTimes& times) {
+// Of a model that several GPUs share.
+void measure_shared(const DecoderSpec& c, const DecoderOptions& options, const DecodeMeasurement& o,
+                    DecodeTimes& times) {
   SharedTimes& shared = times.shared.emplace_back();
   shared.gpus = int(options.gpus);
   for (const auto& [to, load] : {std::pair{&shared.idle, megakernel::ExchangeLoad::none},
@@ -382,9 +383,7 @@ void measure_small_batch(const DecoderSpec& c, const DecoderOptions& options, co
   if (!o.trace.empty()) write_trace(m, o);
 }
 
-}  // namespace
-
-DecodeTimes measure_decode(const DecodeMeasurement& o) {
+void check(const DecodeMeasurement& o) {
   const bool several = !o.gpus.empty();
   for (const int gpus : several ? o.gpus : std::vector<int>{1})
     if (const std::string unsupported_reason = decode::ranks_unsupported_reason(gpus); !unsupported_reason.empty())
@@ -399,35 +398,47 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
   for (const int64_t n : o.sequences)
     if (n < 1 || n > decode::kMostSequences)
       fail(ErrorCode::usage, "--sequences: found ", n, ", expected 1 to ", decode::kMostSequences);
+  for (const auto& [prompt, tokens] : o.answers)
+    if (prompt < 1 || tokens < 1)
+      fail(ErrorCode::usage, "answers: found ", prompt, ":", tokens, ", expected at least 1:1");
   if (o.quant && (several || !o.phased || !o.trace.empty()))
     fail(ErrorCode::usage, "quant: found ", several ? "several GPUs" : "the megakernel or its trace",
          ", expected the phased path on one GPU");
   if (!o.sequences.empty() && several) fail(ErrorCode::usage, "--sequences: found several GPUs, expected one");
-  DecoderSpec c = measured_spec(o.size);
   if (is_family_size(o.size) && (o.quant || several))
     fail(ErrorCode::usage, "found ", o.quant ? "--quant" : "several GPUs", " with the shapes of ", o.size,
          ", expected those of GPT-OSS");
-  c.e4m3_inputs = o.quant;
-  int64_t room = o.context + o.tokens + 64;  // for the warm-up and the phases
-  for (const int64_t context : o.contexts) room = std::max(room, context + o.tokens + 64);
-  for (const auto& [prompt, tokens] : o.answers) {
-    if (prompt < 1 || tokens < 1)
-      fail(ErrorCode::usage, "answers: found ", prompt, ":", tokens, ", expected at least 1:1");
-    room = std::max(room, prompt + tokens);
-  }
   if (several && !(o.contexts.empty() && o.answers.empty() && !o.grid_barriers))
     fail(ErrorCode::usage, "found several GPUs, expected one for contexts, answers and grid barriers");
+}
+
+// The most tokens of a slot during the measurements.
+int64_t longest_slot(const DecodeMeasurement& o) {
+  constexpr int64_t kUntimed = 64;  // the warm-up and the phases
+  int64_t longest = o.context + o.tokens + kUntimed;
+  for (const int64_t context : o.contexts) longest = std::max(longest, context + o.tokens + kUntimed);
+  for (const auto& [prompt, tokens] : o.answers) longest = std::max(longest, prompt + tokens);
+  return longest;
+}
+
+}  // namespace
+
+DecodeTimes measure_decode(const DecodeMeasurement& o) {
+  check(o);
+  DecoderSpec c = measured_spec(o.size);
+  c.e4m3_inputs = o.quant;
+  const int64_t room = longest_slot(o);
   if (room > c.context)
     fail(ErrorCode::usage, "found ", room, " tokens, expected at most ", c.context, ", the model's context");
   std::vector<DecoderOptions> shared;
   for (const int gpus : o.gpus) {
     shared.push_back({.context = room, .gpus = gpus, .split = o.split});
-    (void)decode::slices_of(c, gpus, shared.back().split);
+    (void)decode::slices_of(c, gpus, shared.back().split);  // refuses a number of GPUs that cannot share the model
   }
   const int64_t alone = DeviceModel::bytes(c, measured_shapes(c, o), {.context = room, .slots = slots_for(o)});
   DecodeTimes times;
-  if (!several || alone <= gpu::device_memory(0).available()) measure_one(c, o, room, times);
-  for (const auto& options : shared) measure_small_batch(c, options, o, times);
+  if (o.gpus.empty() || alone <= gpu::device_memory(0).available()) measure_one(c, o, room, times);
+  for (const auto& options : shared) measure_shared(c, options, o, times);
   return times;
 }
 
