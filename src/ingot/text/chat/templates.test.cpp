@@ -386,7 +386,7 @@ TEST(chat_templates, a_grammar_of_mistral_starts_a_call_at_its_token) {
 TEST(chat_templates, functions_are_refused_by_formats_without_calls) {
   for (const char* name : {"smollm2", "llama3", "gemma3"}) {
     const auto refused = [&](const ChatConversation& c) { return error_of([&] { (void)format(name)->prompt(c); }); };
-    const std::string words = ", which the chat format " + std::string(name) + " has no words for";
+    const std::string words = ", which the chat format " + std::string(name) + " does not support";
     EXPECT_EQ(refused({.messages = {{.role = ChatRole::user}}, .functions = {{.name = "f"}}}),
               "usage: found functions that the model may call" + words);
     EXPECT_EQ(refused({.messages = {{.role = ChatRole::user}, {.role = ChatRole::result, .content = "3"}}}),

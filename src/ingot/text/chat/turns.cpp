@@ -69,10 +69,10 @@ void refuse_functions(const ChatConversation& c, const char* name) {
   const auto uses = [](const ChatMessage& m) { return m.role == ChatRole::result || !m.calls.empty(); };
   if (!c.functions.empty())
     fail(ErrorCode::usage, "found functions that the model may call, which the chat format ", name,
-         " has no words for");
+         " does not support");
   if (std::any_of(c.messages.begin(), c.messages.end(), uses))
     fail(ErrorCode::usage, "found a call of a function or its result, which the chat format ", name,
-         " has no words for");
+         " does not support");
 }
 
 std::string trimmed(const std::string& text) {

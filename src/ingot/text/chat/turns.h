@@ -45,7 +45,7 @@ std::vector<ChatMessage> alternating_turns(const std::vector<ChatMessage>& messa
 // by a blank line.
 std::string take_system_text(const ChatConversation& conversation, std::vector<ChatMessage>& messages);
 
-// Error{usage} for functions, calls and results: the format `name` has no words for any of these.
+// Error{usage} for functions, calls and results: the format `name` supports none of these.
 void refuse_functions(const ChatConversation& conversation, const char* name);
 // Without white space at both ends, as the filter trim of a template.
 std::string trimmed(const std::string& text);
