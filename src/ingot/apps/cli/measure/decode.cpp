@@ -248,8 +248,8 @@ void time_batched_steps(DeviceModel& m, const DecodeMeasurement& o, bool row_ker
                         DecodeTimes& times) {
   for (const int64_t n : o.sequences) {
     if (row_kernel && (n == 1 || n > int64_t(decode::kKernelRows))) continue;
-    const bool few = takes_row_kernel && 1 < n && n <= decode::kRowKernelSequences;
-    BatchedStepTimes t{.sequences = n, .row_kernel = row_kernel, .in_use = row_kernel == few};
+    const bool takes = takes_row_kernel && 1 < n && n <= int64_t(decode::kKernelRows);
+    BatchedStepTimes t{.sequences = n, .row_kernel = row_kernel, .in_use = row_kernel == takes};
     std::vector<int> slots;
     std::vector<int32_t> ids;
     for (int s = 0; s < int(n); ++s) {
@@ -338,11 +338,11 @@ void measure_one(const DecoderSpec& c, const DecodeMeasurement& o, int64_t room,
   m.use_megakernel(o.megakernel);
   for (const auto& [prompt, tokens] : o.answers) times.answers.push_back(time_answer(m, prompt, tokens));
   if (o.small_batch >= 0) m.limit_small_batch(o.small_batch);
-  const bool takes_row_kernel = m.use_row_kernel(decode::RowKernelUse::few_sequences);
+  const bool takes_row_kernel = m.use_row_kernel(decode::RowKernelUse::where_faster);
   m.use_row_kernel(decode::RowKernelUse::none);
   time_batched_steps(m, o, false, takes_row_kernel, times);
   if (m.use_row_kernel(decode::RowKernelUse::all)) time_batched_steps(m, o, true, takes_row_kernel, times);
-  m.use_row_kernel(decode::RowKernelUse::few_sequences);
+  m.use_row_kernel(decode::RowKernelUse::where_faster);
   if (o.grid_barriers) {
     const uint32_t width = uint32_t(c.hidden) / 4 * 4;
     times.idle = megakernel::measure_grid_barriers(width, false),

@@ -276,7 +276,7 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
     head_ = std::make_unique<DeviceHead>(*head, slots_[0].model, head_sizes(c, o), *stream_, device_);
   limit_small_batch(kSmallBatchSequences);
   const bool as_wanted = use_megakernel(head == nullptr && o.megakernel && prefers_token_kernel(gpu::limits(device_)));
-  if (megakernel_) use_row_kernel(RowKernelUse::few_sequences);
+  if (megakernel_) use_row_kernel(RowKernelUse::where_faster);
   if (!as_wanted && gpu::limits(device_).hopper && megakernel_path(c) == DecodePath::family_megakernel &&
       unsupported_reason(c, DecodePath::family_megakernel).empty())
     log_warn("decode: found heads of ", c.head_dim, " numbers, matrices in several formats, or several GPUs, which ",

@@ -201,12 +201,14 @@ class DeviceModel {
     return id_alone && has_prefilter() && samples_in_head(T, head_rows);
   }
   bool samples_in_head(int64_t T, uint32_t head_rows) const { return megakernel_ && T == 1 && head_rows == 1; }
-  enum class RowsOf { one_sequence, several_sequences };
-  // Whether the row kernel computes a step of T rows.
+  enum class RowsOf { one_sequence, several_sequences, drafts };
+  // Whether the row kernel computes a step of T rows. All draft steps take the same path, whatever their rows, because
+  // the bits of a slot's answer must not depend on the lengths of its drafts.
   bool uses_row_kernel(int64_t T, RowsOf rows) const {
-    const bool all = row_kernel_ == RowKernelUse::all;
-    const bool few = row_kernel_ == RowKernelUse::few_sequences && rows == RowsOf::several_sequences;
-    return 1 < T && T <= (all ? int64_t(kKernelRows) : few ? kRowKernelSequences : 0);
+    if (rows == RowsOf::drafts) return row_kernel_ != RowKernelUse::none;
+    return 1 < T && T <= int64_t(kKernelRows) &&
+           (row_kernel_ == RowKernelUse::all ||
+            (row_kernel_ == RowKernelUse::where_faster && rows == RowsOf::several_sequences));
   }
   const KeptStates* kept_states() const { return has_head() ? &head_->states() : nullptr; }
   static DeviceHead::Sizes head_sizes(const DecoderSpec& config, const DecoderOptions& options);
@@ -248,7 +250,7 @@ class DeviceModel {
   BatchInput* sequences_input_ = nullptr;
   Buffers sequences_buffers_{};
   std::map<std::tuple<uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> sequences_graphs_;
-  std::map<uint32_t, std::unique_ptr<gpu::Graph>> draft_graphs_;
+  std::map<std::pair<uint32_t, bool>, std::unique_ptr<gpu::Graph>> draft_graphs_;
   RowWords row_words_{};  // of the row kernel, for all slots
   Arena host_states_;     // pinned, (slots) State
   Arena host_tokens_;     // pinned, (kMostDraftRows): draft_tokens_

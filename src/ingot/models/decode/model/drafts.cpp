@@ -1,5 +1,6 @@
-// Draft steps of a DeviceModel: the pending tokens and the drafts of one slot or of several are the rows of a step,
-// which the kernels of small batches compute. Every step of such a slot takes this path, with a draft or without.
+// Draft steps of a DeviceModel: the pending tokens and the drafts of one slot or of several are the rows of a step. The
+// row kernel computes them, or the kernels of small batches for models that the row kernel does not take. Every step of
+// such a slot takes this path, with a draft or without.
 #include <algorithm>
 
 #include "ingot/gpu/allocator.h"
@@ -10,15 +11,18 @@ namespace ingot::decode {
 #ifdef INGOT_HAS_CUDA_DECODE
 
 gpu::Graph& DeviceModel::draft_graph(uint32_t rows) {
-  auto& g = draft_graphs_[rows];
+  const bool row_kernel = uses_row_kernel(rows, RowsOf::drafts);
+  auto& g = draft_graphs_[{rows, row_kernel}];
   if (g != nullptr) return *g;
   g = std::make_unique<gpu::Graph>(*stream_, [&] {
+    const RowLaunch how{.layers = slots_[0].stages, .words = row_words_, .watch = waits_->watch()};
     const Step step{.T = rows,
                     .head_rows = rows,
                     .vocab = 0,
                     .capacity = uint32_t(context_),
                     .sequences = &sequences_,
                     .draft = true,
+                    .row_kernel = row_kernel ? &how : nullptr,
                     .states = kept_states()};
     run(slots_[0].model, sequences_buffers_, step, *stream_);
   });

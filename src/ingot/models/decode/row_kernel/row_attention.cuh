@@ -76,9 +76,20 @@ __device__ __forceinline__ void attend(const Context& block, uint32_t layer, meg
     const RowUnit u = row_unit(block, p, keys, number);
     if (u.row == step.T) return false;
     const token_attention::Published at{step.words.rows.parts + size_t(u.row) * p.heads * p.parts * (kDim / 2),
-                                        step.words.rows.mixed + u.row * (width / 4)};
+                                        nullptr};
     call(Attention(p, keys[u.row], at, epoch, m), u, [&](uint32_t n, uint32_t a, uint32_t b) {
-      tile::EpochWords{{a, b, 0}, epoch}.store(at.mixed + n / 4);
+      char* const vector = block.turn(epoch, u.row) + step.words.attended;
+      const bool fp8 = p.columns == WeightFormat::fp8;
+      const auto put_words = [&](uint32_t c, uint32_t one, uint32_t other) {
+        const auto word = [&](uint32_t i) {
+          return reinterpret_cast<uint32_t*>(vector + 2 * weight_tiles::place(fp8, i));
+        };
+        ptx::store_relaxed(word(c), ~one), ptx::store_relaxed(word(c + (fp8 ? 1 : 2)), ~other);
+      };
+      put_words(n, a, b);
+      if (n + 4 == width)
+#pragma unroll 1
+        for (uint32_t behind = width; behind < weight_tiles::padded(width); behind += 4) put_words(behind, 0, 0);
     });
     return true;
   };
@@ -87,7 +98,7 @@ __device__ __forceinline__ void attend(const Context& block, uint32_t layer, meg
   for (uint32_t number = blockIdx.x;; number += gridDim.x) {
     const bool found = with_unit(number, [&](const Attention& attention, const RowUnit& u, auto&& put) {
       if (number != blockIdx.x) ComputeThreads::sync();
-      const uint32_t& first_fresh = step.sequences.input != nullptr ? block.m.position[u.row] : block.m.first;
+      const uint32_t& first_fresh = block.m.first_fresh[u.row];
       parted |= attention.has_parts();
       attention.attend(
           u.unit, first_fresh,

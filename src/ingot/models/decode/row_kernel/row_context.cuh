@@ -34,11 +34,14 @@ __device__ __forceinline__ bool has_terms(uint64_t word, uint32_t count) {
 __device__ __forceinline__ float value_of(uint64_t word, uint32_t count) { return Sum::value(word - count); }
 
 using split_kv_attention::Keys;
-// The keys that a row sees. Their division into parts follows from the row's position alone.
-__device__ __forceinline__ Keys keys_of(const decode_attention::Params& p, uint32_t position, uint32_t least_part) {
+// The keys that a row sees, in parts of nearly equal size of about `part_keys` keys. The division follows from the
+// row's position alone.
+__device__ __forceinline__ Keys keys_of(const decode_attention::Params& p, uint32_t position, uint32_t part_keys) {
+  constexpr uint32_t kStep = split_kv_attention::kPartStep<kDim>;
   Keys keys(p, position);
-  keys.each = max(keys.each, least_part);
-  keys.parts = (keys.fresh + keys.each - keys.low) / keys.each;
+  const uint32_t all = keys.fresh + 1 - keys.low, parts = max(1u, (all + part_keys / 2) / part_keys);
+  keys.each = max(keys.each, ((all + parts - 1) / parts + kStep - 1) / kStep * kStep);
+  keys.parts = (all + keys.each - 1) / keys.each;
   return keys;
 }
 using AttentionMemory = split_kv_attention::Memory<kDim, kRows>;
@@ -47,11 +50,12 @@ using Attention = split_kv_attention::Attention<kDim, kTokenThreads, ComputeThre
 // The distinct experts of all rows, in the order of their numbers. A pair is a row and one of its chosen experts; the
 // pairs of an expert slot are consecutive.
 struct ExpertSlots {
-  uint32_t count, unused;
+  uint32_t count;
   int32_t expert[kMostRowSlots];
-  uint32_t mask[kMostRowSlots];        // bit mask of the rows that chose the expert
-  uint32_t before[kMostRowSlots + 2];  // the number of pairs of all earlier slots; one more entry for the end
-  uint32_t pair[kMostRowSlots];        // row * k + choice
+  uint8_t mask[kMostRowSlots];        // bit mask of the rows that chose the expert
+  uint8_t before[kMostRowSlots + 1];  // the number of pairs of all earlier slots; one more entry for the end
+  uint8_t pair[kMostRowSlots];        // row * k + choice
+  uint8_t row[kMostRowSlots];         // the row of each pair
 
   // The index of row `row` among the pairs of a slot; 0 where the row did not choose the expert.
   __device__ __forceinline__ uint32_t place(uint32_t slot, uint32_t row) const {
@@ -60,6 +64,8 @@ struct ExpertSlots {
   __device__ __forceinline__ bool has(uint32_t slot, uint32_t row) const { return (mask[slot] >> row & 1) != 0; }
 };
 
+static_assert(kRows <= 8 && kMostRowSlots < 256, "rows are bits, and pairs numbers, of a byte");
+constexpr uint32_t kNormedTileStride = weight_tiles::kVectorTileBytes + 16;
 // The start of dynamic shared memory.
 struct Memory {
   RowStep step;
@@ -68,17 +74,40 @@ struct Memory {
   megakernel::GridBarrierMemory grid_barriers;
   megakernel::WeightStreamMemory stream;
   ExpertSlots slots;
-  uint32_t epoch, first;  // epoch of the first layer; position of the first row
+  uint32_t epoch;  // of the first layer
   uint32_t position[kRows];
+  uint32_t first_fresh[kRows];  // position of the first row of this step in the row's sequence
   int32_t token[kRows];
   int64_t offset[kRows];  // from the first slot of the decoder to the row's slot, in bytes
   float cos[kRows][kDim / 2], sin[kRows][kDim / 2];
-  float squares[kTokenWarps][kRows];      // sums of squares of the residual stream, a part from each warp
+  float rstd[kRows];                      // 1 / rms of the residual stream of each row
   float sums[2][kTokenWarps][16][kRows];  // for two units in turn
+  // A weight tile's part of the rows' activation vectors, for the router.
+  alignas(16) char normed_tile[kRows][kNormedTileStride];
 };
 
 struct Unit {
   uint32_t slot, row_tile, part;
+};
+// The units of a team, in the order of their numbers: the team takes every fifth unit.
+class UnitCursor {
+ public:
+  __device__ __forceinline__ UnitCursor(const Matrix& w, const RowSplit& s, uint32_t number)
+      : row_tiles_(w.row_tiles), parts_(s.parts), row_tile_step_(kTeams / s.parts), part_step_(kTeams % s.parts) {
+    const uint32_t of_slot = row_tiles_ * parts_, slot = number / of_slot, rest = number - slot * of_slot;
+    at_ = {slot, rest / parts_, rest % parts_};
+  }
+  __device__ __forceinline__ const Unit& operator*() const { return at_; }
+  __device__ __forceinline__ void advance() {
+    at_.part += part_step_, at_.row_tile += row_tile_step_;
+    if (at_.part >= parts_) at_.part -= parts_, ++at_.row_tile;
+#pragma unroll 1
+    while (at_.row_tile >= row_tiles_) at_.row_tile -= row_tiles_, ++at_.slot;
+  }
+
+ private:
+  const uint32_t row_tiles_, parts_, row_tile_step_, part_step_;
+  Unit at_;
 };
 
 struct Context {
@@ -109,11 +138,18 @@ struct Context {
     return {memory + m.step.choice, kRows, m.step.experts, m.step.k};
   }
   __device__ __forceinline__ uint64_t* x(uint32_t row) const { return m.step.words.x + row * m.step.words.x_stride; }
-  __device__ __forceinline__ uint64_t* qkv(uint32_t turn, uint32_t row) const {
-    return m.step.words.qkv + (turn % 2 * kRows + row) * m.step.words.qkv_width;
+  // The results of a layer for which layers take turns (RowWords::turns).
+  __device__ __forceinline__ char* turn(uint32_t epoch, uint32_t row) const {
+    return m.step.words.turns + (epoch % 2 * kRows + row) * m.step.words.turn_bytes;
   }
-  __device__ __forceinline__ char* shared_vector(uint32_t pair) const {
-    return m.step.words.vectors + pair * weight_tiles::vector_bytes(layer(0).down.w.cols);
+  __device__ __forceinline__ uint64_t* qkv(uint32_t epoch, uint32_t row) const {
+    return reinterpret_cast<uint64_t*>(turn(epoch, row));
+  }
+  __device__ __forceinline__ uint64_t* logits(uint32_t epoch, uint32_t row) const {
+    return reinterpret_cast<uint64_t*>(turn(epoch, row) + m.step.words.logits);
+  }
+  __device__ __forceinline__ uint64_t* squares(bool experts, uint32_t row) const {
+    return m.step.words.squares + (experts ? kRows + row : row) * (m.step.words.x_stride / 64);
   }
   // The number of terms in each sum of the residual stream after `layers` layers, and with `output` also after the next
   // layer's output.
@@ -122,9 +158,9 @@ struct Context {
     return layers * (of_output + m.step.k * split(Stage::down).parts) + (output ? of_output : 0);
   }
 
-  // This block's units among `all` units.
+  // This block's units among `all` units, which are fewer than 2^32 / kMostBlocks.
   __device__ __forceinline__ WeightTileRange units(uint32_t all) const {
-    return {uint32_t(uint64_t(all) * blockIdx.x / gridDim.x), uint32_t(uint64_t(all) * (blockIdx.x + 1) / gridDim.x)};
+    return {all * blockIdx.x / gridDim.x, all * (blockIdx.x + 1) / gridDim.x};
   }
   __device__ __forceinline__ Unit unit(const Matrix& w, const RowSplit& s, uint32_t number) const {
     const uint32_t of_slot = w.row_tiles * s.parts, slot = number / of_slot, rest = number - slot * of_slot;
@@ -157,13 +193,6 @@ struct Context {
           return complete();
         },
         [] { return 0u; }, 1, watch, number);
-  }
-  // 1 / rms of a row of the residual stream. Call after write_normed() and a barrier.
-  __device__ __forceinline__ float rstd(uint32_t row, float eps) const {
-    float sum = 0;
-#pragma unroll
-    for (uint32_t w = 0; w < kTokenWarps; ++w) sum += m.squares[w][row];
-    return rsqrtf(sum / float(m.step.embedding.C) + eps);
   }
 };
 

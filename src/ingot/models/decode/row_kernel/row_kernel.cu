@@ -33,18 +33,28 @@ int64_t lay_out(const DecoderSpec& c, uint32_t capacity, char* memory, RowWords&
     p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
     at += (bytes + 255) / 256 * 256;
   };
-  const int64_t rows = kKernelRows, parts = decode_attention::parts_of(1, 0, capacity), logits = rows * c.experts * 8,
-                vectors = rows * c.experts_per_token * weight_tiles::vector_bytes(uint32_t(c.intermediate));
-  w.x_stride = weight_tile_padded_cols(c.hidden);
-  w.qkv_width = (c.qkv_width() + 1) / 2 * 2;
+  const auto vector = [](int64_t numbers) { return uint32_t(weight_tiles::vector_bytes(uint32_t(numbers))); };
+  const int64_t rows = kKernelRows, parts = decode_attention::parts_of(1, 0, capacity),
+                width = weight_tile_padded_cols(c.hidden);
+  w.x_stride = width;
+  const auto place = [&](uint32_t& offset, int64_t bytes) {
+    offset = uint32_t(w.turn_bytes);
+    w.turn_bytes += (bytes + 15) / 16 * 16;
+  };
+  w.turn_bytes = (c.qkv_width() * 8 + 15) / 16 * 16;
+  place(w.logits, c.experts * 8);
+  place(w.normed, vector(c.hidden));
+  place(w.attended, vector(c.q_width()));
+  place(w.routed, vector(c.hidden));
+  w.pair_bytes = vector(c.intermediate);
+  place(w.pairs, c.experts_per_token * w.pair_bytes);
   take(w.grid_barrier, 4);
   take(w.last_epoch, 4);
   take(w.x, rows * w.x_stride * 8);
-  take(w.qkv, 2 * rows * w.qkv_width * 8);
-  take(w.logits, logits);
-  take(w.vectors, vectors);
+  take(w.squares, 2 * rows * (width / kWeightTileCols) * 8);
+  take(w.turns, 2 * rows * w.turn_bytes);
   take(w.rows.parts, rows * token_attention::Published::parts_bytes(c.heads, parts, cache_dim(c)));
-  take(w.rows.mixed, rows * token_attention::Published::mixed_bytes(c.heads, c.head_dim));
+  w.rows.mixed = nullptr;
   w.bytes = at;
   return at;
 }
@@ -82,6 +92,7 @@ void run_row_kernel(const Model& m, const Buffers& b, const Step& step, const Ro
             .head = head_of(plan),
             .layers = how.layers,
             .sequences = step.sequences != nullptr ? *step.sequences : BatchedSequences{},
+            .draft = step.draft,
             .words = how.words,
             .lists = b.lists,
             .expert_slots = b.expert_slots,
@@ -90,7 +101,7 @@ void run_row_kernel(const Model& m, const Buffers& b, const Step& step, const Ro
             .head_rows = step.head_rows,
             .experts = plan.experts,
             .k = plan.k,
-            .least_part_keys = how.least_part_keys,
+            .part_keys = how.part_keys,
             .grid = {.counter = how.words.grid_barrier, .watch = how.watch, .trace = {}, .missing = how.missing}};
   const LayerStages layer = stages_of(plan, m.layers[0], 0);
   with_dense(m.head.format, [&](auto kernel) { kernel.launch(p, layer, how.blocks, stream); });

@@ -9,7 +9,7 @@
 //    qkv | attention | output | router, gate and up | down | ... | head
 //
 //   row_context.cuh    a block's memory
-//   row_vectors.cuh    activation vectors
+//   row_vectors.cuh    activation vectors, and the router's logits
 //   row_products.cuh   products
 //   row_attention.cuh  attention
 //   row_router.cuh     the choice of experts
@@ -21,56 +21,72 @@
 
 namespace ingot::decode::rows {
 
-// Resets words that all blocks have read to zero: the sums of qkv of the preceding layer, its router's logits, and its
-// activation vectors of down. The preceding step may have had more rows than this step.
+// Resets the results of the preceding layer to zero, which all blocks have read when the experts of a layer are chosen,
+// and before which the next layer's results are not published. The preceding step may have had more rows than this
+// step.
 __device__ __forceinline__ void clear_used_words(const Context& block, uint32_t layer) {
   const RowWords& words = block.m.step.words;
-  const int64_t rows = layer == 0 ? kRows : block.m.step.T;
-  const auto clear = [&](uint64_t* from, int64_t count) {
+  char* const from = block.turn(block.m.epoch + layer + 1, 0);
+  const uint32_t all = (layer == 0 ? kRows : block.m.step.T) * uint32_t(words.turn_bytes / 16);
 #pragma unroll 1
-    for (int64_t i = int64_t(blockIdx.x) * kTokenThreads + threadIdx.x; i < count; i += gridDim.x * kTokenThreads)
-      ptx::store_relaxed(from + i, uint64_t(0));
-  };
-  clear(block.qkv(block.m.epoch + layer + 1, 0), rows * words.qkv_width);
-  clear(words.logits, rows * block.m.step.experts);
-  clear(reinterpret_cast<uint64_t*>(words.vectors),
-        rows * block.m.step.k * weight_tiles::vector_bytes(block.layer(layer).down.w.cols) / 8);
+  for (uint32_t i = blockIdx.x * kTokenThreads + threadIdx.x; i < all; i += gridDim.x * kTokenThreads)
+    ptx::store_relaxed_16(from + 16 * i, 0, 0);
+  __threadfence();
 }
 __device__ __forceinline__ void prepare_layer(const Context& block, uint32_t layer) {
   const LayerStages* const next = block.m.step.layers + layer;
   copy_words_async(block.m.layers[layer % 2], *next);
   if (threadIdx.x < block.m.step.T)
     block.m.keys[layer % 2][threadIdx.x] =
-        keys_of(next->attention, block.m.position[threadIdx.x], block.m.step.least_part_keys);
+        keys_of(next->attention, block.m.position[threadIdx.x], block.m.step.part_keys);
 }
 
 // The stage that follows the product of qkv.
 __device__ __forceinline__ void attention_stage(const Context& block, uint32_t i, megakernel::WeightReader& weights) {
   block.grid_barriers.end_stage();
   block.grid_barriers.pass();
-  // The results of attention carry their epoch, so no barrier is needed for them. This barrier states that all blocks
-  // have read the residual stream and the words of the preceding layer.
-  clear_used_words(block, i);
-  if (i + 1 < block.m.step.count) prepare_layer(block, i + 1);
-  block.grid_barriers.end_stage();
-  block.grid_barriers.announce(true);
+  // The results of attention are complete where no word is zero, so no barrier is needed for them. This barrier states
+  // that all blocks have multiplied qkv.
+  block.grid_barriers.announce();
   attend(block, i, weights);
-  join_copies();
   block.grid_barriers.wait(false);
   if (i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all blocks have read the epoch
     ptx::store_relaxed(block.m.step.words.last_epoch, block.m.epoch - 1 + block.m.step.count);
 }
-// The units of down, as many at a time as there is shared memory for activation vectors.
-__device__ __forceinline__ uint32_t prepare_down(const Context& block, uint32_t i, uint32_t first,
-                                                 const WeightTileRange& range) {
-  const Matrix& w = block.layer(i).down.w;
-  const RowSplit& split = block.split(Stage::down);
-  const uint32_t end = block.end_of_group(w, split, first, range.end), of_slot = w.row_tiles * split.parts;
-  if (first > range.begin) ComputeThreads::sync();
-  write_pairs(block, w.cols, block.m.slots.before[first / of_slot],
-              block.m.slots.before[(end + of_slot - 1) / of_slot]);
-  ComputeThreads::sync();
-  return end;
+// The norm before the product of `stage`, and the places of its activation vectors.
+template <WeightFormat kDense>
+__device__ __forceinline__ NormedVectors normed_vectors(const Context& block, Stage stage, uint32_t i) {
+  const LayerStages& l = block.layer(i);
+  const bool experts = stage == Stage::gate_up;
+  return {.weight = experts               ? l.gate_up.weight
+                    : stage == Stage::qkv ? l.qkv.weight
+                                          : block.m.step.head.weight,
+          .input_scale = experts ? weight_tiles::Form<kExperts>::kInputScale : weight_tiles::Form<kDense>::kInputScale,
+          .terms = block.terms(i, experts),
+          .experts = experts,
+          .epoch = block.m.epoch + i,
+          .router = experts ? &l.router.w : nullptr,
+          .wait = kGridBarriersPerLayer * (experts ? i : i - 1) + uint32_t(experts ? Stage::output : Stage::down)};
+}
+// The activation vectors of the product of `stage`; of down, those of the units `first` to `end - 1`.
+__device__ __forceinline__ PublishedVectors published_vectors(const Context& block, Stage stage, uint32_t i,
+                                                              uint32_t first, uint32_t end) {
+  const Matrix& w = block.matrix(stage, i);
+  const RowWords& words = block.m.step.words;
+  PublishedVectors v{.from = block.turn(block.m.epoch + i, 0) + (stage == Stage::output    ? words.attended
+                                                                 : stage == Stage::gate_up ? words.routed
+                                                                 : stage == Stage::down    ? words.pairs
+                                                                                           : words.normed),
+                     .bytes = uint32_t(weight_tiles::vector_bytes(w.cols)),
+                     .stride = weight_tiles::vector_stride(w.cols),
+                     .count = block.m.step.T};
+  if (stage == Stage::down) {
+    const ExpertSlots& slots = block.m.slots;
+    const uint32_t of_slot = w.row_tiles * block.split(stage).parts, first_pair = slots.before[first / of_slot];
+    v.pair = slots.pair + first_pair, v.row = slots.row + first_pair;
+    v.count = slots.before[(end + of_slot - 1) / of_slot] - first_pair;
+  }
+  return v;
 }
 
 // The loop of the multiplying warps. A single loop over the stages lets all dense products share their code, and all
@@ -80,56 +96,79 @@ template <WeightFormat kDense> __device__ __forceinline__ void compute_step(cons
   block.grid_barriers.begin();
   megakernel::WeightReader weights(step.stream, block.m.stream, block.memory + step.ring, threadIdx.x / kTeamThreads,
                                    kTeams);
-  uint32_t parity = 0, i = 0;
+  uint32_t i = 0;
 #pragma unroll 1
   for (Stage stage = step.count > 0 ? Stage::qkv : Stage::head; stage != Stage::head || step.head_rows > 0;) {
     const LayerStages& l = block.layer(i);
-    if (is_normed(stage)) {
-      const bool experts = stage == Stage::gate_up;
-      const float* const weight = experts ? l.gate_up.weight : stage == Stage::qkv ? l.qkv.weight : step.head.weight;
-      const float scale = experts ? weight_tiles::Form<kExperts>::kInputScale : weight_tiles::Form<kDense>::kInputScale;
-      const uint32_t terms = block.terms(i, experts);
-      const bool embeds = i == 0 && !experts;
-      if (kDense == WeightFormat::fp8 && !experts)
-        write_normed<true>(block, weight, scale, terms, embeds);
-      else
-        write_normed<false>(block, weight, scale, terms, embeds);
-    } else if (stage == Stage::output) {
-      write_attended<kDense>(block, l.output.w.cols, block.m.epoch + i);
-    }
-    ComputeThreads::sync();
-    if (stage == Stage::gate_up) {
-      add_logits(block, l.router.w);
-      read_logits(block, l.router, i);
-      ComputeThreads::sync();
-      choose(block, l.router);
-      ComputeThreads::sync();
-      list_experts(block, l.router);
-    }
-    if (uses_experts(stage)) {
-      const bool down = stage == Stage::down;
-      const WeightTileRange range =
-          block.units(block.m.slots.count * block.matrix(stage, i).row_tiles * block.split(stage).parts);
+    const auto units = [&] {
+      return block.units((uses_experts(stage) ? block.m.slots.count : 1) * block.matrix(stage, i).row_tiles *
+                         block.split(stage).parts);
+    };
+    // The experts of gate and up are not chosen yet.
+    WeightTileRange range = stage == Stage::gate_up ? WeightTileRange{} : units();
+    uint32_t first = range.begin, end = range.end;
+    bool is_continued = false;
 #pragma unroll 1
-      for (uint32_t first = range.begin; first < range.end;) {
-        const uint32_t end = down ? prepare_down(block, i, first, range) : range.end;
-        multiply_experts(block, down, i, first, end, weights, parity);
-        first = end;
+    do {
+      // Down takes as many units at a time as there is shared memory for activation vectors.
+      if (stage == Stage::down) end = block.end_of_group(block.matrix(stage, i), block.split(stage), first, range.end);
+      if (is_continued) ComputeThreads::sync();
+      if (i == 0 && is_normed(stage) && stage != Stage::gate_up) {
+        const NormProduct& p = stage == Stage::qkv ? l.qkv : step.head;
+        embed<kDense == WeightFormat::fp8>(block, p.weight, weight_tiles::Form<kDense>::kInputScale, p.eps);
+      } else {
+        const PublishedSquares normed{stage == Stage::gate_up, block.m.epoch + i};
+        const bool has_row = threadIdx.x / 32 < step.T;  // the warp prepares a row of the step
+        RowSquares squares;
+        RowLogits logits;
+        if (has_row && is_normed(stage)) squares.load(block, normed);
+        if (has_row && stage == Stage::gate_up) logits.load(block, l.router, normed.epoch);
+        copy_vectors(block, published_vectors(block, stage, i, first, end));
+        if (has_row && is_normed(stage))
+          squares.finish(block, normed,
+                         stage == Stage::gate_up ? l.gate_up.eps
+                         : stage == Stage::qkv   ? l.qkv.eps
+                                                 : step.head.eps);
+        if (stage == Stage::gate_up) join_copies();  // of the next layer's stages, which the copying warp reads
+        if (has_row && stage == Stage::gate_up) logits.choose(block, l.router, normed.epoch);
+        ComputeThreads::sync();
       }
-    } else {
-      multiply_dense<kDense>(block, stage, i, weights, parity, top);
-    }
+      if (stage == Stage::gate_up) {
+        list_experts(block, l.router);
+        // The first weights of the experts are being copied, and nothing waits for the following.
+        if (threadIdx.x / 32 < step.T) weigh_choices(block, l.router);
+        clear_used_words(block, i);
+        ComputeThreads::sync();
+        range = units(), first = range.begin, end = range.end;
+      }
+      if (uses_experts(stage))
+        multiply_experts(block, stage == Stage::down, i, first, end, weights);
+      else
+        top = {},
+        multiply_dense<kDense>(block, stage, i, weights, top);  // `top` needs no registers in the other stages
+      first = end, is_continued = true;
+    } while (first < range.end);
     if (stage == Stage::head) break;
     if (stage == Stage::qkv) {
       attention_stage(block, i, weights);
       stage = Stage::output;
       continue;
     }
+    if (stage == Stage::output) clear_masks(block);
+    if (ends_layer(stage)) ++i;
+    const Stage next = !ends_layer(stage) ? Stage(int(stage) + 1) : i == step.count ? Stage::head : Stage::qkv;
+    if (adds_to_residual(stage)) {
+      const NormedVectors v = normed_vectors<kDense>(block, next, i);
+      if (kDense == WeightFormat::fp8 && !v.experts)
+        publish_normed<true>(block, v);
+      else
+        publish_normed<false>(block, v);
+    }
     block.grid_barriers.arrive(false);
-    if (stage == Stage::output) prefetch_router(l.router.w);
     if (stage == Stage::gate_up && blockIdx.x == 0) publish_lists(block, i);
+    if (stage == Stage::output && i + 1 < step.count) prepare_layer(block, i + 1);
     block.grid_barriers.wait(false);
-    stage = !ends_layer(stage) ? Stage(int(stage) + 1) : ++i == step.count ? Stage::head : Stage::qkv;
+    stage = next;
   }
   block.grid_barriers.end();
 }
@@ -141,21 +180,25 @@ __device__ __forceinline__ void begin_step(const Context& block, const RowStep& 
   if (threadIdx.x == 0) {
     m.stream.begin();
     m.epoch = ptx::load_relaxed(step.words.last_epoch) + 1;  // the memory starts as zeros, so the first epoch is 1
-    m.first = uint32_t(__ldcg(&step.embedding.state->position));
   }
   if (threadIdx.x < step.T) {
     const uint32_t j = threadIdx.x;
     const BatchedSequences& s = step.sequences;
     m.offset[j] = 0;
     if (s.input != nullptr) {
-      m.offset[j] = int64_t(__ldcg(&s.input->slot[j])) * s.slot_bytes;
+      const uint32_t slot = __ldcg(&s.input->slot[j]);
+      m.offset[j] = int64_t(slot) * s.slot_bytes;
       const auto* const state = reinterpret_cast<const State*>(uintptr_t(s.state) + m.offset[j]);
       const int32_t given = __ldcg(&s.input->token[j]);
       m.token[j] = given >= 0 ? given : __ldcg(&state->tokens[0]);
-      m.position[j] = uint32_t(__ldcg(&state->position));
+      m.position[j] = uint32_t(__ldcg(step.draft ? &s.input->position[j] : &state->position));
+      m.first_fresh[j] = m.position[j];
+#pragma unroll 1
+      for (uint32_t i = j; step.draft && i > 0 && __ldcg(&s.input->slot[i - 1]) == slot; --i) --m.first_fresh[j];
     } else {
       m.token[j] = __ldcg(&step.embedding.state->tokens[j]);
-      m.position[j] = uint32_t(__ldcg(&step.embedding.state->position)) + j;
+      m.first_fresh[j] = uint32_t(__ldcg(&step.embedding.state->position));
+      m.position[j] = m.first_fresh[j] + j;
     }
   }
   __syncthreads();
@@ -217,7 +260,8 @@ inline void place_memory(RowStep& t, const LayerStages& l, int64_t most_bytes) {
   t.ring = up(t.vectors + all, 128);
   const int64_t slots = (most_bytes - int64_t(t.ring)) / megakernel::kSlotBytes;
   t.stream.slots = uint32_t(std::clamp<int64_t>(slots, 0, megakernel::kMostSlots));
-  t.stream.ahead = std::min(t.stream.ahead, t.stream.slots > kTeams ? t.stream.slots - kTeams : 0);
+  // With more rows a step spends more of its time in products, where more chunks in flight pay.
+  t.stream.ahead = std::min({2 + t.T, 6u, t.stream.slots > kTeams ? t.stream.slots - kTeams : 0});
   t.bytes = t.ring + t.stream.slots * megakernel::kSlotBytes;
 }
 // The split of each stage; `blocks` is the size of the grid.

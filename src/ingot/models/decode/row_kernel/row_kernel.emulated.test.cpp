@@ -153,6 +153,42 @@ TEST(RowKernelEmulated, ASequenceDoesNotDependOnTheOtherSequencesOfItsStep) {
   }
 }
 
+// The rows of a draft step are consecutive tokens of slots of different lengths. Each row equals the same token of the
+// same slot in a step of its own.
+TEST(RowKernelEmulated, RowsOfADraftStepEqualStepsOfOneToken) {
+  const std::vector<int32_t> ids = some_ids(24);
+  constexpr int kFed[] = {5, 0, 2};  // tokens of each slot before the draft step
+  const auto token = [&](int slot, int at) { return ids[size_t(7 * slot + at) % ids.size()]; };
+  Sequences alone;
+  std::vector<std::vector<float>> want;
+  const std::vector<std::pair<int, int>> rows = {{2, 0}, {2, 1}, {2, 2}, {0, 0}, {0, 1}, {1, 0}, {1, 1}, {1, 2}};
+  for (int slot = 0; slot < 3; ++slot)
+    for (int at = 0; at < kFed[slot] + 3; ++at) {
+      alone.step(std::vector<int>{slot}, std::vector<int32_t>{token(slot, at)});
+      if (at >= kFed[slot]) want.push_back(alone.logits(slot));
+    }
+  for (const size_t count : {rows.size(), size_t(3), size_t(1)}) {
+    Sequences drafts;
+    for (int slot = 0; slot < 3; ++slot)
+      for (int at = 0; at < kFed[slot]; ++at)
+        drafts.step(std::vector<int>{slot}, std::vector<int32_t>{token(slot, at)});
+    drafts.input->count = uint32_t(count);
+    for (size_t j = 0; j < count; ++j) {
+      const auto [slot, at] = rows[j];
+      drafts.input->slot[j] = uint32_t(slot), drafts.input->token[j] = token(slot, kFed[slot] + at);
+      drafts.input->position[j] = kFed[slot] + at;
+    }
+    const uint32_t T = uint32_t(count);
+    drafts.gpu.run_rows(
+        {.T = T, .head_rows = T, .capacity = drafts.gpu.capacity, .sequences = &drafts.all, .draft = true});
+    const auto got = drafts.gpu.rows_of_logits(T);
+    for (size_t j = 0; j < count; ++j) {
+      const auto [slot, at] = rows[j];
+      EXPECT_EQ(std::vector<float>(got[j].begin(), got[j].end()), want[size_t(3 * slot + at)]) << "row " << j;
+    }
+  }
+}
+
 // Different numbers of blocks divide the work differently, and blocks wait for different blocks.
 TEST(RowKernelEmulated, AnyNumberOfBlocksComputesTheModel) {
   const std::vector<int32_t> ids = some_ids(8);

@@ -10,26 +10,28 @@
 namespace ingot::decode {
 
 constexpr uint32_t kKernelRows = 8;  // the number of columns of a matrix instruction
-// Steps of up to this number of sequences take the row kernel instead of the small-batch kernels, as measured
-// (docs/lab/gpt-oss-decode.md#rows-of-one-persistent-kernel).
-constexpr int64_t kRowKernelSequences = 3;
-// Which steps the row kernel computes: none; steps of 2 to kRowKernelSequences sequences; or, for tests and
-// measurements, all steps of 2 to kKernelRows rows, also of several tokens of one sequence.
-enum class RowKernelUse { none, few_sequences, all };
+static_assert(kMostDraftRows <= kKernelRows, "the row kernel computes every draft step");
+// Which steps the row kernel computes: none; those in which it is faster than the small-batch kernels, as measured
+// (docs/lab/gpt-oss-decode.md#rows-of-one-persistent-kernel), which are steps of 2 to kKernelRows sequences and draft
+// steps; or, for tests and measurements, also steps of 2 to kKernelRows tokens of one sequence.
+enum class RowKernelUse { none, where_faster, all };
 constexpr uint32_t kMostRowSlots = 64;  // the most expert slots, which are the distinct experts of all rows
 
 // The words through which the blocks of the kernel exchange results, in device memory filled with zeros. A sum is a
 // fixed-point number together with the count of its terms (megakernel/sums.cuh). The residual stream is a sum to which
-// output and down of all layers add.
+// output and down of all layers add. Activation vectors have the order of the matrix instructions and all bits
+// inverted, so that a word of zero is not complete.
 struct RowWords {
   uint32_t *grid_barrier, *last_epoch;
-  uint64_t* x;       // (8, x_stride)
-  uint64_t* qkv;     // (2, 8, qkv_width): layers take turns
-  uint64_t* logits;  // (8, experts): logits of the router
-  // (8 k): activation vectors of down with all bits inverted, so that zero means not complete
-  char* vectors;
-  token_attention::Published rows;  // of the first row, followed by those of the other rows
-  int64_t x_stride, qkv_width;
+  uint64_t* x;        // (8, x_stride)
+  uint64_t* squares;  // (2, 8, weight tiles of a row): sums of squares of x with an epoch; of qkv, of gate and up
+  // (2, 8, turn_bytes), the results of a row in a layer, for which two layers take turns: the sums of qkv, the logits
+  // of the router, and the activation vectors of qkv or of the head, of the output, of gate and up, and of the k
+  // experts of down
+  char* turns;
+  token_attention::Published rows;  // parts of attention of the first row, followed by those of the other rows
+  int64_t x_stride, turn_bytes;
+  uint32_t logits, normed, attended, routed, pairs, pair_bytes;  // offsets in the results of a row; a vector of down
   int64_t bytes;  // size of all words, to be filled with zeros after a launch that gave up
 };
 // Places the words of a model in memory; returns their bytes.
@@ -50,11 +52,12 @@ struct RowStep {
   NormProduct head;            // y: the logits of row T - head_rows
   const LayerStages* layers;   // device memory
   BatchedSequences sequences;  // without `input` the rows are tokens of one sequence
+  bool draft;                  // the rows of a slot are consecutive tokens, with positions of their own
   RowWords words;
   routing::Lists lists;  // of the first layer; the lists of each later layer follow after `expert_slots` entries
   int64_t expert_slots;
   uint32_t T, count, head_rows, experts, k;  // `count` is the number of layers
-  uint32_t least_part_keys;                  // as in RowLaunch
+  uint32_t part_keys;                        // as in RowLaunch
   uint32_t choice, vectors, ring, bytes;     // offsets in dynamic shared memory; the bytes of all of it
   uint32_t room, padding;                    // the number of activation vectors of down that a block can hold
   megakernel::WeightRing stream;
@@ -68,9 +71,9 @@ struct RowLaunch {
   gpu::Watch watch;
   int64_t blocks = 0;      // size of the grid; 0: as many blocks as can be resident at once
   uint32_t missing = ~0u;  // for tests: see megakernel::Grid
-  // The least number of keys in a part of attention. Several rows occupy all blocks with fewer parts than a single
+  // About the number of keys in a part of attention. Several rows occupy all blocks with fewer parts than a single
   // token needs. Tests use smaller parts.
-  uint32_t least_part_keys = 512;
+  uint32_t part_keys = 512;
 };
 // The row kernel needs a model that the megakernel takes, experts in MXFP4, at most 8 experts per token, one GPU, and
 // enough shared memory in an SM.

@@ -1,139 +1,115 @@
 #pragma once
-// The router of the row kernel. The blocks share the weight tiles of the router's matrix. Each block multiplies its
-// tiles by the activation vectors of gate and up, which have the same order, and adds the products to the logits of all
-// blocks. Then each block chooses the experts of all rows and lists the distinct experts.
+// The choice of experts in the row kernel. The blocks that publish the activation vectors of gate and up have added the
+// router's logits (row_vectors.cuh). Each block reads the logits, one warp for each row, chooses the experts of all
+// rows and lists the distinct experts.
 #include "ingot/models/decode/phased/choose.cuh"
 #include "ingot/models/decode/row_kernel/row_vectors.cuh"
 
 namespace ingot::decode::rows {
 
-// The weight tile of the router's matrix that this warp multiplies in turn `turn`; the warps of all blocks share the
-// tiles.
-__device__ __forceinline__ uint32_t router_tile(uint32_t turn) {
-  return blockIdx.x + gridDim.x * (threadIdx.x / 32 + turn * kTokenWarps);
-}
-__device__ __forceinline__ const uint8_t* router_tile_data(const Matrix& w, uint32_t tile) {
-  return w.data + tile / w.weight_tiles * w.row_tile_bytes +
-         int64_t(tile % w.weight_tiles) * weight_tiles::Form<WeightFormat::bf16>::kBytes;
-}
-// Prefetches this warp's first weight tile into the L2 cache.
-__device__ __forceinline__ void prefetch_router(const Matrix& w) {
-  if (threadIdx.x % 32 == 0 && router_tile(0) < w.row_tiles * w.weight_tiles)
-    ptx::prefetch_to_l2(router_tile_data(w, router_tile(0)), weight_tiles::Form<WeightFormat::bf16>::kBytes);
-}
-__device__ __forceinline__ void add_logits(const Context& block, const Matrix& w) {
-  constexpr float kOutputScale = 1 / weight_tiles::Form<kExperts>::kInputScale;
-  const uint32_t T = block.m.step.T, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4,
-                 stride = weight_tiles::vector_stride(w.cols);
-  const char* const mine[1] = {block.vectors() + min(g, T - 1) * stride + t * 16};
-#pragma unroll 1
-  for (uint32_t turn = 0;; ++turn) {
-    const uint32_t tile = router_tile(turn);
-    if (tile >= w.row_tiles * w.weight_tiles) return;
-    weight_tiles::Stored<WeightFormat::bf16> held;
-    weight_tiles::load<WeightFormat::bf16>(held, router_tile_data(w, tile), threadIdx.x % 32);
-    float sum[1][4] = {};
-    weight_tiles::multiply<WeightFormat::bf16, 1>(held, mine, tile % w.weight_tiles * weight_tiles::kVectorTileBytes,
-                                                  sum);
+// The logits of this warp's row, requested before the row's activation vector has been copied.
+class RowLogits {
+ public:
+  __device__ __forceinline__ void load(const Context& block, const Router& p, uint32_t epoch) {
+    load_words(block, p, epoch);
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      const uint32_t e = 16 * (tile / w.weight_tiles) + g + i / 2 * 8, j = 2 * t + i % 2;
-      if (e < w.rows && j < T) Sum::add(block.m.step.words.logits + j * w.rows + e, sum[0][i] * kOutputScale, 1);
+    for (uint32_t u = 0; u < kLogitsOfLane; ++u)
+      if (const uint32_t e = threadIdx.x % 32 + 32 * u; e < p.w.rows) bias[u] = p.bias[e];
+  }
+  // Chooses the experts of the row. Call after RowSquares::finish().
+  __device__ __forceinline__ void choose(const Context& block, const Router& p, uint32_t epoch) {
+    const uint32_t row = threadIdx.x / 32, lane = threadIdx.x % 32, E = p.w.rows;
+    const auto is_complete = [&](uint64_t w) { return Sum::count(w) == p.w.weight_tiles; };
+    block.read_again([&] { load_words(block, p, epoch); },
+                     [&] {
+                       bool complete = true;
+#pragma unroll
+                       for (uint32_t u = 0; u < kLogitsOfLane; ++u)
+                         complete &= is_complete(word[u]) | (lane + 32 * u >= E);
+                       return complete;
+                     });
+    const ChoiceMemory m = block.choice();
+    float* const logits = m.logits + row * E;
+    const float scale = block.m.rstd[row];
+    float logit[kLogitsOfLane] = {};
+#pragma unroll
+    for (uint32_t u = 0; u < kLogitsOfLane; ++u)
+      if (lane + 32 * u < E) logits[lane + 32 * u] = logit[u] = Sum::value(word[u]) * scale + bias[u];
+#pragma unroll 1
+    for (uint32_t e = lane + 32 * kLogitsOfLane; e < E; e += 32) {
+      const auto load_one = [&] { word[0] = ptx::load_relaxed(block.logits(epoch, row) + e); };
+      load_one();
+      block.read_again(load_one, [&] { return is_complete(word[0]); });
+      logits[e] = Sum::value(word[0]) * scale + p.bias[e];
     }
+    __syncwarp();
+    choose_held(logits, logit, E, p.k, m.chosen + row * p.k);
+    if (lane < p.k) atomicOr(&m.first[m.chosen[row * p.k + lane]], 1u << row);
   }
-}
 
-// Reads the logits after all blocks have added to them.
-__device__ __forceinline__ void read_logits(const Context& block, const Router& p, uint32_t layer) {
-  constexpr uint32_t kWords = 3;
-  const uint32_t all = block.m.step.T * p.w.rows;
-#pragma unroll 1
-  for (uint32_t first = threadIdx.x; first < all; first += kWords * kTokenThreads) {
-    uint64_t word[kWords] = {};
-    const auto load = [&] {
+ private:
+  __device__ __forceinline__ void load_words(const Context& block, const Router& p, uint32_t epoch) {
 #pragma unroll
-      for (uint32_t u = 0; u < kWords; ++u)
-        if (first + u * kTokenThreads < all)
-          word[u] = ptx::load_relaxed(block.m.step.words.logits + first + u * kTokenThreads);
-    };
-    load();
-    block.wait_for(
-        load,
-        [&] {
-          bool complete = true;
-#pragma unroll
-          for (uint32_t u = 0; u < kWords; ++u)
-            complete &= (Sum::count(word[u]) == p.w.weight_tiles) | (first + u * kTokenThreads >= all);
-          return complete;
-        },
-        wait_for_router(layer));
-#pragma unroll
-    for (uint32_t u = 0; u < kWords; ++u)
-      if (first + u * kTokenThreads < all) block.choice().logits[first + u * kTokenThreads] = Sum::value(word[u]);
+    for (uint32_t u = 0; u < kLogitsOfLane; ++u)
+      if (const uint32_t e = threadIdx.x % 32 + 32 * u; e < p.w.rows)
+        word[u] = ptx::load_relaxed(block.logits(epoch, threadIdx.x / 32) + e);
   }
-}
-
-// One warp chooses the experts of one row and computes their weights.
-__device__ __forceinline__ void choose(const Context& block, const Router& p) {
-  const uint32_t row = threadIdx.x / 32, lane = threadIdx.x % 32, E = p.w.rows;
-  if (row >= block.m.step.T) return;
+  uint64_t word[kLogitsOfLane] = {};
+  float bias[kLogitsOfLane] = {};
+};
+// One warp computes the weights of one row's choices.
+__device__ __forceinline__ void weigh_choices(const Context& block, const Router& p) {
   const ChoiceMemory m = block.choice();
-  float* const logits = m.logits + row * E;
-  const float scale = block.rstd(row, p.eps);
-  float logit[kLogitsOfLane] = {};
-#pragma unroll
-  for (uint32_t u = 0; u < kLogitsOfLane; ++u)
-    if (lane + 32 * u < E) logits[lane + 32 * u] = logit[u] = logits[lane + 32 * u] * scale + p.bias[lane + 32 * u];
-#pragma unroll 1
-  for (uint32_t e = lane + 32 * kLogitsOfLane; e < E; e += 32) logits[e] = logits[e] * scale + p.bias[e];
-  __syncwarp();
-  choose_held(logits, logit, E, p.k, m.chosen + row * p.k);
-  weigh(logits, p.k, m.chosen + row * p.k, m.weights + row * p.k);
+  const uint32_t row = threadIdx.x / 32;
+  weigh(m.logits + row * p.w.rows, p.k, m.chosen + row * p.k, m.weights + row * p.k);
 }
-// Lists the distinct experts, in three steps with barriers between them.
+// Prepares the list of experts, which has a mask of rows for each expert. Call before the barrier before choose().
+__device__ __forceinline__ void clear_masks(const Context& block) {
+#pragma unroll 1
+  for (uint32_t e = threadIdx.x; e < block.m.step.experts; e += kTokenThreads) block.choice().first[e] = 0;
+}
+// Lists the distinct experts. Called after a barrier. Another barrier must follow before the pairs are read.
 __device__ __forceinline__ void list_experts(const Context& block, const Router& p) {
+  constexpr uint32_t kEach = 4;  // neighbouring experts of a lane
   const ChoiceMemory m = block.choice();
   ExpertSlots& slots = block.m.slots;
-  const uint32_t pairs = block.m.step.T * p.k, E = p.w.rows, lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (uint32_t e = threadIdx.x; e < E; e += kTokenThreads) {
-    uint32_t mask = 0;
-#pragma unroll 1
-    for (uint32_t j = 0; j < block.m.step.T; ++j)
-#pragma unroll 4
-      for (uint32_t i = 0; i < p.k; ++i) mask |= m.chosen[j * p.k + i] == e ? 1u << j : 0;
-    m.first[e] = mask;
-  }
-  ComputeThreads::sync();
+  const uint32_t pairs = block.m.step.T * p.k, E = p.w.rows;
   if (threadIdx.x < 32) {
-    uint32_t count = 0, before = 0;
+    uint32_t total = 0;  // the number of slots, and from bit 16 the number of pairs
 #pragma unroll 1
-    for (uint32_t first = 0; first < E; first += 32) {
-      const uint32_t mask = first + lane < E ? m.first[first + lane] : 0, chosen = __ballot_sync(~0u, int(mask != 0));
-      if (chosen == 0) continue;
-      uint32_t sum = uint32_t(__popc(mask));  // sum over this lane and all lower lanes
+    for (uint32_t first = kEach * threadIdx.x; first - kEach * threadIdx.x < E; first += 32 * kEach) {
+      uint32_t mask[kEach], sum = 0;
+#pragma unroll
+      for (uint32_t u = 0; u < kEach; ++u) {
+        mask[u] = first + u < E ? m.first[first + u] : 0;
+        sum += uint32_t(mask[u] != 0) + (uint32_t(__popc(mask[u])) << 16);
+      }
+      uint32_t end = sum;  // sum over this lane and all lower lanes
 #pragma unroll
       for (uint32_t by = 1; by < 32; by *= 2) {
-        const uint32_t other = __shfl_up_sync(~0u, sum, by);
-        if (lane >= by) sum += other;
+        const uint32_t other = __shfl_up_sync(~0u, end, by);
+        if (threadIdx.x >= by) end += other;
       }
-      const uint32_t slot = count + uint32_t(__popc(chosen & ((1u << lane) - 1)));
-      if (mask != 0) {
-        slots.expert[slot] = int32_t(first + lane), slots.mask[slot] = mask;
-        slots.before[slot] = before + sum - uint32_t(__popc(mask));
-        m.first[first + lane] = slot;
+      uint32_t before = total + end - sum;
+#pragma unroll
+      for (uint32_t u = 0; u < kEach; ++u) {
+        if (mask[u] == 0) continue;
+        const uint32_t slot = before % 65536;
+        slots.expert[slot] = int32_t(first + u);
+        slots.mask[slot] = uint8_t(mask[u]), slots.before[slot] = uint8_t(before >> 16);
+        m.first[first + u] = slot;
+        before += 1 + (uint32_t(__popc(mask[u])) << 16);
       }
-      count += uint32_t(__popc(chosen)), before += __shfl_sync(~0u, sum, 31);
+      total += __shfl_sync(~0u, end, 31);
     }
-    if (lane == 0) slots.count = count, slots.before[count] = before;
-  }
-  ComputeThreads::sync();
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < pairs; i += kTokenThreads) {
-    const uint32_t slot = m.first[m.chosen[i]];
-    slots.pair[slots.before[slot] + slots.place(slot, i / p.k)] = i;
+    if (threadIdx.x == 0) slots.count = total % 65536, slots.before[total % 65536] = uint8_t(total >> 16);
   }
   ptx::barrier_sync_unaligned(kListedBarrier, kTokenThreads + 32);  // the copying warp waits here for the list
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < pairs; i += kTokenThreads) {
+    const uint32_t slot = m.first[m.chosen[i]], row = i / p.k, at = slots.before[slot] + slots.place(slot, row);
+    slots.pair[at] = uint8_t(i), slots.row[at] = uint8_t(row);
+  }
 }
 // Writes the lists in the form of the other paths, which tests and benchmarks read.
 __device__ __forceinline__ void publish_lists(const Context& block, uint32_t layer) {

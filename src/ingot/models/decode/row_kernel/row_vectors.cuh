@@ -1,144 +1,239 @@
 #pragma once
-// The activation vectors of the row kernel's products, one vector for each row: each thread reads words of all blocks
-// until the words are complete and writes them to shared memory in the order of the matrix instructions.
-#include "ingot/gpu/tile/epoch_words.cuh"
+// The activation vectors of the row kernel's products, one vector for each row. Blocks publish parts of the vectors in
+// global memory, in the order of the matrix instructions and with all bits inverted, so that a word of zero is not
+// complete; every block copies whole vectors to shared memory. The residual stream becomes vectors in one place: the
+// block of a weight tile reads the sums of the tile's 64 channels, of all rows, and publishes 128 bytes of each row's
+// vector. The factor 1 / rms of a row is left to the epilogue of the product.
 #include "ingot/models/decode/row_kernel/row_context.cuh"
 
 namespace ingot::decode::rows {
 
-// Writes the residual stream times the norm's weight and `input_scale`, and its sums of squares. `terms` is the count
-// of terms that each sum must have. With `embeds` the stream is the rows of the embedding. kFp8 selects the order for
-// an fp8 matrix.
-template <bool kFp8>
-__device__ __forceinline__ void write_normed(const Context& block, const float* weight, float input_scale,
-                                             uint32_t terms, bool embeds) {
-  constexpr uint32_t kWords = 3, kHeld = 2;  // words of a thread, and rows, that are requested together
-  constexpr uint32_t kNext = kFp8 ? 2 : 1;   // distance from the first number of a word to the second
-  const auto number = [](uint32_t word) { return kFp8 ? word / 2 * 4 + word % 2 : 2 * word; };
-  const uint32_t C = block.m.step.embedding.C, words = weight_tiles::padded(C) / 2,
-                 stride = weight_tiles::vector_stride(C), T = block.m.step.T;
-#pragma unroll 1
-  for (uint32_t j = 0; j < T; j += kHeld) {
-    float sum[kHeld] = {};
-#pragma unroll 1
-    for (uint32_t first = threadIdx.x; first < words; first += kWords * kTokenThreads) {
-      uint64_t word[kHeld][kWords][2] = {};
-      const auto exists = [&](uint32_t u, uint32_t h) { return number(first + u * kTokenThreads) + h * kNext < C; };
-      const auto load = [&] {
+// The order of a vector's words: a lane's two channels of a weight tile share a word.
+template <bool kFp8> struct WordOrder {
+  static constexpr uint32_t kNext = kFp8 ? 2 : 1;  // distance from the first channel of a word to the second
+  __device__ __forceinline__ static uint32_t channel(uint32_t word) {
+    return kFp8 ? word / 2 * 4 + word % 2 : 2 * word;
+  }
+};
+// The norm before a product, and the places of its activation vectors.
+struct NormedVectors {
+  const float* weight;
+  float input_scale;
+  uint32_t terms;  // of each sum of the residual stream
+  bool experts;    // of gate and up, else of qkv or of the head
+  uint32_t epoch;
+  const Matrix* router;  // multiplied by the vectors of gate and up; null for other products
+  uint32_t wait;         // number of the wait, for a record
+};
+
+// Copies of a warp's weight tile of the router's matrix, requested before the residual stream is complete.
+__device__ __forceinline__ const uint8_t* router_tile(const Matrix& w, uint32_t row_tile, uint32_t tile) {
+  return w.data + row_tile * w.row_tile_bytes + int64_t(tile) * weight_tiles::Form<WeightFormat::bf16>::kBytes;
+}
+// Adds the products of a weight tile's channels and the rows' vectors to the logits of a row tile of 16 experts.
+__device__ __forceinline__ void add_logits(const Context& block, const Matrix& w, uint32_t row_tile,
+                                           const weight_tiles::Stored<WeightFormat::bf16>& weights, uint32_t epoch) {
+  constexpr float kOutputScale = 1 / weight_tiles::Form<kExperts>::kInputScale;
+  const uint32_t T = block.m.step.T, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const char* const mine[1] = {block.m.normed_tile[min(g, T - 1)] + t * 16};
+  float sum[1][4] = {};
+  weight_tiles::multiply<WeightFormat::bf16, 1>(weights, mine, 0, sum);
 #pragma unroll
-        for (uint32_t r = 0; r < kHeld; ++r)
-#pragma unroll
-          for (uint32_t u = 0; u < kWords; ++u) {
-            const uint64_t* const from = block.x(j + r) + number(first + u * kTokenThreads);
-            if (j + r >= T) continue;
-            if (!kFp8 && exists(u, 0)) ptx::load_relaxed(from, word[r][u]);
-            if (kFp8 && exists(u, 0)) word[r][u][0] = ptx::load_relaxed(from);
-            if (kFp8 && exists(u, 1)) word[r][u][1] = ptx::load_relaxed(from + kNext);
-          }
-      };
-      if (!embeds) load();
-      float scale[kWords][2];
-#pragma unroll
-      for (uint32_t i = 0; i < 2 * kWords; ++i)
-        scale[i / 2][i % 2] =
-            exists(i / 2, i % 2) ? __ldcg(weight + number(first + i / 2 * kTokenThreads) + i % 2 * kNext) : 0;
-      if (!embeds)
-        block.read_again(load, [&] {
-          bool all = true;
-#pragma unroll
-          for (uint32_t r = 0; r < kHeld; ++r)
-#pragma unroll
-            for (uint32_t i = 0; i < 2 * kWords; ++i)
-              all &= has_terms(word[r][i / 2][i % 2], terms) | (j + r >= T) | !exists(i / 2, i % 2);
-          return all;
-        });
-#pragma unroll
-      for (uint32_t r = 0; r < kHeld; ++r) {
-        if (j + r >= T) continue;
-        char* const vector = block.vectors() + (j + r) * stride;
-        const bf16* const row = block.m.step.embedding.table + int64_t(block.m.token[j + r]) * block.m.step.embedding.C;
-#pragma unroll
-        for (uint32_t u = 0; u < kWords; ++u) {
-          const uint32_t c = number(first + u * kTokenThreads);
-          if (first + u * kTokenThreads >= words) continue;
-          float v[2];
-#pragma unroll
-          for (uint32_t h = 0; h < 2; ++h) {
-            v[h] = 0;
-            if (exists(u, h)) v[h] = embeds ? float(row[c + h * kNext]) : value_of(word[r][u][h], terms);
-            sum[r] += v[h] * v[h];
-            v[h] *= scale[u][h] * input_scale;
-          }
-          *reinterpret_cast<uint32_t*>(vector + 2 * weight_tiles::place(kFp8, c)) = ptx::pack(bf16{}, v[0], v[1]);
-        }
-      }
-    }
-#pragma unroll
-    for (uint32_t r = 0; r < kHeld; ++r) {
-      sum[r] = weight_tiles::lanes_sum(sum[r]);
-      if (threadIdx.x % 32 == 0) block.m.squares[threadIdx.x / 32][j + r] = sum[r];
-    }
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t e = 16 * row_tile + g + i / 2 * 8, j = 2 * t + i % 2;
+    if (e < w.rows && j < T) Sum::add(block.logits(epoch, j) + e, sum[0][i] * kOutputScale, 1);
   }
 }
 
-// Writes the activation vectors that the blocks of attention have published with this layer's epoch.
-template <WeightFormat F>
-__device__ __forceinline__ void write_attended(const Context& block, uint32_t C, uint32_t epoch) {
-  const uint32_t stride = weight_tiles::vector_stride(C), T = block.m.step.T;
-  const tile::EpochWords* from = block.m.step.words.rows.mixed + threadIdx.x;
+// Publishes this block's weight tiles of the activation vectors, and adds their products to the router's logits. One
+// warp reads one row of a tile. Waits for the sums of all blocks.
+template <bool kFp8> __device__ __forceinline__ void publish_normed(const Context& block, const NormedVectors& v) {
+  using Order = WordOrder<kFp8>;
+  const uint32_t C = block.m.step.embedding.C, tiles = weight_tiles::padded(C) / 64, T = block.m.step.T,
+                 row = threadIdx.x / 32, lane = threadIdx.x % 32, first_router = kTokenWarps - 1 - row;
+  const RowWords& words = block.m.step.words;
+  char* const vector = block.turn(v.epoch, row) + (v.experts ? words.routed : words.normed);
 #pragma unroll 1
-  for (uint32_t c = 4 * threadIdx.x; c < weight_tiles::padded(C); c += 4 * kTokenThreads, from += kTokenThreads) {
-    tile::EpochWords words[kRows];  // the words of all rows, four numbers each, requested together
+  for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    weight_tiles::Stored<WeightFormat::bf16> weights{};
+    if (v.router != nullptr && first_router < v.router->row_tiles)
+      weight_tiles::load(weights, router_tile(*v.router, first_router, tile), lane);
+    if (row < T) {
+      const uint32_t c = 64 * tile + Order::channel(lane);
+      const auto exists = [&](uint32_t h) { return c + h * Order::kNext < C; };
+      const uint64_t* const from = block.x(row) + c;
+      uint64_t word[2] = {};
+      float scale[2];
+      const auto load = [&] {
+        if (!kFp8) ptx::load_relaxed(from, word);  // the padding has no terms
+        if (kFp8) word[0] = ptx::load_relaxed(from), word[1] = ptx::load_relaxed(from + Order::kNext);
+      };
+      load();
+#pragma unroll
+      for (uint32_t h = 0; h < 2; ++h) scale[h] = exists(h) ? __ldcg(v.weight + c + h * Order::kNext) : 0;
+      block.wait_for(
+          load, [&] { return (has_terms(word[0], v.terms) | !exists(0)) & (has_terms(word[1], v.terms) | !exists(1)); },
+          v.wait);
+      float sum = 0, value[2];
+#pragma unroll
+      for (uint32_t h = 0; h < 2; ++h) {
+        value[h] = exists(h) ? value_of(word[h], v.terms) : 0;
+        sum += value[h] * value[h];
+        value[h] *= scale[h] * v.input_scale;
+      }
+      const uint32_t at = 2 * weight_tiles::place(kFp8, c), two = ptx::pack(bf16{}, value[0], value[1]);
+      ptx::store_relaxed(reinterpret_cast<uint32_t*>(vector + at), ~two);
+      if (v.router != nullptr)
+        *reinterpret_cast<uint32_t*>(block.m.normed_tile[row] + at % weight_tiles::kVectorTileBytes) = two;
+      sum = weight_tiles::lanes_sum(sum);
+      if (lane == 0)
+        ptx::store_relaxed(block.squares(v.experts, row) + tile, __float_as_uint(sum) | uint64_t(v.epoch) << 32);
+    }
+    if (v.router == nullptr) continue;
+    ComputeThreads::sync();
+#pragma unroll 1
+    for (uint32_t r = first_router; r < v.router->row_tiles; r += kTokenWarps) {
+      if (r != first_router) weight_tiles::load(weights, router_tile(*v.router, r, tile), lane);
+      add_logits(block, *v.router, r, weights, v.epoch);
+    }
+    if (tile + gridDim.x < tiles) ComputeThreads::sync();  // the next tile overwrites normed_tile
+  }
+}
+
+struct PublishedSquares {
+  bool experts;  // of gate and up, else of qkv or of the head
+  uint32_t epoch;
+};
+// The sums of squares of this warp's row, requested before the row's activation vector has been copied.
+struct RowSquares {
+  static constexpr uint32_t kHeld = 2;
+  uint64_t word[kHeld] = {};
+
+  __device__ __forceinline__ void load(const Context& block, const PublishedSquares& p) {
+    const uint32_t tiles = uint32_t(block.m.step.words.x_stride / 64);
+    const uint64_t* const from = block.squares(p.experts, threadIdx.x / 32);
+#pragma unroll
+    for (uint32_t u = 0; u < kHeld; ++u)
+      if (threadIdx.x % 32 + 32 * u < tiles) word[u] = ptx::load_relaxed(from + threadIdx.x % 32 + 32 * u);
+  }
+  // Writes 1 / rms of the row.
+  __device__ __forceinline__ void finish(const Context& block, const PublishedSquares& p, float eps) {
+    const uint32_t tiles = uint32_t(block.m.step.words.x_stride / 64), lane = threadIdx.x % 32;
+    block.read_again([&] { load(block, p); },
+                     [&] {
+                       bool complete = true;
+#pragma unroll
+                       for (uint32_t u = 0; u < kHeld; ++u)
+                         complete &= (word[u] >> 32 == p.epoch) | (lane + 32 * u >= tiles);
+                       return complete;
+                     });
+    float sum = 0;
+#pragma unroll
+    for (uint32_t u = 0; u < kHeld; ++u) sum += __uint_as_float(uint32_t(word[u]));
+#pragma unroll 1
+    for (uint32_t tile = lane + 32 * kHeld; tile < tiles; tile += 32) {
+      const auto load_tile = [&] { word[0] = ptx::load_relaxed(block.squares(p.experts, threadIdx.x / 32) + tile); };
+      load_tile();
+      block.read_again(load_tile, [&] { return word[0] >> 32 == p.epoch; });
+      sum += __uint_as_float(uint32_t(word[0]));
+    }
+    sum = weight_tiles::lanes_sum(sum);
+    if (lane == 0) block.m.rstd[threadIdx.x / 32] = rsqrtf(sum / float(block.m.step.embedding.C) + eps);
+    __syncwarp();
+  }
+};
+
+// Published activation vectors.
+struct PublishedVectors {
+  const char* from;               // of the first row
+  uint32_t bytes, stride, count;  // of a vector; in shared memory; vectors
+  // the numbers and rows of the vectors, of which a row has k; null: one vector of each row
+  const uint8_t *pair = nullptr, *row = nullptr;
+};
+// Copies the vectors to shared memory. Called after the grid barrier that follows their publication.
+__device__ __forceinline__ void copy_vectors(const Context& block, const PublishedVectors& v) {
+  constexpr uint32_t kHeld = 6;  // 16-byte words of a thread that are requested together: all of 8 rows of 2,880
+  const uint32_t pieces = v.bytes / 16, all = v.count * pieces, magic = ~0u / pieces + 1;
+#pragma unroll 1
+  for (uint32_t first = threadIdx.x; first < all; first += kHeld * kTokenThreads) {
+    uint64_t words[kHeld][2];
+    const auto vector_of = [&](uint32_t u) { return __umulhi(first + u * kTokenThreads, magic); };
     const auto load = [&] {
 #pragma unroll
-      for (uint32_t j = 0; j < kRows; ++j)
-        if (j < T && c < C) words[j] = tile::EpochWords::load(from + j * (C / 4));
+      for (uint32_t u = 0; u < kHeld; ++u) {
+        const uint32_t i = first + u * kTokenThreads;
+        if (i >= all) continue;
+        const uint32_t n = vector_of(u), piece = i - n * pieces;
+        uint32_t row = n, offset = piece * 16;
+        if (v.pair != nullptr) row = v.row[n], offset += (v.pair[n] - row * block.m.step.k) * v.bytes;
+        ptx::load_relaxed_16(v.from + row * block.m.step.words.turn_bytes + offset, words[u][0], words[u][1]);
+      }
     };
     load();
     block.read_again(load, [&] {
       bool complete = true;
 #pragma unroll
-      for (uint32_t j = 0; j < kRows; ++j) complete &= (words[j].epoch == epoch) | (j >= T) | (c >= C);
+      for (uint32_t u = 0; u < kHeld; ++u) {
+        bool all_words = true;
+#pragma unroll
+        for (uint32_t h = 0; h < 2; ++h) all_words &= (uint32_t(words[u][h]) != 0) & (uint32_t(words[u][h] >> 32) != 0);
+        complete &= all_words | (first + u * kTokenThreads >= all);
+      }
       return complete;
     });
 #pragma unroll
-    for (uint32_t j = 0; j < kRows; ++j)
-      if (j < T) weight_tiles::put_words4(block.vectors() + j * stride, F, c, words[j].word[0], words[j].word[1]);
+    for (uint32_t u = 0; u < kHeld; ++u) {
+      const uint32_t i = first + u * kTokenThreads, n = vector_of(u), piece = i - n * pieces;
+      if (i >= all) continue;
+      const uint64_t low = ~words[u][0], high = ~words[u][1];
+      *reinterpret_cast<uint4*>(block.vectors() + n * v.stride + piece * 16) =
+          make_uint4(uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32));
+    }
   }
 }
 
-// Writes the activation vectors of the pairs `first` to `end - 1` of down. A word is published with all bits inverted,
-// so that zero means that the word is not complete.
-__device__ __forceinline__ void write_pairs(const Context& block, uint32_t C, uint32_t first, uint32_t end) {
-  constexpr uint32_t kHeld = 3;  // pairs that are requested together, of which a thread loads 16 bytes each
-  const uint32_t bytes = uint32_t(weight_tiles::vector_bytes(C)), stride = weight_tiles::vector_stride(C);
+// The activation vectors of a step's first product, which every block makes from the rows of the embedding. Ends with
+// a barrier.
+template <bool kFp8>
+__device__ __forceinline__ void embed(const Context& block, const float* weight, float input_scale, float eps) {
+  using Order = WordOrder<kFp8>;
+  const Embedding& e = block.m.step.embedding;
+  const uint32_t words = weight_tiles::padded(e.C) / 2, stride = weight_tiles::vector_stride(e.C), T = block.m.step.T;
+  float sum[kRows] = {};
 #pragma unroll 1
-  for (uint32_t pair = first; pair < end; pair += kHeld)
-#pragma unroll 1
-    for (uint32_t at = 16 * threadIdx.x; at < bytes; at += 16 * kTokenThreads) {
-      uint64_t words[kHeld][2] = {};
-      const auto load = [&] {
+  for (uint32_t word = threadIdx.x; word < words; word += kTokenThreads) {
+    const uint32_t c = Order::channel(word);
+    float scale[2], value[kRows][2] = {};
 #pragma unroll
-        for (uint32_t u = 0; u < kHeld; ++u)
-          if (pair + u < end)
-            ptx::load_relaxed_16(block.shared_vector(block.m.slots.pair[pair + u]) + at, words[u][0], words[u][1]);
-      };
-      load();
-      block.read_again(load, [&] {
-        bool complete = true;
+    for (uint32_t h = 0; h < 2; ++h) {
+      const uint32_t n = c + h * Order::kNext;
+      scale[h] = n < e.C ? __ldcg(weight + n) * input_scale : 0;
 #pragma unroll
-        for (uint32_t i = 0; i < 2 * kHeld; ++i)
-          complete &= ((uint32_t(words[i / 2][i % 2]) != 0) & (words[i / 2][i % 2] >> 32 != 0)) | (pair + i / 2 >= end);
-        return complete;
-      });
-#pragma unroll
-      for (uint32_t u = 0; u < kHeld; ++u)
-        if (pair + u < end) {
-          const uint64_t low = ~words[u][0], high = ~words[u][1];
-          *reinterpret_cast<uint4*>(block.vectors() + (pair - first + u) * stride + at) =
-              make_uint4(uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32));
-        }
+      for (uint32_t j = 0; j < kRows; ++j)
+        if (n < e.C && j < T) value[j][h] = float(e.table[int64_t(block.m.token[j]) * e.C + n]);
     }
+#pragma unroll
+    for (uint32_t j = 0; j < kRows; ++j) {
+      if (j >= T) continue;
+      sum[j] += value[j][0] * value[j][0] + value[j][1] * value[j][1];
+      *reinterpret_cast<uint32_t*>(block.vectors() + j * stride + 2 * weight_tiles::place(kFp8, c)) =
+          ptx::pack(bf16{}, value[j][0] * scale[0], value[j][1] * scale[1]);
+    }
+  }
+  float(&parts)[kTokenWarps][kRows] = reinterpret_cast<float(&)[kTokenWarps][kRows]>(block.m.sums);
+#pragma unroll
+  for (uint32_t j = 0; j < kRows; ++j) {
+    sum[j] = weight_tiles::lanes_sum(sum[j]);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32][j] = sum[j];
+  }
+  ComputeThreads::sync();
+  if (threadIdx.x < T) {
+    float all = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < kTokenWarps; ++w) all += parts[w][threadIdx.x];
+    block.m.rstd[threadIdx.x] = rsqrtf(all / float(e.C) + eps);
+  }
+  ComputeThreads::sync();
 }
 
 }  // namespace ingot::decode::rows

@@ -24,7 +24,8 @@ using testing::take;
 using Ids = std::vector<int32_t>;
 using Rows = std::vector<std::vector<float>>;
 
-// Rows of draft steps are small batches.
+// The row kernel computes the draft steps of models that it takes, the small batch's kernels all further ones.
+constexpr decode::RowKernelUse kPaths[] = {decode::RowKernelUse::where_faster, decode::RowKernelUse::none};
 class DraftRowsCuda : public testing::GpuTest<> {
  protected:
   void SetUp() override {
@@ -43,17 +44,21 @@ TEST_F(DraftRowsCuda, EveryFamilyIsTheModel) {
 TEST_F(DraftRowsCuda, EveryCaseOfGptOssIsTheModel) {
   std::vector<DecodeCase> cases = testing::decode_cases();
   for (const DecodeCase& t : testing::rounded_cases()) cases.push_back(t);
-  for (const DecodeCase& t : cases) {
-    if (testing::kEmulated && t.length > 40) continue;
-    testing::check_decode(t, [](const DecodeModel& m, int64_t room) {
-      return by_draft_steps(std::make_shared<DeviceModel>(m.config, m.weights, DecoderOptions{.context = room}));
-    });
-  }
+  for (const decode::RowKernelUse path : kPaths)
+    for (const DecodeCase& t : cases) {
+      if (testing::kEmulated && t.length > 40) continue;
+      testing::check_decode(t, [&](const DecodeModel& m, int64_t room) {
+        const auto gpu = std::make_shared<DeviceModel>(m.config, m.weights, DecoderOptions{.context = room});
+        gpu->use_row_kernel(path);
+        return by_draft_steps(gpu);
+      });
+    }
 }
 
 // Slots 0 and 1 hold different tokens. Slot 0 takes its tokens in steps of these numbers of rows, alone or beside rows
 // of slot 1, which follow or come first.
-template <class M> void check_independence(const DecoderSpec& spec, const M& m) {
+template <class M>
+void check_independence(const DecoderSpec& spec, const M& m, decode::RowKernelUse path = decode::RowKernelUse::none) {
   constexpr size_t kTokens = 14;
   const auto id = [&](size_t i) { return int32_t((i * 7919 + 13) % size_t(spec.vocab)); };
   Ids ids, others;
@@ -63,6 +68,7 @@ template <class M> void check_independence(const DecoderSpec& spec, const M& m) 
     for (const std::vector<size_t>& sizes : std::vector<std::vector<size_t>>{
              {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, {8, 6}, {2, 3, 4, 5}, {7, 1, 6}}) {
       DeviceModel gpu(m.config, m.weights, {.context = 32, .slots = 2});
+      gpu.use_row_kernel(path);
       Rows found;
       for (size_t at = 0, of_others = 0, turn = 0; at < kTokens; ++turn) {
         std::vector<ForcedStep> steps = {ForcedStep(0, std::span(ids).subspan(at, sizes[turn]), spec.vocab)};
@@ -97,7 +103,7 @@ TEST_F(DraftRowsCuda, TheNumbersOfARowDependNeitherOnItsStepNorOnFurtherSlots) {
   }
   const DecodeModel m(testing::decode_config(320, 8, 2, 16, 288, 6, 2, 5, 2), WeightFormat::bf16, WeightFormat::mxfp4,
                       7);
-  check_independence(m.config, m);
+  for (const decode::RowKernelUse path : kPaths) check_independence(m.config, m, path);
 }
 
 // The step ends each slot behind the last accepted token, and the next step begins there.
