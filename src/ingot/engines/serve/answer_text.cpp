@@ -31,6 +31,12 @@ std::string StopStrings::push(std::string_view text) {
 }
 std::string StopStrings::finish() { return std::exchange(waiting_, {}); }
 
+std::string shown_text(const std::string& bytes) {
+  Utf8Stream stream;
+  std::string text = stream.push(bytes);
+  return text + stream.finish();
+}
+
 AnswerText::AnswerText(const Vocabulary& vocabulary, Options options)
     : vocabulary_(vocabulary), stops_(std::move(options.stop)) {
   if (options.chat) parser_ = vocabulary.chat->parser(std::move(options.functions));

@@ -49,6 +49,9 @@ struct AnswerPiece {
   bool empty() const { return text.empty() && reasoning.empty() && calls.empty() && tokens.empty(); }
 };
 
+// Bytes as text: bytes of an incomplete character are replaced.
+std::string shown_text(const std::string& bytes);
+
 class AnswerText {
  public:
   struct Options {

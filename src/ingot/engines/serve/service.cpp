@@ -1,7 +1,6 @@
 #include "ingot/engines/serve/service.h"
 
 #include <algorithm>
-#include <cmath>
 #include <ctime>
 #include <random>
 
@@ -9,7 +8,9 @@
 #include "ingot/core/log.h"
 #include "ingot/engines/serve/answer_grammar.h"
 #include "ingot/engines/serve/answer_text.h"
+#include "ingot/engines/serve/completions.h"
 #include "ingot/engines/serve/messages.h"
+#include "ingot/engines/serve/random_word.h"
 #include "ingot/engines/serve/responses.h"
 #include "ingot/io/json.h"
 #include "ingot/io/utf8.h"
@@ -19,12 +20,6 @@
 namespace ingot {
 namespace {
 
-std::string random_word() {
-  static thread_local std::random_device device;
-  char text[33];
-  std::snprintf(text, sizeof text, "%08x%08x%08x", device(), device(), device());
-  return text;
-}
 uint64_t random_seed() {
   static thread_local std::random_device device;
   return uint64_t(device()) << 32 | device();
@@ -50,61 +45,6 @@ ApiError api_error_of(std::exception_ptr error) {
   }
 }
 
-const char* reason_of(Finish finish, bool called) {
-  return finish == Finish::length || finish == Finish::context ? "length" : called ? "tool_calls" : "stop";
-}
-
-// JSON has no infinity; OpenAI's API writes -9999.
-double finite(double logprob) { return std::max(logprob, -9999.0); }
-
-// A token's bytes as JSON text; bytes of an incomplete character are replaced.
-std::string shown(const std::string& bytes) {
-  Utf8Stream stream;
-  std::string text = stream.push(bytes);
-  return text + stream.finish();
-}
-
-OrderedJson token_json(const Tokenizer& tokenizer, int32_t id, double logprob) {
-  const std::string bytes = tokenizer.token_bytes(id);
-  OrderedJson list = OrderedJson::array();
-  for (const char c : bytes) list.push_back(int(uint8_t(c)));
-  return {{"token", bytes}, {"logprob", finite(logprob)}, {"bytes", list}};
-}
-OrderedJson chat_logprobs(const Tokenizer& tokenizer, const std::vector<TokenInfo>& tokens) {
-  OrderedJson content = OrderedJson::array();
-  for (const TokenInfo& t : tokens) {
-    OrderedJson entry = token_json(tokenizer, t.id, t.logprobs.sampled);
-    entry["top_logprobs"] = OrderedJson::array();
-    for (const TokenLogprob& top : t.logprobs.top)
-      entry["top_logprobs"].push_back(token_json(tokenizer, top.id, top.logprob));
-    content.push_back(entry);
-  }
-  return {{"content", content}, {"refusal", nullptr}};
-}
-OrderedJson completion_logprobs(const Tokenizer& tokenizer, const std::vector<TokenInfo>& tokens) {
-  OrderedJson r = {{"tokens", OrderedJson::array()},
-                   {"token_logprobs", OrderedJson::array()},
-                   {"top_logprobs", OrderedJson::array()},
-                   {"text_offset", OrderedJson::array()}};
-  for (const TokenInfo& t : tokens) {
-    r["tokens"].push_back(tokenizer.token_bytes(t.id));
-    r["text_offset"].push_back(t.offset);
-    if (t.is_first) {
-      r["token_logprobs"].push_back(nullptr);
-      r["top_logprobs"].push_back(nullptr);
-      continue;
-    }
-    r["token_logprobs"].push_back(finite(t.logprobs.sampled));
-    OrderedJson top = OrderedJson::object();
-    // Two tokens may have the same text once incomplete characters are replaced: the likelier token stays.
-    for (const TokenLogprob& p : t.logprobs.top) top.emplace(shown(tokenizer.token_bytes(p.id)), finite(p.logprob));
-    r["top_logprobs"].push_back(top);
-  }
-  return r;
-}
-
-std::string event_of(const OrderedJson& json) { return "data: " + show_json(json) + "\n\n"; }
-
 }  // namespace
 
 void Histogram::add(double seconds) {
@@ -128,9 +68,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
  public:
   struct Choice {
     AnswerText text;
-    AnswerPiece all;  // collected for a whole answer
-    std::vector<CallPiece> calls;
-    ServeOutcome outcome;
+    CompletionChoice ended;  // filled while the answer comes
     Clock::time_point latest = {};
     AnswerPiece echo = {};  // the prompt, for a text that begins with the prompt
     int64_t offset = 0;     // bytes of text before the answer
@@ -256,67 +194,25 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     c.latest = now;
   }
 
-  OrderedJson head(const char* chat_object) const {
-    return {{"id", id_},
-            {"object", request_.chat ? chat_object : "text_completion"},
-            {"created", created_},
-            {"model", service_.options_.name},
-            {"system_fingerprint", "ingot-" + service_.options_.version}};
-  }
-  OrderedJson logprobs_json(const std::vector<TokenInfo>& tokens) const {
-    if (request_.logprobs < 0) return nullptr;
-    const Tokenizer& tokenizer = *service_.vocabulary_.tokenizer;
-    return request_.chat ? chat_logprobs(tokenizer, tokens) : completion_logprobs(tokenizer, tokens);
-  }
-  static OrderedJson calls_json(const std::vector<CallPiece>& calls, bool indexed) {
-    OrderedJson list = OrderedJson::array();
-    for (const CallPiece& call : calls) {
-      OrderedJson json = OrderedJson::object();
-      if (indexed) json["index"] = call.index;
-      if (!call.name.empty()) json["id"] = "call_" + random_word() + call.id, json["type"] = "function";
-      json["function"] = OrderedJson::object();
-      if (!call.name.empty()) json["function"]["name"] = call.name;
-      json["function"]["arguments"] = call.arguments;
-      list.push_back(json);
-    }
-    return list;
-  }
-  void send(size_t index, const OrderedJson& delta_or_text, const OrderedJson& logprobs, const char* reason) {
-    OrderedJson chunk = head("chat.completion.chunk");
-    OrderedJson choice = {{"index", index}};
-    choice[request_.chat ? "delta" : "text"] = delta_or_text;
-    choice["logprobs"] = logprobs;
-    choice["finish_reason"] = reason == nullptr ? OrderedJson() : OrderedJson(reason);
-    chunk["choices"] = OrderedJson::array({choice});
-    if (request_.stream_usage) chunk["usage"] = nullptr;
-    answer_.event(event_of(chunk));
-  }
   void begin(size_t index) {
-    if (std::exchange(choices_[index].begun, true) || !request_.chat) return;
-    send(index, {{"role", "assistant"}, {"content", ""}}, nullptr, nullptr);
+    if (!std::exchange(choices_[index].begun, true) && request_.chat) answer_.event(completions_.begin(index));
   }
   void show(size_t index, AnswerPiece piece) {
     if (piece.empty() || abandoned_) return;
     if (writer_) return write(writer_->add(piece));
-    if (!request_.stream) return collect(choices_[index], std::move(piece));
+    if (!request_.stream) return collect(choices_[index].ended, std::move(piece));
     begin(index);
-    const OrderedJson logprobs = piece.tokens.empty() ? OrderedJson() : logprobs_json(piece.tokens);
-    if (!request_.chat) return send(index, piece.text, logprobs, nullptr);
-    OrderedJson delta = OrderedJson::object();
-    if (!piece.reasoning.empty()) delta["reasoning_content"] = piece.reasoning;
-    if (!piece.text.empty()) delta["content"] = piece.text;
-    if (!piece.calls.empty()) delta["tool_calls"] = calls_json(piece.calls, true);
-    send(index, delta, logprobs, nullptr);
+    answer_.event(completions_.add(index, piece));
   }
   // Events of a writer.
   void write(const std::string& events) {
     if (!request_.stream) return;
     answer_.event(std::exchange(begun_, true) ? events : start_ + events);
   }
-  static void collect(Choice& c, AnswerPiece piece) {
-    c.all.text += piece.text;
-    c.all.reasoning += piece.reasoning;
-    std::move(piece.tokens.begin(), piece.tokens.end(), std::back_inserter(c.all.tokens));
+  static void collect(CompletionChoice& c, AnswerPiece piece) {
+    c.answer.text += piece.text;
+    c.answer.reasoning += piece.reasoning;
+    std::move(piece.tokens.begin(), piece.tokens.end(), std::back_inserter(c.answer.tokens));
     for (CallPiece& call : piece.calls) {
       if (call.index >= c.calls.size()) c.calls.resize(call.index + 1);
       if (!call.name.empty()) c.calls[call.index].name = call.name, c.calls[call.index].id = call.id;
@@ -327,7 +223,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   void ended(size_t index, const ServeOutcome& o) {
     service_.count(o);
     Choice& c = choices_[index];
-    c.outcome = o;
+    c.ended.outcome = o;
     if (!error_ && (o.error || o.finish == Finish::cancelled)) {
       error_ =
           o.error ? o.error : std::make_exception_ptr(ApiError(503, "the answer was cut off: the server is closing"));
@@ -338,10 +234,10 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
       show(index, moved(c.text.finish(o.stop_id), c.offset));
       if (request_.stream && !writer_) {
         begin(index);
-        send(index, request_.chat ? OrderedJson(OrderedJson::object()) : OrderedJson(""), nullptr,
-             reason_of(o.finish, c.text.called()));
+        answer_.event(completions_.end(index, o.finish, c.text.called()));
       }
     }
+    c.ended.called = c.text.called(), c.ended.thought_tokens = c.text.thought_tokens();
     if (--left_ == 0 && !abandoned_) end();
   }
   void end() {
@@ -359,7 +255,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
       return answer_.end(200, "");
     }
     if (writer_) {
-      const ServeOutcome& o = choices_[0].outcome;
+      const ServeOutcome& o = choices_[0].ended.outcome;
       const bool cut = o.finish == Finish::length || o.finish == Finish::context;
       const AnswerText& text = choices_[0].text;
       write(writer_->end(
@@ -369,74 +265,11 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
                .prompt = o.prompt, .cached = o.reused, .tokens = o.tokens, .thought_tokens = text.thought_tokens()}}));
       return answer_.end(200, request_.stream ? "" : writer_->whole());
     }
-    if (!request_.stream) return answer_.end(200, show_json(whole()));
-    if (request_.stream_usage) {
-      OrderedJson chunk = head("chat.completion.chunk");
-      chunk["choices"] = OrderedJson::array();
-      chunk.update(usage());
-      answer_.event(event_of(chunk));
-    }
-    answer_.event("data: [DONE]\n\n");
+    std::vector<CompletionChoice> choices;
+    for (Choice& c : choices_) choices.push_back(std::move(c.ended));
+    if (!request_.stream) return answer_.end(200, completions_.whole(choices));
+    answer_.event(completions_.finish(choices));
     answer_.end(200, "");
-  }
-  // The sum over all choices; a prompt counts once for its n choices.
-  OrderedJson usage() const {
-    int64_t prompt = 0, cached = 0, tokens = 0, thought_tokens = 0;
-    draft::Counts drafts;
-    double prompt_seconds = 0, token_seconds = 0;
-    for (size_t i = 0; i < choices_.size(); ++i) {
-      const ServeOutcome& o = choices_[i].outcome;
-      if (int64_t(i) % request_.n == 0) prompt += o.prompt, cached += o.reused;
-      tokens += o.tokens;
-      drafts.tokens += o.drafts.tokens, drafts.accepted += o.drafts.accepted;
-      drafts.predicted += o.drafts.predicted, drafts.predicted_accepted += o.drafts.predicted_accepted;
-      thought_tokens += choices_[i].text.thought_tokens();
-      prompt_seconds = std::max(prompt_seconds, o.prompt_seconds);
-      token_seconds = std::max(token_seconds, o.token_seconds);
-    }
-    const int64_t later = tokens - int64_t(choices_.size());  // the first token comes with the prompt
-    OrderedJson r = {{"usage",
-                      {{"prompt_tokens", prompt},
-                       {"completion_tokens", tokens},
-                       {"total_tokens", prompt + tokens},
-                       {"prompt_tokens_details", {{"cached_tokens", cached}}},
-                       {"completion_tokens_details", {{"reasoning_tokens", thought_tokens}}}}},
-                     {"timings",
-                      {{"prompt_n", prompt - cached},
-                       {"cache_n", cached},
-                       {"prompt_ms", prompt_seconds * 1e3},
-                       {"predicted_n", tokens},
-                       {"predicted_ms", token_seconds * 1e3},
-                       {"predicted_per_second", later > 0 && token_seconds > 0 ? double(later) / token_seconds : 0}}}};
-    if (!request_.prediction.empty()) {
-      OrderedJson& details = r["usage"]["completion_tokens_details"];
-      details["accepted_prediction_tokens"] = drafts.predicted_accepted;
-      details["rejected_prediction_tokens"] = drafts.predicted - drafts.predicted_accepted;
-    }
-    if (drafts.tokens > 0) r["timings"]["draft_n"] = drafts.tokens, r["timings"]["draft_n_accepted"] = drafts.accepted;
-    return r;
-  }
-  OrderedJson whole() const {
-    OrderedJson r = head("chat.completion");
-    r["choices"] = OrderedJson::array();
-    for (size_t i = 0; i < choices_.size(); ++i) {
-      const Choice& c = choices_[i];
-      OrderedJson choice = {{"index", i}};
-      if (request_.chat) {
-        OrderedJson m = {{"role", "assistant"}, {"content", c.all.text}, {"refusal", nullptr}};
-        if (c.all.text.empty() && !c.calls.empty()) m["content"] = nullptr;
-        if (!c.all.reasoning.empty()) m["reasoning_content"] = c.all.reasoning;
-        if (!c.calls.empty()) m["tool_calls"] = calls_json(c.calls, false);
-        choice["message"] = m;
-      } else {
-        choice["text"] = c.all.text;
-      }
-      choice["logprobs"] = logprobs_json(c.all.tokens);
-      choice["finish_reason"] = reason_of(c.outcome.finish, c.text.called());
-      r["choices"].push_back(choice);
-    }
-    r.update(usage());
-    return r;
   }
 
   Service& service_;
@@ -449,6 +282,8 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
                           random_word();
   const int64_t created_ = std::time(nullptr);
   const Clock::time_point arrived_ = Clock::now();
+  const CompletionWriter completions_{
+      request_, *service_.vocabulary_.tokenizer, id_, service_.options_.name, service_.options_.version, created_};
   std::unique_ptr<AnswerWriter> writer_;  // of APIs whose stream builds the whole answer
   std::string start_;                     // the writer's first events, sent with the first content
   bool begun_ = false;
@@ -493,7 +328,7 @@ std::vector<Service::Prompt> Service::prompts_of(const ApiRequest& r) const {
   for (const ApiPrompt& p : r.prompts) {
     const Tokenizer& t = *vocabulary_.tokenizer;
     if (!p.ids.empty()) {
-      prompts.push_back({.ids = p.ids, .text = r.echo ? shown(t.decode(p.ids)) : ""});
+      prompts.push_back({.ids = p.ids, .text = r.echo ? shown_text(t.decode(p.ids)) : ""});
       continue;
     }
     Prompt prompt{.text = p.text};
@@ -657,7 +492,7 @@ std::string Service::tokenize(const TokenizeRequest& r) const {
   OrderedJson tokens = OrderedJson::array(), strings = OrderedJson::array();
   for (const int32_t id : ids) {
     const std::string bytes = t.token_bytes(id);
-    if (r.pieces) strings.push_back(shown(bytes));
+    if (r.pieces) strings.push_back(shown_text(bytes));
     if (r.llama_pieces) {
       // A piece that is not valid UTF-8 is given as a list of its bytes.
       OrderedJson list = OrderedJson::array();
@@ -678,7 +513,7 @@ std::string Service::detokenize(const std::vector<int32_t>& ids) const {
     if (ids[i] < 0 || ids[i] >= t.vocab_size())
       throw ApiError(400, detail::concat("tokens[", i, "]: found ", ids[i], ", expected 0 to ", t.vocab_size() - 1),
                      detail::concat("tokens[", i, "]"));
-  const std::string text = shown(t.decode(ids));
+  const std::string text = shown_text(t.decode(ids));
   return show_json({{"prompt", text}, {"content", text}});  // `prompt` as in vLLM, `content` as in llama.cpp
 }
 
