@@ -95,6 +95,19 @@ class SmolLm2(unittest.TestCase):
         self.assertEqual(chat.returncode, 2, chat.stderr)
         self.assertIn("/effort: found a model whose chat format has no efforts, expected none", chat.stderr)
 
+    def test_what_is_gpt_oss_s_alone_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ids, archive = Path(folder) / "ids", Path(folder) / "a.ingot"
+            ids.write_text("[1, 2, 3]\n")
+            self.assertNotIn("experts", run("convert", MODEL, archive))
+            self.assertNotIn("experts", next(line for line in run("info", archive).splitlines() if line.startswith("  archive")))
+            for model in (MODEL, archive):
+                for status, message, *words in ((2, "which is not GPT-OSS", "generate", "--model", model, "--ids", ids, "--quant"),
+                                                (7, "found a model of another family, expected GPT-OSS", "eval", "accuracy", "--model", model, "--ids", ids)):
+                    refused = subprocess.run([INGOT, *words], capture_output=True, text=True)
+                    self.assertEqual(refused.returncode, status, refused.stderr)
+                    self.assertIn(message, refused.stderr)
+
     def test_its_tokens_are_timed(self):
         found = json.loads(run("bench", "decode", "--model", MODEL, "--device", "cpu", "--context", 8, "--tokens", 4, "--kernels-alone", "--json"))
         self.assertEqual((found["device"], list(found["token"])), ("CPU", ["cpu"]))

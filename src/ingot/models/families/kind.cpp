@@ -107,7 +107,8 @@ void find_chat_format(const std::string& model, const VocabularyOptions& o, Voca
       v.chat = make_chat_format(name, v.tokenizer, where, default_system);
     } catch (const Error& e) {  // without a conversation the model still continues texts
       if (o.chat || !o.chat_format.empty()) throw;
-      v.no_chat = e.what();
+      v.no_chat = e.what();  // without the file's name, which the caller's message has
+      if (v.no_chat.starts_with(where + ": ")) v.no_chat.erase(0, where.size() + 2);
     }
   }
   if (!v.no_chat.empty() && (o.chat || !o.chat_format.empty())) fail(ErrorCode::unsupported, where, ": ", v.no_chat);

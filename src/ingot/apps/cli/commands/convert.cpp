@@ -27,9 +27,11 @@ void verify(const std::string& path) {
             " blobs, " + format_bytes(double(file.file_bytes())) + ": every sum matches\n");
 }
 
-void report(const ConvertCommand& o, const std::string& to, const GptOssForms& forms, int64_t bytes, double seconds) {
-  write_out(to + ": " + format_bytes(double(bytes)) + ", dense " + name_of(forms.dense) + ", experts " +
-            name_of(forms.experts) + ", in " + format_duration(seconds) + "\n");
+void report(const ConvertCommand& o, const std::string& to, const GptOssForms& forms, bool experts, int64_t bytes,
+            double seconds) {
+  write_out(to + ": " + format_bytes(double(bytes)) + ", dense " + name_of(forms.dense) +
+            (experts ? std::string(", experts ") + name_of(forms.experts) : "") + ", in " + format_duration(seconds) +
+            "\n");
   if (o.verify) verify(to);
 }
 
@@ -54,7 +56,7 @@ void make_up(const ConvertCommand& o) {
   const GptOssForms forms = forms_of(o, {});
   const int64_t bytes = write_synthetic_gpt_oss(synthetic_gpt_oss(o.synthetic), o.from, 1,
                                                 {forms, [&](int64_t done, int64_t all) { bar.at(done, all); }});
-  report(o, o.from, forms, bytes, bar.seconds());
+  report(o, o.from, forms, true, bytes, bar.seconds());
 }
 
 void convert(const ConvertCommand& o) {
@@ -79,7 +81,7 @@ void convert(const ConvertCommand& o) {
   Bar bar("converting");
   const ConvertOptions options = {forms, [&](int64_t done, int64_t all) { bar.at(done, all); }};
   const int64_t bytes = family ? convert_family(o.from, o.to, options) : convert_gpt_oss(o.from, o.to, options);
-  report(o, o.to, forms, bytes, bar.seconds());
+  report(o, o.to, forms, !family || archived_family(o.from).spec.experts > 0, bytes, bar.seconds());
 }
 
 }  // namespace

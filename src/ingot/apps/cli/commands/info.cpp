@@ -198,7 +198,8 @@ void print_gpt_oss(const std::string& what, const OrderedJson& r) {
                      format_bytes(r["bytes"].get<double>()));
   if (r.contains("archive_version"))
     row("archive", "version " + std::to_string(r["archive_version"].get<int>()) + ", dense " +
-                       r["dense"].get<std::string>() + ", experts " + r["experts"].get<std::string>());
+                       r["dense"].get<std::string>() +
+                       (r["config"].value("experts", 1) > 0 ? ", experts " + r["experts"].get<std::string>() : ""));
   if (r.contains("types")) {
     std::string types;
     for (const auto& [type, count] : r["types"].items())

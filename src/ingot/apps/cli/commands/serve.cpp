@@ -113,7 +113,9 @@ void serve(const ServeCommand& o, const std::string& path) {
   }
   server::Server& server = *listening;
   Vocabulary vocabulary = vocabulary_of(o, path);
-  if (!vocabulary.no_chat.empty()) log_warn(path, ": ", vocabulary.no_chat, "; only completions of text are served");
+  if (!vocabulary.no_chat.empty())
+    log_warn(o.tokenizer.empty() ? path : o.tokenizer, ": ", vocabulary.no_chat,
+             "; only completions of text are served");
   DecoderOptions on = o.on;
   on.slots = o.slots, on.fit_slots = true;
   OpenedModel model = open_model(path, o.context, on);

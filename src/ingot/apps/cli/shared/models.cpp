@@ -70,7 +70,7 @@ void add_gpu_options(Command& c, DecoderOptions& o) {
 }
 
 OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOptions& o) {
-  if (o.e4m3_experts && exists(path) && !is_gpt_oss(path))
+  if (o.e4m3_experts && exists(path) && (is_family(path) || !is_gpt_oss(path)))
     fail(ErrorCode::usage, "--quant: found ", path, ", which is not GPT-OSS, expected a GPT-OSS model");
   DecoderOptions options = o;
   options.context = tokens;
@@ -167,6 +167,7 @@ namespace {
 }  // namespace
 
 void require_gpt_oss(const std::string& path) {
+  if (is_family(path)) fail(ErrorCode::unsupported, path, ": found a model of another family, expected GPT-OSS");
   if (!is_gpt_oss(path)) refuse_other_than("GPT-OSS", path);
 }
 void require_published(const std::string& path) {
