@@ -52,6 +52,14 @@ class CopiedTree(unittest.TestCase):
                 run = subprocess.run([script, words[0], "--no-install", *words[1:]], cwd=directory, capture_output=True, text=True, env=self.environment)
                 self.assertEqual(run.stdout, f"{directory.resolve()}|{script} ingot|{arguments}\n", run.stderr)
 
+    def test_another_system_than_linux_is_named(self):
+        uname = self.directory / "bin/uname"
+        uname.write_text("#!/bin/sh\necho Darwin\n")
+        uname.chmod(0o755)
+        run = subprocess.run(["bash", self.tree / "run", "build", "--no-install"], capture_output=True, text=True, env=self.environment)
+        self.assertEqual((run.returncode, run.stdout), (1, ""))
+        self.assertIn("run: found the system Darwin, expected Linux", run.stderr)
+
     def test_help_of_the_gpu_s_stages_needs_no_gpu(self):
         run = subprocess.run(["bash", self.tree / "run", "gpu", "--help"], capture_output=True, text=True, env=self.environment)
         self.assertEqual(run.returncode, 0, run.stderr)
