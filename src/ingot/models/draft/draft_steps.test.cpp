@@ -326,7 +326,10 @@ TEST_P(DraftSteps, AStopIdInsideTheDraftEndsTheAnswerAndTheTokensAfterItAreGone)
     expect_equal(found, want);
     EXPECT_EQ(found.stop_id, free[at]);
     EXPECT_EQ(found.length, 6 + int64_t(found.tokens.size()));
-    EXPECT_LE(found.accepted, int64_t(found.tokens.size())) << "a stop id is no accepted token";
+    // The first token has no draft, all others are drafted and, where a step has room for them, come from one step.
+    const int64_t drafted = std::max<int64_t>(0, int64_t(found.tokens.size()) - 1);
+    EXPECT_LE(found.accepted, drafted) << "a stop id is no accepted token";
+    if (d->draft_rows() >= 8) { EXPECT_EQ(found.accepted, drafted); }
   }
 }
 
@@ -353,16 +356,18 @@ TEST_P(DraftSteps, ACancelBetweenTwoAcceptedTokensEndsTheAnswerThere) {
   const auto d = decoder();
   const Case c = make_case("greedy", 0, [](Case& x) { x.tokens = 12; });
   const Ids prompt = ids_of(2, 6), free = plain(*d, prompt, c).tokens;
-  Case cancels = c;
-  int seen = 0;
-  cancels.options.on_token = [&](int32_t) {
-    if (++seen == 4) d->cancel(0);
-    return true;
-  };
-  const Outcome found = answer(*d, prompt, cancels, oracle(free));
-  EXPECT_EQ(found.finish, Finish::cancelled);
-  EXPECT_EQ(found.tokens, Ids(free.begin(), free.begin() + 4));
-  EXPECT_EQ(found.length, 6 + 3);
+  for (const int last : {2, 4}) {  // the first token of a draft step, and a later one
+    Case cancels = c;
+    int seen = 0;
+    cancels.options.on_token = [&](int32_t) {
+      if (++seen == last) d->cancel(0);
+      return true;
+    };
+    const Outcome found = answer(*d, prompt, cancels, oracle(free));
+    EXPECT_EQ(found.finish, Finish::cancelled);
+    EXPECT_EQ(found.tokens, Ids(free.begin(), free.begin() + last));
+    EXPECT_EQ(found.length, 6 + last - 1);
+  }
 }
 
 TEST_P(DraftSteps, PenaltiesCountTheTokensOfTheDraft) {
