@@ -1,9 +1,10 @@
 #pragma once
 // A step of many sequences by the prompt path's matrix kernels: a token of each of up to kMostSequences sequences is a
-// row of the same products that compute a prompt (prompt/prompt.h). Attention of a row reads the keys of the row's own
-// slot; head, greedy token and position are computed for all rows. The number of rows is rounded up to one of
-// kBatchRows, so that a few CUDA graphs serve every number of sequences. No slot and no expert reads the results of the
-// rows beyond the last sequence.
+// row of the same products that compute a prompt (prompt/prompt.h). On Hopper the projections of up to 32 rows take a
+// kernel of their own with the same bits (batch_linear.h), and one kernel computes norm, router, choice and places
+// (batch_router.cuh). Attention of a row reads the keys of the row's own slot; head, greedy token and position are
+// computed for all rows. The number of rows is rounded up to one of kBatchRows, so that a few CUDA graphs serve every
+// number of sequences. No slot and no expert reads the results of the rows beyond the last sequence.
 //
 // Every number of a row is a sum computed by one thread in one order, which depends neither on the other rows nor on
 // the number of rows. The numbers differ from those of the other paths by roundings.
@@ -23,7 +24,7 @@ constexpr uint32_t batch_rows(uint32_t sequences) {
 }
 // Steps of up to this number of sequences take the small-batch kernels, larger steps the matrix kernels, as measured
 // (docs/lab/gpt-oss-decode.md#many-sequences).
-constexpr int64_t kSmallBatchSequences = 12;
+constexpr int64_t small_batch_sequences(bool hopper) { return hopper ? 8 : 12; }
 
 // Attention divides the keys of a row into parts whose sizes do not depend on the rows of the step.
 constexpr uint32_t kBatchParts = 4, kShortBatchWindow = 256;

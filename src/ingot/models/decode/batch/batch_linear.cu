@@ -17,36 +17,32 @@
 #include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/gpu/tma_map.h"
 #include "ingot/kernels/grouped/parts/decode.cuh"
+#include "ingot/kernels/grouped/parts/finish.cuh"
 #include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/models/decode/batch/batch_linear.h"
 
 namespace ingot::decode {
 namespace {
 
-constexpr int kRows = 16;      // of x
+constexpr int kMostRows = 32;  // of x
 constexpr uint32_t kMost = 3;  // row tiles of a block
+constexpr uint32_t kSpan = 3;  // weight tiles of a row tile in a stage
 constexpr int kThreads = 32 * (int(kMost) + 1);
 
-struct Params {
+struct Params : grouped::Product {
   CUtensorMap x;
-  const uint8_t* w;
-  const float* bias;  // added to part 0
-  float* y;           // (parts T, N)
-  int64_t y_stride, row_tile_bytes;
-  uint32_t T, n, row_tiles, weight_tiles;
-  uint32_t part_tiles, blocks_of_part;  // weight tiles of a part of K; blocks that share a part
+  uint32_t T, blocks_of_part;  // blocks that share a part of K
 };
-struct Memory {
-  static constexpr uint32_t kSpan = 3;  // weight tiles of a row tile in a stage
-  static constexpr uint32_t kWeightTile = weight_tiles::Form<WeightFormat::bf16>::kBytes, kBand = kSpan * kWeightTile,
-                            kPanel = kRows * 128;
-  // Few enough that a block of the next kernel, attention or router, finds room beside this one and starts early.
-  static constexpr uint32_t kStages = 7;
+template <WeightFormat F, int kRows> struct Memory {
+  static constexpr uint32_t kWeightTile = weight_tiles::Form<F>::kBytes, kBand = kSpan * kWeightTile,
+                            kPanel = kRows * 128, kStage = kMost * kBand + kSpan * kPanel;
+  // So few that a block of the next kernel, attention or router, finds room beside this one and starts early.
+  static constexpr uint32_t kStages = std::min(180u * 1024 / kStage, 12u);
   alignas(1024) char x[kStages][kSpan * kPanel];
   alignas(128) char w[kStages][kMost * kBand];
   uint64_t full[kStages], empty[kStages];
+  using Cursor = tile::RingCursor<kStages>;
 };
-using Cursor = tile::RingCursor<Memory::kStages>;
 
 // What a block multiplies.
 struct Share {
@@ -60,71 +56,69 @@ struct Share {
     weight_tile = part * p.part_tiles;
     weight_tiles = min(p.part_tiles, p.weight_tiles - weight_tile);
   }
-  __device__ __forceinline__ uint32_t stages() const { return (weight_tiles + Memory::kSpan - 1) / Memory::kSpan; }
+  __device__ __forceinline__ uint32_t stages() const { return (weight_tiles + kSpan - 1) / kSpan; }
   __device__ __forceinline__ uint32_t tiles_of(uint32_t stage) const {
-    return min(Memory::kSpan, weight_tiles - stage * Memory::kSpan);
+    return min(kSpan, weight_tiles - stage * kSpan);
   }
 };
 
-__device__ __forceinline__ void request_weights(const Params& p, const Share& s, uint32_t stage, const Cursor& at,
-                                                Memory& m) {
-  const uint32_t tiles = s.tiles_of(stage), bytes = tiles * Memory::kWeightTile;
+template <class M>
+__device__ __forceinline__ void request_weights(const Params& p, const Share& s, uint32_t stage,
+                                                const typename M::Cursor& at, M& m) {
+  const uint32_t tiles = s.tiles_of(stage), bytes = tiles * M::kWeightTile;
   tile::wait_or_trap(&m.empty[at.stage], at.phase ^ 1);
-  ptx::mbarrier_arrive_expect_tx(&m.full[at.stage], s.count * bytes + tiles * Memory::kPanel);
-  const uint8_t* from =
-      p.w + s.row_tile * p.row_tile_bytes + int64_t(s.weight_tile + stage * Memory::kSpan) * Memory::kWeightTile;
+  ptx::mbarrier_arrive_expect_tx(&m.full[at.stage], s.count * bytes + tiles * M::kPanel);
+  const uint8_t* from = p.w + s.row_tile * p.row_tile_bytes + int64_t(s.weight_tile + stage * kSpan) * M::kWeightTile;
   for (uint32_t i = 0; i < s.count; ++i, from += p.row_tile_bytes)
-    ptx::bulk_load(m.w[at.stage] + i * Memory::kBand, from, bytes, &m.full[at.stage]);
+    ptx::bulk_load(m.w[at.stage] + i * M::kBand, from, bytes, &m.full[at.stage]);
 }
-__device__ __forceinline__ void request_x(const Params& p, const Share& s, uint32_t stage, const Cursor& at,
-                                          Memory& m) {
+template <class M>
+__device__ __forceinline__ void request_x(const Params& p, const Share& s, uint32_t stage, const typename M::Cursor& at,
+                                          M& m) {
   for (uint32_t i = 0; i < s.tiles_of(stage); ++i)
-    ptx::tensor_load(m.x[at.stage] + i * Memory::kPanel, &p.x, int((s.weight_tile + stage * Memory::kSpan + i) * 64), 0,
+    ptx::tensor_load(m.x[at.stage] + i * M::kPanel, &p.x, int((s.weight_tile + stage * kSpan + i) * 64), 0,
                      &m.full[at.stage]);
 }
-__device__ void produce(const Params& p, const Share& s, Memory& m) {
-  const uint32_t stages = s.stages(), early = min(stages, Memory::kStages);
-  Cursor at;
+template <class M> __device__ void produce(const Params& p, const Share& s, M& m) {
+  const uint32_t stages = s.stages(), early = min(stages, M::kStages);
+  typename M::Cursor at, of_x;
   for (uint32_t i = 0; i < early; ++i, at.advance()) request_weights(p, s, i, at, m);  // no kernel writes them
   ptx::wait_for_earlier_kernels();
-  Cursor of_x;
   for (uint32_t i = 0; i < early; ++i, of_x.advance()) request_x(p, s, i, of_x, m);
   for (uint32_t i = early; i < stages; ++i, at.advance()) request_weights(p, s, i, at, m), request_x(p, s, i, at, m);
 }
 
-__device__ __forceinline__ void consume(const Params& p, const Share& s, Memory& m) {
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane % 8, chunk = lane / 8, g = lane / 4;
-  const uint32_t row_tile = s.row_tile + warp;
-  float bias[2] = {};
-#pragma unroll
-  for (uint32_t half = 0; half < 2; ++half)
-    if (const uint32_t n = 16 * row_tile + 8 * half + g; p.bias != nullptr && s.part == 0 && n < p.n)
-      bias[half] = __ldg(p.bias + n);
-  const uint32_t w = ptx::shared_address(m.w[0]) + warp * Memory::kBand, x = ptx::shared_address(m.x[0]) + row * 128;
-  float d[2][4] = {};
-  Cursor at;
-  const uint32_t stages = s.stages();
+template <WeightFormat F, int kRows>
+__device__ __forceinline__ void consume(const Params& p, const Share& s, Memory<F, kRows>& m) {
+  using M = Memory<F, kRows>;
+  constexpr uint32_t kBlocks = kRows / 8;
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane % 8, chunk = lane / 8;
+  const uint32_t row_tile = s.row_tile + warp, stages = s.stages();
+  const grouped::Tile t{s.part, row_tile, s.part * p.T, (s.part + 1) * p.T};
+  const grouped::Ends ends = grouped::ends_of<F>(p, t, row_tile);
+  const uint32_t w = ptx::shared_address(m.w[0]) + warp * M::kBand, x = ptx::shared_address(m.x[0]) + row * 128;
+  float d[kBlocks][4] = {};
+  typename M::Cursor at;
 #pragma unroll 1
   for (uint32_t i = 0; i < stages; ++i, at.advance()) {
     tile::wait_warp_or_trap(&m.full[at.stage], at.phase);
     const uint32_t tiles = s.tiles_of(i);
-    const uint32_t of_w = w + at.stage * (kMost * Memory::kBand),
-                   of_x = x + at.stage * (Memory::kSpan * Memory::kPanel);
+    const uint32_t of_w = w + at.stage * (kMost * M::kBand), of_x = x + at.stage * (kSpan * M::kPanel);
 #pragma unroll
-    for (uint32_t k = 0; k < Memory::kSpan; ++k) {
+    for (uint32_t k = 0; k < kSpan; ++k) {
       if (k >= tiles) break;
-      uint32_t a[4][4], b[2][2][4];
+      uint32_t a[4][4], b[kBlocks][2][4];
       grouped::Kept kept;
-      grouped::decode<WeightFormat::bf16, 4>(of_w + k * Memory::kWeightTile, 0, kept, a);
+      grouped::decode<F, 4>(of_w + k * M::kWeightTile, 0, kept, a);
 #pragma unroll
-      for (uint32_t j = 0; j < 2; ++j)
+      for (uint32_t j = 0; j < kBlocks; ++j)
 #pragma unroll
         for (uint32_t half = 0; half < 2; ++half)
-          ptx::ldmatrix(b[j][half], of_x + k * Memory::kPanel + j * 1024 + ((4 * half + chunk) ^ row) * 16);
+          ptx::ldmatrix(b[j][half], of_x + k * M::kPanel + j * 1024 + ((4 * half + chunk) ^ row) * 16);
 #pragma unroll
       for (int step = 0; step < 4; ++step)
 #pragma unroll
-        for (uint32_t j = 0; j < 2; ++j) {
+        for (uint32_t j = 0; j < kBlocks; ++j) {
           const uint32_t two[2] = {b[j][step / 2][step % 2 * 2], b[j][step / 2][step % 2 * 2 + 1]};
           ptx::mma_m16n8k16(bf16{}, d[j], a[step], two);
         }
@@ -132,22 +126,17 @@ __device__ __forceinline__ void consume(const Params& p, const Share& s, Memory&
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(&m.empty[at.stage]);
   }
-#pragma unroll
-  for (uint32_t j = 0; j < 2; ++j)
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      const uint32_t t = 8 * j + lane % 4 * 2 + i % 2, n = 16 * row_tile + i / 2 * 8 + g;
-      if (t < p.T && n < p.n) p.y[int64_t(s.part * p.T + t) * p.y_stride + n] = d[j][i] + bias[i / 2];
-    }
+  grouped::finish<F, kRows, false>(p, t, row_tile, ends, reinterpret_cast<const float(&)[kRows / 2]>(d));
 }
 
+template <WeightFormat F, int kRows>
 __global__ void __launch_bounds__(kThreads, 1) batch_linear_kernel(const __grid_constant__ Params p) {
-  auto& m = *tile::dynamic_shared<Memory>();
+  auto& m = *tile::dynamic_shared<Memory<F, kRows>>();
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const Share s(p);
   if (threadIdx.x == 0) {
-    for (uint32_t i = 0; i < Memory::kStages; ++i)
-      ptx::mbarrier_init(&m.full[i], 1), ptx::mbarrier_init(&m.empty[i], s.count);
+    for (uint64_t& barrier : m.full) ptx::mbarrier_init(&barrier, 1);
+    for (uint64_t& barrier : m.empty) ptx::mbarrier_init(&barrier, s.count);
     ptx::fence_mbarrier_init();
   }
   ptx::let_next_kernel_start();
@@ -157,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, 1) batch_linear_kernel(const __grid_
     __syncwarp();
   } else {
     ptx::wait_for_earlier_kernels();  // an earlier kernel may still read what y holds
-    if (warp < s.count) consume(p, s, m);
+    if (warp < s.count) consume<F, kRows>(p, s, m);
   }
 }
 
@@ -165,10 +154,48 @@ int64_t blocks_of_part(const GroupedLinear& a) {
   return std::min(gpu::sm_count(a.x.device.index) / a.parts, row_tile_count(a.n));
 }
 
+template <WeightFormat F, int kRows> void launch(const GroupedLinear& a, Stream stream) {
+  const int device = a.x.device.index;
+  const int64_t weight_tiles = weight_tile_padded_cols(a.x.cols()) / kWeightTileCols;
+  const Params p{
+      {.w = a.w,
+       .bias = a.bias,
+       .offsets = nullptr,
+       .claims = nullptr,
+       .y = a.y.data,
+       .y_stride = a.y.row_stride(),
+       .row_tile_bytes = row_tile_bytes(a.format, a.x.cols()),
+       .matrix_bytes = 0,
+       .groups = 1,
+       .row_tiles = uint32_t(row_tile_count(a.n)),
+       .weight_tiles = uint32_t(weight_tiles),
+       .n = uint32_t(a.n),
+       .tile_rows = 0,
+       .parts = uint32_t(a.parts),
+       // As grouped_linear() divides K.
+       .part_tiles = uint32_t(a.parts > 1 ? ((weight_tiles + a.parts - 1) / a.parts + 2) / 3 * 3 : weight_tiles),
+       .add = false,
+       .limit = 0,
+       .alpha = 0},
+      gpu::tensor_map("batch_linear: x", a.x, {.rows = kRows, .cols = 64, .swizzle = tile::Swizzle::b128}),
+      uint32_t(a.x.rows()),
+      uint32_t(blocks_of_part(a))};
+  gpu::launch("batch linear", batch_linear_kernel<F, kRows>,
+              {.grid = a.parts * int64_t(p.blocks_of_part),
+               .block = kThreads,
+               .smem = int64_t(sizeof(Memory<F, kRows>)),
+               .overlap = true,
+               .device = device},
+              stream, p);
+}
+template <WeightFormat F> void launch(const GroupedLinear& a, Stream stream) {
+  a.x.rows() <= 16 ? launch<F, 16>(a, stream) : launch<F, kMostRows>(a, stream);
+}
+
 }  // namespace
 
 bool takes_batch_linear(const GroupedLinear& a) {
-  if (a.format != WeightFormat::bf16 || a.groups != 1 || a.add || a.y.dtype != DType::f32 || a.x.rows() > kRows ||
+  if (!has_weight_tiles(a.format) || a.groups != 1 || a.add || a.y.dtype != DType::f32 || a.x.rows() > kMostRows ||
       a.x.rows() == 0 || a.x.device.kind != Device::cuda || !gpu::device_limits(a.x.device).hopper)
     return false;
   const int64_t blocks = blocks_of_part(a);
@@ -177,28 +204,9 @@ bool takes_batch_linear(const GroupedLinear& a) {
 
 void batch_linear(const GroupedLinear& a, Stream stream) {
   INGOT_CHECK(takes_batch_linear(a), "batch_linear: found a product that it does not take");
-  const int device = a.x.device.index;
-  const int64_t weight_tiles = weight_tile_padded_cols(a.x.cols()) / kWeightTileCols;
-  Params p{.x = gpu::tensor_map("batch_linear: x", a.x, {.rows = kRows, .cols = 64, .swizzle = tile::Swizzle::b128}),
-           .w = a.w,
-           .bias = a.bias,
-           .y = a.y.ptr<float>(),
-           .y_stride = a.y.row_stride(),
-           .row_tile_bytes = row_tile_bytes(a.format, a.x.cols()),
-           .T = uint32_t(a.x.rows()),
-           .n = uint32_t(a.n),
-           .row_tiles = uint32_t(row_tile_count(a.n)),
-           .weight_tiles = uint32_t(weight_tiles),
-           // As grouped_linear() divides K.
-           .part_tiles = uint32_t(a.parts > 1 ? ((weight_tiles + a.parts - 1) / a.parts + 2) / 3 * 3 : weight_tiles),
-           .blocks_of_part = uint32_t(blocks_of_part(a))};
-  gpu::launch("batch linear", batch_linear_kernel,
-              {.grid = a.parts * int64_t(p.blocks_of_part),
-               .block = kThreads,
-               .smem = int64_t(sizeof(Memory)),
-               .overlap = true,
-               .device = device},
-              stream, p);
+  if (a.format == WeightFormat::bf16) return launch<WeightFormat::bf16>(a, stream);
+  if (a.format == WeightFormat::fp8) return launch<WeightFormat::fp8>(a, stream);
+  launch<WeightFormat::mxfp4>(a, stream);
 }
 
 }  // namespace ingot::decode

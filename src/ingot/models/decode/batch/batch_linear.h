@@ -1,5 +1,5 @@
 #pragma once
-// y = x w^T + bias for up to 16 rows of x and one bf16 matrix, where the products of grouped_linear() would leave
+// y = x w^T + bias for up to 32 rows of x and one matrix, where the products of grouped_linear() would leave
 // multiprocessors idle: the projections of a step of sequences. All multiprocessors have nearly equal shares of the
 // matrix, and request the beginning of their shares before the kernel ahead ends. The bits are those of
 // grouped_linear(), with its `parts`.
@@ -7,8 +7,8 @@
 
 namespace ingot::decode {
 
-// Whether batch_linear() takes this product: bf16 weights, one group, y of f32 without `add`, at most 16 rows, and no
-// more weights than three row tiles (of each part of K) per multiprocessor, on Hopper.
+// Whether batch_linear() takes this product: one group, y of f32 without `add`, at most 32 rows, and no more weights
+// than three row tiles (of each part of K) per multiprocessor, on Hopper.
 bool takes_batch_linear(const GroupedLinear& a);
 void batch_linear(const GroupedLinear& a, Stream stream);
 
