@@ -26,6 +26,14 @@ void require_utf8_text(const std::string& text, const std::string& name) {
 }
 
 // --- the files below a directory
+// Whether a file is a picture, a program or the like: no text has a zero byte.
+bool is_binary(const std::string& path) {
+  const File file = File::open(path);
+  std::string head(size_t(std::min<int64_t>(file.size(), 8192)), ' ');
+  file.read_at(0, head.data(), int64_t(head.size()));
+  return head.find('\0') != std::string::npos;
+}
+
 struct FileId {
   dev_t device;
   ino_t inode;
@@ -63,7 +71,10 @@ class TextFiles {
       } else if (S_ISDIR(target.st_mode)) {
         links_.insert(path);
       } else if (S_ISREG(target.st_mode) && !is_own_output(path)) {
-        found.push_back(path);
+        if (is_binary(path))
+          leave_out(path, "a binary file");
+        else
+          found.push_back(path);
       }
     }
   }

@@ -20,9 +20,10 @@ struct Document {
 //                       else one document
 //   any other file      one document
 //
-// In a directory, names with a leading "." are left out, and so are Ingot's own outputs (own_output.h). Linked files
-// and directories are read, each directory once; a linked directory that contains `path` is skipped. `left_out`, when
-// given, receives a line for each run, tokenizer and so on, and for each linked directory, that is not read.
+// In a directory, names with a leading "." are left out, and so are Ingot's own outputs (own_output.h) and files with a
+// zero byte among the first 8,192 bytes. Linked files and directories are read, each directory once; a linked directory
+// that contains `path` is skipped. `left_out`, when given, receives a line for each run, tokenizer and so on, for each
+// binary file and for each linked directory, that is not read.
 std::vector<Document> read_documents(const std::string& path, std::vector<std::string>* left_out = nullptr);
 
 struct SplitOptions {

@@ -53,6 +53,7 @@ TEST(documents, files_that_ingot_wrote_among_the_texts_are_left_out_and_named) {
   write("m.ingot", "INGOTGPT\xFF");
   write("m.ingot.tokenizer", "x");
   write("shards/train_000000.bin", std::string("\x88\xD8\x34\x01", 4));
+  write("page/picture.png", std::string("\x89PNG\r\n\x1A\n\0\0\0\rIHDR", 16));
   write("page/report.html", "no demo's");
   write("page/config.json", "{}");
   std::vector<std::string> left_out, names;
@@ -67,6 +68,7 @@ TEST(documents, files_that_ingot_wrote_among_the_texts_are_left_out_and_named) {
                                              dir / "kept (a checkpoint)",
                                              dir / "m.ingot (a model)",
                                              dir / "m.ingot.tokenizer (a model's tokenizer)",
+                                             dir / "page/picture.png (a binary file)",
                                              dir / "shards/train_000000.bin (token shards)",
                                              dir / "tok (a tokenizer)"};
   EXPECT_EQ(left_out, expected);
