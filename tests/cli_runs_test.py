@@ -158,6 +158,15 @@ class Runs(InDirectory):
         self.assertEqual(more.returncode, 0, more.error)
         self.refuses(2, "found 40 steps done, expected a run of at least as many, not 30", *command)
 
+    def test_a_run_without_an_undamaged_checkpoint_says_that_it_begins_again(self):
+        command = self.train("--steps", 2)
+        self.assertNotIn("begins again", ingot(*command, "--resume", "last-good").error)  # a new run
+        weights = self.run_directory / "step-00000002/model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1])
+        run = ingot(*command, "--resume", "last-good")
+        self.assertEqual(run.returncode, 0, run.error)
+        self.assertIn("found no undamaged checkpoint; the run begins again at step 1\n", run.error)
+
     def test_a_run_that_went_back_is_resumed_without_going_back_again(self):
         self.assertEqual(ingot(*self.train("--steps", 20, "--checkpoint-every", 10)).returncode, 0)
         process = start(*self.train("--steps", 1000000, "--from", "step-10"))

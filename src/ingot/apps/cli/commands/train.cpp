@@ -200,7 +200,10 @@ TrainResult run_one(const TrainCommand& o, std::optional<int64_t> seed, const st
   deal_passes(o, directory, resolved);
   RunData data = load_run_data(o.data, resolved, start.tokenizer);
   if (o.is_first()) log_other_vocabulary(o, data);
+  const bool begun = exists(join_path(directory, "config.json"));
   Trainer trainer = open_run(o, resolved, std::move(data), directory);
+  if (o.is_first() && begun && o.resume == "last-good" && trainer.step() == 0)
+    log_warn(directory, ": found no undamaged checkpoint; the run begins again at step 1");
   if (o.is_first()) log_left_out(trainer.data().left_out);
   if (o.is_first())
     log_info(directory, ": ", with_commas(trainer.parameter_count()), " parameters, ",
