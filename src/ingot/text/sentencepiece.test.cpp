@@ -251,6 +251,19 @@ TEST(SentencePiece, MergesByScoreThenFromTheLeft) {
   EXPECT_EQ(small().encode("bc a"), (std::vector<int32_t>{6, 10}));
 }
 
+TEST(SentencePiece, SplitsUnusedPiecesThatConsistOfUnusedPieces) {
+  const SentencePiece sp = SentencePiece::parse(model_of({{"<unk>", 0, kUnknown},
+                                                          {"a", -10, kNormal},
+                                                          {"b", -11, kNormal},
+                                                          {"c", -12, kNormal},
+                                                          {"d", -13, kNormal},
+                                                          {"ab", -1, kUnused},
+                                                          {"abc", -2, kUnused},
+                                                          {"abcd", -3, kUnused}}),
+                                                "m.model");
+  EXPECT_EQ(sp.encode("abcd"), (std::vector<int32_t>{1, 2, 3, 4}));
+}
+
 TEST(SentencePiece, KeepsUserDefinedPiecesWholeAndControlPiecesOut) {
   EXPECT_EQ(small().encode("a<sep>b"), (std::vector<int32_t>{2, 8, 3}));
   for (int32_t id : small().encode("<s>")) EXPECT_NE(id, 1);
