@@ -125,6 +125,62 @@ TEST(service, names_of_likely_tokens_are_different_also_where_bytes_are_no_chara
   EXPECT_EQ(likely, (Json{{"\uFFFD", -0.5}, {"a", -3}}));
 }
 
+// All bytes are equally likely.
+class Uniform final : public testing::FakeDecoder {
+ public:
+  Uniform() : FakeDecoder({.vocab = 256, .context = 64, .slots = 2}) {}
+
+ private:
+  void extend_slot(int slot, std::span<const int32_t> ids, Rows, const Take& take) override {
+    append_ids(slot, ids);
+    std::vector<float> logits(256, 0.f);
+    take(int64_t(fed(slot).size()) - 1, Tensor(logits.data(), {1, 256}));
+  }
+};
+
+std::unique_ptr<Service> uniform_service() {
+  OpenedModel model;
+  model.decoder = std::make_unique<Uniform>();
+  const auto bpe = bytes();
+  return std::make_unique<Service>(std::move(model), Vocabulary{.tokenizer = bpe, .bpe = bpe.get()},
+                                   ServiceOptions{.name = "uniform"});
+}
+
+TEST(service, choices_have_random_numbers_of_their_own_which_the_seed_gives_again) {
+  const auto s = uniform_service();
+  const auto texts = [&](const std::string& seed) {
+    Heard heard;
+    const auto [status, body] = ask(*s, heard, R"(, "n": 2, "temperature": 1, "seed": )" + seed);
+    EXPECT_EQ(status, 200) << body;
+    const Json choices = parse_json(body, "answer")["choices"];
+    return std::pair(choices[0]["text"], choices[1]["text"]);
+  };
+  const auto first = texts("5");
+  EXPECT_NE(first.first, first.second);
+  EXPECT_EQ(texts("5"), first);
+  EXPECT_NE(texts("6").first, first.first);
+}
+
+TEST(service, places_of_tokens_behind_an_echo_count_from_the_prompt) {
+  const auto s = uniform_service();
+  Heard heard;
+  const auto [status, body] = ask(*s, heard, R"(, "echo": true, "logprobs": 0)");
+  ASSERT_EQ(status, 200) << body;
+  const Json places = parse_json(body, "answer")["choices"][0]["logprobs"]["text_offset"];
+  EXPECT_EQ(places[0], 0);
+  EXPECT_EQ(places[1], 1);
+}
+
+TEST(histogram, a_value_counts_up_to_the_first_bound_that_is_not_below) {
+  Histogram h;
+  for (const double seconds : {0.0, 0.05, 0.0501, 1000.0}) h.add(seconds);
+  const std::string text = h.text("t", "help");
+  for (const char* line :
+       {"t_bucket{le=\"0.001\"} 1\n", "t_bucket{le=\"0.025\"} 1\n", "t_bucket{le=\"0.05\"} 2\n",
+        "t_bucket{le=\"0.1\"} 3\n", "t_bucket{le=\"600\"} 3\n", "t_bucket{le=\"+Inf\"} 4\n", "t_count 4\n"})
+    EXPECT_NE(text.find(line), std::string::npos) << line << text;
+}
+
 TEST(service, a_long_name_of_an_ignored_field_is_kept_short) {
   const ApiRequest r = parse_api_request("{\"prompt\": \"x\", \"" + std::string(1000000, 'k') + "\": 1}", false);
   ASSERT_EQ(r.ignored.size(), 1u);
