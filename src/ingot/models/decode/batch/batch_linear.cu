@@ -1,5 +1,5 @@
-// A block multiplies up to three row tiles of the weights, a warp for each, over one part of K. A producer warp brings
-// stages of three weight tiles of each row tile and the same columns of x.
+// A block multiplies its share of the row tiles over one part of K, three at a time, a warp for each. A producer warp
+// brings stages of three weight tiles of each of the three and the same columns of x.
 #ifndef INGOT_EMULATE  // the emulator has no tensor copies
 #include <algorithm>
 
@@ -24,10 +24,11 @@
 namespace ingot::decode {
 namespace {
 
-constexpr int kMostRows = 32;  // of x
-constexpr uint32_t kMost = 3;  // row tiles of a block
-constexpr uint32_t kSpan = 3;  // weight tiles of a row tile in a stage
-constexpr int kThreads = 32 * (int(kMost) + 1);
+constexpr int kMostRows = 32;       // of x
+constexpr uint32_t kTeam = 3;       // row tiles that a block multiplies at a time
+constexpr uint32_t kSpan = 3;       // weight tiles of a row tile in a stage
+constexpr int64_t kMostShare = 16;  // row tiles of a block
+constexpr int kThreads = 32 * (int(kTeam) + 1);
 
 struct Params : grouped::Product {
   CUtensorMap x;
@@ -35,11 +36,11 @@ struct Params : grouped::Product {
 };
 template <WeightFormat F, int kRows> struct Memory {
   static constexpr uint32_t kWeightTile = weight_tiles::Form<F>::kBytes, kBand = kSpan * kWeightTile,
-                            kPanel = kRows * 128, kStage = kMost * kBand + kSpan * kPanel;
+                            kPanel = kRows * 128, kStage = kTeam * kBand + kSpan * kPanel;
   // So few that a block of the next kernel, attention or router, finds room beside this one and starts early.
   static constexpr uint32_t kStages = std::min(180u * 1024 / kStage, 12u);
   alignas(1024) char x[kStages][kSpan * kPanel];
-  alignas(128) char w[kStages][kMost * kBand];
+  alignas(128) char w[kStages][kTeam * kBand];
   uint64_t full[kStages], empty[kStages];
   using Cursor = tile::RingCursor<kStages>;
 };
@@ -47,6 +48,7 @@ template <WeightFormat F, int kRows> struct Memory {
 // What a block multiplies.
 struct Share {
   uint32_t part, row_tile, count;      // row tiles from `row_tile` on
+  uint32_t stages;                     // of three row tiles
   uint32_t weight_tile, weight_tiles;  // of the part of K
   __device__ __forceinline__ explicit Share(const Params& p) {
     part = blockIdx.x / p.blocks_of_part;
@@ -55,37 +57,53 @@ struct Share {
     count = p.row_tiles * (i + 1) / p.blocks_of_part - row_tile;
     weight_tile = part * p.part_tiles;
     weight_tiles = min(p.part_tiles, p.weight_tiles - weight_tile);
+    stages = (weight_tiles + kSpan - 1) / kSpan;
   }
-  __device__ __forceinline__ uint32_t stages() const { return (weight_tiles + kSpan - 1) / kSpan; }
   __device__ __forceinline__ uint32_t tiles_of(uint32_t stage) const {
     return min(kSpan, weight_tiles - stage * kSpan);
   }
 };
 
+// The stages of a block in their order: `stage` of the row tiles from `first` on, which counts within the share.
+struct Step {
+  uint32_t first = 0, stage = 0;
+  __device__ __forceinline__ bool exists(const Share& s) const { return first < s.count; }
+  __device__ __forceinline__ void advance(const Share& s) {
+    if (++stage == s.stages) stage = 0, first += kTeam;
+  }
+};
 template <class M>
-__device__ __forceinline__ void request_weights(const Params& p, const Share& s, uint32_t stage,
+__device__ __forceinline__ void request_weights(const Params& p, const Share& s, const Step& step,
                                                 const typename M::Cursor& at, M& m) {
-  const uint32_t tiles = s.tiles_of(stage), bytes = tiles * M::kWeightTile;
+  const uint32_t tiles = s.tiles_of(step.stage), bytes = tiles * M::kWeightTile,
+                 team = min(kTeam, s.count - step.first);
   tile::wait_or_trap(&m.empty[at.stage], at.phase ^ 1);
-  ptx::mbarrier_arrive_expect_tx(&m.full[at.stage], s.count * bytes + tiles * M::kPanel);
-  const uint8_t* from = p.w + s.row_tile * p.row_tile_bytes + int64_t(s.weight_tile + stage * kSpan) * M::kWeightTile;
-  for (uint32_t i = 0; i < s.count; ++i, from += p.row_tile_bytes)
+  ptx::mbarrier_arrive_expect_tx(&m.full[at.stage], team * bytes + tiles * M::kPanel);
+  const uint8_t* from =
+      p.w + (s.row_tile + step.first) * p.row_tile_bytes + int64_t(s.weight_tile + step.stage * kSpan) * M::kWeightTile;
+  for (uint32_t i = 0; i < team; ++i, from += p.row_tile_bytes)
     ptx::bulk_load(m.w[at.stage] + i * M::kBand, from, bytes, &m.full[at.stage]);
 }
 template <class M>
-__device__ __forceinline__ void request_x(const Params& p, const Share& s, uint32_t stage, const typename M::Cursor& at,
-                                          M& m) {
-  for (uint32_t i = 0; i < s.tiles_of(stage); ++i)
-    ptx::tensor_load(m.x[at.stage] + i * M::kPanel, &p.x, int((s.weight_tile + stage * kSpan + i) * 64), 0,
+__device__ __forceinline__ void request_x(const Params& p, const Share& s, const Step& step,
+                                          const typename M::Cursor& at, M& m) {
+  for (uint32_t i = 0; i < s.tiles_of(step.stage); ++i)
+    ptx::tensor_load(m.x[at.stage] + i * M::kPanel, &p.x, int((s.weight_tile + step.stage * kSpan + i) * 64), 0,
                      &m.full[at.stage]);
 }
 template <class M> __device__ void produce(const Params& p, const Share& s, M& m) {
-  const uint32_t stages = s.stages(), early = min(stages, M::kStages);
   typename M::Cursor at, of_x;
-  for (uint32_t i = 0; i < early; ++i, at.advance()) request_weights(p, s, i, at, m);  // no kernel writes them
+  Step step, early;
+  // No kernel writes the weights, which are requested before the kernel ahead ends.
+  for (uint32_t i = 0; i < M::kStages && step.exists(s); ++i, step.advance(s), at.advance())
+    request_weights(p, s, step, at, m);
   ptx::wait_for_earlier_kernels();
-  for (uint32_t i = 0; i < early; ++i, of_x.advance()) request_x(p, s, i, of_x, m);
-  for (uint32_t i = early; i < stages; ++i, at.advance()) request_weights(p, s, i, at, m), request_x(p, s, i, at, m);
+  for (uint32_t i = 0; i < M::kStages && early.exists(s); ++i, early.advance(s), of_x.advance())
+    request_x(p, s, early, of_x, m);
+  for (; step.exists(s); step.advance(s), at.advance()) {
+    request_weights(p, s, step, at, m);
+    request_x(p, s, step, at, m);
+  }
 }
 
 template <WeightFormat F, int kRows>
@@ -93,40 +111,44 @@ __device__ __forceinline__ void consume(const Params& p, const Share& s, Memory<
   using M = Memory<F, kRows>;
   constexpr uint32_t kBlocks = kRows / 8;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane % 8, chunk = lane / 8;
-  const uint32_t row_tile = s.row_tile + warp, stages = s.stages();
-  const grouped::Tile t{s.part, row_tile, s.part * p.T, (s.part + 1) * p.T};
-  const grouped::Ends ends = grouped::ends_of<F>(p, t, row_tile);
   const uint32_t w = ptx::shared_address(m.w[0]) + warp * M::kBand, x = ptx::shared_address(m.x[0]) + row * 128;
-  float d[kBlocks][4] = {};
   typename M::Cursor at;
 #pragma unroll 1
-  for (uint32_t i = 0; i < stages; ++i, at.advance()) {
-    tile::wait_warp_or_trap(&m.full[at.stage], at.phase);
-    const uint32_t tiles = s.tiles_of(i);
-    const uint32_t of_w = w + at.stage * (kMost * M::kBand), of_x = x + at.stage * (kSpan * M::kPanel);
+  for (uint32_t first = 0; first < s.count; first += kTeam) {
+    const uint32_t row_tile = s.row_tile + first + warp;
+    const bool exists = first + warp < s.count;
+    const grouped::Tile t{s.part, row_tile, s.part * p.T, (s.part + 1) * p.T};
+    const grouped::Ends ends = grouped::ends_of<F>(p, t, row_tile);
+    float d[kBlocks][4] = {};
+#pragma unroll 1
+    for (uint32_t i = 0; i < s.stages; ++i, at.advance()) {
+      tile::wait_warp_or_trap(&m.full[at.stage], at.phase);
+      const uint32_t tiles = exists ? s.tiles_of(i) : 0;
+      const uint32_t of_w = w + at.stage * (kTeam * M::kBand), of_x = x + at.stage * (kSpan * M::kPanel);
 #pragma unroll
-    for (uint32_t k = 0; k < kSpan; ++k) {
-      if (k >= tiles) break;
-      uint32_t a[4][4], b[kBlocks][2][4];
-      grouped::Kept kept;
-      grouped::decode<F, 4>(of_w + k * M::kWeightTile, 0, kept, a);
+      for (uint32_t k = 0; k < kSpan; ++k) {
+        if (k >= tiles) break;
+        uint32_t a[4][4], b[kBlocks][2][4];
+        grouped::Kept kept;
+        grouped::decode<F, 4>(of_w + k * M::kWeightTile, 0, kept, a);
 #pragma unroll
-      for (uint32_t j = 0; j < kBlocks; ++j)
+        for (uint32_t j = 0; j < kBlocks; ++j)
 #pragma unroll
-        for (uint32_t half = 0; half < 2; ++half)
-          ptx::ldmatrix(b[j][half], of_x + k * M::kPanel + j * 1024 + ((4 * half + chunk) ^ row) * 16);
+          for (uint32_t half = 0; half < 2; ++half)
+            ptx::ldmatrix(b[j][half], of_x + k * M::kPanel + j * 1024 + ((4 * half + chunk) ^ row) * 16);
 #pragma unroll
-      for (int step = 0; step < 4; ++step)
+        for (int step = 0; step < 4; ++step)
 #pragma unroll
-        for (uint32_t j = 0; j < kBlocks; ++j) {
-          const uint32_t two[2] = {b[j][step / 2][step % 2 * 2], b[j][step / 2][step % 2 * 2 + 1]};
-          ptx::mma_m16n8k16(bf16{}, d[j], a[step], two);
-        }
+          for (uint32_t j = 0; j < kBlocks; ++j) {
+            const uint32_t two[2] = {b[j][step / 2][step % 2 * 2], b[j][step / 2][step % 2 * 2 + 1]};
+            ptx::mma_m16n8k16(bf16{}, d[j], a[step], two);
+          }
+      }
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(&m.empty[at.stage]);
     }
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(&m.empty[at.stage]);
+    if (exists) grouped::finish<F, kRows, false>(p, t, row_tile, ends, reinterpret_cast<const float(&)[kRows / 2]>(d));
   }
-  grouped::finish<F, kRows, false>(p, t, row_tile, ends, reinterpret_cast<const float(&)[kRows / 2]>(d));
 }
 
 template <WeightFormat F, int kRows>
@@ -136,17 +158,17 @@ __global__ void __launch_bounds__(kThreads, 1) batch_linear_kernel(const __grid_
   const Share s(p);
   if (threadIdx.x == 0) {
     for (uint64_t& barrier : m.full) ptx::mbarrier_init(&barrier, 1);
-    for (uint64_t& barrier : m.empty) ptx::mbarrier_init(&barrier, s.count);
+    for (uint64_t& barrier : m.empty) ptx::mbarrier_init(&barrier, kTeam);
     ptx::fence_mbarrier_init();
   }
   ptx::let_next_kernel_start();
   __syncthreads();
-  if (warp == kMost) {
+  if (warp == kTeam) {
     if (ptx::elect_one()) produce(p, s, m);
     __syncwarp();
   } else {
     ptx::wait_for_earlier_kernels();  // an earlier kernel may still read what y holds
-    if (warp < s.count) consume<F, kRows>(p, s, m);
+    consume<F, kRows>(p, s, m);
   }
 }
 
@@ -174,7 +196,7 @@ template <WeightFormat F, int kRows> void launch(const GroupedLinear& a, Stream 
        .parts = uint32_t(a.parts),
        // As grouped_linear() divides K.
        .part_tiles = uint32_t(a.parts > 1 ? ((weight_tiles + a.parts - 1) / a.parts + 2) / 3 * 3 : weight_tiles),
-       .add = false,
+       .add = a.add,
        .limit = 0,
        .alpha = 0},
       gpu::tensor_map("batch_linear: x", a.x, {.rows = kRows, .cols = 64, .swizzle = tile::Swizzle::b128}),
@@ -195,11 +217,12 @@ template <WeightFormat F> void launch(const GroupedLinear& a, Stream stream) {
 }  // namespace
 
 bool takes_batch_linear(const GroupedLinear& a) {
-  if (!has_weight_tiles(a.format) || a.groups != 1 || a.add || a.y.dtype != DType::f32 || a.x.rows() > kMostRows ||
-      a.x.rows() == 0 || a.x.device.kind != Device::cuda || !gpu::device_limits(a.x.device).hopper)
+  if (!has_weight_tiles(a.format) || a.groups != 1 || (a.add && a.parts > 1) || a.y.dtype != DType::f32 ||
+      a.x.rows() > kMostRows || a.x.rows() == 0 || a.x.device.kind != Device::cuda ||
+      !gpu::device_limits(a.x.device).hopper)
     return false;
   const int64_t blocks = blocks_of_part(a);
-  return blocks > 0 && row_tile_count(a.n) <= int64_t(kMost) * blocks;
+  return blocks > 0 && row_tile_count(a.n) <= kMostShare * blocks;
 }
 
 void batch_linear(const GroupedLinear& a, Stream stream) {

@@ -16,7 +16,7 @@ using testing::DeviceBuffer;
 class BatchLinearCuda : public testing::GpuTest<> {};
 
 void check_linear(WeightFormat f, const std::vector<int64_t>& numbers_of_rows, int64_t n, int64_t k, int64_t parts,
-                  bool has_bias) {
+                  bool has_bias, bool add = false) {
   const grouped_cases::Bank<DeviceBuffer> bank(f, 1, n, k);
   DeviceBuffer bias(DType::f32, {n});
   testing::fill_normal(bias.host(), 2), bias.upload();
@@ -30,6 +30,7 @@ void check_linear(WeightFormat f, const std::vector<int64_t>& numbers_of_rows, i
     std::vector<double> got[2];
     for (const bool few : {false, true}) {
       DeviceBuffer y(DType::f32, {parts * rows, n}, n + 3);
+      if (add) testing::fill_normal(y.host(), 3);
       y.upload();
       const GroupedLinear a{.x = x,
                             .w = bank.device.tensor().ptr<uint8_t>(),
@@ -39,6 +40,7 @@ void check_linear(WeightFormat f, const std::vector<int64_t>& numbers_of_rows, i
                             .bias = has_bias ? bias.tensor().ptr<float>() : nullptr,
                             .offsets = starts.tensor().ptr<int32_t>(),
                             .y = y,
+                            .add = add,
                             .parts = parts};
       ASSERT_TRUE(decode::takes_batch_linear(a));
       few ? decode::batch_linear(a, {}) : grouped_linear(a, {});
@@ -57,6 +59,8 @@ TEST_F(BatchLinearCuda, FewRowsHaveTheBitsOfGroupedLinear) {
     check_linear(f, {17, 16, 1}, 2880, 4096, 2, true);
     check_linear(f, {16}, 40, 96, 1, true);  // fewer row tiles than multiprocessors; a last stage of two weight tiles
     check_linear(f, {5}, 1300, 1088, 3, false);
+    check_linear(f, {16, 30}, 1024, 3072, 1, true, true);
+    check_linear(f, {7}, 9000, 320, 1, true);  // several rounds of row tiles, and a last one of fewer
   }
   check_linear(WeightFormat::bf16, {16}, 40, 46, 1, true);  // columns beyond K
 }
@@ -75,8 +79,8 @@ TEST_F(BatchLinearCuda, OtherProductsAreNotTaken) {
   a.x.shape.dim[0] = a.y.shape.dim[0] = 32;
   EXPECT_EQ(decode::takes_batch_linear(a), grouped_takes_parts({Device::cuda, 0}));
   GroupedLinear other = a;
-  other.add = true;
-  EXPECT_FALSE(decode::takes_batch_linear(other)) << "y is added to";
+  other.add = true, other.parts = 2;
+  EXPECT_FALSE(decode::takes_batch_linear(other)) << "parts that are added to y";
   other = a, other.y = many, other.n = 100000;
   EXPECT_FALSE(decode::takes_batch_linear(other)) << "more row tiles than the multiprocessors take";
 }
