@@ -56,6 +56,8 @@ struct ExpertSlots {
   uint8_t before[kMostRowSlots + 1];  // the number of pairs of all earlier slots; one more entry for the end
   uint8_t pair[kMostRowSlots];        // row * k + choice
   uint8_t row[kMostRowSlots];         // the row of each pair
+  // of the pair's activation vector of down in the results of a layer, less RowWords::pairs, in units of 16 bytes
+  uint16_t offset[kMostRowSlots];
 
   // The index of row `row` among the pairs of a slot; 0 where the row did not choose the expert.
   __device__ __forceinline__ uint32_t place(uint32_t slot, uint32_t row) const {
@@ -65,7 +67,6 @@ struct ExpertSlots {
 };
 
 static_assert(kRows <= 8 && kMostRowSlots < 256, "rows are bits, and pairs numbers, of a byte");
-constexpr uint32_t kNormedTileStride = weight_tiles::kVectorTileBytes + 16;
 // The start of dynamic shared memory.
 struct Memory {
   RowStep step;
@@ -83,7 +84,7 @@ struct Memory {
   float rstd[kRows];                      // 1 / rms of the residual stream of each row
   float sums[2][kTokenWarps][16][kRows];  // for two units in turn
   // A weight tile's part of the rows' activation vectors, for the router.
-  alignas(16) char normed_tile[kRows][kNormedTileStride];
+  alignas(16) char normed_tile[kRows][weight_tiles::kVectorTileBytes];
 };
 
 struct Unit {
@@ -93,7 +94,7 @@ struct Unit {
 class UnitCursor {
  public:
   __device__ __forceinline__ UnitCursor(const Matrix& w, const RowSplit& s, uint32_t number)
-      : row_tiles_(w.row_tiles), parts_(s.parts), row_tile_step_(kTeams / s.parts), part_step_(kTeams % s.parts) {
+      : row_tiles_(w.row_tiles), parts_(s.parts), row_tile_step_(s.row_tile_step), part_step_(s.part_step) {
     const uint32_t of_slot = row_tiles_ * parts_, slot = number / of_slot, rest = number - slot * of_slot;
     at_ = {slot, rest / parts_, rest % parts_};
   }

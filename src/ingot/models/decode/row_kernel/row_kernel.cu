@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "ingot/kernels/quant/weight_tiles.h"
-#include "ingot/models/decode/row_kernel/row_context.cuh"
 #include "ingot/models/decode/row_kernel/row_kernel.h"
+#include "ingot/models/decode/row_kernel/row_router.cuh"
 
 namespace ingot::decode {
 
@@ -24,6 +24,7 @@ RowSplit row_split_of(uint32_t row_tiles, uint32_t weight_tiles, uint32_t most_t
   RowSplit best = of(1);
   for (uint32_t parts = 2; parts <= std::min(most_parts, weight_tiles); ++parts)
     if (const RowSplit s = of(parts); cost(s) < cost(best)) best = s;
+  best.set_steps();
   return best;
 }
 
@@ -72,7 +73,12 @@ bool supports_row_kernel(const Model& m) {
   if (megakernel_path(c) != DecodePath::megakernel || !supports_megakernel(m) || m.kv_heads >= 0 ||
       m.layers[0].down.format != WeightFormat::mxfp4)
     return false;
-  if (c.experts_per_token * kKernelRows > kMostRowSlots) return false;
+  if (c.experts_per_token * kKernelRows > kMostRowSlots || c.experts > 32 * kLogitsOfLane ||
+      weight_tile_padded_cols(c.hidden) > 32 * rows::kSquaresOfLane * kWeightTileCols)
+    return false;
+  RowWords words;
+  lay_out(c, 1, nullptr, words);
+  if (kKernelRows * words.turn_bytes > int64_t(16) << 16) return false;  // ExpertSlots::offset
   // The same strides as in place_memory().
   const auto stride = [](int64_t n) { return int64_t(weight_tiles::vector_stride(uint32_t(n))); };
   const int64_t vectors = std::max({stride(c.hidden), stride(c.q_width()), stride(c.intermediate)}) * kKernelRows,

@@ -41,6 +41,11 @@ __device__ __forceinline__ void prepare_layer(const Context& block, uint32_t lay
         keys_of(next->attention, block.m.position[threadIdx.x], block.m.step.part_keys);
 }
 
+// One thread of the grid brings the weight of a norm, or the biases of a router, into the L2 cache.
+__device__ __forceinline__ void prefetch_floats(const float* from, uint32_t count) {
+  if (count >= 4 && blockIdx.x == gridDim.x - 1 && threadIdx.x == 32) ptx::prefetch_to_l2(from, count * 4 / 16 * 16);
+}
+
 // The stage that follows the product of qkv.
 __device__ __forceinline__ void attention_stage(const Context& block, uint32_t i, megakernel::WeightReader& weights) {
   block.grid_barriers.end_stage();
@@ -48,6 +53,8 @@ __device__ __forceinline__ void attention_stage(const Context& block, uint32_t i
   // The results of attention are complete where no word is zero, so no barrier is needed for them. This barrier states
   // that all blocks have multiplied qkv.
   block.grid_barriers.announce();
+  prefetch_floats(block.layer(i).gate_up.weight, block.m.step.embedding.C);
+  prefetch_floats(block.layer(i).router.bias, block.m.step.experts);
   attend(block, i, weights);
   block.grid_barriers.wait(false);
   if (i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all blocks have read the epoch
@@ -83,7 +90,7 @@ __device__ __forceinline__ PublishedVectors published_vectors(const Context& blo
   if (stage == Stage::down) {
     const ExpertSlots& slots = block.m.slots;
     const uint32_t of_slot = w.row_tiles * block.split(stage).parts, first_pair = slots.before[first / of_slot];
-    v.pair = slots.pair + first_pair, v.row = slots.row + first_pair;
+    v.offset = slots.offset + first_pair;
     v.count = slots.before[(end + of_slot - 1) / of_slot] - first_pair;
   }
   return v;
@@ -138,6 +145,8 @@ template <WeightFormat kDense> __device__ __forceinline__ void compute_step(cons
         // The first weights of the experts are being copied, and nothing waits for the following.
         if (threadIdx.x / 32 < step.T) weigh_choices(block, l.router);
         clear_used_words(block, i);
+        const bool is_last = i + 1 == step.count;
+        prefetch_floats(is_last ? step.head.weight : block.layer(i + 1).qkv.weight, step.embedding.C);
         ComputeThreads::sync();
         range = units(), first = range.begin, end = range.end;
       }
@@ -279,6 +288,7 @@ template <WeightFormat kDense> void split_products(RowStep& t, const LayerStages
   if (chunks <= 4) {
     down.tiles = down.chunk_tiles = even_chunk_tiles(l.down.w.weight_tiles, kMostChunkTiles<kExperts>);
     down.parts = (l.down.w.weight_tiles + down.tiles - 1) / down.tiles, down.chunks = 1;
+    down.set_steps();
   }
   split(Stage::head, t.head.w, kMostChunkTiles<kDense>, 1);
 }

@@ -41,6 +41,8 @@ int64_t lay_out(const DecoderSpec& config, uint32_t capacity, char* memory, RowW
 // of warps multiplies in chunks. A unit's sum depends neither on the block nor on the team that computes the unit.
 struct RowSplit {
   uint32_t parts = 1, tiles = 1, chunk_tiles = 1, chunks = 1;  // parts of a row tile; chunks of a part
+  uint32_t row_tile_step = 0, part_step = 0;                   // from a team's unit to the next
+  void set_steps() { row_tile_step = megakernel::kTeams / parts, part_step = megakernel::kTeams % parts; }
 };
 // The split of `row_tiles` row tiles over `blocks` blocks, with at most `most_parts` parts per row tile; a chunk has at
 // most `most_tiles` weight tiles.

@@ -197,9 +197,8 @@ __device__ __forceinline__ void multiply_experts(const Context& block, bool down
         const float channel = n < width ? gated(value[0], value[1], p.limit, p.alpha) : 0,
                     next = __shfl_down_sync(~0u, channel, 1);
         if (n % 2 != 0 || !exists) return;
-        const RowWords& words = block.m.step.words;
-        char* const to =
-            block.turn(block.m.epoch + layer, row) + words.pairs + (pair - row * block.m.step.k) * words.pair_bytes;
+        char* const to = block.turn(block.m.epoch + layer, 0) + block.m.step.words.pairs +
+                         16 * uint32_t(slots.offset[slots.before[u.slot] + q]);
         const auto put = [&](uint32_t at, uint32_t word) {
           ptx::store_relaxed(reinterpret_cast<uint32_t*>(to + 2 * weight_tiles::place(false, at)), ~word);
         };

@@ -35,13 +35,6 @@ class RowLogits {
 #pragma unroll
     for (uint32_t u = 0; u < kLogitsOfLane; ++u)
       if (lane + 32 * u < E) logits[lane + 32 * u] = logit[u] = Sum::value(word[u]) * scale + bias[u];
-#pragma unroll 1
-    for (uint32_t e = lane + 32 * kLogitsOfLane; e < E; e += 32) {
-      const auto load_one = [&] { word[0] = ptx::load_relaxed(block.logits(epoch, row) + e); };
-      load_one();
-      block.read_again(load_one, [&] { return is_complete(word[0]); });
-      logits[e] = Sum::value(word[0]) * scale + p.bias[e];
-    }
     __syncwarp();
     choose_held(logits, logit, E, p.k, m.chosen + row * p.k);
     if (lane < p.k) atomicOr(&m.first[m.chosen[row * p.k + lane]], 1u << row);
@@ -109,6 +102,8 @@ __device__ __forceinline__ void list_experts(const Context& block, const Router&
   for (uint32_t i = threadIdx.x; i < pairs; i += kTokenThreads) {
     const uint32_t slot = m.first[m.chosen[i]], row = i / p.k, at = slots.before[slot] + slots.place(slot, row);
     slots.pair[at] = uint8_t(i), slots.row[at] = uint8_t(row);
+    slots.offset[at] = uint16_t(
+        (row * uint32_t(block.m.step.words.turn_bytes) + (i - row * p.k) * block.m.step.words.pair_bytes) / 16);
   }
 }
 // Writes the lists in the form of the other paths, which tests and benchmarks read.

@@ -50,14 +50,15 @@ __device__ __forceinline__ void add_logits(const Context& block, const Matrix& w
 template <bool kFp8> __device__ __forceinline__ void publish_normed(const Context& block, const NormedVectors& v) {
   using Order = WordOrder<kFp8>;
   const uint32_t C = block.m.step.embedding.C, tiles = weight_tiles::padded(C) / 64, T = block.m.step.T,
-                 row = threadIdx.x / 32, lane = threadIdx.x % 32, first_router = kTokenWarps - 1 - row;
+                 row = threadIdx.x / 32, lane = threadIdx.x % 32, router_rows = kTokenWarps - 1 - row;
+  static_assert(32 * kLogitsOfLane <= 16 * kTokenWarps, "a warp for each row tile of the router's matrix");
   const RowWords& words = block.m.step.words;
   char* const vector = block.turn(v.epoch, row) + (v.experts ? words.routed : words.normed);
 #pragma unroll 1
   for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     weight_tiles::Stored<WeightFormat::bf16> weights{};
-    if (v.router != nullptr && first_router < v.router->row_tiles)
-      weight_tiles::load(weights, router_tile(*v.router, first_router, tile), lane);
+    const bool routes = v.router != nullptr && router_rows < v.router->row_tiles;
+    if (routes) weight_tiles::load(weights, router_tile(*v.router, router_rows, tile), lane);
     if (row < T) {
       const uint32_t c = 64 * tile + Order::channel(lane);
       const auto exists = [&](uint32_t h) { return c + h * Order::kNext < C; };
@@ -68,7 +69,6 @@ template <bool kFp8> __device__ __forceinline__ void publish_normed(const Contex
         if (!kFp8) ptx::load_relaxed(from, word);  // the padding has no terms
         if (kFp8) word[0] = ptx::load_relaxed(from), word[1] = ptx::load_relaxed(from + Order::kNext);
       };
-      load();
 #pragma unroll
       for (uint32_t h = 0; h < 2; ++h) scale[h] = exists(h) ? __ldcg(v.weight + c + h * Order::kNext) : 0;
       block.wait_for(
@@ -91,11 +91,7 @@ template <bool kFp8> __device__ __forceinline__ void publish_normed(const Contex
     }
     if (v.router == nullptr) continue;
     ComputeThreads::sync();
-#pragma unroll 1
-    for (uint32_t r = first_router; r < v.router->row_tiles; r += kTokenWarps) {
-      if (r != first_router) weight_tiles::load(weights, router_tile(*v.router, r, tile), lane);
-      add_logits(block, *v.router, r, weights, v.epoch);
-    }
+    if (routes) add_logits(block, *v.router, router_rows, weights, v.epoch);
     if (tile + gridDim.x < tiles) ComputeThreads::sync();  // the next tile overwrites normed_tile
   }
 }
@@ -105,8 +101,9 @@ struct PublishedSquares {
   uint32_t epoch;
 };
 // The sums of squares of this warp's row, requested before the row's activation vector has been copied.
+constexpr uint32_t kSquaresOfLane = 2;
 struct RowSquares {
-  static constexpr uint32_t kHeld = 2;
+  static constexpr uint32_t kHeld = kSquaresOfLane;
   uint64_t word[kHeld] = {};
 
   __device__ __forceinline__ void load(const Context& block, const PublishedSquares& p) {
@@ -130,13 +127,6 @@ struct RowSquares {
     float sum = 0;
 #pragma unroll
     for (uint32_t u = 0; u < kHeld; ++u) sum += __uint_as_float(uint32_t(word[u]));
-#pragma unroll 1
-    for (uint32_t tile = lane + 32 * kHeld; tile < tiles; tile += 32) {
-      const auto load_tile = [&] { word[0] = ptx::load_relaxed(block.squares(p.experts, threadIdx.x / 32) + tile); };
-      load_tile();
-      block.read_again(load_tile, [&] { return word[0] >> 32 == p.epoch; });
-      sum += __uint_as_float(uint32_t(word[0]));
-    }
     sum = weight_tiles::lanes_sum(sum);
     if (lane == 0) block.m.rstd[threadIdx.x / 32] = rsqrtf(sum / float(block.m.step.embedding.C) + eps);
     __syncwarp();
@@ -145,10 +135,9 @@ struct RowSquares {
 
 // Published activation vectors.
 struct PublishedVectors {
-  const char* from;               // of the first row
-  uint32_t bytes, stride, count;  // of a vector; in shared memory; vectors
-  // the numbers and rows of the vectors, of which a row has k; null: one vector of each row
-  const uint8_t *pair = nullptr, *row = nullptr;
+  const char* from;                  // of the first row
+  uint32_t bytes, stride, count;     // of a vector; in shared memory; vectors
+  const uint16_t* offset = nullptr;  // of each vector, in units of 16 bytes; null: one vector of each row
 };
 // Copies the vectors to shared memory. Called after the grid barrier that follows their publication.
 __device__ __forceinline__ void copy_vectors(const Context& block, const PublishedVectors& v) {
@@ -156,7 +145,7 @@ __device__ __forceinline__ void copy_vectors(const Context& block, const Publish
   const uint32_t pieces = v.bytes / 16, all = v.count * pieces, magic = ~0u / pieces + 1;
 #pragma unroll 1
   for (uint32_t first = threadIdx.x; first < all; first += kHeld * kTokenThreads) {
-    uint64_t words[kHeld][2];
+    uint64_t words[kHeld][2] = {};  // not complete, so that read_again() loads
     const auto vector_of = [&](uint32_t u) { return __umulhi(first + u * kTokenThreads, magic); };
     const auto load = [&] {
 #pragma unroll
@@ -164,12 +153,10 @@ __device__ __forceinline__ void copy_vectors(const Context& block, const Publish
         const uint32_t i = first + u * kTokenThreads;
         if (i >= all) continue;
         const uint32_t n = vector_of(u), piece = i - n * pieces;
-        uint32_t row = n, offset = piece * 16;
-        if (v.pair != nullptr) row = v.row[n], offset += (v.pair[n] - row * block.m.step.k) * v.bytes;
-        ptx::load_relaxed_16(v.from + row * block.m.step.words.turn_bytes + offset, words[u][0], words[u][1]);
+        const uint32_t at = v.offset != nullptr ? v.offset[n] : n * uint32_t(block.m.step.words.turn_bytes / 16);
+        ptx::load_relaxed_16(v.from + 16 * (at + piece), words[u][0], words[u][1]);
       }
     };
-    load();
     block.read_again(load, [&] {
       bool complete = true;
 #pragma unroll
