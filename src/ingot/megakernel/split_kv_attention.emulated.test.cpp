@@ -1,5 +1,5 @@
 // Attention of one token on the CPU: parts of several rounds, heads of several parts and tiles, caches that are rings.
-#include "ingot/models/decode/megakernel/split_kv_attention.cuh"
+#include "ingot/megakernel/split_kv_attention.cuh"
 
 #include <gtest/gtest.h>
 
