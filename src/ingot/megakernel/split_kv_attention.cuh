@@ -73,6 +73,18 @@ struct KeyRows {
   uint32_t rows, others;
 };
 
+// A chunk where no ring brings the keys: rows `row` and later of a head in the circular cache.
+template <int kDim> struct CachedKeys {
+  const uint16_t *keys, *values;  // of the head
+  uint32_t row, rows;
+
+  // Key `of` of the chunk.
+  __device__ __forceinline__ size_t offset(uint32_t of) const {
+    const uint32_t r = row + of;
+    return size_t(r < rows ? r : r - rows) * kDim;
+  }
+};
+
 // The result of a warp. The maximum and the sum of row g are in lane 4 g + t.
 template <int kDim, uint32_t kFresh = 1, uint32_t kKeys = kWarpKeys<kDim>> struct Seen {
   using Memory = split_kv_attention::Memory<kDim, kFresh>;
@@ -87,26 +99,38 @@ template <int kDim, uint32_t kFresh = 1, uint32_t kKeys = kWarpKeys<kDim>> struc
   // to 8 g + 7 of each 64 numbers of values 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. The products of the n-th numbers of all
   // lanes then give numbers 8 i + n of a result. With 8 keys there are no keys from g + 8 on and no values from 2 t + 8
   // on; zeros take their place in the instruction.
-  __device__ __forceinline__ void add(const Memory& m, const char* chunk, uint32_t row, uint32_t key, uint32_t end,
+  template <class Chunk>
+  __device__ __forceinline__ void add(const Memory& m, const Chunk& chunk, uint32_t row, uint32_t key, uint32_t end,
                                       uint32_t fresh, float scale) {
     static_assert(kDim == 64 || kDim == 128, "8 or 16 numbers of a value to a lane");
     constexpr int kEach = kDim / 4, kEights = kKeys / 8;
     // A lane's numbers of a key: 16 neighbours, or eight of each 32, which lie in other banks than the next lane's.
     constexpr uint32_t kLane = kDim == 64 ? kEach : 8, kStep = kDim == 64 ? 8 : 32;
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const auto* const keys = reinterpret_cast<const uint16_t*>(chunk) + (row + g) * kDim + kLane * t;
-    const auto* const values =
-        reinterpret_cast<const uint16_t*>(chunk) + (kChunkKeys<kDim, kKeys> + row) * kDim + 8 * g;
+    const auto* const keys = in_ring(chunk) + (row + g) * kDim + kLane * t;
+    const auto* const values = in_ring(chunk) + (kChunkKeys<kDim, kKeys> + row) * kDim + 8 * g;
+    const auto key_of = [&](uint32_t n) {
+      if constexpr (std::is_same_v<Chunk, const char*>)
+        return keys + 8 * n * kDim;
+      else
+        return chunk.keys + chunk.offset(min(g + 8 * n, end - 1 - key)) + kLane * t;
+    };
+    const auto value_of = [&](uint32_t of) {
+      if constexpr (std::is_same_v<Chunk, const char*>)
+        return values + of * kDim;
+      else
+        return chunk.values + chunk.offset(of) + 8 * g;
+    };
     fresh -= key;
     uint32_t q[kEach / 2], word[kEights][kEach / 2], value[2 * kEights][kDim / 16] = {};
     load<kStep>(q, &m.q[g][kLane * t]);
 #pragma unroll
     for (uint32_t n = 0; n < kEights; ++n)
-      load<kStep>(word[n], is_fresh(g + 8 * n, fresh) ? &m.k[index(g + 8 * n, fresh)][kLane * t] : keys + 8 * n * kDim);
+      load<kStep>(word[n], is_fresh(g + 8 * n, fresh) ? &m.k[index(g + 8 * n, fresh)][kLane * t] : key_of(n));
 #pragma unroll
     for (int r = 0; r < 2 * kEights; ++r) {
       const uint32_t of = t * 2 + r % 2 + r / 2 * 8;
-      if (key + of < end) load<64>(value[r], is_fresh(of, fresh) ? &m.v[index(of, fresh)][8 * g] : values + of * kDim);
+      if (key + of < end) load<64>(value[r], is_fresh(of, fresh) ? &m.v[index(of, fresh)][8 * g] : value_of(of));
     }
     float s[kEights][4] = {};
 #pragma unroll
@@ -181,6 +205,10 @@ template <int kDim, uint32_t kFresh = 1, uint32_t kKeys = kWarpKeys<kDim>> struc
   }
 
  private:
+  __device__ __forceinline__ static const uint16_t* in_ring(const char* chunk) {
+    return reinterpret_cast<const uint16_t*>(chunk);
+  }
+  __device__ __forceinline__ static const uint16_t* in_ring(const CachedKeys<kDim>&) { return nullptr; }
   // Groups of eight numbers, kStep numbers apart.
   template <uint32_t kStep, int kWords>
   __device__ __forceinline__ static void load(uint32_t (&to)[kWords], const uint16_t* from) {
@@ -280,7 +308,7 @@ class Attention {
     if (!has_parts()) soon();
     uint32_t place = is_long ? warp : ~0u;  // the slot of Memory for the warp's result
     Seen<kDim, kFresh, kKeysOfWarp> seen;
-    chunks(chunks_of(u), [&](const char* chunk, uint32_t index) {
+    chunks(chunks_of(u), [&](const auto& chunk, uint32_t index) {
       const uint32_t tile = index * kChunkWarps + warp_of_chunk, key = u.begin + kKeysOfWarp * tile;
       if (key >= u.end) return;
       if (!is_long) place = tile;

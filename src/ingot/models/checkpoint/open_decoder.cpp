@@ -55,11 +55,12 @@ void add_head_note(OpenedModel& m, const draft::DraftHead& head) {
                                     head.weights.fc.format));
 }
 
-void add_placement_notes(OpenedModel& m, const DecoderPlacement& p, const std::string& rounding) {
+void add_placement_notes(OpenedModel& m, const DecoderPlacement& p, const DecoderSpec& spec,
+                         const std::string& rounding) {
   if (p.options.device == DeviceChoice::automatic && !p.unsupported_reason.empty() && gpu::device_count() > 0)
     add_note(m, "on the CPU: " + p.unsupported_reason);
   if (!p.on_gpu) return;
-  if (const std::string missing = gpu_missing_paths(); !missing.empty()) add_note(m, "on the GPU: " + missing);
+  if (const std::string missing = gpu_missing_paths(spec); !missing.empty()) add_note(m, "on the GPU: " + missing);
   if (!rounding.empty()) add_note(m, "on the GPU: " + rounding);
   if (p.options.e4m3_experts)
     add_note(m, std::string(rounding.empty() ? "on the GPU: " : "") +
@@ -85,7 +86,7 @@ OpenedModel open_decoder(const DecoderSpec& given, const WeightSource& source, c
   OpenedModel m;
   m.decoder = p.on_gpu ? make_gpu_decoder(spec, *weights, o, head) : make_decoder(spec, *weights, o, head);
   if (head != nullptr) add_head_note(m, *head);
-  add_placement_notes(m, p, p.on_gpu ? gpu_rounding(*weights) : std::string());
+  add_placement_notes(m, p, spec, p.on_gpu ? gpu_rounding(*weights) : std::string());
   if (p.on_gpu && !o.e4m3_experts) {
     const std::string reason = head != nullptr ? "the megakernel keeps no hidden states for a draft head"
                                                : unsupported_reason(spec, megakernel_path(spec));

@@ -8,13 +8,15 @@ namespace ingot::decode {
 namespace epilogue {
 
 // The index of this thread in the set of epilogue threads that finishes the rows of `stage`. A thread outside the set
-// gets kEpilogueThreads or more.
-__device__ __forceinline__ uint32_t thread(Stage stage) {
-  return threadIdx.x - (adds_to_residual(stage) ? kFirstResidualThread : kFirstEpilogueThread);
+// gets kEpilogueThreadsOf<V> or more.
+template <TokenVariant V> __device__ __forceinline__ uint32_t thread(Stage stage) {
+  return threadIdx.x - (adds_to_residual(stage) ? kFirstResidualThread : kTokenThreads - kEpilogueThreadsOf<V>);
 }
-__device__ __forceinline__ bool includes_thread(Stage stage) { return thread(stage) < kEpilogueThreads; }
+template <TokenVariant V> __device__ __forceinline__ bool includes_thread(Stage stage) {
+  return thread<V>(stage) < kEpilogueThreadsOf<V>;
+}
 template <TokenVariant V> __device__ __forceinline__ EpilogueRow& row(const TokenContext<V>& block, Stage stage) {
-  return block.m.rows[adds_to_residual(stage)][thread(stage)];
+  return block.m.rows[adds_to_residual(stage)][thread<V>(stage)];
 }
 
 template <TokenVariant V>
@@ -43,8 +45,8 @@ template <TokenVariant V>
 __device__ __forceinline__ RowConstants begin_row(const TokenContext<V>& block, Stage stage, const LayerOf<V>& l,
                                                   const WorkRange& s, uint32_t round) {
   RowConstants constants{.scale = 1};
-  const uint32_t v = round + thread(stage) / 16, first_tile = v * s.tiles_per_sums();
-  if (!includes_thread(stage)) return constants;
+  const uint32_t v = round + thread<V>(stage) / 16, first_tile = v * s.tiles_per_sums();
+  if (!includes_thread<V>(stage)) return constants;
   EpilogueRow& place = row(block, stage);
   place.bits = 0;
   if (v >= s.end_sums) return constants;
@@ -62,7 +64,7 @@ __device__ __forceinline__ RowConstants begin_row(const TokenContext<V>& block, 
           : nullptr;
   if (stage == Stage::output) {
     // The constants of these rows are copied to shared memory during attention, and so take no registers.
-    RowConstants& to = block.m.output_rows[thread(stage)];
+    RowConstants& to = block.m.output_rows[thread<V>(stage)];
     to = {};
     if (scale != nullptr)
       prefetch(to.scale, scale);
@@ -84,14 +86,14 @@ template <TokenVariant V>
 __device__ __forceinline__ void load_chosen_bias(const TokenContext<V>& block, const LayerOf<V>& l,
                                                  RowConstants& constants) {
   constexpr Stage stage = Stage::gate_up;
-  if (!includes_thread(stage)) return;
+  if (!includes_thread<V>(stage)) return;
   const EpilogueRow& place = row(block, stage);
   if (place.inside()) constants.bias = load_bias(block, stage, l, l.gate_up.w.rows, place.slot(), place.row);
 }
 
 // The largest sum of logit and noise among the rows of an epilogue thread.
 template <TokenVariant V> __device__ __forceinline__ sampling::Best& best(const TokenContext<V>& block) {
-  return reinterpret_cast<sampling::Best*>(block.head_memory())[thread(Stage::head)];
+  return reinterpret_cast<sampling::Best*>(block.head_memory())[thread<V>(Stage::head)];
 }
 // For tests: the last block withholds its queries, keys and values, and no grid barrier informs the other blocks.
 template <TokenVariant V> __device__ __forceinline__ bool keeps_qkv_back(const TokenContext<V>& block, uint32_t i) {
@@ -136,7 +138,7 @@ __device__ __forceinline__ void finish_row(const TokenContext<V>& block, Stage s
                     place.row,
                 y, place.terms());
   if (V.dense_mlp || !routes || !place.exists()) return;
-  router::put_input(block, thread(stage) / 16, threadIdx.x % 16,
+  router::put_input(block, thread<V>(stage) / 16, threadIdx.x % 16,
                     inside ? constants.gain * (y + (place.begins() ? block.x()[place.row] : 0)) : 0);
 }
 // Called by the epilogue threads of the stage, in whole warps, after a barrier: adds a row's sums of all warps,
@@ -144,8 +146,8 @@ __device__ __forceinline__ void finish_row(const TokenContext<V>& block, Stage s
 template <TokenVariant V>
 __device__ __forceinline__ void finish_round(const TokenContext<V>& block, Stage stage, const LayerOf<V>& l, uint32_t i,
                                              uint32_t round, RowConstants constants, float output_scale) {
-  if (stage == Stage::output) constants = block.m.output_rows[thread(stage)];
-  float(&sums)[kTokenWarps][16] = block.m.sums[thread(stage) / 16];
+  if (stage == Stage::output) constants = block.m.output_rows[thread<V>(stage)];
+  float(&sums)[kTokenWarps][16] = block.m.sums[thread<V>(stage) / 16];
   const uint32_t n = threadIdx.x % 16;
   const EpilogueRow place = row(block, stage);
   finish_row(block, stage, l, i, round, place, constants, sum_of_warps(sums, n) * (output_scale * constants.scale));

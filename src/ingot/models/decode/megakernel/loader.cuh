@@ -2,17 +2,40 @@
 // The loader: which weight tiles of each product this block multiplies, and the warp that copies weight tiles, and the
 // keys and values of attention, into the ring (megakernel/weight_stream.cuh).
 #include "ingot/gpu/ptx/prefetch.cuh"
-#include "ingot/models/decode/megakernel/layer_arguments.cuh"
 #include "ingot/models/decode/megakernel/router.cuh"
 #include "ingot/models/decode/prefilter/int8_prefilter.h"
 
 namespace ingot::decode {
+
+// The hand-over of a layer's arguments between the multiplying warps and the copying warp, in models with dense MLPs.
+// The multiplying warps load the next layer's arguments during attention, into the place of the layer before, and the
+// copying warp runs ahead of them. With experts the warps synchronise at the router once a layer. Without experts they
+// synchronise here, in both directions: the copying warp waits for the arguments of the next layer, and the multiplying
+// warps wait until the copying warp no longer reads the arguments that they are about to replace.
+namespace layer_arguments {
+
+constexpr uint32_t kBegunBarrier = 1;  // the copying warp has begun a layer; with experts the barrier of the router
+
+// Runs in the multiplying warps, once a layer, after each thread's copies of arguments are complete.
+template <TokenVariant V> __device__ __forceinline__ void announce(const TokenContext<V>& block) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&block.m.logits_ready);
+}
+// Runs in the copying warp at the beginning of layer i, except the first layer, whose arguments are there.
+template <TokenVariant V> __device__ __forceinline__ void wait(const TokenContext<V>& block, uint32_t i) {
+  megakernel::wait_for_slot(&block.m.logits_ready, (i - 1) % 2);
+  ptx::barrier_arrive(kBegunBarrier, kTokenThreads + 32);
+}
+// Runs in the multiplying warps, in each layer except the first, before they load arguments.
+__device__ __forceinline__ void wait_for_loader() { ptx::barrier_sync_unaligned(kBegunBarrier, kTokenThreads + 32); }
+
+}  // namespace layer_arguments
+
 namespace loader {
 
 // This block's part of a product, the same in all layers.
 template <TokenVariant V>
 __device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, Stage stage, const LayerOf<V>& l) {
-  using Copies = typename TokenContext<V>::Copies;
   // A weight tile of the prefilter's codes has the size of an fp8 weight tile.
   constexpr WeightFormat kHead = V.prefiltered ? WeightFormat::fp8 : V.dense;
   static_assert(kPrefilterTileBytes == weight_tiles::Form<WeightFormat::fp8>::kBytes,
@@ -30,9 +53,9 @@ __device__ __forceinline__ WorkRange work_range(const TokenContext<V>& block, St
               .row_tiles = max(w.row_tiles, 1u),  // 0 row tiles where another GPU computes the stage
               .slots = slots,
               .by_row_tile = experts && adds_to_residual(stage),
-              .chunk_tiles = even_chunk_tiles(w.weight_tiles, experts   ? kMostChunkTiles<V.experts, Copies>
-                                                              : is_head ? kMostChunkTiles<kHead, Copies>
-                                                                        : kMostChunkTiles<V.dense, Copies>),
+              .chunk_tiles = even_chunk_tiles(w.weight_tiles, experts   ? kMostChunkTiles<V.experts>
+                                                              : is_head ? kMostChunkTiles<kHead>
+                                                                        : kMostChunkTiles<V.dense>),
               .vector_stride = uint32_t(weight_tiles::vector_bytes(w.cols)),
               .range = range_of_block(w.weight_tiles * w.row_tiles * slots, block.m.token.work.weight_tiles[int(stage)],
                                       blockIdx.x)};
@@ -66,8 +89,8 @@ __device__ __forceinline__ void prefetch_next_layer(const TokenContext<V>& block
 }
 
 template <TokenVariant V>
-__device__ __forceinline__ void copy_weights(const TokenContext<V>& block, typename TokenContext<V>::WeightWriter& ring,
-                                             Stage stage, uint32_t i) {
+__device__ __forceinline__ void copy_weights(const TokenContext<V>& block, megakernel::WeightWriter& ring, Stage stage,
+                                             uint32_t i) {
   const LayerOf<V>& l = block.layer(i);
   const WorkRange& s = block.work(stage);
   const uint8_t* const data = block.matrix(stage, l).data;
@@ -96,18 +119,17 @@ constexpr uint32_t kKeyChunksAhead = 6;
 
 // Copies the keys and values of earlier tokens for the block's units of attention.
 template <TokenVariant V>
-__device__ __forceinline__ void copy_keys(const TokenContext<V>& block, typename TokenContext<V>::WeightWriter& ring,
+__device__ __forceinline__ void copy_keys(const TokenContext<V>& block, megakernel::WeightWriter& ring,
                                           const decode_attention::Params& p, const split_kv_attention::Keys& keys) {
   using Attention = typename TokenContext<V>::Attention;
   constexpr uint32_t kRow = TokenContext<V>::kHeadDim * 2, kKeys = TokenContext<V>::kChunkKeys;
-  static_assert(2 * kKeys * kRow <= TokenContext<V>::Copies::kSlotBytes,
-                "a slot has room for a chunk's keys and values");
+  static_assert(2 * kKeys * kRow <= megakernel::kSlotBytes, "a slot has room for a chunk's keys and values");
   static_assert(split_kv_attention::kChunkWarps == megakernel::kTeamWarps, "a team reads a chunk");
   const megakernel::WeightRing& r = block.m.token.stream;
   // Parts with more keys belong to a long context. With 8 keys to a warp the limit is a chunk for each team.
   constexpr uint32_t kFew = TokenContext<V>::kWarpKeys == 8 ? megakernel::kTeams * kKeys : TokenContext<V>::kRoundKeys;
-  const uint32_t units = Attention::units(p, keys), most = V.lane_copies ? r.slots : r.slots - megakernel::kTeams,
-                 ahead = keys.each > kFew ? min(V.lane_copies ? 2 * kKeyChunksAhead : kKeyChunksAhead, most) : r.ahead;
+  const uint32_t units = Attention::units(p, keys),
+                 ahead = keys.each > kFew ? min(kKeyChunksAhead, r.slots - megakernel::kTeams) : r.ahead;
 #pragma unroll 1
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const split_kv_attention::Unit u = Attention::unit_of(p, keys, unit);
@@ -135,7 +157,7 @@ __device__ __forceinline__ void copy_keys(const TokenContext<V>& block, typename
 // become free.
 template <TokenVariant V> __device__ __forceinline__ void copy_token(const TokenContext<V>& block) {
   const Token& t = block.m.token;
-  typename TokenContext<V>::WeightWriter ring(t.stream, block.m.stream, block.memory + t.ring);
+  megakernel::WeightWriter ring(t.stream, block.m.stream, block.memory + t.ring);
   uint32_t i = 0;
 #pragma unroll 1
   for (Stage stage = Stage::qkv; stage != Stage::head || t.head_rows > 0; stage = Stage(int(stage) + 1)) {
@@ -148,6 +170,11 @@ template <TokenVariant V> __device__ __forceinline__ void copy_token(const Token
     if (stage == Stage::head) return;
     if (ends_layer(stage) && ++i < t.count) stage = Stage(int(Stage::qkv) - 1);
   }
+}
+// The loop of the same warp where the multiplying warps copy their own weights: it only chooses the experts.
+template <TokenVariant V> __device__ __forceinline__ void choose_experts(const TokenContext<V>& block) {
+#pragma unroll 1
+  for (uint32_t i = 0; i < block.m.token.count; ++i) router::choose(block, block.layer(i).router, i % 2);
 }
 
 }  // namespace loader

@@ -45,12 +45,12 @@ constexpr auto family_variants(bool dense_mlp, uint32_t head_dim) {
   return all;
 }
 // Of GPT-OSS without the copy engine.
-constexpr auto kLaneVariants = [] {
+constexpr auto kRingVariants = [] {
   std::array<TokenVariant, 9> all{};
   size_t n = 0;
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
     for (const WeightFormat experts : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
-      all[n++] = {.dense = dense, .experts = experts, .lane_copies = true};
+      all[n++] = {.dense = dense, .experts = experts, .warp_rings = true};
   return all;
 }();
 constexpr auto kDense64Variants = family_variants(true, 64), kDense128Variants = family_variants(true, 128),
@@ -77,9 +77,19 @@ template <TokenVariant V> bool fits_variant(const Model& m, int64_t shared_bytes
   place_memory<V>(token, layer, shared_bytes);
   return token.stream.ahead > 0;
 }
+// Whether the numbers of all steps are in the range of Divisor.
+bool numbers_all_steps(const Model& m) {
+  const auto numbers = [](const Matrix& w, int64_t slots) {
+    const uint64_t most_steps = 4 * uint64_t(w.weight_tiles);  // of a row tile, in bf16
+    return uint64_t(slots) * w.row_tiles * most_steps * most_steps < uint64_t(1) << 32;
+  };
+  const Layer& l = m.layers[0];
+  const int64_t k = bank_choices(m.config);
+  return numbers(l.qkv, 1) && numbers(l.o, 1) && numbers(l.gate_up, k) && numbers(l.down, k) && numbers(m.head, 1);
+}
 bool fits(const Model& m, const TokenKernelForm& form) {  // the formats do not matter
   const int64_t bytes = form.shared_bytes;
-  if (form.copies == TokenCopies::lanes) return fits_variant<kLaneVariants[0]>(m, bytes);
+  if (form.copies == TokenCopies::warps) return numbers_all_steps(m) && fits_variant<kRingVariants[0]>(m, bytes);
   if (!is_family(m.config)) return fits_variant<kVariants[0]>(m, bytes);
   if (!has_dense_mlp(m.config)) return fits_variant<kMixtureVariants[0]>(m, bytes);
   return cache_dim(m.config) == 64 ? fits_variant<kDense64Variants[0]>(m, bytes)
@@ -103,7 +113,7 @@ bool supports_megakernel(const Model& m, const gpu::Limits& limits) {
   const TokenKernelForm form = token_kernel_form(limits);
   if (form.copies == TokenCopies::none) return false;
   if (!unsupported_reason(m.config, megakernel_path(m.config)).empty()) return false;
-  if (form.copies == TokenCopies::lanes && (is_family(m.config) || m.kv_heads >= 0)) return false;
+  if (form.copies == TokenCopies::warps && (is_family(m.config) || m.kv_heads >= 0)) return false;
   if (is_family(m.config)) {
     const bool one_format = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
       return l.qkv.format == m.head.format && l.o.format == m.head.format && l.gate_up.format == m.head.format &&
@@ -199,8 +209,8 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
                              .traced = traced,
                              .ranks = several,
                              .prefiltered = how.prefiltered,
-                             .lane_copies = form.copies == TokenCopies::lanes};
-  if (variant.lane_copies) return launch<kLaneVariants>(variant, token, head, layer, most, stream);
+                             .warp_rings = form.copies == TokenCopies::warps};
+  if (variant.warp_rings) return launch<kRingVariants>(variant, token, head, layer, most, stream);
   launch<kVariants>(variant, token, head, layer, most, stream);
 }
 

@@ -12,13 +12,13 @@
 //   stage_table.h           the stages and their properties
 //   work_range.h            the weight tiles of a block
 //   token_context.cuh       a block's memory, which all parts take by reference
-//   loader.cuh              the copying warp
+//   loader.cuh              the copying warp; the next layer's arguments, in models with dense MLPs
+//   warp_weights.cuh        weights without the copy engine, where each multiplying warp copies its own
 //   activation_vectors.cuh  the activation vectors of the products
 //   products.cuh            weights times activation vector
 //   epilogue.cuh            the epilogue of the products
 //   token_attention.cuh     attention
 //   router.cuh              the choice of experts
-//   layer_arguments.cuh     the next layer's arguments, in models with dense MLPs
 //   head_norms.cuh          queries, keys and values of attention in models of the families
 //   rank_exchange.cuh       exchange between several GPUs
 //   prefilter/prefiltered_head.cuh  the head with the int8 prefilter
@@ -26,11 +26,11 @@
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/megakernel/grid_barrier.cuh"
 #include "ingot/models/decode/megakernel/epilogue.cuh"
-#include "ingot/models/decode/megakernel/layer_arguments.cuh"
 #include "ingot/models/decode/megakernel/loader.cuh"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/megakernel/products.cuh"
 #include "ingot/models/decode/megakernel/token_attention.cuh"
+#include "ingot/models/decode/megakernel/warp_weights.cuh"
 #include "ingot/models/decode/prefilter/prefiltered_head.cuh"
 
 namespace ingot::decode {
@@ -108,8 +108,9 @@ __device__ __forceinline__ void prefetch(const TokenContext<V>& block, TokenStep
   }
   if constexpr (V.prefiltered)
     if (yields_logits(stage)) return prefiltered_head::write_noise(block);
-  if (!block.uses_experts(stage))
-    prefetch_chunk<V>(step.round, s.chunks_in_round(step.round, kRoundGroups), weights, prefetched.chunk);
+  if constexpr (!V.warp_rings)
+    if (!block.uses_experts(stage))
+      prefetch_chunk<V>(step.round, s.chunks_in_round(step.round, kRoundGroupsOf<V>), weights, prefetched.chunk);
 }
 
 // Completes the wait for the stage before `step`.
@@ -126,7 +127,8 @@ __device__ __forceinline__ void wait_for_results(const TokenContext<V>& block, c
 // Writes the activation vector of a product, unless an earlier round of the product has written the vector.
 template <TokenVariant V>
 __device__ __forceinline__ void write_vector(const TokenContext<V>& block, const TokenStep& step,
-                                             Prefetched<V>& prefetched) {
+                                             Prefetched<V>& prefetched,
+                                             typename TokenContext<V>::WeightReader& weights) {
   const Stage stage = step.stage;
   const uint32_t i = step.layer;
   const LayerOf<V>& l = block.layer(i);
@@ -138,7 +140,8 @@ __device__ __forceinline__ void write_vector(const TokenContext<V>& block, const
       if constexpr (V.dense_mlp) {
         if (!step.is_continued) layer_arguments::announce(block);
       } else if (!V.ranks)
-        router::prefetch_weights(block, l, step.round, block.work(stage).groups_in_round(step.round, kRoundGroups));
+        router::prefetch_weights(block, l, step.round,
+                                 block.work(stage).groups_in_round(step.round, kRoundGroupsOf<V>));
     });
   } else if (step.is_continued) {
     // The vector of the preceding round is still in place.
@@ -150,6 +153,7 @@ __device__ __forceinline__ void write_vector(const TokenContext<V>& block, const
     const NormProduct& p = stage == Stage::qkv ? l.qkv : block.m.token.head;
     write_normed_vector<V.dense>(block, p.weight, p.w, i > 0 ? block.down_sums(i - 1) : nullptr);
   }
+  if constexpr (V.warp_rings) weights.fill(stage, i);
   ComputeThreads::sync();
 }
 
@@ -157,21 +161,27 @@ __device__ __forceinline__ void write_vector(const TokenContext<V>& block, const
 template <TokenVariant V>
 __device__ __forceinline__ void multiply(const TokenContext<V>& block, const TokenStep& step, Prefetched<V>& prefetched,
                                          typename TokenContext<V>::WeightReader& weights) {
-  write_vector(block, step, prefetched);
+  write_vector(block, step, prefetched, weights);
   const Stage stage = step.stage;
   const LayerOf<V>& l = block.layer(step.layer);
   const WorkRange& s = block.work(stage);
   const bool experts = block.uses_experts(stage), routes = !V.ranks && !V.dense_mlp && stage == Stage::output,
-             last = step.round + kRoundGroups >= s.end_sums;
+             last = step.round + kRoundGroupsOf<V> >= s.end_sums;
   float output_scale =
       experts ? weight_tiles::Form<V.experts>::kOutputScale : weight_tiles::Form<V.dense>::kOutputScale;
   // the product multiplies the normalized residual stream
-  if (epilogue::includes_thread(stage) && !adds_to_residual(stage))
+  if (epilogue::includes_thread<V>(stage) && !adds_to_residual(stage))
     output_scale *= residual_rstd(block, stage == Stage::qkv       ? l.qkv.eps
                                          : stage == Stage::gate_up ? l.gate_up.eps
                                                                    : block.m.token.head.eps);
-  const uint32_t chunks = s.chunks_in_round(step.round, kRoundGroups);
-  if (experts)
+  const uint32_t chunks = s.chunks_in_round(step.round, kRoundGroupsOf<V>);
+  if constexpr (V.warp_rings) {
+    if (experts)
+      multiply_steps<V.experts, true>(block, s, (stage == Stage::down ? l.down.w : l.gate_up.w).data,
+                                      block.m.stream[int(stage)], step.round, weights);
+    else
+      multiply_steps<V.dense, false>(block, s, nullptr, block.m.stream[int(stage)], step.round, weights);
+  } else if (experts)
     multiply_chunks<V.experts, true>(block, s, (stage == Stage::down ? l.down.w : l.gate_up.w).data, chunks, step.round,
                                      prefetched.chunk, weights);
   else
@@ -179,12 +189,12 @@ __device__ __forceinline__ void multiply(const TokenContext<V>& block, const Tok
   if (last && arrives_early<V>(stage)) block.grid_barriers.announce();
   if (s.is_empty()) return;
   ComputeThreads::sync();
-  if (epilogue::includes_thread(stage))
+  if (epilogue::includes_thread<V>(stage))
     epilogue::finish_round(block, stage, l, step.layer, step.round, prefetched.row, output_scale);
   if constexpr (!V.dense_mlp)
     if (routes) {
       ComputeThreads::sync();
-      router::add_logits(block, l, step.round, s.groups_in_round(step.round, kRoundGroups), last ? 1 : 0);
+      router::add_logits(block, l, step.round, s.groups_in_round(step.round, kRoundGroupsOf<V>), last ? 1 : 0);
     }
 }
 
@@ -212,12 +222,12 @@ __device__ __forceinline__ bool compute(const TokenContext<V>& block, const Toke
     return true;
   }
   multiply(block, step, prefetched, weights);
-  return step.round + kRoundGroups >= block.work(step.stage).end_sums;
+  return step.round + kRoundGroupsOf<V> >= block.work(step.stage).end_sums;
 }
-__device__ __forceinline__ void advance(TokenStep& step, bool is_finished, uint32_t layers) {
+template <TokenVariant V> __device__ __forceinline__ void advance(TokenStep& step, bool is_finished, uint32_t layers) {
   step.is_continued = !is_finished;
   if (!is_finished)
-    step.round += kRoundGroups;
+    step.round += kRoundGroupsOf<V>;
   else if (!ends_layer(step.stage))
     step.stage = Stage(int(step.stage) + 1);
   else
@@ -230,9 +240,13 @@ __device__ __forceinline__ void advance(TokenStep& step, bool is_finished, uint3
 template <TokenVariant V>
 __device__ __forceinline__ void compute_token(const TokenContext<V>& block, sampling::Best& top) {
   block.grid_barriers.begin();
-  typename TokenContext<V>::WeightReader weights(block.m.token.stream, block.m.stream,
-                                                 block.memory + block.m.token.ring,
-                                                 threadIdx.x / 32 / megakernel::kTeamWarps, megakernel::kTeams);
+  auto weights = [&] {
+    if constexpr (V.warp_rings)
+      return WarpWeights<V>(block);
+    else
+      return megakernel::WeightReader(block.m.token.stream, block.m.stream, block.memory + block.m.token.ring,
+                                      threadIdx.x / 32 / megakernel::kTeamWarps, megakernel::kTeams);
+  }();
   embed_token(block);
   TokenStep step;
   Prefetched<V> prefetched;
@@ -241,11 +255,12 @@ __device__ __forceinline__ void compute_token(const TokenContext<V>& block, samp
     if (!begins) {
       const bool is_finished = compute(block, step, prefetched, weights);
       if (!V.prefiltered && is_finished && step.stage == Stage::head) {
-        if (epilogue::includes_thread(Stage::head) && !block.work(Stage::head).is_empty()) top = epilogue::best(block);
+        if (epilogue::includes_thread<V>(Stage::head) && !block.work(Stage::head).is_empty())
+          top = epilogue::best(block);
         break;
       }
       is_finished ? finish_stage(block, step) : ComputeThreads::sync();
-      advance(step, is_finished, block.m.token.count);
+      advance<V>(step, is_finished, block.m.token.count);
     }
     prefetch(block, step, prefetched, weights);
     if (begins || step.is_continued) continue;
@@ -286,9 +301,11 @@ __device__ __forceinline__ void begin_token(const TokenContext<V>& block, const 
   if constexpr (V.ranks) rank_exchange::begin(block, *token.ranks);
   for (uint32_t i = threadIdx.x; i < sizeof(m.sums) / 4; i += blockDim.x) (&m.sums[0][0][0])[i] = 0;
   if (threadIdx.x == 0) {
-    m.stream.template begin<typename TokenContext<V>::Copies>();
-    ptx::mbarrier_init(&m.logits_ready, kTokenWarps);
-    TokenContext<V>::Copies::fence_barriers();
+    if constexpr (!V.warp_rings) {
+      m.stream.begin();
+      ptx::mbarrier_init(&m.logits_ready, kTokenWarps);
+      ptx::fence_mbarrier_init();
+    }
     m.position = uint32_t(__ldcg(&token.embedding.state->position));
     m.noise = {__ldcg(&token.head.noise->seed), __ldcg(&token.head.noise->step),
                __ldcg(&token.head.noise->temperature)};
@@ -301,7 +318,13 @@ __device__ __forceinline__ void begin_token(const TokenContext<V>& block, const 
     m.cos[threadIdx.x] = rotation.cos[size_t(m.position) * (rotation.dim / 2) + threadIdx.x];
     m.sin[threadIdx.x] = rotation.sin[size_t(m.position) * (rotation.dim / 2) + threadIdx.x];
   }
-  if (threadIdx.x < kStageCount) m.work[threadIdx.x] = loader::work_range(block, Stage(threadIdx.x), block.layer(0));
+  if (threadIdx.x < kStageCount) {
+    const Stage stage = Stage(threadIdx.x);
+    m.work[threadIdx.x] = loader::work_range(block, stage, block.layer(0));
+    if constexpr (V.warp_rings)
+      m.stream[threadIdx.x] =
+          WarpSteps(m.work[threadIdx.x], block.uses_experts(stage) ? kTileSteps<V.experts> : kTileSteps<V.dense>);
+  }
   __syncthreads();
   if constexpr (V.traced) record_bytes(block);
 }
@@ -327,6 +350,8 @@ __device__ __forceinline__ void run_token(const TokenContext<V>& block, const To
   sampling::Best top;
   if (threadIdx.x < kTokenThreads)
     compute_token(block, top);
+  else if constexpr (V.warp_rings)
+    loader::choose_experts(block);
   else
     loader::copy_token(block);
   __syncthreads();
@@ -345,7 +370,7 @@ template <class AnyToken> struct TokenArguments<AnyToken, true> {
 };
 
 // The template arguments are the fields of a TokenVariant: nvcc does not compile a kernel whose argument is a struct.
-template <WeightFormat kDense, WeightFormat kExperts, bool kTraced, bool kRanks, bool kPrefiltered, bool kLaneCopies>
+template <WeightFormat kDense, WeightFormat kExperts, bool kTraced, bool kRanks, bool kPrefiltered, bool kWarpRings>
 __global__ void __launch_bounds__(kTokenThreads + 32, 1)
     token_kernel(const __grid_constant__ TokenArguments<Token, kPrefiltered> p) {
   constexpr TokenVariant kVariant{.dense = kDense,
@@ -353,7 +378,7 @@ __global__ void __launch_bounds__(kTokenThreads + 32, 1)
                                   .traced = kTraced,
                                   .ranks = kRanks,
                                   .prefiltered = kPrefiltered,
-                                  .lane_copies = kLaneCopies};
+                                  .warp_rings = kWarpRings};
   const TokenContext<kVariant> block(tile::dynamic_shared<char>(), p.prefiltered_head());
   run_token(block, p.token);
 }
@@ -412,7 +437,7 @@ void Megakernel<V>::launch(const TokenOf<V>& token, const PrefilteredHead& head,
   if constexpr (V.family)
     launch_on(family_token_kernel<V.dense, TokenOf<V>, V.head_dim, V.traced, V.prefiltered>);
   else
-    launch_on(token_kernel<V.dense, V.experts, V.traced, V.ranks, V.prefiltered, V.lane_copies>);
+    launch_on(token_kernel<V.dense, V.experts, V.traced, V.ranks, V.prefiltered, V.warp_rings>);
 }
 
 }  // namespace ingot::decode

@@ -148,9 +148,10 @@ struct TokenVariant {
   bool family = false;
   bool dense_mlp = false;             // no layer has experts; only with `family`
   uint32_t head_dim = kTokenHeadDim;  // of the cache's rows; 128 only with `family`, and always with its experts
-  // Without the copy engine and without any instruction newer than compute capability 8.0 (megakernel::LaneCopies).
+  // Without the copy engine and without any instruction newer than compute capability 8.0: each multiplying warp copies
+  // its own weights (megakernel/warp_ring.cuh).
   // Not with `traced`, `ranks`, `prefiltered` or `family`.
-  bool lane_copies = false;
+  bool warp_rings = false;
 
   bool operator==(const TokenVariant&) const = default;
 };

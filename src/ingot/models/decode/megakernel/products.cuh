@@ -9,8 +9,7 @@ namespace ingot::decode {
 // takes a chunk out of the ring, so that the ring has room for as many further chunks.
 template <TokenVariant V> struct PrefetchedChunk {
   static constexpr uint32_t kTiles =
-      (kMostChunkTiles<WeightFormat::bf16, typename TokenContext<V>::Copies> + megakernel::kTeamWarps - 1) /
-      megakernel::kTeamWarps;
+      (kMostChunkTiles<WeightFormat::bf16> + megakernel::kTeamWarps - 1) / megakernel::kTeamWarps;
   weight_tiles::Stored<WeightFormat::bf16> weight_tile[kTiles];
   // Packed: the number of weight tiles of the chunk (0 means no chunk), its row tile in the round (from bit 4), and its
   // first weight tile (from bit 8).
@@ -22,8 +21,8 @@ template <TokenVariant V> struct PrefetchedChunk {
 };
 // The remaining variants have fewer dense weights than the ring has room for, or no registers left.
 template <TokenVariant V>
-constexpr bool kPrefetchesChunk = V.dense == WeightFormat::bf16 &&
-                                  (V.family || (V.experts == WeightFormat::mxfp4 && !V.ranks));
+constexpr bool kPrefetchesChunk =
+    V.dense == WeightFormat::bf16 && !V.warp_rings && (V.family || (V.experts == WeightFormat::mxfp4 && !V.ranks));
 
 // Loads a warp's part of a weight tile from the ring.
 template <WeightFormat F>
@@ -98,42 +97,18 @@ __device__ __forceinline__ void multiply_chunks(const TokenContext<V>& block, co
                                        (first + u * team) * weight_tiles::kVectorTileBytes, sum);
     }
   }
-  constexpr uint32_t kWarpTiles = (kMostChunkTiles<F, typename TokenContext<V>::Copies> + team - 1) / team;
-  if constexpr (V.lane_copies && F == WeightFormat::bf16) {
-    // A small ring has few slots, so a slot is free for the next copy as soon as its weights are in registers.
-    weight_tiles::Stored<F> w[kWarpTiles];
-    weights.read_early(
-        chunks,
-        [&](const char* weight_tile, const megakernel::WeightNote& note) {
-#pragma unroll
-          for (uint32_t u = 0; u < kWarpTiles; ++u)
-            if (first + u * team < noted_chunk(note).count)
-              load_from_ring(w[u], weight_tile + (first + u * team) * weight_tiles::Form<F>::kBytes, lane);
-        },
-        [&](const megakernel::WeightNote& note) {
-          const Chunk p = noted_chunk(note);
-          if (row_tile != ~0u && (p.row_tile != row_tile || p.slot != slot)) store_sum();
-          slot = p.slot, row_tile = p.row_tile;
-          const char* const mine[1] = {vector + p.slot * stride + p.first * weight_tiles::kVectorTileBytes};
-#pragma unroll
-          for (uint32_t u = 0; u < kWarpTiles; ++u)
-            if (first + u * team < p.count)
-              weight_tiles::multiply<F, 1>(w[u], mine, (first + u * team) * weight_tiles::kVectorTileBytes, sum);
-        });
-  } else {
-    weights.read(chunks, [&](const char* weight_tile, const megakernel::WeightNote& note) {
-      const Chunk p = noted_chunk(note);
-      if (row_tile != ~0u && (p.row_tile != row_tile || p.slot != slot)) store_sum();
-      slot = p.slot, row_tile = p.row_tile;
-      const char* const mine[1] = {vector + p.slot * stride + p.first * weight_tiles::kVectorTileBytes};
+  weights.read(chunks, [&](const char* weight_tile, const megakernel::WeightNote& note) {
+    const Chunk p = noted_chunk(note);
+    if (row_tile != ~0u && (p.row_tile != row_tile || p.slot != slot)) store_sum();
+    slot = p.slot, row_tile = p.row_tile;
+    const char* const mine[1] = {vector + p.slot * stride + p.first * weight_tiles::kVectorTileBytes};
 #pragma unroll 1
-      for (uint32_t g = first; g < p.count; g += team) {
-        weight_tiles::Stored<F> w;
-        load_from_ring(w, weight_tile + g * weight_tiles::Form<F>::kBytes, lane);
-        weight_tiles::multiply<F, 1>(w, mine, g * weight_tiles::kVectorTileBytes, sum);
-      }
-    });
-  }
+    for (uint32_t g = first; g < p.count; g += team) {
+      weight_tiles::Stored<F> w;
+      load_from_ring(w, weight_tile + g * weight_tiles::Form<F>::kBytes, lane);
+      weight_tiles::multiply<F, 1>(w, mine, g * weight_tiles::kVectorTileBytes, sum);
+    }
+  });
   if (row_tile != ~0u) store_sum();
 }
 

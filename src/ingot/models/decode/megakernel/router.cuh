@@ -8,6 +8,7 @@
 namespace ingot::decode {
 
 constexpr uint32_t kChosenBarrier = 1;      // between the copying warp, which chooses, and the multiplying warps
+constexpr uint32_t kLogitsBarrier = 2;      // the same in the other direction, without mbarriers
 using LogitSum = megakernel::FixedSum<20>;  // a logit's sum over all blocks
 
 namespace router {
@@ -102,8 +103,12 @@ template <TokenVariant V> __device__ __forceinline__ void route(const TokenConte
     load();
   }
   // All warps arrive: the copying warp reads data that each warp has written, including the next layer's stages.
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) TokenContext<V>::Copies::arrive(&block.m.logits_ready);
+  if constexpr (V.warp_rings) {
+    ptx::barrier_arrive(kLogitsBarrier, kTokenThreads + 32);
+  } else {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&block.m.logits_ready);
+  }
   ptx::barrier_sync_unaligned(kChosenBarrier, kTokenThreads + 32);
   // the weights are needed by `down`
   if (threadIdx.x / 32 == kTokenWarps - 1) weigh(m.logits, p.k, m.chosen, m.weights);
@@ -118,7 +123,10 @@ __device__ __forceinline__ void choose(const TokenContext<V>& block, const Route
 #pragma unroll
   for (uint32_t u = 0; u < kLogitsOfLane; ++u)
     bias[u] = lane + 32 * u < rows ? p.bias[lane + 32 * u] : 0;  // prefetched
-  TokenContext<V>::Copies::wait(&block.m.logits_ready, parity);
+  if constexpr (V.warp_rings)
+    ptx::barrier_sync_unaligned(kLogitsBarrier, kTokenThreads + 32);
+  else
+    megakernel::wait_for_slot(&block.m.logits_ready, parity);
 #pragma unroll
   for (uint32_t u = 0; u < kLogitsOfLane; ++u)
     if (lane + 32 * u < rows) logit[u] = logits[lane + 32 * u];

@@ -2,6 +2,7 @@
 // Attention as a stage of the token kernel (split_kv_attention.cuh). No grid barrier stands before it: a block waits
 // for the words of its own heads, and signals its completion before its result is visible, because each result word
 // carries an epoch.
+#include "ingot/megakernel/ptx/ring_copies.cuh"
 #include "ingot/models/decode/megakernel/head_norms.cuh"
 #include "ingot/models/decode/megakernel/token_context.cuh"
 
@@ -23,6 +24,37 @@ __device__ __forceinline__ void clear_used_words(const TokenContext<V>& block, u
     ptx::store_relaxed(p, uint64_t(0));
 }
 
+// Without the copy engine: calls use(keys, index) for this warp's chunks of a unit, whose keys are read from the cache.
+template <TokenVariant V>
+__device__ __forceinline__ split_kv_attention::CachedKeys<TokenContext<V>::kHeadDim> cached_keys(
+    const decode_attention::Params& p, const split_kv_attention::Unit& u, uint32_t index) {
+  constexpr uint32_t kDim = TokenContext<V>::kHeadDim;
+  const uint32_t warp = threadIdx.x / 32 % megakernel::kTeamWarps,
+                 key = u.begin + index * TokenContext<V>::kChunkKeys + TokenContext<V>::kWarpKeys * warp;
+  const size_t head = size_t(u.head) * p.rows * kDim;
+  return {&p.keys[head].bits, &p.values[head].bits, key % p.rows, p.rows};
+}
+// Brings the keys of a chunk into the L2 cache: each lane those of a key or its values.
+template <TokenVariant V>
+__device__ __forceinline__ void prefetch_cached_keys(const decode_attention::Params& p,
+                                                     const split_kv_attention::Unit& u, uint32_t index) {
+  const uint32_t of = threadIdx.x % 16, warp = threadIdx.x / 32 % megakernel::kTeamWarps,
+                 key = u.begin + index * TokenContext<V>::kChunkKeys + TokenContext<V>::kWarpKeys * warp;
+  if (of >= TokenContext<V>::kWarpKeys || key + of >= u.end) return;
+  const auto c = cached_keys<V>(p, u, index);
+  ptx::prefetch_line((threadIdx.x % 32 < 16 ? c.keys : c.values) + c.offset(of));
+}
+template <TokenVariant V, class Use>
+__device__ __forceinline__ void read_cached_keys(const TokenContext<V>& block, uint32_t layer, uint32_t unit,
+                                                 uint32_t count, Use&& use) {
+  const auto& p = block.layer(layer).attention;
+  const split_kv_attention::Unit u = TokenContext<V>::Attention::unit_of(p, block.m.keys[layer % 2], unit);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x / 32 / megakernel::kTeamWarps; i < count; i += megakernel::kTeams) {
+    prefetch_cached_keys<V>(p, u, i + megakernel::kTeams);
+    use(cached_keys<V>(p, u, i), i);
+  }
+}
 template <TokenVariant V>
 __device__ __forceinline__ void attend(const TokenContext<V>& block, uint32_t layer,
                                        typename TokenContext<V>::WeightReader& weights) {
@@ -49,7 +81,10 @@ __device__ __forceinline__ void attend(const TokenContext<V>& block, uint32_t la
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     if (unit != blockIdx.x) ComputeThreads::sync();
     const auto chunks = [&](uint32_t count, auto&& use) {
-      weights.read(count, [&](const char* chunk, const megakernel::WeightNote& note) { use(chunk, note.word[0]); });
+      if constexpr (V.warp_rings)
+        read_cached_keys(block, layer, unit, count, use);
+      else
+        weights.read(count, [&](const char* chunk, const megakernel::WeightNote& note) { use(chunk, note.word[0]); });
     };
     const auto soon = [&] {
       if (units - unit <= gridDim.x) block.grid_barriers.announce(block.m.clears != 0);

@@ -2,6 +2,7 @@
 // The context that the parts of the token kernel share: the layout of a block's shared memory and of the words through
 // which blocks exchange results, and how a thread waits for such words. Every part takes a TokenContext by reference.
 #include <algorithm>
+#include <array>
 #include <type_traits>
 
 #include "ingot/gpu/ptx/barrier.cuh"
@@ -12,6 +13,7 @@
 #include "ingot/megakernel/grid_barrier.cuh"
 #include "ingot/megakernel/split_kv_attention.cuh"
 #include "ingot/megakernel/sums.cuh"
+#include "ingot/megakernel/warp_ring.h"
 #include "ingot/megakernel/weight_stream.cuh"
 #include "ingot/models/decode/megakernel/megakernel.h"
 #include "ingot/models/decode/megakernel/stage_table.h"
@@ -32,6 +34,10 @@ constexpr uint32_t kRoundGroups = 12;  // groups of 16 sums that a block has mem
 constexpr uint32_t kEpilogueThreads = 16 * kRoundGroups, kFirstEpilogueThread = kTokenThreads - kEpilogueThreads,
                    kFirstResidualThread = 32;
 static_assert(kFirstResidualThread + kEpilogueThreads <= kFirstEpilogueThread, "the two sets have no thread in common");
+// Without the copy engine a round is as large as the threads allow: 14 row tiles are the most of gate and up for a
+// block where 108 blocks share GPT-OSS's experts.
+template <TokenVariant V> constexpr uint32_t kRoundGroupsOf = V.warp_rings ? 14 : kRoundGroups;
+template <TokenVariant V> constexpr uint32_t kEpilogueThreadsOf = 16 * kRoundGroupsOf<V>;
 
 using RowSum = megakernel::FixedSum<28>;  // a row's sum, to which at most two blocks add
 
@@ -66,22 +72,23 @@ template <TokenVariant V> struct TokenMemory {
   LayerOf<V> layers[2];  // this layer and the next
   split_kv_attention::Keys keys[2];
   megakernel::GridBarrierMemory grid_barriers;
-  megakernel::WeightStreamMemory stream;
+  // the ring's barriers; where each warp has a ring, the numbers of the steps of each stage
+  std::conditional_t<V.warp_rings, std::array<WarpSteps, kStageCount>, megakernel::WeightStreamMemory> stream;
   WorkRange work[kStageCount];  // the range of attention is unused, because attention has no weights
   // Completes once a layer, when the copying warp may continue: the router's logits are in shared memory, or with dense
   // MLPs the arguments of the next layer.
   uint64_t logits_ready;
-  RowConstants output_rows[kEpilogueThreads];
-  sampling::RowNoise noise;                   // of the token to be sampled
-  uint32_t position;                          // position of the token
-  uint32_t epoch;                             // epoch of the token's first layer
-  EpilogueRow rows[2][kEpilogueThreads];      // one array for each of the two sets of epilogue threads
-  uint32_t clears, unused;                    // whether this block resets used words during attention
-  float cos[kDim / 2], sin[kDim / 2];         // rotation of the token's position; not of the families
-  float squares[kTokenWarps];                 // sums of squares of the residual stream, a part from each warp
-  float sums[kRoundGroups][kTokenWarps][16];  // zeros between two products
+  RowConstants output_rows[kEpilogueThreadsOf<V>];
+  sampling::RowNoise noise;                        // of the token to be sampled
+  uint32_t position;                               // position of the token
+  uint32_t epoch;                                  // epoch of the token's first layer
+  EpilogueRow rows[2][kEpilogueThreadsOf<V>];      // one array for each of the two sets of epilogue threads
+  uint32_t clears, unused;                         // whether this block resets used words during attention
+  float cos[kDim / 2], sin[kDim / 2];              // rotation of the token's position; not of the families
+  float squares[kTokenWarps];                      // sums of squares of the residual stream, a part from each warp
+  float sums[kRoundGroupsOf<V>][kTokenWarps][16];  // zeros between two products
   // The block's rows of the output: the residual stream times the weight of the router's norm, as two bf16 a number.
-  alignas(4) uint16_t router_input[2][kRoundGroups][16];
+  alignas(4) uint16_t router_input[2][kRoundGroupsOf<V>][16];
 };
 
 // Follows TokenMemory in shared memory where several GPUs compute the token.
@@ -90,7 +97,9 @@ struct RankMemory {
   uint32_t epoch, unused;  // number of the last exchange before this token
 };
 
-constexpr int64_t kBestBytes = kEpilogueThreads * sizeof(sampling::Best);  // lies behind the head's activation vector
+template <TokenVariant V>
+constexpr int64_t kBestBytes = kEpilogueThreadsOf<V> *
+                               sizeof(sampling::Best);  // lies behind the head's activation vector
 
 // Sets the offsets of the memory behind TokenMemory, and the number of ring slots that fit into the rest.
 template <TokenVariant V> void place_memory(TokenOf<V>& t, const LayerOf<V>& l, int64_t most_bytes) {
@@ -99,13 +108,13 @@ template <TokenVariant V> void place_memory(TokenOf<V>& t, const LayerOf<V>& l, 
   t.x = up(t.choice + ChoiceMemory::bytes(1, t.experts, t.k), 16);
   t.stage = up(t.x + int64_t(weight_tiles::padded(l.qkv.w.cols)) * 4, 128);
   t.ring = up(t.stage + std::max({int64_t(sizeof(split_kv_attention::Memory<int(V.head_dim)>)),
-                                  int64_t(weight_tiles::vector_stride(l.qkv.w.cols)) + kBestBytes,
+                                  int64_t(weight_tiles::vector_stride(l.qkv.w.cols)) + kBestBytes<V>,
                                   int64_t(weight_tiles::vector_stride(l.output.w.cols)),
                                   t.k * weight_tiles::vector_bytes(l.down.w.cols)}),
               128);
-  if constexpr (V.lane_copies) {
-    t.stream = megakernel::ring_of_small_slots(most_bytes - t.ring);
-    t.bytes = t.ring + t.stream.slots * megakernel::kLaneSlotBytes;
+  if constexpr (V.warp_rings) {
+    t.stream.slots = t.stream.ahead = megakernel::warp_slots(most_bytes - t.ring, kTokenWarps);
+    t.bytes = t.ring + t.stream.slots * kTokenWarps * megakernel::kWarpSlotBytes;
     return;
   }
   const int64_t slots = (most_bytes - t.ring) / megakernel::kSlotBytes;
@@ -121,8 +130,7 @@ INGOT_HD constexpr uint32_t exchanged_row_tiles(uint32_t C, uint32_t blocks) {
 }
 
 // The most weight tiles of a chunk.
-template <WeightFormat F, class Copies = megakernel::EngineCopies>
-constexpr uint32_t kMostChunkTiles = Copies::kSlotBytes / weight_tiles::Form<F>::kBytes;
+template <WeightFormat F> constexpr uint32_t kMostChunkTiles = megakernel::kSlotBytes / weight_tiles::Form<F>::kBytes;
 
 // The note that the copying warp sends to the readers of a chunk.
 __device__ __forceinline__ megakernel::WeightNote note_of(const Chunk& c) {
@@ -160,15 +168,14 @@ __device__ __forceinline__ float sum_of_warps(const float (&sums)[kTokenWarps][1
   return (fours[0] + fours[1]) + (fours[2] + fours[3]);
 }
 
+template <TokenVariant V> class WarpWeights;
 template <TokenVariant V> struct TokenContext {
   static constexpr WeightFormat kDense = V.dense, kExperts = V.experts;
   static constexpr int kHeadDim = int(V.head_dim);
   using Layer = LayerOf<V>;
-  using Copies = std::conditional_t<V.lane_copies, megakernel::LaneCopies, megakernel::EngineCopies>;
-  using WeightWriter = megakernel::WeightWriterBy<Copies>;
-  using WeightReader = megakernel::WeightReaderBy<Copies>;
+  using WeightReader = std::conditional_t<V.warp_rings, WarpWeights<V>, megakernel::WeightReader>;
   // keys of attention that a warp multiplies at once
-  static constexpr uint32_t kWarpKeys = V.lane_copies ? 8 : split_kv_attention::kWarpKeys<kHeadDim>,
+  static constexpr uint32_t kWarpKeys = V.warp_rings ? 8 : split_kv_attention::kWarpKeys<kHeadDim>,
                             kRoundKeys = split_kv_attention::kRound<kHeadDim, kWarpKeys>,
                             kPartStep = split_kv_attention::kPartStep<kHeadDim, kWarpKeys>,
                             kChunkKeys = split_kv_attention::kChunkKeys<kHeadDim, kWarpKeys>;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "ingot/core/check.h"
 #include "ingot/gpu/limits.h"
 
 namespace ingot::decode {
@@ -11,8 +12,9 @@ namespace ingot::decode {
 constexpr int64_t kMostShared = 226 * 1024;  // the most dynamic shared memory of a block in bytes
 
 // How the blocks of the token kernel copy weights: not at all, because the GPU has no form of the kernel; by the copy
-// engine; or by all lanes of a warp (megakernel/weight_copies.cuh).
-enum class TokenCopies { none, engine, lanes };
+// engine, which one warp asks (megakernel/weight_stream.cuh); or each multiplying warp its own
+// (megakernel/warp_ring.cuh).
+enum class TokenCopies { none, engine, warps };
 struct TokenKernelForm {
   TokenCopies copies;
   int64_t shared_bytes;  // dynamic shared memory of a block, at most
@@ -24,13 +26,16 @@ constexpr TokenKernelForm token_kernel_form(const gpu::Limits& limits) {
   constexpr int64_t kStatic = 1024;  // shared memory that the kernel has besides
   const int64_t bytes = limits.smem_per_block - kStatic;
   if (limits.capability >= 90 && bytes >= kMostShared) return {TokenCopies::engine, kMostShared};
-  if (limits.capability >= 80) return {TokenCopies::lanes, bytes < kMostShared ? bytes : kMostShared};
+  if (limits.capability >= 80) return {TokenCopies::warps, bytes < kMostShared ? bytes : kMostShared};
   return {TokenCopies::none, 0};
 }
-// Whether single tokens take the token kernel: where it was measured, and elsewhere where the environment variable
-// INGOT_MEGAKERNEL, whose value is the second argument, is 1.
-constexpr bool prefers_token_kernel(const gpu::Limits& limits, std::string_view variable) {
-  return limits.hopper || variable == "1";
+// Whether single tokens take the token kernel: on every GPU that has a form of it, because with the limits of each kind
+// of GPU the kernel was faster than a launch for each phase (docs/lab/portable.md), unless the environment variable
+// INGOT_MEGAKERNEL, whose value is the second argument, is 0. Refuses values other than 0, 1 and nothing.
+inline bool prefers_token_kernel(const gpu::Limits& limits, std::string_view variable) {
+  if (!variable.empty() && variable != "0" && variable != "1")
+    fail(ErrorCode::usage, "INGOT_MEGAKERNEL: found '", variable, "', expected 0 or 1");
+  return variable != "0" && token_kernel_form(limits).copies != TokenCopies::none;
 }
 inline bool prefers_token_kernel(const gpu::Limits& limits) {
   const char* const variable = std::getenv("INGOT_MEGAKERNEL");

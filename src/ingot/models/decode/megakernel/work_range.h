@@ -98,4 +98,52 @@ INGOT_HD inline uint32_t even_chunk_tiles(uint32_t weight_tiles, uint32_t most) 
   return (weight_tiles + chunks - 1) / chunks;
 }
 
+// Where each warp copies and multiplies its own weights (megakernel/warp_ring.cuh), the weight tiles are divided into
+// steps of 512 bytes; in MXFP4 a step is a weight tile. The steps are numbered as the weight tiles are, and each warp
+// of a block takes an equal and contiguous part of a round.
+
+// Quotients by a divisor that many threads share. Exact where dividend times divisor is less than 2^32.
+struct Divisor {
+  uint32_t divisor = 1, inverse = 0;
+
+  Divisor() = default;
+  INGOT_HD explicit Divisor(uint32_t d) : divisor(d), inverse(d > 1 ? uint32_t((uint64_t(1) << 32) / d) + 1 : 0) {}
+  INGOT_HD uint32_t quotient(uint32_t n) const { return inverse == 0 ? n : uint32_t(uint64_t(n) * inverse >> 32); }
+};
+
+// Neighbouring steps of one row tile.
+struct RowTileSteps {
+  uint32_t slot, row_tile;  // the expert slot and the row tile
+  uint32_t group;           // the group of sums that the steps add to
+  uint32_t first, count;    // counted within the row tile
+};
+// The steps of a block's part of a product.
+struct WarpSteps {
+  Divisor row_tile_steps;  // the steps of a row tile
+  Divisor order;           // the slots of a row tile, or the row tiles of a slot (WorkRange::by_row_tile)
+
+  WarpSteps() = default;
+  // `tile_steps`: the steps of a weight tile.
+  INGOT_HD WarpSteps(const WorkRange& s, uint32_t tile_steps)
+      : row_tile_steps(s.weight_tiles * tile_steps), order(s.by_row_tile ? s.slots : s.row_tiles) {}
+
+  // The steps of warp `warp` of `warps` in the round of `groups` groups of sums from `round` on.
+  INGOT_HD static WeightTileRange of_warp(const WorkRange& s, uint32_t tile_steps, uint32_t round, uint32_t groups,
+                                          uint32_t warp, uint32_t warps) {
+    const uint32_t each = s.tiles_per_sums(), first = round * each, last = first + groups * each,
+                   begin = (s.range.begin > first ? s.range.begin : first) * tile_steps,
+                   end = (s.range.end < last ? s.range.end : last) * tile_steps;
+    if (begin >= end) return {};
+    return {begin + (end - begin) * warp / warps, begin + (end - begin) * (warp + 1) / warps};
+  }
+  // The first of the steps [step, end) that lie in one row tile.
+  INGOT_HD RowTileSteps row_tile_of(const WorkRange& s, uint32_t step, uint32_t end) const {
+    const uint32_t v = row_tile_steps.quotient(step), first = step - v * row_tile_steps.divisor,
+                   quotient = order.quotient(v), rest = v - quotient * order.divisor,
+                   left = row_tile_steps.divisor - first;
+    return {s.by_row_tile ? rest : quotient, s.by_row_tile ? quotient : rest, s.by_row_tile ? quotient : v, first,
+            left < end - step ? left : end - step};
+  }
+};
+
 }  // namespace ingot::decode

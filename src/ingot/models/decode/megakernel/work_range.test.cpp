@@ -85,6 +85,62 @@ TEST(DecodeWorkRange, EveryWeightTileIsTakenOnceForEveryGridSize) {
       }
 }
 
+// All warps of all blocks together take every step once. Each warp takes neighbouring steps, one row tile after the
+// other, whose sums belong to its round.
+TEST(DecodeWorkRange, EveryStepIsTakenOnceByTheWarpsOfEveryRound) {
+  for (const auto& [weight_tiles, row_tiles, slots, by_row_tile] : {std::tuple{45u, 20u, 1u, false},
+                                                                    {1u, 7u, 1u, false},
+                                                                    {9u, 6u, 3u, false},
+                                                                    {9u, 6u, 3u, true},
+                                                                    {64u, 3u, 1u, false}})
+    for (const uint32_t tile_steps : {1u, 2u, 4u})
+      for (const uint32_t blocks : {1u, 5u, 132u})
+        for (const uint32_t groups : {1u, 14u}) {
+          SCOPED_TRACE(::testing::Message()
+                       << weight_tiles << " weight tiles of " << tile_steps << " steps, " << row_tiles << " row tiles, "
+                       << slots << " slots, " << blocks << " blocks");
+          const uint32_t all = weight_tiles * row_tiles * slots;
+          uint32_t each = weight_tiles_per_block(uint64_t(row_tiles) * slots, weight_tiles, blocks);
+          if (by_row_tile && each < weight_tiles * slots) each = weight_tiles * slots;
+          uint32_t expected = 0;
+          for (uint32_t block = 0; block < blocks; ++block) {
+            const WorkRange s =
+                work_range(weight_tiles, row_tiles, slots, by_row_tile, range_of_block(all, each, block), nullptr);
+            const WarpSteps steps(s, tile_steps);
+            for (uint32_t round = s.first_sums; round < s.end_sums; round += groups)
+              for (uint32_t warp = 0; warp < 15; ++warp) {
+                const WeightTileRange mine = WarpSteps::of_warp(s, tile_steps, round, groups, warp, 15);
+                for (uint32_t step = mine.begin; step < mine.end;) {
+                  const RowTileSteps of = steps.row_tile_of(s, step, mine.end);
+                  ASSERT_EQ(step, expected);
+                  const uint32_t v = by_row_tile ? of.row_tile * slots + of.slot : of.slot * row_tiles + of.row_tile;
+                  ASSERT_EQ(v * weight_tiles * tile_steps + of.first, step);
+                  ASSERT_LT(of.row_tile, row_tiles);
+                  ASSERT_GE(of.count, 1u);
+                  ASSERT_LE(of.first + of.count, weight_tiles * tile_steps);
+                  ASSERT_EQ(of.group, by_row_tile ? of.row_tile : v);
+                  ASSERT_GE(of.group, round);
+                  ASSERT_LT(of.group, round + groups);
+                  step += of.count, expected += of.count;
+                }
+              }
+          }
+          EXPECT_EQ(expected, all * tile_steps);
+        }
+}
+
+TEST(DecodeWorkRange, ADivisorGivesTheQuotientsOfItsRange) {
+  for (uint32_t d = 1; d < 1200; ++d) {
+    const Divisor divisor(d);
+    const uint64_t most = ((uint64_t(1) << 32) - 1) / d;  // dividend times divisor is less than 2^32
+    for (uint64_t q : {uint64_t(0), uint64_t(1), uint64_t(2), most / d / 2, most / d})
+      for (const int64_t off : {-1, 0, 1}) {
+        const int64_t n = int64_t(q * d) + off;
+        if (n >= 0 && uint64_t(n) <= most) ASSERT_EQ(divisor.quotient(uint32_t(n)), uint32_t(n) / d) << n << " / " << d;
+      }
+  }
+}
+
 TEST(DecodeWorkRange, FewRowTilesAreHalvedWhereBlocksWouldHaveNoWork) {
   EXPECT_EQ(weight_tiles_per_block(64, 32, 132), 16u);  // 128 blocks in place of 64
   EXPECT_EQ(weight_tiles_per_block(67, 32, 132), 32u);  // halves would need 134 blocks

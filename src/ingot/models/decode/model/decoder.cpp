@@ -24,7 +24,7 @@ std::string gpu_rounding(const DecoderWeights& w) {
 
 #ifndef INGOT_HAS_CUDA_DECODE
 
-std::string gpu_missing_paths() { return {}; }
+std::string gpu_missing_paths(const DecoderSpec&) { return {}; }
 
 std::string gpus_unsupported_reason(const DecoderSpec&, const DecoderOptions&) {
   return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
@@ -149,10 +149,13 @@ class GpuDecoder final : public DeviceDecoder {
 
 }  // namespace
 
-std::string gpu_missing_paths() {
-  if (decode::prefers_token_kernel(gpu::current_limits())) return {};
-  return "tokens by a launch a phase, as the token kernel was measured on compute capability 9.0 alone "
-         "(INGOT_MEGAKERNEL=1 takes it nevertheless)";
+std::string gpu_missing_paths(const DecoderSpec& c) {
+  const gpu::Limits& limits = gpu::current_limits();
+  if (!decode::prefers_token_kernel(limits)) return "tokens by a launch for each phase, as INGOT_MEGAKERNEL=0 asks";
+  if (decode::token_kernel_form(limits).copies == decode::TokenCopies::warps &&
+      megakernel_path(c) == DecodePath::family_megakernel && unsupported_reason(c, megakernel_path(c)).empty())
+    return "tokens by a launch for each phase, because the token kernel without the copy engine is GPT-OSS's alone";
+  return {};
 }
 std::string gpus_unsupported_reason(const DecoderSpec& c, const DecoderOptions& o) {
   if (std::string unsupported_reason = decode::ranks_unsupported_reason(int(o.gpus)); !unsupported_reason.empty())
@@ -188,6 +191,8 @@ DecoderOptions with_slots(const DecoderSpec& c, const DecoderWeights& w, const D
 
 std::string gpu_unsupported_reason(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& asked,
                                    const draft::DraftHead* head) {
+  (void)decode::prefers_token_kernel(
+      gpu::current_limits());  // refuses a wrong INGOT_MEGAKERNEL before weights are read
   if (std::string unsupported_reason = gpus_unsupported_reason(c, asked); !unsupported_reason.empty())
     return unsupported_reason;
   if (head != nullptr && !head->weights.head &&

@@ -21,8 +21,9 @@ std::string gpu_unsupported_reason(const DecoderSpec& spec, const DecoderWeights
 // Returns in one line which weights a GPU holds in another format than the file, namely matrices in f32; empty if there
 // are none.
 std::string gpu_rounding(const DecoderWeights& weights);
-// Returns in one line which kernels this GPU does not run and which kernels replace them; empty on a Hopper GPU.
-std::string gpu_missing_paths();
+// Returns in one line which kernels this GPU does not run for the model and which kernels replace them; empty if there
+// are none. Throws Error{usage} for a wrong INGOT_MEGAKERNEL.
+std::string gpu_missing_paths(const DecoderSpec& spec);
 // The weights and the head are copied; the caller may free them afterwards. Slots are computed in turn. With
 // options.batched_sequences, three or more slots that need a token at the same time get their tokens in one pass over
 // the weights, up to columns() slots; the logits are those of the phased path, which differ by roundings from the

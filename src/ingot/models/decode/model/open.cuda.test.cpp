@@ -70,11 +70,11 @@ TEST_F(GptOssOpenCuda, RandomWeightsAreMadeOnTheGpuInTheFormatOfTheirName) {
 struct GptOssOpenByCapabilityCuda : GptOssOpenCuda {
   void TearDown() override { emulation::set_device_limits({}); }
 };
-TEST_F(GptOssOpenByCapabilityCuda, EveryGpuFromComputeCapability80OnGivesTheTokensOfHoppersPhasedPath) {
+TEST_F(GptOssOpenByCapabilityCuda, EveryGpuFromComputeCapability80OnGivesTheTokensOfHoppersPhasedPathByBothPaths) {
   testing::GptOssCheckpoint().write(path);
   const auto answer = [&](const DecoderOptions& options) {
     const OpenedModel m = open_model(path, options);
-    EXPECT_EQ(m.note, gpu::current_limits().hopper ? "" : "on the GPU: " + gpu_missing_paths());
+    EXPECT_EQ(m.note, "");
     EXPECT_EQ(m.decoder->device().kind, Device::cuda);
     Sequence sequence(*m.decoder);
     sequence.extend(std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18});
@@ -83,7 +83,9 @@ TEST_F(GptOssOpenByCapabilityCuda, EveryGpuFromComputeCapability80OnGivesTheToke
   const std::vector<int32_t> want = answer({.context = 64, .device = DeviceChoice::cuda, .megakernel = false});
   for (const char* capability : {"8.0", "8.6", "8.9", "10.0", "12.0"}) {
     emulation::set_device_limits(gpu::limits_of(capability));
-    EXPECT_EQ(answer({.context = 64, .device = DeviceChoice::cuda}), want) << capability;
+    for (const bool megakernel : {true, false})
+      EXPECT_EQ(answer({.context = 64, .device = DeviceChoice::cuda, .megakernel = megakernel}), want)
+          << capability << (megakernel ? ", the megakernel" : "");
   }
 }
 TEST_F(GptOssOpenByCapabilityCuda, AGpuOlderThanTheKernelsIsReplacedByTheCpuOrRefusedInOneLine) {

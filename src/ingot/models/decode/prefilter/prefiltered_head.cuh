@@ -11,7 +11,8 @@
 namespace ingot::decode {
 
 using PrefilterMemory = prefilter::Memory<kTokenWarps, kRoundGroups>;
-static_assert(sizeof(PrefilterMemory) <= kBestBytes, "the prefilter's memory takes the place of the whole head's");
+static_assert(sizeof(PrefilterMemory) <= kEpilogueThreads * sizeof(sampling::Best),
+              "the prefilter's memory takes the place of the whole head's");
 
 namespace prefiltered_head {
 
