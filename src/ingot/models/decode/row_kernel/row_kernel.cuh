@@ -142,7 +142,7 @@ template <WeightFormat kDense> __device__ __forceinline__ void compute_step(cons
       }
       if (stage == Stage::gate_up) {
         list_experts(block, l.router);
-        // The first weights of the experts are being copied, and nothing waits for the following.
+        // The following passes while the first weights of the experts are being copied.
         if (threadIdx.x / 32 < step.T) weigh_choices(block, l.router);
         clear_used_words(block, i);
         const bool is_last = i + 1 == step.count;
@@ -150,11 +150,12 @@ template <WeightFormat kDense> __device__ __forceinline__ void compute_step(cons
         ComputeThreads::sync();
         range = units(), first = range.begin, end = range.end;
       }
-      if (uses_experts(stage))
+      if (uses_experts(stage)) {
         multiply_experts(block, stage == Stage::down, i, first, end, weights);
-      else
-        top = {},
-        multiply_dense<kDense>(block, stage, i, weights, top);  // `top` needs no registers in the other stages
+      } else {
+        top = {};  // until the head, `top` needs no registers
+        multiply_dense<kDense>(block, stage, i, weights, top);
+      }
       first = end, is_continued = true;
     } while (first < range.end);
     if (stage == Stage::head) break;

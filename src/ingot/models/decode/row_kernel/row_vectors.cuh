@@ -26,7 +26,7 @@ struct NormedVectors {
   uint32_t wait;         // number of the wait, for a record
 };
 
-// Copies of a warp's weight tile of the router's matrix, requested before the residual stream is complete.
+// The address of a weight tile of the router's matrix.
 __device__ __forceinline__ const uint8_t* router_tile(const Matrix& w, uint32_t row_tile, uint32_t tile) {
   return w.data + row_tile * w.row_tile_bytes + int64_t(tile) * weight_tiles::Form<WeightFormat::bf16>::kBytes;
 }
@@ -50,15 +50,15 @@ __device__ __forceinline__ void add_logits(const Context& block, const Matrix& w
 template <bool kFp8> __device__ __forceinline__ void publish_normed(const Context& block, const NormedVectors& v) {
   using Order = WordOrder<kFp8>;
   const uint32_t C = block.m.step.embedding.C, tiles = weight_tiles::padded(C) / 64, T = block.m.step.T,
-                 row = threadIdx.x / 32, lane = threadIdx.x % 32, router_rows = kTokenWarps - 1 - row;
+                 row = threadIdx.x / 32, lane = threadIdx.x % 32, router_row_tile = kTokenWarps - 1 - row;
   static_assert(32 * kLogitsOfLane <= 16 * kTokenWarps, "a warp for each row tile of the router's matrix");
   const RowWords& words = block.m.step.words;
   char* const vector = block.turn(v.epoch, row) + (v.experts ? words.routed : words.normed);
 #pragma unroll 1
   for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     weight_tiles::Stored<WeightFormat::bf16> weights{};
-    const bool routes = v.router != nullptr && router_rows < v.router->row_tiles;
-    if (routes) weight_tiles::load(weights, router_tile(*v.router, router_rows, tile), lane);
+    const bool routes = v.router != nullptr && router_row_tile < v.router->row_tiles;
+    if (routes) weight_tiles::load(weights, router_tile(*v.router, router_row_tile, tile), lane);
     if (row < T) {
       const uint32_t c = 64 * tile + Order::channel(lane);
       const auto exists = [&](uint32_t h) { return c + h * Order::kNext < C; };
@@ -91,17 +91,18 @@ template <bool kFp8> __device__ __forceinline__ void publish_normed(const Contex
     }
     if (v.router == nullptr) continue;
     ComputeThreads::sync();
-    if (routes) add_logits(block, *v.router, router_rows, weights, v.epoch);
+    if (routes) add_logits(block, *v.router, router_row_tile, weights, v.epoch);
     if (tile + gridDim.x < tiles) ComputeThreads::sync();  // the next tile overwrites normed_tile
   }
 }
 
+// Which sums of squares a product needs.
 struct PublishedSquares {
   bool experts;  // of gate and up, else of qkv or of the head
   uint32_t epoch;
 };
-// The sums of squares of this warp's row, requested before the row's activation vector has been copied.
 constexpr uint32_t kSquaresOfLane = 2;
+// The sums of squares of this warp's row, requested before the row's activation vector has been copied.
 struct RowSquares {
   static constexpr uint32_t kHeld = kSquaresOfLane;
   uint64_t word[kHeld] = {};
