@@ -294,6 +294,13 @@ TEST(GptOssBatchEmulated, OnlyIdsBelowTheVocabularyAreTheLikeliest) {
   }
 }
 
+TEST(GptOssBatch, MatrixKernelsBeginWhereTheyWereFasterThanSmallBatches) {
+  EXPECT_EQ(small_batch_sequences(/*hopper=*/true, /*experts=*/true), 8);
+  EXPECT_EQ(small_batch_sequences(true, false), 7);
+  EXPECT_EQ(small_batch_sequences(false, true), 12);
+  EXPECT_EQ(small_batch_sequences(false, false), 12);
+}
+
 TEST(GptOssBatch, TheNumberOfRowsIsRoundedUpToTheNextOfTheList) {
   for (uint32_t n = 1; n <= decode::kMostSequences; ++n) {
     const auto next = std::lower_bound(std::begin(decode::kBatchRows), std::end(decode::kBatchRows), n);

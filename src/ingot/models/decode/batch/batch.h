@@ -23,8 +23,9 @@ constexpr uint32_t batch_rows(uint32_t sequences) {
   return kMostSequences;
 }
 // Steps of up to this number of sequences take the small-batch kernels, larger steps the matrix kernels, as measured
-// (docs/lab/gpt-oss-decode.md#many-sequences).
-constexpr int64_t small_batch_sequences(bool hopper) { return hopper ? 8 : 12; }
+// for mixtures of experts (docs/lab/gpt-oss-decode.md#many-sequences) and dense models
+// (docs/lab/families-decode.md#steps-of-several-sequences).
+constexpr int64_t small_batch_sequences(bool hopper, bool experts) { return !hopper ? 12 : experts ? 8 : 7; }
 
 // Attention divides the keys of a row into parts whose sizes do not depend on the rows of the step.
 constexpr uint32_t kBatchParts = 4, kShortBatchWindow = 256;

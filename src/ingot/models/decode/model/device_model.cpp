@@ -274,7 +274,7 @@ DeviceModel::DeviceModel(const DecoderSpec& c, const DecoderWeights& w, const De
   }
   if (head != nullptr && rank == 0)
     head_ = std::make_unique<DeviceHead>(*head, slots_[0].model, head_sizes(c, o), *stream_, device_);
-  limit_small_batch(small_batch_sequences(gpu::limits(device_).hopper));
+  limit_small_batch(small_batch_sequences(gpu::limits(device_).hopper, c.experts > 0));
   const bool as_wanted = use_megakernel(prefers_token_kernel(gpu::limits(device_)) && head == nullptr && o.megakernel);
   if (megakernel_) use_row_kernel(RowKernelUse::where_faster);
   if (!as_wanted && gpu::limits(device_).hopper && megakernel_path(c) == DecodePath::family_megakernel &&
