@@ -21,7 +21,8 @@ struct DecoderPlacement {
 DecoderPlacement place_decoder(const DecoderSpec& spec, const DecoderOptions& asked,
                                const std::function<std::string(const DecoderOptions&)>& no_room);
 // Where the model runs, where a user might expect another place or another path.
-void add_placement_notes(OpenedModel& m, const DecoderPlacement& p, const std::string& rounding);
+void add_placement_notes(OpenedModel& m, const DecoderPlacement& p, const DecoderSpec& spec,
+                         const std::string& rounding);
 // The draft head of the options, if there is one. `placement` of the model, with shapes of its weights: a head that the
 // device does not compute, or has no room for, is Error{unsupported}.
 std::optional<draft::DraftHead> load_head(const DecoderSpec& spec, const DecoderWeights& shapes,

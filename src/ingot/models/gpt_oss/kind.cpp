@@ -141,7 +141,7 @@ OpenedModel open_synthetic(const std::string& path, const DecoderOptions& asked)
   });
   OpenedModel m{.note = "random weights: every answer is random text"};
   m.end_ids.assign(config.end_tokens.begin(), config.end_tokens.end());
-  add_placement_notes(m, p, {});
+  add_placement_notes(m, p, config, {});
   struct Memory {
     GptOssWeights weights;
     std::optional<draft::DraftHead> head;
