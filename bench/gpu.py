@@ -123,6 +123,8 @@ def main():
         if suite not in SUITES:
             parser.error(f"suite: found {suite}, expected of {', '.join(SUITES)}")
     suites = [(suite, None) for suite in options.suites or SUITES]
+    if not pathlib.Path(options.native).is_file() and any(suite != "host_cost" for suite, _ in suites):
+        sys.exit(f"bench: --native: found no {options.native}, expected the library of a build with CUDA kernels (cmake --build --preset cuda --target ingot_bench)")
     if options.stale:
         gpu = gpu_name()
         if not gpu:

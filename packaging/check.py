@@ -4,6 +4,7 @@
 A wheel goes into a new virtual environment that has only PyTorch of the Python that runs this script, whose version must be the wheel's. The
 programs run with an empty environment: no nvcc, no compiler, no source tree. Prints a line for each file, with its size.
 """
+import argparse
 import os
 import pathlib
 import re
@@ -134,9 +135,11 @@ def check_tarball(tarball: pathlib.Path) -> str:
 
 
 def main() -> None:
-    files = [pathlib.Path(name) for name in sys.argv[1:]]
-    if not files:
-        sys.exit("check: found no file, expected wheels or tarballs of packaging/release.py")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=pathlib.Path, metavar="FILE", help="a wheel or tarball of packaging/release.py")
+    files = parser.parse_args().files
+    if missing := [str(file) for file in files if not file.is_file()]:
+        sys.exit(f"check: found no file {', '.join(missing)}, expected wheels or tarballs of packaging/release.py")
     for file in files:
         sources = file.name.startswith("ingot_kernels") and file.suffix == ".gz"
         found = (check_wheel if file.suffix == ".whl" else check_sdist if sources else check_tarball)(file)

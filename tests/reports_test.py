@@ -587,12 +587,26 @@ class Reports(unittest.TestCase):
         incomplete = {"seconds": 950, "incomplete": "1 of 2"}
         self.assertEqual(gpu.within(10, [("decode", incomplete)], lambda suite, left: 0, lambda: clock[0]), {"decode": 0})
 
+    def test_a_missing_library_is_one_line(self):
+        run = subprocess.run([sys.executable, ROOT / "bench/gpu.py", "muon", "rope", "--native", "nowhere/libingot_bench.so"], capture_output=True, text=True)
+        self.assertEqual((run.returncode, run.stdout, run.stderr.count("\n")), (1, "", 1), run.stderr)
+        self.assertIn("bench: --native: found no nowhere/libingot_bench.so, expected the library", run.stderr)
+
+    def test_the_check_of_release_files_has_a_help_and_names_missing_files(self):
+        check = [sys.executable, ROOT / "packaging/check.py"]
+        run = subprocess.run([*check, "--help"], capture_output=True, text=True)
+        self.assertEqual((run.returncode, run.stderr), (0, ""))
+        self.assertIn("Installs release files in a clean environment", run.stdout)
+        run = subprocess.run([*check, "nothing.whl"], capture_output=True, text=True)
+        self.assertEqual((run.returncode, run.stderr), (1, "check: found no file nothing.whl, expected wheels or tarballs of packaging/release.py\n"))
+        self.assertEqual(subprocess.run(check, capture_output=True, text=True).returncode, 2)
+
     def test_a_stop_of_the_benchmarks_ends_the_suites_process(self):
         with tempfile.TemporaryDirectory() as folder:
             suite, started = pathlib.Path(folder) / "gpu_muon.py", pathlib.Path(folder) / "pid"
             suite.write_text(f"import os, pathlib, time\npathlib.Path({str(started)!r}).write_text(str(os.getpid()))\ntime.sleep(60)\n", encoding="utf-8")
             begin = (f"import pathlib, sys; sys.path.insert(0, {str(ROOT / 'bench')!r}); import gpu; gpu.PEERS = pathlib.Path({folder!r}); "
-                     "sys.argv = ['gpu.py', 'muon']; gpu.main()")
+                     f"sys.argv = ['gpu.py', 'muon', '--native', {str(suite)!r}]; gpu.main()")
             process = subprocess.Popen([sys.executable, "-c", begin])
             deadline = time.monotonic() + 30
             while time.monotonic() < deadline and not (started.exists() and started.read_text()):
