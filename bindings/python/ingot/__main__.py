@@ -1,7 +1,6 @@
-"""python -m ingot: prints the versions, and whether the CUDA kernels are present and can run. --declared: prints the table of declared operators for
-docs/python.md."""
+"""Prints the versions of this build, of Python and of PyTorch, and whether the CUDA kernels are present and can run."""
+import argparse
 import platform
-import sys
 
 import torch
 
@@ -10,7 +9,10 @@ from ingot import _C, _declare
 
 
 def main() -> None:
-    if sys.argv[1:] == ["--declared"]:
+    parser = argparse.ArgumentParser(prog="python -m ingot", description=__doc__)
+    parser.add_argument("--declared", action="store_true", help="print instead the table of declared operators for docs/python.md")
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}; --help lists the options\n")  # one line, without the usage
+    if parser.parse_args().declared:
         print(_declare.table())
         return
     print(f"ingot {ingot.__version__} ({_C.commit}), Python {platform.python_version()}, PyTorch {torch.__version__}")

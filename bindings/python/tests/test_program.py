@@ -1,0 +1,22 @@
+"""python -m ingot."""
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "-m", "ingot", *arguments], capture_output=True, text=True)
+
+
+def test_the_help_says_what_the_command_prints():
+    found = run("--help")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "Prints the versions" in found.stdout and "--declared" in found.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--foo"], ["doctor"], ["--declared", "more"]])
+def test_unknown_arguments_are_refused_in_one_line(arguments):
+    found = run(*arguments)
+    assert (found.returncode, found.stdout, found.stderr.count("\n")) == (2, "", 1)
+    assert found.stderr.startswith("python -m ingot: unrecognized arguments: " + arguments[-1])
