@@ -68,6 +68,9 @@ class Muon(torch.optim.Optimizer):
     def load_state_dict(self, state_dict):
         """Loads a state dict of this class, of torch.optim.Muon, of torch.optim.AdamW (into groups with use_muon=False) or of KellerJordan/Muon's
         classes. Options that are missing in the dict do not change. Raises ValueError for a dict whose options or state mean something different here."""
+        if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
+            raise ValueError(f"Muon: state dict: found {', '.join(map(str, state_dict)) or 'an empty dict' if isinstance(state_dict, dict) else type(state_dict).__name__}, "
+                             "expected a dict with state and param_groups")
         groups = []
         for own, given in zip(self.param_groups, state_dict["param_groups"]):
             group = {**{name: value for name, value in own.items() if name != "params"}, **_own_options(own, given)}
@@ -209,8 +212,13 @@ def _products(group, device):
     return PRODUCTS[name]
 
 
+_LOADED = "ingot.optim.Muon, torch.optim.Muon, torch.optim.AdamW or KellerJordan/Muon"
 # Options by which other packages' optimizers differ from this one.
-_FOREIGN_OPTIONS = ("wd", "mu", "algorithm", "adamw_betas", "adamw_eps", "adamw_lr", "adamw_wd", "update_buffer", "muon_beta2", "rms_scale", "cautious_wd")
+_FOREIGN_OPTIONS = ("wd", "mu", "algorithm", "adamw_betas", "adamw_eps", "adamw_lr", "adamw_wd", "update_buffer", "muon_beta2", "rms_scale", "cautious_wd",
+                    "dampening", "momentum_decay", "max_iter", "tolerance_grad")
+# Options that every optimizer of torch.optim has except Muon, and those of them that AdamW alone has.
+_TORCH_OPTIONS = ("maximize", "foreach", "differentiable", "capturable", "fused", "amsgrad")
+_TORCH_ADAMW = {"betas", "amsgrad"}
 
 
 def _own_options(own, given):
@@ -221,13 +229,19 @@ def _own_options(own, given):
 
     foreign = [name for name in _FOREIGN_OPTIONS if name in given and name not in own]
     if foreign:
-        refuse(f"option {', '.join(foreign)}", "expected the options of ingot.optim.Muon, torch.optim.Muon, torch.optim.AdamW or KellerJordan/Muon")
+        refuse(f"option {', '.join(foreign)}", f"expected the options of {_LOADED}")
+    of_torch = [name for name in _TORCH_OPTIONS if name in given and name not in own]
+    if of_torch and (own["use_muon"] or not _TORCH_ADAMW <= given.keys()):
+        refuse(f"option {', '.join(of_torch)} for a group with use_muon={own['use_muon']}",
+               f"expected the options of {'ingot.optim.Muon, torch.optim.Muon or KellerJordan/Muon' if own['use_muon'] else 'torch.optim.AdamW'}")
     if given.get("use_muon", own["use_muon"]) != own["use_muon"]:
         refuse(f"use_muon={given['use_muon']}", f"expected the group's own, {own['use_muon']}")
     if own["use_muon"]:
         if "ns_steps" in given and "ns_coefficients" not in given:
             refuse("ns_steps without ns_coefficients", "expected a Muon whose momentum is a mean of gradients (momentum B + (1 - momentum) g) and not their sum")
         return given
+    if "ns_coefficients" in given and "use_muon" not in given:
+        refuse("ns_coefficients for a group with use_muon=False", "expected the options of torch.optim.AdamW")
     for name, expected in (("amsgrad", False), ("maximize", False), ("decoupled_weight_decay", True)):
         if given.get(name, expected) != expected:
             refuse(f"{name}={given[name]}", f"expected {expected}: the group is AdamW's")

@@ -421,6 +421,32 @@ def test_the_state_of_another_package_is_refused_on_loading(device, change, mess
     assert not optimizer.state
 
 
+TORCHS = sorted(name for name, kind in vars(torch.optim).items() if isinstance(kind, type) and name not in ("Optimizer", "Muon"))
+
+
+@pytest.mark.parametrize("use_muon", [True, False])
+@pytest.mark.parametrize("name", TORCHS)
+def test_the_fresh_state_of_torchs_other_optimizers_is_refused_on_loading(name, use_muon):
+    given = getattr(torch.optim, name)([torch.ones(4, 4, requires_grad=True)], lr=0.5).state_dict()
+    optimizer = optim.Muon([torch.ones(4, 4, requires_grad=True)], use_muon=use_muon)
+    before = copy.deepcopy(optimizer.state_dict())
+    if name == "AdamW" and not use_muon:
+        return optimizer.load_state_dict(given)
+    with pytest.raises(ValueError, match="^Muon: state dict: found .*, expected .*$"):
+        optimizer.load_state_dict(given)
+    assert optimizer.state_dict() == before
+
+
+def test_a_dict_that_is_no_state_dict_and_torchs_muon_for_a_group_of_adamw_are_refused():
+    optimizer = optim.Muon([torch.ones(4, 4, requires_grad=True)], use_muon=False)
+    for given, found in (({}, "an empty dict"), ([], "list"), ({"state": {}}, "state")):
+        with pytest.raises(ValueError, match=f"^Muon: state dict: found {found}, expected a dict with state and param_groups$"):
+            optimizer.load_state_dict(given)
+    options = {"lr": 0.1, "ns_coefficients": (1, 2, 3), "ns_steps": 5, "params": [0]}
+    with pytest.raises(ValueError, match="found ns_coefficients for a group with use_muon=False, expected the options of torch.optim.AdamW"):
+        optimizer.load_state_dict({"state": {}, "param_groups": [options]})
+
+
 @pytest.mark.parametrize("adjust", [None, "match_rms_adamw"])
 @pytest.mark.parametrize("shape", [(16, 3, 3, 3), (4, 8, 3, 1), (6, 2, 1, 1), (2, 40, 5, 5)])
 @pytest.mark.parametrize("channels_last", [False, True])
