@@ -11,8 +11,9 @@ if any(importlib.util.find_spec(name) is None for name in ("torch", "ingot")):
     sys.exit(77)
 
 import cli_gpt_oss_test
+from program import TEXT, TINY
 from program import ingot as program
-from tiny_checkpoints import write_draft_head
+from tiny_checkpoints import write_draft_head, write_qwen3
 
 import ingot.engine
 
@@ -23,7 +24,7 @@ def setUpModule():
     global MODEL, gpt_oss
     MODEL = cli_gpt_oss_test.Chat("test_piped_turns_are_answered_and_known_tokens_are_used_again")
     MODEL.setUp()
-    gpt_oss = ingot.engine.GptOss(MODEL.model, device="cpu")
+    gpt_oss = ingot.engine.Model(MODEL.model, device="cpu")
 
 
 def tearDownModule():
@@ -34,6 +35,81 @@ def of_program(*more):
     run = program("generate", "--model", MODEL.model, "--json", "--device", "cpu", *more, *([] if "--raw" in more else ["--date", "none"]))
     assert run.returncode == 0, run.error
     return json.loads(run.text)
+
+
+class OtherModels(unittest.TestCase):
+    """A random Qwen3 with its vocabulary, a run of `ingot train`, and directories without a model."""
+
+    def qwen3(self, name, start_token=None):
+        directory = write_qwen3(MODEL.directory / name, 320)
+        specials = [word for token in ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>")
+                    for word in ("--special", token)]
+        run = program("tokenizer", "train", "--data", MODEL.file("qwen3.txt", "user assistant system\n" * 3), "--vocab", 320, "--out", directory / "tokenizer.json", *specials)
+        self.assertEqual(run.returncode, 0, run.error)
+        if start_token:
+            path = directory / "tokenizer.json"
+            ids = [{"SpecialToken": {"id": start_token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": {"type": "TemplateProcessing", "single": ids, "pair": ids, "special_tokens": {}}}))
+        return directory
+
+    def of_program(self, model, *more):
+        run = program("generate", "--model", model, "--json", "--device", "cpu", "--prompt", "Hi.", "--tokens", 12, "--temperature", 0, *more)
+        self.assertEqual(run.returncode, 0, run.error)
+        return json.loads(run.text)
+
+    def test_the_chat_format_and_its_efforts_are_those_of_the_program(self):
+        model = self.qwen3("qwen3")
+        with self.assertRaisesRegex(NotImplementedError, r"^engine: found no chat template, expected chat_format=NAME \(harmony, .*\), or raw=True to continue the prompt as it is$"):
+            ingot.engine.Model(model, device="cpu").generate("Hi.")
+        chat = ingot.engine.Model(model, device="cpu", chat_format="qwen3")
+        self.assertEqual((chat.efforts, gpt_oss.efforts), (("none", "medium"), ("low", "medium", "high")))
+        prompts = set()
+        for effort in ("none", "medium", "high"):  # no known format has all efforts: the nearest counts
+            want = self.of_program(model, "--chat-format", "qwen3", "--reasoning", effort, "--date", "none")
+            got = chat.generate("Hi.", reasoning=effort, max_tokens=12, temperature=0, date="")
+            self.assertEqual((got.ids, got.prompt_tokens), (want["ids"], want["prompt_tokens"]))
+            prompts.add(got.prompt_tokens)
+        self.assertEqual(len(prompts), 2)
+        with self.assertRaisesRegex(ValueError, "engine: reasoning: found 'much', expected 'none' or 'medium'$"):
+            chat.generate("Hi.", reasoning="much")
+        with self.assertRaisesRegex(ValueError, "engine: chat_format: found 'qwen9', expected None, 'harmony', 'chatml', .* or 'gemma3'$"):
+            ingot.engine.Model(model, device="cpu", chat_format="qwen9")
+        with self.assertRaisesRegex(ValueError, 'found "qwen3", expected harmony for GPT-OSS'):
+            ingot.engine.Model(MODEL.model, device="cpu", chat_format="qwen3")
+
+    def test_a_text_begins_with_the_start_token_as_in_the_program(self):
+        for name, token, start in (("starts", "<|im_start|>", 0), ("starts-not", None, None)):
+            model = self.qwen3(name, token)
+            want = self.of_program(model, "--raw")
+            opened = ingot.engine.Model(model, device="cpu")
+            got = opened.generate("Hi.", raw=True, max_tokens=12, temperature=0)
+            self.assertEqual((opened.start, got.ids, got.prompt_tokens), (start, want["ids"], len(opened.encode("Hi.")) + (token is not None)))
+            self.assertEqual(opened.generate([*([start] if token else []), *opened.encode("Hi.")], raw=True, max_tokens=12, temperature=0).ids, got.ids)
+
+    def test_a_run_with_a_vocabulary_of_characters_continues_texts(self):
+        run_directory = MODEL.directory / "run"
+        run = program("train", *TINY, "--set", "train.tokenizer=char", "--data", MODEL.file("text.txt", TEXT), "--out", run_directory, "--steps", 2)
+        self.assertEqual(run.returncode, 0, run.error)
+        run = program("generate", run_directory, "--prompt", "The ", "--tokens", 12, "--temperature", 0, "--json", "--device", "cpu")
+        self.assertEqual(run.returncode, 0, run.error)
+        opened = ingot.engine.Model(run_directory, device="cpu")
+        got = opened.generate("The ", raw=True, max_tokens=12, temperature=0)
+        self.assertEqual(got.text, json.loads(run.text)["text"])
+        self.assertEqual(opened.decode(opened.encode("The ")), "The ")
+        with self.assertRaisesRegex(ValueError, "^engine: text to encode: byte 0: found the character"):
+            opened.generate("\u65e5", raw=True)
+        with self.assertRaisesRegex(NotImplementedError, "^engine: found a tokenizer without the control tokens of a chat format .*, expected one that has them, or raw=True$"):
+            opened.generate("The ")
+
+    def test_a_directory_without_a_model_is_refused_by_that_reason(self):
+        for name in ("docs", "docs/deep"):
+            empty = MODEL.directory / name
+            empty.mkdir()
+            with self.assertRaisesRegex(RuntimeError, f"^{empty}: found no checkpoint, expected "):
+                ingot.engine.Model(empty, device="cpu")
+
+    def test_the_class_keeps_its_earlier_name(self):
+        self.assertIs(ingot.engine.GptOss, ingot.engine.Model)
 
 
 class Engine(unittest.TestCase):
@@ -55,14 +131,14 @@ class Engine(unittest.TestCase):
 
     def test_quant_equals_the_program_s(self):
         want = of_program("--raw", "--prompt", "assistant user", "--tokens", 30, "--temperature", 0, "--quant")
-        rounded = ingot.engine.GptOss(MODEL.model, device="cpu", quant=True)
+        rounded = ingot.engine.Model(MODEL.model, device="cpu", quant=True)
         got = rounded.generate("assistant user", raw=True, logprobs=0, **GREEDY)
         self.assertEqual((got.ids, got.text), (want["ids"], want["text"]))
         plain = gpt_oss.generate("assistant user", raw=True, logprobs=0, **GREEDY)
         self.assertNotEqual([p for p, _ in got.logprobs], [p for p, _ in plain.logprobs])
 
     def test_drafts_change_no_answer(self):
-        drafting = ingot.engine.GptOss(MODEL.model, device="cpu", draft="lookup", draft_max=5)
+        drafting = ingot.engine.Model(MODEL.model, device="cpu", draft="lookup", draft_max=5)
         for seed, temperature in ((1, 0), (2, 0.7), (3, 1)):
             options = dict(raw=True, max_tokens=60, seed=seed, temperature=temperature, past_end=True)
             want, got = gpt_oss.generate("assistant user", **options), drafting.generate("assistant user", **options)
@@ -70,33 +146,33 @@ class Engine(unittest.TestCase):
             self.assertEqual(want.drafted_tokens, 0)
             self.assertLessEqual(got.accepted_tokens, got.drafted_tokens)
         with self.assertRaisesRegex(ValueError, "draft: found 'tree', expected 'none', 'lookup' or the directory of a draft head"):
-            ingot.engine.GptOss(MODEL.model, device="cpu", draft="tree")
+            ingot.engine.Model(MODEL.model, device="cpu", draft="tree")
 
     def test_a_draft_head_changes_no_answer(self):
         head = write_draft_head(MODEL.directory / "head", MODEL.VOCAB, MODEL.HIDDEN, [0, 1, 2])
-        drafting = ingot.engine.GptOss(MODEL.model, device="cpu", draft=head, draft_max=4, draft_layers=(1, 2, 0), draft_window=100)
+        drafting = ingot.engine.Model(MODEL.model, device="cpu", draft=head, draft_max=4, draft_layers=(1, 2, 0), draft_window=100)
         self.assertIn("behind layers 1, 2, 0", drafting.note)
         for seed, temperature in ((1, 0), (2, 1)):
             options = dict(raw=True, max_tokens=60, seed=seed, temperature=temperature, past_end=True)
             want, got = gpt_oss.generate("assistant user", **options), drafting.generate("assistant user", **options)
             self.assertEqual((got.ids, got.text, got.finish), (want.ids, want.text, want.finish))
         with self.assertRaisesRegex(RuntimeError, "--draft-layers: found 3, expected different numbers from 0 to 2"):
-            ingot.engine.GptOss(MODEL.model, device="cpu", draft=head, draft_layers=(0, 1, 3))
-        narrow = ingot.engine.GptOss(MODEL.model, device="cpu", draft=head, draft_dense="fp8", draft_exact=True)
+            ingot.engine.Model(MODEL.model, device="cpu", draft=head, draft_layers=(0, 1, 3))
+        narrow = ingot.engine.Model(MODEL.model, device="cpu", draft=head, draft_dense="fp8", draft_exact=True)
         self.assertIn(", in fp8", narrow.note)
         self.assertEqual(narrow.generate("assistant user", **options).ids, want.ids)
         for dense, error in (("fp6", "draft_dense: found 'fp6', expected None, 'bf16', 'fp8' or 'mxfp4'"), ("fp8", "draft_dense: found 'fp8', expected None without a draft head")):
             with self.assertRaisesRegex(ValueError, error):
-                ingot.engine.GptOss(MODEL.model, device="cpu", draft="lookup", draft_dense=dense)
+                ingot.engine.Model(MODEL.model, device="cpu", draft="lookup", draft_dense=dense)
 
     def test_auto_takes_the_gpu_and_streams_from_it(self):
-        gpu = ingot.engine.GptOss(MODEL.model)
+        gpu = ingot.engine.Model(MODEL.model)
         if not gpu.device.startswith("cuda"):
             self.skipTest(gpu.note or "no GPU")
         prompt = gpt_oss.encode("assistant user")
         answer = gpu.generate(prompt, raw=True, logprobs=2, **GREEDY)
-        self.assertEqual("".join(ingot.engine.GptOss(MODEL.model).stream(prompt, raw=True, **GREEDY)), answer.text)
-        drawn = [ingot.engine.GptOss(MODEL.model).generate(prompt, raw=True, max_tokens=20, seed=3, date="").ids for _ in range(2)]
+        self.assertEqual("".join(ingot.engine.Model(MODEL.model).stream(prompt, raw=True, **GREEDY)), answer.text)
+        drawn = [ingot.engine.Model(MODEL.model).generate(prompt, raw=True, max_tokens=20, seed=3, date="").ids for _ in range(2)]
         self.assertEqual(drawn[0], drawn[1])
         # The same model as the CPU's: roundings to bf16 leave a part in 2^8 of logits of some size 10.
         cpu = gpt_oss.generate(prompt, raw=True, logprobs=2, temperature=0, max_tokens=1, date="")
@@ -195,11 +271,11 @@ class Engine(unittest.TestCase):
             self.assertNotIn("\n", str(raised.exception))
         self.assertEqual(gpt_oss.generate("Hi.", **GREEDY).ids, want)
         with self.assertRaisesRegex(RuntimeError, "no such"):
-            ingot.engine.GptOss(MODEL.directory / "nothing")
+            ingot.engine.Model(MODEL.directory / "nothing")
         for message, options in (("device: found 'tpu', expected 'auto', 'cpu' or 'cuda'", dict(device="tpu")), ("context: found -1, expected 0 to", dict(context=-1)),
                                  ("found 1000000 tokens, expected at most 131072", dict(context=1_000_000))):
             with self.assertRaisesRegex(ValueError, message) as raised:
-                ingot.engine.GptOss(MODEL.model, **options)
+                ingot.engine.Model(MODEL.model, **options)
             self.assertNotIn("\n", str(raised.exception))
         for message, call in (("engine: ids: found 1099511627776, expected", lambda: gpt_oss.decode([2**40])), ("engine: ids: found 'NoneType'", lambda: gpt_oss.decode(None)),
                               ("engine: text: found 'NoneType', expected text", lambda: gpt_oss.encode(None))):

@@ -40,3 +40,24 @@ def write_draft_head(directory, vocab, hidden, boundaries, seed=1, **keys):
     tensors["d2t"] = ("I64", (ids,), struct.pack(f"<{ids}q", *range(ids)))  # 0, 2, 4, ...
     save_safetensors(directory / "model.safetensors", tensors)
     return directory
+
+
+def write_qwen3(directory, vocab, seed=1):
+    """A random Qwen3 of two small layers, without a tokenizer."""
+    hidden, heads, kv_heads, dim, inner = 32, 4, 2, 8, 48
+    directory.mkdir()
+    config = dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_size=hidden, intermediate_size=inner, num_hidden_layers=2,
+                  num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=dim, rms_norm_eps=1e-6, hidden_act="silu", vocab_size=vocab,
+                  rope_theta=10000.0, max_position_embeddings=4096, eos_token_id=vocab - 1)
+    (directory / "config.json").write_text(json.dumps(config))
+    q, kv, noise, tensors = heads * dim, kv_heads * dim, random.Random(seed), {}
+    norms, matrices = {"model.norm": hidden}, {"model.embed_tokens": (vocab, hidden), "lm_head": (vocab, hidden)}
+    for layer in range(2):
+        n = f"model.layers.{layer}."
+        norms |= {n + "input_layernorm": hidden, n + "post_attention_layernorm": hidden, n + "self_attn.q_norm": dim, n + "self_attn.k_norm": dim}
+        matrices |= {n + f"self_attn.{name}_proj": shape for name, shape in dict(q=(q, hidden), k=(kv, hidden), v=(kv, hidden), o=(hidden, q)).items()}
+        matrices |= {n + f"mlp.{name}_proj": shape for name, shape in dict(gate=(inner, hidden), up=(inner, hidden), down=(hidden, inner)).items()}
+    tensors = {f"{name}.weight": ("BF16", (size,), bf16_numbers(noise, size, 0.2, 1)) for name, size in norms.items()}
+    tensors |= {f"{name}.weight": ("BF16", shape, bf16_numbers(noise, math.prod(shape), 1.5 / shape[1] ** 0.5)) for name, shape in matrices.items()}
+    save_safetensors(directory / "model.safetensors", tensors)
+    return directory

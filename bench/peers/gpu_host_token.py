@@ -26,7 +26,7 @@ IN_PYTHON = """
 import json, random, sys, time
 import ingot
 options = json.loads(sys.argv[1])
-model = ingot.engine.GptOss("synthetic:" + options["size"], device=options["device"], context=options["prompt"] + options["tokens"])
+model = ingot.engine.Model("synthetic:" + options["size"], device=options["device"], context=options["prompt"] + options["tokens"])
 noise = random.Random(options["seed"])
 ask = lambda: [noise.randrange(256, options["vocab"]) for _ in range(options["prompt"])]
 answer = model.generate(ask(), raw=True, past_end=True, max_tokens=options["tokens"], **options["sampling"])

@@ -4,7 +4,7 @@
     from ingot import functional                        the same as functions
     ingot.optim.Muon(parameters)                        Muon for matrices, AdamW for the rest
     ingot.hf.patch(model)                               replaces RMSNorms, gated MLPs and losses of a model, reversibly
-    ingot.engine.GptOss(path).generate(prompt)          GPT-OSS checkpoints and archives, answered by this process
+    ingot.engine.Model(path).generate(prompt)           published models (GPT-OSS, Llama, Qwen, ...), answered by this process
     python -m ingot                                     the versions and kernels of this build
 """
 try:
@@ -18,10 +18,12 @@ _C.attach(torch)
 
 from . import functional, hf, nn, optim  # noqa: E402  (these modules register the operators)
 
-if hasattr(_C, "Engine"):  # not in a build of some rooms
-    from . import engine  # noqa: E402, F401
-
 __version__ = _C.version
 built_with_cuda = _C.cuda
 
 __all__ = ["functional", "hf", "nn", "optim", "built_with_cuda", "__version__"]
+
+if hasattr(_C, "Engine"):  # not in a build of some rooms
+    from . import engine  # noqa: E402
+
+    __all__ += ["engine"]

@@ -1,6 +1,6 @@
-"""GPT-OSS for scripts: opens a checkpoint, an archive or a GGUF file and answers prompts, on a GPU if a supported one is present.
+"""Models for scripts: opens a checkpoint, an archive or a GGUF file of any supported family and answers prompts, on a GPU if a supported one is present.
 
-    model = ingot.engine.GptOss("gpt-oss-20b.ingot")
+    model = ingot.engine.Model("gpt-oss-20b.ingot")
     print(model.generate("Why is the sky blue?", max_tokens=300).text)
     for piece in model.stream([{"role": "user", "content": "Hi."}]):
         print(piece, end="", flush=True)
@@ -15,7 +15,7 @@ import threading
 
 from . import _C
 
-__all__ = ["Answer", "GptOss"]
+__all__ = ["Answer", "GptOss", "Model"]
 
 _SHOWN = ("final", "")  # channels whose text is the answer: "" is raw text, or text without a header
 
@@ -122,10 +122,17 @@ class _Stops:
         return out
 
 
-class GptOss:
+def _one_of(names):
+    quoted = [repr(name) for name in names]
+    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+class Model:
     """A model and one sequence of tokens. Tokens that the sequence shares with the beginning of the next prompt are reused.
 
-    path: a checkpoint's directory, an .ingot, a .gguf or an .iris file. tokenizer: a file, if the tokenizer is neither beside nor inside the model.
+    path: a checkpoint's directory, an .ingot, a .gguf or an .iris file, or a run of `ingot train`, which only continues texts (raw=True). tokenizer: a
+    file, if the tokenizer is neither beside nor inside the model. chat_format: a name of docs/models.md, in place of the format that the model's template
+    indicates.
     device: "auto" (a GPU if one has enough memory), "cpu" or "cuda". context: longest sequence in tokens; 0: the model's.
     quant: the inputs of the experts are rounded to e4m3 times a power of two per 32 numbers, as with `ingot --quant`.
     draft: "lookup" guesses the next tokens from earlier places of the same text, at most draft_max at a time. On a CPU no
@@ -134,16 +141,19 @@ class GptOss:
     With the directory of a published EAGLE-3 head in place of "lookup", the head guesses too. draft_layers: the layers behind which the head reads
     the model's hidden states, in place of those that its config.json names; draft_window: the latest tokens that the head attends to, 0: all;
     draft_dense: the format of the head's matrices in memory, "bf16", "fp8" or "mxfp4", None: as stored.
-    Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether the model has a chat format), note (why an
-    existing GPU is not used, or how this run differs from the default). Only one answer at a time: a call from another thread is a RuntimeError.
+    Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether the model has a chat format), efforts (how long its
+    chat format can ask the model to think, from least to most), start (the id with which every text of the model begins, or None), note (why an existing
+    GPU is not used, or how this run differs from the default). Only one answer at a time: a call from another thread is a RuntimeError.
     Errors: ValueError for a wrong argument, NotImplementedError for a function that this build, machine or model lacks, otherwise RuntimeError; each
     message is one line.
     """
 
-    def __init__(self, path, *, device="auto", tokenizer=None, context=0, quant=False, draft="none", draft_max=7, draft_layers=(),
+    def __init__(self, path, *, device="auto", tokenizer=None, chat_format=None, context=0, quant=False, draft="none", draft_max=7, draft_layers=(),
                  draft_window=0, draft_dense=None, draft_exact=False):
         if device not in ("auto", "cpu", "cuda"):
             raise _wrong("device", device, "'auto', 'cpu' or 'cuda'")
+        if chat_format is not None and chat_format not in _C.chat_formats():
+            raise _wrong("chat_format", chat_format, f"None, {_one_of(_C.chat_formats())}")
         if draft not in ("none", "lookup") and not (isinstance(draft, (str, os.PathLike)) and os.path.isdir(draft)):
             raise _wrong("draft", draft, "'none', 'lookup' or the directory of a draft head")
         if draft_dense not in (None, "bf16", "fp8", "mxfp4"):
@@ -151,7 +161,7 @@ class GptOss:
         if draft in ("none", "lookup") and draft_dense is not None:
             raise _wrong("draft_dense", draft_dense, "None without a draft head")
         layers = [_integer("draft_layers", n, 0, 2**31 - 1) for n in draft_layers]
-        self._engine = _C.Engine(str(path), str(tokenizer or ""), device, _integer("context", context, 0, 2**31 - 1), bool(quant), str(draft),
+        self._engine = _C.Engine(str(path), str(tokenizer or ""), chat_format or "", device, _integer("context", context, 0, 2**31 - 1), bool(quant), str(draft),
                                  _integer("draft_max", draft_max, 1, 15), layers, _integer("draft_window", draft_window, 0, 2**31 - 1),
                                  draft_dense or "", bool(draft_exact))
         for name, value in self._engine.about().items():
@@ -167,11 +177,12 @@ class GptOss:
     def generate(self, prompt, *, max_tokens=200, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1, stop=(), logprobs=-1,
                  reasoning="medium", system=None, date=None, raw=False, past_end=False, on_text=None):
         """Returns the Answer to `prompt`: a user's words, or messages of {"role": ..., "content": ...} with the roles system (or developer), user and
-        assistant; with raw=True a text or a list of ids, which the answer continues.
+        assistant; with raw=True a text (behind `start`) or a list of ids, which the answer continues.
 
         stop: strings (or one string, or None); the first stop string that occurs ends the text and is not part of the text. logprobs: for each token
-        its own logprob and the logprobs of this number of likeliest tokens; -1: none. reasoning: low, medium or high. system: the identity that the
-        model should state. date: yyyy-mm-dd, "" for none; None: today. past_end (raw): continue after ids that end a text. on_text(channel, text):
+        its own logprob and the logprobs of this number of likeliest tokens; -1: none. reasoning: one of `efforts`; of the other known efforts (none, minimal,
+        low, medium, high, xhigh, max) the nearest of `efforts` is used, and a model without efforts ignores all. system: the identity that the model
+        should state. date: yyyy-mm-dd, "" for none; None: today. past_end (raw): continue after ids that end a text. on_text(channel, text):
         called with each piece of text as soon as the piece is complete, with channel "analysis", "commentary" or "final" ("" with raw, and where a
         model writes no headers); the answer ends if on_text returns False or raises.
         """
@@ -180,8 +191,8 @@ class GptOss:
             raise _wrong("stop", stop, "text or a list of texts")
         stops = _Stops([_text("stop", s) for s in stop])
         said, channels = [], []  # the text that is shown, with its channels
-        if reasoning not in ("low", "medium", "high"):
-            raise _wrong("reasoning", reasoning, "'low', 'medium' or 'high'")
+        if reasoning not in _C.chat_efforts():
+            raise _wrong("reasoning", reasoning, _one_of(self.efforts or _C.chat_efforts()))
 
         def hear(channel, text):
             if channel in _SHOWN:
@@ -195,7 +206,7 @@ class GptOss:
                       top_k=_integer("top_k", top_k, 0, 2**62), top_p=_number("top_p", top_p), min_p=_number("min_p", min_p),
                       seed=_integer("seed", seed, 0, 2**64 - 1), logprobs=_integer("logprobs", logprobs, -1, 2**62), on_text=hear)
         if raw:
-            ids = self.encode(prompt) if isinstance(prompt, str) else _ids("prompt", prompt)
+            ids = [*([] if self.start is None else [self.start]), *self.encode(prompt)] if isinstance(prompt, str) else _ids("prompt", prompt)
             if not ids:
                 raise _wrong("prompt", prompt, "at least one token")
             found = self._engine.go_on(prompt=ids, past_end=past_end, **common)
@@ -242,3 +253,6 @@ class GptOss:
         finally:
             closed.set()
             thread.join()
+
+
+GptOss = Model  # the earlier name

@@ -10,7 +10,10 @@
 
 #include "ingot/core/check.h"
 #include "ingot/engines/generate/chat.h"
+#include "ingot/io/checkpoint.h"
+#include "ingot/io/file.h"
 #include "ingot/models/registry.h"
+#include "ingot/text/chat/templates.h"
 #include "ingot/text/utf8.h"
 
 namespace ingot::python {
@@ -95,6 +98,22 @@ ChatRole role_named(const std::string& name) {
   fail(ErrorCode::invalid_argument, "engine: role: found ", name, ", expected system, developer, user or assistant");
 }
 
+// Why a model has no chat format, with the engine's arguments in place of the program's options.
+std::string in_python(std::string text) {
+  for (const auto& [option, argument] :
+       {std::pair{"--chat-format NAME", "chat_format=NAME"}, std::pair{"`ingot generate --raw`", "raw=True"}})
+    if (const size_t at = text.find(option); at != std::string::npos)
+      text.replace(at, std::string_view(option).size(), argument);
+  return text;
+}
+
+// The path of a model. A directory may be a run, whose first file to be read would be the tokenizer: one without a
+// checkpoint is refused by that reason.
+const std::string& with_checkpoint(const std::string& path) {
+  if (!model_kind_of(path).chats && is_directory(path)) open_checkpoint(path);
+  return path;
+}
+
 // A model and a sequence: the common tokens of the sequence and the next prompt are reused.
 class Engine {
   // Runs `work` without the interpreter's lock; only one call runs at a time.
@@ -107,10 +126,11 @@ class Engine {
   }
 
  public:
-  Engine(const std::string& path, const std::string& tokenizer, const std::string& device, int64_t context, bool quant,
-         const std::string& draft, int64_t draft_max, const std::vector<int64_t>& draft_layers, int64_t draft_window,
-         const std::string& draft_dense, bool draft_exact)
-      : vocabulary_(load_vocabulary(path, {.tokenizer = tokenizer})),
+  Engine(const std::string& path, const std::string& tokenizer, const std::string& chat_format,
+         const std::string& device, int64_t context, bool quant, const std::string& draft, int64_t draft_max,
+         const std::vector<int64_t>& draft_layers, int64_t draft_window, const std::string& draft_dense,
+         bool draft_exact)
+      : vocabulary_(load_vocabulary(with_checkpoint(path), {.tokenizer = tokenizer, .chat_format = chat_format})),
         model_(open_model(path, {.context = context,
                                  .device = device_named(device),
                                  .e4m3_experts = quant,
@@ -119,8 +139,6 @@ class Engine {
                                  .draft_window = draft_window,
                                  .draft_dense = draft_dense})),
         session_(*model_.decoder) {
-    if (vocabulary_.tokenizer->kind() == "char")
-      fail(ErrorCode::unsupported, path, ": found a tokenizer of characters, expected one of bytes");
     draft_.most = draft_max, draft_.exact = draft_exact;
     if (draft == "none") return;
     if (model_.decoder->draft_rows() <= 1)
@@ -129,7 +147,12 @@ class Engine {
     draft_.make = draft::make_lookup;
   }
 
-  std::vector<int32_t> encode(const std::string& text) const { return vocabulary_.tokenizer->encode(text); }
+  // A text with a character that the tokenizer lacks is a wrong argument.
+  std::vector<int32_t> encode(const std::string& text) const {
+    try {
+      return vocabulary_.tokenizer->encode(text);
+    } catch (const Error& e) { fail(ErrorCode::invalid_argument, "engine: ", e.what()); }
+  }
   nb::bytes decode(const std::vector<int32_t>& ids) const {
     const std::string bytes = vocabulary_.tokenizer->decode(ids);
     return nb::bytes(bytes.data(), bytes.size());
@@ -143,6 +166,10 @@ class Engine {
     out["weight_bytes"] = model_.weight_bytes;
     out["load_seconds"] = model_.load_seconds;
     out["harmony"] = vocabulary_.chat != nullptr;  // whether the model has a chat format
+    std::vector<std::string> efforts;
+    if (vocabulary_.chat) efforts = vocabulary_.chat->efforts();
+    out["efforts"] = nb::tuple(nb::cast(efforts));
+    out["start"] = vocabulary_.start >= 0 ? nb::object(nb::int_(vocabulary_.start)) : nb::none();
     out["note"] = model_.note;
     return out;
   }
@@ -185,9 +212,12 @@ class Engine {
                   const std::string& reasoning, const std::string& date, int64_t tokens, double temperature,
                   int64_t top_k, double top_p, double min_p, uint64_t seed, int64_t logprobs, nb::object on_text) {
     if (!vocabulary_.chat)
-      fail(ErrorCode::unsupported,
-           "engine: found a tokenizer without the control tokens of a chat format (<|start|>, <|message|>, ...), "
-           "expected one that has them, or raw=True");
+      fail(
+          ErrorCode::unsupported, "engine: ",
+          vocabulary_.no_chat.empty()
+              ? "found a tokenizer without the control tokens of a chat format (<|start|>, <|message|>, ...), expected "
+                "one that has them, or raw=True"
+              : in_python(vocabulary_.no_chat));
     ChatConversation asked{.identity = identity, .date = date};
     asked.effort = nearest_effort(*vocabulary_.chat, reasoning);
     for (const auto& [name, content] : conversation)
@@ -218,11 +248,14 @@ class Engine {
 }  // namespace
 
 void define_engine(nb::module_& m) {
+  m.def("chat_formats", &chat_format_names);
+  m.def("chat_efforts", &chat_efforts);
   nb::class_<Engine>(m, "Engine")
-      .def(nb::init<const std::string&, const std::string&, const std::string&, int64_t, bool, const std::string&,
-                    int64_t, const std::vector<int64_t>&, int64_t, const std::string&, bool>(),
-           "path"_a, "tokenizer"_a, "device"_a, "context"_a, "quant"_a, "draft"_a, "draft_max"_a, "draft_layers"_a,
-           "draft_window"_a, "draft_dense"_a, "draft_exact"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(nb::init<const std::string&, const std::string&, const std::string&, const std::string&, int64_t, bool,
+                    const std::string&, int64_t, const std::vector<int64_t>&, int64_t, const std::string&, bool>(),
+           "path"_a, "tokenizer"_a, "chat_format"_a, "device"_a, "context"_a, "quant"_a, "draft"_a, "draft_max"_a,
+           "draft_layers"_a, "draft_window"_a, "draft_dense"_a, "draft_exact"_a,
+           nb::call_guard<nb::gil_scoped_release>())
       .def("encode", &Engine::encode)
       .def("decode", &Engine::decode)
       .def("about", &Engine::about)
