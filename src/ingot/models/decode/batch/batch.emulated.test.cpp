@@ -295,10 +295,10 @@ TEST(GptOssBatchEmulated, OnlyIdsBelowTheVocabularyAreTheLikeliest) {
 }
 
 TEST(GptOssBatch, MatrixKernelsBeginWhereTheyWereFasterThanSmallBatches) {
-  EXPECT_EQ(small_batch_sequences(/*hopper=*/true, /*experts=*/true), 8);
-  EXPECT_EQ(small_batch_sequences(true, false), 7);
-  EXPECT_EQ(small_batch_sequences(false, true), 12);
-  EXPECT_EQ(small_batch_sequences(false, false), 12);
+  EXPECT_EQ(decode::small_batch_sequences(/*hopper=*/true, /*experts=*/true), 8);
+  EXPECT_EQ(decode::small_batch_sequences(true, false), 7);
+  EXPECT_EQ(decode::small_batch_sequences(false, true), 12);
+  EXPECT_EQ(decode::small_batch_sequences(false, false), 12);
 }
 
 TEST(GptOssBatch, TheNumberOfRowsIsRoundedUpToTheNextOfTheList) {
