@@ -5,7 +5,7 @@ import torch
 
 from . import _C, _plain
 from ._second_order import gradients, with_formula
-from ._op import dense, expect_tensors, expect_tensors_or_none, register, sum_dtype
+from ._op import dense, expect_float, expect_like, expect_offsets, expect_tensors, expect_tensors_or_none, register, sum_dtype
 
 _SCHEMA = ("Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? sinks, float scale, float softcap, int window, bool causal, "
            "bool deterministic, bool regular")
@@ -30,8 +30,10 @@ def _narrow_on_cpu(q):
 def run_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, deterministic, regular):
     """Returns out (Tq, H, D), and lse (H, Tq) in fp32 (fp64 for fp64). `deterministic` and `regular` (every segment has
     Tq / S queries and Tk / S keys) concern the backward pass."""
+    if not regular:
+        expect_offsets("attention", "cu_seqlens_q", cu_q, q.shape[0])
+        expect_offsets("attention", "cu_seqlens_k", cu_k, k.shape[0])
     if _narrow_on_cpu(q):
-        _check_dtypes(q, k, v)
         wide = (q.float(), k.float(), v.float(), cu_q, cu_k, None if sinks is None else sinks.float())
         out, lse = run_attention(*wide, scale, softcap, window, causal, deterministic, regular)
         return out.to(q.dtype), lse
@@ -40,12 +42,6 @@ def run_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, de
     lse = torch.empty(q.shape[1], q.shape[0], dtype=sum_dtype(q.dtype), device=q.device)
     _C.attention(q, k, v, cu_q, cu_k, _sinks_for(sinks, q), out, lse, scale, softcap, window, causal)
     return out, lse
-
-
-def _check_dtypes(q, k, v):
-    for name, t in (("k", k), ("v", v)):
-        if t.dtype is not q.dtype:
-            raise ValueError(f"attention: {name}: found dtype {t.dtype}, expected q's {q.dtype}")
 
 
 def _sinks_for(sinks, q):
@@ -147,9 +143,25 @@ def _autocast(q, k, v):
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t for t in (q, k, v))
 
 
-def _attention(q, k, v, cu_q, cu_k, sinks, softmax_scale, softcap, window, causal, deterministic, regular):
+def _expect_operands(op, q, k, v, sinks):
+    """Refuses dtypes, devices and sizes that do not go together; the last two dimensions are heads and head size."""
+    expect_float(op, "q", q)
+    expect_like(op, "q", q, k=k, v=v)
+    (heads, width), kv_heads = q.shape[-2:], k.shape[-2]
+    if k.shape[-1] != width:
+        raise ValueError(f"{op}: k: found a head size of {k.shape[-1]}, expected q's {width}")
+    if heads % kv_heads if kv_heads else heads:
+        raise ValueError(f"{op}: k: found {kv_heads} heads, expected a number that divides q's {heads}")
+    if v.shape[:-1] != k.shape[:-1]:
+        raise ValueError(f"{op}: v: found shape {tuple(v.shape)}, expected {tuple(k.shape[:-1])} as k before the head size")
+    if sinks is not None and (sinks.shape != (heads,) or not sinks.is_floating_point() or sinks.device != q.device):
+        raise ValueError(f"{op}: sinks: found {sinks.dtype} of {tuple(sinks.shape)} on {sinks.device}, expected floating-point numbers of ({heads},) on {q.device}")
+
+
+def _attention(op, q, k, v, cu_q, cu_k, sinks, softmax_scale, softcap, window, causal, deterministic, regular):
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     q, k, v = _autocast(q, k, v)
+    _expect_operands(op, q, k, v, sinks)
     if _plain.needed():
         return _plain.attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal)
     return attention_op(q, k, v, cu_q, cu_k, sinks, scale, float(softcap), window, causal, bool(deterministic), regular)
@@ -196,7 +208,7 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
     if k.shape[0] != batch or v.shape[:2] != k.shape[:2]:
         raise ValueError(f"{op}: found q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}, expected one batch, and keys as many as values")
-    out, lse = _attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), _offsets(batch, queries, q), _offsets(batch, keys, q),
+    out, lse = _attention(op, q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), _offsets(batch, queries, q), _offsets(batch, keys, q),
                           sinks, softmax_scale, softcap, window, causal, deterministic, regular=True)
     out = out.unflatten(0, (batch, queries))
     return (out, lse.unflatten(1, (batch, queries)).transpose(0, 1), None) if return_attn_probs else out
@@ -218,6 +230,11 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=Non
         if not isinstance(cu, torch.Tensor) or cu.dtype is not torch.int32 or cu.dim() != 1:
             found = f"{cu.dtype} of shape {tuple(cu.shape)}" if isinstance(cu, torch.Tensor) else type(cu).__name__
             raise ValueError(f"{op}: {name}: found {found}, expected int32 of one dimension")
+        expect_tensors(op, **{name: cu})
+        if cu.device != q.device:
+            raise ValueError(f"{op}: {name}: found a tensor on {cu.device}, expected q's {q.device}")
+    if cu_seqlens_q.shape[0] < 1 or cu_seqlens_k.shape != cu_seqlens_q.shape:
+        raise ValueError(f"{op}: cu_seqlens_k: found {cu_seqlens_k.shape[0]} offsets beside {cu_seqlens_q.shape[0]} of cu_seqlens_q, expected the same number, at least one")
     window, causal = _window(op, window_size, causal)
-    out, lse = _attention(q, k, v, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), sinks, softmax_scale, softcap, window, causal, deterministic, regular=False)
+    out, lse = _attention(op, q, k, v, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), sinks, softmax_scale, softcap, window, causal, deterministic, regular=False)
     return (out, lse, None) if return_attn_probs else out

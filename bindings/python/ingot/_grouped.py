@@ -1,6 +1,7 @@
 """Linear layers of experts: rows sorted by expert, each with its expert's matrix. Operators (see _op)."""
 from . import _C, _plain
 from ._kernel import kernel
+from ._op import expect_offsets
 from ._second_order import gradients, with_formula
 
 
@@ -8,6 +9,7 @@ def _check(x, weight, bias, offsets):
     for name, t in (("weight", weight), ("bias", bias)):
         if t is not None and t.dtype is not x.dtype:
             raise ValueError(f"grouped_linear: {name}: found dtype {t.dtype}, expected x's {x.dtype} (or autocast)")
+    expect_offsets("grouped_linear", "offsets", offsets, x.shape[0])
 
 
 def _backward_formula(dy, x, weight, offsets, *needs):

@@ -18,12 +18,12 @@ def run_mlp(x, parameters, options, save):
     each = 1 + bool(options & _C.BIAS) + bool(options & _C.WEIGHT_NORM)
     if not parameters or len(parameters) % each:
         raise ValueError(f"mlp: parameters: found {len(parameters)} tensors, expected {each} for every layer")
-    for p in parameters:
-        expect_tensors("mlp", parameters=p)
+    for name, p in named(parameters, options & _C.BIAS, options & _C.WEIGHT_NORM):
+        expect_tensors("mlp", **{name: p})
         if p.dim() == 0:
-            raise ValueError("mlp: parameters: found a tensor without dimensions, expected matrices and vectors")
+            raise ValueError(f"mlp: {name}: found a tensor without dimensions, expected {'a matrix' if name.startswith('weights') else 'a vector'}")
     if _narrow_on_cpu(x):
-        _check_dtypes(x, parameters)
+        _check_dtypes(x, parameters, options)
         wide = [p.float() for p in parameters]
         return run_mlp(x.float(), wide, options, False)[0].to(x.dtype), None
     if x.dim() == 0:
@@ -38,10 +38,16 @@ def _aligned(t):
     return t.clone() if t.is_cuda and t.data_ptr() % 16 else t
 
 
-def _check_dtypes(x, parameters):
-    for p in parameters:
+def named(parameters, bias, weight_norm):
+    """(name, parameter) with the names of functional.fused_mlp's arguments: weights[0], biases[0], ..."""
+    names = ["weights", *["biases"] * bool(bias), *["gains"] * bool(weight_norm)]
+    return [(f"{names[i % len(names)]}[{i // len(names)}]", p) for i, p in enumerate(parameters)]
+
+
+def _check_dtypes(x, parameters, options):
+    for name, p in named(parameters, options & _C.BIAS, options & _C.WEIGHT_NORM):
         if p.dtype is not x.dtype:
-            raise ValueError(f"mlp: parameters: found dtype {p.dtype}, expected x's {x.dtype} (or autocast)")
+            raise ValueError(f"mlp: {name}: found dtype {p.dtype}, expected x's {x.dtype} (or autocast)")
 
 
 def run_mlp_backward(dy, x, parameters, saved, wanted, need_dx, bias, weight_norm, act, activate_last):

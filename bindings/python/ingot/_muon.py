@@ -12,11 +12,10 @@ def run_muon(p, g, momentum, rates, lr, mu, weight_decay, grad_scale, nesterov, 
     _C.muon(p, g, momentum, rates, lr, mu, weight_decay, grad_scale, nesterov, row_normalise, steps, *coefficients, products)
 
 
-library.define(
-    "muon_(Tensor(a!) p, Tensor g, Tensor(b!) momentum, Tensor? rates, float lr, float mu, float weight_decay, float grad_scale, "
-    "bool nesterov, bool row_normalise, int steps, float[3] coefficients, int products) -> ()",
-    tags=(torch.Tag.pt2_compliant_tag,))
+_SCHEMA = ("muon_(Tensor(a!) p, Tensor g, Tensor(b!) momentum, Tensor? rates, float lr, float mu, float weight_decay, float grad_scale, "
+           "bool nesterov, bool row_normalise, int steps, float[3] coefficients, int products) -> ()")
+library.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
 for _key in ("CPU", "CUDA"):
     library.impl("muon_", run_muon, _key)
-torch.library.register_fake("ingot::muon_", on_one_device("muon", lambda *arguments: None), lib=library)
+torch.library.register_fake("ingot::muon_", on_one_device(_SCHEMA, lambda *arguments: None), lib=library)
 muon_op = torch.ops.ingot.muon_.default

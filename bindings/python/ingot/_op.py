@@ -7,7 +7,7 @@ rms_norm and mlp are also written in C++ (native/calls.cpp), for dense operands.
 derives all of it from one declaration. For other shapes _kernel.py derives the first and the third entry.
 """
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import _C
 
@@ -38,6 +38,33 @@ def expect_tensors_or_none(op, **operands):
     expect_tensors(op, **{name: t for name, t in operands.items() if t is not None})
 
 
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def expect_float(op, name, t):
+    if t.dtype not in FLOATS:
+        raise ValueError(f"{op}: {name}: found dtype {t.dtype}, expected torch.float64, torch.float32, torch.bfloat16 or torch.float16")
+
+
+def expect_like(op, name, x, **operands):
+    """Raises a ValueError for an operand (or None) whose dtype or device is not that of x, the argument called `name`."""
+    for other, t in operands.items():
+        if t is not None and t.dtype is not x.dtype:
+            raise ValueError(f"{op}: {other}: found dtype {t.dtype}, expected {name}'s {x.dtype}")
+        if t is not None and t.device != x.device:
+            raise ValueError(f"{op}: {other}: found a tensor on {t.device}, expected {name}'s {x.device}")
+
+
+def expect_offsets(op, name, offsets, rows):
+    """Raises a ValueError for offsets on a CPU that do not ascend from 0 to at most `rows`. A GPU's are not read."""
+    if offsets.is_cuda:
+        return
+    values = offsets.tolist()
+    if not values or values[0] != 0 or any(a > b for a, b in zip(values, values[1:])) or values[-1] > rows:
+        shown = ", ".join(map(str, values if len(values) <= 8 else [*values[:4], "...", *values[-3:]]))
+        raise ValueError(f"{op}: {name}: found ({shown}), expected numbers that ascend from 0 to at most {rows}")
+
+
 def sum_dtype(dtype):
     """The dtype of statistics and of parameters' gradients."""
     return torch.float64 if dtype is torch.float64 else torch.float32
@@ -57,7 +84,7 @@ def as_rows(t, groups=1):
         return t
     if t.dim() == 0 or (t.stride(-1) != 1 and t.shape[-1] > 1):
         return t.contiguous()
-    found, size, stride = 0, 1, None
+    found, stride = 0, None
     for n, s in zip(t.shape[:-1], t.stride()[:-1]):
         if n == 1:
             continue
@@ -150,13 +177,22 @@ def _one_by_one(op):
     return rule
 
 
-def on_one_device(name, fake):
+def on_one_device(schema, fake):
     """`fake` with a check that all tensors are on one device: PyTorch calls the fake kernel as soon as one tensor is on the meta device."""
+    parsed = torch._C.parse_schema(f"ingot::{schema}")
+    op, names = parsed.name.removeprefix("ingot::").rstrip("_"), [a.name for a in parsed.arguments]
 
     def checked(*arguments):
-        found = {str(t.device): None for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)}
-        if len(found) > 1:
-            raise ValueError(f"{name}: found tensors on {' and '.join(found)}, expected one device")
+        first = None
+        for name, argument in zip(names, arguments):
+            several = isinstance(argument, (list, tuple))
+            for i, t in enumerate(argument if several else [argument]):
+                if not isinstance(t, torch.Tensor):
+                    continue
+                if first is None:
+                    first = name, t.device
+                elif t.device != first[1]:
+                    raise ValueError(f"{op}: {name}{f'[{i}]' if several else ''}: found a tensor on {t.device}, expected {first[0]}'s device, {first[1]}")
         return fake(*arguments)
 
     return checked
@@ -167,7 +203,7 @@ def register(schema, run, fake, backward=None, setup=None):
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in ("CPU", "CUDA"):
         library.impl(name, run, key)
-    torch.library.register_fake(f"ingot::{name}", on_one_device(name, fake), lib=library)
+    torch.library.register_fake(f"ingot::{name}", on_one_device(schema, fake), lib=library)
     if backward is not None:
         torch.library.register_autograd(f"ingot::{name}", backward, setup_context=setup, lib=library)
     op = getattr(torch.ops.ingot, name).default

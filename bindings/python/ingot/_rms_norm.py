@@ -7,8 +7,15 @@ from ._op import as_rows, default_eps, dense, eager, empty_rows, expect_tensors_
 from ._second_order import gradients, knowing_whether_recorded, with_formula
 
 
+def expect_vector(x, weight):
+    """A weight (1, C) would have a gradient of another shape."""
+    if isinstance(weight, torch.Tensor) and weight.dim() != 1 and x.dim() > 0:
+        raise ValueError(f"rms_norm: weight: found shape {tuple(weight.shape)}, expected {tuple(x.shape[-1:])}")
+
+
 def _expect(x, weight, *_):
     expect_tensors_or_none("rms_norm", x=x, weight=weight)
+    expect_vector(x, weight)
 
 
 def run_rms_norm_plain(x, weight, eps, unit_offset):

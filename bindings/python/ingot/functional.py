@@ -41,6 +41,7 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
     if not isinstance(x, torch.Tensor):
         return _untensored("rms_norm", "x", rms_norm, x, weight, eps, residual=residual, unit_offset=unit_offset)
     _op.expect_tensors_or_none("rms_norm", x=x, weight=weight, residual=residual)
+    _rms_norm.expect_vector(x, weight)
     if residual is not None:
         return _add_rms_norm(x, residual, weight, eps, unit_offset)
     if _plain.needed():
@@ -110,8 +111,7 @@ def mlp_of_parameters(x, parameters, bias, weight_norm, activation, activate_las
         y = _C.mlp_call(x, parameters, _mlp.mlp_options(bias, weight_norm, act, activate_last, recompute))
         if y is not None:
             return y
-    for p in parameters:
-        _op.expect_tensors("mlp", parameters=p)
+    _op.expect_tensors("mlp", **dict(_mlp.named(parameters, bias, weight_norm)))
     if _plain.needed() or (is_dynamo_compiling() and _plain.compiled_mlp_is_faster(x, parameters, weight_norm, recompute)):
         return _plain.mlp(x, parameters, bias, weight_norm, activation, activate_last)
     return _mlp.mlp_op(x, parameters, bias, weight_norm, activation, activate_last, _records() and not recompute)[0]
@@ -191,8 +191,16 @@ def gated_linear(x, w, bias=None, *, up=None, up_bias=None, down=None, down_bias
     if down is None and down_bias is not None:
         raise ValueError(f"{op}: down_bias: found one without down, expected both")
     hidden = w.shape[1 if columns else 0] // (2 if up is None else 1)
-    if down is not None and (down.dim() != 2 or down.shape[1] != hidden or down.dtype is not x.dtype):
-        raise ValueError(f"{op}: down: found {tuple(down.shape)} {down.dtype}, expected (N, {hidden}) {x.dtype}")
+    if down is not None and (down.dim() != 2 or down.shape[1] != hidden):
+        raise ValueError(f"{op}: down: found shape {tuple(down.shape)}, expected (N, {hidden})")
+    _op.expect_float(op, "x", x)
+    _op.expect_like(op, "x", x, w=w, up=up, bias=bias, up_bias=up_bias, down=down, down_bias=down_bias)
+    if w.shape[0 if columns else 1] != x.shape[-1]:
+        raise ValueError(f"{op}: w: found shape {tuple(w.shape)}, expected {x.shape[-1]} {'rows' if columns else 'columns'}, as many as columns of x")
+    wanted = {"bias": (bias, w.shape[1 if columns else 0]), "up_bias": (up_bias, hidden), "down_bias": (down_bias, None if down is None else down.shape[0])}
+    for name, (b, length) in wanted.items():
+        if b is not None and b.numel() != length:
+            raise ValueError(f"{op}: {name}: found shape {tuple(b.shape)}, expected ({length},)")
     options = number, columns, *gate_numbers(op, activation, limit, alpha, up_offset)
     operands = x, w, up, bias, up_bias
     way = _DISPATCH if is_dynamo_compiling() else route(*operands, down, down_bias)
@@ -233,9 +241,10 @@ def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", igno
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         raise ValueError(f"{op}: found x of {tuple(x.shape)}, weight of {tuple(weight.shape)}" + (f" and bias of {tuple(bias.shape)}" if bias is not None else "")
                          + ", expected (..., C), (V, C)" + (" and (V)" if bias is not None else ""))
-    if not isinstance(target, torch.Tensor) or target.is_floating_point() or target.dtype is torch.bool or target.shape != x.shape[:-1]:
+    if not isinstance(target, torch.Tensor) or target.is_floating_point() or target.is_complex() or target.dtype is torch.bool or target.shape != x.shape[:-1]:
         found = f"{target.dtype} of {tuple(target.shape)}" if isinstance(target, torch.Tensor) else type(target).__name__
         raise ValueError(f"{op}: target: found {found}, expected integers of shape {tuple(x.shape[:-1])}")
+    _op.expect_tensors(op, target=target)
     narrow = _autocast_to(x)
     if narrow is not None:
         x, weight, bias = (t if t is None else t.to(narrow) for t in (x, weight, bias))
@@ -345,18 +354,34 @@ def _positions(op, x, positions, cos):
                              f"{leading[-1]} positions")
         positions = torch.arange(leading[-1], dtype=torch.int32, device=x.device)
     _op.expect_tensors(op, positions=positions)
+    if positions.device != x.device:
+        raise ValueError(f"{op}: positions: found a tensor on {positions.device}, expected x's {x.device}")
     if positions.shape != leading:
         try:
             positions = positions.expand(leading)
         except RuntimeError:
             raise ValueError(f"{op}: positions: found shape {tuple(positions.shape)}, expected {tuple(leading)} or what "
                              "broadcasts to it") from None
-    if positions.is_floating_point() or positions.dtype is torch.bool:
+    if positions.is_floating_point() or positions.is_complex() or positions.dtype is torch.bool:
         raise ValueError(f"{op}: positions: found {positions.dtype}, expected integers")
     positions = positions.reshape(-1)
     if positions.dtype is torch.int64 and not positions.is_cuda:
         positions = positions.clamp(-1, 2**31 - 1)  # a position beyond 32 bits must be refused, and not become a different position
     return positions.to(torch.int32)
+
+
+def _expect_table(op, x, cos, sin):
+    """Refuses an x and a table of `rope_table` that do not go together."""
+    _op.expect_float(op, "x", x)
+    for name, t in (("cos", cos), ("sin", sin)):
+        if t.dtype is not _op.sum_dtype(x.dtype):
+            raise ValueError(f"{op}: {name}: found dtype {t.dtype}, expected {_op.sum_dtype(x.dtype)} for x of {x.dtype}")
+        if t.device != x.device:
+            raise ValueError(f"{op}: {name}: found a tensor on {t.device}, expected x's {x.device}")
+    if cos.dim() == 0 or 2 * cos.shape[-1] > x.shape[-1]:
+        raise ValueError(f"{op}: cos: found shape {tuple(cos.shape)}, expected (positions, R / 2) with R at most {x.shape[-1]}, the columns of x")
+    if sin.shape != cos.shape:
+        raise ValueError(f"{op}: sin: found shape {tuple(sin.shape)}, expected cos's {tuple(cos.shape)}")
 
 
 def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
@@ -372,6 +397,7 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
         return _untensored("rope", "x", rope, x, cos, sin, positions, interleaved=interleaved, sign=sign)
     _op.expect_tensors("rope", x=x, cos=cos, sin=sin)
     positions = _positions("rope", x, positions, cos)
+    _expect_table("rope", x, cos, sin)
     way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin)
     if way == _PLAIN:
         return _rope.run_rope(x, positions, cos, sin, interleaved, sign)
@@ -394,6 +420,7 @@ def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
         raise TypeError(f"rope_: x: found {type(x).__name__}, expected torch.Tensor")
     _op.expect_tensors("rope_", x=x, cos=cos, sin=sin)
     positions = _positions("rope_", x, positions, cos)
+    _expect_table("rope_", x, cos, sin)
     if is_dynamo_compiling() or route(x, cos, sin) != _PLAIN:
         raise NotImplementedError("rope_: found a call that autograd, torch.compile or torch.func follows, expected none (rope can be followed)")
     return _rope.run_rope_(x, positions, cos, sin, interleaved, sign)
@@ -404,7 +431,13 @@ def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-
     if not isinstance(x, torch.Tensor):
         return _untensored("qk_norm_rope", "x", qk_norm_rope, x, cos, sin, positions, gain=gain, eps=eps, interleaved=interleaved, sign=sign)
     _op.expect_tensors_or_none("qk_norm_rope", x=x, cos=cos, sin=sin, gain=gain)
+    if (cos is None) != (sin is None):
+        raise ValueError(f"qk_norm_rope: {'cos' if cos is None else 'sin'}: found None beside {'sin' if cos is None else 'cos'}, expected both or none")
     positions = None if cos is None else _positions("qk_norm_rope", x, positions, cos)
+    if cos is not None:
+        _expect_table("qk_norm_rope", x, cos, sin)
+    if gain is not None and x.dim() >= 2 and (gain.shape != x.shape[-2:-1] or gain.dtype is not _op.sum_dtype(x.dtype) or gain.device != x.device):
+        raise ValueError(f"qk_norm_rope: gain: found {gain.dtype} of {tuple(gain.shape)} on {gain.device}, expected {_op.sum_dtype(x.dtype)} of ({x.shape[-2]},) on {x.device}")
     way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin, gain)
     if way == _PLAIN:
         return _rope.run_qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign)

@@ -325,6 +325,17 @@ def _fuses(x, w, *parameters):
             and not torch.is_autocast_enabled("cuda") and torch.cuda.get_device_capability(x.device)[0] == 9)
 
 
+def _expect_input(module, x, linear):
+    """Refuses an x that does not fit the first nn.Linear of a module, whose own errors do not name x."""
+    if isinstance(x, torch.fx.Proxy):
+        return
+    _op.expect_tensors(module, x=x)
+    if x.dim() == 0 or x.shape[-1] != linear.in_features:
+        raise ValueError(f"{module}: x: found shape {tuple(x.shape)}, expected (..., {linear.in_features})")
+    if x.dtype is not linear.weight.dtype and functional._autocast_to(x) is None:
+        raise ValueError(f"{module}: x: found dtype {x.dtype}, expected the weights' {linear.weight.dtype} (or autocast)")
+
+
 class SwiGLU(nn.Module):
     """w3(silu(gate) * up), [gate | up] = w12(x). On Hopper, in 16-bit types, w12 and the gate are one kernel; elsewhere only the gate is fused.
 
@@ -349,6 +360,8 @@ class SwiGLU(nn.Module):
             if is_plain_linear(self.w3) and _fuses(x, self.w3.weight, self.w3.bias):
                 return functional.gated_linear(x, self.w12.weight, self.w12.bias, down=self.w3.weight, down_bias=self.w3.bias, **options)
             return self.w3(functional.gated_linear(x, self.w12.weight, self.w12.bias, **options))
+        if self._is_plain_linear():
+            _expect_input("SwiGLU", x, self.w12)
         return self.w3(functional.swiglu(self.w12(x), **options))
 
     def _is_plain_linear(self):

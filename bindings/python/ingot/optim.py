@@ -6,6 +6,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from ._muon import PRODUCTS, muon_op
+from ._op import FLOATS
 
 __all__ = ["Muon"]
 
@@ -289,9 +290,11 @@ def _check_parameters(group):
     for p in group["params"] if group["use_muon"] else ():
         if type(p).__name__ == "DTensor":
             raise ValueError(f"Muon: found a DTensor of {tuple(p.shape)}, expected whole tensors: a matrix's factor needs all of it")
-        if p.dim() not in (2, 3, 4) or not p.is_floating_point():
+        if p.layout is not torch.strided or p.device.type not in ("cpu", "cuda", "meta"):
+            raise ValueError(f"Muon: found a parameter of layout {p.layout} on {p.device}, expected a dense one on cpu or cuda")
+        if p.dim() not in (2, 3, 4) or p.dtype not in FLOATS:
             raise ValueError(f"Muon: found a parameter of shape {tuple(p.shape)} and {p.dtype}, expected a matrix, a bank of matrices (B, R, C) or a "
-                             "convolution's weight (N, C, H, W) of floating-point numbers; give others in a group with use_muon=False")
+                             "convolution's weight (N, C, H, W) of float64, float32, bfloat16 or float16; give others in a group with use_muon=False")
 
 
 def _at_least_0(value):

@@ -13,6 +13,8 @@
 #include "ingot/kernels/activation/activation.h"
 #include "ingot/kernels/mlp/mlp.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
+#include "mlp_arguments.h"
+#include "norm_arguments.h"
 #include "tensors.h"
 
 namespace ingot::python {
@@ -151,7 +153,9 @@ constexpr int64_t kRecomputeRstd = 1 << 20;
 bool describe_rms_norm(nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset, RmsNorm& a, Sizes& sizes) {
   const char* op = "rms_norm";
   if (!dense_matrix(op, "x", x, a.x, &sizes) || floats(op, "x", a.x).numel() == 0) return false;
-  if (!w.is_none() && !dense_vector(op, "weight", w, a.w)) return false;
+  int rank = 1;
+  if (!w.is_none() && (!dense_vector(op, "weight", w, a.w, &rank) || rank != 1)) return false;
+  check_weight(a.x, a.w);
   a.eps = eps.is_none() ? (a.x.dtype == DType::f64 ? DBL_EPSILON : FLT_EPSILON) : number(eps);
   const int truth = PyObject_IsTrue(unit_offset.ptr());
   if (truth < 0) throw nb::python_error();
@@ -231,11 +235,12 @@ bool describe_mlp(nb::handle x, const Objects& parameters, int options, Mlp& a, 
   auto next = parameters.begin();
   Sizes of_weight;
   for (MlpLayer& layer : a.layers) {
-    if (!dense_matrix(op, "weight", *next++, layer.w, &of_weight) || !aligned(layer.w)) return false;
-    INGOT_CHECK(of_weight.rank == 2, op, ": weight: found ", of_weight.rank, " dimensions, expected 2");
-    if (bias && (!dense_vector(op, "bias", *next++, layer.b) || !aligned(layer.b))) return false;
-    if (gain && (!dense_vector(op, "gain", *next++, layer.g) || !aligned(layer.g))) return false;
+    if (!dense_matrix(op, "weights", *next++, layer.w, &of_weight) || !aligned(layer.w)) return false;
+    INGOT_CHECK(of_weight.rank == 2, op, ": weights: found ", of_weight.rank, " dimensions, expected 2");
+    if (bias && (!dense_vector(op, "biases", *next++, layer.b) || !aligned(layer.b))) return false;
+    if (gain && (!dense_vector(op, "gains", *next++, layer.g) || !aligned(layer.g))) return false;
   }
+  check_layers(op, a.x, a.layers);
   a.act = Act(options & 0xff);
   a.activate_last = options & kActivateLast;
   return true;

@@ -9,6 +9,7 @@
 #include <cctype>
 #include <string>
 #include <type_traits>
+#include <typeinfo>
 
 #include "ingot/core/check.h"
 #include "ingot/core/dispatch.h"
@@ -66,7 +67,13 @@ template <class Op, class Part, class T> void read(const char* op, const Option<
     INGOT_CHECK(value >= 0 && value <= o.last, op, ": ", o.name, ": found ", value, ", expected 0 to ", o.last);
     a.*o.member = T(value);
   } else {
-    a.*o.member = nb::cast<T>(given);
+    try {
+      a.*o.member = nb::cast<T>(given);
+    } catch (const std::bad_cast&) {
+      fail(ErrorCode::invalid_argument, op, ": ", o.name, ": found ",
+           nb::cast<std::string>(nb::str(given.type().attr("__name__"))), ", expected a ",
+           std::is_same_v<T, bool> ? "truth value" : "number");
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 // The arguments of the calls of MLPs from Python, for declared.cpp.
+#include <utility>
 #include <vector>
 
 #include "declare.h"
@@ -19,12 +20,50 @@ inline std::vector<MlpLayer> layers_of(const char* op, nb::handle parameters, bo
   size_t i = 0;
   for (MlpLayer& layer : layers) {
     Sizes sizes;
-    INGOT_CHECK(dense_matrix(op, "weight", nb::object(given[i++]), layer.w, &sizes) && sizes.rank == 2, op,
-                ": weight: found ", sizes.rank, " dimensions, expected 2, contiguous");
-    if (bias) layer.b = vector(op, "bias", nb::object(given[i++]));
-    if (weight_norm) layer.g = vector(op, "gain", nb::object(given[i++]));
+    INGOT_CHECK(dense_matrix(op, "weights", nb::object(given[i++]), layer.w, &sizes) && sizes.rank == 2, op,
+                ": weights: found ", sizes.rank, " dimensions, expected 2, contiguous");
+    if (bias) layer.b = vector(op, "biases", nb::object(given[i++]));
+    if (weight_norm) layer.g = vector(op, "gains", nb::object(given[i++]));
   }
   return layers;
+}
+
+// Refuses parameters that do not fit x or each other, by their names in ingot.functional.fused_mlp.
+[[gnu::cold, gnu::noinline]] inline void refuse_layers(const char* op, const Tensor& x,
+                                                       const std::vector<MlpLayer>& layers) {
+  int64_t width = x.cols();
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const MlpLayer& layer = layers[l];
+    const auto check = [&](const char* name, const Tensor& t) {
+      INGOT_CHECK(t.dtype == x.dtype, op, ": ", name, "[", l, "]: found dtype ", torch_name(t.dtype), ", expected x's ",
+                  torch_name(x.dtype), " (or autocast)");
+      INGOT_CHECK(t.device == x.device, op, ": ", name, "[", l, "]: found a tensor on ", t.device, ", expected x's ",
+                  x.device);
+    };
+    check("weights", layer.w);
+    INGOT_CHECK(layer.w.cols() == width, op, ": weights[", l, "]: found shape ", layer.w.shape, ", expected (N, ",
+                width, l == 0 ? ") for the columns of x" : ") for the rows of the weights before");
+    width = layer.w.rows();
+    for (const auto& [name, t] : {std::pair{"biases", &layer.b}, std::pair{"gains", &layer.g}}) {
+      if (!*t) continue;
+      check(name, *t);
+      INGOT_CHECK(t->numel() == width, op, ": ", name, "[", l, "]: found ", t->numel(), " elements, expected ", width,
+                  ", the rows of weights[", l, "]");
+    }
+  }
+}
+
+inline void check_layers(const char* op, const Tensor& x, const std::vector<MlpLayer>& layers) {
+  bool fit = true;
+  int64_t width = x.cols();
+  for (const MlpLayer& layer : layers) {
+    fit = fit && layer.w.cols() == width;
+    width = layer.w.rows();
+    for (const Tensor* t : {&layer.w, &layer.b, &layer.g})
+      fit = fit && (!*t || (t->dtype == x.dtype && t->device == x.device && (t == &layer.w || t->numel() == width)));
+  }
+  if (!fit) [[unlikely]]
+    refuse_layers(op, x, layers);
 }
 
 // `gradients` is a zeroed buffer with the gradients of the parameters in order; `wanted` lists the parameters with a

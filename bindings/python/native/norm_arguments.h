@@ -25,7 +25,20 @@ inline void share_shape(std::initializer_list<Tensor*> operands) {
   }
 }
 
+// Refuses a weight that does not fit x, by its name in ingot.functional.rms_norm.
+inline void check_weight(const Tensor& x, const Tensor& w) {
+  if (!w) return;
+  const bool wide = x.dtype == DType::f64;
+  INGOT_CHECK(w.numel() == x.cols(), "rms_norm: weight: found ", w.numel(), " elements, expected ", x.cols(),
+              ", the columns of x");
+  INGOT_CHECK(wide ? w.dtype == DType::f64 : w.dtype == DType::f32 || w.dtype == DType::bf16 || w.dtype == DType::f16,
+              "rms_norm: weight: found dtype ", torch_name(w.dtype), " beside x of ", torch_name(x.dtype),
+              ", expected ", wide ? "torch.float64" : "torch.float32, torch.bfloat16 or torch.float16");
+  INGOT_CHECK(w.device == x.device, "rms_norm: weight: found a tensor on ", w.device, ", expected x's ", x.device);
+}
+
 inline bool complete(const char*, RmsNorm& a) {
+  check_weight(a.x, a.w);
   share_shape({&a.x, &a.residual, &a.sum, &a.y});
   return a.x.cols() > 0;
 }

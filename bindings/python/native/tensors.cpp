@@ -60,7 +60,13 @@ bool is_plain_tensor(nb::handle h) {
 }
 bool is_tensor(nb::handle h) { return is_plain_tensor(h) || PyType_IsSubtype(Py_TYPE(h.ptr()), torch_.tensor); }
 
-DType dtype_of_view(const char* op, const char* name, const View& v) {
+[[noreturn]] void fail_of_dtype(const char* op, const char* name, nb::handle dtype) {
+  fail(ErrorCode::invalid_argument, op, ": ", name, ": found dtype ", nb::cast<std::string>(nb::str(dtype)),
+       ", expected torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32 or "
+       "torch.uint8");
+}
+
+DType dtype_of_view(const char* op, const char* name, nb::handle h, const View& v) {
   if (v.lanes == 1) {
     if (v.code == dlpack::kFloat && v.bits == 64) return DType::f64;
     if (v.code == dlpack::kFloat && v.bits == 32) return DType::f32;
@@ -70,8 +76,7 @@ DType dtype_of_view(const char* op, const char* name, const View& v) {
     if (v.code == dlpack::kInt && v.bits == 32) return DType::i32;
     if (v.code == dlpack::kUnsigned && v.bits == 8) return DType::u8;
   }
-  fail(ErrorCode::unsupported, op, ": ", name, ": found a dtype of ", int(v.bits), " bits (DLPack code ", int(v.code),
-       "), expected float64, float32, bfloat16, float16, int64, int32 or uint8");
+  fail_of_dtype(op, name, nb::object(h.attr("dtype")));
 }
 
 // The description of a tensor by either way: sizes and strides are borrowed from the object or copied.
@@ -101,7 +106,7 @@ void describe_fast(const char* op, const char* name, nb::handle h, Described& d)
   INGOT_CHECK(v.device_kind == dlpack::kCpu || v.device_kind == dlpack::kCuda || v.device_kind == dlpack::kCudaPinned,
               op, ": ", name, ": found a tensor on DLPack device type ", v.device_kind, ", expected cpu or cuda");
   d.data = static_cast<char*>(v.data) + v.byte_offset;
-  d.dtype = dtype_of_view(op, name, v);
+  d.dtype = dtype_of_view(op, name, h, v);
   d.device = v.device_kind == dlpack::kCuda ? Device{Device::cuda, v.device_index} : Device{};
   d.rank = v.rank;
   d.shape = v.shape;
@@ -119,8 +124,7 @@ void describe_slow(const char* op, const char* name, nb::handle h, Described& d)
   d.device = kind == "cuda" ? Device{Device::cuda, nb::cast<int>(device.attr("index"))} : Device{};
   int known = 0;
   while (known < torch_.known && torch_.dtypes[known].object != dtype.ptr()) ++known;
-  INGOT_CHECK(known < torch_.known, op, ": ", name, ": found dtype ", nb::cast<std::string>(nb::str(dtype)),
-              ", expected float64, float32, bfloat16, float16, int64, int32 or uint8");
+  if (known == torch_.known) fail_of_dtype(op, name, dtype);
   d.dtype = torch_.dtypes[known].dtype;
   d.data = reinterpret_cast<void*>(nb::cast<uintptr_t>(h.attr("data_ptr")()));
   d.rank = int(nb::len(shape));
@@ -313,12 +317,26 @@ Tensor bank(const char* op, const char* name, nb::handle h) {
   return tidy(t);
 }
 
+const char* torch_name(DType dtype) {
+  switch (dtype) {
+    case DType::f64: return "torch.float64";
+    case DType::f32: return "torch.float32";
+    case DType::bf16: return "torch.bfloat16";
+    case DType::f16: return "torch.float16";
+    case DType::i64: return "torch.int64";
+    case DType::i32: return "torch.int32";
+    case DType::u8: return "torch.uint8";
+    default: return "another dtype";
+  }
+}
+
 const Tensor& floats(const char* op, const char* name, const Tensor& t) {
   const bool narrow = t.dtype == DType::f32 || t.dtype == DType::bf16 || t.dtype == DType::f16;
-  INGOT_CHECK(narrow || t.dtype == DType::f64, op, ": ", name, ": found dtype ", t.dtype,
-              ", expected f64, f32, bf16 or f16");
+  INGOT_CHECK(narrow || t.dtype == DType::f64, op, ": ", name, ": found dtype ", torch_name(t.dtype),
+              ", expected torch.float64, torch.float32, torch.bfloat16 or torch.float16");
   if (!narrow && t.device.kind != Device::cpu)
-    fail(ErrorCode::unsupported, op, ": ", name, ": found dtype f64 on a GPU, expected f32, bf16 or f16");
+    fail(ErrorCode::unsupported, op, ": ", name,
+         ": found dtype torch.float64 on a GPU, expected torch.float32, torch.bfloat16 or torch.float16");
   return t;
 }
 
@@ -346,10 +364,11 @@ bool dense_matrix(const char* op, const char* name, nb::handle h, Tensor& out, S
   out = Tensor(d.data, d.dtype, {rows, d.shape[d.rank - 1]}, d.device);
   return true;
 }
-bool dense_vector(const char* op, const char* name, nb::handle h, Tensor& out) {
+bool dense_vector(const char* op, const char* name, nb::handle h, Tensor& out, int* rank) {
   Described d;
   describe(op, name, h, d);
   if (d.rank == 0 || !is_contiguous(d)) return false;
+  if (rank != nullptr) *rank = d.rank;
   int64_t size = 1;
   for (int i = 0; i < d.rank; ++i) size *= d.shape[i];
   out = Tensor(d.data, d.dtype, {size}, d.device);

@@ -25,6 +25,8 @@ Tensor heads(const char* op, const char* name, nb::handle t);
 Tensor bank(const char* op, const char* name, nb::handle t);
 inline Tensor vector(const char* op, const char* name, nb::handle t) { return view(op, name, t, 1); }
 
+// PyTorch's name of a dtype, for error messages: torch.float32.
+const char* torch_name(DType dtype);
 // Returns `t`, or throws if the operations do not compute in its dtype.
 const Tensor& floats(const char* op, const char* name, const Tensor& t);
 
@@ -40,7 +42,7 @@ struct Sizes {
 // The view (rows, columns), or of all elements, of a contiguous tensor; false for all further tensors, and for tensors
 // without dimensions.
 bool dense_matrix(const char* op, const char* name, nb::handle tensor, Tensor& out, Sizes* sizes = nullptr);
-bool dense_vector(const char* op, const char* name, nb::handle tensor, Tensor& out);
+bool dense_vector(const char* op, const char* name, nb::handle tensor, Tensor& out, int* rank = nullptr);
 
 // New tensors from PyTorch's allocator, and their views in `view`. `like`: any tensor on the device.
 nb::object empty(nb::handle like, Device device, DType dtype, const Sizes& sizes,

@@ -91,7 +91,7 @@ def test_refusals_name_the_operator_and_the_argument(device, op):
         op.function([1.0], *tensors[1:], *options)
     with pytest.raises(ValueError, match=f"{op.name}: {op.tensors[0]}: found a tensor without dimensions"):
         op.function(tensors[0].sum(), *tensors[1:], *options)
-    with pytest.raises(ValueError, match=f"{op.name}.*found dtype i64"):
+    with pytest.raises(ValueError, match=f"{op.name}.*found dtype torch.int64"):
         op.function(*(t.long() for t in tensors), *options)
     for i, name in enumerate(op.tensors[1:], 1):
         wrong = [*tensors[:i], tensors[i][..., :-1], *tensors[i + 1:]]

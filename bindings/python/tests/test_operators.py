@@ -111,7 +111,7 @@ def test_shapes_are_inferred_on_the_meta_device(device):
                 assert z.grad.is_meta and z.grad.shape == z.shape, name
         finally:
             _C.use_ways(True, True)
-    with pytest.raises(ValueError, match="mlp: found tensors on meta and .*, expected one device"):
+    with pytest.raises(ValueError, match=r"mlp: parameters\[0\]: found a tensor on .*, expected x's device, meta"):
         ingot.nn.FusedMLP(16, 24, 8, device=device)(x.to("meta"))
 
 
@@ -142,7 +142,7 @@ def test_an_argument_that_is_no_tensor_is_refused_by_name(device):
         "rope_: cos": lambda t: functional.rope_(heads, t, sin),
     }
     or_none = {
-        "mlp: parameters": lambda t: functional.fused_mlp(rows, [t]),
+        "mlp: weights\\[0\\]": lambda t: functional.fused_mlp(rows, [t]),
         "rms_norm: weight": lambda t: functional.rms_norm(rows, t),
         "gated_linear: bias": lambda t: functional.gated_linear(rows, w, t),
         "gated_linear: up": lambda t: functional.gated_linear(rows, w, up=t),
@@ -165,7 +165,7 @@ def test_an_argument_that_is_no_tensor_is_refused_by_name(device):
 
 def test_a_buffer_too_small_for_the_gradients_is_refused(device):
     x, w = torch.randn(3, 16, device=device), torch.randn(8, 16, device=device)
-    with pytest.raises(ValueError, match="mlp_backward: elements of gradients: found at = 128, expected <= flat.numel.. = 127"):
+    with pytest.raises(ValueError, match="mlp_backward: elements of gradients: found 128, expected at most 127"):
         _C.mlp_backward(torch.randn(3, 8, device=device), x, None, [w], torch.zeros(127, device=device), [True], False, False, 0, False, None)
 
 
@@ -216,7 +216,7 @@ def test_without_the_fast_ways_to_ask_results_are_the_same(device, exchange):
     _C.use_ways(False, exchange)
     try:
         found = gradients(net, net, x)
-        with pytest.raises((ValueError, NotImplementedError), match="rms_norm: x: found (a dtype of 64 bits|dtype torch.complex64)"):
+        with pytest.raises((ValueError, NotImplementedError), match="rms_norm: x: found dtype torch.complex64"):
             functional.rms_norm(x.to(torch.complex64), None, 1e-5)
     finally:
         _C.use_ways(True, True)

@@ -132,7 +132,7 @@ def test_errors_name_the_value_found(device):
         (lambda: f(x, w2, w1), r"found x of \(3, 7, 40\), w1 of \(24, 136\), w2 of \(136, 40\), expected"),
         (lambda: f(x, w1, w2, b2), r"found .* b1 of \(24,\), .*, expected"),
         (lambda: f(x, w1.half(), w2), "w1: found dtype torch.float16, expected x's torch.float32"),
-        (lambda: f(x.long(), w1.long(), w2.long()), "x: found dtype i64, expected f64, f32, bf16 or f16"),
+        (lambda: f(x.long(), w1.long(), w2.long()), "x: found dtype torch.int64, expected torch.float64, torch.float32, torch.bfloat16 or torch.float16"),
     ]:
         with pytest.raises(ValueError, match="wide_mlp: " + message):
             call()

@@ -1,0 +1,118 @@
+"""Every public function and module with one wrong argument at a time: the error names an argument, the value found and the value expected, in one line."""
+import re
+
+import pytest
+import torch
+from conftest import on_cpu
+
+from ingot import functional, nn, optim
+
+DTYPES = (torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn)
+
+
+def calls():
+    """{name: (function of tensors by name, these tensors, names that an error may use)}."""
+    r = torch.randn
+    cos, sin = functional.rope_table(16, 8)
+    offsets, cu = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([0, 3, 6], dtype=torch.int32)
+    x, heads, table = r(5, 8), r(2, 6, 4, 8), dict(cos=cos, sin=sin, positions=torch.arange(6))
+    layers = dict(w0=r(16, 8), b0=r(16), g0=r(16), w1=r(4, 16), b1=r(4), g1=r(4))
+    loss = dict(x=x, weight=r(12, 8), target=torch.randint(0, 12, (5,)), bias=r(12))
+    mlp_names = ("x", "weights", "biases", "gains", "parameters")
+
+    def mlp(x, w0, w1, b0, b1, g0, g1):
+        return functional.fused_mlp(x, [w0, w1], [b0, b1], [g0, g1])
+
+    found = {
+        "rms_norm": (functional.rms_norm, dict(x=r(5, 64), weight=r(64))),
+        "rms_norm with a residual": (functional.rms_norm, dict(x=r(5, 64), weight=r(64), residual=r(5, 64))),
+        "fused_mlp": (mlp, dict(x=x, **layers), mlp_names),
+        "swiglu": (functional.swiglu, dict(gate=x, up=r(5, 8))),
+        "swiglu of a packed tensor": (functional.swiglu, dict(gate=x), ("packed",)),
+        "gated_linear": (functional.gated_linear, dict(x=x, w=r(12, 8), bias=r(12), up=r(12, 8), up_bias=r(12), down=r(6, 12), down_bias=r(6))),
+        "gated_linear of packed rows": (functional.gated_linear, dict(x=x, w=r(12, 8), bias=r(12))),
+        "gated_linear of columns": (lambda **t: functional.gated_linear(columns=True, **t), dict(x=x, w=r(8, 12), bias=r(12))),
+        "linear_cross_entropy": (functional.linear_cross_entropy, loss),
+        "losses": (lambda **t: functional.linear_cross_entropy(reduction="none", **t), loss),
+        "wide_mlp": (functional.wide_mlp, dict(x=x, w1=r(12, 8), w2=r(6, 12), b1=r(12), b2=r(6))),
+        "grouped_linear": (functional.grouped_linear, dict(x=x, weight=r(2, 6, 8), offsets=offsets, bias=r(2, 6))),
+        "rope": (functional.rope, dict(x=heads, **table)),
+        "rope_": (functional.rope_, dict(x=heads, **table)),
+        "qk_norm_rope": (functional.qk_norm_rope, dict(x=heads, gain=r(4), **table)),
+        "activation": (lambda x: functional.activation(x, "silu"), dict(x=x)),
+        "flash_attn_func": (functional.flash_attn_func, dict(q=heads, k=r(2, 6, 2, 8), v=r(2, 6, 2, 8), sinks=r(4))),
+        "flash_attn_varlen_func": (functional.flash_attn_varlen_func,
+                                   dict(q=r(6, 4, 8), k=r(6, 2, 8), v=r(6, 2, 8), cu_seqlens_q=cu, cu_seqlens_k=cu, sinks=r(4))),
+        "RMSNorm": (nn.RMSNorm(64), dict(x=r(5, 64)), ("x", "weight")),
+        "RMSNorm with a residual": (nn.RMSNorm(64), dict(x=r(5, 64), residual=r(5, 64)), ("x", "residual", "weight")),
+        "FusedMLP": (nn.FusedMLP(8, 16, 4), dict(x=x), mlp_names),
+        "SwiGLU": (nn.SwiGLU(8, 12), dict(x=x)),
+        "WideMLP": (nn.WideMLP(8, 12, 6), dict(x=x), ("x", "w1")),
+        "LinearCrossEntropy": (nn.LinearCrossEntropy(8, 12), dict(x=x, target=loss["target"]), ("x", "target", "weight")),
+    }
+    return {name: (call[0], call[1], call[2] if len(call) > 2 else tuple(call[1])) for name, call in found.items()}
+
+
+def wrong_values(t):
+    yield from (None, 3, [1.0])
+    for d in range(t.dim()):
+        yield t.narrow(d, 0, t.shape[d] - 1).clone()
+        yield torch.cat([t, t.narrow(d, 0, 1)], d)
+    yield from (t.flatten() if t.dim() > 1 else t.repeat(2, 1), t[None], t.flatten()[0], t.new_empty(0), t.to("meta"), t.to_sparse())
+    yield from (t.to(dtype) for dtype in DTYPES if dtype is not t.dtype)
+
+
+def described(t):
+    return f"{t.dtype} {tuple(t.shape)} {t.layout} {t.device}" if isinstance(t, torch.Tensor) else repr(t)
+
+
+@on_cpu
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("name", list(calls()))
+def test_a_wrong_argument_is_refused_by_its_name(name, recorded):
+    function, given, names = calls()[name]
+
+    def prepared(t):
+        dense = isinstance(t, torch.Tensor) and t.layout is torch.strided and t.is_floating_point() and t.device.type == "cpu"
+        return t.detach().clone().requires_grad_(recorded) if dense else t.clone() if isinstance(t, torch.Tensor) else t
+
+    if name == "rope_" and recorded:
+        pytest.skip("rope_ refuses recorded calls")
+    refused = 0
+    with torch.set_grad_enabled(recorded):
+        function(**{key: prepared(t) for key, t in given.items()})
+        for key, right in given.items():
+            for wrong in wrong_values(right):
+                case = f"{key}: {described(wrong)}"
+                try:
+                    function(**{k: prepared(wrong if k == key else t) for k, t in given.items()})
+                    continue
+                except (ValueError, TypeError, NotImplementedError) as e:
+                    text = str(e)
+                refused += 1
+                if "found a call that autograd, torch.compile or torch.func follows" in text:
+                    continue  # rope_ with a tensor that is not on a device
+                assert re.match(r"\w+: .*found .*, expected ", text) and "\n" not in text, f"{case}: {text}"
+                assert not re.search(r"expected (==|<=?|>=?) | = |\w\(\)|\b(f64|f32|bf16|f16|i64|i32|u8)\b", text.replace("expected ()", "").replace("of ()", "")), f"{case}: {text}"
+                assert any(re.search(rf"\b{n}\b", text) for n in names), f"{case}: {text}"
+    assert refused >= 10
+
+
+def test_a_wrong_option_is_refused_by_its_name():
+    x = torch.ones(3, 4)
+    for call, message in ((lambda: functional.swiglu(x, limit="much"), "swiglu_gate: limit: found str, expected a number"),
+                          (lambda: functional.rope(torch.ones(1, 3, 2, 4), *functional.rope_table(4, 4), interleaved="no"), "rope: interleaved: found str, expected a truth value"),
+                          (lambda: optim.Muon([torch.ones(3, 3).to_sparse().requires_grad_()]), "Muon: found a parameter of layout torch.sparse_coo on cpu, expected a dense one"),
+                          (lambda: optim.Muon([torch.ones(3, 3).to(torch.float8_e4m3fn).requires_grad_()]),
+                           r"Muon: found a parameter of shape \(3, 3\) and torch.float8_e4m3fn, expected a matrix, a bank")):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            call()
+
+
+def test_a_comparison_of_a_kernel_has_no_expressions():
+    """Checks that only the kernels make: their messages name C++ expressions, which the binding leaves out."""
+    from ingot import _C
+
+    x = torch.ones(5, 64)
+    with pytest.raises(ValueError, match="^rmsnorm: .*found 4, expected 5$"):
+        _C.rms_norm(x, None, None, None, torch.empty(5, 64), torch.empty(4), 1e-6, False)
