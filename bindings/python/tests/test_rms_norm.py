@@ -205,7 +205,7 @@ def test_errors_name_operation_argument_found_and_expected(device):
 
 @on_gpu
 def test_weight_on_another_device_is_refused(device):
-    with pytest.raises(ValueError, match="found w on cpu, expected cuda:0"):
+    with pytest.raises(ValueError, match="rms_norm: weight: found a tensor on cpu, expected x's cuda:0"):
         functional.rms_norm(torch.randn(2, 32, device=device), torch.ones(32), EPS)
 
 
