@@ -385,10 +385,12 @@ class Reports(unittest.TestCase):
         self.assertLess(rows[6]["limit_us"], rows[4]["limit_us"])
         self.assertEqual(reports.problems_of({**GOOD, "suite": "serve", "slots": 64, "results": rows}), [])
         rows[4]["llama.cpp"] = rows[4]["clients"]
+        rows[6]["llama.cpp"] = {**rows[6]["clients"], "errors": 3, "requests": 128}
         lines = list(report_tables.serve_table({**GOOD, "suite": "serve", "slots": 64, "results": rows}))
         self.assertIn("| gpt-oss-20b | temperature 1 | 16 | 16,000 |", lines[8])
         self.assertTrue(lines[8].endswith("| 1.00 | 20 / 31 | 0.91 / 1.50 | 16,000 | 20 / 31 | 0.91 / 1.50 |"), lines[8])
         self.assertTrue(lines[4].endswith("| 0.91 / 1.50 |  |  |  |"), lines[4])
+        self.assertIn("| 64,000 (3 of 128 requests failed) |", lines[10])
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
     def test_training_over_several_gpus_makes_one_gpus_passes_and_is_continued_by_its_names(self):
@@ -504,8 +506,11 @@ class Reports(unittest.TestCase):
                                  "- GPU, 2026-01-02: clients of `serve`, GPT-OSS-120B's shapes, prompts of 500 and answers of 200 tokens sampled at temperature 1: **1.50 ms** a token for one client, "
                                  "**1,600 tokens/s** for 16 and **6,400 tokens/s** for 64."])
         for row in served["results"]:
-            row["llama.cpp"] = {"token_ms": 3.0, "tokens_per_second": 50.0 * row["shape"][0]}
+            if row["shape"][0] != 2:  # llama.cpp is asked by some numbers of clients alone
+                row["llama.cpp"] = {"token_ms": 3.0, "tokens_per_second": 50.0 * row["shape"][0], "errors": 0}
         self.assertTrue(report_tables.serve_line(served, "gpt-oss-120b").endswith("; of llama.cpp's server 3.00 ms a token for one client, 800 tokens/s for 16 and 3,200 tokens/s for 64."))
+        served["results"][3]["llama.cpp"]["errors"] = 3
+        self.assertNotIn("llama.cpp", report_tables.serve_line(served, "gpt-oss-120b"))
         self.assertIsNone(report_tables.serve_line({"results": served["results"][:3]}, "gpt-oss-120b"))
 
     def test_every_table_of_a_report_names_its_day(self):

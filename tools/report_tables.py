@@ -81,7 +81,7 @@ def table(report):
 def serve_table(report):
     """Rows of clients: tokens/s count the tokens of all answers over the whole time; the times are measured by the clients."""
     def rate(result):
-        return f"{result['tokens_per_second']:,.0f}"
+        return f"{result['tokens_per_second']:,.0f}" + (f" ({result['errors']} of {result['requests']} requests failed)" if result.get("errors") else "")
 
     def pair(quantiles, digits):
         return f"{quantiles['p50']:.{digits}f} / {quantiles['p99']:.{digits}f}"
@@ -237,7 +237,8 @@ HEADLINE_STEP = {"shape": "golf", "precision": "bf16"}  # the preset golf-small
 
 
 def serve_line(report, model):
-    """The speeds for one client, for 16 and for 64 at temperature 1, and llama.cpp's server in the same measurement, if the report has one."""
+    """The speeds for one client, for 16 and for 64 at temperature 1, and llama.cpp's server in the same measurement, if the report has one
+    that answered every request."""
     def told(of_clients):
         return f"**{of_clients[1]['token_ms']:.2f} ms** a token for one client, " + " and ".join(f"**{of_clients[n]['tokens_per_second']:,.0f} tokens/s** for {n}" for n in (16, 64))
 
@@ -247,8 +248,9 @@ def serve_line(report, model):
     prompt, answer = rows[1]["shape"][1:]
     line = (f"clients of `serve`, {model.replace('gpt-oss', 'GPT-OSS').replace('b', 'B')}'s shapes, prompts of {prompt} and answers of {answer} tokens sampled at temperature 1: "
             + told({n: r["clients"] for n, r in rows.items()}))
-    if all("llama.cpp" in rows[n] for n in (1, 16, 64)):
-        line += "; of llama.cpp's server " + told({n: r["llama.cpp"] for n, r in rows.items()}).replace("**", "")
+    rival = {n: rows[n]["llama.cpp"] for n in (1, 16, 64) if "llama.cpp" in rows[n]}
+    if len(rival) == 3 and not any(result.get("errors") for result in rival.values()):
+        line += "; of llama.cpp's server " + told(rival).replace("**", "")
     return line + "."
 
 

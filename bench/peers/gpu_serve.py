@@ -115,7 +115,8 @@ def rows_of(case, found, ceiling):
 
 
 def llama_line(options, gguf, port, slots):
-    return [options.llama_server, "-m", gguf, "-ngl", 99, "-np", slots, "-c", slots * (PROMPT + ANSWER + 68), "--host", "127.0.0.1", "--port", port, "--no-webui"]
+    return [options.llama_server, "-m", gguf, "-ngl", 99, "-np", slots, "-c", slots * (PROMPT + ANSWER + 68), "--host", "127.0.0.1", "--port", port, "--no-webui",
+            "--backend-sampling"]  # samples on the GPU; by default one thread samples for all slots
 
 
 def add_rival(results, options, folder):
