@@ -432,6 +432,37 @@ class Reports(unittest.TestCase):
         self.assertEqual(measured({"results": [{"name": "a8"}]})[0], ["a", "b"])  # of another number of GPUs
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
+    def test_serving_and_drafts_are_continued_by_whole_models(self):
+        sys.path.insert(0, str(ROOT / "bench" / "peers"))
+        import gpu_draft
+        import gpu_serve
+
+        def measured(suite, of_suite, earlier):
+            """The models that are measured if the report has these results, and the numbers of results at each writing."""
+            asked, written = [], []
+
+            def answers(options, url, sampling, counts, requests=None):
+                asked.append(url)
+                return dict.fromkeys(counts, {"tokens_per_second": 1.0})
+            fakes = {"parsed": lambda _: argparse.Namespace(native="", ingot="ingot", llama_server=None, only=None, quick=False, slots=64, requests=1, folder=None),
+                     "Native": lambda _: None, "ceilings": lambda _: {"read_TBps": 4.0, "bf16_TFLOPs": 700.0}, "gpu_state": lambda: "",
+                     "begun": lambda name, options, cases: list(earlier), "write_report": lambda name, results, *_, cases: written.append((len(results), cases))}
+            fakes |= ({"running": lambda line, port, log: contextlib.nullcontext(line[3]), "ask": answers, "said": lambda r: ""} if suite == "serve" else
+                      {"ask": lambda ingot, what, model, *more: asked.append(model["size"]) or {"token_bytes": 1}, "rows": lambda *_: [{}] * 7, "heads_of": lambda *_: [{}] * 3,
+                       "said": lambda r: ""})
+            with contextlib.ExitStack() as patches:
+                for name, value in fakes.items():
+                    patches.enter_context(unittest.mock.patch.object(of_suite, name, value))
+                patches.enter_context(unittest.mock.patch.object(of_suite.torch.cuda, "empty_cache", lambda: None))
+                patches.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                of_suite.main()
+            return list(dict.fromkeys(asked)), written
+        self.assertEqual(measured("serve", gpu_serve, []), (["20b", "120b"], [(13, 26), (26, 26)]))
+        self.assertEqual(measured("serve", gpu_serve, [{"model": "gpt-oss-20b"}] * 13), (["120b"], [(26, 26)]))
+        self.assertEqual(measured("draft", gpu_draft, []), (["120b", "20b"], [(10, 20), (20, 20)]))
+        self.assertEqual(measured("draft", gpu_draft, [{"name": "gpt-oss-120b, bf16 dense, no drafts"}] * 10), (["20b"], [(20, 20)]))
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
     def test_a_run_that_takes_too_long_reports_its_last_step(self):
         sys.path.insert(0, str(ROOT / "bench" / "peers"))
         import train_runs

@@ -17,7 +17,7 @@ import tempfile
 
 import torch
 
-from gpu_common import Native, ceilings, gpu_state, parsed, picked, program_options, write_report
+from gpu_common import Native, begun, ceilings, gpu_state, parsed, picked, program_options, write_report
 
 MODELS = [dict(size="120b", dense="bf16"), dict(size="20b", dense="bf16")]
 CONTEXT, TOKENS = 1024, 512
@@ -99,8 +99,11 @@ def main():
     ceiling = ceilings(Native(options.native))
     torch.cuda.empty_cache()
     chosen = picked(MODELS, options, label)
-    results, before = [], gpu_state()
-    for model in chosen:
+    before = gpu_state()
+    cases = (CASES + len(HEAD_FORMATS)) * len(chosen)
+    results = begun("draft", options, cases)
+    measured = [r["name"] for r in results]  # of whole models: a report is written after each
+    for model in (m for m in chosen if not any(name.startswith(f"{label(m)}, ") for name in measured)):
         alone = ask(options.ingot, "decode", model, "--tokens", "20", "--megakernel", "--kernels-alone")
         drafts = ask(options.ingot, "draft", model, "--tokens", str(TOKENS), "--lengths", LENGTHS, "--accepted", ACCEPTED)
         for r in rows(model, drafts, alone["token_bytes"], ceiling["read_TBps"]):
@@ -108,7 +111,6 @@ def main():
             print(said(r), flush=True)
         results += heads_of(options, model, ceiling["read_TBps"])
         if not (options.only or options.quick):
-            cases = (CASES + len(HEAD_FORMATS)) * len(chosen)
             write_report("draft", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=cases)
 
 

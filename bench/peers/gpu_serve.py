@@ -24,7 +24,7 @@ import urllib.request
 import torch
 
 import synthetic_gguf
-from gpu_common import IN_MEMORY, Native, ceilings, gpu_state, parsed, picked, program_options, write_report
+from gpu_common import IN_MEMORY, Native, begun, ceilings, gpu_state, parsed, picked, program_options, write_report
 
 PROMPT, ANSWER = 500, 200
 MODELS = ("20b", "120b")
@@ -159,12 +159,14 @@ def main():
     ceiling = ceilings(Native(options.native))
     torch.cuda.empty_cache()
     chosen = picked([(size, sampling) for size in MODELS for sampling in SAMPLING], options, label)
-    results, before = [], gpu_state()
+    before = gpu_state()
     cases = sum(len(SAMPLING[sampling][1]) for _, sampling in chosen)
+    results = begun("serve", options, cases)
+    measured = {r["model"] for r in results}  # whole models: a report is written after each
     report = lambda: (options.only or options.quick) or write_report("serve", results, ceiling, {
         "slots": options.slots, "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=cases)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for size in dict.fromkeys(size for size, _ in chosen):
+        for size in (size for size in dict.fromkeys(size for size, _ in chosen) if f"gpt-oss-{size}" not in measured):
             port = free_port()
             line = [options.ingot, "serve", "--synthetic", size, "--slots", options.slots, "--port", port]
             with running(line, port, pathlib.Path(folder) / "ingot.log") as url:
