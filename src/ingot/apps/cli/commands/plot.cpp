@@ -42,7 +42,7 @@ Series read_series(const std::string& log, const std::string& path, const std::s
 }
 
 // The numbers in a log by the names that --y takes.
-std::string numbers_of(const std::string& log) {
+std::string numbers_in(const std::string& log) {
   std::set<std::string> names;
   for (size_t begin = 0, end; (end = log.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const Json record = Json::parse(log.begin() + int64_t(begin), log.begin() + int64_t(end), nullptr, false);
@@ -94,7 +94,7 @@ Chart chart_of_runs(const std::vector<std::string>& runs, const ChartChoice& cho
     }
     if (found == 0)
       fail(ErrorCode::bad_data, path, ": found no record with the numbers '", choice.x, "' and '", keys[0],
-           "', expected at least one; numbers in this log: ", numbers_of(log));
+           "', expected at least one; numbers in this log: ", numbers_in(log));
   }
   chart.y_label = label_of(keys);
   if (chart.title.empty()) chart.title = runs.size() == 1 ? runs[0] : chart.y_label;
