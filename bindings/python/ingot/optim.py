@@ -217,7 +217,7 @@ _LOADED = "ingot.optim.Muon, torch.optim.Muon, torch.optim.AdamW or KellerJordan
 # Options by which other packages' optimizers differ from this one.
 _FOREIGN_OPTIONS = ("wd", "mu", "algorithm", "adamw_betas", "adamw_eps", "adamw_lr", "adamw_wd", "update_buffer", "muon_beta2", "rms_scale", "cautious_wd",
                     "dampening", "momentum_decay", "max_iter", "tolerance_grad")
-# Options that every optimizer of torch.optim has except Muon, and those of them that AdamW alone has.
+# A state dict with one of _TORCH_OPTIONS comes from an optimizer of torch.optim other than Muon. AdamW's groups have all of _TORCH_ADAMW.
 _TORCH_OPTIONS = ("maximize", "foreach", "differentiable", "capturable", "fused", "amsgrad")
 _TORCH_ADAMW = {"betas", "amsgrad"}
 

@@ -422,6 +422,15 @@ TEST_P(decoder, parts_for_several_slots_give_the_results_of_each_alone) {
   EXPECT_EQ(a.length(), 7);
 }
 
+// A slot that holds `ids`, some of them copied from another slot, continues with `more` as a slot that computed `ids`.
+void expect_continues(Decoder& d, Sequence& s, const std::vector<int32_t>& ids, const std::vector<int32_t>& more) {
+  feed(s, more);
+  Sequence computed(d);
+  feed(computed, ids);
+  feed(computed, more);
+  expect_near(d, logprobs_after(s), logprobs_after(computed), join(ids, more));
+}
+
 TEST_P(decoder, tokens_copied_from_another_slot_continue_as_in_the_source) {
   const auto d = make(3);
   Sequence from(*d), to(*d);
@@ -437,12 +446,7 @@ TEST_P(decoder, tokens_copied_from_another_slot_continue_as_in_the_source) {
     any = true;
     EXPECT_EQ(copied, length);
     EXPECT_NE(error_of([&] { to.sample(kGreedy, 1); }), "") << "nothing is beyond what was copied";
-    feed(to, more);
-    const std::vector<int32_t> kept(ids.begin(), ids.begin() + length);
-    Sequence other(*d);
-    feed(other, kept);
-    feed(other, more);
-    expect_near(*d, logprobs_after(to), logprobs_after(other), join(kept, more));
+    expect_continues(*d, to, {ids.begin(), ids.begin() + length}, more);
   }
   EXPECT_EQ(any, std::string(GetParam().name).starts_with("gpt_oss"));
   EXPECT_EQ(from.sample(kGreedy, 6).tokens, want) << "the slot that was copied from goes on";
@@ -461,12 +465,7 @@ TEST_P(decoder, a_slot_with_copied_tokens_goes_back_as_if_it_had_computed_them) 
     const int64_t left = to.rewind(length);
     EXPECT_LE(left, length);
     feed(to, {ids.begin() + left, ids.begin() + length});
-    feed(to, more);
-    const std::vector<int32_t> kept(ids.begin(), ids.begin() + length);
-    Sequence other(*d);
-    feed(other, kept);
-    feed(other, more);
-    expect_near(*d, logprobs_after(to), logprobs_after(other), join(kept, more));
+    expect_continues(*d, to, {ids.begin(), ids.begin() + length}, more);
   }
 }
 
