@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch._inductor import select_algorithm
 
-from gpu_common import DTYPES, Native, captured, ceilings, gpu_state, interleaved, pointer, stream, write_report
+from gpu_common import DTYPES, SHARE, Native, begun, captured, ceilings, gpu_state, interleaved, pointer, share, stream, write_report
 
 
 @dataclasses.dataclass
@@ -328,8 +328,10 @@ def main():
     print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
     origin = Origin(pathlib.Path(options.origin).resolve()) if options.origin else None
     tiny = TinyCudaNN(options.tiny) if options.tiny else None
-    results, before = [], gpu_state()
-    for case in cases():
+    every = list(cases())
+    options.quick = options.no_compile
+    results, before = list(begun("mlp", options, len(every))), gpu_state()
+    for case in share(every[len(results):]):
         label = f"{case.name} {case.rows} x {case.width} {case.dtype}"
         if options.only and options.only not in label:
             continue
@@ -340,12 +342,12 @@ def main():
               + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
               + f"  error {r['error']:.1e} <= {r['tolerance']:.1e} ({r['error_of']})"
               + "".join(f"  {p} absent: {why}" for p, why in r.get("absent", {}).items()), flush=True)
-        if not options.no_compile and not options.only:
+        if not (options.no_compile or options.only or SHARE):
             write_report("mlp", results, ceiling,
                          {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
                           "notes": "limit: per pass the larger of products at bf16_TFLOPs and traffic at copy_TBps; "
                                    "absent peers carry their reason"},
-                         cases=len(list(cases())))
+                         cases=len(every))
 
 
 if __name__ == "__main__":
