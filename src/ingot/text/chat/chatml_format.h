@@ -11,7 +11,7 @@ namespace ingot {
 
 struct ChatMlStyle {
   const char* name;
-  // The system message of a conversation without instructions; empty: no system message.
+  // The system message of a conversation without instructions, not even empty ones; empty: no system message.
   std::string default_system;
   bool calls = false;     // JSON between <tool_call> and </tool_call>
   bool thoughts = false;  // between <think> and </think> before the text
@@ -32,7 +32,7 @@ class ChatMlFormat final : public ChatFormat {
   std::vector<int32_t> grammar_controls() const override { return {end_}; }
 
  private:
-  std::string system_text(const ChatConversation& c, std::vector<ChatMessage>& messages) const;
+  std::optional<std::string> system_text(const ChatConversation& c, std::vector<ChatMessage>& messages) const;
   void write_assistant(const ChatMessage& m, bool with_thoughts, bool last, PromptIds& out) const;
 
   const std::shared_ptr<const Tokenizer> tokenizer_;

@@ -12,15 +12,15 @@ GemmaFormat::GemmaFormat(std::shared_ptr<const Tokenizer> tokenizer, const std::
 
 std::vector<int32_t> GemmaFormat::prompt(const ChatConversation& c) const {
   refuse_functions(c, name());
-  std::vector<ChatMessage> messages = joined_turns(c.messages);
-  std::string before = take_system_text(c, messages);
+  std::vector<ChatMessage> messages = alternating_turns(c.messages);
+  const std::optional<std::string> system = take_system_text(c, messages);
   // The format has no turn for later instructions: they become a turn of the user.
   for (ChatMessage& m : messages)
     if (m.role == ChatRole::instructions) m.role = ChatRole::user;
   messages = alternating_turns(messages);
-  if (!before.empty() && (messages.empty() || messages[0].role != ChatRole::user))
-    messages.insert(messages.begin(), {.role = ChatRole::user});
-  if (!before.empty() && !messages[0].content.empty()) before += "\n\n";
+  const bool has_question = !messages.empty() && messages[0].role == ChatRole::user;
+  if (system && !has_question) messages.insert(messages.begin(), {.role = ChatRole::user});
+  std::string before = system ? *system + (has_question ? "\n\n" : "") : "";
   PromptIds out(*tokenizer_);
   out.control(begin_);
   for (const ChatMessage& m : messages) {

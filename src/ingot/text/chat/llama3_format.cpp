@@ -47,6 +47,9 @@ void Llama3Format::write(const ChatMessage& m, const std::string& before, Prompt
     case ChatRole::assistant: header("assistant", out); break;
     case ChatRole::result: header("ipython", out); break;
   }
+  if (m.calls.size() > 1)
+    fail(ErrorCode::usage, "found ", m.calls.size(), " calls in a message, of which the chat format ", name(),
+         " supports one");
   if (!m.calls.empty() && style_.dates_and_calls)
     out.text("{\"name\": \"" + m.calls[0].name + "\", \"parameters\": " + python_json(m.calls[0].arguments) + "}");
   else if (m.role == ChatRole::result)
@@ -59,17 +62,18 @@ void Llama3Format::write(const ChatMessage& m, const std::string& before, Prompt
 std::vector<int32_t> Llama3Format::prompt(const ChatConversation& c) const {
   if (!style_.dates_and_calls) refuse_functions(c, name());
   std::vector<ChatMessage> messages = joined_turns(c.messages);
-  const std::string system = take_system_text(c, messages);
+  const std::optional<std::string> system = take_system_text(c, messages);
   const bool calls = style_.dates_and_calls && !c.functions.empty();
   PromptIds out(*tokenizer_);
   out.control(begin_);
   if (style_.dates_and_calls) {
     header("system", out);
     out.text(std::string(calls ? "Environment: ipython\n" : "") +
-             "Cutting Knowledge Date: December 2023\nToday Date: " + spoken_date(c.date) + "\n\n" + trimmed(system));
+             "Cutting Knowledge Date: December 2023\nToday Date: " + spoken_date(c.date) + "\n\n" +
+             trimmed(system.value_or("")));
     out.control(end_);
-  } else if (!system.empty()) {
-    write({.role = ChatRole::instructions, .content = system}, "", out);
+  } else if (system) {
+    write({.role = ChatRole::instructions, .content = *system}, "", out);
   }
   // The functions are declared before the first question.
   bool declared = !calls;

@@ -62,7 +62,7 @@ std::string MistralFormat::take_instructions(const ChatConversation& c, std::vec
   const auto looked_at = messages.begin() + (style_.version >= 7 ? std::min<int64_t>(1, int64_t(messages.size()))
                                                                  : int64_t(messages.size()));
   if (c.identity.empty() && std::none_of(messages.begin(), looked_at, instructs)) return default_system_;
-  std::string text = take_system_text(c, messages);
+  std::string text = take_system_text(c, messages).value_or("");
   if (style_.version >= 7) return text;
   std::erase_if(messages, [&](const ChatMessage& m) {
     if (m.role != ChatRole::instructions) return false;

@@ -94,7 +94,7 @@ ChatConversation conversation_of(const OrderedJson& json) {
 TEST(chat_templates, prompts_equal_the_published_templates) {
   const OrderedJson cases =
       OrderedJson::parse(read_file(std::string(INGOT_SOURCE_DIR) + "/tests/data/chat_formats/prompts.json"));
-  ASSERT_GE(cases.size(), 110u);
+  ASSERT_GE(cases.size(), 180u);
   const auto bpe = vocabulary();
   for (const OrderedJson& c : cases)
     EXPECT_EQ(
@@ -381,6 +381,15 @@ TEST(chat_templates, a_grammar_of_mistral_starts_a_call_at_its_token) {
     EXPECT_TRUE(takes(*f, "Yes.</s>", {})) << name;
   }
   EXPECT_TRUE(takes(*format("gemma3"), "Yes.<end_of_turn>", {}));
+}
+
+TEST(chat_templates, several_calls_in_a_message_are_refused_by_the_format_whose_model_makes_one) {
+  ChatConversation c{.messages = {{.role = ChatRole::user, .content = "?"},
+                                  {.role = ChatRole::assistant, .calls = {{.name = "f", .arguments = "{}"}}}}};
+  EXPECT_EQ(error_of([&] { (void)format("llama3.1")->prompt(c); }), "");
+  c.messages.push_back({.role = ChatRole::assistant, .calls = {{.name = "g", .arguments = "{}"}}});
+  EXPECT_EQ(error_of([&] { (void)format("llama3.1")->prompt(c); }),
+            "usage: found 2 calls in a message, of which the chat format llama3.1 supports one");
 }
 
 TEST(chat_templates, functions_are_refused_by_formats_without_calls) {

@@ -4,6 +4,8 @@
 
 #include "ingot/core/check.h"
 #include "ingot/io/json.h"
+#include "ingot/io/utf8.h"
+#include "ingot/text/utf8.h"
 
 namespace ingot {
 
@@ -75,18 +77,33 @@ void refuse_functions(const ChatConversation& c, const char* name) {
          " does not support");
 }
 
+namespace {
+// The characters that Python's str.strip() removes.
+bool is_space(char32_t c) {
+  return (c >= '\t' && c <= '\r') || (c >= 0x1C && c <= ' ') || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+}  // namespace
+
 std::string trimmed(const std::string& text) {
-  const char* const kSpace = " \t\n\v\f\r";
-  const size_t begin = text.find_first_not_of(kSpace);
-  return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
+  if (find_invalid_utf8(text) >= 0) return text;  // refused later, where the text is encoded
+  size_t begin = text.size(), end = 0;
+  for (size_t i = 0; i < text.size();) {
+    const Utf8Char c = utf8_decode(text.data() + i);
+    if (!is_space(c.code)) begin = std::min(begin, i), end = i + size_t(c.length);
+    i += size_t(c.length);
+  }
+  return end == 0 ? "" : text.substr(begin, end - begin);
 }
 
-std::string take_system_text(const ChatConversation& c, std::vector<ChatMessage>& messages) {
+std::optional<std::string> take_system_text(const ChatConversation& c, std::vector<ChatMessage>& messages) {
+  const bool instructed = !messages.empty() && messages[0].role == ChatRole::instructions;
+  if (!instructed && c.identity.empty()) return {};
   std::string text = c.identity;
-  size_t n = 0;
-  for (; n < messages.size() && messages[n].role == ChatRole::instructions; ++n)
-    text += (text.empty() ? "" : "\n\n") + messages[n].content;
-  messages.erase(messages.begin(), messages.begin() + int64_t(n));
+  if (instructed) {
+    text += (text.empty() || messages[0].content.empty() ? "" : "\n\n") + messages[0].content;
+    messages.erase(messages.begin());
+  }
   return text;
 }
 

@@ -41,13 +41,14 @@ std::vector<ChatMessage> joined_turns(const std::vector<ChatMessage>& messages);
 // The same for a model that was trained with turns that alternate: consecutive messages of the user are also joined,
 // with a blank line between, and so are consecutive instructions.
 std::vector<ChatMessage> alternating_turns(const std::vector<ChatMessage>& messages);
-// Removes the instructions at the beginning from `messages`, and returns the identity and these instructions, separated
-// by a blank line.
-std::string take_system_text(const ChatConversation& conversation, std::vector<ChatMessage>& messages);
+// Removes instructions at the beginning from `messages`, a single message as in the templates, and returns the identity
+// and these instructions, separated by a blank line. Returns nothing for a conversation with neither; instructions may
+// be empty, which is not the same.
+std::optional<std::string> take_system_text(const ChatConversation& conversation, std::vector<ChatMessage>& messages);
 
 // Error{usage} for functions, calls and results: the format `name` supports none of these.
 void refuse_functions(const ChatConversation& conversation, const char* name);
-// Without white space at both ends, as the filter trim of a template.
+// Without Unicode's white space at both ends, as the filter trim of a template.
 std::string trimmed(const std::string& text);
 
 // JSON as Python's json.dumps writes it with ensure_ascii=False, which is the result of tojson in a template. Text that
