@@ -3,66 +3,20 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <future>
 #include <limits>
 #include <numeric>
 
-#include "ingot/engines/generate/session.h"
-#include "ingot/models/decode/cpu/decoder.h"
-#include "ingot/models/decode/model/decoder.h"
+#include "ingot/engines/serve/scheduler_requests.test.h"
 #include "ingot/models/device_decoder.h"
-#include "ingot/models/gpt_oss/random_model.test.h"
-#include "ingot/testing/gpu_test.h"
-#include "ingot/testing/testing.h"
 
 namespace ingot {
 namespace {
 
+using testing::alone;
+using testing::Asked;
 using testing::error_of;
-
-struct Model : testing::RandomGptOss {
-  std::unique_ptr<Decoder> decoder(int64_t slots = 1, int64_t context = 200, int64_t batch = 8) const {
-    return make_decoder(config, weights, {.context = context, .batch = batch, .slots = slots});
-  }
-};
-std::vector<int32_t> ids_of(uint64_t seed, int64_t n) {
-  std::vector<int32_t> ids(static_cast<size_t>(n));
-  testing::fill_ids(Tensor(ids.data(), {n}), seed, 37);
-  return ids;
-}
-
-// A request and its outcome.
-struct Asked {
-  std::vector<int32_t> tokens;
-  std::vector<TokenLogprobs> logprobs;
-  std::promise<ServeOutcome> end;
-  std::future<ServeOutcome> ended = end.get_future();
-  Scheduler::Handle job;
-  ServeRequest request(std::vector<int32_t> prompt, int64_t n, std::string client = "") {
-    ServeRequest r{.prompt = std::move(prompt), .tokens = n, .sampling = {.temperature = 0}, .client = client};
-    r.on_token = [this](int32_t id, const TokenLogprobs* p) {
-      tokens.push_back(id);
-      if (p != nullptr) logprobs.push_back(*p);
-      return true;
-    };
-    r.on_end = [this](const ServeOutcome& o) { end.set_value(o); };
-    return r;
-  }
-  // Returns the outcome, or throws the error that ended the request.
-  ServeOutcome wait() {
-    if (ended.wait_for(std::chrono::seconds(60)) != std::future_status::ready)
-      fail(ErrorCode::busy, "the request has not ended");
-    ServeOutcome o = ended.get();
-    if (o.error) std::rethrow_exception(o.error);
-    return o;
-  }
-};
-Answer alone(const Model& m, const ServeRequest& r) {
-  const auto decoder = m.decoder(1, 400);
-  SessionOptions o{.tokens = r.tokens, .sampling = r.sampling, .seed = r.seed, .stop_ids = r.stop_ids, .bias = r.bias};
-  o.logprobs = r.logprobs;
-  return Session(*decoder).generate(r.prompt, o);
-}
+using testing::ids_of;
+using testing::ServedModel;
 
 // A decoder that computes parts of several prompts in one pass, and records the passes.
 class Together final : public DeviceDecoder {
@@ -124,7 +78,7 @@ double rounding_of(const GptOssConfig& c, double p) {
 }
 
 TEST(scheduler, requests_that_share_the_slots_get_the_answers_of_requests_alone) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder(3);
   Scheduler scheduler(*decoder, {.chunk = 5});
   std::vector<Asked> asked(12);
@@ -155,7 +109,7 @@ TEST(scheduler, requests_that_share_the_slots_get_the_answers_of_requests_alone)
 }
 
 TEST(scheduler, a_client_s_next_turn_reuses_the_tokens_of_its_slot_and_another_client_s_turn_does_not) {
-  const Model m;
+  const ServedModel m;
   for (const int64_t slots : {1, 2}) {
     const auto decoder = m.decoder(slots);
     Scheduler scheduler(*decoder);
@@ -178,7 +132,7 @@ TEST(scheduler, a_client_s_next_turn_reuses_the_tokens_of_its_slot_and_another_c
 }
 
 TEST(scheduler, a_new_client_gets_the_free_slot_that_was_used_longest_ago) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder(2);
   Scheduler scheduler(*decoder);
   const auto reused = [&](uint64_t prompt, const char* client) {
@@ -198,7 +152,7 @@ TEST(scheduler, a_new_client_gets_the_free_slot_that_was_used_longest_ago) {
 // A chat may leave out earlier thoughts. Here the answer is longer than the window, so that its keys would be gone
 // without the checkpoint at the prompt's end.
 TEST(scheduler, a_next_turn_without_the_last_answer_continues_from_the_end_of_its_prompt) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder(1);
   Scheduler scheduler(*decoder);
   std::vector<int32_t> prompt = ids_of(1, 20);
@@ -230,7 +184,7 @@ struct Gate {
 };
 
 TEST(scheduler, clients_take_turns_and_too_many_waiting_are_refused) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder();
   Scheduler scheduler(*decoder, {.waiting = 4});
   Gate gate;
@@ -256,7 +210,7 @@ TEST(scheduler, clients_take_turns_and_too_many_waiting_are_refused) {
 }
 
 TEST(scheduler, a_request_that_waits_too_long_for_a_slot_ends_with_an_error) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder();
   Scheduler scheduler(*decoder, {.wait_seconds = 0.05});
   Gate gate;
@@ -274,7 +228,7 @@ TEST(scheduler, a_request_that_waits_too_long_for_a_slot_ends_with_an_error) {
 }
 
 TEST(scheduler, a_request_whose_client_is_not_ready_keeps_its_slot_and_gets_no_token) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder(2);
   Scheduler scheduler(*decoder);
   Asked slow, other;
@@ -297,7 +251,7 @@ TEST(scheduler, a_request_whose_client_is_not_ready_keeps_its_slot_and_gets_no_t
 }
 
 TEST(scheduler, cancelled_requests_end_once_waiting_or_answering) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder();
   Scheduler scheduler(*decoder);
   Gate gate;
@@ -323,7 +277,7 @@ TEST(scheduler, cancelled_requests_end_once_waiting_or_answering) {
 }
 
 TEST(scheduler, a_long_prompt_does_not_hold_up_an_answer_for_longer_than_a_chunk) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder(2);
   Scheduler scheduler(*decoder, {.chunk = 4});
   Gate gate;
@@ -361,7 +315,7 @@ struct Burst {
 };
 
 TEST(scheduler, prompts_of_several_requests_are_computed_in_one_pass) {
-  const Model m;
+  const ServedModel m;
   Together decoder(m.decoder(5, 200, 64));
   Scheduler scheduler(decoder);
   std::vector<Answer> expected(4);
@@ -380,7 +334,7 @@ TEST(scheduler, prompts_of_several_requests_are_computed_in_one_pass) {
 
 // The part that did not fit is fed first in the next pass, and a prompt of many chunks does not delay shorter prompts.
 TEST(scheduler, a_long_prompt_leaves_room_for_the_prompts_that_follow) {
-  const Model m;
+  const ServedModel m;
   Together decoder(m.decoder(4, 200, 64));
   Scheduler scheduler(decoder, {.chunk = 16});
   const std::vector<int64_t> lengths = {50, 20, 6};
@@ -391,7 +345,7 @@ TEST(scheduler, a_long_prompt_leaves_room_for_the_prompts_that_follow) {
 }
 
 TEST(scheduler, a_request_cancelled_in_its_prompt_does_not_change_the_other_prompts) {
-  const Model m;
+  const ServedModel m;
   Together decoder(m.decoder(3, 200, 64));
   Scheduler scheduler(decoder, {.chunk = 16});
   Gate gate;
@@ -418,7 +372,7 @@ TEST(scheduler, a_request_cancelled_in_its_prompt_does_not_change_the_other_prom
 }
 
 TEST(scheduler, chunks_follow_the_measured_time) {
-  const Model m;
+  const ServedModel m;
   for (const double seconds : {1e-9, 1e6}) {  // with 1e-9 every chunk takes longer than the target, with 1e6 none does
     Together decoder(m.decoder(2, 2000, 1024));
     Scheduler scheduler(decoder, {.chunk_seconds = seconds});
@@ -434,7 +388,7 @@ TEST(scheduler, chunks_follow_the_measured_time) {
 
 // The requests of several agents: the same system prompt, sixteen times at once.
 TEST(scheduler, the_common_beginning_of_a_client_s_prompts_is_computed_once) {
-  const Model m;
+  const ServedModel m;
   Together decoder(m.decoder(6, 320, 256));
   Scheduler scheduler(decoder, {.chunk = 96});
   const std::vector<int32_t> system = ids_of(40, 288);
@@ -464,7 +418,7 @@ TEST(scheduler, the_common_beginning_of_a_client_s_prompts_is_computed_once) {
 }
 
 TEST(scheduler, a_prompt_waits_for_the_same_prompt_of_its_own_client_alone) {
-  const Model m;
+  const ServedModel m;
   for (const bool same : {false, true}) {
     Together decoder(m.decoder(3, 320, 256));
     Scheduler scheduler(decoder);
@@ -478,7 +432,7 @@ TEST(scheduler, a_prompt_waits_for_the_same_prompt_of_its_own_client_alone) {
 }
 
 TEST(scheduler, a_busy_slot_serves_another_request_of_its_client) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder(2, 200, 64);
   Scheduler scheduler(*decoder);
   Asked first, second, stranger;
@@ -503,7 +457,7 @@ TEST(scheduler, a_busy_slot_serves_another_request_of_its_client) {
 }
 
 TEST(scheduler, a_prompt_is_scored_as_a_whole_even_if_the_slot_holds_its_beginning) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder();
   const std::vector<int32_t> prompt = ids_of(3, 21);
   Scheduler scheduler(*decoder, {.chunk = 5});
@@ -546,7 +500,7 @@ TEST(scheduler, a_prompt_is_scored_as_a_whole_even_if_the_slot_holds_its_beginni
 }
 
 TEST(scheduler, an_answer_ends_at_a_stop_id_at_false_and_where_the_context_is_full) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder(1, 24);
   Scheduler scheduler(*decoder);
   Asked plain, stopped, ended, full;
@@ -568,7 +522,7 @@ TEST(scheduler, an_answer_ends_at_a_stop_id_at_false_and_where_the_context_is_fu
 }
 
 TEST(scheduler, a_request_that_fails_does_not_disturb_the_other_requests) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder(2);
   Scheduler scheduler(*decoder);
   Asked good, bad, thrown;
@@ -589,7 +543,7 @@ TEST(scheduler, a_request_that_fails_does_not_disturb_the_other_requests) {
 }
 
 TEST(scheduler, requests_that_the_model_cannot_serve_are_refused_before_they_wait) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder(1, 24);
   Scheduler scheduler(*decoder);
   Asked a;
@@ -611,7 +565,7 @@ TEST(scheduler, requests_that_the_model_cannot_serve_are_refused_before_they_wai
 }
 
 TEST(scheduler, only_ids_of_the_mask_are_sampled_and_an_error_of_the_mask_ends_only_its_request) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder(2);
   Scheduler scheduler(*decoder);
   Asked held, bad, good;
@@ -638,206 +592,10 @@ TEST(scheduler, only_ids_of_the_mask_are_sampled_and_an_error_of_the_mask_ends_o
   EXPECT_EQ(good.tokens, expected.tokens);
 }
 
-// --- drafts, at a price that always pays
-ServeOptions drafting(DraftWhich which = DraftWhich::all) {
-  return {
-      .drafted = which,
-      .draft = {.make = draft::make_lookup, .most = 7, .step_costs = {1, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07}}};
-}
-struct Got {
-  std::vector<int32_t> tokens;
-  std::vector<double> logprobs;
-  ServeOutcome outcome;
-};
-using Change = std::function<void(ServeRequest&, Asked&)>;
-Got got(const Model& m, const ServeOptions& options, const Change& change, ServeCounts* counts = nullptr) {
-  const auto decoder = m.decoder(2);
-  Scheduler scheduler(*decoder, options);
-  Asked a;
-  ServeRequest r = a.request(ids_of(1, 9), 60);
-  change(r, a);
-  scheduler.submit(std::move(r));
-  Got all;
-  all.outcome = a.wait();
-  all.tokens = a.tokens;
-  for (const TokenLogprobs& p : a.logprobs) all.logprobs.push_back(p.sampled);
-  if (counts != nullptr) *counts = scheduler.counts();
-  return all;
-}
-
-TEST(scheduler, drafts_change_no_answer_with_any_options) {
-  const Model m;
-  const std::pair<const char*, Change> changes[] = {
-      {"greedy", [](ServeRequest&, Asked&) {}},
-      {"temperature", [](ServeRequest& r, Asked&) { r.sampling.temperature = 0.7, r.seed = 5; }},
-      {"penalties", [](ServeRequest& r,
-                       Asked&) { r.frequency_penalty = 0.4, r.presence_penalty = -0.3, r.sampling.temperature = 1; }},
-      {"negative penalties, which repeat tokens", [](ServeRequest& r, Asked&) { r.frequency_penalty = -1; }},
-      {"logprobs", [](ServeRequest& r, Asked&) { r.logprobs = 2; }},
-      {"biases",
-       [](ServeRequest& r, Asked&) {
-         r.bias = {{3, 2.f}, {5, -50.f}};
-         r.sampling.temperature = 0.5;
-       }},
-      {"a stop id",
-       [](ServeRequest& r, Asked&) {
-         r.stop_ids = {7, 21}, r.sampling.temperature = 1;
-       }},
-      {"a mask that changes with every token",
-       [](ServeRequest& r, Asked& a) {
-         r.sampling.temperature = 0.5;
-         r.allowed = [&a](std::span<const int32_t> draft) {
-           // The ids that are allowed depend on whether the number of tokens so far is even.
-           std::vector<ServeRequest::Mask> masks;
-           for (size_t n = a.tokens.size();; ++n) {
-             auto mask = std::make_shared<std::vector<uint32_t>>(2);
-             for (size_t id = 0; id < 37; ++id)
-               if (id % 4 != n % 2) (*mask)[id / 32] |= 1u << (id % 32);
-             masks.push_back(mask);
-             const size_t i = masks.size() - 1;
-             if (i == draft.size() || ((*mask)[size_t(draft[i] / 32)] >> (draft[i] % 32) & 1) == 0) return masks;
-           }
-         };
-       }},
-      {"a stop of the caller in the middle of a draft",
-       [](ServeRequest& r, Asked& a) {
-         r.on_token = [&a](int32_t id, const TokenLogprobs*) {
-           a.tokens.push_back(id);
-           return a.tokens.size() < 23;
-         };
-       }},
-  };
-  int64_t accepted = 0, tried = 0;
-  for (const auto& [name, change] : changes) {
-    SCOPED_TRACE(name);
-    ServeOptions options = drafting();
-    options.draft.exact = tried++ % 2 == 0;
-    const Got want = got(m, {}, change), found = got(m, options, change);
-    EXPECT_EQ(found.tokens, want.tokens);
-    EXPECT_EQ(found.logprobs, want.logprobs);
-    EXPECT_EQ(found.outcome.finish, want.outcome.finish);
-    EXPECT_EQ(found.outcome.stop_id, want.outcome.stop_id);
-    EXPECT_EQ(found.outcome.tokens, want.outcome.tokens);
-    EXPECT_EQ(want.outcome.drafts.tokens, 0);
-    accepted += found.outcome.drafts.accepted;
-  }
-  EXPECT_GT(accepted, 20);
-}
-
-TEST(scheduler, the_next_request_of_a_client_finds_the_tokens_that_a_drafted_answer_kept) {
-  const Model m;
-  for (const size_t stop : {5, 17, 24, 33}) {
-    std::vector<int32_t> answers[2];
-    int64_t reused[2] = {};
-    for (const bool drafts : {false, true}) {
-      const auto decoder = m.decoder();
-      Scheduler scheduler(*decoder, drafts ? drafting() : ServeOptions());
-      Asked first, second;
-      ServeRequest r = first.request(ids_of(1, 9), 60);
-      r.on_token = [&](int32_t id, const TokenLogprobs*) {
-        first.tokens.push_back(id);
-        return first.tokens.size() < stop;
-      };
-      scheduler.submit(std::move(r));
-      first.wait();
-      EXPECT_EQ(first.tokens.size(), stop);
-      std::vector<int32_t> next = ids_of(1, 9);
-      next.insert(next.end(), first.tokens.begin(), first.tokens.end());
-      next.push_back(3);
-      scheduler.submit(second.request(next, 20));
-      reused[drafts] = second.wait().reused;
-      answers[drafts] = second.tokens;
-    }
-    EXPECT_EQ(answers[1], answers[0]);
-    EXPECT_GE(reused[1], reused[0]) << "an accepted last token has been fed already";
-  }
-}
-
-TEST(scheduler, a_prediction_gives_drafts_and_by_default_only_requests_with_a_prediction_have_drafts) {
-  const Model m;
-  const Change hot = [](ServeRequest& r, Asked&) { r.sampling.temperature = 1.5, r.seed = 3; };
-  const Got want = got(m, drafting(DraftWhich::none), hot);
-  const Change predicted = [&](ServeRequest& r, Asked& a) {
-    hot(r, a);
-    // The end of the prompt finds the place.
-    r.prediction = {r.prompt.end() - 4, r.prompt.end()};
-    r.prediction.insert(r.prediction.end(), want.tokens.begin(), want.tokens.end());
-  };
-  ServeCounts counts;
-  const Got found = got(m, drafting(DraftWhich::predicted), predicted, &counts);
-  EXPECT_EQ(found.tokens, want.tokens);
-  EXPECT_GT(found.outcome.drafts.predicted_accepted, 45);
-  EXPECT_EQ(counts.accepted_tokens, found.outcome.drafts.accepted);
-  EXPECT_EQ(counts.draft_tokens, found.outcome.drafts.tokens);
-  EXPECT_EQ(counts.drafts, found.outcome.drafts.drafts);
-  EXPECT_EQ(counts.accepted_at, found.outcome.drafts.accepted_at);
-  EXPECT_EQ(got(m, drafting(DraftWhich::predicted), hot).outcome.drafts.tokens, 0);
-  EXPECT_EQ(got(m, drafting(DraftWhich::none), predicted).outcome.drafts.tokens, 0);
-}
-
-#ifdef INGOT_HAS_CUDA_DECODE
-// On a GPU drafted answers share the rows of a step.
-TEST(scheduler, drafted_answers_of_a_gpu_are_the_same_alone_and_side_by_side) {
-  if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
-  const Model m;
-  const auto decoder =
-      make_gpu_decoder(m.config, m.weights, {.context = 200, .batch = 8, .slots = 4, .batched_sequences = true});
-  ServeOptions options = drafting();
-  options.draft.exact = true;
-  const auto ask = [](Asked& a, size_t i) {
-    std::vector<int32_t> prompt = ids_of(i, 9);
-    prompt.insert(prompt.end(), prompt.begin(), prompt.end());
-    ServeRequest r = a.request(prompt, 16);
-    if (i > 0) r.sampling.temperature = 0.5, r.seed = i, r.logprobs = 1;
-    if (i == 2) r.frequency_penalty = -1;
-    if (i == 3) r.tokens = 7;
-    return r;
-  };
-  std::vector<Asked> alone(4), together(4);
-  for (size_t i = 0; i < 4; ++i) {
-    Scheduler scheduler(*decoder, options);
-    scheduler.submit(ask(alone[i], i));
-    alone[i].wait();
-  }
-  Scheduler scheduler(*decoder, options);
-  for (size_t i = 0; i < 4; ++i) scheduler.submit(ask(together[i], i));
-  int64_t accepted = 0;
-  for (size_t i = 0; i < 4; ++i) {
-    accepted += together[i].wait().drafts.accepted;
-    EXPECT_EQ(together[i].tokens, alone[i].tokens) << "request " << i;
-    ASSERT_EQ(together[i].logprobs.size(), alone[i].logprobs.size());
-    // The first token comes from the prompt, and the head of several prompts rounds differently from that of one.
-    for (size_t t = 1; t < alone[i].logprobs.size(); ++t)
-      EXPECT_EQ(together[i].logprobs[t].sampled, alone[i].logprobs[t].sampled) << "request " << i << ", token " << t;
-  }
-  EXPECT_GT(accepted, 0);
-}
-#endif
-
-TEST(scheduler, nothing_is_drafted_from_the_text_of_another_client) {
-  const Model m;
-  const auto ask = [](Scheduler& scheduler, const std::vector<int32_t>& prompt, const char* client) {
-    Asked a;
-    ServeRequest r = a.request(prompt, 40, client);
-    r.sampling.temperature = 2, r.seed = 3;
-    scheduler.submit(std::move(r));
-    const ServeOutcome o = a.wait();
-    return std::pair(a.tokens, o.drafts);
-  };
-  const auto decoder = m.decoder(2), other = m.decoder(2);
-  Scheduler shared(*decoder, drafting()), fresh(*other, drafting());
-  const std::vector<int32_t> text = ask(shared, ids_of(1, 9), "a").first;
-  const std::vector<int32_t> prompt(text.begin() + 10, text.begin() + 16);  // whose continuation is in a's answer
-  const auto found = ask(shared, prompt, "b"), want = ask(fresh, prompt, "b");
-  EXPECT_EQ(found.first, want.first);
-  EXPECT_EQ(found.second.tokens, want.second.tokens);
-  EXPECT_EQ(found.second.drafts, want.second.drafts);
-}
-
 // Compares with logits that are computed token by token: each occurrence of a token subtracts the frequency penalty,
 // and a token that occurred subtracts the presence penalty once.
 TEST(scheduler, penalties_are_subtracted_from_the_logits_of_earlier_tokens) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder();
   Scheduler scheduler(*decoder);
   for (const auto& [frequency, presence] : {std::pair(0.75, 0.0), {0.0, 1.5}, {-0.5, 0.25}}) {
@@ -870,7 +628,7 @@ TEST(scheduler, penalties_are_subtracted_from_the_logits_of_earlier_tokens) {
 }
 
 TEST(scheduler, destroying_the_scheduler_ends_every_request_once) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder(2);
   std::vector<Asked> asked(8);
   {
@@ -882,7 +640,7 @@ TEST(scheduler, destroying_the_scheduler_ends_every_request_once) {
 }
 
 TEST(scheduler, many_threads_ask_and_cancel) {
-  const Model m;
+  const ServedModel m;
   const auto decoder = m.decoder(4);
   Scheduler scheduler(*decoder, {.waiting = 1000, .chunk = 3});
   std::vector<Asked> asked(64);
