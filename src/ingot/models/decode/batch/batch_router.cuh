@@ -18,7 +18,7 @@ constexpr int kRouteRowsThreads = kThreads * int(kRowsOfBlock);  // kThreads thr
 constexpr uint32_t kPartsOfBlock = kRouteWarps / kRouteCluster;  // parts of K that a block multiplies
 // A part is every sixteenth weight tile of a row tile of the router. A block holds this number of weight tiles of each
 // of its parts in shared memory.
-constexpr uint32_t kMostTilesOfPart = 3;
+constexpr uint32_t kMostTilesOfPart = kRouterTiles;
 constexpr uint32_t kMostRouteColumns = kMostTilesOfPart * kRouteWarps * 64, kMostRouteExperts = 128,
                    kMostRouteChoices = 16;
 constexpr bool takes_route_rows(uint32_t C, uint32_t padded_columns, uint32_t E, uint32_t k) {
@@ -48,24 +48,6 @@ struct RouteRowsMemory {
   uint32_t place[kRowsOfBlock][kMostRouteChoices];
   float squares[kRowsOfBlock][kWarps];
 };
-
-// The words of a part's weight tiles of one row tile.
-struct RouterWords {
-  uint32_t a[kMostTilesOfPart][4][4];
-};
-__device__ __forceinline__ void load_router(const Route& p, uint32_t part, uint32_t row_tile, RouterWords& words) {
-  const uint4* const w = reinterpret_cast<const uint4*>(p.w + row_tile * p.row_tile_bytes) + threadIdx.x % 32;
-#pragma unroll
-  for (uint32_t i = 0; i < kMostTilesOfPart; ++i)
-#pragma unroll
-    for (uint32_t s = 0; s < 4; ++s) {
-      const uint32_t at = part + i * kRouteWarps;
-      uint4 four = {};
-      if (at < p.weight_tiles) four = __ldg(w + at * (weight_tiles::Form<WeightFormat::bf16>::kBytes / 16) + s * 32);
-      uint32_t(&a)[4] = words.a[i][s];
-      a[0] = four.x, a[1] = four.y, a[2] = four.z, a[3] = four.w;
-    }
-}
 
 constexpr int kRowVectors = int(kMostRouteColumns) / (4 * kThreads);  // vectors of four numbers of a row, of a thread
 

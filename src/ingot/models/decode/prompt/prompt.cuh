@@ -318,6 +318,25 @@ struct RouteMemory {
   };
   uint32_t last;
 };
+// This lane's words of up to kRouterTiles weight tiles of a row tile of the router, which are requested together: every
+// kRouteWarps-th weight tile from `first` on. The words of weight tiles behind the last one are zeros.
+constexpr uint32_t kRouterTiles = 3;
+struct RouterWords {
+  uint32_t a[kRouterTiles][4][4];
+};
+__device__ __forceinline__ void load_router(const Route& p, uint32_t first, uint32_t row_tile, RouterWords& words) {
+  const uint4* const w = reinterpret_cast<const uint4*>(p.w + row_tile * p.row_tile_bytes) + threadIdx.x % 32;
+#pragma unroll
+  for (uint32_t i = 0; i < kRouterTiles; ++i)
+#pragma unroll
+    for (uint32_t s = 0; s < 4; ++s) {
+      const uint32_t at = first + i * kRouteWarps;
+      uint4 four = {};
+      if (at < p.weight_tiles) four = __ldg(w + at * (weight_tiles::Form<WeightFormat::bf16>::kBytes / 16) + s * 32);
+      uint32_t(&a)[4] = words.a[i][s];
+      a[0] = four.x, a[1] = four.y, a[2] = four.z, a[3] = four.w;
+    }
+}
 __device__ __forceinline__ void choose_here(const Route& p, uint32_t first, RouteMemory& m) {
   const uint32_t tokens = min(kRouted, p.T - first), warp = threadIdx.x / 32;
   static_assert(kRouteWarps >= int(kRouted), "each token has a warp");
@@ -332,22 +351,10 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(Route p) {
   const uint32_t row_tiles = (p.E + kRouted - 1) / kRouted, row_tile = blockIdx.x % row_tiles;
   const uint32_t group = blockIdx.x / row_tiles, first = group * kRouted;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, column = lane % 4 * 2;
-  // The words of kTogether weight tiles, and of the same columns of x, are requested together.
-  constexpr uint32_t kTogether = 3;
-  uint32_t a[kTogether][4][4], b[kTogether][4][2][2];
-  const uint4* const w = reinterpret_cast<const uint4*>(p.w + row_tile * p.row_tile_bytes) + lane;
-  const auto load_weights = [&](uint32_t begin) {
-#pragma unroll
-    for (uint32_t i = 0; i < kTogether; ++i)
-#pragma unroll
-      for (uint32_t s = 0; s < 4; ++s) {
-        const uint32_t at = begin + i * kRouteWarps;
-        uint4 four = {};
-        if (at < p.weight_tiles) four = __ldg(w + at * (weight_tiles::Form<WeightFormat::bf16>::kBytes / 16) + s * 32);
-        a[i][s][0] = four.x, a[i][s][1] = four.y, a[i][s][2] = four.z, a[i][s][3] = four.w;
-      }
-  };
-  load_weights(warp);  // no kernel writes them
+  // The words of kRouterTiles weight tiles, and of the same columns of x, are requested together.
+  RouterWords words;
+  uint32_t b[kRouterTiles][4][2][2];
+  load_router(p, warp, row_tile, words);  // no kernel writes the weights
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t* x[2];
@@ -358,10 +365,10 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(Route p) {
     x[block] = reinterpret_cast<const uint32_t*>(p.x + t * p.stride), here[block] = t < p.T;
   }
   float sums[2][4] = {};
-  for (uint32_t begin = warp; begin < p.weight_tiles; begin += kTogether * kRouteWarps) {
-    if (begin != warp) load_weights(begin);
+  for (uint32_t begin = warp; begin < p.weight_tiles; begin += kRouterTiles * kRouteWarps) {
+    if (begin != warp) load_router(p, begin, row_tile, words);
 #pragma unroll
-    for (uint32_t i = 0; i < kTogether; ++i)
+    for (uint32_t i = 0; i < kRouterTiles; ++i)
 #pragma unroll
       for (uint32_t s = 0; s < 4; ++s)
 #pragma unroll
@@ -374,11 +381,12 @@ __global__ void __launch_bounds__(kRouteThreads) route_kernel(Route p) {
             b[i][s][block][half] = c + 1 < p.C ? two : two & 0xffffu;
           }
 #pragma unroll
-    for (uint32_t i = 0; i < kTogether; ++i)
+    for (uint32_t i = 0; i < kRouterTiles; ++i)
 #pragma unroll
       for (uint32_t s = 0; s < 4; ++s)
 #pragma unroll
-        for (uint32_t block = 0; block < 2; ++block) ptx::mma_m16n8k16(bf16{}, sums[block], a[i][s], b[i][s][block]);
+        for (uint32_t block = 0; block < 2; ++block)
+          ptx::mma_m16n8k16(bf16{}, sums[block], words.a[i][s], b[i][s][block]);
   }
 #pragma unroll
   for (uint32_t block = 0; block < 2; ++block)
