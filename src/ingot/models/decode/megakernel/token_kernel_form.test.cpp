@@ -40,10 +40,13 @@ TEST(TokenKernelForm, IsTheDefaultOnEveryGpuThatHasOneUnlessTheVariableIsZero) {
   EXPECT_FALSE(prefers_token_kernel(turing, "1"));
 }
 TEST(TokenKernelForm, AWrongValueOfTheVariableIsRefusedOnEveryGpu) {
-  for (const char* capability : {"8.0", "9.0", "10.0"})
-    for (const char* wrong : {"2", "yes", "true", " 1", "01"})
-      EXPECT_EQ(testing::error_of([&] { prefers_token_kernel(gpu::limits_of(capability), wrong); }),
-                "usage: INGOT_MEGAKERNEL: found '" + std::string(wrong) + "', expected 0 or 1");
+  for (const char* wrong : {"2", "yes", "true", " 1", "01"}) {
+    const std::string expected = "usage: INGOT_MEGAKERNEL: found '" + std::string(wrong) + "', expected 0 or 1";
+    EXPECT_EQ(testing::error_of([&] { check_megakernel_variable(wrong); }), expected);
+    for (const char* capability : {"8.0", "9.0", "10.0"})
+      EXPECT_EQ(testing::error_of([&] { prefers_token_kernel(gpu::limits_of(capability), wrong); }), expected);
+  }
+  for (const char* right : {"", "0", "1"}) EXPECT_EQ(testing::error_of([&] { check_megakernel_variable(right); }), "");
 }
 
 TEST(RingsOfWarps, HaveTheMostSlotsThatFit) {

@@ -191,8 +191,7 @@ DecoderOptions with_slots(const DecoderSpec& c, const DecoderWeights& w, const D
 
 std::string gpu_unsupported_reason(const DecoderSpec& c, const DecoderWeights& w, const DecoderOptions& asked,
                                    const draft::DraftHead* head) {
-  (void)decode::prefers_token_kernel(
-      gpu::current_limits());  // refuses a wrong INGOT_MEGAKERNEL before weights are read
+  decode::check_megakernel_variable();  // before weights are read
   if (std::string unsupported_reason = gpus_unsupported_reason(c, asked); !unsupported_reason.empty())
     return unsupported_reason;
   if (head != nullptr && !head->weights.head &&
