@@ -93,13 +93,14 @@ __device__ __forceinline__ uint64_t largest_of_ranks(const Exchange& x, uint32_t
   return largest;
 }
 
-// Earlier kernels of the stream have written this rank's part of exchange `epoch`.
+// Announces to all ranks that this rank's part of exchange `epoch` is ready. Earlier kernels of the stream must have
+// written the part.
 __device__ __forceinline__ void say_ready(const Exchange& x, uint32_t epoch) {
 #pragma unroll 1
   for (uint32_t r = 0; r < x.ranks; ++r) ptx::store_release_system(x.ready(r, x.rank), epoch);
 }
-// A rank may be one exchange ahead, and no more. The comparison therefore also holds when the numbers of exchanges wrap
-// around.
+// Waits until `rank` has announced its part of exchange `epoch`. A rank may be one exchange ahead, and no more. The
+// comparison therefore also holds when the numbers of exchanges wrap around.
 __device__ __forceinline__ void wait_for_ready(const Exchange& x, uint32_t epoch, uint32_t rank,
                                                const gpu::Watch& watch, uint32_t what) {
   const uint32_t* const word = x.ready(x.rank, rank);

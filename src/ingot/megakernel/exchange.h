@@ -27,7 +27,8 @@ struct Exchange {
     return (int64_t(number % kTurns) * ranks + from) * words;
   }
   INGOT_HD int64_t likeliest_place(uint32_t from) const { return int64_t(kTurns) * ranks * words + 2 * from; }
-  // The place, in any rank's inbox, of the words about `from`'s own parts.
+  // The word in rank `at`'s inbox with the number of the last exchange whose part rank `from` has ready in its own
+  // memory.
   INGOT_HD uint32_t* ready(uint32_t at, uint32_t from) const {
     return reinterpret_cast<uint32_t*>(inbox[at] + likeliest_place(ranks) + from);
   }

@@ -42,13 +42,13 @@ template <class Team, bool kTraced = false> class GridBarriers {
     end_stage();
     announce(fence);
   }
-  // arrive() in two calls, for blocks whose results all carry their own ready flags. The arrival may then be announced
-  // before the results are written, once the block's threads have read their own inputs.
+  // end_stage() and announce() are arrive() in two calls, for blocks whose results all carry their own ready flags. The
+  // arrival may then be announced before the results are written, once the block's threads have read their own inputs.
   __device__ __forceinline__ void end_stage(bool sync = true) const {
     if (sync) Team::sync();
     stamp([&] { return 1 + 2 * m_.number; });
   }
-  // For readers that wait for their own words, only the number of the grid barrier is needed.
+  // In place of wait(), where the readers of a stage wait for their own words: only counts the grid barrier.
   __device__ __forceinline__ void pass() const {
     if (threadIdx.x != 0) return;
     stamp([&] { return 2 + 2 * m_.number; });

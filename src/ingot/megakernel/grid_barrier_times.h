@@ -9,7 +9,7 @@ struct GridBarrierTimes {  // microseconds per grid barrier
   double barrier = 0;      // the barrier alone, without data
   double fenced = 0;       // plain stores, a fence, the barrier, reads
   double stamped = 0;      // words with an epoch, the barrier without a fence, reads with a check of the epochs
-  double polled = 0;       // the same words without a barrier: the reads repeat until all stamps have arrived
+  double polled = 0;       // the same words without a barrier: the reads repeat until all epochs have arrived
 };
 // With `numbers` numbers, one block per SM of the current GPU. `loaded`: the remaining warps of all SMs read memory at
 // full speed. Waits are bounded: Error(interrupted).

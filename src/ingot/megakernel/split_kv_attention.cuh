@@ -15,11 +15,11 @@ using decode_attention::Params;
 using token_attention::Published;
 
 constexpr uint32_t kWarps = 8;  // warps whose results have memory
-// Keys that a warp multiplies at once: as many numbers for heads of 64 and of 128, so that both fit into the registers
-// of a thread and into a slot of the ring. Where slots are small, 8 keys of heads of 64 numbers: the second argument of
-// the templates below.
+// Keys that a warp multiplies at once. Heads of 64 and of 128 numbers have the same total of numbers, which fit into
+// the registers of a thread and into a slot of the ring. The form without the copy engine multiplies 8 keys at once,
+// which the second argument of the templates below states.
 template <int kDim> constexpr uint32_t kWarpKeys = 1024 / kDim;
-// the least size of a part; a part of exactly this size is called short
+// the least size of a part in keys; a part of this size is called short
 template <int kDim, uint32_t kKeys = kWarpKeys<kDim>> constexpr uint32_t kRound = kKeys* kWarps;
 constexpr uint32_t kChunkWarps = 3;  // neighbouring warps that share a chunk
 // keys of a chunk; the rows of the keys are followed by the rows of the values
@@ -225,6 +225,7 @@ template <int kDim, uint32_t kFresh = 1, uint32_t kKeys = kWarpKeys<kDim>> struc
   __device__ __forceinline__ static uint32_t index(uint32_t key, uint32_t fresh) {
     return kFresh == 1 ? 0 : key - fresh;
   }
+  // The number to subtract from scores of the maximum `top`: not -infinity, whose difference to itself is a NaN.
   __device__ __forceinline__ static float of(float top) { return top == -INFINITY ? 0 : top; }
   // Returns the value of row 2 t + r, where each lane passes the value of row g.
   __device__ __forceinline__ static float of_row(float v, int r) {
@@ -234,6 +235,7 @@ template <int kDim, uint32_t kFresh = 1, uint32_t kKeys = kWarpKeys<kDim>> struc
   __device__ __forceinline__ static float4* fours(Memory& m, uint32_t warp, int r, int n) {
     return m.fours(warp, threadIdx.x % 4 * 2 + r, number(n));
   }
+  // Makes `top` the maximum, and scales the sums accordingly.
   __device__ __forceinline__ void lift(float top) {
     const float keep = __expf(max - of(top));
     max = top;

@@ -9,11 +9,13 @@
 
 namespace ingot::megakernel {
 
-// The sum has steps of 2^-kPlaces and at most 512 terms. A NaN, or a term of kMost or more, makes the sum NaN.
+// The sum has steps of 2^-kPlaces and at most 512 terms, or two terms with 28 places. A term that is a NaN or at least
+// kMost in magnitude makes the sum NaN.
 template <int kPlaces> struct FixedSum {
   static constexpr int kCountBits = 10;
   static constexpr float kMost = 0x1p22f;
-  static_assert(kPlaces + 23 + 9 + kCountBits < 64 || kPlaces == 28, "of 28 places: two terms");
+  static_assert(kPlaces + 23 + 9 + kCountBits < 64 || kPlaces == 28,
+                "the sum fits into the word; sums of 28 places have two terms");
 
   __device__ __forceinline__ static void add(uint64_t* word, float term, uint32_t count) {
     const int64_t fixed = fabsf(term) < kMost ? __float2ll_rn(term * kOne)
@@ -42,6 +44,23 @@ __device__ __forceinline__ void read_again(Load&& load, Complete&& complete, con
     if (polls == kMost) ptx::trap();
     load();
   }
+}
+
+// Waits without a grid barrier until the words that load() reads are complete(); `number` names the wait in the record
+// of the watch. This wait gives up earlier than the waits of the blocks that depend on this block, so that the record
+// names the wait that failed first.
+template <class Load, class Complete>
+__device__ __forceinline__ void wait_for_words(Load&& load, Complete&& complete, const gpu::Watch& watch,
+                                               uint32_t number) {
+  if (complete()) return;
+  gpu::Watch sooner = watch;
+  sooner.limit_ns = sooner.limit_ns / 4 * 3;
+  tile::wait_until(
+      [&] {
+        load();
+        return complete();
+      },
+      [] { return 0u; }, 1, sooner, number);
 }
 
 }  // namespace ingot::megakernel

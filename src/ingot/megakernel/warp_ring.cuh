@@ -26,8 +26,9 @@ class WarpRing {
         begin_(at_),
         end_(at_ + slots * kWarpSlotBytes) {}
 
-  // Requests steps until every slot has one or there is none: copy(slot) requests the warp's next step into the slot
-  // at a shared address, and returns whether there was one. Call before take(), and when steps have become known.
+  // Requests steps until every slot has a step or no further step is known: copy(slot) requests the warp's next step
+  // into the slot at a shared address, and returns whether there was such a step. Call before take(), and whenever
+  // further steps have become known.
   template <class Copy> __device__ __forceinline__ void fill(Copy&& copy) {
     uint32_t missing = missing_;
 #pragma unroll 1
@@ -41,7 +42,8 @@ class WarpRing {
 #pragma unroll 1
     for (; missing > 0; missing -= kWarpSlotBytes) ptx::cp_async_commit_group();
   }
-  // The oldest step, which exists. Afterwards request a further step into slot(), or none, and call advance().
+  // Waits for the oldest step, which must have been requested, and returns the step. Afterwards request a further step
+  // into slot(), or none, and call advance().
   template <bool kScales> __device__ __forceinline__ WarpStep take() const {
     const uint32_t lane = threadIdx.x % 32;
     wait();
@@ -61,11 +63,11 @@ class WarpRing {
     at_ += kWarpSlotBytes;
     if (at_ == end_) at_ = begin_;
   }
-  // After the last `count` steps none was requested.
+  // Records that no step was requested into the slots of the last `count` steps taken.
   __device__ __forceinline__ void shrink(uint32_t count) { missing_ += count * kWarpSlotBytes; }
 
  private:
-  // Until the oldest step is here.
+  // Waits until the oldest step has arrived.
   __device__ __forceinline__ void wait() const {
     if (has_many_)
       ptx::cp_async_wait_group<kManyWarpSlots - 1>();

@@ -1,5 +1,6 @@
 #pragma once
-// What rings of warps need (warp_ring.cuh): copies of 16 bytes in the fewest instructions.
+// Instructions for rings of warps (warp_ring.cuh): a copy of 16 bytes under a predicate, and a prefetch of a line into
+// the L2 cache.
 #include <cstdint>
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"

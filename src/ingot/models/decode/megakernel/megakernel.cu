@@ -252,11 +252,12 @@ std::string name_of_wait(uint32_t number, uint32_t layers) {
   if (number >= wait_for_router(0) && number < wait_for_router(layers))
     return "the router of layer " + std::to_string(number - wait_for_router(0));
   const uint32_t rank = number >> megakernel::kRankShift, grid_barrier = number & ((1u << megakernel::kRankShift) - 1);
-  if (rank == 0 && layers > 0 && grid_barrier == layers * kGridBarriersPerLayer) return "the largest logit's least";
+  if (rank == 0 && layers > 0 && grid_barrier == layers * kGridBarriersPerLayer)
+    return "the lower bounds of the largest logit";
   if (rank == 0) return name_of_grid_barrier(grid_barrier);
-  const std::string what =
-      grid_barrier == layers * kGridBarriersPerLayer ? "its likeliest id" : name_of_grid_barrier(grid_barrier);
-  return "GPU " + std::to_string(rank - 1) + " and its part of " + what;
+  const std::string gpu = "GPU " + std::to_string(rank - 1);
+  if (grid_barrier == layers * kGridBarriersPerLayer) return gpu + " and its likeliest id";
+  return gpu + " and its part of " + name_of_grid_barrier(grid_barrier);
 }
 }  // namespace
 

@@ -53,8 +53,8 @@ struct BlockWork {
 };
 // The words through which blocks exchange results. A word is zero until its value is complete, and is reset to zero
 // between two uses. The words are sums (megakernel/sums.cuh), and activation vectors of `down`, two 16-bit numbers a
-// word with all bits inverted. The layers of all tokens are numbered by turns, and even and odd turns use different
-// words, because some words are still being read when the next layer begins:
+// word with all bits inverted. A turn is the number of a layer, counted over the layers of all tokens. Even and odd
+// turns use different words, because some words are still being read when the next layer begins:
 //    down of odd turns, qkv of even ones | output, logits, vectors | qkv of odd turns, down of even ones
 struct TokenSums {
   uint64_t* words;

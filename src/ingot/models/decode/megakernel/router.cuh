@@ -7,8 +7,10 @@
 
 namespace ingot::decode {
 
-constexpr uint32_t kChosenBarrier = 1;      // between the copying warp, which chooses, and the multiplying warps
-constexpr uint32_t kLogitsBarrier = 2;      // the same in the other direction, without mbarriers
+// The warps meet twice in each layer: the multiplying warps state that the logits are in shared memory, by
+// kLogitsBarrier where there are no mbarriers and else by TokenMemory::logits_ready; then the copying warp states by
+// kChosenBarrier that it has chosen the experts.
+constexpr uint32_t kChosenBarrier = 1, kLogitsBarrier = 2;
 using LogitSum = megakernel::FixedSum<20>;  // a logit's sum over all blocks
 
 namespace router {

@@ -251,19 +251,10 @@ template <TokenVariant V> struct TokenContext {
   __device__ __forceinline__ void read_again(Load&& load, Complete&& complete) const {
     megakernel::read_again(load, complete, m.token.grid.watch);
   }
-  // Waits without a grid barrier until the words that load() reads are complete(). This wait gives up earlier than the
-  // waits of the blocks that depend on this block, so that the record names the wait that failed first.
+  // Waits without a grid barrier until the words that load() reads are complete().
   template <class Load, class Complete>
   __device__ __forceinline__ void wait_for(Load&& load, Complete&& complete, uint32_t number) const {
-    if (complete()) return;
-    gpu::Watch watch = m.token.grid.watch;
-    watch.limit_ns = watch.limit_ns / 4 * 3;
-    tile::wait_until(
-        [&] {
-          load();
-          return complete();
-        },
-        [] { return 0u; }, 1, watch, number);
+    megakernel::wait_for_words(load, complete, m.token.grid.watch, number);
   }
 };
 

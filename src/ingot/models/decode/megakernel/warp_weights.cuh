@@ -52,7 +52,7 @@ template <TokenVariant V> class WarpRequests {
   }
 
  private:
-  // Turns to the warp's next row tile.
+  // Finds the warp's next row tile. Returns false where no further steps are known.
   __device__ __forceinline__ bool find() {
 #pragma unroll 1
     while (next_ == end_) {
@@ -116,7 +116,8 @@ template <TokenVariant V> class WarpWeights {
 #pragma unroll 1
     while (count > 0) {
       const uint32_t requests = requests_.begin(count), steps = requests > 0 ? requests : count;
-      // Gate and up follow only when the experts are known, so a dense product requests steps of dense ones.
+      // The steps of gate and up are requested only after the experts are known, so a product by a dense matrix
+      // requests steps of dense matrices only.
       const bool experts = kExperts && requests_.are_experts();
       const auto take = [&] {
         const megakernel::WarpStep step = ring_.template take<F == WeightFormat::mxfp4>();

@@ -90,14 +90,15 @@ struct Memory {
 struct Unit {
   uint32_t slot, row_tile, part;
 };
-// The units of a team, in the order of their numbers: the team takes every fifth unit.
+// The units of a team, in the order of their numbers: the team takes every kTeams-th unit, and begins with `first`.
 class UnitCursor {
  public:
-  __device__ __forceinline__ UnitCursor(const Matrix& w, const RowSplit& s, uint32_t number)
-      : row_tiles_(w.row_tiles), parts_(s.parts), row_tile_step_(s.row_tile_step), part_step_(s.part_step) {
-    const uint32_t of_slot = row_tiles_ * parts_, slot = number / of_slot, rest = number - slot * of_slot;
-    at_ = {slot, rest / parts_, rest % parts_};
-  }
+  __device__ __forceinline__ UnitCursor(const Matrix& w, const RowSplit& s, const Unit& first)
+      : row_tiles_(w.row_tiles),
+        parts_(s.parts),
+        row_tile_step_(s.row_tile_step),
+        part_step_(s.part_step),
+        at_(first) {}
   __device__ __forceinline__ const Unit& operator*() const { return at_; }
   __device__ __forceinline__ void advance() {
     at_.part += part_step_, at_.row_tile += row_tile_step_;
@@ -182,18 +183,10 @@ struct Context {
   __device__ __forceinline__ void read_again(Load&& load, Complete&& complete) const {
     megakernel::read_again(load, complete, m.step.grid.watch);
   }
-  // Waits without a grid barrier. Gives up earlier than the blocks that wait for this block.
+  // Waits without a grid barrier until the words that load() reads are complete().
   template <class Load, class Complete>
   __device__ __forceinline__ void wait_for(Load&& load, Complete&& complete, uint32_t number) const {
-    if (complete()) return;
-    gpu::Watch watch = m.step.grid.watch;
-    watch.limit_ns = watch.limit_ns / 4 * 3;
-    tile::wait_until(
-        [&] {
-          load();
-          return complete();
-        },
-        [] { return 0u; }, 1, watch, number);
+    megakernel::wait_for_words(load, complete, m.step.grid.watch, number);
   }
 };
 

@@ -11,10 +11,16 @@ namespace ingot::decode {
 
 constexpr uint32_t kKernelRows = 8;  // the number of columns of a matrix instruction
 static_assert(kMostDraftRows <= kKernelRows, "the row kernel computes every draft step");
-// Which steps the row kernel computes: none; those in which it is faster than the small-batch kernels, as measured
-// (docs/lab/gpt-oss-decode.md#rows-of-one-persistent-kernel), which are steps of 2 to kKernelRows sequences and draft
-// steps; or, for tests and measurements, also steps of 2 to kKernelRows tokens of one sequence.
-enum class RowKernelUse { none, where_faster, all };
+// Which steps the row kernel computes. The small-batch kernels compute all other steps.
+enum class RowKernelUse {
+  // No step.
+  none,
+  // Steps of 2 to kKernelRows sequences, and draft steps. The row kernel was measured to be faster in these steps
+  // (docs/lab/gpt-oss-decode.md#rows-of-one-persistent-kernel).
+  where_faster,
+  // The same steps, and steps of 2 to kKernelRows tokens of one sequence, for tests and measurements.
+  all,
+};
 constexpr uint32_t kMostRowSlots = 64;  // the most expert slots, which are the distinct experts of all rows
 
 // The words through which the blocks of the kernel exchange results, in device memory filled with zeros. A sum is a

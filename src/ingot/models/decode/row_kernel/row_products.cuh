@@ -1,14 +1,15 @@
 #pragma once
 // A block's units of a product: multiplies weights from the ring by the activation vectors of all rows, and publishes
-// the sums. A team takes every fifth unit and multiplies its chunks in order. The sum of a unit is added over the
+// the sums. A team takes every kTeams-th unit and multiplies its chunks in order. The sum of a unit is added over the
 // team's three warps, so the sum depends on the row and the matrix alone.
 #include "ingot/models/decode/megakernel/products.cuh"
 #include "ingot/models/decode/row_kernel/row_context.cuh"
 
 namespace ingot::decode::rows {
 
-// One warp of a team finishes a unit. Lane 8 q + p has the numbers 2 p and 2 p + 1 of a row tile, of every fourth row
-// of the step from q on; the warps of a team take turns.
+// The biases and scales of the two rows of a row tile that a lane finishes. One warp of a team finishes a unit; the
+// warps take turns. Lane 8 q + p finishes rows 2 p and 2 p + 1 of the row tile, for the columns q, q + 4, ... of the
+// unit.
 struct Constants {
   float bias[2] = {0, 0}, scale[2] = {1, 1};
 };
@@ -51,7 +52,7 @@ __device__ __forceinline__ void multiply_units(const Context& block, const Matri
                  chunks = split.chunks, all = (end - first + kTeams - 1) / kTeams * chunks * kTeams,
                  row = min(lane / 4, block.m.step.T - 1), number_end = first + all / chunks;
   uint32_t turn = warp % team_warps, parity = 0;  // it is this warp's turn to finish a unit where `turn` is zero
-  UnitCursor units(w, split, first + team);
+  UnitCursor units(w, split, block.unit(w, split, first + team));
 #pragma unroll 1
   for (uint32_t number = first + team; number < number_end; number += kTeams, units.advance()) {
     const bool is_unit = number < end;  // without a unit, the chunks are void

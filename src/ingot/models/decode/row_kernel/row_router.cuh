@@ -50,7 +50,8 @@ class RowLogits {
   uint64_t word[kLogitsOfLane] = {};
   float bias[kLogitsOfLane] = {};
 };
-// One warp computes the weights of one row's choices.
+// A choice is one of the k experts that a row has chosen. One warp computes the weights of its row's k choices: the
+// softmax of their logits.
 __device__ __forceinline__ void weigh_choices(const Context& block, const Router& p) {
   const ChoiceMemory m = block.choice();
   const uint32_t row = threadIdx.x / 32;

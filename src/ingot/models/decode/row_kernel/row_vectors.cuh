@@ -143,11 +143,12 @@ struct PublishedVectors {
 // Copies the vectors to shared memory. Called after the grid barrier that follows their publication.
 __device__ __forceinline__ void copy_vectors(const Context& block, const PublishedVectors& v) {
   constexpr uint32_t kHeld = 6;  // 16-byte words of a thread that are requested together: all of 8 rows of 2,880
-  const uint32_t pieces = v.bytes / 16, all = v.count * pieces, magic = ~0u / pieces + 1;
+  const uint32_t pieces = v.bytes / 16, all = v.count * pieces, inverse = ~0u / pieces + 1;
 #pragma unroll 1
   for (uint32_t first = threadIdx.x; first < all; first += kHeld * kTokenThreads) {
     uint64_t words[kHeld][2] = {};  // not complete, so that read_again() loads
-    const auto vector_of = [&](uint32_t u) { return __umulhi(first + u * kTokenThreads, magic); };
+    // The quotient by `pieces`, which is exact because `all` times `pieces` is less than 2^32.
+    const auto vector_of = [&](uint32_t u) { return __umulhi(first + u * kTokenThreads, inverse); };
     const auto load = [&] {
 #pragma unroll
       for (uint32_t u = 0; u < kHeld; ++u) {
