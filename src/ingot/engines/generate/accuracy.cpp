@@ -78,7 +78,8 @@ Accuracy AccuracyMeter::result() const {
 
 Accuracy compare_models(Decoder& reference, Decoder& other, const std::vector<std::vector<int32_t>>& lists,
                         const std::function<bool()>& cancelled) {
-  INGOT_CHECK_EQ(other.vocab(), reference.vocab(), "accuracy: vocabulary");
+  INGOT_CHECK(other.vocab() == reference.vocab(), "accuracy: found a vocabulary of ", other.vocab(),
+              " tokens, expected the reference's ", reference.vocab());
   const int64_t vocab = reference.vocab();
   AccuracyMeter meter;
   std::vector<float> kept;

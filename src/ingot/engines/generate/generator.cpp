@@ -8,8 +8,8 @@ Generator::Generator(std::unique_ptr<Decoder> decoder) : decoder_(std::move(deco
 
 Answer Generator::generate(const Tokenizer& tokenizer, std::span<const int32_t> prompt, const GenerateOptions& options,
                            const std::function<bool(int32_t)>& on_token) {
-  INGOT_CHECK_EQ(int64_t(tokenizer.vocab_size()), decoder_->vocab(),
-                 "generate: vocabulary of the tokenizer and the model");
+  INGOT_CHECK(int64_t(tokenizer.vocab_size()) == decoder_->vocab(), "generate: found a tokenizer of ",
+              tokenizer.vocab_size(), " tokens, expected the model's ", decoder_->vocab());
   std::vector<int32_t> all;  // all tokens of the sequence, the prompt included
   if (tokenizer.bos() >= 0) all.push_back(tokenizer.bos());
   all.insert(all.end(), prompt.begin(), prompt.end());

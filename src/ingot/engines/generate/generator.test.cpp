@@ -112,5 +112,13 @@ TEST(generator, an_empty_prompt_needs_a_start_token) {
   EXPECT_THROW(generator.generate(f.tokenizer, {}, {}), Error);
 }
 
+TEST(generator, a_tokenizer_of_another_vocabulary_is_refused) {
+  Fixture f;
+  Generator generator(f.config, f.weights, false);
+  const std::vector<int32_t> prompt = {1};
+  EXPECT_EQ(testing::error_of([&] { generator.generate(CharTokenizer::from_text("abc"), prompt, {}); }),
+            "invalid argument: generate: found a tokenizer of 3 tokens, expected the model's 10");
+}
+
 }  // namespace
 }  // namespace ingot

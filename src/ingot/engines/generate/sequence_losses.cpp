@@ -18,6 +18,7 @@ template <class T> double loss_of(const T* row, int64_t vocab, int32_t target) {
 
 std::vector<double> sequence_losses(Decoder& decoder, std::span<const int32_t> ids,
                                     const std::function<bool()>& cancelled, int64_t first) {
+  INGOT_CHECK(first >= 1, "losses: found ", first, " as the first scored token, expected at least 1");
   std::vector<double> losses;
   Sequence sequence(decoder);
   const int64_t fed = int64_t(ids.size()) - 1,

@@ -8,8 +8,8 @@
 
 namespace ingot {
 
-// The loss (natural logarithm) of every token from ids[first] on, 1 <= first. Uses its own slot. The last token is not
-// fed, so ids may exceed the context by a token.
+// The loss (natural logarithm) of every token from ids[first] on. `first` is at least 1, because no token precedes
+// ids[0]. Uses its own slot. The last token is not fed, so ids may exceed the context by a token.
 std::vector<double> sequence_losses(Decoder& decoder, std::span<const int32_t> ids,
                                     const std::function<bool()>& cancelled = {}, int64_t first = 1);
 

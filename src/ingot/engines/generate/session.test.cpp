@@ -434,6 +434,10 @@ TEST(session, every_loss_is_the_loss_of_the_next_token) {
   const std::vector<double> tail = sequence_losses(*decoder, ids, {}, 20);
   ASSERT_EQ(tail.size(), 25u);
   for (size_t t = 0; t < tail.size(); ++t) EXPECT_NEAR(tail[t], losses[t + 19], 1e-4) << t;
+  for (const int64_t first : {0, -1})
+    EXPECT_EQ(
+        error_of([&] { sequence_losses(*decoder, ids, {}, first); }),
+        "invalid argument: losses: found " + std::to_string(first) + " as the first scored token, expected at least 1");
   EXPECT_EQ(sequence_losses(*f.decoder(44), ids).size(), 44u);  // the last id takes no space in the context
 }
 
