@@ -38,6 +38,11 @@ def expect_tensors_or_none(op, **operands):
     expect_tensors(op, **{name: t for name, t in operands.items() if t is not None})
 
 
+def expect_eps(op, eps):
+    if eps is not None and not hasattr(eps, "__float__"):
+        raise ValueError(f"{op}: eps: found {eps!r}, expected a number or None")
+
+
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -3,7 +3,7 @@ import torch
 
 from . import _C, _plain
 from ._kernel import kernel
-from ._op import as_rows, default_eps, dense, eager, empty_rows, expect_tensors_or_none, fake_rows, sum_dtype
+from ._op import as_rows, default_eps, dense, eager, empty_rows, expect_eps, expect_tensors_or_none, fake_rows, sum_dtype
 from ._second_order import gradients, knowing_whether_recorded, with_formula
 
 
@@ -13,13 +13,14 @@ def expect_vector(x, weight):
         raise ValueError(f"rms_norm: weight: found shape {tuple(weight.shape)}, expected {tuple(x.shape[-1:])}")
 
 
-def _expect(x, weight, *_):
+def _expect(x, weight, eps, _):
     expect_tensors_or_none("rms_norm", x=x, weight=weight)
     expect_vector(x, weight)
+    expect_eps("rms_norm", eps)
 
 
 def run_rms_norm_plain(x, weight, eps, unit_offset):
-    _expect(x, weight)
+    _expect(x, weight, eps, unit_offset)
     x = as_rows(x, 2)
     y = empty_rows(x)
     _C.rms_norm(x, dense(weight), None, None, y, None, default_eps(eps, x.dtype), unit_offset)

@@ -42,6 +42,7 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
         return _untensored("rms_norm", "x", rms_norm, x, weight, eps, residual=residual, unit_offset=unit_offset)
     _op.expect_tensors_or_none("rms_norm", x=x, weight=weight, residual=residual)
     _rms_norm.expect_vector(x, weight)
+    _op.expect_eps("rms_norm", eps)
     if residual is not None:
         return _add_rms_norm(x, residual, weight, eps, unit_offset)
     if _plain.needed():

@@ -2,6 +2,7 @@
 import math
 import numbers
 import re
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -34,7 +35,11 @@ class RMSNorm(_Direct):
 
     def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None, *, unit_offset=False):
         super().__init__()
-        self.normalized_shape = (int(normalized_shape),) if isinstance(normalized_shape, numbers.Integral) else tuple(normalized_shape)
+        shape = list(normalized_shape) if isinstance(normalized_shape, Iterable) else [normalized_shape]
+        if not all(isinstance(n, numbers.Integral) and n >= 0 for n in shape):
+            raise ValueError(f"RMSNorm: normalized_shape: found {normalized_shape!r}, expected an integer or several, each at least 0")
+        _op.expect_eps("RMSNorm", eps)
+        self.normalized_shape = tuple(map(int, shape))
         self.eps, self.elementwise_affine, self.unit_offset = eps, elementwise_affine, unit_offset
         self._one_vector = elementwise_affine and len(self.normalized_shape) == 1
         if elementwise_affine:

@@ -43,10 +43,12 @@ template <class... A> nb::object call(PyObject* f, A... arguments) {
 void set(nb::handle object, PyObject* name, nb::handle value) {
   if (PyObject_SetAttr(object.ptr(), name, value.ptr()) != 0) throw nb::python_error();
 }
-double number(nb::handle h) {
-  const double value = PyFloat_AsDouble(h.ptr());
-  if (value == -1 && PyErr_Occurred()) throw nb::python_error();
-  return value;
+// Returns false if `h` is not a number.
+bool read_number(nb::handle h, double& value) {
+  value = PyFloat_AsDouble(h.ptr());
+  if (value != -1 || !PyErr_Occurred()) return true;
+  PyErr_Clear();
+  return false;
 }
 DType sum_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
 
@@ -149,14 +151,18 @@ nb::object quick_type() {
 // the host an allocation, a sixth of the call.
 constexpr int64_t kRecomputeRstd = 1 << 20;
 
-// Reads x, weight, eps and unit_offset into `a`. Returns false if the rows are not dense or are empty.
+// Reads x, weight, eps and unit_offset into `a`. Returns false if the rows are not dense or are empty, or if eps is not
+// a number: the functions written in Python make such rows dense and refuse such an eps.
 bool describe_rms_norm(nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset, RmsNorm& a, Sizes& sizes) {
   const char* op = "rms_norm";
   if (!dense_matrix(op, "x", x, a.x, &sizes) || floats(op, "x", a.x).numel() == 0) return false;
   int rank = 1;
   if (!w.is_none() && (!dense_vector(op, "weight", w, a.w, &rank) || rank != 1)) return false;
   check_weight(a.x, a.w);
-  a.eps = eps.is_none() ? (a.x.dtype == DType::f64 ? DBL_EPSILON : FLT_EPSILON) : number(eps);
+  if (eps.is_none())
+    a.eps = a.x.dtype == DType::f64 ? DBL_EPSILON : FLT_EPSILON;
+  else if (!read_number(eps, a.eps))
+    return false;
   const int truth = PyObject_IsTrue(unit_offset.ptr());
   if (truth < 0) throw nb::python_error();
   a.unit_offset = truth == 1;

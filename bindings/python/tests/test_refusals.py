@@ -109,6 +109,34 @@ def test_a_wrong_option_is_refused_by_its_name():
             call()
 
 
+@on_cpu
+@pytest.mark.parametrize("recorded", [False, True])
+def test_an_eps_that_is_no_number_is_refused_by_its_name(recorded):
+    x, weight = torch.ones(3, 4, requires_grad=recorded), torch.ones(4)
+    for eps in ("much", [1e-6], {}, 1j):
+        message = re.escape(f"rms_norm: eps: found {eps!r}, expected a number or None")
+        module = nn.RMSNorm(4)
+        module.eps = eps
+        for call in (lambda: functional.rms_norm(x, weight, eps), lambda: functional.rms_norm(x, None, eps), lambda: functional.rms_norm(x[:, ::2], None, eps),
+                     lambda: functional.rms_norm(x, weight, eps, residual=x), lambda: module(x), lambda: module(x, x)):
+            with pytest.raises(ValueError, match=f"^{message}$"):
+                call()
+        with pytest.raises(ValueError, match=f"^{message.replace('rms_norm', 'RMSNorm', 1)}$"):
+            nn.RMSNorm(4, eps)
+        with pytest.raises(Exception, match=message):
+            torch.compile(lambda x: functional.rms_norm(x, weight, eps), backend="eager")(x)  # noqa: B023
+    y = functional.rms_norm(x, weight, 1)
+    assert torch.equal(y, functional.rms_norm(x, weight, torch.tensor(1.0))) and torch.equal(y, nn.RMSNorm(4, 1.0)(x))
+
+
+def test_a_shape_that_rms_norm_cannot_have_is_refused_by_its_name():
+    for shape in (-1, (8, -1), "8", 8.0, (8.0,), None, [None]):
+        message = re.escape(f"RMSNorm: normalized_shape: found {shape!r}, expected an integer or several, each at least 0")
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            nn.RMSNorm(shape)
+    assert nn.RMSNorm([3, 4]).normalized_shape == nn.RMSNorm(torch.Size([3, 4])).normalized_shape == (3, 4)
+
+
 def test_a_comparison_of_a_kernel_has_no_expressions():
     """Checks that only the kernels make: their messages name C++ expressions, which the binding leaves out."""
     from ingot import _C
