@@ -36,9 +36,6 @@ ELSEWHERE["ttt"] = ["src/ingot/engines/ttt", "src/ingot/models/gpt"]
 # The rooms of a generated token of a model of the trainer.
 ROOMS["generate"] = [room for room in ROOMS["ttt"] if room not in ("adamw", "cross_entropy")] + ["sampling"]
 ELSEWHERE["generate"] = ["src/ingot/engines/generate", "src/ingot/models/gpt"]
-# An earlier build beside the tree's build, for rooms whose code moved.
-ROOMS["two_builds"] = ["mlp", "activation", "rmsnorm", "rope", "swiglu"]
-ONLY_OURSELVES = {"two_builds"}  # suites without another library as peer
 # Suites whose operation is a single function of PyTorch, with this peer's name: torch.compile would call the same function.
 PYTORCH_FUNCTION = {"experts": "grouped_mm"}
 # Suites with times only; tests check the computed values.
@@ -79,7 +76,7 @@ def outdated(suites, gpu, results=RESULTS):
 
 
 def how_to_measure(suite):
-    return NO_BENCHMARKS[suite] if suite in NO_BENCHMARKS else f"bench/peers/gpu_{suite}.py" if suite in ONLY_OURSELVES else f"bench/gpu.py {suite}"
+    return NO_BENCHMARKS[suite] if suite in NO_BENCHMARKS else f"bench/gpu.py {suite}"
 
 
 def rooms_of(suite, root):
@@ -174,11 +171,10 @@ def problems_of(report):
         bad += wrong
         if wrong:
             continue
-        with_torch = not unchecked and report["suite"] not in ONLY_OURSELVES
         eager = PYTORCH_FUNCTION.get(report["suite"], "torch_eager")
-        if with_torch and eager not in result["peers"]:
+        if not unchecked and eager not in result["peers"]:
             bad.append(f"{where}: peer {eager} is missing")
-        if with_torch and eager == "torch_eager" and "torch_compile" not in {**result["peers"], **result.get("absent", {})}:
+        if not unchecked and eager == "torch_eager" and "torch_compile" not in {**result["peers"], **result.get("absent", {})}:
             bad.append(f"{where}: peer torch_compile is missing, and no word why")
         if not all(isinstance(us, (int, float)) and us > 0 for us in [result["ours_us"], *result["peers"].values()]):
             bad.append(f"{where}: found a time that is not above 0")
