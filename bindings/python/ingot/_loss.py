@@ -25,14 +25,16 @@ def _kept_dtype(parameter):
     return torch.float32 if parameter.dtype is torch.float16 else parameter.dtype
 
 
-# The most logits (T V) whose gradient of the weights is summed in bf16: the kernels then divide the rows into at most ten chunks, in the common case four. One
-# rounding per chunk, of partial sums that grow, leaves about sqrt(chunks / 3) times the error of a single rounding.
-_FEW_LOGITS = 2**31
+# The most logits (T V) and rows (T) whose gradient of the weights is summed in bf16: the kernels then divide the rows into at most six chunks, in the common case
+# into two to four. The sum is rounded once per chunk; as its partial sums grow like the square root of their number of rows, n roundings leave about
+# sqrt((n + 1) / 2) times the error of a single rounding.
+_FEW_LOGITS, _FEW_ROWS = 2**31, 6 * 16384
 
 
 def _accumulator(x, weight):
     """The dtype in which the chunks' gradients of the weights are summed. fp32 takes twice the memory, and a pass that rounds."""
-    return torch.bfloat16 if x.dtype is torch.bfloat16 and x.is_cuda and x.shape[0] * weight.shape[0] <= _FEW_LOGITS else sum_dtype(x.dtype)
+    few = x.shape[0] <= _FEW_ROWS and x.shape[0] * weight.shape[0] <= _FEW_LOGITS
+    return torch.bfloat16 if x.dtype is torch.bfloat16 and x.is_cuda and few else sum_dtype(x.dtype)
 
 
 def _run(x, weight, bias, target, dloss, needs, options):

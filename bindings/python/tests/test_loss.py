@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 import ingot
 import reference
 from conftest import DEVICE, has_loss, on_cpu
-from ingot import functional
+from ingot import _loss, functional
 from reference import assert_near
 
 pytestmark = pytest.mark.skipif(not has_loss(DEVICE), reason="this build has no cross entropy on a GPU")
@@ -101,6 +101,20 @@ def test_many_chunks_and_no_whole_logits(device):
     oracle(*wide, target, None, reduction="sum").backward()
     assert_near(x.grad, wide[0].grad, 120, "x")
     assert_near(w.grad, wide[1].grad, 120 + 5000**0.5, "w")  # sums over rows, in fp32
+
+
+@pytest.mark.parametrize("rows, classes, cuda, dtype, wanted", [
+    (98304, 8192, True, torch.bfloat16, torch.bfloat16),   # six chunks
+    (98305, 8192, True, torch.bfloat16, torch.float32),    # one more
+    (16384, 131072, True, torch.bfloat16, torch.bfloat16),
+    (16385, 131072, True, torch.bfloat16, torch.float32),  # more than 2^31 logits
+    (1024, 8192, True, torch.float16, torch.float32),
+    (1024, 8192, False, torch.bfloat16, torch.float32),
+])
+def test_bf16_sums_the_gradient_of_the_weights_for_few_chunks_only(rows, classes, cuda, dtype, wanted):
+    from types import SimpleNamespace
+    x, weight = SimpleNamespace(dtype=dtype, is_cuda=cuda, shape=(rows, 64)), SimpleNamespace(shape=(classes, 64))
+    assert _loss._accumulator(x, weight) is wanted
 
 
 def test_rows_that_do_not_count(device):
