@@ -2,7 +2,7 @@
 """o200k_harmony beside tiktoken and Hugging Face tokenizers: equal ids, for a vocabulary learned here and written in both
 published forms (tiktoken's ranks; tokenizer.json with every merge, added tokens and ignore_merges as GPT-OSS has it). Then the same vocabulary in the
 forms of other families (Llama 3, Qwen3, Mistral's tekken, SmolLM2): their patterns, normalization form C, and added tokens that ordinary text may
-contain.
+contain. Then a vocabulary with byte fallback in all forms that a tokenizer.json has for the spaces of SentencePiece.
 
     parity_tokenizer.py BUILD/parity_tokenizer [--texts 6000] [--vocab 6000] [--seed 1] [--skip-without-peers]
 
@@ -25,7 +25,7 @@ import parity_peers
 ROOT = Path(__file__).resolve().parents[2]
 with parity_peers.required():
     import tiktoken
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer, models, normalizers, trainers
     from tokenizers.normalizers import NFC
 
 PATTERN = "|".join([
@@ -176,6 +176,44 @@ def families(program, json_file, texts, rng):
     return differ
 
 
+def byte_fallback(program, folder, training, texts):
+    """For each form of the spaces, how many texts get ids that differ from those of Hugging Face's package."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    # Without a step that divides words, so that pieces may contain several words and runs of spaces.
+    tokenizer.train_from_iterator([t[:400] for t in training], trainers.BpeTrainer(
+        vocab_size=3000, special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))], limit_alphabet=1500, show_progress=False))
+    base = json.loads(tokenizer.to_str())
+    special = [dict(id=i, content=name, single_word=False, lstrip=False, rstrip=False, normalized=False, special=True) for i, name in enumerate(("<unk>", "<s>", "</s>"))]
+    vocab = base["model"]["vocab"]
+    fresh = itertools.count(len(vocab))  # an added token that the vocabulary has keeps the vocabulary's id
+    added = [dict(id=vocab[name] if name in vocab else next(fresh), content=name, single_word=False, lstrip=False, rstrip=False, normalized=False,
+                  special=False) for name in ("<think>", "\n\n\n", "<t", "\U0001f600!")]
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    prepend = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, replace]}
+    at_spaces = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    forms = {"Prepend": (prepend, None, []), "Replace": (replace, None, added), "Replace and Split": (replace, at_spaces, added)}
+    for scheme, divided in itertools.product(("first", "always", "never"), (True, False)):
+        pre = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": divided}
+        forms[f"Metaspace {scheme}{' split' if divided else ''}"] = (None, pre, [])
+    forms["Metaspace of older files"] = (None, {"type": "Metaspace", "replacement": "\u2581", "add_prefix_space": True}, [])
+    texts = texts + [" ", "  ", " a", "  a", "\u2581a", "\u2581", " \n", "a ", "a  b   c    d", "<think> a", " <think>", "\n\n\n\n"]
+    differ = {}
+    for name, (normalizer, pre, more) in forms.items():
+        path = folder / "fallback.json"
+        path.write_text(json.dumps(base | {"added_tokens": special + more, "normalizer": normalizer, "pre_tokenizer": pre, "decoder": None}))
+        peer = Tokenizer.from_file(str(path))
+        peer.encode_special_tokens = True
+        differ[name] = 0
+        for text, found in zip(texts, ours(program, str(path), texts), strict=True):
+            wanted = peer.encode(text, add_special_tokens=False).ids
+            if found != wanted:
+                differ[name] += 1
+                if differ[name] <= 3:
+                    print(f"{name}: {text[:80]!r}: found {found[:40]}, expected {wanted[:40]}")
+    return differ
+
+
 def main():
     parser = parity_peers.parser(__doc__)
     parser.add_argument("program")
@@ -207,10 +245,12 @@ def main():
                         print(f"{who}: {text[:80]!r}: found {got[:40]}, expected {want[:40]}")
         forms = sum(a != b for a, b in zip(ours_ranks, ours_json))
         others = families(args.program, json_file, texts, rng)
+        fallback = byte_fallback(args.program, folder, training, texts)
     print(f"{len(texts)} texts, {sum(len(t.encode()) for t in texts)} bytes, {len(ranks)} tokens: "
           f"{differ['tiktoken']} differ from tiktoken, {differ['tokenizers']} from tokenizers; {forms} between the two forms")
     print("other families: " + ", ".join(f"{n} differ of {name}" for name, n in others.items()))
-    sys.exit(1 if any(differ.values()) or any(others.values()) else 0)
+    print("byte fallback: " + ", ".join(f"{n} differ of {name}" for name, n in fallback.items()))
+    sys.exit(1 if any([*differ.values(), *others.values(), *fallback.values()]) else 0)
 
 
 if __name__ == "__main__":

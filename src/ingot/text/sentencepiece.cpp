@@ -150,7 +150,8 @@ void SentencePiece::Impl::make_hash() {
     h.number(int(p.type));
   }
   h.bytes(model.charsmap);
-  h.number(model.byte_fallback | model.add_dummy_prefix << 1 | model.remove_extra_whitespaces << 2);
+  h.number(model.byte_fallback | model.add_dummy_prefix << 1 | model.remove_extra_whitespaces << 2 |
+           model.space_is_prefix << 3 | model.splits_at_spaces << 4);
   h.bytes(model.bos_piece);
   h.bytes(model.unk_surface);
   hash = h.value();
@@ -191,7 +192,8 @@ std::string SentencePiece::Impl::normalize(std::string_view text) const {
   }
   if (text.empty()) return out;
   out.reserve(text.size() + text.size() / 2);
-  if (model.add_dummy_prefix) out += kSpace;
+  const bool has_prefix = model.space_is_prefix && (text.starts_with(' ') || text.starts_with(kSpace));
+  if (model.add_dummy_prefix && !has_prefix) out += kSpace;
   bool after_space = model.remove_extra_whitespaces;
   while (!text.empty()) {
     auto [part, used] = normalize_prefix(text);
@@ -298,7 +300,9 @@ std::vector<int32_t> SentencePiece::encode(std::string_view text) const {
   std::unordered_map<std::string_view, std::pair<size_t, size_t>> seen;
   for (size_t begin = 0; begin < normal.size();) {
     size_t end = normal.size();
-    if (impl_->words_apart) {
+    if (impl_->model.splits_at_spaces) {
+      end = std::min(normal.find(kSpace, begin + 1), normal.size());
+    } else if (impl_->words_apart) {
       end = begin;
       while (normal.compare(end, 3, kSpace) == 0) end += 3;
       end = std::min(normal.find(kSpace, end), normal.size());

@@ -194,6 +194,31 @@ TEST(SentencePiece, RefusesATokenizerJsonWithStepsThatItDoesNotKnow) {
   EXPECT_NE(said().find("found id 777777, expected no gaps"), std::string::npos) << said();
 }
 
+TEST(SentencePiece, AMetaspaceAddsNoSpaceBeforeASpaceAndStartsAWordAtEachSpace) {
+  Json vocab = {{"<unk>", 0}}, merges = {"\u2581 a", "\u2581 \u2581", "\u2581\u2581 \u2581a"};
+  for (int b = 0; b < 256; ++b) {
+    char name[8];
+    std::snprintf(name, sizeof name, "<0x%02X>", b);
+    vocab[name] = b + 1;
+  }
+  const int32_t space = 257, a = 258, space_a = 259, spaces = 260, spaces_a = 261;
+  vocab["\u2581"] = space, vocab["a"] = a, vocab["\u2581a"] = space_a, vocab["\u2581\u2581"] = spaces;
+  vocab["\u2581\u2581\u2581a"] = spaces_a;
+  Json json = {{"model", {{"byte_fallback", true}, {"unk_token", "<unk>"}, {"vocab", vocab}, {"merges", merges}}}};
+  const auto ids = [&](const Json& metaspace, const char* text) {
+    json["pre_tokenizer"] = metaspace;
+    return SentencePiece::parse_json(json, "t").encode(text);
+  };
+  using Ids = std::vector<int32_t>;
+  const Json whole = {{"type", "Metaspace"}, {"prepend_scheme", "first"}, {"split", false}};
+  EXPECT_EQ(ids(whole, "a"), (Ids{space_a}));
+  EXPECT_EQ(ids(whole, " a"), (Ids{space_a}));  // SentencePiece itself adds a second space here
+  EXPECT_EQ(ids(whole, "   a"), (Ids{spaces_a}));
+  const Json divided = {{"type", "Metaspace"}, {"prepend_scheme", "first"}};  // `split` is true where a file lacks it
+  EXPECT_EQ(ids(divided, "   a"), (Ids{space, space, space_a}));
+  EXPECT_EQ(ids({{"type", "Metaspace"}, {"prepend_scheme", "never"}, {"split", false}}, "a a"), (Ids{a, space_a}));
+}
+
 TEST(SentencePiece, CountsTheBytesOfTheText) {
   const SentencePiece sp = SentencePiece::load(text_data("sp.model"));
   // " the" counts its space after a word, and also after bos, because this model adds no space before a text. A byte

@@ -110,6 +110,7 @@ class JsonReader {
         replaces = true;
         const Json* scheme = find(*pre, "prepend_scheme");
         m_.add_dummy_prefix = scheme == nullptr ? pre->value("add_prefix_space", true) : *scheme != "never";
+        m_.space_is_prefix = true, m_.splits_at_spaces = pre->value("split", true);
       } else if (type_of(*pre) != "Split" || !replaces || pattern == nullptr || *pattern != Json{{"String", " "}}) {
         refuse("pre_tokenizer: found \"", type_of(*pre).substr(0, 40),
                "\", expected none, Metaspace or a Split at spaces");

@@ -27,6 +27,9 @@ struct SentencePieceModel {
   std::string charsmap;
   bool add_dummy_prefix = true, remove_extra_whitespaces = true, escape_whitespaces = true;
   bool has_denormalizer = false;
+  // Of a tokenizer.json with a Metaspace, without a field in a .model file: a text that begins with a space gets no
+  // dummy prefix; and each space begins a word, so that no piece contains a space after its first character.
+  bool space_is_prefix = false, splits_at_spaces = false;
 };
 
 // Throws bad_data with `origin` and the byte offset.

@@ -14,10 +14,12 @@ const char kAlphanumeric[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmn
 
 std::string json_string(const std::string& text) { return OrderedJson(text).dump(); }
 
-// Whether the tokenizer puts a space in front of every text, as SentencePiece does.
+// Whether the tokenizer puts a space in front of every text, even of a text that begins with a space, as SentencePiece
+// does.
 bool adds_space(const Tokenizer& tokenizer) {
-  const std::vector<int32_t> ids = tokenizer.encode("a");
-  return !ids.empty() && tokenizer.token_bytes(ids[0]).starts_with(' ');
+  std::string bytes;
+  for (const int32_t id : tokenizer.encode(" a")) bytes += tokenizer.token_bytes(id);
+  return bytes.starts_with("  ");
 }
 
 }  // namespace

@@ -345,6 +345,11 @@ TEST(chat_templates, a_text_has_one_leading_space_where_the_tokenizer_adds_a_spa
                                         {.role = ChatRole::user, .content = "Hi"}}};
   const int32_t hi = spm->vocab_size() - 1;
   EXPECT_EQ(f->prompt(c), (std::vector<int32_t>{1, 3, hi, 4, hi, 2, 3, hi, 4}));
+  // The space of the format stands in front of a space of the text, although the tokenizer adds none there.
+  const int32_t space = hi - 4;
+  EXPECT_EQ(spm->encode(" Hi"), (std::vector<int32_t>{hi}));
+  EXPECT_EQ(f->prompt({.messages = {{.role = ChatRole::user, .content = " Hi"}}}),
+            (std::vector<int32_t>{1, 3, space, hi, 4}));
   EXPECT_EQ(parts_of_ids(*f, {hi, hi, 2}), (std::vector<ChatPart>{{.kind = ChatKind::text, .content = "Hi Hi"}}));
   EXPECT_TRUE(f->is_control(3));
   EXPECT_FALSE(f->is_control(hi));
