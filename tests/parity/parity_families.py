@@ -50,6 +50,7 @@ CASES = {
     "qwen2_window": ("Qwen2Config", dict(use_sliding_window=True, sliding_window=50, max_window_layers=1), None),
     "qwen3": ("Qwen3Config", dict(head_dim=32, tie_word_embeddings=True), "qwen3"),
     "qwen3_biases": ("Qwen3Config", dict(attention_bias=True, rope_parameters=YARN), None),
+    "qwen3_yarn": ("Qwen3Config", dict(rope_parameters=YARN | dict(beta_fast=12.0, beta_slow=2.0)), "qwen3"),
     "qwen3_moe": ("Qwen3MoeConfig", dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True), "qwen3moe"),
     "qwen3_moe_sums": ("Qwen3MoeConfig", dict(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=32, norm_topk_prob=False), None),
     "gemma3": ("Gemma3TextConfig", dict(num_hidden_layers=7, sliding_window=33, query_pre_attn_scalar=20, tie_word_embeddings=True), None),
@@ -113,6 +114,8 @@ def write_gguf(model, architecture, path):
         w.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         w.add_rope_scaling_orig_ctx_len(int(rope["original_max_position_embeddings"]))
+        for name in {"beta_fast", "beta_slow"} & rope.keys():
+            w.add_float32(f"{architecture}.rope.scaling.yarn_{name}", rope[name])
     if rope["rope_type"] == "llama3":
         w.add_tensor("rope_freqs.weight", llama3_divisors(rope, c.head_dim))
     if architecture == "qwen3moe":

@@ -19,6 +19,7 @@ class ConfigReader {
   // The value; null counts as absent.
   const Json* find(const char* key);
   bool given(const char* key) { return find(key) != nullptr; }
+  bool has_key(const char* key) const { return json_.contains(key); }  // also with null
   int64_t integer(const char* key, int64_t otherwise);
   int64_t required_integer(const char* key, int64_t low, int64_t high);
   double number(const char* key, double otherwise);

@@ -14,16 +14,19 @@ void read_llama(ConfigReader& c, DecoderSpec& s) {
 }
 void read_llama_gguf(GgufReader& f, DecoderSpec&) { f.must_be("expert_count", 0); }
 
+// 0 for null. A file without the key has the classes' default.
+int64_t read_window(ConfigReader& c) { return c.integer("sliding_window", c.has_key("sliding_window") ? 0 : 4096); }
+
 // --- Mistral: a window in all layers if the file has a window
 void read_mistral(ConfigReader& c, DecoderSpec& s) {
-  const int64_t window = c.integer("sliding_window", 0);
+  const int64_t window = read_window(c);
   c.read_windows(s, window, [&](int64_t) { return window > 0; });
 }
 
 // --- Qwen: windows are present in most files and switched off
 void read_qwen_windows(ConfigReader& c, DecoderSpec& s, int64_t default_first) {
-  const bool on = c.flag("use_sliding_window", false);
-  const int64_t window = c.integer("sliding_window", 4096), first = c.integer("max_window_layers", default_first);
+  const int64_t window = read_window(c), first = c.integer("max_window_layers", default_first);
+  const bool on = c.flag("use_sliding_window", false) && window > 0;
   c.read_windows(s, on ? window : 0, [&](int64_t l) { return on && l >= first; });
 }
 void read_qwen2(ConfigReader& c, DecoderSpec& s) {
@@ -51,6 +54,8 @@ void read_qwen_gguf(GgufReader&, DecoderSpec&) {}
 void read_qwen3_moe_gguf(GgufReader& f, DecoderSpec& s) {
   s.experts = f.integer("expert_count"), s.experts_per_token = f.integer("expert_used_count");
   s.intermediate = f.integer("expert_feed_forward_length");
+  constexpr double kSoftmax = 1;
+  f.must_be("expert_gating_func", kSoftmax);
   for (LayerSpec& l : s.layer) l.experts = true;
 }
 
@@ -72,10 +77,12 @@ void read_gemma3(ConfigReader& c, DecoderSpec& s) {
   s.attention_scale = 1 / std::sqrt(c.number("query_pre_attn_scalar", 256));
   s.attention_softcap = c.number("attn_logit_softcapping", 0);
   s.logit_softcap = c.number("final_logit_softcapping", 0);
-  // The scale has the type of the embedding, bf16 in published files.
+  // The scale is rounded to the type of the embedding, bf16 in published files.
   const std::string type = c.text(c.given("dtype") ? "dtype" : "torch_dtype", "bfloat16");
   const double scale = std::sqrt(double(s.hidden));
-  s.embedding_scale = type == "float32" ? scale : double(float(bf16(float(scale))));
+  s.embedding_scale = type == "float32"   ? scale
+                      : type == "float16" ? double(float(f16(float(scale))))
+                                          : double(float(bf16(float(scale))));
   c.must_be("sliding_window_pattern", kGemmaLocalLayers + 1);
   c.must_be("_sliding_window_pattern", kGemmaLocalLayers + 1);
   c.must_be("use_bidirectional_attention", false);
@@ -104,6 +111,7 @@ void read_gemma3_gguf(GgufReader& f, DecoderSpec& s) {
   s.embedding_scale = double(float(bf16(float(std::sqrt(double(s.hidden))))));
   s.rope.push_back({.theta = f.find_number("rope.freq_base_swa").value_or(kGemmaLocalTheta)});
   const int64_t window = f.integer("attention.sliding_window");
+  f.must_be("attention.sliding_window_pattern", kGemmaLocalLayers + 1);
   for (int64_t l = 0; l < s.layers; ++l)
     if (is_gemma_local(l)) s.layer[size_t(l)] = {.window = window, .rope = 1, .experts = false};
 }

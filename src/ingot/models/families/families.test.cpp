@@ -108,7 +108,7 @@ TEST(Families, ReadPublishedConfigurations) {
   EXPECT_EQ(moe.experts_per_token, 8);
 
   EXPECT_EQ(family_spec_from_json(kMistral, "c").longest_window(), 0);
-  EXPECT_EQ(family_spec_from_json(with(kMistral, "sliding_window", "4096"), "c").layer[31].window, 4096);
+  EXPECT_EQ(family_spec_from_json(with(kMistral, "sliding_window", "512"), "c").layer[31].window, 512);
 
   const DecoderSpec gemma = family_spec_from_json(kGemma3, "c");
   EXPECT_EQ(gemma.layer[4].window, 512);
@@ -117,6 +117,24 @@ TEST(Families, ReadPublishedConfigurations) {
   EXPECT_EQ(gemma.rope[size_t(gemma.layer[5].rope)].theta, 1e6);
   EXPECT_EQ(gemma.embedding_scale, 34);  // sqrt(1152) = 33.94, in bf16
   EXPECT_TRUE(gemma.norm.post && gemma.norm.unit_offset && gemma.tied_embeddings);
+}
+
+TEST(Families, AnAbsentWindowIsTheDefaultOfTransformersAndANullWindowIsNone) {
+  Json mistral = Json::parse(kMistral);
+  mistral.erase("sliding_window");
+  EXPECT_EQ(family_spec_from_json(mistral.dump(), "c").layer[31].window, 4096);
+  Json qwen = Json::parse(kQwen25);
+  qwen["use_sliding_window"] = true, qwen["sliding_window"] = nullptr;
+  EXPECT_EQ(family_spec_from_json(qwen.dump(), "c").longest_window(), 0);
+}
+
+TEST(Families, TheEmbeddingOfGemmaIsScaledInTheTypeOfTheEmbedding) {
+  const auto scale = [](const char* type) {
+    return family_spec_from_json(with(kGemma3, "torch_dtype", type), "c").embedding_scale;
+  };
+  EXPECT_EQ(scale("\"bfloat16\""), 34);
+  EXPECT_EQ(scale("\"float16\""), 33.9375);  // sqrt(1152) = 33.9411 with 11 bits
+  EXPECT_EQ(scale("\"float32\""), std::sqrt(1152.0));
 }
 
 TEST(Families, ReadTheRotationInBothSpellings) {
@@ -208,7 +226,7 @@ TEST(Families, TheWidthOfAHeadIsNotTakenFromTheHiddenSizeWhereTheFamilyHasAWidth
 }
 
 // A GGUF file of Gemma 3 with heads of 4 numbers, without the weights of its layers.
-DecoderSpec gemma_of_gguf(uint32_t layers) {
+DecoderSpec gemma_of_gguf(uint32_t layers, const std::function<void(GgufWriter&)>& more = {}) {
   const TemporaryDirectory dir;
   GgufWriter w;
   w.key("general.architecture", "gemma3").key("gemma3.block_count", layers).key("gemma3.context_length", 32u);
@@ -216,6 +234,7 @@ DecoderSpec gemma_of_gguf(uint32_t layers) {
   w.key("gemma3.attention.head_count", 2u).key("gemma3.attention.head_count_kv", 1u);
   w.key("gemma3.attention.key_length", 4u).key("gemma3.attention.layer_norm_rms_epsilon", 1e-6f);
   w.key("gemma3.attention.sliding_window", 16u);
+  if (more) more(w);
   w.tensor("token_embd.weight", 0, {3, 1152}, std::string(3 * 1152 * 4, '\0'));
   write_file(dir / "gemma.gguf", w.bytes());
   return read_family_spec(dir / "gemma.gguf");
@@ -228,6 +247,27 @@ TEST(Families, GemmasNormsAddOneToWeightsOfSafetensorsAndNotToWeightsOfGguf) {
   EXPECT_FALSE(spec.norm.unit_offset);
   EXPECT_TRUE(spec.norm.post && spec.qk_norm);
   EXPECT_EQ(spec.embedding_scale, 34);  // sqrt(1152), in bf16
+}
+
+TEST(Families, AGgufFileStatesTheScalingOfTheRotationByItsKeys) {
+  const auto of = [](const std::function<void(GgufWriter&)>& more) { return gemma_of_gguf(6, more).rope[0].scaling; };
+  const RopeScaling yarn = of([](GgufWriter& w) {
+    w.key("gemma3.rope.scaling.type", "yarn").key("gemma3.rope.scaling.factor", 4.0f);
+    w.key("gemma3.rope.scaling.original_context_length", 16u);
+    w.key("gemma3.rope.scaling.yarn_beta_fast", 20.0f).key("gemma3.rope.scaling.yarn_beta_slow", 2.0f);
+  });
+  EXPECT_EQ(yarn.kind, RopeScaling::yarn);
+  EXPECT_EQ(yarn.original_context, 16);
+  EXPECT_EQ(yarn.beta_fast, 20);
+  EXPECT_EQ(yarn.beta_slow, 2);
+  // Older files have a factor alone.
+  const RopeScaling linear = of([](GgufWriter& w) { w.key("gemma3.rope.scaling.factor", 8.0f); });
+  EXPECT_EQ(linear.kind, RopeScaling::linear);
+  EXPECT_EQ(linear.factor, 8);
+  EXPECT_NE(error_of([] {
+              gemma_of_gguf(6, [](GgufWriter& w) { w.key("gemma3.attention.sliding_window_pattern", 2u); });
+            }).find("gemma3.attention.sliding_window_pattern: found 2, expected 6"),
+            std::string::npos);
 }
 
 // A GGUF file does not state query_pre_attn_scalar, which is the width of a head but for the model of 62 layers.
@@ -379,11 +419,43 @@ TEST(Families, ReadTheSameNumbersFromSafetensorsAndFromGgufWithPairedRows) {
   EXPECT_DOUBLE_EQ(divided[2], angles[2] / 4);
 }
 
+TEST(Families, KeysOfAGgufFileAreReadOrWithoutEffectOrRefused) {
+  Tiny tiny;
+  const auto refusal_of = [&](const std::function<void(GgufWriter&)>& more) {
+    const std::string path = tiny.write_gguf(more), message = error_of([&] { (void)read_family_spec(path); });
+    return message.substr(0, message.find(path)) +
+           (message.empty() ? "" : message.substr(message.find(path) + path.size()));
+  };
+  EXPECT_EQ(
+      refusal_of([](GgufWriter& w) {
+        w.key("llama.vocab_size", 5u).key("llama.rope.scaling.finetuned", true).key("llama.attention.causal", true);
+        w.key("llama.expert_used_count", 0u).key("llama.pooling_type", 3u).key("qwen3.attention.scale", 0.5f);
+      }),
+      "");
+  EXPECT_EQ(refusal_of([](GgufWriter& w) { w.key("llama.attention.scale", 0.5f); }),
+            "unsupported: : llama.attention.scale: found number 0.5, a property of models that Ingot does not know; "
+            "expected none");
+  EXPECT_EQ(refusal_of([](GgufWriter& w) { w.key("llama.attention.causal", false); }),
+            "unsupported: : llama.attention.causal: found false, expected true");
+  for (const char* name :
+       {"llama.attention.sliding_window", "llama.rope.scale_linear", "llama.rope.scaling.attn_factor"})
+    EXPECT_NE(refusal_of([&](GgufWriter& w) { w.key(name, 2u); }).find(": " + std::string(name) + ": found "),
+              std::string::npos)
+        << name;
+}
+
 TEST(Families, ATiedHeadMayBeThereOrNotAndNoOtherTensorMay) {
   Tiny tiny;
   tiny.add("lm_head.weight", {5, 8});
+  const std::vector<float> other = tiny.numbers["lm_head.weight"];
+  tiny.numbers["lm_head.weight"] = tiny.numbers["model.embed_tokens.weight"];
   const Loaded redundant = load(tiny.write_safetensors_files());
   EXPECT_EQ(redundant.weights.head.data.data, redundant.weights.embed.data.data);
+  tiny.numbers["lm_head.weight"] = other;
+  tiny.write_safetensors_files();
+  const std::string two = error_of([&] { load(tiny.dir.path()); });
+  EXPECT_NE(two.find("found tie_word_embeddings and a lm_head.weight that is not model.embed_tokens.weight"), two.npos)
+      << two;
 
   tiny.config = with(tiny.config.c_str(), "tie_word_embeddings", "false");
   EXPECT_NE(load(tiny.write_safetensors_files()).weights.head.data.data, nullptr);

@@ -70,6 +70,7 @@ DecoderSpec spec_of_gguf(const std::string& path) {
   DecoderSpec s = file.read_common();
   s.norm.rounds_before_weight = true;
   family->read_gguf(file, s);
+  file.refuse_unknown();
   check(s, path);
   return s;
 }

@@ -1,11 +1,37 @@
 #include "ingot/models/families/gguf_reader.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <type_traits>
 
 #include "ingot/core/check.h"
 
 namespace ingot {
+namespace {
+
+// Keys about training, the converter and uses of a model other than continuing a text.
+constexpr std::array kWithoutEffect = {"pooling_type", "rope.scaling.finetuned", "tensor_data_layout", "vocab_size"};
+
+bool says_nothing(const GgufValue& value) {
+  return std::visit(
+      [](const auto& v) {
+        if constexpr (std::is_arithmetic_v<std::decay_t<decltype(v)>>)
+          return v == 0;
+        else
+          return v.empty();
+      },
+      value);
+}
+std::string described(const GgufValue& value) {
+  if (const auto* b = std::get_if<bool>(&value)) return *b ? "true" : "false";
+  if (const auto* i = std::get_if<int64_t>(&value)) return detail::concat("number ", *i);
+  if (const auto* d = std::get_if<double>(&value)) return detail::concat("number ", *d);
+  if (const auto* s = std::get_if<std::string>(&value)) return "\"" + s->substr(0, 40) + "\"";
+  return "a list";
+}
+
+}  // namespace
 
 GgufReader::GgufReader(const std::string& path)
     : set_(path), file_(set_.first()), architecture_(file_.text("general.architecture").value_or("")) {}
@@ -31,21 +57,37 @@ const SafetensorsEntry* GgufReader::tensor(const std::string& name) const {
   return nullptr;
 }
 
+void GgufReader::refuse_unknown() const {
+  const std::string prefix = architecture_ + ".";
+  for (const auto& [name, value] : file_.metadata()) {
+    if (!name.starts_with(prefix) || used_.count(name) != 0 || says_nothing(value)) continue;
+    if (std::find(kWithoutEffect.begin(), kWithoutEffect.end(), name.substr(prefix.size())) != kWithoutEffect.end())
+      continue;
+    fail(ErrorCode::unsupported, file_.path(), ": ", name.substr(0, 80), ": found ", described(value),
+         ", a property of models that Ingot does not know; expected none");
+  }
+}
+
 // The scaling by its parameters; llama3's by the divisors in a tensor of the file.
 RopeTable GgufReader::read_rope(int64_t head_dim) const {
   RopeTable table{.theta = find_number("rope.freq_base").value_or(10000)};
   must_be("rope.dimension_count", double(head_dim));
-  const std::string type = file_.text(key("rope.scaling.type")).value_or("none");
+  // Without a type, a factor is linear.
+  const auto factor = find_number("rope.scaling.factor");
+  const std::string type = file_.text(key("rope.scaling.type")).value_or(factor && *factor != 0 ? "linear" : "none");
+  const auto original_context = find_number("rope.scaling.original_context_length");
+  for (const char* name : {"rope.scale_linear", "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"})
+    must_be(name, 1);
   RopeScaling& s = table.scaling;
   if (type == "linear") {
     s = {.kind = RopeScaling::linear, .factor = number("rope.scaling.factor")};
   } else if (type == "yarn") {
     s = {.kind = RopeScaling::yarn,
          .factor = number("rope.scaling.factor"),
-         .original_context = number("rope.scaling.original_context_length")};
-    for (const char* name :
-         {"rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.attn_factor"})
-      must_be(name, 1);
+         .original_context = original_context.value_or(double(integer("context_length"))),
+         .beta_fast = find_number("rope.scaling.yarn_beta_fast").value_or(32),
+         .beta_slow = find_number("rope.scaling.yarn_beta_slow").value_or(1)};
+    must_be("rope.scaling.yarn_ext_factor", 1);
   } else if (type != "none") {
     fail(ErrorCode::unsupported, file_.path(), ": ", key("rope.scaling.type"), ": found \"", type.substr(0, 40),
          "\", expected none, linear or yarn");
@@ -107,6 +149,9 @@ DecoderSpec GgufReader::read_common() const {
   s.head_dim =
       in_range("attention.key_length", find_integer("attention.key_length").value_or(s.hidden / s.heads), 4096);
   must_be("attention.value_length", double(s.head_dim));
+  if (const auto at = file_.metadata().find(key("attention.causal"));
+      at != file_.metadata().end() && at->second == GgufValue(false))
+    fail(ErrorCode::unsupported, file_.path(), ": ", at->first, ": found false, expected true");
   s.intermediate = integer("feed_forward_length");
   s.context = integer("context_length");
   s.norm.eps = number("attention.layer_norm_rms_epsilon");

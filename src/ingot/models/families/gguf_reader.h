@@ -1,5 +1,6 @@
 #pragma once
 // The metadata of a GGUF file, under its architecture's name.
+#include <set>
 #include <string>
 
 #include "ingot/io/formats/gguf.h"
@@ -20,18 +21,22 @@ class GgufReader {
   std::optional<double> find_number(const char* name) const { return file_.number(key(name)); }
   // A key that, if given, must have the expected value.
   void must_be(const char* name, double expected) const;
-  const SafetensorsEntry* tensor(const std::string& name) const;  // of the first file; null when absent
+  const SafetensorsEntry* tensor(const std::string& name) const;  // null when absent
+  // Refuses keys under the architecture's name that nothing has asked for, unless their values are false, 0 or empty,
+  // or the keys are known to have no effect.
+  void refuse_unknown() const;
 
   // Sizes, norm, rotation and tokens, common to all architectures.
   DecoderSpec read_common() const;
 
  private:
-  std::string key(const char* name) const { return architecture_ + "." + name; }
+  std::string key(const char* name) const { return *used_.insert(architecture_ + "." + name).first; }
   RopeTable read_rope(int64_t head_dim) const;
   void read_tokens(DecoderSpec& spec) const;
   const GgufSet set_;
   const GgufFile& file_;
   const std::string architecture_;
+  mutable std::set<std::string> used_;
 };
 
 }  // namespace ingot

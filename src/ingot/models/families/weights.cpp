@@ -1,5 +1,7 @@
 #include "ingot/models/families/weights.h"
 
+#include <algorithm>
+
 #include "ingot/models/families/family.h"
 
 namespace ingot {
@@ -25,7 +27,7 @@ class FamilyLayout : public LayoutBuilder {
     weights.head = c_.tied_embeddings ? weights.embed : decoded_rows({head}, {c_.vocab}, c_.hidden);
     // Part of the spec; the same numbers as the embedding; and the parameters of the rotation.
     used_.insert("rope_freqs.weight");
-    if (c_.tied_embeddings) used_.insert(head);
+    if (c_.tied_embeddings) used_.insert(head), refuse_another_head(head);
     for (int64_t l = 0; l < c_.layers; ++l)
       used_.insert("model.layers." + std::to_string(l) + ".self_attn.rotary_emb.inv_freq");
     report_missing();
@@ -33,6 +35,24 @@ class FamilyLayout : public LayoutBuilder {
   }
 
  private:
+  // A file whose config.json says that the head is the embedding may have a head with numbers of its own.
+  void refuse_another_head(const std::string& name) const {
+    const StoredTensor *head = set_.find(name), *embed = set_.find("model.embed_tokens.weight");
+    if (arena_ == nullptr || head == nullptr || embed == nullptr) return;
+    bool same = head->dtype == embed->dtype && head->shape == embed->shape && head->bytes == embed->bytes;
+    constexpr int64_t kPiece = 8 << 20;
+    std::string a, b;
+    for (int64_t at = 0; same && at < head->bytes; at += kPiece) {
+      const int64_t n = std::min(kPiece, head->bytes - at);
+      a.resize(size_t(n)), b.resize(size_t(n));
+      head->file->read_at(head->begin + at, a.data(), n);
+      embed->file->read_at(embed->begin + at, b.data(), n);
+      same = a == b;
+    }
+    if (!same)
+      fail(ErrorCode::bad_data, set_.path(), ": found tie_word_embeddings and a ", name, " that is not ", embed->name,
+           ", expected equal numbers; with \"tie_word_embeddings\": false in config.json the model has its own head");
+  }
   NormNames norm_names() const {
     if (gguf_) return {"attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"};
     if (!c_.norm.post) return {"input_layernorm", "", "post_attention_layernorm", ""};
