@@ -1,5 +1,5 @@
-// A block multiplies its share of the row tiles over one part of K, three at a time, a warp for each. A producer warp
-// brings stages of three weight tiles of each of the three and the same columns of x.
+// A block multiplies its share of the row tiles over one part of K: three row tiles at a time, each by its own warp. A
+// producer warp copies stages. A stage has three weight tiles of each of these row tiles, and the same columns of x.
 #ifndef INGOT_EMULATE  // the emulator has no tensor copies
 #include <algorithm>
 
@@ -37,7 +37,8 @@ struct Params : grouped::Product {
 template <WeightFormat F, int kRows> struct Memory {
   static constexpr uint32_t kWeightTile = weight_tiles::Form<F>::kBytes, kBand = kSpan * kWeightTile,
                             kPanel = kRows * 128, kStage = kTeam * kBand + kSpan * kPanel;
-  // So few that a block of the next kernel, attention or router, finds room beside this one and starts early.
+  // Few enough stages that shared memory also has room for a block of the next kernel (attention or the router), which
+  // then starts before this block ends.
   static constexpr uint32_t kStages = std::min(180u * 1024 / kStage, 12u);
   alignas(1024) char x[kStages][kSpan * kPanel];
   alignas(128) char w[kStages][kTeam * kBand];
@@ -45,11 +46,11 @@ template <WeightFormat F, int kRows> struct Memory {
   using Cursor = tile::RingCursor<kStages>;
 };
 
-// What a block multiplies.
+// The row tiles that a block multiplies, and its part of K.
 struct Share {
-  uint32_t part, row_tile, count;      // row tiles from `row_tile` on
-  uint32_t stages;                     // of three row tiles
-  uint32_t weight_tile, weight_tiles;  // of the part of K
+  uint32_t part, row_tile, count;      // `count` row tiles from `row_tile` on
+  uint32_t stages;                     // that three row tiles take
+  uint32_t weight_tile, weight_tiles;  // of a row tile: the first one in the part of K, and their number
   __device__ __forceinline__ explicit Share(const Params& p) {
     part = blockIdx.x / p.blocks_of_part;
     const uint32_t i = blockIdx.x - part * p.blocks_of_part;
@@ -64,7 +65,8 @@ struct Share {
   }
 };
 
-// The stages of a block in their order: `stage` of the row tiles from `first` on, which counts within the share.
+// A position in the order of a block's stages: stage `stage` of the row tiles from `first` on, counted within the
+// share.
 struct Step {
   uint32_t first = 0, stage = 0;
   __device__ __forceinline__ bool exists(const Share& s) const { return first < s.count; }

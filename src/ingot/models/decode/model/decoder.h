@@ -14,8 +14,8 @@ namespace ingot {
 // required features, no peer access between two GPUs, or sizes that the kernels do not support or that cannot be
 // shared. Empty if the model can run.
 std::string gpus_unsupported_reason(const DecoderSpec& spec, const DecoderOptions& options);
-// The same, and also if the GPUs do not compute the draft head, or if one of them has too little free memory (with both
-// figures).
+// The same, and also if the GPUs do not compute the draft head, or if a GPU has too little free memory (with both
+// figures). Throws Error{usage} for a wrong INGOT_MEGAKERNEL, so that the value is refused before weights are read.
 std::string gpu_unsupported_reason(const DecoderSpec& spec, const DecoderWeights& weights,
                                    const DecoderOptions& options, const draft::DraftHead* head = nullptr);
 // Returns in one line which weights a GPU holds in another format than the file, namely matrices in f32; empty if there
@@ -25,11 +25,11 @@ std::string gpu_rounding(const DecoderWeights& weights);
 // are none. Throws Error{usage} for a wrong INGOT_MEGAKERNEL.
 std::string gpu_missing_paths(const DecoderSpec& spec);
 // The weights and the head are copied; the caller may free them afterwards. Slots are computed in turn. With
-// options.batched_sequences, three or more slots that need a token at the same time get their tokens in one pass over
-// the weights, up to columns() slots; the logits are those of the phased path, which differ by roundings from the
-// logits of the megakernel for a single slot. A slot that is rewound further than the circular caches of the sliding
-// layers reach becomes empty. With a draft head a token takes a launch for each phase of a layer. Throws
-// Error{unsupported} with gpu_unsupported_reason().
+// options.batched_sequences, slots that need a token at the same time get their tokens in one pass over the weights, up
+// to columns() slots: from two slots on where the row kernel takes the model, otherwise from three on. The logits of
+// such a pass differ by roundings from the logits of a single slot. A slot that is rewound further than the circular
+// caches of the sliding layers reach becomes empty. With a draft head a token takes a launch for each phase of a layer.
+// Throws Error{unsupported} with gpu_unsupported_reason().
 std::unique_ptr<Decoder> make_gpu_decoder(const DecoderSpec& spec, const DecoderWeights& weights,
                                           const DecoderOptions& options, const draft::DraftHead* head = nullptr);
 // The same with random weights of these shapes, made on the GPUs from `seed`.
