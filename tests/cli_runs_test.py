@@ -428,7 +428,7 @@ class Runs(InDirectory):
         self.assertEqual(ingot("train", "--data", self.file("latin.txt", b"caf\xe9 " * 100), "--out", self.run_directory).returncode, 3)
         self.refuses(4, "nothing", "eval", self.directory / "nothing", "--data", self.text)
         self.refuses(4, "nothing", "generate", self.directory / "nothing", "--prompt", "x")
-        self.refuses(2, "temperature: found number -1", "generate", self.run_directory, "--temperature", "-1")
+        self.refuses(2, "--temperature: found '-1', expected a number from 0 to 100", "generate", self.run_directory, "--temperature", "-1")
         self.refuses(2, "--temperature: found 'nan', expected a finite number", "generate", self.run_directory, "--temperature", "nan")
 
 

@@ -77,9 +77,9 @@ class Frame(InDirectory):
             ["found the unknown option '--steps'", "train", "--", "--steps"],
             ["--json: found '3', expected true or false", "doctor", "--json=3"],
             ["--threads: found 'many', expected an integer", "doctor", "--threads", "many"],
-            ["found number 0, expected an integer from 1 to 1024", "doctor", "--threads", "0"],
-            ["found number -1, expected an integer from 1 to 1024", "doctor", "--threads", "-1"],
-            ["found number 1000000000, expected", "doctor", "--threads", "1000000000"],
+            ["--threads: found '0', expected an integer from 1 to 1024", "doctor", "--threads", "0"],
+            ["--threads: found '-1', expected an integer from 1 to 1024", "doctor", "--threads", "-1"],
+            ["--threads: found '1000000000', expected", "doctor", "--threads", "1000000000"],
             ["--threads: found 2 values, expected one N", "doctor", "--threads", "1", "--threads", "2"],
             ["--set: found the unknown key 'a', expected one of json, threads", "doctor", "--set", "a=1"],
             ["--set: found 'threads', expected KEY=VALUE", "doctor", "--set", "threads"],
@@ -105,6 +105,18 @@ class Frame(InDirectory):
         self.assertEqual(threads("--config", config, "--set", "threads=5", INGOT_THREADS="4"), 5)
         self.assertEqual(threads("--config", config, "--set", "threads=5", "--threads", "6", INGOT_THREADS="4"), 6)
         self.assertEqual(threads(INGOT_CONFIG=str(config)), 3)
+
+    def test_an_error_names_the_source_of_the_value(self):
+        wrong = "found '0', expected an integer from 1 to 1024"
+        config = self.file("c.json", '{"threads": 0}')
+        self.refuses(2, "--threads: " + wrong, "doctor", "--threads", "0", env={"INGOT_THREADS": "4"})
+        self.refuses(2, "INGOT_THREADS: " + wrong, "doctor", env={"INGOT_THREADS": "0"})
+        self.refuses(2, "doctor: threads: found number 0, expected", "doctor", "--set", "threads=0", env={"INGOT_THREADS": "4"})
+        self.refuses(2, "doctor: threads: found number 0, expected", "doctor", "--config", config)
+
+    def test_the_explanation_of_an_option_in_an_error_is_short(self):
+        self.refuses(2, r"--draft: found an empty word, expected HOW \([^:;()]+\)\n", "generate", "--draft", "")
+        self.refuses(2, r"--seed: found 2 values, expected one N \(the same seed gives the same text\)\n", "generate", "--seed", "1", "--seed", "2")
 
     def test_bad_configurations_are_refused(self):
         for status, message, content in (
@@ -207,8 +219,8 @@ class Tokenizer(InDirectory):
         self.refuses(4, "none.json", "tokenizer", "encode", "--tokenizer", self.directory / "none.json")
         self.refuses(3, "text.txt", "tokenizer", "encode", "--tokenizer", self.text)
         self.refuses(2, "--tokenizer is missing", "tokenizer", "encode")
-        self.refuses(2, "pattern: found string .*expected one of gpt2", "tokenizer", "train", "--data", self.text, "--pattern", "x")
-        self.refuses(2, "vocab: found number 100, expected an integer from 257", "tokenizer", "train", "--data", self.text, "--vocab", "100")
+        self.refuses(2, "--pattern: found 'x', expected one of gpt2", "tokenizer", "train", "--data", self.text, "--pattern", "x")
+        self.refuses(2, "--vocab: found '100', expected an integer from 257", "tokenizer", "train", "--data", self.text, "--vocab", "100")
         self.refuses(4, "no/where", "tokenizer", "train", "--data", self.directory / "no/where")
 
 

@@ -42,12 +42,17 @@ template <class T> bool parse_number(std::string_view word, T& into) {
   return error == std::errc() && end == word.data() + word.size() && !word.empty();
 }
 
+// The beginning of an option's help, without defaults and explanations, for errors.
+std::string short_help(const std::string& help) {
+  return help.substr(0, std::min({help.find(" (default"), help.find("; "), help.find(": ")}));
+}
+
 // An unset variable of a script gives an empty word. Only a text may be empty; names of files, directories and runs may
 // not.
 const std::string& not_empty(const Option& option, const std::string& word, const std::string& where) {
   const std::string what = option.placeholder.empty() ? option.name : option.placeholder;
   if (word.empty() && what != "TEXT" && option.allowed.empty())
-    fail(ErrorCode::usage, where, ": found an empty word, expected ", what, " (", option.help, ")");
+    fail(ErrorCode::usage, where, ": found an empty word, expected ", what, " (", short_help(option.help), ")");
   return word;
 }
 
@@ -111,8 +116,14 @@ std::string environment_name(const Option& option) {
 }
 
 // --- from the resolved tree to the command's variables
-[[noreturn]] void wrong(const Option& option, const Json& value, const std::string& expected) {
-  fail(ErrorCode::usage, option.path, ": found ", describe_json(value), ", expected ", expected);
+
+// The flag or the environment variable that gave a value, and its text; empty: a key of a file or of --set.
+struct Source {
+  std::string name, word;
+};
+[[noreturn]] void wrong(const Option& option, const Json& value, const Source& from, const std::string& expected) {
+  fail(ErrorCode::usage, from.name.empty() ? option.path : from.name, ": found ",
+       from.name.empty() ? describe_json(value) : "'" + from.word + "'", ", expected ", expected);
 }
 std::string plain(double value) {
   char text[64];
@@ -147,33 +158,33 @@ std::string range_of(const Option& option, const char* what) {
   return kind + " from " + plain(option.low) + " to " + plain(option.high);
 }
 
-void bind(const Option& option, const Json& value) {
+void store_value(const Option& option, const Json& value, const Source& from) {
   switch (option.kind) {
     case Kind::flag:
-      if (!value.is_boolean()) wrong(option, value, "true or false");
+      if (!value.is_boolean()) wrong(option, value, from, "true or false");
       *static_cast<bool*>(option.into) = value.get<bool>() != option.negative;
       return;
     case Kind::integer: {
       const bool in_range = value.is_number_integer() && double(value.get<int64_t>()) >= option.low &&
                             double(value.get<int64_t>()) <= option.high;
-      if (!in_range) wrong(option, value, range_of(option, "an integer"));
+      if (!in_range) wrong(option, value, from, range_of(option, "an integer"));
       *static_cast<int64_t*>(option.into) = value.get<int64_t>();
       return;
     }
     case Kind::number: {
       const bool in_range =
           value.is_number() && value.get<double>() >= option.low && value.get<double>() <= option.high;
-      if (!in_range) wrong(option, value, range_of(option, "a number"));
+      if (!in_range) wrong(option, value, from, range_of(option, "a number"));
       *static_cast<double*>(option.into) = value.get<double>();
       return;
     }
     case Kind::text: {
-      if (!value.is_string()) wrong(option, value, "a string");
+      if (!value.is_string()) wrong(option, value, from, "a string");
       const auto text = value.get<std::string>();
       not_empty(option, text, option.path);
       if (!option.allowed.empty() &&
           std::find(option.allowed.begin(), option.allowed.end(), text) == option.allowed.end()) {
-        wrong(option, value, "one of " + listed(option.allowed));
+        wrong(option, value, from, "one of " + listed(option.allowed));
       }
       *static_cast<std::string*>(option.into) = text;
       if (option.chosen) option.chosen(text);
@@ -183,7 +194,7 @@ void bind(const Option& option, const Json& value) {
       auto& into = *static_cast<std::vector<std::string>*>(option.into);
       into.clear();
       for (const Json& item : value.is_array() ? value : Json::array({value})) {
-        if (!item.is_string()) wrong(option, item, "a string");
+        if (!item.is_string()) wrong(option, item, from, "a string");
         not_empty(option, item.get_ref<const std::string&>(), option.path);
         into.push_back(item.get<std::string>());
       }
@@ -340,7 +351,7 @@ class Program {
     return "";
   }
   static std::string wanted(const CLI::Option& option) {
-    return option.get_type_name() + " (" + option.get_description() + ")";
+    return option.get_type_name() + " (" + short_help(option.get_description()) + ")";
   }
   const CLI::App& deepest() const {
     const CLI::App* found = names_.front().first;
@@ -353,6 +364,7 @@ class Program {
     CLI::Option* parsed;
     std::vector<std::string> words;
     std::string set;
+    Source from;
   };
   struct Leaf {
     Command* command;
@@ -420,7 +432,9 @@ class Program {
       const Option& option = *given->option;
       const std::string name = environment_name(option);
       const char* word = option.placeholder.empty() && option.kind != Kind::flag ? nullptr : std::getenv(name.c_str());
-      if (word != nullptr && *word != 0) give(option, value_of(option, word, name), name, tree);
+      if (word == nullptr || *word == 0) continue;
+      give(option, value_of(option, word, name), name, tree);
+      given->from = {name, word};
     }
     for (const std::string& set : leaf.sets) {
       const size_t equals = set.find('=');
@@ -430,7 +444,10 @@ class Program {
       const std::string path = set.substr(0, equals);
       Json malformed;
       at_path(malformed, path, "--set");  // checks the form of the path first
-      at_path(tree, path_of(leaf, path, "--set"), "--set") = loose_value(set.substr(equals + 1));
+      const std::string whole = path_of(leaf, path, "--set");
+      at_path(tree, whole, "--set") = loose_value(set.substr(equals + 1));
+      for (const auto& given : leaf.given)
+        if (given->option->path == whole) given->from = {};
     }
     refuse_both(leaf);
     for (const auto& given : leaf.given) {
@@ -440,7 +457,7 @@ class Program {
     for (const auto& given : leaf.given) {
       const Option& option = *given->option;
       const Json* value = find_path(tree, option.path);
-      if (value != nullptr && option.into != nullptr) bind(option, *value);
+      if (value != nullptr && option.into != nullptr) store_value(option, *value, given->from);
       if (value == nullptr && option.required)
         fail(ErrorCode::usage, given->parsed->get_name(), " is missing (", option.help, ")");
     }
@@ -448,15 +465,18 @@ class Program {
       *section.json = tree.contains(section.key) ? write_json(tree[section.key]) : "{}";
   }
 
-  static void take_words(const Given& given, Json& tree) {
+  static void take_words(Given& given, Json& tree) {
     const Option& option = *given.option;
     const std::string where = given.parsed->get_name();
     if (given.parsed->count() == 0) return;
     if (option.kind == Kind::list) {
       for (const std::string& word : given.words) not_empty(option, word, where);
       give(option, given.words, where, tree);
-    } else
-      give(option, value_of(option, option.kind == Kind::flag ? given.set : given.words.back(), where), where, tree);
+    } else {
+      const std::string& word = option.kind == Kind::flag ? given.set : given.words.back();
+      give(option, value_of(option, word, where), where, tree);
+      given.from = {where, word};
+    }
   }
   // Puts a value from a flag or the environment in its place.
   static void give(const Option& option, const Json& value, const std::string& where, Json& tree) {
@@ -650,7 +670,7 @@ std::string fixed(double value, int digits) {
   const auto end = std::to_chars(text, text + sizeof text, value, std::chars_format::fixed, digits).ptr;
   return std::string(text, end);
 }
-std::vector<int64_t> numbers_in(const char* option, const std::string& list, bool pairs) {
+std::vector<int64_t> numbers_in(const char* option, const std::string& list, bool pairs, int64_t least) {
   std::vector<int64_t> all;
   const char *at = list.data(), *const end = at + list.size();
   while (at < end) {
@@ -658,7 +678,7 @@ std::vector<int64_t> numbers_in(const char* option, const std::string& list, boo
     const auto [last, error] = std::from_chars(at, end, n);
     const bool first_of_pair = pairs && all.size() % 2 == 0;
     const bool goes_on = last != end && *last == (first_of_pair ? ':' : ',') && last + 1 != end;
-    if (error != std::errc() || n < 1 || n > 1 << 30 || !(goes_on || (last == end && !first_of_pair)))
+    if (error != std::errc() || n < least || n > 1 << 30 || !(goes_on || (last == end && !first_of_pair)))
       fail(ErrorCode::usage, option, ": found '", list, "', expected numbers like ",
            pairs ? "100:100,1024:100" : "1,2,4,8");
     all.push_back(n);

@@ -141,8 +141,8 @@ template <class Work> auto about(const std::string& what, Work&& work) {
 // A number with fixed digits, as in a table's second column, never with the locale's comma.
 std::string fixed(double value, int digits);
 // The value of `option`: the numbers of a list like "1,2,4"; both numbers of each pair of a list like
-// "100:100,1024:100".
-std::vector<int64_t> numbers_in(const char* option, const std::string& list, bool pairs = false);
+// "100:100,1024:100". A number below `least` is an error.
+std::vector<int64_t> numbers_in(const char* option, const std::string& list, bool pairs = false, int64_t least = 1);
 std::string with_commas(int64_t n);                // "35,944,602"
 std::string counted(int64_t n, const char* what);  // "1 document", "2,000 documents"
 
