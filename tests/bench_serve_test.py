@@ -104,7 +104,7 @@ class OwnServer(InDirectory):
                 self.assertLessEqual(0, times["p50"])
                 self.assertLessEqual(times["p50"], times["p99"])
         table = ingot("bench", "serve", "--synthetic", "small", "--concurrency", "2", "--requests", 1, "--prompt", 4, "--tokens", 3, "--serve", "--device cpu --slots 1")
-        self.assertRegex(table.text, r"\Asynthetic:small: prompts of 4 and answers of 3 tokens, temperature 1.00\n +at once .*\n +2 +2 +0 +")
+        self.assertRegex(table.text, r"\Asynthetic:small: prompts of 4 and answers of 3 tokens, temperature 1.00\n +at once .* p99 ms\n +2 +2 +0 +.*\d\n\Z")
 
     def test_no_prompt_is_sent_twice_and_a_server_that_knows_the_prompts_is_noticed(self):
         with FakeServer(whole) as server:
@@ -132,6 +132,13 @@ class OwnServer(InDirectory):
         self.assertEqual((result["rate"], result["requests"], result["errors"]), (50, 10, 0))
         self.assertTrue(20 <= result["tokens"] <= 50 and 40 <= result["prompt_tokens"] <= 200, result)
 
+    def test_more_clients_than_a_server_has_slots_connections_or_places_to_wait_are_all_answered(self):
+        for clients, options in ((80, "--slots 4"), (300, "")):
+            run = bench("--synthetic", "small", "--concurrency", clients, "--requests", 1, "--warm-up", 0, "--prompt", 4, "--tokens", 2, "--serve", "--device cpu --context 64 " + options)
+            result = json.loads(run.text)["results"][0]
+            self.assertEqual((run.returncode, result["requests"], result["errors"], result["tokens"]), (0, clients, 0, 2 * clients), run.error)
+            self.assertLess(result["first_token_ms"]["p99"], 25e3)  # a client without a connection would get one after the patience with an idle one, 30 s
+
     def test_a_refusal_of_the_server_is_an_error_of_the_request(self):
         run = bench("--synthetic", "small", "--concurrency", "1", "--prompt", 20, "--tokens", 3, "--serve", "--device cpu --context 16")
         self.assertEqual(run.returncode, 5, run.error)
@@ -142,8 +149,9 @@ class OwnServer(InDirectory):
 
     def test_an_error_of_the_server_is_this_command_s_error(self):
         self.refuses(4, "none: found no such file", "bench", "serve", "--model", "none")
-        self.refuses(2, "slots: found number 257", "bench", "serve", "--synthetic", "small", "--serve", "--slots 257")
+        self.refuses(2, "--slots: found '257', expected an integer from 0 to 256", "bench", "serve", "--synthetic", "small", "--serve", "--slots 257")
         self.refuses(2, "found neither RUN nor --model", "bench", "serve")
+        self.refuses(2, "found --concurrency, which changes nothing with --rate", "bench", "serve", "--synthetic", "small", "--rate", "5", "--concurrency", "3")
 
 
 class OtherServers(InDirectory):

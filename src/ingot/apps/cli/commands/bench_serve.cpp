@@ -18,6 +18,9 @@
 namespace ingot::cli {
 namespace {
 
+// The most waiting requests and connections of a server by default.
+constexpr int64_t kQueue = 64, kConnections = 256;
+
 struct BenchServe {
   std::string run, model, url, key_file, server_options;
   SyntheticOptions synthetic;
@@ -49,37 +52,47 @@ std::vector<double> rates_of(const std::string& list) {
   return rates;
 }
 
-// The command line of `ingot serve`.
+// The command line of `ingot serve`: each of `most_at_once` clients has a connection, and its request a slot or room to
+// wait for one.
 std::vector<std::string> server_words(const BenchServe& o, const std::string& model, int64_t most_at_once) {
   std::vector<std::string> words = {"--model", model};
   std::istringstream in(o.server_options);
-  bool slots = false;
+  std::string given;
   for (std::string word; in >> word;) {
-    slots = slots || word.starts_with("--slots");
+    given += word.substr(0, word.find('=')) + " ";
     words.push_back(word);
   }
   if (const std::string dense = dense_at_loading(o.synthetic); !dense.empty())
     words.insert(words.end(), {"--dense", dense});
-  if (!slots) words.insert(words.end(), {"--slots", std::to_string(most_at_once)});
+  const auto add = [&](const std::string& option, int64_t value) {
+    if (given.find(option + " ") == std::string::npos) words.insert(words.end(), {option, std::to_string(value)});
+  };
+  add("--slots", std::min(most_at_once, kMostSlots));
+  if (most_at_once > kQueue) add("--queue", most_at_once);
+  // The command asks for the model's description over a connection of its own.
+  if (most_at_once + 1 > kConnections) add("--connections", most_at_once + 1);
   return words;
 }
 
-std::string column(std::string text, size_t width) {
-  if (text.size() < width) text.insert(0, width - text.size(), ' ');
-  return text + "  ";
-}
 std::string shown_ms(double ms) { return fixed(ms, ms < 10 ? 2 : ms < 100 ? 1 : 0); }
+void print_columns(const std::vector<std::string>& texts) {
+  constexpr size_t kWidths[] = {10, 8, 6, 8, 10, 15, 7, 18, 7};
+  std::string line;
+  for (size_t i = 0; i < texts.size(); ++i)
+    line += std::string(i > 0 ? 2 : 0, ' ') + std::string(kWidths[i] - std::min(kWidths[i], texts[i].size()), ' ') +
+            texts[i];
+  write_out(line + "\n");
+}
 void print_serve_head(bool rates) {
-  write_out(column(rates ? "requests/s" : "at once", 10) + column("requests", 8) + column("errors", 6) +
-            column("tokens/s", 8) + column("ms a token", 10) + column("first token p50", 15) + column("p99 ms", 7) +
-            column("between tokens p50", 18) + column("p99 ms", 7) + "\n");
+  print_columns({rates ? "requests/s" : "at once", "requests", "errors", "tokens/s", "ms a token", "first token p50",
+                 "p99 ms", "between tokens p50", "p99 ms"});
 }
 void print_row(const ServeTimes& t) {
-  write_out(column(t.clients > 0 ? std::to_string(t.clients) : fixed(t.rate, 2), 10) +
-            column(std::to_string(t.requests), 8) + column(std::to_string(t.errors), 6) +
-            column(with_commas(int64_t(std::lround(t.tokens_per_second()))), 8) + column(shown_ms(t.token_ms), 10) +
-            column(shown_ms(t.first_token_ms.p50), 15) + column(shown_ms(t.first_token_ms.p99), 7) +
-            column(shown_ms(t.between_ms.p50), 18) + column(shown_ms(t.between_ms.p99), 7) + "\n");
+  const bool answered = t.errors < t.requests;
+  const auto ms = [&](double x) { return answered ? shown_ms(x) : "-"; };
+  print_columns({t.clients > 0 ? std::to_string(t.clients) : fixed(t.rate, 2), std::to_string(t.requests),
+                 std::to_string(t.errors), with_commas(int64_t(std::lround(t.tokens_per_second()))), ms(t.token_ms),
+                 ms(t.first_token_ms.p50), ms(t.first_token_ms.p99), ms(t.between_ms.p50), ms(t.between_ms.p99)});
 }
 OrderedJson as_json(const Quantiles& q) { return {{"p50", q.p50}, {"p99", q.p99}}; }
 OrderedJson as_json(const ServeTimes& t) {
@@ -156,6 +169,7 @@ void bench_serve(const Command& c, BenchServe& o) {
     const std::string text = read_input(o.key_file);
     o.load.key = text.substr(0, text.find_first_of(" \t\r\n"));
   }
+  if (!rates.empty()) c.refuse_given({"concurrency"}, "--rate");
   std::optional<ServerProcess> server;
   if (o.url.empty()) {
     server.emplace(server_words(o, chosen_model(o.run, o.model, o.synthetic), rates.empty() ? most : 16));
@@ -186,7 +200,7 @@ void add_bench_serve(Command& bench_command) {
   add_synthetic(c, o->synthetic);
   c.text("--serve OPTIONS", o->server_options,
          "options of the started `ingot serve`, as one argument: --serve '--slots 16 --gpus 2' (default: as many slots "
-         "as concurrent requests)");
+         "as concurrent requests, at most 256)");
   c.text("--url URL", o->url, "in place of RUN: a running server with OpenAI's API, such as http://127.0.0.1:8080");
   c.text("--api-key-file FILE", o->key_file, "a file whose first line is the key to send");
   c.integer("--vocab N", o->vocab, 1, INT32_MAX,

@@ -9,6 +9,7 @@
 #include "ingot/apps/cli/framework/interrupt.h"
 #include "ingot/apps/cli/shared/conversation.h"
 #include "ingot/apps/cli/shared/models.h"
+#include "ingot/apps/cli/shared/server_process.h"
 #include "ingot/core/log.h"
 #include "ingot/core/version.h"
 #include "ingot/io/checkpoint.h"
@@ -167,7 +168,7 @@ void add_serve(Command& root) {
   c.flag("--strict-fields", o->strict_fields,
          "refuse requests with unknown fields or with tools other than functions (default: ignore these, and log each "
          "once)");
-  c.integer("--slots N", o->slots, 0, 256,
+  c.integer("--slots N", o->slots, 0, kMostSlots,
             "most requests that are answered at a time; 0: as many as fit into the GPU's memory, at most 128, or 4 on "
             "a CPU (default: 0)");
   o->on.batched_sequences = true;

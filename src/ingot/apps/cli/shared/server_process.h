@@ -2,11 +2,14 @@
 // A server that a command starts for its own use: `ingot serve` in a separate process, on a free port of this machine.
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <thread>
 #include <vector>
 
 namespace ingot::cli {
+
+constexpr int64_t kMostSlots = 256;  // of `ingot serve`
 
 class ServerProcess {
  public:
