@@ -217,7 +217,9 @@ class GptOss(TinyGptOss):
         self.refuses(2, "found --draft-max, which changes nothing with an answer without --draft", *ask, "--draft-max", 5)
         self.refuses(2, "found --draft-costs, which changes nothing with an answer without --draft", *ask, "--draft-costs", "1,2")
         self.refuses(2, "found --draft-exact, which changes nothing with an answer without --draft", *ask, "--draft-exact")
-        self.refuses(2, "--draft-costs: found '1;2', expected numbers like 1,2,4,8", *ask, "--draft", "lookup", "--draft-costs", "1;2")
+        for costs, message in (("1;2", "found '1;2', expected numbers like 1,2,4,8"), ("100", "found 100 alone, expected the times of steps of 1, 2 and more tokens")):
+            for command in (["generate", "--ids", ids], ["serve", "--port", 0]):  # before the model is opened, which would write a line
+                self.refuses(2, "--draft-costs: " + message, *command, "--synthetic", "small", "--device", "cpu", "--draft", "lookup", "--draft-costs", costs)
 
     def test_a_draft_head_changes_no_answer_of_a_checkpoint_or_an_archive(self):
         head = write_draft_head(self.directory / "head", self.VOCAB, self.HIDDEN, [1, 2])
@@ -225,14 +227,14 @@ class GptOss(TinyGptOss):
         self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
         for model in (self.model, archive):
             for more in (("--temperature", 0), ("--seed", 2), ("--temperature", 0, "--draft-window", 3, "--draft-layers", "2,1"),
-                         ("--seed", 2, "--draft-dense", "fp8", "--draft-exact")):
+                         ("--seed", 2, "--draft-dense", "fp8", "--draft-exact"), ("--seed", 3, "--draft-layers", "0,2")):
                 ask = ["generate", "--model", model, "--device", "cpu", "--ids", self.ids, "--json", "--past-end", "--tokens", 70]
                 plain, drafted = ingot(*ask, *more[:2]), ingot(*ask, *more, "--draft", head, "--draft-costs", "100,105,110,115,120,125")
                 self.assertEqual((plain.returncode, drafted.returncode), (0, 0), drafted.error)
                 answers = [[json.loads(line) for line in run.text.splitlines()] for run in (plain, drafted)]
                 self.assertEqual(*[[(a["ids"], a["finish"]) for a in of_run] for of_run in answers])
                 self.assertGreater(sum(a.get("drafts", {}).get("tokens", 0) for a in answers[1]), 0)
-                layers, form = "2, 1" if "--draft-layers" in more else "1, 2", "fp8" if "fp8" in more else "bf16"
+                layers, form = more[-1].replace(",", ", ") if "--draft-layers" in more else "1, 2", "fp8" if "fp8" in more else "bf16"
                 self.assertIn(f"a draft head over the hidden states behind layers {layers}, in {form}", drafted.error)
 
     def test_a_draft_head_that_does_not_fit_is_refused(self):
@@ -248,7 +250,7 @@ class GptOss(TinyGptOss):
             self.refuses(2, f"found {option}, which changes nothing with an answer without a draft head", *ask, "--draft", "lookup", option, value)
         fits = write_draft_head(self.directory / "fits", self.VOCAB, self.HIDDEN, [0, 1])
         self.refuses(7, "fits: down: found rows of 48 numbers, expected a multiple of 32 for mxfp4", *ask, "--draft", fits, "--draft-dense", "mxfp4")
-        self.refuses(2, 'draft_dense: found string "fp6", expected one of bf16, fp8, mxfp4', *ask, "--draft", fits, "--draft-dense", "fp6")
+        self.refuses(2, "--draft-dense: found 'fp6', expected one of bf16, fp8, mxfp4", *ask, "--draft", fits, "--draft-dense", "fp6")
         run = self.directory / "run"
         self.assertEqual(ingot("train", *TINY, "--steps", 1, "--data", self.file("text.txt", TEXT), "--out", run).returncode, 0)
         self.assertIn("found --draft, which changes nothing", ingot("generate", run, "--draft", head).error)
@@ -333,6 +335,7 @@ class GptOss(TinyGptOss):
         too_long = ingot(*bench, "--lengths", "9")  # known once the model is open, whose line about its weights comes first
         self.assertEqual((too_long.returncode, too_long.text), (2, ""), too_long.error)
         self.assertRegex(too_long.error, r"\ningot bench draft: --lengths: found 9, expected at most 7, the longest draft that a step of this engine checks [^\n]+\n\Z")
+        self.assertRegex(ingot(*bench, "--accepted", "0").text, r"\Asynthetic(?s:.*)\nno drafts: [0-9.]+ ms a token\n(?s:.*)each draft token accepted with 0 %: .*, 0 of \d+ draft tokens accepted\n")
         self.refuses(2, "--accepted: found 101, expected at most 100 %", *bench, "--accepted", "80,101")
         head = write_draft_head(self.directory / "head", 1000, 192, [1, 2])
         timed = json.loads(ingot(*bench[:8], "--tokens", 12, "--lengths", "3", "--draft", head, "--draft-dense", "fp8", "--json").text)
@@ -380,7 +383,8 @@ class GptOss(TinyGptOss):
             self.refuses(2, "--gpus: found 9, expected numbers from 1 to 8", "bench", program, "--gpus", "2,9")
             self.refuses(2, "--gpus: found '2;4', expected numbers like 1,2,4,8", "bench", program, "--gpus", "2;4")
             self.refuses(2, "found --split, which changes nothing with one GPU", "bench", program, "--gpus", "1", "--split", "tensor")
-        self.refuses(2, "expected at most 131072, the model's context", *bench, "--model", archive, "--contexts", 131072)
+        self.refuses(2, "--context, --tokens, --contexts and --answers: found a need of 131127 tokens, expected at most 131072, the model's context", *bench, "--model", archive, "--contexts", 131072)
+        self.refuses(2, "found a need of 131083 tokens", *bench, "--model", archive, "--contexts", 131072, "--kernels-alone")
         for option, found in (("--answers", "4:9223372036854775807"), ("--answers", "4"), ("--contexts", "3,0"), ("--contexts", "3,"), ("--contexts", 1 << 62)):
             self.refuses(2, f"{option}: found '{found}', expected numbers like", *bench, "--model", archive, option, found)
         self.refuses(4, "none: found no such file or directory, expected GPT-OSS", *bench, "--model", self.directory / "none")

@@ -57,7 +57,7 @@ std::vector<Case> cases_of(const DraftBench& o) {
   std::vector<Case> all = {{.name = "no drafts"}, {.name = "draft steps without a draft", .right = 1}};
   for (const int64_t n : numbers_in("--lengths", o.lengths))
     all.push_back({.name = "drafts of " + std::to_string(n) + ", all accepted", .right = 1, .most = n, .always = true});
-  for (const int64_t percent : numbers_in("--accepted", o.accepted)) {
+  for (const int64_t percent : numbers_in("--accepted", o.accepted, false, 0)) {
     if (percent > 100) fail(ErrorCode::usage, "--accepted: found ", percent, ", expected at most 100 %");
     all.push_back({.name = "each draft token accepted with " + std::to_string(percent) + " %",
                    .right = double(percent) / 100,
@@ -185,10 +185,12 @@ void bench_draft(const DraftBench& o, bool json) {
   for (const double t : costs.of_drafts) steps += " " + fixed(t, 3);
   write_out(steps + "; without drafts: " + fixed(costs.of_single, 3) + "\n");
   if (costs.of_guess > 0) write_out("a guess of the draft head: " + fixed(costs.of_guess, 3) + " ms\n");
-  for (const Measured& m : all)
-    write_out(m.of.name + ": " + fixed(m.token_ms, 3) + " ms a token, " + fixed(double(o.tokens) / m.steps, 2) +
-              " tokens a step, " + with_commas(m.drafts.accepted) + " of " + with_commas(m.drafts.tokens) +
-              " draft tokens accepted\n");
+  for (const Measured& m : all) {
+    const std::string drafts = ", " + fixed(double(o.tokens) / m.steps, 2) + " tokens a step, " +
+                               with_commas(m.drafts.accepted) + " of " + with_commas(m.drafts.tokens) +
+                               " draft tokens accepted";
+    write_out(m.of.name + ": " + fixed(m.token_ms, 3) + " ms a token" + (m.of.most > 0 ? drafts : "") + "\n");
+  }
 }
 
 }  // namespace

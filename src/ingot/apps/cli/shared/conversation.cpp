@@ -121,7 +121,7 @@ std::string speed_line(const Answer& a) {
   if (a.tokens.size() > 1 && a.token_seconds > 0)
     line += ", " + fixed(double(a.tokens.size() - 1) / a.token_seconds, 1) + " tokens/s";
   if (a.drafts.tokens > 0)
-    line += ", " + with_commas(a.drafts.accepted) + " of " + with_commas(a.drafts.tokens) + " drafted ones accepted";
+    line += ", " + with_commas(a.drafts.accepted) + " of " + with_commas(a.drafts.tokens) + " draft tokens accepted";
   line += "; prompt " + with_commas(a.prompt) + " tokens";
   if (a.reused > 0) line += ", " + with_commas(a.reused) + " of them known";
   return line + ", " + fixed(a.prompt_seconds, 1) + " s";

@@ -92,6 +92,9 @@ void add_options(Command& c, DraftLengths& o) {
 }
 draft::Options draft_options(const DraftLengths& o) {
   const std::vector<int64_t> costs = numbers_in("--draft-costs", o.costs);
+  if (costs.size() == 1)
+    fail(ErrorCode::usage, "--draft-costs: found ", o.costs,
+         " alone, expected the times of steps of 1, 2 and more tokens, such as 100,110,120");
   return {.most = o.most, .step_costs = {costs.begin(), costs.end()}};
 }
 void add_draft_options(Command& c, DraftCommand& o, const char* help) {
@@ -119,6 +122,7 @@ void add_options(Command& c, DraftCommand& o) {
 void choose_draft_head(const Command& c, const DraftCommand& o, DecoderOptions& on,
                        const std::vector<std::string>& words) {
   if (o.how == "none") c.refuse_given({"draft-max", "draft-costs", "draft-exact"}, "an answer without --draft");
+  (void)draft_options(o.lengths);  // so that a wrong list is found before the model is loaded
   if (std::find(words.begin(), words.end(), o.how) != words.end())
     return c.refuse_given({"draft-layers", "draft-window", "draft-dense"}, "an answer without a draft head");
   std::string known;
@@ -128,7 +132,7 @@ void choose_draft_head(const Command& c, const DraftCommand& o, DecoderOptions& 
   on.draft_head = o.how;
   on.draft_window = o.window;
   on.draft_dense = o.dense;
-  if (!o.layers.empty()) on.draft_layers = numbers_in("--draft-layers", o.layers);
+  if (!o.layers.empty()) on.draft_layers = numbers_in("--draft-layers", o.layers, false, 0);
 }
 void require_drafts(const Decoder& decoder) {
   if (decoder.draft_rows() <= 1)

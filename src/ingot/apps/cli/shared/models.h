@@ -47,7 +47,8 @@ void add_options(Command& c, DraftCommand& o);
 // The same options, with another help text for --draft.
 void add_draft_options(Command& c, DraftCommand& o, const char* help);
 // If --draft is not one of `words`, the value is the directory of a draft head, which becomes an option of the model.
-// Throws where the directory does not exist, and where options of drafts were given without drafts.
+// Throws where the directory does not exist, where --draft-costs is no list of costs, and where options of drafts were
+// given without drafts.
 void choose_draft_head(const Command& c, const DraftCommand& o, DecoderOptions& on,
                        const std::vector<std::string>& words = {"none", "lookup"});
 draft::Options lookup_options(const DraftCommand& o);  // of drafts by lookup
