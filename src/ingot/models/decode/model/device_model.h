@@ -182,10 +182,11 @@ class DeviceModel {
     // when extend() is called with this token.
     struct Ahead {
       StepSampling how;
+      bool together = false;  // a step of several slots, which computes logits and samples nothing
       int32_t token = -1;
     };
     std::optional<Ahead> ahead;
-    gpu::Event sampled;    // the state of the last sampled token has been copied to the host
+    gpu::Event sampled;    // of the first slot of a sample(): the sampled tokens have been copied to the host
     SentAdjustments sent;  // in the slot's row of SamplingBuffers
     std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> graphs;
     std::unique_ptr<gpu::Graph> traced;
@@ -216,6 +217,7 @@ class DeviceModel {
   void feed_head(std::span<const Decoder::Part> parts);
   void send_noise(Slot& slot, const sampling::RowNoise& noise);
   void check_logits(const Slot& slot) const;
+  void check_room(int slot, int64_t tokens) const;
   void grow(Slot& slot, int64_t tokens);
   bool ranked() const { return slots_[0].buffers.ranks.several(); }
   void start_sequences(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab);
@@ -230,7 +232,10 @@ class DeviceModel {
   void start_sampling(std::span<const SlotSample> of);
   void start_sampling(const SampledRows& of, const SamplingBuffers& buffers, const Tensor& logits,
                       const Tensor& tokens);
-  bool start_ahead(const SlotSample& sample);
+  bool start_ahead(std::span<const SlotSample> of);
+  bool start_slot_ahead(const SlotSample& sample);
+  bool start_sequences_ahead(std::span<const SlotSample> going);
+  bool take_ahead(Slot& slot, int32_t token, uint32_t vocab);
   void drop_ahead(Slot& slot);  // waits for the GPU
   void check_waits();           // throws like synchronize(), after finished work
   TokenLogprobs fetch_logprobs(const SlotSample& of, const SamplingBuffers& from, int64_t row) const;

@@ -169,8 +169,8 @@ void DeviceModel::start_sampling(std::span<const SlotSample> of) {
                  rows_of_slots(buffers().state->tokens, DType::i32, 1).select(1, 0));
 }
 
-// A step with NaN logits sets `flaw`, which sampling does not change. If a slot continues, its next step is started
-// before the wait, so that the GPU never waits for the host.
+// A step with NaN logits sets `flaw`, which sampling does not change. The next step of the slots that go on is started
+// before the wait, so that the GPU does not wait for the host.
 std::vector<SlotSampled> DeviceModel::sample(std::span<const SlotSample> of) {
   const gpu::DeviceGuard guard(device_);
   start_sampling(of);
@@ -187,8 +187,10 @@ std::vector<SlotSampled> DeviceModel::sample(std::span<const SlotSample> of) {
   }
   gpu::copy_rows({.to = states, .from = from, .row_bytes = int64_t(slots * sizeof(State)), .device = device_},
                  *stream_);
-  if (of.size() == 1 && of[0].goes_on && start_ahead(of[0])) {
-    slots_[size_t(of[0].slot)].sampled.synchronize();
+  gpu::Event& sampled = slots_[size_t(of[0].slot)].sampled;
+  sampled.record(*stream_);
+  if (start_ahead(of)) {
+    sampled.synchronize();
     check_waits();
   } else {
     synchronize();

@@ -45,6 +45,10 @@ std::string DeviceModel::place_in(int slot) const {
                                slots_.size() > 1 ? ingot::detail::concat(" of slot ", slot) : std::string());
 }
 
+void DeviceModel::check_room(int slot, int64_t tokens) const {
+  if (length(slot) + tokens > context_)
+    fail(ErrorCode::usage, "found ", length(slot) + tokens, " tokens, expected at most ", context_, ", the context");
+}
 void DeviceModel::grow(Slot& slot, int64_t tokens) {
   if (slot.length + tokens > context_)
     fail(ErrorCode::usage, "found ", slot.length + tokens, " tokens, expected at most ", context_, ", the context");

@@ -69,6 +69,7 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
                 " at position ", slot.length + t, ", expected 0 to ", config().vocab - 1);
   const gpu::DeviceGuard guard(device_);
   const StepSampling how{.vocab = vocab > 0 ? vocab : uint32_t(config().vocab), .id_alone = id_alone, .noise = noise};
+  if (slot.ahead && slot.ahead->together && T == 1 && head_rows == 1 && take_ahead(slot, ids[0], how.vocab)) return;
   const bool is_ahead = slot.ahead && T == 1 && head_rows == 1 && ids[0] == slot.ahead->token && how == slot.ahead->how;
   if (!is_ahead) drop_ahead(slot);
   grow(slot, T);
@@ -118,12 +119,19 @@ std::vector<int32_t> DeviceModel::guess(int slot, int32_t next, int64_t most) {
   return head_->draft(slot, next, std::min(most, DeviceHead::kMostGuesses));
 }
 
-// Starts the next step of a slot whose token is being sampled. The megakernel reads the token from device memory.
-// Returns false, with nothing started, if another path is in use or the context is full.
-bool DeviceModel::start_ahead(const SlotSample& sample) {
+// Starts the next step of the slots that go on after the tokens that are being sampled. Returns false, with nothing
+// started, if there are none, or if their path takes no step ahead.
+bool DeviceModel::start_ahead(std::span<const SlotSample> of) {
+  std::vector<SlotSample> going;
+  for (const SlotSample& s : of)
+    if (s.goes_on && length(s.slot) < context_) going.push_back(s);
+  if (going.size() == 1) return start_slot_ahead(going[0]);
+  return start_sequences_ahead(going);
+}
+// The megakernel reads the token from device memory.
+bool DeviceModel::start_slot_ahead(const SlotSample& sample) {
   Slot& slot = slots_[size_t(sample.slot)];
-  if (!samples_in_head(1, 1) || slot.length == context_) return false;
-  slot.sampled.record(*stream_);
+  if (!samples_in_head(1, 1)) return false;
   SlotSample next = sample;
   ++next.step;
   const StepSampling how = step_sampling_of(next, config().vocab);
@@ -132,6 +140,40 @@ bool DeviceModel::start_ahead(const SlotSample& sample) {
   send_noise(slot, how.noise);
   graph(slot, 1, 1, how.vocab, how.id_alone).launch(*stream_);
   slot.noise_there->step += 1;
+  return true;
+}
+// The kernels of a step of several slots read the tokens from device memory too. A slot that ends with its token only
+// costs a row of the step.
+bool DeviceModel::start_sequences_ahead(std::span<const SlotSample> going) {
+  const int64_t T = int64_t(going.size());
+  if (has_head() || T < fewest_together() || T > max_sequences()) return false;
+  const SampleOptions& first = *going[0].options;
+  const uint32_t vocab = uint32_t(first.vocab > 0 ? first.vocab : config().vocab);
+  gpu::Graph& g = sequences_graph(uint32_t(T), vocab);
+  BatchInput input{.count = uint32_t(T)};
+  for (size_t j = 0; j < going.size(); ++j) {
+    input.slot[j] = uint32_t(going[j].slot), input.token[j] = -1;
+    input.appended[j] = 1, input.row[j] = uint32_t(j);
+    Slot& slot = slots_[size_t(going[j].slot)];
+    slot.ahead = {.how = {.vocab = vocab}, .together = true};
+    slot.valid_from = std::max(slot.valid_from, slot.length + 1 - ring_);
+  }
+  send_input(input);
+  g.launch(*stream_);
+  return true;
+}
+// Counts the token of a step of several slots that was started before the host knew the token. False, with the step
+// dropped, if the slot has no such step with this token.
+bool DeviceModel::take_ahead(Slot& slot, int32_t token, uint32_t vocab) {
+  if (!slot.ahead || !slot.ahead->together || token != slot.ahead->token || vocab != slot.ahead->how.vocab) {
+    drop_ahead(slot);
+    return false;
+  }
+  slot.ahead.reset();
+  grow(slot, 1);
+  slot.vocab = vocab;
+  slot.id_alone = false;
+  slot.sampled_with = sampling::RowNoise{};
   return true;
 }
 void DeviceModel::drop_ahead(Slot& slot) {
@@ -237,9 +279,7 @@ void DeviceModel::start_sequences(std::span<const int> slots, std::span<const in
               max_sequences());
   INGOT_CHECK(!has_head() || (n == 1 && !ids.empty()), "decode: found a draft head, which needs the ids of all tokens");
   const gpu::DeviceGuard guard(device_);
-  for (const int slot : slots)
-    if (length(slot) + n > context_)
-      fail(ErrorCode::usage, "found ", length(slot) + n, " tokens, expected at most ", context_, ", the context");
+  for (const int slot : slots) check_room(slot, n);
   BatchInput input{.count = uint32_t(T)};
   for (size_t j = 0; j < slots.size(); ++j) {
     input.slot[j] = uint32_t(slots[j]);
@@ -276,8 +316,7 @@ void DeviceModel::extend_parts(std::span<const Decoder::Part> parts) {
     for (const int32_t id : of_part)
       INGOT_CHECK(0 <= id && id < config().vocab, "decode: found id ", id, " for slot ", index, ", expected 0 to ",
                   config().vocab - 1);
-    if (length(index) + T > context_)
-      fail(ErrorCode::usage, "found ", length(index) + T, " tokens, expected at most ", context_, ", the context");
+    check_room(index, T);
     ids.insert(ids.end(), of_part.begin(), of_part.end());
     const size_t j = of_slots.size();
     input.slot[j] = uint32_t(index), input.appended[j] = uint32_t(T), input.row[j] = uint32_t(ids.size() - 1);
@@ -313,7 +352,14 @@ void DeviceModel::extend_sequences(std::span<const int> slots, std::span<const i
   for (size_t j = 0; j < ids.size(); ++j)
     INGOT_CHECK(ids[j] >= 0 && ids[j] < config().vocab, "decode: found id ", ids[j], " for slot ", slots[j],
                 ", expected 0 to ", config().vocab - 1);
-  start_sequences(slots, ids, 1, vocab);
+  for (const int slot : slots) check_room(slot, 1);
+  const gpu::DeviceGuard guard(device_);
+  std::vector<int> others;  // the slots without a step ahead
+  std::vector<int32_t> ids_of_others;
+  for (size_t j = 0; j < slots.size(); ++j)
+    if (!take_ahead(slots_[size_t(slots[j])], ids[j], vocab > 0 ? vocab : uint32_t(config().vocab)))
+      others.push_back(slots[j]), ids_of_others.push_back(ids[j]);
+  if (!others.empty() || slots.empty()) start_sequences(others, ids_of_others, 1, vocab);
 }
 void DeviceModel::continue_sequences(std::span<const int> slots, int64_t n) { start_sequences(slots, {}, n, 0); }
 void DeviceModel::prepare_trace(const megakernel::Trace& trace, int index) {

@@ -200,7 +200,7 @@ __device__ __forceinline__ void begin_step(const Context& block, const RowStep& 
       m.offset[j] = int64_t(slot) * s.slot_bytes;
       const auto* const state = reinterpret_cast<const State*>(uintptr_t(s.state) + m.offset[j]);
       const int32_t given = __ldcg(&s.input->token[j]);
-      m.token[j] = given >= 0 ? given : __ldcg(&state->tokens[0]);
+      m.token[j] = given >= 0 ? given : max(__ldcg(&state->tokens[0]), 0);  // a slot without a token has the id -1
       m.position[j] = uint32_t(__ldcg(step.draft ? &s.input->position[j] : &state->position));
       m.first_fresh[j] = m.position[j];
 #pragma unroll 1

@@ -14,7 +14,8 @@ __global__ void gather_tokens_kernel(const __grid_constant__ BatchedSequences s,
   const uint32_t j = threadIdx.x;
   if (j >= T) return;
   const int32_t given = __ldcg(&s.input->token[j]);
-  batch->tokens[j] = given >= 0 ? given : __ldcg(&in_slot(s.state, s, slot_of(s, j))->tokens[0]);
+  // A slot without a token has the id -1.
+  batch->tokens[j] = given >= 0 ? given : max(__ldcg(&in_slot(s.state, s, slot_of(s, j))->tokens[0]), 0);
 }
 
 // Makes `p` the parameters of sequence `j` of the step.
