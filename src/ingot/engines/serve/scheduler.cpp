@@ -159,8 +159,11 @@ bool Scheduler::step() {
   }
   for (const Handle& job : ended) finish(job, Finish::cancelled, job->outcome.error);
   admit();
-  const bool fed = feed_chunk(), sampled = sample_all();
-  if (!fed && !sampled) {  // no client takes more tokens: try again soon, or at the next notification
+  // Where the next step of the answers is being computed already, its tokens come before prompts that arrived
+  // meanwhile.
+  const bool prompts_wait = step_ahead_;
+  const bool fed = !prompts_wait && feed_chunk(), sampled = sample_all();
+  if (!fed && !sampled && !prompts_wait) {  // no client takes more tokens: try again soon, or at the next notification
     std::unique_lock lock(mutex_);
     if (!running_.empty()) changed_.wait_for(lock, kNobodyReady);
   }
@@ -474,8 +477,10 @@ void Scheduler::prepare(Job& job) {
   }
 }
 
-// Of the next step of a prepared job. `drafting`: answers with drafts take a draft step.
-SampleOptions Scheduler::options_of(const Job& job, bool drafting) const {
+// Of the next step of a prepared job. `drafting`: answers with drafts take a draft step. `prompts_follow`: a chunk of
+// prompts comes before the step after the next one; the decoder must not begin that step early, because the chunk would
+// wait for the step and seem to take longer.
+SampleOptions Scheduler::options_of(const Job& job, bool drafting, bool prompts_follow) const {
   const ServeRequest& r = job.request;
   SampleOptions o{.sampling = r.sampling,
                   .seed = r.seed,
@@ -484,6 +489,7 @@ SampleOptions Scheduler::options_of(const Job& job, bool drafting) const {
                   .bias = job.bias[0],
                   .stop_ids = r.stop_ids,
                   .logprobs = r.logprobs};
+  o.goes_on = !prompts_follow && !job.drafts && r.tokens - job.outcome.tokens > 1;
   if (!job.allowed.empty() && job.allowed[0]) o.allowed = *job.allowed[0];
   if (job.drafts && drafting) o.drafting = true, o.draft = job.drafts->draft(), o.draft_rows = job.draft_rows;
   return o;
@@ -495,6 +501,7 @@ bool Scheduler::sample_all() {
   std::vector<Handle> jobs;
   std::vector<Decoder::Request> requests;
   bool ended = false;
+  step_ahead_ = false;
   for (const Handle& job : std::vector<Handle>(running_)) {
     if (job->feeding() || job->cancelled) continue;
     const ServeRequest& r = job->request;
@@ -513,10 +520,14 @@ bool Scheduler::sample_all() {
   const bool drafting = options_.draft.exact || std::any_of(jobs.begin(), jobs.end(), [](const Handle& job) {
                           return job->drafts && !job->drafts->draft().empty();
                         });
+  const bool prompts_follow =
+      std::any_of(running_.begin(), running_.end(), [](const Handle& job) { return job->feeding(); });
   for (const Handle& job : jobs)
     requests.push_back({.slot = slots_[size_t(job->slot)].number,
-                        .options = options_of(*job, drafting),
+                        .options = options_of(*job, drafting, prompts_follow),
                         .n = job->drafts && drafting ? job->request.tokens - job->outcome.tokens : 1});
+  step_ahead_ = decoder_.device().kind == Device::cuda &&
+                std::any_of(requests.begin(), requests.end(), [](const auto& r) { return r.options.goes_on; });
   const std::vector<Sampled> sampled = sample(requests);
   for (size_t i = 0; i < jobs.size(); ++i) {
     Job& job = *jobs[i];

@@ -131,7 +131,7 @@ class Scheduler {
   bool drafts(const ServeRequest& r) const;
   int64_t answers_of_draft_step() const;
   void prepare(Job& job);
-  SampleOptions options_of(const Job& job, bool drafting) const;
+  SampleOptions options_of(const Job& job, bool drafting, bool prompts_follow) const;
   std::vector<Sampled> sample(const std::vector<Decoder::Request>& requests);
   void count_step(Job& job, const Sampled& sampled);
   void take(Job& job, int32_t token);
@@ -148,6 +148,7 @@ class Scheduler {
   // Used by the thread only.
   std::vector<Slot> slots_;
   std::vector<Handle> running_;
+  bool step_ahead_ = false;                     // a GPU may compute the next step of the running answers already
   size_t turn_ = 0;                             // the request whose prompt is fed next
   int64_t chunk_tokens_ = 256;                  // size of the next chunk according to the measured times
   std::optional<draft::StepCosts> step_costs_;  // measured before the first answer with drafts

@@ -21,7 +21,8 @@ using testing::ServedModel;
 // A decoder that computes parts of several prompts in one pass, and records the passes.
 class Together final : public DeviceDecoder {
  public:
-  explicit Together(std::unique_ptr<Decoder> inner) : DeviceDecoder(inner->slots()), inner_(std::move(inner)) {
+  explicit Together(std::unique_ptr<Decoder> inner, Device device = {})
+      : DeviceDecoder(inner->slots()), inner_(std::move(inner)), device_(device) {
     while (inner_->open_slots() < inner_->slots()) inner_->open();
     rows_.resize(size_t(inner_->slots()));
   }
@@ -29,7 +30,10 @@ class Together final : public DeviceDecoder {
   int64_t context() const override { return inner_->context(); }
   int64_t batch() const override { return inner_->batch(); }
   bool extends_together() const override { return true; }
+  Device device() const override { return device_; }
   std::vector<std::vector<int64_t>> passes;  // tokens of each part; steps of answers are left out
+  // p: a pass over prompts; a: a step of an answer whose next step may be computed ahead; s: another step of an answer
+  std::string order;
   int64_t tokens_of_prompts() const {
     int64_t all = 0;
     for (const auto& pass : passes) all = std::accumulate(pass.begin(), pass.end(), all);
@@ -46,11 +50,13 @@ class Together final : public DeviceDecoder {
     if (ids.size() > 1) passes.push_back({int64_t(ids.size())});
     inner_->extend(slot, ids, rows, take);
   }
-  void extend_on_device(int slot, std::span<const int32_t> ids, const SlotSample*) override {
+  void extend_on_device(int slot, std::span<const int32_t> ids, const SlotSample* next) override {
+    order += next == nullptr ? 'p' : next->goes_on ? 'a' : 's';
     extend_slot(slot, ids, Rows::last, [&](int64_t, const Tensor& logits) { store(slot, logits); });
   }
   void extend_parts_on_device(std::span<const Part> parts) override {
     passes.emplace_back();
+    order += 'p';
     for (const Part& part : parts) {
       passes.back().push_back(int64_t(part.ids.size()));
       inner_->extend(part.slot, part.ids, Rows::last, [&](int64_t, const Tensor& logits) { store(part.slot, logits); });
@@ -65,6 +71,7 @@ class Together final : public DeviceDecoder {
     take(cached_length(slot) - 1, Tensor(rows_[size_t(slot)].data(), {1, vocab()}));
   }
   std::unique_ptr<Decoder> inner_;
+  const Device device_;
   std::vector<std::vector<float>> rows_;
 };
 
@@ -330,6 +337,28 @@ TEST(scheduler, prompts_of_several_requests_are_computed_in_one_pass) {
   }
   burst.answering.wait();
   EXPECT_EQ(decoder.passes, (std::vector<std::vector<int64_t>>{{3}, {14, 15, 16, 17}}));
+}
+
+// A GPU has begun the next step of the answer when the prompts arrive. No step is computed ahead of a pass over
+// prompts.
+TEST(scheduler, a_step_that_a_gpu_computes_ahead_comes_before_prompts_that_arrived_meanwhile) {
+  const ServedModel m;
+  for (const Device device : {Device{}, Device{Device::cuda, 0}}) {
+    Together decoder(m.decoder(3, 200, 64), device);
+    Scheduler scheduler(decoder);
+    std::vector<Answer> expected(2);
+    Burst burst(scheduler, 6, 2, [&](Asked& a, size_t i) {
+      ServeRequest r = a.request(ids_of(20 + i, 14), 2);
+      expected[i] = alone(m, r);
+      return r;
+    });
+    for (size_t i = 0; i < 2; ++i) {
+      burst.asked[i].wait();
+      EXPECT_EQ(burst.asked[i].tokens, expected[i].tokens) << i;
+    }
+    burst.answering.wait();
+    EXPECT_EQ(decoder.order, device.kind == Device::cuda ? "pspaassas" : "ppaassaas");
+  }
 }
 
 // The part that did not fit is fed first in the next pass, and a prompt of many chunks does not delay shorter prompts.
