@@ -544,6 +544,27 @@ class Reports(unittest.TestCase):
         self.assertNotIn("llama.cpp", report_tables.serve_line(served, "gpt-oss-120b"))
         self.assertIsNone(report_tables.serve_line({"results": served["results"][:3]}, "gpt-oss-120b"))
 
+    def test_tables_of_single_pages_are_made_of_the_reports_of_the_benchmarks_page(self):
+        def row(name, us, limit, tokens=1024, **peers):
+            return {"name": name, "shape": [tokens], "dtype": "bf16", "ours_us": us, "peers": peers, "limit_us": limit}
+
+        report = {**GOOD, "ceilings": {"copy_TBps": 4.0, "read_TBps": 4.5, "bf16_TFLOPs": 800.0}}
+        decode = [row("gpt-oss-120b, bf16 dense", 1600.0, 1100.0, phased=2400.0), row("gpt-oss-120b, bf16 dense", 9.0, 9.0, 128, phased=9.0),
+                  row("gpt-oss-120b, bf16 dense, head screened in 8 bits", 1500.0, 980.0, whole_head=1600.0), row("gpt-oss-120b, fp8 dense", 1400.0, 700.0, phased=2100.0)]
+        self.assertEqual(list(report_tables.token_bound_table({**report, "results": decode}))[4:],
+                         ["| 120B, bf16 | 4.95 | 1.10 | 2.40 | 1.60 | 69 % | 1.50 |", "| 120B, fp8 | 3.15 | 0.70 | 2.10 | 1.40 | 50 % | |"])
+        one = {"one GPU": 2000.0}
+        several = [row("gpt-oss-120b, bf16 dense, 2 GPUs, tensor", 1000.0, 500.0, **one), row("gpt-oss-120b, bf16 dense, 4 GPUs, tensor", 800.0, 250.0, **one),
+                   row("gpt-oss-120b, bf16 dense, 2 GPUs, attention-experts", 1.0, 1.0, **one), row("gpt-oss-120b, bf16 dense, 2 GPUs, tensor, int8 prefilter of the head", 900.0, 450.0, **one),
+                   row("gpt-oss-120b, bf16 dense, 2 GPUs, tensor, to the first token", 1500.0, 1.0, 100, **one)]
+        lines = list(report_tables.several_gpus_table({**report, "results": several}))
+        self.assertEqual(lines[4:6], ["| 120B, bf16 | 2.00 | **1.00** | **0.80** | 0.50 | 0.40 | 0.50 | 0.25 |", "| 120B, bf16, int8 prefilter | 2.00 | **0.90** |  | 0.45 |  | 0.45 |  |"])
+        self.assertEqual(lines[-1], "| 100 | 2.0 | **1.5** |  | 0.75 |  |")
+        attention = [{**row("Attention of 64-wide heads", 500.0, 250.0, torch_eager=1000.0), "shape": [2, 8192]}]
+        self.assertEqual(list(report_tables.attention_rates_table({**report, "results": attention}))[-1], "| 64-wide heads | 2 x 8,192 | 400 | 200 |")
+        for suite, _ in report_tables.PAGE_TABLES.values():
+            self.assertIn(suite, gpu.SUITES)
+
     def test_every_table_of_a_report_names_its_day(self):
         for page in report_tables.PAGES:
             for marked in report_tables.MARKED.finditer((ROOT / page).read_text(encoding="utf-8")):

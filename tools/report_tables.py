@@ -102,8 +102,81 @@ def serve_table(report):
         yield "| " + " | ".join(cells) + " |"
 
 
+GPT_OSS = [(f"gpt-oss-{size}, {dense} dense", f"{size.upper()}, {dense}") for size in ("120b", "20b") for dense in ("bf16", "fp8", "mxfp4")]
+PREFILTERED = ", int8 prefilter of the head"
+
+
+def token_bound_table(report):
+    """Kernel times of single tokens beside the time of their bytes, after 1,024 tokens of context."""
+    rows = {in_our_words(r["name"]): r for r in report["results"] if r["shape"] == [1024]}
+    read = report["ceilings"]["read_TBps"]
+    yield f"{measured_on(report)}; a kernel that only reads reaches {read:.2f} TB/s. Kernel times in ms, with 1,024 tokens of context."
+    yield ""
+    yield "| shapes, dense weights | GB per token | limit | phased | megakernel | limit / time | with int8 prefilter |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    for name, shown in GPT_OSS:
+        if not (row := rows.get(name)):
+            continue
+        short = rows.get(name + PREFILTERED)
+        yield (f"| {shown} | {row['limit_us'] * read / 1e3:.2f} | {row['limit_us'] / 1e3:.2f} | {row['peers']['phased'] / 1e3:.2f} | {row['ours_us'] / 1e3:.2f} | "
+               f"{percent(100 * row['limit_us'] / row['ours_us'])} | {short['ours_us'] / 1e3 if short else 0:.2f} |".replace(" 0.00 |", " |"))
+
+
+def several_gpus_table(report):
+    """Tokens and prompts over several GPUs beside one GPU of the same process, with the matrices divided (tensor)."""
+    rows = {(in_our_words(r["name"]), r["shape"][0]): r for r in report["results"]}
+    counts = sorted({int(n) for name, _ in rows for n in re.findall(r", (\d+) GPUs", name)})
+    words = {2: "two", 4: "four", 8: "eight"}
+
+    def cells(name, suffix, tokens, unit, digits):
+        """The cells of a row, or None without measurements."""
+        found = {n: rows.get((f"{name}, {n} GPUs, tensor{suffix}", tokens)) for n in counts}
+        if not any(found.values()):
+            return None
+        one = next(row for row in found.values() if row)["peers"]["one GPU"]
+        return ([f"{one / unit:.{digits}f}"] + [f"**{row['ours_us'] / unit:.{digits}f}**" if row else "" for row in found.values()]
+                + [f"{row['ours_us'] / one:.2f}" if row else "" for row in found.values()] + [f"{row['limit_us'] / unit:.{digits}f}" if row else "" for row in found.values()])
+
+    heads = ["one GPU"] + [words.get(n, str(n)) for n in counts] + [f"{words.get(n, n)} / one" for n in counts] + [f"limit of memory, {words.get(n, n)}" for n in counts]
+    yield f"{measured_on(report)}. Kernel times of a token in ms, with 1,024 tokens of context; the time of one GPU is from the same process."
+    yield ""
+    yield "| shapes, dense weights | " + " | ".join(heads) + " |"
+    yield "|---|" + "---:|" * len(heads)
+    for name, shown in GPT_OSS:
+        for suffix, note in (("", ""), (PREFILTERED, ", int8 prefilter")):
+            if found := cells(name, suffix, 1024, 1e3, 2):
+                yield f"| {shown}{note} | " + " | ".join(found) + " |"
+    lengths = sorted(tokens for name, tokens in rows if name == f"{GPT_OSS[0][0]}, {counts[0]} GPUs, tensor, to the first token") if counts else []
+    if lengths:
+        yield ""
+        yield f"Time to the first token in ms ({GPT_OSS[0][1]}):"
+        yield ""
+        yield "| tokens of the prompt | " + " | ".join(heads[:1 + 2 * len(counts)]) + " |"
+        yield "|---:|" + "---:|" * (1 + 2 * len(counts))
+        for tokens in lengths:
+            yield f"| {tokens:,} | " + " | ".join(cells(GPT_OSS[0][0], ", to the first token", tokens, 1e3, 1)[:1 + 2 * len(counts)]) + " |"
+
+
+def attention_rates_table(report):
+    """The suite's times as TFLOP/s of visible pairs: the limit of a row is the time of its operations at the rate of a large product."""
+    peers = [p for p in ("cudnn", "torch_eager", "torch_compile") if any(p in r["peers"] for r in report["results"])]
+    words = {"cudnn": "cuDNN", "torch_eager": "PyTorch's flash attention", "torch_compile": "FlexAttention"}
+    rate = report["ceilings"]["bf16_TFLOPs"]
+    yield f"{measured_on(report)}. TFLOP/s of visible pairs, with 4 operations for each pair and column forward and 10 backward; a large product reaches {rate:.0f}."
+    yield ""
+    yield "| | shape | Ingot | " + " | ".join(words[p] for p in peers) + " |"
+    yield "|---|---|---:|" + "---:|" * len(peers)
+    for r in report["results"]:
+        of = [r["ours_us"], *(r["peers"].get(p) for p in peers)]
+        yield (f"| {row_name(r).removeprefix('Attention of ')} | {' x '.join(f'{n:,}' for n in r['shape'])} | "
+               + " | ".join("" if us is None else f"{r['limit_us'] / us * rate:.0f}" for us in of) + " |")
+
+
 # Suites whose reports are not tables of times beside peers.
 GPU_TABLES = {"serve": serve_table}
+# Further tables of a suite, for single pages: {name: (suite, function)}.
+PAGE_TABLES = {"token_bound": ("decode", token_bound_table), "several_gpus": ("decode_gpus", several_gpus_table),
+               "attention_rates": ("attention", attention_rates_table)}
 
 
 def key_of(result):
@@ -375,9 +448,10 @@ def filled(text):
         if match[2] in CPU_TABLES:
             for report in on_cpus(match[2]):
                 lines += [*CPU_TABLES[match[2]](report), ""]
-        for report in tabled(by_suite.get(match[2], [])):
-            lines += [*GPU_TABLES.get(match[2], table)(report), ""]
-        how = f"bench/{match[2]}.py` writes it." if match[2] in CPU_TABLES else f"{reports.how_to_measure(match[2])}` on a machine with a GPU writes it."
+        suite, lines_of = PAGE_TABLES.get(match[2], (match[2], GPU_TABLES.get(match[2], table)))
+        for report in tabled(by_suite.get(suite, [])):
+            lines += [*lines_of(report), ""]
+        how = f"bench/{suite}.py` writes it." if suite in CPU_TABLES else f"{reports.how_to_measure(suite)}` on a machine with a GPU writes it."
         return match[1] + "\n".join(lines or [f"No report yet: `{how}", ""]) + match[3]
 
     return MARKED.sub(fill, text)
