@@ -255,7 +255,7 @@ def ceilings(native):
         "kernel": lambda: native.copy(pointer(target), pointer(source), n, stream()),
         "read": lambda: native.read(pointer(source), n, pointer(sink), stream()),
     }, 1, least_ms=10)
-    del source, target
+    source = target = None
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product, _ = interleaved({"matmul": lambda: a @ b}, 1, least_ms=20)
     return {"copy_TBps": 2 * n / min(us["memcpy"], us["kernel"]) * 1e-6, "read_TBps": n / us["read"] * 1e-6,
@@ -264,7 +264,9 @@ def ceilings(native):
 
 
 def gpu_state(fields="clocks.sm,clocks.mem,power.draw,temperature.gpu"):
-    out = subprocess.run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", "-i", "0"], capture_output=True, text=True)
+    """The state of the first GPU that this process sees."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    out = subprocess.run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", "-i", first], capture_output=True, text=True)
     return out.stdout.strip()
 
 
