@@ -161,7 +161,7 @@ def make_tarball(build: pathlib.Path, out: pathlib.Path, cuda: bool) -> pathlib.
                + ("\nThe CUDA kernels run on Hopper GPUs (H100, H200), and most of them from compute capability 8.0 on, with a driver for CUDA 13. For some\n"
                   "products the program loads libcublasLt.so.13 or .12 (pip install nvidia-cublas) and, for several GPUs, libnccl.so.2 (pip install\n"
                   "nvidia-nccl-cu13). Without a GPU everything runs on the CPU. `bin/ingot doctor` says what is found.\n" if cuda else "")
-               + "\nREADME.md begins with what the program does, docs/cli.md describes every command. packaging/LICENSES.md and licenses/ have the licences\nof the parts.\n")
+               + "\nREADME.md begins with what the program does, docs/cli.md describes every command. packaging/LICENSES.md and licenses/ have the licences\nof the parts. Links of these pages to other files lead into the source tree.\n")
     tarball = out / f"{root}.tar.gz"
     with tarfile.open(tarball, "w:gz", compresslevel=9) as archive:
         def add(name: str, data: bytes, mode: int = 0o644) -> None:
