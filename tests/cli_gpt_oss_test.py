@@ -212,8 +212,14 @@ class GptOss(TinyGptOss):
             plain, drafted = json.loads(ingot(*ask).text), json.loads(ingot(*ask, "--draft", "lookup", "--draft-max", 5, "--draft-costs", "100,105,110,115,120,125").text)
             self.assertEqual((drafted["ids"], drafted["finish"]), (plain["ids"], plain["finish"]))
             self.assertNotIn("drafts", plain)
-            accepted += drafted.get("drafts", {}).get("accepted", 0)
+            accepted += drafted["drafts"]["accepted"]
         self.assertGreater(accepted, 0)
+        # Steps so costly that no draft pays: the report says that there was none.
+        none = ingot(*ask, "--draft", "lookup", "--draft-costs", "100,10000")
+        self.assertEqual(json.loads(none.text)["drafts"], dict(steps=0, tokens=0, accepted=0))
+        for costs, said in (("100,10000", ", no drafts;"), ("100,101,102,103,104", r", \d+ of \d+ draft tokens accepted;")):
+            turn = ingot("generate", "--synthetic", "small", "--device", "cpu", "--prompt", "hello", "--date", "none", "--tokens", 200, "--temperature", 0, "--draft", "lookup", "--draft-costs", costs)
+            self.assertRegex(turn.error, said)
         self.refuses(2, "found --draft-max, which changes nothing with an answer without --draft", *ask, "--draft-max", 5)
         self.refuses(2, "found --draft-costs, which changes nothing with an answer without --draft", *ask, "--draft-costs", "1,2")
         self.refuses(2, "found --draft-exact, which changes nothing with an answer without --draft", *ask, "--draft-exact")

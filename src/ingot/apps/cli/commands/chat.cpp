@@ -174,11 +174,11 @@ class Conversation {
       if (!o_.json) printer.show(part, text);
     });
     if (o_.json)
-      write_out(json_of(turn) + "\n");
+      write_out(json_of(turn, o_.draft.any()) + "\n");
     else
       printer.end();
     const std::string ending = ending_line(turn, model_.decoder->context(), tokens);
-    log_info("[", speed_line(turn.answer), ending.empty() ? "" : "; ", ending, "]");
+    log_info("[", speed_line(turn.answer, o_.draft.any()), ending.empty() ? "" : "; ", ending, "]");
     if (interrupt.signal() == SIGTERM) fail(ErrorCode::interrupted, "stopped by a signal");
   }
 

@@ -32,7 +32,7 @@ struct GenerateCommand {
   bool only_new = false, past_end = false, json = false, raw = false;
 };
 
-OrderedJson report_of(const Answer& a) {
+OrderedJson report_of(const Answer& a, bool drafts) {
   OrderedJson r;
   r["version"] = kAnswerVersion;
   r["ids"] = a.tokens;
@@ -41,14 +41,14 @@ OrderedJson report_of(const Answer& a) {
   r["prompt_tokens"] = a.prompt;
   r["prompt_seconds"] = a.prompt_seconds;
   r["token_seconds"] = a.token_seconds;
-  if (a.drafts.tokens > 0) r["drafts"] = json_of(a.drafts);
+  if (drafts) r["drafts"] = json_of(a.drafts);
   return r;
 }
 
 // The same report, with the new text.
-OrderedJson report_of(const std::string& text, const Answer& a) {
+OrderedJson report_of(const std::string& text, const Answer& a, bool drafts) {
   OrderedJson r = {{"version", kAnswerVersion}, {"text", text}};
-  r.update(report_of(a));
+  r.update(report_of(a, drafts));
   return r;
 }
 
@@ -106,7 +106,7 @@ void generate_ids(const GenerateCommand& o) {
     const Answer answer = session.generate(prompt, options);
     std::vector<int32_t> ids = o.only_new || o.json ? std::vector<int32_t>() : prompt;
     ids.insert(ids.end(), answer.tokens.begin(), answer.tokens.end());
-    write_out((o.json ? show_json(report_of(answer)) : show_json(OrderedJson(ids))) + "\n");
+    write_out((o.json ? show_json(report_of(answer, o.draft.any())) : show_json(OrderedJson(ids))) + "\n");
     if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
   }
   write_trace(o, *model.decoder);
@@ -137,13 +137,13 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
     if (!o.json) printer.show(part, text);
   });
   if (o.json)
-    write_out(json_of(turn) + "\n");
+    write_out(json_of(turn, o.draft.any()) + "\n");
   else
     printer.end();
   if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
   write_trace(o, *model.decoder);
   const std::string ending = ending_line(turn, model.decoder->context(), o.tokens);
-  log_info("[", speed_line(turn.answer), ending.empty() ? "" : "; ", ending, "]");
+  log_info("[", speed_line(turn.answer, o.draft.any()), ending.empty() ? "" : "; ", ending, "]");
 }
 
 // Continues a prompt without the chat format.
@@ -172,7 +172,7 @@ void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& 
   const Answer answer = session.generate(ids, options);
   show(stream.finish());
   if (o.json)
-    write_out(show_json(report_of(text, answer)) + "\n");
+    write_out(show_json(report_of(text, answer, o.draft.any())) + "\n");
   else if (!(text.empty() ? prompt.text : text).ends_with('\n'))
     write_out("\n");
   if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
@@ -212,7 +212,7 @@ void go_on_in_documents(const GenerateCommand& o, const std::string& path, const
   c.repeat_prompt = !o.only_new;
   const Continued made = continue_text(generator, *v.tokenizer, c);
   if (o.json)
-    write_out(show_json(report_of(made.text, made.answer)) + "\n");
+    write_out(show_json(report_of(made.text, made.answer, false)) + "\n");
   else if (made.text.empty() || made.text.back() != '\n')
     write_out("\n");
   if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");

@@ -90,7 +90,7 @@ void AnswerPrinter::end() {
   begun_ = line_open_ = false;
 }
 
-std::string json_of(const ChatTurn& turn) {
+std::string json_of(const ChatTurn& turn, bool drafts) {
   OrderedJson r;
   r["version"] = kAnswerVersion;
   r["messages"] = OrderedJson::array();
@@ -107,7 +107,7 @@ std::string json_of(const ChatTurn& turn) {
   r["known_tokens"] = a.reused;
   r["prompt_seconds"] = a.prompt_seconds;
   r["token_seconds"] = a.token_seconds;
-  if (a.drafts.tokens > 0) r["drafts"] = json_of(a.drafts);
+  if (drafts) r["drafts"] = json_of(a.drafts);
   return show_json(r);
 }
 
@@ -115,12 +115,14 @@ OrderedJson json_of(const draft::Counts& drafts) {
   return {{"steps", drafts.drafts}, {"tokens", drafts.tokens}, {"accepted", drafts.accepted}};
 }
 
-std::string speed_line(const Answer& a) {
+std::string speed_line(const Answer& a, bool drafts) {
   std::string line = with_commas(int64_t(a.tokens.size())) + " tokens";
   // The first token comes with the prompt's logits.
   if (a.tokens.size() > 1 && a.token_seconds > 0)
     line += ", " + fixed(double(a.tokens.size() - 1) / a.token_seconds, 1) + " tokens/s";
-  if (a.drafts.tokens > 0)
+  // Costs that never pay leave an answer without a draft, and the user should know.
+  if (drafts && a.drafts.tokens == 0) line += ", no drafts";
+  if (drafts && a.drafts.tokens > 0)
     line += ", " + with_commas(a.drafts.accepted) + " of " + with_commas(a.drafts.tokens) + " draft tokens accepted";
   line += "; prompt " + with_commas(a.prompt) + " tokens";
   if (a.reused > 0) line += ", " + with_commas(a.reused) + " of them known";

@@ -121,7 +121,7 @@ void add_options(Command& c, DraftCommand& o) {
 }
 void choose_draft_head(const Command& c, const DraftCommand& o, DecoderOptions& on,
                        const std::vector<std::string>& words) {
-  if (o.how == "none") c.refuse_given({"draft-max", "draft-costs", "draft-exact"}, "an answer without --draft");
+  if (!o.any()) c.refuse_given({"draft-max", "draft-costs", "draft-exact"}, "an answer without --draft");
   (void)draft_options(o.lengths);  // so that a wrong list is found before the model is loaded
   if (std::find(words.begin(), words.end(), o.how) != words.end())
     return c.refuse_given({"draft-layers", "draft-window", "draft-dense"}, "an answer without a draft head");
@@ -146,7 +146,7 @@ draft::Options lookup_options(const DraftCommand& o) {
   return options;
 }
 draft::Options draft_options(const DraftCommand& o, const Decoder& decoder) {
-  if (o.how == "none") return {};
+  if (!o.any()) return {};
   require_drafts(decoder);
   return lookup_options(o);
 }

@@ -41,6 +41,7 @@ struct DraftCommand {
   int64_t window = 0;
   std::string dense;
   bool exact = false;
+  bool any() const { return how != "none"; }
 };
 // Adds --draft, --draft-max, --draft-costs, --draft-layers, --draft-window, --draft-dense and --draft-exact.
 void add_options(Command& c, DraftCommand& o);
