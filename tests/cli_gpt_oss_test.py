@@ -214,11 +214,11 @@ class GptOss(TinyGptOss):
             self.assertNotIn("drafts", plain)
             accepted += drafted["drafts"]["accepted"]
         self.assertGreater(accepted, 0)
-        # Steps so costly that no draft pays: the report says that there was none.
-        none = ingot(*ask, "--draft", "lookup", "--draft-costs", "100,10000")
+        # Steps so costly that no draft pays, in fewer steps than those after which one is tried again: the report says that there was none.
+        none = ingot(*ask[:8], "--tokens", 30, "--draft", "lookup", "--draft-costs", "100,10000")
         self.assertEqual(json.loads(none.text)["drafts"], dict(steps=0, tokens=0, accepted=0))
-        for costs, said in (("100,10000", ", no drafts;"), ("100,101,102,103,104", r", \d+ of \d+ draft tokens accepted;")):
-            turn = ingot("generate", "--synthetic", "small", "--device", "cpu", "--prompt", "hello", "--date", "none", "--tokens", 200, "--temperature", 0, "--draft", "lookup", "--draft-costs", costs)
+        for tokens, costs, said in ((30, "100,10000", ", no drafts;"), (200, "100,101,102,103,104", r", \d+ of \d+ draft tokens accepted;")):
+            turn = ingot("generate", "--synthetic", "small", "--device", "cpu", "--prompt", "hello", "--date", "none", "--tokens", tokens, "--temperature", 0, "--draft", "lookup", "--draft-costs", costs)
             self.assertRegex(turn.error, said)
         self.refuses(2, "found --draft-max, which changes nothing with an answer without --draft", *ask, "--draft-max", 5)
         self.refuses(2, "found --draft-costs, which changes nothing with an answer without --draft", *ask, "--draft-costs", "1,2")
