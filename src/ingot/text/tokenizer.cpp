@@ -27,7 +27,11 @@ std::string tokenizer_in(const std::string& directory) {
     if (name.ends_with(".tiktoken")) ranks.push_back(join_path(directory, name));
   if (ranks.size() > 1)
     fail(ErrorCode::bad_data, directory, ": found ", ranks.size(), " .tiktoken files, expected one or tokenizer.json");
-  return ranks.empty() ? "" : ranks[0];
+  if (!ranks.empty()) return ranks[0];
+  // Llama 3's file of this name has tiktoken's ranks, without the pattern that divides words.
+  constexpr std::string_view kFirstField = "\n";  // of a SentencePiece model: the tag of its pieces
+  const std::string model = join_path(directory, "tokenizer.model");
+  return begins_with(model, kFirstField) ? model : "";
 }
 
 namespace {
@@ -36,7 +40,8 @@ std::string any_tokenizer_in(const std::string& directory) {
   const std::string path = tokenizer_in(directory), gguf = path.empty() ? gguf_in(directory) : "";
   if (path.empty() && gguf.empty())
     fail(ErrorCode::not_found, directory,
-         ": found no tokenizer in this directory, expected a tokenizer.json, a .tiktoken or a GGUF file");
+         ": found no tokenizer in this directory, expected a tokenizer.json, a tokenizer.model of SentencePiece, a "
+         ".tiktoken or a GGUF file");
   return path.empty() ? gguf : path;
 }
 
@@ -95,12 +100,15 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
   // Ingot's own character vocabulary begins with its format name, a key that no tokenizer.json has.
   if (content.substr(0, 256).find("\"ingot-char\"") != content.npos)
     return std::make_unique<CharTokenizer>(CharTokenizer::parse(content, path));
-  if (names_byte_fallback(content)) {  // parsing takes most of the time, so other files are parsed only once
+  return parse_tokenizer_json(content, path);
+}
 
-    const Json json = parse_json(content, path, {.depth = 16});
-    if (SentencePiece::is_in(json)) return std::make_unique<SentencePiece>(SentencePiece::parse_json(json, path));
+std::unique_ptr<Tokenizer> parse_tokenizer_json(const std::string& content, const std::string& origin) {
+  if (names_byte_fallback(content)) {  // parsing takes most of the time, so other files are parsed only once
+    const Json json = parse_json(content, origin, {.depth = 16});
+    if (SentencePiece::is_in(json)) return std::make_unique<SentencePiece>(SentencePiece::parse_json(json, origin));
   }
-  return std::make_unique<ByteBpe>(ByteBpe::parse(content, path));
+  return std::make_unique<ByteBpe>(ByteBpe::parse(content, origin));
 }
 
 std::vector<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,

@@ -57,10 +57,13 @@ class Tokenizer {
 
 // Reads a Hugging Face tokenizer.json (byte-level BPE, or BPE with byte fallback), a SentencePiece .model (BPE),
 // tiktoken's ranks of o200k_base, a model's GGUF file (the same two kinds of BPE) or a character vocabulary, which are
-// distinguished by their content. For a directory, reads its tokenizer.json, .tiktoken or GGUF file. Every error names
-// the file, the value found and the value expected.
+// distinguished by their content. For a directory, reads the file of tokenizer_in(), or its GGUF file. Every error
+// names the file, the value found and the value expected.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
-// A directory's tokenizer.json, else its only .tiktoken file; empty if it has neither.
+// Parses the content of a tokenizer.json; errors begin with `origin`.
+std::unique_ptr<Tokenizer> parse_tokenizer_json(const std::string& content, const std::string& origin);
+// A directory's tokenizer.json, else its only .tiktoken file, else its tokenizer.model of SentencePiece; empty if it
+// has none of these.
 std::string tokenizer_in(const std::string& directory);
 
 // Encodes many documents on all threads; the result does not depend on the number of threads.

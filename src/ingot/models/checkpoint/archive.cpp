@@ -13,6 +13,7 @@
 #include "ingot/core/memory/memory.h"
 #include "ingot/core/rng.h"
 #include "ingot/io/formats/archive.h"
+#include "ingot/io/hugging_face_cache.h"
 #include "ingot/io/json.h"
 #include "ingot/kernels/quant/weight_tiles.h"
 #include "ingot/text/byte_bpe.h"
@@ -246,10 +247,8 @@ std::vector<AttachedFile> tokenizer_files(const std::string& from) {
     if (SentencePiece::is_in(file)) return {{"tokenizer.model", SentencePiece::from_gguf(file).to_model()}};
     return {{"tokenizer.json", ByteBpe::from_gguf(file).to_json()}};
   }
-  if (!is_directory(from)) return files;
-  for (const std::string& name : list_directory(from))
-    if (name == "tokenizer.json" || name.ends_with(".tiktoken"))
-      files.push_back({name, read_file(join_path(from, name), kMaxAttached)});
+  const std::string directory = snapshot_of(from), tokenizer = is_directory(directory) ? tokenizer_in(directory) : "";
+  if (!tokenizer.empty()) files.push_back({base_name(tokenizer), read_file(tokenizer, kMaxAttached)});
   return files;
 }
 

@@ -628,6 +628,59 @@ TEST(Families, AnArchiveOfAGgufFileKeepsAVocabularyOfSentencePiece) {
   EXPECT_EQ(after.start, 1);
 }
 
+TEST(Families, ADirectoryMayHaveAModelFileOfSentencePieceAlone) {
+  Tiny tiny;
+  tiny.config = with(tiny.config.c_str(), "vocab_size", "2000");
+  tiny.numbers.erase("model.embed_tokens.weight");
+  tiny.add("model.embed_tokens.weight", {2000, 8});
+  const std::string path = tiny.write_safetensors_files(), file = tiny.dir / "tokenizer.model";
+  const std::string model = read_file(std::string(INGOT_SOURCE_DIR) + "/tests/data/text/sp.model");
+  write_file(file, model);
+  const Vocabulary v = load_vocabulary(path);
+  EXPECT_EQ(v.tokenizer->kind(), "sentencepiece");
+  EXPECT_EQ(v.start, v.tokenizer->bos());
+  EXPECT_GE(v.start, 0);
+  // An archive keeps both, also of a folder in the cache of Hugging Face's tools.
+  const std::string cached = tiny.dir / "models--a--b/snapshots/1", archive = tiny.dir / "model.ingot";
+  create_directories(cached);
+  for (const char* name : {"config.json", "model.safetensors", "tokenizer.model"})
+    write_file(join_path(cached, name), read_file(tiny.dir / name));
+  for (const std::string& from : {path, tiny.dir / "models--a--b"}) {
+    convert_family(from, archive, {});
+    EXPECT_EQ(load_vocabulary(archive).tokenizer->hash(), v.tokenizer->hash()) << from;
+    EXPECT_EQ(load_vocabulary(archive).start, v.start) << from;
+  }
+  write_file(tiny.dir / "tokenizer_config.json", R"({"add_bos_token": false})");
+  EXPECT_EQ(load_vocabulary(path).start, -1);
+  // Llama 3's file of this name has ranks.
+  write_file(file, "IQ== 0\nIg== 1\n");
+  EXPECT_NE(error_of([&] { (void)load_vocabulary(path); }).find("found a model without a tokenizer"),
+            std::string::npos);
+}
+
+TEST(Families, TheStartTokenIsThatOfTheTokenizerThatIsUsed) {
+  Tiny tiny;
+  tiny.config = with(tiny.config.c_str(), "vocab_size", "258");
+  const std::string path = tiny.write_safetensors_files(), elsewhere = tiny.dir / "elsewhere.json";
+  const char* const kTemplate =
+      R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}], "pair": []})";
+  write_file(elsewhere, tokenizer_json(kTemplate));
+  EXPECT_EQ(load_vocabulary(path, {.tokenizer = elsewhere}).start, 256);
+  write_file(tiny.dir / "tokenizer.json", tokenizer_json("null"));
+  EXPECT_EQ(load_vocabulary(path, {.tokenizer = elsewhere}).start, 256);
+  EXPECT_EQ(load_vocabulary(path).start, -1);
+}
+
+TEST(Families, AGgufFileWithoutAddBosTokenHasAStartTokenWhereItsVocabularyHas) {
+  for (const auto& [pre, start] : {std::pair{"tekken", 1}, {"llama-bpe", 1}, {"qwen2", -1}, {"smollm", -1}}) {
+    Tiny tiny;
+    const std::string gguf = tiny.write_gguf([&](GgufWriter& w) {
+      w.key("tokenizer.ggml.model", "gpt2").key("tokenizer.ggml.pre", pre).key("tokenizer.ggml.bos_token_id", 1u);
+    });
+    EXPECT_EQ(archived_family(gguf).spec.start_token, start) << pre;
+  }
+}
+
 TEST(Families, ASequenceBeginsWithTheTokenThatThePostProcessorPutsInFront) {
   Tiny tiny;
   tiny.config = with(tiny.config.c_str(), "vocab_size", "258");

@@ -71,20 +71,15 @@ std::unique_ptr<Tokenizer> tokenizer_of(const std::string& model) {
   if (ArchiveFile::is_one(path)) {
     if (const auto model_file = archived_file(path, "tokenizer.model"))
       return std::make_unique<SentencePiece>(SentencePiece::parse(*model_file, path));
-    if (const auto text = archived_file(path, "tokenizer.json")) {
-      const bool may_fall_back =
-          text->find("\"byte_fallback\": true") != text->npos || text->find("\"byte_fallback\":true") != text->npos;
-      if (const Json json = may_fall_back ? Json::parse(*text, nullptr, false) : Json(); SentencePiece::is_in(json))
-        return std::make_unique<SentencePiece>(SentencePiece::parse_json(json, path));
-      return std::make_unique<ByteBpe>(ByteBpe::parse(*text, path));
-    }
+    if (const auto text = archived_file(path, "tokenizer.json")) return parse_tokenizer_json(*text, path);
   }
   if (GgufFile::is_one(path) && GgufFile(path).metadata().count("tokenizer.ggml.tokens") != 0)
     return load_tokenizer(path);
   if (const std::string directory = snapshot_of(model); is_directory(directory))
     if (const std::string beside = tokenizer_in(directory); !beside.empty()) return load_tokenizer(beside);
   fail(ErrorCode::not_found, model, ": found a model without a tokenizer, expected ",
-       is_directory(model) ? "a tokenizer.json beside the weights" : "one in the file", ", or --tokenizer FILE");
+       is_directory(model) ? "a tokenizer.json or tokenizer.model beside the weights" : "one in the file",
+       ", or --tokenizer FILE");
 }
 
 // The chat format named in the options, or given by the model's template.
@@ -127,7 +122,10 @@ Vocabulary vocabulary(const std::string& model, const VocabularyOptions& o) {
   if (v.tokenizer->vocab_size() - above > spec.vocab)
     fail(ErrorCode::bad_data, o.tokenizer.empty() ? model : o.tokenizer, ": found a tokenizer of ",
          v.tokenizer->vocab_size(), " tokens, expected at most ", spec.vocab, ", the model's vocabulary");
-  v.start = ArchiveFile::is_one(model) ? int32_t(spec.start_token) : start_token_of(checkpoint_source(model));
+  if (!o.tokenizer.empty())
+    v.start = start_token_of(o.tokenizer);
+  else
+    v.start = ArchiveFile::is_one(model) ? int32_t(spec.start_token) : start_token_of(checkpoint_source(model));
   find_chat_format(model, o, v);
   return v;
 }

@@ -5,6 +5,8 @@
 #include "ingot/io/formats/gguf.h"
 #include "ingot/io/json.h"
 #include "ingot/models/checkpoint/archive.h"
+#include "ingot/text/sentencepiece.h"
+#include "ingot/text/tokenizer.h"
 
 namespace ingot {
 namespace {
@@ -38,10 +40,18 @@ int32_t start_token_of_gguf(const GgufFile& file) {
   const auto id = file.integer("tokenizer.ggml.bos_token_id");
   const auto at = file.metadata().find("tokenizer.ggml.add_bos_token");
   const bool* adds = at == file.metadata().end() ? nullptr : std::get_if<bool>(&at->second);
-  // Older files lack this key; the vocabularies of Llama 3 and of SentencePiece have a start token.
-  const bool by_default =
-      file.text("tokenizer.ggml.pre") == "llama-bpe" || file.text("tokenizer.ggml.model") == "llama";
+  // Older files lack this key; the vocabularies of Llama 3, of tekken and of SentencePiece have a start token.
+  const auto pre = file.text("tokenizer.ggml.pre");
+  const bool by_default = pre == "llama-bpe" || pre == "tekken" || file.text("tokenizer.ggml.model") == "llama";
   return id && (adds == nullptr ? by_default : *adds) ? int32_t(*id) : -1;
+}
+
+// The tokenizers of transformers put the start token of a .model in front, unless tokenizer_config.json says otherwise.
+int32_t start_token_of_sentencepiece(const std::string& file) {
+  const Json config = optional_json(parent_path(file), "tokenizer_config.json");
+  const Json* adds = member(config, "add_bos_token");
+  if (adds != nullptr && *adds == Json(false)) return -1;
+  return SentencePiece::load(file).bos();
 }
 
 }  // namespace
@@ -65,7 +75,9 @@ std::string chat_template_of(const std::string& path) {
 
 int32_t start_token_of(const std::string& path) {
   if (GgufFile::is_one(path)) return start_token_of_gguf(GgufFile(path));
-  const Json tokenizer = optional_json(path, "tokenizer.json");
+  const std::string file = is_directory(path) ? tokenizer_in(path) : path;
+  if (file.ends_with(".model")) return start_token_of_sentencepiece(file);
+  const Json tokenizer = file.ends_with(".json") ? read_json_file(file, {.bytes = kMaxText}) : Json();
   const Json *processor = member(tokenizer, "post_processor"), *added = member(tokenizer, "added_tokens");
   const std::string name = processor == nullptr ? "" : leading_token(*processor);
   if (name.empty() || added == nullptr || !added->is_array()) return -1;

@@ -8,7 +8,8 @@ namespace ingot {
 // Of a directory, a GGUF file or an archive: the chat template, or empty where there is none. Of several named ones the
 // default.
 std::string chat_template_of(const std::string& path);
-// For a directory or a GGUF file: the first token of every sequence, or -1.
+// The first token of every sequence, or -1. For a directory (its tokenizer_in()), a tokenizer.json, a SentencePiece
+// .model or a GGUF file.
 int32_t start_token_of(const std::string& path);
 
 }  // namespace ingot
