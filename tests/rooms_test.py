@@ -1,6 +1,6 @@
 """A build of some rooms (INGOT_ROOMS): it contains these rooms and the rooms that they use, and its Python module works and refuses other
-operations by name. A Python module without zlib: all rooms, no models. And the matrix kernel of docs/gpu-layer.md,
-which becomes a room without any further edit.
+operations by name. A Python module without zlib: all rooms, no models. The machine code for GPUs other than Hopper
+(INGOT_GPUS). And the matrix kernel of docs/gpu-layer.md, which becomes a room without any further edit.
 
     python3 tests/rooms_test.py SOURCE_DIR [--python]     --python: with the module, run where PyTorch is installed
 """
@@ -82,7 +82,25 @@ def a_room_of_the_page_compiles(folder):
     assert done.returncode == 0 and " 0 bytes spill stores" in done.stdout, done.stdout + done.stderr
 
 
+def machine_code_for_other_gpus_is_made_from_the_ptx(build):
+    wrong = configure(build, "softcap", "-DINGOT_GPUS=8.6;sm_120")
+    assert wrong.returncode != 0 and 'INGOT_GPUS: found "sm_120", expected compute capabilities' in wrong.stderr, wrong.stderr
+    if not shutil.which("nvcc"):
+        return
+    # Not compute_120: gpu::limits() would take a kernel made from it for Hopper's machine code.
+    done = configure(build, "rmsnorm;softcap;cross_entropy", "-DINGOT_CUDA=ON", "-DINGOT_TESTS=OFF", "-DINGOT_APPS=OFF", "-DINGOT_GPUS=7.5;8.6;12.0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    commands = {pathlib.Path(c["file"]).name: c["command"] for c in json.loads((build / "compile_commands.json").read_text())}
+    targets = {name: sorted(re.findall(r"arch=(\S+?),code=(\w+)", command)) for name, command in commands.items()}
+    hopper = ("compute_90a", "sm_90a")
+    assert targets["softcap.cu"] == [("compute_80", "compute_80"), ("compute_80", "sm_120"), ("compute_80", "sm_86"), hopper], targets["softcap.cu"]
+    assert targets["limits.cu"] == [("compute_75", "compute_75"), *(("compute_75", f"sm_{n}") for n in (120, 75, 86)), hopper], targets["limits.cu"]
+    assert targets["capped_bf16.cu"] == [hopper], targets["capped_bf16.cu"]
+
+
 def main():
+    with tempfile.TemporaryDirectory() as folder:
+        machine_code_for_other_gpus_is_made_from_the_ptx(pathlib.Path(folder))
     if shutil.which("nvcc"):
         with tempfile.TemporaryDirectory() as folder:
             a_room_of_the_page_compiles(pathlib.Path(folder))

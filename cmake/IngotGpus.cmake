@@ -1,0 +1,21 @@
+# INGOT_GPUS, a list of compute capabilities such as "8.6;12.0": every unit with PTX is also compiled to machine code for these GPUs, so that no
+# driver has to compile the PTX at the first use. The machine code is that of the same PTX: a kernel reports the version of its PTX, from which
+# gpu::limits() recognises Hopper's own machine code.
+set(INGOT_GPUS "" CACHE STRING "Compute capabilities with machine code beside sm_90a, such as 8.6;12.0")
+foreach(gpu ${INGOT_GPUS})
+  if(NOT gpu MATCHES "^(7\\.5|8\\.[0-9]|1[0-9]\\.[0-9])$")
+    message(FATAL_ERROR "INGOT_GPUS: found \"${gpu}\", expected compute capabilities other than Hopper's, such as 8.6;12.0")
+  endif()
+endforeach()
+if(INGOT_WITH_CUDA AND INGOT_GPUS)
+  foreach(source ${cuda_sources})
+    ingot_ptx_of(${source} arch)
+    foreach(gpu ${INGOT_GPUS})
+      string(REPLACE "." "" gpu ${gpu})
+      if(arch AND NOT gpu LESS arch)
+        set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS "-gencode;arch=compute_${arch},code=sm_${gpu}")
+      endif()
+    endforeach()
+  endforeach()
+  message(STATUS "Ingot: CUDA kernels also as machine code for compute capabilities ${INGOT_GPUS}")
+endif()
