@@ -25,6 +25,33 @@ class Frame(InDirectory):
         self.assertNotIn(" CPUs", ingot("doctor").error)
         self.refuses(2, "INGOT_LOG: found 'all'", "doctor", env={"INGOT_LOG": "all"})
 
+    def test_doctor_says_which_kernels_the_gpu_at_hand_runs(self):
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler is None:
+            self.skipTest("no C compiler for a stand-in of the driver")
+        source = self.directory / "driver.c"
+        source.write_text("""#include <stdlib.h>
+            #include <string.h>
+            static int digit(int i) { return getenv("GPU")[i] - '0'; }
+            int cuInit(unsigned flags) { return 0; }
+            int cuDeviceGetCount(int* n) { *n = 1; return 0; }
+            int cuDeviceGetName(char* name, int size, int device) { strcpy(name, "A GPU"); return 0; }
+            int cuDeviceTotalMem_v2(size_t* bytes, int device) { *bytes = (size_t)24 << 30; return 0; }
+            int cuDeviceGetAttribute(int* value, int which, int device) {
+              *value = which == 75 ? (digit(0) ? 10 : 0) + digit(1) : which == 76 ? digit(2) : 82;
+              return 0;
+            }""")
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", self.directory / "libcuda.so.1", source], check=True)
+        for gpu, kernels, words in (("070", "none", "no kernels; models run on the CPU, as their kernels need 8.0"),
+                                    ("075", "rmsnorm", "RMSNorm of the PyTorch package alone; models run on the CPU, as their kernels need 8.0"),
+                                    ("086", "portable", "by the portable variants, which were measured on no such GPU"),
+                                    ("090", "hopper", "all operations by Hopper's variants"), ("120", "portable", "by the portable variants")):
+            driver = {"LD_LIBRARY_PATH": str(self.directory), "GPU": gpu}
+            report = json.loads(ingot("doctor", "--json", env=driver).text)["gpus"][0]
+            self.assertEqual((report["kernels"], report["runs_models"]), (kernels, kernels in ("portable", "hopper")), gpu)
+            self.assertIn(f"compute capability {report['compute_capability']}: ", ingot("doctor", env=driver).text)
+            self.assertIn(words, ingot("doctor", env=driver).text)
+
     def test_doctor_finds_cublaslt_where_pythons_packages_have_it(self):
         any_library = next((path for path in pathlib.Path("/proc/self/maps").read_text().split() if "/libm.so" in path or "/libm-" in path), None)
         if any_library is None:

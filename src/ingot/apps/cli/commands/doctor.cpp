@@ -61,6 +61,20 @@ int64_t disk_free(const char* path) {
   return statvfs(path, &s) == 0 ? int64_t(s.f_bavail) * int64_t(s.f_frsize) : 0;
 }
 
+// The kernels that a GPU of this compute capability runs (docs/gpu-layer.md): "none", "rmsnorm", "portable" or
+// "hopper".
+const char* kernels_of(int major, int minor) {
+  if (major >= 8) return major == 9 && minor == 0 ? "hopper" : "portable";
+  return major == 7 && minor >= 5 ? "rmsnorm" : "none";
+}
+std::string described_kernels(const std::string& kernels) {
+  if (kernels == "hopper") return "all operations by Hopper's variants";
+  if (kernels == "portable")
+    return "operations and models by the portable variants, which were measured on no such GPU (docs/gpu-layer.md)";
+  return std::string(kernels == "rmsnorm" ? "RMSNorm of the PyTorch package alone" : "no kernels") +
+         "; models run on the CPU, as their kernels need 8.0";
+}
+
 // The driver's own list of GPUs, through the few entry points needed (their signatures belong to the driver API and
 // have been stable since CUDA 2).
 OrderedJson gpus() {
@@ -89,6 +103,7 @@ OrderedJson gpus() {
                      {"memory_bytes", memory},
                      {"compute_capability", std::to_string(major) + "." + std::to_string(minor)},
                      {"multiprocessors", multiprocessors},
+                     {"kernels", kernels_of(major, minor)},
                      {"runs_models", major >= 8}});
   }
   return found;
@@ -164,8 +179,7 @@ void print_machine(const OrderedJson& r) {
   if (r["gpus"].empty()) row("GPU", "none: everything runs on the CPU");
   for (const auto& gpu : r["gpus"])
     row("GPU", text(gpu["name"]) + ", " + size(gpu["memory_bytes"]) + ", compute capability " +
-                   text(gpu["compute_capability"]) +
-                   (gpu["runs_models"].get<bool>() ? "" : " (models run on the CPU, as their kernels need 8.0)"));
+                   text(gpu["compute_capability"]) + ": " + described_kernels(text(gpu["kernels"])));
   write_out("\nFound\n");
   for (const auto& [name, where] : r["found"].items()) row(name, text(where));
   if (!r["missing"].empty()) write_out("\nMissing (each optional)\n");
