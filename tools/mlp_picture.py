@@ -1,12 +1,9 @@
-"""Draws docs/mlp.svg from bench/results/<gpu>/mlp.json: time over rows for Ingot and its peers, with the bound, one panel per pass.
-
-    python3 tools/mlp_picture.py [--check] [--gpu h200]     --check changes nothing and fails where the picture is not current
+"""docs/mlp.svg from bench/results/h200/mlp.json: time over rows for Ingot and its peers, with the bound, one panel per pass. tools/report_tables.py
+draws the picture together with the tables.
 """
-import argparse
 import html
 import json
 import math
-import sys
 
 import reports
 
@@ -100,25 +97,7 @@ def picture(report):
     return "\n".join(out + ["</svg>", ""])
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--gpu", default="h200")
-    arguments = parser.parse_args()
-    source = reports.RESULTS / arguments.gpu / "mlp.json"
-    if not source.exists():
-        print(f"no {source.relative_to(reports.ROOT)}: bench/gpu.py mlp on a machine with a GPU writes it")
-        return 0
-    new = picture(json.loads(source.read_text(encoding="utf-8")))
-    old = PICTURE.read_text(encoding="utf-8") if PICTURE.exists() else ""
-    if arguments.check:
-        if new != old:
-            print("docs/mlp.svg is not current; run python3 tools/mlp_picture.py")
-        return int(new != old)
-    PICTURE.write_text(new, encoding="utf-8")
-    print("wrote docs/mlp.svg")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def drawn():
+    """The picture of the present report, or None without a report."""
+    source = reports.RESULTS / "h200" / "mlp.json"
+    return picture(json.loads(source.read_text(encoding="utf-8"))) if source.exists() else None

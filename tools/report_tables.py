@@ -3,7 +3,7 @@ those of CPU_TABLES from bench/cpu/<cpu>/SUITE.json. README has tables of its ow
 and `cpu_summary`, a few rows of the full tables in docs/benchmarks.md.
 
     python3 tools/report_tables.py [--check] [PAGE ...]     --check changes nothing and fails where a table is not current;
-                                                            without pages: README.md and every docs/*.md
+                                                            without pages: README.md, every docs/*.md and docs/mlp.svg (tools/mlp_picture.py)
 """
 import json
 import pathlib
@@ -11,6 +11,7 @@ import re
 import statistics
 import sys
 
+import mlp_picture
 import reports
 
 MARKED = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
@@ -457,7 +458,8 @@ def filled(text):
     return MARKED.sub(fill, text)
 
 
-PAGES = ["README.md", *sorted(p.relative_to(reports.ROOT).as_posix() for p in (reports.ROOT / "docs").glob("*.md"))]
+PICTURE = mlp_picture.PICTURE.relative_to(reports.ROOT).as_posix()
+PAGES = ["README.md", *sorted(p.relative_to(reports.ROOT).as_posix() for p in (reports.ROOT / "docs").glob("*.md")), PICTURE]
 
 
 def main():
@@ -466,7 +468,7 @@ def main():
     old = []
     for page in map(pathlib.Path, pages):
         text = page.read_text(encoding="utf-8")
-        new = filled(text)
+        new = mlp_picture.drawn() or text if page.as_posix() == PICTURE else filled(text)
         if new != text and check:
             old.append(str(page))
         elif new != text:
