@@ -472,6 +472,34 @@ class Drafts(WithServer):
         self.assertGreater(server.metric("spec_decode_num_draft_tokens_total"), 0)
         self.assertIn("a draft head over the hidden states behind layers 0, 1, 2", server.log)
 
+    def test_tokens_of_a_prediction_are_counted_by_whether_the_answer_has_them(self):
+        text = "int add(int a, int b) { return a + b; }"
+        schema = dict(type="object", properties=dict(text=dict(const=text)), required=["text"], additionalProperties=False)
+        body = dict(messages=[dict(role="user", content="x")], max_completion_tokens=120, temperature=0, response_format=dict(type="json_schema", json_schema=dict(name="s", schema=schema)))
+        plain, predicting = Server("--draft", "none"), Server(*self.OPTIONS[2:])
+        self.addCleanup(plain.stop)
+        self.addCleanup(predicting.stop)
+        ask = lambda server, **more: json.loads(server.request("POST", "/v1/chat/completions", body | more)[1])
+        want = ask(plain)
+        answer = want["choices"][0]["message"]["content"]
+        self.assertIn(text, answer)
+        prediction = lambda content: dict(prediction=dict(type="content", content=content))
+        counts = []
+        for content in (answer, "Nothing of this occurs."):
+            for server in (predicting, plain):
+                found = ask(server, **prediction(content))
+                self.assertEqual(found["choices"], want["choices"])
+                details, timings = found["usage"]["completion_tokens_details"], found["timings"]
+                counts.append([details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]])
+                self.assertLessEqual(counts[-1][0], timings.get("draft_n_accepted", 0))
+                self.assertLessEqual(sum(counts[-1]), timings.get("draft_n", 0))
+        (right, wrong_after), none, (by_chance, wrong), none_either = counts
+        self.assertEqual((none, none_either), ([0, 0], [0, 0]))
+        self.assertGreater(right, len(text) / 2)
+        self.assertLess(wrong_after, right / 2)
+        self.assertTrue(0 <= by_chance <= 5 and wrong > 0, counts)
+        self.assertEqual(json.loads(predicting.request("POST", "/v1/chat/completions", body)[1])["timings"].get("draft_n"), None)  # without a prediction
+
     def compare(self, drafting):
         plain = Server("--draft", "none")
         self.addCleanup(plain.stop)

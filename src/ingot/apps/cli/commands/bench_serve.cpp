@@ -136,7 +136,8 @@ void measure_loads(const BenchServe& o, const std::vector<int64_t>& concurrency,
   std::vector<ServeTimes> all;
   const auto add = [&](const ServeTimes& t) {
     if (!o.json) print_row(t);
-    if (t.errors > 0) log_warn(t.errors, " of ", counted(t.requests, "request"), " failed: ", t.first_error);
+    if (t.errors > 0)
+      log_warn(with_commas(t.errors), " of ", counted(t.requests, "request"), " failed: ", t.first_error);
     if (100 * t.reused_tokens > t.prompt_tokens)
       log_warn("the server had processed ", t.reused_tokens, " of ", t.prompt_tokens,
                " tokens of the prompts before: another --seed sends other prompts");
