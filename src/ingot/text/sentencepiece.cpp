@@ -127,8 +127,11 @@ void SentencePiece::Impl::take_pieces(const std::string& origin) {
   std::sort(user_lengths.rbegin(), user_lengths.rend());
   user_lengths.erase(std::unique(user_lengths.begin(), user_lengths.end()), user_lengths.end());
   if (unknown < 0) fail(ErrorCode::bad_data, origin, ": found no unknown piece, expected one");
+  // A character with a piece of its own needs no piece for its byte: Gemma's tokenizer.json has the tabulator in place
+  // of <0x09>.
   for (int b = 0; b < 256 && model.byte_fallback; ++b)
-    if (byte_ids[b] < 0) fail(ErrorCode::bad_data, origin, ": found byte_fallback but no piece for byte ", b);
+    if (byte_ids[b] < 0 && (b >= 0x80 || pieces.count(std::string(1, char(b))) == 0))
+      fail(ErrorCode::bad_data, origin, ": found byte_fallback but no piece for byte ", b);
 }
 
 void SentencePiece::Impl::take_byte(int32_t id, const std::string& origin) {

@@ -219,6 +219,24 @@ TEST(SentencePiece, AMetaspaceAddsNoSpaceBeforeASpaceAndStartsAWordAtEachSpace) 
   EXPECT_EQ(ids({{"type", "Metaspace"}, {"prepend_scheme", "never"}, {"split", false}}, "a a"), (Ids{a, space_a}));
 }
 
+TEST(SentencePiece, ACharacterMayStandInPlaceOfItsByte) {
+  Json vocab = {{"<unk>", 0}, {"\u2581", 257}, {"\t\t", 258}};
+  for (int b = 0; b < 256; ++b) {
+    char name[8];
+    std::snprintf(name, sizeof name, "<0x%02X>", b);
+    vocab[b == '\t' ? "\t" : name] = b + 1;
+  }
+  Json json = {{"normalizer", {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}}},
+               {"model", {{"byte_fallback", true}, {"unk_token", "<unk>"}, {"vocab", vocab}, {"merges", {"\t \t"}}}}};
+  const SentencePiece sp = SentencePiece::parse_json(json, "t");
+  EXPECT_EQ(sp.encode("\t\t\ta"), (std::vector<int32_t>{258, 10, 'a' + 1}));
+  EXPECT_EQ(sp.decode(sp.encode("\ta\t\t")), "\ta\t\t");
+  json["model"]["vocab"].erase("\t");
+  json["model"]["vocab"]["tab"] = 10;
+  EXPECT_EQ(error_of([&] { (void)SentencePiece::parse_json(json, "t"); }),
+            "bad data: t: found byte_fallback but no piece for byte 9");
+}
+
 TEST(SentencePiece, CountsTheBytesOfTheText) {
   const SentencePiece sp = SentencePiece::load(text_data("sp.model"));
   // " the" counts its space after a word, and also after bos, because this model adds no space before a text. A byte
