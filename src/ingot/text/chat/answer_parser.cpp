@@ -108,7 +108,8 @@ class Parser final : public ChatParser {
            is_known(json.at("name").get<std::string>());
   }
   void emit_call(const OrderedJson& call) {
-    const char* const arguments = tokens_.json_functions.empty() ? "arguments" : "parameters";
+    // The formats name one of the two words, and models write the other one now and then.
+    const char* const arguments = call.contains("arguments") ? "arguments" : "parameters";
     const bool has_id = call.contains("id") && call.at("id").is_string();
     begun_ = false;
     emit({.kind = ChatKind::call,

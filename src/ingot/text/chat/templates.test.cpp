@@ -220,6 +220,11 @@ TEST(chat_templates, a_json_answer_of_llama3_with_a_known_name_is_a_call) {
   const std::string json = "{\"name\": \"f\", \"parameters\": {\"a\": 1}}";
   EXPECT_EQ(parts_of(*f, json + "<|eom_id|>", {"f"}),
             (std::vector<ChatPart>{{.kind = ChatKind::call, .name = "f", .content = "{\"a\": 1}"}}));
+  for (const auto& [name, text] :
+       {std::pair{"llama3.1", "{\"name\": \"f\", \"arguments\": {\"a\": 1}}"},
+        {"qwen3", "<tool_call>\n{\"name\": \"f\", \"parameters\": {\"a\": 1}}\n</tool_call>"}})
+    EXPECT_EQ(parts_of(*format(name), text, {"f"}),
+              (std::vector<ChatPart>{{.kind = ChatKind::call, .name = "f", .content = "{\"a\": 1}"}}));
   EXPECT_EQ(parts_of(*f, json, {"g"}), (std::vector<ChatPart>{{.kind = ChatKind::text, .content = json}}));
   EXPECT_EQ(parts_of(*f, json), (std::vector<ChatPart>{{.kind = ChatKind::text, .content = json}}));
   EXPECT_EQ(parts_of(*f, "Yes. {}", {"f"}), (std::vector<ChatPart>{{.kind = ChatKind::text, .content = "Yes. {}"}}));
