@@ -78,8 +78,8 @@ class TinyGptOss(InDirectory):
 class Signals(TinyGptOss):
     """Every command ends in the same way: status 130, one line, no temporary file."""
 
-    def stops(self, signals, until, *arguments, said=""):
-        process = start(*arguments, stdout=subprocess.DEVNULL)
+    def stops(self, signals, until, *arguments, said="", **more):
+        process = start(*arguments, stdout=subprocess.DEVNULL, **more)
         deadline = time.monotonic() + 60
         while not until(process):
             self.assertLess(time.monotonic(), deadline)
@@ -107,7 +107,8 @@ class Signals(TinyGptOss):
         super().setUp()
         self.began = {}
 
-    def test_convert_leaves_no_file(self):
+    def large_model(self):
+        """A checkpoint of 820 MB of holes, whose conversion takes a while."""
         config = self.config | dict(vocab_size=200000, hidden_size=1024)
         model = self.directory / "large"
         model.mkdir()
@@ -130,9 +131,24 @@ class Signals(TinyGptOss):
             header[name] = dict(dtype="BF16", shape=shape, data_offsets=[at, at + 2 * math.prod(shape)])
             at += 2 * math.prod(shape)
         text = json.dumps(header).encode()
-        with open(model / "model.safetensors", "wb") as f:  # 820 MB of holes
+        with open(model / "model.safetensors", "wb") as f:
             f.write(struct.pack("<Q", len(text)) + text)
             f.truncate(8 + len(text) + at)
+        return model
+
+    def test_a_conversion_at_loading_leaves_no_file(self):
+        model, ids, temporary = self.large_model(), self.file("ids.jsonl", "[1]"), self.directory / "temporary"
+        temporary.mkdir()
+        tokenizer = self.directory / "tokenizer.json"
+        self.assertEqual(ingot("tokenizer", "train", "--data", self.file("text.txt", TEXT), "--vocab", 300, "--out", tokenizer).returncode, 0)
+        writes = lambda process: any(f.stat().st_size > 1 << 20 for f in temporary.iterdir())
+        for number, command in ((signal.SIGINT, ["generate", "--ids", ids]), (signal.SIGTERM, ["serve", "--port", 0, "--tokenizer", tokenizer])):
+            self.stops([number], writes, *command, "--model", model, "--dense", "mxfp4", "--device", "cpu", said="([^\n]+\n)?", env=os.environ | dict(TMPDIR=str(temporary)))
+            self.assertEqual(list(temporary.iterdir()), [])
+        self.refuses(4, "TMPDIR: found /no/where, expected a directory for temporary files", "generate", "--synthetic", "small", "--device", "cpu", "--ids", ids, env=dict(TMPDIR="/no/where"))
+
+    def test_convert_leaves_no_file(self):
+        model = self.large_model()
         out, partial = self.directory / "x.ingot", self.directory / "x.ingot.partial"
         terminal, end = os.openpty()
         process = subprocess.Popen([BINARY, "convert", model, out, "--dense", "mxfp4", "--threads", "1"], stdout=subprocess.DEVNULL, stderr=end)

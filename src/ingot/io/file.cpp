@@ -16,6 +16,8 @@
 #include <memory>
 #include <utility>
 
+#include "ingot/io/removed_on_signal.h"
+
 namespace ingot {
 namespace {
 
@@ -140,16 +142,18 @@ void File::close() {
 
 // --- files begun and not committed: a fixed list, readable by a signal handler at any moment
 namespace {
+constexpr int kFree = -1, kTaken = -2;  // taken: the slot's path is not there yet
+constexpr int kAnyFile = -3;            // the path is this process's own, so that any file there is removed
 struct Unfinished {
-  std::atomic<int> descriptor{-1};  // -2 while the slot is taken and its path not yet there
+  std::atomic<int> descriptor{kFree};
   std::atomic<const char*> path{nullptr};
 };
 std::array<Unfinished, 64> unfinished;
 
 int note_unfinished(const std::string& path, int descriptor) {
   for (size_t i = 0; i < unfinished.size(); ++i) {
-    int free = -1;
-    if (!unfinished[i].descriptor.compare_exchange_strong(free, -2)) continue;
+    int free = kFree;
+    if (!unfinished[i].descriptor.compare_exchange_strong(free, kTaken)) continue;
     unfinished[i].path = path.c_str();
     unfinished[i].descriptor = descriptor;
     return int(i);
@@ -157,7 +161,7 @@ int note_unfinished(const std::string& path, int descriptor) {
   return -1;  // the list is full: this file stays behind after a signal
 }
 void forget_unfinished(int& slot) {
-  if (slot >= 0) unfinished[size_t(slot)].descriptor = -1;
+  if (slot >= 0) unfinished[size_t(slot)].descriptor = kFree;
   slot = -1;
 }
 }  // namespace
@@ -166,12 +170,16 @@ void remove_unfinished_files() {
   for (const Unfinished& u : unfinished) {
     const int descriptor = u.descriptor;
     struct stat here, there;
+    if (descriptor == kAnyFile) ::unlink(u.path);
     // After a rename the name may already be another process's.
     if (descriptor >= 0 && ::fstat(descriptor, &here) == 0 && ::lstat(u.path, &there) == 0 &&
         here.st_dev == there.st_dev && here.st_ino == there.st_ino)
       ::unlink(u.path);
   }
 }
+
+RemovedOnSignal::RemovedOnSignal(std::string path) : path_(std::move(path)), slot_(note_unfinished(path_, kAnyFile)) {}
+RemovedOnSignal::~RemovedOnSignal() { forget_unfinished(slot_); }
 
 AtomicFile::AtomicFile(const std::string& path) : path_(destination(path)) {
   const std::string partial = path_ + ".partial";

@@ -10,6 +10,7 @@
 
 #include <functional>
 
+#include "ingot/io/removed_on_signal.h"
 #include "ingot/testing/temporary_directory.h"
 
 namespace ingot {
@@ -53,6 +54,9 @@ TEST(atomic_file, a_process_that_a_signal_ends_leaves_nothing_unfinished_and_eve
   const int status = in_child([&] {
     write_file(dir / "done", "whole");
     AtomicFile gone(dir / "a"), first(dir / "b"), taken(dir / "c");
+    const RemovedOnSignal temporary(dir / "d"), nowhere(dir / "e");
+    write_file(temporary.path(), "whole");
+    write_file(RemovedOnSignal(dir / "kept").path(), "whole");
     first.write("half");
     first.commit();
     // A second process's file under our file's name.
@@ -63,7 +67,7 @@ TEST(atomic_file, a_process_that_a_signal_ends_leaves_nothing_unfinished_and_eve
     return 0;
   });
   EXPECT_EQ(status, 0);
-  EXPECT_EQ(list_directory(dir.path()), (std::vector<std::string>{"b", "c.partial", "done"}));
+  EXPECT_EQ(list_directory(dir.path()), (std::vector<std::string>{"b", "c.partial", "done", "kept"}));
 }
 
 TEST(atomic_file, a_link_stays_and_a_device_or_pipe_is_never_replaced) {

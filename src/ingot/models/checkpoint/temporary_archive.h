@@ -1,7 +1,9 @@
 #pragma once
-// The name of a new, empty file in the directory of temporary files, which is removed at the end of the object's life.
-// An archive written there may be mapped and lives on until it is unmapped.
+// The name of a new, empty file in the directory of temporary files, which is removed at the end of the object's life,
+// and by a signal that ends the process. An archive written there may be mapped and lives on until it is unmapped.
 #include <string>
+
+#include "ingot/io/removed_on_signal.h"
 
 namespace ingot {
 
@@ -10,10 +12,10 @@ class TemporaryArchive {
   TemporaryArchive();
   ~TemporaryArchive();
   TemporaryArchive(const TemporaryArchive&) = delete;
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return name_.path(); }
 
  private:
-  std::string path_;
+  RemovedOnSignal name_;
 };
 
 }  // namespace ingot

@@ -103,7 +103,6 @@ void serve(const ServeCommand& o, const std::string& path) {
   if (std::any_of(o.name.begin(), o.name.end(), [](unsigned char c) { return c < ' ' || c == 127; }))
     fail(ErrorCode::usage, "--name: found a name with control characters, expected one line of text");
   if (o.date != "today" && o.date != "none") check_date(o.date);
-  Interrupt interrupt;
   // Before the model is loaded, so that a port in use is found at once.
   std::optional<server::Server> listening;
   try {
@@ -120,6 +119,9 @@ void serve(const ServeCommand& o, const std::string& path) {
   DecoderOptions on = o.on;
   on.slots = o.slots, on.fit_slots = true;
   OpenedModel model = open_model(path, o.context, on);
+  // From here on the first signal lets answers finish. Before, a signal ends the program at once, because loading may
+  // take minutes.
+  Interrupt interrupt;
   const DraftWhich drafted = which_drafted(o.draft);
   if (drafted == DraftWhich::all) require_drafts(*model.decoder);
   const int64_t slots = model.decoder->slots(), context = model.decoder->context();
