@@ -307,12 +307,12 @@ TEST(api_request, fields_without_effect_are_ignored_and_named_and_null_is_absent
         {"role": "assistant", "content": "b", "id": 2, "phase": null, "refusal": null, "function_call": null, "audio": null},
         {"role": "user", "content": "c"}],
       "cache_prompt": true, "temprature": 1, "anything": null, "prompt_cache_retention": "24h", "echo": null,
-      "chat_template_kwargs": {"reasoning_effort": "high", "enable_thinking": true}, "top_k": -1, "repetition_penalty": 1.0,
+      "chat_template_kwargs": {"reasoning_effort": "high", "enable_thinking": true, "thinking": 1}, "top_k": -1, "repetition_penalty": 1.0,
       "top_logprobs": 0, "skip_special_tokens": true})",
       true);
   EXPECT_EQ(r.ignored, (std::vector<std::string>{"messages[].content[].cache_control", "messages[].id",
-                                                 "chat_template_kwargs.enable_thinking", "cache_prompt",
-                                                 "skip_special_tokens", "temprature (did you mean temperature?)"}));
+                                                 "chat_template_kwargs.thinking", "cache_prompt", "skip_special_tokens",
+                                                 "temprature (did you mean temperature?)"}));
   EXPECT_EQ(r.reasoning, "high");
   EXPECT_EQ(r.sampling.top_k, 0);
   EXPECT_EQ(r.messages[1].content, "b");
@@ -374,6 +374,13 @@ TEST(api_request, an_effort_is_read_wherever_clients_write_it) {
   EXPECT_EQ(effort(R"("reasoning": {"effort": "low"}, "chat_template_kwargs": {"reasoning_effort": "high"})"), "low");
   EXPECT_EQ(effort(R"("reasoning_effort": "high", "reasoning": {"effort": "low"})"), "high");
   EXPECT_EQ(parse_responses_request(R"({"input": "a", "reasoning": {"effort": "xhigh"}})").reasoning, "xhigh");
+  // As clients of Qwen's models write it.
+  EXPECT_EQ(effort(R"("chat_template_kwargs": {"enable_thinking": false})"), "none");
+  EXPECT_EQ(effort(R"("enable_thinking": false)"), "none");
+  EXPECT_EQ(effort(R"("chat_template_kwargs": {"enable_thinking": true})"), "");
+  EXPECT_EQ(effort(R"("reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": false})"), "high");
+  expect_refusal(chat_with(R"("chat_template_kwargs": {"enable_thinking": "no"})"), true,
+                 "chat_template_kwargs.enable_thinking|");
 }
 
 TEST(api_request, tools_that_are_no_functions_are_left_out) {

@@ -164,6 +164,13 @@ void read_format(Object& format, Object* schema, const Source& source, std::vect
 bool is_schema_format(const Json& format) {
   return format.is_object() && format.contains("type") && format["type"] == "json_schema";
 }
+namespace {
+// The word of clients of Qwen's models; true leaves the server's own effort.
+void read_thinking(Object& object, ApiRequest& r) {
+  if (!object.flag("enable_thinking", true) && r.reasoning.empty()) r.reasoning = "none";
+}
+}  // namespace
+
 void read_effort(Object& body, ApiRequest& r) {
   r.reasoning = effort_of(body, "reasoning_effort");
   const auto otherwise = [&](Object object, const char* key) {
@@ -178,10 +185,12 @@ void read_effort(Object& body, ApiRequest& r) {
   }
   if (body.find("chat_template_kwargs") != nullptr) {
     Object arguments = otherwise(body.object("chat_template_kwargs"), "reasoning_effort");
+    read_thinking(arguments, r);
     arguments.unsupported("model_identity", nullptr);
     arguments.unsupported("builtin_tools", Json::array());
     arguments.finish();
   }
+  read_thinking(body, r);
 }
 
 // --- all requests
