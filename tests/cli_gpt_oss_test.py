@@ -539,7 +539,7 @@ class GptOss(TinyGptOss):
         for command in (["generate", "--prompt", "x"], ["generate", "--prompt", "x", "--raw"], ["chat"]):
             self.refuses(4, "gpt-oss-tiny: found a model without a tokenizer, expected a tokenizer.json or o200k_base.tiktoken beside the weights, or --tok",
                          *command, "--model", self.model)
-        self.refuses(4, "gpt-oss-tiny: found no tokenizer in this directory, expected a tokenizer.json, a .tiktoken or a GGUF",
+        self.refuses(4, "gpt-oss-tiny: found no tokenizer in this directory, expected a tokenizer.json, a tokenizer.model of SentencePiece, a .tiktoken or a GGUF",
                      "tokenizer", "encode", "--tokenizer", self.model, stdin=b"x")
         for status, message, content in (
             (3, "found no line", ""), (3, "line 1: found an empty list", "[]"), (3, "line 2: found number 1, expected a list", "[1]\n1"),
@@ -622,6 +622,12 @@ class Chat(TinyGptOss):
             run = ingot(*self.chat, "--tokens", 200, "--analysis", "show", "--seed", seed, stdin="\u65e5\n<|start|>\n".encode(), env=self.env)
             self.assertEqual(run.returncode, 0, run.error)  # .text was decoded strictly
             self.assertFalse([s for s in self.SPECIALS if f"<|{s}|>" in run.text])
+
+    def test_a_model_that_is_converted_at_loading_keeps_its_name_in_errors(self):
+        endless = self.directory / "endless"
+        shutil.copytree(self.model, endless)
+        (endless / "config.json").write_text(json.dumps(self.config | dict(max_position_embeddings=1 << 26)))
+        self.refuses(7, f"ingot serve: {endless} needs [^\n]+ of memory, found ", "serve", "--model", endless, "--device", "cpu", "--dense", "fp8", "--port", 0, "--context", 1 << 26, "--slots", 256)
 
     def test_a_bad_date_and_an_unknown_command_are_errors(self):
         for date in ("nonsense", "2026-02-30", "2026-13-01", "31.01.2026", "2026-1-1", "2026-01-01x"):

@@ -71,6 +71,18 @@ const ModelKind& model_kind_of(const std::string& path) {
 
 namespace {
 
+// Errors name the model's path in place of the archive's.
+OpenedModel open_archive_of(const std::string& path, const ModelKind& kind, const std::string& archive,
+                            const DecoderOptions& options) {
+  try {
+    return kind.open(archive, options);
+  } catch (const Error& e) {
+    std::string message = e.what();
+    if (const size_t at = message.find(archive); at != std::string::npos) message.replace(at, archive.size(), path);
+    fail(e.code, message);
+  }
+}
+
 // A temporary archive with dense matrices of this form is mapped in place of the checkpoint.
 OpenedModel open_converted(const ModelKind& kind, const std::string& path, const DecoderOptions& options) {
   if (ArchiveFile::is_one(path))
@@ -81,7 +93,7 @@ OpenedModel open_converted(const ModelKind& kind, const std::string& path, const
          ", expected a published checkpoint or a GGUF file");
   const TemporaryArchive archive;
   kind.convert(path, archive.path(), archive_format_named(options.dense));
-  OpenedModel m = kind.open(archive.path(), options);
+  OpenedModel m = open_archive_of(path, kind, archive.path(), options);
   m.note += ingot::detail::concat(m.note.empty() ? "" : "; ", "dense matrices became ", options.dense, " at loading, ",
                                   format_bytes(double(m.weight_bytes)), " of weights");
   return m;
