@@ -131,6 +131,8 @@ class OwnServer(InDirectory):
         result = json.loads(run.text)["results"][0]
         self.assertEqual((result["rate"], result["requests"], result["errors"]), (50, 10, 0))
         self.assertTrue(20 <= result["tokens"] <= 50 and 40 <= result["prompt_tokens"] <= 200, result)
+        burst = json.loads(bench("--synthetic", "small", "--rate", "5000", "--requests", 150, "--prompt", 4, "--tokens", 8, "--serve", "--device cpu --slots 1").text)["results"][0]
+        self.assertEqual((burst["requests"], burst["errors"], burst["tokens"]), (150, 0, 150 * 8))  # more requests wait than a server's queue holds by default
 
     def test_more_clients_than_a_server_has_slots_connections_or_places_to_wait_are_all_answered(self):
         for clients, options in ((80, "--slots 4"), (300, "")):

@@ -20,6 +20,7 @@ namespace {
 
 // The most waiting requests and connections of a server by default.
 constexpr int64_t kQueue = 64, kConnections = 256;
+constexpr int64_t kSlotsOfRates = 16;  // of a server that is measured at rates of requests
 
 struct BenchServe {
   std::string run, model, url, key_file, server_options;
@@ -52,9 +53,11 @@ std::vector<double> rates_of(const std::string& list) {
   return rates;
 }
 
-// The command line of `ingot serve`: each of `most_at_once` clients has a connection, and its request a slot or room to
-// wait for one.
-std::vector<std::string> server_words(const BenchServe& o, const std::string& model, int64_t most_at_once) {
+int64_t requests_of_rate(const BenchServe& o) { return o.requests > 0 ? o.requests : 64; }
+
+// The command line of `ingot serve`: each of `clients` has a connection, and its request one of `slots` or room to wait
+// for one.
+std::vector<std::string> server_words(const BenchServe& o, const std::string& model, int64_t slots, int64_t clients) {
   std::vector<std::string> words = {"--model", model};
   std::istringstream in(o.server_options);
   std::string given;
@@ -67,10 +70,10 @@ std::vector<std::string> server_words(const BenchServe& o, const std::string& mo
   const auto add = [&](const std::string& option, int64_t value) {
     if (given.find(option + " ") == std::string::npos) words.insert(words.end(), {option, std::to_string(value)});
   };
-  add("--slots", std::min(most_at_once, kMostSlots));
-  if (most_at_once > kQueue) add("--queue", most_at_once);
+  add("--slots", std::min(slots, kMostSlots));
+  if (clients > kQueue) add("--queue", clients);
   // The command asks for the model's description over a connection of its own.
-  if (most_at_once + 1 > kConnections) add("--connections", most_at_once + 1);
+  if (clients + 1 > kConnections) add("--connections", std::min(clients + 1, kMostConnections));
   return words;
 }
 
@@ -153,7 +156,7 @@ void measure_loads(const BenchServe& o, const std::vector<int64_t>& concurrency,
     for (const int64_t n : concurrency) add(generator.measure_clients(n, o.requests > 0 ? o.requests : 3, o.warm_up));
   else
     generator.measure_clients(1, 0, o.warm_up);
-  for (const double rate : rates) add(generator.measure_arrivals(rate, o.requests > 0 ? o.requests : 64));
+  for (const double rate : rates) add(generator.measure_arrivals(rate, requests_of_rate(o)));
   if (o.json) report(o, all);
   if (std::all_of(all.begin(), all.end(), [](const ServeTimes& t) { return t.errors == t.requests; }))
     fail(ErrorCode::io, "all requests failed: ", all[0].first_error);
@@ -173,7 +176,9 @@ void bench_serve(const Command& c, BenchServe& o) {
   if (!rates.empty()) c.refuse_given({"concurrency"}, "--rate");
   std::optional<ServerProcess> server;
   if (o.url.empty()) {
-    server.emplace(server_words(o, chosen_model(o.run, o.model, o.synthetic), rates.empty() ? most : 16));
+    const std::string model = chosen_model(o.run, o.model, o.synthetic);
+    server.emplace(rates.empty() ? server_words(o, model, most, most)
+                                 : server_words(o, model, kSlotsOfRates, requests_of_rate(o)));
     o.load.url = http_url(server->url());
   } else {
     c.refuse_given({"RUN", "model", "synthetic", "dense", "serve"}, "--url, whose server runs already");

@@ -183,8 +183,8 @@ void add_serve(Command& root) {
   c.integer("--context N", o->context, 0, 1 << 30,
             "most tokens of a request and its answer; 0: the longest context, down to 8192, for which --slots or 64 "
             "slots fit into the GPU's memory; on a CPU 8192 or the model's context (default: 0)");
-  c.integer("--connections N", o->connections, 1, 1 << 16, "most connections at a time (default: 256)");
-  c.integer("--connections-of-one N", o->connections_of_one, 0, 1 << 16,
+  c.integer("--connections N", o->connections, 1, kMostConnections, "most connections at a time (default: 256)");
+  c.integer("--connections-of-one N", o->connections_of_one, 0, kMostConnections,
             "most connections at a time from one address; 0: no limit per address (default: 0)");
   c.number(
       "--patience SECONDS", o->patience, 0.1, 3600,

@@ -9,7 +9,7 @@
 
 namespace ingot::cli {
 
-constexpr int64_t kMostSlots = 256;  // of `ingot serve`
+constexpr int64_t kMostSlots = 256, kMostConnections = 1 << 16;  // of `ingot serve`
 
 class ServerProcess {
  public:
