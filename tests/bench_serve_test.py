@@ -4,11 +4,14 @@
 """
 import http.server
 import json
+import pathlib
 import re
+import signal
 import socket
+import subprocess
 import sys
 import threading
-import pathlib
+import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -148,6 +151,20 @@ class OwnServer(InDirectory):
         self.assertEqual((result["requests"], result["errors"], result["tokens"]), (3, 3, 0))
         self.assertIn("status 400: ", result["first_error"])
         self.assertIn("all requests failed: status 400: ", run.error)
+
+    def test_the_server_ends_with_this_command_however_it_ends(self):
+        for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)):
+            process = start("bench", "serve", "--synthetic", "small", "--concurrency", "4", "--requests", 10000, "--serve", "--device cpu", stdout=subprocess.DEVNULL)
+            while b"serving " not in process.stderr.readline():
+                pass
+            (child,) = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            process.send_signal(number)
+            process.stderr.close()
+            self.assertEqual(process.wait(30), status)
+            deadline = time.monotonic() + 10  # shorter than the time that a server gives its running answers
+            while pathlib.Path(f"/proc/{child}/exe").exists():
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.01)
 
     def test_an_error_of_the_server_is_this_command_s_error(self):
         self.refuses(4, "none: found no such file", "bench", "serve", "--model", "none")
