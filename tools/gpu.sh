@@ -10,6 +10,8 @@
 #             INGOT_LIGER (default: in .whl) names its wheel, and of the gate the origin (megagemm/swiglu.py of MGRrmsnorm)
 #   mlp       whole MLPs, forward and training steps, beside PyTorch, and the origin mlp-megakernel and libtiny_cuda_nn.so
 #             (bench/peers/tiny_cuda_nn.cu) where INGOT_ORIGINS holds them
+#   portable  the variants of operations and tokens for GPUs other than Hopper (not a default stage)
+#   decode    tokens of GPT-OSS's shapes (not a default stage)
 #   train     a training step of golf beside torch.compile of the same model (not a default stage: four minutes)
 #   python    the PyTorch package: its tests on the GPU, the cost of a call on the host, the image example
 #   sanitize  memcheck, racecheck, synccheck and initcheck over the GPU tests named ...Small (writes sanitizers.json), and the
@@ -83,7 +85,7 @@ for stage in "${stages[@]}"; do
       for level in $(cpu_levels); do
         GTEST_FILTER='-*Cuda.*' INGOT_CPU_LEVEL=$level step "cpu-test-$level" 200 ctest --test-dir $build -j8 --output-on-failure
       done ;;
-    rmsnorm | rope | gate) step "$stage" 480 "${measure[@]}" "$stage" ;;
+    rmsnorm | rope | gate | portable | decode) step "$stage" 480 "${measure[@]}" "$stage" ;;
     train) step train 560 "${measure[@]}" train ;;
     mlp) step mlp 560 "${measure[@]}" mlp ${INGOT_MLP_ARGS:-} ;;
     python)
@@ -107,7 +109,7 @@ for stage in "${stages[@]}"; do
         echo "cpu: bench/peers/train_step.py is not there yet"
       fi
       step cpu-ingot-bench 300 taskset -c 0,1 bash -c "$build/ingot bench --json >$logs/cpu_ingot_bench.json" ;;
-    *) echo "gpu: found stage $stage, expected build, test, cpu-test, rmsnorm, rope, gate, mlp, train, python, sanitize, cpu or sweep" >&2; exit 2 ;;
+    *) echo "gpu: found stage $stage, expected build, test, cpu-test, rmsnorm, rope, gate, mlp, portable, decode, train, python, sanitize, cpu or sweep" >&2; exit 2 ;;
   esac
 done
 
