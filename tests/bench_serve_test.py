@@ -177,7 +177,7 @@ class OtherServers(InDirectory):
     def test_answers_are_read_from_chunks_of_any_size_over_connections_that_stay(self):
         for slowly in (False, True):
             with self.subTest(slowly=slowly), FakeServer(whole, slowly=slowly) as server:
-                key = self.file("key", "secret\n")
+                key = self.file("key", "# of the server\n\nsecret \nsecond\n")
                 run = bench("--url", server.url + "/v1", "--concurrency", "2", "--requests", 2, "--warm-up", 1, "--prompt", 5, "--tokens", "3-6", "--api-key-file", key, "--top-p", 0.9, "--seed", 7)
                 self.assertEqual(run.returncode, 0, run.error)
                 result = json.loads(run.text)["results"][0]
@@ -234,6 +234,7 @@ class OtherServers(InDirectory):
         self.assertIn("no byte of an answer within 0.3 s", json.loads(run.text)["results"][0]["first_error"])
 
     def test_a_server_that_cannot_be_measured_is_one_error(self):
+        self.refuses(3, "key: found no key, expected one a line", "bench", "serve", "--url", "http://127.0.0.1:9", "--api-key-file", self.file("key", "# none\n"))
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.refuses(5, f"http://127.0.0.1:{port}: Connection refused", "bench", "serve", "--url", f"http://127.0.0.1:{port}")

@@ -169,10 +169,7 @@ void bench_serve(const Command& c, BenchServe& o) {
   if (most > 4096) fail(ErrorCode::usage, "--concurrency: found ", most, ", expected at most 4096");
   o.load.seed = uint64_t(o.seed);
   o.load.prompt = range_of("--prompt", o.prompt), o.load.answer = range_of("--tokens", o.answer);
-  if (!o.key_file.empty()) {
-    const std::string text = read_input(o.key_file);
-    o.load.key = text.substr(0, text.find_first_of(" \t\r\n"));
-  }
+  if (!o.key_file.empty()) o.load.key = read_keys(o.key_file)[0];
   if (!rates.empty()) c.refuse_given({"concurrency"}, "--rate");
   std::optional<ServerProcess> server;
   if (o.url.empty()) {
@@ -208,7 +205,7 @@ void add_bench_serve(Command& bench_command) {
          "options of the started `ingot serve`, as one argument: --serve '--slots 16 --gpus 2' (default: as many slots "
          "as concurrent requests, at most 256)");
   c.text("--url URL", o->url, "in place of RUN: a running server with OpenAI's API, such as http://127.0.0.1:8080");
-  c.text("--api-key-file FILE", o->key_file, "a file whose first line is the key to send");
+  c.text("--api-key-file FILE", o->key_file, "a file of keys, as of `ingot serve`; the first key is sent");
   c.integer("--vocab N", o->vocab, 1, INT32_MAX,
             "prompts are random ids below N (default: the vocabulary that the server states)");
   c.text("--concurrency LIST", o->concurrency, "numbers of concurrent requests (default: 1,2,4,8,16,32,64)");

@@ -36,22 +36,6 @@ struct ServeCommand {
 #ifdef INGOT_HAS_MICROHTTPD
 bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
-// Reads one key per line; empty lines and lines that begin with # are ignored.
-std::vector<std::string> read_keys(const std::string& path) {
-  std::vector<std::string> keys;
-  if (path.empty()) return keys;
-  const std::string text = read_input(path);
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    std::string line = text.substr(at, end - at);
-    line.erase(line.find_last_not_of(" \t\r") + 1);
-    if (!line.empty() && line[0] != '#') keys.push_back(line);
-    at = end + 1;
-  }
-  if (keys.empty()) fail(ErrorCode::bad_data, path, ": found no key, expected one a line");
-  return keys;
-}
-
 // An origin is a scheme and a host. "null", which any sandboxed page may send, identifies no page.
 void check_origins(const std::vector<std::string>& origins) {
   for (const std::string& origin : origins) {

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -12,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "ingot/apps/cli/framework/cli.h"
 #include "ingot/core/check.h"
 
 extern char** environ;
@@ -37,6 +39,21 @@ std::vector<char*> null_ended(std::vector<std::string>& words) {
 }
 
 }  // namespace
+
+std::vector<std::string> read_keys(const std::string& path) {
+  std::vector<std::string> keys;
+  if (path.empty()) return keys;
+  const std::string text = read_input(path);
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    std::string line = text.substr(at, end - at);
+    line.erase(line.find_last_not_of(" \t\r") + 1);
+    if (!line.empty() && line[0] != '#') keys.push_back(line);
+    at = end + 1;
+  }
+  if (keys.empty()) fail(ErrorCode::bad_data, path, ": found no key, expected one a line");
+  return keys;
+}
 
 ServerProcess::ServerProcess(const std::vector<std::string>& words) {
   std::vector<std::string> line = {"ingot", "serve", "--host", "127.0.0.1", "--port", "0"}, variables = environment();

@@ -1,5 +1,6 @@
 #pragma once
-// A server that a command starts for its own use: `ingot serve` in a separate process, on a free port of this machine.
+// Common code of `ingot serve` and of a command that starts a server for its own use: `ingot serve` in a separate
+// process, on a free port of this machine.
 #include <sys/types.h>
 
 #include <cstdint>
@@ -8,6 +9,10 @@
 #include <vector>
 
 namespace ingot::cli {
+
+// The keys of a file of --api-key-file: one per line; empty lines and lines that begin with # are ignored. No path, no
+// keys.
+std::vector<std::string> read_keys(const std::string& path);
 
 constexpr int64_t kMostSlots = 256, kMostConnections = 1 << 16;  // of `ingot serve`
 
