@@ -166,7 +166,7 @@ bool is_schema_format(const Json& format) {
 }
 namespace {
 // The word of clients of Qwen's models; true leaves the server's own effort.
-void read_thinking(Object& object, ApiRequest& r) {
+void read_thinking_switch(Object& object, ApiRequest& r) {
   if (!object.flag("enable_thinking", true) && r.reasoning.empty()) r.reasoning = "none";
 }
 }  // namespace
@@ -185,12 +185,12 @@ void read_effort(Object& body, ApiRequest& r) {
   }
   if (body.find("chat_template_kwargs") != nullptr) {
     Object arguments = otherwise(body.object("chat_template_kwargs"), "reasoning_effort");
-    read_thinking(arguments, r);
+    read_thinking_switch(arguments, r);
     arguments.unsupported("model_identity", nullptr);
     arguments.unsupported("builtin_tools", Json::array());
     arguments.finish();
   }
-  read_thinking(body, r);
+  read_thinking_switch(body, r);
 }
 
 // --- all requests
