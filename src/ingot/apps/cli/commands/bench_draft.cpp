@@ -142,7 +142,7 @@ void bench_draft(const DraftBench& o, bool json) {
   const std::string path = chosen_model("", o.model, o.synthetic);
   const std::vector<Case> cases = cases_of(o);
   const draft::Options given = draft_options(o.policy);
-  const OpenedModel model = open_model(path, o.context + o.tokens,
+  const OpenedModel model = open_model(path, o.context + o.tokens, "--context and --tokens",
                                        {.device = device_named(o.device),
                                         .draft_head = o.head,
                                         .draft_dense = o.head_dense,

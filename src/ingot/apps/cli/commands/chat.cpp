@@ -196,7 +196,7 @@ class Conversation {
 void chat(const ChatCommand& o) {
   require_chat(o.model);
   const Vocabulary vocabulary = load_vocabulary(o.model, vocabulary_options(o.conversation, true));
-  OpenedModel model = open_model(o.model, context_of(o.model, o.context, kContext), o.on);
+  OpenedModel model = open_model(o.model, context_of(o.model, o.context, kContext), "--context", o.on);
   Conversation(o, model, vocabulary).run();
 }
 

@@ -89,7 +89,7 @@ void eval_ids(const EvalCommand& o) {
   size_t longest = 0;
   for (const auto& ids : lists) longest = std::max(longest, ids.size());
   if (longest < 2) fail(ErrorCode::bad_data, o.ids, ": found lists of one id, expected one of at least two");
-  const OpenedModel model = open_model(path, int64_t(longest) - 1, o.on);
+  const OpenedModel model = open_model(path, int64_t(longest) - 1, o.ids, o.on);
   check_ids(lists, model.decoder->vocab(), o.ids);
   Interrupt interrupt;
   const auto start = Clock::now();
@@ -174,7 +174,7 @@ void eval_text_of_checkpoint(const EvalCommand& o, const std::string& path) {
     targets += std::max<int64_t>(0, int64_t(document.size()) - 1);
   }
   if (targets == 0) fail(ErrorCode::bad_data, o.data, ": found no document of two tokens, expected some to score");
-  const OpenedModel model = open_model(path, std::min(longest, context), o.on);
+  const OpenedModel model = open_model(path, std::min(longest, context), "--context", o.on);
   Bar bar("scoring", [](double n) { return format_count(n); });
   Scored s;
   for (size_t d = 0; d < ids.size(); ++d)

@@ -76,7 +76,7 @@ OpenedModel open_for(const GenerateCommand& o, const std::string& path, int64_t 
     refuse_to_replace(o.trace, {o.file, o.ids});
     refuse_to_replace(o.trace, files_of(path));
   }
-  OpenedModel model = open_model(path, context + (o.trace.empty() ? 0 : 1), o.on);
+  OpenedModel model = open_model(path, context + (o.trace.empty() ? 0 : 1), "the prompt and --tokens", o.on);
   if (!o.trace.empty() && !model.decoder->traces())
     fail(ErrorCode::unsupported, "--trace: found a model on ", model.decoder->device(),
          " whose tokens keep no times, expected GPT-OSS with experts in mxfp4 on Hopper GPUs");
@@ -195,7 +195,7 @@ void go_on_in_documents(const GenerateCommand& o, const std::string& path, const
                         ? make_device_decoder(t.config, t.weights, t.looping, device, 1, &adapters)
                         : make_decoder(t.config, t.weights, t.looping, t.products, 1, &adapters);
   } else {
-    model = open_model(path, 0, o.on);
+    model = open_model(path, 0, "", o.on);
   }
   const Vocabulary v = load_vocabulary(path);
   if (prompt.text.empty() && v.tokenizer->bos() < 0)

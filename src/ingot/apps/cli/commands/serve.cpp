@@ -102,7 +102,7 @@ void serve(const ServeCommand& o, const std::string& path) {
              "; only completions of text are served");
   DecoderOptions on = o.on;
   on.slots = o.slots, on.fit_slots = true;
-  OpenedModel model = open_model(path, o.context, on);
+  OpenedModel model = open_model(path, o.context, "--context", on);
   // From here on the first signal lets answers finish. Before, a signal ends the program at once, because loading may
   // take minutes.
   Interrupt interrupt;

@@ -69,9 +69,11 @@ void add_gpu_options(Command& c, DecoderOptions& o) {
       .negated();
 }
 
-OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOptions& o) {
+OpenedModel open_model(const std::string& path, int64_t tokens, const std::string& given_by, const DecoderOptions& o) {
   if (o.e4m3_experts && exists(path) && (is_family(path) || !is_gpt_oss(path)))
     fail(ErrorCode::usage, "--quant: found ", path, ", which is not GPT-OSS, expected a GPT-OSS model");
+  if (const int64_t room = context_of(path, 0, tokens); tokens > room)
+    fail(ErrorCode::usage, given_by, ": found ", tokens, " tokens, expected at most ", room, ", the model's context");
   DecoderOptions options = o;
   options.context = tokens;
   OpenedModel m = ingot::open_model(path, options);

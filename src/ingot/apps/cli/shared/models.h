@@ -22,8 +22,9 @@ std::vector<int> gpu_counts(const std::string& list);
 void refuse_split_of_one(const Command& c, int64_t gpus);
 // Calls add_gpus(), and adds --whole-head.
 void add_gpu_options(Command& c, DecoderOptions& o);
-// `tokens` is the length of the longest sequence that will be needed. Reports the loading time where it is noticeable.
-OpenedModel open_model(const std::string& path, int64_t tokens, const DecoderOptions& o);
+// `tokens` is the length of the longest sequence that will be needed; `given_by` names what it follows from, such as
+// "--context", for the error where the model's context is shorter. Reports the loading time where it is noticeable.
+OpenedModel open_model(const std::string& path, int64_t tokens, const std::string& given_by, const DecoderOptions& o);
 // --draft-max and --draft-costs: the lengths of drafts (docs/speculation.md).
 struct DraftLengths {
   int64_t most = 7;
