@@ -11,9 +11,10 @@ namespace ingot {
 namespace {
 
 // Keys about training, the converter and uses of a model other than continuing a text.
-constexpr std::array kWithoutEffect = {"pooling_type", "rope.scaling.finetuned", "tensor_data_layout", "vocab_size"};
+constexpr std::array kGgufKeysWithoutEffect = {"pooling_type", "rope.scaling.finetuned", "tensor_data_layout",
+                                               "vocab_size"};
 
-bool says_nothing(const GgufValue& value) {
+bool gguf_says_nothing(const GgufValue& value) {
   return std::visit(
       [](const auto& v) {
         if constexpr (std::is_arithmetic_v<std::decay_t<decltype(v)>>)
@@ -23,7 +24,7 @@ bool says_nothing(const GgufValue& value) {
       },
       value);
 }
-std::string described(const GgufValue& value) {
+std::string gguf_value_text(const GgufValue& value) {
   if (const auto* b = std::get_if<bool>(&value)) return *b ? "true" : "false";
   if (const auto* i = std::get_if<int64_t>(&value)) return detail::concat("number ", *i);
   if (const auto* d = std::get_if<double>(&value)) return detail::concat("number ", *d);
@@ -60,10 +61,11 @@ const SafetensorsEntry* GgufReader::tensor(const std::string& name) const {
 void GgufReader::refuse_unknown() const {
   const std::string prefix = architecture_ + ".";
   for (const auto& [name, value] : file_.metadata()) {
-    if (!name.starts_with(prefix) || used_.count(name) != 0 || says_nothing(value)) continue;
-    if (std::find(kWithoutEffect.begin(), kWithoutEffect.end(), name.substr(prefix.size())) != kWithoutEffect.end())
+    if (!name.starts_with(prefix) || used_.count(name) != 0 || gguf_says_nothing(value)) continue;
+    if (std::find(kGgufKeysWithoutEffect.begin(), kGgufKeysWithoutEffect.end(), name.substr(prefix.size())) !=
+        kGgufKeysWithoutEffect.end())
       continue;
-    fail(ErrorCode::unsupported, file_.path(), ": ", name.substr(0, 80), ": found ", described(value),
+    fail(ErrorCode::unsupported, file_.path(), ": ", name.substr(0, 80), ": found ", gguf_value_text(value),
          ", a property of models that Ingot does not know; expected none");
   }
 }

@@ -79,7 +79,7 @@ void refuse_functions(const ChatConversation& c, const char* name) {
 
 namespace {
 // The characters that Python's str.strip() removes.
-bool is_space(char32_t c) {
+bool is_python_space(char32_t c) {
   return (c >= '\t' && c <= '\r') || (c >= 0x1C && c <= ' ') || c == 0x85 || c == 0xA0 || c == 0x1680 ||
          (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
@@ -90,7 +90,7 @@ std::string trimmed(const std::string& text) {
   size_t begin = text.size(), end = 0;
   for (size_t i = 0; i < text.size();) {
     const Utf8Char c = utf8_decode(text.data() + i);
-    if (!is_space(c.code)) begin = std::min(begin, i), end = i + size_t(c.length);
+    if (!is_python_space(c.code)) begin = std::min(begin, i), end = i + size_t(c.length);
     i += size_t(c.length);
   }
   return end == 0 ? "" : text.substr(begin, end - begin);

@@ -63,7 +63,7 @@ int64_t disk_free(const char* path) {
 
 // The kernels that a GPU of this compute capability runs (docs/gpu-layer.md): "none", "rmsnorm", "portable" or
 // "hopper".
-const char* kernels_of(int major, int minor) {
+const char* kernels_of_gpu(int major, int minor) {
   if (major >= 8) return major == 9 && minor == 0 ? "hopper" : "portable";
   return major == 7 && minor >= 5 ? "rmsnorm" : "none";
 }
@@ -103,7 +103,7 @@ OrderedJson gpus() {
                      {"memory_bytes", memory},
                      {"compute_capability", std::to_string(major) + "." + std::to_string(minor)},
                      {"multiprocessors", multiprocessors},
-                     {"kernels", kernels_of(major, minor)},
+                     {"kernels", kernels_of_gpu(major, minor)},
                      {"runs_models", major >= 8}});
   }
   return found;
