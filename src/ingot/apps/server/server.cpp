@@ -124,7 +124,7 @@ struct Exchange {
   Connection* connection = nullptr;
   MHD_Connection* http = nullptr;
   std::atomic<bool> post = false;  // the request has a body; read by the watcher
-  enum class Kind { completion, chat, responses, messages, count_tokens, tokenize, detokenize };
+  enum class Kind { completion, chat, responses, messages, count_tokens, tokenize, detokenize };  // answers first
   Kind kind = Kind::completion;
   bool of_messages = false;  // errors have Anthropic's form
   std::string client, origin, body;
@@ -132,6 +132,7 @@ struct Exchange {
   Clock::time_point started = Clock::now();
   int64_t pieces = 0;  // pieces in which the body arrived
   std::optional<Reply> reply;
+  std::shared_ptr<void> announced;  // while the body of a request for an answer is being received
   std::shared_ptr<Delivery> delivery;
   std::shared_ptr<Service::Ticket> ticket;
 };
@@ -311,6 +312,7 @@ struct Server::Impl {
     // A name may have slashes, plain or escaped.
     if (one_model) return Reply{.body = s->model_json(unescaped(url.substr(kOneModel.size())).value_or("")) + "\n"};
     check_body_headers(x);
+    if (x.kind < Kind::count_tokens) x.announced = s->announce();
     return {};
   }
   void check_body_headers(Exchange& x) const {
@@ -386,6 +388,7 @@ struct Server::Impl {
   }
 
   MHD_Result ask(Exchange& x) {
+    const auto announced = std::move(x.announced);  // released as soon as the request is submitted or refused
     try {
       if (x.received > size_t(options.limits.body)) throw too_large();
       if (auto reply = answer_at_once(x)) return send(x, *reply);

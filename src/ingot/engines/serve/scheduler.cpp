@@ -119,6 +119,15 @@ Scheduler::Handle Scheduler::submit(ServeRequest request) {
   return job;
 }
 
+std::shared_ptr<void> Scheduler::announce() {
+  const std::lock_guard lock(mutex_);
+  ++announced_;
+  return {this, [](Scheduler* s) {
+            const std::lock_guard lock(s->mutex_);
+            if (--s->announced_ == 0) s->changed_.notify_all();
+          }};
+}
+
 void Scheduler::cancel(const Handle& job) {
   job->cancelled = true;
   // Under the lock, or the thread could miss the notification between its test and its sleep.
@@ -150,6 +159,9 @@ bool Scheduler::step() {
     std::unique_lock lock(mutex_);
     const auto to_do = [&] { return closing_ || !waiting_.empty() || !running_.empty(); };
     changed_.wait(lock, to_do);
+    if (running_.empty())
+      changed_.wait_for(lock, std::chrono::duration<double>(options_.announced_seconds),
+                        [&] { return closing_ || announced_ == 0; });
     if (closing_) {
       for (const Handle& job : waiting_) job->cancelled = true;
       for (const Handle& job : running_) job->cancelled = true;

@@ -31,6 +31,8 @@ struct ServeOptions {
   double chunk_seconds = 0.05;
   DraftWhich drafted = DraftWhich::predicted;
   draft::Options draft = {.make = draft::make_lookup};
+  // How long an idle scheduler waits for announced requests, so that prompts that arrive at once share a pass.
+  double announced_seconds = 0.002;
   int64_t chunk = 0;  // if not 0, the most tokens of a chunk in place of that; at most the decoder's batch
 };
 
@@ -100,6 +102,9 @@ class Scheduler {
   // May be called from any thread. Throws Error{usage} for a request that the model cannot serve, and Error{busy} if
   // too many requests wait or the scheduler is closing.
   Handle submit(ServeRequest request);
+  // Says that a request is being received, until the result is released; the scheduler must outlive the result. May be
+  // called from any thread.
+  std::shared_ptr<void> announce();
   // May be called from any thread, repeatedly, and after the end. The request ends with Finish::cancelled before its
   // next token or chunk.
   void cancel(const Handle& job);
@@ -142,6 +147,7 @@ class Scheduler {
   mutable std::mutex mutex_;
   std::condition_variable changed_, idle_;
   std::deque<Handle> waiting_;      // in the order of arrival
+  int64_t announced_ = 0;           // requests that are being received
   std::vector<std::string> turns_;  // clients that got a slot, the latest last
   bool draining_ = false, closing_ = false;
   ServeCounts counts_;

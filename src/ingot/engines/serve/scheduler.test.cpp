@@ -339,6 +339,22 @@ TEST(scheduler, prompts_of_several_requests_are_computed_in_one_pass) {
   EXPECT_EQ(decoder.passes, (std::vector<std::vector<int64_t>>{{3}, {14, 15, 16, 17}}));
 }
 
+TEST(scheduler, an_idle_scheduler_waits_for_an_announced_request_and_for_no_other) {
+  const ServedModel m;
+  Together decoder(m.decoder(2, 200, 64));
+  Scheduler scheduler(decoder, {.announced_seconds = 100});
+  Asked first, second, alone;
+  auto announced = scheduler.announce();
+  scheduler.submit(first.request(ids_of(1, 14), 2));
+  scheduler.submit(second.request(ids_of(2, 15), 2));
+  EXPECT_EQ(first.ended.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+  announced.reset();
+  first.wait(), second.wait();
+  scheduler.submit(alone.request(ids_of(3, 16), 2));
+  alone.wait();
+  EXPECT_EQ(decoder.passes, (std::vector<std::vector<int64_t>>{{14, 15}, {16}}));
+}
+
 // A GPU has begun the next step of the answer when the prompts arrive. No step is computed ahead of a pass over
 // prompts.
 TEST(scheduler, a_step_that_a_gpu_computes_ahead_comes_before_prompts_that_arrived_meanwhile) {

@@ -54,6 +54,8 @@ class Service {
   // Throws ApiError; after that `answer` reports every result. Clients with different names share neither cached tokens
   // nor turns.
   std::shared_ptr<Ticket> ask(const ApiRequest& request, const std::string& client, ApiAnswer answer);
+  // Says that a request is being received, until the result is released (Scheduler::announce).
+  std::shared_ptr<void> announce() { return scheduler_->announce(); }
   void cancel(const std::shared_ptr<Ticket>& ticket);
   bool drain(double seconds) { return scheduler_->drain(seconds); }
 
