@@ -288,7 +288,8 @@ ChatAnswer chat(const std::string& script, const std::string& more, const std::s
   model.decoder = std::make_unique<Scripted>(harmony_ids(script));
   ServiceOptions options{.name = "scripted"};
   const ApiRequest request = parse_api_request(
-      R"({"messages": [{"role": "user", "content": "Hi"}], "max_completion_tokens": 120)" + more + "}", true);
+      R"({"messages": [{"role": "user", "content": "Hi"}], "max_completion_tokens": 120, "seed": 1)" + more + "}",
+      true);
   ChatAnswer answer;
   if (!guess.empty()) {
     options.scheduling.drafted = DraftWhich::all;
