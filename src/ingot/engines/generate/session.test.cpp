@@ -206,6 +206,7 @@ TEST(session, drafts_stop_at_the_limit_at_a_stop_id_and_where_the_caller_stops) 
   for (const int64_t limit : {1, 2, 5, 11, 40}) {
     const auto decoder = f.decoder(), other = f.decoder();
     SessionOptions o{.tokens = limit, .sampling = {.temperature = 0}};
+    o.logprobs = 1;
     const Answer want = Session(*decoder).generate(prompt, o);
     o.draft = cheap_drafts();
     std::vector<int32_t> seen;
@@ -224,6 +225,11 @@ TEST(session, drafts_stop_at_the_limit_at_a_stop_id_and_where_the_caller_stops) 
     const Answer stopped = Session(*f.decoder()).generate(prompt, o);
     EXPECT_EQ(stopped.finish, Finish::stop);
     EXPECT_TRUE(std::equal(stopped.tokens.begin(), stopped.tokens.end(), want.tokens.begin()));
+    o.draft = {};
+    const Answer alone = Session(*f.decoder()).generate(prompt, o);
+    ASSERT_EQ(stopped.logprobs.size(), alone.logprobs.size()) << "a stop id has logprobs with drafts as without";
+    for (size_t i = 0; i < alone.logprobs.size(); ++i)
+      EXPECT_EQ(stopped.logprobs[i].sampled, alone.logprobs[i].sampled);
   }
 }
 

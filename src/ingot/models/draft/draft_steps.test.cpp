@@ -87,9 +87,18 @@ std::vector<Case> cases() {
       make_case("a smaller vocabulary", 1, [](Case& c) { c.options.vocab = 30; }),
       make_case("stop ids", 2, [](Case& c) { c.options.stop_ids = kStops; }),
       make_case("logprobs", 1, [](Case& c) { c.options.logprobs = 3; }),
+      make_case("logprobs up to a stop id", 2, [](Case& c) { c.options.logprobs = 2, c.options.stop_ids = kStops; }),
       make_case("penalties", 1, [](Case& c) { c.penalty = 1.5; }),
       make_case("a mask that changes with every token", 1.5,
                 [](Case& c) { c.rule = [](const Ids& t, int32_t id) { return (size_t(id) + t.size()) % 3 != 0; }; }),
+      make_case("all options at once", 1.5,
+                [](Case& c) {
+                  c.options.sampling.top_k = 20, c.options.sampling.top_p = 0.9, c.options.sampling.min_p = 0.01;
+                  c.options.bias = kBias, c.options.vocab = 34, c.options.logprobs = 1;
+                  c.options.stop_ids = {kStops, 1};
+                  c.penalty = 0.5;
+                  c.rule = [](const Ids& t, int32_t id) { return (size_t(id) + t.size()) % 5 != 0; };
+                }),
       make_case("one token", 1, [](Case& c) { c.tokens = 1; }),
       make_case("more tokens than the context holds", 1, [](Case& c) { c.tokens = 500; }),
       make_case("another seed and a later step", 1, [](Case& c) { c.options.seed = 1234567, c.options.step = 40; }),
