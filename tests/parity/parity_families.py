@@ -52,6 +52,8 @@ CASES = {
     "qwen3_biases": ("Qwen3Config", dict(attention_bias=True, rope_parameters=YARN), None),
     "qwen3_yarn": ("Qwen3Config", dict(rope_parameters=YARN | dict(beta_fast=12.0, beta_slow=2.0)), "qwen3"),
     "qwen3_moe": ("Qwen3MoeConfig", dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True), "qwen3moe"),
+    "qwen3_moe_window": ("Qwen3MoeConfig", dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True, use_sliding_window=True,
+                                                sliding_window=30, max_window_layers=2), None),
     "qwen3_moe_sums": ("Qwen3MoeConfig", dict(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=32, norm_topk_prob=False), None),
     "gemma3": ("Gemma3TextConfig", dict(num_hidden_layers=7, sliding_window=33, query_pre_attn_scalar=20, tie_word_embeddings=True), None),
     "gemma3_gguf": ("Gemma3TextConfig", dict(num_hidden_layers=7, hidden_size=64, num_attention_heads=8, sliding_window=33,

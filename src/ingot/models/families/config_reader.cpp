@@ -147,7 +147,8 @@ std::vector<int64_t> ConfigReader::ids(const char* key) {
 }
 void ConfigReader::must_be(const char* key, const Json& expected) {
   const Json* value = find(key);
-  if (value != nullptr && *value != expected) wrong(key, *value, describe_json(expected));
+  if (value != nullptr && *value != expected)
+    wrong(key, *value, expected == Json::array() ? "an empty array" : describe_json(expected));
 }
 
 void ConfigReader::read_windows(DecoderSpec& spec, int64_t window, const std::function<bool(int64_t layer)>& slides) {

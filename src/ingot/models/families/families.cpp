@@ -24,24 +24,27 @@ void read_mistral(ConfigReader& c, DecoderSpec& s) {
 }
 
 // --- Qwen: windows are present in most files and switched off
-void read_qwen_windows(ConfigReader& c, DecoderSpec& s, int64_t default_first) {
-  const int64_t window = read_window(c), first = c.integer("max_window_layers", default_first);
+void read_qwen_windows(ConfigReader& c, DecoderSpec& s) {
+  const int64_t window = read_window(c), first = c.integer("max_window_layers", 28);
   const bool on = c.flag("use_sliding_window", false) && window > 0;
   c.read_windows(s, on ? window : 0, [&](int64_t l) { return on && l >= first; });
 }
 void read_qwen2(ConfigReader& c, DecoderSpec& s) {
   s.qkv_bias = true;
-  read_qwen_windows(c, s, 28);
+  read_qwen_windows(c, s);
 }
 void read_qwen3(ConfigReader& c, DecoderSpec& s) {
   s.qk_norm = true;
   s.qkv_bias = s.output_bias = c.flag("attention_bias", false);
-  read_qwen_windows(c, s, 28);
+  read_qwen_windows(c, s);
 }
 void read_qwen3_moe(ConfigReader& c, DecoderSpec& s) {
   s.qk_norm = true;
   s.qkv_bias = s.output_bias = c.flag("attention_bias", false);
-  read_qwen_windows(c, s, 0);
+  // In transformers the windows of these models do not depend on max_window_layers.
+  const int64_t window = read_window(c);
+  const bool on = c.flag("use_sliding_window", false) && window > 0;
+  c.read_windows(s, on ? window : 0, [&](int64_t) { return on; });
   s.experts = c.required_integer(c.given("num_experts") ? "num_experts" : "num_local_experts", 1, 1 << 16);
   s.experts_per_token = c.integer("num_experts_per_tok", 8);
   s.renormalise = c.flag("norm_topk_prob", false);

@@ -106,6 +106,11 @@ TEST(Families, ReadPublishedConfigurations) {
   EXPECT_TRUE(moe.layer[47].experts && moe.renormalise && moe.qk_norm && !moe.tied_embeddings);
   EXPECT_EQ(moe.intermediate, 768);
   EXPECT_EQ(moe.experts_per_token, 8);
+  // max_window_layers is 48 in the file, and without effect.
+  const DecoderSpec moe_windows =
+      family_spec_from_json(with(with(kQwen3Moe, "use_sliding_window", "true").c_str(), "sliding_window", "512"), "c");
+  EXPECT_EQ(moe_windows.layer[0].window, 512);
+  EXPECT_EQ(moe_windows.layer[47].window, 512);
 
   EXPECT_EQ(family_spec_from_json(kMistral, "c").longest_window(), 0);
   EXPECT_EQ(family_spec_from_json(with(kMistral, "sliding_window", "512"), "c").layer[31].window, 512);
@@ -166,6 +171,8 @@ TEST(Families, RefuseByItsKeyAPropertyThatTheSpecLacks) {
     const std::string message = refusal(with(config, key, value));
     EXPECT_NE(message.find("unsupported: config.json: " + std::string(key)), message.npos) << message;
   }
+  EXPECT_EQ(refusal(with(kQwen3Moe, "mlp_only_layers", "[0]")),
+            "unsupported: config.json: mlp_only_layers: found array, expected an empty array");
   const std::string unknown = refusal(with(kLlama32, "model_type", "\"phi3\""));
   EXPECT_NE(unknown.find("model_type: found \"phi3\", expected one of gpt_oss, llama"), unknown.npos) << unknown;
   EXPECT_NE(refusal(with(kLlama32, "num_attention_heads", "0")), "");
