@@ -1,8 +1,12 @@
+#include <algorithm>
+
+#include "ingot/gpu/device_limits.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/gpu/watch.h"
 #include "ingot/models/decode/batch/batch.h"
+#include "ingot/models/decode/batch/batch_attention.cuh"
 #include "ingot/models/decode/small_batch/slot_rows.cuh"
 
 namespace ingot::decode {
@@ -26,25 +30,6 @@ __global__ void __launch_bounds__(kMostSequences)
   ids[j] = max(id, 0);  // a slot without a token has the id -1
 }
 
-// Makes `p` the parameters of row `j` of the step.
-template <int kDim>
-__device__ __forceinline__ void point_to_row(const BatchedSequences& s, uint32_t j, decode_attention::Params& p) {
-  point_to_slot(s, j, p);
-  p.mixed_rows += size_t(j) * p.heads * p.dim;
-  point_to_parts<kDim>(j, p);
-}
-template <int kDim>
-__global__ void __launch_bounds__(decode_attention::kThreads, kDim == 64 ? 4 : 2)
-    attend_batch_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p) {
-  ptx::let_next_kernel_start();
-  const uint32_t units = decode_attention::units_of(p), j = blockIdx.x / units;
-  // The step's input was complete before the first kernel of the step.
-  const bool exists = j < count_of(s);
-  if (exists) point_to_row<kDim>(s, j, p);
-  ptx::wait_for_earlier_kernels();
-  if (!exists) return;
-  decode_attention::attend<kDim>(p, blockIdx.x % units, tile::shared<decode_attention::Memory<kDim>>());
-}
 // For heads wider than 128 numbers, or with a softcap of scores.
 __global__ void __launch_bounds__(decode_attention::kThreads)
     attend_wide_batch_kernel(const __grid_constant__ BatchedSequences s, decode_attention::Params p, float softcap) {
@@ -52,7 +37,7 @@ __global__ void __launch_bounds__(decode_attention::kThreads)
   ptx::wait_for_earlier_kernels();
   const uint32_t units = decode_attention::units_of(p), j = blockIdx.x / units;
   if (j >= count_of(s)) return;
-  point_to_row<kWideDim>(s, j, p);
+  row_attention::point_to_row<kWideDim>(s, j, p);
   decode_attention::attend<kWideDim>(p, blockIdx.x % units, decode_attention::CappedScale{p.scale, softcap},
                                      *tile::dynamic_shared<decode_attention::Memory<kWideDim>>());
 }
@@ -82,6 +67,30 @@ __global__ void __launch_bounds__(kThreads)
   state.position += int32_t(__ldcg(&s.input->appended[j]));
 }
 
+// Shared by the blocks that take the further parts of long rows.
+constexpr int64_t kMostFurtherBlocks = 256;
+
+template <class F>
+void attend_rows(const BatchedSequences& s, const decode_attention::Params& p, int64_t T, int device, Stream stream) {
+  const int64_t first_parts = T * p.kv_heads * row_attention::query_tiles(p),
+                further = std::min<int64_t>(first_parts * (p.parts - 1), kMostFurtherBlocks);
+  gpu::launch("batch attention", row_attention::attend_rows_kernel<F>,
+              {.grid = first_parts + further,
+               .block = F::kThreads,
+               .smem = int64_t(sizeof(row_attention::Memory<F>)),
+               .overlap = true,
+               .device = device},
+              stream, s, p, uint32_t(T));
+}
+template <int kDim>
+void attend_rows(const BatchedSequences& s, const decode_attention::Params& p, int64_t T, int device, Stream stream) {
+  // Keys of a short window are one group for each warp. Not every older GPU has shared memory for two groups.
+  const bool short_window = p.window > 0 && p.window <= row_attention::kGroup * row_attention::Form<kDim, 1>::kWarps;
+  if (short_window || !gpu::device_limits({Device::cuda, device}).hopper)
+    return attend_rows<row_attention::Form<kDim, 1>>(s, p, T, device, stream);
+  attend_rows<row_attention::Form<kDim, 2>>(s, p, T, device, stream);
+}
+
 }  // namespace
 
 void gather_batch(const BatchedSequences& s, int32_t* ids, int64_t T, int device, Stream stream) {
@@ -93,16 +102,15 @@ void gather_batch(const BatchedSequences& s, int32_t* ids, int64_t T, int device
 void attend_batch(const BatchedSequences& s, decode_attention::Params p, const BatchAttention& how, int64_t T,
                   int device, Stream stream) {
   p.part_max = s.part_max, p.part_sum = s.part_sum, p.part_out = s.part_out, p.arrived = s.arrived;
-  gpu::Launch at{.grid = T * decode_attention::units_of(p),
-                 .block = decode_attention::kThreads,
-                 .overlap = true,
-                 .device = device};
-  if (how.cache_dim == kWideDim) {
-    at.smem = int64_t(sizeof(decode_attention::Memory<kWideDim>));
-    return gpu::launch("batch attention", attend_wide_batch_kernel, at, stream, s, p, how.softcap);
-  }
-  const auto kernel = how.cache_dim == 64 ? attend_batch_kernel<64> : attend_batch_kernel<128>;
-  gpu::launch("batch attention", kernel, at, stream, s, p);
+  if (how.cache_dim == kWideDim)
+    return gpu::launch("batch attention", attend_wide_batch_kernel,
+                       {.grid = T * decode_attention::units_of(p),
+                        .block = decode_attention::kThreads,
+                        .smem = int64_t(sizeof(decode_attention::Memory<kWideDim>)),
+                        .overlap = true,
+                        .device = device},
+                       stream, s, p, how.softcap);
+  how.cache_dim == 64 ? attend_rows<64>(s, p, T, device, stream) : attend_rows<128>(s, p, T, device, stream);
 }
 
 void scatter_batch(const BatchedSequences& s, const BatchLogits& rows, int device, Stream stream) {

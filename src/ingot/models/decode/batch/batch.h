@@ -27,8 +27,8 @@ constexpr uint32_t batch_rows(uint32_t sequences) {
 // (docs/lab/families-decode.md#steps-of-several-sequences).
 constexpr int64_t small_batch_sequences(bool hopper, bool experts) { return !hopper ? 12 : experts ? 8 : 7; }
 
-// Attention divides the keys of a row into parts whose sizes do not depend on the rows of the step.
-constexpr uint32_t kBatchParts = 4, kShortBatchWindow = 256;
+// Attention divides the keys of a row into parts whose number and sizes do not depend on the rows of the step.
+constexpr uint32_t kBatchParts = 4, kShortBatchWindow = 256, kKeysOfBatchPart = 1536;
 constexpr uint32_t batch_parts(uint32_t window, uint32_t capacity) {
   if (window > 0 && window <= kShortBatchWindow) return 1;
   return std::min(decode_attention::parts_of(1, window, capacity), kBatchParts);
