@@ -24,10 +24,13 @@
 namespace ingot::decode {
 namespace {
 
-constexpr int kMostRows = 32;       // of x
-constexpr uint32_t kTeam = 3;       // row tiles that a block multiplies at a time
-constexpr uint32_t kSpan = 3;       // weight tiles of a row tile in a stage
-constexpr int64_t kMostShare = 16;  // row tiles of a block
+constexpr int kFewRows = 32, kMostRows = 64;  // of x
+constexpr uint32_t kTeam = 3;                 // row tiles that a block multiplies at a time
+constexpr uint32_t kSpan = 3;                 // weight tiles of a row tile in a stage
+constexpr int64_t kMostShare = 16;            // row tiles of a block
+// With more than kFewRows rows, warps of mma.sync are slower than grouped_linear()'s warpgroups where a block would
+// have several rounds of row tiles, or K many weight tiles.
+constexpr int64_t kMostShareOfManyRows = kTeam, kMostTilesOfManyRows = 64;
 constexpr int kThreads = 32 * (int(kTeam) + 1);
 
 struct Params : grouped::Product {
@@ -37,9 +40,9 @@ struct Params : grouped::Product {
 template <WeightFormat F, int kRows> struct Memory {
   static constexpr uint32_t kWeightTile = weight_tiles::Form<F>::kBytes, kBand = kSpan * kWeightTile,
                             kPanel = kRows * 128, kStage = kTeam * kBand + kSpan * kPanel;
-  // Few enough stages that shared memory also has room for a block of the next kernel (attention or the router), which
-  // then starts before this block ends.
-  static constexpr uint32_t kStages = std::min(180u * 1024 / kStage, 12u);
+  // With few rows of x, few enough stages that shared memory also has room for a block of the next kernel (attention or
+  // the router), which then starts before this block ends.
+  static constexpr uint32_t kStages = std::min((kRows <= kFewRows ? 150u : 200u) * 1024 / kStage, 12u);
   alignas(1024) char x[kStages][kSpan * kPanel];
   alignas(128) char w[kStages][kTeam * kBand];
   uint64_t full[kStages], empty[kStages];
@@ -213,7 +216,8 @@ template <WeightFormat F, int kRows> void launch(const GroupedLinear& a, Stream 
               stream, p);
 }
 template <WeightFormat F> void launch(const GroupedLinear& a, Stream stream) {
-  a.x.rows() <= 16 ? launch<F, 16>(a, stream) : launch<F, kMostRows>(a, stream);
+  if (a.x.rows() <= 16) return launch<F, 16>(a, stream);
+  a.x.rows() <= kFewRows ? launch<F, kFewRows>(a, stream) : launch<F, kMostRows>(a, stream);
 }
 
 }  // namespace
@@ -224,7 +228,9 @@ bool takes_batch_linear(const GroupedLinear& a) {
       !gpu::device_limits(a.x.device).hopper)
     return false;
   const int64_t blocks = blocks_of_part(a);
-  return blocks > 0 && row_tile_count(a.n) <= kMostShare * blocks;
+  if (a.x.rows() <= kFewRows) return blocks > 0 && row_tile_count(a.n) <= kMostShare * blocks;
+  return blocks > 0 && row_tile_count(a.n) <= kMostShareOfManyRows * blocks &&
+         a.x.cols() <= kMostTilesOfManyRows * kWeightTileCols * a.parts;
 }
 
 void batch_linear(const GroupedLinear& a, Stream stream) {

@@ -55,8 +55,8 @@ void check_linear(WeightFormat f, const std::vector<int64_t>& numbers_of_rows, i
 TEST_F(BatchLinearCuda, FewRowsHaveTheBitsOfGroupedLinear) {
   if (!grouped_takes_parts({Device::cuda, 0})) GTEST_SKIP() << "no Hopper";
   for (const WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
-    check_linear(f, {32, 24, 16, 13}, 5120, 2880, 1, true);
-    check_linear(f, {17, 16, 1}, 2880, 4096, 2, true);
+    check_linear(f, {64, 48, 33, 32, 24, 16, 13}, 5120, 2880, 1, true);
+    check_linear(f, {64, 40, 17, 16, 1}, 2880, 4096, 2, true);
     check_linear(f, {16}, 40, 96, 1, true);  // fewer row tiles than multiprocessors; a last stage of two weight tiles
     check_linear(f, {5}, 1300, 1088, 3, false);
     check_linear(f, {16, 30}, 1024, 3072, 1, true, true);
@@ -66,7 +66,7 @@ TEST_F(BatchLinearCuda, FewRowsHaveTheBitsOfGroupedLinear) {
 }
 
 TEST_F(BatchLinearCuda, OtherProductsAreNotTaken) {
-  DeviceBuffer x(DType::bf16, {33, 64}), y(DType::f32, {33, 64}), many(DType::f32, {32, 100000});
+  DeviceBuffer x(DType::bf16, {65, 64}), y(DType::f32, {65, 64}), many(DType::f32, {32, 100000});
   GroupedLinear a{.x = x,
                   .w = nullptr,
                   .format = WeightFormat::bf16,
@@ -75,7 +75,7 @@ TEST_F(BatchLinearCuda, OtherProductsAreNotTaken) {
                   .bias = nullptr,
                   .offsets = nullptr,
                   .y = y};
-  EXPECT_FALSE(decode::takes_batch_linear(a)) << "33 rows";
+  EXPECT_FALSE(decode::takes_batch_linear(a)) << "65 rows";
   a.x.shape.dim[0] = a.y.shape.dim[0] = 32;
   EXPECT_EQ(decode::takes_batch_linear(a), grouped_takes_parts({Device::cuda, 0}));
   GroupedLinear other = a;
