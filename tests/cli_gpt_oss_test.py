@@ -166,6 +166,9 @@ class Signals(TinyGptOss):
 
     def test_commands_without_anything_to_save_end_at_once(self):
         self.stops([signal.SIGINT], self.busy, "bench", "--seconds", 100)
+        ids = self.file("ids.jsonl", "[1]")
+        for command in (["bench", "draft", "--context", 10], ["generate", "--ids", ids], ["generate", "--ids", ids, "--draft", "lookup"]):
+            self.stops([signal.SIGTERM], self.busy, *command, "--synthetic", "small", "--device", "cpu", "--tokens", 100000, said="(synthetic:small: [^\n]+\n)?")
         noise = random.Random(1)
         text = self.file("long.txt", "".join(f"{noise.getrandbits(64):x} line\n" for _ in range(200000)))
         self.stops([signal.SIGTERM], self.busy, "tokenizer", "train", "--data", text, "--vocab", 60000, "--out", self.directory / "t.json",
