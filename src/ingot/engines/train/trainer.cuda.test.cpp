@@ -69,7 +69,7 @@ TEST_P(TrainerOnAmpereCuda, StepsEqualTheCpusUpToRoundings) {
   EXPECT_LT(gpu.loss[2], gpu.loss[0]);
   EXPECT_NEAR(gpu.loss[2], cpu.loss[2], 0.05 * cpu.loss[2]);
 }
-INSTANTIATE_TEST_SUITE_P(, TrainerOnAmpereCuda, ::testing::Values("8.0", "8.6"));
+INSTANTIATE_TEST_SUITE_P(, TrainerOnAmpereCuda, ::testing::Values("8.0", "8.6", "8.9", "10.0", "12.0"));
 #endif
 
 TEST_F(TrainerCuda, LearnsAsOnTheCpu) {
