@@ -90,6 +90,19 @@ class SmolLm2(unittest.TestCase):
         # 37 ids: the system message of SmolLM2's template, the question, and the beginning of the answer.
         self.assertEqual(answer["prompt_tokens"], 37)
 
+    def test_lookup_drafts_of_a_rewritten_file_are_accepted_and_change_no_answer(self):
+        code = "".join(f"void {name}(float* data, int n) {{\n  for (int i = 0; i < n; ++i) data[i] = {call}(data[i]);\n}}\n" for name, call in (("exponential", "exp"), ("logarithm", "log"), ("tangent", "tanh")))
+        edit = f"Rename the variable data to values in this C++ file. Write the whole file again.\n\n```cpp\n{code}```"
+        drafts = ("--draft", "lookup", "--draft-costs", "100,120,130,140,150,160,170,180")
+        for prompt, temperature, least in ((edit, 0, 40), (edit, 0.5, 0), ("Tell me a story about a fox.", 1, 0)):
+            words = ("generate", "--model", MODEL, "--prompt", prompt, "--temperature", temperature, "--tokens", 100, "--json", "--device", "cpu")
+            plain, drafted = (json.loads(run(*words, *more)) for more in ((), drafts))
+            self.assertEqual((drafted["ids"], drafted["finish"]), (plain["ids"], plain["finish"]))
+            counts = drafted["drafts"]
+            self.assertGreaterEqual(counts["accepted"], least)
+            if least > 0:
+                self.assertGreater(counts["accepted"], 0.6 * counts["tokens"])
+
     def test_a_format_without_efforts_offers_none(self):
         chat = subprocess.run([INGOT, "chat", "--model", MODEL, "--device", "cpu"], input="/effort high\n", capture_output=True, text=True)
         self.assertEqual(chat.returncode, 2, chat.stderr)
