@@ -114,9 +114,21 @@ def rows_of(case, found, ceiling):
                "ours_us": us_of(result), "peers": {}, "limit_us": limit_us(size, n, ceiling), "clients": result}
 
 
-def llama_line(options, gguf, port, slots):
-    return [options.llama_server, "-m", gguf, "-ngl", 99, "-np", slots, "-c", slots * (PROMPT + ANSWER + 68), "--host", "127.0.0.1", "--port", port, "--no-webui",
-            "--backend-sampling"]  # samples on the GPU; by default one thread samples for all slots
+# How llama.cpp's server samples, in the order in which it is tried: a build may end with an error where it is asked to sample on the GPU.
+RIVAL_SAMPLERS = {"on the GPU": ["--backend-sampling"], "on one CPU thread for all slots": []}
+
+
+def rival_results(options, gguf, counts, folder):
+    """The results of `ask` from llama.cpp's server, and how it sampled."""
+    for sampler, flags in RIVAL_SAMPLERS.items():
+        port, slots = free_port(), max(counts)
+        line = [options.llama_server, "-m", gguf, "-ngl", 99, "-np", slots, "-c", slots * (PROMPT + ANSWER + 68), "--host", "127.0.0.1", "--port", port, "--no-webui", *flags]
+        try:
+            with running(line, port, pathlib.Path(folder) / "llama.log") as url:
+                return ask(options, url, SAMPLING[RIVAL_SAMPLING][0], counts, RIVAL_REQUESTS), sampler
+        except RuntimeError as e:
+            failure = e
+    raise failure
 
 
 def add_rival(results, options, folder):
@@ -129,15 +141,13 @@ def add_rival(results, options, folder):
         if options.llama_server is None:
             raise LookupError("not given by path")
         synthetic_gguf.write("20b", "bf16", gguf)
-        port, counts = free_port(), [r["shape"][0] for r in rows]
-        with running(llama_line(options, gguf, port, max(counts)), port, pathlib.Path(folder) / "llama.log") as url:
-            found = ask(options, url, SAMPLING[RIVAL_SAMPLING][0], counts, RIVAL_REQUESTS)
+        found, sampler = rival_results(options, gguf, [r["shape"][0] for r in rows], folder)
         for r in rows:
             theirs = found[r["shape"][0]]
-            r["peers"][RIVAL], r[RIVAL] = us_of(theirs), theirs
+            r["peers"][RIVAL], r[RIVAL] = us_of(theirs), {**theirs, "sampled": sampler}
     except (ImportError, LookupError, OSError, RuntimeError, ZeroDivisionError) as e:
         for r in rows:
-            r.setdefault("absent", {})[RIVAL] = str(e)[:300] if isinstance(e, LookupError) else f"{type(e).__name__}: {str(e)[:300]}"
+            r.setdefault("absent", {})[RIVAL] = str(e)[:300] if isinstance(e, LookupError) else f"{type(e).__name__}: {str(e)[-300:]}"
     finally:
         gguf.unlink(missing_ok=True)
 

@@ -255,7 +255,8 @@ TEST_F(GptOssDecodeCuda, APrefilteredTokenRepeatsAndAMissingBlockIsNamed) {
     if (run % 1000 != 1) continue;
     id_of(grids[g], decode::kGridBarriersPerLayer, true);
     const std::string found = decode::grid_barrier_report(one.waits, 1);
-    EXPECT_NE(found.find(" for the largest logit's least: found 0, expected 1 (timed out)"), std::string::npos)
+    EXPECT_NE(found.find(" for the lower bounds of the largest logit: found 0, expected 1 (timed out)"),
+              std::string::npos)
         << found;
     EXPECT_EQ(download(one.model.buffers().state, 1)[0].position, 0);
     one.waits.reset(one.model.stream());
