@@ -616,7 +616,7 @@ void check_config(const char* op, const RopeConfig& c, const RopeShape& s) {
               " threads, expected whole warps up to ", kRopeThreads);
   if (!c.vectors) return;
   const int64_t least = rows ? rope_row_vectors(s) : rope_head_lanes(s);
-  INGOT_CHECK(pick_rope_config(s).vectors && c.lanes >= least, op, ": found ", c.lanes, " lanes of vectors, expected ",
+  INGOT_CHECK(rope_vector_lanes(s) > 0 && c.lanes >= least, op, ": found ", c.lanes, " lanes of vectors, expected ",
               least, " and operands that whole vectors reach");
   INGOT_CHECK(!c.spread || rope_may_spread(s, c.lanes), op, ": found vectors spread over ", c.lanes,
               " lanes, expected a backward pass with a norm, half-split pairs and all that turns in the first vectors");
@@ -718,9 +718,15 @@ void launch_rope(const char* op, const Rope& a, int direction, const RopeTuning&
 
 }  // namespace
 
-RopeTuning default_rope_tuning(const Rope& a) { return {.config = pick_rope_config(shape_of(a))}; }
-RopeTuning default_rope_tuning(const QkNormRope& a) { return {.config = pick_rope_config(shape_of(a))}; }
-RopeTuning default_rope_tuning(const QkNormRopeBackward& a) { return {.config = pick_rope_config(shape_of(a))}; }
+RopeTuning default_rope_tuning(const Rope& a) {
+  return {.config = pick_rope_config(shape_of(a), gpu::current_limits().sms)};
+}
+RopeTuning default_rope_tuning(const QkNormRope& a) {
+  return {.config = pick_rope_config(shape_of(a), gpu::current_limits().sms)};
+}
+RopeTuning default_rope_tuning(const QkNormRopeBackward& a) {
+  return {.config = pick_rope_config(shape_of(a), gpu::current_limits().sms)};
+}
 
 void rope_with(const Rope& a, const RopeTuning& tuning, Stream stream) { launch_rope("rope", a, +1, tuning, stream); }
 void rope_backward_with(const Rope& a, const RopeTuning& tuning, Stream stream) {

@@ -27,7 +27,7 @@ TEST(RopeConfig, HoldsEveryHeadAndKeepsToTheHardwaresLimits) {
       for (int64_t half : {int64_t(0), int64_t(8), d / 4, d / 2})
         for (int64_t tokens : {1, 7, 500, 100000})
           for (int64_t heads : {1, 3, 8, 40})
-            for (int kind = 0; kind < 16; ++kind) {
+            for (int kind = 0; kind < 32; ++kind) {
               if (2 * half > d) continue;
               const cuda::RopeShape s{.tokens = tokens,
                                       .heads = heads,
@@ -38,7 +38,7 @@ TEST(RopeConfig, HoldsEveryHeadAndKeepsToTheHardwaresLimits) {
                                       .norm = bool(kind & 2),
                                       .backward = (kind & 6) == 6,
                                       .in_place = bool(kind & 8)};
-              const auto c = cuda::pick_rope_config(s);
+              const auto c = cuda::pick_rope_config(s, kind & 16 ? 82 : 132);
               EXPECT_TRUE(c.threads % 32 == 0 && c.threads <= cuda::kRopeThreads);
               EXPECT_TRUE(c.lanes >= 1 && c.lanes <= c.threads);
               if (c.vectors) EXPECT_GE(c.lanes, c.per_lane == 1 ? cuda::rope_row_vectors(s) : cuda::rope_head_lanes(s));

@@ -61,19 +61,26 @@ constexpr bool rope_may_spread(const RopeShape& s, int64_t lanes) {
          2 * s.half * size_of(s.dtype) <= 16 * lanes;
 }
 
-constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms = 132) {
+// The lanes of a head whose elements are read and written as whole vectors, or 0 where they cannot be.
+constexpr int64_t rope_vector_lanes(const RopeShape& s) {
   const int64_t n = 16 / size_of(s.dtype);
-  RopeConfig c;
-  const bool whole = s.head_dim % n == 0 && (s.interleaved ? 2 * s.half : s.half) % n == 0;
-  int64_t lanes = whole ? rope_head_lanes(s) : 0;
+  if (!s.aligned || s.head_dim % n != 0 || (s.interleaved ? 2 * s.half : s.half) % n != 0) return 0;
+  int64_t lanes = rope_head_lanes(s);
   if (s.norm) {
     int64_t power = 1;
     while (power < lanes) power *= 2;
     lanes = power;
   }
-  c.vectors = s.aligned && whole && lanes <= (s.norm ? kRopeMaxNormLanes : 128);
+  if (lanes > (s.norm ? kRopeMaxNormLanes : 128)) return 0;
+  return lanes < 1 ? 1 : lanes;
+}
+
+constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms) {
+  RopeConfig c;
+  const int64_t lanes = rope_vector_lanes(s);
+  c.vectors = lanes > 0;
   if (c.vectors) {
-    c.lanes = int(lanes < 1 ? 1 : lanes);
+    c.lanes = int(lanes);
   } else {
     c.lanes = 1;
     while (c.lanes < 32 && 2 * c.lanes < s.head_dim) c.lanes *= 2;

@@ -253,7 +253,7 @@ void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, S
               ": found h on the interleaved columns, expected memory of its own on a GPU");
   INGOT_CHECK(c.threads >= 32 && c.threads <= kSwigluMaxThreads && c.threads % 32 == 0, op, ": found ", c.threads,
               " threads, expected whole warps up to ", kSwigluMaxThreads);
-  INGOT_CHECK(!c.vectors || pick_swiglu_gate_config(s).vectors, op,
+  INGOT_CHECK(!c.vectors || swiglu_gate_takes_vectors(s), op,
               ": found vectors asked for, expected operands that whole vectors reach");
   bool one_row = true;
   for (const Tensor* t : {&o.gate, &o.up, &o.h, &o.dgate, &o.dup, &o.again})
@@ -285,10 +285,10 @@ void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, S
 }  // namespace
 
 SwigluGateTuning default_swiglu_gate_tuning(const SwigluGate& s) {
-  return {.config = pick_swiglu_gate_config(shape_of(operands_of(s)))};
+  return {.config = pick_swiglu_gate_config(shape_of(operands_of(s)), gpu::current_limits().sms)};
 }
 SwigluGateTuning default_swiglu_gate_tuning(const SwigluGateBackward& s) {
-  return {.config = pick_swiglu_gate_config(shape_of(operands_of(s)))};
+  return {.config = pick_swiglu_gate_config(shape_of(operands_of(s)), gpu::current_limits().sms)};
 }
 void swiglu_gate_with(const SwigluGate& s, const SwigluGateTuning& tuning, Stream stream) {
   launch("swiglu_gate", operands_of(s), tuning, stream);

@@ -34,10 +34,14 @@ constexpr bool swiglu_gate_is_large(const SwigluGateShape& s) {
   return s.rows * s.cols * size_of(s.dtype) * (s.backward ? 2 : 1) > int64_t(64) << 20;
 }
 
-constexpr SwigluGateConfig pick_swiglu_gate_config(const SwigluGateShape& s, int sms = 132) {
+constexpr bool swiglu_gate_takes_vectors(const SwigluGateShape& s) {
+  return s.aligned && (s.interleaved ? 2 * s.cols : s.cols) % (16 / size_of(s.dtype)) == 0;
+}
+
+constexpr SwigluGateConfig pick_swiglu_gate_config(const SwigluGateShape& s, int sms) {
   const int64_t columns = s.interleaved ? 2 * s.cols : s.cols, per_vec = 16 / size_of(s.dtype);
   SwigluGateConfig c;
-  c.vectors = s.aligned && columns % per_vec == 0;
+  c.vectors = swiglu_gate_takes_vectors(s);
   const int64_t units = c.vectors ? s.rows * columns / per_vec : s.rows * s.cols;
   // Several units per thread where units are small, once all threads have work.
   if ((s.interleaved || !c.vectors) && units >= int64_t(sms) * 2048 * 4)

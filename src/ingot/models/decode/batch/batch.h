@@ -1,6 +1,6 @@
 #pragma once
 // A step of many sequences by the prompt path's matrix kernels: a token of each of up to kMostSequences sequences is a
-// row of the same products that compute a prompt (prompt/prompt.h). On Hopper the dense products of up to 32 rows take
+// row of the same products that compute a prompt (prompt/prompt.h). On Hopper the dense products of up to 64 rows take
 // a kernel of their own with the same bits (batch_linear.h), and one kernel computes norm, router, choice and places
 // (batch_router.cuh). Attention of a row reads the keys of the row's own slot; head, greedy token and position are
 // computed for all rows. The number of rows is rounded up to one of kBatchRows, so that a few CUDA graphs serve every

@@ -28,8 +28,8 @@ constexpr int kFewRows = 32, kMostRows = 64;  // of x
 constexpr uint32_t kTeam = 3;                 // row tiles that a block multiplies at a time
 constexpr uint32_t kSpan = 3;                 // weight tiles of a row tile in a stage
 constexpr int64_t kMostShare = 16;            // row tiles of a block
-// With more than kFewRows rows, warps of mma.sync are slower than grouped_linear()'s warpgroups where a block would
-// have several rounds of row tiles, or K many weight tiles.
+// Larger products of more than kFewRows rows stay with grouped_linear(): there a block would have several rounds of row
+// tiles, or K many weight tiles, which has not been measured.
 constexpr int64_t kMostShareOfManyRows = kTeam, kMostTilesOfManyRows = 64;
 constexpr int kThreads = 32 * (int(kTeam) + 1);
 
