@@ -1,7 +1,11 @@
 """ingot.engine against the program, on a random GPT-OSS with a Harmony vocabulary. engine_test.py PROGRAM; status 77 where PyTorch or the
 package is missing."""
+import contextlib
 import importlib.util
+import io
 import json
+import pathlib
+import re
 import sys
 import threading
 import unittest
@@ -11,12 +15,20 @@ if any(importlib.util.find_spec(name) is None for name in ("torch", "ingot")):
     sys.exit(77)
 
 import cli_gpt_oss_test
+import serve_test
 from program import TEXT, TINY
 from program import ingot as program
 from tiny_checkpoints import write_draft_head, write_qwen3
 
 import ingot.engine
 
+GOLDENS = pathlib.Path(__file__).parent / "data/chat_formats/prompts.json"
+PAGE = pathlib.Path(__file__).parent.parent / "docs/engine.md"
+CONTROLS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<s>", "</s>",
+            "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[SYSTEM_PROMPT]",
+            "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
+WEATHER = {"name": "weather", "description": "The weather in a city.", "parameters": {"type": "object", "properties": {
+    "city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}}
 GREEDY = dict(temperature=0, max_tokens=30, date="")
 
 
@@ -24,6 +36,7 @@ def setUpModule():
     global MODEL, gpt_oss
     MODEL = cli_gpt_oss_test.Chat("test_piped_turns_are_answered_and_known_tokens_are_used_again")
     MODEL.setUp()
+    serve_test.WITHOUT = "without libmicrohttpd" in program("serve", "none", "--port", 0).error
     gpt_oss = ingot.engine.Model(MODEL.model, device="cpu")
 
 
@@ -246,7 +259,7 @@ class Engine(unittest.TestCase):
     def test_wrong_arguments_are_refused_in_one_line_and_lose_nothing(self):
         want = gpt_oss.generate("Hi.", **GREEDY).ids
         for error, message, call in (
-                (ValueError, "role: found robot, expected system, developer, user or assistant", dict(prompt=[{"role": "robot", "content": ""}])),
+                (ValueError, r'engine: prompt\[0\]\.role: found string "robot", expected one of user, system, developer, assistant, tool', dict(prompt=[{"role": "robot", "content": ""}])),
                 (ValueError, "found temperature -1", dict(prompt="Hi.", temperature=-1)),
                 (ValueError, "prompt: found id 100000 at place 1, expected 0 to 339", dict(prompt=[1, 100000], raw=True)),
                 (ValueError, "prompt: found id -1 at place 0, expected 0 to 339", dict(prompt=[-1], raw=True)),
@@ -254,8 +267,14 @@ class Engine(unittest.TestCase):
                 (ValueError, "engine: prompt: found 'NoneType', expected a list of ids", dict(prompt=None, raw=True)),
                 (ValueError, r"engine: prompt: found \[\], expected at least one token", dict(prompt=[], raw=True)),
                 (ValueError, "engine: prompt: found 'int', expected text or a list of messages", dict(prompt=5)),
-                (ValueError, r"engine: prompt\[0\]: found \{'role': 'user'\}, expected a message of", dict(prompt=[{"role": "user"}])),
-                (ValueError, r"engine: prompt\[0\]: content: found 'NoneType', expected text", dict(prompt=[{"role": "user", "content": None}])),
+                (ValueError, r"engine: prompt\[0\].content: it is missing", dict(prompt=[{"role": "user"}])),
+                (ValueError, r"engine: prompt\[0\].content: it is missing", dict(prompt=[{"role": "user", "content": None}])),
+                (ValueError, r"engine: prompt\[0\].content: found number 5, expected a string or a list of parts", dict(prompt=[{"role": "user", "content": 5}])),
+                (ValueError, r"engine: prompt\[0\].contents: an unknown field \(did you mean content\?\)", dict(prompt=[{"role": "user", "content": "", "contents": ""}])),
+                (ValueError, r"engine: prompt: found .*, expected a list of at least one message", dict(prompt=[])),
+                (ValueError, r"engine: prompt\[0\]: found .*, expected an object", dict(prompt=["Hi."])),
+                (ValueError, r"engine: prompt: found a value that JSON cannot hold \(.*bytes.*\), expected dicts", dict(prompt=[{"role": "user", "content": b""}])),
+                (ValueError, r"engine: prompt: found '\\ud800', expected text that UTF-8 can hold", dict(prompt=[{"role": "user", "content": "a \ud800"}])),
                 (ValueError, r"engine: prompt: found '\\ud800', expected text that UTF-8 can hold", dict(prompt="a \ud800")),
                 (ValueError, "engine: seed: found -1, expected 0 to", dict(prompt="Hi.", seed=-1)),
                 (ValueError, "engine: max_tokens: found 1.5, expected an integer", dict(prompt="Hi.", max_tokens=1.5)),
@@ -265,7 +284,7 @@ class Engine(unittest.TestCase):
                 (ValueError, "engine: stop: found 'int', expected text", dict(prompt="Hi.", stop=[5])),
                 (ValueError, "engine: stop: found 5, expected text or a list of texts", dict(prompt="Hi.", stop=5)),
                 (ValueError, "engine: system: found 'int', expected text", dict(prompt="Hi.", system=5)),
-                (ValueError, "found a conversation of 800173 tokens, expected fewer than 131072, the context", dict(prompt="Hi. " * 200_000))):
+                (ValueError, "engine: found a conversation of 800173 tokens, expected fewer than 131072, the context", dict(prompt="Hi. " * 200_000))):
             with self.assertRaisesRegex(error, message) as raised:
                 gpt_oss.generate(**(GREEDY | call))
             self.assertNotIn("\n", str(raised.exception))
@@ -280,6 +299,220 @@ class Engine(unittest.TestCase):
         for message, call in (("engine: ids: found 1099511627776, expected", lambda: gpt_oss.decode([2**40])), ("engine: ids: found 'NoneType'", lambda: gpt_oss.decode(None)),
                               ("engine: text: found 'NoneType', expected text", lambda: gpt_oss.encode(None))):
             self.assertRaisesRegex(ValueError, message, call)
+
+
+class Vocabulary:
+    """A model's texts in which control tokens stand as their names."""
+
+    def __init__(self, model, directory):
+        self.model = model
+        added = json.loads((directory / "tokenizer.json").read_text())["added_tokens"]
+        self.ids = {token["content"]: token["id"] for token in added}
+        self.names = {id_: name for name, id_ in self.ids.items()}
+
+    def shown(self, ids):
+        return "".join(self.names[i] if i in self.names else self.model._engine.decode([i]).decode("latin-1") for i in ids).encode("latin-1").decode()
+
+    def written(self, text):
+        parts = re.split("(" + "|".join(map(re.escape, self.ids)) + ")", text)
+        return [i for part in parts for i in ([self.ids[part]] if part in self.ids else self.model.encode(part))]
+
+
+class Tools(unittest.TestCase):
+    """Functions in every family's format, on random models with a vocabulary of bytes and all control tokens."""
+    CALL = '{"name": "weather", "arguments": {"city": "Paris"}}'
+
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = write_qwen3(MODEL.directory / "formats", 256 + len(CONTROLS))
+        specials = [word for token in CONTROLS for word in ("--special", token)]
+        run = program("tokenizer", "train", "--data", MODEL.file("bytes.txt", "a b c d"), "--vocab", 256 + len(CONTROLS), "--out", cls.directory / "tokenizer.json", *specials)
+        assert run.returncode == 0, run.error
+        cls.opened = {}
+        # A model whose likeliest answer is one call, the text of which is a single token.
+        names = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>", cls.CALL]
+        names += [name for name in CONTROLS if name not in names][:len(CONTROLS) - len(names)]
+        ids = cls.ids_of_the_call = {name: i for i, name in enumerate(names)}
+        source = json.loads((cls.directory / "tokenizer.json").read_text())
+        follows = {source["model"]["vocab"]["\u010a"]: ids["<tool_call>"], ids["<tool_call>"]: ids[cls.CALL], ids[cls.CALL]: ids["</tool_call>"], ids["</tool_call>"]: ids["<|im_end|>"]}
+        source["added_tokens"] = [dict(source["added_tokens"][0], id=id_, content=name, special=name != cls.CALL) for name, id_ in ids.items()]
+        source["model"]["vocab"] = {token: id_ for token, id_ in source["model"]["vocab"].items() if token not in CONTROLS}
+        cls.calling = write_qwen3(MODEL.directory / "calls", 256 + len(CONTROLS), follows=follows)
+        (cls.calling / "tokenizer.json").write_text(json.dumps(source))
+
+    def of(self, chat_format):
+        if chat_format == "harmony":
+            return gpt_oss, Vocabulary(gpt_oss, MODEL.model)
+        if chat_format not in self.opened:
+            model = ingot.engine.Model(self.directory, device="cpu", chat_format=chat_format)
+            self.opened[chat_format] = model, Vocabulary(model, self.directory)
+        return self.opened[chat_format]
+
+    def test_prompts_equal_the_published_templates(self):
+        counts = {}
+        for case in json.loads(GOLDENS.read_text()):
+            if "default_system" in case:  # text of a template, which these models do not have
+                continue
+            messages, called = [], []
+            for role, content, more in case["messages"]:
+                message = {"role": role, "content": content}
+                if "thoughts" in more:
+                    message["reasoning_content"] = more["thoughts"]
+                if "calls" in more:
+                    message["content"] = content or None
+                    message["tool_calls"] = [{"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": json.dumps(c["arguments"], ensure_ascii=False)}}
+                                             for c in more["calls"]]
+                if role == "tool":
+                    message |= {"tool_call_id": more["call_id"]} if "call_id" in more else {"name": called.pop(0)}
+                called += [c["name"] for c in more.get("calls", [])]
+                messages.append(message)
+            model, vocabulary = self.of(case["format"])
+            for tools in (case["tools"], [{"type": "function", "function": tool} for tool in case["tools"]]):
+                got = model.prompt_ids(messages, tools=tools, date="2026-01-31", **({"reasoning": case["effort"]} if case["effort"] else {}))
+                self.assertEqual(vocabulary.shown(got), case["prompt"], (case["format"], case["title"]))
+            counts[case["format"]] = counts.get(case["format"], 0) + bool(case["tools"])
+            if case["tools"]:
+                self.assertEqual(model.prompt_ids(messages, tools=case["tools"], tool_choice="none", date=""), model.prompt_ids(messages, date=""))
+        for name in ("llama3.1", "qwen2.5", "qwen3", "mistral-v3", "mistral-v3-tekken", "mistral-v7", "mistral-v7-tekken"):
+            self.assertGreaterEqual(counts[name], 4, name)
+
+    def test_prompts_and_answers_equal_the_server_s(self):
+        if serve_test.WITHOUT:
+            self.skipTest("built without libmicrohttpd")
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Weather "}, {"type": "text", "text": "in \u65e5\u672c?"}]},
+                    {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [
+                        {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "\u65e5\u672c"}'}}]},
+                    {"role": "tool", "tool_call_id": "call_1", "content": "warm"}]
+        tools = [{"type": "function", "function": WEATHER}, {"type": "function", "function": {"name": "now"}}]
+        models = [(MODEL.model, gpt_oss, (), 1), *[(self.directory, self.of(name)[0], ("--chat-format", name), 1) for name in ("qwen3", "llama3.1", "mistral-v3")],
+                  (self.calling, ingot.engine.Model(self.calling, device="cpu", chat_format="qwen3"), ("--chat-format", "qwen3"), 0)]
+        for directory, model, options, temperature in models:
+            server = serve_test.Server("--date", "none", "--device", "cpu", *options, model=directory)
+            try:
+                body = dict(messages=messages, tools=tools, reasoning_effort="medium")
+                status, text, _ = server.request("POST", "/tokenize", body)
+                self.assertEqual((status, json.loads(text)["tokens"]), (200, model.prompt_ids(messages, tools=tools, date="")))
+                for seed in range(1, 9 if temperature else 2):
+                    status, text, _ = server.request("POST", "/v1/chat/completions", body | dict(seed=seed, max_tokens=40, temperature=temperature))
+                    self.assertEqual(status, 200, text)
+                    want = json.loads(text)["choices"][0]["message"]
+                    got = model.generate(messages, tools=tools, date="", seed=seed, max_tokens=40, temperature=temperature)
+                    self.assertEqual((got.message["content"] or "", got.thoughts), (want["content"] or "", want.get("reasoning_content") or ""))
+                    self.assertEqual([(c.name, c.arguments) for c in got.calls], [(c["function"]["name"], c["function"]["arguments"]) for c in want.get("tool_calls") or []])
+                    parsed = model.parse(got.ids, tools=tools)
+                    self.assertEqual((parsed.messages, parsed.text, parsed.thoughts), (got.messages, got.text, got.thoughts))
+                    if temperature == 0:
+                        self.assertEqual(len(got.calls), 1)
+            finally:
+                server.stop()
+
+    def test_the_calls_of_an_answer_are_parsed_and_go_back_with_their_results(self):
+        paris, rome = '{"city": "Paris"}', '{"city": "Rome", "days": 2}'
+        question, result = {"role": "user", "content": "Weather?"}, {"role": "tool", "content": "warm"}
+        for chat_format, answer, thoughts, text, calls, rest in (
+                ("qwen3", f'<think>\nhm\n</think>\n\nI look.\n<tool_call>\n{{"name": "weather", "arguments": {paris}}}\n</tool_call>\n<tool_call>\n{{"name": "weather", "arguments": {rome}}}\n</tool_call><|im_end|>',
+                 "hm", "I look.", [("call_0", "weather", paris), ("call_1", "weather", rome)],
+                 "\n<|im_start|>user\n<tool_response>\nwarm\n</tool_response>\n<tool_response>\nwarm\n</tool_response><|im_end|>\n<|im_start|>assistant\n"),
+                ("llama3.1", f'{{"name": "weather", "parameters": {paris}}}<|eot_id|>', "", "", [("call_0", "weather", paris)],
+                 '<|start_header_id|>ipython<|end_header_id|>\n\n"warm"<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n'),
+                ("mistral-v3", f'[TOOL_CALLS] [{{"name": "weather", "arguments": {paris}, "id": "a1B2c3D4e"}}]</s>', "", "", [("a1B2c3D4e", "weather", paris)],
+                 '[TOOL_RESULTS] {"content": "warm", "call_id": "a1B2c3D4e"}[/TOOL_RESULTS]'),
+                ("mistral-v7-tekken", f'[TOOL_CALLS][{{"name": "weather", "arguments": {paris}, "id": "a1B2c3D4e"}}]</s>', "", "", [("a1B2c3D4e", "weather", paris)],
+                 "[TOOL_RESULTS]a1B2c3D4e[TOOL_CONTENT]warm[/TOOL_RESULTS]"),
+                ("harmony", f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.weather<|channel|>commentary "
+                 f"<|constrain|>json<|message|>{paris}<|call|>", "hm", "", [("call_0", "weather", paris)],
+                 "<|start|>functions.weather to=assistant<|channel|>commentary<|message|>warm<|end|><|start|>assistant")):
+            model, vocabulary = self.of(chat_format)
+            got = model.parse(vocabulary.written(answer) + model.encode("never read"), tools=[WEATHER])
+            self.assertEqual((got.thoughts, got.text, [(c.id, c.name, c.arguments) for c in got.calls], got.finish), (thoughts, text, calls, "stop"))
+            self.assertEqual([(c.channel, c.name, c.arguments) for c in got.calls], [m for m in got.messages if m[1]])
+            self.assertEqual((got.message["content"], len(got.message["tool_calls"])), ("I look." if "I look." in answer else None, len(calls)))
+            self.assertEqual(vocabulary.shown(got.ids), answer[:answer.rindex("<" if answer.endswith(">") else "[")])
+            self.assertEqual(model.parse(got.ids, tools=[WEATHER]).finish, "length")
+            for by in ([{"tool_call_id": id_} for id_, _, _ in calls], [{"name": "weather"}] * len(calls)):
+                messages = [question, got.message, *[result | more for more in by]]
+                shown = vocabulary.shown(model.prompt_ids(messages, tools=[WEATHER], date=""))
+                first = vocabulary.shown(model.prompt_ids([question], tools=[WEATHER], date=""))
+                self.assertEqual(shown, first + answer + rest)
+
+    def test_a_call_is_generated_answered_and_the_loop_goes_on(self):
+        directory, ids, text = self.calling, self.ids_of_the_call, self.CALL
+        model = ingot.engine.Model(directory, device="cpu", chat_format="qwen3")
+        messages, heard = [{"role": "user", "content": "Weather?"}], []
+        first = model.generate(messages, tools=[WEATHER], on_text=lambda *piece: heard.append(piece), **GREEDY)
+        self.assertEqual((first.text, first.calls, first.finish), ("", [ingot.engine.Call("call_0", "weather", '{"city": "Paris"}')], "stop"))
+        self.assertEqual((first.messages, heard), ([("commentary", "weather", '{"city": "Paris"}')], [("commentary", '{"city": "Paris"}')]))
+        self.assertEqual(first.ids, [ids["<tool_call>"], ids[text], ids["</tool_call>"]])
+        messages += [first.message, {"role": "tool", "name": "weather", "content": "warm"}]
+        second = model.generate(messages, tools=[WEATHER], **GREEDY)
+        self.assertEqual([c.id for c in second.calls], ["call_1"])  # one id for each call of the conversation
+        self.assertGreaterEqual(second.reused_tokens, first.prompt_tokens)
+        pieces = model.stream(messages, tools=[WEATHER], thoughts=True, **GREEDY)
+        with self.assertRaises(StopIteration) as end:
+            while True:
+                self.assertEqual(next(pieces), ("commentary", '{"city": "Paris"}'))
+        self.assertEqual((end.exception.value.calls, end.exception.value.ids), (second.calls, second.ids))
+        self.assertEqual(list(model.stream(messages, tools=[WEATHER], **GREEDY)), [])
+
+    def test_the_page_s_example_runs(self):
+        code = re.search(r"```python\n(import json\n.*?)```", PAGE.read_text(), re.S)[1]
+        code = code.replace('"Qwen3-0.6B"', f'{str(self.calling)!r}, chat_format="qwen3", device="cpu"')
+        printed, scope = io.StringIO(), {}
+        with contextlib.redirect_stdout(printed):
+            exec(code, scope)
+        first = printed.getvalue().splitlines()[0]
+        self.assertEqual(first, "[Call(id='call_0', name='weather', arguments='{\"city\": \"Paris\"}', channel='commentary')]")
+        self.assertIn(f"`{first}`", PAGE.read_text())
+        self.assertEqual(scope["messages"][-1], {"role": "tool", "tool_call_id": "call_0", "content": "22 degrees and sunny in Paris"})
+
+    def test_thoughts_between_control_tokens_are_no_text(self):
+        model, vocabulary = self.of("qwen3")
+        got = model.parse(vocabulary.written("<think>\nhm\n</think>\n\nYes.<|im_end|>"))
+        self.assertEqual((got.thoughts, got.text, got.messages), ("hm", "Yes.", [("analysis", "", "hm"), ("", "", "Yes.")]))
+        self.assertEqual(got.message, {"role": "assistant", "content": "Yes.", "reasoning_content": "hm"})
+
+    def test_wrong_tools_calls_and_results_are_refused_in_one_line(self):
+        def call(**more):
+            return {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"} | more}]}
+        hi, result = {"role": "user", "content": "Hi."}, {"role": "tool", "content": "warm"}
+        for message, options in (
+                ("tools: found 'dict', expected a list of functions or None", dict(tools=WEATHER)),
+                (r"tools\[1\]: found string \"weather\", expected an object", dict(tools=[WEATHER, "weather"])),
+                (r"tools\[0\].type: it is missing", dict(tools=[{"function": WEATHER}])),
+                (r"tools\[0\].type: found 'web_search', expected function", dict(tools=[{"type": "web_search"}])),
+                (r"tools\[0\].function: it is missing", dict(tools=[{"type": "function"}])),
+                (r"tools\[0\].function.name: found 'the weather', expected 1 to 64 letters, digits, _ or -", dict(tools=[{"name": "the weather"}])),
+                (r"tools\[0\].function.parameters: found array.*, expected a JSON schema", dict(tools=[WEATHER | {"parameters": []}])),
+                (r"tools\[0\].function.parameter: an unknown field \(did you mean parameters\?\)", dict(tools=[{"name": "f", "parameter": {}}])),
+                (r"tools: found a value that JSON cannot hold \(.*type.*\), expected dicts", dict(tools=[WEATHER | {"parameters": dict}])),
+                (r"tools: found a value that JSON cannot hold \(.*float.*\), expected dicts", dict(tools=[WEATHER | {"parameters": {"default": float("nan")}}])),
+                (r"tools: found '\\ud800', expected text that UTF-8 can hold", dict(tools=[WEATHER | {"description": "\ud800"}])),
+                ("tool_choice: found 'required', expected 'auto' or 'none'", dict(tools=[WEATHER], tool_choice="required")),
+                ("tool_choice: found {'type': 'function'}, expected 'auto' or 'none'", dict(tools=[WEATHER], tool_choice={"type": "function"})),
+                (r"prompt\[1\].tool_call_id: it is missing", dict(prompt=[hi, result])),
+                (r"prompt\[1\].tool_call_id: found no call of that id in the messages before it", dict(prompt=[hi, result | {"tool_call_id": "a"}, call()])),
+                (r"prompt\[1\].name: found 'weather', expected the function of a call before it that has no result yet", dict(prompt=[hi, result | {"name": "weather"}])),
+                (r"prompt\[3\].name: found 'weather', expected the function of a call before it", dict(prompt=[hi, call(), result | {"tool_call_id": "a"}, result | {"name": "weather"}])),
+                (r"prompt\[1\].tool_calls\[0\].function.arguments: found .*, expected a string", dict(prompt=[hi, call(arguments={})])),
+                (r"prompt\[1\].tool_calls\[0\].function.name: found '', expected 1 to 64", dict(prompt=[hi, call(name="")])),
+                (r"prompt\[0\].tool_calls\[0\]: found .*, expected an object", dict(prompt=[{"role": "assistant", "tool_calls": [5]}])),
+                (r"prompt\[0\].tool_calls: found it in a message by user, expected a list in one by assistant", dict(prompt=[hi | {"tool_calls": call()["tool_calls"]}])),
+                (r"prompt\[0\].content: found none, and no tool_calls, expected one of them", dict(prompt=[{"role": "assistant", "content": None}])),
+                (r"tools: found \[.*\], expected None with raw=True", dict(tools=[WEATHER], raw=True))):
+            with self.assertRaisesRegex(ValueError, "^engine: " + message) as raised:
+                gpt_oss.generate(**({"prompt": "Hi."} | GREEDY | options))
+            self.assertNotIn("\n", str(raised.exception))
+
+    def test_a_format_without_functions_refuses_them_by_its_name(self):
+        call = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]}
+        for chat_format in ("smollm2", "chatml", "llama3", "gemma3"):
+            model, _ = self.of(chat_format)
+            for message, options in (("functions that the model may call", dict(prompt="Hi.", tools=[WEATHER])),
+                                     ("a call of a function or its result", dict(prompt=[{"role": "user", "content": "Hi."}, call, {"role": "tool", "tool_call_id": "a", "content": ""}]))):
+                for ask in (model.generate, model.prompt_ids, lambda **more: list(model.stream(**more))):
+                    with self.assertRaisesRegex(ValueError, f"^engine: found {message}, which the chat format {chat_format} does not support$"):
+                        ask(**options)
+            self.assertEqual(model.generate("Hi.", tools=[WEATHER], tool_choice="none", **GREEDY).ids, model.generate("Hi.", **GREEDY).ids)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,9 @@ def write_draft_head(directory, vocab, hidden, boundaries, seed=1, **keys):
     return directory
 
 
-def write_qwen3(directory, vocab, seed=1):
-    """A random Qwen3 of two small layers, without a tokenizer."""
+def write_qwen3(directory, vocab, seed=1, follows=None):
+    """A random Qwen3 of two small layers, without a tokenizer. With `follows` the likeliest token behind each of its keys is the key's value, whatever
+    the earlier tokens are."""
     hidden, heads, kv_heads, dim, inner = 32, 4, 2, 8, 48
     directory.mkdir()
     config = dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_size=hidden, intermediate_size=inner, num_hidden_layers=2,
@@ -59,5 +60,14 @@ def write_qwen3(directory, vocab, seed=1):
         matrices |= {n + f"mlp.{name}_proj": shape for name, shape in dict(gate=(inner, hidden), up=(inner, hidden), down=(hidden, inner)).items()}
     tensors = {f"{name}.weight": ("BF16", (size,), bf16_numbers(noise, size, 0.2, 1)) for name, size in norms.items()}
     tensors |= {f"{name}.weight": ("BF16", shape, bf16_numbers(noise, math.prod(shape), 1.5 / shape[1] ** 0.5)) for name, shape in matrices.items()}
+    if follows:  # the layers add nothing, and the head finds the next token by the embedding of the last one
+        for name, (kind, shape, data) in tensors.items():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                tensors[name] = (kind, shape, bytes(len(data)))
+        kind, shape, embeddings = tensors["model.embed_tokens.weight"]
+        head, row = bytearray(len(embeddings)), 2 * hidden
+        for token, next_token in follows.items():
+            head[next_token * row:(next_token + 1) * row] = embeddings[token * row:(token + 1) * row]
+        tensors["lm_head.weight"] = (kind, shape, bytes(head))
     save_safetensors(directory / "model.safetensors", tensors)
     return directory

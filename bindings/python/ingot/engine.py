@@ -7,6 +7,7 @@
 """
 import dataclasses
 import datetime
+import json
 import numbers
 import operator
 import os
@@ -15,9 +16,18 @@ import threading
 
 from . import _C
 
-__all__ = ["Answer", "GptOss", "Model"]
+__all__ = ["Answer", "Call", "GptOss", "Model"]
 
 _SHOWN = ("final", "")  # channels whose text is the answer: "" is raw text, or text without a header
+
+
+@dataclasses.dataclass
+class Call:
+    """A function that the model calls in an answer. The function need not be one of `tools`, and the arguments need not be valid."""
+    id: str  # the model's own id of the call, or call_N, where N counts the calls of the conversation; a result is sent back under this id
+    name: str
+    arguments: str  # JSON text as the model wrote it
+    channel: str = "commentary"
 
 
 @dataclasses.dataclass
@@ -35,6 +45,15 @@ class Answer:
     logprobs: list  # for each id (logprob of the sampled token, [(id, logprob), ...]), if requested
     drafted_tokens: int = 0  # tokens that were guessed, with `draft`
     accepted_tokens: int = 0  # drafted tokens that became tokens of the answer
+    calls: list = dataclasses.field(default_factory=list)  # each Call, in the order of `messages`
+
+    @property
+    def message(self):
+        """The answer as a message of the next prompt, in the form of OpenAI's chat completions."""
+        said = _texts(self.messages, ("commentary",)) + self.text
+        calls = [{"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in self.calls]
+        message = {"role": "assistant", "content": said or (None if calls else "")}
+        return message | ({"reasoning_content": self.thoughts} if self.thoughts else {}) | ({"tool_calls": calls} if calls else {})
 
     @property
     def tokens_per_second(self):
@@ -78,18 +97,71 @@ def _ids(name, value):
         raise _wrong(name, type(value).__name__, "a list of ids") from None
 
 
-def _turn(i, turn):
-    if not isinstance(turn, dict) or not {"role", "content"} <= turn.keys():
-        raise _wrong(f"prompt[{i}]", turn, "a message of 'role' and 'content'")
-    return tuple(_text(f"prompt[{i}]: {key}", turn[key]) for key in ("role", "content"))
+def _number_of_calls(messages):
+    lists = [m.get("tool_calls") for m in messages if isinstance(m, dict)]
+    return sum(len(calls) for calls in lists if isinstance(calls, (list, tuple)))
 
 
-def _conversation(prompt):
+def _with_call_ids(messages):
+    """The messages, with an id for each call that has none, and for each result that names only its function the id of that function's first call
+    without a result."""
+    out, waiting, count = [], {}, 0  # waiting: the name of the function by the id of the call
+    for i, m in enumerate(messages):
+        m = dict(m) if isinstance(m, dict) else m
+        if isinstance(m, dict) and isinstance(m.get("tool_calls"), (list, tuple)):
+            m["tool_calls"] = [c | {"id": c.get("id") or f"call_{count + n}"} if isinstance(c, dict) else c for n, c in enumerate(m["tool_calls"])]
+            count += len(m["tool_calls"])
+            waiting |= {c["id"]: c["function"].get("name") for c in m["tool_calls"]
+                        if isinstance(c, dict) and isinstance(c["id"], str) and isinstance(c.get("function"), dict)}
+        elif isinstance(m, dict) and m.get("role") == "tool":
+            if m.get("name") is not None and m.get("tool_call_id") is None:
+                m["tool_call_id"] = next((id_ for id_, name in waiting.items() if name == m["name"]), None)
+                if m["tool_call_id"] is None:
+                    raise _wrong(f"prompt[{i}].name", m["name"], "the function of a call before it that has no result yet")
+            if isinstance(m.get("tool_call_id"), str):
+                waiting.pop(m["tool_call_id"], None)
+        out.append(m)
+    return out
+
+
+def _tool(tool):
+    """A tool in the form of OpenAI's chat completions; a function's own object is accepted in its place."""
+    if isinstance(tool, dict) and "function" not in tool and "name" in tool and tool.get("type", "function") == "function":
+        return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+    return tool
+
+
+def _request(prompt, tools, tool_choice):
+    """The JSON text of a chat request, which the module reads as `ingot serve` does."""
     if isinstance(prompt, str):
-        return [("user", _text("prompt", prompt))]
+        prompt = [{"role": "user", "content": _text("prompt", prompt)}]
     if not isinstance(prompt, (list, tuple)):
         raise _wrong("prompt", type(prompt).__name__, "text or a list of messages")
-    return [_turn(i, turn) for i, turn in enumerate(prompt)]
+    if not isinstance(tools, (list, tuple, type(None))):
+        raise _wrong("tools", type(tools).__name__, "a list of functions or None")
+    if tool_choice not in ("auto", "none"):
+        raise _wrong("tool_choice", tool_choice, "'auto' or 'none'")
+    text = {}
+    for name, value in (("messages", _with_call_ids(prompt)), ("tools", [_tool(t) for t in tools or ()])):
+        try:
+            text[name] = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            text[name].encode()
+        except UnicodeEncodeError as e:
+            raise _wrong("prompt" if name == "messages" else name, e.object[e.start], "text that UTF-8 can hold") from None
+        except (TypeError, ValueError, RecursionError) as e:
+            raise ValueError(f"engine: {'prompt' if name == 'messages' else name}: found a value that JSON cannot hold ({e}), expected dicts, lists, texts and numbers") from None
+    return f'{{"messages": {text["messages"]}, "tools": {text["tools"]}, "tool_choice": "{tool_choice}"}}'
+
+
+def _with_calls(found, prompt):
+    """The module's report of an answer, with each call as a Call."""
+    before = _number_of_calls(prompt) if isinstance(prompt, (list, tuple)) else 0
+    found["calls"] = [Call(id_ or f"call_{before + n}", name, arguments, channel) for n, (id_, name, arguments, channel) in enumerate(found["calls"])]
+    return found
+
+
+def _texts(messages, channels):
+    return "".join(content for channel, name, content in messages if channel in channels and not name)
 
 
 def _date(value):
@@ -174,25 +246,49 @@ class Model:
     def decode(self, ids):
         return self._engine.decode(_ids("ids", ids)).decode("utf-8", "replace")
 
+    def _effort(self, reasoning):
+        if reasoning not in _C.chat_efforts():
+            raise _wrong("reasoning", reasoning, _one_of(self.efforts or _C.chat_efforts()))
+        return reasoning
+
+    def _asked(self, prompt, tools, tool_choice, reasoning, system, date):
+        return dict(request=_request(prompt, tools, tool_choice), identity=_text("system", system or ""), reasoning=self._effort(reasoning), date=_date(date))
+
+    def prompt_ids(self, prompt, *, tools=None, tool_choice="auto", reasoning="medium", system=None, date=None):
+        """The ids that generate() computes before an answer to the same arguments."""
+        return self._engine.prompt(**self._asked(prompt, tools, tool_choice, reasoning, system, date))
+
+    def parse(self, ids, *, tools=None):
+        """The Answer that some ids are: text, thoughts, messages and calls, for callers who sample with raw=True behind prompt_ids(). `finish` is "stop" where
+        an id ends the answer, and what follows the id is ignored; otherwise "length"."""
+        found = _with_calls(self._engine.parse(_ids("ids", ids), _request("", tools, "auto")), "")
+        found.pop("stop_id")
+        return Answer(text=_texts(found["messages"], _SHOWN), thoughts=_texts(found["messages"], ("analysis",)), **found)
+
     def generate(self, prompt, *, max_tokens=200, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1, stop=(), logprobs=-1,
-                 reasoning="medium", system=None, date=None, raw=False, past_end=False, on_text=None):
-        """Returns the Answer to `prompt`: a user's words, or messages of {"role": ..., "content": ...} with the roles system (or developer), user and
-        assistant; with raw=True a text (behind `start`) or a list of ids, which the answer continues.
+                 reasoning="medium", system=None, date=None, raw=False, past_end=False, on_text=None, tools=None, tool_choice="auto"):
+        """Returns the Answer to `prompt`: a user's words, or messages of {"role": ..., "content": ...} with the roles system (or developer), user,
+        assistant and tool; with raw=True a text (behind `start`) or a list of ids, which the answer continues.
+
+        Messages and tools have the form of OpenAI's chat completions. tools: the functions that the model may call, {"type": "function", "function":
+        {"name": ..., "description": ..., "parameters": a JSON schema}} or only the inner object; tool_choice="none" leaves them out. Answer.calls are the
+        calls. A message of the assistant may have tool_calls, {"id": ..., "type": "function", "function": {"name": ..., "arguments": JSON text}}, with or
+        without content, and reasoning_content; Answer.message is such a message. A message with the role tool is the result of an earlier call, which
+        tool_call_id names; with only `name`, of the first call of this function without a result. A chat format without functions refuses tools, calls and
+        results. Nothing forces the arguments to be valid under the schema, also where a function has "strict".
 
         stop: strings (or one string, or None); the first stop string that occurs ends the text and is not part of the text. logprobs: for each token
         its own logprob and the logprobs of this number of likeliest tokens; -1: none. reasoning: one of `efforts`; of the other known efforts (none, minimal,
         low, medium, high, xhigh, max) the nearest of `efforts` is used, and a model without efforts ignores all. system: the identity that the model
         should state. date: yyyy-mm-dd, "" for none; None: today. past_end (raw): continue after ids that end a text. on_text(channel, text):
-        called with each piece of text as soon as the piece is complete, with channel "analysis", "commentary" or "final" ("" with raw, and where a
-        model writes no headers); the answer ends if on_text returns False or raises.
+        called with each piece of text as soon as the piece is complete, with channel "analysis", "commentary" or "final" ("" with raw, and for the text
+        of a model that writes no headers); thoughts are analysis, the arguments of a call commentary. The answer ends if on_text returns False or raises.
         """
         stop = () if stop is None else [stop] if isinstance(stop, str) else stop
         if not isinstance(stop, (list, tuple)):
             raise _wrong("stop", stop, "text or a list of texts")
         stops = _Stops([_text("stop", s) for s in stop])
         said, channels = [], []  # the text that is shown, with its channels
-        if reasoning not in _C.chat_efforts():
-            raise _wrong("reasoning", reasoning, _one_of(self.efforts or _C.chat_efforts()))
 
         def hear(channel, text):
             if channel in _SHOWN:
@@ -206,27 +302,29 @@ class Model:
                       top_k=_integer("top_k", top_k, 0, 2**62), top_p=_number("top_p", top_p), min_p=_number("min_p", min_p),
                       seed=_integer("seed", seed, 0, 2**64 - 1), logprobs=_integer("logprobs", logprobs, -1, 2**62), on_text=hear)
         if raw:
+            self._effort(reasoning)
+            if tools:
+                raise _wrong("tools", tools, "None with raw=True")
             ids = [*([] if self.start is None else [self.start]), *self.encode(prompt)] if isinstance(prompt, str) else _ids("prompt", prompt)
             if not ids:
                 raise _wrong("prompt", prompt, "at least one token")
             found = self._engine.go_on(prompt=ids, past_end=past_end, **common)
             found["messages"] = [("", "", found.pop("text"))]
         else:
-            found = self._engine.answer(conversation=_conversation(prompt), identity=_text("system", system or ""), reasoning=reasoning,
-                                        date=_date(date), **common)
+            found = _with_calls(self._engine.answer(**self._asked(prompt, tools, tool_choice, reasoning, system, date), **common), prompt)
         if not stops.hit:
             rest = stops.rest()
             said.append(rest)
             if rest and on_text:
                 on_text(*channels, rest)
-        thoughts = "".join(content for channel, _, content in found["messages"] if channel == "analysis")
         found["finish"] = "stop" if stops.hit else found["finish"]
         found.pop("stop_id")
-        return Answer(text="".join(said), thoughts=thoughts, **found)
+        return Answer(text="".join(said), thoughts=_texts(found["messages"], ("analysis",)), **found)
 
     def stream(self, prompt, *, thoughts=False, **options):
         """Yields the text of generate() piece by piece; with thoughts=True yields (channel, text) of every channel. Closing the iterator, for example by
-        leaving a loop, ends the answer. Exceptions of the model are raised here."""
+        leaving a loop, ends the answer. The value of a finished iterator (StopIteration.value, or that of `yield from`) is the Answer, with its calls.
+        Exceptions of the model are raised here."""
         pieces, closed = queue.Queue(), threading.Event()
 
         def hear(channel, text):
@@ -235,21 +333,21 @@ class Model:
 
         def work():
             try:
-                self.generate(prompt, on_text=hear, **options)
-                pieces.put(None)
+                pieces.put(self.generate(prompt, on_text=hear, **options))
             except BaseException as e:  # the reading thread raises the exception
                 pieces.put(e)
 
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         try:
-            while (piece := pieces.get()) is not None:
+            while not isinstance(piece := pieces.get(), Answer):
                 if isinstance(piece, BaseException):
                     raise piece
                 if thoughts:
                     yield piece
                 elif piece[0] in _SHOWN:
                     yield piece[1]
+            return piece
         finally:
             closed.set()
             thread.join()

@@ -1,15 +1,16 @@
 #include "engine.h"
 
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <exception>
+#include <limits>
 #include <mutex>
-#include <tuple>
 
 #include "ingot/core/check.h"
 #include "ingot/engines/generate/chat.h"
+#include "ingot/engines/serve/api_request.h"
 #include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
 #include "ingot/models/registry.h"
@@ -91,11 +92,43 @@ nb::dict report_of(const Answer& a) {
   return d;
 }
 
-ChatRole role_named(const std::string& name) {
-  if (name == "system" || name == "developer") return ChatRole::instructions;
-  if (name == "user") return ChatRole::user;
-  if (name == "assistant") return ChatRole::assistant;
-  fail(ErrorCode::invalid_argument, "engine: role: found ", name, ", expected system, developer, user or assistant");
+// The conversation of `request`, a JSON object with the fields messages, tools and tool_choice of OpenAI's chat
+// completions, read as `ingot serve` reads a request. Python's name of the messages is `prompt`.
+ChatConversation conversation_in(const std::string& request) {
+  constexpr int64_t kAny = std::numeric_limits<int64_t>::max();  // the limits of a server protect it from its clients
+  try {
+    return conversation_of(parse_api_request(request, true, {.body = kAny, .tools = kAny, .strict_fields = true}));
+  } catch (const ApiError& e) {
+    std::string what = e.what();
+    constexpr std::string_view kMessages = "messages";
+    if (what.starts_with(kMessages)) what.replace(0, kMessages.size(), "prompt");
+    fail(ErrorCode::invalid_argument, "engine: ", what);
+  }
+}
+
+// Names the engine in errors of a format or a session that a call's arguments cause.
+template <class Work> auto named(Work&& work) {
+  try {
+    return work();
+  } catch (const Error& e) {
+    if (e.code != ErrorCode::usage) throw;
+    fail(ErrorCode::usage, "engine: ", e.what());
+  }
+}
+
+// The channel of a part, where a format has no name of its own for thoughts and calls.
+std::string channel_of(const ChatPart& p) {
+  if (!p.label.empty()) return p.label;
+  return p.kind == ChatKind::thought ? "analysis" : p.kind == ChatKind::call ? "commentary" : "";
+}
+void add_parts(const std::vector<ChatPart>& parts, nb::dict& to) {
+  nb::list messages, calls;
+  for (const ChatPart& p : parts) {
+    messages.append(nb::make_tuple(channel_of(p), p.name, p.content));
+    if (p.kind == ChatKind::call) calls.append(nb::make_tuple(p.id, p.name, p.content, channel_of(p)));
+  }
+  to["messages"] = messages;
+  to["calls"] = calls;
 }
 
 // Why a model has no chat format, with the engine's arguments in place of the program's options.
@@ -207,10 +240,53 @@ class Engine {
     return d;
   }
 
-  // The answer to a conversation of (role, content). on_text(channel, text) as above.
-  nb::dict answer(const std::vector<std::tuple<std::string, std::string>>& conversation, const std::string& identity,
-                  const std::string& reasoning, const std::string& date, int64_t tokens, double temperature,
-                  int64_t top_k, double top_p, double min_p, uint64_t seed, int64_t logprobs, nb::object on_text) {
+  // The answer to the conversation of a request. on_text(channel, text) as above; the arguments of a call are never in
+  // a channel whose text is the answer.
+  nb::dict answer(const std::string& request, const std::string& identity, const std::string& reasoning,
+                  const std::string& date, int64_t tokens, double temperature, int64_t top_k, double top_p,
+                  double min_p, uint64_t seed, int64_t logprobs, nb::object on_text) {
+    const ChatConversation asked = conversation(request, identity, reasoning, date);
+    Listener listener(std::move(on_text));
+    SessionOptions o = options_of(tokens, temperature, top_k, top_p, min_p, seed, logprobs, listener);
+    o.draft = draft_;
+    const ShowChat show = [&](const ChatPart& part, std::string_view text) {
+      listener.hear(part.kind == ChatKind::call ? "commentary" : channel_of(part), text);
+    };
+    const ChatTurn turn = unlocked([&] {
+      return named([&] { return ingot::answer(session_, *vocabulary_.chat, *vocabulary_.tokenizer, asked, o, show); });
+    });
+    listener.raise_what_was_raised();
+    nb::dict d = report_of(turn.answer);
+    add_parts(turn.parts, d);
+    return d;
+  }
+  // The ids of the prompt that answer() computes.
+  std::vector<int32_t> prompt(const std::string& request, const std::string& identity, const std::string& reasoning,
+                              const std::string& date) const {
+    const ChatConversation asked = conversation(request, identity, reasoning, date);
+    return named([&] { return vocabulary_.chat->prompt(asked); });
+  }
+  // The messages and calls of an answer to a request, given by its ids up to the id that ends the answer.
+  nb::dict parse(const std::vector<int32_t>& ids, const std::string& request) const {
+    std::vector<std::string> functions;
+    for (const ChatFunction& f : conversation(request, "", "", "").functions) functions.push_back(f.name);
+    const std::vector<int32_t> ends = vocabulary_.chat->stop_ids();
+    ChatAnswer said(*vocabulary_.chat, {}, std::move(functions));
+    Answer whole;
+    for (const int32_t id : ids) {
+      if (std::find(ends.begin(), ends.end(), id) != ends.end()) whole.stop_id = id, whole.finish = Finish::stop;
+      if (whole.stop_id >= 0 || !said.push(id)) break;
+      whole.tokens.push_back(id);
+    }
+    const ChatTurn turn = said.finish(std::move(whole));
+    nb::dict d = report_of(turn.answer);
+    add_parts(turn.parts, d);
+    return d;
+  }
+
+ private:
+  ChatConversation conversation(const std::string& request, const std::string& identity, const std::string& reasoning,
+                                const std::string& date) const {
     if (!vocabulary_.chat)
       fail(
           ErrorCode::unsupported, "engine: ",
@@ -218,26 +294,12 @@ class Engine {
               ? "found a tokenizer without the control tokens of a chat format (<|start|>, <|message|>, ...), expected "
                 "one that has them, or raw=True"
               : in_python(vocabulary_.no_chat));
-    ChatConversation asked{.identity = identity, .date = date};
+    ChatConversation asked = conversation_in(request);
+    asked.identity = identity;
+    asked.date = date;
     asked.effort = nearest_effort(*vocabulary_.chat, reasoning);
-    for (const auto& [name, content] : conversation)
-      asked.messages.push_back({.role = role_named(name), .content = content});
-    Listener listener(std::move(on_text));
-    SessionOptions o = options_of(tokens, temperature, top_k, top_p, min_p, seed, logprobs, listener);
-    o.draft = draft_;
-    const ChatTurn turn = unlocked([&] {
-      return ingot::answer(session_, *vocabulary_.chat, *vocabulary_.tokenizer, asked, o,
-                           [&](const ChatPart& part, std::string_view text) { listener.hear(part.label, text); });
-    });
-    listener.raise_what_was_raised();
-    nb::dict d = report_of(turn.answer);
-    nb::list said;
-    for (const ChatPart& p : turn.parts) said.append(nb::make_tuple(p.label, p.name, p.content));
-    d["messages"] = said;
-    return d;
+    return asked;
   }
-
- private:
   const Vocabulary vocabulary_;
   OpenedModel model_;
   Session session_;
@@ -261,8 +323,10 @@ void define_engine(nb::module_& m) {
       .def("about", &Engine::about)
       .def("go_on", &Engine::go_on, "prompt"_a, "tokens"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a,
            "logprobs"_a, "past_end"_a, "on_text"_a.none())
-      .def("answer", &Engine::answer, "conversation"_a, "identity"_a, "reasoning"_a, "date"_a, "tokens"_a,
-           "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "logprobs"_a, "on_text"_a.none());
+      .def("prompt", &Engine::prompt, "request"_a, "identity"_a, "reasoning"_a, "date"_a)
+      .def("parse", &Engine::parse, "ids"_a, "request"_a)
+      .def("answer", &Engine::answer, "request"_a, "identity"_a, "reasoning"_a, "date"_a, "tokens"_a, "temperature"_a,
+           "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "logprobs"_a, "on_text"_a.none());
 }
 
 }  // namespace ingot::python
