@@ -3,6 +3,8 @@
 For the backward pass a gated linear keeps gate and up as the halves of one tensor, `kept`, in the order of the halves of the weights: up comes first where it
 does in the weights. The gradients of gate and up have the same size, and overwrite `kept` where no later pass reads `kept`.
 """
+import math
+
 import torch
 
 from . import _C, _plain
@@ -208,23 +210,24 @@ class _DownOfKept(torch.autograd.Function):
 
     @knowing_whether_recorded
     def backward(ctx, recorded, dy):
-        kept, w = ctx.saved_tensors
+        saved, w = ctx.saved_tensors  # read once: under checkpointing a second read is an error
+        kept = saved.contiguous()
         need_kept, need_w, need_bias = ctx.needs_input_grad[1:4]
-        dy = dy.reshape(-1, dy.shape[-1])
+        rows = math.prod(kept.shape[:-1])
+        dy = dy.reshape(rows, dy.shape[-1])
         dbias = dy.sum(0) if ctx.has_bias and need_bias else None
         dh = (dy @ w).view(*kept.shape[:-1], w.shape[1])
         if recorded:
             h = swiglu_gate_op(kept, None, *ctx.options)
             dkept = swiglu_gate_backward_op(dh, kept, None, *ctx.options)[0]
         else:
-            kept = kept.contiguous()
-            in_place = kept is ctx.saved_tensors[0] and not _is_read_again(kept)
+            in_place = kept is saved and not _is_read_again(kept)
             dkept = kept.detach() if in_place else torch.empty_like(kept)
             h = dh if need_w else None
             _C.swiglu_gate_backward(dh, kept, None, dkept, None, h, *ctx.options)
             if in_place:
                 torch.autograd.graph.increment_version(kept)
-        dw = dy.t() @ h.reshape(-1, w.shape[1]) if need_w else None
+        dw = dy.t() @ h.reshape(rows, w.shape[1]) if need_w else None
         return None, dkept if need_kept else None, dw, dbias, *(None,) * 5
 
 

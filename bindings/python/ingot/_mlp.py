@@ -1,5 +1,6 @@
 """Whole MLPs: operators and autograd.Functions (see _op)."""
 import gc
+import math
 
 import torch
 
@@ -83,7 +84,7 @@ def _activated_columns(parameters, bias, weight_norm, activate_last):
 
 def _fake_mlp(x, parameters, bias, weight_norm, activation, activate_last, save):
     y = x.new_empty((*x.shape[:-1], parameters[-1 - bias - weight_norm].shape[0]))
-    rows = y.numel() // y.shape[-1]
+    rows = math.prod(x.shape[:-1])
     save = save and not (x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16))
     return y, x.new_empty(rows * _activated_columns(parameters, bias, weight_norm, activate_last) if save else 0)
 

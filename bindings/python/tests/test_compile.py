@@ -4,10 +4,12 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import ingot
+import ingot.hf
 import reference
 from cases import assert_same, everything, gradients, modules, Net
 from conftest import DEVICE, on_gpu
 from ingot import functional
+from test_refusals import calls
 
 
 def test_symbolic_traces_compute_the_same(device):
@@ -82,6 +84,80 @@ def test_activation_checkpointing_changes_nothing(device, reentrant):
     x = torch.randn(6, 16, device=device)
     expected = gradients(net, net, x)
     assert_same(gradients(net, lambda x: checkpoint(net, x, use_reentrant=reentrant), x), expected)
+
+
+class Watch:
+    """Hooks of saved tensors that count how often each one is unpacked."""
+
+    def __init__(self):
+        self.counts = []
+
+    def hooks(self):
+        return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
+
+    def pack(self, t):
+        self.counts.append(0)
+        return len(self.counts) - 1, t.detach()
+
+    def unpack(self, packed):
+        number, t = packed
+        self.counts[number] += 1
+        return t
+
+
+class GatedMlp(torch.nn.Module):
+    """In the form of transformers."""
+
+    def __init__(self, bias, device):
+        super().__init__()
+        self.gate_proj, self.up_proj = (torch.nn.Linear(16, 24, bias=bias, device=device) for _ in range(2))
+        self.down_proj, self.act_fn = torch.nn.Linear(24, 16, bias=bias, device=device), torch.nn.SiLU()
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def trained(device):
+    """(name, a function of tensors, the tensors) for every function and module of the package; the tensors and parameters all require gradients."""
+    for name, (function, given, _) in calls().items():
+        if name != "rope_" and (device.type == "cpu" or name not in ("grouped_linear", "flash_attn_func", "flash_attn_varlen_func")):
+            module = function.to(device) if isinstance(function, torch.nn.Module) else None
+            own = dict(module.named_parameters()) if module is not None else {}
+            yield name, (lambda f: lambda **t: f(**{k: v for k, v in t.items() if not k.startswith("parameter ")}))(function), {
+                **{k: t.to(device).requires_grad_(t.is_floating_point() and k not in ("cos", "sin")) for k, t in given.items()},
+                **{f"parameter {k}": p for k, p in own.items()}}
+    for bias in (False, True):
+        patched = torch.nn.Sequential(GatedMlp(bias, device))
+        assert len(ingot.hf.patch(patched).replaced) == 1
+        for name, net in ((f"patched MLP, bias {bias}", patched), (f"SwiGLU, bias {bias}", ingot.nn.SwiGLU(16, 24, bias=bias, device=device))):
+            yield name, (lambda net: lambda x, **_: net(x))(net), dict(x=torch.randn(5, 16, device=device).requires_grad_(), **dict(net.named_parameters()))
+
+
+def training_gradients(call, given, **options):
+    outputs = call(**given)
+    outputs = [y for y in (outputs if isinstance(outputs, (tuple, list)) else (outputs,)) if isinstance(y, torch.Tensor) and y.requires_grad]
+    leaves = [t for t in given.values() if t.requires_grad]
+    torch.manual_seed(1)
+    return torch.autograd.grad(outputs, leaves, [torch.randn_like(y) for y in outputs], **options)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_backward_pass_unpacks_each_saved_tensor_once(device, whole, monkeypatch):
+    """Under checkpointing a second time is an error. whole: gated MLPs are one node, as they are on a Hopper GPU in 16 bits."""
+    if whole:
+        monkeypatch.setattr(ingot.nn, "_fuses", lambda *operands: True)
+        monkeypatch.setattr(ingot._hf_gated, "_fuses", lambda *operands: True)
+    for name, call, given in trained(device):
+        expected = training_gradients(call, given)
+        watch = Watch()
+        with watch.hooks():
+            found = training_gradients(call, given)
+        assert watch.counts and max(watch.counts) == 1, name
+        names, leaves = list(given), list(given.values())
+        again = training_gradients(lambda call=call, names=names, leaves=leaves, **_: checkpoint(lambda *t: call(**dict(zip(names, t))), *leaves,
+                                                                                                use_reentrant=False), given)
+        for a, b, c in zip(expected, found, again, strict=True):
+            assert torch.equal(a, b) and torch.equal(a, c), name
 
 
 def test_functional_transforms(device):

@@ -410,6 +410,22 @@ def test_empty_batches(device):
         assert y.numel() == 0, name
 
 
+@pytest.mark.parametrize("rows, hidden, outputs", [(5, 6, 0), (5, 0, 4), (0, 6, 4), (5, 0, 0)])
+def test_products_without_elements_have_empty_results_and_gradients_of_zero(device, rows, hidden, outputs):
+    def leaf(*shape):
+        return torch.randn(shape, device=device, requires_grad=True)
+
+    for x in (leaf(rows, 8), leaf(8) if rows else leaf(3, 0, 8)):
+        w, up, down, bias = leaf(hidden, 8), leaf(hidden, 8), leaf(outputs, hidden), leaf(outputs)
+        calls = {"packed": (lambda x, w, up, down: functional.gated_linear(x, torch.cat([w, up]), down=down), (x, w, up, down)),
+                 "two": (lambda x, w, up, down, bias: functional.gated_linear(x, w, up=up, down=down, down_bias=bias), (x, w, up, down, bias))}
+        for name, (f, leaves) in calls.items():
+            y = f(*leaves)
+            assert y.shape == (*x.shape[:-1], outputs), name
+            for t, g in zip(leaves, torch.autograd.grad(y, leaves, torch.ones_like(y))):
+                assert g.shape == t.shape and (t is bias or not g.any()), name
+
+
 def test_errors_name_operation_argument_found_and_expected(device):
     x = torch.randn(2, 5, device=device)
     cos, sin = functional.rope_table(2, 8, device=device)

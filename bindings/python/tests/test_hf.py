@@ -473,6 +473,23 @@ def test_hugging_face_models_keep_their_numbers(device, name):
     assert torch.equal(step(m, ids, labels=ids)[0].logits, out.logits)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_patched_models_train_under_gradient_checkpointing(device, name, whole, monkeypatch):
+    """whole: gated MLPs are one node, as they are on a Hopper GPU in 16 bits."""
+    if whole:
+        monkeypatch.setattr(ingot._hf_gated, "_fuses", lambda *operands: True)
+    m, _, _ = causal_model(name, device)
+    m.train()
+    ids = torch.randint(0, 64, (2, 11), device=device)
+    with hf.patch(m, loss=has_loss(device)):
+        expected = step(m, ids, labels=ids, use_cache=False)
+        m.gradient_checkpointing_enable({"use_reentrant": False})
+        found = step(m, ids, labels=ids, use_cache=False)
+    assert torch.equal(found[0].loss, expected[0].loss)
+    assert all(torch.equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
+
+
 class Attends(nn.Module):
     def __init__(self, n):
         super().__init__()

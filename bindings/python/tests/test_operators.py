@@ -111,6 +111,7 @@ def test_shapes_are_inferred_on_the_meta_device(device):
                 assert z.grad.is_meta and z.grad.shape == z.shape, name
         finally:
             _C.use_ways(True, True)
+    assert functional.fused_mlp(x.to("meta"), [torch.empty(8, 16, device="meta"), torch.empty(0, 8, device="meta")]).shape == (4, 0)
     with pytest.raises(ValueError, match=r"mlp: parameters\[0\]: found a tensor on .*, expected x's device, meta"):
         ingot.nn.FusedMLP(16, 24, 8, device=device)(x.to("meta"))
 
