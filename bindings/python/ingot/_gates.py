@@ -9,7 +9,7 @@ import torch
 
 from . import _C, _plain
 from ._kernel import kernel
-from ._op import as_rows, eager, fake_rows
+from ._op import as_rows, eager, empty_apart, fake_rows
 from ._second_order import gradients, knowing_whether_recorded, with_formula
 
 GATE_ORDERS = {"gate_first": 0, "gate_second": 1, "interleaved": 2}
@@ -100,7 +100,8 @@ def _gated_linear_results(x, w, w_up, bias, up_bias, order, columns, limit, alph
 def _gated_linear_backward_results(dkept, x, w, w_up, bias, up_bias, order, columns, *needs):
     if w_up is not None:  # both weights' gradients are computed together, and so are both biases'
         needs = needs[0], *(needs[1] or needs[2],) * 2, *(needs[3] or needs[4],) * 2
-    return tuple(fake_rows(t) if t is not None and need else None for t, need in zip((x, w, w_up, bias, up_bias), needs))
+    return tuple(new(t) if t is not None and need else None
+                 for t, need, new in zip((x, w, w_up, bias, up_bias), needs, (fake_rows, fake_rows, empty_apart, fake_rows, fake_rows)))
 
 
 def _gated_linear_backward_formula(dkept, x, w, w_up, bias, up_bias, order, columns, *needs):
@@ -117,7 +118,7 @@ _linear_backward = kernel(
     results=_gated_linear_backward_results,
     call=lambda dkept, x, w, w_up, bias, up_bias, order, columns, *needs_and_results:
         _C.gated_linear_backward(dkept, x, w, w_up, *needs_and_results[5:], _order(order, w_up), columns),
-    rows=("dkept", "x", "w", "w_up"), widens=True, **with_formula(_gated_linear_backward_formula))
+    rows=("dkept", "x", "w", "w_up"), apart=("w", "w_up"), widens=True, **with_formula(_gated_linear_backward_formula))
 run_gated_linear_backward, gated_linear_backward_op = _linear_backward.run, _linear_backward.operator
 
 

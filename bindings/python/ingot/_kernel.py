@@ -13,7 +13,7 @@ from typing import Callable
 
 import torch
 
-from ._op import as_rows, dense, or_nothing, register
+from ._op import as_rows, copy_apart, dense, or_nothing, register
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -40,16 +40,18 @@ def _widened(run, arguments):
     return found.to(dtype) if isinstance(found, torch.Tensor) else tuple(None if t is None else t.to(dtype) for t in found)
 
 
-def kernel(schema, results, call, *, rows=(), strides=1, widens=False, check=lambda *arguments: None, backward=None, setup=None):
-    """rows: names of the tensors (..., C) whose rows may lie apart, with up to `strides` strides; the other tensors are made contiguous. widens: on a CPU,
-    16-bit operands are computed in fp32, and the results are rounded. check: raises for unsupported arguments, before anything is allocated."""
+def kernel(schema, results, call, *, rows=(), strides=1, apart=(), widens=False, check=lambda *arguments: None, backward=None, setup=None):
+    """rows: names of the tensors (..., C) whose rows may lie apart, with up to `strides` strides; the other tensors are made contiguous. apart: those of them
+    whose copies have no neighbours in memory. widens: on a CPU, 16-bit operands are computed in fp32, and the results are rounded. check: raises for unsupported arguments, before anything is allocated."""
     parsed = torch._C.parse_schema(f"ingot::{schema}")
     names = [a.name for a in parsed.arguments]
     tensors = [a.name for a in parsed.arguments if str(a.type) in ("Tensor", "Optional[Tensor]")]
     single = len(parsed.returns) == 1
-    layout = "".join(f"    {t} = {f'as_rows({t}, {strides})' if t in rows else f'dense({t})'}\n" for t in tensors)
+    copy = {t: "copy_apart" if t in apart else "Tensor.contiguous" for t in tensors}
+    layout = "".join(f"    {t} = {f'as_rows({t}, {strides}, {copy[t]})' if t in rows else f'dense({t})'}\n" for t in tensors)
     fill = {"names": ", ".join(names), "first": names[0]}
-    scope = {"as_rows": as_rows, "dense": dense, "check": check, "results": results, "call": call, "NARROW": _NARROW, "widened": _widened}
+    scope = {"as_rows": as_rows, "copy_apart": copy_apart, "Tensor": torch.Tensor, "dense": dense, "check": check, "results": results, "call": call,
+             "NARROW": _NARROW, "widened": _widened}
     exec(_RUN.format(**fill, layout=layout, widen=_WIDEN.format(**fill) if widens else "", value="found[0]" if single else "found"), scope)
     run = scope["run"]
 

@@ -83,12 +83,12 @@ def default_eps(eps, dtype):
     return _EPS.get(dtype, 0.0) if eps is None else eps
 
 
-def as_rows(t, groups=1):
+def as_rows(t, groups=1, copy=torch.Tensor.contiguous):
     """`t` itself if its last dimension is dense and its leading ones merge into `groups` strides, else a contiguous copy."""
     if t is None or t.is_contiguous():
         return t
     if t.dim() == 0 or (t.stride(-1) != 1 and t.shape[-1] > 1):
-        return t.contiguous()
+        return copy(t)
     found, stride = 0, None
     for n, s in zip(t.shape[:-1], t.stride()[:-1]):
         if n == 1:
@@ -97,7 +97,18 @@ def as_rows(t, groups=1):
             found += 1
         stride = s
     overlapping = any(s == 0 and n > 1 for n, s in zip(t.shape, t.stride()))
-    return t if found <= groups and not overlapping else t.contiguous()
+    return t if found <= groups and not overlapping else copy(t)
+
+
+def empty_apart(t):
+    """`fake_rows(t)` that has no neighbour in memory. gated_linear_backward joins the products of two matrices of which one begins where the other ends, and
+    joined products round in another order: without a gap the bits of a result would depend on the allocator."""
+    gap = 512 // t.element_size()  # a multiple of the alignment of PyTorch's allocator
+    return torch.empty(t.numel() + 2 * gap, dtype=t.dtype, device=t.device)[gap : gap + t.numel()].view(t.shape)
+
+
+def copy_apart(t):
+    return empty_apart(t).copy_(t)
 
 
 def dense(t):

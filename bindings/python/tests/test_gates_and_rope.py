@@ -217,6 +217,47 @@ def test_the_operator_takes_two_weights_in_one_order(device):
                 assert torch.equal(got, want), (order, keep)
 
 
+class Neighbours:
+    """Stands in for torch in a module of the package: of tensors made in turn each begins where the one before ends."""
+
+    def __init__(self, device):
+        self.room, self.used = torch.zeros(1 << 20, dtype=torch.uint8, device=device), 0
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+    def empty(self, *size, dtype, device):
+        shape = torch.empty(*size, device="meta").shape
+        begin, self.used = self.used, self.used + shape.numel() * dtype.itemsize
+        return self.room[begin : self.used].view(dtype).view(shape)
+
+    def empty_like(self, t, memory_format=None):
+        return self.empty(*t.shape, dtype=t.dtype, device=t.device)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_two_matrices_are_never_neighbours_by_chance(device, dense, monkeypatch):
+    """The kernel joins the products of neighbours, which round in another order: the bits must not depend on the allocator."""
+    memory, seen = Neighbours(device), []
+    backward = ingot._gates._C.gated_linear_backward
+
+    def watched(dkept, x, w, w_up, dx, dw, dw_up, *others):
+        for first, second in ((w, w_up), (dw, dw_up)):
+            seen.append(first.data_ptr() + first.numel() * first.element_size() == second.data_ptr())
+        return backward(dkept, x, w, w_up, dx, dw, dw_up, *others)
+
+    monkeypatch.setattr(ingot._gates._C, "gated_linear_backward", watched)
+    monkeypatch.setattr(ingot._op, "torch", memory)
+    monkeypatch.setattr(torch.Tensor, "contiguous", lambda t, contiguous=torch.Tensor.contiguous: memory.empty_like(t).copy_(t) if not t.is_contiguous() else contiguous(t))
+    x, *weights = (torch.randn(s, device=device) for s in ((7, 40), (24, 40), (24, 40)))
+    weights = [w if dense else w.t().contiguous().t() for w in weights]
+    leaves = [t.requires_grad_() for t in (x, *weights)]
+    h = functional.gated_linear(x, weights[0], up=weights[1])
+    for got, want in zip(torch.autograd.grad(h, leaves, torch.ones_like(h)), leaves):
+        assert got.shape == want.shape
+    assert seen == [False, False]
+
+
 @on_gpu
 def test_graphs_of_a_backward_pass_alone_replay_the_pass(device):
     mlp = ingot.nn.SwiGLU(64, 96, device=device, dtype=torch.bfloat16)
